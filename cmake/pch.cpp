@@ -1,0 +1,1 @@
+// Host of the precompiled header; see cmake/rooms.cmake.

@@ -1,0 +1,91 @@
+// Communicators: who talks to whom. A Communicator is a cheap handle; the backends (threads, MPI, NCCL) implement
+// CommBackend (dtensor/comm_backend.h).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dtensor/export.h"
+#include "dtensor/placement.h"
+
+namespace dtensor {
+
+class CommBackend;
+
+// A collective under way. Owns its tensors until it is finished; the destructor waits.
+class DTENSOR_API Work {
+ public:
+  struct Impl {
+    virtual ~Impl() = default;
+    virtual void wait() = 0;
+    virtual bool done() = 0;
+  };
+  Work() = default;  // already finished
+  explicit Work(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+  // Blocks until the outputs are usable by this thread (on CUDA: by the current stream). Throws CommError.
+  void wait();
+  bool done() const;
+
+ private:
+  std::shared_ptr<Impl> impl_;
+};
+
+// A collective that could not finish: a peer failed, left, called something else or did not come in time.
+class DTENSOR_API CommError : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+class DTENSOR_API Communicator {
+ public:
+  Communicator() = default;  // no communicator
+  explicit Communicator(std::shared_ptr<CommBackend> backend);
+
+  explicit operator bool() const { return backend_ != nullptr; }
+  int rank() const;
+  int size() const;
+  const char* backend_name() const;           // "local", "mpi", "nccl"
+  const std::vector<std::int64_t>& ranks() const;  // world rank of each member
+
+  // Tensors may be views of any strides; all members give equal dtypes, and sizes that match pairwise. Every call is
+  // collective over the members and must come in the same order on each. `outputs[i]` is filled from member i.
+  Work all_gather(at::TensorList outputs, const at::Tensor& input) const;
+  // `inputs[i]` goes to member i; `output` has the sizes of inputs[rank()].
+  Work reduce_scatter(const at::Tensor& output, at::TensorList inputs, ReduceOp op) const;
+  Work all_reduce(const at::Tensor& tensor, ReduceOp op) const;  // in place
+  // `inputs[i]` goes to member i and arrives in its outputs[rank()]. Sizes may differ per pair and be empty.
+  Work all_to_all(at::TensorList outputs, at::TensorList inputs) const;
+  Work broadcast(const at::Tensor& tensor, int root) const;  // in place
+  Work send(const at::Tensor& tensor, int peer, int tag = 0) const;
+  Work recv(const at::Tensor& tensor, int peer, int tag = 0) const;
+  void barrier() const;
+
+  // Members that give the same color form a communicator, ordered by (key, rank); color < 0: none. Collective.
+  Communicator split(int color, int key) const;
+  // The communicator of these members (ranks within this one). Called by exactly those members, in the same order.
+  Communicator subgroup(at::IntArrayRef members) const;
+  // Wakes every member that waits, now and later, with a CommError that carries `reason` and this rank.
+  void abort(const std::string& reason) const;
+
+  CommBackend& backend() const { return *backend_; }
+  friend bool operator==(const Communicator&, const Communicator&) = default;
+
+ private:
+  std::shared_ptr<CommBackend> backend_;
+};
+
+struct RunOptions {
+  std::chrono::milliseconds timeout{std::chrono::minutes(5)};  // of one wait in a collective
+  bool set_threads = true;  // give each rank cores/ranks intra-op threads
+};
+
+// Runs fn on `ranks` threads of this process, one communicator over them all. The first exception is rethrown with its
+// rank in the message; the other ranks are woken. May be nested. Threads are pooled between calls.
+DTENSOR_API void run_local(int ranks, const std::function<void(Communicator)>& fn, RunOptions options = {});
+
+}  // namespace dtensor

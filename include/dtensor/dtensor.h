@@ -1,0 +1,14 @@
+// Everything a program needs: meshes, placements, DTensors and starting ranks.
+#pragma once
+
+#include "dtensor/comm.h"
+#include "dtensor/events.h"
+#include "dtensor/factories.h"
+#include "dtensor/inspect.h"
+#include "dtensor/launch.h"
+#include "dtensor/mesh.h"
+#include "dtensor/mesh_scope.h"
+#include "dtensor/placement.h"
+#include "dtensor/random.h"
+#include "dtensor/rule.h"
+#include "dtensor/tensor.h"

@@ -1,0 +1,38 @@
+// The event stream: what the library does on this rank, as it does it. Feeds traces, counters and planners; costs one
+// test of a thread-local pointer where nobody listens.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "dtensor/export.h"
+
+namespace dtensor {
+
+struct Event {
+  enum class Kind : std::uint8_t { op, redistribute, collective };
+  Kind kind = Kind::op;
+  std::string name;         // operator, plan text or collective
+  std::string axis;         // mesh dimension name(s) of a collective, else empty
+  std::int64_t bytes = 0;   // received from other ranks
+  std::chrono::steady_clock::time_point begin, end;
+};
+
+// Calls `listener` for each event of this thread (and of backward passes that run on it) while it lives. Nests: all
+// listeners hear.
+class DTENSOR_API EventListener {
+ public:
+  explicit EventListener(std::function<void(const Event&)> listener);
+  ~EventListener();
+  EventListener(const EventListener&) = delete;
+  EventListener& operator=(const EventListener&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace dtensor

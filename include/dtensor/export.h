@@ -1,0 +1,4 @@
+// Symbol visibility: everything is hidden unless it is part of the public contract.
+#pragma once
+
+#define DTENSOR_API __attribute__((visibility("default")))

@@ -1,0 +1,52 @@
+// Asking the engine what it does: explanations, strictness, the decision cache.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "dtensor/export.h"
+
+namespace dtensor {
+
+// Runs fn and returns, for every operator that it calls on DTensors, the candidates, their prices and the choice.
+DTENSOR_API std::string explain(const std::function<void()>& fn);
+
+enum class Strictness : std::uint8_t {
+  relaxed,  // operators without a rule run replicated with one warning each; plain operands count as Replicate
+  strict,   // both are errors (plain operands of dimension >= 1)
+};
+
+// For this thread, while it lives.
+class DTENSOR_API Strict {
+ public:
+  explicit Strict(Strictness strictness = Strictness::strict);
+  ~Strict();
+  Strict(const Strict&) = delete;
+  Strict& operator=(const Strict&) = delete;
+
+ private:
+  Strictness previous_;
+};
+
+// For this thread, while it lives: plain operands are compared across ranks at every call, and local shapes with specs.
+class DTENSOR_API Checked {
+ public:
+  Checked();
+  ~Checked();
+  Checked(const Checked&) = delete;
+  Checked& operator=(const Checked&) = delete;
+
+ private:
+  bool previous_;
+};
+
+struct CacheStats {
+  std::uint64_t hits = 0, misses = 0, entries = 0, evictions = 0;
+};
+DTENSOR_API CacheStats cache_stats();  // of this thread
+DTENSOR_API void clear_cache();        // of this thread
+
+}  // namespace dtensor

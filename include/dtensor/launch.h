@@ -1,0 +1,16 @@
+// Starts a program's ranks: threads of this process, MPI processes or one process a GPU, by how the program was started.
+#pragma once
+
+#include <functional>
+
+#include "dtensor/comm.h"
+#include "dtensor/export.h"
+
+namespace dtensor {
+
+// Under mpirun: MPI. Under torchrun or Slurm with a GPU: NCCL. A single process: thread ranks, as many as `--ranks N` or
+// `--mesh a=2,b=2` in argv ask for (default 1). Returns the exit status: 0, 1 with a line on stderr when a rank threw, 2
+// when the environment asks for something that no backend here can serve. Does not consume argv.
+DTENSOR_API int launch(int argc, char** argv, const std::function<void(Communicator)>& fn);
+
+}  // namespace dtensor

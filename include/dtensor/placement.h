@@ -1,0 +1,97 @@
+// How one mesh dimension holds a tensor: whole (Replicate), split along a tensor dimension (Shard, StridedShard) or as
+// unreduced contributions (Partial). Placements are regular values: comparable, hashable, printable and parsed back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <iosfwd>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dtensor/export.h"
+
+namespace dtensor {
+
+enum class ReduceOp : std::uint8_t { sum, avg, max, min, product };
+
+DTENSOR_API const char* to_string(ReduceOp op);
+
+class DTENSOR_API Placement {
+ public:
+  enum class Kind : std::uint8_t { replicate, shard, strided_shard, partial };
+
+  constexpr Placement() = default;
+
+  static constexpr Placement replicate() { return {}; }
+  static Placement shard(std::int64_t dim);
+  static Placement strided_shard(std::int64_t dim, std::int64_t split_factor);
+  static constexpr Placement partial(ReduceOp op) {
+    Placement p;
+    p.kind_ = Kind::partial;
+    p.op_ = op;
+    return p;
+  }
+
+  constexpr Kind kind() const { return kind_; }
+  constexpr bool is_replicate() const { return kind_ == Kind::replicate; }
+  // Shard and StridedShard alike.
+  constexpr bool is_shard() const { return kind_ == Kind::shard || kind_ == Kind::strided_shard; }
+  constexpr bool is_shard(std::int64_t dim) const { return is_shard() && dim_ == dim; }
+  constexpr bool is_strided() const { return kind_ == Kind::strided_shard; }
+  constexpr bool is_partial() const { return kind_ == Kind::partial; }
+  constexpr bool is_partial(ReduceOp op) const { return is_partial() && op_ == op; }
+
+  // The sharded tensor dimension; -1 unless is_shard(). Negative dimensions are normalised by whoever knows the rank of
+  // the tensor (distribute_tensor, from_local, redistribute).
+  constexpr std::int64_t dim() const { return dim_; }
+  // StridedShard only: into how many pieces the mesh axes to the right split the dimension first; else 1.
+  constexpr std::int64_t split_factor() const { return split_factor_; }
+  // Partial only; sum otherwise.
+  constexpr ReduceOp reduce_op() const { return op_; }
+
+  // A *storage* shard (printed `S(0)*`): the tensor is stored split on this axis, but operators that compute with it see
+  // Replicate, so it is gathered where it is used (fully sharded parameters). In-place and list operators, views and
+  // casts see the shard itself.
+  constexpr bool is_storage() const { return storage_; }
+  Placement as_storage(bool storage = true) const;
+
+  Placement with_dim(std::int64_t dim) const;
+
+  friend constexpr bool operator==(const Placement&, const Placement&) = default;
+  std::size_t hash() const;
+  std::string str() const;
+
+ private:
+  Kind kind_ = Kind::replicate;
+  ReduceOp op_ = ReduceOp::sum;
+  bool storage_ = false;
+  std::int32_t dim_ = -1;
+  std::int32_t split_factor_ = 1;
+};
+
+// One placement per mesh dimension, in the order of the mesh's dimensions.
+using Placements = std::vector<Placement>;
+
+inline Placement Replicate() { return {}; }
+inline Placement Shard(std::int64_t dim) { return Placement::shard(dim); }
+// What FSDP over TP makes of one tensor dimension: the mesh axes to the right, whose sizes multiply to split_factor,
+// split it first; this axis then splits each of those pieces.
+inline Placement StridedShard(std::int64_t dim, std::int64_t split_factor) {
+  return Placement::strided_shard(dim, split_factor);
+}
+inline Placement Partial(ReduceOp op = ReduceOp::sum) { return Placement::partial(op); }
+
+// `R`, `S(0)`, `SS(0, 2)`, `P(sum)`, with a trailing `*` for storage; a sequence prints as `[R, S(0)]`.
+DTENSOR_API std::ostream& operator<<(std::ostream& out, const Placement& placement);
+DTENSOR_API std::string to_string(const Placements& placements);
+// Inverse of str() and to_string(); throws c10::Error with the offending text.
+DTENSOR_API Placement parse_placement(std::string_view text);
+DTENSOR_API Placements parse_placements(std::string_view text);
+
+}  // namespace dtensor
+
+template <>
+struct std::hash<dtensor::Placement> {
+  std::size_t operator()(const dtensor::Placement& p) const noexcept { return p.hash(); }
+};

@@ -1,0 +1,68 @@
+// DTensor: an at::Tensor that carries a device mesh and placements. Its sizes, strides and dtype are the global ones;
+// any ATen operator may be called on it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "dtensor/export.h"
+#include "dtensor/mesh.h"
+#include "dtensor/placement.h"
+
+namespace dtensor {
+
+DTENSOR_API bool is_dtensor(const at::Tensor& tensor);
+
+// Adds no data to at::Tensor: a checked view of one.
+class DTENSOR_API DTensor : public at::Tensor {
+ public:
+  DTensor() = default;  // undefined
+  // Throws unless is_dtensor(tensor) or tensor is undefined.
+  explicit DTensor(at::Tensor tensor);
+
+  // Collective where `sizes` is empty and a dimension is sharded: local sizes are agreed across the ranks of the mesh
+  // (they must be the chunks of one global size; an error on every rank otherwise). Differentiable: the gradient of
+  // `local` has the forward placements, Partial and Replicate taken literally (see docs/design.md, "border").
+  static DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements,
+                            at::IntArrayRef sizes = {}, at::IntArrayRef strides = {});
+
+  DeviceMesh mesh() const;
+  const Placements& placements() const;
+
+  // This rank's part. Differentiable: `grad_placements` are those of the gradient that arrives at the local tensor; by
+  // default the forward ones, except that Partial takes Replicate.
+  at::Tensor to_local(Placements grad_placements = {}) const;
+  // The whole tensor on every rank. Collective. Differentiable.
+  at::Tensor full_tensor(Placements grad_placements = {}) const;
+  // Same values, other placements. Collective. Differentiable: the gradient comes back in this tensor's placements
+  // (Partial takes Replicate).
+  DTensor redistribute(Placements placements) const;
+  // In place: every handle to this tensor sees it. Not differentiable; refuses non-leaf tensors that require grad.
+  DTensor& redistribute_(Placements placements);
+
+  std::string spec_str() const;  // f32[64, 1024] on [2, 2] [S(0), R]
+};
+
+// Splits a plain tensor that every rank holds alike. No communication; each rank keeps its part (a copy unless
+// everything is Replicate). Differentiable. `tensor` that is a DTensor on the same mesh is redistributed.
+DTENSOR_API DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements);
+// The same, but only world rank `source` need hold the data (others give any tensor of that shape and dtype).
+DTENSOR_API DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements,
+                                           int source);
+
+// Runs fn on the local tensors (inputs redistributed to in_placements first, where given) and wraps what it returns with
+// out_placements. `out_sizes[i]` are global sizes; by default they are agreed as in from_local.
+struct LocalMapOptions {
+  std::vector<Placements> in_placements;       // one per input, or empty: as they are
+  std::vector<Placements> in_grad_placements;  // one per input, or empty: inferred
+  std::vector<std::vector<std::int64_t>> out_sizes;
+};
+using LocalFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
+DTENSOR_API std::vector<at::Tensor> local_map(const LocalFunction& fn, const std::vector<at::Tensor>& inputs,
+                                              const std::vector<Placements>& out_placements,
+                                              const LocalMapOptions& options = {});
+
+}  // namespace dtensor

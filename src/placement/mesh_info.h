@@ -1,0 +1,43 @@
+// What placement arithmetic needs to know of a device mesh: its layout and where this rank sits in it. Pure: the
+// communicators live in mesh/mesh_impl.h, which derives from this.
+#pragma once
+
+#include <c10/core/DeviceType.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace dtensor {
+
+struct MeshLayout {
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> ranks;  // world ranks, row-major over `shape`
+  std::vector<std::string> names;   // one per dimension, or empty
+
+  std::int64_t ndim() const { return static_cast<std::int64_t>(shape.size()); }
+  std::int64_t size() const { return static_cast<std::int64_t>(ranks.size()); }
+  friend bool operator==(const MeshLayout&, const MeshLayout&) = default;
+};
+
+using Coordinate = c10::SmallVector<std::int64_t, 4>;
+
+// Coordinate of the `index`-th entry of MeshLayout::ranks.
+Coordinate coordinate_of_index(const MeshLayout& layout, std::int64_t index);
+
+struct MeshInfo : c10::intrusive_ptr_target {
+  MeshInfo(MeshLayout layout, std::int64_t world_rank, c10::DeviceType device);
+
+  const MeshLayout layout;
+  const c10::DeviceType device;
+  const std::int64_t world_rank;
+  const bool is_member;         // whether world_rank is in layout.ranks
+  const Coordinate coordinate;  // empty unless is_member
+};
+
+// Meshes are interned by whoever makes them (per world communicator), so pointer equality is equality of layouts.
+using MeshRef = c10::intrusive_ptr<const MeshInfo>;
+
+}  // namespace dtensor

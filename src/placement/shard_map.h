@@ -1,0 +1,38 @@
+// Which elements of a tensor a mesh coordinate holds. Chunk semantics of PyTorch: n elements over m ranks are chunks of
+// ceil(n / m), the last ones shorter or empty; several axes that shard one dimension split it in turn, left to right,
+// except that a StridedShard comes after the axes to its right whose sizes multiply to its split factor.
+#pragma once
+
+#include <ATen/core/DimVector.h>
+#include <c10/util/SmallVector.h>
+
+#include "dtensor/placement.h"
+#include "placement/mesh_info.h"
+
+namespace dtensor {
+
+struct Segment {
+  std::int64_t offset;  // global index along the dimension
+  std::int64_t length;
+  friend bool operator==(const Segment&, const Segment&) = default;
+};
+// In local order. One segment (possibly empty) unless a StridedShard has no matching axes to its right.
+using Segments = c10::SmallVector<Segment, 2>;
+
+// Chunk `index` of `n` elements over `parts` ranks.
+Segment chunk(std::int64_t n, std::int64_t parts, std::int64_t index);
+
+// The global indices along tensor dimension `dim` (of size `n`) that `coordinate` holds.
+Segments shard_segments(std::int64_t n, std::int64_t dim, const Placements& placements, at::IntArrayRef mesh_shape,
+                        at::IntArrayRef coordinate);
+
+at::DimVector local_sizes(at::IntArrayRef sizes, const Placements& placements, at::IntArrayRef mesh_shape,
+                          at::IntArrayRef coordinate);
+
+// Whether every coordinate holds the same number of elements along each dimension.
+bool is_even(at::IntArrayRef sizes, const Placements& placements, at::IntArrayRef mesh_shape);
+
+// Throws with both values unless the placements fit the mesh and the tensor; returns them with non-negative dims.
+Placements normalize_placements(Placements placements, std::int64_t tensor_ndim, at::IntArrayRef mesh_shape);
+
+}  // namespace dtensor

@@ -1,0 +1,44 @@
+// The interned description of a DTensor: mesh, placements, global sizes, strides and dtype. Two tensors with equal
+// descriptions share one TensorSpec, so that the decision cache compares pointers.
+#pragma once
+
+#include <ATen/core/DimVector.h>
+#include <c10/core/ScalarType.h>
+
+#include <memory>
+#include <string>
+
+#include "dtensor/placement.h"
+#include "placement/mesh_info.h"
+
+namespace dtensor {
+
+struct TensorSpec : c10::intrusive_ptr_target {
+  TensorSpec(MeshRef mesh, Placements placements, at::DimVector sizes, at::DimVector strides, c10::ScalarType dtype);
+
+  const MeshRef mesh;
+  const Placements placements;  // one per mesh dimension; dims non-negative
+  const at::DimVector sizes;    // global
+  const at::DimVector strides;  // global, in elements
+  const c10::ScalarType dtype;
+
+  // Derived, for this rank (all zero-sized where this rank is not in the mesh).
+  const at::DimVector local_sizes;
+  const bool has_partial;
+  const bool has_shard;    // storage shards included
+  const bool has_storage;
+
+  std::int64_t dim() const { return static_cast<std::int64_t>(sizes.size()); }
+  std::string str() const;  // f32[64, 1024] on [2, 2] [S(0), R]
+};
+
+using SpecPtr = c10::intrusive_ptr<const TensorSpec>;
+
+// The one spec with these values. Thread-safe; the table is bounded (unused specs are dropped).
+SpecPtr intern_spec(const MeshRef& mesh, Placements placements, at::IntArrayRef sizes, at::IntArrayRef strides,
+                    c10::ScalarType dtype);
+
+// Same tensor, other placements.
+SpecPtr with_placements(const TensorSpec& spec, Placements placements);
+
+}  // namespace dtensor

@@ -1,0 +1,16 @@
+// Runs a plan on this rank's local tensor. Collective over the mesh.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "redistribute/plan.h"
+
+namespace dtensor {
+
+// `local` has the sizes that `from` gives this rank; the result those of `to`. Never aliases `local` unless the plan is
+// empty or slices only. Results of collectives come from the buffer pool.
+at::Tensor execute_plan(const RedistributePlan& plan, const at::Tensor& local, const TensorSpec& from);
+
+at::Tensor redistribute_local(const at::Tensor& local, const TensorSpec& from, const Placements& to);
+
+}  // namespace dtensor

@@ -1,0 +1,46 @@
+// How a tensor gets from one list of placements to another: the cheapest sequence of edges. Pure values: comparable and
+// printable; execution is in redistribute/execute.h.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "placement/spec.h"
+
+namespace dtensor {
+
+using AxisMask = std::uint32_t;  // bit i: mesh dimension i
+
+enum class EdgeKind : std::uint8_t {
+  slice,           // R -> S: local, no communication
+  all_gather,      // S -> R
+  all_to_all,      // S -> S over the ranks of `axes`: each rank sends just what the others lack
+  all_reduce,      // P -> R
+  reduce_scatter,  // P -> S
+  make_partial,    // R or S -> P: local, no communication
+};
+
+struct Edge {
+  EdgeKind kind;
+  AxisMask axes;  // mesh dimensions that communicate together
+  Placements from, to;
+  friend bool operator==(const Edge&, const Edge&) = default;
+  std::string str() const;  // all_gather over {1}: [S(0), S(1)] -> [S(0), R]
+};
+
+struct RedistributePlan {
+  std::vector<Edge> edges;
+  double cost = 0;              // seconds by the cost model
+  std::int64_t bytes_moved = 0; // bytes received from other ranks, by the busiest rank
+  bool empty() const { return edges.empty(); }
+  std::string str() const;  // one edge a line
+};
+
+// Cheapest plan. Deterministic: equal arguments give equal plans on every rank. Storage flags do not matter.
+RedistributePlan plan_redistribute(const TensorSpec& from, const Placements& to);
+
+// Cost alone, for choosing strategies. Memoised per thread.
+double redistribute_cost(const TensorSpec& from, const Placements& to);
+
+}  // namespace dtensor
