@@ -1,0 +1,34 @@
+// A local computation that replaces the plain operator on this rank, because some factor that it reduces over is sharded
+// (softmax over a sharded class dimension, a vocabulary-sharded embedding) or because its values depend on global indices
+// (random fills). Rules name it (`handled`), the engine calls it.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <string_view>
+
+#include "mesh/mesh_impl.h"
+#include "sharding_prop/decision.h"
+
+namespace dtensor {
+
+struct LocalCall {
+  const c10::OperatorHandle& op;
+  torch::jit::Stack& stack;  // in: one local value per schema argument, patches applied; out: one value per return
+  const Decision& decision;
+  c10::ArrayRef<SpecPtr> inputs;   // per operand, as the local tensors are now (after redistribution); null: plain, absent
+  c10::ArrayRef<SpecPtr> outputs;  // per flattened output, as the local results must be
+  const MeshImpl& mesh;
+
+  // The ranks over which a handled factor is split; valid where decision.handled_axes != 0.
+  const Communicator& communicator() const { return mesh.communicator(decision.handled_axes); }
+};
+
+using LocalKernel = void (*)(LocalCall&);
+
+// Registration is by explicit call from ops/handlers/all.cpp (static archives drop self-registering objects).
+void register_local_kernel(std::string_view name, LocalKernel kernel);
+LocalKernel find_local_kernel(std::string_view name);  // error lists the name if absent
+
+}  // namespace dtensor
