@@ -73,6 +73,9 @@ class DTENSOR_API Communicator {
   void abort(const std::string& reason) const;
 
   CommBackend& backend() const { return *backend_; }
+  // For state that must live as long as this rank's communicator (held weakly). A backend must not be kept alive by the
+  // subgroups made from it.
+  const std::shared_ptr<CommBackend>& shared_backend() const { return backend_; }
   friend bool operator==(const Communicator&, const Communicator&) = default;
 
  private:
