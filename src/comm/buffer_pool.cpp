@@ -1,0 +1,177 @@
+// The pool: free blocks by size class, oldest given back first when more than the limit is cached. A class is a power
+// of two in eight steps, so at most 1/8 of a block is unused. Small requests are left to the C library, which caches
+// them.
+#include "comm/buffer_pool.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/StorageImpl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <list>
+#include <map>
+#include <mutex>
+
+namespace dtensor {
+namespace {
+
+constexpr std::size_t kSmall = std::size_t{1} << 16;     // below: plain malloc
+constexpr std::size_t kHugePage = std::size_t{2} << 20;  // from here: aligned and advised for huge pages
+constexpr std::size_t kAlignment = 64;
+
+std::size_t class_size(std::size_t bytes) {
+  const std::size_t step = std::bit_floor(bytes) / 8;
+  return (bytes + step - 1) / step * step;
+}
+
+std::size_t default_limit() {
+  const auto memory =
+      static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return std::min<std::size_t>(memory / 8, std::size_t{4} << 30);
+}
+
+void* system_block(std::size_t size) {
+  const std::size_t alignment = size >= kHugePage ? kHugePage : kAlignment;
+  void* block = nullptr;
+  TORCH_CHECK(posix_memalign(&block, alignment, size) == 0, "out of memory: a block of ", size, " bytes");
+  if (size >= kHugePage) madvise(block, size, MADV_HUGEPAGE);
+  return block;
+}
+
+struct Block {
+  void* data;
+  std::size_t size;
+};
+
+class Pool {
+ public:
+  void* take(std::size_t size) {
+    {
+      std::lock_guard lock(mutex_);
+      if (auto found = by_size_.find(size); found != by_size_.end()) {
+        ++stats_.hits;
+        return forget(found);
+      }
+      ++stats_.misses;
+    }
+    return system_block(size);
+  }
+
+  void give(void* data, std::size_t size) {
+    std::lock_guard lock(mutex_);
+    blocks_.push_back({data, size});
+    by_size_.emplace(size, std::prev(blocks_.end()));
+    stats_.cached_bytes += size;
+    shrink(limit_);
+  }
+
+  void set_limit(std::size_t bytes) {
+    std::lock_guard lock(mutex_);
+    limit_ = bytes;
+    shrink(limit_);
+  }
+
+  void trim() {
+    std::lock_guard lock(mutex_);
+    shrink(0);
+  }
+
+  PoolStats stats() {
+    std::lock_guard lock(mutex_);
+    return stats_;
+  }
+
+ private:
+  using Blocks = std::list<Block>;  // oldest first
+  using Index = std::multimap<std::size_t, Blocks::iterator>;
+
+  void* forget(Index::iterator where) {
+    const Block block = *where->second;
+    blocks_.erase(where->second);
+    by_size_.erase(where);
+    stats_.cached_bytes -= block.size;
+    return block.data;
+  }
+
+  void shrink(std::size_t limit) {
+    while (stats_.cached_bytes > limit) {
+      auto [first, last] = by_size_.equal_range(blocks_.front().size);
+      std::free(forget(std::find_if(first, last, [&](const auto& e) { return e.second == blocks_.begin(); })));
+    }
+  }
+
+  std::mutex mutex_;
+  Blocks blocks_;
+  Index by_size_;
+  std::size_t limit_ = default_limit();
+  PoolStats stats_;
+};
+
+// Never destroyed: tensors may die after main.
+Pool& pool() {
+  static auto* the_pool = new Pool;
+  return *the_pool;
+}
+
+// In front of each block: what the deleter needs. Keeps the data aligned.
+struct alignas(kAlignment) Header {
+  std::size_t size;
+};
+
+void* allocate_block(std::size_t bytes) {
+  const std::size_t needed = bytes + sizeof(Header);
+  const std::size_t size = needed < kSmall ? needed : class_size(needed);
+  void* block = size < kSmall ? system_block(size) : pool().take(size);
+  static_cast<Header*>(block)->size = size;
+  return static_cast<char*>(block) + sizeof(Header);
+}
+
+void free_block(void* data) {
+  if (data == nullptr) return;
+  void* block = static_cast<char*>(data) - sizeof(Header);
+  const std::size_t size = static_cast<Header*>(block)->size;
+  size < kSmall ? std::free(block) : pool().give(block, size);
+}
+
+class PoolAllocator final : public c10::Allocator {
+ public:
+  at::DataPtr allocate(std::size_t bytes) override {
+    if (bytes == 0) return {nullptr, nullptr, &free_block, at::kCPU};
+    void* data = allocate_block(bytes);
+    return {data, data, &free_block, at::kCPU};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+};
+
+PoolAllocator* allocator() {
+  static auto* the_allocator = new PoolAllocator;
+  return the_allocator;
+}
+
+}  // namespace
+
+at::Tensor pooled_empty(at::IntArrayRef sizes, at::ScalarType dtype) {
+  std::int64_t bytes = static_cast<std::int64_t>(c10::elementSize(dtype));
+  for (auto size : sizes) {
+    TORCH_CHECK(size >= 0, "pooled_empty: a negative size in ", sizes);
+    TORCH_CHECK(!__builtin_mul_overflow(bytes, size, &bytes), "pooled_empty: too many bytes for sizes ", sizes);
+  }
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                       allocator()->allocate(static_cast<std::size_t>(bytes)),
+                                                       allocator(), /*resizable=*/true);
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                         c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return tensor;
+}
+
+PoolStats pool_stats() { return pool().stats(); }
+void set_pool_limit(std::size_t bytes) { pool().set_limit(bytes); }
+void trim_pool() { pool().trim(); }
+
+}  // namespace dtensor
