@@ -1,0 +1,65 @@
+// The reference run of tests/data/transformer.json, rebuilt: its parameters, its batches and its curves.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "train/hash.h"
+#include "train/model.h"
+
+namespace oracle {
+
+inline constexpr std::int64_t kBatch = 8, kSequence = 16, kVocabulary = 257;
+
+// float32(offset + scale * (double(h >> 40) / 2^23 - 1)), row-major.
+inline at::Tensor fill(at::IntArrayRef sizes, std::uint64_t seed, double scale = 1, double offset = 0) {
+  at::Tensor result = at::empty(sizes, at::kFloat);
+  float* out = result.mutable_data_ptr<float>();
+  for (std::int64_t i = 0; i < result.numel(); ++i) {
+    const double unit = static_cast<double>(train::hash64(seed, i) >> 40) / 8388608.0 - 1.0;
+    out[i] = static_cast<float>(offset + scale * unit);
+  }
+  return result;
+}
+
+struct Batch {
+  at::Tensor ids, targets;
+};
+
+inline Batch batch(std::int64_t step) {
+  at::Tensor ids = at::empty({kBatch, kSequence + 1}, at::kLong);
+  for (std::int64_t b = 0; b < kBatch; ++b) {
+    const std::int64_t row = step * kBatch + b;
+    std::int64_t* out = ids.mutable_data_ptr<std::int64_t>() + b * (kSequence + 1);
+    out[0] = static_cast<std::int64_t>(train::hash64(900, row) % kVocabulary);
+    for (std::int64_t t = 0; t < kSequence; ++t) {
+      const std::int64_t noise = train::hash64(901, row * kSequence + t) % 4 == 0;
+      out[t + 1] = (5 * out[t] + 3 + noise) % kVocabulary;
+    }
+  }
+  return {ids.narrow(1, 0, kSequence).contiguous(), ids.narrow(1, 1, kSequence).contiguous()};
+}
+
+inline const nlohmann::json& data() {
+  static const nlohmann::json json = nlohmann::json::parse(std::ifstream(DTENSOR_TEST_DATA "/transformer.json"));
+  return json;
+}
+
+inline std::vector<double> curve(const char* name) { return data()["single"][name].get<std::vector<double>>(); }
+
+// The reference's initial parameters, placed by `place` (name, plain tensor -> tensor).
+template <class Place>
+train::Parameters parameters(const Place& place) {
+  train::Parameters result;
+  for (const nlohmann::json& p : data()["params"]) {
+    const auto sizes = p["shape"].get<std::vector<std::int64_t>>();
+    const std::string name = p["name"];
+    const at::Tensor plain = fill(sizes, p["seed"], p["scale"], p["offset"]);
+    result.add(name, place(name, plain).requires_grad_());
+  }
+  return result;
+}
+
+}  // namespace oracle

@@ -1,0 +1,50 @@
+// The example's model and optimizer, on plain tensors, reproduce the reference run.
+#include <gtest/gtest.h>
+
+#include "oracle.h"
+#include "train/adamw.h"
+#include "train/model.h"
+
+namespace {
+
+constexpr double kRelative = 1e-5;
+
+void expect_close(double got, double expected, const char* what, std::size_t step) {
+  EXPECT_NEAR(got, expected, kRelative * std::abs(expected)) << what << " of step " << step;
+}
+
+TEST(Oracle, FillAndBatchesAreTheReferences) {
+  const auto first = oracle::data()["fill_seed1_first4"].get<std::vector<float>>();
+  const at::Tensor filled = oracle::fill({4}, 1);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(filled[i].item<float>(), first[i]);
+  const auto row = oracle::data()["batch9_ids_row7"].get<std::vector<std::int64_t>>();
+  EXPECT_TRUE(at::equal(oracle::batch(9).ids[7], at::tensor(row)));
+}
+
+TEST(Oracle, ParametersHaveTheReferencesNamesAndShapes) {
+  const std::vector<train::ParameterSpec> specs = train::parameter_specs(train::tiny());
+  const nlohmann::json& expected = oracle::data()["params"];
+  ASSERT_EQ(specs.size(), expected.size());
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    EXPECT_EQ(specs[i].name, expected[i]["name"]);
+    EXPECT_EQ(specs[i].sizes, expected[i]["shape"].get<std::vector<std::int64_t>>());
+  }
+}
+
+TEST(Oracle, The153MModelHas153MParameters) { EXPECT_EQ(train::parameter_count(train::gpt_153m()) / 1'000'000, 153); }
+
+TEST(Oracle, OneDeviceReproducesTheCurves) {
+  const train::GptConfig config = train::tiny();
+  const train::Parameters p = oracle::parameters([](const std::string&, const at::Tensor& t) { return t; });
+  train::AdamW optimizer(p.tensors(), {});
+  const std::vector<double> losses = oracle::curve("loss"), norms = oracle::curve("grad_norm");
+  for (std::size_t step = 0; step < losses.size(); ++step) {
+    const oracle::Batch batch = oracle::batch(static_cast<std::int64_t>(step));
+    const at::Tensor loss = train::gpt_loss(config, p, batch.ids, batch.targets);
+    loss.backward();
+    expect_close(optimizer.step().item<double>(), norms[step], "gradient norm", step);
+    expect_close(loss.item<double>(), losses[step], "loss", step);
+  }
+}
+
+}  // namespace
