@@ -1,0 +1,47 @@
+// A decision made ready to run: plans, interned specs and prototypes of the results. What a cache hit finds.
+#pragma once
+
+#include <vector>
+
+#include "ops/call_view.h"
+#include "ops/local_call.h"
+#include "redistribute/plan.h"
+#include "tensor/impl/dtensor_impl.h"
+
+namespace dtensor {
+
+struct InputAction {
+  SpecPtr from;           // null: absent, or a plain number that is passed on as it is
+  SpecPtr to;             // placements for the local call
+  RedistributePlan plan;  // empty where `from` already serves
+  bool mutated = false;
+  bool out = false;       // content does not matter
+  bool write_back = false;  // the result is computed in a temporary and copied into the operand
+  SpecPtr result;         // mutated: the spec in which the local call leaves it
+  RedistributePlan write_back_plan;  // result -> from
+};
+
+struct OutputAction {
+  SpecPtr spec;                                // null: not a tensor, or absent
+  c10::intrusive_ptr<DTensorImpl> prototype;   // metadata of the result
+  int alias = -1;                              // in-place, out=: the operand that is returned
+  int base = -1;                               // view: the operand that it is a view of
+  std::int64_t offset_delta = 0;
+  bool detached = false;                       // view of an operand that had to be redistributed
+};
+
+struct CachedCall {
+  CallKey key;
+  std::uint64_t hash = 0;
+  MeshRef mesh;
+  std::vector<SpecPtr> key_specs;  // keep the specs in the key alive
+  Decision decision;
+  LocalKernel local_kernel = nullptr;
+  std::vector<InputAction> inputs;    // per operand
+  std::vector<OutputAction> outputs;  // per flattened output
+  std::vector<SpecPtr> input_specs, output_specs;  // for LocalCall
+  bool simple = false;  // local tensors in, plain operator, wrapped tensors out: nothing else to do
+  bool member = true;
+};
+
+}  // namespace dtensor

@@ -1,0 +1,197 @@
+// Unwrap, redistribute, run, write back, wrap.
+#include "ops/execute.h"
+
+#include <ATen/core/List.h>
+#include <ATen/ops/empty.h>
+
+#include "ops/inspect_state.h"
+#include "redistribute/execute.h"
+
+namespace dtensor {
+namespace {
+
+using torch::jit::Stack;
+
+// What the call leaves behind for the wrapping: operands that are returned or written.
+struct Frame {
+  const OpEntry& entry;
+  const CachedCall& call;
+  const CallView& view;
+  // Keep the operands alive while the stack holds their local tensors.
+  c10::SmallVector<at::Tensor, 8> operands;
+  c10::SmallVector<at::Tensor, 8> locals;  // per operand, as given to the local call
+};
+
+const at::Tensor& local_of(c10::TensorImpl* impl) {
+  auto* dtensor = as_dtensor(impl);
+  TORCH_CHECK(!dtensor->is_stale(),
+              "a view of a DTensor that had to be moved by a redistribution was read after its base changed; take the "
+              "view again (", dtensor->spec()->str(), ")");
+  return dtensor->local();
+}
+
+at::Tensor empty_like_spec(const TensorSpec& spec) {
+  return at::empty(spec.local_sizes, at::TensorOptions(spec.dtype).device(at::Device(spec.mesh->device)));
+}
+
+at::Tensor input_for(const Frame& frame, std::size_t index) {
+  const auto& action = frame.call.inputs[index];
+  auto* impl = frame.view.operands[index];
+  if (!action.from) return frame.operands[index];
+  if (action.out && action.write_back) return empty_like_spec(*action.result);
+  const bool plain = !has_dtensor_key(impl);
+  const auto& local = plain ? frame.operands[index] : local_of(impl);
+  TORCH_CHECK(!action.mutated || plain || !as_dtensor(impl)->is_detached_view(), frame.entry.op.operator_name(),
+              ": writes to a view whose base had to be redistributed, so the write would be lost (", action.from->str(),
+              "). Redistribute the base first, so that the viewed dimension is whole, or write through the base.");
+  auto result = action.plan.empty() ? local : execute_plan(action.plan, local, *action.from);
+  // The local call writes to its operand: not through a slice of the original, nor into shared memory.
+  if (action.mutated && action.write_back && result.is_alias_of(local)) result = result.clone();
+  return result;
+}
+
+c10::IValue list_input(const c10::IValue& value, Frame& frame, std::size_t& next) {
+  const auto items = value.toListRef();
+  auto add_all = [&](auto list) {
+    list.reserve(items.size());
+    for (std::size_t i = 0; i < items.size(); ++i, ++next) {
+      frame.operands.push_back(items[i].isTensor() ? items[i].toTensor() : at::Tensor());
+      frame.locals.push_back(frame.view.operands[next] == nullptr ? at::Tensor() : input_for(frame, next));
+      list.push_back(frame.locals.back());
+    }
+    return c10::IValue(std::move(list));
+  };
+  if (value.isTensorList()) return add_all(c10::List<at::Tensor>());
+  return add_all(c10::List<std::optional<at::Tensor>>());
+}
+
+void unwrap_arguments(Frame& frame, Stack& stack, std::size_t first) {
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < frame.entry.args.size(); ++i) {
+    auto& value = stack[first + i];
+    if (frame.entry.args[i].kind == ArgKind::tensor_list && value.isList()) {
+      value = list_input(value, frame, next);  // always a new list: the caller's is shared
+    } else if (frame.entry.args[i].kind == ArgKind::tensor) {
+      frame.operands.push_back(value.isTensor() ? value.toTensor() : at::Tensor());
+      frame.locals.push_back(frame.view.operands[next] == nullptr ? at::Tensor() : input_for(frame, next));
+      if (frame.locals.back().defined()) value = frame.locals.back();
+      ++next;
+    }
+  }
+  for (const auto& patch : frame.call.decision.patches) stack[first + patch.arg] = patch.value;
+}
+
+void run_local_call(const Frame& frame, Stack& stack) {
+  if (frame.call.local_kernel == nullptr) return frame.entry.op.callBoxed(stack);
+  LocalCall call{frame.entry.op, stack, frame.call.decision, frame.call.input_specs, frame.call.output_specs,
+                 acting(*frame.call.mesh)};
+  frame.call.local_kernel(call);
+}
+
+void write_back_operands(const Frame& frame) {
+  for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
+    const auto& action = frame.call.inputs[i];
+    if (!action.write_back) continue;
+    const auto from = with_placements(*action.from, action.result->placements);
+    const auto result = execute_plan(action.write_back_plan, frame.locals[i], *from);
+    as_dtensor(frame.view.operands[i])->local().copy_(result);
+  }
+}
+
+void check_local_sizes(const Frame& frame, const TensorSpec& spec, const at::Tensor& local) {
+  TORCH_CHECK(local.sizes().equals(spec.local_sizes), frame.entry.op.operator_name(), ": the local result has sizes ",
+              local.sizes(), " where ", spec.str(), " asks for [", c10::Join(", ", spec.local_sizes),
+              "]: its sharding rule is wrong (", frame.call.decision.why, ")");
+}
+
+at::Tensor wrap(const Frame& frame, const OutputAction& action, const at::Tensor& local) {
+  if (action.alias >= 0) return frame.operands[action.alias];
+  if (!action.spec || (!local.defined() && frame.call.member)) return local;
+  std::int64_t offset = 0;
+  if (frame.call.member) check_local_sizes(frame, *action.spec, local);
+  if (action.base >= 0) offset = frame.operands[action.base].storage_offset() + action.offset_delta;
+  auto impl = c10::make_intrusive<DTensorImpl>(*action.prototype, local, offset);
+  if (action.detached) impl->mark_detached_view(*as_dtensor(frame.view.operands[action.base]));
+  return at::Tensor(std::move(impl));
+}
+
+void wrap_results(const Frame& frame, Stack& stack, std::size_t first) {
+  std::size_t next = 0;
+  const auto& outputs = frame.call.outputs;
+  for (std::size_t r = first; r < stack.size(); ++r) {
+    auto& value = stack[r];
+    if (value.isTensor()) {
+      value = wrap(frame, outputs[next++], value.toTensor());
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const auto& item : value.toListRef()) list.push_back(wrap(frame, outputs[next++], item.toTensor()));
+      value = std::move(list);
+    } else {
+      ++next;
+    }
+  }
+}
+
+// Ranks outside the mesh take part in nothing: results without data.
+void push_absent_results(const Frame& frame, Stack& stack) {
+  const auto& returns = frame.entry.op.schema().returns();
+  std::size_t next = 0;
+  for (const auto& ret : returns) {
+    const bool tensor = ret.type()->kind() == c10::TypeKind::TensorType;
+    TORCH_CHECK(tensor || ret.type()->kind() == c10::TypeKind::ListType, frame.entry.op.operator_name(),
+                ": asks for a value on world rank ", frame.call.mesh->world_rank, ", which is outside the mesh");
+    if (tensor) {
+      stack.emplace_back(wrap(frame, frame.call.outputs[next++], at::Tensor()));
+      continue;
+    }
+    c10::List<at::Tensor> list;
+    while (next < frame.call.outputs.size()) list.push_back(wrap(frame, frame.call.outputs[next++], at::Tensor()));
+    stack.emplace_back(std::move(list));
+  }
+}
+
+// t_, squeeze_, ...: the local operator changes the metadata of its operand, which to_local() may have handed out.
+void execute_inplace_view(Frame& frame, Stack& stack, std::size_t first) {
+  auto* self = as_dtensor(frame.view.operands[0]);
+  frame.operands.push_back(stack[first].toTensor());
+  auto local = self->local().alias();
+  stack[first] = local;
+  for (const auto& patch : frame.call.decision.patches) stack[first + patch.arg] = patch.value;
+  TORCH_CHECK(frame.call.inputs[0].plan.empty(), frame.entry.op.operator_name(), ": cannot change the shape of ",
+              self->spec()->str(), " in place without moving data; use the operator that returns a view");
+  frame.entry.op.callBoxed(stack);
+  const auto& output = frame.call.decision.outputs[0];
+  self->reset(intern_spec(output.mesh, output.placements, output.meta.sizes, output.meta.strides, output.meta.dtype),
+              std::move(local));
+  stack.resize(first);
+  stack.emplace_back(frame.operands[0]);
+}
+
+void execute_simple(Frame& frame, Stack& stack, std::size_t first) {
+  unwrap_arguments(frame, stack, first);
+  frame.entry.op.callBoxed(stack);
+  wrap_results(frame, stack, first);
+}
+
+}  // namespace
+
+void execute_call(const OpEntry& entry, const CachedCall& call, const CallView& view, Stack& stack) {
+  Frame frame{entry, call, view, {}, {}};
+  const auto first = stack.size() - entry.args.size();
+  if (call.simple) return execute_simple(frame, stack, first);
+  if (entry.inplace_view) return execute_inplace_view(frame, stack, first);
+  if (!call.member) {
+    for (auto* impl : view.operands) {
+      frame.operands.push_back(impl == nullptr ? at::Tensor()
+                                               : at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(impl)));
+    }
+    stack.resize(first);
+    return push_absent_results(frame, stack);
+  }
+  unwrap_arguments(frame, stack, first);
+  run_local_call(frame, stack);
+  write_back_operands(frame);
+  wrap_results(frame, stack, first);
+}
+
+}  // namespace dtensor

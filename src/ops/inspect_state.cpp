@@ -1,0 +1,60 @@
+// Strict and checked mode, explanations, warnings about operators without a rule.
+#include "ops/inspect_state.h"
+
+#include <mutex>
+#include <set>
+
+#include "dtensor/inspect.h"
+
+namespace dtensor {
+namespace {
+
+thread_local Strictness strictness = Strictness::relaxed;
+thread_local bool checked = false;
+thread_local std::string* explanation = nullptr;
+
+bool first_report_of(const c10::OperatorName& name) {
+  static std::mutex mutex;
+  static std::set<std::string> reported;
+  std::lock_guard lock(mutex);
+  return reported.insert(c10::toString(name)).second;
+}
+
+}  // namespace
+
+bool strict_mode() { return strictness == Strictness::strict; }
+bool checked_mode() { return checked; }
+bool recording_explanations() { return explanation != nullptr; }
+
+void record_explanation(const OpEntry& entry, const OpCall& call) {
+  if (explanation != nullptr) *explanation += explain_decision(entry.op, call) + "\n";
+}
+
+void report_replicated(const OpEntry& entry, const Decision& decision) {
+  if (!decision.warn_replicated) return;
+  TORCH_CHECK(!strict_mode(), entry.op.operator_name(),
+              " has no sharding rule and would run replicated, which Strict refuses. Add a rule (docs/rules.md).");
+  if (!first_report_of(entry.op.operator_name())) return;
+  TORCH_WARN(entry.op.operator_name(), " has no sharding rule: it runs replicated, on gathered operands. Add a rule "
+             "(docs/rules.md) to keep it sharded. (Said once per operator.)");
+}
+
+Strict::Strict(Strictness value) : previous_(strictness) { strictness = value; }
+Strict::~Strict() { strictness = previous_; }
+Checked::Checked() : previous_(checked) { checked = true; }
+Checked::~Checked() { checked = previous_; }
+
+std::string explain(const std::function<void()>& fn) {
+  std::string text;
+  auto* outer = std::exchange(explanation, &text);
+  try {
+    fn();
+  } catch (...) {
+    explanation = outer;
+    throw;
+  }
+  explanation = outer;
+  return text;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,19 @@
+// Per-thread switches and records behind dtensor/inspect.h.
+#pragma once
+
+#include "ops/op_entry.h"
+#include "sharding_prop/decision.h"
+
+namespace dtensor {
+
+bool strict_mode();
+bool checked_mode();
+
+// explain(): notes the candidates of this call; nothing unless a record is being made.
+void record_explanation(const OpEntry& entry, const OpCall& call);
+bool recording_explanations();
+
+// An operator that runs replicated for want of a rule: one warning per operator and process, an error under Strict.
+void report_replicated(const OpEntry& entry, const Decision& decision);
+
+}  // namespace dtensor

@@ -1,0 +1,68 @@
+// The boxed kernel: the hit path is key, look-up, local call, wrap.
+#include "ops/kernel.h"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "comm/events.h"
+#include "ops/cache.h"
+#include "ops/execute.h"
+#include "ops/inspect_state.h"
+#include "ops/leaf_hook.h"
+#include "ops/plain_operand.h"
+#include "ops/prepare.h"
+
+namespace dtensor {
+namespace {
+
+// Below autograd, and outside a MeshScope: temporaries of a local kernel are plain tensors.
+const c10::DispatchKeySet kExcluded =
+    c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(c10::DispatchKey::DeferredInit);
+
+c10::ArrayRef<c10::IValue> arguments(const OpEntry& entry, const torch::jit::Stack& stack) {
+  return {stack.data() + stack.size() - entry.args.size(), entry.args.size()};
+}
+
+void watch_leaves(const CallView& view) {
+  for (auto* impl : view.operands) {
+    if (impl != nullptr && has_dtensor_key(impl)) watch_leaf(*as_dtensor(impl));
+  }
+}
+
+const CachedCall& decide(const OpEntry& entry, const torch::jit::Stack& stack, const CallView& view) {
+  std::uint64_t hash = 0;
+  if (auto* call = cache_find(entry.index, view.key, hash)) {
+    if (C10_UNLIKELY(recording_explanations())) {
+      record_explanation(entry, describe_call(entry, arguments(entry, stack), view));
+    }
+    if (C10_UNLIKELY(view.has_plain && (checked_mode() || strict_mode()))) {
+      check_plain_operands(entry, arguments(entry, stack), view);
+    }
+    return *call;
+  }
+  return *cache_insert(entry.index, prepare_call(entry, arguments(entry, stack), view));
+}
+
+void run_with_event(const OpEntry& entry, const CachedCall& call, const CallView& view, torch::jit::Stack& stack) {
+  Event event;
+  event.kind = Event::Kind::op;
+  event.name = c10::toString(entry.op.operator_name());
+  event.begin = std::chrono::steady_clock::now();
+  execute_call(entry, call, view, stack);
+  event.end = std::chrono::steady_clock::now();
+  emit_event(event);
+}
+
+}  // namespace
+
+void run_operator(const OpEntry& entry, torch::jit::Stack& stack) {
+  c10::impl::ExcludeDispatchKeyGuard guard(kExcluded);
+  if (entry.special != nullptr) return entry.special(entry, stack);
+  const CallView view(entry, arguments(entry, stack));
+  if (C10_UNLIKELY(view.mesh == nullptr)) return entry.op.callBoxed(stack);  // a list without DTensors
+  watch_leaves(view);
+  const auto& call = decide(entry, stack, view);
+  if (C10_UNLIKELY(events_on())) return run_with_event(entry, call, view, stack);
+  execute_call(entry, call, view, stack);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,15 @@
+// The boxed kernel that stands under ATen's dispatcher for every operator, and its registration.
+#pragma once
+
+#include "ops/op_entry.h"
+
+namespace dtensor {
+
+// One call: key, cache, decision, execution. The arguments are on top of `stack`.
+void run_operator(const OpEntry& entry, torch::jit::Stack& stack);
+
+// Registers the kernels. Idempotent, thread-safe; every public entry point that makes a DTensor calls it (in a static
+// archive nothing else would).
+void ensure_registered();
+
+}  // namespace dtensor

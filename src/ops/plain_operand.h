@@ -1,0 +1,15 @@
+// Plain tensors among DTensors count as Replicate, which is only right if every rank gives the same values.
+#pragma once
+
+#include "ops/call_view.h"
+
+namespace dtensor {
+
+// Compares the content of each plain operand of dimension >= 1 across the ranks of the mesh; a difference, and any such
+// operand under Strict, is an error that names the operand. Collective.
+void check_plain_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view);
+
+// in-place and out= on a plain tensor with DTensor operands: an error that names the destination.
+void refuse_plain_destinations(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
+
+}  // namespace dtensor

@@ -1,0 +1,180 @@
+// The miss path: describes the call, asks the propagation, and makes plans, specs and prototypes of the decision.
+#include "ops/prepare.h"
+
+#include "ops/inspect_state.h"
+#include "ops/plain_operand.h"
+
+namespace dtensor {
+namespace {
+
+// A plain tensor counts as Replicate; numbers (0-dim) are passed on as they are.
+SpecPtr spec_of(c10::TensorImpl* impl, const MeshRef& mesh) {
+  if (has_dtensor_key(impl)) return as_dtensor(impl)->spec();
+  if (impl->dim() == 0) return nullptr;
+  return intern_spec(mesh, Placements(mesh->layout.shape.size()), impl->sizes(), impl->strides(),
+                     c10::typeMetaToScalarType(impl->dtype()));
+}
+
+Operand describe_operand(c10::TensorImpl* impl, int arg, int list_index, const MeshRef& mesh) {
+  Operand operand;
+  operand.arg = arg;
+  operand.list_index = list_index;
+  if (impl == nullptr) return operand;
+  operand.defined = true;
+  operand.wrapped_number = impl->is_wrapped_number();
+  operand.spec = spec_of(impl, mesh);
+  operand.sizes = impl->sizes();
+  operand.strides = impl->strides();
+  operand.dtype = c10::typeMetaToScalarType(impl->dtype());
+  return operand;
+}
+
+MeshRef mesh_ref(const CallView& view) {
+  for (auto* impl : view.operands) {
+    if (impl != nullptr && has_dtensor_key(impl)) return as_dtensor(impl)->spec()->mesh;
+  }
+  return {};
+}
+
+// For list operators with a mesh per position: the mesh of the first DTensor at that position.
+MeshRef mesh_at(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, int position, const MeshRef& fallback) {
+  if (!entry.per_position_meshes || position < 0) return fallback;
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    if (entry.args[i].kind != ArgKind::tensor_list || !args[i].isList()) continue;
+    const auto list = args[i].toListRef();
+    if (static_cast<std::size_t>(position) >= list.size() || !list[position].isTensor()) continue;
+    auto* impl = list[position].unsafeToTensorImpl();
+    if (has_dtensor_key(impl)) return as_dtensor(impl)->spec()->mesh;
+  }
+  return fallback;
+}
+
+void check_one_mesh(const OpEntry& entry, const OpCall& call) {
+  if (entry.per_position_meshes) return;
+  for (const auto& operand : call.operands) {
+    TORCH_CHECK(!operand.spec || operand.spec->mesh == call.mesh, entry.op.operator_name(),
+                ": operands on two meshes: ", c10::Join(", ", call.mesh->layout.shape), " over ranks [",
+                c10::Join(", ", call.mesh->layout.ranks), "] and ", c10::Join(", ", operand.spec->mesh->layout.shape),
+                " over ranks [", c10::Join(", ", operand.spec->mesh->layout.ranks),
+                "]. Redistribute one of them onto the other's mesh (full_tensor, then distribute_tensor).");
+  }
+}
+
+InputAction make_input(const OpEntry& entry, const Operand& operand, const Placements& needed) {
+  InputAction action;
+  action.from = operand.spec;
+  const auto& arg = entry.args[operand.arg];
+  action.mutated = arg.mutated;
+  action.out = arg.out;
+  if (!operand.spec) return action;
+  action.to = needed.empty() ? operand.spec : with_placements(*operand.spec, needed);
+  if (action.to != action.from) action.plan = plan_redistribute(*action.from, action.to->placements);
+  action.result = action.to;
+  return action;
+}
+
+OutputAction make_output(const OutputDecision& decision, const CachedCall& call, const OpCall& described) {
+  OutputAction action;
+  action.alias = decision.alias;
+  if (!decision.mesh || !decision.meta.defined) return action;
+  const auto& meta = decision.meta;
+  action.spec = intern_spec(decision.mesh, decision.placements, meta.sizes, meta.strides, meta.dtype);
+  if (action.alias >= 0 && !decision.is_view) return action;
+  action.prototype = c10::make_intrusive<DTensorImpl>(action.spec, at::Tensor());
+  if (decision.is_view) {
+    action.base = std::max(action.alias, 0);
+    action.alias = -1;
+    action.offset_delta = meta.offset_delta;
+    const auto& base = call.inputs[action.base];
+    action.detached = base.from && !base.plan.empty();
+  }
+  (void)described;
+  return action;
+}
+
+// In-place and out=: where the local call leaves the operand, and how that gets back into the operand's own placements.
+void plan_write_backs(CachedCall& call) {
+  for (const auto& output : call.outputs) {
+    if (output.alias >= 0 && output.spec) call.inputs[output.alias].result = output.spec;
+  }
+  for (auto& input : call.inputs) {
+    if (!input.mutated || !input.from) continue;
+    const auto& own = input.from->placements;
+    input.write_back = !input.plan.empty() || input.result->placements != own;
+    if (input.write_back) input.write_back_plan = plan_redistribute(*with_placements(*input.from, input.result->placements), own);
+  }
+}
+
+bool is_simple(const OpEntry& entry, const CachedCall& call) {
+  if (call.local_kernel != nullptr || !call.decision.patches.empty() || !call.member) return false;
+  if (entry.inplace_view || entry.is_random) return false;
+  for (const auto& input : call.inputs) {
+    if (input.write_back || input.out || !input.plan.empty()) return false;
+  }
+  for (const auto& output : call.outputs) {
+    if (output.detached) return false;
+  }
+  return true;
+}
+
+bool on_any_member_mesh(const OpCall& call) {
+  for (const auto& operand : call.operands) {
+    if (operand.spec && operand.spec->mesh->is_member) return true;
+  }
+  return call.operands.empty();
+}
+
+}  // namespace
+
+OpCall describe_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view) {
+  OpCall call;
+  call.schema = &entry.op.schema();
+  call.args = args;
+  call.mesh = mesh_ref(view);
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    const int arg = static_cast<int>(i);
+    if (entry.args[i].kind == ArgKind::tensor) {
+      call.operands.push_back(describe_operand(view.operands[next++], arg, -1, call.mesh));
+    } else if (entry.args[i].kind == ArgKind::tensor_list && args[i].isList()) {
+      const int count = static_cast<int>(args[i].toListRef().size());
+      for (int k = 0; k < count; ++k) {
+        call.operands.push_back(
+            describe_operand(view.operands[next++], arg, k, mesh_at(entry, args, k, call.mesh)));
+      }
+    }
+  }
+  check_one_mesh(entry, call);
+  infer_outputs(entry.op, call);
+  return call;
+}
+
+std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view) {
+  refuse_plain_destinations(entry, args);
+  if (view.has_plain) check_plain_operands(entry, args, view);
+  const auto described = describe_call(entry, args, view);
+  auto call = std::make_unique<CachedCall>();
+  call->key = view.key;
+  call->hash = hash_key(view.key);
+  call->mesh = described.mesh;
+  call->member = on_any_member_mesh(described);
+  call->decision = propagate(entry.op, described);
+  record_explanation(entry, described);
+  report_replicated(entry, call->decision);
+  for (std::size_t i = 0; i < described.operands.size(); ++i) {
+    const auto& operand = described.operands[i];
+    if (operand.spec) call->key_specs.push_back(operand.spec);
+    call->inputs.push_back(make_input(entry, operand, call->decision.inputs[i]));
+    call->input_specs.push_back(call->inputs.back().to);
+  }
+  for (const auto& output : call->decision.outputs) {
+    call->outputs.push_back(make_output(output, *call, described));
+    call->output_specs.push_back(call->outputs.back().spec);
+  }
+  plan_write_backs(*call);
+  if (!call->decision.handler.empty()) call->local_kernel = find_local_kernel(call->decision.handler);
+  call->simple = is_simple(entry, *call);
+  return call;
+}
+
+}  // namespace dtensor

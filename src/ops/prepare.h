@@ -1,0 +1,16 @@
+// The miss path: from a call to a CachedCall.
+#pragma once
+
+#include <memory>
+
+#include "ops/cached_call.h"
+
+namespace dtensor {
+
+// May communicate (plain operands are compared across the mesh). `args` are the call's arguments, DTensors included.
+std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view);
+
+// The call as the propagation sees it, outputs inferred.
+OpCall describe_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view);
+
+}  // namespace dtensor

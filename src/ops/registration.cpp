@@ -1,0 +1,52 @@
+// Registers one boxed kernel for each operator that takes tensors and is not composite-implicit, and a fallback that
+// binds operators which are registered later, by other libraries. Direct registration beats the composite alias kernels,
+// so nothing arrives decomposed.
+#include <torch/library.h>
+
+#include <mutex>
+
+#include "ops/handlers/all.h"
+#include "ops/kernel.h"
+#include "tensor/impl/dtensor_impl.h"
+
+namespace dtensor {
+namespace {
+
+struct OperatorFunctor final : c10::OperatorKernel {
+  explicit OperatorFunctor(const OpEntry& op_entry) : entry(op_entry) {}
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    run_operator(entry, *stack);
+  }
+  const OpEntry& entry;
+};
+
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  // Under InferenceMode there is no autograd key to decompose it.
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+    return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+  }
+  run_operator(entry_of(op), *stack);
+}
+
+void register_all() {
+  register_all_local_kernels();
+  auto& dispatcher = c10::Dispatcher::singleton();
+  static auto& handles = *new std::vector<c10::RegistrationHandleRAII>();  // for the program's life
+  handles.push_back(dispatcher.registerFallback(
+      kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(), "dtensor fallback"));
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    if (!op || !needs_kernel(*op) || op->hasKernelForDispatchKey(kDTensorKey)) continue;
+    auto kernel = c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<OperatorFunctor>(entry_of(*op)));
+    handles.push_back(dispatcher.registerImpl(name, kDTensorKey, std::move(kernel), std::nullopt, nullptr, "dtensor"));
+  }
+}
+
+}  // namespace
+
+void ensure_registered() {
+  static std::once_flag once;
+  std::call_once(once, register_all);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,109 @@
+// The TensorImpl of a DTensor: key set, metadata, and the copies that autograd makes of it.
+#include "tensor/impl/dtensor_impl.h"
+
+#include <ATen/core/Tensor.h>
+
+namespace dtensor {
+namespace {
+
+// MetaBit makes ATen take its subclass-safe paths (isTensorSubclassLike) without owning a Python key.
+c10::DispatchKeySet key_set_for(c10::DeviceType device) {
+  using c10::BackendComponent;
+  using c10::DispatchKey;
+  const bool cuda = device == c10::kCUDA;
+  c10::DispatchKeySet keys(kDTensorKey);
+  keys = keys | c10::DispatchKeySet(cuda ? BackendComponent::CUDABit : BackendComponent::CPUBit) |
+         c10::DispatchKeySet(BackendComponent::MetaBit);
+  return keys.add(cuda ? DispatchKey::AutocastCUDA : DispatchKey::AutocastCPU);
+}
+
+c10::Device device_of(const TensorSpec& spec, const at::Tensor& local) {
+  return local.defined() ? local.device() : c10::Device(spec.mesh->device);
+}
+
+}  // namespace
+
+DTensorImpl::DTensorImpl(SpecPtr spec, at::Tensor local, std::int64_t offset)
+    : TensorImpl(key_set_for(spec->mesh->device), c10::scalarTypeToTypeMeta(spec->dtype), device_of(*spec, local)),
+      spec_(std::move(spec)),
+      local_(std::move(local)) {
+  set_storage_access_should_throw();
+  take_metadata(offset);
+}
+
+DTensorImpl::DTensorImpl(const DTensorImpl& prototype, at::Tensor local, std::int64_t offset)
+    : TensorImpl(prototype.key_set_, prototype.data_type_, prototype.device_opt_),
+      spec_(prototype.spec_),
+      local_(std::move(local)) {
+  sizes_and_strides_ = prototype.sizes_and_strides_;
+  numel_ = prototype.numel_;
+  storage_offset_ = offset;
+  is_contiguous_ = prototype.is_contiguous_;
+  is_channels_last_ = prototype.is_channels_last_;
+  is_channels_last_contiguous_ = prototype.is_channels_last_contiguous_;
+  is_channels_last_3d_ = prototype.is_channels_last_3d_;
+  is_channels_last_3d_contiguous_ = prototype.is_channels_last_3d_contiguous_;
+  is_non_overlapping_and_dense_ = prototype.is_non_overlapping_and_dense_;
+  storage_access_should_throw_ = true;
+  if (local_.defined()) {
+    const auto keys = local_.unsafeGetTensorImpl()->key_set();
+    if (keys.has_any(c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}))) {
+      _set_conj(keys.has(c10::DispatchKey::Conjugate));
+      _set_neg(keys.has(c10::DispatchKey::Negative));
+    }
+  }
+}
+
+void DTensorImpl::take_metadata(std::int64_t offset) {
+  set_sizes_and_strides(spec_->sizes, spec_->strides);
+  storage_offset_ = offset;
+  data_type_ = c10::scalarTypeToTypeMeta(spec_->dtype);
+  if (local_.defined() && (local_.is_conj() || is_conj())) _set_conj(local_.is_conj());
+  if (local_.defined() && (local_.is_neg() || is_neg())) _set_neg(local_.is_neg());
+}
+
+void DTensorImpl::reset(SpecPtr spec, at::Tensor local) {
+  spec_ = std::move(spec);
+  local_ = std::move(local);
+  detached_ = false;
+  take_metadata(storage_offset_);
+}
+
+void DTensorImpl::mark_detached_view(DTensorImpl& base) {
+  if (is_inference() || base.is_inference()) return;  // no version to compare
+  detached_ = true;
+  base_version_ = base.version_counter();
+  version_at_detach_ = base_version_.current_version();
+}
+
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c10::VariableVersion& version_counter,
+                                                                         bool allow_tensor_metadata_change) const {
+  auto copy = c10::make_intrusive<DTensorImpl>(*this, local_, storage_offset_);
+  if (!copy->is_inference()) copy->set_version_counter(version_counter);
+  copy->set_allow_tensor_metadata_change(allow_tensor_metadata_change);
+  copy->detached_ = detached_;
+  copy->version_at_detach_ = version_at_detach_;
+  copy->base_version_ = base_version_;
+  return copy;
+}
+
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(c10::VariableVersion&& version_counter,
+                                                                         bool allow_tensor_metadata_change) const {
+  return shallow_copy_and_detach(static_cast<const c10::VariableVersion&>(version_counter),
+                                 allow_tensor_metadata_change);
+}
+
+void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) {
+  TORCH_CHECK(has_dtensor_key(impl.get()),
+              "a DTensor cannot take the data of a plain tensor; distribute it first: distribute_tensor(t, mesh, ",
+              to_string(spec_->placements), ")");
+  auto* other = as_dtensor(impl.get());
+  storage_offset_ = other->storage_offset_;
+  reset(other->spec_, other->local_);
+}
+
+at::Tensor make_dtensor(SpecPtr spec, at::Tensor local, std::int64_t offset) {
+  return at::Tensor(c10::make_intrusive<DTensorImpl>(std::move(spec), std::move(local), offset));
+}
+
+}  // namespace dtensor

@@ -1,0 +1,64 @@
+// The TensorImpl of a DTensor: no storage, global sizes and strides stored plainly, the local tensor and the interned
+// spec. Its key set puts the engine's kernels (kDTensorKey) under autograd; see docs/design.md, "dispatcher".
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+
+#include "placement/spec.h"
+
+namespace dtensor {
+
+// Documented by c10 as meant for out-of-tree use; free in LibTorch 2.11 to 2.15.
+inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::CustomRNGKeyId;
+
+class DTensorImpl final : public c10::TensorImpl {
+ public:
+  // `local` is undefined on ranks outside the mesh. `offset`: storage offset in the global tensor that this is a view of.
+  DTensorImpl(SpecPtr spec, at::Tensor local, std::int64_t offset = 0);
+  // The hit path: metadata copied from a prototype with the same spec.
+  DTensorImpl(const DTensorImpl& prototype, at::Tensor local, std::int64_t offset);
+
+  const SpecPtr& spec() const { return spec_; }
+  const at::Tensor& local() const { return local_; }
+
+  // Re-places in place (redistribute_, in-place view operators, set_data): every handle sees it.
+  void reset(SpecPtr spec, at::Tensor local);
+
+  // A view whose data was moved by a redistribution shares no memory with its base: writes to it are refused, and reads
+  // once the base (which shares the version counter) has changed.
+  void mark_detached_view(DTensorImpl& base);
+  bool is_detached_view() const { return detached_; }
+  bool is_stale() const { return detached_ && base_version_.current_version() != version_at_detach_; }
+
+  // Set once the engine has looked at this tensor as a leaf that requires grad (ops/leaf_hook.h).
+  bool leaf_checked = false;
+
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version_counter,
+                                                         bool allow_tensor_metadata_change) const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version_counter,
+                                                         bool allow_tensor_metadata_change) const override;
+  void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) override;
+
+ private:
+  const char* tensorimpl_type_name() const override { return "DTensor"; }
+  void take_metadata(std::int64_t offset);
+
+  SpecPtr spec_;
+  at::Tensor local_;
+  bool detached_ = false;
+  std::uint32_t version_at_detach_ = 0;
+  c10::VariableVersion base_version_{c10::VariableVersion::DISABLED};
+};
+
+inline bool has_dtensor_key(const c10::TensorImpl* impl) { return impl->key_set().has(kDTensorKey); }
+inline DTensorImpl* as_dtensor(c10::TensorImpl* impl) { return static_cast<DTensorImpl*>(impl); }
+// Null for any other tensor.
+inline DTensorImpl* dtensor_or_null(const at::Tensor& tensor) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  return has_dtensor_key(impl) ? as_dtensor(impl) : nullptr;
+}
+
+at::Tensor make_dtensor(SpecPtr spec, at::Tensor local, std::int64_t offset = 0);
+
+}  // namespace dtensor
