@@ -27,7 +27,8 @@ struct LocalCall {
 
 using LocalKernel = void (*)(LocalCall&);
 
-// Registration is by explicit call from ops/handlers/all.cpp (static archives drop self-registering objects).
+// Registration is by explicit call (static archives drop self-registering objects); ops/handlers/all.cpp has the list.
+void register_all_local_kernels();
 void register_local_kernel(std::string_view name, LocalKernel kernel);
 LocalKernel find_local_kernel(std::string_view name);  // error lists the name if absent
 

@@ -5,8 +5,8 @@
 
 #include <mutex>
 
-#include "ops/handlers/all.h"
 #include "ops/kernel.h"
+#include "ops/local_call.h"
 #include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor {
