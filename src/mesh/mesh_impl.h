@@ -1,27 +1,43 @@
 // The acting half of a mesh: MeshInfo plus the communicators along its axes.
 #pragma once
 
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "dtensor/comm.h"
 #include "placement/mesh_info.h"
 #include "redistribute/plan.h"  // AxisMask
 
 namespace dtensor {
 
-struct WorldState;  // shared by all meshes of one rank's world communicator: interned meshes, communicators by rank set
+class WorldState;  // shared by all meshes of one rank's world communicator (mesh/world_state.h)
 
+// Made by intern_mesh only, so that pointer equality is equality of layouts.
 class MeshImpl final : public MeshInfo {
  public:
-  MeshImpl(MeshLayout layout, Communicator world, c10::DeviceType device);
+  MeshImpl(MeshLayout layout, Communicator world, c10::DeviceType device, std::shared_ptr<WorldState> state);
   ~MeshImpl() override;
 
-  // The ranks that differ from this one in the given axes only, ordered row-major by coordinate. Lazy.
+  // The ranks that differ from this one in the given axes only, ordered row-major by coordinate. Made when first asked
+  // for, which is collective over them; afterwards one load. Throws, naming rank and mesh, outside the mesh.
   const Communicator& communicator(AxisMask axes) const;
   const Communicator& world() const { return world_; }
+  WorldState& state() const { return *state_; }
+
+  std::string str() const;
 
  private:
-  Communicator world_;
-  mutable std::vector<Communicator> by_mask_;  // indexed by AxisMask
+  const Communicator& make_communicator(AxisMask axes) const;
+
+  const Communicator world_;
+  const std::shared_ptr<WorldState> state_;
+  mutable std::vector<std::atomic<const Communicator*>> by_mask_;  // indexed by AxisMask; owned by state_
 };
+
+// The one mesh with this layout on this rank of the world. Thread-safe, no communication.
+c10::intrusive_ptr<MeshImpl> intern_mesh(MeshLayout layout, const Communicator& world, c10::DeviceType device);
 
 // Every MeshInfo that is reached from a DTensor is a MeshImpl.
 inline const MeshImpl& acting(const MeshInfo& mesh) { return static_cast<const MeshImpl&>(mesh); }

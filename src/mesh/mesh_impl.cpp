@@ -1,0 +1,46 @@
+// A mesh in action: which communicator serves which axes.
+#include "mesh/mesh_impl.h"
+
+#include <c10/util/Exception.h>
+
+#include <numeric>
+
+#include "mesh/layout.h"
+#include "mesh/world_state.h"
+
+namespace dtensor {
+
+MeshImpl::MeshImpl(MeshLayout layout, Communicator world, c10::DeviceType device, std::shared_ptr<WorldState> state)
+    : MeshInfo(std::move(layout), world.rank(), device),
+      world_(std::move(world)),
+      state_(std::move(state)),
+      by_mask_(std::size_t{1} << this->layout.ndim()) {}
+
+MeshImpl::~MeshImpl() = default;
+
+const Communicator& MeshImpl::communicator(AxisMask axes) const {
+  if (axes < by_mask_.size()) {
+    if (const auto* known = by_mask_[axes].load(std::memory_order_acquire)) {
+      return *known;
+    }
+  }
+  return make_communicator(axes);
+}
+
+const Communicator& MeshImpl::make_communicator(AxisMask axes) const {
+  TORCH_CHECK(is_member, "rank ", world_rank, " is not in ", str(), " and so has no communicator there");
+  const auto ranks = line_ranks(layout, axes, coordinate);
+  std::vector<std::int64_t> whole_world(world_.size());
+  std::iota(whole_world.begin(), whole_world.end(), 0);
+  const Communicator& made = ranks == whole_world ? world_ : state_->communicator(world_, ranks);
+  by_mask_[axes].store(&made, std::memory_order_release);
+  return made;
+}
+
+std::string MeshImpl::str() const { return layout_str(layout, device); }
+
+c10::intrusive_ptr<MeshImpl> intern_mesh(MeshLayout layout, const Communicator& world, c10::DeviceType device) {
+  return WorldState::of(world)->intern(std::move(layout), world, device);
+}
+
+}  // namespace dtensor

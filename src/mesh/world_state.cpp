@@ -1,0 +1,93 @@
+// Lookup and upkeep of the per-world state. The registry holds worlds weakly by control block, not by address, so that
+// a new world at a dead one's address is a new world; it is never destroyed, because communicators may be in use while
+// statics are torn down.
+#include "mesh/world_state.h"
+
+#include <c10/util/Exception.h>
+
+#include "mesh/mesh_impl.h"
+
+namespace dtensor {
+namespace {
+
+using Registry = std::map<std::weak_ptr<CommBackend>, std::shared_ptr<WorldState>, std::owner_less<>>;
+
+std::mutex registry_mutex;
+
+Registry& registry() {
+  static auto* map = new Registry;
+  return *map;
+}
+
+// The states of worlds that are gone; destroyed by the caller outside the lock, since that closes communicators.
+std::vector<std::shared_ptr<WorldState>> take_expired(Registry& worlds) {
+  std::vector<std::shared_ptr<WorldState>> gone;
+  for (auto it = worlds.begin(); it != worlds.end();) {
+    if (it->first.expired()) {
+      gone.push_back(std::move(it->second));
+      it = worlds.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  return gone;
+}
+
+}  // namespace
+
+std::shared_ptr<WorldState> WorldState::of(const Communicator& world) {
+  TORCH_CHECK(world, "a mesh needs a world communicator");
+  std::vector<std::shared_ptr<WorldState>> gone;
+  const std::lock_guard lock(registry_mutex);
+  auto& worlds = registry();
+  auto it = worlds.find(world.shared_backend());
+  if (it == worlds.end()) {
+    gone = take_expired(worlds);
+    it = worlds.emplace(world.shared_backend(), std::make_shared<WorldState>()).first;
+  }
+  return it->second;
+}
+
+c10::intrusive_ptr<MeshImpl> WorldState::intern(MeshLayout layout, const Communicator& world, c10::DeviceType device) {
+  const Key key{layout.shape, layout.ranks, layout.names, static_cast<int>(device)};
+  const std::lock_guard lock(mesh_mutex_);
+  const auto it = meshes_.find(key);
+  if (it != meshes_.end()) {
+    if (auto mesh = it->second.lock()) {
+      return mesh;
+    }
+    meshes_.erase(it);
+  }
+  std::erase_if(meshes_, [](const auto& entry) { return entry.second.expired(); });
+  auto mesh = c10::make_intrusive<MeshImpl>(std::move(layout), world, device, of(world));
+  meshes_.emplace(key, c10::weak_intrusive_ptr<MeshImpl>(mesh));
+  return mesh;
+}
+
+const Communicator& WorldState::communicator(const Communicator& world, const std::vector<std::int64_t>& ranks) {
+  const std::lock_guard lock(comm_mutex_);
+  const auto it = communicators_.find(ranks);
+  if (it != communicators_.end()) {
+    return it->second;
+  }
+  return communicators_.emplace(ranks, world.subgroup(ranks)).first->second;
+}
+
+RngState WorldState::rng() const {
+  const std::lock_guard lock(rng_mutex_);
+  return rng_;
+}
+
+void WorldState::set_rng(RngState state) {
+  const std::lock_guard lock(rng_mutex_);
+  rng_ = state;
+}
+
+RngState WorldState::advance_rng() {
+  const std::lock_guard lock(rng_mutex_);
+  RngState before = rng_;
+  ++rng_.counter;
+  return before;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,49 @@
+// What all meshes of one rank's world communicator share: the meshes themselves (interned, so that equal ones are one
+// object), the communicators by rank list, and the random state. Found by the world's backend object, which belongs to
+// one rank, and gone with it.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "dtensor/comm.h"
+#include "dtensor/random.h"
+#include "placement/mesh_info.h"
+
+namespace dtensor {
+
+class MeshImpl;
+
+class WorldState {
+ public:
+  // The one state of this rank's world.
+  static std::shared_ptr<WorldState> of(const Communicator& world);
+
+  c10::intrusive_ptr<MeshImpl> intern(MeshLayout layout, const Communicator& world, c10::DeviceType device);
+
+  // The communicator of these ranks of the world, in this order; this rank is one of them. Made by the first call,
+  // which is collective over them. The reference lives as long as this state.
+  const Communicator& communicator(const Communicator& world, const std::vector<std::int64_t>& ranks);
+
+  RngState rng() const;
+  void set_rng(RngState state);
+  // The state before this call; counts one random operator.
+  RngState advance_rng();
+
+ private:
+  using Key = std::tuple<std::vector<std::int64_t>, std::vector<std::int64_t>, std::vector<std::string>, int>;
+
+  mutable std::mutex rng_mutex_;
+  RngState rng_{67280421310721ULL, 0};  // ATen's default seed
+  std::mutex mesh_mutex_;
+  std::map<Key, c10::weak_intrusive_ptr<MeshImpl>> meshes_;  // weak: a mesh owns this state
+  std::mutex comm_mutex_;  // held while a communicator is made: two threads of a rank must not make one twice
+  std::map<std::vector<std::int64_t>, Communicator> communicators_;
+};
+
+}  // namespace dtensor
