@@ -1,5 +1,5 @@
 // Which families of local kernels exist.
-#include "ops/handlers/all.h"
+#include "ops/local_call.h"
 
 #include <mutex>
 
