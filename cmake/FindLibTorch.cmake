@@ -1,31 +1,34 @@
-# LibTorch as an imported target of our own: torch_cpu, c10 and the include folders. The wheel's TorchConfig.cmake needs a
-# CUDA toolkit and links libraries that a CPU program does not want.
-#   in:  LIBTORCH (folder that holds include/ and lib/; cache or environment), CMAKE_PREFIX_PATH, a Python torch
-#   out: LibTorch::torch_cpu, LIBTORCH_ROOT, LIBTORCH_VERSION
-set(_cache "$ENV{XDG_CACHE_HOME}")
-if(NOT _cache)
-  set(_cache "$ENV{HOME}/.cache")
+# LibTorch as imported targets of our own: torch_cpu, c10 and the include folders. The wheel's TorchConfig.cmake needs a
+# CUDA toolkit and links libraries that a CPU program does not want. Installed along, so that dtensorConfig.cmake uses it.
+#   in:  what LocateLibTorch.cmake looks at
+#   out: LibTorch::torch_cpu, LibTorch::c10, LIBTORCH_ROOT, LIBTORCH_VERSION; LibTorch::c10_cuda and LibTorch::torch_cuda
+#        where their libraries are there
+include("${CMAKE_CURRENT_LIST_DIR}/LocateLibTorch.cmake")
+dtensor_locate_libtorch(LIBTORCH_ROOT)
+if(LIBTORCH_ROOT)
+  dtensor_libtorch_version("${LIBTORCH_ROOT}" LIBTORCH_VERSION)
 endif()
-file(GLOB _cached "${_cache}/dtensor/libtorch-*/lib/python3*/site-packages/torch")
-find_path(LIBTORCH_INCLUDE_DIR ATen/core/Tensor.h
-  HINTS "${LIBTORCH}" "$ENV{LIBTORCH}" ${_cached} PATH_SUFFIXES include)
-get_filename_component(LIBTORCH_ROOT "${LIBTORCH_INCLUDE_DIR}" DIRECTORY)
-find_library(LIBTORCH_CPU_LIBRARY torch_cpu HINTS "${LIBTORCH_ROOT}/lib" NO_DEFAULT_PATH)
-find_library(LIBTORCH_C10_LIBRARY c10 HINTS "${LIBTORCH_ROOT}/lib" NO_DEFAULT_PATH)
-if(EXISTS "${LIBTORCH_INCLUDE_DIR}/torch/headeronly/version.h")
-  file(STRINGS "${LIBTORCH_INCLUDE_DIR}/torch/headeronly/version.h" _v REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH)")
-  string(REGEX REPLACE "[^0-9;]" "" _v "${_v}")
-  string(REPLACE ";" "." LIBTORCH_VERSION "${_v}")
-endif()
+
 include(FindPackageHandleStandardArgs)
-find_package_handle_standard_args(LibTorch REQUIRED_VARS LIBTORCH_CPU_LIBRARY LIBTORCH_C10_LIBRARY LIBTORCH_INCLUDE_DIR
-  VERSION_VAR LIBTORCH_VERSION)
-if(LibTorch_FOUND AND NOT TARGET LibTorch::torch_cpu)
-  add_library(LibTorch::c10 SHARED IMPORTED)
-  set_target_properties(LibTorch::c10 PROPERTIES IMPORTED_LOCATION "${LIBTORCH_C10_LIBRARY}"
-    INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${LIBTORCH_INCLUDE_DIR};${LIBTORCH_INCLUDE_DIR}/torch/csrc/api/include"
-    INTERFACE_INCLUDE_DIRECTORIES "${LIBTORCH_INCLUDE_DIR};${LIBTORCH_INCLUDE_DIR}/torch/csrc/api/include")
-  add_library(LibTorch::torch_cpu SHARED IMPORTED)
-  set_target_properties(LibTorch::torch_cpu PROPERTIES IMPORTED_LOCATION "${LIBTORCH_CPU_LIBRARY}"
-    INTERFACE_LINK_LIBRARIES LibTorch::c10)
+find_package_handle_standard_args(LibTorch REQUIRED_VARS LIBTORCH_ROOT VERSION_VAR LIBTORCH_VERSION
+  REASON_FAILURE_MESSAGE "Run `make setup` in the dtensor sources, or set LIBTORCH to the folder that holds include/ and lib/.")
+
+# An imported library of LibTorch's lib/; nothing where the file is absent.
+function(_dtensor_libtorch_library name)
+  set(file "${LIBTORCH_ROOT}/lib/lib${name}.so")
+  if(TARGET LibTorch::${name} OR NOT EXISTS "${file}")
+    return()
+  endif()
+  add_library(LibTorch::${name} SHARED IMPORTED)
+  set_target_properties(LibTorch::${name} PROPERTIES IMPORTED_LOCATION "${file}" INTERFACE_LINK_LIBRARIES "${ARGN}")
+endfunction()
+
+if(LibTorch_FOUND)
+  set(_libtorch_include "${LIBTORCH_ROOT}/include" "${LIBTORCH_ROOT}/include/torch/csrc/api/include")
+  _dtensor_libtorch_library(c10)
+  set_target_properties(LibTorch::c10 PROPERTIES INTERFACE_COMPILE_FEATURES cxx_std_20
+    INTERFACE_INCLUDE_DIRECTORIES "${_libtorch_include}" INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${_libtorch_include}")
+  _dtensor_libtorch_library(torch_cpu LibTorch::c10)
+  _dtensor_libtorch_library(c10_cuda LibTorch::c10)
+  _dtensor_libtorch_library(torch_cuda LibTorch::c10_cuda LibTorch::torch_cpu)
 endif()

@@ -1,0 +1,21 @@
+# The installed tree: find_package(dtensor CONFIG), then dtensor::dtensor and, where NCCL was built, dtensor::cuda.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+set(_package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/dtensor)
+
+set(_libraries dtensor)
+if(TARGET dtensor_cuda)
+  list(APPEND _libraries dtensor_cuda)
+endif()
+# An installed library finds its neighbour and LibTorch, which finds CUDA's libraries by its own run path.
+set_target_properties(${_libraries} PROPERTIES INSTALL_RPATH "$ORIGIN;${LIBTORCH_ROOT}/lib")
+install(TARGETS ${_libraries} EXPORT dtensorTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(EXPORT dtensorTargets NAMESPACE dtensor:: DESTINATION ${_package_folder})
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/dtensor DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/dtensorConfig.cmake.in ${CMAKE_BINARY_DIR}/dtensorConfig.cmake
+  INSTALL_DESTINATION ${_package_folder})
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/dtensorConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/dtensorConfig.cmake ${CMAKE_BINARY_DIR}/dtensorConfigVersion.cmake
+  ${CMAKE_CURRENT_LIST_DIR}/FindLibTorch.cmake ${CMAKE_CURRENT_LIST_DIR}/LocateLibTorch.cmake DESTINATION ${_package_folder})
+install(FILES ${CMAKE_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
