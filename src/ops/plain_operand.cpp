@@ -3,7 +3,6 @@
 
 #include <ATen/ops/empty.h>
 
-#include "mesh/mesh_impl.h"
 #include "ops/inspect_state.h"
 
 namespace dtensor {
@@ -19,31 +18,28 @@ std::uint64_t hash_bytes(const at::Tensor& tensor) {
   return hash;
 }
 
-void compare_across_mesh(const MeshImpl& mesh, std::uint64_t hash, const std::string& what) {
-  const auto all_axes = static_cast<AxisMask>((1u << mesh.layout.ndim()) - 1);
-  const auto& comm = mesh.communicator(all_axes);
+const char* argument_name(const OpEntry& entry, std::size_t arg) {
+  return entry.op.schema().arguments()[arg].name().c_str();
+}
+
+}  // namespace
+
+void check_equal_across(const MeshImpl& mesh, AxisMask axes, const at::Tensor& tensor, const std::string& complaint) {
+  const auto& comm = mesh.communicator(axes);
   if (comm.size() == 1) return;
   at::AutoDispatchBelowADInplaceOrView guard;
   const auto mine = at::empty({1}, at::kLong);
-  *mine.mutable_data_ptr<std::int64_t>() = static_cast<std::int64_t>(hash);
+  *mine.mutable_data_ptr<std::int64_t>() = static_cast<std::int64_t>(hash_bytes(tensor));
   const auto gathered = at::empty({comm.size()}, at::kLong);
   std::vector<at::Tensor> slots;
   for (int r = 0; r < comm.size(); ++r) slots.push_back(gathered.narrow(0, r, 1));
   comm.all_gather(slots, mine).wait();
   const auto* values = gathered.const_data_ptr<std::int64_t>();
   for (int r = 1; r < comm.size(); ++r) {
-    TORCH_CHECK(values[r] == values[0], what, " is a plain tensor whose values differ between rank ", comm.ranks()[0],
-                " and rank ", comm.ranks()[r],
-                "; a plain tensor among DTensors counts as Replicate. Distribute it (distribute_tensor) or wrap the "
-                "local parts (DTensor::from_local).");
+    TORCH_CHECK(values[r] == values[0], complaint, " (world ranks ", comm.ranks()[0], " and ", comm.ranks()[r],
+                " differ)");
   }
 }
-
-const char* argument_name(const OpEntry& entry, std::size_t arg) {
-  return entry.op.schema().arguments()[arg].name().c_str();
-}
-
-}  // namespace
 
 void refuse_plain_destinations(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
   if (!entry.mutates) return;
@@ -67,7 +63,12 @@ void check_plain_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args,
     const auto what = c10::str(entry.op.operator_name(), ": operand `", argument_name(entry, arg), "` of sizes ",
                                tensor.sizes());
     TORCH_CHECK(!strict_mode(), what, " is a plain tensor among DTensors, which Strict refuses.");
-    if (view.mesh->is_member) compare_across_mesh(acting(*view.mesh), hash_bytes(tensor), what);
+    if (!view.mesh->is_member) return;
+    const auto all_axes = static_cast<AxisMask>((1u << view.mesh->layout.ndim()) - 1);
+    check_equal_across(acting(*view.mesh), all_axes, tensor,
+                       what + " is a plain tensor whose values differ between ranks; a plain tensor among DTensors "
+                              "counts as Replicate. Distribute it (distribute_tensor) or wrap the local parts "
+                              "(DTensor::from_local).");
   };
   for (std::size_t i = 0; i < args.size(); ++i) {
     if (entry.args[i].kind == ArgKind::tensor) check(i, args[i]);

@@ -1,6 +1,7 @@
 // Plain tensors among DTensors count as Replicate, which is only right if every rank gives the same values.
 #pragma once
 
+#include "mesh/mesh_impl.h"
 #include "ops/call_view.h"
 
 namespace dtensor {
@@ -8,6 +9,9 @@ namespace dtensor {
 // Compares the content of each plain operand of dimension >= 1 across the ranks of the mesh; a difference, and any such
 // operand under Strict, is an error that names the operand. Collective.
 void check_plain_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view);
+
+// Throws on every rank unless `tensor` holds the same bytes on all ranks that differ along `axes` only. Collective over them.
+void check_equal_across(const MeshImpl& mesh, AxisMask axes, const at::Tensor& tensor, const std::string& complaint);
 
 // in-place and out= on a plain tensor with DTensor operands: an error that names the destination.
 void refuse_plain_destinations(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);

@@ -1,0 +1,131 @@
+// as_strided speaks of memory, which a DTensor has only by its global strides. What autograd and users ask for are views
+// of a dense tensor: each dimension of the view steps along one dimension of the base. Those are taken as select, slice,
+// permute and unsqueeze; a merge or split of dimensions as view; anything else is an error on every rank.
+#include <ATen/ops/expand.h>
+#include <ATen/ops/permute.h>
+#include <ATen/ops/select.h>
+#include <ATen/ops/slice.h>
+#include <ATen/ops/view.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "ops/special/special.h"
+#include "tensor/impl/dtensor_impl.h"
+
+namespace dtensor {
+namespace {
+
+struct Strided {
+  std::vector<std::int64_t> sizes, strides;
+  std::int64_t offset;
+};
+
+// How the view walks one dimension of the base: start, step and length; selected where the view has no such dimension.
+struct Walk {
+  std::int64_t start = 0, step = 1, length = 1;
+  int view_dim = -1;
+};
+
+std::vector<std::size_t> by_decreasing_stride(const at::Tensor& base) {
+  std::vector<std::size_t> order(static_cast<std::size_t>(base.dim()));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return base.stride(a) > base.stride(b); });
+  return order;
+}
+
+bool find_walks(const at::Tensor& base, const Strided& want, std::vector<Walk>& walks) {
+  walks.assign(static_cast<std::size_t>(base.dim()), Walk());
+  std::int64_t offset = want.offset - base.storage_offset();
+  if (offset < 0) return false;
+  std::vector<bool> used(want.sizes.size());
+  for (auto d : by_decreasing_stride(base)) {
+    const auto stride = base.stride(d), size = base.size(d);
+    auto& walk = walks[d];
+    if (size > 1) {
+      walk.start = offset / stride;
+      offset %= stride;
+    }
+    if (walk.start >= std::max<std::int64_t>(size, 1)) return false;
+    for (std::size_t v = 0; v < want.sizes.size() && size > 1; ++v) {
+      const auto step = want.strides[v] / stride;
+      const bool fits = !used[v] && want.sizes[v] > 1 && want.strides[v] % stride == 0 && step >= 1 &&
+                        walk.start + (want.sizes[v] - 1) * step < size;
+      if (!fits) continue;
+      used[v] = true;
+      walk.step = step;
+      walk.length = want.sizes[v];
+      walk.view_dim = static_cast<int>(v);
+      break;
+    }
+  }
+  if (offset != 0) return false;
+  for (std::size_t v = 0; v < used.size(); ++v) {
+    if (!used[v] && want.sizes[v] != 1) return false;
+  }
+  return true;
+}
+
+at::Tensor take_walks(const at::Tensor& base, const Strided& want, const std::vector<Walk>& walks) {
+  auto view = base;
+  std::vector<int> view_dims;  // of the dimensions that are left
+  for (int d = static_cast<int>(walks.size()) - 1; d >= 0; --d) {
+    const auto& walk = walks[static_cast<std::size_t>(d)];
+    if (walk.view_dim < 0) {
+      view = view.select(d, walk.start);
+      continue;
+    }
+    const auto end = walk.start + (walk.length - 1) * walk.step + 1;
+    if (walk.start != 0 || walk.step != 1 || end != base.size(d)) view = view.slice(d, walk.start, end, walk.step);
+    view_dims.insert(view_dims.begin(), walk.view_dim);
+  }
+  std::vector<std::int64_t> permutation(view_dims.size());
+  std::iota(permutation.begin(), permutation.end(), 0);
+  std::sort(permutation.begin(), permutation.end(), [&](auto a, auto b) { return view_dims[a] < view_dims[b]; });
+  if (!std::is_sorted(permutation.begin(), permutation.end())) view = view.permute(permutation);
+  for (std::size_t v = 0; v < want.sizes.size(); ++v) {
+    if (std::find(view_dims.begin(), view_dims.end(), static_cast<int>(v)) == view_dims.end()) {
+      view = view.unsqueeze(static_cast<std::int64_t>(v));
+    }
+  }
+  return view;
+}
+
+bool is_plain_view(const at::Tensor& base, const Strided& want) {
+  std::int64_t numel = 1, step = 1;
+  for (auto size : want.sizes) numel *= size;
+  for (std::size_t v = want.sizes.size(); v-- > 0;) {
+    if (want.sizes[v] != 1 && want.strides[v] != step) return false;
+    step *= want.sizes[v];
+  }
+  return base.is_contiguous() && want.offset == base.storage_offset() && numel == base.numel();
+}
+
+at::Tensor strided_view(const at::Tensor& base, const Strided& want) {
+  if (base.sizes() == want.sizes && base.strides() == want.strides && want.offset == base.storage_offset()) {
+    return base.alias();
+  }
+  if (std::vector<Walk> walks; find_walks(base, want, walks)) return take_walks(base, want, walks);
+  if (is_plain_view(base, want)) return base.view(want.sizes);
+  TORCH_CHECK(false, "as_strided of a DTensor: sizes [", c10::Join(", ", want.sizes), "], strides [",
+              c10::Join(", ", want.strides), "], offset ", want.offset, " is no selection of dimensions of ",
+              as_dtensor(base.unsafeGetTensorImpl())->spec()->str(), " with strides ", base.strides(),
+              "; use select, slice, permute or view");
+}
+
+}  // namespace
+
+void as_strided_special(const OpEntry& entry, torch::jit::Stack& stack) {
+  const auto& base = torch::jit::peek(stack, 0, 4).toTensor();
+  if (!has_dtensor_key(base.unsafeGetTensorImpl())) return entry.op.callBoxed(stack);
+  const auto& offset = torch::jit::peek(stack, 3, 4);
+  const Strided want{torch::jit::peek(stack, 1, 4).toIntVector(), torch::jit::peek(stack, 2, 4).toIntVector(),
+                     offset.isNone() ? base.storage_offset() : offset.toInt()};
+  TORCH_CHECK(want.sizes.size() == want.strides.size(), "as_strided: ", want.sizes.size(), " sizes and ",
+              want.strides.size(), " strides");
+  auto view = strided_view(base, want);
+  torch::jit::drop(stack, 4);
+  stack.emplace_back(std::move(view));
+}
+
+}  // namespace dtensor

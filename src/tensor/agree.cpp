@@ -1,0 +1,130 @@
+// The global size of a tensor of which every rank knows its part: all ranks exchange their local sizes, and all come to
+// the same spec or to the same error.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "placement/shard_map.h"
+#include "tensor/border.h"
+
+namespace dtensor {
+namespace {
+
+constexpr std::int64_t kMaxDims = 25;  // TensorIterator's own limit
+
+struct LocalShape {
+  std::vector<std::int64_t> sizes;
+  std::int64_t dtype;
+};
+
+// One entry per rank of the mesh, in the order of layout.ranks.
+std::vector<LocalShape> exchange_shapes(const MeshImpl& mesh, const at::Tensor& local) {
+  const auto& comm = mesh.communicator(static_cast<AxisMask>((1u << mesh.layout.ndim()) - 1));
+  at::AutoDispatchBelowADInplaceOrView guard;
+  auto mine = at::full({kMaxDims + 2}, -1, at::kLong);
+  auto* out = mine.mutable_data_ptr<std::int64_t>();
+  out[0] = local.dim();
+  out[1] = static_cast<std::int64_t>(local.scalar_type());
+  std::copy(local.sizes().begin(), local.sizes().end(), out + 2);
+  auto all = at::empty({comm.size(), kMaxDims + 2}, at::kLong);
+  comm.all_gather(all.unbind(0), mine).wait();
+  std::vector<LocalShape> shapes;
+  for (int r = 0; r < comm.size(); ++r) {
+    const auto* row = all.const_data_ptr<std::int64_t>() + r * (kMaxDims + 2);
+    shapes.push_back({{row + 2, row + 2 + row[0]}, row[1]});
+  }
+  return shapes;
+}
+
+// Sum of the local sizes along `dim` over the ranks that split it, the other axes at coordinate 0.
+std::int64_t total_size(const MeshLayout& layout, const Placements& placements, const std::vector<LocalShape>& shapes,
+                        std::int64_t dim) {
+  std::int64_t total = 0;
+  for (std::size_t r = 0; r < shapes.size(); ++r) {
+    const auto coordinate = coordinate_of_index(layout, static_cast<std::int64_t>(r));
+    bool counts = true;
+    for (std::size_t axis = 0; axis < placements.size(); ++axis) {
+      if (!placements[axis].is_shard(dim) && coordinate[axis] != 0) counts = false;
+    }
+    if (counts) total += shapes[r].sizes[static_cast<std::size_t>(dim)];
+  }
+  return total;
+}
+
+std::string list_shapes(const MeshLayout& layout, const std::vector<LocalShape>& shapes) {
+  std::string text;
+  for (std::size_t r = 0; r < shapes.size(); ++r) {
+    text += c10::str(r == 0 ? "" : ", ", "rank ", layout.ranks[r], ": [", c10::Join(", ", shapes[r].sizes), "]");
+  }
+  return text;
+}
+
+at::DimVector agree_sizes(const MeshImpl& mesh, const Placements& placements, const std::vector<LocalShape>& shapes) {
+  const auto& layout = mesh.layout;
+  for (const auto& shape : shapes) {
+    TORCH_CHECK(shape.sizes.size() == shapes[0].sizes.size() && shape.dtype == shapes[0].dtype,
+                "from_local: the ranks give tensors of different dimension or dtype: ", list_shapes(layout, shapes));
+  }
+  at::DimVector sizes;
+  for (std::size_t d = 0; d < shapes[0].sizes.size(); ++d) {
+    sizes.push_back(total_size(layout, placements, shapes, static_cast<std::int64_t>(d)));
+  }
+  for (std::size_t r = 0; r < shapes.size(); ++r) {
+    const auto coordinate = coordinate_of_index(layout, static_cast<std::int64_t>(r));
+    const auto expected = local_sizes(sizes, placements, layout.shape, coordinate);
+    TORCH_CHECK(std::equal(expected.begin(), expected.end(), shapes[r].sizes.begin(), shapes[r].sizes.end()),
+                "from_local: the local sizes are not the chunks of one tensor of sizes [", c10::Join(", ", sizes),
+                "] with placements ", to_string(placements), ": world rank ", layout.ranks[r], " would hold [",
+                c10::Join(", ", expected), "]. Given: ", list_shapes(layout, shapes));
+  }
+  return sizes;
+}
+
+// Dense strides whose dimension order is that of the local tensor.
+at::DimVector strides_like(const at::Tensor& local, at::IntArrayRef sizes) {
+  std::vector<std::size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  if (local.defined() && !local.is_contiguous()) {
+    std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return local.stride(a) > local.stride(b); });
+  }
+  at::DimVector strides(sizes.size());
+  std::int64_t step = 1;
+  for (auto it = order.rbegin(); it != order.rend(); ++it) {
+    strides[*it] = step;
+    step *= std::max<std::int64_t>(sizes[*it], 1);
+  }
+  return strides;
+}
+
+bool any_shard(const Placements& placements) {
+  return std::any_of(placements.begin(), placements.end(), [](const auto& p) { return p.is_shard(); });
+}
+
+}  // namespace
+
+SpecPtr agree_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& mesh, Placements placements,
+                   at::IntArrayRef sizes, at::IntArrayRef strides) {
+  at::DimVector global(sizes);
+  const bool given = !sizes.empty() || local.dim() == 0;
+  TORCH_CHECK(given || mesh->is_member, "from_local: world rank ", mesh->world_rank,
+              " is outside the mesh and must be told the global sizes");
+  if (!given && any_shard(placements)) {
+    global = agree_sizes(*mesh, placements, exchange_shapes(*mesh, local));
+  } else if (!given) {
+    global = local.sizes();
+  }
+  if (given && mesh->is_member) {
+    const auto expected = local_sizes(global, placements, mesh->layout.shape, mesh->coordinate);
+    TORCH_CHECK(local.sizes().equals(expected), "from_local: the local tensor has sizes ", local.sizes(), " where sizes [",
+                c10::Join(", ", global), "] with placements ", to_string(placements), " ask for [",
+                c10::Join(", ", expected), "] at coordinate [", c10::Join(", ", mesh->coordinate), "]");
+  }
+  const at::DimVector global_strides = strides.empty() ? strides_like(local, global) : at::DimVector(strides);
+  TORCH_CHECK(global_strides.size() == global.size(), "from_local: ", global_strides.size(), " strides for ",
+              global.size(), " sizes");
+  return intern_spec(mesh, std::move(placements), global, global_strides, local.scalar_type());
+}
+
+}  // namespace dtensor

@@ -1,0 +1,169 @@
+// Autograd of the border: three nodes, each the other's reverse.
+#include "tensor/border.h"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include "dtensor/tensor.h"
+#include "ops/leaf_hook.h"
+#include "ops/plain_operand.h"
+#include "placement/shard_map.h"
+#include "redistribute/execute.h"
+
+namespace dtensor {
+namespace {
+
+using torch::autograd::collect_next_edges;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+Placements without_partial(Placements placements) {
+  for (auto& p : placements) p = p.is_partial() ? Replicate() : p.as_storage(false);
+  return placements;
+}
+
+bool needs_graph(const at::Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
+
+template <class NodeType, class... Args>
+at::Tensor with_history(at::Tensor result, const at::Tensor& input, Args&&... args) {
+  if (!needs_graph(input)) return result;
+  auto node = std::shared_ptr<NodeType>(new NodeType(std::forward<Args>(args)...));
+  node->set_next_edges(collect_next_edges(input));
+  torch::autograd::set_history(result, node);
+  return result;
+}
+
+// A gradient may come as a plain tensor, equal on every rank, from a formula that makes zeros.
+DTensor as_dtensor_like(const at::Tensor& grad, const TensorSpec& spec) {
+  if (is_dtensor(grad)) return DTensor(grad);
+  auto mesh = c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&acting(*spec.mesh)));
+  return DTensor(split_plain(grad, mesh, Placements(spec.placements.size())));
+}
+
+double average_share(const TensorSpec& spec) {
+  double share = 1;
+  for (std::size_t i = 0; i < spec.placements.size(); ++i) {
+    const auto& p = spec.placements[i];
+    if (p.is_partial(ReduceOp::avg)) share /= static_cast<double>(spec.mesh->layout.shape[i]);
+    TORCH_CHECK(!p.is_partial() || p.is_partial(ReduceOp::avg) || p.is_partial(ReduceOp::sum),
+                "from_local: no gradient through ", p.str(), "; reduce it with redistribute inside no_grad");
+  }
+  return share;
+}
+
+struct FromLocalBackward final : Node {
+  explicit FromLocalBackward(SpecPtr s) : spec(std::move(s)), share(average_share(*spec)) {}
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) return {at::Tensor()};
+    const auto wanted = without_partial(spec->placements);
+    auto local = as_dtensor_like(grads[0], *spec).redistribute(wanted).to_local(wanted);
+    return {share == 1 ? local : local.mul(share)};
+  }
+  std::string name() const override { return "FromLocalBackward"; }
+  SpecPtr spec;
+  double share;
+};
+
+struct ToLocalBackward final : Node {
+  ToLocalBackward(SpecPtr s, Placements p, AxisMask check)
+      : spec(std::move(s)), placements(std::move(p)), checked_axes(check) {}
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) return {at::Tensor()};
+    if (checked_axes != 0) {
+      check_equal_across(acting(*spec->mesh), checked_axes, grads[0],
+                         c10::str("to_local: the gradient that arrives at the local part of ", spec->str(),
+                                  " differs between ranks that hold it replicated. If each rank's gradient is its share "
+                                  "of a sum, pass grad_placements with Partial() there; if the differences are noise, "
+                                  "pass Replicate()"));
+    }
+    auto mesh = c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&acting(*spec->mesh)));
+    return {DTensor::from_local(grads[0], DeviceMesh(mesh), placements, spec->sizes)};
+  }
+  std::string name() const override { return "ToLocalBackward"; }
+  SpecPtr spec;
+  Placements placements;
+  AxisMask checked_axes;
+};
+
+struct RedistributeBackward final : Node {
+  explicit RedistributeBackward(SpecPtr s) : spec(std::move(s)) {}
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) return {at::Tensor()};
+    return {as_dtensor_like(grads[0], *spec).redistribute(without_partial(spec->placements))};
+  }
+  std::string name() const override { return "RedistributeBackward"; }
+  SpecPtr spec;
+};
+
+// Axes on which a default Replicate gradient has to be verified.
+AxisMask replicated_axes(const TensorSpec& spec) {
+  AxisMask mask = 0;
+  for (std::size_t i = 0; i < spec.placements.size(); ++i) {
+    if (spec.placements[i].is_replicate() && spec.mesh->layout.shape[i] > 1) mask |= 1u << i;
+  }
+  return mask;
+}
+
+}  // namespace
+
+at::Tensor wrap_local(const at::Tensor& local, SpecPtr spec) {
+  auto result = make_dtensor(spec, spec->mesh->is_member ? local.detach() : at::Tensor());
+  return with_history<FromLocalBackward>(std::move(result), local, std::move(spec));
+}
+
+at::Tensor unwrap_local(const at::Tensor& tensor, Placements grad_placements, bool trust_replicate) {
+  auto* impl = dtensor_or_null(tensor);
+  TORCH_CHECK(impl != nullptr, "to_local: undefined DTensor");
+  const auto& spec = impl->spec();
+  TORCH_CHECK(spec->mesh->is_member, "to_local: world rank ", spec->mesh->world_rank, " is outside the mesh of ",
+              spec->str());
+  TORCH_CHECK(!impl->is_stale(), "to_local: a moved view of a changed base (", spec->str(), ")");
+  if (!needs_graph(tensor)) return impl->local();
+  watch_leaf(*impl);
+  AxisMask check = 0;
+  if (grad_placements.empty()) {
+    check = trust_replicate ? 0 : replicated_axes(*spec);
+    grad_placements = without_partial(spec->placements);
+    for (std::size_t i = 0; i < grad_placements.size(); ++i) {
+      if (spec->placements[i].is_partial(ReduceOp::avg)) grad_placements[i] = Partial();
+    }
+  }
+  grad_placements = normalize_placements(std::move(grad_placements), tensor.dim(), spec->mesh->layout.shape);
+  return with_history<ToLocalBackward>(impl->local().detach(), tensor, spec, std::move(grad_placements), check);
+}
+
+at::Tensor move_local(const DTensorImpl& tensor, const Placements& placements) {
+  const auto& spec = *tensor.spec();
+  TORCH_CHECK(!tensor.is_stale(), "redistribute: a moved view of a changed base (", spec.str(), ")");
+  if (!spec.mesh->is_member) return {};
+  at::AutoDispatchBelowADInplaceOrView guard;
+  const auto plan = plan_redistribute(spec, placements);
+  auto local = execute_plan(plan, tensor.local(), spec);
+  return !plan.empty() && local.is_alias_of(tensor.local()) ? local.clone(at::MemoryFormat::Contiguous) : local;
+}
+
+at::Tensor redistribute_tensor(const at::Tensor& tensor, Placements placements) {
+  auto* impl = dtensor_or_null(tensor);
+  const auto from = impl->spec();
+  if (from->placements == placements) return tensor;
+  const bool graph = needs_graph(tensor);
+  if (graph) watch_leaf(*impl);
+  auto result = make_dtensor(with_placements(*from, placements), move_local(*impl, placements));
+  return graph ? with_history<RedistributeBackward>(std::move(result), tensor, from) : result;
+}
+
+at::Tensor split_plain(const at::Tensor& tensor, const c10::intrusive_ptr<MeshImpl>& mesh, Placements placements) {
+  auto whole = tensor.device().type() == mesh->device ? tensor : tensor.to(mesh->device);
+  if (!whole.is_non_overlapping_and_dense()) whole = whole.contiguous();
+  auto replicated = intern_spec(mesh, Placements(placements.size()), whole.sizes(), whole.strides(), whole.scalar_type());
+  auto result = redistribute_tensor(wrap_local(whole, std::move(replicated)), std::move(placements));
+  auto* impl = dtensor_or_null(result);
+  // Thread ranks are given one and the same tensor: each must own its part.
+  if (impl->local().defined() && impl->local().is_alias_of(tensor)) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    impl->reset(impl->spec(), impl->local().clone());
+  }
+  return result;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,99 @@
+// The DTensor handle: construction from parts and what it tells of itself.
+#include "dtensor/tensor.h"
+
+#include "mesh/mesh_impl.h"
+#include "ops/kernel.h"
+#include "placement/shard_map.h"
+#include "tensor/border.h"
+#include "tensor/impl/dtensor_impl.h"
+
+namespace dtensor {
+namespace {
+
+const DTensorImpl& impl_of(const at::Tensor& tensor) {
+  auto* impl = dtensor_or_null(tensor);
+  TORCH_CHECK(impl != nullptr, "an undefined DTensor has no mesh, placements or local tensor");
+  return *impl;
+}
+
+}  // namespace
+
+bool is_dtensor(const at::Tensor& tensor) { return tensor.defined() && dtensor_or_null(tensor) != nullptr; }
+
+DTensor::DTensor(at::Tensor tensor) : at::Tensor(std::move(tensor)) {
+  TORCH_CHECK(!defined() || dtensor_or_null(*this) != nullptr, "not a DTensor: a plain ", toString(), " of sizes ",
+              sizes(), "; use distribute_tensor or DTensor::from_local");
+}
+
+DeviceMesh DTensor::mesh() const {
+  const auto& mesh = impl_of(*this).spec()->mesh;
+  return DeviceMesh(c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&acting(*mesh))));
+}
+
+const Placements& DTensor::placements() const { return impl_of(*this).spec()->placements; }
+
+std::string DTensor::spec_str() const { return impl_of(*this).spec()->str(); }
+
+DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements,
+                            at::IntArrayRef sizes, at::IntArrayRef strides) {
+  ensure_registered();
+  TORCH_CHECK(mesh, "from_local: no mesh");
+  TORCH_CHECK(!is_dtensor(local), "from_local: the local tensor is a DTensor already: ", DTensor(local).spec_str());
+  placements = normalize_placements(std::move(placements), local.dim(), mesh.shape());
+  return DTensor(wrap_local(local, agree_spec(local, mesh.impl(), std::move(placements), sizes, strides)));
+}
+
+at::Tensor DTensor::to_local(Placements grad_placements) const { return unwrap_local(*this, std::move(grad_placements)); }
+
+at::Tensor DTensor::full_tensor(Placements grad_placements) const {
+  const auto& spec = impl_of(*this).spec();
+  TORCH_CHECK(spec->mesh->is_member, "full_tensor: world rank ", spec->mesh->world_rank, " is outside the mesh of ",
+              spec->str());
+  // Every rank then holds the same values and, unless told otherwise, the same gradient.
+  const bool told = !grad_placements.empty();
+  return unwrap_local(redistribute(Placements(placements().size())), std::move(grad_placements), !told);
+}
+
+DTensor DTensor::redistribute(Placements placements) const {
+  const auto& spec = impl_of(*this).spec();
+  placements = normalize_placements(std::move(placements), dim(), spec->mesh->layout.shape);
+  return DTensor(redistribute_tensor(*this, std::move(placements)));
+}
+
+DTensor& DTensor::redistribute_(Placements placements) {
+  auto* impl = dtensor_or_null(*this);
+  TORCH_CHECK(impl != nullptr, "redistribute_: undefined DTensor");
+  TORCH_CHECK(is_leaf() && !is_view(), "redistribute_: only a leaf that is no view can be re-placed in place (",
+              spec_str(), "); use redistribute");
+  placements = normalize_placements(std::move(placements), dim(), impl->spec()->mesh->layout.shape);
+  auto to = with_placements(*impl->spec(), placements);
+  impl->reset(to, move_local(*impl, placements));
+  if (is_dtensor(grad())) DTensor(mutable_grad()).redistribute_(std::move(placements));
+  return *this;
+}
+
+DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements) {
+  ensure_registered();
+  TORCH_CHECK(tensor.defined(), "distribute_tensor: undefined tensor");
+  TORCH_CHECK(mesh, "distribute_tensor: no mesh");
+  placements = normalize_placements(std::move(placements), tensor.dim(), mesh.shape());
+  if (is_dtensor(tensor)) {
+    const DTensor given(tensor);
+    TORCH_CHECK(given.mesh() == mesh, "distribute_tensor: a DTensor on ", given.mesh().str(), " asked onto ",
+                mesh.str(), "; call full_tensor() first");
+    return given.redistribute(std::move(placements));
+  }
+  return DTensor(split_plain(tensor, mesh.impl(), std::move(placements)));
+}
+
+DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements, int source) {
+  const auto comm = mesh.communicator();
+  const auto& ranks = comm.ranks();
+  const auto root = std::find(ranks.begin(), ranks.end(), source);
+  TORCH_CHECK(root != ranks.end(), "distribute_tensor_from: source rank ", source, " is not in ", mesh.str());
+  auto whole = tensor.detach().to(mesh.device_type()).contiguous().clone();
+  comm.broadcast(whole, static_cast<int>(root - ranks.begin())).wait();
+  return distribute_tensor(whole, mesh, std::move(placements));
+}
+
+}  // namespace dtensor

@@ -1,0 +1,62 @@
+// local_map: hand-written per-rank code between DTensors.
+#include "dtensor/tensor.h"
+
+namespace dtensor {
+namespace {
+
+// On an axis where this input is whole but the ranks compute different things (some other input or output is split or
+// unreduced there), each rank's gradient is a share of the sum.
+Placements gradient_of_input(std::size_t index, const std::vector<Placements>& inputs,
+                             const std::vector<Placements>& outputs) {
+  auto result = inputs[index];
+  for (std::size_t axis = 0; axis < result.size(); ++axis) {
+    if (result[axis].is_partial()) result[axis] = Replicate();
+    if (!inputs[index][axis].is_replicate()) continue;
+    bool differs = false;
+    for (const auto& p : inputs) differs = differs || (!p.empty() && !p[axis].is_replicate());
+    for (const auto& p : outputs) differs = differs || !p[axis].is_replicate();
+    if (differs) result[axis] = Partial();
+  }
+  return result;
+}
+
+DeviceMesh mesh_of(const std::vector<at::Tensor>& inputs) {
+  for (const auto& input : inputs) {
+    if (is_dtensor(input)) return DTensor(input).mesh();
+  }
+  TORCH_CHECK(false, "local_map: none of the ", inputs.size(), " inputs is a DTensor");
+}
+
+}  // namespace
+
+std::vector<at::Tensor> local_map(const LocalFunction& fn, const std::vector<at::Tensor>& inputs,
+                                  const std::vector<Placements>& out_placements, const LocalMapOptions& options) {
+  const auto mesh = mesh_of(inputs);
+  TORCH_CHECK(options.in_placements.empty() || options.in_placements.size() == inputs.size(), "local_map: ",
+              options.in_placements.size(), " in_placements for ", inputs.size(), " inputs");
+  std::vector<at::Tensor> moved = inputs;
+  std::vector<Placements> placements(inputs.size());
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!is_dtensor(inputs[i])) continue;
+    if (!options.in_placements.empty()) moved[i] = DTensor(inputs[i]).redistribute(options.in_placements[i]);
+    placements[i] = DTensor(moved[i]).placements();
+  }
+  std::vector<at::Tensor> locals = moved;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!is_dtensor(moved[i])) continue;
+    const bool told = !options.in_grad_placements.empty();
+    locals[i] = DTensor(moved[i]).to_local(told ? options.in_grad_placements[i]
+                                                : gradient_of_input(i, placements, out_placements));
+  }
+  auto results = fn(locals);
+  TORCH_CHECK(results.size() == out_placements.size(), "local_map: the function returned ", results.size(),
+              " tensors for ", out_placements.size(), " out_placements");
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const bool sized = i < options.out_sizes.size();
+    results[i] = DTensor::from_local(results[i], mesh, out_placements[i],
+                                     sized ? at::IntArrayRef(options.out_sizes[i]) : at::IntArrayRef());
+  }
+  return results;
+}
+
+}  // namespace dtensor
