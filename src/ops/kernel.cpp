@@ -19,7 +19,7 @@ const c10::DispatchKeySet kExcluded =
     c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(c10::DispatchKey::DeferredInit);
 
 c10::ArrayRef<c10::IValue> arguments(const OpEntry& entry, const torch::jit::Stack& stack) {
-  return {stack.data() + stack.size() - entry.args.size(), entry.args.size()};
+  return c10::ArrayRef<c10::IValue>(stack.data() + (stack.size() - entry.args.size()), entry.args.size());
 }
 
 void watch_leaves(const CallView& view) {

@@ -24,10 +24,22 @@ Placements without_partial(Placements placements) {
 
 bool needs_graph(const at::Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
 
+// A std::shared_ptr in older releases of LibTorch, an intrusive_ptr in newer ones.
+using NodePtr = decltype(torch::autograd::Edge::function);
+
+template <class NodeType, class... Args>
+NodePtr make_node(Args&&... args) {
+  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<Node>>) {
+    return NodePtr(new NodeType(std::forward<Args>(args)...));
+  } else {
+    return NodePtr(c10::make_intrusive<NodeType>(std::forward<Args>(args)...));
+  }
+}
+
 template <class NodeType, class... Args>
 at::Tensor with_history(at::Tensor result, const at::Tensor& input, Args&&... args) {
   if (!needs_graph(input)) return result;
-  auto node = std::shared_ptr<NodeType>(new NodeType(std::forward<Args>(args)...));
+  auto node = make_node<NodeType>(std::forward<Args>(args)...);
   node->set_next_edges(collect_next_edges(input));
   torch::autograd::set_history(result, node);
   return result;

@@ -1,0 +1,190 @@
+// MeshScope: a dispatch mode (the free key DeferredInit, in this thread's included set) whose kernels take the factory
+// operators. Each tensor is made at its local size; random ones are filled by global index; those whose values depend on
+// the position (arange, eye, ...) are made whole and cut.
+#include "dtensor/mesh_scope.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <mutex>
+
+#include "mesh/mesh_impl.h"
+#include "ops/kernel.h"
+#include "placement/shard_map.h"
+#include "tensor/border.h"
+
+namespace dtensor {
+
+namespace {
+
+constexpr auto kScopeKey = c10::DispatchKey::DeferredInit;
+
+struct Scope {
+  c10::intrusive_ptr<MeshImpl> mesh;
+  Placements placements;
+};
+thread_local const Scope* scope = nullptr;  // the innermost of this thread
+
+using torch::jit::Stack;
+
+enum class Factory { constant, random, positional };
+
+Factory kind_of(const c10::OperatorHandle& op) {
+  static const std::unordered_map<std::string, Factory> kinds = {
+      {"aten::empty", Factory::constant},   {"aten::empty_strided", Factory::constant},
+      {"aten::zeros", Factory::constant},   {"aten::ones", Factory::constant},
+      {"aten::full", Factory::constant},    {"aten::scalar_tensor", Factory::constant},
+      {"aten::rand", Factory::random},      {"aten::randn", Factory::random},
+      {"aten::randint", Factory::random},   {"aten::normal", Factory::random},
+      {"aten::randperm", Factory::random},
+  };
+  const auto it = kinds.find(op.operator_name().name);
+  return it == kinds.end() ? Factory::positional : it->second;
+}
+
+// A dimension that the tensor lacks counts as Replicate.
+Placements placements_for(std::int64_t ndim) {
+  auto placements = scope->placements;
+  for (auto& p : placements) {
+    if (!p.is_shard()) continue;
+    const auto dim = p.dim() < 0 ? p.dim() + ndim : p.dim();
+    p = dim >= 0 && dim < ndim ? p.with_dim(dim) : Replicate();
+  }
+  return placements;
+}
+
+int argument_index(const c10::OperatorHandle& op, const char* name) {
+  return op.schema().argumentIndexWithName(name).value_or(-1);
+}
+
+at::Tensor call(const c10::OperatorHandle& op, Stack stack) {
+  op.callBoxed(stack);
+  return std::move(stack.back()).toTensor();
+}
+
+// The tensor that one device would make, without its data.
+at::Tensor global_shape(const c10::OperatorHandle& op, Stack stack) {
+  const int device = argument_index(op, "device");
+  if (device >= 0) stack[device] = c10::IValue(c10::Device(c10::kMeta));
+  return call(op, std::move(stack));
+}
+
+Stack on_mesh_device(const c10::OperatorHandle& op, const Stack& stack) {
+  auto result = stack;
+  const int device = argument_index(op, "device");
+  if (device >= 0) result[device] = c10::IValue(c10::Device(scope->mesh->device));
+  return result;
+}
+
+at::Tensor empty_local(const TensorSpec& spec) {
+  return at::empty(spec.local_sizes, at::TensorOptions(spec.dtype).device(at::Device(spec.mesh->device)));
+}
+
+at::Tensor make_constant(const c10::OperatorHandle& op, const Stack& stack, const TensorSpec& spec) {
+  if (op.operator_name().name.rfind("aten::empty", 0) == 0) return empty_local(spec);
+  auto local = on_mesh_device(op, stack);
+  const int size = argument_index(op, "size");
+  if (size >= 0) local[size] = c10::IValue(c10::IntArrayRef(spec.local_sizes));
+  return call(op, std::move(local));
+}
+
+// The random fills of a DTensor are those of ops/handlers/random.cpp: by global index.
+at::Tensor make_random(const c10::OperatorHandle& op, const Stack& stack, const SpecPtr& spec) {
+  auto result = make_dtensor(spec, spec->mesh->is_member ? empty_local(*spec) : at::Tensor());
+  const auto& name = op.operator_name().name;
+  const auto number = [&](const char* argument) { return stack[argument_index(op, argument)].toInt(); };
+  if (name == "aten::rand") return result.uniform_();
+  if (name == "aten::randn") return result.normal_();
+  if (name == "aten::normal") {
+    return result.normal_(stack[argument_index(op, "mean")].toDouble(), stack[argument_index(op, "std")].toDouble());
+  }
+  TORCH_CHECK(name == "aten::randint", op.operator_name(), " has no placement-independent form yet; make it outside the "
+              "MeshScope on one rank and use distribute_tensor_from");
+  return result.random_(argument_index(op, "low") >= 0 ? number("low") : 0, number("high"));
+}
+
+void make_dtensor_kernel(const c10::OperatorHandle& op, Stack& stack) {
+  const auto arguments = op.schema().arguments().size();
+  const Stack args(stack.end() - static_cast<std::ptrdiff_t>(arguments), stack.end());
+  const auto shape = global_shape(op, args);
+  const auto spec = intern_spec(scope->mesh, placements_for(shape.dim()), shape.sizes(), shape.strides(),
+                                shape.scalar_type());
+  at::Tensor result;
+  switch (kind_of(op)) {
+    case Factory::constant:
+      result = make_dtensor(spec, spec->mesh->is_member ? make_constant(op, args, *spec) : at::Tensor());
+      break;
+    case Factory::random:
+      result = make_random(op, args, spec);
+      break;
+    case Factory::positional:
+      result = split_plain(call(op, on_mesh_device(op, args)), scope->mesh, spec->placements);
+  }
+  torch::jit::drop(stack, arguments);
+  stack.emplace_back(std::move(result));
+}
+
+// A kernel of a plain operator allocates its outputs through the same factories, below autograd.
+bool inside_a_kernel() {
+  return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) &&
+         !c10::InferenceMode::is_enabled();
+}
+
+void factory_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  c10::impl::ExcludeDispatchKeyGuard guard(kScopeKey);
+  if (scope == nullptr || inside_a_kernel()) return op.callBoxed(*stack);
+  make_dtensor_kernel(op, *stack);
+}
+
+bool is_factory(const c10::OperatorHandle& op) {
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return false;
+  const auto& schema = op.schema();
+  if (schema.returns().size() != 1 || schema.returns()[0].type()->kind() != c10::TypeKind::TensorType) return false;
+  for (const auto& argument : schema.arguments()) {
+    if (argument.type()->str().find("Tensor") != std::string::npos) return false;
+  }
+  return schema.argumentIndexWithName("dtype").has_value() && schema.name().rfind("aten::", 0) == 0;
+}
+
+void register_factories() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  static auto& handles = *new std::vector<c10::RegistrationHandleRAII>();  // for the program's life
+  handles.push_back(
+      dispatcher.registerFallback(kScopeKey, c10::KernelFunction::makeFallthrough(), "dtensor mesh scope"));
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    if (!op || !is_factory(*op)) continue;
+    handles.push_back(dispatcher.registerImpl(name, kScopeKey,
+                                              c10::KernelFunction::makeFromBoxedFunction<&factory_kernel>(),
+                                              std::nullopt, nullptr, "dtensor mesh scope"));
+  }
+}
+
+}  // namespace
+
+struct MeshScope::State {
+  Scope here;
+  const Scope* outer;
+};
+
+MeshScope::MeshScope(DeviceMesh mesh, Placements placements) : state_(std::make_unique<State>()) {
+  ensure_registered();
+  static std::once_flag once;
+  std::call_once(once, register_factories);
+  TORCH_CHECK(mesh, "MeshScope: no mesh");
+  if (placements.empty()) placements.resize(static_cast<std::size_t>(mesh.ndim()));
+  TORCH_CHECK(static_cast<std::int64_t>(placements.size()) == mesh.ndim(), "MeshScope: ", placements.size(),
+              " placements for ", mesh.str());
+  state_->here = {mesh.impl(), std::move(placements)};
+  state_->outer = std::exchange(scope, &state_->here);
+  c10::impl::tls_set_dispatch_key_included(kScopeKey, true);
+}
+
+MeshScope::~MeshScope() {
+  scope = state_->outer;
+  if (scope == nullptr) c10::impl::tls_set_dispatch_key_included(kScopeKey, false);
+}
+
+}  // namespace dtensor
