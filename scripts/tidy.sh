@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# clang-tidy over the sources of a configured build, or over those given: tidy.sh BUILD_FOLDER [FILE...]. Not part of the tests:
+# a file that includes ATen takes some ten seconds.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=$1
+shift
+command -v clang-tidy > /dev/null || { echo "clang-tidy is not installed (apt-get install clang-tidy)" >&2; exit 77; }
+files=("$@")
+[ ${#files[@]} -gt 0 ] || mapfile -t files < <(git ls-files 'src/*.cpp')
+# gcc's precompiled header means nothing to clang: include its text instead, and drop gcc's own flags.
+database=$(mktemp -d)
+trap 'rm -rf "$database"' EXIT
+sed -E 's/-Winvalid-pch//g; s/-include [^ ]*cmake_pch\.hxx/-include ATen\/ATen.h -include torch\/library.h/g' \
+  "$build/compile_commands.json" > "$database/compile_commands.json"
+printf '%s\n' "${files[@]}" | xargs -P "$(nproc)" -n 1 clang-tidy --quiet -p "$database"
