@@ -1,5 +1,98 @@
-// Placement values.
+// Placement values: construction with checks, hashing and the text form. The parser is in parse.cpp.
 #include "dtensor/placement.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/hash.h>
+
+#include <limits>
+#include <ostream>
+
 namespace dtensor {
-Placement Placement::shard(std::int64_t dim) { Placement p; p.kind_ = Kind::shard; p.dim_ = static_cast<std::int32_t>(dim); return p; }
+namespace {
+
+std::int32_t checked_dim(std::int64_t dim) {
+  TORCH_CHECK(dim >= std::numeric_limits<std::int32_t>::min() && dim <= std::numeric_limits<std::int32_t>::max(),
+              "a placement's tensor dimension is out of range: ", dim);
+  return static_cast<std::int32_t>(dim);
 }
+
+}  // namespace
+
+const char* to_string(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum:
+      return "sum";
+    case ReduceOp::avg:
+      return "avg";
+    case ReduceOp::max:
+      return "max";
+    case ReduceOp::min:
+      return "min";
+    case ReduceOp::product:
+      return "product";
+  }
+  return "?";
+}
+
+Placement Placement::shard(std::int64_t dim) {
+  Placement p;
+  p.kind_ = Kind::shard;
+  p.dim_ = checked_dim(dim);
+  return p;
+}
+
+Placement Placement::strided_shard(std::int64_t dim, std::int64_t split_factor) {
+  TORCH_CHECK(split_factor >= 1 && split_factor <= std::numeric_limits<std::int32_t>::max(), "StridedShard(", dim, ", ",
+              split_factor, "): the split factor must be at least 1");
+  Placement p = shard(dim);
+  p.kind_ = Kind::strided_shard;
+  p.split_factor_ = static_cast<std::int32_t>(split_factor);
+  return p;
+}
+
+// Only shards are stored apart from how they are computed with, so the flag stays off elsewhere and equality is simple.
+Placement Placement::as_storage(bool storage) const {
+  Placement p = *this;
+  p.storage_ = storage && is_shard();
+  return p;
+}
+
+Placement Placement::with_dim(std::int64_t dim) const {
+  TORCH_CHECK(is_shard(), "only a shard has a tensor dimension, not ", str());
+  Placement p = *this;
+  p.dim_ = checked_dim(dim);
+  return p;
+}
+
+std::size_t Placement::hash() const {
+  const auto small = static_cast<std::size_t>(kind_) | static_cast<std::size_t>(op_) << 4 |
+                     static_cast<std::size_t>(storage_) << 8 | static_cast<std::size_t>(split_factor_) << 16;
+  return c10::hash_combine(small, static_cast<std::size_t>(dim_));
+}
+
+std::string Placement::str() const {
+  const char* star = storage_ ? "*" : "";
+  switch (kind_) {
+    case Kind::replicate:
+      return "R";
+    case Kind::shard:
+      return "S(" + std::to_string(dim_) + ")" + star;
+    case Kind::strided_shard:
+      return "SS(" + std::to_string(dim_) + ", " + std::to_string(split_factor_) + ")" + star;
+    case Kind::partial:
+      return std::string("P(") + to_string(op_) + ")";
+  }
+  return "?";
+}
+
+std::ostream& operator<<(std::ostream& out, const Placement& placement) { return out << placement.str(); }
+
+std::string to_string(const Placements& placements) {
+  std::string text = "[";
+  for (const Placement& p : placements) {
+    text += (text.size() > 1 ? ", " : "") + p.str();
+  }
+  return text + "]";
+}
+
+}  // namespace dtensor

@@ -1,6 +1,7 @@
 // Which elements of a tensor a mesh coordinate holds. Chunk semantics of PyTorch: n elements over m ranks are chunks of
 // ceil(n / m), the last ones shorter or empty; several axes that shard one dimension split it in turn, left to right,
-// except that a StridedShard comes after the axes to its right whose sizes multiply to its split factor.
+// except that a StridedShard comes after the axes to its right that shard the same dimension and whose sizes multiply
+// to its split factor.
 #pragma once
 
 #include <ATen/core/DimVector.h>
@@ -21,6 +22,19 @@ using Segments = c10::SmallVector<Segment, 2>;
 
 // Chunk `index` of `n` elements over `parts` ranks.
 Segment chunk(std::int64_t n, std::int64_t parts, std::int64_t index);
+
+// The order in which mesh axes split a dimension. `pieces` is 1 except for a StridedShard without matching axes: that
+// one first cuts what it gets into `pieces` chunks, takes its part of each, and holds their concatenation.
+struct SplitStep {
+  std::int32_t axis;
+  std::int32_t pieces;
+  friend bool operator==(const SplitStep&, const SplitStep&) = default;
+};
+using SplitOrder = c10::SmallVector<SplitStep, 4>;
+SplitOrder split_order(std::int64_t dim, const Placements& placements, at::IntArrayRef mesh_shape);
+
+Segments shard_segments(std::int64_t n, const SplitOrder& order, at::IntArrayRef mesh_shape,
+                        at::IntArrayRef coordinate);
 
 // The global indices along tensor dimension `dim` (of size `n`) that `coordinate` holds.
 Segments shard_segments(std::int64_t n, std::int64_t dim, const Placements& placements, at::IntArrayRef mesh_shape,

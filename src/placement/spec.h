@@ -25,7 +25,7 @@ struct TensorSpec : c10::intrusive_ptr_target {
   // Derived, for this rank (all zero-sized where this rank is not in the mesh).
   const at::DimVector local_sizes;
   const bool has_partial;
-  const bool has_shard;    // storage shards included
+  const bool has_shard;  // storage shards included
   const bool has_storage;
 
   std::int64_t dim() const { return static_cast<std::int64_t>(sizes.size()); }
@@ -40,5 +40,9 @@ SpecPtr intern_spec(const MeshRef& mesh, Placements placements, at::IntArrayRef 
 
 // Same tensor, other placements.
 SpecPtr with_placements(const TensorSpec& spec, Placements placements);
+
+// Forgets the specs that nobody else holds, and with them their meshes and communicators. For whoever ends a world.
+void drop_unused_specs();
+std::size_t interned_specs();  // how many there are
 
 }  // namespace dtensor

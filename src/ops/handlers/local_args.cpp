@@ -1,0 +1,222 @@
+// Arguments by name, index arithmetic and combination over mesh axes for the local kernels.
+#include "ops/handlers/local_args.h"
+
+#include <c10/core/WrapDimMinimal.h>
+
+#include <limits>
+
+namespace dtensor {
+namespace {
+
+bool holds_tensors(const c10::Argument& argument) {
+  const auto& type = *argument.type();
+  return type.isSubtypeOf(*c10::OptionalType::ofTensor()) || type.isSubtypeOf(*c10::ListType::ofTensors()) ||
+         type.isSubtypeOf(*c10::ListType::ofOptionalTensors());
+}
+
+AxisMask larger_than_one(const MeshInfo& mesh, AxisMask axes) {
+  for (std::int64_t a = 0; a < mesh.layout.ndim(); ++a) {
+    if (mesh.layout.shape[a] == 1) axes &= ~(AxisMask{1} << a);
+  }
+  return axes;
+}
+
+template <class Predicate>
+AxisMask axes_where(const TensorSpec* spec, Predicate predicate) {
+  AxisMask axes = 0;
+  if (spec == nullptr) return axes;
+  for (std::size_t a = 0; a < spec->placements.size(); ++a) {
+    if (predicate(spec->placements[a])) axes |= AxisMask{1} << a;
+  }
+  return larger_than_one(*spec->mesh, axes);
+}
+
+// Schema positions of the arguments that the operator writes (out= and in-place), in order.
+std::vector<std::size_t> written_arguments(const c10::FunctionSchema& schema) {
+  std::vector<std::size_t> written;
+  for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto* alias = schema.arguments()[i].alias_info();
+    if (alias != nullptr && alias->isWrite()) written.push_back(i);
+  }
+  return written;
+}
+
+}  // namespace
+
+int LocalArgs::find(std::string_view name) const {
+  const auto index = schema_.argumentIndexWithName(name);
+  return index ? *index : -1;
+}
+
+const c10::IValue& LocalArgs::value(std::string_view name) const {
+  const int index = find(name);
+  TORCH_CHECK(index >= 0, schema_.operator_name(), " has no argument '", name, "'");
+  return torch::jit::peek(call_.stack, index, schema_.arguments().size());
+}
+
+at::Tensor LocalArgs::tensor(std::string_view name) const {
+  const auto& found = value(name);
+  return found.isTensor() ? found.toTensor() : at::Tensor();
+}
+
+std::optional<at::ScalarType> LocalArgs::dtype() const {
+  if (!has("dtype") || value("dtype").isNone()) return std::nullopt;
+  return value("dtype").toScalarType();
+}
+
+int LocalArgs::operand_of(int argument) const {
+  int operand = 0;
+  for (int i = 0; i < argument; ++i) {
+    if (!holds_tensors(schema_.arguments()[i])) continue;
+    const auto& passed = torch::jit::peek(call_.stack, i, schema_.arguments().size());
+    operand += passed.isList() ? static_cast<int>(passed.toListRef().size()) : 1;
+  }
+  return operand;
+}
+
+const TensorSpec* LocalArgs::spec(std::string_view name) const {
+  const int index = find(name);
+  TORCH_CHECK(index >= 0, schema_.operator_name(), " has no argument '", name, "'");
+  return call_.inputs[operand_of(index)].get();
+}
+
+std::vector<std::int64_t> LocalArgs::reduced_dims() const {
+  const std::int64_t ndim = tensor("self").dim();
+  std::vector<std::int64_t> dims;
+  if (has("dim") && value("dim").isInt()) dims = {value("dim").toInt()};
+  if (has("dim") && value("dim").isList()) dims = value("dim").toIntVector();
+  if (dims.empty()) {
+    for (std::int64_t d = 0; d < ndim; ++d) dims.push_back(d);
+  }
+  if (ndim == 0) dims.clear();
+  for (auto& d : dims) d = c10::maybe_wrap_dim(d, ndim);
+  return dims;
+}
+
+std::int64_t LocalArgs::dim() const { return c10::maybe_wrap_dim(integer("dim"), tensor("self").dim()); }
+
+at::IntArrayRef LocalArgs::global_sizes(std::string_view name) const {
+  const auto* known = spec(name);
+  return known != nullptr ? at::IntArrayRef(known->sizes) : value(name).toTensor().sizes();
+}
+
+std::string_view base_name(const LocalCall& call) {
+  const std::string& name = call.op.schema().name();
+  return std::string_view(name).substr(name.find("::") + 2);
+}
+
+AxisMask shard_axes(const TensorSpec* spec, at::IntArrayRef dims) {
+  return axes_where(spec, [&](const Placement& p) {
+    return p.is_shard() && std::find(dims.begin(), dims.end(), p.dim()) != dims.end();
+  });
+}
+
+AxisMask shard_axes(const TensorSpec* spec) {
+  return axes_where(spec, [](const Placement& p) { return p.is_shard(); });
+}
+
+Segments own_segments(const TensorSpec* spec, std::int64_t dim, std::int64_t n) {
+  if (spec == nullptr) return {Segment{0, n}};
+  const auto& mesh = *spec->mesh;
+  return shard_segments(n, dim, spec->placements, mesh.layout.shape, mesh.coordinate);
+}
+
+std::int64_t total_length(const Segments& segments) {
+  std::int64_t length = 0;
+  for (const auto& s : segments) length += s.length;
+  return length;
+}
+
+OwnIndex to_own(const at::Tensor& global, const Segments& segments) {
+  OwnIndex result{at::zeros_like(global, at::kBool), at::zeros_like(global, at::kLong)};
+  std::int64_t before = 0;  // local index where the segment begins
+  for (const auto& s : segments) {
+    const auto inside = global.ge(s.offset).logical_and_(global.lt(s.offset + s.length));
+    result.own.logical_or_(inside);
+    result.local.add_((global - (s.offset - before)).mul_(inside));
+    before += s.length;
+  }
+  return result;
+}
+
+at::Tensor to_global(const at::Tensor& local, const Segments& segments) {
+  auto global = local;
+  std::int64_t before = 0, shift = 0;
+  for (const auto& s : segments) {
+    const std::int64_t jump = s.offset - before - shift;  // what the shift grows by from this segment on
+    if (jump != 0) global = global + local.ge(before).to(at::kLong).mul_(jump);
+    shift += jump;
+    before += s.length;
+  }
+  return global;
+}
+
+at::Tensor take(const at::Tensor& whole, std::int64_t dim, const Segments& segments) {
+  std::vector<at::Tensor> parts;
+  for (const auto& s : segments) parts.push_back(whole.narrow(dim, s.offset, s.length));
+  return parts.size() == 1 ? parts.front() : at::cat(parts, dim);
+}
+
+void check_indices(const at::Tensor& index, std::int64_t size, const char* what) {
+  if (!index.is_cpu() || index.numel() == 0) return;
+  const auto [low, high] = at::aminmax(index);
+  const std::int64_t smallest = low.item<std::int64_t>(), largest = high.item<std::int64_t>();
+  TORCH_CHECK_INDEX(smallest >= 0 && largest < size, what, " ", smallest < 0 ? smallest : largest,
+                    " is out of bounds for size ", size);
+}
+
+at::Tensor all_reduce(const MeshImpl& mesh, at::Tensor tensor, ReduceOp op, AxisMask axes) {
+  axes = larger_than_one(mesh, axes);
+  if (axes == 0 || tensor.numel() == 0) return tensor;
+  const bool is_bool = tensor.scalar_type() == at::kBool;
+  auto buffer = (is_bool ? tensor.to(at::kByte) : tensor).contiguous();
+  mesh.communicator(axes).all_reduce(buffer, op).wait();
+  return is_bool ? buffer.to(at::kBool) : buffer;
+}
+
+at::Tensor reduce_contribution(const LocalCall& call, at::Tensor tensor, ReduceOp op, AxisMask axes, int index) {
+  const auto& placements = call.outputs[index]->placements;
+  for (std::size_t a = 0; a < placements.size(); ++a) {
+    if (placements[a].is_partial(op)) axes &= ~(AxisMask{1} << a);
+  }
+  return all_reduce(call.mesh, std::move(tensor), op, axes);
+}
+
+void give(LocalCall& call, std::vector<at::Tensor> results) {
+  const auto& schema = call.op.schema();
+  const auto written = written_arguments(schema);
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    auto target = torch::jit::peek(call.stack, written[i], schema.arguments().size()).toTensor();
+    TORCH_CHECK(target.sizes() == results[i].sizes(), schema.operator_name(), ": the local result is ",
+                results[i].sizes(), ", the tensor it is written to ", target.sizes());
+    results[i] = target.copy_(results[i]);
+  }
+  torch::jit::drop(call.stack, schema.arguments().size());
+  for (auto& result : results) call.stack.emplace_back(std::move(result));
+}
+
+std::vector<at::Tensor> run_plain(LocalCall& call) {
+  call.op.callBoxed(call.stack);
+  const std::size_t count = call.op.schema().returns().size();
+  std::vector<at::Tensor> results;
+  for (auto& value : torch::jit::last(call.stack, count)) results.push_back(value.toTensor());
+  torch::jit::drop(call.stack, count);
+  return results;
+}
+
+at::Scalar reduce_identity(at::ScalarType type, ReduceOp op) {
+  TORCH_INTERNAL_ASSERT(op == ReduceOp::max || op == ReduceOp::min);
+  const bool lowest = op == ReduceOp::max;
+  if (at::isFloatingType(type)) {
+    const double infinity = std::numeric_limits<double>::infinity();
+    return lowest ? -infinity : infinity;
+  }
+  if (type == at::kBool) return !lowest;
+  at::Scalar identity;
+  AT_DISPATCH_INTEGRAL_TYPES(type, "reduce_identity", [&] {
+    identity = lowest ? std::numeric_limits<scalar_t>::lowest() : std::numeric_limits<scalar_t>::max();
+  });
+  return identity;
+}
+
+}  // namespace dtensor

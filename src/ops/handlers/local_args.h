@@ -1,0 +1,83 @@
+// What a local kernel asks of its call: arguments by schema name, the specs of its tensors, where this rank's part lies
+// in the whole, and how contributions are combined over the mesh axes that split a factor. Kernels stay free of stack
+// offsets, operand numbers and placement arithmetic.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "ops/local_call.h"
+#include "placement/shard_map.h"
+
+namespace dtensor {
+
+class LocalArgs {
+ public:
+  explicit LocalArgs(const LocalCall& call) : call_(call), schema_(call.op.schema()) {}
+
+  bool has(std::string_view name) const { return find(name) >= 0; }
+  const c10::IValue& value(std::string_view name) const;  // error names the operator if there is none
+  at::Tensor tensor(std::string_view name) const;         // undefined for None
+  std::int64_t integer(std::string_view name) const { return value(name).toInt(); }
+  bool flag(std::string_view name) const { return has(name) && value(name).toBool(); }  // false where absent
+  std::optional<at::ScalarType> dtype() const;                                          // the argument of that name
+  // Spec of a tensor argument; null for a plain or absent one, which counts as Replicate.
+  const TensorSpec* spec(std::string_view name) const;
+  // `dim` argument (int, int[] or absent: all) as non-negative dimensions of `self`.
+  std::vector<std::int64_t> reduced_dims() const;
+  std::int64_t dim() const;  // `dim` argument as one non-negative dimension of `self`
+  at::IntArrayRef global_sizes(std::string_view name) const;
+
+ private:
+  int find(std::string_view name) const;
+  int operand_of(int argument) const;
+
+  const LocalCall& call_;
+  const c10::FunctionSchema& schema_;
+};
+
+// The operator without its namespace and overload: "amax".
+std::string_view base_name(const LocalCall& call);
+
+// Mesh axes of more than one rank that split any of `dims`; 0 for a null spec.
+AxisMask shard_axes(const TensorSpec* spec, at::IntArrayRef dims);
+AxisMask shard_axes(const TensorSpec* spec);  // any dimension
+
+// This rank's global indices along `dim`; all of `n` for a null spec.
+Segments own_segments(const TensorSpec* spec, std::int64_t dim, std::int64_t n);
+std::int64_t total_length(const Segments& segments);
+
+// A tensor of global indices seen from this rank: whether it holds each, and where (0 where it does not).
+struct OwnIndex {
+  at::Tensor own;    // bool
+  at::Tensor local;  // int64
+};
+OwnIndex to_own(const at::Tensor& global, const Segments& segments);
+at::Tensor to_global(const at::Tensor& local, const Segments& segments);
+// The slices of `whole` along `dim` that the segments name.
+at::Tensor take(const at::Tensor& whole, std::int64_t dim, const Segments& segments);
+
+// On CPU, as ATen: error unless every index is in [0, size). CUDA kernels of ATen assert on the device.
+void check_indices(const at::Tensor& index, std::int64_t size, const char* what);
+
+// Sum, maximum, ... of `tensor` over the ranks of `axes`, in place where it is contiguous; nothing for no axes. bool is
+// reduced as uint8.
+at::Tensor all_reduce(const MeshImpl& mesh, at::Tensor tensor, ReduceOp op, AxisMask axes);
+// The same, but contributions stay as they are on the axes where output `index` is to be Partial(op).
+at::Tensor reduce_contribution(const LocalCall& call, at::Tensor tensor, ReduceOp op, AxisMask axes, int index = 0);
+
+// Replaces the arguments on the stack by the results: returned, or written to the out= or mutated argument.
+void give(LocalCall& call, std::vector<at::Tensor> results);
+// Takes the results of a plain operator off the stack, one per return.
+std::vector<at::Tensor> run_plain(LocalCall& call);
+
+// float for half types, else the type itself.
+inline at::ScalarType accumulate_type(at::ScalarType type) { return at::toOpMathType(type); }
+// The value that changes no maximum (minimum): lowest (highest) of the type.
+at::Scalar reduce_identity(at::ScalarType type, ReduceOp op);
+
+}  // namespace dtensor

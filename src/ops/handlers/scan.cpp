@@ -1,0 +1,118 @@
+// Cumulative sums and products along a split dimension: each rank scans its own segments, the totals are gathered, and
+// the totals of what lies before a segment are combined into it.
+#include "ops/handlers/local_args.h"
+
+namespace dtensor {
+namespace {
+
+enum class Scan { sum, product, logsumexp };
+
+struct Part {
+  std::int64_t offset;
+  at::Tensor total;
+};
+
+at::Tensor scan_local(const at::Tensor& x, std::int64_t dim, Scan kind, at::ScalarType type) {
+  if (kind == Scan::logsumexp) return at::logcumsumexp(x.to(type), dim);
+  return kind == Scan::sum ? at::cumsum(x, dim, type) : at::cumprod(x, dim, type);
+}
+
+at::Tensor combine(const at::Tensor& a, const at::Tensor& b, Scan kind) {
+  if (kind == Scan::logsumexp) return at::logaddexp(a, b);
+  return kind == Scan::sum ? a + b : a * b;
+}
+
+// Coordinate of the `member`-th rank along `axes`, row-major.
+Coordinate coordinate_of_member(const MeshInfo& mesh, AxisMask axes, std::int64_t member) {
+  Coordinate at = mesh.coordinate;
+  for (std::int64_t a = mesh.layout.ndim() - 1; a >= 0; --a) {
+    if (!(axes >> a & 1)) continue;
+    at[a] = member % mesh.layout.shape[a];
+    member /= mesh.layout.shape[a];
+  }
+  return at;
+}
+
+std::vector<Segments> segments_of_members(const TensorSpec& spec, std::int64_t dim, AxisMask axes, int members) {
+  std::vector<Segments> all;
+  const auto& mesh = *spec.mesh;
+  for (int m = 0; m < members; ++m) {
+    all.push_back(
+        shard_segments(spec.sizes[dim], dim, spec.placements, mesh.layout.shape, coordinate_of_member(mesh, axes, m)));
+  }
+  return all;
+}
+
+at::Tensor last(const at::Tensor& scanned, std::int64_t dim) { return scanned.select(dim, scanned.size(dim) - 1); }
+
+std::vector<at::Tensor> scan_segments(const at::Tensor& x, std::int64_t dim, const Segments& segments, Scan kind,
+                                      at::ScalarType type) {
+  std::vector<at::Tensor> scanned;
+  std::int64_t begin = 0;
+  for (const auto& s : segments) {
+    scanned.push_back(scan_local(x.narrow(dim, begin, s.length), dim, kind, type));
+    begin += s.length;
+  }
+  return scanned;
+}
+
+// Totals of all non-empty segments of all members, by offset.
+std::vector<Part> gather_totals(const Communicator& comm, const std::vector<at::Tensor>& scanned, std::int64_t dim,
+                                const std::vector<Segments>& segments) {
+  const at::Tensor like = at::sum(scanned.front(), dim, false, scanned.front().scalar_type());
+  std::vector<at::Tensor> totals, received;
+  for (const auto& s : scanned) totals.push_back(s.size(dim) == 0 ? like : last(s, dim));
+  std::vector<std::int64_t> sizes = like.sizes().vec();
+  sizes.insert(sizes.begin(), 0);
+  for (const auto& theirs : segments) {
+    sizes[0] = static_cast<std::int64_t>(theirs.size());
+    received.push_back(at::empty(sizes, like.options()));
+  }
+  comm.all_gather(received, at::stack(totals)).wait();
+  std::vector<Part> parts;
+  for (std::size_t m = 0; m < segments.size(); ++m) {
+    for (std::size_t i = 0; i < segments[m].size(); ++i) {
+      if (segments[m][i].length > 0)
+        parts.push_back({segments[m][i].offset, received[m][static_cast<std::int64_t>(i)]});
+    }
+  }
+  std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.offset < b.offset; });
+  return parts;
+}
+
+at::Tensor add_before(const at::Tensor& scanned, std::int64_t dim, std::int64_t offset, const std::vector<Part>& parts,
+                      Scan kind) {
+  at::Tensor before;
+  for (const auto& part : parts) {
+    if (part.offset >= offset) break;
+    before = before.defined() ? combine(before, part.total, kind) : part.total;
+  }
+  return before.defined() ? combine(scanned, before.unsqueeze(dim), kind) : scanned;
+}
+
+template <Scan kind>
+void scan(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto* spec = args.spec("self");
+  const auto x = args.tensor("self");
+  const auto out = call.outputs[0]->dtype, type = accumulate_type(out);
+  const std::int64_t dim = args.dim();
+  const AxisMask axes = shard_axes(spec, dim);
+  if (axes == 0) return give(call, {scan_local(x, dim, kind, type).to(out)});
+  const auto& comm = call.mesh.communicator(axes);
+  const auto own = own_segments(spec, dim, spec->sizes[dim]);
+  auto scanned = scan_segments(x, dim, own, kind, type);
+  const auto parts = gather_totals(comm, scanned, dim, segments_of_members(*spec, dim, axes, comm.size()));
+  for (std::size_t i = 0; i < own.size(); ++i) scanned[i] = add_before(scanned[i], dim, own[i].offset, parts, kind);
+  give(call, {(scanned.size() == 1 ? scanned.front() : at::cat(scanned, dim)).to(out)});
+}
+
+}  // namespace
+
+void register_scan_kernels() {
+  register_local_kernel("cumsum_sharded", scan<Scan::sum>);
+  register_local_kernel("cumprod_sharded", scan<Scan::product>);
+  register_local_kernel("logcumsumexp_sharded", scan<Scan::logsumexp>);
+}
+
+}  // namespace dtensor

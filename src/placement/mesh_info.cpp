@@ -1,0 +1,62 @@
+// Mesh layouts: checks, and where a world rank sits.
+#include "placement/mesh_info.h"
+
+#include <c10/util/ArrayRef.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace dtensor {
+namespace {
+
+void check_layout(const MeshLayout& layout) {
+  std::int64_t size = 1;
+  for (const std::int64_t extent : layout.shape) {
+    TORCH_CHECK(extent >= 1, "a mesh dimension must hold at least one rank: shape ", c10::IntArrayRef(layout.shape));
+    size *= extent;
+  }
+  TORCH_CHECK(size == layout.size(), "a mesh of shape ", c10::IntArrayRef(layout.shape), " needs ", size,
+              " ranks, not the ", layout.size(), " in ", c10::IntArrayRef(layout.ranks));
+  TORCH_CHECK(layout.names.empty() || layout.names.size() == layout.shape.size(), "a mesh of shape ",
+              c10::IntArrayRef(layout.shape), " needs a name per dimension, or none: given ", layout.names.size());
+  const std::unordered_set<std::int64_t> distinct(layout.ranks.begin(), layout.ranks.end());
+  TORCH_CHECK(distinct.size() == layout.ranks.size(), "a rank occurs twice in the mesh ",
+              c10::IntArrayRef(layout.ranks));
+  const std::unordered_set<std::string> names(layout.names.begin(), layout.names.end());
+  TORCH_CHECK(names.size() == layout.names.size(), "a mesh dimension's name occurs twice");
+}
+
+MeshLayout checked(MeshLayout layout) {
+  check_layout(layout);
+  return layout;
+}
+
+Coordinate coordinate_of_rank(const MeshLayout& layout, std::int64_t world_rank) {
+  const auto found = std::find(layout.ranks.begin(), layout.ranks.end(), world_rank);
+  return found == layout.ranks.end() ? Coordinate() : coordinate_of_index(layout, found - layout.ranks.begin());
+}
+
+bool contains(const std::vector<std::int64_t>& ranks, std::int64_t rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
+}  // namespace
+
+Coordinate coordinate_of_index(const MeshLayout& layout, std::int64_t index) {
+  Coordinate coordinate(layout.shape.size());
+  for (std::int64_t i = layout.ndim() - 1; i >= 0; --i) {
+    coordinate[i] = index % layout.shape[i];
+    index /= layout.shape[i];
+  }
+  return coordinate;
+}
+
+MeshInfo::MeshInfo(MeshLayout mesh_layout, std::int64_t rank, c10::DeviceType device_type)
+    : layout(checked(std::move(mesh_layout))),
+      device(device_type),
+      world_rank(rank),
+      is_member(contains(layout.ranks, rank)),
+      coordinate(coordinate_of_rank(layout, rank)) {}
+
+}  // namespace dtensor

@@ -1,0 +1,123 @@
+// Reads the text form of placements back: what str() and to_string() print, with any blanks between tokens.
+#include <c10/util/Exception.h>
+
+#include <cctype>
+#include <charconv>
+#include <optional>
+
+#include "dtensor/placement.h"
+
+namespace dtensor {
+namespace {
+
+constexpr const char* kGrammar =
+    "expected R, S(dim), SS(dim, split factor) or P(sum|avg|max|min|product), shards with an "
+    "optional *; a list as [R, S(0)]";
+
+class Reader {
+ public:
+  explicit Reader(std::string_view text) : text_(text) {}
+
+  bool accept(char c) {
+    skip_blanks();
+    const bool found = at_ < text_.size() && text_[at_] == c;
+    at_ += found;
+    return found;
+  }
+  void expect(char c) {
+    if (!accept(c)) fail(std::string("'") + c + "'");
+  }
+  void expect_end() {
+    skip_blanks();
+    if (at_ != text_.size()) fail("the end");
+  }
+  std::string_view word() {
+    skip_blanks();
+    const std::size_t begin = at_;
+    while (at_ < text_.size() && std::isalpha(static_cast<unsigned char>(text_[at_]))) ++at_;
+    return text_.substr(begin, at_ - begin);
+  }
+  std::int64_t number() {
+    skip_blanks();
+    std::int32_t value = 0;
+    const char* end = text_.data() + text_.size();
+    const auto [rest, error] = std::from_chars(text_.data() + at_, end, value);
+    if (error != std::errc()) fail("a number");
+    at_ = static_cast<std::size_t>(rest - text_.data());
+    return value;
+  }
+  [[noreturn]] void fail(const std::string& wanted) const {
+    TORCH_CHECK(false, "not a placement: \"", text_, "\": ", wanted, " missing before \"", text_.substr(at_), "\" (",
+                kGrammar, ")");
+  }
+
+ private:
+  void skip_blanks() {
+    while (at_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[at_]))) ++at_;
+  }
+
+  std::string_view text_;
+  std::size_t at_ = 0;
+};
+
+std::optional<ReduceOp> reduce_op_named(std::string_view name) {
+  for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max, ReduceOp::min, ReduceOp::product}) {
+    if (name == to_string(op)) return op;
+  }
+  return std::nullopt;
+}
+
+Placement read_partial(Reader& in) {
+  in.expect('(');
+  const auto op = reduce_op_named(in.word());
+  if (!op) in.fail("a reduction's name");
+  in.expect(')');
+  return Placement::partial(*op);
+}
+
+Placement read_shard(Reader& in, bool strided) {
+  in.expect('(');
+  const std::int64_t dim = in.number();
+  std::int64_t split_factor = 1;
+  if (strided) {
+    in.expect(',');
+    split_factor = in.number();
+    if (split_factor < 1) in.fail("a split factor of at least 1");
+  }
+  in.expect(')');
+  const bool storage = in.accept('*');
+  return (strided ? Placement::strided_shard(dim, split_factor) : Placement::shard(dim)).as_storage(storage);
+}
+
+Placement read_placement(Reader& in) {
+  const std::string_view name = in.word();
+  if (name == "R") return Placement::replicate();
+  if (name == "P") return read_partial(in);
+  if (name == "S" || name == "SS") return read_shard(in, name == "SS");
+  in.fail("a placement");
+}
+
+}  // namespace
+
+Placement parse_placement(std::string_view text) {
+  Reader in(text);
+  const Placement p = read_placement(in);
+  in.expect_end();
+  return p;
+}
+
+Placements parse_placements(std::string_view text) {
+  Reader in(text);
+  Placements placements;
+  in.expect('[');
+  if (!in.accept(']')) {
+    do {
+      placements.push_back(read_placement(in));
+    } while (in.accept(','));
+    in.expect(']');
+  }
+  in.expect_end();
+  return placements;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,165 @@
+// Which elements a mesh coordinate holds. One rule decides everything: the order in which mesh axes split a dimension
+// (split_order), each step selecting a range, or for a StridedShard without matching axes several ranges, of what the
+// steps before left.
+#include "placement/shard_map.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+namespace dtensor {
+namespace {
+
+std::int64_t total_length(const Segments& segments) {
+  std::int64_t total = 0;
+  for (const Segment& s : segments) total += s.length;
+  return total;
+}
+
+// Appends the part of `segments` that lies in [begin, end) of their concatenation; drops empty parts, joins neighbours.
+void append_range(const Segments& segments, std::int64_t begin, std::int64_t end, Segments& out) {
+  std::int64_t position = 0;
+  for (const Segment& s : segments) {
+    const std::int64_t from = std::max(begin - position, std::int64_t{0});
+    const std::int64_t to = std::min(end - position, s.length);
+    position += s.length;
+    if (from >= to) continue;
+    const Segment part{s.offset + from, to - from};
+    if (!out.empty() && out.back().offset + out.back().length == part.offset) {
+      out.back().length += part.length;
+    } else {
+      out.push_back(part);
+    }
+  }
+}
+
+// Offset in the global dimension of an empty part that starts at `position` of the concatenation.
+std::int64_t offset_at(const Segments& segments, std::int64_t position) {
+  for (const Segment& s : segments) {
+    if (position < s.length) return s.offset + position;
+    position -= s.length;
+  }
+  return segments.back().offset + segments.back().length;
+}
+
+Segments split(const Segments& held, const SplitStep& step, std::int64_t parts, std::int64_t index) {
+  const std::int64_t n = total_length(held);
+  Segments out;
+  for (std::int64_t piece = 0; piece < step.pieces; ++piece) {
+    const Segment outer = chunk(n, step.pieces, piece);
+    const Segment inner = chunk(outer.length, parts, index);
+    append_range(held, outer.offset + inner.offset, outer.offset + inner.offset + inner.length, out);
+  }
+  if (out.empty()) out.push_back({offset_at(held, chunk(chunk(n, step.pieces, 0).length, parts, index).offset), 0});
+  return out;
+}
+
+// Where in `order` the steps before it split into exactly `factor` parts; -1 if nowhere. What a step in pieces leaves
+// are no parts of the dimension, so nothing nests in them by its factor.
+std::int64_t position_after(const SplitOrder& order, std::int64_t factor, at::IntArrayRef mesh_shape) {
+  std::int64_t product = 1;
+  for (std::size_t i = 0; product <= factor; ++i) {
+    if (product == factor) return static_cast<std::int64_t>(i);
+    if (i == order.size() || order[i].pieces != 1) return -1;
+    product *= mesh_shape[order[i].axis];
+  }
+  return -1;
+}
+
+bool has_strided(const Placements& placements) {
+  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_strided(); });
+}
+
+std::int64_t parts_along(std::int64_t dim, const Placements& placements, at::IntArrayRef mesh_shape) {
+  std::int64_t parts = 1;
+  for (std::size_t i = 0; i < placements.size(); ++i) {
+    if (placements[i].is_shard(dim)) parts *= mesh_shape[i];
+  }
+  return parts;
+}
+
+// Without a StridedShard an even split is one without remainder; with one, pieces may differ even then.
+bool is_even_along(std::int64_t n, std::int64_t dim, const Placements& placements, at::IntArrayRef mesh_shape) {
+  const std::int64_t parts = parts_along(dim, placements, mesh_shape);
+  if (n % parts != 0) return false;
+  if (parts == 1 || !has_strided(placements)) return true;
+  Coordinate coordinate(mesh_shape.size(), 0);
+  for (;;) {
+    if (total_length(shard_segments(n, dim, placements, mesh_shape, coordinate)) != n / parts) return false;
+    std::size_t axis = 0;
+    while (axis < coordinate.size() && ++coordinate[axis] == mesh_shape[axis]) coordinate[axis++] = 0;
+    if (axis == coordinate.size()) return true;
+  }
+}
+
+}  // namespace
+
+Segment chunk(std::int64_t n, std::int64_t parts, std::int64_t index) {
+  const std::int64_t full = (n + parts - 1) / parts;
+  const std::int64_t begin = std::min(n, full * index);
+  return {begin, std::min(n, begin + full) - begin};
+}
+
+SplitOrder split_order(std::int64_t dim, const Placements& placements, at::IntArrayRef mesh_shape) {
+  SplitOrder order;
+  for (auto axis = static_cast<std::int64_t>(placements.size()) - 1; axis >= 0; --axis) {
+    const Placement& p = placements[axis];
+    if (!p.is_shard(dim)) continue;
+    const std::int64_t position = position_after(order, p.split_factor(), mesh_shape);
+    const SplitStep step{static_cast<std::int32_t>(axis),
+                         position >= 0 ? 1 : static_cast<std::int32_t>(p.split_factor())};
+    order.insert(order.begin() + std::max(position, std::int64_t{0}), step);
+  }
+  return order;
+}
+
+Segments shard_segments(std::int64_t n, const SplitOrder& order, at::IntArrayRef mesh_shape,
+                        at::IntArrayRef coordinate) {
+  Segments held{{0, n}};
+  for (const SplitStep& step : order) {
+    if (step.pieces == 1 && held.size() == 1) {
+      const Segment part = chunk(held[0].length, mesh_shape[step.axis], coordinate[step.axis]);
+      held[0] = {held[0].offset + part.offset, part.length};
+    } else {
+      held = split(held, step, mesh_shape[step.axis], coordinate[step.axis]);
+    }
+  }
+  return held;
+}
+
+Segments shard_segments(std::int64_t n, std::int64_t dim, const Placements& placements, at::IntArrayRef mesh_shape,
+                        at::IntArrayRef coordinate) {
+  return shard_segments(n, split_order(dim, placements, mesh_shape), mesh_shape, coordinate);
+}
+
+at::DimVector local_sizes(at::IntArrayRef sizes, const Placements& placements, at::IntArrayRef mesh_shape,
+                          at::IntArrayRef coordinate) {
+  at::DimVector local(sizes.begin(), sizes.end());
+  for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+    const SplitOrder order = split_order(static_cast<std::int64_t>(dim), placements, mesh_shape);
+    if (!order.empty()) local[dim] = total_length(shard_segments(sizes[dim], order, mesh_shape, coordinate));
+  }
+  return local;
+}
+
+bool is_even(at::IntArrayRef sizes, const Placements& placements, at::IntArrayRef mesh_shape) {
+  for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+    if (!is_even_along(sizes[dim], static_cast<std::int64_t>(dim), placements, mesh_shape)) return false;
+  }
+  return true;
+}
+
+Placements normalize_placements(Placements placements, std::int64_t tensor_ndim, at::IntArrayRef mesh_shape) {
+  TORCH_CHECK(placements.size() == mesh_shape.size(), "placements ", to_string(placements),
+              " do not fit a mesh of shape ", mesh_shape, ": one placement per mesh dimension is needed, ",
+              placements.size(), " given");
+  for (Placement& p : placements) {
+    if (!p.is_shard()) continue;
+    TORCH_CHECK(p.dim() >= -tensor_ndim && p.dim() < tensor_ndim, "placements ", to_string(placements),
+                " do not fit a tensor with ", tensor_ndim, " dimensions: ", p.str(), " shards dimension ", p.dim());
+    if (p.dim() < 0) p = p.with_dim(p.dim() + tensor_ndim);
+  }
+  return placements;
+}
+
+}  // namespace dtensor

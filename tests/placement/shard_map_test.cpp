@@ -1,0 +1,201 @@
+// Which elements a coordinate holds: partition, PyTorch's chunks, nesting and StridedShard.
+#include "placement/shard_map.h"
+
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "layouts.h"
+
+namespace dtensor {
+namespace {
+
+using test::all_coordinates;
+using test::all_lists;
+using test::Shape;
+
+const std::vector<Placement> kAlongDim0{Replicate(),        Shard(0),           StridedShard(0, 1), StridedShard(0, 2),
+                                        StridedShard(0, 3), StridedShard(0, 4), Shard(1),           Partial()};
+
+std::vector<std::int64_t> indices(const Segments& segments) {
+  std::vector<std::int64_t> all;
+  for (const Segment& s : segments) {
+    for (std::int64_t i = 0; i < s.length; ++i) all.push_back(s.offset + i);
+  }
+  return all;
+}
+
+std::vector<std::int64_t> iota(std::int64_t n) {
+  std::vector<std::int64_t> all(n);
+  for (std::int64_t i = 0; i < n; ++i) all[i] = i;
+  return all;
+}
+
+// torch.chunk over a list, filled up with empty ones: PyTorch's Shard._custom_chunk.
+std::vector<std::vector<std::int64_t>> torch_chunk(const std::vector<std::int64_t>& list, std::int64_t parts) {
+  const auto n = static_cast<std::int64_t>(list.size());
+  const std::int64_t full = (n + parts - 1) / parts;
+  std::vector<std::vector<std::int64_t>> chunks(parts);
+  for (std::int64_t i = 0; i < n; ++i) chunks[i / full].push_back(list[i]);
+  return chunks;
+}
+
+// PyTorch's _StridedShard._split_tensor, which takes the placements literally from left to right.
+std::vector<std::int64_t> torch_local(std::int64_t n, const Placements& placements, const Shape& mesh,
+                                      const Coordinate& at) {
+  std::vector<std::int64_t> held = iota(n);
+  for (std::size_t axis = 0; axis < mesh.size(); ++axis) {
+    if (!placements[axis].is_shard(0)) continue;
+    std::vector<std::int64_t> next;
+    for (const auto& piece : torch_chunk(held, placements[axis].split_factor())) {
+      const auto part = torch_chunk(piece, mesh[axis])[at[axis]];
+      next.insert(next.end(), part.begin(), part.end());
+    }
+    held = next;
+  }
+  return held;
+}
+
+std::int64_t replicas(const Placements& placements, const Shape& mesh) {
+  std::int64_t count = 1;
+  for (std::size_t axis = 0; axis < mesh.size(); ++axis) count *= placements[axis].is_shard(0) ? 1 : mesh[axis];
+  return count;
+}
+
+template <class Body>
+void for_each_layout(Body body) {
+  for (const Shape& mesh : test::mesh_shapes()) {
+    for (const Placements& placements : all_lists(kAlongDim0, mesh.size())) {
+      for (std::int64_t n = 0; n < 10; ++n) body(mesh, placements, n);
+    }
+  }
+}
+
+TEST(Chunk, IsTorchChunk) {
+  for (std::int64_t n = 0; n < 20; ++n) {
+    for (std::int64_t parts = 1; parts < 8; ++parts) {
+      for (std::int64_t i = 0; i < parts; ++i) {
+        EXPECT_EQ(indices({chunk(n, parts, i)}), torch_chunk(iota(n), parts)[i]);
+        EXPECT_LE(chunk(n, parts, i).offset, n);
+      }
+    }
+  }
+}
+
+TEST(ShardSegments, EveryElementIsHeldOncePerReplica) {
+  for_each_layout([](const Shape& mesh, const Placements& placements, std::int64_t n) {
+    std::map<std::int64_t, std::int64_t> holders;
+    for (const Coordinate& at : all_coordinates(mesh)) {
+      for (const std::int64_t i : indices(shard_segments(n, 0, placements, mesh, at))) ++holders[i];
+    }
+    ASSERT_EQ(static_cast<std::int64_t>(holders.size()), n) << to_string(placements);
+    for (const auto& [index, count] : holders) ASSERT_EQ(count, replicas(placements, mesh)) << to_string(placements);
+  });
+}
+
+TEST(ShardSegments, AreInAscendingOrderAndJoined) {
+  for_each_layout([](const Shape& mesh, const Placements& placements, std::int64_t n) {
+    for (const Coordinate& at : all_coordinates(mesh)) {
+      const Segments segments = shard_segments(n, 0, placements, mesh, at);
+      ASSERT_FALSE(segments.empty());
+      for (std::size_t i = 0; i + 1 < segments.size(); ++i) {
+        ASSERT_GT(segments[i].length, 0);
+        ASSERT_LT(segments[i].offset + segments[i].length, segments[i + 1].offset) << to_string(placements) << n;
+      }
+      ASSERT_GE(segments[0].offset, 0);
+      ASSERT_LE(segments.back().offset + segments.back().length, n);
+    }
+  });
+}
+
+TEST(ShardSegments, PlainShardsAreTorchChunksFromLeftToRight) {
+  for_each_layout([](const Shape& mesh, const Placements& placements, std::int64_t n) {
+    for (const Placement& p : placements) {
+      if (p.is_strided()) return;
+    }
+    for (const Coordinate& at : all_coordinates(mesh)) {
+      ASSERT_EQ(indices(shard_segments(n, 0, placements, mesh, at)), torch_local(n, placements, mesh, at));
+    }
+  });
+}
+
+// Where everything divides, our order of splitting and PyTorch's literal one are the same set of elements.
+TEST(ShardSegments, EvenStridedShardsArePyTorchs) {
+  for (const Shape& mesh : test::mesh_shapes()) {
+    for (const Placements& placements : all_lists(kAlongDim0, mesh.size())) {
+      const std::int64_t n = 3 * 2 * 4 * 3 * 4 * 4 * 4 * 3 * 3;
+      for (const Coordinate& at : all_coordinates(mesh)) {
+        ASSERT_EQ(indices(shard_segments(n, 0, placements, mesh, at)), torch_local(n, placements, mesh, at))
+            << to_string(placements);
+      }
+    }
+  }
+}
+
+// Tensor parallelism splits first, fully sharded data parallelism splits what it got: also where nothing divides.
+TEST(ShardSegments, StridedShardSplitsAfterTheAxesToItsRight) {
+  for (std::int64_t n = 0; n < 20; ++n) {
+    for (const Coordinate& at : all_coordinates({2, 3})) {
+      const Segment tp = chunk(n, 3, at[1]);
+      const Segment fsdp = chunk(tp.length, 2, at[0]);
+      const Segments got = shard_segments(n, 0, {StridedShard(0, 3), Shard(0)}, {2, 3}, at);
+      ASSERT_EQ(got, (Segments{{tp.offset + fsdp.offset, fsdp.length}}));
+    }
+  }
+}
+
+TEST(ShardSegments, ThreeAxesNestByTheirFactors) {
+  const Shape mesh{2, 3, 2};
+  const auto order = [&](const Placements& placements) {
+    std::vector<int> axes;
+    for (const SplitStep& step : split_order(0, placements, mesh)) axes.push_back(step.pieces == 1 ? step.axis : -1);
+    return axes;
+  };
+  EXPECT_EQ(order({Shard(0), Shard(0), Shard(0)}), (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(order({StridedShard(0, 3), Shard(0), Shard(0)}), (std::vector<int>{1, 0, 2}));
+  EXPECT_EQ(order({StridedShard(0, 6), Shard(0), Shard(0)}), (std::vector<int>{1, 2, 0}));
+  EXPECT_EQ(order({StridedShard(0, 6), StridedShard(0, 2), Shard(0)}), (std::vector<int>{2, 1, 0}));
+  EXPECT_EQ(order({StridedShard(0, 2), Replicate(), Shard(0)}), (std::vector<int>{2, 0}));
+  EXPECT_EQ(order({StridedShard(0, 2), Shard(0), Shard(0)}), (std::vector<int>{-1, 1, 2}));
+}
+
+TEST(ShardSegments, UnmatchedStridedShardHoldsAPartOfEachPiece) {
+  // 9 elements in 2 pieces (5, 4), each over 4 ranks: PyTorch's own example.
+  const std::vector<std::vector<std::int64_t>> want{{0, 1, 5}, {2, 3, 6}, {4, 7}, {8}};
+  for (std::int64_t rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(indices(shard_segments(9, 0, {StridedShard(0, 2)}, {4}, {rank})), want[rank]);
+  }
+}
+
+TEST(LocalSizes, CountTheSegments) {
+  for_each_layout([](const Shape& mesh, const Placements& placements, std::int64_t n) {
+    for (const Coordinate& at : all_coordinates(mesh)) {
+      const at::DimVector local = local_sizes({n, 4}, placements, mesh, at);
+      ASSERT_EQ(local[0], static_cast<std::int64_t>(indices(shard_segments(n, 0, placements, mesh, at)).size()));
+      ASSERT_EQ(local[1], static_cast<std::int64_t>(indices(shard_segments(4, 1, placements, mesh, at)).size()));
+    }
+  });
+}
+
+TEST(IsEven, MeansEqualLocalSizes) {
+  for_each_layout([](const Shape& mesh, const Placements& placements, std::int64_t n) {
+    bool equal = true;
+    const auto first = local_sizes({n, 4}, placements, mesh, all_coordinates(mesh)[0]);
+    for (const Coordinate& at : all_coordinates(mesh)) equal &= local_sizes({n, 4}, placements, mesh, at) == first;
+    ASSERT_EQ(is_even({n, 4}, placements, mesh), equal) << to_string(placements) << n;
+  });
+}
+
+TEST(NormalizePlacements, CountsFromTheEndAndRefuses) {
+  EXPECT_EQ(normalize_placements({Shard(-1), Replicate()}, 2, {2, 2}), (Placements{Shard(1), Replicate()}));
+  EXPECT_EQ(normalize_placements({StridedShard(-2, 3).as_storage()}, 2, {2}),
+            (Placements{StridedShard(0, 3).as_storage()}));
+  EXPECT_THROW(normalize_placements({Shard(0)}, 0, {2}), c10::Error);
+  EXPECT_THROW(normalize_placements({Shard(2)}, 2, {2}), c10::Error);
+  EXPECT_THROW(normalize_placements({Shard(-3)}, 2, {2}), c10::Error);
+  EXPECT_THROW(normalize_placements({Replicate()}, 2, {2, 2}), c10::Error);
+}
+
+}  // namespace
+}  // namespace dtensor
