@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -49,7 +50,7 @@ class DTENSOR_API Communicator {
   explicit operator bool() const { return backend_ != nullptr; }
   int rank() const;
   int size() const;
-  const char* backend_name() const;           // "local", "mpi", "nccl"
+  const char* backend_name() const;                // "local", "mpi", "nccl"
   const std::vector<std::int64_t>& ranks() const;  // world rank of each member
 
   // Tensors may be views of any strides; all members give equal dtypes, and sizes that match pairwise. Every call is
@@ -68,23 +69,29 @@ class DTENSOR_API Communicator {
   // Members that give the same color form a communicator, ordered by (key, rank); color < 0: none. Collective.
   Communicator split(int color, int key) const;
   // The communicator of these members (ranks within this one). Called by exactly those members, in the same order.
-  Communicator subgroup(at::IntArrayRef members) const;
-  // Wakes every member that waits, now and later, with a CommError that carries `reason` and this rank.
+  // `label` (a mesh axis) names it in events and messages.
+  Communicator subgroup(at::IntArrayRef members, std::string label = {}) const;
+  // The same communicator under another name in events and messages.
+  Communicator with_label(std::string label) const;
+  const std::string& label() const;
+  // Wakes every rank of the run that waits, now and later and in whatever communicator, with a CommError that carries
+  // `reason` and this rank.
   void abort(const std::string& reason) const;
 
   CommBackend& backend() const { return *backend_; }
   // For state that must live as long as this rank's communicator (held weakly). A backend must not be kept alive by the
   // subgroups made from it.
   const std::shared_ptr<CommBackend>& shared_backend() const { return backend_; }
-  friend bool operator==(const Communicator&, const Communicator&) = default;
+  friend bool operator==(const Communicator& a, const Communicator& b) { return a.backend_ == b.backend_; }
 
  private:
   std::shared_ptr<CommBackend> backend_;
+  std::shared_ptr<const std::string> label_;
 };
 
 struct RunOptions {
   std::chrono::milliseconds timeout{std::chrono::minutes(5)};  // of one wait in a collective
-  bool set_threads = true;  // give each rank cores/ranks intra-op threads
+  bool set_threads = true;                                     // give each rank cores/ranks intra-op threads
 };
 
 // Runs fn on `ranks` threads of this process, one communicator over them all. The first exception is rethrown with its

@@ -1,0 +1,77 @@
+// What every backend may rely on: defined plain tensors of one dtype on one supported device, outputs that do not
+// overlap themselves or an input, reductions that mean something for their dtype.
+#include "comm/check.h"
+
+#include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
+
+#include "comm/describe.h"
+
+namespace dtensor {
+namespace {
+
+void check_tensor(const CommBackend& backend, const CollectiveCall& call, const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.defined(), to_string(call.kind), ": an undefined tensor");
+  TORCH_CHECK(tensor.layout() == at::kStrided && tensor.has_storage(), to_string(call.kind),
+              ": needs a plain strided tensor with storage; give a DTensor's to_local()");
+  TORCH_CHECK(tensor.scalar_type() == call.dtype, to_string(call.kind), ": tensors of different dtypes, ",
+              c10::toString(call.dtype), " and ", c10::toString(tensor.scalar_type()));
+  TORCH_CHECK(backend.supports(tensor.device().type()), to_string(call.kind), ": the ", backend.name(),
+              " backend does not move tensors on ", tensor.device());
+}
+
+// all_gather may find its input already in place, in its own output.
+bool same_view(const at::Tensor& a, const at::Tensor& b) {
+  return a.data_ptr() == b.data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+
+void check_overlap(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input) {
+  if (!output.is_alias_of(input) || output.numel() == 0 || input.numel() == 0) return;
+  if (call.kind == CollectiveKind::all_gather && same_view(output, input)) return;
+  TORCH_CHECK(at::get_overlap_status(output, input) == at::MemOverlapStatus::No ||
+                  at::get_overlap_status(output, input) == at::MemOverlapStatus::TooHard,
+              to_string(call.kind), ": an output overlaps an input, sizes ", output.sizes(), " and ", input.sizes());
+}
+
+}  // namespace
+
+void check_tensors(const CommBackend& backend, const CollectiveCall& call, at::TensorList outputs,
+                   at::TensorList inputs) {
+  for (const auto& input : inputs) check_tensor(backend, call, input);
+  for (const auto& output : outputs) {
+    check_tensor(backend, call, output);
+    TORCH_CHECK(at::has_internal_overlap(output) != at::MemOverlap::Yes, to_string(call.kind),
+                ": an output whose elements share memory, sizes ", output.sizes(), ", strides ", output.strides());
+    for (const auto& input : inputs) check_overlap(call, output, input);
+  }
+}
+
+void check_list(const CommBackend& backend, const CollectiveCall& call, at::TensorList list, const char* what) {
+  TORCH_CHECK(static_cast<int>(list.size()) == backend.size(), to_string(call.kind), ": ", list.size(), ' ', what,
+              " for ", backend.size(), " ranks");
+}
+
+void check_same_sizes(const CollectiveCall& call, const at::Tensor& mine_out, const at::Tensor& mine_in) {
+  TORCH_CHECK(mine_out.sizes() == mine_in.sizes(), to_string(call.kind), ": this rank's own part goes out with sizes ",
+              mine_in.sizes(), " and comes in with ", mine_out.sizes());
+}
+
+void check_peer(const CommBackend& backend, const CollectiveCall& call) {
+  TORCH_CHECK(call.peer >= 0 && call.peer < backend.size(), to_string(call.kind), ": rank ", call.peer,
+              " of a communicator of ", backend.size());
+}
+
+void check_reduction(const CollectiveCall& call) {
+  const bool number = c10::isFloatingType(call.dtype) || c10::isComplexType(call.dtype);
+  TORCH_CHECK(number || c10::isIntegralType(call.dtype, /*includeBool=*/true), to_string(call.kind), ": no ",
+              reduce_op_name(call.op), " for ", c10::toString(call.dtype));
+  TORCH_CHECK(!c10::isFloat8Type(call.dtype), to_string(call.kind), ": no reduction of ", c10::toString(call.dtype),
+              "; cast first");
+  TORCH_CHECK(call.op != ReduceOp::avg || number, to_string(call.kind), ": no avg for ", c10::toString(call.dtype),
+              "; cast to a floating type first");
+  const bool order = call.op == ReduceOp::max || call.op == ReduceOp::min;
+  TORCH_CHECK(!order || !c10::isComplexType(call.dtype), to_string(call.kind), ": complex numbers have no ",
+              reduce_op_name(call.op));
+}
+
+}  // namespace dtensor

@@ -1,0 +1,208 @@
+// The front of every backend: checks arguments, numbers the calls, reports them as events. Nothing here knows how bytes
+// move.
+#include "dtensor/comm.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "comm/check.h"
+#include "comm/describe.h"
+#include "comm/events.h"
+#include "dtensor/comm_backend.h"
+
+namespace dtensor {
+namespace {
+
+std::int64_t bytes_of(const at::Tensor& t) { return static_cast<std::int64_t>(t.nbytes()); }
+
+std::int64_t bytes_from_others(at::TensorList outputs, int me) {
+  std::int64_t bytes = 0;
+  for (int i = 0; i < static_cast<int>(outputs.size()); ++i) bytes += i == me ? 0 : bytes_of(outputs[i]);
+  return bytes;
+}
+
+// What a backend reads must be the bits in memory.
+at::Tensor plain(const at::Tensor& t) { return t.resolve_conj().resolve_neg(); }
+
+bool all_plain(at::TensorList list) {
+  return std::none_of(list.begin(), list.end(),
+                      [](const auto& t) { return t.defined() && (t.is_conj() || t.is_neg()); });
+}
+
+// Autograd counts in-place changes by version; the backends write behind its back.
+void touched(at::TensorList outputs) {
+  for (const auto& t : outputs) {
+    if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+// Runs the backend's part, timed if somebody listens.
+template <class Run>
+auto report(const CollectiveCall& call, std::int64_t bytes, Run&& run) {
+  if (!events_on()) return run();
+  const auto begin = std::chrono::steady_clock::now();
+  auto result = run();
+  emit_event({Event::Kind::collective, to_string(call.kind), call.label ? *call.label : "", bytes, begin,
+              std::chrono::steady_clock::now()});
+  return result;
+}
+
+CollectiveCall make_call(CommBackend& backend, CollectiveKind kind, const at::Tensor& like,
+                         const std::shared_ptr<const std::string>& label) {
+  CollectiveCall call;
+  call.kind = kind;
+  call.dtype = like.defined() ? like.scalar_type() : at::kByte;
+  call.label = label;
+  call.sequence = backend.next_sequence(kind);
+  return call;
+}
+
+}  // namespace
+
+void Work::wait() {
+  if (impl_) impl_->wait();
+}
+
+bool Work::done() const { return !impl_ || impl_->done(); }
+
+std::uint64_t CommBackend::next_sequence(CollectiveKind kind) {
+  const bool message = kind == CollectiveKind::send || kind == CollectiveKind::recv;
+  return message ? ++messages_ : ++collectives_;
+}
+
+Communicator::Communicator(std::shared_ptr<CommBackend> backend) : backend_(std::move(backend)) {}
+int Communicator::rank() const { return backend_->rank(); }
+int Communicator::size() const { return backend_->size(); }
+const char* Communicator::backend_name() const { return backend_->name(); }
+const std::vector<std::int64_t>& Communicator::ranks() const { return backend_->ranks(); }
+
+Work Communicator::all_gather(at::TensorList outputs, const at::Tensor& input) const {
+  if (!all_plain(input)) return all_gather(outputs, plain(input));
+  const auto call = make_call(*backend_, CollectiveKind::all_gather, input, label_);
+  check_list(*backend_, call, outputs, "outputs");
+  check_tensors(*backend_, call, outputs, input);
+  check_same_sizes(call, outputs[rank()], input);
+  touched(outputs);
+  return report(call, bytes_from_others(outputs, rank()), [&] { return backend_->all_gather(call, outputs, input); });
+}
+
+Work Communicator::reduce_scatter(const at::Tensor& output, at::TensorList inputs, ReduceOp op) const {
+  if (!all_plain(inputs)) {
+    std::vector<at::Tensor> resolved;
+    for (const auto& t : inputs) resolved.push_back(plain(t));
+    return reduce_scatter(output, resolved, op);
+  }
+  auto call = make_call(*backend_, CollectiveKind::reduce_scatter, output, label_);
+  call.op = op;
+  check_list(*backend_, call, inputs, "inputs");
+  check_tensors(*backend_, call, output, inputs);
+  check_same_sizes(call, output, inputs[rank()]);
+  check_reduction(call);
+  touched(output);
+  return report(call, bytes_of(output) * (size() - 1), [&] { return backend_->reduce_scatter(call, output, inputs); });
+}
+
+Work Communicator::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
+  auto call = make_call(*backend_, CollectiveKind::all_reduce, tensor, label_);
+  call.op = op;
+  check_tensors(*backend_, call, tensor, {});
+  check_reduction(call);
+  touched(tensor);
+  return report(call, 2 * bytes_of(tensor) * (size() - 1) / size(), [&] { return backend_->all_reduce(call, tensor); });
+}
+
+Work Communicator::all_to_all(at::TensorList outputs, at::TensorList inputs) const {
+  if (!all_plain(inputs)) {
+    std::vector<at::Tensor> resolved;
+    for (const auto& t : inputs) resolved.push_back(plain(t));
+    return all_to_all(outputs, resolved);
+  }
+  const auto call = make_call(*backend_, CollectiveKind::all_to_all, inputs.empty() ? at::Tensor() : inputs[0], label_);
+  check_list(*backend_, call, outputs, "outputs");
+  check_list(*backend_, call, inputs, "inputs");
+  check_tensors(*backend_, call, outputs, inputs);
+  check_same_sizes(call, outputs[rank()], inputs[rank()]);
+  touched(outputs);
+  return report(call, bytes_from_others(outputs, rank()), [&] { return backend_->all_to_all(call, outputs, inputs); });
+}
+
+Work Communicator::broadcast(const at::Tensor& tensor, int root) const {
+  auto call = make_call(*backend_, CollectiveKind::broadcast, tensor, label_);
+  call.peer = root;
+  check_peer(*backend_, call);
+  check_tensors(*backend_, call, tensor, {});
+  if (rank() != root) touched(tensor);
+  const auto bytes = rank() == root ? 0 : bytes_of(tensor);
+  return report(call, bytes, [&] { return backend_->broadcast(call, tensor); });
+}
+
+Work Communicator::send(const at::Tensor& tensor, int peer, int tag) const {
+  if (!all_plain(tensor)) return send(plain(tensor), peer, tag);
+  auto call = make_call(*backend_, CollectiveKind::send, tensor, label_);
+  call.peer = peer;
+  call.tag = tag;
+  check_peer(*backend_, call);
+  check_tensors(*backend_, call, {}, tensor);
+  return report(call, 0, [&] { return backend_->send(call, tensor); });
+}
+
+Work Communicator::recv(const at::Tensor& tensor, int peer, int tag) const {
+  auto call = make_call(*backend_, CollectiveKind::recv, tensor, label_);
+  call.peer = peer;
+  call.tag = tag;
+  check_peer(*backend_, call);
+  check_tensors(*backend_, call, tensor, {});
+  touched(tensor);
+  return report(call, bytes_of(tensor), [&] { return backend_->recv(call, tensor); });
+}
+
+void Communicator::barrier() const {
+  const auto call = make_call(*backend_, CollectiveKind::barrier, {}, label_);
+  report(call, 0, [&] { return backend_->barrier(call), 0; });
+}
+
+Communicator Communicator::split(int color, int key) const {
+  const auto n = static_cast<std::size_t>(size());
+  std::vector<std::int64_t> answers(2 * n);
+  std::int64_t mine[] = {color, key};
+  const at::Tensor all = at::from_blob(answers.data(), {size(), 2}, at::kLong);
+  std::vector<at::Tensor> rows;
+  for (int i = 0; i < size(); ++i) rows.push_back(all.select(0, i));
+  all_gather(rows, at::from_blob(mine, {2}, at::kLong)).wait();
+  if (color < 0) return {};
+  std::vector<std::int64_t> members;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (answers[2 * i] == color) members.push_back(static_cast<std::int64_t>(i));
+  }
+  std::stable_sort(members.begin(), members.end(),
+                   [&](auto a, auto b) { return answers[2 * a + 1] < answers[2 * b + 1]; });
+  return subgroup(members);
+}
+
+Communicator Communicator::subgroup(at::IntArrayRef members, std::string label) const {
+  std::vector<std::int64_t> sorted = members.vec();
+  std::sort(sorted.begin(), sorted.end());
+  TORCH_CHECK(!members.empty() && sorted.front() >= 0 && sorted.back() < size() &&
+                  std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end(),
+              "subgroup: the members ", members, " are not distinct ranks of a communicator of ", size());
+  TORCH_CHECK(std::binary_search(sorted.begin(), sorted.end(), rank()), "subgroup: rank ", rank(),
+              " is not among the members ", members);
+  return Communicator(backend_->subgroup(members, label)).with_label(std::move(label));
+}
+
+Communicator Communicator::with_label(std::string label) const {
+  Communicator named = *this;
+  named.label_ = label.empty() ? nullptr : std::make_shared<const std::string>(std::move(label));
+  return named;
+}
+
+const std::string& Communicator::label() const {
+  static const std::string kNone;
+  return label_ ? *label_ : kNone;
+}
+
+void Communicator::abort(const std::string& reason) const { backend_->abort(reason); }
+
+}  // namespace dtensor

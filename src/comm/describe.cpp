@@ -1,0 +1,70 @@
+// How a collective and its members are named in every message, whatever the backend.
+#include "comm/describe.h"
+
+#include <c10/util/Exception.h>
+
+#include <sstream>
+
+namespace dtensor {
+namespace {
+
+// Long lists are cut: a message is one line.
+constexpr std::size_t kShownTensors = 8;
+
+void write_sizes(std::ostream& out, at::TensorList tensors) {
+  for (std::size_t i = 0; i < tensors.size() && i < kShownTensors; ++i) out << ' ' << tensors[i].sizes();
+  if (tensors.size() > kShownTensors) out << " ... (" << tensors.size() << " tensors)";
+}
+
+}  // namespace
+
+const char* to_string(CollectiveKind kind) {
+  static constexpr const char* kNames[] = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all",
+                                           "broadcast",  "send",           "recv",       "barrier"};
+  return kNames[static_cast<int>(kind)];
+}
+
+std::string describe(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) {
+  std::ostringstream out;
+  out << to_string(call.kind) << " #" << call.sequence;
+  if (call.kind == CollectiveKind::barrier) return out.str();
+  out << " (";
+  if (call.kind == CollectiveKind::all_reduce || call.kind == CollectiveKind::reduce_scatter) {
+    out << reduce_op_name(call.op) << ", ";
+  }
+  if (call.kind == CollectiveKind::broadcast) out << "root " << call.peer << ", ";
+  if (call.kind == CollectiveKind::send) out << "to " << call.peer << ", tag " << call.tag << ", ";
+  if (call.kind == CollectiveKind::recv) out << "from " << call.peer << ", tag " << call.tag << ", ";
+  out << c10::toString(call.dtype);
+  write_sizes(out, inputs.empty() ? outputs : inputs);
+  out << ')';
+  return out.str();
+}
+
+const char* reduce_op_name(ReduceOp op) {
+  static constexpr const char* kNames[] = {"sum", "avg", "max", "min", "product"};
+  return kNames[static_cast<int>(op)];
+}
+
+std::string describe_group(const std::string& label, const std::vector<std::int64_t>& ranks) {
+  std::ostringstream out;
+  if (!label.empty()) out << label << ' ';
+  out << '{';
+  for (std::size_t i = 0; i < ranks.size(); ++i) out << (i > 0 ? ", " : "") << ranks[i];
+  out << '}';
+  return out.str();
+}
+
+std::string current_exception_text() {
+  try {
+    throw;
+  } catch (const c10::Error& e) {
+    return e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+}  // namespace dtensor

@@ -1,0 +1,46 @@
+// A strided CPU tensor seen as one row-major sequence of elements.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+
+namespace dtensor {
+
+// Which dimension comes first, second, ... in the sequence; empty: as they are.
+using DimOrder = c10::SmallVector<std::int64_t, 6>;
+
+// The dimensions from the largest stride to the smallest: the order in which a permuted dense tensor lies in memory.
+DimOrder memory_order(const at::Tensor& tensor);
+
+// Does not own the tensor.
+class FlatView {
+ public:
+  explicit FlatView(const at::Tensor& tensor, const DimOrder& order = {});
+
+  std::int64_t numel() const { return numel_; }
+  std::size_t element_size() const { return element_size_; }
+  bool contiguous() const { return sizes_.size() == 1 && strides_[0] == 1; }
+
+  // Elements [begin, begin + count): where they lie if they are adjacent in memory, else null.
+  char* direct(std::int64_t begin, std::int64_t count) const;
+  // Copies elements [begin, begin + count) to or from adjacent memory.
+  void gather(std::int64_t begin, std::int64_t count, void* out) const;
+  void scatter(std::int64_t begin, std::int64_t count, const void* in) const;
+
+  // As direct(), through `scratch` where the elements are not adjacent.
+  const char* read(std::int64_t begin, std::int64_t count, void* scratch) const;
+
+ private:
+  template <class Visit>  // visit(address, elements in this run)
+  void for_runs(std::int64_t begin, std::int64_t count, Visit&& visit) const;
+
+  c10::SmallVector<std::int64_t, 6> sizes_;  // merged; at least one dimension
+  c10::SmallVector<std::int64_t, 6> strides_;
+  char* data_;
+  std::size_t element_size_;
+  std::int64_t numel_;
+};
+
+}  // namespace dtensor

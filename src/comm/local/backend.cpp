@@ -1,0 +1,141 @@
+// Collectives of thread ranks: each is one pass over memory between the members' own tensors, with nothing in between.
+#include "comm/local/backend.h"
+
+#include <numeric>
+
+#include "comm/copy.h"
+#include "comm/local/mailbox.h"
+#include "comm/reduce.h"
+
+namespace dtensor::local {
+namespace {
+
+// A rank's share of an all_reduce starts at a multiple of this many elements, so that no two ranks write a cache line.
+constexpr std::int64_t kGrain = 64;
+
+struct Range {
+  std::int64_t begin, end;
+};
+
+Range share(std::int64_t numel, int rank, int size) {
+  const std::int64_t grains = (numel + kGrain - 1) / kGrain;
+  const auto edge = [&](int r) { return std::min(numel, grains * r / size * kGrain); };
+  return {edge(rank), edge(rank + 1)};
+}
+
+class LocalWork final : public Work::Impl {
+ public:
+  LocalWork(std::shared_ptr<Group> group, std::shared_ptr<Mailbox> mail, std::shared_ptr<Message> message)
+      : group_(std::move(group)), mail_(std::move(mail)), message_(std::move(message)) {}
+  ~LocalWork() override { mail_->finish(*group_, *message_); }
+  void wait() override { mail_->wait(*group_, *message_); }
+  bool done() override { return message_->state.load() == Message::State::done; }
+
+ private:
+  std::shared_ptr<Group> group_;
+  std::shared_ptr<Mailbox> mail_;
+  std::shared_ptr<Message> message_;
+};
+
+class LocalBackend final : public CommBackend {
+ public:
+  LocalBackend(std::shared_ptr<Group> group, int me) : CommBackend(me, group->ranks()), group_(std::move(group)) {}
+
+  const char* name() const override { return "local"; }
+  bool supports(c10::DeviceType device) const override { return device == c10::DeviceType::CPU; }
+
+  Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) override {
+    const Published mine{call, outputs, input};
+    group_->exchange(rank(), mine,
+                     [&] { for_members([&](int i) { copy_tensor(outputs[i], peer(call, i).inputs[0]); }); });
+    return {};
+  }
+
+  Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) override {
+    const Published mine{call, output, inputs};
+    group_->exchange(rank(), mine, [&] {
+      const DimOrder order = memory_order(output);
+      c10::SmallVector<FlatView, 8> sources;
+      for (int i = 0; i < size(); ++i) sources.emplace_back(peer(call, i).inputs[rank()], order);
+      const FlatView target(output, order);
+      reduce_views(target, sources, 0, output.numel(), call.dtype, call.op);
+    });
+    return {};
+  }
+
+  // Each rank reduces its share of the elements and writes the result into everybody's tensor.
+  Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) override {
+    const Published mine{call, tensor, {}};
+    group_->exchange(rank(), mine, [&] {
+      const DimOrder order = memory_order(peer(call, 0).outputs[0]);  // the same on all ranks
+      c10::SmallVector<FlatView, 8> views;
+      for (int i = 0; i < size(); ++i) views.emplace_back(peer(call, i).outputs[0], order);
+      const auto [begin, end] = share(tensor.numel(), rank(), size());
+      reduce_views(views, views, begin, end, call.dtype, call.op);
+    });
+    return {};
+  }
+
+  Work all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
+    const Published mine{call, outputs, inputs};
+    group_->exchange(rank(), mine,
+                     [&] { for_members([&](int i) { copy_tensor(outputs[i], peer(call, i).inputs[rank()]); }); });
+    return {};
+  }
+
+  Work broadcast(const CollectiveCall& call, const at::Tensor& tensor) override {
+    const Published mine{call, tensor, {}};
+    group_->exchange(rank(), mine, [&] {
+      if (rank() != call.peer) copy_tensor(tensor, peer(call, call.peer).outputs[0]);
+    });
+    return {};
+  }
+
+  Work send(const CollectiveCall& call, const at::Tensor& tensor) override { return post(call, tensor); }
+  Work recv(const CollectiveCall& call, const at::Tensor& tensor) override { return post(call, tensor); }
+
+  void barrier(const CollectiveCall& call) override {
+    group_->exchange(
+        rank(), {call, {}, {}}, [] {}, /*again=*/false);
+  }
+
+  std::shared_ptr<CommBackend> subgroup(at::IntArrayRef members, const std::string& label) override {
+    const std::vector<int> list(members.begin(), members.end());
+    const auto me = std::find(list.begin(), list.end(), rank()) - list.begin();
+    return make_backend(group_->subgroup(rank(), list, label), static_cast<int>(me));
+  }
+
+  void abort(const std::string& reason) override {
+    group_->world().fail("rank " + std::to_string(ranks()[rank()]) + " aborted: " + reason);
+  }
+
+ private:
+  const Published& peer(const CollectiveCall& call, int i) const { return group_->published(i, call.sequence); }
+
+  // Starting with this rank, so that not all read the same peer at once.
+  template <class Visit>
+  void for_members(Visit&& visit) const {
+    for (int k = 0; k < size(); ++k) visit((rank() + k) % size());
+  }
+
+  Work post(const CollectiveCall& call, const at::Tensor& tensor) {
+    auto message = group_->mail()->post(*group_, rank(), call, tensor);
+    return Work(std::make_shared<LocalWork>(group_, group_->mail(), std::move(message)));
+  }
+
+  std::shared_ptr<Group> group_;
+};
+
+}  // namespace
+
+std::shared_ptr<Group> make_world_group(std::shared_ptr<World> world) {
+  std::vector<std::int64_t> ranks(world->size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return std::make_shared<Group>(std::move(world), std::move(ranks), "");
+}
+
+std::shared_ptr<CommBackend> make_backend(std::shared_ptr<Group> group, int me) {
+  return std::make_shared<LocalBackend>(std::move(group), me);
+}
+
+}  // namespace dtensor::local

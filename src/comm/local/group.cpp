@@ -1,0 +1,136 @@
+// The rendezvous of thread ranks. Everybody publishes, everybody looks: the comparison of calls costs a few loads, so
+// it is always on. A member is `inside` from before it arrives until it has stopped touching its peers' tensors; nobody
+// unwinds past memory that a peer inside may be reading.
+#include "comm/local/group.h"
+
+#include <thread>
+
+#include "comm/describe.h"
+#include "comm/local/mailbox.h"
+
+namespace dtensor::local {
+
+Group::Group(std::shared_ptr<World> world, std::vector<std::int64_t> ranks, std::string label)
+    : world_(std::move(world)),
+      ranks_(std::move(ranks)),
+      label_(std::move(label)),
+      waits_(*world_),
+      mail_(std::make_shared<Mailbox>()),
+      members_(ranks_.size()) {}
+
+std::string Group::describe_call(const Published& p) const {
+  return describe(p.call, p.outputs, p.inputs) + " on " + describe_group(p.call.label ? *p.call.label : label_, ranks_);
+}
+
+std::vector<std::int64_t> Group::missing(std::uint64_t arrivals) const {
+  std::vector<std::int64_t> ranks;
+  for (int i = 0; i < size(); ++i) {
+    if (members_[i].arrivals.load() < arrivals) ranks.push_back(ranks_[i]);
+  }
+  return ranks;
+}
+
+void Group::rendezvous(int me, const Published& mine) {
+  const std::uint64_t generation = generation_.load();
+  const std::uint64_t arrivals = members_[me].arrivals.fetch_add(1) + 1;
+  if (arrived_.fetch_add(1) + 1 == size()) {
+    arrived_.store(0);
+    generation_.store(generation + 1);
+    waits_.wake();
+    return;
+  }
+  const auto place = [&] { return describe_call(mine); };
+  const auto absent = [&] { return missing(arrivals); };
+  waits_.wait({ranks_[me], place, absent}, [&] { return generation_.load() != generation; });
+}
+
+namespace {
+bool agree(const CollectiveCall& a, const CollectiveCall& b) {
+  return a.kind == b.kind && a.op == b.op && a.dtype == b.dtype && a.peer == b.peer && a.sequence == b.sequence;
+}
+}  // namespace
+
+std::string Group::disagreement(std::uint64_t sequence) const {
+  std::string out = "ranks disagree on " + describe_group(label_, ranks_) + ": ";
+  for (int i = 0; i < size(); ++i) {
+    const Published& p = published(i, sequence);
+    out +=
+        (i > 0 ? "; rank " : "rank ") + std::to_string(ranks_[i]) + " called " + describe(p.call, p.outputs, p.inputs);
+  }
+  return out;
+}
+
+// The sizes that each kind pairs up; each member looks at what it is going to read.
+void Group::compare(int me, const Published& mine) {
+  const std::uint64_t sequence = mine.call.sequence;
+  bool good = true;
+  for (int i = 0; i < size() && good; ++i) {
+    const Published& p = published(i, sequence);
+    good = agree(mine.call, p.call);
+    if (!good) break;
+    switch (mine.call.kind) {
+      case CollectiveKind::all_gather:
+        good = mine.outputs[i].sizes() == p.inputs[0].sizes();
+        break;
+      case CollectiveKind::reduce_scatter:
+        good = mine.outputs[0].sizes() == p.inputs[me].sizes();
+        break;
+      case CollectiveKind::all_to_all:
+        good = mine.outputs[i].sizes() == p.inputs[me].sizes();
+        break;
+      case CollectiveKind::all_reduce:
+      case CollectiveKind::broadcast:
+        good = mine.outputs[0].sizes() == p.outputs[0].sizes();
+        break;
+      default:
+        break;
+    }
+  }
+  if (good) return;
+  world_->fail(disagreement(sequence));
+  world_->throw_failure();
+}
+
+void Group::withdraw(int me, const Published& mine) {
+  world_->fail("rank " + std::to_string(ranks_[me]) + " failed in " + describe_call(mine) + ": " +
+               current_exception_text());
+  members_[me].inside.store(false);
+  waits_.wake();
+  for (const auto& member : members_) {
+    while (member.inside.load()) std::this_thread::yield();
+  }
+}
+
+void Group::exchange(int me, const Published& mine, c10::function_ref<void()> move, bool again) {
+  if (world_->failed()) world_->throw_failure();
+  Member& member = members_[me];
+  member.slots[mine.call.sequence & 1] = mine;
+  member.inside.store(true);
+  try {
+    rendezvous(me, mine);
+    compare(me, mine);
+    move();
+    member.inside.store(false);
+    if (again) rendezvous(me, mine);
+  } catch (...) {
+    withdraw(me, mine);
+    throw;
+  }
+}
+
+std::shared_ptr<Group> Group::subgroup(int me, const std::vector<int>& members, const std::string& label) {
+  const int nth = members_[me].made[members]++;
+  std::lock_guard lock(subgroups_mutex_);
+  auto [entry, fresh] = subgroups_.try_emplace({members, nth});
+  Pending& pending = entry->second;
+  if (fresh) {
+    std::vector<std::int64_t> ranks;
+    for (int m : members) ranks.push_back(ranks_[m]);
+    pending.group = std::make_shared<Group>(world_, std::move(ranks), label);
+  }
+  auto group = pending.group;
+  if (++pending.fetched == members.size()) subgroups_.erase(entry);
+  return group;
+}
+
+}  // namespace dtensor::local

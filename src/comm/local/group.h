@@ -1,0 +1,83 @@
+// What the members of one thread communicator share.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/local/wait_set.h"
+#include "comm/local/world.h"
+#include "dtensor/comm_backend.h"
+
+namespace dtensor::local {
+
+class Mailbox;
+
+// A member's call, published for the others: they copy straight out of (and, in all_reduce, into) its tensors.
+struct Published {
+  CollectiveCall call;
+  at::TensorList outputs, inputs;
+};
+
+class Group {
+ public:
+  Group(std::shared_ptr<World> world, std::vector<std::int64_t> ranks, std::string label);
+
+  World& world() const { return *world_; }
+  const std::shared_ptr<World>& shared_world() const { return world_; }
+  int size() const { return static_cast<int>(ranks_.size()); }
+  const std::vector<std::int64_t>& ranks() const { return ranks_; }
+  const std::string& label() const { return label_; }
+  WaitSet& waits() { return waits_; }
+  const std::shared_ptr<Mailbox>& mail() const { return mail_; }
+
+  // One collective as member `me`: publishes `mine`, waits for everybody, compares the calls, runs `move` (which may
+  // read and write the tensors of peers) and, if `again`, waits until all are through. An exception fails the world,
+  // and leaves only when no peer touches this member's tensors any more.
+  void exchange(int me, const Published& mine, c10::function_ref<void()> move, bool again = true);
+
+  // In `move`: what member `i` published for this collective.
+  const Published& published(int i, std::uint64_t sequence) const { return members_[i].slots[sequence & 1]; }
+
+  // The group of these members; the n-th request for the same list by each of them gives the same group.
+  std::shared_ptr<Group> subgroup(int me, const std::vector<int>& members, const std::string& label);
+
+  std::string describe_call(const Published& p) const;
+
+ private:
+  struct alignas(64) Member {
+    std::atomic<std::uint64_t> arrivals{0};
+    std::atomic<bool> inside{false};       // may touch the tensors of peers
+    std::array<Published, 2> slots;        // by parity: a peer may still read the last one while the next is written
+    std::map<std::vector<int>, int> made;  // how often this member asked for a subgroup
+  };
+  struct Pending {
+    std::shared_ptr<Group> group;
+    std::size_t fetched = 0;
+  };
+
+  void rendezvous(int me, const Published& mine);
+  void compare(int me, const Published& mine);
+  std::string disagreement(std::uint64_t sequence) const;
+  std::vector<std::int64_t> missing(std::uint64_t arrivals) const;
+  void withdraw(int me, const Published& mine);
+
+  std::shared_ptr<World> world_;
+  std::vector<std::int64_t> ranks_;
+  std::string label_;
+  WaitSet waits_;
+  std::shared_ptr<Mailbox> mail_;
+  std::vector<Member> members_;
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<std::uint64_t> generation_{0};
+  std::mutex subgroups_mutex_;
+  std::map<std::pair<std::vector<int>, int>, Pending> subgroups_;
+};
+
+}  // namespace dtensor::local

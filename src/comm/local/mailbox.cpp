@@ -1,0 +1,93 @@
+// Matches sends with receives by (from, to, tag) in order.
+#include "comm/local/mailbox.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "comm/copy.h"
+#include "comm/describe.h"
+
+namespace dtensor::local {
+namespace {
+
+bool is_send(const Message& m) { return m.call.kind == CollectiveKind::send; }
+
+std::string text(const Group& group, const Message& m) {
+  const auto list = at::TensorList(m.tensor);
+  return group.describe_call({m.call, list, {}});
+}
+
+}  // namespace
+
+Mailbox::Key Mailbox::key(int me, const CollectiveCall& call) {
+  return call.kind == CollectiveKind::send ? Key{me, call.peer, call.tag} : Key{call.peer, me, call.tag};
+}
+
+std::shared_ptr<Message> Mailbox::match(const std::shared_ptr<Message>& mine) {
+  std::lock_guard lock(mutex_);
+  const Key where = key(mine->me, mine->call);
+  Queue& others = (is_send(*mine) ? recvs_ : sends_)[where];
+  if (others.empty()) {
+    (is_send(*mine) ? sends_ : recvs_)[where].push_back(mine);
+    return nullptr;
+  }
+  auto other = others.front();
+  others.pop_front();
+  other->state.store(Message::State::copying);
+  return other;
+}
+
+void Mailbox::deliver(Group& group, Message& mine, Message& other) {
+  const Message& from = is_send(mine) ? mine : other;
+  const Message& to = is_send(mine) ? other : mine;
+  if (from.call.dtype != to.call.dtype || from.tensor.sizes() != to.tensor.sizes()) {
+    group.world().fail("ranks disagree: rank " + std::to_string(group.ranks()[from.me]) + " called " +
+                       text(group, from) + "; rank " + std::to_string(group.ranks()[to.me]) + " called " +
+                       text(group, to));
+    return;
+  }
+  try {
+    copy_tensor(to.tensor, from.tensor);
+  } catch (...) {
+    group.world().fail("rank " + std::to_string(group.ranks()[mine.me]) + " failed in " + text(group, mine) + ": " +
+                       current_exception_text());
+  }
+}
+
+std::shared_ptr<Message> Mailbox::post(Group& group, int me, const CollectiveCall& call, const at::Tensor& tensor) {
+  if (group.world().failed()) group.world().throw_failure();
+  auto mine = std::make_shared<Message>();
+  mine->call = call;
+  mine->tensor = tensor;
+  mine->me = me;
+  if (auto other = match(mine)) {
+    deliver(group, *mine, *other);
+    other->state.store(Message::State::done);
+    mine->state.store(Message::State::done);
+    group.waits().wake();
+  }
+  return mine;
+}
+
+void Mailbox::wait(Group& group, const Message& message) {
+  const auto place = [&] { return text(group, message); };
+  const auto peer = [&] { return std::vector<std::int64_t>{group.ranks()[message.call.peer]}; };
+  group.waits().wait({group.ranks()[message.me], place, peer},
+                     [&] { return message.state.load() == Message::State::done; });
+  if (group.world().failed()) group.world().throw_failure();
+}
+
+void Mailbox::finish(Group& group, Message& message) noexcept {
+  if (message.state.load() == Message::State::done) return;
+  try {
+    wait(group, message);
+  } catch (...) {  // the next call on any communicator throws the same
+    std::lock_guard lock(mutex_);
+    auto& queue = (is_send(message) ? sends_ : recvs_)[key(message.me, message.call)];
+    std::erase_if(queue, [&](const auto& m) { return m.get() == &message; });
+    if (message.state.load() == Message::State::posted) message.state.store(Message::State::done);
+  }
+  while (message.state.load() != Message::State::done) std::this_thread::yield();
+}
+
+}  // namespace dtensor::local

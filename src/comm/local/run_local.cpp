@@ -1,0 +1,88 @@
+// Runs a function as thread ranks: sets each thread up, and makes of several failures the one that came first.
+#include "comm/local/run_local.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/AutogradState.h>
+
+#include <thread>
+
+#include "comm/describe.h"
+#include "comm/local/backend.h"
+#include "comm/local/thread_pool.h"
+
+namespace dtensor {
+namespace local {
+namespace {
+
+// Fresh autograd state, with backward on the rank's own thread: autograd's worker threads are shared by all ranks, and
+// two ranks that wait for each other on one of them never finish.
+void set_up_thread(int intra_op_threads) {
+  c10::AutogradState::set_tls_state(c10::AutogradState(/*grad_mode=*/true, /*inference_mode=*/false,
+                                                       /*fw_grad_mode=*/true, /*multithreading_enabled=*/false));
+  if (intra_op_threads <= 0) return;
+  at::get_num_threads();  // until it has run on a thread, set_num_threads changes the whole process
+  at::set_num_threads(intra_op_threads);
+}
+
+class FirstError {
+ public:
+  void record(int rank, std::exception_ptr error) {
+    std::lock_guard lock(mutex_);
+    if (!result_.error) result_ = {rank, std::move(error)};
+  }
+  RunResult result() const { return result_; }
+
+ private:
+  std::mutex mutex_;
+  RunResult result_;
+};
+
+}  // namespace
+
+RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunOptions options) {
+  TORCH_CHECK(ranks >= 1, "run_local: ", ranks, " ranks");
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  auto world = std::make_shared<World>(ranks, options, ranks + running_threads() > cores);
+  const auto group = make_world_group(world);
+  const int intra_op = options.set_threads ? std::max(1, at::get_num_threads() / ranks) : 0;
+  FirstError first;
+  run_on_threads(ranks, [&](int rank) {
+    set_up_thread(intra_op);
+    try {
+      fn(Communicator(make_backend(group, rank)));
+    } catch (...) {
+      first.record(rank, std::current_exception());
+      world->fail("rank " + std::to_string(rank) + " failed: " + current_exception_text());
+    }
+    world->leave(rank);
+  });
+  return first.result();
+}
+
+}  // namespace local
+
+namespace {
+
+// The type is kept where the message can be changed: CommError and c10::Error with all its kinds.
+[[noreturn]] void rethrow(const local::RunResult& failed) {
+  const std::string who = "rank " + std::to_string(failed.rank);
+  try {
+    std::rethrow_exception(failed.error);
+  } catch (c10::Error& e) {
+    e.add_context("on " + who);
+    throw;
+  } catch (const CommError& e) {
+    throw CommError(who + ": " + e.what());
+  } catch (...) {
+    throw std::runtime_error(who + ": " + current_exception_text());
+  }
+}
+
+}  // namespace
+
+void run_local(int ranks, const std::function<void(Communicator)>& fn, RunOptions options) {
+  const auto result = local::run_ranks(ranks, fn, options);
+  if (result.error) rethrow(result);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,97 @@
+// The slow half of a wait: sleeping in slices, so that a failure, a rank that has left and the timeout are all noticed
+// without anybody having to know who sleeps where.
+#include "comm/local/wait_set.h"
+
+#include <thread>
+
+namespace dtensor::local {
+namespace {
+
+constexpr int kYields = 100;
+constexpr std::chrono::milliseconds kSlice{10};
+
+class SleeperCount {
+ public:
+  explicit SleeperCount(std::atomic<int>& count) : count_(count) { ++count_; }
+  ~SleeperCount() { --count_; }
+  SleeperCount(const SleeperCount&) = delete;
+  SleeperCount& operator=(const SleeperCount&) = delete;
+
+ private:
+  std::atomic<int>& count_;
+};
+
+// Tells the others where this rank waits, for their reports, for as long as it does.
+class PostedPlace {
+ public:
+  PostedPlace(World& world, std::int64_t rank) : world_(world), rank_(rank) {}
+  ~PostedPlace() {
+    if (posted_) world_.set_place(rank_, {});
+  }
+  PostedPlace(const PostedPlace&) = delete;
+  PostedPlace& operator=(const PostedPlace&) = delete;
+
+  void post(const WaitText& text) {
+    if (!posted_) world_.set_place(rank_, text.place());
+    posted_ = true;
+  }
+
+ private:
+  World& world_;
+  std::int64_t rank_;
+  bool posted_ = false;
+};
+
+std::string seconds(std::chrono::milliseconds time) {
+  const auto ms = time.count();
+  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
+}
+
+}  // namespace
+
+bool WaitSet::give_way(c10::function_ref<bool()> ready) const {
+  for (int i = 0; i < kYields; ++i) {
+    if (ready()) return true;
+    if (world_.failed()) return false;
+    std::this_thread::yield();
+  }
+  return false;
+}
+
+void WaitSet::asleep(const WaitText& text, c10::function_ref<bool()> ready) {
+  const auto deadline = std::chrono::steady_clock::now() + world_.timeout();
+  PostedPlace place(world_, text.rank);
+  SleeperCount count(sleepers_);
+  std::unique_lock lock(mutex_);
+  while (!ready()) {
+    check(text, ready);
+    const auto left = deadline - std::chrono::steady_clock::now();
+    if (left <= left.zero()) {
+      world_.fail("timeout after " + seconds(world_.timeout()) + ": " + report(text));
+      continue;
+    }
+    const auto slice = std::min<std::chrono::steady_clock::duration>(left, kSlice);
+    if (condition_.wait_for(lock, slice) == std::cv_status::timeout) place.post(text);
+  }
+}
+
+void WaitSet::check(const WaitText& text, c10::function_ref<bool()> ready) {
+  if (world_.failed())
+    throw CommError(world_.failure() + " [rank " + std::to_string(text.rank) + " was in " + text.place() + "]");
+  for (auto rank : text.missing()) {
+    if (!world_.left(rank) || ready()) continue;
+    world_.fail("rank " + std::to_string(rank) +
+                " returned from its function while others wait for it: " + report(text));
+  }
+}
+
+std::string WaitSet::report(const WaitText& text) const {
+  std::string out = "rank " + std::to_string(text.rank) + " waits in " + text.place() + " for rank";
+  const auto missing = text.missing();
+  out += missing.size() > 1 ? "s" : "";
+  for (std::size_t i = 0; i < missing.size(); ++i) out += (i > 0 ? ", " : " ") + std::to_string(missing[i]);
+  for (auto rank : missing) out += "; " + world_.whereabouts(rank);
+  return out;
+}
+
+}  // namespace dtensor::local

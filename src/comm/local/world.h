@@ -1,0 +1,51 @@
+// One run_local: what all its thread ranks share, whatever communicator they use.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "dtensor/comm.h"
+
+namespace dtensor::local {
+
+class World {
+ public:
+  World(int size, RunOptions options, bool crowded);
+
+  int size() const { return static_cast<int>(ranks_.size()); }
+  std::chrono::milliseconds timeout() const { return options_.timeout; }
+  int spins() const { return spins_; }
+
+  // The first failure ends everything: every wait, now and later, throws its text.
+  void fail(std::string text);
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  std::string failure() const;
+  [[noreturn]] void throw_failure() const;
+
+  // A rank's function has returned (or thrown): it will take part in nothing any more.
+  void leave(std::int64_t rank) { ranks_[rank].left.store(true, std::memory_order_release); }
+  bool left(std::int64_t rank) const { return ranks_[rank].left.load(std::memory_order_acquire); }
+
+  // What a rank that has been waiting for a while is waiting in; empty: not waiting.
+  void set_place(std::int64_t rank, std::string text);
+  // "rank 2 waits in all_reduce #3 ..." or what else can be said about it.
+  std::string whereabouts(std::int64_t rank) const;
+
+ private:
+  struct Rank {
+    std::atomic<bool> left{false};
+    std::string place;
+  };
+  RunOptions options_;
+  int spins_;
+  std::atomic<bool> failed_{false};
+  mutable std::mutex mutex_;
+  std::string failure_;
+  std::vector<Rank> ranks_;
+};
+
+}  // namespace dtensor::local
