@@ -1,0 +1,203 @@
+// What a DTensor costs over plain ATen, per operator: the same call on plain tensors and on DTensors of a mesh of one
+// rank, in turn, on one thread. Overhead is per returned tensor. A miss is a call that the decision cache has not seen.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <benchmark/benchmark.h>
+#include <dtensor/dtensor.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "timing.h"
+
+namespace {
+
+using namespace dtensor;
+using bench::Pair;
+
+struct Options {
+  std::int64_t size = 64;
+  int calls = 2000, blocks = 41;
+  bool json = false;
+};
+
+// The operands of one kind: plain, or distributed.
+struct Operands {
+  at::Tensor x, y, weight, x_grad, y_grad;
+  std::vector<at::Tensor> params, grads, averages, squares, steps;
+};
+
+Operands make_plain(const Options& options) {
+  const std::int64_t n = options.size;
+  Operands o{
+      at::randn({n, n}), at::randn({n, n}), at::randn({n}), at::randn({n, n}), at::randn({n, n}), {}, {}, {}, {}, {}};
+  for (int i = 0; i < 100; ++i) {
+    for (auto* list : {&o.params, &o.grads, &o.averages}) list->push_back(at::randn({n, 16}));
+    o.squares.push_back(at::rand({n, 16}));
+    o.steps.push_back(at::ones({}));
+  }
+  return o;
+}
+
+Operands distribute(const Operands& plain, const DeviceMesh& mesh, const Placement& placement) {
+  const auto place = [&](const at::Tensor& t, const Placement& p) -> at::Tensor {
+    return distribute_tensor(t.clone(), mesh, {p});
+  };
+  Operands o{place(plain.x, placement),
+             place(plain.y, Replicate()),
+             place(plain.weight, Replicate()),
+             place(plain.x_grad, placement),
+             place(plain.y_grad, Replicate()),
+             {},
+             {},
+             {},
+             {},
+             {}};
+  for (std::size_t i = 0; i < plain.params.size(); ++i) {
+    o.params.push_back(place(plain.params[i], placement));
+    o.grads.push_back(place(plain.grads[i], placement));
+    o.averages.push_back(place(plain.averages[i], placement));
+    o.squares.push_back(place(plain.squares[i], placement));
+    o.steps.push_back(place(plain.steps[i], Replicate()));
+  }
+  return o;
+}
+
+class Report {
+ public:
+  explicit Report(const Options& options) : options_(options) {
+    if (!options_.json) std::printf("%-28s %-10s %8s %18s\n", "operator", "placement", "ratio", "overhead us/tensor");
+  }
+
+  void line(const std::string& name, const std::string& kind, const Pair& pair, int outputs) const {
+    const double overhead = pair.overhead / outputs;
+    if (options_.json) {
+      const nlohmann::json row{
+          {"bench", "dispatch"},    {"op", name},           {"kind", kind},           {"outputs", outputs},
+          {"plain_us", pair.plain}, {"ours_us", pair.ours}, {"overhead_us", overhead}};
+      std::puts(row.dump().c_str());
+    } else {
+      std::printf("%-28s %-10s %7.2fx %18.3f\n", name.c_str(), kind.c_str(), pair.ours / pair.plain, overhead);
+    }
+  }
+
+  // The same call on both kinds of operands.
+  template <class F>
+  void compare(const std::string& name, const std::string& kind, const Operands& plain, const Operands& ours,
+               const F& call, int outputs = 1, int calls_per_block = 0) const {
+    const int calls = calls_per_block > 0 ? calls_per_block : options_.calls;
+    line(name, kind, bench::side_by_side([&] { call(plain); }, [&] { call(ours); }, calls, options_.blocks), outputs);
+  }
+
+ private:
+  Options options_;
+};
+
+template <class T>
+void keep(const T& value) {
+  benchmark::DoNotOptimize(&value);
+}
+
+void single_operators(const Report& report, const std::string& kind, const Operands& plain, const Operands& ours) {
+  const std::int64_t n = plain.x.size(0);
+  const at::NoGradGuard no_grad;
+  report.compare("add", kind, plain, ours, [](const Operands& o) { keep(at::add(o.x, o.y)); });
+  report.compare("add_", kind, plain, ours, [](const Operands& o) { keep(at::Tensor(o.x).add_(o.y, 1e-6)); });
+  report.compare("mm", kind, plain, ours, [](const Operands& o) { keep(at::mm(o.x, o.y)); });
+  report.compare("view", kind, plain, ours, [n](const Operands& o) { keep(o.x.view({n, n / 2, 2})); });
+  report.compare("t", kind, plain, ours, [](const Operands& o) { keep(o.x.t()); });
+  report.compare("sum", kind, plain, ours, [](const Operands& o) { keep(at::sum(o.x)); });
+  report.compare("gelu", kind, plain, ours, [](const Operands& o) { keep(at::gelu(o.x)); });
+  report.compare(
+      "layer_norm", kind, plain, ours,
+      [n](const Operands& o) { keep(at::native_layer_norm(o.x, {n}, o.weight, o.weight, 1e-5)); }, 3);
+}
+
+void with_grad(const Report& report, const std::string& kind, Operands plain, Operands ours) {
+  const std::int64_t n = plain.x.size(0);
+  for (Operands* o : {&plain, &ours}) {
+    o->x_grad.requires_grad_();
+    o->y_grad.requires_grad_();
+  }
+  report.compare("add, grad", kind, plain, ours, [](const Operands& o) { keep(at::add(o.x_grad, o.y_grad)); });
+  report.compare("mm, grad", kind, plain, ours, [](const Operands& o) { keep(at::mm(o.x_grad, o.y_grad)); });
+  report.compare("view, grad", kind, plain, ours, [n](const Operands& o) { keep(o.x_grad.view({n, n / 2, 2})); });
+  report.compare("sum, grad", kind, plain, ours, [](const Operands& o) { keep(at::sum(o.x_grad)); });
+  report.compare(
+      "mm, forward and backward", kind, plain, ours,
+      [](const Operands& o) {
+        at::mm(o.x_grad, o.y_grad).backward(o.x);
+        at::Tensor(o.x_grad).mutable_grad().reset();
+        at::Tensor(o.y_grad).mutable_grad().reset();
+      },
+      3, 500);
+}
+
+void lists(const Report& report, const std::string& kind, const Operands& plain, const Operands& ours) {
+  const at::NoGradGuard no_grad;
+  const int count = static_cast<int>(plain.params.size());
+  report.compare(
+      "_foreach_add_ of 100", kind, plain, ours, [](const Operands& o) { at::_foreach_add_(o.params, o.grads, 1e-6); },
+      count, 50);
+  report.compare(
+      "_fused_adamw_ of 100", kind, plain, ours,
+      [](const Operands& o) {
+        at::_fused_adamw_(o.params, o.grads, o.averages, o.squares, {}, o.steps, 1e-4, 0.9, 0.999, 0.01, 1e-8, false,
+                          false);
+      },
+      count, 50);
+}
+
+// Each shape is new to the cache; the second pass over the same operands hits.
+void misses(const Report& report, const DeviceMesh& mesh) {
+  const int shapes = 400;
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> operands;
+  for (int i = 0; i < shapes; ++i) operands.push_back(distribute_tensor(at::ones({i + 1000, 2}), mesh, {Shard(0)}));
+  for (const char* name : {"add, a miss", "sum, a miss", "mm, a miss"}) {
+    const auto pass = [&] {
+      int next = 0;
+      const auto call = [&] {
+        const at::Tensor& t = operands[next++];
+        keep(name[0] == 'a' ? at::add(t, t) : name[0] == 's' ? at::sum(t, 0) : at::mm(t.t(), t));
+      };
+      return bench::time_block(call, shapes);
+    };
+    const std::uint64_t before = cache_stats().misses;
+    const double miss = pass();
+    TORCH_CHECK(cache_stats().misses - before >= static_cast<std::uint64_t>(shapes), "the first pass missed only ",
+                cache_stats().misses - before, " times");
+    const double hit = pass();
+    report.line(name, "shard0", {hit, miss, miss - hit}, 1);
+  }
+}
+
+void run(const Options& options, const Communicator& world) {
+  at::set_num_threads(1);
+  const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {1}, {"dp"});
+  const Report report(options);
+  const Operands plain = make_plain(options);
+  const std::pair<const char*, Placement> kinds[] = {{"replicate", Replicate()}, {"shard0", Shard(0)}};
+  for (const auto& [kind, placement] : kinds) {
+    const Operands ours = distribute(plain, mesh, placement);
+    single_operators(report, kind, plain, ours);
+    with_grad(report, kind, make_plain(options), distribute(plain, mesh, placement));
+    lists(report, kind, plain, ours);
+  }
+  misses(report, mesh);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Dispatch overhead of DTensors over plain ATen");
+  app.add_option("--size", options.size, "operands are SIZE x SIZE")->check(CLI::PositiveNumber);
+  app.add_option("--calls", options.calls, "calls of a block")->check(CLI::PositiveNumber);
+  app.add_option("--blocks", options.blocks, "blocks of each kind, in turn")->check(CLI::PositiveNumber);
+  app.add_flag("--json", options.json, "one JSON object a line");
+  CLI11_PARSE(app, argc, argv);
+  run_local(1, [&](const Communicator& world) { run(options, world); });
+}

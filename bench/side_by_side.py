@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Ours against PyTorch's DTensor, measured one after the other on this machine: side_by_side.py BUILD_FOLDER/bench
+
+Runs bench_dispatch and bench_redistribute of this project and the scripts in peers/ (PyTorch over gloo), and prints ratios only:
+how many times PyTorch's overhead is ours, and how many times its redistribution takes ours. PEER_PYTHON names the Python whose
+torch is used (default: the one that runs this)."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PYTHON = os.environ.get("PEER_PYTHON", sys.executable)
+RANKS = (2, 4)
+# Our name of an operator: the peer's.
+DISPATCH = {"add": "add", "add_": "add_", "mm": "mm", "view": "view", "t": "t", "sum": "sum", "gelu": "gelu",
+            "layer_norm": "layer_norm", "mm, grad": "matmul_fwd_requires_grad", "mm, forward and backward": "matmul_fwd_bwd",
+            "_foreach_add_ of 100": "foreach_add_100", "_fused_adamw_ of 100": "adamw_fused_100"}
+
+
+def json_lines(command):
+    """The JSON objects that a program prints; its errors go to stderr as they are."""
+    out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+
+
+def peer_problem():
+    code = "import torch.distributed.tensor, torch.distributed as d; assert d.is_gloo_available(); print(torch.__version__)"
+    run = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True)
+    if run.returncode == 0:
+        print(f"PyTorch {run.stdout.strip()} over gloo")
+        return None
+    return (run.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+
+
+def dispatch(build):
+    ours = {(r["op"], r["kind"]): r["overhead_us"] * r["outputs"] for r in json_lines([f"{build}/bench_dispatch", "--json"])}
+    peer = {(r["op"], r["kind"]): r["us"] for r in json_lines([PYTHON, f"{HERE}/peers/bench_dispatch.py"])}
+    print(f"\n{'overhead over plain tensors':<28} {'placement':<10} PyTorch's / ours")
+    for name, theirs in DISPATCH.items():
+        for kind in ("replicate", "shard0"):
+            overhead = peer[theirs, "dtensor_" + kind] - peer[theirs, "raw"]
+            own = ours[name, kind]
+            ratio = f"{overhead / own:15.1f}x" if own > 0 else "  ours is within the noise of 0"
+            print(f"{name:<28} {kind:<10} {ratio}")
+
+
+def our_redistributions():
+    program = f"{sys.argv[1]}/bench_redistribute"
+    for ranks in RANKS:
+        yield from json_lines([program, "--json", "--ranks", str(ranks)])
+        if shutil.which("mpirun"):
+            yield from json_lines(["mpirun", "-n", str(ranks), program, "--json"])
+
+
+def redistribution():
+    own = list(our_redistributions())
+    command = [PYTHON, f"{HERE}/peers/bench_redistribute.py", "--ranks", ",".join(map(str, RANKS)), "--mb", "64"]
+    peer = {(r["op"], r["ranks"]): r["ms"] for r in json_lines(command) if "ranks" in r and "ms" in r}
+    print(f"\n{'redistribution of 64 MB':<24} {'backend':<8} {'ranks':>5}   PyTorch's time / ours")
+    for r in own:
+        theirs = peer.get((r["op"], r["ranks"]))
+        if theirs is not None:
+            print(f"{r['op']:<24} {r['backend']:<8} {r['ranks']:>5} {theirs / r['ms']:18.1f}x")
+
+
+def main():
+    problem = peer_problem()
+    if problem:
+        print(f"left out: {PYTHON} cannot import PyTorch's DTensor ({problem}); PEER_PYTHON names another Python")
+        return
+    dispatch(sys.argv[1])
+    redistribution()
+
+
+if __name__ == "__main__":
+    main()

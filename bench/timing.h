@@ -1,0 +1,48 @@
+// Timing two things side by side: short blocks of each in turn, so that what disturbs one disturbs the other; medians
+// count.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <vector>
+
+namespace bench {
+
+using Clock = std::chrono::steady_clock;
+
+inline double microseconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+}
+
+inline double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+// Of one call, in microseconds.
+struct Pair {
+  double plain = 0, ours = 0;
+  double overhead = 0;  // median of the differences, block by block
+};
+
+template <class F>
+double time_block(const F& call, int calls) {
+  const Clock::time_point begin = Clock::now();
+  for (int i = 0; i < calls; ++i) call();
+  return microseconds_since(begin) / calls;
+}
+
+template <class Plain, class Ours>
+Pair side_by_side(const Plain& plain, const Ours& ours, int calls, int blocks) {
+  time_block(plain, calls), time_block(ours, calls);
+  std::vector<double> a, b, difference;
+  for (int i = 0; i < blocks; ++i) {
+    a.push_back(time_block(plain, calls));
+    b.push_back(time_block(ours, calls));
+    difference.push_back(b.back() - a.back());
+  }
+  return {median(a), median(b), median(difference)};
+}
+
+}  // namespace bench

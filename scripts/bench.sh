@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# All ratios, measured side by side on this machine: bench.sh BUILD_FOLDER. Plain ATen and memcpy always; MPI and PyTorch where they
+# are. PEER_PYTHON names the Python whose torch is compared with (default: python3).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bench=$1/bench
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none
+
+echo "== Dispatch: DTensors on a mesh of one rank against plain tensors"
+"$bench/bench_dispatch"
+echo
+echo "== Redistribution of 64 MB against a copy of the bytes that must move"
+for ranks in 2 4; do "$bench/bench_redistribute" --ranks $ranks; done
+if command -v mpirun > /dev/null; then
+  for ranks in 2 4; do mpirun -n $ranks "$bench/bench_redistribute"; done
+fi
+echo
+echo "== Against PyTorch's DTensor"
+python3 bench/side_by_side.py "$bench"
