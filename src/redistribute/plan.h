@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -31,14 +32,18 @@ struct Edge {
 
 struct RedistributePlan {
   std::vector<Edge> edges;
-  double cost = 0;              // seconds by the cost model
-  std::int64_t bytes_moved = 0; // bytes received from other ranks, by the busiest rank
+  double cost = 0;               // seconds by the cost model
+  std::int64_t bytes_moved = 0;  // bytes received from other ranks, by the busiest rank
   bool empty() const { return edges.empty(); }
   std::string str() const;  // one edge a line
 };
 
 // Cheapest plan. Deterministic: equal arguments give equal plans on every rank. Storage flags do not matter.
 RedistributePlan plan_redistribute(const TensorSpec& from, const Placements& to);
+
+// The same without a copy. Remembered per thread.
+using PlanRef = std::shared_ptr<const RedistributePlan>;
+PlanRef find_plan(const TensorSpec& from, const Placements& to);
 
 // Cost alone, for choosing strategies. Memoised per thread.
 double redistribute_cost(const TensorSpec& from, const Placements& to);

@@ -1,0 +1,179 @@
+// Comparison of layouts, by their split orders where that decides it and else by looking at every rank's part.
+#include "redistribute/layout.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace dtensor {
+namespace {
+
+// Ranks whose parts are looked at one by one. On larger meshes evenly spread ones stand for all: prices become
+// estimates.
+constexpr std::int64_t kRanksLookedAt = 64;
+
+std::size_t common_prefix(const SplitOrder& a, const SplitOrder& b) {
+  const std::size_t n = std::min(a.size(), b.size());
+  std::size_t i = 0;
+  while (i < n && a[i] == b[i]) ++i;
+  return i;
+}
+
+AxisMask axes_of(const SplitOrder& order, std::size_t first = 0) {
+  AxisMask axes = 0;
+  for (std::size_t i = first; i < order.size(); ++i) axes |= AxisMask{1} << order[i].axis;
+  return axes;
+}
+
+AxisMask axes_of(const Layout& layout) {
+  AxisMask axes = 0;
+  for (const SplitOrder& order : layout.orders) axes |= axes_of(order);
+  return axes;
+}
+
+bool has_pieces(const Layout& layout) {
+  return std::any_of(layout.orders.begin(), layout.orders.end(), [](const SplitOrder& order) {
+    return std::any_of(order.begin(), order.end(), [](const SplitStep& step) { return step.pieces != 1; });
+  });
+}
+
+Coordinate coordinate_along(AxisMask axes, at::IntArrayRef mesh, std::int64_t index) {
+  Coordinate coordinate(mesh.size(), 0);
+  for (std::size_t axis = mesh.size(); axis-- > 0;) {
+    if (!(axes >> axis & 1)) continue;
+    coordinate[axis] = index % mesh[axis];
+    index /= mesh[axis];
+  }
+  return coordinate;
+}
+
+// Calls body with each coordinate along `axes` (0 elsewhere), or with a sample; tells whether it was all of them.
+template <class Body>
+bool for_each_coordinate(AxisMask axes, const Geometry& geometry, Body body) {
+  const std::int64_t count = geometry.group_size(axes);
+  const std::int64_t looked_at = std::min(count, kRanksLookedAt);
+  for (std::int64_t i = 0; i < looked_at; ++i) {
+    const std::int64_t index = looked_at == 1 ? 0 : i * (count - 1) / (looked_at - 1);
+    body(coordinate_along(axes, geometry.mesh, index));
+  }
+  return looked_at == count;
+}
+
+std::int64_t length(const Segments& segments) {
+  std::int64_t total = 0;
+  for (const Segment& s : segments) total += s.length;
+  return total;
+}
+
+Segments part(const Layout& layout, std::size_t dim, const Geometry& geometry, const Coordinate& at) {
+  return shard_segments(geometry.sizes[dim], layout.orders[dim], geometry.mesh, at);
+}
+
+std::int64_t lacking(const Layout& from, const Layout& to, const Geometry& geometry, const Coordinate& at) {
+  std::int64_t wanted = 1, held = 1;
+  for (std::size_t dim = 0; dim < from.orders.size(); ++dim) {
+    if (from.orders[dim].empty() && to.orders[dim].empty()) {
+      wanted *= geometry.sizes[dim];
+      held *= geometry.sizes[dim];
+    } else {
+      const Segments want = part(to, dim, geometry, at);
+      wanted *= length(want);
+      held *= overlap(want, part(from, dim, geometry, at));
+    }
+  }
+  return wanted - held;
+}
+
+// Whether the rank at `at` finds all it wants along one dimension with the ranks that differ from it in `axes` only.
+bool finds_all(const Layout& from, const Layout& to, std::size_t dim, AxisMask axes, const Geometry& geometry,
+               const Coordinate& at) {
+  const Segments want = part(to, dim, geometry, at);
+  const AxisMask along = axes & axes_of(from.orders[dim]);
+  std::int64_t found = 0;
+  for (std::int64_t i = 0; i < geometry.group_size(along); ++i) {
+    Coordinate peer = coordinate_along(along, geometry.mesh, i);
+    for (std::size_t axis = 0; axis < peer.size(); ++axis) {
+      if (!(along >> axis & 1)) peer[axis] = at[axis];
+    }
+    found += overlap(want, part(from, dim, geometry, peer));
+  }
+  return found == length(want);
+}
+
+bool suffices(const Layout& from, const Layout& to, AxisMask axes, const Geometry& geometry) {
+  bool all = true;
+  for_each_coordinate(axes_of(from) | axes_of(to), geometry, [&](const Coordinate& at) {
+    for (std::size_t dim = 0; all && dim < from.orders.size(); ++dim)
+      all = finds_all(from, to, dim, axes, geometry, at);
+  });
+  return all;
+}
+
+}  // namespace
+
+std::int64_t Geometry::group_size(AxisMask axes) const {
+  std::int64_t size = 1;
+  for (std::size_t axis = 0; axis < mesh.size(); ++axis) size *= axes >> axis & 1 ? mesh[axis] : 1;
+  return size;
+}
+
+std::int64_t Geometry::numel() const {
+  std::int64_t n = 1;
+  for (const std::int64_t size : sizes) n *= size;
+  return n;
+}
+
+Layout::Layout(const Placements& placements, const Geometry& geometry) : mesh(geometry.mesh) {
+  for (std::size_t dim = 0; dim < geometry.sizes.size(); ++dim) {
+    orders.push_back(split_order(static_cast<std::int64_t>(dim), placements, mesh));
+  }
+}
+
+bool refines(const Layout& fine, const Layout& coarse) {
+  for (std::size_t dim = 0; dim < fine.orders.size(); ++dim) {
+    if (common_prefix(fine.orders[dim], coarse.orders[dim]) != coarse.orders[dim].size()) return false;
+  }
+  return true;
+}
+
+// What a rank lacks lies with ranks that differ from it in the axes that split a dimension after the two orders part.
+// With pieces that may be too many (a part of each piece is what the ranks along one axis hold together): try fewer.
+AxisMask exchange_axes(const Layout& from, const Layout& to, const Geometry& geometry) {
+  AxisMask axes = 0;
+  for (std::size_t dim = 0; dim < from.orders.size(); ++dim) {
+    axes |= axes_of(from.orders[dim], common_prefix(from.orders[dim], to.orders[dim]));
+  }
+  if (!has_pieces(from) && !has_pieces(to)) return axes;
+  if (geometry.group_size(axes_of(from) | axes_of(to)) > kRanksLookedAt) return axes;
+  AxisMask best = axes;
+  for (AxisMask fewer = axes; fewer != 0; fewer = (fewer - 1) & axes) {
+    if (std::popcount(fewer) < std::popcount(best) && suffices(from, to, fewer, geometry)) best = fewer;
+  }
+  return best;
+}
+
+Traffic exchange_traffic(const Layout& from, const Layout& to, const Geometry& geometry) {
+  Traffic traffic;
+  traffic.exact = for_each_coordinate(axes_of(from) | axes_of(to), geometry, [&](const Coordinate& at) {
+    traffic.received = std::max(traffic.received, lacking(from, to, geometry, at));
+  });
+  return traffic;
+}
+
+std::int64_t largest_part(const Layout& layout, const Geometry& geometry) {
+  std::int64_t largest = 1;
+  const Coordinate first = coordinate_along(0, geometry.mesh, 0);  // chunks come in descending sizes
+  for (std::size_t dim = 0; dim < layout.orders.size(); ++dim) largest *= length(part(layout, dim, geometry, first));
+  return largest;
+}
+
+std::int64_t overlap(const Segments& a, const Segments& b) {
+  std::int64_t total = 0;
+  for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+    const std::int64_t a_end = a[i].offset + a[i].length, b_end = b[j].offset + b[j].length;
+    total += std::max(std::min(a_end, b_end) - std::max(a[i].offset, b[j].offset), std::int64_t{0});
+    a_end <= b_end ? ++i : ++j;
+  }
+  return total;
+}
+
+}  // namespace dtensor

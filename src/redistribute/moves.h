@@ -1,0 +1,40 @@
+// The edges that leave a placement state on the way to a goal: the graph in which the planner looks for a shortest
+// path.
+#pragma once
+
+#include "redistribute/cost.h"
+
+namespace dtensor {
+
+struct Move {
+  EdgeKind kind;
+  AxisMask axes;
+  Placements to;
+  EdgePrice price;
+};
+
+// Any arrangement of shards and replicas to any other with the same partial axes, as one edge.
+Move exchange_move(const Placements& from, const Layout& from_layout, const Placements& to, const Geometry& geometry);
+
+class Moves {
+ public:
+  Moves(const Placements& start, const Placements& goal, const Geometry& geometry);
+  std::vector<Move> leaving(const Placements& at) const;
+
+ private:
+  struct State;
+  void add_exchanges(const State& state) const;
+  void add_gathers(const State& state) const;
+  void add_slices(const State& state) const;
+  void add_reductions(const State& state) const;
+  void add_reduce_scatters(const State& state, AxisMask axes) const;
+  void add_reduce_scatter(const State& state, AxisMask axes, const Placements& to) const;
+  void add_partials(const State& state) const;
+  AxisMask to_reduce(const Placements& at) const;
+
+  const Placements& goal_;
+  const Geometry& geometry_;
+  c10::SmallVector<std::int64_t, 4> dims_;  // tensor dimensions that intermediate states may shard
+};
+
+}  // namespace dtensor

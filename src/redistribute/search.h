@@ -1,0 +1,11 @@
+// Dijkstra's algorithm over placement states.
+#pragma once
+
+#include "redistribute/layout.h"
+
+namespace dtensor {
+
+// The cheapest way; among equally cheap ones the one with fewer and simpler edges, and then the one found first.
+RedistributePlan search_plan(const Placements& from, const Placements& to, const Geometry& geometry);
+
+}  // namespace dtensor
