@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <iosfwd>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,9 @@ class DTENSOR_API DTensor : public at::Tensor {
 
   std::string spec_str() const;  // f32[64, 1024] on [2, 2] [S(0), R]
 };
+
+// The description and this rank's part. (A plain at::Tensor handle to a DTensor prints as an error: it has no data.)
+DTENSOR_API std::ostream& operator<<(std::ostream& out, const DTensor& tensor);
 
 // Splits a plain tensor that every rank holds alike. No communication; each rank keeps its part (a copy unless
 // everything is Replicate). Differentiable. `tensor` that is a DTensor on the same mesh is redistributed.

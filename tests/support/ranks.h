@@ -1,0 +1,84 @@
+// Thread ranks for tests: the meshes that every property is tried on, random placements, and comparisons that name the
+// rank.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "dtensor/dtensor.h"
+
+namespace dtensor::test {
+
+using Shape = std::vector<std::int64_t>;
+
+inline const std::vector<Shape>& mesh_shapes() {
+  static const std::vector<Shape> shapes = {{1}, {2}, {3}, {2, 2}, {2, 3}, {2, 2, 2}};
+  return shapes;
+}
+
+inline int count(const Shape& shape) {
+  return static_cast<int>(std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>()));
+}
+
+// Runs body on every rank of a mesh of that shape.
+inline void on_mesh(const Shape& shape, const std::function<void(const DeviceMesh&)>& body) {
+  run_local(count(shape), [&](Communicator world) { body(init_device_mesh(world, at::kCPU, shape)); });
+}
+
+// The same draws on every rank.
+class Draw {
+ public:
+  explicit Draw(std::uint64_t seed) : engine_(seed) {}
+  std::int64_t integer(std::int64_t low, std::int64_t high) {  // both included
+    return low + static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(high - low + 1));
+  }
+  bool coin() { return integer(0, 1) == 1; }
+  Shape sizes(std::int64_t ndim, std::int64_t low = 0, std::int64_t high = 7) {
+    Shape result(static_cast<std::size_t>(ndim));
+    for (auto& size : result) size = integer(low, high);
+    return result;
+  }
+  at::Tensor normal(const Shape& sizes, at::ScalarType dtype = at::kDouble) {
+    auto values = at::empty(sizes, at::kDouble);
+    std::normal_distribution<double> normal;
+    for (std::int64_t i = 0; i < values.numel(); ++i) values.mutable_data_ptr<double>()[i] = normal(engine_);
+    return values.to(dtype);
+  }
+  at::Tensor integers(const Shape& sizes, std::int64_t high) {
+    auto values = at::empty(sizes, at::kLong);
+    for (std::int64_t i = 0; i < values.numel(); ++i) values.mutable_data_ptr<std::int64_t>()[i] = integer(0, high - 1);
+    return values;
+  }
+  // Replicate, any Shard, and Partial where asked.
+  Placements placements(const DeviceMesh& mesh, std::int64_t tensor_ndim, bool partial = true) {
+    Placements result;
+    for (std::int64_t axis = 0; axis < mesh.ndim(); ++axis) {
+      const auto pick = integer(-2, tensor_ndim - 1);
+      if (pick >= 0) {
+        result.push_back(Shard(pick));
+      } else {
+        result.push_back(pick == -2 && partial ? Partial() : Replicate());
+      }
+    }
+    return result;
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+inline void expect_close(const at::Tensor& actual, const at::Tensor& expected, const std::string& what,
+                         double tolerance = 1e-9) {
+  auto plain = is_dtensor(actual) ? DTensor(actual).full_tensor() : actual;
+  ASSERT_EQ(plain.sizes(), expected.sizes()) << what;
+  ASSERT_EQ(plain.scalar_type(), expected.scalar_type()) << what;
+  const bool close = at::allclose(plain.to(at::kDouble), expected.to(at::kDouble), tolerance, tolerance, true);
+  EXPECT_TRUE(close) << what << "\nexpected\n" << expected << "\nactual\n" << plain;
+}
+
+}  // namespace dtensor::test
