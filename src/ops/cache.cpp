@@ -37,23 +37,24 @@ void evict_mesh(OpCache& cache, const MeshInfo* mesh, CacheStats& stats) {
 
 }  // namespace
 
-CachedCall* cache_find(std::uint32_t op_index, const CallKey& key, std::uint64_t& hash) {
+CachedCall* cache_find_hit(std::uint32_t op_index, const CallKey& key) {
   auto& thread = thread_cache();
   if (op_index >= thread.ops.size()) thread.ops.resize(op_index + 1);
   auto& cache = thread.ops[op_index];
-  if (cache.last != nullptr && same_key(cache.last->key, key)) {
-    ++thread.stats.hits;
-    return cache.last;
+  if (cache.last == nullptr || !same_key(cache.last->key, key)) {
+    const auto [begin, end] = cache.calls.equal_range(key.hash());
+    const auto it = std::find_if(begin, end, [&](const auto& entry) { return same_key(entry.second->key, key); });
+    if (it == end) return nullptr;
+    cache.last = it->second.get();
   }
-  hash = hash_key(key);
-  const auto [begin, end] = cache.calls.equal_range(hash);
-  for (auto it = begin; it != end; ++it) {
-    if (!same_key(it->second->key, key)) continue;
-    ++thread.stats.hits;
-    return cache.last = it->second.get();
-  }
-  ++thread.stats.misses;
-  return nullptr;
+  ++thread.stats.hits;
+  return cache.last;
+}
+
+CachedCall* cache_find(std::uint32_t op_index, const CallKey& key) {
+  auto* call = cache_find_hit(op_index, key);
+  if (call == nullptr) ++thread_cache().stats.misses;
+  return call;
 }
 
 CachedCall* cache_insert(std::uint32_t op_index, std::unique_ptr<CachedCall> call) {

@@ -15,19 +15,20 @@ struct InputAction {
   SpecPtr to;             // placements for the local call
   RedistributePlan plan;  // empty where `from` already serves
   bool mutated = false;
-  bool out = false;       // content does not matter
-  bool write_back = false;  // the result is computed in a temporary and copied into the operand
-  SpecPtr result;         // mutated: the spec in which the local call leaves it
+  bool out = false;                  // content does not matter
+  bool write_back = false;           // the result is computed in a temporary and copied into the operand
+  SpecPtr result;                    // mutated: the spec in which the local call leaves it
   RedistributePlan write_back_plan;  // result -> from
 };
 
 struct OutputAction {
-  SpecPtr spec;                                // null: not a tensor, or absent
-  c10::intrusive_ptr<DTensorImpl> prototype;   // metadata of the result
-  int alias = -1;                              // in-place, out=: the operand that is returned
-  int base = -1;                               // view: the operand that it is a view of
+  SpecPtr spec;                               // null: not a tensor, or absent
+  c10::intrusive_ptr<DTensorImpl> prototype;  // metadata of the result
+  int alias = -1;                             // in-place, out=: the operand that is returned
+  int base = -1;                              // view: the operand that it is a view of
   std::int64_t offset_delta = 0;
-  bool detached = false;                       // view of an operand that had to be redistributed
+  bool dynamic = false;   // sizes are those of the (replicated) local result
+  bool detached = false;  // view of an operand that had to be redistributed
 };
 
 struct CachedCall {
@@ -37,10 +38,14 @@ struct CachedCall {
   std::vector<SpecPtr> key_specs;  // keep the specs in the key alive
   Decision decision;
   LocalKernel local_kernel = nullptr;
-  std::vector<InputAction> inputs;    // per operand
-  std::vector<OutputAction> outputs;  // per flattened output
+  std::vector<InputAction> inputs;                 // per operand
+  std::vector<OutputAction> outputs;               // per flattened output
   std::vector<SpecPtr> input_specs, output_specs;  // for LocalCall
-  bool simple = false;  // local tensors in, plain operator, wrapped tensors out: nothing else to do
+  // The one size list that is replaced by its local value, for the unboxed kernels; -1: none.
+  int size_patch_arg = -1;
+  std::vector<c10::SymInt> size_patch;
+  bool unboxable = false;  // simple, and nothing replaced but that
+  bool simple = false;     // local tensors in, plain operator, wrapped tensors out: nothing else to do
   bool member = true;
 };
 

@@ -1,16 +1,42 @@
-// One pass over a call's arguments: the cache key and the tensor operands. The key holds, per argument, the interned spec
-// of a DTensor, the description of a plain tensor, or the value of anything else (floats only where the rule reads them).
+// One pass over a call's arguments: the cache key and the tensor operands. The key holds, per argument, the interned
+// spec of a DTensor, the description of a plain tensor, or the value of anything else (floats only where the rule reads
+// them). Boxed and unboxed kernels give the same key for the same call.
 #pragma once
 
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
+#include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/SmallVector.h>
+
+#include <bit>
 
 #include "ops/op_entry.h"
 #include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor {
 
-using CallKey = c10::SmallVector<std::uint64_t, 40>;
+class CallKey : public c10::SmallVector<std::uint64_t, 40> {
+ public:
+  // `values`: whether numbers count, or only their kinds (which decide type promotion).
+  void integer(std::int64_t value, bool values = true) { number(kInt, static_cast<std::uint64_t>(value), values); }
+  void boolean(bool value, bool values = true) { number(kBool, value ? 1 : 0, values); }
+  void real(double value, bool values) { number(kDouble, std::bit_cast<std::uint64_t>(value), values); }
+  void list(std::size_t count) { push_back(kList | count << 8); }
+  void none() { push_back(kNone); }
+  void absent() { push_back(kAbsent); }
+  void spec(const TensorSpec* spec) { push_back(reinterpret_cast<std::uint64_t>(spec)); }
+  void plain(const c10::TensorImpl& impl);
+  void value(const c10::IValue& value, bool values);
+  std::uint64_t hash() const;
+
+ private:
+  enum Tag : std::uint64_t { kAbsent = 1, kPlain, kInt, kBool, kDouble, kComplex, kNone, kList, kString, kOther };
+  void number(Tag tag, std::uint64_t bits, bool values) {
+    push_back(tag);
+    if (values) push_back(bits);
+  }
+};
 
 struct CallView {
   CallKey key;
@@ -18,13 +44,23 @@ struct CallView {
   const MeshInfo* mesh = nullptr;                  // of the first DTensor
   bool has_plain = false;                          // a plain operand of dimension >= 1
 
+  CallView() = default;
   CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
 
- private:
-  void add_tensor_value(const c10::IValue& value);
-  void add_tensor(c10::TensorImpl* impl);
+  void add(c10::TensorImpl* impl) {
+    if (impl == nullptr || impl == c10::UndefinedTensorImpl::singleton()) {
+      operands.push_back(nullptr);
+      return key.absent();
+    }
+    operands.push_back(impl);
+    if (!has_dtensor_key(impl)) {
+      has_plain = has_plain || impl->dim() > 0;
+      return key.plain(*impl);
+    }
+    const auto* spec = as_dtensor(impl)->spec().get();
+    if (mesh == nullptr) mesh = spec->mesh.get();
+    key.spec(spec);
+  }
 };
-
-std::uint64_t hash_key(c10::ArrayRef<std::uint64_t> key);
 
 }  // namespace dtensor

@@ -26,7 +26,8 @@ const at::Tensor& local_of(c10::TensorImpl* impl) {
   auto* dtensor = as_dtensor(impl);
   TORCH_CHECK(!dtensor->is_stale(),
               "a view of a DTensor that had to be moved by a redistribution was read after its base changed; take the "
-              "view again (", dtensor->spec()->str(), ")");
+              "view again (",
+              dtensor->spec()->str(), ")");
   return dtensor->local();
 }
 
@@ -83,7 +84,7 @@ void unwrap_arguments(Frame& frame, Stack& stack, std::size_t first) {
 
 void run_local_call(const Frame& frame, Stack& stack) {
   if (frame.call.local_kernel == nullptr) return frame.entry.op.callBoxed(stack);
-  LocalCall call{frame.entry.op, stack, frame.call.decision, frame.call.input_specs, frame.call.output_specs,
+  LocalCall call{frame.entry.op,          stack, frame.call.decision, frame.call.input_specs, frame.call.output_specs,
                  acting(*frame.call.mesh)};
   frame.call.local_kernel(call);
 }
@@ -117,6 +118,11 @@ void check_local_sizes(const Frame& frame, const TensorSpec& spec, const at::Ten
 at::Tensor wrap(const Frame& frame, const OutputAction& action, const at::Tensor& local) {
   if (action.alias >= 0) return frame.operands[action.alias];
   if (!action.spec || (!local.defined() && frame.call.member)) return local;
+  if (action.dynamic) {
+    return make_dtensor(
+        intern_spec(action.spec->mesh, action.spec->placements, local.sizes(), local.strides(), local.scalar_type()),
+        local);
+  }
   std::int64_t offset = 0;
   if (frame.call.member) check_local_sizes(frame, *action.spec, local);
   if (action.base >= 0) offset = frame.operands[action.base].storage_offset() + action.offset_delta;

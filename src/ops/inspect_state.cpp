@@ -35,7 +35,8 @@ void report_replicated(const OpEntry& entry, const Decision& decision) {
   TORCH_CHECK(!strict_mode(), entry.op.operator_name(),
               " has no sharding rule and would run replicated, which Strict refuses. Add a rule (docs/rules.md).");
   if (!first_report_of(entry.op.operator_name())) return;
-  TORCH_WARN(entry.op.operator_name(), " has no sharding rule: it runs replicated, on gathered operands. Add a rule "
+  TORCH_WARN(entry.op.operator_name(),
+             " has no sharding rule: it runs replicated, on gathered operands. Add a rule "
              "(docs/rules.md) to keep it sharded. (Said once per operator.)");
 }
 

@@ -14,10 +14,6 @@
 namespace dtensor {
 namespace {
 
-// Below autograd, and outside a MeshScope: temporaries of a local kernel are plain tensors.
-const c10::DispatchKeySet kExcluded =
-    c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(c10::DispatchKey::DeferredInit);
-
 c10::ArrayRef<c10::IValue> arguments(const OpEntry& entry, const torch::jit::Stack& stack) {
   return c10::ArrayRef<c10::IValue>(stack.data() + (stack.size() - entry.args.size()), entry.args.size());
 }
@@ -29,8 +25,7 @@ void watch_leaves(const CallView& view) {
 }
 
 const CachedCall& decide(const OpEntry& entry, const torch::jit::Stack& stack, const CallView& view) {
-  std::uint64_t hash = 0;
-  if (auto* call = cache_find(entry.index, view.key, hash)) {
+  if (auto* call = cache_find(entry.index, view.key)) {
     if (C10_UNLIKELY(recording_explanations())) {
       record_explanation(entry, describe_call(entry, arguments(entry, stack), view));
     }
@@ -55,7 +50,7 @@ void run_with_event(const OpEntry& entry, const CachedCall& call, const CallView
 }  // namespace
 
 void run_operator(const OpEntry& entry, torch::jit::Stack& stack) {
-  c10::impl::ExcludeDispatchKeyGuard guard(kExcluded);
+  c10::impl::ExcludeDispatchKeyGuard guard(engine_excluded_keys());
   if (entry.special != nullptr) return entry.special(entry, stack);
   const CallView view(entry, arguments(entry, stack));
   if (C10_UNLIKELY(view.mesh == nullptr)) return entry.op.callBoxed(stack);  // a list without DTensors

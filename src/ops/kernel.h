@@ -8,6 +8,11 @@ namespace dtensor {
 // One call: key, cache, decision, execution. The arguments are on top of `stack`.
 void run_operator(const OpEntry& entry, torch::jit::Stack& stack);
 
+// Below autograd, and outside a MeshScope: temporaries of a local computation are plain tensors.
+inline c10::DispatchKeySet engine_excluded_keys() {
+  return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(c10::DispatchKey::DeferredInit);
+}
+
 // Registers the kernels. Idempotent, thread-safe; every public entry point that makes a DTensor calls it (in a static
 // archive nothing else would).
 void ensure_registered();

@@ -29,8 +29,8 @@ void watch_leaf_slow(DTensorImpl& impl) {
     if (!grad.defined() || sync_off) return grad;
     const auto wanted = gradient_placements(*leaf->spec());
     if (!is_dtensor(grad)) {  // some second-order gradients come as plain tensors, equal on every rank
-      return distribute_tensor(grad, DTensor(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(leaf))).mesh(),
-                               wanted);
+      return distribute_tensor(
+          grad, DTensor(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(leaf))).mesh(), wanted);
     }
     return DTensor(grad).redistribute(wanted);
   });

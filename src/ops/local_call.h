@@ -1,6 +1,6 @@
-// A local computation that replaces the plain operator on this rank, because some factor that it reduces over is sharded
-// (softmax over a sharded class dimension, a vocabulary-sharded embedding) or because its values depend on global indices
-// (random fills). Rules name it (`handled`), the engine calls it.
+// A local computation that replaces the plain operator on this rank, because some factor that it reduces over is
+// sharded (softmax over a sharded class dimension, a vocabulary-sharded embedding) or because its values depend on
+// global indices (random fills). Rules name it (`handled`), the engine calls it.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -17,7 +17,8 @@ struct LocalCall {
   const c10::OperatorHandle& op;
   torch::jit::Stack& stack;  // in: one local value per schema argument, patches applied; out: one value per return
   const Decision& decision;
-  c10::ArrayRef<SpecPtr> inputs;   // per operand, as the local tensors are now (after redistribution); null: plain, absent
+  c10::ArrayRef<SpecPtr>
+      inputs;  // per operand, as the local tensors are now (after redistribution); null: plain, absent
   c10::ArrayRef<SpecPtr> outputs;  // per flattened output, as the local results must be
   const MeshImpl& mesh;
 

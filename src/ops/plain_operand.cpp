@@ -44,9 +44,9 @@ void check_equal_across(const MeshImpl& mesh, AxisMask axes, const at::Tensor& t
 void refuse_plain_destinations(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
   if (!entry.mutates) return;
   const auto check = [&](std::size_t arg, const c10::IValue& value) {
-    TORCH_CHECK(!value.isTensor() || has_dtensor_key(value.toTensor().unsafeGetTensorImpl()),
-                entry.op.operator_name(), ": would write a DTensor's data into the plain tensor `",
-                argument_name(entry, arg), "`; write full_tensor() or to_local() instead.");
+    TORCH_CHECK(!value.isTensor() || has_dtensor_key(value.toTensor().unsafeGetTensorImpl()), entry.op.operator_name(),
+                ": would write a DTensor's data into the plain tensor `", argument_name(entry, arg),
+                "`; write full_tensor() or to_local() instead.");
   };
   for (std::size_t i = 0; i < args.size(); ++i) {
     if (!entry.args[i].mutated) continue;
@@ -60,15 +60,16 @@ void check_plain_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args,
     if (!value.isTensor() || !value.toTensor().defined()) return;
     const auto& tensor = value.toTensor();
     if (has_dtensor_key(tensor.unsafeGetTensorImpl()) || tensor.dim() == 0) return;
-    const auto what = c10::str(entry.op.operator_name(), ": operand `", argument_name(entry, arg), "` of sizes ",
-                               tensor.sizes());
+    const auto what =
+        c10::str(entry.op.operator_name(), ": operand `", argument_name(entry, arg), "` of sizes ", tensor.sizes());
     TORCH_CHECK(!strict_mode(), what, " is a plain tensor among DTensors, which Strict refuses.");
     if (!view.mesh->is_member) return;
     const auto all_axes = static_cast<AxisMask>((1u << view.mesh->layout.ndim()) - 1);
     check_equal_across(acting(*view.mesh), all_axes, tensor,
-                       what + " is a plain tensor whose values differ between ranks; a plain tensor among DTensors "
-                              "counts as Replicate. Distribute it (distribute_tensor) or wrap the local parts "
-                              "(DTensor::from_local).");
+                       what +
+                           " is a plain tensor whose values differ between ranks; a plain tensor among DTensors "
+                           "counts as Replicate. Distribute it (distribute_tensor) or wrap the local parts "
+                           "(DTensor::from_local).");
   };
   for (std::size_t i = 0; i < args.size(); ++i) {
     if (entry.args[i].kind == ArgKind::tensor) check(i, args[i]);

@@ -10,7 +10,8 @@ namespace dtensor {
 // operand under Strict, is an error that names the operand. Collective.
 void check_plain_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view);
 
-// Throws on every rank unless `tensor` holds the same bytes on all ranks that differ along `axes` only. Collective over them.
+// Throws on every rank unless `tensor` holds the same bytes on all ranks that differ along `axes` only. Collective over
+// them.
 void check_equal_across(const MeshImpl& mesh, AxisMask axes, const at::Tensor& tensor, const std::string& complaint);
 
 // in-place and out= on a plain tensor with DTensor operands: an error that names the destination.

@@ -73,11 +73,16 @@ InputAction make_input(const OpEntry& entry, const Operand& operand, const Place
   return action;
 }
 
-OutputAction make_output(const OutputDecision& decision, const CachedCall& call, const OpCall& described) {
+OutputAction make_output(const OutputDecision& decision, const CachedCall& call) {
   OutputAction action;
   action.alias = decision.alias;
   if (!decision.mesh || !decision.meta.defined) return action;
   const auto& meta = decision.meta;
+  action.dynamic = meta.from_local;
+  if (action.dynamic) {
+    action.spec = intern_spec(decision.mesh, Placements(decision.placements.size()), {0}, {1}, meta.dtype);
+    return action;
+  }
   action.spec = intern_spec(decision.mesh, decision.placements, meta.sizes, meta.strides, meta.dtype);
   if (action.alias >= 0 && !decision.is_view) return action;
   action.prototype = c10::make_intrusive<DTensorImpl>(action.spec, at::Tensor());
@@ -88,7 +93,6 @@ OutputAction make_output(const OutputDecision& decision, const CachedCall& call,
     const auto& base = call.inputs[action.base];
     action.detached = base.from && !base.plan.empty();
   }
-  (void)described;
   return action;
 }
 
@@ -101,20 +105,31 @@ void plan_write_backs(CachedCall& call) {
     if (!input.mutated || !input.from) continue;
     const auto& own = input.from->placements;
     input.write_back = !input.plan.empty() || input.result->placements != own;
-    if (input.write_back) input.write_back_plan = plan_redistribute(*with_placements(*input.from, input.result->placements), own);
+    if (input.write_back)
+      input.write_back_plan = plan_redistribute(*with_placements(*input.from, input.result->placements), own);
   }
 }
 
 bool is_simple(const OpEntry& entry, const CachedCall& call) {
-  if (call.local_kernel != nullptr || !call.decision.patches.empty() || !call.member) return false;
+  if (call.local_kernel != nullptr || !call.member) return false;
   if (entry.inplace_view || entry.is_random) return false;
   for (const auto& input : call.inputs) {
     if (input.write_back || input.out || !input.plan.empty()) return false;
   }
   for (const auto& output : call.outputs) {
-    if (output.detached) return false;
+    if (output.detached || output.dynamic) return false;
   }
   return true;
+}
+
+void prepare_unboxed(CachedCall& call) {
+  const auto& patches = call.decision.patches;
+  call.unboxable = call.simple && patches.size() <= 1;
+  if (!call.unboxable || patches.empty()) return;
+  call.unboxable = patches[0].value.isIntList();
+  if (!call.unboxable) return;
+  call.size_patch_arg = patches[0].arg;
+  for (auto size : patches[0].value.toIntVector()) call.size_patch.emplace_back(size);
 }
 
 bool on_any_member_mesh(const OpCall& call) {
@@ -139,8 +154,7 @@ OpCall describe_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, cons
     } else if (entry.args[i].kind == ArgKind::tensor_list && args[i].isList()) {
       const int count = static_cast<int>(args[i].toListRef().size());
       for (int k = 0; k < count; ++k) {
-        call.operands.push_back(
-            describe_operand(view.operands[next++], arg, k, mesh_at(entry, args, k, call.mesh)));
+        call.operands.push_back(describe_operand(view.operands[next++], arg, k, mesh_at(entry, args, k, call.mesh)));
       }
     }
   }
@@ -155,7 +169,7 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
   const auto described = describe_call(entry, args, view);
   auto call = std::make_unique<CachedCall>();
   call->key = view.key;
-  call->hash = hash_key(view.key);
+  call->hash = view.key.hash();
   call->mesh = described.mesh;
   call->member = on_any_member_mesh(described);
   call->decision = propagate(entry.op, described);
@@ -168,12 +182,13 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
     call->input_specs.push_back(call->inputs.back().to);
   }
   for (const auto& output : call->decision.outputs) {
-    call->outputs.push_back(make_output(output, *call, described));
+    call->outputs.push_back(make_output(output, *call));
     call->output_specs.push_back(call->outputs.back().spec);
   }
   plan_write_backs(*call);
   if (!call->decision.handler.empty()) call->local_kernel = find_local_kernel(call->decision.handler);
   call->simple = is_simple(entry, *call);
+  prepare_unboxed(*call);
   return call;
 }
 

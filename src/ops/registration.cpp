@@ -1,12 +1,13 @@
 // Registers one boxed kernel for each operator that takes tensors and is not composite-implicit, and a fallback that
-// binds operators which are registered later, by other libraries. Direct registration beats the composite alias kernels,
-// so nothing arrives decomposed.
+// binds operators which are registered later, by other libraries. Direct registration beats the composite alias
+// kernels, so nothing arrives decomposed.
 #include <torch/library.h>
 
 #include <mutex>
 
 #include "ops/kernel.h"
 #include "ops/local_call.h"
+#include "ops/unboxed.h"
 #include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor {
@@ -28,17 +29,22 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
   run_operator(entry_of(op), *stack);
 }
 
+c10::KernelFunction kernel_of(const OpEntry& entry) {
+  if (auto unboxed = unboxed::find_kernel(entry)) return *std::move(unboxed);
+  return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<OperatorFunctor>(entry));
+}
+
 void register_all() {
   register_all_local_kernels();
   auto& dispatcher = c10::Dispatcher::singleton();
   static auto& handles = *new std::vector<c10::RegistrationHandleRAII>();  // for the program's life
-  handles.push_back(dispatcher.registerFallback(
-      kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(), "dtensor fallback"));
+  handles.push_back(dispatcher.registerFallback(kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(),
+                                                "dtensor fallback"));
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
     if (!op || !needs_kernel(*op) || op->hasKernelForDispatchKey(kDTensorKey)) continue;
-    auto kernel = c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<OperatorFunctor>(entry_of(*op)));
-    handles.push_back(dispatcher.registerImpl(name, kDTensorKey, std::move(kernel), std::nullopt, nullptr, "dtensor"));
+    handles.push_back(
+        dispatcher.registerImpl(name, kDTensorKey, kernel_of(entry_of(*op)), std::nullopt, nullptr, "dtensor"));
   }
 }
 

@@ -117,8 +117,8 @@ SpecPtr agree_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& 
   }
   if (given && mesh->is_member) {
     const auto expected = local_sizes(global, placements, mesh->layout.shape, mesh->coordinate);
-    TORCH_CHECK(local.sizes().equals(expected), "from_local: the local tensor has sizes ", local.sizes(), " where sizes [",
-                c10::Join(", ", global), "] with placements ", to_string(placements), " ask for [",
+    TORCH_CHECK(local.sizes().equals(expected), "from_local: the local tensor has sizes ", local.sizes(),
+                " where sizes [", c10::Join(", ", global), "] with placements ", to_string(placements), " ask for [",
                 c10::Join(", ", expected), "] at coordinate [", c10::Join(", ", mesh->coordinate), "]");
   }
   const at::DimVector global_strides = strides.empty() ? strides_like(local, global) : at::DimVector(strides);

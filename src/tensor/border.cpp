@@ -82,11 +82,12 @@ struct ToLocalBackward final : Node {
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return {at::Tensor()};
     if (checked_axes != 0) {
-      check_equal_across(acting(*spec->mesh), checked_axes, grads[0],
-                         c10::str("to_local: the gradient that arrives at the local part of ", spec->str(),
-                                  " differs between ranks that hold it replicated. If each rank's gradient is its share "
-                                  "of a sum, pass grad_placements with Partial() there; if the differences are noise, "
-                                  "pass Replicate()"));
+      check_equal_across(
+          acting(*spec->mesh), checked_axes, grads[0],
+          c10::str("to_local: the gradient that arrives at the local part of ", spec->str(),
+                   " differs between ranks that hold it replicated. If each rank's gradient is its share "
+                   "of a sum, pass grad_placements with Partial() there; if the differences are noise, "
+                   "pass Replicate()"));
     }
     auto mesh = c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&acting(*spec->mesh)));
     return {DTensor::from_local(grads[0], DeviceMesh(mesh), placements, spec->sizes)};
@@ -167,7 +168,8 @@ at::Tensor redistribute_tensor(const at::Tensor& tensor, Placements placements) 
 at::Tensor split_plain(const at::Tensor& tensor, const c10::intrusive_ptr<MeshImpl>& mesh, Placements placements) {
   auto whole = tensor.device().type() == mesh->device ? tensor : tensor.to(mesh->device);
   if (!whole.is_non_overlapping_and_dense()) whole = whole.contiguous();
-  auto replicated = intern_spec(mesh, Placements(placements.size()), whole.sizes(), whole.strides(), whole.scalar_type());
+  auto replicated =
+      intern_spec(mesh, Placements(placements.size()), whole.sizes(), whole.strides(), whole.scalar_type());
   auto result = redistribute_tensor(wrap_local(whole, std::move(replicated)), std::move(placements));
   auto* impl = dtensor_or_null(result);
   // Thread ranks are given one and the same tensor: each must own its part.

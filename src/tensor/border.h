@@ -14,14 +14,16 @@ SpecPtr agree_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& 
 // from_local. Gradient: in the forward placements, Partial taking Replicate (Partial(avg): divided by the ranks).
 at::Tensor wrap_local(const at::Tensor& local, SpecPtr spec);
 
-// to_local. Gradient: wrapped with grad_placements; by default the forward ones, with Partial taking Replicate. A default
-// Replicate is checked: where the ranks' gradients differ, only the user knows how they combine, and the error says so.
+// to_local. Gradient: wrapped with grad_placements; by default the forward ones, with Partial taking Replicate. A
+// default Replicate is checked: where the ranks' gradients differ, only the user knows how they combine, and the error
+// says so.
 at::Tensor unwrap_local(const at::Tensor& tensor, Placements grad_placements, bool trust_replicate = false);
 
 // Differentiable redistribution; `placements` are normalised.
 at::Tensor redistribute_tensor(const at::Tensor& tensor, Placements placements);
 
-// The local tensor in other placements, below autograd. Never shares memory with the tensor unless placements are equal.
+// The local tensor in other placements, below autograd. Never shares memory with the tensor unless placements are
+// equal.
 at::Tensor move_local(const DTensorImpl& tensor, const Placements& placements);
 
 // distribute_tensor for a plain tensor. Gradient: gathered to every rank.

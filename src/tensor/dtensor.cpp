@@ -43,7 +43,9 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
   return DTensor(wrap_local(local, agree_spec(local, mesh.impl(), std::move(placements), sizes, strides)));
 }
 
-at::Tensor DTensor::to_local(Placements grad_placements) const { return unwrap_local(*this, std::move(grad_placements)); }
+at::Tensor DTensor::to_local(Placements grad_placements) const {
+  return unwrap_local(*this, std::move(grad_placements));
+}
 
 at::Tensor DTensor::full_tensor(Placements grad_placements) const {
   const auto& spec = impl_of(*this).spec();

@@ -32,8 +32,8 @@ DeviceMesh mesh_of(const std::vector<at::Tensor>& inputs) {
 std::vector<at::Tensor> local_map(const LocalFunction& fn, const std::vector<at::Tensor>& inputs,
                                   const std::vector<Placements>& out_placements, const LocalMapOptions& options) {
   const auto mesh = mesh_of(inputs);
-  TORCH_CHECK(options.in_placements.empty() || options.in_placements.size() == inputs.size(), "local_map: ",
-              options.in_placements.size(), " in_placements for ", inputs.size(), " inputs");
+  TORCH_CHECK(options.in_placements.empty() || options.in_placements.size() == inputs.size(),
+              "local_map: ", options.in_placements.size(), " in_placements for ", inputs.size(), " inputs");
   std::vector<at::Tensor> moved = inputs;
   std::vector<Placements> placements(inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) {

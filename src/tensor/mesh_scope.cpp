@@ -1,6 +1,6 @@
 // MeshScope: a dispatch mode (the free key DeferredInit, in this thread's included set) whose kernels take the factory
-// operators. Each tensor is made at its local size; random ones are filled by global index; those whose values depend on
-// the position (arange, eye, ...) are made whole and cut.
+// operators. Each tensor is made at its local size; random ones are filled by global index; those whose values depend
+// on the position (arange, eye, ...) are made whole and cut.
 #include "dtensor/mesh_scope.h"
 
 #include <ATen/ops/empty.h>
@@ -33,11 +33,11 @@ enum class Factory { constant, random, positional };
 
 Factory kind_of(const c10::OperatorHandle& op) {
   static const std::unordered_map<std::string, Factory> kinds = {
-      {"aten::empty", Factory::constant},   {"aten::empty_strided", Factory::constant},
-      {"aten::zeros", Factory::constant},   {"aten::ones", Factory::constant},
-      {"aten::full", Factory::constant},    {"aten::scalar_tensor", Factory::constant},
-      {"aten::rand", Factory::random},      {"aten::randn", Factory::random},
-      {"aten::randint", Factory::random},   {"aten::normal", Factory::random},
+      {"aten::empty", Factory::constant},  {"aten::empty_strided", Factory::constant},
+      {"aten::zeros", Factory::constant},  {"aten::ones", Factory::constant},
+      {"aten::full", Factory::constant},   {"aten::scalar_tensor", Factory::constant},
+      {"aten::rand", Factory::random},     {"aten::randn", Factory::random},
+      {"aten::randint", Factory::random},  {"aten::normal", Factory::random},
       {"aten::randperm", Factory::random},
   };
   const auto it = kinds.find(op.operator_name().name);
@@ -100,7 +100,8 @@ at::Tensor make_random(const c10::OperatorHandle& op, const Stack& stack, const 
   if (name == "aten::normal") {
     return result.normal_(stack[argument_index(op, "mean")].toDouble(), stack[argument_index(op, "std")].toDouble());
   }
-  TORCH_CHECK(name == "aten::randint", op.operator_name(), " has no placement-independent form yet; make it outside the "
+  TORCH_CHECK(name == "aten::randint", op.operator_name(),
+              " has no placement-independent form yet; make it outside the "
               "MeshScope on one rank and use distribute_tensor_from");
   return result.random_(argument_index(op, "low") >= 0 ? number("low") : 0, number("high"));
 }
@@ -109,8 +110,8 @@ void make_dtensor_kernel(const c10::OperatorHandle& op, Stack& stack) {
   const auto arguments = op.schema().arguments().size();
   const Stack args(stack.end() - static_cast<std::ptrdiff_t>(arguments), stack.end());
   const auto shape = global_shape(op, args);
-  const auto spec = intern_spec(scope->mesh, placements_for(shape.dim()), shape.sizes(), shape.strides(),
-                                shape.scalar_type());
+  const auto spec =
+      intern_spec(scope->mesh, placements_for(shape.dim()), shape.sizes(), shape.strides(), shape.scalar_type());
   at::Tensor result;
   switch (kind_of(op)) {
     case Factory::constant:

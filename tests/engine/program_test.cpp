@@ -16,30 +16,59 @@ struct Case {
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
-      {"linear gelu", [](Draw& d) { auto s = d.sizes(3, 1); return std::vector<Shape>{{s[0], s[1]}, {s[1], s[2]}}; },
+      {"linear gelu",
+       [](Draw& d) {
+         auto s = d.sizes(3, 1);
+         return std::vector<Shape>{{s[0], s[1]}, {s[1], s[2]}};
+       },
        [](const auto& t) { return at::gelu(at::matmul(t[0], t[1])); }},
-      {"residual", [](Draw& d) { auto s = d.sizes(2, 1); return std::vector<Shape>{s, {s[1], s[1]}}; },
+      {"residual",
+       [](Draw& d) {
+         auto s = d.sizes(2, 1);
+         return std::vector<Shape>{s, {s[1], s[1]}};
+       },
        [](const auto& t) { return t[0] + at::mm(at::tanh(t[0]), t[1]); }},
-      {"broadcast", [](Draw& d) { auto s = d.sizes(3); return std::vector<Shape>{s, {s[1], 1}, {s[2]}}; },
+      {"broadcast",
+       [](Draw& d) {
+         auto s = d.sizes(3);
+         return std::vector<Shape>{s, {s[1], 1}, {s[2]}};
+       },
        [](const auto& t) { return (t[0] * t[1] - t[2]).sigmoid(); }},
       {"softmax", [](Draw& d) { return std::vector<Shape>{d.sizes(2, 1)}; },
        [](const auto& t) { return at::softmax(t[0], -1) * at::log_softmax(t[0], 0); }},
-      {"layer norm", [](Draw& d) { auto s = d.sizes(3, 1); return std::vector<Shape>{s, {s[2]}, {s[2]}}; },
+      {"layer norm",
+       [](Draw& d) {
+         auto s = d.sizes(3, 1);
+         return std::vector<Shape>{s, {s[2]}, {s[2]}};
+       },
        [](const auto& t) { return at::layer_norm(t[0], {t[0].size(2)}, t[1], t[2]); }},
-      {"heads", [](Draw& d) { auto b = d.integer(1, 4), s = d.integer(1, 5), h = d.integer(1, 4);
-         return std::vector<Shape>{{b, s, h * 2}}; },
+      {"heads",
+       [](Draw& d) {
+         auto b = d.integer(1, 4), s = d.integer(1, 5), h = d.integer(1, 4);
+         return std::vector<Shape>{{b, s, h * 2}};
+       },
        [](const auto& t) {
          const auto b = t[0].size(0), s = t[0].size(1);
          auto x = t[0].view({b, s, -1, 2}).transpose(1, 2);
          return at::matmul(x, x.transpose(-1, -2)).transpose(1, 2).reshape({b, s, -1});
        }},
       {"reductions", [](Draw& d) { return std::vector<Shape>{d.sizes(3, 1)}; },
-       [](const auto& t) { return t[0].sum({0, 2}) + t[0].mean(1).sum() + t[0].amax(0).sum(); }},
+       [](const auto& t) {
+         return t[0].sum({0, 2}) + t[0].mean(1).sum() + t[0].amax(0).sum();
+       }},
       {"slices", [](Draw& d) { return std::vector<Shape>{d.sizes(2, 2)}; },
-       [](const auto& t) { return at::cat({t[0].slice(0, 1), t[0].select(0, 0).unsqueeze(0) * 2}, 0); }},
+       [](const auto& t) {
+         return at::cat({t[0].slice(0, 1), t[0].select(0, 0).unsqueeze(0) * 2}, 0);
+       }},
       {"transposes", [](Draw& d) { return std::vector<Shape>{d.sizes(3)}; },
-       [](const auto& t) { return t[0].permute({2, 0, 1}).contiguous().flatten(0, 1) * 3; }},
-      {"linear 3d", [](Draw& d) { auto s = d.sizes(4, 1); return std::vector<Shape>{{s[0], s[1], s[2]}, {s[3], s[2]}, {s[3]}}; },
+       [](const auto& t) {
+         return t[0].permute({2, 0, 1}).contiguous().flatten(0, 1) * 3;
+       }},
+      {"linear 3d",
+       [](Draw& d) {
+         auto s = d.sizes(4, 1);
+         return std::vector<Shape>{{s[0], s[1], s[2]}, {s[3], s[2]}, {s[3]}};
+       },
        [](const auto& t) { return at::linear(t[0], t[1], t[2]); }},
   };
   return all;
@@ -85,12 +114,11 @@ TEST_P(Programs, EqualOneDevice) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Programs, testing::Range<std::size_t>(0, 10),
-                         [](const auto& info) {
-                           std::string name = cases()[info.param].name;
-                           std::replace(name.begin(), name.end(), ' ', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(All, Programs, testing::Range<std::size_t>(0, 10), [](const auto& info) {
+  std::string name = cases()[info.param].name;
+  std::replace(name.begin(), name.end(), ' ', '_');
+  return name;
+});
 
 }  // namespace
 }  // namespace dtensor::test

@@ -1,6 +1,6 @@
-// as_strided speaks of memory, which a DTensor has only by its global strides. What autograd and users ask for are views
-// of a dense tensor: each dimension of the view steps along one dimension of the base. Those are taken as select, slice,
-// permute and unsqueeze; a merge or split of dimensions as view; anything else is an error on every rank.
+// as_strided speaks of memory, which a DTensor has only by its global strides. What autograd and users ask for are
+// views of a dense tensor: each dimension of the view steps along one dimension of the base. Those are taken as select,
+// slice, permute and unsqueeze; a merge or split of dimensions as view; anything else is an error on every rank.
 #include <ATen/ops/expand.h>
 #include <ATen/ops/permute.h>
 #include <ATen/ops/select.h>

@@ -14,7 +14,8 @@ inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::CustomRNGKeyId
 
 class DTensorImpl final : public c10::TensorImpl {
  public:
-  // `local` is undefined on ranks outside the mesh. `offset`: storage offset in the global tensor that this is a view of.
+  // `local` is undefined on ranks outside the mesh. `offset`: storage offset in the global tensor that this is a view
+  // of.
   DTensorImpl(SpecPtr spec, at::Tensor local, std::int64_t offset = 0);
   // The hit path: metadata copied from a prototype with the same spec.
   DTensorImpl(const DTensorImpl& prototype, at::Tensor local, std::int64_t offset);
