@@ -5,6 +5,8 @@
 
 #include <mutex>
 
+#include "comm/rank_exit.h"
+#include "dtensor/inspect.h"
 #include "ops/kernel.h"
 #include "ops/local_call.h"
 #include "ops/unboxed.h"
@@ -36,6 +38,7 @@ c10::KernelFunction kernel_of(const OpEntry& entry) {
 
 void register_all() {
   register_all_local_kernels();
+  add_rank_exit_hook(&clear_cache);  // a cached mesh would keep its communicators
   auto& dispatcher = c10::Dispatcher::singleton();
   static auto& handles = *new std::vector<c10::RegistrationHandleRAII>();  // for the program's life
   handles.push_back(dispatcher.registerFallback(kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(),

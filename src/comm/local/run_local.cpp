@@ -9,6 +9,7 @@
 #include "comm/describe.h"
 #include "comm/local/backend.h"
 #include "comm/local/thread_pool.h"
+#include "comm/rank_exit.h"
 
 namespace dtensor {
 namespace local {
@@ -54,6 +55,7 @@ RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunO
       first.record(rank, std::current_exception());
       world->fail("rank " + std::to_string(rank) + " failed: " + current_exception_text());
     }
+    run_rank_exit_hooks();
     world->leave(rank);
   });
   return first.result();
