@@ -1,0 +1,15 @@
+// A distribution as a value: what a fill needs to know besides where and with which key.
+#pragma once
+
+#include <variant>
+
+#include "random/distributions.h"
+
+namespace dtensor {
+
+using Distribution =
+    std::variant<dist::Uniform<float>, dist::Uniform<double>, dist::Normal<float>, dist::Normal<double>,
+                 dist::LogNormal<float>, dist::LogNormal<double>, dist::Bernoulli, dist::UnitWord, dist::SmallInteger,
+                 dist::Integer, dist::Exponential, dist::Geometric, dist::Cauchy>;
+
+}  // namespace dtensor

@@ -1,0 +1,54 @@
+// The generator against the known answers that come with Random123 (kat_vectors, philox4x32 10 rounds).
+#include "random/philox.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <set>
+
+#include "random/distributions.h"
+
+namespace dtensor {
+namespace {
+
+std::array<std::uint32_t, 4> words(const philox::Words& w) { return {w.w[0], w.w[1], w.w[2], w.w[3]}; }
+using Four = std::array<std::uint32_t, 4>;
+
+TEST(Philox, KnownAnswers) {
+  EXPECT_EQ(words(philox::generate({{0, 0, 0, 0}}, 0, 0)), (Four{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(words(philox::generate({{~0U, ~0U, ~0U, ~0U}}, ~0U, ~0U)),
+            (Four{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(words(philox::generate({{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}, 0xa4093822, 0x299f31d0)),
+            (Four{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+TEST(Philox, BlockUsesEveryBitOfSeedOperatorAndIndex) {
+  std::set<Four> seen{words(philox::block({0, 0}, 0))};
+  for (int bit = 0; bit < 64; ++bit) {
+    const auto one = std::uint64_t{1} << bit;
+    EXPECT_TRUE(seen.insert(words(philox::block({one, 0}, 0))).second) << bit;
+    EXPECT_TRUE(seen.insert(words(philox::block({0, one}, 0))).second) << bit;
+    EXPECT_TRUE(seen.insert(words(philox::block({0, 0}, one))).second) << bit;
+  }
+}
+
+TEST(Philox, UnitsStayInTheirIntervals) {
+  EXPECT_EQ(dist::unit(0U), 0.0F);
+  EXPECT_EQ(dist::unit(std::uint64_t{0}), 0.0);
+  EXPECT_LT(dist::unit(~0U), 1.0F);
+  EXPECT_LT(dist::unit(~std::uint64_t{0}), 1.0);
+  EXPECT_GT(dist::open_unit(0U), 0.0F);
+  EXPECT_LE(dist::open_unit(~0U), 1.0F);
+  EXPECT_GT(dist::open_unit(std::uint64_t{0}), 0.0);
+  EXPECT_LE(dist::open_unit(~std::uint64_t{0}), 1.0);
+  EXPECT_GT(dist::inner_unit(0U), 0.0);
+  EXPECT_LT(dist::inner_unit(~0U), 1.0);
+}
+
+TEST(Philox, HighHalfOfAProduct) {
+  EXPECT_EQ(dist::mul_high(~std::uint64_t{0}, ~std::uint64_t{0}), ~std::uint64_t{0} - 1);
+  EXPECT_EQ(dist::mul_high(std::uint64_t{1} << 63, 6), 3U);
+}
+
+}  // namespace
+}  // namespace dtensor
