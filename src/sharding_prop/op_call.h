@@ -4,9 +4,9 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 
-#include <string_view>
 #include <vector>
 
+#include "dtensor/rule.h"
 #include "placement/spec.h"
 
 namespace dtensor {
@@ -25,29 +25,15 @@ struct Operand {
   std::int64_t dim() const { return static_cast<std::int64_t>(sizes.size()); }
 };
 
-// A returned tensor (or entry of a returned list) as one device would return it.
-struct OutputMeta {
-  bool defined = true;
-  at::DimVector sizes;
-  at::DimVector strides;
-  std::int64_t offset_delta = 0;  // views: storage offset minus that of the aliased operand
-  c10::ScalarType dtype = c10::ScalarType::Undefined;
-};
-
-struct OpCall {
+// Schema and arguments are the caller's; they must outlive the call. Rules see it as OpArgs.
+struct OpCall : OpArgs {
   const c10::FunctionSchema* schema = nullptr;
   c10::ArrayRef<c10::IValue> args;    // one per schema argument; tensor values are not looked at
   std::vector<Operand> operands;      // in schema order, lists flattened
-  std::vector<OutputMeta> outputs;    // flattened; filled by infer_outputs
+  // One per return, list returns flattened, in order; returns that are no tensors have an entry with defined = false.
+  // Operators that return nothing have none. Filled by infer_outputs.
+  std::vector<OutputMeta> outputs;
   MeshRef mesh;                       // of the first operand with a spec (list operators: of that list position)
-
-  // Argument by name; error names the operator if there is none.
-  const c10::IValue& arg(std::string_view name) const;
-  std::int64_t integer(std::string_view name) const;
-  bool boolean(std::string_view name) const;
-  std::vector<std::int64_t> integers(std::string_view name) const;  // int or int[]; empty for None
-  // The named int argument as a non-negative dimension of operand 0.
-  std::int64_t dim(std::string_view name) const;
 };
 
 }  // namespace dtensor

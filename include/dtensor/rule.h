@@ -1,0 +1,140 @@
+// Sharding rules: which index spaces an operator's tensors share, in one line of text per operator. From a rule the engine
+// derives the strategies of an operator, prices them and chooses; see docs/rules.md for the grammar by example.
+#pragma once
+
+#include <ATen/core/DimVector.h>
+#include <ATen/core/enum_tag.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/ScalarType.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dtensor/export.h"
+#include "dtensor/placement.h"
+
+namespace dtensor {
+
+// A returned tensor (or entry of a returned list) as one device would return it.
+struct OutputMeta {
+  bool defined = true;      // false: an undefined tensor, or a return that is no tensor
+  bool from_local = false;  // sizes are known only from the (replicated) local result: data-dependent operators
+  at::DimVector sizes;
+  at::DimVector strides;
+  std::int64_t offset_delta = 0;  // views: storage offset minus that of the aliased operand
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+};
+
+// What a rule may ask of a call: arguments by name, and its tensor operands in schema order, lists flattened.
+class DTENSOR_API OpArgs {
+ public:
+  // Argument by name; error names the operator if there is none.
+  const c10::IValue& arg(std::string_view name) const;
+  bool has_arg(std::string_view name) const;
+  std::int64_t integer(std::string_view name) const;
+  bool boolean(std::string_view name) const;
+  double number(std::string_view name, double if_none = 0) const;  // float or Scalar
+  std::vector<std::int64_t> integers(std::string_view name) const;  // int or int[]; empty for None
+  // The named int argument as a non-negative dimension of operand 0.
+  std::int64_t dim(std::string_view name) const;
+  // The named int[] as non-negative dimensions of operand 0; all of them for None or empty.
+  std::vector<std::int64_t> dims(std::string_view name) const;
+
+  int operand_count() const;
+  bool defined(int operand) const;
+  at::IntArrayRef sizes(int operand) const;  // global
+  at::IntArrayRef strides(int operand) const;
+  c10::ScalarType dtype(int operand) const;
+  // Index of the first operand that belongs to the named argument; -1 if the argument is absent or has none.
+  int operand(std::string_view arg) const;
+  int result_count() const;  // flattened; known once outputs are inferred
+  const OutputMeta& result(int index) const;
+};
+
+struct RuleData;
+// One dimension of an operand or result: its factors, major first. Empty: never sharded.
+using RuleDim = c10::SmallVector<int, 2>;
+using RuleTerm = c10::SmallVector<RuleDim, 5>;
+
+// One operator's factors. Text: "mk, kn -> mn"; the letters name factors. Built by hand: factor(), operand(), result().
+class DTENSOR_API Rule {
+ public:
+  using Operands = std::vector<int>;
+  using Outputs = std::function<std::vector<OutputMeta>(const OpArgs&)>;
+
+  Rule();
+  Rule(std::string_view text);  // NOLINT: a text is a rule
+  Rule(const char* text) : Rule(std::string_view(text)) {}
+
+  // Sets of operands that may be Partial(sum or avg) together, the others being Replicate: the result is Partial too.
+  Rule& linear(Operands a, Operands b = {}, Operands c = {}, Operands d = {});
+  Rule& linear_sum(Operands a);                    // sum only
+  Rule& monotone(Operands a, ReduceOp op);         // Partial(op), op = max or min
+  Rule& structural(Operands a);                    // any Partial: the operator only moves elements
+  Rule& whole(std::string_view letters);           // these factors are never sharded
+  Rule& whole(std::int64_t dim);                   // the factors of operand 0's dimension
+  Rule& reduce(ReduceOp op);                       // what a contracted factor leaves: Partial(op) instead of Partial(sum)
+  Rule& nonempty();                                // contracted factors: sharded only if every rank holds an element
+  // Factors that may be sharded provided that the named local kernel runs; results without them are Partial(sum).
+  Rule& handled(std::string_view letters, std::string kernel);
+  Rule& handled_dims(at::IntArrayRef dims, std::string kernel);  // of operand 0
+  Rule& handled_gives(ReduceOp op);
+  Rule& handled_gives_replicate();
+  // Result `result` is Replicate (not Partial) whatever handled factor it lacks.
+  Rule& handled_replicates(int result);
+  Rule& kernel(std::string name);                  // the local kernel runs always
+  Rule& local_size(std::string arg, int result = 0);  // int[] argument replaced by the result's local sizes
+  Rule& patch(std::string arg, c10::IValue value);    // argument replaced for the local call
+  Rule& sees_storage();                            // storage shards count as what they are
+  Rule& keeps_storage();                           // the same, and results keep the flag
+  Rule& reads_scalars();                           // the rule's function reads float or Scalar arguments
+  Rule& outputs(Outputs fn);                       // sizes of results, for operators without a meta kernel
+  Rule& no_meta();                                 // the same, sizes by the text's letters, contiguous, operand 0's dtype
+
+  int factor(std::string name = {}, std::int64_t size = -1);  // size: needed where it occurs in compounds only
+  Rule& operand(RuleTerm term);
+  Rule& absent_operand();                          // never sharded, whatever its rank
+  Rule& result(RuleTerm term);
+  Rule& whole_factor(int factor);
+  Rule& unit_free(int factor);                     // sharded only where no rank's part has length 1
+
+  const RuleData& data() const { return *data_; }
+  std::string str() const;
+
+ private:
+  std::shared_ptr<RuleData> data_;
+};
+
+using RuleFunction = std::function<Rule(const OpArgs&)>;
+
+// Ready-made rules for functions to start from.
+// Elementwise with broadcasting over all operands and results.
+DTENSOR_API Rule pointwise(const OpArgs& op);
+// Like pointwise, of operands and results that all have operand 0's sizes.
+DTENSOR_API Rule same(const OpArgs& op);
+// Reduction of operand 0 over `dims`; contracted factors leave Partial(op).
+DTENSOR_API Rule reduction(const OpArgs& op, at::IntArrayRef dims, bool keepdim, ReduceOp reduce = ReduceOp::sum);
+// Operand 0 seen with the sizes of result 0 (row-major order of elements kept).
+DTENSOR_API Rule view_factors(at::IntArrayRef in_sizes, at::IntArrayRef out_sizes);
+
+class DTENSOR_API RuleBook {
+ public:
+  static RuleBook& get();
+
+  // "aten::mm" (every overload without a rule of its own) or "aten::sum.dim_IntList".
+  Rule& rule(const std::string& op, Rule rule);
+  Rule& rule(const std::string& op, const char* text) { return rule(op, Rule(text)); }
+  // `properties` of the returned rule (reads_scalars, outputs) count for every rule that the function returns.
+  Rule& rule(const std::string& op, RuleFunction function);
+  void for_tag(at::Tag tag, RuleFunction function);
+  void replicate(const std::string& op, std::string why);
+  void refuse(const std::string& op, std::string why);
+
+ private:
+  RuleBook();
+};
+
+}  // namespace dtensor

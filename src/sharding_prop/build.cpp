@@ -1,0 +1,195 @@
+// Pieces of a call and their problems.
+#include "sharding_prop/build.h"
+
+namespace dtensor {
+namespace {
+
+int operand_of(const OpCall& call, int arg, int list_index) {
+  for (std::size_t i = 0; i < call.operands.size(); ++i) {
+    const Operand& operand = call.operands[i];
+    if (operand.arg == arg && (operand.list_index < 0 || list_index < 0 || operand.list_index == list_index)) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+int list_length(const OpCall& call) {
+  int length = 0;
+  for (const Operand& operand : call.operands) length = std::max(length, operand.list_index + 1);
+  return length;
+}
+
+// Number of flattened outputs of each return.
+std::vector<int> return_lengths(const OpInfo& info, const OpCall& call) {
+  const int lists = static_cast<int>(
+      std::count_if(info.returns.begin(), info.returns.end(), [](const ReturnAlias& r) { return r.is_list; }));
+  const int singles = static_cast<int>(info.returns.size()) - lists;
+  const int per_list = lists == 0 ? 0 : (static_cast<int>(call.outputs.size()) - singles) / lists;
+  std::vector<int> lengths;
+  for (const ReturnAlias& r : info.returns) lengths.push_back(r.is_list ? per_list : 1);
+  return lengths;
+}
+
+StorageView storage_view(const OpInfo& info, const Problem& p) {
+  const StorageView rule = p.rule.data().storage;
+  if (rule != StorageView::replicate) return rule;
+  return info.inplace || info.is_list ? StorageView::shard : rule;
+}
+
+SpecPtr seen_spec(const SpecPtr& spec, StorageView view) {
+  if (!spec || !spec->has_storage) return spec;
+  Placements placements = spec->placements;
+  for (Placement& placement : placements) {
+    if (!placement.is_storage()) continue;
+    placement = view == StorageView::replicate ? Replicate() : placement.as_storage(false);
+  }
+  return with_placements(*spec, std::move(placements));
+}
+
+void add_operands(const OpInfo& info, Piece& piece, StorageView view) {
+  Problem& p = piece.problem;
+  for (const Operand& operand : piece.call.operands) {
+    OperandState& state = p.operands.emplace_back();
+    state.operand = &operand;
+    state.used = operand.defined;
+    state.rank = operand.dim();
+    state.written = operand.defined && info.writes(operand.arg);
+    state.out = operand.defined && info.is_out(operand.arg);
+    if (operand.spec && operand.spec->mesh == p.mesh) state.spec = seen_spec(operand.spec, view);
+  }
+}
+
+void add_results(Piece& piece, const std::vector<ResultAlias>& aliases) {
+  Problem& p = piece.problem;
+  for (std::size_t r = 0; r < piece.results.size(); ++r) {
+    ResultState& state = p.results.emplace_back();
+    state.meta = &piece.call.outputs[r];
+    state.used = state.meta->defined;
+    state.rank = static_cast<std::int64_t>(state.meta->sizes.size());
+    if (!aliases[r].write || aliases[r].operand < 0) continue;
+    state.alias = aliases[r].operand;
+    OperandState& operand = p.operands[static_cast<std::size_t>(state.alias)];
+    if (operand.out) operand.out_result = static_cast<int>(r);
+  }
+}
+
+// What the shared (non-list) tensors of list operators are: numbers or conditions for all positions, never sharded.
+void mark_shared(const OpInfo& info, Problem& p) {
+  if (!info.is_list) return;
+  for (OperandState& operand : p.operands) {
+    if (operand.operand->list_index < 0) operand.used = false;
+  }
+}
+
+void build_problem(const OpInfo& info, Piece& piece, const std::vector<ResultAlias>& aliases) {
+  Problem& p = piece.problem;
+  p.call = &piece.call;
+  p.mesh = piece.call.mesh;
+  p.rule = rule_for(info, piece.call);
+  p.pinned = !info.inplace_view;
+  p.storage = storage_view(info, p);
+  add_operands(info, piece, p.storage);
+  add_results(piece, aliases);
+  mark_shared(info, p);
+  bind_rule(p);
+}
+
+OutputMeta meta_of(const Operand& operand) {
+  OutputMeta meta;
+  meta.sizes = operand.sizes;
+  meta.strides = operand.strides;
+  meta.dtype = operand.dtype;
+  return meta;
+}
+
+// Mutated list entries of operators that return nothing are their results.
+void add_silent_results(const OpInfo& info, Piece& piece, std::vector<ResultAlias>& aliases) {
+  if (!info.returns.empty()) return;
+  for (std::size_t i = 0; i < piece.call.operands.size(); ++i) {
+    const Operand& operand = piece.call.operands[i];
+    if (!operand.defined || !info.writes(operand.arg)) continue;
+    piece.results.push_back(-1);
+    piece.call.outputs.push_back(meta_of(operand));
+    aliases.push_back({static_cast<int>(i), true});
+  }
+}
+
+MeshRef mesh_of(const OpCall& call, int position) {
+  for (const Operand& operand : call.operands) {
+    if (operand.spec && (position < 0 || operand.list_index == position)) return operand.spec->mesh;
+  }
+  return {};
+}
+
+void fill_piece(const OpInfo& info, const OpCall& call, int position, const std::vector<ResultAlias>& all, Piece& piece) {
+  piece.call.schema = call.schema;
+  piece.call.args = call.args;
+  piece.call.mesh = mesh_of(call, position);
+  std::vector<int> local(call.operands.size(), -1);
+  for (std::size_t i = 0; i < call.operands.size(); ++i) {
+    const int at = call.operands[i].list_index;
+    if (position >= 0 && at >= 0 && at != position) continue;
+    local[i] = static_cast<int>(piece.operands.size());
+    piece.operands.push_back(static_cast<int>(i));
+    piece.call.operands.push_back(call.operands[i]);
+  }
+  std::vector<ResultAlias> aliases;
+  for (const int r : piece.results) {
+    piece.call.outputs.push_back(call.outputs[static_cast<std::size_t>(r)]);
+    ResultAlias alias = all[static_cast<std::size_t>(r)];
+    if (alias.operand >= 0) alias.operand = local[static_cast<std::size_t>(alias.operand)];
+    aliases.push_back(alias);
+  }
+  add_silent_results(info, piece, aliases);
+  if (piece.call.mesh) build_problem(info, piece, aliases);
+}
+
+std::vector<int> results_at(const OpInfo& info, const OpCall& call, int position) {
+  const std::vector<int> lengths = return_lengths(info, call);
+  std::vector<int> results;
+  int next = 0;
+  for (std::size_t r = 0; r < lengths.size(); ++r) {
+    for (int k = 0; k < lengths[r]; ++k, ++next) {
+      if (position < 0 || !info.returns[r].is_list || k == position) results.push_back(next);
+    }
+  }
+  return results;
+}
+
+}  // namespace
+
+std::vector<ResultAlias> result_aliases(const OpInfo& info, const OpCall& call) {
+  const std::vector<int> lengths = return_lengths(info, call);
+  std::vector<ResultAlias> aliases;
+  for (std::size_t r = 0; r < lengths.size(); ++r) {
+    const ReturnAlias& alias = info.returns[r];
+    for (int k = 0; k < lengths[r]; ++k) {
+      aliases.push_back({alias.arg < 0 ? -1 : operand_of(call, alias.arg, k), alias.write});
+    }
+  }
+  return aliases;
+}
+
+std::deque<Piece> make_pieces(const OpInfo& info, const OpCall& call) {
+  std::deque<Piece> pieces;
+  const std::vector<ResultAlias> aliases = result_aliases(info, call);
+  const int count = info.is_list ? list_length(call) : 1;
+  for (int k = 0; k < count; ++k) {
+    const int position = info.is_list ? k : -1;
+    Piece& piece = pieces.emplace_back();
+    piece.results = results_at(info, call, position);
+    fill_piece(info, call, position, aliases, piece);
+  }
+  return pieces;
+}
+
+void restore_storage_flags(const Problem& p, const Operand& operand, Placements& placements) {
+  if (!operand.spec || !operand.spec->has_storage || p.storage == StorageView::replicate) return;
+  for (std::size_t a = 0; a < placements.size(); ++a) {
+    const Placement& own = operand.spec->placements[a];
+    if (own.is_storage() && placements[a] == own.as_storage(false)) placements[a] = own;
+  }
+}
+
+}  // namespace dtensor

@@ -1,0 +1,33 @@
+// From a call to the problems that the strategies are chosen for: one for most operators, one per list position for list
+// operators, each on its own mesh.
+#pragma once
+
+#include <deque>
+
+#include "sharding_prop/problem.h"
+#include "sharding_prop/resolve.h"
+
+namespace dtensor {
+
+// The part of a call that is decided together.
+struct Piece {
+  OpCall call;
+  std::vector<int> operands;  // indices into the whole call's operands
+  std::vector<int> results;   // indices into its outputs; -1: a mutated operand of an operator that returns nothing
+  Problem problem;
+};
+
+// Operand that return `result` (flattened) is, or is a view of; -1: fresh.
+struct ResultAlias {
+  int operand = -1;
+  bool write = false;
+};
+std::vector<ResultAlias> result_aliases(const OpInfo& info, const OpCall& call);
+
+// A deque, since problems point into their piece.
+std::deque<Piece> make_pieces(const OpInfo& info, const OpCall& call);
+
+// The placements of the operand on the axes where the problem's rule looks at the storage shard itself, with the flag.
+void restore_storage_flags(const Problem& p, const Operand& operand, Placements& placements);
+
+}  // namespace dtensor

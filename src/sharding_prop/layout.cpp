@@ -1,0 +1,155 @@
+// Placements of compound dimensions. Axes act in mesh order from the left: an axis that shards a factor with M elements of
+// more major factors left on this rank is a StridedShard of split factor M, a plain Shard where M is 1. With several axes
+// on one compound dimension, the placements' own meaning (placement/shard_map.h) is compared with that of the factors.
+#include "sharding_prop/layout.h"
+
+#include "placement/shard_map.h"
+
+namespace dtensor {
+namespace {
+
+constexpr std::size_t kMostSegments = 1 << 14;  // more are not compared: the strategy is not offered
+
+struct Place {
+  std::int64_t dim = -1;
+  std::size_t position = 0;
+};
+
+Place find_factor(const TensorState& tensor, int factor) {
+  for (std::size_t d = 0; d < tensor.dims.size(); ++d) {
+    for (std::size_t k = 0; k < tensor.dims[d].size(); ++k) {
+      if (tensor.dims[d][k] == factor) return {static_cast<std::int64_t>(d), k};
+    }
+  }
+  return {};
+}
+
+// Elements of the factors more major than `position` that one rank holds, by the axes before `axis`.
+std::int64_t major_length(const Problem& p, const RuleDim& dim, std::size_t position, const Assignment& chosen,
+                          std::size_t axis) {
+  std::int64_t length = 1;
+  for (std::size_t k = 0; k < position; ++k) {
+    length *= p.factors[static_cast<std::size_t>(dim[k])].size / parts_of_factor(p, dim[k], chosen, axis);
+  }
+  return length;
+}
+
+Segments join(Segments segments) {
+  Segments joined;
+  for (const Segment& s : segments) {
+    if (s.length == 0) continue;
+    if (!joined.empty() && joined.back().offset + joined.back().length == s.offset) {
+      joined.back().length += s.length;
+    } else {
+      joined.push_back(s);
+    }
+  }
+  return joined;
+}
+
+Placements factor_placements(const Assignment& chosen, int factor) {
+  Placements placements;
+  for (const AxisChoice& c : chosen) {
+    const bool here = c.kind == AxisChoice::Kind::factor && c.index == factor;
+    placements.push_back(!here ? Replicate() : c.flavour > 1 ? StridedShard(0, c.flavour) : Shard(0));
+  }
+  return placements;
+}
+
+// What the factors say: the segments of a compound dimension at a coordinate; nothing if there are too many.
+std::optional<Segments> factor_segments(const Problem& p, const RuleDim& dim, const Assignment& chosen,
+                                        at::IntArrayRef shape, at::IntArrayRef coordinate) {
+  Segments held{{0, 1}};
+  for (const int f : dim) {
+    const std::int64_t n = p.factors[static_cast<std::size_t>(f)].size;
+    const Segments parts = shard_segments(n, 0, factor_placements(chosen, f), shape, coordinate);
+    const bool all = parts.size() == 1 && parts[0].length == n;
+    Segments next;
+    for (const Segment& s : held) {
+      if (all) {
+        next.push_back({s.offset * n, s.length * n});
+        continue;
+      }
+      if (next.size() + static_cast<std::size_t>(s.length) * parts.size() > kMostSegments) return std::nullopt;
+      for (std::int64_t i = 0; i < s.length; ++i) {
+        for (const Segment& part : parts) next.push_back({(s.offset + i) * n + part.offset, part.length});
+      }
+    }
+    held = join(std::move(next));
+  }
+  return held;
+}
+
+bool same_segments(const Problem& p, const TensorState& tensor, std::size_t d, std::int64_t size,
+                   const Assignment& chosen, const Placements& placements, at::IntArrayRef shape,
+                   at::IntArrayRef coordinate) {
+  const auto wanted = factor_segments(p, tensor.dims[d], chosen, shape, coordinate);
+  if (!wanted) return false;
+  return join(shard_segments(size, static_cast<std::int64_t>(d), placements, shape, coordinate)) == *wanted;
+}
+
+int axes_on_dim(std::size_t d, std::size_t axes, const Placements& placements) {
+  int count = 0;
+  for (std::size_t a = 0; a < axes; ++a) count += placements[a].is_shard(static_cast<std::int64_t>(d)) ? 1 : 0;
+  return count;
+}
+
+// First and last rank of every axis: a wrong order or a wrong split shows there.
+bool fits_at_corners(const Problem& p, const TensorState& tensor, std::size_t d, std::int64_t size,
+                     const Assignment& chosen, const Placements& placements) {
+  const std::size_t axes = chosen.size();
+  const at::IntArrayRef shape = p.mesh_shape().slice(0, axes);
+  for (unsigned corner = 0; corner < 1u << axes; ++corner) {
+    Coordinate coordinate;
+    for (std::size_t a = 0; a < axes; ++a) coordinate.push_back((corner >> a & 1u) != 0 ? shape[a] - 1 : 0);
+    if (!same_segments(p, tensor, d, size, chosen, placements, shape, coordinate)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::int64_t parts_of_factor(const Problem& p, int factor, const Assignment& chosen, std::size_t axes) {
+  std::int64_t parts = 1;
+  for (std::size_t a = 0; a < std::min(axes, chosen.size()); ++a) {
+    const AxisChoice& c = chosen[a];
+    if (c.kind == AxisChoice::Kind::factor && c.index == factor) parts *= p.mesh_shape()[a];
+  }
+  return parts;
+}
+
+std::int64_t smallest_part(const Problem& p, int factor, const Assignment& chosen) {
+  std::int64_t n = p.factors[static_cast<std::size_t>(factor)].size;
+  for (std::size_t a = 0; a < chosen.size(); ++a) {
+    const AxisChoice& c = chosen[a];
+    if (c.kind != AxisChoice::Kind::factor || c.index != factor) continue;
+    const std::int64_t parts = p.mesh_shape()[a];
+    // The pieces of a strided shard are cut one by one, and the last may be cut to nothing.
+    n = c.flavour > 1 ? (n % (c.flavour * parts) == 0 ? n / parts : 0) : chunk(n, parts, parts - 1).length;
+  }
+  return n;
+}
+
+std::optional<Placement> shard_of_factor(const Problem& p, const TensorState& tensor, const Assignment& chosen,
+                                         std::size_t axis, bool& valid) {
+  const AxisChoice& choice = chosen[axis];
+  const Place place = find_factor(tensor, choice.index);
+  if (place.dim < 0) return std::nullopt;
+  const RuleDim& dim = tensor.dims[static_cast<std::size_t>(place.dim)];
+  const std::int64_t major = major_length(p, dim, place.position, chosen, axis);
+  if (major > 1 && choice.flavour > 1) valid = false;
+  const std::int64_t split = std::max<std::int64_t>(major, 1) * choice.flavour;
+  return split > 1 ? StridedShard(place.dim, split) : Shard(place.dim);
+}
+
+bool placements_fit_factors(const Problem& p, const TensorState& tensor, at::IntArrayRef sizes,
+                            const Assignment& chosen, const Placements& placements) {
+  Placements decided(placements.begin(), placements.begin() + static_cast<std::ptrdiff_t>(chosen.size()));
+  for (std::size_t d = 0; d < tensor.dims.size(); ++d) {
+    if (tensor.dims[d].size() < 2 || axes_on_dim(d, chosen.size(), placements) < 2) continue;
+    if (!fits_at_corners(p, tensor, d, sizes[d], chosen, decided)) return false;
+  }
+  return true;
+}
+
+}  // namespace dtensor

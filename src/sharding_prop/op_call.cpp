@@ -1,0 +1,96 @@
+// Reading a call's arguments by name.
+#include "sharding_prop/op_call.h"
+
+#include <c10/core/WrapDimMinimal.h>
+
+namespace dtensor {
+namespace {
+
+const OpCall& as_call(const OpArgs& args) { return static_cast<const OpCall&>(args); }
+
+int find_arg(const OpCall& call, std::string_view name) {
+  const auto& arguments = call.schema->arguments();
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() == name) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+std::vector<std::int64_t> to_integers(const c10::IValue& value) {
+  if (value.isNone()) return {};
+  if (value.isInt()) return {value.toInt()};
+  if (value.isSymInt()) return {value.toSymInt().guard_int(__FILE__, __LINE__)};
+  if (value.isIntList()) return value.toIntVector();
+  std::vector<std::int64_t> result;
+  for (const c10::IValue& entry : value.toListRef()) result.push_back(to_integers(entry).at(0));
+  return result;
+}
+
+}  // namespace
+
+const c10::IValue& OpArgs::arg(std::string_view name) const {
+  const OpCall& call = as_call(*this);
+  const int index = find_arg(call, name);
+  TORCH_CHECK(index >= 0, call.schema->operator_name(), " has no argument '", std::string(name), "'");
+  return call.args[static_cast<std::size_t>(index)];
+}
+
+bool OpArgs::has_arg(std::string_view name) const { return find_arg(as_call(*this), name) >= 0; }
+
+std::int64_t OpArgs::integer(std::string_view name) const { return to_integers(arg(name)).at(0); }
+
+bool OpArgs::boolean(std::string_view name) const { return arg(name).toBool(); }
+
+double OpArgs::number(std::string_view name, double if_none) const {
+  const c10::IValue& value = arg(name);
+  if (value.isNone()) return if_none;
+  return value.isDouble() ? value.toDouble() : value.toScalar().toDouble();
+}
+
+std::vector<std::int64_t> OpArgs::integers(std::string_view name) const { return to_integers(arg(name)); }
+
+std::int64_t OpArgs::dim(std::string_view name) const {
+  return c10::maybe_wrap_dim(integer(name), static_cast<std::int64_t>(sizes(0).size()));
+}
+
+std::vector<std::int64_t> OpArgs::dims(std::string_view name) const {
+  const auto rank = static_cast<std::int64_t>(sizes(0).size());
+  std::vector<std::int64_t> result = integers(name);
+  if (result.empty()) {
+    result.resize(static_cast<std::size_t>(rank));
+    std::iota(result.begin(), result.end(), 0);
+  }
+  for (std::int64_t& d : result) d = c10::maybe_wrap_dim(d, rank);
+  return result;
+}
+
+int OpArgs::operand_count() const { return static_cast<int>(as_call(*this).operands.size()); }
+
+bool OpArgs::defined(int operand) const { return as_call(*this).operands.at(static_cast<std::size_t>(operand)).defined; }
+
+at::IntArrayRef OpArgs::sizes(int operand) const {
+  return as_call(*this).operands.at(static_cast<std::size_t>(operand)).sizes;
+}
+
+at::IntArrayRef OpArgs::strides(int operand) const {
+  return as_call(*this).operands.at(static_cast<std::size_t>(operand)).strides;
+}
+
+c10::ScalarType OpArgs::dtype(int operand) const {
+  return as_call(*this).operands.at(static_cast<std::size_t>(operand)).dtype;
+}
+
+int OpArgs::operand(std::string_view name) const {
+  const OpCall& call = as_call(*this);
+  const int index = find_arg(call, name);
+  for (std::size_t i = 0; i < call.operands.size(); ++i) {
+    if (call.operands[i].arg == index) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+int OpArgs::result_count() const { return static_cast<int>(as_call(*this).outputs.size()); }
+
+const OutputMeta& OpArgs::result(int index) const { return as_call(*this).outputs.at(static_cast<std::size_t>(index)); }
+
+}  // namespace dtensor

@@ -1,0 +1,177 @@
+// Assembles the decision of a call from the choices of its pieces.
+#include "sharding_prop/propagate.h"
+
+#include <fmt/format.h>
+
+#include "placement/shard_map.h"
+#include "sharding_prop/build.h"
+#include "sharding_prop/strategy.h"
+
+namespace dtensor {
+namespace {
+
+const char* const kNoRule = "no rule: runs replicated";
+
+void check_allowed(const OpInfo& info, const OpCall& call) {
+  if (info.entry->source == RuleSource::refuse) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, call.schema->operator_name(), " is refused on DTensors: ", info.entry->why);
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(info.entry->source != RuleSource::none || !info.random, call.schema->operator_name(),
+                              " draws random numbers and has no rule that makes them independent of the layout");
+}
+
+void decide_operands(const Piece& piece, const Assignment& chosen, Decision& decision) {
+  const Problem& p = piece.problem;
+  const Placements plain(p.mesh_shape().size());
+  for (std::size_t i = 0; i < piece.operands.size(); ++i) {
+    const OperandState& state = p.operands[i];
+    if (!state.operand->defined || !state.operand->spec) continue;
+    Placements& target = decision.inputs[static_cast<std::size_t>(piece.operands[i])];
+    if (state.out && state.out_result >= 0) {
+      target = result_placements(p, static_cast<std::size_t>(state.out_result), chosen, plain).value();
+    } else {
+      const std::size_t axes = state.operand->spec->mesh->layout.shape.size();
+      target = state.spec ? operand_placements(p, state, chosen, plain).value() : Placements(axes);
+    }
+    restore_storage_flags(p, *state.operand, target);
+  }
+}
+
+void keep_storage_flags(const Problem& p, const Placements& input, Placements& result) {
+  const Operand& operand = *p.operands[0].operand;
+  if (p.storage != StorageView::keep || !operand.spec) return;
+  for (std::size_t a = 0; a < result.size(); ++a) {
+    if (result[a].is_shard() && input[a].is_storage()) result[a] = result[a].as_storage();
+  }
+}
+
+void decide_results(const Piece& piece, const Assignment& chosen, Decision& decision) {
+  const Problem& p = piece.problem;
+  for (std::size_t r = 0; r < piece.results.size(); ++r) {
+    if (piece.results[r] < 0 || !p.results[r].used) continue;
+    OutputDecision& output = decision.outputs[static_cast<std::size_t>(piece.results[r])];
+    output.mesh = p.mesh;
+    output.placements = result_placements(p, r, chosen, Placements(p.mesh_shape().size())).value();
+    if (p.results[r].alias >= 0 && p.pinned) {
+      restore_storage_flags(p, *p.operands[static_cast<std::size_t>(p.results[r].alias)].operand, output.placements);
+    } else if (!p.operands.empty()) {
+      keep_storage_flags(p, decision.inputs[static_cast<std::size_t>(piece.operands[0])], output.placements);
+    }
+  }
+}
+
+AxisMask handled_axes(const Problem& p, const Assignment& chosen) {
+  AxisMask mask = 0;
+  for (std::size_t a = 0; a < chosen.size(); ++a) {
+    const bool factor = chosen[a].kind == AxisChoice::Kind::factor;
+    if (factor && p.factors[static_cast<std::size_t>(chosen[a].index)].handled) mask |= 1u << a;
+  }
+  return mask;
+}
+
+int arg_index(const OpCall& call, const std::string& name) {
+  const auto& arguments = call.schema->arguments();
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() == name) return static_cast<int>(i);
+  }
+  TORCH_CHECK(false, call.schema->operator_name(), ": the rule patches '", name, "', which is no argument");
+}
+
+void add_patches(const Problem& p, Decision& decision) {
+  for (const auto& [name, value] : p.data->patches) decision.patches.push_back({arg_index(*p.call, name), value});
+  if (!p.mesh->is_member) return;
+  for (const auto& [name, result] : p.data->size_patches) {
+    const int index = arg_index(*p.call, name);
+    const OutputDecision& output = decision.outputs.at(static_cast<std::size_t>(result));
+    if (p.call->args[static_cast<std::size_t>(index)].isNone()) continue;
+    const auto local = local_sizes(output.meta.sizes, output.placements, p.mesh_shape(), p.mesh->coordinate);
+    if (local == output.meta.sizes) continue;
+    decision.patches.push_back({index, c10::IValue(std::vector<std::int64_t>(local.begin(), local.end()))});
+  }
+}
+
+void decide_piece(const Piece& piece, Decision& decision) {
+  const Problem& p = piece.problem;
+  const Assignment chosen = choose(p);
+  decide_operands(piece, chosen, decision);
+  decide_results(piece, chosen, decision);
+  const AxisMask axes = handled_axes(p, chosen);
+  decision.handled_axes |= axes;
+  if (axes != 0 || p.data->handler_always) decision.handler = p.data->handler;
+  add_patches(p, decision);
+}
+
+Decision empty_decision(const OpInfo& info, const OpCall& call) {
+  Decision decision;
+  decision.inputs.resize(call.operands.size());
+  decision.outputs.resize(call.outputs.size());
+  const std::vector<ResultAlias> aliases = result_aliases(info, call);
+  for (std::size_t r = 0; r < call.outputs.size(); ++r) {
+    decision.outputs[r].meta = call.outputs[r];
+    decision.outputs[r].alias = aliases[r].operand;
+    decision.outputs[r].is_view = aliases[r].operand >= 0 && !aliases[r].write;
+  }
+  for (std::size_t i = 0; i < call.operands.size(); ++i) {
+    if (call.operands[i].defined && info.writes(call.operands[i].arg)) decision.mutated.push_back(static_cast<int>(i));
+  }
+  return decision;
+}
+
+std::string inputs_text(const OpCall& call) {
+  std::string text;
+  for (const Operand& operand : call.operands) {
+    if (!text.empty()) text += ", ";
+    text += operand.spec ? operand.spec->str() : operand.defined ? "plain" : "none";
+  }
+  return text;
+}
+
+std::string why_text(const OpInfo& info, const Piece* piece) {
+  if (info.entry->source == RuleSource::none) return kNoRule;
+  if (info.entry->source == RuleSource::replicate) return "replicated: " + info.entry->why;
+  return piece == nullptr || !piece->problem.data ? "" : piece->problem.rule.str();
+}
+
+}  // namespace
+
+Decision propagate(const c10::OperatorHandle& op, const OpCall& call) {
+  const OpInfoPtr info = resolve(op);
+  check_allowed(*info, call);
+  Decision decision = empty_decision(*info, call);
+  const std::deque<Piece> pieces = make_pieces(*info, call);
+  for (const Piece& piece : pieces) {
+    if (piece.call.mesh) decide_piece(piece, decision);
+  }
+  decision.why = why_text(*info, pieces.empty() ? nullptr : &pieces.front());
+  decision.warn_replicated = info->entry->source == RuleSource::none;
+  return decision;
+}
+
+KeyPolicy key_policy(const c10::OperatorHandle& op) {
+  const OpInfoPtr info = resolve(op);
+  KeyPolicy policy;
+  policy.scalars = info->entry->source == RuleSource::none || info->entry->constant.data().reads_scalars;
+  return policy;
+}
+
+std::string explain_decision(const c10::OperatorHandle& op, const OpCall& call) {
+  const OpInfoPtr info = resolve(op);
+  std::string text = fmt::format("{}({})\n", c10::str(op.operator_name()), inputs_text(call));
+  for (const Piece& piece : make_pieces(*info, call)) {
+    text += fmt::format("  rule {}{}\n", why_text(*info, &piece),
+                        info->derived_from.empty() ? "" : " (of " + info->derived_from + ")");
+    if (piece.call.mesh) choose(piece.problem, &text);
+  }
+  const Decision decision = propagate(op, call);
+  for (std::size_t i = 0; i < call.operands.size(); ++i) {
+    const SpecPtr& spec = call.operands[i].spec;
+    if (spec && decision.inputs[i] != spec->placements) {
+      text += fmt::format("  operand {}: {} -> {}\n", i, to_string(spec->placements), to_string(decision.inputs[i]));
+    }
+  }
+  for (const OutputDecision& output : decision.outputs) text += "  result " + to_string(output.placements) + '\n';
+  if (!decision.handler.empty()) text += "  local kernel " + decision.handler + '\n';
+  return text;
+}
+
+}  // namespace dtensor

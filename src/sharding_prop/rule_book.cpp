@@ -1,0 +1,91 @@
+// The rules by operator name, and the memo of what each operator resolved to.
+#include <shared_mutex>
+
+#include "sharding_prop/resolve.h"
+#include "sharding_prop/rules/rules.h"
+
+namespace dtensor {
+namespace {
+
+struct Tables {
+  std::shared_mutex mutex;
+  std::unordered_map<std::string, std::shared_ptr<RuleEntry>> by_name;
+  std::vector<std::pair<at::Tag, RuleEntryPtr>> by_tag;
+};
+
+Tables& tables() {
+  static auto* instance = new Tables;
+  return *instance;
+}
+
+RuleEntry& put(const std::string& op, std::shared_ptr<RuleEntry> entry) {
+  forget_resolved();
+  const std::unique_lock lock(tables().mutex);
+  return *(tables().by_name[op] = std::move(entry));
+}
+
+std::shared_ptr<RuleEntry> entry_because(RuleSource source, std::string why) {
+  auto entry = std::make_shared<RuleEntry>();
+  entry->source = source;
+  entry->why = std::move(why);
+  return entry;
+}
+
+}  // namespace
+
+RuleBook::RuleBook() = default;
+
+RuleBook& RuleBook::get() {
+  static RuleBook* book = [] {
+    static RuleBook instance;
+    add_all_rules(instance);
+    return &instance;
+  }();
+  return *book;
+}
+
+Rule& RuleBook::rule(const std::string& op, Rule rule) {
+  auto entry = entry_because(RuleSource::rule, "");
+  entry->constant = std::move(rule);
+  return put(op, std::move(entry)).constant;
+}
+
+Rule& RuleBook::rule(const std::string& op, RuleFunction function) {
+  auto entry = entry_because(RuleSource::rule, "");
+  entry->function = std::move(function);
+  return put(op, std::move(entry)).constant;
+}
+
+void RuleBook::for_tag(at::Tag tag, RuleFunction function) {
+  auto entry = entry_because(RuleSource::rule, "");
+  entry->function = std::move(function);
+  forget_resolved();
+  const std::unique_lock lock(tables().mutex);
+  tables().by_tag.emplace_back(tag, std::move(entry));
+}
+
+void RuleBook::replicate(const std::string& op, std::string why) {
+  put(op, entry_because(RuleSource::replicate, std::move(why)));
+}
+
+void RuleBook::refuse(const std::string& op, std::string why) {
+  put(op, entry_because(RuleSource::refuse, std::move(why)));
+}
+
+RuleEntryPtr find_entry(const std::string& name) {
+  RuleBook::get();
+  const std::shared_lock lock(tables().mutex);
+  const auto it = tables().by_name.find(name);
+  return it == tables().by_name.end() ? nullptr : it->second;
+}
+
+RuleEntryPtr find_tag_entry(c10::ArrayRef<at::Tag> tags) {
+  RuleBook::get();
+  const std::shared_lock lock(tables().mutex);
+  for (const auto& [tag, entry] : tables().by_tag) {
+    if (std::find(tags.begin(), tags.end(), tag) != tags.end()) return entry;
+  }
+  return nullptr;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,87 @@
+// Elementwise operators: one rule for all that LibTorch tags, and which of them keep a Partial.
+#include "sharding_prop/rules/rules.h"
+
+namespace dtensor {
+
+Rule pointwise(const OpArgs&) { return Rule("...* -> ...*"); }
+
+Rule same(const OpArgs& op) {
+  Rule rule;
+  RuleTerm term;
+  for (std::size_t d = 0; d < op.sizes(0).size(); ++d) term.push_back({rule.factor()});
+  for (int i = 0; i < op.operand_count(); ++i) {
+    op.defined(i) && op.sizes(i) == op.sizes(0) ? rule.operand(term) : rule.absent_operand();
+  }
+  for (int r = 0; r < op.result_count(); ++r) rule.result(term);
+  return rule;
+}
+
+namespace {
+
+Rule elementwise() { return Rule("...* -> ...*"); }
+
+void add_linear(RuleBook& book) {
+  // A sum of parts may be added, negated and scaled part by part; a number may not be added to it.
+  for (const char* op : {"aten::add.Tensor", "aten::sub.Tensor", "aten::rsub.Tensor", "aten::lerp.Scalar"}) {
+    book.rule(op, elementwise().linear({0, 1}));
+  }
+  book.rule("aten::mul.Tensor", elementwise().linear({0}, {1}));
+  for (const char* op : {"aten::mul.Scalar", "aten::div.Tensor", "aten::div.Scalar", "aten::neg", "aten::positive",
+                         "aten::_conj", "aten::_conj_physical", "aten::conj_physical", "aten::_neg_view", "aten::rad2deg",
+                         "aten::deg2rad"}) {
+    book.rule(op, elementwise().linear({0}));
+  }
+  book.rule("aten::addcmul", elementwise().linear({0, 1}, {0, 2}));
+  book.rule("aten::addcdiv", elementwise().linear({0, 1}));
+}
+
+// Backward formulas that multiply the incoming gradient.
+void add_backward(RuleBook& book) {
+  for (const char* op :
+       {"aten::gelu_backward", "aten::silu_backward", "aten::threshold_backward", "aten::sigmoid_backward",
+        "aten::tanh_backward", "aten::logit_backward", "aten::elu_backward", "aten::hardtanh_backward",
+        "aten::hardsigmoid_backward", "aten::hardswish_backward", "aten::leaky_relu_backward", "aten::mish_backward",
+        "aten::softplus_backward", "aten::softshrink_backward", "aten::hardshrink_backward",
+        "aten::native_dropout_backward", "aten::infinitely_differentiable_gelu_backward"}) {
+    book.rule(op, elementwise().linear({0}));
+  }
+  book.rule("aten::log_sigmoid_backward", "..., ..., ~ -> ...").linear({0});
+}
+
+void add_moves(RuleBook& book) {
+  book.rule("aten::clone", elementwise().structural({0}).keeps_storage());
+  book.rule("aten::_to_copy", elementwise().structural({0}).keeps_storage());
+  book.rule("aten::copy", elementwise().structural({0, 1}).sees_storage());
+  book.rule("aten::copy_", elementwise().structural({0, 1}).sees_storage());
+  book.rule("aten::where.self", "..., ..., ... -> ...").structural({1, 2});
+  book.rule("aten::zero", elementwise().structural({0}));
+  book.rule("aten::maximum", elementwise().monotone({0, 1}, ReduceOp::max));
+  book.rule("aten::minimum", elementwise().monotone({0, 1}, ReduceOp::min));
+}
+
+// Elementwise, but not tagged.
+void add_untagged(RuleBook& book) {
+  for (const char* op : {"aten::fill", "aten::hardswish", "aten::masked_fill", "aten::glu_jvp", "aten::log_sigmoid",
+                         "aten::prelu", "aten::_prelu_kernel", "aten::where.ScalarOther", "aten::where.ScalarSelf",
+                         "aten::_prelu_kernel_backward", "aten::isin.Tensor_Scalar", "aten::special_ndtri",
+                         "aten::_conj_copy", "aten::complex", "aten::polar", "aten::special_erfcx", "aten::real",
+                         "aten::imag", "aten::view.dtype_same"}) {
+    book.rule(op, elementwise());
+  }
+  // The buffer that CPU kernels keep for backward has the input's sizes; CUDA's is empty.
+  book.rule("aten::log_sigmoid_forward", "... -> ..., ...");
+}
+
+}  // namespace
+
+void add_pointwise_rules(RuleBook& book) {
+  static const Rule shared = elementwise();
+  book.for_tag(at::Tag::pointwise, [](const OpArgs&) { return shared; });
+  add_linear(book);
+  add_backward(book);
+  add_moves(book);
+  add_untagged(book);
+  book.replicate("aten::equal", "one value for all elements");
+}
+
+}  // namespace dtensor

@@ -1,0 +1,110 @@
+// Reductions: a sharded reduced dimension leaves a Partial of the operator's own kind where there is one; means, norms and
+// index-returning reductions need a local kernel or the whole dimension.
+#include "sharding_prop/rules/rules.h"
+
+namespace dtensor {
+
+Rule reduction(const OpArgs& op, at::IntArrayRef dims, bool keepdim, ReduceOp reduce) {
+  Rule rule;
+  RuleTerm in, out;
+  for (std::int64_t d = 0; d < static_cast<std::int64_t>(op.sizes(0).size()); ++d) {
+    in.push_back({rule.factor()});
+    const bool reduced = std::find(dims.begin(), dims.end(), d) != dims.end();
+    if (!reduced) out.push_back(in.back());
+    if (reduced && keepdim) out.emplace_back();
+  }
+  rule.operand(in);
+  for (int r = 0; r < std::max(op.result_count(), 1); ++r) rule.result(out);
+  return rule.reduce(reduce);
+}
+
+namespace {
+
+std::vector<std::int64_t> reduced_dims(const OpArgs& op) {
+  if (!op.has_arg("dim")) {
+    std::vector<std::int64_t> all(op.sizes(0).size());
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+  }
+  return op.dims("dim");
+}
+
+bool keepdim(const OpArgs& op) { return op.has_arg("keepdim") && op.boolean("keepdim"); }
+
+Rule reduce_by(const OpArgs& op, ReduceOp reduce) { return reduction(op, reduced_dims(op), keepdim(op), reduce); }
+
+// The reduced dimensions must be whole.
+Rule whole_reduction(const OpArgs& op) {
+  Rule rule = reduce_by(op, ReduceOp::sum);
+  for (const std::int64_t dim : reduced_dims(op)) rule.whole(dim);
+  return rule;
+}
+
+Rule sum(const OpArgs& op) { return reduce_by(op, ReduceOp::sum).linear({0}); }
+
+Rule mean(const OpArgs& op) {
+  return reduce_by(op, ReduceOp::sum).linear({0}).handled_dims(reduced_dims(op), "mean_global_count");
+}
+
+// Means over an empty selection are NaN, as on one device.
+Rule extremum(const OpArgs& op, ReduceOp reduce) {
+  return reduce_by(op, reduce).nonempty().monotone({0}, reduce);
+}
+
+Rule norm(const OpArgs& op) {
+  return reduce_by(op, ReduceOp::sum)
+      .handled_dims(reduced_dims(op), "vector_norm_sharded")
+      .handled_gives_replicate();
+}
+
+void add_simple(RuleBook& book) {
+  book.rule("aten::sum", sum);
+  book.rule("aten::nansum", [](const OpArgs& op) { return reduce_by(op, ReduceOp::sum); });
+  book.rule("aten::mean", mean);
+  book.rule("aten::prod", [](const OpArgs& op) { return reduce_by(op, ReduceOp::product); });
+  book.rule("aten::count_nonzero", [](const OpArgs& op) { return reduce_by(op, ReduceOp::sum); });
+  for (const char* op : {"aten::amax", "aten::max"}) {
+    book.rule(op, [](const OpArgs& call) { return extremum(call, ReduceOp::max); });
+  }
+  for (const char* op : {"aten::amin", "aten::min"}) {
+    book.rule(op, [](const OpArgs& call) { return extremum(call, ReduceOp::min); });
+  }
+  book.rule("aten::any", [](const OpArgs& op) { return reduce_by(op, ReduceOp::max); });
+  book.rule("aten::all", [](const OpArgs& op) { return reduce_by(op, ReduceOp::min); });
+  book.rule("aten::aminmax", whole_reduction);
+  book.rule("aten::linalg_vector_norm", norm).reads_scalars();
+  book.rule("aten::norm", norm).reads_scalars();
+}
+
+// Along one dimension that must be whole, result of reduced sizes.
+void add_whole(RuleBook& book) {
+  for (const char* op : {"aten::max.dim", "aten::min.dim", "aten::argmax", "aten::argmin", "aten::median",
+                         "aten::median.dim", "aten::nanmedian", "aten::nanmedian.dim", "aten::mode", "aten::kthvalue",
+                         "aten::logsumexp", "aten::var", "aten::var.correction", "aten::std", "aten::std.correction",
+                         "aten::var_mean.correction", "aten::std_mean.correction", "aten::std_mean", "aten::var_mean"}) {
+    book.rule(op, whole_reduction);
+  }
+}
+
+// Along one dimension that must be whole, results of the operand's sizes (but perhaps along that dimension).
+void add_along(RuleBook& book) {
+  const auto along = [](const OpArgs& op) {
+    Rule rule = same(op);
+    return op.sizes(0).empty() ? rule : rule.whole(op.dim("dim"));
+  };
+  for (const char* op : {"aten::cumsum", "aten::cumprod", "aten::logcumsumexp", "aten::flip_dim", "aten::sort",
+                         "aten::sort.stable", "aten::topk", "aten::_cummax_helper", "aten::_cummin_helper",
+                         "aten::cummax", "aten::cummin"}) {
+    book.rule(op, along);
+  }
+}
+
+}  // namespace
+
+void add_reduction_rules(RuleBook& book) {
+  add_simple(book);
+  add_whole(book);
+  add_along(book);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,294 @@
+// Candidates per mesh axis and the choice by price. Axes are decided from the left; the price of a candidate is what it
+// takes to bring each operand to its placements, with the axes to the right as they are. An axis on which no operand is
+// sharded offers no factor: an implicit redistribution never invents a sharding, and never makes a Partial but of an
+// operand that is added once.
+#include "sharding_prop/strategy.h"
+
+#include <fmt/format.h>
+
+#include "sharding_prop/layout.h"
+
+namespace dtensor {
+namespace {
+
+using Kind = AxisChoice::Kind;
+
+bool in_group(const Problem& p, int group, std::size_t operand) {
+  const Rule::Operands& members = p.data->groups[static_cast<std::size_t>(group)].operands;
+  return std::find(members.begin(), members.end(), static_cast<int>(operand)) != members.end();
+}
+
+std::size_t index_of(const Problem& p, const OperandState& operand) {
+  return static_cast<std::size_t>(&operand - p.operands.data());
+}
+
+bool is_contracted(const Problem& p, int factor) { return p.factors[static_cast<std::size_t>(factor)].contracted; }
+
+std::optional<Placement> operand_placement(const Problem& p, const OperandState& operand, const Assignment& chosen,
+                                           std::size_t axis, bool& valid) {
+  const AxisChoice& c = chosen[axis];
+  if (c.kind == Kind::group && in_group(p, c.index, index_of(p, operand))) return Partial(c.op);
+  if (c.kind != Kind::factor) return Replicate();
+  if (auto shard = shard_of_factor(p, operand, chosen, axis, valid)) return shard;
+  const bool handled = p.factors[static_cast<std::size_t>(c.index)].handled;
+  if (operand.once && is_contracted(p, c.index) && !handled) return Partial(p.data->reduce);
+  return Replicate();
+}
+
+Placement contracted_placement(const Problem& p, std::size_t result, int factor, bool& valid) {
+  if (!p.factors[static_cast<std::size_t>(factor)].handled) {
+    if (p.results[result].absent) valid = false;
+    return Partial(p.data->reduce);
+  }
+  const bool replicate =
+      p.data->handled_result == HandledResult::replicate || (p.data->handled_replicates >> result & 1u) != 0;
+  return replicate ? Replicate() : Partial(p.data->handled_op);
+}
+
+Placement result_placement(const Problem& p, std::size_t result, const Assignment& chosen, std::size_t axis,
+                           bool& valid) {
+  const AxisChoice& c = chosen[axis];
+  if (c.kind == Kind::replicate) return Replicate();
+  if (c.kind == Kind::group) return Partial(c.op);
+  if (auto shard = shard_of_factor(p, p.results[result], chosen, axis, valid)) return *shard;
+  return contracted_placement(p, result, c.index, valid);
+}
+
+const Placements& own(const OperandState& operand) { return operand.spec->placements; }
+
+bool is_sharded_on(const Problem& p, std::size_t axis) {
+  return std::any_of(p.operands.begin(), p.operands.end(),
+                     [&](const OperandState& o) { return o.spec && own(o)[axis].is_shard(); });
+}
+
+bool occurs(const TensorState& tensor, int factor) {
+  return std::any_of(tensor.dims.begin(), tensor.dims.end(),
+                     [&](const RuleDim& dim) { return std::find(dim.begin(), dim.end(), factor) != dim.end(); });
+}
+
+bool occurs_in_operands(const Problem& p, int factor) {
+  return std::any_of(p.operands.begin(), p.operands.end(),
+                     [&](const OperandState& o) { return o.used && occurs(o, factor); });
+}
+
+bool may_shard(const Problem& p, const Assignment& with_choice) {
+  const AxisChoice& c = with_choice.back();
+  const FactorState& factor = p.factors[static_cast<std::size_t>(c.index)];
+  if (factor.whole || factor.size < 0 || !occurs_in_operands(p, c.index)) return false;
+  const std::int64_t parts = parts_of_factor(p, c.index, with_choice, with_choice.size());
+  if (factor.even && factor.size % (parts * c.flavour) != 0) return false;
+  if (parts == 1) return true;
+  if (p.data->nonempty && factor.contracted && smallest_part(p, c.index, with_choice) < 1) return false;
+  return !factor.unit_free || smallest_part(p, c.index, with_choice) > 1;
+}
+
+// Split factors of strided shards of this factor on the axis, as the operands have them.
+c10::SmallVector<std::int64_t, 4> flavours(const Problem& p, int factor, std::size_t axis) {
+  c10::SmallVector<std::int64_t, 4> found{1};
+  for (const OperandState& o : p.operands) {
+    if (!o.spec || !o.used || !own(o)[axis].is_strided()) continue;
+    const RuleDim& dim = o.dims[static_cast<std::size_t>(own(o)[axis].dim())];
+    if (dim.empty() || dim[0] != factor) continue;
+    const std::int64_t split = own(o)[axis].split_factor();
+    if (std::find(found.begin(), found.end(), split) == found.end()) found.push_back(split);
+  }
+  return found;
+}
+
+// Partial sums of whole numbers or of truth values do not survive a change of type; neither does an average.
+bool survives_types(const Problem& p, const Operand& operand, ReduceOp op) {
+  const bool additive = op == ReduceOp::sum || op == ReduceOp::avg;
+  const bool floating = c10::isFloatingType(operand.dtype) || c10::isComplexType(operand.dtype);
+  for (const ResultState& result : p.results) {
+    if (!result.meta->defined || result.meta->dtype == operand.dtype) continue;
+    const bool to_floating = c10::isFloatingType(result.meta->dtype) || c10::isComplexType(result.meta->dtype);
+    if (operand.dtype == c10::ScalarType::Bool || (additive && floating && !to_floating)) return false;
+    if (!additive && result.meta->dtype != c10::ScalarType::Undefined) return false;
+  }
+  return true;
+}
+
+bool group_fits(const Problem& p, const Group& group, ReduceOp op, std::size_t axis) {
+  if ((group.ops & bit(op)) == 0) return false;
+  bool any = false;
+  for (const int i : group.operands) {
+    if (i >= static_cast<int>(p.operands.size())) return false;
+    const OperandState& o = p.operands[static_cast<std::size_t>(i)];
+    if (o.operand == nullptr || !o.operand->defined) continue;
+    if (!survives_types(p, *o.operand, op)) return false;
+    const bool partial = o.spec && own(o)[axis].is_partial(op);
+    if (!partial && !o.once) return false;
+    any |= partial;
+  }
+  return any;
+}
+
+void add_group_choices(const Problem& p, std::size_t axis, std::vector<AxisChoice>& choices) {
+  for (std::size_t g = 0; g < p.data->groups.size(); ++g) {
+    for (unsigned op = 0; op < 5; ++op) {
+      if (!group_fits(p, p.data->groups[g], static_cast<ReduceOp>(op), axis)) continue;
+      choices.push_back({Kind::group, static_cast<int>(g), 1, static_cast<ReduceOp>(op)});
+    }
+  }
+}
+
+std::vector<AxisChoice> choices_on(const Problem& p, std::size_t axis) {
+  std::vector<AxisChoice> choices(1);
+  if (is_sharded_on(p, axis)) {
+    for (int f = 0; f < static_cast<int>(p.factors.size()); ++f) {
+      if (p.factors[static_cast<std::size_t>(f)].whole) continue;
+      for (const std::int64_t flavour : flavours(p, f, axis)) choices.push_back({Kind::factor, f, flavour});
+    }
+  }
+  add_group_choices(p, axis, choices);
+  return choices;
+}
+
+bool all_replicate(const Placements& placements) {
+  return std::all_of(placements.begin(), placements.end(), [](const Placement& x) { return x.is_replicate(); });
+}
+
+bool results_valid(const Problem& p, const Assignment& chosen, const Placements& rest,
+                   std::vector<std::optional<Placements>>& results) {
+  for (std::size_t r = 0; r < p.results.size(); ++r) {
+    results.emplace_back();
+    if (!p.results[r].used) continue;
+    results.back() = result_placements(p, r, chosen, rest);
+    if (!results.back()) return false;
+  }
+  return true;
+}
+
+// Bit i of `unpinned`: the i-th written operand, the first one weighing most.
+void note_written(const Problem& p, const std::vector<std::optional<Placements>>& results, std::size_t axis,
+                  Candidate& candidate) {
+  int bit_index = 30;
+  for (std::size_t i = 0; i < p.operands.size(); ++i) {
+    const OperandState& o = p.operands[i];
+    if (!o.written || !o.spec) continue;
+    bool kept = o.out || candidate.operands[i][axis] == own(o)[axis];
+    for (std::size_t r = 0; r < results.size(); ++r) {
+      if (p.results[r].alias == static_cast<int>(i) && results[r]) kept &= (*results[r])[axis] == own(o)[axis];
+    }
+    if (!kept) candidate.unpinned |= 1 << bit_index;
+    bit_index = std::max(bit_index - 1, 0);
+  }
+}
+
+bool price_operands(const Problem& p, const Assignment& chosen, Candidate& candidate) {
+  const std::size_t axis = chosen.size() - 1;
+  const Placements plain(p.mesh_shape().size());
+  for (const OperandState& o : p.operands) {
+    candidate.operands.emplace_back();
+    if (o.operand == nullptr || !o.operand->defined || o.out) continue;
+    auto needed = operand_placements(p, o, chosen, o.spec ? own(o) : plain);
+    if (!needed) return false;
+    if (!o.spec) {
+      if (!all_replicate(*needed)) return false;
+      continue;
+    }
+    if ((*needed)[axis] != own(o)[axis]) ++candidate.changes;
+    if (*needed != own(o)) candidate.price += redistribute_cost(*o.spec, *needed);
+    candidate.operands.back() = std::move(*needed);
+  }
+  return true;
+}
+
+bool evaluate(const Problem& p, const Assignment& chosen, Candidate& candidate) {
+  if (chosen.back().kind == Kind::factor && !may_shard(p, chosen)) return false;
+  std::vector<std::optional<Placements>> results;
+  if (!results_valid(p, chosen, Placements(p.mesh_shape().size()), results)) return false;
+  if (!price_operands(p, chosen, candidate)) return false;
+  if (p.pinned) note_written(p, results, chosen.size() - 1, candidate);
+  return true;
+}
+
+bool better(const Candidate& a, const Candidate& b) {
+  if (a.unpinned != b.unpinned) return a.unpinned < b.unpinned;
+  const double tolerance = 1e-9 * std::max(a.price, b.price);
+  if (std::abs(a.price - b.price) > tolerance) return a.price < b.price;
+  const bool a_all = a.choice.kind == Kind::replicate;
+  const bool b_all = b.choice.kind == Kind::replicate;
+  if (a_all != b_all) return a_all;
+  return a.changes < b.changes;
+}
+
+void log_axis(const Problem& p, std::size_t axis, const std::vector<Candidate>& list, int best, std::string& log) {
+  log += fmt::format("  axis {} (size {})\n", axis, p.mesh_shape()[axis]);
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    log += fmt::format("    {} {:<14} {:>10.3f} us", static_cast<int>(i) == best ? '*' : ' ',
+                       describe(p, list[i].choice), list[i].price * 1e6);
+    if (list[i].unpinned != 0) log += "  (changes a written operand)";
+    log += '\n';
+  }
+}
+
+}  // namespace
+
+std::optional<Placements> operand_placements(const Problem& p, const OperandState& operand, const Assignment& chosen,
+                                             const Placements& rest) {
+  Placements placements = rest;
+  bool valid = true;
+  for (std::size_t a = 0; a < chosen.size(); ++a) placements[a] = *operand_placement(p, operand, chosen, a, valid);
+  if (!valid || !placements_fit_factors(p, operand, operand.operand->sizes, chosen, placements)) return std::nullopt;
+  return placements;
+}
+
+std::optional<Placements> result_placements(const Problem& p, std::size_t result, const Assignment& chosen,
+                                            const Placements& rest) {
+  Placements placements = rest;
+  bool valid = true;
+  for (std::size_t a = 0; a < chosen.size(); ++a) placements[a] = result_placement(p, result, chosen, a, valid);
+  const ResultState& state = p.results[result];
+  if (!valid || !placements_fit_factors(p, state, state.meta->sizes, chosen, placements)) return std::nullopt;
+  return placements;
+}
+
+std::vector<Candidate> candidates(const Problem& p, const Assignment& chosen) {
+  std::vector<Candidate> list;
+  Assignment with_choice = chosen;
+  with_choice.emplace_back();
+  for (const AxisChoice& choice : choices_on(p, chosen.size())) {
+    with_choice.back() = choice;
+    Candidate candidate;
+    candidate.choice = choice;
+    if (evaluate(p, with_choice, candidate)) list.push_back(std::move(candidate));
+  }
+  return list;
+}
+
+int cheapest(const std::vector<Candidate>& list) {
+  int best = list.empty() ? -1 : 0;
+  for (std::size_t i = 1; i < list.size(); ++i) {
+    if (better(list[i], list[static_cast<std::size_t>(best)])) best = static_cast<int>(i);
+  }
+  return best;
+}
+
+Assignment choose(const Problem& p, std::string* log) {
+  Assignment chosen;
+  for (std::size_t axis = 0; axis < p.mesh_shape().size(); ++axis) {
+    const std::vector<Candidate> list = candidates(p, chosen);
+    const int best = cheapest(list);
+    if (log != nullptr) log_axis(p, axis, list, best, *log);
+    TORCH_CHECK(best >= 0, p.call->schema->operator_name(), ": no strategy fits on mesh axis ", axis);
+    chosen.push_back(list[static_cast<std::size_t>(best)].choice);
+  }
+  return chosen;
+}
+
+std::string describe(const Problem& p, const AxisChoice& choice) {
+  if (choice.kind == Kind::replicate) return "replicate";
+  if (choice.kind == Kind::group) {
+    return fmt::format("P({}) of {}", to_string(choice.op),
+                       fmt::join(p.data->groups[static_cast<std::size_t>(choice.index)].operands, "+"));
+  }
+  const auto named = static_cast<std::size_t>(choice.index);
+  std::string text = "shard ";
+  text += named < p.data->factors.size() ? p.data->factors[named].name
+                                         : "batch " + std::to_string(named - p.data->factors.size());
+  if (choice.flavour > 1) text += fmt::format(" in {} pieces", choice.flavour);
+  return text;
+}
+
+}  // namespace dtensor
