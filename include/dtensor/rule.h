@@ -1,5 +1,5 @@
-// Sharding rules: which index spaces an operator's tensors share, in one line of text per operator. From a rule the engine
-// derives the strategies of an operator, prices them and chooses; see docs/rules.md for the grammar by example.
+// Sharding rules: which index spaces an operator's tensors share, in one line of text per operator. From a rule the
+// engine derives the strategies of an operator, prices them and chooses; see docs/rules.md for the grammar by example.
 #pragma once
 
 #include <ATen/core/DimVector.h>
@@ -36,7 +36,7 @@ class DTENSOR_API OpArgs {
   bool has_arg(std::string_view name) const;
   std::int64_t integer(std::string_view name) const;
   bool boolean(std::string_view name) const;
-  double number(std::string_view name, double if_none = 0) const;  // float or Scalar
+  double number(std::string_view name, double if_none = 0) const;   // float or Scalar
   std::vector<std::int64_t> integers(std::string_view name) const;  // int or int[]; empty for None
   // The named int argument as a non-negative dimension of operand 0.
   std::int64_t dim(std::string_view name) const;
@@ -71,13 +71,13 @@ class DTENSOR_API Rule {
 
   // Sets of operands that may be Partial(sum or avg) together, the others being Replicate: the result is Partial too.
   Rule& linear(Operands a, Operands b = {}, Operands c = {}, Operands d = {});
-  Rule& linear_sum(Operands a);                    // sum only
-  Rule& monotone(Operands a, ReduceOp op);         // Partial(op), op = max or min
-  Rule& structural(Operands a);                    // any Partial: the operator only moves elements
-  Rule& whole(std::string_view letters);           // these factors are never sharded
-  Rule& whole(std::int64_t dim);                   // the factors of operand 0's dimension
-  Rule& reduce(ReduceOp op);                       // what a contracted factor leaves: Partial(op) instead of Partial(sum)
-  Rule& nonempty();                                // contracted factors: sharded only if every rank holds an element
+  Rule& linear_sum(Operands a);             // sum only
+  Rule& monotone(Operands a, ReduceOp op);  // Partial(op), op = max or min
+  Rule& structural(Operands a);             // any Partial: the operator only moves elements
+  Rule& whole(std::string_view letters);    // these factors are never sharded
+  Rule& whole(std::int64_t dim);            // the factors of operand 0's dimension
+  Rule& reduce(ReduceOp op);                // what a contracted factor leaves: Partial(op) instead of Partial(sum)
+  Rule& nonempty();                         // contracted factors: sharded only if every rank holds an element
   // Factors that may be sharded provided that the named local kernel runs; results without them are Partial(sum).
   Rule& handled(std::string_view letters, std::string kernel);
   Rule& handled_dims(at::IntArrayRef dims, std::string kernel);  // of operand 0
@@ -85,21 +85,21 @@ class DTENSOR_API Rule {
   Rule& handled_gives_replicate();
   // Result `result` is Replicate (not Partial) whatever handled factor it lacks.
   Rule& handled_replicates(int result);
-  Rule& kernel(std::string name);                  // the local kernel runs always
+  Rule& kernel(std::string name);                     // the local kernel runs always
   Rule& local_size(std::string arg, int result = 0);  // int[] argument replaced by the result's local sizes
   Rule& patch(std::string arg, c10::IValue value);    // argument replaced for the local call
-  Rule& sees_storage();                            // storage shards count as what they are
-  Rule& keeps_storage();                           // the same, and results keep the flag
-  Rule& reads_scalars();                           // the rule's function reads float or Scalar arguments
-  Rule& outputs(Outputs fn);                       // sizes of results, for operators without a meta kernel
-  Rule& no_meta();                                 // the same, sizes by the text's letters, contiguous, operand 0's dtype
+  Rule& sees_storage();                               // storage shards count as what they are
+  Rule& keeps_storage();                              // the same, and results keep the flag
+  Rule& reads_scalars();                              // the rule's function reads float or Scalar arguments
+  Rule& outputs(Outputs fn);                          // sizes of results, for operators without a meta kernel
+  Rule& no_meta();  // the same, sizes by the text's letters, contiguous, operand 0's dtype
 
   int factor(std::string name = {}, std::int64_t size = -1);  // size: needed where it occurs in compounds only
   Rule& operand(RuleTerm term);
-  Rule& absent_operand();                          // never sharded, whatever its rank
+  Rule& absent_operand();  // never sharded, whatever its rank
   Rule& result(RuleTerm term);
   Rule& whole_factor(int factor);
-  Rule& unit_free(int factor);                     // sharded only where no rank's part has length 1
+  Rule& unit_free(int factor);  // sharded only where no rank's part has length 1
 
   const RuleData& data() const { return *data_; }
   std::string str() const;

@@ -82,6 +82,15 @@ void mark_shared(const OpInfo& info, Problem& p) {
   }
 }
 
+// Local kernels stand for the functional operator; what derives from it (out=) needs those factors whole.
+void drop_handled(const OpInfo& info, Problem& p) {
+  if (info.derived_from.empty()) return;
+  for (FactorState& factor : p.factors) {
+    factor.whole |= factor.handled;
+    factor.handled = false;
+  }
+}
+
 void build_problem(const OpInfo& info, Piece& piece, const std::vector<ResultAlias>& aliases) {
   Problem& p = piece.problem;
   p.call = &piece.call;
@@ -93,6 +102,7 @@ void build_problem(const OpInfo& info, Piece& piece, const std::vector<ResultAli
   add_results(piece, aliases);
   mark_shared(info, p);
   bind_rule(p);
+  drop_handled(info, p);
 }
 
 OutputMeta meta_of(const Operand& operand) {
@@ -122,7 +132,8 @@ MeshRef mesh_of(const OpCall& call, int position) {
   return {};
 }
 
-void fill_piece(const OpInfo& info, const OpCall& call, int position, const std::vector<ResultAlias>& all, Piece& piece) {
+void fill_piece(const OpInfo& info, const OpCall& call, int position, const std::vector<ResultAlias>& all,
+                Piece& piece) {
   piece.call.schema = call.schema;
   piece.call.args = call.args;
   piece.call.mesh = mesh_of(call, position);

@@ -1,5 +1,5 @@
-// From a call to the problems that the strategies are chosen for: one for most operators, one per list position for list
-// operators, each on its own mesh.
+// From a call to the problems that the strategies are chosen for: one for most operators, one per list position for
+// list operators, each on its own mesh.
 #pragma once
 
 #include <deque>

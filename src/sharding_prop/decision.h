@@ -1,5 +1,5 @@
-// What the propagation decides for one call: the placements that the local computation needs and gives, and how the local
-// call differs from the global one. A value that depends on the call's specs and arguments only, so it is cached.
+// What the propagation decides for one call: the placements that the local computation needs and gives, and how the
+// local call differs from the global one. A value that depends on the call's specs and arguments only, so it is cached.
 #pragma once
 
 #include <ATen/core/ivalue.h>

@@ -1,6 +1,6 @@
 // Sizes, strides and dtypes of a call's results, by running the operator on meta tensors of the global sizes.
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "sharding_prop/propagate.h"
 #include "sharding_prop/resolve.h"
@@ -9,8 +9,8 @@ namespace dtensor {
 namespace {
 
 at::Tensor meta_tensor(const Operand& operand) {
-  at::Tensor tensor = at::empty_strided(operand.sizes, operand.strides,
-                                        at::TensorOptions(operand.dtype).device(c10::DeviceType::Meta));
+  at::Tensor tensor =
+      at::empty_strided(operand.sizes, operand.strides, at::TensorOptions(operand.dtype).device(c10::DeviceType::Meta));
   if (operand.wrapped_number) tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
   return tensor;
 }
@@ -27,8 +27,8 @@ class MetaStack {
  private:
   void push(int arg) {
     const c10::IValue& value = call_.args[static_cast<std::size_t>(arg)];
-    const bool list = next_ < call_.operands.size() && call_.operands[next_].arg == arg &&
-                      call_.operands[next_].list_index >= 0;
+    const bool list =
+        next_ < call_.operands.size() && call_.operands[next_].arg == arg && call_.operands[next_].list_index >= 0;
     if (list) return push_list(arg, value);
     if (next_ < call_.operands.size() && call_.operands[next_].arg == arg) return push_operand(value);
     if (value.isDevice()) return stack.emplace_back(at::Device(c10::DeviceType::Meta)), void();
@@ -52,8 +52,10 @@ class MetaStack {
     const bool plain = value.isTensorList();
     while (next_ < call_.operands.size() && call_.operands[next_].arg == arg) {
       at::Tensor tensor = take_operand();
-      if (plain) tensors.push_back(std::move(tensor));
-      else optionals.push_back(tensor.defined() ? std::optional(std::move(tensor)) : std::nullopt);
+      if (plain)
+        tensors.push_back(std::move(tensor));
+      else
+        optionals.push_back(tensor.defined() ? std::optional(std::move(tensor)) : std::nullopt);
     }
     plain ? stack.emplace_back(std::move(tensors)) : stack.emplace_back(std::move(optionals));
   }
@@ -89,7 +91,8 @@ void run_on_meta(const c10::OperatorHandle& op, OpCall& call) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   // Temporaries of kernels are no DTensors, and no mode sees them.
   const c10::impl::ExcludeDispatchKeyGuard no_modes(
-      c10::DispatchKeySet({c10::DispatchKey::DeferredInit, c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}) |
+      c10::DispatchKeySet(
+          {c10::DispatchKey::DeferredInit, c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}) |
       c10::autocast_dispatch_keyset);
   MetaStack meta(call);
   op.callBoxed(meta.stack);

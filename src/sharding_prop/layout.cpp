@@ -1,6 +1,7 @@
-// Placements of compound dimensions. Axes act in mesh order from the left: an axis that shards a factor with M elements of
-// more major factors left on this rank is a StridedShard of split factor M, a plain Shard where M is 1. With several axes
-// on one compound dimension, the placements' own meaning (placement/shard_map.h) is compared with that of the factors.
+// Placements of compound dimensions. Axes act in mesh order from the left: an axis that shards a factor with M elements
+// of more major factors left on this rank is a StridedShard of split factor M, a plain Shard where M is 1. With several
+// axes on one compound dimension, the placements' own meaning (placement/shard_map.h) is compared with that of the
+// factors.
 #include "sharding_prop/layout.h"
 
 #include "placement/shard_map.h"

@@ -66,7 +66,9 @@ std::vector<std::int64_t> OpArgs::dims(std::string_view name) const {
 
 int OpArgs::operand_count() const { return static_cast<int>(as_call(*this).operands.size()); }
 
-bool OpArgs::defined(int operand) const { return as_call(*this).operands.at(static_cast<std::size_t>(operand)).defined; }
+bool OpArgs::defined(int operand) const {
+  return as_call(*this).operands.at(static_cast<std::size_t>(operand)).defined;
+}
 
 at::IntArrayRef OpArgs::sizes(int operand) const {
   return as_call(*this).operands.at(static_cast<std::size_t>(operand)).sizes;

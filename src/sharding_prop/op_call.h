@@ -13,13 +13,13 @@ namespace dtensor {
 
 // A tensor argument, or one entry of a tensor list argument. Absent optional tensors are listed too (defined = false).
 struct Operand {
-  int arg = 0;             // index of the schema argument
-  int list_index = -1;     // position in a list argument, else -1
+  int arg = 0;          // index of the schema argument
+  int list_index = -1;  // position in a list argument, else -1
   bool defined = false;
   bool wrapped_number = false;
-  SpecPtr spec;            // null for a plain tensor, which counts as Replicate on the call's mesh
-  at::DimVector sizes;     // global
-  at::DimVector strides;   // global
+  SpecPtr spec;           // null for a plain tensor, which counts as Replicate on the call's mesh
+  at::DimVector sizes;    // global
+  at::DimVector strides;  // global
   c10::ScalarType dtype = c10::ScalarType::Undefined;
 
   std::int64_t dim() const { return static_cast<std::int64_t>(sizes.size()); }
@@ -28,12 +28,12 @@ struct Operand {
 // Schema and arguments are the caller's; they must outlive the call. Rules see it as OpArgs.
 struct OpCall : OpArgs {
   const c10::FunctionSchema* schema = nullptr;
-  c10::ArrayRef<c10::IValue> args;    // one per schema argument; tensor values are not looked at
-  std::vector<Operand> operands;      // in schema order, lists flattened
+  c10::ArrayRef<c10::IValue> args;  // one per schema argument; tensor values are not looked at
+  std::vector<Operand> operands;    // in schema order, lists flattened
   // One per return, list returns flattened, in order; returns that are no tensors have an entry with defined = false.
   // Operators that return nothing have none. Filled by infer_outputs.
   std::vector<OutputMeta> outputs;
-  MeshRef mesh;                       // of the first operand with a spec (list operators: of that list position)
+  MeshRef mesh;  // of the first operand with a spec (list operators: of that list position)
 };
 
 }  // namespace dtensor

@@ -159,9 +159,8 @@ class Binder {
   }
 
   static bool has_factor(const TensorState& tensor, int factor) {
-    return std::any_of(tensor.dims.begin(), tensor.dims.end(), [&](const RuleDim& dim) {
-      return std::find(dim.begin(), dim.end(), factor) != dim.end();
-    });
+    return std::any_of(tensor.dims.begin(), tensor.dims.end(),
+                       [&](const RuleDim& dim) { return std::find(dim.begin(), dim.end(), factor) != dim.end(); });
   }
 
   void mark_contracted() {

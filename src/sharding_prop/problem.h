@@ -17,7 +17,7 @@ struct FactorState {
 };
 
 struct TensorState {
-  bool used = false;   // defined, and its dimensions may be sharded
+  bool used = false;  // defined, and its dimensions may be sharded
   bool once = false;
   bool absent = false;
   RuleTerm dims;
@@ -26,15 +26,15 @@ struct TensorState {
 
 struct OperandState : TensorState {
   const Operand* operand = nullptr;
-  SpecPtr spec;        // as the rule sees it (storage shards as Replicate where it says so); null: passed on as it is
+  SpecPtr spec;  // as the rule sees it (storage shards as Replicate where it says so); null: passed on as it is
   bool written = false;
-  bool out = false;    // written, not read: takes the result's placements
+  bool out = false;  // written, not read: takes the result's placements
   int out_result = -1;
 };
 
 struct ResultState : TensorState {
   const OutputMeta* meta = nullptr;
-  int alias = -1;      // operand that it is (in-place, out=)
+  int alias = -1;  // operand that it is (in-place, out=)
 };
 
 struct Problem {

@@ -1,6 +1,7 @@
 // Assembles the decision of a call from the choices of its pieces.
 #include "sharding_prop/propagate.h"
 
+#define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
 #include "placement/shard_map.h"

@@ -13,8 +13,8 @@ struct KeyPolicy {
 };
 KeyPolicy key_policy(const c10::OperatorHandle& op);
 
-// Fills call.outputs by running the operator on meta tensors of the global sizes (or by the rule's own formula where the
-// operator has no meta kernel).
+// Fills call.outputs by running the operator on meta tensors of the global sizes (or by the rule's own formula where
+// the operator has no meta kernel).
 void infer_outputs(const c10::OperatorHandle& op, OpCall& call);
 
 // infer_outputs must have run. Deterministic. Throws for operators that are refused, with the reason, and when nothing

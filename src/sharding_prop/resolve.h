@@ -17,7 +17,7 @@ enum class RuleSource : std::uint8_t { rule, replicate, refuse, none };
 // What the book holds under a name.
 struct RuleEntry {
   RuleSource source = RuleSource::none;
-  Rule constant;          // or, where function is set, the properties that count for each rule it returns
+  Rule constant;  // or, where function is set, the properties that count for each rule it returns
   RuleFunction function;
   std::string why;
 };
@@ -26,20 +26,20 @@ using RuleEntryPtr = std::shared_ptr<const RuleEntry>;
 struct ReturnAlias {
   bool is_tensor = false;
   bool is_list = false;
-  int arg = -1;         // schema argument that it aliases, -1: fresh
-  bool write = false;   // the argument itself (in-place, out=), not a view
+  int arg = -1;        // schema argument that it aliases, -1: fresh
+  bool write = false;  // the argument itself (in-place, out=), not a view
 };
 
 struct OpInfo {
   RuleEntryPtr entry;
-  std::string derived_from;        // name of the base operator, or empty
+  std::string derived_from;  // name of the base operator, or empty
   std::vector<ReturnAlias> returns;
-  std::vector<int> written_args;   // in-place, out=, mutated lists
-  std::vector<int> out_args;       // written and not read
-  bool inplace = false;            // writes an operand that it reads
-  bool inplace_view = false;       // changes the metadata of its operand
-  bool is_list = false;            // _foreach_*, _fused_*: one sub-call per list position
-  bool random = false;             // tagged nondeterministic_seeded
+  std::vector<int> written_args;  // in-place, out=, mutated lists
+  std::vector<int> out_args;      // written and not read
+  bool inplace = false;           // writes an operand that it reads
+  bool inplace_view = false;      // changes the metadata of its operand
+  bool is_list = false;           // _foreach_*, _fused_*: one sub-call per list position
+  bool random = false;            // tagged nondeterministic_seeded
   bool returns_tensor = false;
 
   bool writes(int arg) const;

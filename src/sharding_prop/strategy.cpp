@@ -4,7 +4,9 @@
 // operand that is added once.
 #include "sharding_prop/strategy.h"
 
+#define FMT_HEADER_ONLY
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "sharding_prop/layout.h"
 

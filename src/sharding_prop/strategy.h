@@ -13,14 +13,14 @@ namespace dtensor {
 struct AxisChoice {
   enum class Kind : std::uint8_t { replicate, factor, group };
   Kind kind = Kind::replicate;
-  int index = -1;             // of the factor or group
-  std::int64_t flavour = 1;   // factor: split factor of a strided shard
+  int index = -1;               // of the factor or group
+  std::int64_t flavour = 1;     // factor: split factor of a strided shard
   ReduceOp op = ReduceOp::sum;  // group
   friend bool operator==(const AxisChoice&, const AxisChoice&) = default;
 };
 
 // One entry per mesh axis, from the left; shorter while axes are still undecided.
-using Assignment = c10::SmallVector<AxisChoice, 4>;
+using Assignment = std::vector<AxisChoice>;
 
 // Placements of the tensor on the decided axes, on the others `rest`. Nothing where no placement says what the
 // assignment means.
@@ -32,8 +32,8 @@ std::optional<Placements> result_placements(const Problem& p, std::size_t result
 struct Candidate {
   AxisChoice choice;
   double price = 0;
-  int changes = 0;   // operands whose placement on this axis changes
-  int unpinned = 0;  // bit i: the i-th written operand would change its placement
+  int changes = 0;                   // operands whose placement on this axis changes
+  int unpinned = 0;                  // bit i: the i-th written operand would change its placement
   std::vector<Placements> operands;  // with the axes to the right as they are now
 };
 

@@ -42,11 +42,10 @@ class ViewFactors {
     }
   }
 
-  // The next dimension with elements to place; `left` is 1 at the end.
+  // The next dimension with elements to place; `left` stays 1 at the end.
   static void next(at::IntArrayRef sizes, std::size_t& at, std::int64_t& left) {
-    while (left == 1 && at + 1 < sizes.size() + 1 && started(at, sizes)) left = sizes[at++];
+    while (left == 1 && at < sizes.size()) left = sizes[at++];
   }
-  static bool started(std::size_t at, at::IntArrayRef sizes) { return at < sizes.size(); }
 
   void share(std::int64_t size) {
     const int factor = rule_.factor({}, size);

@@ -27,8 +27,7 @@ void add_linear(RuleBook& book) {
   }
   book.rule("aten::mul.Tensor", elementwise().linear({0}, {1}));
   for (const char* op : {"aten::mul.Scalar", "aten::div.Tensor", "aten::div.Scalar", "aten::neg", "aten::positive",
-                         "aten::_conj", "aten::_conj_physical", "aten::conj_physical", "aten::_neg_view", "aten::rad2deg",
-                         "aten::deg2rad"}) {
+                         "aten::_conj_physical", "aten::conj_physical", "aten::rad2deg", "aten::deg2rad"}) {
     book.rule(op, elementwise().linear({0}));
   }
   book.rule("aten::addcmul", elementwise().linear({0, 1}, {0, 2}));
@@ -61,11 +60,9 @@ void add_moves(RuleBook& book) {
 
 // Elementwise, but not tagged.
 void add_untagged(RuleBook& book) {
-  for (const char* op : {"aten::fill", "aten::hardswish", "aten::masked_fill", "aten::glu_jvp", "aten::log_sigmoid",
-                         "aten::prelu", "aten::_prelu_kernel", "aten::where.ScalarOther", "aten::where.ScalarSelf",
-                         "aten::_prelu_kernel_backward", "aten::isin.Tensor_Scalar", "aten::special_ndtri",
-                         "aten::_conj_copy", "aten::complex", "aten::polar", "aten::special_erfcx", "aten::real",
-                         "aten::imag", "aten::view.dtype_same"}) {
+  for (const char* op :
+       {"aten::fill", "aten::hardswish", "aten::masked_fill", "aten::_prelu_kernel", "aten::where.ScalarOther",
+        "aten::where.ScalarSelf", "aten::isin.Tensor_Scalar", "aten::complex", "aten::polar"}) {
     book.rule(op, elementwise());
   }
   // The buffer that CPU kernels keep for backward has the input's sizes; CUDA's is empty.

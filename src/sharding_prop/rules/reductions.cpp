@@ -1,5 +1,5 @@
-// Reductions: a sharded reduced dimension leaves a Partial of the operator's own kind where there is one; means, norms and
-// index-returning reductions need a local kernel or the whole dimension.
+// Reductions: a sharded reduced dimension leaves a Partial of the operator's own kind where there is one; means, norms
+// and index-returning reductions need a local kernel or the whole dimension.
 #include "sharding_prop/rules/rules.h"
 
 namespace dtensor {
@@ -47,14 +47,10 @@ Rule mean(const OpArgs& op) {
 }
 
 // Means over an empty selection are NaN, as on one device.
-Rule extremum(const OpArgs& op, ReduceOp reduce) {
-  return reduce_by(op, reduce).nonempty().monotone({0}, reduce);
-}
+Rule extremum(const OpArgs& op, ReduceOp reduce) { return reduce_by(op, reduce).nonempty().monotone({0}, reduce); }
 
 Rule norm(const OpArgs& op) {
-  return reduce_by(op, ReduceOp::sum)
-      .handled_dims(reduced_dims(op), "vector_norm_sharded")
-      .handled_gives_replicate();
+  return reduce_by(op, ReduceOp::sum).handled_dims(reduced_dims(op), "vector_norm_sharded").handled_gives_replicate();
 }
 
 void add_simple(RuleBook& book) {
@@ -78,10 +74,11 @@ void add_simple(RuleBook& book) {
 
 // Along one dimension that must be whole, result of reduced sizes.
 void add_whole(RuleBook& book) {
-  for (const char* op : {"aten::max.dim", "aten::min.dim", "aten::argmax", "aten::argmin", "aten::median",
-                         "aten::median.dim", "aten::nanmedian", "aten::nanmedian.dim", "aten::mode", "aten::kthvalue",
-                         "aten::logsumexp", "aten::var", "aten::var.correction", "aten::std", "aten::std.correction",
-                         "aten::var_mean.correction", "aten::std_mean.correction", "aten::std_mean", "aten::var_mean"}) {
+  for (const char* op :
+       {"aten::max.dim", "aten::min.dim", "aten::argmax", "aten::argmin", "aten::median", "aten::median.dim",
+        "aten::nanmedian", "aten::nanmedian.dim", "aten::mode", "aten::kthvalue", "aten::logsumexp", "aten::var",
+        "aten::var.correction", "aten::std", "aten::std.correction", "aten::var_mean.correction",
+        "aten::std_mean.correction", "aten::std_mean", "aten::var_mean"}) {
     book.rule(op, whole_reduction);
   }
 }
@@ -92,9 +89,9 @@ void add_along(RuleBook& book) {
     Rule rule = same(op);
     return op.sizes(0).empty() ? rule : rule.whole(op.dim("dim"));
   };
-  for (const char* op : {"aten::cumsum", "aten::cumprod", "aten::logcumsumexp", "aten::flip_dim", "aten::sort",
-                         "aten::sort.stable", "aten::topk", "aten::_cummax_helper", "aten::_cummin_helper",
-                         "aten::cummax", "aten::cummin"}) {
+  for (const char* op :
+       {"aten::cumsum", "aten::cumprod", "aten::logcumsumexp", "aten::flip_dim", "aten::sort", "aten::sort.stable",
+        "aten::topk", "aten::_cummax_helper", "aten::_cummin_helper", "aten::cummax", "aten::cummin"}) {
     book.rule(op, along);
   }
 }

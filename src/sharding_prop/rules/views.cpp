@@ -76,7 +76,7 @@ Rule squeeze_named(const OpArgs& op) {
 Rule expand(const OpArgs& op) {
   const at::IntArrayRef in = op.sizes(0);
   const at::IntArrayRef out = op.result(0).sizes;
-  Dims source(out.size(), -1), whole;
+  Dims source(out.size(), -1);
   const std::size_t added = out.size() - in.size();
   for (std::size_t d = 0; d < in.size(); ++d) {
     source[added + d] = static_cast<std::int64_t>(d);
@@ -90,6 +90,9 @@ Rule without_dim(const OpArgs& op) {
   source.erase(source.begin() + op.dim("dim"));
   return rearranged(op, source);
 }
+
+// The named dimension is cut to lengths that the call gives: it must be whole.
+Rule cut_to_length(const OpArgs& op) { return rearranged(op, identity(op), Dims{op.dim("dim")}); }
 
 // The named dimension is cut: it must be whole unless the result has all of it.
 Rule cut(const OpArgs& op) {
@@ -118,9 +121,7 @@ Rule unfold(const OpArgs& op) {
   return rearranged(op, source);
 }
 
-Rule view(const OpArgs& op) {
-  return view_rule(view_factors(op.sizes(0), op.result(0).sizes));
-}
+Rule view(const OpArgs& op) { return view_rule(view_factors(op.sizes(0), op.result(0).sizes)); }
 
 Rule sized_view(const OpArgs& op) { return view(op).local_size(op.has_arg("size") ? "size" : "shape"); }
 
@@ -135,16 +136,16 @@ Rule last_dim(const OpArgs& op) {
 
 // Another dtype: the last dimension changes where the element size does.
 Rule view_dtype(const OpArgs& op) {
-  const bool same_size = op.result(0).sizes.equals(op.sizes(0));
-  Rule rule = rearranged(op, identity(op), same_size || op.sizes(0).empty()
-                                               ? Dims()
-                                               : Dims{static_cast<std::int64_t>(op.sizes(0).size()) - 1});
+  const bool same_size = op.sizes(0).equals(op.result(0).sizes);
+  Rule rule =
+      rearranged(op, identity(op),
+                 same_size || op.sizes(0).empty() ? Dims() : Dims{static_cast<std::int64_t>(op.sizes(0).size()) - 1});
   return rule;
 }
 
 void add_reshapes(RuleBook& book) {
-  for (const char* op : {"aten::view", "aten::_unsafe_view", "aten::_reshape_alias", "aten::reshape",
-                         "aten::_reshape_copy"}) {
+  for (const char* op :
+       {"aten::view", "aten::_unsafe_view", "aten::_reshape_alias", "aten::reshape", "aten::_reshape_copy"}) {
     book.rule(op, sized_view);
   }
   book.rule("aten::view.dtype", view_dtype);
@@ -169,10 +170,11 @@ void add_view_rules(RuleBook& book) {
   book.rule("aten::squeeze", squeeze_named);
   book.rule("aten::select", without_dim);
   book.rule("aten::unbind", without_dim);
-  for (const char* op : {"aten::slice", "aten::narrow", "aten::split", "aten::split_with_sizes", "aten::chunk",
-                         "aten::tensor_split", "aten::unsafe_split", "aten::unsafe_split_with_sizes",
-                         "aten::unsafe_chunk"}) {
+  for (const char* op : {"aten::slice", "aten::split", "aten::chunk", "aten::unsafe_split", "aten::unsafe_chunk"}) {
     book.rule(op, cut);
+  }
+  for (const char* op : {"aten::narrow", "aten::split_with_sizes", "aten::unsafe_split_with_sizes"}) {
+    book.rule(op, cut_to_length);
   }
   book.rule("aten::diagonal", diagonal);
   book.rule("aten::unfold", unfold);

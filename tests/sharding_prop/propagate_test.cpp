@@ -1,0 +1,152 @@
+// What the propagation decides for calls whose best strategy is known.
+#include <gtest/gtest.h>
+
+#include "sharding_prop/call_builder.h"
+
+namespace dtensor::testing {
+namespace {
+
+const MeshRef& one() {
+  static const MeshRef mesh = make_mesh({2});
+  return mesh;
+}
+
+const MeshRef& two() {
+  static const MeshRef mesh = make_mesh({2, 2});
+  return mesh;
+}
+
+std::string mm(const std::string& a, const std::string& b) {
+  return CallBuilder("aten::mm", one()).tensor({64, 128}, a).tensor({128, 32}, b).text();
+}
+
+TEST(Propagate, ProductsKeepWhatNeedsNoCommunication) {
+  EXPECT_EQ(mm("[R]", "[R]"), "[R], [R] -> [R]");
+  EXPECT_EQ(mm("[S(0)]", "[R]"), "[S(0)], [R] -> [S(0)]");
+  EXPECT_EQ(mm("[R]", "[S(1)]"), "[R], [S(1)] -> [S(1)]");
+  EXPECT_EQ(mm("[S(1)]", "[S(0)]"), "[S(1)], [S(0)] -> [P(sum)]");
+  EXPECT_EQ(mm("[R]", "[S(0)]"), "[S(1)], [S(0)] -> [P(sum)]");
+  EXPECT_EQ(mm("[P(sum)]", "[R]"), "[P(sum)], [R] -> [P(sum)]");
+  EXPECT_EQ(mm("[P(avg)]", "[R]"), "[P(avg)], [R] -> [P(avg)]");
+  EXPECT_EQ(mm("[P(max)]", "[R]"), "[R], [R] -> [R]");
+  EXPECT_EQ(mm("[P(sum)]", "[P(sum)]"), "[P(sum)], [R] -> [P(sum)]");  // one is reduced
+}
+
+TEST(Propagate, AStorageShardIsGatheredAndNotTraded) {
+  EXPECT_EQ(mm("[S(0)]", "[S(0)*]"), "[S(0)], [R] -> [S(0)]");
+  EXPECT_EQ(mm("[R]", "[S(1)*]"), "[R], [R] -> [R]");
+}
+
+TEST(Propagate, ABiasIsAddedOnce) {
+  const auto text = [](const char* bias) {
+    return CallBuilder("aten::addmm", one())
+        .tensor({32}, bias)
+        .tensor({64, 128}, "[S(1)]")
+        .tensor({128, 32}, "[S(0)]")
+        .text();
+  };
+  EXPECT_EQ(text("[R]"), "[P(sum)], [S(1)], [S(0)] -> [P(sum)]");
+  EXPECT_EQ(text("[P(sum)]"), "[P(sum)], [S(1)], [S(0)] -> [P(sum)]");
+}
+
+TEST(Propagate, PartialMeetsReplicate) {
+  const auto add = [](const char* a, const char* b) {
+    return CallBuilder("aten::add.Tensor", one()).tensor({8, 4}, a).tensor({8, 4}, b).text();
+  };
+  EXPECT_EQ(add("[P(sum)]", "[P(sum)]"), "[P(sum)], [P(sum)] -> [P(sum)]");
+  EXPECT_EQ(add("[P(sum)]", "[R]"), "[R], [R] -> [R]");
+  EXPECT_EQ(add("[P(sum)]", "[S(0)]"), "[S(0)], [S(0)] -> [S(0)]");
+  EXPECT_EQ(add("[P(sum)]", "[P(max)]"), "[R], [R] -> [R]");
+}
+
+TEST(Propagate, InPlaceKeepsThePlacementsOfItsOperand) {
+  const auto add_ = [](const char* a, const char* b) {
+    return CallBuilder("aten::add_.Tensor", one()).tensor({8, 4}, a).tensor({8, 4}, b).text();
+  };
+  EXPECT_EQ(add_("[R]", "[S(0)]"), "[R], [R] -> [R]");
+  EXPECT_EQ(add_("[S(0)]", "[R]"), "[S(0)], [S(0)] -> [S(0)]");
+  EXPECT_EQ(add_("[S(0)*]", "[R]"), "[S(0)*], [S(0)] -> [S(0)*]");
+  EXPECT_EQ(add_("[P(sum)]", "[R]"), "[R], [R] -> [R]");
+  EXPECT_EQ(CallBuilder("aten::mul_.Tensor", one()).tensor({8, 4}, "[R]").tensor({8, 4}, "[P(sum)]").text(),
+            "[R], [R] -> [R]");
+}
+
+TEST(Propagate, OutTakesItsOwnPlacements) {
+  const auto out = [](const char* to) {
+    return CallBuilder("aten::add.out", one())
+        .tensor({8, 4}, "[R]")
+        .tensor({8, 4}, "[R]")
+        .value(1)
+        .tensor({8, 4}, to)
+        .text();
+  };
+  EXPECT_EQ(out("[R]"), "[R], [R], [R] -> [R]");
+  EXPECT_EQ(out("[S(0)]"), "[S(0)], [S(0)], [S(0)] -> [S(0)]");
+  EXPECT_EQ(out("[P(sum)]"), "[R], [R], [R] -> [R]");
+}
+
+TEST(Propagate, Reductions) {
+  const auto sum = [](const char* a) {
+    return CallBuilder("aten::sum.dim_IntList", two()).tensor({8, 4}, a).value(std::vector<std::int64_t>{1}).text();
+  };
+  EXPECT_EQ(sum("[S(0), S(1)]"), "[S(0), S(1)] -> [S(0), P(sum)]");
+  EXPECT_EQ(sum("[P(sum), S(1)]"), "[P(sum), S(1)] -> [P(sum), P(sum)]");
+  const auto amax = [](std::int64_t n) { return CallBuilder("aten::amax", one()).tensor({n}, "[S(0)]").text(); };
+  EXPECT_EQ(amax(4), "[S(0)] -> [P(max)]");
+  EXPECT_EQ(amax(1), "[R] -> [R]");  // a rank without elements has no maximum
+}
+
+TEST(Propagate, MeanRunsAKernelOverUnevenShards) {
+  const Decision d = CallBuilder("aten::mean", two()).tensor({5, 3}, "[S(0), R]").decide();
+  EXPECT_EQ(d.handler, "mean_global_count");
+  EXPECT_EQ(d.handled_axes, 1u);
+  EXPECT_EQ(to_string(d.outputs[0].placements), "[P(sum), R]");
+  EXPECT_EQ(CallBuilder("aten::mean", two()).tensor({5, 3}, "[R, R]").decide().handler, "");
+}
+
+std::string view(const std::vector<std::int64_t>& from, const std::vector<std::int64_t>& to, const std::string& p,
+                 const MeshRef& mesh) {
+  return CallBuilder("aten::view", mesh).tensor(from, p).value(to).text();
+}
+
+TEST(Propagate, ViewsSplitAndMergeShardedDimensions) {
+  EXPECT_EQ(view({4, 6, 5}, {24, 5}, "[S(0)]", one()), "[S(0)] -> [S(0)]");
+  EXPECT_EQ(view({4, 6, 5}, {24, 5}, "[S(1)]", one()), "[S(1)] -> [SS(0, 4)]");
+  EXPECT_EQ(view({24, 5}, {4, 6, 5}, "[SS(0, 4)]", one()), "[SS(0, 4)] -> [S(1)]");
+  EXPECT_EQ(view({24, 5}, {4, 6, 5}, "[S(0)]", one()), "[S(0)] -> [S(0)]");
+  EXPECT_EQ(view({5, 7}, {35}, "[S(0)]", one()), "[S(1)] -> [SS(0, 5)]");  // rows 3, 2 are no chunks of 35
+  EXPECT_EQ(view({12, 8}, {16, 6}, "[S(0)]", one()), "[S(0)] -> [S(0)]");
+  EXPECT_EQ(view({12, 8}, {16, 6}, "[S(1)]", one()), "[S(0)] -> [S(0)]");
+  EXPECT_EQ(view({2, 8, 4}, {16, 4}, "[S(1), S(1)]", two()), "[S(1), S(1)] -> [SS(0, 2), SS(0, 2)]");
+  EXPECT_EQ(view({16, 4}, {2, 8, 4}, "[SS(0, 2), SS(0, 2)]", two()), "[SS(0, 2), SS(0, 2)] -> [S(1), S(1)]");
+  EXPECT_EQ(view({4, 6, 5}, {24, 5}, "[S(0), S(1)]", two()), "[S(0), S(1)] -> [S(0), SS(0, 2)]");
+  EXPECT_EQ(view({4, 6}, {24}, "[P(max)]", one()), "[P(max)] -> [P(max)]");
+  EXPECT_EQ(view({4, 6}, {24}, "[S(0)*]", one()), "[S(0)*] -> [S(0)*]");
+}
+
+TEST(Propagate, ViewPatchesTheSize) {
+  const Decision d =
+      CallBuilder("aten::view", one()).tensor({4, 6}, "[S(0)]").value(std::vector<std::int64_t>{-1}).decide();
+  ASSERT_EQ(d.patches.size(), 1u);
+  EXPECT_EQ(d.patches[0].value.toIntVector(), std::vector<std::int64_t>{12});
+  EXPECT_TRUE(d.outputs[0].is_view);
+  EXPECT_EQ(d.outputs[0].alias, 0);
+}
+
+TEST(Propagate, OperatorsWithoutARuleRunReplicated) {
+  const Decision d = CallBuilder("aten::linalg_det", one()).tensor({4, 4}, "[S(0)]").decide();
+  (void)d;
+  const Decision h = CallBuilder("aten::histc", one()).tensor({4, 4}, "[S(0)]").decide();
+  EXPECT_TRUE(h.warn_replicated);
+  EXPECT_EQ(to_string(h.inputs[0]), "[R]");
+}
+
+TEST(Propagate, ExplainListsCandidates) {
+  const std::string text =
+      CallBuilder("aten::mm", one()).tensor({64, 128}, "[S(0)]").tensor({128, 32}, "[R]").explain();
+  EXPECT_NE(text.find("shard m"), std::string::npos) << text;
+  EXPECT_NE(text.find("replicate"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace dtensor::testing
