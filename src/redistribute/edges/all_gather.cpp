@@ -1,0 +1,17 @@
+// Shard to Replicate: every member's whole part lands where it belongs in the result, by its ranges: never assumed
+// flat.
+#include "redistribute/buffers.h"
+#include "redistribute/edges/edge.h"
+
+namespace dtensor {
+
+at::Tensor run_all_gather(const EdgeCall& call) {
+  const at::Tensor result = result_buffer(call.wanted.sizes(), call.local);
+  Arrivals arrivals(result, call.wanted);
+  for (const Coordinate& member : call.members()) arrivals.expect(region_of(call.from, call.geometry, member));
+  call.communicator().all_gather(arrivals.views(), call.local).wait();
+  arrivals.finish();
+  return result;
+}
+
+}  // namespace dtensor

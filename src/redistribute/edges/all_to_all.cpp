@@ -1,0 +1,21 @@
+// Shards to other shards: members send each other what the one holds and the other wants.
+#include "redistribute/buffers.h"
+#include "redistribute/edges/edge.h"
+
+namespace dtensor {
+
+at::Tensor run_all_to_all(const EdgeCall& call) {
+  const at::Tensor result = result_buffer(call.wanted.sizes(), call.local);
+  Arrivals arrivals(result, call.wanted);
+  std::vector<at::Tensor> departures;
+  for (const Coordinate& member : call.members()) {
+    departures.push_back(
+        read_part(call.local, call.held, common(call.held, region_of(call.to, call.geometry, member))));
+    arrivals.expect(common(region_of(call.from, call.geometry, member), call.wanted));
+  }
+  call.communicator().all_to_all(arrivals.views(), departures).wait();
+  arrivals.finish();
+  return result;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,48 @@
+// What the edges share: who takes part, who holds what, and where arriving parts go.
+#include "redistribute/edges/edge.h"
+
+#include "redistribute/buffers.h"
+
+namespace dtensor {
+
+EdgeCall::EdgeCall(const Edge& the_edge, const MeshImpl& the_mesh, const Geometry& the_geometry, at::Tensor input,
+                   bool is_owned)
+    : edge(the_edge),
+      mesh(the_mesh),
+      geometry(the_geometry),
+      local(std::move(input)),
+      owned(is_owned),
+      from(edge.from, geometry),
+      to(edge.to, geometry),
+      held(region_of(from, geometry, mesh.coordinate)),
+      wanted(region_of(to, geometry, mesh.coordinate)) {}
+
+std::vector<Coordinate> EdgeCall::members() const {
+  std::vector<Coordinate> members;
+  for (std::int64_t i = 0, n = geometry.group_size(edge.axes); i < n; ++i) {
+    Coordinate member = mesh.coordinate;
+    std::int64_t rest = i;
+    for (std::size_t axis = member.size(); axis-- > 0;) {
+      if (!(edge.axes >> axis & 1)) continue;
+      member[axis] = rest % geometry.mesh[axis];
+      rest /= geometry.mesh[axis];
+    }
+    members.push_back(std::move(member));
+  }
+  return members;
+}
+
+void Arrivals::expect(Region part) {
+  auto view = view_of(result_, held_, part);
+  apart_.push_back(!view);
+  views_.push_back(view ? std::move(*view) : result_buffer(part.sizes(), result_));
+  parts_.push_back(std::move(part));
+}
+
+void Arrivals::finish() const {
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    if (apart_[i]) write_part(result_, held_, parts_[i], views_[i]);
+  }
+}
+
+}  // namespace dtensor

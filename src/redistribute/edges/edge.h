@@ -1,0 +1,50 @@
+// One function per kind of edge. Each takes this rank's local tensor from edge.from to edge.to; those that communicate
+// are collective over the ranks that differ in edge.axes.
+#pragma once
+
+#include "mesh/mesh_impl.h"
+#include "redistribute/region.h"
+
+namespace dtensor {
+
+struct EdgeCall {
+  EdgeCall(const Edge& edge, const MeshImpl& mesh, const Geometry& geometry, at::Tensor local, bool owned);
+
+  const Edge& edge;
+  const MeshImpl& mesh;
+  const Geometry& geometry;
+  const at::Tensor local;
+  const bool owned;  // local is ours to overwrite: an intermediate result
+  const Layout from, to;
+  const Region held, wanted;  // this rank's part before and after
+
+  const Communicator& communicator() const { return mesh.communicator(edge.axes); }
+  // The coordinates of the communicator's members, in its order.
+  std::vector<Coordinate> members() const;
+};
+
+at::Tensor run_slice(const EdgeCall& call);
+at::Tensor run_all_gather(const EdgeCall& call);
+at::Tensor run_all_to_all(const EdgeCall& call);
+at::Tensor run_all_reduce(const EdgeCall& call);
+at::Tensor run_reduce_scatter(const EdgeCall& call);
+at::Tensor run_make_partial(const EdgeCall& call);
+
+// Views of `result`, which stores `held`, for collectives to fill; parts that are no views are received apart and put
+// in place by finish().
+class Arrivals {
+ public:
+  Arrivals(const at::Tensor& result, const Region& held) : result_(result), held_(held) {}
+  void expect(Region part);
+  at::TensorList views() const { return views_; }
+  void finish() const;
+
+ private:
+  const at::Tensor& result_;
+  const Region& held_;
+  std::vector<Region> parts_;
+  std::vector<at::Tensor> views_;
+  std::vector<bool> apart_;
+};
+
+}  // namespace dtensor

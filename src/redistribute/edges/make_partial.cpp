@@ -1,0 +1,79 @@
+// Replicate or Shard to Partial, without communication: values that a reduction would count more than once stay with
+// the first rank of the axis only, and what a rank does not hold is filled with what the reduction ignores.
+#include <ATen/ATen.h>
+
+#include <bit>
+#include <limits>
+
+#include "redistribute/buffers.h"
+#include "redistribute/edges/edge.h"
+
+namespace dtensor {
+namespace {
+
+template <class T>
+at::Scalar extreme(bool lowest) {
+  return lowest ? std::numeric_limits<T>::lowest() : std::numeric_limits<T>::max();
+}
+
+// The least (or greatest) value of a type.
+at::Scalar extreme_of(at::ScalarType dtype, bool lowest) {
+  switch (dtype) {
+    case at::kBool:
+      return !lowest;
+    case at::kByte:
+      return extreme<std::uint8_t>(lowest);
+    case at::kChar:
+      return extreme<std::int8_t>(lowest);
+    case at::kShort:
+      return extreme<std::int16_t>(lowest);
+    case at::kInt:
+      return extreme<std::int32_t>(lowest);
+    case at::kLong:
+      return extreme<std::int64_t>(lowest);
+    case at::kUInt16:
+      return extreme<std::uint16_t>(lowest);
+    case at::kUInt32:
+      return extreme<std::uint32_t>(lowest);
+    case at::kUInt64:
+      return extreme<std::uint64_t>(lowest);
+    default:
+      TORCH_CHECK(at::isFloatingType(dtype), "Partial(max) and Partial(min) have no meaning for ", dtype);
+      return lowest ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();
+  }
+}
+
+// What `op` ignores. Negative zero for sums, so that a negative zero survives the round trip.
+at::Scalar identity(ReduceOp op, at::ScalarType dtype) {
+  switch (op) {
+    case ReduceOp::max:
+      return extreme_of(dtype, /*lowest=*/true);
+    case ReduceOp::min:
+      return extreme_of(dtype, /*lowest=*/false);
+    case ReduceOp::product:
+      return 1;
+    default:
+      return at::isFloatingType(dtype) ? at::Scalar(-0.0) : at::Scalar(0);
+  }
+}
+
+bool counted_once(ReduceOp op) { return op == ReduceOp::sum || op == ReduceOp::product; }
+
+}  // namespace
+
+at::Tensor run_make_partial(const EdgeCall& call) {
+  const ReduceOp op = call.edge.to[std::countr_zero(call.edge.axes)].reduce_op();
+  bool keeps = true, padded = false;
+  for (std::size_t i = 0; i < call.edge.from.size(); ++i) {
+    if (!(call.edge.axes >> i & 1)) continue;
+    padded |= call.edge.from[i].is_shard();
+    keeps &= call.edge.from[i].is_shard() || !counted_once(op) || call.mesh.coordinate[i] == 0;
+  }
+  if (keeps && !padded) return call.owned ? call.local : copied(call.local);
+  at::Tensor result = result_buffer(call.wanted.sizes(), call.local);
+  result.fill_(identity(op, call.local.scalar_type()));
+  if (keeps) write_part(result, call.wanted, call.held, call.local);
+  return result;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,18 @@
+// Replicate to Shard: a view of what is there. Views of intermediate results are copied, so that a small part does not
+// keep a big buffer alive.
+#include <ATen/ATen.h>
+
+#include "redistribute/buffers.h"
+#include "redistribute/edges/edge.h"
+
+namespace dtensor {
+
+at::Tensor run_slice(const EdgeCall& call) {
+  const at::DimVector sizes = call.wanted.sizes();
+  if (call.local.sizes() == at::IntArrayRef(sizes)) return call.local;
+  if (call.wanted.numel() == 0) return result_buffer(sizes, call.local);
+  at::Tensor part = read_part(call.local, call.held, call.wanted);
+  return call.owned && part.is_alias_of(call.local) ? copied(part) : part;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,74 @@
+// Runs plans edge by edge, below autograd and on plain tensors.
+#include "redistribute/execute.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include "comm/events.h"
+#include "redistribute/edges/edge.h"
+
+namespace dtensor {
+namespace {
+
+at::Tensor run(const EdgeCall& call) {
+  switch (call.edge.kind) {
+    case EdgeKind::slice:
+      return run_slice(call);
+    case EdgeKind::all_gather:
+      return run_all_gather(call);
+    case EdgeKind::all_to_all:
+      return run_all_to_all(call);
+    case EdgeKind::all_reduce:
+      return run_all_reduce(call);
+    case EdgeKind::reduce_scatter:
+      return run_reduce_scatter(call);
+    case EdgeKind::make_partial:
+      return run_make_partial(call);
+  }
+  TORCH_CHECK(false, "an edge of an unknown kind");
+}
+
+// Collectives and views see bits in memory.
+at::Tensor plain_bits(const at::Tensor& tensor) {
+  return tensor.is_conj() || tensor.is_neg() ? tensor.resolve_conj().resolve_neg() : tensor;
+}
+
+at::Tensor run_edges(const RedistributePlan& plan, const at::Tensor& local, const TensorSpec& from) {
+  const Geometry geometry{from.sizes, from.mesh->layout.shape, static_cast<std::int64_t>(local.element_size())};
+  at::Tensor current = plain_bits(local);
+  for (const Edge& edge : plan.edges) {
+    current = run(EdgeCall(edge, acting(*from.mesh), geometry, current, !current.is_alias_of(local)));
+  }
+  return current;
+}
+
+std::string one_line(const RedistributePlan& plan) {
+  std::string text;
+  for (const Edge& edge : plan.edges) text += (text.empty() ? "" : "; ") + edge.str();
+  return text;
+}
+
+}  // namespace
+
+at::Tensor execute_plan(const RedistributePlan& plan, const at::Tensor& local, const TensorSpec& from) {
+  if (plan.empty() || !from.mesh->is_member) return local;
+  TORCH_CHECK(local.sizes() == at::IntArrayRef(from.local_sizes), "redistribute: the local tensor has sizes ",
+              local.sizes(), " where ", from.str(), " gives this rank ", at::IntArrayRef(from.local_sizes));
+  TORCH_CHECK(local.layout() == at::kStrided, "redistribute: only strided tensors have placements, not ",
+              local.layout());
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  // A MeshScope would turn buffers into DTensors.
+  c10::impl::ExcludeDispatchKeyGuard no_scope(c10::DispatchKey::DeferredInit);
+  if (!events_on()) return run_edges(plan, local, from);
+  Event event{Event::Kind::redistribute, one_line(plan), "", plan.bytes_moved, std::chrono::steady_clock::now(), {}};
+  at::Tensor result = run_edges(plan, local, from);
+  event.end = std::chrono::steady_clock::now();
+  emit_event(event);
+  return result;
+}
+
+at::Tensor redistribute_local(const at::Tensor& local, const TensorSpec& from, const Placements& to) {
+  return execute_plan(*find_plan(from, to), local, from);
+}
+
+}  // namespace dtensor

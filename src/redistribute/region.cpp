@@ -1,0 +1,122 @@
+// Regions and their views.
+#include "redistribute/region.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "redistribute/buffers.h"
+
+namespace dtensor {
+namespace {
+
+std::int64_t length(const Segments& segments) {
+  std::int64_t total = 0;
+  for (const Segment& s : segments) total += s.length;
+  return total;
+}
+
+Segments common(const Segments& a, const Segments& b) {
+  Segments out;
+  for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+    const std::int64_t begin = std::max(a[i].offset, b[j].offset);
+    const std::int64_t a_end = a[i].offset + a[i].length, b_end = b[j].offset + b[j].length;
+    if (begin < std::min(a_end, b_end)) out.push_back({begin, std::min(a_end, b_end) - begin});
+    a_end <= b_end ? ++i : ++j;
+  }
+  return out;
+}
+
+// Where global index `index` lies in the concatenation of `held`.
+std::int64_t position(const Segments& held, std::int64_t index) {
+  std::int64_t before = 0;
+  for (const Segment& s : held) {
+    if (index < s.offset + s.length) return before + index - s.offset;
+    before += s.length;
+  }
+  return before;
+}
+
+at::Tensor block(const at::Tensor& tensor, at::IntArrayRef offsets, at::IntArrayRef lengths) {
+  std::int64_t storage_offset = tensor.storage_offset();
+  for (std::size_t d = 0; d < offsets.size(); ++d) storage_offset += offsets[d] * tensor.stride(d);
+  return tensor.as_strided(lengths, tensor.strides(), storage_offset);
+}
+
+// Calls body(offsets in held, offsets in part, lengths) for each product of single ranges.
+template <class Body>
+void for_each_block(const Region& held, const Region& part, Body body) {
+  const std::size_t ndim = part.dims.size();
+  at::DimVector index(ndim, 0);
+  for (;;) {
+    at::DimVector in_held, in_part, lengths;
+    for (std::size_t d = 0; d < ndim; ++d) {
+      const Segment& s = part.dims[d][index[d]];
+      in_held.push_back(position(held.dims[d], s.offset));
+      in_part.push_back(position(part.dims[d], s.offset));
+      lengths.push_back(s.length);
+    }
+    body(in_held, in_part, lengths);
+    std::size_t d = 0;
+    while (d < ndim && ++index[d] == static_cast<std::int64_t>(part.dims[d].size())) index[d++] = 0;
+    if (d == ndim) return;
+  }
+}
+
+}  // namespace
+
+at::DimVector Region::sizes() const {
+  at::DimVector sizes;
+  for (const Segments& segments : dims) sizes.push_back(length(segments));
+  return sizes;
+}
+
+std::int64_t Region::numel() const {
+  std::int64_t n = 1;
+  for (const Segments& segments : dims) n *= length(segments);
+  return n;
+}
+
+Region region_of(const Layout& layout, const Geometry& geometry, at::IntArrayRef coordinate) {
+  Region region;
+  for (std::size_t dim = 0; dim < layout.orders.size(); ++dim) {
+    region.dims.push_back(shard_segments(geometry.sizes[dim], layout.orders[dim], geometry.mesh, coordinate));
+  }
+  return region;
+}
+
+Region common(const Region& a, const Region& b) {
+  Region region;
+  for (std::size_t dim = 0; dim < a.dims.size(); ++dim) region.dims.push_back(common(a.dims[dim], b.dims[dim]));
+  return region;
+}
+
+std::optional<at::Tensor> view_of(const at::Tensor& local, const Region& held, const Region& part) {
+  at::DimVector offsets, lengths;
+  for (std::size_t dim = 0; dim < part.dims.size(); ++dim) {
+    const Segments& ranges = part.dims[dim];
+    if (ranges.size() > 1) return std::nullopt;
+    offsets.push_back(ranges.empty() || ranges[0].length == 0 ? 0 : position(held.dims[dim], ranges[0].offset));
+    lengths.push_back(ranges.empty() ? 0 : ranges[0].length);
+  }
+  return block(local, offsets, lengths);
+}
+
+at::Tensor read_part(const at::Tensor& local, const Region& held, const Region& part) {
+  if (const auto view = view_of(local, held, part)) return *view;
+  const at::Tensor values = result_buffer(part.sizes(), local);
+  if (values.numel() == 0) return values;
+  for_each_block(held, part, [&](at::IntArrayRef from, at::IntArrayRef to, at::IntArrayRef lengths) {
+    block(values, to, lengths).copy_(block(local, from, lengths));
+  });
+  return values;
+}
+
+void write_part(const at::Tensor& local, const Region& held, const Region& part, const at::Tensor& values) {
+  if (values.numel() == 0) return;
+  for_each_block(held, part, [&](at::IntArrayRef to, at::IntArrayRef from, at::IntArrayRef lengths) {
+    block(local, to, lengths).copy_(block(values, from, lengths));
+  });
+}
+
+}  // namespace dtensor
