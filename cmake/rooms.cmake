@@ -6,6 +6,11 @@ target_link_libraries(dtensor_pch PUBLIC LibTorch::torch_cpu)
 target_precompile_headers(dtensor_pch PRIVATE <ATen/ATen.h> <ATen/core/dispatch/Dispatcher.h> <torch/library.h>
   <algorithm> <functional> <map> <memory> <mutex> <numeric> <optional> <string> <unordered_map> <vector>)
 
+# ccache hashes this checksum instead of the precompiled header, whose bytes differ from clone to clone: it names all that
+# goes into it (the compiler's flags are hashed with each command).
+file(WRITE ${CMAKE_BINARY_DIR}/CMakeFiles/dtensor_pch.dir/cmake_pch.hxx.gch.sum
+  "${LIBTORCH_ROOT} ${LIBTORCH_VERSION} ${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_CXX_FLAGS} ${CMAKE_BUILD_TYPE}")
+
 # What compiling any file of src/ needs.
 function(dtensor_compile_like_room target)
   target_include_directories(${target} PUBLIC ${CMAKE_SOURCE_DIR}/include PRIVATE ${CMAKE_SOURCE_DIR}/src)

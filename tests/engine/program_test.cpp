@@ -1,4 +1,6 @@
 // Small programs written for one device, run sharded with random placements: values and gradients equal the plain ones.
+#include <gtest/gtest.h>
+
 #include <rapidcheck/gtest.h>
 
 #include "support/ranks.h"
