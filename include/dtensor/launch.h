@@ -1,4 +1,5 @@
-// Starts a program's ranks: threads of this process, MPI processes or one process a GPU, by how the program was started.
+// Starts a program's ranks: threads of this process, MPI processes or one process a GPU, by how the program was
+// started.
 #pragma once
 
 #include <functional>
@@ -8,9 +9,12 @@
 
 namespace dtensor {
 
-// Under mpirun: MPI. Under torchrun or Slurm with a GPU: NCCL. A single process: thread ranks, as many as `--ranks N` or
-// `--mesh a=2,b=2` in argv ask for (default 1). Returns the exit status: 0, 1 with a line on stderr when a rank threw, 2
-// when the environment asks for something that no backend here can serve. Does not consume argv.
-DTENSOR_API int launch(int argc, char** argv, const std::function<void(Communicator)>& fn);
+// Under mpirun: MPI. Under torchrun or Slurm with a GPU: NCCL (link dtensor::cuda). A single process: thread ranks, as
+// many as `--ranks N` or `--mesh a=2,b=2` in argv ask for (default 1). `--backend local|mpi|nccl` overrides; under
+// mpirun with
+// `--backend nccl`, one GPU a process. Returns the exit status: 0; 1 with a line on stderr when a rank threw; 2 with a
+// line when these flags make no sense, or the environment asks for something that no backend here can serve. Does not
+// consume argv: other flags are the program's.
+DTENSOR_API int launch(int argc, char** argv, const std::function<void(Communicator)>& fn, RunOptions options = {});
 
 }  // namespace dtensor

@@ -1,0 +1,77 @@
+// Chooses how to run a program's ranks and turns what they throw into a line and an exit status.
+#include "dtensor/launch.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "comm/describe.h"
+#include "comm/launch_flags.h"
+#include "comm/local/run_local.h"
+
+namespace dtensor {
+namespace {
+
+int launch_threads(int ranks, const std::function<void(Communicator)>& fn, RunOptions options) {
+  const auto result = local::run_ranks(ranks, fn, options);
+  if (!result.error) return 0;
+  try {
+    std::rethrow_exception(result.error);
+  } catch (...) {
+    print_failure(result.rank, current_exception_text());
+  }
+  return 1;
+}
+
+std::string started_as(const LauncherEnvironment& e) {
+  return "started by " + e.launcher + " as " + std::to_string(e.size) + " processes, but ";
+}
+
+void check_size(const LaunchFlags& flags, const LauncherEnvironment& e) {
+  if (flags.ranks != 0 && flags.ranks != e.size) {
+    throw LaunchError(started_as(e) + "--ranks asks for " + std::to_string(flags.ranks));
+  }
+  if (flags.mesh > e.size) throw LaunchError(started_as(e) + "--mesh needs " + std::to_string(flags.mesh) + " ranks");
+}
+
+// The backend of one process among several; null: thread ranks of this one.
+ProcessMain choose(const LaunchFlags& flags, const LauncherEnvironment& e) {
+  const bool several = e.size > 1;
+  if (flags.backend == "local" || (flags.backend.empty() && !several)) {
+    if (several) throw LaunchError(started_as(e) + "--backend local runs threads of one process");
+    return nullptr;
+  }
+  const bool want_mpi = flags.backend == "mpi" || (flags.backend.empty() && e.mpi);
+  const ProcessMain chosen = want_mpi ? mpi_main() : nccl_main();
+  if (chosen == nullptr) {
+    const std::string lacks = want_mpi ? "this build has no MPI" : "the program does not link dtensor::cuda (NCCL)";
+    throw LaunchError(several ? started_as(e) + lacks : "--backend " + flags.backend + ": " + lacks);
+  }
+  check_size(flags, e);
+  return chosen;
+}
+
+}  // namespace
+
+void print_failure(int rank, const std::string& text) {
+  std::string line = "rank " + std::to_string(rank) + ": " + text;
+  line.erase(line.find_last_not_of(" \n") + 1);
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  line += '\n';
+  std::fputs(line.c_str(), stderr);  // one call: lines of several processes do not mix
+  std::fflush(stderr);
+}
+
+int launch(int argc, char** argv, const std::function<void(Communicator)>& fn, RunOptions options) {
+  const LauncherEnvironment environment = launcher_environment();
+  try {
+    const LaunchFlags flags = parse_launch_flags(argc, argv);
+    if (const ProcessMain run = choose(flags, environment)) return run(argc, argv, fn, options, environment);
+    const int ranks = flags.ranks != 0 ? flags.ranks : static_cast<int>(std::max<std::int64_t>(flags.mesh, 1));
+    return launch_threads(ranks, fn, options);
+  } catch (const LaunchError& e) {
+    if (environment.rank == 0) std::fprintf(stderr, "%s\n", e.what());
+    return 2;
+  }
+}
+
+}  // namespace dtensor

@@ -1,0 +1,26 @@
+// What launch() reads from the command line and the environment.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "comm/launchers.h"
+
+namespace dtensor {
+
+// A start that makes no sense: one line, exit status 2.
+class LaunchError : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct LaunchFlags {
+  int ranks = 0;          // --ranks; 0: not given
+  std::int64_t mesh = 0;  // product of --mesh; 0: not given
+  std::string backend;    // --backend; empty: choose
+};
+
+LaunchFlags parse_launch_flags(int argc, const char* const* argv);
+LauncherEnvironment launcher_environment();
+
+}  // namespace dtensor

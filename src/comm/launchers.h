@@ -1,0 +1,34 @@
+// The ways to start ranks that launch() chooses from.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "dtensor/comm.h"
+#include "dtensor/comm_backend.h"
+
+namespace dtensor {
+
+// What a process may say about the job that it is part of.
+struct LauncherEnvironment {
+  std::string launcher;  // "mpirun", "torchrun", "srun"; empty: none
+  int rank = 0;
+  int size = 1;
+  bool mpi = false;  // an MPI runtime stands behind it
+};
+
+// One process of several, connected. Runs fn and returns the exit status.
+using ProcessMain = int (*)(int argc, char** argv, const std::function<void(Communicator)>& fn, RunOptions options,
+                            const LauncherEnvironment& environment);
+
+// src/comm/mpi, or src/comm/no_mpi.cpp, where it is null.
+ProcessMain mpi_main();
+
+// Registered by the CUDA library (include/dtensor/cuda.h); null without it.
+ProcessMain nccl_main();
+DTENSOR_API void register_nccl_main(ProcessMain main);
+
+// Prints "rank r: text" on stderr, as one line.
+DTENSOR_API void print_failure(int rank, const std::string& text);
+
+}  // namespace dtensor

@@ -1,0 +1,8 @@
+// Stands in for src/comm/mpi where MPI was not built.
+#include "comm/launchers.h"
+
+namespace dtensor {
+
+ProcessMain mpi_main() { return nullptr; }
+
+}  // namespace dtensor

@@ -1,0 +1,140 @@
+// launch(): how many ranks, which backend, and what a start that makes no sense says.
+#include "dtensor/launch.h"
+
+#include <atomic>
+#include <cstdlib>
+
+#include "comm/fixture.h"
+#include "comm/launch_flags.h"
+
+namespace dtensor::test {
+namespace {
+
+// Sets variables for one test; the launcher that runs the tests must not be seen.
+class Environment {
+ public:
+  explicit Environment(std::vector<std::pair<const char*, const char*>> set) {
+    for (const char* name : kNames) unsetenv(name);
+    for (auto [name, value] : set) setenv(name, value, 1);
+  }
+  ~Environment() {
+    for (const char* name : kNames) unsetenv(name);
+  }
+
+ private:
+  static constexpr const char* kNames[] = {
+      "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "RANK", "WORLD_SIZE", "SLURM_PROCID",
+      "SLURM_NTASKS",         "SLURM_STEP_NUM_TASKS", "PMIX_RANK"};
+};
+
+struct Launched {
+  int status = -1;
+  int ranks = 0;
+  std::string error;
+};
+
+Launched launched(
+    std::vector<std::string> args, const std::function<void(Communicator)>& fn = [](Communicator) {}) {
+  args.insert(args.begin(), "program");
+  std::vector<char*> argv;
+  for (auto& a : args) argv.push_back(a.data());
+  Launched out;
+  std::atomic<int> ranks{0};
+  ::testing::internal::CaptureStderr();
+  out.status = launch(static_cast<int>(argv.size()), argv.data(), [&](Communicator world) {
+    ranks = world.size();
+    fn(world);
+  });
+  out.error = ::testing::internal::GetCapturedStderr();
+  out.ranks = ranks;
+  return out;
+}
+
+std::ptrdiff_t lines(const std::string& text) { return std::count(text.begin(), text.end(), '\n'); }
+
+TEST(Launch, ThreadsByFlags) {
+  const Environment none({});
+  EXPECT_EQ(launched({}).ranks, 1);
+  EXPECT_EQ(launched({"--ranks", "3"}).ranks, 3);
+  EXPECT_EQ(launched({"--ranks=2", "--lr", "7"}).ranks, 2);
+  EXPECT_EQ(launched({"--mesh", "replicate=1,shard=2,tp=2"}).ranks, 4);
+  EXPECT_EQ(launched({"--mesh=2,1,3"}).ranks, 6);
+  EXPECT_EQ(launched({"--mesh", "tp=2", "--ranks", "3"}).ranks, 3);
+  EXPECT_EQ(launched({"--ranks", "2", "--backend", "local"}).ranks, 2);
+  EXPECT_EQ(launched({"--", "--ranks", "3"}).ranks, 1);
+}
+
+TEST(Launch, BadFlagsAreOneLineAndStatusTwo) {
+  const Environment none({});
+  for (const auto& args : std::vector<std::vector<std::string>>{{"--ranks", "0"},
+                                                                {"--ranks", "two"},
+                                                                {"--ranks"},
+                                                                {"--mesh", "tp="},
+                                                                {"--mesh", "tp=2,"},
+                                                                {"--mesh", "a=4096,b=4096"},
+                                                                {"--mesh", "tp=4", "--ranks", "2"},
+                                                                {"--backend", "carrier-pigeon"},
+                                                                {"--backend", "nccl"}}) {
+    const auto out = launched(args);
+    EXPECT_EQ(out.status, 2) << args.back();
+    EXPECT_EQ(out.ranks, 0);
+    EXPECT_EQ(lines(out.error), 1) << out.error;
+  }
+}
+
+TEST(Launch, AFailingRankIsOneLineAndStatusOne) {
+  const Environment none({});
+  const auto out = launched({"--ranks", "3"}, [](Communicator world) {
+    TORCH_CHECK(world.rank() != 2, "no such\nfile");
+    world.barrier();
+  });
+  EXPECT_EQ(out.status, 1);
+  EXPECT_EQ(out.error, "rank 2: no such file\n");
+}
+
+TEST(Launch, ALauncherThatNoBackendServesIsRefused) {
+  for (const auto& variables : std::vector<std::vector<std::pair<const char*, const char*>>>{
+           {{"RANK", "0"}, {"WORLD_SIZE", "4"}},
+           {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}},
+           {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_STEP_NUM_TASKS", "2"}}}) {
+    const Environment launcher(variables);
+    const auto out = launched({});
+    EXPECT_EQ(out.status, 2);
+    EXPECT_EQ(out.ranks, 0);
+    EXPECT_EQ(lines(out.error), 1) << out.error;
+  }
+}
+
+TEST(Launch, OnlyTheFirstProcessExplains) {
+  const Environment launcher({{"RANK", "3"}, {"WORLD_SIZE", "4"}});
+  const auto out = launched({});
+  EXPECT_EQ(out.status, 2);
+  EXPECT_EQ(out.error, "");
+}
+
+TEST(Launch, ThreadsUnderAProcessLauncherAreRefused) {
+  const Environment launcher({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}});
+  EXPECT_EQ(launched({"--backend", "local"}).status, 2);
+}
+
+TEST(Launch, ALauncherOfOneProcessIsNone) {
+  const Environment launcher({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}});
+  EXPECT_EQ(launched({"--ranks", "2"}).ranks, 2);
+}
+
+TEST(Launch, SeesWhoStartedIt) {
+  {
+    const Environment launcher(
+        {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}});
+    const auto e = launcher_environment();
+    EXPECT_EQ(e.launcher, "mpirun");
+    EXPECT_EQ(e.rank, 1);
+    EXPECT_EQ(e.size, 2);
+    EXPECT_TRUE(e.mpi);
+  }
+  const Environment launcher({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_STEP_NUM_TASKS", "1"}});
+  EXPECT_EQ(launcher_environment().size, 1);  // a batch script's own process
+}
+
+}  // namespace
+}  // namespace dtensor::test
