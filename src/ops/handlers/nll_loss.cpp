@@ -70,7 +70,7 @@ void nll_loss_forward(LocalCall& call) {
   const auto reduction = args.integer("reduction");
   const auto type = accumulate_type(self.scalar_type());
   auto loss = each_loss(self, t);
-  if (reduction == at::Reduction::None) {
+  if (reduction == at::Reduction::None && self.dim() > 1) {  // ATen sums a single sample
     loss = reduce_contribution(call, loss, ReduceOp::sum, t.class_axes);
     return give(call, {loss, at::zeros({}, self.options())});
   }
