@@ -44,10 +44,12 @@ class DTENSOR_API OpArgs {
   std::vector<std::int64_t> dims(std::string_view name) const;
 
   int operand_count() const;
+  std::string_view operand_arg(int operand) const;  // name of its argument
   bool defined(int operand) const;
   at::IntArrayRef sizes(int operand) const;  // global
   at::IntArrayRef strides(int operand) const;
   c10::ScalarType dtype(int operand) const;
+  c10::DeviceType device() const;  // of the mesh
   // Index of the first operand that belongs to the named argument; -1 if the argument is absent or has none.
   int operand(std::string_view arg) const;
   int result_count() const;  // flattened; known once outputs are inferred
@@ -81,11 +83,16 @@ class DTENSOR_API Rule {
   // Factors that may be sharded provided that the named local kernel runs; results without them are Partial(sum).
   Rule& handled(std::string_view letters, std::string kernel);
   Rule& handled_dims(at::IntArrayRef dims, std::string kernel);  // of operand 0
+  Rule& handled_factor(int factor, std::string kernel);
   Rule& handled_gives(ReduceOp op);
   Rule& handled_gives_replicate();
   // Result `result` is Replicate (not Partial) whatever handled factor it lacks.
   Rule& handled_replicates(int result);
   Rule& kernel(std::string name);                     // the local kernel runs always
+  Rule& once(int operand);     // added once, as '+' in the text
+  Rule& unread(int operand);   // its values do not matter, only its sizes: a Partial need not be reduced
+  Rule& ignored(int operand);  // neither: it is given as it is
+  Rule& local_strides(std::string arg, int result = 0);  // int[] argument replaced by dense local strides
   Rule& local_size(std::string arg, int result = 0);  // int[] argument replaced by the result's local sizes
   Rule& patch(std::string arg, c10::IValue value);    // argument replaced for the local call
   Rule& sees_storage();                               // storage shards count as what they are

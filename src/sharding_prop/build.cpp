@@ -37,17 +37,22 @@ StorageView storage_view(const OpInfo& info, const Problem& p) {
   return info.inplace || info.is_list ? StorageView::shard : rule;
 }
 
-SpecPtr seen_spec(const SpecPtr& spec, StorageView view) {
-  if (!spec || !spec->has_storage) return spec;
+// The operand as the rule sees it.
+SpecPtr seen_spec(const Problem& p, const SpecPtr& spec, std::size_t index) {
+  if (!spec || spec->mesh != p.mesh) return nullptr;
+  const bool unread = index < 32 && (p.rule.data().unread >> index & 1u) != 0;
+  if (!spec->has_storage && !(unread && spec->has_partial)) return spec;
   Placements placements = spec->placements;
   for (Placement& placement : placements) {
-    if (!placement.is_storage()) continue;
-    placement = view == StorageView::replicate ? Replicate() : placement.as_storage(false);
+    if (placement.is_storage()) {
+      placement = p.storage == StorageView::replicate ? Replicate() : placement.as_storage(false);
+    }
+    if (unread && placement.is_partial()) placement = Replicate();
   }
   return with_placements(*spec, std::move(placements));
 }
 
-void add_operands(const OpInfo& info, Piece& piece, StorageView view) {
+void add_operands(const OpInfo& info, Piece& piece) {
   Problem& p = piece.problem;
   for (const Operand& operand : piece.call.operands) {
     OperandState& state = p.operands.emplace_back();
@@ -56,7 +61,9 @@ void add_operands(const OpInfo& info, Piece& piece, StorageView view) {
     state.rank = operand.dim();
     state.written = operand.defined && info.writes(operand.arg);
     state.out = operand.defined && info.is_out(operand.arg);
-    if (operand.spec && operand.spec->mesh == p.mesh) state.spec = seen_spec(operand.spec, view);
+    const std::size_t index = p.operands.size() - 1;
+    state.ignored = index < 32 && (p.rule.data().ignored >> index & 1u) != 0;
+    if (!state.ignored) state.spec = seen_spec(p, operand.spec, index);
   }
 }
 
@@ -82,15 +89,6 @@ void mark_shared(const OpInfo& info, Problem& p) {
   }
 }
 
-// Local kernels stand for the functional operator; what derives from it (out=) needs those factors whole.
-void drop_handled(const OpInfo& info, Problem& p) {
-  if (info.derived_from.empty()) return;
-  for (FactorState& factor : p.factors) {
-    factor.whole |= factor.handled;
-    factor.handled = false;
-  }
-}
-
 void build_problem(const OpInfo& info, Piece& piece, const std::vector<ResultAlias>& aliases) {
   Problem& p = piece.problem;
   p.call = &piece.call;
@@ -98,11 +96,10 @@ void build_problem(const OpInfo& info, Piece& piece, const std::vector<ResultAli
   p.rule = rule_for(info, piece.call);
   p.pinned = !info.inplace_view;
   p.storage = storage_view(info, p);
-  add_operands(info, piece, p.storage);
+  add_operands(info, piece);
   add_results(piece, aliases);
   mark_shared(info, p);
   bind_rule(p);
-  drop_handled(info, p);
 }
 
 OutputMeta meta_of(const Operand& operand) {
@@ -195,11 +192,16 @@ std::deque<Piece> make_pieces(const OpInfo& info, const OpCall& call) {
   return pieces;
 }
 
-void restore_storage_flags(const Problem& p, const Operand& operand, Placements& placements) {
-  if (!operand.spec || !operand.spec->has_storage || p.storage == StorageView::replicate) return;
+void restore_own(const Problem& p, std::size_t index, Placements& placements) {
+  const OperandState& state = p.operands[index];
+  const SpecPtr& spec = state.operand->spec;
+  if (!spec || spec == state.spec) return;
+  const bool unread = index < 32 && (p.data->unread >> index & 1u) != 0;
   for (std::size_t a = 0; a < placements.size(); ++a) {
-    const Placement& own = operand.spec->placements[a];
-    if (own.is_storage() && placements[a] == own.as_storage(false)) placements[a] = own;
+    const Placement& own = spec->placements[a];
+    const bool same_shard = own.is_storage() && placements[a] == own.as_storage(false);
+    const bool same_shape = unread && own.is_partial() && placements[a].is_replicate();
+    if ((same_shard && p.storage != StorageView::replicate) || same_shape || state.ignored) placements[a] = own;
   }
 }
 

@@ -27,7 +27,8 @@ std::vector<ResultAlias> result_aliases(const OpInfo& info, const OpCall& call);
 // A deque, since problems point into their piece.
 std::deque<Piece> make_pieces(const OpInfo& info, const OpCall& call);
 
-// The placements of the operand on the axes where the problem's rule looks at the storage shard itself, with the flag.
-void restore_storage_flags(const Problem& p, const Operand& operand, Placements& placements);
+// Puts the operand's own placements back where they are what was decided, in other words: storage flags of shards that
+// the rule looked at, Partials that are not read, operands that are given as they are.
+void restore_own(const Problem& p, std::size_t index, Placements& placements);
 
 }  // namespace dtensor

@@ -151,7 +151,7 @@ void infer_outputs(const c10::OperatorHandle& op, OpCall& call) {
   call.outputs.clear();
   if (!info->returns_tensor) return from_local_outputs(*info, call);
   if (outputs_by_rule(*info, call)) return;
-  if (info->entry->source == RuleSource::rule) return run_on_meta(op, call);
+  if (info->entry->source == RuleSource::rule && !info->dynamic_shape) return run_on_meta(op, call);
   try {
     run_on_meta(op, call);
   } catch (const c10::NotImplementedError&) {

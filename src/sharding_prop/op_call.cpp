@@ -66,6 +66,12 @@ std::vector<std::int64_t> OpArgs::dims(std::string_view name) const {
 
 int OpArgs::operand_count() const { return static_cast<int>(as_call(*this).operands.size()); }
 
+std::string_view OpArgs::operand_arg(int operand) const {
+  const OpCall& call = as_call(*this);
+  const int arg = call.operands.at(static_cast<std::size_t>(operand)).arg;
+  return call.schema->arguments()[static_cast<std::size_t>(arg)].name();
+}
+
 bool OpArgs::defined(int operand) const {
   return as_call(*this).operands.at(static_cast<std::size_t>(operand)).defined;
 }
@@ -80,6 +86,11 @@ at::IntArrayRef OpArgs::strides(int operand) const {
 
 c10::ScalarType OpArgs::dtype(int operand) const {
   return as_call(*this).operands.at(static_cast<std::size_t>(operand)).dtype;
+}
+
+c10::DeviceType OpArgs::device() const {
+  const MeshRef& mesh = as_call(*this).mesh;
+  return mesh ? mesh->device : c10::DeviceType::CPU;
 }
 
 int OpArgs::operand(std::string_view name) const {

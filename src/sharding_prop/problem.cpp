@@ -23,6 +23,9 @@ class Binder {
     for (std::int64_t i = 0; i < batch_rank_; ++i) p_.factors.emplace_back();
     bind_terms(p_.operands, data_.operands);
     bind_terms(p_.results, data_.results);
+    for (std::size_t r = 0; r < std::min(p_.results.size(), data_.results.size()); ++r) {
+      p_.results[r].free = data_.results[r].absent;
+    }
     bind_outs();
     each([&](auto& tensor) { take_sizes(tensor); });
     each([&](auto& tensor) { solve_compounds(tensor); });
@@ -166,7 +169,7 @@ class Binder {
   void mark_contracted() {
     for (std::size_t f = 0; f < p_.factors.size(); ++f) {
       p_.factors[f].contracted = std::any_of(p_.results.begin(), p_.results.end(), [&](const ResultState& result) {
-        return result.used && !has_factor(result, static_cast<int>(f));
+        return result.used && !result.free && !has_factor(result, static_cast<int>(f));
       });
     }
   }

@@ -28,6 +28,7 @@ struct OperandState : TensorState {
   const Operand* operand = nullptr;
   SpecPtr spec;  // as the rule sees it (storage shards as Replicate where it says so); null: passed on as it is
   bool written = false;
+  bool ignored = false;  // given as it is
   bool out = false;  // written, not read: takes the result's placements
   int out_result = -1;
 };
@@ -35,6 +36,7 @@ struct OperandState : TensorState {
 struct ResultState : TensorState {
   const OutputMeta* meta = nullptr;
   int alias = -1;  // operand that it is (in-place, out=)
+  bool free = false;  // the rule says that it is Replicate whatever is sharded
 };
 
 struct Problem {

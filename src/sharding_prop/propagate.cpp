@@ -34,7 +34,7 @@ void decide_operands(const Piece& piece, const Assignment& chosen, Decision& dec
       const std::size_t axes = state.operand->spec->mesh->layout.shape.size();
       target = state.spec ? operand_placements(p, state, chosen, plain).value() : Placements(axes);
     }
-    restore_storage_flags(p, *state.operand, target);
+    restore_own(p, i, target);
   }
 }
 
@@ -54,7 +54,7 @@ void decide_results(const Piece& piece, const Assignment& chosen, Decision& deci
     output.mesh = p.mesh;
     output.placements = result_placements(p, r, chosen, Placements(p.mesh_shape().size())).value();
     if (p.results[r].alias >= 0 && p.pinned) {
-      restore_storage_flags(p, *p.operands[static_cast<std::size_t>(p.results[r].alias)].operand, output.placements);
+      restore_own(p, static_cast<std::size_t>(p.results[r].alias), output.placements);
     } else if (!p.operands.empty()) {
       keep_storage_flags(p, decision.inputs[static_cast<std::size_t>(piece.operands[0])], output.placements);
     }
@@ -78,17 +78,39 @@ int arg_index(const OpCall& call, const std::string& name) {
   TORCH_CHECK(false, call.schema->operator_name(), ": the rule patches '", name, "', which is no argument");
 }
 
+at::DimVector local_sizes_of(const Problem& p, const OutputDecision& output) {
+  return local_sizes(output.meta.sizes, output.placements, p.mesh_shape(), p.mesh->coordinate);
+}
+
+// Strides without gaps for these sizes, dimensions ordered as in `like`.
+std::vector<std::int64_t> dense_strides(const at::DimVector& sizes, const at::DimVector& like) {
+  std::vector<std::size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return like[a] > like[b]; });
+  std::vector<std::int64_t> strides(sizes.size());
+  std::int64_t next = 1;
+  for (std::size_t i = order.size(); i-- > 0;) {
+    strides[order[i]] = next;
+    next *= std::max<std::int64_t>(sizes[order[i]], 1);
+  }
+  return strides;
+}
+
+void add_size_patch(const Problem& p, const std::string& name, int result, bool strides, Decision& decision) {
+  const int index = arg_index(*p.call, name);
+  if (p.call->args[static_cast<std::size_t>(index)].isNone()) return;
+  const OutputDecision& output = decision.outputs.at(static_cast<std::size_t>(result));
+  const at::DimVector local = local_sizes_of(p, output);
+  if (local == output.meta.sizes) return;
+  const auto value = strides ? dense_strides(local, output.meta.strides) : std::vector(local.begin(), local.end());
+  decision.patches.push_back({index, c10::IValue(value)});
+}
+
 void add_patches(const Problem& p, Decision& decision) {
   for (const auto& [name, value] : p.data->patches) decision.patches.push_back({arg_index(*p.call, name), value});
   if (!p.mesh->is_member) return;
-  for (const auto& [name, result] : p.data->size_patches) {
-    const int index = arg_index(*p.call, name);
-    const OutputDecision& output = decision.outputs.at(static_cast<std::size_t>(result));
-    if (p.call->args[static_cast<std::size_t>(index)].isNone()) continue;
-    const auto local = local_sizes(output.meta.sizes, output.placements, p.mesh_shape(), p.mesh->coordinate);
-    if (local == output.meta.sizes) continue;
-    decision.patches.push_back({index, c10::IValue(std::vector<std::int64_t>(local.begin(), local.end()))});
-  }
+  for (const auto& [name, result] : p.data->size_patches) add_size_patch(p, name, result, false, decision);
+  for (const auto& [name, result] : p.data->stride_patches) add_size_patch(p, name, result, true, decision);
 }
 
 void decide_piece(const Piece& piece, Decision& decision) {

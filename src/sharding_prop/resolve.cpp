@@ -75,6 +75,7 @@ void read_aliases(const c10::OperatorHandle& op, OpInfo& info) {
   info.is_list = starts_with(name, "aten::_foreach_") || starts_with(name, "aten::_fused_ada") ||
                  starts_with(name, "aten::_fused_sgd");
   info.inplace_view = op.hasTag(at::Tag::inplace_view);
+  info.dynamic_shape = op.hasTag(at::Tag::dynamic_output_shape);
   info.random = op.hasTag(at::Tag::nondeterministic_seeded);
 }
 
@@ -182,7 +183,8 @@ void forget_resolved() {
 }
 
 Rule rule_for(const OpInfo& info, const OpCall& call) {
-  if (info.entry->source != RuleSource::rule) return Rule();
+  const bool unknown_sizes = !call.outputs.empty() && call.outputs[0].from_local;
+  if (info.entry->source != RuleSource::rule || unknown_sizes) return Rule();
   return info.entry->function ? info.entry->function(call) : info.entry->constant;
 }
 

@@ -69,6 +69,12 @@ Rule& Rule::handled_dims(at::IntArrayRef dims, std::string kernel) {
   return *this;
 }
 
+Rule& Rule::handled_factor(int factor, std::string kernel) {
+  data_->factors.at(static_cast<std::size_t>(factor)).handled = true;
+  data_->handler = std::move(kernel);
+  return *this;
+}
+
 Rule& Rule::handled_gives(ReduceOp op) {
   data_->handled_result = HandledResult::partial;
   data_->handled_op = op;
@@ -81,6 +87,15 @@ Rule& Rule::handled_replicates(int result) { return data_->handled_replicates |=
 Rule& Rule::kernel(std::string name) {
   data_->handler = std::move(name);
   data_->handler_always = true;
+  return *this;
+}
+
+Rule& Rule::once(int operand) { return data_->operands.at(static_cast<std::size_t>(operand)).once = true, *this; }
+Rule& Rule::unread(int operand) { return data_->unread |= 1u << operand, *this; }
+Rule& Rule::ignored(int operand) { return data_->ignored |= 1u << operand, *this; }
+
+Rule& Rule::local_strides(std::string arg, int result) {
+  data_->stride_patches.emplace_back(std::move(arg), result);
   return *this;
 }
 

@@ -50,7 +50,7 @@ Placement contracted_placement(const Problem& p, std::size_t result, int factor,
 Placement result_placement(const Problem& p, std::size_t result, const Assignment& chosen, std::size_t axis,
                            bool& valid) {
   const AxisChoice& c = chosen[axis];
-  if (c.kind == Kind::replicate) return Replicate();
+  if (c.kind == Kind::replicate || p.results[result].free) return Replicate();
   if (c.kind == Kind::group) return Partial(c.op);
   if (auto shard = shard_of_factor(p, p.results[result], chosen, axis, valid)) return *shard;
   return contracted_placement(p, result, c.index, valid);

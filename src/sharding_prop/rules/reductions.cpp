@@ -46,12 +46,19 @@ Rule mean(const OpArgs& op) {
   return reduce_by(op, ReduceOp::sum).linear({0}).handled_dims(reduced_dims(op), "mean_global_count");
 }
 
-// Means over an empty selection are NaN, as on one device.
-Rule extremum(const OpArgs& op, ReduceOp reduce) { return reduce_by(op, reduce).nonempty().monotone({0}, reduce); }
-
-Rule norm(const OpArgs& op) {
-  return reduce_by(op, ReduceOp::sum).handled_dims(reduced_dims(op), "vector_norm_sharded").handled_gives_replicate();
+// Ranks without elements contribute the identity.
+Rule extremum(const OpArgs& op, ReduceOp reduce) {
+  return reduce_by(op, reduce)
+      .monotone({0}, reduce)
+      .handled_dims(reduced_dims(op), "reduce_with_identity")
+      .handled_gives(reduce);
 }
+
+Rule by_kernel(const OpArgs& op, const char* kernel) {
+  return reduce_by(op, ReduceOp::sum).handled_dims(reduced_dims(op), kernel).handled_gives_replicate();
+}
+
+Rule norm(const OpArgs& op) { return by_kernel(op, "vector_norm_sharded"); }
 
 void add_simple(RuleBook& book) {
   book.rule("aten::sum", sum);
@@ -67,32 +74,53 @@ void add_simple(RuleBook& book) {
   }
   book.rule("aten::any", [](const OpArgs& op) { return reduce_by(op, ReduceOp::max); });
   book.rule("aten::all", [](const OpArgs& op) { return reduce_by(op, ReduceOp::min); });
-  book.rule("aten::aminmax", whole_reduction);
+  book.rule("aten::aminmax", [](const OpArgs& op) { return by_kernel(op, "reduce_with_identity"); });
   book.rule("aten::linalg_vector_norm", norm).reads_scalars();
   book.rule("aten::norm", norm).reads_scalars();
 }
 
+// Positions, moments and sums of exponentials: small exchanges instead of the whole dimension.
+void add_by_kernel(RuleBook& book) {
+  const auto add = [&](const char* op, const char* kernel) {
+    book.rule(op, [kernel](const OpArgs& call) { return by_kernel(call, kernel); });
+  };
+  for (const char* op : {"aten::argmax", "aten::argmin"}) add(op, "argmax_sharded");
+  for (const char* op : {"aten::max.dim", "aten::min.dim"}) add(op, "max_dim_sharded");
+  for (const char* op :
+       {"aten::var.correction", "aten::std.correction", "aten::var_mean.correction", "aten::std_mean.correction"}) {
+    add(op, "var_sharded");
+  }
+  add("aten::logsumexp", "logsumexp_sharded");
+}
+
 // Along one dimension that must be whole, result of reduced sizes.
 void add_whole(RuleBook& book) {
-  for (const char* op :
-       {"aten::max.dim", "aten::min.dim", "aten::argmax", "aten::argmin", "aten::median", "aten::median.dim",
-        "aten::nanmedian", "aten::nanmedian.dim", "aten::mode", "aten::kthvalue", "aten::logsumexp", "aten::var",
-        "aten::var.correction", "aten::std", "aten::std.correction", "aten::var_mean.correction",
-        "aten::std_mean.correction", "aten::std_mean", "aten::var_mean"}) {
+  for (const char* op : {"aten::median", "aten::median.dim", "aten::nanmedian", "aten::nanmedian.dim", "aten::mode",
+                         "aten::kthvalue"}) {
     book.rule(op, whole_reduction);
   }
 }
 
-// Along one dimension that must be whole, results of the operand's sizes (but perhaps along that dimension).
+// Results of the operand's sizes (but perhaps along the named dimension).
+Rule along(const OpArgs& op) {
+  Rule rule = same(op);
+  return op.sizes(0).empty() ? rule : rule.whole(op.dim("dim"));
+}
+
+Rule scan(const OpArgs& op, const char* kernel) {
+  Rule rule = same(op);
+  return op.sizes(0).empty() ? rule : rule.handled_dims({op.dim("dim")}, kernel);
+}
+
 void add_along(RuleBook& book) {
-  const auto along = [](const OpArgs& op) {
-    Rule rule = same(op);
-    return op.sizes(0).empty() ? rule : rule.whole(op.dim("dim"));
-  };
-  for (const char* op :
-       {"aten::cumsum", "aten::cumprod", "aten::logcumsumexp", "aten::flip_dim", "aten::sort", "aten::sort.stable",
-        "aten::topk", "aten::_cummax_helper", "aten::_cummin_helper", "aten::cummax", "aten::cummin"}) {
+  for (const char* op : {"aten::sort", "aten::sort.stable", "aten::topk", "aten::_cummax_helper",
+                         "aten::_cummin_helper", "aten::cummax", "aten::cummin"}) {
     book.rule(op, along);
+  }
+  book.rule("aten::cumsum", [](const OpArgs& op) { return scan(op, "cumsum_sharded").linear({0}); });
+  book.rule("aten::cumprod", [](const OpArgs& op) { return scan(op, "cumprod_sharded"); });
+  for (const char* op : {"aten::logcumsumexp", "aten::_logcumsumexp"}) {
+    book.rule(op, [](const OpArgs& call) { return scan(call, "logcumsumexp_sharded"); });
   }
 }
 
@@ -100,6 +128,7 @@ void add_along(RuleBook& book) {
 
 void add_reduction_rules(RuleBook& book) {
   add_simple(book);
+  add_by_kernel(book);
   add_whole(book);
   add_along(book);
 }

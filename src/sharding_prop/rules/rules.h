@@ -11,5 +11,13 @@ void add_pointwise_rules(RuleBook& book);
 void add_product_rules(RuleBook& book);
 void add_reduction_rules(RuleBook& book);
 void add_view_rules(RuleBook& book);
+void add_assembly_rules(RuleBook& book);
+void add_indexing_rules(RuleBook& book);
+void add_like_rules(RuleBook& book);
+void add_list_rules(RuleBook& book);
+void add_loss_rules(RuleBook& book);
+void add_norm_rules(RuleBook& book);
+void add_attention_rules(RuleBook& book);
+void add_random_rules(RuleBook& book);
 
 }  // namespace dtensor

@@ -1,0 +1,188 @@
+// Scaled dot product attention, each variant that LibTorch picks. Batch and heads may be sharded; so may the queries,
+// unless a causal mask makes them depend on their position. Keys and features are whole.
+#include <c10/util/irange.h>
+
+#include "sharding_prop/rules/rules.h"
+
+namespace dtensor {
+namespace {
+
+void refuse_dropout(const OpArgs& op) {
+  TORCH_CHECK_NOT_IMPLEMENTED(op.number("dropout_p") == 0,
+                              "dropout inside a fused attention kernel draws other numbers on each rank; use the math "
+                              "backend (at::globalContext().setSDPUse...) or apply dropout outside");
+}
+
+Rule causal(const OpArgs& op, Rule rule) {
+  refuse_dropout(op);
+  return op.boolean("is_causal") ? rule.whole("l") : rule;
+}
+
+// Sizes of a [B, H, L, E] result, strided as its memory order says (`order`: dimensions, major first).
+OutputMeta permuted(const at::DimVector& sizes, std::initializer_list<int> order, c10::ScalarType dtype) {
+  OutputMeta meta;
+  meta.sizes = sizes;
+  meta.strides.resize(sizes.size());
+  meta.dtype = dtype;
+  std::int64_t stride = 1;
+  for (auto it = std::rbegin(order); it != std::rend(order); ++it) {
+    meta.strides[static_cast<std::size_t>(*it)] = stride;
+    stride *= std::max<std::int64_t>(sizes[static_cast<std::size_t>(*it)], 1);
+  }
+  return meta;
+}
+
+at::DimVector attention_sizes(const OpArgs& op, int query, int value) {
+  at::DimVector sizes(op.sizes(query).begin(), op.sizes(query).end());
+  sizes.back() = op.sizes(value).back();
+  return sizes;
+}
+
+at::DimVector without_last(at::DimVector sizes) { return sizes.pop_back(), sizes; }
+
+// [B, H, L, E] in memory order [B, L, H, E].
+OutputMeta by_token(const at::DimVector& sizes, c10::ScalarType dtype) {
+  return permuted(sizes, {0, 2, 1, 3}, dtype);
+}
+
+at::DimVector sizes_of(const OpArgs& op, int operand) { return {op.sizes(operand).begin(), op.sizes(operand).end()}; }
+
+// Dimension order of the query's memory.
+OutputMeta like_query(const OpArgs& op, const at::DimVector& sizes) {
+  std::vector<std::size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    const auto key = [&](std::size_t d) { return op.strides(0)[d] == 0 ? INT64_MAX : op.strides(0)[d]; };
+    return key(a) < key(b);
+  });
+  OutputMeta meta = permuted(sizes, {0, 1, 2, 3}, op.dtype(0));
+  std::int64_t stride = 1;
+  for (const std::size_t d : order) {
+    meta.strides[d] = stride;
+    stride *= std::max<std::int64_t>(sizes[d], 1);
+  }
+  return meta;
+}
+
+OutputMeta undefined() {
+  OutputMeta meta;
+  meta.defined = false;
+  return meta;
+}
+
+OutputMeta whatever() {
+  OutputMeta meta;
+  meta.from_local = true;
+  return meta;
+}
+
+c10::ScalarType accumulate(c10::ScalarType type) {
+  const bool half = type == c10::ScalarType::Half || type == c10::ScalarType::BFloat16;
+  return half ? c10::ScalarType::Float : type;
+}
+
+std::vector<OutputMeta> cpu_outputs(const OpArgs& op) {
+  const at::DimVector sizes = attention_sizes(op, 0, 2);
+  return {by_token(sizes, op.dtype(0)), permuted(without_last(sizes), {0, 2, 1}, accumulate(op.dtype(0)))};
+}
+
+// grad_out, query, key, value, ... -> gradients of the latter three.
+std::vector<OutputMeta> gradients_by_token(const OpArgs& op) {
+  std::vector<OutputMeta> outputs;
+  for (const int i : {1, 2, 3}) outputs.push_back(by_token(sizes_of(op, i), op.dtype(i)));
+  return outputs;
+}
+
+void add_cpu(RuleBook& book) {
+  book.rule("aten::_scaled_dot_product_flash_attention_for_cpu",
+            [](const OpArgs& op) { return causal(op, "bhle!, bhs!e, bhs!f!, bhls -> bhlf, bhl"); })
+      .outputs(cpu_outputs);
+  // grad_out, query, key, value, out, logsumexp, attn_mask
+  book.rule("aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+            [](const OpArgs& op) {
+              return causal(op, "bhlf!, bhle!, bhs!e, bhsf, bhlf, bhl, bhls -> bhle, bhse, bhsf").linear({0});
+            })
+      .outputs(gradients_by_token);
+}
+
+std::vector<OutputMeta> flash_outputs(const OpArgs& op) {
+  const at::DimVector sizes = attention_sizes(op, 0, 2);
+  std::vector<OutputMeta> outputs{like_query(op, sizes),
+                                  permuted(without_last(sizes), {0, 1, 2}, c10::ScalarType::Float)};
+  for (int i = 0; i < 4; ++i) outputs.push_back(undefined());  // cum_seq_q, cum_seq_k, max_q, max_k
+  for (int i = 0; i < 3; ++i) outputs.push_back(whatever());   // rng_state, unused, debug mask
+  return outputs;
+}
+
+std::vector<OutputMeta> cudnn_outputs(const OpArgs& op) {
+  const at::DimVector sizes = attention_sizes(op, 0, 2);
+  at::DimVector rows = sizes;
+  rows.back() = 1;
+  std::vector<OutputMeta> outputs{like_query(op, sizes), permuted(rows, {0, 1, 2, 3}, c10::ScalarType::Float)};
+  for (int i = 0; i < 4; ++i) outputs.push_back(undefined());
+  outputs.push_back(whatever());
+  outputs.push_back(whatever());
+  outputs.push_back(undefined());
+  return outputs;
+}
+
+// The kernel pads the log-sum-exp of the queries to a multiple of 32.
+std::vector<OutputMeta> efficient_outputs(const OpArgs& op) {
+  const at::DimVector sizes = attention_sizes(op, 0, 2);
+  const std::int64_t padded = op.boolean("compute_log_sumexp") ? (sizes[2] + 31) / 32 * 32 : 0;
+  return {by_token(sizes, op.dtype(0)), permuted({sizes[0], sizes[1], padded}, {0, 1, 2}, c10::ScalarType::Float),
+          whatever(), whatever()};
+}
+
+std::vector<OutputMeta> efficient_gradients(const OpArgs& op) {
+  std::vector<OutputMeta> outputs = gradients_by_token(op);
+  outputs.push_back(op.defined(4) && op.arg("grad_input_mask").toBoolList()[3] ? whatever() : undefined());
+  return outputs;
+}
+
+Rule checked(const OpArgs& op, const char* text) { return refuse_dropout(op), Rule(text); }
+
+void add_cuda(RuleBook& book) {
+  book.rule("aten::_scaled_dot_product_flash_attention",
+            [](const OpArgs& op) { return causal(op, "bhle!, bhs!e, bhs!f! -> bhlf, bhl, ~, ~, ~, ~, ~, ~, ~"); })
+      .outputs(flash_outputs);
+  // grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, philox_seed, philox_offset
+  book.rule("aten::_scaled_dot_product_flash_attention_backward",
+            [](const OpArgs& op) {
+              return causal(op, "bhlf!, bhle!, bhs!e, bhsf, bhlf, bhl, ~, ~, ~, ~ -> bhle, bhse, bhsf").linear({0});
+            })
+      .outputs(gradients_by_token);
+  book.rule("aten::_scaled_dot_product_cudnn_attention",
+            [](const OpArgs& op) {
+              return checked(op, "bhl!e!, bhs!e, bhs!f!, bhls -> bhlf, bhl_, ~, ~, ~, ~, ~, ~, ~");
+            })
+      .outputs(cudnn_outputs);
+  // grad_out, query, key, value, out, logsumexp, philox_seed, philox_offset, attn_bias, cum_seq_q, cum_seq_k
+  book.rule("aten::_scaled_dot_product_cudnn_attention_backward",
+            [](const OpArgs& op) {
+              return checked(op, "bhl!f!, bhle!, bhs!e, bhsf, bhlf, bhl_, ~, ~, bhls, ~, ~ -> bhle, bhse, bhsf")
+                  .linear({0});
+            })
+      .outputs([](const OpArgs& op) {
+        std::vector<OutputMeta> outputs = gradients_by_token(op);
+        return outputs;
+      });
+  book.rule("aten::_scaled_dot_product_efficient_attention",
+            [](const OpArgs& op) { return checked(op, "bhl!e!, bhs!e, bhs!f!, bhls -> bhlf, bh_, ~, ~"); })
+      .outputs(efficient_outputs);
+  // grad_out, query, key, value, attn_bias, out, logsumexp, philox_seed, philox_offset
+  book.rule("aten::_scaled_dot_product_efficient_attention_backward",
+            [](const OpArgs& op) {
+              return checked(op, "bhl!f!, bhle!, bhs!e, bhsf, ~, bhlf, bh_, ~, ~ -> bhle, bhse, bhsf, ~").linear({0});
+            })
+      .outputs(efficient_gradients);
+}
+
+}  // namespace
+
+void add_attention_rules(RuleBook& book) {
+  add_cpu(book);
+  add_cuda(book);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,153 @@
+// Losses and softmax. Every mean is over the global count: its factors are handled by a local kernel, forward and
+// backward. Classes may be sharded.
+#include <ATen/core/Reduction.h>
+
+#include "sharding_prop/rules/rules.h"
+
+namespace dtensor {
+namespace {
+
+Rule softmax(const OpArgs& op, const char* kernel) {
+  Rule rule = same(op);
+  return op.sizes(0).empty() ? rule : rule.handled_dims({op.dim("dim")}, kernel);
+}
+
+void add_softmax(RuleBook& book) {
+  const auto add = [&](const char* op, const char* kernel, bool backward) {
+    book.rule(op, [kernel, backward](const OpArgs& call) {
+      Rule rule = softmax(call, kernel);
+      return backward ? rule.linear({0}) : rule;
+    });
+  };
+  add("aten::_softmax", "softmax_sharded", false);
+  add("aten::_log_softmax", "log_softmax_sharded", false);
+  add("aten::_softmax_backward_data", "softmax_backward_sharded", true);
+  add("aten::_log_softmax_backward_data", "log_softmax_backward_sharded", true);
+  book.rule("aten::_safe_softmax", [](const OpArgs& op) {
+    Rule rule = same(op);
+    return op.sizes(0).empty() ? rule : rule.whole(op.dim("dim"));
+  });
+}
+
+// All operands broadcast together; the result has their sizes, or is one number.
+Rule elementwise_loss(const OpArgs& op) {
+  const auto reduction = op.integer("reduction");
+  if (reduction == at::Reduction::None) return Rule("...* -> ...");
+  Rule rule;
+  RuleTerm term;
+  for (std::size_t d = 0; d < op.sizes(0).size(); ++d) term.push_back({rule.factor()});
+  std::vector<std::int64_t> dims(term.size());
+  std::iota(dims.begin(), dims.end(), 0);
+  for (int i = 0; i < op.operand_count(); ++i) {
+    if (!op.defined(i)) {
+      rule.absent_operand();
+      continue;
+    }
+    const std::size_t rank = op.sizes(i).size();
+    // Operands that broadcast the input itself: whole, since the count is then not the input's.
+    if (rank > term.size()) return Rule();
+    rule.operand(RuleTerm(term.end() - static_cast<std::ptrdiff_t>(rank), term.end()));
+  }
+  rule.result({});
+  return reduction == at::Reduction::Mean ? rule.handled_dims(dims, "loss_mean_global") : rule;
+}
+
+// grad_output, self, target, ... -> grad_self, of self's sizes.
+Rule elementwise_loss_backward(const OpArgs& op) {
+  Rule rule("...* -> ...");
+  rule.linear({0});
+  if (op.integer("reduction") != at::Reduction::Mean) return rule;
+  Rule counted;
+  RuleTerm term;
+  for (std::size_t d = 0; d < op.sizes(1).size(); ++d) term.push_back({counted.factor()});
+  for (int i = 0; i < op.operand_count(); ++i) {
+    if (!op.defined(i)) {
+      counted.absent_operand();
+      continue;
+    }
+    const std::size_t rank = op.sizes(i).size();
+    if (rank > term.size()) return Rule();
+    counted.operand(RuleTerm(term.end() - static_cast<std::ptrdiff_t>(rank), term.end()));
+  }
+  counted.result(term).linear({0});
+  for (std::size_t f = 0; f < term.size(); ++f) counted.handled_factor(static_cast<int>(f), "loss_backward_global");
+  return counted;
+}
+
+void add_elementwise(RuleBook& book) {
+  for (const char* op : {"aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss", "aten::binary_cross_entropy",
+                         "aten::binary_cross_entropy_with_logits", "aten::soft_margin_loss"}) {
+    book.rule(op, elementwise_loss);
+  }
+  for (const char* op : {"aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward",
+                         "aten::binary_cross_entropy_backward", "aten::soft_margin_loss_backward"}) {
+    book.rule(op, elementwise_loss_backward);
+  }
+}
+
+// Factors of the input of an nll loss: batch, class and places; the target lacks the class.
+struct Nll {
+  Rule rule;
+  RuleTerm self, target, weight;
+};
+
+Nll nll(at::IntArrayRef sizes, bool batch_handled, const char* kernel) {
+  Nll x;
+  const std::size_t class_dim = sizes.size() == 1 ? 0 : 1;
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    const int factor = x.rule.factor(d == class_dim ? "c" : "");
+    x.self.push_back({factor});
+    (d == class_dim ? x.weight : x.target).push_back({factor});
+    if (d == class_dim || batch_handled) x.rule.handled_factor(factor, kernel);
+  }
+  return x;
+}
+
+void add_weight(const OpArgs& op, int weight, Nll& x) {
+  op.defined(weight) ? x.rule.operand(x.weight) : x.rule.absent_operand();
+}
+
+Rule nll_forward(const OpArgs& op) {
+  const bool each = op.integer("reduction") == at::Reduction::None && op.sizes(0).size() > 1;
+  Nll x = nll(op.sizes(0), true, "nll_loss_forward");
+  x.rule.operand(x.self).operand(x.target);
+  add_weight(op, 2, x);
+  return x.rule.result(each ? x.target : RuleTerm()).result({}).handled_replicates(1);
+}
+
+// The total weight is that of the whole batch, so a part of the batch needs no exchange.
+Rule nll_backward(const OpArgs& op) {
+  Nll x = nll(op.sizes(1), false, "nll_loss_backward");
+  x.rule.operand(op.sizes(0).empty() ? RuleTerm() : x.target).operand(x.self).operand(x.target);
+  add_weight(op, 3, x);
+  return x.rule.absent_operand().result(x.self).linear({0});
+}
+
+OutputMeta dense(at::IntArrayRef sizes, c10::ScalarType dtype) {
+  OutputMeta meta;
+  meta.sizes = sizes;
+  meta.strides.resize(sizes.size(), 1);
+  for (std::size_t i = sizes.size(); i-- > 1;) meta.strides[i - 1] = meta.strides[i] * std::max<std::int64_t>(sizes[i], 1);
+  meta.dtype = dtype;
+  return meta;
+}
+
+std::vector<OutputMeta> nll2d_outputs(const OpArgs& op) {
+  const bool each = op.integer("reduction") == at::Reduction::None;
+  return {dense(each ? op.sizes(1) : at::IntArrayRef(), op.dtype(0)), dense({}, op.dtype(0))};
+}
+
+}  // namespace
+
+void add_loss_rules(RuleBook& book) {
+  add_softmax(book);
+  add_elementwise(book);
+  book.rule("aten::nll_loss_forward", nll_forward);
+  book.rule("aten::nll_loss_backward", nll_backward);
+  book.rule("aten::nll_loss2d_forward", nll_forward).outputs(nll2d_outputs);
+  book.rule("aten::nll_loss2d_backward", nll_backward).outputs([](const OpArgs& op) {
+    return std::vector{dense(op.sizes(1), op.dtype(1))};
+  });
+}
+
+}  // namespace dtensor

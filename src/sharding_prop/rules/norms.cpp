@@ -1,0 +1,124 @@
+// Layer and RMS normalisation: what is normalised stays whole, the leading dimensions may be sharded; gradients of weight
+// and bias are sums over them.
+#include "sharding_prop/rules/rules.h"
+
+namespace dtensor {
+namespace {
+
+// Leading factors are shared; the last `count` dimensions are whole.
+struct Normalised {
+  Rule rule;
+  RuleTerm full, stats, inner;
+};
+
+Normalised normalised(const OpArgs& op, int input) {
+  Normalised x;
+  const std::size_t rank = op.sizes(input).size(), count = op.integers("normalized_shape").size();
+  for (std::size_t d = 0; d < rank; ++d) {
+    const int factor = x.rule.factor();
+    x.full.push_back({factor});
+    const bool whole = d + count >= rank;
+    if (whole) x.rule.whole_factor(factor), x.inner.push_back({factor});
+    x.stats.push_back(whole ? RuleDim() : RuleDim{factor});
+  }
+  return x;
+}
+
+void add_parameters(const OpArgs& op, int first, int end, Normalised& x) {
+  for (int i = first; i < end; ++i) op.defined(i) ? x.rule.operand(x.inner) : x.rule.absent_operand();
+}
+
+Rule layer_norm(const OpArgs& op) {
+  Normalised x = normalised(op, 0);
+  x.rule.operand(x.full);
+  add_parameters(op, 1, 3, x);
+  return x.rule.result(x.full).result(x.stats).result(x.stats);
+}
+
+// grad_out, input, mean, rstd, weight, bias
+Rule layer_norm_backward(const OpArgs& op) {
+  Normalised x = normalised(op, 1);
+  x.rule.operand(x.full).operand(x.full).operand(x.stats).operand(x.stats);
+  add_parameters(op, 4, 6, x);
+  return x.rule.result(x.full).result(x.inner).result(x.inner).linear({0});
+}
+
+Rule rms_norm(const OpArgs& op) {
+  Normalised x = normalised(op, 0);
+  x.rule.operand(x.full);
+  add_parameters(op, 1, 2, x);
+  return x.rule.result(x.full).result(x.stats);
+}
+
+// grad_out, input, rstd, weight
+Rule rms_norm_backward(const OpArgs& op) {
+  Normalised x = normalised(op, 1);
+  x.rule.operand(x.full).operand(x.full).operand(x.stats);
+  add_parameters(op, 3, 4, x);
+  return x.rule.result(x.full).result(x.inner).linear({0});
+}
+
+OutputMeta dense(at::IntArrayRef sizes, c10::ScalarType dtype) {
+  OutputMeta meta;
+  meta.sizes = sizes;
+  meta.strides.resize(sizes.size(), 1);
+  for (std::size_t i = sizes.size(); i-- > 1;) meta.strides[i - 1] = meta.strides[i] * std::max<std::int64_t>(sizes[i], 1);
+  meta.dtype = dtype;
+  return meta;
+}
+
+OutputMeta absent() {
+  OutputMeta meta;
+  meta.defined = false;
+  return meta;
+}
+
+at::DimVector stats_sizes(const OpArgs& op, int input) {
+  at::DimVector sizes(op.sizes(input).begin(), op.sizes(input).end());
+  const std::size_t count = op.integers("normalized_shape").size();
+  for (std::size_t d = sizes.size() - count; d < sizes.size(); ++d) sizes[d] = 1;
+  return sizes;
+}
+
+// CPU keeps the statistics of half types in the parameters' type, CUDA in float.
+c10::ScalarType stats_dtype(const OpArgs& op) {
+  const c10::ScalarType input = op.dtype(0);
+  const bool half = input == c10::ScalarType::Half || input == c10::ScalarType::BFloat16;
+  if (!half) return input;
+  if (op.device() != c10::DeviceType::CPU) return c10::ScalarType::Float;
+  return op.defined(1) ? op.dtype(1) : input;
+}
+
+std::vector<OutputMeta> layer_norm_outputs(const OpArgs& op) {
+  const OutputMeta stats = dense(stats_sizes(op, 0), stats_dtype(op));
+  return {dense(op.sizes(0), op.dtype(0)), stats, stats};
+}
+
+std::vector<OutputMeta> backward_outputs(const OpArgs& op, int first_parameter) {
+  const auto& mask = op.arg("output_mask").toBoolList();
+  const auto shape = op.integers("normalized_shape");
+  std::vector<OutputMeta> outputs{mask[0] ? dense(op.sizes(1), op.dtype(1)) : absent()};
+  for (std::size_t i = 1; i < mask.size(); ++i) {
+    const int parameter = first_parameter + static_cast<int>(i) - 1;
+    const c10::ScalarType dtype = op.defined(parameter) ? op.dtype(parameter) : op.dtype(1);
+    outputs.push_back(mask[i] ? dense(shape, dtype) : absent());
+  }
+  return outputs;
+}
+
+}  // namespace
+
+void add_norm_rules(RuleBook& book) {
+  book.rule("aten::native_layer_norm", layer_norm).outputs(layer_norm_outputs);
+  book.rule("aten::native_layer_norm_backward", layer_norm_backward).outputs([](const OpArgs& op) {
+    return backward_outputs(op, 4);
+  });
+  book.rule("aten::_fused_rms_norm", rms_norm).outputs([](const OpArgs& op) {
+    return std::vector{dense(op.sizes(0), op.dtype(0)), dense(stats_sizes(op, 0), stats_dtype(op))};
+  });
+  book.rule("aten::_fused_rms_norm_backward", rms_norm_backward).outputs([](const OpArgs& op) {
+    return backward_outputs(op, 3);
+  });
+}
+
+}  // namespace dtensor
