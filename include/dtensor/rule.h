@@ -88,17 +88,17 @@ class DTENSOR_API Rule {
   Rule& handled_gives_replicate();
   // Result `result` is Replicate (not Partial) whatever handled factor it lacks.
   Rule& handled_replicates(int result);
-  Rule& kernel(std::string name);                     // the local kernel runs always
-  Rule& once(int operand);     // added once, as '+' in the text
-  Rule& unread(int operand);   // its values do not matter, only its sizes: a Partial need not be reduced
-  Rule& ignored(int operand);  // neither: it is given as it is
+  Rule& kernel(std::string name);  // the local kernel runs always
+  Rule& once(int operand);         // added once, as '+' in the text
+  Rule& unread(int operand);       // its values do not matter, only its sizes: a Partial need not be reduced
+  Rule& ignored(int operand);      // neither: it is given as it is
   Rule& local_strides(std::string arg, int result = 0);  // int[] argument replaced by dense local strides
-  Rule& local_size(std::string arg, int result = 0);  // int[] argument replaced by the result's local sizes
-  Rule& patch(std::string arg, c10::IValue value);    // argument replaced for the local call
-  Rule& sees_storage();                               // storage shards count as what they are
-  Rule& keeps_storage();                              // the same, and results keep the flag
-  Rule& reads_scalars();                              // the rule's function reads float or Scalar arguments
-  Rule& outputs(Outputs fn);                          // sizes of results, for operators without a meta kernel
+  Rule& local_size(std::string arg, int result = 0);     // int[] argument replaced by the result's local sizes
+  Rule& patch(std::string arg, c10::IValue value);       // argument replaced for the local call
+  Rule& sees_storage();                                  // storage shards count as what they are
+  Rule& keeps_storage();                                 // the same, and results keep the flag
+  Rule& reads_scalars();                                 // the rule's function reads float or Scalar arguments
+  Rule& outputs(Outputs fn);                             // sizes of results, for operators without a meta kernel
   Rule& no_meta();  // the same, sizes by the text's letters, contiguous, operand 0's dtype
 
   int factor(std::string name = {}, std::int64_t size = -1);  // size: needed where it occurs in compounds only

@@ -29,13 +29,13 @@ struct OperandState : TensorState {
   SpecPtr spec;  // as the rule sees it (storage shards as Replicate where it says so); null: passed on as it is
   bool written = false;
   bool ignored = false;  // given as it is
-  bool out = false;  // written, not read: takes the result's placements
+  bool out = false;      // written, not read: takes the result's placements
   int out_result = -1;
 };
 
 struct ResultState : TensorState {
   const OutputMeta* meta = nullptr;
-  int alias = -1;  // operand that it is (in-place, out=)
+  int alias = -1;     // operand that it is (in-place, out=)
   bool free = false;  // the rule says that it is Replicate whatever is sharded
 };
 

@@ -6,6 +6,7 @@
 
 #include "placement/shard_map.h"
 #include "sharding_prop/build.h"
+#include "sharding_prop/decide.h"
 #include "sharding_prop/strategy.h"
 
 namespace dtensor {
@@ -113,9 +114,9 @@ void add_patches(const Problem& p, Decision& decision) {
   for (const auto& [name, result] : p.data->stride_patches) add_size_patch(p, name, result, true, decision);
 }
 
-void decide_piece(const Piece& piece, Decision& decision) {
+void decide_piece(const Piece& piece, const Chooser& chooser, Decision& decision) {
   const Problem& p = piece.problem;
-  const Assignment chosen = choose(p);
+  const Assignment chosen = chooser(p);
   decide_operands(piece, chosen, decision);
   decide_results(piece, chosen, decision);
   const AxisMask axes = handled_axes(p, chosen);
@@ -158,12 +159,16 @@ std::string why_text(const OpInfo& info, const Piece* piece) {
 }  // namespace
 
 Decision propagate(const c10::OperatorHandle& op, const OpCall& call) {
+  return decide(op, call, [](const Problem& p) { return choose(p); });
+}
+
+Decision decide(const c10::OperatorHandle& op, const OpCall& call, const Chooser& chooser) {
   const OpInfoPtr info = resolve(op);
   check_allowed(*info, call);
   Decision decision = empty_decision(*info, call);
   const std::deque<Piece> pieces = make_pieces(*info, call);
   for (const Piece& piece : pieces) {
-    if (piece.call.mesh) decide_piece(piece, decision);
+    if (piece.call.mesh) decide_piece(piece, chooser, decision);
   }
   decision.why = why_text(*info, pieces.empty() ? nullptr : &pieces.front());
   decision.warn_replicated = info->entry->source == RuleSource::none;

@@ -40,7 +40,7 @@ struct OpInfo {
   bool inplace_view = false;      // changes the metadata of its operand
   bool is_list = false;           // _foreach_*, _fused_*: one sub-call per list position
   bool random = false;            // tagged nondeterministic_seeded
-  bool dynamic_shape = false;      // tagged dynamic_output_shape
+  bool dynamic_shape = false;     // tagged dynamic_output_shape
   bool returns_tensor = false;
 
   bool writes(int arg) const;

@@ -20,7 +20,8 @@ Rule cat(const OpArgs& op) {
   Rule rule;
   RuleTerm term;
   for (std::int64_t d = 0; d < rank; ++d) term.push_back({rule.factor()});
-  for (int i = 0; i < op.operand_count(); ++i) is_legacy_empty(op, i) && rank != 1 ? rule.absent_operand() : rule.operand(term);
+  for (int i = 0; i < op.operand_count(); ++i)
+    is_legacy_empty(op, i) && rank != 1 ? rule.absent_operand() : rule.operand(term);
   if (rank > 0) rule.whole_factor(static_cast<int>(c10::maybe_wrap_dim(op.integer("dim"), rank)));
   return rule.result(term).structural(all_operands(op));
 }
@@ -69,8 +70,10 @@ Rule last_added(const OpArgs& op, std::vector<std::int64_t> gone) {
   RuleTerm in, out;
   for (std::int64_t d = 0; d < static_cast<std::int64_t>(op.result(0).sizes.size()); ++d) {
     out.push_back({rule.factor()});
-    if (std::find(gone.begin(), gone.end(), d) == gone.end()) in.push_back(out.back());
-    else rule.whole_factor(static_cast<int>(d));
+    if (std::find(gone.begin(), gone.end(), d) == gone.end())
+      in.push_back(out.back());
+    else
+      rule.whole_factor(static_cast<int>(d));
   }
   in.emplace_back();
   return rule.operand(in).result(out).linear({0}).local_size("input_sizes");
@@ -111,8 +114,10 @@ Rule repeat(const OpArgs& op) {
   const std::size_t added = repeats.size() - op.sizes(0).size();
   for (std::size_t d = 0; d < op.sizes(0).size(); ++d) {
     in.push_back({rule.factor()});
-    if (repeats[added + d] == 1) out[added + d] = in.back();
-    else rule.whole_factor(static_cast<int>(d));
+    if (repeats[added + d] == 1)
+      out[added + d] = in.back();
+    else
+      rule.whole_factor(static_cast<int>(d));
   }
   return rule.operand(in).result(out).structural({0});
 }

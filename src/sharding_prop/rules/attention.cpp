@@ -41,9 +41,7 @@ at::DimVector attention_sizes(const OpArgs& op, int query, int value) {
 at::DimVector without_last(at::DimVector sizes) { return sizes.pop_back(), sizes; }
 
 // [B, H, L, E] in memory order [B, L, H, E].
-OutputMeta by_token(const at::DimVector& sizes, c10::ScalarType dtype) {
-  return permuted(sizes, {0, 2, 1, 3}, dtype);
-}
+OutputMeta by_token(const at::DimVector& sizes, c10::ScalarType dtype) { return permuted(sizes, {0, 2, 1, 3}, dtype); }
 
 at::DimVector sizes_of(const OpArgs& op, int operand) { return {op.sizes(operand).begin(), op.sizes(operand).end()}; }
 

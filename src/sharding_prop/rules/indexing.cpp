@@ -1,11 +1,12 @@
-// Indexing: the indexed dimension of the operand is whole (but for embedding tables), the index's own dimensions are free.
+// Indexing: the indexed dimension of the operand is whole (but for embedding tables), the index's own dimensions are
+// free.
 #include "sharding_prop/rules/rules.h"
 
 namespace dtensor {
 namespace {
 
-// self, index and perhaps src: shared where their sizes agree, but for `dim`, where self is whole and the index, its src
-// and the result `along` have a factor of their own.
+// self, index and perhaps src: shared where their sizes agree, but for `dim`, where self is whole and the index, its
+// src and the result `along` have a factor of their own.
 struct Indexed {
   Rule rule;
   RuleTerm self, index;
@@ -177,7 +178,8 @@ Rule index_put(const OpArgs& op) {
 OutputMeta dense(at::DimVector sizes, c10::ScalarType dtype) {
   OutputMeta meta;
   meta.strides.resize(sizes.size(), 1);
-  for (std::size_t i = sizes.size(); i-- > 1;) meta.strides[i - 1] = meta.strides[i] * std::max<std::int64_t>(sizes[i], 1);
+  for (std::size_t i = sizes.size(); i-- > 1;)
+    meta.strides[i - 1] = meta.strides[i] * std::max<std::int64_t>(sizes[i], 1);
   meta.sizes = std::move(sizes);
   meta.dtype = dtype;
   return meta;
@@ -206,9 +208,9 @@ void add_embedding(RuleBook& book) {
 }
 
 void add_data_dependent(RuleBook& book) {
-  for (const char* op : {"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim",
-                         "aten::unique_consecutive", "aten::unique_dim_consecutive", "aten::_unique",
-                         "aten::repeat_interleave.Tensor", "aten::bincount"}) {
+  for (const char* op :
+       {"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
+        "aten::unique_dim_consecutive", "aten::_unique", "aten::repeat_interleave.Tensor", "aten::bincount"}) {
     book.replicate(op, "the result's size depends on the data");
   }
   for (const char* op : {"aten::_local_scalar_dense", "aten::_assert_async", "aten::_assert_async.msg",

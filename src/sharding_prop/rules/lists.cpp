@@ -61,7 +61,8 @@ void add_list_rules(RuleBook& book) {
     book.rule(op, elementwise().structural({0, 1}));
   }
   book.rule("aten::_foreach_clone", elementwise().structural({0}).keeps_storage());
-  book.rule("aten::_foreach_norm", [](const OpArgs& op) { return all_dims_handled(op, "foreach_norm"); }).reads_scalars();
+  book.rule("aten::_foreach_norm", [](const OpArgs& op) { return all_dims_handled(op, "foreach_norm"); })
+      .reads_scalars();
   book.rule("aten::_foreach_powsum", reduced_to_number);
   book.rule("aten::_foreach_max",
             [](const OpArgs& op) { return reduced_to_number(op).reduce(ReduceOp::max).nonempty(); });

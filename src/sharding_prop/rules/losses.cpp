@@ -127,7 +127,8 @@ OutputMeta dense(at::IntArrayRef sizes, c10::ScalarType dtype) {
   OutputMeta meta;
   meta.sizes = sizes;
   meta.strides.resize(sizes.size(), 1);
-  for (std::size_t i = sizes.size(); i-- > 1;) meta.strides[i - 1] = meta.strides[i] * std::max<std::int64_t>(sizes[i], 1);
+  for (std::size_t i = sizes.size(); i-- > 1;)
+    meta.strides[i - 1] = meta.strides[i] * std::max<std::int64_t>(sizes[i], 1);
   meta.dtype = dtype;
   return meta;
 }

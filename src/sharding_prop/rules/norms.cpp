@@ -1,5 +1,5 @@
-// Layer and RMS normalisation: what is normalised stays whole, the leading dimensions may be sharded; gradients of weight
-// and bias are sums over them.
+// Layer and RMS normalisation: what is normalised stays whole, the leading dimensions may be sharded; gradients of
+// weight and bias are sums over them.
 #include "sharding_prop/rules/rules.h"
 
 namespace dtensor {
@@ -62,7 +62,8 @@ OutputMeta dense(at::IntArrayRef sizes, c10::ScalarType dtype) {
   OutputMeta meta;
   meta.sizes = sizes;
   meta.strides.resize(sizes.size(), 1);
-  for (std::size_t i = sizes.size(); i-- > 1;) meta.strides[i - 1] = meta.strides[i] * std::max<std::int64_t>(sizes[i], 1);
+  for (std::size_t i = sizes.size(); i-- > 1;)
+    meta.strides[i - 1] = meta.strides[i] * std::max<std::int64_t>(sizes[i], 1);
   meta.dtype = dtype;
   return meta;
 }

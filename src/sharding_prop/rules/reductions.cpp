@@ -95,8 +95,8 @@ void add_by_kernel(RuleBook& book) {
 
 // Along one dimension that must be whole, result of reduced sizes.
 void add_whole(RuleBook& book) {
-  for (const char* op : {"aten::median", "aten::median.dim", "aten::nanmedian", "aten::nanmedian.dim", "aten::mode",
-                         "aten::kthvalue"}) {
+  for (const char* op :
+       {"aten::median", "aten::median.dim", "aten::nanmedian", "aten::nanmedian.dim", "aten::mode", "aten::kthvalue"}) {
     book.rule(op, whole_reduction);
   }
 }

@@ -1,0 +1,18 @@
+// Decisions for a given choice of strategies, for who compares them (the oracle).
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <functional>
+
+#include "sharding_prop/decision.h"
+#include "sharding_prop/strategy.h"
+
+namespace dtensor {
+
+using Chooser = std::function<Assignment(const Problem&)>;
+
+// Like propagate(), with the strategies that `chooser` gives for each piece of the call.
+Decision decide(const c10::OperatorHandle& op, const OpCall& call, const Chooser& chooser);
+
+}  // namespace dtensor

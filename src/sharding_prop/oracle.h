@@ -1,0 +1,52 @@
+// The proof of rules by trial: slice the inputs of a sample as a decision asks, run the plain operator rank by rank in
+// this thread, put the parts of the results together as the decision says and compare with one device. Needs no
+// communicator. Partials are unequal and of mixed sign.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <string>
+#include <vector>
+
+#include "sharding_prop/decision.h"
+
+namespace dtensor {
+
+// One call on plain tensors; the arguments are not changed.
+struct Sample {
+  c10::OperatorHandle op;
+  std::vector<c10::IValue> args;
+};
+
+// The call on a mesh of this shape, seen from `rank`; placements[i] of the i-th operand (empty: plain).
+struct MeshCall {
+  std::vector<c10::IValue> args;
+  OpCall call;
+};
+MeshCall mesh_call(const Sample& sample, at::IntArrayRef mesh_shape, std::int64_t rank,
+                   const std::vector<Placements>& placements);
+
+// Operands of the sample in schema order, lists flattened; undefined where absent.
+std::vector<at::Tensor> sample_operands(const Sample& sample);
+
+struct Verdict {
+  enum class Kind { sound, unsound, needs_kernel, refused };
+  Kind kind = Kind::sound;
+  std::string text;  // decision, and what differs
+};
+
+// The decision of propagate() for these placements.
+Verdict verify_decision(const Sample& sample, at::IntArrayRef mesh_shape, const std::vector<Placements>& placements);
+
+// Every strategy that is offered on a one-dimensional mesh of `ranks`, whatever it costs.
+std::vector<Verdict> verify_offers(const Sample& sample, std::int64_t ranks);
+
+// What a rank holds of a tensor, and the inverse. `seed` varies the contributions of Partials.
+at::Tensor take_part(const at::Tensor& whole, const Placements& placements, at::IntArrayRef mesh_shape,
+                     std::int64_t rank, std::uint64_t seed);
+// Throws with the reason where the parts do not fit the placements.
+at::Tensor put_together(const std::vector<at::Tensor>& parts, at::IntArrayRef sizes, const Placements& placements,
+                        at::IntArrayRef mesh_shape);
+
+}  // namespace dtensor

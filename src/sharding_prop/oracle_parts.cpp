@@ -1,0 +1,172 @@
+// Slicing and gluing for the oracle: contributions of Partials, parts by the shard map, replicas that must agree.
+#include <ATen/ATen.h>
+
+#include "placement/shard_map.h"
+#include "sharding_prop/oracle.h"
+
+namespace dtensor {
+namespace {
+
+MeshLayout layout_of(at::IntArrayRef shape) {
+  MeshLayout layout;
+  layout.shape = shape.vec();
+  layout.ranks.resize(static_cast<std::size_t>(c10::multiply_integers(shape)));
+  return layout;
+}
+
+at::Tensor noise(const at::Tensor& like, std::uint64_t seed) {
+  const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  const at::Tensor whole = at::randint(-4, 5, like.sizes(), generator, at::TensorOptions(at::kLong));
+  return whole.to(like.scalar_type());
+}
+
+// Rank `index` of `parts` contributes this; the contributions differ and their combination is `whole`.
+at::Tensor contribution(const at::Tensor& whole, ReduceOp op, std::int64_t parts, std::int64_t index,
+                        std::uint64_t seed) {
+  const auto at_rank = [&](std::int64_t r) { return noise(whole, seed * 31 + static_cast<std::uint64_t>(r)); };
+  if (whole.scalar_type() == at::kBool) return whole;
+  switch (op) {
+    case ReduceOp::sum:
+    case ReduceOp::avg: {
+      const at::Tensor target = op == ReduceOp::avg ? whole * parts : whole;
+      if (index + 1 < parts) return at_rank(index);
+      at::Tensor rest = target.clone();
+      for (std::int64_t r = 0; r + 1 < parts; ++r) rest = rest - at_rank(r);
+      return rest;
+    }
+    case ReduceOp::max:
+    case ReduceOp::min: {
+      const at::Tensor away = at_rank(index).abs();
+      const at::Tensor holder = at_rank(parts).abs().to(at::kLong).remainder(parts).eq(index);
+      return at::where(holder, whole, op == ReduceOp::max ? whole - away : whole + away);
+    }
+    case ReduceOp::product:
+      return index == 0 ? whole : at::ones_like(whole);
+  }
+  return whole;
+}
+
+at::Tensor take_segments(const at::Tensor& whole, std::int64_t dim, const Segments& segments) {
+  std::vector<at::Tensor> parts;
+  for (const Segment& s : segments) parts.push_back(whole.narrow(dim, s.offset, s.length));
+  return parts.size() == 1 ? parts[0] : at::cat(parts, dim);
+}
+
+struct Places {
+  std::vector<at::Tensor> index;  // per dimension, the global indices
+};
+
+Places places_of(at::IntArrayRef sizes, const Placements& placements, at::IntArrayRef shape,
+                 at::IntArrayRef coordinate) {
+  Places places;
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    const at::Tensor all = at::arange(sizes[d], at::kLong);
+    places.index.push_back(
+        take_segments(all, 0, shard_segments(sizes[d], static_cast<std::int64_t>(d), placements, shape, coordinate)));
+  }
+  return places;
+}
+
+// Advanced indices that address the outer product of the places.
+c10::List<std::optional<at::Tensor>> grid(const Places& places) {
+  c10::List<std::optional<at::Tensor>> indices;
+  for (std::size_t d = 0; d < places.index.size(); ++d) {
+    std::vector<std::int64_t> shape(places.index.size(), 1);
+    shape[d] = -1;
+    indices.push_back(places.index[d].view(shape));
+  }
+  return indices;
+}
+
+bool same(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.is_floating_point() && !a.is_complex()) return at::equal(a, b);
+  return at::allclose(a, b, 1e-4, 1e-5, true);
+}
+
+// Values and which of them are known.
+struct Canvas {
+  at::Tensor values, known;
+};
+
+void paint(Canvas& canvas, const at::Tensor& part, const Places& places) {
+  if (part.dim() == 0) {
+    TORCH_CHECK(!canvas.known.item<bool>() || same(canvas.values, part), "replicas differ");
+    canvas.values.copy_(part);
+    canvas.known.fill_(true);
+    return;
+  }
+  const auto at = grid(places);
+  const at::Tensor known = canvas.known.index(at), before = canvas.values.index(at);
+  TORCH_CHECK(same(at::where(known, before, part), part), "replicas differ");
+  canvas.values.index_put_(at, part);
+  canvas.known.index_put_(at, at::ones_like(part, at::kBool));
+}
+
+at::Tensor combine(const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
+  if (op == ReduceOp::max) return at::maximum(a, b);
+  if (op == ReduceOp::min) return at::minimum(a, b);
+  if (a.scalar_type() == at::kBool) return at::logical_or(a, b);
+  return op == ReduceOp::product ? a * b : a + b;
+}
+
+}  // namespace
+
+at::Tensor take_part(const at::Tensor& whole, const Placements& placements, at::IntArrayRef mesh_shape,
+                     std::int64_t rank, std::uint64_t seed) {
+  const Coordinate coordinate = coordinate_of_index(layout_of(mesh_shape), rank);
+  at::Tensor part = whole;
+  for (std::size_t a = 0; a < placements.size(); ++a) {
+    if (!placements[a].is_partial()) continue;
+    // The same for ranks that differ on other axes only.
+    part = contribution(part, placements[a].reduce_op(), mesh_shape[a], coordinate[a], seed * 7 + a);
+  }
+  for (std::int64_t d = 0; d < whole.dim(); ++d) {
+    part = take_segments(part, d, shard_segments(whole.size(d), d, placements, mesh_shape, coordinate));
+  }
+  return part.clone(at::MemoryFormat::Preserve);
+}
+
+at::Tensor put_together(const std::vector<at::Tensor>& parts, at::IntArrayRef sizes, const Placements& placements,
+                        at::IntArrayRef mesh_shape) {
+  // One canvas for each coordinate along the Partial axes, reduced axis by axis from the right.
+  std::vector<std::int64_t> partial_shape;
+  for (std::size_t a = 0; a < placements.size(); ++a)
+    partial_shape.push_back(placements[a].is_partial() ? mesh_shape[a] : 1);
+  const at::Tensor& first = parts.at(0);
+  std::vector<Canvas> canvases;
+  for (std::int64_t i = 0; i < c10::multiply_integers(partial_shape); ++i) {
+    canvases.push_back({at::zeros(sizes, first.options()), at::zeros(sizes, at::kBool)});
+  }
+  for (std::size_t r = 0; r < parts.size(); ++r) {
+    const Coordinate coordinate = coordinate_of_index(layout_of(mesh_shape), static_cast<std::int64_t>(r));
+    std::int64_t index = 0;
+    for (std::size_t a = 0; a < placements.size(); ++a) {
+      index = index * partial_shape[a] + (placements[a].is_partial() ? coordinate[a] : 0);
+    }
+    const Places places = places_of(sizes, placements, mesh_shape, coordinate);
+    for (std::size_t d = 0; d < sizes.size(); ++d) {
+      TORCH_CHECK(parts[r].dim() == static_cast<std::int64_t>(sizes.size()) &&
+                      parts[r].size(static_cast<std::int64_t>(d)) == places.index[d].numel(),
+                  "rank ", r, " has sizes ", parts[r].sizes(), " of ", sizes, " ", to_string(placements));
+    }
+    paint(canvases[static_cast<std::size_t>(index)], parts[r], places);
+  }
+  for (std::size_t a = placements.size(); a-- > 0;) {
+    if (!placements[a].is_partial()) continue;
+    const auto n = static_cast<std::size_t>(mesh_shape[a]);
+    std::vector<Canvas> reduced;
+    for (std::size_t i = 0; i < canvases.size(); i += n) {
+      Canvas sum = canvases[i];
+      for (std::size_t k = 1; k < n; ++k) {
+        sum.values = combine(sum.values, canvases[i + k].values, placements[a].reduce_op());
+      }
+      if (placements[a].reduce_op() == ReduceOp::avg) sum.values = sum.values / static_cast<double>(n);
+      reduced.push_back(sum);
+    }
+    canvases = std::move(reduced);
+  }
+  TORCH_CHECK(canvases[0].known.all().item<bool>(), "some elements are on no rank");
+  return canvases[0].values;
+}
+
+}  // namespace dtensor
