@@ -48,6 +48,8 @@ std::vector<std::int64_t> line_ranks(const MeshLayout& layout, AxisMask axes, at
 std::string layout_str(const MeshLayout& layout, c10::DeviceType device);
 // The title of a dimension in messages: its name, or "dim 2".
 std::string dim_title(const MeshLayout& layout, std::int64_t dim);
+// The axes of a mask in messages: "dp", "dp_tp".
+std::string axes_label(const MeshLayout& layout, AxisMask axes);
 
 // The mesh as nested boxes: the last dimension runs to the right, the one before down, each further one is a row of
 // boxes or a column of them in turn. `self` (a world rank) is drawn in brackets.

@@ -32,9 +32,18 @@ const Communicator& MeshImpl::make_communicator(AxisMask axes) const {
   const auto ranks = line_ranks(layout, axes, coordinate);
   std::vector<std::int64_t> whole_world(world_.size());
   std::iota(whole_world.begin(), whole_world.end(), 0);
-  const Communicator& made = ranks == whole_world ? world_ : state_->communicator(world_, ranks);
-  by_mask_[axes].store(&made, std::memory_order_release);
-  return made;
+  const auto label = axes_label(layout, axes);
+  const auto shared = ranks == whole_world ? world_ : state_->communicator(world_, ranks, label);
+  const std::lock_guard lock(made_mutex_);
+  made_.push_back(std::make_unique<Communicator>(shared.with_label(label)));
+  by_mask_[axes].store(made_.back().get(), std::memory_order_release);
+  return *made_.back();
+}
+
+void MeshImpl::release_resources() {
+  made_.clear();
+  state_.reset();
+  world_ = Communicator();
 }
 
 std::string MeshImpl::str() const { return layout_str(layout, device); }

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -28,12 +29,19 @@ class MeshImpl final : public MeshInfo {
 
   std::string str() const;
 
+  // Called by intrusive_ptr. The table of meshes keeps a dead mesh's memory for a while; it must not keep the world
+  // alive.
+  void release_resources() override;
+
  private:
   const Communicator& make_communicator(AxisMask axes) const;
 
-  const Communicator world_;
-  const std::shared_ptr<WorldState> state_;
-  mutable std::vector<std::atomic<const Communicator*>> by_mask_;  // indexed by AxisMask; owned by state_
+  Communicator world_;
+  std::shared_ptr<WorldState> state_;
+  // Handles of the shared communicators, labelled with this mesh's axes.
+  mutable std::vector<std::atomic<const Communicator*>> by_mask_;  // indexed by AxisMask
+  mutable std::mutex made_mutex_;
+  mutable std::vector<std::unique_ptr<const Communicator>> made_;  // owns them
 };
 
 // The one mesh with this layout on this rank of the world. Thread-safe, no communication.

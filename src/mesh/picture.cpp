@@ -136,6 +136,16 @@ std::string dim_title(const MeshLayout& layout, std::int64_t dim) {
   return layout.names.empty() ? "dim " + std::to_string(dim) : layout.names[dim];
 }
 
+std::string axes_label(const MeshLayout& layout, AxisMask axes) {
+  std::string label;
+  for (std::int64_t d = 0; d < layout.ndim(); ++d) {
+    if ((axes >> d) & 1U) {
+      label += (label.empty() ? "" : "_") + (layout.names.empty() ? "dim" + std::to_string(d) : layout.names[d]);
+    }
+  }
+  return label.empty() ? "self" : label;
+}
+
 std::string layout_str(const MeshLayout& layout, c10::DeviceType device) {
   std::ostringstream out;
   out << "DeviceMesh(" << c10::DeviceTypeName(device, /*lower_case=*/true);

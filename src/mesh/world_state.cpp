@@ -64,13 +64,14 @@ c10::intrusive_ptr<MeshImpl> WorldState::intern(MeshLayout layout, const Communi
   return mesh;
 }
 
-const Communicator& WorldState::communicator(const Communicator& world, const std::vector<std::int64_t>& ranks) {
+Communicator WorldState::communicator(const Communicator& world, const std::vector<std::int64_t>& ranks,
+                                      const std::string& label) {
   const std::lock_guard lock(comm_mutex_);
   const auto it = communicators_.find(ranks);
   if (it != communicators_.end()) {
     return it->second;
   }
-  return communicators_.emplace(ranks, world.subgroup(ranks)).first->second;
+  return communicators_.emplace(ranks, world.subgroup(ranks, label)).first->second;
 }
 
 RngState WorldState::rng() const {

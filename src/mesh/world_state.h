@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -27,8 +28,9 @@ class WorldState {
   c10::intrusive_ptr<MeshImpl> intern(MeshLayout layout, const Communicator& world, c10::DeviceType device);
 
   // The communicator of these ranks of the world, in this order; this rank is one of them. Made by the first call,
-  // which is collective over them. The reference lives as long as this state.
-  const Communicator& communicator(const Communicator& world, const std::vector<std::int64_t>& ranks);
+  // which is collective over them; `label` is for messages.
+  Communicator communicator(const Communicator& world, const std::vector<std::int64_t>& ranks,
+                            const std::string& label);
 
   RngState rng() const;
   void set_rng(RngState state);
