@@ -10,6 +10,7 @@ void register_embedding_kernels();
 void register_loss_kernels();
 void register_nll_loss_kernels();
 void register_norm_kernels();
+void register_random_kernels();
 void register_reduction_kernels();
 void register_scan_kernels();
 void register_softmax_kernels();
@@ -23,6 +24,7 @@ void register_all_local_kernels() {
     register_loss_kernels();
     register_nll_loss_kernels();
     register_norm_kernels();
+    register_random_kernels();
     register_reduction_kernels();
     register_scan_kernels();
     register_softmax_kernels();
