@@ -185,7 +185,7 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
     call->outputs.push_back(make_output(output, *call));
     call->output_specs.push_back(call->outputs.back().spec);
   }
-  plan_write_backs(*call);
+  if (!entry.inplace_view) plan_write_backs(*call);
   if (!call->decision.handler.empty()) call->local_kernel = find_local_kernel(call->decision.handler);
   call->simple = is_simple(entry, *call);
   prepare_unboxed(*call);
