@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 
 #include "ops/inspect_state.h"
+#include "random/state.h"
 #include "redistribute/execute.h"
 
 namespace dtensor {
@@ -203,6 +204,8 @@ void execute_call(const OpEntry& entry, const CachedCall& call, const CallView& 
                                                : at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(impl)));
     }
     stack.resize(first);
+    // The members' local kernel counts one random operator; the count is the world's.
+    if (entry.is_random && call.local_kernel != nullptr) (void)next_random_key(acting(*call.mesh));
     return push_absent_results(frame, stack);
   }
   unwrap_arguments(frame, stack, first);

@@ -132,6 +132,12 @@ void prepare_unboxed(CachedCall& call) {
   for (auto size : patches[0].value.toIntVector()) call.size_patch.emplace_back(size);
 }
 
+// A random operator that just runs replicated must draw the same on every rank, which its own generator would not.
+std::string_view handler_of(const OpEntry& entry, const Decision& decision) {
+  const bool draws = entry.is_random && entry.op.schema().argumentIndexWithName("generator").has_value();
+  return decision.handler.empty() && draws ? "random_replicated" : std::string_view(decision.handler);
+}
+
 bool on_any_member_mesh(const OpCall& call) {
   for (const auto& operand : call.operands) {
     if (operand.spec && operand.spec->mesh->is_member) return true;
@@ -186,7 +192,8 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
     call->output_specs.push_back(call->outputs.back().spec);
   }
   if (!entry.inplace_view) plan_write_backs(*call);
-  if (!call->decision.handler.empty()) call->local_kernel = find_local_kernel(call->decision.handler);
+  const auto handler = handler_of(entry, call->decision);
+  if (!handler.empty()) call->local_kernel = find_local_kernel(handler);
   call->simple = is_simple(entry, *call);
   prepare_unboxed(*call);
   return call;

@@ -136,7 +136,7 @@ void dropout_global(LocalCall& call) {
   const auto keep = 1 - args.value("p").toDouble();
   TORCH_CHECK(keep >= 0 && keep <= 1, "dropout expects p in [0, 1], got ", 1 - keep);
   const bool train = args.value("train").isNone() || args.value("train").toBool();
-  auto mask = at::empty(input.sizes(), input.options().dtype(at::kBool));
+  auto mask = at::empty_like(input, input.options().dtype(at::kBool));
   if (train) {
     fill_bernoulli(mask, region_of(*call.outputs[0]), key, keep);
   } else {

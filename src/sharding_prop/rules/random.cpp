@@ -1,7 +1,25 @@
 // Random fills: a local kernel draws each value by its global index, so any shard of the result may be drawn alone.
+#include <ATen/ExpandUtils.h>
+
 #include "sharding_prop/rules/rules.h"
 
 namespace dtensor {
+
+namespace {
+
+// native_dropout has no meta kernel.
+std::vector<OutputMeta> dropout_outputs(const OpArgs& op) {
+  OutputMeta output;
+  output.sizes = op.sizes(0);
+  const auto dense = at::infer_dense_strides(op.sizes(0), op.strides(0));
+  output.strides.assign(dense.begin(), dense.end());
+  output.dtype = op.dtype(0);
+  OutputMeta mask = output;
+  mask.dtype = at::kBool;
+  return {output, mask};
+}
+
+}  // namespace
 
 void add_random_rules(RuleBook& book) {
   for (const char* op :
@@ -14,7 +32,12 @@ void add_random_rules(RuleBook& book) {
   for (const char* op : {"aten::rand_like", "aten::randn_like", "aten::randint_like"}) {
     book.rule(op, Rule("...* -> ...*").unread(0).sees_storage().kernel("random_fill"));
   }
-  book.rule("aten::native_dropout", Rule("... -> ..., ...").kernel("dropout_global"));
+  book.rule("aten::native_dropout", Rule("... -> ..., ...").outputs(dropout_outputs).kernel("dropout_global"));
+  // The local kernel random_replicated (ops/handlers/random.cpp) gives them a generator that all ranks seed alike.
+  for (const char* op : {"aten::multinomial", "aten::poisson", "aten::binomial", "aten::_standard_gamma",
+                         "aten::_sample_dirichlet", "aten::rrelu_with_noise"}) {
+    book.replicate(op, "draws by a generator in the order of the elements");
+  }
 }
 
 }  // namespace dtensor
