@@ -39,7 +39,7 @@ std::string describe(const KernelCase& c);
 at::Tensor slice_for(const at::Tensor& whole, const Placements& placements, const MeshInfo& mesh);
 SpecPtr spec_for(const at::Tensor& whole, const Placements& placements, const DeviceMesh& mesh);
 
-// Random parts of cases.
+// Random parts of cases. any_mesh comes first: it seeds ATen's generator.
 std::vector<std::int64_t> any_mesh();
 std::vector<std::int64_t> any_sizes(int min_dims, int max_dims, int smallest = 0);
 // Per mesh axis Replicate or Shard of one of `dims`.

@@ -47,6 +47,17 @@ void check_backward(const std::string& op, const std::string& kernel, bool log) 
 
 RC_GTEST_PROP(Softmax, Forward, ()) { check_forward("_softmax", "softmax_sharded"); }
 RC_GTEST_PROP(Softmax, LogForward, ()) { check_forward("_log_softmax", "log_softmax_sharded"); }
+RC_GTEST_PROP(Softmax, Safe, ()) {
+  const Rows r;
+  const auto dtype = flip() ? c10::IValue(at::kDouble) : c10::IValue();
+  check_case({"_safe_softmax",
+              "",
+              "safe_softmax_sharded",
+              {any_logits(r.sizes, any_float()), r.spelled(), dtype},
+              {r.placements},
+              {r.placements},
+              r.mesh});
+}
 RC_GTEST_PROP(Softmax, Backward, ()) { check_backward("_softmax_backward_data", "softmax_backward_sharded", false); }
 RC_GTEST_PROP(Softmax, LogBackward, ()) {
   check_backward("_log_softmax_backward_data", "log_softmax_backward_sharded", true);

@@ -7,6 +7,7 @@ namespace dtensor {
 
 void register_argmax_kernels();
 void register_embedding_kernels();
+void register_layer_norm_kernels();
 void register_loss_kernels();
 void register_nll_loss_kernels();
 void register_norm_kernels();
@@ -14,6 +15,7 @@ void register_random_kernels();
 void register_reduction_kernels();
 void register_scan_kernels();
 void register_softmax_kernels();
+void register_topk_kernels();
 void register_variance_kernels();
 
 void register_all_local_kernels() {
@@ -21,6 +23,7 @@ void register_all_local_kernels() {
   std::call_once(once, [] {
     register_argmax_kernels();
     register_embedding_kernels();
+    register_layer_norm_kernels();
     register_loss_kernels();
     register_nll_loss_kernels();
     register_norm_kernels();
@@ -28,6 +31,7 @@ void register_all_local_kernels() {
     register_reduction_kernels();
     register_scan_kernels();
     register_softmax_kernels();
+    register_topk_kernels();
     register_variance_kernels();
   });
 }

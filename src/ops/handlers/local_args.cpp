@@ -41,6 +41,17 @@ std::vector<std::size_t> written_arguments(const c10::FunctionSchema& schema) {
   return written;
 }
 
+// Coordinate of the `member`-th rank along `axes`, row-major.
+Coordinate coordinate_of_member(const MeshInfo& mesh, AxisMask axes, std::int64_t member) {
+  Coordinate at = mesh.coordinate;
+  for (std::int64_t a = mesh.layout.ndim() - 1; a >= 0; --a) {
+    if (!(axes >> a & 1)) continue;
+    at[a] = member % mesh.layout.shape[a];
+    member /= mesh.layout.shape[a];
+  }
+  return at;
+}
+
 }  // namespace
 
 int LocalArgs::find(std::string_view name) const {
@@ -125,6 +136,16 @@ std::int64_t total_length(const Segments& segments) {
   std::int64_t length = 0;
   for (const auto& s : segments) length += s.length;
   return length;
+}
+
+std::vector<Segments> segments_of_members(const TensorSpec& spec, std::int64_t dim, AxisMask axes, int members) {
+  std::vector<Segments> all;
+  const auto& mesh = *spec.mesh;
+  for (int m = 0; m < members; ++m) {
+    all.push_back(
+        shard_segments(spec.sizes[dim], dim, spec.placements, mesh.layout.shape, coordinate_of_member(mesh, axes, m)));
+  }
+  return all;
 }
 
 OwnIndex to_own(const at::Tensor& global, const Segments& segments) {

@@ -51,6 +51,9 @@ AxisMask shard_axes(const TensorSpec* spec);  // any dimension
 Segments own_segments(const TensorSpec* spec, std::int64_t dim, std::int64_t n);
 std::int64_t total_length(const Segments& segments);
 
+// The segments of each rank along `axes`, in the order of their communicator.
+std::vector<Segments> segments_of_members(const TensorSpec& spec, std::int64_t dim, AxisMask axes, int members);
+
 // A tensor of global indices seen from this rank: whether it holds each, and where (0 where it does not).
 struct OwnIndex {
   at::Tensor own;    // bool

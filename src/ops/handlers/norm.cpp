@@ -52,9 +52,14 @@ struct Group {
   std::vector<std::size_t> members;
 };
 
+// A tensor on a mesh that this rank is not in: no norm here, no part in its collective.
+bool absent(const TensorSpec* spec) { return spec != nullptr && !spec->mesh->is_member; }
+
+// Ranks meet in the order of the list, which is the same on all.
 std::vector<Group> groups_of(c10::ArrayRef<SpecPtr> specs, std::size_t count) {
   std::vector<Group> groups;
   for (std::size_t i = 0; i < count; ++i) {
+    if (absent(specs[i].get())) continue;
     const AxisMask axes = shard_axes(specs[i].get());
     const MeshInfo* mesh = axes == 0 ? nullptr : specs[i]->mesh.get();
     auto group =
@@ -72,7 +77,7 @@ void norms_of(const std::vector<at::Tensor>& tensors, Order order, std::optional
   std::vector<std::size_t> where;
   std::vector<at::Tensor> picked;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].numel() == 0 || !chosen(tensors[i])) continue;
+    if (!tensors[i].defined() || tensors[i].numel() == 0 || !chosen(tensors[i])) continue;
     where.push_back(i);
     picked.push_back(tensors[i]);
   }
@@ -83,14 +88,14 @@ void norms_of(const std::vector<at::Tensor>& tensors, Order order, std::optional
 
 bool is_half(const at::Tensor& t) { return accumulate_type(t.scalar_type()) != t.scalar_type(); }
 
-std::vector<at::Tensor> local_powers(const std::vector<at::Tensor>& tensors, Order order,
-                                     std::optional<at::ScalarType> dtype) {
+std::vector<at::Tensor> local_norms(const std::vector<at::Tensor>& tensors, Order order,
+                                    std::optional<at::ScalarType> dtype) {
   std::vector<at::Tensor> norms(tensors.size());
   norms_of(tensors, order, dtype ? dtype : at::kFloat, is_half, norms);
   norms_of(
       tensors, order, dtype, [](const at::Tensor& t) { return !is_half(t); }, norms);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (norms[i].defined()) continue;
+    if (norms[i].defined() || !tensors[i].defined()) continue;
     norms[i] = at::full({},
                         order.additive() ? empty_contribution(order)
                         : order.p < 0    ? INFINITY
@@ -102,14 +107,13 @@ std::vector<at::Tensor> local_powers(const std::vector<at::Tensor>& tensors, Ord
 
 void check_not_empty(const LocalCall& call, std::size_t count, Order order) {
   for (std::size_t i = 0; i < count && order.extreme(); ++i) {
-    const auto* spec = call.outputs[i] ? call.inputs[i].get() : nullptr;
+    const auto* spec = call.inputs[i].get();
     const bool empty = spec != nullptr && c10::multiply_integers(spec->sizes) == 0;
     TORCH_CHECK(!empty, "_foreach_norm cannot compute the infinity norm on an empty tensor (", spec->str(), ")");
   }
 }
 
 void combine_group(const LocalCall& call, const Group& group, Order order, std::vector<at::Tensor>& norms) {
-  if (group.mesh != nullptr && !group.mesh->is_member) return;
   std::vector<at::Tensor> own;
   for (const auto i : group.members) own.push_back(norms[i].to(at::kDouble));
   auto sums = powers(at::stack(own), order);
@@ -126,8 +130,11 @@ void foreach_norm(LocalCall& call) {
   const auto tensors = args.value("self").toTensorVector();
   const Order order = order_of(args.value("ord"));
   check_not_empty(call, tensors.size(), order);
-  auto norms = local_powers(tensors, order, args.dtype());
+  auto norms = local_norms(tensors, order, args.dtype());
   for (const auto& group : groups_of(call.inputs, tensors.size())) combine_group(call, group, order, norms);
+  for (std::size_t i = 0; i < norms.size(); ++i) {
+    if (absent(call.inputs[i].get())) norms[i] = at::Tensor();
+  }
   torch::jit::drop(call.stack, call.op.schema().arguments().size());
   call.stack.emplace_back(std::move(norms));
 }

@@ -22,27 +22,6 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, Scan kind) {
   return kind == Scan::sum ? a + b : a * b;
 }
 
-// Coordinate of the `member`-th rank along `axes`, row-major.
-Coordinate coordinate_of_member(const MeshInfo& mesh, AxisMask axes, std::int64_t member) {
-  Coordinate at = mesh.coordinate;
-  for (std::int64_t a = mesh.layout.ndim() - 1; a >= 0; --a) {
-    if (!(axes >> a & 1)) continue;
-    at[a] = member % mesh.layout.shape[a];
-    member /= mesh.layout.shape[a];
-  }
-  return at;
-}
-
-std::vector<Segments> segments_of_members(const TensorSpec& spec, std::int64_t dim, AxisMask axes, int members) {
-  std::vector<Segments> all;
-  const auto& mesh = *spec.mesh;
-  for (int m = 0; m < members; ++m) {
-    all.push_back(
-        shard_segments(spec.sizes[dim], dim, spec.placements, mesh.layout.shape, coordinate_of_member(mesh, axes, m)));
-  }
-  return all;
-}
-
 at::Tensor last(const at::Tensor& scanned, std::int64_t dim) { return scanned.select(dim, scanned.size(dim) - 1); }
 
 std::vector<at::Tensor> scan_segments(const at::Tensor& x, std::int64_t dim, const Segments& segments, Scan kind,

@@ -48,6 +48,19 @@ void log_softmax(LocalCall& call) {
   give(call, {shifted.sub_(sum.log()).to(call.outputs[0]->dtype)});
 }
 
+// Rows of -inf only give 0.
+void safe_softmax(LocalCall& call) {
+  const LocalArgs args(call);
+  Row row = row_of(args);
+  const auto out = call.outputs[0]->dtype;
+  if (args.dtype()) row.x = args.tensor("self").to(accumulate_type(*args.dtype()));
+  const auto largest = row_max(call, row.x, row.dim, row.axes);
+  auto e = (row.x - largest).exp_();
+  const auto sum = row_sum(call, e, row);
+  e.div_(sum).masked_fill_(largest.eq(-kInfinity), 0);
+  give(call, {e.to(out)});
+}
+
 struct Backward {
   at::Tensor grad, y;
   Row row;  // of y
@@ -93,6 +106,7 @@ void logsumexp(LocalCall& call) {
 void register_softmax_kernels() {
   register_local_kernel("softmax_sharded", softmax);
   register_local_kernel("log_softmax_sharded", log_softmax);
+  register_local_kernel("safe_softmax_sharded", safe_softmax);
   register_local_kernel("softmax_backward_sharded", softmax_backward);
   register_local_kernel("log_softmax_backward_sharded", log_softmax_backward);
   register_local_kernel("logsumexp_sharded", logsumexp);
