@@ -130,6 +130,13 @@ void reduce_op(void* out, const void* const* in, int n, std::int64_t count, Redu
 
 }  // namespace
 
+Share share_of(std::int64_t numel, int rank, int size) {
+  constexpr std::int64_t kGrain = 64;
+  const std::int64_t grains = (numel + kGrain - 1) / kGrain;
+  const auto edge = [&](int r) { return std::min(numel, grains * r / size * kGrain); };
+  return {edge(rank), edge(rank + 1)};
+}
+
 void reduce_run(void* out, const void* const* in, int n, std::int64_t count, at::ScalarType dtype, ReduceOp op) {
 #define DTENSOR_REDUCE(T, name) \
   case at::ScalarType::name:    \

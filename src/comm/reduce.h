@@ -11,6 +11,14 @@
 
 namespace dtensor {
 
+// The part of a flat sequence that one rank of an all_reduce reduces. Shares start at multiples of 64 elements, so that
+// no two ranks write a cache line.
+struct Share {
+  std::int64_t begin, end;
+  std::int64_t size() const { return end - begin; }
+};
+Share share_of(std::int64_t numel, int rank, int size);
+
 // out[i] = op over k of in[k][i]; avg divides the sum by n. `out` may be in[k].
 void reduce_run(void* out, const void* const* in, int n, std::int64_t count, at::ScalarType dtype, ReduceOp op);
 

@@ -10,19 +10,6 @@
 namespace dtensor::local {
 namespace {
 
-// A rank's share of an all_reduce starts at a multiple of this many elements, so that no two ranks write a cache line.
-constexpr std::int64_t kGrain = 64;
-
-struct Range {
-  std::int64_t begin, end;
-};
-
-Range share(std::int64_t numel, int rank, int size) {
-  const std::int64_t grains = (numel + kGrain - 1) / kGrain;
-  const auto edge = [&](int r) { return std::min(numel, grains * r / size * kGrain); };
-  return {edge(rank), edge(rank + 1)};
-}
-
 class LocalWork final : public Work::Impl {
  public:
   LocalWork(std::shared_ptr<Group> group, std::shared_ptr<Mailbox> mail, std::shared_ptr<Message> message)
@@ -70,7 +57,7 @@ class LocalBackend final : public CommBackend {
       const DimOrder order = memory_order(peer(call, 0).outputs[0]);  // the same on all ranks
       c10::SmallVector<FlatView, 8> views;
       for (int i = 0; i < size(); ++i) views.emplace_back(peer(call, i).outputs[0], order);
-      const auto [begin, end] = share(tensor.numel(), rank(), size());
+      const auto [begin, end] = share_of(tensor.numel(), rank(), size());
       reduce_views(views, views, begin, end, call.dtype, call.op);
     });
     return {};

@@ -1,0 +1,117 @@
+// Pairwise messages: each rank sends its header and its data at once, and receives data only after the header was
+// right, so that comparing calls costs no round of its own, and no message meets a buffer of another size (OpenMPI 4.1
+// writes past the end of one that is too short when it copies from process to process).
+#include "comm/mpi/collective.h"
+
+#include <array>
+
+#include "comm/buffer_pool.h"
+#include "comm/copy.h"
+#include "comm/describe.h"
+
+namespace dtensor::mpi {
+namespace {
+
+bool packed_already(const at::Tensor& t) { return t.is_contiguous() && !t.is_conj() && !t.is_neg(); }
+
+}  // namespace
+
+std::string Members::describe(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) const {
+  return dtensor::describe(call, outputs, inputs) + " on " + describe_group(call.label ? *call.label : label, ranks);
+}
+
+Collective::Collective(Members& members, const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs)
+    : members_(members), call_(call), outputs_(outputs), inputs_(inputs) {
+  for (const auto& t : outputs) kept_.push_back(t);
+  for (const auto& t : inputs) kept_.push_back(t);
+  if (members.job.failed()) members.job.throw_failure(place());
+}
+
+at::Tensor Collective::packed(const at::Tensor& t) {
+  if (packed_already(t)) return t;
+  at::Tensor copy = landing(t);
+  copy_tensor(copy, t);
+  return copy;
+}
+
+at::Tensor Collective::landing(const at::Tensor& t) {
+  if (packed_already(t)) return t;
+  at::Tensor place = pooled_empty(t.sizes(), t.scalar_type());
+  keep(place);
+  return place;
+}
+
+Sizes Collective::gives(int i) const {
+  switch (call_.kind) {
+    case CollectiveKind::all_gather:
+      return Sizes(inputs_[0]);
+    case CollectiveKind::reduce_scatter:
+    case CollectiveKind::all_to_all:
+      return Sizes(inputs_[i]);
+    case CollectiveKind::all_reduce:
+    case CollectiveKind::broadcast:
+      return Sizes(outputs_[0]);
+    default:
+      return {};
+  }
+}
+
+Sizes Collective::expects(int i) const {
+  switch (call_.kind) {
+    case CollectiveKind::all_gather:
+    case CollectiveKind::all_to_all:
+      return Sizes(outputs_[i]);
+    case CollectiveKind::reduce_scatter:
+    case CollectiveKind::all_reduce:
+    case CollectiveKind::broadcast:
+      return Sizes(outputs_[0]);
+    default:
+      return {};
+  }
+}
+
+void Collective::compare(const std::vector<Header>& mine, const std::vector<Header>& theirs) {
+  int bad = -1;
+  for (int i = 0; i < members_.size() && bad < 0; ++i) {
+    if (i != members_.me && !fits(mine[i], theirs[i])) bad = i;
+  }
+  if (bad < 0) return;
+  std::string text =
+      "ranks disagree on " + describe_group(call_.label ? *call_.label : members_.label, members_.ranks) + ": ";
+  for (int i = 0; i < members_.size(); ++i) {
+    const Header& header = i == members_.me ? mine[bad] : theirs[i];
+    text += (i > 0 ? "; rank " : "rank ") + std::to_string(members_.ranks[i]) + " called " + header.str();
+  }
+  members_.job.fail(text);
+  members_.job.throw_failure(place());
+}
+
+void Collective::run_parts(const std::vector<Part>& parts) {
+  const int n = members_.size(), me = members_.me;
+  const bool with_headers = members_.job.options().check_calls && !compared_;
+  compared_ = true;
+  const auto both = std::make_shared<std::array<std::vector<Header>, 2>>();  // outlives an abandoned exchange
+  auto& [mine, theirs] = *both;
+  mine.resize(n);
+  theirs.resize(n);
+  Exchange headers(members_.job, members_.job.collectives(),
+                   static_cast<int>(members_.id % members_.job.largest_tag()));
+  Exchange data(members_.job, members_.job.collectives(), static_cast<int>(members_.id % members_.job.largest_tag()));
+  for (const auto& t : kept_) data.keep(t);
+  headers.keep(both);
+  const auto from = [&](int k) { return (me + n - k) % n; };  // not all ranks turn to the same one at once
+  const auto to = [&](int k) { return (me + k) % n; };
+  for (int k = 1; k < n && with_headers; ++k) headers.recv(&theirs[from(k)], sizeof(Header), members_.ranks[from(k)]);
+  for (int k = 1; k < n && with_headers; ++k) {
+    mine[to(k)] = Header(call_, members_.id, gives(to(k)), expects(to(k)));
+    headers.send(&mine[to(k)], sizeof(Header), members_.ranks[to(k)]);
+  }
+  for (int k = 1; k < n; ++k) data.send(parts[to(k)].give, parts[to(k)].give_bytes, members_.ranks[to(k)]);
+  const auto where = [&] { return place(); };
+  headers.wait(where);
+  if (with_headers) compare(mine, theirs);
+  for (int k = 1; k < n; ++k) data.recv(parts[from(k)].take, parts[from(k)].take_bytes, members_.ranks[from(k)]);
+  data.wait(where);
+}
+
+}  // namespace dtensor::mpi

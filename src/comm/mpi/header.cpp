@@ -1,0 +1,62 @@
+// The comparison of two calls, and its words.
+#include "comm/mpi/header.h"
+
+#include <algorithm>
+
+#include "comm/describe.h"
+
+namespace dtensor::mpi {
+
+Sizes::Sizes(const at::Tensor& tensor) : dims(tensor.dim()) {
+  for (std::int64_t d = 0; d < dims; ++d) {
+    if (d < kDims) {
+      size[d] = tensor.size(d);
+    } else {
+      size[kDims - 1] *= tensor.size(d);
+    }
+  }
+}
+
+std::string Sizes::str() const {
+  if (dims < 0) return "nothing";
+  std::string out = "[";
+  for (int d = 0; d < std::min<std::int64_t>(dims, kDims); ++d) out += (d > 0 ? ", " : "") + std::to_string(size[d]);
+  return out + "]";
+}
+
+Header::Header(const CollectiveCall& call, std::uint64_t group, const Sizes& gives, const Sizes& expects)
+    : group(group),
+      sequence(call.sequence),
+      kind(static_cast<std::int32_t>(call.kind)),
+      op(static_cast<std::int32_t>(call.op)),
+      dtype(static_cast<std::int32_t>(call.dtype)),
+      peer(call.peer),
+      gives(gives),
+      expects(expects) {}
+
+std::string Header::str() const {
+  const auto what = static_cast<CollectiveKind>(kind);
+  std::string out = std::string(to_string(what)) + " #" + std::to_string(sequence);
+  if (what == CollectiveKind::barrier) return out;
+  out += " (";
+  if (what == CollectiveKind::all_reduce || what == CollectiveKind::reduce_scatter) {
+    out += std::string(reduce_op_name(static_cast<ReduceOp>(op))) + ", ";
+  }
+  if (what == CollectiveKind::broadcast) out += "root " + std::to_string(peer) + ", ";
+  out += std::string(c10::toString(static_cast<at::ScalarType>(dtype))) + ' ';
+  if (gives == expects) return out + gives.str() + ")";
+  if (expects.dims < 0) return out + gives.str() + ")";
+  if (gives.dims < 0) return out + expects.str() + ")";
+  return out + "gives " + gives.str() + ", expects " + expects.str() + ")";
+}
+
+bool fits(const Header& mine, const Header& theirs) {
+  const bool message = static_cast<CollectiveKind>(mine.kind) >= CollectiveKind::send &&
+                       static_cast<CollectiveKind>(mine.kind) <= CollectiveKind::recv;
+  if (mine.group != theirs.group || mine.dtype != theirs.dtype) return false;
+  if (message) return mine.expects == theirs.gives;
+  return mine.kind == theirs.kind && mine.op == theirs.op && mine.peer == theirs.peer &&
+         mine.sequence == theirs.sequence && mine.gives == theirs.expects && mine.expects == theirs.gives;
+}
+
+}  // namespace dtensor::mpi

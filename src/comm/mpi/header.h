@@ -1,0 +1,40 @@
+// What a rank tells each peer about its call, so that both can compare before they use each other's data.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "dtensor/comm_backend.h"
+
+namespace dtensor::mpi {
+
+// Sizes of a tensor in a fixed space; the trailing dimensions of one with more than kDims are multiplied together.
+struct Sizes {
+  static constexpr int kDims = 8;
+  std::int64_t dims = -1;  // -1: no tensor
+  std::int64_t size[kDims] = {};
+
+  Sizes() = default;
+  explicit Sizes(const at::Tensor& tensor);
+  friend bool operator==(const Sizes&, const Sizes&) = default;
+  std::string str() const;
+};
+
+struct Header {
+  std::uint64_t group = 0;
+  std::uint64_t sequence = 0;
+  std::int32_t kind = 0, op = 0, dtype = 0, peer = 0;
+  std::int64_t payload_tag = 0;  // send only: under which the data comes
+  Sizes gives;                   // what this rank sends to the other
+  Sizes expects;                 // what it wants from the other
+
+  Header() = default;
+  Header(const CollectiveCall& call, std::uint64_t group, const Sizes& gives, const Sizes& expects);
+  // all_reduce #3 (sum, Float, gives [4, 5])
+  std::string str() const;
+};
+
+// Whether the two ends of a pair have called the same thing with sizes that fit. `theirs` is what the other sent.
+bool fits(const Header& mine, const Header& theirs);
+
+}  // namespace dtensor::mpi

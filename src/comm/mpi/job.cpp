@@ -1,0 +1,147 @@
+// The side channel: small messages on a communicator of their own, sent to everybody when a rank fails or returns, and
+// heard by whoever waits. With them an error anywhere is an error everywhere within moments, and a rank that has left
+// is known.
+#include "comm/mpi/job.h"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+namespace dtensor::mpi {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kLongestText = 3500;  // sent at once, without the receiver's help
+constexpr std::chrono::seconds kGrace{2};   // for the others to print their line
+
+int local_size(int size) {
+  const char* text = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+  return text != nullptr ? std::max(1, std::atoi(text)) : size;
+}
+
+}  // namespace
+
+void check(int code, const char* what) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw CommError(std::string(what) + ": " + std::string(text, length));
+}
+
+Job::Job(RunOptions options) : options_(options) {
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+  MPI_Comm_size(MPI_COMM_WORLD, &size_);
+  for (MPI_Comm* comm : {&control_, &collectives_, &messages_, &payloads_}) {
+    check(MPI_Comm_dup(MPI_COMM_WORLD, comm), "MPI_Comm_dup");
+    MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
+  }
+  void* bound = nullptr;
+  int found = 0;
+  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &bound, &found);
+  largest_tag_ = found != 0 ? *static_cast<int*>(bound) : 32767;
+  crowded_ = local_size(size_) > static_cast<int>(std::thread::hardware_concurrency());
+  peers_ = std::vector<Peer>(size_);
+}
+
+void Job::tell(Tag tag, const std::string& text) {
+  for (int to = 0; to < size_; ++to) {
+    if (to == rank_) continue;
+    auto& [kept, request] = told_.emplace_back(text.substr(0, kLongestText), MPI_REQUEST_NULL);
+    MPI_Isend(kept.data(), static_cast<int>(kept.size()), MPI_CHAR, to, tag, control_, &request);
+  }
+}
+
+void Job::fail(const std::string& text) {
+  std::lock_guard lock(mutex_);
+  if (failed_) return;
+  failure_ = text;
+  failed_ = true;
+  tell(kFailed, text);
+}
+
+std::string Job::failure() {
+  std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void Job::throw_failure(const std::string& place) {
+  throw CommError(failure() + " [rank " + std::to_string(rank_) + " was in " + place + "]");
+}
+
+void Job::hear(const MPI_Status& status) {
+  int length = 0;
+  MPI_Get_count(&status, MPI_CHAR, &length);
+  std::string text(length, '\0');
+  MPI_Recv(text.data(), length, MPI_CHAR, status.MPI_SOURCE, status.MPI_TAG, control_, MPI_STATUS_IGNORE);
+  Peer& peer = peers_[status.MPI_SOURCE];
+  if (status.MPI_TAG == kLeft) peer.left = true;
+  if (status.MPI_TAG == kPrinted) peer.printed = true;
+  if (status.MPI_TAG == kFailed && !failed_) {
+    failure_ = text;
+    failed_ = true;
+  }
+}
+
+void Job::poll() {
+  std::lock_guard lock(mutex_);
+  for (;;) {
+    int there = 0;
+    MPI_Status status;
+    check(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &there, &status), "MPI_Iprobe");
+    if (there == 0) return;
+    hear(status);
+  }
+}
+
+bool Job::all(std::atomic<bool> Peer::*flag) const {
+  return std::all_of(peers_.begin(), peers_.end(), [&](const Peer& p) { return (p.*flag).load(); });
+}
+
+void Job::leave() {
+  {
+    std::lock_guard lock(mutex_);
+    peers_[rank_].left = true;
+    tell(kLeft, "");
+  }
+  for (;;) {
+    poll();
+    if (failed()) throw CommError(failure());
+    if (all(&Peer::left)) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void Job::end() {
+  peers_[rank_].printed = true;
+  tell(kPrinted, "");
+  const auto deadline = Clock::now() + kGrace;
+  while (!all(&Peer::printed) && Clock::now() < deadline) {
+    poll();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  MPI_Abort(MPI_COMM_WORLD, 1);
+  std::_Exit(1);
+}
+
+namespace {
+volatile sig_atomic_t termination = 0;
+thread_local struct sigaction previous;
+void note_termination(int) { termination = 1; }
+}  // namespace
+
+TerminationWatch::TerminationWatch() {
+  struct sigaction mine = {};
+  mine.sa_handler = note_termination;
+  sigaction(SIGTERM, &mine, &previous);
+}
+
+TerminationWatch::~TerminationWatch() { sigaction(SIGTERM, &previous, nullptr); }
+
+bool TerminationWatch::requested() { return termination != 0; }
+
+}  // namespace dtensor::mpi

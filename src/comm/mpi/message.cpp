@@ -1,0 +1,164 @@
+// A message is a header and its data, sent at once. The receiver takes the data when the header has come and was right:
+// a message that meets a buffer of another size would write past its end.
+#include "comm/mpi/message.h"
+
+#include "comm/buffer_pool.h"
+#include "comm/copy.h"
+#include "comm/describe.h"
+
+namespace dtensor::mpi {
+namespace {
+
+constexpr int kTags = 1024;  // of the user, for each communicator
+
+int message_tag(const Members& members, int tag) {
+  TORCH_CHECK(tag >= 0 && tag < kTags, "send/recv: tag ", tag, " is not in [0, ", kTags, ")");
+  const auto groups = static_cast<std::uint64_t>(members.job.largest_tag()) / kTags;
+  return static_cast<int>(members.id % std::max<std::uint64_t>(groups, 1)) * kTags + tag;
+}
+
+class MessageWork : public Work::Impl {
+ public:
+  MessageWork(std::shared_ptr<Members> members, const CollectiveCall& call, const at::Tensor& tensor)
+      : members_(std::move(members)), call_(call), tensor_(tensor) {
+    if (job().failed()) job().throw_failure(place());
+    const bool direct = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+    flat_ = direct ? tensor : pooled_empty(tensor.sizes(), tensor.scalar_type());
+    const bool sends = call.kind == CollectiveKind::send;
+    headers_->mine = Header(call, members_->id, sends ? Sizes(tensor) : Sizes(), sends ? Sizes() : Sizes(tensor));
+  }
+
+ protected:
+  struct Headers {
+    Header mine, theirs;
+  };
+
+  Job& job() const { return members_->job; }
+  bool checked() const { return job().options().check_calls; }
+  std::int64_t me() const { return members_->ranks[members_->me]; }
+  std::int64_t peer() const { return members_->ranks[call_.peer]; }
+  std::int64_t bytes() const { return static_cast<std::int64_t>(flat_.nbytes()); }
+  std::string place() const {
+    const at::Tensor list[] = {tensor_};
+    return members_->describe(call_, list, {});
+  }
+
+  std::unique_ptr<Exchange> start(MPI_Comm comm, int tag) {
+    auto exchange = std::make_unique<Exchange>(job(), comm, tag);
+    exchange->keep(flat_);
+    exchange->keep(headers_);
+    return exchange;
+  }
+
+  std::shared_ptr<Members> members_;
+  CollectiveCall call_;
+  at::Tensor tensor_, flat_;
+  std::shared_ptr<Headers> headers_ = std::make_shared<Headers>();  // outlives an abandoned exchange
+};
+
+class SendWork final : public MessageWork {
+ public:
+  SendWork(std::shared_ptr<Members> members, const CollectiveCall& call, const at::Tensor& tensor)
+      : MessageWork(std::move(members), call, tensor) {
+    if (!flat_.is_same(tensor_)) copy_tensor(flat_, tensor_);
+    headers_->mine.payload_tag = job().next_payload_tag();
+    const int tag = message_tag(*members_, call.tag);
+    if (checked()) {
+      header_ = start(job().messages(), tag);
+      header_->send(&headers_->mine, sizeof(Header), peer());
+    }
+    data_ = checked() ? start(job().payloads(), static_cast<int>(headers_->mine.payload_tag))
+                      : start(job().messages(), tag);
+    data_->send(flat_.const_data_ptr(), bytes(), peer());
+  }
+
+  // Errors come again with the next call; what MPI still uses is kept by the exchanges.
+  ~SendWork() override {
+    try {
+      wait();
+    } catch (...) {
+    }
+  }
+
+  void wait() override {
+    const auto where = [&] { return place(); };
+    if (header_) header_->wait(where);
+    data_->wait(where);
+  }
+
+  bool done() override { return (!header_ || header_->test()) && data_->test(); }
+
+ private:
+  std::unique_ptr<Exchange> header_, data_;
+};
+
+class RecvWork final : public MessageWork {
+ public:
+  RecvWork(std::shared_ptr<Members> members, const CollectiveCall& call, const at::Tensor& tensor)
+      : MessageWork(std::move(members), call, tensor) {
+    const int tag = message_tag(*members_, call.tag);
+    if (checked()) {
+      header_ = start(job().messages(), tag);
+      header_->recv(&headers_->theirs, sizeof(Header), peer());
+    } else {
+      take(job().messages(), tag);
+    }
+  }
+
+  ~RecvWork() override {
+    try {
+      wait();
+    } catch (...) {
+    }
+  }
+
+  void wait() override {
+    const auto where = [&] { return place(); };
+    if (finished_) return;
+    if (!data_) {
+      header_->wait(where);
+      announced();
+    }
+    data_->wait(where);
+    finish();
+  }
+
+  bool done() override {
+    if (finished_) return true;
+    if (!data_ && header_->test()) announced();
+    if (data_ && data_->test()) finish();
+    return finished_;
+  }
+
+ private:
+  void take(MPI_Comm comm, int tag) {
+    data_ = start(comm, tag);
+    data_->recv(flat_.data_ptr(), bytes(), peer());
+  }
+
+  void announced() {
+    if (fits(headers_->mine, headers_->theirs)) {
+      return take(job().payloads(), static_cast<int>(headers_->theirs.payload_tag));
+    }
+    job().fail("ranks disagree: rank " + std::to_string(peer()) + " called " + headers_->theirs.str() + " to " +
+               std::to_string(me()) + "; rank " + std::to_string(me()) + " called " + place());
+    job().throw_failure(place());
+  }
+
+  void finish() {
+    finished_ = true;
+    if (!flat_.is_same(tensor_)) copy_tensor(tensor_, flat_);
+  }
+
+  std::unique_ptr<Exchange> header_, data_;
+  bool finished_ = false;
+};
+
+}  // namespace
+
+Work start_message(const std::shared_ptr<Members>& members, const CollectiveCall& call, const at::Tensor& tensor) {
+  if (call.kind == CollectiveKind::send) return Work(std::make_shared<SendWork>(members, call, tensor));
+  return Work(std::make_shared<RecvWork>(members, call, tensor));
+}
+
+}  // namespace dtensor::mpi

@@ -1,0 +1,78 @@
+// Programs that fail, for mpi_failure_test.cpp to run under mpirun: `test_mpi_comm --case NAME`.
+#include "comm/cases_mpi.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <thread>
+
+#include "comm/fixture.h"
+#include "dtensor/launch.h"
+
+namespace dtensor::test {
+namespace {
+
+using Body = std::function<void(Communicator)>;
+
+void reduce(const Communicator& world, std::int64_t n) { world.all_reduce(at::ones({n}), ReduceOp::sum).wait(); }
+
+const std::map<std::string, Body>& cases() {
+  static const std::map<std::string, Body> all = {
+      {"fine", [](Communicator world) { reduce(world, 4); }},
+      {"throw",
+       [](Communicator world) {
+         reduce(world, 4);
+         if (world.rank() == 1) throw std::runtime_error("the disk is full");
+         reduce(world, 4);
+       }},
+      {"skip",
+       [](Communicator world) {
+         if (world.rank() != 1) reduce(world, 4);
+       }},
+      {"behind",
+       [](Communicator world) {
+         if (world.rank() != 1) reduce(world, 4);
+         world.barrier();
+       }},
+      {"stuck",
+       [](Communicator world) {
+         if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(60));
+         reduce(world, 4);
+       }},
+      {"shapes", [](Communicator world) { reduce(world, world.rank() == 1 ? 5 : 4); }},
+      {"big shapes", [](Communicator world) { reduce(world, world.rank() == 1 ? 500000 : 400000); }},
+      {"message",
+       [](Communicator world) {
+         if (world.rank() == 0) world.send(at::ones({300000}), 1, 7).wait();
+         if (world.rank() == 1) world.recv(at::ones({3}), 0, 7).wait();
+         world.barrier();
+       }},
+      {"abort",
+       [](Communicator world) {
+         if (world.rank() == 1) world.abort("out of data");
+         world.barrier();
+       }},
+      {"kill",
+       [](Communicator world) {
+         reduce(world, 4);
+         if (world.rank() == 1) kill(getpid(), SIGKILL);
+         reduce(world, 4);
+       }},
+  };
+  return all;
+}
+
+}  // namespace
+
+int run_case(const char* name, int argc, char** argv) {
+  const auto found = cases().find(name);
+  if (found == cases().end()) return std::fprintf(stderr, "no case %s\n", name), 2;
+  RunOptions options;
+  options.timeout = std::chrono::milliseconds(1500);
+  return launch(argc, argv, found->second, options);
+}
+
+}  // namespace dtensor::test
