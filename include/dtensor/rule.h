@@ -52,7 +52,7 @@ class DTENSOR_API OpArgs {
   c10::DeviceType device() const;  // of the mesh
   // Index of the first operand that belongs to the named argument; -1 if the argument is absent or has none.
   int operand(std::string_view arg) const;
-  int result_count() const;  // flattened; known once outputs are inferred
+  int result_count() const;  // flattened; before outputs are inferred: the schema's
   const OutputMeta& result(int index) const;
 };
 
@@ -73,13 +73,14 @@ class DTENSOR_API Rule {
 
   // Sets of operands that may be Partial(sum or avg) together, the others being Replicate: the result is Partial too.
   Rule& linear(Operands a, Operands b = {}, Operands c = {}, Operands d = {});
-  Rule& linear_sum(Operands a);             // sum only
-  Rule& monotone(Operands a, ReduceOp op);  // Partial(op), op = max or min
-  Rule& structural(Operands a);             // any Partial: the operator only moves elements
-  Rule& whole(std::string_view letters);    // these factors are never sharded
-  Rule& whole(std::int64_t dim);            // the factors of operand 0's dimension
-  Rule& reduce(ReduceOp op);                // what a contracted factor leaves: Partial(op) instead of Partial(sum)
-  Rule& nonempty();                         // contracted factors: sharded only if every rank holds an element
+  Rule& linear_sum(Operands a);              // sum only
+  Rule& monotone(Operands a, ReduceOp op);   // Partial(op), op = max or min
+  Rule& structural(Operands a);              // any Partial: the operator only moves elements
+  Rule& whole(std::string_view letters);     // these factors are never sharded
+  Rule& whole(std::int64_t dim);             // the factors of operand 0's dimension
+  Rule& reduce(ReduceOp op);                 // what a contracted factor leaves: Partial(op) instead of Partial(sum)
+  Rule& nonempty(std::string_view letters);  // these factors: sharded only if every rank holds an element
+  Rule& nonempty();                          // contracted factors: sharded only if every rank holds an element
   // Factors that may be sharded provided that the named local kernel runs; results without them are Partial(sum).
   Rule& handled(std::string_view letters, std::string kernel);
   Rule& handled_dims(at::IntArrayRef dims, std::string kernel);  // of operand 0

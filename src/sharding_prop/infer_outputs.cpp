@@ -2,23 +2,18 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "sharding_prop/build.h"
+#include "sharding_prop/output_fallback.h"
 #include "sharding_prop/propagate.h"
 #include "sharding_prop/resolve.h"
 
 namespace dtensor {
 namespace {
 
-at::Tensor meta_tensor(const Operand& operand) {
-  at::Tensor tensor =
-      at::empty_strided(operand.sizes, operand.strides, at::TensorOptions(operand.dtype).device(c10::DeviceType::Meta));
-  if (operand.wrapped_number) tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return tensor;
-}
-
 // Tensor arguments are replaced by meta tensors, devices by the meta device, generators by none.
 class MetaStack {
  public:
-  explicit MetaStack(const OpCall& call) : call_(call) {
+  MetaStack(const OpInfo& info, const OpCall& call) : info_(info), call_(call) {
     for (std::size_t i = 0; i < call.args.size(); ++i) push(static_cast<int>(i));
   }
 
@@ -38,7 +33,10 @@ class MetaStack {
 
   at::Tensor take_operand() {
     const Operand& operand = call_.operands[next_++];
-    return operand.defined ? meta_tensor(operand) : at::Tensor();
+    if (!operand.defined) return {};
+    // Numbers for all positions of a list operator are read on the host.
+    const bool numbers = info_.is_list && operand.list_index < 0;
+    return numbers ? at::ones(operand.sizes, at::TensorOptions(operand.dtype)) : meta_tensor(operand);
   }
 
   void push_operand(const c10::IValue& value) {
@@ -60,6 +58,7 @@ class MetaStack {
     plain ? stack.emplace_back(std::move(tensors)) : stack.emplace_back(std::move(optionals));
   }
 
+  const OpInfo& info_;
   const OpCall& call_;
   std::size_t next_ = 0;
 };
@@ -87,14 +86,14 @@ void read_outputs(const torch::jit::Stack& stack, std::vector<OutputMeta>& outpu
   }
 }
 
-void run_on_meta(const c10::OperatorHandle& op, OpCall& call) {
+void run_on_meta(const OpInfo& info, const c10::OperatorHandle& op, OpCall& call) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   // Temporaries of kernels are no DTensors, and no mode sees them.
   const c10::impl::ExcludeDispatchKeyGuard no_modes(
       c10::DispatchKeySet(
           {c10::DispatchKey::DeferredInit, c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}) |
       c10::autocast_dispatch_keyset);
-  MetaStack meta(call);
+  MetaStack meta(info, call);
   op.callBoxed(meta.stack);
   read_outputs(meta.stack, call.outputs);
 }
@@ -108,40 +107,30 @@ void from_local_outputs(const OpInfo& info, OpCall& call) {
   }
 }
 
-at::DimVector contiguous_strides(const at::DimVector& sizes) {
-  at::DimVector strides(sizes.size(), 1);
-  for (std::size_t i = sizes.size(); i-- > 1;) strides[i - 1] = strides[i] * std::max<std::int64_t>(sizes[i], 1);
-  return strides;
-}
-
-// Sizes by the letters of the rule's text, contiguous, operand 0's dtype.
-void outputs_from_letters(const RuleData& data, OpCall& call) {
-  std::vector<std::int64_t> sizes(data.factors.size(), -1);
-  for (std::size_t i = 0; i < std::min(data.operands.size(), call.operands.size()); ++i) {
-    const RuleTerm& dims = data.operands[i].dims;
-    if (!call.operands[i].defined || dims.size() != call.operands[i].sizes.size()) continue;
-    for (std::size_t d = 0; d < dims.size(); ++d) {
-      if (dims[d].size() == 1) sizes[static_cast<std::size_t>(dims[d][0])] = call.operands[i].sizes[d];
-    }
-  }
-  for (const Term& term : data.results) {
-    OutputMeta& meta = call.outputs.emplace_back();
-    for (const RuleDim& dim : term.dims) {
-      std::int64_t size = 1;
-      for (const int f : dim) size *= sizes[static_cast<std::size_t>(f)];
-      TORCH_CHECK(size >= 0, call.schema->operator_name(), ": rule '", data.text, "' does not give the result's sizes");
-      meta.sizes.push_back(size);
-    }
-    meta.strides = contiguous_strides(meta.sizes);
-    meta.dtype = call.operands.at(0).dtype;
-  }
-}
-
 bool outputs_by_rule(const OpInfo& info, OpCall& call) {
   const RuleData& properties = info.entry->constant.data();
   if (properties.outputs) return call.outputs = properties.outputs(call), true;
-  if (!properties.letters_give_sizes) return false;
-  return outputs_from_letters(properties, call), true;
+  return properties.letters_give_sizes && outputs_from_rule(info, call);
+}
+
+// In-place operators return their operands.
+void take_written_outputs(const OpInfo& info, OpCall& call) {
+  const std::vector<ResultAlias> aliases = result_aliases(info, call);
+  for (std::size_t r = 0; r < call.outputs.size(); ++r) {
+    if (!aliases[r].write || aliases[r].operand < 0 || info.inplace_view) continue;
+    const Operand& operand = call.operands[static_cast<std::size_t>(aliases[r].operand)];
+    call.outputs[r] = {true, false, operand.sizes, operand.strides, 0, operand.dtype};
+  }
+}
+
+void outputs_without_meta(const OpInfo& info, OpCall& call) {
+  call.outputs.clear();
+  const bool known = info.entry->source == RuleSource::rule && !info.dynamic_shape;
+  if (known && outputs_from_rule(info, call)) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(!known || info.inplace, call.schema->operator_name(),
+                              " has no meta kernel, and its rule does not tell the sizes of its results");
+  from_local_outputs(info, call);  // depends on the data: the replicated result tells
+  take_written_outputs(info, call);
 }
 
 }  // namespace
@@ -151,11 +140,12 @@ void infer_outputs(const c10::OperatorHandle& op, OpCall& call) {
   call.outputs.clear();
   if (!info->returns_tensor) return from_local_outputs(*info, call);
   if (outputs_by_rule(*info, call)) return;
-  if (info->entry->source == RuleSource::rule && !info->dynamic_shape) return run_on_meta(op, call);
+  if (info->lacks_meta) return outputs_without_meta(*info, call);
   try {
-    run_on_meta(op, call);
+    run_on_meta(*info, op, call);
   } catch (const c10::NotImplementedError&) {
-    from_local_outputs(*info, call);  // depends on the data: the replicated result tells
+    info->lacks_meta = true;
+    outputs_without_meta(*info, call);
   }
 }
 

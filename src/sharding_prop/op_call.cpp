@@ -55,6 +55,7 @@ std::int64_t OpArgs::dim(std::string_view name) const {
 
 std::vector<std::int64_t> OpArgs::dims(std::string_view name) const {
   const auto rank = static_cast<std::int64_t>(sizes(0).size());
+  if (rank == 0) return {};
   std::vector<std::int64_t> result = integers(name);
   if (result.empty()) {
     result.resize(static_cast<std::size_t>(rank));
@@ -102,7 +103,10 @@ int OpArgs::operand(std::string_view name) const {
   return -1;
 }
 
-int OpArgs::result_count() const { return static_cast<int>(as_call(*this).outputs.size()); }
+int OpArgs::result_count() const {
+  const OpCall& call = as_call(*this);
+  return static_cast<int>(call.outputs.empty() ? call.schema->returns().size() : call.outputs.size());
+}
 
 const OutputMeta& OpArgs::result(int index) const { return as_call(*this).outputs.at(static_cast<std::size_t>(index)); }
 

@@ -95,10 +95,18 @@ Outcome run(const c10::OperatorHandle& op, std::vector<c10::IValue> args, const 
   return outcome;
 }
 
+// Strides kept, gaps included.
+at::Tensor clone_strided(const at::Tensor& tensor) {
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.stride(d) == 0 && tensor.size(d) > 1) return tensor.clone();
+  }
+  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options()).copy_(tensor);
+}
+
 std::vector<at::Tensor> cloned(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> copies;
   for (const at::Tensor& tensor : tensors) {
-    copies.push_back(tensor.defined() ? tensor.clone() : tensor);
+    copies.push_back(tensor.defined() ? clone_strided(tensor) : tensor);
     if (tensor.defined() && tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
       copies.back().unsafeGetTensorImpl()->set_wrapped_number(true);
     }

@@ -39,7 +39,7 @@ class Binder {
     state.size = factor.size;
     state.whole = factor.whole;
     state.handled = factor.handled;
-    state.unit_free = factor.unit_free;
+    state.smallest = factor.smallest;
     p_.factors.push_back(state);
   }
 

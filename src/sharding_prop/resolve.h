@@ -3,6 +3,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,6 +43,7 @@ struct OpInfo {
   bool random = false;            // tagged nondeterministic_seeded
   bool dynamic_shape = false;     // tagged dynamic_output_shape
   bool returns_tensor = false;
+  mutable std::atomic<bool> lacks_meta = false;  // found out by the first call
 
   bool writes(int arg) const;
   bool is_out(int arg) const;

@@ -23,7 +23,9 @@ void each_letter(RuleData& data, std::string_view letters, Fn fn) {
 
 template <class Fn>
 void each_factor_of_dim(RuleData& data, std::int64_t dim, Fn fn) {
-  for (const int factor : data.operands.at(0).dims.at(static_cast<std::size_t>(dim))) {
+  const RuleTerm& dims = data.operands.at(0).dims;
+  if (static_cast<std::size_t>(dim) >= dims.size()) return;  // dimension 0 of a 0-dim tensor
+  for (const int factor : dims[static_cast<std::size_t>(dim)]) {
     fn(data.factors[static_cast<std::size_t>(factor)]);
   }
 }
@@ -54,6 +56,11 @@ Rule& Rule::whole(std::int64_t dim) {
 
 Rule& Rule::reduce(ReduceOp op) { return data_->reduce = op, *this; }
 Rule& Rule::nonempty() { return data_->nonempty = true, *this; }
+
+Rule& Rule::nonempty(std::string_view letters) {
+  each_letter(*data_, letters, [](Factor& factor) { factor.smallest = std::max(factor.smallest, 1); });
+  return *this;
+}
 
 Rule& Rule::handled(std::string_view letters, std::string kernel) {
   each_letter(*data_, letters, [](Factor& factor) { factor.handled = true; });
@@ -146,7 +153,7 @@ Rule& Rule::whole_factor(int factor) {
 }
 
 Rule& Rule::unit_free(int factor) {
-  data_->factors.at(static_cast<std::size_t>(factor)).unit_free = true;
+  data_->factors.at(static_cast<std::size_t>(factor)).smallest = 2;
   return *this;
 }
 

@@ -16,7 +16,7 @@ enum class HandledResult : std::uint8_t { partial, replicate };
 struct Factor {
   std::string name;
   bool whole = false;
-  bool unit_free = false;  // sharded only where no rank's part has length 1
+  int smallest = 0;  // sharded only where every rank's part has at least this length
   bool handled = false;
   std::int64_t size = -1;  // -1: taken from the tensors
 };

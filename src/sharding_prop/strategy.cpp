@@ -81,7 +81,7 @@ bool may_shard(const Problem& p, const Assignment& with_choice) {
   if (factor.even && factor.size % (parts * c.flavour) != 0) return false;
   if (parts == 1) return true;
   if (p.data->nonempty && factor.contracted && smallest_part(p, c.index, with_choice) < 1) return false;
-  return !factor.unit_free || smallest_part(p, c.index, with_choice) > 1;
+  return factor.smallest == 0 || smallest_part(p, c.index, with_choice) >= factor.smallest;
 }
 
 // Split factors of strided shards of this factor on the axis, as the operands have them.

@@ -1,4 +1,5 @@
 // Putting tensors together and taking them apart out of place: cat, stack, padding, and the backward of slices.
+#include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
 
 #include <c10/core/WrapDimMinimal.h>
@@ -138,7 +139,14 @@ Rule triangle(const OpArgs& op) {
   return with_whole(op, {rank - 2, rank - 1}).linear({0});
 }
 
-Rule scatter_slice(const OpArgs& op) { return with_whole(op, {op.dim("dim")}).linear({0, 1}); }
+// A src that is shorter along the dimension has a different factor there, so the dimension is whole.
+Rule scatter_slice(const OpArgs& op) {
+  Rule rule;
+  RuleTerm term;
+  for (std::size_t d = 0; d < op.sizes(0).size(); ++d) term.push_back({rule.factor()});
+  rule.operand(term).operand(term).result(term).linear({0, 1});
+  return op.sizes(0).empty() ? rule : rule.whole(op.dim("dim"));
+}
 
 Rule glu(const OpArgs& op) {
   Rule rule;
@@ -158,7 +166,9 @@ void add_assembly_rules(RuleBook& book) {
   book.rule("aten::slice_backward", slice_backward);
   book.rule("aten::select_backward", select_backward);
   book.rule("aten::diagonal_backward", diagonal_backward);
-  book.rule("aten::unfold_backward", unfold_backward);
+  book.rule("aten::unfold_backward", unfold_backward).outputs([](const OpArgs& op) {
+    return std::vector{dense_meta(op.integers("input_sizes"), op.dtype(0))};
+  });
   book.rule("aten::slice_scatter", scatter_slice);
   book.rule("aten::flip", flip);
   book.rule("aten::roll", roll);
@@ -167,7 +177,9 @@ void add_assembly_rules(RuleBook& book) {
   book.rule("aten::tril", triangle);
   book.rule("aten::triu", triangle);
   book.rule("aten::glu", glu);
-  book.rule("aten::glu_backward", glu);
+  book.rule("aten::glu_backward", glu).outputs([](const OpArgs& op) {
+    return std::vector{dense_meta(op.sizes(1), op.dtype(1))};
+  });
 }
 
 }  // namespace dtensor

@@ -1,7 +1,6 @@
 // Scaled dot product attention, each variant that LibTorch picks. Batch and heads may be sharded; so may the queries,
 // unless a causal mask makes them depend on their position. Keys and features are whole.
-#include <c10/util/irange.h>
-
+#include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
 
 namespace dtensor {
@@ -15,6 +14,8 @@ void refuse_dropout(const OpArgs& op) {
 
 Rule causal(const OpArgs& op, Rule rule) {
   refuse_dropout(op);
+  // The kernels divide by these sizes.
+  rule.nonempty("bhl");
   return op.boolean("is_causal") ? rule.whole("l") : rule;
 }
 
@@ -62,12 +63,6 @@ OutputMeta like_query(const OpArgs& op, const at::DimVector& sizes) {
   return meta;
 }
 
-OutputMeta undefined() {
-  OutputMeta meta;
-  meta.defined = false;
-  return meta;
-}
-
 OutputMeta whatever() {
   OutputMeta meta;
   meta.from_local = true;
@@ -81,7 +76,7 @@ c10::ScalarType accumulate(c10::ScalarType type) {
 
 std::vector<OutputMeta> cpu_outputs(const OpArgs& op) {
   const at::DimVector sizes = attention_sizes(op, 0, 2);
-  return {by_token(sizes, op.dtype(0)), permuted(without_last(sizes), {0, 2, 1}, accumulate(op.dtype(0)))};
+  return {like_query(op, sizes), permuted(without_last(sizes), {0, 2, 1}, accumulate(op.dtype(0)))};
 }
 
 // grad_out, query, key, value, ... -> gradients of the latter three.
@@ -107,8 +102,8 @@ std::vector<OutputMeta> flash_outputs(const OpArgs& op) {
   const at::DimVector sizes = attention_sizes(op, 0, 2);
   std::vector<OutputMeta> outputs{like_query(op, sizes),
                                   permuted(without_last(sizes), {0, 1, 2}, c10::ScalarType::Float)};
-  for (int i = 0; i < 4; ++i) outputs.push_back(undefined());  // cum_seq_q, cum_seq_k, max_q, max_k
-  for (int i = 0; i < 3; ++i) outputs.push_back(whatever());   // rng_state, unused, debug mask
+  for (int i = 0; i < 4; ++i) outputs.push_back(undefined_meta());  // cum_seq_q, cum_seq_k, max_q, max_k
+  for (int i = 0; i < 3; ++i) outputs.push_back(whatever());        // rng_state, unused, debug mask
   return outputs;
 }
 
@@ -117,10 +112,10 @@ std::vector<OutputMeta> cudnn_outputs(const OpArgs& op) {
   at::DimVector rows = sizes;
   rows.back() = 1;
   std::vector<OutputMeta> outputs{like_query(op, sizes), permuted(rows, {0, 1, 2, 3}, c10::ScalarType::Float)};
-  for (int i = 0; i < 4; ++i) outputs.push_back(undefined());
+  for (int i = 0; i < 4; ++i) outputs.push_back(undefined_meta());
   outputs.push_back(whatever());
   outputs.push_back(whatever());
-  outputs.push_back(undefined());
+  outputs.push_back(undefined_meta());
   return outputs;
 }
 
@@ -134,11 +129,11 @@ std::vector<OutputMeta> efficient_outputs(const OpArgs& op) {
 
 std::vector<OutputMeta> efficient_gradients(const OpArgs& op) {
   std::vector<OutputMeta> outputs = gradients_by_token(op);
-  outputs.push_back(op.defined(4) && op.arg("grad_input_mask").toBoolList()[3] ? whatever() : undefined());
+  outputs.push_back(op.defined(4) && op.arg("grad_input_mask").toBoolList()[3] ? whatever() : undefined_meta());
   return outputs;
 }
 
-Rule checked(const OpArgs& op, const char* text) { return refuse_dropout(op), Rule(text); }
+Rule checked(const OpArgs& op, const char* text) { return refuse_dropout(op), Rule(text).nonempty("bh"); }
 
 void add_cuda(RuleBook& book) {
   book.rule("aten::_scaled_dot_product_flash_attention",

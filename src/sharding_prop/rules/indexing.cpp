@@ -1,5 +1,6 @@
 // Indexing: the indexed dimension of the operand is whole (but for embedding tables), the index's own dimensions are
 // free.
+#include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
 
 namespace dtensor {
@@ -175,16 +176,6 @@ Rule index_put(const OpArgs& op) {
   return add ? x.rule.once(0).linear({0, values}) : x.rule;
 }
 
-OutputMeta dense(at::DimVector sizes, c10::ScalarType dtype) {
-  OutputMeta meta;
-  meta.strides.resize(sizes.size(), 1);
-  for (std::size_t i = sizes.size(); i-- > 1;)
-    meta.strides[i - 1] = meta.strides[i] * std::max<std::int64_t>(sizes[i], 1);
-  meta.sizes = std::move(sizes);
-  meta.dtype = dtype;
-  return meta;
-}
-
 Rule embedding_backward(const OpArgs& op) {
   Rule rule("...d, ... -> vd");
   rule.linear({0});
@@ -203,7 +194,7 @@ Rule embedding_backward(const OpArgs& op) {
 void add_embedding(RuleBook& book) {
   book.rule("aten::embedding", "vd, ... -> ...d").linear({0}).handled("v", "embedding_vocab");
   book.rule("aten::embedding_dense_backward", embedding_backward).outputs([](const OpArgs& op) {
-    return std::vector{dense({op.integer("num_weights"), op.sizes(0).back()}, op.dtype(0))};
+    return std::vector{dense_meta({op.integer("num_weights"), op.sizes(0).back()}, op.dtype(0))};
   });
 }
 

@@ -2,6 +2,7 @@
 // backward. Classes may be sharded.
 #include <ATen/core/Reduction.h>
 
+#include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
 
 namespace dtensor {
@@ -123,19 +124,9 @@ Rule nll_backward(const OpArgs& op) {
   return x.rule.absent_operand().result(x.self).linear({0});
 }
 
-OutputMeta dense(at::IntArrayRef sizes, c10::ScalarType dtype) {
-  OutputMeta meta;
-  meta.sizes = sizes;
-  meta.strides.resize(sizes.size(), 1);
-  for (std::size_t i = sizes.size(); i-- > 1;)
-    meta.strides[i - 1] = meta.strides[i] * std::max<std::int64_t>(sizes[i], 1);
-  meta.dtype = dtype;
-  return meta;
-}
-
 std::vector<OutputMeta> nll2d_outputs(const OpArgs& op) {
   const bool each = op.integer("reduction") == at::Reduction::None;
-  return {dense(each ? op.sizes(1) : at::IntArrayRef(), op.dtype(0)), dense({}, op.dtype(0))};
+  return {dense_meta(each ? op.sizes(1) : at::IntArrayRef(), op.dtype(0)), dense_meta({}, op.dtype(0))};
 }
 
 }  // namespace
@@ -147,7 +138,7 @@ void add_loss_rules(RuleBook& book) {
   book.rule("aten::nll_loss_backward", nll_backward);
   book.rule("aten::nll_loss2d_forward", nll_forward).outputs(nll2d_outputs);
   book.rule("aten::nll_loss2d_backward", nll_backward).outputs([](const OpArgs& op) {
-    return std::vector{dense(op.sizes(1), op.dtype(1))};
+    return std::vector{dense_meta(op.sizes(1), op.dtype(1))};
   });
 }
 

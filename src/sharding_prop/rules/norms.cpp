@@ -1,5 +1,6 @@
 // Layer and RMS normalisation: what is normalised stays whole, the leading dimensions may be sharded; gradients of
 // weight and bias are sums over them.
+#include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
 
 namespace dtensor {
@@ -58,22 +59,6 @@ Rule rms_norm_backward(const OpArgs& op) {
   return x.rule.result(x.full).result(x.inner).linear({0});
 }
 
-OutputMeta dense(at::IntArrayRef sizes, c10::ScalarType dtype) {
-  OutputMeta meta;
-  meta.sizes = sizes;
-  meta.strides.resize(sizes.size(), 1);
-  for (std::size_t i = sizes.size(); i-- > 1;)
-    meta.strides[i - 1] = meta.strides[i] * std::max<std::int64_t>(sizes[i], 1);
-  meta.dtype = dtype;
-  return meta;
-}
-
-OutputMeta absent() {
-  OutputMeta meta;
-  meta.defined = false;
-  return meta;
-}
-
 at::DimVector stats_sizes(const OpArgs& op, int input) {
   at::DimVector sizes(op.sizes(input).begin(), op.sizes(input).end());
   const std::size_t count = op.integers("normalized_shape").size();
@@ -91,18 +76,18 @@ c10::ScalarType stats_dtype(const OpArgs& op) {
 }
 
 std::vector<OutputMeta> layer_norm_outputs(const OpArgs& op) {
-  const OutputMeta stats = dense(stats_sizes(op, 0), stats_dtype(op));
-  return {dense(op.sizes(0), op.dtype(0)), stats, stats};
+  const OutputMeta stats = dense_meta(stats_sizes(op, 0), stats_dtype(op));
+  return {dense_meta(op.sizes(0), op.dtype(0)), stats, stats};
 }
 
 std::vector<OutputMeta> backward_outputs(const OpArgs& op, int first_parameter) {
   const auto& mask = op.arg("output_mask").toBoolList();
   const auto shape = op.integers("normalized_shape");
-  std::vector<OutputMeta> outputs{mask[0] ? dense(op.sizes(1), op.dtype(1)) : absent()};
+  std::vector<OutputMeta> outputs{mask[0] ? dense_meta(op.sizes(1), op.dtype(1)) : undefined_meta()};
   for (std::size_t i = 1; i < mask.size(); ++i) {
     const int parameter = first_parameter + static_cast<int>(i) - 1;
     const c10::ScalarType dtype = op.defined(parameter) ? op.dtype(parameter) : op.dtype(1);
-    outputs.push_back(mask[i] ? dense(shape, dtype) : absent());
+    outputs.push_back(mask[i] ? dense_meta(shape, dtype) : undefined_meta());
   }
   return outputs;
 }
@@ -115,7 +100,7 @@ void add_norm_rules(RuleBook& book) {
     return backward_outputs(op, 4);
   });
   book.rule("aten::_fused_rms_norm", rms_norm).outputs([](const OpArgs& op) {
-    return std::vector{dense(op.sizes(0), op.dtype(0)), dense(stats_sizes(op, 0), stats_dtype(op))};
+    return std::vector{dense_meta(op.sizes(0), op.dtype(0)), dense_meta(stats_sizes(op, 0), stats_dtype(op))};
   });
   book.rule("aten::_fused_rms_norm_backward", rms_norm_backward).outputs([](const OpArgs& op) {
     return backward_outputs(op, 3);
