@@ -4,6 +4,7 @@
 #include "dtensor/comm.h"
 #include "dtensor/events.h"
 #include "dtensor/factories.h"
+#include "dtensor/hooks.h"
 #include "dtensor/inspect.h"
 #include "dtensor/launch.h"
 #include "dtensor/mesh.h"

@@ -6,6 +6,7 @@
 
 #include "ops/inspect_state.h"
 #include "random/state.h"
+#include "ops/leaf_hook.h"
 #include "redistribute/execute.h"
 
 namespace dtensor {
@@ -36,6 +37,17 @@ at::Tensor empty_like_spec(const TensorSpec& spec) {
   return at::empty(spec.local_sizes, at::TensorOptions(spec.dtype).device(at::Device(spec.mesh->device)));
 }
 
+// A schedule may have gathered the parameter ahead of time.
+at::Tensor moved_input(const Frame& frame, std::size_t index, const at::Tensor& local) {
+  const auto& action = frame.call.inputs[index];
+  auto* impl = frame.view.operands[index];
+  if (has_dtensor_key(impl) && as_dtensor(impl)->hooks && as_dtensor(impl)->hooks->use) {
+    auto provided = as_dtensor(impl)->hooks->use(DTensor(frame.operands[index]), action.to->placements);
+    if (provided.defined()) return provided;
+  }
+  return execute_plan(action.plan, local, *action.from);
+}
+
 at::Tensor input_for(const Frame& frame, std::size_t index) {
   const auto& action = frame.call.inputs[index];
   auto* impl = frame.view.operands[index];
@@ -46,7 +58,7 @@ at::Tensor input_for(const Frame& frame, std::size_t index) {
   TORCH_CHECK(!action.mutated || plain || !as_dtensor(impl)->is_detached_view(), frame.entry.op.operator_name(),
               ": writes to a view whose base had to be redistributed, so the write would be lost (", action.from->str(),
               "). Redistribute the base first, so that the viewed dimension is whole, or write through the base.");
-  auto result = action.plan.empty() ? local : execute_plan(action.plan, local, *action.from);
+  auto result = action.plan.empty() ? local : moved_input(frame, index, local);
   // The local call writes to its operand: not through a slice of the original, nor into shared memory.
   if (action.mutated && action.write_back && result.is_alias_of(local)) result = result.clone();
   return result;

@@ -1,12 +1,18 @@
-// Installs the gradient hook of leaves.
+// The gradient hooks of leaves, and the hooks that schedules hang on tensors.
 #include "ops/leaf_hook.h"
 
-#include "dtensor/tensor.h"
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
 
 namespace dtensor {
 namespace {
 
 thread_local bool sync_off = false;
+
+DTensor handle_of(DTensorImpl& impl) {
+  return DTensor(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&impl)));
+}
 
 Placements gradient_placements(const TensorSpec& leaf) {
   auto placements = leaf.placements;
@@ -14,26 +20,90 @@ Placements gradient_placements(const TensorSpec& leaf) {
   return placements;
 }
 
-}  // namespace
+// What was accumulated without synchronisation and is not reduced yet: new gradients join it, then all is reduced once.
+bool has_unreduced_gradient(const DTensor& leaf, const Placements& wanted) {
+  return is_dtensor(leaf.grad()) && DTensor(leaf.grad()).placements() != wanted;
+}
 
-NoGradientSync::NoGradientSync() : previous_(sync_off) { sync_off = true; }
-NoGradientSync::~NoGradientSync() { sync_off = previous_; }
+at::Tensor before_accumulation(DTensorImpl& impl, const at::Tensor& grad) {
+  if (!grad.defined() || sync_off) return grad;
+  const auto leaf = handle_of(impl);
+  const auto wanted = gradient_placements(*impl.spec());
+  // Some second-order gradients come as plain tensors, equal on every rank.
+  if (!is_dtensor(grad)) return distribute_tensor(grad, leaf.mesh(), wanted);
+  return has_unreduced_gradient(leaf, wanted) ? grad : DTensor(grad).redistribute(wanted);
+}
+
+struct AfterAccumulation final : torch::autograd::PostAccumulateGradHook {
+  explicit AfterAccumulation(DTensorImpl& i) : impl(i) {}
+  void operator()(const at::Tensor& tensor) override {
+    const DTensor leaf(tensor);
+    const auto wanted = gradient_placements(*impl.spec());
+    if (!sync_off && has_unreduced_gradient(leaf, wanted)) {
+      leaf.mutable_grad() = DTensor(leaf.grad()).redistribute(wanted);
+    }
+    if (impl.hooks && impl.hooks->gradient) impl.hooks->gradient(leaf);
+  }
+  DTensorImpl& impl;
+};
+
+TensorHooks& hooks_of(const DTensor& tensor) {
+  auto* impl = dtensor_or_null(tensor);
+  TORCH_CHECK(impl != nullptr, "hooks belong to DTensors; this one is undefined");
+  if (!impl->hooks) impl->hooks = std::make_shared<TensorHooks>();
+  return *impl->hooks;
+}
+
+}  // namespace
 
 void watch_leaf_slow(DTensorImpl& impl) {
   if (!impl.requires_grad()) return;
   impl.leaf_checked = true;
-  const at::Tensor tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&impl));
+  const at::Tensor tensor = handle_of(impl);
   if (!tensor.is_leaf()) return;
-  // The hook lives in the leaf's own autograd metadata, so the leaf outlives it.
-  tensor.register_hook([leaf = &impl](at::Tensor grad) -> at::Tensor {
-    if (!grad.defined() || sync_off) return grad;
-    const auto wanted = gradient_placements(*leaf->spec());
-    if (!is_dtensor(grad)) {  // some second-order gradients come as plain tensors, equal on every rank
-      return distribute_tensor(
-          grad, DTensor(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(leaf))).mesh(), wanted);
-    }
-    return DTensor(grad).redistribute(wanted);
-  });
+  // Both hooks live in the leaf's own autograd metadata, so the leaf outlives them.
+  tensor.register_hook([leaf = &impl](const at::Tensor& grad) { return before_accumulation(*leaf, grad); });
+  torch::autograd::impl::set_post_acc_grad_hooks(tensor, std::make_unique<AfterAccumulation>(impl));
 }
+
+void set_use_hook(const DTensor& parameter, UseHook hook) { hooks_of(parameter).use = std::move(hook); }
+void set_gradient_hook(const DTensor& parameter, GradientHook hook) {
+  hooks_of(parameter).gradient = std::move(hook);
+}
+
+NoGradientSync::NoGradientSync() : previous_(sync_off) { sync_off = true; }
+NoGradientSync::~NoGradientSync() { sync_off = previous_; }
+
+struct BackwardStartListener::State {
+  std::function<void()> callback;
+  State* outer;
+  int last_pass = -1;
+};
+
+namespace {
+
+// BackwardStartListener::State of this thread, innermost first; opaque here because the type is private.
+thread_local void* listeners = nullptr;
+
+}  // namespace
+
+bool backward_listeners_on() { return listeners != nullptr; }
+
+BackwardStartListener::BackwardStartListener(std::function<void()> callback)
+    : state_(std::make_unique<State>(State{std::move(callback), static_cast<State*>(listeners)})) {
+  listeners = state_.get();
+}
+
+BackwardStartListener::~BackwardStartListener() { listeners = state_->outer; }
+
+void BackwardStartListener::notify() {
+  const int pass = torch::autograd::get_current_graph_task_id();
+  if (pass < 0) return;
+  for (auto* state = static_cast<State*>(listeners); state != nullptr; state = state->outer) {
+    if (std::exchange(state->last_pass, pass) != pass) state->callback();
+  }
+}
+
+void notify_backward_start() { BackwardStartListener::notify(); }
 
 }  // namespace dtensor

@@ -2,9 +2,15 @@
 // unreduced or whole gradients never pile up.
 #pragma once
 
+#include "dtensor/hooks.h"
 #include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor {
+
+struct TensorHooks {
+  UseHook use;
+  GradientHook gradient;
+};
 
 void watch_leaf_slow(DTensorImpl& impl);
 
@@ -14,15 +20,8 @@ inline void watch_leaf(DTensorImpl& impl) {
   watch_leaf_slow(impl);
 }
 
-// For this thread, while it lives: gradients are accumulated as they come (gradient accumulation without
-// synchronisation); the placements of the first one stay.
-class NoGradientSync {
- public:
-  NoGradientSync();
-  ~NoGradientSync();
-
- private:
-  bool previous_;
-};
+// Whether a BackwardStartListener lives on this thread, and the call that serves it.
+bool backward_listeners_on();
+void notify_backward_start();
 
 }  // namespace dtensor

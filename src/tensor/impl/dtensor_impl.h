@@ -12,6 +12,8 @@ namespace dtensor {
 // Documented by c10 as meant for out-of-tree use; free in LibTorch 2.11 to 2.15.
 inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::CustomRNGKeyId;
 
+struct TensorHooks;
+
 class DTensorImpl final : public c10::TensorImpl {
  public:
   // `local` is undefined on ranks outside the mesh. `offset`: storage offset in the global tensor that this is a view
@@ -31,6 +33,9 @@ class DTensorImpl final : public c10::TensorImpl {
   void mark_detached_view(DTensorImpl& base);
   bool is_detached_view() const { return detached_; }
   bool is_stale() const { return detached_ && base_version_.current_version() != version_at_detach_; }
+
+  // What a schedule hung on this tensor (dtensor/hooks.h); null for most.
+  std::shared_ptr<TensorHooks> hooks;
 
   // Set once the engine has looked at this tensor as a leaf that requires grad (ops/leaf_hook.h).
   bool leaf_checked = false;

@@ -1,0 +1,88 @@
+// MeshScope: tensors are born on the mesh, third-party modules included, with one device's values.
+#include <torch/nn.h>
+
+#include "support/ranks.h"
+
+namespace dtensor::test {
+namespace {
+
+TEST(MeshScope, FactoriesGiveOneDevicesValues) {
+  on_mesh({2, 2}, [](const DeviceMesh& mesh) {
+    const MeshScope scope(mesh, {Shard(0), Shard(1)});
+    const auto mask = at::ones({5, 5}).tril();
+    ASSERT_TRUE(is_dtensor(mask));
+    EXPECT_EQ(DTensor(mask).placements(), (Placements{Shard(0), Shard(1)}));
+    const auto steps = at::arange(7);
+    EXPECT_EQ(DTensor(steps).placements(), (Placements{Shard(0), Replicate()}));  // a dimension that it lacks
+    expect_close(at::eye(4, at::kDouble) * 2, DTensor(at::eye(4, at::kDouble)).full_tensor() * 2, "eye");
+    EXPECT_EQ(DTensor(steps).full_tensor().select(0, 6).item<std::int64_t>(), 6);
+    expect_close(at::full({3, 2}, 2.5, at::kDouble), DTensor(at::full({3, 2}, 2.5, at::kDouble)).full_tensor(), "full");
+  });
+}
+
+TEST(MeshScope, RandomFactoriesDoNotDependOnTheLayout) {
+  const auto draw = [](const Shape& shape, const Placements& placements) {
+    at::Tensor result;
+    on_mesh(shape, [&](const DeviceMesh& mesh) {
+      manual_seed(mesh, 7);
+      const auto x = randn({6, 5}, mesh, placements, at::kDouble).full_tensor();
+      const auto y = rand({6, 5}, mesh, placements, at::kDouble).full_tensor();
+      if (mesh.world().rank() == 0) result = at::stack({x, y});
+    });
+    return result;
+  };
+  const auto reference = draw({1}, {Replicate()});
+  EXPECT_TRUE(at::equal(draw({2}, {Shard(0)}), reference));
+  EXPECT_TRUE(at::equal(draw({3}, {Shard(1)}), reference));
+  EXPECT_TRUE(at::equal(draw({2, 2}, {Shard(1), Replicate()}), reference));
+  EXPECT_GT(reference.std().item<double>(), 0.1);
+}
+
+TEST(MeshScope, AThirdPartyModuleIsBornShardedAndTrains) {
+  const auto train = [](const Shape& shape, const Placements& placements) {
+    std::vector<double> losses;
+    on_mesh(shape, [&](const DeviceMesh& mesh) {
+      manual_seed(mesh, 3);
+      std::vector<double> mine;
+      torch::nn::Sequential model{nullptr};
+      {
+        const MeshScope scope(mesh, placements);
+        model = torch::nn::Sequential(torch::nn::Linear(6, 8), torch::nn::Tanh(), torch::nn::Linear(8, 3));
+      }
+      const auto x = randn({10, 6}, mesh);
+      const auto target = randn({10, 3}, mesh);
+      for (int step = 0; step < 3; ++step) {
+        auto loss = (model->forward(x) - target).square().mean();
+        mine.push_back(loss.item<double>());
+        loss.backward();
+        at::NoGradGuard no_grad;
+        for (auto& p : model->parameters()) {
+          p.sub_(p.grad(), 0.1);
+          p.mutable_grad() = at::Tensor();
+        }
+      }
+      if (mesh.world().rank() == 0) losses = mine;
+    });
+    return losses;
+  };
+  const auto reference = train({1}, {Replicate()});
+  EXPECT_GT(reference[0], reference[2]);
+  for (const auto& [shape, placements] : std::vector<std::pair<Shape, Placements>>{
+           {{2}, {Shard(0)}}, {{2}, {Replicate()}}, {{3}, {Shard(1)}}, {{2, 2}, {Shard(0), Shard(1)}}}) {
+    const auto losses = train(shape, placements);
+    for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(losses[i], reference[i], 1e-6) << to_string(placements);
+  }
+}
+
+TEST(MeshScope, PlainOperatorsInsideKeepTheirTemporariesPlain) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto a = at::ones({3, 3}), b = at::ones({3, 3});
+    const MeshScope scope(mesh);
+    const auto c = at::cat({a, b}).index_select(0, at::ones({1}, at::kLong).is_nonzero() ? a.nonzero().select(1, 0) : a);
+    EXPECT_FALSE(is_dtensor(c));
+    EXPECT_EQ(c.size(0), 9);
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test
