@@ -5,8 +5,8 @@
 #include <ATen/ops/empty.h>
 
 #include "ops/inspect_state.h"
-#include "random/state.h"
 #include "ops/leaf_hook.h"
+#include "random/state.h"
 #include "redistribute/execute.h"
 
 namespace dtensor {

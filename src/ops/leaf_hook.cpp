@@ -67,9 +67,7 @@ void watch_leaf_slow(DTensorImpl& impl) {
 }
 
 void set_use_hook(const DTensor& parameter, UseHook hook) { hooks_of(parameter).use = std::move(hook); }
-void set_gradient_hook(const DTensor& parameter, GradientHook hook) {
-  hooks_of(parameter).gradient = std::move(hook);
-}
+void set_gradient_hook(const DTensor& parameter, GradientHook hook) { hooks_of(parameter).gradient = std::move(hook); }
 
 NoGradientSync::NoGradientSync() : previous_(sync_off) { sync_off = true; }
 NoGradientSync::~NoGradientSync() { sync_off = previous_; }

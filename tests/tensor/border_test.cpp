@@ -81,7 +81,8 @@ TEST(Border, LocalMapKeepsGlobalSizesAndSumsSharesOfReplicatedInputs) {
       const auto whole = at::arange(15, at::kDouble).reshape({5, 3});
       auto x = distribute_tensor(whole, mesh, {Shard(0)}).requires_grad_();
       auto w = distribute_tensor(at::ones({3}, at::kDouble), mesh, {Replicate()}).requires_grad_();
-      const auto y = local_map([](const auto& in) { return std::vector<at::Tensor>{in[0] * in[1]}; }, {x, w}, {{Shard(0)}});
+      const auto y =
+          local_map([](const auto& in) { return std::vector<at::Tensor>{in[0] * in[1]}; }, {x, w}, {{Shard(0)}});
       EXPECT_EQ(y[0].sizes(), (at::IntArrayRef{5, 3}));
       y[0].sum().backward();
       expect_close(w.grad(), whole.sum(0), "gradient of the replicated input");

@@ -9,9 +9,10 @@ namespace {
 TEST(MeshScope, FactoriesGiveOneDevicesValues) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     const MeshScope scope(mesh, {Shard(0), Shard(1)});
-    const auto mask = at::ones({5, 5}).tril();
-    ASSERT_TRUE(is_dtensor(mask));
-    EXPECT_EQ(DTensor(mask).placements(), (Placements{Shard(0), Shard(1)}));
+    const auto ones = at::ones({5, 5});
+    ASSERT_TRUE(is_dtensor(ones));
+    EXPECT_EQ(DTensor(ones).placements(), (Placements{Shard(0), Shard(1)}));
+    EXPECT_EQ(DTensor(ones.tril()).full_tensor().sum().item<double>(), 15);
     const auto steps = at::arange(7);
     EXPECT_EQ(DTensor(steps).placements(), (Placements{Shard(0), Replicate()}));  // a dimension that it lacks
     expect_close(at::eye(4, at::kDouble) * 2, DTensor(at::eye(4, at::kDouble)).full_tensor() * 2, "eye");
@@ -49,8 +50,7 @@ TEST(MeshScope, AThirdPartyModuleIsBornShardedAndTrains) {
         const MeshScope scope(mesh, placements);
         model = torch::nn::Sequential(torch::nn::Linear(6, 8), torch::nn::Tanh(), torch::nn::Linear(8, 3));
       }
-      const auto x = randn({10, 6}, mesh);
-      const auto target = randn({10, 3}, mesh);
+      const at::Tensor x = randn({10, 6}, mesh), target = randn({10, 3}, mesh);
       for (int step = 0; step < 3; ++step) {
         auto loss = (model->forward(x) - target).square().mean();
         mine.push_back(loss.item<double>());
@@ -78,7 +78,8 @@ TEST(MeshScope, PlainOperatorsInsideKeepTheirTemporariesPlain) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto a = at::ones({3, 3}), b = at::ones({3, 3});
     const MeshScope scope(mesh);
-    const auto c = at::cat({a, b}).index_select(0, at::ones({1}, at::kLong).is_nonzero() ? a.nonzero().select(1, 0) : a);
+    const auto c =
+        at::cat({a, b}).index_select(0, at::ones({1}, at::kLong).is_nonzero() ? a.nonzero().select(1, 0) : a);
     EXPECT_FALSE(is_dtensor(c));
     EXPECT_EQ(c.size(0), 9);
   });
