@@ -4,7 +4,6 @@
 #include "dtensor/mesh_scope.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -127,16 +126,19 @@ void make_dtensor_kernel(const c10::OperatorHandle& op, Stack& stack) {
   stack.emplace_back(std::move(result));
 }
 
-// A kernel of a plain operator allocates its outputs through the same factories, below autograd.
-bool inside_a_kernel() {
-  return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) &&
-         !c10::InferenceMode::is_enabled();
-}
-
 void factory_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard guard(kScopeKey);
-  if (scope == nullptr || inside_a_kernel()) return op.callBoxed(*stack);
+  if (scope == nullptr) return op.callBoxed(*stack);
   make_dtensor_kernel(op, *stack);
+}
+
+// Every other operator runs outside the scope: what a kernel allocates for itself is plain. Composite ones are made of
+// operators that are seen again, so they stay inside.
+void other_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kScopeKey);
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return op.redispatchBoxed(below, stack);
+  c10::impl::ExcludeDispatchKeyGuard guard(kScopeKey);
+  op.redispatchBoxed(below, stack);
 }
 
 bool is_factory(const c10::OperatorHandle& op) {
@@ -152,8 +154,8 @@ bool is_factory(const c10::OperatorHandle& op) {
 void register_factories() {
   auto& dispatcher = c10::Dispatcher::singleton();
   static auto& handles = *new std::vector<c10::RegistrationHandleRAII>();  // for the program's life
-  handles.push_back(
-      dispatcher.registerFallback(kScopeKey, c10::KernelFunction::makeFallthrough(), "dtensor mesh scope"));
+  handles.push_back(dispatcher.registerFallback(kScopeKey, c10::KernelFunction::makeFromBoxedFunction<&other_kernel>(),
+                                                "dtensor mesh scope"));
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
     if (!op || !is_factory(*op)) continue;
