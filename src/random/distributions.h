@@ -7,24 +7,9 @@
 #include <cstdint>
 
 #include "random/philox.h"
+#include "random/polynomials.h"
 
 namespace dtensor::dist {
-
-DTENSOR_HD float mul_add(float a, float b, float c) {
-#if defined(__CUDA_ARCH__)
-  return __fadd_rn(__fmul_rn(a, b), c);
-#else
-  return a * b + c;
-#endif
-}
-
-DTENSOR_HD double mul_add(double a, double b, double c) {
-#if defined(__CUDA_ARCH__)
-  return __dadd_rn(__dmul_rn(a, b), c);
-#else
-  return a * b + c;
-#endif
-}
 
 // The most significant half of a 128-bit product.
 DTENSOR_HD std::uint64_t mul_high(std::uint64_t a, std::uint64_t b) {
@@ -41,11 +26,15 @@ inline constexpr float kInv32 = 1.0F / 4294967296.0F;
 inline constexpr double kInv32d = 1.0 / 4294967296.0;
 inline constexpr double kInv53 = 1.0 / 9007199254740992.0;
 
-// [0, 1) with all bits that the type holds.
-DTENSOR_HD float unit(std::uint32_t x) { return static_cast<float>(x >> 8) * kInv24; }
+// [0, 1) with all bits that the type holds. By way of signed integers, which vector units convert.
+DTENSOR_HD float unit(std::uint32_t x) { return static_cast<float>(static_cast<std::int32_t>(x >> 8)) * kInv24; }
 DTENSOR_HD double unit(std::uint64_t x) { return static_cast<double>(x >> 11) * kInv53; }
 // (0, 1], fine near 0, for logarithms.
-DTENSOR_HD float open_unit(std::uint32_t x) { return mul_add(static_cast<float>(x), kInv32, 0.5F * kInv32); }
+DTENSOR_HD float open_unit(std::uint32_t x) {
+  const auto upper = static_cast<float>(static_cast<std::int32_t>(x >> 16));
+  const auto lower = static_cast<float>(static_cast<std::int32_t>(x & 0xFFFF));
+  return mul_add(mul_add(upper, 65536.0F, lower), kInv32, 0.5F * kInv32);
+}
 DTENSOR_HD double open_unit(std::uint64_t x) { return (static_cast<double>(x >> 11) + 0.5) * kInv53; }
 // (0, 1), exact in double.
 DTENSOR_HD double inner_unit(std::uint32_t x) { return (static_cast<double>(x) + 0.5) * kInv32d; }
@@ -78,6 +67,22 @@ struct Uniform {
 };
 
 // Box and Muller: elements 2 i and 2 i + 1 are the two coordinates of one point of the plane.
+DTENSOR_HD void normal_pair(std::uint32_t a, std::uint32_t b, float& x, float& y) {
+  const float radius = square_root(-2.0F * log_unit(open_unit(a)));
+  float sine = 0;
+  float cosine = 0;
+  turn(b, sine, cosine);
+  x = radius * cosine;
+  y = radius * sine;
+}
+
+DTENSOR_HD void normal_pair(std::uint64_t a, std::uint64_t b, double& x, double& y) {
+  const double radius = std::sqrt(-2.0 * std::log(open_unit(a)));
+  const double angle = 6.283185307179586 * unit(b);
+  x = radius * std::cos(angle);
+  y = radius * std::sin(angle);
+}
+
 template <class Real>
 struct Normal {
   using Value = Real;
@@ -85,10 +90,11 @@ struct Normal {
   Real mean, std;
   DTENSOR_HD void operator()(const philox::Words& words, Real* out) const {
     for (int i = 0; i < kPerBlock; i += 2) {
-      const Real radius = std::sqrt(Real(-2) * std::log(open_unit(Lanes<Real>::get(words, i))));
-      const Real angle = Real(6.283185307179586) * unit(Lanes<Real>::get(words, i + 1));
-      out[i] = mul_add(this->std, radius * std::cos(angle), mean);
-      out[i + 1] = mul_add(this->std, radius * std::sin(angle), mean);
+      Real x = 0;
+      Real y = 0;
+      normal_pair(Lanes<Real>::get(words, i), Lanes<Real>::get(words, i + 1), x, y);
+      out[i] = mul_add(this->std, x, mean);
+      out[i + 1] = mul_add(this->std, y, mean);
     }
   }
 };

@@ -1,4 +1,8 @@
-// The CPU kernel: whole blocks of random words along runs of consecutive global indices.
+// The CPU kernel: batches of blocks along runs of consecutive global indices, in loops that the compiler vectorises.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O3")
+#endif
+
 #include <ATen/Dispatch.h>
 #include <c10/util/Exception.h>
 
@@ -22,21 +26,76 @@ T convert(Value value) {
   }
 }
 
+constexpr int kBatch = 64;  // blocks; the loops over a batch are the ones that the compiler vectorises
+
 template <class T, class Dist>
-void fill_run(T* out, std::uint64_t first, std::int64_t n, RandomKey key, const Dist& dist) {
+[[gnu::always_inline]] inline void batch_body(T* out, std::uint64_t block, RandomKey key, const Dist& dist) {
+  constexpr int kPer = Dist::kPerBlock;
+  std::uint32_t words[4][kBatch];
+  typename Dist::Value values[kPer][kBatch];
+  for (int i = 0; i < kBatch; ++i) {
+    const auto w = philox::block(key, block + static_cast<std::uint64_t>(i));
+    for (int j = 0; j < 4; ++j) words[j][i] = w.w[j];
+  }
+  for (int i = 0; i < kBatch; ++i) {
+    typename Dist::Value v[kPer];
+    dist({{words[0][i], words[1][i], words[2][i], words[3][i]}}, v);
+    for (int j = 0; j < kPer; ++j) values[j][i] = v[j];
+  }
+  for (int i = 0; i < kBatch; ++i) {
+    for (int j = 0; j < kPer; ++j) out[i * kPer + j] = convert<T>(values[j][i]);
+  }
+}
+
+template <class T, class Dist>
+void fill_batch(T* out, std::uint64_t block, RandomKey key, const Dist& dist) {
+  batch_body(out, block, key, dist);
+}
+
+// The same text for wider registers. No fused products, so the same bits.
+#if defined(__x86_64__)
+template <class T, class Dist>
+[[gnu::target("avx2")]] void fill_batch_avx2(T* out, std::uint64_t block, RandomKey key, const Dist& dist) {
+  batch_body(out, block, key, dist);
+}
+
+template <class T, class Dist>
+auto batch_function() {
+  static const bool wide = __builtin_cpu_supports("avx2") != 0;
+  return wide ? &fill_batch_avx2<T, Dist> : &fill_batch<T, Dist>;
+}
+#else
+template <class T, class Dist>
+auto batch_function() {
+  return &fill_batch<T, Dist>;
+}
+#endif
+
+// Elements first .. first + n - 1, of one block at most.
+template <class T, class Dist>
+void fill_part(T* out, std::uint64_t first, std::int64_t n, RandomKey key, const Dist& dist) {
   constexpr int kPer = Dist::kPerBlock;
   typename Dist::Value values[kPer];
-  auto block = first / kPer;
-  int skip = static_cast<int>(first % kPer);
+  dist(philox::block(key, first / kPer), values);
+  for (std::int64_t i = 0; i < n; ++i) out[i] = convert<T>(values[first % kPer + static_cast<std::uint64_t>(i)]);
+}
+
+template <class T, class Dist>
+void fill_run(T* out, std::uint64_t first, std::int64_t n, RandomKey key, const Dist& dist) {
+  constexpr std::int64_t kPer = Dist::kPerBlock;
+  const auto batch = batch_function<T, Dist>();
   while (n > 0) {
-    dist(philox::block(key, block++), values);
-    const auto take = static_cast<int>(std::min<std::int64_t>(n, kPer - skip));
-    for (int i = 0; i < take; ++i) {
-      out[i] = convert<T>(values[skip + i]);
+    const auto in_block = kPer - static_cast<std::int64_t>(first % kPer);
+    auto done = std::min(n, in_block);
+    if (in_block == kPer && n >= kPer * kBatch) {
+      done = kPer * kBatch;
+      batch(out, first / kPer, key, dist);
+    } else {
+      fill_part(out, first, done, key, dist);
     }
-    out += take;
-    n -= take;
-    skip = 0;
+    out += done;
+    first += static_cast<std::uint64_t>(done);
+    n -= done;
   }
 }
 

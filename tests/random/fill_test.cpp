@@ -117,6 +117,23 @@ RC_GTEST_PROP(RandomFill, RunsCoverTheRegionInOrder, ()) {
   RC_ASSERT(at::tensor(indices, at::kLong).equal(expected));
 }
 
+// Long runs are drawn in vectorised batches, their ends block by block: both must give the same bits.
+TEST(RandomFill, BatchesAndSingleBlocksAgree) {
+  for (const auto& c : cases()) {
+    for (const auto dtype : c.dtypes) {
+      const auto global = whole(c, {5000}, dtype);
+      for (const std::int64_t ranks : {3, 7, 100, 2000}) {
+        for (const std::int64_t rank : {std::int64_t{0}, std::int64_t{1}, ranks - 2, ranks - 1}) {
+          const auto region = region_of({5000}, {Shard(0)}, {ranks}, {rank});
+          auto local = at::empty(region.local_sizes(), dtype);
+          c.fill(local, region);
+          EXPECT_TRUE(local.equal(part(global, region))) << c.name << " " << dtype << " " << rank << " of " << ranks;
+        }
+      }
+    }
+  }
+}
+
 TEST(RandomFill, BatchIsOneRun) {
   int runs = 0;
   Runs(region_of({8, 5, 3}, {Shard(0)}, {2}, {1})).for_each([&](auto, auto first, auto n) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
 #include <set>
 
 #include "random/distributions.h"
@@ -43,6 +44,27 @@ TEST(Philox, UnitsStayInTheirIntervals) {
   EXPECT_LE(dist::open_unit(~std::uint64_t{0}), 1.0);
   EXPECT_GT(dist::inner_unit(0U), 0.0);
   EXPECT_LT(dist::inner_unit(~0U), 1.0);
+}
+
+// Against the C library in double; the words' ends and many between.
+TEST(Polynomials, AgreeWithTheLibrary) {
+  for (std::uint64_t i = 0; i < 200000; ++i) {
+    const auto words = philox::block({3, 1}, i);
+    const std::uint32_t a = i < 64 ? 1U << (i % 32) : i == 64 ? 0 : i == 65 ? ~0U : words.w[0];
+    const auto u = static_cast<double>(dist::open_unit(a));
+    EXPECT_NEAR(u, (a + 0.5) / 4294967296.0, u * 1e-7);
+    EXPECT_NEAR(dist::log_unit(dist::open_unit(a)), std::log(u), 1e-7 + 1.2e-7 * std::abs(std::log(u)));
+    EXPECT_NEAR(dist::square_root(static_cast<float>(u)), std::sqrt(u), 2.5e-7 * std::sqrt(u));
+    float sine = 0;
+    float cosine = 0;
+    dist::turn(a, sine, cosine);
+    const double angle = 6.283185307179586 * a / 4294967296.0;
+    EXPECT_NEAR(sine, std::sin(angle), 1.5e-7);
+    EXPECT_NEAR(cosine, std::cos(angle), 1.5e-7);
+    ASSERT_FALSE(::testing::Test::HasFailure()) << a;
+  }
+  EXPECT_EQ(dist::square_root(0.0F), 0.0F);
+  EXPECT_EQ(dist::log_unit(1.0F), 0.0F);
 }
 
 TEST(Philox, HighHalfOfAProduct) {
