@@ -1,0 +1,62 @@
+// Whether two loss curves are the same curve: "equal to one device" in numbers.
+#include "compare.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace train {
+
+std::vector<double> losses(const std::vector<StepRecord>& records) {
+  std::vector<double> values;
+  for (const StepRecord& record : records) values.push_back(record.loss);
+  return values;
+}
+
+std::vector<double> relative_difference(const std::vector<double>& values, const std::vector<double>& reference) {
+  std::vector<double> difference;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const double scale = std::max(std::abs(reference.at(i)), 1e-30);
+    difference.push_back(std::abs(values[i] - reference[i]) / scale);
+  }
+  return difference;
+}
+
+namespace {
+
+// NaN where any is: std::max would drop it.
+double largest(const std::vector<double>& values) {
+  double result = 0;
+  for (const double value : values) result = value <= result ? result : value;
+  return result;
+}
+
+double floor_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::float64:
+      return 1e-9;
+    case Dtype::bfloat16:
+      return 1e-2;
+    default:
+      return 1e-5;
+  }
+}
+
+}  // namespace
+
+Comparison compare_with_one_device(const Options& options, const Corpus& corpus,
+                                   const std::vector<StepRecord>& records) {
+  Comparison result;
+  result.reference = losses(train_on_one_device(options, corpus));
+  result.difference = relative_difference(losses(records), result.reference);
+  result.largest = largest(result.difference);
+  result.bound = floor_of(options.dtype);
+  // Dropout draws by position in the batch, so a split batch is another run and gives no spread.
+  const bool has_spread = options.dtype != Dtype::float64 && options.dropout == 0 && options.batch > 1;
+  if (!result.equal() && has_spread) {
+    const std::vector<double> split = losses(train_on_one_device(options, corpus, /*pieces=*/2));
+    result.bound = std::max(result.bound, 3 * largest(relative_difference(split, result.reference)));
+  }
+  return result;
+}
+
+}  // namespace train

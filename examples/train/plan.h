@@ -1,0 +1,25 @@
+// The plan: where each tensor lives on a mesh (replicate, shard, tp). The whole of what makes the model distributed.
+#pragma once
+
+#include <string>
+
+#include "args.h"
+#include "dtensor/mesh.h"
+#include "dtensor/placement.h"
+#include "model.h"
+
+namespace train {
+
+dtensor::DeviceMesh make_mesh(const dtensor::Communicator& world, const MeshShape& shape);
+
+// By the parameter's name. Stored split on `shard` (gathered where used), split on `tp` as tensor parallelism does,
+// whole on `replicate`.
+dtensor::Placements parameter_placements(const std::string& name, const MeshShape& shape);
+
+// ids, targets and, by propagation, every activation between blocks: the batch over replicate and shard.
+dtensor::Placements batch_placements();
+
+// Gathers the classes over tp, so that the loss sees whole rows. Without it the loss runs on sharded classes.
+LogitsHook gather_classes();
+
+}  // namespace train

@@ -1,0 +1,97 @@
+// What a person sees: a progress bar while it trains, a table when it is done.
+#include "progress.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+
+namespace train {
+
+std::string bytes_text(double bytes) {
+  const char* units[] = {"B", "KB", "MB", "GB", "TB"};
+  std::size_t unit = 0;
+  for (; bytes >= 1000 && unit < 4; ++unit) bytes /= 1000;
+  return fmt::format("{:.{}f} {}", bytes, unit == 0 ? 0 : 1, units[unit]);
+}
+
+std::string moved_text(const BytesByAxis& moved, std::size_t steps) {
+  std::string text;
+  for (const auto& [axis, bytes] : moved) {
+    if (!text.empty()) text += ", ";
+    text += axis + " " + bytes_text(static_cast<double>(bytes) / static_cast<double>(steps));
+  }
+  return text.empty() ? "nothing" : text;
+}
+
+Progress::Progress(std::int64_t steps) : steps_(steps), terminal_(isatty(STDERR_FILENO) == 1) {}
+
+void Progress::show(const StepRecord& record) {
+  const std::int64_t done = record.step + 1;
+  smooth_seconds_ = record.step == 0 ? record.seconds : 0.9 * smooth_seconds_ + 0.1 * record.seconds;
+  const bool last = done == steps_;
+  if (!terminal_ && !last && record.step % std::max<std::int64_t>(1, steps_ / 10) != 0) return;
+  constexpr std::int64_t kWidth = 24;
+  const std::string bar = fmt::format("{:=<{}}", "", kWidth * done / steps_);
+  const std::string line =
+      fmt::format("step {:>{}}/{} [{:<{}}] loss {:.4f}  {:.0f} tokens/s  received {}", done,
+                  std::to_string(steps_).size(), steps_, bar, kWidth, record.loss,
+                  static_cast<double>(record.tokens) / std::max(smooth_seconds_, 1e-9), moved_text(record.moved));
+  std::fputs((terminal_ ? "\r\033[K" + line + (last ? "\n" : "") : line + "\n").c_str(), stderr);
+  std::fflush(stderr);
+}
+
+namespace {
+
+double peak_memory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) * 1024;  // Linux gives KiB
+}
+
+// The first step makes caches and touches memory; it is left out where there are others.
+double tokens_per_second(const std::vector<StepRecord>& records) {
+  const std::size_t from = records.size() > 1 ? 1 : 0;
+  double tokens = 0, seconds = 0;
+  for (std::size_t i = from; i < records.size(); ++i) {
+    tokens += static_cast<double>(records[i].tokens);
+    seconds += records[i].seconds;
+  }
+  return tokens / std::max(seconds, 1e-9);
+}
+
+BytesByAxis total_moved(const std::vector<StepRecord>& records) {
+  BytesByAxis total;
+  for (const StepRecord& record : records) {
+    for (const auto& [axis, bytes] : record.moved) total[axis] += bytes;
+  }
+  return total;
+}
+
+}  // namespace
+
+Table summary(const Options& options, const std::string& where, const std::vector<StepRecord>& records) {
+  const std::int64_t parameters = parameter_count(gpt_config(options));
+  return {
+      {"ranks", where},
+      {"model", fmt::format("{}, {:.2f} M parameters, {}", options.model, static_cast<double>(parameters) / 1e6,
+                            to_string(options.dtype))},
+      {"batch", fmt::format("{} x {} tokens", options.batch, options.seq)},
+      {"loss", fmt::format("{:.4f} -> {:.4f} in {} steps", records.front().loss, records.back().loss, records.size())},
+      {"speed", fmt::format("{:.0f} tokens/s", tokens_per_second(records))},
+      {"received a step", moved_text(total_moved(records), records.size())},
+      {"peak memory", bytes_text(peak_memory()) + " (this process)"},
+  };
+}
+
+void print(const Table& table) {
+  std::size_t width = 0;
+  for (const auto& row : table) width = std::max(width, row.first.size());
+  for (const auto& [key, value] : table) fmt::print("  {:<{}}  {}\n", key, width, value);
+  std::fflush(stdout);
+}
+
+}  // namespace train

@@ -1,0 +1,112 @@
+// The training loop: batches in, a record of each step out.
+#include "run.h"
+
+#include <ATen/ATen.h>
+
+#include <chrono>
+
+#include "adamw.h"
+#include "dtensor/events.h"
+#include "dtensor/tensor.h"
+#include "init.h"
+#include "plan.h"
+
+namespace train {
+
+GptConfig gpt_config(const Options& options) {
+  GptConfig config = options.model == "tiny" ? tiny() : gpt_153m();
+  config.dropout = options.dropout;
+  return config;
+}
+
+namespace {
+
+struct Job {
+  const Options& options;
+  const Corpus& corpus;
+  Parameters parameters;
+  std::function<at::Tensor(const at::Tensor&)> place_batch;  // empty: the batch stays as it is
+  LogitsHook on_logits;
+  std::int64_t pieces = 1;
+};
+
+double to_number(const at::Tensor& scalar) {
+  return dtensor::is_dtensor(scalar) ? dtensor::DTensor(scalar.detach()).full_tensor().item<double>()
+                                     : scalar.item<double>();
+}
+
+// Forward and backward of one piece of the batch; its share of the mean loss.
+double run_piece(const Job& job, const GptConfig& config, at::Tensor ids, at::Tensor targets, double share) {
+  if (job.place_batch) {
+    ids = job.place_batch(ids);
+    targets = job.place_batch(targets);
+  }
+  at::Tensor loss = gpt_loss(config, job.parameters, ids, targets, job.on_logits);
+  if (share != 1) loss = loss * share;
+  loss.backward();
+  return to_number(loss);
+}
+
+double run_batch(const Job& job, const GptConfig& config, const Batch& batch) {
+  if (job.pieces == 1) return run_piece(job, config, batch.ids, batch.targets, 1);
+  const auto ids = batch.ids.chunk(job.pieces), targets = batch.targets.chunk(job.pieces);
+  double loss = 0;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const double share = static_cast<double>(ids[i].numel()) / static_cast<double>(batch.ids.numel());
+    loss += run_piece(job, config, ids[i], targets[i], share);
+  }
+  return loss;
+}
+
+StepRecord run_step(const Job& job, const GptConfig& config, AdamW& optimizer, std::int64_t step) {
+  const Options& o = job.options;
+  StepRecord record{.step = step, .tokens = o.batch * o.seq, .lr = optimizer.next_lr()};
+  const auto begin = std::chrono::steady_clock::now();
+  const dtensor::EventListener listener([&](const dtensor::Event& event) {
+    if (event.kind == dtensor::Event::Kind::collective) record.moved[event.axis] += event.bytes;
+  });
+  record.loss = run_batch(job, config, job.corpus.batch(o.seed, step, o.batch, o.seq));
+  record.grad_norm = to_number(optimizer.step());
+  record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return record;
+}
+
+std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
+  const GptConfig config = gpt_config(job.options);
+  AdamW optimizer(job.parameters.tensors(),
+                  {.lr = job.options.lr, .clip = job.options.clip, .warmup = job.options.warmup});
+  std::vector<StepRecord> records;
+  for (std::int64_t step = 0; step < job.options.steps; ++step) {
+    records.push_back(run_step(job, config, optimizer, step));
+    if (on_step) on_step(records.back());
+  }
+  return records;
+}
+
+}  // namespace
+
+std::vector<StepRecord> train_on_mesh(const dtensor::Communicator& world, const Options& options, const Corpus& corpus,
+                                      const OnStep& on_step) {
+  const MeshShape shape = fit_mesh(options, world.size());
+  const dtensor::DeviceMesh mesh = make_mesh(world, shape);
+  Job job{options, corpus, make_parameters(gpt_config(options), mesh, shape, options.dtype, options.seed), {}, {}};
+  job.place_batch = [&](const at::Tensor& t) { return dtensor::distribute_tensor(t, mesh, batch_placements()); };
+  if (!options.loss_parallel) job.on_logits = gather_classes();
+  return run_steps(job, on_step);
+}
+
+std::vector<StepRecord> train_on_one_device(const Options& options, const Corpus& corpus, std::int64_t pieces) {
+  std::vector<StepRecord> records;
+  dtensor::run_local(1, [&](dtensor::Communicator world) {
+    const dtensor::DeviceMesh mesh = make_mesh(world, {});
+    const Parameters born = make_parameters(gpt_config(options), mesh, {}, options.dtype, options.seed);
+    Job job{options, corpus, options.dropout > 0 ? born : to_plain(born), {}, {}, pieces};
+    if (options.dropout > 0) {
+      job.place_batch = [&](const at::Tensor& t) { return dtensor::distribute_tensor(t, mesh, batch_placements()); };
+    }
+    records = run_steps(job, {});
+  });
+  return records;
+}
+
+}  // namespace train

@@ -1,0 +1,37 @@
+// The training loop: batches in, a record of each step out. The one-device reference and the run on a mesh are the same
+// loop over the same model; only where tensors live differs.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "args.h"
+#include "data.h"
+#include "dtensor/comm.h"
+#include "model.h"
+
+namespace train {
+
+using BytesByAxis = std::map<std::string, std::int64_t>;
+
+struct StepRecord {
+  std::int64_t step = 0, tokens = 0;
+  double loss = 0, grad_norm = 0, lr = 0, seconds = 0;
+  BytesByAxis moved = {};  // what this rank received from others, by mesh axis
+};
+
+using OnStep = std::function<void(const StepRecord&)>;
+
+GptConfig gpt_config(const Options& options);
+
+// Collective over `world`. on_step is called on every rank.
+std::vector<StepRecord> train_on_mesh(const dtensor::Communicator& world, const Options& options, const Corpus& corpus,
+                                      const OnStep& on_step);
+
+// Plain tensors, no mesh. With dropout: a mesh of one rank, since ATen's own generator numbers by order of calls. The
+// batch is summed in `pieces` parts, which changes rounding only.
+std::vector<StepRecord> train_on_one_device(const Options& options, const Corpus& corpus, std::int64_t pieces = 1);
+
+}  // namespace train

@@ -1,0 +1,163 @@
+// The training program's parts that need no ranks: command line, data, log, picture, comparison, plan.
+#include <gtest/gtest.h>
+
+#include <rapidcheck/gtest.h>
+#include <filesystem>
+#include <fstream>
+
+#include "train/args.h"
+#include "train/compare.h"
+#include "train/data.h"
+#include "train/log.h"
+#include "train/plan.h"
+#include "train/plot.h"
+
+namespace {
+
+using namespace train;
+namespace fs = std::filesystem;
+
+Options parse(std::vector<std::string> words) {
+  words.insert(words.begin(), "train");
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  std::optional<int> exit_status;
+  return parse_args(static_cast<int>(argv.size()), argv.data(), exit_status);
+}
+
+std::string usage_error_of(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+fs::path temporary_folder(const char* name) {
+  fs::path folder = fs::temp_directory_path() / "dtensor_train_test" / name;
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  return folder;
+}
+
+TEST(Args, MeshNamesComeInAnyOrderAndDefaultToOne) {
+  const MeshShape shape = parse_mesh("tp=3,replicate=2");
+  EXPECT_EQ(shape.str(), "replicate=2, shard=1, tp=3");
+  EXPECT_EQ(shape.size(), 6);
+}
+
+TEST(Args, MistakesAreOneLineThatNamesThem) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> mistakes = {
+      {{"--mesh", "dp=2"}, "dp"},    {{"--mesh", "tp=0"}, "tp=0"},           {{"--mesh", "tp=2,tp=2"}, "tp"},
+      {{"--mesh", "tp"}, "tp"},      {{"--mesh", "tp=two"}, "tp=two"},       {{"--mesh", "tp=2", "--ranks", "3"}, "3"},
+      {{"--model", "huge"}, "huge"}, {{"--dtype", "int8"}, "int8"},          {{"--dropout", "1.5"}, "--dropout"},
+      {{"--steps", "0"}, "--steps"}, {{"--no-such-flag"}, "--no-such-flag"},
+  };
+  for (const auto& [words, named] : mistakes) {
+    const std::string error = usage_error_of([&] { parse(words); });
+    EXPECT_NE(error.find(named), std::string::npos) << named << ": " << error;
+    EXPECT_EQ(error.find('\n'), std::string::npos) << error;
+  }
+}
+
+TEST(Args, MeshMustHaveAsManyRanksAsTheProgram) {
+  Options options;
+  EXPECT_EQ(fit_mesh(options, 3).shard, 3);
+  options.mesh = parse_mesh("shard=2,tp=2");
+  EXPECT_EQ(fit_mesh(options, 4).tp, 2);
+  EXPECT_THROW(fit_mesh(options, 3), UsageError);
+}
+
+TEST(Data, FoldersAreReadInSortedOrder) {
+  const fs::path folder = temporary_folder("data");
+  std::ofstream(folder / "b.txt") << "world";
+  std::ofstream(folder / "a.txt") << "hello ";
+  const Corpus corpus = Corpus::read({folder.string()}, 10);
+  EXPECT_EQ(corpus.files(), 2);
+  const Batch batch = corpus.batch(0, 0, 1, 10);  // one place only to start from
+  EXPECT_EQ(batch.ids[0][0].item<int>(), 'h');
+  EXPECT_EQ(batch.targets[0][9].item<int>(), 'd');
+}
+
+TEST(Data, MissingOrShortTextIsAUsageError) {
+  EXPECT_NE(usage_error_of([] { Corpus::read({"no/such/file"}, 4); }).find("no/such/file"), std::string::npos);
+  const fs::path folder = temporary_folder("short");
+  std::ofstream(folder / "a.txt") << "abc";
+  EXPECT_NE(usage_error_of([&] { Corpus::read({folder.string()}, 16); }).find("16"), std::string::npos);
+}
+
+RC_GTEST_PROP(Data, BatchesDependOnSeedAndStepOnlyAndTargetsAreNextBytes, ()) {
+  static const Corpus corpus = Corpus::read({std::string(DTENSOR_TEST_DATA)}, 64);
+  const auto seed = *rc::gen::inRange<std::uint64_t>(0, 100), step = *rc::gen::inRange<std::uint64_t>(0, 1000);
+  const auto rows = *rc::gen::inRange<std::int64_t>(1, 5), length = *rc::gen::inRange<std::int64_t>(2, 64);
+  const Batch a = corpus.batch(seed, step, rows, length), b = corpus.batch(seed, step, rows, length);
+  RC_ASSERT(at::equal(a.ids, b.ids));
+  RC_ASSERT(at::equal(a.ids.narrow(1, 1, length - 1), a.targets.narrow(1, 0, length - 1)));
+  RC_ASSERT(a.ids.min().item<int>() >= 0 && a.targets.max().item<int>() < 256);
+}
+
+TEST(Log, OneJsonObjectAStep) {
+  const fs::path file = temporary_folder("log") / "log.jsonl";
+  StepLog log(file.string());
+  log.add({.step = 0, .tokens = 8, .loss = 2.5, .moved = {{"tp", 64}}});
+  log.add({.step = 1, .tokens = 8, .loss = 1.5});
+  std::ifstream in(file);
+  std::string line;
+  std::getline(in, line);
+  EXPECT_EQ(line.rfind("{\"step\":0,\"loss\":2.5,\"grad_norm\":", 0), 0) << line;
+  EXPECT_NE(line.find("\"bytes_received\":{\"tp\":64}"), std::string::npos) << line;
+  std::getline(in, line);
+  EXPECT_EQ(line.rfind("{\"step\":1,", 0), 0) << line;
+}
+
+TEST(Log, UnwritableFilesAreAUsageError) {
+  EXPECT_NE(usage_error_of([] { check_writable("--plot", "no/such/folder/x.svg"); }).find("--plot"), std::string::npos);
+}
+
+TEST(Plot, HoldsEachCurveItsNameAndTheBound) {
+  const std::string svg = to_svg({.title = "a < b",
+                                  .curves = {{"one device", {3, 2, 1}}, {"mesh", {3, 2, 1}}},
+                                  .difference = {0, 1e-7, 1e-6},
+                                  .bound = 1e-5});
+  for (const char* part : {"a &lt; b", "one device", "mesh", "bound 1e-05", "</svg>"}) {
+    EXPECT_NE(svg.find(part), std::string::npos) << part;
+  }
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+}
+
+TEST(Plot, FlatAndBrokenCurvesStillDraw) {
+  for (const std::vector<double>& values : {std::vector<double>{1, 1, 1}, {1}, {NAN, 2, INFINITY}, {NAN}}) {
+    const std::string svg = to_svg({.title = "t", .curves = {{"c", values}}});
+    EXPECT_EQ(svg.find("nan"), std::string::npos);
+    EXPECT_EQ(svg.find("inf"), std::string::npos);
+  }
+}
+
+RC_GTEST_PROP(Plot, TicksLieInsideTheirRange, ()) {
+  const double low = *rc::gen::inRange(-1000, 1000) * 0.01, high = low + *rc::gen::inRange(1, 100000) * 0.001;
+  const std::vector<double> ticks = nice_ticks(low, high, 6);
+  RC_ASSERT(ticks.size() >= 2u && ticks.size() <= 8u);
+  RC_ASSERT(ticks.front() >= low - 1e-6 && ticks.back() <= high + 1e-6);
+}
+
+TEST(Compare, TheLargestDifferenceCountsAndNanIsNoEquality) {
+  EXPECT_NEAR(relative_difference({1.0, 2.2}, {1.0, 2.0})[1], 0.1, 1e-12);
+  EXPECT_FALSE((Comparison{.largest = NAN, .bound = 1}.equal()));
+  EXPECT_TRUE((Comparison{.largest = 0, .bound = 0}.equal()));
+}
+
+TEST(Plan, EveryParameterIsPlacedAsMeant) {
+  const MeshShape shape{.replicate = 2, .shard = 2, .tp = 2};
+  const auto placed = [&](const char* name) { return dtensor::to_string(parameter_placements(name, shape)); };
+  EXPECT_EQ(placed("wte.weight"), "[R, SS(0, 2)*, S(0)]");
+  EXPECT_EQ(placed("h.0.attn.q_proj.weight"), "[R, SS(0, 2)*, S(0)]");
+  EXPECT_EQ(placed("h.0.attn.o_proj.weight"), "[R, S(0)*, S(1)]");
+  EXPECT_EQ(placed("h.0.mlp.ffn1.weight"), "[R, SS(0, 2)*, S(0)]");
+  EXPECT_EQ(placed("h.0.mlp.ffn2.weight"), "[R, S(0)*, S(1)]");
+  EXPECT_EQ(placed("h.0.ln1.weight"), "[R, S(0)*, R]");
+  EXPECT_EQ(placed("lm_head.weight"), "[R, SS(0, 2)*, S(0)]");
+  EXPECT_EQ(dtensor::to_string(parameter_placements("wte.weight", {.shard = 2})), "[R, S(0)*, S(0)]");
+}
+
+}  // namespace
