@@ -49,7 +49,8 @@ Comparison compare_with_one_device(const Options& options, const Corpus& corpus,
   result.reference = losses(train_on_one_device(options, corpus));
   result.difference = relative_difference(losses(records), result.reference);
   result.largest = largest(result.difference);
-  result.bound = floor_of(options.dtype);
+  result.first = result.difference.front();
+  result.bound = result.first_bound = floor_of(options.dtype);
   // Dropout draws by position in the batch, so a split batch is another run and gives no spread.
   const bool has_spread = options.dtype != Dtype::float64 && options.dropout == 0 && options.batch > 1;
   if (!result.equal() && has_spread) {

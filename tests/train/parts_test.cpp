@@ -144,6 +144,7 @@ RC_GTEST_PROP(Plot, TicksLieInsideTheirRange, ()) {
 TEST(Compare, TheLargestDifferenceCountsAndNanIsNoEquality) {
   EXPECT_NEAR(relative_difference({1.0, 2.2}, {1.0, 2.0})[1], 0.1, 1e-12);
   EXPECT_FALSE((Comparison{.largest = NAN, .bound = 1}.equal()));
+  EXPECT_FALSE((Comparison{.largest = 0.1, .bound = 0.2, .first = 0.1, .first_bound = 1e-5}.equal()));
   EXPECT_TRUE((Comparison{.largest = 0, .bound = 0}.equal()));
 }
 

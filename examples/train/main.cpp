@@ -1,0 +1,137 @@
+// The program: reads the command line, starts the ranks, trains, reports. Exit status: 0; 1 where training failed or
+// the curves differ; 2 where the user asked for something that cannot be.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <iostream>
+
+#include "args.h"
+#include "compare.h"
+#include "data.h"
+#include "dtensor/launch.h"
+#include "log.h"
+#include "plot.h"
+#include "progress.h"
+#include "run.h"
+#include "trace.h"
+
+namespace {
+
+using namespace train;
+
+// What rank 0 has to tell after its peers are gone.
+struct Outcome {
+  std::string where, usage_error;
+  std::vector<StepRecord> records;
+  bool reports = false;  // this process holds rank 0
+};
+
+std::vector<StepRecord> train_and_show(const dtensor::Communicator& world, const Options& options,
+                                       const Corpus& corpus) {
+  const bool shows = world.rank() == 0;
+  StepLog log(shows ? options.log : "");
+  Progress progress(options.steps);
+  return train_on_mesh(world, options, corpus, [&](const StepRecord& record) {
+    if (!shows) return;
+    log.add(record);
+    progress.show(record);
+  });
+}
+
+// Every rank comes to the same answer, so none waits for one that left.
+std::string find_usage_error(const dtensor::Communicator& world, const Options& options) {
+  if (!options.backend.empty() && options.backend != world.backend_name()) {
+    return fmt::format("--backend {}: the program was started on the {} backend{}", options.backend,
+                       world.backend_name(), options.backend == "mpi" ? "; use mpirun -n RANKS" : "");
+  }
+  try {
+    fit_mesh(options, world.size());
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::vector<StepRecord> train_and_trace(const dtensor::Communicator& world, const Options& options,
+                                        const Corpus& corpus) {
+  if (options.trace.empty()) return train_and_show(world, options, corpus);
+  Trace trace(world);
+  std::vector<StepRecord> records = train_and_show(world, options, corpus);
+  trace.write(options.trace);
+  return records;
+}
+
+void run_rank(const dtensor::Communicator& world, const Options& options, const Corpus& corpus, Outcome& outcome) {
+  const std::string backend = world.backend_name();
+  const bool only_rank_here = backend != "local";
+  const std::string usage_error = find_usage_error(world, options);
+  std::vector<StepRecord> records;
+  if (usage_error.empty()) records = train_and_trace(world, options, corpus);
+  if (world.rank() != 0 && !only_rank_here) return;  // thread ranks share `outcome`
+  outcome.usage_error = usage_error;
+  outcome.records = std::move(records);
+  outcome.reports = world.rank() == 0;
+  if (!usage_error.empty()) return;
+  outcome.where = fmt::format("{} ({} {})", fit_mesh(options, world.size()).str(), world.size(),
+                              only_rank_here ? backend + " ranks" : "thread ranks");
+}
+
+void write_plot(const Options& options, const Outcome& outcome, const Comparison* comparison) {
+  if (options.plot.empty()) return;
+  Picture picture{.title =
+                      fmt::format("{}: {} steps of AdamW, {}", options.model, options.steps, to_string(options.dtype))};
+  if (comparison != nullptr) {
+    picture.curves.push_back({"one device", comparison->reference});
+    picture.difference = comparison->difference;
+    picture.bound = comparison->bound;
+  }
+  picture.curves.push_back({outcome.where, losses(outcome.records)});
+  write_svg(options.plot, picture);
+  fmt::print("picture: {}\n", options.plot);
+}
+
+int report(const Options& options, const Corpus& corpus, const Outcome& outcome) {
+  print(summary(options, outcome.where, outcome.records));
+  if (!options.compare) {
+    write_plot(options, outcome, nullptr);
+    return 0;
+  }
+  std::fputs("training on one device to compare\n", stderr);
+  const Comparison comparison = compare_with_one_device(options, corpus, outcome.records);
+  fmt::print(
+      "largest relative difference of the loss from one device: {:.2e} (bound {:.2e}, {} steps; {:.2e} at step 0, "
+      "bound {:.2e}): {}\n",
+      comparison.largest, comparison.bound, comparison.difference.size(), comparison.first, comparison.first_bound,
+      comparison.equal() ? "the curves coincide" : "THE CURVES DIFFER");
+  write_plot(options, outcome, &comparison);
+  return comparison.equal() ? 0 : 1;
+}
+
+int run(int argc, char** argv) {
+  std::optional<int> exit_status;
+  const Options options = parse_args(argc, argv, exit_status);
+  if (exit_status) return *exit_status;
+  check_writable("--log", options.log);
+  check_writable("--plot", options.plot);
+  check_writable("--trace", options.trace);
+  const Corpus corpus = Corpus::read(options.data, options.seq);
+  Outcome outcome;
+  const int status =
+      dtensor::launch(argc, argv, [&](dtensor::Communicator world) { run_rank(world, options, corpus, outcome); });
+  if (status != 0) return status;
+  if (!outcome.usage_error.empty()) return report_usage_error(outcome.usage_error);
+  return outcome.reports ? report(options, corpus, outcome) : 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const UsageError& error) {
+    return report_usage_error(error.what());
+  } catch (const std::exception& error) {
+    std::cerr << "train: " << error.what() << "\n";
+    return 1;
+  }
+}

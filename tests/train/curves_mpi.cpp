@@ -1,0 +1,46 @@
+// The reference run's losses and gradient norms under mpirun, on every mesh (replicate, shard, tp) of the world's size.
+#include <ATen/ATen.h>
+
+#include <cstdio>
+
+#include "dtensor/launch.h"
+#include "mesh_run.h"
+
+namespace {
+
+using oracle::Curves;
+using oracle::Variant;
+
+std::vector<train::MeshShape> shapes_of(int ranks) {
+  std::vector<train::MeshShape> shapes;
+  for (int replicate = 1; replicate <= ranks; ++replicate) {
+    for (int shard = 1; shard <= ranks / replicate; ++shard) {
+      const train::MeshShape shape{replicate, shard, ranks / replicate / shard};
+      if (shape.size() == ranks) shapes.push_back(shape);
+    }
+  }
+  return shapes;
+}
+
+void check_close(const std::vector<double>& got, const std::vector<double>& expected, const std::string& what) {
+  for (std::size_t step = 0; step < expected.size(); ++step) {
+    const double difference = std::abs(got.at(step) - expected[step]) / std::abs(expected[step]);
+    TORCH_CHECK(difference <= 1e-5, what, " of step ", step, " is ", got[step], ", not ", expected[step]);
+  }
+}
+
+void check_all(const dtensor::Communicator& world) {
+  for (const train::MeshShape& shape : shapes_of(world.size())) {
+    for (const bool loss_parallel : {false, true}) {
+      const Curves curves = oracle::run_on_mesh(world, {.shape = shape, .loss_parallel = loss_parallel});
+      const std::string what = shape.str() + (loss_parallel ? " with loss parallel" : "");
+      check_close(curves.loss, oracle::curve("loss"), what + ": loss");
+      check_close(curves.grad_norm, oracle::curve("grad_norm"), what + ": gradient norm");
+      if (world.rank() == 0) std::printf("ok %s (%s)\n", what.c_str(), world.backend_name());
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return dtensor::launch(argc, argv, check_all); }

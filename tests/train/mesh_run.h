@@ -1,0 +1,52 @@
+// The reference run on a mesh: the same model and optimizer on DTensors placed by the example's plan.
+#pragma once
+
+#include <vector>
+
+#include "dtensor/comm.h"
+#include "dtensor/random.h"
+#include "dtensor/tensor.h"
+#include "oracle.h"
+#include "train/adamw.h"
+#include "train/plan.h"
+
+namespace oracle {
+
+struct Curves {
+  std::vector<double> loss, grad_norm;
+};
+
+struct Variant {
+  train::MeshShape shape = {};
+  bool loss_parallel = false;
+  double dropout = 0;
+  at::ScalarType dtype = at::kFloat;
+};
+
+inline double whole(const at::Tensor& t) { return dtensor::DTensor(t.detach()).full_tensor().item<double>(); }
+
+inline Curves run_on_mesh(const dtensor::Communicator& world, const Variant& variant) {
+  const dtensor::DeviceMesh mesh = train::make_mesh(world, variant.shape);
+  dtensor::manual_seed(mesh, 7);
+  const train::Parameters p = parameters([&](const std::string& name, const at::Tensor& t) -> at::Tensor {
+    return dtensor::distribute_tensor(t.to(variant.dtype), mesh, train::parameter_placements(name, variant.shape));
+  });
+  const auto place = [&](const at::Tensor& t) {
+    return dtensor::distribute_tensor(t, mesh, train::batch_placements());
+  };
+  train::GptConfig config = train::tiny();
+  config.dropout = variant.dropout;
+  train::AdamW optimizer(p.tensors(), {});
+  Curves curves;
+  for (std::int64_t step = 0; step < 10; ++step) {
+    const Batch b = batch(step);
+    const at::Tensor loss = train::gpt_loss(config, p, place(b.ids), place(b.targets),
+                                            variant.loss_parallel ? train::LogitsHook{} : train::gather_classes());
+    loss.backward();
+    curves.grad_norm.push_back(whole(optimizer.step()));
+    curves.loss.push_back(whole(loss));
+  }
+  return curves;
+}
+
+}  // namespace oracle
