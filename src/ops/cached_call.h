@@ -5,6 +5,7 @@
 
 #include "ops/call_view.h"
 #include "ops/local_call.h"
+#include "placement/stride_order.h"
 #include "redistribute/plan.h"
 #include "tensor/impl/dtensor_impl.h"
 
@@ -27,9 +28,17 @@ struct OutputAction {
   int alias = -1;                             // in-place, out=: the operand that is returned
   int base = -1;                              // view: the operand that it is a view of
   std::int64_t offset_delta = 0;
+  bool contiguous = false;                     // fresh result, global strides contiguous: so must be the local ones
+  bool ordered = false;                        // fresh result, global strides a dense permutation
   bool dynamic = false;   // sizes are those of the (replicated) local result
   bool detached = false;  // view of an operand that had to be redistributed
 };
+
+// A fresh local result whose memory order is not that of its spec (placement/stride_order.h).
+inline bool out_of_order(const OutputAction& action, const at::Tensor& local) {
+  if (C10_LIKELY(action.contiguous)) return !local.is_contiguous();
+  return action.ordered && !follows_order(local, *action.spec);
+}
 
 struct CachedCall {
   CallKey key;

@@ -45,7 +45,8 @@ at::Tensor moved_input(const Frame& frame, std::size_t index, const at::Tensor& 
     auto provided = as_dtensor(impl)->hooks->use(DTensor(frame.operands[index]), action.to->placements);
     if (provided.defined()) return provided;
   }
-  return execute_plan(action.plan, local, *action.from);
+  auto result = execute_plan(action.plan, local, *action.from);
+  return result.is_alias_of(local) ? result : in_order_of(std::move(result), *action.to);
 }
 
 at::Tensor input_for(const Frame& frame, std::size_t index) {
@@ -139,7 +140,8 @@ at::Tensor wrap(const Frame& frame, const OutputAction& action, const at::Tensor
   std::int64_t offset = 0;
   if (frame.call.member) check_local_sizes(frame, *action.spec, local);
   if (action.base >= 0) offset = frame.operands[action.base].storage_offset() + action.offset_delta;
-  auto impl = c10::make_intrusive<DTensorImpl>(*action.prototype, local, offset);
+  auto ordered = frame.call.member && out_of_order(action, local) ? in_order_of(local, *action.spec) : local;
+  auto impl = c10::make_intrusive<DTensorImpl>(*action.prototype, std::move(ordered), offset);
   if (action.detached) impl->mark_detached_view(*as_dtensor(frame.view.operands[action.base]));
   return at::Tensor(std::move(impl));
 }

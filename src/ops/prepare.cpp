@@ -86,6 +86,8 @@ OutputAction make_output(const OutputDecision& decision, const CachedCall& call)
   action.spec = intern_spec(decision.mesh, decision.placements, meta.sizes, meta.strides, meta.dtype);
   if (action.alias >= 0 && !decision.is_view) return action;
   action.prototype = c10::make_intrusive<DTensorImpl>(action.spec, at::Tensor());
+  action.contiguous = !decision.is_view && action.prototype->is_contiguous();
+  action.ordered = !decision.is_view && has_dense_order(*action.spec);
   if (decision.is_view) {
     action.base = std::max(action.alias, 0);
     action.alias = -1;

@@ -109,6 +109,7 @@ inline at::Tensor wrap(const OpEntry& entry, const CachedCall& call, const CallV
   const auto& action = call.outputs[index];
   if (!action.spec || !local.defined()) return std::move(local);
   check_result(entry, call, *action.spec, local);
+  if (C10_UNLIKELY(out_of_order(action, local))) local = in_order_of(std::move(local), *action.spec);
   const auto offset = action.base < 0 ? 0 : view.operands[action.base]->storage_offset() + action.offset_delta;
   return at::Tensor(c10::make_intrusive<DTensorImpl>(*action.prototype, std::move(local), offset));
 }

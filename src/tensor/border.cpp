@@ -8,6 +8,7 @@
 #include "ops/leaf_hook.h"
 #include "ops/plain_operand.h"
 #include "placement/shard_map.h"
+#include "placement/stride_order.h"
 #include "redistribute/execute.h"
 
 namespace dtensor {
@@ -152,7 +153,8 @@ at::Tensor move_local(const DTensorImpl& tensor, const Placements& placements) {
   at::AutoDispatchBelowADInplaceOrView guard;
   const auto plan = plan_redistribute(spec, placements);
   auto local = execute_plan(plan, tensor.local(), spec);
-  return !plan.empty() && local.is_alias_of(tensor.local()) ? local.clone(at::MemoryFormat::Contiguous) : local;
+  if (!plan.empty() && local.is_alias_of(tensor.local())) local = local.clone(at::MemoryFormat::Contiguous);
+  return plan.empty() ? local : in_order_of(std::move(local), spec);
 }
 
 at::Tensor redistribute_tensor(const at::Tensor& tensor, Placements placements) {

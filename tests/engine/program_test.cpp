@@ -66,6 +66,13 @@ const std::vector<Case>& cases() {
        [](const auto& t) {
          return t[0].permute({2, 0, 1}).contiguous().flatten(0, 1) * 3;
        }},
+      {"moved then flattened",
+       [](Draw& d) { return std::vector<Shape>{d.sizes(3, 1)}; },
+       [](const auto& t) {
+         // Softmax needs a whole dimension: what it gets was gathered; the reshape after it is a view of the global tensor.
+         const auto s = t[0].sizes();
+         return at::softmax(t[0].transpose(0, 1), 0).transpose(0, 1).reshape({s[0], s[1] * s[2]}) * 2;
+       }},
       {"linear 3d",
        [](Draw& d) {
          auto s = d.sizes(4, 1);
@@ -116,7 +123,7 @@ TEST_P(Programs, EqualOneDevice) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Programs, testing::Range<std::size_t>(0, 10), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(All, Programs, testing::Range<std::size_t>(0, cases().size()), [](const auto& info) {
   std::string name = cases()[info.param].name;
   std::replace(name.begin(), name.end(), ' ', '_');
   return name;

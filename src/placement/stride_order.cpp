@@ -1,0 +1,59 @@
+// Compares and restores the memory order of local tensors.
+#include "placement/stride_order.h"
+
+#include <ATen/ops/empty_strided.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace dtensor {
+namespace {
+
+// Dimensions from the slowest to the fastest; those of size 1 do not matter.
+c10::SmallVector<std::int64_t, 6> dimension_order(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  c10::SmallVector<std::int64_t, 6> order;
+  for (std::int64_t d = 0; d < static_cast<std::int64_t>(sizes.size()); ++d) {
+    if (sizes[d] != 1) order.push_back(d);
+  }
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return strides[a] > strides[b]; });
+  return order;
+}
+
+}  // namespace
+
+bool has_dense_order(const TensorSpec& spec) {
+  std::int64_t step = 1;
+  const auto order = dimension_order(spec.sizes, spec.strides);
+  for (auto it = order.rbegin(); it != order.rend(); ++it) {
+    if (spec.strides[*it] != step) return false;
+    step *= spec.sizes[*it];
+  }
+  return true;
+}
+
+bool follows_order(const at::Tensor& local, const TensorSpec& spec) {
+  if (local.numel() < 2) return true;
+  std::int64_t step = 1;
+  const auto order = dimension_order(spec.sizes, spec.strides);
+  for (auto it = order.rbegin(); it != order.rend(); ++it) {
+    if (local.size(*it) == 1) continue;
+    if (local.stride(*it) != step) return false;
+    step *= local.size(*it);
+  }
+  return true;
+}
+
+at::Tensor in_order_of(at::Tensor local, const TensorSpec& spec) {
+  if (!local.defined() || !has_dense_order(spec) || follows_order(local, spec)) return local;
+  at::DimVector strides(local.dim(), 1);
+  std::int64_t step = 1;
+  const auto order = dimension_order(spec.sizes, spec.strides);
+  for (auto it = order.rbegin(); it != order.rend(); ++it) {
+    strides[*it] = step;
+    step *= std::max<std::int64_t>(local.size(*it), 1);
+  }
+  auto dense = at::empty_strided(local.sizes(), strides, local.options());
+  return dense.copy_(local);
+}
+
+}  // namespace dtensor
