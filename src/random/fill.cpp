@@ -85,6 +85,12 @@ void fill_range(const at::Tensor& local, const GlobalRegion& region, RandomKey k
   fill(local, region, key, dist::Integer{from, range});
 }
 
+// False where the device has no kernel for it.
+bool fill_dense(const at::Tensor& dense, const GlobalRegion& region, RandomKey key, const Distribution& distribution) {
+  const auto kernel = dense.is_cpu() ? &fill_cpu : kernels[static_cast<std::size_t>(dense.device().type())].load();
+  return kernel != nullptr && kernel(dense, region, key, distribution);
+}
+
 }  // namespace
 
 void fill_uniform(const at::Tensor& local, const GlobalRegion& region, RandomKey key, double from, double to) {
@@ -187,15 +193,15 @@ void fill(const at::Tensor& local, const GlobalRegion& region, RandomKey key, co
   if (local.numel() == 0) {
     return;
   }
-  auto kernel = local.is_cpu() ? &fill_cpu : kernels[static_cast<std::size_t>(local.device().type())].load();
-  const bool by_cpu = kernel == nullptr;
-  if (!by_cpu && local.is_contiguous()) {
-    return kernel(local, region, key, distribution);
+  const auto dense = local.is_contiguous() ? local : at::empty(local.sizes(), local.options());
+  if (!fill_dense(dense, region, key, distribution)) {
+    const auto on_cpu = at::empty(local.sizes(), local.options().device(at::kCPU));
+    fill_cpu(on_cpu, region, key, distribution);
+    dense.copy_(on_cpu);
   }
-  const auto device = by_cpu ? at::Device(at::kCPU) : local.device();
-  const auto dense = at::empty(local.sizes(), local.options().device(device));
-  (by_cpu ? &fill_cpu : kernel)(dense, region, key, distribution);
-  local.copy_(dense);
+  if (!local.is_contiguous()) {
+    local.copy_(dense);
+  }
 }
 
 }  // namespace dtensor

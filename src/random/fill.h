@@ -7,6 +7,7 @@
 
 #include <optional>
 
+#include "dtensor/export.h"
 #include "random/distribution.h"
 #include "random/philox.h"
 #include "random/region.h"
@@ -39,10 +40,11 @@ at::Tensor random_permutation(std::int64_t n, RandomKey key, at::TensorOptions o
 // Fills with `distribution`, by the kernel of the tensor's device; devices without one are filled by way of the CPU.
 void fill(const at::Tensor& local, const GlobalRegion& region, RandomKey key, const Distribution& distribution);
 
-// `local` is contiguous and on the kernel's device. Registered by the CUDA part when it is loaded.
-using FillKernel = void (*)(const at::Tensor& local, const GlobalRegion& region, RandomKey key,
+// `local` is contiguous, not empty and on the kernel's device. False: not served, fill it by way of the CPU.
+using FillKernel = bool (*)(const at::Tensor& local, const GlobalRegion& region, RandomKey key,
                             const Distribution& distribution);
-void register_fill_kernel(c10::DeviceType device, FillKernel kernel);
-void fill_cpu(const at::Tensor& local, const GlobalRegion& region, RandomKey key, const Distribution& distribution);
+// Called by the CUDA part when it is loaded.
+DTENSOR_API void register_fill_kernel(c10::DeviceType device, FillKernel kernel);
+bool fill_cpu(const at::Tensor& local, const GlobalRegion& region, RandomKey key, const Distribution& distribution);
 
 }  // namespace dtensor

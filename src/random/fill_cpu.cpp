@@ -124,8 +124,9 @@ void fill_with(const at::Tensor& local, const GlobalRegion& region, RandomKey ke
 
 }  // namespace
 
-void fill_cpu(const at::Tensor& local, const GlobalRegion& region, RandomKey key, const Distribution& distribution) {
+bool fill_cpu(const at::Tensor& local, const GlobalRegion& region, RandomKey key, const Distribution& distribution) {
   std::visit([&](const auto& dist) { fill_with(local, region, key, dist); }, distribution);
+  return true;
 }
 
 }  // namespace dtensor

@@ -1,0 +1,92 @@
+// Registers the CUDA kernels of the random fills when the library dtensor_cuda is loaded, and describes regions to
+// them.
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "random/cuda/fill_kernel.h"
+#include "random/fill.h"
+
+namespace dtensor {
+namespace {
+
+std::optional<cuda::Type> type_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return cuda::Type::f32;
+    case at::kDouble:
+      return cuda::Type::f64;
+    case at::kHalf:
+      return cuda::Type::f16;
+    case at::kBFloat16:
+      return cuda::Type::bf16;
+    case at::kByte:
+      return cuda::Type::u8;
+    case at::kChar:
+      return cuda::Type::i8;
+    case at::kShort:
+      return cuda::Type::i16;
+    case at::kInt:
+      return cuda::Type::i32;
+    case at::kLong:
+      return cuda::Type::i64;
+    case at::kBool:
+      return cuda::Type::boolean;
+    default:
+      return std::nullopt;
+  }
+}
+
+bool is_whole(const GlobalRegion& region, std::size_t d) {
+  return region.segments[d].size() == 1 && region.segments[d][0] == Segment{0, region.sizes[d]};
+}
+
+// One run: dimensions behind some split one are whole, those before it hold a single index.
+void find_single_run(const GlobalRegion& region, cuda::Layout& layout) {
+  std::size_t split = region.sizes.size();
+  while (split > 0 && is_whole(region, split - 1)) --split;
+  layout.one_run = true;
+  layout.first = 0;
+  for (std::size_t d = 0; d < split; ++d) {
+    const auto& segments = region.segments[d];
+    layout.one_run = layout.one_run && segments.size() == 1 && (d + 1 == split || segments[0].length == 1);
+    layout.first += static_cast<std::uint64_t>(segments[0].offset * layout.strides[d]);
+  }
+}
+
+std::optional<cuda::Layout> layout_of(const at::Tensor& local, const GlobalRegion& region) {
+  cuda::Layout layout;
+  layout.ndim = static_cast<int>(region.sizes.size());
+  if (layout.ndim > cuda::Layout::kMaxDims) return std::nullopt;
+  std::int64_t stride = 1;
+  for (int d = layout.ndim - 1; d >= 0; --d) {
+    const auto& segments = region.segments[static_cast<std::size_t>(d)];
+    if (segments.size() > cuda::Layout::kMaxSegments) return std::nullopt;
+    layout.local_sizes[d] = local.size(d);
+    layout.strides[d] = stride;
+    stride *= region.sizes[static_cast<std::size_t>(d)];
+    layout.segments[d] = static_cast<int>(segments.size());
+    for (std::size_t s = 0; s < segments.size(); ++s) {
+      layout.offsets[d][s] = segments[s].offset;
+      layout.lengths[d][s] = segments[s].length;
+    }
+  }
+  find_single_run(region, layout);
+  return layout;
+}
+
+bool fill_cuda(const at::Tensor& local, const GlobalRegion& region, RandomKey key, const Distribution& distribution) {
+  const auto type = type_of(local.scalar_type());
+  const auto layout = layout_of(local, region);
+  if (!type || !layout) return false;
+  const c10::cuda::CUDAGuard guard(local.device());
+  const auto stream = c10::cuda::getCurrentCUDAStream(local.device().index());
+  const auto* error =
+      cuda::launch_fill(local.mutable_data_ptr(), *type, local.numel(), *layout, key, distribution, stream.stream());
+  TORCH_CHECK(error == nullptr, "random fill of ", local.sizes(), " on ", local.device(), ": ", error);
+  return true;
+}
+
+const bool registered = (register_fill_kernel(c10::DeviceType::CUDA, fill_cuda), true);
+
+}  // namespace
+}  // namespace dtensor
