@@ -179,7 +179,8 @@ at::Tensor take(const at::Tensor& whole, std::int64_t dim, const Segments& segme
 }
 
 void check_indices(const at::Tensor& index, std::int64_t size, const char* what) {
-  if (!index.is_cpu() || index.numel() == 0) return;
+  if (index.numel() == 0) return;
+  if (!index.is_cpu()) return at::_assert_async(index.ge(0).logical_and_(index.lt(size)).all(), what);
   const auto [low, high] = at::aminmax(index);
   const std::int64_t smallest = low.item<std::int64_t>(), largest = high.item<std::int64_t>();
   TORCH_CHECK_INDEX(smallest >= 0 && largest < size, what, " ", smallest < 0 ? smallest : largest,

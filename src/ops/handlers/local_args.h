@@ -64,7 +64,7 @@ at::Tensor to_global(const at::Tensor& local, const Segments& segments);
 // The slices of `whole` along `dim` that the segments name.
 at::Tensor take(const at::Tensor& whole, std::int64_t dim, const Segments& segments);
 
-// On CPU, as ATen: error unless every index is in [0, size). CUDA kernels of ATen assert on the device.
+// As ATen: error unless every index is in [0, size); an assertion on the device where reading it would synchronise.
 void check_indices(const at::Tensor& index, std::int64_t size, const char* what);
 
 // Sum, maximum, ... of `tensor` over the ranks of `axes`, in place where it is contiguous; nothing for no axes. bool is

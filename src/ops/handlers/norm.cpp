@@ -113,15 +113,21 @@ void check_not_empty(const LocalCall& call, std::size_t count, Order order) {
   }
 }
 
+// Where nothing is split the local norms are the norms already.
 void combine_group(const LocalCall& call, const Group& group, Order order, std::vector<at::Tensor>& norms) {
   std::vector<at::Tensor> own;
-  for (const auto i : group.members) own.push_back(norms[i].to(at::kDouble));
-  auto sums = powers(at::stack(own), order);
-  if (group.mesh != nullptr) sums = all_reduce(acting(*group.mesh), sums, order.op(), group.axes);
-  const auto results = roots(sums, order);
+  for (const auto i : group.members) own.push_back(norms[i]);
+  auto stacked = at::stack(own).to(at::kDouble);
+  if (group.mesh != nullptr) {
+    const auto sums = all_reduce(acting(*group.mesh), powers(stacked, order), order.op(), group.axes);
+    stacked = roots(sums, order);
+  }
+  const auto common = call.outputs[group.members.front()]->dtype;
+  const auto exact = stacked.unbind(), results = stacked.to(common).unbind();
   for (std::size_t k = 0; k < own.size(); ++k) {
     const auto i = group.members[k];
-    norms[i] = results[static_cast<std::int64_t>(k)].to(call.outputs[i]->dtype);
+    const auto type = call.outputs[i]->dtype;
+    norms[i] = type == common ? results[k] : exact[k].to(type);
   }
 }
 
