@@ -30,6 +30,8 @@ struct KernelCase {
 
 std::vector<at::Tensor> run_whole(const KernelCase& c);
 std::vector<at::Tensor> run_sharded(const KernelCase& c);
+// What rank 0 of the case's mesh communicates, in order: names of collectives.
+std::vector<std::string> collectives_of(const KernelCase& c);
 // Equal sizes, dtypes and values (NaN equals NaN) within a relative tolerance that suits the dtype.
 void check_close(const at::Tensor& expected, const at::Tensor& actual, const std::string& what);
 void check_case(const KernelCase& c);  // both runs, every output; skipped where the plain operator refuses

@@ -1,6 +1,7 @@
 // The fixture: slicing, running and glueing. Its own test: glueing slices gives the whole.
 #include "handlers/local_kernel_fixture.h"
 
+#include "dtensor/events.h"
 #include "mesh/mesh_impl.h"
 
 namespace dtensor::testing {
@@ -218,6 +219,21 @@ std::vector<at::Tensor> run_sharded(const KernelCase& c) {
     glued.push_back(glue(parts, c.outputs[i], c.mesh, like[i]));
   }
   return glued;
+}
+
+std::vector<std::string> collectives_of(const KernelCase& c) {
+  register_all_local_kernels();
+  const auto like = run_whole(c);
+  std::vector<std::string> names;
+  run_local(static_cast<int>(c.mesh[0]), [&](Communicator world) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    const auto mesh = init_device_mesh(world, at::kCPU, c.mesh);
+    EventListener listener([&](const Event& e) {
+      if (world.rank() == 0 && e.kind == Event::Kind::collective) names.push_back(e.name);
+    });
+    run_on_rank(c, like, mesh);
+  });
+  return names;
 }
 
 std::string describe(const KernelCase& c) {
