@@ -102,12 +102,20 @@ void FlatView::for_runs(std::int64_t begin, std::int64_t count, Visit&& visit) c
   }
 }
 
+std::int64_t FlatView::run_from(std::int64_t begin) const {
+  if (strides_.back() != 1) return 1;
+  return sizes_.size() == 1 ? numel_ - begin : sizes_.back() - begin % sizes_.back();
+}
+
 char* FlatView::direct(std::int64_t begin, std::int64_t count) const {
   if (contiguous()) return data_ + begin * static_cast<std::int64_t>(element_size_);
-  if (strides_.back() != 1 || begin % sizes_.back() + count > sizes_.back()) return nullptr;
-  char* found = nullptr;
-  for_runs(begin, count, [&](char* at, std::int64_t) { found = at; });
-  return found;
+  if (count > 1 && count > run_from(begin)) return nullptr;
+  std::int64_t rest = begin, offset = 0;
+  for (std::size_t d = sizes_.size(); d-- > 0;) {
+    offset += rest % sizes_[d] * strides_[d];
+    rest /= sizes_[d];
+  }
+  return data_ + offset * static_cast<std::int64_t>(element_size_);
 }
 
 void FlatView::gather(std::int64_t begin, std::int64_t count, void* out) const {

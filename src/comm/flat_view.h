@@ -23,6 +23,8 @@ class FlatView {
   std::size_t element_size() const { return element_size_; }
   bool contiguous() const { return sizes_.size() == 1 && strides_[0] == 1; }
 
+  // How many elements from `begin` on are adjacent in memory; 1 or fewer where the innermost stride is not 1.
+  std::int64_t run_from(std::int64_t begin) const;
   // Elements [begin, begin + count): where they lie if they are adjacent in memory, else null.
   char* direct(std::int64_t begin, std::int64_t count) const;
   // Copies elements [begin, begin + count) to or from adjacent memory.

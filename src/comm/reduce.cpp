@@ -1,5 +1,5 @@
-// The reduction kernels: block by block, so that the accumulators stay in the first-level cache and each input is read
-// once.
+// Reductions over strided sequences: finds the longest stretches that lie adjacent in every tensor and gives them to
+// the kernels (reduce_kernels.inl); packs what is finer.
 #include "comm/reduce.h"
 
 #include <c10/util/BFloat16.h>
@@ -11,16 +11,23 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <memory>
 
-#include "comm/copy.h"
 #include "comm/half_blocks.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #pragma GCC optimize("O3")
 
 namespace dtensor {
 namespace {
 
-constexpr std::int64_t kBlock = 1024;  // elements of one accumulator block
+constexpr std::int64_t kTile = 128;                           // elements that the kernels have in the cache at once
+constexpr std::int64_t kBlock = 1024;                         // elements that are packed at once
+constexpr std::int64_t kShortRun = 64;                        // below: packing is cheaper than a call of the kernels
+constexpr std::int64_t kStreamBytes = std::int64_t{1} << 20;  // results that large bypass the cache
 
 template <class T>
 struct Accumulator {
@@ -34,20 +41,6 @@ template <>
 struct Accumulator<at::Half> {
   using type = float;
 };
-
-template <class T>
-void load(const T* in, T* out, std::int64_t n) {
-  std::memcpy(out, in, n * sizeof(T));
-}
-inline void load(const at::BFloat16* in, float* out, std::int64_t n) { to_float(in, out, n); }
-inline void load(const at::Half* in, float* out, std::int64_t n) { to_float(in, out, n); }
-
-template <class T>
-void store(const T* in, T* out, std::int64_t n) {
-  std::memcpy(out, in, n * sizeof(T));
-}
-inline void store(const float* in, at::BFloat16* out, std::int64_t n) { from_float(in, out, n); }
-inline void store(const float* in, at::Half* out, std::int64_t n) { from_float(in, out, n); }
 
 // Sums of integers wrap, as everywhere in ATen; bool sums are "any", products "all".
 struct Add {
@@ -68,65 +61,108 @@ struct Multiply {
 struct Max {
   template <class A>
   static A apply(A a, A b) {
-    return a > b || a != a ? a : b;
+    return (a > b) | (a != a) ? a : b;
   }
 };
 struct Min {
   template <class A>
   static A apply(A a, A b) {
-    return a < b || a != a ? a : b;
+    return (a < b) | (a != a) ? a : b;
   }
 };
 
-// Combines one input into the accumulators; the half types are widened into `wide` first.
-template <class Op, class T, class A>
-void combine(A* acc, const T* in, std::int64_t n) {
-  if constexpr (std::is_same_v<T, A>) {
-    for (std::int64_t i = 0; i < n; ++i) acc[i] = Op::apply(acc[i], in[i]);
-  } else {
-    std::array<A, kBlock> wide;
-    load(in, wide.data(), n);
-    for (std::int64_t i = 0; i < n; ++i) acc[i] = Op::apply(acc[i], wide[i]);
+namespace any_processor {
+inline void store_tile(void* to, const void* tile, std::size_t bytes) { std::memcpy(to, tile, bytes); }
+inline void stream_tile(void* to, const void* tile, std::size_t bytes) { std::memcpy(to, tile, bytes); }
+#include "comm/reduce_kernels.inl"
+}  // namespace any_processor
+
+#if defined(__x86_64__)
+#pragma GCC push_options
+#pragma GCC target("avx2,f16c")
+namespace avx2 {
+// Not memcpy: of this size it is a string instruction, which is slow to start.
+inline void store_tile(void* to, const void* tile, std::size_t bytes) {
+  auto* target = static_cast<__m256i*>(to);
+  const auto* source = static_cast<const __m256i*>(tile);
+  for (std::size_t i = 0; i < bytes / sizeof(__m256i); ++i)
+    _mm256_storeu_si256(target + i, _mm256_load_si256(source + i));
+}
+inline void stream_tile(void* to, const void* tile, std::size_t bytes) {
+  if (reinterpret_cast<std::uintptr_t>(to) % 32 != 0) return store_tile(to, tile, bytes);
+  auto* target = static_cast<__m256i*>(to);
+  const auto* source = static_cast<const __m256i*>(tile);
+  for (std::size_t i = 0; i < bytes / sizeof(__m256i); ++i)
+    _mm256_stream_si256(target + i, _mm256_load_si256(source + i));
+}
+#include "comm/reduce_kernels.inl"
+}  // namespace avx2
+#pragma GCC pop_options
+
+bool has_avx2() {
+  static const bool yes = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  return yes;
+}
+#endif
+
+void reduce_all(void* const* out, int targets, const void* const* in, int n, std::int64_t count, at::ScalarType dtype,
+                ReduceOp op, bool stream) {
+#if defined(__x86_64__)
+  if (has_avx2()) {
+    avx2::reduce_any(out, targets, in, n, count, dtype, op, stream);
+    if (stream) _mm_sfence();
+    return;
   }
+#endif
+  any_processor::reduce_any(out, targets, in, n, count, dtype, op, stream);
 }
 
-template <class Op, class T>
-void reduce_typed(T* out, const T* const* in, int n, std::int64_t count, bool average) {
-  using A = typename Accumulator<T>::type;
-  std::array<A, kBlock> acc;
-  for (std::int64_t begin = 0; begin < count; begin += kBlock) {
-    const std::int64_t size = std::min(kBlock, count - begin);
-    load(in[0] + begin, acc.data(), size);
-    for (int k = 1; k < n; ++k) combine<Op>(acc.data(), in[k] + begin, size);
-    if constexpr (!std::is_integral_v<A>) {
-      const A divisor(static_cast<float>(n));
-      if (average) {
-        for (std::int64_t i = 0; i < size; ++i) acc[i] = acc[i] / divisor;
-      }
-    }
-    store(acc.data(), out + begin, size);
-  }
+using Views = c10::ArrayRef<FlatView>;
+
+// How many elements from `at` on lie adjacent in every view.
+std::int64_t common_run(Views a, Views b, std::int64_t at, std::int64_t most) {
+  for (const auto& view : a) most = std::min(most, view.run_from(at));
+  for (const auto& view : b) most = std::min(most, view.run_from(at));
+  return most;
 }
 
-template <class T>
-void reduce_op(void* out, const void* const* in, int n, std::int64_t count, ReduceOp op) {
-  auto* target = static_cast<T*>(out);
-  const auto* sources = reinterpret_cast<const T* const*>(in);
-  switch (op) {
-    case ReduceOp::sum:
-      return reduce_typed<Add>(target, sources, n, count, false);
-    case ReduceOp::avg:
-      return reduce_typed<Add>(target, sources, n, count, true);
-    case ReduceOp::product:
-      return reduce_typed<Multiply>(target, sources, n, count, false);
-    default:
-      break;
+class Reducer {
+ public:
+  Reducer(Views targets, Views sources, at::ScalarType dtype, ReduceOp op, bool stream)
+      : targets_(targets),
+        sources_(sources),
+        in_(sources.size()),
+        out_(targets.size()),
+        dtype_(dtype),
+        op_(op),
+        stream_(stream) {}
+
+  void adjacent(std::int64_t at, std::int64_t count) {
+    for (std::size_t k = 0; k < in_.size(); ++k) in_[k] = sources_[k].direct(at, count);
+    for (std::size_t k = 0; k < out_.size(); ++k) out_[k] = targets_[k].direct(at, count);
+    reduce_all(out_.data(), static_cast<int>(out_.size()), in_.data(), static_cast<int>(in_.size()), count, dtype_, op_,
+               stream_);
   }
-  if constexpr (!c10::is_complex<T>::value) {
-    if (op == ReduceOp::max) return reduce_typed<Max>(target, sources, n, count, false);
-    return reduce_typed<Min>(target, sources, n, count, false);
+
+  void packed(std::int64_t at, std::int64_t count) {
+    constexpr std::int64_t kBytes = 16 * kBlock;  // of the widest element
+    if (!scratch_) scratch_ = std::make_unique_for_overwrite<char[]>(kBytes * (in_.size() + 1));
+    for (std::size_t k = 0; k < in_.size(); ++k)
+      in_[k] = sources_[k].read(at, count, scratch_.get() + (k + 1) * kBytes);
+    void* result = scratch_.get();
+    reduce_all(&result, 1, in_.data(), static_cast<int>(in_.size()), count, dtype_, op_, false);
+    for (const auto& target : targets_) target.scatter(at, count, result);
   }
-}
+
+ private:
+  Views targets_, sources_;
+  c10::SmallVector<const void*, 8> in_;
+  c10::SmallVector<void*, 8> out_;
+  std::unique_ptr<char[]> scratch_;
+  at::ScalarType dtype_;
+  ReduceOp op_;
+  bool stream_;
+};
 
 }  // namespace
 
@@ -138,45 +174,19 @@ Share share_of(std::int64_t numel, int rank, int size) {
 }
 
 void reduce_run(void* out, const void* const* in, int n, std::int64_t count, at::ScalarType dtype, ReduceOp op) {
-#define DTENSOR_REDUCE(T, name) \
-  case at::ScalarType::name:    \
-    return reduce_op<T>(out, in, n, count, op);
-  switch (dtype) {
-    DTENSOR_REDUCE(float, Float)
-    DTENSOR_REDUCE(double, Double)
-    DTENSOR_REDUCE(at::BFloat16, BFloat16)
-    DTENSOR_REDUCE(at::Half, Half)
-    DTENSOR_REDUCE(c10::complex<float>, ComplexFloat)
-    DTENSOR_REDUCE(c10::complex<double>, ComplexDouble)
-    DTENSOR_REDUCE(bool, Bool)
-    DTENSOR_REDUCE(std::uint8_t, Byte)
-    DTENSOR_REDUCE(std::int8_t, Char)
-    DTENSOR_REDUCE(std::int16_t, Short)
-    DTENSOR_REDUCE(std::int32_t, Int)
-    DTENSOR_REDUCE(std::int64_t, Long)
-    DTENSOR_REDUCE(std::uint16_t, UInt16)
-    DTENSOR_REDUCE(std::uint32_t, UInt32)
-    DTENSOR_REDUCE(std::uint64_t, UInt64)
-    default:
-      TORCH_CHECK(false, "no reduction of ", c10::toString(dtype));
-  }
-#undef DTENSOR_REDUCE
+  reduce_all(&out, 1, in, n, count, dtype, op, false);
 }
 
-void reduce_views(c10::ArrayRef<FlatView> targets, c10::ArrayRef<FlatView> sources, std::int64_t begin,
-                  std::int64_t end, at::ScalarType dtype, ReduceOp op) {
-  constexpr std::int64_t kBytes = 16 * kBlock;  // of the widest element
-  const auto n = static_cast<int>(sources.size());
-  const auto scratch = std::make_unique_for_overwrite<char[]>(static_cast<std::size_t>(kBytes) * (n + 1));
-  c10::SmallVector<const void*, 8> in(n);
-  for (std::int64_t at = begin; at < end; at += kBlock) {
-    const std::int64_t count = std::min(kBlock, end - at);
-    for (int k = 0; k < n; ++k) in[k] = sources[k].read(at, count, scratch.get() + (k + 1) * kBytes);
-    char* direct = targets.size() == 1 ? targets[0].direct(at, count) : nullptr;
-    char* result = direct != nullptr ? direct : scratch.get();
-    reduce_run(result, in.data(), n, count, dtype, op);
-    if (direct != nullptr) continue;
-    for (const auto& target : targets) target.scatter(at, count, result);
+void reduce_views(Views targets, Views sources, std::int64_t begin, std::int64_t end, at::ScalarType dtype,
+                  ReduceOp op) {
+  const bool in_place = targets.data() == sources.data();  // then the target's lines are in the cache already
+  const bool large = (end - begin) * static_cast<std::int64_t>(c10::elementSize(dtype)) >= kStreamBytes;
+  Reducer reducer(targets, sources, dtype, op, large && !in_place);
+  for (std::int64_t at = begin; at < end;) {
+    const std::int64_t run = common_run(targets, sources, at, end - at);
+    const std::int64_t count = run >= std::min(kShortRun, end - at) ? run : std::min(kBlock, end - at);
+    count == run ? reducer.adjacent(at, count) : reducer.packed(at, count);
+    at += count;
   }
 }
 
