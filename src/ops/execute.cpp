@@ -45,8 +45,8 @@ at::Tensor moved_input(const Frame& frame, std::size_t index, const at::Tensor& 
     auto provided = as_dtensor(impl)->hooks->use(DTensor(frame.operands[index]), action.to->placements);
     if (provided.defined()) return provided;
   }
-  auto result = execute_plan(action.plan, local, *action.from);
-  return result.is_alias_of(local) ? result : in_order_of(std::move(result), *action.to);
+  // Slices too: kernels rely on what is contiguous on one device (layer norm's statistics, for instance).
+  return in_order_of(execute_plan(action.plan, local, *action.from), *action.to);
 }
 
 at::Tensor input_for(const Frame& frame, std::size_t index) {
@@ -131,16 +131,16 @@ void check_local_sizes(const Frame& frame, const TensorSpec& spec, const at::Ten
 
 at::Tensor wrap(const Frame& frame, const OutputAction& action, const at::Tensor& local) {
   if (action.alias >= 0) return frame.operands[action.alias];
-  if (!action.spec || (!local.defined() && frame.call.member)) return local;
+  if (!action.spec || (!local.defined() && action.spec->mesh->is_member)) return local;
   if (action.dynamic) {
     return make_dtensor(
         intern_spec(action.spec->mesh, action.spec->placements, local.sizes(), local.strides(), local.scalar_type()),
         local);
   }
   std::int64_t offset = 0;
-  if (frame.call.member) check_local_sizes(frame, *action.spec, local);
+  if (local.defined()) check_local_sizes(frame, *action.spec, local);
   if (action.base >= 0) offset = frame.operands[action.base].storage_offset() + action.offset_delta;
-  auto ordered = frame.call.member && out_of_order(action, local) ? in_order_of(local, *action.spec) : local;
+  auto ordered = local.defined() && out_of_order(action, local) ? in_order_of(local, *action.spec) : local;
   auto impl = c10::make_intrusive<DTensorImpl>(*action.prototype, std::move(ordered), offset);
   if (action.detached) impl->mark_detached_view(*as_dtensor(frame.view.operands[action.base]));
   return at::Tensor(std::move(impl));

@@ -196,11 +196,43 @@ bool price_operands(const Problem& p, const Assignment& chosen, Candidate& candi
   return true;
 }
 
+std::int64_t product(const at::DimVector& sizes) {
+  std::int64_t count = 1;
+  for (const auto size : sizes) count *= size;
+  return count;
+}
+
+// A result that stays Partial is reduced by somebody later. Its price, by the price of reducing the operand now: a small
+// gradient is reduced before it makes a large Partial result (an embedding's), a large one after it was summed up. Equal
+// sizes wait, since the next operator may make less of it.
+double deferred_price(const Problem& p, const AxisChoice& choice, std::size_t axis) {
+  constexpr double kWaiting = 0.99;
+  if (choice.kind != Kind::group) return 0;
+  double reduce_now = 0;
+  std::int64_t partial_elements = 1, result_elements = 0;
+  for (const int i : p.data->groups[static_cast<std::size_t>(choice.index)].operands) {
+    if (i >= static_cast<int>(p.operands.size()) || !p.operands[static_cast<std::size_t>(i)].spec) continue;
+    const OperandState& o = p.operands[static_cast<std::size_t>(i)];
+    if (!own(o)[axis].is_partial()) continue;
+    Placements reduced = own(o);
+    reduced[axis] = Replicate();
+    const double cost = redistribute_cost(*o.spec, reduced);
+    if (cost <= reduce_now) continue;
+    reduce_now = cost;
+    partial_elements = std::max<std::int64_t>(product(o.operand->sizes), 1);
+  }
+  for (const ResultState& result : p.results) {
+    if (result.used && result.meta->defined) result_elements += product(result.meta->sizes);
+  }
+  return kWaiting * reduce_now * static_cast<double>(result_elements) / static_cast<double>(partial_elements);
+}
+
 bool evaluate(const Problem& p, const Assignment& chosen, Candidate& candidate) {
   if (chosen.back().kind == Kind::factor && !may_shard(p, chosen)) return false;
   std::vector<std::optional<Placements>> results;
   if (!results_valid(p, chosen, Placements(p.mesh_shape().size()), results)) return false;
   if (!price_operands(p, chosen, candidate)) return false;
+  candidate.price += deferred_price(p, chosen.back(), chosen.size() - 1);
   if (p.pinned) note_written(p, results, chosen.size() - 1, candidate);
   return true;
 }

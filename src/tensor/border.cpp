@@ -121,7 +121,8 @@ AxisMask replicated_axes(const TensorSpec& spec) {
 }  // namespace
 
 at::Tensor wrap_local(const at::Tensor& local, SpecPtr spec) {
-  auto result = make_dtensor(spec, spec->mesh->is_member ? local.detach() : at::Tensor());
+  // Shares memory with `local` where that is dense, as kernels expect of a tensor with dense global strides.
+  auto result = make_dtensor(spec, spec->mesh->is_member ? in_order_of(local.detach(), *spec) : at::Tensor());
   return with_history<FromLocalBackward>(std::move(result), local, std::move(spec));
 }
 
