@@ -173,6 +173,18 @@ TEST(Pitfalls, WritingIntoAPlainTensorIsAnError) {
   });
 }
 
+TEST(Pitfalls, KernelsThatRelyOnContiguousStatisticsGetThem) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    Draw draw(5);
+    const auto whole = draw.normal({6, 5, 5}), cotangent = draw.normal({6, 5, 5});
+    auto reference = whole.clone().requires_grad_();
+    (at::layer_norm(reference, {5}) * cotangent).sum().backward();
+    auto x = distribute_tensor(whole, mesh, {Replicate()}).requires_grad_();
+    (at::layer_norm(x, {5}) * distribute_tensor(cotangent, mesh, {Shard(1)})).sum().backward();
+    expect_close(x.grad(), reference.grad(), "layer norm");
+  });
+}
+
 TEST(Pitfalls, StorageIsOutOfReachWithAClearError) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = shard_rows(at::ones({4, 3}), mesh);
