@@ -59,6 +59,8 @@ class DTENSOR_API Communicator {
   // `inputs[i]` goes to member i; `output` has the sizes of inputs[rank()].
   Work reduce_scatter(const at::Tensor& output, at::TensorList inputs, ReduceOp op) const;
   Work all_reduce(const at::Tensor& tensor, ReduceOp op) const;  // in place
+  // The same without touching `input`, and without a copy of it where the backend can do so.
+  Work all_reduce(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const;
   // `inputs[i]` goes to member i and arrives in its outputs[rank()]. Sizes may differ per pair and be empty.
   Work all_to_all(at::TensorList outputs, at::TensorList inputs) const;
   Work broadcast(const at::Tensor& tensor, int root) const;  // in place

@@ -63,6 +63,8 @@ class DTENSOR_API CommBackend {
   virtual Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) = 0;
   virtual Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) = 0;
   virtual Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) = 0;
+  // By default copies and reduces in place.
+  virtual Work all_reduce(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input);
   virtual Work all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) = 0;
   virtual Work broadcast(const CollectiveCall& call, const at::Tensor& tensor) = 0;
   virtual Work send(const CollectiveCall& call, const at::Tensor& tensor) = 0;

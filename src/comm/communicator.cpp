@@ -3,11 +3,13 @@
 #include "dtensor/comm.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
 #include <numeric>
 
 #include "comm/check.h"
+#include "comm/copy.h"
 #include "comm/describe.h"
 #include "comm/events.h"
 #include "dtensor/comm_backend.h"
@@ -67,6 +69,12 @@ void Work::wait() {
 
 bool Work::done() const { return !impl_ || impl_->done(); }
 
+Work CommBackend::all_reduce(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  output.is_cpu() ? copy_tensor(output, input) : static_cast<void>(output.copy_(input));
+  return all_reduce(call, output);
+}
+
 std::uint64_t CommBackend::next_sequence(CollectiveKind kind) {
   const bool message = kind == CollectiveKind::send || kind == CollectiveKind::recv;
   return message ? ++messages_ : ++collectives_;
@@ -111,6 +119,18 @@ Work Communicator::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
   check_reduction(call);
   touched(tensor);
   return report(call, 2 * bytes_of(tensor) * (size() - 1) / size(), [&] { return backend_->all_reduce(call, tensor); });
+}
+
+Work Communicator::all_reduce(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const {
+  if (!all_plain(input)) return all_reduce(output, plain(input), op);
+  auto call = make_call(*backend_, CollectiveKind::all_reduce, output, label_);
+  call.op = op;
+  check_tensors(*backend_, call, output, input);
+  check_same_sizes(call, output, input);
+  check_reduction(call);
+  touched(output);
+  return report(call, 2 * bytes_of(output) * (size() - 1) / size(),
+                [&] { return backend_->all_reduce(call, output, input); });
 }
 
 Work Communicator::all_to_all(at::TensorList outputs, at::TensorList inputs) const {

@@ -5,7 +5,11 @@
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
+
+#include "comm/stream.h"
 
 namespace dtensor {
 namespace {
@@ -34,11 +38,37 @@ Loops merged_loops(const at::Tensor& to, const at::Tensor& from) {
   return loops;
 }
 
-void copy_rows(const Loops& loops, std::size_t depth, char* to, const char* from, std::int64_t element) {
+// Past the cache, as part of something large; `next`: what is read after it, or null.
+void stream_bytes(void* to, const void* from, std::size_t bytes, const void* next) {
+  auto* target = static_cast<char*>(to);
+  const auto* source = static_cast<const char*>(from);
+  std::size_t i = std::min(bytes, -reinterpret_cast<std::uintptr_t>(target) % kStreamLine);
+  std::memcpy(target, source, i);
+  for (; i + kStreamLine <= bytes; i += kStreamLine) {
+    if (next != nullptr) expect_read(source, next, i, bytes);
+    stream_line(target + i, source + i);
+  }
+  std::memcpy(target + i, source + i, bytes - i);
+}
+
+void copy_rows(const Loops& loops, std::size_t depth, char* to, const char* from, std::int64_t element, bool streamed) {
   const Loop& loop = loops[depth];
-  if (depth + 1 == loops.size()) return copy_bytes(to, from, loop.size * element);
+  const auto to_step = loop.to_stride * element, from_step = loop.from_stride * element;
+  if (depth + 2 < loops.size()) {
+    for (std::int64_t i = 0; i < loop.size; ++i) {
+      copy_rows(loops, depth + 1, to + i * to_step, from + i * from_step, element, streamed);
+    }
+    return;
+  }
+  const auto bytes = static_cast<std::size_t>(loops.back().size * element);
   for (std::int64_t i = 0; i < loop.size; ++i) {
-    copy_rows(loops, depth + 1, to + i * loop.to_stride * element, from + i * loop.from_stride * element, element);
+    char* row = to + i * to_step;
+    const char* source = from + i * from_step;
+    if (streamed) {
+      stream_bytes(row, source, bytes, bytes < kForeseen ? source + (i + 1 < loop.size ? from_step : 0) : nullptr);
+    } else {
+      std::memcpy(row, source, bytes);
+    }
   }
 }
 
@@ -52,7 +82,13 @@ bool in_long_rows(const Loops& loops, std::int64_t element) {
 }  // namespace
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
-  if (to != from) std::memcpy(to, from, bytes);
+  if (to == from) return;
+  if (bytes < kStreamBytes) {
+    std::memcpy(to, from, bytes);
+  } else {
+    stream_bytes(to, from, bytes, nullptr);
+    end_stream();
+  }
 }
 
 void copy_tensor(const at::Tensor& to, const at::Tensor& from) {
@@ -66,7 +102,12 @@ void copy_tensor(const at::Tensor& to, const at::Tensor& from) {
     auto* target = static_cast<char*>(to.data_ptr());
     const auto* source = static_cast<const char*>(from.const_data_ptr());
     if (loops.empty()) return copy_bytes(target, source, element);
-    if (in_long_rows(loops, element)) return copy_rows(loops, 0, target, source, element);
+    if (loops.size() == 1 && in_long_rows(loops, element)) return copy_bytes(target, source, to.nbytes());
+    if (in_long_rows(loops, element)) {
+      const bool streamed = to.nbytes() >= kStreamBytes;
+      copy_rows(loops, 0, target, source, element, streamed);
+      return streamed ? end_stream() : void();
+    }
   }
   at::AutoDispatchBelowADInplaceOrView guard;
   to.copy_(from);

@@ -9,7 +9,11 @@ namespace dtensor {
 // view.
 void copy_tensor(const at::Tensor& to, const at::Tensor& from);
 
-// As memcpy; large copies bypass the cache, which would only evict what the caller needs next.
+// From this many bytes on, what one call writes bypasses the cache: it would only evict what the caller needs next, and
+// every line written would be read first.
+constexpr std::size_t kStreamBytes = std::size_t{4} << 20;
+
+// As memcpy; a large copy is streamed.
 void copy_bytes(void* to, const void* from, std::size_t bytes);
 
 }  // namespace dtensor

@@ -23,7 +23,6 @@ int launch_threads(int ranks, const std::function<void(Communicator)>& fn, RunOp
 }
 
 std::string started_as(const LauncherEnvironment& e) {
-  if (e.launcher.empty()) return "started as one process, but ";
   return "started by " + e.launcher + " as " + std::to_string(e.size) + " processes, but ";
 }
 
@@ -47,7 +46,7 @@ ProcessMain choose(const LaunchFlags& flags, const LauncherEnvironment& e) {
     const std::string lacks = want_mpi ? "this build has no MPI" : "the program does not link dtensor::cuda (NCCL)";
     throw LaunchError(several ? started_as(e) + lacks : "--backend " + flags.backend + ": " + lacks);
   }
-  if (several || want_mpi) check_size(flags, e);
+  check_size(flags, e);
   return chosen;
 }
 
@@ -63,12 +62,12 @@ void print_failure(int rank, const std::string& text) {
 }
 
 int launch(int argc, char** argv, const std::function<void(Communicator)>& fn, RunOptions options) {
-  LauncherEnvironment environment = launcher_environment();
+  const LauncherEnvironment environment = launcher_environment();
   try {
     const LaunchFlags flags = parse_launch_flags(argc, argv);
-    environment.threads = flags.ranks != 0 ? flags.ranks : static_cast<int>(flags.mesh);
     if (const ProcessMain run = choose(flags, environment)) return run(argc, argv, fn, options, environment);
-    return launch_threads(std::max(environment.threads, 1), fn, options);
+    const int ranks = flags.ranks != 0 ? flags.ranks : static_cast<int>(std::max<std::int64_t>(flags.mesh, 1));
+    return launch_threads(ranks, fn, options);
   } catch (const LaunchError& e) {
     if (environment.rank == 0) std::fprintf(stderr, "%s\n", e.what());
     return 2;

@@ -50,17 +50,11 @@ class LocalBackend final : public CommBackend {
     return {};
   }
 
-  // Each rank reduces its share of the elements and writes the result into everybody's tensor.
   Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) override {
-    const Published mine{call, tensor, {}};
-    group_->exchange(rank(), mine, [&] {
-      const DimOrder order = memory_order(peer(call, 0).outputs[0]);  // the same on all ranks
-      c10::SmallVector<FlatView, 8> views;
-      for (int i = 0; i < size(); ++i) views.emplace_back(peer(call, i).outputs[0], order);
-      const auto [begin, end] = share_of(tensor.numel(), rank(), size());
-      reduce_views(views, views, begin, end, call.dtype, call.op);
-    });
-    return {};
+    return reduce_everywhere({call, tensor, {}});
+  }
+  Work all_reduce(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input) override {
+    return reduce_everywhere({call, output, input});
   }
 
   Work all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
@@ -97,6 +91,25 @@ class LocalBackend final : public CommBackend {
   }
 
  private:
+  // Each rank reduces its share of the elements and writes the result into everybody's tensor.
+  Work reduce_everywhere(const Published& mine) {
+    group_->exchange(rank(), mine, [&] {
+      const CollectiveCall& call = mine.call;
+      const DimOrder order = memory_order(peer(call, 0).outputs[0]);  // the same on all ranks
+      c10::SmallVector<FlatView, 8> targets, sources;
+      bool apart = false;
+      for (int i = 0; i < size(); ++i) {
+        const Published& p = peer(call, i);
+        apart |= !p.inputs.empty();
+        targets.emplace_back(p.outputs[0], order);
+        sources.emplace_back(p.inputs.empty() ? p.outputs[0] : p.inputs[0], order);
+      }
+      const auto [begin, end] = share_of(targets[0].numel(), rank(), size());
+      reduce_views(targets, apart ? sources : targets, begin, end, call.dtype, call.op);
+    });
+    return {};
+  }
+
   const Published& peer(const CollectiveCall& call, int i) const { return group_->published(i, call.sequence); }
 
   // Starting with this rank, so that not all read the same peer at once.

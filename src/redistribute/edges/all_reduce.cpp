@@ -7,9 +7,13 @@
 namespace dtensor {
 
 at::Tensor run_all_reduce(const EdgeCall& call) {
-  at::Tensor result = call.owned && call.local.is_contiguous() ? call.local : copied(call.local);
   const ReduceOp op = call.edge.from[std::countr_zero(call.edge.axes)].reduce_op();
-  call.communicator().all_reduce(result, op).wait();
+  if (call.owned && call.local.is_contiguous()) {
+    call.communicator().all_reduce(call.local, op).wait();
+    return call.local;
+  }
+  const at::Tensor result = result_buffer(call.local.sizes(), call.local);
+  call.communicator().all_reduce(result, call.local, op).wait();
   return result;
 }
 
