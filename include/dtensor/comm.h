@@ -94,8 +94,8 @@ class DTENSOR_API Communicator {
 struct RunOptions {
   std::chrono::milliseconds timeout{std::chrono::minutes(5)};  // of one wait in a collective
   bool set_threads = true;                                     // give each rank cores/ranks intra-op threads
-  // Compare the members' calls (kind, dtype, sizes, operation) before their data is used, in the backends where that costs
-  // messages (MPI; they travel with the data). Thread ranks always compare.
+  // Compare the members' calls (kind, dtype, sizes, operation) before their data is used, in the backends where that
+  // costs messages (MPI; they travel with the data). Thread ranks always compare.
   bool check_calls = true;
 };
 

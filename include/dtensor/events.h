@@ -15,9 +15,9 @@ namespace dtensor {
 struct Event {
   enum class Kind : std::uint8_t { op, redistribute, collective };
   Kind kind = Kind::op;
-  std::string name;         // operator, plan text or collective
-  std::string axis;         // mesh dimension name(s) of a collective, else empty
-  std::int64_t bytes = 0;   // received from other ranks
+  std::string name;        // operator, plan text or collective
+  std::string axis;        // mesh dimension name(s) of a collective, else empty
+  std::int64_t bytes = 0;  // received from other ranks
   std::chrono::steady_clock::time_point begin, end;
 };
 

@@ -1,5 +1,5 @@
-// Where a schedule (fully_shard, gradient accumulation, offload) takes part in a step: when the engine is about to gather
-// a parameter, when a backward pass starts, and when a parameter's gradient is complete.
+// Where a schedule (fully_shard, gradient accumulation, offload) takes part in a step: when the engine is about to
+// gather a parameter, when a backward pass starts, and when a parameter's gradient is complete.
 #pragma once
 
 #include <functional>

@@ -45,7 +45,9 @@ class DTENSOR_API DeviceMesh {
   // The sub-mesh through this rank along the named dimensions, in the order given.
   DeviceMesh operator[](const std::string& name) const;
   DeviceMesh operator[](const std::vector<std::string>& names) const;
-  DeviceMesh operator[](std::initializer_list<std::string> names) const { return (*this)[std::vector<std::string>(names)]; }
+  DeviceMesh operator[](std::initializer_list<std::string> names) const {
+    return (*this)[std::vector<std::string>(names)];
+  }
   DeviceMesh flatten(const std::string& name = "") const;  // 1-D over all ranks, row-major
   // Another shape over the same ranks, row-major: dense replicate x shard x tp seen as sparse edp x ep.
   DeviceMesh view(at::IntArrayRef shape, std::vector<std::string> names = {}) const;

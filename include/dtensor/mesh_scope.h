@@ -9,8 +9,8 @@
 
 namespace dtensor {
 
-// Every tensor that an ATen factory function makes on this thread is born as a DTensor on `mesh` with `placements` (empty:
-// Replicate; a Shard dimension that a tensor lacks counts as Replicate). Scopes nest; the innermost counts.
+// Every tensor that an ATen factory function makes on this thread is born as a DTensor on `mesh` with `placements`
+// (empty: Replicate; a Shard dimension that a tensor lacks counts as Replicate). Scopes nest; the innermost counts.
 class DTENSOR_API MeshScope {
  public:
   explicit MeshScope(DeviceMesh mesh, Placements placements = {});

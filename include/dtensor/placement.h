@@ -50,9 +50,9 @@ class DTENSOR_API Placement {
   // Partial only; sum otherwise.
   constexpr ReduceOp reduce_op() const { return op_; }
 
-  // A *storage* shard (printed `S(0)*`): the tensor is stored split on this axis, but operators that compute with it see
-  // Replicate, so it is gathered where it is used (fully sharded parameters). In-place and list operators, views and
-  // casts see the shard itself.
+  // A *storage* shard (printed `S(0)*`): the tensor is stored split on this axis, but operators that compute with it
+  // see Replicate, so it is gathered where it is used (fully sharded parameters). In-place and list operators, views
+  // and casts see the shard itself.
   constexpr bool is_storage() const { return storage_; }
   Placement as_storage(bool storage = true) const;
 

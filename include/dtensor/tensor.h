@@ -57,8 +57,8 @@ DTENSOR_API DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh
 DTENSOR_API DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements,
                                            int source);
 
-// Runs fn on the local tensors (inputs redistributed to in_placements first, where given) and wraps what it returns with
-// out_placements. `out_sizes[i]` are global sizes; by default they are agreed as in from_local.
+// Runs fn on the local tensors (inputs redistributed to in_placements first, where given) and wraps what it returns
+// with out_placements. `out_sizes[i]` are global sizes; by default they are agreed as in from_local.
 struct LocalMapOptions {
   std::vector<Placements> in_placements;       // one per input, or empty: as they are
   std::vector<Placements> in_grad_placements;  // one per input, or empty: inferred

@@ -1,6 +1,6 @@
-// The reduction kernels, compiled once for any processor and once for AVX2 (reduce.cpp includes this file in a namespace for
-// each). Everything here is tile by tile: the results of a tile are made in the first-level cache from all inputs at once, so
-// that each input is one stream, and then written to every target.
+// The reduction kernels, compiled once for any processor and once for AVX2 (reduce.cpp includes this file in a
+// namespace for each). Everything here is tile by tile: the results of a tile are made in the first-level cache from
+// all inputs at once, so that each input is one stream, and then written to every target.
 //
 // Uses, from the including file: Add, Multiply, Max, Min, Accumulator, kTile, stream_tile, store_tile.
 
@@ -67,7 +67,8 @@ void write_tile(T* to, const T* tile, std::int64_t size, bool stream) {
 }
 
 template <class Op, class T>
-void reduce_typed(T* const* out, int targets, const T* const* in, int n, std::int64_t count, bool average, bool stream) {
+void reduce_typed(T* const* out, int targets, const T* const* in, int n, std::int64_t count, bool average,
+                  bool stream) {
   using A = typename Accumulator<T>::type;
   alignas(64) A acc[kTile];
   alignas(64) T narrow[std::is_same_v<T, A> ? 1 : kTile];
@@ -90,7 +91,8 @@ void reduce_typed(T* const* out, int targets, const T* const* in, int n, std::in
 }
 
 template <class T>
-void reduce_as(void* const* out, int targets, const void* const* in, int n, std::int64_t count, ReduceOp op, bool stream) {
+void reduce_as(void* const* out, int targets, const void* const* in, int n, std::int64_t count, ReduceOp op,
+               bool stream) {
   auto* const* to = reinterpret_cast<T* const*>(out);
   const auto* from = reinterpret_cast<const T* const*>(in);
   if (op == ReduceOp::product) return reduce_typed<Multiply>(to, targets, from, n, count, false, stream);

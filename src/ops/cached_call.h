@@ -28,10 +28,10 @@ struct OutputAction {
   int alias = -1;                             // in-place, out=: the operand that is returned
   int base = -1;                              // view: the operand that it is a view of
   std::int64_t offset_delta = 0;
-  bool contiguous = false;                     // fresh result, global strides contiguous: so must be the local ones
-  bool ordered = false;                        // fresh result, global strides a dense permutation
-  bool dynamic = false;   // sizes are those of the (replicated) local result
-  bool detached = false;  // view of an operand that had to be redistributed
+  bool contiguous = false;  // fresh result, global strides contiguous: so must be the local ones
+  bool ordered = false;     // fresh result, global strides a dense permutation
+  bool dynamic = false;     // sizes are those of the (replicated) local result
+  bool detached = false;    // view of an operand that had to be redistributed
 };
 
 // A fresh local result whose memory order is not that of its spec (placement/stride_order.h).

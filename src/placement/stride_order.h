@@ -1,5 +1,5 @@
-// The memory order of local tensors. A local tensor steps through its dimensions in the order of its spec's global strides,
-// so that an operator which is a view of the global tensor (reshape, flatten) is one of the local tensor too.
+// The memory order of local tensors. A local tensor steps through its dimensions in the order of its spec's global
+// strides, so that an operator which is a view of the global tensor (reshape, flatten) is one of the local tensor too.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -202,9 +202,9 @@ std::int64_t product(const at::DimVector& sizes) {
   return count;
 }
 
-// A result that stays Partial is reduced by somebody later. Its price, by the price of reducing the operand now: a small
-// gradient is reduced before it makes a large Partial result (an embedding's), a large one after it was summed up. Equal
-// sizes wait, since the next operator may make less of it.
+// A result that stays Partial is reduced by somebody later. Its price, by the price of reducing the operand now: a
+// small gradient is reduced before it makes a large Partial result (an embedding's), a large one after it was summed
+// up. Equal sizes wait, since the next operator may make less of it.
 double deferred_price(const Problem& p, const AxisChoice& choice, std::size_t axis) {
   constexpr double kWaiting = 0.99;
   if (choice.kind != Kind::group) return 0;

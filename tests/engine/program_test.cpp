@@ -66,10 +66,10 @@ const std::vector<Case>& cases() {
        [](const auto& t) {
          return t[0].permute({2, 0, 1}).contiguous().flatten(0, 1) * 3;
        }},
-      {"moved then flattened",
-       [](Draw& d) { return std::vector<Shape>{d.sizes(3, 1)}; },
+      {"moved then flattened", [](Draw& d) { return std::vector<Shape>{d.sizes(3, 1)}; },
        [](const auto& t) {
-         // Softmax needs a whole dimension: what it gets was gathered; the reshape after it is a view of the global tensor.
+         // Softmax needs a whole dimension: what it gets was gathered; the reshape after it is a view of the global
+         // tensor.
          const auto s = t[0].sizes();
          return at::softmax(t[0].transpose(0, 1), 0).transpose(0, 1).reshape({s[0], s[1] * s[2]}) * 2;
        }},
