@@ -24,10 +24,7 @@ void add_softmax(RuleBook& book) {
   add("aten::_log_softmax", "log_softmax_sharded", false);
   add("aten::_softmax_backward_data", "softmax_backward_sharded", true);
   add("aten::_log_softmax_backward_data", "log_softmax_backward_sharded", true);
-  book.rule("aten::_safe_softmax", [](const OpArgs& op) {
-    Rule rule = same(op);
-    return op.sizes(0).empty() ? rule : rule.whole(op.dim("dim"));
-  });
+  add("aten::_safe_softmax", "safe_softmax_sharded", false);
 }
 
 // All operands broadcast together; the result has their sizes, or is one number.

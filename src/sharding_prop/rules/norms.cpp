@@ -1,5 +1,5 @@
-// Layer and RMS normalisation: what is normalised stays whole, the leading dimensions may be sharded; gradients of
-// weight and bias are sums over them.
+// Layer and RMS normalisation: the leading dimensions may be sharded, and gradients of weight and bias are sums over
+// them. What is normalised stays whole, but for layer norm, whose moments a local kernel exchanges.
 #include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
 
@@ -12,14 +12,15 @@ struct Normalised {
   RuleTerm full, stats, inner;
 };
 
-Normalised normalised(const OpArgs& op, int input) {
+Normalised normalised(const OpArgs& op, int input, const char* kernel = nullptr) {
   Normalised x;
   const std::size_t rank = op.sizes(input).size(), count = op.integers("normalized_shape").size();
   for (std::size_t d = 0; d < rank; ++d) {
     const int factor = x.rule.factor();
     x.full.push_back({factor});
     const bool whole = d + count >= rank;
-    if (whole) x.rule.whole_factor(factor), x.inner.push_back({factor});
+    if (whole) kernel == nullptr ? x.rule.whole_factor(factor) : x.rule.handled_factor(factor, kernel);
+    if (whole) x.inner.push_back({factor});
     x.stats.push_back(whole ? RuleDim() : RuleDim{factor});
   }
   return x;
@@ -30,15 +31,15 @@ void add_parameters(const OpArgs& op, int first, int end, Normalised& x) {
 }
 
 Rule layer_norm(const OpArgs& op) {
-  Normalised x = normalised(op, 0);
+  Normalised x = normalised(op, 0, "layer_norm_sharded");
   x.rule.operand(x.full);
   add_parameters(op, 1, 3, x);
-  return x.rule.result(x.full).result(x.stats).result(x.stats);
+  return x.rule.result(x.full).result(x.stats).result(x.stats).handled_gives_replicate();
 }
 
 // grad_out, input, mean, rstd, weight, bias
 Rule layer_norm_backward(const OpArgs& op) {
-  Normalised x = normalised(op, 1);
+  Normalised x = normalised(op, 1, "layer_norm_backward_sharded");
   x.rule.operand(x.full).operand(x.full).operand(x.stats).operand(x.stats);
   add_parameters(op, 4, 6, x);
   return x.rule.result(x.full).result(x.inner).result(x.inner).linear({0});

@@ -107,16 +107,24 @@ Rule along(const OpArgs& op) {
   return op.sizes(0).empty() ? rule : rule.whole(op.dim("dim"));
 }
 
+// The best of each part are gathered: results are whole along the dimension.
+Rule topk(const OpArgs& op) {
+  if (op.sizes(0).empty()) return same(op);
+  Rule rule = reduction(op, {op.dim("dim")}, true);
+  return rule.handled_dims({op.dim("dim")}, "topk_sharded").handled_gives_replicate();
+}
+
 Rule scan(const OpArgs& op, const char* kernel) {
   Rule rule = same(op);
   return op.sizes(0).empty() ? rule : rule.handled_dims({op.dim("dim")}, kernel);
 }
 
 void add_along(RuleBook& book) {
-  for (const char* op : {"aten::sort", "aten::sort.stable", "aten::topk", "aten::_cummax_helper",
-                         "aten::_cummin_helper", "aten::cummax", "aten::cummin"}) {
+  for (const char* op : {"aten::sort", "aten::sort.stable", "aten::_cummax_helper", "aten::_cummin_helper",
+                         "aten::cummax", "aten::cummin"}) {
     book.rule(op, along);
   }
+  book.rule("aten::topk", topk);
   book.rule("aten::cumsum", [](const OpArgs& op) { return scan(op, "cumsum_sharded").linear({0}); });
   book.rule("aten::cumprod", [](const OpArgs& op) { return scan(op, "cumprod_sharded"); });
   for (const char* op : {"aten::logcumsumexp", "aten::_logcumsumexp"}) {
