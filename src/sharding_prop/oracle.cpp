@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include "placement/stride_order.h"
 #include "sharding_prop/build.h"
 #include "sharding_prop/decide.h"
 #include "sharding_prop/propagate.h"
@@ -163,6 +164,8 @@ class Verifier {
 
   Decision decide_at(std::int64_t rank) {
     MeshCall mc = mesh_call(sample_, shape_, rank, placements_);
+    specs_.clear();
+    for (const Operand& operand : mc.call.operands) specs_.push_back(operand.spec);
     infer_outputs(sample_.op, mc.call);
     return decide(sample_.op, mc.call, chooser_);
   }
@@ -185,7 +188,8 @@ class Verifier {
     std::vector<at::Tensor> local;
     for (std::size_t i = 0; i < whole_.size(); ++i) {
       const bool placed = !decision.inputs[i].empty() && whole_[i].defined();
-      local.push_back(placed ? take_part(whole_[i], decision.inputs[i], shape_, rank, 17 + i) : whole_[i]);
+      local.push_back(placed ? in_order_of(take_part(whole_[i], decision.inputs[i], shape_, rank, 17 + i), *specs_[i])
+                             : whole_[i]);
     }
     local = cloned(local);
     std::vector<c10::IValue> args = with_tensors(sample_, local);
@@ -240,6 +244,7 @@ class Verifier {
   std::vector<Placements> placements_;
   Chooser chooser_;
   std::vector<at::Tensor> whole_;
+  std::vector<SpecPtr> specs_;  // per operand
   Decision decision_;
 };
 

@@ -123,7 +123,7 @@ at::Tensor take_part(const at::Tensor& whole, const Placements& placements, at::
   for (std::int64_t d = 0; d < whole.dim(); ++d) {
     part = take_segments(part, d, shard_segments(whole.size(d), d, placements, mesh_shape, coordinate));
   }
-  return part.clone(at::MemoryFormat::Preserve);
+  return part;
 }
 
 at::Tensor put_together(const std::vector<at::Tensor>& parts, at::IntArrayRef sizes, const Placements& placements,

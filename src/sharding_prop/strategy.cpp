@@ -257,6 +257,15 @@ void log_axis(const Problem& p, std::size_t axis, const std::vector<Candidate>& 
   }
 }
 
+std::string no_strategy(const Problem& p, const Assignment& chosen) {
+  std::string text = c10::str(p.call->schema->operator_name()) + ": no strategy fits on mesh axis " +
+                     std::to_string(chosen.size()) + ". Operands:";
+  for (const OperandState& o : p.operands) text += " " + (o.spec ? o.spec->str() : std::string("plain")) + ";";
+  text += " rule " + p.rule.str() + "; tried:";
+  for (const AxisChoice& choice : choices_on(p, chosen.size())) text += " " + describe(p, choice) + ";";
+  return text;
+}
+
 }  // namespace
 
 std::optional<Placements> operand_placements(const Problem& p, const OperandState& operand, const Assignment& chosen,
@@ -305,7 +314,7 @@ Assignment choose(const Problem& p, std::string* log) {
     const std::vector<Candidate> list = candidates(p, chosen);
     const int best = cheapest(list);
     if (log != nullptr) log_axis(p, axis, list, best, *log);
-    TORCH_CHECK(best >= 0, p.call->schema->operator_name(), ": no strategy fits on mesh axis ", axis);
+    TORCH_CHECK(best >= 0, no_strategy(p, chosen));
     chosen.push_back(list[static_cast<std::size_t>(best)].choice);
   }
   return chosen;
