@@ -2,7 +2,7 @@
 // namespace for each). Everything here is tile by tile: the results of a tile are made in the first-level cache from
 // all inputs at once, so that each input is one stream, and then written to every target.
 //
-// Uses, from the including file: Add, Multiply, Max, Min, Accumulator, kTile, stream_tile, store_tile.
+// Uses, from the including file: Add, Multiply, Max, Min, Accumulator, kTile, kForeseenBytes, kLongestRow, stream_tile, store_tile.
 
 template <class T>
 struct Value {
@@ -34,7 +34,7 @@ inline void narrow_tile(const float* in, at::Half* out, std::int64_t n) { from_f
 
 // The first one or two inputs start the accumulators, the others are combined with them.
 template <class Op, class T, class A>
-int start(A* acc, const T* const* in, int n, std::int64_t at, std::int64_t size) {
+[[gnu::always_inline]] inline int start(A* acc, const T* const* in, int n, std::int64_t at, std::int64_t size) {
   if constexpr (!std::is_same_v<T, at::Half>) {
     if (n > 1) {
       const T *a = in[0] + at, *b = in[1] + at;
@@ -47,7 +47,7 @@ int start(A* acc, const T* const* in, int n, std::int64_t at, std::int64_t size)
 }
 
 template <class Op, class T, class A>
-void combine(A* acc, const T* in, std::int64_t size) {
+[[gnu::always_inline]] inline void combine(A* acc, const T* in, std::int64_t size) {
   if constexpr (std::is_same_v<T, at::Half>) {
     A wide[kTile];
     widen_tile(in, wide, size);
@@ -66,28 +66,51 @@ void write_tile(T* to, const T* tile, std::int64_t size, bool stream) {
   }
 }
 
+// The inputs' next lines: the processor does not foresee the rows of a pitched matrix well.
+template <class T>
+void foresee(const T* const* in, int n, std::int64_t at) {
+  for (int k = 0; k < n; ++k) {
+    const auto* next = reinterpret_cast<const char*>(in[k] + at) + kForeseenBytes;
+    for (std::size_t line = 0; line < kTile * sizeof(T); line += 64) __builtin_prefetch(next + line);
+  }
+}
+
+// `size` is a constant where this is inlined for whole tiles, which the loops need to be fast.
 template <class Op, class T>
+<<<<<<< Updated upstream
 void reduce_typed(T* const* out, int targets, const T* const* in, int n, std::int64_t count, bool average,
                   bool stream) {
+=======
+[[gnu::always_inline]] inline void reduce_tile(T* const* out, int targets, const T* const* in, int n, std::int64_t at,
+                                               std::int64_t size, bool average, bool stream) {
+>>>>>>> Stashed changes
   using A = typename Accumulator<T>::type;
   alignas(64) A acc[kTile];
   alignas(64) T narrow[std::is_same_v<T, A> ? 1 : kTile];
-  for (std::int64_t at = 0; at < count; at += kTile) {
-    const std::int64_t size = std::min<std::int64_t>(kTile, count - at);
-    for (int k = start<Op>(acc, in, n, at, size); k < n; ++k) combine<Op>(acc, in[k] + at, size);
-    if constexpr (!std::is_integral_v<A>) {
-      const A divisor(static_cast<float>(n));
-      for (std::int64_t i = 0; i < size && average; ++i) acc[i] = acc[i] / divisor;
-    }
-    const T* tile;
-    if constexpr (std::is_same_v<T, A>) {
-      tile = acc;
-    } else {
-      narrow_tile(acc, narrow, size);
-      tile = narrow;
-    }
-    for (int k = 0; k < targets; ++k) write_tile(out[k] + at, tile, size, stream);
+  for (int k = start<Op>(acc, in, n, at, size); k < n; ++k) combine<Op>(acc, in[k] + at, size);
+  if constexpr (!std::is_integral_v<A>) {
+    const A divisor(static_cast<float>(n));
+    for (std::int64_t i = 0; i < size && average; ++i) acc[i] = acc[i] / divisor;
   }
+  const T* tile;
+  if constexpr (std::is_same_v<T, A>) {
+    tile = acc;
+  } else {
+    narrow_tile(acc, narrow, size);
+    tile = narrow;
+  }
+  for (int k = 0; k < targets; ++k) write_tile(out[k] + at, tile, size, stream);
+}
+
+template <class Op, class T>
+void reduce_typed(T* const* out, int targets, const T* const* in, int n, std::int64_t count, bool average, bool stream) {
+  const bool row = count * static_cast<std::int64_t>(sizeof(T)) <= kLongestRow;
+  std::int64_t at = 0;
+  for (; at + kTile <= count; at += kTile) {
+    if (row) foresee(in, n, at);
+    reduce_tile<Op>(out, targets, in, n, at, kTile, average, stream);
+  }
+  if (at < count) reduce_tile<Op>(out, targets, in, n, at, count - at, average, stream);
 }
 
 template <class T>
