@@ -2,7 +2,8 @@
 // namespace for each). Everything here is tile by tile: the results of a tile are made in the first-level cache from
 // all inputs at once, so that each input is one stream, and then written to every target.
 //
-// Uses, from the including file: Add, Multiply, Max, Min, Accumulator, kTile, kForeseenBytes, kLongestRow, stream_tile, store_tile.
+// Uses, from the including file: Add, Multiply, Max, Min, Accumulator, kTile, kForeseenBytes, kLongestRow, stream_tile,
+// store_tile.
 
 template <class T>
 struct Value {
@@ -77,13 +78,8 @@ void foresee(const T* const* in, int n, std::int64_t at) {
 
 // `size` is a constant where this is inlined for whole tiles, which the loops need to be fast.
 template <class Op, class T>
-<<<<<<< Updated upstream
-void reduce_typed(T* const* out, int targets, const T* const* in, int n, std::int64_t count, bool average,
-                  bool stream) {
-=======
 [[gnu::always_inline]] inline void reduce_tile(T* const* out, int targets, const T* const* in, int n, std::int64_t at,
                                                std::int64_t size, bool average, bool stream) {
->>>>>>> Stashed changes
   using A = typename Accumulator<T>::type;
   alignas(64) A acc[kTile];
   alignas(64) T narrow[std::is_same_v<T, A> ? 1 : kTile];
@@ -103,7 +99,8 @@ void reduce_typed(T* const* out, int targets, const T* const* in, int n, std::in
 }
 
 template <class Op, class T>
-void reduce_typed(T* const* out, int targets, const T* const* in, int n, std::int64_t count, bool average, bool stream) {
+void reduce_typed(T* const* out, int targets, const T* const* in, int n, std::int64_t count, bool average,
+                  bool stream) {
   const bool row = count * static_cast<std::int64_t>(sizeof(T)) <= kLongestRow;
   std::int64_t at = 0;
   for (; at + kTile <= count; at += kTile) {
