@@ -197,6 +197,7 @@ int main(int argc, char** argv) {
   app.add_option("--size", options.size, "operands are SIZE x SIZE")->check(CLI::PositiveNumber);
   app.add_option("--calls", options.calls, "calls of a block")->check(CLI::PositiveNumber);
   app.add_option("--blocks", options.blocks, "blocks of each kind, in turn")->check(CLI::PositiveNumber);
+  app.add_flag("--wall", bench::wall_clock, "time by the wall clock, not in processor time of the thread");
   app.add_flag("--json", options.json, "one JSON object a line");
   CLI11_PARSE(app, argc, argv);
   run_local(1, [&](const Communicator& world) { run(options, world); });

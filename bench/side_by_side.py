@@ -13,6 +13,9 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = os.environ.get("PEER_PYTHON", sys.executable)
 RANKS = (2, 4)
+# mpirun as root, with more ranks than cores, and without ranks that spin against each other.
+MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
+       "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
 # Our name of an operator: the peer's.
 DISPATCH = {"add": "add", "add_": "add_", "mm": "mm", "view": "view", "t": "t", "sum": "sum", "gelu": "gelu",
             "layer_norm": "layer_norm", "mm, grad": "matmul_fwd_requires_grad", "mm, forward and backward": "matmul_fwd_bwd",
@@ -21,7 +24,7 @@ DISPATCH = {"add": "add", "add_": "add_", "mm": "mm", "view": "view", "t": "t", 
 
 def json_lines(command):
     """The JSON objects that a program prints; its errors go to stderr as they are."""
-    out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **MPI}).stdout
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
@@ -35,7 +38,7 @@ def peer_problem():
 
 
 def dispatch(build):
-    ours = {(r["op"], r["kind"]): r["overhead_us"] * r["outputs"] for r in json_lines([f"{build}/bench_dispatch", "--json"])}
+    ours = {(r["op"], r["kind"]): r["overhead_us"] * r["outputs"] for r in json_lines([f"{build}/bench_dispatch", "--json", "--wall"])}
     peer = {(r["op"], r["kind"]): r["us"] for r in json_lines([PYTHON, f"{HERE}/peers/bench_dispatch.py"])}
     print(f"\n{'overhead over plain tensors':<28} {'placement':<10} PyTorch's / ours")
     for name, theirs in DISPATCH.items():

@@ -27,18 +27,21 @@ struct Pair {
   double overhead = 0;  // median of the differences, block by block
 };
 
-// What this thread has used of a processor: other programs on the machine do not count.
-inline double thread_microseconds() {
+// What this thread has used of a processor, so that other programs on the machine do not count; or wall-clock time, to
+// compare with a program that measures that.
+inline bool wall_clock = false;
+
+inline double now_microseconds() {
   std::timespec t{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  clock_gettime(wall_clock ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID, &t);
   return 1e6 * static_cast<double>(t.tv_sec) + 1e-3 * static_cast<double>(t.tv_nsec);
 }
 
 template <class F>
 double time_block(const F& call, int calls) {
-  const double begin = thread_microseconds();
+  const double begin = now_microseconds();
   for (int i = 0; i < calls; ++i) call();
-  return (thread_microseconds() - begin) / calls;
+  return (now_microseconds() - begin) / calls;
 }
 
 template <class Plain, class Ours>

@@ -107,7 +107,7 @@ void loss_panel(std::string& svg, const Picture& picture, double top, double hei
   legend(svg, picture, top);
 }
 
-// Logarithmic; equal values are drawn at the floor, one decade below the smallest difference.
+// Logarithmic; equal values are drawn on the floor, one decade below the lowest mark.
 void difference_panel(std::string& svg, const Picture& picture, double top, double height) {
   double low = std::log10(picture.bound) - 1;
   double high = std::log10(picture.bound) + 1;
@@ -119,6 +119,7 @@ void difference_panel(std::string& svg, const Picture& picture, double top, doub
   for (const double value : picture.difference) logs.push_back(value > 0 ? std::log10(value) : low - 1);
   const Panel panel{top, height, std::max(static_cast<double>(logs.size()) - 1, 1.0), low - 1, high};
   axes(svg, panel, nice_ticks(low, high, 5), true, "relative difference");
+  text(svg, kLeft - 8, panel.y(low - 1) + 4, "end", "equal");
   polyline(svg, panel, logs, "stroke=\"#555\" stroke-width=\"1.3\"");
   const double y = panel.y(std::log10(picture.bound));
   line(svg, kLeft, y, kWidth - kRight, y, "stroke=\"#c0392b\" stroke-dasharray=\"4 4\"");

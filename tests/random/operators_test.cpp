@@ -135,6 +135,24 @@ TEST(Random, RanksOutsideTheMeshKeepTheCount) {
   });
 }
 
+TEST(Random, PermutationInAMeshScope) {
+  at::Tensor expected;
+  for (const auto& shape : std::vector<Shape>{{1}, {2}, {2, 2}}) {
+    std::mutex mutex;
+    on_mesh(shape, [&](const DeviceMesh& mesh) {
+      manual_seed(mesh, 6);
+      const MeshScope scope(mesh, Placements(static_cast<std::size_t>(mesh.ndim()), Shard(0)));
+      const auto drawn = DTensor(at::randperm(11)).full_tensor();
+      const auto after = DTensor(at::rand({3})).full_tensor();
+      const std::lock_guard lock(mutex);
+      if (!expected.defined()) expected = at::cat({drawn.to(at::kFloat), after});
+      EXPECT_TRUE(at::cat({drawn.to(at::kFloat), after}).equal(expected));
+      EXPECT_TRUE(std::get<0>(drawn.sort()).equal(std::get<0>(expected.slice(0, 0, 11).to(at::kLong).sort())));
+      EXPECT_THROW(at::rand({3}, at::detail::createCPUGenerator(1)), c10::Error);
+    });
+  }
+}
+
 TEST(Random, OperatorsWithoutAFormByIndexDrawAlikeOnEveryRank) {
   at::Tensor expected;
   for (const auto& shape : std::vector<Shape>{{1}, {2}, {2, 2}}) {

@@ -44,6 +44,13 @@ std::string name_of(const testing::TestParamInfo<OnMesh::ParamType>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Meshes, OnMesh, testing::Combine(testing::ValuesIn(kShapes), testing::Bool()), name_of);
 
+// Uneven everywhere: 8 sequences over 3, 4 heads over 3, 257 words over 3.
+INSTANTIATE_TEST_SUITE_P(UnevenMeshes, OnMesh,
+                         testing::Combine(testing::Values(train::MeshShape{3, 1, 1}, train::MeshShape{1, 3, 1},
+                                                          train::MeshShape{1, 1, 3}, train::MeshShape{1, 2, 3}),
+                                          testing::Bool()),
+                         name_of);
+
 TEST(Dropout, CurvesOfAllMeshesAgree) {
   const Curves one = run({.dropout = 0.1});
   EXPECT_GT(std::abs(one.loss[0] - oracle::curve("loss")[0]), 1e-3);  // it does drop

@@ -1,0 +1,64 @@
+// Before a long run: does every rank see its peers? Prints rank, world size, device and host of each rank, the mesh
+// with the lines that each rank belongs to, and checks each communicator with a tiny collective.
+//
+//   wiring --mesh replicate=2,shard=2,tp=2              thread ranks
+//   mpirun -n 4 wiring --mesh dp=2,tp=2                 processes
+//
+// Exit status: 0; 1 where a collective failed or gave a wrong answer; 2 for a mesh that does not fit.
+#include <CLI/CLI.hpp>
+
+#include <atomic>
+#include <cstdio>
+#include <stdexcept>
+
+#include "dtensor/launch.h"
+#include "report.h"
+
+namespace {
+
+std::int64_t ranks_of(const wiring::Flags& flags) {
+  std::int64_t n = 1;
+  for (const auto size : flags.shape) n *= size;
+  return n;
+}
+
+void check_on(const dtensor::Communicator& world, wiring::Flags flags) {
+  if (flags.shape.empty()) flags = {{world.size()}, {"world"}};
+  const bool cuda = std::string(world.backend_name()) == "nccl";
+  const auto mesh = dtensor::init_device_mesh(world, cuda ? at::kCUDA : at::kCPU, flags.shape, flags.names);
+  const auto report = wiring::check(mesh);
+  if (world.rank() == 0) std::fputs(report.text.c_str(), stdout);
+  if (!report.ok) throw std::runtime_error("a communicator does not join the ranks that it should");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string text;
+  std::string backend;
+  std::int64_t ranks = 0;
+  CLI::App app("Checks that every rank of a mesh reaches its peers.");
+  app.add_option("--mesh", text, "NAME=SIZE,... (default: one dimension over all ranks)");
+  app.add_option("--ranks", ranks, "thread ranks of a single process")->check(CLI::Range(1, 4096));
+  app.add_option("--backend", backend, "local, mpi or nccl (default: by how the program was started)");
+  wiring::Flags flags;
+  try {
+    app.parse(argc, argv);
+    flags = wiring::parse_mesh(text);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  } catch (const std::invalid_argument& error) {
+    std::fprintf(stderr, "wiring: %s\n", error.what());
+    return 2;
+  }
+  std::atomic<bool> fits{true};
+  const int status = dtensor::launch(argc, argv, [&](const dtensor::Communicator& world) {
+    if (ranks_of(flags) <= world.size()) return check_on(world, flags);
+    fits = false;  // on every rank
+    if (world.rank() == 0) {
+      std::fprintf(stderr, "wiring: --mesh %s needs %lld ranks, the world has %d\n", text.c_str(),
+                   static_cast<long long>(ranks_of(flags)), world.size());
+    }
+  });
+  return fits ? status : 2;
+}

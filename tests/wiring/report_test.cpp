@@ -1,0 +1,51 @@
+// The wiring check's report, on thread ranks.
+#include "wiring/report.h"
+
+#include <gtest/gtest.h>
+
+#include <mutex>
+#include <set>
+
+#include "dtensor/comm.h"
+
+namespace wiring {
+namespace {
+
+TEST(Wiring, EveryRankHasTheSameReport) {
+  std::mutex mutex;
+  std::set<std::string> reports;
+  dtensor::run_local(4, [&](dtensor::Communicator world) {
+    const auto mesh = dtensor::init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"});
+    auto report = check(mesh);
+    EXPECT_TRUE(report.ok);
+    // The picture marks this rank; the table does not.
+    const std::lock_guard lock(mutex);
+    reports.insert(report.text.substr(report.text.find("rank ")));
+  });
+  ASSERT_EQ(reports.size(), 1U);
+  const auto& table = *reports.begin();
+  for (const auto* cell : {"[0, 2] ok", "[1, 3] ok", "[0, 1] ok", "[2, 3] ok", "[0, 1, 2, 3] ok", "[1, 0]", "cpu"}) {
+    EXPECT_NE(table.find(cell), std::string::npos) << cell << "\n" << table;
+  }
+}
+
+TEST(Wiring, RanksOutsideTheMeshAreListed) {
+  dtensor::run_local(3, [](dtensor::Communicator world) {
+    const auto report = check(dtensor::init_device_mesh(world, at::kCPU, {2}, {"dp"}));
+    EXPECT_TRUE(report.ok);
+    EXPECT_NE(report.text.find("\n2     3      cpu"), std::string::npos) << report.text;
+  });
+}
+
+TEST(Wiring, MeshFlag) {
+  EXPECT_TRUE(parse_mesh("").shape.empty());
+  const auto flags = parse_mesh("replicate=1,shard=2,tp=12");
+  EXPECT_EQ(flags.shape, (std::vector<std::int64_t>{1, 2, 12}));
+  EXPECT_EQ(flags.names, (std::vector<std::string>{"replicate", "shard", "tp"}));
+  for (const auto* bad : {"dp", "dp=", "=2", "dp=x", "dp=0", "dp=2,,tp=2", "dp=-1", "dp=99999999"}) {
+    EXPECT_THROW(parse_mesh(bad), std::invalid_argument) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace wiring
