@@ -1,4 +1,4 @@
-// Texts for messages about collectives.
+// Texts for messages about collectives. Exported for the CUDA library.
 #pragma once
 
 #include <string>
@@ -8,15 +8,15 @@
 namespace dtensor {
 
 // all_reduce #3 (sum, Float [4, 5])
-std::string describe(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs);
+DTENSOR_API std::string describe(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs);
 
 // Without a call into the placement room, which the communicators do not need otherwise.
-const char* reduce_op_name(ReduceOp op);
+DTENSOR_API const char* reduce_op_name(ReduceOp op);
 
 // tp {0, 2}: the label, if any, and the world ranks.
-std::string describe_group(const std::string& label, const std::vector<std::int64_t>& ranks);
+DTENSOR_API std::string describe_group(const std::string& label, const std::vector<std::int64_t>& ranks);
 
 // The message of the exception in flight, without a backtrace.
-std::string current_exception_text();
+DTENSOR_API std::string current_exception_text();
 
 }  // namespace dtensor

@@ -23,6 +23,7 @@ int launch_threads(int ranks, const std::function<void(Communicator)>& fn, RunOp
 }
 
 std::string started_as(const LauncherEnvironment& e) {
+  if (e.launcher.empty()) return "started as one process, but ";
   return "started by " + e.launcher + " as " + std::to_string(e.size) + " processes, but ";
 }
 
@@ -46,7 +47,7 @@ ProcessMain choose(const LaunchFlags& flags, const LauncherEnvironment& e) {
     const std::string lacks = want_mpi ? "this build has no MPI" : "the program does not link dtensor::cuda (NCCL)";
     throw LaunchError(several ? started_as(e) + lacks : "--backend " + flags.backend + ": " + lacks);
   }
-  check_size(flags, e);
+  if (several || want_mpi) check_size(flags, e);
   return chosen;
 }
 
@@ -62,12 +63,12 @@ void print_failure(int rank, const std::string& text) {
 }
 
 int launch(int argc, char** argv, const std::function<void(Communicator)>& fn, RunOptions options) {
-  const LauncherEnvironment environment = launcher_environment();
+  LauncherEnvironment environment = launcher_environment();
   try {
     const LaunchFlags flags = parse_launch_flags(argc, argv);
+    environment.threads = flags.ranks != 0 ? flags.ranks : static_cast<int>(flags.mesh);
     if (const ProcessMain run = choose(flags, environment)) return run(argc, argv, fn, options, environment);
-    const int ranks = flags.ranks != 0 ? flags.ranks : static_cast<int>(std::max<std::int64_t>(flags.mesh, 1));
-    return launch_threads(ranks, fn, options);
+    return launch_threads(std::max(environment.threads, 1), fn, options);
   } catch (const LaunchError& e) {
     if (environment.rank == 0) std::fprintf(stderr, "%s\n", e.what());
     return 2;

@@ -15,6 +15,7 @@ struct LauncherEnvironment {
   int rank = 0;
   int size = 1;
   bool mpi = false;  // an MPI runtime stands behind it
+  int threads = 0;   // thread ranks that the command line asks for; 0: nothing said
 };
 
 // One process of several, connected. Runs fn and returns the exit status.
@@ -22,7 +23,7 @@ using ProcessMain = int (*)(int argc, char** argv, const std::function<void(Comm
                             const LauncherEnvironment& environment);
 
 // src/comm/mpi, or src/comm/no_mpi.cpp, where it is null.
-ProcessMain mpi_main();
+DTENSOR_API ProcessMain mpi_main();
 
 // Registered by the CUDA library (include/dtensor/cuda.h); null without it.
 ProcessMain nccl_main();

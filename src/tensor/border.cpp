@@ -9,6 +9,7 @@
 #include "ops/plain_operand.h"
 #include "placement/shard_map.h"
 #include "placement/stride_order.h"
+#include "redistribute/buffers.h"
 #include "redistribute/execute.h"
 
 namespace dtensor {
@@ -154,7 +155,7 @@ at::Tensor move_local(const DTensorImpl& tensor, const Placements& placements) {
   at::AutoDispatchBelowADInplaceOrView guard;
   const auto plan = plan_redistribute(spec, placements);
   auto local = execute_plan(plan, tensor.local(), spec);
-  if (!plan.empty() && local.is_alias_of(tensor.local())) local = local.clone(at::MemoryFormat::Contiguous);
+  if (!plan.empty() && local.is_alias_of(tensor.local())) local = copied(local);
   return plan.empty() ? local : in_order_of(std::move(local), spec);
 }
 

@@ -12,6 +12,8 @@
 #include "mesh/mesh_impl.h"
 #include "ops/kernel.h"
 #include "placement/shard_map.h"
+#include "random/fill.h"
+#include "random/state.h"
 #include "tensor/border.h"
 
 namespace dtensor {
@@ -65,6 +67,11 @@ at::Tensor call(const c10::OperatorHandle& op, Stack stack) {
 
 // The tensor that one device would make, without its data.
 at::Tensor global_shape(const c10::OperatorHandle& op, Stack stack) {
+  if (op.operator_name().name == "aten::randperm") {  // has no meta kernel
+    const auto& dtype = stack[argument_index(op, "dtype")];
+    return at::empty({stack[argument_index(op, "n")].toInt()},
+                     at::TensorOptions(dtype.isNone() ? at::kLong : dtype.toScalarType()).device(at::kMeta));
+  }
   const int device = argument_index(op, "device");
   if (device >= 0) stack[device] = c10::IValue(c10::Device(c10::kMeta));
   return call(op, std::move(stack));
@@ -89,10 +96,21 @@ at::Tensor make_constant(const c10::OperatorHandle& op, const Stack& stack, cons
   return call(op, std::move(local));
 }
 
+// Every rank draws the whole of it and keeps its part.
+at::Tensor make_permutation(const SpecPtr& spec) {
+  const auto options = at::TensorOptions(spec->dtype).device(at::Device(spec->mesh->device));
+  const auto key = next_random_key(acting(*spec->mesh));
+  return split_plain(random_permutation(spec->sizes[0], key, options), scope->mesh, spec->placements);
+}
+
 // The random fills of a DTensor are those of ops/handlers/random.cpp: by global index.
 at::Tensor make_random(const c10::OperatorHandle& op, const Stack& stack, const SpecPtr& spec) {
-  auto result = make_dtensor(spec, spec->mesh->is_member ? empty_local(*spec) : at::Tensor());
   const auto& name = op.operator_name().name;
+  const int generator = argument_index(op, "generator");
+  TORCH_CHECK(generator < 0 || stack[generator].isNone(), op.operator_name(),
+              ": a generator has no meaning in a MeshScope; seed the mesh with manual_seed(mesh, seed)");
+  if (name == "aten::randperm") return make_permutation(spec);
+  auto result = make_dtensor(spec, spec->mesh->is_member ? empty_local(*spec) : at::Tensor());
   const auto number = [&](const char* argument) { return stack[argument_index(op, argument)].toInt(); };
   if (name == "aten::rand") return result.uniform_();
   if (name == "aten::randn") return result.normal_();
@@ -100,8 +118,8 @@ at::Tensor make_random(const c10::OperatorHandle& op, const Stack& stack, const 
     return result.normal_(stack[argument_index(op, "mean")].toDouble(), stack[argument_index(op, "std")].toDouble());
   }
   TORCH_CHECK(name == "aten::randint", op.operator_name(),
-              " has no placement-independent form yet; make it outside the "
-              "MeshScope on one rank and use distribute_tensor_from");
+              " has no placement-independent form; make it outside the MeshScope on one rank and use "
+              "distribute_tensor_from");
   return result.random_(argument_index(op, "low") >= 0 ? number("low") : 0, number("high"));
 }
 

@@ -1,0 +1,31 @@
+// How the members of a new NCCL communicator learn its id.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dtensor/comm.h"
+
+namespace dtensor::nccl {
+
+class IdExchange {
+ public:
+  virtual ~IdExchange() = default;
+  // The first of `members` (world ranks) gives `bytes`, the others receive them. Called by the members alone; `key` is
+  // the same on all of them and never used twice.
+  virtual void share(void* data, std::size_t bytes, const std::vector<std::int64_t>& members,
+                     const std::string& key) = 0;
+};
+
+// Over a communicator of the same ranks that moves CPU tensors.
+std::shared_ptr<IdExchange> exchange_over(const Communicator& cpu);
+
+// Over TCP with rank 0 at host:port, or one of the next few ports where that one is taken (torchrun's agent may hold
+// it).
+std::shared_ptr<IdExchange> exchange_over_tcp(const std::string& host, int port, int rank, int size,
+                                              std::chrono::milliseconds timeout);
+
+}  // namespace dtensor::nccl

@@ -1,0 +1,86 @@
+// One rank of a launched program on a GPU: as a process of torchrun or Slurm (ids over TCP), of mpirun (ids over MPI),
+// or as a thread of a single process. Registers itself when the library is loaded.
+#include <cstdio>
+#include <cstdlib>
+
+#include "comm/describe.h"
+#include "comm/launchers.h"
+#include "comm/nccl/backend.h"
+#include "comm/nccl/check.h"
+#include "dtensor/cuda.h"
+
+namespace dtensor {
+namespace nccl {
+namespace {
+
+const char* first_of(std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    if (const char* value = std::getenv(name); value != nullptr && *value != '\0') return value;
+  }
+  return nullptr;
+}
+
+int device_count() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+// Which GPU this process takes: its rank on this machine, unless the launcher shows it only one.
+int local_device(int devices) {
+  const char* local = first_of({"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"});
+  return local != nullptr ? std::atoi(local) % devices : 0;
+}
+
+int refuse(const LauncherEnvironment& environment, const std::string& why) {
+  if (environment.rank == 0) std::fprintf(stderr, "nccl: %s\n", why.c_str());
+  return 2;
+}
+
+int run_over_tcp(const std::function<void(Communicator)>& fn, RunOptions options, const LauncherEnvironment& e) {
+  const char* host = first_of({"MASTER_ADDR", "SLURM_LAUNCH_NODE_IPADDR"});
+  const char* port = first_of({"MASTER_PORT"});
+  if (host == nullptr || port == nullptr)
+    return refuse(e, e.launcher + " gives no MASTER_ADDR and MASTER_PORT; set them");
+  try {
+    auto ids = exchange_over_tcp(host, std::atoi(port), e.rank, e.size, options.timeout);
+    const Communicator world(make_world_backend(std::move(ids), e.rank, e.size, local_device(device_count()), options));
+    fn(world);
+    world.barrier();  // rank 0 serves ids until all have what they need
+    return 0;
+  } catch (...) {
+    print_failure(e.rank, current_exception_text());
+    std::_Exit(1);  // peers wait on the GPU; the launcher ends them
+  }
+}
+
+int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunOptions options,
+        const LauncherEnvironment& environment) {
+  const int devices = device_count();
+  if (devices == 0) return refuse(environment, "this machine has no GPU that CUDA can use");
+  if (environment.mpi) {
+    const ProcessMain over_mpi = mpi_main();
+    if (over_mpi == nullptr) return refuse(environment, "started by mpirun, but this build has no MPI");
+    const auto body = [&](Communicator cpu) { fn(nccl_communicator(cpu, local_device(devices), options)); };
+    return over_mpi(argc, argv, body, options, environment);
+  }
+  if (environment.size > 1) return run_over_tcp(fn, options, environment);
+  try {
+    run_local(
+        devices, [&](Communicator cpu) { fn(nccl_communicator(cpu, cpu.rank(), options)); }, options);
+    return 0;
+  } catch (...) {
+    print_failure(0, current_exception_text());
+    return 1;
+  }
+}
+
+[[maybe_unused]] const bool kRegistered = (register_nccl_main(&run), true);
+
+}  // namespace
+}  // namespace nccl
+
+Communicator nccl_communicator(const Communicator& cpu, int device, RunOptions options) {
+  return Communicator(nccl::make_world_backend(nccl::exchange_over(cpu), cpu.rank(), cpu.size(), device, options));
+}
+
+}  // namespace dtensor

@@ -1,0 +1,55 @@
+// NCCL's names for dtypes and operations.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+#include <nccl.h>
+
+#include "dtensor/placement.h"
+
+namespace dtensor::nccl {
+
+// A reduction as NCCL does it: `count` times the number of elements, of `type`, with `op`.
+struct Reduction {
+  ncclDataType_t type;
+  ncclRedOp_t op;
+  std::int64_t count = 1;
+};
+
+inline ncclRedOp_t nccl_op(ReduceOp op) {
+  static constexpr ncclRedOp_t kOps[] = {ncclSum, ncclAvg, ncclMax, ncclMin, ncclProd};
+  return kOps[static_cast<int>(op)];
+}
+
+// Bools reduce as bytes of 0 and 1; complex sums as twice as many real ones.
+inline Reduction nccl_reduction(at::ScalarType dtype, ReduceOp op) {
+  const bool sum = op == ReduceOp::sum || op == ReduceOp::avg;
+  switch (dtype) {
+    case at::kFloat:
+      return {ncclFloat32, nccl_op(op)};
+    case at::kDouble:
+      return {ncclFloat64, nccl_op(op)};
+    case at::kHalf:
+      return {ncclFloat16, nccl_op(op)};
+    case at::kBFloat16:
+      return {ncclBfloat16, nccl_op(op)};
+    case at::kByte:
+      return {ncclUint8, nccl_op(op)};
+    case at::kChar:
+      return {ncclInt8, nccl_op(op)};
+    case at::kInt:
+      return {ncclInt32, nccl_op(op)};
+    case at::kLong:
+      return {ncclInt64, nccl_op(op)};
+    case at::kBool:
+      return {ncclUint8, op == ReduceOp::sum || op == ReduceOp::max ? ncclMax : ncclMin};
+    case at::kComplexFloat:
+    case at::kComplexDouble:
+      TORCH_CHECK(sum, "nccl: only sum and avg of complex numbers");
+      return {dtype == at::kComplexFloat ? ncclFloat32 : ncclFloat64, nccl_op(op), 2};
+    default:
+      TORCH_CHECK(false, "nccl: no reduction of ", c10::toString(dtype), "; cast first");
+  }
+}
+
+}  // namespace dtensor::nccl
