@@ -1,6 +1,7 @@
 // The conformance suite over MPI processes: every process runs every test; a test on fewer ranks than there are
 // processes takes the first ones.
 #include <iostream>
+#include <utility>
 
 #include "comm/cases_mpi.h"
 #include "comm/fixture.h"
@@ -18,6 +19,43 @@ void on_ranks(int ranks, const std::function<void(Communicator)>& body) {
   world_of_this_run.barrier();
 }
 
+}  // namespace dtensor::test
+
+namespace dtensor::mpi {
+extern std::int64_t largest_message;
+}
+
+namespace dtensor::test {
+namespace {
+
+// More than 2^31 bytes go as several messages; here a kilobyte is too long already.
+TEST(MpiMessages, LongOnesAreCut) {
+  const auto usual = std::exchange(mpi::largest_message, 1000);
+  const Communicator world = world_of_this_run;
+  const int n = world.size(), next = (world.rank() + 1) % n, previous = (world.rank() + n - 1) % n;
+  for (std::int64_t count : {249, 250, 251, 5003}) {
+    const at::Tensor sum = at::arange(count, at::kFloat) + world.rank();
+    world.all_reduce(sum, ReduceOp::max).wait();
+    EXPECT_TRUE(at::equal(sum, at::arange(count, at::kFloat) + (n - 1)));
+    if (n == 1) continue;
+    const at::Tensor taken = at::zeros({count});
+    Work sent = world.send(at::arange(count, at::kFloat) * world.rank(), next);
+    world.recv(taken, previous).wait();
+    sent.wait();
+    EXPECT_TRUE(at::equal(taken, at::arange(count, at::kFloat) * previous));
+  }
+  mpi::largest_message = usual;
+}
+
+// Takes 2 GB a rank: run it by hand with --gtest_also_run_disabled_tests.
+TEST(MpiMessages, DISABLED_MoreThanTwoToThe31Elements) {
+  const std::int64_t count = (std::int64_t{1} << 31) + 77;
+  const at::Tensor x = at::full({count}, world_of_this_run.rank() == 0 ? 7 : 0, at::kByte);
+  world_of_this_run.broadcast(x, 0).wait();
+  EXPECT_TRUE(x.eq(7).all().item<bool>());
+}
+
+}  // namespace
 }  // namespace dtensor::test
 
 #include "comm/conformance_test.cpp"  // the same tests

@@ -136,6 +136,45 @@ TEST_P(Conformance, AllReduceGivesTheSameBitsOnEveryRank) {
   });
 }
 
+TEST_P(Conformance, AllReduceMayLeaveItsInputAlone) {
+  on_ranks(ranks(), [&](Communicator world) {
+    for (auto dtype : kReducible) {
+      for (std::int64_t rows : {0, 1, 67, 4000}) {
+        std::vector<at::Tensor> parts;
+        for (int i = 0; i < world.size(); ++i) parts.push_back(rough({rows, 5}, dtype, i));
+        const at::Tensor input = strided_like(parts[world.rank()], (world.rank() + 1) % 4);
+        const at::Tensor output = strided_like(at::zeros_like(input), world.rank() % 4);
+        world.all_reduce(output, input, ReduceOp::sum).wait();
+        EXPECT_TRUE(same(output, reduced(parts, ReduceOp::sum))) << dtype << ' ' << rows;
+        EXPECT_TRUE(same(input, parts[world.rank()])) << dtype << ' ' << rows;
+      }
+    }
+  });
+}
+
+// Large enough for every path: streamed stores, shares, several messages.
+TEST_P(Conformance, LargeTensors) {
+  on_ranks(ranks(), [&](Communicator world) {
+    const int n = world.size();
+    for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      std::vector<at::Tensor> parts, inputs, outputs;
+      for (int i = 0; i < n; ++i) parts.push_back(rough({1501, 1003}, dtype, i));
+      const at::Tensor& mine = parts[world.rank()];
+      const at::Tensor sum = mine.clone(), columns = at::empty({1501, 1003 * n}, mine.options());
+      world.all_reduce(sum, ReduceOp::sum).wait();
+      EXPECT_TRUE(same(sum, reduced(parts, ReduceOp::sum))) << dtype;
+      world.all_gather(columns.chunk(n, 1), mine).wait();
+      EXPECT_TRUE(same(columns, at::cat(parts, 1))) << dtype;
+      const auto pieces = mine.tensor_split(n, 1);
+      std::vector<at::Tensor> of_mine;
+      for (const auto& part : parts) of_mine.push_back(part.tensor_split(n, 1)[world.rank()]);
+      const at::Tensor scattered = at::empty(pieces[world.rank()].sizes(), mine.options());
+      world.reduce_scatter(scattered, pieces, ReduceOp::avg).wait();
+      EXPECT_TRUE(same(scattered, reduced(of_mine, ReduceOp::avg))) << dtype;
+    }
+  });
+}
+
 TEST_P(Conformance, ReduceScatterGivesEachItsUnevenPiece) {
   on_ranks(ranks(), [&](Communicator world) {
     const int me = world.rank(), n = world.size();
