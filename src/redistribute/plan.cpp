@@ -34,15 +34,15 @@ struct QuestionHash {
   }
 };
 
-// On an axis with one rank all placements mean the same, so the target's stands there from the start.
+// On an axis with one rank all placements mean the same: Replicate, which is in nobody's way.
 Question normal_form(const TensorSpec& from, const Placements& to) {
   const auto& mesh = from.mesh->layout.shape;
   Question q{from.placements, normalize_placements(to, from.dim(), mesh), from.sizes, {}, 0};
   q.mesh.append(mesh.begin(), mesh.end());
   q.itemsize = static_cast<std::int64_t>(c10::elementSize(from.dtype));
   for (std::size_t i = 0; i < q.to.size(); ++i) {
-    q.to[i] = q.to[i].as_storage(false);
-    q.from[i] = mesh[i] == 1 ? q.to[i] : q.from[i].as_storage(false);
+    q.to[i] = mesh[i] == 1 ? Replicate() : q.to[i].as_storage(false);
+    q.from[i] = mesh[i] == 1 ? Replicate() : q.from[i].as_storage(false);
   }
   return q;
 }
