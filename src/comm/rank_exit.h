@@ -2,12 +2,14 @@
 // keep the world's communicators alive.
 #pragma once
 
+#include "dtensor/export.h"
+
 namespace dtensor {
 
 using RankExitHook = void (*)();
 
 // Runs on each rank's own thread after its function has returned or thrown. Thread-safe; hooks stay for the program.
 void add_rank_exit_hook(RankExitHook hook);
-void run_rank_exit_hooks();
+DTENSOR_API void run_rank_exit_hooks();
 
 }  // namespace dtensor

@@ -8,6 +8,7 @@
 #include "comm/describe.h"
 #include "comm/launchers.h"
 #include "comm/mpi/backend.h"
+#include "comm/rank_exit.h"
 
 namespace dtensor {
 namespace mpi {
@@ -41,6 +42,7 @@ int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunO
     job = new Job(options);
     share_cores(options);
     fn(Communicator(make_world_backend(*job)));
+    run_rank_exit_hooks();
     job->leave();
   } catch (...) {
     const std::string text = current_exception_text();

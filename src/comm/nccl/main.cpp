@@ -7,6 +7,7 @@
 #include "comm/launchers.h"
 #include "comm/nccl/backend.h"
 #include "comm/nccl/check.h"
+#include "comm/rank_exit.h"
 #include "dtensor/cuda.h"
 
 namespace dtensor {
@@ -45,7 +46,8 @@ int run_over_tcp(const std::function<void(Communicator)>& fn, RunOptions options
     auto ids = exchange_over_tcp(host, std::atoi(port), e.rank, e.size, options.timeout);
     const Communicator world(make_world_backend(std::move(ids), e.rank, e.size, local_device(device_count()), options));
     fn(world);
-    world.barrier();  // rank 0 serves ids until all have what they need
+    run_rank_exit_hooks();  // communicators go before CUDA does
+    world.barrier();        // rank 0 serves ids until all have what they need
     return 0;
   } catch (...) {
     print_failure(e.rank, current_exception_text());
