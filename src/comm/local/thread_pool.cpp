@@ -7,6 +7,7 @@
 #include <latch>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace dtensor::local {
