@@ -48,6 +48,7 @@ class DTENSOR_API OpArgs {
   bool defined(int operand) const;
   at::IntArrayRef sizes(int operand) const;  // global
   at::IntArrayRef strides(int operand) const;
+  bool has_partial(int operand) const;
   c10::ScalarType dtype(int operand) const;
   c10::DeviceType device() const;  // of the mesh
   // Index of the first operand that belongs to the named argument; -1 if the argument is absent or has none.
@@ -89,10 +90,11 @@ class DTENSOR_API Rule {
   Rule& handled_gives_replicate();
   // Result `result` is Replicate (not Partial) whatever handled factor it lacks.
   Rule& handled_replicates(int result);
-  Rule& kernel(std::string name);  // the local kernel runs always
-  Rule& once(int operand);         // added once, as '+' in the text
-  Rule& unread(int operand);       // its values do not matter, only its sizes: a Partial need not be reduced
-  Rule& ignored(int operand);      // neither: it is given as it is
+  Rule& kernel(std::string name);   // the local kernel runs always
+  Rule& once(int operand);          // added once, as '+' in the text
+  Rule& writes(Operands operands);  // written, though the schema does not say so: they keep their placements
+  Rule& unread(int operand);        // its values do not matter, only its sizes: a Partial need not be reduced
+  Rule& ignored(int operand);       // neither: it is given as it is
   Rule& local_strides(std::string arg, int result = 0);  // int[] argument replaced by dense local strides
   Rule& local_size(std::string arg, int result = 0);     // int[] argument replaced by the result's local sizes
   Rule& patch(std::string arg, c10::IValue value);       // argument replaced for the local call

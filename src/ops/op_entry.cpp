@@ -78,7 +78,9 @@ OpEntry::OpEntry(const c10::OperatorHandle& handle, std::uint32_t entry_index)
 }
 
 bool needs_kernel(const c10::OperatorHandle& op) {
-  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return false;
+  // A few implicit operators have a backend kernel besides (silu_backward), which would be reached past us.
+  const bool backend = op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !backend) return false;
   for (const auto& argument : op.schema().arguments()) {
     if (holds_tensor(*argument.real_type())) return true;
   }

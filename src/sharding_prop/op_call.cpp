@@ -85,6 +85,11 @@ at::IntArrayRef OpArgs::strides(int operand) const {
   return as_call(*this).operands.at(static_cast<std::size_t>(operand)).strides;
 }
 
+bool OpArgs::has_partial(int operand) const {
+  const SpecPtr& spec = as_call(*this).operands.at(static_cast<std::size_t>(operand)).spec;
+  return spec && spec->has_partial;
+}
+
 c10::ScalarType OpArgs::dtype(int operand) const {
   return as_call(*this).operands.at(static_cast<std::size_t>(operand)).dtype;
 }

@@ -98,6 +98,11 @@ Rule& Rule::kernel(std::string name) {
 }
 
 Rule& Rule::once(int operand) { return data_->operands.at(static_cast<std::size_t>(operand)).once = true, *this; }
+Rule& Rule::writes(Operands operands) {
+  for (const int i : operands) data_->written |= 1u << i;
+  return *this;
+}
+
 Rule& Rule::unread(int operand) { return data_->unread |= 1u << operand, *this; }
 Rule& Rule::ignored(int operand) { return data_->ignored |= 1u << operand, *this; }
 

@@ -55,7 +55,7 @@ struct RuleData {
   std::uint32_t handled_replicates = 0;  // bit i: result i
   StorageView storage = StorageView::replicate;
   bool reads_scalars = false;
-  std::uint32_t unread = 0, ignored = 0;  // bit i: operand i
+  std::uint32_t unread = 0, ignored = 0, written = 0;  // bit i: operand i
   std::vector<std::pair<std::string, int>> size_patches, stride_patches;
   std::vector<std::pair<std::string, c10::IValue>> patches;
   Rule::Outputs outputs;

@@ -6,6 +6,8 @@
 namespace dtensor::testing {
 namespace {
 
+using Ints = std::vector<std::int64_t>;
+
 const MeshRef& one() {
   static const MeshRef mesh = make_mesh({2});
   return mesh;
@@ -146,6 +148,40 @@ TEST(Propagate, ExplainListsCandidates) {
       CallBuilder("aten::mm", one()).tensor({64, 128}, "[S(0)]").tensor({128, 32}, "[R]").explain();
   EXPECT_NE(text.find("shard m"), std::string::npos) << text;
   EXPECT_NE(text.find("replicate"), std::string::npos) << text;
+}
+
+// native_batch_norm's schema does not say that it writes the running statistics.
+TEST(Propagate, HiddenWritesNeverMove) {
+  const auto norm = [](const char* input, const char* mean, const char* var) {
+    return CallBuilder("aten::native_batch_norm", one())
+        .tensor({4, 6, 3}, input)
+        .tensor({6}, "[R]")
+        .tensor({6}, "[R]")
+        .tensor({6}, mean)
+        .tensor({6}, var)
+        .value(true)
+        .value(0.1)
+        .value(1e-5)
+        .text();
+  };
+  EXPECT_EQ(norm("[R]", "[S(0)]", "[S(0)]"), "[S(1)], [S(0)], [S(0)], [S(0)], [S(0)] -> [S(1)] [S(0)] [S(0)]");
+  EXPECT_EQ(norm("[S(1)]", "[R]", "[R]"), "[R], [R], [R], [R], [R] -> [R] [R] [R]");
+  EXPECT_THROW(norm("[R]", "[S(0)]", "[R]"), c10::Error);
+  EXPECT_THROW(norm("[R]", "[P(sum)]", "[R]"), c10::Error);
+}
+
+TEST(Propagate, ListsDecidePerPosition) {
+  const std::vector<at::Tensor> p{at::empty({6, 4}, at::kMeta), at::empty({3}, at::kMeta)};
+  const auto text = CallBuilder("aten::_foreach_add_.List", one()).list(p, "[S(0)]").list(p, "[P(sum)]").text();
+  EXPECT_EQ(text, "[S(0)], [S(0)], [S(0)], [S(0)] ->");
+}
+
+TEST(Propagate, NewTensorsTakeTheShardAndNotTheFlag) {
+  EXPECT_EQ(CallBuilder("aten::zeros_like", one()).tensor({6, 4}, "[S(0)*]").text(), "[S(0)*] -> [S(0)]");
+  EXPECT_EQ(CallBuilder("aten::zeros_like", one()).tensor({6, 4}, "[P(sum)]").text(), "[P(sum)] -> [R]");
+  const Ints other{3};
+  EXPECT_EQ(CallBuilder("aten::new_zeros", one()).tensor({6, 4}, "[S(1)]").value(other).text(), "[S(1)] -> [R]");
+  EXPECT_EQ(CallBuilder("aten::clone", one()).tensor({6, 4}, "[S(0)*]").text(), "[S(0)*] -> [S(0)*]");
 }
 
 }  // namespace

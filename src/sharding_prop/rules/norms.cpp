@@ -93,9 +93,37 @@ std::vector<OutputMeta> backward_outputs(const OpArgs& op, int first_parameter) 
   return outputs;
 }
 
+// The running statistics are written, though the schema does not say so. Statistics are over batch and places.
+Rule batch_norm(const OpArgs& op) {
+  for (const int i : {3, 4}) {
+    TORCH_CHECK(!op.defined(i) || !op.has_partial(i),
+                "batch norm: running statistics that are Partial cannot be written");
+  }
+  Rule rule;
+  RuleTerm full;
+  for (std::size_t d = 0; d < op.sizes(0).size(); ++d) {
+    full.push_back({rule.factor()});
+    if (d != 1) rule.whole_factor(static_cast<int>(d));
+  }
+  rule.operand(full);
+  for (int i = 1; i < 5; ++i) op.defined(i) ? rule.operand({full[1]}) : rule.absent_operand();
+  rule.result(full).result({full[1]}).result({full[1]});
+  return op.boolean("training") ? rule.writes({3, 4}) : rule;
+}
+
+// In evaluation the saved statistics have no elements.
+std::vector<OutputMeta> batch_norm_outputs(const OpArgs& op) {
+  const std::int64_t channels = op.boolean("training") ? op.sizes(0)[1] : 0;
+  const OutputMeta stats = dense_meta({channels}, stats_dtype(op));
+  OutputMeta out = dense_meta(op.sizes(0), op.dtype(0));
+  out.strides = op.strides(0);
+  return {out, stats, stats};
+}
+
 }  // namespace
 
 void add_norm_rules(RuleBook& book) {
+  book.rule("aten::native_batch_norm", batch_norm).outputs(batch_norm_outputs);
   book.rule("aten::native_layer_norm", layer_norm).outputs(layer_norm_outputs);
   book.rule("aten::native_layer_norm_backward", layer_norm_backward).outputs([](const OpArgs& op) {
     return backward_outputs(op, 4);
