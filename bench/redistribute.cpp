@@ -1,7 +1,7 @@
-// Redistribution of one large tensor against the limit: a copy, by every rank at once, of the bytes that make up its
-// result (its own part included), into a buffer that is already there. Run it as threads (--ranks N) or under mpirun.
-// Those bytes, of a tensor of B bytes on n ranks:
-//   S(0)->S(1), R->S: B/n     S->R: B     P->S: B, n parts of B/n that are summed     P->R: B, then B (n-1)/n of sums
+// Redistribution of one large tensor against the limit: a copy, by every rank at once, of the bytes that must move,
+// into a buffer that is already there: those of its result or those received from others, whichever are more. Run it as
+// threads
+// (--ranks N) or under mpirun.
 #include <ATen/ATen.h>
 #include <dtensor/dtensor.h>
 
@@ -26,7 +26,7 @@ struct Case {
   const char* name;
   const char* peer;  // what ../bench/peers calls it
   Placement from, to;
-  double limit_share;  // of the tensor's bytes, that each rank must read to make its result
+  double limit_share;  // of the tensor's bytes, of each rank's result, or received by it: the more of them
 };
 
 std::vector<Case> cases(int n) {
@@ -34,9 +34,9 @@ std::vector<Case> cases(int n) {
   return {{"S(0)->S(1)", "Shard0->Shard1", Shard(0), Shard(1), part},
           {"S(0)->R", "Shard0->Replicate", Shard(0), Replicate(), 1},
           {"S(1)->R", "Shard1->Replicate", Shard(1), Replicate(), 1},
-          {"P->R", "Partial->Replicate", Partial(), Replicate(), 1 + others},
-          {"P->S(0)", "Partial->Shard0", Partial(), Shard(0), 1},
-          {"P->S(1)", "Partial->Shard1", Partial(), Shard(1), 1},
+          {"P->R", "Partial->Replicate", Partial(), Replicate(), std::max(1.0, 2 * others)},
+          {"P->S(0)", "Partial->Shard0", Partial(), Shard(0), std::max(part, others)},
+          {"P->S(1)", "Partial->Shard1", Partial(), Shard(1), std::max(part, others)},
           {"R->S(0)", "Replicate->Shard0", Replicate(), Shard(0), part}};
 }
 
