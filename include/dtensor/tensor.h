@@ -24,9 +24,9 @@ class DTENSOR_API DTensor : public at::Tensor {
   // Throws unless is_dtensor(tensor) or tensor is undefined.
   explicit DTensor(at::Tensor tensor);
 
-  // Collective where `sizes` is empty and a dimension is sharded: local sizes are agreed across the ranks of the mesh
-  // (they must be the chunks of one global size; an error on every rank otherwise). Differentiable: the gradient of
-  // `local` has the forward placements, Partial and Replicate taken literally (see docs/design.md, "border").
+  // Collective where `sizes` is empty: local sizes are agreed across the ranks of the mesh (they must be the chunks of
+  // one global size; an error on every rank otherwise). Differentiable: the gradient of `local` has the forward
+  // placements, Partial and Replicate taken literally (see docs/design.md, "border").
   static DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements,
                             at::IntArrayRef sizes = {}, at::IntArrayRef strides = {});
 
@@ -50,8 +50,10 @@ class DTENSOR_API DTensor : public at::Tensor {
 // The description and this rank's part. (A plain at::Tensor handle to a DTensor prints as an error: it has no data.)
 DTENSOR_API std::ostream& operator<<(std::ostream& out, const DTensor& tensor);
 
-// Splits a plain tensor that every rank holds alike. No communication; each rank keeps its part (a copy unless
-// everything is Replicate). Differentiable. `tensor` that is a DTensor on the same mesh is redistributed.
+// Splits a plain tensor of which every rank gives the whole; each keeps its part, a copy. Where the ranks' values
+// differ, those of the mesh's first rank count, as in PyTorch; sizes or dtypes that differ are an error on every rank.
+// Collective (one small exchange; a broadcast where values differ). Differentiable. `tensor` that is a DTensor on the
+// same mesh is redistributed.
 DTENSOR_API DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements);
 // The same, but only world rank `source` need hold the data (others give any tensor of that shape and dtype).
 DTENSOR_API DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements,

@@ -58,4 +58,9 @@ struct CachedCall {
   bool member = true;
 };
 
+// to_local() handed the local tensors out: whoever saved one for backward must notice the write.
+void bump_versions(const CachedCall& call, const CallView& view);
+// An error unless `local` has the sizes that `spec` asks for: a wrong rule must not become a wrong number.
+void check_local_sizes(const OpEntry& entry, const CachedCall& call, const TensorSpec& spec, const at::Tensor& local);
+
 }  // namespace dtensor

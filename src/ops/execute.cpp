@@ -113,22 +113,6 @@ void write_back_operands(const Frame& frame) {
   }
 }
 
-// to_local() handed the local tensor out: whoever saved it for backward must notice the write.
-void bump_versions(const Frame& frame) {
-  for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
-    if (!frame.call.inputs[i].mutated || frame.view.operands[i] == nullptr) continue;
-    if (!has_dtensor_key(frame.view.operands[i])) continue;
-    const auto& local = as_dtensor(frame.view.operands[i])->local();
-    if (local.defined() && !local.is_inference()) local.unsafeGetTensorImpl()->bump_version();
-  }
-}
-
-void check_local_sizes(const Frame& frame, const TensorSpec& spec, const at::Tensor& local) {
-  TORCH_CHECK(local.sizes().equals(spec.local_sizes), frame.entry.op.operator_name(), ": the local result has sizes ",
-              local.sizes(), " where ", spec.str(), " asks for [", c10::Join(", ", spec.local_sizes),
-              "]: its sharding rule is wrong (", frame.call.decision.why, ")");
-}
-
 at::Tensor wrap(const Frame& frame, const OutputAction& action, const at::Tensor& local) {
   if (action.alias >= 0) return frame.operands[action.alias];
   if (!action.spec || (!local.defined() && action.spec->mesh->is_member)) return local;
@@ -138,7 +122,7 @@ at::Tensor wrap(const Frame& frame, const OutputAction& action, const at::Tensor
         local);
   }
   std::int64_t offset = 0;
-  if (local.defined()) check_local_sizes(frame, *action.spec, local);
+  if (local.defined()) check_local_sizes(frame.entry, frame.call, *action.spec, local);
   if (action.base >= 0) offset = frame.operands[action.base].storage_offset() + action.offset_delta;
   auto ordered = local.defined() && out_of_order(action, local) ? in_order_of(local, *action.spec) : local;
   auto impl = c10::make_intrusive<DTensorImpl>(*action.prototype, std::move(ordered), offset);
@@ -201,7 +185,7 @@ void execute_inplace_view(Frame& frame, Stack& stack, std::size_t first) {
 void execute_simple(Frame& frame, Stack& stack, std::size_t first) {
   unwrap_arguments(frame, stack, first);
   frame.entry.op.callBoxed(stack);
-  if (frame.entry.mutates) bump_versions(frame);
+  if (frame.entry.mutates) bump_versions(frame.call, frame.view);
   wrap_results(frame, stack, first);
 }
 
@@ -225,7 +209,7 @@ void execute_call(const OpEntry& entry, const CachedCall& call, const CallView& 
   unwrap_arguments(frame, stack, first);
   run_local_call(frame, stack);
   write_back_operands(frame);
-  if (entry.mutates) bump_versions(frame);
+  if (entry.mutates) bump_versions(frame.call, frame.view);
   wrap_results(frame, stack, first);
 }
 

@@ -30,7 +30,10 @@ at::Tensor before_accumulation(DTensorImpl& impl, const at::Tensor& grad) {
   const auto leaf = handle_of(impl);
   const auto wanted = gradient_placements(*impl.spec());
   // Some second-order gradients come as plain tensors, equal on every rank.
-  if (!is_dtensor(grad)) return distribute_tensor(grad, leaf.mesh(), wanted);
+  if (!is_dtensor(grad)) {
+    const Placements replicated(wanted.size());
+    return DTensor::from_local(grad, leaf.mesh(), replicated, grad.sizes(), grad.strides()).redistribute(wanted);
+  }
   return has_unreduced_gradient(leaf, wanted) ? grad : DTensor(grad).redistribute(wanted);
 }
 

@@ -3,20 +3,13 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <cstring>
+
 #include "ops/inspect_state.h"
 
 namespace dtensor {
 namespace {
-
-std::uint64_t hash_bytes(const at::Tensor& tensor) {
-  at::AutoDispatchBelowADInplaceOrView guard;
-  const auto flat = tensor.contiguous().cpu();
-  const auto* bytes = static_cast<const unsigned char*>(flat.const_data_ptr());
-  std::uint64_t hash = 1469598103934665603ull;
-  for (std::size_t i = 0, n = flat.nbytes(); i < n; ++i) hash = (hash ^ bytes[i]) * 1099511628211ull;
-  for (auto size : tensor.sizes()) hash = (hash ^ static_cast<std::uint64_t>(size)) * 1099511628211ull;
-  return hash;
-}
 
 const char* argument_name(const OpEntry& entry, std::size_t arg) {
   return entry.op.schema().arguments()[arg].name().c_str();
@@ -24,12 +17,30 @@ const char* argument_name(const OpEntry& entry, std::size_t arg) {
 
 }  // namespace
 
+// FNV-1a over eight bytes at a time, each word mixed down first (its low bits alone would never see the high ones).
+std::uint64_t content_hash(const at::Tensor& tensor) {
+  constexpr std::uint64_t kPrime = 1099511628211ull;
+  at::AutoDispatchBelowADInplaceOrView guard;
+  const auto flat = tensor.contiguous().cpu();
+  const auto* bytes = static_cast<const unsigned char*>(flat.const_data_ptr());
+  std::uint64_t hash = 1469598103934665603ull;
+  const auto add = [&](std::uint64_t word) { hash = (hash ^ word ^ (word >> 32)) * kPrime, hash ^= hash >> 29; };
+  const std::size_t size = flat.nbytes();
+  for (std::size_t i = 0; i < size; i += sizeof(std::uint64_t)) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes + i, std::min(sizeof word, size - i));
+    add(word);
+  }
+  for (auto length : tensor.sizes()) add(static_cast<std::uint64_t>(length));
+  return hash;
+}
+
 void check_equal_across(const MeshImpl& mesh, AxisMask axes, const at::Tensor& tensor, const std::string& complaint) {
   const auto& comm = mesh.communicator(axes);
   if (comm.size() == 1) return;
   at::AutoDispatchBelowADInplaceOrView guard;
   const auto mine = at::empty({1}, at::kLong);
-  *mine.mutable_data_ptr<std::int64_t>() = static_cast<std::int64_t>(hash_bytes(tensor));
+  *mine.mutable_data_ptr<std::int64_t>() = static_cast<std::int64_t>(content_hash(tensor));
   const auto gathered = at::empty({comm.size()}, at::kLong);
   std::vector<at::Tensor> slots;
   for (int r = 0; r < comm.size(); ++r) slots.push_back(gathered.narrow(0, r, 1));

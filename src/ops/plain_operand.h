@@ -10,6 +10,9 @@ namespace dtensor {
 // operand under Strict, is an error that names the operand. Collective.
 void check_plain_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view);
 
+// Of sizes and bytes; never of the strides.
+std::uint64_t content_hash(const at::Tensor& tensor);
+
 // Throws on every rank unless `tensor` holds the same bytes on all ranks that differ along `axes` only. Collective over
 // them.
 void check_equal_across(const MeshImpl& mesh, AxisMask axes, const at::Tensor& tensor, const std::string& complaint);

@@ -10,6 +10,7 @@
 #include "ops/kernel.h"
 #include "ops/local_call.h"
 #include "ops/unboxed.h"
+#include "placement/spec.h"
 #include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor {
@@ -39,6 +40,7 @@ c10::KernelFunction kernel_of(const OpEntry& entry) {
 void register_all() {
   register_all_local_kernels();
   add_rank_exit_hook(&clear_cache);  // a cached mesh would keep its communicators
+  add_rank_exit_hook(&drop_unused_specs);
   auto& dispatcher = c10::Dispatcher::singleton();
   static auto& handles = *new std::vector<c10::RegistrationHandleRAII>();  // for the program's life
   handles.push_back(dispatcher.registerFallback(kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(),

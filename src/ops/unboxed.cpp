@@ -15,18 +15,4 @@ const CachedCall* find_simple(const OpEntry& entry, const CallView& view) {
   return call != nullptr && call->unboxable ? call : nullptr;
 }
 
-void bump_versions(const CachedCall& call, const CallView& view) {
-  for (std::size_t i = 0; i < call.inputs.size(); ++i) {
-    if (!call.inputs[i].mutated || view.operands[i] == nullptr || !has_dtensor_key(view.operands[i])) continue;
-    const auto& local = as_dtensor(view.operands[i])->local();
-    if (!local.is_inference()) local.unsafeGetTensorImpl()->bump_version();
-  }
-}
-
-void check_result(const OpEntry& entry, const CachedCall& call, const TensorSpec& spec, const at::Tensor& local) {
-  TORCH_CHECK(local.sizes().equals(spec.local_sizes), entry.op.operator_name(), ": the local result has sizes ",
-              local.sizes(), " where ", spec.str(), " asks for [", c10::Join(", ", spec.local_sizes),
-              "]: its sharding rule is wrong (", call.decision.why, ")");
-}
-
 }  // namespace dtensor::unboxed

@@ -102,13 +102,12 @@ decltype(auto) local_argument(const CachedCall& call, T& value) {
 }
 
 // --- results ---
-void check_result(const OpEntry& entry, const CachedCall& call, const TensorSpec& spec, const at::Tensor& local);
 
 inline at::Tensor wrap(const OpEntry& entry, const CachedCall& call, const CallView& view, std::size_t index,
                        at::Tensor&& local) {
   const auto& action = call.outputs[index];
   if (!action.spec || !local.defined()) return std::move(local);
-  check_result(entry, call, *action.spec, local);
+  check_local_sizes(entry, call, *action.spec, local);
   if (C10_UNLIKELY(out_of_order(action, local))) local = in_order_of(std::move(local), *action.spec);
   const auto offset = action.base < 0 ? 0 : view.operands[action.base]->storage_offset() + action.offset_delta;
   return at::Tensor(c10::make_intrusive<DTensorImpl>(*action.prototype, std::move(local), offset));
@@ -120,7 +119,6 @@ Tuple wrap_all(const OpEntry& entry, const CachedCall& call, const CallView& vie
   return Tuple(wrap(entry, call, view, I, std::get<I>(std::move(locals)))...);
 }
 
-void bump_versions(const CachedCall& call, const CallView& view);
 // A simple hit, or null.
 const CachedCall* find_simple(const OpEntry& entry, const CallView& view);
 

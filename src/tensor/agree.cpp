@@ -1,11 +1,13 @@
-// The global size of a tensor of which every rank knows its part: all ranks exchange their local sizes, and all come to
-// the same spec or to the same error.
+// What the ranks of a mesh must agree on before a tensor is a DTensor: all exchange what they hold, and all come to the
+// same answer or to the same error. The global size of a tensor of which every rank knows its part; one content for a
+// tensor that every rank holds whole.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
 #include <algorithm>
 #include <numeric>
 
+#include "ops/plain_operand.h"
 #include "placement/shard_map.h"
 #include "tensor/border.h"
 
@@ -17,23 +19,30 @@ constexpr std::int64_t kMaxDims = 25;  // TensorIterator's own limit
 struct LocalShape {
   std::vector<std::int64_t> sizes;
   std::int64_t dtype;
+  std::int64_t hash;
 };
 
+const Communicator& all_ranks(const MeshImpl& mesh) {
+  return mesh.communicator(static_cast<AxisMask>((1u << mesh.layout.ndim()) - 1));
+}
+
 // One entry per rank of the mesh, in the order of layout.ranks.
-std::vector<LocalShape> exchange_shapes(const MeshImpl& mesh, const at::Tensor& local) {
-  const auto& comm = mesh.communicator(static_cast<AxisMask>((1u << mesh.layout.ndim()) - 1));
+std::vector<LocalShape> exchange_shapes(const MeshImpl& mesh, const at::Tensor& local, std::int64_t hash = 0) {
+  constexpr std::int64_t kHeader = 3;
+  const auto& comm = all_ranks(mesh);
   at::AutoDispatchBelowADInplaceOrView guard;
-  auto mine = at::full({kMaxDims + 2}, -1, at::kLong);
+  auto mine = at::full({kMaxDims + kHeader}, -1, at::kLong);
   auto* out = mine.mutable_data_ptr<std::int64_t>();
   out[0] = local.dim();
   out[1] = static_cast<std::int64_t>(local.scalar_type());
-  std::copy(local.sizes().begin(), local.sizes().end(), out + 2);
-  auto all = at::empty({comm.size(), kMaxDims + 2}, at::kLong);
+  out[2] = hash;
+  std::copy(local.sizes().begin(), local.sizes().end(), out + kHeader);
+  auto all = at::empty({comm.size(), kMaxDims + kHeader}, at::kLong);
   comm.all_gather(all.unbind(0), mine).wait();
   std::vector<LocalShape> shapes;
   for (int r = 0; r < comm.size(); ++r) {
-    const auto* row = all.const_data_ptr<std::int64_t>() + r * (kMaxDims + 2);
-    shapes.push_back({{row + 2, row + 2 + row[0]}, row[1]});
+    const auto* row = all.const_data_ptr<std::int64_t>() + r * (kMaxDims + kHeader);
+    shapes.push_back({{row + kHeader, row + kHeader + row[0]}, row[1], row[2]});
   }
   return shapes;
 }
@@ -98,8 +107,12 @@ at::DimVector strides_like(const at::Tensor& local, at::IntArrayRef sizes) {
   return strides;
 }
 
-bool any_shard(const Placements& placements) {
-  return std::any_of(placements.begin(), placements.end(), [](const auto& p) { return p.is_shard(); });
+// The same tensor with the bytes of the mesh's first rank; gradients flow to the tensor given here.
+at::Tensor take_from_first_rank(const MeshImpl& mesh, const at::Tensor& tensor) {
+  auto result = tensor.clone(at::MemoryFormat::Contiguous);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  all_ranks(mesh).broadcast(result.detach(), 0).wait();
+  return result;
 }
 
 }  // namespace
@@ -110,10 +123,9 @@ SpecPtr agree_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& 
   const bool given = !sizes.empty() || local.dim() == 0;
   TORCH_CHECK(given || mesh->is_member, "from_local: world rank ", mesh->world_rank,
               " is outside the mesh and must be told the global sizes");
-  if (!given && any_shard(placements)) {
-    global = agree_sizes(*mesh, placements, exchange_shapes(*mesh, local));
-  } else if (!given) {
-    global = local.sizes();
+  if (!given) {
+    global = mesh->layout.size() == 1 ? at::DimVector(local.sizes())
+                                      : agree_sizes(*mesh, placements, exchange_shapes(*mesh, local));
   }
   if (given && mesh->is_member) {
     const auto expected = local_sizes(global, placements, mesh->layout.shape, mesh->coordinate);
@@ -125,6 +137,20 @@ SpecPtr agree_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& 
   TORCH_CHECK(global_strides.size() == global.size(), "from_local: ", global_strides.size(), " strides for ",
               global.size(), " sizes");
   return intern_spec(mesh, std::move(placements), global, global_strides, local.scalar_type());
+}
+
+at::Tensor agree_content(const at::Tensor& tensor, const MeshImpl& mesh) {
+  if (!mesh.is_member || mesh.layout.size() == 1) return tensor;
+  const auto shapes =
+      exchange_shapes(mesh, tensor, tensor.is_meta() ? 0 : static_cast<std::int64_t>(content_hash(tensor)));
+  bool equal = true;
+  for (const auto& shape : shapes) {
+    TORCH_CHECK(shape.sizes == shapes[0].sizes && shape.dtype == shapes[0].dtype,
+                "distribute_tensor: every rank gives the whole tensor, but their sizes or dtypes differ: ",
+                list_shapes(mesh.layout, shapes));
+    equal = equal && shape.hash == shapes[0].hash;
+  }
+  return equal ? tensor : take_from_first_rank(mesh, tensor);
 }
 
 }  // namespace dtensor

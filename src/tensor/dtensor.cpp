@@ -85,7 +85,7 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Plac
                 mesh.str(), "; call full_tensor() first");
     return given.redistribute(std::move(placements));
   }
-  return DTensor(split_plain(tensor, mesh.impl(), std::move(placements)));
+  return DTensor(split_plain(agree_content(tensor, *mesh.impl()), mesh.impl(), std::move(placements)));
 }
 
 DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements, int source) {
@@ -95,7 +95,8 @@ DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh,
   TORCH_CHECK(root != ranks.end(), "distribute_tensor_from: source rank ", source, " is not in ", mesh.str());
   auto whole = tensor.detach().to(mesh.device_type()).contiguous().clone();
   comm.broadcast(whole, static_cast<int>(root - ranks.begin())).wait();
-  return distribute_tensor(whole, mesh, std::move(placements));
+  return DTensor(
+      split_plain(whole, mesh.impl(), normalize_placements(std::move(placements), whole.dim(), mesh.shape())));
 }
 
 }  // namespace dtensor

@@ -1,0 +1,74 @@
+// distribute_tensor: every rank gives the whole tensor, and all come to one.
+#include <atomic>
+
+#include "support/ranks.h"
+
+namespace dtensor::test {
+namespace {
+
+at::Tensor of_rank(const at::Tensor& whole, const DeviceMesh& mesh) {
+  return mesh.world().rank() == 0 ? whole.clone() : whole + static_cast<double>(mesh.world().rank());
+}
+
+TEST(Distribute, ValuesThatDifferAreTheFirstRanks) {
+  for (const auto& shape : mesh_shapes()) {
+    for (std::uint64_t seed = 0; seed < 10; ++seed) {
+      Draw draw(seed);
+      const auto whole = draw.normal(draw.sizes(draw.integer(0, 3), 0, 9));
+      on_mesh(shape, [&](const DeviceMesh& mesh) {
+        Draw mine(seed);
+        const auto x = distribute_tensor(of_rank(whole, mesh), mesh, mine.placements(mesh, whole.dim()));
+        expect_close(x, whole, c10::str("seed ", seed, " ", x.spec_str()), 1e-12);
+      });
+    }
+  }
+}
+
+// One generator serves all threads of the process, so thread ranks draw different numbers from it.
+TEST(Distribute, RandomNumbersDrawnByEachRankBecomeOneTensor) {
+  on_mesh({2, 2}, [](const DeviceMesh& mesh) {
+    const auto x = distribute_tensor(at::randn({64, 32}), mesh, {Replicate(), Shard(1)});
+    const auto full = x.full_tensor();
+    auto all = at::empty({4, 64, 32});
+    mesh.communicator().all_gather(all.unbind(0), full).wait();
+    for (int rank = 1; rank < 4; ++rank) EXPECT_TRUE(all[rank].equal(all[0])) << rank;
+  });
+}
+
+TEST(Distribute, GradientsReachTheTensorOfEachRank) {
+  on_mesh({3}, [](const DeviceMesh& mesh) {
+    auto mine = of_rank(at::arange(10, at::kDouble).reshape({5, 2}), mesh).requires_grad_();
+    const auto x = distribute_tensor(mine, mesh, {Shard(0)});
+    (x * x).sum().backward();
+    expect_close(mine.grad(), 2 * x.full_tensor().detach(), "gradient", 1e-12);
+  });
+}
+
+TEST(Distribute, SizesThatDifferAreAnErrorOnEveryRank) {
+  std::atomic<int> errors{0};
+  on_mesh({3}, [&](const DeviceMesh& mesh) {
+    try {
+      distribute_tensor(at::zeros({mesh.world().rank() == 1 ? 4 : 3, 2}), mesh, {Shard(0)});
+    } catch (const c10::Error& e) {
+      EXPECT_NE(std::string(e.what()).find("rank 1: [4, 2]"), std::string::npos) << e.what();
+      ++errors;
+    }
+  });
+  EXPECT_EQ(errors, 3);
+}
+
+TEST(Distribute, LocalReplicasOfDifferentSizesAreAnErrorOnEveryRank) {
+  std::atomic<int> errors{0};
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    try {
+      DTensor::from_local(at::zeros({mesh.world().rank() + 1, 2}), mesh, {Replicate()});
+    } catch (const c10::Error& e) {
+      EXPECT_NE(std::string(e.what()).find("rank 1: [2, 2]"), std::string::npos) << e.what();
+      ++errors;
+    }
+  });
+  EXPECT_EQ(errors, 2);
+}
+
+}  // namespace
+}  // namespace dtensor::test
