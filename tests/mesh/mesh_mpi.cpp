@@ -34,8 +34,11 @@ TEST(MeshOfProcesses, EveryLineTalks) {
 TEST(MeshOfProcesses, RanksOutside) {
   const auto first = init_device_mesh(world, at::kCPU, {1}, {"alone"});
   EXPECT_EQ(first.is_member(), world.rank() == 0);
-  if (world.rank() == 0) EXPECT_EQ(first.communicator().size(), 1);
-  if (world.rank() != 0) EXPECT_THROW(first.communicator(), c10::Error);
+  if (world.rank() == 0) {
+    EXPECT_EQ(first.communicator().size(), 1);
+  } else {
+    EXPECT_THROW(first.communicator(), c10::Error);
+  }
 }
 
 // Draws of several kinds in one program, as full tensors.
