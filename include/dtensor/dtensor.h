@@ -1,5 +1,7 @@
-// Everything a program needs: meshes, placements, DTensors and starting ranks.
+// Everything a program needs: ATen, meshes, placements, DTensors and starting ranks.
 #pragma once
+
+#include <ATen/ATen.h>
 
 #include "dtensor/comm.h"
 #include "dtensor/events.h"

@@ -1,6 +1,5 @@
 // A stranger's program: knows <dtensor/dtensor.h> and nothing else. The ten-line program of the README, whose numbers,
 // forward and backward, must be those of plain ATen on one device.
-#include <ATen/ATen.h>
 #include <dtensor/dtensor.h>
 
 #include <cstdio>
