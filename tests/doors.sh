@@ -20,6 +20,7 @@ declare -A allowed=(
   [tensor/api]="placement redistribute/pure sharding_prop comm mesh tensor/impl redistribute/acting random ops"
   [parallel]=""
   [optim]=""
+  [moe]=""
 )
 
 # Rooms with two sides: the names of the files on the low side.

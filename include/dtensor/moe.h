@@ -1,0 +1,4 @@
+// Mixture of experts: everything.
+#pragma once
+
+#include "dtensor/moe/exchange.h"

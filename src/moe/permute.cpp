@@ -1,0 +1,149 @@
+// Rows between places of one rank: counting sort by bin, blocks in another order, and the expansion of tokens to
+// entries and back, whose sums are taken in a fixed order.
+#include <ATen/ATen.h>
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
+
+#include <numeric>
+
+#include "dtensor/moe/exchange.h"
+#include "moe/node.h"
+#include "moe/row_kernels.h"
+
+namespace dtensor {
+namespace {
+
+using moe::Node;
+using moe::SavedVariable;
+using moe::variable_list;
+
+struct ReorderBackward final : Node {
+  ReorderBackward(std::vector<std::int64_t> s, std::vector<std::int64_t> o)
+      : sizes(std::move(s)), order(std::move(o)) {}
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) return {at::Tensor()};
+    std::vector<std::int64_t> there(order.size()), back(order.size());
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      there[i] = sizes[order[i]];
+      back[order[i]] = static_cast<std::int64_t>(i);
+    }
+    return {reorder_blocks(grads[0], there, back)};
+  }
+  std::string name() const override { return "ReorderBlocksBackward"; }
+  std::vector<std::int64_t> sizes, order;
+};
+
+// Of the plain expansion, and of the unweighted combination: the other one.
+struct ExpandBackward final : Node {
+  explicit ExpandBackward(at::Tensor p) : position(std::move(p)) {}
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) return {at::Tensor()};
+    return {combine_rows(grads[0], position)};
+  }
+  std::string name() const override { return "ExpandRowsBackward"; }
+  at::Tensor position;
+};
+
+struct CombineBackward final : Node {
+  CombineBackward(const at::Tensor& r, at::Tensor p, const at::Tensor& w)
+      : rows(w.defined() ? SavedVariable(r, false) : SavedVariable()),
+        weight(w, false),
+        position(std::move(p)),
+        kept(r.size(0)),
+        weighted(w.defined()) {}
+
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
+    if (!weighted) return {expand_rows(grads[0], position, kept), at::Tensor()};
+    const auto y = rows.unpack(), w = weight.unpack();
+    if (at::GradMode::is_enabled()) return twice(grads[0], y, w);
+    auto [dy, dw] = moe::combine_backward_kernel(grads[0], y, position, w);
+    return {dy, dw};
+  }
+  void release_variables() override {
+    rows.reset_data();
+    weight.reset_data();
+  }
+  std::string name() const override { return "CombineRowsBackward"; }
+
+  // The same from differentiable pieces.
+  variable_list twice(const at::Tensor& grad, const at::Tensor& y, const at::Tensor& w) const {
+    const auto spread = expand_rows(grad, position, kept);
+    const auto row_weight = expand_entries(w);
+    const auto dots = (y * spread).sum(1).to(w.scalar_type());
+    const auto padded = at::cat({dots, at::zeros({1}, dots.options())});
+    const auto dw = padded.index_select(0, at::where(position < 0, kept, position).flatten()).view(w.sizes());
+    return {spread * row_weight.unsqueeze(1).to(spread.scalar_type()), dw};
+  }
+  // [tokens, choices] to [kept]
+  at::Tensor expand_entries(const at::Tensor& w) const {
+    const auto each = at::arange(position.numel(), position.options());
+    const auto row = at::zeros({kept + 1}, position.options())
+                         .scatter(0, at::where(position < 0, kept, position).flatten(), each)
+                         .narrow(0, 0, kept);
+    return w.flatten().index_select(0, row);
+  }
+
+  SavedVariable rows, weight;
+  at::Tensor position;
+  std::int64_t kept;
+  bool weighted;
+};
+
+}  // namespace
+
+at::Tensor count_bins(const at::Tensor& ids, std::int64_t bins) {
+  at::AutoDispatchBelowADInplaceOrView guard;
+  TORCH_CHECK(ids.scalar_type() == at::kLong, "count_bins: ids are int64, not ", ids.scalar_type());
+  if (!ids.is_cpu()) return at::bincount(at::clamp_max(ids.flatten(), bins), {}, bins + 1).narrow(0, 0, bins);
+  return moe::count_kernel(ids.contiguous(), bins);
+}
+
+SortedBins sort_by_bin(const at::Tensor& ids, std::int64_t bins) {
+  at::AutoDispatchBelowADInplaceOrView guard;
+  TORCH_CHECK(ids.scalar_type() == at::kLong, "sort_by_bin: ids are int64, not ", ids.scalar_type());
+  return moe::sort_kernel(ids.contiguous().flatten(), bins);
+}
+
+at::Tensor reorder_blocks(const at::Tensor& input, at::IntArrayRef sizes, at::IntArrayRef order) {
+  TORCH_CHECK(sizes.size() == order.size(), "reorder_blocks: ", sizes.size(), " sizes, ", order.size(), " places");
+  if (std::is_sorted(order.begin(), order.end())) return input;
+  at::Tensor result;
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const auto blocks = input.split_with_sizes(sizes, 0);
+    std::vector<at::Tensor> placed;
+    for (const auto block : order) placed.push_back(blocks[block]);
+    result = at::cat(placed);
+  }
+  if (!moe::needs_graph(input)) return result;
+  return moe::with_node(result, moe::make_node<ReorderBackward>(sizes.vec(), order.vec()), input);
+}
+
+at::Tensor expand_rows(const at::Tensor& x, const at::Tensor& position, std::int64_t kept) {
+  TORCH_CHECK(position.dim() == 2 && position.size(0) == x.size(0), "expand_rows: positions ", position.sizes(),
+              " for ", x.size(0), " tokens");
+  at::Tensor result;
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    result = moe::expand_kernel(x, position, kept);
+  }
+  if (!moe::needs_graph(x)) return result;
+  return moe::with_node(result, moe::make_node<ExpandBackward>(position), x);
+}
+
+at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight) {
+  TORCH_CHECK(position.dim() == 2, "combine_rows: positions are [tokens, choices], not ", position.sizes());
+  TORCH_CHECK(!weight.defined() || weight.sizes() == position.sizes(), "combine_rows: weights ", weight.sizes(),
+              " for positions ", position.sizes());
+  at::Tensor result;
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    result = moe::combine_kernel(rows, position, weight);
+  }
+  if (!moe::needs_graph(rows, weight)) return result;
+  return moe::with_node(result, moe::make_node<CombineBackward>(rows, position, weight), rows, weight);
+}
+
+}  // namespace dtensor

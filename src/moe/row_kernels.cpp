@@ -1,0 +1,179 @@
+// The loops below the permutations. Each row is written by one thread, and sums run in order of the choices, so results
+// do not depend on the number of threads.
+#include "moe/row_kernels.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
+
+#include <cstring>
+
+namespace dtensor::moe {
+namespace {
+
+constexpr std::int64_t kGrain = 1 << 14;  // elements a thread should have at least
+
+std::int64_t grain_rows(std::int64_t width) {
+  return std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, width));
+}
+
+// Elsewhere than on the CPU a row of zeros at the end stands for what is left out.
+at::Tensor or_last(const at::Tensor& position, std::int64_t last) {
+  return at::where(position < 0, last, position).flatten();
+}
+at::Tensor with_zero_row(const at::Tensor& rows) { return at::constant_pad_nd(rows, {0, 0, 0, 1}); }
+
+at::ScalarType sum_type(const at::Tensor& rows) { return at::toOpMathType(rows.scalar_type()); }
+
+struct Extent {
+  std::int64_t tokens, choices, width;
+  Extent(const at::Tensor& position, const at::Tensor& rows)
+      : tokens(position.size(0)), choices(position.size(1)), width(rows.size(1)) {}
+};
+
+template <class T, class Sum>
+void combine_loop(const Extent& e, const T* rows, const std::int64_t* position, const Sum* weight, T* out) {
+  at::parallel_for(0, e.tokens, grain_rows(e.width * e.choices), [&](std::int64_t begin, std::int64_t end) {
+    std::vector<Sum> sum(e.width);
+    for (std::int64_t t = begin; t < end; ++t) {
+      std::fill(sum.begin(), sum.end(), Sum(0));
+      for (std::int64_t entry = t * e.choices; entry < (t + 1) * e.choices; ++entry) {
+        if (position[entry] < 0) continue;
+        const Sum w = weight != nullptr ? weight[entry] : Sum(1);
+        const T* row = rows + position[entry] * e.width;
+        for (std::int64_t d = 0; d < e.width; ++d) sum[d] += w * static_cast<Sum>(row[d]);
+      }
+      for (std::int64_t d = 0; d < e.width; ++d) out[t * e.width + d] = static_cast<T>(sum[d]);
+    }
+  });
+}
+
+template <class T, class Sum>
+void combine_backward_loop(const Extent& e, const T* grad, const T* rows, const std::int64_t* position,
+                           const Sum* weight, T* d_rows, Sum* d_weight) {
+  at::parallel_for(0, e.tokens * e.choices, grain_rows(e.width), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t entry = begin; entry < end; ++entry) {
+      Sum dot = 0;
+      if (position[entry] >= 0) {
+        const T* g = grad + entry / e.choices * e.width;
+        const T* row = rows + position[entry] * e.width;
+        T* out = d_rows + position[entry] * e.width;
+        for (std::int64_t d = 0; d < e.width; ++d) {
+          dot += static_cast<Sum>(row[d]) * static_cast<Sum>(g[d]);
+          out[d] = static_cast<T>(weight[entry] * static_cast<Sum>(g[d]));
+        }
+      }
+      d_weight[entry] = dot;
+    }
+  });
+}
+
+at::Tensor combine_elsewhere(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight) {
+  const auto each = with_zero_row(rows)
+                        .index_select(0, or_last(position, rows.size(0)))
+                        .view({position.size(0), position.size(1), rows.size(1)})
+                        .to(sum_type(rows));
+  return (weight.defined() ? each * weight.to(sum_type(rows)).unsqueeze(2) : each).sum(1).to(rows.scalar_type());
+}
+
+// The entry at each sorted place.
+at::Tensor entry_of_place(const at::Tensor& position, std::int64_t kept) {
+  const auto entries = at::arange(position.numel(), position.options());
+  return at::zeros({kept + 1}, position.options()).scatter_(0, or_last(position, kept), entries).narrow(0, 0, kept);
+}
+
+SortedBins sort_elsewhere(const at::Tensor& ids, std::int64_t bins) {
+  const auto [sorted, by_bin] = at::sort(at::clamp_max(ids, bins), /*stable=*/true, 0, /*descending=*/false);
+  const auto counts = count_bins(ids, bins);
+  const auto kept = counts.sum().item<std::int64_t>();
+  const auto places = at::arange(ids.numel(), ids.options());
+  auto position = at::empty_like(ids).scatter_(0, by_bin, at::where(places < kept, places, -1));
+  return {by_bin.narrow(0, 0, kept), position, counts};
+}
+
+}  // namespace
+
+at::Tensor count_kernel(const at::Tensor& ids, std::int64_t bins) {
+  auto counts = at::zeros({bins}, ids.options());
+  auto* count = counts.mutable_data_ptr<std::int64_t>();
+  const auto* id = ids.const_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < ids.numel(); ++i) {
+    TORCH_CHECK(id[i] >= 0, "count_bins: entry ", i, " is ", id[i]);
+    if (id[i] < bins) ++count[id[i]];
+  }
+  return counts;
+}
+
+SortedBins sort_kernel(const at::Tensor& ids, std::int64_t bins) {
+  if (!ids.is_cpu()) return sort_elsewhere(ids, bins);
+  SortedBins result{{}, at::empty_like(ids), count_kernel(ids, bins)};
+  const auto* count = result.counts.const_data_ptr<std::int64_t>();
+  std::vector<std::int64_t> next(bins + 1, 0);
+  for (std::int64_t b = 0; b < bins; ++b) next[b + 1] = next[b] + count[b];
+  result.order = at::empty({next[bins]}, ids.options());
+  const auto* id = ids.const_data_ptr<std::int64_t>();
+  auto* order = result.order.mutable_data_ptr<std::int64_t>();
+  auto* position = result.position.mutable_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < ids.numel(); ++i) {
+    position[i] = id[i] < bins ? next[id[i]]++ : -1;
+    if (position[i] >= 0) order[position[i]] = i;
+  }
+  return result;
+}
+
+at::Tensor expand_kernel(const at::Tensor& x, const at::Tensor& position, std::int64_t kept) {
+  if (!x.is_cpu()) {
+    return x.index_select(0, at::div(entry_of_place(position, kept), position.size(1), "floor"));
+  }
+  const auto from = x.contiguous(), places = position.contiguous();
+  auto result = at::empty({kept, x.size(1)}, x.options());
+  const auto bytes = static_cast<std::int64_t>(x.size(1) * x.element_size());
+  const auto choices = position.size(1);
+  const auto* place = places.const_data_ptr<std::int64_t>();
+  const auto* source = static_cast<const char*>(from.const_data_ptr());
+  auto* out = static_cast<char*>(result.mutable_data_ptr());
+  at::parallel_for(0, places.numel(), grain_rows(x.size(1)), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t entry = begin; entry < end; ++entry) {
+      if (place[entry] >= 0) std::memcpy(out + place[entry] * bytes, source + entry / choices * bytes, bytes);
+    }
+  });
+  return result;
+}
+
+at::Tensor combine_kernel(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight) {
+  if (!rows.is_cpu()) return combine_elsewhere(rows, position, weight);
+  const auto from = rows.contiguous(), places = position.contiguous();
+  const auto factor = weight.defined() ? weight.to(sum_type(rows)).contiguous() : weight;
+  auto result = at::empty({position.size(0), rows.size(1)}, rows.options());
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "combine_rows", [&] {
+    using Sum = at::opmath_type<scalar_t>;
+    combine_loop(Extent(position, rows), from.const_data_ptr<scalar_t>(), places.const_data_ptr<std::int64_t>(),
+                 factor.defined() ? factor.const_data_ptr<Sum>() : nullptr, result.mutable_data_ptr<scalar_t>());
+  });
+  return result;
+}
+
+std::pair<at::Tensor, at::Tensor> combine_backward_kernel(const at::Tensor& grad, const at::Tensor& rows,
+                                                          const at::Tensor& position, const at::Tensor& weight) {
+  if (!rows.is_cpu()) {
+    const auto entry = entry_of_place(position, rows.size(0));
+    const auto spread = grad.index_select(0, at::div(entry, position.size(1), "floor")).to(sum_type(rows));
+    const auto dots = at::constant_pad_nd((rows.to(sum_type(rows)) * spread).sum(1), {0, 1});
+    const auto by_entry = dots.index_select(0, or_last(position, rows.size(0))).view(weight.sizes());
+    const auto factor = weight.flatten().index_select(0, entry).to(sum_type(rows)).unsqueeze(1);
+    return {(spread * factor).to(rows.scalar_type()), by_entry.to(weight.scalar_type())};
+  }
+  const auto g = grad.contiguous(), from = rows.contiguous(), places = position.contiguous();
+  const auto factor = weight.to(sum_type(rows)).contiguous();
+  auto d_rows = at::empty_like(from), d_weight = at::empty_like(factor);
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "combine_rows_backward", [&] {
+    using Sum = at::opmath_type<scalar_t>;
+    combine_backward_loop(Extent(position, rows), g.const_data_ptr<scalar_t>(), from.const_data_ptr<scalar_t>(),
+                          places.const_data_ptr<std::int64_t>(), factor.const_data_ptr<Sum>(),
+                          d_rows.mutable_data_ptr<scalar_t>(), d_weight.mutable_data_ptr<Sum>());
+  });
+  return {d_rows, d_weight.to(weight.scalar_type())};
+}
+
+}  // namespace dtensor::moe
