@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "dtensor/comm.h"
+#include "dtensor/debug.h"
 #include "dtensor/events.h"
 #include "dtensor/factories.h"
 #include "dtensor/hooks.h"
@@ -11,6 +12,8 @@
 #include "dtensor/launch.h"
 #include "dtensor/mesh.h"
 #include "dtensor/mesh_scope.h"
+#include "dtensor/nn.h"
+#include "dtensor/parallelize.h"
 #include "dtensor/placement.h"
 #include "dtensor/random.h"
 #include "dtensor/rule.h"

@@ -1,0 +1,72 @@
+// Watching a program that runs on many ranks: what it communicates and for which module, what memory it holds, where a
+// tensor lives, and how to stop one rank for a debugger.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+
+#include "dtensor/export.h"
+
+namespace dtensor {
+
+// Names the part of the model that runs on this thread while it lives. Scopes nest: "h.0", then "attn" is "h.0.attn".
+// Costs a few nanoseconds where nobody watches. The backward pass of what ran inside is told apart by autograd's
+// sequence numbers, so the model needs no hooks.
+class DTENSOR_API ModuleScope {
+ public:
+  explicit ModuleScope(const std::string& name);  // the name must outlive the scope; empty: no scope
+  explicit ModuleScope(std::string&& name) = delete;
+  ~ModuleScope();
+  ModuleScope(const ModuleScope&) = delete;
+  ModuleScope& operator=(const ModuleScope&) = delete;
+
+  static std::string path();  // of this thread, "" outside any scope
+
+ private:
+  const std::string* name_;
+  std::uint64_t first_node_ = 0;
+};
+
+enum class Phase : std::uint8_t { forward, backward };
+
+struct CommKey {
+  std::string kind;    // all_gather, all_reduce, reduce_scatter, all_to_all, broadcast, ...
+  std::string axis;    // mesh dimension name(s)
+  std::string module;  // "" outside any ModuleScope
+  Phase phase = Phase::forward;
+  friend bool operator<(const CommKey& a, const CommKey& b) {
+    return std::tie(a.module, a.phase, a.kind, a.axis) < std::tie(b.module, b.phase, b.kind, b.axis);
+  }
+};
+
+struct CommCount {
+  std::int64_t calls = 0;
+  std::int64_t bytes = 0;  // received by this rank from others
+};
+
+// Counts the collectives of this thread (and of backward passes that run on it) while it lives. Nests.
+class DTENSOR_API CommDebugMode {
+ public:
+  CommDebugMode();
+  ~CommDebugMode();
+  CommDebugMode(const CommDebugMode&) = delete;
+  CommDebugMode& operator=(const CommDebugMode&) = delete;
+
+  const std::map<CommKey, CommCount>& counts() const;
+  CommCount total(const std::function<bool(const CommKey&)>& of = {}) const;
+  // Sums by kind, axis and phase; an empty text counts any. `module`: the module itself and those below it.
+  CommCount total(const std::string& kind, const std::string& axis = "", const std::string& module = "") const;
+  CommCount total(const std::string& kind, Phase phase, const std::string& module = "") const;
+  std::string table() const;
+  void reset();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace dtensor

@@ -1,0 +1,188 @@
+// A small base for models: named parameters, buffers, children and activation points, and the layers that transformers
+// need. Written in plain ATen for one device; where its tensors live is decided elsewhere (a MeshScope around the
+// constructor, distribute(), parallelize(), fully_shard()). Any type that lists NamedTensors serves as well.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorOptions.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dtensor/export.h"
+#include "dtensor/mesh.h"
+#include "dtensor/placement.h"
+
+namespace dtensor {
+
+// What every function on models takes: full names ("h.0.attn.q_proj.weight") and where the tensor is kept, so that it
+// can be exchanged. A tied tensor is listed under each of its names.
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor*>>;
+
+namespace nn {
+
+// Brings an activation where a plan wants it.
+using Constraint = std::function<at::Tensor(const at::Tensor&)>;
+
+// Derive from it, keep tensors and modules as members, and register them by name in the constructor. Members are listed
+// by address, so modules neither copy nor move.
+class DTENSOR_API Module {
+ public:
+  Module();
+  virtual ~Module();
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  // In the order of registration, own before children. Undefined ones (no bias) are left out.
+  NamedTensors named_parameters(const std::string& prefix = "");
+  NamedTensors named_buffers(const std::string& prefix = "");
+  std::vector<at::Tensor> parameters();  // each tensor once
+  // Direct children, and all modules with their full names (this one first, named `prefix`).
+  const std::vector<std::pair<std::string, Module*>>& children() const { return children_; }
+  std::vector<std::pair<std::string, Module*>> named_modules(const std::string& prefix = "");
+
+  Module& train(bool on = true);
+  Module& eval() { return train(false); }
+  bool is_training() const { return training_; }
+
+  // Fills the module's own tensors as the constructor does; then its children's.
+  void reset();
+  virtual void reset_parameters() {}
+
+  // Makes every plain parameter and buffer a DTensor there; each rank keeps its part. Tensors on the meta device get
+  // memory for their part only and are to be filled by reset(). DTensors are redistributed in place. Tied tensors stay
+  // tied.
+  using Place = std::function<Placements(const std::string& name, const at::Tensor& tensor)>;
+  void distribute(const DeviceMesh& mesh, const Place& place);
+
+  // The dimension of a parameter that indexes output (input) features, for column-wise (row-wise) parallelism; -1:
+  // none. By default 0 and 1, as Linear and convolutions have it.
+  virtual std::int64_t output_dim(const std::string& parameter) const;
+  virtual std::int64_t input_dim(const std::string& parameter) const;
+
+  // Activation points: places in forward() at which a plan may constrain an activation. Every module has "in" and
+  // "out".
+  std::vector<std::string> activation_points() const;
+  void set_constraint(const std::string& point, Constraint constraint);  // empty: none
+
+  const std::string& name() const { return name_; }  // in its parent
+
+ protected:
+  void register_parameter(std::string name, at::Tensor& member);  // requires_grad is set
+  void register_buffer(std::string name, at::Tensor& member);
+  void register_module(std::string name, Module& child);
+  void register_activation(std::string point);
+  at::Tensor constrain(const char* point, const at::Tensor& x) const;  // x itself where no plan says more
+
+ private:
+  std::vector<std::pair<std::string, at::Tensor*>> parameters_, buffers_;
+  std::vector<std::pair<std::string, Module*>> children_;
+  std::vector<std::pair<std::string, Constraint>> points_;
+  std::string name_;
+  bool training_ = true;
+};
+
+// Replaces each tensor of `tensors` as Module::distribute does, whoever keeps it.
+DTENSOR_API void distribute(const NamedTensors& tensors, const DeviceMesh& mesh, const Module::Place& place);
+
+// y = x W^T + b; weight [out, in], both uniform(-1/sqrt(in), 1/sqrt(in)) as torch.nn.Linear.
+class DTENSOR_API Linear final : public Module {
+ public:
+  Linear(std::int64_t in, std::int64_t out, bool bias = true, at::TensorOptions options = {});
+  at::Tensor forward(const at::Tensor& x) const;
+  void reset_parameters() override;
+  at::Tensor weight, bias;
+};
+
+// weight [count, size] ~ normal(0, 1), the padding row zero, as torch.nn.Embedding.
+class DTENSOR_API Embedding final : public Module {
+ public:
+  Embedding(std::int64_t count, std::int64_t size, std::int64_t padding_idx = -1, at::TensorOptions options = {});
+  at::Tensor forward(const at::Tensor& ids) const;
+  void reset_parameters() override;
+  std::int64_t output_dim(const std::string&) const override { return 1; }
+  std::int64_t input_dim(const std::string&) const override { return 0; }
+  at::Tensor weight;
+
+ private:
+  std::int64_t padding_idx_;
+};
+
+class DTENSOR_API LayerNorm final : public Module {
+ public:
+  explicit LayerNorm(std::int64_t size, double eps = 1e-5, bool bias = true, at::TensorOptions options = {});
+  at::Tensor forward(const at::Tensor& x) const;
+  void reset_parameters() override;
+  at::Tensor weight, bias;
+
+ private:
+  std::int64_t size_;
+  double eps_;
+};
+
+class DTENSOR_API RMSNorm final : public Module {
+ public:
+  explicit RMSNorm(std::int64_t size, double eps = 1e-6, at::TensorOptions options = {});
+  at::Tensor forward(const at::Tensor& x) const;
+  void reset_parameters() override;
+  at::Tensor weight;
+
+ private:
+  std::int64_t size_;
+  double eps_;
+};
+
+// Scaled dot-product attention on [batch, sequence, hidden]. kv_heads < heads: grouped queries.
+class DTENSOR_API Attention final : public Module {
+ public:
+  struct Options {
+    std::int64_t hidden = 0, heads = 1;
+    std::int64_t kv_heads = 0;  // 0: heads
+    bool bias = false, causal = true;
+    at::TensorOptions tensor = {};
+  };
+  explicit Attention(const Options& options);
+  at::Tensor forward(const at::Tensor& x) const;
+  Linear q_proj, k_proj, v_proj, o_proj;
+
+ private:
+  Options options_;
+};
+
+enum class Activation : std::uint8_t { gelu, swiglu };
+
+// gelu: down(gelu(up(x))). swiglu: down(silu(gate(x)) * up(x)).
+class DTENSOR_API MLP final : public Module {
+ public:
+  struct Options {
+    std::int64_t hidden = 0, ffn = 0;
+    Activation activation = Activation::gelu;
+    bool bias = false;
+    at::TensorOptions tensor = {};
+  };
+  explicit MLP(const Options& options);
+  at::Tensor forward(const at::Tensor& x) const;
+  std::unique_ptr<Linear> gate_proj;  // swiglu only
+  Linear up_proj, down_proj;
+
+ private:
+  Activation activation_;
+};
+
+// x + attn(norm(x)), then + mlp(norm(x)).
+class DTENSOR_API Block final : public Module {
+ public:
+  Block(const Attention::Options& attention, const MLP::Options& mlp);
+  at::Tensor forward(const at::Tensor& x) const;
+  LayerNorm ln1;
+  Attention attn;
+  LayerNorm ln2;
+  MLP mlp;
+};
+
+}  // namespace nn
+}  // namespace dtensor

@@ -1,0 +1,50 @@
+// Plain tensors of a model become DTensors, in place of the members that hold them.
+#include <ATen/ATen.h>
+
+#include <unordered_map>
+
+#include "dtensor/factories.h"
+#include "dtensor/nn.h"
+#include "dtensor/tensor.h"
+
+namespace dtensor::nn {
+namespace {
+
+at::Tensor placed(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements) {
+  if (is_dtensor(tensor)) {
+    TORCH_CHECK(DTensor(tensor).mesh() == mesh, "distribute: the tensor lives on ", DTensor(tensor).mesh().str(),
+                ", not on ", mesh.str());
+    DTensor(tensor).redistribute_(std::move(placements));
+    return tensor;
+  }
+  const at::Tensor result =
+      tensor.is_meta() ? at::Tensor(dtensor::empty(tensor.sizes(), mesh, std::move(placements), tensor.scalar_type()))
+                       : at::Tensor(distribute_tensor(tensor.detach(), mesh, std::move(placements)));
+  return result.requires_grad_(tensor.requires_grad());
+}
+
+}  // namespace
+
+void distribute(const NamedTensors& tensors, const DeviceMesh& mesh, const Module::Place& place) {
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> done;  // tied tensors: once; keeps the old ones alive
+  std::vector<at::Tensor> old;
+  for (const auto& [name, tensor] : tensors) {
+    if (!tensor->defined()) continue;
+    const auto found = done.find(tensor->unsafeGetTensorImpl());
+    if (found == done.end()) {
+      old.push_back(*tensor);
+      *tensor = done[old.back().unsafeGetTensorImpl()] = placed(*tensor, mesh, place(name, *tensor));
+    } else {
+      *tensor = found->second;
+    }
+  }
+}
+
+void Module::distribute(const DeviceMesh& mesh, const Place& place) {
+  NamedTensors all = named_parameters();
+  const NamedTensors buffers = named_buffers();
+  all.insert(all.end(), buffers.begin(), buffers.end());
+  nn::distribute(all, mesh, place);
+}
+
+}  // namespace dtensor::nn

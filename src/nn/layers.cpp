@@ -1,0 +1,98 @@
+// Linear, embedding and the norms: ATen's operators and torch.nn's initial values.
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "dtensor/debug.h"
+#include "dtensor/nn.h"
+
+namespace dtensor::nn {
+namespace {
+
+void fill_uniform(const at::Tensor& tensor, double bound) {
+  if (!tensor.defined() || tensor.is_meta()) return;
+  at::NoGradGuard no_grad;
+  tensor.uniform_(-bound, bound);
+}
+
+void fill(const at::Tensor& tensor, double value) {
+  if (!tensor.defined() || tensor.is_meta()) return;
+  at::NoGradGuard no_grad;
+  tensor.fill_(value);
+}
+
+}  // namespace
+
+Linear::Linear(std::int64_t in, std::int64_t out, bool with_bias, at::TensorOptions options)
+    : weight(at::empty({out, in}, options)) {
+  if (with_bias) bias = at::empty({out}, options);
+  register_parameter("weight", weight);
+  register_parameter("bias", bias);
+  Linear::reset_parameters();
+}
+
+void Linear::reset_parameters() {
+  const double bound = weight.size(1) > 0 ? 1 / std::sqrt(static_cast<double>(weight.size(1))) : 0;
+  fill_uniform(weight, bound);
+  fill_uniform(bias, bound);
+}
+
+at::Tensor Linear::forward(const at::Tensor& x) const {
+  const ModuleScope scope(name());
+  return constrain("out", at::linear(constrain("in", x), weight, bias));
+}
+
+Embedding::Embedding(std::int64_t count, std::int64_t size, std::int64_t padding_idx, at::TensorOptions options)
+    : weight(at::empty({count, size}, options)), padding_idx_(padding_idx) {
+  TORCH_CHECK(padding_idx >= -1 && padding_idx < count, "Embedding: padding_idx ", padding_idx, " of ", count, " rows");
+  register_parameter("weight", weight);
+  Embedding::reset_parameters();
+}
+
+void Embedding::reset_parameters() {
+  if (weight.is_meta()) return;
+  at::NoGradGuard no_grad;
+  weight.normal_();
+  if (padding_idx_ < 0) return;
+  // Not through a view of the row: where rows are sharded that would be a copy.
+  const at::Tensor rows = at::arange(weight.size(0), at::TensorOptions(at::kLong).device(weight.device()));
+  weight.masked_fill_((rows == padding_idx_).unsqueeze(1), 0);
+}
+
+at::Tensor Embedding::forward(const at::Tensor& ids) const {
+  const ModuleScope scope(name());
+  return constrain("out", at::embedding(weight, constrain("in", ids), padding_idx_));
+}
+
+LayerNorm::LayerNorm(std::int64_t size, double eps, bool with_bias, at::TensorOptions options)
+    : weight(at::empty({size}, options)), size_(size), eps_(eps) {
+  if (with_bias) bias = at::empty({size}, options);
+  register_parameter("weight", weight);
+  register_parameter("bias", bias);
+  LayerNorm::reset_parameters();
+}
+
+void LayerNorm::reset_parameters() {
+  fill(weight, 1);
+  fill(bias, 0);
+}
+
+at::Tensor LayerNorm::forward(const at::Tensor& x) const {
+  const ModuleScope scope(name());
+  return constrain("out", at::layer_norm(constrain("in", x), {size_}, weight, bias, eps_));
+}
+
+RMSNorm::RMSNorm(std::int64_t size, double eps, at::TensorOptions options)
+    : weight(at::empty({size}, options)), size_(size), eps_(eps) {
+  register_parameter("weight", weight);
+  RMSNorm::reset_parameters();
+}
+
+void RMSNorm::reset_parameters() { fill(weight, 1); }
+
+at::Tensor RMSNorm::forward(const at::Tensor& x) const {
+  const ModuleScope scope(name());
+  return constrain("out", at::rms_norm(constrain("in", x), {size_}, weight, eps_));
+}
+
+}  // namespace dtensor::nn

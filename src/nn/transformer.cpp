@@ -1,0 +1,94 @@
+// Attention, MLP and the pre-norm block.
+#include <ATen/ATen.h>
+
+#include "dtensor/debug.h"
+#include "dtensor/nn.h"
+
+namespace dtensor::nn {
+namespace {
+
+Attention::Options checked(Attention::Options o) {
+  if (o.kv_heads == 0) o.kv_heads = o.heads;
+  TORCH_CHECK(o.heads > 0 && o.kv_heads > 0 && o.hidden % o.heads == 0 && o.heads % o.kv_heads == 0,
+              "Attention: hidden ", o.hidden, " must be a multiple of heads ", o.heads, ", and these of kv_heads ",
+              o.kv_heads);
+  return o;
+}
+
+std::int64_t kv_size(const Attention::Options& o) { return o.hidden / o.heads * o.kv_heads; }
+
+// [batch, sequence, heads * size] -> [batch, heads, sequence, size]
+at::Tensor split_heads(const at::Tensor& x, std::int64_t heads) {
+  return x.unflatten(-1, {heads, x.size(-1) / heads}).transpose(1, 2);
+}
+
+// Each key and value head serves `times` query heads that follow each other.
+at::Tensor repeat_heads(const at::Tensor& x, std::int64_t times) {
+  if (times == 1) return x;
+  return x.unsqueeze(2).expand({-1, -1, times, -1, -1}).flatten(1, 2);
+}
+
+}  // namespace
+
+Attention::Attention(const Options& options)
+    : q_proj(options.hidden, options.hidden, options.bias, options.tensor),
+      k_proj(options.hidden, kv_size(checked(options)), options.bias, options.tensor),
+      v_proj(options.hidden, kv_size(checked(options)), options.bias, options.tensor),
+      o_proj(options.hidden, options.hidden, options.bias, options.tensor),
+      options_(checked(options)) {
+  register_module("q_proj", q_proj);
+  register_module("k_proj", k_proj);
+  register_module("v_proj", v_proj);
+  register_module("o_proj", o_proj);
+}
+
+at::Tensor Attention::forward(const at::Tensor& input) const {
+  const ModuleScope scope(name());
+  const at::Tensor x = constrain("in", input);
+  const std::int64_t times = options_.heads / options_.kv_heads;
+  const at::Tensor q = split_heads(q_proj.forward(x), options_.heads);
+  const at::Tensor k = repeat_heads(split_heads(k_proj.forward(x), options_.kv_heads), times);
+  const at::Tensor v = repeat_heads(split_heads(v_proj.forward(x), options_.kv_heads), times);
+  const at::Tensor y = at::scaled_dot_product_attention(q, k, v, {}, 0.0, options_.causal);
+  return constrain("out", o_proj.forward(y.transpose(1, 2).flatten(2, 3)));
+}
+
+MLP::MLP(const Options& options)
+    : gate_proj(options.activation == Activation::swiglu
+                    ? std::make_unique<Linear>(options.hidden, options.ffn, options.bias, options.tensor)
+                    : nullptr),
+      up_proj(options.hidden, options.ffn, options.bias, options.tensor),
+      down_proj(options.ffn, options.hidden, options.bias, options.tensor),
+      activation_(options.activation) {
+  if (gate_proj) register_module("gate_proj", *gate_proj);
+  register_module("up_proj", up_proj);
+  register_module("down_proj", down_proj);
+}
+
+at::Tensor MLP::forward(const at::Tensor& input) const {
+  const ModuleScope scope(name());
+  const at::Tensor x = constrain("in", input);
+  const at::Tensor up = up_proj.forward(x);
+  const at::Tensor h = activation_ == Activation::gelu ? at::gelu(up) : at::silu(gate_proj->forward(x)) * up;
+  return constrain("out", down_proj.forward(h));
+}
+
+Block::Block(const Attention::Options& attention, const MLP::Options& m)
+    : ln1(attention.hidden, 1e-5, true, attention.tensor),
+      attn(attention),
+      ln2(attention.hidden, 1e-5, true, attention.tensor),
+      mlp(m) {
+  register_module("ln1", ln1);
+  register_module("attn", attn);
+  register_module("ln2", ln2);
+  register_module("mlp", mlp);
+}
+
+at::Tensor Block::forward(const at::Tensor& input) const {
+  const ModuleScope scope(name());
+  const at::Tensor x = constrain("in", input);
+  const at::Tensor h = x + attn.forward(ln1.forward(x));
+  return constrain("out", h + mlp.forward(ln2.forward(h)));
+}
+
+}  // namespace dtensor::nn

@@ -1,0 +1,79 @@
+// Activations are brought where a plan wants them, and their gradients with them.
+#include <ATen/ATen.h>
+
+#include "dtensor/debug.h"
+#include "dtensor/parallelize.h"
+#include "dtensor/tensor.h"
+#include "parallel/parallel_model.h"
+
+namespace dtensor {
+namespace {
+
+Placements gradient_of(Placements placements) {
+  for (Placement& p : placements) p = p.is_partial() ? Replicate() : p.as_storage(false);
+  return placements;
+}
+
+// Plain tensors count as Replicate.
+DTensor on_mesh(const at::Tensor& x, const DeviceMesh& mesh) {
+  if (is_dtensor(x)) return DTensor(x);
+  return distribute_tensor(x, mesh, Placements(static_cast<std::size_t>(mesh.ndim())));
+}
+
+Placement normalised(Placement placement, const at::Tensor& x) {
+  if (!placement.is_shard()) return placement;
+  const std::int64_t dim = placement.dim() < 0 ? placement.dim() + x.dim() : placement.dim();
+  TORCH_CHECK(dim >= 0 && dim < x.dim(), "constrain: ", placement.str(), " of a tensor of ", x.dim(), " dimensions");
+  return placement.with_dim(dim);
+}
+
+Placements with_axis(const DTensor& x, std::size_t axis, Placement placement) {
+  Placements placements = x.placements();
+  placements[axis] = normalised(placement, x);
+  return placements;
+}
+
+}  // namespace
+
+at::Tensor constrain(const at::Tensor& x, const Placements& placements) {
+  TORCH_CHECK(is_dtensor(x), "constrain: a plain tensor has no placements; distribute_tensor() gives it some");
+  const DTensor input(x);
+  Placements wanted = placements;
+  for (Placement& p : wanted) p = normalised(p, x);
+  if (wanted != input.placements()) return input.redistribute(wanted);
+  if (!x.requires_grad() || !at::GradMode::is_enabled()) return x;
+  const at::Tensor result = at::alias(x);
+  result.register_hook([gradient = gradient_of(wanted)](const at::Tensor& grad) -> at::Tensor {
+    return is_dtensor(grad) ? DTensor(grad).redistribute(gradient) : grad;
+  });
+  return result;
+}
+
+at::Tensor constrain(const at::Tensor& x, const std::string& axis, Placement placement) {
+  TORCH_CHECK(is_dtensor(x), "constrain: a plain tensor has no placements; distribute_tensor() gives it some");
+  return constrain(x, with_axis(DTensor(x), static_cast<std::size_t>(DTensor(x).mesh().dim(axis)), placement));
+}
+
+at::Tensor follow(const ActivationRule& rule, const at::Tensor& x) {
+  const DTensor input = on_mesh(x, rule.mesh);
+  const DeviceMesh mesh = input.mesh();
+  const std::int64_t axis = mesh == rule.mesh ? rule.axis : mesh.dim(rule.axis_name);
+  const Placements wanted = with_axis(input, static_cast<std::size_t>(axis), rule.placement);
+  return rule.pins ? constrain(input, wanted) : input.redistribute(wanted);
+}
+
+namespace {
+thread_local const ParallelModel::State* in_force = nullptr;
+}  // namespace
+
+ParallelModel::Scope::Scope(const ParallelModel& model) : previous_(std::exchange(in_force, model.state_.get())) {}
+ParallelModel::Scope::~Scope() { in_force = static_cast<const State*>(previous_); }
+
+at::Tensor constrain(const char* point, const at::Tensor& x) {
+  if (in_force == nullptr) return x;
+  const std::string path = ModuleScope::path();
+  const auto found = in_force->rules.find(path.empty() ? point : path + "." + point);
+  return found == in_force->rules.end() ? x : follow(found->second, x);
+}
+
+}  // namespace dtensor

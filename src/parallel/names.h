@@ -1,0 +1,19 @@
+// Names of a model and patterns over them.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace dtensor {
+
+// "*": any characters but dots; "**": any.
+bool matches(std::string_view pattern, std::string_view name);
+
+// Up to `count` names, the nearest first by edit distance.
+std::vector<std::string> nearest_names(const std::string& pattern, const std::vector<std::string>& names,
+                                       std::size_t count = 3);
+
+std::string parent_name(const std::string& name);  // "a.b" of "a.b.c"; "" of "a"
+
+}  // namespace dtensor

@@ -1,0 +1,27 @@
+// What parallelize() decided, as the functions that carry it out see it.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "dtensor/parallelize.h"
+
+namespace dtensor {
+
+struct ActivationRule {
+  DeviceMesh mesh;
+  std::int64_t axis = 0;
+  std::string axis_name;  // for activations on another mesh that has it
+  Placement placement;
+  bool pins = false;  // the gradient too, even where the activation is there already
+};
+
+at::Tensor follow(const ActivationRule& rule, const at::Tensor& x);
+
+struct ParallelModel::State {
+  std::vector<Decision> parameters, activations;
+  std::map<std::string, ActivationRule> rules;  // by activation point
+};
+
+}  // namespace dtensor

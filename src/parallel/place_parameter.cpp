@@ -1,0 +1,109 @@
+// One axis of a parameter's placements is replaced. Where an axis to the left splits the same dimension already (fully
+// sharded parameters), tensor parallelism still splits first: each of its ranks holds one run of the dimension once the
+// parameter is gathered, so the other axis becomes a strided shard.
+#include "parallel/place_parameter.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <map>
+
+#include "dtensor/factories.h"
+#include "dtensor/tensor.h"
+
+namespace dtensor {
+namespace {
+
+std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
+
+// Placements on all of `mesh` with the given one on `axis`.
+Placements combined(Placements placements, const DeviceMesh& mesh, std::int64_t axis, Placement placement) {
+  placements[at(axis)] = placement;
+  if (!placement.is_shard() || mesh.size(axis) == 1) return placements;
+  for (std::int64_t a = 0; a < axis; ++a) {
+    Placement& other = placements[at(a)];
+    if (!other.is_shard(placement.dim())) continue;
+    other = StridedShard(other.dim(), other.split_factor() * mesh.size(axis)).as_storage(other.is_storage());
+  }
+  return placements;
+}
+
+// Without the axis: whole there, and strided shards that made room for it are plain again.
+Placements without_axis(Placements placements, const DeviceMesh& mesh, std::int64_t axis) {
+  const Placement old = std::exchange(placements[at(axis)], Replicate());
+  if (!old.is_shard()) return placements;
+  for (std::int64_t a = 0; a < axis; ++a) {
+    Placement& other = placements[at(a)];
+    if (!other.is_strided() || !other.is_shard(old.dim())) continue;
+    const std::int64_t factor = other.split_factor() / mesh.size(axis);
+    other = (factor > 1 ? StridedShard(other.dim(), factor) : Shard(other.dim())).as_storage(other.is_storage());
+  }
+  return placements;
+}
+
+// A tensor on a slice of the mesh, seen on all of it: whole on the axes that the slice lacks.
+DTensor lifted(const DTensor& tensor, const DeviceMesh& mesh, const std::string& name) {
+  const DeviceMesh slice = tensor.mesh();
+  Placements placements(at(mesh.ndim()));
+  const auto known = mesh.names();
+  for (std::int64_t a = 0; a < slice.ndim(); ++a) {
+    const bool has =
+        !slice.names().empty() && std::find(known.begin(), known.end(), slice.names()[at(a)]) != known.end();
+    TORCH_CHECK(has, "parallelize: parameter '", name, "' lives on ", slice.str(), ", which is no slice of ",
+                mesh.str());
+    placements[at(mesh.dim(slice.names()[at(a)]))] = tensor.placements()[at(a)];
+  }
+  TORCH_CHECK(mesh[slice.names()] == slice, "parallelize: parameter '", name, "' lives on ", slice.str(),
+              ", which is no slice of ", mesh.str());
+  return DTensor::from_local(tensor.to_local(), mesh, placements, tensor.sizes(), tensor.strides());
+}
+
+at::Tensor placed(const at::Tensor& tensor, const DeviceMesh& mesh, std::int64_t axis, Placement placement,
+                  const std::string& name) {
+  const Placements whole(at(mesh.ndim()));
+  if (tensor.is_meta()) {
+    return dtensor::empty(tensor.sizes(), mesh, combined(whole, mesh, axis, placement), tensor.scalar_type());
+  }
+  if (!is_dtensor(tensor)) return distribute_tensor(tensor, mesh, combined(whole, mesh, axis, placement));
+  const bool there = DTensor(tensor).mesh() == mesh;
+  DTensor result = there ? DTensor(tensor) : lifted(DTensor(tensor), mesh, name);
+  const Placements others = without_axis(result.placements(), mesh, axis);
+  result.redistribute_(combined(others, mesh, axis, placement));
+  return result;
+}
+
+// Tied tensors are one: what an entry says of one name counts for all.
+std::map<const c10::TensorImpl*, Placement> placement_by_tensor(const NamedTensors& parameters,
+                                                                const PlaceOnAxis& place) {
+  std::map<const c10::TensorImpl*, Placement> placements;
+  for (const auto& [name, tensor] : parameters) {
+    const std::optional<Placement> placement = place(name);
+    if (!placement) continue;
+    const auto [it, fresh] = placements.emplace(tensor->unsafeGetTensorImpl(), *placement);
+    TORCH_CHECK(fresh || it->second == *placement, "parallelize: '", name,
+                "' is tied to a tensor that the plan places as ", it->second.str(), ", but is itself to be ",
+                placement->str());
+  }
+  return placements;
+}
+
+}  // namespace
+
+void place_parameters(const NamedTensors& parameters, const DeviceMesh& mesh, std::int64_t axis,
+                      const PlaceOnAxis& place) {
+  at::NoGradGuard no_grad;
+  const auto placements = placement_by_tensor(parameters, place);
+  std::map<const c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> done;  // old and new; the old one kept alive
+  for (const auto& [name, tensor] : parameters) {
+    auto& [old, fresh] = done[tensor->unsafeGetTensorImpl()];
+    if (!fresh.defined()) {
+      old = *tensor;
+      const auto it = placements.find(tensor->unsafeGetTensorImpl());
+      fresh = placed(old, mesh, axis, it == placements.end() ? Replicate() : it->second, name);
+      if (!fresh.is_same(old)) fresh.requires_grad_(old.requires_grad());
+    }
+    *tensor = fresh;
+  }
+}
+
+}  // namespace dtensor

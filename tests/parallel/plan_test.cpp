@@ -1,0 +1,168 @@
+// Plans: what they match, what they refuse, and how parameters are placed on a mesh that other axes share.
+#include "dtensor/parallelize.h"
+
+#include "parallel/names.h"
+#include "support/ranks.h"
+
+namespace {
+
+using namespace dtensor;
+
+TEST(Names, PatternsMatchPartsBetweenDots) {
+  EXPECT_TRUE(matches("h.*.attn.q_proj", "h.0.attn.q_proj"));
+  EXPECT_FALSE(matches("h.*.q_proj", "h.0.attn.q_proj"));
+  EXPECT_TRUE(matches("h.**.q_proj", "h.0.attn.q_proj"));
+  EXPECT_TRUE(matches("**", "a.b"));
+  EXPECT_TRUE(matches("*_proj", "q_proj"));
+  EXPECT_FALSE(matches("*_proj", "a.q_proj"));
+  EXPECT_FALSE(matches("h", "h.0"));
+  EXPECT_TRUE(matches("", ""));
+  EXPECT_EQ(nearest_names("atn.q", {"mlp.up", "attn.q", "ln"}, 1), std::vector<std::string>{"attn.q"});
+}
+
+nn::Block block() {
+  return nn::Block({.hidden = 8, .heads = 4, .kv_heads = 2, .bias = true}, {.hidden = 8, .ffn = 12});
+}
+
+const ParallelPlan& megatron() {
+  static const ParallelPlan plan = {{"attn.q_proj", ColwiseParallel()}, {"attn.k_proj", ColwiseParallel()},
+                                    {"attn.v_proj", ColwiseParallel()}, {"attn.o_proj", RowwiseParallel()},
+                                    {"mlp.up_proj", ColwiseParallel()}, {"mlp.down_proj", RowwiseParallel()}};
+  return plan;
+}
+
+void on_tp(int ranks, const std::function<void(const DeviceMesh&)>& body) {
+  run_local(ranks, [&](Communicator world) { body(init_device_mesh(world, at::kCPU, {ranks}, {"tp"})); });
+}
+
+std::string error_of(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+TEST(Plan, PlacesParametersOfEachStyle) {
+  on_tp(2, [](const DeviceMesh& mesh) {
+    nn::Block model = block();
+    const ParallelModel done = parallelize(model, mesh, megatron());
+    EXPECT_EQ(DTensor(model.attn.q_proj.weight).placements(), Placements{Shard(0)});
+    EXPECT_EQ(DTensor(model.attn.q_proj.bias).placements(), Placements{Shard(0)});
+    EXPECT_EQ(DTensor(model.attn.o_proj.weight).placements(), Placements{Shard(1)});
+    EXPECT_EQ(DTensor(model.attn.o_proj.bias).placements(), Placements{Replicate()});
+    EXPECT_EQ(DTensor(model.ln1.weight).placements(), Placements{Replicate()});
+    EXPECT_EQ(done.parameters().size(), model.named_parameters().size());
+    EXPECT_NE(done.str().find("parameter attn.q_proj.weight: S(0) (attn.q_proj)"), std::string::npos) << done.str();
+    EXPECT_NE(done.str().find("activation attn.o_proj.out: R"), std::string::npos) << done.str();
+    nn::Embedding words(5, 4);
+    parallelize(words, mesh, {{"weight", ShardParameter{0}}});
+    EXPECT_EQ(DTensor(words.weight).placements(), Placements{Shard(0)});
+    struct Wrapped : nn::Module {
+      Wrapped() : words(5, 4) { register_module("words", words); }
+      nn::Embedding words;
+    } wrapped;
+    parallelize(wrapped, mesh, {{"words", RowwiseParallel()}});
+    EXPECT_EQ(DTensor(wrapped.words.weight).placements(), Placements{Shard(0)});
+  });
+}
+
+TEST(Plan, RefusesWhatMatchesNothingOrTwice) {
+  on_tp(2, [](const DeviceMesh& mesh) {
+    nn::Block model = block();
+    const auto error = [&](const ParallelPlan& plan) { return error_of([&] { parallelize(model, mesh, plan); }); };
+    EXPECT_NE(error({{"atn.q_proj", ColwiseParallel()}}).find("matches nothing; the nearest names are attn.q_proj"),
+              std::string::npos);
+    EXPECT_NE(error({{"attn.*", ColwiseParallel()}, {"attn.q_proj", RowwiseParallel()}}).find("claimed by two entries"),
+              std::string::npos);
+    EXPECT_NE(error({{"attn", PrepareModuleInput{Shard(1)}}, {"attn.in", ConstrainActivation{Replicate()}}})
+                  .find("claimed by two entries"),
+              std::string::npos);
+    EXPECT_NE(error({{"attn", ColwiseParallel()}}).find("without parameters of their own"), std::string::npos);
+    EXPECT_NE(error({{"ln1.weight", ShardParameter{1}}}).find("splits dimension 1"), std::string::npos);
+    EXPECT_NE(error_of([&] { parallelize(model, mesh, {{"scores", ConstrainActivation{Replicate()}}}); }), "");
+    // Nothing was changed by the refused plans.
+    EXPECT_FALSE(is_dtensor(model.attn.q_proj.weight));
+  });
+}
+
+TEST(Plan, TiedParametersAreOneAndMustAgree) {
+  on_tp(2, [](const DeviceMesh& mesh) {
+    at::Tensor a = at::ones({4, 4}), b = a, c = at::ones({3});
+    const NamedTensors list = {{"a.weight", &a}, {"b.weight", &b}, {"c", &c}};
+    EXPECT_NE(error_of([&] {
+                parallelize(list, mesh, {{"a", ColwiseParallel()}, {"b", RowwiseParallel()}});
+              }).find("tied"),
+              std::string::npos);
+    parallelize(list, mesh, {{"b", ColwiseParallel()}});
+    EXPECT_TRUE(a.is_same(b));
+    EXPECT_EQ(DTensor(a).placements(), Placements{Shard(0)});
+  });
+}
+
+// Plain, on the mesh, on a slice of it, stored fully sharded: the same values, and the other axis keeps its share.
+TEST(Plan, ParametersOnSlicesAndFullyShardedOnes) {
+  run_local(6, [](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3, 2}, {"dp", "tp"});
+    test::Draw draw(1);
+    for (const std::int64_t rows : {7, 12, 1}) {
+      const at::Tensor value = draw.normal({rows, 3});
+      const auto check = [&](at::Tensor tensor, const Placements& expected, std::int64_t dim) {
+        parallelize(NamedTensors{{"w", &tensor}}, mesh, {{"w", ShardParameter{dim}}});
+        EXPECT_EQ(DTensor(tensor).placements(), expected) << DTensor(tensor).spec_str();
+        EXPECT_TRUE(at::equal(DTensor(tensor).full_tensor(), value)) << DTensor(tensor).spec_str();
+      };
+      check(value.clone(), {Replicate(), Shard(0)}, 0);
+      check(distribute_tensor(value, mesh, {Shard(0), Replicate()}), {StridedShard(0, 2), Shard(0)}, 0);
+      check(distribute_tensor(value, mesh, {Shard(0).as_storage(), Shard(1)}),
+            {StridedShard(0, 2).as_storage(), Shard(0)}, 0);
+      check(distribute_tensor(value, mesh, {StridedShard(0, 2), Shard(0)}), {Shard(0), Shard(1)}, 1);
+      check(distribute_tensor(value, mesh["tp"], {Shard(0)}), {Replicate(), Shard(1)}, 1);
+      check(distribute_tensor(value, mesh["dp"], {Shard(0)}), {StridedShard(0, 2), Shard(0)}, 0);
+    }
+  });
+}
+
+// A pinned point reduces the sum of partial gradients there, once.
+TEST(Constrain, PinsTheGradient) {
+  on_tp(2, [](const DeviceMesh& mesh) {
+    test::Draw draw(2);
+    const at::Tensor value = draw.normal({3, 4}), w = draw.normal({4, 6});
+    const at::Tensor x = distribute_tensor(value, mesh, {Replicate()}).requires_grad_();
+    const at::Tensor weight = distribute_tensor(w, mesh, {Shard(1)});
+    const at::Tensor middle = x * 2, pinned = constrain(middle, {Replicate()});
+    std::string seen;
+    middle.register_hook([&](const at::Tensor& g) { seen = to_string(DTensor(g).placements()); });
+    CommDebugMode comms;
+    (at::mm(pinned, weight).sum() + at::mm(pinned, weight).sum()).backward();
+    EXPECT_EQ(seen, "[R]");
+    EXPECT_EQ(comms.total("all_reduce", Phase::backward).calls, 1) << comms.table();
+    test::expect_close(x.grad(), (w.sum(1) * 4).expand({3, 4}), "gradient");
+    EXPECT_EQ(DTensor(constrain(x, "tp", Shard(-1))).placements(), Placements{Shard(1)});
+    EXPECT_ANY_THROW(constrain(x, "tp", Shard(2)));
+    EXPECT_ANY_THROW(constrain(value, {Replicate()}));
+  });
+}
+
+// A model of plain functions: names of parameters give the modules, points are named where they occur.
+TEST(Constrain, NamedPointsFollowThePlanInScope) {
+  on_tp(2, [](const DeviceMesh& mesh) {
+    at::Tensor w = at::ones({4, 4});
+    const ParallelModel plan = parallelize(NamedTensors{{"h.0.q.weight", &w}}, mesh,
+                                           {{"h.*.q", ColwiseParallel()},
+                                            {"h.0", PrepareModuleInput{Shard(0)}},
+                                            {"h.0.scores", ConstrainActivation{Shard(1)}}},
+                                           {.activations = {"h.0.scores"}});
+    const at::Tensor x = distribute_tensor(at::ones({4, 4}), mesh, {Replicate()});
+    EXPECT_EQ(DTensor(constrain("h.0.in", x)).placements(), Placements{Replicate()});  // no plan in force
+    const ParallelModel::Scope scope(plan);
+    EXPECT_EQ(DTensor(constrain("h.0.in", x)).placements(), Placements{Shard(0)});
+    EXPECT_EQ(DTensor(constrain("h.0.out", x)).placements(), Placements{Replicate()});
+    const std::string name = "h.0";
+    const ModuleScope module(name);
+    EXPECT_EQ(DTensor(constrain("scores", x)).placements(), Placements{Shard(1)});
+  });
+}
+
+}  // namespace
