@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Ours against PyTorch's DTensor, measured one after the other on this machine: side_by_side.py BUILD_FOLDER/bench
 
-Runs bench_dispatch and bench_redistribute of this project and the scripts in peers/ (PyTorch over gloo), and prints ratios only:
-how many times PyTorch's overhead is ours, and how many times its redistribution takes ours. PEER_PYTHON names the Python whose
+Runs bench_dispatch, bench_redistribute and bench_train of this project and the scripts in peers/ (PyTorch over gloo), and prints
+ratios only: how many times PyTorch's overhead is ours, and how many times its redistribution and its training step take ours. PEER_PYTHON names the Python whose
 torch is used (default: the one that runs this)."""
 import json
 import os
@@ -68,6 +68,25 @@ def redistribution():
             print(f"{r['op']:<24} {r['backend']:<8} {r['ranks']:>5} {theirs / r['ms']:18.1f}x")
 
 
+def our_training(hidden):
+    command = [f"{sys.argv[1]}/bench_train", "--mode", "fsdp,tp,tp_lp", "--hidden", str(hidden)]
+    yield from json_lines([*command, "--ranks", "2"])
+    if shutil.which("mpirun"):
+        yield from json_lines(["mpirun", "-n", "2", *command])
+
+
+def training():
+    print(f"\n{'training step on 2 ranks':<24} {'backend':<8} {'hidden':>6}   PyTorch's time / ours   memory / ours")
+    for hidden in (64, 256):
+        command = [PYTHON, f"{HERE}/peers/bench_train.py", "--mode", "fsdp2,tp,tp_lp", "--hidden", str(hidden)]
+        peer = {r["mode"].replace("fsdp2", "fsdp"): r for r in json_lines(command) if "ms_median" in r}
+        for r in our_training(hidden):
+            theirs = peer.get(r["mode"])
+            if theirs is not None:
+                print(f"{r['mode']:<24} {r['backend']:<8} {hidden:>6} {theirs['ms_median'] / r['ms_median']:22.1f}x "
+                      f"{max(theirs['peak_rss_mb']) / r['peak_rss_mb']:14.1f}x")
+
+
 def main():
     problem = peer_problem()
     if problem:
@@ -75,6 +94,7 @@ def main():
         return
     dispatch(sys.argv[1])
     redistribution()
+    training()
 
 
 if __name__ == "__main__":

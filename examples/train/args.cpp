@@ -70,6 +70,8 @@ void add_job_flags(CLI::App& app, Options& o, std::string& mesh, std::string& dt
   app.add_option("--ranks", o.ranks, "thread ranks of a single process")->check(CLI::Range(1, 1024));
   app.add_option("--backend", o.backend, "insist on one")->check(CLI::IsMember({"local", "mpi", "nccl"}));
   app.add_option("--model", o.model, "tiny or gpt-153m")->check(CLI::IsMember({"tiny", "gpt-153m"}));
+  app.add_option("--hidden", o.hidden, "another width of the model (a multiple of its heads)")
+      ->check(CLI::Range(1, 1 << 20));
   app.add_flag("--loss-parallel", o.loss_parallel, "cross entropy on logits that stay sharded by class over tp");
   app.add_option("--dropout", o.dropout, "probability")->check(CLI::Range(0.0, 0.99));
   app.add_option("--dtype", dtype, "float32, float64 or bfloat16")

@@ -31,7 +31,7 @@ struct Options {
   bool loss_parallel = false, compare = false;
   double dropout = 0, lr = 1e-3, clip = 1;
   std::int64_t steps = 100, warmup = 10;
-  std::int64_t batch = 0, seq = 0;  // 0: the model's default
+  std::int64_t batch = 0, seq = 0, hidden = 0;  // 0: the model's default
   std::uint64_t seed = 0;
   std::vector<std::string> data;
   std::string log, plot, trace;

@@ -16,6 +16,10 @@ namespace train {
 GptConfig gpt_config(const Options& options) {
   GptConfig config = options.model == "tiny" ? tiny() : gpt_153m();
   config.dropout = options.dropout;
+  if (options.hidden > 0) {
+    config.hidden = options.hidden;
+    config.ffn = 4 * options.hidden;
+  }
   return config;
 }
 
@@ -62,9 +66,8 @@ StepRecord run_step(const Job& job, const GptConfig& config, AdamW& optimizer, s
   const Options& o = job.options;
   StepRecord record{.step = step, .tokens = o.batch * o.seq, .lr = optimizer.next_lr()};
   const auto begin = std::chrono::steady_clock::now();
-  const dtensor::EventListener listener([&](const dtensor::Event& event) {
-    if (event.kind == dtensor::Event::Kind::collective) record.moved[event.axis] += event.bytes;
-  });
+  const dtensor::EventListener listener([&](const dtensor::Event& event) { record.moved[event.axis] += event.bytes; },
+                                        {dtensor::Event::Kind::collective});
   record.loss = run_batch(job, config, job.corpus.batch(o.seed, step, o.batch, o.seq));
   record.grad_norm = to_number(optimizer.step());
   record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

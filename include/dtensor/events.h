@@ -1,10 +1,11 @@
 // The event stream: what the library does on this rank, as it does it. Feeds traces, counters and planners; costs one
-// test of a thread-local pointer where nobody listens.
+// test of a thread-local byte where nobody listens.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <string>
 
@@ -21,14 +22,18 @@ struct Event {
   std::chrono::steady_clock::time_point begin, end;
 };
 
-// Calls `listener` for each event of this thread (and of backward passes that run on it) while it lives. Nests: all
-// listeners hear.
+// Calls `listener` for each event of these kinds on this thread (and of backward passes that run on it) while it lives.
+// Nests: all listeners hear. Operators keep their fast path where nobody listens to operators.
 class DTENSOR_API EventListener {
  public:
-  explicit EventListener(std::function<void(const Event&)> listener);
+  using Kinds = std::initializer_list<Event::Kind>;
+  explicit EventListener(std::function<void(const Event&)> listener,
+                         Kinds kinds = {Event::Kind::op, Event::Kind::redistribute, Event::Kind::collective});
   ~EventListener();
   EventListener(const EventListener&) = delete;
   EventListener& operator=(const EventListener&) = delete;
+
+  static void deliver(const Event& event);  // the library's call
 
  private:
   struct State;

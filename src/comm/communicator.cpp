@@ -43,7 +43,7 @@ void touched(at::TensorList outputs) {
 // Runs the backend's part, timed if somebody listens.
 template <class Run>
 auto report(const CollectiveCall& call, std::int64_t bytes, Run&& run) {
-  if (!events_on()) return run();
+  if (!events_on(Event::Kind::collective)) return run();
   const auto begin = std::chrono::steady_clock::now();
   auto result = run();
   emit_event({Event::Kind::collective, to_string(call.kind), call.label ? *call.label : "", bytes, begin,

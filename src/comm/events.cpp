@@ -5,38 +5,46 @@
 
 namespace dtensor {
 
-constinit thread_local const void* detail::innermost_listener = nullptr;
+constinit thread_local std::uint8_t detail::wanted_events = 0;
 
-namespace {
-struct Listener {
+struct EventListener::State {
   std::function<void(const Event&)> hear;
-  const Listener* outer;
-};
-const Listener* innermost() { return static_cast<const Listener*>(detail::innermost_listener); }
-}  // namespace
+  std::uint8_t kinds = 0;
+  State* outer = nullptr;
 
-struct EventListener::State : Listener {
+  static thread_local State* innermost;
+
+  static void count_kinds() {
+    detail::wanted_events = 0;
+    for (const State* s = innermost; s != nullptr; s = s->outer) detail::wanted_events |= s->kinds;
+  }
   // Listeners are scopes, but one that is held by a smart pointer may die before an inner one.
-  static void unlink(const Listener* gone) {
-    if (innermost() == gone) {
-      detail::innermost_listener = gone->outer;
-      return;
-    }
-    for (auto* s = const_cast<Listener*>(innermost()); s != nullptr; s = const_cast<Listener*>(s->outer)) {
-      if (s->outer == gone) s->outer = gone->outer;
+  static void unlink(const State* gone) {
+    State** link = &innermost;
+    while (*link != nullptr && *link != gone) link = &(*link)->outer;
+    if (*link == gone) *link = gone->outer;
+    count_kinds();
+  }
+  static void tell(const Event& event) {
+    for (const State* s = innermost; s != nullptr; s = s->outer) {
+      if ((s->kinds & detail::bit_of(event.kind)) != 0) s->hear(event);
     }
   }
 };
 
-EventListener::EventListener(std::function<void(const Event&)> listener)
-    : state_(new State{{std::move(listener), innermost()}}) {
-  detail::innermost_listener = static_cast<const Listener*>(state_.get());
+thread_local EventListener::State* EventListener::State::innermost = nullptr;
+
+EventListener::EventListener(std::function<void(const Event&)> listener, Kinds kinds)
+    : state_(new State{std::move(listener), 0, State::innermost}) {
+  for (const Event::Kind kind : kinds) state_->kinds |= detail::bit_of(kind);
+  State::innermost = state_.get();
+  State::count_kinds();
 }
 
 EventListener::~EventListener() { State::unlink(state_.get()); }
 
-void emit_event(const Event& event) {
-  for (const Listener* l = innermost(); l != nullptr; l = l->outer) l->hear(event);
-}
+void emit_event(const Event& event) { EventListener::deliver(event); }
+
+void EventListener::deliver(const Event& event) { State::tell(event); }
 
 }  // namespace dtensor

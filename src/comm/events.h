@@ -6,14 +6,15 @@
 namespace dtensor {
 
 namespace detail {
-// The innermost listener of this thread; an opaque pointer so that the test below inlines.
-extern constinit thread_local const void* innermost_listener;
+// One bit per kind that somebody on this thread listens to.
+extern constinit thread_local std::uint8_t wanted_events;
+constexpr std::uint8_t bit_of(Event::Kind kind) { return static_cast<std::uint8_t>(1u << static_cast<unsigned>(kind)); }
 }  // namespace detail
 
-// Whether anybody on this thread listens: build an Event only then.
-inline bool events_on() { return detail::innermost_listener != nullptr; }
+// Whether anybody on this thread listens to this kind: build an Event only then.
+inline bool events_on(Event::Kind kind) { return (detail::wanted_events & detail::bit_of(kind)) != 0; }
 
-// Gives `event` to every listener of this thread, innermost first.
+// Gives `event` to every listener of this thread that wants its kind, innermost first.
 void emit_event(const Event& event);
 
 }  // namespace dtensor

@@ -57,7 +57,7 @@ void run_operator(const OpEntry& entry, torch::jit::Stack& stack) {
   watch_leaves(view);
   if (C10_UNLIKELY(backward_listeners_on())) notify_backward_start();
   const auto& call = decide(entry, stack, view);
-  if (C10_UNLIKELY(events_on())) return run_with_event(entry, call, view, stack);
+  if (C10_UNLIKELY(events_on(Event::Kind::op))) return run_with_event(entry, call, view, stack);
   execute_call(entry, call, view, stack);
 }
 

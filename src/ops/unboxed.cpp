@@ -4,7 +4,8 @@
 namespace dtensor::unboxed {
 
 const CachedCall* find_simple(const OpEntry& entry, const CallView& view) {
-  if (view.mesh == nullptr || events_on() || recording_explanations() || backward_listeners_on()) return nullptr;
+  if (view.mesh == nullptr || events_on(Event::Kind::op) || recording_explanations() || backward_listeners_on())
+    return nullptr;
   if (view.has_plain && (checked_mode() || strict_mode())) return nullptr;
   for (auto* impl : view.operands) {
     if (impl == nullptr || !has_dtensor_key(impl)) continue;

@@ -59,7 +59,7 @@ at::Tensor execute_plan(const RedistributePlan& plan, const at::Tensor& local, c
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   // A MeshScope would turn buffers into DTensors.
   c10::impl::ExcludeDispatchKeyGuard no_scope(c10::DispatchKey::DeferredInit);
-  if (!events_on()) return run_edges(plan, local, from);
+  if (!events_on(Event::Kind::redistribute)) return run_edges(plan, local, from);
   Event event{Event::Kind::redistribute, one_line(plan), "", plan.bytes_moved, std::chrono::steady_clock::now(), {}};
   at::Tensor result = run_edges(plan, local, from);
   event.end = std::chrono::steady_clock::now();

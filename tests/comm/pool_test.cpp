@@ -81,7 +81,7 @@ Event named(const char* name) {
 }
 
 TEST(Events, EveryListenerHearsAndOthersDoNot) {
-  EXPECT_FALSE(events_on());
+  EXPECT_FALSE(events_on(Event::Kind::collective));
   std::vector<std::string> outer, inner;
   {
     EventListener first([&](const Event& e) { outer.push_back(e.name); });
@@ -90,10 +90,10 @@ TEST(Events, EveryListenerHearsAndOthersDoNot) {
       EventListener second([&](const Event& e) { inner.push_back(e.name); });
       emit_event(named("b"));
     }
-    std::thread([] { EXPECT_FALSE(events_on()); }).join();
+    std::thread([] { EXPECT_FALSE(events_on(Event::Kind::collective)); }).join();
     emit_event(named("c"));
   }
-  EXPECT_FALSE(events_on());
+  EXPECT_FALSE(events_on(Event::Kind::collective));
   EXPECT_EQ(outer, (std::vector<std::string>{"a", "b", "c"}));
   EXPECT_EQ(inner, (std::vector<std::string>{"b"}));
 }
@@ -105,6 +105,25 @@ TEST(Events, AListenerMayDieBeforeAnInnerOne) {
   outer.reset();
   emit_event({});
   EXPECT_EQ(heard, 1);
+}
+
+TEST(Events, AListenerHearsOnlyTheKindsItAskedFor) {
+  std::vector<std::string> heard;
+  EventListener collectives([&](const Event& e) { heard.push_back(e.name); }, {Event::Kind::collective});
+  EXPECT_FALSE(events_on(Event::Kind::op));
+  EXPECT_TRUE(events_on(Event::Kind::collective));
+  {
+    EventListener all([](const Event&) {});
+    EXPECT_TRUE(events_on(Event::Kind::op));
+    Event event = named("an operator");
+    event.kind = Event::Kind::op;
+    emit_event(event);
+    event = named("a collective");
+    event.kind = Event::Kind::collective;
+    emit_event(event);
+  }
+  EXPECT_FALSE(events_on(Event::Kind::op));
+  EXPECT_EQ(heard, (std::vector<std::string>{"a collective"}));
 }
 
 TEST(Events, CollectivesReportTheirAxisAndBytes) {
