@@ -1,4 +1,7 @@
 // Mixture of experts: everything.
 #pragma once
 
+#include "dtensor/moe/dispatch.h"
 #include "dtensor/moe/exchange.h"
+#include "dtensor/moe/experts.h"
+#include "dtensor/moe/router.h"

@@ -18,21 +18,35 @@ using moe::Node;
 using moe::SavedVariable;
 using moe::variable_list;
 
+using Sizes = std::vector<std::int64_t>;
+
 struct ReorderBackward final : Node {
-  ReorderBackward(std::vector<std::int64_t> s, std::vector<std::int64_t> o)
-      : sizes(std::move(s)), order(std::move(o)) {}
+  ReorderBackward(Sizes s, Sizes o) : sizes(std::move(s)), order(std::move(o)) {}
   variable_list apply(variable_list&& grads) override {
-    if (!grads[0].defined()) return {at::Tensor()};
-    std::vector<std::int64_t> there(order.size()), back(order.size());
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      there[i] = sizes[order[i]];
-      back[order[i]] = static_cast<std::int64_t>(i);
-    }
-    return {reorder_blocks(grads[0], there, back)};
+    return {grads[0].defined() ? spread_blocks(grads[0], sizes, order) : at::Tensor()};
   }
   std::string name() const override { return "ReorderBlocksBackward"; }
-  std::vector<std::int64_t> sizes, order;
+  Sizes sizes, order;
 };
+
+struct SpreadBackward final : Node {
+  SpreadBackward(Sizes s, Sizes o) : sizes(std::move(s)), order(std::move(o)) {}
+  variable_list apply(variable_list&& grads) override {
+    return {grads[0].defined() ? reorder_blocks(grads[0], sizes, order) : at::Tensor()};
+  }
+  std::string name() const override { return "SpreadBlocksBackward"; }
+  Sizes sizes, order;
+};
+
+bool is_identity(at::IntArrayRef sizes, at::IntArrayRef order) {
+  return sizes.size() == order.size() && std::is_sorted(order.begin(), order.end());
+}
+
+Sizes sizes_in_order(at::IntArrayRef sizes, at::IntArrayRef order) {
+  Sizes result;
+  for (const auto block : order) result.push_back(sizes.at(block));
+  return result;
+}
 
 // Of the plain expansion, and of the unweighted combination: the other one.
 struct ExpandBackward final : Node {
@@ -107,18 +121,34 @@ SortedBins sort_by_bin(const at::Tensor& ids, std::int64_t bins) {
 }
 
 at::Tensor reorder_blocks(const at::Tensor& input, at::IntArrayRef sizes, at::IntArrayRef order) {
-  TORCH_CHECK(sizes.size() == order.size(), "reorder_blocks: ", sizes.size(), " sizes, ", order.size(), " places");
-  if (std::is_sorted(order.begin(), order.end())) return input;
+  if (is_identity(sizes, order)) return input;
   at::Tensor result;
   {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto blocks = input.split_with_sizes(sizes, 0);
     std::vector<at::Tensor> placed;
-    for (const auto block : order) placed.push_back(blocks[block]);
+    for (const auto block : order) placed.push_back(blocks.at(block));
     result = at::cat(placed);
   }
   if (!moe::needs_graph(input)) return result;
   return moe::with_node(result, moe::make_node<ReorderBackward>(sizes.vec(), order.vec()), input);
+}
+
+at::Tensor spread_blocks(const at::Tensor& input, at::IntArrayRef sizes, at::IntArrayRef order) {
+  if (is_identity(sizes, order)) return input;
+  at::Tensor result;
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    std::vector<at::Tensor> blocks(sizes.size());
+    const auto pieces = input.split_with_sizes(sizes_in_order(sizes, order), 0);
+    for (std::size_t i = 0; i < order.size(); ++i) blocks.at(order[i]) = pieces[i];
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      if (!blocks[i].defined()) blocks[i] = at::zeros({sizes[i], input.size(1)}, input.options());
+    }
+    result = at::cat(blocks);
+  }
+  if (!moe::needs_graph(input)) return result;
+  return moe::with_node(result, moe::make_node<SpreadBackward>(sizes.vec(), order.vec()), input);
 }
 
 at::Tensor expand_rows(const at::Tensor& x, const at::Tensor& position, std::int64_t kept) {

@@ -124,10 +124,15 @@ SortedBins sort_kernel(const at::Tensor& ids, std::int64_t bins) {
 
 at::Tensor expand_kernel(const at::Tensor& x, const at::Tensor& position, std::int64_t kept) {
   if (!x.is_cpu()) {
-    return x.index_select(0, at::div(entry_of_place(position, kept), position.size(1), "floor"));
+    if (kept <= position.numel()) {
+      return x.index_select(0, at::div(entry_of_place(position, kept), position.size(1), "floor"));
+    }
+    const auto tokens = at::arange(x.size(0), position.options()).repeat_interleave(position.size(1));
+    return at::zeros({kept, x.size(1)}, x.options()).index_copy_(0, position.flatten(), x.index_select(0, tokens));
   }
   const auto from = x.contiguous(), places = position.contiguous();
-  auto result = at::empty({kept, x.size(1)}, x.options());
+  const bool gaps = kept > places.numel();  // padding
+  auto result = gaps ? at::zeros({kept, x.size(1)}, x.options()) : at::empty({kept, x.size(1)}, x.options());
   const auto bytes = static_cast<std::int64_t>(x.size(1) * x.element_size());
   const auto choices = position.size(1);
   const auto* place = places.const_data_ptr<std::int64_t>();

@@ -41,14 +41,17 @@ DTENSOR_API SortedBins sort_by_bin(const at::Tensor& ids, std::int64_t bins);
 
 // `position` names, for each token t and choice j, a row of `rows` (or -1: none): [tokens, choices], each row named at
 // most once. All three are each other's gradients and differentiable twice.
-// expand: out[position[t, j]] = x[t] for x [tokens, D]; `kept` rows.
+// expand: out[position[t, j]] = x[t] for x [tokens, D]; `kept` rows. Where that is more than there are entries, the
+// rows that none names are zero.
 DTENSOR_API at::Tensor expand_rows(const at::Tensor& x, const at::Tensor& position, std::int64_t kept);
 // combine: out[t] = sum_j weight[t, j] * rows[position[t, j]], the sum in order of j and in float for 16-bit rows: the
 // same on every run. `weight` undefined: all ones.
 DTENSOR_API at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight = {});
 
-// Blocks of sizes[i] rows of `input`, put one after the other in the order given (a permutation of 0 ..
-// sizes.size()-1). Differentiable.
+// Blocks of sizes[i] rows of `input`, put one after the other in the order given; what `order` leaves out is left out.
+// spread_blocks is the reverse: the i-th piece of `input` becomes block order[i], blocks left out are zero. Each is the
+// other's gradient.
 DTENSOR_API at::Tensor reorder_blocks(const at::Tensor& input, at::IntArrayRef sizes, at::IntArrayRef order);
+DTENSOR_API at::Tensor spread_blocks(const at::Tensor& input, at::IntArrayRef sizes, at::IntArrayRef order);
 
 }  // namespace dtensor

@@ -1,0 +1,72 @@
+// Dispatchers: how token rows get to the ranks that hold their experts, and back. A strategy object each; all give the
+// experts the same rows, and each sum of a token is taken in the same order.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dtensor/comm.h"
+#include "dtensor/export.h"
+#include "dtensor/moe/router.h"
+
+namespace dtensor {
+
+// What one forward pass does; made by prepare().
+struct DispatchPlan {
+  at::Tensor position;    // [tokens, choices] the row of each entry among those sent; -1: dropped
+  at::Tensor weights;     // [tokens, choices]
+  std::int64_t sent = 0;  // rows
+  std::vector<std::int64_t> send_splits, take_splits;  // rows to and from each rank
+  std::vector<std::int64_t> blocks, order;             // of the rows taken; how they are put in order of local experts
+  std::vector<std::int64_t> rows;                      // of each local expert
+  std::int64_t dropped = 0;                            // entries of this rank
+  std::vector<std::int64_t> rank_tokens;               // AllGather: tokens of each rank
+  std::shared_ptr<SharedCounts> pending;               // counts still on their way
+};
+
+class DTENSOR_API Dispatcher {
+ public:
+  virtual ~Dispatcher() = default;
+  // `layout` says where the tokens stand in the batch, which capacities and forced balance go by.
+  virtual DispatchPlan prepare(const Routing& routing, const TokenLayout& layout) const = 0;
+  // x [tokens, D] to rows in order of local experts: plan.rows[e] of expert e, by source rank, then by entry.
+  // Differentiable, as combine() is. Completes the plan.
+  virtual at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan) const = 0;
+  // What the experts made of those rows, to [tokens, D].
+  virtual at::Tensor combine(const at::Tensor& rows, const DispatchPlan& plan) const = 0;
+  virtual const char* name() const = 0;
+  const Communicator& ranks() const { return ranks_; }  // each holds an equal run of the experts; none: this rank alone
+
+ protected:
+  explicit Dispatcher(Communicator ranks) : ranks_(std::move(ranks)) {}
+  Communicator ranks_;
+};
+using DispatcherPtr = std::shared_ptr<const Dispatcher>;
+
+enum class DropPolicy : std::uint8_t {
+  position,     // what comes later in the batch
+  probability,  // what has the smaller weight
+};
+struct CapacityOptions {
+  // Each expert takes int(factor * choices * tokens / experts) entries of the batch; 0: all.
+  double factor = 0;
+  DropPolicy drop = DropPolicy::position;
+};
+
+DTENSOR_API DispatcherPtr local_dispatcher();
+// Every rank sees every token and computes its experts' part; one reduction.
+DTENSOR_API DispatcherPtr all_gather_dispatcher(const Communicator& ranks);
+// Dropless: counts, then rows.
+DTENSOR_API DispatcherPtr all_to_all_dispatcher(const Communicator& ranks);
+DTENSOR_API DispatcherPtr capacity_all_to_all_dispatcher(const Communicator& ranks, CapacityOptions options);
+// For RouterChoice::round_robin with equal numbers of tokens on all ranks: all is known, rows alone are exchanged.
+DTENSOR_API DispatcherPtr equal_all_to_all_dispatcher(const Communicator& ranks);
+
+// Sets the experts of entries over capacity to none; returns how many here. Collective over layout.ranks.
+DTENSOR_API std::int64_t drop_over_capacity(Routing& routing, const TokenLayout& layout,
+                                            const CapacityOptions& options);
+
+}  // namespace dtensor

@@ -1,0 +1,80 @@
+// Experts: what turns rows into rows. Works on local tensors; rows come in order of experts, rows[e] of expert e.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "dtensor/export.h"
+
+namespace dtensor {
+
+enum class ExpertActivation : std::uint8_t {
+  swiglu,  // w2 (silu(w1 x) * w3 x)
+  geglu,   // w2 (gelu(w1 x) * w3 x), exact
+  glu,     // w2 (sigmoid(w1 x) * w3 x)
+  gelu,    // w2 gelu(w1 x), exact
+  silu,    // w2 silu(w1 x)
+  relu,    // w2 relu(w1 x)
+};
+DTENSOR_API bool is_gated(ExpertActivation activation);
+
+enum class ExpertBackend : std::uint8_t {
+  automatic,  // batched where all experts have equally many rows, else loop
+  loop,       // a matrix product an expert
+  batched,    // equal counts only
+  grouped,    // at::_grouped_mm: not float64, sizes in multiples of 16 bytes
+};
+
+// out[rows of e] = x[rows of e] * weight[e]^T, for x [M, K] and weight [E, N, K]. An expert without rows is not read,
+// and its gradient is zero. Differentiable (once). Any floating dtype.
+DTENSOR_API at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef rows,
+                                  ExpertBackend backend = ExpertBackend::automatic);
+
+// w1, w3 [E, F, D], w2 [E, D, F]; of one expert [F, D], [D, F]. w3: gated activations only.
+struct ExpertWeights {
+  at::Tensor w1, w2, w3;
+};
+
+// Gate and up weights in one tensor, and down weights transposed, for passes without gradients. Kept for the same
+// tensors at the same version: a write to a weight misses.
+class DTENSOR_API ExpertWeightCache {
+ public:
+  ExpertWeightCache();
+  ~ExpertWeightCache();
+  struct Packed {
+    at::Tensor up;    // [E, D, 2F] (gated) or [E, D, F]
+    at::Tensor down;  // [E, F, D]
+  };
+  const Packed& get(const ExpertWeights& weights);
+  std::uint64_t hits() const { return hits_; }
+  std::uint64_t misses() const { return misses_; }
+
+ private:
+  struct Key;
+  std::unique_ptr<Key> key_;
+  Packed packed_;
+  std::uint64_t hits_ = 0, misses_ = 0;
+};
+
+struct ExpertOptions {
+  ExpertActivation activation = ExpertActivation::swiglu;
+  ExpertBackend backend = ExpertBackend::automatic;
+};
+
+// Packed experts. `cache`: used where no gradient is recorded and all experts have equally many rows.
+DTENSOR_API at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const ExpertWeights& weights,
+                                   const ExpertOptions& options = {}, ExpertWeightCache* cache = nullptr);
+// Separate experts; the grouped and batched backends pack them.
+DTENSOR_API at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const std::vector<ExpertWeights>& experts,
+                                   const ExpertOptions& options = {});
+// One expert for all rows of x [..., D], in plain operators (DTensors too): a shared expert.
+DTENSOR_API at::Tensor run_expert(const at::Tensor& x, const ExpertWeights& weights, ExpertActivation activation);
+
+// `weight` itself; its gradient for expert e is multiplied by mean / load[e] (1 where there is no load). load [E], mean
+// [].
+DTENSOR_API at::Tensor scale_expert_gradients(const at::Tensor& weight, const at::Tensor& load, const at::Tensor& mean);
+
+}  // namespace dtensor

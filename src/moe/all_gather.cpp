@@ -1,0 +1,68 @@
+// The dispatcher for few tokens: every rank sees all of them, computes what its experts add to each, and the parts are
+// summed where the tokens live.
+#include <ATen/ATen.h>
+
+#include <numeric>
+
+#include "dtensor/moe/dispatch.h"
+#include "dtensor/moe/exchange.h"
+
+namespace dtensor {
+namespace {
+
+class AllGather final : public Dispatcher {
+ public:
+  explicit AllGather(Communicator ranks) : Dispatcher(std::move(ranks)) {}
+
+  DispatchPlan prepare(const Routing& routing, const TokenLayout&) const override {
+    const auto local = routing.expert_count / size();
+    TORCH_CHECK(local * size() == routing.expert_count, "AllGather: ", routing.expert_count, " experts on ", size(),
+                " ranks");
+    DispatchPlan plan;
+    plan.rank_tokens = tokens_of_ranks(routing);
+    auto experts = routing.experts;
+    plan.weights = routing.weights;
+    if (size() > 1) {
+      experts = gather_rows_of_ranks(experts, plan.rank_tokens, ranks_) - ranks_.rank() * local;
+      experts = at::where(experts < 0, local, experts);
+      plan.weights = gather_rows_of_ranks(plan.weights, plan.rank_tokens, ranks_);
+    }
+    const auto sorted = sort_by_bin(experts, local);
+    plan.position = sorted.position.view(experts.sizes());
+    plan.sent = sorted.order.size(0);
+    const auto counts = sorted.counts.cpu();
+    plan.rows.assign(counts.const_data_ptr<std::int64_t>(), counts.const_data_ptr<std::int64_t>() + local);
+    return plan;
+  }
+
+  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan) const override {
+    const auto all = size() > 1 ? gather_rows_of_ranks(x, plan.rank_tokens, ranks_) : x;
+    return expand_rows(all, plan.position, plan.sent);
+  }
+
+  at::Tensor combine(const at::Tensor& rows, const DispatchPlan& plan) const override {
+    const auto parts = combine_rows(rows, plan.position, plan.weights);
+    return size() > 1 ? sum_rows_of_ranks(parts, plan.rank_tokens, ranks_) : parts;
+  }
+
+  const char* name() const override { return "AllGather"; }
+
+ private:
+  int size() const { return ranks_ ? ranks_.size() : 1; }
+
+  // Experts that choose give each token its own number of entries, and each rank its own number of choices.
+  std::vector<std::int64_t> tokens_of_ranks(const Routing& routing) const {
+    const auto here = routing.experts.size(0);
+    if (size() == 1) return {here};
+    TORCH_CHECK(routing.counts->local().sum().item<std::int64_t>() == routing.experts.numel(),
+                "AllGather: not for RouterChoice::experts, nor for dropped entries");
+    const auto entries = routing.counts->of_ranks(ranks_).sum(1).div(routing.experts.size(1), "floor");
+    return {entries.const_data_ptr<std::int64_t>(), entries.const_data_ptr<std::int64_t>() + size()};
+  }
+};
+
+}  // namespace
+
+DispatcherPtr all_gather_dispatcher(const Communicator& ranks) { return std::make_shared<AllGather>(ranks); }
+
+}  // namespace dtensor

@@ -1,0 +1,100 @@
+// What keeps the load of experts even: losses over the batch and over sequences, and a bias that follows the load.
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "moe/router_parts.h"
+
+namespace dtensor {
+namespace moe {
+namespace {
+
+// Scores as a distribution over experts.
+at::Tensor probabilities(const Routing& routing, const RouterOptions& o) {
+  if (o.score == RouterScore::softmax) return routing.scores;
+  return routing.scores / (routing.scores.sum(1, /*keepdim=*/true) + 1e-20);
+}
+
+// E * sum_e f_e P_e, with f the fraction of all entries and P the mean probability.
+at::Tensor switch_loss(const at::Tensor& p, const Routing& routing, const TokenLayout& layout, double tokens) {
+  const auto counts = routing.counts->of_ranks(layout.ranks).sum(0).to(p.device(), p.scalar_type());
+  const double entries = tokens * static_cast<double>(routing.experts.size(1));
+  const auto experts = static_cast<double>(routing.expert_count);
+  return (counts * p.sum(0)).sum() * (experts / entries / tokens);
+}
+
+// [sequences here, experts]: entries of each sequence, on all ranks that hold a part of it.
+at::Tensor counts_of_sequences(const Routing& routing, const TokenLayout& layout) {
+  const at::NoGradGuard no_grad;
+  const auto chosen = routing.experts.view({layout.sequences_here, -1});
+  auto counts = at::zeros({layout.sequences_here, routing.expert_count + 1}, chosen.options());
+  counts.scatter_add_(1, chosen, at::ones_like(chosen));
+  counts = counts.narrow(1, 0, routing.expert_count).contiguous();
+  if (layout.sequence_ranks && layout.sequence_ranks.size() > 1) {
+    layout.sequence_ranks.all_reduce(counts, ReduceOp::sum).wait();
+  }
+  return counts;
+}
+
+// The mean over sequences of E * sum_e f_e P_e, both taken over the sequence.
+at::Tensor sequence_loss(const at::Tensor& p, const Routing& routing, const TokenLayout& layout, double tokens) {
+  const auto counts = counts_of_sequences(routing, layout).to(p.scalar_type());
+  const auto sums = p.view({layout.sequences_here, -1, p.size(1)}).sum(1);
+  const double length = tokens / static_cast<double>(layout.sequences);
+  const double entries = length * static_cast<double>(routing.experts.size(1));
+  return (counts * sums).sum() *
+         (static_cast<double>(routing.expert_count) / entries / length / static_cast<double>(layout.sequences));
+}
+
+void add(at::Tensor& sum, const at::Tensor& loss, double factor) {
+  sum = sum.defined() ? sum + loss * factor : loss * factor;
+}
+
+}  // namespace
+
+at::Tensor router_loss(const at::Tensor& logits, const Routing& routing, const RouterOptions& o,
+                       const TokenLayout& layout) {
+  if (o.aux_loss == 0 && o.sequence_aux_loss == 0 && o.z_loss == 0) return {};
+  TORCH_CHECK(o.choice != RouterChoice::experts || (o.aux_loss == 0 && o.sequence_aux_loss == 0),
+              "route: experts that choose are balanced; aux losses are for tokens that choose");
+  const auto tokens = static_cast<double>(
+      layout.total >= 0 ? layout.total
+                        : (o.choice == RouterChoice::experts ? logits.size(0) : token_range(routing, layout).total));
+  const auto p = probabilities(routing, o);
+  at::Tensor sum;
+  if (o.aux_loss != 0) add(sum, switch_loss(p, routing, layout, tokens), o.aux_loss * layout.share);
+  if (o.sequence_aux_loss != 0) add(sum, sequence_loss(p, routing, layout, tokens), o.sequence_aux_loss * layout.share);
+  if (o.z_loss != 0) add(sum, at::logsumexp(logits, {1}).square().sum(), o.z_loss * layout.share / tokens);
+  return sum;
+}
+
+}  // namespace moe
+
+LoadBalancer::LoadBalancer(std::int64_t experts, double step, at::TensorOptions options)
+    : bias(at::zeros({experts}, options.dtype(at::kFloat))),
+      counts(at::zeros({experts}, options.dtype(at::kLong))),
+      rate(step) {}
+
+void LoadBalancer::count(const Routing& routing) {
+  const bool recomputes = torch::autograd::get_current_graph_task_id() != -1;
+  if (recomputes) return;
+  const at::NoGradGuard no_grad;
+  counts.add_(routing.counts->local());
+}
+
+void update_load_balancers(const std::vector<LoadBalancer*>& balancers, const Communicator& ranks) {
+  if (balancers.empty()) return;
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> all;
+  for (const auto* b : balancers) all.push_back(b->counts);
+  auto loads = at::cat(all);
+  if (ranks && ranks.size() > 1) ranks.all_reduce(loads, ReduceOp::sum).wait();
+  std::int64_t at = 0;
+  for (auto* b : balancers) {
+    const auto load = loads.narrow(0, at, b->counts.size(0)).to(b->bias.scalar_type());
+    b->bias.add_(at::sign(load.mean() - load), b->rate);
+    b->counts.zero_();
+    at += b->counts.size(0);
+  }
+}
+
+}  // namespace dtensor

@@ -1,0 +1,80 @@
+// Capacity: which entries of the batch an expert no longer takes. Judged over the batch, so the answer is the same
+// however tokens are spread.
+#include <ATen/ATen.h>
+
+#include "dtensor/moe/dispatch.h"
+#include "dtensor/moe/exchange.h"
+
+namespace dtensor {
+namespace {
+
+bool several(const Communicator& ranks) { return ranks && ranks.size() > 1; }
+
+// The place of each entry among those of its expert.
+at::Tensor rank_in_bin(const SortedBins& sorted, const at::Tensor& experts) {
+  const auto starts = at::constant_pad_nd(sorted.counts.cumsum(0), {1, 0});
+  return sorted.position - starts.index_select(0, experts);
+}
+
+// By position where tokens stand in order of ranks: the counts of the ranks before this one are enough.
+at::Tensor places_in_order(const Routing& routing, const at::Tensor& experts, const Communicator& ranks) {
+  auto place = rank_in_bin(sort_by_bin(experts, routing.expert_count), experts);
+  if (!several(ranks)) return place;
+  const auto before = routing.counts->of_ranks(ranks).narrow(0, 0, ranks.rank()).sum(0).to(experts.device());
+  return place + at::constant_pad_nd(before, {0, 1}).index_select(0, experts);
+}
+
+struct Entries {
+  at::Tensor experts, weights, number;  // of each entry; number: in the batch
+};
+
+Entries gather(const Entries& mine, const std::vector<std::int64_t>& rows, const Communicator& ranks) {
+  return {gather_rows_of_ranks(mine.experts, rows, ranks), gather_rows_of_ranks(mine.weights, rows, ranks),
+          gather_rows_of_ranks(mine.number, rows, ranks)};
+}
+
+// In general: everybody sees all entries and sorts them alike.
+at::Tensor places_by_key(const Routing& routing, const at::Tensor& experts, const TokenLayout& layout, bool by_weight) {
+  const auto choices = routing.experts.size(1), here = experts.size(0);
+  const auto longs = experts.options();
+  const auto token =
+      layout.index.defined() ? layout.index : at::arange(here / choices, longs) + token_range(routing, layout).first;
+  const auto number = (token.unsqueeze(1) * choices + at::arange(choices, longs)).flatten();
+  Entries all{experts, routing.weights.detach().flatten(), number};
+  std::int64_t before = 0;
+  if (several(layout.ranks)) {
+    const auto rows = exchange_splits(std::vector<std::int64_t>(layout.ranks.size(), here), layout.ranks);
+    for (int r = 0; r < layout.ranks.rank(); ++r) before += rows[r];
+    all = gather(all, rows, layout.ranks);
+  }
+  auto order = all.number.argsort();
+  if (by_weight) {
+    const auto weight = all.weights.index_select(0, order);
+    order = order.index_select(0, std::get<1>(at::sort(weight, /*stable=*/true, 0, /*descending=*/true)));
+  }
+  const auto sorted_experts = all.experts.index_select(0, order);
+  const auto place = rank_in_bin(sort_by_bin(sorted_experts, routing.expert_count), sorted_experts);
+  return at::empty_like(place).index_copy_(0, order, place).narrow(0, before, here);
+}
+
+}  // namespace
+
+std::int64_t drop_over_capacity(Routing& routing, const TokenLayout& layout, const CapacityOptions& options) {
+  if (options.factor == 0) return 0;
+  TORCH_CHECK(options.factor > 0, "capacity: factor ", options.factor);
+  const at::NoGradGuard no_grad;
+  const auto choices = routing.experts.size(1);
+  const auto tokens = token_range(routing, layout).total;
+  const auto capacity = static_cast<std::int64_t>(options.factor * static_cast<double>(choices * tokens) /
+                                                  static_cast<double>(routing.expert_count));
+  const auto experts = routing.experts.flatten();
+  const bool by_weight = options.drop == DropPolicy::probability;
+  const auto place = by_weight || layout.index.defined() ? places_by_key(routing, experts, layout, by_weight)
+                                                         : places_in_order(routing, experts, layout.ranks);
+  const auto over = (place >= capacity).logical_and_(experts < routing.expert_count);
+  routing.experts = experts.masked_fill(over, routing.expert_count).view_as(routing.experts);
+  routing.counts = std::make_shared<SharedCounts>(count_bins(routing.experts, routing.expert_count));
+  return over.sum().item<std::int64_t>();
+}
+
+}  // namespace dtensor

@@ -1,0 +1,187 @@
+// Dispatchers by all-to-all: rows sorted by expert, exchanged, put in order of local experts, and back. They differ in
+// how they come to know the numbers of rows.
+#include "dtensor/moe/dispatch.h"
+
+#include <ATen/ATen.h>
+
+#include <numeric>
+
+#include "dtensor/moe/exchange.h"
+
+namespace dtensor {
+namespace {
+
+using Sizes = std::vector<std::int64_t>;
+
+int size_of(const Communicator& ranks) { return ranks ? ranks.size() : 1; }
+int rank_of(const Communicator& ranks) { return ranks ? ranks.rank() : 0; }
+
+// Completes a plan from counts [ranks, experts]: what each rank has for each expert.
+void plan_rows(DispatchPlan& plan, const at::Tensor& counts, int me) {
+  const auto ranks = counts.size(0), experts = counts.size(1), local = experts / ranks;
+  const auto* count = counts.const_data_ptr<std::int64_t>();
+  plan.rows.assign(local, 0);
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    const auto* to_me = count + r * experts + me * local;
+    const auto* mine = count + me * experts + r * local;
+    plan.send_splits.push_back(std::accumulate(mine, mine + local, std::int64_t{0}));
+    plan.take_splits.push_back(std::accumulate(to_me, to_me + local, std::int64_t{0}));
+    plan.blocks.insert(plan.blocks.end(), to_me, to_me + local);
+    for (std::int64_t e = 0; e < local; ++e) plan.rows[e] += to_me[e];
+  }
+  for (std::int64_t e = 0; e < local; ++e) {
+    for (std::int64_t r = 0; r < ranks; ++r) plan.order.push_back(r * local + e);
+  }
+}
+
+// By all-to-all of rows; of one rank: none.
+class RowExchange : public Dispatcher {
+ public:
+  RowExchange(Communicator ranks, const char* name) : Dispatcher(std::move(ranks)), name_(name) {}
+
+  DispatchPlan prepare(const Routing& routing, const TokenLayout&) const override {
+    check_experts(routing);
+    auto plan = sort_entries(routing);
+    plan.pending = routing.counts;
+    routing.counts->begin(ranks_);  // on its way while dispatch() copies rows
+    return plan;
+  }
+
+  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan) const override {
+    const auto sorted = expand_rows(x, plan.position, plan.sent);
+    if (plan.pending) plan_rows(plan, plan.pending->of_ranks(ranks_), rank_of(ranks_));
+    plan.pending.reset();
+    if (size_of(ranks_) == 1) return sorted;
+    return reorder_blocks(all_to_all(sorted, plan.take_splits, plan.send_splits, ranks_), plan.blocks, plan.order);
+  }
+
+  at::Tensor combine(const at::Tensor& rows, const DispatchPlan& plan) const override {
+    if (size_of(ranks_) == 1) return combine_rows(rows, plan.position, plan.weights);
+    const auto taken = spread_blocks(rows, plan.blocks, plan.order);
+    return combine_rows(all_to_all(taken, plan.send_splits, plan.take_splits, ranks_), plan.position, plan.weights);
+  }
+
+  const char* name() const override { return name_; }
+
+ protected:
+  void check_experts(const Routing& routing) const {
+    TORCH_CHECK(routing.expert_count % size_of(ranks_) == 0, name_, ": ", routing.expert_count, " experts on ",
+                size_of(ranks_), " ranks");
+  }
+
+  static DispatchPlan sort_entries(const Routing& routing) {
+    const auto sorted = sort_by_bin(routing.experts, routing.expert_count);
+    DispatchPlan plan;
+    plan.position = sorted.position.view(routing.experts.sizes());
+    plan.weights = routing.weights;
+    plan.sent = sorted.order.size(0);
+    return plan;
+  }
+
+ private:
+  const char* name_;
+};
+
+class CapacityExchange final : public RowExchange {
+ public:
+  CapacityExchange(Communicator ranks, CapacityOptions options)
+      : RowExchange(std::move(ranks), "CapacityAllToAll"), options_(options) {}
+
+  DispatchPlan prepare(const Routing& routing, const TokenLayout& layout) const override {
+    Routing kept = routing;
+    const auto dropped = drop_over_capacity(kept, layout, options_);
+    auto plan = RowExchange::prepare(kept, layout);
+    plan.dropped = dropped;
+    return plan;
+  }
+
+ private:
+  CapacityOptions options_;
+};
+
+// The numbers of rows follow from the rule by which experts were chosen. Segments to all ranks have one size: rows
+// first, then zero rows, which are left out on arrival.
+class EqualExchange final : public RowExchange {
+ public:
+  explicit EqualExchange(Communicator ranks) : RowExchange(std::move(ranks), "EqualAllToAll") {}
+
+  DispatchPlan prepare(const Routing& routing, const TokenLayout& layout) const override {
+    TORCH_CHECK(routing.round_robin, "EqualAllToAll: the router must choose in turn (RouterChoice::round_robin)");
+    TORCH_CHECK(!layout.index.defined(), "EqualAllToAll: tokens of a rank must follow each other in the batch");
+    check_experts(routing);
+    auto plan = sort_entries(routing);
+    plan_rows(plan, counts_by_rule(routing, layout), rank_of(ranks_));
+    if (size_of(ranks_) > 1) pad_segments(plan);
+    return plan;
+  }
+
+ private:
+  at::Tensor counts_by_rule(const Routing& routing, const TokenLayout& layout) const {
+    const auto experts = routing.expert_count, entries = routing.experts.numel();
+    const auto me = rank_of(ranks_);
+    const auto place = layout.ranks ? layout.ranks.rank() : 0;
+    const auto mine = layout.first >= 0 ? layout.first * routing.experts.size(1) : place * entries;
+    auto counts = at::empty({size_of(ranks_), experts}, at::kLong);
+    auto* count = counts.mutable_data_ptr<std::int64_t>();
+    for (int r = 0; r < size_of(ranks_); ++r) {
+      const auto first = ((mine + (r - me) * entries) % experts + experts) % experts;
+      for (std::int64_t e = 0; e < experts; ++e) {
+        const auto turn = (e - first + experts) % experts;  // when it is first taken
+        count[r * experts + e] = entries > turn ? (entries - turn - 1) / experts + 1 : 0;
+      }
+    }
+    return counts;
+  }
+
+  void pad_segments(DispatchPlan& plan) const {
+    const auto ranks = static_cast<std::int64_t>(size_of(ranks_));
+    const auto local = static_cast<std::int64_t>(plan.rows.size());
+    const auto segment = segment_size(plan, ranks);
+    const bool exact =
+        std::all_of(plan.send_splits.begin(), plan.send_splits.end(), [&](auto s) { return s == segment; }) &&
+        std::all_of(plan.take_splits.begin(), plan.take_splits.end(), [&](auto s) { return s == segment; });
+    if (exact) return;
+    shift_positions(plan, segment);
+    Sizes blocks, order;
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      blocks.insert(blocks.end(), plan.blocks.begin() + r * local, plan.blocks.begin() + (r + 1) * local);
+      blocks.push_back(segment - plan.take_splits[r]);
+    }
+    for (const auto b : plan.order) order.push_back(b / local * (local + 1) + b % local);
+    plan.blocks = blocks;
+    plan.order = order;
+    plan.send_splits.assign(ranks, segment);
+    plan.take_splits.assign(ranks, segment);
+    plan.sent = ranks * segment;
+  }
+
+  // The largest that any rank sends to any other, which all ranks know without asking: ceil(entries / experts) rows an
+  // expert at most.
+  std::int64_t segment_size(const DispatchPlan& plan, std::int64_t ranks) const {
+    const auto entries = plan.position.numel(), local = static_cast<std::int64_t>(plan.rows.size());
+    const auto experts = local * ranks, rounds = entries / experts, rest = entries % experts;
+    return rounds * local + std::min(rest, local);
+  }
+
+  static void shift_positions(DispatchPlan& plan, std::int64_t segment) {
+    Sizes ends(plan.send_splits.size());
+    std::partial_sum(plan.send_splits.begin(), plan.send_splits.end(), ends.begin());
+    const auto bounds = at::tensor(ends, plan.position.options());
+    const auto target = at::bucketize(plan.position, bounds, false, /*right=*/true);
+    const auto starts = bounds - at::tensor(plan.send_splits, plan.position.options());
+    plan.position = plan.position - starts.index_select(0, target.flatten()).view_as(target) + target * segment;
+  }
+};
+
+}  // namespace
+
+DispatcherPtr local_dispatcher() { return std::make_shared<RowExchange>(Communicator(), "Local"); }
+DispatcherPtr all_to_all_dispatcher(const Communicator& ranks) {
+  return std::make_shared<RowExchange>(ranks, "AllToAll");
+}
+DispatcherPtr capacity_all_to_all_dispatcher(const Communicator& ranks, CapacityOptions options) {
+  return std::make_shared<CapacityExchange>(ranks, options);
+}
+DispatcherPtr equal_all_to_all_dispatcher(const Communicator& ranks) { return std::make_shared<EqualExchange>(ranks); }
+
+}  // namespace dtensor

@@ -1,0 +1,176 @@
+// Experts: activations around grouped matrix products, packed or separate, and the weights kept ready for passes
+// without gradients.
+#include "dtensor/moe/experts.h"
+
+#include <ATen/ATen.h>
+
+#include "moe/node.h"
+
+namespace dtensor {
+
+bool is_gated(ExpertActivation activation) {
+  return activation == ExpertActivation::swiglu || activation == ExpertActivation::geglu ||
+         activation == ExpertActivation::glu;
+}
+
+namespace {
+
+at::Tensor activate(const at::Tensor& h, ExpertActivation activation) {
+  switch (activation) {
+    case ExpertActivation::swiglu:
+    case ExpertActivation::silu:
+      return at::silu(h);
+    case ExpertActivation::geglu:
+    case ExpertActivation::gelu:
+      return at::gelu(h);
+    case ExpertActivation::glu:
+      return at::sigmoid(h);
+    case ExpertActivation::relu:
+      return at::relu(h);
+  }
+  TORCH_CHECK(false, "unknown activation of an expert");
+}
+
+void check_gate(const ExpertWeights& w, ExpertActivation activation) {
+  TORCH_CHECK(w.w3.defined() == is_gated(activation), "experts: w3 belongs to gated activations, and is ",
+              w.w3.defined() ? "given" : "missing");
+}
+
+bool all_equal(at::IntArrayRef rows) {
+  return std::all_of(rows.begin(), rows.end(), [&](auto r) { return r == rows[0]; });
+}
+
+// Without gradients and with equal counts: two batched products.
+at::Tensor run_packed(const at::Tensor& x, at::IntArrayRef rows, const ExpertWeightCache::Packed& packed,
+                      ExpertActivation activation) {
+  const auto input = x.contiguous().view({static_cast<std::int64_t>(rows.size()), rows[0], x.size(1)});
+  auto h = at::bmm(input, packed.up);
+  if (is_gated(activation)) {
+    const auto half = h.size(2) / 2;
+    h = activate(h.narrow(2, 0, half), activation).mul_(h.narrow(2, half, half));
+  } else {
+    h = activate(h, activation);
+  }
+  return at::bmm(h, packed.down).view({x.size(0), packed.down.size(2)});
+}
+
+ExpertWeights pack(const std::vector<ExpertWeights>& experts) {
+  std::vector<at::Tensor> w1, w2, w3;
+  for (const auto& e : experts) {
+    w1.push_back(e.w1);
+    w2.push_back(e.w2);
+    if (e.w3.defined()) w3.push_back(e.w3);
+  }
+  return {at::stack(w1), at::stack(w2), w3.empty() ? at::Tensor() : at::stack(w3)};
+}
+
+}  // namespace
+
+at::Tensor run_expert(const at::Tensor& x, const ExpertWeights& w, ExpertActivation activation) {
+  check_gate(w, activation);
+  auto h = activate(at::linear(x, w.w1), activation);
+  if (w.w3.defined()) h = h * at::linear(x, w.w3);
+  return at::linear(h, w.w2);
+}
+
+at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const ExpertWeights& w, const ExpertOptions& options,
+                       ExpertWeightCache* cache) {
+  check_gate(w, options.activation);
+  const bool batched = options.backend == ExpertBackend::automatic || options.backend == ExpertBackend::batched;
+  if (cache != nullptr && batched && all_equal(rows) && !moe::needs_graph(x, w.w1, w.w2, w.w3)) {
+    return run_packed(x, rows, cache->get(w), options.activation);
+  }
+  auto h = activate(grouped_mm(x, w.w1, rows, options.backend), options.activation);
+  if (w.w3.defined()) h = h * grouped_mm(x, w.w3, rows, options.backend);
+  return grouped_mm(h, w.w2, rows, options.backend);
+}
+
+at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const std::vector<ExpertWeights>& experts,
+                       const ExpertOptions& options) {
+  TORCH_CHECK(rows.size() == experts.size() && c10::sum_integers(rows) == x.size(0), "experts: rows ", rows, " of ",
+              x.sizes(), " for ", experts.size(), " experts");
+  const bool loop =
+      options.backend == ExpertBackend::loop || (options.backend == ExpertBackend::automatic && !all_equal(rows));
+  if (!loop) return run_experts(x, rows, pack(experts), options);
+  const auto parts = x.split_with_sizes(rows, 0);
+  std::vector<at::Tensor> results;
+  for (std::size_t e = 0; e < experts.size(); ++e) {
+    results.push_back(run_expert(parts[e], experts[e], options.activation));
+  }
+  return at::cat(results);
+}
+
+struct ExpertWeightCache::Key {
+  struct One {
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;  // keeps the address from being used again
+    std::uint32_t version;
+  };
+  std::vector<One> ones;
+
+  static std::vector<at::Tensor> list(const ExpertWeights& w) {
+    return w.w3.defined() ? std::vector<at::Tensor>{w.w1, w.w2, w.w3} : std::vector<at::Tensor>{w.w1, w.w2};
+  }
+  void set(const ExpertWeights& w) {
+    ones.clear();
+    for (const auto& t : list(w)) {
+      ones.push_back(
+          {c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr()), t.is_inference() ? 0 : t._version()});
+    }
+  }
+  bool holds(const ExpertWeights& w) const {
+    const auto tensors = list(w);
+    if (ones.size() != tensors.size()) return false;
+    for (std::size_t i = 0; i < ones.size(); ++i) {
+      const auto& t = tensors[i];
+      // Inference tensors have no version: their content may change unseen.
+      if (t.is_inference() || ones[i].tensor.expired() || ones[i].version != t._version()) return false;
+      if (ones[i].tensor._unsafe_get_target() != t.unsafeGetTensorImpl()) return false;
+    }
+    return true;
+  }
+};
+
+ExpertWeightCache::ExpertWeightCache() : key_(std::make_unique<Key>()) {}
+ExpertWeightCache::~ExpertWeightCache() = default;
+
+const ExpertWeightCache::Packed& ExpertWeightCache::get(const ExpertWeights& w) {
+  if (key_->holds(w)) {
+    ++hits_;
+    return packed_;
+  }
+  ++misses_;
+  const at::NoGradGuard no_grad;
+  const auto up = w.w3.defined() ? at::cat({w.w1, w.w3}, 1) : w.w1;
+  packed_ = {up.transpose(1, 2).contiguous(), w.w2.transpose(1, 2).contiguous()};
+  key_->set(w);
+  return packed_;
+}
+
+namespace {
+
+struct ScaleBackward final : moe::Node {
+  explicit ScaleBackward(at::Tensor f) : factor(std::move(f)) {}
+  moe::variable_list apply(moe::variable_list&& grads) override {
+    return {grads[0].defined() ? grads[0] * factor.to(grads[0].scalar_type()) : at::Tensor()};
+  }
+  std::string name() const override { return "ScaleExpertGradientsBackward"; }
+  at::Tensor factor;
+};
+
+}  // namespace
+
+at::Tensor scale_expert_gradients(const at::Tensor& weight, const at::Tensor& load, const at::Tensor& mean) {
+  TORCH_CHECK(load.dim() == 1 && load.size(0) == weight.size(0), "scale_expert_gradients: load ", load.sizes(), " for ",
+              weight.sizes());
+  if (!moe::needs_graph(weight)) return weight;
+  at::Tensor factor, result;
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const auto loads = load.to(at::kDouble);
+    factor = at::where(loads > 0, mean.to(at::kDouble) / loads, 1.0).view({-1, 1, 1});
+    result = weight.view(weight.sizes());
+  }
+  return moe::with_node(result, moe::make_node<ScaleBackward>(factor), weight);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,16 @@
+// Parts of the router: the choice by experts and the losses.
+#pragma once
+
+#include "dtensor/moe/router.h"
+
+namespace dtensor::moe {
+
+// [tokens, choices], padded with o.experts; choices: the most experts that one token here has. Collective.
+at::Tensor choose_by_expert(const at::Tensor& scores, const RouterOptions& o, const TokenLayout& layout);
+
+// This rank's share of all losses that the options ask for; undefined if none. Collective over layout.ranks for
+// aux_loss, over layout.sequence_ranks for sequence_aux_loss.
+at::Tensor router_loss(const at::Tensor& logits, const Routing& routing, const RouterOptions& o,
+                       const TokenLayout& layout);
+
+}  // namespace dtensor::moe
