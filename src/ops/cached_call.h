@@ -17,6 +17,7 @@ struct InputAction {
   RedistributePlan plan;  // empty where `from` already serves
   bool mutated = false;
   bool out = false;                  // content does not matter
+  SpecPtr resized;                   // not null: the operator gives it other sizes, and so another spec
   bool write_back = false;           // the result is computed in a temporary and copied into the operand
   SpecPtr result;                    // mutated: the spec in which the local call leaves it
   RedistributePlan write_back_plan;  // result -> from

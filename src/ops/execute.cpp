@@ -103,10 +103,29 @@ void run_local_call(const Frame& frame, Stack& stack) {
   frame.call.local_kernel(call);
 }
 
+// The operator gave its destination other sizes: known beforehand, or with the data (then it ran replicated).
+bool took_other_sizes(const InputAction& action, const at::Tensor& local) {
+  return action.resized || (action.out && !local.sizes().equals(action.result->local_sizes));
+}
+
+void take_sizes(DTensorImpl& operand, const InputAction& action, const at::Tensor& local) {
+  const TensorSpec& spec = *action.result;
+  if (action.resized) {
+    return operand.reset(action.resized, execute_plan(action.write_back_plan, local, spec));
+  }
+  TORCH_CHECK(!spec.has_shard && !spec.has_partial, "an out= tensor of ", spec.str(), " got a local result of sizes ",
+              local.sizes());
+  operand.reset(intern_spec(spec.mesh, spec.placements, local.sizes(), local.strides(), spec.dtype), local);
+}
+
 void write_back_operands(const Frame& frame) {
   for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
     const auto& action = frame.call.inputs[i];
     if (!action.write_back) continue;
+    if (took_other_sizes(action, frame.locals[i])) {
+      take_sizes(*as_dtensor(frame.view.operands[i]), action, frame.locals[i]);
+      continue;
+    }
     const auto from = with_placements(*action.from, action.result->placements);
     const auto result = execute_plan(action.write_back_plan, frame.locals[i], *from);
     as_dtensor(frame.view.operands[i])->local().copy_(result);
@@ -139,7 +158,11 @@ void wrap_results(const Frame& frame, Stack& stack, std::size_t first) {
       value = wrap(frame, outputs[next++], value.toTensor());
     } else if (value.isTensorList()) {
       c10::List<at::Tensor> list;
-      for (const auto& item : value.toListRef()) list.push_back(wrap(frame, outputs[next++], item.toTensor()));
+      const bool dynamic = next < outputs.size() && outputs[next].dynamic;  // one entry for all of the list
+      for (const auto& item : value.toListRef()) {
+        list.push_back(wrap(frame, outputs[dynamic ? next : next++], item.toTensor()));
+      }
+      if (dynamic) ++next;
       value = std::move(list);
     } else {
       ++next;
@@ -169,15 +192,19 @@ void push_absent_results(const Frame& frame, Stack& stack) {
 void execute_inplace_view(Frame& frame, Stack& stack, std::size_t first) {
   auto* self = as_dtensor(frame.view.operands[0]);
   frame.operands.push_back(stack[first].toTensor());
-  auto local = self->local().alias();
+  const auto& input = frame.call.inputs[0];
+  const bool moves = !input.plan.empty();
+  // Others that share the memory will not see later writes: those are refused then.
+  const bool shared = moves && self->local().storage().use_count() > 1;
+  auto local = moves ? in_order_of(execute_plan(input.plan, self->local(), *input.from), *input.to) : self->local();
+  local = local.alias();
   stack[first] = local;
   for (const auto& patch : frame.call.decision.patches) stack[first + patch.arg] = patch.value;
-  TORCH_CHECK(frame.call.inputs[0].plan.empty(), frame.entry.op.operator_name(), ": cannot change the shape of ",
-              self->spec()->str(), " in place without moving data; use the operator that returns a view");
-  frame.entry.op.callBoxed(stack);
+  run_local_call(frame, stack);
   const auto& output = frame.call.decision.outputs[0];
   self->reset(intern_spec(output.mesh, output.placements, output.meta.sizes, output.meta.strides, output.meta.dtype),
               std::move(local));
+  if (shared) self->mark_detached_view(*self);
   stack.resize(first);
   stack.emplace_back(frame.operands[0]);
 }

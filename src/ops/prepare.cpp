@@ -60,11 +60,11 @@ void check_one_mesh(const OpEntry& entry, const OpCall& call) {
   }
 }
 
-InputAction make_input(const OpEntry& entry, const Operand& operand, const Placements& needed) {
+InputAction make_input(const OpEntry& entry, const Operand& operand, const Placements& needed, bool mutated) {
   InputAction action;
   action.from = operand.spec;
   const auto& arg = entry.args[operand.arg];
-  action.mutated = arg.mutated;
+  action.mutated = mutated;
   action.out = arg.out;
   if (!operand.spec) return action;
   action.to = needed.empty() ? operand.spec : with_placements(*operand.spec, needed);
@@ -98,13 +98,31 @@ OutputAction make_output(const OutputDecision& decision, const CachedCall& call)
   return action;
 }
 
+// Its own, or those of the result where it has no such dimension any more.
+Placements placements_that_fit(const TensorSpec& own, const TensorSpec& result) {
+  for (const auto& p : own.placements) {
+    if (p.is_shard() && p.dim() >= result.dim()) return result.placements;
+  }
+  return own.placements;
+}
+
 // In-place and out=: where the local call leaves the operand, and how that gets back into the operand's own placements.
 void plan_write_backs(CachedCall& call) {
   for (const auto& output : call.outputs) {
-    if (output.alias >= 0 && output.spec) call.inputs[output.alias].result = output.spec;
+    if (output.alias < 0 || !output.spec || output.dynamic) continue;
+    auto& input = call.inputs[output.alias];
+    input.result = output.spec;
+    if (input.from && !at::IntArrayRef(output.spec->sizes).equals(input.from->sizes)) {
+      input.resized = with_placements(*output.spec, placements_that_fit(*input.from, *output.spec));
+    }
   }
   for (auto& input : call.inputs) {
     if (!input.mutated || !input.from) continue;
+    if (input.resized) {
+      input.write_back = true;
+      input.write_back_plan = plan_redistribute(*input.result, input.resized->placements);
+      continue;
+    }
     const auto& own = input.from->placements;
     input.write_back = !input.plan.empty() || input.result->placements != own;
     if (input.write_back)
@@ -186,7 +204,9 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
   for (std::size_t i = 0; i < described.operands.size(); ++i) {
     const auto& operand = described.operands[i];
     if (operand.spec) call->key_specs.push_back(operand.spec);
-    call->inputs.push_back(make_input(entry, operand, call->decision.inputs[i]));
+    const auto& mutated = call->decision.mutated;
+    const bool written = std::find(mutated.begin(), mutated.end(), static_cast<int>(i)) != mutated.end();
+    call->inputs.push_back(make_input(entry, operand, call->decision.inputs[i], written));
     call->input_specs.push_back(call->inputs.back().to);
   }
   for (const auto& output : call->decision.outputs) {

@@ -33,7 +33,17 @@ at::Tensor plain_bits(const at::Tensor& tensor) {
   return tensor.is_conj() || tensor.is_neg() ? tensor.resolve_conj().resolve_neg() : tensor;
 }
 
+bool reduces(const RedistributePlan& plan) {
+  return std::any_of(plan.edges.begin(), plan.edges.end(), [](const Edge& edge) {
+    return edge.kind == EdgeKind::all_reduce || edge.kind == EdgeKind::reduce_scatter;
+  });
+}
+
 at::Tensor run_edges(const RedistributePlan& plan, const at::Tensor& local, const TensorSpec& from) {
+  // Types of 8 bits have no sums of their own.
+  if (c10::isFloat8Type(local.scalar_type()) && reduces(plan)) {
+    return run_edges(plan, local.to(at::kFloat), from).to(local.scalar_type());
+  }
   const Geometry geometry{from.sizes, from.mesh->layout.shape, static_cast<std::int64_t>(local.element_size())};
   at::Tensor current = plain_bits(local);
   for (const Edge& edge : plan.edges) {

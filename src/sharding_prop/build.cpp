@@ -61,8 +61,7 @@ void add_operands(const OpInfo& info, Piece& piece) {
     state.rank = operand.dim();
     state.out = operand.defined && info.is_out(operand.arg);
     const std::size_t index = p.operands.size() - 1;
-    const bool by_rule = index < 32 && (p.rule.data().written >> index & 1u) != 0;
-    state.written = operand.defined && (by_rule || info.writes(operand.arg));
+    state.written = operand.defined && info.writes(operand.arg);
     state.ignored = index < 32 && (p.rule.data().ignored >> index & 1u) != 0;
     if (!state.ignored) state.spec = seen_spec(p, operand.spec, index);
   }

@@ -119,6 +119,9 @@ void take_written_outputs(const OpInfo& info, OpCall& call) {
   for (std::size_t r = 0; r < call.outputs.size(); ++r) {
     if (!aliases[r].write || aliases[r].operand < 0 || info.inplace_view) continue;
     const Operand& operand = call.operands[static_cast<std::size_t>(aliases[r].operand)];
+    OutputMeta& meta = call.outputs[r];
+    // Some resize what they write: their result takes its place.
+    if (meta.defined && !meta.from_local && at::IntArrayRef(meta.sizes) != operand.sizes) continue;
     call.outputs[r] = {true, false, operand.sizes, operand.strides, 0, operand.dtype};
   }
 }

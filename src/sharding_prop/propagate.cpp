@@ -22,14 +22,8 @@ void check_allowed(const OpInfo& info, const OpCall& call) {
                               " draws random numbers and has no rule that makes them independent of the layout");
 }
 
-// What the operator writes behind the schema's back cannot be computed in a temporary and written back.
-void check_unmoved(const Problem& p, std::size_t index, const Placements& needed) {
-  if (index >= 32 || (p.data->written >> index & 1u) == 0) return;
-  const TensorSpec& spec = *p.operands[index].operand->spec;
-  TORCH_CHECK(needed == spec.placements, p.call->schema->operator_name(), " writes its argument '",
-              std::string(p.call->operand_arg(static_cast<int>(index))), "', which would have to move from ",
-              spec.str(), " to ", to_string(needed), "; redistribute it first, or replicate it");
-}
+// What the operator writes behind the schema's back.
+bool hidden_write(const Problem& p, std::size_t index) { return index < 32 && (p.data->written >> index & 1u) != 0; }
 
 void decide_operands(const Piece& piece, const Assignment& chosen, Decision& decision) {
   const Problem& p = piece.problem;
@@ -45,7 +39,7 @@ void decide_operands(const Piece& piece, const Assignment& chosen, Decision& dec
       target = state.spec ? operand_placements(p, state, chosen, plain).value() : Placements(axes);
     }
     restore_own(p, i, target);
-    check_unmoved(p, i, target);
+    if (hidden_write(p, i)) decision.mutated.push_back(piece.operands[i]);
   }
 }
 

@@ -6,6 +6,7 @@
 namespace dtensor {
 
 void register_argmax_kernels();
+void register_batch_norm_kernels();
 void register_embedding_kernels();
 void register_layer_norm_kernels();
 void register_loss_kernels();
@@ -15,6 +16,7 @@ void register_random_kernels();
 void register_reduction_kernels();
 void register_scan_kernels();
 void register_softmax_kernels();
+void register_squeeze_kernels();
 void register_topk_kernels();
 void register_variance_kernels();
 
@@ -22,6 +24,7 @@ void register_all_local_kernels() {
   static std::once_flag once;
   std::call_once(once, [] {
     register_argmax_kernels();
+    register_batch_norm_kernels();
     register_embedding_kernels();
     register_layer_norm_kernels();
     register_loss_kernels();
@@ -31,6 +34,7 @@ void register_all_local_kernels() {
     register_reduction_kernels();
     register_scan_kernels();
     register_softmax_kernels();
+    register_squeeze_kernels();
     register_topk_kernels();
     register_variance_kernels();
   });

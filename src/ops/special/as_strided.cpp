@@ -1,6 +1,7 @@
 // as_strided speaks of memory, which a DTensor has only by its global strides. What autograd and users ask for are
 // views of a dense tensor: each dimension of the view steps along one dimension of the base. Those are taken as select,
-// slice, permute and unsqueeze; a merge or split of dimensions as view; anything else is an error on every rank.
+// slice, permute and unsqueeze; a merge or split of dimensions as view; anything else that stays within a dense base as
+// a view of the gathered base, which counts as moved; what lies outside is an error on every rank.
 #include <ATen/ops/expand.h>
 #include <ATen/ops/permute.h>
 #include <ATen/ops/select.h>
@@ -11,6 +12,8 @@
 #include <numeric>
 
 #include "ops/special/special.h"
+#include "placement/stride_order.h"
+#include "redistribute/execute.h"
 #include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor {
@@ -101,16 +104,42 @@ bool is_plain_view(const at::Tensor& base, const Strided& want) {
   return base.is_contiguous() && want.offset == base.storage_offset() && numel == base.numel();
 }
 
+bool stays_inside(const at::Tensor& base, const Strided& want) {
+  if (!base.is_non_overlapping_and_dense()) return false;
+  std::int64_t last = want.offset;
+  for (std::size_t d = 0; d < want.sizes.size(); ++d) {
+    if (want.sizes[d] == 0) return true;
+    if (want.strides[d] < 0) return false;
+    last += (want.sizes[d] - 1) * want.strides[d];
+  }
+  return want.offset >= base.storage_offset() && last < base.storage_offset() + base.numel();
+}
+
+at::Tensor view_of_whole(const at::Tensor& base, const Strided& want) {
+  auto* impl = as_dtensor(base.unsafeGetTensorImpl());
+  const Placements replicate(impl->spec()->placements.size());
+  const auto spec = with_placements(*impl->spec(), replicate);
+  const auto whole = in_order_of(redistribute_local(impl->local(), *impl->spec(), replicate), *spec);
+  const auto offset = want.offset - base.storage_offset();
+  const auto part =
+      whole.defined() ? whole.as_strided(want.sizes, want.strides, whole.storage_offset() + offset) : at::Tensor();
+  auto view =
+      make_dtensor(intern_spec(spec->mesh, replicate, want.sizes, want.strides, spec->dtype), part, want.offset);
+  if (!whole.is_alias_of(impl->local())) as_dtensor(view.unsafeGetTensorImpl())->mark_detached_view(*impl);
+  return view;
+}
+
 at::Tensor strided_view(const at::Tensor& base, const Strided& want) {
   if (base.sizes() == want.sizes && base.strides() == want.strides && want.offset == base.storage_offset()) {
     return base.alias();
   }
   if (std::vector<Walk> walks; find_walks(base, want, walks)) return take_walks(base, want, walks);
   if (is_plain_view(base, want)) return base.view(want.sizes);
+  if (stays_inside(base, want)) return view_of_whole(base, want);
   TORCH_CHECK(false, "as_strided of a DTensor: sizes [", c10::Join(", ", want.sizes), "], strides [",
-              c10::Join(", ", want.strides), "], offset ", want.offset, " is no selection of dimensions of ",
-              as_dtensor(base.unsafeGetTensorImpl())->spec()->str(), " with strides ", base.strides(),
-              "; use select, slice, permute or view");
+              c10::Join(", ", want.strides), "], offset ", want.offset, " lies outside of ",
+              as_dtensor(base.unsafeGetTensorImpl())->spec()->str(), " with strides ", base.strides(), " and offset ",
+              base.storage_offset(), ", or that one has gaps; use select, slice, permute or view");
 }
 
 }  // namespace

@@ -9,5 +9,7 @@ namespace dtensor {
 SpecialKernel find_special(const c10::OperatorName& name);
 
 void as_strided_special(const OpEntry& entry, torch::jit::Stack& stack);
+void resize_special(const OpEntry& entry, torch::jit::Stack& stack);
+void functional_step_special(const OpEntry& entry, torch::jit::Stack& stack);
 
 }  // namespace dtensor

@@ -1,7 +1,9 @@
-// Layer and RMS normalisation: the leading dimensions may be sharded, and gradients of weight and bias are sums over
-// them. What is normalised stays whole, but for layer norm, whose moments a local kernel exchanges.
+// Layer, RMS and batch normalisation: the leading dimensions may be sharded, and gradients of weight and bias are sums
+// over them. What is normalised stays whole, but for layer norm, whose moments a local kernel exchanges.
 #include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
+
+#include <ATen/ExpandUtils.h>
 
 namespace dtensor {
 namespace {
@@ -93,37 +95,97 @@ std::vector<OutputMeta> backward_outputs(const OpArgs& op, int first_parameter) 
   return outputs;
 }
 
-// The running statistics are written, though the schema does not say so. Statistics are over batch and places.
-Rule batch_norm(const OpArgs& op) {
-  for (const int i : {3, 4}) {
-    TORCH_CHECK(!op.defined(i) || !op.has_partial(i),
-                "batch norm: running statistics that are Partial cannot be written");
+bool trains(const OpArgs& op, bool by_name) {
+  for (const char* flag : {"training", "train", "update"}) {
+    if (op.has_arg(flag)) return op.boolean(flag);
   }
-  Rule rule;
-  RuleTerm full;
-  for (std::size_t d = 0; d < op.sizes(0).size(); ++d) {
-    full.push_back({rule.factor()});
-    if (d != 1) rule.whole_factor(static_cast<int>(d));
-  }
-  rule.operand(full);
-  for (int i = 1; i < 5; ++i) op.defined(i) ? rule.operand({full[1]}) : rule.absent_operand();
-  rule.result(full).result({full[1]}).result({full[1]});
-  return op.boolean("training") ? rule.writes({3, 4}) : rule;
+  return by_name;
 }
 
-// In evaluation the saved statistics have no elements.
-std::vector<OutputMeta> batch_norm_outputs(const OpArgs& op) {
-  const std::int64_t channels = op.boolean("training") ? op.sizes(0)[1] : 0;
+// Terms of batch norm: everything but the channels is reduced over, by a local kernel.
+struct BatchNorm {
+  Rule rule;
+  RuleTerm full, channel;
+};
+
+BatchNorm batch_norm_terms(const OpArgs& op, int input, const char* kernel) {
+  BatchNorm x;
+  for (std::size_t d = 0; d < op.sizes(input).size(); ++d) {
+    x.full.push_back({x.rule.factor()});
+    if (d != 1) x.rule.handled_factor(static_cast<int>(d), kernel);
+  }
+  x.channel = {x.full[1]};
+  x.rule.kernel(kernel);
+  return x;
+}
+
+// Vectors of channels; saved statistics have no elements in evaluation.
+void add_channel_operands(const OpArgs& op, BatchNorm& x, std::initializer_list<std::string_view> full) {
+  for (int i = 0; i < op.operand_count(); ++i) {
+    const std::string_view name = op.operand_arg(i);
+    const bool is_full = std::find(full.begin(), full.end(), name) != full.end();
+    const bool per_channel = op.defined(i) && op.sizes(i).size() == 1 && op.sizes(i)[0] == op.sizes(0)[1];
+    if (is_full)
+      x.rule.operand(x.full);
+    else
+      per_channel&& name != "reserve" && name != "reserveSpace" ? x.rule.operand(x.channel) : x.rule.absent_operand();
+  }
+}
+
+// native_batch_norm writes the running statistics, though its schema does not say so. `trains`: what operators without
+// a flag do.
+Rule batch_norm(const OpArgs& op, bool by_name) {
+  BatchNorm x = batch_norm_terms(op, 0, "batch_norm_global");
+  add_channel_operands(op, x, {"input", "out"});
+  const bool training = trains(op, by_name);
+  const RuleTerm stats = training ? x.channel : RuleTerm{RuleDim()};
+  x.rule.result(x.full).result(stats).result(stats);
+  for (int r = 3; r < op.result_count(); ++r) x.rule.result({RuleDim()});
+  x.rule.handled_gives_replicate();
+  const int mean = op.operand("running_mean"), variance = op.operand("running_var");
+  return training && mean >= 0 ? x.rule.writes({mean, variance}) : x.rule;
+}
+
+Rule batch_norm_backward(const OpArgs& op) {
+  BatchNorm x = batch_norm_terms(op, op.operand("input"), "batch_norm_backward_global");
+  add_channel_operands(op, x, {"input", "grad_out", "grad_output"});
+  return x.rule.result(x.full).result(x.channel).result(x.channel).handled_gives_replicate();
+}
+
+std::vector<OutputMeta> batch_norm_outputs(const OpArgs& op, bool by_name) {
+  const std::int64_t channels = trains(op, by_name) ? op.sizes(0)[1] : 0;
   const OutputMeta stats = dense_meta({channels}, stats_dtype(op));
   OutputMeta out = dense_meta(op.sizes(0), op.dtype(0));
-  out.strides = op.strides(0);
-  return {out, stats, stats};
+  const auto dense = at::infer_dense_strides(op.sizes(0), op.strides(0));
+  out.strides.assign(dense.begin(), dense.end());
+  std::vector<OutputMeta> outputs{out, stats, stats};
+  if (op.result_count() > 3) outputs.push_back(dense_meta({0}, c10::ScalarType::Byte));
+  return outputs;
+}
+
+void add_batch_norm(RuleBook& book) {
+  const auto add = [&](const char* name, bool by_name) {
+    book.rule(name, [by_name](const OpArgs& op) { return batch_norm(op, by_name); })
+        .outputs([by_name](const OpArgs& op) { return batch_norm_outputs(op, by_name); });
+  };
+  for (const char* name :
+       {"aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit.no_stats",
+        "aten::_batch_norm_with_update", "aten::cudnn_batch_norm"}) {
+    add(name, true);
+  }
+  for (const char* name : {"aten::_batch_norm_no_update", "aten::_native_batch_norm_legit_no_training"}) {
+    add(name, false);
+  }
+  for (const char* name :
+       {"aten::native_batch_norm_backward", "aten::batch_norm_backward", "aten::cudnn_batch_norm_backward"}) {
+    book.rule(name, batch_norm_backward);
+  }
 }
 
 }  // namespace
 
 void add_norm_rules(RuleBook& book) {
-  book.rule("aten::native_batch_norm", batch_norm).outputs(batch_norm_outputs);
+  add_batch_norm(book);
   book.rule("aten::native_layer_norm", layer_norm).outputs(layer_norm_outputs);
   book.rule("aten::native_layer_norm_backward", layer_norm_backward).outputs([](const OpArgs& op) {
     return backward_outputs(op, 4);

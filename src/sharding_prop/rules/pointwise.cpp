@@ -44,7 +44,10 @@ void add_backward(RuleBook& book) {
         "aten::native_dropout_backward", "aten::infinitely_differentiable_gelu_backward"}) {
     book.rule(op, elementwise().linear({0}));
   }
-  book.rule("aten::log_sigmoid_backward", "..., ..., ~ -> ...").linear({0});
+  // The buffer of CPU kernels has the input's sizes, CUDA's none.
+  book.rule("aten::log_sigmoid_backward", [](const OpArgs& op) {
+    return Rule(op.sizes(2) == op.sizes(1) ? "..., ..., ... -> ..." : "..., ..., ~ -> ...").linear({0});
+  });
 }
 
 void add_moves(RuleBook& book) {

@@ -1,4 +1,5 @@
 // Matrix products: contracted factors leave a Partial sum, biases are added once.
+#include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
 
 namespace dtensor {
@@ -12,8 +13,15 @@ void add_product_rules(RuleBook& book) {
   book.rule("aten::addmm", "+mn, mk, kn -> mn").linear({0, 1}, {0, 2});
   book.rule("aten::_addmm_activation", "+mn, mk!, k!n -> mn");
   book.rule("aten::baddbmm", "+bmn, bmk, bkn -> bmn").linear({0, 1}, {0, 2});
-  book.rule("aten::addbmm", "+mn, bmk, bkn -> mn").linear({0, 1}, {0, 2});
-  book.rule("aten::addmv", "+m, mk, k -> m").linear({0, 1}, {0, 2});
+  // addbmm_ gives a smaller self the result's sizes.
+  book.rule("aten::addbmm", Rule("+mn, bmk, bkn -> mn").linear({0, 1}, {0, 2})).outputs([](const OpArgs& op) {
+    return std::vector{dense_meta({op.sizes(1)[1], op.sizes(2)[2]}, op.dtype(1))};
+  });
+  // The kernel returns a self without dimensions as it is where a rank has no rows.
+  book.rule("aten::addmv", [](const OpArgs& op) {
+    Rule rule = Rule("+m, mk, k -> m").linear({0, 1}, {0, 2});
+    return op.sizes(0).empty() ? rule.nonempty("m") : rule;
+  });
   book.rule("aten::addr", "+mn, m, n -> mn").linear({0, 1}, {0, 2});
   book.rule("aten::ger", "m, n -> mn").linear({0}, {1});
   book.rule("aten::linear", "...k, nk, +n -> ...n").linear({0, 2}, {1, 2});

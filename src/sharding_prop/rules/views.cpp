@@ -64,7 +64,7 @@ Rule squeeze(const OpArgs& op, const Dims& dims) {
     if (named && !goes) stays.push_back(d);
   }
   Rule rule = rearranged(op, source);
-  for (const std::int64_t d : stays) rule.unit_free(static_cast<int>(d));
+  for (const std::int64_t d : stays) rule.handled_factor(static_cast<int>(d), "squeeze_global");
   return rule;
 }
 

@@ -1,0 +1,31 @@
+// One case in twenty over MPI processes, under every placement: the same results as on one device.
+#include <iostream>
+
+#include "aten_cases/run_case.h"
+#include "dtensor/launch.h"
+
+namespace {
+
+using namespace dtensor;
+
+constexpr int kOneIn = 20;
+
+void run(const Communicator& world) {
+  int runs = 0;
+  for (const cases::Case& c : cases::load_cases(DTENSOR_TEST_DATA "/aten_cases")) {
+    if (c.id() % kOneIn != 0) continue;
+    for (const cases::Config* config : cases::distinct_configs(c)) {
+      try {
+        cases::run_on_rank(c, *config, world);
+      } catch (const std::exception& e) {
+        throw std::runtime_error(config->name + " " + c.text() + ": " + e.what());
+      }
+      ++runs;
+    }
+  }
+  if (world.rank() == 0) std::cout << runs << " runs on " << world.size() << " processes" << std::endl;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return dtensor::launch(argc, argv, run); }
