@@ -13,6 +13,7 @@
 #include "dtensor/mesh.h"
 #include "dtensor/mesh_scope.h"
 #include "dtensor/nn.h"
+#include "dtensor/optim.h"
 #include "dtensor/parallelize.h"
 #include "dtensor/placement.h"
 #include "dtensor/random.h"

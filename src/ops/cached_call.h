@@ -57,6 +57,7 @@ struct CachedCall {
   bool unboxable = false;  // simple, and nothing replaced but that
   bool simple = false;     // local tensors in, plain operator, wrapped tensors out: nothing else to do
   bool member = true;
+  std::vector<bool> absent;  // list positions on meshes without this rank, while others are here; empty: none
 };
 
 // to_local() handed the local tensors out: whoever saved one for backward must notice the write.

@@ -53,6 +53,7 @@ at::Tensor input_for(const Frame& frame, std::size_t index) {
   const auto& action = frame.call.inputs[index];
   auto* impl = frame.view.operands[index];
   if (!action.from) return frame.operands[index];
+  if (!action.from->mesh->is_member) return {};
   if (action.out && action.write_back) return empty_like_spec(*action.result);
   const bool plain = !has_dtensor_key(impl);
   const auto& local = plain ? frame.operands[index] : local_of(impl);
@@ -96,8 +97,50 @@ void unwrap_arguments(Frame& frame, Stack& stack, std::size_t first) {
   for (const auto& patch : frame.call.decision.patches) stack[first + patch.arg] = patch.value;
 }
 
-void run_local_call(const Frame& frame, Stack& stack) {
-  if (frame.call.local_kernel == nullptr) return frame.entry.op.callBoxed(stack);
+// A list over several meshes: the local call gets the positions that are here.
+void drop_absent_positions(const Frame& frame, Stack& stack, std::size_t first) {
+  const auto& absent = frame.call.absent;
+  for (auto i = first; i < stack.size(); ++i) {
+    if (!stack[i].isList()) continue;
+    const auto items = stack[i].toList();
+    auto kept = c10::impl::GenericList(items.elementType());
+    for (std::size_t k = 0; k < items.size(); ++k) {
+      if (k >= absent.size() || !absent[k]) kept.push_back(items.get(k));
+    }
+    stack[i] = kept;
+  }
+}
+
+// And its results take their old positions again.
+void restore_absent_positions(const Frame& frame, Stack& stack, std::size_t first, std::size_t length) {
+  const auto& absent = frame.call.absent;
+  for (auto i = first; i < stack.size(); ++i) {
+    if (!stack[i].isTensorList()) continue;
+    auto next = stack[i].toTensorVector();
+    if (next.empty()) continue;
+    std::vector<at::Tensor> all(length);
+    auto from = next.begin();
+    for (std::size_t k = 0; k < length; ++k) {
+      if (k >= absent.size() || !absent[k]) all[k] = std::move(*from++);
+    }
+    stack[i] = std::move(all);
+  }
+}
+
+void run_present_positions(const Frame& frame, Stack& stack, std::size_t first) {
+  std::size_t length = 0;
+  for (auto i = first; i < stack.size(); ++i) {
+    if (stack[i].isList()) length = std::max(length, stack[i].toListRef().size());
+  }
+  drop_absent_positions(frame, stack, first);
+  frame.entry.op.callBoxed(stack);
+  restore_absent_positions(frame, stack, first, length);
+}
+
+void run_local_call(const Frame& frame, Stack& stack, std::size_t first) {
+  if (frame.call.local_kernel == nullptr) {
+    return frame.call.absent.empty() ? frame.entry.op.callBoxed(stack) : run_present_positions(frame, stack, first);
+  }
   LocalCall call{frame.entry.op,          stack, frame.call.decision, frame.call.input_specs, frame.call.output_specs,
                  acting(*frame.call.mesh)};
   frame.call.local_kernel(call);
@@ -121,7 +164,7 @@ void take_sizes(DTensorImpl& operand, const InputAction& action, const at::Tenso
 void write_back_operands(const Frame& frame) {
   for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
     const auto& action = frame.call.inputs[i];
-    if (!action.write_back) continue;
+    if (!action.write_back || !action.from->mesh->is_member) continue;
     if (took_other_sizes(action, frame.locals[i])) {
       take_sizes(*as_dtensor(frame.view.operands[i]), action, frame.locals[i]);
       continue;
@@ -234,7 +277,7 @@ void execute_call(const OpEntry& entry, const CachedCall& call, const CallView& 
     return push_absent_results(frame, stack);
   }
   unwrap_arguments(frame, stack, first);
-  run_local_call(frame, stack);
+  run_local_call(frame, stack, first);
   write_back_operands(frame);
   if (entry.mutates) bump_versions(frame.call, frame.view);
   wrap_results(frame, stack, first);

@@ -7,10 +7,10 @@
 namespace dtensor {
 namespace {
 
-// A plain tensor counts as Replicate; numbers (0-dim) are passed on as they are.
+// A plain tensor counts as Replicate; numbers (0-dim) and list positions without a mesh are passed on as they are.
 SpecPtr spec_of(c10::TensorImpl* impl, const MeshRef& mesh) {
   if (has_dtensor_key(impl)) return as_dtensor(impl)->spec();
-  if (impl->dim() == 0) return nullptr;
+  if (impl->dim() == 0 || !mesh) return nullptr;
   return intern_spec(mesh, Placements(mesh->layout.shape.size()), impl->sizes(), impl->strides(),
                      c10::typeMetaToScalarType(impl->dtype()));
 }
@@ -36,7 +36,7 @@ MeshRef mesh_ref(const CallView& view) {
   return {};
 }
 
-// For list operators with a mesh per position: the mesh of the first DTensor at that position.
+// For list operators with a mesh per position: the mesh of the first DTensor at that position; none if all are plain.
 MeshRef mesh_at(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, int position, const MeshRef& fallback) {
   if (!entry.per_position_meshes || position < 0) return fallback;
   for (std::size_t i = 0; i < args.size(); ++i) {
@@ -46,7 +46,7 @@ MeshRef mesh_at(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, int posit
     auto* impl = list[position].unsafeToTensorImpl();
     if (has_dtensor_key(impl)) return as_dtensor(impl)->spec()->mesh;
   }
-  return fallback;
+  return {};
 }
 
 void check_one_mesh(const OpEntry& entry, const OpCall& call) {
@@ -131,7 +131,7 @@ void plan_write_backs(CachedCall& call) {
 }
 
 bool is_simple(const OpEntry& entry, const CachedCall& call) {
-  if (call.local_kernel != nullptr || !call.member) return false;
+  if (call.local_kernel != nullptr || !call.member || !call.absent.empty()) return false;
   if (entry.inplace_view || entry.is_random) return false;
   for (const auto& input : call.inputs) {
     if (input.write_back || input.out || !input.plan.empty()) return false;
@@ -163,6 +163,38 @@ bool on_any_member_mesh(const OpCall& call) {
     if (operand.spec && operand.spec->mesh->is_member) return true;
   }
   return call.operands.empty();
+}
+
+// List positions on meshes that this rank is not in: they take no part in the local call.
+std::vector<bool> absent_positions(const OpCall& call) {
+  std::vector<bool> absent;
+  for (const auto& operand : call.operands) {
+    if (operand.list_index < 0) continue;
+    const auto at = static_cast<std::size_t>(operand.list_index);
+    if (absent.size() <= at) absent.resize(at + 1);
+    if (operand.spec && !operand.spec->mesh->is_member) absent[at] = true;
+  }
+  return absent;
+}
+
+void check_shared_are_here(const OpEntry& entry, const OpCall& call) {
+  for (const auto& operand : call.operands) {
+    if (operand.list_index >= 0 || !operand.spec || operand.spec->mesh->is_member) continue;
+    TORCH_CHECK(false, entry.op.operator_name(), ": `",
+                call.schema->arguments()[static_cast<std::size_t>(operand.arg)].name(), "` is needed on world rank ",
+                call.mesh->world_rank, ", which is outside its mesh");
+  }
+}
+
+void find_members(const OpEntry& entry, const OpCall& described, CachedCall& call) {
+  call.member = on_any_member_mesh(described);
+  if (!entry.per_position_meshes) return;
+  auto absent = absent_positions(described);
+  const auto missing = std::count(absent.begin(), absent.end(), true);
+  call.member = static_cast<std::size_t>(missing) < absent.size();
+  if (!call.member || missing == 0) return;
+  check_shared_are_here(entry, described);
+  call.absent = std::move(absent);
 }
 
 }  // namespace
@@ -197,7 +229,6 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
   call->key = view.key;
   call->hash = view.key.hash();
   call->mesh = described.mesh;
-  call->member = on_any_member_mesh(described);
   call->decision = propagate(entry.op, described);
   record_explanation(entry, described);
   report_replicated(entry, call->decision);
@@ -216,6 +247,7 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
   if (!entry.inplace_view) plan_write_backs(*call);
   const auto handler = handler_of(entry, call->decision);
   if (!handler.empty()) call->local_kernel = find_local_kernel(handler);
+  find_members(entry, described, *call);
   call->simple = is_simple(entry, *call);
   prepare_unboxed(*call);
   return call;

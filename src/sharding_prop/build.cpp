@@ -122,47 +122,58 @@ void add_silent_results(const OpInfo& info, Piece& piece, std::vector<ResultAlia
   }
 }
 
-MeshRef mesh_of(const OpCall& call, int position) {
-  for (const Operand& operand : call.operands) {
+MeshRef mesh_of(const OpCall& piece, int position) {
+  for (const Operand& operand : piece.operands) {
     if (operand.spec && (position < 0 || operand.list_index == position)) return operand.spec->mesh;
   }
   return {};
 }
 
+// piece.operands and piece.results are set, in ascending order.
 void fill_piece(const OpInfo& info, const OpCall& call, int position, const std::vector<ResultAlias>& all,
                 Piece& piece) {
   piece.call.schema = call.schema;
   piece.call.args = call.args;
-  piece.call.mesh = mesh_of(call, position);
-  std::vector<int> local(call.operands.size(), -1);
-  for (std::size_t i = 0; i < call.operands.size(); ++i) {
-    const int at = call.operands[i].list_index;
-    if (position >= 0 && at >= 0 && at != position) continue;
-    local[i] = static_cast<int>(piece.operands.size());
-    piece.operands.push_back(static_cast<int>(i));
-    piece.call.operands.push_back(call.operands[i]);
-  }
+  for (const int i : piece.operands) piece.call.operands.push_back(call.operands[static_cast<std::size_t>(i)]);
+  piece.call.mesh = mesh_of(piece.call, position);
   std::vector<ResultAlias> aliases;
   for (const int r : piece.results) {
     piece.call.outputs.push_back(call.outputs[static_cast<std::size_t>(r)]);
     ResultAlias alias = all[static_cast<std::size_t>(r)];
-    if (alias.operand >= 0) alias.operand = local[static_cast<std::size_t>(alias.operand)];
+    if (alias.operand >= 0) {
+      const auto at = std::lower_bound(piece.operands.begin(), piece.operands.end(), alias.operand);
+      alias.operand = static_cast<int>(at - piece.operands.begin());
+    }
     aliases.push_back(alias);
   }
   add_silent_results(info, piece, aliases);
   if (piece.call.mesh) build_problem(info, piece, aliases);
 }
 
-std::vector<int> results_at(const OpInfo& info, const OpCall& call, int position) {
+// One pass over all operands: lists may hold thousands.
+void share_out_operands(const OpCall& call, std::deque<Piece>& pieces) {
+  for (std::size_t i = 0; i < call.operands.size(); ++i) {
+    const int at = call.operands[i].list_index;
+    if (at >= 0 && pieces.size() > 1) {
+      pieces[static_cast<std::size_t>(at)].operands.push_back(static_cast<int>(i));
+      continue;
+    }
+    for (Piece& piece : pieces) piece.operands.push_back(static_cast<int>(i));
+  }
+}
+
+void share_out_results(const OpInfo& info, const OpCall& call, std::deque<Piece>& pieces) {
   const std::vector<int> lengths = return_lengths(info, call);
-  std::vector<int> results;
   int next = 0;
   for (std::size_t r = 0; r < lengths.size(); ++r) {
     for (int k = 0; k < lengths[r]; ++k, ++next) {
-      if (position < 0 || !info.returns[r].is_list || k == position) results.push_back(next);
+      if (info.is_list && info.returns[r].is_list) {
+        pieces[static_cast<std::size_t>(k)].results.push_back(next);
+        continue;
+      }
+      for (Piece& piece : pieces) piece.results.push_back(next);
     }
   }
-  return results;
 }
 
 }  // namespace
@@ -183,11 +194,11 @@ std::deque<Piece> make_pieces(const OpInfo& info, const OpCall& call) {
   std::deque<Piece> pieces;
   const std::vector<ResultAlias> aliases = result_aliases(info, call);
   const int count = info.is_list ? list_length(call) : 1;
+  pieces.resize(static_cast<std::size_t>(count));
+  share_out_operands(call, pieces);
+  share_out_results(info, call, pieces);
   for (int k = 0; k < count; ++k) {
-    const int position = info.is_list ? k : -1;
-    Piece& piece = pieces.emplace_back();
-    piece.results = results_at(info, call, position);
-    fill_piece(info, call, position, aliases, piece);
+    fill_piece(info, call, info.is_list ? k : -1, aliases, pieces[static_cast<std::size_t>(k)]);
   }
   return pieces;
 }

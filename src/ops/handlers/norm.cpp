@@ -113,6 +113,11 @@ void check_not_empty(const LocalCall& call, std::size_t count, Order order) {
   }
 }
 
+// A position without a mesh has a plain result.
+at::ScalarType result_type(const LocalCall& call, std::size_t i) {
+  return call.outputs[i] ? call.outputs[i]->dtype : call.decision.outputs[i].meta.dtype;
+}
+
 // Where nothing is split the local norms are the norms already.
 void combine_group(const LocalCall& call, const Group& group, Order order, std::vector<at::Tensor>& norms) {
   std::vector<at::Tensor> own;
@@ -122,11 +127,11 @@ void combine_group(const LocalCall& call, const Group& group, Order order, std::
     const auto sums = all_reduce(acting(*group.mesh), powers(stacked, order), order.op(), group.axes);
     stacked = roots(sums, order);
   }
-  const auto common = call.outputs[group.members.front()]->dtype;
+  const auto common = result_type(call, group.members.front());
   const auto exact = stacked.unbind(), results = stacked.to(common).unbind();
   for (std::size_t k = 0; k < own.size(); ++k) {
     const auto i = group.members[k];
-    const auto type = call.outputs[i]->dtype;
+    const auto type = result_type(call, i);
     norms[i] = type == common ? results[k] : exact[k].to(type);
   }
 }

@@ -1,0 +1,24 @@
+// AdamW (Loshchilov and Hutter, arXiv 1711.05101), as torch.optim.AdamW computes it.
+#pragma once
+
+#include "dtensor/optim/optimizer.h"
+
+namespace dtensor {
+
+struct AdamWOptions {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
+  // One fused operator for a whole group, or a sequence of list operators: equal up to rounding.
+  bool fused = true;
+};
+
+// State: exp_avg, exp_avg_sq.
+class DTENSOR_API AdamW final : public GroupOptimizer<AdamWOptions> {
+ public:
+  explicit AdamW(std::vector<at::Tensor> parameters, AdamWOptions options = {});
+  explicit AdamW(const std::vector<Group>& groups);
+
+ private:
+  void update(const std::vector<Entry*>& active) override;
+};
+
+}  // namespace dtensor

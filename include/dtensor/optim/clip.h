@@ -1,0 +1,26 @@
+// Norms over many tensors at once, whatever meshes they live on, and gradient clipping by them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "dtensor/export.h"
+
+namespace dtensor {
+
+struct NormOptions {
+  double norm_type = 2;             // p > 0, infinity included
+  bool error_if_nonfinite = false;  // waits for the value
+};
+
+// The p-norm of all elements of all tensors together, each logical element counted once whatever its placement (Partial
+// is summed first). A plain 0-dim tensor of the widest dtype among them, the same on every rank; undefined on a rank
+// outside all meshes (unless some tensors are plain). Undefined entries are skipped. At most one collective, of one
+// number, over the ranks of all meshes together, besides one for each mesh axis that holds Partial tensors; every rank
+// of those meshes calls it.
+DTENSOR_API at::Tensor get_total_norm(at::TensorList tensors, NormOptions options = {});
+
+// Scales the parameters' gradients in place so that their total norm is at most max_norm; returns the norm before.
+// Partial gradients are replaced by reduced ones.
+DTENSOR_API at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, NormOptions options = {});
+
+}  // namespace dtensor

@@ -1,0 +1,156 @@
+// What all optimizers share: parameter groups over tensor handles (plain tensors and DTensors, on any mixture of
+// meshes), steps over the parameters that have a gradient, and state that can be looked at, saved and restored.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "dtensor/export.h"
+
+namespace dtensor {
+
+using StateTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+// All that a checkpoint needs to go on as if nothing had happened. Names are `<parameter>.<what>` and
+// `group<i>.<what>`. Tensors that belong to a parameter have its mesh (those of its shape also its placements).
+struct OptimizerState {
+  StateTensors tensors;
+  std::vector<std::pair<std::string, double>> scalars;
+};
+
+// Every rank makes the same optimizer over the same list of parameters, those on meshes that it is not in included,
+// and calls the same methods in the same order.
+class DTENSOR_API Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+
+  // One update of every parameter that has a gradient; the others stay, with their state, as they are.
+  virtual void step() = 0;
+  virtual std::vector<at::Tensor> parameters() const = 0;  // in the order of the groups
+
+  virtual std::size_t group_count() const = 0;
+  virtual double lr(std::size_t group = 0) const = 0;
+  virtual void set_lr(std::size_t group, double lr) = 0;
+  void set_lr(double lr);  // of all groups
+
+  // This parameter's state by name; empty before its first step. The tensors are the optimizer's own where it keeps
+  // them whole; what one rank keeps for all is gathered (collective over the parameter's mesh).
+  virtual StateTensors state(const at::Tensor& parameter) const = 0;
+  // Collective, as state().
+  virtual OptimizerState state_dict() const = 0;
+  // Takes a state of the same parameters, on any layout: DTensors on the parameter's mesh with any placements, or
+  // whole plain tensors. Errors name what is missing or has another shape.
+  virtual void load_state_dict(const OptimizerState& state) = 0;
+
+  // Forgets the gradients, or fills them with zeros.
+  void zero_grad(bool set_to_none = true);
+};
+
+// One optimizer of several (Muon for matrices, AdamW for the rest). A parameter belongs to one of them.
+class DTENSOR_API CombinedOptimizer final : public Optimizer {
+ public:
+  explicit CombinedOptimizer(std::vector<std::unique_ptr<Optimizer>> parts);
+
+  void step() override;
+  std::vector<at::Tensor> parameters() const override;
+  std::size_t group_count() const override;
+  double lr(std::size_t group = 0) const override;
+  using Optimizer::set_lr;
+  void set_lr(std::size_t group, double lr) override;
+  StateTensors state(const at::Tensor& parameter) const override;
+  OptimizerState state_dict() const override;  // names prefixed `0.`, `1.`, ...: the part
+  void load_state_dict(const OptimizerState& state) override;
+
+  Optimizer& part(std::size_t index) { return *parts_.at(index); }
+
+ private:
+  std::pair<Optimizer*, std::size_t> owner_of_group(std::size_t group) const;
+
+  std::vector<std::unique_ptr<Optimizer>> parts_;
+};
+
+template <class Options>
+struct ParameterGroup {
+  std::vector<at::Tensor> parameters;  // leaves of floating point, without Partial
+  Options options = {};
+  std::vector<std::string> names = {};  // for saved state; by default the index over all groups
+};
+
+// One parameter as an optimizer keeps it.
+struct OptimizerEntry {
+  std::string name;
+  at::Tensor parameter;
+  std::size_t group = 0;
+  std::int64_t steps = 0;
+  std::vector<at::Tensor> slots;  // one per slot name; undefined before the first step
+};
+
+// The bookkeeping behind the optimizers of this library: an entry a parameter, with a step count and named slots (state
+// of the parameter's shape and placements), made at its first step.
+class DTENSOR_API SlotOptimizer : public Optimizer {
+ public:
+  void step() final;  // without recording gradients
+  std::vector<at::Tensor> parameters() const override;
+  StateTensors state(const at::Tensor& parameter) const override;
+  OptimizerState state_dict() const override;
+  void load_state_dict(const OptimizerState& state) override;
+
+ protected:
+  using Entry = OptimizerEntry;
+  explicit SlotOptimizer(std::vector<std::string> slot_names) : slot_names_(std::move(slot_names)) {}
+  void add_parameters(std::size_t group, const std::vector<at::Tensor>& parameters,
+                      const std::vector<std::string>& names);
+
+  // `active`: the entries with a gradient, in order, their step counts already advanced.
+  virtual void update(const std::vector<Entry*>& active) = 0;
+  // State besides the slots, for one entry: added to `state` under `prefix`, and taken from `find(name)`.
+  virtual void save_more(const Entry& /*entry*/, const std::string& /*prefix*/, OptimizerState& /*state*/) const {}
+  using Finder = std::unordered_map<std::string, at::Tensor>;
+  virtual void load_more(Entry& /*entry*/, const std::string& /*prefix*/, const Finder& /*tensors*/) {}
+
+  const std::vector<Entry>& entries() const { return entries_; }
+  std::vector<Entry>& entries() { return entries_; }
+
+ private:
+  StateTensors slots_of(const Entry& entry, const std::string& prefix) const;
+  void load_slots(Entry& entry, const Finder& tensors);
+
+  std::vector<std::string> slot_names_;
+  std::vector<Entry> entries_;
+  std::unordered_map<const c10::TensorImpl*, std::size_t> index_;
+};
+
+// A SlotOptimizer whose groups have options with a learning rate `lr`.
+template <class Options>
+class GroupOptimizer : public SlotOptimizer {
+ public:
+  using Group = ParameterGroup<Options>;
+
+  std::size_t group_count() const override { return options_.size(); }
+  double lr(std::size_t group = 0) const override { return options_.at(group).lr; }
+  using Optimizer::set_lr;
+  void set_lr(std::size_t group, double lr) override { options_.at(group).lr = lr; }
+  // Takes effect with the next step. What shapes state (block size) must stay.
+  Options& options(std::size_t group = 0) { return options_.at(group); }
+  const Options& options(std::size_t group = 0) const { return options_.at(group); }
+
+ protected:
+  GroupOptimizer(const std::vector<Group>& groups, std::vector<std::string> slot_names)
+      : SlotOptimizer(std::move(slot_names)) {
+    for (const Group& group : groups) {
+      add_parameters(options_.size(), group.parameters, group.names);
+      options_.push_back(group.options);
+    }
+  }
+
+ private:
+  std::vector<Options> options_;
+};
+
+}  // namespace dtensor

@@ -1,0 +1,23 @@
+// Stochastic gradient descent with momentum, as torch.optim.SGD computes it.
+#pragma once
+
+#include "dtensor/optim/optimizer.h"
+
+namespace dtensor {
+
+struct SGDOptions {
+  double lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0;  // weight decay as part of the gradient
+  bool nesterov = false;                                            // asks for momentum, and no dampening
+};
+
+// State: momentum_buffer, where there is momentum.
+class DTENSOR_API SGD final : public GroupOptimizer<SGDOptions> {
+ public:
+  explicit SGD(std::vector<at::Tensor> parameters, SGDOptions options = {});
+  explicit SGD(const std::vector<Group>& groups);
+
+ private:
+  void update(const std::vector<Entry*>& active) override;
+};
+
+}  // namespace dtensor

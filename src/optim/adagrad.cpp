@@ -1,0 +1,59 @@
+// Adagrad over lists: fused where memory allows.
+#include "dtensor/optim/adagrad.h"
+
+#include <ATen/ATen.h>
+
+#include "optim/lists.h"
+
+namespace dtensor {
+namespace {
+
+using optim::Bucket;
+
+void start_sums(const Bucket& b, double value) {
+  for (OptimizerEntry* entry : b.entries) {
+    if (!entry->slots[0].defined()) entry->slots[0] = at::full_like(entry->parameter, value);
+  }
+}
+
+void fused_step(const Bucket& b, const AdagradOptions& o) {
+  at::_fused_adagrad_(b.parameters, b.gradients, b.slots(0), b.steps(), o.lr, o.lr_decay, o.weight_decay, o.eps,
+                      /*maximize=*/false);
+}
+
+// g += wd p;  s += g^2;  p -= lr / (1 + (t - 1) lr_decay) * g / (sqrt(s) + eps).
+void foreach_step(const Bucket& b, const AdagradOptions& o) {
+  std::vector<at::Tensor> gradients = b.gradients;
+  if (o.weight_decay != 0) gradients = at::_foreach_add(gradients, b.parameters, o.weight_decay);
+  const auto sums = b.slots(0);
+  at::_foreach_addcmul_(sums, gradients, gradients, 1);
+  auto denominators = at::_foreach_sqrt(sums);
+  at::_foreach_add_(denominators, o.eps);
+  std::vector<at::Scalar> factors;
+  for (const OptimizerEntry* entry : b.entries) {
+    factors.emplace_back(-o.lr / (1 + static_cast<double>(entry->steps - 1) * o.lr_decay));
+  }
+  at::_foreach_addcdiv_(b.parameters, gradients, denominators, factors);
+}
+
+}  // namespace
+
+Adagrad::Adagrad(std::vector<at::Tensor> parameters, AdagradOptions options)
+    : Adagrad(std::vector<Group>{{std::move(parameters), options}}) {}
+
+Adagrad::Adagrad(const std::vector<Group>& groups) : GroupOptimizer(groups, {"sum"}) {}
+
+void Adagrad::update(const std::vector<Entry*>& active) {
+  std::vector<Entry*> fused, listed;
+  for (Entry* entry : active) (optim::fits_fused(entry->parameter) ? fused : listed).push_back(entry);
+  for (const Bucket& b : optim::make_buckets(fused, true)) {
+    start_sums(b, options(b.group).initial_sum);
+    fused_step(b, options(b.group));
+  }
+  for (const Bucket& b : optim::make_buckets(listed, false)) {
+    start_sums(b, options(b.group).initial_sum);
+    foreach_step(b, options(b.group));
+  }
+}
+
+}  // namespace dtensor

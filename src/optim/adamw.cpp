@@ -1,0 +1,54 @@
+// AdamW over lists: fused, or as a sequence of list operators.
+#include "dtensor/optim/adamw.h"
+
+#include <ATen/ATen.h>
+
+#include "optim/lists.h"
+
+namespace dtensor {
+namespace {
+
+using optim::Bucket;
+
+void fused_step(const Bucket& b, const AdamWOptions& o) {
+  at::_fused_adamw_(b.parameters, b.gradients, b.slots(0), b.slots(1), {}, b.steps(), o.lr, o.beta1, o.beta2,
+                    o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false);
+}
+
+// The formula of the fused kernel: p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps).
+void foreach_step(const Bucket& b, const AdamWOptions& o) {
+  const auto averages = b.slots(0), squares = b.slots(1);
+  std::vector<at::Scalar> factors, roots;
+  for (const OptimizerEntry* entry : b.entries) {
+    const auto t = static_cast<double>(entry->steps);
+    factors.emplace_back(-o.lr / (1 - std::pow(o.beta1, t)));
+    roots.emplace_back(std::sqrt(1 - std::pow(o.beta2, t)));
+  }
+  if (o.weight_decay != 0) at::_foreach_mul_(b.parameters, 1 - o.lr * o.weight_decay);
+  at::_foreach_lerp_(averages, b.gradients, 1 - o.beta1);
+  at::_foreach_mul_(squares, o.beta2);
+  at::_foreach_addcmul_(squares, b.gradients, b.gradients, 1 - o.beta2);
+  auto denominators = at::_foreach_sqrt(squares);
+  at::_foreach_div_(denominators, roots);
+  at::_foreach_add_(denominators, o.eps);
+  at::_foreach_addcdiv_(b.parameters, averages, denominators, factors);
+}
+
+}  // namespace
+
+AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
+    : AdamW(std::vector<Group>{{std::move(parameters), options}}) {}
+
+AdamW::AdamW(const std::vector<Group>& groups) : GroupOptimizer(groups, {"exp_avg", "exp_avg_sq"}) {}
+
+void AdamW::update(const std::vector<Entry*>& active) {
+  std::vector<Entry*> fused, listed;
+  for (Entry* entry : active) {
+    const bool fits = options(entry->group).fused && optim::fits_fused(entry->parameter);
+    (fits ? fused : listed).push_back(entry);
+  }
+  for (const Bucket& b : optim::make_buckets(fused, true)) fused_step(b, options(b.group));
+  for (const Bucket& b : optim::make_buckets(listed, false)) foreach_step(b, options(b.group));
+}
+
+}  // namespace dtensor

@@ -1,0 +1,115 @@
+// Finds the smallest set of ranks that must exchange.
+#include "optim/audience.h"
+
+#include <algorithm>
+
+namespace dtensor::optim {
+namespace {
+
+std::vector<std::int64_t> sorted_ranks(const DeviceMesh& mesh) {
+  std::vector<std::int64_t> ranks = mesh.ranks().vec();
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+}  // namespace
+
+Audience::Audience(at::TensorList tensors) {
+  bool plain = false;
+  for (const at::Tensor& tensor : tensors) {
+    if (!is_dtensor(tensor)) {
+      plain = plain || tensor.defined();
+      continue;
+    }
+    const DTensor d(tensor);
+    Member& member = member_of(d.mesh());
+    const Placements& placements = d.placements();
+    for (std::size_t a = 0; a < placements.size(); ++a) {
+      if (placements[a].is_shard() && member.mesh.size(static_cast<std::int64_t>(a)) > 1) member.split[a] = true;
+    }
+  }
+  if (members_.empty()) return;
+  outside_ =
+      !plain && std::all_of(members_.begin(), members_.end(), [](const Member& m) { return m.coordinate.empty(); });
+  if (outside_) return;
+  const bool whole_world = !plain || members_.front().mesh.size() == members_.front().mesh.world().size();
+  same_ranks() && whole_world ? choose_line() : choose_all(plain);
+}
+
+Audience::Member& Audience::member_of(const DeviceMesh& mesh) {
+  if (const Member* found = find(mesh)) return const_cast<Member&>(*found);
+  Member member{mesh, {}, std::vector<bool>(static_cast<std::size_t>(mesh.ndim()))};
+  if (mesh.is_member()) member.coordinate = *mesh.coordinate();
+  members_.push_back(std::move(member));
+  return members_.back();
+}
+
+const Audience::Member* Audience::find(const DeviceMesh& mesh) const {
+  for (const Member& member : members_) {
+    if (member.mesh.impl() == mesh.impl() || member.mesh == mesh) return &member;
+  }
+  return nullptr;
+}
+
+bool Audience::same_ranks() const {
+  const auto first = sorted_ranks(members_.front().mesh);
+  return std::all_of(members_.begin() + 1, members_.end(),
+                     [&](const Member& m) { return sorted_ranks(m.mesh) == first; });
+}
+
+// All ranks are in all meshes: only split axes need an exchange.
+void Audience::choose_line() {
+  std::int64_t axes = 0;
+  for (const Member& member : members_) {
+    for (std::size_t a = 0; a < member.split.size(); ++a) {
+      if (!member.split[a]) continue;
+      ++axes;
+      line_ = &member;
+      line_axis_ = static_cast<std::int64_t>(a);
+    }
+  }
+  if (axes == 1) {
+    communicator_ = line_->mesh.communicator(line_axis_);
+    return;
+  }
+  line_ = nullptr;
+  if (axes > 1) communicator_ = members_.front().mesh.communicator();
+}
+
+// Ranks that are not in some mesh need its norms too. Plain tensors are on every rank of the world.
+void Audience::choose_all(bool plain) {
+  const DeviceMesh& first = members_.front().mesh;
+  if (plain) {
+    communicator_ = first.world();
+    return;
+  }
+  std::vector<std::int64_t> all;
+  for (const Member& member : members_) {
+    const auto ranks = member.mesh.ranks();
+    all.insert(all.end(), ranks.begin(), ranks.end());
+  }
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  const auto count = static_cast<std::int64_t>(all.size());
+  communicator_ = device_mesh(first.world(), first.device_type(), all, {count}, {"norm"}).communicator();
+}
+
+Share Audience::share(const at::Tensor& tensor, std::size_t index) const {
+  if (!is_dtensor(tensor) || !communicator_) return Share::everywhere;
+  const DTensor d(tensor);
+  const Member& member = *find(d.mesh());
+  const Placements& placements = d.placements();
+  if (line_ != nullptr) {
+    const bool split = &member == line_ && placements[static_cast<std::size_t>(line_axis_)].is_shard();
+    return split ? Share::here : Share::everywhere;
+  }
+  if (member.coordinate.empty()) return Share::elsewhere;
+  for (std::size_t a = 0; a < placements.size(); ++a) {
+    const auto size = static_cast<std::size_t>(member.mesh.size(static_cast<std::int64_t>(a)));
+    const auto counts = static_cast<std::int64_t>(index % size);
+    if (!placements[a].is_shard() && member.coordinate[a] != counts) return Share::elsewhere;
+  }
+  return Share::here;
+}
+
+}  // namespace dtensor::optim

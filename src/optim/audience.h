@@ -1,0 +1,52 @@
+// Which ranks must put their shares of a norm together, and which of them counts a tensor, so that each logical element
+// is counted once: a rank's part of a sharded tensor by that rank, a replicated part by one rank of those that hold it.
+#pragma once
+
+#include <vector>
+
+#include "dtensor/mesh.h"
+#include "dtensor/tensor.h"
+
+namespace dtensor::optim {
+
+enum class Share {
+  elsewhere,  // some other rank counts this part
+  here,       // this rank does
+  everywhere  // every rank of the audience holds the same and counts it after the exchange
+};
+
+// Built from the same tensors (as to meshes and placements) on every rank. At most one collective serves them all.
+class Audience {
+ public:
+  explicit Audience(at::TensorList tensors);
+  Audience(const Audience&) = delete;
+  Audience& operator=(const Audience&) = delete;
+
+  // Spreads the counting of replicated parts by `index`.
+  Share share(const at::Tensor& tensor, std::size_t index) const;
+  // Whether this rank is in none of the meshes and so learns nothing.
+  bool outside() const { return outside_; }
+  // The ranks that exchange; none where every rank has all that it needs.
+  const Communicator& communicator() const { return communicator_; }
+
+ private:
+  struct Member {
+    DeviceMesh mesh;
+    std::vector<std::int64_t> coordinate;  // empty outside the mesh
+    std::vector<bool> split;               // axes on which some tensor is sharded
+  };
+  Member& member_of(const DeviceMesh& mesh);
+  const Member* find(const DeviceMesh& mesh) const;
+  bool same_ranks() const;
+  void choose_line();
+  void choose_all(bool plain);
+
+  std::vector<Member> members_;
+  Communicator communicator_;
+  bool outside_ = false;
+  // Where one axis of one mesh is all that is split: the exchange runs along it only.
+  const Member* line_ = nullptr;
+  std::int64_t line_axis_ = -1;
+};
+
+}  // namespace dtensor::optim

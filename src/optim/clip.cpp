@@ -1,0 +1,125 @@
+// The total norm: local norms of the parts that this rank counts, their p-th powers summed in double, one exchange.
+#include "dtensor/optim/clip.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "dtensor/tensor.h"
+#include "optim/audience.h"
+#include "optim/partials.h"
+
+namespace dtensor {
+namespace {
+
+using optim::Audience;
+using optim::Share;
+
+bool is_half(const at::Tensor& t) { return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16; }
+
+// The part of the norm that some local tensors have: a sum of p-th powers, or a maximum.
+class Sum {
+ public:
+  explicit Sum(double p) : p_(p) {}
+
+  void add(const at::Tensor& local) {
+    if (local.numel() > 0) (is_half(local) ? halves_ : others_).push_back(local);
+  }
+
+  at::Tensor value(const at::TensorOptions& options) const {
+    std::vector<at::Tensor> norms;
+    append(halves_, at::kFloat, norms);
+    append(others_, std::nullopt, norms);
+    if (norms.empty()) return at::zeros({}, options);
+    for (at::Tensor& norm : norms) norm = norm.to(options);
+    const at::Tensor all = at::stack(norms);
+    return std::isinf(p_) ? all.amax() : all.pow(p_).sum();
+  }
+
+ private:
+  void append(const std::vector<at::Tensor>& locals, std::optional<at::ScalarType> dtype,
+              std::vector<at::Tensor>& norms) const {
+    if (locals.empty()) return;
+    auto found = at::_foreach_norm(locals, p_, dtype);
+    norms.insert(norms.end(), found.begin(), found.end());
+  }
+
+  double p_;
+  std::vector<at::Tensor> halves_, others_;
+};
+
+// At least single precision; what the user reads and gradients are scaled by.
+at::ScalarType result_type(at::TensorList tensors) {
+  auto type = at::kFloat;
+  for (const at::Tensor& t : tensors) {
+    if (t.defined() && c10::toRealValueType(t.scalar_type()) == at::kDouble) type = at::kDouble;
+  }
+  return type;
+}
+
+c10::Device device_of(at::TensorList tensors) {
+  for (const at::Tensor& t : tensors) {
+    if (t.defined()) return t.device();
+  }
+  return at::kCPU;
+}
+
+at::Tensor combine(const at::Tensor& a, const at::Tensor& b, double p) {
+  return std::isinf(p) ? at::maximum(a, b) : a + b;
+}
+
+at::Tensor total_norm(at::TensorList tensors, const Audience& audience, const NormOptions& options) {
+  const double p = options.norm_type;
+  TORCH_CHECK(p > 0, "get_total_norm: norm_type must be positive, not ", p);
+  const auto wide = at::TensorOptions(at::kDouble).device(device_of(tensors));
+  Sum own(p), common(p);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].defined()) continue;
+    const Share share = audience.share(tensors[i], i);
+    if (share == Share::elsewhere) continue;
+    (share == Share::here ? own : common).add(is_dtensor(tensors[i]) ? DTensor(tensors[i]).to_local() : tensors[i]);
+  }
+  at::Tensor total = own.value(wide);
+  const Communicator& comm = audience.communicator();
+  if (comm && comm.size() > 1) comm.all_reduce(total, std::isinf(p) ? ReduceOp::max : ReduceOp::sum).wait();
+  total = combine(total, common.value(wide), p);
+  if (!std::isinf(p)) total = total.pow(1 / p);
+  TORCH_CHECK(!options.error_if_nonfinite || std::isfinite(total.item<double>()), "the total norm of order ", p, " of ",
+              tensors.size(), " tensors is ", total.item<double>());
+  return total.to(result_type(tensors));
+}
+
+void scale(const std::vector<at::Tensor>& gradients, const at::Tensor& norm, double max_norm) {
+  const at::Tensor factor = at::clamp_max(max_norm / (norm + 1e-6), 1.0);
+  if (factor.is_cpu() && factor.item<double>() == 1) return;
+  at::_foreach_mul_(gradients, factor);
+}
+
+}  // namespace
+
+at::Tensor get_total_norm(at::TensorList tensors, NormOptions options) {
+  const at::NoGradGuard no_grad;
+  const auto reduced = optim::without_partials(tensors.vec());
+  const Audience audience(reduced);
+  return audience.outside() ? at::Tensor() : total_norm(reduced, audience, options);
+}
+
+at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, NormOptions options) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> gradients, described;  // without a gradient here, the parameter still names its mesh
+  for (const at::Tensor& p : parameters) gradients.push_back(p.grad());
+  gradients = optim::without_partials(std::move(gradients));
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (gradients[i].defined() && !gradients[i].is_same(parameters[i].grad()))
+      parameters[i].mutable_grad() = gradients[i];
+    described.push_back(gradients[i].defined() ? gradients[i] : parameters[i]);
+  }
+  const Audience audience(described);
+  if (audience.outside()) return {};
+  const at::Tensor norm = total_norm(gradients, audience, options);
+  std::erase_if(gradients, [](const at::Tensor& g) { return !g.defined(); });
+  if (!gradients.empty()) scale(gradients, norm, max_norm);
+  return norm;
+}
+
+}  // namespace dtensor

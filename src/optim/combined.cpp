@@ -1,0 +1,106 @@
+// Several optimizers as one: groups in a row, names prefixed by the part.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "dtensor/optim/optimizer.h"
+
+namespace dtensor {
+namespace {
+
+template <class Value>
+void append_prefixed(const std::string& prefix, std::vector<std::pair<std::string, Value>>&& from,
+                     std::vector<std::pair<std::string, Value>>& to) {
+  for (auto& [name, value] : from) to.emplace_back(prefix + name, std::move(value));
+}
+
+template <class Value>
+void take_prefixed(const std::string& prefix, const std::vector<std::pair<std::string, Value>>& from,
+                   std::vector<std::pair<std::string, Value>>& to) {
+  for (const auto& [name, value] : from) {
+    if (name.starts_with(prefix)) to.emplace_back(name.substr(prefix.size()), value);
+  }
+}
+
+}  // namespace
+
+CombinedOptimizer::CombinedOptimizer(std::vector<std::unique_ptr<Optimizer>> parts) : parts_(std::move(parts)) {
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& part : parts_) {
+    TORCH_CHECK(part != nullptr, "CombinedOptimizer: a part is missing");
+    for (const at::Tensor& parameter : part->parameters()) {
+      TORCH_CHECK(seen.insert(parameter.unsafeGetTensorImpl()).second, "CombinedOptimizer: a parameter of sizes ",
+                  parameter.sizes(), " belongs to two parts");
+    }
+  }
+}
+
+void CombinedOptimizer::step() {
+  for (const auto& part : parts_) part->step();
+}
+
+std::vector<at::Tensor> CombinedOptimizer::parameters() const {
+  std::vector<at::Tensor> result;
+  for (const auto& part : parts_) {
+    const auto own = part->parameters();
+    result.insert(result.end(), own.begin(), own.end());
+  }
+  return result;
+}
+
+std::size_t CombinedOptimizer::group_count() const {
+  std::size_t count = 0;
+  for (const auto& part : parts_) count += part->group_count();
+  return count;
+}
+
+std::pair<Optimizer*, std::size_t> CombinedOptimizer::owner_of_group(std::size_t group) const {
+  for (const auto& part : parts_) {
+    if (group < part->group_count()) return {part.get(), group};
+    group -= part->group_count();
+  }
+  TORCH_CHECK(false, "CombinedOptimizer: there are only ", group_count(), " groups");
+}
+
+double CombinedOptimizer::lr(std::size_t group) const {
+  const auto [part, index] = owner_of_group(group);
+  return part->lr(index);
+}
+
+void CombinedOptimizer::set_lr(std::size_t group, double lr) {
+  const auto [part, index] = owner_of_group(group);
+  part->set_lr(index, lr);
+}
+
+StateTensors CombinedOptimizer::state(const at::Tensor& parameter) const {
+  for (const auto& part : parts_) {
+    for (const at::Tensor& own : part->parameters()) {
+      if (own.is_same(parameter)) return part->state(parameter);
+    }
+  }
+  TORCH_CHECK(false, "CombinedOptimizer: asked for the state of a tensor that is not among its parameters");
+}
+
+OptimizerState CombinedOptimizer::state_dict() const {
+  OptimizerState all;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    OptimizerState own = parts_[i]->state_dict();
+    const std::string prefix = std::to_string(i) + ".";
+    append_prefixed(prefix, std::move(own.tensors), all.tensors);
+    append_prefixed(prefix, std::move(own.scalars), all.scalars);
+  }
+  return all;
+}
+
+void CombinedOptimizer::load_state_dict(const OptimizerState& state) {
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    OptimizerState own;
+    const std::string prefix = std::to_string(i) + ".";
+    take_prefixed(prefix, state.tensors, own.tensors);
+    take_prefixed(prefix, state.scalars, own.scalars);
+    parts_[i]->load_state_dict(own);
+  }
+}
+
+}  // namespace dtensor

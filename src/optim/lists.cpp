@@ -1,0 +1,96 @@
+// Sorts parameters into buckets.
+#include "optim/lists.h"
+
+#include <ATen/ATen.h>
+
+#include "dtensor/tensor.h"
+
+namespace dtensor::optim {
+namespace {
+
+Placements without_storage(Placements placements) {
+  for (Placement& p : placements) p = p.as_storage(false);
+  return placements;
+}
+
+at::Tensor placed_like(at::Tensor gradient, const at::Tensor& parameter) {
+  if (!is_dtensor(parameter)) {
+    TORCH_CHECK(!is_dtensor(gradient), "optimizer: a plain parameter of sizes ", parameter.sizes(),
+                " with a DTensor gradient; place the parameter too");
+    return gradient;
+  }
+  const DTensor p(parameter);
+  if (!is_dtensor(gradient)) return distribute_tensor(gradient, p.mesh(), without_storage(p.placements()));
+  const DTensor g(gradient);
+  if (g.placements() == p.placements()) return gradient;
+  auto wanted = without_storage(p.placements());
+  return without_storage(g.placements()) == wanted ? gradient : g.redistribute(std::move(wanted));
+}
+
+Bucket& bucket_of(std::vector<Bucket>& buckets, const OptimizerEntry& entry) {
+  for (Bucket& bucket : buckets) {
+    const at::Tensor& first = bucket.parameters.front();
+    if (bucket.group == entry.group && first.scalar_type() == entry.parameter.scalar_type() &&
+        first.device() == entry.parameter.device()) {
+      return bucket;
+    }
+  }
+  buckets.emplace_back();
+  buckets.back().group = entry.group;
+  return buckets.back();
+}
+
+}  // namespace
+
+at::Tensor gradient_of(const at::Tensor& parameter) {
+  at::Tensor gradient = placed_like(parameter.grad(), parameter);
+  return gradient.scalar_type() == parameter.scalar_type() ? gradient : gradient.to(parameter.scalar_type());
+}
+
+bool fits_fused(const at::Tensor& parameter) {
+  return parameter.is_non_overlapping_and_dense() && !parameter.is_complex();
+}
+
+std::vector<at::Tensor> Bucket::slots(std::size_t index) const {
+  std::vector<at::Tensor> result;
+  result.reserve(entries.size());
+  for (OptimizerEntry* entry : entries) {
+    at::Tensor& slot = entry->slots[index];
+    if (!slot.defined()) slot = at::zeros_like(entry->parameter);
+    result.push_back(slot);
+  }
+  return result;
+}
+
+std::vector<at::Tensor> Bucket::steps() const {
+  std::vector<at::Tensor> result;
+  result.reserve(entries.size());
+  std::unordered_map<std::int64_t, at::Tensor> made;
+  for (const OptimizerEntry* entry : entries) {
+    at::Tensor& number = made[entry->steps];
+    if (!number.defined()) {
+      number = at::scalar_tensor(static_cast<double>(entry->steps), at::TensorOptions(at::kFloat));
+      if (!parameters.front().is_cpu()) number = number.to(parameters.front().device());
+    }
+    result.push_back(number);
+  }
+  return result;
+}
+
+std::vector<Bucket> make_buckets(const std::vector<OptimizerEntry*>& active, bool dense) {
+  std::vector<Bucket> buckets;
+  for (OptimizerEntry* entry : active) {
+    const at::Tensor& parameter = entry->parameter;
+    at::Tensor gradient = gradient_of(parameter);
+    if (dense && !gradient.strides().equals(parameter.strides())) {
+      gradient = at::empty_like(parameter).copy_(gradient);
+    }
+    Bucket& bucket = bucket_of(buckets, *entry);
+    bucket.entries.push_back(entry);
+    bucket.parameters.push_back(parameter);
+    bucket.gradients.push_back(std::move(gradient));
+  }
+  return buckets;
+}
+
+}  // namespace dtensor::optim

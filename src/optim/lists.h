@@ -1,0 +1,34 @@
+// Parameters and their gradients as the lists that list operators take: one bucket per group, device and dtype,
+// whatever the meshes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <vector>
+
+#include "dtensor/optim/optimizer.h"
+
+namespace dtensor::optim {
+
+struct Bucket {
+  std::size_t group = 0;
+  std::vector<OptimizerEntry*> entries;
+  std::vector<at::Tensor> parameters, gradients;
+
+  // Slot `index` of each entry; zeros like the parameter where it has none yet.
+  std::vector<at::Tensor> slots(std::size_t index) const;
+  // The step count of each entry as a number on the parameter's device, shared where equal.
+  std::vector<at::Tensor> steps() const;
+};
+
+// The gradient with its parameter's dtype, mesh and placements, so that elementwise operators need not communicate.
+at::Tensor gradient_of(const at::Tensor& parameter);
+
+// Fused kernels walk the memory of all their operands alike.
+bool fits_fused(const at::Tensor& parameter);
+
+// `dense`: gradients take their parameter's strides.
+std::vector<Bucket> make_buckets(const std::vector<OptimizerEntry*>& active, bool dense);
+
+}  // namespace dtensor::optim

@@ -1,0 +1,66 @@
+// SGD over lists: fused where memory allows.
+#include "dtensor/optim/sgd.h"
+
+#include <ATen/ATen.h>
+
+#include "optim/lists.h"
+
+namespace dtensor {
+namespace {
+
+using optim::Bucket;
+
+void fused_step(const Bucket& b, const SGDOptions& o, bool first) {
+  std::vector<at::Tensor> momenta;
+  if (o.momentum != 0) momenta = b.slots(0);
+  at::_fused_sgd_(b.parameters, b.gradients, momenta, o.weight_decay, o.momentum, o.lr, o.dampening, o.nesterov,
+                  /*maximize=*/false, first);
+}
+
+// g += wd p;  m = mu m + (1 - dampening) g, at first m = g;  p -= lr (nesterov ? g + mu m : m).
+void foreach_step(const Bucket& b, const SGDOptions& o, bool first) {
+  std::vector<at::Tensor> gradients = b.gradients;
+  if (o.weight_decay != 0) gradients = at::_foreach_add(gradients, b.parameters, o.weight_decay);
+  if (o.momentum != 0) {
+    const auto momenta = b.slots(0);
+    if (first) {
+      at::_foreach_copy_(momenta, gradients);
+    } else {
+      at::_foreach_mul_(momenta, o.momentum);
+      at::_foreach_add_(momenta, gradients, 1 - o.dampening);
+    }
+    gradients = o.nesterov ? at::_foreach_add(gradients, momenta, o.momentum) : momenta;
+  }
+  at::_foreach_add_(b.parameters, gradients, -o.lr);
+}
+
+void check(const SGDOptions& o) {
+  TORCH_CHECK(!o.nesterov || (o.momentum > 0 && o.dampening == 0),
+              "SGD: Nesterov's momentum asks for momentum > 0 and dampening 0, not ", o.momentum, " and ", o.dampening);
+}
+
+}  // namespace
+
+SGD::SGD(std::vector<at::Tensor> parameters, SGDOptions options)
+    : SGD(std::vector<Group>{{std::move(parameters), options}}) {}
+
+SGD::SGD(const std::vector<Group>& groups) : GroupOptimizer(groups, {"momentum_buffer"}) {
+  for (const Group& group : groups) check(group.options);
+}
+
+// A parameter's first step starts its momentum, so it is another call.
+void SGD::update(const std::vector<Entry*>& active) {
+  std::vector<Entry*> kinds[4];
+  for (Entry* entry : active) {
+    const bool first = options(entry->group).momentum != 0 && !entry->slots[0].defined();
+    kinds[(optim::fits_fused(entry->parameter) ? 0 : 2) + (first ? 1 : 0)].push_back(entry);
+  }
+  for (int kind = 0; kind < 4; ++kind) {
+    const bool fused = kind < 2, first = kind % 2 == 1;
+    for (const Bucket& b : optim::make_buckets(kinds[kind], fused)) {
+      fused ? fused_step(b, options(b.group), first) : foreach_step(b, options(b.group), first);
+    }
+  }
+}
+
+}  // namespace dtensor

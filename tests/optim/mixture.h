@@ -1,0 +1,62 @@
+// Random parameters on a mixture of meshes, some of which leave ranks out, beside the same on one device.
+#pragma once
+
+#include "support/ranks.h"
+// After GoogleTest.
+#include <rapidcheck.h>
+
+namespace dtensor::test {
+
+inline constexpr int kPlain = 3;  // Item::mesh of a plain tensor
+
+// Over 4 ranks: all of them as a square; three of them; two of them, out of order.
+inline std::vector<DeviceMesh> meshes_of(const Communicator& world) {
+  return {init_device_mesh(world, at::kCPU, {2, 2}), device_mesh(world, at::kCPU, {0, 1, 2}, {3}),
+          device_mesh(world, at::kCPU, {3, 1}, {2})};
+}
+
+struct Item {
+  at::Tensor whole;
+  int mesh = 0;
+  Placements placements;
+};
+
+inline Placements any_shards(Draw& draw, std::int64_t axes, std::int64_t ndim, bool storage) {
+  Placements result;
+  for (std::int64_t a = 0; a < axes; ++a) {
+    const auto dim = draw.integer(-1, ndim - 1);
+    result.push_back(dim < 0 ? Replicate() : Shard(dim).as_storage(storage && draw.coin()));
+  }
+  return result;
+}
+
+inline Item any_item(Draw& draw, at::ScalarType dtype, bool plain = true) {
+  Item item;
+  const auto ndim = draw.integer(0, 3);
+  item.whole = draw.normal(draw.sizes(ndim), dtype);
+  item.mesh = static_cast<int>(draw.integer(0, plain ? kPlain : kPlain - 1));
+  item.placements = any_shards(draw, item.mesh == 0 ? 2 : 1, ndim, true);
+  return item;
+}
+
+inline std::vector<Item> any_items(Draw& draw, at::ScalarType dtype, std::int64_t most = 8, bool plain = true) {
+  std::vector<Item> items;
+  for (auto n = draw.integer(1, most); n > 0; --n) items.push_back(any_item(draw, dtype, plain));
+  return items;
+}
+
+inline at::Tensor place(const Item& item, const at::Tensor& whole, const std::vector<DeviceMesh>& meshes,
+                        bool storage = true) {
+  if (item.mesh == kPlain) return whole.clone();
+  auto placements = item.placements;
+  for (auto& p : placements) p = p.as_storage(storage && p.is_storage());
+  return distribute_tensor(whole, meshes[static_cast<std::size_t>(item.mesh)], placements);
+}
+
+inline bool is_here(const at::Tensor& t) { return !is_dtensor(t) || DTensor(t).mesh().is_member(); }
+
+inline at::Tensor whole_of(const at::Tensor& t) {
+  return is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t.detach();
+}
+
+}  // namespace dtensor::test
