@@ -243,7 +243,7 @@ void execute_inplace_view(Frame& frame, Stack& stack, std::size_t first) {
   local = local.alias();
   stack[first] = local;
   for (const auto& patch : frame.call.decision.patches) stack[first + patch.arg] = patch.value;
-  run_local_call(frame, stack);
+  run_local_call(frame, stack, first);
   const auto& output = frame.call.decision.outputs[0];
   self->reset(intern_spec(output.mesh, output.placements, output.meta.sizes, output.meta.strides, output.meta.dtype),
               std::move(local));
