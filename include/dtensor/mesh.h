@@ -18,7 +18,7 @@ class MeshImpl;
 
 class DTENSOR_API DeviceMesh {
  public:
-  DeviceMesh() = default;  // no mesh
+  DeviceMesh();  // no mesh
   explicit DeviceMesh(c10::intrusive_ptr<MeshImpl> impl);
   ~DeviceMesh();
   DeviceMesh(const DeviceMesh&);

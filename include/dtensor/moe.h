@@ -4,4 +4,5 @@
 #include "dtensor/moe/dispatch.h"
 #include "dtensor/moe/exchange.h"
 #include "dtensor/moe/experts.h"
+#include "dtensor/moe/layer.h"
 #include "dtensor/moe/router.h"

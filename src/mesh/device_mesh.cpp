@@ -27,6 +27,7 @@ const Coordinate& checked_coordinate(const MeshImpl& mesh) {
 }  // namespace
 
 DeviceMesh::DeviceMesh(c10::intrusive_ptr<MeshImpl> impl) : impl_(std::move(impl)) {}
+DeviceMesh::DeviceMesh() = default;
 DeviceMesh::~DeviceMesh() = default;
 DeviceMesh::DeviceMesh(const DeviceMesh&) = default;
 DeviceMesh::DeviceMesh(DeviceMesh&&) noexcept = default;

@@ -50,12 +50,11 @@ class AllGather final : public Dispatcher {
  private:
   int size() const { return ranks_ ? ranks_.size() : 1; }
 
-  // Experts that choose give each token its own number of entries, and each rank its own number of choices.
+  // From the numbers of entries, of which each token has equally many.
   std::vector<std::int64_t> tokens_of_ranks(const Routing& routing) const {
     const auto here = routing.experts.size(0);
     if (size() == 1) return {here};
-    TORCH_CHECK(routing.counts->local().sum().item<std::int64_t>() == routing.experts.numel(),
-                "AllGather: not for RouterChoice::experts, nor for dropped entries");
+    TORCH_CHECK(!routing.by_experts, "AllGather: not for RouterChoice::experts");
     const auto entries = routing.counts->of_ranks(ranks_).sum(1).div(routing.experts.size(1), "floor");
     return {entries.const_data_ptr<std::int64_t>(), entries.const_data_ptr<std::int64_t>() + size()};
   }

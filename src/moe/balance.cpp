@@ -22,10 +22,17 @@ at::Tensor switch_loss(const at::Tensor& p, const Routing& routing, const TokenL
   return (counts * p.sum(0)).sum() * (experts / entries / tokens);
 }
 
+// [tokens, width] to [sequences here, tokens of each, width]
+at::Tensor by_sequence(const at::Tensor& t, const TokenLayout& layout) {
+  const auto here = std::max<std::int64_t>(layout.sequences_here, 1);
+  TORCH_CHECK(t.size(0) % here == 0, "route: ", t.size(0), " tokens in ", here, " sequences of equal length");
+  return t.view({layout.sequences_here, t.size(0) / here, t.size(1)});
+}
+
 // [sequences here, experts]: entries of each sequence, on all ranks that hold a part of it.
 at::Tensor counts_of_sequences(const Routing& routing, const TokenLayout& layout) {
   const at::NoGradGuard no_grad;
-  const auto chosen = routing.experts.view({layout.sequences_here, -1});
+  const auto chosen = by_sequence(routing.experts, layout).flatten(1);
   auto counts = at::zeros({layout.sequences_here, routing.expert_count + 1}, chosen.options());
   counts.scatter_add_(1, chosen, at::ones_like(chosen));
   counts = counts.narrow(1, 0, routing.expert_count).contiguous();
@@ -38,7 +45,7 @@ at::Tensor counts_of_sequences(const Routing& routing, const TokenLayout& layout
 // The mean over sequences of E * sum_e f_e P_e, both taken over the sequence.
 at::Tensor sequence_loss(const at::Tensor& p, const Routing& routing, const TokenLayout& layout, double tokens) {
   const auto counts = counts_of_sequences(routing, layout).to(p.scalar_type());
-  const auto sums = p.view({layout.sequences_here, -1, p.size(1)}).sum(1);
+  const auto sums = by_sequence(p, layout).sum(1);
   const double length = tokens / static_cast<double>(layout.sequences);
   const double entries = length * static_cast<double>(routing.experts.size(1));
   return (counts * sums).sum() *

@@ -61,6 +61,7 @@ at::Tensor places_by_key(const Routing& routing, const at::Tensor& experts, cons
 
 std::int64_t drop_over_capacity(Routing& routing, const TokenLayout& layout, const CapacityOptions& options) {
   if (options.factor == 0) return 0;
+  TORCH_CHECK(!routing.by_experts, "capacity: experts that choose have one already (expert_capacity_factor)");
   TORCH_CHECK(options.factor > 0, "capacity: factor ", options.factor);
   const at::NoGradGuard no_grad;
   const auto choices = routing.experts.size(1);

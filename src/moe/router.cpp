@@ -114,6 +114,7 @@ Routing route(const at::Tensor& x, const at::Tensor& gate, const RouterOptions& 
   routing.weights = weigh(routing.scores, routing.experts, options);
   routing.counts = std::make_shared<SharedCounts>(count_bins(routing.experts, options.experts));
   routing.round_robin = options.choice == RouterChoice::round_robin;
+  routing.by_experts = options.choice == RouterChoice::experts;
   routing.loss = router_loss(logits, routing, options, layout);
   return routing;
 }

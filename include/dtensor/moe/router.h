@@ -78,6 +78,7 @@ struct Routing {
   std::shared_ptr<SharedCounts> counts;  // entries an expert, here; counted once
   at::Tensor loss;                       // this rank's share of the losses asked for; undefined: none
   bool round_robin = false;              // chosen so; no counts need be exchanged
+  bool by_experts = false;               // chosen so; each rank has its own number of choices
 };
 
 // x [tokens, D], gate [experts, D] (computed in float at least). `bias` [experts]: added to the scores for the choice

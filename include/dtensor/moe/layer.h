@@ -1,0 +1,121 @@
+// The mixture-of-experts layer as a module, and expert parallelism: where its experts live. Written for one device;
+// apply_expert_parallel() spreads the experts, placements of the input spread the tokens, and neither changes a number.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorOptions.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dtensor/export.h"
+#include "dtensor/mesh.h"
+#include "dtensor/moe/dispatch.h"
+#include "dtensor/moe/experts.h"
+#include "dtensor/moe/router.h"
+#include "dtensor/nn.h"
+
+namespace dtensor {
+
+struct MoeOptions {
+  std::int64_t hidden = 0, ffn = 0;
+  RouterOptions router;
+  ExpertOptions experts;
+  std::int64_t shared_ffn = 0;          // a shared expert's; 0: none
+  double balance_rate = 0;              // of LoadBalancer; 0: none
+  bool scale_expert_gradients = false;  // by mean load / load of the expert, of the weights only
+  at::TensorOptions tensor = {};
+};
+
+// Packed w1, w3 [E, F, D] and w2 [E, D, F].
+class DTENSOR_API Experts final : public nn::Module {
+ public:
+  Experts(std::int64_t experts, std::int64_t hidden, std::int64_t ffn, bool gated, at::TensorOptions options);
+  void reset_parameters() override;
+  at::Tensor w1, w2, w3;
+};
+
+// One expert that sees every token: w1, w3 [F, D], w2 [D, F].
+class DTENSOR_API SharedExpert final : public nn::Module {
+ public:
+  SharedExpert(std::int64_t hidden, std::int64_t ffn, bool gated, at::TensorOptions options);
+  void reset_parameters() override;
+  at::Tensor w1, w2, w3;
+};
+
+enum class DispatchKind : std::uint8_t { all_to_all, all_gather, capacity, equal };
+
+// What happened in the last forward pass, on this rank.
+struct MoeStats {
+  at::Tensor load;           // [experts] entries, before dropping
+  std::int64_t dropped = 0;  // entries
+};
+
+class DTENSOR_API MixtureOfExperts final : public nn::Module {
+ public:
+  explicit MixtureOfExperts(const MoeOptions& options);
+  ~MixtureOfExperts() override;
+
+  struct Output {
+    at::Tensor y;     // as x
+    at::Tensor loss;  // of the router, a scalar to be added to the mean loss; undefined where no coefficient is set
+  };
+  // x [tokens, D] or [batch, sequence, D]: a DTensor, or a plain tensor of this rank's own tokens. In the second case
+  // the loss is this rank's share of a sum over ranks.
+  Output run(const at::Tensor& x);
+  at::Tensor forward(const at::Tensor& x) { return run(x).y; }
+
+  void set_dispatch(DispatchKind kind, CapacityOptions capacity = {});
+  const MoeOptions& options() const { return options_; }
+  const MoeStats& stats() const { return stats_; }
+  const ExpertWeightCache& weight_cache() const { return cache_; }
+  LoadBalancer* balancer() { return balancer_.get(); }
+
+  nn::Linear gate;
+  Experts experts;
+  std::unique_ptr<SharedExpert> shared;
+
+  struct Parallel;  // where the experts are
+  void set_parallel(std::shared_ptr<const Parallel> parallel);
+
+ private:
+  struct Pass;
+  at::Tensor run_experts_here(const at::Tensor& rows, const DispatchPlan& plan, const Pass& pass);
+  ExpertWeights local_experts(const Pass& pass) const;
+  at::Tensor with_shared(const at::Tensor& x, const at::Tensor& y) const;
+  void make_dispatcher();
+
+  MoeOptions options_;
+  std::unique_ptr<LoadBalancer> balancer_;
+  std::shared_ptr<const Parallel> parallel_;
+  DispatcherPtr dispatcher_;
+  DispatchKind kind_ = DispatchKind::all_to_all;
+  CapacityOptions capacity_;
+  MoeStats stats_;
+  ExpertWeightCache cache_;
+  struct Seen;
+  std::unique_ptr<Seen> seen_;  // layouts of inputs met before
+};
+
+struct ExpertParallelOptions {
+  // Names of mesh axes. Experts are split over ep; stored split over edp (gathered where used, or left to fully_shard()
+  // where the mesh lacks that axis); each split along its hidden dimension over etp. A 1-D mesh needs no names.
+  std::string ep = "ep", edp = "edp", etp = "etp";
+};
+
+// Moves the experts of every MixtureOfExperts in `model` to `mesh`, a sparse view (edp x ep x etp) of the ranks of the
+// dense mesh, or its slice: ep splits them by expert, which must divide their number. Call it after tensor parallelism
+// and before fully_shard() of the rest. A mesh of one rank changes nothing. Returns the number of layers.
+DTENSOR_API int apply_expert_parallel(nn::Module& model, const DeviceMesh& mesh,
+                                      const ExpertParallelOptions& options = {});
+
+// The layers of a model, in order.
+DTENSOR_API std::vector<MixtureOfExperts*> moe_layers(nn::Module& model);
+// Their expert parameters (experts.w1, ...), for an FSDP unit of their own.
+DTENSOR_API NamedTensors expert_parameters(nn::Module& model);
+// Call after each optimizer step: the biases of all layers that have a balancer, in one collective over `ranks`, those
+// with different tokens.
+DTENSOR_API void update_load_balancers(nn::Module& model, const Communicator& ranks);
+
+}  // namespace dtensor

@@ -1,0 +1,157 @@
+// The layer's border: inputs as this rank's tokens, parameters as what this rank computes with.
+#include "moe/border.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "dtensor/factories.h"
+
+namespace dtensor::moe {
+namespace {
+
+// Where an input that is whole on an axis is cut there: by rows of the first dimension if they divide, else along the
+// second.
+std::int64_t dim_to_cut(const DTensor& x, const Placements& tokens, std::int64_t axis_size) {
+  std::int64_t parts = axis_size;
+  for (std::size_t a = 0; a < tokens.size(); ++a) {
+    if (tokens[a].is_shard() && tokens[a].dim() == 0) parts *= x.mesh().size(static_cast<std::int64_t>(a));
+  }
+  return x.dim() == 2 || x.size(0) % parts == 0 ? 0 : 1;
+}
+
+bool is_axis_of(const DeviceMesh& mesh, std::int64_t axis, at::IntArrayRef ranks) {
+  return !ranks.empty() && mesh[mesh.names()[axis]].ranks() == ranks;
+}
+
+std::vector<std::string> axes_that(const TokenBorder& b, const std::function<bool(std::int64_t)>& wanted) {
+  std::vector<std::string> names;
+  for (std::int64_t a = 0; a < b.mesh.ndim(); ++a) {
+    if (b.mesh.size(a) > 1 && wanted(a)) names.push_back(b.mesh.names()[a]);
+  }
+  return names;
+}
+
+Communicator communicator_over(const DeviceMesh& mesh, const std::vector<std::string>& names) {
+  return names.empty() ? Communicator() : mesh[names].communicator();
+}
+
+// Numbers of the tokens here, without communication: each rank cuts its part out of 0, 1, 2, ...
+at::Tensor token_numbers(const TokenBorder& b) {
+  const at::IntArrayRef sizes = at::IntArrayRef(b.sizes).slice(0, b.sizes.size() - 1);
+  const at::NoGradGuard no_grad;
+  const auto all = arange(c10::multiply_integers(sizes), b.mesh, {}, at::kLong).view(sizes);
+  return DTensor(all).redistribute(b.tokens).to_local();
+}
+
+void fill_layout(TokenBorder& b, bool in_order) {
+  auto& layout = b.layout;
+  const auto is_cut = [&](std::int64_t a) { return b.tokens[a].is_shard(); };
+  layout.ranks = communicator_over(b.mesh, axes_that(b, is_cut));
+  layout.total = c10::multiply_integers(at::IntArrayRef(b.sizes).slice(0, b.sizes.size() - 1));
+  const auto numbers = token_numbers(b);
+  const auto flat = numbers.flatten();
+  layout.first = flat.numel() > 0 ? flat[0].item<std::int64_t>() : 0;
+  if (!in_order) layout.index = flat;
+  const bool one_sequence = b.sizes.size() == 2;
+  layout.sequences = one_sequence ? 1 : b.sizes[0];
+  layout.sequences_here = one_sequence ? 1 : numbers.size(0);
+  layout.sequence_ranks = communicator_over(
+      b.mesh, axes_that(b, [&](std::int64_t a) { return is_cut(a) && (one_sequence || b.tokens[a].dim() > 0); }));
+}
+
+Placements reduced(Placements placements) {
+  for (auto& p : placements) p = p.is_partial() ? Replicate() : p;
+  return placements;
+}
+
+// Of a parameter's gradient, where it is computed whole: a sum over ranks with different tokens.
+Placement gradient_of_whole(const DeviceMesh& mesh, std::int64_t axis) {
+  return mesh.size(axis) > 1 ? Partial() : Replicate();
+}
+
+at::Tensor plain_parameter(const at::Tensor& parameter, const TokenBorder& b) {
+  if (!b.mesh) return parameter;
+  const Placements whole(b.mesh.ndim());
+  Placements gradient;
+  for (std::int64_t a = 0; a < b.mesh.ndim(); ++a) gradient.push_back(gradient_of_whole(b.mesh, a));
+  return DTensor::from_local(parameter, b.mesh, whole, parameter.sizes()).to_local(gradient);
+}
+
+}  // namespace
+
+TokenBorder make_border(const DTensor& x, at::IntArrayRef etp) {
+  TokenBorder b;
+  b.mesh = x.mesh();
+  b.sizes = x.sizes().vec();
+  b.came = b.tokens = x.placements();
+  bool in_order = true;
+  for (std::int64_t a = 0; a < b.mesh.ndim(); ++a) {
+    auto& p = b.tokens[a];
+    const bool cuts_tokens = p.is_shard() && p.dim() < x.dim() - 1;
+    if (!cuts_tokens) p = Replicate();
+    if (b.mesh.size(a) > 1 && !cuts_tokens) {
+      if (is_axis_of(b.mesh, a, etp)) {
+        b.etp_shares = true;
+        b.layout.share = 1 / static_cast<double>(b.mesh.size(a));
+      } else {
+        p = Shard(dim_to_cut(x, b.tokens, b.mesh.size(a)));
+      }
+    }
+    in_order = in_order && (b.mesh.size(a) == 1 || p.is_replicate() || (p.dim() == 0 && p.split_factor() == 1));
+  }
+  b.result = b.tokens;
+  for (std::int64_t a = 0; a < b.mesh.ndim(); ++a) {
+    if (b.mesh.size(a) > 1 && b.tokens[a].is_replicate()) b.result[a] = Partial();
+  }
+  fill_layout(b, in_order);
+  return b;
+}
+
+TokenBorder make_plain_border(const at::Tensor& x, const Communicator& ranks) {
+  TokenBorder b;
+  b.layout.ranks = ranks;
+  b.layout.sequence_ranks = x.dim() == 2 ? ranks : Communicator();
+  b.layout.sequences_here = x.dim() == 2 ? 1 : x.size(0);
+  b.layout.sequences = b.layout.sequences_here * (x.dim() == 2 || !ranks ? 1 : ranks.size());
+  return b;
+}
+
+at::Tensor to_tokens(const at::Tensor& x, const TokenBorder& b) {
+  return b.mesh ? DTensor(x).redistribute(b.tokens) : x;
+}
+
+at::Tensor local_part(const at::Tensor& x, const TokenBorder& b) { return b.mesh ? DTensor(x).to_local(b.result) : x; }
+
+at::Tensor from_part(const at::Tensor& part, const TokenBorder& b) {
+  if (!b.mesh) return part;
+  return DTensor::from_local(part, b.mesh, b.result, b.sizes).redistribute(reduced(b.came));
+}
+
+at::Tensor from_share(const at::Tensor& share, const TokenBorder& b) {
+  if (!b.mesh || !share.defined()) return share;
+  Placements sum;
+  for (std::int64_t a = 0; a < b.mesh.ndim(); ++a) sum.push_back(gradient_of_whole(b.mesh, a));
+  return DTensor::from_local(share, b.mesh, sum, at::IntArrayRef());
+}
+
+at::Tensor whole_parameter(const at::Tensor& parameter, const TokenBorder& b) {
+  return expert_parameter(parameter, {}, b);
+}
+
+at::Tensor expert_parameter(const at::Tensor& parameter, const std::vector<std::string>& split, const TokenBorder& b) {
+  if (!parameter.defined()) return parameter;
+  if (!is_dtensor(parameter)) return plain_parameter(parameter, b);
+  const DTensor stored(parameter);
+  const auto mesh = stored.mesh();
+  auto used = stored.placements(), gradient = used;
+  for (std::int64_t a = 0; a < mesh.ndim(); ++a) {
+    const bool keeps = std::find(split.begin(), split.end(), mesh.names()[a]) != split.end();
+    used[a] = keeps ? used[a].as_storage(false) : Replicate();
+    gradient[a] = keeps ? used[a] : gradient_of_whole(mesh, a);
+  }
+  return stored.redistribute(used).to_local(gradient);
+}
+
+}  // namespace dtensor::moe

@@ -1,0 +1,43 @@
+// The layer's border: a DTensor's (or plain) input as this rank's tokens, parameters as what this rank computes with,
+// and the way back.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dtensor/moe/router.h"
+#include "dtensor/tensor.h"
+
+namespace dtensor::moe {
+
+// How inputs of one kind (mesh, sizes, placements) become tokens. Made once for each kind.
+struct TokenBorder {
+  DeviceMesh mesh;  // none: a plain input
+  std::vector<std::int64_t> sizes;
+  Placements came;    // of the input
+  Placements tokens;  // all ranks have different ones, but for the ranks of `etp`
+  Placements result;  // of what the combination gives: Partial where experts are split over ranks with the same tokens
+  TokenLayout layout;
+  bool etp_shares = false;  // the ranks of etp hold the same tokens
+};
+
+// `etp`: ranks over which each expert is split (empty: none). Collective only in making communicators.
+TokenBorder make_border(const DTensor& x, at::IntArrayRef etp);
+TokenBorder make_plain_border(const at::Tensor& x, const Communicator& ranks);
+
+// x in `tokens` placements, and this rank's part of such a tensor.
+at::Tensor to_tokens(const at::Tensor& x, const TokenBorder& border);
+at::Tensor local_part(const at::Tensor& x, const TokenBorder& border);
+// A local result, sized like the local part, to a tensor like the input; a share of a sum to a scalar.
+at::Tensor from_part(const at::Tensor& part, const TokenBorder& border);
+at::Tensor from_share(const at::Tensor& share, const TokenBorder& border);
+
+// A parameter that every rank computes with whole, each on other tokens: gathered, its gradient summed. A plain one
+// among DTensors counts as Replicate on the input's mesh.
+at::Tensor whole_parameter(const at::Tensor& parameter, const TokenBorder& border);
+// An expert parameter: stays split on the axes named in `split`, whole on the others, where gradients are summed.
+at::Tensor expert_parameter(const at::Tensor& parameter, const std::vector<std::string>& split,
+                            const TokenBorder& border);
+
+}  // namespace dtensor::moe

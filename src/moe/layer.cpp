@@ -1,0 +1,226 @@
+// The layer: router, dispatcher, experts and combination between the borders.
+#include "dtensor/moe/layer.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "dtensor/debug.h"
+#include "dtensor/moe/exchange.h"
+#include "moe/border.h"
+#include "moe/parallel.h"
+
+namespace dtensor {
+namespace {
+
+void fill_uniform(const at::Tensor& tensor, std::int64_t inputs) {
+  if (!tensor.defined() || tensor.is_meta()) return;
+  const at::NoGradGuard no_grad;
+  const double bound = inputs > 0 ? 1 / std::sqrt(static_cast<double>(inputs)) : 0;
+  tensor.uniform_(-bound, bound);
+}
+
+at::Tensor local_view(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).to_local() : t; }
+
+}  // namespace
+
+Experts::Experts(std::int64_t experts, std::int64_t hidden, std::int64_t ffn, bool gated, at::TensorOptions options)
+    : w1(at::empty({experts, ffn, hidden}, options)), w2(at::empty({experts, hidden, ffn}, options)) {
+  if (gated) w3 = at::empty({experts, ffn, hidden}, options);
+  register_parameter("w1", w1);
+  register_parameter("w2", w2);
+  register_parameter("w3", w3);
+  Experts::reset_parameters();
+}
+
+void Experts::reset_parameters() {
+  fill_uniform(w1, w1.size(2));
+  fill_uniform(w2, w2.size(2));
+  fill_uniform(w3, w1.size(2));
+}
+
+SharedExpert::SharedExpert(std::int64_t hidden, std::int64_t ffn, bool gated, at::TensorOptions options)
+    : w1(at::empty({ffn, hidden}, options)), w2(at::empty({hidden, ffn}, options)) {
+  if (gated) w3 = at::empty({ffn, hidden}, options);
+  register_parameter("w1", w1);
+  register_parameter("w2", w2);
+  register_parameter("w3", w3);
+  SharedExpert::reset_parameters();
+}
+
+void SharedExpert::reset_parameters() {
+  fill_uniform(w1, w1.size(1));
+  fill_uniform(w2, w2.size(1));
+  fill_uniform(w3, w1.size(1));
+}
+
+// Borders by kind of input: a training run has one or two.
+struct MixtureOfExperts::Seen {
+  std::vector<moe::TokenBorder> borders;
+};
+
+struct MixtureOfExperts::Pass {
+  const moe::TokenBorder& border;
+  const Routing& routing;
+};
+
+MixtureOfExperts::MixtureOfExperts(const MoeOptions& options)
+    : gate(options.hidden, options.router.experts, /*bias=*/false, options.tensor),
+      experts(options.router.experts, options.hidden, options.ffn, is_gated(options.experts.activation),
+              options.tensor),
+      options_(options),
+      seen_(std::make_unique<Seen>()) {
+  register_module("gate", gate);
+  register_module("experts", experts);
+  if (options.shared_ffn > 0) {
+    shared = std::make_unique<SharedExpert>(options.hidden, options.shared_ffn, is_gated(options.experts.activation),
+                                            options.tensor);
+    register_module("shared", *shared);
+  }
+  if (options.balance_rate != 0) {
+    balancer_ = std::make_unique<LoadBalancer>(options.router.experts, options.balance_rate,
+                                               at::TensorOptions().device(options.tensor.device()));
+    register_buffer("balance", balancer_->bias);
+  }
+  make_dispatcher();
+}
+
+MixtureOfExperts::~MixtureOfExperts() = default;
+
+void MixtureOfExperts::set_dispatch(DispatchKind kind, CapacityOptions capacity) {
+  kind_ = kind;
+  capacity_ = capacity;
+  make_dispatcher();
+}
+
+void MixtureOfExperts::set_parallel(std::shared_ptr<const Parallel> parallel) {
+  parallel_ = std::move(parallel);
+  seen_->borders.clear();
+  make_dispatcher();
+}
+
+void MixtureOfExperts::make_dispatcher() {
+  const auto ranks = parallel_ ? parallel_->ep : Communicator();
+  switch (kind_) {
+    case DispatchKind::all_to_all:
+      dispatcher_ = ranks ? all_to_all_dispatcher(ranks) : local_dispatcher();
+      return;
+    case DispatchKind::all_gather:
+      dispatcher_ = all_gather_dispatcher(ranks);
+      return;
+    case DispatchKind::capacity:
+      dispatcher_ = capacity_all_to_all_dispatcher(ranks, capacity_);
+      return;
+    case DispatchKind::equal:
+      dispatcher_ = equal_all_to_all_dispatcher(ranks);
+      return;
+  }
+}
+
+namespace {
+
+constexpr std::size_t kKinds = 16;  // of inputs remembered
+
+const moe::TokenBorder& border_of(const at::Tensor& x, std::vector<moe::TokenBorder>& seen,
+                                  const MixtureOfExperts::Parallel* parallel) {
+  if (!is_dtensor(x)) {
+    const auto ranks = parallel != nullptr ? parallel->all : Communicator();
+    std::erase_if(seen, [](const auto& b) { return !b.mesh; });
+    return seen.emplace_back(moe::make_plain_border(x, ranks));
+  }
+  const DTensor tensor(x);
+  for (const auto& b : seen) {
+    if (b.mesh && x.sizes() == b.sizes && b.came == tensor.placements() && b.mesh == tensor.mesh()) return b;
+  }
+  if (seen.size() >= kKinds) seen.clear();
+  return seen.emplace_back(moe::make_border(tensor, parallel != nullptr ? parallel->etp_ranks : at::IntArrayRef()));
+}
+
+// What the gate sees in training: noise by the global index of each element, where there is one.
+at::Tensor jittered(const at::Tensor& x, double jitter) {
+  const at::NoGradGuard no_grad;
+  return at::rand_like(x.detach(), x.options().dtype(at::kFloat)).mul_(2 * jitter).add_(1 - jitter);
+}
+
+}  // namespace
+
+MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
+  const ModuleScope scope(name());
+  const auto x = constrain("in", input);
+  TORCH_CHECK(x.dim() >= 2 && x.size(-1) == options_.hidden, "MixtureOfExperts: input ", x.sizes(),
+              " for a hidden size of ", options_.hidden);
+  const auto& border = border_of(x, seen_->borders, parallel_.get());
+  const auto tokens = moe::to_tokens(x, border);
+  const auto part = moe::local_part(tokens, border);
+  const auto rows = part.reshape({-1, options_.hidden});
+  auto gate_input = rows;
+  if (options_.router.jitter != 0 && is_training()) {
+    gate_input = rows * local_view(jittered(tokens, options_.router.jitter)).reshape(rows.sizes()).to(rows.dtype());
+  }
+  const auto bias = balancer_ ? local_view(balancer_->bias) : at::Tensor();
+  const auto routing =
+      route(gate_input, moe::whole_parameter(gate.weight, border), options_.router, border.layout, bias);
+  if (balancer_ && is_training()) balancer_->count(routing);
+  auto plan = dispatcher_->prepare(routing, border.layout);
+  auto sent = dispatcher_->dispatch(rows, plan);
+  stats_ = {routing.counts->local(), plan.dropped};
+  const auto made = run_experts_here(sent, plan, {border, routing});
+  const auto y = moe::from_part(dispatcher_->combine(made, plan).view(part.sizes()), border);
+  return {constrain("out", with_shared(x, y)), moe::from_share(routing.loss, border)};
+}
+
+at::Tensor MixtureOfExperts::with_shared(const at::Tensor& x, const at::Tensor& y) const {
+  if (!shared) return y;
+  return y + run_expert(x, {shared->w1, shared->w2, shared->w3}, options_.experts.activation);
+}
+
+ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {
+  const auto split = parallel_ ? parallel_->split : std::vector<std::string>();
+  const auto local = [&](const at::Tensor& w) { return moe::expert_parameter(w, split, pass.border); };
+  ExpertWeights w{local(experts.w1), local(experts.w2), local(experts.w3)};
+  if (!options_.scale_expert_gradients) return w;
+  const auto load = pass.routing.counts->of_ranks(pass.border.layout.ranks).sum(0);
+  const auto here = w.w1.size(0), first = parallel_ && parallel_->ep ? parallel_->ep.rank() * here : 0;
+  const auto mean = load.to(at::kDouble).mean();
+  for (auto* each : {&w.w1, &w.w2, &w.w3}) {
+    if (each->defined()) *each = scale_expert_gradients(*each, load.narrow(0, first, here), mean);
+  }
+  return w;
+}
+
+at::Tensor MixtureOfExperts::run_experts_here(const at::Tensor& rows, const DispatchPlan& plan, const Pass& pass) {
+  const auto weights = local_experts(pass);
+  const auto run = [&](const at::Tensor& all, at::IntArrayRef counts) {
+    return run_experts(all, counts, weights, options_.experts, &cache_);
+  };
+  const bool own_tokens = parallel_ && parallel_->etp && !pass.border.etp_shares;
+  return own_tokens ? moe::over_etp(rows, plan.rows, parallel_->etp, run) : run(rows, plan.rows);
+}
+
+std::vector<MixtureOfExperts*> moe_layers(nn::Module& model) {
+  std::vector<MixtureOfExperts*> layers;
+  for (const auto& [name, module] : model.named_modules()) {
+    if (auto* layer = dynamic_cast<MixtureOfExperts*>(module)) layers.push_back(layer);
+  }
+  return layers;
+}
+
+NamedTensors expert_parameters(nn::Module& model) {
+  NamedTensors all;
+  for (const auto& [name, module] : model.named_modules()) {
+    if (dynamic_cast<Experts*>(module) == nullptr) continue;
+    const auto list = module->named_parameters(name);
+    all.insert(all.end(), list.begin(), list.end());
+  }
+  return all;
+}
+
+void update_load_balancers(nn::Module& model, const Communicator& ranks) {
+  std::vector<LoadBalancer*> balancers;
+  for (auto* layer : moe_layers(model)) {
+    if (layer->balancer() != nullptr) balancers.push_back(layer->balancer());
+  }
+  update_load_balancers(balancers, ranks);
+}
+
+}  // namespace dtensor
