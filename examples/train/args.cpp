@@ -114,12 +114,13 @@ void settle_sizes(Options& o) {
 
 }  // namespace
 
-Options parse_args(int argc, char** argv, std::optional<int>& exit_status) {
+Options parse_args(int argc, char** argv, std::optional<int>& exit_status, const std::function<void(CLI::App&)>& more) {
   Options options;
   std::string mesh, dtype = "float32";
   CLI::App app("Trains a GPT, written in plain ATen for one device, on any mesh of ranks.", "train");
   add_job_flags(app, options, mesh, dtype);
   add_training_flags(app, options);
+  if (more) more(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

@@ -2,10 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+namespace CLI {
+class App;
+}
 
 namespace train {
 
@@ -40,8 +45,10 @@ struct Options {
 // `replicate=1,shard=2,tp=2`: any of the names, once each; a missing one is 1.
 MeshShape parse_mesh(const std::string& text);
 
-// Throws UsageError. `exit_status` is set where the program should end at once (--help).
-Options parse_args(int argc, char** argv, std::optional<int>& exit_status);
+// Throws UsageError. `exit_status` is set where the program should end at once (--help). `more` adds a program's own
+// flags.
+Options parse_args(int argc, char** argv, std::optional<int>& exit_status,
+                   const std::function<void(CLI::App&)>& more = {});
 
 // The mesh to train on with this many ranks. Throws UsageError where it does not fit.
 MeshShape fit_mesh(const Options& options, int ranks);

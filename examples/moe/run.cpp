@@ -1,0 +1,172 @@
+// The training loop of the mixture of experts.
+#include "run.h"
+
+#include <ATen/ATen.h>
+
+#include <chrono>
+
+#include "dtensor/events.h"
+#include "dtensor/mesh_scope.h"
+#include "dtensor/optim.h"
+#include "dtensor/random.h"
+#include "dtensor/tensor.h"
+#include "train/plan.h"
+
+namespace moe_example {
+namespace {
+
+using dtensor::Communicator;
+using dtensor::DTensor;
+
+struct Job {
+  const Options& options;
+  const train::Corpus& corpus;
+  Communicator world;  // none: one device
+  dtensor::DeviceMesh mesh = {};
+  std::unique_ptr<Model> model = {};
+  int pieces = 1;
+  double distinct = 1;  // of all ranks' tokens: 1 / how often each is counted
+};
+
+// Born on the mesh, so that the numbers are those of any mesh.
+std::unique_ptr<Model> make_model(const Job& job) {
+  dtensor::manual_seed(job.mesh, job.options.job.seed);
+  const dtensor::MeshScope scope(job.mesh);
+  auto model = std::make_unique<Model>(model_config(job.options));
+  for (auto* layer : dtensor::moe_layers(*model)) {
+    layer->set_dispatch(dispatch_kind(job.options), {.factor = job.options.capacity});
+  }
+  return model;
+}
+
+void make_plain(Model& model) {
+  for (const auto& list : {model.named_parameters(), model.named_buffers()}) {
+    for (const auto& [name, tensor] : list) {
+      *tensor = DTensor(tensor->detach()).full_tensor().clone().requires_grad_(tensor->requires_grad());
+    }
+  }
+}
+
+// Experts first, then what is left by the plan of examples/train.
+void distribute(Job& job, const train::MeshShape& shape) {
+  const auto sparse = fit_sparse(job.options, shape);
+  dtensor::apply_expert_parallel(*job.model, job.mesh.view({sparse.edp, sparse.ep, sparse.etp}, {"edp", "ep", "etp"}));
+  dtensor::NamedTensors dense;
+  for (const auto& item : job.model->named_parameters()) {
+    if (item.first.find(".experts.") == std::string::npos) dense.push_back(item);
+  }
+  dtensor::nn::distribute(dense, job.mesh, [&](const std::string& name, const at::Tensor&) {
+    return train::parameter_placements(name, shape);
+  });
+  if (sparse.etp > 1) job.distinct = 1 / static_cast<double>(sparse.etp);
+}
+
+at::Tensor placed(const Job& job, const at::Tensor& t) {
+  return job.mesh ? at::Tensor(dtensor::distribute_tensor(t, job.mesh, train::batch_placements())) : t;
+}
+
+double to_number(const at::Tensor& scalar) {
+  return dtensor::is_dtensor(scalar) ? DTensor(scalar.detach()).full_tensor().item<double>() : scalar.item<double>();
+}
+
+double run_piece(const Job& job, const at::Tensor& ids, const at::Tensor& targets, double share) {
+  std::vector<at::Tensor> losses;
+  auto logits = job.model->forward(placed(job, ids), losses);
+  if (job.mesh && !job.options.job.loss_parallel) logits = train::gather_classes()(logits);
+  at::Tensor loss = at::cross_entropy_loss(logits.flatten(0, 1), placed(job, targets).flatten());
+  if (!losses.empty()) loss = loss + at::stack(losses).sum();
+  if (share != 1) loss = loss * share;
+  loss.backward();
+  return to_number(loss);
+}
+
+double run_batch(const Job& job, const train::Batch& batch) {
+  if (job.pieces == 1) return run_piece(job, batch.ids, batch.targets, 1);
+  const auto ids = batch.ids.chunk(job.pieces), targets = batch.targets.chunk(job.pieces);
+  double loss = 0;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    loss += run_piece(job, ids[i], targets[i],
+                      static_cast<double>(ids[i].numel()) / static_cast<double>(batch.ids.numel()));
+  }
+  return loss;
+}
+
+// Over all ranks, in one collective.
+void add_load(const Job& job, StepRecord& record) {
+  const auto layers = dtensor::moe_layers(*job.model);
+  std::vector<at::Tensor> parts;
+  for (auto* layer : layers) {
+    parts.push_back(layer->stats().load);
+    parts.push_back(at::tensor({layer->stats().dropped}));
+  }
+  auto all = at::cat(parts);
+  if (job.world && job.world.size() > 1) job.world.all_reduce(all, dtensor::ReduceOp::sum).wait();
+  const auto table = all.view({static_cast<std::int64_t>(layers.size()), -1}).to(at::kDouble) * job.distinct;
+  const auto load = table.narrow(1, 0, table.size(1) - 1);
+  const auto ratio = load.amax({1}) / load.mean(1).clamp_min(1e-9);
+  record.imbalance.assign(ratio.const_data_ptr<double>(), ratio.const_data_ptr<double>() + ratio.numel());
+  record.dropped = table.select(1, table.size(1) - 1).sum().item<std::int64_t>();
+}
+
+StepRecord run_step(const Job& job, dtensor::AdamW& optimizer, std::int64_t step) {
+  const auto& o = job.options.job;
+  StepRecord record;
+  record.step = {.step = step, .tokens = o.batch * o.seq, .lr = optimizer.lr()};
+  const auto begin = std::chrono::steady_clock::now();
+  {
+    const dtensor::EventListener listener([&](const dtensor::Event& event) {
+      if (event.kind == dtensor::Event::Kind::collective) record.step.moved[event.axis] += event.bytes;
+    });
+    record.step.loss = run_batch(job, job.corpus.batch(o.seed, step, o.batch, o.seq));
+    const auto parameters = optimizer.parameters();
+    record.step.grad_norm = to_number(dtensor::clip_grad_norm_(parameters, o.clip > 0 ? o.clip : 1e30));
+    optimizer.step();
+    dtensor::update_load_balancers(*job.model, job.world);
+    optimizer.zero_grad();
+  }
+  record.step.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (job.options.show_load) add_load(job, record);
+  return record;
+}
+
+double warmed_up(const train::Options& o, std::int64_t step) {
+  return step < o.warmup ? o.lr * static_cast<double>(step + 1) / static_cast<double>(o.warmup) : o.lr;
+}
+
+std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
+  const auto& o = job.options.job;
+  dtensor::AdamW optimizer(job.model->parameters(), {.lr = o.lr, .beta1 = 0.9, .beta2 = 0.95, .weight_decay = 0.1});
+  std::vector<StepRecord> records;
+  for (std::int64_t step = 0; step < o.steps; ++step) {
+    optimizer.set_lr(warmed_up(o, step));
+    records.push_back(run_step(job, optimizer, step));
+    if (on_step) on_step(records.back());
+  }
+  return records;
+}
+
+}  // namespace
+
+std::vector<StepRecord> train_on_mesh(const Communicator& world, const Options& options, const train::Corpus& corpus,
+                                      const OnStep& on_step) {
+  const auto shape = train::fit_mesh(options.job, world.size());
+  Job job{options, corpus, world, train::make_mesh(world, shape)};
+  job.model = make_model(job);
+  distribute(job, shape);
+  return run_steps(job, on_step);
+}
+
+std::vector<StepRecord> train_on_one_device(const Options& options, const train::Corpus& corpus, int pieces) {
+  std::vector<StepRecord> records;
+  dtensor::run_local(1, [&](Communicator world) {
+    Job job{options, corpus, {}, train::make_mesh(world, {})};
+    job.model = make_model(job);
+    make_plain(*job.model);
+    job.mesh = {};
+    job.pieces = pieces;
+    records = run_steps(job, {});
+  });
+  return records;
+}
+
+}  // namespace moe_example
