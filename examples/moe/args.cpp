@@ -26,6 +26,7 @@ const std::map<std::string, DispatchKind>& dispatchers() {
 void add_flags(CLI::App& app, Options& o) {
   app.add_option("--ep", o.ep, "ranks that share the experts of a layer; default: the most that fit");
   app.add_option("--etp", o.etp, "ranks that split each expert: 1, or as many as tp")->capture_default_str();
+  app.add_option("--layers", o.layers, "blocks; default: the model's");
   app.add_option("--experts", o.experts, "experts a layer")->check(CLI::Range(1, 4096))->capture_default_str();
   app.add_option("--top-k", o.top_k, "experts a token")->check(CLI::Range(1, 64))->capture_default_str();
   app.add_option("--ffn", o.ffn, "width of an expert; default: the hidden size");
@@ -70,6 +71,7 @@ SparseShape fit_sparse(const Options& o, const train::MeshShape& dense) {
 ModelConfig model_config(const Options& o) {
   const auto base = o.job.model == "tiny" ? train::tiny() : train::gpt_153m();
   ModelConfig c{base.vocabulary, o.job.hidden > 0 ? o.job.hidden : base.hidden, base.heads, base.layers, {}};
+  if (o.layers > 0) c.layers = o.layers;
   c.moe.hidden = c.hidden;
   c.moe.ffn = o.ffn > 0 ? o.ffn : c.hidden;
   c.moe.shared_ffn = o.shared;

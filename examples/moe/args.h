@@ -13,6 +13,7 @@ namespace moe_example {
 struct Options {
   train::Options job;
   std::int64_t ep = 0, etp = 1;                              // ep 0: as many as divide both the ranks and the experts
+  std::int64_t layers = 0;                                   // 0: the model's
   std::int64_t experts = 8, top_k = 2, ffn = 0, shared = 0;  // ffn 0: the hidden size
   std::string dispatcher = "all-to-all", balance = "aux";
   double capacity = 1.25;

@@ -40,10 +40,8 @@ std::unique_ptr<Model> make_model(const Job& job) {
 }
 
 void make_plain(Model& model) {
-  for (const auto& list : {model.named_parameters(), model.named_buffers()}) {
-    for (const auto& [name, tensor] : list) {
-      *tensor = DTensor(tensor->detach()).full_tensor().clone().requires_grad_(tensor->requires_grad());
-    }
+  for (const auto& [name, tensor] : model.named_parameters()) {
+    *tensor = DTensor(tensor->detach()).full_tensor().clone().requires_grad_();
   }
 }
 
