@@ -63,6 +63,12 @@ class DTENSOR_API Communicator {
   Work all_reduce(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const;
   // `inputs[i]` goes to member i and arrives in its outputs[rank()]. Sizes may differ per pair and be empty.
   Work all_to_all(at::TensorList outputs, at::TensorList inputs) const;
+  // The same for lists of n tensors in one collective: outputs[i * n + k] is filled from member i's inputs[k];
+  // inputs[i * n + k] goes to member i and is summed up in its outputs[k]. Dtypes may differ within a list that is
+  // gathered, not within one that is reduced.
+  Work all_gather_list(at::TensorList outputs, at::TensorList inputs) const;
+  Work reduce_scatter_list(at::TensorList outputs, at::TensorList inputs, ReduceOp op) const;
+  Work all_reduce_list(at::TensorList tensors, ReduceOp op) const;
   Work broadcast(const at::Tensor& tensor, int root) const;  // in place
   Work send(const at::Tensor& tensor, int peer, int tag = 0) const;
   Work recv(const at::Tensor& tensor, int peer, int tag = 0) const;
@@ -73,6 +79,12 @@ class DTENSOR_API Communicator {
   // The communicator of these members (ranks within this one). Called by exactly those members, in the same order.
   // `label` (a mesh axis) names it in events and messages.
   Communicator subgroup(at::IntArrayRef members, std::string label = {}) const;
+  // Uninitialised contiguous memory for what collectives put out: large blocks are kept for reuse, since the page
+  // faults of a fresh one cost more than filling it does.
+  at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) const;
+  // Whether collectives run while this thread goes on: else they are done when the call returns.
+  bool asynchronous() const;
+
   // The same communicator under another name in events and messages.
   Communicator with_label(std::string label) const;
   const std::string& label() const;

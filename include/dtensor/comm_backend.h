@@ -59,6 +59,7 @@ class DTENSOR_API CommBackend {
 
   virtual const char* name() const = 0;
   virtual bool supports(c10::DeviceType device) const = 0;
+  virtual bool asynchronous() const { return false; }
 
   virtual Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) = 0;
   virtual Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) = 0;
@@ -66,6 +67,10 @@ class DTENSOR_API CommBackend {
   // By default copies and reduces in place.
   virtual Work all_reduce(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input);
   virtual Work all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) = 0;
+  // Lists as in Communicator. By default packed into one tensor a member (comm/packed.cpp).
+  virtual Work all_gather_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs);
+  virtual Work reduce_scatter_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs);
+  virtual Work all_reduce_list(const CollectiveCall& call, at::TensorList tensors);
   virtual Work broadcast(const CollectiveCall& call, const at::Tensor& tensor) = 0;
   virtual Work send(const CollectiveCall& call, const at::Tensor& tensor) = 0;
   virtual Work recv(const CollectiveCall& call, const at::Tensor& tensor) = 0;

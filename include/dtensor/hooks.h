@@ -10,17 +10,37 @@
 
 namespace dtensor {
 
-// Called when an operator needs `parameter` in placements other than its own. May return the local tensor in the
-// placements `needed` (gathered ahead of time, with others of its unit); undefined: the engine gathers it itself.
-// Called in forward and in backward alike, in the order of the operators, on every rank of the mesh.
-using UseHook = std::function<at::Tensor(const DTensor& parameter, const Placements& needed)>;
-// One hook a tensor; an empty function removes it. The hook must not hold the tensor itself.
+// Called when an operator needs `parameter`, or a view or cast of it, gathered: with the parameter's placements,
+// storage shards made Replicate, and the dtype that the operator sees. May return the parameter's local tensor in those
+// placements, of any dtype that casts to the one asked for without loss (gathered ahead of time, with others of its
+// unit); undefined: the engine gathers the operand itself. Called in forward and in backward alike, in the order of the
+// operators, on every rank of the mesh.
+using UseHook = std::function<at::Tensor(const DTensor& parameter, const Placements& gathered, at::ScalarType dtype)>;
+// One hook a tensor; an empty function removes it. The hook must not hold the tensor itself. Views and casts find the
+// hooks of their parameter if they were made after the first was set.
 DTENSOR_API void set_use_hook(const DTensor& parameter, UseHook hook);
+// The hook of this tensor; null: none.
+DTENSOR_API const UseHook* use_hook(const DTensor& parameter);
 
 // Called after each accumulation into parameter.grad(), which is in the parameter's placements by then (unless
 // NoGradientSync). One hook a tensor.
 using GradientHook = std::function<void(const DTensor& parameter)>;
 DTENSOR_API void set_gradient_hook(const DTensor& parameter, GradientHook hook);
+
+// Takes over a leaf's gradient: called once for each backward pass that reaches the leaf (unless NoGradientSync), with
+// the sum of what the operators gave, as it came (Partial, mostly). parameter.grad() is left as it was; the schedule
+// reduces, with others of its unit, and calls accumulate_gradient.
+using ReduceHook = std::function<void(const DTensor& parameter, const at::Tensor& gradient)>;
+DTENSOR_API void set_reduce_hook(const DTensor& parameter, ReduceHook hook);
+// What a gradient is reduced to: the parameter's placements without storage flags, Partial made Replicate.
+DTENSOR_API Placements gradient_placements(const DTensor& parameter);
+// Adds to parameter.grad(), or sets it, and calls the gradient hook.
+DTENSOR_API void accumulate_gradient(const DTensor& parameter, const DTensor& gradient);
+
+// The number of the backward pass that runs on this thread (the innermost, where they nest); -1: none.
+DTENSOR_API int current_backward();
+// Calls `callback` on this thread when that pass ends, once its gradients are accumulated.
+DTENSOR_API void at_backward_end(std::function<void()> callback);
 
 // While it lives, `callback` runs on this thread at the first operator of each backward pass that runs on it.
 class DTENSOR_API BackwardStartListener {
@@ -46,6 +66,8 @@ class DTENSOR_API NoGradientSync {
   ~NoGradientSync();
   NoGradientSync(const NoGradientSync&) = delete;
   NoGradientSync& operator=(const NoGradientSync&) = delete;
+
+  static bool active();
 
  private:
   bool previous_;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "comm/buffer_pool.h"
 #include "comm/check.h"
 #include "comm/copy.h"
 #include "comm/describe.h"
@@ -147,6 +148,72 @@ Work Communicator::all_to_all(at::TensorList outputs, at::TensorList inputs) con
   touched(outputs);
   return report(call, bytes_from_others(outputs, rank()), [&] { return backend_->all_to_all(call, outputs, inputs); });
 }
+
+namespace {
+
+// Tensor k of a list has its own dtype, the same on every member.
+void check_lists(const CommBackend& backend, CollectiveCall call, at::TensorList all, at::TensorList one,
+                 const char* what) {
+  TORCH_CHECK(all.size() == one.size() * static_cast<std::size_t>(backend.size()), to_string(call.kind), ": ",
+              all.size(), ' ', what, " for ", one.size(), " tensors of ", backend.size(), " ranks");
+  for (std::size_t k = 0; k < one.size(); ++k) {
+    call.dtype = one[k].scalar_type();
+    check_tensors(backend, call, one[k], {});
+    for (std::size_t i = k; i < all.size(); i += one.size()) check_tensors(backend, call, all[i], {});
+    check_same_sizes(call, all[static_cast<std::size_t>(backend.rank()) * one.size() + k], one[k]);
+  }
+}
+
+std::int64_t bytes_of_list(at::TensorList list) {
+  std::int64_t bytes = 0;
+  for (const auto& t : list) bytes += bytes_of(t);
+  return bytes;
+}
+
+}  // namespace
+
+Work Communicator::all_gather_list(at::TensorList outputs, at::TensorList inputs) const {
+  TORCH_CHECK(!inputs.empty() && all_plain(inputs), "all_gather: a list must have tensors, without conjugate bits");
+  const auto call = make_call(*backend_, CollectiveKind::all_gather, inputs[0], label_);
+  check_lists(*backend_, call, outputs, inputs, "outputs");
+  touched(outputs);
+  const auto mine = outputs.slice(static_cast<std::size_t>(rank()) * inputs.size(), inputs.size());
+  return report(call, bytes_of_list(outputs) - bytes_of_list(mine),
+                [&] { return backend_->all_gather_list(call, outputs, inputs); });
+}
+
+Work Communicator::reduce_scatter_list(at::TensorList outputs, at::TensorList inputs, ReduceOp op) const {
+  TORCH_CHECK(!outputs.empty() && all_plain(inputs),
+              "reduce_scatter: a list must have tensors, without conjugate bits");
+  auto call = make_call(*backend_, CollectiveKind::reduce_scatter, outputs[0], label_);
+  call.op = op;
+  check_tensors(*backend_, call, outputs, {});
+  check_lists(*backend_, call, inputs, outputs, "inputs");
+  check_reduction(call);
+  touched(outputs);
+  return report(call, bytes_of_list(outputs) * (size() - 1),
+                [&] { return backend_->reduce_scatter_list(call, outputs, inputs); });
+}
+
+Work Communicator::all_reduce_list(at::TensorList tensors, ReduceOp op) const {
+  TORCH_CHECK(!tensors.empty(), "all_reduce: an empty list");
+  auto call = make_call(*backend_, CollectiveKind::all_reduce, tensors[0], label_);
+  call.op = op;
+  check_tensors(*backend_, call, tensors, {});
+  check_reduction(call);
+  touched(tensors);
+  return report(call, 2 * bytes_of_list(tensors) * (size() - 1) / size(),
+                [&] { return backend_->all_reduce_list(call, tensors); });
+}
+
+at::Tensor Communicator::empty(at::IntArrayRef sizes, at::TensorOptions options) const {
+  if (options.device().is_cpu()) return pooled_empty(sizes, c10::typeMetaToScalarType(options.dtype()));
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const c10::impl::ExcludeDispatchKeyGuard no_scope(c10::DispatchKey::DeferredInit);
+  return at::empty(sizes, options);
+}
+
+bool Communicator::asynchronous() const { return backend_->asynchronous(); }
 
 Work Communicator::broadcast(const at::Tensor& tensor, int root) const {
   auto call = make_call(*backend_, CollectiveKind::broadcast, tensor, label_);

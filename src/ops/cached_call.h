@@ -28,6 +28,7 @@ struct OutputAction {
   c10::intrusive_ptr<DTensorImpl> prototype;  // metadata of the result
   int alias = -1;                             // in-place, out=: the operand that is returned
   int base = -1;                              // view: the operand that it is a view of
+  int source = -1;  // view or cast: the operand whose parameter it may stand for (ops/source.h)
   std::int64_t offset_delta = 0;
   bool contiguous = false;  // fresh result, global strides contiguous: so must be the local ones
   bool ordered = false;     // fresh result, global strides a dense permutation

@@ -6,6 +6,7 @@
 
 #include "ops/inspect_state.h"
 #include "ops/leaf_hook.h"
+#include "ops/source.h"
 #include "random/state.h"
 #include "redistribute/execute.h"
 
@@ -41,8 +42,8 @@ at::Tensor empty_like_spec(const TensorSpec& spec) {
 at::Tensor moved_input(const Frame& frame, std::size_t index, const at::Tensor& local) {
   const auto& action = frame.call.inputs[index];
   auto* impl = frame.view.operands[index];
-  if (has_dtensor_key(impl) && as_dtensor(impl)->hooks && as_dtensor(impl)->hooks->use) {
-    auto provided = as_dtensor(impl)->hooks->use(DTensor(frame.operands[index]), action.to->placements);
+  if (has_dtensor_key(impl) && as_dtensor(impl)->source) {
+    auto provided = provided_by_schedule(*as_dtensor(impl), *action.to);
     if (provided.defined()) return provided;
   }
   // Slices too: kernels rely on what is contiguous on one device (layer norm's statistics, for instance).
@@ -188,6 +189,7 @@ at::Tensor wrap(const Frame& frame, const OutputAction& action, const at::Tensor
   if (action.base >= 0) offset = frame.operands[action.base].storage_offset() + action.offset_delta;
   auto ordered = local.defined() && out_of_order(action, local) ? in_order_of(local, *action.spec) : local;
   auto impl = c10::make_intrusive<DTensorImpl>(*action.prototype, std::move(ordered), offset);
+  if (action.source >= 0) inherit_source(*impl, *as_dtensor(frame.view.operands[action.source]));
   if (action.detached) impl->mark_detached_view(*as_dtensor(frame.view.operands[action.base]));
   return at::Tensor(std::move(impl));
 }

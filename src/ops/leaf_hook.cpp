@@ -1,6 +1,7 @@
 // The gradient hooks of leaves, and the hooks that schedules hang on tensors.
 #include "ops/leaf_hook.h"
 
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
@@ -14,26 +15,39 @@ DTensor handle_of(DTensorImpl& impl) {
   return DTensor(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&impl)));
 }
 
-Placements gradient_placements(const TensorSpec& leaf) {
+Placements reduced_placements(const TensorSpec& leaf) {
   auto placements = leaf.placements;
   for (auto& p : placements) p = p.is_partial() ? Replicate() : p.as_storage(false);
   return placements;
 }
+
+bool taken_over(const DTensorImpl& impl) { return !sync_off && impl.hooks && impl.hooks->reduce; }
 
 // What was accumulated without synchronisation and is not reduced yet: new gradients join it, then all is reduced once.
 bool has_unreduced_gradient(const DTensor& leaf, const Placements& wanted) {
   return is_dtensor(leaf.grad()) && DTensor(leaf.grad()).placements() != wanted;
 }
 
+// Autograd is to accumulate into nothing, so that the schedule sees what is new. autograd::grad runs this hook too, but
+// never accumulates: then the end of the pass puts the gradient back.
+void set_aside_gradient(const DTensor& leaf, DTensorImpl& impl) {
+  impl.hooks->kept = std::exchange(leaf.mutable_grad(), at::Tensor());
+  at_backward_end([leaf, hooks = impl.hooks] {
+    if (hooks->kept.defined()) leaf.mutable_grad() = std::exchange(hooks->kept, at::Tensor());
+  });
+}
+
 at::Tensor before_accumulation(DTensorImpl& impl, const at::Tensor& grad) {
   if (!grad.defined() || sync_off) return grad;
   const auto leaf = handle_of(impl);
-  const auto wanted = gradient_placements(*impl.spec());
+  const auto wanted = reduced_placements(*impl.spec());
+  if (taken_over(impl) && leaf.grad().defined()) set_aside_gradient(leaf, impl);
   // Some second-order gradients come as plain tensors, equal on every rank.
   if (!is_dtensor(grad)) {
     const Placements replicated(wanted.size());
     return DTensor::from_local(grad, leaf.mesh(), replicated, grad.sizes(), grad.strides()).redistribute(wanted);
   }
+  if (taken_over(impl)) return grad;
   return has_unreduced_gradient(leaf, wanted) ? grad : DTensor(grad).redistribute(wanted);
 }
 
@@ -41,7 +55,11 @@ struct AfterAccumulation final : torch::autograd::PostAccumulateGradHook {
   explicit AfterAccumulation(DTensorImpl& i) : impl(i) {}
   void operator()(const at::Tensor& tensor) override {
     const DTensor leaf(tensor);
-    const auto wanted = gradient_placements(*impl.spec());
+    if (taken_over(impl)) {
+      const auto gradient = std::exchange(leaf.mutable_grad(), std::exchange(impl.hooks->kept, at::Tensor()));
+      return impl.hooks->reduce(leaf, gradient);
+    }
+    const auto wanted = reduced_placements(*impl.spec());
     if (!sync_off && has_unreduced_gradient(leaf, wanted)) {
       leaf.mutable_grad() = DTensor(leaf.grad()).redistribute(wanted);
     }
@@ -53,7 +71,7 @@ struct AfterAccumulation final : torch::autograd::PostAccumulateGradHook {
 TensorHooks& hooks_of(const DTensor& tensor) {
   auto* impl = dtensor_or_null(tensor);
   TORCH_CHECK(impl != nullptr, "hooks belong to DTensors; this one is undefined");
-  if (!impl->hooks) impl->hooks = std::make_shared<TensorHooks>();
+  if (!impl->hooks) impl->hooks = impl->source = std::make_shared<TensorHooks>(tensor.getIntrusivePtr());
   return *impl->hooks;
 }
 
@@ -71,9 +89,39 @@ void watch_leaf_slow(DTensorImpl& impl) {
 
 void set_use_hook(const DTensor& parameter, UseHook hook) { hooks_of(parameter).use = std::move(hook); }
 void set_gradient_hook(const DTensor& parameter, GradientHook hook) { hooks_of(parameter).gradient = std::move(hook); }
+void set_reduce_hook(const DTensor& parameter, ReduceHook hook) { hooks_of(parameter).reduce = std::move(hook); }
+
+const UseHook* use_hook(const DTensor& parameter) {
+  auto* impl = dtensor_or_null(parameter);
+  return impl != nullptr && impl->hooks && impl->hooks->use ? &impl->hooks->use : nullptr;
+}
+
+Placements gradient_placements(const DTensor& parameter) {
+  return reduced_placements(*dtensor_or_null(parameter)->spec());
+}
+
+void accumulate_gradient(const DTensor& parameter, const DTensor& gradient) {
+  const at::NoGradGuard no_grad;
+  auto& sum = parameter.mutable_grad();
+  if (sum.defined()) {
+    sum.add_(gradient);
+  } else {
+    sum = gradient;
+  }
+  auto* impl = dtensor_or_null(parameter);
+  if (impl->hooks && impl->hooks->gradient) impl->hooks->gradient(parameter);
+}
+
+int current_backward() { return torch::autograd::get_current_graph_task_id(); }
+
+void at_backward_end(std::function<void()> callback) {
+  TORCH_CHECK(current_backward() >= 0, "at_backward_end: no backward pass runs on this thread");
+  torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+}
 
 NoGradientSync::NoGradientSync() : previous_(sync_off) { sync_off = true; }
 NoGradientSync::~NoGradientSync() { sync_off = previous_; }
+bool NoGradientSync::active() { return sync_off; }
 
 struct BackwardStartListener::State {
   std::function<void()> callback;

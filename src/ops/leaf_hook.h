@@ -8,8 +8,12 @@
 namespace dtensor {
 
 struct TensorHooks {
+  explicit TensorHooks(const c10::intrusive_ptr<c10::TensorImpl>& impl) : owner(impl) {}
   UseHook use;
   GradientHook gradient;
+  ReduceHook reduce;
+  at::Tensor kept;  // the gradient so far, while autograd accumulates a new one for the reduce hook
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> owner;
 };
 
 void watch_leaf_slow(DTensorImpl& impl);

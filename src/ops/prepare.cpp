@@ -73,6 +73,15 @@ InputAction make_input(const OpEntry& entry, const Operand& operand, const Place
   return action;
 }
 
+// Of a stored shard into another dtype; the shards stay where they are.
+bool is_cast(const OpEntry& entry, const CachedCall& call) {
+  if (entry.op.operator_name().name != "aten::_to_copy" || call.outputs.size() != 1) return false;
+  const auto& from = call.inputs[0].from;
+  const auto& to = call.outputs[0].spec;
+  return from && from->has_storage && call.inputs[0].plan.empty() && to->placements == from->placements &&
+         to->strides == from->strides;
+}
+
 OutputAction make_output(const OutputDecision& decision, const CachedCall& call) {
   OutputAction action;
   action.alias = decision.alias;
@@ -94,6 +103,7 @@ OutputAction make_output(const OutputDecision& decision, const CachedCall& call)
     action.offset_delta = meta.offset_delta;
     const auto& base = call.inputs[action.base];
     action.detached = base.from && !base.plan.empty();
+    if (!action.detached) action.source = action.base;
   }
   return action;
 }
@@ -242,6 +252,7 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
   }
   for (const auto& output : call->decision.outputs) {
     call->outputs.push_back(make_output(output, *call));
+    if (is_cast(entry, *call)) call->outputs.back().source = 0;
     call->output_specs.push_back(call->outputs.back().spec);
   }
   if (!entry.inplace_view) plan_write_backs(*call);

@@ -12,6 +12,7 @@
 #include "ops/inspect_state.h"
 #include "ops/kernel.h"
 #include "ops/leaf_hook.h"
+#include "ops/source.h"
 
 namespace dtensor::unboxed {
 
@@ -110,7 +111,9 @@ inline at::Tensor wrap(const OpEntry& entry, const CachedCall& call, const CallV
   check_local_sizes(entry, call, *action.spec, local);
   if (C10_UNLIKELY(out_of_order(action, local))) local = in_order_of(std::move(local), *action.spec);
   const auto offset = action.base < 0 ? 0 : view.operands[action.base]->storage_offset() + action.offset_delta;
-  return at::Tensor(c10::make_intrusive<DTensorImpl>(*action.prototype, std::move(local), offset));
+  auto impl = c10::make_intrusive<DTensorImpl>(*action.prototype, std::move(local), offset);
+  if (action.source >= 0) inherit_source(*impl, *as_dtensor(view.operands[action.source]));
+  return at::Tensor(std::move(impl));
 }
 
 template <class Tuple, std::size_t... I>

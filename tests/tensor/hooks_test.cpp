@@ -17,7 +17,7 @@ TEST(Hooks, UseIsAskedBeforeEachGatherAndMayProvideIt) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto step = make_step(mesh);
     int asked = 0;
-    set_use_hook(DTensor(step.w), [&](const DTensor& w, const Placements& needed) {
+    set_use_hook(DTensor(step.w), [&](const DTensor& w, const Placements& needed, at::ScalarType) {
       ++asked;
       EXPECT_EQ(needed, Placements{Replicate()});
       return at::full(w.sizes(), 2.0, at::kDouble);

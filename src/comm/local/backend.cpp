@@ -39,14 +39,8 @@ class LocalBackend final : public CommBackend {
   }
 
   Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) override {
-    const Published mine{call, output, inputs};
-    group_->exchange(rank(), mine, [&] {
-      const DimOrder order = memory_order(output);
-      c10::SmallVector<FlatView, 8> sources;
-      for (int i = 0; i < size(); ++i) sources.emplace_back(peer(call, i).inputs[rank()], order);
-      const FlatView target(output, order);
-      reduce_views(target, sources, 0, output.numel(), call.dtype, call.op);
-    });
+    group_->exchange(rank(), {call, output, inputs},
+                     [&] { reduce_from_all(call, output, static_cast<std::size_t>(rank())); });
     return {};
   }
 
@@ -55,6 +49,24 @@ class LocalBackend final : public CommBackend {
   }
   Work all_reduce(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input) override {
     return reduce_everywhere({call, output, input});
+  }
+
+  Work all_gather_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
+    const auto n = inputs.size();
+    group_->exchange(rank(), {call, outputs, inputs}, [&] {
+      for_members([&](int i) {
+        for (std::size_t k = 0; k < n; ++k) copy_tensor(outputs[i * n + k], peer(call, i).inputs[k]);
+      });
+    });
+    return {};
+  }
+
+  Work reduce_scatter_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
+    const auto n = outputs.size();
+    group_->exchange(rank(), {call, outputs, inputs}, [&] {
+      for (std::size_t k = 0; k < n; ++k) reduce_from_all(call, outputs[k], rank() * n + k);
+    });
+    return {};
   }
 
   Work all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
@@ -91,6 +103,15 @@ class LocalBackend final : public CommBackend {
   }
 
  private:
+  // What every member published as its inputs[at].
+  void reduce_from_all(const CollectiveCall& call, const at::Tensor& output, std::size_t at) {
+    const DimOrder order = memory_order(output);
+    c10::SmallVector<FlatView, 8> sources;
+    for (int i = 0; i < size(); ++i) sources.emplace_back(peer(call, i).inputs[at], order);
+    const FlatView target(output, order);
+    reduce_views(target, sources, 0, output.numel(), call.dtype, call.op);
+  }
+
   // Each rank reduces its share of the elements and writes the result into everybody's tensor.
   Work reduce_everywhere(const Published& mine) {
     group_->exchange(rank(), mine, [&] {

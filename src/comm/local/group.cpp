@@ -50,6 +50,14 @@ bool agree(const CollectiveCall& a, const CollectiveCall& b) {
 }
 }  // namespace
 
+namespace {
+bool same_sizes(at::TensorList a, at::TensorList b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
+    return x.sizes() == y.sizes() && x.scalar_type() == y.scalar_type();
+  });
+}
+}  // namespace
+
 std::string Group::disagreement(std::uint64_t sequence) const {
   std::string out = "ranks disagree on " + describe_group(label_, ranks_) + ": ";
   for (int i = 0; i < size(); ++i) {
@@ -66,14 +74,14 @@ void Group::compare(int me, const Published& mine) {
   bool good = true;
   for (int i = 0; i < size() && good; ++i) {
     const Published& p = published(i, sequence);
-    good = agree(mine.call, p.call);
+    good = agree(mine.call, p.call) && mine.outputs.size() == p.outputs.size();
     if (!good) break;
     switch (mine.call.kind) {
       case CollectiveKind::all_gather:
-        good = mine.outputs[i].sizes() == p.inputs[0].sizes();
+        good = same_sizes(mine.outputs.slice(i * p.inputs.size(), p.inputs.size()), p.inputs);
         break;
       case CollectiveKind::reduce_scatter:
-        good = mine.outputs[0].sizes() == p.inputs[me].sizes();
+        good = same_sizes(mine.outputs, p.inputs.slice(me * mine.outputs.size(), mine.outputs.size()));
         break;
       case CollectiveKind::all_to_all:
         good = mine.outputs[i].sizes() == p.inputs[me].sizes();

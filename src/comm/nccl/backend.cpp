@@ -84,6 +84,7 @@ class NcclBackend final : public CommBackend {
   }
 
   const char* name() const override { return "nccl"; }
+  bool asynchronous() const override { return true; }
   bool supports(c10::DeviceType device) const override {
     return device == c10::DeviceType::CUDA || device == c10::DeviceType::CPU;
   }

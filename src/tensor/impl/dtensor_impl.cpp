@@ -66,6 +66,7 @@ void DTensorImpl::reset(SpecPtr spec, at::Tensor local) {
   spec_ = std::move(spec);
   local_ = std::move(local);
   detached_ = false;
+  if (source != hooks) source = nullptr;
   take_metadata(storage_offset_);
 }
 
@@ -84,6 +85,8 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c
   copy->detached_ = detached_;
   copy->version_at_detach_ = version_at_detach_;
   copy->base_version_ = base_version_;
+  copy->source = source;
+  copy->source_version = source_version;
   return copy;
 }
 
@@ -100,6 +103,13 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   auto* other = as_dtensor(impl.get());
   storage_offset_ = other->storage_offset_;
   reset(other->spec_, other->local_);
+}
+
+void DTensorImpl::release_resources() {
+  local_.reset();
+  source.reset();
+  hooks.reset();
+  TensorImpl::release_resources();
 }
 
 at::Tensor make_dtensor(SpecPtr spec, at::Tensor local, std::int64_t offset) {

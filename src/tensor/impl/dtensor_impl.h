@@ -36,6 +36,10 @@ class DTensorImpl final : public c10::TensorImpl {
 
   // What a schedule hung on this tensor (dtensor/hooks.h); null for most.
   std::shared_ptr<TensorHooks> hooks;
+  // The hooks of the parameter that this tensor is, or is a view or cast of (ops/source.h); null for most.
+  std::shared_ptr<TensorHooks> source;
+  // Casts only: the parameter's version when it was cast.
+  std::uint32_t source_version = 0;
 
   // Set once the engine has looked at this tensor as a leaf that requires grad (ops/leaf_hook.h).
   bool leaf_checked = false;
@@ -45,6 +49,8 @@ class DTensorImpl final : public c10::TensorImpl {
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version_counter,
                                                          bool allow_tensor_metadata_change) const override;
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) override;
+  // The hooks know this tensor weakly, which would keep them, and the data, alive with its memory.
+  void release_resources() override;
 
  private:
   const char* tensorimpl_type_name() const override { return "DTensor"; }

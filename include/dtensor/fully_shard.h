@@ -1,0 +1,143 @@
+// Fully sharded parameters with a schedule: parameters are stored split over the ranks of one mesh axis, gathered unit
+// by unit for forward and again for backward in one collective each, and their gradients are reduced back in one. The
+// model stays as it was written for one device. See docs/design/fsdp.md.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "dtensor/export.h"
+#include "dtensor/mesh.h"
+#include "dtensor/tensor.h"
+
+namespace dtensor {
+
+// A model as functions on models see it: full names and where each tensor is kept, so that it can be exchanged. A tied
+// tensor is listed under each of its names.
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor*>>;
+
+// Dtypes of the computation; parameters, gradients and optimizer states keep the dtype that the parameter was made in.
+struct MixedPrecision {
+  std::optional<at::ScalarType> param_dtype;   // parameters are gathered and computed with in it (see ComputeScope)
+  std::optional<at::ScalarType> reduce_dtype;  // gradients are summed over ranks in it; default: the parameter's own
+  std::optional<at::ScalarType> output_dtype;  // of ComputeScope::output
+  // Other param_dtypes for names that match a pattern ("*" stands for anything); the first match counts. fp32 norms in
+  // a bf16 model: {{"*ln*", at::kFloat}}.
+  std::vector<std::pair<std::string, at::ScalarType>> param_dtype_of;
+};
+
+struct FsdpOptions {
+  // true: gathered parameters are dropped after their last use in forward and gathered again in backward. false: they
+  // stay until backward ends. A number: in between each rank keeps its share among that many neighbours on the shard
+  // axis (a divisor of its size), so that backward gathers over those alone.
+  std::variant<bool, std::int64_t> reshard_after_forward = true;
+  MixedPrecision precision;
+  // How many bytes of gathered parameters may wait for their use, ahead of the unit in use, in the order recorded in
+  // the step before. Default: the next unit where collectives run in the background, none where they do not.
+  std::optional<std::int64_t> prefetch_bytes;
+  // Names of mesh axes. A 1-D mesh needs no names; of a 2-D mesh without names, the first replicates.
+  std::string shard_axis = "shard", replicate_axis = "replicate";
+  // The dimension that a parameter is split along; default 0. Tensors of no dimensions are whole on every rank.
+  std::function<std::int64_t(const std::string& name, const at::Tensor& parameter)> shard_dim;
+  // Where the mesh is of CPUs, shards are in host memory already; for others not built: an error.
+  bool cpu_offload = false;
+};
+
+// Counted since the first unit of a model was made, on this rank, over all its units.
+struct FsdpStats {
+  std::int64_t all_gathers = 0, reduce_scatters = 0, all_reduces = 0;
+  std::int64_t gathered_bytes = 0, peak_gathered_bytes = 0;    // gathered parameters
+  std::int64_t unreduced_bytes = 0, peak_unreduced_bytes = 0;  // gradients that wait for their unit's
+};
+
+// A set of parameters that is gathered and reduced together. A cheap handle; the unit lives as long as its parameters.
+class DTENSOR_API FsdpUnit {
+ public:
+  struct Impl;
+  explicit FsdpUnit(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+  std::vector<std::string> names() const;
+  const FsdpOptions& options() const;
+  std::int64_t shard_bytes() const;     // of the parameters, on this rank
+  std::int64_t gathered_bytes() const;  // of its gathered copy, in the dtypes that are gathered
+  std::int64_t gradient_bytes() const;  // of its unreduced gradients
+  void reshard() const;                 // drops the gathered copy, if there is one
+  FsdpStats stats() const;
+  void reset_peaks() const;
+
+ private:
+  std::shared_ptr<Impl> impl_;
+};
+
+// Makes one unit of those parameters that are in none yet, and joins its schedule with theirs: call it for each block,
+// then for the whole model. `mesh` has the shard axis, perhaps the replicate axis (HSDP), and any axes that parameters
+// are placed on already (tensor parallelism). Of the parameters,
+//  - plain ones, equal on all ranks, are replaced by DTensors that hold this rank's part (`requires_grad` stays);
+//  - those on the meta device get memory for their part only, filled with NaN until the caller resets them;
+//  - DTensors on `mesh` or a slice of it keep their placements on the other axes and are re-placed where they are, for
+//    every handle; the shard axis splits what those axes leave (a strided shard where they split the same dimension).
+// A tensor that is listed twice counts once, under its first name. Ranks outside the mesh take part in nothing.
+DTENSOR_API FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh,
+                                 const FsdpOptions& options = {});
+
+// A model that lists its parameters (nn::Module).
+template <class Model>
+requires requires(Model& m) {
+  { m.named_parameters() } -> std::convertible_to<NamedTensors>;
+}
+FsdpUnit fully_shard(Model& model, const DeviceMesh& mesh, const FsdpOptions& options = {}) {
+  return fully_shard(static_cast<NamedTensors>(model.named_parameters()), mesh, options);
+}
+
+// While it lives, each slot of the list that holds a parameter with another param_dtype holds its cast instead, so that
+// plain ATen code computes in that dtype; gradients reach the parameter in its own. Put the forward pass in it.
+class DTENSOR_API ComputeScope {
+ public:
+  explicit ComputeScope(const NamedTensors& parameters);
+  ~ComputeScope();
+  ComputeScope(const ComputeScope&) = delete;
+  ComputeScope& operator=(const ComputeScope&) = delete;
+
+  at::Tensor output(const at::Tensor& result) const;  // in output_dtype, where one was given
+
+ private:
+  std::vector<std::pair<at::Tensor*, at::Tensor>> kept_;
+  std::optional<at::ScalarType> output_dtype_;
+};
+
+// For this thread, while it lives: backward reduces gradients over the shard axis only and leaves the sum over replicas
+// to the next pass without it (HSDP with gradient accumulation). NoGradientSync leaves both.
+class DTENSOR_API NoReplicaSync {
+ public:
+  NoReplicaSync();
+  ~NoReplicaSync();
+  NoReplicaSync(const NoReplicaSync&) = delete;
+  NoReplicaSync& operator=(const NoReplicaSync&) = delete;
+  static bool active();
+
+ private:
+  bool previous_;
+};
+
+// Bytes on this rank at the worst moment of a training step, but for activations.
+struct FsdpMemory {
+  std::int64_t parameters = 0;  // shards
+  std::int64_t gradients = 0;   // shards, one set
+  std::int64_t optimizer = 0;   // shards, states_per_parameter sets
+  std::int64_t gathered = 0;    // units in flight: the unit in use, what is prefetched and what is kept
+  std::int64_t unreduced = 0;   // the gradients of one unit
+  std::int64_t total() const { return parameters + gradients + optimizer + gathered + unreduced; }
+};
+// `units` in the order of their use; the last one holds what is used at the beginning and at the end of a step.
+DTENSOR_API FsdpMemory predict_memory(const std::vector<FsdpUnit>& units, int states_per_parameter = 2);
+
+}  // namespace dtensor

@@ -1,0 +1,112 @@
+// A view is found again in the gathered parameter by its global strides and offset: those speak of the parameter's
+// memory, and the gathered local tensor has its order. No operator is replayed.
+#include "ops/source.h"
+
+#include <ATen/ops/as_strided.h>
+
+#include <numeric>
+
+#include "ops/leaf_hook.h"
+#include "redistribute/execute.h"
+
+namespace dtensor {
+namespace {
+
+c10::intrusive_ptr<c10::TensorImpl> owner_of(const DTensorImpl& impl) {
+  auto owner = impl.source->owner.lock();
+  return owner.get() == nullptr || !has_dtensor_key(owner.get()) ? c10::intrusive_ptr<c10::TensorImpl>() : owner;
+}
+
+// Counts in-place writes, through whatever view: operators count on the DTensor, the engine on its local tensor too.
+std::uint32_t data_version(const DTensorImpl& impl) {
+  if (impl.is_inference() || !impl.local().defined() || impl.local().is_inference()) return 0;
+  const auto& local = impl.local().unsafeGetTensorImpl()->version_counter();
+  return impl.version_counter().current_version() + local.current_version();
+}
+
+bool is_cast(const DTensorImpl& impl, const DTensorImpl& owner) { return impl.dtype() != owner.dtype(); }
+
+// Neither the parameter nor its cast has been written to since.
+bool cast_holds(const DTensorImpl& impl, const DTensorImpl& owner) {
+  const bool written = !impl.is_inference() && impl.version_counter().current_version() != 0;
+  return !written && impl.source_version == data_version(owner);
+}
+
+Placements without_storage(Placements placements) {
+  for (auto& p : placements) {
+    if (p.is_storage()) p = Replicate();
+  }
+  return placements;
+}
+
+// Whether every storage shard of `from` is to be something else: only then is the whole parameter wanted.
+bool gathers(const TensorSpec& from, const TensorSpec& to) {
+  for (std::size_t i = 0; i < from.placements.size(); ++i) {
+    if (from.placements[i].is_storage() && from.placements[i] == to.placements[i]) return false;
+  }
+  return from.has_storage;
+}
+
+// Walks `distance` elements of memory laid out by `from` (global) in memory laid out by `to` (this rank's part of it):
+// the same step along each dimension.
+std::int64_t translate(std::int64_t distance, at::IntArrayRef sizes, at::IntArrayRef from, at::IntArrayRef to) {
+  c10::SmallVector<std::size_t, 6> order(from.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(), [&](auto a, auto b) { return from[a] > from[b]; });
+  std::int64_t result = 0;
+  for (const auto d : order) {
+    if (sizes[d] <= 1 || from[d] == 0) continue;
+    result += distance / from[d] * to[d];
+    distance %= from[d];
+  }
+  return result;
+}
+
+at::Tensor view_in(const at::Tensor& gathered, const TensorSpec& parameter, const DTensorImpl& view,
+                   const TensorSpec& local_as) {
+  const auto& spec = *view.spec();
+  const bool whole = spec.sizes == parameter.sizes && spec.strides == parameter.strides && view.storage_offset() == 0;
+  if (whole) return gathered;
+  at::DimVector strides;
+  for (const auto stride : spec.strides) {
+    strides.push_back(translate(stride, parameter.sizes, parameter.strides, gathered.strides()));
+  }
+  const auto offset = translate(view.storage_offset(), parameter.sizes, parameter.strides, gathered.strides());
+  return at::as_strided(gathered, local_as.local_sizes, strides, gathered.storage_offset() + offset);
+}
+
+}  // namespace
+
+void inherit_source_slow(DTensorImpl& result, const DTensorImpl& operand) {
+  if (!result.spec()->has_storage) return;
+  const auto owner = owner_of(operand);
+  if (!owner) return;
+  const auto& parameter = *as_dtensor(owner.get());
+  result.source_version = operand.source_version;
+  if (is_cast(result, operand)) {
+    // A cast has memory of its own, in which only the whole parameter has the same strides and offset.
+    if (is_cast(operand, parameter) || operand.storage_offset() != 0 || operand.numel() != parameter.numel()) return;
+    result.source_version = data_version(parameter);
+  } else if (is_cast(operand, parameter) && !cast_holds(operand, parameter)) {
+    return;
+  }
+  result.source = operand.source;
+}
+
+at::Tensor provided_by_schedule(const DTensorImpl& operand, const TensorSpec& to) {
+  if (!operand.source->use || !gathers(*operand.spec(), to)) return {};
+  const auto owner = owner_of(operand);
+  if (!owner) return {};
+  const auto& parameter = *as_dtensor(owner.get());
+  if (is_cast(operand, parameter) && !cast_holds(operand, parameter)) return {};
+  const DTensor handle{at::Tensor(owner)};
+  const auto dtype = c10::typeMetaToScalarType(operand.dtype());
+  auto gathered = operand.source->use(handle, without_storage(parameter.spec()->placements), dtype);
+  if (!gathered.defined()) return {};
+  if (gathered.scalar_type() != dtype) gathered = gathered.to(dtype);
+  const auto from = with_placements(*operand.spec(), without_storage(operand.spec()->placements));
+  auto local = view_in(gathered, *parameter.spec(), operand, *from);
+  return from->placements == to.placements ? local : redistribute_local(local, *from, to.placements);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,183 @@
+// fully_shard: places parameters, makes a unit of those that are in none, and hangs its schedule on them.
+#include "dtensor/fully_shard.h"
+
+#include <ATen/ATen.h>
+
+#include <limits>
+#include <map>
+
+#include "dtensor/factories.h"
+#include "dtensor/hooks.h"
+#include "parallel/fsdp/precision.h"
+#include "parallel/fsdp/schedule.h"
+
+namespace dtensor {
+namespace fsdp {
+namespace {
+
+// The use hook of a parameter; by its type, a parameter's unit is found again.
+struct Member {
+  std::shared_ptr<Unit> unit;
+  std::size_t k;
+  at::Tensor operator()(const DTensor& parameter, const Placements& gathered, at::ScalarType dtype) const {
+    return unit->schedule->use(*unit, k, parameter, gathered, dtype);
+  }
+};
+
+const Member* member_of(const at::Tensor& tensor) {
+  if (!is_dtensor(tensor)) return nullptr;
+  const auto* hook = use_hook(DTensor(tensor));
+  return hook == nullptr ? nullptr : hook->target<Member>();
+}
+
+std::int64_t dim_to_shard(const std::string& name, const at::Tensor& tensor, const FsdpOptions& options) {
+  if (tensor.dim() == 0) return -1;
+  const auto dim = options.shard_dim ? options.shard_dim(name, tensor) : 0;
+  TORCH_CHECK(dim >= -tensor.dim() && dim < tensor.dim(), "fully_shard: shard_dim gives ", dim, " for parameter '",
+              name, "' of ", tensor.dim(), " dimensions");
+  return dim < 0 ? dim + tensor.dim() : dim;
+}
+
+// Memory for this rank's part only; NaN shows where the caller forgot to fill it.
+at::Tensor materialise(const at::Tensor& meta, const DeviceMesh& mesh, const Placements& placements) {
+  const bool has_nan = at::isFloatingType(meta.scalar_type()) || at::isComplexType(meta.scalar_type());
+  const double value = has_nan ? std::numeric_limits<double>::quiet_NaN() : 0;
+  return full(meta.sizes(), value, mesh, placements, at::TensorOptions(meta.scalar_type()));
+}
+
+at::Tensor place_plain(const std::string& name, const at::Tensor& plain, const DeviceMesh& mesh,
+                       const Placements& placements) {
+  TORCH_CHECK(plain.is_leaf() && !plain.grad().defined(), "fully_shard: parameter '", name,
+              "' is the result of an operator, or has a gradient already; shard a model before it is used");
+  auto placed = plain.is_meta() ? materialise(plain, mesh, placements)
+                                : at::Tensor(distribute_tensor(plain.detach(), mesh, placements));
+  return placed.requires_grad_(plain.requires_grad());
+}
+
+// In place: every handle sees it.
+void place_dtensor(DTensor tensor, const DeviceMesh& mesh, const Placements& lifted, const Placements& placements) {
+  const at::NoGradGuard no_grad;
+  if (tensor.mesh() == mesh) {
+    if (tensor.placements() != placements) tensor.redistribute_(placements);
+    return;
+  }
+  const auto local = mesh.is_member() ? tensor.to_local() : at::Tensor();
+  tensor.set_data(DTensor::from_local(local, mesh, lifted, tensor.sizes(), tensor.strides()).redistribute(placements));
+}
+
+Placements without_axis(Placements placements, std::int64_t axis) {
+  placements[static_cast<std::size_t>(axis)] = Replicate();
+  return placements;
+}
+
+at::Tensor place(const std::string& name, const at::Tensor& tensor, const DeviceMesh& mesh, const Axes& axes,
+                 const FsdpOptions& options) {
+  TORCH_CHECK(tensor.defined(), "fully_shard: parameter '", name, "' is undefined");
+  auto dim = dim_to_shard(name, tensor, options);
+  if (!is_dtensor(tensor)) {
+    const Placements whole(static_cast<std::size_t>(mesh.ndim()));
+    return place_plain(name, tensor, mesh, add_shard(whole, mesh, axes.shard, dim));
+  }
+  auto lifted = lift_placements(name, DTensor(tensor), mesh);
+  const auto& given = lifted[static_cast<std::size_t>(axes.shard)];
+  TORCH_CHECK(given.is_replicate() || given.is_storage(), "fully_shard: parameter '", name, "' is ", given.str(),
+              " on the axis to shard over, as a computation wants it; give it a unit of its own on another axis");
+  if (given.is_storage() && !options.shard_dim) dim = given.dim();
+  place_dtensor(DTensor(tensor), mesh, lifted, add_shard(lifted, mesh, axes.shard, dim));
+  return tensor;
+}
+
+Parameter describe(const std::string& name, const at::Tensor& tensor, const DeviceMesh& mesh, const Axes& axes,
+                   const FsdpOptions& options) {
+  const DTensor placed(tensor);
+  const auto& shard = placed.placements()[static_cast<std::size_t>(axes.shard)];
+  Parameter p;
+  p.name = name;
+  p.tensor = tensor.getIntrusivePtr();
+  p.own = placed.placements();
+  p.gathered = without_axis(p.own, axes.shard);
+  p.reduced = gradient_placements(placed);
+  p.sizes = tensor.sizes().vec();
+  p.strides = tensor.strides().vec();
+  p.dtype = tensor.scalar_type();
+  p.gather_dtype = compute_dtype(options.precision, name, p.dtype);
+  p.sharded = shard.is_shard() && mesh.size(axes.shard) > 1 && mesh.is_member();
+  if (!p.sharded) return p;
+  const at::NoGradGuard no_grad;
+  const auto whole = empty(p.sizes, mesh, p.gathered, at::TensorOptions(p.dtype));
+  p.layout = make_layout(whole.to_local().sizes(), p.strides, shard.dim(), mesh.size(axes.shard));
+  return p;
+}
+
+void hang_on(const std::shared_ptr<Unit>& unit) {
+  for (std::size_t k = 0; k < unit->parameters.size(); ++k) {
+    const DTensor parameter(unit->parameters[k].lock());
+    set_use_hook(parameter, Member{unit, k});
+    set_reduce_hook(parameter, [unit, k](const DTensor& leaf, const at::Tensor& gradient) {
+      unit->schedule->gradient(*unit, k, leaf, gradient);
+    });
+  }
+}
+
+}  // namespace
+
+Unit* unit_of(const at::Tensor& tensor, std::size_t& k) {
+  const auto* member = member_of(tensor);
+  if (member == nullptr) return nullptr;
+  k = member->k;
+  return member->unit.get();
+}
+
+}  // namespace fsdp
+
+FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh, const FsdpOptions& options) {
+  TORCH_CHECK(mesh, "fully_shard: no mesh");
+  TORCH_CHECK(!options.cpu_offload || mesh.device_type() == c10::kCPU,
+              "fully_shard: cpu_offload is not built for meshes of ", mesh.device_type());
+  const auto axes = fsdp::find_axes(mesh, options);
+  auto schedule = std::make_shared<fsdp::Schedule>();
+  std::vector<fsdp::Parameter> list;
+  std::vector<std::shared_ptr<fsdp::Unit>> joined;
+  std::map<const c10::TensorImpl*, at::Tensor> placed;  // tied ones, by what they were and by what they are
+  std::vector<at::Tensor> former;                       // alive, so that no address is used twice
+  for (const auto& [name, slot] : parameters) {
+    if (const auto* member = fsdp::member_of(*slot)) {
+      if (joined.empty() || joined.back() != member->unit) joined.push_back(member->unit);
+      continue;
+    }
+    auto& known = placed[slot->unsafeGetTensorImpl()];
+    if (!known.defined()) {
+      former.push_back(*slot);
+      known = fsdp::place(name, *slot, mesh, axes, options);
+      list.push_back(fsdp::describe(name, known, mesh, axes, options));
+    }
+    *slot = known;
+  }
+  auto unit = std::make_shared<fsdp::Unit>(std::move(list), mesh, options, axes);
+  for (const auto& other : joined) {
+    if (other->schedule) schedule = other->schedule;
+  }
+  fsdp::Schedule::join(schedule, *unit);
+  for (const auto& other : joined) fsdp::Schedule::join(schedule, *other);
+  if (mesh.is_member()) fsdp::hang_on(unit);
+  return FsdpUnit(std::move(unit));
+}
+
+std::vector<std::string> FsdpUnit::names() const {
+  std::vector<std::string> names;
+  for (const auto& p : impl_->parameters) names.push_back(p.name);
+  return names;
+}
+
+const FsdpOptions& FsdpUnit::options() const { return impl_->options; }
+std::int64_t FsdpUnit::gathered_bytes() const { return impl_->flat_bytes; }
+void FsdpUnit::reshard() const { impl_->schedule->release(*impl_); }
+FsdpStats FsdpUnit::stats() const { return impl_->schedule->stats; }
+
+void FsdpUnit::reset_peaks() const {
+  auto& stats = impl_->schedule->stats;
+  stats.peak_gathered_bytes = stats.gathered_bytes;
+  stats.peak_unreduced_bytes = stats.unreduced_bytes;
+}
+
+}  // namespace dtensor

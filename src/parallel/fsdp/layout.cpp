@@ -1,0 +1,105 @@
+// Arithmetic of placements and pieces; no communication.
+#include "parallel/fsdp/layout.h"
+
+#include <c10/core/TensorImpl.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace dtensor::fsdp {
+namespace {
+
+std::int64_t axis_named(const DeviceMesh& mesh, const std::string& name) {
+  const auto& names = mesh.names();
+  const auto found = std::find(names.begin(), names.end(), name);
+  return found == names.end() ? -1 : found - names.begin();
+}
+
+bool is_slice(const DeviceMesh& part, const DeviceMesh& mesh) {
+  if (part.names().empty()) return false;
+  for (const auto& name : part.names()) {
+    if (axis_named(mesh, name) < 0) return false;
+  }
+  return mesh[part.names()] == part;
+}
+
+}  // namespace
+
+Axes find_axes(const DeviceMesh& mesh, const FsdpOptions& options) {
+  Axes axes{axis_named(mesh, options.shard_axis), axis_named(mesh, options.replicate_axis)};
+  if (axes.shard >= 0) return axes;
+  if (mesh.ndim() == 1) return {0, -1};
+  TORCH_CHECK(mesh.ndim() == 2 && mesh.names().empty(), "fully_shard: ", mesh.str(), " has no axis named '",
+              options.shard_axis, "'; name the axis to shard over in FsdpOptions::shard_axis");
+  return {1, 0};
+}
+
+Placements lift_placements(const std::string& name, const DTensor& tensor, const DeviceMesh& mesh) {
+  const auto own = tensor.mesh();
+  if (own == mesh) return tensor.placements();
+  TORCH_CHECK(is_slice(own, mesh), "fully_shard: parameter '", name, "' is on ", own.str(), ", which is no slice of ",
+              mesh.str(), ". Give parameters of another mesh a unit of their own, with their mesh, first");
+  Placements lifted(static_cast<std::size_t>(mesh.ndim()));
+  for (std::int64_t i = 0; i < own.ndim(); ++i) {
+    lifted[static_cast<std::size_t>(mesh.dim(own.names()[static_cast<std::size_t>(i)]))] =
+        tensor.placements()[static_cast<std::size_t>(i)];
+  }
+  return lifted;
+}
+
+Placements add_shard(Placements placements, const DeviceMesh& mesh, std::int64_t axis, std::int64_t dim) {
+  const auto at = static_cast<std::size_t>(axis);
+  if (dim < 0) {
+    placements[at] = Replicate();
+    return placements;
+  }
+  // Axes to the right that split the same dimension come first, though they stand behind.
+  std::int64_t before = 1;
+  for (std::size_t i = at + 1; i < placements.size(); ++i) {
+    if (placements[i].is_shard(dim)) before *= mesh.size(static_cast<std::int64_t>(i));
+  }
+  placements[at] = (before > 1 ? StridedShard(dim, before) : Shard(dim)).as_storage();
+  return placements;
+}
+
+std::int64_t Layout::numel() const {
+  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+at::Tensor Layout::piece(const at::Tensor& gathered, std::size_t rank) const {
+  Shape part = sizes;
+  part[static_cast<std::size_t>(dim)] = pieces[rank].length;
+  return view_of(gathered, gathered.scalar_type(), part, gathered.strides(),
+                 pieces[rank].offset * gathered.stride(dim));
+}
+
+at::Tensor view_of(const at::Tensor& base, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides,
+                   std::int64_t offset) {
+  const auto first = base.storage_offset() * static_cast<std::int64_t>(base.element_size());
+  auto view = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(base.storage()), base.key_set(),
+                                                       c10::scalarTypeToTypeMeta(dtype));
+  auto* impl = view.unsafeGetTensorImpl();
+  impl->set_storage_offset(first / static_cast<std::int64_t>(c10::elementSize(dtype)) + offset);
+  impl->set_sizes_and_strides(sizes, strides);
+  return view;
+}
+
+Layout make_layout(at::IntArrayRef whole, at::IntArrayRef order, std::int64_t dim, std::int64_t ranks) {
+  Layout layout{whole.vec(), Shape(whole.size(), 1), dim, {}};
+  std::vector<std::size_t> dims(whole.size());
+  std::iota(dims.begin(), dims.end(), std::size_t{0});
+  std::stable_sort(dims.begin(), dims.end(), [&](auto a, auto b) { return order[a] > order[b]; });
+  std::int64_t step = 1;
+  for (auto d = dims.rbegin(); d != dims.rend(); ++d) {
+    layout.strides[*d] = step;
+    step *= std::max<std::int64_t>(whole[*d], 1);
+  }
+  const std::int64_t size = whole[static_cast<std::size_t>(dim)], chunk = (size + ranks - 1) / ranks;
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    const auto begin = std::min(r * chunk, size);
+    layout.pieces.push_back({begin, std::min(begin + chunk, size) - begin});
+  }
+  return layout;
+}
+
+}  // namespace dtensor::fsdp

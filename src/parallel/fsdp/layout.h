@@ -1,0 +1,47 @@
+// Where the parts of one parameter lie: how it is placed, how its gathered local tensor looks, and which of it each
+// rank of the shard axis holds.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "dtensor/fully_shard.h"
+
+namespace dtensor::fsdp {
+
+using Shape = std::vector<std::int64_t>;
+
+// The axes of a mesh in the eyes of fully_shard; -1: none.
+struct Axes {
+  std::int64_t shard = -1, replicate = -1;
+};
+Axes find_axes(const DeviceMesh& mesh, const FsdpOptions& options);
+
+// Placements of a DTensor's mesh as placements of `mesh`, of which it is a slice (Replicate on the other axes). Throws,
+// naming the parameter, where it is not.
+Placements lift_placements(const std::string& name, const DTensor& tensor, const DeviceMesh& mesh);
+
+// With the shard axis added: it splits what the other axes leave of dimension `dim`. -1: stays whole.
+Placements add_shard(Placements placements, const DeviceMesh& mesh, std::int64_t axis, std::int64_t dim);
+
+struct Piece {
+  std::int64_t offset, length;
+};
+
+struct Layout {
+  Shape sizes, strides;  // of the local tensor once gathered, dense, in the parameter's order of dimensions
+  std::int64_t dim = 0;
+  std::vector<Piece> pieces;  // along `dim`, of each rank of the shard axis
+  std::int64_t numel() const;
+
+  // Views of a gathered local tensor (or of an unreduced gradient), one for each rank of the shard axis.
+  at::Tensor piece(const at::Tensor& gathered, std::size_t rank) const;
+};
+// A view of `base`'s memory, made without the dispatcher. `offset`: in elements of `dtype` from base's first byte.
+at::Tensor view_of(const at::Tensor& base, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides,
+                   std::int64_t offset);
+
+// `whole`: the local tensor without the shard axis. `order`: global strides.
+Layout make_layout(at::IntArrayRef whole, at::IntArrayRef order, std::int64_t dim, std::int64_t ranks);
+
+}  // namespace dtensor::fsdp

@@ -1,0 +1,60 @@
+// Memory of a step, predicted from the units.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "parallel/fsdp/unit.h"
+
+namespace dtensor {
+namespace {
+
+std::int64_t local_bytes(const at::Tensor& parameter) {
+  if (!parameter.defined()) return 0;
+  const at::NoGradGuard no_grad;
+  return static_cast<std::int64_t>(DTensor(parameter).to_local().nbytes());
+}
+
+}  // namespace
+
+std::int64_t FsdpUnit::shard_bytes() const {
+  std::int64_t bytes = 0;
+  if (!impl_->mesh.is_member()) return 0;
+  for (const auto& p : impl_->parameters) bytes += local_bytes(p.lock());
+  return bytes;
+}
+
+std::int64_t FsdpUnit::gradient_bytes() const {
+  std::int64_t bytes = 0;
+  if (!impl_->mesh.is_member()) return 0;
+  for (const auto& p : impl_->parameters) {
+    const auto element = static_cast<std::int64_t>(c10::elementSize(p.dtype));
+    bytes += p.sharded ? p.layout.numel() * element : local_bytes(p.lock());
+  }
+  return bytes;
+}
+
+FsdpMemory predict_memory(const std::vector<FsdpUnit>& units, int states_per_parameter) {
+  FsdpMemory memory;
+  std::int64_t largest_gathered = 0, largest_gradient = 0, all_gathered = 0, ahead = 0;
+  bool all_kept = true;
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    const auto& options = units[i].options();
+    const auto* reshard = std::get_if<bool>(&options.reshard_after_forward);
+    memory.parameters += units[i].shard_bytes();
+    all_gathered += units[i].gathered_bytes();
+    all_kept &= reshard != nullptr && !*reshard;
+    ahead = std::max(ahead, options.prefetch_bytes.value_or(0));
+    if (i + 1 == units.size()) continue;
+    largest_gathered = std::max(largest_gathered, units[i].gathered_bytes());
+    largest_gradient = std::max(largest_gradient, units[i].gradient_bytes());
+  }
+  memory.gradients = memory.parameters;
+  memory.optimizer = memory.parameters * states_per_parameter;
+  if (units.empty()) return memory;
+  const auto in_flight = units.back().gathered_bytes() + largest_gathered + ahead;
+  memory.gathered = all_kept ? all_gathered : std::min(all_gathered, in_flight);
+  memory.unreduced = units.back().gradient_bytes() + largest_gradient;
+  return memory;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,183 @@
+// Phases, first uses, what is dropped when, and what is fetched ahead.
+#include "parallel/fsdp/schedule.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "dtensor/hooks.h"
+
+namespace dtensor::fsdp {
+namespace {
+
+// What was gathered in a narrower dtype than the parameter's serves that dtype only.
+bool serves(const Parameter& p, at::ScalarType dtype) { return p.gather_dtype == p.dtype || p.gather_dtype == dtype; }
+
+bool unchanged(const Parameter& p, const DTensor& parameter) {
+  return parameter.placements() == p.own && parameter.sizes() == at::IntArrayRef(p.sizes) &&
+         parameter.strides() == at::IntArrayRef(p.strides);
+}
+
+}  // namespace
+
+void Schedule::join(const std::shared_ptr<Schedule>& schedule, Unit& unit) {
+  const auto former = std::exchange(unit.schedule, schedule);
+  if (former == schedule) return;
+  schedule->units_.push_back(&unit);
+  if (!former) return;
+  former->leave(unit);
+  while (!former->units_.empty()) join(schedule, *former->units_.front());
+}
+
+void Schedule::leave(Unit& unit) {
+  if (unit.is_gathered()) count_gathered(-unit.flat_bytes);
+  std::erase(units_, &unit);
+  for (auto& order : order_) std::erase(order, &unit);
+  std::erase(running_, &unit);
+  if (current_ == &unit) current_ = nullptr;
+}
+
+at::Tensor Schedule::use(Unit& unit, std::size_t k, const DTensor& parameter, const Placements& gathered,
+                         at::ScalarType dtype) {
+  auto& p = unit.parameters[k];
+  if (!p.sharded || gathered != p.gathered || !serves(p, dtype) || !unchanged(p, parameter)) return {};
+  const int pass = current_backward();
+  pass >= 0 ? enter_pass(pass) : abandon_passes();
+  switch_phase(pass >= 0 ? kBackward : at::GradMode::is_enabled() ? kForward : kInference);
+  if (current_ != &unit) release_finished(unit);
+  current_ = &unit;
+  if (!unit.is_fresh(p, parameter)) gather(unit);
+  unit.finish_gather();
+  note_use(unit, p, parameter);
+  return p.full;
+}
+
+void Schedule::note_use(Unit& unit, Parameter& p, const DTensor& parameter) {
+  p.used = true;
+  p.expected |= at::GradMode::is_enabled() && parameter.requires_grad();
+  unit.prefetched = false;
+  if (unit.uses++ > 0) return;
+  running_.push_back(&unit);
+  prefetch(unit);
+}
+
+void Schedule::gather(Unit& unit) {
+  if (!unit.is_gathered()) count_gathered(unit.flat_bytes);
+  unit.drop();
+  unit.start_gather();
+  ++stats.all_gathers;
+}
+
+void Schedule::release(Unit& unit) {
+  if (!unit.is_gathered()) return;
+  if (unit.uses > 0) unit.recorded[phase_] = unit.uses;
+  phase_ == kForward&& unit.wants_shrinking() ? unit.shrink() : unit.drop();
+  unit.uses = 0;
+  count_gathered(-unit.flat_bytes);
+}
+
+// A unit is through when it was used as often as the last time. The first time, in forward, when each of its parameters
+// was used (what is used at the beginning and at the end of a model stays); in backward, when its gradients are
+// reduced.
+bool Schedule::is_finished(const Unit& unit) const {
+  if (unit.prefetched || unit.uses == 0) return false;
+  if (phase_ != kBackward && !unit.reshards) return false;
+  const auto last_time = unit.recorded[phase_];
+  if (last_time > 0) return unit.uses >= last_time;
+  return phase_ == kBackward ? unit.frozen() : unit.all_used();
+}
+
+void Schedule::release_finished(const Unit& next) {
+  for (auto* unit : units_) {
+    if (unit != &next && unit->is_gathered() && is_finished(*unit)) release(*unit);
+  }
+}
+
+void Schedule::switch_phase(Phase phase) {
+  if (phase == phase_) return;
+  for (auto* unit : units_) {
+    if (unit->uses > 0) unit->recorded[phase_] = unit->uses;
+    unit->uses = 0;
+    for (auto& p : unit->parameters) p.used = false;
+  }
+  if (!running_.empty()) order_[phase_] = std::exchange(running_, {});
+  phase_ = phase;
+  if (phase == kBackward && order_[kBackward].empty()) {
+    order_[kBackward].assign(order_[kForward].rbegin(), order_[kForward].rend());
+  }
+}
+
+bool Schedule::may_prefetch(const Unit& by, const Unit& next) const {
+  std::int64_t waiting = 0;
+  for (const auto* unit : units_) waiting += unit->prefetched ? unit->flat_bytes : 0;
+  if (by.options.prefetch_bytes) return waiting + next.flat_bytes <= *by.options.prefetch_bytes;
+  return by.gathers.asynchronous() && waiting == 0;
+}
+
+// As long as this phase goes as the last one of its kind did.
+void Schedule::prefetch(const Unit& unit) {
+  const auto& order = order_[phase_];
+  const auto next = running_.size();
+  if (next > order.size() || order[next - 1] != &unit) return;
+  for (auto i = next; i < order.size(); ++i) {
+    if (order[i]->is_gathered()) continue;
+    if (!may_prefetch(unit, *order[i])) return;
+    gather(*order[i]);
+    order[i]->prefetched = true;
+  }
+}
+
+void Schedule::enter_pass(int pass) {
+  if (!passes_.insert(pass).second) return;
+  // The last unit could go while its gradients are on their way.
+  std::vector<at::Tensor> alive;
+  for (const auto* unit : units_) {
+    for (const auto& p : unit->parameters) alive.push_back(p.lock());
+  }
+  at_backward_end([this, pass, alive = std::move(alive)] { end_pass(pass); });
+}
+
+void Schedule::end_pass(int pass) {
+  const at::NoGradGuard no_grad;
+  for (auto* unit : units_) {
+    if (unit->pending_pass == pass) reduce(*unit);
+  }
+  passes_.erase(pass);
+  if (!passes_.empty()) return;  // an inner one: a recomputation
+  if (!NoGradientSync::active()) reduce_leftovers();
+  for (auto* unit : units_) {
+    release(*unit);
+    unit->share.reset();
+    for (auto& p : unit->parameters) p.expected = false;
+  }
+  switch_phase(kForward);
+  current_ = nullptr;
+}
+
+// A pass that threw never ended. What it left is of no use.
+void Schedule::abandon_passes() {
+  if (passes_.empty()) return;
+  passes_.clear();
+  for (auto* unit : units_) {
+    release(*unit);
+    unit->pending_pass = -1;
+    for (auto& p : unit->parameters) {
+      p.expected = false;
+      p.pending.reset();
+    }
+  }
+  stats.unreduced_bytes = 0;
+  switch_phase(kForward);
+}
+
+void Schedule::count_gathered(std::int64_t bytes) {
+  stats.gathered_bytes += bytes;
+  stats.peak_gathered_bytes = std::max(stats.peak_gathered_bytes, stats.gathered_bytes);
+}
+
+void Schedule::count_unreduced(std::int64_t bytes) {
+  stats.unreduced_bytes += bytes;
+  stats.peak_unreduced_bytes = std::max(stats.peak_unreduced_bytes, stats.unreduced_bytes);
+}
+
+}  // namespace dtensor::fsdp

@@ -1,0 +1,53 @@
+// When units are gathered, dropped and reduced. One schedule for the units of a model, on one rank. Everything follows
+// from the order in which operators use parameters and gradients arrive, which is the same on every rank.
+#pragma once
+
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "parallel/fsdp/unit.h"
+
+namespace dtensor::fsdp {
+
+using Unit = FsdpUnit::Impl;
+
+class Schedule {
+ public:
+  // Makes this the schedule of `unit` and of every unit of its former one.
+  static void join(const std::shared_ptr<Schedule>& schedule, Unit& unit);
+  void leave(Unit& unit);
+
+  // An operator uses parameter k of `unit`: its gathered local tensor, or undefined where that does not serve.
+  at::Tensor use(Unit& unit, std::size_t k, const DTensor& parameter, const Placements& gathered, at::ScalarType dtype);
+  // The gradient of parameter k of this backward pass has come.
+  void gradient(Unit& unit, std::size_t k, const DTensor& parameter, const at::Tensor& gradient);
+  void release(Unit& unit);
+
+  FsdpStats stats;
+
+ private:
+  void enter_pass(int pass);
+  void end_pass(int pass);
+  void abandon_passes();
+  void switch_phase(Phase phase);
+  void release_finished(const Unit& next);
+  bool is_finished(const Unit& unit) const;
+  void gather(Unit& unit);
+  void note_use(Unit& unit, Parameter& p, const DTensor& parameter);
+  void prefetch(const Unit& unit);
+  bool may_prefetch(const Unit& by, const Unit& next) const;
+  void reduce(Unit& unit);
+  void reduce_leftovers();
+  void count_gathered(std::int64_t bytes);
+  void count_unreduced(std::int64_t bytes);
+
+  std::vector<Unit*> units_;
+  std::set<int> passes_;  // backward passes under way
+  Phase phase_ = kForward;
+  Unit* current_ = nullptr;                        // the last one used
+  std::array<std::vector<Unit*>, kPhases> order_;  // first uses, in the last phase of that kind
+  std::vector<Unit*> running_;                     // in this phase
+};
+
+}  // namespace dtensor::fsdp

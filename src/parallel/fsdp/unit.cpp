@@ -1,0 +1,200 @@
+// Gathering a unit: one collective into one flat buffer, of which the gathered parameters are views.
+#include "parallel/fsdp/unit.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include "parallel/fsdp/schedule.h"
+
+namespace dtensor {
+namespace {
+
+using fsdp::Parameter;
+
+constexpr std::int64_t kAlignment = 64;  // bytes, of each parameter in the flat buffer
+
+std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+at::Tensor local_of(const at::Tensor& parameter) {
+  const at::NoGradGuard no_grad;
+  return DTensor(parameter).to_local();
+}
+
+std::uint32_t version_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.is_inference()) return 0;
+  return static_cast<std::uint32_t>(tensor._version());
+}
+
+// Writes count on the DTensor or, where the engine runs them, on its local tensor.
+std::uint32_t data_version(const at::Tensor& parameter) {
+  return version_of(parameter) + version_of(local_of(parameter));
+}
+
+}  // namespace
+
+at::Tensor fsdp::Parameter::lock() const { return at::Tensor(tensor.lock()); }
+
+FsdpUnit::Impl::Impl(std::vector<Parameter> list, const DeviceMesh& on, const FsdpOptions& how, fsdp::Axes where)
+    : mesh(on), options(how), axes(where), parameters(std::move(list)) {
+  const auto* keep_or_drop = std::get_if<bool>(&options.reshard_after_forward);
+  reshards = keep_or_drop == nullptr || *keep_or_drop;
+  place_in_flat();
+  if (mesh.is_member()) make_communicators();
+}
+
+FsdpUnit::Impl::~Impl() {
+  if (schedule) schedule->leave(*this);
+}
+
+void FsdpUnit::Impl::place_in_flat() {
+  for (auto& p : parameters) {
+    if (!p.sharded) continue;
+    const auto element = static_cast<std::int64_t>(c10::elementSize(p.gather_dtype));
+    p.offset = flat_bytes / element;
+    flat_bytes += aligned(p.layout.numel() * element);
+  }
+}
+
+void FsdpUnit::Impl::make_communicators() {
+  gathers = reduces = mesh.communicator(axes.shard);
+  const auto* group = std::get_if<std::int64_t>(&options.reshard_after_forward);
+  if (group != nullptr) {
+    reshards = *group > 1;
+    TORCH_CHECK(*group >= 1 && gathers.size() % *group == 0, "fully_shard: reshard_after_forward = ", *group,
+                " does not divide the ", gathers.size(), " ranks of the shard axis");
+    const int first = gathers.rank() / static_cast<int>(*group) * static_cast<int>(*group);
+    if (*group < gathers.size()) {
+      for (int i = 0; i < *group; ++i) neighbours.push_back(first + i);
+    }
+  }
+  if (wants_shrinking()) {
+    const std::vector<std::int64_t> members(neighbours.begin(), neighbours.end());
+    neighbours_comm = gathers.subgroup(members, gathers.label());
+  }
+  if (!gathers.asynchronous()) return;
+  // Collectives of one communicator run one after the other: gathers must not wait for reductions.
+  std::vector<std::int64_t> all(static_cast<std::size_t>(gathers.size()));
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int64_t>(i);
+  gathers = gathers.subgroup(all, gathers.label());
+}
+
+bool FsdpUnit::Impl::is_fresh(const Parameter& p, const DTensor& parameter) const {
+  return is_gathered() && p.version == data_version(parameter);
+}
+
+bool FsdpUnit::Impl::all_fresh() const {
+  for (const auto& p : parameters) {
+    if (!p.sharded) continue;
+    const auto tensor = p.lock();
+    if (!tensor.defined() || p.version != data_version(tensor)) return false;
+  }
+  return true;
+}
+
+void FsdpUnit::Impl::make_views() {
+  for (auto& p : parameters) {
+    if (!p.sharded) continue;
+    p.full = fsdp::view_of(flat, p.gather_dtype, p.layout.sizes, p.layout.strides, p.offset);
+    p.used = false;
+  }
+}
+
+// Zero bytes are gathered too where every parameter is empty: nobody waits for anything.
+void FsdpUnit::Impl::start_gather() {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const bool from_shares = share.defined() && all_fresh();
+  flat = gathers.empty({flat_bytes}, at::TensorOptions(at::kByte).device(mesh.device_type()));
+  make_views();
+  uses = 0;
+  from_shares ? gather_shares() : gather_shards();
+  share.reset();
+}
+
+void FsdpUnit::Impl::gather_shards() {
+  std::vector<at::Tensor> outputs;
+  for (auto& p : parameters) {
+    if (!p.sharded) continue;
+    const auto tensor = p.lock();
+    TORCH_CHECK(tensor.defined(), "fully_shard: parameter '", p.name, "' is gone, but others of its unit are used");
+    p.version = data_version(tensor);
+    auto local = local_of(tensor);
+    inputs.push_back(local.scalar_type() == p.gather_dtype ? local : local.to(p.gather_dtype));
+  }
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(gathers.size()); ++rank) {
+    for (const auto& p : parameters) {
+      if (p.sharded) outputs.push_back(p.layout.piece(p.full, rank));
+    }
+  }
+  work = gathers.all_gather_list(outputs, inputs);
+}
+
+std::vector<at::Tensor> FsdpUnit::Impl::shares_of(const at::Tensor& bytes) const {
+  const auto count = static_cast<std::int64_t>(neighbours.size());
+  const auto each = aligned((flat_bytes + count - 1) / count);
+  std::vector<at::Tensor> shares;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto begin = std::min(i * each, flat_bytes);
+    shares.push_back(fsdp::view_of(bytes, at::kByte, {std::min(each, flat_bytes - begin)}, {1}, begin));
+  }
+  return shares;
+}
+
+void FsdpUnit::Impl::gather_shares() {
+  inputs = {share};
+  work = neighbours_comm.all_gather(shares_of(flat), share);
+}
+
+void FsdpUnit::Impl::finish_gather() {
+  if (inputs.empty()) return;
+  work.wait();
+  work = Work();
+  inputs.clear();
+}
+
+void FsdpUnit::Impl::drop() {
+  finish_gather();
+  for (auto& p : parameters) p.full.reset();
+  flat.reset();
+  prefetched = false;
+}
+
+void FsdpUnit::Impl::shrink() {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto mine = shares_of(flat)[static_cast<std::size_t>(neighbours_comm.rank())];
+  share = neighbours_comm.empty(mine.sizes(), mine.options());
+  share.copy_(mine);
+  drop();
+}
+
+bool FsdpUnit::Impl::frozen() const {
+  for (const auto& p : parameters) {
+    const auto tensor = p.lock();
+    if (tensor.defined() && tensor.requires_grad()) return false;
+  }
+  return true;
+}
+
+bool FsdpUnit::Impl::all_used() const {
+  for (const auto& p : parameters) {
+    if (p.sharded && !p.used) return false;
+  }
+  return true;
+}
+
+bool FsdpUnit::Impl::complete() const {
+  bool any_sharded = false, any = false;
+  for (const auto& p : parameters) {
+    any_sharded |= p.sharded;
+    if (p.sharded && p.expected && !p.pending.defined()) return false;
+    any |= p.sharded && p.pending.defined();
+  }
+  if (any_sharded) return any;
+  // Nothing is gathered, so nothing tells what was used: all that can have a gradient.
+  for (const auto& p : parameters) {
+    const auto tensor = p.lock();
+    if (tensor.defined() && tensor.requires_grad() && !p.pending.defined()) return false;
+  }
+  return true;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,93 @@
+// One unit: parameters that are gathered together. Knows its gathered copy; when to make and drop it is the schedule's.
+#pragma once
+
+#include <c10/core/UndefinedTensorImpl.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dtensor/fully_shard.h"
+#include "parallel/fsdp/layout.h"
+
+namespace dtensor::fsdp {
+
+class Schedule;
+
+enum Phase : std::uint8_t { kForward, kBackward, kInference, kPhases };
+
+struct Parameter {
+  std::string name;
+  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  Weak tensor{c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
+  Placements own, gathered, reduced;  // as stored, as computed with, as its gradient ends
+  Shape sizes, strides;               // global
+  at::ScalarType dtype, gather_dtype;
+  bool sharded = false;     // over more than one rank: there is something to gather
+  Layout layout;            // sharded ones
+  std::int64_t offset = 0;  // in the unit's flat buffer, in elements of gather_dtype
+
+  at::Tensor full;            // gathered: a view of the flat buffer
+  std::uint32_t version = 0;  // of the data when it was gathered
+  bool used = false;          // since then
+  bool expected = false;      // used with a graph: its gradient is to come
+  at::Tensor pending;         // its gradient, not reduced yet
+
+  at::Tensor lock() const;  // undefined if it is gone
+};
+
+}  // namespace dtensor::fsdp
+
+namespace dtensor {
+
+struct FsdpUnit::Impl {
+  Impl(std::vector<fsdp::Parameter> list, const DeviceMesh& on, const FsdpOptions& how, fsdp::Axes where);
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  bool is_gathered() const { return flat.defined(); }
+  // Whether what was gathered of parameter k is still its value.
+  bool is_fresh(const fsdp::Parameter& p, const DTensor& parameter) const;
+  void start_gather();
+  void finish_gather();
+  void drop();
+  // Drops all but this rank's share among its neighbours (reshard_after_forward = a number).
+  void shrink();
+  bool wants_shrinking() const { return neighbours.size() > 1; }
+
+  bool frozen() const;
+  bool all_used() const;
+  bool complete() const;  // every expected gradient is there
+
+  const DeviceMesh mesh;
+  const FsdpOptions options;
+  const fsdp::Axes axes;
+  std::vector<fsdp::Parameter> parameters;
+  std::int64_t flat_bytes = 0;
+  bool reshards = true;
+  Communicator gathers, reduces, neighbours_comm;  // on the shard axis; the last over neighbours alone
+  std::vector<int> neighbours;                     // this rank's, on the shard axis
+
+  at::Tensor flat, share;  // bytes: the gathered copy; this rank's part of it while it is shrunk
+  Work work;
+  std::vector<at::Tensor> inputs;  // of the gather under way
+
+  std::shared_ptr<fsdp::Schedule> schedule;
+  std::int64_t uses = 0;                                  // of the gathered copy, in this phase
+  std::array<std::int64_t, fsdp::kPhases> recorded = {};  // how many there were the last time
+  bool prefetched = false;                                // gathered, but not used yet
+  int pending_pass = -1;                                  // backward pass of the first pending gradient
+
+ private:
+  void place_in_flat();
+  void make_communicators();
+  void make_views();
+  void gather_shards();
+  void gather_shares();
+  bool all_fresh() const;
+  std::vector<at::Tensor> shares_of(const at::Tensor& bytes) const;
+};
+
+}  // namespace dtensor
