@@ -12,24 +12,24 @@
 namespace dtensor {
 namespace {
 
-c10::intrusive_ptr<c10::TensorImpl> owner_of(const DTensorImpl& impl) {
-  auto owner = impl.source->owner.lock();
-  return owner.get() == nullptr || !has_dtensor_key(owner.get()) ? c10::intrusive_ptr<c10::TensorImpl>() : owner;
+// Undefined where the parameter is gone.
+at::Tensor owner_of(const DTensorImpl& impl) { return at::Tensor(impl.source->owner.lock()); }
+
+std::uint32_t version_of(const c10::TensorImpl& tensor) {
+  auto& impl = const_cast<c10::TensorImpl&>(tensor);  // whose readers are not const
+  return impl.is_inference() ? 0 : impl.version_counter().current_version();
 }
 
 // Counts in-place writes, through whatever view: operators count on the DTensor, the engine on its local tensor too.
 std::uint32_t data_version(const DTensorImpl& impl) {
-  if (impl.is_inference() || !impl.local().defined() || impl.local().is_inference()) return 0;
-  const auto& local = impl.local().unsafeGetTensorImpl()->version_counter();
-  return impl.version_counter().current_version() + local.current_version();
+  return version_of(impl) + (impl.local().defined() ? version_of(*impl.local().unsafeGetTensorImpl()) : 0);
 }
 
 bool is_cast(const DTensorImpl& impl, const DTensorImpl& owner) { return impl.dtype() != owner.dtype(); }
 
 // Neither the parameter nor its cast has been written to since.
 bool cast_holds(const DTensorImpl& impl, const DTensorImpl& owner) {
-  const bool written = !impl.is_inference() && impl.version_counter().current_version() != 0;
-  return !written && impl.source_version == data_version(owner);
+  return version_of(impl) == 0 && impl.source_version == data_version(owner);
 }
 
 Placements without_storage(Placements placements) {
@@ -50,7 +50,7 @@ bool gathers(const TensorSpec& from, const TensorSpec& to) {
 // Walks `distance` elements of memory laid out by `from` (global) in memory laid out by `to` (this rank's part of it):
 // the same step along each dimension.
 std::int64_t translate(std::int64_t distance, at::IntArrayRef sizes, at::IntArrayRef from, at::IntArrayRef to) {
-  c10::SmallVector<std::size_t, 6> order(from.size());
+  c10::SmallVector<std::size_t, 6> order(from.size(), 0);
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::sort(order.begin(), order.end(), [&](auto a, auto b) { return from[a] > from[b]; });
   std::int64_t result = 0;
@@ -65,7 +65,8 @@ std::int64_t translate(std::int64_t distance, at::IntArrayRef sizes, at::IntArra
 at::Tensor view_in(const at::Tensor& gathered, const TensorSpec& parameter, const DTensorImpl& view,
                    const TensorSpec& local_as) {
   const auto& spec = *view.spec();
-  const bool whole = spec.sizes == parameter.sizes && spec.strides == parameter.strides && view.storage_offset() == 0;
+  const bool whole = spec.sizes == parameter.sizes && spec.strides == parameter.strides &&
+                     gathered.sizes() == at::IntArrayRef(local_as.local_sizes) && view.storage_offset() == 0;
   if (whole) return gathered;
   at::DimVector strides;
   for (const auto stride : spec.strides) {
@@ -80,8 +81,8 @@ at::Tensor view_in(const at::Tensor& gathered, const TensorSpec& parameter, cons
 void inherit_source_slow(DTensorImpl& result, const DTensorImpl& operand) {
   if (!result.spec()->has_storage) return;
   const auto owner = owner_of(operand);
-  if (!owner) return;
-  const auto& parameter = *as_dtensor(owner.get());
+  if (!owner.defined()) return;
+  const auto& parameter = *dtensor_or_null(owner);
   result.source_version = operand.source_version;
   if (is_cast(result, operand)) {
     // A cast has memory of its own, in which only the whole parameter has the same strides and offset.
@@ -96,12 +97,11 @@ void inherit_source_slow(DTensorImpl& result, const DTensorImpl& operand) {
 at::Tensor provided_by_schedule(const DTensorImpl& operand, const TensorSpec& to) {
   if (!operand.source->use || !gathers(*operand.spec(), to)) return {};
   const auto owner = owner_of(operand);
-  if (!owner) return {};
-  const auto& parameter = *as_dtensor(owner.get());
+  if (!owner.defined()) return {};
+  const auto& parameter = *dtensor_or_null(owner);
   if (is_cast(operand, parameter) && !cast_holds(operand, parameter)) return {};
-  const DTensor handle{at::Tensor(owner)};
   const auto dtype = c10::typeMetaToScalarType(operand.dtype());
-  auto gathered = operand.source->use(handle, without_storage(parameter.spec()->placements), dtype);
+  auto gathered = operand.source->use(DTensor(owner), without_storage(parameter.spec()->placements), dtype);
   if (!gathered.defined()) return {};
   if (gathered.scalar_type() != dtype) gathered = gathered.to(dtype);
   const auto from = with_placements(*operand.spec(), without_storage(operand.spec()->placements));
