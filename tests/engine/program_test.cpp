@@ -56,7 +56,7 @@ const std::vector<Case>& cases() {
        }},
       {"reductions", [](Draw& d) { return std::vector<Shape>{d.sizes(3, 1)}; },
        [](const auto& t) {
-         return t[0].sum({0, 2}) + t[0].mean(1).sum() + t[0].amax(0).sum();
+         return t[0].sum(at::IntArrayRef({0, 2})) + t[0].mean(1).sum() + t[0].amax(0).sum();
        }},
       {"slices", [](Draw& d) { return std::vector<Shape>{d.sizes(2, 2)}; },
        [](const auto& t) {
