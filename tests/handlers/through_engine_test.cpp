@@ -90,7 +90,7 @@ std::vector<Program> reductions() {
       on_matrix("mean", [](auto& x) { return x.mean() + x.mean(0); }),
       on_matrix("var",
                 [](auto& x) {
-                  return at::var(x, 0, false) + at::var(x, {0, 1}, 0, true);
+                  return at::var(x, 0, false) + at::var(x, at::IntArrayRef({0, 1}), 0, true);
                 }),
       on_matrix("std",
                 [](auto& x) {
