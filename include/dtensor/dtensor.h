@@ -18,4 +18,5 @@
 #include "dtensor/placement.h"
 #include "dtensor/random.h"
 #include "dtensor/rule.h"
+#include "dtensor/shards.h"
 #include "dtensor/tensor.h"

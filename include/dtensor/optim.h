@@ -4,5 +4,7 @@
 #include "dtensor/optim/adagrad.h"
 #include "dtensor/optim/adamw.h"
 #include "dtensor/optim/clip.h"
+#include "dtensor/optim/muon.h"
 #include "dtensor/optim/optimizer.h"
 #include "dtensor/optim/sgd.h"
+#include "dtensor/optim/shampoo.h"

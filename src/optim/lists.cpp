@@ -6,12 +6,13 @@
 #include "dtensor/tensor.h"
 
 namespace dtensor::optim {
-namespace {
 
 Placements without_storage(Placements placements) {
   for (Placement& p : placements) p = p.as_storage(false);
   return placements;
 }
+
+namespace {
 
 at::Tensor placed_like(at::Tensor gradient, const at::Tensor& parameter) {
   if (!is_dtensor(parameter)) {
@@ -42,9 +43,9 @@ Bucket& bucket_of(std::vector<Bucket>& buckets, const OptimizerEntry& entry) {
 
 }  // namespace
 
-at::Tensor gradient_of(const at::Tensor& parameter) {
-  at::Tensor gradient = placed_like(parameter.grad(), parameter);
-  return gradient.scalar_type() == parameter.scalar_type() ? gradient : gradient.to(parameter.scalar_type());
+at::Tensor gradient_of(const OptimizerEntry& entry) {
+  at::Tensor gradient = placed_like(entry.parameter.grad(), entry.parameter);
+  return gradient.scalar_type() == entry.dtype ? gradient : gradient.to(entry.dtype);
 }
 
 bool fits_fused(const at::Tensor& parameter) {
@@ -56,7 +57,8 @@ std::vector<at::Tensor> Bucket::slots(std::size_t index) const {
   result.reserve(entries.size());
   for (OptimizerEntry* entry : entries) {
     at::Tensor& slot = entry->slots[index];
-    if (!slot.defined()) slot = at::zeros_like(entry->parameter);
+    if (!slot.defined()) slot = at::zeros_like(entry->parameter, entry->parameter.options().dtype(entry->dtype));
+    slot = placed_like(std::move(slot), entry->parameter);  // the parameter may have been re-placed
     result.push_back(slot);
   }
   return result;
@@ -81,7 +83,7 @@ std::vector<Bucket> make_buckets(const std::vector<OptimizerEntry*>& active, boo
   std::vector<Bucket> buckets;
   for (OptimizerEntry* entry : active) {
     const at::Tensor& parameter = entry->parameter;
-    at::Tensor gradient = gradient_of(parameter);
+    at::Tensor gradient = gradient_of(*entry);
     if (dense && !gradient.strides().equals(parameter.strides())) {
       gradient = at::empty_like(parameter).copy_(gradient);
     }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dtensor/optim/optimizer.h"
+#include "dtensor/placement.h"
 
 namespace dtensor::optim {
 
@@ -22,8 +23,11 @@ struct Bucket {
   std::vector<at::Tensor> steps() const;
 };
 
-// The gradient with its parameter's dtype, mesh and placements, so that elementwise operators need not communicate.
-at::Tensor gradient_of(const at::Tensor& parameter);
+Placements without_storage(Placements placements);
+
+// The gradient in its entry's dtype, on the parameter's mesh and placements, so that elementwise operators need not
+// communicate.
+at::Tensor gradient_of(const OptimizerEntry& entry);
 
 // Fused kernels walk the memory of all their operands alike.
 bool fits_fused(const at::Tensor& parameter);

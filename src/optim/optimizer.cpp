@@ -21,11 +21,12 @@ void check_parameter(const at::Tensor& parameter, const std::string& name) {
 }
 
 // Into the parameter's mesh and placements; a copy, which the optimizer may write.
-at::Tensor placed_copy(const at::Tensor& value, const at::Tensor& parameter, const std::string& name) {
+at::Tensor placed_copy(const at::Tensor& value, const OptimizerEntry& entry, const std::string& name) {
+  const at::Tensor& parameter = entry.parameter;
   TORCH_CHECK(value.sizes() == parameter.sizes(), "load_state_dict: ", name, " has sizes ", value.sizes(),
               " where the parameter has ", parameter.sizes());
   const at::NoGradGuard no_grad;
-  at::Tensor own = at::zeros_like(parameter);
+  at::Tensor own = at::zeros_like(parameter, parameter.options().dtype(entry.dtype));
   if (is_dtensor(parameter)) {
     const DTensor p(parameter);
     return own.copy_(distribute_tensor(value, p.mesh(), p.placements()));
@@ -68,7 +69,10 @@ void SlotOptimizer::add_parameters(std::size_t group, const std::vector<at::Tens
     check_parameter(parameters[i], name);
     const bool fresh = index_.emplace(parameters[i].unsafeGetTensorImpl(), entries_.size()).second;
     TORCH_CHECK(fresh, "optimizer: parameter ", name, " is there twice (tied weights are listed once)");
-    entries_.push_back({std::move(name), parameters[i], group, 0, std::vector<at::Tensor>(slot_names_.size())});
+    const auto dtype = parameters[i].scalar_type();
+    const bool half = dtype == at::kHalf || dtype == at::kBFloat16;
+    entries_.push_back({std::move(name), parameters[i], group, 0, std::vector<at::Tensor>(slot_names_.size()),
+                        wide_ && half ? at::kFloat : dtype});
   }
 }
 
@@ -127,7 +131,7 @@ void SlotOptimizer::load_slots(Entry& entry, const Finder& tensors) {
   for (std::size_t i = 0; i < slot_names_.size(); ++i) {
     const std::string name = entry.name + "." + slot_names_[i];
     const auto found = tensors.find(name);
-    entry.slots[i] = found == tensors.end() ? at::Tensor() : placed_copy(found->second, entry.parameter, name);
+    entry.slots[i] = found == tensors.end() ? at::Tensor() : placed_copy(found->second, entry, name);
   }
 }
 

@@ -8,17 +8,10 @@
 #include <c10/util/SmallVector.h>
 
 #include "dtensor/placement.h"
+#include "dtensor/shards.h"
 #include "placement/mesh_info.h"
 
 namespace dtensor {
-
-struct Segment {
-  std::int64_t offset;  // global index along the dimension
-  std::int64_t length;
-  friend bool operator==(const Segment&, const Segment&) = default;
-};
-// In local order. One segment (possibly empty) unless a StridedShard has no matching axes to its right.
-using Segments = c10::SmallVector<Segment, 2>;
 
 // Chunk `index` of `n` elements over `parts` ranks.
 Segment chunk(std::int64_t n, std::int64_t parts, std::int64_t index);
@@ -34,10 +27,6 @@ using SplitOrder = c10::SmallVector<SplitStep, 4>;
 SplitOrder split_order(std::int64_t dim, const Placements& placements, at::IntArrayRef mesh_shape);
 
 Segments shard_segments(std::int64_t n, const SplitOrder& order, at::IntArrayRef mesh_shape,
-                        at::IntArrayRef coordinate);
-
-// The global indices along tensor dimension `dim` (of size `n`) that `coordinate` holds.
-Segments shard_segments(std::int64_t n, std::int64_t dim, const Placements& placements, at::IntArrayRef mesh_shape,
                         at::IntArrayRef coordinate);
 
 at::DimVector local_sizes(at::IntArrayRef sizes, const Placements& placements, at::IntArrayRef mesh_shape,

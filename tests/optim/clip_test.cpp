@@ -44,7 +44,7 @@ struct Count {
 };
 
 TEST(TotalNorm, EqualsOneDeviceOnMixedMeshes) {
-  rc::check("the norm is one device's", [] {
+  EXPECT_TRUE(rc::check("the norm is one device's", [] {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     const auto dtype = *rc::gen::element(at::kDouble, at::kFloat);
     const auto items = any_items(draw, dtype);
@@ -69,11 +69,11 @@ TEST(TotalNorm, EqualsOneDeviceOnMixedMeshes) {
       EXPECT_NEAR(norm.item<double>(), expected, (dtype == at::kDouble ? 1e-9 : 1e-6) * (1 + expected)) << "p " << p;
     });
     RC_ASSERT(!::testing::Test::HasFailure());
-  });
+  }));
 }
 
 TEST(ClipGradNorm, EqualsOneDevice) {
-  rc::check("the clipped gradients are one device's", [] {
+  EXPECT_TRUE(rc::check("the clipped gradients are one device's", [] {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     const auto items = any_items(draw, at::kDouble);
     const double max_norm = *rc::gen::element(0.1, 1.0, 100.0);
@@ -94,7 +94,7 @@ TEST(ClipGradNorm, EqualsOneDevice) {
       }
     });
     RC_ASSERT(!::testing::Test::HasFailure());
-  });
+  }));
 }
 
 // Ranks that differ in which gradients they have still meet: the parameters say where.

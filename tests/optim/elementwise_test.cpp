@@ -104,7 +104,7 @@ void run_on_rank(const Case& c, const Make& make, const std::vector<at::Tensor>&
 }
 
 TEST(Elementwise, EqualsOneDeviceOnThreeMeshesAndPlain) {
-  rc::check("steps equal one device's", [] {
+  EXPECT_TRUE(rc::check("steps equal one device's", [] {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     const auto dtype = *rc::gen::element(at::kDouble, at::kFloat, at::kBFloat16);
     const Case c = any_case(draw, dtype, 4);
@@ -114,7 +114,7 @@ TEST(Elementwise, EqualsOneDeviceOnThreeMeshesAndPlain) {
     const bool exact = name == std::string("adamw_foreach") || name == std::string("adagrad");
     run_local(4, [&](Communicator world) { run_on_rank(c, make, expected, exact, world); });
     RC_ASSERT(!::testing::Test::HasFailure());
-  });
+  }));
 }
 
 TEST(Elementwise, FusedAndForeachAgree) {

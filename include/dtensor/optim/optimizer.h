@@ -88,7 +88,8 @@ struct OptimizerEntry {
   at::Tensor parameter;
   std::size_t group = 0;
   std::int64_t steps = 0;
-  std::vector<at::Tensor> slots;  // one per slot name; undefined before the first step
+  std::vector<at::Tensor> slots;      // one per slot name; undefined before the first step
+  at::ScalarType dtype = at::kFloat;  // of the slots
 };
 
 // The bookkeeping behind the optimizers of this library: an entry a parameter, with a step count and named slots (state
@@ -103,13 +104,15 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
 
  protected:
   using Entry = OptimizerEntry;
-  explicit SlotOptimizer(std::vector<std::string> slot_names) : slot_names_(std::move(slot_names)) {}
+  // `wide`: state of half-precision parameters in single precision.
+  explicit SlotOptimizer(std::vector<std::string> slot_names, bool wide = false)
+      : slot_names_(std::move(slot_names)), wide_(wide) {}
   void add_parameters(std::size_t group, const std::vector<at::Tensor>& parameters,
                       const std::vector<std::string>& names);
 
   // `active`: the entries with a gradient, in order, their step counts already advanced.
   virtual void update(const std::vector<Entry*>& active) = 0;
-  // State besides the slots, for one entry: added to `state` under `prefix`, and taken from `find(name)`.
+  // State besides the slots, for one entry, under names that begin with `prefix`.
   virtual void save_more(const Entry& /*entry*/, const std::string& /*prefix*/, OptimizerState& /*state*/) const {}
   using Finder = std::unordered_map<std::string, at::Tensor>;
   virtual void load_more(Entry& /*entry*/, const std::string& /*prefix*/, const Finder& /*tensors*/) {}
@@ -122,6 +125,7 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
   void load_slots(Entry& entry, const Finder& tensors);
 
   std::vector<std::string> slot_names_;
+  bool wide_;
   std::vector<Entry> entries_;
   std::unordered_map<const c10::TensorImpl*, std::size_t> index_;
 };
@@ -141,8 +145,8 @@ class GroupOptimizer : public SlotOptimizer {
   const Options& options(std::size_t group = 0) const { return options_.at(group); }
 
  protected:
-  GroupOptimizer(const std::vector<Group>& groups, std::vector<std::string> slot_names)
-      : SlotOptimizer(std::move(slot_names)) {
+  GroupOptimizer(const std::vector<Group>& groups, std::vector<std::string> slot_names, bool wide = false)
+      : SlotOptimizer(std::move(slot_names), wide) {
     for (const Group& group : groups) {
       add_parameters(options_.size(), group.parameters, group.names);
       options_.push_back(group.options);

@@ -1,0 +1,58 @@
+// Distributed Shampoo (Gupta, Koren and Singer, arXiv 1802.09568; Shi et al., arXiv 2309.06497): each block of a
+// parameter is preconditioned on both sides by inverse roots of its gradients' second moments. Blocks follow the global
+// parameter, not its shards, so every layout takes the same steps.
+#pragma once
+
+#include <memory>
+
+#include "dtensor/optim/optimizer.h"
+
+namespace dtensor {
+
+enum class Grafting : std::uint8_t {
+  none,
+  adam,  // a block's step has the length of Adam's
+};
+
+// Per block of order o (dimensions after merging), with t the parameter's step:
+//   A_k = beta2 A_k + (1 - beta2) G_k G_k^T               G_k: the gradient unfolded along dimension k
+//   P_k = (A_k / (1 - beta2^t) + eps I)^(-1/(2 o))        at t = start, then whenever frequency divides t; I before
+//   m = beta1 m + (1 - beta1) G;  u = m / (1 - beta1^t);  a = u / (sqrt(v / (1 - graft_beta2^t)) + graft_eps)
+//   direction = u x_1 P_1 x_2 P_2 ..., scaled to the length of a; with grafting and t < start: a
+//   W -= lr (direction + weight_decay W)
+struct ShampooOptions {
+  double lr = 1e-2, beta1 = 0.9, beta2 = 0.999, eps = 1e-12, weight_decay = 0;  // beta2 = 1: a plain sum
+  Grafting grafting = Grafting::adam;
+  double graft_beta2 = 0.999, graft_eps = 1e-8;
+  std::int64_t frequency = 10;  // steps between inverse roots
+  std::int64_t start = 10;      // first step that is preconditioned
+  std::int64_t block_size = 1024;
+  // Neighbouring dimensions are merged, the smallest product first, while there are more than this many and the product
+  // does not exceed block_size. 0: never.
+  std::int64_t merge_to = 2;
+};
+
+// Each block is owned by one rank of its parameter's mesh, the dearest blocks first, each to the least loaded rank: it
+// keeps the factors A and P and computes the direction. Gradients reach the owners in one all-to-all, directions come
+// back in one, for all parameters on the same ranks together.
+// State: exp_avg and graft_exp_avg_sq, placed as the parameter; factor.<block>.<dim> and root.<block>.<dim>, which
+// state() and state_dict() gather as DTensors on the parameter's mesh, Shard(0) on every axis.
+class DTENSOR_API Shampoo final : public GroupOptimizer<ShampooOptions> {
+ public:
+  explicit Shampoo(std::vector<at::Tensor> parameters, ShampooOptions options = {});
+  explicit Shampoo(const std::vector<Group>& groups);
+  ~Shampoo() override;
+
+  // Bytes of the factors and roots that this rank owns.
+  std::int64_t owned_bytes() const;
+
+ private:
+  void update(const std::vector<Entry*>& active) override;
+  void save_more(const Entry& entry, const std::string& prefix, OptimizerState& state) const override;
+  void load_more(Entry& entry, const std::string& prefix, const Finder& tensors) override;
+
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace dtensor

@@ -1,0 +1,219 @@
+// Who owns which block, which rank holds which rectangles of it, and the two exchanges.
+#include "optim/exchange.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "dtensor/shards.h"
+#include "optim/lists.h"
+
+namespace dtensor::optim {
+namespace {
+
+std::vector<std::int64_t> coordinate_of(const DeviceMesh& mesh, std::int64_t index) {
+  std::vector<std::int64_t> coordinate(static_cast<std::size_t>(mesh.ndim()));
+  for (auto a = mesh.ndim(); a-- > 0; index /= mesh.size(a))
+    coordinate[static_cast<std::size_t>(a)] = index % mesh.size(a);
+  return coordinate;
+}
+
+std::int64_t index_of(const std::vector<std::int64_t>& ranks, std::int64_t rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+}
+
+// Of the ranks that hold the same part, the one beside the owner on the axes that replicate.
+bool sends_to(const Placements& placements, const std::vector<std::int64_t>& holder,
+              const std::vector<std::int64_t>& owner) {
+  for (std::size_t a = 0; a < placements.size(); ++a) {
+    if (!placements[a].is_shard() && holder[a] != owner[a]) return false;
+  }
+  return true;
+}
+
+at::Tensor rectangle(at::Tensor tensor, const at::DimVector& begin, const at::DimVector& sizes) {
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    const auto dim = static_cast<std::int64_t>(d);
+    if (tensor.size(dim) != sizes[d]) tensor = tensor.narrow(dim, begin[d], sizes[d]);
+  }
+  return tensor;
+}
+
+}  // namespace
+
+std::size_t Exchange::add(const at::Tensor& tensor, Region region, double cost) {
+  Entry block;
+  block.tensor = tensor;
+  block.region = std::move(region);
+  block.cost = cost;
+  if (is_dtensor(tensor)) block.member = DTensor(tensor).mesh().is_member();
+  blocks_.push_back(std::move(block));
+  return blocks_.size() - 1;
+}
+
+void Exchange::assign() {
+  std::vector<std::size_t> order(blocks_.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return blocks_[a].cost > blocks_[b].cost; });
+  std::map<std::int64_t, double> load;  // by world rank
+  for (const std::size_t i : order) {
+    if (!is_dtensor(blocks_[i].tensor)) continue;
+    const DeviceMesh mesh = DTensor(blocks_[i].tensor).mesh();
+    const auto ranks = mesh.ranks();
+    blocks_[i].owner = *std::min_element(ranks.begin(), ranks.end(),
+                                         [&](auto a, auto b) { return std::pair(load[a], a) < std::pair(load[b], b); });
+    load[blocks_[i].owner] += blocks_[i].cost;
+    blocks_[i].owned = blocks_[i].member && blocks_[i].owner == mesh.world().rank();
+  }
+}
+
+std::vector<Exchange::Piece> Exchange::pieces(const Entry& block, const DeviceMesh* mesh, at::IntArrayRef coordinate) {
+  std::vector<Piece> result{Piece{}};
+  const auto sizes = block.tensor.sizes();
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    Segments segments{{0, sizes[d]}};
+    if (mesh != nullptr) {
+      segments = shard_segments(sizes[d], static_cast<std::int64_t>(d), block.placements, mesh->shape(), coordinate);
+    }
+    const std::int64_t begin = block.region.begin[d], end = begin + block.region.sizes[d];
+    std::vector<Piece> longer;
+    std::int64_t local = 0;
+    for (const Segment& s : segments) {
+      const std::int64_t from = std::max(begin, s.offset), to = std::min(end, s.offset + s.length);
+      for (const Piece& piece : result) {
+        if (from >= to) break;
+        longer.push_back(piece);
+        longer.back().local.push_back(local + from - s.offset);
+        longer.back().inside.push_back(from - begin);
+        longer.back().sizes.push_back(to - from);
+      }
+      local += s.length;
+    }
+    result = std::move(longer);
+  }
+  return result;
+}
+
+Communicator Exchange::communicator_of(const DeviceMesh& mesh) {
+  std::vector<std::int64_t> ranks = mesh.ranks().vec();
+  std::sort(ranks.begin(), ranks.end());
+  for (const auto& [known, communicator] : rooms_) {
+    if (known == ranks) return communicator;
+  }
+  rooms_.emplace_back(std::move(ranks), mesh.communicator());
+  return rooms_.back().second;
+}
+
+void Exchange::route(Entry& block) {
+  if (!is_dtensor(block.tensor)) {
+    block.mine = pieces(block, nullptr, {});
+    return;
+  }
+  const DTensor tensor(block.tensor);
+  const DeviceMesh mesh = tensor.mesh();
+  block.placements = tensor.placements();
+  for (std::size_t a = 0; a < block.placements.size(); ++a) {
+    block.split = block.split || (block.placements[a].is_shard() && mesh.shape()[a] > 1);
+  }
+  block.members = communicator_of(mesh);
+  const auto& peers = block.members.ranks();
+  const std::vector<std::int64_t> ranks = mesh.ranks().vec();
+  const auto owner = coordinate_of(mesh, index_of(ranks, block.owner)), self = *mesh.coordinate();
+  block.owner_peer = static_cast<int>(index_of(peers, block.owner));
+  block.mine = pieces(block, &mesh, self);
+  block.sends = sends_to(block.placements, self, owner);
+  block.holders.clear();
+  for (std::size_t i = 0; block.owned && i < ranks.size(); ++i) {
+    const auto coordinate = coordinate_of(mesh, static_cast<std::int64_t>(i));
+    Holder holder{static_cast<int>(index_of(peers, ranks[i])), sends_to(block.placements, coordinate, owner), {}};
+    holder.pieces = pieces(block, &mesh, coordinate);
+    if (!holder.pieces.empty()) block.holders.push_back(std::move(holder));
+  }
+}
+
+Exchange::Entry& Exchange::routed(std::size_t index) {
+  Entry& block = blocks_[index];
+  const bool known = !block.mine.empty() || block.members;
+  if (known && (!is_dtensor(block.tensor) || DTensor(block.tensor).placements() == block.placements)) return block;
+  block.split = false;
+  route(block);
+  return block;
+}
+
+void Exchange::post_squares(Mail& mail, std::size_t box, const Entry& block, const at::Tensor& local,
+                            at::Tensor& result) {
+  if (block.sends && !block.mine.empty()) {
+    at::Tensor sum = at::zeros({1}, local.options().dtype(at::kDouble));
+    for (const Piece& p : block.mine) sum += rectangle(local, p.local, p.sizes).to(at::kDouble).square().sum();
+    mail.post(box, block.owner_peer, sum.to(local.scalar_type()));
+  }
+  if (!block.owned) return;
+  const auto count = std::count_if(block.holders.begin(), block.holders.end(), [](const Holder& h) { return h.sends; });
+  result = at::empty({count}, local.options());
+  std::int64_t next = 0;
+  for (const Holder& h : block.holders) {
+    if (h.sends) mail.expect(box, h.peer, result.narrow(0, next++, 1));
+  }
+}
+
+void Exchange::post_values(Mail& mail, std::size_t box, const Entry& block, const at::Tensor& local,
+                           at::Tensor& result) {
+  if (block.sends) {
+    for (const Piece& p : block.mine) mail.post(box, block.owner_peer, rectangle(local, p.local, p.sizes));
+  }
+  if (!block.owned) return;
+  result = at::empty(block.region.sizes, local.options());
+  for (const Holder& h : block.holders) {
+    if (!h.sends) continue;
+    for (const Piece& p : h.pieces) mail.expect(box, h.peer, rectangle(result, p.inside, p.sizes));
+  }
+}
+
+std::vector<at::Tensor> Exchange::gather(const std::vector<Wanted>& wanted) {
+  std::vector<at::Tensor> results(wanted.size());
+  Mail mail;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const Wanted& w = wanted[i];
+    if (!blocks_[w.block].member) continue;
+    const Entry& block = routed(w.block);
+    if (!is_dtensor(block.tensor)) {
+      results[i] = rectangle(w.value, block.region.begin, block.region.sizes);
+      if (w.squares) results[i] = results[i].to(at::kDouble).square().sum().to(w.value.scalar_type()).view({1});
+      continue;
+    }
+    TORCH_CHECK(without_storage(DTensor(w.value).placements()) == without_storage(block.placements),
+                "a value on its way to a block's owner is ", DTensor(w.value).spec_str(), ", its tensor ",
+                DTensor(block.tensor).spec_str());
+    const at::Tensor local = DTensor(w.value).to_local();
+    const std::size_t box = mail.open(block.members, local.scalar_type(), block.split);
+    (w.squares ? post_squares(mail, box, block, local, results[i]) : post_values(mail, box, block, local, results[i]));
+  }
+  mail.deliver();
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    if (wanted[i].squares && results[i].defined()) results[i] = results[i].sum();
+  }
+  return results;
+}
+
+void Exchange::scatter(const std::vector<Result>& results) {
+  Mail mail;
+  for (const Result& r : results) {
+    if (!blocks_[r.block].member) continue;
+    const Entry& block = routed(r.block);
+    if (!is_dtensor(block.tensor)) {
+      rectangle(r.target, block.region.begin, block.region.sizes).copy_(r.value);
+      continue;
+    }
+    const std::size_t box = mail.open(block.members, r.target.scalar_type(), block.members.size() > 1);
+    for (const Piece& p : block.mine) mail.expect(box, block.owner_peer, rectangle(r.target, p.local, p.sizes));
+    if (!block.owned) continue;
+    for (const Holder& h : block.holders) {
+      for (const Piece& p : h.pieces) mail.post(box, h.peer, rectangle(r.value, p.inside, p.sizes));
+    }
+  }
+  mail.deliver();
+}
+
+}  // namespace dtensor::optim

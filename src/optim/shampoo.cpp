@@ -1,0 +1,248 @@
+// A Shampoo step: elementwise averages where the shards are, gradients to the owners of blocks, directions back.
+#include "dtensor/optim/shampoo.h"
+
+#include <ATen/ATen.h>
+
+#include "dtensor/tensor.h"
+#include "optim/exchange.h"
+#include "optim/lists.h"
+#include "optim/roots.h"
+#include "optim/updates.h"
+
+namespace dtensor {
+namespace {
+
+using optim::Exchange;
+
+// What the owner of a block keeps.
+struct Preconditioner {
+  std::size_t block;  // in the exchange
+  optim::Block shape;
+  std::vector<at::Tensor> factors, roots;
+
+  auto order() const { return static_cast<std::int64_t>(shape.shape.size()); }
+};
+
+double cost(const optim::Block& block) {
+  double sum = 0, numel = 1;
+  for (const auto d : block.shape) numel *= static_cast<double>(d);
+  for (const auto d : block.shape)
+    sum += static_cast<double>(d * d) * static_cast<double>(d) + numel * static_cast<double>(d);
+  return sum;
+}
+
+// A parameter within one step, in the dtype of the state.
+struct Moving {
+  OptimizerEntry* entry;
+  at::Tensor gradient, average, graft;  // graft: undefined without grafting
+  bool preconditioned;
+};
+
+void accumulate(Preconditioner& p, const at::Tensor& gradient, const ShampooOptions& o) {
+  const double weight = o.beta2 == 1 ? 1 : 1 - o.beta2;
+  for (std::int64_t k = 0; k < p.order(); ++k) {
+    const auto at = static_cast<std::size_t>(k);
+    if (p.factors.size() <= at)
+      p.factors.push_back(at::zeros({p.shape.shape[at], p.shape.shape[at]}, gradient.options()));
+    const at::Tensor rows = optim::unfold(gradient, k);
+    p.factors[at].mul_(o.beta2).add_(rows.mm(rows.t()), weight);
+  }
+}
+
+void take_roots(Preconditioner& p, std::int64_t t, const ShampooOptions& o) {
+  if (t != o.start && (t < o.start || t % o.frequency != 0)) return;
+  const double correction = o.beta2 == 1 ? 1 : 1 - std::pow(o.beta2, static_cast<double>(t));
+  p.roots.clear();
+  for (const at::Tensor& factor : p.factors) {
+    p.roots.push_back(optim::inverse_root(factor / correction, p.order(), o.eps));
+  }
+}
+
+at::Tensor direction(const Preconditioner& p, const at::Tensor& average, const at::Tensor& graft_squares) {
+  at::Tensor d = average;
+  for (std::size_t k = 0; k < p.roots.size(); ++k) d = optim::apply_along(p.roots[k], d, static_cast<std::int64_t>(k));
+  return graft_squares.defined() ? d * (graft_squares.sqrt() / (d.norm() + 1e-16)) : d;
+}
+
+// The elementwise part, of all parameters of a bucket at once.
+void average(const optim::Bucket& b, const ShampooOptions& o, std::vector<Moving>& moving) {
+  std::vector<at::Scalar> first, second;
+  for (const OptimizerEntry* entry : b.entries) {
+    const auto t = static_cast<double>(entry->steps);
+    first.emplace_back(1 - std::pow(o.beta1, t));
+    second.emplace_back(1 - std::pow(o.graft_beta2, t));
+  }
+  std::vector<at::Tensor> averages = b.gradients, grafts(b.entries.size());
+  if (o.beta1 != 0) {
+    averages = b.slots(0);
+    at::_foreach_mul_(averages, o.beta1);
+    at::_foreach_add_(averages, b.gradients, 1 - o.beta1);
+    averages = at::_foreach_div(averages, first);
+  }
+  if (o.grafting == Grafting::adam) {
+    const auto squares = b.slots(1);
+    at::_foreach_mul_(squares, o.graft_beta2);
+    at::_foreach_addcmul_(squares, b.gradients, b.gradients, 1 - o.graft_beta2);
+    auto roots = at::_foreach_div(squares, second);
+    at::_foreach_sqrt_(roots);
+    at::_foreach_add_(roots, o.graft_eps);
+    grafts = at::_foreach_div(averages, roots);
+  }
+  for (std::size_t i = 0; i < b.entries.size(); ++i) {
+    const bool preconditioned = o.grafting == Grafting::none || b.entries[i]->steps >= o.start;
+    moving.push_back({b.entries[i], b.gradients[i], averages[i], grafts[i], preconditioned});
+  }
+}
+
+}  // namespace
+
+struct Shampoo::State {
+  Exchange exchange;
+  std::vector<std::vector<Preconditioner>> blocks;  // by entry
+
+  std::vector<Preconditioner>& of(const OptimizerEntry& entry, const std::vector<OptimizerEntry>& entries) {
+    return blocks[static_cast<std::size_t>(&entry - entries.data())];
+  }
+};
+
+namespace {
+
+void check(const ShampooOptions& o) {
+  TORCH_CHECK(o.start >= 1 && o.frequency >= 1 && o.block_size >= 1, "Shampoo: start ", o.start, ", frequency ",
+              o.frequency, " and block_size ", o.block_size, " must be at least 1");
+}
+
+}  // namespace
+
+Shampoo::Shampoo(std::vector<at::Tensor> parameters, ShampooOptions options)
+    : Shampoo(std::vector<Group>{{std::move(parameters), options}}) {}
+
+Shampoo::Shampoo(const std::vector<Group>& groups)
+    : GroupOptimizer(groups, {"exp_avg", "graft_exp_avg_sq"}, true), state_(std::make_unique<State>()) {
+  for (const Group& group : groups) check(group.options);
+  for (const Entry& entry : entries()) {
+    const ShampooOptions& o = options(entry.group);
+    auto& own = state_->blocks.emplace_back();
+    for (optim::Block& block : optim::cut(entry.parameter.sizes(), o.block_size, o.merge_to)) {
+      const std::size_t number = state_->exchange.add(entry.parameter, block.region, cost(block));
+      own.push_back({number, std::move(block), {}, {}});
+    }
+  }
+  state_->exchange.assign();
+}
+
+Shampoo::~Shampoo() = default;
+
+std::int64_t Shampoo::owned_bytes() const {
+  std::int64_t bytes = 0;
+  for (const auto& blocks : state_->blocks) {
+    for (const Preconditioner& p : blocks) {
+      for (const at::Tensor& t : p.factors) bytes += static_cast<std::int64_t>(t.nbytes());
+      for (const at::Tensor& t : p.roots) bytes += static_cast<std::int64_t>(t.nbytes());
+    }
+  }
+  return bytes;
+}
+
+void Shampoo::update(const std::vector<Entry*>& active) {
+  std::vector<Moving> moving;
+  for (const optim::Bucket& b : optim::make_buckets(active, false)) {
+    average(b, options(b.group), moving);
+  }
+  std::vector<Exchange::Wanted> wanted;
+  for (const Moving& m : moving) {
+    for (const Preconditioner& p : state_->of(*m.entry, entries())) {
+      wanted.push_back({p.block, m.gradient});
+      if (m.preconditioned) wanted.push_back({p.block, m.average});
+      if (m.preconditioned && m.graft.defined()) wanted.push_back({p.block, m.graft, true});
+    }
+  }
+  const std::vector<at::Tensor> gathered = state_->exchange.gather(wanted);
+  auto next = gathered.begin();
+  std::vector<Exchange::Result> results;
+  std::vector<optim::Update> updates;
+  for (const Moving& m : moving) {
+    const ShampooOptions& o = options(m.entry->group);
+    const at::Tensor buffer = m.preconditioned ? optim::local_buffer(*m.entry, m.entry->dtype) : at::Tensor();
+    for (Preconditioner& p : state_->of(*m.entry, entries())) {
+      const at::Tensor gradient = *next++, mean = m.preconditioned ? *next++ : at::Tensor();
+      const at::Tensor squares = m.preconditioned && m.graft.defined() ? *next++ : at::Tensor();
+      at::Tensor result;
+      if (state_->exchange.owned(p.block)) {
+        accumulate(p, gradient.reshape(p.shape.shape), o);
+        take_roots(p, m.entry->steps, o);
+        if (mean.defined()) result = direction(p, mean.reshape(p.shape.shape), squares).reshape(p.shape.region.sizes);
+      }
+      if (m.preconditioned) results.push_back({p.block, result, buffer});
+    }
+    const at::Tensor step = m.preconditioned ? optim::placed(buffer, *m.entry) : m.graft;
+    updates.push_back({m.entry->parameter, step, o.lr * o.weight_decay, -o.lr});
+  }
+  state_->exchange.scatter(results);
+  optim::apply(updates);
+}
+
+namespace {
+
+// A matrix that one rank owns, cut evenly over all ranks of its parameter's mesh.
+at::Tensor spread(const at::Tensor& owned, std::int64_t size, const OptimizerEntry& entry) {
+  if (!is_dtensor(entry.parameter)) return owned;
+  const DeviceMesh mesh = DTensor(entry.parameter).mesh();
+  const auto axes = static_cast<std::size_t>(mesh.ndim());
+  const at::Tensor local =
+      owned.defined() ? owned : at::zeros({size, size}, at::TensorOptions(entry.dtype).device(mesh.device_type()));
+  return DTensor::from_local(local, mesh, Placements(axes, Partial()), {size, size})
+      .redistribute(Placements(axes, Shard(0)));
+}
+
+at::Tensor collect(const std::string& name, const std::unordered_map<std::string, at::Tensor>& tensors,
+                   std::int64_t size, const OptimizerEntry& entry) {
+  const auto found = tensors.find(name);
+  TORCH_CHECK(found != tensors.end(), "load_state_dict: ", name, " is missing");
+  const at::Tensor& value = found->second;
+  TORCH_CHECK(value.sizes() == at::IntArrayRef({size, size}), "load_state_dict: ", name, " has sizes ", value.sizes(),
+              " where ", size, " x ", size, " is needed (another block size?)");
+  if (is_dtensor(value) && !DTensor(value).mesh().is_member()) return {};
+  return (is_dtensor(value) ? DTensor(value).full_tensor() : value).to(entry.dtype).clone();
+}
+
+std::string name_of(const std::string& prefix, const char* what, std::size_t block, std::size_t dim) {
+  return prefix + what + "." + std::to_string(block) + "." + std::to_string(dim);
+}
+
+}  // namespace
+
+void Shampoo::save_more(const Entry& entry, const std::string& prefix, OptimizerState& state) const {
+  const at::NoGradGuard no_grad;
+  const auto& blocks = state_->of(entry, entries());
+  for (std::size_t b = 0; b < blocks.size() && entry.steps > 0; ++b) {
+    for (std::size_t k = 0; k < blocks[b].shape.shape.size(); ++k) {
+      const std::int64_t size = blocks[b].shape.shape[k];
+      const auto one = [&](const char* what, const std::vector<at::Tensor>& owned) {
+        const at::Tensor mine = k < owned.size() ? owned[k] : at::Tensor();
+        state.tensors.emplace_back(name_of(prefix, what, b, k), spread(mine, size, entry));
+      };
+      one("factor", blocks[b].factors);
+      if (entry.steps >= options(entry.group).start) one("root", blocks[b].roots);
+    }
+  }
+}
+
+void Shampoo::load_more(Entry& entry, const std::string& prefix, const Finder& tensors) {
+  const at::NoGradGuard no_grad;
+  auto& blocks = state_->of(entry, entries());
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    blocks[b].factors.clear();
+    blocks[b].roots.clear();
+    for (std::size_t k = 0; k < blocks[b].shape.shape.size() && entry.steps > 0; ++k) {
+      const auto one = [&](const char* what, std::vector<at::Tensor>& own) {
+        at::Tensor whole = collect(name_of(prefix, what, b, k), tensors, blocks[b].shape.shape[k], entry);
+        if (state_->exchange.owned(blocks[b].block)) own.push_back(std::move(whole));
+      };
+      one("factor", blocks[b].factors);
+      if (entry.steps >= options(entry.group).start) one("root", blocks[b].roots);
+    }
+  }
+}
+
+}  // namespace dtensor
