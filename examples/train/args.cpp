@@ -73,6 +73,16 @@ void add_job_flags(CLI::App& app, Options& o, std::string& mesh, std::string& dt
   app.add_option("--hidden", o.hidden, "another width of the model (a multiple of its heads)")
       ->check(CLI::Range(1, 1 << 20));
   app.add_flag("--loss-parallel", o.loss_parallel, "cross entropy on logits that stay sharded by class over tp");
+  app.add_option("--parallel", o.parallel, "fsdp: blocks gathered and reduced as one; plain: each parameter by itself")
+      ->check(CLI::IsMember({"fsdp", "plain"}))
+      ->capture_default_str();
+  app.add_option("--reshard-after-forward", o.reshard, "fsdp: true, false, or the number of ranks that keep a copy")
+      ->check(CLI::IsMember({"true", "false"}) | CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option_function<std::string>(
+         "--mixed-precision", [&o](const std::string& text) { o.bf16 = text == "bf16"; },
+         "bf16: compute in bfloat16 (but for layer norms and the loss), keep and reduce in --dtype")
+      ->check(CLI::IsMember({"bf16", "none"}));
   app.add_option("--dropout", o.dropout, "probability")->check(CLI::Range(0.0, 0.99));
   app.add_option("--dtype", dtype, "float32, float64 or bfloat16")
       ->check(CLI::IsMember({"float32", "float64", "bfloat16"}));
@@ -82,6 +92,8 @@ void add_job_flags(CLI::App& app, Options& o, std::string& mesh, std::string& dt
 void add_training_flags(CLI::App& app, Options& o) {
   app.add_option("--steps", o.steps, "optimizer steps")->check(CLI::Range(1, 100'000'000))->capture_default_str();
   app.add_option("--batch", o.batch, "sequences a step, over all ranks")->check(CLI::Range(1, 1 << 20));
+  app.add_option("--grad-accum", o.grad_accum, "pieces of a batch, whose gradients are reduced once")
+      ->check(CLI::Range(1, 1 << 20));
   app.add_option("--seq", o.seq, "tokens a sequence")->check(CLI::Range(1, 1 << 20));
   app.add_option("--seed", o.seed, "of parameters, batches and dropout")->capture_default_str();
   app.add_option("--lr", o.lr, "learning rate")->check(CLI::PositiveNumber)->capture_default_str();
@@ -108,6 +120,8 @@ void settle_sizes(Options& o) {
   const bool tiny = o.model == "tiny";
   if (o.batch == 0) o.batch = tiny ? 8 : 4;
   if (o.seq == 0) o.seq = tiny ? 64 : 32;
+  if (o.bf16 && o.parallel != "fsdp") throw UsageError("--mixed-precision bf16 needs --parallel fsdp");
+  if (o.grad_accum > o.batch) throw UsageError("--grad-accum: more pieces than sequences in a batch");
   if (!o.mesh || !o.ranks) return;
   if (*o.ranks != o.mesh->size()) fit_mesh(o, *o.ranks);
 }

@@ -33,7 +33,10 @@ struct Options {
   std::optional<int> ranks;
   std::string backend, model = "tiny";
   Dtype dtype = Dtype::float32;
-  bool loss_parallel = false, compare = false;
+  std::string parallel = "fsdp";  // or plain: placements alone, every parameter gathered where it is used
+  std::string reshard = "true";   // after forward: true, false or a number of ranks
+  bool loss_parallel = false, compare = false, bf16 = false;
+  std::int64_t grad_accum = 1;
   double dropout = 0, lr = 1e-3, clip = 1;
   std::int64_t steps = 100, warmup = 10;
   std::int64_t batch = 0, seq = 0, hidden = 0;  // 0: the model's default

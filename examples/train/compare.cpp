@@ -30,8 +30,8 @@ double largest(const std::vector<double>& values) {
   return result;
 }
 
-double floor_of(Dtype dtype) {
-  switch (dtype) {
+double floor_of(const Options& options) {
+  switch (options.bf16 ? Dtype::bfloat16 : options.dtype) {
     case Dtype::float64:
       return 1e-9;
     case Dtype::bfloat16:
@@ -50,7 +50,7 @@ Comparison compare_with_one_device(const Options& options, const Corpus& corpus,
   result.difference = relative_difference(losses(records), result.reference);
   result.largest = largest(result.difference);
   result.first = result.difference.front();
-  result.bound = result.first_bound = floor_of(options.dtype);
+  result.bound = result.first_bound = floor_of(options);
   // Dropout draws by position in the batch, so a split batch is another run and gives no spread.
   const bool has_spread = options.dtype != Dtype::float64 && options.dropout == 0 && options.batch > 1;
   if (!result.equal() && has_spread) {

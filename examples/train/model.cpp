@@ -66,6 +66,14 @@ const at::Tensor& Parameters::operator[](const std::string& name) const {
   return tensors_[found->second];
 }
 
+std::vector<std::pair<std::string, at::Tensor*>> Parameters::slots(const std::string& prefix) {
+  std::vector<std::pair<std::string, at::Tensor*>> slots;
+  for (std::size_t i = 0; i < names_.size(); ++i) {
+    if (names_[i].rfind(prefix, 0) == 0) slots.emplace_back(names_[i], &tensors_[i]);
+  }
+  return slots;
+}
+
 namespace {
 
 at::Tensor layer_norm(const GptConfig& c, const Parameters& p, const std::string& name, const at::Tensor& x) {

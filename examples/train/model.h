@@ -9,6 +9,7 @@
 #include <functional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace train {
@@ -45,6 +46,8 @@ class Parameters {
   const at::Tensor& operator[](const std::string& name) const;
   const std::vector<std::string>& names() const { return names_; }
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
+  // Where those are kept whose names begin with `prefix`, for functions that place or exchange them.
+  std::vector<std::pair<std::string, at::Tensor*>> slots(const std::string& prefix = "");
 
  private:
   std::vector<std::string> names_;

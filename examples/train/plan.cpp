@@ -55,6 +55,27 @@ Placements parameter_placements(const std::string& name, const MeshShape& shape)
   return {Replicate(), shard.as_storage(), tp};
 }
 
+std::vector<dtensor::FsdpUnit> make_units(Parameters& parameters, const GptConfig& config,
+                                          const dtensor::DeviceMesh& mesh, const Options& options) {
+  dtensor::FsdpOptions how;
+  if (options.reshard == "true" || options.reshard == "false") {
+    how.reshard_after_forward = options.reshard == "true";
+  } else {
+    how.reshard_after_forward = std::int64_t{std::stol(options.reshard)};
+  }
+  if (options.bf16) {
+    how.precision.param_dtype = at::kBFloat16;
+    how.precision.param_dtype_of = {{"*ln*", at::kFloat}};  // layer norms
+    how.precision.output_dtype = at::kFloat;
+  }
+  std::vector<dtensor::FsdpUnit> units;
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+    units.push_back(fully_shard(parameters.slots("h." + std::to_string(layer) + "."), mesh, how));
+  }
+  units.push_back(fully_shard(parameters.slots(), mesh, how));
+  return units;
+}
+
 Placements batch_placements() { return {Shard(0), Shard(0), Replicate()}; }
 
 LogitsHook gather_classes() {

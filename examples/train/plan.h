@@ -2,8 +2,10 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "args.h"
+#include "dtensor/fully_shard.h"
 #include "dtensor/mesh.h"
 #include "dtensor/placement.h"
 #include "model.h"
@@ -15,6 +17,10 @@ dtensor::DeviceMesh make_mesh(const dtensor::Communicator& world, const MeshShap
 // By the parameter's name. Stored split on `shard` (gathered where used), split on `tp` as tensor parallelism does,
 // whole on `replicate`.
 dtensor::Placements parameter_placements(const std::string& name, const MeshShape& shape);
+
+// Makes units of the parameters: each block, then the rest.
+std::vector<dtensor::FsdpUnit> make_units(Parameters& parameters, const GptConfig& config,
+                                          const dtensor::DeviceMesh& mesh, const Options& options);
 
 // ids, targets and, by propagation, every activation between blocks: the batch over replicate and shard.
 dtensor::Placements batch_placements();

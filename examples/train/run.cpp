@@ -4,9 +4,12 @@
 #include <ATen/ATen.h>
 
 #include <chrono>
+#include <optional>
 
 #include "adamw.h"
 #include "dtensor/events.h"
+#include "dtensor/fully_shard.h"
+#include "dtensor/hooks.h"
 #include "dtensor/tensor.h"
 #include "init.h"
 #include "plan.h"
@@ -28,7 +31,7 @@ namespace {
 struct Job {
   const Options& options;
   const Corpus& corpus;
-  Parameters parameters;
+  mutable Parameters parameters;  // a forward pass may exchange them for their casts while it runs
   std::function<at::Tensor(const at::Tensor&)> place_batch;  // empty: the batch stays as it is
   LogitsHook on_logits;
   std::int64_t pieces = 1;
@@ -45,7 +48,14 @@ double run_piece(const Job& job, const GptConfig& config, at::Tensor ids, at::Te
     ids = job.place_batch(ids);
     targets = job.place_batch(targets);
   }
-  at::Tensor loss = gpt_loss(config, job.parameters, ids, targets, job.on_logits);
+  at::Tensor loss;
+  {
+    const dtensor::ComputeScope scope(job.parameters.slots());
+    const auto on_logits = [&](const at::Tensor& logits) {
+      return scope.output(job.on_logits ? job.on_logits(logits) : logits);
+    };
+    loss = gpt_loss(config, job.parameters, ids, targets, on_logits);
+  }
   if (share != 1) loss = loss * share;
   loss.backward();
   return to_number(loss);
@@ -57,6 +67,8 @@ double run_batch(const Job& job, const GptConfig& config, const Batch& batch) {
   double loss = 0;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     const double share = static_cast<double>(ids[i].numel()) / static_cast<double>(batch.ids.numel());
+    std::optional<dtensor::NoGradientSync> later;
+    if (i + 1 < ids.size()) later.emplace();
     loss += run_piece(job, config, ids[i], targets[i], share);
   }
   return loss;
@@ -92,7 +104,11 @@ std::vector<StepRecord> train_on_mesh(const dtensor::Communicator& world, const 
                                       const OnStep& on_step) {
   const MeshShape shape = fit_mesh(options, world.size());
   const dtensor::DeviceMesh mesh = make_mesh(world, shape);
-  Job job{options, corpus, make_parameters(gpt_config(options), mesh, shape, options.dtype, options.seed), {}, {}};
+  const GptConfig config = gpt_config(options);
+  Job job{options, corpus, make_parameters(config, mesh, shape, options.dtype, options.seed),
+          {},      {},     options.grad_accum};
+  std::vector<dtensor::FsdpUnit> units;
+  if (options.parallel == "fsdp") units = make_units(job.parameters, config, mesh, options);
   job.place_batch = [&](const at::Tensor& t) { return dtensor::distribute_tensor(t, mesh, batch_placements()); };
   if (!options.loss_parallel) job.on_logits = gather_classes();
   return run_steps(job, on_step);

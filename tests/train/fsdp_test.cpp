@@ -1,0 +1,110 @@
+// The reference run with blocks as units: same curve, and as few collectives as there can be.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "dtensor/events.h"
+#include "mesh_run.h"
+
+namespace {
+
+using Counts = std::map<std::string, int>;  // "all_gather shard"
+
+struct Case {
+  train::MeshShape shape;
+  const char* reshard;
+  bool loss_parallel = false;
+};
+
+struct Result {
+  oracle::Curves curves;
+  Counts counts;  // of the last step
+  dtensor::FsdpStats stats;
+  std::vector<dtensor::FsdpUnit> units;
+};
+
+Result run(const dtensor::Communicator& world, const Case& c) {
+  Result result;
+  train::Options options;
+  options.reshard = c.reshard;
+  const auto mesh = train::make_mesh(world, c.shape);
+  train::Parameters p = oracle::parameters([&](const std::string& name, const at::Tensor& t) -> at::Tensor {
+    return dtensor::distribute_tensor(t, mesh, train::parameter_placements(name, c.shape));
+  });
+  result.units = train::make_units(p, train::tiny(), mesh, options);
+  train::AdamW optimizer(p.tensors(), {});
+  for (std::int64_t step = 0; step < 10; ++step) {
+    const oracle::Batch b = oracle::batch(step);
+    const auto place = [&](const at::Tensor& t) -> at::Tensor {
+      return dtensor::distribute_tensor(t, mesh, train::batch_placements());
+    };
+    const at::Tensor ids = place(b.ids), targets = place(b.targets);
+    result.counts.clear();
+    at::Tensor loss;
+    {
+      const dtensor::EventListener listener([&](const dtensor::Event& e) { ++result.counts[e.name + " " + e.axis]; },
+                                            {dtensor::Event::Kind::collective});
+      loss = train::gpt_loss(train::tiny(), p, ids, targets,
+                             c.loss_parallel ? train::LogitsHook{} : train::gather_classes());
+      loss.backward();
+    }
+    result.curves.grad_norm.push_back(oracle::whole(optimizer.step()));
+    result.curves.loss.push_back(oracle::whole(loss));
+  }
+  result.stats = result.units.back().stats();
+  return result;
+}
+
+void expect_reference(const std::vector<double>& got, const char* curve) {
+  const auto expected = oracle::curve(curve);
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-5 * expected[i]) << curve << i;
+}
+
+Result run(const Case& c) {
+  Result result;
+  dtensor::run_local(static_cast<int>(c.shape.size()), [&](dtensor::Communicator world) {
+    auto mine = run(world, c);
+    if (world.rank() != 0) return;
+    // The units belong to this rank's thread.
+    mine.units.clear();
+    result = std::move(mine);
+  });
+  return result;
+}
+
+TEST(FsdpCurves, AreTheReferences) {
+  for (const Case& c : std::vector<Case>{{{1, 2, 1}, "true"},
+                                         {{1, 3, 1}, "false"},
+                                         {{2, 2, 1}, "true"},
+                                         {{1, 4, 1}, "2"},
+                                         {{1, 2, 2}, "true"},
+                                         {{1, 2, 3}, "true", true},
+                                         {{2, 2, 2}, "true", true}}) {
+    SCOPED_TRACE(c.shape.str() + " reshard " + c.reshard);
+    const auto result = run(c);
+    expect_reference(result.curves.loss, "loss");
+    expect_reference(result.curves.grad_norm, "grad_norm");
+  }
+}
+
+// Five units: four blocks and the rest. The rest is in use when forward ends, so backward finds it there. The loss is
+// the one thing more that is reduced.
+TEST(FsdpCollectives, AreTheMinimum) {
+  EXPECT_EQ(run({{1, 2, 1}, "true"}).counts,
+            (Counts{{"all_gather shard", 9}, {"all_reduce shard", 1}, {"reduce_scatter shard", 5}}));
+  EXPECT_EQ(run({{1, 2, 1}, "false"}).counts,
+            (Counts{{"all_gather shard", 5}, {"all_reduce shard", 1}, {"reduce_scatter shard", 5}}));
+  auto hybrid = run({{2, 2, 1}, "true"}).counts;
+  EXPECT_EQ(hybrid["all_gather shard"], 9);
+  EXPECT_EQ(hybrid["reduce_scatter shard"], 5);
+  EXPECT_EQ(hybrid["all_reduce replicate"], 5);
+}
+
+TEST(FsdpCollectives, GathersAfterTheFirstStepAsInIt) {
+  const auto result = run({{1, 2, 1}, "true"});
+  EXPECT_EQ(result.stats.all_gathers, 10 * 9);
+  EXPECT_EQ(result.stats.reduce_scatters, 10 * 5);
+}
+
+}  // namespace
