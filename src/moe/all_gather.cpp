@@ -35,14 +35,17 @@ class AllGather final : public Dispatcher {
     return plan;
   }
 
-  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan) const override {
+  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const Meanwhile& meanwhile) const override {
+    if (meanwhile) meanwhile();
     const auto all = size() > 1 ? gather_rows_of_ranks(x, plan.rank_tokens, ranks_) : x;
     return expand_rows(all, plan.position, plan.sent);
   }
 
-  at::Tensor combine(const at::Tensor& rows, const DispatchPlan& plan) const override {
-    const auto parts = combine_rows(rows, plan.position, plan.weights);
-    return size() > 1 ? sum_rows_of_ranks(parts, plan.rank_tokens, ranks_) : parts;
+  at::Tensor combine(const at::Tensor& rows, const DispatchPlan& plan, const at::Tensor& base,
+                     at::TensorList) const override {
+    auto sum = combine_rows(rows, plan.position, plan.weights);
+    if (size() > 1) sum = sum_rows_of_ranks(sum, plan.rank_tokens, ranks_);
+    return base.defined() ? base + sum : sum;
   }
 
   const char* name() const override { return "AllGather"; }

@@ -154,4 +154,22 @@ at::Tensor expert_parameter(const at::Tensor& parameter, const std::vector<std::
   return stored.redistribute(used).to_local(gradient);
 }
 
+std::function<at::Tensor()> gather_again(const at::Tensor& parameter, const std::vector<std::string>& split) {
+  if (!parameter.defined() || !is_dtensor(parameter)) return {};
+  const DTensor stored(parameter);
+  auto used = stored.placements();
+  bool gathers = false;
+  for (std::int64_t a = 0; a < stored.mesh().ndim(); ++a) {
+    const bool keeps = std::find(split.begin(), split.end(), stored.mesh().names()[a]) != split.end();
+    gathers = gathers || (!keeps && used[a].is_shard() && stored.mesh().size(a) > 1);
+    used[a] = keeps ? used[a].as_storage(false) : Replicate();
+  }
+  if (!gathers) return {};
+  return [stored, used, version = parameter._version()] {
+    TORCH_CHECK(stored._version() == version, "an expert parameter was written to between forward and backward");
+    const at::NoGradGuard no_grad;
+    return DTensor(stored.detach()).redistribute(used).to_local();
+  };
+}
+
 }  // namespace dtensor::moe

@@ -2,6 +2,7 @@
 // and the way back.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,5 +40,8 @@ at::Tensor whole_parameter(const at::Tensor& parameter, const TokenBorder& borde
 // An expert parameter: stays split on the axes named in `split`, whole on the others, where gradients are summed.
 at::Tensor expert_parameter(const at::Tensor& parameter, const std::vector<std::string>& split,
                             const TokenBorder& border);
+// How to get that again in backward where it has to be gathered; none where this rank holds it anyway. The parameter
+// must not have changed in between.
+std::function<at::Tensor()> gather_again(const at::Tensor& parameter, const std::vector<std::string>& split);
 
 }  // namespace dtensor::moe

@@ -47,18 +47,26 @@ class RowExchange : public Dispatcher {
     return plan;
   }
 
-  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan) const override {
+  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const Meanwhile& meanwhile) const override {
     const auto sorted = expand_rows(x, plan.position, plan.sent);
     if (plan.pending) plan_rows(plan, plan.pending->of_ranks(ranks_), rank_of(ranks_));
     plan.pending.reset();
-    if (size_of(ranks_) == 1) return sorted;
-    return reorder_blocks(all_to_all(sorted, plan.take_splits, plan.send_splits, ranks_), plan.blocks, plan.order);
+    if (size_of(ranks_) == 1) {
+      if (meanwhile) meanwhile();
+      return sorted;
+    }
+    const auto taken = all_to_all(sorted, plan.take_splits, plan.send_splits, ranks_, meanwhile);
+    return reorder_blocks(taken, plan.blocks, plan.order);
   }
 
-  at::Tensor combine(const at::Tensor& rows, const DispatchPlan& plan) const override {
-    if (size_of(ranks_) == 1) return combine_rows(rows, plan.position, plan.weights);
-    const auto taken = spread_blocks(rows, plan.blocks, plan.order);
-    return combine_rows(all_to_all(taken, plan.send_splits, plan.take_splits, ranks_), plan.position, plan.weights);
+  at::Tensor combine(const at::Tensor& rows, const DispatchPlan& plan, const at::Tensor& base,
+                     at::TensorList keep) const override {
+    auto back = rows;
+    if (size_of(ranks_) > 1) {
+      back = all_to_all(spread_blocks(rows, plan.blocks, plan.order), plan.send_splits, plan.take_splits, ranks_);
+    }
+    return base.defined() ? add_combined(base, back, plan.position, plan.weights, keep)
+                          : combine_rows(back, plan.position, plan.weights);
   }
 
   const char* name() const override { return name_; }

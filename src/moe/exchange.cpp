@@ -29,11 +29,17 @@ void check_splits(const char* what, at::IntArrayRef splits, const Communicator& 
 }
 
 at::Tensor exchange(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
-                    const Communicator& comm) {
-  at::AutoDispatchBelowADInplaceOrView guard;
-  const auto from = input.contiguous();
-  auto result = rows_like(from, sum(output_splits));
-  comm.all_to_all(cut(result, output_splits), cut(from, input_splits)).wait();
+                    const Communicator& comm, const Meanwhile& meanwhile = {}) {
+  Work work;
+  at::Tensor result;
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const auto from = input.contiguous();
+    result = rows_like(from, sum(output_splits));
+    work = comm.all_to_all(cut(result, output_splits), cut(from, input_splits));
+  }
+  if (meanwhile) meanwhile();
+  work.wait();
   return result;
 }
 
@@ -70,7 +76,7 @@ struct SumRowsBackward final : Node {
 }  // namespace
 
 at::Tensor all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
-                      const Communicator& comm) {
+                      const Communicator& comm, const Meanwhile& meanwhile) {
   TORCH_CHECK(input.dim() > 0, "all_to_all: a scalar has no rows");
   check_splits("output splits", output_splits, comm);
   check_splits("input splits", input_splits, comm);
@@ -79,9 +85,10 @@ at::Tensor all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at
   if (comm.size() == 1) {
     TORCH_CHECK(output_splits == input_splits, "all_to_all: splits ", output_splits, " and ", input_splits,
                 " of a single rank differ");
+    if (meanwhile) meanwhile();
     return input;
   }
-  auto result = exchange(input, output_splits, input_splits, comm);
+  auto result = exchange(input, output_splits, input_splits, comm, meanwhile);
   if (!moe::needs_graph(input)) return result;
   return moe::with_node(result, moe::make_node<AllToAllBackward>(output_splits.vec(), input_splits.vec(), comm), input);
 }

@@ -80,9 +80,9 @@ at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const ExpertWe
   if (cache != nullptr && batched && all_equal(rows) && !moe::needs_graph(x, w.w1, w.w2, w.w3)) {
     return run_packed(x, rows, cache->get(w), options.activation);
   }
-  auto h = activate(grouped_mm(x, w.w1, rows, options.backend), options.activation);
-  if (w.w3.defined()) h = h * grouped_mm(x, w.w3, rows, options.backend);
-  return grouped_mm(h, w.w2, rows, options.backend);
+  auto h = activate(grouped_mm(x, w.w1, rows, options.backend, w.again1), options.activation);
+  if (w.w3.defined()) h = h * grouped_mm(x, w.w3, rows, options.backend, w.again3);
+  return grouped_mm(h, w.w2, rows, options.backend, w.again2);
 }
 
 at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const std::vector<ExpertWeights>& experts,

@@ -74,16 +74,16 @@ at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& x, at::IntA
 }
 
 struct GroupedMmBackward final : Node {
-  GroupedMmBackward(const at::Tensor& x_, const at::Tensor& w, Rows r, ExpertBackend b)
-      : x(x_, false), weight(w, false), rows(std::move(r)), backend(b) {}
+  GroupedMmBackward(const at::Tensor& x_, const at::Tensor& w, Rows r, ExpertBackend b, WeightAgain a)
+      : x(x_, false), weight(a ? at::Tensor() : w, false), rows(std::move(r)), backend(b), again(std::move(a)) {}
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
     TORCH_CHECK(!at::GradMode::is_enabled(), "grouped_mm: not differentiable twice; use the list of experts");
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto grad = grads[0].contiguous();
-    const auto w = weight.unpack(), from = x.unpack();
+    const auto from = x.unpack();
     at::Tensor dx, dw;
-    if (task_should_compute_output(0)) dx = multiply(grad, w, rows, backend);
+    if (task_should_compute_output(0)) dx = multiply(grad, again ? again() : weight.unpack(), rows, backend);
     if (task_should_compute_output(1)) dw = weight_gradient(grad, from.contiguous(), rows, backend);
     return {dx, dw};
   }
@@ -95,11 +95,13 @@ struct GroupedMmBackward final : Node {
   SavedVariable x, weight;
   Rows rows;
   ExpertBackend backend;
+  WeightAgain again;
 };
 
 }  // namespace
 
-at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef rows, ExpertBackend backend) {
+at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef rows, ExpertBackend backend,
+                      WeightAgain again) {
   TORCH_CHECK(x.dim() == 2 && weight.dim() == 3 && x.size(1) == weight.size(2), "grouped_mm: rows ", x.sizes(),
               " and weights ", weight.sizes(), " disagree");
   TORCH_CHECK(static_cast<std::int64_t>(rows.size()) == weight.size(0) && c10::sum_integers(rows) == x.size(0),
@@ -111,7 +113,8 @@ at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& weight, at::IntArra
     result = multiply(x.contiguous(), weight.transpose(1, 2), rows, settled);
   }
   if (!moe::needs_graph(x, weight)) return result;
-  return moe::with_node(result, moe::make_node<GroupedMmBackward>(x, weight, rows.vec(), settled), x, weight);
+  auto node = moe::make_node<GroupedMmBackward>(x, weight, rows.vec(), settled, std::move(again));
+  return moe::with_node(result, node, x, weight);
 }
 
 }  // namespace dtensor

@@ -162,22 +162,31 @@ MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
       route(gate_input, moe::whole_parameter(gate.weight, border), options_.router, border.layout, bias);
   if (balancer_ && is_training()) balancer_->count(routing);
   auto plan = dispatcher_->prepare(routing, border.layout);
-  auto sent = dispatcher_->dispatch(rows, plan);
+  at::Tensor from_shared;  // computed while rows are under way
+  const auto sent = dispatcher_->dispatch(rows, plan, [&] { from_shared = run_shared(x); });
   stats_ = {routing.counts->local(), plan.dropped};
   const auto made = run_experts_here(sent, plan, {border, routing});
-  const auto y = moe::from_part(dispatcher_->combine(made, plan).view(part.sizes()), border);
-  return {constrain("out", with_shared(x, y)), moe::from_share(routing.loss, border)};
+  const bool plain = from_shared.defined() && !is_dtensor(from_shared);
+  const auto base = plain ? from_shared.reshape(rows.sizes()) : at::Tensor();
+  auto y = moe::from_part(dispatcher_->combine(made, plan, base, {input, x, rows}).view(part.sizes()), border);
+  if (from_shared.defined() && !plain) y = from_shared + y;
+  return {constrain("out", y), moe::from_share(routing.loss, border)};
 }
 
-at::Tensor MixtureOfExperts::with_shared(const at::Tensor& x, const at::Tensor& y) const {
-  if (!shared) return y;
-  return y + run_expert(x, {shared->w1, shared->w2, shared->w3}, options_.experts.activation);
+at::Tensor MixtureOfExperts::run_shared(const at::Tensor& x) const {
+  if (!shared) return {};
+  return run_expert(x, {shared->w1, shared->w2, shared->w3}, options_.experts.activation);
 }
 
 ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {
   const auto split = parallel_ ? parallel_->split : std::vector<std::string>();
   const auto local = [&](const at::Tensor& w) { return moe::expert_parameter(w, split, pass.border); };
   ExpertWeights w{local(experts.w1), local(experts.w2), local(experts.w3)};
+  if (at::GradMode::is_enabled()) {
+    w.again1 = moe::gather_again(experts.w1, split);
+    w.again2 = moe::gather_again(experts.w2, split);
+    w.again3 = moe::gather_again(experts.w3, split);
+  }
   if (!options_.scale_expert_gradients) return w;
   const auto load = pass.routing.counts->of_ranks(pass.border.layout.ranks).sum(0);
   const auto here = w.w1.size(0), first = parallel_ && parallel_->ep ? parallel_->ep.rank() * here : 0;

@@ -5,6 +5,8 @@
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 
+#include <torch/csrc/autograd/variable.h>
+
 #include <numeric>
 
 #include "dtensor/moe/exchange.h"
@@ -174,6 +176,20 @@ at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& position, cons
   }
   if (!moe::needs_graph(rows, weight)) return result;
   return moe::with_node(result, moe::make_node<CombineBackward>(rows, position, weight), rows, weight);
+}
+
+at::Tensor add_combined(const at::Tensor& base, const at::Tensor& rows, const at::Tensor& position,
+                        const at::Tensor& weight, at::TensorList keep) {
+  const bool seen = std::any_of(keep.begin(), keep.end(), [&](const auto& t) { return t.is_alias_of(base); });
+  if (seen || moe::needs_graph(base, rows, weight) || !base.is_contiguous()) {
+    return base + combine_rows(rows, position, weight);
+  }
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    moe::add_combined_kernel(base, rows, position, weight);
+  }
+  if (!base.is_inference()) torch::autograd::impl::bump_version(base);
+  return base;
 }
 
 }  // namespace dtensor

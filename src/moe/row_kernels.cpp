@@ -32,8 +32,9 @@ struct Extent {
       : tokens(position.size(0)), choices(position.size(1)), width(rows.size(1)) {}
 };
 
+// `adds`: to what is there already, after the sum was rounded to T, as a separate addition would.
 template <class T, class Sum>
-void combine_loop(const Extent& e, const T* rows, const std::int64_t* position, const Sum* weight, T* out) {
+void combine_loop(const Extent& e, const T* rows, const std::int64_t* position, const Sum* weight, T* out, bool adds) {
   at::parallel_for(0, e.tokens, grain_rows(e.width * e.choices), [&](std::int64_t begin, std::int64_t end) {
     std::vector<Sum> sum(e.width);
     for (std::int64_t t = begin; t < end; ++t) {
@@ -44,7 +45,11 @@ void combine_loop(const Extent& e, const T* rows, const std::int64_t* position, 
         const T* row = rows + position[entry] * e.width;
         for (std::int64_t d = 0; d < e.width; ++d) sum[d] += w * static_cast<Sum>(row[d]);
       }
-      for (std::int64_t d = 0; d < e.width; ++d) out[t * e.width + d] = static_cast<T>(sum[d]);
+      T* result = out + t * e.width;
+      for (std::int64_t d = 0; d < e.width; ++d) {
+        const T value = static_cast<T>(sum[d]);
+        result[d] = adds ? static_cast<T>(static_cast<Sum>(result[d]) + static_cast<Sum>(value)) : value;
+      }
     }
   });
 }
@@ -146,17 +151,37 @@ at::Tensor expand_kernel(const at::Tensor& x, const at::Tensor& position, std::i
   return result;
 }
 
-at::Tensor combine_kernel(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight) {
-  if (!rows.is_cpu()) return combine_elsewhere(rows, position, weight);
+namespace {
+
+void combine_on_cpu(const at::Tensor& result, const at::Tensor& rows, const at::Tensor& position,
+                    const at::Tensor& weight, bool adds) {
   const auto from = rows.contiguous(), places = position.contiguous();
   const auto factor = weight.defined() ? weight.to(sum_type(rows)).contiguous() : weight;
-  auto result = at::empty({position.size(0), rows.size(1)}, rows.options());
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "combine_rows", [&] {
     using Sum = at::opmath_type<scalar_t>;
     combine_loop(Extent(position, rows), from.const_data_ptr<scalar_t>(), places.const_data_ptr<std::int64_t>(),
-                 factor.defined() ? factor.const_data_ptr<Sum>() : nullptr, result.mutable_data_ptr<scalar_t>());
+                 factor.defined() ? factor.const_data_ptr<Sum>() : nullptr, result.mutable_data_ptr<scalar_t>(), adds);
   });
+}
+
+}  // namespace
+
+at::Tensor combine_kernel(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight) {
+  if (!rows.is_cpu()) return combine_elsewhere(rows, position, weight);
+  auto result = at::empty({position.size(0), rows.size(1)}, rows.options());
+  combine_on_cpu(result, rows, position, weight, /*adds=*/false);
   return result;
+}
+
+void add_combined_kernel(const at::Tensor& base, const at::Tensor& rows, const at::Tensor& position,
+                         const at::Tensor& weight) {
+  TORCH_CHECK(base.scalar_type() == rows.scalar_type() && base.size(0) == position.size(0),
+              "add_combined: ", base.sizes(), " of ", base.scalar_type(), " and rows of ", rows.scalar_type());
+  if (!rows.is_cpu()) {
+    base.add_(combine_elsewhere(rows, position, weight));
+  } else {
+    combine_on_cpu(base, rows, position, weight, /*adds=*/true);
+  }
 }
 
 std::pair<at::Tensor, at::Tensor> combine_backward_kernel(const at::Tensor& grad, const at::Tensor& rows,

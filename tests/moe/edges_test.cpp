@@ -297,6 +297,54 @@ TEST(Experts, TheWeightCacheIsKeyedByIdentityAndVersion) {
   EXPECT_EQ(cache.hits(), 2u);
 }
 
+TEST(AddCombined, WritesIntoItsBaseOnlyWhereNobodyElseSeesIt) {
+  for (const auto dtype : {at::kDouble, at::kBFloat16}) {
+    Draw draw(5);
+    const auto x = draw.normal({4, 6}, dtype), rows = draw.normal({8, 6}, dtype);
+    const auto position = at::randperm(8, at::kLong).view({4, 2});
+    const auto weight = draw.normal({4, 2}, dtype == at::kDouble ? at::kDouble : at::kFloat);
+    const at::NoGradGuard no_grad;
+    const auto base = draw.normal({4, 6}, dtype);
+    const auto wanted = base + combine_rows(rows, position, weight);
+    const auto own = base.clone();
+    const auto result = add_combined(own, rows, position, weight, {x});
+    EXPECT_TRUE(result.is_same(own));
+    EXPECT_TRUE(at::equal(result, wanted));
+    const auto view = x.flatten().narrow(0, 6, 12).view({2, 6});  // a view of what must stay, with an offset
+    const auto before = x.clone();
+    add_combined(view, rows, position.narrow(0, 0, 2), weight.narrow(0, 0, 2), {x});
+    add_combined(x, rows, position, weight, {x});
+    EXPECT_TRUE(at::equal(x, before));
+  }
+  auto base = at::zeros({2, 3}).requires_grad_();
+  const auto y = add_combined(base, at::ones({2, 3}), at::tensor({0, 1}, at::kLong).view({2, 1}), {}, {});
+  EXPECT_FALSE(y.is_same(base));
+  EXPECT_TRUE(y.requires_grad());
+}
+
+TEST(Experts, GatheredWeightsAreNotKeptForBackward) {
+  run_local(2, [](Communicator world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2, 1}, {"edp", "ep"});
+    MixtureOfExperts layer(small_options());
+    fill(layer, 3);
+    apply_expert_parallel(layer, mesh);
+    const auto x = distribute_tensor(Draw(1).normal({6, 8}), mesh, {Shard(0), Replicate()});
+    layer.forward(x);
+    at::Tensor y;
+    const auto count = [](const std::vector<std::string>& names) {
+      return std::count_if(names.begin(), names.end(), [](const auto& n) { return n == "all_gather edp"; });
+    };
+    EXPECT_EQ(count(collectives_of([&] { y = layer.forward(x); })), 3);
+    EXPECT_GE(count(collectives_of([&] { y.sum().backward(); })), 1);
+    auto z = layer.forward(x);
+    {
+      const at::NoGradGuard no_grad;
+      layer.experts.w2.mul_(2);
+    }
+    EXPECT_THROW(z.sum().backward(), std::exception);
+  });
+}
+
 TEST(Experts, GradientScaleChangesWeightGradientsOnly) {
   for (const int ranks : {1, 2}) {
     run_local(ranks, [&](Communicator world) {

@@ -10,6 +10,7 @@
 
 #include "dtensor/comm.h"
 #include "dtensor/export.h"
+#include "dtensor/moe/exchange.h"
 #include "dtensor/moe/router.h"
 
 namespace dtensor {
@@ -34,9 +35,12 @@ class DTENSOR_API Dispatcher {
   virtual DispatchPlan prepare(const Routing& routing, const TokenLayout& layout) const = 0;
   // x [tokens, D] to rows in order of local experts: plan.rows[e] of expert e, by source rank, then by entry.
   // Differentiable, as combine() is. Completes the plan.
-  virtual at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan) const = 0;
+  // `meanwhile` runs once, while the rows are under way.
+  virtual at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const Meanwhile& meanwhile = {}) const = 0;
   // What the experts made of those rows, to [tokens, D].
-  virtual at::Tensor combine(const at::Tensor& rows, const DispatchPlan& plan) const = 0;
+  // `base`, if defined, is added (see add_combined).
+  virtual at::Tensor combine(const at::Tensor& rows, const DispatchPlan& plan, const at::Tensor& base = {},
+                             at::TensorList keep = {}) const = 0;
   virtual const char* name() const = 0;
   const Communicator& ranks() const { return ranks_; }  // each holds an equal run of the experts; none: this rank alone
 

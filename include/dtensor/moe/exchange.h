@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <vector>
 
 #include "dtensor/comm.h"
@@ -14,9 +15,10 @@ namespace dtensor {
 // Dimension 0 of `input` is cut into input_splits[i] rows for member i, in order; the result holds output_splits[i]
 // rows from member i, in order. What i sends to j must be what j expects of i. Any dtype; differentiable for floating
 // ones (the gradient goes the same way back, splits swapped). Collective, also where all splits are 0. With one member
-// it returns `input` itself.
+// it returns `input` itself. `meanwhile` runs while the rows are under way (where the backend works in the background).
+using Meanwhile = std::function<void()>;
 DTENSOR_API at::Tensor all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
-                                  const Communicator& comm);
+                                  const Communicator& comm, const Meanwhile& meanwhile = {});
 // The same where the receivers do not know the sizes: exchanges them first. Two collectives.
 DTENSOR_API at::Tensor all_to_all(const at::Tensor& input, at::IntArrayRef input_splits, const Communicator& comm);
 // What each member sends to this one, given what this one sends to each. Collective.
@@ -47,6 +49,11 @@ DTENSOR_API at::Tensor expand_rows(const at::Tensor& x, const at::Tensor& positi
 // combine: out[t] = sum_j weight[t, j] * rows[position[t, j]], the sum in order of j and in float for 16-bit rows: the
 // same on every run. `weight` undefined: all ones.
 DTENSOR_API at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight = {});
+
+// base + combine_rows(...). Written into `base` where no gradient is recorded and `base` shares no memory with any of
+// `keep` (a shared expert may return its own input): the same numbers either way.
+DTENSOR_API at::Tensor add_combined(const at::Tensor& base, const at::Tensor& rows, const at::Tensor& position,
+                                    const at::Tensor& weight, at::TensorList keep);
 
 // Blocks of sizes[i] rows of `input`, put one after the other in the order given; what `order` leaves out is left out.
 // spread_blocks is the reverse: the i-th piece of `input` becomes block order[i], blocks left out are zero. Each is the

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -29,13 +30,16 @@ enum class ExpertBackend : std::uint8_t {
 };
 
 // out[rows of e] = x[rows of e] * weight[e]^T, for x [M, K] and weight [E, N, K]. An expert without rows is not read,
-// and its gradient is zero. Differentiable (once). Any floating dtype.
+// and its gradient is zero. Differentiable (once). Any floating dtype. `again`: gives the weight
+// anew for backward, which then keeps none (weights that are gathered for a pass).
+using WeightAgain = std::function<at::Tensor()>;
 DTENSOR_API at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef rows,
-                                  ExpertBackend backend = ExpertBackend::automatic);
+                                  ExpertBackend backend = ExpertBackend::automatic, WeightAgain again = {});
 
 // w1, w3 [E, F, D], w2 [E, D, F]; of one expert [F, D], [D, F]. w3: gated activations only.
 struct ExpertWeights {
-  at::Tensor w1, w2, w3;
+  at::Tensor w1, w2, w3 = {};
+  WeightAgain again1 = {}, again2 = {}, again3 = {};  // packed only
 };
 
 // Gate and up weights in one tensor, and down weights transposed, for passes without gradients. Kept for the same

@@ -83,7 +83,7 @@ class DTENSOR_API MixtureOfExperts final : public nn::Module {
   struct Pass;
   at::Tensor run_experts_here(const at::Tensor& rows, const DispatchPlan& plan, const Pass& pass);
   ExpertWeights local_experts(const Pass& pass) const;
-  at::Tensor with_shared(const at::Tensor& x, const at::Tensor& y) const;
+  at::Tensor run_shared(const at::Tensor& x) const;
   void make_dispatcher();
 
   MoeOptions options_;
