@@ -32,8 +32,10 @@ void check_close(const std::vector<double>& got, const std::vector<double>& expe
 void check_all(const dtensor::Communicator& world) {
   for (const train::MeshShape& shape : shapes_of(world.size())) {
     for (const bool loss_parallel : {false, true}) {
-      const Curves curves = oracle::run_on_mesh(world, {.shape = shape, .loss_parallel = loss_parallel});
-      const std::string what = shape.str() + (loss_parallel ? " with loss parallel" : "");
+      const bool units = loss_parallel == (shape.tp > 1);  // as placements alone in the other case
+      const Curves curves =
+          oracle::run_on_mesh(world, {.shape = shape, .loss_parallel = loss_parallel, .units = units});
+      const std::string what = shape.str() + (loss_parallel ? " with loss parallel" : "") + (units ? " in units" : "");
       check_close(curves.loss, oracle::curve("loss"), what + ": loss");
       check_close(curves.grad_norm, oracle::curve("grad_norm"), what + ": gradient norm");
       if (world.rank() == 0) std::printf("ok %s (%s)\n", what.c_str(), world.backend_name());

@@ -21,6 +21,7 @@ struct Variant {
   bool loss_parallel = false;
   double dropout = 0;
   at::ScalarType dtype = at::kFloat;
+  bool units = false;  // fully_shard each block
 };
 
 inline double whole(const at::Tensor& t) { return dtensor::DTensor(t.detach()).full_tensor().item<double>(); }
@@ -28,9 +29,11 @@ inline double whole(const at::Tensor& t) { return dtensor::DTensor(t.detach()).f
 inline Curves run_on_mesh(const dtensor::Communicator& world, const Variant& variant) {
   const dtensor::DeviceMesh mesh = train::make_mesh(world, variant.shape);
   dtensor::manual_seed(mesh, 7);
-  const train::Parameters p = parameters([&](const std::string& name, const at::Tensor& t) -> at::Tensor {
+  train::Parameters p = parameters([&](const std::string& name, const at::Tensor& t) -> at::Tensor {
     return dtensor::distribute_tensor(t.to(variant.dtype), mesh, train::parameter_placements(name, variant.shape));
   });
+  std::vector<dtensor::FsdpUnit> units;
+  if (variant.units) units = train::make_units(p, train::tiny(), mesh, {});
   const auto place = [&](const at::Tensor& t) {
     return dtensor::distribute_tensor(t, mesh, train::batch_placements());
   };
