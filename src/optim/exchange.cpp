@@ -183,10 +183,11 @@ std::vector<at::Tensor> Exchange::gather(const std::vector<Wanted>& wanted) {
       if (w.squares) results[i] = results[i].to(at::kDouble).square().sum().to(w.value.scalar_type()).view({1});
       continue;
     }
-    TORCH_CHECK(without_storage(DTensor(w.value).placements()) == without_storage(block.placements),
-                "a value on its way to a block's owner is ", DTensor(w.value).spec_str(), ", its tensor ",
+    const DTensor value(w.value);
+    TORCH_CHECK(same_parts(value.placements(), block.placements, value.mesh().shape()),
+                "a value on its way to a block's owner is ", value.spec_str(), ", its tensor ",
                 DTensor(block.tensor).spec_str());
-    const at::Tensor local = DTensor(w.value).to_local();
+    const at::Tensor local = value.to_local();
     const std::size_t box = mail.open(block.members, local.scalar_type(), block.split);
     (w.squares ? post_squares(mail, box, block, local, results[i]) : post_values(mail, box, block, local, results[i]));
   }

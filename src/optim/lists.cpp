@@ -12,6 +12,13 @@ Placements without_storage(Placements placements) {
   return placements;
 }
 
+bool same_parts(const Placements& a, const Placements& b, at::IntArrayRef mesh_shape) {
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (mesh_shape[i] > 1 && a[i].as_storage(false) != b[i].as_storage(false)) return false;
+  }
+  return true;
+}
+
 namespace {
 
 at::Tensor placed_like(at::Tensor gradient, const at::Tensor& parameter) {
@@ -23,9 +30,9 @@ at::Tensor placed_like(at::Tensor gradient, const at::Tensor& parameter) {
   const DTensor p(parameter);
   if (!is_dtensor(gradient)) return distribute_tensor(gradient, p.mesh(), without_storage(p.placements()));
   const DTensor g(gradient);
-  if (g.placements() == p.placements()) return gradient;
-  auto wanted = without_storage(p.placements());
-  return without_storage(g.placements()) == wanted ? gradient : g.redistribute(std::move(wanted));
+  const DeviceMesh mesh = p.mesh();
+  if (g.mesh() == mesh && same_parts(g.placements(), p.placements(), mesh.shape())) return gradient;
+  return distribute_tensor(g, mesh, without_storage(p.placements()));
 }
 
 Bucket& bucket_of(std::vector<Bucket>& buckets, const OptimizerEntry& entry) {

@@ -24,6 +24,8 @@ struct Bucket {
 };
 
 Placements without_storage(Placements placements);
+// Whether both put the same elements on each rank: storage flags and axes of size 1 do not matter.
+bool same_parts(const Placements& a, const Placements& b, at::IntArrayRef mesh_shape);
 
 // The gradient in its entry's dtype, on the parameter's mesh and placements, so that elementwise operators need not
 // communicate.

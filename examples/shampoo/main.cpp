@@ -1,0 +1,85 @@
+// Shampoo takes one device's steps on every layout: prints the losses of a small regression on one device, on each mesh
+// that fits the ranks, and of two wrong ways as a control.
+//
+//   shampoo                    four thread ranks
+//   shampoo --ranks 8
+//   mpirun -n 4 shampoo        processes
+//
+// Exit status: 0; 1 where a layout left one device's curve.
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+
+#include "dtensor/launch.h"
+#include "regression.h"
+
+namespace {
+
+using namespace shampoo;
+
+void print_row(const std::string& name, const std::vector<double>& curve, const std::vector<double>& reference) {
+  std::printf("%-28s", name.c_str());
+  for (const std::size_t step : {0, 10, 20, 40, 60, 80, 100}) std::printf(" %10.3e", curve.at(step));
+  std::printf("   %8.1e\n", deviation(curve, reference));
+}
+
+// Whether every right layout stays as near to one device as float64 allows, or, where rounding is amplified (roots of
+// factors whose rank is not full), as one device stays to itself when its batch is summed in another order.
+bool compare(const dtensor::Communicator& world, const Experiment& base) {
+  const bool shows = world.rank() == 0;
+  const auto reference = train_on_one_device(base);
+  const auto show = [&](const std::string& name, const std::vector<double>& curve) {
+    if (shows) print_row(name, curve, reference);
+    return deviation(curve, reference);
+  };
+  show("one device", reference);
+  double spread = 0;
+  for (const std::int64_t pieces : {2, 4}) {
+    spread =
+        std::max(spread, show("one device, batch in " + std::to_string(pieces), train_on_one_device(base, pieces)));
+  }
+  const double bound = base.dtype == at::kDouble ? 1e-9 : std::max(1e-5, 3 * spread);
+  bool equal = true;
+  for (const Layout& layout : layouts(world.size())) {
+    const std::string sizes =
+        std::to_string(layout.replicate) + "x" + std::to_string(layout.shard) + "x" + std::to_string(layout.tp);
+    equal = show(layout.name + " " + sizes, train(world, layout, base)) <= bound && equal;
+  }
+  Experiment wrong = base;
+  const Layout sharded{"SHARD", 1, world.size(), 1};
+  wrong.method = Method::shard_blocks;
+  show("control: blocks of shards", train(world, sharded, wrong));
+  wrong.method = Method::first_shard_only;
+  show("control: first shard only", train(world, sharded, wrong));
+  return equal;
+}
+
+bool run(const dtensor::Communicator& world) {
+  const bool shows = world.rank() == 0;
+  if (shows) {
+    std::printf("%-28s %10s %10s %10s %10s %10s %10s %10s   %8s\n", "loss at step", "0", "10", "20", "40", "60", "80",
+                "100", "differs");
+  }
+  bool equal = true;
+  const auto part = [&](const char* title, const Experiment& e) {
+    if (shows) std::printf("%s\n", title);
+    equal = compare(world, e) && equal;
+  };
+  part("grafted, roots every 20 steps, float64", {.options = rare_roots(), .dtype = at::kDouble, .birth = Birth::meta});
+  part("grafted, roots every 20 steps, float32", {.options = rare_roots()});
+  part("no grafting, roots each step, float32", {.options = no_grafting()});
+  return equal;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::atomic<bool> equal{true};
+  const auto once = [&](const dtensor::Communicator& world) {
+    if (!run(world)) equal = false;
+  };
+  const int status = dtensor::launch(argc, argv, [&](const dtensor::Communicator& world) {
+    world.size() == 1 ? dtensor::run_local(4, once) : once(world);
+  });
+  return status != 0 ? status : equal ? 0 : 1;
+}

@@ -1,0 +1,57 @@
+// The experiment: a small network on fixed data, trained by Shampoo on one device and on meshes. It decides the model,
+// its initial values, the data and the layouts; the curves are what one prints or tests.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "dtensor/comm.h"
+#include "dtensor/mesh.h"
+#include "dtensor/optim.h"
+
+namespace shampoo {
+
+// Sizes of the axes (replicate, shard, tp).
+struct Layout {
+  std::string name;
+  std::int64_t replicate = 1, shard = 1, tp = 1;
+  std::int64_t size() const { return replicate * shard * tp; }
+};
+
+enum class Birth : std::uint8_t {
+  scope,  // the modules are made inside a MeshScope: born sharded
+  meta,   // on the meta device; placed, given memory for this rank's part, filled
+};
+
+// What else could be done, wrongly.
+enum class Method : std::uint8_t {
+  whole_blocks,     // the library's Shampoo
+  shard_blocks,     // every rank runs Shampoo on its own shards
+  first_shard_only  // the library's, but only the first rank keeps its update
+};
+
+struct Experiment {
+  dtensor::ShampooOptions options;
+  at::ScalarType dtype = at::kFloat;
+  std::int64_t steps = 100;
+  Birth birth = Birth::scope;
+  Method method = Method::whole_blocks;
+};
+
+// The options of the three stored runs: grafted with a late and rare root, grafted with a root each step, ungrafted.
+dtensor::ShampooOptions rare_roots();
+dtensor::ShampooOptions frequent_roots();
+dtensor::ShampooOptions no_grafting();
+
+// The layouts that fit: DP, SHARD, HSDP, TP, FSDP on TP.
+std::vector<Layout> layouts(std::int64_t ranks);
+
+// The loss before each step and after the last. Collective over `world`, whose size is the layout's.
+std::vector<double> train(const dtensor::Communicator& world, const Layout& layout, const Experiment& experiment);
+// Plain tensors, no mesh. The batch is summed in `pieces` parts, which changes rounding only.
+std::vector<double> train_on_one_device(const Experiment& experiment, std::int64_t pieces = 1);
+
+// The largest difference of two curves relative to the second, which falls over orders of magnitude.
+double deviation(const std::vector<double>& curve, const std::vector<double>& reference);
+
+}  // namespace shampoo
