@@ -108,6 +108,7 @@ class DTENSOR_API Rule {
   Rule& operand(RuleTerm term);
   Rule& absent_operand();  // never sharded, whatever its rank
   Rule& result(RuleTerm term);
+  Rule& absent_result();  // Replicate, whatever is sharded
   Rule& whole_factor(int factor);
   Rule& unit_free(int factor);  // sharded only where no rank's part has length 1
 

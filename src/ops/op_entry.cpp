@@ -74,7 +74,7 @@ OpEntry::OpEntry(const c10::OperatorHandle& handle, std::uint32_t entry_index)
   const auto& full_name = op.operator_name().name;
   per_position_meshes = starts_with(full_name, "aten::_foreach_") || starts_with(full_name, "aten::_fused_ada") ||
                         starts_with(full_name, "aten::_fused_sgd") || starts_with(full_name, "aten::_amp_foreach_");
-  special = find_special(op.operator_name());
+  special = find_special(op);
 }
 
 bool needs_kernel(const c10::OperatorHandle& op) {

@@ -121,6 +121,8 @@ Rule& Rule::patch(std::string arg, c10::IValue value) {
   return *this;
 }
 
+Rule& Rule::absent_result() { return data_->results.emplace_back().absent = true, *this; }
+
 Rule& Rule::sees_storage() { return data_->storage = StorageView::shard, *this; }
 Rule& Rule::keeps_storage() { return data_->storage = StorageView::keep, *this; }
 Rule& Rule::reads_scalars() { return data_->reads_scalars = true, *this; }

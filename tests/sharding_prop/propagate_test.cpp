@@ -1,5 +1,6 @@
 // What the propagation decides for calls whose best strategy is known.
 #include <gtest/gtest.h>
+#include <torch/library.h>
 
 #include "sharding_prop/call_builder.h"
 
@@ -136,11 +137,23 @@ TEST(Propagate, ViewPatchesTheSize) {
 }
 
 TEST(Propagate, OperatorsWithoutARuleRunReplicated) {
-  const Decision d = CallBuilder("aten::linalg_det", one()).tensor({4, 4}, "[S(0)]").decide();
-  (void)d;
-  const Decision h = CallBuilder("aten::histc", one()).tensor({4, 4}, "[S(0)]").decide();
-  EXPECT_TRUE(h.warn_replicated);
-  EXPECT_EQ(to_string(h.inputs[0]), "[R]");
+  torch::Library library(torch::Library::DEF, "propagate_test", std::nullopt, __FILE__, __LINE__);
+  library.def("unknown(Tensor x) -> Tensor");
+  const Decision d = CallBuilder("propagate_test::unknown", one()).tensor({4, 4}, "[S(0)]").decide();
+  EXPECT_TRUE(d.warn_replicated);
+  EXPECT_EQ(to_string(d.inputs[0]), "[R]");
+}
+
+TEST(Propagate, RefusalsGiveTheReason) {
+  EXPECT_THROW(CallBuilder("aten::dequantize.self", one()).tensor({4, 4}, "[S(0)]").decide(), c10::NotImplementedError);
+}
+
+TEST(Propagate, HistogramsAddUpUnlessTheEdgesAreTheDatas) {
+  const auto histc = [](double high) {
+    return CallBuilder("aten::histc", one()).tensor({4, 4}, "[S(0)]").value(10).value(0.0).value(high).text();
+  };
+  EXPECT_EQ(histc(1), "[S(0)] -> [P(sum)]");
+  EXPECT_EQ(histc(0), "[R] -> [R]");
 }
 
 TEST(Propagate, ExplainListsCandidates) {

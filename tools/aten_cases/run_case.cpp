@@ -39,16 +39,17 @@ at::Tensor contribution(const at::Tensor& tensor, std::int64_t coordinate, std::
 at::Tensor place(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements) {
   placements.resize(static_cast<std::size_t>(mesh.ndim()));
   Placements without = placements;
-  at::Tensor part = tensor;
+  for (Placement& p : without) {
+    if (p.is_partial()) p = Replicate();
+  }
+  const DTensor sharded = distribute_tensor(tensor, mesh, without);
+  if (without == placements) return sharded;
+  at::Tensor part = sharded.to_local();
   for (std::size_t axis = 0; axis < placements.size(); ++axis) {
     if (!placements[axis].is_partial()) continue;
-    const auto dim = static_cast<std::int64_t>(axis);
-    part = contribution(part, (*mesh.coordinate())[axis], mesh.size(dim));
-    without[axis] = Replicate();
+    part = contribution(part, (*mesh.coordinate())[axis], mesh.size(static_cast<std::int64_t>(axis)));
   }
-  if (without == placements) return distribute_tensor(tensor, mesh, placements);
-  const DTensor sharded = distribute_tensor(part, mesh, without);
-  return DTensor::from_local(sharded.to_local(), mesh, placements, tensor.sizes(), sharded.strides());
+  return DTensor::from_local(part, mesh, placements, tensor.sizes(), sharded.strides());
 }
 
 Placements placements_for(const Config& config, const at::Tensor& tensor, int index) {

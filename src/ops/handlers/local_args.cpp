@@ -217,6 +217,20 @@ void give(LocalCall& call, std::vector<at::Tensor> results) {
   for (auto& result : results) call.stack.emplace_back(std::move(result));
 }
 
+bool give_zeros_if_empty(LocalCall& call) {
+  const bool empty = std::any_of(call.inputs.begin(), call.inputs.end(), [](const SpecPtr& spec) {
+    return spec && c10::multiply_integers(spec->local_sizes) == 0 && c10::multiply_integers(spec->sizes) != 0;
+  });
+  if (!empty) return false;
+  std::vector<at::Tensor> results;
+  for (const SpecPtr& spec : call.outputs) {
+    const at::Device device(call.mesh.device);
+    results.push_back(spec ? at::zeros(spec->local_sizes, at::TensorOptions(spec->dtype).device(device))
+                           : at::Tensor());
+  }
+  return give(call, std::move(results)), true;
+}
+
 std::vector<at::Tensor> run_plain(LocalCall& call) {
   call.op.callBoxed(call.stack);
   const std::size_t count = call.op.schema().returns().size();

@@ -72,9 +72,43 @@ void loss_backward_global(LocalCall& call) {
   give(call, {run(f).to(call.outputs[0]->dtype)});
 }
 
+// multi_margin_loss and its kin divide by the number of rows: [N, C], or one row.
+double row_count(const LocalArgs& args) {
+  const auto sizes = args.global_sizes("self");
+  return sizes.size() > 1 ? static_cast<double>(sizes[0]) : 1;
+}
+
+void sum_instead_of_mean(LocalCall& call) {
+  const auto& schema = call.op.schema();
+  const auto index = *schema.argumentIndexWithName("reduction");
+  torch::jit::peek(call.stack, index, schema.arguments().size()) = static_cast<std::int64_t>(at::Reduction::Sum);
+}
+
+void margin_loss_backward(LocalCall& call, const LocalArgs& args) {
+  const auto& schema = call.op.schema();
+  auto& grad = torch::jit::peek(call.stack, *schema.argumentIndexWithName("grad_output"), schema.arguments().size());
+  grad = grad.toTensor() / row_count(args);
+  sum_instead_of_mean(call);
+  call.op.callBoxed(call.stack);
+}
+
+void margin_loss(LocalCall& call) {
+  if (give_zeros_if_empty(call)) return;
+  const LocalArgs args(call);
+  if (args.integer("reduction") != at::Reduction::Mean) return call.op.callBoxed(call.stack);
+  if (args.has("grad_output")) return margin_loss_backward(call, args);
+  const double rows = row_count(args);
+  const AxisMask axes = shard_axes(args.spec("self"), 0) | shard_axes(args.spec("target"), 0);
+  sum_instead_of_mean(call);
+  auto results = run_plain(call);
+  results[0] = reduce_contribution(call, results[0] / rows, ReduceOp::sum, axes);
+  for (auto& result : results) call.stack.emplace_back(std::move(result));
+}
+
 }  // namespace
 
 void register_loss_kernels() {
+  register_local_kernel("margin_loss", margin_loss);
   register_local_kernel("loss_mean_global", loss_mean_global);
   register_local_kernel("loss_backward_global", loss_backward_global);
 }

@@ -5,7 +5,6 @@
 #include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor {
-namespace {
 
 void resize_global(const at::Tensor& tensor, at::IntArrayRef sizes) {
   if (tensor.sizes() == sizes) return;
@@ -17,8 +16,6 @@ void resize_global(const at::Tensor& tensor, at::IntArrayRef sizes) {
   const at::DimVector strides = c10::contiguous_strides(sizes);
   impl->reset(intern_spec(spec.mesh, replicate, sizes, strides, spec.dtype), whole);
 }
-
-}  // namespace
 
 void resize_special(const OpEntry& entry, torch::jit::Stack& stack) {
   const std::size_t count = entry.args.size();

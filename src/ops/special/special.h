@@ -6,10 +6,18 @@
 
 namespace dtensor {
 
-SpecialKernel find_special(const c10::OperatorName& name);
+// Null for most.
+SpecialKernel find_special(const c10::OperatorHandle& op);
 
 void as_strided_special(const OpEntry& entry, torch::jit::Stack& stack);
 void resize_special(const OpEntry& entry, torch::jit::Stack& stack);
 void functional_step_special(const OpEntry& entry, torch::jit::Stack& stack);
+void decompose_special(const OpEntry& entry, torch::jit::Stack& stack);
+void factory_out_special(const OpEntry& entry, torch::jit::Stack& stack);
+void amp_unscale_special(const OpEntry& entry, torch::jit::Stack& stack);
+void sdp_choice_special(const OpEntry& entry, torch::jit::Stack& stack);
+
+// Gives a DTensor other sizes: the elements in row-major order, cut or followed by whatever, Replicate.
+void resize_global(const at::Tensor& tensor, at::IntArrayRef sizes);
 
 }  // namespace dtensor

@@ -4,6 +4,7 @@
 namespace dtensor {
 
 void add_all_rules(RuleBook& book) {
+  add_refused(book);
   add_pointwise_rules(book);
   add_product_rules(book);
   add_reduction_rules(book);
@@ -16,6 +17,10 @@ void add_all_rules(RuleBook& book) {
   add_norm_rules(book);
   add_attention_rules(book);
   add_random_rules(book);
+  add_linalg_rules(book);
+  add_spatial_rules(book);
+  add_convolution_rules(book);
+  add_transform_rules(book);
 }
 
 }  // namespace dtensor

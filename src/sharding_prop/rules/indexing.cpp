@@ -3,6 +3,8 @@
 #include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
 
+#include <c10/core/WrapDimMinimal.h>
+
 namespace dtensor {
 namespace {
 
@@ -193,6 +195,8 @@ Rule embedding_backward(const OpArgs& op) {
 
 void add_embedding(RuleBook& book) {
   book.rule("aten::embedding", "vd, ... -> ...d").linear({0}).handled("v", "embedding_vocab");
+  book.replicate("aten::embedding_renorm_", "rows are scaled where the indices say");
+  book.replicate("aten::embedding_renorm", "rows are scaled where the indices say");
   book.rule("aten::embedding_dense_backward", embedding_backward).outputs([](const OpArgs& op) {
     return std::vector{dense_meta({op.integer("num_weights"), op.sizes(0).back()}, op.dtype(0))};
   });
@@ -201,18 +205,136 @@ void add_embedding(RuleBook& book) {
 void add_data_dependent(RuleBook& book) {
   for (const char* op :
        {"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
-        "aten::unique_dim_consecutive", "aten::_unique", "aten::repeat_interleave.Tensor", "aten::bincount"}) {
+        "aten::unique_dim_consecutive", "aten::_unique", "aten::repeat_interleave.Tensor", "aten::bincount",
+        "aten::nonzero_static", "aten::masked_scatter_backward"}) {
     book.replicate(op, "the result's size depends on the data");
   }
   for (const char* op : {"aten::_local_scalar_dense", "aten::_assert_async", "aten::_assert_async.msg",
-                         "aten::_is_all_true", "aten::_is_any_true", "aten::is_nonzero", "aten::equal"}) {
+                         "aten::_functional_assert_async.msg", "aten::_is_all_true", "aten::_is_any_true",
+                         "aten::is_nonzero", "aten::equal"}) {
     book.replicate(op, "one value for every rank");
   }
+}
+
+// self indexed as if it were flat; the index is free.
+Rule take(const OpArgs&) { return Rule("~, ... -> ..."); }
+
+// A view's place gets src: that dimension is whole.
+Rule select_scatter(const OpArgs& op) {
+  Rule rule;
+  RuleTerm full, part;
+  const auto dim = op.dim("dim");
+  for (std::int64_t d = 0; d < std::ssize(op.sizes(0)); ++d) {
+    full.push_back({rule.factor()});
+    d == dim ? rule.whole_factor(static_cast<int>(d)) : rule;
+    if (d != dim) part.push_back(full.back());
+  }
+  return rule.operand(full).operand(part).result(full).linear({0, 1});
+}
+
+Rule diagonal_scatter(const OpArgs& op) {
+  Rule rule;
+  RuleTerm full, part;
+  const auto a = op.dim("dim1"), b = op.dim("dim2");
+  for (std::int64_t d = 0; d < std::ssize(op.sizes(0)); ++d) {
+    const bool diagonal = d == a || d == b;
+    const int factor = rule.factor();
+    full.push_back(diagonal ? RuleDim() : RuleDim{factor});
+    if (!diagonal) part.push_back(full.back());
+  }
+  part.emplace_back();
+  return rule.operand(full).operand(part).result(full).linear({0, 1});
+}
+
+// The last dimension of self becomes dimensions dim1 and dim2 of the result.
+Rule diag_embed(const OpArgs& op) {
+  const auto rank = std::ssize(op.result(0).sizes);
+  const auto a = c10::maybe_wrap_dim(op.integer("dim1"), rank), b = c10::maybe_wrap_dim(op.integer("dim2"), rank);
+  Rule rule;
+  RuleTerm in, out;
+  for (std::int64_t d = 0; d < rank; ++d) {
+    const bool diagonal = d == a || d == b;
+    out.push_back(diagonal ? RuleDim() : RuleDim{rule.factor()});
+    if (!diagonal) in.push_back(out.back());
+  }
+  in.emplace_back();
+  return rule.operand(in).result(out).linear({0});
+}
+
+// A 1-d sequence is searched by all, others row by row. Number operands have no dimension.
+Rule searchsorted(const OpArgs& op) {
+  if (op.operand_arg(1) != "self") return Rule("~, ~ -> ~");
+  if (op.sizes(0).size() == 1) return Rule("~, ..., ~ -> ...");
+  return Rule("...s!, ...n, ...s! -> ...n");
+}
+
+Rule isin(const OpArgs& op) { return Rule(op.operand_arg(0) == "elements" ? "..., ~ -> ..." : "~ -> ~"); }
+
+Rule bucketize(const OpArgs& op) { return Rule(op.operand_arg(0) == "self" ? "..., ~ -> ..." : "~ -> ~"); }
+
+void add_searches(RuleBook& book) {
+  book.rule("aten::searchsorted", searchsorted);
+  book.rule("aten::bucketize", bucketize);
+  book.rule("aten::isin.Tensor_Tensor", isin);
+  book.rule("aten::isin.Scalar_Tensor", isin);
+  book.rule("aten::take", take);
+  book.rule("aten::select_scatter", select_scatter);
+  book.rule("aten::diagonal_scatter", diagonal_scatter);
+  book.rule("aten::diag_embed", diag_embed);
+  for (const char* op : {"aten::put", "aten::masked_scatter"}) {
+    book.replicate(op, "places are counted through the whole tensor");
+  }
+  for (const char* op : {"aten::segment_reduce", "aten::_segment_reduce_backward"}) {
+    book.replicate(op, "segments begin where the data says");
+  }
+}
+
+// weight, indices, offsets, per_sample_weights -> output, offset2bag, bag_size, max_indices. Features shard.
+Rule embedding_bag(const OpArgs& op) {
+  constexpr std::int64_t kMax = 2;  // its fourth result has features too
+  return Rule(op.integer("mode") == kMax ? "~, ~, ~, ~ -> ~, ~, ~, ~" : "_d, ~, ~, ~ -> _d, ~, ~, ~");
+}
+
+// The sizes of the others are the kernel's own affair.
+std::vector<OutputMeta> embedding_bag_outputs(const OpArgs& op) {
+  const std::int64_t bags = op.sizes(2)[0] - (op.boolean("include_last_offset") ? 1 : 0);
+  OutputMeta whatever;
+  whatever.from_local = true;
+  whatever.dtype = op.dtype(1);
+  return {dense_meta({bags, op.sizes(0)[1]}, op.dtype(0)), whatever, whatever, whatever};
+}
+
+// grad, indices, (offsets,) offset2bag, bag_size, maximum_indices, ..., per_sample_weights
+Rule embedding_bag_backward(const OpArgs& op) {
+  Rule rule;
+  const RuleTerm rows{RuleDim(), RuleDim{rule.factor("d")}};
+  for (int i = 0; i < op.operand_count(); ++i) {
+    const bool by_feature = op.defined(i) && op.sizes(i).size() == 2 && op.sizes(i)[1] == op.sizes(0)[1];
+    by_feature ? rule.operand(rows) : rule.absent_operand();
+  }
+  return rule.result(rows).linear({0});
+}
+
+std::vector<OutputMeta> embedding_bag_gradient(const OpArgs& op) {
+  return {dense_meta({op.integer("num_weights"), op.sizes(0).back()}, op.dtype(0))};
+}
+
+void add_embedding_bag(RuleBook& book) {
+  for (const char* op : {"aten::_embedding_bag", "aten::_embedding_bag_forward_only"}) {
+    book.rule(op, embedding_bag).outputs(embedding_bag_outputs);
+  }
+  for (const char* op : {"aten::_embedding_bag_dense_backward", "aten::_embedding_bag_backward"}) {
+    book.rule(op, embedding_bag_backward).outputs(embedding_bag_gradient);
+  }
+  book.rule("aten::_embedding_bag_per_sample_weights_backward", Rule("_d, _d, ~, ~, ~ -> _").linear({0}))
+      .outputs([](const OpArgs& op) { return std::vector{dense_meta(op.sizes(2), op.dtype(0))}; });
 }
 
 }  // namespace
 
 void add_indexing_rules(RuleBook& book) {
+  add_searches(book);
+  add_embedding_bag(book);
   add_embedding(book);
   add_data_dependent(book);
   book.rule("aten::gather", gather);

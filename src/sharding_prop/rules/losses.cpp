@@ -126,9 +126,69 @@ std::vector<OutputMeta> nll2d_outputs(const OpArgs& op) {
   return {dense_meta(each ? op.sizes(1) : at::IntArrayRef(), op.dtype(0)), dense_meta({}, op.dtype(0))};
 }
 
+// Losses of rows: [N, C] or one row. Means are over the rows of the whole batch.
+Rule margin_loss(const OpArgs& op, bool second_result) {
+  Rule rule;
+  RuleTerm rows, row;
+  if (op.sizes(0).size() > 1) {
+    row = {RuleDim{rule.factor("n")}};
+    rule.handled_factor(0, "margin_loss");
+  }
+  rows = row;
+  rows.push_back({rule.factor("c")});
+  rule.whole_factor(rows.back()[0]);
+  const bool each = op.integer("reduction") == at::Reduction::None;
+  rule.operand(rows).operand(op.sizes(1).size() == rows.size() ? rows : row);
+  for (int i = 2; i < op.operand_count(); ++i) rule.absent_operand();
+  rule.result(each ? row : RuleTerm());
+  if (second_result) rule.result(rows);
+  return rule;
+}
+
+// grad_output, self, target, weight or is_target
+Rule margin_loss_backward(const OpArgs& op) {
+  Rule rule;
+  RuleTerm rows, row;
+  if (op.sizes(1).size() > 1) {
+    row = {RuleDim{rule.factor("n")}};
+    rule.handled_factor(0, "margin_loss");
+  }
+  rows = row;
+  rows.push_back({rule.factor("c")});
+  rule.whole_factor(rows.back()[0]);
+  rule.operand(op.sizes(0).empty() ? RuleTerm() : row).operand(rows);
+  for (int i = 2; i < op.operand_count(); ++i) {
+    const bool per_row = op.defined(i) && !row.empty() && op.sizes(i)[0] == op.sizes(1)[0];
+    if (op.operand_arg(i) == "weight" || !per_row)
+      rule.absent_operand();
+    else
+      rule.operand(op.sizes(i).size() == rows.size() ? rows : row);
+  }
+  return rule.result(rows).linear({0});
+}
+
+void add_margin_losses(RuleBook& book) {
+  book.rule("aten::multi_margin_loss", [](const OpArgs& op) { return margin_loss(op, false); });
+  book.rule("aten::multilabel_margin_loss_forward", [](const OpArgs& op) { return margin_loss(op, true); })
+      .outputs([](const OpArgs& op) {
+        const bool each = op.integer("reduction") == at::Reduction::None && op.sizes(0).size() > 1;
+        return std::vector{dense_meta(each ? op.sizes(0).slice(0, 1) : at::IntArrayRef(), op.dtype(0)),
+                           dense_meta(op.sizes(1), op.dtype(0))};
+      });
+  for (const char* op : {"aten::multi_margin_loss_backward", "aten::multilabel_margin_loss_backward"}) {
+    book.rule(op, margin_loss_backward).outputs([](const OpArgs& call) {
+      return std::vector{dense_meta(call.sizes(1), call.dtype(1))};
+    });
+  }
+  for (const char* op : {"aten::_ctc_loss", "aten::_ctc_loss_backward", "aten::_cudnn_ctc_loss"}) {
+    book.replicate(op, "sizes and paths depend on the lengths' values");
+  }
+}
+
 }  // namespace
 
 void add_loss_rules(RuleBook& book) {
+  add_margin_losses(book);
   add_softmax(book);
   add_elementwise(book);
   book.rule("aten::nll_loss_forward", nll_forward);

@@ -182,9 +182,59 @@ void add_batch_norm(RuleBook& book) {
   }
 }
 
+// Letters: n batch, g groups, c channels of a group. A local kernel sets the counts of the part.
+struct GroupNorm {
+  Rule rule;
+  RuleTerm full, stats, channel;
+};
+
+GroupNorm group_norm_terms(const OpArgs& op, int input) {
+  GroupNorm x;
+  const std::int64_t groups = op.integer("group");
+  const int n = x.rule.factor("n"), g = x.rule.factor("g", groups);
+  const int c = x.rule.factor("c", op.integer("C") / groups);
+  x.full = {RuleDim{n}, RuleDim{g, c}};
+  while (x.full.size() < op.sizes(input).size()) x.full.push_back({x.rule.factor("s")});
+  for (int f = c + 1; f <= c + std::ssize(op.sizes(input)) - 2; ++f) x.rule.whole_factor(f);
+  x.stats = {RuleDim{n}, RuleDim{g}};
+  x.channel = {RuleDim{g, c}};
+  x.rule.whole_factor(c);
+  for (const int f : {n, g}) x.rule.handled_factor(f, "group_norm_local");
+  return x;
+}
+
+Rule group_norm(const OpArgs& op) {
+  GroupNorm x = group_norm_terms(op, 0);
+  x.rule.operand(x.full);
+  for (const int i : {1, 2}) op.defined(i) ? x.rule.operand(x.channel) : x.rule.absent_operand();
+  return x.rule.result(x.full).result(x.stats).result(x.stats);
+}
+
+// grad_out, input, mean, rstd, weight
+Rule group_norm_backward(const OpArgs& op) {
+  GroupNorm x = group_norm_terms(op, 1);
+  x.rule.operand(x.full).operand(x.full).operand(x.stats).operand(x.stats);
+  op.defined(4) ? x.rule.operand(x.channel) : x.rule.absent_operand();
+  return x.rule.result(x.full).result(x.channel).result(x.channel).linear({0});
+}
+
+std::vector<OutputMeta> group_norm_outputs(const OpArgs& op) {
+  const OutputMeta stats = dense_meta({op.integer("N"), op.integer("group")}, stats_dtype(op));
+  return {dense_meta(op.sizes(0), op.dtype(0)), stats, stats};
+}
+
+std::vector<OutputMeta> group_norm_gradients(const OpArgs& op) {
+  const auto& mask = op.arg("output_mask").toBoolList();
+  const OutputMeta channels = dense_meta({op.integer("C")}, op.defined(4) ? op.dtype(4) : op.dtype(1));
+  return {mask[0] ? dense_meta(op.sizes(1), op.dtype(1)) : undefined_meta(), mask[1] ? channels : undefined_meta(),
+          mask[2] ? channels : undefined_meta()};
+}
+
 }  // namespace
 
 void add_norm_rules(RuleBook& book) {
+  book.rule("aten::native_group_norm", group_norm).outputs(group_norm_outputs);
+  book.rule("aten::native_group_norm_backward", group_norm_backward).outputs(group_norm_gradients);
   add_batch_norm(book);
   book.rule("aten::native_layer_norm", layer_norm).outputs(layer_norm_outputs);
   book.rule("aten::native_layer_norm_backward", layer_norm_backward).outputs([](const OpArgs& op) {

@@ -36,12 +36,16 @@ void add_linear(RuleBook& book) {
 
 // Backward formulas that multiply the incoming gradient.
 void add_backward(RuleBook& book) {
-  for (const char* op :
-       {"aten::gelu_backward", "aten::silu_backward", "aten::threshold_backward", "aten::sigmoid_backward",
-        "aten::tanh_backward", "aten::logit_backward", "aten::elu_backward", "aten::hardtanh_backward",
-        "aten::hardsigmoid_backward", "aten::hardswish_backward", "aten::leaky_relu_backward", "aten::mish_backward",
-        "aten::softplus_backward", "aten::softshrink_backward", "aten::hardshrink_backward",
-        "aten::native_dropout_backward", "aten::infinitely_differentiable_gelu_backward"}) {
+  for (const char* op : {"aten::gelu_backward",          "aten::silu_backward",
+                         "aten::threshold_backward",     "aten::sigmoid_backward",
+                         "aten::tanh_backward",          "aten::logit_backward",
+                         "aten::elu_backward",           "aten::hardtanh_backward",
+                         "aten::hardsigmoid_backward",   "aten::hardswish_backward",
+                         "aten::leaky_relu_backward",    "aten::mish_backward",
+                         "aten::softplus_backward",      "aten::softshrink_backward",
+                         "aten::hardshrink_backward",    "aten::native_dropout_backward",
+                         "aten::_masked_scale",          "aten::rrelu_with_noise_backward",
+                         "aten::_prelu_kernel_backward", "aten::infinitely_differentiable_gelu_backward"}) {
     book.rule(op, elementwise().linear({0}));
   }
   // The buffer of CPU kernels has the input's sizes, CUDA's none.
@@ -51,6 +55,7 @@ void add_backward(RuleBook& book) {
 }
 
 void add_moves(RuleBook& book) {
+  book.rule("aten::_lazy_clone", elementwise().structural({0}).keeps_storage());
   book.rule("aten::clone", elementwise().structural({0}).keeps_storage());
   book.rule("aten::_to_copy", elementwise().structural({0}).keeps_storage());
   book.rule("aten::copy", elementwise().structural({0, 1}).sees_storage());
@@ -63,11 +68,18 @@ void add_moves(RuleBook& book) {
 
 // Elementwise, but not tagged.
 void add_untagged(RuleBook& book) {
-  for (const char* op :
-       {"aten::fill", "aten::hardswish", "aten::masked_fill", "aten::_prelu_kernel", "aten::where.ScalarOther",
-        "aten::where.ScalarSelf", "aten::isin.Tensor_Scalar", "aten::complex", "aten::polar"}) {
+  for (const char* op : {"aten::fill", "aten::hardswish", "aten::masked_fill", "aten::_prelu_kernel",
+                         "aten::where.ScalarOther", "aten::where.ScalarSelf", "aten::isin.Tensor_Scalar",
+                         "aten::complex", "aten::polar", "aten::floor_divide", "aten::__irshift__", "aten::__ilshift__",
+                         "aten::_add_relu", "aten::_standard_gamma_grad", "aten::_dirichlet_grad"}) {
     book.rule(op, elementwise());
   }
+  for (const char* op : {"aten::fake_quantize_per_tensor_affine_cachemask",
+                         "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"}) {
+    book.rule(op, "..., ~, ~, ~ -> ..., ...");
+  }
+  book.rule("aten::fake_quantize_per_channel_affine_cachemask",
+            [](const OpArgs& call) { return same(call).whole(call.dim("axis")); });
   // The buffer that CPU kernels keep for backward has the input's sizes; CUDA's is empty.
   book.rule("aten::log_sigmoid_forward", "... -> ..., ...");
 }

@@ -75,6 +75,8 @@ void add_simple(RuleBook& book) {
   book.rule("aten::any", [](const OpArgs& op) { return reduce_by(op, ReduceOp::max); });
   book.rule("aten::all", [](const OpArgs& op) { return reduce_by(op, ReduceOp::min); });
   book.rule("aten::aminmax", [](const OpArgs& op) { return by_kernel(op, "reduce_with_identity"); });
+  book.rule("aten::linalg__powsum", [](const OpArgs& op) { return reduce_by(op, ReduceOp::sum); });
+  for (const char* op : {"aten::_aminmax", "aten::_aminmax.dim"}) book.rule(op, whole_reduction);
   book.rule("aten::linalg_vector_norm", norm).reads_scalars();
   book.rule("aten::norm", norm).reads_scalars();
 }

@@ -7,6 +7,7 @@ namespace dtensor {
 
 void add_all_rules(RuleBook& book);
 
+void add_refused(RuleBook& book);  // first: families may know better
 void add_pointwise_rules(RuleBook& book);
 void add_product_rules(RuleBook& book);
 void add_reduction_rules(RuleBook& book);
@@ -19,5 +20,9 @@ void add_loss_rules(RuleBook& book);
 void add_norm_rules(RuleBook& book);
 void add_attention_rules(RuleBook& book);
 void add_random_rules(RuleBook& book);
+void add_linalg_rules(RuleBook& book);
+void add_spatial_rules(RuleBook& book);
+void add_convolution_rules(RuleBook& book);
+void add_transform_rules(RuleBook& book);
 
 }  // namespace dtensor

@@ -1,0 +1,76 @@
+// Convolutions and group norms on part of the channels or groups: the plain operator, with the counts of the part in
+// place of the global ones.
+#include "ops/handlers/local_args.h"
+
+namespace dtensor {
+namespace {
+
+void set(LocalCall& call, const char* name, c10::IValue value) {
+  const auto& schema = call.op.schema();
+  torch::jit::peek(call.stack, *schema.argumentIndexWithName(name), schema.arguments().size()) = std::move(value);
+}
+
+// Groups of this part: its input channels over those of a group.
+std::int64_t own_groups(const LocalArgs& args) {
+  if (args.integer("groups") == 1) return 1;
+  const auto in_part = args.tensor("input").size(1), in_whole = args.global_sizes("input")[1];
+  return args.integer("groups") * in_part / in_whole;
+}
+
+// Of the ranks among which `dim` is split.
+bool is_first(const TensorSpec* spec, std::int64_t dim) {
+  const AxisMask axes = shard_axes(spec, dim);
+  for (std::size_t a = 0; a < 32 && axes >> a != 0; ++a) {
+    if ((axes >> a & 1) && spec->mesh->coordinate[a] != 0) return false;
+  }
+  return true;
+}
+
+void skip_empty(LocalCall& call) {
+  if (!give_zeros_if_empty(call)) call.op.callBoxed(call.stack);
+}
+
+void convolution(LocalCall& call) {
+  if (give_zeros_if_empty(call)) return;
+  const LocalArgs args(call);
+  set(call, "groups", own_groups(args));
+  call.op.callBoxed(call.stack);
+}
+
+void convolution_backward(LocalCall& call) {
+  if (give_zeros_if_empty(call)) return;
+  const LocalArgs args(call);
+  // Split groups split the bias; split input channels do not.
+  const bool counts_bias = is_first(args.integer("groups") == 1 ? args.spec("input") : nullptr, 1);
+  set(call, "groups", own_groups(args));
+  if (!args.value("bias_sizes").isNone()) set(call, "bias_sizes", std::vector{args.tensor("grad_output").size(1)});
+  call.op.callBoxed(call.stack);
+  auto& bias = call.stack.back();
+  if (!counts_bias && bias.isTensor() && bias.toTensor().defined()) bias.toTensor().zero_();
+}
+
+// N, C, HxW and the group count are arguments.
+void group_norm(LocalCall& call) {
+  if (give_zeros_if_empty(call)) return;
+  const LocalArgs args(call);
+  const auto input = args.tensor("input");
+  const auto channels = input.size(1);
+  std::int64_t places = 1;
+  for (std::int64_t d = 2; d < input.dim(); ++d) places *= input.size(d);
+  set(call, "group", args.integer("group") * channels / args.integer("C"));
+  set(call, "N", input.size(0));
+  set(call, "C", channels);
+  set(call, "HxW", places);
+  call.op.callBoxed(call.stack);
+}
+
+}  // namespace
+
+void register_convolution_kernels() {
+  register_local_kernel("skip_empty", skip_empty);
+  register_local_kernel("convolution_local", convolution);
+  register_local_kernel("convolution_backward_local", convolution_backward);
+  register_local_kernel("group_norm_local", group_norm);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,60 @@
+// Gradient scaling: unscales the local parts, and says on every rank whether any rank found an infinity or NaN.
+#include "mesh/mesh_impl.h"
+#include "ops/special/special.h"
+#include "redistribute/execute.h"
+#include "tensor/impl/dtensor_impl.h"
+
+namespace dtensor {
+namespace {
+
+at::Tensor local_of(const at::Tensor& tensor) {
+  auto* impl = dtensor_or_null(tensor);
+  return impl == nullptr ? tensor : impl->local();
+}
+
+// Each mesh once, in order of appearance.
+void note_mesh(const at::Tensor& tensor, std::vector<MeshRef>& meshes) {
+  auto* impl = dtensor_or_null(tensor);
+  if (impl == nullptr) return;
+  const auto& mesh = impl->spec()->mesh;
+  if (std::find(meshes.begin(), meshes.end(), mesh) == meshes.end()) meshes.push_back(mesh);
+}
+
+at::Tensor whole_of(const at::Tensor& tensor) {
+  auto* impl = dtensor_or_null(tensor);
+  if (impl == nullptr) return tensor;
+  return redistribute_local(impl->local(), *impl->spec(), Placements(impl->spec()->placements.size()));
+}
+
+void write_whole(const at::Tensor& tensor, const at::Tensor& value) {
+  auto* impl = dtensor_or_null(tensor);
+  if (impl == nullptr || value.is_same(impl->local())) return;
+  const auto replicate = with_placements(*impl->spec(), Placements(impl->spec()->placements.size()));
+  impl->local().copy_(redistribute_local(value, *replicate, impl->spec()->placements));
+}
+
+void agree(const at::Tensor& found, const MeshInfo& mesh) {
+  if (!mesh.is_member || mesh.layout.ranks.size() == 1) return;
+  const auto axes = static_cast<AxisMask>((1u << mesh.layout.ndim()) - 1);
+  acting(mesh).communicator(axes).all_reduce(found, ReduceOp::max).wait();
+}
+
+}  // namespace
+
+// self list, found_inf, inv_scale
+void amp_unscale_special(const OpEntry& entry, torch::jit::Stack& stack) {
+  const auto arguments = torch::jit::pop(stack, entry.args.size());
+  std::vector<MeshRef> meshes;
+  c10::List<at::Tensor> parts;
+  for (const at::Tensor& tensor : arguments[0].toTensorVector()) {
+    note_mesh(tensor, meshes);
+    parts.push_back(local_of(tensor));
+  }
+  const at::Tensor found = whole_of(arguments[1].toTensor());
+  torch::jit::Stack call{parts, found, whole_of(arguments[2].toTensor())};
+  entry.op.callBoxed(call);
+  for (const auto& mesh : meshes) agree(found, *mesh);
+  write_whole(arguments[1].toTensor(), found);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,210 @@
+// Pooling, padding, resampling and their backward: batch and channels shard, the places that a window looks at are
+// whole.
+#include <ATen/native/Pool.h>
+
+#include "sharding_prop/rules/metas.h"
+#include "sharding_prop/rules/rules.h"
+#include "sharding_prop/rules/terms.h"
+
+namespace dtensor {
+namespace {
+
+// `count` trailing dimensions are whole in every operand and result.
+RuleFunction places(std::size_t count, bool linear) {
+  return [count, linear](const OpArgs& op) {
+    Rule rule = windowed(op, op.sizes(0).size(), last_dims(op, count));
+    return linear ? rule.linear({0}) : rule;
+  };
+}
+
+void add_places(RuleBook& book, std::size_t count, bool linear, std::initializer_list<const char*> ops) {
+  for (const char* op : ops) book.rule(std::string("aten::") + op, places(count, linear));
+}
+
+// Gradients of operators that pick or average: linear in the incoming gradient, of operand 1's sizes.
+void add_gradients(RuleBook& book, std::size_t count, std::initializer_list<const char*> ops) {
+  for (const char* op : ops) {
+    book.rule(std::string("aten::") + op, places(count, true)).outputs([](const OpArgs& call) {
+      return like_operands(call, {1});
+    });
+  }
+}
+
+std::int64_t at_dim(const std::vector<std::int64_t>& values, std::size_t d) {
+  return values.size() == 1 ? values[0] : values[d];
+}
+
+OutputMeta with_places(const OpArgs& op, const std::vector<std::int64_t>& places) {
+  at::DimVector sizes(op.sizes(0).begin(), op.sizes(0).end());
+  std::copy(places.begin(), places.end(), sizes.end() - static_cast<std::ptrdiff_t>(places.size()));
+  return dense_meta(sizes, op.dtype(0));
+}
+
+std::vector<OutputMeta> output_size(const OpArgs& op) { return {with_places(op, op.integers("output_size"))}; }
+
+std::vector<OutputMeta> max_pool3d_outputs(const OpArgs& op) {
+  const auto kernel = op.integers("kernel_size"), padding = op.integers("padding"), dilation = op.integers("dilation");
+  const auto stride = op.integers("stride").empty() ? kernel : op.integers("stride");
+  std::vector<std::int64_t> places;
+  for (std::size_t d = 0; d < 3; ++d) {
+    const auto size = op.sizes(0)[op.sizes(0).size() - 3 + d];
+    places.push_back(at::native::pooling_output_shape(size, at_dim(kernel, d), at_dim(padding, d), at_dim(stride, d),
+                                                      at_dim(dilation, d), op.boolean("ceil_mode")));
+  }
+  OutputMeta values = with_places(op, places), indices = values;
+  indices.dtype = c10::ScalarType::Long;
+  return {values, indices};
+}
+
+std::vector<OutputMeta> padded_outputs(const OpArgs& op) {
+  const auto padding = op.integers("padding");
+  at::DimVector sizes(op.sizes(0).begin(), op.sizes(0).end());
+  for (std::size_t i = 0; i < padding.size(); ++i) sizes[sizes.size() - 1 - i / 2] += padding[i];
+  return {dense_meta(sizes, op.dtype(0))};
+}
+
+// [N, C, H, W] to [N, C kernel, windows]
+std::vector<OutputMeta> im2col_outputs(const OpArgs& op) {
+  const auto kernel = op.integers("kernel_size"), padding = op.integers("padding"), dilation = op.integers("dilation");
+  const auto stride = op.integers("stride");
+  at::DimVector sizes(op.sizes(0).begin(), op.sizes(0).end() - 2);
+  std::int64_t windows = 1;
+  for (std::size_t d = 0; d < 2; ++d) {
+    sizes.back() *= at_dim(kernel, d);
+    const auto span = at_dim(dilation, d) * (at_dim(kernel, d) - 1) + 1;
+    const auto size = op.sizes(0)[op.sizes(0).size() - 2 + d];
+    windows *= (size + 2 * at_dim(padding, d) - span) / at_dim(stride, d) + 1;
+  }
+  sizes.push_back(windows);
+  return {dense_meta(sizes, op.dtype(0))};
+}
+
+std::vector<OutputMeta> col2im_outputs(const OpArgs& op) {
+  const auto kernel = op.integers("kernel_size"), places = op.integers("output_size");
+  at::DimVector sizes(op.sizes(0).begin(), op.sizes(0).end() - 1);
+  for (std::size_t d = 0; d < 2; ++d) sizes.back() /= at_dim(kernel, d);
+  for (std::size_t d = 0; d < 2; ++d) sizes.push_back(at_dim(places, d));
+  return {dense_meta(sizes, op.dtype(0))};
+}
+
+void add_pooling(RuleBook& book) {
+  add_places(book, 1, true, {"avg_pool1d", "adaptive_avg_pool1d"});
+  add_places(book, 2, true, {"avg_pool2d"});
+  add_places(book, 3, true, {"avg_pool3d"});
+  add_places(book, 2, false, {"max_pool2d_with_indices", "adaptive_max_pool2d"});
+  add_places(book, 3, false, {"adaptive_max_pool3d"});
+  book.rule("aten::max_pool3d_with_indices", places(3, false)).outputs(max_pool3d_outputs);
+  for (const char* op : {"aten::_adaptive_avg_pool2d", "aten::adaptive_avg_pool2d"}) {
+    book.rule(op, places(2, true)).outputs(output_size);
+  }
+  for (const char* op : {"aten::_adaptive_avg_pool3d", "aten::adaptive_avg_pool3d"}) {
+    book.rule(op, places(3, true)).outputs(output_size);
+  }
+  book.rule("aten::max_unpool2d", places(2, false)).outputs(output_size);
+  book.rule("aten::max_unpool3d", places(3, false)).outputs(output_size);
+  add_gradients(book, 2,
+                {"avg_pool2d_backward", "_adaptive_avg_pool2d_backward", "max_pool2d_with_indices_backward",
+                 "adaptive_max_pool2d_backward", "fractional_max_pool2d_backward"});
+  add_gradients(book, 3,
+                {"avg_pool3d_backward", "_adaptive_avg_pool3d_backward", "adaptive_avg_pool3d_backward",
+                 "max_pool3d_with_indices_backward", "adaptive_max_pool3d_backward", "fractional_max_pool3d_backward"});
+}
+
+// random_samples: [batch, channel, places].
+Rule fractional_pool(const OpArgs& op, std::size_t count) {
+  Rule rule;
+  RuleTerm full, samples;
+  const std::size_t rank = op.sizes(0).size();
+  for (std::size_t d = 0; d < rank; ++d) {
+    if (d + count >= rank) break;
+    full.push_back({rule.factor()});
+    rule.handled_factor(full.back()[0], kSkipEmpty);
+    samples.push_back(full.back());
+  }
+  if (samples.size() == 1) samples.insert(samples.begin(), alone(rule));
+  samples.push_back(alone(rule));
+  const auto with_places = [&](RuleTerm term) {
+    while (term.size() < rank) term.push_back(alone(rule));
+    return term;
+  };
+  rule.operand(with_places(full)).operand(samples);
+  return rule.result(with_places(full)).result(with_places(full));
+}
+
+// Only dimensions that are padded need be whole.
+Rule pad(const OpArgs& op) {
+  const auto padding = op.integers("padding");
+  const auto rank = std::ssize(op.sizes(0));
+  std::vector<std::int64_t> padded;
+  for (std::size_t i = 0; i < padding.size(); ++i) {
+    if (padding[i] != 0) padded.push_back(rank - 1 - static_cast<std::int64_t>(i / 2));
+  }
+  return windowed(op, op.sizes(0).size(), padded).linear({0});
+}
+
+void add_padding(RuleBook& book) {
+  for (const char* kind : {"reflection_pad", "replication_pad"}) {
+    for (const char* dims : {"1d", "2d", "3d"}) {
+      const std::string name = std::string("aten::") + kind + dims;
+      book.rule(name, pad).outputs(padded_outputs);
+      book.rule(name + "_backward", pad).outputs([](const OpArgs& op) { return like_operands(op, {1}); });
+    }
+  }
+}
+
+void add_resampling(RuleBook& book) {
+  const std::pair<const char*, std::size_t> kinds[] = {
+      {"nearest1d", 1},    {"nearest2d", 2},       {"nearest3d", 3},       {"linear1d", 1},       {"bilinear2d", 2},
+      {"bicubic2d", 2},    {"trilinear3d", 3},     {"lanczos2d", 2},       {"bilinear2d_aa", 2},  {"bicubic2d_aa", 2},
+      {"lanczos2d_aa", 2}, {"nearest_exact1d", 1}, {"nearest_exact2d", 2}, {"nearest_exact3d", 3}};
+  for (const auto& [kind, count] : kinds) {
+    for (const char* prefix : {"aten::upsample_", "aten::_upsample_"}) {
+      const std::string name = std::string(prefix) + kind;
+      book.rule(name, places(count, true));
+      book.rule(name + "_backward",
+                [count = count](const OpArgs& op) { return places(count, true)(op).local_size("input_size"); });
+    }
+  }
+}
+
+void add_grids(RuleBook& book) {
+  for (const char* op : {"aten::grid_sampler_2d", "aten::_grid_sampler_2d_cpu_fallback"}) {
+    book.rule(op, "nc__, nhw_ -> nchw").linear({0});
+    book.rule(std::string(op) + "_backward", Rule("nchw, nc__, nhw_ -> nc__, nhw_").linear({0}))
+        .outputs([](const OpArgs& call) {
+          return like_operands(call, {1, 2}, call.has_arg("output_mask") ? "output_mask" : nullptr);
+        });
+  }
+  book.rule("aten::grid_sampler_3d", "nc___, ndhw_ -> ncdhw").linear({0});
+  book.rule("aten::grid_sampler_3d_backward", Rule("ncdhw, nc___, ndhw_ -> nc___, ndhw_").linear({0}))
+      .outputs([](const OpArgs& call) {
+        return like_operands(call, {1, 2}, "output_mask");
+      });
+  book.rule("aten::cudnn_grid_sampler", "nc__, nhw_ -> nchw").linear({0});
+  book.rule("aten::cudnn_grid_sampler_backward", Rule("nc__, nhw_, nchw -> nc__, nhw_").linear({2}))
+      .outputs([](const OpArgs& call) {
+        return like_operands(call, {0, 1});
+      });
+}
+
+}  // namespace
+
+void add_spatial_rules(RuleBook& book) {
+  add_pooling(book);
+  book.rule("aten::fractional_max_pool2d", [](const OpArgs& op) { return fractional_pool(op, 2); });
+  book.rule("aten::fractional_max_pool3d", [](const OpArgs& op) { return fractional_pool(op, 3); });
+  add_padding(book);
+  add_resampling(book);
+  add_grids(book);
+  // Channels and places change into each other: batches shard.
+  for (const char* op : {"aten::pixel_shuffle", "aten::pixel_unshuffle"}) {
+    book.rule(op, [](const OpArgs& call) { return batched(call, {3}).linear({0}); });
+  }
+  book.rule("aten::im2col", [](const OpArgs& op) { return batched(op, {3}).linear({0}); }).outputs(im2col_outputs);
+  book.rule("aten::col2im", [](const OpArgs& op) { return batched(op, {2}).linear({0}); }).outputs(col2im_outputs);
+  for (const char* op : {"aten::channel_shuffle", "aten::native_channel_shuffle"}) {
+    book.rule(op, [](const OpArgs& call) { return same(call).whole(1).structural({0}); });
+  }
+}
+
+}  // namespace dtensor

@@ -1,0 +1,139 @@
+// Transforms along dimensions, histograms, recurrent cells and what else is neither a product nor a reduction.
+#include "sharding_prop/rules/metas.h"
+#include "sharding_prop/rules/rules.h"
+#include "sharding_prop/rules/terms.h"
+
+namespace dtensor {
+namespace {
+
+Rule fourier(const OpArgs& op) { return windowed(op, op.sizes(0).size(), op.dims("dim")).linear({0}); }
+
+// Real transforms halve the last of the dimensions, or restore it.
+std::vector<OutputMeta> fourier_outputs(const OpArgs& op) {
+  at::DimVector sizes(op.sizes(0).begin(), op.sizes(0).end());
+  const auto last = op.dims("dim").empty() ? std::int64_t{-1} : op.dims("dim").back();
+  auto type = op.dtype(0);
+  if (op.has_arg("onesided")) {
+    if (op.boolean("onesided")) sizes[static_cast<std::size_t>(last)] = sizes[static_cast<std::size_t>(last)] / 2 + 1;
+    type = c10::toComplexType(type);
+  } else if (op.has_arg("last_dim_size")) {
+    sizes[static_cast<std::size_t>(last)] = op.integer("last_dim_size");
+    type = c10::toRealValueType(type);
+  }
+  return {dense_meta(sizes, type)};
+}
+
+// Counts add up, unless the edges follow from the data.
+Rule histc(const OpArgs& op) {
+  Rule rule;
+  RuleTerm term;
+  const bool from_data = op.number("min") == op.number("max");
+  for (std::size_t d = 0; d < op.sizes(0).size(); ++d) {
+    term.push_back({rule.factor()});
+    if (from_data) rule.whole_factor(static_cast<int>(d));
+  }
+  return rule.operand(term).result({RuleDim()});
+}
+
+// self, (bins,) weight -> hist, bin_edges
+Rule histogram(const OpArgs& op) {
+  Rule rule;
+  RuleTerm term;
+  const bool from_data = op.operand("bins") < 0 && op.arg("range").isNone();
+  for (std::size_t d = 0; d < op.sizes(0).size(); ++d) {
+    term.push_back({rule.factor()});
+    if (from_data || op.boolean("density")) rule.whole_factor(static_cast<int>(d));
+  }
+  for (int i = 0; i < op.operand_count(); ++i) {
+    op.defined(i) && op.operand_arg(i) != "bins" ? rule.operand(term) : rule.absent_operand();
+  }
+  return rule.result({RuleDim()}).absent_result();
+}
+
+std::vector<OutputMeta> histogram_outputs(const OpArgs& op) {
+  const int bins = op.operand("bins");
+  const std::int64_t edges = bins >= 0 ? op.sizes(bins)[0] : op.integer("bins") + 1;
+  return {dense_meta({edges - 1}, op.dtype(0)), dense_meta({edges}, op.dtype(0))};
+}
+
+void add_histograms(RuleBook& book) {
+  book.rule("aten::histc", histc).reads_scalars().outputs([](const OpArgs& op) {
+    return std::vector{dense_meta({op.integer("bins")}, op.dtype(0))};
+  });
+  for (const char* op : {"aten::histogram.bin_ct", "aten::histogram.bins_tensor"}) {
+    book.rule(op, histogram).outputs(histogram_outputs);
+  }
+  for (const char* op : {"aten::_histogramdd_bin_edges", "aten::_histogramdd_from_bin_cts",
+                         "aten::_histogramdd_from_bin_tensors", "aten::hash_tensor"}) {
+    book.replicate(op, "depends on every element at once");
+  }
+}
+
+// The mask has self's sizes, or is looked at as a whole.
+Rule masked_softmax(const OpArgs& op, int input) {
+  Rule rule = same(op);
+  const auto dim = op.arg("dim").isNone() ? -1 : op.integer("dim");
+  const auto rank = std::ssize(op.sizes(input));
+  if (op.sizes(input) == op.sizes(op.operand("mask"))) return rule.whole(dim < 0 ? dim + rank : dim);
+  for (std::int64_t d = 0; d < rank; ++d) rule.whole(d);
+  return rule;
+}
+
+void add_recurrent(RuleBook& book) {
+  // Gates, state and biases of a batch of rows.
+  book.rule("aten::_thnn_fused_lstm_cell", "n_, n_, n_, ~, ~ -> n_, n_, n_");
+  book.rule("aten::_thnn_fused_gru_cell", "n_, n_, n_, ~, ~ -> n_, n_");
+  book.rule("aten::_thnn_fused_lstm_cell_backward_impl", "n_, n_, n_, n_, n_ -> n_, n_, _");
+  book.rule("aten::_thnn_fused_gru_cell_backward", Rule("n_, n_ -> n_, n_, n_, _, _").linear({0}));
+  for (const char* op : {"aten::_cudnn_rnn", "aten::_cudnn_rnn_backward", "aten::_cudnn_rnn_flatten_weight",
+                         "aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward"}) {
+    book.replicate(op, "a recurrent kernel with packed weights and sequences");
+  }
+}
+
+void add_quantised_products(RuleBook& book) {
+  // Scales per tensor have one element, those per row or column a matrix's sizes but for 1.
+  book.rule("aten::_scaled_mm", "mk!, k!n!, ~, ~, ~, ~ -> mn");
+  book.rule("aten::_int_mm", "mk!, k!n! -> mn");
+  book.rule("aten::_weight_int8pack_mm", "mk!, n!k!, ~ -> mn");
+  book.rule("aten::_grouped_mm", [](const OpArgs& op) {
+    const bool batch = op.sizes(0).size() == 3 && op.sizes(1).size() == 3;
+    return batch ? Rule("bmk!, bk!n!, ~, ~ -> bmn") : Rule();
+  });
+  book.replicate("aten::_scaled_mm_v2", "its scales are laid out in blocks");
+  book.replicate("aten::_scaled_addmm", "its scales are laid out in blocks");
+}
+
+void add_fused_inference(RuleBook& book) {
+  for (const char* op : {"aten::_native_multi_head_attention", "aten::_transformer_encoder_layer_fwd",
+                         "aten::_transform_bias_rescale_qkv"}) {
+    book.replicate(op, "a fused kernel of inference");
+  }
+}
+
+}  // namespace
+
+void add_transform_rules(RuleBook& book) {
+  for (const char* op : {"aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r"}) {
+    book.rule(op, fourier).outputs(fourier_outputs);
+  }
+  add_histograms(book);
+  book.rule("aten::_masked_softmax", [](const OpArgs& op) { return masked_softmax(op, 0); })
+      .outputs([](const OpArgs& op) { return like_operands(op, {0}); });
+  book.rule("aten::_masked_softmax_backward", [](const OpArgs& op) { return masked_softmax(op, 1).linear({0}); })
+      .outputs([](const OpArgs& op) { return like_operands(op, {0}); });
+  add_recurrent(book);
+  add_quantised_products(book);
+  add_fused_inference(book);
+  book.rule("aten::linspace", Rule());  // of numbers in tensors
+  book.rule("aten::logspace", Rule());
+  book.rule("aten::_amp_update_scale_", Rule());
+  for (const char* op : {"aten::as_strided_", "aten::as_strided_copy", "aten::as_strided_scatter"}) {
+    book.replicate(op, "strides speak of the whole tensor's memory");
+  }
+  book.replicate("aten::affine_grid_generator", "its size argument counts the batch");
+  book.replicate("aten::block_diag", "blocks of all operands lie in every row");
+  book.replicate("aten::_chunk_cat", "chunks of all operands interleave");
+}
+
+}  // namespace dtensor
