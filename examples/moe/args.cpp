@@ -51,6 +51,7 @@ Options parse_args(int argc, char** argv, std::optional<int>& exit_status) {
     add_flags(app, o);
   });
   if (o.top_k > o.experts) throw UsageError(fmt::format("--top-k {} of {} experts", o.top_k, o.experts));
+  if (o.job.bf16) throw UsageError("--mixed-precision: not here; --dtype bfloat16 trains in it throughout");
   if (o.dispatcher == "equal" && o.balance != "forced") throw UsageError("--dispatcher equal needs --balance forced");
   return o;
 }

@@ -4,8 +4,11 @@
 #include <ATen/ATen.h>
 
 #include <chrono>
+#include <optional>
 
 #include "dtensor/events.h"
+#include "dtensor/fully_shard.h"
+#include "dtensor/hooks.h"
 #include "dtensor/mesh_scope.h"
 #include "dtensor/optim.h"
 #include "dtensor/random.h"
@@ -45,17 +48,41 @@ void make_plain(Model& model) {
   }
 }
 
-// Experts first, then what is left by the plan of examples/train.
+bool is_expert(const std::string& name) { return name.find(".experts.") != std::string::npos; }
+
+// The parameters whose names begin so, of the kind asked for.
+dtensor::NamedTensors list(Model& model, const std::string& prefix, bool experts) {
+  dtensor::NamedTensors result;
+  for (const auto& item : model.named_parameters()) {
+    if (item.first.rfind(prefix, 0) == 0 && is_expert(item.first) == experts) result.push_back(item);
+  }
+  return result;
+}
+
+// A unit for the experts of a block, one for the rest of it, and one for what is left.
+void make_units(const Job& job, const dtensor::DeviceMesh& sparse) {
+  dtensor::FsdpOptions dense, experts;
+  dense.reshard_after_forward = experts.reshard_after_forward = job.options.job.reshard == "true";
+  experts.shard_axis = "edp";
+  experts.shard_dim = [&](const std::string&, const at::Tensor& w) { return DTensor(w).placements().front().dim(); };
+  const auto layers = model_config(job.options).layers;
+  for (std::int64_t layer = 0; layer < layers; ++layer) {
+    const auto prefix = "h." + std::to_string(layer) + ".";
+    if (sparse.size("edp") > 1) fully_shard(list(*job.model, prefix, /*experts=*/true), sparse, experts);
+    fully_shard(list(*job.model, prefix, /*experts=*/false), job.mesh, dense);
+  }
+  fully_shard(list(*job.model, "", /*experts=*/false), job.mesh, dense);
+}
+
+// Experts first, then what is left by the plan of examples/train, then units of both.
 void distribute(Job& job, const train::MeshShape& shape) {
   const auto sparse = fit_sparse(job.options, shape);
-  dtensor::apply_expert_parallel(*job.model, job.mesh.view({sparse.edp, sparse.ep, sparse.etp}, {"edp", "ep", "etp"}));
-  dtensor::NamedTensors dense;
-  for (const auto& item : job.model->named_parameters()) {
-    if (item.first.find(".experts.") == std::string::npos) dense.push_back(item);
-  }
-  dtensor::nn::distribute(dense, job.mesh, [&](const std::string& name, const at::Tensor&) {
-    return train::parameter_placements(name, shape);
-  });
+  const auto view = job.mesh.view({sparse.edp, sparse.ep, sparse.etp}, {"edp", "ep", "etp"});
+  dtensor::apply_expert_parallel(*job.model, view);
+  dtensor::nn::distribute(
+      list(*job.model, "", /*experts=*/false), job.mesh,
+      [&](const std::string& name, const at::Tensor&) { return train::parameter_placements(name, shape); });
+  if (job.options.job.parallel == "fsdp" && job.mesh.size() > 1) make_units(job, view);
   if (sparse.etp > 1) job.distinct = 1 / static_cast<double>(sparse.etp);
 }
 
@@ -83,6 +110,8 @@ double run_batch(const Job& job, const train::Batch& batch) {
   const auto ids = batch.ids.chunk(job.pieces), targets = batch.targets.chunk(job.pieces);
   double loss = 0;
   for (std::size_t i = 0; i < ids.size(); ++i) {
+    std::optional<dtensor::NoGradientSync> later;
+    if (i + 1 < ids.size()) later.emplace();
     loss += run_piece(job, ids[i], targets[i],
                       static_cast<double>(ids[i].numel()) / static_cast<double>(batch.ids.numel()));
   }
@@ -149,6 +178,7 @@ std::vector<StepRecord> train_on_mesh(const Communicator& world, const Options& 
                                       const OnStep& on_step) {
   const auto shape = train::fit_mesh(options.job, world.size());
   Job job{options, corpus, world, train::make_mesh(world, shape)};
+  job.pieces = static_cast<int>(options.job.grad_accum);
   job.model = make_model(job);
   distribute(job, shape);
   return run_steps(job, on_step);

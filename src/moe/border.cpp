@@ -7,6 +7,8 @@
 #include <functional>
 
 #include "dtensor/factories.h"
+#include "dtensor/hooks.h"
+#include "moe/node.h"
 
 namespace dtensor::moe {
 namespace {
@@ -136,39 +138,79 @@ at::Tensor from_share(const at::Tensor& share, const TokenBorder& b) {
   return DTensor::from_local(share, b.mesh, sum, at::IntArrayRef());
 }
 
+namespace {
+
+// A parameter as it is stored, in placements that gather it on all axes but `split`.
+struct Gathering {
+  DTensor stored;
+  Placements used, gradient;
+  bool moves = false;  // somebody else holds a part
+};
+
+Gathering plan_gathering(const at::Tensor& parameter, const std::vector<std::string>& split) {
+  Gathering g{DTensor(parameter), {}, {}};
+  const auto mesh = g.stored.mesh();
+  g.used = g.gradient = g.stored.placements();
+  for (std::int64_t a = 0; a < mesh.ndim(); ++a) {
+    const bool keeps = std::find(split.begin(), split.end(), mesh.names()[a]) != split.end();
+    g.moves = g.moves || (!keeps && !g.used[a].is_replicate() && mesh.size(a) > 1);
+    g.used[a] = keeps ? g.used[a].as_storage(false) : Replicate();
+    g.gradient[a] = keeps ? g.used[a] : gradient_of_whole(mesh, a);
+  }
+  return g;
+}
+
+// From the parameter's unit, where fully_shard() gathered it with others, else by itself.
+at::Tensor gather(const Gathering& g) {
+  const at::NoGradGuard no_grad;
+  if (const auto* hook = use_hook(g.stored); hook != nullptr && *hook) {
+    const auto provided = (*hook)(g.stored, g.used, g.stored.scalar_type());
+    if (provided.defined()) return provided.to(g.stored.scalar_type());
+  }
+  return DTensor(g.stored.detach()).redistribute(g.used).to_local();
+}
+
+// Gives the leaf its gradient unreduced, as the engine's operators do: the leaf (or its unit) reduces it.
+struct GatherBackward final : Node {
+  GatherBackward(DeviceMesh m, Placements p, at::IntArrayRef s)
+      : mesh(std::move(m)), placements(std::move(p)), sizes(s) {}
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) return {at::Tensor()};
+    return {DTensor::from_local(grads[0], mesh, placements, sizes)};
+  }
+  std::string name() const override { return "GatherExpertBackward"; }
+  DeviceMesh mesh;
+  Placements placements;
+  at::DimVector sizes;
+};
+
+}  // namespace
+
 at::Tensor whole_parameter(const at::Tensor& parameter, const TokenBorder& b) {
-  return expert_parameter(parameter, {}, b);
+  // A copy: what autograd keeps of it must not hold the gathered parameters of a whole unit.
+  if (!is_dtensor(parameter) || !plan_gathering(parameter, {}).moves) return expert_parameter(parameter, {}, b);
+  return expert_parameter(parameter, {}, b).clone();
 }
 
 at::Tensor expert_parameter(const at::Tensor& parameter, const std::vector<std::string>& split, const TokenBorder& b) {
   if (!parameter.defined()) return parameter;
   if (!is_dtensor(parameter)) return plain_parameter(parameter, b);
-  const DTensor stored(parameter);
-  const auto mesh = stored.mesh();
-  auto used = stored.placements(), gradient = used;
-  for (std::int64_t a = 0; a < mesh.ndim(); ++a) {
-    const bool keeps = std::find(split.begin(), split.end(), mesh.names()[a]) != split.end();
-    used[a] = keeps ? used[a].as_storage(false) : Replicate();
-    gradient[a] = keeps ? used[a] : gradient_of_whole(mesh, a);
-  }
-  return stored.redistribute(used).to_local(gradient);
+  const auto g = plan_gathering(parameter, split);
+  if (!g.moves) return g.stored.redistribute(g.used).to_local(g.gradient);
+  auto local = gather(g);
+  if (!needs_graph(parameter)) return local;
+  g.stored.to_local(g.gradient);  // the leaf's own hooks are set where an operator or the border first sees it
+  local = local.view(local.sizes());
+  return with_node(local, make_node<GatherBackward>(g.stored.mesh(), g.gradient, g.stored.sizes()), parameter);
 }
 
 std::function<at::Tensor()> gather_again(const at::Tensor& parameter, const std::vector<std::string>& split) {
   if (!parameter.defined() || !is_dtensor(parameter)) return {};
-  const DTensor stored(parameter);
-  auto used = stored.placements();
-  bool gathers = false;
-  for (std::int64_t a = 0; a < stored.mesh().ndim(); ++a) {
-    const bool keeps = std::find(split.begin(), split.end(), stored.mesh().names()[a]) != split.end();
-    gathers = gathers || (!keeps && used[a].is_shard() && stored.mesh().size(a) > 1);
-    used[a] = keeps ? used[a].as_storage(false) : Replicate();
-  }
-  if (!gathers) return {};
-  return [stored, used, version = parameter._version()] {
-    TORCH_CHECK(stored._version() == version, "an expert parameter was written to between forward and backward");
-    const at::NoGradGuard no_grad;
-    return DTensor(stored.detach()).redistribute(used).to_local();
+  auto g = plan_gathering(parameter, split);
+  if (!g.moves) return {};
+  return [g, version = parameter._version()] {
+    TORCH_CHECK(g.stored._version() == version, "an expert parameter was written to between forward and backward");
+    return gather(g);
   };
 }
 

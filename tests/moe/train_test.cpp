@@ -64,6 +64,20 @@ TEST(MoeTraining, ExpertParallelIsOneDeviceInDouble) {
                                Layout{{1, 2, 2}, 2, 2}, Layout{{2, 2, 2}, 4, 1}}) {
     expect_same_curve(o, reference, layout, 1e-9);
   }
+  o.job.parallel = "plain";  // without units, each parameter gathered where it is used
+  expect_same_curve(o, reference, {{1, 4, 1}, 2, 1}, 1e-9);
+}
+
+TEST(MoeTraining, AccumulatedPiecesAreOneDeviceInDouble) {
+  auto o = options_of(train::Dtype::float64);
+  o.job.steps = 20;
+  o.balance = "bias";
+  const auto reference = moe_example::train_on_one_device(o, corpus(), 2);
+  o.job.grad_accum = 2;
+  for (const auto* parallel : {"fsdp", "plain"}) {
+    o.job.parallel = parallel;
+    expect_same_curve(o, reference, {{1, 4, 1}, 2, 1}, 1e-9);
+  }
 }
 
 TEST(MoeTraining, CapacityAndBiasAreOneDeviceInDouble) {
