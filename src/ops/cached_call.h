@@ -19,6 +19,7 @@ struct InputAction {
   bool out = false;                  // content does not matter
   SpecPtr resized;                   // not null: the operator gives it other sizes, and so another spec
   bool write_back = false;           // the result is computed in a temporary and copied into the operand
+  bool reduces = false;              // a Partial becomes Replicate and nothing else changes
   SpecPtr result;                    // mutated: the spec in which the local call leaves it
   RedistributePlan write_back_plan;  // result -> from
 };
@@ -59,6 +60,7 @@ struct CachedCall {
   bool simple = false;     // local tensors in, plain operator, wrapped tensors out: nothing else to do
   bool member = true;
   std::vector<bool> absent;  // list positions on meshes without this rank, while others are here; empty: none
+  bool reduces = false;  // one of the inputs does
 };
 
 // to_local() handed the local tensors out: whoever saved one for backward must notice the write.

@@ -45,7 +45,7 @@ std::uint64_t CallKey::hash() const {
   return hash;
 }
 
-CallView::CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
+CallView::CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) : CallView(entry) {
   const auto tensor = [](const c10::IValue& value) { return value.isTensor() ? value.unsafeToTensorImpl() : nullptr; };
   for (std::size_t i = 0; i < args.size(); ++i) {
     const auto& value = args[i];

@@ -43,8 +43,10 @@ struct CallView {
   c10::SmallVector<c10::TensorImpl*, 8> operands;  // flattened; null: absent
   const MeshInfo* mesh = nullptr;                  // of the first DTensor
   bool has_plain = false;                          // a plain operand of dimension >= 1
+  bool reads_only = false;                         // operands may be exchanged for their reduced forms
+  bool exchanged = false;                          // and one was: `operands` is not what the arguments say
 
-  CallView() = default;
+  explicit CallView(const OpEntry& entry) : reads_only(entry.reads_only) {}
   CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
 
   void add(c10::TensorImpl* impl) {
@@ -52,12 +54,15 @@ struct CallView {
       operands.push_back(nullptr);
       return key.absent();
     }
-    operands.push_back(impl);
     if (!has_dtensor_key(impl)) {
+      operands.push_back(impl);
       has_plain = has_plain || impl->dim() > 0;
       return key.plain(*impl);
     }
-    const auto* spec = as_dtensor(impl)->spec().get();
+    auto* reader = reads_only ? as_dtensor(impl)->reader() : as_dtensor(impl);
+    exchanged = exchanged || reader != impl;
+    operands.push_back(reader);
+    const auto* spec = reader->spec().get();
     if (mesh == nullptr) mesh = spec->mesh.get();
     key.spec(spec);
   }

@@ -215,6 +215,27 @@ void wrap_results(const Frame& frame, Stack& stack, std::size_t first) {
   }
 }
 
+bool is_result(const Stack& stack, std::size_t first, const at::Tensor& local) {
+  for (std::size_t r = first; r < stack.size(); ++r) {
+    if (stack[r].isTensor() && stack[r].toTensor().defined() && stack[r].toTensor().is_alias_of(local)) return true;
+    if (!stack[r].isTensorList()) continue;
+    for (const auto& item : stack[r].toListRef()) {
+      if (item.toTensor().defined() && item.toTensor().is_alias_of(local)) return true;
+    }
+  }
+  return false;
+}
+
+// What was reduced for this call is kept for the operand's next readers, unless the caller may write to it as a result.
+void remember_reduced(const Frame& frame, const Stack& stack, std::size_t first) {
+  for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
+    const auto& action = frame.call.inputs[i];
+    if (!action.reduces || !has_dtensor_key(frame.view.operands[i])) continue;
+    if (is_result(stack, first, frame.locals[i])) continue;
+    as_dtensor(frame.view.operands[i])->remember_reduced(action.to, frame.locals[i]);
+  }
+}
+
 // Ranks outside the mesh take part in nothing: results without data.
 void push_absent_results(const Frame& frame, Stack& stack) {
   const auto& returns = frame.entry.op.schema().returns();
@@ -282,6 +303,7 @@ void execute_call(const OpEntry& entry, const CachedCall& call, const CallView& 
   run_local_call(frame, stack, first);
   write_back_operands(frame);
   if (entry.mutates) bump_versions(frame.call, frame.view);
+  if (call.reduces) remember_reduced(frame, stack, first);
   wrap_results(frame, stack, first);
 }
 

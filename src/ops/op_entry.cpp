@@ -3,6 +3,7 @@
 
 #include <ATen/core/jit_type.h>
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
 
@@ -75,6 +76,9 @@ OpEntry::OpEntry(const c10::OperatorHandle& handle, std::uint32_t entry_index)
   per_position_meshes = starts_with(full_name, "aten::_foreach_") || starts_with(full_name, "aten::_fused_ada") ||
                         starts_with(full_name, "aten::_fused_sgd") || starts_with(full_name, "aten::_amp_foreach_");
   special = find_special(op);
+  const bool views = std::find(return_is_view.begin(), return_is_view.end(), true) != return_is_view.end();
+  const bool writes_unsaid = full_name.find("batch_norm") != std::string::npos;  // running statistics
+  reads_only = !mutates && !views && !inplace_view && !writes_unsaid && special == nullptr;
 }
 
 bool needs_kernel(const c10::OperatorHandle& op) {

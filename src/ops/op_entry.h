@@ -35,6 +35,7 @@ struct OpEntry {
   std::vector<int> return_alias;  // per return: the argument that it is (in-place, out=), or -1
   std::vector<bool> return_is_view;
   bool mutates = false;
+  bool reads_only = false;           // nothing written, no view returned: an operand may be exchanged for its equal
   bool inplace_view = false;         // t_, squeeze_, ...: changes metadata
   bool per_position_meshes = false;  // _foreach_*, _fused_*: each list position has its own mesh
   bool is_random = false;            // advances the world's random counter, also on ranks outside the mesh

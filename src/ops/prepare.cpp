@@ -60,6 +60,14 @@ void check_one_mesh(const OpEntry& entry, const OpCall& call) {
   }
 }
 
+// Partial to Replicate on some axes, the others unchanged.
+bool only_reduces(const Placements& from, const Placements& to) {
+  for (std::size_t a = 0; a < from.size(); ++a) {
+    if (from[a] != to[a] && !(from[a].is_partial() && to[a].is_replicate())) return false;
+  }
+  return from != to;
+}
+
 InputAction make_input(const OpEntry& entry, const Operand& operand, const Placements& needed, bool mutated) {
   InputAction action;
   action.from = operand.spec;
@@ -70,6 +78,7 @@ InputAction make_input(const OpEntry& entry, const Operand& operand, const Place
   action.to = needed.empty() ? operand.spec : with_placements(*operand.spec, needed);
   if (action.to != action.from) action.plan = plan_redistribute(*action.from, action.to->placements);
   action.result = action.to;
+  action.reduces = entry.reads_only && !mutated && only_reduces(action.from->placements, action.to->placements);
   return action;
 }
 
@@ -249,6 +258,7 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
     const bool written = std::find(mutated.begin(), mutated.end(), static_cast<int>(i)) != mutated.end();
     call->inputs.push_back(make_input(entry, operand, call->decision.inputs[i], written));
     call->input_specs.push_back(call->inputs.back().to);
+    call->reduces = call->reduces || call->inputs.back().reduces;
   }
   for (const auto& output : call->decision.outputs) {
     call->outputs.push_back(make_output(output, *call));

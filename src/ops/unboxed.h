@@ -143,9 +143,9 @@ struct Kernel<Op, Ret(Args...)> {
 
   static Ret run(Args... args) {
     c10::impl::ExcludeDispatchKeyGuard guard(engine_excluded_keys());
-    CallView view;
+    CallView view(*entry);
     (note(view, *entry, args), ...);
-    const auto* call = find_simple(*entry, view);
+    const auto* call = view.exchanged ? nullptr : find_simple(*entry, view);
     if (C10_UNLIKELY(call == nullptr)) return slow(args...);
     return hit(*call, view, std::index_sequence_for<Args...>(), args...);
   }

@@ -67,7 +67,23 @@ void DTensorImpl::reset(SpecPtr spec, at::Tensor local) {
   local_ = std::move(local);
   detached_ = false;
   if (source != hooks) source = nullptr;
+  reduced_.reset();
   take_metadata(storage_offset_);
+}
+
+void DTensorImpl::remember_reduced(SpecPtr spec, at::Tensor local) {
+  if (is_inference() || local_.is_inference()) return;  // no version to compare
+  reduced_ = c10::make_intrusive<DTensorImpl>(std::move(spec), std::move(local), storage_offset_);
+  version_at_reduction_ = version_counter().current_version();
+  local_version_at_reduction_ = static_cast<std::uint32_t>(local_._version());
+}
+
+DTensorImpl* DTensorImpl::fresh_reduced() {
+  const bool fresh = version_counter().current_version() == version_at_reduction_ &&
+                     static_cast<std::uint32_t>(local_._version()) == local_version_at_reduction_;
+  if (fresh) return reduced_.get();
+  reduced_.reset();
+  return this;
 }
 
 void DTensorImpl::mark_detached_view(DTensorImpl& base) {

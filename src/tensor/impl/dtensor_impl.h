@@ -34,6 +34,12 @@ class DTensorImpl final : public c10::TensorImpl {
   bool is_detached_view() const { return detached_; }
   bool is_stale() const { return detached_ && base_version_.current_version() != version_at_detach_; }
 
+  // The reduced form of a Partial that an operator had to reduce: its next readers (backward too) take it instead of
+  // reducing again. Forgotten once this tensor or its local part is written to.
+  void remember_reduced(SpecPtr spec, at::Tensor local);
+  // The tensor that an operator which only reads should take: the reduced form, or this.
+  DTensorImpl* reader() { return C10_UNLIKELY(reduced_ != nullptr) ? fresh_reduced() : this; }
+
   // What a schedule hung on this tensor (dtensor/hooks.h); null for most.
   std::shared_ptr<TensorHooks> hooks;
   // The hooks of the parameter that this tensor is, or is a view or cast of (ops/source.h); null for most.
@@ -55,12 +61,15 @@ class DTensorImpl final : public c10::TensorImpl {
  private:
   const char* tensorimpl_type_name() const override { return "DTensor"; }
   void take_metadata(std::int64_t offset);
+  DTensorImpl* fresh_reduced();
 
   SpecPtr spec_;
   at::Tensor local_;
   bool detached_ = false;
   std::uint32_t version_at_detach_ = 0;
   c10::VariableVersion base_version_{c10::VariableVersion::DISABLED};
+  c10::intrusive_ptr<DTensorImpl> reduced_;
+  std::uint32_t version_at_reduction_ = 0, local_version_at_reduction_ = 0;
 };
 
 inline bool has_dtensor_key(const c10::TensorImpl* impl) { return impl->key_set().has(kDTensorKey); }

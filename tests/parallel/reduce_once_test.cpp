@@ -1,0 +1,76 @@
+// A Partial that one operator had to reduce is not reduced again for the next reader, and never read after a write.
+#include <gtest/gtest.h>
+
+#include "dtensor/dtensor.h"
+#include "support/ranks.h"
+
+namespace {
+
+using namespace dtensor;
+
+at::Tensor partial(const DeviceMesh& mesh, const at::Tensor& share) {
+  return DTensor::from_local(share.clone(), mesh, Placements(static_cast<std::size_t>(mesh.ndim()), Partial()),
+                             share.sizes());
+}
+
+TEST(ReduceOnce, ForEveryReaderForwardAndBackward) {
+  for (const auto& shape : {test::Shape{2}, test::Shape{2, 2}}) {
+    test::on_mesh(shape, [](const DeviceMesh& mesh) {
+      test::Draw draw(4);
+      const at::Tensor share = draw.normal({3, 4}), whole = (share * mesh.size()).requires_grad_();
+      const at::Tensor w = distribute_tensor(at::ones({}, at::kDouble), mesh, Placements(mesh.ndim())).requires_grad_();
+      const at::Tensor x = partial(mesh, share) * w;
+      const CommDebugMode comms;
+      const at::Tensor y = at::gelu(x) + at::exp(x) * x;
+      y.sum().backward();
+      EXPECT_EQ(comms.total("all_reduce").calls, 1) << comms.table();
+      const at::Tensor plain = (whole.detach() * 1).requires_grad_();
+      const at::Tensor expected = at::gelu(plain) + at::exp(plain) * plain;
+      expected.sum().backward();
+      test::expect_close(y.detach(), expected.detach(), "value");
+      test::expect_close(w.grad(), (plain.grad() * whole.detach()).sum(), "gradient");
+    });
+  }
+}
+
+// Every way to change the tensor: itself, a view of it, its local part, a copy of the handle.
+TEST(ReduceOnce, IsForgottenWhenTheTensorChanges) {
+  using Change = std::function<void(const at::Tensor&)>;
+  const std::vector<Change> changes = {
+      [](at::Tensor x) { x.mul_(3); },
+      [](const at::Tensor& x) { x.view({12}).mul_(3); },
+      [](const at::Tensor& x) { x.t().mul_(3); },
+      [](const at::Tensor& x) { x.detach().mul_(3); },
+      [](const at::Tensor& x) { x.variable_data().mul_(3); },
+      [](const at::Tensor& x) { DTensor(x).to_local().mul_(3); },
+      [](const at::Tensor& x) { x.copy_(partial(DTensor(x).mesh(), DTensor(x).to_local() * 3)); },
+      [](const at::Tensor& x) {
+        std::vector<at::Tensor> list{x};
+        at::_foreach_mul_(list, 3);
+      },
+      [](const at::Tensor& x) { DTensor(x).redistribute_({Replicate()}).mul_(3); },
+  };
+  test::on_mesh({2}, [&](const DeviceMesh& mesh) {
+    test::Draw draw(5);
+    const at::Tensor share = draw.normal({3, 4});
+    for (std::size_t i = 0; i < changes.size(); ++i) {
+      const at::Tensor x = partial(mesh, share);
+      test::expect_close(at::exp(x), at::exp(share * 2), "before");
+      changes[i](x);
+      test::expect_close(at::exp(x), at::exp(share * 6), "after change " + std::to_string(i));
+    }
+    const at::Tensor x = partial(mesh, share);
+    at::Tensor y = at::abs(x);
+    y.add_(1);
+    test::expect_close(at::abs(x), at::abs(share * 2), "a result written to");
+    // An operator that keeps the Partial gives the same value by way of the reduced form.
+    test::expect_close(x + x, share * 4, "sum");
+    const c10::InferenceMode inference;
+    const at::Tensor z = partial(mesh, share);
+    test::expect_close(at::exp(z), at::exp(share * 2), "inference");
+    z.mul_(3);
+    test::expect_close(at::exp(z), at::exp(share * 6), "inference, changed");
+  });
+}
+
+}  // namespace

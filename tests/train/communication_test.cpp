@@ -1,0 +1,34 @@
+// What a step of the example communicates over tp: no more than a hand-written tensor-parallel transformer.
+#include <gtest/gtest.h>
+
+#include "dtensor/debug.h"
+#include "mesh_run.h"
+
+namespace {
+
+// Two all-reduces a block each way, one for the embedding and one for the gradient of the head's input. The plan
+// constrains no activation: the residual stream starts as a Partial (the embedding's), which is reduced once for all
+// its readers.
+TEST(Communication, TensorParallelismIsMinimal) {
+  for (const train::MeshShape shape : {train::MeshShape{1, 1, 2}, train::MeshShape{1, 2, 2}}) {
+    dtensor::run_local(static_cast<int>(shape.size()), [&](dtensor::Communicator world) {
+      const dtensor::DeviceMesh mesh = train::make_mesh(world, shape);
+      const train::Parameters p = oracle::parameters([&](const std::string& name, const at::Tensor& t) -> at::Tensor {
+        return dtensor::distribute_tensor(t, mesh, train::parameter_placements(name, shape));
+      });
+      const oracle::Batch b = oracle::batch(0);
+      const at::Tensor ids = dtensor::distribute_tensor(b.ids, mesh, train::batch_placements());
+      const dtensor::CommDebugMode comms;
+      train::gpt_loss(train::tiny(), p, ids, ids, train::gather_classes()).backward();
+      const int layers = static_cast<int>(train::tiny().layers);
+      for (const auto phase : {dtensor::Phase::forward, dtensor::Phase::backward}) {
+        const auto count = comms.total([&](const dtensor::CommKey& key) {
+          return key.kind == "all_reduce" && key.axis == "tp" && key.phase == phase;
+        });
+        EXPECT_EQ(count.calls, 2 * layers + 1) << comms.table();
+      }
+    });
+  }
+}
+
+}  // namespace
