@@ -3,13 +3,16 @@
 
 #include <ATen/ATen.h>
 
+#include "dtensor/checkpoint_activations.h"
 #include "dtensor/comm.h"
 #include "dtensor/debug.h"
 #include "dtensor/events.h"
 #include "dtensor/factories.h"
+#include "dtensor/grad_scaler.h"
 #include "dtensor/hooks.h"
 #include "dtensor/inspect.h"
 #include "dtensor/launch.h"
+#include "dtensor/loss.h"
 #include "dtensor/mesh.h"
 #include "dtensor/mesh_scope.h"
 #include "dtensor/nn.h"

@@ -57,6 +57,16 @@ class DTENSOR_API BackwardStartListener {
   std::unique_ptr<State> state_;
 };
 
+// While it lives, a backward pass that is started on this thread is part of the one that runs there (recomputation):
+// BackwardStartListeners do not take it for a new one.
+class DTENSOR_API PartOfBackward {
+ public:
+  PartOfBackward();
+  ~PartOfBackward();
+  PartOfBackward(const PartOfBackward&) = delete;
+  PartOfBackward& operator=(const PartOfBackward&) = delete;
+};
+
 // For this thread, while it lives: gradients are accumulated as they come, without the reduction to the parameter's
 // placements (gradient accumulation without synchronisation). The first gradient's placements stay until the next
 // synchronised backward pass brings the sum into the parameter's.

@@ -93,6 +93,9 @@ class DTENSOR_API ParallelModel {
   const std::vector<Decision>& activations() const;
   std::string str() const;
 
+  // The model whose plan is in force on this thread; the plan of none, which changes nothing, outside any scope.
+  static ParallelModel in_force();
+
   // While it lives, named activation points of this thread follow the plan.
   class DTENSOR_API Scope {
    public:
@@ -102,7 +105,7 @@ class DTENSOR_API ParallelModel {
     Scope& operator=(const Scope&) = delete;
 
    private:
-    const void* previous_;
+    std::shared_ptr<const void> previous_;
   };
 
   struct State;

@@ -34,9 +34,11 @@ ThreadState& state() {
   return value;
 }
 
-std::string path_of(const std::vector<OpenScope>& scopes) {
+// In a backward pass only the scopes that were opened in it: a part of the model runs again.
+std::string path_of(const std::vector<OpenScope>& scopes, int pass) {
   std::string path;
   for (const OpenScope& scope : scopes) {
+    if (pass >= 0 && scope.pass != pass) continue;
     if (!path.empty()) path += '.';
     path += *scope.name;
   }
@@ -74,12 +76,12 @@ ModuleScope::~ModuleScope() {
   if (name_ == nullptr) return;
   ThreadState& s = state();
   if (s.recorders > 0 && at::sequence_number::peek() > first_node_) {
-    s.ranges.push_back({first_node_, at::sequence_number::peek(), path_of(s.open)});
+    s.ranges.push_back({first_node_, at::sequence_number::peek(), path_of(s.open, s.open.back().pass)});
   }
   s.open.pop_back();
 }
 
-std::string ModuleScope::path() { return path_of(state().open); }
+std::string ModuleScope::path() { return path_of(state().open, torch::autograd::get_current_graph_task_id()); }
 
 NodeRecorder::NodeRecorder() { ++state().recorders; }
 
@@ -91,9 +93,9 @@ NodeRecorder::~NodeRecorder() {
 Place current_place() {
   ThreadState& s = state();
   const int pass = torch::autograd::get_current_graph_task_id();
-  if (pass < 0) return {path_of(s.open), Phase::forward};
+  if (pass < 0) return {path_of(s.open, pass), Phase::forward};
   const bool recomputes = !s.open.empty() && s.open.back().pass == pass;
-  return {recomputes ? path_of(s.open) : module_of_node(s, pass), Phase::backward};
+  return {recomputes ? path_of(s.open, pass) : module_of_node(s, pass), Phase::backward};
 }
 
 }  // namespace dtensor

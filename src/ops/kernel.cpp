@@ -7,6 +7,7 @@
 #include "ops/cache.h"
 #include "ops/execute.h"
 #include "ops/inspect_state.h"
+#include "ops/kept_results.h"
 #include "ops/leaf_hook.h"
 #include "ops/plain_operand.h"
 #include "ops/prepare.h"
@@ -56,9 +57,11 @@ void run_operator(const OpEntry& entry, torch::jit::Stack& stack) {
   if (C10_UNLIKELY(view.mesh == nullptr)) return entry.op.callBoxed(stack);  // a list without DTensors
   watch_leaves(view);
   if (C10_UNLIKELY(backward_listeners_on())) notify_backward_start();
+  if (C10_UNLIKELY(keeping_results()) && take_kept_result(entry, stack)) return;
   const auto& call = decide(entry, stack, view);
-  if (C10_UNLIKELY(events_on(Event::Kind::op))) return run_with_event(entry, call, view, stack);
-  execute_call(entry, call, view, stack);
+  C10_UNLIKELY(events_on(Event::Kind::op)) ? run_with_event(entry, call, view, stack)
+                                           : execute_call(entry, call, view, stack);
+  if (C10_UNLIKELY(keeping_results())) keep_result(entry, stack);
 }
 
 }  // namespace dtensor

@@ -133,6 +133,7 @@ namespace {
 
 // BackwardStartListener::State of this thread, innermost first; opaque here because the type is private.
 thread_local void* listeners = nullptr;
+thread_local int inner_passes = 0;
 
 }  // namespace
 
@@ -145,7 +146,11 @@ BackwardStartListener::BackwardStartListener(std::function<void()> callback)
 
 BackwardStartListener::~BackwardStartListener() { listeners = state_->outer; }
 
+PartOfBackward::PartOfBackward() { ++inner_passes; }
+PartOfBackward::~PartOfBackward() { --inner_passes; }
+
 void BackwardStartListener::notify() {
+  if (inner_passes > 0) return;
   const int pass = torch::autograd::get_current_graph_task_id();
   if (pass < 0) return;
   for (auto* state = static_cast<State*>(listeners); state != nullptr; state = state->outer) {

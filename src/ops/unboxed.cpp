@@ -1,10 +1,13 @@
 // The parts of the unboxed hit path that do not depend on the signature.
 #include "ops/unboxed.h"
 
+#include "ops/kept_results.h"
+
 namespace dtensor::unboxed {
 
 const CachedCall* find_simple(const OpEntry& entry, const CallView& view) {
-  if (view.mesh == nullptr || events_on(Event::Kind::op) || recording_explanations() || backward_listeners_on())
+  if (view.mesh == nullptr || events_on(Event::Kind::op) || recording_explanations() || backward_listeners_on() ||
+      keeping_results())
     return nullptr;
   if (view.has_plain && (checked_mode() || strict_mode())) return nullptr;
   for (auto* impl : view.operands) {

@@ -63,17 +63,18 @@ at::Tensor follow(const ActivationRule& rule, const at::Tensor& x) {
 }
 
 namespace {
-thread_local const ParallelModel::State* in_force = nullptr;
+thread_local std::shared_ptr<const ParallelModel::State> plan_in_force;
 }  // namespace
 
-ParallelModel::Scope::Scope(const ParallelModel& model) : previous_(std::exchange(in_force, model.state_.get())) {}
-ParallelModel::Scope::~Scope() { in_force = static_cast<const State*>(previous_); }
+ParallelModel ParallelModel::in_force() { return ParallelModel(plan_in_force); }
+ParallelModel::Scope::Scope(const ParallelModel& model) : previous_(std::exchange(plan_in_force, model.state_)) {}
+ParallelModel::Scope::~Scope() { plan_in_force = std::static_pointer_cast<const State>(previous_); }
 
 at::Tensor constrain(const char* point, const at::Tensor& x) {
-  if (in_force == nullptr) return x;
+  if (plan_in_force == nullptr) return x;
   const std::string path = ModuleScope::path();
-  const auto found = in_force->rules.find(path.empty() ? point : path + "." + point);
-  return found == in_force->rules.end() ? x : follow(found->second, x);
+  const auto found = plan_in_force->rules.find(path.empty() ? point : path + "." + point);
+  return found == plan_in_force->rules.end() ? x : follow(found->second, x);
 }
 
 }  // namespace dtensor

@@ -23,7 +23,8 @@ TEST(ReduceOnce, ForEveryReaderForwardAndBackward) {
       const CommDebugMode comms;
       const at::Tensor y = at::gelu(x) + at::exp(x) * x;
       y.sum().backward();
-      EXPECT_EQ(comms.total("all_reduce").calls, 1) << comms.table();
+      EXPECT_EQ(comms.total("all_reduce", Phase::forward).calls, 1) << comms.table();
+      EXPECT_EQ(comms.total("", Phase::backward).calls, 1) << comms.table();  // the gradient of the number w
       const at::Tensor plain = (whole.detach() * 1).requires_grad_();
       const at::Tensor expected = at::gelu(plain) + at::exp(plain) * plain;
       expected.sum().backward();

@@ -7,9 +7,18 @@
 namespace dtensor {
 namespace {
 
-at::Tensor local_of(const at::Tensor& tensor) {
+// Undefined outside the mesh. Shares of a gradient may be finite where their sum is not.
+at::Tensor local_gradient(const at::Tensor& tensor) {
   auto* impl = dtensor_or_null(tensor);
-  return impl == nullptr ? tensor : impl->local();
+  if (impl == nullptr) return tensor;
+  for (const Placement& p : impl->spec()->placements) {
+    TORCH_CHECK(!p.is_partial(), "_amp_foreach_non_finite_check_and_unscale_: a gradient is not reduced yet, ",
+                impl->spec()->str());
+  }
+  const at::Tensor& local = impl->local();
+  // to_local() handed it out: whoever saved it for backward must notice the write.
+  if (local.defined() && !local.is_inference()) local.unsafeGetTensorImpl()->bump_version();
+  return local;
 }
 
 // Each mesh once, in order of appearance.
@@ -48,12 +57,16 @@ void amp_unscale_special(const OpEntry& entry, torch::jit::Stack& stack) {
   c10::List<at::Tensor> parts;
   for (const at::Tensor& tensor : arguments[0].toTensorVector()) {
     note_mesh(tensor, meshes);
-    parts.push_back(local_of(tensor));
+    const at::Tensor local = local_gradient(tensor);
+    if (local.defined()) parts.push_back(local);
   }
   const at::Tensor found = whole_of(arguments[1].toTensor());
   torch::jit::Stack call{parts, found, whole_of(arguments[2].toTensor())};
-  entry.op.callBoxed(call);
-  for (const auto& mesh : meshes) agree(found, *mesh);
+  if (!parts.empty()) entry.op.callBoxed(call);
+  // Several meshes, twice: a rank that is in two carries the news of the second back into the first.
+  for (std::size_t round = 0; round < std::min<std::size_t>(meshes.size(), 2); ++round) {
+    for (const auto& mesh : meshes) agree(found, *mesh);
+  }
   write_whole(arguments[1].toTensor(), found);
 }
 

@@ -1,0 +1,51 @@
+// Loss scaling for half-precision gradients: small gradients are lifted above the smallest half number, and steps with
+// overflown ones are skipped, on all ranks alike.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "dtensor/export.h"
+#include "dtensor/mesh.h"
+
+namespace dtensor {
+
+// As torch.amp.GradScaler:
+//   scaler.scale(loss).backward();  scaler.unscale_(parameters);  clip...;  scaler.step(parameters, [&] {
+//   optimizer.step(); }); scaler.update();
+class DTENSOR_API GradScaler {
+ public:
+  struct Options {
+    double init_scale = 65536, growth_factor = 2, backoff_factor = 0.5;
+    std::int64_t growth_interval = 2000;  // steps without overflow before the scale grows
+    bool enabled = true;
+  };
+  struct State {
+    double scale = 0;
+    std::int64_t good_steps = 0;
+  };
+  GradScaler() : GradScaler(Options()) {}
+  explicit GradScaler(const Options& options);
+
+  at::Tensor scale(const at::Tensor& loss) const;  // differentiable; in float where the loss is half
+  // Divides the gradients of `parameters`, DTensors on any meshes and plain ones, by the scale, in place. Collective
+  // over their meshes. Whether all ranks found them finite. At most once before update(), for the same parameters.
+  bool unscale_(const std::vector<at::Tensor>& parameters);
+  // Unscales unless that was done, and runs `step` if the gradients were finite; whether it did.
+  bool step(const std::vector<at::Tensor>& parameters, const std::function<void()>& step);
+  void update();  // the scale for the next step
+
+  double get_scale() const { return state_.scale; }
+  State state() const { return state_; }
+  void set_state(State state) { state_ = state; }
+
+ private:
+  Options options_;
+  State state_;
+  bool unscaled_ = false, finite_ = true;
+};
+
+}  // namespace dtensor

@@ -1,0 +1,39 @@
+// Cross entropy on logits whose classes, tokens or both are sharded: two small all-reduces over the axes that split the
+// classes, none in backward, and never the whole logits of a token on one rank. Equal to one device on every layout:
+// means count the valid tokens of the global batch.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "dtensor/export.h"
+
+namespace dtensor {
+
+enum class LossReduction : std::uint8_t { none, mean, sum };
+
+struct CrossEntropyOptions {
+  LossReduction reduction = LossReduction::mean;
+  std::int64_t ignore_index = -100;
+  at::Tensor weight = {};      // [classes], plain or a DTensor; no gradient
+  double label_smoothing = 0;  // as in torch.nn.functional.cross_entropy
+  // Adds z_loss * logsumexp(logits)^2 of each valid token; under `mean` divided by their number, weighted or not.
+  double z_loss = 0;
+};
+
+// logits [..., classes], targets [...] of whole numbers; both plain or DTensors on one mesh. Half types are computed
+// and returned in float. `none`: [...], zero for ignored tokens. With no valid token, `mean` is NaN as in PyTorch. A
+// target that is no class and not ignore_index is an error (on the ranks that hold it, which ends the run of all).
+// Differentiable once, with respect to the logits.
+DTENSOR_API at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
+                                     const CrossEntropyOptions& options = {});
+
+// cross_entropy(linear(hidden, weight), targets) in pieces of `chunk` tokens of each rank: no more logits than
+// [chunk, a rank's classes] exist at once, in forward or backward, where they are computed again. hidden [...,
+// features], weight [classes, features]. Differentiable once, with respect to both.
+DTENSOR_API at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
+                                            const at::Tensor& targets, const CrossEntropyOptions& options = {},
+                                            std::int64_t chunk = 1024);
+
+}  // namespace dtensor

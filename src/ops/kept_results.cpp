@@ -1,0 +1,117 @@
+// A list of results in the order of their calls. What is given out is a shallow copy: the recorded tensor may by now be
+// part of another autograd graph.
+#include "ops/kept_results.h"
+
+#include <vector>
+
+#include "tensor/impl/dtensor_impl.h"
+
+namespace dtensor {
+
+constinit thread_local bool detail::keeps_results = false;
+
+struct KeptResults::State {
+  struct Result {
+    const OpEntry* entry;
+    std::vector<c10::IValue> values;
+    std::vector<std::uint32_t> versions;
+  };
+  std::set<std::string> operators;
+  std::vector<Result> results;
+  std::size_t next = 0;  // to be given out
+};
+
+namespace {
+
+thread_local KeptResults::State* recording = nullptr;
+thread_local KeptResults::State* replaying = nullptr;
+
+void note_change() { detail::keeps_results = recording != nullptr || replaying != nullptr; }
+
+std::uint32_t version_of(const c10::IValue& value) {
+  if (!value.isTensor()) return 0;
+  const at::Tensor& t = value.toTensor();
+  return t.defined() && !t.is_inference() ? t.unsafeGetTensorImpl()->version_counter().current_version() : 0;
+}
+
+c10::IValue copy_of(const c10::IValue& value) {
+  if (!value.isTensor() || !value.toTensor().defined()) return value;
+  const at::Tensor& t = value.toTensor();
+  return at::Tensor(t.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), false));
+}
+
+bool chosen(const KeptResults::State* state, const OpEntry& entry) {
+  return state != nullptr && state->operators.count(entry.name()) != 0;
+}
+
+void check_keepable(const OpEntry& entry) {
+  const auto& returns = entry.op.schema().returns();
+  const bool tensors = std::any_of(returns.begin(), returns.end(),
+                                   [](const auto& r) { return r.type()->kind() == c10::TypeKind::TensorType; });
+  // Attention kernels are tagged random for a dropout that the engine refuses.
+  const bool random = entry.is_random && std::string_view(entry.name()).find("attention") == std::string_view::npos;
+  TORCH_CHECK(tensors && entry.reads_only && !random, entry.op.operator_name(),
+              ": its results cannot be kept (it writes, gives a view, draws random numbers or gives no tensor)");
+}
+
+}  // namespace
+
+KeptResults::KeptResults(std::set<std::string> operators) {
+  if (operators.empty()) return;
+  state_ = std::make_shared<State>();
+  state_->operators = std::move(operators);
+}
+
+KeptResults::Record::Record(const KeptResults& results) : previous_(recording) {
+  recording = results.state_.get();
+  note_change();
+}
+
+KeptResults::Record::~Record() {
+  recording = static_cast<State*>(previous_);
+  note_change();
+}
+
+KeptResults::Replay::Replay(const KeptResults& results) : previous_(replaying), previous_record_(recording) {
+  replaying = results.state_.get();
+  recording = nullptr;
+  if (replaying != nullptr) replaying->next = 0;
+  note_change();
+}
+
+KeptResults::Replay::~Replay() {
+  replaying = static_cast<State*>(previous_);
+  recording = static_cast<State*>(previous_record_);
+  note_change();
+}
+
+bool take_kept_result(const OpEntry& entry, torch::jit::Stack& stack) {
+  if (!chosen(replaying, entry)) return false;
+  const bool more = replaying->next < replaying->results.size();
+  TORCH_CHECK(more && replaying->results[replaying->next].entry == &entry, entry.op.operator_name(),
+              ": a function that runs again must make the same calls as before; it made ",
+              more ? c10::toString(replaying->results[replaying->next].entry->op.operator_name()) : "fewer", " there");
+  const auto& result = replaying->results[replaying->next++];
+  stack.resize(stack.size() - entry.args.size());
+  for (std::size_t i = 0; i < result.values.size(); ++i) {
+    TORCH_CHECK(version_of(result.values[i]) == result.versions[i], entry.op.operator_name(),
+                ": its kept result was changed in place");
+    stack.emplace_back(copy_of(result.values[i]));
+  }
+  keep_result(entry, stack);  // an inner function may record
+  return true;
+}
+
+void keep_result(const OpEntry& entry, const torch::jit::Stack& stack) {
+  if (!chosen(recording, entry)) return;
+  check_keepable(entry);
+  KeptResults::State::Result result{&entry, {}, {}};
+  const std::size_t count = entry.op.schema().returns().size();
+  for (std::size_t i = stack.size() - count; i < stack.size(); ++i) {
+    result.values.push_back(stack[i]);
+    result.versions.push_back(version_of(stack[i]));
+  }
+  recording->results.push_back(std::move(result));
+}
+
+}  // namespace dtensor

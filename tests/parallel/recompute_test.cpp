@@ -1,0 +1,196 @@
+// Recomputation gives the gradients, the random numbers and the counts of what was not recomputed; gradient scaling
+// skips the same steps on every rank.
+#include <gtest/gtest.h>
+
+#include "dtensor/dtensor.h"
+#include "support/ranks.h"
+
+namespace {
+
+using namespace dtensor;
+
+nn::Block block() {
+  return nn::Block({.hidden = 8, .heads = 4, .bias = true, .tensor = at::kDouble},
+                   {.hidden = 8, .ffn = 12, .bias = true, .tensor = at::kDouble});
+}
+
+const ParallelPlan kPlan = {{"attn.q_proj", ColwiseParallel()}, {"attn.k_proj", ColwiseParallel()},
+                            {"attn.v_proj", ColwiseParallel()}, {"attn.o_proj", RowwiseParallel()},
+                            {"mlp.up_proj", ColwiseParallel()}, {"mlp.down_proj", RowwiseParallel()}};
+
+struct Result {
+  std::vector<at::Tensor> grads;  // local parts
+  RngState random;
+  std::int64_t calls = 0;  // collectives
+};
+
+enum class How { plain, whole, keeps, nested };
+
+Result run(const DeviceMesh& mesh, How how) {
+  manual_seed(mesh, 1);
+  nn::Block model = [&] {
+    const MeshScope scope(mesh);
+    return block();
+  }();
+  parallelize(model, mesh, kPlan);
+  for (const auto& [name, tensor] : model.named_parameters()) {
+    DTensor p(*tensor);
+    if (p.placements()[0].is_replicate()) {
+      Placements stored = p.placements();
+      stored[0] = (stored[1].is_shard(0) ? StridedShard(0, mesh.size(1)) : Shard(0)).as_storage();
+      p.redistribute_(stored);
+    }
+  }
+  test::Draw draw(6);
+  const at::Tensor x = distribute_tensor(draw.normal({4, 3, 8}), mesh, {Shard(0), Replicate()}).requires_grad_();
+  const auto body = [&](const at::Tensor& input) { return at::dropout(model.forward(input), 0.3, true); };
+  const auto nested = [&](const at::Tensor& input) {
+    return at::dropout(checkpoint([&](const at::Tensor& t) { return model.forward(t); }, input), 0.3, true);
+  };
+  const CommDebugMode comms;
+  at::Tensor y;
+  if (how == How::plain) y = body(x * 1);
+  if (how == How::whole) y = checkpoint(body, x * 1);
+  if (how == How::keeps) y = checkpoint(body, x * 1, {.keep = {"aten::mm", "aten::addmm"}});
+  if (how == How::nested) y = checkpoint(nested, x * 1, {.keep = {"aten::addmm"}});
+  y.square().sum().backward();
+  Result result{{DTensor(x.grad()).to_local()}, get_rng_state(mesh), comms.total().calls};
+  for (const at::Tensor& p : model.parameters()) result.grads.push_back(DTensor(p.grad()).to_local());
+  return result;
+}
+
+TEST(Checkpoint, GradientsAreTheSameToTheLastBit) {
+  for (const auto& shape : {test::Shape{1, 1}, test::Shape{1, 2}, test::Shape{2, 1}, test::Shape{2, 2}}) {
+    run_local(test::count(shape), [&](Communicator world) {
+      const DeviceMesh mesh = init_device_mesh(world, at::kCPU, shape, {"dp", "tp"});
+      const Result expected = run(mesh, How::plain);
+      for (const How how : {How::whole, How::keeps, How::nested}) {
+        const Result actual = run(mesh, how);
+        EXPECT_EQ(actual.random, expected.random);
+        for (std::size_t i = 0; i < expected.grads.size(); ++i) {
+          EXPECT_TRUE(at::equal(actual.grads[i], expected.grads[i])) << i << " how " << static_cast<int>(how);
+        }
+      }
+    });
+  }
+}
+
+TEST(Checkpoint, CapturedParametersUnusedResultsAndPlainTensors) {
+  const at::Tensor w = at::ones({3}, at::kDouble).requires_grad_(), x = at::arange(3, at::kDouble);
+  // No input requires grad, one result is not used.
+  const auto results = checkpoint(
+      [&](const std::vector<at::Tensor>& in) {
+        return std::vector<at::Tensor>{in[0] * w, in[0] * w * 5};
+      },
+      std::vector<at::Tensor>{x});
+  results[0].sum().backward();
+  EXPECT_TRUE(at::equal(w.grad(), x));
+  const at::NoGradGuard no_grad;
+  EXPECT_FALSE(checkpoint([&](const at::Tensor& t) { return t * w; }, x).requires_grad());
+}
+
+TEST(Checkpoint, RefusesWhatItCannotRepeat) {
+  at::Tensor x = at::ones({3}).requires_grad_();
+  const at::Tensor input = x * 2;
+  const at::Tensor y = checkpoint([](const at::Tensor& t) { return t.exp(); }, input);
+  input.mul_(3);
+  EXPECT_ANY_THROW(y.sum().backward());
+  test::on_mesh({1}, [](const DeviceMesh& mesh) {
+    const at::Tensor t = distribute_tensor(at::ones({2, 2}), mesh, {Replicate()}).requires_grad_();
+    int call = 0;
+    const auto unsteady = [&](const at::Tensor& in) {
+      return call++ == 0 ? at::mm(in, in) : at::mm(at::mm(in, in), in);
+    };
+    const at::Tensor z = checkpoint(unsteady, t, {.keep = {"aten::mm"}});
+    EXPECT_ANY_THROW(z.sum().backward());
+    const auto writes = [](const at::Tensor& in) { return at::mm(in, in).mul_(2); };
+    const at::Tensor changed = checkpoint(writes, t, {.keep = {"aten::mm"}});
+    EXPECT_ANY_THROW(changed.sum().backward());
+  });
+}
+
+// A schedule hears of one backward pass, not of one a segment; a kept operator is not run twice.
+TEST(Checkpoint, IsOnePassForSchedulesAndKeepsWhatItIsTold) {
+  test::on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor w = distribute_tensor(at::ones({4, 4}), mesh, {Shard(1)}).requires_grad_();
+    int passes = 0, products = 0;
+    const BackwardStartListener starts([&] { ++passes; });
+    const EventListener ops([&](const Event& e) { products += e.name == "aten::mm"; });
+    at::Tensor x = distribute_tensor(at::ones({4, 4}), mesh, {Replicate()});
+    for (int i = 0; i < 3; ++i) {
+      x = checkpoint([&](const at::Tensor& t) { return at::mm(t, w).exp().log(); }, x, {.keep = {"aten::mm"}});
+    }
+    EXPECT_EQ(products, 3);
+    x.sum().backward();
+    EXPECT_EQ(passes, 1);
+    EXPECT_EQ(products, 3 + 3 + 2);  // backward: for w each, for the input of all but the first
+  });
+}
+
+// Named activation points, and the names that counts are filed under, hold in the second run.
+TEST(Checkpoint, PlansAndModuleNamesHoldInTheSecondRun) {
+  run_local(2, [](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"tp"});
+    at::Tensor w = at::ones({4, 4});
+    const ParallelModel plan =
+        parallelize(NamedTensors{{"h.q.weight", &w}}, mesh, {{"h", PrepareModuleInput{Shard(0)}}});
+    w.requires_grad_();
+    const at::Tensor x = distribute_tensor(at::ones({4, 4}), mesh, {Replicate()}).requires_grad_();
+    std::vector<std::string> seen;
+    const std::string name = "h";
+    CommDebugMode comms;
+    const at::Tensor y = [&] {
+      const ParallelModel::Scope scope(plan);
+      const ModuleScope module(name);
+      return checkpoint(
+          [&](const at::Tensor& t) {
+            seen.push_back(ModuleScope::path() + to_string(DTensor(constrain("in", t)).placements()));
+            return at::mm(DTensor(constrain("in", t)).redistribute({Replicate()}), w);
+          },
+          x);
+    }();
+    EXPECT_EQ(comms.total("all_gather", Phase::forward, "h").calls, 1);
+    y.sum().backward();
+    EXPECT_EQ(seen, (std::vector<std::string>{"h[S(0)]", "h[S(0)]"}));
+    EXPECT_EQ(comms.total("all_gather", "", "h").calls, 3) << comms.table();  // twice forward, once for a gradient
+  });
+}
+
+TEST(GradScaler, SkipsTheSameStepsOnEveryRankOfEveryMesh) {
+  run_local(4, [](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"});
+    const at::Tensor a = distribute_tensor(at::ones({5, 3}), mesh, {Shard(0), Shard(1)}).requires_grad_();
+    const at::Tensor b = distribute_tensor(at::ones({3}), mesh["tp"], {Shard(0)}).requires_grad_();
+    const at::Tensor c = at::ones({2}).requires_grad_();
+    const std::vector<at::Tensor> all = {b, c, a};
+    GradScaler scaler({.init_scale = 8, .growth_interval = 2});
+    int steps = 0;
+    const auto round = [&](double poison) {
+      for (at::Tensor p : all) p.mutable_grad() = p.detach() * 16;
+      if (poison != 0 && world.rank() == 3) DTensor(a.grad()).to_local().fill_(poison);
+      const bool stepped = scaler.step(all, [&] { ++steps; });
+      if (stepped) {
+        for (const at::Tensor& p : all) test::expect_close(p.grad(), at::full(p.sizes(), 2.0, at::kFloat), "unscaled");
+      }
+      scaler.update();
+      return stepped;
+    };
+    EXPECT_TRUE(round(0));
+    EXPECT_EQ(scaler.get_scale(), 8);
+    EXPECT_FALSE(round(std::numeric_limits<double>::infinity()));
+    EXPECT_EQ(scaler.get_scale(), 4);
+    EXPECT_FALSE(round(std::nan("")));
+    EXPECT_EQ(scaler.get_scale(), 2);
+    scaler.set_state({8, 0});
+    EXPECT_TRUE(round(0));
+    EXPECT_TRUE(round(0));
+    EXPECT_EQ(scaler.get_scale(), 16);
+    EXPECT_EQ(steps, 3);
+    scaler.unscale_(all);
+    EXPECT_ANY_THROW(scaler.unscale_(all));
+    const at::Tensor half = distribute_tensor(at::ones({}, at::kHalf), mesh, {Replicate(), Replicate()});
+    EXPECT_EQ(GradScaler().scale(half).scalar_type(), at::kFloat);
+  });
+}
+
+}  // namespace
