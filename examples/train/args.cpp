@@ -83,6 +83,9 @@ void add_job_flags(CLI::App& app, Options& o, std::string& mesh, std::string& dt
          "--mixed-precision", [&o](const std::string& text) { o.bf16 = text == "bf16"; },
          "bf16: compute in bfloat16 (but for layer norms and the loss), keep and reduce in --dtype")
       ->check(CLI::IsMember({"bf16", "none"}));
+  app.add_flag("--sequence-parallel", o.sequence_parallel,
+               "activations between blocks split along the sequence over tp");
+  app.add_flag("--checkpoint-activations", o.checkpoint_activations, "compute each block again in backward");
   app.add_option("--dropout", o.dropout, "probability")->check(CLI::Range(0.0, 0.99));
   app.add_option("--dtype", dtype, "float32, float64 or bfloat16")
       ->check(CLI::IsMember({"float32", "float64", "bfloat16"}));

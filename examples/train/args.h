@@ -35,7 +35,8 @@ struct Options {
   Dtype dtype = Dtype::float32;
   std::string parallel = "fsdp";  // or plain: placements alone, every parameter gathered where it is used
   std::string reshard = "true";   // after forward: true, false or a number of ranks
-  bool loss_parallel = false, compare = false, bf16 = false;
+  bool loss_parallel = false, sequence_parallel = false, checkpoint_activations = false;
+  bool compare = false, bf16 = false;
   std::int64_t grad_accum = 1;
   double dropout = 0, lr = 1e-3, clip = 1;
   std::int64_t steps = 100, warmup = 10;

@@ -106,22 +106,37 @@ at::Tensor mlp(const Parameters& p, const std::string& name, const at::Tensor& x
   return linear(p, name + ".ffn2", at::gelu(linear(p, name + ".ffn1", x)));
 }
 
-at::Tensor block(const GptConfig& c, const Parameters& p, const std::string& name, const at::Tensor& x) {
-  const at::Tensor h = x + dropout(c, attention(c, p, name + ".attn", layer_norm(c, p, name + ".ln1", x)));
-  return h + dropout(c, mlp(p, name + ".mlp", layer_norm(c, p, name + ".ln2", h)));
+at::Tensor at_point(const ModelHooks& hooks, const std::string& point, const at::Tensor& x) {
+  return hooks.at_point ? hooks.at_point(point, x) : x;
+}
+
+at::Tensor block(const GptConfig& c, const Parameters& p, const ModelHooks& hooks, const std::string& name,
+                 const at::Tensor& x) {
+  const at::Tensor to_attention = at_point(hooks, name + ".attn.in", layer_norm(c, p, name + ".ln1", x));
+  const at::Tensor a = at_point(hooks, name + ".attn.out", attention(c, p, name + ".attn", to_attention));
+  const at::Tensor h = x + dropout(c, a);
+  const at::Tensor to_mlp = at_point(hooks, name + ".mlp.in", layer_norm(c, p, name + ".ln2", h));
+  return h + dropout(c, at_point(hooks, name + ".mlp.out", mlp(p, name + ".mlp", to_mlp)));
+}
+
+at::Tensor run_block(const GptConfig& c, const Parameters& p, const ModelHooks& hooks, const std::string& name,
+                     const at::Tensor& x) {
+  if (!hooks.run_block) return block(c, p, hooks, name, x);
+  // By value: it may run again when this function has returned.
+  return hooks.run_block([c, p, hooks, name](const at::Tensor& y) { return block(c, p, hooks, name, y); }, x);
 }
 
 }  // namespace
 
-at::Tensor gpt_logits(const GptConfig& config, const Parameters& p, const at::Tensor& ids) {
-  at::Tensor h = dropout(config, at::embedding(p["wte.weight"], ids));
-  for (std::int64_t layer = 0; layer < config.layers; ++layer) h = block(config, p, block_name(layer), h);
-  return linear(p, "lm_head", layer_norm(config, p, "ln", h));
+at::Tensor gpt_logits(const GptConfig& config, const Parameters& p, const at::Tensor& ids, const ModelHooks& hooks) {
+  at::Tensor h = dropout(config, at_point(hooks, "wte.out", at::embedding(p["wte.weight"], ids)));
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) h = run_block(config, p, hooks, block_name(layer), h);
+  return linear(p, "lm_head", at_point(hooks, "lm_head.in", layer_norm(config, p, "ln", h)));
 }
 
 at::Tensor gpt_loss(const GptConfig& config, const Parameters& p, const at::Tensor& ids, const at::Tensor& targets,
-                    const LogitsHook& on_logits) {
-  at::Tensor logits = gpt_logits(config, p, ids);
+                    const LogitsHook& on_logits, const ModelHooks& hooks) {
+  at::Tensor logits = gpt_logits(config, p, ids, hooks);
   if (on_logits) logits = on_logits(logits);
   return at::cross_entropy_loss(logits.flatten(0, 1), targets.flatten());
 }

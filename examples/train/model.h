@@ -58,10 +58,21 @@ class Parameters {
 // What happens to the logits on their way to the loss: nothing by default, a redistribution where a plan says so.
 using LogitsHook = std::function<at::Tensor(const at::Tensor&)>;
 
+// Where a plan may take part in the model; empty: as on one device.
+struct ModelHooks {
+  // Named activation points: wte.out, for each block h.N.attn.in, h.N.attn.out, h.N.mlp.in, h.N.mlp.out, and
+  // lm_head.in.
+  std::function<at::Tensor(const std::string& point, const at::Tensor&)> at_point;
+  // Runs a block, perhaps again in backward.
+  using Block = std::function<at::Tensor(const at::Tensor&)>;
+  std::function<at::Tensor(const Block&, const at::Tensor&)> run_block;
+};
+
 // ids and targets: int64 [batch, sequence]. Logits: [batch, sequence, vocabulary].
-at::Tensor gpt_logits(const GptConfig& config, const Parameters& p, const at::Tensor& ids);
+at::Tensor gpt_logits(const GptConfig& config, const Parameters& p, const at::Tensor& ids,
+                      const ModelHooks& hooks = {});
 // The mean cross entropy over all tokens, a scalar.
 at::Tensor gpt_loss(const GptConfig& config, const Parameters& p, const at::Tensor& ids, const at::Tensor& targets,
-                    const LogitsHook& on_logits = {});
+                    const LogitsHook& on_logits = {}, const ModelHooks& hooks = {});
 
 }  // namespace train

@@ -3,6 +3,8 @@
 
 #include <array>
 
+#include "dtensor/checkpoint_activations.h"
+#include "dtensor/parallelize.h"
 #include "dtensor/tensor.h"
 
 namespace train {
@@ -81,6 +83,19 @@ Placements batch_placements() { return {Shard(0), Shard(0), Replicate()}; }
 LogitsHook gather_classes() {
   return
       [](const at::Tensor& logits) -> at::Tensor { return dtensor::DTensor(logits).redistribute(batch_placements()); };
+}
+
+ModelHooks model_hooks(bool sequence_parallel, bool checkpoint_activations) {
+  ModelHooks hooks;
+  if (sequence_parallel) {
+    hooks.at_point = [](const std::string& point, const at::Tensor& x) {
+      return dtensor::constrain(x, "tp", point.ends_with(".in") ? Replicate() : Shard(1));
+    };
+  }
+  if (checkpoint_activations) {
+    hooks.run_block = [](const ModelHooks::Block& block, const at::Tensor& x) { return dtensor::checkpoint(block, x); };
+  }
+  return hooks;
 }
 
 }  // namespace train

@@ -28,4 +28,8 @@ dtensor::Placements batch_placements();
 // Gathers the classes over tp, so that the loss sees whole rows. Without it the loss runs on sharded classes.
 LogitsHook gather_classes();
 
+// Activations between the parallel parts split along the sequence over tp (all-gather into them, reduce-scatter out of
+// them); blocks computed again in backward.
+ModelHooks model_hooks(bool sequence_parallel, bool checkpoint_activations);
+
 }  // namespace train

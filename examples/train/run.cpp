@@ -35,6 +35,7 @@ struct Job {
   std::function<at::Tensor(const at::Tensor&)> place_batch;  // empty: the batch stays as it is
   LogitsHook on_logits;
   std::int64_t pieces = 1;
+  ModelHooks hooks = {};
 };
 
 double to_number(const at::Tensor& scalar) {
@@ -54,7 +55,7 @@ double run_piece(const Job& job, const GptConfig& config, at::Tensor ids, at::Te
     const auto on_logits = [&](const at::Tensor& logits) {
       return scope.output(job.on_logits ? job.on_logits(logits) : logits);
     };
-    loss = gpt_loss(config, job.parameters, ids, targets, on_logits);
+    loss = gpt_loss(config, job.parameters, ids, targets, on_logits, job.hooks);
   }
   if (share != 1) loss = loss * share;
   loss.backward();
@@ -111,6 +112,7 @@ std::vector<StepRecord> train_on_mesh(const dtensor::Communicator& world, const 
   if (options.parallel == "fsdp") units = make_units(job.parameters, config, mesh, options);
   job.place_batch = [&](const at::Tensor& t) { return dtensor::distribute_tensor(t, mesh, batch_placements()); };
   if (!options.loss_parallel) job.on_logits = gather_classes();
+  job.hooks = model_hooks(options.sequence_parallel, options.checkpoint_activations);
   return run_steps(job, on_step);
 }
 

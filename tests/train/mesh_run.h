@@ -22,6 +22,7 @@ struct Variant {
   double dropout = 0;
   at::ScalarType dtype = at::kFloat;
   bool units = false;  // fully_shard each block
+  bool sequence_parallel = false, checkpoint_activations = false;
 };
 
 inline double whole(const at::Tensor& t) { return dtensor::DTensor(t.detach()).full_tensor().item<double>(); }
@@ -43,8 +44,10 @@ inline Curves run_on_mesh(const dtensor::Communicator& world, const Variant& var
   Curves curves;
   for (std::int64_t step = 0; step < 10; ++step) {
     const Batch b = batch(step);
-    const at::Tensor loss = train::gpt_loss(config, p, place(b.ids), place(b.targets),
-                                            variant.loss_parallel ? train::LogitsHook{} : train::gather_classes());
+    const at::Tensor loss =
+        train::gpt_loss(config, p, place(b.ids), place(b.targets),
+                        variant.loss_parallel ? train::LogitsHook{} : train::gather_classes(),
+                        train::model_hooks(variant.sequence_parallel, variant.checkpoint_activations));
     loss.backward();
     curves.grad_norm.push_back(whole(optimizer.step()));
     curves.loss.push_back(whole(loss));

@@ -64,6 +64,26 @@ TEST(Dropout, CurvesOfAllMeshesAgree) {
   }
 }
 
+// Sequence parallel, recomputed, both; with dropout, whose numbers neither may change.
+TEST(SequenceParallel, AndRecomputationGiveTheSameCurve) {
+  const Curves one = run({.dropout = 0.1, .dtype = at::kDouble});
+  for (const train::MeshShape& shape :
+       {train::MeshShape{1, 1, 2}, train::MeshShape{1, 2, 2}, train::MeshShape{1, 1, 3}}) {
+    for (const bool sequence : {false, true}) {
+      for (const bool again : {false, true}) {
+        const Curves curves = run({.shape = shape,
+                                   .loss_parallel = again,
+                                   .dropout = 0.1,
+                                   .dtype = at::kDouble,
+                                   .sequence_parallel = sequence,
+                                   .checkpoint_activations = again});
+        expect_close(curves.loss, one.loss, 1e-9, "loss");
+        expect_close(curves.grad_norm, one.grad_norm, 1e-9, "gradient norm");
+      }
+    }
+  }
+}
+
 TEST(Double, MeshesAgreeToRounding) {
   const Curves one = run({.dtype = at::kDouble});
   const Curves many = run({.shape = {1, 2, 2}, .loss_parallel = true, .dtype = at::kDouble});
