@@ -1,0 +1,34 @@
+// Stopping one rank of a program for a debugger while the others wait for it.
+#pragma once
+
+#include <functional>
+#include <source_location>
+#include <string>
+
+#include "dtensor/comm.h"
+#include "dtensor/export.h"
+
+namespace dtensor {
+
+constexpr int kAllRanksInTurn = -1;
+
+// Called by every rank of `comm`: rank `rank` stops at this line, the others wait, however long it takes. The stopped
+// rank prints where it is and how to attach to it. As soon as a debugger is attached, the thread traps into it here
+// (step up one frame); `continue` lets all ranks go on. `stop`: what the stopped rank does instead.
+DTENSOR_API void debug_rank(const Communicator& comm, int rank = 0, const std::function<void()>& stop = {},
+                            std::source_location where = std::source_location::current());
+
+// What `debug_rank` prints: rank, host, process, thread, place, command to attach.
+DTENSOR_API std::string attach_hint(const Communicator& comm, std::source_location where);
+
+// While one lives anywhere in this process, waiting for other ranks does not time out (threads and MPI; NCCL's own
+// watchdog still does).
+class DTENSOR_API NoTimeout {
+ public:
+  NoTimeout();
+  ~NoTimeout();
+  NoTimeout(const NoTimeout&) = delete;
+  NoTimeout& operator=(const NoTimeout&) = delete;
+};
+
+}  // namespace dtensor

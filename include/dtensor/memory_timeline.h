@@ -1,0 +1,44 @@
+// What memory this rank holds over time, and for which module: ATen's allocators report to it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dtensor/debug.h"
+#include "dtensor/export.h"
+
+namespace dtensor {
+
+// Follows what this thread allocates and frees while it lives (with thread ranks: this rank). Bytes count from its
+// start: what was there before and is freed now counts negative. Nests; all hear. Not while a profiler runs.
+class DTENSOR_API MemoryTimeline {
+ public:
+  struct Sample {
+    std::chrono::steady_clock::time_point when;
+    std::int64_t bytes = 0;
+    std::string module;  // that allocated or freed
+    Phase phase = Phase::forward;
+  };
+  // A sample is kept where the bytes differ from the last one's by `resolution`; the highest one always.
+  explicit MemoryTimeline(std::int64_t resolution = 0);
+  ~MemoryTimeline();
+  MemoryTimeline(const MemoryTimeline&) = delete;
+  MemoryTimeline& operator=(const MemoryTimeline&) = delete;
+
+  std::int64_t live() const;
+  const Sample& peak() const;  // since the start or the last reset_peak()
+  void reset_peak();
+  const std::vector<Sample>& samples() const;
+  std::string csv() const;  // seconds,bytes,phase,module
+  std::string svg(int width = 800, int height = 240) const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace dtensor

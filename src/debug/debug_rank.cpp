@@ -1,0 +1,57 @@
+// The chosen rank waits for a debugger to trace its process and traps into it; the others are in a barrier.
+#include "dtensor/debug_rank.h"
+
+#include <c10/util/Exception.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <fstream>
+#include <iostream>
+#include <thread>
+
+namespace dtensor {
+namespace {
+
+bool is_traced() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind("TracerPid:", 0) == 0) return std::stol(line.substr(10)) != 0;
+  }
+  return false;
+}
+
+void wait_for_debugger() {
+  while (!is_traced()) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  std::raise(SIGTRAP);  // of this thread: the debugger shows it
+}
+
+void check_rank(const Communicator& comm, int rank) {
+  TORCH_CHECK(rank >= kAllRanksInTurn && rank < comm.size(), "debug_rank: rank ", rank, " of ", comm.size());
+}
+
+}  // namespace
+
+std::string attach_hint(const Communicator& comm, std::source_location where) {
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  return c10::str("rank ", comm.rank(), " of ", comm.size(), " waits for a debugger at ", where.file_name(), ":",
+                  where.line(), " in ", where.function_name(), " on ", host, ", process ", getpid(), ", thread ",
+                  syscall(SYS_gettid), ": gdb -p ", getpid());
+}
+
+void debug_rank(const Communicator& comm, int rank, const std::function<void()>& stop, std::source_location where) {
+  check_rank(comm, rank);
+  const NoTimeout patience;
+  const int first = rank == kAllRanksInTurn ? 0 : rank, last = rank == kAllRanksInTurn ? comm.size() - 1 : rank;
+  for (int turn = first; turn <= last; ++turn) {
+    if (comm.rank() == turn) {
+      if (!stop) std::cerr << attach_hint(comm, where) << std::endl;
+      stop ? stop() : wait_for_debugger();
+    }
+    comm.barrier();
+  }
+}
+
+}  // namespace dtensor
