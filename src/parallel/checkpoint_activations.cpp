@@ -108,11 +108,11 @@ void run_backward(const variable_list& outputs, const variable_list& grads) {
 
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
   static variable_list forward(AutogradContext* ctx, std::shared_ptr<Call> call, const at::Tensor& /*always*/,
-                               const variable_list& inputs) {
+                               at::TensorList inputs) {
     ctx->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(call));
-    ctx->save_for_backward(inputs);
+    ctx->save_for_backward(inputs.vec());
     const KeptResults::Record record(call->kept);
-    return call->fn(inputs);
+    return call->fn(inputs.vec());
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -150,7 +150,7 @@ std::vector<at::Tensor> checkpoint(const Segment& fn, const std::vector<at::Tens
   }
   // Results must require grad even where only captured parameters do.
   const at::Tensor always = at::empty({0}).requires_grad_();
-  return Checkpoint::apply(call, always, inputs);
+  return Checkpoint::apply(call, always, at::TensorList(inputs));
 }
 
 at::Tensor checkpoint(const std::function<at::Tensor(const at::Tensor&)>& fn, const at::Tensor& input,

@@ -12,9 +12,9 @@
 namespace dtensor {
 
 struct ClassShard {
-  DeviceMesh mesh;  // none: one device
-  std::vector<std::int64_t> class_axes, token_axes;
-  Placements tokens;                // of a tensor [...]: shards over tokens, Replicate elsewhere
+  DeviceMesh mesh = {};  // none: one device
+  std::vector<std::int64_t> class_axes = {}, token_axes = {};
+  Placements tokens = {};           // of a tensor [...]: shards over tokens, Replicate elsewhere
   Placements classes;               // of a tensor [classes]
   std::int64_t count = 0;           // classes
   std::int64_t first = 0, own = 0;  // this rank's run of them

@@ -18,16 +18,16 @@ using torch::autograd::variable_list;
 // Everything about one call that is no differentiable tensor.
 struct Call {
   CrossEntropyOptions options;
-  ClassShard shard;
+  ClassShard shard = {};
   std::int64_t chunk = 0;  // tokens; 0: all at once
   bool linear = false;
-  at::Tensor weight;   // local [own classes]
-  at::Tensor targets;  // local [t]
+  at::Tensor weight = {};   // local [own classes]
+  at::Tensor targets = {};  // local [t]
   double weight_sum = 0;
-  std::vector<std::int64_t> token_sizes;  // global
+  std::vector<std::int64_t> token_sizes = {};  // global
   // After forward:
-  TokenState state;
-  at::Tensor divisor, z_divisor;  // 0-dim
+  TokenState state = {};
+  at::Tensor divisor = {}, z_divisor = {};  // 0-dim
 
   LossTerms terms() const { return {options, shard, weight, weight_sum}; }
 };
@@ -40,7 +40,7 @@ at::ScalarType compute_type(at::ScalarType type) {
 // Local rows [t, last] of a [..., last] tensor.
 at::Tensor rows_of(const at::Tensor& tensor) {
   const at::Tensor local = local_part(tensor);
-  return local.reshape({-1, local.size(-1)});
+  return local.reshape({c10::multiply_integers(local.sizes().slice(0, local.dim() - 1)), local.size(-1)});
 }
 
 at::Tensor logits_of(const Call& call, const at::Tensor& rows, const at::Tensor& head) {
@@ -144,7 +144,9 @@ Placements partial_on(Placements placements, const std::vector<std::int64_t>& ax
 }
 
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& values, const at::Tensor& head, CallPtr call) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& values, const std::optional<at::Tensor>& weight,
+                            CallPtr call) {
+    const at::Tensor head = weight.value_or(at::Tensor());
     at::AutoDispatchBelowADInplaceOrView below;
     const at::Tensor rows = rows_of(values);
     const TokenLoss parts = forward_chunks(*call, rows, call->linear ? local_part(head) : at::Tensor());
@@ -221,8 +223,9 @@ Placements token_placements(const at::Tensor& values, const DeviceMesh& mesh) {
   return tokens;
 }
 
-at::Tensor on_one_device(const at::Tensor& values, const at::Tensor& head, const at::Tensor& targets, Call call) {
-  call.shard.own = call.shard.count = call.linear ? head.size(0) : values.size(-1);
+at::Tensor on_one_device(const at::Tensor& values, const std::optional<at::Tensor>& head, const at::Tensor& targets,
+                         Call call) {
+  call.shard.own = call.shard.count = call.linear ? head->size(0) : values.size(-1);
   set_weight(call, values.scalar_type());
   call.targets = targets.reshape({-1}).to(at::kLong);
   return CrossEntropy::apply(values, head, std::make_shared<Call>(std::move(call)));
@@ -239,7 +242,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, co
   check_sizes(logits, targets, options, logits.size(-1));
   Call call{.options = options, .token_sizes = targets.sizes().vec()};
   const DeviceMesh mesh = mesh_of(logits, targets, options.weight);
-  if (!mesh) return on_one_device(logits, {}, targets, std::move(call));
+  if (!mesh) return on_one_device(logits, std::nullopt, targets, std::move(call));
   const Placements tokens = token_placements(logits, mesh);
   Placements classes(tokens.size()), wanted = tokens;
   for (std::size_t a = 0; a < tokens.size(); ++a) {
@@ -252,7 +255,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, co
   call.shard = class_shard(mesh, logits.size(-1), tokens, classes);
   set_weight(call, logits.scalar_type());
   set_targets(call, targets);
-  return CrossEntropy::apply(values, at::Tensor(), std::make_shared<Call>(std::move(call)));
+  return CrossEntropy::apply(values, std::optional<at::Tensor>(), std::make_shared<Call>(std::move(call)));
 }
 
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
@@ -276,7 +279,7 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
   call.shard = class_shard(mesh, weight.size(0), tokens, classes);
   set_weight(call, hidden.scalar_type());
   set_targets(call, targets);
-  return CrossEntropy::apply(rows, head, std::make_shared<Call>(std::move(call)));
+  return CrossEntropy::apply(rows, std::optional(head), std::make_shared<Call>(std::move(call)));
 }
 
 }  // namespace dtensor

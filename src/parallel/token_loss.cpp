@@ -76,13 +76,16 @@ TokenLoss token_loss(const LossTerms& terms, const at::Tensor& logits, const at:
 }
 
 at::Tensor token_gradient(const LossTerms& terms, const at::Tensor& logits, const at::Tensor& targets,
-                          const TokenState& state, const at::Tensor& scale, const at::Tensor& z_scale) {
+                          const TokenState& state, const at::Tensor& scale_in, const at::Tensor& z_scale) {
   const double keep = 1 - terms.options.label_smoothing;
   const double share = terms.options.label_smoothing / static_cast<double>(terms.shard.count);
-  const at::Tensor smooth = scale * state.valid * share;  // of each class, by its weight
+  // Not by multiplication: with no valid token the mean's scale is not a number, the gradient zero.
+  const at::Tensor ignored = state.valid.eq(0), none = at::zeros_like(state.lse);
+  const at::Tensor scale = at::where(ignored, none, scale_in);
+  const at::Tensor smooth = scale * share;  // of each class, by its weight
   const at::Tensor peak = scale * state.target_weight * keep;
   at::Tensor of_softmax = peak + smooth * terms.weight_sum;
-  if (z_scale.defined()) of_softmax = of_softmax + z_scale * state.valid * state.lse * 2;
+  if (z_scale.defined()) of_softmax = of_softmax + at::where(ignored, none, z_scale) * state.lse * 2;
   at::Tensor grad = (logits - state.lse.unsqueeze(1)).exp_().mul_(of_softmax.unsqueeze(1));
   if (terms.smooths()) {
     grad.sub_(terms.weight.defined() ? smooth.unsqueeze(1) * terms.weight : smooth.unsqueeze(1));

@@ -120,11 +120,14 @@ void expect_equal(const Layout& layout, int steps, at::ScalarType dtype, double 
 }
 
 TEST(TensorParallel, CurvesEqualOneDevice) {
-  for (const test::Shape& mesh : {test::Shape{2}, test::Shape{4}, test::Shape{2, 2}, test::Shape{2, 2, 2}}) {
+  for (const test::Shape& mesh : {test::Shape{2}, test::Shape{2, 2}}) {
     for (const bool sequence : {false, true}) {
       for (const bool loss : {false, true}) expect_equal({mesh, sequence, loss}, 100, at::kDouble, 1e-9);
     }
   }
+  expect_equal({{4}, true, true}, 100, at::kDouble, 1e-9);
+  expect_equal({{2, 2, 2}, false, true}, 100, at::kDouble, 1e-9);
+  expect_equal({{2, 2, 2}, true, false}, 100, at::kDouble, 1e-9);
 }
 
 TEST(TensorParallel, SinglePrecisionToo) {
