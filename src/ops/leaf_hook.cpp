@@ -112,10 +112,36 @@ void accumulate_gradient(const DTensor& parameter, const DTensor& gradient) {
   if (impl->hooks && impl->hooks->gradient) impl->hooks->gradient(parameter);
 }
 
-int current_backward() { return torch::autograd::get_current_graph_task_id(); }
+namespace {
+
+// Passes that are part of another one (recomputation), and what they asked to be done at the end of that one.
+thread_local int inner_passes = 0;
+thread_local int outer_pass = -1;
+
+std::vector<std::function<void()>>& waiting_for_outer_end() {
+  static thread_local std::vector<std::function<void()>> callbacks;
+  return callbacks;
+}
+
+}  // namespace
+
+PartOfBackward::PartOfBackward() {
+  if (inner_passes++ == 0) outer_pass = torch::autograd::get_current_graph_task_id();
+}
+
+PartOfBackward::~PartOfBackward() {
+  if (--inner_passes > 0) return;
+  // The autograd engine takes a callback for the pass that runs now, which is the outer one again.
+  for (auto& callback : std::exchange(waiting_for_outer_end(), {})) {
+    torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+  }
+}
+
+int current_backward() { return inner_passes > 0 ? outer_pass : torch::autograd::get_current_graph_task_id(); }
 
 void at_backward_end(std::function<void()> callback) {
   TORCH_CHECK(current_backward() >= 0, "at_backward_end: no backward pass runs on this thread");
+  if (inner_passes > 0) return waiting_for_outer_end().push_back(std::move(callback));
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
 }
 
@@ -133,7 +159,6 @@ namespace {
 
 // BackwardStartListener::State of this thread, innermost first; opaque here because the type is private.
 thread_local void* listeners = nullptr;
-thread_local int inner_passes = 0;
 
 }  // namespace
 
@@ -146,12 +171,8 @@ BackwardStartListener::BackwardStartListener(std::function<void()> callback)
 
 BackwardStartListener::~BackwardStartListener() { listeners = state_->outer; }
 
-PartOfBackward::PartOfBackward() { ++inner_passes; }
-PartOfBackward::~PartOfBackward() { --inner_passes; }
-
 void BackwardStartListener::notify() {
-  if (inner_passes > 0) return;
-  const int pass = torch::autograd::get_current_graph_task_id();
+  const int pass = current_backward();
   if (pass < 0) return;
   for (auto* state = static_cast<State*>(listeners); state != nullptr; state = state->outer) {
     if (std::exchange(state->last_pass, pass) != pass) state->callback();

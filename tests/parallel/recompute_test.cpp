@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "dtensor/dtensor.h"
+#include "dtensor/fully_shard.h"
 #include "support/ranks.h"
 
 namespace {
@@ -73,6 +74,58 @@ TEST(Checkpoint, GradientsAreTheSameToTheLastBit) {
       }
     });
   }
+}
+
+struct Stack : nn::Module {
+  Stack() : first(block()), second(block()) {
+    register_module("first", first);
+    register_module("second", second);
+  }
+  nn::Block first, second;
+};
+
+// The schedule of fully_shard: units of a block, one unit of both.
+TEST(Checkpoint, IsRightUnderFullyShard) {
+  run_local(2, [](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"shard"});
+    test::Draw draw(6);
+    const at::Tensor value = draw.normal({4, 3, 8});
+    const auto step = [&](bool by_block, bool again, std::int64_t& scatters) {
+      manual_seed(mesh, 1);
+      Stack model;
+      for (const auto& [name, tensor] : model.named_parameters()) {
+        *tensor = at::Tensor(rand(tensor->sizes(), mesh, {Replicate()}, at::kDouble)).sub_(0.5).requires_grad_();
+      }
+      if (by_block) fully_shard(model.first, mesh);
+      const FsdpUnit unit = fully_shard(model, mesh);
+      const at::Tensor x = distribute_tensor(value, mesh, {Shard(0)}).requires_grad_();
+      std::vector<at::Tensor> grads;
+      for (int i = 0; i < 2; ++i) {
+        const std::int64_t before = unit.stats().reduce_scatters;
+        for (const at::Tensor& p : model.parameters()) p.mutable_grad().reset();
+        x.mutable_grad().reset();
+        const auto run = [&](nn::Block& b, const at::Tensor& t) {
+          const auto body = [&b](const at::Tensor& y) { return at::dropout(b.forward(y), 0.3, true); };
+          return again ? checkpoint(body, t) : body(t);
+        };
+        run(model.second, run(model.first, x)).square().sum().backward();
+        scatters = unit.stats().reduce_scatters - before;
+        grads = {DTensor(x.grad()).to_local()};
+        for (const at::Tensor& p : model.parameters()) grads.push_back(DTensor(p.grad()).to_local());
+      }
+      return grads;
+    };
+    for (const bool by_block : {true, false}) {
+      std::int64_t scatters = 0;
+      const auto expected = step(by_block, false, scatters);
+      EXPECT_EQ(scatters, by_block ? 2 : 1);
+      const auto actual = step(by_block, true, scatters);
+      EXPECT_EQ(scatters, 2);  // one unit of two segments is reduced after each: its gradients are all there
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        test::expect_close(actual[i], expected[i], "unit of a block " + std::to_string(by_block), 1e-12);
+      }
+    }
+  });
 }
 
 TEST(Checkpoint, CapturedParametersUnusedResultsAndPlainTensors) {
