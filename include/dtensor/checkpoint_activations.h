@@ -19,13 +19,13 @@ struct CheckpointOptions {
   std::set<std::string> keep = {};
 };
 
-using Segment = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
+using CheckpointedFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
 // fn(inputs), of which only the inputs (and what options.keep names) stay until backward. fn runs again there: it may
 // draw random numbers on the inputs' mesh (the same ones), and use parameters that it captures, but must not change
 // anything else. Gradients of captured parameters are accumulated once. An input that is changed in place before
 // backward is an error. Segments nest. Not differentiable twice. Without grad mode it is fn(inputs).
-DTENSOR_API std::vector<at::Tensor> checkpoint(const Segment& fn, const std::vector<at::Tensor>& inputs,
+DTENSOR_API std::vector<at::Tensor> checkpoint(const CheckpointedFunction& fn, const std::vector<at::Tensor>& inputs,
                                                const CheckpointOptions& options = {});
 DTENSOR_API at::Tensor checkpoint(const std::function<at::Tensor(const at::Tensor&)>& fn, const at::Tensor& input,
                                   const CheckpointOptions& options = {});

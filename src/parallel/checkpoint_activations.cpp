@@ -45,7 +45,7 @@ struct Autocast {
 };
 
 struct Call {
-  Segment fn;
+  CheckpointedFunction fn;
   std::string module;  // path of the ModuleScopes around it
   ParallelModel plan = ParallelModel::in_force();
   Autocast autocast = Autocast::now();
@@ -136,7 +136,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
 
 }  // namespace
 
-std::vector<at::Tensor> checkpoint(const Segment& fn, const std::vector<at::Tensor>& inputs,
+std::vector<at::Tensor> checkpoint(const CheckpointedFunction& fn, const std::vector<at::Tensor>& inputs,
                                    const CheckpointOptions& options) {
   if (!at::GradMode::is_enabled()) return fn(inputs);
   auto call = std::make_shared<Call>();
