@@ -60,7 +60,7 @@ struct CachedCall {
   bool simple = false;     // local tensors in, plain operator, wrapped tensors out: nothing else to do
   bool member = true;
   std::vector<bool> absent;  // list positions on meshes without this rank, while others are here; empty: none
-  bool reduces = false;  // one of the inputs does
+  bool reduces = false;      // one of the inputs does
 };
 
 // to_local() handed the local tensors out: whoever saved one for backward must notice the write.

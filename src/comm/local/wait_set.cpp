@@ -73,7 +73,8 @@ void WaitSet::asleep(const WaitText& text, c10::function_ref<bool()> ready) {
       world_.fail("timeout after " + seconds(world_.timeout()) + ": " + report(text));
       continue;
     }
-    const auto slice = late ? std::chrono::steady_clock::duration(kSlice) : std::min<std::chrono::steady_clock::duration>(left, kSlice);
+    const auto slice = late ? std::chrono::steady_clock::duration(kSlice)
+                            : std::min<std::chrono::steady_clock::duration>(left, kSlice);
     if (condition_.wait_for(lock, slice) == std::cv_status::timeout) place.post(text);
   }
 }
