@@ -5,7 +5,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -27,12 +26,13 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor*>>;
 
 // Dtypes of the computation; parameters, gradients and optimizer states keep the dtype that the parameter was made in.
 struct MixedPrecision {
-  std::optional<at::ScalarType> param_dtype;   // parameters are gathered and computed with in it (see ComputeScope)
-  std::optional<at::ScalarType> reduce_dtype;  // gradients are summed over ranks in it; default: the parameter's own
-  std::optional<at::ScalarType> output_dtype;  // of ComputeScope::output
+  std::optional<at::ScalarType> param_dtype = {};  // parameters are gathered and computed with in it (see ComputeScope)
+  std::optional<at::ScalarType> reduce_dtype =
+      {};  // gradients are summed over ranks in it; default: the parameter's own
+  std::optional<at::ScalarType> output_dtype = {};  // of ComputeScope::output
   // Other param_dtypes for names that match a pattern ("*" stands for anything); the first match counts. fp32 norms in
   // a bf16 model: {{"*ln*", at::kFloat}}.
-  std::vector<std::pair<std::string, at::ScalarType>> param_dtype_of;
+  std::vector<std::pair<std::string, at::ScalarType>> param_dtype_of = {};
 };
 
 struct FsdpOptions {
@@ -40,14 +40,14 @@ struct FsdpOptions {
   // stay until backward ends. A number: in between each rank keeps its share among that many neighbours on the shard
   // axis (a divisor of its size), so that backward gathers over those alone.
   std::variant<bool, std::int64_t> reshard_after_forward = true;
-  MixedPrecision precision;
+  MixedPrecision precision = {};
   // How many bytes of gathered parameters may wait for their use, ahead of the unit in use, in the order recorded in
   // the step before. Default: the next unit where collectives run in the background, none where they do not.
-  std::optional<std::int64_t> prefetch_bytes;
+  std::optional<std::int64_t> prefetch_bytes = {};
   // Names of mesh axes. A 1-D mesh needs no names; of a 2-D mesh without names, the first replicates.
   std::string shard_axis = "shard", replicate_axis = "replicate";
   // The dimension that a parameter is split along; default 0. Tensors of no dimensions are whole on every rank.
-  std::function<std::int64_t(const std::string& name, const at::Tensor& parameter)> shard_dim;
+  std::function<std::int64_t(const std::string& name, const at::Tensor& parameter)> shard_dim = {};
   // Where the mesh is of CPUs, shards are in host memory already; for others not built: an error.
   bool cpu_offload = false;
 };
@@ -89,13 +89,25 @@ class DTENSOR_API FsdpUnit {
 DTENSOR_API FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh,
                                  const FsdpOptions& options = {});
 
-// A model that lists its parameters (nn::Module).
+// A model that lists its parameters: an nn::Module, or a torch::nn::Module, which hands out copies of its handles, so
+// that its tensors cannot be exchanged: it must have been built in a MeshScope (on this mesh), and is re-placed in
+// place.
 template <class Model>
-requires requires(Model& m) {
-  { m.named_parameters() } -> std::convertible_to<NamedTensors>;
-}
+requires requires(Model& m) { m.named_parameters(); }
 FsdpUnit fully_shard(Model& model, const DeviceMesh& mesh, const FsdpOptions& options = {}) {
-  return fully_shard(static_cast<NamedTensors>(model.named_parameters()), mesh, options);
+  if constexpr (requires { NamedTensors(model.named_parameters()); }) {
+    return fully_shard(NamedTensors(model.named_parameters()), mesh, options);
+  } else {
+    std::vector<std::pair<std::string, at::Tensor>> handles;
+    for (const auto& item : model.named_parameters()) handles.emplace_back(item.key(), item.value());
+    NamedTensors list;
+    for (auto& [name, tensor] : handles) {
+      TORCH_CHECK(is_dtensor(tensor), "fully_shard: parameter '", name, "' is a plain tensor, and this kind of module ",
+                  "does not let it be exchanged; build the module in a MeshScope of ", mesh.str());
+      list.emplace_back(name, &tensor);
+    }
+    return fully_shard(list, mesh, options);
+  }
 }
 
 // While it lives, each slot of the list that holds a parameter with another param_dtype holds its cast instead, so that

@@ -1,5 +1,6 @@
 // What the schedule does besides being right: how much it holds, what it does about parameters that are not used,
 // frozen, tied, on other meshes or on no device yet, and what becomes of a gathered copy whose parameter changes.
+#include "dtensor/nn.h"
 #include "parallel_fsdp/model.h"
 
 #include <ATen/autocast_mode.h>
@@ -62,8 +63,10 @@ TEST(FsdpSchedule, HoldsAsManyUnitsAsTheBudgetSays) {
         // The unit in use and those that wait for theirs. 6 gathers, and again but for the last layer and, whose input
         // needs no gradient, the first. A unit that is fetched ahead in the first step's backward may be in vain.
         EXPECT_LE(after.peak_gathered_bytes, (1 + ahead) * unit);
-        if (step > 0) EXPECT_EQ(after.peak_gathered_bytes, (1 + ahead) * unit);
-        if (step > 0) EXPECT_EQ(after.all_gathers - before.all_gathers, 6 + 4);
+        if (step > 0) {
+          EXPECT_EQ(after.peak_gathered_bytes, (1 + ahead) * unit);
+          EXPECT_EQ(after.all_gathers - before.all_gathers, 6 + 4);
+        }
         EXPECT_EQ(after.reduce_scatters - before.reduce_scatters, 6);
         EXPECT_LE(after.peak_unreduced_bytes, units[0].gradient_bytes());  // never piled up
         EXPECT_EQ(after.gathered_bytes, 0);
@@ -352,6 +355,51 @@ TEST(FsdpPlacing, UnitsOfOneModelMayDifferInMesh) {
     at::gelu(at::linear(DTensor(back).redistribute({Shard(0), Replicate()}), tower.w[1])).square().mean().backward();
     plain.loss(input()).backward();
     expect_same_gradients(tower.w, plain.w);
+  });
+}
+
+struct HandsOutCopies {
+  struct Item {
+    std::string name;
+    at::Tensor tensor;
+    const std::string& key() const { return name; }
+    const at::Tensor& value() const { return tensor; }
+  };
+  std::vector<Item> items;
+  const std::vector<Item>& named_parameters() const { return items; }
+};
+
+TEST(FsdpPlacing, ModulesOfBothKinds) {
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    nn::Linear linear(3, 5);
+    EXPECT_EQ(fully_shard(linear, mesh).names(), (std::vector<std::string>{"weight", "bias"}));
+    EXPECT_EQ(DTensor(linear.weight).placements(), Placements{Shard(0).as_storage()});
+    HandsOutCopies model;
+    {
+      const MeshScope scope(mesh);
+      model.items.push_back({"w", at::ones({4, 4}).requires_grad_()});
+    }
+    const auto unit = fully_shard(model, mesh);
+    EXPECT_EQ(DTensor(model.items[0].tensor).placements(), Placements{Shard(0).as_storage()});
+    at::linear(distribute_tensor(at::ones({2, 4}), mesh, {Shard(0)}), model.items[0].tensor).sum().backward();
+    EXPECT_EQ(unit.stats().reduce_scatters, 1);
+    model.items = {{"w", at::ones({4, 4})}};
+    EXPECT_THROW(fully_shard(model, mesh), c10::Error);
+  });
+}
+
+// A norm of every parameter, say: units of which a part is read do not stay.
+TEST(FsdpSchedule, ReadingParametersOutsideTrainingHoldsLittle) {
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    Tower tower(8);
+    std::vector<FsdpUnit> units;
+    for (int i = 0; i < 8; i += 2) {
+      units.push_back(fully_shard({tower.layer(i)[0], tower.layer(i + 1)[0]}, mesh));
+    }
+    fully_shard(tower.list(), mesh);
+    const at::NoGradGuard no_grad;
+    for (int i = 0; i < 8; i += 2) (void)tower.w[static_cast<std::size_t>(i)].abs().sum();
+    EXPECT_LE(units[0].stats().peak_gathered_bytes, 3 * units[0].gathered_bytes());
   });
 }
 

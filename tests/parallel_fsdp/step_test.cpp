@@ -1,5 +1,6 @@
 // Training steps of a model in units equal one device's: losses, gradients, parameters; on every mesh and for every way
 // to run the schedule. Collectives are as few as they can be.
+#include "parallel_fsdp/delayed.h"
 #include "parallel_fsdp/model.h"
 
 #include <rapidcheck/gtest.h>
@@ -14,6 +15,7 @@ struct Setup {
   FsdpOptions options = {};
   bool tp = false;
   int accumulate = 1;
+  bool background = false;  // collectives
 };
 
 std::string describe(const Setup& s) {
@@ -23,7 +25,8 @@ std::string describe(const Setup& s) {
                   group                                             ? *group
                   : std::get<bool>(s.options.reshard_after_forward) ? -1
                                                                     : 0,
-                  s.options.shard_dim ? ", last dimension" : "", s.tp ? ", tp" : "");
+                  s.background ? ", in the background" : "", s.options.shard_dim ? ", last dimension" : "",
+                  s.tp ? ", tp" : "");
 }
 
 std::vector<FsdpUnit> shard(Net& net, const DeviceMesh& mesh, const Setup& setup) {
@@ -38,7 +41,7 @@ at::Tensor place(const at::Tensor& t, const DeviceMesh& mesh) { return distribut
 void expect_same_steps(const Setup& setup) {
   run_local(setup.axes.ranks(), [&](Communicator world) {
     SCOPED_TRACE(describe(setup));
-    const auto mesh = make_mesh(world, setup.axes);
+    const auto mesh = make_mesh(setup.background ? delayed(world) : world, setup.axes);
     Net plain(setup.seed), net(setup.seed);
     const auto units = shard(net, mesh, setup);
     for (int i = 0; i < 3; ++i) {
@@ -78,10 +81,12 @@ RC_GTEST_PROP(Fsdp, StepsEqualOneDevice, ()) {
   setup.seed = *rc::gen::inRange<std::uint64_t>(0, 1000);
   setup.rows = *rc::gen::inRange<std::int64_t>(1, 7);
   setup.accumulate = *rc::gen::inRange(1, 4);
+  setup.background = *rc::gen::arbitrary<bool>();
   const auto reshard = *rc::gen::inRange(0, 3);
   setup.options.reshard_after_forward = reshard == 0;
   if (reshard == 2 && setup.axes.shard == 4) setup.options.reshard_after_forward = std::int64_t{2};
-  setup.options.prefetch_bytes = *rc::gen::elementOf(std::vector<std::int64_t>{0, 400, 100000});
+  setup.options.prefetch_bytes =
+      *rc::gen::elementOf(std::vector<std::optional<std::int64_t>>{std::nullopt, 0, 400, 100000});
   if (*rc::gen::arbitrary<bool>())
     setup.options.shard_dim = [](const auto&, const at::Tensor& t) { return t.dim() - 1; };
   expect_same_steps(setup);

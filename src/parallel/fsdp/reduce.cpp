@@ -6,6 +6,7 @@
 #include <map>
 
 #include "dtensor/hooks.h"
+#include "parallel/fsdp/reduction.h"
 #include "parallel/fsdp/schedule.h"
 
 namespace dtensor {
@@ -21,13 +22,6 @@ bool NoReplicaSync::active() { return replica_sync_off; }
 
 namespace fsdp {
 namespace {
-
-struct Item {
-  Parameter* p;
-  DTensor parameter;
-  at::Tensor local;       // of the gradient
-  Placements placements;  // of the gradient, as far as it is
-};
 
 // Sums that one collective of the unit reduces stay sums; whatever else is not as it should be is put right alone.
 Placements before_reduction(const Unit& unit, const Parameter& p, const Placements& given) {
@@ -85,19 +79,29 @@ std::vector<at::Tensor> shard_buffers(const Unit& unit, const std::vector<Item*>
   return buffers;
 }
 
-void reduce_scatter(const Unit& unit, const std::vector<Item*>& items, at::ScalarType dtype) {
-  const auto outputs = shard_buffers(unit, items, dtype);
-  std::vector<at::Tensor> inputs, wide;
-  for (const auto* item : items) wide.push_back(in_dtype(item->local, dtype));
+Scatter start_scatter(const Unit& unit, std::vector<Item*> items, at::ScalarType dtype) {
+  Scatter scatter{std::move(items), {}, {}, {}};
+  scatter.outputs = shard_buffers(unit, scatter.items, dtype);
+  std::vector<at::Tensor> wide;
+  for (const auto* item : scatter.items) wide.push_back(in_dtype(item->local, dtype));
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(unit.reduces.size()); ++rank) {
-    for (std::size_t k = 0; k < items.size(); ++k) inputs.push_back(items[k]->p->layout.piece(wide[k], rank));
+    for (std::size_t k = 0; k < wide.size(); ++k) {
+      scatter.inputs.push_back(scatter.items[k]->p->layout.piece(wide[k], rank));
+    }
   }
-  unit.reduces.reduce_scatter_list(outputs, inputs, ReduceOp::sum).wait();
+  scatter.work = unit.reduces.reduce_scatter_list(scatter.outputs, scatter.inputs, ReduceOp::sum);
+  return scatter;
+}
+
+void finish_scatter(const Unit& unit, Scatter& scatter) {
+  scatter.work.wait();
   const auto axis = static_cast<std::size_t>(unit.axes.shard);
-  for (std::size_t k = 0; k < items.size(); ++k) {
-    items[k]->local = outputs[k];
-    items[k]->placements[axis] = items[k]->p->reduced[axis];
+  for (std::size_t k = 0; k < scatter.items.size(); ++k) {
+    auto* item = scatter.items[k];
+    item->local = scatter.outputs[k];
+    item->placements[axis] = item->p->reduced[axis];
   }
+  scatter.inputs.clear();
 }
 
 // What earlier passes left reduced over the shard axis only joins before the sum over replicas.
@@ -145,15 +149,14 @@ void reduce_axis(const Unit& unit, std::size_t axis, std::vector<Item>& items, F
   }
 }
 
-void reduce_shards(const Unit& unit, std::vector<Item>& items, FsdpStats& stats) {
-  const auto axis = static_cast<std::size_t>(unit.axes.shard);
-  for (auto& [dtype, group] : sums_on(unit, axis, items)) {
+std::vector<Scatter> start_scatters(const Unit& unit, std::vector<Item>& items) {
+  std::vector<Scatter> scatters;
+  for (auto& [dtype, group] : sums_on(unit, static_cast<std::size_t>(unit.axes.shard), items)) {
     std::vector<Item*> sharded;
     std::copy_if(group.begin(), group.end(), std::back_inserter(sharded), [](auto* i) { return i->p->sharded; });
-    if (sharded.empty()) continue;
-    reduce_scatter(unit, sharded, dtype);
-    ++stats.reduce_scatters;
+    if (!sharded.empty()) scatters.push_back(start_scatter(unit, std::move(sharded), dtype));
   }
+  return scatters;
 }
 
 void accumulate(const Item& item, const DeviceMesh& mesh) {
@@ -189,19 +192,34 @@ void Schedule::gradient(Unit& unit, std::size_t k, const DTensor& parameter, con
   release(unit);
 }
 
+// One reduction is under way at a time, where collectives run in the background: it ends when the next one starts.
 void Schedule::reduce(Unit& unit) {
-  for (const auto& p : unit.parameters) {
-    if (p.pending.defined()) count_unreduced(-bytes_of(p.pending));
-  }
-  auto items = take_pending(unit);
+  finish_reduction();
+  std::int64_t bytes = 0;
+  for (const auto& p : unit.parameters) bytes += p.pending.defined() ? bytes_of(p.pending) : 0;
+  reduction_ = std::make_unique<Reduction>();
+  reduction_->unit = &unit;
+  reduction_->bytes = bytes;
+  reduction_->items = take_pending(unit);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  reduction_->scatters = start_scatters(unit, reduction_->items);
+  stats.reduce_scatters += static_cast<std::int64_t>(reduction_->scatters.size());
+  if (!unit.reduces.asynchronous()) finish_reduction();
+}
+
+void Schedule::finish_reduction() {
+  if (!reduction_) return;
+  const auto done = std::move(reduction_);
+  const auto& unit = *done->unit;
   {
     const at::AutoDispatchBelowADInplaceOrView below;
-    reduce_shards(unit, items, stats);
+    for (auto& scatter : done->scatters) finish_scatter(unit, scatter);
     for (std::size_t axis = 0; axis < static_cast<std::size_t>(unit.mesh.ndim()); ++axis) {
-      reduce_axis(unit, axis, items, stats);
+      reduce_axis(unit, axis, done->items, stats);
     }
   }
-  for (const auto& item : items) accumulate(item, unit.mesh);
+  for (const auto& item : done->items) accumulate(item, unit.mesh);
+  count_unreduced(-done->bytes);
 }
 
 // Gradients that an earlier pass left unreduced, of parameters that had none in this one.

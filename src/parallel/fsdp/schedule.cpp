@@ -35,6 +35,7 @@ void Schedule::leave(Unit& unit) {
   for (auto& order : order_) std::erase(order, &unit);
   std::erase(running_, &unit);
   if (current_ == &unit) current_ = nullptr;
+  if (reduction_ && reduction_->unit == &unit) reduction_.reset();
 }
 
 at::Tensor Schedule::use(Unit& unit, std::size_t k, const DTensor& parameter, const Placements& gathered,
@@ -91,6 +92,20 @@ void Schedule::release_finished(const Unit& next) {
   for (auto* unit : units_) {
     if (unit != &next && unit->is_gathered() && is_finished(*unit)) release(*unit);
   }
+  if (phase_ == kInference) limit_inference();
+}
+
+// Outside training anything may read parameters, a norm of each for a log perhaps: units of which a part was used must
+// not pile up.
+void Schedule::limit_inference() {
+  int others = 0;
+  for (auto* unit : units_) others += unit->is_gathered() && unit->reshards;
+  for (auto* unit : units_) {
+    if (others <= 2) return;
+    if (!unit->is_gathered() || !unit->reshards || unit == current_) continue;
+    release(*unit);
+    --others;
+  }
 }
 
 void Schedule::switch_phase(Phase phase) {
@@ -145,6 +160,7 @@ void Schedule::end_pass(int pass) {
   passes_.erase(pass);
   if (!passes_.empty()) return;  // an inner one: a recomputation
   if (!NoGradientSync::active()) reduce_leftovers();
+  finish_reduction();
   for (auto* unit : units_) {
     release(*unit);
     unit->share.reset();
@@ -158,6 +174,7 @@ void Schedule::end_pass(int pass) {
 void Schedule::abandon_passes() {
   if (passes_.empty()) return;
   passes_.clear();
+  finish_reduction();
   for (auto* unit : units_) {
     release(*unit);
     unit->pending_pass = -1;

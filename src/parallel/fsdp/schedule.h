@@ -6,6 +6,7 @@
 #include <set>
 #include <vector>
 
+#include "parallel/fsdp/reduction.h"
 #include "parallel/fsdp/unit.h"
 
 namespace dtensor::fsdp {
@@ -32,12 +33,14 @@ class Schedule {
   void abandon_passes();
   void switch_phase(Phase phase);
   void release_finished(const Unit& next);
+  void limit_inference();
   bool is_finished(const Unit& unit) const;
   void gather(Unit& unit);
   void note_use(Unit& unit, Parameter& p, const DTensor& parameter);
   void prefetch(const Unit& unit);
   bool may_prefetch(const Unit& by, const Unit& next) const;
   void reduce(Unit& unit);
+  void finish_reduction();
   void reduce_leftovers();
   void count_gathered(std::int64_t bytes);
   void count_unreduced(std::int64_t bytes);
@@ -47,6 +50,7 @@ class Schedule {
   Phase phase_ = kForward;
   Unit* current_ = nullptr;                        // the last one used
   std::array<std::vector<Unit*>, kPhases> order_;  // first uses, in the last phase of that kind
+  std::unique_ptr<Reduction> reduction_;           // under way
   std::vector<Unit*> running_;                     // in this phase
 };
 
