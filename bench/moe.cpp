@@ -6,8 +6,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
 
+#include "dtensor/events.h"
 #include "dtensor/launch.h"
 #include "moe/run.h"
 #include "timing.h"
@@ -19,6 +21,7 @@ struct Bench {
   std::vector<std::string> modes{"moe_local", "moe_ep", "moe_equal"};
   std::int64_t warmup = 5;
   int ranks = 2;
+  bool kinds = false;
 };
 
 Bench parse(int argc, char** argv) {
@@ -33,6 +36,7 @@ Bench parse(int argc, char** argv) {
   app.add_option("--steps", job.steps, "measured steps");
   app.add_option("--warmup", bench.warmup, "steps before");
   app.add_option("--ranks", bench.ranks, "thread ranks of a single process");
+  app.add_flag("--kinds", bench.kinds, "print the collectives of a step by kind");
   app.parse(argc, argv);
   return bench;
 }
@@ -47,7 +51,7 @@ moe_example::Options options_of(const Bench& bench, const std::string& mode) {
 }
 
 void report(const Bench& bench, const std::string& mode, const char* backend, int ranks,
-            const std::vector<moe_example::StepRecord>& records) {
+            const std::vector<moe_example::StepRecord>& records, std::int64_t collectives = 0) {
   std::vector<double> ms;
   for (auto i = static_cast<std::size_t>(bench.warmup); i < records.size(); ++i)
     ms.push_back(records[i].step.seconds * 1e3);
@@ -63,6 +67,7 @@ void report(const Bench& bench, const std::string& mode, const char* backend, in
                                {"ms_min", *std::min_element(ms.begin(), ms.end())},
                                {"tokens_per_s", static_cast<double>(job.batch * job.seq) / median * 1e3},
                                {"ep_bytes", moved.count("ep") > 0 ? moved.at("ep") : 0},
+                               {"collectives", collectives / static_cast<std::int64_t>(records.size())},
                                {"loss_last", records.back().step.loss}};
   std::cout << line.dump() << std::endl;
 }
@@ -74,8 +79,21 @@ void run(const Bench& bench, const dtensor::Communicator& world, const train::Co
       if (world.size() == 1) report(bench, mode, "none", 1, moe_example::train_on_one_device(options, corpus));
       continue;
     }
-    const auto records = moe_example::train_on_mesh(world, options, corpus);
-    if (world.rank() == 0) report(bench, mode, world.backend_name(), world.size(), records);
+    std::int64_t collectives = 0;
+    std::map<std::string, std::int64_t> kinds;
+    std::vector<moe_example::StepRecord> records;
+    {
+      const dtensor::EventListener counter([&](const dtensor::Event& event) {
+        if (event.kind != dtensor::Event::Kind::collective) return;
+        ++collectives;
+        ++kinds[event.name + " " + event.axis];
+      });
+      records = moe_example::train_on_mesh(world, options, corpus);
+    }
+    if (world.rank() == 0) report(bench, mode, world.backend_name(), world.size(), records, collectives);
+    if (world.rank() == 0 && bench.kinds)
+      for (const auto& [name, count] : kinds)
+        std::cerr << name << " " << static_cast<double>(count) / records.size() << "\n";
     world.barrier();
   }
 }

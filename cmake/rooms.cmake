@@ -1,5 +1,5 @@
 # One object target per room of src/. A room is a folder; its sources are found by name. Backends are chosen by file, never
-# by #ifdef: src/comm/mpi/ where MPI is built, src/comm/no_mpi.cpp where it is not; src/comm/nccl/ and src/random/cuda/
+# by #ifdef: src/comm/mpi/ where MPI is built, src/comm/no_mpi.cpp where it is not; src/comm/nccl/, src/random/cuda/ and src/moe/cuda/
 # belong to the library dtensor_cuda, so that programs for the CPU never load CUDA's libraries.
 add_library(dtensor_pch OBJECT ${CMAKE_SOURCE_DIR}/cmake/pch.cpp)
 target_link_libraries(dtensor_pch PUBLIC LibTorch::torch_cpu)
@@ -20,7 +20,7 @@ endfunction()
 
 function(dtensor_room name)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${name}/*.cpp)
-  list(FILTER sources EXCLUDE REGEX "/(comm/nccl|random/cuda)/")
+  list(FILTER sources EXCLUDE REGEX "/(comm/nccl|random/cuda|moe/cuda)/")
   if(DTENSOR_MPI)
     list(FILTER sources EXCLUDE REGEX "/comm/no_mpi\\.cpp$")
   else()

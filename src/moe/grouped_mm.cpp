@@ -58,9 +58,19 @@ at::Tensor multiply(const at::Tensor& x, const at::Tensor& weight, at::IntArrayR
   return result;
 }
 
+// Groups lie along the inner dimension here, so they must begin at multiples of 16 bytes.
+at::Tensor grouped_weight_gradient(const at::Tensor& grad, const at::Tensor& x, at::IntArrayRef rows) {
+  const auto counts = at::tensor(rows, at::kLong).to(x.device());
+  const auto groups = align_groups(counts, x.size(0), 16 / static_cast<std::int64_t>(x.element_size()));
+  auto result = at::_grouped_mm(groups.spread(grad).t(), groups.spread(x), groups.ends);
+  // Nothing was multiplied for an empty group.
+  return result.masked_fill_((counts == 0).view({-1, 1, 1}), 0);
+}
+
 // grad[rows of e]^T * x[rows of e]: [E, N, K].
 at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& x, at::IntArrayRef rows, ExpertBackend backend) {
   if (backend == ExpertBackend::batched) return at::bmm(batched(grad, rows).transpose(1, 2), batched(x, rows));
+  if (backend == ExpertBackend::grouped && x.size(0) > 0) return grouped_weight_gradient(grad, x, rows);
   auto result = at::empty({static_cast<std::int64_t>(rows.size()), grad.size(1), x.size(1)}, x.options());
   each_expert(rows, [&](std::int64_t e, std::int64_t first, std::int64_t count) {
     auto out = result.select(0, e);
@@ -99,6 +109,27 @@ struct GroupedMmBackward final : Node {
 };
 
 }  // namespace
+
+AlignedGroups align_groups(const at::Tensor& counts, std::int64_t rows, std::int64_t alignment) {
+  TORCH_CHECK(alignment >= 1 && counts.dim() == 1, "align_groups: counts ", counts.sizes(), ", alignment ", alignment);
+  const auto ends = counts.cumsum(0);
+  const auto padded_ends = counts.add(alignment - 1).div(alignment, "floor").mul(alignment).cumsum(0);
+  const auto row = at::arange(rows, counts.options());
+  const auto group = at::bucketize(row, ends, false, /*right=*/true);
+  const auto shift = (padded_ends - ends).roll(1);  // of the groups before; the first has none
+  AlignedGroups result;
+  result.place = row + at::where(group > 0, shift.index_select(0, group), 0);
+  result.ends = padded_ends.to(at::kInt);
+  const auto bound = rows + counts.size(0) * (alignment - 1);
+  result.rows = (bound + alignment - 1) / alignment * alignment;
+  return result;
+}
+
+at::Tensor AlignedGroups::spread(const at::Tensor& x) const {
+  return at::zeros({rows, x.size(1)}, x.options()).index_copy_(0, place, x);
+}
+
+at::Tensor AlignedGroups::gather(const at::Tensor& y) const { return y.index_select(0, place); }
 
 at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef rows, ExpertBackend backend,
                       WeightAgain again) {

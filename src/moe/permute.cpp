@@ -112,7 +112,6 @@ struct CombineBackward final : Node {
 at::Tensor count_bins(const at::Tensor& ids, std::int64_t bins) {
   at::AutoDispatchBelowADInplaceOrView guard;
   TORCH_CHECK(ids.scalar_type() == at::kLong, "count_bins: ids are int64, not ", ids.scalar_type());
-  if (!ids.is_cpu()) return at::bincount(at::clamp_max(ids.flatten(), bins), {}, bins + 1).narrow(0, 0, bins);
   return moe::count_kernel(ids.contiguous(), bins);
 }
 

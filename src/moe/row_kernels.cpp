@@ -7,10 +7,23 @@
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 
+#include <array>
 #include <cstring>
 
 namespace dtensor::moe {
 namespace {
+
+// By device; filled while libraries are loaded, read afterwards.
+std::array<RowLoops, c10::COMPILE_TIME_MAX_DEVICE_TYPES>& all_loops() {
+  static std::array<RowLoops, c10::COMPILE_TIME_MAX_DEVICE_TYPES> loops;
+  return loops;
+}
+
+// Null: none there.
+const RowLoops* loops_of(const at::Tensor& t) {
+  const auto& loops = all_loops()[static_cast<std::size_t>(t.device().type())];
+  return loops.expand != nullptr ? &loops : nullptr;
+}
 
 constexpr std::int64_t kGrain = 1 << 14;  // elements a thread should have at least
 
@@ -25,6 +38,10 @@ at::Tensor or_last(const at::Tensor& position, std::int64_t last) {
 at::Tensor with_zero_row(const at::Tensor& rows) { return at::constant_pad_nd(rows, {0, 0, 0, 1}); }
 
 at::ScalarType sum_type(const at::Tensor& rows) { return at::toOpMathType(rows.scalar_type()); }
+
+at::Tensor in_sum_type(const at::Tensor& weight, const at::Tensor& rows) {
+  return weight.defined() ? weight.to(sum_type(rows)).contiguous() : weight;
+}
 
 struct Extent {
   std::int64_t tokens, choices, width;
@@ -99,8 +116,17 @@ SortedBins sort_elsewhere(const at::Tensor& ids, std::int64_t bins) {
 
 }  // namespace
 
+void register_row_loops(c10::DeviceType device, const RowLoops& loops) {
+  all_loops()[static_cast<std::size_t>(device)] = loops;
+}
+
 at::Tensor count_kernel(const at::Tensor& ids, std::int64_t bins) {
   auto counts = at::zeros({bins}, ids.options());
+  if (const auto* loops = loops_of(ids)) {
+    loops->count(ids, counts);
+    return counts;
+  }
+  if (!ids.is_cpu()) return at::bincount(at::clamp_max(ids.flatten(), bins), {}, bins + 1).narrow(0, 0, bins);
   auto* count = counts.mutable_data_ptr<std::int64_t>();
   const auto* id = ids.const_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < ids.numel(); ++i) {
@@ -128,6 +154,11 @@ SortedBins sort_kernel(const at::Tensor& ids, std::int64_t bins) {
 }
 
 at::Tensor expand_kernel(const at::Tensor& x, const at::Tensor& position, std::int64_t kept) {
+  if (const auto* loops = loops_of(x)) {
+    auto result = at::zeros({kept, x.size(1)}, x.options());
+    loops->expand(x.contiguous(), position.contiguous(), result);
+    return result;
+  }
   if (!x.is_cpu()) {
     if (kept <= position.numel()) {
       return x.index_select(0, at::div(entry_of_place(position, kept), position.size(1), "floor"));
@@ -156,7 +187,7 @@ namespace {
 void combine_on_cpu(const at::Tensor& result, const at::Tensor& rows, const at::Tensor& position,
                     const at::Tensor& weight, bool adds) {
   const auto from = rows.contiguous(), places = position.contiguous();
-  const auto factor = weight.defined() ? weight.to(sum_type(rows)).contiguous() : weight;
+  const auto factor = in_sum_type(weight, rows);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "combine_rows", [&] {
     using Sum = at::opmath_type<scalar_t>;
     combine_loop(Extent(position, rows), from.const_data_ptr<scalar_t>(), places.const_data_ptr<std::int64_t>(),
@@ -167,9 +198,14 @@ void combine_on_cpu(const at::Tensor& result, const at::Tensor& rows, const at::
 }  // namespace
 
 at::Tensor combine_kernel(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight) {
-  if (!rows.is_cpu()) return combine_elsewhere(rows, position, weight);
+  const auto* loops = loops_of(rows);
+  if (!rows.is_cpu() && loops == nullptr) return combine_elsewhere(rows, position, weight);
   auto result = at::empty({position.size(0), rows.size(1)}, rows.options());
-  combine_on_cpu(result, rows, position, weight, /*adds=*/false);
+  if (loops != nullptr) {
+    loops->combine(rows.contiguous(), position.contiguous(), in_sum_type(weight, rows), result, /*adds=*/false);
+  } else {
+    combine_on_cpu(result, rows, position, weight, /*adds=*/false);
+  }
   return result;
 }
 
@@ -177,7 +213,9 @@ void add_combined_kernel(const at::Tensor& base, const at::Tensor& rows, const a
                          const at::Tensor& weight) {
   TORCH_CHECK(base.scalar_type() == rows.scalar_type() && base.size(0) == position.size(0),
               "add_combined: ", base.sizes(), " of ", base.scalar_type(), " and rows of ", rows.scalar_type());
-  if (!rows.is_cpu()) {
+  if (const auto* loops = loops_of(rows)) {
+    loops->combine(rows.contiguous(), position.contiguous(), in_sum_type(weight, rows), base, /*adds=*/true);
+  } else if (!rows.is_cpu()) {
     base.add_(combine_elsewhere(rows, position, weight));
   } else {
     combine_on_cpu(base, rows, position, weight, /*adds=*/true);
@@ -186,6 +224,13 @@ void add_combined_kernel(const at::Tensor& base, const at::Tensor& rows, const a
 
 std::pair<at::Tensor, at::Tensor> combine_backward_kernel(const at::Tensor& grad, const at::Tensor& rows,
                                                           const at::Tensor& position, const at::Tensor& weight) {
+  if (const auto* loops = loops_of(rows)) {
+    auto d_rows = at::empty(rows.sizes(), rows.options());
+    auto d_weight = at::empty(weight.sizes(), weight.options().dtype(sum_type(rows)));
+    loops->combine_backward(grad.contiguous(), rows.contiguous(), position.contiguous(), in_sum_type(weight, rows),
+                            d_rows, d_weight);
+    return {d_rows, d_weight.to(weight.scalar_type())};
+  }
   if (!rows.is_cpu()) {
     const auto entry = entry_of_place(position, rows.size(0));
     const auto spread = grad.index_select(0, at::div(entry, position.size(1), "floor")).to(sum_type(rows));

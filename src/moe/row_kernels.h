@@ -9,7 +9,19 @@
 
 namespace dtensor::moe {
 
-at::Tensor count_kernel(const at::Tensor& ids, std::int64_t bins);  // CPU
+// What a library for another device brings: the same loops over contiguous tensors of that device. Without it, ATen's
+// operators do.
+struct RowLoops {
+  void (*expand)(const at::Tensor& x, const at::Tensor& position, const at::Tensor& out) = nullptr;
+  void (*combine)(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight, const at::Tensor& out,
+                  bool adds) = nullptr;
+  void (*combine_backward)(const at::Tensor& grad, const at::Tensor& rows, const at::Tensor& position,
+                           const at::Tensor& weight, const at::Tensor& d_rows, const at::Tensor& d_weight) = nullptr;
+  void (*count)(const at::Tensor& ids, const at::Tensor& counts) = nullptr;
+};
+DTENSOR_API void register_row_loops(c10::DeviceType device, const RowLoops& loops);
+
+at::Tensor count_kernel(const at::Tensor& ids, std::int64_t bins);
 SortedBins sort_kernel(const at::Tensor& ids, std::int64_t bins);
 at::Tensor expand_kernel(const at::Tensor& x, const at::Tensor& position, std::int64_t kept);
 at::Tensor combine_kernel(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight);

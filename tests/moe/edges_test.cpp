@@ -259,6 +259,27 @@ TEST(Experts, PackedAndSeparateByEveryBackendAreEqual) {
   }
 }
 
+TEST(Experts, AlignedGroupsKeepRowsInOrderBetweenZeros) {
+  for (const auto& rows : {Shape{3, 0, 4, 1}, Shape{0, 0}, Shape{8}, Shape{0, 5}}) {
+    const auto counts = at::tensor(rows, at::kLong);
+    const auto m = counts.sum().item<std::int64_t>();
+    const auto x = Draw(3).normal({m, 2}).abs() + 1;
+    const auto groups = align_groups(counts, m, 4);
+    const auto spread = groups.spread(x);
+    EXPECT_EQ(spread.size(0) % 4, 0);
+    EXPECT_TRUE(at::equal(groups.gather(spread), x));
+    std::int64_t first = 0, begin = 0;
+    for (std::size_t e = 0; e < rows.size(); ++e) {
+      const auto end = groups.ends[static_cast<std::int64_t>(e)].item<std::int64_t>();
+      EXPECT_EQ(end % 4, 0);
+      EXPECT_TRUE(at::equal(spread.narrow(0, begin, rows[e]), x.narrow(0, first, rows[e])));
+      EXPECT_EQ(spread.narrow(0, begin + rows[e], end - begin - rows[e]).sum().item<double>(), 0);
+      first += rows[e];
+      begin = end;
+    }
+  }
+}
+
 TEST(Experts, EveryFloatingTypeRunsOnTheCpu) {
   for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     auto options = small_options(dtype);

@@ -36,6 +36,17 @@ using WeightAgain = std::function<at::Tensor()>;
 DTENSOR_API at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef rows,
                                   ExpertBackend backend = ExpertBackend::automatic, WeightAgain again = {});
 
+// Groups of rows moved apart so that each begins at a multiple of `alignment` rows, as kernels for groups want it,
+// found without the host's knowing counts [E]: sizes depend on the numbers of rows and groups only.
+struct DTENSOR_API AlignedGroups {
+  at::Tensor place;  // [rows] int64: where each row goes
+  at::Tensor ends;   // [E] int32: where each group ends, padding included
+  std::int64_t rows = 0;
+  at::Tensor spread(const at::Tensor& x) const;  // x [rows, D] with zero rows between
+  at::Tensor gather(const at::Tensor& y) const;  // back
+};
+DTENSOR_API AlignedGroups align_groups(const at::Tensor& counts, std::int64_t rows, std::int64_t alignment);
+
 // w1, w3 [E, F, D], w2 [E, D, F]; of one expert [F, D], [D, F]. w3: gated activations only.
 struct ExpertWeights {
   at::Tensor w1, w2, w3 = {};

@@ -1,0 +1,181 @@
+// The CUDA loops below the permutations. Each element of a result is written by one thread (each dot product by one
+// block, in a fixed tree), so that results are the same on every run.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+
+#include "moe/cuda/rows.h"
+
+namespace dtensor::moe::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+template <class T>
+struct SumOf {
+  using type = float;
+};
+template <>
+struct SumOf<double> {
+  using type = double;
+};
+
+__device__ float widen(float v) { return v; }
+__device__ double widen(double v) { return v; }
+__device__ float widen(__half v) { return __half2float(v); }
+__device__ float widen(__nv_bfloat16 v) { return __bfloat162float(v); }
+
+template <class T>
+__device__ T narrow(typename SumOf<T>::type v) {
+  return static_cast<T>(v);
+}
+template <>
+__device__ __half narrow<__half>(float v) {
+  return __float2half_rn(v);
+}
+template <>
+__device__ __nv_bfloat16 narrow<__nv_bfloat16>(float v) {
+  return __float2bfloat16_rn(v);
+}
+
+template <class Word>
+__global__ void expand(std::int64_t entries, std::int64_t choices, std::int64_t words, const Word* x,
+                       const std::int64_t* position, Word* out) {
+  for (std::int64_t entry = blockIdx.x; entry < entries; entry += gridDim.x) {
+    const std::int64_t to = position[entry];
+    if (to < 0) continue;
+    const Word* from = x + entry / choices * words;
+    for (std::int64_t i = threadIdx.x; i < words; i += blockDim.x) out[to * words + i] = from[i];
+  }
+}
+
+template <class T, class Sum>
+__global__ void combine(Extent e, const T* rows, const std::int64_t* position, const Sum* weight, T* out, bool adds) {
+  for (std::int64_t t = blockIdx.x; t < e.tokens; t += gridDim.x) {
+    for (std::int64_t d = threadIdx.x; d < e.width; d += blockDim.x) {
+      Sum sum = 0;
+      for (std::int64_t entry = t * e.choices; entry < (t + 1) * e.choices; ++entry) {
+        if (position[entry] < 0) continue;
+        const Sum w = weight != nullptr ? weight[entry] : Sum(1);
+        sum += w * widen(rows[position[entry] * e.width + d]);
+      }
+      T& result = out[t * e.width + d];
+      const T value = narrow<T>(sum);
+      result = adds ? narrow<T>(widen(result) + widen(value)) : value;
+    }
+  }
+}
+
+template <class T, class Sum>
+__global__ void combine_backward(Extent e, const T* grad, const T* rows, const std::int64_t* position,
+                                 const Sum* weight, T* d_rows, Sum* d_weight) {
+  __shared__ Sum partial[kThreads];
+  for (std::int64_t entry = blockIdx.x; entry < e.tokens * e.choices; entry += gridDim.x) {
+    const std::int64_t at = position[entry];
+    Sum dot = 0;
+    if (at >= 0) {
+      for (std::int64_t d = threadIdx.x; d < e.width; d += blockDim.x) {
+        const Sum g = widen(grad[entry / e.choices * e.width + d]);
+        dot += widen(rows[at * e.width + d]) * g;
+        d_rows[at * e.width + d] = narrow<T>(weight[entry] * g);
+      }
+    }
+    partial[threadIdx.x] = dot;
+    __syncthreads();
+    for (int half = kThreads / 2; half > 0; half /= 2) {
+      if (threadIdx.x < half) partial[threadIdx.x] += partial[threadIdx.x + half];
+      __syncthreads();
+    }
+    if (threadIdx.x == 0) d_weight[entry] = partial[0];
+    __syncthreads();
+  }
+}
+
+__global__ void count(const std::int64_t* ids, std::int64_t entries, std::int64_t bins, unsigned long long* counts) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < entries; i += step) {
+    if (ids[i] >= 0 && ids[i] < bins) atomicAdd(counts + ids[i], 1ull);
+  }
+}
+
+int blocks_for(std::int64_t items) { return static_cast<int>(std::clamp<std::int64_t>(items, 1, 1 << 16)); }
+
+const char* outcome() {
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+// Calls fn with a null pointer of the element type.
+template <class Fn>
+void with_type(Type type, const Fn& fn) {
+  switch (type) {
+    case Type::f32:
+      return fn(static_cast<float*>(nullptr));
+    case Type::f64:
+      return fn(static_cast<double*>(nullptr));
+    case Type::f16:
+      return fn(static_cast<__half*>(nullptr));
+    case Type::bf16:
+      return fn(static_cast<__nv_bfloat16*>(nullptr));
+  }
+}
+
+template <class T>
+T* as(void* p) {
+  return static_cast<T*>(p);
+}
+template <class T>
+const T* as(const void* p) {
+  return static_cast<const T*>(p);
+}
+
+bool aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % sizeof(uint4) == 0; }
+
+}  // namespace
+
+const char* launch_expand(const Extent& e, const void* x, const std::int64_t* position, void* out,
+                          std::int64_t row_bytes, cudaStream_t stream) {
+  const std::int64_t entries = e.tokens * e.choices;
+  if (row_bytes % sizeof(uint4) == 0 && aligned(x) && aligned(out)) {
+    expand<<<blocks_for(entries), kThreads, 0, stream>>>(entries, e.choices,
+                                                         row_bytes / static_cast<std::int64_t>(sizeof(uint4)),
+                                                         as<uint4>(x), position, as<uint4>(out));
+  } else {
+    expand<<<blocks_for(entries), kThreads, 0, stream>>>(entries, e.choices, row_bytes, as<char>(x), position,
+                                                         as<char>(out));
+  }
+  return outcome();
+}
+
+const char* launch_combine(const Extent& e, Type type, const void* rows, const std::int64_t* position,
+                           const void* weight, void* out, bool adds, cudaStream_t stream) {
+  with_type(type, [&](auto* null) {
+    using T = std::remove_pointer_t<decltype(null)>;
+    using Sum = typename SumOf<T>::type;
+    combine<T, Sum>
+        <<<blocks_for(e.tokens), kThreads, 0, stream>>>(e, as<T>(rows), position, as<Sum>(weight), as<T>(out), adds);
+  });
+  return outcome();
+}
+
+const char* launch_combine_backward(const Extent& e, Type type, const void* grad, const void* rows,
+                                    const std::int64_t* position, const void* weight, void* d_rows, void* d_weight,
+                                    cudaStream_t stream) {
+  with_type(type, [&](auto* null) {
+    using T = std::remove_pointer_t<decltype(null)>;
+    using Sum = typename SumOf<T>::type;
+    combine_backward<T, Sum><<<blocks_for(e.tokens * e.choices), kThreads, 0, stream>>>(
+        e, as<T>(grad), as<T>(rows), position, as<Sum>(weight), as<T>(d_rows), as<Sum>(d_weight));
+  });
+  return outcome();
+}
+
+const char* launch_count(const std::int64_t* ids, std::int64_t entries, std::int64_t bins, std::int64_t* counts,
+                         cudaStream_t stream) {
+  count<<<blocks_for((entries + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
+      ids, entries, bins, reinterpret_cast<unsigned long long*>(counts));
+  return outcome();
+}
+
+}  // namespace dtensor::moe::cuda
