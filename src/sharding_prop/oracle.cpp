@@ -118,6 +118,7 @@ std::vector<at::Tensor> cloned(const std::vector<at::Tensor>& tensors) {
 bool close(const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() != b.scalar_type() || !a.sizes().equals(b.sizes())) return false;
   if (!a.is_floating_point() && !a.is_complex()) return at::equal(a, b);
+  if (c10::isFloat8Type(a.scalar_type())) return at::allclose(a.to(at::kFloat), b.to(at::kFloat), 0.13, 0.13, true);
   return at::allclose(a, b, 1e-4, 1e-4, true);
 }
 
@@ -279,6 +280,13 @@ std::vector<at::Tensor> sample_operands(const Sample& sample) {
   std::vector<at::Tensor> tensors;
   each_operand(sample, [&](int, int, const at::Tensor& tensor) { tensors.push_back(tensor); });
   return tensors;
+}
+
+std::vector<c10::IValue> run_with(const Sample& sample, const std::vector<at::Tensor>& operands) {
+  const std::vector<c10::IValue> args = with_tensors(sample, cloned(operands));
+  torch::jit::Stack stack(args.begin(), args.end());
+  sample.op.callBoxed(stack);
+  return stack;
 }
 
 MeshCall mesh_call(const Sample& sample, at::IntArrayRef mesh_shape, std::int64_t rank,

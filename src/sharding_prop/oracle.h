@@ -30,6 +30,9 @@ MeshCall mesh_call(const Sample& sample, at::IntArrayRef mesh_shape, std::int64_
 // Operands of the sample in schema order, lists flattened; undefined where absent.
 std::vector<at::Tensor> sample_operands(const Sample& sample);
 
+// The plain operator on other tensors in place of the sample's operands; what it returns.
+std::vector<c10::IValue> run_with(const Sample& sample, const std::vector<at::Tensor>& operands);
+
 struct Verdict {
   enum class Kind { sound, unsound, needs_kernel, refused };
   Kind kind = Kind::sound;

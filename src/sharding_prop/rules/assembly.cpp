@@ -145,7 +145,7 @@ Rule scatter_slice(const OpArgs& op) {
   RuleTerm term;
   for (std::size_t d = 0; d < op.sizes(0).size(); ++d) term.push_back({rule.factor()});
   rule.operand(term).operand(term).result(term).linear({0, 1});
-  return op.sizes(0).empty() ? rule : rule.whole(op.dim("dim"));
+  return op.sizes(0).empty() || op.sizes(0) == op.sizes(1) ? rule : rule.whole(op.dim("dim"));
 }
 
 Rule glu(const OpArgs& op) {

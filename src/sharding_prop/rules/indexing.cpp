@@ -272,9 +272,15 @@ Rule isin(const OpArgs& op) { return Rule(op.operand_arg(0) == "elements" ? "...
 
 Rule bucketize(const OpArgs& op) { return Rule(op.operand_arg(0) == "self" ? "..., ~ -> ..." : "~ -> ~"); }
 
+std::vector<OutputMeta> search_outputs(const OpArgs& op) {
+  const int self = op.operand("self");
+  const auto type = op.boolean("out_int32") ? c10::ScalarType::Int : c10::ScalarType::Long;
+  return {dense_meta(self < 0 ? at::IntArrayRef() : op.sizes(self), type)};
+}
+
 void add_searches(RuleBook& book) {
-  book.rule("aten::searchsorted", searchsorted);
-  book.rule("aten::bucketize", bucketize);
+  book.rule("aten::searchsorted", searchsorted).outputs(search_outputs);
+  book.rule("aten::bucketize", bucketize).outputs(search_outputs);
   book.rule("aten::isin.Tensor_Tensor", isin);
   book.rule("aten::isin.Scalar_Tensor", isin);
   book.rule("aten::take", take);

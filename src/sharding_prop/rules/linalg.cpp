@@ -19,12 +19,21 @@ Rule& add_batched(RuleBook& book, const char* op, std::vector<int> core) {
 
 at::DimVector of(at::IntArrayRef sizes) { return {sizes.begin(), sizes.end()}; }
 
+// LAPACK's order: columns follow each other.
+OutputMeta by_columns(const at::DimVector& sizes, c10::ScalarType dtype) {
+  OutputMeta meta = dense_meta(sizes, dtype);
+  const std::size_t rank = sizes.size();
+  meta.strides[rank - 2] = 1;
+  meta.strides[rank - 1] = std::max<std::int64_t>(sizes[rank - 2], 1);
+  return meta;
+}
+
 // Batches of both, broadcast, and operand 1 - or, for `last` = 0, operand 0 - as the matrix.
 std::vector<OutputMeta> broadcast_solution(const OpArgs& op, int last) {
   const auto lead = [&](int i) { return op.sizes(i).slice(0, op.sizes(i).size() - 2); };
   at::DimVector sizes = at::infer_size_dimvector(lead(0), lead(1));
   sizes.append({op.sizes(last).end()[-2], op.sizes(last).end()[-1]});
-  return {dense_meta(sizes, op.dtype(0))};
+  return {by_columns(sizes, op.dtype(0))};
 }
 
 std::vector<OutputMeta> eigen_outputs(const OpArgs& op) {
@@ -35,7 +44,7 @@ std::vector<OutputMeta> eigen_outputs(const OpArgs& op) {
 std::vector<OutputMeta> geqrf_outputs(const OpArgs& op) {
   at::DimVector tau = of(op.sizes(0).slice(0, op.sizes(0).size() - 1));
   tau.back() = std::min(tau.back(), op.sizes(0).back());
-  return {dense_meta(op.sizes(0), op.dtype(0)), dense_meta(tau, op.dtype(0))};
+  return {by_columns(of(op.sizes(0)), op.dtype(0)), dense_meta(tau, op.dtype(0))};
 }
 
 std::vector<OutputMeta> transposed_output(const OpArgs& op) {
@@ -47,11 +56,15 @@ std::vector<OutputMeta> transposed_output(const OpArgs& op) {
 // Operators without a meta kernel.
 void add_outputs(RuleBook& book) {
   const auto like = [](int operand) { return [operand](const OpArgs& op) { return like_operands(op, {operand}); }; };
-  for (const char* op : {"aten::linalg_matrix_exp", "aten::linalg_matrix_sqrth", "aten::cholesky_inverse"}) {
+  const auto columns = [](int operand) {
+    return [operand](const OpArgs& op) { return std::vector{by_columns(of(op.sizes(operand)), op.dtype(operand))}; };
+  };
+  for (const char* op : {"aten::linalg_matrix_exp", "aten::linalg_matrix_sqrth"}) {
     add_batched(book, op, {2}).outputs(like(0));
   }
-  add_batched(book, "aten::linalg_householder_product", {2, 1}).outputs(like(0));
-  add_batched(book, "aten::ormqr", {2, 1, 2}).outputs(like(2));
+  add_batched(book, "aten::cholesky_inverse", {2}).outputs(columns(0));
+  add_batched(book, "aten::linalg_householder_product", {2, 1}).outputs(columns(0));
+  add_batched(book, "aten::ormqr", {2, 1, 2}).outputs(columns(2));
   add_batched(book, "aten::cholesky_solve", {2, 2}).outputs([](const OpArgs& op) { return broadcast_solution(op, 0); });
   add_batched(book, "aten::linalg_solve_triangular", {2, 2}).outputs([](const OpArgs& op) {
     return broadcast_solution(op, 1);

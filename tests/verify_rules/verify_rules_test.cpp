@@ -1,0 +1,37 @@
+// A sample of the recorded calls through the verifier: every offered strategy holds, and nearly all decisions move no
+// more than 1.25 times the least bytes.
+#include <gtest/gtest.h>
+
+#include "aten_cases/case_file.h"
+#include "ops/op_entry.h"
+#include "verify_rules/search.h"
+
+namespace dtensor::verify {
+namespace {
+
+TEST(VerifyRules, OfferedStrategiesHoldAndMoveLittle) {
+  int runs = 0, lean = 0;
+  for (const auto& c : cases::load_cases(DTENSOR_TEST_DATA "/aten_cases")) {
+    if (c.id() % 8 != 0 || entry_of(c.handle()).special != nullptr) continue;
+    const Sample sample{c.handle(), c.arguments([](const at::Tensor& t) { return t; })};
+    const Report report = verify_sample(sample, 2, false);
+    for (const auto& text : report.unsound) ADD_FAILURE() << c.text() << "\n" << text;
+    for (const auto& text : verify_mesh(sample, {2, 2}, 2)) ADD_FAILURE() << c.text() << "\n" << text;
+    for (const double ratio : report.bytes) ++runs, lean += ratio <= 1.25;
+  }
+  EXPECT_GE(lean, 0.95 * runs) << lean << " of " << runs;
+}
+
+// A rule that keeps the rows of a product whole is sound, and misses what it could offer.
+TEST(VerifyRules, FindsWhatIsMissing) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::mm", "");
+  const Sample sample{op, {at::randn({8, 8}), at::randn({8, 8})}};
+  EXPECT_TRUE(verify_sample(sample, 2, true).missing.empty());
+  RuleBook::get().rule("aten::mm", "m!k, kn -> mn");
+  const auto missing = verify_sample(sample, 2, true).missing;
+  RuleBook::get().rule("aten::mm", "mk, kn -> mn").linear({0}, {1});
+  EXPECT_EQ(missing, (std::vector<std::string>{"[S(0)], [R]"}));
+}
+
+}  // namespace
+}  // namespace dtensor::verify

@@ -1,0 +1,126 @@
+// Verifies sharding rules by trial, without a communicator: per operator how many of the offered strategies hold, which
+// true ones are not offered, and how many bytes the chosen one moves against the best. Samples are recorded calls
+// (tests/data/aten_cases/FORMAT.md), forward and backward. --load takes a shared library that registers operators and
+// rules of your own.
+#include <dlfcn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <ATen/Parallel.h>
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <map>
+#include <optional>
+
+#include "aten_cases/case_file.h"
+#include "ops/op_entry.h"
+#include "verify_rules/search.h"
+
+namespace {
+
+using namespace dtensor;
+
+struct Flags {
+  std::string data = DTENSOR_CASES, op, load;
+  int every = 1;
+  bool missing = false;
+};
+
+struct Totals {
+  int offered = 0, sound = 0, by_kernel = 0, unsound = 0, missing = 0, runs = 0, lean = 0;
+  double worst = 1;
+  void add(const verify::Report& r) {
+    offered += r.offered, sound += r.sound, by_kernel += r.by_kernel;
+    unsound += static_cast<int>(r.unsound.size()), missing += static_cast<int>(r.missing.size());
+    for (const double ratio : r.bytes) {
+      ++runs, lean += ratio <= 1.25;
+      worst = std::max(worst, ratio);
+    }
+  }
+};
+
+std::ostream& operator<<(std::ostream& out, const Totals& t) {
+  return out << t.offered << " offered, " << t.sound << " sound, " << t.by_kernel << " by a local kernel, " << t.unsound
+             << " unsound, " << t.missing << " not offered; " << t.lean << " of " << t.runs
+             << " within 1.25 of the best bytes, worst " << t.worst;
+}
+
+Totals verify_case(const cases::Case& c, const Flags& flags, bool search) {
+  const Sample sample{c.handle(), c.arguments([](const at::Tensor& t) { return t; })};
+  Totals totals;
+  for (const std::int64_t ranks : {2, 3, 4}) {
+    const verify::Report report = verify::verify_sample(sample, ranks, search);
+    totals.add(report);
+    for (const auto& text : report.unsound)
+      std::cout << "UNSOUND on " << ranks << " " << c.text() << "\n    " << text << "\n";
+    for (const auto& text : report.missing) {
+      if (flags.missing) std::cout << "MISSING on " << ranks << " " << c.text() << "\n    " << text << "\n";
+    }
+  }
+  for (const auto& text : verify::verify_mesh(sample, {2, 2}, 8)) {
+    ++totals.unsound;
+    std::cout << "UNSOUND on [2, 2] " << c.text() << "\n    " << text << "\n";
+  }
+  return totals;
+}
+
+// In a child process; nothing where it died.
+std::optional<Totals> verify_apart(const cases::Case& c, const Flags& flags, bool search) {
+  int ends[2];
+  TORCH_CHECK(pipe(ends) == 0, "no pipe");
+  std::cout.flush();
+  const pid_t child = fork();
+  if (child == 0) {
+    const Totals totals = verify_case(c, flags, search);
+    std::cout.flush();
+    _exit(write(ends[1], &totals, sizeof totals) == sizeof totals ? 0 : 1);
+  }
+  close(ends[1]);
+  Totals totals;
+  const bool whole = read(ends[0], &totals, sizeof totals) == sizeof totals;
+  close(ends[0]);
+  waitpid(child, nullptr, 0);
+  return whole ? std::optional(totals) : std::nullopt;
+}
+
+void add(Totals& to, const Totals& t) {
+  to.offered += t.offered, to.sound += t.sound, to.by_kernel += t.by_kernel, to.unsound += t.unsound;
+  to.missing += t.missing, to.runs += t.runs, to.lean += t.lean, to.worst = std::max(to.worst, t.worst);
+}
+
+int run(const Flags& flags) {
+  TORCH_CHECK(flags.load.empty() || dlopen(flags.load.c_str(), RTLD_NOW), "cannot load ", flags.load, ": ", dlerror());
+  at::set_num_threads(1);  // children have no pool
+  std::map<std::string, Totals> per_op;
+  Totals all;
+  for (const auto& c : cases::load_cases(flags.data)) {
+    if (c.op().find(flags.op) == std::string::npos || c.id() % flags.every != 0) continue;
+    if (entry_of(c.handle()).special != nullptr) continue;  // no rule decides it
+    auto totals = verify_apart(c, flags, true);
+    if (!totals) totals = verify_apart(c, flags, false);
+    if (!totals) {
+      std::cout << "NOT VERIFIED " << c.text() << "\n";
+      continue;
+    }
+    add(per_op[c.op()], *totals);
+    add(all, *totals);
+  }
+  for (const auto& [op, totals] : per_op) std::cout << op << ": " << totals << "\n";
+  std::cout << "all: " << all << std::endl;
+  return all.unsound == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("Sharding rules against all that is true of samples.");
+  app.add_option("--data", flags.data, "folder of recorded calls");
+  app.add_option("--op", flags.op, "only operators whose name contains this");
+  app.add_option("--every", flags.every, "only every n-th case");
+  app.add_option("--load", flags.load, "a shared library with operators and rules of your own");
+  app.add_flag("--missing", flags.missing, "list the true strategies that are not offered");
+  CLI11_PARSE(app, argc, argv);
+  return run(flags);
+}

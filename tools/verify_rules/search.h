@@ -1,0 +1,26 @@
+// What a rule offers against what is true, for one sample on a one-dimensional mesh and without a communicator: every
+// combination of Replicate and Shard operands is tried by slicing, running rank by rank and putting together.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sharding_prop/oracle.h"
+
+namespace dtensor::verify {
+
+struct Report {
+  int offered = 0, sound = 0;        // strategies that the rule offers; those that hold
+  int by_kernel = 0;                 // offered with a local kernel, which only ranks can run
+  std::vector<std::string> unsound;  // offered and wrong
+  std::vector<std::string> missing;  // true and not offered
+  std::vector<double> bytes;         // per placement of the operands: moved over the least that is possible
+};
+
+// `search`: look for what is not offered. That runs the operator on parts which do not belong together, and some
+// kernels of ATen write past their results then: do it in a process that may die.
+Report verify_sample(const Sample& sample, std::int64_t ranks, bool search);
+// The decisions on a mesh of several dimensions, for some placements; wrong ones as text.
+std::vector<std::string> verify_mesh(const Sample& sample, at::IntArrayRef mesh_shape, int tries);
+
+}  // namespace dtensor::verify
