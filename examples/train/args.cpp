@@ -99,6 +99,9 @@ void add_training_flags(CLI::App& app, Options& o) {
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--seq", o.seq, "tokens a sequence")->check(CLI::Range(1, 1 << 20));
   app.add_option("--seed", o.seed, "of parameters, batches and dropout")->capture_default_str();
+  app.add_option("--optimizer", o.optimizer, "adamw, sgd, shampoo or muon")
+      ->check(CLI::IsMember({"adamw", "sgd", "shampoo", "muon"}))
+      ->capture_default_str();
   app.add_option("--lr", o.lr, "learning rate")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--warmup", o.warmup, "steps of linear warm-up")
       ->check(CLI::Range(0, 100'000'000))

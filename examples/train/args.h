@@ -31,7 +31,7 @@ const char* to_string(Dtype dtype);
 struct Options {
   std::optional<MeshShape> mesh;  // default: every rank on `shard`
   std::optional<int> ranks;
-  std::string backend, model = "tiny";
+  std::string backend, model = "tiny", optimizer = "adamw";
   Dtype dtype = Dtype::float32;
   std::string parallel = "fsdp";  // or plain: placements alone, every parameter gathered where it is used
   std::string reshard = "true";   // after forward: true, false or a number of ranks

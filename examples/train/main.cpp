@@ -78,8 +78,8 @@ void run_rank(const dtensor::Communicator& world, const Options& options, const 
 
 void write_plot(const Options& options, const Outcome& outcome, const Comparison* comparison) {
   if (options.plot.empty()) return;
-  Picture picture{.title =
-                      fmt::format("{}: {} steps of AdamW, {}", options.model, options.steps, to_string(options.dtype))};
+  Picture picture{.title = fmt::format("{}: {} steps of {}, {}", options.model, options.steps, options.optimizer,
+                                       to_string(options.dtype))};
   if (comparison != nullptr) {
     picture.curves.push_back({"one device", comparison->reference});
     picture.difference = comparison->difference;

@@ -6,12 +6,12 @@
 #include <chrono>
 #include <optional>
 
-#include "adamw.h"
 #include "dtensor/events.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
 #include "dtensor/tensor.h"
 #include "init.h"
+#include "optimizer.h"
 #include "plan.h"
 
 namespace train {
@@ -75,7 +75,7 @@ double run_batch(const Job& job, const GptConfig& config, const Batch& batch) {
   return loss;
 }
 
-StepRecord run_step(const Job& job, const GptConfig& config, AdamW& optimizer, std::int64_t step) {
+StepRecord run_step(const Job& job, const GptConfig& config, Optimizer& optimizer, std::int64_t step) {
   const Options& o = job.options;
   StepRecord record{.step = step, .tokens = o.batch * o.seq, .lr = optimizer.next_lr()};
   const auto begin = std::chrono::steady_clock::now();
@@ -89,8 +89,8 @@ StepRecord run_step(const Job& job, const GptConfig& config, AdamW& optimizer, s
 
 std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
   const GptConfig config = gpt_config(job.options);
-  AdamW optimizer(job.parameters.tensors(),
-                  {.lr = job.options.lr, .clip = job.options.clip, .warmup = job.options.warmup});
+  const Options& o = job.options;
+  Optimizer optimizer(job.parameters, {.name = o.optimizer, .lr = o.lr, .clip = o.clip, .warmup = o.warmup});
   std::vector<StepRecord> records;
   for (std::int64_t step = 0; step < job.options.steps; ++step) {
     records.push_back(run_step(job, config, optimizer, step));

@@ -32,7 +32,7 @@ Result run(const dtensor::Communicator& world, const Case& c) {
     return dtensor::distribute_tensor(t, mesh, train::parameter_placements(name, c.shape));
   });
   result.units = train::make_units(p, train::tiny(), mesh, options);
-  train::AdamW optimizer(p.tensors(), {});
+  train::Optimizer optimizer(p, {});
   for (std::int64_t step = 0; step < 10; ++step) {
     const oracle::Batch b = oracle::batch(step);
     const auto place = [&](const at::Tensor& t) -> at::Tensor {

@@ -43,6 +43,23 @@ TEST(HundredSteps, Float32AgainstPlainTensors) {
   EXPECT_TRUE(comparison.equal()) << comparison.largest << " exceeds " << comparison.bound;
 }
 
+// Muon's iterations amplify rounding, and so does Shampoo's eigen-decomposition; both stay within float64's bound.
+TEST(HundredSteps, EveryOptimizer) {
+  struct Case {
+    const char* name;
+    double lr;
+    MeshShape shape;
+  };
+  Options options = hundred_steps(Dtype::float64, 0);
+  const Corpus corpus = Corpus::read(options.data, options.seq);
+  for (const Case& c : {Case{"sgd", 0.1, {1, 3, 1}}, Case{"shampoo", 1e-3, {1, 2, 2}}, Case{"muon", 1e-3, {2, 1, 1}}}) {
+    options.optimizer = c.name;
+    options.lr = c.lr;
+    const Comparison comparison = run_on(c.shape, options);
+    EXPECT_LE(comparison.largest, 1e-9) << c.name << " on " << c.shape.str();
+  }
+}
+
 TEST(HundredSteps, AnotherSeedIsAnotherCurve) {
   Options options = hundred_steps(Dtype::float64, 0);
   options.steps = 2;

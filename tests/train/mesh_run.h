@@ -7,7 +7,7 @@
 #include "dtensor/random.h"
 #include "dtensor/tensor.h"
 #include "oracle.h"
-#include "train/adamw.h"
+#include "train/optimizer.h"
 #include "train/plan.h"
 
 namespace oracle {
@@ -25,7 +25,10 @@ struct Variant {
   bool sequence_parallel = false, checkpoint_activations = false;
 };
 
-inline double whole(const at::Tensor& t) { return dtensor::DTensor(t.detach()).full_tensor().item<double>(); }
+inline double whole(const at::Tensor& t) {
+  const at::Tensor value = t.detach();
+  return dtensor::is_dtensor(value) ? dtensor::DTensor(value).full_tensor().item<double>() : value.item<double>();
+}
 
 inline Curves run_on_mesh(const dtensor::Communicator& world, const Variant& variant) {
   const dtensor::DeviceMesh mesh = train::make_mesh(world, variant.shape);
@@ -40,7 +43,7 @@ inline Curves run_on_mesh(const dtensor::Communicator& world, const Variant& var
   };
   train::GptConfig config = train::tiny();
   config.dropout = variant.dropout;
-  train::AdamW optimizer(p.tensors(), {});
+  train::Optimizer optimizer(p, {});
   Curves curves;
   for (std::int64_t step = 0; step < 10; ++step) {
     const Batch b = batch(step);

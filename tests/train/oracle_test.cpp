@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "oracle.h"
-#include "train/adamw.h"
 #include "train/model.h"
+#include "train/optimizer.h"
 
 namespace {
 
@@ -36,7 +36,7 @@ TEST(Oracle, The153MModelHas153MParameters) { EXPECT_EQ(train::parameter_count(t
 TEST(Oracle, OneDeviceReproducesTheCurves) {
   const train::GptConfig config = train::tiny();
   const train::Parameters p = oracle::parameters([](const std::string&, const at::Tensor& t) { return t; });
-  train::AdamW optimizer(p.tensors(), {});
+  train::Optimizer optimizer(p, {});
   const std::vector<double> losses = oracle::curve("loss"), norms = oracle::curve("grad_norm");
   for (std::size_t step = 0; step < losses.size(); ++step) {
     const oracle::Batch batch = oracle::batch(static_cast<std::int64_t>(step));

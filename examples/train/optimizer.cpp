@@ -1,0 +1,70 @@
+// Chooses the optimizer and drives it.
+#include "optimizer.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace train {
+namespace {
+
+dtensor::AdamWOptions adamw(const OptimizerOptions& o) {
+  return {.lr = o.lr, .beta1 = 0.9, .beta2 = 0.95, .weight_decay = o.weight_decay};
+}
+
+// The matrices of the blocks; embeddings and head are look-up tables rather than maps.
+std::unique_ptr<dtensor::Optimizer> muon(const Parameters& parameters, const OptimizerOptions& o) {
+  std::vector<at::Tensor> matrices, rest;
+  for (const std::string& name : parameters.names()) {
+    const at::Tensor& p = parameters[name];
+    (p.dim() == 2 && name.starts_with("h.") ? matrices : rest).push_back(p);
+  }
+  return dtensor::muon_with_adamw(std::move(matrices),
+                                  {.lr = o.lr, .weight_decay = o.weight_decay, .match_adamw_rms = true},
+                                  std::move(rest), adamw(o));
+}
+
+std::unique_ptr<dtensor::Optimizer> make(const Parameters& parameters, const OptimizerOptions& o) {
+  const std::vector<at::Tensor> tensors = parameters.tensors();
+  if (o.name == "adamw") return std::make_unique<dtensor::AdamW>(tensors, adamw(o));
+  if (o.name == "sgd") {
+    return std::make_unique<dtensor::SGD>(tensors, dtensor::SGDOptions{.lr = o.lr, .momentum = 0.9});
+  }
+  if (o.name == "shampoo") {
+    const dtensor::ShampooOptions options{
+        .lr = o.lr, .beta2 = 0.95, .eps = 1e-6, .weight_decay = o.weight_decay, .graft_beta2 = 0.95};
+    return std::make_unique<dtensor::Shampoo>(tensors, options);
+  }
+  if (o.name == "muon") return muon(parameters, o);
+  throw std::invalid_argument("no optimizer is called " + o.name);
+}
+
+at::Tensor gradient_norm(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& p : parameters) gradients.push_back(p.grad());
+  return dtensor::get_total_norm(gradients);
+}
+
+}  // namespace
+
+Optimizer::Optimizer(const Parameters& parameters, OptimizerOptions options)
+    : options_(std::move(options)), rule_(make(parameters, options_)), parameters_(parameters.tensors()) {}
+
+double Optimizer::next_lr() const {
+  if (options_.warmup == 0) return options_.lr;
+  const double reached = static_cast<double>(steps_done_ + 1) / static_cast<double>(options_.warmup);
+  return options_.lr * std::min(1.0, reached);
+}
+
+at::Tensor Optimizer::step() {
+  at::Tensor norm =
+      options_.clip > 0 ? dtensor::clip_grad_norm_(parameters_, options_.clip) : gradient_norm(parameters_);
+  rule_->set_lr(next_lr());
+  rule_->step();
+  rule_->zero_grad();
+  ++steps_done_;
+  return norm;
+}
+
+}  // namespace train

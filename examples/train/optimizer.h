@@ -1,0 +1,35 @@
+// One optimizer step as on one device: warm-up, global gradient clipping, and the library's optimizer that the user
+// asked for. Plain tensors and DTensors take the same path.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "dtensor/optim.h"
+#include "model.h"
+
+namespace train {
+
+struct OptimizerOptions {
+  std::string name = "adamw";  // sgd (with momentum), shampoo, muon (AdamW for embeddings, head, norms and biases)
+  double lr = 1e-3, weight_decay = 0.1;
+  double clip = 1.0;        // largest gradient norm; 0: no clipping
+  std::int64_t warmup = 0;  // steps of linear warm-up to lr
+};
+
+class Optimizer {
+ public:
+  Optimizer(const Parameters& parameters, OptimizerOptions options);
+
+  // Clips, updates and forgets the gradients. Returns their global norm before clipping, a scalar tensor.
+  at::Tensor step();
+  double next_lr() const;  // what the next step() uses
+
+ private:
+  OptimizerOptions options_;
+  std::int64_t steps_done_ = 0;
+  std::unique_ptr<dtensor::Optimizer> rule_;
+  std::vector<at::Tensor> parameters_;
+};
+
+}  // namespace train
