@@ -1,6 +1,7 @@
 // What the schedule does besides being right: how much it holds, what it does about parameters that are not used,
 // frozen, tied, on other meshes or on no device yet, and what becomes of a gathered copy whose parameter changes.
 #include "dtensor/nn.h"
+#include "dtensor/parallelize.h"
 #include "parallel_fsdp/model.h"
 
 #include <ATen/autocast_mode.h>
@@ -355,6 +356,53 @@ TEST(FsdpPlacing, UnitsOfOneModelMayDifferInMesh) {
     plain.loss(input()).backward();
     expect_same_gradients(tower.w, plain.w);
   });
+}
+
+// A plan of tensor parallelism first, on the whole mesh or on its slice; then units. As one device.
+TEST(FsdpPlacing, OnTopOfAPlan) {
+  const ParallelPlan plan = {{"*.attn.q_proj", ColwiseParallel()}, {"*.attn.k_proj", ColwiseParallel()},
+                             {"*.attn.v_proj", ColwiseParallel()}, {"*.attn.o_proj", RowwiseParallel()},
+                             {"*.mlp.up_proj", ColwiseParallel()}, {"*.mlp.down_proj", RowwiseParallel()}};
+  struct Stack final : nn::Module {
+    nn::Block first{{.hidden = 8, .heads = 2, .bias = true, .tensor = at::kDouble},
+                    {.hidden = 8, .ffn = 10, .bias = true, .tensor = at::kDouble}};
+    nn::Block second{{.hidden = 8, .heads = 2, .tensor = at::kDouble}, {.hidden = 8, .ffn = 6, .tensor = at::kDouble}};
+    Stack() {
+      register_module("first", first);
+      register_module("second", second);
+    }
+  };
+  for (const bool on_slice : {false, true}) {
+    run_local(4, [&](Communicator world) {
+      const auto mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"shard", "tp"});
+      Stack plain, model;
+      Draw draw(8);
+      auto from = plain.named_parameters(), to = model.named_parameters();
+      for (std::size_t i = 0; i < from.size(); ++i) {
+        const at::NoGradGuard no_grad;
+        from[i].second->copy_(draw.normal(from[i].second->sizes().vec()).mul_(0.3));
+        to[i].second->copy_(*from[i].second);
+      }
+      on_slice ? parallelize(model, mesh["tp"], plan) : parallelize(model, mesh, plan);
+      const auto unit = fully_shard(model.first, mesh);
+      fully_shard(model, mesh);
+      EXPECT_EQ(DTensor(model.first.attn.q_proj.weight).placements(),
+                (Placements{StridedShard(0, 2).as_storage(), Shard(0)}));
+      const auto x = draw.normal({4, 3, 8});
+      for (int step = 0; step < 2; ++step) {
+        const auto expected = plain.second.forward(plain.first.forward(x)).square().mean();
+        expected.backward();
+        const auto in = distribute_tensor(x, mesh, {Shard(0), Replicate()});
+        const auto loss = model.second.forward(model.first.forward(in)).square().mean();
+        loss.backward();
+        expect_close(loss.detach(), expected.detach(), "loss");
+        for (std::size_t i = 0; i < from.size(); ++i) {
+          expect_close(to[i].second->grad(), from[i].second->grad(), from[i].first);
+        }
+      }
+      EXPECT_EQ(unit.stats().reduce_scatters, 2 * 2);
+    });
+  }
 }
 
 struct HandsOutCopies {

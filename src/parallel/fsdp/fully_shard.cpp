@@ -109,10 +109,18 @@ Parameter describe(const std::string& name, const at::Tensor& tensor, const Devi
   return p;
 }
 
+// Where the unit's own axes have one rank each there is nothing to gather, nor anything to wait for.
+bool has_work(const Unit& unit) {
+  const auto ranks = [&](std::int64_t axis) { return axis < 0 ? 1 : unit.mesh.size(axis); };
+  return ranks(unit.axes.shard) * ranks(unit.axes.replicate) > 1;
+}
+
 void hang_on(const std::shared_ptr<Unit>& unit) {
+  const bool reduces = has_work(*unit);
   for (std::size_t k = 0; k < unit->parameters.size(); ++k) {
     const DTensor parameter(unit->parameters[k].lock());
     set_use_hook(parameter, Member{unit, k});
+    if (!reduces) continue;
     set_reduce_hook(parameter, [unit, k](const DTensor& leaf, const at::Tensor& gradient) {
       unit->schedule->gradient(*unit, k, leaf, gradient);
     });
