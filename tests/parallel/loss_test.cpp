@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "dtensor/dtensor.h"
+#include "dtensor/memory_timeline.h"
 #include "support/ranks.h"
 
 namespace {
@@ -122,6 +123,23 @@ TEST(CrossEntropy, CommunicatesNumbersPerTokenNotLogits) {
     EXPECT_EQ(comms.total("all_reduce", Phase::forward).calls, 2) << comms.table();
     EXPECT_EQ(comms.total("", Phase::backward).calls, 0) << comms.table();
     EXPECT_LE(comms.total().bytes, 8 * 8 * 8) << comms.table();
+  });
+}
+
+// The logits of all tokens would take 2 MB on each rank; a chunk's take 128 KB, a few of them at once.
+TEST(LinearCrossEntropy, HoldsTheLogitsOfOneChunkOnly) {
+  test::on_mesh({2}, [](const DeviceMesh& mesh) {
+    test::Draw draw(15);
+    const at::Tensor hidden = distribute_tensor(draw.normal({512, 4}), mesh, {Replicate()}).requires_grad_();
+    const at::Tensor weight = distribute_tensor(draw.normal({1000, 4}), mesh, {Shard(0)}).requires_grad_();
+    const at::Tensor targets = distribute_tensor(draw.integers({512}, 1000), mesh, {Replicate()});
+    const auto peak = [&](std::int64_t chunk) {
+      const MemoryTimeline memory;
+      linear_cross_entropy(hidden, weight, targets, {}, chunk).backward();
+      return memory.peak().bytes;
+    };
+    EXPECT_GT(peak(512), std::int64_t{2} << 20);
+    EXPECT_LT(peak(32), std::int64_t{1} << 20);
   });
 }
 

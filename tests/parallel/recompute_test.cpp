@@ -4,6 +4,7 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/fully_shard.h"
+#include "dtensor/memory_timeline.h"
 #include "support/ranks.h"
 
 namespace {
@@ -125,6 +126,25 @@ TEST(Checkpoint, IsRightUnderFullyShard) {
         test::expect_close(actual[i], expected[i], "unit of a block " + std::to_string(by_block), 1e-12);
       }
     }
+  });
+}
+
+// Eight segments of four saved activations each: their inputs stay, and one segment's activations in backward.
+TEST(Checkpoint, SavesMemory) {
+  test::on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(at::rand({64, 256}), mesh, {Shard(0)}).requires_grad_();
+    const auto peak = [&](bool again) {
+      const auto body = [](const at::Tensor& t) { return at::sigmoid(at::sigmoid(at::sigmoid(at::sigmoid(t)))); };
+      const MemoryTimeline memory;
+      at::Tensor y = x;
+      for (int i = 0; i < 8; ++i) y = again ? checkpoint(body, y) : body(y);
+      y.sum().backward();
+      x.mutable_grad().reset();
+      return memory.peak().bytes;
+    };
+    const std::int64_t activation = 32 * 256 * 4;
+    EXPECT_GE(peak(false), 32 * activation);
+    EXPECT_LE(peak(true), 18 * activation);
   });
 }
 
