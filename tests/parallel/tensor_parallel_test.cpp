@@ -166,6 +166,53 @@ TEST(TensorParallel, TwoAllReducesABlockEachWay) {
   });
 }
 
+// Grouped queries, SwiGLU and biases: the same count, and the gradients of one device. More ranks than key heads too.
+TEST(TensorParallel, GroupedQueriesGatedLayersAndBiases) {
+  for (const int ranks : {2, 3, 4}) {
+    run_local(ranks, [&](Communicator world) {
+      const DeviceMesh mesh = make_mesh(world, {ranks});
+      const auto make = [] {
+        return nn::Block(
+            {.hidden = 16, .heads = 4, .kv_heads = 2, .bias = true, .tensor = at::kDouble},
+            {.hidden = 16, .ffn = 24, .activation = nn::Activation::swiglu, .bias = true, .tensor = at::kDouble});
+      };
+      nn::Block plain = make(), split = make();
+      test::Draw draw(4);
+      auto from = plain.named_parameters(), to = split.named_parameters();
+      for (std::size_t i = 0; i < from.size(); ++i) {
+        const at::Tensor value = draw.normal(from[i].second->sizes().vec());
+        *from[i].second = value.clone().requires_grad_();
+        *to[i].second = value.clone().requires_grad_();
+      }
+      parallelize(split, mesh, {{"attn.*", ReplicateParameter()}, {"mlp.*", ReplicateParameter()}});
+      parallelize(split, mesh,
+                  {{"attn.q_proj", ColwiseParallel()},
+                   {"attn.k_proj", ColwiseParallel()},
+                   {"attn.v_proj", ColwiseParallel()},
+                   {"attn.o_proj", RowwiseParallel()},
+                   {"mlp.gate_proj", ColwiseParallel()},
+                   {"mlp.up_proj", ColwiseParallel()},
+                   {"mlp.down_proj", RowwiseParallel()}});
+      const at::Tensor value = draw.normal({2, 5, 16});
+      const at::Tensor x = distribute_tensor(value, mesh, {Replicate()}).requires_grad_();
+      const at::Tensor plain_x = value.clone().requires_grad_();
+      const CommDebugMode comms;
+      const at::Tensor y = split.forward(x), expected = plain.forward(plain_x);
+      y.square().sum().backward();
+      if (ranks == 2) {
+        EXPECT_EQ(comms.total("", Phase::forward).calls, 2) << comms.table();
+        EXPECT_EQ(comms.total("", Phase::backward).calls, 2) << comms.table();
+      }
+      expected.square().sum().backward();
+      test::expect_close(y.detach(), expected.detach(), "block on " + std::to_string(ranks));
+      test::expect_close(x.grad(), plain_x.grad(), "input", 1e-8);
+      for (std::size_t i = 0; i < from.size(); ++i) {
+        test::expect_close(to[i].second->grad(), from[i].second->grad(), to[i].first, 1e-8);
+      }
+    });
+  }
+}
+
 TEST(SequenceParallel, TwoGathersAndTwoScattersABlockEachWay) {
   count_block(true, [](const CommDebugMode& comms) {
     for (const char* block : {"h.0", "h.1", "h.2"}) {
