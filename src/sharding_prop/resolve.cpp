@@ -51,9 +51,14 @@ ReturnAlias read_return(const c10::FunctionSchema& schema, const c10::Argument& 
   ReturnAlias alias;
   alias.is_tensor = is_tensor_type(*value.type());
   alias.is_list = alias.is_tensor && value.type()->kind() == c10::TypeKind::ListType;
-  if (value.alias_info() != nullptr) {
-    alias.arg = aliased_arg(schema, *value.alias_info());
-    alias.write = value.alias_info()->isWrite();
+  const c10::AliasInfo* info = value.alias_info();
+  // Of a list, what its entries are: Tensor(a)[].
+  if (info != nullptr && info->beforeSets().empty() && !info->containedTypes().empty()) {
+    info = &info->containedTypes()[0];
+  }
+  if (info != nullptr) {
+    alias.arg = aliased_arg(schema, *info);
+    alias.write = info->isWrite();
   }
   return alias;
 }
