@@ -8,45 +8,13 @@
 #include "dtensor/tensor.h"
 #include "optim/audience.h"
 #include "optim/partials.h"
+#include "optim/sums.h"
 
 namespace dtensor {
 namespace {
 
 using optim::Audience;
 using optim::Share;
-
-bool is_half(const at::Tensor& t) { return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16; }
-
-// The part of the norm that some local tensors have: a sum of p-th powers, or a maximum.
-class Sum {
- public:
-  explicit Sum(double p) : p_(p) {}
-
-  void add(const at::Tensor& local) {
-    if (local.numel() > 0) (is_half(local) ? halves_ : others_).push_back(local);
-  }
-
-  at::Tensor value(const at::TensorOptions& options) const {
-    std::vector<at::Tensor> norms;
-    append(halves_, at::kFloat, norms);
-    append(others_, std::nullopt, norms);
-    if (norms.empty()) return at::zeros({}, options);
-    for (at::Tensor& norm : norms) norm = norm.to(options);
-    const at::Tensor all = at::stack(norms);
-    return std::isinf(p_) ? all.amax() : all.pow(p_).sum();
-  }
-
- private:
-  void append(const std::vector<at::Tensor>& locals, std::optional<at::ScalarType> dtype,
-              std::vector<at::Tensor>& norms) const {
-    if (locals.empty()) return;
-    auto found = at::_foreach_norm(locals, p_, dtype);
-    norms.insert(norms.end(), found.begin(), found.end());
-  }
-
-  double p_;
-  std::vector<at::Tensor> halves_, others_;
-};
 
 // At least single precision; what the user reads and gradients are scaled by.
 at::ScalarType result_type(at::TensorList tensors) {
@@ -71,18 +39,18 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, double p) {
 at::Tensor total_norm(at::TensorList tensors, const Audience& audience, const NormOptions& options) {
   const double p = options.norm_type;
   TORCH_CHECK(p > 0, "get_total_norm: norm_type must be positive, not ", p);
-  const auto wide = at::TensorOptions(at::kDouble).device(device_of(tensors));
-  Sum own(p), common(p);
+  const c10::Device device = device_of(tensors);
+  optim::PowerSum own(p), common(p);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i].defined()) continue;
     const Share share = audience.share(tensors[i], i);
     if (share == Share::elsewhere) continue;
     (share == Share::here ? own : common).add(is_dtensor(tensors[i]) ? DTensor(tensors[i]).to_local() : tensors[i]);
   }
-  at::Tensor total = own.value(wide);
+  at::Tensor total = own.value(device);
   const Communicator& comm = audience.communicator();
   if (comm && comm.size() > 1) comm.all_reduce(total, std::isinf(p) ? ReduceOp::max : ReduceOp::sum).wait();
-  total = combine(total, common.value(wide), p);
+  total = combine(total, common.value(device), p);
   if (!std::isinf(p)) total = total.pow(1 / p);
   TORCH_CHECK(!options.error_if_nonfinite || std::isfinite(total.item<double>()), "the total norm of order ", p, " of ",
               tensors.size(), " tensors is ", total.item<double>());

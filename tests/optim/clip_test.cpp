@@ -152,6 +152,20 @@ TEST(TotalNorm, TenThousandTensorsInOnePass) {
   });
 }
 
+// On both sides of the size up to which a loop of our own sums, and in strides.
+TEST(TotalNorm, SmallAndLargeTensors) {
+  Draw draw(3);
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const double p : {1.0, 2.0, 3.0, 2.5, kInfinity}) {
+      const std::vector<at::Tensor> tensors{draw.normal({200, 100}, dtype), draw.normal({7, 3}, dtype).t(),
+                                            draw.normal({30, 40}, dtype).slice(1, 0, 40, 3)};
+      const double expected = plain_norm(tensors, p);
+      EXPECT_NEAR(get_total_norm(tensors, {.norm_type = p}).item<double>(), expected, 1e-5 * expected)
+          << p << " " << dtype;
+    }
+  }
+}
+
 TEST(TotalNorm, HalvesEmptiesAndNonFinite) {
   on_mesh({3}, [](const DeviceMesh& mesh) {
     const at::Tensor half =

@@ -117,6 +117,44 @@ TEST(Elementwise, EqualsOneDeviceOnThreeMeshesAndPlain) {
   }));
 }
 
+// What other optimizers call, straight on lists over three meshes and plain tensors.
+void check_list_operators(const std::vector<Item>& items, const Communicator& world) {
+  const auto meshes = meshes_of(world);
+  std::vector<at::Tensor> a, b, wa, wb;
+  for (const Item& item : items) {
+    wa.push_back(item.whole.clone());
+    wb.push_back(item.whole.abs() + 1);
+    a.push_back(place(item, wa.back(), meshes));
+    b.push_back(place(item, wb.back(), meshes, false));
+  }
+  const auto same_as = [&](const std::vector<at::Tensor>& lists, const std::vector<at::Tensor>& wholes,
+                           const char* op) {
+    for (std::size_t i = 0; i < wholes.size(); ++i) {
+      if (is_here(lists[i])) EXPECT_TRUE(at::equal(whole_of(lists[i]), wholes[i])) << op << " " << i;
+    }
+  };
+  same_as(at::_foreach_maximum(a, b), at::_foreach_maximum(wa, wb), "maximum");
+  same_as(at::_foreach_sign(a), at::_foreach_sign(wa), "sign");
+  same_as(at::_foreach_pow(b, 2), at::_foreach_pow(wb, 2), "pow");
+  std::vector<at::Scalar> factors;
+  for (std::size_t i = 0; i < items.size(); ++i) factors.emplace_back(static_cast<double>(i) + 0.5);
+  same_as(at::_foreach_mul(a, factors), at::_foreach_mul(wa, factors), "mul by each position's own number");
+  at::_foreach_div_(a, b);
+  at::_foreach_div_(wa, wb);
+  at::_foreach_addcdiv_(a, b, b, factors);
+  at::_foreach_addcdiv_(wa, wb, wb, factors);
+  same_as(a, wa, "div_, addcdiv_");
+}
+
+TEST(Elementwise, ListOperatorsOnThreeMeshesAndPlain) {
+  EXPECT_TRUE(rc::check("list operators equal one device's", [] {
+    Draw draw(*rc::gen::arbitrary<std::uint64_t>());
+    const auto items = any_items(draw, at::kDouble);
+    run_local(4, [&](Communicator world) { check_list_operators(items, world); });
+    RC_ASSERT(!::testing::Test::HasFailure());
+  }));
+}
+
 TEST(Elementwise, FusedAndForeachAgree) {
   Draw draw(3);
   const Case c = any_case(draw, at::kDouble, 4);
