@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Ours against PyTorch's DTensor, measured one after the other on this machine: side_by_side.py BUILD_FOLDER/bench
 
-Runs bench_dispatch, bench_redistribute and bench_train of this project and the scripts in peers/ (PyTorch over gloo), and prints
+Runs bench_dispatch, bench_redistribute, bench_train and bench_moe of this project and the scripts in peers/ (PyTorch over gloo), and prints
 ratios only: how many times PyTorch's overhead is ours, and how many times its redistribution and its training step take ours. PEER_PYTHON names the Python whose
 torch is used (default: the one that runs this)."""
 import json
@@ -87,6 +87,18 @@ def training():
                       f"{max(theirs['peak_rss_mb']) / r['peak_rss_mb']:14.1f}x")
 
 
+def experts():
+    print(f"\n{'mixture of experts, 2 ranks':<28} {'backend':<8} {'hidden':>6}   PyTorch's time / ours")
+    for hidden in (64, 256):
+        ours = [f"{sys.argv[1]}/bench_moe", "--mode", "moe_ep,moe_equal", "--hidden", str(hidden)]
+        peer = json_lines([PYTHON, f"{HERE}/peers/bench_train.py", "--mode", "moe_ep", "--hidden", str(hidden)])[0]["ms_median"]
+        records = json_lines([*ours, "--ranks", "2"])
+        if shutil.which("mpirun"):
+            records += json_lines(["mpirun", "-n", "2", *ours])
+        for r in records:  # forced balance is compared with the same peer, which has no such path
+            print(f"{r['mode']:<28} {r['backend']:<8} {hidden:>6} {peer / r['ms_median']:22.1f}x")
+
+
 def main():
     problem = peer_problem()
     if problem:
@@ -95,6 +107,7 @@ def main():
     dispatch(sys.argv[1])
     redistribution()
     training()
+    experts()
 
 
 if __name__ == "__main__":

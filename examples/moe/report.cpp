@@ -24,8 +24,21 @@ std::string load_text(const StepRecord& record) {
   return text;
 }
 
+double million_parameters(const ModelConfig& c) {
+  const auto& m = c.moe;
+  const auto experts = 3 * c.hidden * (m.router.experts * m.ffn + m.shared_ffn) + m.router.experts * c.hidden;
+  const auto block = 4 * c.hidden * c.hidden + 4 * c.hidden + experts;
+  return static_cast<double>(2 * c.vocabulary * c.hidden + 2 * c.hidden + c.layers * block) * 1e-6;
+}
+
 void print_table(const Options& o, const std::string& where, const std::vector<StepRecord>& records) {
   auto table = train::summary(o.job, where, steps_of(records));
+  for (auto& [name, text] : table) {
+    if (name != "model") continue;
+    const auto config = model_config(o);
+    text = fmt::format("{} with experts, {} layers, {:.2f} M parameters, {}", o.job.model, config.layers,
+                       million_parameters(config), to_string(o.job.dtype));
+  }
   std::int64_t dropped = 0;
   for (const auto& r : records) dropped += r.dropped;
   table.emplace_back("experts",

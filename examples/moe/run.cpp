@@ -148,7 +148,7 @@ StepRecord run_step(const Job& job, dtensor::AdamW& optimizer, std::int64_t step
     const auto parameters = optimizer.parameters();
     record.step.grad_norm = to_number(dtensor::clip_grad_norm_(parameters, o.clip > 0 ? o.clip : 1e30));
     optimizer.step();
-    dtensor::update_load_balancers(*job.model, job.world);
+    dtensor::update_load_balancers(*job.model, job.mesh ? job.mesh.communicator() : Communicator());
     optimizer.zero_grad();
   }
   record.step.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
