@@ -196,13 +196,13 @@ TEST(Spread, HalfPrecisionKeepsWideState) {
 // Saved on one mesh as whole tensors, restored on another.
 TEST(Spread, ShampooStateMovesBetweenLayouts) {
   const std::vector<Item> square{{Draw(1).normal({6, 5}), 0, {Shard(0), Shard(1)}}};
-  const auto expected = expected_after(square, shampoo(3, 2), 5)[0];
+  const auto expected = expected_after(square, shampoo(3, 2), 6)[0];  // step 5 uses the roots of step 4
   OptimizerState saved;
   at::Tensor middle;
   on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
     Training run{{place(square[0], square[0].whole, {mesh}).requires_grad_()}, nullptr};
     run.optimizer = shampoo(3, 2)(run.parameters);
-    for (std::size_t step = 0; step < 3; ++step) step_placed(square, {mesh}, run, step);
+    for (std::size_t step = 0; step < 4; ++step) step_placed(square, {mesh}, run, step);
     OptimizerState state = run.optimizer->state_dict();
     for (auto& [name, tensor] : state.tensors) tensor = whole_of(tensor);
     const at::Tensor whole = whole_of(run.parameters[0]);
@@ -213,7 +213,7 @@ TEST(Spread, ShampooStateMovesBetweenLayouts) {
     Training run{{place(line[0], middle, {mesh}).requires_grad_()}, nullptr};
     run.optimizer = shampoo(3, 2)(run.parameters);
     run.optimizer->load_state_dict(saved);
-    for (std::size_t step = 3; step < 5; ++step) step_placed(line, {mesh}, run, step);
+    for (std::size_t step = 4; step < 6; ++step) step_placed(line, {mesh}, run, step);
     expect_close(whole_of(run.parameters[0]), expected.detach(), "resumed", 1e-9);
     EXPECT_THROW(shampoo(4, 2)(run.parameters)->load_state_dict(saved), c10::Error);  // another block size
   });
