@@ -1,4 +1,4 @@
-// Everything a program needs: ATen, meshes, placements, DTensors and starting ranks.
+// Everything a program needs: ATen, meshes, placements, DTensors, starting ranks, parallel modules and optimizers.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -9,6 +9,7 @@
 #include "dtensor/debug_rank.h"
 #include "dtensor/events.h"
 #include "dtensor/factories.h"
+#include "dtensor/fully_shard.h"
 #include "dtensor/grad_scaler.h"
 #include "dtensor/hooks.h"
 #include "dtensor/inspect.h"
@@ -17,6 +18,7 @@
 #include "dtensor/memory_timeline.h"
 #include "dtensor/mesh.h"
 #include "dtensor/mesh_scope.h"
+#include "dtensor/moe.h"
 #include "dtensor/nn.h"
 #include "dtensor/optim.h"
 #include "dtensor/parallelize.h"

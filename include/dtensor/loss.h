@@ -36,4 +36,15 @@ DTENSOR_API at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::
                                             const at::Tensor& targets, const CrossEntropyOptions& options = {},
                                             std::int64_t chunk = 1024);
 
+// For programs that come from PyTorch, where losses on class-sharded logits need a context. Here
+// at::cross_entropy_loss, at::log_softmax and at::nll_loss keep class shards wherever they are called, so the scope
+// changes nothing.
+class loss_parallel {
+ public:
+  loss_parallel() {}   // not defaulted: a scope that is only named must not look unused
+  ~loss_parallel() {}  // the same
+  loss_parallel(const loss_parallel&) = delete;
+  loss_parallel& operator=(const loss_parallel&) = delete;
+};
+
 }  // namespace dtensor
