@@ -1,11 +1,12 @@
 // Experts by every backend, their weight cache and gradients; the balancer, the router's options and capacities.
 #include <gtest/gtest.h>
-#include <torch/csrc/autograd/custom_function.h>
-
+#include "dtensor/checkpoint_activations.h"
 #include "small_layer.h"
 
 namespace dtensor::test {
 namespace {
+
+at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t.detach(); }
 
 // Packed and separate experts, every backend: one result.
 TEST(Experts, PackedAndSeparateByEveryBackendAreEqual) {
@@ -188,40 +189,38 @@ TEST(Experts, GradientScaleChangesWeightGradientsOnly) {
   }
 }
 
+// Two micro-batches on two ranks, as they are and computed again in backward.
 TEST(LoadBalancer, CountsOnceUnderRecomputationAndOverMicroBatches) {
-  auto options = small_options();
-  options.balance_rate = 0.5;
-  MixtureOfExperts layer(options);
-  fill(layer, 2);
-  const auto x = Draw(4).normal({6, 8});
-  // Recomputation: the forward pass runs again inside backward, as activation checkpointing does.
-  struct Recompute : torch::autograd::Function<Recompute> {
-    static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& input, std::int64_t address) {
-      ctx->saved_data["x"] = input;
-      ctx->saved_data["layer"] = address;
-      return reinterpret_cast<MixtureOfExperts*>(address)->forward(input);
+  run_local(2, [](Communicator world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"ep"});
+    auto options = small_options();
+    options.balance_rate = 0.5;
+    std::vector<std::vector<at::Tensor>> gradients;
+    for (const bool again : {false, true}) {
+      MixtureOfExperts layer(options);
+      fill(layer, 2);
+      apply_expert_parallel(layer, mesh);
+      for (const std::uint64_t micro : {4, 5}) {
+        const auto x = distribute_tensor(Draw(micro).normal({6, 8}), mesh, {Shard(0)}).requires_grad_();
+        const auto run = [&](const at::Tensor& input) { return layer.forward(input); };
+        (again ? checkpoint(run, x) : run(x)).square().sum().backward();
+      }
+      gradients.emplace_back();
+      for (const auto& p : layer.parameters()) gradients.back().push_back(whole(p.grad()));
+      layer.eval();
+      layer.forward(distribute_tensor(Draw(4).normal({6, 8}), mesh, {Shard(0)}));
+      EXPECT_EQ(layer.balancer()->counts.sum().item<std::int64_t>(), 2 * 3 * 2);
+      auto load = layer.balancer()->counts.clone();
+      world.all_reduce(load, ReduceOp::sum).wait();
+      const auto mean = load.to(at::kFloat).mean();
+      update_load_balancers(layer, world);
+      EXPECT_TRUE(at::equal(layer.balancer()->bias, at::sign(mean - load) * 0.5));
+      EXPECT_EQ(layer.balancer()->counts.sum().item<std::int64_t>(), 0);
     }
-    static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
-                                                   torch::autograd::variable_list g) {
-      const at::AutoGradMode enable(true);
-      auto input = ctx->saved_data["x"].toTensor().detach().requires_grad_();
-      auto* layer = reinterpret_cast<MixtureOfExperts*>(ctx->saved_data["layer"].toInt());
-      layer->forward(input).backward(g[0]);
-      return {input.grad(), at::Tensor()};
+    for (std::size_t i = 0; i < gradients[0].size(); ++i) {
+      EXPECT_TRUE(at::equal(gradients[0][i], gradients[1][i])) << "gradient " << i;
     }
-  };
-  for (int micro = 0; micro < 2; ++micro) {
-    auto leaf = x.clone().requires_grad_();
-    Recompute::apply(leaf, reinterpret_cast<std::int64_t>(&layer)).sum().backward();
-  }
-  EXPECT_EQ(layer.balancer()->counts.sum().item<std::int64_t>(), 2 * 6 * 2);
-  layer.eval();
-  layer.forward(x);
-  EXPECT_EQ(layer.balancer()->counts.sum().item<std::int64_t>(), 2 * 6 * 2);
-  const auto load = layer.balancer()->counts.to(at::kFloat);
-  update_load_balancers(layer, {});
-  EXPECT_TRUE(at::equal(layer.balancer()->bias, at::sign(load.mean() - load) * 0.5));
-  EXPECT_EQ(layer.balancer()->counts.sum().item<std::int64_t>(), 0);
+  });
 }
 
 TEST(Router, JitterAndItsNoiseDoNotDependOnTheLayout) {
