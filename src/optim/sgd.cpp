@@ -53,7 +53,8 @@ void SGD::update(const std::vector<Entry*>& active) {
   std::vector<Entry*> kinds[4];
   for (Entry* entry : active) {
     const bool first = options(entry->group).momentum != 0 && !entry->slots[0].defined();
-    kinds[(optim::fits_fused(entry->parameter) ? 0 : 2) + (first ? 1 : 0)].push_back(entry);
+    const bool fused = options(entry->group).fused && optim::fits_fused(entry->parameter);
+    kinds[(fused ? 0 : 2) + (first ? 1 : 0)].push_back(entry);
   }
   for (int kind = 0; kind < 4; ++kind) {
     const bool fused = kind < 2, first = kind % 2 == 1;

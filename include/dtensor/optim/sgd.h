@@ -8,6 +8,7 @@ namespace dtensor {
 struct SGDOptions {
   double lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0;  // weight decay as part of the gradient
   bool nesterov = false;                                            // asks for momentum, and no dampening
+  bool fused = true;                                                // as in AdamWOptions
 };
 
 // State: momentum_buffer, where there is momentum.
