@@ -125,6 +125,28 @@ TEST(MoeEdges, TheEqualPathIsTheGeneralPathBitForBit) {
   }
 }
 
+TEST(MoeEdges, OnlyRowsOfOtherRanksAndCountsAreExchanged) {
+  run_local(2, [](Communicator world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"ep"});
+    MixtureOfExperts layer(small_options());
+    fill(layer, 3);
+    layer.gate.weight = distribute_tensor(layer.gate.weight.detach(), mesh["ep"], {Replicate()}).requires_grad_();
+    apply_expert_parallel(layer, mesh);
+    const auto x = distribute_tensor(Draw(6).normal({9, 8}), mesh, {Shard(0)}).requires_grad_();
+    layer.forward(x);
+    std::int64_t bytes = 0;
+    const EventListener listener([&](const Event& event) {
+      if (event.kind == Event::Kind::collective && event.name == "all_to_all") bytes += event.bytes;
+    });
+    layer.forward(x).sum().backward();
+    const auto moved = bytes;
+    const auto sent = layer.stats().load.narrow(0, world.rank() == 0 ? 2 : 0, 2).sum().view({1}).contiguous();
+    const auto taken = exchange_splits({sent.item<std::int64_t>(), sent.item<std::int64_t>()}, world);
+    const auto rows = sent.item<std::int64_t>() + taken[1 - world.rank()];
+    EXPECT_EQ(moved, 2 * rows * 8 * 8);  // there and back, in forward and in backward
+  });
+}
+
 TEST(MoeEdges, TokensThatAreNotInTurnAreRefusedByTheEqualPath) {
   MixtureOfExperts layer(small_options());
   layer.set_dispatch(DispatchKind::equal);
