@@ -191,6 +191,7 @@ at::Tensor wrap(const Frame& frame, const OutputAction& action, const at::Tensor
   auto impl = c10::make_intrusive<DTensorImpl>(*action.prototype, std::move(ordered), offset);
   if (action.source >= 0) inherit_source(*impl, *as_dtensor(frame.view.operands[action.source]));
   if (action.detached) impl->mark_detached_view(*as_dtensor(frame.view.operands[action.base]));
+  if (action.base >= 0 && !action.detached) inherit_detachment(*impl, frame.view.operands[action.base]);
   return at::Tensor(std::move(impl));
 }
 

@@ -53,6 +53,10 @@ void run_with_event(const OpEntry& entry, const CachedCall& call, const CallView
 void run_operator(const OpEntry& entry, torch::jit::Stack& stack) {
   c10::impl::ExcludeDispatchKeyGuard guard(engine_excluded_keys());
   if (entry.special != nullptr) return entry.special(entry, stack);
+  run_by_rule(entry, stack);
+}
+
+void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
   const CallView view(entry, arguments(entry, stack));
   if (C10_UNLIKELY(view.mesh == nullptr)) return entry.op.callBoxed(stack);  // a list without DTensors
   watch_leaves(view);

@@ -8,6 +8,9 @@ namespace dtensor {
 // One call: key, cache, decision, execution. The arguments are on top of `stack`.
 void run_operator(const OpEntry& entry, torch::jit::Stack& stack);
 
+// The same below the engine's guards and without a special kernel, for special kernels that decline.
+void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack);
+
 // Below autograd, and outside a MeshScope: temporaries of a local computation are plain tensors.
 inline c10::DispatchKeySet engine_excluded_keys() {
   return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(c10::DispatchKey::DeferredInit);

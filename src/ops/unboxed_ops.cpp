@@ -85,15 +85,15 @@ Table hottest() {
       at::_ops::silu_backward, at::_ops::threshold_backward, at::_ops::where_self, at::_ops::mm, at::_ops::bmm,
       at::_ops::addmm, at::_ops::view, at::_ops::_unsafe_view, at::_ops::t, at::_ops::transpose_int, at::_ops::permute,
       at::_ops::expand, at::_ops::unsqueeze, at::_ops::squeeze_dim, at::_ops::select_int, at::_ops::slice_Tensor,
-      at::_ops::alias, at::_ops::detach, at::_ops::clone, at::_ops::_to_copy, at::_ops::copy_, at::_ops::zero_,
-      at::_ops::fill__Scalar, at::_ops::sum, at::_ops::sum_dim_IntList, at::_ops::mean, at::_ops::mean_dim,
-      at::_ops::native_layer_norm, at::_ops::native_layer_norm_backward, at::_ops::_softmax,
-      at::_ops::_softmax_backward_data, at::_ops::_log_softmax, at::_ops::_log_softmax_backward_data,
-      at::_ops::embedding, at::_ops::embedding_dense_backward, at::_ops::_foreach_add__List,
-      at::_ops::_foreach_add_List, at::_ops::_foreach_mul__List, at::_ops::_foreach_mul__Scalar,
-      at::_ops::_foreach_mul__Tensor, at::_ops::_foreach_add__Scalar, at::_ops::_foreach_lerp__Scalar,
-      at::_ops::_foreach_addcmul__Scalar, at::_ops::_foreach_addcdiv__Scalar, at::_ops::_foreach_div__List,
-      at::_ops::_foreach_sqrt_, at::_ops::_foreach_zero_, at::_ops::_fused_adamw_, at::_ops::_fused_adam_>();
+      at::_ops::alias, at::_ops::detach, at::_ops::clone, at::_ops::copy_, at::_ops::zero_, at::_ops::fill__Scalar,
+      at::_ops::sum, at::_ops::sum_dim_IntList, at::_ops::mean, at::_ops::mean_dim, at::_ops::native_layer_norm,
+      at::_ops::native_layer_norm_backward, at::_ops::_softmax, at::_ops::_softmax_backward_data,
+      at::_ops::_log_softmax, at::_ops::_log_softmax_backward_data, at::_ops::embedding,
+      at::_ops::embedding_dense_backward, at::_ops::_foreach_add__List, at::_ops::_foreach_add_List,
+      at::_ops::_foreach_mul__List, at::_ops::_foreach_mul__Scalar, at::_ops::_foreach_mul__Tensor,
+      at::_ops::_foreach_add__Scalar, at::_ops::_foreach_lerp__Scalar, at::_ops::_foreach_addcmul__Scalar,
+      at::_ops::_foreach_addcdiv__Scalar, at::_ops::_foreach_div__List, at::_ops::_foreach_sqrt_,
+      at::_ops::_foreach_zero_, at::_ops::_fused_adamw_, at::_ops::_fused_adam_>();
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ at::Tensor result_buffer(at::IntArrayRef sizes, const at::Tensor& like) {
 }
 
 at::Tensor copied(const at::Tensor& tensor) {
+  if (tensor._is_zerotensor()) return tensor.clone();  // has no memory at all
   at::Tensor result = result_buffer(tensor.sizes(), tensor);
   tensor.is_cpu() ? copy_tensor(result, tensor) : static_cast<void>(result.copy_(tensor));
   return result;

@@ -30,6 +30,7 @@ at::Tensor run(const EdgeCall& call) {
 
 // Collectives and views see bits in memory.
 at::Tensor plain_bits(const at::Tensor& tensor) {
+  if (tensor._is_zerotensor()) return tensor.clone();  // has no memory at all
   return tensor.is_conj() || tensor.is_neg() ? tensor.resolve_conj().resolve_neg() : tensor;
 }
 

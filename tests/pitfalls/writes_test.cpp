@@ -28,6 +28,10 @@ TEST(Writes, ThroughEveryViewReachTheBaseOrRaiseB2) {
       {"view", [](const auto& t) { return t.view(-1).slice(0, 0, 10); }},
       {"transpose", [](const auto& t) { return t.t().select(0, 1); }},
       {"unbind", [](const auto& t) { return t.unbind(0)[2]; }},
+      {"view of a moved view",
+       [](const auto& t) {
+         return t.view(-1).slice(0, 0, 10).view({2, 5}).select(0, 1);
+       }},
       {"expand", [](const auto& t) { return t.unsqueeze(0).select(0, 0); }}};
   for (const auto& [name, view] : views) {
     const auto plain = real({8, 8});

@@ -14,6 +14,7 @@ void resize_special(const OpEntry& entry, torch::jit::Stack& stack);
 void functional_step_special(const OpEntry& entry, torch::jit::Stack& stack);
 void decompose_special(const OpEntry& entry, torch::jit::Stack& stack);
 void factory_out_special(const OpEntry& entry, torch::jit::Stack& stack);
+void to_copy_special(const OpEntry& entry, torch::jit::Stack& stack);
 void amp_unscale_special(const OpEntry& entry, torch::jit::Stack& stack);
 void sdp_choice_special(const OpEntry& entry, torch::jit::Stack& stack);
 

@@ -31,6 +31,12 @@ class DTensorImpl final : public c10::TensorImpl {
   // A view whose data was moved by a redistribution shares no memory with its base: writes to it are refused, and reads
   // once the base (which shares the version counter) has changed.
   void mark_detached_view(DTensorImpl& base);
+  // A view of such a view shares no memory with the base either.
+  void inherit_detachment(const DTensorImpl& view) {
+    detached_ = view.detached_;
+    version_at_detach_ = view.version_at_detach_;
+    base_version_ = view.base_version_;
+  }
   bool is_detached_view() const { return detached_; }
   bool is_stale() const { return detached_ && base_version_.current_version() != version_at_detach_; }
 

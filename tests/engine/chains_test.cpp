@@ -1,0 +1,218 @@
+// Random chains of operators, drawn from every overload of the dispatcher that has a rule and takes tensors and simple
+// numbers: sharded at random they give what one device gives, forward and backward. RC_PARAMS="max_success=20000" runs
+// more than the hundred of a usual test; rapidcheck prints the seed and drops links from a chain that fails.
+#include <gtest/gtest.h>
+
+#include <rapidcheck/gtest.h>
+
+#include "ops/op_entry.h"
+#include "sharding_prop/resolve.h"
+#include "support/ranks.h"
+
+namespace dtensor::test {
+namespace {
+
+using Numbers = std::vector<std::uint64_t>;
+
+bool contains(const std::string& name, std::initializer_list<const char*> parts) {
+  return std::any_of(parts.begin(), parts.end(),
+                     [&](const char* part) { return name.find(part) != std::string::npos; });
+}
+
+bool is_simple(const c10::Argument& argument) {
+  if (argument.default_value() || argument.name() == "dim") return true;
+  const auto kind = argument.type()->kind();
+  return kind == c10::TypeKind::TensorType || kind == c10::TypeKind::NumberType || kind == c10::TypeKind::BoolType ||
+         kind == c10::TypeKind::FloatType;
+}
+
+// Functional, of tensors, deterministic, with a rule; not those that trust their arguments, nor conv_tbc, whose
+// backward writes through views of moved tensors and so is refused.
+bool belongs(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  const std::string name = schema.name().substr(schema.name().find("::") + 2);
+  if (schema.name().rfind("aten::", 0) != 0 || name[0] == '_' || !needs_kernel(op)) return false;
+  if (contains(name,
+               {"backward", "empty", "_like", "new_", "mkldnn", "cudnn", "quantize", "special_", "unpool", "conv_tbc"}))
+    return false;
+  if (schema.returns().size() != 1 || schema.returns()[0].type()->kind() != c10::TypeKind::TensorType) return false;
+  const auto info = resolve(op);
+  if (info->entry->source != RuleSource::rule || info->random || !info->written_args.empty()) return false;
+  const auto& arguments = schema.arguments();
+  return !arguments.empty() && arguments[0].type()->kind() == c10::TypeKind::TensorType &&
+         std::all_of(arguments.begin(), arguments.end(), is_simple);
+}
+
+const std::vector<c10::OperatorHandle>& operators() {
+  static const auto* all = [] {
+    auto* list = new std::vector<c10::OperatorHandle>;
+    for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+      const auto op = c10::Dispatcher::singleton().findSchema(name);
+      if (op && belongs(*op)) list->push_back(*op);
+    }
+    std::sort(list->begin(), list->end(), [](const auto& a, const auto& b) {
+      return c10::toString(a.operator_name()) < c10::toString(b.operator_name());
+    });
+    return list;
+  }();
+  return *all;
+}
+
+// Another operand: of the same sizes, or of the last dimension's.
+at::Tensor another(Draw& draw, const at::Tensor& x) {
+  const bool row = x.dim() > 0 && draw.coin() && draw.coin();
+  return draw.normal(row ? Shape{x.size(-1)} : x.sizes().vec());
+}
+
+// One value per argument after the first; tensors plain.
+std::vector<c10::IValue> draw_arguments(const c10::OperatorHandle& op, const at::Tensor& x, Draw& draw) {
+  std::vector<c10::IValue> values;
+  for (std::size_t i = 1; i < op.schema().arguments().size(); ++i) {
+    const auto& argument = op.schema().arguments()[i];
+    const auto kind = argument.type()->kind();
+    const auto dim = draw.integer(0, std::max<std::int64_t>(x.dim(), 1) - 1);
+    if (argument.name() == "dim" && kind == c10::TypeKind::IntType)
+      values.emplace_back(dim);
+    else if (argument.name() == "dim" && draw.coin())
+      values.emplace_back(std::vector<std::int64_t>{dim});
+    else if (argument.name() == "keepdim")
+      values.emplace_back(draw.coin());
+    else if (argument.default_value())
+      values.push_back(*argument.default_value());
+    else if (kind == c10::TypeKind::TensorType)
+      values.emplace_back(another(draw, x));
+    else if (kind == c10::TypeKind::BoolType)
+      values.emplace_back(draw.coin());
+    else
+      values.emplace_back(0.5);
+  }
+  return values;
+}
+
+struct Link {
+  c10::OperatorHandle op;
+  std::vector<c10::IValue> arguments;
+};
+
+at::Tensor apply(const Link& link, const at::Tensor& x, const std::function<at::Tensor(const at::Tensor&)>& place) {
+  torch::jit::Stack stack{x};
+  for (const auto& value : link.arguments) {
+    stack.push_back(value.isTensor() ? c10::IValue(place(value.toTensor())) : value);
+  }
+  link.op.callBoxed(stack);
+  return stack.at(0).toTensor();
+}
+
+const std::function<at::Tensor(const at::Tensor&)> as_it_is = [](const at::Tensor& t) { return t; };
+
+bool is_usable(const at::Tensor& result) {
+  return result.defined() && result.scalar_type() == at::kDouble && result.numel() < 3000 && result.dim() < 5;
+}
+
+// Operators that refuse these operands are drawn again.
+std::vector<Link> draw_chain(const Numbers& numbers, const at::Tensor& start) {
+  std::vector<Link> chain;
+  at::Tensor x = start;
+  for (const auto number : numbers) {
+    Draw draw(number);
+    for (int tries = 0; tries < 20; ++tries) {
+      const auto pick = static_cast<std::size_t>(draw.integer(0, std::ssize(operators()) - 1));
+      try {
+        Link link{operators()[pick], draw_arguments(operators()[pick], x, draw)};
+        const auto result = apply(link, x, as_it_is);
+        if (!is_usable(result)) continue;
+        x = result;
+        chain.push_back(std::move(link));
+        break;
+      } catch (const std::exception&) {
+      }
+    }
+  }
+  return chain;
+}
+
+struct Outcome {
+  at::Tensor value, grad;
+};
+
+Outcome run(const std::vector<Link>& chain, at::Tensor x, const std::function<at::Tensor(const at::Tensor&)>& place) {
+  x = x.detach().requires_grad_();
+  at::Tensor y = x;
+  for (const auto& link : chain) y = apply(link, y, place);
+  if (y.requires_grad()) y.sum().backward();
+  return {y.detach(), x.grad()};
+}
+
+bool same(const at::Tensor& a, const at::Tensor& b) {
+  if (a.defined() != b.defined()) return false;
+  return !a.defined() || (a.sizes() == b.sizes() && at::allclose(a, b, 1e-6, 1e-6, true));
+}
+
+// Jumps and poles: where one device itself tells neighbours apart, sums in another order may too.
+bool is_smooth(const std::vector<Link>& chain, const at::Tensor& x, const Outcome& at_x) {
+  for (const double step : {1e-11, -1e-11}) {
+    const auto near = run(chain, x * (1 + step) + step, as_it_is);
+    if (!same(near.value, at_x.value) || !same(near.grad, at_x.grad)) return false;
+  }
+  return true;
+}
+
+std::string describe(const std::vector<Link>& chain) {
+  std::string text;
+  for (const auto& link : chain) text += c10::toString(link.op.operator_name()) + " ";
+  return text;
+}
+
+// Thrown rather than noted, so that shrinking tells cases apart. Collective.
+void expect_same(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
+  TORCH_CHECK(actual.defined() == expected.defined(), what, ": defined on one side only");
+  if (!actual.defined()) return;
+  const auto plain = is_dtensor(actual) ? DTensor(actual).full_tensor() : actual;
+  const bool close = plain.sizes() == expected.sizes() && at::allclose(plain, expected, 1e-5, 1e-5);
+  TORCH_CHECK(close, what, "\nexpected\n", expected, "\nactual\n", plain);
+}
+
+// Where one device itself gives NaN or infinity, the formulas that ATen takes for tensor subclasses may give another.
+bool is_finite(const at::Tensor& tensor) { return !tensor.defined() || tensor.isfinite().all().item<bool>(); }
+
+void check_chain(const Numbers& numbers) {
+  Draw draw(numbers.size() + (numbers.empty() ? 0 : numbers[0]));
+  const auto x = draw.normal(draw.sizes(draw.integer(1, 3), 1, 6));
+  const auto chain = draw_chain(numbers, x);
+  Outcome expected;
+  try {
+    expected = run(chain, x, as_it_is);
+    if (!is_finite(expected.value) || !is_finite(expected.grad) || !is_smooth(chain, x, expected)) return;
+  } catch (const std::exception&) {
+    return;  // no gradient on one device either
+  }
+  const auto& mesh_shape = mesh_shapes()[static_cast<std::size_t>(draw.integer(1, std::ssize(mesh_shapes()) - 2))];
+  const auto seed = static_cast<std::uint64_t>(draw.integer(0, 1 << 20));
+  on_mesh(mesh_shape, [&](const DeviceMesh& mesh) {
+    Draw mine(seed);
+    const auto place = [&](const at::Tensor& t) {
+      return distribute_tensor(t.clone(), mesh, mine.placements(mesh, t.dim()));
+    };
+    const auto start = place(x);
+    const std::string what = describe(chain) + DTensor(start).spec_str();
+    Outcome actual;
+    try {
+      actual = run(chain, start, place);
+    } catch (const std::exception& e) {
+      TORCH_CHECK(false, what, " raises: ", e.what());
+    }
+    expect_same(actual.value, expected.value, what);
+    expect_same(actual.grad, expected.grad, what + " grad");
+  });
+}
+
+TEST(Chains, EqualOneDevice) {
+  ASSERT_GT(operators().size(), 150u);
+  EXPECT_TRUE(rc::check("chains of up to six operators", [] {
+    const auto length = *rc::gen::inRange<std::size_t>(1, 7);
+    check_chain(*rc::gen::container<Numbers>(length, rc::gen::inRange<std::uint64_t>(0, 1u << 30)));
+  }));
+}
+
+}  // namespace
+}  // namespace dtensor::test
