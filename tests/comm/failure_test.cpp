@@ -321,7 +321,7 @@ TEST(RunLocal, ManyRanksOnFewCores) {
 
 // A random program of collectives on random subgroups, the same on every rank, checked by value.
 TEST(RunLocal, RandomPrograms) {
-  rc::check([] {
+  EXPECT_TRUE(rc::check([] {
     const int ranks = *rc::gen::inRange(1, 6);
     const auto program = *rc::gen::container<std::vector<std::pair<int, int>>>(
         rc::gen::pair(rc::gen::inRange(0, 4), rc::gen::inRange(0, 9)));
@@ -347,7 +347,7 @@ TEST(RunLocal, RandomPrograms) {
         }
       }
     });
-  });
+  }));
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ TEST(BufferPool, AFreedBlockComesBack) {
 }
 
 TEST(BufferPool, TensorsAreOrdinary) {
-  rc::check([] {
+  EXPECT_TRUE(rc::check([] {
     const auto sizes = *rc::gen::container<std::vector<std::int64_t>>(rc::gen::inRange<std::int64_t>(0, 7));
     RC_PRE(sizes.size() <= 5);
     const auto dtype = *rc::gen::element(at::kFloat, at::kBool, at::kBFloat16, at::kComplexDouble);
@@ -33,7 +33,7 @@ TEST(BufferPool, TensorsAreOrdinary) {
     RC_ASSERT(reinterpret_cast<std::uintptr_t>(t.data_ptr()) % 64 == 0);
     t.fill_(1);
     RC_ASSERT(at::equal(t, at::ones(sizes, dtype)));
-  });
+  }));
 }
 
 TEST(BufferPool, MayBeResizedAndRequireGrad) {

@@ -45,14 +45,14 @@ TEST(Placement, PrintsAsDocumented) {
 }
 
 TEST(Placement, TextIsReadBack) {
-  rc::check([] {
+  EXPECT_TRUE(rc::check([] {
     Placements placements(*rc::gen::inRange(0, 5));
     for (Placement& p : placements) {
       p = arbitrary_placement();
       RC_ASSERT(parse_placement(p.str()) == p);
     }
     RC_ASSERT(parse_placements(to_string(placements)) == placements);
-  });
+  }));
 }
 
 TEST(Placement, BlanksDoNotMatter) {
@@ -71,12 +71,12 @@ TEST(Placement, BadTextIsNamed) {
 }
 
 TEST(Placement, EqualIffSameText) {
-  rc::check([] {
+  EXPECT_TRUE(rc::check([] {
     const Placement a = arbitrary_placement();
     const Placement b = arbitrary_placement();
     RC_ASSERT((a == b) == (a.str() == b.str()));
     if (a == b) RC_ASSERT(a.hash() == b.hash());
-  });
+  }));
 }
 
 TEST(Placement, HashSpreads) {
