@@ -3,36 +3,22 @@
 // `single` is one device without DTensors. Under mpirun the ranks are processes.
 #include <sys/resource.h>
 
-#include <CLI/CLI.hpp>
-#include <algorithm>
-#include <iostream>
-#include <nlohmann/json.hpp>
-
 #include "dtensor/launch.h"
-#include "timing.h"
 #include "train/data.h"
 #include "train/run.h"
+#include "training.h"
 
 namespace {
 
-struct Bench {
+struct Bench : bench::Training {
   train::Options job;
-  std::vector<std::string> modes{"single", "fsdp", "tp", "tp_lp"};
-  std::int64_t warmup = 5;
-  int ranks = 2;
 };
 
 Bench parse(int argc, char** argv) {
   Bench bench;
-  bench.job.batch = 8, bench.job.seq = 16, bench.job.steps = 20, bench.job.warmup = 0;
+  bench.modes = {"single", "fsdp", "tp", "tp_lp"};
   CLI::App app("Step time and memory of training on a mesh");
-  app.add_option("--mode", bench.modes, "single, fsdp, tp, tp_lp")->delimiter(',');
-  app.add_option("--hidden", bench.job.hidden, "width of the model");
-  app.add_option("--batch", bench.job.batch, "sequences a step, over all ranks");
-  app.add_option("--seq", bench.job.seq, "tokens a sequence");
-  app.add_option("--steps", bench.job.steps, "measured steps");
-  app.add_option("--warmup", bench.warmup, "steps before");
-  app.add_option("--ranks", bench.ranks, "thread ranks of a single process");
+  bench::add_training_flags(app, bench, bench.job);
   app.parse(argc, argv);
   return bench;
 }
@@ -47,19 +33,9 @@ double peak_memory() {
 void report(const Bench& bench, const std::string& mode, const char* backend, int ranks,
             const std::vector<train::StepRecord>& records) {
   std::vector<double> ms;
-  for (auto i = static_cast<std::size_t>(bench.warmup); i < records.size(); ++i) ms.push_back(records[i].seconds * 1e3);
-  const double median = bench::median(ms);
-  const nlohmann::json line = {{"bench", "train"},
-                               {"mode", mode},
-                               {"backend", backend},
-                               {"ranks", ranks},
-                               {"hidden", bench.job.hidden},
-                               {"ms_median", median},
-                               {"ms_min", *std::min_element(ms.begin(), ms.end())},
-                               {"tokens_per_s", static_cast<double>(bench.job.batch * bench.job.seq) / median * 1e3},
-                               {"peak_rss_mb", peak_memory()},
-                               {"loss_last", records.back().loss}};
-  std::cout << line.dump() << std::endl;
+  for (const auto& record : records) ms.push_back(record.seconds * 1e3);
+  bench::print_training(bench, bench.job, mode, backend, ranks, std::move(ms),
+                        {{"peak_rss_mb", peak_memory()}, {"loss_last", records.back().loss}});
 }
 
 train::Options options_of(const Bench& bench, const std::string& mode, int ranks) {

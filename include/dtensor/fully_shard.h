@@ -16,13 +16,10 @@
 
 #include "dtensor/export.h"
 #include "dtensor/mesh.h"
+#include "dtensor/named_tensors.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor {
-
-// A model as functions on models see it: full names and where each tensor is kept, so that it can be exchanged. A tied
-// tensor is listed under each of its names.
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor*>>;
 
 // Dtypes of the computation; parameters, gradients and optimizer states keep the dtype that the parameter was made in.
 struct MixedPrecision {

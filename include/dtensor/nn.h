@@ -15,13 +15,10 @@
 
 #include "dtensor/export.h"
 #include "dtensor/mesh.h"
+#include "dtensor/named_tensors.h"
 #include "dtensor/placement.h"
 
 namespace dtensor {
-
-// What every function on models takes: full names ("h.0.attn.q_proj.weight") and where the tensor is kept, so that it
-// can be exchanged. A tied tensor is listed under each of its names.
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor*>>;
 
 namespace nn {
 

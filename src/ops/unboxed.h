@@ -113,7 +113,6 @@ inline at::Tensor wrap(const OpEntry& entry, const CachedCall& call, const CallV
   const auto offset = action.base < 0 ? 0 : view.operands[action.base]->storage_offset() + action.offset_delta;
   auto impl = c10::make_intrusive<DTensorImpl>(*action.prototype, std::move(local), offset);
   if (action.source >= 0) inherit_source(*impl, *as_dtensor(view.operands[action.source]));
-  if (action.base >= 0) inherit_detachment(*impl, view.operands[action.base]);
   return at::Tensor(std::move(impl));
 }
 

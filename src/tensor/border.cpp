@@ -1,9 +1,9 @@
 // Autograd of the border: three nodes, each the other's reverse.
 #include "tensor/border.h"
 
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include "dtensor/autograd_node.h"
 #include "dtensor/tensor.h"
 #include "ops/leaf_hook.h"
 #include "ops/plain_operand.h"
@@ -25,18 +25,6 @@ Placements without_partial(Placements placements) {
 }
 
 bool needs_graph(const at::Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
-
-// A std::shared_ptr in older releases of LibTorch, an intrusive_ptr in newer ones.
-using NodePtr = decltype(torch::autograd::Edge::function);
-
-template <class NodeType, class... Args>
-NodePtr make_node(Args&&... args) {
-  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<Node>>) {
-    return NodePtr(new NodeType(std::forward<Args>(args)...));
-  } else {
-    return NodePtr(c10::make_intrusive<NodeType>(std::forward<Args>(args)...));
-  }
-}
 
 template <class NodeType, class... Args>
 at::Tensor with_history(at::Tensor result, const at::Tensor& input, Args&&... args) {

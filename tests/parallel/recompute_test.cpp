@@ -266,4 +266,20 @@ TEST(GradScaler, SkipsTheSameStepsOnEveryRankOfEveryMesh) {
   });
 }
 
+// Rank 0 shares a mesh with 1, 1 with 2, 2 with 3: what rank 3 finds comes to rank 0 over two others.
+TEST(GradScaler, AnOverflowIsHeardAlongAChainOfMeshes) {
+  run_local(4, [](Communicator world) {
+    std::vector<at::Tensor> chain;
+    for (std::int64_t first = 0; first < 3; ++first) {
+      const DeviceMesh mesh = device_mesh(world, at::kCPU, {first, first + 1}, {2});
+      at::Tensor p = distribute_tensor(at::ones({4}), mesh, {Shard(0)}).requires_grad_();
+      p.mutable_grad() = p.detach() * 16;
+      chain.push_back(p);
+    }
+    if (world.rank() == 3) DTensor(chain[2].grad()).to_local().fill_(std::nan(""));
+    GradScaler scaler;
+    EXPECT_FALSE(scaler.unscale_(chain)) << "rank " << world.rank();
+  });
+}
+
 }  // namespace

@@ -63,8 +63,8 @@ void amp_unscale_special(const OpEntry& entry, torch::jit::Stack& stack) {
   const at::Tensor found = whole_of(arguments[1].toTensor());
   torch::jit::Stack call{parts, found, whole_of(arguments[2].toTensor())};
   if (!parts.empty()) entry.op.callBoxed(call);
-  // Several meshes, twice: a rank that is in two carries the news of the second back into the first.
-  for (std::size_t round = 0; round < std::min<std::size_t>(meshes.size(), 2); ++round) {
+  // Ranks that are in two meshes carry the news from one to the other: over a chain of n meshes it takes n rounds.
+  for (std::size_t round = 0; round < meshes.size(); ++round) {
     for (const auto& mesh : meshes) agree(found, *mesh);
   }
   write_whole(arguments[1].toTensor(), found);

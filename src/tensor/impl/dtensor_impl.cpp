@@ -123,6 +123,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
 
 void DTensorImpl::release_resources() {
   local_.reset();
+  reduced_.reset();
   source.reset();
   hooks.reset();
   TensorImpl::release_resources();
