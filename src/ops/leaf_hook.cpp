@@ -6,6 +6,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "ops/leaf_reduction.h"
+
 namespace dtensor {
 namespace {
 
@@ -37,6 +39,20 @@ void set_aside_gradient(const DTensor& leaf, DTensorImpl& impl) {
   });
 }
 
+// autograd::grad hands the gradient out when this hook returns: it is reduced by then.
+bool is_captured(const at::Tensor& leaf) {
+  const auto* info = torch::autograd::get_current_graph_task_exec_info();
+  if (info == nullptr || info->empty()) return false;
+  const auto found = info->find(torch::autograd::impl::grad_accumulator(leaf).get());
+  return found != info->end() && found->second.captures_ != nullptr;
+}
+
+// A gradient with a graph of its own is reduced by itself, so that the reduction is part of that graph.
+std::optional<Placements> may_wait(const DTensor& leaf, const at::Tensor& grad, const Placements& wanted) {
+  if (at::GradMode::is_enabled() || is_captured(leaf)) return std::nullopt;
+  return waiting_placements(DTensor(grad), wanted);
+}
+
 at::Tensor before_accumulation(DTensorImpl& impl, const at::Tensor& grad) {
   if (!grad.defined() || sync_off) return grad;
   const auto leaf = handle_of(impl);
@@ -48,6 +64,10 @@ at::Tensor before_accumulation(DTensorImpl& impl, const at::Tensor& grad) {
     return DTensor::from_local(grad, leaf.mesh(), replicated, grad.sizes(), grad.strides()).redistribute(wanted);
   }
   if (taken_over(impl)) return grad;
+  if (const auto waits = may_wait(leaf, grad, wanted)) {
+    expect_gradient(leaf);
+    return DTensor(grad).redistribute(*waits);
+  }
   return has_unreduced_gradient(leaf, wanted) ? grad : DTensor(grad).redistribute(wanted);
 }
 
@@ -60,6 +80,7 @@ struct AfterAccumulation final : torch::autograd::PostAccumulateGradHook {
       return impl.hooks->reduce(leaf, gradient);
     }
     const auto wanted = reduced_placements(*impl.spec());
+    if (take_gradient(leaf, wanted)) return;
     if (!sync_off && has_unreduced_gradient(leaf, wanted)) {
       leaf.mutable_grad() = DTensor(leaf.grad()).redistribute(wanted);
     }

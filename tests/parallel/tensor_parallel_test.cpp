@@ -221,7 +221,17 @@ TEST(SequenceParallel, TwoGathersAndTwoScattersABlockEachWay) {
       EXPECT_EQ(comms.total("", Phase::forward, block).calls, 4) << comms.table();
       EXPECT_EQ(comms.total("all_gather", Phase::backward, block).calls, 2) << comms.table();
       EXPECT_EQ(comms.total("reduce_scatter", Phase::backward, block).calls, 2) << comms.table();
+      EXPECT_EQ(comms.total("", Phase::backward, block).calls, 4) << comms.table();
     }
+  });
+}
+
+// Weight and bias of seven norms, and nothing else, are whole where their gradients are sums.
+TEST(SequenceParallel, GradientsOfAllNormsAreReducedInOneCollective) {
+  count_block(true, [](const CommDebugMode& comms) {
+    const CommCount all = comms.total("all_reduce", Phase::backward);
+    EXPECT_EQ(all.calls, 2) << comms.table();  // one of them is the loss's, a number a token
+    EXPECT_EQ(all.bytes, 7 * 2 * kHidden * 4 + 4 * 8 * 4) << comms.table();
   });
 }
 
