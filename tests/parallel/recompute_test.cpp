@@ -121,10 +121,45 @@ TEST(Checkpoint, IsRightUnderFullyShard) {
       const auto expected = step(by_block, false, scatters);
       EXPECT_EQ(scatters, by_block ? 2 : 1);
       const auto actual = step(by_block, true, scatters);
-      EXPECT_EQ(scatters, 2);  // one unit of two segments is reduced after each: its gradients are all there
+      EXPECT_EQ(scatters, by_block ? 2 : 1);  // of two segments too, from the second step on
       for (std::size_t i = 0; i < expected.size(); ++i) {
         test::expect_close(actual[i], expected[i], "unit of a block " + std::to_string(by_block), 1e-12);
       }
+    }
+  });
+}
+
+// Parameters that several segments and the model itself use, in one unit: their gradients add up whenever they come.
+TEST(Checkpoint, SegmentsShareParametersOfAUnit) {
+  test::on_mesh({2}, [](const DeviceMesh& mesh) {
+    test::Draw draw(7);
+    const at::Tensor x = draw.normal({4, 6});
+    std::vector<at::Tensor> plain, split;
+    for (int i = 0; i < 3; ++i) plain.push_back(draw.normal({6, 6}).mul_(0.4).requires_grad_());
+    for (const auto& w : plain) split.push_back(w.detach().clone().requires_grad_());
+    const auto unit = fully_shard({{"a", &split[0]}, {"b", &split[1]}, {"c", &split[2]}}, mesh);
+    const auto loss = [](const std::vector<at::Tensor>& w, const at::Tensor& in, bool again) {
+      const auto segment = [&w, again](const at::Tensor& t, std::size_t k) {
+        const auto body = [&w, k](const at::Tensor& y) { return at::gelu(at::mm(at::mm(y, w[0]), w[k])); };
+        return again ? checkpoint(body, t) : body(t);
+      };
+      const at::Tensor y = segment(segment(at::mm(in, w[2]), 1), 2);
+      return at::mm(segment(y, 1), w[0]).square().mean();
+    };
+    const at::Tensor on = distribute_tensor(x, mesh, {Shard(0)});
+    for (int step = 0; step < 4; ++step) {
+      const FsdpStats before = unit.stats();
+      loss(plain, x, false).backward();
+      loss(split, on, true).backward();
+      for (std::size_t i = 0; i < 3; ++i) {
+        test::expect_close(split[i].grad(), plain[i].grad(), c10::str("step ", step, " gradient ", i));
+      }
+      EXPECT_EQ(unit.stats().unreduced_bytes, 0);
+      EXPECT_EQ(unit.stats().gathered_bytes, 0);
+      if (step == 0) continue;
+      EXPECT_EQ(unit.stats().reduce_scatters - before.reduce_scatters, 1);
+      EXPECT_LE(unit.stats().all_gathers - before.all_gathers, 2);
+      EXPECT_LE(unit.stats().peak_unreduced_bytes, unit.gradient_bytes());
     }
   });
 }

@@ -9,6 +9,12 @@
 
 namespace dtensor::test {
 
+// What this thread's collectives did, in order: "all_reduce starts", "all_reduce ends". Null: not noted.
+inline thread_local std::vector<std::string>* delayed_log = nullptr;
+inline void note(const std::string& what) {
+  if (delayed_log != nullptr) delayed_log->push_back(what);
+}
+
 class LateWork final : public Work::Impl {
  public:
   explicit LateWork(std::function<void()> run) : run_(std::move(run)) {}
@@ -31,18 +37,22 @@ class DelayedBackend final : public CommBackend {
   bool supports(c10::DeviceType device) const override { return device == c10::kCPU; }
   bool asynchronous() const override { return true; }
 
-  Work all_gather(const CollectiveCall&, at::TensorList outputs, const at::Tensor& input) override {
-    return late(outputs, input, [](const auto& c, auto& out, auto& in) { c.all_gather(out, in[0]).wait(); });
+  Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) override {
+    return late(call, outputs, input, [](const auto& c, auto& out, auto& in) { c.all_gather(out, in[0]).wait(); });
   }
   Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) override {
     const auto op = call.op;
-    return late(output, inputs, [op](const auto& c, auto& out, auto& in) { c.reduce_scatter(out[0], in, op).wait(); });
+    return late(call, output, inputs,
+                [op](const auto& c, auto& out, auto& in) { c.reduce_scatter(out[0], in, op).wait(); });
   }
   Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) override {
-    return inner_.all_reduce(tensor, call.op);
+    const auto op = call.op;
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return late(call, tensor, tensor.clone(),
+                [op](const auto& c, auto& out, auto& in) { c.all_reduce(out[0], in[0], op).wait(); });
   }
-  Work all_to_all(const CollectiveCall&, at::TensorList outputs, at::TensorList inputs) override {
-    return late(outputs, inputs, [](const auto& c, auto& out, auto& in) { c.all_to_all(out, in).wait(); });
+  Work all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
+    return late(call, outputs, inputs, [](const auto& c, auto& out, auto& in) { c.all_to_all(out, in).wait(); });
   }
   Work broadcast(const CollectiveCall& call, const at::Tensor& tensor) override {
     return inner_.broadcast(tensor, call.peer);
@@ -57,12 +67,15 @@ class DelayedBackend final : public CommBackend {
 
  private:
   template <class Run>
-  Work late(at::TensorList outputs, at::TensorList inputs, Run&& run) {
+  Work late(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs, Run&& run) {
+    const std::string name = to_string(call.kind);
+    note(name + " starts");
     for (const auto& t : outputs) {
       if (at::isFloatingType(t.scalar_type())) t.fill_(std::numeric_limits<double>::quiet_NaN());
     }
-    return Work(std::make_shared<LateWork>(
-        [inner = inner_, out = outputs.vec(), in = inputs.vec(), run] { run(inner, out, in); }));
+    return Work(std::make_shared<LateWork>([inner = inner_, out = outputs.vec(), in = inputs.vec(), run, name] {
+      run(inner, out, in), note(name + " ends");
+    }));
   }
 
   Communicator inner_;

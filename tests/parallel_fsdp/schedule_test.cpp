@@ -1,5 +1,6 @@
 // What the schedule does besides being right: how much it holds, what it does about parameters that are not used or
 // frozen, and what becomes of a gathered copy whose parameter changes.
+#include "parallel_fsdp/delayed.h"
 #include "parallel_fsdp/tower.h"
 
 #include <rapidcheck/gtest.h>
@@ -62,6 +63,52 @@ TEST(FsdpSchedule, PredictedMemoryIsMeasuredMemory) {
       EXPECT_GE(2 * units[0].stats().peak_unreduced_bytes, predicted.unreduced);
     });
   }
+}
+
+// A unit's sum over replicas runs while the next one is scattered, and is waited for when that is done.
+TEST(FsdpSchedule, SumsOverReplicasInTheBackground) {
+  run_local(4, [](Communicator world) {
+    const auto mesh = init_device_mesh(delayed(world), at::kCPU, {2, 2}, {"replicate", "shard"});
+    Tower plain(4), tower(4);
+    tower.shard(mesh);
+    for (int step = 0; step < 2; ++step) {
+      const auto loss = tower.loss(distribute_tensor(input(), mesh, {Shard(0), Shard(0)}));
+      plain.loss(input()).backward();
+      std::vector<std::string> log;
+      delayed_log = &log;
+      loss.backward();
+      delayed_log = nullptr;
+      std::erase_if(log, [](const auto& line) { return line.find("reduce") == std::string::npos; });
+      std::vector<std::string> expected = {"reduce_scatter starts", "reduce_scatter ends", "all_reduce starts",
+                                           "reduce_scatter starts"};
+      for (int unit = 2; unit < 4; ++unit) {
+        expected.insert(expected.end(),
+                        {"all_reduce ends", "reduce_scatter ends", "all_reduce starts", "reduce_scatter starts"});
+      }
+      expected.insert(expected.end(),
+                      {"all_reduce ends", "reduce_scatter ends", "all_reduce starts", "all_reduce ends"});
+      EXPECT_EQ(log, expected);
+      expect_same_gradients(tower.w, plain.w);
+    }
+  });
+}
+
+// Without units: gradients of whole parameters, in two collectives here, are waited for when backward ends.
+TEST(FsdpSchedule, WholeParametersAreSummedInTheBackgroundToo) {
+  run_local(2, [](Communicator world) {
+    const auto mesh = init_device_mesh(delayed(world), at::kCPU, {2});
+    Tower plain(3, 1300), tower(3, 1300);  // 13.5 MB each
+    for (auto& w : tower.w) w = distribute_tensor(w.detach(), mesh, {Replicate()}).requires_grad_();
+    const auto loss = tower.loss(sharded(input(4, 1300), mesh));
+    plain.loss(input(4, 1300)).backward();
+    std::vector<std::string> log;
+    delayed_log = &log;
+    loss.backward();
+    delayed_log = nullptr;
+    EXPECT_EQ(log, (std::vector<std::string>{"all_reduce starts", "all_reduce starts", "all_reduce ends",
+                                             "all_reduce ends"}));
+    expect_same_gradients(tower.w, plain.w);
+  });
 }
 
 // Layers are dropped at random, gradients are wanted of some only, some are frozen: alike on every rank.

@@ -21,11 +21,25 @@ struct Scatter {
   Work work;
 };
 
+// One all-reduce: gradients that are summed in one dtype.
+struct Sum {
+  std::vector<Item*> items;
+  std::vector<at::Tensor> locals;
+  Work work;
+};
+
+// Made of what is pending, with its reduce-scatter under way. sum_up waits for that, sums over the other axes and
+// starts the sum over replicas; finish waits for it and accumulates.
 struct Reduction {
-  FsdpUnit::Impl* unit = nullptr;
+  explicit Reduction(FsdpUnit::Impl& of);
+  int sum_up(bool over_replicas);  // how many collectives
+  void finish();
+
+  FsdpUnit::Impl& unit;
   std::int64_t bytes = 0;  // unreduced
   std::vector<Item> items;
   std::vector<Scatter> scatters;
+  std::vector<Sum> replica_sums;
 };
 
 }  // namespace dtensor::fsdp

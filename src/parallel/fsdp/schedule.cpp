@@ -35,7 +35,8 @@ void Schedule::leave(Unit& unit) {
   for (auto& order : order_) std::erase(order, &unit);
   std::erase(running_, &unit);
   if (current_ == &unit) current_ = nullptr;
-  if (reduction_ && reduction_->unit == &unit) reduction_.reset();
+  if (scattering_ && &scattering_->unit == &unit) scattering_.reset();
+  if (summing_ && &summing_->unit == &unit) summing_.reset();
 }
 
 at::Tensor Schedule::use(Unit& unit, std::size_t k, const DTensor& parameter, const Placements& gathered,
@@ -152,6 +153,11 @@ void Schedule::enter_pass(int pass) {
   at_backward_end([this, pass, alive = std::move(alive)] { end_pass(pass); });
 }
 
+void Schedule::learn_segments(Unit& unit) {
+  if (unit.arrivals > 0 && (unit.awaited > 0 || unit.reductions > 1)) unit.awaited = unit.arrivals;
+  unit.arrivals = unit.reductions = 0;
+}
+
 void Schedule::end_pass(int pass) {
   const at::NoGradGuard no_grad;
   for (auto* unit : units_) {
@@ -160,11 +166,12 @@ void Schedule::end_pass(int pass) {
   passes_.erase(pass);
   if (!passes_.empty()) return;  // an inner one: a recomputation
   if (!NoGradientSync::active()) reduce_leftovers();
-  finish_reduction();
+  finish_reductions();
   for (auto* unit : units_) {
     release(*unit);
     unit->share.reset();
     for (auto& p : unit->parameters) p.expected = false;
+    learn_segments(*unit);
   }
   switch_phase(kForward);
   current_ = nullptr;
@@ -174,10 +181,11 @@ void Schedule::end_pass(int pass) {
 void Schedule::abandon_passes() {
   if (passes_.empty()) return;
   passes_.clear();
-  finish_reduction();
+  finish_reductions();
   for (auto* unit : units_) {
     release(*unit);
     unit->pending_pass = -1;
+    unit->arrivals = unit->reductions = 0;
     for (auto& p : unit->parameters) {
       p.expected = false;
       p.pending.reset();

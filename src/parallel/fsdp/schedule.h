@@ -31,6 +31,7 @@ class Schedule {
   void enter_pass(int pass);
   void end_pass(int pass);
   void abandon_passes();
+  static void learn_segments(Unit& unit);
   void switch_phase(Phase phase);
   void release_finished(const Unit& next);
   void limit_inference();
@@ -40,7 +41,9 @@ class Schedule {
   void prefetch(const Unit& unit);
   bool may_prefetch(const Unit& by, const Unit& next) const;
   void reduce(Unit& unit);
-  void finish_reduction();
+  void add_pending(Parameter& p, const DTensor& parameter, at::Tensor gradient);
+  void advance_reductions();
+  void finish_reductions();
   void reduce_leftovers();
   void count_gathered(std::int64_t bytes);
   void count_unreduced(std::int64_t bytes);
@@ -48,10 +51,10 @@ class Schedule {
   std::vector<Unit*> units_;
   std::set<int> passes_;  // backward passes under way
   Phase phase_ = kForward;
-  Unit* current_ = nullptr;                        // the last one used
-  std::array<std::vector<Unit*>, kPhases> order_;  // first uses, in the last phase of that kind
-  std::unique_ptr<Reduction> reduction_;           // under way
-  std::vector<Unit*> running_;                     // in this phase
+  Unit* current_ = nullptr;                          // the last one used
+  std::array<std::vector<Unit*>, kPhases> order_;    // first uses, in the last phase of that kind
+  std::unique_ptr<Reduction> scattering_, summing_;  // under way
+  std::vector<Unit*> running_;                       // in this phase
 };
 
 }  // namespace dtensor::fsdp

@@ -30,6 +30,13 @@ std::uint32_t data_version(const at::Tensor& parameter) {
   return version_of(parameter) + version_of(local_of(parameter));
 }
 
+// The same members, with an order of their own.
+Communicator twin_of(const Communicator& comm) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int64_t>(i);
+  return comm.subgroup(all, comm.label());
+}
+
 }  // namespace
 
 at::Tensor fsdp::Parameter::lock() const { return at::Tensor(tensor.lock()); }
@@ -71,11 +78,12 @@ void FsdpUnit::Impl::make_communicators() {
     const std::vector<std::int64_t> members(neighbours.begin(), neighbours.end());
     neighbours_comm = gathers.subgroup(members, gathers.label());
   }
+  if (axes.replicate >= 0) replicas = mesh.communicator(axes.replicate);
   if (!gathers.asynchronous()) return;
-  // Collectives of one communicator run one after the other: gathers must not wait for reductions.
-  std::vector<std::int64_t> all(static_cast<std::size_t>(gathers.size()));
-  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int64_t>(i);
-  gathers = gathers.subgroup(all, gathers.label());
+  // Collectives of one communicator run one after the other: gathers must not wait for reductions, nor must the model's
+  // own collectives for the sums over replicas.
+  gathers = twin_of(gathers);
+  if (replicas) replicas = twin_of(replicas);
 }
 
 bool FsdpUnit::Impl::is_fresh(const Parameter& p, const DTensor& parameter) const {

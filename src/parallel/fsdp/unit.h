@@ -68,6 +68,7 @@ struct FsdpUnit::Impl {
   std::int64_t flat_bytes = 0;
   bool reshards = true;
   Communicator gathers, reduces, neighbours_comm;  // on the shard axis; the last over neighbours alone
+  Communicator replicas;                           // on the replicate axis, if there is one
   std::vector<int> neighbours;                     // this rank's, on the shard axis
 
   at::Tensor flat, share;  // bytes: the gathered copy; this rank's part of it while it is shrunk
@@ -79,6 +80,9 @@ struct FsdpUnit::Impl {
   std::array<std::int64_t, fsdp::kPhases> recorded = {};  // how many there were the last time
   bool prefetched = false;                                // gathered, but not used yet
   int pending_pass = -1;                                  // backward pass of the first pending gradient
+  // In this pass: gradients that came, reductions. How many must come before they are reduced, where the pass before
+  // reduced more than once (several recomputed segments); 0: as soon as the expected ones are there.
+  std::int64_t arrivals = 0, reductions = 0, awaited = 0;
 
  private:
   void place_in_flat();

@@ -1,0 +1,190 @@
+// The collectives of one reduction: one reduce-scatter over the shard axis, and one all-reduce for each further axis on
+// which gradients are sums yet; the one over replicas last, in the background where that goes.
+#include "parallel/fsdp/reduction.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <map>
+
+#include "dtensor/hooks.h"
+
+namespace dtensor::fsdp {
+namespace {
+
+using Unit = FsdpUnit::Impl;
+
+// Sums that one collective of the unit reduces stay sums; whatever else is not as it should be is put right alone.
+Placements before_reduction(const Unit& unit, const Parameter& p, const Placements& given) {
+  auto result = p.reduced;
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    const bool shard = static_cast<std::int64_t>(i) == unit.axes.shard && p.sharded;
+    if (given[i].is_partial(ReduceOp::sum) && (shard || result[i].is_replicate())) result[i] = given[i];
+  }
+  return result;
+}
+
+std::vector<Item> take_pending(Unit& unit) {
+  std::vector<Item> items;
+  for (auto& p : unit.parameters) {
+    if (!p.pending.defined()) continue;
+    const DTensor gradient(std::exchange(p.pending, at::Tensor()));
+    p.expected = false;
+    const auto tensor = p.lock();
+    if (!tensor.defined()) continue;
+    auto wanted = before_reduction(unit, p, gradient.placements());
+    auto local = gradient.redistribute(wanted).to_local();
+    items.push_back({&p, DTensor(tensor), std::move(local), std::move(wanted)});
+  }
+  unit.pending_pass = -1;
+  return items;
+}
+
+at::ScalarType reduce_dtype(const Unit& unit, const Item& item) {
+  const auto own = item.local.scalar_type();
+  return at::isFloatingType(own) ? unit.options.precision.reduce_dtype.value_or(own) : own;
+}
+
+at::Tensor in_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
+  return tensor.scalar_type() == dtype ? tensor : tensor.to(dtype);
+}
+
+// Dense, in the parameter's order of dimensions: views of one buffer.
+std::vector<at::Tensor> shard_buffers(const Unit& unit, const std::vector<Item*>& items, at::ScalarType dtype) {
+  const auto me = static_cast<std::size_t>(unit.reduces.rank());
+  std::vector<Layout> layouts;
+  std::int64_t total = 0;
+  for (const auto* item : items) {
+    auto sizes = item->p->layout.sizes;
+    sizes[static_cast<std::size_t>(item->p->layout.dim)] = item->p->layout.pieces[me].length;
+    layouts.push_back(make_layout(sizes, item->p->layout.strides, 0, 1));
+    total += layouts.back().numel();
+  }
+  const auto flat = unit.reduces.empty({total}, at::TensorOptions(dtype).device(unit.mesh.device_type()));
+  std::vector<at::Tensor> buffers;
+  std::int64_t offset = 0;
+  for (const auto& layout : layouts) {
+    buffers.push_back(view_of(flat, dtype, layout.sizes, layout.strides, offset));
+    offset += layout.numel();
+  }
+  return buffers;
+}
+
+Scatter start_scatter(const Unit& unit, std::vector<Item*> items, at::ScalarType dtype) {
+  Scatter scatter{std::move(items), {}, {}, {}};
+  scatter.outputs = shard_buffers(unit, scatter.items, dtype);
+  std::vector<at::Tensor> wide;
+  for (const auto* item : scatter.items) wide.push_back(in_dtype(item->local, dtype));
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(unit.reduces.size()); ++rank) {
+    for (std::size_t k = 0; k < wide.size(); ++k) {
+      scatter.inputs.push_back(scatter.items[k]->p->layout.piece(wide[k], rank));
+    }
+  }
+  scatter.work = unit.reduces.reduce_scatter_list(scatter.outputs, scatter.inputs, ReduceOp::sum);
+  return scatter;
+}
+
+void finish_scatter(const Unit& unit, Scatter& scatter) {
+  scatter.work.wait();
+  const auto axis = static_cast<std::size_t>(unit.axes.shard);
+  for (std::size_t k = 0; k < scatter.items.size(); ++k) {
+    auto* item = scatter.items[k];
+    item->local = scatter.outputs[k];
+    item->placements[axis] = item->p->reduced[axis];
+  }
+  scatter.inputs.clear();
+}
+
+// What earlier passes left reduced over the shard axis only joins before the sum over replicas.
+void join_accumulated(Item& item, std::size_t axis) {
+  if (!item.placements[axis].is_partial()) return;
+  const auto sum = item.parameter.grad();
+  if (!is_dtensor(sum) || DTensor(sum).placements() != item.placements) return;
+  item.local = in_dtype(item.local, item.p->dtype) + DTensor(sum).to_local();
+  item.parameter.mutable_grad().reset();
+}
+
+// Those that are sums on the axis, by the dtype in which they are summed.
+std::map<at::ScalarType, std::vector<Item*>> sums_on(const Unit& unit, std::size_t axis, std::vector<Item>& items) {
+  std::map<at::ScalarType, std::vector<Item*>> result;
+  for (auto& item : items) {
+    if (item.placements[axis].is_partial()) result[reduce_dtype(unit, item)].push_back(&item);
+  }
+  return result;
+}
+
+std::vector<Scatter> start_scatters(const Unit& unit, std::vector<Item>& items) {
+  std::vector<Scatter> scatters;
+  for (auto& [dtype, group] : sums_on(unit, static_cast<std::size_t>(unit.axes.shard), items)) {
+    std::vector<Item*> sharded;
+    std::copy_if(group.begin(), group.end(), std::back_inserter(sharded), [](auto* i) { return i->p->sharded; });
+    if (!sharded.empty()) scatters.push_back(start_scatter(unit, std::move(sharded), dtype));
+  }
+  return scatters;
+}
+
+Sum start_sum(const Communicator& comm, std::size_t axis, std::vector<Item*> items, at::ScalarType dtype) {
+  Sum sum{std::move(items), {}, {}};
+  for (auto* item : sum.items) {
+    item->local = in_dtype(item->local, dtype);
+    item->placements[axis] = Replicate();
+    sum.locals.push_back(item->local);
+  }
+  if (comm.size() > 1) sum.work = comm.all_reduce_list(sum.locals, ReduceOp::sum);
+  return sum;
+}
+
+std::vector<Sum> start_sums(const Unit& unit, const Communicator& comm, std::size_t axis, std::vector<Item>& items) {
+  std::vector<Sum> sums;
+  for (auto& [dtype, group] : sums_on(unit, axis, items)) {
+    sums.push_back(start_sum(comm, axis, std::move(group), dtype));
+  }
+  return sums;
+}
+
+void accumulate(const Item& item, const DeviceMesh& mesh) {
+  const auto& p = *item.p;
+  accumulate_gradient(item.parameter,
+                      DTensor::from_local(in_dtype(item.local, p.dtype), mesh, item.placements, p.sizes, p.strides));
+}
+
+std::int64_t local_bytes(const at::Tensor& gradient) {
+  return static_cast<std::int64_t>(DTensor(gradient).to_local().nbytes());
+}
+
+}  // namespace
+
+Reduction::Reduction(Unit& of) : unit(of) {
+  for (const auto& p : unit.parameters) bytes += p.pending.defined() ? local_bytes(p.pending) : 0;
+  items = take_pending(unit);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  scatters = start_scatters(unit, items);
+}
+
+int Reduction::sum_up(bool over_replicas) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  for (auto& scatter : scatters) finish_scatter(unit, scatter);
+  scatters.clear();
+  int collectives = 0;
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(unit.mesh.ndim()); ++axis) {
+    const auto index = static_cast<std::int64_t>(axis);
+    if (index == unit.axes.replicate) continue;
+    const auto comm = unit.mesh.communicator(index);
+    auto sums = start_sums(unit, comm, axis, items);
+    for (auto& sum : sums) sum.work.wait();
+    collectives += comm.size() > 1 ? static_cast<int>(sums.size()) : 0;
+  }
+  if (unit.axes.replicate < 0) return collectives;
+  const auto axis = static_cast<std::size_t>(unit.axes.replicate);
+  for (auto& item : items) join_accumulated(item, axis);
+  if (!over_replicas) return collectives;
+  replica_sums = start_sums(unit, unit.replicas, axis, items);
+  return collectives + (unit.replicas.size() > 1 ? static_cast<int>(replica_sums.size()) : 0);
+}
+
+void Reduction::finish() {
+  for (auto& sum : replica_sums) sum.work.wait();
+  for (const auto& item : items) accumulate(item, unit.mesh);
+}
+
+}  // namespace dtensor::fsdp
