@@ -3,6 +3,7 @@
 // anywhere into a CommError everywhere.
 #pragma once
 
+#include <ATen/OpMathType.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -60,6 +61,8 @@ class DTENSOR_API CommBackend {
   virtual const char* name() const = 0;
   virtual bool supports(c10::DeviceType device) const = 0;
   virtual bool asynchronous() const { return false; }
+  // The type in which sums of `dtype` over all members are formed before they are rounded, once.
+  virtual at::ScalarType accumulates_in(at::ScalarType dtype) const { return at::toOpMathType(dtype); }
 
   virtual Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) = 0;
   virtual Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) = 0;

@@ -25,6 +25,7 @@
 #include "dtensor/picture.h"
 #include "dtensor/placement.h"
 #include "dtensor/random.h"
+#include "dtensor/reduce_policy.h"
 #include "dtensor/rule.h"
 #include "dtensor/shards.h"
 #include "dtensor/tensor.h"

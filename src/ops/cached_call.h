@@ -49,6 +49,8 @@ inline bool out_of_order(const OutputAction& action, const at::Tensor& local) {
   return action.ordered && !follows_order(local, *action.spec);
 }
 
+struct WideCall;
+
 struct CachedCall {
   CallKey key;
   std::uint64_t hash = 0;
@@ -67,6 +69,8 @@ struct CachedCall {
   bool member = true;
   std::vector<bool> absent;  // list positions on meshes without this rank, while others are here; empty: none
   bool reduces = false;      // one of the inputs does
+  bool moves_list = false;   // entries of a list are redistributed, more than one
+  std::shared_ptr<const WideCall> wide;  // under a ReducePolicy (ops/wide_call.h); null for most
 };
 
 // to_local() handed the local tensors out: whoever saved one for backward must notice the write.

@@ -11,6 +11,7 @@
 
 #include <bit>
 
+#include "comm/reduce_policy.h"
 #include "ops/op_entry.h"
 #include "tensor/impl/dtensor_impl.h"
 
@@ -27,11 +28,24 @@ class CallKey : public c10::SmallVector<std::uint64_t, 40> {
   void absent() { push_back(kAbsent); }
   void spec(const TensorSpec* spec) { push_back(reinterpret_cast<std::uint64_t>(spec)); }
   void plain(const c10::TensorImpl& impl);
+  void policy(c10::ScalarType accumulate) { push_back(kPolicy | static_cast<std::uint64_t>(accumulate) << 8); }
   void value(const c10::IValue& value, bool values);
   std::uint64_t hash() const;
 
  private:
-  enum Tag : std::uint64_t { kAbsent = 1, kPlain, kInt, kBool, kDouble, kComplex, kNone, kList, kString, kOther };
+  enum Tag : std::uint64_t {
+    kAbsent = 1,
+    kPlain,
+    kInt,
+    kBool,
+    kDouble,
+    kComplex,
+    kNone,
+    kList,
+    kString,
+    kOther,
+    kPolicy
+  };
   void number(Tag tag, std::uint64_t bits, bool values) {
     push_back(tag);
     if (values) push_back(bits);
@@ -46,7 +60,9 @@ struct CallView {
   bool reads_only = false;                         // operands may be exchanged for their reduced forms
   bool exchanged = false;                          // and one was: `operands` is not what the arguments say
 
-  explicit CallView(const OpEntry& entry) : reads_only(entry.reads_only) {}
+  explicit CallView(const OpEntry& entry) : reads_only(entry.reads_only) {
+    if (C10_UNLIKELY(has_reduce_policy())) key.policy(detail::accumulate_in);
+  }
   CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
 
   void add(c10::TensorImpl* impl) {

@@ -7,8 +7,10 @@
 #include "ops/inspect_state.h"
 #include "ops/leaf_hook.h"
 #include "ops/source.h"
+#include "ops/wide_call.h"
 #include "random/state.h"
 #include "redistribute/execute.h"
+#include "redistribute/execute_many.h"
 
 namespace dtensor {
 namespace {
@@ -23,6 +25,7 @@ struct Frame {
   // Keep the operands alive while the stack holds their local tensors.
   c10::SmallVector<at::Tensor, 8> operands;
   c10::SmallVector<at::Tensor, 8> locals;  // per operand, as given to the local call
+  std::vector<at::Tensor> moved;           // list operators: operands that were redistributed together, else undefined
 };
 
 const at::Tensor& local_of(c10::TensorImpl* impl) {
@@ -39,15 +42,21 @@ at::Tensor empty_like_spec(const TensorSpec& spec) {
 }
 
 // A schedule may have gathered the parameter ahead of time.
+at::Tensor provided(c10::TensorImpl* impl, const InputAction& action) {
+  if (!has_dtensor_key(impl) || !as_dtensor(impl)->source) return {};
+  return provided_by_schedule(*as_dtensor(impl), *action.to);
+}
+
 at::Tensor moved_input(const Frame& frame, std::size_t index, const at::Tensor& local) {
   const auto& action = frame.call.inputs[index];
   auto* impl = frame.view.operands[index];
-  if (has_dtensor_key(impl) && as_dtensor(impl)->source) {
-    auto provided = provided_by_schedule(*as_dtensor(impl), *action.to);
-    if (provided.defined()) return provided;
-  }
+  if (!frame.moved.empty() && frame.moved[index].defined()) return frame.moved[index];
+  if (auto ready = provided(impl, action); ready.defined()) return ready;
+  const auto* unrounded = has_dtensor_key(impl) ? as_dtensor(impl)->unrounded() : nullptr;
+  auto moved = execute_plan(action.plan, unrounded == nullptr ? local : *unrounded, *action.from);
+  if (unrounded != nullptr) moved = moved.to(action.from->dtype);
   // Slices too: kernels rely on what is contiguous on one device (layer norm's statistics, for instance).
-  return in_order_of(execute_plan(action.plan, local, *action.from), *action.to);
+  return in_order_of(std::move(moved), *action.to);
 }
 
 at::Tensor input_for(const Frame& frame, std::size_t index) {
@@ -67,6 +76,32 @@ at::Tensor input_for(const Frame& frame, std::size_t index) {
   return result;
 }
 
+// What this rank has to move of a list's entries.
+bool travels(const InputAction& action, c10::TensorImpl* impl) {
+  return impl != nullptr && action.from && action.from->mesh->is_member && !action.plan.empty() &&
+         !(action.out && action.write_back) && has_dtensor_key(impl) && as_dtensor(impl)->unrounded() == nullptr;
+}
+
+// The entries of a list operator in as few collectives as their kinds, meshes and dtypes allow.
+void move_lists(Frame& frame) {
+  std::vector<Journey> journeys;
+  std::vector<std::size_t> operands;
+  frame.moved.resize(frame.view.operands.size());
+  for (std::size_t i = 0; i < frame.view.operands.size(); ++i) {
+    const auto& action = frame.call.inputs[i];
+    if (!travels(action, frame.view.operands[i])) continue;
+    frame.moved[i] = provided(frame.view.operands[i], action);
+    if (frame.moved[i].defined()) continue;
+    journeys.push_back({&action.plan, action.from.get(), local_of(frame.view.operands[i])});
+    operands.push_back(i);
+  }
+  if (journeys.size() < 2) return;
+  execute_plans(journeys);
+  for (std::size_t k = 0; k < operands.size(); ++k) {
+    frame.moved[operands[k]] = in_order_of(std::move(journeys[k].local), *frame.call.inputs[operands[k]].to);
+  }
+}
+
 c10::IValue list_input(const c10::IValue& value, Frame& frame, std::size_t& next) {
   const auto items = value.toListRef();
   auto add_all = [&](auto list) {
@@ -84,6 +119,7 @@ c10::IValue list_input(const c10::IValue& value, Frame& frame, std::size_t& next
 
 void unwrap_arguments(Frame& frame, Stack& stack, std::size_t first) {
   std::size_t next = 0;
+  if (frame.call.moves_list) move_lists(frame);
   for (std::size_t i = 0; i < frame.entry.args.size(); ++i) {
     auto& value = stack[first + i];
     if (frame.entry.args[i].kind == ArgKind::tensor_list && value.isList()) {
@@ -138,13 +174,18 @@ void run_present_positions(const Frame& frame, Stack& stack, std::size_t first) 
   restore_absent_positions(frame, stack, first, length);
 }
 
-void run_local_call(const Frame& frame, Stack& stack, std::size_t first) {
-  if (frame.call.local_kernel == nullptr) {
-    return frame.call.absent.empty() ? frame.entry.op.callBoxed(stack) : run_present_positions(frame, stack, first);
-  }
-  LocalCall call{frame.entry.op,          stack, frame.call.decision, frame.call.input_specs, frame.call.output_specs,
-                 acting(*frame.call.mesh)};
+void run_kernel(const Frame& frame, Stack& stack, const std::vector<SpecPtr>& inputs,
+                const std::vector<SpecPtr>& outputs) {
+  if (frame.call.local_kernel == nullptr) return frame.entry.op.callBoxed(stack);
+  LocalCall call{frame.entry.op, stack, frame.call.decision, inputs, outputs, acting(*frame.call.mesh)};
   frame.call.local_kernel(call);
+}
+
+void run_local_call(const Frame& frame, Stack& stack, std::size_t first) {
+  if (!frame.call.absent.empty() && frame.call.local_kernel == nullptr) {
+    return run_present_positions(frame, stack, first);
+  }
+  run_kernel(frame, stack, frame.call.input_specs, frame.call.output_specs);
 }
 
 // The operator gave its destination other sizes: known beforehand, or with the data (then it ran replicated).
@@ -276,6 +317,29 @@ void execute_inplace_view(Frame& frame, Stack& stack, std::size_t first) {
   stack.emplace_back(frame.operands[0]);
 }
 
+// Under a ReducePolicy: in the wider type, rounded, and the unrounded values kept beside.
+void execute_wide(Frame& frame, Stack& stack, std::size_t first) {
+  const auto& wide = *frame.call.wide;
+  auto results = widened(frame.entry, frame.call, frame.view, stack, first);
+  run_kernel(frame, results, wide.inputs, wide.outputs);
+  const auto unrounded = round_results(frame.call, results);
+  stack.resize(first);
+  for (auto& result : results) stack.push_back(std::move(result));
+  if (frame.call.reduces) remember_reduced(frame, stack, first);
+  wrap_results(frame, stack, first);
+  keep_unrounded(frame.call, frame.view, unrounded, stack, first);
+}
+
+// A view moves both: its own memory is the base's.
+void execute_wide_view(Frame& frame, Stack& stack, std::size_t first) {
+  auto results = widened(frame.entry, frame.call, frame.view, stack, first);
+  run_kernel(frame, results, frame.call.wide->inputs, frame.call.wide->outputs);
+  const auto unrounded = round_results(frame.call, results);
+  run_local_call(frame, stack, first);
+  wrap_results(frame, stack, first);
+  keep_unrounded(frame.call, frame.view, unrounded, stack, first);
+}
+
 void execute_simple(Frame& frame, Stack& stack, std::size_t first) {
   unwrap_arguments(frame, stack, first);
   frame.entry.op.callBoxed(stack);
@@ -286,7 +350,7 @@ void execute_simple(Frame& frame, Stack& stack, std::size_t first) {
 }  // namespace
 
 void execute_call(const OpEntry& entry, const CachedCall& call, const CallView& view, Stack& stack) {
-  Frame frame{entry, call, view, {}, {}};
+  Frame frame{entry, call, view, {}, {}, {}};
   const auto first = stack.size() - entry.args.size();
   if (call.simple) return execute_simple(frame, stack, first);
   if (entry.inplace_view) return execute_inplace_view(frame, stack, first);
@@ -301,6 +365,9 @@ void execute_call(const OpEntry& entry, const CachedCall& call, const CallView& 
     return push_absent_results(frame, stack);
   }
   unwrap_arguments(frame, stack, first);
+  if (call.wide != nullptr && worth_widening(call, view)) {
+    return call.wide->view ? execute_wide_view(frame, stack, first) : execute_wide(frame, stack, first);
+  }
   run_local_call(frame, stack, first);
   write_back_operands(frame);
   if (entry.mutates) bump_versions(frame.call, frame.view);

@@ -3,6 +3,7 @@
 
 #include "ops/inspect_state.h"
 #include "ops/plain_operand.h"
+#include "ops/wide_call.h"
 
 namespace dtensor {
 namespace {
@@ -152,6 +153,7 @@ void plan_write_backs(CachedCall& call) {
 bool is_simple(const OpEntry& entry, const CachedCall& call) {
   if (call.local_kernel != nullptr || !call.member || !call.absent.empty()) return false;
   if (entry.inplace_view || entry.is_random) return false;
+  if (call.wide != nullptr) return false;
   for (const auto& input : call.inputs) {
     if (input.write_back || input.out || !input.plan.empty()) return false;
   }
@@ -216,6 +218,14 @@ void find_members(const OpEntry& entry, const OpCall& described, CachedCall& cal
   call.absent = std::move(absent);
 }
 
+bool moves_list(const OpCall& described, const CachedCall& call) {
+  int moved = 0;
+  for (std::size_t i = 0; i < call.inputs.size(); ++i) {
+    moved += described.operands[i].list_index >= 0 && !call.inputs[i].plan.empty() ? 1 : 0;
+  }
+  return moved > 1;
+}
+
 }  // namespace
 
 OpCall describe_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view) {
@@ -269,6 +279,8 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
   const auto handler = handler_of(entry, call->decision);
   if (!handler.empty()) call->local_kernel = find_local_kernel(handler);
   find_members(entry, described, *call);
+  call->moves_list = moves_list(described, *call);
+  call->wide = plan_wide_call(entry, *call, handler);
   call->simple = is_simple(entry, *call);
   prepare_unboxed(*call);
   return call;

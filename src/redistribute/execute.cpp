@@ -5,6 +5,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "comm/events.h"
+#include "comm/reduce_policy.h"
+#include "dtensor/comm_backend.h"
 #include "redistribute/edges/edge.h"
 
 namespace dtensor {
@@ -34,17 +36,23 @@ at::Tensor plain_bits(const at::Tensor& tensor) {
   return tensor.is_conj() || tensor.is_neg() ? tensor.resolve_conj().resolve_neg() : tensor;
 }
 
-bool reduces(const RedistributePlan& plan) {
-  return std::any_of(plan.edges.begin(), plan.edges.end(), [](const Edge& edge) {
-    return edge.kind == EdgeKind::all_reduce || edge.kind == EdgeKind::reduce_scatter;
-  });
+bool reduces(const Edge& edge) { return edge.kind == EdgeKind::all_reduce || edge.kind == EdgeKind::reduce_scatter; }
+
+// The type in which the tensor travels; its own where that is right.
+at::ScalarType travelling_type(const RedistributePlan& plan, at::ScalarType own, const MeshImpl& mesh) {
+  const auto first = std::find_if(plan.edges.begin(), plan.edges.end(), reduces);
+  if (first == plan.edges.end()) return own;
+  if (c10::isFloat8Type(own)) return at::kFloat;  // types of 8 bits have no sums of their own
+  const auto asked = carried_type(own);
+  if (asked == at::ScalarType::Undefined) return own;
+  // One reduction is rounded once by most backends: then it travels in half the bytes.
+  const bool alone = std::none_of(first + 1, plan.edges.end(), reduces);
+  return alone && mesh.communicator(first->axes).backend().accumulates_in(own) == asked ? own : asked;
 }
 
 at::Tensor run_edges(const RedistributePlan& plan, const at::Tensor& local, const TensorSpec& from) {
-  // Types of 8 bits have no sums of their own.
-  if (c10::isFloat8Type(local.scalar_type()) && reduces(plan)) {
-    return run_edges(plan, local.to(at::kFloat), from).to(local.scalar_type());
-  }
+  const auto own = local.scalar_type(), type = travelling_type(plan, own, acting(*from.mesh));
+  if (type != own) return run_edges(plan, local.to(type), from).to(own);
   const Geometry geometry{from.sizes, from.mesh->layout.shape, static_cast<std::int64_t>(local.element_size())};
   at::Tensor current = plain_bits(local);
   for (const Edge& edge : plan.edges) {

@@ -142,7 +142,9 @@ at::Tensor move_local(const DTensorImpl& tensor, const Placements& placements) {
   if (!spec.mesh->is_member) return {};
   at::AutoDispatchBelowADInplaceOrView guard;
   const auto plan = plan_redistribute(spec, placements);
-  auto local = execute_plan(plan, tensor.local(), spec);
+  const auto* unrounded = plan.empty() ? nullptr : tensor.unrounded();
+  auto local = execute_plan(plan, unrounded == nullptr ? tensor.local() : *unrounded, spec);
+  if (unrounded != nullptr) local = local.to(spec.dtype);
   if (!plan.empty() && local.is_alias_of(tensor.local())) local = copied(local);
   return plan.empty() ? local : in_order_of(std::move(local), spec);
 }

@@ -68,7 +68,23 @@ void DTensorImpl::reset(SpecPtr spec, at::Tensor local) {
   detached_ = false;
   if (source != hooks) source = nullptr;
   reduced_.reset();
+  unrounded_.reset();
   take_metadata(storage_offset_);
+}
+
+void DTensorImpl::keep_unrounded(at::Tensor values, const DTensorImpl* base) {
+  auto& owner = base == nullptr ? *this : const_cast<DTensorImpl&>(*base);  // whose reader is not const
+  if (owner.is_inference() || local_.is_inference()) return;                // no version to compare
+  const auto& counter = owner.version_counter();
+  unrounded_ = std::make_unique<Unrounded>(
+      Unrounded{std::move(values), counter, counter.current_version(), static_cast<std::uint32_t>(local_._version())});
+}
+
+bool DTensorImpl::Unrounded::holds(const DTensorImpl& reader) const {
+  auto& impl = const_cast<DTensorImpl&>(reader);  // whose readers are not const
+  const auto own = impl.is_inference() ? 0 : impl.version_counter().current_version();
+  return counter.current_version() == version && (own == 0 || own == version) &&
+         static_cast<std::uint32_t>(impl.local_._version()) == local_version;
 }
 
 void DTensorImpl::remember_reduced(SpecPtr spec, at::Tensor local) {
@@ -124,6 +140,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
 void DTensorImpl::release_resources() {
   local_.reset();
   reduced_.reset();
+  unrounded_.reset();
   source.reset();
   hooks.reset();
   TensorImpl::release_resources();

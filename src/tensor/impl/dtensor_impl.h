@@ -46,6 +46,13 @@ class DTensorImpl final : public c10::TensorImpl {
   // The tensor that an operator which only reads should take: the reduced form, or this.
   DTensorImpl* reader() { return C10_UNLIKELY(reduced_ != nullptr) ? fresh_reduced() : this; }
 
+  // A Partial under a ReducePolicy: its local values before they were rounded to its dtype. Forgotten once this tensor,
+  // its local part, or `base`, of which it is a view, is written to.
+  void keep_unrounded(at::Tensor values, const DTensorImpl* base = nullptr);
+  const at::Tensor* unrounded() const {  // null for most
+    return C10_UNLIKELY(unrounded_ != nullptr) && unrounded_->holds(*this) ? &unrounded_->values : nullptr;
+  }
+
   // What a schedule hung on this tensor (dtensor/hooks.h); null for most.
   std::shared_ptr<TensorHooks> hooks;
   // The hooks of the parameter that this tensor is, or is a view or cast of (ops/source.h); null for most.
@@ -76,6 +83,14 @@ class DTensorImpl final : public c10::TensorImpl {
   c10::VariableVersion base_version_{c10::VariableVersion::DISABLED};
   c10::intrusive_ptr<DTensorImpl> reduced_;
   std::uint32_t version_at_reduction_ = 0, local_version_at_reduction_ = 0;
+
+  struct Unrounded {
+    bool holds(const DTensorImpl& impl) const;
+    at::Tensor values;
+    c10::VariableVersion counter;  // of the base, which a view shares sooner or later
+    std::uint32_t version = 0, local_version = 0;
+  };
+  std::unique_ptr<Unrounded> unrounded_;
 };
 
 inline bool has_dtensor_key(const c10::TensorImpl* impl) { return impl->key_set().has(kDTensorKey); }

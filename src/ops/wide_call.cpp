@@ -1,0 +1,129 @@
+// Widens a call's arguments and rounds its results.
+#include "ops/wide_call.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/jit_type.h>
+
+#include "comm/reduce_policy.h"
+
+namespace dtensor {
+namespace {
+
+bool is_partial_sum(const OutputAction& output) {
+  if (!output.spec || output.dynamic || output.alias >= 0 || output.detached) return false;
+  return std::any_of(output.spec->placements.begin(), output.spec->placements.end(),
+                     [](const Placement& p) { return p.is_partial(ReduceOp::sum) || p.is_partial(ReduceOp::avg); });
+}
+
+SpecPtr with_type(const SpecPtr& spec, at::ScalarType from, at::ScalarType to) {
+  if (!spec || spec->dtype != from) return spec;
+  return intern_spec(spec->mesh, spec->placements, spec->sizes, spec->strides, to);
+}
+
+std::vector<SpecPtr> with_type(const std::vector<SpecPtr>& specs, at::ScalarType from, at::ScalarType to) {
+  std::vector<SpecPtr> result;
+  for (const auto& spec : specs) result.push_back(with_type(spec, from, to));
+  return result;
+}
+
+std::vector<std::size_t> type_arguments(const c10::FunctionSchema& schema) {
+  std::vector<std::size_t> found;
+  for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto* type = schema.arguments()[i].real_type().get();
+    if (type->kind() == c10::TypeKind::OptionalType) type = type->containedTypes()[0].get();
+    if (type->kind() == c10::TypeKind::ScalarTypeType) found.push_back(i);
+  }
+  return found;
+}
+
+bool only_tensors(const c10::FunctionSchema& schema) {
+  return std::all_of(schema.returns().begin(), schema.returns().end(),
+                     [](const c10::Argument& r) { return r.type()->kind() == c10::TypeKind::TensorType; });
+}
+
+const at::Tensor* unrounded_of(const CachedCall& call, const CallView& view, std::size_t operand) {
+  auto* impl = view.operands[operand];
+  if (impl == nullptr || !has_dtensor_key(impl) || !call.inputs[operand].plan.empty()) return nullptr;
+  return as_dtensor(impl)->unrounded();
+}
+
+}  // namespace
+
+std::unique_ptr<WideCall> plan_wide_call(const OpEntry& entry, const CachedCall& call, std::string_view kernel) {
+  if (!has_reduce_policy() || !call.member || entry.mutates || entry.inplace_view || entry.is_random) return nullptr;
+  if (!only_tensors(entry.op.schema()) || kernel == "embedding_vocab") return nullptr;  // whose sums have one term
+  const auto partial = std::find_if(call.outputs.begin(), call.outputs.end(), is_partial_sum);
+  if (partial == call.outputs.end()) return nullptr;
+  const auto from = partial->spec->dtype, to = carried_type(from);
+  if (to == at::ScalarType::Undefined) return nullptr;
+  auto wide = std::make_unique<WideCall>(WideCall{from, to});
+  wide->view = std::any_of(call.outputs.begin(), call.outputs.end(), [](const auto& o) { return o.base >= 0; });
+  wide->inputs = with_type(call.input_specs, from, to);
+  wide->outputs = with_type(call.output_specs, from, to);
+  wide->type_args = type_arguments(entry.op.schema());
+  return wide;
+}
+
+bool worth_widening(const CachedCall& call, const CallView& view) {
+  if (!call.wide->view) return true;
+  for (std::size_t i = 0; i < call.inputs.size(); ++i) {
+    if (unrounded_of(call, view, i) != nullptr) return true;
+  }
+  return false;
+}
+
+torch::jit::Stack widened(const OpEntry& entry, const CachedCall& call, const CallView& view,
+                          const torch::jit::Stack& stack, std::size_t first) {
+  const auto& wide = *call.wide;
+  torch::jit::Stack result(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+  std::size_t operand = 0;
+  const auto widen = [&](const at::Tensor& local) {
+    const auto* unrounded = unrounded_of(call, view, operand++);
+    if (unrounded != nullptr) return *unrounded;
+    return local.defined() && local.scalar_type() == wide.from ? local.to(wide.to) : local;
+  };
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    auto& value = result[i];
+    if (entry.args[i].kind == ArgKind::tensor) {
+      auto tensor = widen(value.isTensor() ? value.toTensor() : at::Tensor());
+      if (value.isTensor()) value = std::move(tensor);
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const auto& item : value.toTensorVector()) list.push_back(widen(item));
+      value = std::move(list);
+    } else if (entry.args[i].kind == ArgKind::tensor_list && value.isList()) {
+      operand += value.toListRef().size();  // optional indices
+    }
+  }
+  for (const auto i : wide.type_args) {
+    if (result[i].isInt() && result[i].toInt() == static_cast<std::int64_t>(wide.from)) {
+      result[i] = static_cast<std::int64_t>(wide.to);
+    }
+  }
+  return result;
+}
+
+std::vector<at::Tensor> round_results(const CachedCall& call, torch::jit::Stack& results) {
+  std::vector<at::Tensor> unrounded(results.size());
+  for (std::size_t r = 0; r < results.size(); ++r) {
+    const auto& output = call.outputs[r];
+    auto value = results[r].toTensor();
+    if (!value.defined() || !output.spec || value.scalar_type() != call.wide->to) continue;
+    if (output.spec->dtype != call.wide->from) continue;
+    results[r] = value.to(call.wide->from);
+    if (is_partial_sum(output)) unrounded[r] = std::move(value);
+  }
+  return unrounded;
+}
+
+void keep_unrounded(const CachedCall& call, const CallView& view, const std::vector<at::Tensor>& unrounded,
+                    const torch::jit::Stack& stack, std::size_t first) {
+  for (std::size_t r = 0; r < unrounded.size(); ++r) {
+    if (!unrounded[r].defined()) continue;
+    const int base = call.outputs[r].base;
+    const auto* owner = base < 0 ? nullptr : as_dtensor(view.operands[static_cast<std::size_t>(base)]);
+    dtensor_or_null(stack[first + r].toTensor())->keep_unrounded(unrounded[r], owner);
+  }
+}
+
+}  // namespace dtensor

@@ -1,0 +1,32 @@
+// Calls under a ReducePolicy whose results are Partial: the local operator runs in a wider type, and each Partial
+// result keeps what it was before it was rounded, until it is reduced.
+#pragma once
+
+#include "ops/cached_call.h"
+
+namespace dtensor {
+
+struct WideCall {
+  at::ScalarType from, to;
+  bool view = false;  // moves no elements: nothing to gain unless the operand has unrounded values
+  std::vector<SpecPtr> inputs = {}, outputs = {};  // the call's own with the wider type
+  std::vector<std::size_t> type_args = {};         // schema positions of dtype arguments
+};
+
+// Null where no result is a Partial sum of a type that the policy carries in another, and where the operator writes.
+std::unique_ptr<WideCall> plan_wide_call(const OpEntry& entry, const CachedCall& call, std::string_view kernel);
+
+// Whether any operand of a call that only moves elements has unrounded values.
+bool worth_widening(const CachedCall& call, const CallView& view);
+
+// The local arguments (from `first` on) in the wider type.
+torch::jit::Stack widened(const OpEntry& entry, const CachedCall& call, const CallView& view,
+                          const torch::jit::Stack& stack, std::size_t first);
+
+// Replaces wide results by rounded ones; gives the unrounded Partial ones, in order of the outputs.
+std::vector<at::Tensor> round_results(const CachedCall& call, torch::jit::Stack& results);
+// Of the wrapped results.
+void keep_unrounded(const CachedCall& call, const CallView& view, const std::vector<at::Tensor>& unrounded,
+                    const torch::jit::Stack& stack, std::size_t first);
+
+}  // namespace dtensor

@@ -1,0 +1,156 @@
+// List operators redistribute their entries together: one collective for each kind, mesh and dtype (PITFALLS F10), with
+// the bits that one by one would give.
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include "dtensor/debug.h"
+#include "support/ranks.h"
+
+namespace dtensor::test {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+// A Partial whose shares differ by rank.
+at::Tensor shares(Draw& draw, const Shape& sizes, at::ScalarType dtype, const DeviceMesh& mesh) {
+  const auto mine = draw.normal(sizes, dtype) * (1 + mesh.communicator().rank());
+  return DTensor::from_local(mine, mesh, Placements(static_cast<std::size_t>(mesh.ndim()), Partial()));
+}
+
+Tensors partials(Draw& draw, int count, const DeviceMesh& mesh) {
+  Tensors all;
+  for (int i = 0; i < count; ++i) {
+    all.push_back(shares(draw, draw.sizes(i % 3, 0, 5), i % 2 == 0 ? at::kFloat : at::kDouble, mesh));
+  }
+  return all;
+}
+
+at::Tensor local(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t).to_local() : t; }
+
+TEST(ListMoves, TwentyPartialsAreOneAllReducePerDtype) {
+  for (const Shape& shape : {Shape{2}, Shape{3}, Shape{2, 2}}) {
+    on_mesh(shape, [&](const DeviceMesh& mesh) {
+      Draw draw(1);
+      const auto a = partials(draw, 20, mesh), b = at::_foreach_neg(a);
+      const auto weights = [&] {
+        Tensors all;
+        for (const auto& t : a) {
+          all.push_back(distribute_tensor(at::ones(t.sizes(), t.options().device(at::kCPU)), mesh,
+                                          Placements(static_cast<std::size_t>(mesh.ndim()))));
+        }
+        return all;
+      }();
+      const auto counted = [](const auto& run) {
+        const CommDebugMode mode;
+        run();
+        EXPECT_EQ(mode.total().calls, mode.total("all_reduce").calls) << mode.table();
+        return mode.total("all_reduce").calls;
+      };
+      EXPECT_EQ(counted([&] { at::_foreach_mul(a, b); }), 2);
+      EXPECT_EQ(counted([&] { at::_foreach_add_(weights, a); }), 2);
+      EXPECT_EQ(counted([&] { at::_foreach_sqrt(a); }), 2);
+      EXPECT_EQ(counted([&] { at::_foreach_add(a, b); }), 0);  // stays Partial
+    });
+  }
+}
+
+// On every mesh by its own; a plain tensor takes no part.
+TEST(ListMoves, OneForEachMesh) {
+  run_local(4, [](Communicator world) {
+    const auto square = init_device_mesh(world, at::kCPU, {2, 2}), line = square.flatten();
+    Draw draw(2);
+    Tensors list;
+    for (int i = 0; i < 12; ++i) {
+      list.push_back(i % 3 == 2 ? at::ones({3}) : shares(draw, {3, 2}, at::kFloat, i % 3 == 0 ? square : line));
+    }
+    const CommDebugMode mode;
+    const auto roots = at::_foreach_exp(list);
+    EXPECT_EQ(mode.total("all_reduce").calls, 2) << mode.table();
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      if (is_dtensor(list[i])) expect_close(roots[i], DTensor(list[i]).full_tensor().exp(), "exp", 0);
+    }
+  });
+}
+
+struct ListOperator {
+  const char* name;
+  std::function<Tensors(const Tensors&, const Tensors&)> run;  // of any number of pairs
+};
+
+const std::vector<ListOperator>& operators() {
+  static const std::vector<ListOperator> all{
+      {"add", [](auto& a, auto& b) { return at::_foreach_add(a, b, 2); }},
+      {"mul", [](auto& a, auto& b) { return at::_foreach_mul(a, b); }},
+      {"maximum", [](auto& a, auto& b) { return at::_foreach_maximum(a, b); }},
+      {"addcdiv", [](auto& a, auto& b) { return at::_foreach_addcdiv(a, b, at::_foreach_exp(a), 0.5); }},
+      {"exp", [](auto& a, auto&) { return at::_foreach_exp(a); }},
+      {"add_", [](auto& a, auto& b) { return at::_foreach_add_(a, b), a; }},
+      {"copy_", [](auto& a, auto& b) { return at::_foreach_copy_(a, b), a; }},
+      {"mul_", [](auto& a, auto& b) { return at::_foreach_mul_(a, b), a; }},
+  };
+  return all;
+}
+
+// In the same placements, which clone() does not promise.
+at::Tensor copy_of(const at::Tensor& t) {
+  const DTensor given(t);
+  return DTensor::from_local(given.to_local().clone(), given.mesh(), given.placements(), t.sizes(), t.strides());
+}
+
+RC_GTEST_PROP(ListMoves, SameBitsAsOneByOne, ()) {
+  const auto shape = *rc::gen::elementOf(mesh_shapes());
+  const auto& op = operators()[*rc::gen::inRange<std::size_t>(0, operators().size())];
+  const auto seed = *rc::gen::arbitrary<std::uint32_t>();
+  on_mesh(shape, [&](const DeviceMesh& mesh) {
+    Draw draw(seed);
+    Tensors a, b, one_a, one_b, expected;
+    for (std::int64_t i = 0, n = draw.integer(1, 9); i < n; ++i) {
+      const auto sizes = draw.sizes(draw.integer(0, 3), 0, 5);
+      const auto type = draw.coin() ? at::kFloat : at::kDouble;
+      const auto make = [&] {
+        return distribute_tensor(draw.normal(sizes, type), mesh,
+                                 draw.placements(mesh, static_cast<std::int64_t>(sizes.size())));
+      };
+      a.push_back(make());
+      b.push_back(make());
+      one_a.push_back(copy_of(a.back()));
+      one_b.push_back(copy_of(b.back()));
+    }
+    for (std::size_t i = 0; i < a.size(); ++i) expected.push_back(op.run({one_a[i]}, {one_b[i]})[0]);
+    const auto actual = op.run(a, b);
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      const auto what = c10::str(op.name, " of ", DTensor(a[i]).spec_str(), " and ", DTensor(b[i]).spec_str());
+      ASSERT_EQ(DTensor(actual[i]).placements(), DTensor(expected[i]).placements()) << what;
+      EXPECT_TRUE(local(actual[i]).equal(local(expected[i]))) << what;
+    }
+  });
+  RC_ASSERT(!testing::Test::HasFailure());
+}
+
+// cat and stack are list operators too.
+RC_GTEST_PROP(ListMoves, CatAndStack, ()) {
+  const auto shape = *rc::gen::elementOf(mesh_shapes());
+  const auto seed = *rc::gen::arbitrary<std::uint32_t>();
+  on_mesh(shape, [&](const DeviceMesh& mesh) {
+    Draw draw(seed);
+    const auto sizes = draw.sizes(2, 0, 5);
+    Tensors plain, placed;
+    for (std::int64_t i = 0, n = draw.integer(1, 6); i < n; ++i) {
+      plain.push_back(draw.normal(sizes).requires_grad_());
+      placed.push_back(distribute_tensor(plain.back().detach(), mesh, draw.placements(mesh, 2)).requires_grad_());
+    }
+    const auto dim = draw.integer(0, 1);
+    for (const bool stacks : {false, true}) {
+      const auto run = [&](const Tensors& list) { return stacks ? at::stack(list, dim) : at::cat(list, dim); };
+      const auto whole = run(plain), split = run(placed);
+      expect_close(split.detach(), whole.detach(), "forward");
+      whole.sin().sum().backward();
+      split.sin().sum().backward();
+      for (std::size_t i = 0; i < plain.size(); ++i) expect_close(placed[i].grad(), plain[i].grad(), "grad");
+    }
+  });
+  RC_ASSERT(!testing::Test::HasFailure());
+}
+
+}  // namespace
+}  // namespace dtensor::test
