@@ -93,14 +93,21 @@ OptimizerState CombinedOptimizer::state_dict() const {
   return all;
 }
 
-void CombinedOptimizer::load_state_dict(const OptimizerState& state) {
+StateTargets CombinedOptimizer::state_targets(const StateScalars& scalars, const Saved& saved) {
+  StateTargets all;
+  std::vector<std::function<void()>> commits;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    OptimizerState own;
     const std::string prefix = std::to_string(i) + ".";
-    take_prefixed(prefix, state.tensors, own.tensors);
-    take_prefixed(prefix, state.scalars, own.scalars);
-    parts_[i]->load_state_dict(own);
+    StateScalars own;
+    take_prefixed(prefix, scalars, own);
+    StateTargets part = parts_[i]->state_targets(own, [&](const std::string& name) { return saved(prefix + name); });
+    append_prefixed(prefix, std::move(part.tensors), all.tensors);
+    commits.push_back(std::move(part.commit));
   }
+  all.commit = [commits = std::move(commits)] {
+    for (const auto& commit : commits) commit();
+  };
+  return all;
 }
 
 }  // namespace dtensor

@@ -3,6 +3,9 @@
 
 #include <ATen/ATen.h>
 
+#include <optional>
+#include <unordered_set>
+
 #include "dtensor/tensor.h"
 
 namespace dtensor {
@@ -20,18 +23,16 @@ void check_parameter(const at::Tensor& parameter, const std::string& name) {
   }
 }
 
-// Into the parameter's mesh and placements; a copy, which the optimizer may write.
-at::Tensor placed_copy(const at::Tensor& value, const OptimizerEntry& entry, const std::string& name) {
-  const at::Tensor& parameter = entry.parameter;
-  TORCH_CHECK(value.sizes() == parameter.sizes(), "load_state_dict: ", name, " has sizes ", value.sizes(),
-              " where the parameter has ", parameter.sizes());
-  const at::NoGradGuard no_grad;
-  at::Tensor own = at::zeros_like(parameter, parameter.options().dtype(entry.dtype));
-  if (is_dtensor(parameter)) {
-    const DTensor p(parameter);
-    return own.copy_(distribute_tensor(value, p.mesh(), p.placements()));
+// Into the target's mesh and placements.
+void copy_into(const at::Tensor& target, const at::Tensor& value, const std::string& name) {
+  TORCH_CHECK(value.sizes() == target.sizes(), "load_state_dict: ", name, " has sizes ", value.sizes(), " where ",
+              target.sizes(), " are needed (another model, or another block size?)");
+  if (is_dtensor(target)) {
+    const DTensor t(target);
+    target.copy_(distribute_tensor(value, t.mesh(), t.placements()));
+  } else {
+    target.copy_(is_dtensor(value) ? DTensor(value).full_tensor() : value);
   }
-  return own.copy_(is_dtensor(value) ? DTensor(value).full_tensor() : value);
 }
 
 template <class Value>
@@ -58,6 +59,19 @@ void Optimizer::zero_grad(bool set_to_none) {
     }
   }
   if (!gradients.empty()) at::_foreach_zero_(gradients);
+}
+
+void Optimizer::load_state_dict(const OptimizerState& state) {
+  const at::NoGradGuard no_grad;
+  const auto tensors = by_name(state.tensors);
+  const StateTargets targets =
+      state_targets(state.scalars, [&](const std::string& name) { return tensors.contains(name); });
+  for (const auto& [name, target] : targets.tensors) {
+    const auto found = tensors.find(name);
+    TORCH_CHECK(found != tensors.end(), "load_state_dict: ", name, " is missing");
+    copy_into(target, found->second, name);
+  }
+  targets.commit();
 }
 
 void SlotOptimizer::add_parameters(std::size_t group, const std::vector<at::Tensor>& parameters,
@@ -127,33 +141,57 @@ OptimizerState SlotOptimizer::state_dict() const {
   return state;
 }
 
-void SlotOptimizer::load_slots(Entry& entry, const Finder& tensors) {
-  for (std::size_t i = 0; i < slot_names_.size(); ++i) {
+std::vector<at::Tensor> SlotOptimizer::slot_targets(const Entry& entry, const Saved& saved,
+                                                    StateTensors& tensors) const {
+  std::vector<at::Tensor> slots(slot_names_.size());
+  for (std::size_t i = 0; i < slots.size(); ++i) {
     const std::string name = entry.name + "." + slot_names_[i];
-    const auto found = tensors.find(name);
-    entry.slots[i] = found == tensors.end() ? at::Tensor() : placed_copy(found->second, entry, name);
+    if (!saved(name)) continue;
+    slots[i] = at::zeros_like(entry.parameter, entry.parameter.options().dtype(entry.dtype));
+    tensors.emplace_back(name, slots[i]);
   }
+  return slots;
 }
 
-void SlotOptimizer::load_state_dict(const OptimizerState& state) {
-  const Finder tensors = by_name(state.tensors);
-  const auto scalars = by_name(state.scalars);
+void SlotOptimizer::check_known(const StateScalars& scalars) const {
+  std::unordered_set<std::string> names;
+  for (const Entry& entry : entries_) names.insert(entry.name + ".step");
+  for (std::size_t g = 0; g < group_count(); ++g) names.insert("group" + std::to_string(g) + ".lr");
+  std::vector<std::string> unknown;
+  for (const auto& [name, value] : scalars) {
+    if (!names.contains(name)) unknown.push_back(name);
+  }
+  TORCH_CHECK(unknown.empty(), "load_state_dict: the state has ", c10::Join(", ", unknown),
+              ", which belong to no parameter or group here");
+}
+
+StateTargets SlotOptimizer::state_targets(const StateScalars& scalars, const Saved& saved) {
+  const at::NoGradGuard no_grad;
+  check_known(scalars);
+  const auto numbers = by_name(scalars);
+  const auto number = [&](const std::string& name) {
+    const auto found = numbers.find(name);
+    return found == numbers.end() ? std::optional<double>() : found->second;
+  };
+  StateTargets targets;
+  std::vector<std::function<void()>> commits;
   for (std::size_t g = 0; g < group_count(); ++g) {
-    const auto found = scalars.find("group" + std::to_string(g) + ".lr");
-    if (found != scalars.end()) set_lr(g, found->second);
+    if (const auto rate = number("group" + std::to_string(g) + ".lr")) {
+      commits.emplace_back([this, g, rate] { set_lr(g, *rate); });
+    }
   }
-  std::size_t stepped = 0;
   for (Entry& entry : entries_) {
-    const auto found = scalars.find(entry.name + ".step");
-    entry.steps = found == scalars.end() ? 0 : static_cast<std::int64_t>(found->second);
-    stepped += entry.steps > 0 ? 1 : 0;
-    load_slots(entry, tensors);
-    load_more(entry, entry.name + ".", tensors);
+    const auto steps = static_cast<std::int64_t>(number(entry.name + ".step").value_or(0));
+    commits.emplace_back([&entry, steps, slots = slot_targets(entry, saved, targets.tensors)] {
+      entry.steps = steps;
+      entry.slots = slots;
+    });
+    more_targets(entry, steps, entry.name + ".", targets.tensors, commits);
   }
-  const auto is_step = [](const auto& s) { return s.first.ends_with(".step"); };
-  const auto saved = std::count_if(state.scalars.begin(), state.scalars.end(), is_step);
-  TORCH_CHECK(static_cast<std::size_t>(saved) == stepped, "load_state_dict: the state of ", saved,
-              " parameters was given, of which ", stepped, " are parameters here");
+  targets.commit = [commits = std::move(commits)] {
+    for (const auto& commit : commits) commit();
+  };
+  return targets;
 }
 
 }  // namespace dtensor

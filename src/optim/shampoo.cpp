@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include "dtensor/factories.h"
 #include "dtensor/tensor.h"
 #include "optim/exchange.h"
 #include "optim/lists.h"
@@ -195,15 +196,18 @@ at::Tensor spread(const at::Tensor& owned, std::int64_t size, const OptimizerEnt
       .redistribute(Placements(axes, Shard(0)));
 }
 
-at::Tensor collect(const std::string& name, const std::unordered_map<std::string, at::Tensor>& tensors,
-                   std::int64_t size, const OptimizerEntry& entry) {
-  const auto found = tensors.find(name);
-  TORCH_CHECK(found != tensors.end(), "load_state_dict: ", name, " is missing");
-  const at::Tensor& value = found->second;
-  TORCH_CHECK(value.sizes() == at::IntArrayRef({size, size}), "load_state_dict: ", name, " has sizes ", value.sizes(),
-              " where ", size, " x ", size, " is needed (another block size?)");
-  if (is_dtensor(value) && !DTensor(value).mesh().is_member()) return {};
-  return (is_dtensor(value) ? DTensor(value).full_tensor() : value).to(entry.dtype).clone();
+// Where such a matrix is to be read into; spread likewise.
+at::Tensor spread_target(std::int64_t size, const OptimizerEntry& entry) {
+  if (!is_dtensor(entry.parameter)) return at::zeros({size, size}, entry.parameter.options().dtype(entry.dtype));
+  const DeviceMesh mesh = DTensor(entry.parameter).mesh();
+  return zeros({size, size}, mesh, Placements(static_cast<std::size_t>(mesh.ndim()), Shard(0)),
+               at::TensorOptions(entry.dtype));
+}
+
+// Whole again; undefined on a rank outside the mesh. Collective.
+at::Tensor collect(const at::Tensor& spread) {
+  if (!is_dtensor(spread)) return spread;
+  return DTensor(spread).mesh().is_member() ? DTensor(spread).full_tensor() : at::Tensor();
 }
 
 std::string name_of(const std::string& prefix, const char* what, std::size_t block, std::size_t dim) {
@@ -228,20 +232,31 @@ void Shampoo::save_more(const Entry& entry, const std::string& prefix, Optimizer
   }
 }
 
-void Shampoo::load_more(Entry& entry, const std::string& prefix, const Finder& tensors) {
-  const at::NoGradGuard no_grad;
+void Shampoo::more_targets(Entry& entry, std::int64_t steps, const std::string& prefix, StateTensors& tensors,
+                           std::vector<std::function<void()>>& commits) {
   auto& blocks = state_->of(entry, entries());
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    blocks[b].factors.clear();
-    blocks[b].roots.clear();
-    for (std::size_t k = 0; k < blocks[b].shape.shape.size() && entry.steps > 0; ++k) {
+    std::vector<at::Tensor> factors, roots;
+    for (std::size_t k = 0; k < blocks[b].shape.shape.size() && steps > 0; ++k) {
       const auto one = [&](const char* what, std::vector<at::Tensor>& own) {
-        at::Tensor whole = collect(name_of(prefix, what, b, k), tensors, blocks[b].shape.shape[k], entry);
-        if (state_->exchange.owned(blocks[b].block)) own.push_back(std::move(whole));
+        own.push_back(spread_target(blocks[b].shape.shape[k], entry));
+        tensors.emplace_back(name_of(prefix, what, b, k), own.back());
       };
-      one("factor", blocks[b].factors);
-      if (entry.steps >= options(entry.group).start) one("root", blocks[b].roots);
+      one("factor", factors);
+      if (steps >= options(entry.group).start) one("root", roots);
     }
+    commits.emplace_back([this, &block = blocks[b], factors, roots] {
+      const at::NoGradGuard no_grad;
+      const auto take = [&](const std::vector<at::Tensor>& from, std::vector<at::Tensor>& to) {
+        to.clear();
+        for (const at::Tensor& target : from) {
+          at::Tensor whole = collect(target);
+          if (state_->exchange.owned(block.block)) to.push_back(std::move(whole));
+        }
+      };
+      take(factors, block.factors);
+      take(roots, block.roots);
+    });
   }
 }
 

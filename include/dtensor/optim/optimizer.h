@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -16,12 +17,19 @@
 namespace dtensor {
 
 using StateTensors = std::vector<std::pair<std::string, at::Tensor>>;
+using StateScalars = std::vector<std::pair<std::string, double>>;
 
 // All that a checkpoint needs to go on as if nothing had happened. Names are `<parameter>.<what>` and
 // `group<i>.<what>`. Tensors that belong to a parameter have its mesh (those of its shape also its placements).
 struct OptimizerState {
   StateTensors tensors;
-  std::vector<std::pair<std::string, double>> scalars;
+  StateScalars scalars;
+};
+
+// Where a saved state is to be put: fresh tensors, to be filled, and what makes them the optimizer's.
+struct StateTargets {
+  StateTensors tensors;          // placed as the optimizer keeps them, or on their parameter's mesh
+  std::function<void()> commit;  // collective, as state_dict(). Until then the optimizer is as it was
 };
 
 // Every rank makes the same optimizer over the same list of parameters, those on meshes that it is not in included,
@@ -44,9 +52,13 @@ class DTENSOR_API Optimizer {
   virtual StateTensors state(const at::Tensor& parameter) const = 0;
   // Collective, as state().
   virtual OptimizerState state_dict() const = 0;
+  // For a state of the same parameters with these scalars and, as `saved` tells, these tensors. Errors name what is not
+  // among the parameters.
+  using Saved = std::function<bool(const std::string& name)>;
+  virtual StateTargets state_targets(const StateScalars& scalars, const Saved& saved) = 0;
   // Takes a state of the same parameters, on any layout: DTensors on the parameter's mesh with any placements, or
   // whole plain tensors. Errors name what is missing or has another shape.
-  virtual void load_state_dict(const OptimizerState& state) = 0;
+  void load_state_dict(const OptimizerState& state);
 
   // Forgets the gradients, or fills them with zeros.
   void zero_grad(bool set_to_none = true);
@@ -65,7 +77,7 @@ class DTENSOR_API CombinedOptimizer final : public Optimizer {
   void set_lr(std::size_t group, double lr) override;
   StateTensors state(const at::Tensor& parameter) const override;
   OptimizerState state_dict() const override;  // names prefixed `0.`, `1.`, ...: the part
-  void load_state_dict(const OptimizerState& state) override;
+  StateTargets state_targets(const StateScalars& scalars, const Saved& saved) override;
 
   Optimizer& part(std::size_t index) { return *parts_.at(index); }
 
@@ -100,7 +112,7 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
   std::vector<at::Tensor> parameters() const override;
   StateTensors state(const at::Tensor& parameter) const override;
   OptimizerState state_dict() const override;
-  void load_state_dict(const OptimizerState& state) override;
+  StateTargets state_targets(const StateScalars& scalars, const Saved& saved) override;
 
  protected:
   using Entry = OptimizerEntry;
@@ -114,15 +126,17 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
   virtual void update(const std::vector<Entry*>& active) = 0;
   // State besides the slots, for one entry, under names that begin with `prefix`.
   virtual void save_more(const Entry& /*entry*/, const std::string& /*prefix*/, OptimizerState& /*state*/) const {}
-  using Finder = std::unordered_map<std::string, at::Tensor>;
-  virtual void load_more(Entry& /*entry*/, const std::string& /*prefix*/, const Finder& /*tensors*/) {}
+  // Targets for it; commits take them. `steps`: the entry's in the saved state.
+  virtual void more_targets(Entry& /*entry*/, std::int64_t /*steps*/, const std::string& /*prefix*/,
+                            StateTensors& /*tensors*/, std::vector<std::function<void()>>& /*commits*/) {}
 
   const std::vector<Entry>& entries() const { return entries_; }
   std::vector<Entry>& entries() { return entries_; }
 
  private:
   StateTensors slots_of(const Entry& entry, const std::string& prefix) const;
-  void load_slots(Entry& entry, const Finder& tensors);
+  std::vector<at::Tensor> slot_targets(const Entry& entry, const Saved& saved, StateTensors& tensors) const;
+  void check_known(const StateScalars& scalars) const;
 
   std::vector<std::string> slot_names_;
   bool wide_;

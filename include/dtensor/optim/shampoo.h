@@ -49,7 +49,8 @@ class DTENSOR_API Shampoo final : public GroupOptimizer<ShampooOptions> {
  private:
   void update(const std::vector<Entry*>& active) override;
   void save_more(const Entry& entry, const std::string& prefix, OptimizerState& state) const override;
-  void load_more(Entry& entry, const std::string& prefix, const Finder& tensors) override;
+  void more_targets(Entry& entry, std::int64_t steps, const std::string& prefix, StateTensors& tensors,
+                    std::vector<std::function<void()>>& commits) override;
 
   struct State;
   std::unique_ptr<State> state_;
