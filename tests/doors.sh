@@ -20,9 +20,11 @@ declare -A allowed=(
   [tensor/api]="placement redistribute/pure sharding_prop comm mesh tensor/impl redistribute/acting random ops"
   [debug]="placement"
   [nn]=""
-  [parallel]=""
+  [parallel/names]=""
+  [parallel]="parallel/names"
   [optim]=""
   [moe]=""
+  [checkpoint]="parallel/names"
 )
 
 # Rooms with two sides: the names of the files on the low side.
@@ -32,6 +34,7 @@ side() {
     redistribute/*) echo redistribute/pure ;;
     tensor/impl*) echo tensor/impl ;;
     tensor/*) echo tensor/api ;;
+    parallel/names*) echo parallel/names ;;
     *) echo "${1%%/*}" ;;
   esac
 }

@@ -1,0 +1,140 @@
+// Checkpoints: a folder of standard safetensors files in which every tensor stands whole, written by all ranks at once
+// from any placements and read by all ranks into any others. See docs/design/checkpoint.md.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "dtensor/comm.h"
+#include "dtensor/export.h"
+#include "dtensor/mesh.h"
+#include "dtensor/named_tensors.h"
+#include "dtensor/optim/optimizer.h"
+#include "dtensor/placement.h"
+
+namespace dtensor {
+
+// What is no tensor: step counts, learning rates, notes.
+using CheckpointValue = std::variant<bool, std::int64_t, double, std::string>;
+using CheckpointValues = std::map<std::string, CheckpointValue>;
+
+struct SaveOptions {
+  bool sync = true;  // wait until the disk has it
+  std::int64_t max_file_bytes = 5'000'000'000;
+};
+
+struct LoadOptions {
+  bool verify = true;             // checksums, where the checkpoint has them
+  bool allow_missing = false;     // what is asked for and not there stays as it is
+  bool allow_unexpected = false;  // what is there and not asked for is passed over
+  bool allow_cast = false;        // other dtypes are converted
+};
+
+// Writes `directory` (and its parents), replacing a checkpoint of that name when all is written. Called by every rank
+// of `ranks`, which holds the ranks of all meshes concerned. Tensors are DTensors on any meshes, those without this
+// rank included, and plain tensors and values, equal on every rank. Partial ones are reduced. An error anywhere is an
+// error on every rank and leaves the previous checkpoint as it was.
+DTENSOR_API void save_state(const std::string& directory, const Communicator& ranks, const StateTensors& tensors,
+                            const CheckpointValues& values = {}, const SaveOptions& options = {});
+
+// Fills `targets` and returns the values. Called by every rank of `ranks`, which need be neither as many nor placed as
+// those that saved. `path`: such a folder, another program's folder in the layout of HuggingFace, or one .safetensors
+// file. All that does not fit is one error, the same on every rank, before anything is written; an error while reading
+// or verifying leaves the targets' content undefined.
+DTENSOR_API CheckpointValues load_state(const std::string& path, const Communicator& ranks, const StateTensors& targets,
+                                        const LoadOptions& options = {});
+
+// A save under way: the tensors may be changed again, a thread writes copies of this rank's shards.
+class DTENSOR_API PendingSave {
+ public:
+  struct Impl;
+  explicit PendingSave(std::unique_ptr<Impl> impl);
+  PendingSave(PendingSave&&) noexcept;
+  PendingSave& operator=(PendingSave&&) noexcept;
+  // Without wait() before: waits for the thread and leaves `directory` as it was.
+  ~PendingSave();
+  bool done() const;  // this rank has written its part
+  // Finishes as save_state does. Collective over the ranks that began it.
+  void wait();
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+DTENSOR_API PendingSave save_state_async(const std::string& directory, const Communicator& ranks,
+                                         const StateTensors& tensors, const CheckpointValues& values = {},
+                                         const SaveOptions& options = {});
+
+// What a checkpoint holds, without reading tensors. Not collective.
+struct CheckpointEntry {
+  std::string name = {};
+  at::ScalarType dtype = at::ScalarType::Undefined;  // Undefined: one that ATen does not have
+  std::vector<std::int64_t> sizes = {};
+  std::string file = {};               // path
+  std::int64_t offset = 0, bytes = 0;  // in the file
+  std::optional<std::uint64_t> checksum = {};
+};
+struct CheckpointIndex {
+  std::vector<CheckpointEntry> entries = {};
+  CheckpointValues values = {};
+};
+DTENSOR_API CheckpointIndex read_checkpoint_index(const std::string& path);
+
+// The whole of a training state under one roof: parts are registered once, by reference, then saved and loaded.
+//   Checkpoint state;
+//   state.add("model", model).add("optimizer", optimizer).add("step", step).add_random("random", mesh);
+//   state.load(directory, world);  // or save, save_async
+// References must outlive it. The same parts, in the same order, on every rank.
+class DTENSOR_API Checkpoint {
+ public:
+  Checkpoint& add(const std::string& name, at::Tensor& tensor);
+  Checkpoint& add(const std::string& prefix, const NamedTensors& tensors);  // names `prefix.name`; "": `name`
+  // Tensors `prefix.<parameter>.exp_avg`, values `prefix.<parameter>.step`, as state_dict() names them.
+  Checkpoint& add(const std::string& prefix, Optimizer& optimizer);
+  Checkpoint& add(const std::string& name, std::int64_t& value);
+  Checkpoint& add(const std::string& name, double& value);
+  Checkpoint& add(const std::string& name, bool& value);
+  Checkpoint& add(const std::string& name, std::string& value);
+  // The state of the mesh's world's random numbers, as `prefix.seed` and `prefix.counter`.
+  Checkpoint& add_random(const std::string& prefix, const DeviceMesh& mesh);
+
+  // A model that lists its parameters, and buffers where it has any.
+  template <class Model>
+  requires requires(Model& m) { NamedTensors(m.named_parameters()); }
+  Checkpoint& add(const std::string& prefix, Model& model) {
+    add(prefix, NamedTensors(model.named_parameters()));
+    if constexpr (requires { NamedTensors(model.named_buffers()); }) add(prefix, NamedTensors(model.named_buffers()));
+    return *this;
+  }
+
+  void save(const std::string& directory, const Communicator& ranks, const SaveOptions& options = {}) const;
+  PendingSave save_async(const std::string& directory, const Communicator& ranks,
+                         const SaveOptions& options = {}) const;
+  // Values, random state and optimizers change only when everything was read and verified.
+  void load(const std::string& path, const Communicator& ranks, const LoadOptions& options = {});
+
+  struct Part;
+
+ private:
+  Checkpoint& add(std::unique_ptr<Part> part);
+  std::vector<std::shared_ptr<Part>> parts_;
+};
+
+// A state that only one rank has, whole and plain, given to all: each keeps its part. Tensor by tensor in pieces of at
+// most 4 MiB, so that no rank ever holds more than its shards and a buffer. `full` counts on rank `source` of `ranks`
+// only. Names, sizes and dtypes that do not fit are one error on every rank. Collective.
+DTENSOR_API void broadcast_state(const StateTensors& full, const Communicator& ranks, const StateTensors& targets,
+                                 int source = 0);
+// The same into new DTensors on `mesh`, placed as `place` says; in the order of `full`, on every rank.
+using PlaceState = std::function<Placements(const std::string& name, at::IntArrayRef sizes)>;
+DTENSOR_API StateTensors broadcast_state(const StateTensors& full, const DeviceMesh& mesh, const PlaceState& place,
+                                         int source = 0);
+
+}  // namespace dtensor

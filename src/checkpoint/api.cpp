@@ -1,0 +1,61 @@
+// The functions on lists of tensors, and saves in the background.
+#include <future>
+#include <utility>
+
+#include "checkpoint/load.h"
+#include "checkpoint/save.h"
+
+namespace dtensor {
+
+void save_state(const std::string& directory, const Communicator& ranks, const StateTensors& tensors,
+                const CheckpointValues& values, const SaveOptions& options) {
+  files::Saver saver(directory, ranks, tensors, values, options);
+  saver.write();
+  saver.finish();
+}
+
+CheckpointValues load_state(const std::string& path, const Communicator& ranks, const StateTensors& targets,
+                            const LoadOptions& options) {
+  files::Loader loader(path, ranks, options);
+  loader.read(targets);
+  return loader.values();
+}
+
+struct PendingSave::Impl {
+  files::Saver saver;
+  std::future<void> writing;
+};
+
+PendingSave::PendingSave(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+PendingSave::PendingSave(PendingSave&&) noexcept = default;
+PendingSave& PendingSave::operator=(PendingSave&& other) noexcept {
+  std::swap(impl_, other.impl_);  // what was here before is dropped with `other`
+  return *this;
+}
+
+PendingSave::~PendingSave() {
+  if (impl_ == nullptr) return;
+  if (impl_->writing.valid()) impl_->writing.wait();
+  impl_->saver.drop();
+}
+
+bool PendingSave::done() const {
+  return impl_ == nullptr || impl_->writing.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+void PendingSave::wait() {
+  if (impl_ == nullptr) return;
+  const std::unique_ptr<Impl> impl = std::move(impl_);
+  impl->writing.wait();
+  impl->saver.finish();
+}
+
+PendingSave save_state_async(const std::string& directory, const Communicator& ranks, const StateTensors& tensors,
+                             const CheckpointValues& values, const SaveOptions& options) {
+  auto impl = std::make_unique<PendingSave::Impl>(files::Saver(directory, ranks, tensors, values, options));
+  impl->saver.copy_parts();
+  impl->writing = std::async(std::launch::async, [saver = &impl->saver] { saver->write(); });
+  return PendingSave(std::move(impl));
+}
+
+}  // namespace dtensor

@@ -1,0 +1,138 @@
+// One rank's whole tensors for all, in pieces: each rank copies from a piece what lies in its shard.
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+
+#include <cstring>
+#include <unordered_map>
+
+#include "checkpoint/part.h"
+#include "checkpoint/problems.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/talk.h"
+#include "checkpoint/values.h"
+#include "dtensor/factories.h"
+#include "dtensor/tensor.h"
+
+namespace dtensor {
+namespace files {
+namespace {
+
+constexpr const char* kWhat = "broadcast_state";
+
+// What the source has, known to all.
+std::vector<CheckpointEntry> agree_on_source(const StateTensors& full, const Communicator& ranks, int source) {
+  std::string text, error;
+  if (source < 0 || source >= ranks.size()) {
+    error = c10::str("there is no rank ", source, " among ", ranks.size());
+  } else if (ranks.rank() == source) {
+    error = error_of([&] {
+      CheckpointIndex index;
+      for (const auto& [name, tensor] : full) {
+        TORCH_CHECK(tensor.defined() && !is_dtensor(tensor), "'", name, "' is no plain tensor");
+        index.entries.push_back({.name = name, .dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec()});
+      }
+      text = index_text(index);
+    });
+  }
+  agree(ranks, kWhat, error);
+  return parse_index(broadcast_text(ranks, text, source)).entries;
+}
+
+// Local elements that lie in the piece [first, first + count) of the whole, from `next` on, which moves on.
+void take(const ShardRuns& runs, std::int64_t first, std::int64_t count, const char* data, std::int64_t item, char* to,
+          std::int64_t& next) {
+  while (next < runs.numel()) {
+    const Run run = runs.at(next);
+    if (run.global >= first + count) return;
+    const std::int64_t length = std::min(run.length, first + count - run.global);
+    std::memcpy(to + next * item, data + (run.global - first) * item, static_cast<std::size_t>(length * item));
+    next += length;
+  }
+}
+
+at::Tensor row_major_on_host(const at::Tensor& local) {
+  if (local.is_cpu() && local.is_contiguous()) return local;
+  return at::detail::empty_cpu(local.sizes(), local.scalar_type());
+}
+
+void broadcast_one(const at::Tensor& full, const at::Tensor& target, const Communicator& ranks, int source) {
+  const at::NoGradGuard no_grad;
+  const Part part = part_of(target, 0);
+  const auto item = static_cast<std::int64_t>(target.element_size());
+  const std::int64_t numel = target.numel(), most = kBufferBytes / item;
+  const at::Tensor host = part.local.defined() ? row_major_on_host(part.local) : at::Tensor();
+  char* to = host.defined() ? static_cast<char*>(host.mutable_data_ptr()) : nullptr;
+  const at::Tensor buffer = at::detail::empty_cpu({std::min(numel, most)}, target.scalar_type());
+  std::int64_t next = 0;
+  for (std::int64_t first = 0; first < numel; first += most) {
+    const at::Tensor piece = buffer.narrow(0, 0, std::min(most, numel - first));
+    char* data = static_cast<char*>(piece.mutable_data_ptr());
+    if (ranks.rank() == source) {
+      for_each_piece(full, full.scalar_type(), first, first + piece.numel(), false,
+                     [&](std::int64_t at, const char* from, std::int64_t count) {
+                       std::memcpy(data + (at - first) * item, from, static_cast<std::size_t>(count * item));
+                     });
+    }
+    ranks.broadcast(piece, source).wait();
+    if (to != nullptr) take(part.runs, first, piece.numel(), data, item, to, next);
+  }
+  if (host.defined() && !host.is_same(part.local)) part.local.copy_(host);
+  mark_written(target);
+}
+
+void compare(const std::vector<CheckpointEntry>& entries, const StateTensors& targets, Problems& problems) {
+  std::unordered_map<std::string, at::Tensor> wanted(targets.begin(), targets.end());
+  for (const auto& [name, target] : targets) problems.here.push_back(name);
+  for (const CheckpointEntry& e : entries) {
+    problems.there.push_back(e.name);
+    const auto found = wanted.find(e.name);
+    if (found == wanted.end()) {
+      problems.unexpected.push_back(e.name);
+      continue;
+    }
+    const at::Tensor& t = found->second;
+    if (t.sizes() != e.sizes || t.scalar_type() != e.dtype) {
+      problems.mismatched.push_back(c10::str("'", e.name, "' is ", e.dtype, " ", at::IntArrayRef(e.sizes),
+                                             " at the source, ", t.scalar_type(), " ", t.sizes(), " here"));
+    }
+    wanted.erase(found);
+  }
+  for (const auto& [name, target] : targets) {
+    if (wanted.contains(name)) problems.missing.push_back(name);
+  }
+}
+
+}  // namespace
+}  // namespace files
+
+void broadcast_state(const StateTensors& full, const Communicator& ranks, const StateTensors& targets, int source) {
+  using namespace files;
+  const std::vector<CheckpointEntry> entries = agree_on_source(full, ranks, source);
+  together(ranks, kWhat, [&] {
+    Problems problems;
+    compare(entries, targets, problems);
+    problems.raise("what the source has and what is asked for");
+  });
+  const std::unordered_map<std::string, at::Tensor> given(full.begin(), full.end()),
+      wanted(targets.begin(), targets.end());
+  for (const CheckpointEntry& e : entries) {
+    const auto found = given.find(e.name);
+    broadcast_one(found == given.end() ? at::Tensor() : found->second, wanted.at(e.name), ranks, source);
+  }
+}
+
+StateTensors broadcast_state(const StateTensors& full, const DeviceMesh& mesh, const PlaceState& place, int source) {
+  using namespace files;
+  const Communicator ranks = mesh.world();
+  StateTensors targets;
+  const auto entries = agree_on_source(full, ranks, source);
+  together(ranks, kWhat, [&] {
+    for (const CheckpointEntry& e : entries) {
+      targets.emplace_back(e.name, empty(e.sizes, mesh, place(e.name, e.sizes), at::TensorOptions(e.dtype)));
+    }
+  });
+  broadcast_state(full, ranks, targets, source);
+  return targets;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,148 @@
+// Each rank reads the runs of its own elements, and all together verify what they read.
+#include "checkpoint/load.h"
+
+#include <ATen/ATen.h>
+
+#include <map>
+#include <unordered_set>
+
+#include "checkpoint/file.h"
+#include "checkpoint/part.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/sieve.h"
+#include "checkpoint/sums.h"
+#include "checkpoint/talk.h"
+
+namespace dtensor::files {
+namespace {
+
+CheckpointIndex shared_index(const std::string& path, const Communicator& ranks, const std::string& what) {
+  std::string text, error;
+  if (ranks.rank() == 0) error = error_of([&] { text = index_text(read_checkpoint_index(path)); });
+  agree(ranks, what, error);
+  return parse_index(broadcast_text(ranks, text, 0));
+}
+
+// The part's elements from the file, and the checksum of those that this rank answers for.
+Checksum read_part(const Part& part, const CheckpointEntry& entry, const File& file, bool verify) {
+  Checksum sum;
+  const auto item = static_cast<std::int64_t>(c10::elementSize(entry.dtype));
+  for_each_piece(part.local, entry.dtype, 0, part.runs.numel(), true,
+                 [&](std::int64_t first, char* data, std::int64_t count) {
+                   Sieve sieve(file);
+                   part.runs.each(first, first + count, [&](std::int64_t local, const Run& run) {
+                     sieve.want(entry.offset + run.global * item, run.length * item, data + (local - first) * item);
+                   });
+                   sieve.flush();
+                   if (!verify) return;
+                   const std::int64_t from = std::max(first, part.begin), to = std::min(first + count, part.end);
+                   part.runs.each(from, to, [&](std::int64_t local, const Run& run) {
+                     sum += checksum(data + (local - first) * item, item, run.length, run.global);
+                   });
+                 });
+  return sum;
+}
+
+}  // namespace
+
+Loader::Loader(const std::string& path, const Communicator& ranks, const LoadOptions& options)
+    : what_("load " + path), ranks_(ranks), options_(options), index_(shared_index(path, ranks, what_)) {
+  for (std::size_t i = 0; i < index_.entries.size(); ++i) position_.emplace(index_.entries[i].name, i);
+}
+
+const CheckpointEntry* Loader::find(const std::string& name) const {
+  const auto found = position_.find(name);
+  return found == position_.end() ? nullptr : &index_.entries[found->second];
+}
+
+// The entry's name counts: the tensor may have several.
+void Loader::compare(const Listed& tensor, const CheckpointEntry& entry, Problems& problems) const {
+  const bool same_dtype = tensor.dtype == entry.dtype;
+  const bool castable = options_.allow_cast && entry.dtype != at::ScalarType::Undefined;
+  if (at::IntArrayRef(tensor.sizes) != entry.sizes) {
+    problems.mismatched.push_back(c10::str("'", entry.name, "' has sizes ", at::IntArrayRef(entry.sizes), " there, ",
+                                           at::IntArrayRef(tensor.sizes), " here"));
+  } else if (!same_dtype && !castable) {
+    problems.mismatched.push_back(c10::str("'", entry.name, "' is ", entry.dtype, " there, ", tensor.dtype, " here",
+                                           options_.allow_cast ? "" : " (allow_cast converts)"));
+  }
+}
+
+std::vector<Loader::Wanted> Loader::match(const Manifest& manifest, const StateTensors& targets,
+                                          Problems& problems) const {
+  const std::unordered_map<std::string, at::Tensor> mine(targets.begin(), targets.end());
+  std::unordered_map<std::string, std::size_t> listed;
+  std::vector<Wanted> wanted;
+  std::unordered_set<std::string> names;
+  const auto want = [&](const std::string& name, std::size_t tensor) {
+    names.insert(name);
+    const CheckpointEntry* entry = find(name);
+    if (entry == nullptr) {
+      if (!options_.allow_missing) problems.missing.push_back(name);
+      return;
+    }
+    const Listed& as = manifest.tensors[tensor];
+    compare(as, *entry, problems);
+    const auto found = mine.find(name);
+    wanted.push_back({name, entry, as.homes, tensor, found == mine.end() ? at::Tensor() : found->second});
+  };
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+    listed.emplace(manifest.tensors[i].name, i);
+    want(manifest.tensors[i].name, i);
+  }
+  for (const Alias& alias : manifest.aliases) want(alias.name, listed.at(alias.entry));
+  for (const CheckpointEntry& entry : index_.entries) {
+    problems.there.push_back(entry.name);
+    if (!options_.allow_unexpected && !names.contains(entry.name)) problems.unexpected.push_back(entry.name);
+  }
+  problems.here.insert(problems.here.end(), names.begin(), names.end());
+  return wanted;
+}
+
+void Loader::read(const StateTensors& targets, Problems problems) {
+  const Manifest manifest = agree_on(targets, ranks_, Purpose::load, what_);
+  const std::vector<Wanted> wanted = match(manifest, targets, problems);
+  problems.raise(what_);
+  std::vector<Checksum> sums(wanted.size());
+  together(ranks_, what_, [&] {
+    std::map<std::string, File> files;
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      const Wanted& w = wanted[i];
+      if (!w.target.defined()) continue;
+      const Part part = part_of(w.target, static_cast<std::int64_t>(i));
+      if (!part.local.defined()) continue;
+      auto file = files.find(w.entry->file);
+      if (file == files.end()) file = files.emplace(w.entry->file, File::open_to_read(w.entry->file)).first;
+      sums[i] = read_part(part, *w.entry, file->second, options_.verify);
+      mark_written(w.target);
+    }
+  });
+  if (options_.verify) verify(wanted, sums);
+}
+
+void Loader::verify(const std::vector<Wanted>& wanted, const std::vector<Checksum>& own) const {
+  const std::vector<Checksum> all = add_up(ranks_, own);
+  std::vector<std::string> damaged;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const Wanted& w = wanted[i];
+    const std::int64_t numel = numel_of(w.entry->sizes);
+    const bool whole = all[i].count == w.homes * numel;  // else some rank of its mesh did not ask for it
+    if (!whole || !w.entry->checksum) continue;
+    if (all[i] != times({*w.entry->checksum, numel}, w.homes)) damaged.push_back("'" + w.name + "'");
+  }
+  TORCH_CHECK(damaged.empty(), what_, ": the checksum of ", c10::Join(", ", damaged),
+              " is not that of what was read: the file is damaged");
+  check_tied(wanted, all);
+}
+
+// Names of one tensor here may be several tensors there, of which the last one read would win.
+void Loader::check_tied(const std::vector<Wanted>& wanted, const std::vector<Checksum>& all) const {
+  std::unordered_map<std::size_t, std::size_t> first;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const std::size_t other = first.emplace(wanted[i].tensor, i).first->second;
+    TORCH_CHECK(all[i] == all[other], what_, ": '", wanted[other].name, "' and '", wanted[i].name,
+                "' are one tensor here and differ there");
+  }
+}
+
+}  // namespace dtensor::files

@@ -1,0 +1,47 @@
+// A load in two steps: what the checkpoint holds, then the tensors that are wanted of it.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/checksum.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/problems.h"
+#include "dtensor/checkpoint.h"
+
+namespace dtensor::files {
+
+class Loader {
+ public:
+  // Collective: rank 0 reads the index, all have it.
+  Loader(const std::string& path, const Communicator& ranks, const LoadOptions& options);
+
+  const CheckpointValues& values() const { return index_.values; }
+  const CheckpointEntry* find(const std::string& name) const;
+
+  // Collective. `problems`: what else does not fit, the same on every rank; one error together with the tensors'.
+  void read(const StateTensors& targets, Problems problems = {});
+
+ private:
+  // A name that is wanted, and the tensor that stands for it (tied tensors: one for several names).
+  struct Wanted {
+    std::string name;
+    const CheckpointEntry* entry;
+    std::int64_t homes;
+    std::size_t tensor;  // in the manifest
+    at::Tensor target;   // undefined where this rank does not want it
+  };
+  std::vector<Wanted> match(const Manifest& manifest, const StateTensors& targets, Problems& problems) const;
+  void compare(const Listed& tensor, const CheckpointEntry& entry, Problems& problems) const;
+  void verify(const std::vector<Wanted>& wanted, const std::vector<Checksum>& own) const;
+  void check_tied(const std::vector<Wanted>& wanted, const std::vector<Checksum>& all) const;
+
+  std::string what_;
+  Communicator ranks_;
+  LoadOptions options_;
+  CheckpointIndex index_;
+  std::unordered_map<std::string, std::size_t> position_;
+};
+
+}  // namespace dtensor::files

@@ -1,0 +1,213 @@
+// Lists of tensors as JSON texts; normally equal, which a hash tells, else exchanged and merged.
+#include "checkpoint/manifest.h"
+
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "checkpoint/safetensors.h"
+#include "checkpoint/talk.h"
+#include "dtensor/tensor.h"
+
+namespace dtensor::files {
+namespace {
+
+using Json = nlohmann::json;
+
+bool needs_reduction(const at::Tensor& tensor) {
+  if (!is_dtensor(tensor)) return false;
+  const Placements& placements = DTensor(tensor).placements();
+  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
+}
+
+void check(const std::string& name, const at::Tensor& tensor, Purpose purpose) {
+  TORCH_CHECK(!name.empty() && name != "__metadata__", "'", name, "' cannot be the name of a tensor");
+  TORCH_CHECK(tensor.defined(), "tensor '", name, "' is undefined");
+  TORCH_CHECK(tensor.layout() == at::kStrided, "tensor '", name, "' is ", tensor.layout(), ", not dense");
+  TORCH_CHECK(!tensor.is_meta(), "tensor '", name, "' is on the meta device: it has no values");
+  TORCH_CHECK(format_name(tensor.scalar_type()) != nullptr, "tensor '", name, "' has dtype ", tensor.scalar_type(),
+              ", which the format has no name for", tensor.is_complex() ? "; give at::view_as_real of it" : "");
+  TORCH_CHECK(purpose == Purpose::save || !needs_reduction(tensor), "tensor '", name, "' is ",
+              is_dtensor(tensor) ? DTensor(tensor).spec_str() : "", "; load it into placements without Partial");
+}
+
+// Each mesh once: text and ranks.
+struct MeshTable {
+  Json json = Json::array();
+  std::vector<DeviceMesh> known = {};
+
+  std::int64_t number(const at::Tensor& tensor) {
+    if (!is_dtensor(tensor)) return -1;
+    const DeviceMesh mesh = DTensor(tensor).mesh();
+    const auto found = std::find(known.begin(), known.end(), mesh);
+    const auto position = found - known.begin();
+    if (found == known.end()) {
+      known.push_back(mesh);
+      json.push_back({mesh.str(), mesh.ranks().vec()});
+    }
+    return position;
+  }
+};
+
+// Entries are [name, dtype, sizes, mesh or -1], or [name, first name of the same tensor].
+Json describe(const StateTensors& mine, Purpose purpose) {
+  MeshTable meshes;
+  Json list = Json::array();
+  std::unordered_map<const c10::TensorImpl*, std::string> first;
+  std::unordered_set<std::string> names;
+  for (const auto& [name, tensor] : mine) {
+    check(name, tensor, purpose);
+    TORCH_CHECK(names.insert(name).second, "two tensors are called '", name, "'");
+    const auto [position, fresh] = first.emplace(tensor.unsafeGetTensorImpl(), name);
+    list.push_back(
+        fresh ? Json({name, static_cast<int>(tensor.scalar_type()), tensor.sizes().vec(), meshes.number(tensor)})
+              : Json({name, position->second}));
+  }
+  return {{"meshes", meshes.json}, {"tensors", list}};
+}
+
+class Merger {
+ public:
+  Merger(const Communicator& ranks, Purpose purpose) : ranks_(ranks), purpose_(purpose) {}
+
+  // `listers`: the ranks that gave this list.
+  void add(const Json& given, const std::vector<int>& listers) {
+    for (const Json& entry : given.at("tensors")) {
+      const auto name = entry.at(0).get<std::string>();
+      const auto [position, fresh] = seen_.try_emplace(name);
+      Tensor& tensor = position->second;
+      if (fresh) order_.push_back(name);
+      if (fresh) tensor = {.alias = entry.size() == 2, .said = said(entry), .by = listers.front(), .entry = entry};
+      TORCH_CHECK(tensor.said == said(entry), "tensor '", name, "' is ", tensor.said, " on rank ", tensor.by, " and ",
+                  said(entry), " on rank ", listers.front());
+      if (!tensor.alias) settle(tensor, entry, given.at("meshes"), listers);
+    }
+  }
+
+  Manifest finish() const {
+    Manifest manifest;
+    for (const std::string& name : order_) {
+      const Tensor& t = seen_.at(name);
+      if (t.alias) {
+        manifest.aliases.push_back({name, t.entry.at(1).get<std::string>()});
+        continue;
+      }
+      Listed listed{name, static_cast<at::ScalarType>(t.entry.at(1).get<int>()),
+                    t.entry.at(2).get<std::vector<std::int64_t>>(), static_cast<std::int64_t>(t.homes.size())};
+      for (std::size_t h = 0; h < t.homes.size(); ++h) {
+        if (purpose_ == Purpose::save) check_complete(name, t.homes[h]);
+        const auto& listers = t.homes[h].listers;
+        const bool mine = std::find(listers.begin(), listers.end(), ranks_.rank()) != listers.end();
+        if (mine) listed.home = static_cast<std::int64_t>(h);
+      }
+      manifest.tensors.push_back(std::move(listed));
+    }
+    return manifest;
+  }
+
+ private:
+  struct Home {
+    std::string where;                // the mesh, or the rank
+    std::vector<std::int64_t> ranks;  // of the mesh, in the world
+    std::vector<int> listers;         // in the communicator
+  };
+  struct Tensor {
+    bool alias = false;
+    std::string said;  // all that must be equal on all ranks
+    int by = 0;
+    Json entry = {};
+    std::vector<Home> homes = {};
+  };
+
+  static std::string said(const Json& entry) {
+    if (entry.size() == 2) return "another name of " + entry[1].get<std::string>();
+    return c10::str(static_cast<at::ScalarType>(entry[1].get<int>()), entry[2].dump(),
+                    entry[3] == -1 ? ", plain" : ", a DTensor");
+  }
+
+  static void settle(Tensor& tensor, const Json& entry, const Json& meshes, const std::vector<int>& listers) {
+    if (entry[3] == -1) {
+      for (const int rank : listers) tensor.homes.push_back({std::to_string(rank), {}, {rank}});
+      return;
+    }
+    const Json& mesh = meshes.at(entry[3].get<std::size_t>());
+    const auto where = mesh.at(0).get<std::string>();
+    auto home = std::find_if(tensor.homes.begin(), tensor.homes.end(), [&](const Home& h) { return h.where == where; });
+    if (home == tensor.homes.end()) {
+      home = tensor.homes.insert(home, {where, mesh.at(1).get<std::vector<std::int64_t>>(), {}});
+    }
+    home->listers.insert(home->listers.end(), listers.begin(), listers.end());
+  }
+
+  void check_complete(const std::string& name, const Home& home) const {
+    for (const std::int64_t world_rank : home.ranks) {
+      const auto& all = ranks_.ranks();
+      const auto rank = std::find(all.begin(), all.end(), world_rank) - all.begin();
+      TORCH_CHECK(rank < ranks_.size(), "tensor '", name, "' is on ", home.where, ", of which world rank ", world_rank,
+                  " takes no part");
+      const bool lists_it =
+          std::find(home.listers.begin(), home.listers.end(), static_cast<int>(rank)) != home.listers.end();
+      TORCH_CHECK(lists_it, "tensor '", name, "' is on ", home.where, ", but rank ", rank, " does not list it there");
+    }
+  }
+
+  const Communicator& ranks_;
+  Purpose purpose_;
+  std::vector<std::string> order_;
+  std::unordered_map<std::string, Tensor> seen_;
+};
+
+bool all_equal(const Communicator& ranks, const std::string& text) {
+  std::vector<std::int64_t> low{static_cast<std::int64_t>(std::hash<std::string>{}(text)),
+                                static_cast<std::int64_t>(text.size())};
+  std::vector<std::int64_t> high = low;
+  reduce_numbers(ranks, low, ReduceOp::min);
+  reduce_numbers(ranks, high, ReduceOp::max);
+  return low == high;
+}
+
+void compare_values(const Communicator& ranks, const std::string& text) {
+  const auto texts = gather_texts(ranks, text);
+  for (std::size_t rank = 1; rank < texts.size(); ++rank) {
+    TORCH_CHECK(texts[rank] == texts[0], "the values differ between ranks: ", texts[0], " on rank 0, ", texts[rank],
+                " on rank ", rank);
+  }
+}
+
+Manifest merge(const Communicator& ranks, Purpose purpose, const Json& own, const std::string& values) {
+  Merger merger(ranks, purpose);
+  const std::string text = own.dump();
+  if (all_equal(ranks, text + values)) {
+    std::vector<int> all(static_cast<std::size_t>(ranks.size()));
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int>(i);
+    merger.add(own, all);
+    return merger.finish();
+  }
+  compare_values(ranks, values);
+  const auto texts = gather_texts(ranks, text);
+  for (std::size_t rank = 0; rank < texts.size(); ++rank)
+    merger.add(Json::parse(texts[rank]), {static_cast<int>(rank)});
+  return merger.finish();
+}
+
+}  // namespace
+
+Manifest agree_on(const StateTensors& mine, const Communicator& ranks, Purpose purpose, const std::string& what,
+                  const CheckpointValues& values) {
+  Json own;
+  std::string text;
+  together(ranks, what, [&] {
+    own = describe(mine, purpose);
+    own.dump();  // names that are no UTF-8
+    text = values_text(values);
+  });
+  try {
+    return merge(ranks, purpose, own, text);
+  } catch (const c10::Error& error) {  // the same on every rank
+    TORCH_CHECK(false, what, ": ", error.what_without_backtrace());
+  }
+}
+
+}  // namespace dtensor::files

@@ -1,0 +1,39 @@
+// Who lists what: the tensors of all ranks, in one order, known to every rank, and who holds copies of them.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/values.h"
+#include "dtensor/checkpoint.h"
+
+namespace dtensor::files {
+
+// A home holds the whole of a tensor between its ranks: the mesh of a DTensor (one name may be on several slices of a
+// mesh, each with the ranks that list it there), or a single rank for a plain tensor.
+struct Listed {
+  std::string name;
+  at::ScalarType dtype;
+  std::vector<std::int64_t> sizes;
+  std::int64_t homes = 1;
+  std::int64_t home = -1;  // this rank's; -1 where it does not list the tensor
+};
+
+struct Manifest {
+  std::vector<Listed> tensors;  // rank 0's first, in its order
+  std::vector<Alias> aliases;   // further names of one and the same tensor
+};
+
+enum class Purpose : std::uint8_t {
+  save,  // every rank of a tensor's mesh must list it
+  load
+};
+
+// Collective. Errors (a tensor that cannot be saved, lists that contradict each other) are the same on every rank.
+// `values` must be equal on all ranks.
+Manifest agree_on(const StateTensors& mine, const Communicator& ranks, Purpose purpose, const std::string& what,
+                  const CheckpointValues& values = {});
+
+}  // namespace dtensor::files

@@ -1,0 +1,38 @@
+// This rank's part of a tensor: its memory, where its elements lie in the whole, and which of them it answers for among
+// the ranks that hold the same.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+
+#include "checkpoint/runs.h"
+
+namespace dtensor::files {
+
+constexpr std::int64_t kBufferBytes = 4 << 20;
+
+struct Part {
+  at::Tensor local;  // undefined where this rank holds nothing
+  ShardRuns runs;
+  std::int64_t begin = 0, end = 0;  // flat local elements that this rank answers for
+  std::int64_t base = 0;            // the flat local element that `local` begins with: a copy has that share only
+
+  std::int64_t item() const { return static_cast<std::int64_t>(local.element_size()); }
+};
+
+// `position` in the list of all tensors spreads the work over ranks. Collective over the tensor's mesh where the tensor
+// is Partial, which is reduced.
+Part part_of(const at::Tensor& tensor, std::int64_t position);
+
+// fn(first, data, count) for pieces of the flat local elements [begin, end), row-major, on the host: the tensor's own
+// memory where it is that, else a buffer of at most kBufferBytes in `dtype`, which is copied to the tensor afterwards
+// where `write` says so, and filled from it before otherwise.
+using OnPiece = std::function<void(std::int64_t first, char* data, std::int64_t count)>;
+void for_each_piece(const at::Tensor& local, at::ScalarType dtype, std::int64_t begin, std::int64_t end, bool write,
+                    const OnPiece& fn);
+
+// After a tensor's memory was written: what autograd and the engine keep of it is out of date.
+void mark_written(const at::Tensor& tensor);
+
+}  // namespace dtensor::files

@@ -1,0 +1,37 @@
+// One error for all that does not fit.
+#include "checkpoint/problems.h"
+
+#include <c10/util/Exception.h>
+
+#include "parallel/names.h"
+
+namespace dtensor::files {
+namespace {
+
+constexpr std::size_t kShown = 20;  // of each kind
+
+std::string with_nearest(const std::string& name, const std::vector<std::string>& names) {
+  const auto nearest = nearest_names(name, names, 1);
+  return "'" + name + "'" + (nearest.empty() ? "" : " (nearest: '" + nearest[0] + "')");
+}
+
+std::string list(const char* title, const std::vector<std::string>& names, const std::vector<std::string>* others) {
+  if (names.empty()) return "";
+  std::string text = std::string("\n  ") + title + ": ";
+  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) {
+    text += (i == 0 ? "" : ", ") + (others != nullptr ? with_nearest(names[i], *others) : names[i]);
+  }
+  if (names.size() > kShown) text += ", and " + std::to_string(names.size() - kShown) + " more";
+  return text;
+}
+
+}  // namespace
+
+void Problems::raise(const std::string& what) const {
+  TORCH_CHECK(missing.empty() && unexpected.empty() && mismatched.empty(), what, ":",
+              list("missing in the checkpoint", missing, &there),
+              list("in the checkpoint but not asked for", unexpected, &here),
+              list("of another kind", mismatched, nullptr));
+}
+
+}  // namespace dtensor::files

@@ -1,0 +1,55 @@
+// Runs of a shard: behind the last dimension that is split everything is held, so that one segment of it is one run.
+#include "checkpoint/runs.h"
+
+namespace dtensor::files {
+namespace {
+
+std::int64_t count_of(const Segments& held) {
+  std::int64_t count = 0;
+  for (const Segment& s : held) count += s.length;
+  return count;
+}
+
+bool is_whole(const Segments& held, std::int64_t size) { return held.size() == 1 && held[0] == Segment{0, size}; }
+
+// The global position of a local one, and what is left of its segment.
+Run locate(const Segments& held, std::int64_t local) {
+  for (const Segment& s : held) {
+    if (local < s.length) return {s.offset + local, s.length - local};
+    local -= s.length;
+  }
+  return {0, 0};
+}
+
+}  // namespace
+
+ShardRuns::ShardRuns(at::IntArrayRef sizes, std::vector<Segments> held) {
+  for (const Segments& h : held) numel_ *= count_of(h);
+  std::size_t split = sizes.size();
+  std::int64_t inner = 1;
+  while (split > 0 && is_whole(held[split - 1], sizes[split - 1])) inner *= sizes[--split];
+  if (split == 0) {
+    line_ = {{0, inner}};
+  } else {
+    for (const Segment& s : held[split - 1]) line_.push_back({s.offset * inner, s.length * inner});
+    std::int64_t stride = inner * sizes[split - 1];
+    for (std::size_t d = split - 1; d-- > 0; stride *= sizes[d]) {
+      const std::int64_t count = count_of(held[d]);
+      outer_.push_back({std::move(held[d]), count, stride});
+    }
+  }
+  line_length_ = count_of(line_);
+}
+
+Run ShardRuns::at(std::int64_t local) const {
+  std::int64_t line = local / line_length_, base = 0;
+  for (const Dim& dim : outer_) {  // innermost first
+    base += locate(dim.held, line % dim.count).global * dim.stride;
+    line /= dim.count;
+  }
+  Run run = locate(line_, local % line_length_);
+  run.global += base;
+  return run;
+}
+
+}  // namespace dtensor::files

@@ -1,0 +1,161 @@
+// Each rank writes the runs of its own elements into files that rank 0 made at full size.
+#include "checkpoint/save.h"
+
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+
+#include <cstring>
+#include <unordered_map>
+
+#include "checkpoint/file.h"
+#include "checkpoint/sums.h"
+#include "checkpoint/talk.h"
+#include "dtensor/tensor.h"
+
+namespace dtensor::files {
+namespace {
+
+std::vector<CheckpointEntry> entries_of(const Manifest& manifest) {
+  std::vector<CheckpointEntry> entries;
+  for (const Listed& t : manifest.tensors) entries.push_back({.name = t.name, .dtype = t.dtype, .sizes = t.sizes});
+  return entries;
+}
+
+void make_files(const std::string& folder, const Layout& layout) {
+  const std::string error = error_of([&] {
+    for (const Header& header : layout.headers) {
+      const File file = File::create(folder + "/" + header.file, header.bytes);
+      file.write(header.text.data(), static_cast<std::int64_t>(header.text.size()), 0);
+    }
+  });
+  if (!error.empty()) remove_folder(folder);
+  TORCH_CHECK(error.empty(), error);
+}
+
+std::vector<at::Tensor> by_manifest(const Manifest& manifest, const StateTensors& tensors) {
+  std::unordered_map<std::string, at::Tensor> by_name(tensors.begin(), tensors.end());
+  std::vector<at::Tensor> result;
+  for (const Listed& t : manifest.tensors) result.push_back(t.home < 0 ? at::Tensor() : by_name[t.name]);
+  return result;
+}
+
+}  // namespace
+
+Saver::Saver(std::string directory, const Communicator& ranks, const StateTensors& tensors, CheckpointValues values,
+             const SaveOptions& options)
+    : what_("save " + directory), ranks_(ranks), values_(std::move(values)), options_(options) {
+  manifest_ = agree_on(tensors, ranks_, Purpose::save, what_, values_);
+  layout_ = lay_out(entries_of(manifest_), options_.max_file_bytes);
+  tensors_ = by_manifest(manifest_, tensors);
+  own_.resize(tensors_.size());
+  together(ranks_, what_, [&] {
+    directory_ = without_slash(directory);
+    temporary_ = directory_ + ".saving";
+    if (ranks_.rank() == 0) make_files(make_temporary(directory_), layout_);
+  });
+}
+
+Part Saver::part(std::size_t index) const {
+  return index < parts_.size() ? parts_[index] : part_of(tensors_[index], static_cast<std::int64_t>(index));
+}
+
+void Saver::copy_parts() {
+  const at::NoGradGuard no_grad;
+  std::vector<Part> parts;
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    if (!tensors_[i].defined()) {
+      parts.push_back({{}, ShardRuns({0}, {{{0, 0}}})});
+      continue;
+    }
+    parts.push_back(part(i));
+    Part& p = parts.back();
+    if (!p.local.defined()) continue;
+    at::Tensor copy = at::detail::empty_cpu({p.end - p.begin}, p.local.scalar_type());
+    char* to = static_cast<char*>(copy.mutable_data_ptr());
+    const std::int64_t item = p.item();
+    for_each_piece(p.local, p.local.scalar_type(), p.begin, p.end, false,
+                   [&](std::int64_t first, const char* data, std::int64_t count) {
+                     std::memcpy(to + (first - p.begin) * item, data, static_cast<std::size_t>(count * item));
+                   });
+    p.local = std::move(copy);
+    p.base = p.begin;
+    tensors_[i].reset();
+  }
+  parts_ = std::move(parts);
+}
+
+void Saver::write_part(const Part& part, std::size_t index) {
+  if (!part.local.defined() || part.begin == part.end) return;
+  const CheckpointEntry& entry = layout_.entries[index];
+  const Listed& listed = manifest_.tensors[index];
+  const bool writes = static_cast<std::int64_t>(index) % listed.homes == listed.home;  // other homes only compare
+  std::optional<File> file;
+  if (writes) file.emplace(File::open_to_write(temporary_ + "/" + entry.file));
+  const std::int64_t item = part.item();
+  for_each_piece(part.local, entry.dtype, part.begin - part.base, part.end - part.base, false,
+                 [&](std::int64_t first, const char* data, std::int64_t count) {
+                   first += part.base;
+                   part.runs.each(first, first + count, [&](std::int64_t local, const Run& run) {
+                     const char* from = data + (local - first) * item;
+                     own_[index] += checksum(from, item, run.length, run.global);
+                     if (file) file->write(from, run.length * item, entry.offset + run.global * item);
+                   });
+                 });
+}
+
+// A rank whose disk fails still takes part in the reduction of Partial tensors that follow.
+void Saver::write() noexcept {
+  for (std::size_t i = 0; i < own_.size(); ++i) {
+    const bool copied = i < parts_.size();
+    if (!copied && !tensors_[i].defined()) continue;
+    const std::string error = error_of([&] {
+      const Part p = part(i);
+      if (error_.empty()) write_part(p, i);
+    });
+    if (error_.empty()) error_ = error;
+  }
+  if (!error_.empty() || !options_.sync) return;
+  error_ = error_of([&] {
+    for (const Header& header : layout_.headers) File::open_to_write(temporary_ + "/" + header.file).sync();
+  });
+}
+
+void Saver::check_sums() {
+  std::vector<Checksum> written(own_.size());
+  for (std::size_t i = 0; i < own_.size(); ++i) {
+    const Listed& t = manifest_.tensors[i];
+    if (static_cast<std::int64_t>(i) % t.homes == t.home) written[i] = own_[i];
+  }
+  const std::vector<Checksum> all = add_up(ranks_, own_);
+  written = add_up(ranks_, written);
+  for (std::size_t i = 0; i < own_.size(); ++i) {
+    const Listed& t = manifest_.tensors[i];
+    const std::int64_t numel = numel_of(t.sizes);
+    TORCH_CHECK(written[i].count == numel, what_, ": ", written[i].count, " of the ", numel, " elements of tensor '",
+                t.name, "' were written");
+    TORCH_CHECK(all[i] == times(written[i], t.homes), what_, ": tensor '", t.name, "' is on ", t.homes,
+                " ranks or meshes, and not the same on all of them");
+    layout_.entries[i].checksum = written[i].sum;
+  }
+}
+
+void Saver::finish() {
+  std::string error = error_of([&] { agree(ranks_, what_, error_); });
+  if (error.empty()) error = error_of([&] { check_sums(); });
+  if (!error.empty()) drop();
+  TORCH_CHECK(error.empty(), error);
+  error = ranks_.rank() != 0 ? "" : error_of([&] {
+    write_text(temporary_ + "/" + kValuesFile, checkpoint_text(values_, layout_.entries, manifest_.aliases),
+               options_.sync);
+    if (!layout_.index.empty()) write_text(temporary_ + "/" + kIndexFile, layout_.index, options_.sync);
+    put_in_place(temporary_, directory_, options_.sync);
+  });
+  if (!error.empty()) drop();
+  agree(ranks_, what_, error);
+}
+
+void Saver::drop() noexcept {
+  if (ranks_.rank() == 0) remove_folder(temporary_);
+}
+
+}  // namespace dtensor::files

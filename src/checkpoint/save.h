@@ -1,0 +1,46 @@
+// A save in three steps: what is to be written where (collective), this rank's writing, and the name (collective).
+#pragma once
+
+#include <vector>
+
+#include "checkpoint/checksum.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/part.h"
+#include "checkpoint/safetensors.h"
+#include "dtensor/checkpoint.h"
+
+namespace dtensor::files {
+
+class Saver {
+ public:
+  // Collective: agrees, lays out, makes the temporary folder.
+  Saver(std::string directory, const Communicator& ranks, const StateTensors& tensors, CheckpointValues values,
+        const SaveOptions& options);
+
+  // Replaces the tensors by copies of what this rank will write. Collective where tensors are Partial.
+  void copy_parts();
+  // Writes this rank's part. Collective only where Partial tensors were not copied. Does not throw: what fails is told
+  // by finish().
+  void write() noexcept;
+  // Collective: all have written, or an error on all and the temporary folder is gone.
+  void finish();
+  void drop() noexcept;  // removes the temporary folder, on the rank that made it
+
+ private:
+  Part part(std::size_t index) const;
+  void write_part(const Part& part, std::size_t index);
+  void check_sums();
+
+  std::string directory_, temporary_, what_;
+  Communicator ranks_;
+  CheckpointValues values_;
+  SaveOptions options_;
+  Manifest manifest_;
+  Layout layout_;
+  std::vector<at::Tensor> tensors_;  // by manifest; undefined where this rank does not list it
+  std::vector<Part> parts_;          // once copied
+  std::vector<Checksum> own_;        // of this rank's share, by manifest
+  std::string error_;
+};
+
+}  // namespace dtensor::files

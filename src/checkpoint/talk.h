@@ -1,0 +1,39 @@
+// How ranks speak about a checkpoint: texts to all, sums of numbers, and one error for all where any of them fails.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <string>
+#include <vector>
+
+#include "dtensor/comm.h"
+
+namespace dtensor::files {
+
+std::vector<std::string> gather_texts(const Communicator& ranks, const std::string& text);
+std::string broadcast_text(const Communicator& ranks, const std::string& text, int root);
+void reduce_numbers(const Communicator& ranks, std::vector<std::int64_t>& numbers, ReduceOp op);
+
+// Throws on every rank where any gives an error, with all of them: "WHAT: rank 2: ...".
+void agree(const Communicator& ranks, const std::string& what, const std::string& error);
+
+// Runs fn, which must not communicate, and returns what it threw.
+template <class F>
+std::string error_of(const F& fn) {
+  try {
+    fn();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return std::string("") + error.what();
+  }
+  return "";
+}
+
+// fn on every rank, then agree.
+template <class F>
+void together(const Communicator& ranks, const std::string& what, const F& fn) {
+  agree(ranks, what, error_of(fn));
+}
+
+}  // namespace dtensor::files

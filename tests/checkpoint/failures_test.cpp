@@ -1,0 +1,175 @@
+// What cannot be saved or read is one error, the same on every rank, and the previous checkpoint stands.
+#include <gtest/gtest.h>
+
+#include "checkpoint/folder.h"
+
+namespace dtensor::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+StateTensors model(const DeviceMesh& mesh, double value, at::ScalarType dtype = at::kFloat) {
+  return {{"layer.weight", distribute_tensor(at::full({6, 4}, value, dtype), mesh, {Shard(0)})},
+          {"layer.bias", distribute_tensor(at::full({4}, value, dtype), mesh, {Shard(0)})},
+          {"plain", at::full({2}, value, dtype)}};
+}
+
+void save_model(const std::string& folder, int ranks, double value) {
+  run_local(ranks, [&](Communicator world) {
+    save_state(folder, world, model(init_device_mesh(world, at::kCPU, {ranks}), value), {}, kQuick);
+  });
+}
+
+std::vector<std::string> load_errors(const std::string& folder, int ranks = 3) {
+  return errors_on(ranks, [&](const Communicator& world) {
+    load_state(folder, world, model(init_device_mesh(world, at::kCPU, {ranks}), 0));
+  });
+}
+
+void expect_stands(const std::string& folder, double value) {
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const auto targets = model(mesh, 0);
+    load_state(folder, mesh.world(), targets);
+    EXPECT_TRUE(at::equal(DTensor(targets[0].second).full_tensor(), at::full({6, 4}, value)));
+  });
+  EXPECT_FALSE(fs::exists(folder + ".saving"));
+}
+
+TEST(G8, AFlippedBitIsAnErrorThatNamesTheTensor) {
+  const Folder folder;
+  save_model(folder / "c", 2, 1);
+  const auto index = read_checkpoint_index(folder / "c");
+  for (const CheckpointEntry& entry : index.entries) {
+    std::fstream file(entry.file, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(entry.offset + entry.bytes - 1);
+    const char byte = static_cast<char>(file.get());
+    file.seekp(entry.offset + entry.bytes - 1);
+    file.put(static_cast<char>(byte ^ 0x10)).flush();
+    expect_error(load_errors(folder / "c"), {"checksum of '" + entry.name + "' ", "damaged"});
+    run_local(2, [&](Communicator world) {
+      load_state(folder / "c", world, model(init_device_mesh(world, at::kCPU, {2}), 0), {.verify = false});
+    });
+    file.seekp(entry.offset + entry.bytes - 1);
+    file.put(byte).flush();
+  }
+  expect_stands(folder / "c", 1);
+}
+
+TEST(G8, ATruncatedFileIsAnError) {
+  const Folder folder;
+  save_model(folder / "c", 2, 1);
+  const auto size = fs::file_size(folder / "c/model.safetensors");
+  for (const std::uintmax_t left : {size - 1, std::uintmax_t{20}, std::uintmax_t{3}, std::uintmax_t{0}}) {
+    fs::resize_file(folder / "c/model.safetensors", left);
+    expect_error(load_errors(folder / "c"), {"model.safetensors", "truncated"});
+  }
+  std::ofstream(folder / "c/model.safetensors", std::ios::binary) << "PK\3\4 this is no such file at all";
+  expect_error(load_errors(folder / "c"), {"model.safetensors"});
+  fs::remove(folder / "c/model.safetensors");
+  expect_error(load_errors(folder / "c"), {"model.safetensors", "No such file"});
+  expect_error(load_errors(folder / "nowhere"), {"there is no checkpoint"});
+}
+
+TEST(G8, AllThatDoesNotFitIsOneErrorWithNearMisses) {
+  const Folder folder;
+  save_model(folder / "c", 2, 1);
+  const auto targets = [](const Communicator& world, at::ScalarType dtype) -> StateTensors {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3});
+    return {{"layer.weights", distribute_tensor(at::zeros({6, 4}), mesh, {Shard(1)})},
+            {"layer.bias", distribute_tensor(at::zeros({5}), mesh, {Shard(0)})},
+            {"plain", at::zeros({2}, dtype)}};
+  };
+  const auto load = [&](LoadOptions options, at::ScalarType dtype = at::kDouble) {
+    return errors_on(3, [&](const Communicator& world) {
+      Checkpoint state;
+      std::int64_t step = 0;
+      StateTensors list = targets(world, dtype);
+      for (auto& [name, tensor] : list) state.add(name, tensor);
+      state.add("step", step);
+      state.load(folder / "c", world, options);
+    });
+  };
+  expect_error(load({}), {"missing in the checkpoint: ", "'step'", "'layer.weights' (nearest: 'layer.weight')",
+                          "not asked for: 'layer.weight' (nearest: 'layer.weights')",
+                          "'layer.bias' has sizes [4] there, [5] here", "'plain' is Float there, Double here"});
+  const auto lenient = load({.allow_missing = true, .allow_unexpected = true, .allow_cast = true});
+  expect_error(lenient, {"of another kind: 'layer.bias' has sizes"});
+  EXPECT_EQ(lenient[0].find("missing"), std::string::npos);
+  EXPECT_EQ(lenient[0].find("unexpected"), std::string::npos);
+}
+
+TEST(G9, AFailureOnOneRankIsAnErrorOnAllAndLeavesThePreviousCheckpoint) {
+  const Folder folder;
+  save_model(folder / "c", 2, 1);
+  const auto fails = [&](const std::function<void(StateTensors&, CheckpointValues&, int)>& spoil) {
+    const auto errors = errors_on(3, [&](const Communicator& world) {
+      StateTensors tensors = model(init_device_mesh(world, at::kCPU, {3}), 2);
+      CheckpointValues values = {{"step", std::int64_t{4}}};
+      spoil(tensors, values, world.rank());
+      save_state(folder / "c", world, tensors, values, kQuick);
+    });
+    expect_stands(folder / "c", 1);
+    return errors;
+  };
+  expect_error(fails([](StateTensors& t, CheckpointValues&, int rank) {
+                 if (rank == 1) t[2].second = at::zeros({2}, at::kComplexDouble);
+               }),
+               {"rank 1: tensor 'plain' has dtype ComplexDouble", "view_as_real"});
+  expect_error(fails([](StateTensors& t, CheckpointValues&, int rank) {
+                 if (rank == 2) t[2].second = at::full({2}, 3.0);
+               }),
+               {"'plain' is on 3 ranks", "not the same"});
+  expect_error(fails([](StateTensors& t, CheckpointValues&, int rank) {
+                 if (rank == 2) t[2].second = at::full({3}, 2.0);
+               }),
+               {"'plain' is Float[2], plain on rank 0 and Float[3], plain on rank 2"});
+  expect_error(fails([](StateTensors&, CheckpointValues& values, int rank) { values["step"] = std::int64_t{rank}; }),
+               {"values differ", "{\"step\":1} on rank 1"});
+  expect_error(fails([](StateTensors& t, CheckpointValues&, int) { t[1].first = "plain"; }),
+               {"two tensors are called 'plain'"});
+}
+
+TEST(G9, AFolderThatCannotBeWrittenIsAnErrorOnEveryRank) {
+  const Folder folder;
+  std::ofstream(folder / "file") << "a file, no folder";
+  const auto save = [&](const std::string& name) {
+    return errors_on(3, [&](const Communicator& world) {
+      save_state(folder / name, world, model(init_device_mesh(world, at::kCPU, {3}), 2), {}, kQuick);
+    });
+  };
+  expect_error(save("file/c"), {"rank 0: ", "file/c"});
+  expect_error(save("file"), {"is there and is no folder"});
+  fs::create_directories(folder / "notes");
+  std::ofstream(folder / "notes/todo.txt") << "keep me";
+  expect_error(save("notes"), {"todo.txt", "would be lost"});
+  EXPECT_TRUE(fs::exists(folder / "notes/todo.txt"));
+  expect_error(errors_on(2, [](const Communicator& world) { save_state("", world, {}, {}, kQuick); }),
+               {"needs the name of a folder"});
+  save_model(folder / "c", 2, 1);
+  fs::create_directories(folder / "c.saving");  // what an interrupted save left
+  std::ofstream(folder / "c.saving/model.safetensors") << "half";
+  save_model(folder / "c/", 3, 2);
+  expect_stands(folder / "c", 2);
+}
+
+TEST(G10, WhatTheFormatCannotHoldIsRefused) {
+  const Folder folder;
+  run_local(1, [&](Communicator world) {
+    const auto refused = [&](const std::string& name, const at::Tensor& t) {
+      EXPECT_THROW(save_state(folder / "c", world, {{name, t}}, {}, kQuick), c10::Error) << name;
+    };
+    refused("complex", at::zeros({2}, at::kComplexDouble));
+    refused("sparse", at::eye(3).to_sparse());
+    refused("meta", at::empty({2}, at::kMeta));
+    refused("undefined", at::Tensor());
+    refused("", at::zeros({2}));
+    refused("__metadata__", at::zeros({2}));
+    refused("\xff\xfe", at::zeros({2}));  // no UTF-8
+    const at::Tensor conj = at::view_as_complex(at::randn({3, 2})).conj();
+    save_state(folder / "c", world, {{"conj", conj}}, {}, kQuick);
+    EXPECT_EQ(parse_safetensors(folder / "c/model.safetensors").at("conj").bytes, bits_of(conj.resolve_conj()));
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test
