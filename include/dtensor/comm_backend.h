@@ -30,6 +30,10 @@ enum class CollectiveKind : std::uint8_t {
 
 DTENSOR_API const char* to_string(CollectiveKind kind);
 
+// Says that tensors of this device type lie in memory that this process reads and writes as its own (unified memory, a
+// device that a test makes up): thread ranks then take them as they take the CPU's.
+DTENSOR_API void declare_host_memory(c10::DeviceType device);
+
 // One call as this rank makes it. Members of a collective agree on everything here but `peer` and `tag` of send and
 // recv.
 struct CollectiveCall {

@@ -39,6 +39,8 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
   ensure_registered();
   TORCH_CHECK(mesh, "from_local: no mesh");
   TORCH_CHECK(!is_dtensor(local), "from_local: the local tensor is a DTensor already: ", DTensor(local).spec_str());
+  TORCH_CHECK(!local.defined() || local.is_meta() || local.device().type() == mesh.device_type(),
+              "from_local: the local tensor is on ", local.device(), ", and tensors of ", mesh.str(), " are not");
   placements = normalize_placements(std::move(placements), local.dim(), mesh.shape());
   return DTensor(wrap_local(local, agree_spec(local, mesh.impl(), std::move(placements), sizes, strides)));
 }

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "comm/copy.h"
+#include "comm/host_memory.h"
 #include "comm/local/mailbox.h"
 #include "comm/reduce.h"
 
@@ -29,7 +30,7 @@ class LocalBackend final : public CommBackend {
   LocalBackend(std::shared_ptr<Group> group, int me) : CommBackend(me, group->ranks()), group_(std::move(group)) {}
 
   const char* name() const override { return "local"; }
-  bool supports(c10::DeviceType device) const override { return device == c10::DeviceType::CPU; }
+  bool supports(c10::DeviceType device) const override { return in_host_memory(device); }
 
   Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) override {
     const Published mine{call, outputs, input};

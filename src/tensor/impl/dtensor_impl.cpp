@@ -2,23 +2,27 @@
 #include "tensor/impl/dtensor_impl.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace dtensor {
 namespace {
 
 // MetaBit makes ATen take its subclass-safe paths (isTensorSubclassLike) without owning a Python key.
 c10::DispatchKeySet key_set_for(c10::DeviceType device) {
-  using c10::BackendComponent;
-  using c10::DispatchKey;
-  const bool cuda = device == c10::kCUDA;
-  c10::DispatchKeySet keys(kDTensorKey);
-  keys = keys | c10::DispatchKeySet(cuda ? BackendComponent::CUDABit : BackendComponent::CPUBit) |
-         c10::DispatchKeySet(BackendComponent::MetaBit);
-  return keys.add(cuda ? DispatchKey::AutocastCUDA : DispatchKey::AutocastCPU);
+  const auto key = c10::computeDispatchKey(std::nullopt, std::nullopt, c10::Device(device));
+  const auto backend = c10::toBackendComponent(key);
+  return c10::DispatchKeySet(kDTensorKey) | c10::DispatchKeySet(backend) |
+         c10::DispatchKeySet(c10::BackendComponent::MetaBit) | c10::getAutocastRelatedKeySetFromBackend(backend);
+}
+
+// With its index: a prototype has no local tensor, and autograd compares whole devices.
+c10::Device current_device(c10::DeviceType type) {
+  if (type == c10::kCPU || !c10::impl::hasDeviceGuardImpl(type)) return c10::Device(type);
+  return c10::impl::VirtualGuardImpl(type).getDevice();
 }
 
 c10::Device device_of(const TensorSpec& spec, const at::Tensor& local) {
-  return local.defined() ? local.device() : c10::Device(spec.mesh->device);
+  return local.defined() ? local.device() : current_device(spec.mesh->device);
 }
 
 }  // namespace

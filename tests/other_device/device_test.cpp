@@ -1,0 +1,74 @@
+// DTensors on a mesh of another device type than the CPU's: where tensors live, what trains, what is refused.
+#include "other_device/step.h"
+
+namespace dtensor::test {
+namespace {
+
+TEST(OtherDevice, TensorsLiveOnTheMeshsDevice) {
+  on_device_mesh({2, 2}, [](const DeviceMesh& mesh) {
+    EXPECT_EQ(mesh.device_type(), fake::kDevice);
+    const auto expect_there = [&](const at::Tensor& t) {
+      EXPECT_EQ(t.device().type(), fake::kDevice);
+      EXPECT_EQ(DTensor(t).to_local().device().type(), fake::kDevice);
+    };
+    const Placements split = {Shard(0), Replicate()};
+    const at::Tensor host = at::arange(12, at::kDouble).view({4, 3});
+    const auto x = distribute_tensor(host, mesh, split);
+    expect_there(x);
+    EXPECT_EQ(x.full_tensor().device().type(), fake::kDevice);
+    EXPECT_TRUE(at::equal(x.full_tensor().cpu(), host));
+    expect_there(zeros({4, 3}, mesh, split));
+    expect_there(at::zeros_like(x));
+    expect_there(x.new_ones({2, 2}));
+    expect_there(at::gelu(x));
+    expect_there(x.redistribute({Replicate(), Shard(1)}));
+    const MeshScope scope(mesh, split);
+    expect_there(at::rand({4, 3}));
+    expect_there(at::arange(4));
+  });
+}
+
+// The same numbers as on the CPU, whatever the layout.
+TEST(OtherDevice, RandomFillsAreTheCpus) {
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    std::vector<at::Tensor> expected;
+    on_mesh({1}, [&](const DeviceMesh& mesh) {
+      manual_seed(mesh, 4);
+      expected = {rand({5, 3}, mesh, {Replicate()}, dtype), randn({5, 3}, mesh, {Replicate()}, dtype)};
+      for (auto& t : expected) t = DTensor(t).to_local();
+    });
+    on_device_mesh({2, 2}, [&](const DeviceMesh& mesh) {
+      manual_seed(mesh, 4);
+      const Placements split = {Shard(0), Shard(1)};
+      EXPECT_TRUE(at::equal(rand({5, 3}, mesh, split, dtype).full_tensor().cpu(), expected[0]));
+      EXPECT_TRUE(at::equal(randn({5, 3}, mesh, split, dtype).full_tensor().cpu(), expected[1]));
+    });
+  }
+}
+
+// An operand of the CPU beside one of the mesh's device is refused, as it is without DTensors; a number is not.
+TEST(OtherDevice, OperandsOfTheCpuAreRefused) {
+  on_device_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto x = distribute_tensor(at::ones({4, 3}), mesh, {Shard(0)});
+    EXPECT_ANY_THROW(at::mm(x, at::ones({3, 2})));
+    EXPECT_ANY_THROW(x.add(at::ones({4, 3})));
+    EXPECT_ANY_THROW(DTensor::from_local(at::ones({2, 3}), mesh, {Shard(0)}, {4, 3}));
+    EXPECT_TRUE(at::equal(host_value(x * at::scalar_tensor(2.0)), at::full({4, 3}, 2.0)));
+  });
+}
+
+TEST(OtherDevice, AModelTrains) {
+  for (const Shape& shape : {Shape{1, 1}, Shape{2, 1}, Shape{1, 2}, Shape{2, 2}}) {
+    for (const auto stored : {Stored::by_placements, Stored::in_units}) {
+      on_device_mesh(shape, [&](const DeviceMesh& mesh) {
+        expect_trains(mesh, {.stored = stored}, [](const Net& net) {
+          EXPECT_EQ(net.p.at("a.w").device().type(), fake::kDevice);
+          EXPECT_EQ(net.p.at("a.w").grad().device().type(), fake::kDevice);
+        });
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dtensor::test

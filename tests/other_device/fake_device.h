@@ -1,0 +1,172 @@
+// A device that is not the CPU, for machines without one: PrivateUse1 with memory of the host, a guard that does
+// nothing, and the CPU's kernels by way of copies. What mixes devices fails on it as it would on a real one.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/native/CPUFallback.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/library.h>
+
+#include <cstdlib>
+#include <mutex>
+#include <set>
+
+namespace dtensor::test::fake {
+
+inline constexpr c10::DeviceType kDevice = c10::DeviceType::PrivateUse1;
+
+struct Memory final : c10::Allocator {
+  static void release(void* data) { std::free(data); }
+  c10::DataPtr allocate(std::size_t bytes) override {
+    void* data = bytes == 0 ? nullptr : std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+    return {data, data, &release, c10::Device(kDevice, 0)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+};
+inline Memory memory;
+
+// Memory of the host from which a real device would copy without a detour.
+struct Pinned final : c10::Allocator {
+  static inline std::mutex mutex;
+  static inline std::set<const void*> known;
+  static void release(void* data) {
+    const std::lock_guard lock(mutex);
+    known.erase(data);
+    std::free(data);
+  }
+  c10::DataPtr allocate(std::size_t bytes) override {
+    void* data = bytes == 0 ? nullptr : std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+    const std::lock_guard lock(mutex);
+    if (data != nullptr) known.insert(data);
+    return {data, data, &release, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+};
+inline Pinned pinned;
+
+// One device, one stream, on which everything is done when the call returns.
+struct Guard final : c10::impl::NoOpDeviceGuardImpl<kDevice> {
+  static c10::Device only() { return {kDevice, 0}; }
+  static c10::Stream stream() { return c10::Stream(c10::Stream::DEFAULT, only()); }
+  c10::Device exchangeDevice(c10::Device) const override { return only(); }
+  c10::Device getDevice() const override { return only(); }
+  c10::Stream getStream(c10::Device) const noexcept override { return stream(); }
+  c10::Stream getNewStream(c10::Device, int) const override { return stream(); }
+  c10::Stream exchangeStream(c10::Stream) const noexcept override { return stream(); }
+  void record(void**, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override {}
+  void block(void*, const c10::Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+};
+
+struct Hooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned; }
+  bool isPinnedPtr(const void* data) const override {
+    const std::lock_guard lock(Pinned::mutex);
+    return Pinned::known.count(data) > 0;
+  }
+};
+
+// Before the first tensor; more than once is fine.
+inline void start() {
+  static const bool once = [] {
+    c10::register_privateuse1_backend("fake");
+    at::RegisterPrivateUse1HooksInterface(new Hooks);
+    return true;
+  }();
+  static_cast<void>(once);
+}
+
+// The same elements in the eyes of the CPU.
+inline at::Tensor on_host(const at::Tensor& t) {
+  if (t.is_cpu()) return t;
+  return at::from_blob(t.mutable_data_ptr(), t.sizes(), t.strides(), at::TensorOptions(t.scalar_type()));
+}
+
+inline at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                        std::optional<at::Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  return at::detail::empty_generic(size, &memory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                   dtype.value_or(at::kFloat), format);
+}
+
+inline at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
+                                std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+  return at::detail::empty_strided_generic(size, stride, &memory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                           dtype.value_or(at::kFloat));
+}
+
+inline const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat>) {
+  auto* impl = self.unsafeGetTensorImpl();
+  const auto bytes = static_cast<std::size_t>(c10::multiply_integers(size)) * self.element_size();
+  if (impl->storage().nbytes() < bytes) {
+    impl->unsafe_storage().set_data_ptr_noswap(memory.allocate(bytes));
+    impl->unsafe_storage().set_nbytes(bytes);
+  }
+  impl->set_sizes_contiguous(size);
+  return self;
+}
+
+inline at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool) {
+  on_host(to).copy_(on_host(self));
+  return to;
+}
+inline at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& to) {
+  if (to.sizes() != self.sizes()) to.resize_(self.sizes());
+  return copy_from(self, to, false);
+}
+
+// Kernels of a real device take no tensors of the CPU but for numbers and indices.
+inline void check_devices(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (op.operator_name().name.find("index") != std::string::npos) return;
+  const auto check = [&](const at::Tensor& t) {
+    TORCH_CHECK(!t.defined() || t.dim() == 0 || t.device().type() == kDevice, op.operator_name(),
+                ": expected all tensors to be on the same device, but found one of sizes ", t.sizes(), " on ",
+                t.device());
+  };
+  const auto count = op.schema().arguments().size();
+  for (auto i = stack.size() - count; i < stack.size(); ++i) {
+    if (stack[i].isTensor()) check(stack[i].toTensor());
+    if (!stack[i].isTensorList()) continue;
+    for (const auto& t : stack[i].toTensorVector()) check(t);
+  }
+}
+
+inline void on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  check_devices(op, *stack);
+  at::native::cpu_fallback(op, stack);
+}
+
+}  // namespace dtensor::test::fake
+
+// In one translation unit of a program.
+REGISTER_ALLOCATOR(c10::DeviceType::PrivateUse1, &dtensor::test::fake::memory)
+C10_REGISTER_GUARD_IMPL(PrivateUse1, dtensor::test::fake::Guard)
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  namespace fake = dtensor::test::fake;
+  m.impl("empty.memory_format", &fake::empty);
+  m.impl("empty_strided", &fake::empty_strided);
+  m.impl("resize_", &fake::resize_);
+  m.impl("_copy_from", &fake::copy_from);
+  m.impl("_copy_from_and_resize", &fake::copy_from_and_resize);
+  m.impl("as_strided",
+         static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef, at::IntArrayRef, std::optional<std::int64_t>)>(
+             &at::native::as_strided_tensorimpl));
+  m.impl("view", static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef)>(&at::native::view));
+  m.impl("_reshape_alias", &at::native::_reshape_alias);
+  m.impl("unfold", &at::native::unfold);
+  m.impl("set_.source_Tensor", &at::native::set_tensor_);
+}
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&dtensor::test::fake::on_cpu>());
+}
