@@ -189,7 +189,7 @@ bool price_operands(const Problem& p, const Assignment& chosen, Candidate& candi
       if (!all_replicate(*needed)) return false;
       continue;
     }
-    if ((*needed)[axis] != own(o)[axis]) ++candidate.changes;
+    if ((*needed)[axis] != own(o)[axis] && p.mesh_shape()[axis] > 1) ++candidate.changes;
     if (*needed != own(o)) candidate.price += redistribute_cost(*o.spec, *needed);
     candidate.operands.back() = std::move(*needed);
   }
@@ -241,6 +241,9 @@ bool better(const Candidate& a, const Candidate& b) {
   if (a.unpinned != b.unpinned) return a.unpinned < b.unpinned;
   const double tolerance = 1e-9 * std::max(a.price, b.price);
   if (std::abs(a.price - b.price) > tolerance) return a.price < b.price;
+  // Tensors without elements move for nothing: they stay where they are, or detach() would be a moved view.
+  const bool nothing_moves = a.price == 0 && b.price == 0;
+  if (nothing_moves && a.changes != b.changes) return a.changes < b.changes;
   const bool a_all = a.choice.kind == Kind::replicate;
   const bool b_all = b.choice.kind == Kind::replicate;
   if (a_all != b_all) return a_all;
