@@ -18,7 +18,7 @@ struct Event {
   Kind kind = Kind::op;
   std::string name;        // operator, plan text or collective
   std::string axis;        // mesh dimension name(s) of a collective, else empty
-  std::int64_t bytes = 0;  // received from other ranks
+  std::int64_t bytes = 0;  // received from other ranks; of an operator: to bring its operands where it needs them
   std::chrono::steady_clock::time_point begin, end;
 };
 

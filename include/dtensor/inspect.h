@@ -31,6 +31,27 @@ class DTENSOR_API Strict {
   Strictness previous_;
 };
 
+enum class ImplicitMoves : std::uint8_t {
+  allowed,
+  warned,   // each call says the operator, its operands and the bytes
+  refused,  // an error on every rank, before anything moves
+};
+
+// For this thread, while it lives: what happens where an operator needs an operand in other placements, so that ranks
+// would exchange data that the program did not ask to move (redistribute, full_tensor and the gather of a storage shard
+// were asked for; slices move nothing; reading a number moves what it must). To log them, listen to operators
+// (dtensor/events.h): Event::bytes is what an operator's operands received. Nests: the innermost counts.
+class DTENSOR_API ExplicitRedistribution {
+ public:
+  explicit ExplicitRedistribution(ImplicitMoves moves = ImplicitMoves::refused);
+  ~ExplicitRedistribution();
+  ExplicitRedistribution(const ExplicitRedistribution&) = delete;
+  ExplicitRedistribution& operator=(const ExplicitRedistribution&) = delete;
+
+ private:
+  ImplicitMoves previous_;
+};
+
 // For this thread, while it lives: plain operands are compared across ranks at every call, and local shapes with specs.
 class DTENSOR_API Checked {
  public:

@@ -71,6 +71,8 @@ struct CachedCall {
   bool reduces = false;      // one of the inputs does
   bool moves_list = false;   // entries of a list are redistributed, more than one
   std::shared_ptr<const WideCall> wide;  // under a ReducePolicy (ops/wide_call.h); null for most
+  // Received by the rank that receives most, for operands that the program did not ask to move.
+  std::int64_t implicit_bytes = 0;
 };
 
 // to_local() handed the local tensors out: whoever saved one for backward must notice the write.

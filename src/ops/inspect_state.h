@@ -1,6 +1,7 @@
 // Per-thread switches and records behind dtensor/inspect.h.
 #pragma once
 
+#include "ops/cached_call.h"
 #include "ops/op_entry.h"
 #include "sharding_prop/decision.h"
 
@@ -8,6 +9,10 @@ namespace dtensor {
 
 bool strict_mode();
 bool checked_mode();
+
+// An operator whose operands move between ranks unasked: a warning or an error, as ExplicitRedistribution says.
+bool watching_moves();
+void report_moves(const OpEntry& entry, const CachedCall& call);
 
 // explain(): notes the candidates of this call; nothing unless a record is being made.
 void record_explanation(const OpEntry& entry, const OpCall& call);

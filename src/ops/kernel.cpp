@@ -42,6 +42,7 @@ void run_with_event(const OpEntry& entry, const CachedCall& call, const CallView
   Event event;
   event.kind = Event::Kind::op;
   event.name = c10::toString(entry.op.operator_name());
+  event.bytes = call.implicit_bytes;
   event.begin = std::chrono::steady_clock::now();
   execute_call(entry, call, view, stack);
   event.end = std::chrono::steady_clock::now();
@@ -63,6 +64,7 @@ void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
   if (C10_UNLIKELY(backward_listeners_on())) notify_backward_start();
   if (C10_UNLIKELY(keeping_results()) && take_kept_result(entry, stack)) return;
   const auto& call = decide(entry, stack, view);
+  if (C10_UNLIKELY(watching_moves())) report_moves(entry, call);
   C10_UNLIKELY(events_on(Event::Kind::op)) ? run_with_event(entry, call, view, stack)
                                            : execute_call(entry, call, view, stack);
   if (C10_UNLIKELY(keeping_results())) keep_result(entry, stack);

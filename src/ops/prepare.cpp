@@ -150,6 +150,26 @@ void plan_write_backs(CachedCall& call) {
   }
 }
 
+// Storage shards are there to be gathered.
+bool only_gathers_storage(const Placements& from, const Placements& to) {
+  for (std::size_t a = 0; a < from.size(); ++a) {
+    if (from[a] != to[a] && !from[a].is_storage()) return false;
+  }
+  return true;
+}
+
+std::int64_t count_implicit_bytes(const OpEntry& entry, const CachedCall& call) {
+  const auto& returns = entry.op.schema().returns();
+  const auto is_number = [](const c10::Argument& a) { return a.type()->isSubtypeOf(*c10::NumberType::get()); };
+  if (returns.size() == 1 && is_number(returns[0])) return 0;
+  std::int64_t bytes = 0;
+  for (const auto& input : call.inputs) {
+    if (!input.from || only_gathers_storage(input.from->placements, input.to->placements)) continue;
+    bytes += input.plan.bytes_moved + input.write_back_plan.bytes_moved;
+  }
+  return bytes;
+}
+
 bool is_simple(const OpEntry& entry, const CachedCall& call) {
   if (call.local_kernel != nullptr || !call.member || !call.absent.empty()) return false;
   if (entry.inplace_view || entry.is_random) return false;
@@ -281,6 +301,7 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
   find_members(entry, described, *call);
   call->moves_list = moves_list(described, *call);
   call->wide = plan_wide_call(entry, *call, handler);
+  call->implicit_bytes = count_implicit_bytes(entry, *call);
   call->simple = is_simple(entry, *call);
   prepare_unboxed(*call);
   return call;
