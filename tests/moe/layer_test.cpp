@@ -29,7 +29,7 @@ TEST(MoeLayer, IsTheLayerOfOneDeviceOnEveryMesh) {
 }
 
 // Others at every run; the seed of one that fails is printed.
-RC_GTEST_PROP(MoeLayer, AnyLayerIsTheLayerOfOneDevice, ()) {
+RC_GTEST_PROP(MoeLayer, AnyLayerIsTheLayerOfOneDeviceE3, ()) {
   const auto seed = *rc::gen::inRange<std::uint64_t>(150, 1u << 30);
   check_case(seed);
   RC_ASSERT(!testing::Test::HasFailure());

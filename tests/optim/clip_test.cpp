@@ -43,7 +43,7 @@ struct Count {
   }};
 };
 
-TEST(TotalNorm, EqualsOneDeviceOnMixedMeshes) {
+TEST(TotalNorm, EqualsOneDeviceOnMixedMeshesF1F3) {
   EXPECT_TRUE(rc::check("the norm is one device's", [] {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     const auto dtype = *rc::gen::element(at::kDouble, at::kFloat);
@@ -72,7 +72,7 @@ TEST(TotalNorm, EqualsOneDeviceOnMixedMeshes) {
   }));
 }
 
-TEST(ClipGradNorm, EqualsOneDevice) {
+TEST(ClipGradNorm, EqualsOneDeviceF1F3) {
   EXPECT_TRUE(rc::check("the clipped gradients are one device's", [] {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     const auto items = any_items(draw, at::kDouble);

@@ -107,7 +107,7 @@ void run_on_rank(const Case& c, const Make& make, const std::vector<at::Tensor>&
   }
 }
 
-TEST(Elementwise, EqualsOneDeviceOnThreeMeshesAndPlain) {
+TEST(Elementwise, EqualsOneDeviceOnThreeMeshesAndPlainF3) {
   EXPECT_TRUE(rc::check("steps equal one device's", [] {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     const auto dtype = *rc::gen::element(at::kDouble, at::kFloat, at::kBFloat16);
@@ -271,7 +271,7 @@ TEST(Elementwise, StateMovesBetweenLayouts) {
   });
 }
 
-TEST(Elementwise, SecondStepPropagatesNothing) {
+TEST(Elementwise, SecondStepPropagatesNothingF6) {
   run_local(4, [](Communicator world) {
     const auto meshes = meshes_of(world);
     Draw draw(5);

@@ -43,7 +43,7 @@ TEST(FsdpPlacing, MetaParametersGetTheirPartAndAreNaNUntilReset) {
   });
 }
 
-TEST(FsdpPlacing, TiedParametersBelongToTheirFirstUnit) {
+TEST(FsdpPlacing, TiedParametersBelongToTheirFirstUnitG2) {
   on_mesh({3}, [&](const DeviceMesh& mesh) {
     at::Tensor plain = Draw(1).normal({5, 4}).requires_grad_();
     at::Tensor embedding = plain.detach().clone().requires_grad_(), head = embedding;

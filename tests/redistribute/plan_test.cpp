@@ -98,7 +98,7 @@ TEST(Plan, PairsOnThreeAxesAreRight) {
 }
 
 // With shards and replicas only, a rank receives what it lacks and nothing else.
-TEST(Plan, ExchangesMoveTheLowerBound) {
+TEST(Plan, ExchangesMoveTheLowerBoundH1) {
   for (const Shape& mesh : {Shape{2, 2}, Shape{2, 3}}) {
     for (const Placements& from : all_lists(kShards, 2)) {
       for (const Placements& to : all_lists(kShards, 2)) {
@@ -146,7 +146,7 @@ void check_detour(const Shape& mesh, const Shape& sizes, const Placements& a, co
 
 // On several axes the planner does not look at every intermediate state: strided shards without their axes, uneven
 // sizes and detours over new partials may find a way that it does not (docs/design/redistribute.md).
-TEST(Plan, DetoursAreNeverCheaper) {
+TEST(Plan, DetoursAreNeverCheaperH1) {
   std::mt19937 random(3);
   for (const Shape& mesh : {Shape{2}, Shape{4}, Shape{2, 2}, Shape{2, 4}, Shape{8, 8}}) {
     std::vector<Placement> choices = kAll;

@@ -1,0 +1,259 @@
+// What is read, drawn, cached and moved: scalar reads (C8), random numbers (D9), the decision cache (C10, F6, H11),
+// bytes (H1), collectives of the usual operators (H2, H3), and the reports on implicit redistribution (H5).
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/library.h>
+
+#include "pitfalls/everywhere.h"
+
+namespace dtensor::test {
+namespace {
+
+struct Moved {
+  std::size_t collectives = 0;
+  std::int64_t bytes = 0;
+  std::string names;
+};
+
+Moved moved_by(const std::function<void()>& fn) {
+  Moved moved;
+  const EventListener listener(
+      [&](const Event& event) {
+        ++moved.collectives;
+        moved.bytes += event.bytes;
+        moved.names += event.name + " ";
+      },
+      {Event::Kind::collective});
+  fn();
+  return moved;
+}
+
+// What ranks receive when placements change places: no more than they lack.
+TEST(Counts, PermutationsMoveWhatIsLackingH1) {
+  const std::vector<std::pair<Placements, Placements>> pairs{{{Shard(0), Shard(1)}, {Shard(1), Shard(0)}},
+                                                             {{Shard(0), Replicate()}, {Replicate(), Shard(0)}},
+                                                             {{Shard(1), Shard(0)}, {Shard(0), Shard(1)}},
+                                                             {{StridedShard(0, 2), Shard(0)}, {Shard(0), Shard(0)}},
+                                                             {{Shard(0), Shard(0)}, {Shard(1), Shard(1)}}};
+  for (const Shape& shape : {Shape{2, 2}, Shape{2, 3}}) {
+    on_mesh(shape, [&](const DeviceMesh& mesh) {
+      for (const auto& [from, to] : pairs) {
+        for (const Shape& sizes : {Shape{12, 12}, Shape{5, 7}, Shape{1, 9}}) {
+          const auto x = at::arange(sizes[0] * sizes[1], at::kDouble).view(sizes);
+          const auto d = distribute_tensor(x, mesh, from);
+          const auto has = d.to_local(), wants = part_of(x, mesh, to);
+          const auto lacks = wants.numel() - at::isin(wants, has).sum().item<std::int64_t>();
+          const auto moved = moved_by([&, &to = to] { d.redistribute(to); });
+          EXPECT_LE(moved.bytes, lacks * 8) << to_string(from) << to_string(to) << moved.names;
+          EXPECT_LE(moved.collectives, 1u);
+        }
+      }
+    });
+  }
+}
+
+struct Quiet {
+  const char* name;
+  Shape x;
+  Placement where;
+  std::function<at::Tensor(const at::Tensor&, const DeviceMesh&)> run;
+  std::size_t forward = 0, backward = 0;  // collectives
+};
+
+at::Tensor whole(const Shape& sizes, const DeviceMesh& mesh) { return rand(sizes, mesh, {}, at::kDouble); }
+
+std::vector<Quiet> quiet_operators() {
+  return {
+      {"add", {8, 6}, Shard(0), [](auto& x, auto& m) { return x + whole({6}, m); }},
+      {"matmul of rows",
+       {8, 6},
+       Shard(0),
+       [](auto& x, auto& m) {
+         return at::matmul(x, whole({6, 4}, m));
+       }},
+      {"column parallel",
+       {6, 8},
+       Shard(1),
+       [](auto& x, auto& m) {
+         return at::mm(whole({4, 6}, m), x);
+       }},
+      {"row parallel",
+       {4, 8},
+       Shard(1),
+       [](auto& x, auto& m) {
+         return at::mm(x, x.t()) + 0 * whole({4, 4}, m);
+       },
+       1,
+       0},
+      {"batches", {8, 3, 6}, Shard(0), [](auto& x, auto&) { return at::bmm(x, x.transpose(1, 2)); }},
+      {"softmax", {8, 6}, Shard(0), [](auto& x, auto&) { return x.softmax(1); }},
+      {"layer norm", {8, 3, 6}, Shard(0), [](auto& x, auto& m) { return at::layer_norm(x, {6}, whole({6}, m)); }},
+      {"sum of the others", {8, 6}, Shard(0), [](auto& x, auto&) { return x.sum(1); }},
+      {"sum of all", {8, 6}, Shard(0), [](auto& x, auto&) { return x.sum(); }},
+      {"mean", {7, 6}, Shard(0), [](auto& x, auto&) { return x.mean(); }},
+      {"mse", {7, 6}, Shard(0), [](auto& x, auto&) { return at::mse_loss(x, x.detach().square()); }},
+      {"table of words",
+       {8, 6},
+       Shard(0),
+       [](auto& x, auto& m) { return at::embedding(x, whole({3}, m).abs().to(at::kLong)); }},
+      {"table of features",
+       {8, 6},
+       Shard(1),
+       [](auto& x, auto& m) { return at::embedding(x, whole({3}, m).abs().to(at::kLong)); }},
+      {"heads",
+       {4, 6, 8},
+       Shard(2),
+       [](auto& x, auto&) {
+         return x.view({4, 6, 4, 2}).transpose(1, 2);
+       }},
+      {"attention", {8, 2, 5, 4}, Shard(0), [](auto& x, auto&) { return at::scaled_dot_product_attention(x, x, x); }},
+      {"attention by head",
+       {2, 8, 5, 4},
+       Shard(1),
+       [](auto& x, auto&) { return at::scaled_dot_product_attention(x, x, x); }},
+      {"convolution",
+       {8, 2, 5, 5},
+       Shard(0),
+       [](auto& x, auto& m) {
+         return at::conv2d(x, whole({3, 2, 3, 3}, m));
+       }},
+      {"pooling", {8, 2, 6, 6}, Shard(1), [](auto& x, auto&) { return at::max_pool2d(x, 2); }},
+      {"cat",
+       {8, 6},
+       Shard(0),
+       [](auto& x, auto&) {
+         return at::cat({x, x * 2}, 1);
+       }},
+      {"dropout", {8, 6}, Shard(0), [](auto& x, auto&) { return at::dropout(x, 0.5, true); }},
+      {"cumsum of the others", {8, 6}, Shard(0), [](auto& x, auto&) { return x.cumsum(1); }},
+      {"sort of the others", {8, 6}, Shard(0), [](auto& x, auto&) { return std::get<0>(x.sort(1)); }},
+  };
+}
+
+TEST(Counts, UsualOperatorsNeedNoCommunicationH2) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const auto& q : quiet_operators()) {
+      const auto x = distribute_tensor(Draw(3).normal(q.x), mesh, {q.where}).requires_grad_();
+      for (int pass : {0, 1}) {  // plain constants are compared when a decision is made
+        at::Tensor y;
+        const auto forward = moved_by([&] { y = q.run(x, mesh); });
+        const auto weight = at::ones_like(y);
+        const auto backward = moved_by([&] { torch::autograd::grad({y}, {x}, {weight}); });
+        if (pass == 0) continue;
+        EXPECT_EQ(forward.collectives, q.forward) << q.name << ": " << forward.names;
+        EXPECT_EQ(backward.collectives, q.backward) << q.name << " backward: " << backward.names;
+      }
+    }
+  });
+}
+
+// Along the sharded dimension itself: two rows of numbers for a softmax, one total a rank for a scan, k candidates a
+// rank.
+TEST(Counts, ReductionsAlongTheSplitDimensionAreSmallH3) {
+  for (const Shape& shape : {Shape{2}, Shape{3}}) {
+    on_mesh(shape, [](const DeviceMesh& mesh) {
+      const auto others = mesh.size() - 1;
+      const std::int64_t rows = 64, row = rows * 8;  // bytes of a number for each row
+      const auto plain = Draw(1).normal({64, 64});
+      const auto x = distribute_tensor(plain, mesh, {Shard(1)});
+      const auto check = [&](const char* name, const Function& fn, std::size_t collectives, std::int64_t bytes) {
+        require_close(fn({x}), fn({plain}), name, 1e-9);
+        const auto moved = moved_by([&] { fn({x}); });
+        EXPECT_EQ(moved.collectives, collectives) << name << " " << moved.names;
+        EXPECT_LE(moved.bytes, bytes) << name;
+      };
+      check(
+          "softmax", [](const auto& t) { return t[0].softmax(1); }, 2, 2 * 2 * others * row);
+      check(
+          "log_softmax", [](const auto& t) { return t[0].log_softmax(1); }, 2, 2 * 2 * others * row);
+      check(
+          "logsumexp", [](const auto& t) { return t[0].logsumexp(1); }, 2, 2 * 2 * others * row);
+      check(
+          "cumsum", [](const auto& t) { return t[0].cumsum(1); }, 1, others * row);
+      check(
+          "topk", [](const auto& t) { return std::get<0>(t[0].topk(3, 1)); }, 2,
+          2 * 4 * others * row);  // one more shows ties
+      check(
+          "argmax", [](const auto& t) { return t[0].argmax(1); }, 2, 2 * others * row);
+      check(
+          "layer norm", [](const auto& t) { return at::layer_norm(t[0], {64}); }, 2, 4 * 2 * others * row);
+      check(
+          "amax", [](const auto& t) { return t[0].amax(1); }, 0, 0);
+      check(
+          "sum", [](const auto& t) { return t[0].sum(1); }, 0, 0);
+    });
+  }
+}
+
+TORCH_LIBRARY(pitfalls, m) {
+  m.def("half(Tensor x) -> Tensor");
+  m.impl("half", c10::DispatchKey::CPU, [](const at::Tensor& x) { return x.narrow(0, 0, x.size(0) / 2).clone(); });
+}
+
+// The rule promises as many rows as came in; the kernel gives half of them.
+TEST(Counts, LocalShapesAreComparedWithTheirSpecRule2) {
+  RuleBook::get().rule("pitfalls::half", "mn -> mn").no_meta();
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const Checked checked;
+    const at::Tensor x = ones({8, 3}, mesh, {Shard(0)});
+    const auto half =
+        c10::Dispatcher::singleton().findSchemaOrThrow("pitfalls::half", "").typed<at::Tensor(const at::Tensor&)>();
+    EXPECT_TRUE(raises(mesh, [&] { half.call(x); }));
+  });
+}
+
+struct Said : c10::WarningHandler {
+  void process(const c10::Warning& warning) override { text += warning.msg() + "\n"; }
+  std::string text;
+};
+
+TEST(Counts, ImplicitRedistributionIsRefusedWarnedOrLoggedH5) {
+  for_all("an operator whose operands are elsewhere", [](const DeviceMesh& mesh, Draw& draw) {
+    const auto x = draw.normal(draw.sizes(2, 1, 9));
+    const auto a = distribute_tensor(x, mesh, any_placements(draw, mesh, 2));
+    const auto b = distribute_tensor(x, mesh, any_placements(draw, mesh, 2));
+    // Copies, since a Partial that was reduced once keeps its reduced form.
+    const auto run = [&] { return at::mul(a.clone(), b.clone()).cumsum(0); };
+    std::int64_t logged = 0;
+    std::string names;
+    {
+      const EventListener listener(
+          [&](const Event& e) {
+            logged += e.bytes;
+            if (e.bytes > 0) names += e.name;
+          },
+          {Event::Kind::op});
+      require_close(run(), x.mul(x).cumsum(0), "off");
+    }
+    Said said;
+    {
+      const c10::WarningUtils::WarningHandlerGuard guard(&said);
+      const ExplicitRedistribution warn(ImplicitMoves::warned);
+      require_close(run(), x.mul(x).cumsum(0), "warned");
+    }
+    const ExplicitRedistribution strict;
+    const auto what = a.spec_str() + b.spec_str() + said.text;
+    TORCH_CHECK(raises(mesh, [&] { run(); }) == (logged > 0), what, " logged ", logged);
+    TORCH_CHECK((said.text.find(c10::str("moves ")) != std::string::npos) == (logged > 0), what);
+    TORCH_CHECK((logged > 0) == (names.find("aten::") != std::string::npos), names);
+    const ExplicitRedistribution off(ImplicitMoves::allowed);  // the innermost counts
+    require_close(run(), x.mul(x).cumsum(0), "off again");
+  });
+}
+
+// What was asked for is no implicit redistribution.
+TEST(Counts, AskedMovesAreNotRefusedH5) {
+  on_mesh({2, 2}, [](const DeviceMesh& mesh) {
+    const auto plain = Draw(1).normal({6, 5});
+    const auto x = distribute_tensor(plain, mesh, {Shard(0), Shard(1)});
+    const auto stored = distribute_tensor(plain, mesh, {Shard(0).as_storage(), Replicate()});
+    const ExplicitRedistribution strict;
+    require_same(x.full_tensor(), plain, "full_tensor");
+    require_same(x.redistribute({Shard(1), Replicate()}).full_tensor(), plain, "redistribute");
+    require_close(at::mm(stored, stored.t()), at::mm(plain, plain.t()), "a stored parameter");
+    TORCH_CHECK(std::abs(x.sum().item<double>() - plain.sum().item<double>()) < 1e-12);
+    EXPECT_TRUE(raises(mesh, [&] { at::mm(x, x.t()).relu(); }));
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test
