@@ -25,7 +25,11 @@ struct Waiting {
   Placements wanted;
 
   const TensorSpec& spec() const { return *dtensor_or_null(gradient)->spec(); }
-  const at::Tensor& local() const { return dtensor_or_null(gradient)->local(); }
+  // Under a ReducePolicy: the unrounded shares.
+  const at::Tensor& local() const {
+    const auto* unrounded = dtensor_or_null(gradient)->unrounded();
+    return unrounded == nullptr ? dtensor_or_null(gradient)->local() : *unrounded;
+  }
   AxisMask axes() const;
   ReduceOp op() const;
 };
@@ -52,7 +56,7 @@ using Group = std::vector<Waiting>;
 
 bool go_together(const Waiting& a, const Waiting& b) {
   const auto key = [](const Waiting& w) {
-    return std::make_tuple(w.spec().mesh.get(), w.axes(), w.op(), w.spec().dtype, w.local().device());
+    return std::make_tuple(w.spec().mesh.get(), w.axes(), w.op(), w.local().scalar_type(), w.local().device());
   };
   return key(a) == key(b);
 }
@@ -102,7 +106,7 @@ void Flight::land() {
   work.wait();
   for (std::size_t k = 0; k < group.size(); ++k) {
     auto& w = group[k];
-    accumulate_gradient(w.leaf, DTensor(make_dtensor(with_placements(w.spec(), w.wanted), sums[k])));
+    accumulate_gradient(w.leaf, DTensor(make_dtensor(with_placements(w.spec(), w.wanted), sums[k].to(w.spec().dtype))));
   }
 }
 
@@ -218,7 +222,11 @@ std::optional<Placements> waiting_placements(const DTensor& gradient, const Plac
   const auto& spec = *dtensor_or_null(gradient)->spec();
   if (!spec.mesh->is_member || c10::isFloat8Type(spec.dtype)) return std::nullopt;
   for (std::size_t i = 0; i < wanted.size(); ++i) {
-    if (is_sum(spec, wanted, i)) return with_sums_of(gradient, wanted, spec.placements[i].reduce_op());
+    if (!is_sum(spec, wanted, i)) continue;
+    const auto waits = with_sums_of(gradient, wanted, spec.placements[i].reduce_op());
+    // Shares that are not rounded yet are moved once: here, or all the way.
+    const bool moves = dtensor_or_null(gradient)->unrounded() != nullptr && waits != spec.placements;
+    return moves ? std::nullopt : std::optional(waits);
   }
   return std::nullopt;
 }
