@@ -79,14 +79,18 @@ double largest_of(const std::vector<double>& values) {
 // As examples/train judges: rounding, or three times what another split of the batch changes on one device.
 Comparison compare(const Options& o, const train::Corpus& corpus, const std::vector<StepRecord>& records) {
   Comparison c;
-  c.reference = train::losses(steps_of(train_on_one_device(o, corpus)));
+  const auto from_there = [&](std::vector<double> all) {  // a run that goes on from a checkpoint
+    all.erase(all.begin(), all.begin() + records.front().step.step);
+    return all;
+  };
+  c.reference = from_there(train::losses(steps_of(train_on_one_device(o, corpus))));
   c.difference = train::relative_difference(train::losses(steps_of(records)), c.reference);
   c.largest = largest_of(c.difference);
   c.bound = o.job.dtype == train::Dtype::float64 ? 1e-9 : o.job.dtype == train::Dtype::float32 ? 1e-5 : 1e-2;
   // Losses over the batch are not sums over its parts.
   const bool splits = o.balance != "aux" && o.dispatcher != "capacity" && o.job.batch > 1;
   if (c.largest > c.bound && o.job.dtype != train::Dtype::float64 && splits) {
-    const auto split = train::losses(steps_of(train_on_one_device(o, corpus, 2)));
+    const auto split = from_there(train::losses(steps_of(train_on_one_device(o, corpus, 2))));
     c.bound = std::max(c.bound, 3 * largest_of(train::relative_difference(split, c.reference)));
   }
   return c;

@@ -14,6 +14,7 @@
 #include "dtensor/random.h"
 #include "dtensor/tensor.h"
 #include "train/plan.h"
+#include "train/state.h"
 
 namespace moe_example {
 namespace {
@@ -162,12 +163,22 @@ double warmed_up(const train::Options& o, std::int64_t step) {
 
 std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
   const auto& o = job.options.job;
-  dtensor::AdamW optimizer(job.model->parameters(), {.lr = o.lr, .beta1 = 0.9, .beta2 = 0.95, .weight_decay = 0.1});
+  dtensor::AdamW::Group group{
+      .parameters = {}, .options = {.lr = o.lr, .beta1 = 0.9, .beta2 = 0.95, .weight_decay = 0.1}, .names = {}};
+  for (const auto& [name, tensor] : job.model->named_parameters()) {
+    group.names.push_back(name);
+    group.parameters.push_back(*tensor);
+  }
+  dtensor::AdamW optimizer(std::vector<dtensor::AdamW::Group>{std::move(group)});
+  train::RunState state(o, job.mesh ? job.world : Communicator());
+  state.parts().add("model", *job.model).add("optimizer", optimizer);
+  if (job.mesh) state.parts().add_random("random", job.mesh);
   std::vector<StepRecord> records;
-  for (std::int64_t step = 0; step < o.steps; ++step) {
+  for (std::int64_t step = state.begin(); step < o.steps; ++step) {
     optimizer.set_lr(warmed_up(o, step));
     records.push_back(run_step(job, optimizer, step));
     if (on_step) on_step(records.back());
+    state.after(step);
   }
   return records;
 }

@@ -110,6 +110,10 @@ void add_training_flags(CLI::App& app, Options& o) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_option("--data", o.data, "text files or folders; default: LibTorch's headers");
+  app.add_option("--save", o.save, "write a checkpoint to this folder at the end");
+  app.add_option("--save-every", o.save_every, "and after every so many steps, in the background")
+      ->check(CLI::Range(1, 100'000'000));
+  app.add_option("--load", o.load, "go on from this checkpoint, saved on any mesh, up to --steps in all");
   app.add_option("--log", o.log, "write one JSON line a step to this file");
   app.add_option("--plot", o.plot, "write the loss curve to this SVG file");
   app.add_option("--trace", o.trace, "write a Chrome trace of operators and collectives to this JSON file");

@@ -44,6 +44,8 @@ struct Options {
   std::uint64_t seed = 0;
   std::vector<std::string> data;
   std::string log, plot, trace;
+  std::string save, load;       // folders of checkpoints
+  std::int64_t save_every = 0;  // 0: only at the end
 };
 
 // `replicate=1,shard=2,tp=2`: any of the names, once each; a missing one is 1.

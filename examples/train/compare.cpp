@@ -46,7 +46,12 @@ double floor_of(const Options& options) {
 Comparison compare_with_one_device(const Options& options, const Corpus& corpus,
                                    const std::vector<StepRecord>& records) {
   Comparison result;
-  result.reference = losses(train_on_one_device(options, corpus));
+  // A run that goes on from a checkpoint is compared from there on with a run from the beginning.
+  const auto from_there = [&](std::vector<double> all) {
+    all.erase(all.begin(), all.begin() + records.front().step);
+    return all;
+  };
+  result.reference = from_there(losses(train_on_one_device(options, corpus)));
   result.difference = relative_difference(losses(records), result.reference);
   result.largest = largest(result.difference);
   result.first = result.difference.front();
@@ -54,7 +59,7 @@ Comparison compare_with_one_device(const Options& options, const Corpus& corpus,
   // Dropout draws by position in the batch, so a split batch is another run and gives no spread.
   const bool has_spread = options.dtype != Dtype::float64 && options.dropout == 0 && options.batch > 1;
   if (!result.equal() && has_spread) {
-    const std::vector<double> split = losses(train_on_one_device(options, corpus, /*pieces=*/2));
+    const auto split = from_there(losses(train_on_one_device(options, corpus, /*pieces=*/2)));
     result.bound = std::max(result.bound, 3 * largest(relative_difference(split, result.reference)));
   }
   return result;

@@ -1,6 +1,7 @@
 // The log: one JSON object a line, one line a step, written as training goes.
 #include "log.h"
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 namespace train {
@@ -8,6 +9,14 @@ namespace train {
 void check_writable(const std::string& flag, const std::string& path) {
   if (path.empty() || std::ofstream(path, std::ios::app)) return;
   throw UsageError(flag + ": cannot write " + path);
+}
+
+void check_folder(const std::string& flag, const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (path.empty() || fs::is_directory(path, error)) return;
+  fs::create_directories(fs::absolute(path).parent_path(), error);
+  if (error || fs::exists(path)) throw UsageError(flag + ": " + path + " cannot be made a folder");
 }
 
 StepLog::StepLog(const std::string& path) {

@@ -13,28 +13,38 @@ dtensor::AdamWOptions adamw(const OptimizerOptions& o) {
   return {.lr = o.lr, .beta1 = 0.9, .beta2 = 0.95, .weight_decay = o.weight_decay};
 }
 
+// Names go with the parameters, so that a checkpoint says whose state it holds.
+template <class Rule, class Options>
+std::unique_ptr<dtensor::Optimizer> one_group(const std::vector<std::string>& names, const Parameters& parameters,
+                                              const Options& options) {
+  typename Rule::Group group{.parameters = {}, .options = options, .names = names};
+  for (const std::string& name : names) group.parameters.push_back(parameters[name]);
+  return std::make_unique<Rule>(std::vector<typename Rule::Group>{std::move(group)});
+}
+
 // The matrices of the blocks; embeddings and head are look-up tables rather than maps.
 std::unique_ptr<dtensor::Optimizer> muon(const Parameters& parameters, const OptimizerOptions& o) {
-  std::vector<at::Tensor> matrices, rest;
+  std::vector<std::string> matrices, rest;
   for (const std::string& name : parameters.names()) {
-    const at::Tensor& p = parameters[name];
-    (p.dim() == 2 && name.starts_with("h.") ? matrices : rest).push_back(p);
+    (parameters[name].dim() == 2 && name.starts_with("h.") ? matrices : rest).push_back(name);
   }
-  return dtensor::muon_with_adamw(std::move(matrices),
-                                  {.lr = o.lr, .weight_decay = o.weight_decay, .match_adamw_rms = true},
-                                  std::move(rest), adamw(o));
+  const dtensor::MuonOptions options{.lr = o.lr, .weight_decay = o.weight_decay, .match_adamw_rms = true};
+  std::vector<std::unique_ptr<dtensor::Optimizer>> parts;
+  parts.push_back(one_group<dtensor::Muon>(matrices, parameters, options));
+  parts.push_back(one_group<dtensor::AdamW>(rest, parameters, adamw(o)));
+  return std::make_unique<dtensor::CombinedOptimizer>(std::move(parts));
 }
 
 std::unique_ptr<dtensor::Optimizer> make(const Parameters& parameters, const OptimizerOptions& o) {
-  const std::vector<at::Tensor> tensors = parameters.tensors();
-  if (o.name == "adamw") return std::make_unique<dtensor::AdamW>(tensors, adamw(o));
+  const auto& names = parameters.names();
+  if (o.name == "adamw") return one_group<dtensor::AdamW>(names, parameters, adamw(o));
   if (o.name == "sgd") {
-    return std::make_unique<dtensor::SGD>(tensors, dtensor::SGDOptions{.lr = o.lr, .momentum = 0.9});
+    return one_group<dtensor::SGD>(names, parameters, dtensor::SGDOptions{.lr = o.lr, .momentum = 0.9});
   }
   if (o.name == "shampoo") {
     const dtensor::ShampooOptions options{
         .lr = o.lr, .beta2 = 0.95, .eps = 1e-6, .weight_decay = o.weight_decay, .graft_beta2 = 0.95};
-    return std::make_unique<dtensor::Shampoo>(tensors, options);
+    return one_group<dtensor::Shampoo>(names, parameters, options);
   }
   if (o.name == "muon") return muon(parameters, o);
   throw std::invalid_argument("no optimizer is called " + o.name);
@@ -55,6 +65,10 @@ double Optimizer::next_lr() const {
   if (options_.warmup == 0) return options_.lr;
   const double reached = static_cast<double>(steps_done_ + 1) / static_cast<double>(options_.warmup);
   return options_.lr * std::min(1.0, reached);
+}
+
+void Optimizer::add_to(dtensor::Checkpoint& checkpoint) {
+  checkpoint.add("optimizer", *rule_).add("optimizer_steps", steps_done_);
 }
 
 at::Tensor Optimizer::step() {

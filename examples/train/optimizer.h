@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "dtensor/checkpoint.h"
 #include "dtensor/optim.h"
 #include "model.h"
 
@@ -24,6 +25,7 @@ class Optimizer {
   // Clips, updates and forgets the gradients. Returns their global norm before clipping, a scalar tensor.
   at::Tensor step();
   double next_lr() const;  // what the next step() uses
+  void add_to(dtensor::Checkpoint& checkpoint);
 
  private:
   OptimizerOptions options_;

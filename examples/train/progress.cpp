@@ -31,7 +31,7 @@ Progress::Progress(std::int64_t steps) : steps_(steps), terminal_(isatty(STDERR_
 
 void Progress::show(const StepRecord& record) {
   const std::int64_t done = record.step + 1;
-  smooth_seconds_ = record.step == 0 ? record.seconds : 0.9 * smooth_seconds_ + 0.1 * record.seconds;
+  smooth_seconds_ = smooth_seconds_ == 0 ? record.seconds : 0.9 * smooth_seconds_ + 0.1 * record.seconds;
   const bool last = done == steps_;
   if (!terminal_ && !last && record.step % std::max<std::int64_t>(1, steps_ / 10) != 0) return;
   constexpr std::int64_t kWidth = 24;

@@ -13,6 +13,7 @@
 #include "init.h"
 #include "optimizer.h"
 #include "plan.h"
+#include "state.h"
 
 namespace train {
 
@@ -36,6 +37,7 @@ struct Job {
   LogitsHook on_logits;
   std::int64_t pieces = 1;
   ModelHooks hooks = {};
+  dtensor::DeviceMesh mesh = {};  // empty: one device, which neither loads nor saves
 };
 
 double to_number(const at::Tensor& scalar) {
@@ -91,10 +93,15 @@ std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
   const GptConfig config = gpt_config(job.options);
   const Options& o = job.options;
   Optimizer optimizer(job.parameters, {.name = o.optimizer, .lr = o.lr, .clip = o.clip, .warmup = o.warmup});
+  RunState state(o, job.mesh ? job.mesh.world() : dtensor::Communicator());
+  state.parts().add("model", job.parameters.slots());
+  optimizer.add_to(state.parts());
+  if (job.mesh) state.parts().add_random("random", job.mesh);
   std::vector<StepRecord> records;
-  for (std::int64_t step = 0; step < job.options.steps; ++step) {
+  for (std::int64_t step = state.begin(); step < o.steps; ++step) {
     records.push_back(run_step(job, config, optimizer, step));
     if (on_step) on_step(records.back());
+    state.after(step);
   }
   return records;
 }
@@ -112,6 +119,7 @@ std::vector<StepRecord> train_on_mesh(const dtensor::Communicator& world, const 
   if (options.parallel == "fsdp") units = make_units(job.parameters, config, mesh, options);
   job.place_batch = [&](const at::Tensor& t) { return dtensor::distribute_tensor(t, mesh, batch_placements()); };
   if (!options.loss_parallel) job.on_logits = gather_classes();
+  job.mesh = mesh;
   job.hooks = model_hooks(options.sequence_parallel, options.checkpoint_activations);
   return run_steps(job, on_step);
 }

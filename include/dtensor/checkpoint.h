@@ -96,6 +96,7 @@ class DTENSOR_API Checkpoint {
  public:
   Checkpoint& add(const std::string& name, at::Tensor& tensor);
   Checkpoint& add(const std::string& prefix, const NamedTensors& tensors);  // names `prefix.name`; "": `name`
+  Checkpoint& add(const std::string& prefix, const StateTensors& handles);  // read into in place
   // Tensors `prefix.<parameter>.exp_avg`, values `prefix.<parameter>.step`, as state_dict() names them.
   Checkpoint& add(const std::string& prefix, Optimizer& optimizer);
   Checkpoint& add(const std::string& name, std::int64_t& value);
@@ -112,6 +113,15 @@ class DTENSOR_API Checkpoint {
     add(prefix, NamedTensors(model.named_parameters()));
     if constexpr (requires { NamedTensors(model.named_buffers()); }) add(prefix, NamedTensors(model.named_buffers()));
     return *this;
+  }
+  // A torch::nn::Module, which hands out handles.
+  template <class Model>
+  requires requires(Model& m) { m.named_parameters().begin()->value(); }
+  Checkpoint& add(const std::string& prefix, Model& model) {
+    StateTensors handles;
+    for (const auto& item : model.named_parameters()) handles.emplace_back(item.key(), item.value());
+    for (const auto& item : model.named_buffers()) handles.emplace_back(item.key(), item.value());
+    return add(prefix, handles);
   }
 
   void save(const std::string& directory, const Communicator& ranks, const SaveOptions& options = {}) const;

@@ -72,6 +72,19 @@ struct TensorsPart final : Part {
   NamedTensors tensors;
 };
 
+struct HandlesPart final : Part {
+  HandlesPart(const std::string& prefix, const StateTensors& list) {
+    for (const auto& [name, tensor] : list) handles.emplace_back(joined(prefix, name), tensor);
+  }
+  void save(StateTensors& out, CheckpointValues&) const override {
+    out.insert(out.end(), handles.begin(), handles.end());
+  }
+  void load(Reading& reading) override {
+    reading.targets.insert(reading.targets.end(), handles.begin(), handles.end());
+  }
+  StateTensors handles;
+};
+
 template <class Value>
 struct ValuePart final : Part {
   ValuePart(std::string n, Value& v) : name(std::move(n)), value(v) {}
@@ -142,9 +155,14 @@ Checkpoint& Checkpoint::add(std::unique_ptr<Part> part) {
   return *this;
 }
 
-Checkpoint& Checkpoint::add(const std::string& name, at::Tensor& tensor) { return add("", {{name, &tensor}}); }
+Checkpoint& Checkpoint::add(const std::string& name, at::Tensor& tensor) {
+  return add("", NamedTensors{{name, &tensor}});
+}
 Checkpoint& Checkpoint::add(const std::string& prefix, const NamedTensors& tensors) {
   return add(std::make_unique<TensorsPart>(prefix, tensors));
+}
+Checkpoint& Checkpoint::add(const std::string& prefix, const StateTensors& handles) {
+  return add(std::make_unique<HandlesPart>(prefix, handles));
 }
 Checkpoint& Checkpoint::add(const std::string& prefix, Optimizer& optimizer) {
   return add(std::make_unique<OptimizerPart>(prefix, optimizer));

@@ -1,6 +1,8 @@
 // Training: expert parallel runs are the run of one device over a hundred steps with AdamW and clipping.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "moe/run.h"
 #include "train/compare.h"
 
@@ -97,6 +99,36 @@ TEST(MoeTraining, ExpertParallelIsOneDeviceInFloat) {
   const auto spread = largest_difference(moe_example::train_on_one_device(o, corpus(), 2), reference);
   expect_same_curve(o, reference, {{1, 2, 1}, 2, 1}, std::max(1e-5, 3 * spread));
   expect_same_curve(o, reference, {{1, 2, 2}, 2, 1}, std::max(1e-5, 3 * spread));
+}
+
+// Pitfall G8 of experts: their shards move with the sizes of ep, etp and edp, and nothing is forgotten.
+TEST(MoeTraining, G8GoesOnAtAnotherExpertParallelism) {
+  const auto folder = std::filesystem::temp_directory_path() / ("dtensor_moe_resume_" + std::to_string(::getpid()));
+  auto o = options_of(train::Dtype::float64);
+  o.job.steps = 8;
+  o.balance = "bias";
+  const auto run = [&](const Layout& layout, const char* load, const char* save, std::int64_t steps) {
+    Options own = o;
+    own.job.mesh = layout.mesh;
+    own.ep = layout.ep, own.etp = layout.etp;
+    own.job.steps = steps;
+    own.job.load = load, own.job.save = save;
+    std::vector<StepRecord> records;
+    dtensor::run_local(static_cast<int>(layout.mesh.size()), [&](dtensor::Communicator world) {
+      const auto mine = moe_example::train_on_mesh(world, own, corpus(), {});
+      if (world.rank() == 0) records = mine;
+    });
+    return records;
+  };
+  const std::vector<Layout> layouts = {{{1, 2, 2}, 4, 1}, {{1, 2, 1}, 1, 1}, {{1, 2, 2}, 2, 2}, {{2, 1, 1}, 2, 1}};
+  const auto whole = run(layouts[0], "", "", 8);
+  run(layouts[0], "", folder.c_str(), 4);
+  for (const Layout& layout : layouts) {
+    const auto rest = run(layout, folder.c_str(), "", 8);
+    ASSERT_EQ(rest.front().step.step, 4);
+    EXPECT_LE(largest_difference(rest, {whole.begin() + 4, whole.end()}), 1e-9) << layout.mesh.str();
+  }
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "dtensor/launch.h"
 #include "mesh_run.h"
+#include "resume.h"
 
 namespace {
 
@@ -43,6 +44,33 @@ void check_all(const dtensor::Communicator& world) {
   }
 }
 
+// Stops on one mesh of these ranks and goes on at another.
+void check_resume(const dtensor::Communicator& world) {
+  const int n = world.size();
+  train::Options options = resume::options();
+  options.mesh = train::MeshShape{1, n, 1};
+  const auto whole = train::train_on_mesh(world, options, resume::corpus(), {});
+  train::Options first = options, rest = options;
+  first.steps = 4;
+  first.save = rest.load = resume::folder("mpi_" + std::to_string(n));
+  train::train_on_mesh(world, first, resume::corpus(), {});
+  for (const train::MeshShape& to : {train::MeshShape{1, n, 1}, train::MeshShape{1, 1, n}, train::MeshShape{n, 1, 1}}) {
+    rest.mesh = to;
+    const auto records = train::train_on_mesh(world, rest, resume::corpus(), {});
+    const double difference = resume::largest_difference(records, whole);
+    TORCH_CHECK(records.size() == 6 && difference <= (to.shard == n ? 0 : 1e-9), "resumed on ", to.str(), ": ",
+                records.size(), " steps, difference ", difference);
+  }
+  world.barrier();
+  if (world.rank() == 0) std::filesystem::remove_all(first.save);
+  if (world.rank() == 0) std::printf("ok resumed on %d ranks (%s)\n", n, world.backend_name());
+}
+
 }  // namespace
 
-int main(int argc, char** argv) { return dtensor::launch(argc, argv, check_all); }
+int main(int argc, char** argv) {
+  return dtensor::launch(argc, argv, [](const dtensor::Communicator& world) {
+    check_all(world);
+    check_resume(world);
+  });
+}

@@ -1,0 +1,33 @@
+// A run that can be left and taken up again, on the same mesh or another: what belongs to it, when it is saved, and
+// from which step it goes on.
+#pragma once
+
+#include <optional>
+
+#include "args.h"
+#include "dtensor/checkpoint.h"
+
+namespace train {
+
+class RunState {
+ public:
+  // `world` empty (one device beside a mesh): neither loads nor saves.
+  RunState(const Options& options, dtensor::Communicator world);
+
+  // To be told of everything that must be as it was: parameters, optimizer, random numbers.
+  dtensor::Checkpoint& parts() { return parts_; }
+  // Loads where --load asks for it. The step to begin with. Throws UsageError where the batches would be others, or
+  // nothing is left to do.
+  std::int64_t begin();
+  // Saves where --save asks for it: in the background every --save-every steps, and at the end.
+  void after(std::int64_t step);
+
+ private:
+  const Options& options_;
+  dtensor::Communicator world_;
+  std::int64_t step_ = 0, seed_, batch_, sequence_;
+  dtensor::Checkpoint parts_;
+  std::optional<dtensor::PendingSave> pending_;
+};
+
+}  // namespace train

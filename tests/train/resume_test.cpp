@@ -1,0 +1,81 @@
+// Pitfall G8 for the whole program: training stops on one mesh and goes on at another as if it had never stopped.
+#include <gtest/gtest.h>
+
+#include "resume.h"
+
+namespace {
+
+using train::MeshShape;
+using train::Options;
+using train::StepRecord;
+
+std::vector<StepRecord> run(const MeshShape& shape, Options options) {
+  options.mesh = shape;
+  std::vector<StepRecord> records;
+  dtensor::run_local(static_cast<int>(shape.size()), [&](dtensor::Communicator world) {
+    const auto mine = train::train_on_mesh(world, options, resume::corpus(), {});
+    if (world.rank() == 0) records = mine;
+  });
+  return records;
+}
+
+class Resume : public testing::TestWithParam<const char*> {
+ protected:
+  ~Resume() override { std::filesystem::remove_all(folder_); }
+  const std::string folder_ = resume::folder("threads_" + std::to_string(::getpid()));
+};
+
+TEST_P(Resume, G8SameCurveOnAnyMesh) {
+  Options options = resume::options(GetParam());
+  const MeshShape from{1, 2, 2};
+  const auto whole = run(from, options);
+  Options first = options, rest = options;
+  first.steps = 4;
+  first.save = rest.load = folder_;
+  run(from, first);
+  EXPECT_EQ(resume::largest_difference(run(from, rest), whole), 0);
+  for (const MeshShape& to : {MeshShape{2, 1, 1}, MeshShape{1, 3, 1}, MeshShape{1, 1, 2}, MeshShape{2, 2, 2}}) {
+    rest.parallel = to.tp > 1 ? "plain" : "fsdp";
+    const auto records = run(to, rest);
+    EXPECT_EQ(records.size(), 6u);
+    EXPECT_EQ(records.front().step, 4);
+    EXPECT_LE(resume::largest_difference(records, whole), 1e-9) << to.str();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Optimizers, Resume, testing::Values("adamw", "sgd", "shampoo", "muon"));
+
+// Saved in the background every three steps, the last of them at step 6; then the end.
+TEST_F(Resume, SavesOnTheWay) {
+  Options options = resume::options();
+  const auto whole = run({1, 2, 1}, options);
+  Options first = options, rest = options;
+  first.save = rest.load = folder_;
+  first.save_every = 3;
+  first.steps = 7;
+  EXPECT_EQ(resume::largest_difference(run({1, 2, 1}, first), whole), 0);
+  EXPECT_EQ(resume::largest_difference(run({1, 2, 1}, rest), whole), 0);
+  EXPECT_EQ(run({1, 2, 1}, rest).front().step, 7);
+}
+
+TEST_F(Resume, MistakesAreErrors) {
+  Options options = resume::options();
+  options.steps = 1;
+  options.save = folder_;
+  run({1, 1, 1}, options);
+  options.save = "";
+  options.load = folder_;
+  EXPECT_ANY_THROW(run({1, 2, 1}, options));  // nothing left to do
+  options.steps = 2;
+  EXPECT_EQ(run({1, 2, 1}, options).size(), 1u);
+  options.seed = 1;
+  EXPECT_ANY_THROW(run({1, 2, 1}, options));  // other batches
+  options.seed = 0;
+  options.hidden = 32;
+  EXPECT_ANY_THROW(run({1, 2, 1}, options));  // another model
+  options.hidden = 0;
+  options.optimizer = "sgd";
+  EXPECT_ANY_THROW(run({1, 2, 1}, options));
+}
+
+}  // namespace
