@@ -9,6 +9,7 @@
 #include <memory>
 #include <tuple>
 
+#include "comm/reduce_policy.h"
 #include "dtensor/hooks.h"
 #include "mesh/mesh_impl.h"
 #include "tensor/impl/dtensor_impl.h"
@@ -221,6 +222,8 @@ Placements with_sums_of(const DTensor& gradient, Placements wanted, ReduceOp op)
 std::optional<Placements> waiting_placements(const DTensor& gradient, const Placements& wanted) {
   const auto& spec = *dtensor_or_null(gradient)->spec();
   if (!spec.mesh->is_member || c10::isFloat8Type(spec.dtype)) return std::nullopt;
+  const bool carried = carried_type(spec.dtype) != at::ScalarType::Undefined;
+  if (carried && dtensor_or_null(gradient)->unrounded() == nullptr) return std::nullopt;  // the plan knows how
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     if (!is_sum(spec, wanted, i)) continue;
     const auto waits = with_sums_of(gradient, wanted, spec.placements[i].reduce_op());

@@ -123,6 +123,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c
   copy->base_version_ = base_version_;
   copy->source = source;
   copy->source_version = source_version;
+  if (unrounded_) copy->unrounded_ = std::make_unique<Unrounded>(*unrounded_);
   return copy;
 }
 
