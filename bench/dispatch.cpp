@@ -109,6 +109,7 @@ void single_operators(const Report& report, const std::string& kind, const Opera
   report.compare("view", kind, plain, ours, [n](const Operands& o) { keep(o.x.view({n, n / 2, 2})); });
   report.compare("t", kind, plain, ours, [](const Operands& o) { keep(o.x.t()); });
   report.compare("sum", kind, plain, ours, [](const Operands& o) { keep(at::sum(o.x)); });
+  report.compare("to bfloat16", kind, plain, ours, [](const Operands& o) { keep(o.x.to(at::kBFloat16)); });
   report.compare("gelu", kind, plain, ours, [](const Operands& o) { keep(at::gelu(o.x)); });
   report.compare(
       "layer_norm", kind, plain, ours,
@@ -174,6 +175,31 @@ void misses(const Report& report, const DeviceMesh& mesh) {
   }
 }
 
+// A list of 100 tensors that the cache has not seen, of so many kinds.
+void list_misses(const Report& report, const DeviceMesh& mesh) {
+  constexpr int kLists = 40, kTensors = 100;
+  const at::NoGradGuard no_grad;
+  for (const int kinds : {10, 100}) {
+    std::vector<std::vector<at::Tensor>> lists(kLists);
+    for (int i = 0; i < kLists; ++i) {
+      for (int k = 0; k < kTensors; ++k) {
+        lists[i].push_back(distribute_tensor(at::ones({kinds * 1000 + i * kTensors + k % kinds, 2}), mesh, {Shard(0)}));
+      }
+    }
+    const auto pass = [&] {
+      int next = 0;
+      return bench::time_block(
+          [&] {
+            const auto& list = lists[next++];
+            at::_foreach_add_(list, list, 1e-6);
+          },
+          kLists);
+    };
+    const double miss = pass(), hit = pass();
+    report.line("_foreach_add_, " + std::to_string(kinds) + " kinds", "a miss", {hit, miss, miss - hit}, 1);
+  }
+}
+
 void run(const Options& options, const Communicator& world) {
   at::set_num_threads(1);
   const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {1}, {"dp"});
@@ -187,6 +213,7 @@ void run(const Options& options, const Communicator& world) {
     lists(report, kind, plain, ours);
   }
   misses(report, mesh);
+  list_misses(report, mesh);
 }
 
 }  // namespace

@@ -68,6 +68,13 @@ inline void note(CallView& view, const OpEntry&, std::string_view value) {
   view.key.value(c10::IValue(std::string(value)), true);
 }
 
+// A copy to the meta device is no DTensor's business (special/to_copy.cpp), and the key does not hold devices.
+inline bool asks_for_meta(const std::optional<at::Device>& value) { return value.has_value() && value->is_meta(); }
+template <class T>
+bool asks_for_meta(const T&) {
+  return false;
+}
+
 // --- local arguments ---
 inline const at::Tensor& localize(const at::Tensor& value) {
   auto* impl = dtensor_or_null(value);
@@ -142,6 +149,7 @@ struct Kernel<Op, Ret(Args...)> {
   static inline const OpEntry* entry = nullptr;
 
   static Ret run(Args... args) {
+    if (C10_UNLIKELY((asks_for_meta(args) || ...))) return slow(args...);
     c10::impl::ExcludeDispatchKeyGuard guard(engine_excluded_keys());
     CallView view(*entry);
     (note(view, *entry, args), ...);

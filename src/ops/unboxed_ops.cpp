@@ -25,7 +25,6 @@
 #include <ATen/ops/copy_ops.h>
 #include <ATen/ops/detach_ops.h>
 #include <ATen/ops/div_ops.h>
-#include <ATen/ops/embedding_dense_backward_ops.h>
 #include <ATen/ops/embedding_ops.h>
 #include <ATen/ops/exp_ops.h>
 #include <ATen/ops/expand_ops.h>
@@ -88,12 +87,12 @@ Table hottest() {
       at::_ops::alias, at::_ops::detach, at::_ops::clone, at::_ops::copy_, at::_ops::zero_, at::_ops::fill__Scalar,
       at::_ops::sum, at::_ops::sum_dim_IntList, at::_ops::mean, at::_ops::mean_dim, at::_ops::native_layer_norm,
       at::_ops::native_layer_norm_backward, at::_ops::_softmax, at::_ops::_softmax_backward_data,
-      at::_ops::_log_softmax, at::_ops::_log_softmax_backward_data, at::_ops::embedding,
-      at::_ops::embedding_dense_backward, at::_ops::_foreach_add__List, at::_ops::_foreach_add_List,
-      at::_ops::_foreach_mul__List, at::_ops::_foreach_mul__Scalar, at::_ops::_foreach_mul__Tensor,
-      at::_ops::_foreach_add__Scalar, at::_ops::_foreach_lerp__Scalar, at::_ops::_foreach_addcmul__Scalar,
-      at::_ops::_foreach_addcdiv__Scalar, at::_ops::_foreach_div__List, at::_ops::_foreach_sqrt_,
-      at::_ops::_foreach_zero_, at::_ops::_fused_adamw_, at::_ops::_fused_adam_>();
+      at::_ops::_log_softmax, at::_ops::_log_softmax_backward_data, at::_ops::embedding, at::_ops::_to_copy,
+      at::_ops::_foreach_add__List, at::_ops::_foreach_add_List, at::_ops::_foreach_mul__List,
+      at::_ops::_foreach_mul__Scalar, at::_ops::_foreach_mul__Tensor, at::_ops::_foreach_add__Scalar,
+      at::_ops::_foreach_lerp__Scalar, at::_ops::_foreach_addcmul__Scalar, at::_ops::_foreach_addcdiv__Scalar,
+      at::_ops::_foreach_div__List, at::_ops::_foreach_sqrt_, at::_ops::_foreach_zero_, at::_ops::_fused_adamw_,
+      at::_ops::_fused_adam_>();
 }
 
 }  // namespace
