@@ -56,6 +56,7 @@ struct CallView {
   CallKey key;
   c10::SmallVector<c10::TensorImpl*, 8> operands;  // flattened; null: absent
   const MeshInfo* mesh = nullptr;                  // of the first DTensor
+  SpecPtr destination;                             // of the result, where it matters and is known (ops/destination.h)
   bool has_plain = false;                          // a plain operand of dimension >= 1
   bool reads_only = false;                         // operands may be exchanged for their reduced forms
   bool exchanged = false;                          // and one was: `operands` is not what the arguments say

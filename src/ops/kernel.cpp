@@ -5,6 +5,7 @@
 
 #include "comm/events.h"
 #include "ops/cache.h"
+#include "ops/destination.h"
 #include "ops/execute.h"
 #include "ops/inspect_state.h"
 #include "ops/kept_results.h"
@@ -58,7 +59,10 @@ void run_operator(const OpEntry& entry, torch::jit::Stack& stack) {
 }
 
 void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
-  const CallView view(entry, arguments(entry, stack));
+  CallView view(entry, arguments(entry, stack));
+  if (C10_UNLIKELY(entry.asks_destination) && (view.destination = destination_of_gradient())) {
+    view.key.spec(view.destination.get());
+  }
   if (C10_UNLIKELY(view.mesh == nullptr)) return entry.op.callBoxed(stack);  // a list without DTensors
   watch_leaves(view);
   if (C10_UNLIKELY(backward_listeners_on())) notify_backward_start();

@@ -75,6 +75,8 @@ OpEntry::OpEntry(const c10::OperatorHandle& handle, std::uint32_t entry_index)
   const auto& full_name = op.operator_name().name;
   per_position_meshes = starts_with(full_name, "aten::_foreach_") || starts_with(full_name, "aten::_fused_ada") ||
                         starts_with(full_name, "aten::_fused_sgd") || starts_with(full_name, "aten::_amp_foreach_");
+  asks_destination = full_name == "aten::embedding_dense_backward" || full_name == "aten::_embedding_bag_backward" ||
+                     full_name == "aten::_embedding_bag_dense_backward";
   special = find_special(op);
   const bool views = std::find(return_is_view.begin(), return_is_view.end(), true) != return_is_view.end();
   const bool writes_unsaid = full_name.find("batch_norm") != std::string::npos;  // running statistics

@@ -39,6 +39,7 @@ struct OpEntry {
   bool inplace_view = false;         // t_, squeeze_, ...: changes metadata
   bool per_position_meshes = false;  // _foreach_*, _fused_*: each list position has its own mesh
   bool is_random = false;            // advances the world's random counter, also on ranks outside the mesh
+  bool asks_destination = false;     // the gradient of a table: only the rows that the parameter's shard wants are made
   SpecialKernel special = nullptr;
 
   const char* name() const { return op.operator_name().name.c_str(); }

@@ -246,6 +246,13 @@ bool moves_list(const OpCall& described, const CachedCall& call) {
   return moved > 1;
 }
 
+// Stored shards are gathered for use, and their gradients reduced by who stores them: no wish.
+void set_destination(const TensorSpec& leaf, OpCall& call) {
+  if (leaf.mesh != call.mesh || call.outputs.empty() || at::IntArrayRef(leaf.sizes) != call.outputs[0].sizes) return;
+  call.wanted = leaf.placements;
+  for (auto& p : call.wanted) p = p.is_shard() && !p.is_storage() ? p : Replicate();
+}
+
 }  // namespace
 
 OpCall describe_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view) {
@@ -267,6 +274,7 @@ OpCall describe_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, cons
   }
   check_one_mesh(entry, call);
   infer_outputs(entry.op, call);
+  if (view.destination) set_destination(*view.destination, call);
   return call;
 }
 
@@ -278,6 +286,7 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
   call->key = view.key;
   call->hash = view.key.hash();
   call->mesh = described.mesh;
+  if (view.destination) call->key_specs.push_back(view.destination);
   call->decision = propagate(entry.op, described);
   record_explanation(entry, described);
   report_replicated(entry, call->decision);

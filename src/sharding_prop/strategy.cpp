@@ -73,10 +73,25 @@ bool occurs_in_operands(const Problem& p, int factor) {
                      [&](const OperandState& o) { return o.used && occurs(o, factor); });
 }
 
+// The shard in which result 0 is wanted on the axis; null: no wish.
+const Placement* wish(const Problem& p, std::size_t axis) {
+  if (p.call->wanted.empty() || !p.call->wanted[axis].is_shard() || p.results.empty()) return nullptr;
+  return &p.call->wanted[axis];
+}
+
+// Only the result has it: splitting it costs nothing, and gains something only where the result is wanted so.
+bool is_wished(const Problem& p, int factor, std::size_t axis) {
+  const Placement* wanted = wish(p, axis);
+  if (wanted == nullptr) return false;
+  const RuleDim& dim = p.results[0].dims[static_cast<std::size_t>(wanted->dim())];
+  return std::find(dim.begin(), dim.end(), factor) != dim.end();
+}
+
 bool may_shard(const Problem& p, const Assignment& with_choice) {
   const AxisChoice& c = with_choice.back();
   const FactorState& factor = p.factors[static_cast<std::size_t>(c.index)];
-  if (factor.whole || factor.size < 0 || !occurs_in_operands(p, c.index)) return false;
+  if (factor.whole || factor.size < 0) return false;
+  if (!occurs_in_operands(p, c.index) && !is_wished(p, c.index, with_choice.size() - 1)) return false;
   const std::int64_t parts = parts_of_factor(p, c.index, with_choice, with_choice.size());
   if (factor.even && factor.size % (parts * c.flavour) != 0) return false;
   if (parts == 1) return true;
@@ -136,7 +151,7 @@ void add_group_choices(const Problem& p, std::size_t axis, std::vector<AxisChoic
 
 std::vector<AxisChoice> choices_on(const Problem& p, std::size_t axis) {
   std::vector<AxisChoice> choices(1);
-  if (is_sharded_on(p, axis)) {
+  if (is_sharded_on(p, axis) || wish(p, axis) != nullptr) {
     for (int f = 0; f < static_cast<int>(p.factors.size()); ++f) {
       if (p.factors[static_cast<std::size_t>(f)].whole) continue;
       for (const std::int64_t flavour : flavours(p, f, axis)) choices.push_back({Kind::factor, f, flavour});
@@ -227,12 +242,26 @@ double deferred_price(const Problem& p, const AxisChoice& choice, std::size_t ax
   return kWaiting * reduce_now * static_cast<double>(result_elements) / static_cast<double>(partial_elements);
 }
 
+// What brings result 0 to where it is wanted. A replicated one is cut for nothing, but was made whole.
+double wish_price(const Problem& p, const std::vector<std::optional<Placements>>& results, std::size_t axis) {
+  constexpr double kBytesPerSecond = 1e10;
+  const Placement* wanted = wish(p, axis);
+  if (wanted == nullptr || !results[0] || (*results[0])[axis] == *wanted) return 0;
+  const OutputMeta& meta = *p.results[0].meta;
+  Placements to = *results[0];
+  to[axis] = *wanted;
+  const double bytes = static_cast<double>(product(meta.sizes)) * static_cast<double>(c10::elementSize(meta.dtype));
+  return redistribute_cost(*intern_spec(p.mesh, *results[0], meta.sizes, meta.strides, meta.dtype), to) +
+         (1 - 1.0 / static_cast<double>(p.mesh_shape()[axis])) * bytes / kBytesPerSecond;
+}
+
 bool evaluate(const Problem& p, const Assignment& chosen, Candidate& candidate) {
   if (chosen.back().kind == Kind::factor && !may_shard(p, chosen)) return false;
   std::vector<std::optional<Placements>> results;
   if (!results_valid(p, chosen, Placements(p.mesh_shape().size()), results)) return false;
   if (!price_operands(p, chosen, candidate)) return false;
-  candidate.price += deferred_price(p, chosen.back(), chosen.size() - 1);
+  const std::size_t axis = chosen.size() - 1;
+  candidate.price += wish(p, axis) != nullptr ? wish_price(p, results, axis) : deferred_price(p, chosen.back(), axis);
   if (p.pinned) note_written(p, results, chosen.size() - 1, candidate);
   return true;
 }

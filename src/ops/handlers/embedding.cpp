@@ -43,9 +43,51 @@ void embedding_backward(LocalCall& call) {
   give(call, {reduce_contribution(call, result, ReduceOp::sum, shard_axes(args.spec("indices")))});
 }
 
+at::Tensor kept(const at::Tensor& values, const at::Tensor& where) {
+  return values.defined() && values.numel() > 0 ? values.index_select(0, where) : values;
+}
+
+// The bag of each index, which some callers leave out.
+at::Tensor bags_of(const LocalArgs& args, const at::Tensor& indices) {
+  auto bags = args.tensor("offset2bag");
+  if (bags.numel() == indices.numel() || !args.has("offsets")) return bags;
+  const auto places = at::arange(indices.numel(), indices.options());
+  return at::searchsorted(args.tensor("offsets"), places, false, /*right=*/true).sub_(1).to(indices.scalar_type());
+}
+
+// Each feature of a bag's maximum goes to the row that it came from. Rows that are not ours: one past the end.
+at::Tensor scatter_maxima(const LocalArgs& args, const Segments& segments, std::int64_t own_rows) {
+  const auto full = args.tensor("bag_size").nonzero().view(-1);
+  const auto grad = args.tensor("grad").index_select(0, full);
+  const auto index = to_own(args.tensor("maximum_indices").index_select(0, full), segments);
+  const auto rows = index.local.masked_fill(index.own.logical_not(), own_rows);
+  return at::zeros({own_rows + 1, grad.size(1)}, grad.options()).scatter_add_(0, rows, grad).narrow(0, 0, own_rows);
+}
+
+// Indices of other ranks' rows, and of the padding row, are left out; bag sizes stay those of the whole bags.
+void embedding_bag_backward(LocalCall& call) {
+  constexpr std::int64_t kMax = 2;
+  const LocalArgs args(call);
+  const auto& out = *call.outputs[0];
+  const auto segments = own_segments(&out, 0, out.sizes[0]);
+  const std::int64_t own_rows = total_length(segments);
+  if (args.integer("mode") == kMax) return give(call, {scatter_maxima(args, segments, own_rows)});
+  const auto indices = args.tensor("indices");
+  auto index = to_own(indices, segments);
+  if (args.integer("padding_idx") >= 0) index.own.logical_and_(indices.ne(args.integer("padding_idx")));
+  const auto where = index.own.nonzero().view(-1);
+  const auto rows = index.local.index_select(0, where).to(indices.scalar_type());
+  auto result = at::_embedding_bag_dense_backward(
+      args.tensor("grad"), rows, bags_of(args, indices).index_select(0, where), args.tensor("bag_size"),
+      args.tensor("maximum_indices"), own_rows, args.flag("scale_grad_by_freq"), args.integer("mode"),
+      kept(args.tensor("per_sample_weights"), where), -1);
+  give(call, {result});
+}
+
 }  // namespace
 
 void register_embedding_kernels() {
+  register_local_kernel("embedding_bag_backward_vocab", embedding_bag_backward);
   register_local_kernel("embedding_vocab", embedding);
   register_local_kernel("embedding_backward_vocab", embedding_backward);
 }

@@ -178,9 +178,11 @@ Rule index_put(const OpArgs& op) {
   return add ? x.rule.once(0).linear({0, values}) : x.rule;
 }
 
+// Rows are split only where the table's own shards want them so (OpCall::wanted).
 Rule embedding_backward(const OpArgs& op) {
+  constexpr const char* kKernel = "embedding_backward_vocab";
   Rule rule("...d, ... -> vd");
-  rule.linear({0});
+  rule.linear({0}).handled("v", kKernel);
   // Counts of an index are over the whole batch.
   if (!op.boolean("scale_grad_by_freq")) return rule;
   Rule counted;
@@ -190,7 +192,8 @@ Rule embedding_backward(const OpArgs& op) {
   const int d = counted.factor("d");
   grad.push_back({d});
   for (int f = 0; f < d; ++f) counted.whole_factor(f);
-  return counted.operand(grad).operand(index).result({RuleDim{}, RuleDim{d}});
+  const int rows = counted.factor("v");
+  return counted.operand(grad).operand(index).result({RuleDim{rows}, RuleDim{d}}).handled_factor(rows, kKernel);
 }
 
 void add_embedding(RuleBook& book) {
@@ -318,7 +321,8 @@ Rule embedding_bag_backward(const OpArgs& op) {
     const bool by_feature = op.defined(i) && op.sizes(i).size() == 2 && op.sizes(i)[1] == op.sizes(0)[1];
     by_feature ? rule.operand(rows) : rule.absent_operand();
   }
-  return rule.result(rows).linear({0});
+  const int table = rule.factor("v");
+  return rule.result({RuleDim{table}, rows[1]}).linear({0}).handled_factor(table, "embedding_bag_backward_vocab");
 }
 
 std::vector<OutputMeta> embedding_bag_gradient(const OpArgs& op) {
