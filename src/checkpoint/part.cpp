@@ -5,12 +5,15 @@
 #include <ATen/EmptyTensor.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "dtensor/tensor.h"
 
 namespace dtensor::files {
 namespace {
 
+constexpr std::int64_t kShortRun = 512;      // bytes; a system call costs more than moving them to another rank
+constexpr std::int64_t kManyRows = 16;       // for each rank
 constexpr std::int64_t kLeastShare = 16384;  // elements; below, sharing costs more than it saves
 
 struct Replica {
@@ -38,12 +41,17 @@ void share(Part& part, Replica replica, std::int64_t position) {
   part.end = std::min(n, part.begin + each);
 }
 
-DTensor reduced(const DTensor& tensor) {
-  Placements placements = tensor.placements();
-  for (Placement& p : placements) {
-    if (p.is_partial()) p = Replicate();
+// How long a run in the file is at most where the shards are even.
+std::int64_t run_bytes(const DTensor& tensor) {
+  std::int64_t last = -1, parts = 1, inner = static_cast<std::int64_t>(tensor.element_size());
+  for (const Placement& p : tensor.placements()) last = std::max(last, p.dim());
+  if (last < 0) return std::numeric_limits<std::int64_t>::max();
+  for (std::int64_t axis = 0; axis < tensor.mesh().ndim(); ++axis) {
+    const Placement& p = tensor.placements()[static_cast<std::size_t>(axis)];
+    if (p.is_shard(last)) parts *= tensor.mesh().size(axis);
   }
-  return tensor.redistribute(std::move(placements));
+  for (std::int64_t d = last + 1; d < tensor.dim(); ++d) inner *= tensor.size(d);
+  return (tensor.size(last) + parts - 1) / parts * inner;
 }
 
 bool is_plain_memory(const at::Tensor& local, at::ScalarType dtype) {
@@ -92,10 +100,9 @@ Part part_of(const at::Tensor& tensor, std::int64_t position) {
     share(part, {}, position);
     return part;
   }
-  DTensor placed(tensor);
+  const DTensor placed(tensor);
   const auto coordinate = placed.mesh().coordinate();
   if (!coordinate) return {{}, ShardRuns({0}, {{{0, 0}}})};
-  placed = reduced(placed);
   for (std::int64_t d = 0; d < placed.dim(); ++d) {
     held.push_back(shard_segments(placed.size(d), d, placed.placements(), placed.mesh().shape(), *coordinate));
   }
@@ -104,6 +111,19 @@ Part part_of(const at::Tensor& tensor, std::int64_t position) {
               " elements where ", part.runs.numel(), " were expected");
   share(part, replica_of(placed, *coordinate), position);
   return part;
+}
+
+at::Tensor to_be_written(const at::Tensor& tensor) {
+  if (!is_dtensor(tensor) || !DTensor(tensor).mesh().is_member()) return tensor;
+  const DTensor given(tensor);
+  Placements placements = given.placements();
+  const bool rows = given.dim() > 1 && run_bytes(given) < kShortRun && given.size(0) >= kManyRows * given.mesh().size();
+  for (Placement& p : placements) {
+    if (p.is_partial()) p = Replicate();
+    if (rows && p.is_shard() && p.dim() > 0) p = Shard(0);
+  }
+  const at::NoGradGuard no_grad;
+  return placements == given.placements() ? tensor : given.redistribute(std::move(placements));
 }
 
 void for_each_piece(const at::Tensor& local, at::ScalarType dtype, std::int64_t begin, std::int64_t end, bool write,

@@ -21,9 +21,12 @@ struct Part {
   std::int64_t item() const { return static_cast<std::int64_t>(local.element_size()); }
 };
 
-// `position` in the list of all tensors spreads the work over ranks. Collective over the tensor's mesh where the tensor
-// is Partial, which is reduced.
+// `position` in the list of all tensors spreads the work over ranks.
 Part part_of(const at::Tensor& tensor, std::int64_t position);
+
+// The tensor as it is written: Partial is reduced, and what would be very short runs in the file is split along
+// dimension 0 instead. Collective over its mesh where it is not the tensor itself.
+at::Tensor to_be_written(const at::Tensor& tensor);
 
 // fn(first, data, count) for pieces of the flat local elements [begin, end), row-major, on the host: the tensor's own
 // memory where it is that, else a buffer of at most kBufferBytes in `dtype`, which is copied to the tensor afterwards

@@ -56,7 +56,8 @@ Saver::Saver(std::string directory, const Communicator& ranks, const StateTensor
 }
 
 Part Saver::part(std::size_t index) const {
-  return index < parts_.size() ? parts_[index] : part_of(tensors_[index], static_cast<std::int64_t>(index));
+  return index < parts_.size() ? parts_[index]
+                               : part_of(to_be_written(tensors_[index]), static_cast<std::int64_t>(index));
 }
 
 void Saver::copy_parts() {

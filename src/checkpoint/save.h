@@ -17,10 +17,10 @@ class Saver {
   Saver(std::string directory, const Communicator& ranks, const StateTensors& tensors, CheckpointValues values,
         const SaveOptions& options);
 
-  // Replaces the tensors by copies of what this rank will write. Collective where tensors are Partial.
+  // Replaces the tensors by copies of what this rank will write. Collective where to_be_written is.
   void copy_parts();
-  // Writes this rank's part. Collective only where Partial tensors were not copied. Does not throw: what fails is told
-  // by finish().
+  // Writes this rank's part. Collective where to_be_written is, unless parts were copied. Does not throw: what fails is
+  // told by finish().
   void write() noexcept;
   // Collective: all have written, or an error on all and the temporary folder is gone.
   void finish();

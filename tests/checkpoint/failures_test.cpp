@@ -1,6 +1,9 @@
 // What cannot be saved or read is one error, the same on every rank, and the previous checkpoint stands.
 #include <gtest/gtest.h>
+// After GoogleTest.
+#include <rapidcheck.h>
 
+#include "checkpoint/checksum.h"
 #include "checkpoint/folder.h"
 
 namespace dtensor::test {
@@ -33,6 +36,24 @@ void expect_stands(const std::string& folder, double value) {
     EXPECT_TRUE(at::equal(DTensor(targets[0].second).full_tensor(), at::full({6, 4}, value)));
   });
   EXPECT_FALSE(fs::exists(folder + ".saving"));
+}
+
+TEST(G8, AChecksumDoesNotDependOnTheCutAndFindsFlipsAndSwaps) {
+  EXPECT_TRUE(rc::check("sums", [] {
+    const auto item = *rc::gen::element<std::int64_t>(1, 2, 4, 8);
+    auto bytes = *rc::gen::container<std::string>(static_cast<std::size_t>(16 * item), rc::gen::arbitrary<char>());
+    const auto first = *rc::gen::inRange<std::int64_t>(0, std::int64_t{1} << 40);
+    const auto whole = files::checksum(bytes.data(), item, 16, first);
+    const auto cut = *rc::gen::inRange<std::int64_t>(0, 17);
+    auto sum = files::checksum(bytes.data(), item, cut, first);
+    sum += files::checksum(bytes.data() + cut * item, item, 16 - cut, first + cut);
+    RC_ASSERT(sum == whole);
+    auto swapped = bytes;
+    std::swap_ranges(swapped.begin(), swapped.begin() + item, swapped.end() - item);
+    RC_ASSERT((swapped == bytes) == (files::checksum(swapped.data(), item, 16, first) == whole));
+    bytes[*rc::gen::inRange<std::size_t>(0, bytes.size())] ^= static_cast<char>(1 << *rc::gen::inRange(0, 8));
+    RC_ASSERT(files::checksum(bytes.data(), item, 16, first) != whole);
+  }));
 }
 
 TEST(G8, AFlippedBitIsAnErrorThatNamesTheTensor) {
