@@ -74,7 +74,7 @@ int run(int argc, char** argv) {
   for (const auto& path : {options.job.log, options.job.plot, options.job.trace, options.load_plot}) {
     train::check_writable("--log, --plot, --trace, --load-plot", path);
   }
-  train::check_folder("--save", options.job.save);
+  train::check_can_save("--save", options.job.save);
   const auto corpus = train::Corpus::read(options.job.data, options.job.seq);
   Outcome outcome;
   const int status =

@@ -1,8 +1,9 @@
 // The log: one JSON object a line, one line a step, written as training goes.
 #include "log.h"
 
-#include <filesystem>
 #include <nlohmann/json.hpp>
+
+#include "dtensor/checkpoint.h"
 
 namespace train {
 
@@ -11,12 +12,13 @@ void check_writable(const std::string& flag, const std::string& path) {
   throw UsageError(flag + ": cannot write " + path);
 }
 
-void check_folder(const std::string& flag, const std::string& path) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  if (path.empty() || fs::is_directory(path, error)) return;
-  fs::create_directories(fs::absolute(path).parent_path(), error);
-  if (error || fs::exists(path)) throw UsageError(flag + ": " + path + " cannot be made a folder");
+void check_can_save(const std::string& flag, const std::string& path) {
+  if (path.empty()) return;
+  try {
+    dtensor::check_can_save(path);
+  } catch (const c10::Error& error) {
+    throw UsageError(flag + ": " + error.what_without_backtrace());
+  }
 }
 
 StepLog::StepLog(const std::string& path) {

@@ -19,7 +19,7 @@ class StepLog {
 
 // Throws UsageError unless a file can be written there. Leaves an existing file as it is.
 void check_writable(const std::string& flag, const std::string& path);
-// Throws UsageError unless a folder can be made there (its parents are), or is there.
-void check_folder(const std::string& flag, const std::string& path);
+// Throws UsageError where a checkpoint could not be saved in that folder.
+void check_can_save(const std::string& flag, const std::string& path);
 
 }  // namespace train

@@ -114,7 +114,7 @@ int run(int argc, char** argv) {
   check_writable("--log", options.log);
   check_writable("--plot", options.plot);
   check_writable("--trace", options.trace);
-  check_folder("--save", options.save);
+  check_can_save("--save", options.save);
   const Corpus corpus = Corpus::read(options.data, options.seq);
   Outcome outcome;
   const int status =

@@ -15,6 +15,7 @@
 
 #include "dtensor/comm.h"
 #include "dtensor/export.h"
+#include "dtensor/grad_scaler.h"
 #include "dtensor/mesh.h"
 #include "dtensor/named_tensors.h"
 #include "dtensor/optim/optimizer.h"
@@ -51,6 +52,10 @@ DTENSOR_API void save_state(const std::string& directory, const Communicator& ra
 // or verifying leaves the targets' content undefined.
 DTENSOR_API CheckpointValues load_state(const std::string& path, const Communicator& ranks, const StateTensors& targets,
                                         const LoadOptions& options = {});
+
+// Throws where save_state would refuse the folder (it holds other files, it cannot be made), so that a program hears of
+// it before hours of work. Makes its parents. Not collective.
+DTENSOR_API void check_can_save(const std::string& directory);
 
 // A save under way: the tensors may be changed again, a thread writes copies of this rank's shards.
 class DTENSOR_API PendingSave {
@@ -103,6 +108,7 @@ class DTENSOR_API Checkpoint {
   Checkpoint& add(const std::string& name, double& value);
   Checkpoint& add(const std::string& name, bool& value);
   Checkpoint& add(const std::string& name, std::string& value);
+  Checkpoint& add(const std::string& prefix, GradScaler& scaler);  // values `prefix.scale`, `prefix.good_steps`
   // The state of the mesh's world's random numbers, as `prefix.seed` and `prefix.counter`.
   Checkpoint& add_random(const std::string& prefix, const DeviceMesh& mesh);
 

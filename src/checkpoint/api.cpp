@@ -1,7 +1,9 @@
 // The functions on lists of tensors, and saves in the background.
+#include <filesystem>
 #include <future>
 #include <utility>
 
+#include "checkpoint/file.h"
 #include "checkpoint/load.h"
 #include "checkpoint/save.h"
 
@@ -19,6 +21,15 @@ CheckpointValues load_state(const std::string& path, const Communicator& ranks, 
   files::Loader loader(path, ranks, options);
   loader.read(targets);
   return loader.values();
+}
+
+void check_can_save(const std::string& directory) {
+  namespace fs = std::filesystem;
+  const std::string folder = files::without_slash(directory);
+  files::refuse_to_lose(folder);
+  std::error_code error;
+  fs::create_directories(fs::absolute(folder).parent_path(), error);
+  TORCH_CHECK(!error, "cannot make the folder that ", folder, " is to be in: ", error.message());
 }
 
 struct PendingSave::Impl {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 namespace dtensor::files {
@@ -35,8 +36,11 @@ inline constexpr const char* kIndexFile = "model.safetensors.index.json";
 bool is_checkpoint_file(const std::string& name);  // whether a checkpoint may have a file of that name
 
 std::string without_slash(std::string directory);
-// The folder that `directory` is written as until it is complete; made empty, parents included. Refuses where
-// `directory` could not be replaced by it without losing files that are not a checkpoint's.
+// Holds the folder against another save to it from this process; an error where one is under way.
+std::shared_ptr<void> claim(const std::string& directory);
+// Throws where `directory` could not be replaced without losing files that are not a checkpoint's.
+void refuse_to_lose(const std::string& directory);
+// The folder that `directory` is written as until it is complete; made empty, parents included.
 std::string make_temporary(const std::string& directory);
 // Gives the temporary folder its name; what had the name before is removed.
 void put_in_place(const std::string& temporary, const std::string& directory, bool sync);

@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <mutex>
+#include <set>
 
 #include "checkpoint/file.h"
 
@@ -14,16 +16,6 @@ namespace dtensor::files {
 namespace {
 
 namespace fs = std::filesystem;
-
-void refuse_to_lose(const std::string& directory) {
-  if (!fs::exists(directory)) return;
-  TORCH_CHECK(fs::is_directory(directory), directory, " is there and is no folder");
-  for (const auto& entry : fs::directory_iterator(directory)) {
-    const std::string name = entry.path().filename().string();
-    TORCH_CHECK(is_checkpoint_file(name), directory, " holds '", name,
-                "', which is not part of a checkpoint and would be lost; save into another folder or move it away");
-  }
-}
 
 // rename() of two names at once, where the file system can.
 bool exchange(const std::string& a, const std::string& b) {
@@ -46,6 +38,28 @@ void sync_folder(const std::string& folder) {
 
 bool is_checkpoint_file(const std::string& name) {
   return name == kValuesFile || name == kIndexFile || (name.starts_with("model") && name.ends_with(".safetensors"));
+}
+
+void refuse_to_lose(const std::string& directory) {
+  if (!fs::exists(directory)) return;
+  TORCH_CHECK(fs::is_directory(directory), directory, " is there and is no folder");
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    const std::string name = entry.path().filename().string();
+    TORCH_CHECK(is_checkpoint_file(name), directory, " holds '", name,
+                "', which is not part of a checkpoint and would be lost; save into another folder or move it away");
+  }
+}
+
+std::shared_ptr<void> claim(const std::string& directory) {
+  static std::mutex mutex;
+  static std::set<std::string> claimed;
+  const std::string name = fs::weakly_canonical(directory).string();
+  const std::lock_guard lock(mutex);
+  TORCH_CHECK(claimed.insert(name).second, "another save to ", directory, " is under way; wait() for it first");
+  return {&claimed, [name](void*) {
+            const std::lock_guard again(mutex);
+            claimed.erase(name);
+          }};
 }
 
 std::string without_slash(std::string directory) {

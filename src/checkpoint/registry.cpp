@@ -96,6 +96,24 @@ struct ValuePart final : Part {
   Value& value;
 };
 
+struct ScalerPart final : Part {
+  ScalerPart(std::string p, GradScaler& s) : prefix(std::move(p)), scaler(s) {}
+  void save(StateTensors&, CheckpointValues& values) const override {
+    values.emplace(joined(prefix, "scale"), scaler.state().scale);
+    values.emplace(joined(prefix, "good_steps"), scaler.state().good_steps);
+  }
+  void load(Reading& reading) override {
+    reading.value<double>(joined(prefix, "scale"), [this](double scale) {
+      scaler.set_state({scale, scaler.state().good_steps});
+    });
+    reading.value<std::int64_t>(joined(prefix, "good_steps"), [this](std::int64_t steps) {
+      scaler.set_state({scaler.state().scale, steps});
+    });
+  }
+  std::string prefix;
+  GradScaler& scaler;
+};
+
 struct RandomPart final : Part {
   RandomPart(std::string p, DeviceMesh m) : prefix(std::move(p)), mesh(std::move(m)) {}
   void save(StateTensors&, CheckpointValues& values) const override {
@@ -166,6 +184,9 @@ Checkpoint& Checkpoint::add(const std::string& prefix, const StateTensors& handl
 }
 Checkpoint& Checkpoint::add(const std::string& prefix, Optimizer& optimizer) {
   return add(std::make_unique<OptimizerPart>(prefix, optimizer));
+}
+Checkpoint& Checkpoint::add(const std::string& prefix, GradScaler& scaler) {
+  return add(std::make_unique<ScalerPart>(prefix, scaler));
 }
 Checkpoint& Checkpoint::add(const std::string& name, std::int64_t& value) {
   return add(std::make_unique<ValuePart<std::int64_t>>(name, value));

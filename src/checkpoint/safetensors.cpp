@@ -135,6 +135,18 @@ Layout lay_out(std::vector<CheckpointEntry> tensors, std::int64_t max_file_bytes
 
 namespace {
 
+// Whatever a damaged file says.
+bool has_bytes(at::IntArrayRef sizes, std::int64_t item, std::int64_t bytes) {
+  std::int64_t product = item;
+  bool overflow = false, empty = false;
+  for (const std::int64_t n : sizes) {
+    if (n < 0) return false;
+    empty = empty || n == 0;
+    overflow = __builtin_mul_overflow(product, n, &product) || overflow;
+  }
+  return empty ? bytes == 0 : !overflow && product == bytes;
+}
+
 CheckpointEntry parse_entry(const std::string& name, const Json& json, std::int64_t data_begin, std::int64_t file_bytes,
                             const std::string& path) {
   CheckpointEntry e{.name = name, .file = path};
@@ -142,14 +154,13 @@ CheckpointEntry parse_entry(const std::string& name, const Json& json, std::int6
   e.sizes = json.at("shape").get<std::vector<std::int64_t>>();
   const auto begin = json.at("data_offsets").at(0).get<std::int64_t>();
   const auto end = json.at("data_offsets").at(1).get<std::int64_t>();
+  TORCH_CHECK(begin >= 0 && end >= begin, path, " is damaged: '", name, "' is from ", begin, " to ", end);
+  TORCH_CHECK(end <= file_bytes - data_begin, path, " is truncated: '", name, "' ends at byte ", end,
+              " of the data, which has ", file_bytes - data_begin);
   e.offset = data_begin + begin;
   e.bytes = end - begin;
-  const bool sizes = std::all_of(e.sizes.begin(), e.sizes.end(), [](std::int64_t n) { return n >= 0; });
-  TORCH_CHECK(sizes && begin >= 0 && end >= begin, path, " is damaged: '", name, "' has a negative size");
-  TORCH_CHECK(e.offset + e.bytes <= file_bytes, path, " is truncated: '", name, "' ends at byte ", e.offset + e.bytes,
-              " of a file of ", file_bytes);
   const auto item = e.dtype == at::ScalarType::Undefined ? 0 : static_cast<std::int64_t>(c10::elementSize(e.dtype));
-  TORCH_CHECK(item == 0 || e.bytes == numel_of(e.sizes) * item, path, " is damaged: '", name, "' of sizes ",
+  TORCH_CHECK(item == 0 || has_bytes(e.sizes, item, e.bytes), path, " is damaged: '", name, "' of sizes ",
               at::IntArrayRef(e.sizes), " and dtype ", e.dtype, " has ", e.bytes, " bytes");
   return e;
 }

@@ -51,7 +51,9 @@ Saver::Saver(std::string directory, const Communicator& ranks, const StateTensor
   together(ranks_, what_, [&] {
     directory_ = without_slash(directory);
     temporary_ = directory_ + ".saving";
-    if (ranks_.rank() == 0) make_files(make_temporary(directory_), layout_);
+    if (ranks_.rank() != 0) return;
+    claim_ = claim(directory_);
+    make_files(make_temporary(directory_), layout_);
   });
 }
 
@@ -152,11 +154,13 @@ void Saver::finish() {
     put_in_place(temporary_, directory_, options_.sync);
   });
   if (!error.empty()) drop();
+  claim_.reset();
   agree(ranks_, what_, error);
 }
 
 void Saver::drop() noexcept {
-  if (ranks_.rank() == 0) remove_folder(temporary_);
+  if (claim_) remove_folder(temporary_);
+  claim_.reset();
 }
 
 }  // namespace dtensor::files

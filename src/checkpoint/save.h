@@ -32,6 +32,7 @@ class Saver {
   void check_sums();
 
   std::string directory_, temporary_, what_;
+  std::shared_ptr<void> claim_;  // on the rank that makes the folder
   Communicator ranks_;
   CheckpointValues values_;
   SaveOptions options_;

@@ -23,6 +23,12 @@ void save_model(const std::string& folder, int ranks, double value) {
   });
 }
 
+std::uint64_t parse_length(const std::string& file) {
+  std::uint64_t length = 0;
+  std::memcpy(&length, file.data(), sizeof length);
+  return length;
+}
+
 std::vector<std::string> load_errors(const std::string& folder, int ranks = 3) {
   return errors_on(ranks, [&](const Communicator& world) {
     load_state(folder, world, model(init_device_mesh(world, at::kCPU, {ranks}), 0));
@@ -89,6 +95,37 @@ TEST(G8, ATruncatedFileIsAnError) {
   fs::remove(folder / "c/model.safetensors");
   expect_error(load_errors(folder / "c"), {"model.safetensors", "No such file"});
   expect_error(load_errors(folder / "nowhere"), {"there is no checkpoint"});
+}
+
+// Whatever a header says, it is read or refused.
+TEST(G8, DamagedHeadersAreErrorsAndNothingWorse) {
+  const Folder folder;
+  save_model(folder / "c", 2, 1);
+  std::ifstream in(folder / "c/model.safetensors", std::ios::binary);
+  const std::string good((std::istreambuf_iterator<char>(in)), {});
+  const auto header = static_cast<std::size_t>(parse_length(good)) + 8;
+  EXPECT_TRUE(rc::check("no crash", [&] {
+    std::string bad = good;
+    for (auto n = *rc::gen::inRange(1, 4); n > 0; --n) {
+      const auto at = *rc::gen::inRange<std::size_t>(0, header);
+      bad[at] = *rc::gen::oneOf(rc::gen::arbitrary<char>(), rc::gen::element('0', '9', '-', ',', ']'));
+    }
+    std::ofstream(folder / "bad.safetensors", std::ios::binary) << bad;
+    const auto errors = load_errors(folder / "bad.safetensors", 1);
+    RC_CLASSIFY(!errors[0].empty(), "refused");
+  }));
+}
+
+// Sizes whose product is the right number of bytes only modulo 2^64.
+TEST(G8, SizesThatOverflowAreAnError) {
+  const Folder folder;
+  const std::string header = R"({"w":{"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0]}} )";
+  const std::uint64_t length = header.size();
+  std::ofstream out(folder / "any.safetensors", std::ios::binary);
+  out.write(reinterpret_cast<const char*>(&length), 8);
+  out << header;
+  out.close();
+  EXPECT_THROW(read_checkpoint_index(folder / "any.safetensors"), c10::Error);
 }
 
 TEST(G8, AllThatDoesNotFitIsOneErrorWithNearMisses) {
@@ -163,6 +200,9 @@ TEST(G9, AFolderThatCannotBeWrittenIsAnErrorOnEveryRank) {
   fs::create_directories(folder / "notes");
   std::ofstream(folder / "notes/todo.txt") << "keep me";
   expect_error(save("notes"), {"todo.txt", "would be lost"});
+  for (const char* name : {"notes", "file", "file/c"}) EXPECT_THROW(check_can_save(folder / name), c10::Error) << name;
+  check_can_save(folder / "new/parents/c");
+  EXPECT_FALSE(fs::exists(folder / "new/parents/c"));
   EXPECT_TRUE(fs::exists(folder / "notes/todo.txt"));
   expect_error(errors_on(2, [](const Communicator& world) { save_state("", world, {}, {}, kQuick); }),
                {"needs the name of a folder"});
@@ -186,6 +226,14 @@ TEST(G10, WhatTheFormatCannotHoldIsRefused) {
     refused("", at::zeros({2}));
     refused("__metadata__", at::zeros({2}));
     refused("\xff\xfe", at::zeros({2}));  // no UTF-8
+    for (const auto dtype : {at::ScalarType::UInt16, at::ScalarType::UInt32, at::ScalarType::UInt64,
+                             at::ScalarType::Float8_e4m3fn, at::ScalarType::Float8_e5m2}) {  // but these it can
+      Draw draw(3);
+      const at::Tensor bits = any_bits(draw, {5}, dtype), back = at::empty({5}, dtype);
+      save_state(folder / "c", world, {{"x", bits}}, {}, kQuick);
+      load_state(folder / "c", world, {{"x", back}});
+      EXPECT_EQ(bits_of(back), bits_of(bits)) << dtype;
+    }
     const at::Tensor conj = at::view_as_complex(at::randn({3, 2})).conj();
     save_state(folder / "c", world, {{"conj", conj}}, {}, kQuick);
     EXPECT_EQ(parse_safetensors(folder / "c/model.safetensors").at("conj").bytes, bits_of(conj.resolve_conj()));

@@ -115,6 +115,25 @@ TEST(G8, LargeTensorsAreDividedAmongReplicas) {
   }
 }
 
+// 3 tensors of 8 MiB: beside them a buffer, where memory is not row-major, and next to nothing where it is.
+TEST(G8, SavingAndLoadingHoldNoMoreThanABuffer) {
+  const Folder folder;
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    for (const bool permuted : {false, true}) {
+      StateTensors tensors;
+      for (const Placement& p : {Shard(0), Shard(1), Replicate()}) {
+        const at::Tensor whole = at::ones({2048, 1024});
+        tensors.emplace_back(p.str(), distribute_tensor(permuted ? whole.t() : whole, mesh, {p}));
+      }
+      const MemoryTimeline memory;
+      save_state(folder / "c", mesh.world(), tensors, {}, kQuick);
+      load_state(folder / "c", mesh.world(), tensors);
+      EXPECT_LE(memory.peak().bytes, (permuted ? 4 << 20 : 0) + (64 << 10)) << permuted;
+      EXPECT_EQ(memory.live(), 0);
+    }
+  });
+}
+
 TEST(G8, PartialTensorsAreReducedAndRefusedAsTargets) {
   const Folder folder;
   on_mesh({2, 2}, [&](const DeviceMesh& mesh) {

@@ -128,14 +128,19 @@ TEST(Registry, ValuesKeepTypeAndBits) {
       std::int64_t i = std::numeric_limits<std::int64_t>::min();
       bool flag = true;
       std::string text = "two\nlines \"quoted\"";
+      GradScaler scaler;
+      scaler.set_state({8, 3});
       Checkpoint state;
-      state.add("d", d).add("i", i).add("flag", flag).add("text", text);
+      state.add("d", d).add("i", i).add("flag", flag).add("text", text).add("scaler", scaler);
       state.save(folder / "c", world, kQuick);
+      scaler.set_state({1, 0});
       d = 0, i = 0, flag = false, text = "";
       state.load(folder / "c", world);
       EXPECT_EQ(std::memcmp(&d, &number, sizeof d), 0) << number;
       EXPECT_EQ(i, std::numeric_limits<std::int64_t>::min());
       EXPECT_TRUE(flag);
+      EXPECT_EQ(scaler.get_scale(), 8);
+      EXPECT_EQ(scaler.state().good_steps, 3);
       EXPECT_EQ(text, "two\nlines \"quoted\"");
     }
   });
@@ -181,7 +186,10 @@ TEST(Async, WhatChangesAfterwardsIsNotSaved) {
     EXPECT_TRUE(at::equal(DTensor(back).full_tensor(), whole));
     EXPECT_TRUE(at::equal(plain, whole));
     EXPECT_TRUE(at::equal(two, at::full({2}, 2.0)));
-    { const PendingSave dropped = save_state_async(folder / "c", mesh.world(), {{"x", x}}, {}, kQuick); }
+    {
+      const PendingSave dropped = save_state_async(folder / "c", mesh.world(), {{"x", x}}, {}, kQuick);
+      EXPECT_THROW(save_state(folder / "c/", mesh.world(), {{"x", x}}, {}, kQuick), c10::Error);  // one at a time
+    }
     mesh.world().barrier();
     EXPECT_EQ(read_checkpoint_index(folder / "c").entries.size(), 3u);  // the one before
     EXPECT_FALSE(std::filesystem::exists(folder / "c.saving"));
