@@ -17,6 +17,7 @@ void register_random_kernels();
 void register_reduction_kernels();
 void register_scan_kernels();
 void register_softmax_kernels();
+void register_sort_kernels();
 void register_squeeze_kernels();
 void register_topk_kernels();
 void register_variance_kernels();
@@ -36,6 +37,7 @@ void register_all_local_kernels() {
     register_reduction_kernels();
     register_scan_kernels();
     register_softmax_kernels();
+    register_sort_kernels();
     register_squeeze_kernels();
     register_topk_kernels();
     register_variance_kernels();

@@ -109,6 +109,16 @@ Rule along(const OpArgs& op) {
   return op.sizes(0).empty() ? rule : rule.whole(op.dim("dim"));
 }
 
+// Another dimension is split instead, where there is one: an all-to-all costs less than a gather.
+Rule sort(const OpArgs& op) {
+  if (op.sizes(0).empty()) return same(op);
+  const auto dim = op.dim("dim");
+  for (std::int64_t d = 0; d < std::ssize(op.sizes(0)); ++d) {
+    if (d != dim && op.sizes(0)[static_cast<std::size_t>(d)] > 1) return along(op);
+  }
+  return same(op).handled_dims({dim}, "sort_sharded");
+}
+
 // The best of each part are gathered: results are whole along the dimension.
 Rule topk(const OpArgs& op) {
   if (op.sizes(0).empty()) return same(op);
@@ -122,10 +132,10 @@ Rule scan(const OpArgs& op, const char* kernel) {
 }
 
 void add_along(RuleBook& book) {
-  for (const char* op : {"aten::sort", "aten::sort.stable", "aten::_cummax_helper", "aten::_cummin_helper",
-                         "aten::cummax", "aten::cummin"}) {
+  for (const char* op : {"aten::_cummax_helper", "aten::_cummin_helper", "aten::cummax", "aten::cummin"}) {
     book.rule(op, along);
   }
+  for (const char* op : {"aten::sort", "aten::sort.stable"}) book.rule(op, sort);
   book.rule("aten::topk", topk);
   book.rule("aten::cumsum", [](const OpArgs& op) { return scan(op, "cumsum_sharded").linear({0}); });
   book.rule("aten::cumprod", [](const OpArgs& op) { return scan(op, "cumprod_sharded"); });
