@@ -183,7 +183,7 @@ void list_misses(const Report& report, const DeviceMesh& mesh) {
     std::vector<std::vector<at::Tensor>> lists(kLists);
     for (int i = 0; i < kLists; ++i) {
       for (int k = 0; k < kTensors; ++k) {
-        lists[i].push_back(distribute_tensor(at::ones({kinds * 1000 + i * kTensors + k % kinds, 2}), mesh, {Shard(0)}));
+        lists[i].push_back(distribute_tensor(at::ones({i * kTensors + k % kinds + kinds, 2}), mesh, {Shard(0)}));
       }
     }
     const auto pass = [&] {
