@@ -5,6 +5,7 @@
 #include "aten_cases/case_file.h"
 #include "ops/op_entry.h"
 #include "verify_rules/search.h"
+#include "verify_rules/traffic.h"
 
 namespace dtensor::verify {
 namespace {
@@ -31,6 +32,14 @@ TEST(VerifyRules, FindsWhatIsMissing) {
   const auto missing = verify_sample(sample, 2, true).missing;
   RuleBook::get().rule("aten::mm", "mk, kn -> mn").linear({0}, {1});
   EXPECT_EQ(missing, (std::vector<std::string>{"[S(0)], [R]"}));
+}
+
+// Two all_reduces of a number for each of 16 rows, of which a rank receives 2 (n - 1) / n; none where rows are split.
+TEST(VerifyRules, CountsWhatKernelsSend) {
+  const auto softmax = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_softmax", "");
+  const Sample sample{softmax, {at::randn({16, 8}), 1, false}};
+  EXPECT_EQ(kernel_traffic(sample, 4, {{Shard(1)}}), 2 * 16 * 4 * 2 * 3 / 4);
+  EXPECT_EQ(kernel_traffic(sample, 4, {{Shard(0)}}), 0);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "redistribute/plan.h"
 #include "sharding_prop/decide.h"
 #include "sharding_prop/propagate.h"
+#include "verify_rules/traffic.h"
 
 namespace dtensor::verify {
 namespace {
@@ -130,18 +131,23 @@ double bytes_between(const MeshCall& mc, const Inputs& to) {
   return bytes;
 }
 
-// What each offered strategy asks for, whatever it costs.
-std::vector<Inputs> offers(const Sample& sample, std::int64_t ranks, const Inputs& start) {
-  std::vector<Inputs> list;
+// Bytes of the operands' redistributions and of the local kernel's own collectives.
+double bytes_of(const Sample& sample, std::int64_t ranks, const MeshCall& mc, const Decision& decision) {
+  const double moved = bytes_between(mc, decision.inputs);
+  return decision.handler.empty() ? moved : moved + kernel_traffic(sample, ranks, decision.inputs);
+}
+
+// The offered strategies, whatever they cost.
+std::vector<Decision> offers(const Sample& sample, std::int64_t ranks, const Inputs& start) {
+  std::vector<Decision> list;
   for (std::size_t k = 0, count = 1; k < count; ++k) {
     MeshCall mc = mesh_call(sample, {ranks}, 0, start);
     infer_outputs(sample.op, mc.call);
-    const Decision decision = decide(sample.op, mc.call, [&](const Problem& p) {
+    list.push_back(decide(sample.op, mc.call, [&](const Problem& p) {
       const auto candidates_now = candidates(p, {});
       count = std::max(count, candidates_now.size());
       return Assignment{candidates_now[std::min(k, candidates_now.size() - 1)].choice};
-    });
-    list.push_back(decision.inputs);
+    }));
   }
   return list;
 }
@@ -155,10 +161,12 @@ void compare_bytes(const Sample& sample, std::int64_t ranks, const std::vector<I
     const Inputs start = start_of(operands, choose);
     MeshCall mc = mesh_call(sample, {ranks}, 0, start);
     infer_outputs(sample.op, mc.call);
-    const double moved = bytes_between(mc, propagate(sample.op, mc.call).inputs);
+    const double moved = bytes_of(sample, ranks, mc, propagate(sample.op, mc.call));
     double least = moved;
     for (const Inputs& other : truths) least = std::min(least, bytes_between(mc, other));
-    for (const Inputs& other : offers(sample, ranks, start)) least = std::min(least, bytes_between(mc, other));
+    for (const Decision& other : offers(sample, ranks, start)) {
+      if (bytes_between(mc, other.inputs) < least) least = std::min(least, bytes_of(sample, ranks, mc, other));
+    }
     report.bytes.push_back(moved == 0 ? 1 : moved / std::max(least, 1.0));
   }
 }
@@ -186,7 +194,8 @@ Report verify_sample(const Sample& sample, std::int64_t ranks, bool search) {
   }
   const auto offered = offers(sample, ranks, start_of(operands, first_dim));
   for (const Inputs& inputs : truths) {
-    if (std::find(offered.begin(), offered.end(), inputs) == offered.end()) report.missing.push_back(text_of(inputs));
+    const auto is_it = [&](const Decision& decision) { return decision.inputs == inputs; };
+    if (std::none_of(offered.begin(), offered.end(), is_it)) report.missing.push_back(text_of(inputs));
   }
   compare_bytes(sample, ranks, truths, report);
   return report;

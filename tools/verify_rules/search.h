@@ -14,7 +14,7 @@ struct Report {
   int by_kernel = 0;                 // offered with a local kernel, which only ranks can run
   std::vector<std::string> unsound;  // offered and wrong
   std::vector<std::string> missing;  // true and not offered
-  std::vector<double> bytes;         // per placement of the operands: moved over the least that is possible
+  std::vector<double> bytes;         // per placement of the operands: moved, also inside kernels, over the least
 };
 
 // `search`: look for what is not offered. That runs the operator on parts which do not belong together, and some
