@@ -76,7 +76,8 @@ InputAction make_input(const OpEntry& entry, const Operand& operand, const Place
   action.mutated = mutated;
   action.out = arg.out;
   if (!operand.spec) return action;
-  action.to = needed.empty() ? operand.spec : with_placements(*operand.spec, needed);
+  const bool stays = needed.empty() || needed == operand.spec->placements;
+  action.to = stays ? operand.spec : with_placements(*operand.spec, needed);
   if (action.to != action.from) action.plan = plan_redistribute(*action.from, action.to->placements);
   action.result = action.to;
   action.reduces = entry.reads_only && !mutated && only_reduces(action.from->placements, action.to->placements);
@@ -92,6 +93,15 @@ bool is_cast(const OpEntry& entry, const CachedCall& call) {
          to->strides == from->strides;
 }
 
+// A list may write thousands of operands: their specs are known.
+SpecPtr spec_of_result(const OutputDecision& decision, const CachedCall& call) {
+  const auto& meta = decision.meta;
+  const auto& own = decision.alias < 0 ? SpecPtr() : call.inputs[static_cast<std::size_t>(decision.alias)].from;
+  const bool known = own && own->mesh == decision.mesh && own->dtype == meta.dtype && own->sizes == meta.sizes &&
+                     own->strides == meta.strides && own->placements == decision.placements;
+  return known ? own : intern_spec(decision.mesh, decision.placements, meta.sizes, meta.strides, meta.dtype);
+}
+
 OutputAction make_output(const OutputDecision& decision, const CachedCall& call) {
   OutputAction action;
   action.alias = decision.alias;
@@ -102,7 +112,7 @@ OutputAction make_output(const OutputDecision& decision, const CachedCall& call)
     action.spec = intern_spec(decision.mesh, Placements(decision.placements.size()), {0}, {1}, meta.dtype);
     return action;
   }
-  action.spec = intern_spec(decision.mesh, decision.placements, meta.sizes, meta.strides, meta.dtype);
+  action.spec = spec_of_result(decision, call);
   if (action.alias >= 0 && !decision.is_view) return action;
   action.prototype = c10::make_intrusive<DTensorImpl>(action.spec, at::Tensor());
   action.contiguous = !decision.is_view && action.prototype->is_contiguous();

@@ -1,6 +1,8 @@
 // Pieces of a call and their problems.
 #include "sharding_prop/build.h"
 
+#include <map>
+
 namespace dtensor {
 namespace {
 
@@ -177,6 +179,32 @@ void share_out_results(const OpInfo& info, const OpCall& call, std::deque<Piece>
   }
 }
 
+// What a position of a list is decided by. Layers repeat, so most positions of a long list are like an earlier one.
+using Signature = std::vector<std::uint64_t>;
+
+void add_sizes(at::IntArrayRef sizes, at::IntArrayRef strides, c10::ScalarType dtype, Signature& signature) {
+  signature.push_back(sizes.size() << 8 | static_cast<std::uint64_t>(dtype));
+  for (const auto size : sizes) signature.push_back(static_cast<std::uint64_t>(size));
+  for (const auto stride : strides) signature.push_back(static_cast<std::uint64_t>(stride));
+}
+
+Signature signature_of(const OpCall& call, const Piece& piece) {
+  Signature signature;
+  for (const int i : piece.operands) {
+    const Operand& operand = call.operands[static_cast<std::size_t>(i)];
+    signature.push_back(static_cast<std::uint64_t>(operand.arg) << 2 | (operand.defined ? 1 : 0) |
+                        (operand.wrapped_number ? 2 : 0));
+    signature.push_back(reinterpret_cast<std::uint64_t>(operand.spec.get()));
+    if (!operand.spec) add_sizes(operand.sizes, operand.strides, operand.dtype, signature);
+  }
+  for (const int r : piece.results) {
+    const OutputMeta& meta = call.outputs[static_cast<std::size_t>(r)];
+    signature.push_back((meta.defined ? 1 : 0) | (meta.from_local ? 2 : 0));
+    add_sizes(meta.sizes, meta.strides, meta.dtype, signature);
+  }
+  return signature;
+}
+
 }  // namespace
 
 std::vector<ResultAlias> result_aliases(const OpInfo& info, const OpCall& call) {
@@ -198,8 +226,14 @@ std::deque<Piece> make_pieces(const OpInfo& info, const OpCall& call) {
   pieces.resize(static_cast<std::size_t>(count));
   share_out_operands(call, pieces);
   share_out_results(info, call, pieces);
+  std::map<Signature, int> seen;
   for (int k = 0; k < count; ++k) {
-    fill_piece(info, call, info.is_list ? k : -1, aliases, pieces[static_cast<std::size_t>(k)]);
+    Piece& piece = pieces[static_cast<std::size_t>(k)];
+    if (count > 1) {
+      const auto [first, fresh] = seen.emplace(signature_of(call, piece), k);
+      piece.like = fresh ? -1 : first->second;
+    }
+    if (piece.like < 0) fill_piece(info, call, info.is_list ? k : -1, aliases, piece);
   }
   return pieces;
 }

@@ -14,6 +14,7 @@ struct Piece {
   OpCall call;
   std::vector<int> operands;  // indices into the whole call's operands
   std::vector<int> results;   // indices into its outputs; -1: a mutated operand of an operator that returns nothing
+  int like = -1;  // an earlier piece whose operands and results are equal: this one has no problem of its own
   Problem problem;
 };
 

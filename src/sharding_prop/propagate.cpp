@@ -129,6 +129,20 @@ void decide_piece(const Piece& piece, const Chooser& chooser, Decision& decision
   add_patches(p, decision);
 }
 
+// As the equal piece was decided.
+void decide_like(const Piece& first, const Piece& piece, Decision& decision) {
+  for (std::size_t i = 0; i < piece.operands.size(); ++i) {
+    decision.inputs[static_cast<std::size_t>(piece.operands[i])] =
+        decision.inputs[static_cast<std::size_t>(first.operands[i])];
+  }
+  for (std::size_t r = 0; r < piece.results.size(); ++r) {
+    OutputDecision& output = decision.outputs[static_cast<std::size_t>(piece.results[r])];
+    const OutputDecision& known = decision.outputs[static_cast<std::size_t>(first.results[r])];
+    output.mesh = known.mesh;
+    output.placements = known.placements;
+  }
+}
+
 Decision empty_decision(const OpInfo& info, const OpCall& call) {
   Decision decision;
   decision.inputs.resize(call.operands.size());
@@ -172,7 +186,11 @@ Decision decide(const c10::OperatorHandle& op, const OpCall& call, const Chooser
   Decision decision = empty_decision(*info, call);
   const std::deque<Piece> pieces = make_pieces(*info, call);
   for (const Piece& piece : pieces) {
-    if (piece.call.mesh) decide_piece(piece, chooser, decision);
+    if (piece.like >= 0) {
+      decide_like(pieces[static_cast<std::size_t>(piece.like)], piece, decision);
+    } else if (piece.call.mesh) {
+      decide_piece(piece, chooser, decision);
+    }
   }
   decision.why = why_text(*info, pieces.empty() ? nullptr : &pieces.front());
   decision.warn_replicated = info->entry->source == RuleSource::none;
@@ -190,6 +208,7 @@ std::string explain_decision(const c10::OperatorHandle& op, const OpCall& call) 
   const OpInfoPtr info = resolve(op);
   std::string text = fmt::format("{}({})\n", c10::str(op.operator_name()), inputs_text(call));
   for (const Piece& piece : make_pieces(*info, call)) {
+    if (piece.like >= 0) continue;
     text += fmt::format("  rule {}{}\n", why_text(*info, &piece),
                         info->derived_from.empty() ? "" : " (of " + info->derived_from + ")");
     if (piece.call.mesh) choose(piece.problem, &text);
