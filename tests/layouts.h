@@ -3,6 +3,8 @@
 
 #include <ATen/core/DimVector.h>
 
+#include <algorithm>
+#include <set>
 #include <vector>
 
 #include "dtensor/placement.h"
@@ -50,6 +52,30 @@ inline std::vector<Placements> all_lists(const std::vector<Placement>& choices, 
     lists = std::move(longer);
   }
   return lists;
+}
+
+// Sizes of `parts` parts, some of them empty, that add up to n.
+template <class Random>
+std::vector<std::int64_t> random_cut(std::int64_t n, std::int64_t parts, Random& random) {
+  std::vector<std::int64_t> cuts{0, n}, sizes;
+  for (std::int64_t i = 1; i < parts; ++i) {
+    cuts.push_back(static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n + 1)));
+  }
+  std::sort(cuts.begin(), cuts.end());
+  for (std::size_t i = 1; i < cuts.size(); ++i) sizes.push_back(cuts[i] - cuts[i - 1]);
+  return sizes;
+}
+
+// Half of the plain shards become ragged ones, at most one of each dimension.
+template <class Sizes, class Random>
+Placements with_ragged(Placements placements, const Sizes& sizes, at::IntArrayRef mesh, Random& random) {
+  std::set<std::int64_t> ragged;
+  for (std::size_t axis = 0; axis < placements.size(); ++axis) {
+    const Placement p = placements[axis];
+    if (!p.is_shard() || p.is_strided() || random() % 2 == 0 || !ragged.insert(p.dim()).second) continue;
+    placements[axis] = RaggedShard(p.dim(), random_cut(sizes[static_cast<std::size_t>(p.dim())], mesh[axis], random));
+  }
+  return placements;
 }
 
 }  // namespace dtensor::test

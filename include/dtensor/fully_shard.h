@@ -45,6 +45,9 @@ struct FsdpOptions {
   std::string shard_axis = "shard", replicate_axis = "replicate";
   // The dimension that a parameter is split along; default 0. Tensors of no dimensions are whole on every rank.
   std::function<std::int64_t(const std::string& name, const at::Tensor& parameter)> shard_dim = {};
+  // Consecutive elements along that dimension that no rank's part may divide: rows of a quantisation or preconditioner
+  // block; default 1. The parameter is then a RaggedShard.
+  std::function<std::int64_t(const std::string& name, const at::Tensor& parameter)> shard_block = {};
   // Where the mesh is of CPUs, shards are in host memory already; for others not built: an error.
   bool cpu_offload = false;
 };

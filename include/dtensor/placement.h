@@ -1,6 +1,9 @@
-// How one mesh dimension holds a tensor: whole (Replicate), split along a tensor dimension (Shard, StridedShard) or as
-// unreduced contributions (Partial). Placements are regular values: comparable, hashable, printable and parsed back.
+// How one mesh dimension holds a tensor: whole (Replicate), split along a tensor dimension (Shard, StridedShard,
+// RaggedShard) or as unreduced contributions (Partial). Placements are regular values: comparable, hashable, printable
+// and parsed back.
 #pragma once
+
+#include <c10/util/ArrayRef.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -19,13 +22,14 @@ DTENSOR_API const char* to_string(ReduceOp op);
 
 class DTENSOR_API Placement {
  public:
-  enum class Kind : std::uint8_t { replicate, shard, strided_shard, partial };
+  enum class Kind : std::uint8_t { replicate, shard, strided_shard, ragged_shard, partial };
 
   constexpr Placement() = default;
 
   static constexpr Placement replicate() { return {}; }
   static Placement shard(std::int64_t dim);
   static Placement strided_shard(std::int64_t dim, std::int64_t split_factor);
+  static Placement ragged_shard(std::int64_t dim, c10::IntArrayRef sizes);
   static constexpr Placement partial(ReduceOp op) {
     Placement p;
     p.kind_ = Kind::partial;
@@ -35,10 +39,11 @@ class DTENSOR_API Placement {
 
   constexpr Kind kind() const { return kind_; }
   constexpr bool is_replicate() const { return kind_ == Kind::replicate; }
-  // Shard and StridedShard alike.
-  constexpr bool is_shard() const { return kind_ == Kind::shard || kind_ == Kind::strided_shard; }
+  // Shard, StridedShard and RaggedShard alike.
+  constexpr bool is_shard() const { return kind_ >= Kind::shard && kind_ <= Kind::ragged_shard; }
   constexpr bool is_shard(std::int64_t dim) const { return is_shard() && dim_ == dim; }
   constexpr bool is_strided() const { return kind_ == Kind::strided_shard; }
+  constexpr bool is_ragged() const { return kind_ == Kind::ragged_shard; }
   constexpr bool is_partial() const { return kind_ == Kind::partial; }
   constexpr bool is_partial(ReduceOp op) const { return is_partial() && op_ == op; }
 
@@ -47,6 +52,8 @@ class DTENSOR_API Placement {
   constexpr std::int64_t dim() const { return dim_; }
   // StridedShard only: into how many pieces the mesh axes to the right split the dimension first; else 1.
   constexpr std::int64_t split_factor() const { return split_factor_; }
+  // RaggedShard only: how many elements of the dimension each rank of the axis holds; else empty. Valid for ever.
+  c10::IntArrayRef ragged_sizes() const;
   // Partial only; sum otherwise.
   constexpr ReduceOp reduce_op() const { return op_; }
 
@@ -68,6 +75,7 @@ class DTENSOR_API Placement {
   bool storage_ = false;
   std::int32_t dim_ = -1;
   std::int32_t split_factor_ = 1;
+  std::int32_t ragged_ = 0;  // number of the list of sizes; equal lists have one number
 };
 
 // One placement per mesh dimension, in the order of the mesh's dimensions.
@@ -80,9 +88,17 @@ inline Placement Shard(std::int64_t dim) { return Placement::shard(dim); }
 inline Placement StridedShard(std::int64_t dim, std::int64_t split_factor) {
   return Placement::strided_shard(dim, split_factor);
 }
+// Rank r of the axis holds sizes[r] elements of the dimension, none is fine; they add up to its size. It is the
+// outermost split of the dimension, whatever its axis: other axes cut what it leaves to each rank. For storage whose
+// boundaries mean something (quantisation blocks, rows of unequal work), made once: a process keeps every list that it
+// ever saw.
+inline Placement RaggedShard(std::int64_t dim, c10::IntArrayRef sizes) { return Placement::ragged_shard(dim, sizes); }
+// Chunks of whole blocks: a dimension of `size` elements over `ranks` ranks, no boundary within `block` consecutive
+// ones.
+DTENSOR_API Placement BlockShard(std::int64_t dim, std::int64_t size, std::int64_t block, std::int64_t ranks);
 inline Placement Partial(ReduceOp op = ReduceOp::sum) { return Placement::partial(op); }
 
-// `R`, `S(0)`, `SS(0, 2)`, `P(sum)`, with a trailing `*` for storage; a sequence prints as `[R, S(0)]`.
+// `R`, `S(0)`, `SS(0, 2)`, `RS(0, 3 0 5)`, `P(sum)`, with a trailing `*` for storage; a sequence prints as `[R, S(0)]`.
 DTENSOR_API std::ostream& operator<<(std::ostream& out, const Placement& placement);
 DTENSOR_API std::string to_string(const Placements& placements);
 // Inverse of str() and to_string(); throws c10::Error with the offending text.

@@ -11,7 +11,8 @@ namespace dtensor {
 namespace {
 
 constexpr const char* kGrammar =
-    "expected R, S(dim), SS(dim, split factor) or P(sum|avg|max|min|product), shards with an "
+    "expected R, S(dim), SS(dim, split factor), RS(dim, size of each rank's part) or P(sum|avg|max|min|product), "
+    "shards with an "
     "optional *; a list as [R, S(0)]";
 
 class Reader {
@@ -39,7 +40,7 @@ class Reader {
   }
   std::int64_t number() {
     skip_blanks();
-    std::int32_t value = 0;
+    std::int64_t value = 0;
     const char* end = text_.data() + text_.size();
     const auto [rest, error] = std::from_chars(text_.data() + at_, end, value);
     if (error != std::errc()) fail("a number");
@@ -75,25 +76,43 @@ Placement read_partial(Reader& in) {
   return Placement::partial(*op);
 }
 
-Placement read_shard(Reader& in, bool strided) {
+Placement read_strided(Reader& in, std::int64_t dim) {
+  in.expect(',');
+  const std::int64_t split_factor = in.number();
+  if (split_factor < 1) in.fail("a split factor of at least 1");
+  in.expect(')');
+  return Placement::strided_shard(dim, split_factor);
+}
+
+Placement read_ragged(Reader& in, std::int64_t dim) {
+  in.expect(',');
+  std::vector<std::int64_t> sizes;
+  do {
+    sizes.push_back(in.number());
+    if (sizes.back() < 0) in.fail("a size that is not negative");
+  } while (!in.accept(')'));
+  return Placement::ragged_shard(dim, sizes);
+}
+
+Placement read_plain(Reader& in, std::int64_t dim) {
+  in.expect(')');
+  return Placement::shard(dim);
+}
+
+Placement read_shard(Reader& in, std::string_view name) {
   in.expect('(');
   const std::int64_t dim = in.number();
-  std::int64_t split_factor = 1;
-  if (strided) {
-    in.expect(',');
-    split_factor = in.number();
-    if (split_factor < 1) in.fail("a split factor of at least 1");
-  }
-  in.expect(')');
-  const bool storage = in.accept('*');
-  return (strided ? Placement::strided_shard(dim, split_factor) : Placement::shard(dim)).as_storage(storage);
+  const Placement shard = name == "S"    ? read_plain(in, dim)
+                          : name == "SS" ? read_strided(in, dim)
+                                         : read_ragged(in, dim);
+  return shard.as_storage(in.accept('*'));
 }
 
 Placement read_placement(Reader& in) {
   const std::string_view name = in.word();
   if (name == "R") return Placement::replicate();
   if (name == "P") return read_partial(in);
-  if (name == "S" || name == "SS") return read_shard(in, name == "SS");
+  if (name == "S" || name == "SS" || name == "RS") return read_shard(in, name);
   in.fail("a placement");
 }
 

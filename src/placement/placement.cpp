@@ -4,8 +4,11 @@
 #include <c10/util/Exception.h>
 #include <c10/util/hash.h>
 
+#include <algorithm>
 #include <limits>
 #include <ostream>
+
+#include "placement/ragged.h"
 
 namespace dtensor {
 namespace {
@@ -50,6 +53,15 @@ Placement Placement::strided_shard(std::int64_t dim, std::int64_t split_factor) 
   return p;
 }
 
+Placement Placement::ragged_shard(std::int64_t dim, c10::IntArrayRef sizes) {
+  Placement p = shard(dim);
+  p.kind_ = Kind::ragged_shard;
+  p.ragged_ = number_of_sizes(sizes);
+  return p;
+}
+
+c10::IntArrayRef Placement::ragged_sizes() const { return is_ragged() ? sizes_of_number(ragged_) : c10::IntArrayRef(); }
+
 // Only shards are stored apart from how they are computed with, so the flag stays off elsewhere and equality is simple.
 Placement Placement::as_storage(bool storage) const {
   Placement p = *this;
@@ -67,7 +79,7 @@ Placement Placement::with_dim(std::int64_t dim) const {
 std::size_t Placement::hash() const {
   const auto small = static_cast<std::size_t>(kind_) | static_cast<std::size_t>(op_) << 4 |
                      static_cast<std::size_t>(storage_) << 8 | static_cast<std::size_t>(split_factor_) << 16;
-  return c10::hash_combine(small, static_cast<std::size_t>(dim_));
+  return c10::hash_combine(c10::hash_combine(small, static_cast<std::size_t>(dim_)), static_cast<std::size_t>(ragged_));
 }
 
 std::string Placement::str() const {
@@ -79,10 +91,21 @@ std::string Placement::str() const {
       return "S(" + std::to_string(dim_) + ")" + star;
     case Kind::strided_shard:
       return "SS(" + std::to_string(dim_) + ", " + std::to_string(split_factor_) + ")" + star;
+    case Kind::ragged_shard:
+      return "RS(" + std::to_string(dim_) + ", " + c10::str(c10::Join(" ", ragged_sizes())) + ")" + star;
     case Kind::partial:
       return std::string("P(") + to_string(op_) + ")";
   }
   return "?";
+}
+
+Placement BlockShard(std::int64_t dim, std::int64_t size, std::int64_t block, std::int64_t ranks) {
+  TORCH_CHECK(size >= 0 && block >= 1 && ranks >= 1, "BlockShard(dim ", dim, ", size ", size, ", block ", block,
+              ", ranks ", ranks, "): the size must not be negative, block and ranks at least 1");
+  const std::int64_t blocks = (size + block - 1) / block, most = (blocks + ranks - 1) / ranks * block;
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t r = 0; r < ranks; ++r) sizes.push_back(std::min(size, most * (r + 1)) - std::min(size, most * r));
+  return RaggedShard(dim, sizes);
 }
 
 std::ostream& operator<<(std::ostream& out, const Placement& placement) { return out << placement.str(); }

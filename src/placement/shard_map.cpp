@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <numeric>
 
 namespace dtensor {
 namespace {
@@ -42,6 +43,19 @@ std::int64_t offset_at(const Segments& segments, std::int64_t position) {
   return segments.back().offset + segments.back().length;
 }
 
+// Ragged parts come first, so they always cut a whole dimension.
+Segment ragged_part(std::int64_t n, at::IntArrayRef lengths, std::int64_t index) {
+  const std::int64_t total = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+  TORCH_CHECK(total == n, "a RaggedShard of parts ", lengths, " splits ", total, " elements, but the dimension has ",
+              n);
+  const auto* mine = lengths.begin() + index;
+  return {std::accumulate(lengths.begin(), mine, std::int64_t{0}), *mine};
+}
+
+Segment part_of(std::int64_t n, const SplitStep& step, std::int64_t parts, std::int64_t index) {
+  return step.ragged.empty() ? chunk(n, parts, index) : ragged_part(n, step.ragged, index);
+}
+
 Segments split(const Segments& held, const SplitStep& step, std::int64_t parts, std::int64_t index) {
   const std::int64_t n = total_length(held);
   Segments out;
@@ -54,11 +68,15 @@ Segments split(const Segments& held, const SplitStep& step, std::int64_t parts, 
   return out;
 }
 
-// Where in `order` the steps before it split into exactly `factor` parts; -1 if nowhere. What a step in pieces leaves
-// are no parts of the dimension, so nothing nests in them by its factor.
-std::int64_t position_after(const SplitOrder& order, std::int64_t factor, at::IntArrayRef mesh_shape) {
-  std::int64_t product = 1;
-  for (std::size_t i = 0; product <= factor; ++i) {
+bool starts_ragged(const SplitOrder& order) { return !order.empty() && !order[0].ragged.empty(); }
+
+// Where in `order` the steps before it, of axes to the right of `axis`, split into exactly `factor` parts; -1 if
+// nowhere. What a step in pieces leaves are no parts of the dimension, so nothing nests in them by its factor.
+std::int64_t position_after(const SplitOrder& order, std::int64_t factor, std::int64_t axis,
+                            at::IntArrayRef mesh_shape) {
+  const bool ragged = starts_ragged(order);
+  std::int64_t product = ragged && order[0].axis > axis ? mesh_shape[order[0].axis] : 1;
+  for (std::size_t i = ragged ? 1 : 0; product <= factor; ++i) {
     if (product == factor) return static_cast<std::int64_t>(i);
     if (i == order.size() || order[i].pieces != 1) return -1;
     product *= mesh_shape[order[i].axis];
@@ -66,8 +84,9 @@ std::int64_t position_after(const SplitOrder& order, std::int64_t factor, at::In
   return -1;
 }
 
-bool has_strided(const Placements& placements) {
-  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_strided(); });
+bool all_chunks(const Placements& placements) {
+  return std::none_of(placements.begin(), placements.end(),
+                      [](const Placement& p) { return p.is_strided() || p.is_ragged(); });
 }
 
 std::int64_t parts_along(std::int64_t dim, const Placements& placements, at::IntArrayRef mesh_shape) {
@@ -78,11 +97,11 @@ std::int64_t parts_along(std::int64_t dim, const Placements& placements, at::Int
   return parts;
 }
 
-// Without a StridedShard an even split is one without remainder; with one, pieces may differ even then.
+// Chunks are even where there is no remainder; other pieces may differ even then.
 bool is_even_along(std::int64_t n, std::int64_t dim, const Placements& placements, at::IntArrayRef mesh_shape) {
   const std::int64_t parts = parts_along(dim, placements, mesh_shape);
   if (n % parts != 0) return false;
-  if (parts == 1 || !has_strided(placements)) return true;
+  if (parts == 1 || all_chunks(placements)) return true;
   Coordinate coordinate(mesh_shape.size(), 0);
   for (;;) {
     if (total_length(shard_segments(n, dim, placements, mesh_shape, coordinate)) != n / parts) return false;
@@ -102,13 +121,18 @@ Segment chunk(std::int64_t n, std::int64_t parts, std::int64_t index) {
 
 SplitOrder split_order(std::int64_t dim, const Placements& placements, at::IntArrayRef mesh_shape) {
   SplitOrder order;
+  for (std::size_t axis = 0; axis < placements.size(); ++axis) {
+    if (!placements[axis].is_ragged() || !placements[axis].is_shard(dim)) continue;
+    order.push_back({static_cast<std::int32_t>(axis), 1, placements[axis].ragged_sizes()});
+  }
   for (auto axis = static_cast<std::int64_t>(placements.size()) - 1; axis >= 0; --axis) {
     const Placement& p = placements[axis];
-    if (!p.is_shard(dim)) continue;
-    const std::int64_t position = position_after(order, p.split_factor(), mesh_shape);
+    if (!p.is_shard(dim) || p.is_ragged()) continue;
+    const std::int64_t position = position_after(order, p.split_factor(), axis, mesh_shape);
     const SplitStep step{static_cast<std::int32_t>(axis),
                          position >= 0 ? 1 : static_cast<std::int32_t>(p.split_factor())};
-    order.insert(order.begin() + std::max(position, std::int64_t{0}), step);
+    const std::int64_t first = starts_ragged(order) ? 1 : 0;
+    order.insert(order.begin() + std::max(position, first), step);
   }
   return order;
 }
@@ -118,7 +142,7 @@ Segments shard_segments(std::int64_t n, const SplitOrder& order, at::IntArrayRef
   Segments held{{0, n}};
   for (const SplitStep& step : order) {
     if (step.pieces == 1 && held.size() == 1) {
-      const Segment part = chunk(held[0].length, mesh_shape[step.axis], coordinate[step.axis]);
+      const Segment part = part_of(held[0].length, step, mesh_shape[step.axis], coordinate[step.axis]);
       held[0] = {held[0].offset + part.offset, part.length};
     } else {
       held = split(held, step, mesh_shape[step.axis], coordinate[step.axis]);
@@ -149,16 +173,32 @@ bool is_even(at::IntArrayRef sizes, const Placements& placements, at::IntArrayRe
   return true;
 }
 
+bool at_most_one_ragged(const Placements& placements) {
+  for (std::size_t i = 0; i < placements.size(); ++i) {
+    for (std::size_t j = 0; j < i && placements[i].is_ragged(); ++j) {
+      if (placements[j].is_ragged() && placements[j].dim() == placements[i].dim()) return false;
+    }
+  }
+  return true;
+}
+
 Placements normalize_placements(Placements placements, std::int64_t tensor_ndim, at::IntArrayRef mesh_shape) {
   TORCH_CHECK(placements.size() == mesh_shape.size(), "placements ", to_string(placements),
               " do not fit a mesh of shape ", mesh_shape, ": one placement per mesh dimension is needed, ",
               placements.size(), " given");
-  for (Placement& p : placements) {
+  for (std::size_t axis = 0; axis < placements.size(); ++axis) {
+    Placement& p = placements[axis];
     if (!p.is_shard()) continue;
     TORCH_CHECK(p.dim() >= -tensor_ndim && p.dim() < tensor_ndim, "placements ", to_string(placements),
                 " do not fit a tensor with ", tensor_ndim, " dimensions: ", p.str(), " shards dimension ", p.dim());
     if (p.dim() < 0) p = p.with_dim(p.dim() + tensor_ndim);
+    const auto ranks = static_cast<std::int64_t>(p.ragged_sizes().size());
+    TORCH_CHECK(!p.is_ragged() || ranks == mesh_shape[axis], "placements ", to_string(placements),
+                " do not fit a mesh ", "of shape ", mesh_shape, ": ", p.str(), " names the parts of ", ranks,
+                " ranks, axis ", axis, " has ", mesh_shape[axis]);
   }
+  TORCH_CHECK(at_most_one_ragged(placements), "placements ", to_string(placements),
+              " have two ragged shards of one dimension; both would be its outermost split");
   return placements;
 }
 

@@ -1,7 +1,7 @@
 // Which elements of a tensor a mesh coordinate holds. Chunk semantics of PyTorch: n elements over m ranks are chunks of
 // ceil(n / m), the last ones shorter or empty; several axes that shard one dimension split it in turn, left to right,
 // except that a StridedShard comes after the axes to its right that shard the same dimension and whose sizes multiply
-// to its split factor.
+// to its split factor. A RaggedShard is the outermost split of its dimension, whatever its axis.
 #pragma once
 
 #include <ATen/core/DimVector.h>
@@ -21,6 +21,7 @@ Segment chunk(std::int64_t n, std::int64_t parts, std::int64_t index);
 struct SplitStep {
   std::int32_t axis;
   std::int32_t pieces;
+  c10::IntArrayRef ragged = {};  // of a RaggedShard, else empty
   friend bool operator==(const SplitStep&, const SplitStep&) = default;
 };
 using SplitOrder = c10::SmallVector<SplitStep, 4>;
@@ -34,6 +35,9 @@ at::DimVector local_sizes(at::IntArrayRef sizes, const Placements& placements, a
 
 // Whether every coordinate holds the same number of elements along each dimension.
 bool is_even(at::IntArrayRef sizes, const Placements& placements, at::IntArrayRef mesh_shape);
+
+// Whether no dimension has two ragged shards: both would be its outermost split.
+bool at_most_one_ragged(const Placements& placements);
 
 // Throws with both values unless the placements fit the mesh and the tensor; returns them with non-negative dims.
 Placements normalize_placements(Placements placements, std::int64_t tensor_ndim, at::IntArrayRef mesh_shape);

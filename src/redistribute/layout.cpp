@@ -161,8 +161,14 @@ Traffic exchange_traffic(const Layout& from, const Layout& to, const Geometry& g
 
 std::int64_t largest_part(const Layout& layout, const Geometry& geometry) {
   std::int64_t largest = 1;
-  const Coordinate first = coordinate_along(0, geometry.mesh, 0);  // chunks come in descending sizes
-  for (std::size_t dim = 0; dim < layout.orders.size(); ++dim) largest *= length(part(layout, dim, geometry, first));
+  // Chunks come in descending sizes, so the first rank's part is the largest; of a ragged split the rank with most.
+  Coordinate at = coordinate_along(0, geometry.mesh, 0);
+  for (std::size_t dim = 0; dim < layout.orders.size(); ++dim) {
+    const SplitOrder& order = layout.orders[dim];
+    const at::IntArrayRef ragged = order.empty() ? at::IntArrayRef() : order[0].ragged;
+    if (!ragged.empty()) at[order[0].axis] = std::max_element(ragged.begin(), ragged.end()) - ragged.begin();
+    largest *= length(part(layout, dim, geometry, at));
+  }
   return largest;
 }
 

@@ -115,7 +115,7 @@ void Moves::add_exchanges(const State& state) const {
   for (AxisMask some = moving; some != 0; some = (some - 1) & moving) {
     Placements to = state.at;
     for (std::size_t i = 0; i < to.size(); ++i) to[i] = has(some, i) ? jump[i] : to[i];
-    state.moves.push_back(exchange_move(state.at, state.layout, to, geometry_));
+    if (at_most_one_ragged(to)) state.moves.push_back(exchange_move(state.at, state.layout, to, geometry_));
   }
 }
 
@@ -191,6 +191,7 @@ void Moves::add_reduce_scatters(const State& state, AxisMask axes) const {
 }
 
 void Moves::add_reduce_scatter(const State& state, AxisMask axes, const Placements& to) const {
+  if (!at_most_one_ragged(to)) return;
   const Layout layout(to, geometry_);
   if (!refines(layout, state.layout)) return;
   const EdgePrice price = reduce_scatter_price(largest_part(layout, geometry_), axes, geometry_);

@@ -4,6 +4,9 @@
 // factors.
 #include "sharding_prop/layout.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "placement/shard_map.h"
 
 namespace dtensor {
@@ -52,7 +55,7 @@ Placements factor_placements(const Assignment& chosen, int factor) {
   Placements placements;
   for (const AxisChoice& c : chosen) {
     const bool here = c.kind == AxisChoice::Kind::factor && c.index == factor;
-    placements.push_back(!here ? Replicate() : c.flavour > 1 ? StridedShard(0, c.flavour) : Shard(0));
+    placements.push_back(here ? c.flavour : Replicate());
   }
   return placements;
 }
@@ -95,6 +98,39 @@ int axes_on_dim(std::size_t d, std::size_t axes, const Placements& placements) {
   return count;
 }
 
+bool shards(const AxisChoice& choice, const RuleDim& dim) {
+  return choice.kind == AxisChoice::Kind::factor && std::find(dim.begin(), dim.end(), choice.index) != dim.end();
+}
+
+// Parts of a compound dimension that are ragged in one factor and cut along another, or cut again, have no name.
+bool splits_beside_ragged(const RuleDim& dim, const Assignment& chosen) {
+  int splits = 0;
+  bool ragged = false;
+  for (const AxisChoice& c : chosen) {
+    if (!shards(c, dim)) continue;
+    ++splits;
+    ragged |= c.flavour.is_ragged();
+  }
+  return dim.size() > 1 && ragged && splits > 1;
+}
+
+// A ragged shard of the most major factor: each of its elements stands for as many as the others have together.
+Placement ragged_shard_of(const Problem& p, const RuleDim& dim, std::int64_t at, const Placement& flavour) {
+  std::int64_t minor = 1;
+  for (std::size_t k = 1; k < dim.size(); ++k) minor *= p.factors[static_cast<std::size_t>(dim[k])].size;
+  at::DimVector sizes(flavour.ragged_sizes());
+  for (auto& n : sizes) n *= minor;
+  return RaggedShard(at, sizes);
+}
+
+bool ragged_sizes_fit(const Placements& placements, at::IntArrayRef sizes) {
+  return std::all_of(placements.begin(), placements.end(), [&](const Placement& p) {
+    const auto parts = p.ragged_sizes();
+    return !p.is_ragged() ||
+           std::accumulate(parts.begin(), parts.end(), std::int64_t{0}) == sizes[static_cast<std::size_t>(p.dim())];
+  });
+}
+
 // First and last rank of every axis: a wrong order or a wrong split shows there.
 bool fits_at_corners(const Problem& p, const TensorState& tensor, std::size_t d, std::int64_t size,
                      const Assignment& chosen, const Placements& placements) {
@@ -121,12 +157,17 @@ std::int64_t parts_of_factor(const Problem& p, int factor, const Assignment& cho
 
 std::int64_t smallest_part(const Problem& p, int factor, const Assignment& chosen) {
   std::int64_t n = p.factors[static_cast<std::size_t>(factor)].size;
+  const auto here = [&](const AxisChoice& c) { return c.kind == AxisChoice::Kind::factor && c.index == factor; };
+  for (const AxisChoice& c : chosen) {
+    const auto parts = c.flavour.ragged_sizes();
+    if (here(c) && !parts.empty()) n = *std::min_element(parts.begin(), parts.end());
+  }
   for (std::size_t a = 0; a < chosen.size(); ++a) {
-    const AxisChoice& c = chosen[a];
-    if (c.kind != AxisChoice::Kind::factor || c.index != factor) continue;
-    const std::int64_t parts = p.mesh_shape()[a];
+    const Placement& flavour = chosen[a].flavour;
+    if (!here(chosen[a]) || flavour.is_ragged()) continue;
+    const std::int64_t parts = p.mesh_shape()[a], pieces = flavour.split_factor();
     // The pieces of a strided shard are cut one by one, and the last may be cut to nothing.
-    n = c.flavour > 1 ? (n % (c.flavour * parts) == 0 ? n / parts : 0) : chunk(n, parts, parts - 1).length;
+    n = pieces > 1 ? (n % (pieces * parts) == 0 ? n / parts : 0) : chunk(n, parts, parts - 1).length;
   }
   return n;
 }
@@ -137,14 +178,20 @@ std::optional<Placement> shard_of_factor(const Problem& p, const TensorState& te
   const Place place = find_factor(tensor, choice.index);
   if (place.dim < 0) return std::nullopt;
   const RuleDim& dim = tensor.dims[static_cast<std::size_t>(place.dim)];
+  if (splits_beside_ragged(dim, chosen)) valid = false;
+  if (choice.flavour.is_ragged()) {
+    if (place.position > 0) valid = false;
+    return ragged_shard_of(p, dim, place.dim, choice.flavour);
+  }
   const std::int64_t major = major_length(p, dim, place.position, chosen, axis);
-  if (major > 1 && choice.flavour > 1) valid = false;
-  const std::int64_t split = std::max<std::int64_t>(major, 1) * choice.flavour;
+  if (major > 1 && choice.flavour.is_strided()) valid = false;
+  const std::int64_t split = std::max<std::int64_t>(major, 1) * choice.flavour.split_factor();
   return split > 1 ? StridedShard(place.dim, split) : Shard(place.dim);
 }
 
 bool placements_fit_factors(const Problem& p, const TensorState& tensor, at::IntArrayRef sizes,
                             const Assignment& chosen, const Placements& placements) {
+  if (!at_most_one_ragged(placements) || !ragged_sizes_fit(placements, sizes)) return false;
   Placements decided(placements.begin(), placements.begin() + static_cast<std::ptrdiff_t>(chosen.size()));
   for (std::size_t d = 0; d < tensor.dims.size(); ++d) {
     if (tensor.dims[d].size() < 2 || axes_on_dim(d, chosen.size(), placements) < 2) continue;

@@ -8,6 +8,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <c10/util/accumulate.h>
+
 #include "sharding_prop/layout.h"
 
 namespace dtensor {
@@ -93,21 +95,37 @@ bool may_shard(const Problem& p, const Assignment& with_choice) {
   if (factor.whole || factor.size < 0) return false;
   if (!occurs_in_operands(p, c.index) && !is_wished(p, c.index, with_choice.size() - 1)) return false;
   const std::int64_t parts = parts_of_factor(p, c.index, with_choice, with_choice.size());
-  if (factor.even && factor.size % (parts * c.flavour) != 0) return false;
+  // Ragged parts of a compound dimension are scaled, so they need not be equal.
+  if (factor.even && !c.flavour.is_ragged() && factor.size % (parts * c.flavour.split_factor()) != 0) return false;
   if (parts == 1) return true;
   if (p.data->nonempty && factor.contracted && smallest_part(p, c.index, with_choice) < 1) return false;
   return factor.smallest == 0 || smallest_part(p, c.index, with_choice) >= factor.smallest;
 }
 
-// Split factors of strided shards of this factor on the axis, as the operands have them.
-c10::SmallVector<std::int64_t, 4> flavours(const Problem& p, int factor, std::size_t axis) {
-  c10::SmallVector<std::int64_t, 4> found{1};
+// Parts of a compound dimension as parts of its most major factor; nothing where a boundary lies within an element.
+std::optional<Placement> ragged_flavour(const Problem& p, const RuleDim& dim, const Placement& ragged) {
+  std::int64_t minor = 1;
+  for (std::size_t k = 1; k < dim.size(); ++k) minor *= p.factors[static_cast<std::size_t>(dim[k])].size;
+  at::DimVector sizes(ragged.ragged_sizes());
+  for (auto& n : sizes) {
+    if (minor < 1 || n % minor != 0) return std::nullopt;
+    n /= minor;
+  }
+  const bool fits = c10::sum_integers(sizes) == p.factors[static_cast<std::size_t>(dim[0])].size;
+  return fits ? std::optional(RaggedShard(0, sizes)) : std::nullopt;
+}
+
+// How this factor may be split on the axis: in chunks, and as the operands have it.
+c10::SmallVector<Placement, 4> flavours(const Problem& p, int factor, std::size_t axis) {
+  c10::SmallVector<Placement, 4> found{Shard(0)};
   for (const OperandState& o : p.operands) {
-    if (!o.spec || !o.used || !own(o)[axis].is_strided()) continue;
-    const RuleDim& dim = o.dims[static_cast<std::size_t>(own(o)[axis].dim())];
+    if (!o.spec || !o.used || !(own(o)[axis].is_strided() || own(o)[axis].is_ragged())) continue;
+    const Placement& placement = own(o)[axis];
+    const RuleDim& dim = o.dims[static_cast<std::size_t>(placement.dim())];
     if (dim.empty() || dim[0] != factor) continue;
-    const std::int64_t split = own(o)[axis].split_factor();
-    if (std::find(found.begin(), found.end(), split) == found.end()) found.push_back(split);
+    const auto flavour = placement.is_ragged() ? ragged_flavour(p, dim, placement)
+                                               : std::optional(StridedShard(0, placement.split_factor()));
+    if (flavour && std::find(found.begin(), found.end(), *flavour) == found.end()) found.push_back(*flavour);
   }
   return found;
 }
@@ -144,7 +162,7 @@ void add_group_choices(const Problem& p, std::size_t axis, std::vector<AxisChoic
   for (std::size_t g = 0; g < p.data->groups.size(); ++g) {
     for (unsigned op = 0; op < 5; ++op) {
       if (!group_fits(p, p.data->groups[g], static_cast<ReduceOp>(op), axis)) continue;
-      choices.push_back({Kind::group, static_cast<int>(g), 1, static_cast<ReduceOp>(op)});
+      choices.push_back({Kind::group, static_cast<int>(g), Shard(0), static_cast<ReduceOp>(op)});
     }
   }
 }
@@ -154,7 +172,7 @@ std::vector<AxisChoice> choices_on(const Problem& p, std::size_t axis) {
   if (is_sharded_on(p, axis) || wish(p, axis) != nullptr) {
     for (int f = 0; f < static_cast<int>(p.factors.size()); ++f) {
       if (p.factors[static_cast<std::size_t>(f)].whole) continue;
-      for (const std::int64_t flavour : flavours(p, f, axis)) choices.push_back({Kind::factor, f, flavour});
+      for (const Placement& flavour : flavours(p, f, axis)) choices.push_back({Kind::factor, f, flavour});
     }
   }
   add_group_choices(p, axis, choices);
@@ -362,7 +380,8 @@ std::string describe(const Problem& p, const AxisChoice& choice) {
   std::string text = "shard ";
   text += named < p.data->factors.size() ? p.data->factors[named].name
                                          : "batch " + std::to_string(named - p.data->factors.size());
-  if (choice.flavour > 1) text += fmt::format(" in {} pieces", choice.flavour);
+  if (choice.flavour.is_strided()) text += fmt::format(" in {} pieces", choice.flavour.split_factor());
+  if (choice.flavour.is_ragged()) text += " as " + choice.flavour.str();
   return text;
 }
 

@@ -191,7 +191,7 @@ void check_chain(const Numbers& numbers) {
   on_mesh(mesh_shape, [&](const DeviceMesh& mesh) {
     Draw mine(seed);
     const auto place = [&](const at::Tensor& t) {
-      return distribute_tensor(t.clone(), mesh, mine.placements(mesh, t.dim()));
+      return distribute_tensor(t.clone(), mesh, mine.placements_of(mesh, t.sizes()));
     };
     const auto start = place(x);
     const std::string what = describe(chain) + DTensor(start).spec_str();

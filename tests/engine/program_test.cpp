@@ -101,7 +101,7 @@ void check_program(const Case& c, const Shape& mesh_shape, std::uint64_t seed) {
     std::vector<at::Tensor> inputs;
     std::string what = c10::str(c.name, " seed ", seed, " mesh ", at::IntArrayRef(mesh_shape));
     for (const auto& t : plain) {
-      inputs.push_back(distribute_tensor(t.detach(), mesh, mine.placements(mesh, t.dim())));
+      inputs.push_back(distribute_tensor(t.detach(), mesh, mine.placements_of(mesh, t.sizes())));
       what += " " + DTensor(inputs.back()).spec_str();
     }
     inputs = with_grad(inputs);

@@ -47,6 +47,11 @@ inline Placements any_placements(Draw& draw, const DeviceMesh& mesh, std::int64_
   return result;
 }
 
+// The same with ragged shards among them.
+inline Placements any_layout(Draw& draw, const DeviceMesh& mesh, const at::Tensor& tensor, bool partial = true) {
+  return draw.ragged(any_placements(draw, mesh, tensor.dim(), partial), mesh, tensor.sizes());
+}
+
 inline Placements all_axes(const DeviceMesh& mesh, Placement placement) {
   return Placements(static_cast<std::size_t>(mesh.ndim()), placement);
 }
@@ -151,7 +156,7 @@ inline void equal_placed(const DeviceMesh& mesh, Draw& draw, std::string what, c
   TORCH_CHECK(actual.requires_grad(), what, ": the result lost its gradient");
   const auto weight = draw.normal(expected.sizes().vec()).to(expected.scalar_type());
   run_backward(expected, weight);
-  run_backward(actual, distribute_tensor(weight, mesh, any_placements(draw, mesh, weight.dim(), false)));
+  run_backward(actual, distribute_tensor(weight, mesh, any_layout(draw, mesh, weight, false)));
   for (std::size_t k = 0; k < sharded.size(); ++k)
     require_close(sharded[k].grad(), plain[k].grad(), c10::str(what, " grad ", k), how.tolerance);
 }
@@ -160,8 +165,7 @@ inline void equal_here(const DeviceMesh& mesh, Draw& draw, const std::string& wh
                        const std::vector<at::Tensor>& inputs, const Function& fn, const Everywhere& how = {}) {
   equal_placed(
       mesh, draw, what, inputs, fn,
-      [&](const at::Tensor& t) { return any_placements(draw, mesh, t.dim(), how.partial && t.is_floating_point()); },
-      how);
+      [&](const at::Tensor& t) { return any_layout(draw, mesh, t, how.partial && t.is_floating_point()); }, how);
 }
 
 // On all meshes: first every input sharded along one dimension (nested on meshes of several axes), then at random.
@@ -173,7 +177,7 @@ inline void equal_everywhere(const char* name, const std::vector<at::Tensor>& in
         Draw draw(static_cast<std::uint64_t>(17 * i + mesh.size()));
         const auto place = [&](const at::Tensor& t) {
           if (i < 2) return all_axes(mesh, t.dim() > i ? Placement(Shard(i)) : Placement(Replicate()));
-          return any_placements(draw, mesh, t.dim(), partial && t.is_floating_point());
+          return any_layout(draw, mesh, t, partial && t.is_floating_point());
         };
         const auto what = c10::str(name, " try ", i, " mesh ", at::IntArrayRef(shape));
         ASSERT_NO_THROW(equal_placed(mesh, draw, what, inputs, fn, place, {partial, tolerance})) << what;

@@ -13,13 +13,17 @@ namespace {
 Placement arbitrary_placement() {
   const auto dim = *rc::gen::inRange<std::int64_t>(-3, 4);
   const bool storage = *rc::gen::arbitrary<bool>();
-  switch (*rc::gen::inRange(0, 4)) {
+  switch (*rc::gen::inRange(0, 5)) {
     case 0:
       return Replicate();
     case 1:
       return Shard(dim).as_storage(storage);
     case 2:
       return StridedShard(dim, *rc::gen::inRange<std::int64_t>(1, 9)).as_storage(storage);
+    case 3: {
+      const auto sizes = *rc::gen::container<std::vector<std::int64_t>>(rc::gen::inRange<std::int64_t>(0, 9));
+      return RaggedShard(dim, sizes.empty() ? std::vector<std::int64_t>{0} : sizes).as_storage(storage);
+    }
     default:
       return Partial(static_cast<ReduceOp>(*rc::gen::inRange(0, 5)));
   }
@@ -39,6 +43,7 @@ TEST(Placement, PrintsAsDocumented) {
   EXPECT_EQ(Shard(0).str(), "S(0)");
   EXPECT_EQ(Shard(1).as_storage().str(), "S(1)*");
   EXPECT_EQ(StridedShard(0, 2).str(), "SS(0, 2)");
+  EXPECT_EQ(RaggedShard(0, {3, 0, 5}).str(), "RS(0, 3 0 5)");
   EXPECT_EQ(Partial(ReduceOp::avg).str(), "P(avg)");
   EXPECT_EQ(to_string({Replicate(), Shard(0)}), "[R, S(0)]");
   EXPECT_EQ(to_string(Placements{}), "[]");
@@ -61,8 +66,8 @@ TEST(Placement, BlanksDoNotMatter) {
 }
 
 TEST(Placement, BadTextIsNamed) {
-  for (const char* text :
-       {"", "Q", "S", "S(", "S(x)", "S(0", "S(0))", "SS(0)", "SS(0, 0)", "P(mean)", "P", "R*", "r", "S(99999999999)"}) {
+  for (const char* text : {"", "Q", "S", "S(", "S(x)", "S(0", "S(0))", "SS(0)", "SS(0, 0)", "P(mean)", "P", "R*", "r",
+                           "S(99999999999)", "RS(0)", "RS(0, )", "RS(0, 1 -1)", "RS(0, 1"}) {
     EXPECT_NE(error_of(text).find("\"" + std::string(text) + "\""), std::string::npos) << text;
   }
   for (const char* text : {"R", "[R", "[R,]", "[R] R", "[R S(0)]"}) {
@@ -98,6 +103,9 @@ TEST(Placement, StorageIsForShardsOnly) {
 
 TEST(Placement, RefusesWhatMakesNoSense) {
   EXPECT_THROW(StridedShard(0, 0), c10::Error);
+  EXPECT_THROW(RaggedShard(0, {}), c10::Error);
+  EXPECT_THROW(RaggedShard(0, {2, -1}), c10::Error);
+  EXPECT_THROW(BlockShard(0, 8, 0, 2), c10::Error);
   EXPECT_THROW(Replicate().with_dim(1), c10::Error);
   EXPECT_THROW(Shard(std::int64_t{1} << 40), c10::Error);
 }

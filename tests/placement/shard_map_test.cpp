@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <numeric>
+#include <random>
 
 #include "layouts.h"
 
@@ -92,6 +94,52 @@ TEST(ShardSegments, EveryElementIsHeldOncePerReplica) {
     ASSERT_EQ(static_cast<std::int64_t>(holders.size()), n) << to_string(placements);
     for (const auto& [index, count] : holders) ASSERT_EQ(count, replicas(placements, mesh)) << to_string(placements);
   });
+}
+
+// Under ragged shards too, nested in both directions and beside strided ones.
+TEST(ShardSegments, RaggedPartsAreAsLongAsTheySay) {
+  std::mt19937 random(5);
+  for_each_layout([&](const Shape& mesh, const Placements& chunks, std::int64_t n) {
+    const Placements placements = test::with_ragged(chunks, Shape{n, n}, mesh, random);
+    std::map<std::int64_t, std::int64_t> holders;
+    std::vector<std::int64_t> by_part(8, 0);
+    for (const Coordinate& at : all_coordinates(mesh)) {
+      for (const std::int64_t i : indices(shard_segments(n, 0, placements, mesh, at))) ++holders[i];
+      for (std::size_t axis = 0; axis < mesh.size(); ++axis) {
+        const auto parts = placements[axis].is_shard(0) ? placements[axis].ragged_sizes() : at::IntArrayRef();
+        if (parts.empty()) continue;
+        const std::int64_t begin = std::accumulate(parts.begin(), parts.begin() + at[axis], std::int64_t{0});
+        for (const std::int64_t i : indices(shard_segments(n, 0, placements, mesh, at))) {
+          ASSERT_GE(i, begin) << to_string(placements);
+          ASSERT_LT(i, begin + parts[at[axis]]) << to_string(placements);
+        }
+      }
+    }
+    ASSERT_EQ(static_cast<std::int64_t>(holders.size()), n) << to_string(placements);
+    for (const auto& [index, count] : holders) ASSERT_EQ(count, replicas(placements, mesh)) << to_string(placements);
+  });
+}
+
+TEST(ShardSegments, BlocksAreNeverSplit) {
+  for (std::int64_t n = 0; n < 30; ++n) {
+    for (std::int64_t block = 1; block < 6; ++block) {
+      for (std::int64_t ranks = 1; ranks < 5; ++ranks) {
+        const Placement placement = BlockShard(0, n, block, ranks);
+        for (std::int64_t r = 0; r < ranks; ++r) {
+          const Segment part = shard_segments(n, 0, {placement}, {ranks}, {r})[0];
+          ASSERT_TRUE(part.offset % block == 0 || part.length == 0) << placement;
+          ASSERT_EQ(chunk((n + block - 1) / block, ranks, r).length, (part.length + block - 1) / block) << placement;
+        }
+      }
+    }
+  }
+}
+
+TEST(ShardSegments, RaggedPartsThatDoNotFitAreRefused) {
+  EXPECT_THROW(shard_segments(9, 0, {RaggedShard(0, {3, 5})}, {2}, {0}), c10::Error);
+  EXPECT_THROW(normalize_placements({RaggedShard(0, {3, 5})}, 1, {3}), c10::Error);
+  EXPECT_THROW(normalize_placements({RaggedShard(0, {3, 5}), RaggedShard(-1, {1, 7})}, 1, {2, 2}), c10::Error);
+  EXPECT_NO_THROW(normalize_placements({RaggedShard(0, {3, 5}), RaggedShard(1, {1, 7})}, 2, {2, 2}));
 }
 
 TEST(ShardSegments, AreInAscendingOrderAndJoined) {

@@ -187,6 +187,21 @@ TEST(Execute, PairsOnTwoAxes) {
   }
 }
 
+TEST(Execute, RaggedPairs) {
+  std::mt19937 random(8);
+  const auto sizes = sizes_up_to_nine();
+  for (const Shape& mesh : test::mesh_shapes()) {
+    const auto lists = all_lists(kAll, mesh.size());
+    std::vector<Case> cases;
+    for (int i = 0; i < 300; ++i) {
+      const Shape& size = sizes[random() % 10];
+      const auto draw = [&] { return test::with_ragged(lists[random() % lists.size()], size, mesh, random); };
+      cases.push_back({size, draw(), draw()});
+    }
+    run_and_check(cases, mesh);
+  }
+}
+
 TEST(Execute, PairsOnThreeAxes) {
   const auto lists = all_lists(kAll, 3);
   const auto sizes = sizes_up_to_nine();

@@ -97,6 +97,19 @@ TEST(Plan, PairsOnThreeAxesAreRight) {
   }
 }
 
+TEST(Plan, RaggedPairsAreRight) {
+  std::mt19937 random(3);
+  for (const Shape& mesh : test::mesh_shapes()) {
+    const auto lists = all_lists(kAll, mesh.size());
+    for (int i = 0; i < 700; ++i) {
+      const Shape sizes{static_cast<std::int64_t>(random() % 10), static_cast<std::int64_t>(random() % 5)};
+      const auto draw = [&] { return test::with_ragged(lists[random() % lists.size()], sizes, mesh, random); };
+      const Placements from = draw();
+      check_pair(mesh, sizes, from, draw());
+    }
+  }
+}
+
 // With shards and replicas only, a rank receives what it lacks and nothing else.
 TEST(Plan, ExchangesMoveTheLowerBoundH1) {
   for (const Shape& mesh : {Shape{2, 2}, Shape{2, 3}}) {

@@ -11,15 +11,9 @@
 #include <vector>
 
 #include "dtensor/dtensor.h"
+#include "layouts.h"
 
 namespace dtensor::test {
-
-using Shape = std::vector<std::int64_t>;
-
-inline const std::vector<Shape>& mesh_shapes() {
-  static const std::vector<Shape> shapes = {{1}, {2}, {3}, {2, 2}, {2, 3}, {2, 2, 2}};
-  return shapes;
-}
 
 inline int count(const Shape& shape) {
   return static_cast<int>(std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>()));
@@ -66,6 +60,14 @@ class Draw {
       }
     }
     return result;
+  }
+
+  // The same for a tensor of these sizes, with ragged shards among them.
+  Placements placements_of(const DeviceMesh& mesh, at::IntArrayRef sizes, bool partial = true) {
+    return ragged(placements(mesh, static_cast<std::int64_t>(sizes.size()), partial), mesh, sizes);
+  }
+  Placements ragged(const Placements& chunks, const DeviceMesh& mesh, at::IntArrayRef sizes) {
+    return with_ragged(chunks, sizes, mesh.shape(), engine_);
   }
 
  private:

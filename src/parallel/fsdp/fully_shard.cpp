@@ -38,6 +38,22 @@ std::int64_t dim_to_shard(const std::string& name, const at::Tensor& tensor, con
   return dim < 0 ? dim + tensor.dim() : dim;
 }
 
+// What the shard axis becomes where the options ask for whole blocks.
+Placements keep_blocks(Placements placements, const std::string& name, const at::Tensor& tensor, const DeviceMesh& mesh,
+                       const Axes& axes, const FsdpOptions& options) {
+  Placement& shard = placements[static_cast<std::size_t>(axes.shard)];
+  const std::int64_t block = options.shard_block ? options.shard_block(name, tensor) : 1;
+  TORCH_CHECK(block >= 1, "fully_shard: shard_block gives ", block, " for parameter '", name,
+              "'; at least 1 is needed");
+  if (block == 1 || !shard.is_shard()) return placements;
+  const auto splits =
+      std::count_if(placements.begin(), placements.end(), [&](const Placement& p) { return p.is_shard(shard.dim()); });
+  TORCH_CHECK(splits == 1, "fully_shard: parameter '", name, "' cannot be split in whole blocks of ", block,
+              " along dimension ", shard.dim(), ", because another axis splits it too: ", to_string(placements));
+  shard = BlockShard(shard.dim(), tensor.size(shard.dim()), block, mesh.size(axes.shard)).as_storage();
+  return placements;
+}
+
 // Memory for this rank's part only; NaN shows where the caller forgot to fill it.
 at::Tensor materialise(const at::Tensor& meta, const DeviceMesh& mesh, const Placements& placements) {
   const bool has_nan = at::isFloatingType(meta.scalar_type()) || at::isComplexType(meta.scalar_type());
@@ -76,14 +92,18 @@ at::Tensor place(const std::string& name, const at::Tensor& tensor, const Device
   auto dim = dim_to_shard(name, tensor, options);
   if (!is_dtensor(tensor)) {
     const Placements whole(static_cast<std::size_t>(mesh.ndim()));
-    return place_plain(name, tensor, mesh, add_shard(whole, mesh, axes.shard, dim));
+    return place_plain(name, tensor, mesh,
+                       keep_blocks(add_shard(whole, mesh, axes.shard, dim), name, tensor, mesh, axes, options));
   }
   auto lifted = lift_placements(name, DTensor(tensor), mesh);
   const auto& given = lifted[static_cast<std::size_t>(axes.shard)];
   TORCH_CHECK(given.is_replicate() || given.is_storage(), "fully_shard: parameter '", name, "' is ", given.str(),
               " on the axis to shard over, as a computation wants it; give it a unit of its own on another axis");
   if (given.is_storage() && !options.shard_dim) dim = given.dim();
-  place_dtensor(DTensor(tensor), mesh, lifted, add_shard(lifted, mesh, axes.shard, dim));
+  const bool stays = given.is_ragged() && !options.shard_dim && !options.shard_block;
+  const auto own =
+      stays ? lifted : keep_blocks(add_shard(lifted, mesh, axes.shard, dim), name, tensor, mesh, axes, options);
+  place_dtensor(DTensor(tensor), mesh, lifted, own);
   return tensor;
 }
 
@@ -105,7 +125,7 @@ Parameter describe(const std::string& name, const at::Tensor& tensor, const Devi
   if (!p.sharded) return p;
   const at::NoGradGuard no_grad;
   const auto whole = empty(p.sizes, mesh, p.gathered, at::TensorOptions(p.dtype));
-  p.layout = make_layout(whole.to_local().sizes(), p.strides, shard.dim(), mesh.size(axes.shard));
+  p.layout = make_layout(whole.to_local().sizes(), p.strides, shard.dim(), mesh.size(axes.shard), shard.ragged_sizes());
   return p;
 }
 

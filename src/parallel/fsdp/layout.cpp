@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "dtensor/shards.h"
+
 namespace dtensor::fsdp {
 namespace {
 
@@ -84,7 +86,8 @@ at::Tensor view_of(const at::Tensor& base, at::ScalarType dtype, at::IntArrayRef
   return view;
 }
 
-Layout make_layout(at::IntArrayRef whole, at::IntArrayRef order, std::int64_t dim, std::int64_t ranks) {
+Layout make_layout(at::IntArrayRef whole, at::IntArrayRef order, std::int64_t dim, std::int64_t ranks,
+                   at::IntArrayRef ragged) {
   Layout layout{whole.vec(), Shape(whole.size(), 1), dim, {}};
   std::vector<std::size_t> dims(whole.size());
   std::iota(dims.begin(), dims.end(), std::size_t{0});
@@ -94,10 +97,10 @@ Layout make_layout(at::IntArrayRef whole, at::IntArrayRef order, std::int64_t di
     layout.strides[*d] = step;
     step *= std::max<std::int64_t>(whole[*d], 1);
   }
-  const std::int64_t size = whole[static_cast<std::size_t>(dim)], chunk = (size + ranks - 1) / ranks;
+  const Placement shard = ragged.empty() ? Shard(dim) : RaggedShard(dim, ragged);
   for (std::int64_t r = 0; r < ranks; ++r) {
-    const auto begin = std::min(r * chunk, size);
-    layout.pieces.push_back({begin, std::min(begin + chunk, size) - begin});
+    const Segment piece = shard_segments(whole[static_cast<std::size_t>(dim)], dim, {shard}, {ranks}, {r})[0];
+    layout.pieces.push_back({piece.offset, piece.length});
   }
   return layout;
 }

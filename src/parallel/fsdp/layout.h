@@ -41,7 +41,9 @@ struct Layout {
 at::Tensor view_of(const at::Tensor& base, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides,
                    std::int64_t offset);
 
-// `whole`: the local tensor without the shard axis. `order`: global strides.
-Layout make_layout(at::IntArrayRef whole, at::IntArrayRef order, std::int64_t dim, std::int64_t ranks);
+// `whole`: the local tensor without the shard axis. `order`: global strides. `ragged`: sizes of the pieces; chunks if
+// empty.
+Layout make_layout(at::IntArrayRef whole, at::IntArrayRef order, std::int64_t dim, std::int64_t ranks,
+                   at::IntArrayRef ragged = {});
 
 }  // namespace dtensor::fsdp
