@@ -38,9 +38,10 @@ class Reader {
     while (at_ < text_.size() && std::isalpha(static_cast<unsigned char>(text_[at_]))) ++at_;
     return text_.substr(begin, at_ - begin);
   }
-  std::int64_t number() {
+  template <class Integer>
+  Integer number() {
     skip_blanks();
-    std::int64_t value = 0;
+    Integer value = 0;
     const char* end = text_.data() + text_.size();
     const auto [rest, error] = std::from_chars(text_.data() + at_, end, value);
     if (error != std::errc()) fail("a number");
@@ -78,7 +79,7 @@ Placement read_partial(Reader& in) {
 
 Placement read_strided(Reader& in, std::int64_t dim) {
   in.expect(',');
-  const std::int64_t split_factor = in.number();
+  const auto split_factor = in.number<std::int32_t>();
   if (split_factor < 1) in.fail("a split factor of at least 1");
   in.expect(')');
   return Placement::strided_shard(dim, split_factor);
@@ -88,7 +89,7 @@ Placement read_ragged(Reader& in, std::int64_t dim) {
   in.expect(',');
   std::vector<std::int64_t> sizes;
   do {
-    sizes.push_back(in.number());
+    sizes.push_back(in.number<std::int64_t>());
     if (sizes.back() < 0) in.fail("a size that is not negative");
   } while (!in.accept(')'));
   return Placement::ragged_shard(dim, sizes);
@@ -101,7 +102,7 @@ Placement read_plain(Reader& in, std::int64_t dim) {
 
 Placement read_shard(Reader& in, std::string_view name) {
   in.expect('(');
-  const std::int64_t dim = in.number();
+  const auto dim = in.number<std::int32_t>();
   const Placement shard = name == "S"    ? read_plain(in, dim)
                           : name == "SS" ? read_strided(in, dim)
                                          : read_ragged(in, dim);

@@ -118,9 +118,10 @@ RedistributePlan plan_exchange(const Placements& from, const Placements& to, con
   if (direct.kind == EdgeKind::all_to_all) {
     Placements sliced = from;
     for (std::size_t i = 0; i < to.size(); ++i) sliced[i] = from[i].is_replicate() ? to[i] : from[i];
-    const Layout sliced_layout(sliced, geometry);
-    if (sliced != from && refines(sliced_layout, Layout(from, geometry))) {
-      Move rest = exchange_move(sliced, sliced_layout, to, geometry);
+    const bool slices =
+        sliced != from && at_most_one_ragged(sliced) && refines(Layout(sliced, geometry), Layout(from, geometry));
+    if (slices) {
+      Move rest = exchange_move(sliced, Layout(sliced, geometry), to, geometry);
       if (rest.kind == EdgeKind::all_gather && rest.price.seconds <= direct.price.seconds) {
         append(plan, from, exchange_move(from, Layout(from, geometry), sliced, geometry));
         append(plan, sliced, std::move(rest));

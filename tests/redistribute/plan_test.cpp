@@ -100,8 +100,10 @@ TEST(Plan, PairsOnThreeAxesAreRight) {
 TEST(Plan, RaggedPairsAreRight) {
   std::mt19937 random(3);
   for (const Shape& mesh : test::mesh_shapes()) {
-    const auto lists = all_lists(kAll, mesh.size());
-    for (int i = 0; i < 700; ++i) {
+    const auto with_partials = all_lists(kAll, mesh.size()),
+               shards = all_lists({Replicate(), Shard(0), Shard(1)}, mesh.size());
+    for (int i = 0; i < 1400; ++i) {
+      const auto& lists = i % 2 == 0 ? shards : with_partials;
       const Shape sizes{static_cast<std::int64_t>(random() % 10), static_cast<std::int64_t>(random() % 5)};
       const auto draw = [&] { return test::with_ragged(lists[random() % lists.size()], sizes, mesh, random); };
       const Placements from = draw();
