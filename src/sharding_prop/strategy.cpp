@@ -10,6 +10,7 @@
 
 #include <c10/util/accumulate.h>
 
+#include "placement/shard_map.h"
 #include "sharding_prop/layout.h"
 
 namespace dtensor {
@@ -269,8 +270,9 @@ double wish_price(const Problem& p, const std::vector<std::optional<Placements>>
   Placements to = *results[0];
   to[axis] = *wanted;
   const double bytes = static_cast<double>(product(meta.sizes)) * static_cast<double>(c10::elementSize(meta.dtype));
-  return redistribute_cost(*intern_spec(p.mesh, *results[0], meta.sizes, meta.strides, meta.dtype), to) +
-         (1 - 1.0 / static_cast<double>(p.mesh_shape()[axis])) * bytes / kBytesPerSecond;
+  const double whole = (1 - 1.0 / static_cast<double>(p.mesh_shape()[axis])) * bytes / kBytesPerSecond;
+  if (!at_most_one_ragged(to)) return 2 * whole;  // no placement of its own: all of it moves
+  return redistribute_cost(*intern_spec(p.mesh, *results[0], meta.sizes, meta.strides, meta.dtype), to) + whole;
 }
 
 bool evaluate(const Problem& p, const Assignment& chosen, Candidate& candidate) {
