@@ -48,11 +48,12 @@ struct Net {
 
   at::Tensor loss(const at::Tensor& x, const at::Tensor& ids) const {
     const auto& w = p;
+    const auto looked_up = at::embedding(w.at("emb"), ids);  // first and last: what is in no block is held throughout
     auto h = at::gelu(at::linear(x, w.at("a.w"), w.at("a.b"))) * w.at("a.scale");
     auto n = at::layer_norm(h, {h.size(-1)}, w.at("b.ln.w"), w.at("b.ln.b"));
     h = h + at::linear(n, w.at("b.w"));
     auto y = at::matmul(h, w.at("w2")) * w.at("one") + w.at("cube").sum(at::IntArrayRef{0, 1});
-    y = y + at::embedding(w.at("emb"), ids) + w.at("nothing").sum();
+    y = y + looked_up + w.at("nothing").sum();
     return at::linear(y, w.at("emb")).square().mean();
   }
 };
