@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <filesystem>
+
 #include "dtensor/dtensor.h"
 #include "support/ranks.h"
 
@@ -134,6 +136,27 @@ TEST(TorchNn, IsParallelizedWhereItWasBuiltInAMeshScope) {
     Attention outside;
     EXPECT_THROW(parallelize(outside, mesh, {{"head", ColwiseParallel()}}), c10::Error);
   });
+}
+
+// Parameters and buffers by their own names, from a mesh to a model of one device.
+TEST(TorchNn, IsSavedFromAMeshAndLoadedOnOneDevice) {
+  const auto folder = std::filesystem::temp_directory_path() / ("dtensor_torch_nn_" + std::to_string(::getpid()));
+  std::vector<at::Tensor> expected;
+  test::on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const auto model = [&] {
+      const MeshScope scope(mesh, {Shard(0)});
+      return std::make_shared<ConvNet>();
+    }();
+    Checkpoint().add("model", *model).save(folder, mesh.world(), {.sync = false});
+    std::vector<at::Tensor> wholes;
+    for (const at::Tensor& t : state_of(*model)) wholes.push_back(whole(t.detach()));
+    if (mesh.world().rank() == 0) expected = wholes;
+  });
+  ConvNet plain;
+  run_local(1, [&](Communicator world) { Checkpoint().add("model", plain).load(folder, world); });
+  const auto loaded = state_of(plain);
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(at::equal(loaded[i].detach(), expected[i])) << i;
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace
