@@ -7,7 +7,9 @@ void bump_versions(const CachedCall& call, const CallView& view) {
   for (std::size_t i = 0; i < call.inputs.size(); ++i) {
     if (!call.inputs[i].mutated || view.operands[i] == nullptr || !has_dtensor_key(view.operands[i])) continue;
     const auto& local = as_dtensor(view.operands[i])->local();
-    if (local.defined() && !local.is_inference()) local.unsafeGetTensorImpl()->bump_version();
+    if (!local.defined()) continue;
+    local.is_inference() ? as_dtensor(view.operands[i])->spec()->mesh->count_write()
+                         : local.unsafeGetTensorImpl()->bump_version();
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "ops/inspect_state.h"
 #include "ops/leaf_hook.h"
+#include "ops/moved_view.h"
 #include "ops/source.h"
 #include "ops/wide_call.h"
 #include "random/state.h"
@@ -28,14 +29,7 @@ struct Frame {
   std::vector<at::Tensor> moved;           // list operators: operands that were redistributed together, else undefined
 };
 
-const at::Tensor& local_of(c10::TensorImpl* impl) {
-  auto* dtensor = as_dtensor(impl);
-  TORCH_CHECK(!dtensor->is_stale(),
-              "a view of a DTensor that had to be moved by a redistribution was read after its base changed; take the "
-              "view again (",
-              dtensor->spec()->str(), ")");
-  return dtensor->local();
-}
+const at::Tensor& local_of(c10::TensorImpl* impl) { return fresh_local(*as_dtensor(impl)); }
 
 at::Tensor empty_like_spec(const TensorSpec& spec) {
   return at::empty(spec.local_sizes, at::TensorOptions(spec.dtype).device(at::Device(spec.mesh->device)));
@@ -67,7 +61,8 @@ at::Tensor input_for(const Frame& frame, std::size_t index) {
   if (action.out && action.write_back) return empty_like_spec(*action.result);
   const bool plain = !has_dtensor_key(impl);
   const auto& local = plain ? frame.operands[index] : local_of(impl);
-  TORCH_CHECK(!action.mutated || plain || !as_dtensor(impl)->is_detached_view(), frame.entry.op.operator_name(),
+  TORCH_CHECK(!action.mutated || plain || !as_dtensor(impl)->is_detached_view() || reaches_base(*as_dtensor(impl)),
+              frame.entry.op.operator_name(),
               ": writes to a view whose base had to be redistributed, so the write would be lost (", action.from->str(),
               "). Redistribute the base first, so that the viewed dimension is whole, or write through the base.");
   auto result = action.plan.empty() ? local : moved_input(frame, index, local);
@@ -217,6 +212,19 @@ void write_back_operands(const Frame& frame) {
   }
 }
 
+void write_moved_views(const Frame& frame) {
+  for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
+    auto* impl = frame.view.operands[i];
+    if (!frame.call.inputs[i].mutated || impl == nullptr || !has_dtensor_key(impl)) continue;
+    if (C10_UNLIKELY(as_dtensor(impl)->is_detached_view())) write_through(*as_dtensor(impl));
+  }
+}
+
+void after_writes(const Frame& frame) {
+  bump_versions(frame.call, frame.view);
+  write_moved_views(frame);
+}
+
 at::Tensor wrap(const Frame& frame, const OutputAction& action, const at::Tensor& local) {
   if (action.alias >= 0) return frame.operands[action.alias];
   if (!action.spec || (!local.defined() && action.spec->mesh->is_member)) return local;
@@ -299,6 +307,7 @@ void push_absent_results(const Frame& frame, Stack& stack) {
 // t_, squeeze_, ...: the local operator changes the metadata of its operand, which to_local() may have handed out.
 void execute_inplace_view(Frame& frame, Stack& stack, std::size_t first) {
   auto* self = as_dtensor(frame.view.operands[0]);
+  fresh_local(*self);
   frame.operands.push_back(stack[first].toTensor());
   const auto& input = frame.call.inputs[0];
   const bool moves = !input.plan.empty();
@@ -309,10 +318,12 @@ void execute_inplace_view(Frame& frame, Stack& stack, std::size_t first) {
   stack[first] = local;
   for (const auto& patch : frame.call.decision.patches) stack[first + patch.arg] = patch.value;
   run_local_call(frame, stack, first);
+  const bool was_moved = self->is_detached_view();
+  auto base = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(self->base());
   const auto& output = frame.call.decision.outputs[0];
   self->reset(intern_spec(output.mesh, output.placements, output.meta.sizes, output.meta.strides, output.meta.dtype),
               std::move(local));
-  if (shared) self->mark_detached_view(*self);
+  if (shared || was_moved) self->mark_detached_view(base ? *base : *self);
   stack.resize(first);
   stack.emplace_back(frame.operands[0]);
 }
@@ -343,7 +354,7 @@ void execute_wide_view(Frame& frame, Stack& stack, std::size_t first) {
 void execute_simple(Frame& frame, Stack& stack, std::size_t first) {
   unwrap_arguments(frame, stack, first);
   frame.entry.op.callBoxed(stack);
-  if (frame.entry.mutates) bump_versions(frame.call, frame.view);
+  if (frame.entry.mutates) after_writes(frame);
   wrap_results(frame, stack, first);
 }
 
@@ -370,7 +381,7 @@ void execute_call(const OpEntry& entry, const CachedCall& call, const CallView& 
   }
   run_local_call(frame, stack, first);
   write_back_operands(frame);
-  if (entry.mutates) bump_versions(frame.call, frame.view);
+  if (entry.mutates) after_writes(frame);
   if (call.reduces) remember_reduced(frame, stack, first);
   wrap_results(frame, stack, first);
 }

@@ -35,6 +35,13 @@ struct MeshInfo : c10::intrusive_ptr_target {
   const std::int64_t world_rank;
   const bool is_member;         // whether world_rank is in layout.ranks
   const Coordinate coordinate;  // empty unless is_member
+
+  // Writes to inference tensors, which have no versions of their own: the same number on all ranks of the mesh.
+  std::uint32_t writes() const { return writes_; }
+  void count_write() const { ++writes_; }
+
+ private:
+  mutable std::uint32_t writes_ = 0;
 };
 
 // Meshes are interned by whoever makes them (per world communicator), so pointer equality is equality of layouts.

@@ -6,6 +6,7 @@
 #include "dtensor/autograd_node.h"
 #include "dtensor/tensor.h"
 #include "ops/leaf_hook.h"
+#include "ops/moved_view.h"
 #include "ops/plain_operand.h"
 #include "placement/shard_map.h"
 #include "placement/stride_order.h"
@@ -121,7 +122,7 @@ at::Tensor unwrap_local(const at::Tensor& tensor, Placements grad_placements, bo
   const auto& spec = impl->spec();
   TORCH_CHECK(spec->mesh->is_member, "to_local: world rank ", spec->mesh->world_rank, " is outside the mesh of ",
               spec->str());
-  TORCH_CHECK(!impl->is_stale(), "to_local: a moved view of a changed base (", spec->str(), ")");
+  fresh_local(*impl);
   if (!needs_graph(tensor)) return impl->local();
   watch_leaf(*impl);
   AxisMask check = 0;
@@ -138,7 +139,7 @@ at::Tensor unwrap_local(const at::Tensor& tensor, Placements grad_placements, bo
 
 at::Tensor move_local(const DTensorImpl& tensor, const Placements& placements) {
   const auto& spec = *tensor.spec();
-  TORCH_CHECK(!tensor.is_stale(), "redistribute: a moved view of a changed base (", spec.str(), ")");
+  fresh_local(const_cast<DTensorImpl&>(tensor));
   if (!spec.mesh->is_member) return {};
   at::AutoDispatchBelowADInplaceOrView guard;
   const auto plan = plan_redistribute(spec, placements);

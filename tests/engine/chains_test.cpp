@@ -26,14 +26,12 @@ bool is_simple(const c10::Argument& argument) {
          kind == c10::TypeKind::FloatType;
 }
 
-// Functional, of tensors, deterministic, with a rule; not those that trust their arguments, nor conv_tbc, whose
-// backward writes through views of moved tensors and so is refused.
+// Functional, of tensors, deterministic, with a rule; not those that trust their arguments.
 bool belongs(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   const std::string name = schema.name().substr(schema.name().find("::") + 2);
   if (schema.name().rfind("aten::", 0) != 0 || name[0] == '_' || !needs_kernel(op)) return false;
-  if (contains(name,
-               {"backward", "empty", "_like", "new_", "mkldnn", "cudnn", "quantize", "special_", "unpool", "conv_tbc"}))
+  if (contains(name, {"backward", "empty", "_like", "new_", "mkldnn", "cudnn", "quantize", "special_", "unpool"}))
     return false;
   if (schema.returns().size() != 1 || schema.returns()[0].type()->kind() != c10::TypeKind::TensorType) return false;
   const auto info = resolve(op);

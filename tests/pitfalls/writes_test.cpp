@@ -6,6 +6,8 @@ namespace {
 
 at::Tensor real(const Shape& sizes, std::uint64_t seed = 1) { return Draw(seed).normal(sizes); }
 
+using View = std::function<at::Tensor(const at::Tensor&)>;
+
 std::size_t collectives(const std::function<void()>& fn) {
   std::size_t count = 0;
   EventListener listener([&](const Event& event) { count += event.kind == Event::Kind::collective; });
@@ -15,7 +17,6 @@ std::size_t collectives(const std::function<void()>& fn) {
 
 // Either the base changes as on one device, or every rank raises and the base is untouched.
 TEST(Writes, ThroughEveryViewReachTheBaseOrRaiseB2) {
-  using View = std::function<at::Tensor(const at::Tensor&)>;
   const std::vector<std::pair<const char*, View>> views = {
       {"slice", [](const auto& t) { return t.slice(0, 0, 2); }},
       {"select", [](const auto& t) { return t.select(0, 5); }},
@@ -55,6 +56,58 @@ TEST(Writes, ThroughEveryViewReachTheBaseOrRaiseB2) {
   }
 }
 
+View any_view(Draw& draw, const at::Tensor& x) {
+  const auto d = draw.integer(0, x.dim() - 1), size = x.size(d), start = draw.integer(0, size - 1);
+  const auto length = draw.integer(1, size - start), step = draw.integer(1, 2);
+  switch (draw.integer(0, 6)) {
+    case 0:
+      return [=](const at::Tensor& t) { return t.slice(d, start, start + length, step); };
+    case 1:
+      return [=](const at::Tensor& t) { return t.dim() > 1 ? t.select(d, start) : t; };
+    case 2:
+      return [=](const at::Tensor& t) { return t.transpose(0, -1); };
+    case 3:
+      return [=](const at::Tensor& t) { return t.is_contiguous() ? t.view(-1) : t.unsqueeze(d); };
+    case 4:
+      return [=](const at::Tensor& t) { return t.dim() > 1 ? t.diagonal(0, 0, 1) : t; };
+    case 5:
+      return [=](const at::Tensor& t) { return t.unfold(d, length, length); };
+    default:
+      return [=](const at::Tensor& t) { return t.narrow(d, start, length); };
+  }
+}
+
+View any_views(Draw& draw, const at::Tensor& x) {
+  View all = [](const at::Tensor& t) { return t; };
+  for (auto i = draw.integer(1, 3); i > 0; --i) {
+    all = [all, next = any_view(draw, all(x))](const at::Tensor& t) { return next(all(t)); };
+  }
+  return all;
+}
+
+// Two views of one tensor: what is written to either is seen by the other and by the base, though data moved for them.
+at::Tensor write_and_read(at::Tensor y, const View& first, const View& second) {
+  auto a = first(y), b = second(y);
+  a.mul_(3);
+  const auto seen = b.sum() + (a * 1).square().sum();  // of a copy, since a changes
+  b.add_(seen);
+  a.sub_(a * 0.5);
+  y.add_(1);
+  return y * y + a.sum() * b.square().sum();
+}
+
+TEST(Writes, ThroughMovedViewsReachBaseAndOtherViewsB2) {
+  for_all("two chains of views", [](const DeviceMesh& mesh, Draw& draw) {
+    const auto x = draw.normal(draw.sizes(draw.integer(1, 3), 1, 6));
+    const auto first = any_views(draw, x), second = any_views(draw, x);
+    equal_here(mesh, draw, "under grad", {x}, [&](const auto& t) { return write_and_read(t[0] * 2, first, second); },
+               {.tolerance = 1e-6});
+    const c10::InferenceMode inference;
+    equal_here(mesh, draw, "in inference", {x}, [&](const auto& t) { return write_and_read(t[0] * 2, first, second); },
+               {.tolerance = 1e-6, .grad = false});
+  });
+}
+
 TEST(Writes, IndexPutB3ScatterB7) {
   for (const auto& own : {Shard(0), Shard(1), Replicate(), Partial()}) {
     for (const auto& values : {Shard(0), Shard(1), Replicate()}) {
@@ -75,6 +128,16 @@ TEST(Writes, IndexPutB3ScatterB7) {
     EXPECT_EQ(collectives([&] { x.scatter_(-1, i, 1); }), 0u);
     expect_close(x, at::zeros({2, 4, 8}).index_fill_(2, at::ones({1}, at::kLong), 1), "scatter");
   });
+}
+
+// The meta kernels of ATen look at entry 0.
+TEST(Writes, IndicesOfNothingA12) {
+  const auto none = at::empty({0}, at::kLong);
+  const std::vector<at::Tensor> inputs{real({5, 3}), none, real({0, 3}, 2)};
+  equal_everywhere("index_add", inputs, [](const auto& t) { return at::index_add(t[0], 0, t[1], t[2], 2); });
+  equal_everywhere("index_reduce", inputs, [](const auto& t) { return at::index_reduce(t[0], 0, t[1], t[2], "amax"); });
+  equal_everywhere("index_select", {real({5, 3}), none},
+                   [](const auto& t) { return at::index_select(t[0], 0, t[1]).sum() + t[0].sum(); });
 }
 
 TEST(Writes, NonlinearOnPartialC11) {

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "ops/moved_view.h"
 #include "ops/special/special.h"
 #include "placement/stride_order.h"
 #include "redistribute/execute.h"
@@ -119,7 +120,7 @@ at::Tensor view_of_whole(const at::Tensor& base, const Strided& want) {
   auto* impl = as_dtensor(base.unsafeGetTensorImpl());
   const Placements replicate(impl->spec()->placements.size());
   const auto spec = with_placements(*impl->spec(), replicate);
-  const auto whole = in_order_of(redistribute_local(impl->local(), *impl->spec(), replicate), *spec);
+  const auto whole = in_order_of(redistribute_local(fresh_local(*impl), *impl->spec(), replicate), *spec);
   const auto offset = want.offset - base.storage_offset();
   const auto part =
       whole.defined() ? whole.as_strided(want.sizes, want.strides, whole.storage_offset() + offset) : at::Tensor();

@@ -352,9 +352,11 @@ void add_indexing_rules(RuleBook& book) {
   book.rule("aten::scatter_reduce.two", [](const OpArgs& op) { return scatter(op, false); });
   book.rule("aten::scatter_add", [](const OpArgs& op) { return scatter(op, true); });
   book.rule("aten::index_select", index_select);
-  book.rule("aten::index_add", index_add);
+  // The meta kernels of these two select entry 0, which need not exist.
+  const auto as_self = [](const OpArgs& op) { return std::vector{dense_meta(op.sizes(0), op.dtype(0))}; };
+  book.rule("aten::index_add", index_add).outputs(as_self);
   book.rule("aten::index_copy", index_copy);
-  book.rule("aten::index_reduce", index_copy);
+  book.rule("aten::index_reduce", index_copy).outputs(as_self);
   book.rule("aten::index_fill", index_fill);
   for (const char* op : {"aten::index", "aten::_unsafe_index"}) book.rule(op, index);
   for (const char* op : {"aten::index_put", "aten::_unsafe_index_put", "aten::_index_put_impl"}) {

@@ -70,6 +70,7 @@ void DTensorImpl::reset(SpecPtr spec, at::Tensor local) {
   spec_ = std::move(spec);
   local_ = std::move(local);
   detached_ = false;
+  base_.reset();
   if (source != hooks) source = nullptr;
   reduced_.reset();
   unrounded_.reset();
@@ -107,10 +108,22 @@ DTensorImpl* DTensorImpl::fresh_reduced() {
 }
 
 void DTensorImpl::mark_detached_view(DTensorImpl& base) {
-  if (is_inference() || base.is_inference()) return;  // no version to compare
   detached_ = true;
-  base_version_ = base.version_counter();
-  version_at_detach_ = base_version_.current_version();
+  if (&base != this) base_ = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(&base);
+  if (!is_inference() && !base.is_inference()) base_version_ = base.version_counter();
+  version_at_detach_ = version_of_base();
+}
+
+// Inference tensors have no version: any write on the mesh may have been to the base.
+std::uint32_t DTensorImpl::version_of_base() const {
+  return base_version_.enabled() ? base_version_.current_version() : spec_->mesh->writes();
+}
+
+void DTensorImpl::take_fresh(at::Tensor local) {
+  local_ = std::move(local);
+  version_at_detach_ = version_of_base();
+  reduced_.reset();
+  unrounded_.reset();
 }
 
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c10::VariableVersion& version_counter,
@@ -121,6 +134,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c
   copy->detached_ = detached_;
   copy->version_at_detach_ = version_at_detach_;
   copy->base_version_ = base_version_;
+  copy->base_ = base_;
   copy->source = source;
   copy->source_version = source_version;
   if (unrounded_) copy->unrounded_ = std::make_unique<Unrounded>(*unrounded_);
@@ -144,6 +158,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
 
 void DTensorImpl::release_resources() {
   local_.reset();
+  base_.reset();
   reduced_.reset();
   unrounded_.reset();
   source.reset();

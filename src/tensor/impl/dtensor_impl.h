@@ -28,17 +28,20 @@ class DTensorImpl final : public c10::TensorImpl {
   // Re-places in place (redistribute_, in-place view operators, set_data): every handle sees it.
   void reset(SpecPtr spec, at::Tensor local);
 
-  // A view whose data was moved by a redistribution shares no memory with its base: writes to it are refused, and reads
-  // once the base (which shares the version counter) has changed.
+  // A view whose data was moved by a redistribution shares no memory with its base (ops/moved_view.h): it is stale once
+  // the base (which shares the version counter) has changed. A base that is the tensor itself is not remembered.
   void mark_detached_view(DTensorImpl& base);
   // A view of such a view shares no memory with the base either.
   void inherit_detachment(const DTensorImpl& view) {
     detached_ = view.detached_;
     version_at_detach_ = view.version_at_detach_;
     base_version_ = view.base_version_;
+    base_ = view.base_;
   }
   bool is_detached_view() const { return detached_; }
-  bool is_stale() const { return detached_ && base_version_.current_version() != version_at_detach_; }
+  bool is_stale() const { return C10_UNLIKELY(detached_) && version_of_base() != version_at_detach_; }
+  DTensorImpl* base() const { return base_.get(); }
+  void take_fresh(at::Tensor local);  // what the base holds now
 
   // The reduced form of a Partial that an operator had to reduce: its next readers (backward too) take it instead of
   // reducing again. Forgotten once this tensor or its local part is written to.
@@ -74,6 +77,7 @@ class DTensorImpl final : public c10::TensorImpl {
  private:
   const char* tensorimpl_type_name() const override { return "DTensor"; }
   void take_metadata(std::int64_t offset);
+  std::uint32_t version_of_base() const;
   DTensorImpl* fresh_reduced();
 
   SpecPtr spec_;
@@ -81,6 +85,7 @@ class DTensorImpl final : public c10::TensorImpl {
   bool detached_ = false;
   std::uint32_t version_at_detach_ = 0;
   c10::VariableVersion base_version_{c10::VariableVersion::DISABLED};
+  c10::intrusive_ptr<DTensorImpl> base_;
   c10::intrusive_ptr<DTensorImpl> reduced_;
   std::uint32_t version_at_reduction_ = 0, local_version_at_reduction_ = 0;
 
