@@ -21,6 +21,7 @@ std::filesystem::path program() {
 
 Ended mpirun(int ranks, const std::string& name) {
   const std::string command =
+      "ASAN_OPTIONS=detect_leaks=0 "  // OpenMPI keeps what it allocates
       "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
       "OMPI_MCA_hwloc_base_binding_policy=none timeout -k 1 60 mpirun -n " +
       std::to_string(ranks) + " " + program().string() + " --case '" + name + "' 2>&1";

@@ -8,11 +8,17 @@ namespace dtensor {
 namespace {
 
 // MetaBit makes ATen take its subclass-safe paths (isTensorSubclassLike) without owning a Python key.
-c10::DispatchKeySet key_set_for(c10::DeviceType device) {
+c10::DispatchKeySet compute_key_set(c10::DeviceType device) {
   const auto key = c10::computeDispatchKey(std::nullopt, std::nullopt, c10::Device(device));
   const auto backend = c10::toBackendComponent(key);
   return c10::DispatchKeySet(kDTensorKey) | c10::DispatchKeySet(backend) |
          c10::DispatchKeySet(c10::BackendComponent::MetaBit) | c10::getAutocastRelatedKeySetFromBackend(backend);
+}
+
+// Every result asks.
+c10::DispatchKeySet key_set_for(c10::DeviceType device) {
+  static const auto cpu = compute_key_set(c10::kCPU), cuda = compute_key_set(c10::kCUDA);
+  return device == c10::kCPU ? cpu : device == c10::kCUDA ? cuda : compute_key_set(device);
 }
 
 // With its index: a prototype has no local tensor, and autograd compares whole devices.
