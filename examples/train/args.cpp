@@ -116,6 +116,7 @@ void add_training_flags(CLI::App& app, Options& o) {
   app.add_option("--load", o.load, "go on from this checkpoint, saved on any mesh, up to --steps in all");
   app.add_option("--log", o.log, "write one JSON line a step to this file");
   app.add_option("--plot", o.plot, "write the loss curve to this SVG file");
+  app.add_flag("--memory", o.memory, "fsdp: print the memory of rank 0, as predicted and as measured");
   app.add_option("--trace", o.trace, "write a Chrome trace of operators and collectives to this JSON file");
 }
 
@@ -131,6 +132,7 @@ void settle_sizes(Options& o) {
   if (o.batch == 0) o.batch = tiny ? 8 : 4;
   if (o.seq == 0) o.seq = tiny ? 64 : 32;
   if (o.bf16 && o.parallel != "fsdp") throw UsageError("--mixed-precision bf16 needs --parallel fsdp");
+  if (o.memory && o.parallel != "fsdp") throw UsageError("--memory needs --parallel fsdp");
   if (o.grad_accum > o.batch) throw UsageError("--grad-accum: more pieces than sequences in a batch");
   if (!o.mesh || !o.ranks) return;
   if (*o.ranks != o.mesh->size()) fit_mesh(o, *o.ranks);

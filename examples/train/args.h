@@ -36,7 +36,7 @@ struct Options {
   std::string parallel = "fsdp";  // or plain: placements alone, every parameter gathered where it is used
   std::string reshard = "true";   // after forward: true, false or a number of ranks
   bool loss_parallel = false, sequence_parallel = false, checkpoint_activations = false;
-  bool compare = false, bf16 = false;
+  bool compare = false, bf16 = false, memory = false;
   std::int64_t grad_accum = 1;
   double dropout = 0, lr = 1e-3, clip = 1;
   std::int64_t steps = 100, warmup = 10;

@@ -23,19 +23,21 @@ using namespace train;
 struct Outcome {
   std::string where, usage_error;
   std::vector<StepRecord> records;
+  MemoryUse memory;
   bool reports = false;  // this process holds rank 0
 };
 
-std::vector<StepRecord> train_and_show(const dtensor::Communicator& world, const Options& options,
-                                       const Corpus& corpus) {
+std::vector<StepRecord> train_and_show(const dtensor::Communicator& world, const Options& options, const Corpus& corpus,
+                                       MemoryUse& memory) {
   const bool shows = world.rank() == 0;
   StepLog log(shows ? options.log : "");
   Progress progress(options.steps);
-  return train_on_mesh(world, options, corpus, [&](const StepRecord& record) {
+  const auto on_step = [&](const StepRecord& record) {
     if (!shows) return;
     log.add(record);
     progress.show(record);
-  });
+  };
+  return train_on_mesh(world, options, corpus, on_step, options.memory ? &memory : nullptr);
 }
 
 // Every rank comes to the same answer, so none waits for one that left.
@@ -53,10 +55,10 @@ std::string find_usage_error(const dtensor::Communicator& world, const Options& 
 }
 
 std::vector<StepRecord> train_and_trace(const dtensor::Communicator& world, const Options& options,
-                                        const Corpus& corpus) {
-  if (options.trace.empty()) return train_and_show(world, options, corpus);
+                                        const Corpus& corpus, MemoryUse& memory) {
+  if (options.trace.empty()) return train_and_show(world, options, corpus, memory);
   Trace trace(world);
-  std::vector<StepRecord> records = train_and_show(world, options, corpus);
+  std::vector<StepRecord> records = train_and_show(world, options, corpus, memory);
   trace.write(options.trace);
   return records;
 }
@@ -66,10 +68,13 @@ void run_rank(const dtensor::Communicator& world, const Options& options, const 
   const bool only_rank_here = backend != "local";
   const std::string usage_error = find_usage_error(world, options);
   std::vector<StepRecord> records;
-  if (usage_error.empty()) records = train_and_trace(world, options, corpus);
+  MemoryUse memory;
+  if (usage_error.empty()) records = train_and_trace(world, options, corpus, memory);
+  if (only_rank_here) memory.ranks_here = 1;
   if (world.rank() != 0 && !only_rank_here) return;  // thread ranks share `outcome`
   outcome.usage_error = usage_error;
   outcome.records = std::move(records);
+  outcome.memory = memory;
   outcome.reports = world.rank() == 0;
   if (!usage_error.empty()) return;
   outcome.where = fmt::format("{} ({} {})", fit_mesh(options, world.size()).str(), world.size(),
@@ -92,6 +97,7 @@ void write_plot(const Options& options, const Outcome& outcome, const Comparison
 
 int report(const Options& options, const Corpus& corpus, const Outcome& outcome) {
   print(summary(options, outcome.where, outcome.records));
+  if (options.memory) print(memory_table(outcome.memory));
   if (!options.compare) {
     write_plot(options, outcome, nullptr);
     return 0;

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "dtensor/tensor.h"
+
 namespace train {
 namespace {
 
@@ -69,6 +71,17 @@ double Optimizer::next_lr() const {
 
 void Optimizer::add_to(dtensor::Checkpoint& checkpoint) {
   checkpoint.add("optimizer", *rule_).add("optimizer_steps", steps_done_);
+}
+
+std::int64_t Optimizer::state_bytes() const {
+  std::int64_t bytes = 0;
+  for (const at::Tensor& p : parameters_) {
+    for (const auto& [name, tensor] : rule_->state(p)) {
+      bytes += static_cast<std::int64_t>(
+          (dtensor::is_dtensor(tensor) ? dtensor::DTensor(tensor).to_local() : tensor).nbytes());
+    }
+  }
+  return bytes;
 }
 
 at::Tensor Optimizer::step() {

@@ -24,7 +24,8 @@ class Optimizer {
 
   // Clips, updates and forgets the gradients. Returns their global norm before clipping, a scalar tensor.
   at::Tensor step();
-  double next_lr() const;  // what the next step() uses
+  double next_lr() const;            // what the next step() uses
+  std::int64_t state_bytes() const;  // of what this rank keeps for the parameters. Collective
   void add_to(dtensor::Checkpoint& checkpoint);
 
  private:

@@ -87,6 +87,30 @@ Table summary(const Options& options, const std::string& where, const std::vecto
   };
 }
 
+namespace {
+
+std::string both(std::int64_t predicted, std::int64_t measured) {
+  return "predicted " + bytes_text(static_cast<double>(predicted)) + ", measured " +
+         bytes_text(static_cast<double>(measured));
+}
+
+}  // namespace
+
+Table memory_table(const MemoryUse& memory) {
+  const auto &predicted = memory.predicted, &measured = memory.measured;
+  Table rows = {{"memory: parameters", both(predicted.parameters, measured.parameters)},
+                {"gradients", both(predicted.gradients, measured.gradients)},
+                {"optimizer", both(predicted.optimizer, measured.optimizer)},
+                {"gathered, at most", both(predicted.gathered, measured.gathered)},
+                {"gradients to be reduced", both(predicted.unreduced, measured.unreduced)},
+                {"together, at most", both(predicted.total(), measured.total())}};
+  rows.push_back({"resident", fmt::format("{} at most; grew by {} while training, activations of {} rank(s) included",
+                                          bytes_text(static_cast<double>(memory.resident)),
+                                          bytes_text(static_cast<double>(memory.resident - memory.resident_before)),
+                                          memory.ranks_here)});
+  return rows;
+}
+
 void print(const Table& table) {
   std::size_t width = 0;
   for (const auto& row : table) width = std::max(width, row.first.size());

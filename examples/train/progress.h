@@ -25,6 +25,7 @@ using Table = std::vector<std::pair<std::string, std::string>>;
 
 // What ran, how fast, what moved. `where` is the mesh and backend in words.
 Table summary(const Options& options, const std::string& where, const std::vector<StepRecord>& records);
+Table memory_table(const MemoryUse& memory);
 void print(const Table& table);  // on stdout
 
 std::string bytes_text(double bytes);                                     // 1.5 MB

@@ -38,6 +38,7 @@ struct Job {
   std::int64_t pieces = 1;
   ModelHooks hooks = {};
   dtensor::DeviceMesh mesh = {};  // empty: one device, which neither loads nor saves
+  MemoryUse* memory = nullptr;    // null: not measured
 };
 
 double to_number(const at::Tensor& scalar) {
@@ -84,6 +85,7 @@ StepRecord run_step(const Job& job, const GptConfig& config, Optimizer& optimize
   const dtensor::EventListener listener([&](const dtensor::Event& event) { record.moved[event.axis] += event.bytes; },
                                         {dtensor::Event::Kind::collective});
   record.loss = run_batch(job, config, job.corpus.batch(o.seed, step, o.batch, o.seq));
+  if (job.memory != nullptr) job.memory->measure_parameters(job.parameters.slots());
   record.grad_norm = to_number(optimizer.step());
   record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return record;
@@ -103,13 +105,14 @@ std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
     if (on_step) on_step(records.back());
     state.after(step);
   }
+  if (job.memory != nullptr) job.memory->measured.optimizer = optimizer.state_bytes();
   return records;
 }
 
 }  // namespace
 
 std::vector<StepRecord> train_on_mesh(const dtensor::Communicator& world, const Options& options, const Corpus& corpus,
-                                      const OnStep& on_step) {
+                                      const OnStep& on_step, MemoryUse* memory) {
   const MeshShape shape = fit_mesh(options, world.size());
   const dtensor::DeviceMesh mesh = make_mesh(world, shape);
   const GptConfig config = gpt_config(options);
@@ -121,7 +124,12 @@ std::vector<StepRecord> train_on_mesh(const dtensor::Communicator& world, const 
   if (!options.loss_parallel) job.on_logits = gather_classes();
   job.mesh = mesh;
   job.hooks = model_hooks(options.sequence_parallel, options.checkpoint_activations);
-  return run_steps(job, on_step);
+  if (memory == nullptr) return run_steps(job, on_step);
+  job.memory = memory;
+  memory->predict(units, options.optimizer);
+  auto records = run_steps(job, on_step);
+  memory->measure_peaks(units.front().stats(), world.size());
+  return records;
 }
 
 std::vector<StepRecord> train_on_one_device(const Options& options, const Corpus& corpus, std::int64_t pieces) {

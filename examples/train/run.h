@@ -10,6 +10,7 @@
 #include "args.h"
 #include "data.h"
 #include "dtensor/comm.h"
+#include "memory.h"
 #include "model.h"
 
 namespace train {
@@ -26,9 +27,9 @@ using OnStep = std::function<void(const StepRecord&)>;
 
 GptConfig gpt_config(const Options& options);
 
-// Collective over `world`. on_step is called on every rank.
+// Collective over `world`. on_step is called on every rank; `memory`, where given, is filled with this rank's.
 std::vector<StepRecord> train_on_mesh(const dtensor::Communicator& world, const Options& options, const Corpus& corpus,
-                                      const OnStep& on_step);
+                                      const OnStep& on_step, MemoryUse* memory = nullptr);
 
 // Plain tensors, no mesh. With dropout: a mesh of one rank, since ATen's own generator numbers by order of calls. The
 // batch is summed in `pieces` parts, which changes rounding only.

@@ -5,6 +5,8 @@
 
 #include "dtensor/events.h"
 #include "mesh_run.h"
+#include "train/progress.h"
+#include "train/run.h"
 
 namespace {
 
@@ -105,6 +107,28 @@ TEST(FsdpCollectives, GathersAfterTheFirstStepAsInIt) {
   const auto result = run({{1, 2, 1}, "true"});
   EXPECT_EQ(result.stats.all_gathers, 10 * 9);
   EXPECT_EQ(result.stats.reduce_scatters, 10 * 5);
+}
+
+// What --memory prints. Everything but what is in flight is known to the byte.
+TEST(FsdpMemory, IsPredicted) {
+  for (const std::string optimizer : {"adamw", "sgd"}) {
+    dtensor::run_local(2, [&](dtensor::Communicator world) {
+      train::Options options{
+          .mesh = train::MeshShape{1, 2, 1}, .optimizer = optimizer, .steps = 2, .batch = 2, .seq = 16};
+      train::MemoryUse memory;
+      train::train_on_mesh(world, options, train::Corpus::read({}, options.seq), {}, &memory);
+      const auto &predicted = memory.predicted, &measured = memory.measured;
+      EXPECT_GT(measured.parameters, 0);
+      EXPECT_EQ(measured.parameters, predicted.parameters);
+      EXPECT_EQ(measured.gradients, predicted.gradients);
+      EXPECT_EQ(measured.optimizer, predicted.optimizer);
+      EXPECT_EQ(measured.gathered, predicted.gathered);
+      EXPECT_LE(measured.unreduced, predicted.unreduced);
+      EXPECT_LE(measured.total(), predicted.total());
+      EXPECT_GE(memory.resident, memory.resident_before);
+      EXPECT_EQ(train::memory_table(memory).size(), 7u);
+    });
+  }
 }
 
 }  // namespace
