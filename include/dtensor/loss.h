@@ -25,13 +25,14 @@ struct CrossEntropyOptions {
 // logits [..., classes], targets [...] of whole numbers; both plain or DTensors on one mesh. Half types are computed
 // and returned in float. `none`: [...], zero for ignored tokens. With no valid token, `mean` is NaN as in PyTorch. A
 // target that is no class and not ignore_index is an error (on the ranks that hold it, which ends the run of all).
-// Differentiable once, with respect to the logits.
+// Differentiable with respect to the logits; the gradient of that gradient is ATen's (create_graph).
 DTENSOR_API at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                      const CrossEntropyOptions& options = {});
 
 // cross_entropy(linear(hidden, weight), targets) in pieces of `chunk` tokens of each rank: no more logits than
 // [chunk, a rank's classes] exist at once, in forward or backward, where they are computed again. hidden [...,
-// features], weight [classes, features]. Differentiable once, with respect to both.
+// features], weight [classes, features]. Differentiable with respect to both; with create_graph all
+// of a rank's logits exist at once.
 DTENSOR_API at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                             const at::Tensor& targets, const CrossEntropyOptions& options = {},
                                             std::int64_t chunk = 1024);

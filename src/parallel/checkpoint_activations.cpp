@@ -6,8 +6,11 @@
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <optional>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "dtensor/debug.h"
 #include "dtensor/hooks.h"
@@ -94,16 +97,62 @@ variable_list detached(const variable_list& saved) {
   return inputs;
 }
 
-// Differentiates what the second run gave, as far as the first run's results were used.
-void run_backward(const variable_list& outputs, const variable_list& grads) {
+using Asked = std::unordered_map<torch::autograd::Node*, torch::autograd::GraphTask::ExecInfo>;
+
+// Null: every leaf's gradient is accumulated. Else the pass was told which gradients it is for (autograd::grad,
+// backward with inputs).
+const Asked* asked_by_name() {
+  const auto* asked = torch::autograd::get_current_graph_task_exec_info();
+  return asked != nullptr && !asked->empty() ? asked : nullptr;
+}
+
+// The pass does not know that a captured parameter is part of its graph: it would find no gradient of it.
+void refuse_captured(const variable_list& outputs, const Asked& asked) {
+  std::vector<torch::autograd::Node*> open;
+  std::unordered_set<torch::autograd::Node*> seen;
+  const auto visit = [&](torch::autograd::Node* node) {
+    if (node != nullptr && seen.insert(node).second) open.push_back(node);
+  };
+  for (const at::Tensor& t : outputs) visit(t.defined() ? t.grad_fn().get() : nullptr);
+  while (!open.empty()) {
+    auto* node = open.back();
+    open.pop_back();
+    const auto found = asked.find(node);
+    TORCH_CHECK(found == asked.end() || !(found->second.needed_ || found->second.captures_),
+                "checkpoint: autograd::grad, or backward with inputs, asks for the gradient of a parameter that a "
+                "recomputed segment captures. The segment's graph is made anew in backward, where the pass does not "
+                "look for it: give the parameter to the segment as an input, or call backward without inputs");
+    for (const auto& edge : node->next_edges()) visit(edge.function.get());
+  }
+}
+
+// Differentiates what the second run gave, as far as the first run's results were used; the inputs' gradients.
+variable_list run_backward(const variable_list& outputs, const variable_list& grads, const variable_list& inputs) {
   variable_list roots, root_grads;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].defined() || !outputs[i].requires_grad() || !grads[i].defined()) continue;
     roots.push_back(outputs[i]);
     root_grads.push_back(grads[i]);
   }
+  variable_list result(inputs.size());
+  if (roots.empty()) return result;
+  const auto* asked = asked_by_name();
+  if (asked != nullptr) refuse_captured(outputs, *asked);
+  std::vector<std::size_t> wanted;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].defined() && inputs[i].requires_grad()) wanted.push_back(i);
+  }
   const PartOfBackward part;
-  if (!roots.empty()) torch::autograd::backward(roots, root_grads);
+  if (asked == nullptr) {
+    torch::autograd::backward(roots, root_grads);
+    for (const auto i : wanted) result[i] = inputs[i].grad();
+  } else if (!wanted.empty()) {
+    variable_list leaves;
+    for (const auto i : wanted) leaves.push_back(inputs[i]);
+    const auto found = torch::autograd::grad(roots, leaves, root_grads, {}, false, /*allow_unused=*/true);
+    for (std::size_t k = 0; k < wanted.size(); ++k) result[wanted[k]] = found[k];
+  }
+  return result;
 }
 
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
@@ -116,7 +165,10 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    TORCH_CHECK(!at::GradMode::is_enabled(), "checkpoint: no second derivative (create_graph)");
+    TORCH_CHECK(!at::GradMode::is_enabled(),
+                "checkpoint: no gradient of a gradient (create_graph): a recomputed segment is differentiated in a "
+                "pass of its own, inside of backward, and the graph of that ends there. Run the segment without "
+                "checkpoint where its gradient is differentiated");
     Call& call = *static_cast<Holder*>(ctx->saved_data["call"].toCapsule().get())->call;
     const variable_list inputs = detached(ctx->get_saved_variables());
     variable_list outputs;
@@ -127,9 +179,8 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     }
     TORCH_CHECK(outputs.size() == grads.size(), "checkpoint: the segment gave ", grads.size(),
                 " tensors in forward and ", outputs.size(), " in backward");
-    run_backward(outputs, grads);
     variable_list result(2);
-    for (const at::Tensor& input : inputs) result.push_back(input.defined() ? input.grad() : at::Tensor());
+    for (auto& gradient : run_backward(outputs, grads, inputs)) result.push_back(std::move(gradient));
     return result;
   }
 };

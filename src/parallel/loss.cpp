@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "parallel/class_shard.h"
+#include "parallel/loss_in_parts.h"
 #include "parallel/token_loss.h"
 
 namespace dtensor {
@@ -23,6 +24,7 @@ struct Call {
   bool linear = false;
   at::Tensor weight = {};   // local [own classes]
   at::Tensor targets = {};  // local [t]
+  at::Tensor given = {};    // targets as they were given
   double weight_sum = 0;
   std::vector<std::int64_t> token_sizes = {};  // global
   // After forward:
@@ -160,9 +162,11 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    TORCH_CHECK(!at::GradMode::is_enabled(), "cross_entropy: no second derivative (create_graph)");
     const Call& call = *static_cast<Holder*>(ctx->saved_data["call"].toCapsule().get())->call;
     const auto saved = ctx->get_saved_variables();
+    if (at::GradMode::is_enabled()) {
+      return gradient_with_graph({saved[0], saved[1], call.given, call.options}, grads[0]);
+    }
     const at::Tensor head = call.linear ? local_part(saved[1]) : at::Tensor();
     const Gradients local = backward_chunks(call, rows_of(saved[0]), head, scales_of(call, grads[0]));
     const at::Tensor rows = local.rows.view(local_part(saved[0]).sizes());
@@ -227,12 +231,14 @@ at::Tensor on_one_device(const at::Tensor& values, const std::optional<at::Tenso
                          Call call) {
   call.shard.own = call.shard.count = call.linear ? head->size(0) : values.size(-1);
   set_weight(call, values.scalar_type());
+  call.given = targets;
   call.targets = targets.reshape({-1}).to(at::kLong);
   return CrossEntropy::apply(values, head, std::make_shared<Call>(std::move(call)));
 }
 
 void set_targets(Call& call, const at::Tensor& targets) {
   at::NoGradGuard no_grad;
+  call.given = targets;
   call.targets = local_part(brought(targets, call.shard.mesh, call.shard.tokens)).reshape({-1}).to(at::kLong);
 }
 

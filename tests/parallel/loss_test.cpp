@@ -1,6 +1,7 @@
 // Cross entropy on every layout equals PyTorch's on one device: value and gradients, with weights, smoothing, ignored
 // targets, z-loss, uneven vocabularies, whole and in chunks.
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "dtensor/dtensor.h"
 #include "dtensor/memory_timeline.h"
@@ -108,6 +109,50 @@ TEST(LinearCrossEntropy, EqualsPlainInChunks) {
         test::expect_close(hidden.grad(), plain_h.grad(), "hidden " + what);
         test::expect_close(weight.grad(), plain_w.grad(), "weight " + what);
         EXPECT_EQ(DTensor(weight.grad()).placements().size(), weight_at.size());
+      }
+    });
+  }
+}
+
+// Gradients of a number made of gradients.
+struct Twice {
+  std::vector<at::Tensor> leaves, shares;
+  void run(const at::Tensor& scalar) const {
+    const auto first = torch::autograd::grad({scalar}, leaves, {}, true, true);
+    at::Tensor sum;
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      const at::Tensor term = (first[i].square() * shares[i]).sum();
+      sum = sum.defined() ? sum + term : term;
+    }
+    sum.backward();
+  }
+};
+
+TEST(CrossEntropy, GradientsOfGradientsEqualPlain) {
+  for (const auto& shape : {test::Shape{1}, test::Shape{2}, test::Shape{3}, test::Shape{2, 2}}) {
+    test::on_mesh(shape, [&](const DeviceMesh& mesh) {
+      test::Draw draw(21);
+      for (int round = 0; round < 12; ++round) {
+        const std::int64_t b = draw.integer(1, 4), s = draw.integer(1, 5), classes = draw.integer(2, 9);
+        const Case c = draw_case(draw, classes);
+        const at::Tensor h = draw.normal({b, s, 4}), w = draw.normal({classes, 4}), share = draw.normal({b, s});
+        const at::Tensor targets = draw_targets(draw, {b, s}, classes, c);
+        const bool linear = draw.coin();
+        const Twice plain{{h.clone().requires_grad_(), w.clone().requires_grad_()},
+                          {draw.normal({b, s, 4}), draw.normal({classes, 4})}};
+        const Placements hidden_at = draw.placements(mesh, 3, false), weight_at = draw.placements(mesh, 2, false);
+        const Twice split{{distribute_tensor(h, mesh, hidden_at).requires_grad_(),
+                           distribute_tensor(w, mesh, weight_at).requires_grad_()},
+                          plain.shares};
+        const auto logits = [](const Twice& t) { return at::linear(t.leaves[0], t.leaves[1]); };
+        plain.run(total(reference(logits(plain).flatten(0, 1), targets.flatten(), c.options), share.flatten()));
+        const at::Tensor loss = linear ? linear_cross_entropy(split.leaves[0], split.leaves[1], targets, c.options, 3)
+                                       : cross_entropy(logits(split), targets, c.options);
+        split.run(total(loss, share));
+        const std::string what = to_string(hidden_at) + to_string(weight_at) + text(mesh, {}, c);
+        for (std::size_t i = 0; i < 2; ++i) {
+          test::expect_close(split.leaves[i].grad(), plain.leaves[i].grad(), what, 1e-8);
+        }
       }
     });
   }

@@ -1,6 +1,7 @@
 // Recomputation gives the gradients, the random numbers and the counts of what was not recomputed; gradient scaling
 // skips the same steps on every rank.
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "dtensor/dtensor.h"
 #include "dtensor/fully_shard.h"
@@ -214,6 +215,40 @@ TEST(Checkpoint, RefusesWhatItCannotRepeat) {
     const auto writes = [](const at::Tensor& in) { return at::mm(in, in).mul_(2); };
     const at::Tensor changed = checkpoint(writes, t, {.keep = {"aten::mm"}});
     EXPECT_ANY_THROW(changed.sum().backward());
+  });
+}
+
+template <class Run>
+std::string error_of(Run&& run) {
+  try {
+    run();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error";
+}
+
+// What is asked for by name is found among the inputs of segments, and nothing is accumulated on the way.
+TEST(Checkpoint, SaysWhichGradientsItCannotGive) {
+  test::on_mesh({2}, [](const DeviceMesh& mesh) {
+    test::Draw draw(3);
+    const at::Tensor value = draw.normal({4, 4}), factor = draw.normal({4, 4});
+    const at::Tensor x = distribute_tensor(value, mesh, {Shard(0)}).requires_grad_();
+    const at::Tensor w = distribute_tensor(factor, mesh, {Replicate()}).requires_grad_();
+    const auto run = [&](const at::Tensor& in) { return at::mm(in, w).exp(); };
+    const auto loss = [&] { return checkpoint(run, x * 2).sum(); };
+    const at::Tensor plain = value.clone().requires_grad_();
+    at::mm(plain * 2, factor).exp().sum().backward();
+    test::expect_close(torch::autograd::grad({loss()}, {x})[0], plain.grad(), "grad");
+    EXPECT_FALSE(w.grad().defined());
+    torch::autograd::backward({loss()}, {}, false, false, {x});
+    test::expect_close(x.grad(), plain.grad(), "backward with inputs");
+    EXPECT_FALSE(w.grad().defined());
+    const at::Tensor held = w * 1;  // else autograd does not know the leaf, and says itself that it was not used
+    const std::string captured = error_of([&] { torch::autograd::grad({loss()}, {x, w}); });
+    EXPECT_NE(captured.find("a recomputed segment captures"), std::string::npos) << captured;
+    const std::string twice = error_of([&] { torch::autograd::grad({loss()}, {x}, {}, true, true); });
+    EXPECT_NE(twice.find("gradient of a gradient (create_graph)"), std::string::npos) << twice;
   });
 }
 

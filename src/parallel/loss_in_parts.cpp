@@ -1,0 +1,56 @@
+// Differentiable any number of times, because ATen's operators are.
+#include "parallel/loss_in_parts.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "dtensor/hooks.h"
+
+namespace dtensor {
+namespace {
+
+std::int64_t reduction_of(LossReduction reduction) {
+  return reduction == LossReduction::none   ? at::Reduction::None
+         : reduction == LossReduction::mean ? at::Reduction::Mean
+                                            : at::Reduction::Sum;
+}
+
+// logsumexp^2 of the tokens that count, reduced.
+at::Tensor z_loss(const at::Tensor& logits, const at::Tensor& targets, const CrossEntropyOptions& options) {
+  const at::Tensor valid = targets.ne(options.ignore_index).to(logits.scalar_type());
+  const at::Tensor z = at::logsumexp(logits, -1).square() * valid * options.z_loss;
+  if (options.reduction == LossReduction::none) return z;
+  return options.reduction == LossReduction::sum ? z.sum() : z.sum() / valid.sum();
+}
+
+}  // namespace
+
+at::Tensor LossInParts::value() const {
+  at::Tensor logits = head.defined() ? at::matmul(values, head.t()) : values;
+  const auto type = logits.scalar_type();
+  if (type == at::kHalf || type == at::kBFloat16) logits = logits.to(at::kFloat);
+  logits = logits.reshape({-1, logits.size(-1)});
+  const at::Tensor flat = targets.reshape({-1}).to(at::kLong);
+  at::Tensor weight = options.weight;
+  if (weight.defined()) weight = weight.detach().to(logits.scalar_type());
+  at::Tensor loss = at::cross_entropy_loss(logits, flat, weight, reduction_of(options.reduction), options.ignore_index,
+                                           options.label_smoothing);
+  if (options.z_loss > 0) loss = loss + z_loss(logits, flat, options);
+  return options.reduction == LossReduction::none ? loss.reshape(targets.sizes()) : loss;
+}
+
+std::vector<at::Tensor> gradient_with_graph(const LossInParts& loss, const at::Tensor& grad) {
+  std::vector<at::Tensor> wanted, result(3);
+  for (const auto& t : {loss.values, loss.head}) {
+    if (t.defined() && t.requires_grad()) wanted.push_back(t);
+  }
+  if (wanted.empty()) return result;
+  const PartOfBackward part;
+  auto found = torch::autograd::grad({loss.value()}, wanted, {grad}, /*retain_graph=*/true, /*create_graph=*/true);
+  auto next = found.begin();
+  if (loss.values.requires_grad()) result[0] = *next++;
+  if (loss.head.defined() && loss.head.requires_grad()) result[1] = *next;
+  return result;
+}
+
+}  // namespace dtensor
