@@ -48,7 +48,9 @@ struct FsdpOptions {
   // Consecutive elements along that dimension that no rank's part may divide: rows of a quantisation or preconditioner
   // block; default 1. The parameter is then a RaggedShard.
   std::function<std::int64_t(const std::string& name, const at::Tensor& parameter)> shard_block = {};
-  // Where the mesh is of CPUs, shards are in host memory already; for others not built: an error.
+  // Parameters, gradients and with them optimizer states are kept in host memory (DeviceMesh::offloaded); shards are
+  // copied to the device and gathered there, reduced gradients are copied back. Not differentiable twice. Where the
+  // mesh is of CPUs that is so anyway.
   bool cpu_offload = false;
 };
 

@@ -35,7 +35,13 @@ class DTENSOR_API DeviceMesh {
   at::IntArrayRef ranks() const;  // world ranks, row-major
   const std::vector<std::string>& names() const;
   std::int64_t dim(const std::string& name) const;  // index of a named dimension; error lists the names
-  c10::DeviceType device_type() const;
+  c10::DeviceType device_type() const;              // where local tensors are
+
+  // The same ranks, for tensors that are kept in host memory: their local tensors are on the CPU, though they give
+  // themselves out for tensors of this mesh's device (autograd wants a gradient to be where its tensor is). An operator
+  // that computes with one, beside tensors of this mesh or with a graph, copies it here; list, in-place and factory
+  // operators on such tensors alone run on the host. A mesh of CPUs is its own.
+  DeviceMesh offloaded() const;
 
   bool is_member() const;  // whether this rank is in the mesh
   // This rank's coordinate, one index per dimension; nothing where it is not a member.

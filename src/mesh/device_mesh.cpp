@@ -16,7 +16,8 @@ const MeshImpl& checked(const c10::intrusive_ptr<MeshImpl>& impl) {
 }
 
 DeviceMesh sibling(const MeshImpl& mesh, MeshLayout layout) {
-  return DeviceMesh(intern_mesh(std::move(layout), mesh.world(), mesh.device));
+  const auto seen = intern_mesh(std::move(layout), mesh.world(), mesh.seen_device());
+  return DeviceMesh(mesh.computes() != nullptr ? intern_offloaded(seen) : seen);
 }
 
 const Coordinate& checked_coordinate(const MeshImpl& mesh) {
@@ -84,6 +85,11 @@ DeviceMesh DeviceMesh::view(at::IntArrayRef shape, std::vector<std::string> name
   return sibling(mesh, view_layout(mesh.layout, shape, std::move(names)));
 }
 
+DeviceMesh DeviceMesh::offloaded() const {
+  (void)checked(impl_);
+  return DeviceMesh(intern_offloaded(impl_));
+}
+
 Communicator DeviceMesh::communicator(std::int64_t dim) const {
   const auto& mesh = checked(impl_);
   return mesh.communicator(AxisMask{1} << checked_dim(mesh.layout, dim));
@@ -99,7 +105,8 @@ bool operator==(const DeviceMesh& a, const DeviceMesh& b) {
   if (a.impl_ == b.impl_ || !a.impl_ || !b.impl_) {
     return a.impl_ == b.impl_;
   }
-  return a.impl_->device == b.impl_->device && a.impl_->layout == b.impl_->layout;
+  return a.impl_->device == b.impl_->device && a.impl_->seen_device() == b.impl_->seen_device() &&
+         a.impl_->layout == b.impl_->layout;
 }
 
 std::string DeviceMesh::str() const { return impl_ ? impl_->str() : "DeviceMesh()"; }

@@ -10,8 +10,9 @@
 
 namespace dtensor {
 
-MeshImpl::MeshImpl(MeshLayout layout, Communicator world, c10::DeviceType device, std::shared_ptr<WorldState> state)
-    : MeshInfo(std::move(layout), world.rank(), device),
+MeshImpl::MeshImpl(MeshLayout layout, Communicator world, c10::DeviceType device, MeshRef computes,
+                   std::shared_ptr<WorldState> state)
+    : MeshInfo(std::move(layout), world.rank(), device, std::move(computes)),
       world_(std::move(world)),
       state_(std::move(state)),
       by_mask_(std::size_t{1} << this->layout.ndim()) {}
@@ -44,12 +45,21 @@ void MeshImpl::release_resources() {
   made_.clear();
   state_.reset();
   world_ = Communicator();
+  computes_.reset();
 }
 
-std::string MeshImpl::str() const { return layout_str(layout, device); }
+std::string MeshImpl::str() const {
+  const auto text = layout_str(layout, seen_device());
+  return computes() != nullptr ? text + " offloaded" : text;
+}
 
 c10::intrusive_ptr<MeshImpl> intern_mesh(MeshLayout layout, const Communicator& world, c10::DeviceType device) {
-  return WorldState::of(world)->intern(std::move(layout), world, device);
+  return WorldState::of(world)->intern(std::move(layout), world, device, {});
+}
+
+c10::intrusive_ptr<MeshImpl> intern_offloaded(const c10::intrusive_ptr<MeshImpl>& mesh) {
+  if (mesh->device == c10::DeviceType::CPU) return mesh;
+  return mesh->state().intern(mesh->layout, mesh->world(), c10::DeviceType::CPU, mesh);
 }
 
 }  // namespace dtensor

@@ -18,7 +18,8 @@ class WorldState;  // shared by all meshes of one rank's world communicator (mes
 // Made by intern_mesh only, so that pointer equality is equality of layouts.
 class MeshImpl final : public MeshInfo {
  public:
-  MeshImpl(MeshLayout layout, Communicator world, c10::DeviceType device, std::shared_ptr<WorldState> state);
+  MeshImpl(MeshLayout layout, Communicator world, c10::DeviceType device, MeshRef computes,
+           std::shared_ptr<WorldState> state);
   ~MeshImpl() override;
 
   // The ranks that differ from this one in the given axes only, ordered row-major by coordinate. Made when first asked
@@ -46,6 +47,8 @@ class MeshImpl final : public MeshInfo {
 
 // The one mesh with this layout on this rank of the world. Thread-safe, no communication.
 c10::intrusive_ptr<MeshImpl> intern_mesh(MeshLayout layout, const Communicator& world, c10::DeviceType device);
+// The same layout in host memory, for what `mesh` computes with; `mesh` itself where it is of CPUs, or is that already.
+c10::intrusive_ptr<MeshImpl> intern_offloaded(const c10::intrusive_ptr<MeshImpl>& mesh);
 
 // Every MeshInfo that is reached from a DTensor is a MeshImpl.
 inline const MeshImpl& acting(const MeshInfo& mesh) { return static_cast<const MeshImpl&>(mesh); }

@@ -48,8 +48,10 @@ std::shared_ptr<WorldState> WorldState::of(const Communicator& world) {
   return it->second;
 }
 
-c10::intrusive_ptr<MeshImpl> WorldState::intern(MeshLayout layout, const Communicator& world, c10::DeviceType device) {
-  const Key key{layout.shape, layout.ranks, layout.names, static_cast<int>(device)};
+c10::intrusive_ptr<MeshImpl> WorldState::intern(MeshLayout layout, const Communicator& world, c10::DeviceType device,
+                                                MeshRef computes) {
+  const auto seen = computes ? computes->device : device;
+  const Key key{layout.shape, layout.ranks, layout.names, static_cast<int>(device), static_cast<int>(seen)};
   const std::lock_guard lock(mesh_mutex_);
   const auto it = meshes_.find(key);
   if (it != meshes_.end()) {
@@ -59,7 +61,7 @@ c10::intrusive_ptr<MeshImpl> WorldState::intern(MeshLayout layout, const Communi
     meshes_.erase(it);
   }
   std::erase_if(meshes_, [](const auto& entry) { return entry.second.expired(); });
-  auto mesh = c10::make_intrusive<MeshImpl>(std::move(layout), world, device, of(world));
+  auto mesh = c10::make_intrusive<MeshImpl>(std::move(layout), world, device, std::move(computes), of(world));
   meshes_.emplace(key, c10::weak_intrusive_ptr<MeshImpl>(mesh));
   return mesh;
 }

@@ -25,7 +25,8 @@ class WorldState {
   // The one state of this rank's world.
   static std::shared_ptr<WorldState> of(const Communicator& world);
 
-  c10::intrusive_ptr<MeshImpl> intern(MeshLayout layout, const Communicator& world, c10::DeviceType device);
+  c10::intrusive_ptr<MeshImpl> intern(MeshLayout layout, const Communicator& world, c10::DeviceType device,
+                                      MeshRef computes);
 
   // The communicator of these ranks of the world, in this order; this rank is one of them. Made by the first call,
   // which is collective over them; `label` is for messages.
@@ -38,7 +39,7 @@ class WorldState {
   RngState advance_rng();
 
  private:
-  using Key = std::tuple<std::vector<std::int64_t>, std::vector<std::int64_t>, std::vector<std::string>, int>;
+  using Key = std::tuple<std::vector<std::int64_t>, std::vector<std::int64_t>, std::vector<std::string>, int, int>;
 
   mutable std::mutex rng_mutex_;
   RngState rng_{67280421310721ULL, 0};  // ATen's default seed

@@ -1,6 +1,10 @@
 // Builds cache keys.
 #include "ops/call_view.h"
 
+#include <ATen/core/grad_mode.h>
+
+#include "ops/leaf_hook.h"
+
 namespace dtensor {
 
 void CallKey::plain(const c10::TensorImpl& impl) {
@@ -46,6 +50,11 @@ std::uint64_t CallKey::hash() const {
 }
 
 CallView::CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) : CallView(entry) {
+  walk(entry, args);
+  if (C10_UNLIKELY(has_stored())) meet_on_device(entry, args);
+}
+
+void CallView::walk(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
   const auto tensor = [](const c10::IValue& value) { return value.isTensor() ? value.unsafeToTensorImpl() : nullptr; };
   for (std::size_t i = 0; i < args.size(); ++i) {
     const auto& value = args[i];
@@ -68,6 +77,59 @@ CallView::CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) : Call
         key.value(value, true);
     }
   }
+}
+
+namespace {
+
+bool is_stored(const c10::TensorImpl* impl) {
+  return impl != nullptr && has_dtensor_key(impl) &&
+         static_cast<const DTensorImpl*>(impl)->spec()->mesh->computes() != nullptr;
+}
+
+// A computation that autograd records is the model's. What an optimizer does, it does on the host; so do casts, which
+// keep their shards.
+bool belongs_to_model(const OpEntry& entry, const CallView& view) {
+  if (!at::GradMode::is_enabled() || entry.op.operator_name().name == "aten::_to_copy") return false;
+  return std::any_of(view.operands.begin(), view.operands.end(),
+                     [](auto* impl) { return impl != nullptr && impl->requires_grad(); });
+}
+
+c10::intrusive_ptr<DTensorImpl> stand_in(DTensorImpl& stored) {
+  watch_leaf(stored);
+  const auto& spec = *stored.spec();
+  const auto mesh = MeshRef::reclaim_copy(const_cast<MeshInfo*>(spec.mesh->computes()));
+  auto on_device = intern_spec(mesh, spec.placements, spec.sizes, spec.strides, spec.dtype);
+  auto impl = c10::make_intrusive<DTensorImpl>(std::move(on_device), at::Tensor(), stored.storage_offset());
+  if (!impl->is_inference() && !stored.is_inference()) impl->set_version_counter(stored.version_counter());
+  impl->source = stored.source;
+  impl->source_version = stored.source_version;
+  impl->stored = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(&stored);
+  return impl;
+}
+
+}  // namespace
+
+DTensorImpl* CallView::stand_in_of(DTensorImpl* operand) const {
+  for (const auto& impl : stand_ins_) {
+    if (impl->stored.get() == operand) return impl.get();
+  }
+  return operand;
+}
+
+// The key is made again, of the operands that the call then has.
+void CallView::meet_on_device(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
+  if (!entry.reads_only || entry.per_position_meshes) return;
+  if (!mixed && !belongs_to_model(entry, *this)) return;
+  const auto former = std::exchange(operands, {});
+  for (auto* impl : former) {
+    if (is_stored(impl)) stand_ins_.push_back(stand_in(*as_dtensor(impl)));
+  }
+  if (stand_ins_.empty()) return static_cast<void>(operands = former);
+  key.clear();
+  mesh = nullptr;
+  mixed = has_plain = false;
+  walk(entry, args);
+  exchanged = true;
 }
 
 }  // namespace dtensor

@@ -60,6 +60,7 @@ struct CallView {
   bool has_plain = false;                          // a plain operand of dimension >= 1
   bool reads_only = false;                         // operands may be exchanged for their reduced forms
   bool exchanged = false;                          // and one was: `operands` is not what the arguments say
+  bool mixed = false;                              // DTensors of more than one mesh
 
   explicit CallView(const OpEntry& entry) : reads_only(entry.reads_only) {
     if (C10_UNLIKELY(has_reduce_policy())) key.policy(detail::accumulate_in);
@@ -77,12 +78,24 @@ struct CallView {
       return key.plain(*impl);
     }
     auto* reader = reads_only ? as_dtensor(impl)->reader() : as_dtensor(impl);
+    if (C10_UNLIKELY(!stand_ins_.empty())) reader = stand_in_of(reader);
     exchanged = exchanged || reader != impl;
     operands.push_back(reader);
     const auto* spec = reader->spec().get();
     if (mesh == nullptr) mesh = spec->mesh.get();
+    mixed = mixed || spec->mesh.get() != mesh;
     key.spec(spec);
   }
+
+  // Whether tensors in host memory take part, perhaps beside others.
+  bool has_stored() const { return mixed || (mesh != nullptr && mesh->computes() != nullptr); }
+
+ private:
+  void walk(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
+  DTensorImpl* stand_in_of(DTensorImpl* operand) const;
+  void meet_on_device(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
+
+  c10::SmallVector<c10::intrusive_ptr<DTensorImpl>, 1> stand_ins_;
 };
 
 }  // namespace dtensor

@@ -53,11 +53,22 @@ at::Tensor moved_input(const Frame& frame, std::size_t index, const at::Tensor& 
   return in_order_of(std::move(moved), *action.to);
 }
 
+// Of a stand-in: what a schedule has brought to the device, or a copy made for this call.
+at::Tensor fetched_input(const DTensorImpl& stand_in, const InputAction& action) {
+  if (stand_in.source) {
+    auto provided = provided_by_schedule(stand_in, *action.to);
+    if (provided.defined()) return provided;
+  }
+  auto local = stand_in.stored->local().to(stand_in.device());
+  return action.plan.empty() ? local : in_order_of(execute_plan(action.plan, local, *action.from), *action.to);
+}
+
 at::Tensor input_for(const Frame& frame, std::size_t index) {
   const auto& action = frame.call.inputs[index];
   auto* impl = frame.view.operands[index];
   if (!action.from) return frame.operands[index];
   if (!action.from->mesh->is_member) return {};
+  if (C10_UNLIKELY(has_dtensor_key(impl) && as_dtensor(impl)->stored)) return fetched_input(*as_dtensor(impl), action);
   if (action.out && action.write_back) return empty_like_spec(*action.result);
   const bool plain = !has_dtensor_key(impl);
   const auto& local = plain ? frame.operands[index] : local_of(impl);
@@ -74,7 +85,8 @@ at::Tensor input_for(const Frame& frame, std::size_t index) {
 // What this rank has to move of a list's entries.
 bool travels(const InputAction& action, c10::TensorImpl* impl) {
   return impl != nullptr && action.from && action.from->mesh->is_member && !action.plan.empty() &&
-         !(action.out && action.write_back) && has_dtensor_key(impl) && as_dtensor(impl)->unrounded() == nullptr;
+         !(action.out && action.write_back) && has_dtensor_key(impl) && !as_dtensor(impl)->stored &&
+         as_dtensor(impl)->unrounded() == nullptr;
 }
 
 // The entries of a list operator in as few collectives as their kinds, meshes and dtypes allow.
@@ -281,6 +293,7 @@ void remember_reduced(const Frame& frame, const Stack& stack, std::size_t first)
   for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
     const auto& action = frame.call.inputs[i];
     if (!action.reduces || !has_dtensor_key(frame.view.operands[i])) continue;
+    if (as_dtensor(frame.view.operands[i])->stored) continue;
     if (is_result(stack, first, frame.locals[i])) continue;
     as_dtensor(frame.view.operands[i])->remember_reduced(action.to, frame.locals[i]);
   }

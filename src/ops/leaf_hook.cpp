@@ -6,12 +6,11 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "dtensor/pass_flags.h"
 #include "ops/leaf_reduction.h"
 
 namespace dtensor {
 namespace {
-
-thread_local bool sync_off = false;
 
 DTensor handle_of(DTensorImpl& impl) {
   return DTensor(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&impl)));
@@ -23,7 +22,7 @@ Placements reduced_placements(const TensorSpec& leaf) {
   return placements;
 }
 
-bool taken_over(const DTensorImpl& impl) { return !sync_off && impl.hooks && impl.hooks->reduce; }
+bool taken_over(const DTensorImpl& impl) { return !NoGradientSync::active() && impl.hooks && impl.hooks->reduce; }
 
 // What was accumulated without synchronisation and is not reduced yet: new gradients join it, then all is reduced once.
 bool has_unreduced_gradient(const DTensor& leaf, const Placements& wanted) {
@@ -53,8 +52,19 @@ std::optional<Placements> may_wait(const DTensor& leaf, const at::Tensor& grad, 
   return waiting_placements(DTensor(grad), wanted);
 }
 
+// Gradients of what is kept in host memory end there.
+at::Tensor brought_home(const DTensor& gradient, const DTensor& leaf) {
+  if (gradient.mesh() == leaf.mesh()) return gradient;
+  TORCH_CHECK(!at::GradMode::is_enabled(), "the gradient of a parameter in host memory (", leaf.spec_str(),
+              ") cannot have a graph (create_graph): its copy to the host would not be part of it");
+  const auto& spec = *dtensor_or_null(gradient)->spec();
+  const auto local = dtensor_or_null(gradient)->local().to(at::Device(leaf.mesh().device_type()));
+  const auto& home = dtensor_or_null(leaf)->spec()->mesh;
+  return make_dtensor(intern_spec(home, spec.placements, spec.sizes, spec.strides, spec.dtype), local);
+}
+
 at::Tensor before_accumulation(DTensorImpl& impl, const at::Tensor& grad) {
-  if (!grad.defined() || sync_off) return grad;
+  if (!grad.defined() || NoGradientSync::active()) return grad;
   const auto leaf = handle_of(impl);
   const auto wanted = reduced_placements(*impl.spec());
   if (taken_over(impl) && leaf.grad().defined()) set_aside_gradient(leaf, impl);
@@ -64,6 +74,7 @@ at::Tensor before_accumulation(DTensorImpl& impl, const at::Tensor& grad) {
     return DTensor::from_local(grad, leaf.mesh(), replicated, grad.sizes(), grad.strides()).redistribute(wanted);
   }
   if (taken_over(impl)) return grad;
+  if (impl.spec()->mesh->computes() != nullptr) return brought_home(DTensor(grad).redistribute(wanted), leaf);
   if (const auto waits = may_wait(leaf, grad, wanted)) {
     expect_gradient(leaf);
     return DTensor(grad).redistribute(*waits);
@@ -81,7 +92,7 @@ struct AfterAccumulation final : torch::autograd::PostAccumulateGradHook {
     }
     const auto wanted = reduced_placements(*impl.spec());
     if (take_gradient(leaf, wanted)) return;
-    if (!sync_off && has_unreduced_gradient(leaf, wanted)) {
+    if (!NoGradientSync::active() && has_unreduced_gradient(leaf, wanted)) {
       leaf.mutable_grad() = DTensor(leaf.grad()).redistribute(wanted);
     }
     if (impl.hooks && impl.hooks->gradient) impl.hooks->gradient(leaf);
@@ -166,9 +177,9 @@ void at_backward_end(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
 }
 
-NoGradientSync::NoGradientSync() : previous_(sync_off) { sync_off = true; }
-NoGradientSync::~NoGradientSync() { sync_off = previous_; }
-bool NoGradientSync::active() { return sync_off; }
+NoGradientSync::NoGradientSync() : previous_(active()) { push_pass_flag(PassFlag::no_gradient_sync); }
+NoGradientSync::~NoGradientSync() { pop_pass_flag(); }
+bool NoGradientSync::active() { return pass_flag(PassFlag::no_gradient_sync); }
 
 struct BackwardStartListener::State {
   std::function<void()> callback;

@@ -288,6 +288,16 @@ OpCall describe_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, cons
   return call;
 }
 
+// Tensors in host memory give themselves out for the device's; what is asked for beside them is made beside them.
+void keep_on_host(const OpEntry& entry, CachedCall& call) {
+  if (!call.mesh || call.mesh->computes() == nullptr) return;
+  const auto& arguments = entry.op.schema().arguments();
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() != "device") continue;
+    call.decision.patches.push_back({static_cast<int>(i), c10::IValue(c10::Device(call.mesh->device))});
+  }
+}
+
 std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view) {
   refuse_plain_destinations(entry, args);
   if (view.has_plain) check_plain_operands(entry, args, view);
@@ -298,6 +308,7 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
   call->mesh = described.mesh;
   if (view.destination) call->key_specs.push_back(view.destination);
   call->decision = propagate(entry.op, described);
+  keep_on_host(entry, *call);
   record_explanation(entry, described);
   report_replicated(entry, call->decision);
   for (std::size_t i = 0; i < described.operands.size(); ++i) {

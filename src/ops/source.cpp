@@ -95,7 +95,9 @@ void inherit_source_slow(DTensorImpl& result, const DTensorImpl& operand) {
 }
 
 at::Tensor provided_by_schedule(const DTensorImpl& operand, const TensorSpec& to) {
-  if (!operand.source->use || !gathers(*operand.spec(), to)) return {};
+  // What a schedule has is on the device: tensors in host memory that compute on the host gather for themselves.
+  if (!operand.stored && operand.spec()->mesh->computes() != nullptr) return {};
+  if (!operand.source->use || (!operand.stored && !gathers(*operand.spec(), to))) return {};
   const auto owner = owner_of(operand);
   if (!owner.defined()) return {};
   const auto& parameter = *dtensor_or_null(owner);

@@ -6,8 +6,8 @@
 namespace dtensor::unboxed {
 
 const CachedCall* find_simple(const OpEntry& entry, const CallView& view) {
-  if (view.mesh == nullptr || events_on(Event::Kind::op) || recording_explanations() || backward_listeners_on() ||
-      keeping_results())
+  if (view.mesh == nullptr || view.has_stored() || events_on(Event::Kind::op) || recording_explanations() ||
+      backward_listeners_on() || keeping_results())
     return nullptr;
   if (view.has_plain && (checked_mode() || strict_mode())) return nullptr;
   for (auto* impl : view.operands) {

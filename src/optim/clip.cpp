@@ -7,6 +7,7 @@
 
 #include "dtensor/tensor.h"
 #include "optim/audience.h"
+#include "optim/lists.h"
 #include "optim/partials.h"
 #include "optim/sums.h"
 
@@ -27,7 +28,7 @@ at::ScalarType result_type(at::TensorList tensors) {
 
 c10::Device device_of(at::TensorList tensors) {
   for (const at::Tensor& t : tensors) {
-    if (t.defined()) return t.device();
+    if (t.defined()) return optim::device_of_data(t);
   }
   return at::kCPU;
 }
@@ -60,7 +61,10 @@ at::Tensor total_norm(at::TensorList tensors, const Audience& audience, const No
 void scale(const std::vector<at::Tensor>& gradients, const at::Tensor& norm, double max_norm) {
   const at::Tensor factor = at::clamp_max(max_norm / (norm + 1e-6), 1.0);
   if (factor.is_cpu() && factor.item<double>() == 1) return;
-  at::_foreach_mul_(gradients, factor);
+  std::vector<at::Tensor> here, elsewhere;
+  for (const at::Tensor& g : gradients) (optim::device_of_data(g) == factor.device() ? here : elsewhere).push_back(g);
+  if (!here.empty()) at::_foreach_mul_(here, factor);
+  if (!elsewhere.empty()) at::_foreach_mul_(elsewhere, factor.to(optim::device_of_data(elsewhere.front())));
 }
 
 }  // namespace

@@ -7,6 +7,12 @@
 
 namespace dtensor::optim {
 
+c10::Device device_of_data(const at::Tensor& tensor) {
+  if (!is_dtensor(tensor)) return tensor.device();
+  const auto type = DTensor(tensor).mesh().device_type();
+  return type == tensor.device().type() ? tensor.device() : c10::Device(type);
+}
+
 Placements without_storage(Placements placements) {
   for (Placement& p : placements) p = p.as_storage(false);
   return placements;
@@ -39,7 +45,7 @@ Bucket& bucket_of(std::vector<Bucket>& buckets, const OptimizerEntry& entry) {
   for (Bucket& bucket : buckets) {
     const at::Tensor& first = bucket.parameters.front();
     if (bucket.group == entry.group && first.scalar_type() == entry.parameter.scalar_type() &&
-        first.device() == entry.parameter.device()) {
+        device_of_data(first) == device_of_data(entry.parameter)) {
       return bucket;
     }
   }
@@ -79,7 +85,8 @@ std::vector<at::Tensor> Bucket::steps() const {
     at::Tensor& number = made[entry->steps];
     if (!number.defined()) {
       number = at::scalar_tensor(static_cast<double>(entry->steps), at::TensorOptions(at::kFloat));
-      if (!parameters.front().is_cpu()) number = number.to(parameters.front().device());
+      const auto device = device_of_data(parameters.front());
+      if (!device.is_cpu()) number = number.to(device);
     }
     result.push_back(number);
   }

@@ -23,6 +23,9 @@ struct Bucket {
   std::vector<at::Tensor> steps() const;
 };
 
+// Where a tensor's data is: parameters in host memory give themselves out for their device's.
+c10::Device device_of_data(const at::Tensor& tensor);
+
 Placements without_storage(Placements placements);
 // Whether both put the same elements on each rank: storage flags and axes of size 1 do not matter.
 bool same_parts(const Placements& a, const Placements& b, at::IntArrayRef mesh_shape);

@@ -52,11 +52,13 @@ Coordinate coordinate_of_index(const MeshLayout& layout, std::int64_t index) {
   return coordinate;
 }
 
-MeshInfo::MeshInfo(MeshLayout mesh_layout, std::int64_t rank, c10::DeviceType device_type)
+MeshInfo::MeshInfo(MeshLayout mesh_layout, std::int64_t rank, c10::DeviceType device_type,
+                   c10::intrusive_ptr<const MeshInfo> computes)
     : layout(checked(std::move(mesh_layout))),
       device(device_type),
       world_rank(rank),
       is_member(contains(layout.ranks, rank)),
-      coordinate(coordinate_of_rank(layout, rank)) {}
+      coordinate(coordinate_of_rank(layout, rank)),
+      computes_(std::move(computes)) {}
 
 }  // namespace dtensor

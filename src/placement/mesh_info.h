@@ -28,10 +28,11 @@ using Coordinate = c10::SmallVector<std::int64_t, 4>;
 Coordinate coordinate_of_index(const MeshLayout& layout, std::int64_t index);
 
 struct MeshInfo : c10::intrusive_ptr_target {
-  MeshInfo(MeshLayout layout, std::int64_t world_rank, c10::DeviceType device);
+  MeshInfo(MeshLayout layout, std::int64_t world_rank, c10::DeviceType device,
+           c10::intrusive_ptr<const MeshInfo> computes = {});
 
   const MeshLayout layout;
-  const c10::DeviceType device;
+  const c10::DeviceType device;  // where local tensors are
   const std::int64_t world_rank;
   const bool is_member;         // whether world_rank is in layout.ranks
   const Coordinate coordinate;  // empty unless is_member
@@ -39,6 +40,14 @@ struct MeshInfo : c10::intrusive_ptr_target {
   // Writes to inference tensors, which have no versions of their own: the same number on all ranks of the mesh.
   std::uint32_t writes() const { return writes_; }
   void count_write() const { ++writes_; }
+
+  // The same ranks on their device, for tensors that are only stored here, in host memory; null: of an ordinary mesh.
+  const MeshInfo* computes() const { return computes_.get(); }
+  // What tensors say of themselves: stored ones are of the device that computes with them.
+  c10::DeviceType seen_device() const { return computes_ ? computes_->device : device; }
+
+ protected:
+  c10::intrusive_ptr<const MeshInfo> computes_;
 
  private:
   mutable std::uint32_t writes_ = 0;

@@ -1,4 +1,7 @@
 // DTensors on a mesh of another device type than the CPU's: where tensors live, what trains, what is refused.
+#include <thread>
+
+#include "dtensor/hooks.h"
 #include "other_device/step.h"
 
 namespace dtensor::test {
@@ -65,6 +68,70 @@ TEST(OtherDevice, AModelTrains) {
           EXPECT_EQ(net.p.at("a.w").device().type(), fake::kDevice);
           EXPECT_EQ(net.p.at("a.w").grad().device().type(), fake::kDevice);
         });
+      });
+    }
+  }
+}
+
+// Where autograd has threads of its own for devices, a backward pass runs there; what was said where it started holds.
+TEST(OtherDevice, ScopesHoldOnAutogradsThreads) {
+  on_device_mesh({1, 1}, [](const DeviceMesh& mesh) {
+    auto& autograd = c10::AutogradState::get_tls_state();
+    autograd.set_multithreading_enabled(true);
+    at::Tensor w = at::ones({3}).requires_grad_();
+    fully_shard({{"w", &w}}, mesh, {.cpu_offload = true});
+    const auto x = distribute_tensor(at::ones({4, 3}), mesh, {Replicate(), Shard(0)});
+    std::thread::id thread;
+    bool replicas_off = false;
+    set_gradient_hook(DTensor(w), [&](const DTensor&) {
+      thread = std::this_thread::get_id();
+      replicas_off = NoReplicaSync::active();
+    });
+    {
+      const NoGradientSync off;
+      const NoReplicaSync replicas;
+      (x * w).sum().backward();
+      EXPECT_TRUE(replicas_off);
+      EXPECT_EQ(DTensor(w.grad()).to_local().device().type(), fake::kDevice);  // waits where it came
+    }
+    (x * w).sum().backward();
+    EXPECT_FALSE(replicas_off);
+    EXPECT_TRUE(DTensor(w.grad()).to_local().is_cpu());
+    EXPECT_TRUE(at::equal(host_value(w.grad()), at::full({3}, 8.0)));
+    EXPECT_NE(thread, std::this_thread::get_id());
+    autograd.set_multithreading_enabled(false);
+  });
+}
+
+// Parameters, gradients and states in host memory.
+struct Places {
+  bool on_host(const at::Tensor& t) const { return DTensor(t).to_local().is_cpu(); }
+  std::int64_t local_numel(const at::Tensor& t) const { return DTensor(t.detach()).to_local().numel(); }
+  void expect_on_host(const Net& net) const {
+    for (const auto& [name, t] : net.p) {
+      EXPECT_TRUE(on_host(t.detach())) << name;
+      EXPECT_TRUE(DTensor(t.detach()).to_local().is_pinned() || local_numel(t) == 0) << name;
+      EXPECT_TRUE(!t.grad().defined() || on_host(t.grad())) << name;
+    }
+  }
+};
+
+TEST(CpuOffload, TrainsAsOneDevice) {
+  for (const Shape& shape : {Shape{1, 1}, Shape{1, 2}, Shape{1, 3}, Shape{2, 1}, Shape{2, 2}}) {
+    for (const bool reshard : {true, false}) {
+      on_device_mesh(shape, [&](const DeviceMesh& mesh) {
+        expect_trains(mesh, {.options = {.reshard_after_forward = reshard, .cpu_offload = true}},
+                      [](const Net& net) { Places().expect_on_host(net); });
+      });
+    }
+  }
+}
+
+TEST(CpuOffload, AccumulatesOnTheDeviceWithoutSynchronisationAndOnTheHostWithIt) {
+  for (const Shape& shape : {Shape{1, 2}, Shape{2, 2}, Shape{2, 1}}) {
+    for (const bool replicas_only : {true, false}) {
+      on_device_mesh(shape, [&](const DeviceMesh& mesh) {
+        expect_trains(mesh, {.options = {.cpu_offload = true}, .accumulate = 3, .replicas_only = replicas_only});
       });
     }
   }

@@ -61,24 +61,35 @@ at::Tensor materialise(const at::Tensor& meta, const DeviceMesh& mesh, const Pla
   return full(meta.sizes(), value, mesh, placements, at::TensorOptions(meta.scalar_type()));
 }
 
-at::Tensor place_plain(const std::string& name, const at::Tensor& plain, const DeviceMesh& mesh,
-                       const Placements& placements) {
-  TORCH_CHECK(plain.is_leaf() && !plain.grad().defined(), "fully_shard: parameter '", name,
-              "' is the result of an operator, or has a gradient already; shard a model before it is used");
-  auto placed = plain.is_meta() ? materialise(plain, mesh, placements)
-                                : at::Tensor(distribute_tensor(plain.detach(), mesh, placements));
-  return placed.requires_grad_(plain.requires_grad());
+// Pinned, so that copies to the device need no detour.
+at::Tensor kept_at(const DeviceMesh& home, const DTensor& placed) {
+  at::Tensor local;
+  if (home.is_member()) local = placed.to_local().to(at::kCPU).pin_memory();
+  return DTensor::from_local(local, home, placed.placements(), placed.sizes(), placed.strides());
 }
 
-// In place: every handle sees it.
-void place_dtensor(DTensor tensor, const DeviceMesh& mesh, const Placements& lifted, const Placements& placements) {
+at::Tensor place_plain(const std::string& name, const at::Tensor& plain, const DeviceMesh& mesh, const DeviceMesh& home,
+                       const Placements& placements) {
   const at::NoGradGuard no_grad;
-  if (tensor.mesh() == mesh) {
+  TORCH_CHECK(plain.is_leaf() && !plain.grad().defined(), "fully_shard: parameter '", name,
+              "' is the result of an operator, or has a gradient already; shard a model before it is used");
+  auto placed = plain.is_meta() ? materialise(plain, home, placements)
+                                : at::Tensor(distribute_tensor(plain.detach(), home, placements));
+  if (home != mesh) placed = kept_at(home, DTensor(placed));
+  return placed;
+}
+
+// In place: every handle sees it. Redistributed where it is, then kept in `home`.
+void place_dtensor(DTensor tensor, const DeviceMesh& mesh, const DeviceMesh& home, const Placements& lifted,
+                   const Placements& placements) {
+  const at::NoGradGuard no_grad;
+  if (tensor.mesh() == home) {
     if (tensor.placements() != placements) tensor.redistribute_(placements);
     return;
   }
   const auto local = mesh.is_member() ? tensor.to_local() : at::Tensor();
-  tensor.set_data(DTensor::from_local(local, mesh, lifted, tensor.sizes(), tensor.strides()).redistribute(placements));
+  auto placed = DTensor::from_local(local, mesh, lifted, tensor.sizes(), tensor.strides()).redistribute(placements);
+  tensor.set_data(home == mesh ? placed : kept_at(home, placed));
 }
 
 Placements without_axis(Placements placements, std::int64_t axis) {
@@ -88,12 +99,13 @@ Placements without_axis(Placements placements, std::int64_t axis) {
 
 at::Tensor place(const std::string& name, const at::Tensor& tensor, const DeviceMesh& mesh, const Axes& axes,
                  const FsdpOptions& options) {
+  const auto home = options.cpu_offload ? mesh.offloaded() : mesh;
   TORCH_CHECK(tensor.defined(), "fully_shard: parameter '", name, "' is undefined");
   auto dim = dim_to_shard(name, tensor, options);
   if (!is_dtensor(tensor)) {
     const Placements whole(static_cast<std::size_t>(mesh.ndim()));
-    return place_plain(name, tensor, mesh,
-                       keep_blocks(add_shard(whole, mesh, axes.shard, dim), name, tensor, mesh, axes, options));
+    const auto own = keep_blocks(add_shard(whole, mesh, axes.shard, dim), name, tensor, mesh, axes, options);
+    return place_plain(name, tensor, mesh, home, own).requires_grad_(tensor.requires_grad());
   }
   auto lifted = lift_placements(name, DTensor(tensor), mesh);
   const auto& given = lifted[static_cast<std::size_t>(axes.shard)];
@@ -103,7 +115,7 @@ at::Tensor place(const std::string& name, const at::Tensor& tensor, const Device
   const bool stays = given.is_ragged() && !options.shard_dim && !options.shard_block;
   const auto own =
       stays ? lifted : keep_blocks(add_shard(lifted, mesh, axes.shard, dim), name, tensor, mesh, axes, options);
-  place_dtensor(DTensor(tensor), mesh, lifted, own);
+  place_dtensor(DTensor(tensor), mesh, home, lifted, own);
   return tensor;
 }
 
@@ -122,10 +134,12 @@ Parameter describe(const std::string& name, const at::Tensor& tensor, const Devi
   p.dtype = tensor.scalar_type();
   p.gather_dtype = compute_dtype(options.precision, name, p.dtype);
   p.sharded = shard.is_shard() && mesh.size(axes.shard) > 1 && mesh.is_member();
-  if (!p.sharded) return p;
+  p.fetched = p.sharded || (placed.mesh() != mesh && mesh.is_member());
+  if (!p.fetched) return p;
   const at::NoGradGuard no_grad;
-  const auto whole = empty(p.sizes, mesh, p.gathered, at::TensorOptions(p.dtype));
-  p.layout = make_layout(whole.to_local().sizes(), p.strides, shard.dim(), mesh.size(axes.shard), shard.ragged_sizes());
+  const auto whole = empty(p.sizes, placed.mesh(), p.gathered, at::TensorOptions(p.dtype)).to_local().sizes().vec();
+  p.layout = p.sharded ? make_layout(whole, p.strides, shard.dim(), mesh.size(axes.shard), shard.ragged_sizes())
+                       : make_layout(whole, p.strides);
   return p;
 }
 
@@ -136,7 +150,7 @@ bool has_work(const Unit& unit) {
 }
 
 void hang_on(const std::shared_ptr<Unit>& unit) {
-  const bool reduces = has_work(*unit);
+  const bool reduces = has_work(*unit) || unit->is_offloaded();
   for (std::size_t k = 0; k < unit->parameters.size(); ++k) {
     const DTensor parameter(unit->parameters[k].lock());
     set_use_hook(parameter, Member{unit, k});
@@ -160,8 +174,6 @@ Unit* unit_of(const at::Tensor& tensor, std::size_t& k) {
 
 FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh, const FsdpOptions& options) {
   TORCH_CHECK(mesh, "fully_shard: no mesh");
-  TORCH_CHECK(!options.cpu_offload || mesh.device_type() == c10::kCPU,
-              "fully_shard: cpu_offload is not built for meshes of ", mesh.device_type());
   const auto axes = fsdp::find_axes(mesh, options);
   auto schedule = std::make_shared<fsdp::Schedule>();
   std::vector<fsdp::Parameter> list;

@@ -86,9 +86,8 @@ at::Tensor view_of(const at::Tensor& base, at::ScalarType dtype, at::IntArrayRef
   return view;
 }
 
-Layout make_layout(at::IntArrayRef whole, at::IntArrayRef order, std::int64_t dim, std::int64_t ranks,
-                   at::IntArrayRef ragged) {
-  Layout layout{whole.vec(), Shape(whole.size(), 1), dim, {}};
+Layout make_layout(at::IntArrayRef whole, at::IntArrayRef order) {
+  Layout layout{whole.vec(), Shape(whole.size(), 1), 0, {}};
   std::vector<std::size_t> dims(whole.size());
   std::iota(dims.begin(), dims.end(), std::size_t{0});
   std::stable_sort(dims.begin(), dims.end(), [&](auto a, auto b) { return order[a] > order[b]; });
@@ -97,6 +96,13 @@ Layout make_layout(at::IntArrayRef whole, at::IntArrayRef order, std::int64_t di
     layout.strides[*d] = step;
     step *= std::max<std::int64_t>(whole[*d], 1);
   }
+  return layout;
+}
+
+Layout make_layout(at::IntArrayRef whole, at::IntArrayRef order, std::int64_t dim, std::int64_t ranks,
+                   at::IntArrayRef ragged) {
+  auto layout = make_layout(whole, order);
+  layout.dim = dim;
   const Placement shard = ragged.empty() ? Shard(dim) : RaggedShard(dim, ragged);
   for (std::int64_t r = 0; r < ranks; ++r) {
     const Segment piece = shard_segments(whole[static_cast<std::size_t>(dim)], dim, {shard}, {ranks}, {r})[0];

@@ -45,5 +45,7 @@ at::Tensor view_of(const at::Tensor& base, at::ScalarType dtype, at::IntArrayRef
 // empty.
 Layout make_layout(at::IntArrayRef whole, at::IntArrayRef order, std::int64_t dim, std::int64_t ranks,
                    at::IntArrayRef ragged = {});
+// In one piece.
+Layout make_layout(at::IntArrayRef whole, at::IntArrayRef order);
 
 }  // namespace dtensor::fsdp

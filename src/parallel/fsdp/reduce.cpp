@@ -4,25 +4,33 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "dtensor/hooks.h"
+#include "dtensor/pass_flags.h"
 #include "parallel/fsdp/reduction.h"
 #include "parallel/fsdp/schedule.h"
 
 namespace dtensor {
-namespace {
 
-thread_local bool replica_sync_off = false;
-
-}  // namespace
-
-NoReplicaSync::NoReplicaSync() : previous_(replica_sync_off) { replica_sync_off = true; }
-NoReplicaSync::~NoReplicaSync() { replica_sync_off = previous_; }
-bool NoReplicaSync::active() { return replica_sync_off; }
+NoReplicaSync::NoReplicaSync() : previous_(active()) { push_pass_flag(PassFlag::no_replica_sync); }
+NoReplicaSync::~NoReplicaSync() { pop_pass_flag(); }
+bool NoReplicaSync::active() { return pass_flag(PassFlag::no_replica_sync); }
 
 namespace fsdp {
 namespace {
 
 std::int64_t bytes_of(const at::Tensor& gradient) {
   return static_cast<std::int64_t>(DTensor(gradient).to_local().nbytes());
+}
+
+// What NoReplicaSync left in host memory goes back to be summed.
+at::Tensor on_mesh(const DeviceMesh& mesh, const DTensor& sum) {
+  if (sum.mesh() == mesh) return sum;
+  return DTensor::from_local(sum.to_local().to(mesh.device_type()), mesh, sum.placements(), sum.sizes(), sum.strides());
+}
+
+// Whether an earlier gradient was not reduced, or not brought to where the unit keeps its gradients.
+bool joins(const Unit& unit, const Parameter& p, const DTensor& earlier, const DTensor& gradient) {
+  if (unit.is_offloaded()) return earlier.mesh() == gradient.mesh();
+  return earlier.placements() == gradient.placements() && earlier.placements() != p.reduced;
 }
 
 }  // namespace
@@ -33,7 +41,7 @@ void Schedule::gradient(Unit& unit, std::size_t k, const DTensor& parameter, con
   enter_pass(pass);
   switch_phase(kBackward);
   if (unit.pending_pass < 0) unit.pending_pass = pass;
-  add_pending(unit.parameters[k], parameter, gradient.detach());
+  add_pending(unit, unit.parameters[k], parameter, gradient.detach());
   // A unit over several recomputed segments is complete after each of them.
   if (++unit.arrivals < unit.awaited || !unit.complete()) return;
   ++unit.reductions;
@@ -41,11 +49,10 @@ void Schedule::gradient(Unit& unit, std::size_t k, const DTensor& parameter, con
   release(unit);
 }
 
-void Schedule::add_pending(Parameter& p, const DTensor& parameter, at::Tensor gradient) {
+void Schedule::add_pending(const Unit& unit, Parameter& p, const DTensor& parameter, at::Tensor gradient) {
   // What NoGradientSync left joins it.
   const auto earlier = parameter.grad();
-  if (is_dtensor(earlier) && DTensor(earlier).placements() == DTensor(gradient).placements() &&
-      DTensor(earlier).placements() != p.reduced) {
+  if (is_dtensor(earlier) && joins(unit, p, DTensor(earlier), DTensor(gradient))) {
     gradient = earlier.add(gradient);
     parameter.mutable_grad().reset();
   }
@@ -91,8 +98,9 @@ void Schedule::reduce_leftovers() {
         const auto axis = static_cast<std::size_t>(unit->axes.replicate);
         goal[axis] = sum.placements()[axis];
       }
-      if (sum.placements() == goal) continue;
-      p.pending = std::exchange(tensor.mutable_grad(), at::Tensor());
+      if (sum.placements() == goal && sum.mesh() == unit->home) continue;
+      p.pending = on_mesh(unit->mesh, sum);
+      tensor.mutable_grad().reset();
       count_unreduced(bytes_of(p.pending));
       any = true;
     }

@@ -57,7 +57,7 @@ std::vector<at::Tensor> shard_buffers(const Unit& unit, const std::vector<Item*>
   for (const auto* item : items) {
     auto sizes = item->p->layout.sizes;
     sizes[static_cast<std::size_t>(item->p->layout.dim)] = item->p->layout.pieces[me].length;
-    layouts.push_back(make_layout(sizes, item->p->layout.strides, 0, 1));
+    layouts.push_back(make_layout(sizes, item->p->layout.strides));
     total += layouts.back().numel();
   }
   const auto flat = unit.reduces.empty({total}, at::TensorOptions(dtype).device(unit.mesh.device_type()));
@@ -100,7 +100,7 @@ void join_accumulated(Item& item, std::size_t axis) {
   if (!item.placements[axis].is_partial()) return;
   const auto sum = item.parameter.grad();
   if (!is_dtensor(sum) || DTensor(sum).placements() != item.placements) return;
-  item.local = in_dtype(item.local, item.p->dtype) + DTensor(sum).to_local();
+  item.local = in_dtype(item.local, item.p->dtype) + DTensor(sum).to_local().to(item.local.device());
   item.parameter.mutable_grad().reset();
 }
 
@@ -142,10 +142,10 @@ std::vector<Sum> start_sums(const Unit& unit, const Communicator& comm, std::siz
   return sums;
 }
 
-void accumulate(const Item& item, const DeviceMesh& mesh) {
+void accumulate(const Item& item, const DeviceMesh& home) {
   const auto& p = *item.p;
-  accumulate_gradient(item.parameter,
-                      DTensor::from_local(in_dtype(item.local, p.dtype), mesh, item.placements, p.sizes, p.strides));
+  const auto local = in_dtype(item.local, p.dtype).to(home.device_type());
+  accumulate_gradient(item.parameter, DTensor::from_local(local, home, item.placements, p.sizes, p.strides));
 }
 
 std::int64_t local_bytes(const at::Tensor& gradient) {
@@ -184,7 +184,7 @@ int Reduction::sum_up(bool over_replicas) {
 
 void Reduction::finish() {
   for (auto& sum : replica_sums) sum.work.wait();
-  for (const auto& item : items) accumulate(item, unit.mesh);
+  for (const auto& item : items) accumulate(item, unit.home);
 }
 
 }  // namespace dtensor::fsdp

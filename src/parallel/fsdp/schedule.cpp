@@ -42,7 +42,7 @@ void Schedule::leave(Unit& unit) {
 at::Tensor Schedule::use(Unit& unit, std::size_t k, const DTensor& parameter, const Placements& gathered,
                          at::ScalarType dtype) {
   auto& p = unit.parameters[k];
-  if (!p.sharded || gathered != p.gathered || !serves(p, dtype) || !unchanged(p, parameter)) return {};
+  if (!p.fetched || gathered != p.gathered || !serves(p, dtype) || !unchanged(p, parameter)) return {};
   const int pass = current_backward();
   pass >= 0 ? enter_pass(pass) : abandon_passes();
   switch_phase(pass >= 0 ? kBackward : at::GradMode::is_enabled() ? kForward : kInference);

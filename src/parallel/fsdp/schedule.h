@@ -41,7 +41,7 @@ class Schedule {
   void prefetch(const Unit& unit);
   bool may_prefetch(const Unit& by, const Unit& next) const;
   void reduce(Unit& unit);
-  void add_pending(Parameter& p, const DTensor& parameter, at::Tensor gradient);
+  void add_pending(const Unit& unit, Parameter& p, const DTensor& parameter, at::Tensor gradient);
   void advance_reductions();
   void finish_reductions();
   void reduce_leftovers();

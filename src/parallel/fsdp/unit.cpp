@@ -42,7 +42,7 @@ Communicator twin_of(const Communicator& comm) {
 at::Tensor fsdp::Parameter::lock() const { return at::Tensor(tensor.lock()); }
 
 FsdpUnit::Impl::Impl(std::vector<Parameter> list, const DeviceMesh& on, const FsdpOptions& how, fsdp::Axes where)
-    : mesh(on), options(how), axes(where), parameters(std::move(list)) {
+    : mesh(on), home(how.cpu_offload ? on.offloaded() : on), options(how), axes(where), parameters(std::move(list)) {
   const auto* keep_or_drop = std::get_if<bool>(&options.reshard_after_forward);
   reshards = keep_or_drop == nullptr || *keep_or_drop;
   place_in_flat();
@@ -55,7 +55,7 @@ FsdpUnit::Impl::~Impl() {
 
 void FsdpUnit::Impl::place_in_flat() {
   for (auto& p : parameters) {
-    if (!p.sharded) continue;
+    if (!p.fetched) continue;
     const auto element = static_cast<std::int64_t>(c10::elementSize(p.gather_dtype));
     p.offset = flat_bytes / element;
     flat_bytes += aligned(p.layout.numel() * element);
@@ -92,7 +92,7 @@ bool FsdpUnit::Impl::is_fresh(const Parameter& p, const DTensor& parameter) cons
 
 bool FsdpUnit::Impl::all_fresh() const {
   for (const auto& p : parameters) {
-    if (!p.sharded) continue;
+    if (!p.fetched) continue;
     const auto tensor = p.lock();
     if (!tensor.defined() || p.version != data_version(tensor)) return false;
   }
@@ -101,7 +101,7 @@ bool FsdpUnit::Impl::all_fresh() const {
 
 void FsdpUnit::Impl::make_views() {
   for (auto& p : parameters) {
-    if (!p.sharded) continue;
+    if (!p.fetched) continue;
     p.full = fsdp::view_of(flat, p.gather_dtype, p.layout.sizes, p.layout.strides, p.offset);
     p.used = false;
   }
@@ -118,16 +118,24 @@ void FsdpUnit::Impl::start_gather() {
   share.reset();
 }
 
+// Out of host memory, only this rank's shard is copied.
+at::Tensor FsdpUnit::Impl::shard_on_device(const Parameter& p, const at::Tensor& tensor) const {
+  auto local = local_of(tensor);
+  if (is_offloaded()) local = local.to(flat.device(), /*non_blocking=*/true);
+  return local.scalar_type() == p.gather_dtype ? local : local.to(p.gather_dtype);
+}
+
 void FsdpUnit::Impl::gather_shards() {
   std::vector<at::Tensor> outputs;
   for (auto& p : parameters) {
-    if (!p.sharded) continue;
+    if (!p.fetched) continue;
     const auto tensor = p.lock();
     TORCH_CHECK(tensor.defined(), "fully_shard: parameter '", p.name, "' is gone, but others of its unit are used");
     p.version = data_version(tensor);
-    auto local = local_of(tensor);
-    inputs.push_back(local.scalar_type() == p.gather_dtype ? local : local.to(p.gather_dtype));
+    auto shard = shard_on_device(p, tensor);
+    p.sharded ? inputs.push_back(std::move(shard)) : static_cast<void>(p.full.copy_(shard));
   }
+  if (inputs.empty()) return;
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(gathers.size()); ++rank) {
     for (const auto& p : parameters) {
       if (p.sharded) outputs.push_back(p.layout.piece(p.full, rank));
@@ -184,19 +192,19 @@ bool FsdpUnit::Impl::frozen() const {
 
 bool FsdpUnit::Impl::all_used() const {
   for (const auto& p : parameters) {
-    if (p.sharded && !p.used) return false;
+    if (p.fetched && !p.used) return false;
   }
   return true;
 }
 
 bool FsdpUnit::Impl::complete() const {
-  bool any_sharded = false, any = false;
+  bool any_fetched = false, any = false;
   for (const auto& p : parameters) {
-    any_sharded |= p.sharded;
-    if (p.sharded && p.expected && !p.pending.defined()) return false;
-    any |= p.sharded && p.pending.defined();
+    any_fetched |= p.fetched;
+    if (p.fetched && p.expected && !p.pending.defined()) return false;
+    any |= p.fetched && p.pending.defined();
   }
-  if (any_sharded) return any;
+  if (any_fetched) return any;
   // Nothing is gathered, so nothing tells what was used: all that can have a gradient.
   for (const auto& p : parameters) {
     const auto tensor = p.lock();

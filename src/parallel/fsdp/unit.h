@@ -25,7 +25,8 @@ struct Parameter {
   Shape sizes, strides;               // global
   at::ScalarType dtype, gather_dtype;
   bool sharded = false;     // over more than one rank: there is something to gather
-  Layout layout;            // sharded ones
+  bool fetched = false;     // part of the unit's gathered copy: sharded ones, and whatever is kept in host memory
+  Layout layout;            // fetched ones
   std::int64_t offset = 0;  // in the unit's flat buffer, in elements of gather_dtype
 
   at::Tensor full;            // gathered: a view of the flat buffer
@@ -47,6 +48,7 @@ struct FsdpUnit::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
+  bool is_offloaded() const { return home != mesh; }
   bool is_gathered() const { return flat.defined(); }
   // Whether what was gathered of parameter k is still its value.
   bool is_fresh(const fsdp::Parameter& p, const DTensor& parameter) const;
@@ -61,7 +63,7 @@ struct FsdpUnit::Impl {
   bool all_used() const;
   bool complete() const;  // every expected gradient is there
 
-  const DeviceMesh mesh;
+  const DeviceMesh mesh, home;  // where is computed; where parameters, gradients and states are kept
   const FsdpOptions options;
   const fsdp::Axes axes;
   std::vector<fsdp::Parameter> parameters;
@@ -88,6 +90,7 @@ struct FsdpUnit::Impl {
   void place_in_flat();
   void make_communicators();
   void make_views();
+  at::Tensor shard_on_device(const fsdp::Parameter& p, const at::Tensor& tensor) const;
   void gather_shards();
   void gather_shares();
   bool all_fresh() const;

@@ -28,13 +28,15 @@ c10::Device current_device(c10::DeviceType type) {
 }
 
 c10::Device device_of(const TensorSpec& spec, const at::Tensor& local) {
-  return local.defined() ? local.device() : current_device(spec.mesh->device);
+  const bool stored = spec.mesh->computes() != nullptr;
+  return local.defined() && !stored ? local.device() : current_device(spec.mesh->seen_device());
 }
 
 }  // namespace
 
 DTensorImpl::DTensorImpl(SpecPtr spec, at::Tensor local, std::int64_t offset)
-    : TensorImpl(key_set_for(spec->mesh->device), c10::scalarTypeToTypeMeta(spec->dtype), device_of(*spec, local)),
+    : TensorImpl(key_set_for(spec->mesh->seen_device()), c10::scalarTypeToTypeMeta(spec->dtype),
+                 device_of(*spec, local)),
       spec_(std::move(spec)),
       local_(std::move(local)) {
   set_storage_access_should_throw();

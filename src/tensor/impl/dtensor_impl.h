@@ -63,6 +63,10 @@ class DTensorImpl final : public c10::TensorImpl {
   // Casts only: the parameter's version when it was cast.
   std::uint32_t source_version = 0;
 
+  // Of a stand-in, which lasts for one call: the tensor in host memory that the mesh's device computes with. A stand-in
+  // has no local tensor.
+  c10::intrusive_ptr<DTensorImpl> stored;
+
   // Set once the engine has looked at this tensor as a leaf that requires grad (ops/leaf_hook.h).
   bool leaf_checked = false;
 
