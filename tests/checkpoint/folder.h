@@ -53,13 +53,28 @@ inline std::string bits_of(const at::Tensor& t) {
   return {static_cast<const char*>(plain.const_data_ptr()), plain.nbytes()};
 }
 
-// Replicate, Shard, StridedShard.
-inline Placements any_layout(Draw& draw, const DeviceMesh& mesh, std::int64_t ndim) {
+// Replicate, Shard, StridedShard, at most one RaggedShard.
+inline Placements any_layout(Draw& draw, const DeviceMesh& mesh, const Shape& sizes) {
   Placements result;
+  bool ragged = false;
   for (std::int64_t axis = 0; axis < mesh.ndim(); ++axis) {
-    const auto dim = draw.integer(-1, ndim - 1);
-    const auto factor = draw.integer(1, 4);
-    result.push_back(dim < 0 ? Replicate() : factor > 1 ? StridedShard(dim, factor) : Shard(dim));
+    const auto dim = draw.integer(-1, static_cast<std::int64_t>(sizes.size()) - 1);
+    const auto kind = draw.integer(0, 4);
+    if (dim < 0) {
+      result.push_back(Replicate());
+    } else if (kind == 4 && !ragged) {
+      Shape parts;
+      std::int64_t left = sizes[static_cast<std::size_t>(dim)];
+      for (std::int64_t rank = 0; rank + 1 < mesh.size(axis); ++rank) {
+        parts.push_back(draw.integer(0, left));
+        left -= parts.back();
+      }
+      parts.push_back(left);
+      result.push_back(RaggedShard(dim, parts));
+      ragged = true;
+    } else {
+      result.push_back(kind > 1 ? StridedShard(dim, kind) : Shard(dim));
+    }
     if (draw.coin()) result.back() = result.back().as_storage(result.back().is_shard());
   }
   return result;

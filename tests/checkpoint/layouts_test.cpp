@@ -31,7 +31,7 @@ at::Tensor place(Draw& draw, const at::Tensor& whole, const Communicator& world,
   DeviceMesh mesh = init_device_mesh(world, at::kCPU, shape);
   if (kind == 1 && world.size() > 1) mesh = device_mesh(world, at::kCPU, {world.size() - 1, 0}, {2});
   if (kind == 2) mesh = device_mesh(world, at::kCPU, {world.size() - 1}, {1});
-  const Placements placements = any_layout(draw, mesh, whole.dim());
+  const Placements placements = any_layout(draw, mesh, whole.sizes().vec());
   const bool permuted = whole.dim() > 1 && draw.coin();
   const at::Tensor given = permuted ? whole.transpose(0, 1).contiguous().transpose(0, 1) : whole;
   return distribute_tensor(given, mesh, placements);

@@ -236,7 +236,7 @@ TEST(G7, BroadcastReachesAnyLayoutBitForBit) {
         const auto dtype = all_dtypes()[static_cast<std::size_t>(draw.integer(0, 10))];
         wholes.push_back(any_bits(draw, draw.sizes(draw.integer(0, 3)), dtype));
         const std::string name = "t" + std::to_string(i);
-        const Placements placements = any_layout(draw, mesh, wholes.back().dim());
+        const Placements placements = any_layout(draw, mesh, wholes.back().sizes().vec());
         if (mesh.world().rank() == source) full.emplace_back(name, wholes.back());
         const at::Tensor blank = at::zeros_like(wholes.back());
         targets.emplace_back(name, draw.coin() ? blank : distribute_tensor(blank, mesh, placements));
