@@ -34,10 +34,17 @@ std::uint32_t version_of(const c10::IValue& value) {
   return t.defined() && !t.is_inference() ? t.unsafeGetTensorImpl()->version_counter().current_version() : 0;
 }
 
-c10::IValue copy_of(const c10::IValue& value) {
+// Without a graph of its own.
+c10::IValue copy_of(const c10::IValue& value, const c10::VariableVersion& counter = 0) {
   if (!value.isTensor() || !value.toTensor().defined()) return value;
-  const at::Tensor& t = value.toTensor();
-  return at::Tensor(t.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), false));
+  return at::Tensor(value.toTensor().unsafeGetTensorImpl()->shallow_copy_and_detach(counter, false));
+}
+
+// Notices writes to the result. Not the result itself: once that is what the function gives, its graph holds the
+// record.
+c10::IValue observer_of(const c10::IValue& value) {
+  if (!value.isTensor() || !value.toTensor().defined()) return value;
+  return copy_of(value, value.toTensor().unsafeGetTensorImpl()->version_counter());
 }
 
 bool chosen(const KeptResults::State* state, const OpEntry& entry) {
@@ -108,7 +115,7 @@ void keep_result(const OpEntry& entry, const torch::jit::Stack& stack) {
   KeptResults::State::Result result{&entry, {}, {}};
   const std::size_t count = entry.op.schema().returns().size();
   for (std::size_t i = stack.size() - count; i < stack.size(); ++i) {
-    result.values.push_back(stack[i]);
+    result.values.push_back(observer_of(stack[i]));
     result.versions.push_back(version_of(stack[i]));
   }
   recording->results.push_back(std::move(result));

@@ -252,6 +252,18 @@ TEST(Checkpoint, SaysWhichGradientsItCannotGive) {
   });
 }
 
+// A kept result may be the segment's own, whose graph holds the segment: no ring.
+TEST(Checkpoint, IsGivenBackWithoutBackward) {
+  test::on_mesh({1}, [](const DeviceMesh& mesh) {
+    const at::Tensor t = distribute_tensor(at::ones({2, 2}), mesh, {Replicate()}).requires_grad_();
+    auto token = std::make_shared<int>();
+    const std::weak_ptr<int> alive = token;
+    const auto segment = [held = std::move(token)](const at::Tensor& in) { return at::mm(in, in); };
+    static_cast<void>(checkpoint(std::function(std::move(segment)), t, {.keep = {"aten::mm"}}));
+    EXPECT_EQ(alive.use_count(), 1);  // `segment` itself: it was copied
+  });
+}
+
 // A schedule hears of one backward pass, not of one a segment; a kept operator is not run twice.
 TEST(Checkpoint, IsOnePassForSchedulesAndKeepsWhatItIsTold) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
