@@ -4,8 +4,9 @@
 // factors.
 #include "sharding_prop/layout.h"
 
+#include <c10/util/accumulate.h>
+
 #include <algorithm>
-#include <numeric>
 
 #include "placement/shard_map.h"
 
@@ -114,20 +115,23 @@ bool splits_beside_ragged(const RuleDim& dim, const Assignment& chosen) {
   return dim.size() > 1 && ragged && splits > 1;
 }
 
-// A ragged shard of the most major factor: each of its elements stands for as many as the others have together.
+// Elements of a compound dimension for each one of its most major factor.
+std::int64_t minor_length(const Problem& p, const RuleDim& dim) {
+  std::int64_t length = 1;
+  for (std::size_t k = 1; k < dim.size(); ++k) length *= p.factors[static_cast<std::size_t>(dim[k])].size;
+  return length;
+}
+
 Placement ragged_shard_of(const Problem& p, const RuleDim& dim, std::int64_t at, const Placement& flavour) {
-  std::int64_t minor = 1;
-  for (std::size_t k = 1; k < dim.size(); ++k) minor *= p.factors[static_cast<std::size_t>(dim[k])].size;
   at::DimVector sizes(flavour.ragged_sizes());
-  for (auto& n : sizes) n *= minor;
+  for (auto& n : sizes) n *= minor_length(p, dim);
   return RaggedShard(at, sizes);
 }
 
 bool ragged_sizes_fit(const Placements& placements, at::IntArrayRef sizes) {
   return std::all_of(placements.begin(), placements.end(), [&](const Placement& p) {
     const auto parts = p.ragged_sizes();
-    return !p.is_ragged() ||
-           std::accumulate(parts.begin(), parts.end(), std::int64_t{0}) == sizes[static_cast<std::size_t>(p.dim())];
+    return !p.is_ragged() || c10::sum_integers(parts) == sizes[static_cast<std::size_t>(p.dim())];
   });
 }
 
@@ -187,6 +191,17 @@ std::optional<Placement> shard_of_factor(const Problem& p, const TensorState& te
   if (major > 1 && choice.flavour.is_strided()) valid = false;
   const std::int64_t split = std::max<std::int64_t>(major, 1) * choice.flavour.split_factor();
   return split > 1 ? StridedShard(place.dim, split) : Shard(place.dim);
+}
+
+std::optional<Placement> ragged_flavour(const Problem& p, const RuleDim& dim, const Placement& ragged) {
+  const std::int64_t minor = minor_length(p, dim);
+  at::DimVector sizes(ragged.ragged_sizes());
+  for (auto& n : sizes) {
+    if (minor < 1 || n % minor != 0) return std::nullopt;
+    n /= minor;
+  }
+  const bool fits = c10::sum_integers(sizes) == p.factors[static_cast<std::size_t>(dim[0])].size;
+  return fits ? std::optional(RaggedShard(0, sizes)) : std::nullopt;
 }
 
 bool placements_fit_factors(const Problem& p, const TensorState& tensor, at::IntArrayRef sizes,

@@ -8,8 +8,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <c10/util/accumulate.h>
-
 #include "placement/shard_map.h"
 #include "sharding_prop/layout.h"
 
@@ -101,19 +99,6 @@ bool may_shard(const Problem& p, const Assignment& with_choice) {
   if (parts == 1) return true;
   if (p.data->nonempty && factor.contracted && smallest_part(p, c.index, with_choice) < 1) return false;
   return factor.smallest == 0 || smallest_part(p, c.index, with_choice) >= factor.smallest;
-}
-
-// Parts of a compound dimension as parts of its most major factor; nothing where a boundary lies within an element.
-std::optional<Placement> ragged_flavour(const Problem& p, const RuleDim& dim, const Placement& ragged) {
-  std::int64_t minor = 1;
-  for (std::size_t k = 1; k < dim.size(); ++k) minor *= p.factors[static_cast<std::size_t>(dim[k])].size;
-  at::DimVector sizes(ragged.ragged_sizes());
-  for (auto& n : sizes) {
-    if (minor < 1 || n % minor != 0) return std::nullopt;
-    n /= minor;
-  }
-  const bool fits = c10::sum_integers(sizes) == p.factors[static_cast<std::size_t>(dim[0])].size;
-  return fits ? std::optional(RaggedShard(0, sizes)) : std::nullopt;
 }
 
 // How this factor may be split on the axis: in chunks, and as the operands have it.

@@ -102,7 +102,6 @@ TEST(ShardSegments, RaggedPartsAreAsLongAsTheySay) {
   for_each_layout([&](const Shape& mesh, const Placements& chunks, std::int64_t n) {
     const Placements placements = test::with_ragged(chunks, Shape{n, n}, mesh, random);
     std::map<std::int64_t, std::int64_t> holders;
-    std::vector<std::int64_t> by_part(8, 0);
     for (const Coordinate& at : all_coordinates(mesh)) {
       for (const std::int64_t i : indices(shard_segments(n, 0, placements, mesh, at))) ++holders[i];
       for (std::size_t axis = 0; axis < mesh.size(); ++axis) {
