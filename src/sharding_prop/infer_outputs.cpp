@@ -135,6 +135,12 @@ void outputs_without_meta(const OpInfo& info, OpCall& call) {
   take_written_outputs(info, call);
 }
 
+// No kernel for meta tensors, or one that ends at a table of devices' kernels.
+bool lacks_kernel(const c10::Error& error) {
+  return dynamic_cast<const c10::NotImplementedError*>(&error) != nullptr ||
+         error.msg().find("DispatchStub: unsupported device type") != std::string::npos;
+}
+
 }  // namespace
 
 void infer_outputs(const c10::OperatorHandle& op, OpCall& call) {
@@ -145,7 +151,8 @@ void infer_outputs(const c10::OperatorHandle& op, OpCall& call) {
   if (info->lacks_meta) return outputs_without_meta(*info, call);
   try {
     run_on_meta(*info, op, call);
-  } catch (const c10::NotImplementedError&) {
+  } catch (const c10::Error& error) {
+    if (!lacks_kernel(error)) throw;
     info->lacks_meta = true;
     outputs_without_meta(*info, call);
   }

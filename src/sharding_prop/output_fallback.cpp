@@ -31,15 +31,16 @@ c10::ScalarType floating(c10::ScalarType type) {
   return c10::isIntegralType(type, true) ? c10::get_default_dtype_as_scalartype() : type;
 }
 
-// What a result of this operator holds, given the promoted type of its operands.
-c10::ScalarType result_type(const std::string& name, const c10::Argument& result, c10::ScalarType type) {
-  if (result.name() == "indices") return c10::ScalarType::Long;
+// What result `r` of this operator holds, given the promoted type of its operands.
+c10::ScalarType result_type(const std::string& name, const OpCall& call, std::size_t r, c10::ScalarType type) {
+  if (call.schema->returns()[r].name() == "indices") return c10::ScalarType::Long;
   if (among(name, {"logical_and", "logical_or", "logical_xor", "logical_not", "isinf", "isin", "isnan", "isfinite"})) {
     return c10::ScalarType::Bool;
   }
   if (among(name, {"count_nonzero", "argmax", "argmin"})) return c10::ScalarType::Long;
   if (among(name, {"complex", "polar"})) return c10::toComplexType(type);
-  if (among(name, {"abs", "var", "std", "var_mean", "std_mean"})) return c10::toRealValueType(type);
+  if (among(name, {"abs", "var", "std"})) return c10::toRealValueType(type);
+  if (among(name, {"var_mean", "std_mean"})) return r == 0 ? c10::toRealValueType(type) : type;
   if (name == "angle") return c10::toRealValueType(floating(type));
   if (among(name, {"native_dropout_backward", "mvlgamma", "logsumexp", "logcumsumexp", "mean"})) return floating(type);
   if (name == "prod" && c10::isIntegralType(type, true)) return c10::ScalarType::Long;
@@ -80,11 +81,11 @@ void elementwise_outputs(OpCall& call) {
   const std::string name = base_of(call);
   const c10::ScalarType type = promoted_type(call, name);
   const at::Tensor shape = iterate(call);
-  for (const c10::Argument& result : call.schema->returns()) {
+  for (std::size_t r = 0; r < call.schema->returns().size(); ++r) {
     OutputMeta& meta = call.outputs.emplace_back();
     meta.sizes = shape.sizes();
     meta.strides = shape.strides();
-    meta.dtype = dtype_argument(call).value_or(result_type(name, result, type));
+    meta.dtype = dtype_argument(call).value_or(result_type(name, call, r, type));
   }
 }
 
@@ -140,7 +141,7 @@ bool factor_outputs(OpCall& call, const Rule& rule) {
     OutputMeta& meta = outputs.emplace_back();
     if (!add_term_sizes(p, rule.data().results[r], meta)) return false;
     meta.strides = contiguous_strides(meta.sizes);
-    meta.dtype = dtype_argument(call).value_or(result_type(name, returns[r], call.operands[0].dtype));
+    meta.dtype = dtype_argument(call).value_or(result_type(name, call, r, call.operands[0].dtype));
   }
   call.outputs = std::move(outputs);
   return true;

@@ -87,8 +87,8 @@ void compare(const at::Tensor& actual, const at::Tensor& expected, const std::st
   }
 }
 
-double plain_number(const c10::IValue& value) {
-  return value.isBool() ? value.toBool() : value.isInt() ? static_cast<double>(value.toInt()) : value.toDouble();
+c10::complex<double> plain_number(const c10::IValue& value) {
+  return value.isBool() ? c10::Scalar(value.toBool()).toComplexDouble() : value.toScalar().toComplexDouble();
 }
 
 void compare_values(const c10::IValue& actual, const c10::IValue& expected, const std::string& what) {

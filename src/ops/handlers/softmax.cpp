@@ -14,7 +14,9 @@ bool empty_along(const at::Tensor& x, at::IntArrayRef dims) {
   return std::any_of(dims.begin(), dims.end(), [&](std::int64_t d) { return x.size(d) == 0; });
 }
 
-at::Tensor row_max(const LocalCall& call, const at::Tensor& x, at::IntArrayRef dims, AxisMask axes) {
+// Of the real parts, where numbers have others.
+at::Tensor row_max(const LocalCall& call, const at::Tensor& values, at::IntArrayRef dims, AxisMask axes) {
+  const auto x = values.is_complex() ? at::real(values) : values;
   auto largest = empty_along(x, dims) ? at::sum(x, dims, true).fill_(-kInfinity) : at::amax(x, dims, true);
   return all_reduce(call.mesh, std::move(largest), ReduceOp::max, axes);
 }

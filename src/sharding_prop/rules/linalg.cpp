@@ -113,11 +113,28 @@ Rule trilinear(const OpArgs& op) {
   return rule.result(without(sumdim)).linear({0}, {1}, {2});
 }
 
+// The gradient has the batch of both operands, but for nothing: then it is zeros like the operand.
+bool has_distances(const OpArgs& op) {
+  return c10::multiply_integers(op.sizes(0)) != 0 && c10::multiply_integers(op.sizes(1)) != 0;
+}
+
+std::vector<OutputMeta> cdist_gradient(const OpArgs& op) {
+  if (!has_distances(op)) return {dense_meta(op.sizes(1), op.dtype(1))};
+  at::DimVector sizes = of(op.sizes(0));
+  std::copy(op.sizes(1).end() - 2, op.sizes(1).end(), sizes.end() - 2);
+  return {dense_meta(sizes, op.dtype(1))};
+}
+
+Rule cdist_backward(const OpArgs& op) {
+  if (!has_distances(op)) return "~, ~, ~, ~ -> ~";
+  return Rule("...pr, ...pm!, ...rm!, ...pr -> ...pm").linear({0}).kernel("skip_empty");
+}
+
 void add_distances(RuleBook& book) {
   for (const char* op : {"aten::_cdist_forward", "aten::_euclidean_dist"}) {
     book.rule(op, "...pm!, ...rm! -> ...pr");
   }
-  book.rule("aten::_cdist_backward", Rule("...pr, ...pm!, ...rm!, ...pr -> ...pm").linear({0}));
+  book.rule("aten::_cdist_backward", cdist_backward).outputs(cdist_gradient);
   for (const char* op : {"aten::_pdist_forward", "aten::_pdist_backward"}) {
     book.replicate(op, "every pair of rows counts");
   }

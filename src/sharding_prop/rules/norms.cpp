@@ -21,7 +21,9 @@ Normalised normalised(const OpArgs& op, int input, const char* kernel = nullptr)
     const int factor = x.rule.factor();
     x.full.push_back({factor});
     const bool whole = d + count >= rank;
-    if (whole) kernel == nullptr ? x.rule.whole_factor(factor) : x.rule.handled_factor(factor, kernel);
+    // One element is moved for less than its two moments.
+    const bool moments = kernel != nullptr && op.sizes(input)[d] != 1;
+    if (whole) moments ? x.rule.handled_factor(factor, kernel) : x.rule.whole_factor(factor);
     if (whole) x.inner.push_back({factor});
     x.stats.push_back(whole ? RuleDim() : RuleDim{factor});
   }
@@ -163,6 +165,16 @@ std::vector<OutputMeta> batch_norm_outputs(const OpArgs& op, bool by_name) {
   return outputs;
 }
 
+std::vector<OutputMeta> batch_norm_gradients(const OpArgs& op) {
+  const int input = op.operand("input"), weight = op.operand("weight");
+  const auto asked =
+      op.has_arg("output_mask") ? op.arg("output_mask").toBoolList() : c10::List<bool>({true, true, true});
+  const c10::ScalarType dtype = weight >= 0 && op.defined(weight) ? op.dtype(weight) : op.dtype(input);
+  const OutputMeta channels = dense_meta({op.sizes(input)[1]}, dtype);
+  return {asked[0] ? dense_meta(op.sizes(input), op.dtype(input)) : undefined_meta(),
+          asked[1] ? channels : undefined_meta(), asked[2] ? channels : undefined_meta()};
+}
+
 void add_batch_norm(RuleBook& book) {
   const auto add = [&](const char* name, bool by_name) {
     book.rule(name, [by_name](const OpArgs& op) { return batch_norm(op, by_name); })
@@ -178,7 +190,7 @@ void add_batch_norm(RuleBook& book) {
   }
   for (const char* name :
        {"aten::native_batch_norm_backward", "aten::batch_norm_backward", "aten::cudnn_batch_norm_backward"}) {
-    book.rule(name, batch_norm_backward);
+    book.rule(name, batch_norm_backward).outputs(batch_norm_gradients);
   }
 }
 

@@ -3,6 +3,16 @@
 #include "sharding_prop/rules/rules.h"
 
 namespace dtensor {
+namespace {
+
+// beta * self + alpha * a * b. A kernel without products multiplies self by beta, which integers refuse where beta is
+// none: every rank needs some.
+Rule biased(const OpArgs& op, const char* text, const char* contracted) {
+  Rule rule = Rule(text).linear({0, 1}, {0, 2});
+  return c10::isIntegralType(op.dtype(1), true) ? rule.nonempty(contracted) : rule;
+}
+
+}  // namespace
 
 void add_product_rules(RuleBook& book) {
   book.rule("aten::mm", "mk, kn -> mn").linear({0}, {1});
@@ -10,16 +20,17 @@ void add_product_rules(RuleBook& book) {
   book.rule("aten::mv", "mk, k -> m").linear({0}, {1});
   book.rule("aten::dot", "k, k -> ").linear({0}, {1});
   book.rule("aten::vdot", "k, k -> ").linear({0}, {1});
-  book.rule("aten::addmm", "+mn, mk, kn -> mn").linear({0, 1}, {0, 2});
+  book.rule("aten::addmm", [](const OpArgs& op) { return biased(op, "+mn, mk, kn -> mn", "k"); });
   book.rule("aten::_addmm_activation", "+mn, mk!, k!n -> mn");
-  book.rule("aten::baddbmm", "+bmn, bmk, bkn -> bmn").linear({0, 1}, {0, 2});
+  book.rule("aten::baddbmm", [](const OpArgs& op) { return biased(op, "+bmn, bmk, bkn -> bmn", "k"); });
   // addbmm_ gives a smaller self the result's sizes.
-  book.rule("aten::addbmm", Rule("+mn, bmk, bkn -> mn").linear({0, 1}, {0, 2})).outputs([](const OpArgs& op) {
-    return std::vector{dense_meta({op.sizes(1)[1], op.sizes(2)[2]}, op.dtype(1))};
-  });
+  book.rule("aten::addbmm", [](const OpArgs& op) { return biased(op, "+mn, bmk, bkn -> mn", "bk"); })
+      .outputs([](const OpArgs& op) {
+        return std::vector{dense_meta({op.sizes(1)[1], op.sizes(2)[2]}, op.dtype(1))};
+      });
   // The kernel returns a self without dimensions as it is where a rank has no rows.
   book.rule("aten::addmv", [](const OpArgs& op) {
-    Rule rule = Rule("+m, mk, k -> m").linear({0, 1}, {0, 2});
+    Rule rule = biased(op, "+m, mk, k -> m", "k");
     return op.sizes(0).empty() ? rule.nonempty("m") : rule;
   });
   book.rule("aten::addr", "+mn, m, n -> mn").linear({0, 1}, {0, 2});

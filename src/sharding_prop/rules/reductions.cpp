@@ -116,7 +116,11 @@ Rule sort(const OpArgs& op) {
   for (std::int64_t d = 0; d < std::ssize(op.sizes(0)); ++d) {
     if (d != dim && op.sizes(0)[static_cast<std::size_t>(d)] > 1) return along(op);
   }
-  return same(op).handled_dims({dim}, "sort_sharded");
+  Rule rule = same(op);
+  for (std::int64_t d = 0; d < std::ssize(op.sizes(0)); ++d) {
+    if (d != dim) rule.whole(d);
+  }
+  return rule.handled_dims({dim}, "sort_sharded");
 }
 
 // The best of each part are gathered: results are whole along the dimension.
