@@ -34,6 +34,7 @@ c10::ScalarType floating(c10::ScalarType type) {
 // What result `r` of this operator holds, given the promoted type of its operands.
 c10::ScalarType result_type(const std::string& name, const OpCall& call, std::size_t r, c10::ScalarType type) {
   if (call.schema->returns()[r].name() == "indices") return c10::ScalarType::Long;
+  if (name == "frexp" && r == 1) return c10::ScalarType::Int;
   if (among(name, {"logical_and", "logical_or", "logical_xor", "logical_not", "isinf", "isin", "isnan", "isfinite"})) {
     return c10::ScalarType::Bool;
   }
@@ -42,8 +43,10 @@ c10::ScalarType result_type(const std::string& name, const OpCall& call, std::si
   if (among(name, {"abs", "var", "std"})) return c10::toRealValueType(type);
   if (among(name, {"var_mean", "std_mean"})) return r == 0 ? c10::toRealValueType(type) : type;
   if (name == "angle") return c10::toRealValueType(floating(type));
-  if (among(name, {"native_dropout_backward", "mvlgamma", "logsumexp", "logcumsumexp", "mean"})) return floating(type);
-  if (name == "prod" && c10::isIntegralType(type, true)) return c10::ScalarType::Long;
+  if (among(name, {"native_dropout_backward", "mvlgamma", "logsumexp", "logcumsumexp", "mean", "logit"})) {
+    return floating(type);
+  }
+  if (among(name, {"prod", "nansum"}) && c10::isIntegralType(type, true)) return c10::ScalarType::Long;
   return type;
 }
 

@@ -78,18 +78,20 @@ RC_GTEST_PROP(TableGradients, EmbeddingBag, ()) {
     const auto placements = rows_split(draw, mesh);
     const auto weight = distribute_tensor(table.clone(), mesh, placements).requires_grad_();
     const auto on = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, whole); };
-    const auto expected = run(plain, indices, offsets, factors);
-    const auto actual = run(weight, on(indices), on(offsets), on(factors));
+    const auto plain_factors = factors.clone().requires_grad_(), split_factors = on(factors).requires_grad_();
+    const auto expected = run(plain, indices, offsets, plain_factors);
+    const auto actual = run(weight, on(indices), on(offsets), split_factors);
     const auto what = c10::str(to_string(placements), " mode ", mode, " padding ", padding, " ", indices, offsets);
     expect_close(actual.detach(), expected.detach(), what);
     expected.cos().sum().backward();
     actual.cos().sum().backward();
     expect_close(weight.grad(), plain.grad(), what + " grad");
+    if (weighted) expect_close(split_factors.grad(), plain_factors.grad(), what + " grad of the factors");
   });
   RC_ASSERT(!testing::Test::HasFailure());
 }
 
-// The peak of a backward pass stays below half the table, where the whole gradient would be all of it.
+// The peak of both passes stays below half the table, where the whole table or its gradient would be all of it.
 TEST(TableGradients, NoRankMakesTheWholeTable) {
   constexpr std::int64_t kRows = 1 << 16, kWidth = 8, kWhole = kRows * kWidth * 4;
   for (const bool bag : {false, true}) {
@@ -97,26 +99,33 @@ TEST(TableGradients, NoRankMakesTheWholeTable) {
       const auto weight = distribute_tensor(at::ones({kRows, kWidth}), mesh, {Shard(0)}).requires_grad_();
       const auto indices = distribute_tensor(at::arange(16) * 1000, mesh, {Replicate()});
       const auto offsets = distribute_tensor(at::arange(4) * 4, mesh, {Replicate()});
-      const auto y = bag ? std::get<0>(at::embedding_bag(weight, indices, offsets)) : at::embedding(weight, indices);
-      const auto loss = y.sum();
       const MemoryTimeline timeline;
-      loss.backward();
+      const auto y = bag ? std::get<0>(at::embedding_bag(weight, indices, offsets)) : at::embedding(weight, indices);
+      y.sum().backward();
       EXPECT_LT(timeline.peak().bytes, kWhole / 2) << (bag ? "bag" : "lookup");
       EXPECT_EQ(DTensor(weight.grad()).placements(), Placements{Shard(0)});
     });
   }
 }
 
-// The wish is part of the key: the same gradient for a replicated table is replicated.
+// The wish is part of the key: the same gradient for a replicated table is replicated. Rows are added up where they
+// lie.
 TEST(TableGradients, EachTableAsItIs) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto indices = distribute_tensor(at::arange(6), mesh, {Replicate()});
+    const auto look = [&](const at::Tensor& weight, bool bag) {
+      return bag ? std::get<0>(at::embedding_bag(weight, indices, indices)) : at::embedding(weight, indices);
+    };
     for (const auto& p : {Placement(Shard(0)), Replicate(), Shard(1), Placement(Shard(0))}) {
-      const auto weight = distribute_tensor(at::ones({8, 4}), mesh, {p}).requires_grad_();
-      const auto text = explain([&] { at::embedding(weight, indices).sum().backward(); });
-      const bool by_rows = text.find("embedding_backward_vocab") != std::string::npos;
-      EXPECT_EQ(by_rows, p == Shard(0)) << text;
-      expect_close(weight.grad(), at::cat({at::ones({6, 4}), at::zeros({2, 4})}), "grad");
+      for (const bool bag : {false, true}) {
+        const auto weight = distribute_tensor(at::ones({8, 4}), mesh, {p}).requires_grad_();
+        const auto text = explain([&] { look(weight, bag).sum().backward(); });
+        for (const char* kernel : {"_vocab", "_backward_vocab"}) {
+          const auto name = std::string(bag ? "embedding_bag" : "embedding") + kernel;
+          EXPECT_EQ(text.find(name) != std::string::npos, p == Shard(0)) << name << " in " << text;
+        }
+        expect_close(weight.grad(), at::cat({at::ones({6, 4}), at::zeros({2, 4})}), "grad");
+      }
     }
   });
 }

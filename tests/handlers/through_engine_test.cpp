@@ -2,6 +2,7 @@
 // device's values and gradients (PITFALLS A12, C1-C5, C18, C20, D1, D2, H3).
 #include <gtest/gtest.h>
 
+#include "dtensor/debug.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {
@@ -55,6 +56,36 @@ using at::Reduction::Mean;
 using at::Reduction::None;
 using at::Reduction::Sum;
 
+// Frames x batch x labels, and rows of targets without the blank; the last frames and targets are left out.
+Tensors frames_and_targets(Draw& d) {
+  const auto batch = d.integer(1, 6), labels = d.integer(2, 5);
+  const auto longest = d.integer(1, 3);
+  return {d.normal({2 * longest + d.integer(2, 4), batch, labels}), d.integers({batch, longest}, labels - 1) + 1};
+}
+
+struct Lengths {
+  std::vector<std::int64_t> frames, targets;
+};
+
+Lengths lengths_of(const Tensors& t) {
+  Lengths lengths;
+  for (std::int64_t i = 0; i < t[0].size(1); ++i) {
+    lengths.frames.push_back(t[0].size(0) - i % 2);
+    lengths.targets.push_back(i == 1 ? 0 : std::max<std::int64_t>(1, t[1].size(1) - i % 3));
+  }
+  return lengths;
+}
+
+at::Tensor concatenated(const at::Tensor& rows, const std::vector<std::int64_t>& lengths) {
+  std::vector<at::Tensor> parts;
+  for (std::int64_t i = 0; i < rows.size(0); ++i) parts.push_back(rows[i].narrow(0, 0, lengths[i]));
+  return at::cat(parts);
+}
+
+Program on_sequences(const char* name, std::function<at::Tensor(const Tensors&, const Lengths&)> run) {
+  return {name, frames_and_targets, [run](const Tensors& t) { return run(t, lengths_of(t)); }};
+}
+
 std::vector<Program> losses() {
   return {
       on_pair("mse", [](auto& x, auto& y) { return at::mse_loss(x, y); }),
@@ -79,6 +110,38 @@ std::vector<Program> losses() {
          return Tensors{d.normal(s), d.integers({s[0], s[2], s[3]}, s[1])};
        },
        [](const Tensors& t) { return at::nll_loss2d(t[0], t[1]); }},
+  };
+}
+
+std::vector<Program> sequence_losses() {
+  return {
+      on_sequences("ctc",
+                   [](auto& t, auto& n) { return at::ctc_loss(t[0].log_softmax(-1), t[1], n.frames, n.targets); }),
+      on_sequences(
+          "ctc none",
+          [](auto& t, auto& n) { return at::ctc_loss(t[0].log_softmax(2), t[1], n.frames, n.targets, 0, None, true); }),
+      on_sequences("ctc concatenated",
+                   [](auto& t, auto& n) {
+                     return at::ctc_loss(t[0].log_softmax(-1), concatenated(t[1], n.targets), n.frames, n.targets, 0,
+                                         Sum);
+                   }),
+      on_sequences("ctc of tensors",
+                   [](auto& t, auto& n) {
+                     const auto frames = at::tensor(n.frames, at::kLong), targets = at::tensor(n.targets, at::kLong);
+                     return at::ctc_loss(t[0].log_softmax(-1), t[1], frames, targets);
+                   }),
+      {"ctc of distributed lengths",
+       [](Draw& d) {
+         Tensors t = frames_and_targets(d);
+         const Lengths n = lengths_of(t);
+         t.insert(t.end(), {at::tensor(n.frames, at::kLong), at::tensor(n.targets, at::kLong)});
+         return t;
+       },
+       [](const Tensors& t) { return at::ctc_loss(t[0].log_softmax(-1), t[1], t[2], t[3]); }},
+      on_sequences("ctc of one",
+                   [](auto& t, auto& n) {
+                     return at::ctc_loss(t[0].select(1, 0).log_softmax(-1), t[1][0], {n.frames[0]}, {n.targets[0]});
+                   }),
   };
 }
 
@@ -199,6 +262,18 @@ void check(const std::vector<Program>& programs) {
 }
 
 TEST(ThroughEngine, Losses) { check(losses()); }
+TEST(ThroughEngine, SequenceLosses) { check(sequence_losses()); }
+TEST(ThroughEngine, SequencesStayWhereTheyAre) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto frames = distribute_tensor(at::rand({7, 4, 3}), mesh, {Shard(1)}).requires_grad_();
+    const auto targets = distribute_tensor(at::ones({4, 2}, at::kLong), mesh, {Shard(0)});
+    const CommDebugMode counted;
+    const auto loss = at::ctc_loss(frames.log_softmax(-1), targets, {7, 7, 6, 5}, {2, 1, 1, 2}, 0, None);
+    loss.backward(at::ones_like(loss));
+    EXPECT_EQ(DTensor(loss).placements(), Placements{Shard(0)});
+    EXPECT_EQ(counted.total().calls, 0);
+  });
+}
 TEST(ThroughEngine, Reductions) { check(reductions()); }
 TEST(ThroughEngine, Embeddings) { check(embeddings()); }
 

@@ -72,8 +72,9 @@ void compare(const at::Tensor& actual, const at::Tensor& expected, const std::st
   if (whole.sizes() != expected.sizes() || actual.sizes() != expected.sizes()) {
     throw Mismatch(c10::str(what, ": sizes ", whole.sizes(), " for ", expected.sizes()));
   }
-  if (whole.scalar_type() != expected.scalar_type()) {
-    throw Mismatch(c10::str(what, ": ", whole.scalar_type(), " for ", expected.scalar_type()));
+  if (whole.scalar_type() != expected.scalar_type() || actual.scalar_type() != expected.scalar_type()) {
+    throw Mismatch(
+        c10::str(what, ": ", actual.scalar_type(), " (values ", whole.scalar_type(), ") for ", expected.scalar_type()));
   }
   const auto type = expected.scalar_type();
   const auto wide = c10::isComplexType(type) ? at::kComplexDouble : at::kDouble;

@@ -8,6 +8,7 @@ namespace dtensor {
 void register_argmax_kernels();
 void register_batch_norm_kernels();
 void register_convolution_kernels();
+void register_ctc_loss_kernels();
 void register_embedding_kernels();
 void register_layer_norm_kernels();
 void register_loss_kernels();
@@ -28,6 +29,7 @@ void register_all_local_kernels() {
     register_argmax_kernels();
     register_batch_norm_kernels();
     register_convolution_kernels();
+    register_ctc_loss_kernels();
     register_embedding_kernels();
     register_layer_norm_kernels();
     register_loss_kernels();

@@ -64,29 +64,94 @@ at::Tensor scatter_maxima(const LocalArgs& args, const Segments& segments, std::
   return at::zeros({own_rows + 1, grad.size(1)}, grad.options()).scatter_add_(0, rows, grad).narrow(0, 0, own_rows);
 }
 
+// The indices of this rank's rows but the padding row: their places in the list, and those rows as it holds them.
+struct OwnRows {
+  at::Tensor where, rows;
+};
+
+OwnRows own_rows(const LocalArgs& args, const Segments& segments) {
+  const auto indices = args.tensor("indices");
+  auto index = to_own(indices, segments);
+  if (args.integer("padding_idx") >= 0) index.own.logical_and_(indices.ne(args.integer("padding_idx")));
+  const auto where = index.own.nonzero().view(-1);
+  return {where, index.local.index_select(0, where).to(indices.scalar_type())};
+}
+
+// How many of `count` places come before each offset, were only those of `where` there.
+at::Tensor remaining_offsets(const at::Tensor& offsets, const at::Tensor& where) {
+  return at::searchsorted(where, offsets.to(at::kLong)).to(offsets.scalar_type());
+}
+
+using BagResults = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+BagResults run_bags(const LocalCall& call, const LocalArgs& args, const at::Tensor& weight, const at::Tensor& indices,
+                    const at::Tensor& offsets, std::int64_t mode, const at::Tensor& factors, std::int64_t padding) {
+  const bool inference = base_name(call) == "_embedding_bag_forward_only";
+  const auto run = inference ? at::_embedding_bag_forward_only : at::_embedding_bag;
+  const auto each = factors.defined() ? std::optional(factors) : std::nullopt;
+  return run(weight, indices, offsets, false, mode, false, each, args.flag("include_last_offset"), padding);
+}
+
+// Sums of the rows held here. What else is returned depends on the indices alone: it is found with a table of one
+// feature. Means divide by the sizes of the whole bags.
+void embedding_bag(LocalCall& call) {
+  constexpr std::int64_t kSum = 0, kMean = 1;
+  const LocalArgs args(call);
+  const auto weight = args.tensor("weight"), indices = args.tensor("indices"), offsets = args.tensor("offsets");
+  const auto factors = args.tensor("per_sample_weights");
+  const std::int64_t rows = args.global_sizes("weight")[0], mode = args.integer("mode");
+  check_indices(indices, rows, "embedding_bag: index");
+  const auto feature = at::zeros({1, 1}, weight.options()).expand({rows, 1});
+  auto [none, bags, sizes, maxima] =
+      run_bags(call, args, feature, indices, offsets, mode, factors, args.integer("padding_idx"));
+  const auto own = own_rows(args, own_segments(args.spec("weight"), 0, rows));
+  auto sums = at::zeros({none.size(0), weight.size(1)}, weight.options());
+  if (own.where.numel() > 0) {
+    const auto left = remaining_offsets(offsets, own.where);
+    sums = std::get<0>(run_bags(call, args, weight, own.rows, left, kSum, kept(factors, own.where), -1));
+  }
+  if (mode == kMean) sums.div_(sizes.clamp_min(1).unsqueeze(1));
+  sums = reduce_contribution(call, sums, ReduceOp::sum, shard_axes(args.spec("weight"), 0));
+  give(call, {sums, bags, sizes, maxima});
+}
+
+// A factor's gradient is its row times that of its bag: zero where the row is another rank's.
+void embedding_bag_factors_backward(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto weight = args.tensor("weight"), indices = args.tensor("indices");
+  const auto own = own_rows(args, own_segments(args.spec("weight"), 0, args.global_sizes("weight")[0]));
+  auto result = at::zeros({indices.numel()}, weight.options());
+  if (own.where.numel() > 0) {
+    const auto bags = bags_of(args, indices).index_select(0, own.where);
+    result.index_copy_(
+        0, own.where,
+        at::_embedding_bag_per_sample_weights_backward(args.tensor("grad"), weight, own.rows, args.tensor("offsets"),
+                                                       bags, args.integer("mode"), -1));
+  }
+  give(call, {reduce_contribution(call, result, ReduceOp::sum, shard_axes(args.spec("weight"), 0))});
+}
+
 // Indices of other ranks' rows, and of the padding row, are left out; bag sizes stay those of the whole bags.
 void embedding_bag_backward(LocalCall& call) {
   constexpr std::int64_t kMax = 2;
   const LocalArgs args(call);
   const auto& out = *call.outputs[0];
   const auto segments = own_segments(&out, 0, out.sizes[0]);
-  const std::int64_t own_rows = total_length(segments);
-  if (args.integer("mode") == kMax) return give(call, {scatter_maxima(args, segments, own_rows)});
-  const auto indices = args.tensor("indices");
-  auto index = to_own(indices, segments);
-  if (args.integer("padding_idx") >= 0) index.own.logical_and_(indices.ne(args.integer("padding_idx")));
-  const auto where = index.own.nonzero().view(-1);
-  const auto rows = index.local.index_select(0, where).to(indices.scalar_type());
+  const std::int64_t row_count = total_length(segments);
+  if (args.integer("mode") == kMax) return give(call, {scatter_maxima(args, segments, row_count)});
+  const OwnRows own = own_rows(args, segments);
   auto result = at::_embedding_bag_dense_backward(
-      args.tensor("grad"), rows, bags_of(args, indices).index_select(0, where), args.tensor("bag_size"),
-      args.tensor("maximum_indices"), own_rows, args.flag("scale_grad_by_freq"), args.integer("mode"),
-      kept(args.tensor("per_sample_weights"), where), -1);
+      args.tensor("grad"), own.rows, bags_of(args, args.tensor("indices")).index_select(0, own.where),
+      args.tensor("bag_size"), args.tensor("maximum_indices"), row_count, args.flag("scale_grad_by_freq"),
+      args.integer("mode"), kept(args.tensor("per_sample_weights"), own.where), -1);
   give(call, {result});
 }
 
 }  // namespace
 
 void register_embedding_kernels() {
+  register_local_kernel("embedding_bag_vocab", embedding_bag);
+  register_local_kernel("embedding_bag_factors_backward_vocab", embedding_bag_factors_backward);
   register_local_kernel("embedding_bag_backward_vocab", embedding_bag_backward);
   register_local_kernel("embedding_vocab", embedding);
   register_local_kernel("embedding_backward_vocab", embedding_backward);

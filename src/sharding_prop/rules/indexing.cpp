@@ -298,10 +298,12 @@ void add_searches(RuleBook& book) {
   }
 }
 
-// weight, indices, offsets, per_sample_weights -> output, offset2bag, bag_size, max_indices. Features shard.
+// weight, indices, offsets, per_sample_weights -> output, offset2bag, bag_size, max_indices. Features shard, and rows
+// of which each rank adds up its own.
 Rule embedding_bag(const OpArgs& op) {
   constexpr std::int64_t kMax = 2;  // its fourth result has features too
-  return Rule(op.integer("mode") == kMax ? "~, ~, ~, ~ -> ~, ~, ~, ~" : "_d, ~, ~, ~ -> _d, ~, ~, ~");
+  if (op.integer("mode") == kMax) return "~, ~, ~, ~ -> ~, ~, ~, ~";
+  return Rule("vd, ~, ~, ~ -> _d, ~, ~, ~").handled("v", "embedding_bag_vocab");
 }
 
 // The sizes of the others are the kernel's own affair.
@@ -336,7 +338,8 @@ void add_embedding_bag(RuleBook& book) {
   for (const char* op : {"aten::_embedding_bag_dense_backward", "aten::_embedding_bag_backward"}) {
     book.rule(op, embedding_bag_backward).outputs(embedding_bag_gradient);
   }
-  book.rule("aten::_embedding_bag_per_sample_weights_backward", Rule("_d, _d, ~, ~, ~ -> _").linear({0}))
+  book.rule("aten::_embedding_bag_per_sample_weights_backward",
+            Rule("_d, vd, ~, ~, ~ -> _").linear({0}).handled("v", "embedding_bag_factors_backward_vocab"))
       .outputs([](const OpArgs& op) { return std::vector{dense_meta(op.sizes(2), op.dtype(0))}; });
 }
 

@@ -38,7 +38,7 @@ std::vector<OutputMeta> broadcast_solution(const OpArgs& op, int last) {
 
 std::vector<OutputMeta> eigen_outputs(const OpArgs& op) {
   const auto type = c10::toComplexType(op.dtype(0));
-  return {dense_meta(op.sizes(0).slice(0, op.sizes(0).size() - 1), type), dense_meta(op.sizes(0), type)};
+  return {dense_meta(op.sizes(0).slice(0, op.sizes(0).size() - 1), type), by_columns(of(op.sizes(0)), type)};
 }
 
 std::vector<OutputMeta> geqrf_outputs(const OpArgs& op) {

@@ -180,8 +180,53 @@ void add_margin_losses(RuleBook& book) {
       return std::vector{dense_meta(call.sizes(1), call.dtype(1))};
     });
   }
-  for (const char* op : {"aten::_ctc_loss", "aten::_ctc_loss_backward", "aten::_cudnn_ctc_loss"}) {
-    book.replicate(op, "sizes and paths depend on the lengths' values");
+}
+
+// One sequence is one column.
+bool has_batch(const OpArgs& op) { return op.sizes(op.operand("log_probs")).size() == 3; }
+
+Rule unsplit(const OpArgs& op, int results) {
+  Rule rule;
+  for (int i = 0; i < op.operand_count(); ++i) rule.absent_operand();
+  for (int r = 0; r < results; ++r) rule.absent_result();
+  return rule;
+}
+
+// Frames, batch and labels; targets by rows or concatenated.
+Rule ctc_loss(const OpArgs& op) {
+  if (!has_batch(op)) return unsplit(op, 2);
+  return Rule(op.sizes(1).size() == 2 ? "_n_, n_ -> n, n__" : "_n_, ~ -> n, n__").kernel("ctc_loss_batch");
+}
+
+Rule ctc_loss_backward(const OpArgs& op) {
+  if (!has_batch(op)) return unsplit(op, 1);
+  const bool rows = op.sizes(2).size() == 2;
+  return Rule(rows ? "n, _n_, n_, n, n__ -> _n_" : "n, _n_, ~, n, n__ -> _n_")
+      .linear({0})
+      .kernel("ctc_loss_backward_batch");
+}
+
+std::vector<OutputMeta> ctc_loss_outputs(const OpArgs& op) {
+  if (!has_batch(op)) {
+    OutputMeta whatever;
+    whatever.from_local = true;
+    whatever.dtype = op.dtype(0);
+    return {whatever, whatever};
+  }
+  const auto lengths = op.integers("target_lengths");
+  const auto longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+  const auto frames = op.sizes(0)[0], batch = op.sizes(0)[1];
+  return {dense_meta({batch}, op.dtype(0)), dense_meta({batch, frames, 2 * longest + 1}, op.dtype(0))};
+}
+
+void add_ctc(RuleBook& book) {
+  book.rule("aten::_ctc_loss", ctc_loss).outputs(ctc_loss_outputs);
+  book.rule("aten::_ctc_loss_backward", ctc_loss_backward).outputs([](const OpArgs& op) {
+    const int log_probs = op.operand("log_probs");
+    return std::vector{dense_meta(op.sizes(log_probs), op.dtype(log_probs))};
+  });
+  for (const char* op : {"aten::_ctc_loss.Tensor", "aten::_ctc_loss_backward.Tensor", "aten::_cudnn_ctc_loss"}) {
+    book.replicate(op, "sizes and paths depend on the values of tensors of lengths");
   }
 }
 
@@ -189,6 +234,7 @@ void add_margin_losses(RuleBook& book) {
 
 void add_loss_rules(RuleBook& book) {
   add_margin_losses(book);
+  add_ctc(book);
   add_softmax(book);
   add_elementwise(book);
   book.rule("aten::nll_loss_forward", nll_forward);
