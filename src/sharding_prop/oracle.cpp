@@ -210,7 +210,8 @@ class Verifier {
   }
 
   void check_result(const Outcome& one, const std::vector<Outcome>& ranks, std::size_t i) {
-    if (!one.results[i].defined()) return;
+    const bool list_of_any_length = decision_.outputs.size() == 1 && decision_.outputs[0].meta.from_local;
+    if (!one.results[i].defined() || list_of_any_length) return;
     const OutputDecision& output = decision_.outputs.at(i);
     const OutputMeta& meta = output.meta;
     if (meta.from_local) return;

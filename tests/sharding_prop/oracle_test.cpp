@@ -112,6 +112,7 @@ TEST(Oracle, Products) {
                     {"aten::addbmm", {real({5, 2}), ba, bb}},
                     {"aten::mv", {a, real({4})}},
                     {"aten::addmv", {real({5}), a, real({4})}},
+                    {"aten::addmv", {real({1}), a, real({4})}},
                     {"aten::dot", {real({7}), real({7})}},
                     {"aten::addr", {real({5, 4}), real({5}), real({4})}},
                     {"aten::mm", {real({5, 0}), real({0, 4})}},

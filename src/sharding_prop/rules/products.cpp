@@ -28,10 +28,10 @@ void add_product_rules(RuleBook& book) {
       .outputs([](const OpArgs& op) {
         return std::vector{dense_meta({op.sizes(1)[1], op.sizes(2)[2]}, op.dtype(1))};
       });
-  // The kernel returns a self without dimensions as it is where a rank has no rows.
+  // The kernel returns a self that is expanded as it is where a rank has no rows or no products.
   book.rule("aten::addmv", [](const OpArgs& op) {
     Rule rule = biased(op, "+m, mk, k -> m", "k");
-    return op.sizes(0).empty() ? rule.nonempty("m") : rule;
+    return op.sizes(0).empty() || op.sizes(0)[0] == 1 ? rule.nonempty("mk") : rule;
   });
   book.rule("aten::addr", "+mn, m, n -> mn").linear({0, 1}, {0, 2});
   book.rule("aten::ger", "m, n -> mn").linear({0}, {1});
