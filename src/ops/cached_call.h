@@ -35,6 +35,7 @@ struct OutputAction {
   bool ordered = false;     // fresh result, global strides a dense permutation
   bool dynamic = false;     // sizes are those of the (replicated) local result
   bool detached = false;    // view of an operand that had to be redistributed
+  bool absent = false;      // undefined on one device, whatever the local kernel gives
 };
 
 inline void inherit_detachment(DTensorImpl& view, c10::TensorImpl* base) {

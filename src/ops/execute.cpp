@@ -113,6 +113,7 @@ void after_writes(const Frame& frame) {
 
 at::Tensor wrap(const Frame& frame, const OutputAction& action, const at::Tensor& local) {
   if (action.alias >= 0) return frame.operands[action.alias];
+  if (action.absent) return {};
   if (!action.spec || (!local.defined() && action.spec->mesh->is_member)) return local;
   if (action.dynamic) {
     return make_dtensor(

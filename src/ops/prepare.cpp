@@ -105,7 +105,8 @@ SpecPtr spec_of_result(const OutputDecision& decision, const CachedCall& call) {
 OutputAction make_output(const OutputDecision& decision, const CachedCall& call) {
   OutputAction action;
   action.alias = decision.alias;
-  if (!decision.mesh || !decision.meta.defined) return action;
+  action.absent = decision.mesh && !decision.meta.defined;
+  if (!decision.mesh || action.absent) return action;
   const auto& meta = decision.meta;
   action.dynamic = meta.from_local;
   if (action.dynamic) {

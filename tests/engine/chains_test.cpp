@@ -33,6 +33,8 @@ bool belongs(const c10::OperatorHandle& op) {
   if (schema.name().rfind("aten::", 0) != 0 || name[0] == '_' || !needs_kernel(op)) return false;
   if (contains(name, {"backward", "empty", "_like", "new_", "mkldnn", "cudnn", "quantize", "special_", "unpool"}))
     return false;
+  // They return the leaf that they are given, which autograd makes its own history: a cycle, never freed.
+  if (name == "lift" || name == "lift_fresh") return false;
   if (schema.returns().size() != 1 || schema.returns()[0].type()->kind() != c10::TypeKind::TensorType) return false;
   const auto info = resolve(op);
   if (info->entry->source != RuleSource::rule || info->random || !info->written_args.empty()) return false;

@@ -167,19 +167,22 @@ void add_resampling(RuleBook& book) {
   }
 }
 
+// The grid's gradient is found with the input's: it is given asked for or not.
+std::vector<OutputMeta> grid_gradients(const OpArgs& op) {
+  auto outputs = like_operands(op, {1, 2}, nullptr);
+  if (op.has_arg("output_mask") && !op.arg("output_mask").toBoolList()[0]) outputs[0] = undefined_meta();
+  return outputs;
+}
+
 void add_grids(RuleBook& book) {
   for (const char* op : {"aten::grid_sampler_2d", "aten::_grid_sampler_2d_cpu_fallback"}) {
     book.rule(op, "nc__, nhw_ -> nchw").linear({0});
     book.rule(std::string(op) + "_backward", Rule("nchw, nc__, nhw_ -> nc__, nhw_").linear({0}))
-        .outputs([](const OpArgs& call) {
-          return like_operands(call, {1, 2}, call.has_arg("output_mask") ? "output_mask" : nullptr);
-        });
+        .outputs(grid_gradients);
   }
   book.rule("aten::grid_sampler_3d", "nc___, ndhw_ -> ncdhw").linear({0});
   book.rule("aten::grid_sampler_3d_backward", Rule("ncdhw, nc___, ndhw_ -> nc___, ndhw_").linear({0}))
-      .outputs([](const OpArgs& call) {
-        return like_operands(call, {1, 2}, "output_mask");
-      });
+      .outputs(grid_gradients);
   book.rule("aten::cudnn_grid_sampler", "nc__, nhw_ -> nchw").linear({0});
   book.rule("aten::cudnn_grid_sampler_backward", Rule("nc__, nhw_, nchw -> nc__, nhw_").linear({2}))
       .outputs([](const OpArgs& call) {
