@@ -117,9 +117,7 @@ std::vector<at::Tensor> cloned(const std::vector<at::Tensor>& tensors) {
 
 bool close(const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() != b.scalar_type() || !a.sizes().equals(b.sizes())) return false;
-  if (!a.is_floating_point() && !a.is_complex()) return at::equal(a, b);
-  if (c10::isFloat8Type(a.scalar_type())) return at::allclose(a.to(at::kFloat), b.to(at::kFloat), 0.13, 0.13, true);
-  return at::allclose(a, b, 1e-4, 1e-4, true);
+  return same_values(a, b);
 }
 
 std::string decision_text(const Decision& d) {

@@ -48,6 +48,8 @@ std::vector<Verdict> verify_offers(const Sample& sample, std::int64_t ranks);
 // What a rank holds of a tensor, and the inverse. `seed` varies the contributions of Partials.
 at::Tensor take_part(const at::Tensor& whole, const Placements& placements, at::IntArrayRef mesh_shape,
                      std::int64_t rank, std::uint64_t seed);
+// Equal but for the rounding of the type; of whole numbers, equal. NaN equals NaN.
+bool same_values(const at::Tensor& a, const at::Tensor& b);
 // Throws with the reason where the parts do not fit the placements.
 at::Tensor put_together(const std::vector<at::Tensor>& parts, at::IntArrayRef sizes, const Placements& placements,
                         at::IntArrayRef mesh_shape);
