@@ -3,13 +3,16 @@
 
 namespace dtensor {
 
+void count_local_write(const DTensorImpl& tensor) {
+  const auto& local = tensor.local();
+  if (!local.defined()) return;
+  local.is_inference() ? tensor.spec()->mesh->count_write() : local.unsafeGetTensorImpl()->bump_version();
+}
+
 void bump_versions(const CachedCall& call, const CallView& view) {
   for (std::size_t i = 0; i < call.inputs.size(); ++i) {
     if (!call.inputs[i].mutated || view.operands[i] == nullptr || !has_dtensor_key(view.operands[i])) continue;
-    const auto& local = as_dtensor(view.operands[i])->local();
-    if (!local.defined()) continue;
-    local.is_inference() ? as_dtensor(view.operands[i])->spec()->mesh->count_write()
-                         : local.unsafeGetTensorImpl()->bump_version();
+    count_local_write(*as_dtensor(view.operands[i]));
   }
 }
 

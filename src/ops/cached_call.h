@@ -76,7 +76,9 @@ struct CachedCall {
   std::int64_t implicit_bytes = 0;
 };
 
-// to_local() handed the local tensors out: whoever saved one for backward must notice the write.
+// to_local() handed the local tensor out: whoever saved it for backward must notice the write. Moved views too.
+void count_local_write(const DTensorImpl& tensor);
+// The same for all operands that the call wrote to.
 void bump_versions(const CachedCall& call, const CallView& view);
 // An error unless `local` has the sizes that `spec` asks for: a wrong rule must not become a wrong number.
 void check_local_sizes(const OpEntry& entry, const CachedCall& call, const TensorSpec& spec, const at::Tensor& local);

@@ -5,6 +5,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
 
+#include "ops/cached_call.h"
 #include "placement/stride_order.h"
 #include "redistribute/execute.h"
 
@@ -48,9 +49,8 @@ bool is_expanded(const TensorSpec& spec) {
 }
 
 void count_write(DTensorImpl& tensor) {
-  const auto& local = tensor.local();
   if (!tensor.is_inference()) tensor.bump_version();
-  local.is_inference() ? tensor.spec()->mesh->count_write() : local.unsafeGetTensorImpl()->bump_version();
+  count_local_write(tensor);
 }
 
 void refresh(DTensorImpl& view) {

@@ -9,8 +9,12 @@
 #include <random>
 #include <set>
 
+#include "support/errors.h"
+
 namespace dtensor {
 namespace {
+
+using test::error_of;
 
 // [[[0], [1]]] without spaces.
 std::string nested(const MeshLayout& layout, std::int64_t dim = 0, std::int64_t first = 0) {
@@ -26,16 +30,6 @@ std::string nested(const MeshLayout& layout, std::int64_t dim = 0, std::int64_t 
     text += (i ? "," : "") + nested(layout, dim + 1, first + i * stride);
   }
   return text + "]";
-}
-
-template <class F>
-std::string error_of(F&& fn) {
-  try {
-    fn();
-  } catch (const c10::Error& e) {
-    return e.what_without_backtrace();
-  }
-  return "no error";
 }
 
 #define EXPECT_ERROR(expression, part)                                           \

@@ -11,19 +11,12 @@
 #include "mesh/mesh_impl.h"
 #include "mesh/world_state.h"
 #include "random/state.h"
+#include "support/errors.h"
 
 namespace dtensor {
 namespace {
 
-template <class F>
-std::string error_of(F&& fn) {
-  try {
-    fn();
-  } catch (const c10::Error& e) {
-    return e.what_without_backtrace();
-  }
-  return "no error";
-}
+using test::error_of;
 
 #define EXPECT_ERROR(expression, part)                                           \
   EXPECT_NE(error_of([&] { (void)(expression); }).find(part), std::string::npos) \

@@ -6,11 +6,13 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/memory_timeline.h"
+#include "support/errors.h"
 #include "support/ranks.h"
 
 namespace {
 
 using namespace dtensor;
+using dtensor::test::error_of;
 
 nn::Block block() {
   return nn::Block({.hidden = 8, .heads = 4, .bias = true, .tensor = at::kDouble},
@@ -216,16 +218,6 @@ TEST(Checkpoint, RefusesWhatItCannotRepeat) {
     const at::Tensor changed = checkpoint(writes, t, {.keep = {"aten::mm"}});
     EXPECT_ANY_THROW(changed.sum().backward());
   });
-}
-
-template <class Run>
-std::string error_of(Run&& run) {
-  try {
-    run();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
 }
 
 // What is asked for by name is found among the inputs of segments, and nothing is accumulated on the way.

@@ -7,21 +7,15 @@
 
 #include <cmath>
 
+#include "support/errors.h"
+
 namespace dtensor {
 namespace {
 
+using test::error_of;
+
 constexpr RandomKey kKey{42, 7};
 using Sizes = std::vector<std::int64_t>;
-
-template <class F>
-std::string error_of(F&& fn) {
-  try {
-    fn();
-  } catch (const c10::Error& e) {
-    return e.what_without_backtrace();
-  }
-  return "no error";
-}
 
 #define EXPECT_ERROR(expression, part) EXPECT_NE(error_of([&] { expression; }).find(part), std::string::npos)
 

@@ -6,6 +6,8 @@
 namespace dtensor {
 namespace {
 
+constexpr std::int64_t kSum = 0, kMean = 1, kMax = 2;  // modes of bags
+
 void embedding(LocalCall& call) {
   const LocalArgs args(call);
   const auto weight = args.tensor("weight"), indices = args.tensor("indices");
@@ -69,7 +71,7 @@ struct OwnRows {
   at::Tensor where, rows;
 };
 
-OwnRows own_rows(const LocalArgs& args, const Segments& segments) {
+OwnRows rows_held(const LocalArgs& args, const Segments& segments) {
   const auto indices = args.tensor("indices");
   auto index = to_own(indices, segments);
   if (args.integer("padding_idx") >= 0) index.own.logical_and_(indices.ne(args.integer("padding_idx")));
@@ -95,7 +97,6 @@ BagResults run_bags(const LocalCall& call, const LocalArgs& args, const at::Tens
 // Sums of the rows held here. What else is returned depends on the indices alone: it is found with a table of one
 // feature. Means divide by the sizes of the whole bags.
 void embedding_bag(LocalCall& call) {
-  constexpr std::int64_t kSum = 0, kMean = 1;
   const LocalArgs args(call);
   const auto weight = args.tensor("weight"), indices = args.tensor("indices"), offsets = args.tensor("offsets");
   const auto factors = args.tensor("per_sample_weights");
@@ -104,7 +105,7 @@ void embedding_bag(LocalCall& call) {
   const auto feature = at::zeros({1, 1}, weight.options()).expand({rows, 1});
   auto [none, bags, sizes, maxima] =
       run_bags(call, args, feature, indices, offsets, mode, factors, args.integer("padding_idx"));
-  const auto own = own_rows(args, own_segments(args.spec("weight"), 0, rows));
+  const auto own = rows_held(args, own_segments(args.spec("weight"), 0, rows));
   auto sums = at::zeros({none.size(0), weight.size(1)}, weight.options());
   if (own.where.numel() > 0) {
     const auto left = remaining_offsets(offsets, own.where);
@@ -119,7 +120,7 @@ void embedding_bag(LocalCall& call) {
 void embedding_bag_factors_backward(LocalCall& call) {
   const LocalArgs args(call);
   const auto weight = args.tensor("weight"), indices = args.tensor("indices");
-  const auto own = own_rows(args, own_segments(args.spec("weight"), 0, args.global_sizes("weight")[0]));
+  const auto own = rows_held(args, own_segments(args.spec("weight"), 0, args.global_sizes("weight")[0]));
   auto result = at::zeros({indices.numel()}, weight.options());
   if (own.where.numel() > 0) {
     const auto bags = bags_of(args, indices).index_select(0, own.where);
@@ -133,13 +134,12 @@ void embedding_bag_factors_backward(LocalCall& call) {
 
 // Indices of other ranks' rows, and of the padding row, are left out; bag sizes stay those of the whole bags.
 void embedding_bag_backward(LocalCall& call) {
-  constexpr std::int64_t kMax = 2;
   const LocalArgs args(call);
   const auto& out = *call.outputs[0];
   const auto segments = own_segments(&out, 0, out.sizes[0]);
   const std::int64_t row_count = total_length(segments);
   if (args.integer("mode") == kMax) return give(call, {scatter_maxima(args, segments, row_count)});
-  const OwnRows own = own_rows(args, segments);
+  const OwnRows own = rows_held(args, segments);
   auto result = at::_embedding_bag_dense_backward(
       args.tensor("grad"), own.rows, bags_of(args, args.tensor("indices")).index_select(0, own.where),
       args.tensor("bag_size"), args.tensor("maximum_indices"), row_count, args.flag("scale_grad_by_freq"),

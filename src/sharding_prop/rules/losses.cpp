@@ -182,24 +182,12 @@ void add_margin_losses(RuleBook& book) {
   }
 }
 
-// One sequence is one column.
-bool has_batch(const OpArgs& op) { return op.sizes(op.operand("log_probs")).size() == 3; }
-
-Rule unsplit(const OpArgs& op, int results) {
-  Rule rule;
-  for (int i = 0; i < op.operand_count(); ++i) rule.absent_operand();
-  for (int r = 0; r < results; ++r) rule.absent_result();
-  return rule;
-}
-
 // Frames, batch and labels; targets by rows or concatenated.
 Rule ctc_loss(const OpArgs& op) {
-  if (!has_batch(op)) return unsplit(op, 2);
   return Rule(op.sizes(1).size() == 2 ? "_n_, n_ -> n, n__" : "_n_, ~ -> n, n__").kernel("ctc_loss_batch");
 }
 
 Rule ctc_loss_backward(const OpArgs& op) {
-  if (!has_batch(op)) return unsplit(op, 1);
   const bool rows = op.sizes(2).size() == 2;
   return Rule(rows ? "n, _n_, n_, n, n__ -> _n_" : "n, _n_, ~, n, n__ -> _n_")
       .linear({0})
@@ -207,12 +195,6 @@ Rule ctc_loss_backward(const OpArgs& op) {
 }
 
 std::vector<OutputMeta> ctc_loss_outputs(const OpArgs& op) {
-  if (!has_batch(op)) {
-    OutputMeta whatever;
-    whatever.from_local = true;
-    whatever.dtype = op.dtype(0);
-    return {whatever, whatever};
-  }
   const auto lengths = op.integers("target_lengths");
   const auto longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
   const auto frames = op.sizes(0)[0], batch = op.sizes(0)[1];

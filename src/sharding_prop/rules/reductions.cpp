@@ -113,12 +113,11 @@ Rule along(const OpArgs& op) {
 Rule sort(const OpArgs& op) {
   if (op.sizes(0).empty()) return same(op);
   const auto dim = op.dim("dim");
-  for (std::int64_t d = 0; d < std::ssize(op.sizes(0)); ++d) {
-    if (d != dim && op.sizes(0)[static_cast<std::size_t>(d)] > 1) return along(op);
-  }
   Rule rule = same(op);
   for (std::int64_t d = 0; d < std::ssize(op.sizes(0)); ++d) {
-    if (d != dim) rule.whole(d);
+    if (d == dim) continue;
+    if (op.sizes(0)[static_cast<std::size_t>(d)] > 1) return along(op);
+    rule.whole(d);
   }
   return rule.handled_dims({dim}, "sort_sharded");
 }

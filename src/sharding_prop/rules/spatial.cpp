@@ -169,7 +169,7 @@ void add_resampling(RuleBook& book) {
 
 // The grid's gradient is found with the input's: it is given asked for or not.
 std::vector<OutputMeta> grid_gradients(const OpArgs& op) {
-  auto outputs = like_operands(op, {1, 2}, nullptr);
+  auto outputs = like_operands(op, {1, 2});
   if (op.has_arg("output_mask") && !op.arg("output_mask").toBoolList()[0]) outputs[0] = undefined_meta();
   return outputs;
 }
