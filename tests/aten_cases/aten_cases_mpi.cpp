@@ -3,6 +3,7 @@
 
 #include "aten_cases/run_case.h"
 #include "dtensor/launch.h"
+#include "support/data.h"
 
 namespace {
 
@@ -12,7 +13,7 @@ constexpr int kOneIn = 20;
 
 void run(const Communicator& world) {
   int runs = 0;
-  for (const cases::Case& c : cases::load_cases(DTENSOR_TEST_DATA "/aten_cases")) {
+  for (const cases::Case& c : cases::load_cases(test::data_path("aten_cases"))) {
     if (c.id() % kOneIn != 0) continue;
     for (const cases::Config* config : cases::distinct_configs(c)) {
       try {

@@ -6,14 +6,15 @@
 #include <set>
 
 #include "aten_cases/run_case.h"
+#include "support/data.h"
 
 namespace dtensor::cases {
 namespace {
 
 const std::vector<Case>& recorded() {
   static const std::vector<Case> all = [] {
-    auto cases = load_cases(DTENSOR_TEST_DATA "/aten_cases");
-    for (Case& c : load_cases(DTENSOR_TEST_DATA "/aten_cases/more")) cases.push_back(std::move(c));
+    auto cases = load_cases(test::data_path("aten_cases"));
+    for (Case& c : load_cases(test::data_path("aten_cases/more"))) cases.push_back(std::move(c));
     return cases;
   }();
   return all;

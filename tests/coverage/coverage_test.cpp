@@ -8,6 +8,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "support/data.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {
@@ -30,8 +31,7 @@ std::string first_difference(const std::string& a, const std::string& b) {
 }
 
 TEST(Coverage, PageIsUpToDate) {
-  const std::string now = coverage::page(coverage::table()),
-                    written = read(DTENSOR_TEST_DATA "/../../docs/coverage.md");
+  const std::string now = coverage::page(coverage::table()), written = read(test::data_path("../../docs/coverage.md"));
   EXPECT_TRUE(now == written) << first_difference(now, written)
                               << "\nIf that is meant: tools/coverage docs/coverage.md";
 }

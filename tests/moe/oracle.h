@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtensor/moe.h"
+#include "support/data.h"
 
 namespace dtensor::oracle {
 
@@ -17,7 +18,7 @@ using nlohmann::json;
 constexpr std::int64_t kTokens = 32, kHidden = 32, kExperts = 8, kTopK = 2, kSteps = 5;
 
 inline const json& data() {
-  static const json all = json::parse(std::ifstream(DTENSOR_TEST_DATA "/moe.json"));
+  static const json all = json::parse(std::ifstream(test::data_path("moe.json")));
   return all;
 }
 

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "support/data.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {
@@ -27,7 +28,7 @@ inline at::Tensor fill(at::IntArrayRef sizes, std::uint64_t seed, double scale =
 }
 
 inline const nlohmann::json& optim_data() {
-  static const nlohmann::json json = nlohmann::json::parse(std::ifstream(DTENSOR_TEST_DATA "/optim.json"));
+  static const nlohmann::json json = nlohmann::json::parse(std::ifstream(test::data_path("optim.json")));
   return json;
 }
 

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "simulator.h"
+#include "support/data.h"
 
 namespace dtensor {
 namespace {
@@ -196,7 +197,7 @@ TEST(Plan, LargeMeshesArePlannedQuickly) {
 // tests/data/plans.golden: a line `mesh | sizes | from -> to`, then the plan indented, its bytes last. To renew it, set
 // DTENSOR_RENEW to 1 and look at the difference.
 TEST(Plan, GoldenTexts) {
-  const std::string path = std::string(DTENSOR_TEST_DATA) + "/plans.golden";
+  const std::string path = test::data_path("plans.golden");
   std::ifstream file(path);
   ASSERT_TRUE(file) << path;
   std::stringstream want, got;

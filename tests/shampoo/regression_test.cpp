@@ -6,12 +6,13 @@
 #include <nlohmann/json.hpp>
 
 #include "shampoo/regression.h"
+#include "support/data.h"
 
 namespace shampoo {
 namespace {
 
 std::vector<double> stored(const char* name) {
-  static const nlohmann::json json = nlohmann::json::parse(std::ifstream(DTENSOR_TEST_DATA "/optim.json"));
+  static const nlohmann::json json = nlohmann::json::parse(std::ifstream(test::data_path("optim.json")));
   return json["shampoo_regression"]["loss_before_each_step_plus_final"][name].get<std::vector<double>>();
 }
 

@@ -1,6 +1,7 @@
 // The program's own loop and comparison: a hundred steps with clipping, with and without dropout, equal one device's.
 #include <gtest/gtest.h>
 
+#include "support/data.h"
 #include "train/compare.h"
 #include "train/run.h"
 
@@ -14,7 +15,7 @@ Options hundred_steps(Dtype dtype, double dropout) {
   options.dropout = dropout;
   options.batch = 6;
   options.seq = 8;
-  options.data = {std::string(DTENSOR_TEST_DATA) + "/transformer.json"};
+  options.data = {test::data_path("transformer.json")};
   return options;
 }
 

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "support/data.h"
 #include "train/hash.h"
 #include "train/model.h"
 
@@ -43,7 +44,7 @@ inline Batch batch(std::int64_t step) {
 }
 
 inline const nlohmann::json& data() {
-  static const nlohmann::json json = nlohmann::json::parse(std::ifstream(DTENSOR_TEST_DATA "/transformer.json"));
+  static const nlohmann::json json = nlohmann::json::parse(std::ifstream(test::data_path("transformer.json")));
   return json;
 }
 

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "support/data.h"
 #include "train/args.h"
 #include "train/compare.h"
 #include "train/data.h"
@@ -88,7 +89,7 @@ TEST(Data, MissingOrShortTextIsAUsageError) {
 }
 
 RC_GTEST_PROP(Data, BatchesDependOnSeedAndStepOnlyAndTargetsAreNextBytes, ()) {
-  static const Corpus corpus = Corpus::read({std::string(DTENSOR_TEST_DATA)}, 64);
+  static const Corpus corpus = Corpus::read({test::data_path("")}, 64);
   const auto seed = *rc::gen::inRange<std::uint64_t>(0, 100), step = *rc::gen::inRange<std::uint64_t>(0, 1000);
   const auto rows = *rc::gen::inRange<std::int64_t>(1, 5), length = *rc::gen::inRange<std::int64_t>(2, 64);
   const Batch a = corpus.batch(seed, step, rows, length), b = corpus.batch(seed, step, rows, length);

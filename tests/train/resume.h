@@ -3,6 +3,7 @@
 
 #include <filesystem>
 
+#include "support/data.h"
 #include "train/run.h"
 
 namespace resume {
@@ -16,7 +17,7 @@ inline train::Options options(std::string optimizer = "adamw") {
   o.seq = 8;
   o.steps = 10;
   o.warmup = 6;
-  o.data = {std::string(DTENSOR_TEST_DATA) + "/transformer.json"};
+  o.data = {test::data_path("transformer.json")};
   return o;
 }
 

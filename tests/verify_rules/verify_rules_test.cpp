@@ -4,6 +4,7 @@
 
 #include "aten_cases/case_file.h"
 #include "ops/op_entry.h"
+#include "support/data.h"
 #include "verify_rules/search.h"
 #include "verify_rules/traffic.h"
 
@@ -12,7 +13,7 @@ namespace {
 
 TEST(VerifyRules, OfferedStrategiesHoldAndMoveLittle) {
   int runs = 0, lean = 0;
-  for (const auto& c : cases::load_cases(DTENSOR_TEST_DATA "/aten_cases")) {
+  for (const auto& c : cases::load_cases(test::data_path("aten_cases"))) {
     if (c.id() % 8 != 0 || entry_of(c.handle()).special != nullptr) continue;
     const Sample sample{c.handle(), c.arguments([](const at::Tensor& t) { return t; })};
     const Report report = verify_sample(sample, 2, false);
