@@ -29,6 +29,7 @@ class Binder {
     bind_outs();
     each([&](auto& tensor) { take_sizes(tensor); });
     each([&](auto& tensor) { solve_compounds(tensor); });
+    each([&](auto& tensor) { drop_units(tensor); });
     each([&](auto& tensor) { check_sizes(tensor); });
     mark_contracted();
   }
@@ -125,7 +126,16 @@ class Binder {
         if (factor.size >= 0) known *= factor.size;
       }
       if (unknown != nullptr && known > 0) unknown->size = sizes_of(tensor)[d] / known;
-      mark_majors(tensor.dims[d]);
+    }
+  }
+
+  // A factor of one element says nothing in a compound; the others split as if it were not there.
+  void drop_units(TensorState& tensor) {
+    for (RuleDim& dim : tensor.dims) {
+      if (dim.size() < 2) continue;
+      const auto is_unit = [&](int f) { return p_.factors[static_cast<std::size_t>(f)].size == 1; };
+      dim.erase(std::remove_if(dim.begin(), dim.end(), is_unit), dim.end());
+      mark_majors(dim);
     }
   }
 

@@ -184,6 +184,86 @@ TEST(Counts, ReductionsAlongTheSplitDimensionAreSmallH3) {
   }
 }
 
+struct Heads {
+  std::int64_t query, key;
+  Placement where;  // of keys and values
+};
+
+// Query heads in groups over fewer heads of keys and values: the groups of a rank need its own keys alone. One head of
+// keys for all is with every rank.
+TEST(Counts, GroupedHeadsStayWhereTheyAreH2) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const Heads& heads : {Heads{8, 8, Shard(1)}, {8, 4, Shard(1)}, {8, 2, Shard(1)}, {8, 1, Replicate()}}) {
+      for (const int variant : {0, 1, 2, 3}) {
+        Draw draw(7);
+        const auto q = draw.normal({2, heads.query, 5, 4}), k = draw.normal({2, heads.key, 5, 4});
+        const auto v = draw.normal({2, heads.key, 5, 4});
+        const auto mask = variant == 2 ? std::optional(draw.normal({5, 5})) : std::nullopt;
+        const auto run = [&](const std::vector<at::Tensor>& t) {
+          if (variant < 3) {
+            return at::scaled_dot_product_attention(t[0], t[1], t[2], mask, 0, variant == 1, std::nullopt, true);
+          }
+          return std::get<0>(
+              at::_scaled_dot_product_attention_math(t[0], t[1], t[2], {}, 0, true, {}, std::nullopt, true));
+        };
+        std::vector<at::Tensor> plain{q, k, v}, inputs{distribute_tensor(q, mesh, {Shard(1)})};
+        for (const auto& t : {k, v}) inputs.push_back(distribute_tensor(t, mesh, {heads.where}));
+        for (auto* list : {&plain, &inputs}) {
+          for (auto& t : *list) t.requires_grad_();
+        }
+        std::vector<at::Tensor> gradients;
+        const auto step = [&] {
+          const auto y = run(inputs);
+          gradients = torch::autograd::grad({y}, inputs, {at::ones_like(y)});
+        };
+        step();  // a plain mask is compared when a decision is made
+        const auto moved = moved_by(step);
+        const auto what = c10::str(heads.query, " over ", heads.key, " heads, variant ", variant);
+        // A leaf's gradient is summed where the leaf is replicated.
+        EXPECT_EQ(moved.collectives, heads.where.is_replicate() ? 2u : 0u) << what << ": " << moved.names;
+        const auto y = run(plain);
+        require_close(run(inputs), y, what);
+        const auto expected = torch::autograd::grad({y}, plain, {at::ones_like(y)});
+        for (std::size_t i = 0; i < 3; ++i) require_close(gradients[i], expected[i], what);
+      }
+    }
+  });
+}
+
+// Column-parallel projections, grouped attention, a row-parallel one: a sum forward and a sum backward for each block.
+TEST(Counts, ABlockOfGroupedAttentionReducesTwiceH2) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const std::int64_t heads = 4, groups = 2, features = 4, width = 8, blocks = 3;
+    Draw draw(5);
+    const auto x = distribute_tensor(draw.normal({2, 5, width}), mesh, {Replicate()}).requires_grad_();
+    const auto weight = [&](std::int64_t in, std::int64_t out, const Placement& where) {
+      return distribute_tensor(draw.normal({in, out}), mesh, {where}).requires_grad_();
+    };
+    const auto split = [&](const at::Tensor& t) { return t.unflatten(2, {-1, features}).transpose(1, 2); };
+    std::vector<at::Tensor> weights;
+    for (int b = 0; b < blocks; ++b) {
+      weights.push_back(weight(width, heads * groups * features, Shard(1)));
+      for (int i = 0; i < 2; ++i) weights.push_back(weight(width, heads * features, Shard(1)));
+      weights.push_back(weight(heads * groups * features, width, Shard(0)));
+    }
+    const auto step = [&] {
+      at::Tensor y = x;
+      for (auto w = weights.begin(); w != weights.end(); w += 4) {
+        const auto q = split(at::matmul(y, w[0])), k = split(at::matmul(y, w[1])), v = split(at::matmul(y, w[2]));
+        const auto a = at::scaled_dot_product_attention(q, k, v, {}, 0, true, std::nullopt, true);
+        y = DTensor(at::matmul(a.transpose(1, 2).flatten(2), w[3])).redistribute({Replicate()});
+      }
+      weights.push_back(x);
+      const auto gradients = torch::autograd::grad({y}, weights, {at::ones_like(y)});
+      weights.pop_back();
+      return DTensor(gradients.back()).redistribute({Replicate()});
+    };
+    step();
+    const auto moved = moved_by(step);
+    EXPECT_EQ(moved.collectives, 2u * blocks) << moved.names;
+  });
+}
+
 TORCH_LIBRARY(pitfalls, m) {
   m.def("half(Tensor x) -> Tensor");
   m.impl("half", c10::DispatchKey::CPU, [](const at::Tensor& x) { return x.narrow(0, 0, x.size(0) / 2).clone(); });

@@ -1,5 +1,6 @@
-// Scaled dot product attention, each variant that LibTorch picks. Batch and heads may be sharded; so may the queries,
-// unless a causal mask makes them depend on their position. Keys and features are whole.
+// Scaled dot product attention, each variant that LibTorch picks. Batch and heads may be sharded: query
+// heads are groups (g) over the heads of keys and values (h). So may the queries, unless a causal mask makes them
+// depend on their position. Keys and features are whole.
 #include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
 
@@ -15,7 +16,7 @@ void refuse_dropout(const OpArgs& op) {
 Rule causal(const OpArgs& op, Rule rule) {
   refuse_dropout(op);
   // The kernels divide by these sizes.
-  rule.nonempty("bhl");
+  rule.nonempty("bhgl");
   return op.boolean("is_causal") ? rule.whole("l") : rule;
 }
 
@@ -88,12 +89,13 @@ std::vector<OutputMeta> gradients_by_token(const OpArgs& op) {
 
 void add_cpu(RuleBook& book) {
   book.rule("aten::_scaled_dot_product_flash_attention_for_cpu",
-            [](const OpArgs& op) { return causal(op, "bhle!, bhs!e, bhs!f!, bhls -> bhlf, bhl"); })
+            [](const OpArgs& op) { return causal(op, "b(hg)le!, bhs!e, bhs!f!, b(hg)ls -> b(hg)lf, b(hg)l"); })
       .outputs(cpu_outputs);
   // grad_out, query, key, value, out, logsumexp, attn_mask
   book.rule("aten::_scaled_dot_product_flash_attention_for_cpu_backward",
             [](const OpArgs& op) {
-              return causal(op, "bhlf!, bhle!, bhs!e, bhsf, bhlf, bhl, bhls -> bhle, bhse, bhsf").linear({0});
+              return causal(op, "b(hg)lf!, b(hg)le!, bhs!e, bhsf, b(hg)lf, b(hg)l, b(hg)ls -> b(hg)le, bhse, bhsf")
+                  .linear({0});
             })
       .outputs(gradients_by_token);
 }
@@ -133,40 +135,47 @@ std::vector<OutputMeta> efficient_gradients(const OpArgs& op) {
   return outputs;
 }
 
-Rule checked(const OpArgs& op, const char* text) { return refuse_dropout(op), Rule(text).nonempty("bh"); }
+Rule checked(const OpArgs& op, const char* text) { return refuse_dropout(op), Rule(text).nonempty("bhg"); }
 
 void add_cuda(RuleBook& book) {
   book.rule("aten::_scaled_dot_product_flash_attention",
-            [](const OpArgs& op) { return causal(op, "bhle!, bhs!e, bhs!f! -> bhlf, bhl, ~, ~, ~, ~, ~, ~, ~"); })
+            [](const OpArgs& op) {
+              return causal(op, "b(hg)le!, bhs!e, bhs!f! -> b(hg)lf, b(hg)l, ~, ~, ~, ~, ~, ~, ~");
+            })
       .outputs(flash_outputs);
   // grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, philox_seed, philox_offset
   book.rule("aten::_scaled_dot_product_flash_attention_backward",
             [](const OpArgs& op) {
-              return causal(op, "bhlf!, bhle!, bhs!e, bhsf, bhlf, bhl, ~, ~, ~, ~ -> bhle, bhse, bhsf").linear({0});
+              return causal(op, "b(hg)lf!, b(hg)le!, bhs!e, bhsf, b(hg)lf, b(hg)l, ~, ~, ~, ~ -> b(hg)le, bhse, bhsf")
+                  .linear({0});
             })
       .outputs(gradients_by_token);
   book.rule("aten::_scaled_dot_product_cudnn_attention",
             [](const OpArgs& op) {
-              return checked(op, "bhl!e!, bhs!e, bhs!f!, bhls -> bhlf, bhl_, ~, ~, ~, ~, ~, ~, ~");
+              return checked(op, "b(hg)l!e!, bhs!e, bhs!f!, b(hg)ls -> b(hg)lf, b(hg)l_, ~, ~, ~, ~, ~, ~, ~");
             })
       .outputs(cudnn_outputs);
   // grad_out, query, key, value, out, logsumexp, philox_seed, philox_offset, attn_bias, cum_seq_q, cum_seq_k
-  book.rule("aten::_scaled_dot_product_cudnn_attention_backward",
-            [](const OpArgs& op) {
-              return checked(op, "bhl!f!, bhle!, bhs!e, bhsf, bhlf, bhl_, ~, ~, bhls, ~, ~ -> bhle, bhse, bhsf")
-                  .linear({0});
-            })
+  book.rule(
+          "aten::_scaled_dot_product_cudnn_attention_backward",
+          [](const OpArgs& op) {
+            return checked(
+                       op,
+                       "b(hg)l!f!, b(hg)le!, bhs!e, bhsf, b(hg)lf, b(hg)l_, ~, ~, b(hg)ls, ~, ~ -> b(hg)le, bhse, bhsf")
+                .linear({0});
+          })
       .outputs([](const OpArgs& op) {
         std::vector<OutputMeta> outputs = gradients_by_token(op);
         return outputs;
       });
   book.rule("aten::_scaled_dot_product_efficient_attention",
-            [](const OpArgs& op) { return checked(op, "bhl!e!, bhs!e, bhs!f!, bhls -> bhlf, bh_, ~, ~"); })
+            [](const OpArgs& op) { return checked(op, "b(hg)l!e!, bhs!e, bhs!f!, b(hg)ls -> b(hg)lf, b(hg)_, ~, ~"); })
       .outputs(efficient_outputs);
   // grad_out, query, key, value, attn_bias, out, logsumexp, philox_seed, philox_offset
   book.rule("aten::_scaled_dot_product_efficient_attention_backward",
             [](const OpArgs& op) {
-              return checked(op, "bhl!f!, bhle!, bhs!e, bhsf, ~, bhlf, bh_, ~, ~ -> bhle, bhse, bhsf, ~").linear({0});
+              return checked(op, "b(hg)l!f!, b(hg)le!, bhs!e, bhsf, ~, b(hg)lf, b(hg)_, ~, ~ -> b(hg)le, bhse, bhsf, ~")
+                  .linear({0});
             })
       .outputs(efficient_gradients);
 }
