@@ -15,7 +15,7 @@ Options hundred_steps(Dtype dtype, double dropout) {
   options.dropout = dropout;
   options.batch = 6;
   options.seq = 8;
-  options.data = {test::data_path("transformer.json")};
+  options.data = {dtensor::test::data_path("transformer.json")};
   return options;
 }
 

@@ -44,7 +44,7 @@ inline Batch batch(std::int64_t step) {
 }
 
 inline const nlohmann::json& data() {
-  static const nlohmann::json json = nlohmann::json::parse(std::ifstream(test::data_path("transformer.json")));
+  static const nlohmann::json json = nlohmann::json::parse(std::ifstream(dtensor::test::data_path("transformer.json")));
   return json;
 }
 

@@ -89,7 +89,7 @@ TEST(Data, MissingOrShortTextIsAUsageError) {
 }
 
 RC_GTEST_PROP(Data, BatchesDependOnSeedAndStepOnlyAndTargetsAreNextBytes, ()) {
-  static const Corpus corpus = Corpus::read({test::data_path("")}, 64);
+  static const Corpus corpus = Corpus::read({dtensor::test::data_path("")}, 64);
   const auto seed = *rc::gen::inRange<std::uint64_t>(0, 100), step = *rc::gen::inRange<std::uint64_t>(0, 1000);
   const auto rows = *rc::gen::inRange<std::int64_t>(1, 5), length = *rc::gen::inRange<std::int64_t>(2, 64);
   const Batch a = corpus.batch(seed, step, rows, length), b = corpus.batch(seed, step, rows, length);
