@@ -14,7 +14,7 @@
 namespace dtensor {
 namespace {
 
-constexpr std::int64_t kMaxDims = 25;  // TensorIterator's own limit
+constexpr std::int64_t kMaxDims = 64;  // as in ATen
 
 struct LocalShape {
   std::vector<std::int64_t> sizes;
@@ -26,8 +26,9 @@ const Communicator& all_ranks(const MeshImpl& mesh) {
   return mesh.communicator(static_cast<AxisMask>((1u << mesh.layout.ndim()) - 1));
 }
 
-// One entry per rank of the mesh, in the order of layout.ranks.
-std::vector<LocalShape> exchange_shapes(const MeshImpl& mesh, const at::Tensor& local, std::int64_t hash = 0) {
+// One entry per rank of the mesh, in the order of layout.ranks. `what` is the caller, for the error.
+std::vector<LocalShape> exchange_shapes(const MeshImpl& mesh, const at::Tensor& local, const char* what,
+                                        std::int64_t hash = 0) {
   constexpr std::int64_t kHeader = 3;
   const auto& comm = all_ranks(mesh);
   at::AutoDispatchBelowADInplaceOrView guard;
@@ -36,12 +37,14 @@ std::vector<LocalShape> exchange_shapes(const MeshImpl& mesh, const at::Tensor& 
   out[0] = local.dim();
   out[1] = static_cast<std::int64_t>(local.scalar_type());
   out[2] = hash;
-  std::copy(local.sizes().begin(), local.sizes().end(), out + kHeader);
+  std::copy_n(local.sizes().begin(), std::min(local.dim(), kMaxDims), out + kHeader);
   auto all = at::empty({comm.size(), kMaxDims + kHeader}, at::kLong);
   comm.all_gather(all.unbind(0), mine).wait();
   std::vector<LocalShape> shapes;
   for (int r = 0; r < comm.size(); ++r) {
     const auto* row = all.const_data_ptr<std::int64_t>() + r * (kMaxDims + kHeader);
+    TORCH_CHECK(row[0] <= kMaxDims, what, ": a tensor has at most ", kMaxDims, " dimensions; rank ",
+                mesh.layout.ranks[r], ": ", row[0]);
     shapes.push_back({{row + kHeader, row + kHeader + row[0]}, row[1], row[2]});
   }
   return shapes;
@@ -125,7 +128,7 @@ SpecPtr agree_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& 
               " is outside the mesh and must be told the global sizes");
   if (!given) {
     global = mesh->layout.size() == 1 ? at::DimVector(local.sizes())
-                                      : agree_sizes(*mesh, placements, exchange_shapes(*mesh, local));
+                                      : agree_sizes(*mesh, placements, exchange_shapes(*mesh, local, "from_local"));
   }
   if (given && mesh->is_member) {
     const auto expected = local_sizes(global, placements, mesh->layout.shape, mesh->coordinate);
@@ -141,8 +144,8 @@ SpecPtr agree_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& 
 
 at::Tensor agree_content(const at::Tensor& tensor, const MeshImpl& mesh) {
   if (!mesh.is_member || mesh.layout.size() == 1) return tensor;
-  const auto shapes =
-      exchange_shapes(mesh, tensor, tensor.is_meta() ? 0 : static_cast<std::int64_t>(content_hash(tensor)));
+  const auto shapes = exchange_shapes(mesh, tensor, "distribute_tensor",
+                                      tensor.is_meta() ? 0 : static_cast<std::int64_t>(content_hash(tensor)));
   bool equal = true;
   for (const auto& shape : shapes) {
     TORCH_CHECK(shape.sizes == shapes[0].sizes && shape.dtype == shapes[0].dtype,

@@ -1,6 +1,7 @@
 // distribute_tensor: every rank gives the whole tensor, and all come to one.
 #include <atomic>
 
+#include "support/errors.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {
@@ -55,6 +56,33 @@ TEST(Distribute, SizesThatDifferAreAnErrorOnEveryRank) {
     }
   });
   EXPECT_EQ(errors, 3);
+}
+
+TEST(Distribute, ManyDimensions) {
+  for (const std::int64_t ndim : {24, 25, 26, 40, 64}) {
+    Shape sizes(static_cast<std::size_t>(ndim), 1);
+    sizes.front() = 3;
+    sizes.back() = 4;
+    const auto whole = at::arange(12, at::kDouble).view(sizes);
+    on_mesh({2}, [&](const DeviceMesh& mesh) {
+      for (const auto& p : {Replicate(), Shard(0), Shard(ndim - 1)}) {
+        const auto x = distribute_tensor(of_rank(whole, mesh), mesh, {p});
+        EXPECT_TRUE(x.full_tensor().equal(whole)) << x.spec_str();
+        EXPECT_EQ(DTensor::from_local(x.to_local(), mesh, {p}).sizes(), whole.sizes());
+      }
+    });
+  }
+}
+
+TEST(Distribute, MoreDimensionsThanATenTakesAreAnErrorOnEveryRank) {
+  std::atomic<int> errors{0};
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const auto error = error_of(
+        [&] { distribute_tensor(at::zeros(Shape(mesh.world().rank() == 1 ? 70 : 3, 1)), mesh, {Replicate()}); });
+    EXPECT_NE(error.find("rank 1: 70"), std::string::npos) << error;
+    ++errors;
+  });
+  EXPECT_EQ(errors, 2);
 }
 
 TEST(Distribute, LocalReplicasOfDifferentSizesAreAnErrorOnEveryRank) {
