@@ -5,6 +5,7 @@
 
 #include "dtensor/autograd_node.h"
 #include "dtensor/tensor.h"
+#include "ops/kernel.h"
 #include "ops/leaf_hook.h"
 #include "ops/moved_view.h"
 #include "ops/plain_operand.h"
@@ -111,6 +112,7 @@ AxisMask replicated_axes(const TensorSpec& spec) {
 }  // namespace
 
 at::Tensor wrap_local(const at::Tensor& local, SpecPtr spec) {
+  ensure_registered();  // every maker of a DTensor comes here or opens a MeshScope
   // Shares memory with `local` where that is dense, as kernels expect of a tensor with dense global strides.
   auto result = make_dtensor(spec, spec->mesh->is_member ? in_order_of(local.detach(), *spec) : at::Tensor());
   return with_history<FromLocalBackward>(std::move(result), local, std::move(spec));

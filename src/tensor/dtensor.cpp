@@ -1,8 +1,8 @@
 // The DTensor handle: construction from parts and what it tells of itself.
 #include "dtensor/tensor.h"
+#include "dtensor/views.h"
 
 #include "mesh/mesh_impl.h"
-#include "ops/kernel.h"
 #include "placement/shard_map.h"
 #include "tensor/border.h"
 #include "tensor/impl/dtensor_impl.h"
@@ -17,6 +17,8 @@ const DTensorImpl& impl_of(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+bool is_materialised_view(const at::Tensor& tensor) { return is_dtensor(tensor) && impl_of(tensor).is_detached_view(); }
 
 bool is_dtensor(const at::Tensor& tensor) { return tensor.defined() && dtensor_or_null(tensor) != nullptr; }
 
@@ -36,7 +38,6 @@ std::string DTensor::spec_str() const { return impl_of(*this).spec()->str(); }
 
 DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements,
                             at::IntArrayRef sizes, at::IntArrayRef strides) {
-  ensure_registered();
   TORCH_CHECK(mesh, "from_local: no mesh");
   TORCH_CHECK(!is_dtensor(local), "from_local: the local tensor is a DTensor already: ", DTensor(local).spec_str());
   TORCH_CHECK(!local.defined() || local.is_meta() || local.device().type() == mesh.device_type(),
@@ -77,7 +78,6 @@ DTensor& DTensor::redistribute_(Placements placements) {
 }
 
 DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements) {
-  ensure_registered();
   TORCH_CHECK(tensor.defined(), "distribute_tensor: undefined tensor");
   TORCH_CHECK(mesh, "distribute_tensor: no mesh");
   placements = normalize_placements(std::move(placements), tensor.dim(), mesh.shape());
