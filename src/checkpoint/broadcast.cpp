@@ -57,7 +57,8 @@ at::Tensor row_major_on_host(const at::Tensor& local) {
 
 void broadcast_one(const at::Tensor& full, const at::Tensor& target, const Communicator& ranks, int source) {
   const at::NoGradGuard no_grad;
-  const Part part = part_of(target, 0);
+  const at::Tensor landing = landing_of(target);
+  const Part part = part_of(landing, 0);
   const auto item = static_cast<std::int64_t>(target.element_size());
   const std::int64_t numel = target.numel(), most = kBufferBytes / item;
   const at::Tensor host = part.local.defined() ? row_major_on_host(part.local) : at::Tensor();
@@ -77,7 +78,8 @@ void broadcast_one(const at::Tensor& full, const at::Tensor& target, const Commu
     if (to != nullptr) take(part.runs, first, piece.numel(), data, item, to, next);
   }
   if (host.defined() && !host.is_same(part.local)) part.local.copy_(host);
-  mark_written(target);
+  mark_written(landing);
+  take_landing(target, landing);
 }
 
 void compare(const std::vector<CheckpointEntry>& entries, const StateTensors& targets, Problems& problems) {

@@ -84,7 +84,7 @@ std::vector<Loader::Wanted> Loader::match(const Manifest& manifest, const StateT
     const Listed& as = manifest.tensors[tensor];
     compare(as, *entry, problems);
     const auto found = mine.find(name);
-    wanted.push_back({name, entry, as.homes, tensor, found == mine.end() ? at::Tensor() : found->second});
+    wanted.push_back({name, entry, as.homes, tensor, found == mine.end() ? at::Tensor() : found->second, {}});
   };
   for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
     listed.emplace(manifest.tensors[i].name, i);
@@ -101,23 +101,27 @@ std::vector<Loader::Wanted> Loader::match(const Manifest& manifest, const StateT
 
 void Loader::read(const StateTensors& targets, Problems problems) {
   const Manifest manifest = agree_on(targets, ranks_, Purpose::load, what_);
-  const std::vector<Wanted> wanted = match(manifest, targets, problems);
+  std::vector<Wanted> wanted = match(manifest, targets, problems);
   problems.raise(what_);
+  for (Wanted& w : wanted) w.landing = w.target.defined() ? landing_of(w.target) : at::Tensor();
   std::vector<Checksum> sums(wanted.size());
   together(ranks_, what_, [&] {
     std::map<std::string, File> files;
     for (std::size_t i = 0; i < wanted.size(); ++i) {
       const Wanted& w = wanted[i];
       if (!w.target.defined()) continue;
-      const Part part = part_of(w.target, static_cast<std::int64_t>(i));
+      const Part part = part_of(w.landing, static_cast<std::int64_t>(i));
       if (!part.local.defined()) continue;
       auto file = files.find(w.entry->file);
       if (file == files.end()) file = files.emplace(w.entry->file, File::open_to_read(w.entry->file)).first;
       sums[i] = read_part(part, *w.entry, file->second, options_.verify);
-      mark_written(w.target);
+      mark_written(w.landing);
     }
   });
   if (options_.verify) verify(wanted, sums);
+  for (const Wanted& w : wanted) {
+    if (w.target.defined()) take_landing(w.target, w.landing);
+  }
 }
 
 void Loader::verify(const std::vector<Wanted>& wanted, const std::vector<Checksum>& own) const {

@@ -31,6 +31,7 @@ class Loader {
     std::int64_t homes;
     std::size_t tensor;  // in the manifest
     at::Tensor target;   // undefined where this rank does not want it
+    at::Tensor landing;  // what is read into, for the target
   };
   std::vector<Wanted> match(const Manifest& manifest, const StateTensors& targets, Problems& problems) const;
   void compare(const Listed& tensor, const CheckpointEntry& entry, Problems& problems) const;

@@ -10,6 +10,7 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint/talk.h"
 #include "dtensor/tensor.h"
+#include "dtensor/views.h"
 
 namespace dtensor::files {
 namespace {
@@ -51,7 +52,8 @@ struct MeshTable {
   }
 };
 
-// Entries are [name, dtype, sizes, mesh or -1], or [name, first name of the same tensor].
+// Entries are [name, dtype, sizes, mesh or -1, whether all ranks of the mesh must list it], or [name, first name of the
+// same tensor].
 Json describe(const StateTensors& mine, Purpose purpose) {
   MeshTable meshes;
   Json list = Json::array();
@@ -61,16 +63,19 @@ Json describe(const StateTensors& mine, Purpose purpose) {
     check(name, tensor, purpose);
     TORCH_CHECK(names.insert(name).second, "two tensors are called '", name, "'");
     const auto [position, fresh] = first.emplace(tensor.unsafeGetTensorImpl(), name);
-    list.push_back(
-        fresh ? Json({name, static_cast<int>(tensor.scalar_type()), tensor.sizes().vec(), meshes.number(tensor)})
-              : Json({name, position->second}));
+    if (!fresh) {
+      list.push_back({name, position->second});
+      continue;
+    }
+    const bool by_all = purpose == Purpose::save || is_materialised_view(tensor);
+    list.push_back({name, static_cast<int>(tensor.scalar_type()), tensor.sizes().vec(), meshes.number(tensor), by_all});
   }
   return {{"meshes", meshes.json}, {"tensors", list}};
 }
 
 class Merger {
  public:
-  Merger(const Communicator& ranks, Purpose purpose) : ranks_(ranks), purpose_(purpose) {}
+  explicit Merger(const Communicator& ranks) : ranks_(ranks) {}
 
   // `listers`: the ranks that gave this list.
   void add(const Json& given, const std::vector<int>& listers) {
@@ -97,7 +102,7 @@ class Merger {
       Listed listed{name, static_cast<at::ScalarType>(t.entry.at(1).get<int>()),
                     t.entry.at(2).get<std::vector<std::int64_t>>(), static_cast<std::int64_t>(t.homes.size())};
       for (std::size_t h = 0; h < t.homes.size(); ++h) {
-        if (purpose_ == Purpose::save) check_complete(name, t.homes[h]);
+        if (t.entry.at(4).get<bool>()) check_complete(name, t.homes[h]);
         const auto& listers = t.homes[h].listers;
         const bool mine = std::find(listers.begin(), listers.end(), ranks_.rank()) != listers.end();
         if (mine) listed.home = static_cast<std::int64_t>(h);
@@ -154,7 +159,6 @@ class Merger {
   }
 
   const Communicator& ranks_;
-  Purpose purpose_;
   std::vector<std::string> order_;
   std::unordered_map<std::string, Tensor> seen_;
 };
@@ -176,8 +180,8 @@ void compare_values(const Communicator& ranks, const std::string& text) {
   }
 }
 
-Manifest merge(const Communicator& ranks, Purpose purpose, const Json& own, const std::string& values) {
-  Merger merger(ranks, purpose);
+Manifest merge(const Communicator& ranks, const Json& own, const std::string& values) {
+  Merger merger(ranks);
   const std::string text = own.dump();
   if (all_equal(ranks, text + values)) {
     std::vector<int> all(static_cast<std::size_t>(ranks.size()));
@@ -204,7 +208,7 @@ Manifest agree_on(const StateTensors& mine, const Communicator& ranks, Purpose p
     text = values_text(values);
   });
   try {
-    return merge(ranks, purpose, own, text);
+    return merge(ranks, own, text);
   } catch (const c10::Error& error) {  // the same on every rank
     TORCH_CHECK(false, what, ": ", error.what_without_backtrace());
   }

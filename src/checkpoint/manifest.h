@@ -28,7 +28,7 @@ struct Manifest {
 
 enum class Purpose : std::uint8_t {
   save,  // every rank of a tensor's mesh must list it
-  load
+  load   // every rank of a view that shares no memory with its base must, since writing to the base takes them all
 };
 
 // Collective. Errors (a tensor that cannot be saved, lists that contradict each other) are the same on every rank.

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "dtensor/tensor.h"
+#include "dtensor/views.h"
 
 namespace dtensor::files {
 namespace {
@@ -136,6 +137,16 @@ void for_each_piece(const at::Tensor& local, at::ScalarType dtype, std::int64_t 
   }
   const at::NoGradGuard no_grad;
   walk(local.detach(), dtype, 0, begin, end, write, fn);
+}
+
+at::Tensor landing_of(const at::Tensor& target) {
+  const at::NoGradGuard no_grad;
+  return is_materialised_view(target) ? target.detach().clone() : target;
+}
+
+void take_landing(const at::Tensor& target, const at::Tensor& landing) {
+  const at::NoGradGuard no_grad;
+  if (!landing.is_same(target)) target.copy_(landing);
 }
 
 void mark_written(const at::Tensor& tensor) {

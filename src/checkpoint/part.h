@@ -35,6 +35,11 @@ using OnPiece = std::function<void(std::int64_t first, char* data, std::int64_t 
 void for_each_piece(const at::Tensor& local, at::ScalarType dtype, std::int64_t begin, std::int64_t end, bool write,
                     const OnPiece& fn);
 
+// The tensor whose memory is filled for `target`: itself, or a copy of a view that shares no memory with its base.
+at::Tensor landing_of(const at::Tensor& target);
+// Once the landing is filled: what was read arrives in the base too. Collective over the mesh of such a view.
+void take_landing(const at::Tensor& target, const at::Tensor& landing);
+
 // After a tensor's memory was written: what autograd and the engine keep of it is out of date.
 void mark_written(const at::Tensor& tensor);
 
