@@ -1,4 +1,5 @@
-// Reads `--ranks N`, `--mesh a=2,b=2` and `--backend NAME` (also with `=`), and the variables that launchers set.
+// Reads `--ranks N`, `--mesh a=2,b=2` and `--backend NAME` (also with `=`), and the variables that launchers set. A
+// program may have flags of the same names: a `--mesh` that is a file and a `--backend` of another library are its own.
 #include "comm/launch_flags.h"
 
 #include <algorithm>
@@ -22,6 +23,19 @@ std::int64_t positive(std::string_view text, std::string_view flag) {
   return value;
 }
 
+// Whether this is meant as the sizes of a mesh: a number or `name=number` somewhere, or a name without its number.
+bool is_mesh(std::string_view text) {
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::string_view axis = text.substr(begin, end - begin);
+    const std::string_view size = axis.substr(axis.find('=') + 1);  // all of it where there is no '='
+    const bool digits = std::all_of(size.begin(), size.end(), [](char c) { return c >= '0' && c <= '9'; });
+    if (digits && !axis.empty()) return true;
+    begin = end + 1;
+  }
+  return false;
+}
+
 std::int64_t mesh_size(std::string_view text) {
   std::int64_t product = 1;
   for (std::size_t begin = 0; begin <= text.size();) {
@@ -35,14 +49,14 @@ std::int64_t mesh_size(std::string_view text) {
   return product;
 }
 
-// The value of `flag` at argv[i] or after it; moves i on.
+// The value of `flag` at argv[i] or after it (empty where nothing follows); moves i on.
 std::optional<std::string_view> value_of(std::string_view flag, int argc, const char* const* argv, int& i) {
   const std::string_view arg = argv[i];
   if (arg.size() > flag.size() && arg.substr(0, flag.size()) == flag && arg[flag.size()] == '=') {
     return arg.substr(flag.size() + 1);
   }
   if (arg != flag) return std::nullopt;
-  if (i + 1 >= argc) throw LaunchError(std::string(flag) + " needs a value");
+  if (i + 1 >= argc || std::string_view(argv[i + 1]).starts_with("--")) return "";
   return argv[++i];
 }
 
@@ -70,14 +84,10 @@ LaunchFlags parse_launch_flags(int argc, const char* const* argv) {
     if (const auto ranks = value_of("--ranks", argc, argv, i)) {
       flags.ranks = static_cast<int>(positive(*ranks, "--ranks"));
     } else if (const auto mesh = value_of("--mesh", argc, argv, i)) {
-      flags.mesh = mesh_size(*mesh);
+      if (is_mesh(*mesh)) flags.mesh = mesh_size(*mesh);
     } else if (const auto backend = value_of("--backend", argc, argv, i)) {
-      flags.backend = *backend;
+      if (*backend == "local" || *backend == "mpi" || *backend == "nccl") flags.backend = *backend;
     }
-  }
-  const auto& b = flags.backend;
-  if (!b.empty() && b != "local" && b != "mpi" && b != "nccl") {
-    throw LaunchError("--backend: \"" + b + "\" is none of local, mpi, nccl");
   }
   if (flags.ranks != 0 && flags.mesh > flags.ranks) {
     throw LaunchError("--mesh needs " + std::to_string(flags.mesh) + " ranks, but --ranks gives " +

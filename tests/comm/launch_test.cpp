@@ -73,13 +73,31 @@ TEST(Launch, BadFlagsAreOneLineAndStatusTwo) {
                                                                 {"--mesh", "tp=2,"},
                                                                 {"--mesh", "a=4096,b=4096"},
                                                                 {"--mesh", "tp=4", "--ranks", "2"},
-                                                                {"--backend", "carrier-pigeon"},
                                                                 {"--backend", "nccl"}}) {
     const auto out = launched(args);
     EXPECT_EQ(out.status, 2) << args.back();
     EXPECT_EQ(out.ranks, 0);
     EXPECT_EQ(lines(out.error), 1) << out.error;
   }
+}
+
+// A program's own flags may have the names of launch()'s: what it does not know is not its own.
+TEST(Launch, PassesByWhatItDoesNotKnow) {
+  const Environment none({});
+  for (const auto& args : std::vector<std::vector<std::string>>{{"--backend", "gloo"},
+                                                                {"--backend=gloo"},
+                                                                {"--backend"},
+                                                                {"--mesh", "bunny.obj"},
+                                                                {"--mesh=scans/bunny.obj,scans/dragon.obj"},
+                                                                {"--mesh", "quality=high"},
+                                                                {"--mesh"},
+                                                                {"--mesh", "--verbose"}}) {
+    const auto out = launched(args);
+    EXPECT_EQ(out.status, 0) << args.back() << ": " << out.error;
+    EXPECT_EQ(out.ranks, 1) << args.back();
+  }
+  EXPECT_EQ(launched({"--backend", "gloo", "--mesh", "bunny.obj", "--ranks", "2"}).ranks, 2);
+  EXPECT_EQ(launched({"--backend", "--ranks", "2"}).ranks, 2);
 }
 
 TEST(Launch, AFailingRankIsOneLineAndStatusOne) {
