@@ -1,11 +1,15 @@
-// A run takes idle threads, or makes some, and each puts itself back when its body returns. Nested runs take others, so
-// that nothing ever waits for a thread.
+// A run takes idle threads, or starts some, before any body begins: where the system has no more threads, nothing has
+// run yet. Each thread puts itself back when its body returns. Nested runs take others, so that nothing ever waits for
+// a thread.
 #include "comm/local/thread_pool.h"
+
+#include <c10/util/Exception.h>
 
 #include <atomic>
 #include <condition_variable>
 #include <latch>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -43,18 +47,21 @@ struct Pool {
   std::vector<Worker*> idle;
   std::atomic<int> running{0};
 
-  Worker* take() {
-    {
-      std::lock_guard lock(mutex);
-      if (!idle.empty()) {
-        Worker* worker = idle.back();
-        idle.pop_back();
-        return worker;
+  // Throws where a thread cannot be started; those that could be are idle then.
+  std::vector<Worker*> take(int n) {
+    std::lock_guard lock(mutex);
+    for (auto there = static_cast<int>(idle.size()); there < n; ++there) {
+      try {
+        auto worker = std::make_unique<Worker>();
+        std::thread([w = worker.get()] { w->loop(); }).detach();
+        idle.push_back(worker.release());
+      } catch (const std::system_error& error) {
+        TORCH_CHECK(false, "cannot start thread ", there + 1, " of the ", n, " that thread ranks need: ", error.what());
       }
     }
-    auto* worker = new Worker;
-    std::thread([worker] { worker->loop(); }).detach();
-    return worker;
+    std::vector<Worker*> taken(idle.end() - n, idle.end());
+    idle.resize(idle.size() - taken.size());
+    return taken;
   }
   void put(Worker* worker) {
     std::lock_guard lock(mutex);
@@ -73,10 +80,11 @@ Pool& pool() {
 int running_threads() { return pool().running.load(); }
 
 void run_on_threads(int n, const std::function<void(int)>& body) {
+  const auto workers = pool().take(n);
   auto done = std::make_shared<std::latch>(n);
   pool().running += n;
   for (int i = 0; i < n; ++i) {
-    Worker* worker = pool().take();
+    Worker* worker = workers[static_cast<std::size_t>(i)];
     worker->start([&body, done, worker, i] {
       body(i);
       pool().running -= 1;
