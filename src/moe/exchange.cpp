@@ -43,14 +43,18 @@ at::Tensor exchange(const at::Tensor& input, at::IntArrayRef output_splits, at::
   return result;
 }
 
+// The gradient of the only output. One that is undefined here counts as zeros: the collective must come all the same,
+// since peers may have one. (Autograd calls apply only of what the loss depends on, which is why outputs of a dispatch
+// are never left out of the graph.)
+at::Tensor arrived(const Node& node, const variable_list& grads) {
+  return grads[0].defined() ? grads[0] : node.input_metadata(0).zeros_like();
+}
+
 struct AllToAllBackward final : Node {
   AllToAllBackward(Splits outs, Splits ins, Communicator c)
       : outputs(std::move(outs)), inputs(std::move(ins)), comm(std::move(c)) {}
   variable_list apply(variable_list&& grads) override {
-    // An output that nobody used: the exchange must come all the same, since peers may have used theirs. Autograd calls
-    // apply only where some gradient arrived, which is why outputs of a dispatch are never left out of the graph.
-    if (!grads[0].defined()) return {at::Tensor()};
-    return {all_to_all(grads[0], inputs, outputs, comm)};
+    return {all_to_all(arrived(*this, grads), inputs, outputs, comm)};
   }
   std::string name() const override { return "AllToAllBackward"; }
   Splits outputs, inputs;
@@ -59,7 +63,7 @@ struct AllToAllBackward final : Node {
 
 struct GatherRowsBackward final : Node {
   GatherRowsBackward(Splits r, Communicator c) : rows(std::move(r)), comm(std::move(c)) {}
-  variable_list apply(variable_list&& grads) override { return {sum_rows_of_ranks(grads[0], rows, comm)}; }
+  variable_list apply(variable_list&& grads) override { return {sum_rows_of_ranks(arrived(*this, grads), rows, comm)}; }
   std::string name() const override { return "GatherRowsBackward"; }
   Splits rows;
   Communicator comm;
@@ -67,7 +71,9 @@ struct GatherRowsBackward final : Node {
 
 struct SumRowsBackward final : Node {
   SumRowsBackward(Splits r, Communicator c) : rows(std::move(r)), comm(std::move(c)) {}
-  variable_list apply(variable_list&& grads) override { return {gather_rows_of_ranks(grads[0], rows, comm)}; }
+  variable_list apply(variable_list&& grads) override {
+    return {gather_rows_of_ranks(arrived(*this, grads), rows, comm)};
+  }
   std::string name() const override { return "SumRowsBackward"; }
   Splits rows;
   Communicator comm;

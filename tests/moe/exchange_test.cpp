@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/functions/utils.h>
 
+#include "dtensor/autograd_node.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {
@@ -67,6 +69,39 @@ RC_GTEST_PROP(AllToAll, MovesAnySplitsThereAndTheirGradientsBack, (const std::ui
     for (int j = 0; j < ranks; ++j) back[i][j] = splits[j][i];
   }
   for (int r = 0; r < ranks; ++r) EXPECT_TRUE(at::allclose(gradients[r], exchanged(cotangents, back, r)));
+}
+
+// What a formula that has nothing to say returns on one rank: an undefined gradient.
+struct NoGradient final : torch::autograd::Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {at::Tensor()}; }
+};
+
+at::Tensor without_gradient_on_rank_1(const at::Tensor& y, const Communicator& world) {
+  if (world.rank() != 1) return y;
+  auto result = y.detach().clone();
+  auto node = make_node<NoGradient>();
+  node->set_next_edges(torch::autograd::collect_next_edges(y));
+  torch::autograd::set_history(result, node);
+  return result;
+}
+
+TEST(RowsOfRanks, AnUndefinedGradientOnOneRankCountsAsZeros) {
+  run_local(2, [](Communicator world) {
+    const Splits two{2, 2};
+    const auto check = [&](const char* what, const auto& forward, double own, double other) {
+      auto x = at::ones({what[0] == 'g' ? 2 : 4, 1}).requires_grad_();
+      without_gradient_on_rank_1(forward(x), world).sum().backward();
+      const auto sums = x.grad().sum(1);
+      EXPECT_EQ(sums[0].item<double>(), own) << what << " on rank " << world.rank();
+      EXPECT_EQ(sums[-1].item<double>(), other) << what << " on rank " << world.rank();
+    };
+    check(
+        "all_to_all", [&](const at::Tensor& x) { return all_to_all(x, two, two, world); }, 1, 0);
+    check(
+        "gather", [&](const at::Tensor& x) { return gather_rows_of_ranks(x, two, world); }, 1, 1);
+    check(
+        "sum", [&](const at::Tensor& x) { return sum_rows_of_ranks(x, two, world); }, 1, 0);
+  });
 }
 
 TEST(AllToAll, MismatchedSplitsAreAnErrorOnEveryRank) {
