@@ -7,6 +7,9 @@ set(_libraries dtensor)
 if(TARGET dtensor_cuda)
   list(APPEND _libraries dtensor_cuda)
 endif()
+if(TARGET dtensor_mpi)
+  install(TARGETS dtensor_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP)  # nobody links it
+endif()
 # An installed library finds its neighbour and LibTorch, which finds CUDA's libraries by its own run path.
 set_target_properties(${_libraries} PROPERTIES INSTALL_RPATH "$ORIGIN;${LIBTORCH_ROOT}/lib")
 if(TARGET dtensor_cuda)

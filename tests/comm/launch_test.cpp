@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <fstream>
 
 #include "comm/fixture.h"
 #include "comm/launch_flags.h"
@@ -62,6 +63,14 @@ TEST(Launch, ThreadsByFlags) {
   EXPECT_EQ(launched({"--mesh", "tp=2", "--ranks", "3"}).ranks, 3);
   EXPECT_EQ(launched({"--ranks", "2", "--backend", "local"}).ranks, 2);
   EXPECT_EQ(launched({"--", "--ranks", "3"}).ranks, 1);
+}
+
+// A program that asks for threads has no use for MPI's libraries, which take their time to load.
+TEST(Launch, ThreadsLoadNoMpi) {
+  const Environment none({});
+  EXPECT_EQ(launched({"--ranks", "2"}).ranks, 2);
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) EXPECT_EQ(line.find("mpi.so"), std::string::npos) << line;
 }
 
 TEST(Launch, BadFlagsAreOneLineAndStatusTwo) {

@@ -1,5 +1,5 @@
 # Installs into a new prefix, moves it (an installed tree must not remember its place), builds the consumer against it and runs
-# the consumer on 1, 2 and 4 ranks.
+# the consumer on 1, 2 and 4 ranks, and under mpirun where MPI was built.
 function(must)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE status)
   if(status)
@@ -23,3 +23,6 @@ must(${CMAKE_COMMAND} --build ${WORK}/build)
 foreach(ranks 1 2 4)
   must(${WORK}/build/consumer --ranks ${ranks})
 endforeach()
+if(MPIEXEC)  # the installed library finds the one that has MPI beside it
+  must(${MPIEXEC} -n 2 ${WORK}/build/consumer)
+endif()

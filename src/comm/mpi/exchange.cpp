@@ -38,10 +38,10 @@ Exchange::~Exchange() {
 void Exchange::send(const void* data, std::int64_t bytes, std::int64_t peer) {
   for (std::int64_t at = 0; at < bytes; at += largest_message) {
     const auto count = static_cast<int>(std::min(largest_message, bytes - at));
-    requests_.push_back(MPI_REQUEST_NULL);
+    requests_.push_back(api().no_request);
     peers_.push_back(peer);
-    check(MPI_Isend(static_cast<const char*>(data) + at, count, MPI_BYTE, static_cast<int>(peer), tag_, comm_,
-                    &requests_.back()),
+    check(api().isend(static_cast<const char*>(data) + at, count, api().byte, static_cast<int>(peer), tag_, comm_,
+                      &requests_.back()),
           "MPI_Isend");
     ++open_;
   }
@@ -50,10 +50,10 @@ void Exchange::send(const void* data, std::int64_t bytes, std::int64_t peer) {
 void Exchange::recv(void* data, std::int64_t bytes, std::int64_t peer) {
   for (std::int64_t at = 0; at < bytes; at += largest_message) {
     const auto count = static_cast<int>(std::min(largest_message, bytes - at));
-    requests_.push_back(MPI_REQUEST_NULL);
+    requests_.push_back(api().no_request);
     peers_.push_back(peer);
-    check(MPI_Irecv(static_cast<char*>(data) + at, count, MPI_BYTE, static_cast<int>(peer), tag_, comm_,
-                    &requests_.back()),
+    check(api().irecv(static_cast<char*>(data) + at, count, api().byte, static_cast<int>(peer), tag_, comm_,
+                      &requests_.back()),
           "MPI_Irecv");
     ++open_;
   }
@@ -65,7 +65,7 @@ bool Exchange::test() {
   std::vector<MPI_Status> status(requests_.size());
   int count = 0;
   const int code =
-      MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished.data(), status.data());
+      api().testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished.data(), status.data());
   if (count == MPI_UNDEFINED) count = open_;
   open_ -= count;
   if (code == MPI_ERR_IN_STATUS) {
@@ -78,7 +78,7 @@ bool Exchange::test() {
 std::vector<std::int64_t> Exchange::missing() const {
   std::vector<std::int64_t> ranks;
   for (std::size_t i = 0; i < requests_.size(); ++i) {
-    if (requests_[i] != MPI_REQUEST_NULL) ranks.push_back(peers_[i]);
+    if (requests_[i] != api().no_request) ranks.push_back(peers_[i]);
   }
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());

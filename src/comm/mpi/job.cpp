@@ -29,20 +29,20 @@ void check(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING];
   int length = 0;
-  MPI_Error_string(code, text, &length);
+  api().error_string(code, text, &length);
   throw CommError(std::string(what) + ": " + std::string(text, length));
 }
 
 Job::Job(RunOptions options) : options_(options) {
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
-  MPI_Comm_size(MPI_COMM_WORLD, &size_);
+  api().comm_rank(api().world, &rank_);
+  api().comm_size(api().world, &size_);
   for (MPI_Comm* comm : {&control_, &collectives_, &messages_, &payloads_}) {
-    check(MPI_Comm_dup(MPI_COMM_WORLD, comm), "MPI_Comm_dup");
-    MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
+    check(api().comm_dup(api().world, comm), "MPI_Comm_dup");
+    api().comm_set_errhandler(*comm, api().errors_return);
   }
   void* bound = nullptr;
   int found = 0;
-  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &bound, &found);
+  api().comm_get_attr(api().world, MPI_TAG_UB, &bound, &found);
   largest_tag_ = found != 0 ? *static_cast<int*>(bound) : 32767;
   crowded_ = local_size(size_) > static_cast<int>(std::thread::hardware_concurrency());
   peers_ = std::vector<Peer>(size_);
@@ -51,8 +51,8 @@ Job::Job(RunOptions options) : options_(options) {
 void Job::tell(Tag tag, const std::string& text) {
   for (int to = 0; to < size_; ++to) {
     if (to == rank_) continue;
-    auto& [kept, request] = told_.emplace_back(text.substr(0, kLongestText), MPI_REQUEST_NULL);
-    MPI_Isend(kept.data(), static_cast<int>(kept.size()), MPI_CHAR, to, tag, control_, &request);
+    auto& [kept, request] = told_.emplace_back(text.substr(0, kLongestText), api().no_request);
+    api().isend(kept.data(), static_cast<int>(kept.size()), api().byte, to, tag, control_, &request);
   }
 }
 
@@ -75,9 +75,9 @@ void Job::throw_failure(const std::string& place) {
 
 void Job::hear(const MPI_Status& status) {
   int length = 0;
-  MPI_Get_count(&status, MPI_CHAR, &length);
+  api().get_count(&status, api().byte, &length);
   std::string text(length, '\0');
-  MPI_Recv(text.data(), length, MPI_CHAR, status.MPI_SOURCE, status.MPI_TAG, control_, MPI_STATUS_IGNORE);
+  api().recv(text.data(), length, api().byte, status.MPI_SOURCE, status.MPI_TAG, control_, MPI_STATUS_IGNORE);
   Peer& peer = peers_[status.MPI_SOURCE];
   if (status.MPI_TAG == kLeft) peer.left = true;
   if (status.MPI_TAG == kPrinted) peer.printed = true;
@@ -92,7 +92,7 @@ void Job::poll() {
   for (;;) {
     int there = 0;
     MPI_Status status;
-    check(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &there, &status), "MPI_Iprobe");
+    check(api().iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &there, &status), "MPI_Iprobe");
     if (there == 0) return;
     hear(status);
   }
@@ -124,7 +124,7 @@ void Job::end() {
     poll();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  MPI_Abort(MPI_COMM_WORLD, 1);
+  api().abort(api().world, 1);
   std::_Exit(1);
 }
 

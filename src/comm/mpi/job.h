@@ -2,14 +2,13 @@
 // they failed or left.
 #pragma once
 
-#include <mpi.h>
-
 #include <atomic>
 #include <deque>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "comm/mpi/api.h"
 #include "dtensor/comm.h"
 
 namespace dtensor::mpi {
@@ -57,7 +56,7 @@ class Job {
   RunOptions options_;
   int rank_ = 0, size_ = 1, largest_tag_ = 0;
   bool crowded_ = false;
-  MPI_Comm control_ = MPI_COMM_NULL, collectives_ = MPI_COMM_NULL, messages_ = MPI_COMM_NULL, payloads_ = MPI_COMM_NULL;
+  MPI_Comm control_{}, collectives_{}, messages_{}, payloads_{};
   std::atomic<std::uint64_t> payloads_sent_{0};
   std::vector<Peer> peers_;
   std::atomic<bool> failed_{false};

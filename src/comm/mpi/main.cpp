@@ -24,17 +24,18 @@ void share_cores(RunOptions options) {
 // Whether MPI was started here, rather than by the program.
 bool start_mpi(int argc, char** argv) {
   int done = 0, provided = 0;
-  MPI_Finalized(&done);
+  api().finalized(&done);
   TORCH_CHECK(done == 0, "launch: MPI has ended in this process and cannot start again");
-  MPI_Initialized(&done);
+  api().initialized(&done);
   if (done != 0) return false;
-  check(MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+  check(api().init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
   TORCH_CHECK(provided >= MPI_THREAD_MULTIPLE, "this MPI has no MPI_THREAD_MULTIPLE");
   return true;
 }
 
 int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunOptions options,
         const LauncherEnvironment& environment) {
+  if (const std::string trouble = load_api(); !trouble.empty()) return print_failure(environment.rank, trouble), 2;
   bool started = false;
   Job* job = nullptr;  // kept: communicators may outlive this call
   try {
@@ -51,7 +52,7 @@ int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunO
     print_failure(job->rank(), text);
     job->end();
   }
-  if (started) MPI_Finalize();
+  if (started) api().finalize();
   return 0;
 }
 
