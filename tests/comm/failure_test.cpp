@@ -107,19 +107,21 @@ TEST(Failure, TimeoutSaysWhoWaitsWhereAndForWhom) {
         << r;
 }
 
-TEST(Failure, TimeoutAcrossCommunicators) {
-  const auto out = outcome(3,
-                           [&](Communicator world) {
-                             const auto pair = world.rank() < 2 ? world.subgroup({0, 1}, "tp") : world;
-                             if (world.rank() == 0) pair.barrier();
-                             world.all_reduce(at::ones({3}), ReduceOp::sum).wait();
-                           },
-                           {.timeout = milliseconds(150)});
+// Long before the timeout: neither can ever go on.
+TEST(Failure, RanksThatWaitForEachOtherAcrossCommunicatorsEndAtOnce) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto out = outcome(3, [&](Communicator world) {
+    const auto pair = world.rank() < 2 ? world.subgroup({0, 1}, "tp") : world;
+    if (world.rank() == 0) pair.barrier();
+    world.all_reduce(at::ones({3}), ReduceOp::sum).wait();
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::minutes(2));
   const bool pair_first =
       has(out.of_run, {"waits in barrier #1 on tp {0, 1} for rank 1", "rank 1 waits in all_reduce #1"});
   const bool world_first =
       has(out.of_run, {"waits in all_reduce #1", "for rank 0", "rank 0 waits in barrier #1 on tp {0, 1}"});
   EXPECT_TRUE(pair_first || world_first) << out.of_run;
+  for (const auto& text : out.of_rank) EXPECT_TRUE(has(text, {"ranks wait for each other"}));
 }
 
 TEST(Failure, AbortWakesEveryoneWithTheReason) {

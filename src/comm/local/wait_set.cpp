@@ -1,5 +1,5 @@
-// The slow half of a wait: sleeping in slices, so that a failure, a rank that has left and the timeout are all noticed
-// without anybody having to know who sleeps where.
+// The slow half of a wait: sleeping in slices, so that a failure, a rank that has left, ranks that wait for each other
+// and the timeout are all noticed without anybody having to know who sleeps where.
 #include "comm/local/wait_set.h"
 
 #include <thread>
@@ -28,19 +28,22 @@ class PostedPlace {
  public:
   PostedPlace(World& world, std::int64_t rank) : world_(world), rank_(rank) {}
   ~PostedPlace() {
-    if (posted_) world_.set_place(rank_, {});
+    if (posted_) world_.end_wait(rank_);
   }
   PostedPlace(const PostedPlace&) = delete;
   PostedPlace& operator=(const PostedPlace&) = delete;
 
-  void post(const WaitText& text) {
-    if (!posted_) world_.set_place(rank_, text.place());
+  // True where the wait can never end.
+  bool post(const WaitText& text) {
+    if (!posted_) place_ = text.place();
     posted_ = true;
+    return world_.post_wait(rank_, place_, text.missing);
   }
 
  private:
   World& world_;
   std::int64_t rank_;
+  std::string place_;
   bool posted_ = false;
 };
 
@@ -75,7 +78,8 @@ void WaitSet::asleep(const WaitText& text, c10::function_ref<bool()> ready) {
     }
     const auto slice = late ? std::chrono::steady_clock::duration(kSlice)
                             : std::min<std::chrono::steady_clock::duration>(left, kSlice);
-    if (condition_.wait_for(lock, slice) == std::cv_status::timeout) place.post(text);
+    const bool waited = condition_.wait_for(lock, slice) == std::cv_status::timeout;
+    if (waited && place.post(text)) world_.fail("ranks wait for each other: " + report(text));
   }
 }
 

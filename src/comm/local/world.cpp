@@ -1,6 +1,8 @@
-// The state of a run that outlives any one communicator: who has left, who waits where, and the failure that ended it.
+// The state of a run that outlives any one communicator: who has left, who waits where and for whom, and the failure
+// that ended it.
 #include "comm/local/world.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace dtensor::local {
@@ -29,9 +31,45 @@ std::string World::failure() const {
 
 void World::throw_failure() const { throw CommError(failure()); }
 
-void World::set_place(std::int64_t rank, std::string text) {
+// Ranks that wait for each other, the first for the second and so on round to the first; empty where there are none.
+std::vector<std::int64_t> World::cycle_through(std::int64_t rank) const {
+  std::vector<std::int64_t> from(ranks_.size(), -1), next{rank};
+  while (!next.empty()) {
+    const auto at = next.back();
+    next.pop_back();
+    if (ranks_[at].place.empty()) continue;
+    for (const auto other : ranks_[at].missing) {
+      if (from[other] >= 0) continue;
+      from[other] = at;
+      next.push_back(other);
+    }
+  }
+  std::vector<std::int64_t> cycle;
+  if (from[rank] < 0) return cycle;
+  for (auto at = from[rank]; at != rank; at = from[at]) cycle.push_back(at);
+  return cycle.push_back(rank), cycle;
+}
+
+// Those who were missing at a look may have come since. But if each on the cycle has looked after the last of them
+// began to wait, then all were waiting at that moment and none had come to another: nobody can go on.
+bool World::post_wait(std::int64_t rank, const std::string& place,
+                      c10::function_ref<std::vector<std::int64_t>()> missing) {
   std::lock_guard lock(mutex_);
-  ranks_[rank].place = std::move(text);
+  Rank& mine = ranks_[rank];
+  mine.missing = missing();
+  mine.last_look = ++looks_;
+  if (mine.place.empty()) mine.first_look = looks_;
+  mine.place = place;
+  const auto cycle = cycle_through(rank);
+  std::uint64_t all_waited = 0;
+  for (const auto r : cycle) all_waited = std::max(all_waited, ranks_[r].first_look);
+  return !cycle.empty() &&
+         std::all_of(cycle.begin(), cycle.end(), [&](auto r) { return ranks_[r].last_look > all_waited; });
+}
+
+void World::end_wait(std::int64_t rank) {
+  std::lock_guard lock(mutex_);
+  ranks_[rank].place.clear();
 }
 
 std::string World::whereabouts(std::int64_t rank) const {

@@ -1,6 +1,8 @@
 // One run_local: what all its thread ranks share, whatever communicator they use.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -30,21 +32,28 @@ class World {
   void leave(std::int64_t rank) { ranks_[rank].left.store(true, std::memory_order_release); }
   bool left(std::int64_t rank) const { return ranks_[rank].left.load(std::memory_order_acquire); }
 
-  // What a rank that has been waiting for a while is waiting in; empty: not waiting.
-  void set_place(std::int64_t rank, std::string text);
+  // What a rank that has been waiting for a while waits in, and for whom; called again as long as it waits. True where
+  // that can never end, because those it waits for wait for it, directly or by way of others.
+  bool post_wait(std::int64_t rank, const std::string& place, c10::function_ref<std::vector<std::int64_t>()> missing);
+  void end_wait(std::int64_t rank);
   // "rank 2 waits in all_reduce #3 ..." or what else can be said about it.
   std::string whereabouts(std::int64_t rank) const;
 
  private:
   struct Rank {
     std::atomic<bool> left{false};
-    std::string place;
+    std::string place;                  // empty: not waiting
+    std::vector<std::int64_t> missing;  // for whom, at its last look
+    std::uint64_t first_look = 0, last_look = 0;
   };
+  std::vector<std::int64_t> cycle_through(std::int64_t rank) const;
+
   RunOptions options_;
   int spins_;
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
   std::string failure_;
+  std::uint64_t looks_ = 0;
   std::vector<Rank> ranks_;
 };
 
