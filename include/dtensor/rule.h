@@ -28,6 +28,27 @@ struct OutputMeta {
   c10::ScalarType dtype = c10::ScalarType::Undefined;
 };
 
+class OpArgs;
+
+// Sizes or strides of an operand. Asked for a dimension that the operand has not, each throws an error that names the
+// operator, the operand and how many dimensions it needs.
+class DTENSOR_API Extents : public at::IntArrayRef {
+ public:
+  Extents(const OpArgs& op, int operand, at::IntArrayRef values)
+      : at::IntArrayRef(values), op_(&op), operand_(operand) {}
+
+  // *this, where there are at least `rank` dimensions.
+  const Extents& require(std::size_t rank) const;
+  std::int64_t operator[](std::size_t dim) const { return require(dim + 1).data()[dim]; }
+  std::int64_t from_end(std::size_t i) const { return require(i).data()[size() - i]; }  // 1: the last
+  std::int64_t back() const { return from_end(1); }
+  at::IntArrayRef drop_back(std::size_t count) const { return require(count).slice(0, size() - count); }
+
+ private:
+  const OpArgs* op_;
+  int operand_;
+};
+
 // What a rule may ask of a call: arguments by name, and its tensor operands in schema order, lists flattened.
 class DTENSOR_API OpArgs {
  public:
@@ -38,6 +59,8 @@ class DTENSOR_API OpArgs {
   bool boolean(std::string_view name) const;
   double number(std::string_view name, double if_none = 0) const;   // float or Scalar
   std::vector<std::int64_t> integers(std::string_view name) const;  // int or int[]; empty for None
+  // The same for `count` dimensions: one number stands for all; error for another length.
+  std::vector<std::int64_t> integers(std::string_view name, std::size_t count) const;
   // The named int argument as a non-negative dimension of operand 0.
   std::int64_t dim(std::string_view name) const;
   // The named int[] as non-negative dimensions of operand 0; all of them for None or empty.
@@ -46,8 +69,8 @@ class DTENSOR_API OpArgs {
   int operand_count() const;
   std::string_view operand_arg(int operand) const;  // name of its argument
   bool defined(int operand) const;
-  at::IntArrayRef sizes(int operand) const;  // global
-  at::IntArrayRef strides(int operand) const;
+  Extents sizes(int operand) const;  // global
+  Extents strides(int operand) const;
   bool has_partial(int operand) const;
   c10::ScalarType dtype(int operand) const;
   c10::DeviceType device() const;  // of the mesh

@@ -86,6 +86,29 @@ void read_outputs(const torch::jit::Stack& stack, std::vector<OutputMeta>& outpu
   }
 }
 
+bool has(const c10::OperatorHandle& op, c10::DispatchKey key) { return op.hasKernelForDispatchKey(key); }
+
+// What the dispatcher's table gives a call on meta tensors, besides a kernel of their own.
+bool has_composite_kernel(const c10::OperatorHandle& op) {
+  return has(op, c10::DispatchKey::CompositeExplicitAutogradNonFunctional) ||
+         has(op, c10::DispatchKey::CompositeExplicitAutograd) || has(op, c10::DispatchKey::CompositeImplicitAutograd);
+}
+
+// A kernel came to an operator, or to a table of devices' kernels, that has none for meta tensors. A kernel's own
+// errors, which may be NotImplementedErrors too, say something else.
+bool ended_without_kernel(const c10::Error& error) {
+  const std::string& text = error.msg();
+  const auto says = [&](const char* part) { return text.find(part) != std::string::npos; };
+  return says("no fake impl or Meta kernel registered") || says("with arguments from the 'Meta' backend") ||
+         says("with tensor backend other than CPU") || text.rfind("DispatchStub: ", 0) == 0;
+}
+
+bool has_empty_operand(const OpCall& call) {
+  return std::any_of(call.operands.begin(), call.operands.end(), [](const Operand& operand) {
+    return operand.defined && c10::multiply_integers(operand.sizes) == 0;
+  });
+}
+
 void run_on_meta(const OpInfo& info, const c10::OperatorHandle& op, OpCall& call) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   // Temporaries of kernels are no DTensors, and no mode sees them.
@@ -98,6 +121,24 @@ void run_on_meta(const OpInfo& info, const c10::OperatorHandle& op, OpCall& call
   read_outputs(meta.stack, call.outputs);
 }
 
+// Lets the operator itself judge the call, the same on every rank, and fills call.outputs; its errors are the user's.
+// False where it has no kernel for meta tensors.
+bool judge(const OpInfo& info, const c10::OperatorHandle& op, OpCall& call) {
+  const bool own_sizes = static_cast<bool>(info.entry->constant.data().outputs);
+  try {
+    run_on_meta(info, op, call);
+    return true;
+  } catch (const c10::IndexError&) {
+    // Meta kernels that look at entry 0 (index_add, index_reduce), which an empty operand has not.
+    if (!own_sizes || !has_empty_operand(call)) throw;
+  } catch (const c10::Error& error) {
+    if (!ended_without_kernel(error)) throw;
+    // Some check a call before they come to such an operator: those with sizes of their own are asked again.
+    info.lacks_meta = !own_sizes;
+  }
+  return false;
+}
+
 void from_local_outputs(const OpInfo& info, OpCall& call) {
   call.outputs.clear();
   for (const ReturnAlias& value : info.returns) {
@@ -105,12 +146,6 @@ void from_local_outputs(const OpInfo& info, OpCall& call) {
     meta.defined = value.is_tensor;
     meta.from_local = value.is_tensor;
   }
-}
-
-bool outputs_by_rule(const OpInfo& info, OpCall& call) {
-  const RuleData& properties = info.entry->constant.data();
-  if (properties.outputs) return call.outputs = properties.outputs(call), true;
-  return properties.letters_give_sizes && outputs_from_rule(info, call);
 }
 
 // In-place operators return their operands.
@@ -126,19 +161,14 @@ void take_written_outputs(const OpInfo& info, OpCall& call) {
   }
 }
 
+// Neither a meta kernel nor the rule's own formula tells the sizes: its letters may; else it runs whole, and the
+// replicated result tells.
 void outputs_without_meta(const OpInfo& info, OpCall& call) {
   call.outputs.clear();
   const bool known = info.entry->source == RuleSource::rule && !info.dynamic_shape;
   if (known && outputs_from_rule(info, call)) return;
-  // Neither a meta kernel nor the rule tells the sizes: it runs whole, right though slow.
-  from_local_outputs(info, call);  // the replicated result tells
+  from_local_outputs(info, call);
   take_written_outputs(info, call);
-}
-
-// No kernel for meta tensors, or one that ends at a table of devices' kernels.
-bool lacks_kernel(const c10::Error& error) {
-  return dynamic_cast<const c10::NotImplementedError*>(&error) != nullptr ||
-         error.msg().find("DispatchStub: unsupported device type") != std::string::npos;
 }
 
 }  // namespace
@@ -147,15 +177,14 @@ void infer_outputs(const c10::OperatorHandle& op, OpCall& call) {
   const OpInfoPtr info = resolve(op);
   call.outputs.clear();
   if (!info->returns_tensor) return from_local_outputs(*info, call);
-  if (outputs_by_rule(*info, call)) return;
-  if (info->lacks_meta) return outputs_without_meta(*info, call);
-  try {
-    run_on_meta(*info, op, call);
-  } catch (const c10::Error& error) {
-    if (!lacks_kernel(error)) throw;
-    info->lacks_meta = true;
-    outputs_without_meta(*info, call);
-  }
+  const bool own_kernel = has(op, c10::DispatchKey::Meta);
+  const RuleData& rule = info->entry->constant.data();
+  const bool asked = !info->lacks_meta && !rule.letters_give_sizes && (own_kernel || has_composite_kernel(op));
+  const bool known = asked && judge(*info, op, call);
+  // A composite kernel may lay out its results otherwise than the device's.
+  if (known && (own_kernel || !rule.outputs)) return;
+  call.outputs.clear();
+  rule.outputs ? call.outputs = rule.outputs(call), void() : outputs_without_meta(*info, call);
 }
 
 }  // namespace dtensor

@@ -26,7 +26,21 @@ std::vector<std::int64_t> to_integers(const c10::IValue& value) {
   return result;
 }
 
+const Operand& operand_at(const OpArgs& args, int operand) {
+  const OpCall& call = as_call(args);
+  TORCH_CHECK(operand >= 0 && static_cast<std::size_t>(operand) < call.operands.size(), call.schema->operator_name(),
+              " has ", call.operands.size(), " tensor operands; its rule asks for number ", operand);
+  return call.operands[static_cast<std::size_t>(operand)];
+}
+
 }  // namespace
+
+const Extents& Extents::require(std::size_t rank) const {
+  TORCH_CHECK_INDEX(size() >= rank, as_call(*op_).schema->operator_name(), ": operand `",
+                    std::string(op_->operand_arg(operand_)), "` needs at least ", rank,
+                    " dimensions, but its sizes are ", op_->sizes(operand_));
+  return *this;
+}
 
 const c10::IValue& OpArgs::arg(std::string_view name) const {
   const OpCall& call = as_call(*this);
@@ -37,7 +51,12 @@ const c10::IValue& OpArgs::arg(std::string_view name) const {
 
 bool OpArgs::has_arg(std::string_view name) const { return find_arg(as_call(*this), name) >= 0; }
 
-std::int64_t OpArgs::integer(std::string_view name) const { return to_integers(arg(name)).at(0); }
+std::int64_t OpArgs::integer(std::string_view name) const {
+  const std::vector<std::int64_t> values = integers(name);
+  TORCH_CHECK(!values.empty(), as_call(*this).schema->operator_name(), ": argument '", std::string(name),
+              "' needs a number");
+  return values[0];
+}
 
 bool OpArgs::boolean(std::string_view name) const { return arg(name).toBool(); }
 
@@ -48,6 +67,14 @@ double OpArgs::number(std::string_view name, double if_none) const {
 }
 
 std::vector<std::int64_t> OpArgs::integers(std::string_view name) const { return to_integers(arg(name)); }
+
+std::vector<std::int64_t> OpArgs::integers(std::string_view name, std::size_t count) const {
+  std::vector<std::int64_t> values = integers(name);
+  if (values.size() == 1) values.resize(count, values[0]);
+  TORCH_CHECK(values.size() == count, as_call(*this).schema->operator_name(), ": argument '", std::string(name),
+              "' needs 1 or ", count, " numbers, not ", values.size());
+  return values;
+}
 
 std::int64_t OpArgs::dim(std::string_view name) const {
   return c10::maybe_wrap_dim(integer(name), static_cast<std::int64_t>(sizes(0).size()));
@@ -68,31 +95,22 @@ std::vector<std::int64_t> OpArgs::dims(std::string_view name) const {
 int OpArgs::operand_count() const { return static_cast<int>(as_call(*this).operands.size()); }
 
 std::string_view OpArgs::operand_arg(int operand) const {
-  const OpCall& call = as_call(*this);
-  const int arg = call.operands.at(static_cast<std::size_t>(operand)).arg;
-  return call.schema->arguments()[static_cast<std::size_t>(arg)].name();
+  const int arg = operand_at(*this, operand).arg;
+  return as_call(*this).schema->arguments()[static_cast<std::size_t>(arg)].name();
 }
 
-bool OpArgs::defined(int operand) const {
-  return as_call(*this).operands.at(static_cast<std::size_t>(operand)).defined;
-}
+bool OpArgs::defined(int operand) const { return operand_at(*this, operand).defined; }
 
-at::IntArrayRef OpArgs::sizes(int operand) const {
-  return as_call(*this).operands.at(static_cast<std::size_t>(operand)).sizes;
-}
+Extents OpArgs::sizes(int operand) const { return {*this, operand, operand_at(*this, operand).sizes}; }
 
-at::IntArrayRef OpArgs::strides(int operand) const {
-  return as_call(*this).operands.at(static_cast<std::size_t>(operand)).strides;
-}
+Extents OpArgs::strides(int operand) const { return {*this, operand, operand_at(*this, operand).strides}; }
 
 bool OpArgs::has_partial(int operand) const {
-  const SpecPtr& spec = as_call(*this).operands.at(static_cast<std::size_t>(operand)).spec;
+  const SpecPtr& spec = operand_at(*this, operand).spec;
   return spec && spec->has_partial;
 }
 
-c10::ScalarType OpArgs::dtype(int operand) const {
-  return as_call(*this).operands.at(static_cast<std::size_t>(operand)).dtype;
-}
+c10::ScalarType OpArgs::dtype(int operand) const { return operand_at(*this, operand).dtype; }
 
 c10::DeviceType OpArgs::device() const {
   const MeshRef& mesh = as_call(*this).mesh;

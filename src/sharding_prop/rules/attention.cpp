@@ -35,7 +35,8 @@ OutputMeta permuted(const at::DimVector& sizes, std::initializer_list<int> order
 }
 
 at::DimVector attention_sizes(const OpArgs& op, int query, int value) {
-  at::DimVector sizes(op.sizes(query).begin(), op.sizes(query).end());
+  const auto lengths = op.sizes(query).require(4);
+  at::DimVector sizes(lengths.begin(), lengths.end());
   sizes.back() = op.sizes(value).back();
   return sizes;
 }
@@ -45,7 +46,10 @@ at::DimVector without_last(at::DimVector sizes) { return sizes.pop_back(), sizes
 // [B, H, L, E] in memory order [B, L, H, E].
 OutputMeta by_token(const at::DimVector& sizes, c10::ScalarType dtype) { return permuted(sizes, {0, 2, 1, 3}, dtype); }
 
-at::DimVector sizes_of(const OpArgs& op, int operand) { return {op.sizes(operand).begin(), op.sizes(operand).end()}; }
+at::DimVector sizes_of(const OpArgs& op, int operand) {
+  const auto sizes = op.sizes(operand).require(4);
+  return {sizes.begin(), sizes.end()};
+}
 
 // Dimension order of the query's memory.
 OutputMeta like_query(const OpArgs& op, const at::DimVector& sizes) {

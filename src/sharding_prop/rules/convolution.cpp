@@ -16,7 +16,7 @@ struct Channels {
 Channels channels(const OpArgs& op, int input, int weight, const char* kernel) {
   const std::int64_t groups = op.has_arg("groups") ? op.integer("groups") : 1;
   const bool transposed = op.has_arg("transposed") && op.boolean("transposed");
-  const auto rank = op.sizes(weight).size();
+  const auto rank = op.sizes(weight).require(2).size();
   const std::int64_t in = op.sizes(input)[1] / std::max<std::int64_t>(groups, 1);
   const std::int64_t out = transposed ? op.sizes(weight)[1] : op.sizes(weight)[0] / std::max<std::int64_t>(groups, 1);
   Channels x;
@@ -46,15 +46,15 @@ Rule convolution(const OpArgs& op) {
 
 // Places after a window has gone over them; the transpose undoes it.
 std::vector<OutputMeta> convolution_outputs(const OpArgs& op) {
-  const auto stride = op.integers("stride"), padding = op.integers("padding"), dilation = op.integers("dilation");
+  const std::size_t places = op.sizes(1).require(2).size() - 2;
+  const auto stride = op.integers("stride", places), padding = op.integers("padding", places);
+  const auto dilation = op.integers("dilation", places), extra = op.integers("output_padding", places);
   const bool transposed = op.boolean("transposed");
-  const auto extra = op.integers("output_padding");
-  const auto of = [](const std::vector<std::int64_t>& v, std::size_t d) { return v.size() == 1 ? v[0] : v[d]; };
   at::DimVector sizes{op.sizes(0)[0], transposed ? op.sizes(1)[1] * op.integer("groups") : op.sizes(1)[0]};
-  for (std::size_t d = 0; d + 2 < op.sizes(1).size(); ++d) {
-    const auto window = of(dilation, d) * (op.sizes(1)[d + 2] - 1) + 1, size = op.sizes(0)[d + 2];
-    sizes.push_back(transposed ? (size - 1) * of(stride, d) - 2 * of(padding, d) + window + of(extra, d)
-                               : (size + 2 * of(padding, d) - window) / of(stride, d) + 1);
+  for (std::size_t d = 0; d < places; ++d) {
+    const auto window = dilation[d] * (op.sizes(1)[d + 2] - 1) + 1, size = op.sizes(0)[d + 2];
+    sizes.push_back(transposed ? (size - 1) * stride[d] - 2 * padding[d] + window + extra[d]
+                               : (size + 2 * padding[d] - window) / stride[d] + 1);
   }
   return {dense_meta(sizes, op.dtype(0))};
 }

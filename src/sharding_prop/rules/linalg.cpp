@@ -30,25 +30,25 @@ OutputMeta by_columns(const at::DimVector& sizes, c10::ScalarType dtype) {
 
 // Batches of both, broadcast, and operand 1 - or, for `last` = 0, operand 0 - as the matrix.
 std::vector<OutputMeta> broadcast_solution(const OpArgs& op, int last) {
-  const auto lead = [&](int i) { return op.sizes(i).slice(0, op.sizes(i).size() - 2); };
+  const auto lead = [&](int i) { return op.sizes(i).drop_back(2); };
   at::DimVector sizes = at::infer_size_dimvector(lead(0), lead(1));
-  sizes.append({op.sizes(last).end()[-2], op.sizes(last).end()[-1]});
+  sizes.append({op.sizes(last).from_end(2), op.sizes(last).from_end(1)});
   return {by_columns(sizes, op.dtype(0))};
 }
 
 std::vector<OutputMeta> eigen_outputs(const OpArgs& op) {
   const auto type = c10::toComplexType(op.dtype(0));
-  return {dense_meta(op.sizes(0).slice(0, op.sizes(0).size() - 1), type), by_columns(of(op.sizes(0)), type)};
+  return {dense_meta(op.sizes(0).drop_back(1), type), by_columns(of(op.sizes(0).require(2)), type)};
 }
 
 std::vector<OutputMeta> geqrf_outputs(const OpArgs& op) {
-  at::DimVector tau = of(op.sizes(0).slice(0, op.sizes(0).size() - 1));
+  at::DimVector tau = of(op.sizes(0).require(2).drop_back(1));
   tau.back() = std::min(tau.back(), op.sizes(0).back());
   return {by_columns(of(op.sizes(0)), op.dtype(0)), dense_meta(tau, op.dtype(0))};
 }
 
 std::vector<OutputMeta> transposed_output(const OpArgs& op) {
-  at::DimVector sizes = of(op.sizes(0));
+  at::DimVector sizes = of(op.sizes(0).require(2));
   std::swap(sizes.end()[-1], sizes.end()[-2]);
   return {dense_meta(sizes, op.dtype(0))};
 }
@@ -57,7 +57,9 @@ std::vector<OutputMeta> transposed_output(const OpArgs& op) {
 void add_outputs(RuleBook& book) {
   const auto like = [](int operand) { return [operand](const OpArgs& op) { return like_operands(op, {operand}); }; };
   const auto columns = [](int operand) {
-    return [operand](const OpArgs& op) { return std::vector{by_columns(of(op.sizes(operand)), op.dtype(operand))}; };
+    return [operand](const OpArgs& op) {
+      return std::vector{by_columns(of(op.sizes(operand).require(2)), op.dtype(operand))};
+    };
   };
   for (const char* op : {"aten::linalg_matrix_exp", "aten::linalg_matrix_sqrth"}) {
     add_batched(book, op, {2}).outputs(like(0));
@@ -120,8 +122,8 @@ bool has_distances(const OpArgs& op) {
 
 std::vector<OutputMeta> cdist_gradient(const OpArgs& op) {
   if (!has_distances(op)) return {dense_meta(op.sizes(1), op.dtype(1))};
-  at::DimVector sizes = of(op.sizes(0));
-  std::copy(op.sizes(1).end() - 2, op.sizes(1).end(), sizes.end() - 2);
+  at::DimVector sizes = of(op.sizes(0).drop_back(2));
+  sizes.append({op.sizes(1).from_end(2), op.sizes(1).from_end(1)});
   return {dense_meta(sizes, op.dtype(1))};
 }
 

@@ -16,7 +16,7 @@ struct Normalised {
 
 Normalised normalised(const OpArgs& op, int input, const char* kernel = nullptr) {
   Normalised x;
-  const std::size_t rank = op.sizes(input).size(), count = op.integers("normalized_shape").size();
+  const std::size_t count = op.integers("normalized_shape").size(), rank = op.sizes(input).require(count).size();
   for (std::size_t d = 0; d < rank; ++d) {
     const int factor = x.rule.factor();
     x.full.push_back({factor});
@@ -65,10 +65,10 @@ Rule rms_norm_backward(const OpArgs& op) {
 }
 
 at::DimVector stats_sizes(const OpArgs& op, int input) {
-  at::DimVector sizes(op.sizes(input).begin(), op.sizes(input).end());
   const std::size_t count = op.integers("normalized_shape").size();
-  for (std::size_t d = sizes.size() - count; d < sizes.size(); ++d) sizes[d] = 1;
-  return sizes;
+  const auto lead = op.sizes(input).drop_back(count);
+  at::DimVector sizes(lead.begin(), lead.end());
+  return sizes.append(count, 1), sizes;
 }
 
 // CPU keeps the statistics of half types in the parameters' type, CUDA in float.
@@ -112,7 +112,7 @@ struct BatchNorm {
 
 BatchNorm batch_norm_terms(const OpArgs& op, int input, const char* kernel) {
   BatchNorm x;
-  for (std::size_t d = 0; d < op.sizes(input).size(); ++d) {
+  for (std::size_t d = 0; d < op.sizes(input).require(2).size(); ++d) {
     x.full.push_back({x.rule.factor()});
     if (d != 1) x.rule.handled_factor(static_cast<int>(d), kernel);
   }

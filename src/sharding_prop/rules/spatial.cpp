@@ -30,26 +30,23 @@ void add_gradients(RuleBook& book, std::size_t count, std::initializer_list<cons
   }
 }
 
-std::int64_t at_dim(const std::vector<std::int64_t>& values, std::size_t d) {
-  return values.size() == 1 ? values[0] : values[d];
-}
-
 OutputMeta with_places(const OpArgs& op, const std::vector<std::int64_t>& places) {
-  at::DimVector sizes(op.sizes(0).begin(), op.sizes(0).end());
-  std::copy(places.begin(), places.end(), sizes.end() - static_cast<std::ptrdiff_t>(places.size()));
+  const auto lead = op.sizes(0).drop_back(places.size());
+  at::DimVector sizes(lead.begin(), lead.end());
+  sizes.append(places.begin(), places.end());
   return dense_meta(sizes, op.dtype(0));
 }
 
 std::vector<OutputMeta> output_size(const OpArgs& op) { return {with_places(op, op.integers("output_size"))}; }
 
 std::vector<OutputMeta> max_pool3d_outputs(const OpArgs& op) {
-  const auto kernel = op.integers("kernel_size"), padding = op.integers("padding"), dilation = op.integers("dilation");
-  const auto stride = op.integers("stride").empty() ? kernel : op.integers("stride");
+  const auto kernel = op.integers("kernel_size", 3), padding = op.integers("padding", 3);
+  const auto dilation = op.integers("dilation", 3);
+  const auto stride = op.integers("stride").empty() ? kernel : op.integers("stride", 3);
   std::vector<std::int64_t> places;
   for (std::size_t d = 0; d < 3; ++d) {
-    const auto size = op.sizes(0)[op.sizes(0).size() - 3 + d];
-    places.push_back(at::native::pooling_output_shape(size, at_dim(kernel, d), at_dim(padding, d), at_dim(stride, d),
-                                                      at_dim(dilation, d), op.boolean("ceil_mode")));
+    places.push_back(at::native::pooling_output_shape(op.sizes(0).from_end(3 - d), kernel[d], padding[d], stride[d],
+                                                      dilation[d], op.boolean("ceil_mode")));
   }
   OutputMeta values = with_places(op, places), indices = values;
   indices.dtype = c10::ScalarType::Long;
@@ -58,32 +55,34 @@ std::vector<OutputMeta> max_pool3d_outputs(const OpArgs& op) {
 
 std::vector<OutputMeta> padded_outputs(const OpArgs& op) {
   const auto padding = op.integers("padding");
-  at::DimVector sizes(op.sizes(0).begin(), op.sizes(0).end());
+  const auto input = op.sizes(0).require(padding.size() / 2);
+  at::DimVector sizes(input.begin(), input.end());
   for (std::size_t i = 0; i < padding.size(); ++i) sizes[sizes.size() - 1 - i / 2] += padding[i];
   return {dense_meta(sizes, op.dtype(0))};
 }
 
 // [N, C, H, W] to [N, C kernel, windows]
 std::vector<OutputMeta> im2col_outputs(const OpArgs& op) {
-  const auto kernel = op.integers("kernel_size"), padding = op.integers("padding"), dilation = op.integers("dilation");
-  const auto stride = op.integers("stride");
-  at::DimVector sizes(op.sizes(0).begin(), op.sizes(0).end() - 2);
+  const auto kernel = op.integers("kernel_size", 2), padding = op.integers("padding", 2);
+  const auto dilation = op.integers("dilation", 2), stride = op.integers("stride", 2);
+  const auto lead = op.sizes(0).require(3).drop_back(2);
+  at::DimVector sizes(lead.begin(), lead.end());
   std::int64_t windows = 1;
   for (std::size_t d = 0; d < 2; ++d) {
-    sizes.back() *= at_dim(kernel, d);
-    const auto span = at_dim(dilation, d) * (at_dim(kernel, d) - 1) + 1;
-    const auto size = op.sizes(0)[op.sizes(0).size() - 2 + d];
-    windows *= (size + 2 * at_dim(padding, d) - span) / at_dim(stride, d) + 1;
+    sizes.back() *= kernel[d];
+    const auto span = dilation[d] * (kernel[d] - 1) + 1;
+    windows *= div_rtn<std::int64_t>(op.sizes(0).from_end(2 - d) + 2 * padding[d] - span, stride[d]) + 1;
   }
   sizes.push_back(windows);
   return {dense_meta(sizes, op.dtype(0))};
 }
 
 std::vector<OutputMeta> col2im_outputs(const OpArgs& op) {
-  const auto kernel = op.integers("kernel_size"), places = op.integers("output_size");
-  at::DimVector sizes(op.sizes(0).begin(), op.sizes(0).end() - 1);
-  for (std::size_t d = 0; d < 2; ++d) sizes.back() /= at_dim(kernel, d);
-  for (std::size_t d = 0; d < 2; ++d) sizes.push_back(at_dim(places, d));
+  const auto kernel = op.integers("kernel_size", 2), places = op.integers("output_size", 2);
+  const auto lead = op.sizes(0).require(2).drop_back(1);
+  at::DimVector sizes(lead.begin(), lead.end());
+  for (const auto length : kernel) sizes.back() /= length;
+  sizes.append(places.begin(), places.end());
   return {dense_meta(sizes, op.dtype(0))};
 }
 
