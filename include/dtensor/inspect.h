@@ -67,7 +67,11 @@ class DTENSOR_API Checked {
 struct CacheStats {
   std::uint64_t hits = 0, misses = 0, entries = 0, evictions = 0;
 };
-DTENSOR_API CacheStats cache_stats();  // of this thread
-DTENSOR_API void clear_cache();        // of this thread
+// The decision cache is this thread's, and only saves time: clearing or bounding it on one rank changes no result and
+// no collective.
+DTENSOR_API CacheStats cache_stats();
+DTENSOR_API void clear_cache();
+inline constexpr std::size_t kDefaultCacheLimit = 1024;
+DTENSOR_API void set_cache_limit(std::size_t entries);  // per operator, at least 1; what exceeds it is forgotten
 
 }  // namespace dtensor

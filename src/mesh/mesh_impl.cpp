@@ -41,6 +41,13 @@ const Communicator& MeshImpl::make_communicator(AxisMask axes) const {
   return *made_.back();
 }
 
+std::uint64_t MeshImpl::count(std::uint64_t kind) const {
+  constexpr std::size_t kMostKinds = 8192;
+  const std::lock_guard lock(count_mutex_);
+  if (counts_.size() >= kMostKinds && counts_.count(kind) == 0) counts_.clear();
+  return ++counts_[kind];
+}
+
 void MeshImpl::release_resources() {
   made_.clear();
   state_.reset();

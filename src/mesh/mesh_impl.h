@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "dtensor/comm.h"
@@ -30,6 +31,10 @@ class MeshImpl final : public MeshInfo {
 
   std::string str() const;
 
+  // How often this was asked of this kind, this time included: the same number on all ranks of the mesh that ask alike.
+  // Kinds are bounded: beyond some thousands, all counts start again.
+  std::uint64_t count(std::uint64_t kind) const;
+
   // Called by intrusive_ptr. The table of meshes keeps a dead mesh's memory for a while; it must not keep the world
   // alive.
   void release_resources() override;
@@ -41,6 +46,8 @@ class MeshImpl final : public MeshInfo {
   std::shared_ptr<WorldState> state_;
   // Handles of the shared communicators, labelled with this mesh's axes.
   mutable std::vector<std::atomic<const Communicator*>> by_mask_;  // indexed by AxisMask
+  mutable std::mutex count_mutex_;
+  mutable std::unordered_map<std::uint64_t, std::uint64_t> counts_;
   mutable std::mutex made_mutex_;
   mutable std::vector<std::unique_ptr<const Communicator>> made_;  // owns them
 };

@@ -8,14 +8,14 @@ namespace dtensor {
 namespace {
 
 struct OpCache {
-  CachedCall* last = nullptr;
-  std::unordered_multimap<std::uint64_t, std::unique_ptr<CachedCall>> calls;
-  std::unordered_map<const MeshInfo*, std::size_t> per_mesh;
+  CachedCallPtr last;
+  std::unordered_multimap<std::uint64_t, CachedCallPtr> calls;
 };
 
 struct ThreadCache {
   std::vector<OpCache> ops;
   CacheStats stats;
+  std::size_t limit = kDefaultCacheLimit;
 };
 
 ThreadCache& thread_cache() {
@@ -27,54 +27,59 @@ bool same_key(const CallKey& a, const CallKey& b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
 }
 
-void evict_mesh(OpCache& cache, const MeshInfo* mesh, CacheStats& stats) {
-  const auto dropped = std::erase_if(cache.calls, [&](const auto& entry) { return entry.second->mesh.get() == mesh; });
-  cache.last = nullptr;
-  cache.per_mesh[mesh] = 0;
-  stats.evictions += dropped;
-  stats.entries -= dropped;
-}
-
-}  // namespace
-
-CachedCall* cache_find_hit(std::uint32_t op_index, const CallKey& key) {
-  auto& thread = thread_cache();
+// Null on a miss.
+const CachedCallPtr* find(ThreadCache& thread, std::uint32_t op_index, const CallKey& key) {
   if (op_index >= thread.ops.size()) thread.ops.resize(op_index + 1);
   auto& cache = thread.ops[op_index];
   if (cache.last == nullptr || !same_key(cache.last->key, key)) {
     const auto [begin, end] = cache.calls.equal_range(key.hash());
     const auto it = std::find_if(begin, end, [&](const auto& entry) { return same_key(entry.second->key, key); });
     if (it == end) return nullptr;
-    cache.last = it->second.get();
+    cache.last = it->second;
   }
   ++thread.stats.hits;
-  return cache.last;
+  return &cache.last;
 }
 
-CachedCall* cache_find(std::uint32_t op_index, const CallKey& key) {
-  auto* call = cache_find_hit(op_index, key);
-  if (call == nullptr) ++thread_cache().stats.misses;
-  return call;
+}  // namespace
+
+const CachedCall* cache_find_hit(std::uint32_t op_index, const CallKey& key) {
+  const auto* call = find(thread_cache(), op_index, key);
+  return call == nullptr ? nullptr : call->get();
 }
 
-CachedCall* cache_insert(std::uint32_t op_index, std::unique_ptr<CachedCall> call) {
+CachedCallPtr cache_find(std::uint32_t op_index, const CallKey& key) {
   auto& thread = thread_cache();
+  const auto* call = find(thread, op_index, key);
+  if (call != nullptr) return *call;
+  ++thread.stats.misses;
+  return nullptr;
+}
+
+CachedCallPtr cache_insert(std::uint32_t op_index, std::unique_ptr<CachedCall> call) {
+  auto& thread = thread_cache();
+  if (op_index >= thread.ops.size()) thread.ops.resize(op_index + 1);
+  OpCache former;  // the destructors of cached meshes may run code that asks for the cache
   auto& cache = thread.ops[op_index];
-  if (++cache.per_mesh[call->mesh.get()] > kCacheEntriesPerOpAndMesh) {
-    evict_mesh(cache, call->mesh.get(), thread.stats);
-    ++cache.per_mesh[call->mesh.get()];
+  if (cache.calls.size() >= thread.limit) {
+    former = std::exchange(cache, {});
+    thread.stats.evictions += former.calls.size();
+    thread.stats.entries -= former.calls.size();
   }
   ++thread.stats.entries;
   const auto hash = call->hash;
-  return cache.last = cache.calls.emplace(hash, std::move(call))->second.get();
+  return cache.last = cache.calls.emplace(hash, std::move(call))->second;
 }
 
 CacheStats cache_stats() { return thread_cache().stats; }
 
+void set_cache_limit(std::size_t entries) {
+  TORCH_CHECK(entries > 0, "set_cache_limit: at least 1 entry for each operator, got 0");
+  thread_cache().limit = entries;
+}
+
 void clear_cache() {
-  // The destructors of cached meshes may run code that asks for the cache: take the entries out first.
-  auto entries = std::move(thread_cache().ops);
-  thread_cache().ops.clear();
+  const auto entries = std::exchange(thread_cache().ops, {});
   thread_cache().stats.entries = 0;
 }
 

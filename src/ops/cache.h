@@ -1,5 +1,5 @@
-// The decision cache of this thread. One table per operator; no lock, no shared state. Bounded per operator and mesh,
-// so that all ranks of a mesh, which see the same calls on it, evict at the same call (a miss may communicate).
+// The decision cache of this thread. One table per operator; no lock, no shared state. A pure optimisation: a miss
+// decides what a hit would have found, and never communicates, so that each thread may forget what it likes.
 #pragma once
 
 #include <memory>
@@ -9,12 +9,12 @@
 
 namespace dtensor {
 
-inline constexpr std::size_t kCacheEntriesPerOpAndMesh = 512;
+using CachedCallPtr = std::shared_ptr<const CachedCall>;
 
-// Null on a miss. The entry lives until the thread's next insertion or clear.
-CachedCall* cache_find(std::uint32_t op_index, const CallKey& key);
-// The same without counting a miss: the caller goes on to cache_find.
-CachedCall* cache_find_hit(std::uint32_t op_index, const CallKey& key);
-CachedCall* cache_insert(std::uint32_t op_index, std::unique_ptr<CachedCall> call);
+// Null on a miss. What a call may forget while it runs (its hooks may run operators) is kept alive by the pointer.
+CachedCallPtr cache_find(std::uint32_t op_index, const CallKey& key);
+// The same for callers that run no other operator meanwhile; a miss is not counted, since they go on to cache_find.
+const CachedCall* cache_find_hit(std::uint32_t op_index, const CallKey& key);
+CachedCallPtr cache_insert(std::uint32_t op_index, std::unique_ptr<CachedCall> call);
 
 }  // namespace dtensor

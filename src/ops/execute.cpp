@@ -74,27 +74,35 @@ bool took_other_sizes(const InputAction& action, const at::Tensor& local) {
   return action.resized || (action.out && !local.sizes().equals(action.result->local_sizes));
 }
 
-void take_sizes(DTensorImpl& operand, const InputAction& action, const at::Tensor& local) {
+// A plain destination counts as Replicate: each rank writes the whole of it.
+void overwrite(c10::TensorImpl& operand, SpecPtr spec, const at::Tensor& local) {
+  if (has_dtensor_key(&operand)) return as_dtensor(&operand)->reset(std::move(spec), local);
+  const at::Tensor plain(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&operand));
+  plain.resize_(local.sizes()).copy_(local);
+}
+
+void take_sizes(c10::TensorImpl& operand, const InputAction& action, const at::Tensor& local) {
   const TensorSpec& spec = *action.result;
   if (action.resized) {
-    return operand.reset(action.resized, execute_plan(action.write_back_plan, local, spec));
+    return overwrite(operand, action.resized, execute_plan(action.write_back_plan, local, spec));
   }
   TORCH_CHECK(!spec.has_shard && !spec.has_partial, "an out= tensor of ", spec.str(), " got a local result of sizes ",
               local.sizes());
-  operand.reset(intern_spec(spec.mesh, spec.placements, local.sizes(), local.strides(), spec.dtype), local);
+  overwrite(operand, intern_spec(spec.mesh, spec.placements, local.sizes(), local.strides(), spec.dtype), local);
 }
 
 void write_back_operands(const Frame& frame) {
   for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
     const auto& action = frame.call.inputs[i];
     if (!action.write_back || !action.from->mesh->is_member) continue;
+    auto* impl = frame.view.operands[i];
     if (took_other_sizes(action, frame.locals[i])) {
-      take_sizes(*as_dtensor(frame.view.operands[i]), action, frame.locals[i]);
+      take_sizes(*impl, action, frame.locals[i]);
       continue;
     }
     const auto from = with_placements(*action.from, action.result->placements);
     const auto result = execute_plan(action.write_back_plan, frame.locals[i], *from);
-    as_dtensor(frame.view.operands[i])->local().copy_(result);
+    (has_dtensor_key(impl) ? as_dtensor(impl)->local() : frame.operands[i]).copy_(result);
   }
 }
 

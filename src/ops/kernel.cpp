@@ -26,17 +26,13 @@ void watch_leaves(const CallView& view) {
   }
 }
 
-const CachedCall& decide(const OpEntry& entry, const torch::jit::Stack& stack, const CallView& view) {
-  if (auto* call = cache_find(entry.index, view.key)) {
-    if (C10_UNLIKELY(recording_explanations())) {
-      record_explanation(entry, describe_call(entry, arguments(entry, stack), view));
-    }
-    if (C10_UNLIKELY(view.has_plain && (checked_mode() || strict_mode()))) {
-      check_plain_operands(entry, arguments(entry, stack), view);
-    }
-    return *call;
+CachedCallPtr decide(const OpEntry& entry, const torch::jit::Stack& stack, const CallView& view) {
+  auto call = cache_find(entry.index, view.key);
+  if (!call) return cache_insert(entry.index, prepare_call(entry, arguments(entry, stack), view));
+  if (C10_UNLIKELY(recording_explanations())) {
+    record_explanation(entry, describe_call(entry, arguments(entry, stack), view));
   }
-  return *cache_insert(entry.index, prepare_call(entry, arguments(entry, stack), view));
+  return call;
 }
 
 void run_with_event(const OpEntry& entry, const CachedCall& call, const CallView& view, torch::jit::Stack& stack) {
@@ -67,10 +63,11 @@ void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
   watch_leaves(view);
   if (C10_UNLIKELY(backward_listeners_on())) notify_backward_start();
   if (C10_UNLIKELY(keeping_results()) && take_kept_result(entry, stack)) return;
-  const auto& call = decide(entry, stack, view);
-  if (C10_UNLIKELY(watching_moves())) report_moves(entry, call);
-  C10_UNLIKELY(events_on(Event::Kind::op)) ? run_with_event(entry, call, view, stack)
-                                           : execute_call(entry, call, view, stack);
+  if (C10_UNLIKELY(view.has_plain)) check_plain_operands(entry, arguments(entry, stack), view);
+  const auto call = decide(entry, stack, view);
+  if (C10_UNLIKELY(watching_moves())) report_moves(entry, *call);
+  C10_UNLIKELY(events_on(Event::Kind::op)) ? run_with_event(entry, *call, view, stack)
+                                           : execute_call(entry, *call, view, stack);
   if (C10_UNLIKELY(keeping_results())) keep_result(entry, stack);
 }
 

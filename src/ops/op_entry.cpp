@@ -39,7 +39,7 @@ ArgInfo read_argument(const c10::Argument& argument) {
   if (holds_scalar(type)) info.kind = ArgKind::scalar;
   if (holds_tensor(type)) info.kind = is_list(type) ? ArgKind::tensor_list : ArgKind::tensor;
   info.mutated = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-  info.out = info.mutated && argument.kwarg_only();
+  info.out = info.overwritten = info.mutated && argument.kwarg_only();
   return info;
 }
 
@@ -75,6 +75,7 @@ OpEntry::OpEntry(const c10::OperatorHandle& handle, std::uint32_t entry_index)
   const auto& full_name = op.operator_name().name;
   per_position_meshes = starts_with(full_name, "aten::_foreach_") || starts_with(full_name, "aten::_fused_ada") ||
                         starts_with(full_name, "aten::_fused_sgd") || starts_with(full_name, "aten::_amp_foreach_");
+  if (full_name == "aten::copy_") args[0].overwritten = true;
   asks_destination = full_name == "aten::embedding_dense_backward" || full_name == "aten::_embedding_bag_backward" ||
                      full_name == "aten::_embedding_bag_dense_backward";
   special = find_special(op);

@@ -17,8 +17,9 @@ enum class ArgKind : std::uint8_t { tensor, tensor_list, scalar, other };
 
 struct ArgInfo {
   ArgKind kind = ArgKind::other;
-  bool mutated = false;  // Tensor(a!)
-  bool out = false;      // keyword-only and mutated: out=
+  bool mutated = false;      // Tensor(a!)
+  bool out = false;          // keyword-only and mutated: out=
+  bool overwritten = false;  // its content does not matter: out=, the destination of copy_
 };
 
 struct OpEntry;

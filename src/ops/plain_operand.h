@@ -6,18 +6,16 @@
 
 namespace dtensor {
 
-// Compares the content of each plain operand of dimension >= 1 across the ranks of the mesh; a difference, and any such
-// operand under Strict, is an error that names the operand. Collective.
+// Compares the content of each plain operand of dimension >= 1 across the ranks of the mesh: in checked mode at every
+// call, else at those that the mesh's count of such calls picks (docs/design.md, "Plain operands"). A difference, and
+// any such operand under Strict, is an error that names the operand. To be called once for every such call; collective.
 void check_plain_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view);
 
-// Of sizes and bytes; never of the strides.
+// Of sizes, type and values; never of the strides.
 std::uint64_t content_hash(const at::Tensor& tensor);
 
 // Throws on every rank unless `tensor` holds the same bytes on all ranks that differ along `axes` only. Collective over
 // them.
 void check_equal_across(const MeshImpl& mesh, AxisMask axes, const at::Tensor& tensor, const std::string& complaint);
-
-// in-place and out= on a plain tensor with DTensor operands: an error that names the destination.
-void refuse_plain_destinations(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
 
 }  // namespace dtensor

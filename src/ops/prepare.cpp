@@ -2,28 +2,28 @@
 #include "ops/prepare.h"
 
 #include "ops/inspect_state.h"
-#include "ops/plain_operand.h"
 #include "ops/wide_call.h"
 
 namespace dtensor {
 namespace {
 
-// A plain tensor counts as Replicate; numbers (0-dim) and list positions without a mesh are passed on as they are.
-SpecPtr spec_of(c10::TensorImpl* impl, const MeshRef& mesh) {
+// A plain tensor counts as Replicate; numbers (0-dim and only read) and list positions without a mesh are passed on as
+// they are.
+SpecPtr spec_of(c10::TensorImpl* impl, const MeshRef& mesh, bool mutated) {
   if (has_dtensor_key(impl)) return as_dtensor(impl)->spec();
-  if (impl->dim() == 0 || !mesh) return nullptr;
+  if ((impl->dim() == 0 && !mutated) || !mesh) return nullptr;
   return intern_spec(mesh, Placements(mesh->layout.shape.size()), impl->sizes(), impl->strides(),
                      c10::typeMetaToScalarType(impl->dtype()));
 }
 
-Operand describe_operand(c10::TensorImpl* impl, int arg, int list_index, const MeshRef& mesh) {
+Operand describe_operand(c10::TensorImpl* impl, int arg, int list_index, const MeshRef& mesh, bool mutated) {
   Operand operand;
   operand.arg = arg;
   operand.list_index = list_index;
   if (impl == nullptr) return operand;
   operand.defined = true;
   operand.wrapped_number = impl->is_wrapped_number();
-  operand.spec = spec_of(impl, mesh);
+  operand.spec = spec_of(impl, mesh, mutated);
   operand.sizes = impl->sizes();
   operand.strides = impl->strides();
   operand.dtype = c10::typeMetaToScalarType(impl->dtype());
@@ -59,6 +59,15 @@ void check_one_mesh(const OpEntry& entry, const OpCall& call) {
                 " over ranks [", c10::Join(", ", operand.spec->mesh->layout.ranks),
                 "]. Redistribute one of them onto the other's mesh (full_tensor, then distribute_tensor).");
   }
+}
+
+// A rank outside the mesh has nothing that it could write into its plain tensor. Positions of lists are left out there.
+void check_destination(const OpEntry& entry, const Operand& operand, const c10::TensorImpl* impl) {
+  if (!operand.spec || operand.list_index >= 0) return;
+  TORCH_CHECK(operand.spec->mesh->is_member || has_dtensor_key(impl), entry.op.operator_name(),
+              ": would write a DTensor's data into the plain tensor `",
+              entry.op.schema().arguments()[static_cast<std::size_t>(operand.arg)].name(), "` on world rank ",
+              operand.spec->mesh->world_rank, ", which is outside the mesh");
 }
 
 // Partial to Replicate on some axes, the others unchanged.
@@ -274,12 +283,14 @@ OpCall describe_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, cons
   std::size_t next = 0;
   for (std::size_t i = 0; i < args.size(); ++i) {
     const int arg = static_cast<int>(i);
+    const bool mutated = entry.args[i].mutated;
     if (entry.args[i].kind == ArgKind::tensor) {
-      call.operands.push_back(describe_operand(view.operands[next++], arg, -1, call.mesh));
+      call.operands.push_back(describe_operand(view.operands[next++], arg, -1, call.mesh, mutated));
     } else if (entry.args[i].kind == ArgKind::tensor_list && args[i].isList()) {
       const int count = static_cast<int>(args[i].toListRef().size());
       for (int k = 0; k < count; ++k) {
-        call.operands.push_back(describe_operand(view.operands[next++], arg, k, mesh_at(entry, args, k, call.mesh)));
+        const auto mesh = mesh_at(entry, args, k, call.mesh);
+        call.operands.push_back(describe_operand(view.operands[next++], arg, k, mesh, mutated));
       }
     }
   }
@@ -300,8 +311,6 @@ void keep_on_host(const OpEntry& entry, CachedCall& call) {
 }
 
 std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view) {
-  refuse_plain_destinations(entry, args);
-  if (view.has_plain) check_plain_operands(entry, args, view);
   const auto described = describe_call(entry, args, view);
   auto call = std::make_unique<CachedCall>();
   call->key = view.key;
@@ -317,6 +326,7 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
     if (operand.spec) call->key_specs.push_back(operand.spec);
     const auto& mutated = call->decision.mutated;
     const bool written = std::find(mutated.begin(), mutated.end(), static_cast<int>(i)) != mutated.end();
+    if (written) check_destination(entry, operand, view.operands[i]);
     call->inputs.push_back(make_input(entry, operand, call->decision.inputs[i], written));
     call->input_specs.push_back(call->inputs.back().to);
     call->reduces = call->reduces || call->inputs.back().reduces;

@@ -7,7 +7,7 @@
 
 namespace dtensor {
 
-// May communicate (plain operands are compared across the mesh). `args` are the call's arguments, DTensors included.
+// Never communicates: ranks miss at different calls. `args` are the call's arguments, DTensors included.
 std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view);
 
 // The call as the propagation sees it, outputs inferred.

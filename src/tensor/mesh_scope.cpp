@@ -1,6 +1,6 @@
 // MeshScope: a dispatch mode (the free key DeferredInit, in this thread's included set) whose kernels take the factory
 // operators. Each tensor is made at its local size; random ones are filled by global index; those whose values depend
-// on the position (arange, eye, ...) are made whole and cut.
+// on the position (arange, eye, tril_indices, ...) are made whole and cut.
 #include "dtensor/mesh_scope.h"
 
 #include <ATen/ops/empty.h>
@@ -88,6 +88,21 @@ at::Tensor empty_local(const TensorSpec& spec) {
   return at::empty(spec.local_sizes, at::TensorOptions(spec.dtype).device(at::Device(spec.mesh->device)));
 }
 
+// at::tensor and torch::tensor make an empty vector of a given dtype and write their numbers straight into its memory,
+// the whole of it. So such a vector has memory, of which the local tensor is a part. Undefined where it must not have.
+at::Tensor make_writable(const c10::OperatorHandle& op, const Stack& stack, const SpecPtr& spec) {
+  const bool asked = op.operator_name().name == "aten::empty" && spec->dim() == 1;
+  if (!asked || stack[argument_index(op, "dtype")].isNone()) return {};
+  const auto& mesh = *spec->mesh;
+  if (mesh.device != c10::kCPU || mesh.computes() != nullptr || !mesh.is_member) return {};
+  const auto mine = shard_segments(spec->sizes[0], 0, spec->placements, mesh.layout.shape, mesh.coordinate);
+  if (mine.size() != 1 || spec->has_partial) return {};
+  const auto whole = call(op, stack);
+  auto result = make_dtensor(spec, whole.narrow(0, mine[0].offset, mine[0].length));
+  dtensor_or_null(result)->lend_memory(whole.storage());
+  return result;
+}
+
 at::Tensor make_constant(const c10::OperatorHandle& op, const Stack& stack, const TensorSpec& spec) {
   if (op.operator_name().name.rfind("aten::empty", 0) == 0) return empty_local(spec);
   auto local = on_mesh_device(op, stack);
@@ -123,31 +138,25 @@ at::Tensor make_random(const c10::OperatorHandle& op, const Stack& stack, const 
   return result.random_(argument_index(op, "low") >= 0 ? number("low") : 0, number("high"));
 }
 
-void make_dtensor_kernel(const c10::OperatorHandle& op, Stack& stack) {
-  const auto arguments = op.schema().arguments().size();
-  const Stack args(stack.end() - static_cast<std::ptrdiff_t>(arguments), stack.end());
+at::Tensor make_in_scope(const c10::OperatorHandle& op, const Stack& args) {
+  const auto kind = kind_of(op);
+  if (kind == Factory::positional) {
+    const auto whole = call(op, on_mesh_device(op, args));
+    return split_plain(whole, scope->mesh, placements_for(whole.dim()));
+  }
   const auto shape = global_shape(op, args);
   const auto spec =
       intern_spec(scope->mesh, placements_for(shape.dim()), shape.sizes(), shape.strides(), shape.scalar_type());
-  at::Tensor result;
-  switch (kind_of(op)) {
-    case Factory::constant:
-      result = make_dtensor(spec, spec->mesh->is_member ? make_constant(op, args, *spec) : at::Tensor());
-      break;
-    case Factory::random:
-      result = make_random(op, args, spec);
-      break;
-    case Factory::positional:
-      result = split_plain(call(op, on_mesh_device(op, args)), scope->mesh, spec->placements);
-  }
-  torch::jit::drop(stack, arguments);
-  stack.emplace_back(std::move(result));
+  if (kind == Factory::random) return make_random(op, args, spec);
+  if (auto writable = make_writable(op, args, spec); writable.defined()) return writable;
+  return make_dtensor(spec, spec->mesh->is_member ? make_constant(op, args, *spec) : at::Tensor());
 }
 
 void factory_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard guard(kScopeKey);
   if (scope == nullptr) return op.callBoxed(*stack);
-  make_dtensor_kernel(op, *stack);
+  auto result = make_in_scope(op, torch::jit::pop(*stack, op.schema().arguments().size()));
+  stack->emplace_back(std::move(result));
 }
 
 // Every other operator runs outside the scope: what a kernel allocates for itself is plain. Composite ones are made of

@@ -1,11 +1,15 @@
 // Random chains of operators, drawn from every overload of the dispatcher that has a rule and takes tensors and simple
-// numbers: sharded at random they give what one device gives, forward and backward. RC_PARAMS="max_success=20000" runs
-// more than the hundred of a usual test; rapidcheck prints the seed and drops links from a chain that fails.
+// numbers: sharded at random they give what one device gives, forward and backward, also where each rank forgets other
+// decisions meanwhile. RC_PARAMS="max_success=20000" runs more than the hundred of a usual test; rapidcheck prints the
+// seed and drops links from a chain that fails.
 #include <gtest/gtest.h>
 
 #include <rapidcheck/gtest.h>
 
-#include "ops/op_entry.h"
+#include "mesh/mesh_impl.h"
+#include "ops/cache.h"
+#include "ops/kernel.h"
+#include "ops/prepare.h"
 #include "sharding_prop/resolve.h"
 #include "support/ranks.h"
 
@@ -94,16 +98,20 @@ struct Link {
   std::vector<c10::IValue> arguments;
 };
 
-at::Tensor apply(const Link& link, const at::Tensor& x, const std::function<at::Tensor(const at::Tensor&)>& place) {
+using Place = std::function<at::Tensor(const at::Tensor&)>;
+using Before = std::function<void(const c10::OperatorHandle&, const torch::jit::Stack&)>;
+
+at::Tensor apply(const Link& link, const at::Tensor& x, const Place& place, const Before& before = {}) {
   torch::jit::Stack stack{x};
   for (const auto& value : link.arguments) {
     stack.push_back(value.isTensor() ? c10::IValue(place(value.toTensor())) : value);
   }
+  if (before) before(link.op, stack);
   link.op.callBoxed(stack);
   return stack.at(0).toTensor();
 }
 
-const std::function<at::Tensor(const at::Tensor&)> as_it_is = [](const at::Tensor& t) { return t; };
+const Place as_it_is = [](const at::Tensor& t) { return t; };
 
 bool is_usable(const at::Tensor& result) {
   return result.defined() && result.scalar_type() == at::kDouble && result.numel() < 3000 && result.dim() < 5;
@@ -135,10 +143,10 @@ struct Outcome {
   at::Tensor value, grad;
 };
 
-Outcome run(const std::vector<Link>& chain, at::Tensor x, const std::function<at::Tensor(const at::Tensor&)>& place) {
+Outcome run(const std::vector<Link>& chain, at::Tensor x, const Place& place, const Before& before = {}) {
   x = x.detach().requires_grad_();
   at::Tensor y = x;
-  for (const auto& link : chain) y = apply(link, y, place);
+  for (const auto& link : chain) y = apply(link, y, place, before);
   if (y.requires_grad()) y.sum().backward();
   return {y.detach(), x.grad()};
 }
@@ -192,44 +200,100 @@ void expect_same(const at::Tensor& actual, const at::Tensor& expected, const std
 // Where one device itself gives NaN or infinity, the formulas that ATen takes for tensor subclasses may give another.
 bool is_finite(const at::Tensor& tensor) { return !tensor.defined() || tensor.isfinite().all().item<bool>(); }
 
-void check_chain(const Numbers& numbers) {
-  Draw draw(numbers.size() + (numbers.empty() ? 0 : numbers[0]));
-  const auto x = draw.normal(draw.sizes(draw.integer(1, 3), 1, 6));
-  const auto chain = draw_chain(numbers, x);
-  Outcome expected;
-  try {
-    expected = run(chain, x, as_it_is);
-    if (!is_finite(expected.value) || !is_finite(expected.grad) || !is_smooth(chain, x, expected)) return;
-  } catch (const std::exception&) {
-    return;  // no gradient on one device either
+// What a rank does to its cache, each rank as it likes: forgets all, keeps one decision for each operator, or has
+// decided already.
+class CacheOfARank {
+ public:
+  explicit CacheOfARank(std::uint64_t seed) : draw_(seed) {}
+  ~CacheOfARank() { set_cache_limit(kDefaultCacheLimit); }
+
+  void operator()(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+    switch (draw_.integer(0, 5)) {
+      case 0:
+        return clear_cache();
+      case 1:
+        return set_cache_limit(1);
+      case 2:
+        return set_cache_limit(kDefaultCacheLimit);
+      case 3:
+        return warm(op, stack);
+    }
   }
-  const auto& mesh_shape = mesh_shapes()[static_cast<std::size_t>(draw.integer(1, std::ssize(mesh_shapes()) - 2))];
-  const auto seed = static_cast<std::uint64_t>(draw.integer(0, 1 << 20));
-  on_mesh(mesh_shape, [&](const DeviceMesh& mesh) {
+
+ private:
+  static void warm(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+    if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return;
+    const c10::impl::ExcludeDispatchKeyGuard guard(engine_excluded_keys());
+    const auto& entry = entry_of(op);
+    const CallView view(entry, stack);
+    if (entry.special != nullptr || view.mesh == nullptr || cache_find(entry.index, view.key)) return;
+    cache_insert(entry.index, prepare_call(entry, stack, view));
+  }
+
+  Draw draw_;
+};
+
+struct Trial {
+  std::vector<Link> chain;
+  at::Tensor x;
+  Outcome expected;
+};
+
+std::optional<Trial> draw_trial(const Numbers& numbers, Draw& draw) {
+  Trial trial;
+  trial.x = draw.normal(draw.sizes(draw.integer(1, 3), 1, 6));
+  trial.chain = draw_chain(numbers, trial.x);
+  try {
+    trial.expected = run(trial.chain, trial.x, as_it_is);
+  } catch (const std::exception&) {
+    return std::nullopt;  // no gradient on one device either
+  }
+  const bool finite = is_finite(trial.expected.value) && is_finite(trial.expected.grad);
+  return finite && is_smooth(trial.chain, trial.x, trial.expected) ? std::optional(trial) : std::nullopt;
+}
+
+// Some operands stay plain.
+void run_on_ranks(const Trial& trial, const DeviceMesh& mesh, std::uint64_t seed, int times, bool disturb) {
+  CacheOfARank cache(seed + static_cast<std::uint64_t>(mesh.impl()->world_rank));
+  for (int time = 0; time < times; ++time) {
     Draw mine(seed);
-    const auto place = [&](const at::Tensor& t) {
+    const auto distributed = [&](const at::Tensor& t) {
       return distribute_tensor(t.clone(), mesh, mine.placements_of(mesh, t.sizes()));
     };
-    const auto start = place(x);
-    const std::string what = describe(chain) + DTensor(start).spec_str();
+    const auto place = [&](const at::Tensor& t) { return mine.integer(0, 3) == 0 ? t : distributed(t); };
+    const at::Tensor start = distributed(trial.x);
+    const std::string what = describe(trial.chain) + DTensor(start).spec_str();
     Outcome actual;
     try {
-      actual = run(chain, start, place);
+      actual = run(trial.chain, start, place, disturb ? Before(std::ref(cache)) : Before());
     } catch (const std::exception& e) {
       TORCH_CHECK(false, what, " raises: ", e.what());
     }
-    expect_same(actual.value, expected.value, what);
-    expect_same(actual.grad, expected.grad, what + " grad");
-  });
+    expect_same(actual.value, trial.expected.value, what);
+    expect_same(actual.grad, trial.expected.grad, what + " grad");
+  }
 }
 
-TEST(Chains, EqualOneDevice) {
+void check_chain(const Numbers& numbers, int times, bool disturb) {
+  Draw draw(numbers.size() + (numbers.empty() ? 0 : numbers[0]));
+  const auto trial = draw_trial(numbers, draw);
+  if (!trial) return;
+  const auto& mesh_shape = mesh_shapes()[static_cast<std::size_t>(draw.integer(1, std::ssize(mesh_shapes()) - 2))];
+  const auto seed = static_cast<std::uint64_t>(draw.integer(0, 1 << 20));
+  on_mesh(mesh_shape, [&](const DeviceMesh& mesh) { run_on_ranks(*trial, mesh, seed, times, disturb); });
+}
+
+void check_chains(int times, bool disturb) {
   ASSERT_GT(operators().size(), 150u);
-  EXPECT_TRUE(rc::check("chains of up to six operators", [] {
+  EXPECT_TRUE(rc::check("chains of up to six operators", [=] {
     const auto length = *rc::gen::inRange<std::size_t>(1, 7);
-    check_chain(*rc::gen::container<Numbers>(length, rc::gen::inRange<std::uint64_t>(0, 1u << 30)));
+    check_chain(*rc::gen::container<Numbers>(length, rc::gen::inRange<std::uint64_t>(0, 1u << 30)), times, disturb);
   }));
 }
+
+TEST(Chains, EqualOneDevice) { check_chains(1, false); }
+
+TEST(Chains, EqualOneDeviceWhateverCachesOfRanksHold) { check_chains(3, true); }
 
 }  // namespace
 }  // namespace dtensor::test

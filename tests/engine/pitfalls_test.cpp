@@ -178,15 +178,6 @@ TEST(Pitfalls, PlainOperandsThatDifferBetweenRanksAreAnError) {
                std::exception);
 }
 
-TEST(Pitfalls, WritingIntoAPlainTensorIsAnError) {
-  on_mesh({2}, [](const DeviceMesh& mesh) {
-    const auto x = shard_rows(at::ones({4, 3}), mesh);
-    auto plain = at::zeros({4, 3});
-    EXPECT_THROW(plain.copy_(x), c10::Error);
-    EXPECT_THROW(at::add_out(plain, x, x), c10::Error);
-  });
-}
-
 TEST(Pitfalls, KernelsThatRelyOnContiguousStatisticsGetThem) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     Draw draw(5);

@@ -85,5 +85,34 @@ TEST(MeshScope, PlainOperatorsInsideKeepTheirTemporariesPlain) {
   });
 }
 
+TEST(MeshScope, WrittenOutTensorsAndIndicesOfTriangles) {
+  const auto make = [] {
+    return std::vector<at::Tensor>{torch::tensor({1, 2, 3, 4, 5}),
+                                   torch::tensor({{1.5, 2.0}, {3.0, 4.0}, {5.0, 6.0}}),
+                                   torch::tensor(std::vector<double>{1, 2, 3}, torch::kHalf),
+                                   torch::tensor({true, false, true}),
+                                   torch::tensor(7),
+                                   torch::tensor(std::vector<float>()),
+                                   at::tensor({4.0, 5.0, 6.0}),
+                                   at::tril_indices(3, 4),
+                                   at::triu_indices(4, 3, 1)};
+  };
+  const auto expected = make();
+  for (const Shape& shape : {Shape{2}, Shape{3}, Shape{2, 2}}) {
+    on_mesh(shape, [&](const DeviceMesh& mesh) {
+      for (const auto& placement : {Replicate(), Shard(0), Shard(-1)}) {
+        const MeshScope scope(mesh, Placements(shape.size(), placement));
+        const auto actual = make();
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          ASSERT_TRUE(is_dtensor(actual[i])) << i;
+          EXPECT_EQ(actual[i].scalar_type(), expected[i].scalar_type()) << i;
+          const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::DeferredInit);
+          expect_close(actual[i] * 2, expected[i] * 2, c10::str("tensor ", i, " ", placement.str()));
+        }
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace dtensor::test

@@ -28,6 +28,13 @@ class DTensorImpl final : public c10::TensorImpl {
   // Re-places in place (redistribute_, in-place view operators, set_data): every handle sees it.
   void reset(SpecPtr spec, at::Tensor local);
 
+  // Lets the data pointer be asked for, which only makes sense to fill the whole of a new tensor: `memory` is laid out
+  // as the global tensor, and the local tensor is a part of it (torch::tensor in a MeshScope).
+  void lend_memory(c10::Storage memory) {
+    storage_ = std::move(memory);
+    storage_access_should_throw_ = false;
+  }
+
   // A view whose data was moved by a redistribution shares no memory with its base (ops/moved_view.h): it is stale once
   // the base (which shares the version counter) has changed. A base that is the tensor itself is not remembered.
   void mark_detached_view(DTensorImpl& base);

@@ -1,0 +1,80 @@
+// Plain tensors among DTensors: compared across ranks at calls that every rank picks alike, whatever its cache holds.
+#include <gtest/gtest.h>
+
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace dtensor::test {
+namespace {
+
+// The same values in another memory order.
+at::Tensor turned(const at::Tensor& matrix) { return matrix.t().contiguous().t(); }
+
+TEST(PlainOperands, EqualOnesMayDifferInStrides) {
+  const auto whole = Draw(1).normal({4, 4});
+  const auto mask = at::ones({4, 4}, at::kBool).tril();
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const auto x = distribute_tensor(whole, mesh, {Shard(0)});
+    for (int call = 0; call < 6; ++call) {
+      const bool odd = mesh.coordinate()->front() == 1 && call > 0;
+      expect_close(x.masked_fill(odd ? turned(mask) : mask, 0), whole.masked_fill(mask, 0), "masked");
+    }
+  });
+}
+
+TEST(PlainOperands, ACacheClearedOnOneRankChangesNoCollective) {
+  const auto whole = Draw(1).normal({4, 4});
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const auto x = distribute_tensor(whole, mesh, {Shard(0)});
+    for (int call = 0; call < 10; ++call) {
+      if (mesh.coordinate()->front() == call % 3) clear_cache();
+      expect_close(x * whole[0], whole * whole[0], "product");
+    }
+  });
+}
+
+TEST(PlainOperands, OtherSizesOnOneRankAreOneErrorThatNamesTheOperand) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto x = zeros({4, 4}, mesh, {Shard(0)});
+    const bool odd = mesh.coordinate()->front() == 1;
+    const auto text = error_of([&] { x + at::ones({odd ? 1 : 4, 4}); });
+    EXPECT_NE(text.find("operand `other`"), std::string::npos) << text;
+    EXPECT_NE(text.find("differ between ranks"), std::string::npos) << text;
+  });
+}
+
+// At the first call of a kind, and now and then among thousands; in checked mode at once.
+TEST(PlainOperands, ADifferenceIsFoundThoughTheCallWasSeenBefore) {
+  for (const bool checked : {false, true}) {
+    on_mesh({2}, [&](const DeviceMesh& mesh) {
+      const auto x = zeros({4, 4}, mesh, {Shard(0)});
+      const auto add = [&](double value) { return error_of([&] { x + at::full({4}, value); }) != "no error"; };
+      int calls = 0;
+      while (calls < 300 && !add(0)) ++calls;
+      EXPECT_EQ(calls, 300);
+      const auto mode = checked ? std::make_unique<Checked>() : nullptr;
+      const double mine = mesh.coordinate()->front() == 1 ? 1 : 0;
+      while (calls < 3000 && !add(mine)) ++calls;
+      EXPECT_LT(calls, checked ? 301 : 3000);
+    });
+  }
+}
+
+TEST(PlainOperands, AreComparedAtFewCalls) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto x = zeros({4, 4}, mesh, {Shard(0)});
+    int collectives = 0;
+    const EventListener listener([&](const Event&) { ++collectives; }, {Event::Kind::collective});
+    const auto calls = [&](int count) {
+      for (int call = 0; call < count; ++call) x + at::ones({4});
+      return std::exchange(collectives, 0);
+    };
+    EXPECT_EQ(calls(200), 1);
+    EXPECT_LE(calls(3000), 20);
+    x + at::ones({4, 4});
+    EXPECT_EQ(collectives, 1);
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test
