@@ -1,6 +1,7 @@
-# One object target per room of src/. A room is a folder; its sources are found by name. Backends are chosen by file, never
-# by #ifdef: src/comm/mpi/ where MPI is built, src/comm/no_mpi.cpp where it is not; src/comm/nccl/, src/random/cuda/ and src/moe/cuda/
-# belong to the library dtensor_cuda, so that programs for the CPU never load CUDA's libraries.
+# One object target per room of src/. A room is a folder; its sources are found by name, and a folder in it that is declared as
+# a room of its own is none of it. Backends are chosen by file, never by #ifdef: src/comm/mpi/ where MPI is built,
+# src/comm/no_mpi.cpp where it is not; src/comm/nccl/, src/random/cuda/ and src/moe/cuda/ belong to the library dtensor_cuda, so
+# that programs for the CPU never load CUDA's libraries.
 add_library(dtensor_pch OBJECT ${CMAKE_SOURCE_DIR}/cmake/pch.cpp)
 target_link_libraries(dtensor_pch PUBLIC LibTorch::torch_cpu)
 target_precompile_headers(dtensor_pch PRIVATE <ATen/ATen.h> <ATen/core/dispatch/Dispatcher.h> <torch/library.h>
@@ -8,35 +9,66 @@ target_precompile_headers(dtensor_pch PRIVATE <ATen/ATen.h> <ATen/core/dispatch/
 
 # ccache hashes this checksum instead of the precompiled header, whose bytes differ from clone to clone: it names all that
 # goes into it (the compiler's flags are hashed with each command).
+get_target_property(pch_headers dtensor_pch PRECOMPILE_HEADERS)
 file(WRITE ${CMAKE_BINARY_DIR}/CMakeFiles/dtensor_pch.dir/cmake_pch.hxx.gch.sum
-  "${LIBTORCH_ROOT} ${LIBTORCH_VERSION} ${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_CXX_FLAGS} ${CMAKE_BUILD_TYPE}")
+  "${LIBTORCH_ROOT} ${LIBTORCH_VERSION} ${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_CXX_FLAGS} ${CMAKE_BUILD_TYPE} ${pch_headers}")
+
+# The include folder of `target`: links to `rooms` and to public `headers`. An include of any other room finds no file; this is
+# what keeps the doors between rooms one-way.
+function(dtensor_include_rooms target rooms headers)
+  set(folder ${CMAKE_BINARY_DIR}/include/${target})
+  file(REMOVE_RECURSE ${folder})
+  list(SORT rooms)  # a room before the rooms in it, which come along with it
+  foreach(room ${rooms})
+    if(NOT EXISTS ${folder}/${room})
+      get_filename_component(parent ${folder}/${room} DIRECTORY)
+      file(MAKE_DIRECTORY ${parent})
+      file(CREATE_LINK ${CMAKE_SOURCE_DIR}/src/${room} ${folder}/${room} SYMBOLIC)
+    endif()
+  endforeach()
+  foreach(header ${headers})
+    file(MAKE_DIRECTORY ${folder}/dtensor)
+    file(CREATE_LINK ${CMAKE_SOURCE_DIR}/include/dtensor/${header} ${folder}/dtensor/${header} SYMBOLIC)
+  endforeach()
+  # Messages and debuggers name the file in src/, not the link.
+  target_include_directories(${target} PRIVATE ${folder})
+  target_compile_options(${target} PRIVATE -ffile-prefix-map=${folder}=./src)
+endfunction()
 
 # What compiling any file of src/ needs.
 function(dtensor_compile_like_room target)
-  target_include_directories(${target} PUBLIC ${CMAKE_SOURCE_DIR}/include PRIVATE ${CMAKE_SOURCE_DIR}/src)
   target_link_libraries(${target} PUBLIC LibTorch::torch_cpu PRIVATE nlohmann_json::nlohmann_json)
   target_precompile_headers(${target} REUSE_FROM dtensor_pch)
 endfunction()
 
+# dtensor_room(folder [SEES rooms...] [PUBLIC headers...]); none named: all public headers.
 function(dtensor_room name)
+  cmake_parse_arguments(PARSE_ARGV 1 room "" "" "SEES;PUBLIC")
+  string(REPLACE / _ target dtensor_${name})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${name}/*.cpp)
+  get_property(rooms GLOBAL PROPERTY DTENSOR_ROOMS)
+  foreach(inner ${rooms})
+    list(FILTER sources EXCLUDE REGEX "/src/${inner}/")
+  endforeach()
   list(FILTER sources EXCLUDE REGEX "/(comm/mpi/library|comm/nccl|random/cuda|moe/cuda)/")
   if(DTENSOR_MPI)
     list(FILTER sources EXCLUDE REGEX "/comm/no_mpi\\.cpp$")
   else()
     list(FILTER sources EXCLUDE REGEX "/comm/mpi/")
   endif()
-  if(NOT sources)
-    return()
+  add_library(${target} OBJECT ${sources})
+  dtensor_compile_like_room(${target})
+  if(NOT room_PUBLIC)
+    target_include_directories(${target} PUBLIC ${CMAKE_SOURCE_DIR}/include)
   endif()
-  add_library(dtensor_${name} OBJECT ${sources})
-  dtensor_compile_like_room(dtensor_${name})
+  dtensor_include_rooms(${target} "${name};${room_SEES}" "${room_PUBLIC}")
   if(name STREQUAL "comm" AND DTENSOR_MPI)
     # Its types only: libdtensor_mpi.so, which is loaded where it is asked for, is linked with it.
-    target_include_directories(dtensor_${name} SYSTEM PRIVATE ${MPI_CXX_INCLUDE_DIRS})
-    target_compile_definitions(dtensor_${name} PRIVATE OMPI_SKIP_MPICXX
+    target_include_directories(${target} SYSTEM PRIVATE ${MPI_CXX_INCLUDE_DIRS})
+    target_compile_definitions(${target} PRIVATE OMPI_SKIP_MPICXX
       DTENSOR_MPI_LIBRARY="$<TARGET_SONAME_FILE_NAME:dtensor_mpi>")
-    target_link_libraries(dtensor_${name} PRIVATE ${CMAKE_DL_LIBS})
+    target_link_libraries(${target} PRIVATE ${CMAKE_DL_LIBS})
   endif()
-  set_property(GLOBAL APPEND PROPERTY DTENSOR_ROOMS dtensor_${name})
+  set_property(GLOBAL APPEND PROPERTY DTENSOR_ROOMS ${name})
+  set_property(GLOBAL APPEND PROPERTY DTENSOR_ROOM_TARGETS ${target})
 endfunction()

@@ -3,7 +3,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "parallel/names.h"
+#include "names/names.h"
 
 namespace dtensor::files {
 namespace {

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "placement/mesh_info.h"
-#include "redistribute/plan.h"  // AxisMask
 
 namespace dtensor {
 

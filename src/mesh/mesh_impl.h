@@ -10,7 +10,6 @@
 
 #include "dtensor/comm.h"
 #include "placement/mesh_info.h"
-#include "redistribute/plan.h"  // AxisMask
 
 namespace dtensor {
 

@@ -3,12 +3,6 @@
 
 namespace dtensor {
 
-void count_local_write(const DTensorImpl& tensor) {
-  const auto& local = tensor.local();
-  if (!local.defined()) return;
-  local.is_inference() ? tensor.spec()->mesh->count_write() : local.unsafeGetTensorImpl()->bump_version();
-}
-
 void bump_versions(const CachedCall& call, const CallView& view) {
   for (std::size_t i = 0; i < call.inputs.size(); ++i) {
     if (!call.inputs[i].mutated || view.operands[i] == nullptr || !has_dtensor_key(view.operands[i])) continue;

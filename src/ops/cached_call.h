@@ -6,7 +6,7 @@
 #include "ops/call_view.h"
 #include "ops/local_call.h"
 #include "placement/stride_order.h"
-#include "redistribute/plan.h"
+#include "redistribute/plan/plan.h"
 #include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor {
@@ -29,7 +29,7 @@ struct OutputAction {
   c10::intrusive_ptr<DTensorImpl> prototype;  // metadata of the result
   int alias = -1;                             // in-place, out=: the operand that is returned
   int base = -1;                              // view: the operand that it is a view of
-  int source = -1;  // view or cast: the operand whose parameter it may stand for (ops/source.h)
+  int source = -1;  // view or cast: the operand whose parameter it may stand for (autograd/source.h)
   std::int64_t offset_delta = 0;
   bool contiguous = false;  // fresh result, global strides contiguous: so must be the local ones
   bool ordered = false;     // fresh result, global strides a dense permutation
@@ -76,8 +76,6 @@ struct CachedCall {
   std::int64_t implicit_bytes = 0;
 };
 
-// to_local() handed the local tensor out: whoever saved it for backward must notice the write. Moved views too.
-void count_local_write(const DTensorImpl& tensor);
 // The same for all operands that the call wrote to.
 void bump_versions(const CachedCall& call, const CallView& view);
 // An error unless `local` has the sizes that `spec` asks for: a wrong rule must not become a wrong number.

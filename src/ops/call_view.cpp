@@ -3,7 +3,7 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include "ops/leaf_hook.h"
+#include "autograd/leaf_hook.h"
 
 namespace dtensor {
 

@@ -1,11 +1,11 @@
 // Run, write back, wrap; ops/unwrap.cpp comes before.
 #include "ops/execute.h"
 
+#include "autograd/leaf_hook.h"
+#include "autograd/moved_view.h"
+#include "autograd/source.h"
 #include "ops/frame.h"
 #include "ops/inspect_state.h"
-#include "ops/leaf_hook.h"
-#include "ops/moved_view.h"
-#include "ops/source.h"
 #include "ops/wide_call.h"
 #include "random/state.h"
 #include "redistribute/execute.h"

@@ -3,13 +3,13 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "autograd/leaf_hook.h"
 #include "comm/events.h"
 #include "ops/cache.h"
 #include "ops/destination.h"
 #include "ops/execute.h"
 #include "ops/inspect_state.h"
 #include "ops/kept_results.h"
-#include "ops/leaf_hook.h"
 #include "ops/plain_operand.h"
 #include "ops/prepare.h"
 

@@ -1,11 +1,7 @@
-// Hashes plain operands and compares the hashes over the mesh.
+// Which plain operands are compared over the mesh, and at which calls.
 #include "ops/plain_operand.h"
 
-#include <ATen/ops/empty.h>
-
-#include <algorithm>
-#include <cstring>
-
+#include "mesh/same_content.h"
 #include "ops/inspect_state.h"
 
 namespace dtensor {
@@ -13,60 +9,6 @@ namespace {
 
 const char* argument_name(const OpEntry& entry, std::size_t arg) {
   return entry.op.schema().arguments()[arg].name().c_str();
-}
-
-}  // namespace
-
-// FNV-1a over eight bytes at a time, each word mixed down first (its low bits alone would never see the high ones).
-std::uint64_t content_hash(const at::Tensor& tensor) {
-  constexpr std::uint64_t kPrime = 1099511628211ull;
-  at::AutoDispatchBelowADInplaceOrView guard;
-  const auto flat = tensor.resolve_conj().resolve_neg().contiguous().cpu();
-  const auto* bytes = static_cast<const unsigned char*>(flat.const_data_ptr());
-  std::uint64_t hash = 1469598103934665603ull;
-  const auto add = [&](std::uint64_t word) { hash = (hash ^ word ^ (word >> 32)) * kPrime, hash ^= hash >> 29; };
-  const std::size_t size = flat.nbytes();
-  for (std::size_t i = 0; i < size; i += sizeof(std::uint64_t)) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes + i, std::min(sizeof word, size - i));
-    add(word);
-  }
-  for (auto length : tensor.sizes()) add(static_cast<std::uint64_t>(length));
-  add(static_cast<std::uint64_t>(tensor.scalar_type()));
-  return hash;
-}
-
-namespace {
-
-// The hashes that each rank gives, in rank order. Collective.
-std::vector<std::vector<std::int64_t>> exchange_hashes(const Communicator& comm,
-                                                       const std::vector<std::uint64_t>& mine) {
-  at::AutoDispatchBelowADInplaceOrView guard;
-  const auto count = static_cast<std::int64_t>(mine.size());
-  const auto sent = at::empty({count}, at::kLong), gathered = at::empty({comm.size(), count}, at::kLong);
-  std::memcpy(sent.mutable_data_ptr(), mine.data(), mine.size() * sizeof(std::uint64_t));
-  comm.all_gather(gathered.unbind(0), sent).wait();
-  std::vector<std::vector<std::int64_t>> all;
-  const auto* values = gathered.const_data_ptr<std::int64_t>();
-  for (int r = 0; r < comm.size(); ++r) all.emplace_back(values + r * count, values + (r + 1) * count);
-  return all;
-}
-
-// `complaint(i)` says what tensor i is.
-template <class Complaint>
-void check_all_equal(const MeshImpl& mesh, AxisMask axes, const std::vector<at::Tensor>& tensors,
-                     const Complaint& complaint) {
-  const auto& comm = mesh.communicator(axes);
-  if (comm.size() == 1) return;
-  std::vector<std::uint64_t> mine;
-  for (const auto& tensor : tensors) mine.push_back(content_hash(tensor));
-  const auto all = exchange_hashes(comm, mine);
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    for (std::size_t r = 1; r < all.size(); ++r) {
-      TORCH_CHECK(all[r][i] == all[0][i], complaint(i), " (world ranks ", comm.ranks()[0], " and ", comm.ranks()[r],
-                  " differ)");
-    }
-  }
 }
 
 // Calls that ask for one decision, told by what ranks share: the operator, the DTensors' specs (nothing of them that
@@ -133,10 +75,6 @@ void check_plain_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args,
            " is a plain tensor whose values differ between ranks; a plain tensor among DTensors counts as Replicate. "
            "Distribute it (distribute_tensor) or wrap the local parts (DTensor::from_local).";
   });
-}
-
-void check_equal_across(const MeshImpl& mesh, AxisMask axes, const at::Tensor& tensor, const std::string& complaint) {
-  check_all_equal(mesh, axes, {tensor}, [&](std::size_t) { return complaint; });
 }
 
 }  // namespace dtensor

@@ -7,12 +7,12 @@
 
 #include <tuple>
 
+#include "autograd/leaf_hook.h"
+#include "autograd/source.h"
 #include "comm/events.h"
 #include "ops/cache.h"
 #include "ops/inspect_state.h"
 #include "ops/kernel.h"
-#include "ops/leaf_hook.h"
-#include "ops/source.h"
 
 namespace dtensor::unboxed {
 

@@ -3,9 +3,9 @@
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
 
+#include "autograd/moved_view.h"
+#include "autograd/source.h"
 #include "ops/frame.h"
-#include "ops/moved_view.h"
-#include "ops/source.h"
 #include "redistribute/execute.h"
 #include "redistribute/execute_many.h"
 

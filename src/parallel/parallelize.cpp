@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <map>
 
-#include "parallel/names.h"
+#include "names/names.h"
 #include "parallel/parallel_model.h"
 #include "parallel/place_parameter.h"
 

@@ -22,6 +22,8 @@ struct MeshLayout {
   friend bool operator==(const MeshLayout&, const MeshLayout&) = default;
 };
 
+using AxisMask = std::uint32_t;  // bit i: mesh dimension i
+
 using Coordinate = c10::SmallVector<std::int64_t, 4>;
 
 // Coordinate of the `index`-th entry of MeshLayout::ranks.

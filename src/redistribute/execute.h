@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "redistribute/plan.h"
+#include "redistribute/plan/plan.h"
 
 namespace dtensor {
 

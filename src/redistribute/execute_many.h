@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "redistribute/plan.h"
+#include "redistribute/plan/plan.h"
 
 namespace dtensor {
 

@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "redistribute/layout.h"
+#include "redistribute/plan/layout.h"
 
 namespace dtensor {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "redistribute/plan.h"
+#include "redistribute/plan/plan.h"
 #include "sharding_prop/op_call.h"
 
 namespace dtensor {

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "redistribute/plan.h"
+#include "redistribute/plan/plan.h"
 #include "sharding_prop/problem.h"
 
 namespace dtensor {

@@ -1,43 +1,22 @@
-// The DTensor handle: construction from parts and what it tells of itself.
+// DTensors made of plain tensors, and plain tensors made of DTensors.
 #include "dtensor/tensor.h"
-#include "dtensor/views.h"
 
+#include "autograd/border.h"
+#include "dtensor/views.h"
 #include "mesh/mesh_impl.h"
+#include "ops/kernel.h"
 #include "placement/shard_map.h"
-#include "tensor/border.h"
 #include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor {
-namespace {
 
-const DTensorImpl& impl_of(const at::Tensor& tensor) {
-  auto* impl = dtensor_or_null(tensor);
-  TORCH_CHECK(impl != nullptr, "an undefined DTensor has no mesh, placements or local tensor");
-  return *impl;
+bool is_materialised_view(const at::Tensor& tensor) {
+  return is_dtensor(tensor) && checked_impl(tensor).is_detached_view();
 }
-
-}  // namespace
-
-bool is_materialised_view(const at::Tensor& tensor) { return is_dtensor(tensor) && impl_of(tensor).is_detached_view(); }
-
-bool is_dtensor(const at::Tensor& tensor) { return tensor.defined() && dtensor_or_null(tensor) != nullptr; }
-
-DTensor::DTensor(at::Tensor tensor) : at::Tensor(std::move(tensor)) {
-  TORCH_CHECK(!defined() || dtensor_or_null(*this) != nullptr, "not a DTensor: a plain ", toString(), " of sizes ",
-              sizes(), "; use distribute_tensor or DTensor::from_local");
-}
-
-DeviceMesh DTensor::mesh() const {
-  const auto& mesh = impl_of(*this).spec()->mesh;
-  return DeviceMesh(c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&acting(*mesh))));
-}
-
-const Placements& DTensor::placements() const { return impl_of(*this).spec()->placements; }
-
-std::string DTensor::spec_str() const { return impl_of(*this).spec()->str(); }
 
 DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements,
                             at::IntArrayRef sizes, at::IntArrayRef strides) {
+  ensure_registered();
   TORCH_CHECK(mesh, "from_local: no mesh");
   TORCH_CHECK(!is_dtensor(local), "from_local: the local tensor is a DTensor already: ", DTensor(local).spec_str());
   TORCH_CHECK(!local.defined() || local.is_meta() || local.device().type() == mesh.device_type(),
@@ -46,23 +25,13 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
   return DTensor(wrap_local(local, agree_spec(local, mesh.impl(), std::move(placements), sizes, strides)));
 }
 
-at::Tensor DTensor::to_local(Placements grad_placements) const {
-  return unwrap_local(*this, std::move(grad_placements));
-}
-
 at::Tensor DTensor::full_tensor(Placements grad_placements) const {
-  const auto& spec = impl_of(*this).spec();
+  const auto& spec = checked_impl(*this).spec();
   TORCH_CHECK(spec->mesh->is_member, "full_tensor: world rank ", spec->mesh->world_rank, " is outside the mesh of ",
               spec->str());
   // Every rank then holds the same values and, unless told otherwise, the same gradient.
   const bool told = !grad_placements.empty();
   return unwrap_local(redistribute(Placements(placements().size())), std::move(grad_placements), !told);
-}
-
-DTensor DTensor::redistribute(Placements placements) const {
-  const auto& spec = impl_of(*this).spec();
-  placements = normalize_placements(std::move(placements), dim(), spec->mesh->layout.shape);
-  return DTensor(redistribute_tensor(*this, std::move(placements)));
 }
 
 DTensor& DTensor::redistribute_(Placements placements) {
@@ -78,6 +47,7 @@ DTensor& DTensor::redistribute_(Placements placements) {
 }
 
 DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements) {
+  ensure_registered();
   TORCH_CHECK(tensor.defined(), "distribute_tensor: undefined tensor");
   TORCH_CHECK(mesh, "distribute_tensor: no mesh");
   placements = normalize_placements(std::move(placements), tensor.dim(), mesh.shape());
@@ -91,6 +61,7 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Plac
 }
 
 DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements, int source) {
+  ensure_registered();
   const auto comm = mesh.communicator();
   const auto& ranks = comm.ranks();
   const auto root = std::find(ranks.begin(), ranks.end(), source);

@@ -9,12 +9,12 @@
 
 #include <mutex>
 
+#include "autograd/border.h"
 #include "mesh/mesh_impl.h"
 #include "ops/kernel.h"
 #include "placement/shard_map.h"
 #include "random/fill.h"
 #include "random/state.h"
-#include "tensor/border.h"
 
 namespace dtensor {
 

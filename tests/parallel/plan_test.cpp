@@ -1,7 +1,7 @@
 // Plans: what they match, what they refuse, and how parameters are placed on a mesh that other axes share.
 #include "dtensor/parallelize.h"
 
-#include "parallel/names.h"
+#include "names/names.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 

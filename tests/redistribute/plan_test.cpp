@@ -1,5 +1,5 @@
 // Plans: right for every pair of placements (replayed by the simulator), as cheap as claimed, and golden texts.
-#include "redistribute/plan.h"
+#include "redistribute/plan/plan.h"
 
 #include <gtest/gtest.h>
 

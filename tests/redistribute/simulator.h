@@ -11,7 +11,7 @@
 
 #include "layouts.h"
 #include "placement/shard_map.h"
-#include "redistribute/plan.h"
+#include "redistribute/plan/plan.h"
 
 namespace dtensor::test {
 

@@ -6,7 +6,7 @@
 #include <random>
 #include <set>
 
-#include "redistribute/plan.h"
+#include "redistribute/plan/plan.h"
 #include "sharding_prop/decide.h"
 #include "sharding_prop/propagate.h"
 #include "verify_rules/traffic.h"

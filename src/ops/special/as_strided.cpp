@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "ops/moved_view.h"
+#include "autograd/moved_view.h"
 #include "ops/special/special.h"
 #include "placement/stride_order.h"
 #include "redistribute/execute.h"

@@ -178,4 +178,10 @@ at::Tensor make_dtensor(SpecPtr spec, at::Tensor local, std::int64_t offset) {
   return at::Tensor(c10::make_intrusive<DTensorImpl>(std::move(spec), std::move(local), offset));
 }
 
+void count_local_write(const DTensorImpl& tensor) {
+  const auto& local = tensor.local();
+  if (!local.defined()) return;
+  local.is_inference() ? tensor.spec()->mesh->count_write() : local.unsafeGetTensorImpl()->bump_version();
+}
+
 }  // namespace dtensor

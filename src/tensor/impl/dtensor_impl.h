@@ -119,4 +119,7 @@ inline DTensorImpl* dtensor_or_null(const at::Tensor& tensor) {
 
 at::Tensor make_dtensor(SpecPtr spec, at::Tensor local, std::int64_t offset = 0);
 
+// to_local() handed the local tensor out: whoever saved it for backward must notice the write. Moved views too.
+void count_local_write(const DTensorImpl& tensor);
+
 }  // namespace dtensor

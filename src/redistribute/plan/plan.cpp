@@ -1,5 +1,5 @@
 // The planner's door: puts placements in a normal form, remembers plans, prints them.
-#include "redistribute/plan.h"
+#include "redistribute/plan/plan.h"
 
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
@@ -7,7 +7,7 @@
 #include <unordered_map>
 
 #include "placement/shard_map.h"
-#include "redistribute/search.h"
+#include "redistribute/plan/search.h"
 
 namespace dtensor {
 namespace {

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "placement/shard_map.h"
-#include "redistribute/plan.h"
+#include "redistribute/plan/plan.h"
 
 namespace dtensor {
 

@@ -1,14 +1,13 @@
 // Autograd of the border: three nodes, each the other's reverse.
-#include "tensor/border.h"
+#include "autograd/border.h"
 
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include "autograd/leaf_hook.h"
+#include "autograd/moved_view.h"
 #include "dtensor/autograd_node.h"
 #include "dtensor/tensor.h"
-#include "ops/kernel.h"
-#include "ops/leaf_hook.h"
-#include "ops/moved_view.h"
-#include "ops/plain_operand.h"
+#include "mesh/same_content.h"
 #include "placement/shard_map.h"
 #include "placement/stride_order.h"
 #include "redistribute/buffers.h"
@@ -82,7 +81,7 @@ struct ToLocalBackward final : Node {
                    "pass Replicate()"));
     }
     auto mesh = c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&acting(*spec->mesh)));
-    return {DTensor::from_local(grads[0], DeviceMesh(mesh), placements, spec->sizes)};
+    return {wrap_local(grads[0], agree_spec(grads[0], mesh, placements, spec->sizes, {}))};
   }
   std::string name() const override { return "ToLocalBackward"; }
   SpecPtr spec;
@@ -112,7 +111,6 @@ AxisMask replicated_axes(const TensorSpec& spec) {
 }  // namespace
 
 at::Tensor wrap_local(const at::Tensor& local, SpecPtr spec) {
-  ensure_registered();  // every maker of a DTensor comes here or opens a MeshScope
   // Shares memory with `local` where that is dense, as kernels expect of a tensor with dense global strides.
   auto result = make_dtensor(spec, spec->mesh->is_member ? in_order_of(local.detach(), *spec) : at::Tensor());
   return with_history<FromLocalBackward>(std::move(result), local, std::move(spec));

@@ -1,11 +1,10 @@
 // The base's elements are laid out as those of the global tensor, in which the view's sizes, strides and offset mean
 // what they say.
-#include "ops/moved_view.h"
+#include "autograd/moved_view.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
 
-#include "ops/cached_call.h"
 #include "placement/stride_order.h"
 #include "redistribute/execute.h"
 

@@ -1,5 +1,5 @@
 // The constants of the cost model and its three formulas.
-#include "redistribute/cost.h"
+#include "redistribute/plan/cost.h"
 
 #include <bit>
 

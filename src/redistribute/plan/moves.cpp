@@ -3,7 +3,7 @@
 // to replicas or to shards that split further what is held; partials are made last. A list of different Partial ops
 // means nested reductions, the leftmost axis outermost, so an axis is reduced only after those to its right that do not
 // commute.
-#include "redistribute/moves.h"
+#include "redistribute/plan/moves.h"
 
 #include <algorithm>
 #include <bit>

@@ -3,7 +3,7 @@
 // detour at least that of the direct way, whatever the sizes (docs/design/redistribute.md).
 #pragma once
 
-#include "redistribute/layout.h"
+#include "redistribute/plan/layout.h"
 
 namespace dtensor {
 

@@ -1,7 +1,7 @@
 // Dijkstra's algorithm over placement states.
 #pragma once
 
-#include "redistribute/layout.h"
+#include "redistribute/plan/layout.h"
 
 namespace dtensor {
 

@@ -24,6 +24,9 @@ at::Tensor wrap_local(const at::Tensor& local, SpecPtr spec);
 // says so.
 at::Tensor unwrap_local(const at::Tensor& tensor, Placements grad_placements, bool trust_replicate = false);
 
+// Throws where the tensor is undefined.
+const DTensorImpl& checked_impl(const at::Tensor& tensor);
+
 // Differentiable redistribution; `placements` are normalised.
 at::Tensor redistribute_tensor(const at::Tensor& tensor, Placements placements);
 

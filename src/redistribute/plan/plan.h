@@ -11,8 +11,6 @@
 
 namespace dtensor {
 
-using AxisMask = std::uint32_t;  // bit i: mesh dimension i
-
 enum class EdgeKind : std::uint8_t {
   slice,           // R -> S: local, no communication
   all_gather,      // S -> R

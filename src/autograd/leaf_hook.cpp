@@ -1,13 +1,14 @@
 // The gradient hooks of leaves, and the hooks that schedules hang on tensors.
-#include "ops/leaf_hook.h"
+#include "autograd/leaf_hook.h"
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "autograd/border.h"
+#include "autograd/leaf_reduction.h"
 #include "dtensor/pass_flags.h"
-#include "ops/leaf_reduction.h"
 
 namespace dtensor {
 namespace {
@@ -71,7 +72,8 @@ at::Tensor before_accumulation(DTensorImpl& impl, const at::Tensor& grad) {
   // Some second-order gradients come as plain tensors, equal on every rank.
   if (!is_dtensor(grad)) {
     const Placements replicated(wanted.size());
-    return DTensor::from_local(grad, leaf.mesh(), replicated, grad.sizes(), grad.strides()).redistribute(wanted);
+    auto spec = agree_spec(grad, leaf.mesh().impl(), replicated, grad.sizes(), grad.strides());
+    return redistribute_tensor(wrap_local(grad, std::move(spec)), wanted);
   }
   if (taken_over(impl)) return grad;
   if (impl.spec()->mesh->computes() != nullptr) return brought_home(DTensor(grad).redistribute(wanted), leaf);

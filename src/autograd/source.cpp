@@ -1,12 +1,12 @@
 // A view is found again in the gathered parameter by its global strides and offset: those speak of the parameter's
 // memory, and the gathered local tensor has its order. No operator is replayed.
-#include "ops/source.h"
+#include "autograd/source.h"
 
 #include <ATen/ops/as_strided.h>
 
 #include <numeric>
 
-#include "ops/leaf_hook.h"
+#include "autograd/leaf_hook.h"
 #include "redistribute/execute.h"
 
 namespace dtensor {

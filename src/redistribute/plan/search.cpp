@@ -1,5 +1,5 @@
 // The planner: direct answers where one edge is known to be cheapest, else a shortest path.
-#include "redistribute/search.h"
+#include "redistribute/plan/search.h"
 
 #include <c10/util/Exception.h>
 
@@ -8,7 +8,7 @@
 #include <tuple>
 #include <unordered_map>
 
-#include "redistribute/moves.h"
+#include "redistribute/plan/moves.h"
 
 namespace dtensor {
 namespace {

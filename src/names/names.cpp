@@ -1,5 +1,5 @@
 // Glob matching of dotted names, and edit distance for near misses.
-#include "parallel/names.h"
+#include "names/names.h"
 
 #include <algorithm>
 #include <numeric>

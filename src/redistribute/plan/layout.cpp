@@ -1,5 +1,5 @@
 // Comparison of layouts, by their split orders where that decides it and else by looking at every rank's part.
-#include "redistribute/layout.h"
+#include "redistribute/plan/layout.h"
 
 #include <algorithm>
 #include <bit>

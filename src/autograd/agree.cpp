@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "ops/plain_operand.h"
+#include "autograd/border.h"
+#include "mesh/same_content.h"
 #include "placement/shard_map.h"
-#include "tensor/border.h"
 
 namespace dtensor {
 namespace {

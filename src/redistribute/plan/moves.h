@@ -2,7 +2,7 @@
 // path.
 #pragma once
 
-#include "redistribute/cost.h"
+#include "redistribute/plan/cost.h"
 
 namespace dtensor {
 

@@ -1,6 +1,6 @@
 // What waits belongs to the backward pass, not to a thread: its end callback owns it, so that nothing is left of a pass
 // that throws.
-#include "ops/leaf_reduction.h"
+#include "autograd/leaf_reduction.h"
 
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
