@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "comm/fixture.h"
+#include "dtensor/comm_backend.h"
 
 namespace dtensor::test {
 namespace {
@@ -126,7 +127,11 @@ TEST(Failure, RanksThatWaitForEachOtherAcrossCommunicatorsEndAtOnce) {
 
 TEST(Failure, AbortWakesEveryoneWithTheReason) {
   const auto out = outcome(3, [](Communicator world) {
+    EXPECT_EQ(world.backend().failure(), "");
+    world.barrier();
     if (world.rank() == 0) world.abort("out of data");
+    const auto told = [&] { return has(world.backend().failure(), {"rank 0 aborted", "out of data"}); };
+    while (!told()) std::this_thread::yield();
     world.barrier();
   });
   for (int r : {0, 1, 2}) EXPECT_TRUE(has(out.of_rank[r], {"rank 0 aborted", "out of data"}));

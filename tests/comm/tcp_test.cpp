@@ -57,6 +57,18 @@ TEST(TcpExchange, PassesOverAnotherServiceOnThePort) {
   for (const auto& [world, part] : share_all(ntohs(address.sin6_port), 2)) EXPECT_EQ(world, "the world");
 }
 
+TEST(TcpExchange, AnAbortIsHeardByEveryRank) {
+  const int port = free_port();
+  std::vector<std::shared_ptr<IdExchange>> ranks;
+  for (int r = 0; r < 3; ++r) ranks.push_back(exchange_over_tcp("127.0.0.1", port, r, 3, milliseconds(20000)));
+  for (const auto& rank : ranks) EXPECT_EQ(rank->failure(), "");
+  ranks[1]->abort("rank 1 aborted: the disk is full");
+  for (const auto& rank : ranks) {
+    for (int i = 0; i < 2000 && rank->failure().empty(); ++i) std::this_thread::sleep_for(milliseconds(10));
+    EXPECT_EQ(rank->failure(), "rank 1 aborted: the disk is full");
+  }
+}
+
 TEST(TcpExchange, SaysWhereItLooked) {
   const int port = free_port();
   const auto ids = exchange_over_tcp("127.0.0.1", port, 1, 2, milliseconds(300));

@@ -102,6 +102,7 @@ class LocalBackend final : public CommBackend {
   void abort(const std::string& reason) override {
     group_->world().fail("rank " + std::to_string(ranks()[rank()]) + " aborted: " + reason);
   }
+  std::string failure() override { return group_->world().failure(); }
 
  private:
   // What every member published as its inputs[at].

@@ -115,6 +115,10 @@ class MpiBackend final : public CommBackend {
   void abort(const std::string& reason) override {
     members_->job.fail("rank " + std::to_string(ranks()[rank()]) + " aborted: " + reason);
   }
+  std::string failure() override {
+    members_->job.poll();
+    return members_->job.failure();
+  }
 
  private:
   // An error that this rank makes inside a collective is everybody's.

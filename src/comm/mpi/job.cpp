@@ -89,13 +89,18 @@ void Job::hear(const MPI_Status& status) {
 
 void Job::poll() {
   std::lock_guard lock(mutex_);
-  for (;;) {
+  while (!closed_) {
     int there = 0;
     MPI_Status status;
     check(api().iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &there, &status), "MPI_Iprobe");
     if (there == 0) return;
     hear(status);
   }
+}
+
+void Job::close() {
+  std::lock_guard lock(mutex_);
+  closed_ = true;
 }
 
 bool Job::all(std::atomic<bool> Peer::*flag) const {

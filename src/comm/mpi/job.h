@@ -36,7 +36,8 @@ class Job {
   std::string failure();
   [[noreturn]] void throw_failure(const std::string& place);
 
-  void poll();  // hears what other ranks told
+  void poll();   // hears what other ranks told
+  void close();  // MPI is about to end: poll() hears nothing more
   bool left(std::int64_t rank) const { return peers_[rank].left.load(); }
 
   // After a rank's function returned: waits until all have, or throws the failure of one that did not.
@@ -60,6 +61,7 @@ class Job {
   std::atomic<std::uint64_t> payloads_sent_{0};
   std::vector<Peer> peers_;
   std::atomic<bool> failed_{false};
+  bool closed_ = false;
   std::recursive_mutex mutex_;
   std::string failure_;
   std::deque<std::pair<std::string, MPI_Request>> told_;  // kept until the process ends

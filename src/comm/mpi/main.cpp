@@ -52,7 +52,9 @@ int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunO
     print_failure(job->rank(), text);
     job->end();
   }
-  if (started) api().finalize();
+  if (!started) return 0;
+  job->close();
+  api().finalize();
   return 0;
 }
 

@@ -26,22 +26,27 @@ namespace {
 struct Device {
   std::shared_ptr<IdExchange> ids;
   int index;
-  RunOptions options;
   Watchdog* watchdog;  // lives as long as the process
 };
 
 class StreamWork final : public Work::Impl {
  public:
-  StreamWork(std::shared_ptr<Event> event, int device) : event_(std::move(event)), device_(device) {}
+  StreamWork(std::shared_ptr<Event> event, const Device& device)
+      : event_(std::move(event)), device_(device.index), watchdog_(device.watchdog) {}
   void wait() override {
+    watchdog_->check();
     const auto stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device_));
     check(cudaStreamWaitEvent(stream.stream(), event_->get(), 0), "cudaStreamWaitEvent");
   }
-  bool done() override { return event_->passed(); }
+  bool done() override {
+    watchdog_->check();
+    return event_->passed();
+  }
 
  private:
   std::shared_ptr<Event> event_;
   int device_;
+  Watchdog* watchdog_;
 };
 
 bool adjacent(at::TensorList list) {
@@ -76,12 +81,11 @@ class NcclBackend final : public CommBackend {
     if (me == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
     device_->ids->share(&id, sizeof id, this->ranks(), key);
     check(ncclCommInitRank(&comm_, size(), id, rank()), "ncclCommInitRank");
+    device_->watchdog->open(comm_);
   }
 
-  ~NcclBackend() override {
-    device_->watchdog->forget(comm_);
-    ncclCommAbort(comm_);  // unlike ncclCommDestroy, never waits for peers
-  }
+  // A Work of this communicator may still run: it outlives this object.
+  ~NcclBackend() override { device_->watchdog->close(comm_); }
 
   const char* name() const override { return "nccl"; }
   bool asynchronous() const override { return true; }
@@ -173,8 +177,11 @@ class NcclBackend final : public CommBackend {
   }
 
   void abort(const std::string& reason) override {
-    throw CommError("rank " + std::to_string(ranks()[rank()]) + " aborted: " + reason);
+    const std::string text = "rank " + std::to_string(ranks()[rank()]) + " aborted: " + reason;
+    device_->ids->abort(text);
+    device_->watchdog->fail(text);
   }
+  std::string failure() override { return device_->ids->failure(); }
 
  private:
   c10::Device device() const { return {c10::kCUDA, static_cast<c10::DeviceIndex>(device_->index)}; }
@@ -221,7 +228,10 @@ class NcclBackend final : public CommBackend {
     Event before;
     check(cudaEventRecord(before.get(), c10::cuda::getCurrentCUDAStream(device().index()).stream()), "cudaEventRecord");
     check(cudaStreamWaitEvent(stream(), before.get(), 0), "cudaStreamWaitEvent");
-    enqueue(out, in);
+    {
+      const auto calls = device_->watchdog->enter();
+      enqueue(out, in);
+    }
     uses(in);
     uses(out);
     {
@@ -236,7 +246,7 @@ class NcclBackend final : public CommBackend {
     const std::string where =
         describe(call, outputs, inputs) + " on " + describe_group(call.label ? *call.label : label_, ranks());
     device_->watchdog->watch(after, comm_, where);
-    return Work(std::make_shared<StreamWork>(std::move(after), device_->index));
+    return Work(std::make_shared<StreamWork>(std::move(after), *device_));
   }
 
   std::shared_ptr<Device> device_;
@@ -253,7 +263,8 @@ std::shared_ptr<CommBackend> make_world_backend(std::shared_ptr<IdExchange> ids,
   check(cudaSetDevice(device), "cudaSetDevice");
   std::vector<std::int64_t> ranks(size);
   std::iota(ranks.begin(), ranks.end(), 0);
-  auto shared = std::make_shared<Device>(Device{std::move(ids), device, options, new Watchdog(rank, options.timeout)});
+  auto* watchdog = new Watchdog(rank, options.timeout, ids);
+  auto shared = std::make_shared<Device>(Device{std::move(ids), device, watchdog});
   return std::make_shared<NcclBackend>(std::move(shared), std::move(ranks), rank, "world", "");
 }
 

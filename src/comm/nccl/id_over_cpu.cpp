@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "comm/nccl/id_exchange.h"
+#include "dtensor/comm_backend.h"
 
 namespace dtensor::nccl {
 namespace {
@@ -17,6 +18,8 @@ class CpuExchange final : public IdExchange {
     if (cpu_.rank() != members[0]) return cpu_.recv(id, static_cast<int>(members[0]), kTag).wait();
     for (std::size_t i = 1; i < members.size(); ++i) cpu_.send(id, static_cast<int>(members[i]), kTag).wait();
   }
+  void abort(const std::string& text) override { cpu_.abort(text); }
+  std::string failure() override { return cpu_.backend().failure(); }
 
  private:
   Communicator cpu_;

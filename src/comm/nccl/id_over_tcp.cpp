@@ -23,6 +23,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t kMagic = 0x64743a6e63636c31;  // "dt:nccl1"
 constexpr int kPorts = 10;
+constexpr int kRounds = 100;  // of looking for the server, a tenth of a second apart
 constexpr std::size_t kLongest = 4096;
 
 struct Request {
@@ -145,11 +146,16 @@ Socket connect_to(const std::string& host, int port) {
   return Socket(-1);
 }
 
+// A key like another, which every rank waits for as long as it lives.
+constexpr const char* kAbort = "abort";
+constexpr std::size_t kAbortBytes = 1024;
+
 class TcpExchange final : public IdExchange {
  public:
   TcpExchange(std::string host, int port, int rank, int size, std::chrono::milliseconds timeout)
       : host_(std::move(host)), port_(port), rank_(rank), size_(size), timeout_(timeout) {
     if (rank == 0) serve();
+    std::thread(&TcpExchange::hear, host_, port_, size_, heard_).detach();
   }
 
   void share(void* data, std::size_t bytes, const std::vector<std::int64_t>& members, const std::string& key) override {
@@ -157,7 +163,7 @@ class TcpExchange final : public IdExchange {
     const auto deadline = Clock::now() + timeout_;
     while (Clock::now() < deadline) {
       for (int i = 0; i < kPorts; ++i) {
-        if (ask(port_ + i, first, key, data, bytes)) return;
+        if (ask(host_, port_ + i, size_, first, key, data, bytes, timeout_)) return;
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
@@ -166,7 +172,39 @@ class TcpExchange final : public IdExchange {
                     " (rank 0) in time");
   }
 
+  void abort(const std::string& text) override {
+    std::string padded = text.substr(0, kAbortBytes - 1);
+    padded.resize(kAbortBytes, '\0');
+    for (int i = 0; i < kPorts; ++i) {
+      if (ask(host_, port_ + i, size_, true, kAbort, padded.data(), padded.size(), timeout_)) return;
+    }
+  }
+  std::string failure() override {
+    std::lock_guard lock(heard_->mutex);
+    return heard_->text;
+  }
+
  private:
+  struct Heard {
+    std::mutex mutex;
+    std::string text;
+  };
+
+  // On a thread of its own: the server answers when somebody aborts, or closes with rank 0.
+  static void hear(std::string host, int port, int size, std::shared_ptr<Heard> heard) {
+    std::string text(kAbortBytes, '\0');
+    constexpr std::chrono::milliseconds forever{0};
+    for (int round = 0; round < kRounds; ++round) {
+      for (int i = 0; i < kPorts; ++i) {
+        if (!ask(host, port + i, size, false, kAbort, text.data(), text.size(), forever)) continue;
+        std::lock_guard lock(heard->mutex);
+        heard->text = text.c_str();
+        return;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  }
+
   void serve() {  // the server stays for the process: a peer may ask late
     auto* server = new Server(static_cast<std::uint32_t>(size_));
     for (int i = 0; i < kPorts; ++i) {
@@ -176,19 +214,20 @@ class TcpExchange final : public IdExchange {
                     std::to_string(port_ + kPorts - 1));
   }
 
-  bool ask(int port, bool put, const std::string& key, void* data, std::size_t bytes) const {
-    const Socket server = connect_to(host_, port);
+  static bool ask(const std::string& host, int port, int size, bool put, const std::string& key, void* data,
+                  std::size_t bytes, std::chrono::milliseconds patience) {
+    const Socket server = connect_to(host, port);
     if (!server.open()) return false;
     server.set_patience(std::chrono::seconds(1));
     Request request;
-    request.world = static_cast<std::uint32_t>(size_);
+    request.world = static_cast<std::uint32_t>(size);
     request.put = put ? 1 : 0;
     request.key_bytes = static_cast<std::uint32_t>(key.size());
     request.value_bytes = static_cast<std::uint32_t>(bytes);
     std::uint64_t answer = 0;
     if (!server.write(&request, sizeof request) || !server.read(&answer, sizeof answer) || answer != kMagic)
       return false;
-    server.set_patience(timeout_);
+    server.set_patience(patience);
     if (!server.write(key.data(), key.size())) return false;
     if (!put) return server.read(data, bytes);
     return server.write(data, bytes) && server.read(&answer, sizeof answer) && answer == kMagic;
@@ -197,6 +236,7 @@ class TcpExchange final : public IdExchange {
   std::string host_;
   int port_, rank_, size_;
   std::chrono::milliseconds timeout_;
+  std::shared_ptr<Heard> heard_ = std::make_shared<Heard>();
 };
 
 }  // namespace

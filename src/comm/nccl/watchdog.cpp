@@ -1,6 +1,7 @@
 // One thread a process looks at the oldest collective under way.
 #include "comm/nccl/watchdog.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <thread>
 
@@ -8,6 +9,36 @@
 #include "comm/nccl/check.h"
 
 namespace dtensor::nccl {
+namespace {
+
+constexpr std::chrono::milliseconds kLook{50};
+constexpr std::chrono::seconds kCallEnds{5};  // a call of NCCL that takes longer waits for a peer
+
+// CUDA must not be called once it is being torn down at the process's end.
+std::mutex at_work;
+bool exiting = false;
+
+void stop_at_exit() {
+  [[maybe_unused]] static const int once = std::atexit([] {
+    std::lock_guard lock(at_work);
+    exiting = true;
+  });
+}
+
+[[noreturn]] void end_process(int rank, const std::string& text) {
+  print_failure(rank, text);
+  std::_Exit(1);  // the launcher ends the others; their own watchdogs speak for them
+}
+
+bool is_over(const Event& event) {
+  try {
+    return event.passed();
+  } catch (const CommError&) {  // the device failed: nothing runs any more
+    return true;
+  }
+}
+
+}  // namespace
 
 Event::Event() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate"); }
 Event::~Event() { cudaEventDestroy(event_); }
@@ -15,29 +46,78 @@ Event::~Event() { cudaEventDestroy(event_); }
 bool Event::passed() const {
   const cudaError_t state = cudaEventQuery(event_);
   if (state == cudaErrorNotReady) return false;
-  check(state, "a collective on the GPU");
+  nccl::check(state, "a collective on the GPU");
   return true;
 }
 
-Watchdog::Watchdog(int rank, std::chrono::milliseconds timeout) : rank_(rank), timeout_(timeout) {
+Watchdog::Watchdog(int rank, std::chrono::milliseconds timeout, std::shared_ptr<IdExchange> ids)
+    : rank_(rank), timeout_(timeout), ids_(std::move(ids)) {
+  stop_at_exit();
   std::thread([this] { loop(); }).detach();  // lives as long as the process
+}
+
+void Watchdog::open(ncclComm_t comm) {
+  std::lock_guard lock(mutex_);
+  open_.insert(comm);
+}
+
+void Watchdog::close(ncclComm_t comm) {
+  std::lock_guard lock(mutex_);
+  if (open_.count(comm) == 0) return;  // gone with a failure
+  const bool busy = std::any_of(watched_.begin(), watched_.end(),
+                                [&](const Watched& w) { return w.comm == comm && !is_over(*w.event); });
+  if (busy) {
+    watched_.push_back({nullptr, comm, "", std::chrono::steady_clock::now()});
+    condition_.notify_one();
+    return;
+  }
+  std::erase_if(watched_, [&](const Watched& w) { return w.comm == comm; });
+  open_.erase(comm);
+  ncclCommAbort(comm);
+}
+
+std::shared_lock<std::shared_timed_mutex> Watchdog::enter() {
+  std::shared_lock lock(calls_);
+  check();
+  return lock;
+}
+
+void Watchdog::check() {
+  std::lock_guard lock(mutex_);
+  if (!failure_.empty()) throw CommError(failure_);
 }
 
 void Watchdog::watch(std::shared_ptr<Event> event, ncclComm_t comm, std::string text) {
   std::lock_guard lock(mutex_);
+  if (open_.count(comm) == 0) return;  // gone with a failure, which wait() throws
   watched_.push_back({std::move(event), comm, std::move(text), std::chrono::steady_clock::now()});
   condition_.notify_one();
 }
 
-void Watchdog::forget(ncclComm_t comm) {
+void Watchdog::fail(const std::string& text) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!failure_.empty()) return;
+    failure_ = text;  // no further call begins
+  }
+  std::unique_lock calls(calls_, kCallEnds);
+  if (!calls.owns_lock()) end_process(rank_, text);
   std::lock_guard lock(mutex_);
-  std::erase_if(watched_, [&](const Watched& w) { return w.comm == comm; });
+  for (ncclComm_t comm : open_) ncclCommAbort(comm);
+  open_.clear();
+  watched_.clear();
 }
 
 std::string Watchdog::trouble() {
   std::lock_guard lock(mutex_);
   while (!watched_.empty()) {
     const Watched& oldest = watched_.front();
+    if (oldest.event == nullptr) {
+      open_.erase(oldest.comm);
+      ncclCommAbort(oldest.comm);
+      watched_.pop_front();
+      continue;
+    }
     ncclResult_t state = ncclSuccess;
     ncclCommGetAsyncError(oldest.comm, &state);
     if (state != ncclSuccess && state != ncclInProgress)
@@ -57,16 +137,20 @@ void Watchdog::loop() {
       std::unique_lock lock(mutex_);
       condition_.wait(lock, [&] { return !watched_.empty(); });
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    std::this_thread::sleep_for(kLook);
+    std::lock_guard working(at_work);
+    if (exiting) return;
     std::string text;
     try {
-      text = trouble();
+      if (const std::string told = ids_->failure(); !told.empty()) {
+        fail(told);
+      } else {
+        text = trouble();
+      }
     } catch (const std::exception& e) {
       text = e.what();
     }
-    if (text.empty()) continue;
-    print_failure(rank_, text);
-    std::_Exit(1);  // the launcher ends the others; their own watchdogs speak for them
+    if (!text.empty()) end_process(rank_, text);
   }
 }
 

@@ -1,4 +1,5 @@
-// Ends the process when a collective does not finish on the GPU in time: nothing on the host waits for it.
+// Watches what runs on the GPU, where no thread of the host waits: ends the process when a collective does not finish
+// in time, closes communicators once what is queued on them has run, and wakes this rank when another one aborts.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,7 +10,11 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <shared_mutex>
 #include <string>
+
+#include "comm/nccl/id_exchange.h"
 
 namespace dtensor::nccl {
 
@@ -29,27 +34,42 @@ class Event {
 
 class Watchdog {
  public:
-  Watchdog(int rank, std::chrono::milliseconds timeout);
+  // `ids` tells when another rank aborts.
+  Watchdog(int rank, std::chrono::milliseconds timeout, std::shared_ptr<IdExchange> ids);
 
+  void open(ncclComm_t comm);
+  // Aborts the communicator (which, unlike ncclCommDestroy, never waits for peers) as soon as what is queued on it has
+  // run: at once or later.
+  void close(ncclComm_t comm);
+
+  // To be held while NCCL is called: no communicator goes meanwhile. Throws CommError once the run has failed.
+  std::shared_lock<std::shared_timed_mutex> enter();
   // `text`: what this rank waits in. `comm` is asked for errors meanwhile.
   void watch(std::shared_ptr<Event> event, ncclComm_t comm, std::string text);
-  void forget(ncclComm_t comm);  // before it is destroyed
+
+  // Ends all communicators of this rank, so that what waits for them goes on, to meet `text` as a CommError.
+  void fail(const std::string& text);
+  void check();  // throws that error
 
  private:
   struct Watched {
-    std::shared_ptr<Event> event;
+    std::shared_ptr<Event> event;  // null: the communicator is to be closed
     ncclComm_t comm;
     std::string text;
     std::chrono::steady_clock::time_point since;
   };
   void loop();
-  std::string trouble();  // empty: none
+  std::string trouble();  // that ends the process; empty: none
 
   int rank_;
   std::chrono::milliseconds timeout_;
+  std::shared_ptr<IdExchange> ids_;
+  std::shared_timed_mutex calls_;
   std::mutex mutex_;
   std::condition_variable condition_;
-  std::deque<Watched> watched_;
+  std::deque<Watched> watched_;  // oldest first
+  std::set<ncclComm_t> open_;
+  std::string failure_;
 };
 
 }  // namespace dtensor::nccl
