@@ -1,5 +1,5 @@
 // The DTensor handle: what it tells of itself, and how it changes placements.
-#include "autograd/border.h"
+#include "autograd/local_autograd.h"
 #include "dtensor/tensor.h"
 #include "placement/shard_map.h"
 

@@ -6,8 +6,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "autograd/border.h"
 #include "autograd/leaf_reduction.h"
+#include "autograd/local_autograd.h"
 #include "dtensor/pass_flags.h"
 
 namespace dtensor {
@@ -72,7 +72,7 @@ at::Tensor before_accumulation(DTensorImpl& impl, const at::Tensor& grad) {
   // Some second-order gradients come as plain tensors, equal on every rank.
   if (!is_dtensor(grad)) {
     const Placements replicated(wanted.size());
-    auto spec = agree_spec(grad, leaf.mesh().impl(), replicated, grad.sizes(), grad.strides());
+    auto spec = infer_spec(grad, leaf.mesh().impl(), replicated, grad.sizes(), grad.strides());
     return redistribute_tensor(wrap_local(grad, std::move(spec)), wanted);
   }
   if (taken_over(impl)) return grad;

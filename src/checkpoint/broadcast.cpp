@@ -5,10 +5,10 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "checkpoint/collective_errors.h"
 #include "checkpoint/part.h"
 #include "checkpoint/problems.h"
 #include "checkpoint/safetensors.h"
-#include "checkpoint/talk.h"
 #include "checkpoint/values.h"
 #include "dtensor/factories.h"
 #include "dtensor/tensor.h"
@@ -34,18 +34,18 @@ std::vector<CheckpointEntry> agree_on_source(const StateTensors& full, const Com
       text = index_text(index);
     });
   }
-  agree(ranks, kWhat, error);
+  raise_on_all(ranks, kWhat, error);
   return parse_index(broadcast_text(ranks, text, source)).entries;
 }
 
 // Local elements that lie in the piece [first, first + count) of the whole, from `next` on, which moves on.
-void take(const ShardRuns& runs, std::int64_t first, std::int64_t count, const char* data, std::int64_t item, char* to,
-          std::int64_t& next) {
-  while (next < runs.numel()) {
-    const Run run = runs.at(next);
-    if (run.global >= first + count) return;
-    const std::int64_t length = std::min(run.length, first + count - run.global);
-    std::memcpy(to + next * item, data + (run.global - first) * item, static_cast<std::size_t>(length * item));
+void take(const ContiguousRanges& ranges, std::int64_t first, std::int64_t count, const char* data, std::int64_t item,
+          char* to, std::int64_t& next) {
+  while (next < ranges.numel()) {
+    const Range range = ranges.at(next);
+    if (range.global >= first + count) return;
+    const std::int64_t length = std::min(range.length, first + count - range.global);
+    std::memcpy(to + next * item, data + (range.global - first) * item, static_cast<std::size_t>(length * item));
     next += length;
   }
 }
@@ -75,7 +75,7 @@ void broadcast_one(const at::Tensor& full, const at::Tensor& target, const Commu
                      });
     }
     ranks.broadcast(piece, source).wait();
-    if (to != nullptr) take(part.runs, first, piece.numel(), data, item, to, next);
+    if (to != nullptr) take(part.ranges, first, piece.numel(), data, item, to, next);
   }
   if (host.defined() && !host.is_same(part.local)) part.local.copy_(host);
   mark_written(landing);
@@ -110,7 +110,7 @@ void compare(const std::vector<CheckpointEntry>& entries, const StateTensors& ta
 void broadcast_state(const StateTensors& full, const Communicator& ranks, const StateTensors& targets, int source) {
   using namespace files;
   const std::vector<CheckpointEntry> entries = agree_on_source(full, ranks, source);
-  together(ranks, kWhat, [&] {
+  run_on_all(ranks, kWhat, [&] {
     Problems problems;
     compare(entries, targets, problems);
     problems.raise("what the source has and what is asked for");
@@ -128,7 +128,7 @@ StateTensors broadcast_state(const StateTensors& full, const DeviceMesh& mesh, c
   const Communicator ranks = mesh.world();
   StateTensors targets;
   const auto entries = agree_on_source(full, ranks, source);
-  together(ranks, kWhat, [&] {
+  run_on_all(ranks, kWhat, [&] {
     for (const CheckpointEntry& e : entries) {
       targets.emplace_back(e.name, empty(e.sizes, mesh, place(e.name, e.sizes), at::TensorOptions(e.dtype)));
     }

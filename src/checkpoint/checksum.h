@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
+
+#include "dtensor/comm.h"
 
 namespace dtensor::files {
 
@@ -20,5 +23,13 @@ struct Checksum {
 
 // Of `count` consecutive elements of `item` (1, 2, 4 or 8) bytes, the first of which has global index `first`.
 Checksum checksum(const char* data, std::int64_t item, std::int64_t count, std::int64_t first);
+
+// What `copies` of the same give.
+inline Checksum times(const Checksum& one, std::int64_t copies) {
+  return {one.sum * static_cast<std::uint64_t>(copies), one.count * copies};
+}
+
+// The checksums of all ranks, added up. Collective.
+std::vector<Checksum> sum_over_ranks(const Communicator& ranks, const std::vector<Checksum>& own);
 
 }  // namespace dtensor::files

@@ -1,4 +1,4 @@
-// Each rank reads the runs of its own elements, and all together verify what they read.
+// Each rank reads the ranges of its own elements, and all together verify what they read.
 #include "checkpoint/load.h"
 
 #include <ATen/ATen.h>
@@ -6,12 +6,11 @@
 #include <map>
 #include <unordered_set>
 
+#include "checkpoint/coalesced_reader.h"
+#include "checkpoint/collective_errors.h"
 #include "checkpoint/file.h"
 #include "checkpoint/part.h"
 #include "checkpoint/safetensors.h"
-#include "checkpoint/sieve.h"
-#include "checkpoint/sums.h"
-#include "checkpoint/talk.h"
 
 namespace dtensor::files {
 namespace {
@@ -19,7 +18,7 @@ namespace {
 CheckpointIndex shared_index(const std::string& path, const Communicator& ranks, const std::string& what) {
   std::string text, error;
   if (ranks.rank() == 0) error = error_of([&] { text = index_text(read_checkpoint_index(path)); });
-  agree(ranks, what, error);
+  raise_on_all(ranks, what, error);
   return parse_index(broadcast_text(ranks, text, 0));
 }
 
@@ -27,19 +26,19 @@ CheckpointIndex shared_index(const std::string& path, const Communicator& ranks,
 Checksum read_part(const Part& part, const CheckpointEntry& entry, const File& file, bool verify) {
   Checksum sum;
   const auto item = static_cast<std::int64_t>(c10::elementSize(entry.dtype));
-  for_each_piece(part.local, entry.dtype, 0, part.runs.numel(), true,
-                 [&](std::int64_t first, char* data, std::int64_t count) {
-                   Sieve sieve(file);
-                   part.runs.each(first, first + count, [&](std::int64_t local, const Run& run) {
-                     sieve.want(entry.offset + run.global * item, run.length * item, data + (local - first) * item);
-                   });
-                   sieve.flush();
-                   if (!verify) return;
-                   const std::int64_t from = std::max(first, part.begin), to = std::min(first + count, part.end);
-                   part.runs.each(from, to, [&](std::int64_t local, const Run& run) {
-                     sum += checksum(data + (local - first) * item, item, run.length, run.global);
-                   });
-                 });
+  for_each_piece(
+      part.local, entry.dtype, 0, part.ranges.numel(), true, [&](std::int64_t first, char* data, std::int64_t count) {
+        CoalescedReader reader(file);
+        part.ranges.each(first, first + count, [&](std::int64_t local, const Range& range) {
+          reader.want(entry.offset + range.global * item, range.length * item, data + (local - first) * item);
+        });
+        reader.flush();
+        if (!verify) return;
+        const std::int64_t from = std::max(first, part.begin), to = std::min(first + count, part.end);
+        part.ranges.each(from, to, [&](std::int64_t local, const Range& range) {
+          sum += checksum(data + (local - first) * item, item, range.length, range.global);
+        });
+      });
   return sum;
 }
 
@@ -105,7 +104,7 @@ void Loader::read(const StateTensors& targets, Problems problems) {
   problems.raise(what_);
   for (Wanted& w : wanted) w.landing = w.target.defined() ? landing_of(w.target) : at::Tensor();
   std::vector<Checksum> sums(wanted.size());
-  together(ranks_, what_, [&] {
+  run_on_all(ranks_, what_, [&] {
     std::map<std::string, File> files;
     for (std::size_t i = 0; i < wanted.size(); ++i) {
       const Wanted& w = wanted[i];
@@ -125,7 +124,7 @@ void Loader::read(const StateTensors& targets, Problems problems) {
 }
 
 void Loader::verify(const std::vector<Wanted>& wanted, const std::vector<Checksum>& own) const {
-  const std::vector<Checksum> all = add_up(ranks_, own);
+  const std::vector<Checksum> all = sum_over_ranks(ranks_, own);
   std::vector<std::string> damaged;
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     const Wanted& w = wanted[i];

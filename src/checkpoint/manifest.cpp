@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "checkpoint/collective_errors.h"
 #include "checkpoint/safetensors.h"
-#include "checkpoint/talk.h"
 #include "dtensor/tensor.h"
 #include "dtensor/views.h"
 
@@ -202,7 +202,7 @@ Manifest agree_on(const StateTensors& mine, const Communicator& ranks, Purpose p
                   const CheckpointValues& values) {
   Json own;
   std::string text;
-  together(ranks, what, [&] {
+  run_on_all(ranks, what, [&] {
     own = describe(mine, purpose);
     own.dump();  // names that are no UTF-8
     text = values_text(values);

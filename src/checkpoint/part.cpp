@@ -13,7 +13,7 @@
 namespace dtensor::files {
 namespace {
 
-constexpr std::int64_t kShortRun = 512;      // bytes; a system call costs more than moving them to another rank
+constexpr std::int64_t kShortRange = 512;    // bytes; a system call costs more than moving them to another rank
 constexpr std::int64_t kManyRows = 16;       // for each rank
 constexpr std::int64_t kLeastShare = 16384;  // elements; below, sharing costs more than it saves
 
@@ -35,15 +35,15 @@ Replica replica_of(const DTensor& tensor, at::IntArrayRef coordinate) {
 }
 
 void share(Part& part, Replica replica, std::int64_t position) {
-  const std::int64_t n = part.runs.numel();
+  const std::int64_t n = part.ranges.numel();
   const std::int64_t each = std::max((n + replica.count - 1) / replica.count, kLeastShare);
   const std::int64_t turn = (replica.index + position) % replica.count;
   part.begin = std::min(n, turn * each);
   part.end = std::min(n, part.begin + each);
 }
 
-// How long a run in the file is at most where the shards are even.
-std::int64_t run_bytes(const DTensor& tensor) {
+// How long a range in the file is at most where the shards are even.
+std::int64_t range_bytes(const DTensor& tensor) {
   std::int64_t last = -1, parts = 1, inner = static_cast<std::int64_t>(tensor.element_size());
   for (const Placement& p : tensor.placements()) last = std::max(last, p.dim());
   if (last < 0) return std::numeric_limits<std::int64_t>::max();
@@ -97,19 +97,19 @@ Part part_of(const at::Tensor& tensor, std::int64_t position) {
   std::vector<Segments> held;
   if (!is_dtensor(tensor)) {
     for (const std::int64_t n : tensor.sizes()) held.push_back({{0, n}});
-    Part part{tensor, ShardRuns(tensor.sizes(), std::move(held))};
+    Part part{tensor, ContiguousRanges(tensor.sizes(), std::move(held))};
     share(part, {}, position);
     return part;
   }
   const DTensor placed(tensor);
   const auto coordinate = placed.mesh().coordinate();
-  if (!coordinate) return {{}, ShardRuns({0}, {{{0, 0}}})};
+  if (!coordinate) return {{}, ContiguousRanges({0}, {{{0, 0}}})};
   for (std::int64_t d = 0; d < placed.dim(); ++d) {
     held.push_back(shard_segments(placed.size(d), d, placed.placements(), placed.mesh().shape(), *coordinate));
   }
-  Part part{placed.to_local(), ShardRuns(placed.sizes(), std::move(held))};
-  TORCH_CHECK(part.local.numel() == part.runs.numel(), "the part of ", placed.spec_str(), " has ", part.local.numel(),
-              " elements where ", part.runs.numel(), " were expected");
+  Part part{placed.to_local(), ContiguousRanges(placed.sizes(), std::move(held))};
+  TORCH_CHECK(part.local.numel() == part.ranges.numel(), "the part of ", placed.spec_str(), " has ", part.local.numel(),
+              " elements where ", part.ranges.numel(), " were expected");
   share(part, replica_of(placed, *coordinate), position);
   return part;
 }
@@ -118,7 +118,8 @@ at::Tensor to_be_written(const at::Tensor& tensor) {
   if (!is_dtensor(tensor) || !DTensor(tensor).mesh().is_member()) return tensor;
   const DTensor given(tensor);
   Placements placements = given.placements();
-  const bool rows = given.dim() > 1 && run_bytes(given) < kShortRun && given.size(0) >= kManyRows * given.mesh().size();
+  const bool rows =
+      given.dim() > 1 && range_bytes(given) < kShortRange && given.size(0) >= kManyRows * given.mesh().size();
   for (Placement& p : placements) {
     if (p.is_partial()) p = Replicate();
     if (rows && p.is_shard() && p.dim() > 0) p = Shard(0);

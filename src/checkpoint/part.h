@@ -6,7 +6,7 @@
 
 #include <functional>
 
-#include "checkpoint/runs.h"
+#include "checkpoint/contiguous_ranges.h"
 
 namespace dtensor::files {
 
@@ -14,7 +14,7 @@ constexpr std::int64_t kBufferBytes = 4 << 20;
 
 struct Part {
   at::Tensor local;  // undefined where this rank holds nothing
-  ShardRuns runs;
+  ContiguousRanges ranges;
   std::int64_t begin = 0, end = 0;  // flat local elements that this rank answers for
   std::int64_t base = 0;            // the flat local element that `local` begins with: a copy has that share only
 
@@ -24,7 +24,7 @@ struct Part {
 // `position` in the list of all tensors spreads the work over ranks.
 Part part_of(const at::Tensor& tensor, std::int64_t position);
 
-// The tensor as it is written: Partial is reduced, and what would be very short runs in the file is split along
+// The tensor as it is written: Partial is reduced, and what would be very short ranges in the file is split along
 // dimension 0 instead. Collective over its mesh where it is not the tensor itself.
 at::Tensor to_be_written(const at::Tensor& tensor);
 

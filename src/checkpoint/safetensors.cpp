@@ -121,9 +121,7 @@ std::int64_t numel_of(at::IntArrayRef sizes) {
 
 Layout lay_out(std::vector<CheckpointEntry> tensors, std::int64_t max_file_bytes) {
   Layout layout;
-  for (CheckpointEntry& e : tensors) {
-    e.bytes = numel_of(e.sizes) * static_cast<std::int64_t>(c10::elementSize(e.dtype));
-  }
+  for (CheckpointEntry& e : tensors) e.bytes = numel_of(e.sizes) * static_cast<std::int64_t>(c10::elementSize(e.dtype));
   const std::vector<Group> files = split_into_files(tensors, max_file_bytes);
   for (std::size_t i = 0; i < files.size(); ++i) {
     layout.headers.push_back(place(file_name(i, files.size()), files[i], tensors));

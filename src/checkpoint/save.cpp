@@ -1,4 +1,4 @@
-// Each rank writes the runs of its own elements into files that rank 0 made at full size.
+// Each rank writes the ranges of its own elements into files that rank 0 made at full size.
 #include "checkpoint/save.h"
 
 #include <ATen/ATen.h>
@@ -7,9 +7,9 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "checkpoint/checksum.h"
+#include "checkpoint/collective_errors.h"
 #include "checkpoint/file.h"
-#include "checkpoint/sums.h"
-#include "checkpoint/talk.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor::files {
@@ -48,7 +48,7 @@ Saver::Saver(std::string directory, const Communicator& ranks, const StateTensor
   layout_ = lay_out(entries_of(manifest_), options_.max_file_bytes);
   tensors_ = by_manifest(manifest_, tensors);
   own_.resize(tensors_.size());
-  together(ranks_, what_, [&] {
+  run_on_all(ranks_, what_, [&] {
     directory_ = without_slash(directory);
     temporary_ = directory_ + ".saving";
     if (ranks_.rank() != 0) return;
@@ -67,7 +67,7 @@ void Saver::copy_parts() {
   std::vector<Part> parts;
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     if (!tensors_[i].defined()) {
-      parts.push_back({{}, ShardRuns({0}, {{{0, 0}}})});
+      parts.push_back({{}, ContiguousRanges({0}, {{{0, 0}}})});
       continue;
     }
     parts.push_back(part(i));
@@ -98,10 +98,10 @@ void Saver::write_part(const Part& part, std::size_t index) {
   for_each_piece(part.local, entry.dtype, part.begin - part.base, part.end - part.base, false,
                  [&](std::int64_t first, const char* data, std::int64_t count) {
                    first += part.base;
-                   part.runs.each(first, first + count, [&](std::int64_t local, const Run& run) {
+                   part.ranges.each(first, first + count, [&](std::int64_t local, const Range& range) {
                      const char* from = data + (local - first) * item;
-                     own_[index] += checksum(from, item, run.length, run.global);
-                     if (file) file->write(from, run.length * item, entry.offset + run.global * item);
+                     own_[index] += checksum(from, item, range.length, range.global);
+                     if (file) file->write(from, range.length * item, entry.offset + range.global * item);
                    });
                  });
 }
@@ -129,8 +129,8 @@ void Saver::check_sums() {
     const Listed& t = manifest_.tensors[i];
     if (static_cast<std::int64_t>(i) % t.homes == t.home) written[i] = own_[i];
   }
-  const std::vector<Checksum> all = add_up(ranks_, own_);
-  written = add_up(ranks_, written);
+  const std::vector<Checksum> all = sum_over_ranks(ranks_, own_);
+  written = sum_over_ranks(ranks_, written);
   for (std::size_t i = 0; i < own_.size(); ++i) {
     const Listed& t = manifest_.tensors[i];
     const std::int64_t numel = numel_of(t.sizes);
@@ -143,7 +143,7 @@ void Saver::check_sums() {
 }
 
 void Saver::finish() {
-  std::string error = error_of([&] { agree(ranks_, what_, error_); });
+  std::string error = error_of([&] { raise_on_all(ranks_, what_, error_); });
   if (error.empty()) error = error_of([&] { check_sums(); });
   if (!error.empty()) drop();
   TORCH_CHECK(error.empty(), error);
@@ -155,7 +155,7 @@ void Saver::finish() {
   });
   if (!error.empty()) drop();
   claim_.reset();
-  agree(ranks_, what_, error);
+  raise_on_all(ranks_, what_, error);
 }
 
 void Saver::drop() noexcept {

@@ -1,4 +1,4 @@
-// The layer: router, dispatcher, experts and combination between the borders.
+// The layer: router, dispatcher, experts and combination, between DTensors and local tokens.
 #include "dtensor/moe/layer.h"
 
 #include <ATen/ATen.h>
@@ -7,8 +7,8 @@
 
 #include "dtensor/debug.h"
 #include "dtensor/moe/exchange.h"
-#include "moe/border.h"
 #include "moe/parallel.h"
+#include "moe/token_mapping.h"
 
 namespace dtensor {
 namespace {
@@ -54,13 +54,13 @@ void SharedExpert::reset_parameters() {
   fill_uniform(w3, w1.size(1));
 }
 
-// Borders by kind of input: a training run has one or two.
+// Mappings by kind of input: a training run has one or two.
 struct MixtureOfExperts::Seen {
-  std::vector<moe::TokenBorder> borders;
+  std::vector<moe::TokenMapping> mappings;
 };
 
 struct MixtureOfExperts::Pass {
-  const moe::TokenBorder& border;
+  const moe::TokenMapping& mapping;
   const Routing& routing;
 };
 
@@ -95,7 +95,7 @@ void MixtureOfExperts::set_dispatch(DispatchKind kind, CapacityOptions capacity)
 
 void MixtureOfExperts::set_parallel(std::shared_ptr<const Parallel> parallel) {
   parallel_ = std::move(parallel);
-  seen_->borders.clear();
+  seen_->mappings.clear();
   make_dispatcher();
 }
 
@@ -121,19 +121,20 @@ namespace {
 
 constexpr std::size_t kKinds = 16;  // of inputs remembered
 
-const moe::TokenBorder& border_of(const at::Tensor& x, std::vector<moe::TokenBorder>& seen,
-                                  const MixtureOfExperts::Parallel* parallel) {
+const moe::TokenMapping& mapping_of(const at::Tensor& x, std::vector<moe::TokenMapping>& seen,
+                                    const MixtureOfExperts::Parallel* parallel) {
   if (!is_dtensor(x)) {
     const auto ranks = parallel != nullptr ? parallel->all : Communicator();
     std::erase_if(seen, [](const auto& b) { return !b.mesh; });
-    return seen.emplace_back(moe::make_plain_border(x, ranks));
+    return seen.emplace_back(moe::make_plain_mapping(x, ranks));
   }
   const DTensor tensor(x);
   for (const auto& b : seen) {
     if (b.mesh && x.sizes() == b.sizes && b.came == tensor.placements() && b.mesh == tensor.mesh()) return b;
   }
   if (seen.size() >= kKinds) seen.clear();
-  return seen.emplace_back(moe::make_border(tensor, parallel != nullptr ? parallel->etp_ranks : at::IntArrayRef()));
+  return seen.emplace_back(
+      moe::make_token_mapping(tensor, parallel != nullptr ? parallel->etp_ranks : at::IntArrayRef()));
 }
 
 // What the gate sees in training: noise by the global index of each element, where there is one.
@@ -149,9 +150,9 @@ MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
   const auto x = constrain("in", input);
   TORCH_CHECK(x.dim() >= 2 && x.size(-1) == options_.hidden, "MixtureOfExperts: input ", x.sizes(),
               " for a hidden size of ", options_.hidden);
-  const auto& border = border_of(x, seen_->borders, parallel_.get());
-  const auto tokens = moe::to_tokens(x, border);
-  const auto part = moe::local_part(tokens, border);
+  const auto& mapping = mapping_of(x, seen_->mappings, parallel_.get());
+  const auto tokens = moe::to_tokens(x, mapping);
+  const auto part = moe::local_part(tokens, mapping);
   const auto rows = part.reshape({-1, options_.hidden});
   auto gate_input = rows;
   if (options_.router.jitter != 0 && is_training()) {
@@ -159,18 +160,18 @@ MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
   }
   const auto bias = balancer_ ? local_view(balancer_->bias) : at::Tensor();
   const auto routing =
-      route(gate_input, moe::whole_parameter(gate.weight, border), options_.router, border.layout, bias);
+      route(gate_input, moe::whole_parameter(gate.weight, mapping), options_.router, mapping.layout, bias);
   if (balancer_ && is_training()) balancer_->count(routing);
-  auto plan = dispatcher_->prepare(routing, border.layout);
+  auto plan = dispatcher_->prepare(routing, mapping.layout);
   at::Tensor from_shared;  // computed while rows are under way
   const auto sent = dispatcher_->dispatch(rows, plan, [&] { from_shared = run_shared(x); });
   stats_ = {routing.counts->local(), plan.dropped};
-  const auto made = run_experts_here(sent, plan, {border, routing});
+  const auto made = run_experts_here(sent, plan, {mapping, routing});
   const bool plain = from_shared.defined() && !is_dtensor(from_shared);
   const auto base = plain ? from_shared.reshape(rows.sizes()) : at::Tensor();
-  auto y = moe::from_part(dispatcher_->combine(made, plan, base, {input, x, rows}).view(part.sizes()), border);
+  auto y = moe::from_part(dispatcher_->combine(made, plan, base, {input, x, rows}).view(part.sizes()), mapping);
   if (from_shared.defined() && !plain) y = from_shared + y;
-  return {constrain("out", y), moe::from_share(routing.loss, border)};
+  return {constrain("out", y), moe::from_share(routing.loss, mapping)};
 }
 
 at::Tensor MixtureOfExperts::run_shared(const at::Tensor& x) const {
@@ -180,7 +181,7 @@ at::Tensor MixtureOfExperts::run_shared(const at::Tensor& x) const {
 
 ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {
   const auto split = parallel_ ? parallel_->split : std::vector<std::string>();
-  const auto local = [&](const at::Tensor& w) { return moe::expert_parameter(w, split, pass.border); };
+  const auto local = [&](const at::Tensor& w) { return moe::expert_parameter(w, split, pass.mapping); };
   ExpertWeights w{local(experts.w1), local(experts.w2), local(experts.w3)};
   if (at::GradMode::is_enabled()) {
     w.again1 = moe::gather_again(experts.w1, split);
@@ -188,7 +189,7 @@ ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {
     w.again3 = moe::gather_again(experts.w3, split);
   }
   if (!options_.scale_expert_gradients) return w;
-  const auto load = pass.routing.counts->of_ranks(pass.border.layout.ranks).sum(0);
+  const auto load = pass.routing.counts->of_ranks(pass.mapping.layout.ranks).sum(0);
   const auto here = w.w1.size(0), first = parallel_ && parallel_->ep ? parallel_->ep.rank() * here : 0;
   const auto mean = load.to(at::kDouble).mean();
   for (auto* each : {&w.w1, &w.w2, &w.w3}) {
@@ -202,7 +203,7 @@ at::Tensor MixtureOfExperts::run_experts_here(const at::Tensor& rows, const Disp
   const auto run = [&](const at::Tensor& all, at::IntArrayRef counts) {
     return run_experts(all, counts, weights, options_.experts, &cache_);
   };
-  const bool own_tokens = parallel_ && parallel_->etp && !pass.border.etp_shares;
+  const bool own_tokens = parallel_ && parallel_->etp && !pass.mapping.etp_shares;
   return own_tokens ? moe::over_etp(rows, plan.rows, parallel_->etp, run) : run(rows, plan.rows);
 }
 

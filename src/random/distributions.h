@@ -106,9 +106,7 @@ struct LogNormal {
   Normal<Real> normal;
   DTENSOR_HD void operator()(const philox::Words& words, Real* out) const {
     normal(words, out);
-    for (int i = 0; i < kPerBlock; ++i) {
-      out[i] = std::exp(out[i]);
-    }
+    for (int i = 0; i < kPerBlock; ++i) out[i] = std::exp(out[i]);
   }
 };
 
@@ -118,9 +116,7 @@ struct Bernoulli {
   static constexpr int kPerBlock = 4;
   double p;
   DTENSOR_HD void operator()(const philox::Words& words, bool* out) const {
-    for (int i = 0; i < kPerBlock; ++i) {
-      out[i] = static_cast<double>(words.w[i]) * kInv32d < p;
-    }
+    for (int i = 0; i < kPerBlock; ++i) out[i] = static_cast<double>(words.w[i]) * kInv32d < p;
   }
 };
 
@@ -129,9 +125,7 @@ struct UnitWord {
   using Value = double;
   static constexpr int kPerBlock = 4;
   DTENSOR_HD void operator()(const philox::Words& words, double* out) const {
-    for (int i = 0; i < kPerBlock; ++i) {
-      out[i] = static_cast<double>(words.w[i]) * kInv32d;
-    }
+    for (int i = 0; i < kPerBlock; ++i) out[i] = static_cast<double>(words.w[i]) * kInv32d;
   }
 };
 
@@ -143,9 +137,7 @@ struct SmallInteger {
   std::int64_t from;
   std::uint64_t range;
   DTENSOR_HD void operator()(const philox::Words& words, std::int64_t* out) const {
-    for (int i = 0; i < kPerBlock; ++i) {
-      out[i] = from + static_cast<std::int64_t>((words.w[i] * range) >> 32);
-    }
+    for (int i = 0; i < kPerBlock; ++i) out[i] = from + static_cast<std::int64_t>((words.w[i] * range) >> 32);
   }
 };
 
@@ -169,9 +161,7 @@ struct Exponential {
   static constexpr int kPerBlock = 4;
   double lambda;
   DTENSOR_HD void operator()(const philox::Words& words, double* out) const {
-    for (int i = 0; i < kPerBlock; ++i) {
-      out[i] = -std::log(inner_unit(words.w[i])) / lambda;
-    }
+    for (int i = 0; i < kPerBlock; ++i) out[i] = -std::log(inner_unit(words.w[i])) / lambda;
   }
 };
 
@@ -180,9 +170,7 @@ struct Geometric {
   static constexpr int kPerBlock = 4;
   double log_fail;  // log(1 - p)
   DTENSOR_HD void operator()(const philox::Words& words, double* out) const {
-    for (int i = 0; i < kPerBlock; ++i) {
-      out[i] = std::ceil(std::log(inner_unit(words.w[i])) / log_fail);
-    }
+    for (int i = 0; i < kPerBlock; ++i) out[i] = std::ceil(std::log(inner_unit(words.w[i])) / log_fail);
   }
 };
 

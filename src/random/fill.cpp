@@ -109,9 +109,7 @@ void fill_normal(const at::Tensor& local, const GlobalRegion& region, RandomKey 
   check_floating(local, "normal_");
   TORCH_CHECK(std >= 0, "normal_ expects std >= 0, got std = ", std);
   const auto [real, real_region] = as_real(local, region);
-  if (local.is_complex()) {
-    std /= std::sqrt(2.0);
-  }
+  if (local.is_complex()) std /= std::sqrt(2.0);
   if (is_double(real)) {
     return fill(real, real_region, key, dist::Normal<double>{mean, std});
   }
@@ -190,18 +188,14 @@ void fill(const at::Tensor& local, const GlobalRegion& region, RandomKey key, co
   const auto sizes = region.local_sizes();
   TORCH_CHECK(local.sizes().equals(sizes), "a local tensor of sizes ", local.sizes(),
               " does not fit its region, which has sizes ", at::IntArrayRef(sizes));
-  if (local.numel() == 0) {
-    return;
-  }
+  if (local.numel() == 0) return;
   const auto dense = local.is_contiguous() ? local : at::empty(local.sizes(), local.options());
   if (!fill_dense(dense, region, key, distribution)) {
     const auto on_cpu = at::empty(local.sizes(), local.options().device(at::kCPU));
     fill_cpu(on_cpu, region, key, distribution);
     dense.copy_(on_cpu);
   }
-  if (!local.is_contiguous()) {
-    local.copy_(dense);
-  }
+  if (!local.is_contiguous()) local.copy_(dense);
 }
 
 }  // namespace dtensor

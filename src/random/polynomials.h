@@ -68,9 +68,7 @@ DTENSOR_HD float log_unit(float x) {
 DTENSOR_HD float square_root(float x) {
   float r = float_of_bits(0x5F375A86 - (float_bits(x) >> 1));
   const float half = 0.5F * x;
-  for (int i = 0; i < 3; ++i) {
-    r *= mul_add(-half * r, r, 1.5F);
-  }
+  for (int i = 0; i < 3; ++i) r *= mul_add(-half * r, r, 1.5F);
   return x * r;
 }
 

@@ -8,9 +8,7 @@ namespace {
 
 std::int64_t total(const Segments& segments) {
   std::int64_t n = 0;
-  for (const auto& s : segments) {
-    n += s.length;
-  }
+  for (const auto& s : segments) n += s.length;
   return n;
 }
 
@@ -18,9 +16,7 @@ std::vector<std::int64_t> global_offsets(const Segments& segments, std::int64_t 
   std::vector<std::int64_t> offsets;
   offsets.reserve(total(segments));
   for (const auto& s : segments) {
-    for (std::int64_t i = 0; i < s.length; ++i) {
-      offsets.push_back((s.offset + i) * stride);
-    }
+    for (std::int64_t i = 0; i < s.length; ++i) offsets.push_back((s.offset + i) * stride);
   }
   return offsets;
 }
@@ -29,9 +25,7 @@ std::vector<std::int64_t> global_offsets(const Segments& segments, std::int64_t 
 
 at::DimVector GlobalRegion::local_sizes() const {
   at::DimVector local;
-  for (const auto& s : segments) {
-    local.push_back(total(s));
-  }
+  for (const auto& s : segments) local.push_back(total(s));
   return local;
 }
 
@@ -67,12 +61,8 @@ Runs::Runs(const GlobalRegion& region) {
   const auto is_whole = [&](std::int64_t d) {
     return region.segments[d].size() == 1 && region.segments[d][0] == Segment{0, region.sizes[d]};
   };
-  while (split > 0 && is_whole(split)) {
-    inner_ *= region.sizes[split--];
-  }
-  if (split >= 0) {
-    segments_ = region.segments[split];
-  }
+  while (split > 0 && is_whole(split)) inner_ *= region.sizes[split--];
+  if (split >= 0) segments_ = region.segments[split];
   auto stride = inner_ * (split < 0 ? 1 : region.sizes[split]);
   offsets_.resize(std::max<std::int64_t>(split, 0));
   for (auto d = split - 1; d >= 0; --d) {
@@ -80,23 +70,17 @@ Runs::Runs(const GlobalRegion& region) {
     outer_count_ *= static_cast<std::int64_t>(offsets_[d].size());
     stride *= region.sizes[d];
   }
-  if (inner_ == 0) {
-    outer_count_ = 0;
-  }
+  if (inner_ == 0) outer_count_ = 0;
 }
 
 void Runs::Odometer::sum() {
   base_ = 0;
-  for (std::size_t d = 0; d < index_.size(); ++d) {
-    base_ += runs_.offsets_[d].empty() ? 0 : runs_.offsets_[d][index_[d]];
-  }
+  for (std::size_t d = 0; d < index_.size(); ++d) base_ += runs_.offsets_[d].empty() ? 0 : runs_.offsets_[d][index_[d]];
 }
 
 void Runs::Odometer::advance() {
   for (auto d = static_cast<std::int64_t>(index_.size()) - 1; d >= 0; --d) {
-    if (++index_[d] < static_cast<std::int64_t>(runs_.offsets_[d].size())) {
-      break;
-    }
+    if (++index_[d] < static_cast<std::int64_t>(runs_.offsets_[d].size())) break;
     index_[d] = 0;
   }
   sum();

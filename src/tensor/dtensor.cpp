@@ -1,7 +1,7 @@
 // DTensors made of plain tensors, and plain tensors made of DTensors.
 #include "dtensor/tensor.h"
 
-#include "autograd/border.h"
+#include "autograd/local_autograd.h"
 #include "dtensor/views.h"
 #include "mesh/mesh_impl.h"
 #include "ops/kernel.h"
@@ -22,7 +22,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
   TORCH_CHECK(!local.defined() || local.is_meta() || local.device().type() == mesh.device_type(),
               "from_local: the local tensor is on ", local.device(), ", and tensors of ", mesh.str(), " are not");
   placements = normalize_placements(std::move(placements), local.dim(), mesh.shape());
-  return DTensor(wrap_local(local, agree_spec(local, mesh.impl(), std::move(placements), sizes, strides)));
+  return DTensor(wrap_local(local, infer_spec(local, mesh.impl(), std::move(placements), sizes, strides)));
 }
 
 at::Tensor DTensor::full_tensor(Placements grad_placements) const {
@@ -57,7 +57,7 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Plac
                 mesh.str(), "; call full_tensor() first");
     return given.redistribute(std::move(placements));
   }
-  return DTensor(split_plain(agree_content(tensor, *mesh.impl()), mesh.impl(), std::move(placements)));
+  return DTensor(split_plain(synchronise_content(tensor, *mesh.impl()), mesh.impl(), std::move(placements)));
 }
 
 DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements, int source) {

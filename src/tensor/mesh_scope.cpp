@@ -9,7 +9,7 @@
 
 #include <mutex>
 
-#include "autograd/border.h"
+#include "autograd/local_autograd.h"
 #include "mesh/mesh_impl.h"
 #include "ops/kernel.h"
 #include "placement/shard_map.h"

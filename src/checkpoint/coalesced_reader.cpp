@@ -1,5 +1,5 @@
 // Short ranges close together go through a window of at most 1 MiB.
-#include "checkpoint/sieve.h"
+#include "checkpoint/coalesced_reader.h"
 
 #include <cstring>
 
@@ -11,7 +11,7 @@ constexpr std::size_t kMost = 1 << 14;  // ranges
 
 }  // namespace
 
-void Sieve::want(std::int64_t offset, std::int64_t bytes, char* to) {
+void CoalescedReader::want(std::int64_t offset, std::int64_t bytes, char* to) {
   if (bytes >= kLong) {
     file_.read(to, bytes, offset);
     return;
@@ -24,7 +24,7 @@ void Sieve::want(std::int64_t offset, std::int64_t bytes, char* to) {
   ranges_.push_back({offset, bytes, to});
 }
 
-void Sieve::flush() {
+void CoalescedReader::flush() {
   if (ranges_.empty()) return;
   const std::int64_t begin = ranges_.front().offset, end = ranges_.back().offset + ranges_.back().bytes;
   if (ranges_.size() == 1) {

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "autograd/border.h"
+#include "autograd/local_autograd.h"
 #include "mesh/same_content.h"
 #include "placement/shard_map.h"
 
@@ -120,7 +120,7 @@ at::Tensor take_from_first_rank(const MeshImpl& mesh, const at::Tensor& tensor) 
 
 }  // namespace
 
-SpecPtr agree_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& mesh, Placements placements,
+SpecPtr infer_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& mesh, Placements placements,
                    at::IntArrayRef sizes, at::IntArrayRef strides) {
   at::DimVector global(sizes);
   const bool given = !sizes.empty() || local.dim() == 0;
@@ -142,7 +142,7 @@ SpecPtr agree_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& 
   return intern_spec(mesh, std::move(placements), global, global_strides, local.scalar_type());
 }
 
-at::Tensor agree_content(const at::Tensor& tensor, const MeshImpl& mesh) {
+at::Tensor synchronise_content(const at::Tensor& tensor, const MeshImpl& mesh) {
   if (!mesh.is_member || mesh.layout.size() == 1) return tensor;
   const auto shapes = exchange_shapes(mesh, tensor, "distribute_tensor",
                                       tensor.is_meta() ? 0 : static_cast<std::int64_t>(content_hash(tensor)));

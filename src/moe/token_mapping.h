@@ -1,5 +1,5 @@
-// The layer's border: a DTensor's (or plain) input as this rank's tokens, parameters as what this rank computes with,
-// and the way back.
+// Between DTensors and what the layer computes with: a DTensor's (or plain) input as this rank's tokens, parameters as
+// what this rank computes with, and the way back.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@
 namespace dtensor::moe {
 
 // How inputs of one kind (mesh, sizes, placements) become tokens. Made once for each kind.
-struct TokenBorder {
+struct TokenMapping {
   DeviceMesh mesh;  // none: a plain input
   std::vector<std::int64_t> sizes;
   Placements came;    // of the input
@@ -24,22 +24,22 @@ struct TokenBorder {
 };
 
 // `etp`: ranks over which each expert is split (empty: none). Collective only in making communicators.
-TokenBorder make_border(const DTensor& x, at::IntArrayRef etp);
-TokenBorder make_plain_border(const at::Tensor& x, const Communicator& ranks);
+TokenMapping make_token_mapping(const DTensor& x, at::IntArrayRef etp);
+TokenMapping make_plain_mapping(const at::Tensor& x, const Communicator& ranks);
 
 // x in `tokens` placements, and this rank's part of such a tensor.
-at::Tensor to_tokens(const at::Tensor& x, const TokenBorder& border);
-at::Tensor local_part(const at::Tensor& x, const TokenBorder& border);
+at::Tensor to_tokens(const at::Tensor& x, const TokenMapping& mapping);
+at::Tensor local_part(const at::Tensor& x, const TokenMapping& mapping);
 // A local result, sized like the local part, to a tensor like the input; a share of a sum to a scalar.
-at::Tensor from_part(const at::Tensor& part, const TokenBorder& border);
-at::Tensor from_share(const at::Tensor& share, const TokenBorder& border);
+at::Tensor from_part(const at::Tensor& part, const TokenMapping& mapping);
+at::Tensor from_share(const at::Tensor& share, const TokenMapping& mapping);
 
 // A parameter that every rank computes with whole, each on other tokens: gathered, its gradient summed. A plain one
 // among DTensors counts as Replicate on the input's mesh.
-at::Tensor whole_parameter(const at::Tensor& parameter, const TokenBorder& border);
+at::Tensor whole_parameter(const at::Tensor& parameter, const TokenMapping& mapping);
 // An expert parameter: stays split on the axes named in `split`, whole on the others, where gradients are summed.
 at::Tensor expert_parameter(const at::Tensor& parameter, const std::vector<std::string>& split,
-                            const TokenBorder& border);
+                            const TokenMapping& mapping);
 // How to get that again in backward where it has to be gathered; none where this rank holds it anyway. The parameter
 // must not have changed in between.
 std::function<at::Tensor()> gather_again(const at::Tensor& parameter, const std::vector<std::string>& split);

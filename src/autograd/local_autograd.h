@@ -1,4 +1,4 @@
-// The border between local tensors and DTensors, and redistribution, with their gradients.
+// From local tensors to DTensors and back, and redistribution, with their gradients.
 #pragma once
 
 #include "mesh/mesh_impl.h"
@@ -8,13 +8,13 @@ namespace dtensor {
 
 // The spec of a DTensor that has `local` here. Empty `sizes`: agreed across the mesh (collective), or an error on every
 // rank. Empty `strides`: contiguous, or the local tensor's dimension order.
-SpecPtr agree_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& mesh, Placements placements,
+SpecPtr infer_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& mesh, Placements placements,
                    at::IntArrayRef sizes, at::IntArrayRef strides);
 
 // `tensor` where all ranks of the mesh hold the same; else with the content of the mesh's first rank, as PyTorch does
 // (thread ranks that call at::randn share one generator and so draw differently). Sizes or dtypes that differ are an
 // error on every rank. Collective.
-at::Tensor agree_content(const at::Tensor& tensor, const MeshImpl& mesh);
+at::Tensor synchronise_content(const at::Tensor& tensor, const MeshImpl& mesh);
 
 // from_local. Gradient: in the forward placements, Partial taking Replicate (Partial(avg): divided by the ranks).
 at::Tensor wrap_local(const at::Tensor& local, SpecPtr spec);

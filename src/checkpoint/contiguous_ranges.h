@@ -1,4 +1,4 @@
-// Where the elements of a shard lie in the whole tensor, row-major: as runs of consecutive elements, in local order.
+// Where the elements of a shard lie in the whole tensor, row-major: as ranges of consecutive elements, in local order.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -9,27 +9,27 @@
 
 namespace dtensor::files {
 
-struct Run {
+struct Range {
   std::int64_t global, length;  // in elements
 };
 
-class ShardRuns {
+class ContiguousRanges {
  public:
   // `held[d]`: what the shard has along dimension d.
-  ShardRuns(at::IntArrayRef sizes, std::vector<Segments> held);
+  ContiguousRanges(at::IntArrayRef sizes, std::vector<Segments> held);
 
   std::int64_t numel() const { return numel_; }
-  // From local element `local` (flat, row-major) to the end of its run.
-  Run at(std::int64_t local) const;
+  // From local element `local` (flat, row-major) to the end of its range.
+  Range at(std::int64_t local) const;
 
-  // fn(local, run) for each run of the local elements [begin, end).
+  // fn(local, range) for each range of the local elements [begin, end).
   template <class F>
   void each(std::int64_t begin, std::int64_t end, const F& fn) const {
     for (std::int64_t local = begin; local < end;) {
-      Run run = at(local);
-      if (run.length > end - local) run.length = end - local;
-      fn(local, run);
-      local += run.length;
+      Range range = at(local);
+      if (range.length > end - local) range.length = end - local;
+      fn(local, range);
+      local += range.length;
     }
   }
 

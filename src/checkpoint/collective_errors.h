@@ -15,7 +15,7 @@ std::string broadcast_text(const Communicator& ranks, const std::string& text, i
 void reduce_numbers(const Communicator& ranks, std::vector<std::int64_t>& numbers, ReduceOp op);
 
 // Throws on every rank where any gives an error, with all of them: "WHAT: rank 2: ...".
-void agree(const Communicator& ranks, const std::string& what, const std::string& error);
+void raise_on_all(const Communicator& ranks, const std::string& what, const std::string& error);
 
 // Runs fn, which must not communicate, and returns what it threw.
 template <class F>
@@ -30,10 +30,10 @@ std::string error_of(const F& fn) {
   return "";
 }
 
-// fn on every rank, then agree.
+// fn on every rank, then raise_on_all.
 template <class F>
-void together(const Communicator& ranks, const std::string& what, const F& fn) {
-  agree(ranks, what, error_of(fn));
+void run_on_all(const Communicator& ranks, const std::string& what, const F& fn) {
+  raise_on_all(ranks, what, error_of(fn));
 }
 
 }  // namespace dtensor::files

@@ -7,9 +7,9 @@
 
 namespace dtensor::files {
 
-class Sieve {
+class CoalescedReader {
  public:
-  explicit Sieve(const File& file) : file_(file) {}
+  explicit CoalescedReader(const File& file) : file_(file) {}
   // `to` is filled at the latest by flush().
   void want(std::int64_t offset, std::int64_t bytes, char* to);
   void flush();

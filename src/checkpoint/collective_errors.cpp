@@ -1,5 +1,5 @@
 // Texts and numbers between ranks, over memory that no dispatch mode sees.
-#include "checkpoint/talk.h"
+#include "checkpoint/collective_errors.h"
 
 #include <ATen/ATen.h>
 
@@ -60,7 +60,7 @@ void reduce_numbers(const Communicator& ranks, std::vector<std::int64_t>& number
   if (!numbers.empty()) ranks.all_reduce(view_of(numbers), op).wait();
 }
 
-void agree(const Communicator& ranks, const std::string& what, const std::string& error) {
+void raise_on_all(const Communicator& ranks, const std::string& what, const std::string& error) {
   std::vector<std::int64_t> failed{error.empty() ? 0 : 1};
   reduce_numbers(ranks, failed, ReduceOp::max);
   if (failed[0] == 0) return;

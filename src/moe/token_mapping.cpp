@@ -1,5 +1,6 @@
-// The layer's border: inputs as this rank's tokens, parameters as what this rank computes with.
-#include "moe/border.h"
+// Between DTensors and what the layer computes with: inputs as this rank's tokens, parameters as what this rank
+// computes with.
+#include "moe/token_mapping.h"
 
 #include <ATen/ATen.h>
 
@@ -27,7 +28,7 @@ bool is_axis_of(const DeviceMesh& mesh, std::int64_t axis, at::IntArrayRef ranks
   return !ranks.empty() && mesh[mesh.names()[axis]].ranks() == ranks;
 }
 
-std::vector<std::string> axes_that(const TokenBorder& b, const std::function<bool(std::int64_t)>& wanted) {
+std::vector<std::string> axes_that(const TokenMapping& b, const std::function<bool(std::int64_t)>& wanted) {
   std::vector<std::string> names;
   for (std::int64_t a = 0; a < b.mesh.ndim(); ++a) {
     if (b.mesh.size(a) > 1 && wanted(a)) names.push_back(b.mesh.names()[a]);
@@ -40,14 +41,14 @@ Communicator communicator_over(const DeviceMesh& mesh, const std::vector<std::st
 }
 
 // Numbers of the tokens here, without communication: each rank cuts its part out of 0, 1, 2, ...
-at::Tensor token_numbers(const TokenBorder& b) {
+at::Tensor token_numbers(const TokenMapping& b) {
   const at::IntArrayRef sizes = at::IntArrayRef(b.sizes).slice(0, b.sizes.size() - 1);
   const at::NoGradGuard no_grad;
   const auto all = arange(c10::multiply_integers(sizes), b.mesh, {}, at::kLong).view(sizes);
   return DTensor(all).redistribute(b.tokens).to_local();
 }
 
-void fill_layout(TokenBorder& b, bool in_order) {
+void fill_layout(TokenMapping& b, bool in_order) {
   auto& layout = b.layout;
   const auto is_cut = [&](std::int64_t a) { return b.tokens[a].is_shard(); };
   layout.ranks = communicator_over(b.mesh, axes_that(b, is_cut));
@@ -73,7 +74,7 @@ Placement gradient_of_whole(const DeviceMesh& mesh, std::int64_t axis) {
   return mesh.size(axis) > 1 ? Partial() : Replicate();
 }
 
-at::Tensor plain_parameter(const at::Tensor& parameter, const TokenBorder& b) {
+at::Tensor plain_parameter(const at::Tensor& parameter, const TokenMapping& b) {
   if (!b.mesh) return parameter;
   const Placements whole(b.mesh.ndim());
   Placements gradient;
@@ -83,8 +84,8 @@ at::Tensor plain_parameter(const at::Tensor& parameter, const TokenBorder& b) {
 
 }  // namespace
 
-TokenBorder make_border(const DTensor& x, at::IntArrayRef etp) {
-  TokenBorder b;
+TokenMapping make_token_mapping(const DTensor& x, at::IntArrayRef etp) {
+  TokenMapping b;
   b.mesh = x.mesh();
   b.sizes = x.sizes().vec();
   b.came = b.tokens = x.placements();
@@ -111,8 +112,8 @@ TokenBorder make_border(const DTensor& x, at::IntArrayRef etp) {
   return b;
 }
 
-TokenBorder make_plain_border(const at::Tensor& x, const Communicator& ranks) {
-  TokenBorder b;
+TokenMapping make_plain_mapping(const at::Tensor& x, const Communicator& ranks) {
+  TokenMapping b;
   b.layout.ranks = ranks;
   b.layout.sequence_ranks = x.dim() == 2 ? ranks : Communicator();
   b.layout.sequences_here = x.dim() == 2 ? 1 : x.size(0);
@@ -120,18 +121,18 @@ TokenBorder make_plain_border(const at::Tensor& x, const Communicator& ranks) {
   return b;
 }
 
-at::Tensor to_tokens(const at::Tensor& x, const TokenBorder& b) {
+at::Tensor to_tokens(const at::Tensor& x, const TokenMapping& b) {
   return b.mesh ? DTensor(x).redistribute(b.tokens) : x;
 }
 
-at::Tensor local_part(const at::Tensor& x, const TokenBorder& b) { return b.mesh ? DTensor(x).to_local(b.result) : x; }
+at::Tensor local_part(const at::Tensor& x, const TokenMapping& b) { return b.mesh ? DTensor(x).to_local(b.result) : x; }
 
-at::Tensor from_part(const at::Tensor& part, const TokenBorder& b) {
+at::Tensor from_part(const at::Tensor& part, const TokenMapping& b) {
   if (!b.mesh) return part;
   return DTensor::from_local(part, b.mesh, b.result, b.sizes).redistribute(reduced(b.came));
 }
 
-at::Tensor from_share(const at::Tensor& share, const TokenBorder& b) {
+at::Tensor from_share(const at::Tensor& share, const TokenMapping& b) {
   if (!b.mesh || !share.defined()) return share;
   Placements sum;
   for (std::int64_t a = 0; a < b.mesh.ndim(); ++a) sum.push_back(gradient_of_whole(b.mesh, a));
@@ -186,20 +187,20 @@ struct GatherBackward final : Node {
 
 }  // namespace
 
-at::Tensor whole_parameter(const at::Tensor& parameter, const TokenBorder& b) {
+at::Tensor whole_parameter(const at::Tensor& parameter, const TokenMapping& b) {
   // A copy: what autograd keeps of it must not hold the gathered parameters of a whole unit.
   if (!is_dtensor(parameter) || !plan_gathering(parameter, {}).moves) return expert_parameter(parameter, {}, b);
   return expert_parameter(parameter, {}, b).clone();
 }
 
-at::Tensor expert_parameter(const at::Tensor& parameter, const std::vector<std::string>& split, const TokenBorder& b) {
+at::Tensor expert_parameter(const at::Tensor& parameter, const std::vector<std::string>& split, const TokenMapping& b) {
   if (!parameter.defined()) return parameter;
   if (!is_dtensor(parameter)) return plain_parameter(parameter, b);
   const auto g = plan_gathering(parameter, split);
   if (!g.moves) return g.stored.redistribute(g.used).to_local(g.gradient);
   auto local = gather(g);
   if (!needs_graph(parameter)) return local;
-  g.stored.to_local(g.gradient);  // the leaf's own hooks are set where an operator or the border first sees it
+  g.stored.to_local(g.gradient);  // the leaf's own hooks are set where an operator or to_local first sees it
   local = local.view(local.sizes());
   return with_node(local, make_node<GatherBackward>(g.stored.mesh(), g.gradient, g.stored.sizes()), parameter);
 }

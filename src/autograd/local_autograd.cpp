@@ -1,5 +1,5 @@
-// Autograd of the border: three nodes, each the other's reverse.
-#include "autograd/border.h"
+// Autograd between local tensors and DTensors: three nodes, each the other's reverse.
+#include "autograd/local_autograd.h"
 
 #include <torch/csrc/autograd/functions/utils.h>
 
@@ -81,7 +81,7 @@ struct ToLocalBackward final : Node {
                    "pass Replicate()"));
     }
     auto mesh = c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&acting(*spec->mesh)));
-    return {wrap_local(grads[0], agree_spec(grads[0], mesh, placements, spec->sizes, {}))};
+    return {wrap_local(grads[0], infer_spec(grads[0], mesh, placements, spec->sizes, {}))};
   }
   std::string name() const override { return "ToLocalBackward"; }
   SpecPtr spec;

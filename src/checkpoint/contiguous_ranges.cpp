@@ -1,5 +1,5 @@
-// Runs of a shard: behind the last dimension that is split everything is held, so that one segment of it is one run.
-#include "checkpoint/runs.h"
+// Behind the last dimension that is split everything is held, so that one segment of that dimension is one range.
+#include "checkpoint/contiguous_ranges.h"
 
 namespace dtensor::files {
 namespace {
@@ -13,7 +13,7 @@ std::int64_t count_of(const Segments& held) {
 bool is_whole(const Segments& held, std::int64_t size) { return held.size() == 1 && held[0] == Segment{0, size}; }
 
 // The global position of a local one, and what is left of its segment.
-Run locate(const Segments& held, std::int64_t local) {
+Range locate(const Segments& held, std::int64_t local) {
   for (const Segment& s : held) {
     if (local < s.length) return {s.offset + local, s.length - local};
     local -= s.length;
@@ -23,7 +23,7 @@ Run locate(const Segments& held, std::int64_t local) {
 
 }  // namespace
 
-ShardRuns::ShardRuns(at::IntArrayRef sizes, std::vector<Segments> held) {
+ContiguousRanges::ContiguousRanges(at::IntArrayRef sizes, std::vector<Segments> held) {
   for (const Segments& h : held) numel_ *= count_of(h);
   std::size_t split = sizes.size();
   std::int64_t inner = 1;
@@ -41,15 +41,15 @@ ShardRuns::ShardRuns(at::IntArrayRef sizes, std::vector<Segments> held) {
   line_length_ = count_of(line_);
 }
 
-Run ShardRuns::at(std::int64_t local) const {
+Range ContiguousRanges::at(std::int64_t local) const {
   std::int64_t line = local / line_length_, base = 0;
   for (const Dim& dim : outer_) {  // innermost first
     base += locate(dim.held, line % dim.count).global * dim.stride;
     line /= dim.count;
   }
-  Run run = locate(line_, local % line_length_);
-  run.global += base;
-  return run;
+  Range range = locate(line_, local % line_length_);
+  range.global += base;
+  return range;
 }
 
 }  // namespace dtensor::files
