@@ -11,7 +11,7 @@ INPUTS := $(shell { cat CMakePresets.json; echo "$$LIBTORCH|$$CMAKE_PREFIX_PATH|
 help:
 	@echo 'make setup           packages and LibTorch, only what is missing'
 	@echo 'make build           everything, into $(BUILD)'
-	@echo 'make demo            train a tiny transformer on one device and on a mesh; the curves coincide'
+	@echo 'make demo            train a tiny transformer on one device and on a mesh; the curves coincide. Builds no more than that'
 	@echo 'make test            all tests'
 	@echo 'make bench           ratios against plain ATen, memcpy and PyTorch where it is installed'
 	@echo 'make install PREFIX=...   then find_package(dtensor CONFIG)'
@@ -28,8 +28,9 @@ configure: setup
 build: configure
 	@cmake --build --preset $(PRESET)
 
-demo: build
-	@scripts/demo.sh
+demo: configure
+	@cmake --build --preset $(PRESET) --target train
+	@scripts/demo.sh $(BUILD)
 
 test: build
 	@ctest --preset $(PRESET) -j $(JOBS) --output-junit $(CURDIR)/$(BUILD)/tests.xml

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 build=${1:-build/release}
 train=$build/examples/train
 if [ ! -x "$train" ]; then
-  echo "demo: no $train; run make build first" >&2
+  echo "demo: no $train; run make demo" >&2
   exit 2
 fi
 out=$build/demo
