@@ -1,5 +1,5 @@
 // Runs samples rank by rank and compares.
-#include "sharding_prop/oracle.h"
+#include "oracle/oracle.h"
 
 #include <ATen/ATen.h>
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding_prop/oracle.h"
+#include "oracle/oracle.h"
 
 namespace dtensor::verify {
 

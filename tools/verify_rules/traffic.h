@@ -1,7 +1,7 @@
 // What local kernels send besides the redistributions that plans tell of.
 #pragma once
 
-#include "sharding_prop/oracle.h"
+#include "oracle/oracle.h"
 
 namespace dtensor::verify {
 
