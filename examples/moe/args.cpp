@@ -5,8 +5,8 @@
 
 #include <CLI/CLI.hpp>
 
-#include "train/init.h"
 #include "train/model.h"
+#include "train/run.h"
 
 namespace moe_example {
 

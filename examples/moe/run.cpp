@@ -75,14 +75,27 @@ void make_units(const Job& job, const dtensor::DeviceMesh& sparse) {
   fully_shard(list(*job.model, "", /*experts=*/false), job.mesh, dense);
 }
 
-// Experts first, then what is left by the plan of examples/train, then units of both.
+// As in examples/train; a list of parameters is planned by their own names.
+const dtensor::ParallelPlan& dense_plan() {
+  static const dtensor::ParallelPlan plan = {
+      {"wte.weight", dtensor::ShardParameter{0}},
+      {"h.*.attn.q_proj.weight", dtensor::ShardParameter{0}},
+      {"h.*.attn.k_proj.weight", dtensor::ShardParameter{0}},
+      {"h.*.attn.v_proj.weight", dtensor::ShardParameter{0}},
+      {"h.*.attn.o_proj.weight", dtensor::ShardParameter{1}},
+      {"lm_head.weight", dtensor::ShardParameter{0}},
+  };
+  return plan;
+}
+
+// Experts first, then what is left, then units of both.
 void distribute(Job& job, const train::MeshShape& shape) {
   const auto sparse = fit_sparse(job.options, shape);
   const auto view = job.mesh.view({sparse.edp, sparse.ep, sparse.etp}, {"edp", "ep", "etp"});
   dtensor::apply_expert_parallel(*job.model, view);
-  dtensor::nn::distribute(
-      list(*job.model, "", /*experts=*/false), job.mesh,
-      [&](const std::string& name, const at::Tensor&) { return train::parameter_placements(name, shape); });
+  const auto dense = list(*job.model, "", /*experts=*/false);
+  dtensor::parallelize(dense, job.mesh, dense_plan());
+  train::shard_storage(dense);
   if (job.options.job.parallel == "fsdp" && job.mesh.size() > 1) make_units(job, view);
   if (sparse.etp > 1) job.distinct = 1 / static_cast<double>(sparse.etp);
 }
@@ -98,7 +111,7 @@ double to_number(const at::Tensor& scalar) {
 double run_piece(const Job& job, const at::Tensor& ids, const at::Tensor& targets, double share) {
   std::vector<at::Tensor> losses;
   auto logits = job.model->forward(placed(job, ids), losses);
-  if (job.mesh && !job.options.job.loss_parallel) logits = train::gather_classes()(logits);
+  if (job.mesh && !job.options.job.loss_parallel) logits = dtensor::constrain(logits, "tp", dtensor::Replicate());
   at::Tensor loss = at::cross_entropy_loss(logits.flatten(0, 1), placed(job, targets).flatten());
   if (!losses.empty()) loss = loss + at::stack(losses).sum();
   if (share != 1) loss = loss * share;

@@ -3,9 +3,12 @@
 
 #include <ATen/ATen.h>
 
-#include <cmath>
+#include "dtensor/checkpoint_activations.h"
+#include "dtensor/debug.h"
 
 namespace train {
+
+using dtensor::ModuleScope;
 
 GptConfig tiny() { return {}; }
 
@@ -13,131 +16,73 @@ GptConfig gpt_153m() { return {.vocabulary = 50257, .hidden = 1024, .heads = 16,
 
 namespace {
 
-using Specs = std::vector<ParameterSpec>;
-
-void add_linear(Specs& specs, const std::string& name, std::int64_t out, std::int64_t in) {
-  const double bound = 1 / std::sqrt(static_cast<double>(in));
-  specs.push_back({name + ".weight", {out, in}, {Init::Kind::uniform, bound}});
+at::Tensor dropout(double probability, const at::Tensor& x) {
+  return probability > 0 ? at::dropout(x, probability, /*train=*/true) : x;
 }
-
-void add_layer_norm(Specs& specs, const std::string& name, std::int64_t size) {
-  specs.push_back({name + ".weight", {size}, {Init::Kind::constant, 1}});
-  specs.push_back({name + ".bias", {size}, {Init::Kind::constant, 0}});
-}
-
-void add_block(Specs& specs, const std::string& name, const GptConfig& c) {
-  add_layer_norm(specs, name + ".ln1", c.hidden);
-  for (const char* projection : {"q_proj", "k_proj", "v_proj", "o_proj"}) {
-    add_linear(specs, name + ".attn." + projection, c.hidden, c.hidden);
-  }
-  add_layer_norm(specs, name + ".ln2", c.hidden);
-  add_linear(specs, name + ".mlp.ffn1", c.ffn, c.hidden);
-  add_linear(specs, name + ".mlp.ffn2", c.hidden, c.ffn);
-}
-
-std::string block_name(std::int64_t layer) { return "h." + std::to_string(layer); }
 
 }  // namespace
 
-std::vector<ParameterSpec> parameter_specs(const GptConfig& config) {
-  Specs specs;
-  specs.push_back({"wte.weight", {config.vocabulary, config.hidden}, {Init::Kind::normal, 1}});
-  for (std::int64_t layer = 0; layer < config.layers; ++layer) add_block(specs, block_name(layer), config);
-  add_layer_norm(specs, "ln", config.hidden);
-  add_linear(specs, "lm_head", config.vocabulary, config.hidden);
-  return specs;
+Mlp::Mlp(const GptConfig& c)
+    : ffn1_(c.hidden, c.ffn, /*bias=*/false, c.tensor), ffn2_(c.ffn, c.hidden, /*bias=*/false, c.tensor) {
+  register_module("ffn1", ffn1_);
+  register_module("ffn2", ffn2_);
 }
 
-std::int64_t parameter_count(const GptConfig& config) {
+at::Tensor Mlp::forward(const at::Tensor& x) const {
+  const ModuleScope scope(name());
+  return constrain("out", ffn2_.forward(at::gelu(ffn1_.forward(constrain("in", x)))));
+}
+
+Block::Block(const GptConfig& c)
+    : dropout_(c.dropout),
+      ln1_(c.hidden, c.layer_norm_eps, /*bias=*/true, c.tensor),
+      attn_({.hidden = c.hidden, .heads = c.heads, .tensor = c.tensor}),
+      ln2_(c.hidden, c.layer_norm_eps, /*bias=*/true, c.tensor),
+      mlp_(c) {
+  register_module("ln1", ln1_);
+  register_module("attn", attn_);
+  register_module("ln2", ln2_);
+  register_module("mlp", mlp_);
+}
+
+at::Tensor Block::forward(const at::Tensor& input) const {
+  const ModuleScope scope(name());
+  const at::Tensor x = constrain("in", input);
+  const at::Tensor h = x + dropout(dropout_, attn_.forward(ln1_.forward(x)));
+  return constrain("out", h + dropout(dropout_, mlp_.forward(ln2_.forward(h))));
+}
+
+Gpt::Gpt(const GptConfig& c)
+    : config_(c),
+      wte_(c.vocabulary, c.hidden, /*padding_idx=*/-1, c.tensor),
+      ln_(c.hidden, c.layer_norm_eps, /*bias=*/true, c.tensor),
+      lm_head_(c.hidden, c.vocabulary, /*bias=*/false, c.tensor) {
+  register_module("wte", wte_);
+  for (std::int64_t i = 0; i < c.layers; ++i) {
+    blocks_.push_back(std::make_unique<Block>(c));
+    register_module("h." + std::to_string(i), *blocks_.back());
+  }
+  register_module("ln", ln_);
+  register_module("lm_head", lm_head_);
+}
+
+at::Tensor Gpt::forward(const at::Tensor& ids) const {
+  at::Tensor x = dropout(config_.dropout, wte_.forward(constrain("in", ids)));
+  for (const auto& block : blocks_) {
+    const auto run = [&block = *block](const at::Tensor& y) { return block.forward(y); };
+    x = config_.checkpoint_blocks ? dtensor::checkpoint(run, x) : run(x);
+  }
+  return constrain("out", lm_head_.forward(ln_.forward(x)));
+}
+
+std::int64_t parameter_count(GptConfig config) {
+  config.tensor = config.tensor.device(at::kMeta);
   std::int64_t count = 0;
-  for (const ParameterSpec& spec : parameter_specs(config)) count += c10::multiply_integers(spec.sizes);
+  for (const at::Tensor& parameter : Gpt(config).parameters()) count += parameter.numel();
   return count;
 }
 
-void Parameters::add(std::string name, at::Tensor tensor) {
-  index_.emplace(name, tensors_.size());
-  names_.push_back(std::move(name));
-  tensors_.push_back(std::move(tensor));
-}
-
-const at::Tensor& Parameters::operator[](const std::string& name) const {
-  const auto found = index_.find(name);
-  TORCH_CHECK(found != index_.end(), "the model has no parameter named ", name);
-  return tensors_[found->second];
-}
-
-std::vector<std::pair<std::string, at::Tensor*>> Parameters::slots(const std::string& prefix) {
-  std::vector<std::pair<std::string, at::Tensor*>> slots;
-  for (std::size_t i = 0; i < names_.size(); ++i) {
-    if (names_[i].rfind(prefix, 0) == 0) slots.emplace_back(names_[i], &tensors_[i]);
-  }
-  return slots;
-}
-
-namespace {
-
-at::Tensor layer_norm(const GptConfig& c, const Parameters& p, const std::string& name, const at::Tensor& x) {
-  return at::layer_norm(x, {c.hidden}, p[name + ".weight"], p[name + ".bias"], c.layer_norm_eps);
-}
-
-at::Tensor linear(const Parameters& p, const std::string& name, const at::Tensor& x) {
-  return at::linear(x, p[name + ".weight"]);
-}
-
-at::Tensor dropout(const GptConfig& c, const at::Tensor& x) {
-  return c.dropout > 0 ? at::dropout(x, c.dropout, /*train=*/true) : x;
-}
-
-// [batch, sequence, heads * size] -> [batch, heads, sequence, size]
-at::Tensor split_heads(const GptConfig& c, const at::Tensor& x) {
-  return x.view({x.size(0), x.size(1), c.heads, c.hidden / c.heads}).transpose(1, 2);
-}
-
-at::Tensor attention(const GptConfig& c, const Parameters& p, const std::string& name, const at::Tensor& x) {
-  const at::Tensor q = split_heads(c, linear(p, name + ".q_proj", x));
-  const at::Tensor k = split_heads(c, linear(p, name + ".k_proj", x));
-  const at::Tensor v = split_heads(c, linear(p, name + ".v_proj", x));
-  const at::Tensor y = at::scaled_dot_product_attention(q, k, v, /*attn_mask=*/{}, /*dropout_p=*/0.0,
-                                                        /*is_causal=*/true);
-  return linear(p, name + ".o_proj", y.transpose(1, 2).reshape({x.size(0), x.size(1), c.hidden}));
-}
-
-at::Tensor mlp(const Parameters& p, const std::string& name, const at::Tensor& x) {
-  return linear(p, name + ".ffn2", at::gelu(linear(p, name + ".ffn1", x)));
-}
-
-at::Tensor at_point(const ModelHooks& hooks, const std::string& point, const at::Tensor& x) {
-  return hooks.at_point ? hooks.at_point(point, x) : x;
-}
-
-at::Tensor block(const GptConfig& c, const Parameters& p, const ModelHooks& hooks, const std::string& name,
-                 const at::Tensor& x) {
-  const at::Tensor to_attention = at_point(hooks, name + ".attn.in", layer_norm(c, p, name + ".ln1", x));
-  const at::Tensor a = at_point(hooks, name + ".attn.out", attention(c, p, name + ".attn", to_attention));
-  const at::Tensor h = x + dropout(c, a);
-  const at::Tensor to_mlp = at_point(hooks, name + ".mlp.in", layer_norm(c, p, name + ".ln2", h));
-  return h + dropout(c, at_point(hooks, name + ".mlp.out", mlp(p, name + ".mlp", to_mlp)));
-}
-
-at::Tensor run_block(const GptConfig& c, const Parameters& p, const ModelHooks& hooks, const std::string& name,
-                     const at::Tensor& x) {
-  if (!hooks.run_block) return block(c, p, hooks, name, x);
-  // By value: it may run again when this function has returned.
-  return hooks.run_block([c, p, hooks, name](const at::Tensor& y) { return block(c, p, hooks, name, y); }, x);
-}
-
-}  // namespace
-
-at::Tensor gpt_logits(const GptConfig& config, const Parameters& p, const at::Tensor& ids, const ModelHooks& hooks) {
-  at::Tensor h = dropout(config, at_point(hooks, "wte.out", at::embedding(p["wte.weight"], ids)));
-  for (std::int64_t layer = 0; layer < config.layers; ++layer) h = run_block(config, p, hooks, block_name(layer), h);
-  return linear(p, "lm_head", at_point(hooks, "lm_head.in", layer_norm(config, p, "ln", h)));
-}
-
-at::Tensor gpt_loss(const GptConfig& config, const Parameters& p, const at::Tensor& ids, const at::Tensor& targets,
-                    const LogitsHook& on_logits, const ModelHooks& hooks) {
-  at::Tensor logits = gpt_logits(config, p, ids, hooks);
-  if (on_logits) logits = on_logits(logits);
+at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& targets) {
   return at::cross_entropy_loss(logits.flatten(0, 1), targets.flatten());
 }
 

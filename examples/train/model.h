@@ -1,78 +1,70 @@
 // The model: a GPT in plain ATen, written for one device. It decides the parameters' names, shapes and initial
-// distribution and the arithmetic of the loss; it knows nothing of meshes, so the one-device reference and the
-// distributed run call the same function.
+// distribution; it knows nothing of meshes, so the one-device reference and the distributed run call the same function.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
-#include <string>
-#include <unordered_map>
-#include <utility>
+#include <memory>
 #include <vector>
+
+#include "dtensor/nn.h"
 
 namespace train {
 
 struct GptConfig {
   std::int64_t vocabulary = 257, hidden = 64, heads = 4, layers = 4, ffn = 256;
   double layer_norm_eps = 1e-5;
-  double dropout = 0;  // on the embedding and on each residual branch
+  double dropout = 0;              // on the embedding and on each residual branch
+  bool checkpoint_blocks = false;  // each block is computed again in backward
+  at::TensorOptions tensor = {};   // of the parameters
 };
 
 GptConfig tiny();      // the reference transformer of tests/data/transformer.json
 GptConfig gpt_153m();  // Embedding(50257, 1024), 4 blocks, no bias, exact GELU
 
-// How a fresh parameter is filled, as torch.nn does: normal(0, scale), uniform(-scale, scale) or a constant.
-struct Init {
-  enum class Kind : std::uint8_t { normal, uniform, constant };
-  Kind kind = Kind::constant;
-  double value = 0;
-};
-
-struct ParameterSpec {
-  std::string name;  // as torch.nn would call it: h.0.attn.q_proj.weight
-  std::vector<std::int64_t> sizes;
-  Init init;
-};
-
-// In the order of torch.nn's named_parameters().
-std::vector<ParameterSpec> parameter_specs(const GptConfig& config);
-std::int64_t parameter_count(const GptConfig& config);
-
-class Parameters {
+class Mlp final : public dtensor::nn::Module {
  public:
-  void add(std::string name, at::Tensor tensor);
-  const at::Tensor& operator[](const std::string& name) const;
-  const std::vector<std::string>& names() const { return names_; }
-  const std::vector<at::Tensor>& tensors() const { return tensors_; }
-  // Where those are kept whose names begin with `prefix`, for functions that place or exchange them.
-  std::vector<std::pair<std::string, at::Tensor*>> slots(const std::string& prefix = "");
+  explicit Mlp(const GptConfig& config);
+  at::Tensor forward(const at::Tensor& x) const;
 
  private:
-  std::vector<std::string> names_;
-  std::vector<at::Tensor> tensors_;
-  std::unordered_map<std::string, std::size_t> index_;
+  dtensor::nn::Linear ffn1_, ffn2_;
 };
 
-// What happens to the logits on their way to the loss: nothing by default, a redistribution where a plan says so.
-using LogitsHook = std::function<at::Tensor(const at::Tensor&)>;
+// x + attn(ln1(x)), then + mlp(ln2(x)).
+class Block final : public dtensor::nn::Module {
+ public:
+  explicit Block(const GptConfig& config);
+  at::Tensor forward(const at::Tensor& x) const;
 
-// Where a plan may take part in the model; empty: as on one device.
-struct ModelHooks {
-  // Named activation points: wte.out, for each block h.N.attn.in, h.N.attn.out, h.N.mlp.in, h.N.mlp.out, and
-  // lm_head.in.
-  std::function<at::Tensor(const std::string& point, const at::Tensor&)> at_point;
-  // Runs a block, perhaps again in backward.
-  using Block = std::function<at::Tensor(const at::Tensor&)>;
-  std::function<at::Tensor(const Block&, const at::Tensor&)> run_block;
+ private:
+  double dropout_;
+  dtensor::nn::LayerNorm ln1_;
+  dtensor::nn::Attention attn_;
+  dtensor::nn::LayerNorm ln2_;
+  Mlp mlp_;
 };
 
-// ids and targets: int64 [batch, sequence]. Logits: [batch, sequence, vocabulary].
-at::Tensor gpt_logits(const GptConfig& config, const Parameters& p, const at::Tensor& ids,
-                      const ModelHooks& hooks = {});
-// The mean cross entropy over all tokens, a scalar.
-at::Tensor gpt_loss(const GptConfig& config, const Parameters& p, const at::Tensor& ids, const at::Tensor& targets,
-                    const LogitsHook& on_logits = {}, const ModelHooks& hooks = {});
+// Parameters as torch.nn would name them: wte.weight, h.0.attn.q_proj.weight, ..., ln.bias, lm_head.weight.
+class Gpt final : public dtensor::nn::Module {
+ public:
+  explicit Gpt(const GptConfig& config);
+  // ids: int64 [batch, sequence]. Logits: [batch, sequence, vocabulary].
+  at::Tensor forward(const at::Tensor& ids) const;
+  const std::vector<std::unique_ptr<Block>>& blocks() const { return blocks_; }
+
+ private:
+  GptConfig config_;
+  dtensor::nn::Embedding wte_;
+  std::vector<std::unique_ptr<Block>> blocks_;
+  dtensor::nn::LayerNorm ln_;
+  dtensor::nn::Linear lm_head_;
+};
+
+std::int64_t parameter_count(GptConfig config);
+
+// The mean cross entropy over all tokens, a scalar. targets: int64 [batch, sequence].
+at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& targets);
 
 }  // namespace train

@@ -9,6 +9,9 @@
 #include "dtensor/tensor.h"
 
 namespace train {
+
+using dtensor::NamedTensors;
+
 namespace {
 
 dtensor::AdamWOptions adamw(const OptimizerOptions& o) {
@@ -17,36 +20,37 @@ dtensor::AdamWOptions adamw(const OptimizerOptions& o) {
 
 // Names go with the parameters, so that a checkpoint says whose state it holds.
 template <class Rule, class Options>
-std::unique_ptr<dtensor::Optimizer> one_group(const std::vector<std::string>& names, const Parameters& parameters,
-                                              const Options& options) {
-  typename Rule::Group group{.parameters = {}, .options = options, .names = names};
-  for (const std::string& name : names) group.parameters.push_back(parameters[name]);
+std::unique_ptr<dtensor::Optimizer> one_group(const NamedTensors& parameters, const Options& options) {
+  typename Rule::Group group{.parameters = {}, .options = options, .names = {}};
+  for (const auto& [name, tensor] : parameters) {
+    group.names.push_back(name);
+    group.parameters.push_back(*tensor);
+  }
   return std::make_unique<Rule>(std::vector<typename Rule::Group>{std::move(group)});
 }
 
 // The matrices of the blocks; embeddings and head are look-up tables rather than maps.
-std::unique_ptr<dtensor::Optimizer> muon(const Parameters& parameters, const OptimizerOptions& o) {
-  std::vector<std::string> matrices, rest;
-  for (const std::string& name : parameters.names()) {
-    (parameters[name].dim() == 2 && name.starts_with("h.") ? matrices : rest).push_back(name);
+std::unique_ptr<dtensor::Optimizer> muon(const NamedTensors& parameters, const OptimizerOptions& o) {
+  NamedTensors matrices, rest;
+  for (const auto& item : parameters) {
+    (item.second->dim() == 2 && item.first.starts_with("h.") ? matrices : rest).push_back(item);
   }
   const dtensor::MuonOptions options{.lr = o.lr, .weight_decay = o.weight_decay, .match_adamw_rms = true};
   std::vector<std::unique_ptr<dtensor::Optimizer>> parts;
-  parts.push_back(one_group<dtensor::Muon>(matrices, parameters, options));
-  parts.push_back(one_group<dtensor::AdamW>(rest, parameters, adamw(o)));
+  parts.push_back(one_group<dtensor::Muon>(matrices, options));
+  parts.push_back(one_group<dtensor::AdamW>(rest, adamw(o)));
   return std::make_unique<dtensor::CombinedOptimizer>(std::move(parts));
 }
 
-std::unique_ptr<dtensor::Optimizer> make(const Parameters& parameters, const OptimizerOptions& o) {
-  const auto& names = parameters.names();
-  if (o.name == "adamw") return one_group<dtensor::AdamW>(names, parameters, adamw(o));
+std::unique_ptr<dtensor::Optimizer> make(const NamedTensors& parameters, const OptimizerOptions& o) {
+  if (o.name == "adamw") return one_group<dtensor::AdamW>(parameters, adamw(o));
   if (o.name == "sgd") {
-    return one_group<dtensor::SGD>(names, parameters, dtensor::SGDOptions{.lr = o.lr, .momentum = 0.9});
+    return one_group<dtensor::SGD>(parameters, dtensor::SGDOptions{.lr = o.lr, .momentum = 0.9});
   }
   if (o.name == "shampoo") {
     const dtensor::ShampooOptions options{
         .lr = o.lr, .beta2 = 0.95, .eps = 1e-6, .weight_decay = o.weight_decay, .graft_beta2 = 0.95};
-    return one_group<dtensor::Shampoo>(names, parameters, options);
+    return one_group<dtensor::Shampoo>(parameters, options);
   }
   if (o.name == "muon") return muon(parameters, o);
   throw std::invalid_argument("no optimizer is called " + o.name);
@@ -60,8 +64,10 @@ at::Tensor gradient_norm(const std::vector<at::Tensor>& parameters) {
 
 }  // namespace
 
-Optimizer::Optimizer(const Parameters& parameters, OptimizerOptions options)
-    : options_(std::move(options)), rule_(make(parameters, options_)), parameters_(parameters.tensors()) {}
+Optimizer::Optimizer(const NamedTensors& parameters, OptimizerOptions options)
+    : options_(std::move(options)), rule_(make(parameters, options_)) {
+  for (const auto& [name, tensor] : parameters) parameters_.push_back(*tensor);
+}
 
 double Optimizer::next_lr() const {
   if (options_.warmup == 0) return options_.lr;

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "dtensor/checkpoint.h"
+#include "dtensor/named_tensors.h"
 #include "dtensor/optim.h"
-#include "model.h"
 
 namespace train {
 
@@ -20,7 +20,7 @@ struct OptimizerOptions {
 
 class Optimizer {
  public:
-  Optimizer(const Parameters& parameters, OptimizerOptions options);
+  Optimizer(const dtensor::NamedTensors& parameters, OptimizerOptions options);
 
   // Clips, updates and forgets the gradients. Returns their global norm before clipping, a scalar tensor.
   at::Tensor step();

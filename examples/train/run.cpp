@@ -9,17 +9,30 @@
 #include "dtensor/events.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
+#include "dtensor/random.h"
 #include "dtensor/tensor.h"
-#include "init.h"
 #include "optimizer.h"
 #include "plan.h"
 #include "state.h"
 
 namespace train {
 
+at::ScalarType scalar_type(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::float64:
+      return at::kDouble;
+    case Dtype::bfloat16:
+      return at::kBFloat16;
+    default:
+      return at::kFloat;
+  }
+}
+
 GptConfig gpt_config(const Options& options) {
   GptConfig config = options.model == "tiny" ? tiny() : gpt_153m();
   config.dropout = options.dropout;
+  config.checkpoint_blocks = options.checkpoint_activations;
+  config.tensor = config.tensor.dtype(scalar_type(options.dtype));
   if (options.hidden > 0) {
     config.hidden = options.hidden;
     config.ffn = 4 * options.hidden;
@@ -32,11 +45,9 @@ namespace {
 struct Job {
   const Options& options;
   const Corpus& corpus;
-  mutable Parameters parameters;  // a forward pass may exchange them for their casts while it runs
-  std::function<at::Tensor(const at::Tensor&)> place_batch;  // empty: the batch stays as it is
-  LogitsHook on_logits;
+  Gpt& model;
+  dtensor::DeviceMesh batch_mesh = {};  // empty: the batch stays as it is
   std::int64_t pieces = 1;
-  ModelHooks hooks = {};
   dtensor::DeviceMesh mesh = {};  // empty: one device, which neither loads nor saves
   MemoryUse* memory = nullptr;    // null: not measured
 };
@@ -46,62 +57,59 @@ double to_number(const at::Tensor& scalar) {
                                      : scalar.item<double>();
 }
 
+at::Tensor placed(const Job& job, const at::Tensor& t) {
+  return job.batch_mesh ? at::Tensor(distribute_tensor(t, job.batch_mesh, batch_placements())) : t;
+}
+
 // Forward and backward of one piece of the batch; its share of the mean loss.
-double run_piece(const Job& job, const GptConfig& config, at::Tensor ids, at::Tensor targets, double share) {
-  if (job.place_batch) {
-    ids = job.place_batch(ids);
-    targets = job.place_batch(targets);
-  }
+double run_piece(const Job& job, const at::Tensor& ids, const at::Tensor& targets, double share) {
   at::Tensor loss;
   {
-    const dtensor::ComputeScope scope(job.parameters.slots());
-    const auto on_logits = [&](const at::Tensor& logits) {
-      return scope.output(job.on_logits ? job.on_logits(logits) : logits);
-    };
-    loss = gpt_loss(config, job.parameters, ids, targets, on_logits, job.hooks);
+    const dtensor::ComputeScope scope(job.model.named_parameters());
+    loss = token_loss(scope.output(job.model.forward(placed(job, ids))), placed(job, targets));
   }
   if (share != 1) loss = loss * share;
   loss.backward();
   return to_number(loss);
 }
 
-double run_batch(const Job& job, const GptConfig& config, const Batch& batch) {
-  if (job.pieces == 1) return run_piece(job, config, batch.ids, batch.targets, 1);
+double run_batch(const Job& job, const Batch& batch) {
+  if (job.pieces == 1) return run_piece(job, batch.ids, batch.targets, 1);
   const auto ids = batch.ids.chunk(job.pieces), targets = batch.targets.chunk(job.pieces);
   double loss = 0;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     const double share = static_cast<double>(ids[i].numel()) / static_cast<double>(batch.ids.numel());
     std::optional<dtensor::NoGradientSync> later;
     if (i + 1 < ids.size()) later.emplace();
-    loss += run_piece(job, config, ids[i], targets[i], share);
+    loss += run_piece(job, ids[i], targets[i], share);
   }
   return loss;
 }
 
-StepRecord run_step(const Job& job, const GptConfig& config, Optimizer& optimizer, std::int64_t step) {
+StepRecord run_step(const Job& job, Optimizer& optimizer, std::int64_t step) {
   const Options& o = job.options;
   StepRecord record{.step = step, .tokens = o.batch * o.seq, .lr = optimizer.next_lr()};
   const auto begin = std::chrono::steady_clock::now();
   const dtensor::EventListener listener([&](const dtensor::Event& event) { record.moved[event.axis] += event.bytes; },
                                         {dtensor::Event::Kind::collective});
-  record.loss = run_batch(job, config, job.corpus.batch(o.seed, step, o.batch, o.seq));
-  if (job.memory != nullptr) job.memory->measure_parameters(job.parameters.slots());
+  record.loss = run_batch(job, job.corpus.batch(o.seed, step, o.batch, o.seq));
+  if (job.memory != nullptr) job.memory->measure_parameters(job.model.named_parameters());
   record.grad_norm = to_number(optimizer.step());
   record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return record;
 }
 
 std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
-  const GptConfig config = gpt_config(job.options);
   const Options& o = job.options;
-  Optimizer optimizer(job.parameters, {.name = o.optimizer, .lr = o.lr, .clip = o.clip, .warmup = o.warmup});
+  Optimizer optimizer(job.model.named_parameters(),
+                      {.name = o.optimizer, .lr = o.lr, .clip = o.clip, .warmup = o.warmup});
   RunState state(o, job.mesh ? job.mesh.world() : dtensor::Communicator());
-  state.parts().add("model", job.parameters.slots());
+  state.parts().add("model", job.model);
   optimizer.add_to(state.parts());
   if (job.mesh) state.parts().add_random("random", job.mesh);
   std::vector<StepRecord> records;
   for (std::int64_t step = state.begin(); step < o.steps; ++step) {
-    records.push_back(run_step(job, config, optimizer, step));
+    records.push_back(run_step(job, optimizer, step));
     if (on_step) on_step(records.back());
     state.after(step);
   }
@@ -109,23 +117,30 @@ std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
   return records;
 }
 
+// Without data: each rank makes its own part only, and the numbers are those of any mesh.
+GptConfig meta_config(const Options& options) {
+  GptConfig config = gpt_config(options);
+  config.tensor = config.tensor.device(at::kMeta);
+  return config;
+}
+
+void make_plain(Gpt& model) {
+  for (const auto& [name, tensor] : model.named_parameters()) {
+    *tensor = dtensor::DTensor(tensor->detach()).full_tensor().clone().requires_grad_();
+  }
+}
+
 }  // namespace
 
 std::vector<StepRecord> train_on_mesh(const dtensor::Communicator& world, const Options& options, const Corpus& corpus,
                                       const OnStep& on_step, MemoryUse* memory) {
-  const MeshShape shape = fit_mesh(options, world.size());
-  const dtensor::DeviceMesh mesh = make_mesh(world, shape);
-  const GptConfig config = gpt_config(options);
-  Job job{options, corpus, make_parameters(config, mesh, shape, options.dtype, options.seed),
-          {},      {},     options.grad_accum};
-  std::vector<dtensor::FsdpUnit> units;
-  if (options.parallel == "fsdp") units = make_units(job.parameters, config, mesh, options);
-  job.place_batch = [&](const at::Tensor& t) { return dtensor::distribute_tensor(t, mesh, batch_placements()); };
-  if (!options.loss_parallel) job.on_logits = gather_classes();
-  job.mesh = mesh;
-  job.hooks = model_hooks(options.sequence_parallel, options.checkpoint_activations);
+  const dtensor::DeviceMesh mesh = make_mesh(world, fit_mesh(options, world.size()));
+  Gpt model(meta_config(options));
+  const auto units = distribute(model, mesh, options);
+  dtensor::manual_seed(mesh, options.seed);
+  model.reset();
+  const Job job{options, corpus, model, mesh, options.grad_accum, mesh, memory};
   if (memory == nullptr) return run_steps(job, on_step);
-  job.memory = memory;
   memory->predict(units, options.optimizer);
   auto records = run_steps(job, on_step);
   memory->measure_peaks(units.front().stats(), world.size());
@@ -136,12 +151,13 @@ std::vector<StepRecord> train_on_one_device(const Options& options, const Corpus
   std::vector<StepRecord> records;
   dtensor::run_local(1, [&](dtensor::Communicator world) {
     const dtensor::DeviceMesh mesh = make_mesh(world, {});
-    const Parameters born = make_parameters(gpt_config(options), mesh, {}, options.dtype, options.seed);
-    Job job{options, corpus, options.dropout > 0 ? born : to_plain(born), {}, {}, pieces};
-    if (options.dropout > 0) {
-      job.place_batch = [&](const at::Tensor& t) { return dtensor::distribute_tensor(t, mesh, batch_placements()); };
-    }
-    records = run_steps(job, {});
+    Gpt model(meta_config(options));
+    parallelize(model, mesh, {});
+    dtensor::manual_seed(mesh, options.seed);
+    model.reset();
+    const bool plain = options.dropout == 0;
+    if (plain) make_plain(model);
+    records = run_steps({options, corpus, model, plain ? dtensor::DeviceMesh() : mesh, pieces}, {});
   });
   return records;
 }

@@ -25,6 +25,7 @@ struct StepRecord {
 
 using OnStep = std::function<void(const StepRecord&)>;
 
+at::ScalarType scalar_type(Dtype dtype);
 GptConfig gpt_config(const Options& options);
 
 // Collective over `world`. on_step is called on every rank; `memory`, where given, is filled with this rank's.

@@ -13,13 +13,12 @@ TEST(Communication, TensorParallelismIsMinimal) {
   for (const train::MeshShape shape : {train::MeshShape{1, 1, 2}, train::MeshShape{1, 2, 2}}) {
     dtensor::run_local(static_cast<int>(shape.size()), [&](dtensor::Communicator world) {
       const dtensor::DeviceMesh mesh = train::make_mesh(world, shape);
-      const train::Parameters p = oracle::parameters([&](const std::string& name, const at::Tensor& t) -> at::Tensor {
-        return dtensor::distribute_tensor(t, mesh, train::parameter_placements(name, shape));
-      });
+      const auto model = oracle::model();
+      train::distribute(*model, mesh, oracle::options({.shape = shape}));
       const oracle::Batch b = oracle::batch(0);
       const at::Tensor ids = dtensor::distribute_tensor(b.ids, mesh, train::batch_placements());
       const dtensor::CommDebugMode comms;
-      train::gpt_loss(train::tiny(), p, ids, ids, train::gather_classes()).backward();
+      train::token_loss(model->forward(ids), ids).backward();
       const int layers = static_cast<int>(train::tiny().layers);
       for (const auto phase : {dtensor::Phase::forward, dtensor::Phase::backward}) {
         const auto count = comms.total([&](const dtensor::CommKey& key) {

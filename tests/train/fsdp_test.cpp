@@ -29,12 +29,11 @@ Result run(const dtensor::Communicator& world, const Case& c) {
   Result result;
   train::Options options;
   options.reshard = c.reshard;
+  options.loss_parallel = c.loss_parallel;
   const auto mesh = train::make_mesh(world, c.shape);
-  train::Parameters p = oracle::parameters([&](const std::string& name, const at::Tensor& t) -> at::Tensor {
-    return dtensor::distribute_tensor(t, mesh, train::parameter_placements(name, c.shape));
-  });
-  result.units = train::make_units(p, train::tiny(), mesh, options);
-  train::Optimizer optimizer(p, {});
+  const auto model = oracle::model();
+  result.units = train::distribute(*model, mesh, options);
+  train::Optimizer optimizer(model->named_parameters(), {});
   for (std::int64_t step = 0; step < 10; ++step) {
     const oracle::Batch b = oracle::batch(step);
     const auto place = [&](const at::Tensor& t) -> at::Tensor {
@@ -46,8 +45,7 @@ Result run(const dtensor::Communicator& world, const Case& c) {
     {
       const dtensor::EventListener listener([&](const dtensor::Event& e) { ++result.counts[e.name + " " + e.axis]; },
                                             {dtensor::Event::Kind::collective});
-      loss = train::gpt_loss(train::tiny(), p, ids, targets,
-                             c.loss_parallel ? train::LogitsHook{} : train::gather_classes());
+      loss = train::token_loss(model->forward(ids), targets);
       loss.backward();
     }
     result.curves.grad_norm.push_back(oracle::whole(optimizer.step()));

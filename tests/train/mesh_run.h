@@ -30,27 +30,29 @@ inline double whole(const at::Tensor& t) {
   return dtensor::is_dtensor(value) ? dtensor::DTensor(value).full_tensor().item<double>() : value.item<double>();
 }
 
+inline train::Options options(const Variant& variant) {
+  return {.parallel = variant.units ? "fsdp" : "plain",
+          .loss_parallel = variant.loss_parallel,
+          .sequence_parallel = variant.sequence_parallel};
+}
+
 inline Curves run_on_mesh(const dtensor::Communicator& world, const Variant& variant) {
   const dtensor::DeviceMesh mesh = train::make_mesh(world, variant.shape);
   dtensor::manual_seed(mesh, 7);
-  train::Parameters p = parameters([&](const std::string& name, const at::Tensor& t) -> at::Tensor {
-    return dtensor::distribute_tensor(t.to(variant.dtype), mesh, train::parameter_placements(name, variant.shape));
-  });
-  std::vector<dtensor::FsdpUnit> units;
-  if (variant.units) units = train::make_units(p, train::tiny(), mesh, {});
+  train::GptConfig config = train::tiny();
+  config.dropout = variant.dropout;
+  config.checkpoint_blocks = variant.checkpoint_activations;
+  config.tensor = config.tensor.dtype(variant.dtype);
+  const auto model = oracle::model(config);
+  const auto units = train::distribute(*model, mesh, options(variant));
   const auto place = [&](const at::Tensor& t) {
     return dtensor::distribute_tensor(t, mesh, train::batch_placements());
   };
-  train::GptConfig config = train::tiny();
-  config.dropout = variant.dropout;
-  train::Optimizer optimizer(p, {});
+  train::Optimizer optimizer(model->named_parameters(), {});
   Curves curves;
   for (std::int64_t step = 0; step < 10; ++step) {
     const Batch b = batch(step);
-    const at::Tensor loss =
-        train::gpt_loss(config, p, place(b.ids), place(b.targets),
-                        variant.loss_parallel ? train::LogitsHook{} : train::gather_classes(),
-                        train::model_hooks(variant.sequence_parallel, variant.checkpoint_activations));
+    const at::Tensor loss = train::token_loss(model->forward(place(b.ids)), place(b.targets));
     loss.backward();
     curves.grad_norm.push_back(whole(optimizer.step()));
     curves.loss.push_back(whole(loss));

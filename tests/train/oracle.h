@@ -50,15 +50,16 @@ inline const nlohmann::json& data() {
 
 inline std::vector<double> curve(const char* name) { return data()["single"][name].get<std::vector<double>>(); }
 
-// The reference's initial parameters, placed by `place` (name, plain tensor -> tensor).
-template <class Place>
-train::Parameters parameters(const Place& place) {
-  train::Parameters result;
-  for (const nlohmann::json& p : data()["params"]) {
-    const auto sizes = p["shape"].get<std::vector<std::int64_t>>();
-    const std::string name = p["name"];
-    const at::Tensor plain = fill(sizes, p["seed"], p["scale"], p["offset"]);
-    result.add(name, place(name, plain).requires_grad_());
+// With the reference's initial parameters; the names and their order are checked.
+inline std::unique_ptr<train::Gpt> model(const train::GptConfig& config = train::tiny()) {
+  const at::NoGradGuard no_grad;
+  auto result = std::make_unique<train::Gpt>(config);
+  const auto parameters = result->named_parameters();
+  TORCH_CHECK(parameters.size() == data()["params"].size());
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const nlohmann::json& p = data()["params"][i];
+    TORCH_CHECK(p["name"] == parameters[i].first, parameters[i].first);
+    parameters[i].second->copy_(fill(parameters[i].second->sizes(), p["seed"], p["scale"], p["offset"]));
   }
   return result;
 }

@@ -22,25 +22,25 @@ TEST(Oracle, FillAndBatchesAreTheReferences) {
 }
 
 TEST(Oracle, ParametersHaveTheReferencesNamesAndShapes) {
-  const std::vector<train::ParameterSpec> specs = train::parameter_specs(train::tiny());
+  train::Gpt model(train::tiny());
+  const auto parameters = model.named_parameters();
   const nlohmann::json& expected = oracle::data()["params"];
-  ASSERT_EQ(specs.size(), expected.size());
-  for (std::size_t i = 0; i < specs.size(); ++i) {
-    EXPECT_EQ(specs[i].name, expected[i]["name"]);
-    EXPECT_EQ(specs[i].sizes, expected[i]["shape"].get<std::vector<std::int64_t>>());
+  ASSERT_EQ(parameters.size(), expected.size());
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    EXPECT_EQ(parameters[i].first, expected[i]["name"]);
+    EXPECT_EQ(parameters[i].second->sizes(), expected[i]["shape"].get<std::vector<std::int64_t>>());
   }
 }
 
 TEST(Oracle, The153MModelHas153MParameters) { EXPECT_EQ(train::parameter_count(train::gpt_153m()) / 1'000'000, 153); }
 
 TEST(Oracle, OneDeviceReproducesTheCurves) {
-  const train::GptConfig config = train::tiny();
-  const train::Parameters p = oracle::parameters([](const std::string&, const at::Tensor& t) { return t; });
-  train::Optimizer optimizer(p, {});
+  const auto model = oracle::model();
+  train::Optimizer optimizer(model->named_parameters(), {});
   const std::vector<double> losses = oracle::curve("loss"), norms = oracle::curve("grad_norm");
   for (std::size_t step = 0; step < losses.size(); ++step) {
     const oracle::Batch batch = oracle::batch(static_cast<std::int64_t>(step));
-    const at::Tensor loss = train::gpt_loss(config, p, batch.ids, batch.targets);
+    const at::Tensor loss = train::token_loss(model->forward(batch.ids), batch.targets);
     loss.backward();
     expect_close(optimizer.step().item<double>(), norms[step], "gradient norm", step);
     expect_close(loss.item<double>(), losses[step], "loss", step);

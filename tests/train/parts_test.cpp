@@ -1,4 +1,4 @@
-// The training program's parts that need no ranks: command line, data, log, picture, comparison, plan.
+// The training program's parts: command line, data, log, picture, comparison, plan.
 #include <gtest/gtest.h>
 
 #include <rapidcheck/gtest.h>
@@ -150,16 +150,31 @@ TEST(Compare, TheLargestDifferenceCountsAndNanIsNoEquality) {
 }
 
 TEST(Plan, EveryParameterIsPlacedAsMeant) {
-  const MeshShape shape{.replicate = 2, .shard = 2, .tp = 2};
-  const auto placed = [&](const char* name) { return dtensor::to_string(parameter_placements(name, shape)); };
-  EXPECT_EQ(placed("wte.weight"), "[R, SS(0, 2)*, S(0)]");
-  EXPECT_EQ(placed("h.0.attn.q_proj.weight"), "[R, SS(0, 2)*, S(0)]");
-  EXPECT_EQ(placed("h.0.attn.o_proj.weight"), "[R, S(0)*, S(1)]");
-  EXPECT_EQ(placed("h.0.mlp.ffn1.weight"), "[R, SS(0, 2)*, S(0)]");
-  EXPECT_EQ(placed("h.0.mlp.ffn2.weight"), "[R, S(0)*, S(1)]");
-  EXPECT_EQ(placed("h.0.ln1.weight"), "[R, S(0)*, R]");
-  EXPECT_EQ(placed("lm_head.weight"), "[R, SS(0, 2)*, S(0)]");
-  EXPECT_EQ(dtensor::to_string(parameter_placements("wte.weight", {.shard = 2})), "[R, S(0)*, S(0)]");
+  const auto placed = [](const MeshShape& shape, const char* parallel) {
+    std::map<std::string, std::string> placements;
+    dtensor::run_local(static_cast<int>(shape.size()), [&](dtensor::Communicator world) {
+      GptConfig config = tiny();
+      config.tensor = config.tensor.device(at::kMeta);
+      Gpt model(config);
+      distribute(model, make_mesh(world, shape), {.parallel = parallel});
+      if (world.rank() != 0) return;
+      for (const auto& [name, t] : model.named_parameters()) {
+        placements[name] = dtensor::to_string(dtensor::DTensor(*t).placements());
+      }
+    });
+    return placements;
+  };
+  for (const char* parallel : {"fsdp", "plain"}) {
+    auto found = placed({.replicate = 2, .shard = 2, .tp = 2}, parallel);
+    EXPECT_EQ(found["wte.weight"], "[R, SS(0, 2)*, S(0)]");
+    EXPECT_EQ(found["h.0.attn.q_proj.weight"], "[R, SS(0, 2)*, S(0)]");
+    EXPECT_EQ(found["h.0.attn.o_proj.weight"], "[R, S(0)*, S(1)]");
+    EXPECT_EQ(found["h.0.mlp.ffn1.weight"], "[R, SS(0, 2)*, S(0)]");
+    EXPECT_EQ(found["h.0.mlp.ffn2.weight"], "[R, S(0)*, S(1)]");
+    EXPECT_EQ(found["h.0.ln1.weight"], "[R, S(0)*, R]");
+    EXPECT_EQ(found["lm_head.weight"], "[R, SS(0, 2)*, S(0)]");
+  }
+  EXPECT_EQ(placed({.shard = 2}, "plain")["wte.weight"], "[R, S(0)*, S(0)]");
 }
 
 }  // namespace
