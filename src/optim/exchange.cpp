@@ -142,38 +142,38 @@ Exchange::Entry& Exchange::routed(std::size_t index) {
   return block;
 }
 
-void Exchange::post_squares(Mail& mail, std::size_t box, const Entry& block, const at::Tensor& local,
+void Exchange::send_squares(BucketedAllToAll& buckets, std::size_t bucket, const Entry& block, const at::Tensor& local,
                             at::Tensor& result) {
   if (block.sends && !block.mine.empty()) {
     at::Tensor sum = at::zeros({1}, local.options().dtype(at::kDouble));
     for (const Piece& p : block.mine) sum += rectangle(local, p.local, p.sizes).to(at::kDouble).square().sum();
-    mail.post(box, block.owner_peer, sum.to(local.scalar_type()));
+    buckets.send(bucket, block.owner_peer, sum.to(local.scalar_type()));
   }
   if (!block.owned) return;
   const auto count = std::count_if(block.holders.begin(), block.holders.end(), [](const Holder& h) { return h.sends; });
   result = at::empty({count}, local.options());
   std::int64_t next = 0;
   for (const Holder& h : block.holders) {
-    if (h.sends) mail.expect(box, h.peer, result.narrow(0, next++, 1));
+    if (h.sends) buckets.receive(bucket, h.peer, result.narrow(0, next++, 1));
   }
 }
 
-void Exchange::post_values(Mail& mail, std::size_t box, const Entry& block, const at::Tensor& local,
+void Exchange::send_values(BucketedAllToAll& buckets, std::size_t bucket, const Entry& block, const at::Tensor& local,
                            at::Tensor& result) {
   if (block.sends) {
-    for (const Piece& p : block.mine) mail.post(box, block.owner_peer, rectangle(local, p.local, p.sizes));
+    for (const Piece& p : block.mine) buckets.send(bucket, block.owner_peer, rectangle(local, p.local, p.sizes));
   }
   if (!block.owned) return;
   result = at::empty(block.region.sizes, local.options());
   for (const Holder& h : block.holders) {
     if (!h.sends) continue;
-    for (const Piece& p : h.pieces) mail.expect(box, h.peer, rectangle(result, p.inside, p.sizes));
+    for (const Piece& p : h.pieces) buckets.receive(bucket, h.peer, rectangle(result, p.inside, p.sizes));
   }
 }
 
 std::vector<at::Tensor> Exchange::gather(const std::vector<Wanted>& wanted) {
   std::vector<at::Tensor> results(wanted.size());
-  Mail mail;
+  BucketedAllToAll buckets;
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     const Wanted& w = wanted[i];
     if (!blocks_[w.block].member) continue;
@@ -188,10 +188,11 @@ std::vector<at::Tensor> Exchange::gather(const std::vector<Wanted>& wanted) {
                 "a value on its way to a block's owner is ", value.spec_str(), ", its tensor ",
                 DTensor(block.tensor).spec_str());
     const at::Tensor local = value.to_local();
-    const std::size_t box = mail.open(block.members, local.scalar_type(), block.split);
-    (w.squares ? post_squares(mail, box, block, local, results[i]) : post_values(mail, box, block, local, results[i]));
+    const std::size_t bucket = buckets.bucket(block.members, local.scalar_type(), block.split);
+    (w.squares ? send_squares(buckets, bucket, block, local, results[i])
+               : send_values(buckets, bucket, block, local, results[i]));
   }
-  mail.deliver();
+  buckets.run();
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     if (wanted[i].squares && results[i].defined()) results[i] = results[i].sum();
   }
@@ -199,7 +200,7 @@ std::vector<at::Tensor> Exchange::gather(const std::vector<Wanted>& wanted) {
 }
 
 void Exchange::scatter(const std::vector<Result>& results) {
-  Mail mail;
+  BucketedAllToAll buckets;
   for (const Result& r : results) {
     if (!blocks_[r.block].member) continue;
     const Entry& block = routed(r.block);
@@ -207,14 +208,14 @@ void Exchange::scatter(const std::vector<Result>& results) {
       rectangle(r.target, block.region.begin, block.region.sizes).copy_(r.value);
       continue;
     }
-    const std::size_t box = mail.open(block.members, r.target.scalar_type(), block.members.size() > 1);
-    for (const Piece& p : block.mine) mail.expect(box, block.owner_peer, rectangle(r.target, p.local, p.sizes));
+    const std::size_t bucket = buckets.bucket(block.members, r.target.scalar_type(), block.members.size() > 1);
+    for (const Piece& p : block.mine) buckets.receive(bucket, block.owner_peer, rectangle(r.target, p.local, p.sizes));
     if (!block.owned) continue;
     for (const Holder& h : block.holders) {
-      for (const Piece& p : h.pieces) mail.post(box, h.peer, rectangle(r.value, p.inside, p.sizes));
+      for (const Piece& p : h.pieces) buckets.send(bucket, h.peer, rectangle(r.value, p.inside, p.sizes));
     }
   }
-  mail.deliver();
+  buckets.run();
 }
 
 }  // namespace dtensor::optim

@@ -6,7 +6,7 @@
 #include "dtensor/mesh.h"
 #include "dtensor/tensor.h"
 #include "optim/blocks.h"
-#include "optim/mail.h"
+#include "optim/bucketed_all_to_all.h"
 
 namespace dtensor::optim {
 
@@ -66,8 +66,10 @@ class Exchange {
   Communicator communicator_of(const DeviceMesh& mesh);
   void route(Entry& block);
   Entry& routed(std::size_t block);
-  void post_squares(Mail& mail, std::size_t box, const Entry& block, const at::Tensor& local, at::Tensor& result);
-  void post_values(Mail& mail, std::size_t box, const Entry& block, const at::Tensor& local, at::Tensor& result);
+  void send_squares(BucketedAllToAll& buckets, std::size_t bucket, const Entry& block, const at::Tensor& local,
+                    at::Tensor& result);
+  void send_values(BucketedAllToAll& buckets, std::size_t bucket, const Entry& block, const at::Tensor& local,
+                   at::Tensor& result);
 
   std::vector<Entry> blocks_;
   std::vector<std::pair<std::vector<std::int64_t>, Communicator>> rooms_;  // by set of ranks
