@@ -51,9 +51,7 @@ bool DeviceMesh::is_member() const { return checked(impl_).is_member; }
 
 std::optional<std::vector<std::int64_t>> DeviceMesh::coordinate() const {
   const auto& mesh = checked(impl_);
-  if (!mesh.is_member) {
-    return std::nullopt;
-  }
+  if (!mesh.is_member) return std::nullopt;
   return std::vector<std::int64_t>(mesh.coordinate.begin(), mesh.coordinate.end());
 }
 
@@ -67,9 +65,7 @@ DeviceMesh DeviceMesh::operator[](const std::string& name) const { return (*this
 DeviceMesh DeviceMesh::operator[](const std::vector<std::string>& names) const {
   const auto& mesh = checked(impl_);
   std::vector<std::int64_t> dims;
-  for (const auto& name : names) {
-    dims.push_back(dim_of_name(mesh.layout, name));
-  }
+  for (const auto& name : names) dims.push_back(dim_of_name(mesh.layout, name));
   // Outside the mesh: the slice through its first rank, to which this rank does not belong either.
   const auto at = mesh.is_member ? mesh.coordinate : Coordinate(mesh.layout.ndim(), 0);
   return sibling(mesh, slice_layout(mesh.layout, dims, at));
@@ -102,9 +98,7 @@ Communicator DeviceMesh::communicator() const {
 Communicator DeviceMesh::world() const { return checked(impl_).world(); }
 
 bool operator==(const DeviceMesh& a, const DeviceMesh& b) {
-  if (a.impl_ == b.impl_ || !a.impl_ || !b.impl_) {
-    return a.impl_ == b.impl_;
-  }
+  if (a.impl_ == b.impl_ || !a.impl_ || !b.impl_) return a.impl_ == b.impl_;
   return a.impl_->device == b.impl_->device && a.impl_->seen_device() == b.impl_->seen_device() &&
          a.impl_->layout == b.impl_->layout;
 }

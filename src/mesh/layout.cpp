@@ -23,23 +23,17 @@ void check_shape(at::IntArrayRef shape) {
   TORCH_CHECK(!shape.empty(), "a mesh needs at least one dimension");
   TORCH_CHECK(static_cast<std::int64_t>(shape.size()) <= kMaxMeshDims, "a mesh has at most ", kMaxMeshDims,
               " dimensions, not ", shape.size());
-  for (const auto n : shape) {
-    TORCH_CHECK(n >= 1, "mesh sizes must be at least 1, got ", shape);
-  }
+  for (const auto n : shape) TORCH_CHECK(n >= 1, "mesh sizes must be at least 1, got ", shape);
 }
 
 std::string joined(const std::vector<std::string>& names, const char* separator) {
   std::string text;
-  for (const auto& name : names) {
-    text += (text.empty() ? "" : separator) + name;
-  }
+  for (const auto& name : names) text += (text.empty() ? "" : separator) + name;
   return text;
 }
 
 void check_names(const std::vector<std::string>& names, at::IntArrayRef shape) {
-  if (names.empty()) {
-    return;
-  }
+  if (names.empty()) return;
   TORCH_CHECK(names.size() == shape.size(), "a mesh of shape ", shape, " needs ", shape.size(), " names, got ",
               names.size(), ": ", joined(names, ", "));
   std::set<std::string> seen;
@@ -59,9 +53,7 @@ void check_ranks(at::IntArrayRef ranks, std::int64_t world_size) {
 
 std::vector<std::int64_t> row_major_strides(at::IntArrayRef shape) {
   std::vector<std::int64_t> strides(shape.size(), 1);
-  for (auto i = static_cast<std::int64_t>(shape.size()) - 2; i >= 0; --i) {
-    strides[i] = strides[i + 1] * shape[i + 1];
-  }
+  for (auto i = static_cast<std::int64_t>(shape.size()) - 2; i >= 0; --i) strides[i] = strides[i + 1] * shape[i + 1];
   return strides;
 }
 
@@ -78,15 +70,11 @@ std::vector<std::int64_t> gather_ranks(const MeshLayout& layout, at::IntArrayRef
     std::vector<std::int64_t> next;
     next.reserve(index.size() * layout.shape[d]);
     for (const auto start : index) {
-      for (std::int64_t i = 0; i < layout.shape[d]; ++i) {
-        next.push_back(start + i * strides[d]);
-      }
+      for (std::int64_t i = 0; i < layout.shape[d]; ++i) next.push_back(start + i * strides[d]);
     }
     index = std::move(next);
   }
-  for (auto& i : index) {
-    i = layout.ranks[i];
-  }
+  for (auto& i : index) i = layout.ranks[i];
   return index;
 }
 
@@ -110,11 +98,6 @@ MeshLayout make_layout(std::int64_t world_size, at::IntArrayRef shape, std::vect
   std::vector<std::int64_t> ranks(n);
   std::iota(ranks.begin(), ranks.end(), 0);
   return make_layout(world_size, std::move(ranks), shape, std::move(names));
-}
-
-std::optional<std::int64_t> index_of_rank(const MeshLayout& layout, std::int64_t rank) {
-  const auto it = std::find(layout.ranks.begin(), layout.ranks.end(), rank);
-  return it == layout.ranks.end() ? std::nullopt : std::optional<std::int64_t>(it - layout.ranks.begin());
 }
 
 std::int64_t dim_of_name(const MeshLayout& layout, const std::string& name) {
@@ -141,9 +124,7 @@ MeshLayout slice_layout(const MeshLayout& layout, at::IntArrayRef dims, at::IntA
                 "' is sliced twice");
     running.push_back(d);
     slice.shape.push_back(layout.shape[d]);
-    if (!layout.names.empty()) {
-      slice.names.push_back(layout.names[d]);
-    }
+    if (!layout.names.empty()) slice.names.push_back(layout.names[d]);
   }
   slice.ranks = gather_ranks(layout, running, coordinate);
   return slice;
@@ -151,9 +132,7 @@ MeshLayout slice_layout(const MeshLayout& layout, at::IntArrayRef dims, at::IntA
 
 MeshLayout flatten_layout(const MeshLayout& layout, const std::string& name) {
   std::vector<std::string> names;
-  if (!name.empty() || !layout.names.empty()) {
-    names.push_back(name.empty() ? joined(layout.names, "_") : name);
-  }
+  if (!name.empty() || !layout.names.empty()) names.push_back(name.empty() ? joined(layout.names, "_") : name);
   return {{layout.size()}, layout.ranks, std::move(names)};
 }
 
@@ -170,9 +149,7 @@ std::vector<std::int64_t> line_ranks(const MeshLayout& layout, AxisMask axes, at
               " dimensions lacks");
   std::vector<std::int64_t> dims;
   for (std::int64_t d = 0; d < layout.ndim(); ++d) {
-    if ((axes >> d) & 1U) {
-      dims.push_back(d);
-    }
+    if ((axes >> d) & 1U) dims.push_back(d);
   }
   return gather_ranks(layout, dims, coordinate);
 }

@@ -6,7 +6,6 @@
 #include <c10/util/ArrayRef.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,8 +22,6 @@ MeshLayout make_layout(std::int64_t world_size, std::vector<std::int64_t> ranks,
 
 // 0 .. prod(shape) - 1 over `shape`; throws where the world has fewer ranks.
 MeshLayout make_layout(std::int64_t world_size, at::IntArrayRef shape, std::vector<std::string> names);
-
-std::optional<std::int64_t> index_of_rank(const MeshLayout& layout, std::int64_t rank);
 
 // Throws with the known names.
 std::int64_t dim_of_name(const MeshLayout& layout, const std::string& name);

@@ -21,9 +21,7 @@ MeshImpl::~MeshImpl() = default;
 
 const Communicator& MeshImpl::communicator(AxisMask axes) const {
   if (axes < by_mask_.size()) {
-    if (const auto* known = by_mask_[axes].load(std::memory_order_acquire)) {
-      return *known;
-    }
+    if (const auto* known = by_mask_[axes].load(std::memory_order_acquire)) return *known;
   }
   return make_communicator(axes);
 }

@@ -20,12 +20,8 @@ std::string pad(const std::string& text, std::size_t width) {
 
 void make_rectangle(Block& block) {
   std::size_t width = 0;
-  for (const auto& line : block) {
-    width = std::max(width, line.size());
-  }
-  for (auto& line : block) {
-    line = pad(line, width);
-  }
+  for (const auto& line : block) width = std::max(width, line.size());
+  for (auto& line : block) line = pad(line, width);
 }
 
 Block beside(const Block& left, const Block& right) {
@@ -50,9 +46,7 @@ Block boxed(const std::string& title, Block content) {
   content.pop_back();
   const auto width = content.front().size();
   Block out{"+- " + title + " " + std::string(width - title.size() - 1, '-') + "+"};
-  for (const auto& line : content) {
-    out.push_back("| " + line + " |");
-  }
+  for (const auto& line : content) out.push_back("| " + line + " |");
   out.push_back("+" + std::string(width + 2, '-') + "+");
   return out;
 }
@@ -67,9 +61,7 @@ class Painter {
 
   // The block of the ranks from `first` on that dimensions `dim`.. span.
   Block paint(std::int64_t dim, std::int64_t first) const {
-    if (layout_.ndim() - dim <= 2) {
-      return table(dim, first);
-    }
+    if (layout_.ndim() - dim <= 2) return table(dim, first);
     const auto stride = span(dim + 1);
     Block out;
     for (std::int64_t i = 0; i < layout_.shape[dim]; ++i) {
@@ -83,9 +75,7 @@ class Painter {
  private:
   std::int64_t span(std::int64_t dim) const {
     std::int64_t n = 1;
-    for (; dim < layout_.ndim(); ++dim) {
-      n *= layout_.shape[dim];
-    }
+    for (; dim < layout_.ndim(); ++dim) n *= layout_.shape[dim];
     return n;
   }
 
@@ -158,9 +148,7 @@ std::string layout_str(const MeshLayout& layout, c10::DeviceType device) {
 
 std::string layout_picture(const MeshLayout& layout, c10::DeviceType device, std::int64_t self) {
   const auto title = layout_str(layout, device);
-  if (layout.size() > kMaxDrawn) {
-    return title + "\n";
-  }
+  if (layout.size() > kMaxDrawn) return title + "\n";
   std::string text = title + "\n";
   for (const auto& line : Painter(layout, self).paint(0, 0)) {
     text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";

@@ -55,9 +55,7 @@ c10::intrusive_ptr<MeshImpl> WorldState::intern(MeshLayout layout, const Communi
   const std::lock_guard lock(mesh_mutex_);
   const auto it = meshes_.find(key);
   if (it != meshes_.end()) {
-    if (auto mesh = it->second.lock()) {
-      return mesh;
-    }
+    if (auto mesh = it->second.lock()) return mesh;
     meshes_.erase(it);
   }
   std::erase_if(meshes_, [](const auto& entry) { return entry.second.expired(); });
@@ -70,9 +68,7 @@ Communicator WorldState::communicator(const Communicator& world, const std::vect
                                       const std::string& label) {
   const std::lock_guard lock(comm_mutex_);
   const auto it = communicators_.find(ranks);
-  if (it != communicators_.end()) {
-    return it->second;
-  }
+  if (it != communicators_.end()) return it->second;
   return communicators_.emplace(ranks, world.subgroup(ranks, label)).first->second;
 }
 

@@ -30,7 +30,6 @@ class Group {
   Group(std::shared_ptr<World> world, std::vector<std::int64_t> ranks, std::string label);
 
   World& world() const { return *world_; }
-  const std::shared_ptr<World>& shared_world() const { return world_; }
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::vector<std::int64_t>& ranks() const { return ranks_; }
   const std::string& label() const { return label_; }
