@@ -86,71 +86,65 @@ using RuleDim = c10::SmallVector<int, 2>;
 using RuleTerm = c10::SmallVector<RuleDim, 5>;
 
 // One operator's factors. Text: "mk, kn -> mn"; the letters name factors. Built by hand: factor(), operand(), result().
+// A value: a copy is a rule of its own.
 class DTENSOR_API Rule {
  public:
   using Operands = std::vector<int>;
   using Outputs = std::function<std::vector<OutputMeta>(const OpArgs&)>;
+  using Dims = std::function<std::vector<std::int64_t>(const OpArgs&)>;
 
   Rule();
   Rule(std::string_view text);  // NOLINT: a text is a rule
   Rule(const char* text) : Rule(std::string_view(text)) {}
+  explicit Rule(RuleData data);
 
   // Sets of operands that may be Partial(sum or avg) together, the others being Replicate: the result is Partial too.
   Rule& linear(Operands a, Operands b = {}, Operands c = {}, Operands d = {});
-  Rule& linear_sum(Operands a);              // sum only
-  Rule& monotone(Operands a, ReduceOp op);   // Partial(op), op = max or min
-  Rule& structural(Operands a);              // any Partial: the operator only moves elements
-  Rule& whole(std::string_view letters);     // these factors are never sharded
-  Rule& whole(std::int64_t dim);             // the factors of operand 0's dimension
-  Rule& reduce(ReduceOp op);                 // what a contracted factor leaves: Partial(op) instead of Partial(sum)
-  Rule& nonempty(std::string_view letters);  // these factors: sharded only if every rank holds an element
-  Rule& nonempty();                          // contracted factors: sharded only if every rank holds an element
+  Rule& monotone(Operands a, ReduceOp op);  // Partial(op), op = max or min
+  Rule& structural(Operands a);             // any Partial: the operator only moves elements
+  Rule& structural();                       // the same of all operands together; for texts with packs
+  // `names` below: letters of factors and packs, "..." for the batch, or the one name of a place ("dim").
+  Rule& whole(std::string_view names);     // never sharded
+  Rule& reduce(ReduceOp op);               // what a contracted factor leaves: Partial(op) instead of Partial(sum)
+  Rule& nonempty(std::string_view names);  // sharded only if every rank holds an element
   // Factors that may be sharded provided that the named local kernel runs; results without them are Partial(sum).
-  Rule& handled(std::string_view letters, std::string kernel);
-  Rule& handled_dims(at::IntArrayRef dims, std::string kernel);  // of operand 0
-  Rule& handled_factor(int factor, std::string kernel);
+  Rule& handled(std::string_view names, std::string kernel);
   Rule& handled_gives(ReduceOp op);
   Rule& handled_gives_replicate();
   // Result `result` is Replicate (not Partial) whatever handled factor it lacks.
   Rule& handled_replicates(int result);
   Rule& kernel(std::string name);   // the local kernel runs always
-  Rule& once(int operand);          // added once, as '+' in the text
   Rule& writes(Operands operands);  // written, though the schema does not say so: they keep their placements
   Rule& unread(int operand);        // its values do not matter, only its sizes: a Partial need not be reduced
   Rule& ignored(int operand);       // neither: it is given as it is
   Rule& local_strides(std::string arg, int result = 0);  // int[] argument replaced by dense local strides
   Rule& local_size(std::string arg, int result = 0);     // int[] argument replaced by the result's local sizes
-  Rule& patch(std::string arg, c10::IValue value);       // argument replaced for the local call
   Rule& sees_storage();                                  // storage shards count as what they are
   Rule& keeps_storage();                                 // the same, and results keep the flag
   Rule& reads_scalars();                                 // the rule's function reads float or Scalar arguments
   Rule& outputs(Outputs fn);                             // sizes of results, for operators without a meta kernel
   Rule& no_meta();  // the same, sizes by the text's letters, contiguous, operand 0's dtype
 
+  // The dimensions that [name] means, counted from the left, where they are not those of an argument with that name.
+  Rule& dims(std::string name, Dims fn);
+
   int factor(std::string name = {}, std::int64_t size = -1);  // size: needed where it occurs in compounds only
   Rule& operand(RuleTerm term);
-  Rule& absent_operand();  // never sharded, whatever its rank
   Rule& result(RuleTerm term);
-  Rule& absent_result();  // Replicate, whatever is sharded
   Rule& whole_factor(int factor);
-  Rule& unit_free(int factor);  // sharded only where no rank's part has length 1
 
   const RuleData& data() const { return *data_; }
-  std::string str() const;
+  std::string text() const;  // the terms alone
+  std::string str() const;   // and every permission
 
  private:
+  RuleData& edit();  // its own from now on
+
   std::shared_ptr<RuleData> data_;
 };
 
 using RuleFunction = std::function<Rule(const OpArgs&)>;
 
-// Ready-made rules for functions to start from.
-// Elementwise with broadcasting over all operands and results.
-DTENSOR_API Rule pointwise(const OpArgs& op);
-// Like pointwise, of operands and results that all have operand 0's sizes.
-DTENSOR_API Rule same(const OpArgs& op);
-// Reduction of operand 0 over `dims`; contracted factors leave Partial(op).
-DTENSOR_API Rule reduction(const OpArgs& op, at::IntArrayRef dims, bool keepdim, ReduceOp reduce = ReduceOp::sum);
 // Operand 0 seen with the sizes of result 0 (row-major order of elements kept).
 DTENSOR_API Rule view_factors(at::IntArrayRef in_sizes, at::IntArrayRef out_sizes);
 
@@ -162,7 +156,8 @@ class DTENSOR_API RuleBook {
   Rule& rule(const std::string& op, Rule rule);
   Rule& rule(const std::string& op, const char* text) { return rule(op, Rule(text)); }
   // `properties` of the returned rule (reads_scalars, outputs) count for every rule that the function returns.
-  Rule& rule(const std::string& op, RuleFunction function);
+  // `about` stands for the function where rules are listed.
+  Rule& rule(const std::string& op, RuleFunction function, std::string about = "of the call");
   void for_tag(at::Tag tag, RuleFunction function);
   void replicate(const std::string& op, std::string why);
   void refuse(const std::string& op, std::string why);

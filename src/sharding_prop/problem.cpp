@@ -20,15 +20,18 @@ class Binder {
     for (const Factor& factor : data_.factors) add_factor(factor);
     batch_rank_ = std::max(batch_rank(p_.operands, data_.operands), batch_rank(p_.results, data_.results));
     first_batch_ = static_cast<int>(p_.factors.size());
-    for (std::int64_t i = 0; i < batch_rank_; ++i) p_.factors.emplace_back();
+    for (std::int64_t i = 0; i < batch_rank_; ++i) add_factor(data_.batch);
     bind_terms(p_.operands, data_.operands);
     bind_terms(p_.results, data_.results);
-    for (std::size_t r = 0; r < std::min(p_.results.size(), data_.results.size()); ++r) {
-      p_.results[r].free = data_.results[r].absent;
-    }
     bind_outs();
     each([&](auto& tensor) { take_sizes(tensor); });
     each([&](auto& tensor) { solve_compounds(tensor); });
+    bind_optional(p_.operands, data_.operands);
+    bind_optional(p_.results, data_.results);
+    for (std::size_t r = 0; r < p_.results.size(); ++r) {
+      const Term* term = term_for(data_.results, r);
+      p_.results[r].free = term != nullptr && (term->absent || (term->optional && p_.results[r].absent));
+    }
     each([&](auto& tensor) { drop_units(tensor); });
     each([&](auto& tensor) { check_sizes(tensor); });
     mark_contracted();
@@ -72,17 +75,52 @@ class Binder {
       const Term* term = term_for(terms, i);
       tensor.absent = term == nullptr || term->absent;
       tensor.dims.resize(static_cast<std::size_t>(tensor.rank));
-      if (!tensor.used || tensor.absent) continue;
+      if (!tensor.used || tensor.absent || term->optional) continue;
       tensor.once = term->once;
       bind_term(tensor, *term);
+      whole_where_lacking(tensor, *term);
     }
+  }
+
+  // Tensors that have the term's sizes, or are never sharded.
+  template <class Tensors>
+  void bind_optional(Tensors& tensors, const std::vector<Term>& terms) {
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      auto& tensor = tensors[i];
+      const Term* term = term_for(terms, i);
+      if (!tensor.used || tensor.absent || !term->optional) continue;
+      tensor.absent = tensor.rank != std::ssize(term->dims);
+      if (!tensor.absent) bind_term(tensor, *term);
+      for (std::size_t d = 0; d < tensor.dims.size(); ++d) {
+        const std::int64_t size = product(tensor.dims[d]);
+        tensor.absent |= !tensor.dims[d].empty() && size >= 0 && size != sizes_of(tensor)[d];
+      }
+      if (tensor.absent) tensor.dims.assign(tensor.dims.size(), {});
+      take_sizes(tensor);
+    }
+  }
+
+  // A result without some of the batch is no sum over it.
+  void whole_where_lacking(const OperandState&, const Term&) {}
+  void whole_where_lacking(const ResultState& result, const Term& term) {
+    if (term.ellipsis < 0) return;
+    const std::int64_t batch = std::max<std::int64_t>(result.rank - std::ssize(term.dims), 0);
+    for (std::int64_t i = 0; i < batch_rank_ - batch; ++i) {
+      p_.factors[static_cast<std::size_t>(first_batch_ + i)].whole = true;
+    }
+  }
+
+  std::int64_t product(const RuleDim& dim) const {
+    std::int64_t size = 1;
+    for (const int f : dim) size *= p_.factors[static_cast<std::size_t>(f)].size;
+    return size;
   }
 
   // Dims are aligned at the right; a tensor of lower rank lacks the leading ones (broadcasting).
   void bind_term(TensorState& tensor, const Term& term) const {
     const auto explicit_rank = static_cast<std::int64_t>(term.dims.size());
     const std::int64_t batch = term.ellipsis < 0 ? 0 : std::max<std::int64_t>(tensor.rank - explicit_rank, 0);
-    TORCH_CHECK(tensor.rank <= explicit_rank + batch, p_.call->schema->operator_name(), ": rule '", p_.rule.str(),
+    TORCH_CHECK(tensor.rank <= explicit_rank + batch, p_.call->schema->operator_name(), ": rule '", p_.rule.text(),
                 "' has ", explicit_rank, " dimensions where a tensor has ", tensor.rank);
     RuleDim* out = tensor.dims.end();
     for (std::int64_t i = explicit_rank; i >= 0 && out != tensor.dims.begin(); --i) {
@@ -160,11 +198,9 @@ class Binder {
     for (std::size_t d = 0; d < tensor.dims.size(); ++d) {
       RuleDim& dim = tensor.dims[d];
       if (dim.empty()) continue;
-      std::int64_t product = 1;
-      for (const int f : dim) product *= p_.factors[static_cast<std::size_t>(f)].size;
       const std::int64_t size = sizes_of(tensor)[d];
-      if (product == size) continue;
-      if (size != 1) {
+      if (product(dim) == size) continue;
+      if (size != 1 || data_.exact || std::is_same_v<T, ResultState>) {
         for (const int f : dim) p_.factors[static_cast<std::size_t>(f)].whole = true;
       }
       dim.clear();

@@ -112,7 +112,6 @@ void add_size_patch(const Problem& p, const std::string& name, int result, bool 
 }
 
 void add_patches(const Problem& p, Decision& decision) {
-  for (const auto& [name, value] : p.data->patches) decision.patches.push_back({arg_index(*p.call, name), value});
   if (!p.mesh->is_member) return;
   for (const auto& [name, result] : p.data->size_patches) add_size_patch(p, name, result, false, decision);
   for (const auto& [name, result] : p.data->stride_patches) add_size_patch(p, name, result, true, decision);
@@ -171,7 +170,7 @@ std::string inputs_text(const OpCall& call) {
 std::string why_text(const OpInfo& info, const Piece* piece) {
   if (info.entry->source == RuleSource::none) return kNoRule;
   if (info.entry->source == RuleSource::replicate) return "replicated: " + info.entry->why;
-  return piece == nullptr || !piece->problem.data ? "" : piece->problem.rule.str();
+  return piece == nullptr || !piece->problem.data ? "" : piece->problem.rule.text();
 }
 
 }  // namespace

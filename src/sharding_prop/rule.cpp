@@ -10,157 +10,131 @@ void add_group(RuleData& data, const Rule::Operands& operands, ReduceOps ops) {
   if (!operands.empty()) data.groups.push_back({operands, ops});
 }
 
+// The factors of `names`: the name of a place as a whole, else letters of factors and packs, and '...'.
 template <class Fn>
-void each_letter(RuleData& data, std::string_view letters, Fn fn) {
-  for (const char letter : letters) {
+void each_named(RuleData& data, std::string_view names, Fn fn) {
+  const auto named = [&](std::string_view name) {
     bool found = false;
-    for (Factor& factor : data.factors) {
-      if (factor.name.size() == 1 && factor.name[0] == letter) fn(factor), found = true;
-    }
-    TORCH_CHECK(found, "rule '", data.text, "' has no factor '", letter, "'");
-  }
-}
-
-template <class Fn>
-void each_factor_of_dim(RuleData& data, std::int64_t dim, Fn fn) {
-  const RuleTerm& dims = data.operands.at(0).dims;
-  if (static_cast<std::size_t>(dim) >= dims.size()) return;  // dimension 0 of a 0-dim tensor
-  for (const int factor : dims[static_cast<std::size_t>(dim)]) {
-    fn(data.factors[static_cast<std::size_t>(factor)]);
+    const auto visit = [&](Factor& factor) {
+      if (factor.name == name) fn(factor), found = true;
+    };
+    for (Factor& factor : data.factors) visit(factor);
+    for (Pack& pack : data.packs) visit(pack.each);
+    if (name == "...") fn(data.batch), found = true;
+    return found;
+  };
+  if (named(names)) return;
+  while (!names.empty()) {
+    const std::size_t length = names.substr(0, 3) == "..." ? 3 : 1;
+    TORCH_CHECK(named(names.substr(0, length)), "rule '", data.text, "' has no factor '", std::string(names), "'");
+    names.remove_prefix(length);
   }
 }
 
 }  // namespace
 
 Rule::Rule() : data_(std::make_shared<RuleData>()) {}
-Rule::Rule(std::string_view text) : Rule() { parse_rule(text, *data_); }
+Rule::Rule(std::string_view text) : Rule() { parse_rule(text, edit()); }
+
+Rule::Rule(RuleData data) : data_(std::make_shared<RuleData>(std::move(data))) {}
+
+RuleData& Rule::edit() {
+  if (data_.use_count() > 1) data_ = std::make_shared<RuleData>(*data_);
+  return *data_;
+}
 
 Rule& Rule::linear(Operands a, Operands b, Operands c, Operands d) {
-  for (const Operands& operands : {a, b, c, d}) add_group(*data_, operands, kLinearOps);
+  for (const Operands& operands : {a, b, c, d}) add_group(edit(), operands, kLinearOps);
   return *this;
 }
 
-Rule& Rule::linear_sum(Operands a) { return add_group(*data_, a, bit(ReduceOp::sum)), *this; }
-Rule& Rule::monotone(Operands a, ReduceOp op) { return add_group(*data_, a, bit(op)), *this; }
-Rule& Rule::structural(Operands a) { return add_group(*data_, a, kAnyOp), *this; }
+Rule& Rule::monotone(Operands a, ReduceOp op) { return add_group(edit(), a, bit(op)), *this; }
+Rule& Rule::structural() { return structural({kAllOperands}); }
+Rule& Rule::structural(Operands a) { return add_group(edit(), a, kAnyOp), *this; }
 
-Rule& Rule::whole(std::string_view letters) {
-  each_letter(*data_, letters, [](Factor& factor) { factor.whole = true; });
+Rule& Rule::whole(std::string_view names) {
+  each_named(edit(), names, [](Factor& factor) { factor.whole = true; });
   return *this;
 }
 
-Rule& Rule::whole(std::int64_t dim) {
-  each_factor_of_dim(*data_, dim, [](Factor& factor) { factor.whole = true; });
+Rule& Rule::reduce(ReduceOp op) { return edit().reduce = op, *this; }
+
+Rule& Rule::nonempty(std::string_view names) {
+  each_named(edit(), names, [](Factor& factor) { factor.smallest = std::max(factor.smallest, 1); });
   return *this;
 }
 
-Rule& Rule::reduce(ReduceOp op) { return data_->reduce = op, *this; }
-Rule& Rule::nonempty() { return data_->nonempty = true, *this; }
-
-Rule& Rule::nonempty(std::string_view letters) {
-  each_letter(*data_, letters, [](Factor& factor) { factor.smallest = std::max(factor.smallest, 1); });
-  return *this;
-}
-
-Rule& Rule::handled(std::string_view letters, std::string kernel) {
-  each_letter(*data_, letters, [](Factor& factor) { factor.handled = true; });
-  data_->handler = std::move(kernel);
-  return *this;
-}
-
-Rule& Rule::handled_dims(at::IntArrayRef dims, std::string kernel) {
-  for (const std::int64_t dim : dims) {
-    each_factor_of_dim(*data_, dim, [](Factor& factor) { factor.handled = true, factor.whole = false; });
-  }
-  data_->handler = std::move(kernel);
-  return *this;
-}
-
-Rule& Rule::handled_factor(int factor, std::string kernel) {
-  data_->factors.at(static_cast<std::size_t>(factor)).handled = true;
-  data_->handler = std::move(kernel);
+Rule& Rule::handled(std::string_view names, std::string kernel) {
+  each_named(edit(), names, [](Factor& factor) { factor.handled = true; });
+  edit().handler = std::move(kernel);
   return *this;
 }
 
 Rule& Rule::handled_gives(ReduceOp op) {
-  data_->handled_result = HandledResult::partial;
-  data_->handled_op = op;
+  edit().handled_result = HandledResult::partial;
+  edit().handled_op = op;
   return *this;
 }
 
-Rule& Rule::handled_gives_replicate() { return data_->handled_result = HandledResult::replicate, *this; }
-Rule& Rule::handled_replicates(int result) { return data_->handled_replicates |= 1u << result, *this; }
+Rule& Rule::handled_gives_replicate() { return edit().handled_result = HandledResult::replicate, *this; }
+Rule& Rule::handled_replicates(int result) { return edit().handled_replicates |= 1u << result, *this; }
 
 Rule& Rule::kernel(std::string name) {
-  data_->handler = std::move(name);
-  data_->handler_always = true;
+  edit().handler = std::move(name);
+  edit().handler_always = true;
   return *this;
 }
 
-Rule& Rule::once(int operand) { return data_->operands.at(static_cast<std::size_t>(operand)).once = true, *this; }
 Rule& Rule::writes(Operands operands) {
-  for (const int i : operands) data_->written |= 1u << i;
+  for (const int i : operands) edit().written |= 1u << i;
   return *this;
 }
 
-Rule& Rule::unread(int operand) { return data_->unread |= 1u << operand, *this; }
-Rule& Rule::ignored(int operand) { return data_->ignored |= 1u << operand, *this; }
+Rule& Rule::unread(int operand) { return edit().unread |= 1u << operand, *this; }
+Rule& Rule::ignored(int operand) { return edit().ignored |= 1u << operand, *this; }
 
 Rule& Rule::local_strides(std::string arg, int result) {
-  data_->stride_patches.emplace_back(std::move(arg), result);
+  edit().stride_patches.emplace_back(std::move(arg), result);
   return *this;
 }
 
 Rule& Rule::local_size(std::string arg, int result) {
-  data_->size_patches.emplace_back(std::move(arg), result);
+  edit().size_patches.emplace_back(std::move(arg), result);
   return *this;
 }
 
-Rule& Rule::patch(std::string arg, c10::IValue value) {
-  data_->patches.emplace_back(std::move(arg), std::move(value));
+Rule& Rule::sees_storage() { return edit().storage = StorageView::shard, *this; }
+Rule& Rule::keeps_storage() { return edit().storage = StorageView::keep, *this; }
+Rule& Rule::reads_scalars() { return edit().reads_scalars = true, *this; }
+Rule& Rule::outputs(Outputs fn) { return edit().outputs = std::move(fn), *this; }
+Rule& Rule::no_meta() { return edit().letters_give_sizes = true, *this; }
+
+Rule& Rule::dims(std::string name, Dims fn) {
+  edit().dims.emplace_back(std::move(name), std::move(fn));
   return *this;
 }
-
-Rule& Rule::absent_result() { return data_->results.emplace_back().absent = true, *this; }
-
-Rule& Rule::sees_storage() { return data_->storage = StorageView::shard, *this; }
-Rule& Rule::keeps_storage() { return data_->storage = StorageView::keep, *this; }
-Rule& Rule::reads_scalars() { return data_->reads_scalars = true, *this; }
-Rule& Rule::outputs(Outputs fn) { return data_->outputs = std::move(fn), *this; }
-Rule& Rule::no_meta() { return data_->letters_give_sizes = true, *this; }
 
 int Rule::factor(std::string name, std::int64_t size) {
-  const int index = static_cast<int>(data_->factors.size());
-  data_->factors.push_back({name.empty() ? "d" + std::to_string(index) : std::move(name)});
-  data_->factors.back().size = size;
+  const int index = static_cast<int>(edit().factors.size());
+  edit().factors.push_back({name.empty() ? "d" + std::to_string(index) : std::move(name)});
+  edit().factors.back().size = size;
   return index;
 }
 
 Rule& Rule::operand(RuleTerm term) {
-  data_->operands.push_back({});
-  data_->operands.back().dims = std::move(term);
-  return *this;
-}
-
-Rule& Rule::absent_operand() {
-  data_->operands.push_back({});
-  data_->operands.back().absent = true;
+  edit().operands.push_back({});
+  edit().operands.back().dims = std::move(term);
   return *this;
 }
 
 Rule& Rule::result(RuleTerm term) {
-  data_->results.push_back({});
-  data_->results.back().dims = std::move(term);
+  edit().results.push_back({});
+  edit().results.back().dims = std::move(term);
   return *this;
 }
 
 Rule& Rule::whole_factor(int factor) {
-  data_->factors.at(static_cast<std::size_t>(factor)).whole = true;
-  return *this;
-}
-
-Rule& Rule::unit_free(int factor) {
-  data_->factors.at(static_cast<std::size_t>(factor)).smallest = 2;
+  edit().factors.at(static_cast<std::size_t>(factor)).whole = true;
   return *this;
 }
 

@@ -2,6 +2,7 @@
 #include <shared_mutex>
 
 #include "sharding_prop/resolve.h"
+#include "sharding_prop/rule_list.h"
 #include "sharding_prop/rules/rules.h"
 
 namespace dtensor {
@@ -50,9 +51,12 @@ Rule& RuleBook::rule(const std::string& op, Rule rule) {
   return put(op, std::move(entry)).constant;
 }
 
-Rule& RuleBook::rule(const std::string& op, RuleFunction function) {
+Rule& RuleBook::rule(const std::string& op, RuleFunction function, std::string about) {
   auto entry = entry_because(RuleSource::rule, "");
   entry->function = std::move(function);
+  RuleData properties;
+  properties.about = std::move(about);
+  entry->constant = Rule(std::move(properties));
   return put(op, std::move(entry)).constant;
 }
 
@@ -70,6 +74,22 @@ void RuleBook::replicate(const std::string& op, std::string why) {
 
 void RuleBook::refuse(const std::string& op, std::string why) {
   put(op, entry_because(RuleSource::refuse, std::move(why)));
+}
+
+std::vector<std::string> rules_as_text() {
+  RuleBook::get();
+  const std::shared_lock lock(tables().mutex);
+  std::vector<std::string> lines;
+  const auto add = [&](const std::string& name, const RuleEntry& entry) {
+    if (entry.source == RuleSource::replicate) lines.push_back(name + ": replicated, " + entry.why);
+    if (entry.source == RuleSource::rule) lines.push_back(name + ": " + entry.constant.str());
+  };
+  for (const auto& [name, entry] : tables().by_name) add(name, *entry);
+  for (const auto& [tag, entry] : tables().by_tag) {
+    add(tag == at::Tag::pointwise ? "tag pointwise" : "tag " + std::to_string(static_cast<int>(tag)), *entry);
+  }
+  std::sort(lines.begin(), lines.end());
+  return lines;
 }
 
 RuleEntryPtr find_entry(const std::string& name) {

@@ -21,18 +21,49 @@ struct Factor {
   std::int64_t size = -1;  // -1: taken from the tensors
 };
 
+// What the dimensions that an argument names hold: factors of their own (or those of the pack itself), nothing, nothing
+// or not being there as keepdim says, one given factor; or they are not there.
+enum class Fill : std::uint8_t { own, unit, kept, letter, gone };
+
+struct PackPlace {
+  int pack = 0;
+  Fill fill = Fill::own;
+  int letter = -1;
+};
+
+// A pack among the dimensions of a term, and the places that others take in it: X[dim].
+struct PackUse {
+  std::size_t at = 0;  // before this position of dims
+  PackPlace self;
+  std::vector<PackPlace> places;
+};
+
 struct Term {
-  bool absent = false;  // never sharded
-  bool once = false;    // '+': added once, so Replicate may become Partial
-  bool repeat = false;  // '*': every further operand of the list
-  int ellipsis = -1;    // position of '...' among dims
+  bool absent = false;    // never sharded
+  bool once = false;      // '+': added once, so Replicate may become Partial
+  bool repeat = false;    // '*': every further operand of the list
+  bool optional = false;  // '?': absent where the sizes are others
+  int ellipsis = -1;      // position of '...' among dims
   RuleTerm dims;
+  std::vector<PackUse> packs;
+};
+
+struct Terms {
+  std::vector<Term> operands, results;
+};
+
+// Any number of dimensions under one name: as many as an argument has entries or a number says, as [name] finds, or as
+// the ranks leave.
+struct Pack {
+  Factor each;
+  std::string counted;
 };
 
 using ReduceOps = std::uint8_t;  // bit i: ReduceOp i
 constexpr ReduceOps bit(ReduceOp op) { return static_cast<ReduceOps>(1u << static_cast<unsigned>(op)); }
 constexpr ReduceOps kLinearOps = bit(ReduceOp::sum) | bit(ReduceOp::avg);
 constexpr ReduceOps kAnyOp = 0x1f;
+constexpr int kAllOperands = -1;
 
 struct Group {
   Rule::Operands operands;
@@ -41,13 +72,17 @@ struct Group {
 
 enum class StorageView : std::uint8_t { replicate, shard, keep };
 
-struct RuleData {
+struct RuleData : Terms {
   std::string text;
+  std::string about;  // what the function does that gives the terms
   std::vector<Factor> factors;
-  std::vector<Term> operands, results;
+  std::vector<Pack> packs;
+  Factor batch;                     // what holds for each dimension of '...'
+  std::vector<Terms> alternatives;  // behind '|'
+  std::vector<std::pair<std::string, Rule::Dims>> dims;
+  bool exact = false;  // nothing but '...' is broadcast
   std::vector<Group> groups;
   ReduceOp reduce = ReduceOp::sum;
-  bool nonempty = false;
   std::string handler;  // of handled factors, or always
   bool handler_always = false;
   HandledResult handled_result = HandledResult::partial;
@@ -57,12 +92,16 @@ struct RuleData {
   bool reads_scalars = false;
   std::uint32_t unread = 0, ignored = 0, written = 0;  // bit i: operand i
   std::vector<std::pair<std::string, int>> size_patches, stride_patches;
-  std::vector<std::pair<std::string, c10::IValue>> patches;
   Rule::Outputs outputs;
   bool letters_give_sizes = false;
 };
 
 // Throws with the text and the position.
 void parse_rule(std::string_view text, RuleData& data);
+
+// Packs and alternatives by the ranks and arguments of a call: a rule of factors. Nothing is sharded where no
+// alternative has the ranks. Other rules are returned as they are.
+struct OpCall;
+Rule expand_packs(const Rule& rule, const OpCall& call);
 
 }  // namespace dtensor

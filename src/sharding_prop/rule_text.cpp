@@ -1,4 +1,9 @@
-// The text form of rules: `mk, kn -> mn`. One term per operand and result, one letter per factor; see docs/rules.md.
+// The text form of rules: `mk, kn -> mn`. One term per operand and result, one letter per factor,
+// capitals for packs of dimensions; see docs/rules.md.
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include "sharding_prop/rule_data.h"
 
 namespace dtensor {
@@ -10,14 +15,15 @@ class Parser {
 
   void parse() {
     data_.text = std::string(text_);
-    parse_terms(data_.operands);
-    expect("->");
-    parse_terms(data_.results);
+    parse_side(data_);
+    while (accept("|")) parse_side(data_.alternatives.emplace_back());
+    if (accept(";")) parse_counts();
+    skip_spaces();
     if (at_ != text_.size()) fail("unexpected text");
   }
 
  private:
-  [[noreturn]] void fail(const char* what) const {
+  [[noreturn]] void fail(const std::string& what) const {
     TORCH_CHECK(false, "rule '", std::string(text_), "': ", what, " at position ", at_);
   }
   char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
@@ -31,7 +37,32 @@ class Parser {
     return true;
   }
   void expect(std::string_view token) {
-    if (!accept(token)) fail("expected '->'");
+    if (!accept(token)) fail("expected '" + std::string(token) + "'");
+  }
+  bool at_letter() const { return std::isalpha(static_cast<unsigned char>(peek())) != 0; }
+  bool at_pack() const { return std::isupper(static_cast<unsigned char>(peek())) != 0; }
+
+  std::string word() {
+    skip_spaces();
+    const std::size_t begin = at_;
+    while (std::isalnum(static_cast<unsigned char>(peek())) != 0 || peek() == '_') ++at_;
+    if (at_ == begin) fail("expected a name");
+    return std::string(text_.substr(begin, at_ - begin));
+  }
+
+  // D = normalized_shape, S = 2
+  void parse_counts() {
+    do {
+      Pack& pack = data_.packs[static_cast<std::size_t>(pack_of(word()))];
+      expect("=");
+      pack.counted = word();
+    } while (accept(","));
+  }
+
+  void parse_side(Terms& terms) {
+    parse_terms(terms.operands);
+    expect("->");
+    parse_terms(terms.results);
   }
 
   void parse_terms(std::vector<Term>& terms) {
@@ -42,39 +73,77 @@ class Parser {
   Term parse_term() {
     Term term;
     term.once = accept("+");
-    if (accept("~")) {
-      term.absent = true;
-      return term;
+    term.absent = accept("~");
+    while (!term.absent && parse_dim(term)) {
     }
-    while (parse_dim(term)) {
-    }
+    term.optional = accept("?");
     term.repeat = accept("*");
     return term;
   }
 
   bool parse_dim(Term& term) {
     if (accept("...")) {
-      if (term.ellipsis >= 0) fail("a second '...'");
+      if (term.ellipsis >= 0 || !term.packs.empty()) fail("a second '...', or one beside a pack");
       term.ellipsis = static_cast<int>(term.dims.size());
       return true;
     }
     if (accept("_") || accept("1")) return term.dims.emplace_back(), true;
     if (accept("(")) return parse_compound(term), true;
-    if (std::isalpha(static_cast<unsigned char>(peek())) == 0) return false;
-    term.dims.push_back({parse_factor()});
+    if (!at_letter()) return false;
+    if (at_pack())
+      parse_pack(term);
+    else
+      term.dims.push_back({parse_factor()});
     return true;
+  }
+
+  // X, D!, D=_, X[dim!, dim2=i]
+  void parse_pack(Term& term) {
+    if (term.ellipsis >= 0) fail("a pack beside '...'");
+    PackUse use;
+    use.at = term.dims.size();
+    use.self.pack = pack_of(std::string(1, text_[at_++]));
+    parse_fill(use.self, &use.self);
+    if (accept("[")) {
+      do {
+        use.places.emplace_back().pack = pack_of(word());
+        parse_fill(use.places.back());
+      } while (accept(","));
+      expect("]");
+    }
+    term.packs.push_back(std::move(use));
+  }
+
+  void parse_fill(PackPlace& place, const PackPlace* own = nullptr) {
+    Factor& each = data_.packs[static_cast<std::size_t>(place.pack)].each;
+    if (accept("=")) {
+      skip_spaces();
+      const bool nothing = peek() == ',' || peek() == ']';
+      place.fill = nothing ? Fill::gone : accept("_") ? Fill::unit : Fill::letter;
+      if (place.fill == Fill::letter) place.letter = parse_factor();
+    } else if (&place != own && accept("?")) {
+      place.fill = Fill::kept;
+    } else if (accept("!")) {
+      each.whole = true;
+    }
+  }
+
+  int pack_of(const std::string& name) {
+    for (std::size_t i = 0; i < data_.packs.size(); ++i) {
+      if (data_.packs[i].each.name == name) return static_cast<int>(i);
+    }
+    data_.packs.emplace_back().each.name = name;
+    return static_cast<int>(data_.packs.size()) - 1;
   }
 
   void parse_compound(Term& term) {
     RuleDim dim;
-    while (!accept(")")) {
-      if (std::isalpha(static_cast<unsigned char>(peek())) == 0) fail("expected a factor or ')'");
-      dim.push_back(parse_factor());
-    }
+    while (!accept(")")) dim.push_back(parse_factor());
     term.dims.push_back(std::move(dim));
   }
 
   int parse_factor() {
+    if (!at_letter() || at_pack()) fail("expected a factor");
     const int index = factor_of(text_[at_++]);
     if (accept("!")) data_.factors[static_cast<std::size_t>(index)].whole = true;
     return index;
@@ -104,13 +173,13 @@ std::string dim_text(const RuleData& data, const RuleDim& dim) {
 }
 
 std::string term_text(const RuleData& data, const Term& term) {
-  if (term.absent) return "~";
+  if (term.absent) return term.repeat ? "~*" : "~";
   std::string text = term.once ? "+" : "";
   for (std::size_t i = 0; i <= term.dims.size(); ++i) {
     if (term.ellipsis == static_cast<int>(i)) text += "...";
     if (i < term.dims.size()) text += dim_text(data, term.dims[i]);
   }
-  return text + (term.repeat ? "*" : "");
+  return text + (term.optional ? "?" : "") + (term.repeat ? "*" : "");
 }
 
 std::string terms_text(const RuleData& data, const std::vector<Term>& terms) {
@@ -119,12 +188,85 @@ std::string terms_text(const RuleData& data, const std::vector<Term>& terms) {
   return text;
 }
 
+std::string ops_text(ReduceOps ops) {
+  if (ops == kAnyOp) return "any";
+  if (ops == kLinearOps) return "linear";
+  std::string text;
+  for (unsigned op = 0; op < 5; ++op) {
+    if ((ops >> op & 1u) != 0) text += to_string(static_cast<ReduceOp>(op));
+  }
+  return text;
+}
+
+// What may be done: permissions in brackets behind the terms.
+class Permissions {
+ public:
+  explicit Permissions(const RuleData& data) : data_(data) {}
+
+  std::string str() {
+    for (const Group& g : data_.groups) {
+      const bool all = g.operands == Rule::Operands{kAllOperands};
+      add("{} {{{}}}", ops_text(g.ops), all ? "all" : fmt::format("{}", fmt::join(g.operands, ",")));
+    }
+    if (data_.reduce != ReduceOp::sum) add("leaves P({})", to_string(data_.reduce));
+    for (const Factor& f : data_.factors) add_factor(f, f.name);
+    for (const Pack& pack : data_.packs) add_factor(pack.each, pack.each.name);
+    add_factor(data_.batch, "...");
+    if (data_.batch.whole) add("... whole");
+    if (!data_.handler.empty()) add("{}kernel {}", data_.handler_always ? "always " : "", data_.handler);
+    if (data_.handled_result == HandledResult::replicate) add("gives R");
+    if (data_.handled_op != ReduceOp::sum) add("gives P({})", to_string(data_.handled_op));
+    add_bits("gives R: result", data_.handled_replicates), add_bits("writes", data_.written);
+    add_bits("unread", data_.unread), add_bits("ignored", data_.ignored);
+    if (data_.storage != StorageView::replicate)
+      add("{} storage", data_.storage == StorageView::keep ? "keeps" : "sees");
+    add_arguments();
+    return text_.empty() ? std::string() : "  [" + text_ + "]";
+  }
+
+ private:
+  template <class... Args>
+  void add(fmt::format_string<Args...> format, Args&&... args) {
+    if (!text_.empty()) text_ += "; ";
+    text_ += fmt::format(format, std::forward<Args>(args)...);
+  }
+
+  void add_factor(const Factor& factor, const std::string& name) {
+    const bool in_text = data_.packs.empty() || data_.text.find(name + "!") != std::string::npos;
+    if (factor.whole && !in_text) add("{} whole", name);
+    if (factor.handled) add("{} handled", name);
+    if (factor.smallest > 0) add("{} >= {}", name, factor.smallest);
+  }
+
+  void add_bits(const char* what, std::uint32_t bits) {
+    for (int i = 0; i < 32; ++i) {
+      if ((bits >> i & 1u) != 0) add("{} {}", what, i);
+    }
+  }
+
+  void add_arguments() {
+    for (const auto& [arg, result] : data_.size_patches) add("local size {}", arg);
+    for (const auto& [arg, result] : data_.stride_patches) add("local strides {}", arg);
+    for (const auto& [name, fn] : data_.dims) add("[{}] by function", name);
+    if (data_.reads_scalars) add("reads scalars");
+    if (data_.outputs) add("outputs by function");
+    if (data_.letters_give_sizes) add("outputs by letters");
+  }
+
+  const RuleData& data_;
+  std::string text_;
+};
+
 }  // namespace
 
 void parse_rule(std::string_view text, RuleData& data) { Parser(text, data).parse(); }
 
-std::string Rule::str() const {
+std::string Rule::text() const {
+  if (!data_->about.empty()) return "function: " + data_->about;
+  if (!data_->packs.empty() || !data_->alternatives.empty()) return data_->text;
   return terms_text(*data_, data_->operands) + " -> " + terms_text(*data_, data_->results);
 }
+
+std::string Rule::str() const { return text() + Permissions(*data_).str(); }
 
 }  // namespace dtensor

@@ -97,7 +97,6 @@ bool may_shard(const Problem& p, const Assignment& with_choice) {
   // Ragged parts of a compound dimension are scaled, so they need not be equal.
   if (factor.even && !c.flavour.is_ragged() && factor.size % (parts * c.flavour.split_factor()) != 0) return false;
   if (parts == 1) return true;
-  if (p.data->nonempty && factor.contracted && smallest_part(p, c.index, with_choice) < 1) return false;
   return factor.smallest == 0 || smallest_part(p, c.index, with_choice) >= factor.smallest;
 }
 

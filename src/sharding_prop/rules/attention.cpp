@@ -13,11 +13,17 @@ void refuse_dropout(const OpArgs& op) {
                               "backend (at::globalContext().setSDPUse...) or apply dropout outside");
 }
 
-Rule causal(const OpArgs& op, Rule rule) {
-  refuse_dropout(op);
-  // The kernels divide by these sizes.
-  rule.nonempty("bhgl");
-  return op.boolean("is_causal") ? rule.whole("l") : rule;
+// Aten's name without `_scaled_dot_product_`. The kernels divide by the sizes of batch, heads and queries. A backward
+// is linear in its operand 0.
+Rule& add(RuleBook& book, const std::string& name, const std::string& text, Rule::Outputs outputs) {
+  Rule rule = Rule(text).nonempty("bhgl");
+  if (name.ends_with("_backward")) rule.linear({0});
+  const auto for_call = [rule](const OpArgs& op) {
+    refuse_dropout(op);
+    return op.boolean("is_causal") ? Rule(rule).whole("l") : rule;
+  };
+  return book.rule("aten::_scaled_dot_product_" + name, for_call, rule.str() + ", l! if is_causal")
+      .outputs(std::move(outputs));
 }
 
 // Sizes of a [B, H, L, E] result, strided as its memory order says (`order`: dimensions, major first).
@@ -91,19 +97,6 @@ std::vector<OutputMeta> gradients_by_token(const OpArgs& op) {
   return outputs;
 }
 
-void add_cpu(RuleBook& book) {
-  book.rule("aten::_scaled_dot_product_flash_attention_for_cpu",
-            [](const OpArgs& op) { return causal(op, "b(hg)le!, bhs!e, bhs!f!, b(hg)ls -> b(hg)lf, b(hg)l"); })
-      .outputs(cpu_outputs);
-  // grad_out, query, key, value, out, logsumexp, attn_mask
-  book.rule("aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-            [](const OpArgs& op) {
-              return causal(op, "b(hg)lf!, b(hg)le!, bhs!e, bhsf, b(hg)lf, b(hg)l, b(hg)ls -> b(hg)le, bhse, bhsf")
-                  .linear({0});
-            })
-      .outputs(gradients_by_token);
-}
-
 std::vector<OutputMeta> flash_outputs(const OpArgs& op) {
   const at::DimVector sizes = attention_sizes(op, 0, 2);
   std::vector<OutputMeta> outputs{like_query(op, sizes),
@@ -139,56 +132,27 @@ std::vector<OutputMeta> efficient_gradients(const OpArgs& op) {
   return outputs;
 }
 
-Rule checked(const OpArgs& op, const char* text) { return refuse_dropout(op), Rule(text).nonempty("bhg"); }
-
-void add_cuda(RuleBook& book) {
-  book.rule("aten::_scaled_dot_product_flash_attention",
-            [](const OpArgs& op) {
-              return causal(op, "b(hg)le!, bhs!e, bhs!f! -> b(hg)lf, b(hg)l, ~, ~, ~, ~, ~, ~, ~");
-            })
-      .outputs(flash_outputs);
-  // grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, philox_seed, philox_offset
-  book.rule("aten::_scaled_dot_product_flash_attention_backward",
-            [](const OpArgs& op) {
-              return causal(op, "b(hg)lf!, b(hg)le!, bhs!e, bhsf, b(hg)lf, b(hg)l, ~, ~, ~, ~ -> b(hg)le, bhse, bhsf")
-                  .linear({0});
-            })
-      .outputs(gradients_by_token);
-  book.rule("aten::_scaled_dot_product_cudnn_attention",
-            [](const OpArgs& op) {
-              return checked(op, "b(hg)l!e!, bhs!e, bhs!f!, b(hg)ls -> b(hg)lf, b(hg)l_, ~, ~, ~, ~, ~, ~, ~");
-            })
-      .outputs(cudnn_outputs);
-  // grad_out, query, key, value, out, logsumexp, philox_seed, philox_offset, attn_bias, cum_seq_q, cum_seq_k
-  book.rule(
-          "aten::_scaled_dot_product_cudnn_attention_backward",
-          [](const OpArgs& op) {
-            return checked(
-                       op,
-                       "b(hg)l!f!, b(hg)le!, bhs!e, bhsf, b(hg)lf, b(hg)l_, ~, ~, b(hg)ls, ~, ~ -> b(hg)le, bhse, bhsf")
-                .linear({0});
-          })
-      .outputs([](const OpArgs& op) {
-        std::vector<OutputMeta> outputs = gradients_by_token(op);
-        return outputs;
-      });
-  book.rule("aten::_scaled_dot_product_efficient_attention",
-            [](const OpArgs& op) { return checked(op, "b(hg)l!e!, bhs!e, bhs!f!, b(hg)ls -> b(hg)lf, b(hg)_, ~, ~"); })
-      .outputs(efficient_outputs);
-  // grad_out, query, key, value, attn_bias, out, logsumexp, philox_seed, philox_offset
-  book.rule("aten::_scaled_dot_product_efficient_attention_backward",
-            [](const OpArgs& op) {
-              return checked(op, "b(hg)l!f!, b(hg)le!, bhs!e, bhsf, ~, b(hg)lf, b(hg)_, ~, ~ -> b(hg)le, bhse, bhsf, ~")
-                  .linear({0});
-            })
-      .outputs(efficient_gradients);
-}
-
 }  // namespace
 
+// Backwards: grad_out, query, key, value, out, logsumexp, then
+// - CPU: attn_mask
+// - flash: cum_seq_q, cum_seq_k, philox_seed, philox_offset
+// - cuDNN: philox_seed, philox_offset, attn_bias, cum_seq_q, cum_seq_k
+// but of the efficient one attn_bias stands before out, and philox_seed, philox_offset are last.
 void add_attention_rules(RuleBook& book) {
-  add_cpu(book);
-  add_cuda(book);
+  add(book, "flash_attention_for_cpu", "b(hg)le!, bhs!e, bhs!f!, b(hg)ls -> b(hg)lf, b(hg)l", cpu_outputs);
+  add(book, "flash_attention_for_cpu_backward",
+      "b(hg)lf!, b(hg)le!, bhs!e, bhsf, b(hg)lf, b(hg)l, b(hg)ls -> b(hg)le, bhse, bhsf", gradients_by_token);
+  add(book, "flash_attention", "b(hg)le!, bhs!e, bhs!f! -> b(hg)lf, b(hg)l, ~*", flash_outputs);
+  add(book, "flash_attention_backward",
+      "b(hg)lf!, b(hg)le!, bhs!e, bhsf, b(hg)lf, b(hg)l, ~, ~, ~, ~ -> b(hg)le, bhse, bhsf", gradients_by_token);
+  add(book, "cudnn_attention", "b(hg)l!e!, bhs!e, bhs!f!, b(hg)ls -> b(hg)lf, b(hg)l_, ~*", cudnn_outputs);
+  add(book, "cudnn_attention_backward",
+      "b(hg)l!f!, b(hg)le!, bhs!e, bhsf, b(hg)lf, b(hg)l_, ~, ~, b(hg)ls, ~, ~ -> b(hg)le, bhse, bhsf",
+      gradients_by_token);
+  add(book, "efficient_attention", "b(hg)l!e!, bhs!e, bhs!f!, b(hg)ls -> b(hg)lf, b(hg)_, ~, ~", efficient_outputs);
+  add(book, "efficient_attention_backward",
+      "b(hg)l!f!, b(hg)le!, bhs!e, bhsf, ~, b(hg)lf, b(hg)_, ~, ~ -> b(hg)le, bhse, bhsf, ~", efficient_gradients);
 }
 
 }  // namespace dtensor

@@ -21,9 +21,9 @@ void add_like_rules(RuleBook& book) {
     book.rule(op, like());
   }
   for (const char* op : {"aten::new_empty", "aten::new_zeros", "aten::new_ones", "aten::new_full"}) {
-    book.rule(op, new_sized);
+    book.rule(op, new_sized, "... -> ... where the size is the operand's");
   }
-  book.rule("aten::new_empty_strided", new_strided);
+  book.rule("aten::new_empty_strided", new_strided, "... -> ... where the size is the operand's");
 }
 
 }  // namespace dtensor

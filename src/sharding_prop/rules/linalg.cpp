@@ -9,13 +9,8 @@
 namespace dtensor {
 namespace {
 
-Rule& add_batched(RuleBook& book, const char* op, std::vector<int> core) {
-  return book.rule(op, [core](const OpArgs& call) {
-    std::vector<int> cores = core;
-    cores.resize(static_cast<std::size_t>(call.operand_count()), -1);
-    return batched(call, cores);
-  });
-}
+// Matrices and vectors are whole; `...` are batches.
+Rule batches(const char* text) { return Rule(text).handled("...", kSkipEmpty); }
 
 at::DimVector of(at::IntArrayRef sizes) { return {sizes.begin(), sizes.end()}; }
 
@@ -61,19 +56,19 @@ void add_outputs(RuleBook& book) {
       return std::vector{by_columns(of(op.sizes(operand).require(2)), op.dtype(operand))};
     };
   };
-  for (const char* op : {"aten::linalg_matrix_exp", "aten::linalg_matrix_sqrth"}) {
-    add_batched(book, op, {2}).outputs(like(0));
-  }
-  add_batched(book, "aten::cholesky_inverse", {2}).outputs(columns(0));
-  add_batched(book, "aten::linalg_householder_product", {2, 1}).outputs(columns(0));
-  add_batched(book, "aten::ormqr", {2, 1, 2}).outputs(columns(2));
-  add_batched(book, "aten::cholesky_solve", {2, 2}).outputs([](const OpArgs& op) { return broadcast_solution(op, 0); });
-  add_batched(book, "aten::linalg_solve_triangular", {2, 2}).outputs([](const OpArgs& op) {
-    return broadcast_solution(op, 1);
-  });
-  add_batched(book, "aten::geqrf", {2}).outputs(geqrf_outputs);
-  add_batched(book, "aten::linalg_eig", {2}).outputs(eigen_outputs);
-  add_batched(book, "aten::linalg_pinv.atol_rtol_tensor", {2, 0, 0}).outputs(transposed_output);
+  const auto add = [&](const char* op, const char* text, Rule::Outputs outputs) {
+    book.rule(op, batches(text)).outputs(std::move(outputs));
+  };
+  for (const char* op : {"aten::linalg_matrix_exp", "aten::linalg_matrix_sqrth"}) add(op, "...__ -> ...__", like(0));
+  add("aten::cholesky_inverse", "...__ -> ...__", columns(0));
+  add("aten::linalg_householder_product", "...__, ..._ -> ...__", columns(0));
+  add("aten::ormqr", "...__, ..._, ...__ -> ...__", columns(2));
+  add("aten::cholesky_solve", "...__, ...__ -> ...__", [](const OpArgs& op) { return broadcast_solution(op, 0); });
+  add("aten::linalg_solve_triangular", "...__, ...__ -> ...__",
+      [](const OpArgs& op) { return broadcast_solution(op, 1); });
+  add("aten::geqrf", "...__ -> ...__, ..._", geqrf_outputs);
+  add("aten::linalg_eig", "...__ -> ..._, ...__", eigen_outputs);
+  add("aten::linalg_pinv.atol_rtol_tensor", "...__, ..., ... -> ...__", transposed_output);
 }
 
 // Whether b is a batch of vectors for the matrices a.
@@ -82,37 +77,30 @@ bool is_vector(const OpArgs& op, int a, int b) {
   return right.size() == 1 || (right.size() + 1 == matrix.size() && right.equals(matrix.slice(0, right.size())));
 }
 
-Rule solve(const OpArgs& op) { return batched(op, {2, is_vector(op, 0, 1) ? 1 : 2}); }
-
-Rule cross(const OpArgs& op) {
-  return pointwise_but(op, {c10::maybe_wrap_dim(op.integer("dim"), std::ssize(op.result(0).sizes))}).linear({0}, {1});
+Rule solve_ex(const OpArgs& op) {
+  return batches(is_vector(op, 0, 1) ? "...__, ..._ -> ..._, ...__, ..._, ..."
+                                     : "...__, ...__ -> ...__, ...__, ..._, ...");
 }
 
-// Norms over all dimensions but one.
-Rule renorm(const OpArgs& op) {
-  Rule rule = same(op);
-  for (std::int64_t d = 0; d < std::ssize(op.sizes(0)); ++d) {
-    if (d != op.dim("dim")) rule.whole(d);
-  }
-  return rule;
+Rule lstsq(const OpArgs& op) {
+  return batches(is_vector(op, 0, 1) ? "...__, ..._ -> ..._, ..., ..., ..._"
+                                     : "...__, ...__ -> ...__, ..._, ..., ..._");
 }
 
 // Three operands, each lacking the dimensions in its expand list, multiplied and summed over sumdim.
 Rule trilinear(const OpArgs& op) {
-  const auto sumdim = op.integers("sumdim");
   const auto total = op.sizes(0).size() + op.integers("expand1").size();
-  Rule rule;
-  RuleTerm all;
-  for (std::size_t d = 0; d < total; ++d) all.push_back({rule.factor()});
-  const auto without = [&](const std::vector<std::int64_t>& gone) {
-    RuleTerm term;
+  const auto without = [&](const char* list) {
+    const auto gone = op.integers(list);
+    std::string term;
     for (std::size_t d = 0; d < total; ++d) {
-      if (std::find(gone.begin(), gone.end(), static_cast<std::int64_t>(d)) == gone.end()) term.push_back(all[d]);
+      const bool stays = std::find(gone.begin(), gone.end(), static_cast<std::int64_t>(d)) == gone.end();
+      if (stays) term += static_cast<char>('a' + d);
     }
     return term;
   };
-  for (const char* gone : {"expand1", "expand2", "expand3"}) rule.operand(without(op.integers(gone)));
-  return rule.result(without(sumdim)).linear({0}, {1}, {2});
+  const std::string operands = without("expand1") + ", " + without("expand2") + ", " + without("expand3");
+  return Rule(operands + " -> " + without("sumdim")).linear({0}, {1}, {2});
 }
 
 // The gradient has the batch of both operands, but for nothing: then it is zeros like the operand.
@@ -136,7 +124,8 @@ void add_distances(RuleBook& book) {
   for (const char* op : {"aten::_cdist_forward", "aten::_euclidean_dist"}) {
     book.rule(op, "...pm!, ...rm! -> ...pr");
   }
-  book.rule("aten::_cdist_backward", cdist_backward).outputs(cdist_gradient);
+  book.rule("aten::_cdist_backward", cdist_backward, "...pr, ...pm!, ...rm!, ...pr -> ...pm of elements")
+      .outputs(cdist_gradient);
   for (const char* op : {"aten::_pdist_forward", "aten::_pdist_backward"}) {
     book.replicate(op, "every pair of rows counts");
   }
@@ -145,23 +134,32 @@ void add_distances(RuleBook& book) {
 }  // namespace
 
 void add_linalg_rules(RuleBook& book) {
-  for (const char* op : {"aten::_linalg_det", "aten::_linalg_slogdet", "aten::_linalg_eigh", "aten::_linalg_eigvals",
-                         "aten::linalg_eigvals", "aten::_linalg_svd", "aten::linalg_cholesky_ex", "aten::linalg_inv_ex",
-                         "aten::linalg_ldl_factor_ex", "aten::linalg_lu", "aten::linalg_lu_factor_ex",
-                         "aten::linalg_qr", "aten::linalg_polar", "aten::_compute_linear_combination"}) {
-    add_batched(book, op, {2});
-  }
+  constexpr std::pair<const char*, const char*> kTexts[] = {{"aten::_linalg_det", "...__ -> ..., ...__, ..._"},
+                                                            {"aten::_linalg_slogdet", "...__ -> ..., ..., ...__, ..._"},
+                                                            {"aten::_linalg_eigh", "...__ -> ..._, ...__"},
+                                                            {"aten::_linalg_eigvals", "...__ -> ..._"},
+                                                            {"aten::linalg_eigvals", "...__ -> ..._"},
+                                                            {"aten::_linalg_svd", "...__ -> ...__, ..._, ...__"},
+                                                            {"aten::linalg_cholesky_ex", "...__ -> ...__, ..."},
+                                                            {"aten::linalg_inv_ex", "...__ -> ...__, ..."},
+                                                            {"aten::linalg_ldl_factor_ex", "...__ -> ...__, ..._, ..."},
+                                                            {"aten::linalg_lu", "...__ -> ...__, ...__, ...__"},
+                                                            {"aten::linalg_lu_factor_ex", "...__ -> ...__, ..._, ..."},
+                                                            {"aten::linalg_qr", "...__ -> ...__, ...__"},
+                                                            {"aten::linalg_polar", "...__ -> ...__, ...__"},
+                                                            {"aten::_compute_linear_combination", "...__, ~ -> ...__"},
+                                                            {"aten::linalg_ldl_solve", "...__, ..._, ...__ -> ...__"},
+                                                            {"aten::linalg_lu_solve", "...__, ..._, ...__ -> ...__"},
+                                                            {"aten::lu_unpack", "...__, ..._ -> ...__, ...__, ...__"},
+                                                            {"aten::triangular_solve", "...__, ...__ -> ...__, ...__"},
+                                                            {"aten::_cholesky_solve_helper", "...__, ...__ -> ...__"}};
+  for (const auto& [op, text] : kTexts) book.rule(op, batches(text));
   add_outputs(book);
-  add_batched(book, "aten::linalg_ldl_solve", {2, 1, 2});
-  add_batched(book, "aten::linalg_lu_solve", {2, 1, 2});
-  add_batched(book, "aten::lu_unpack", {2, 1});
-  add_batched(book, "aten::triangular_solve", {2, 2});
-  add_batched(book, "aten::_cholesky_solve_helper", {2, 2});
-  book.rule("aten::_linalg_solve_ex", solve);
-  book.rule("aten::linalg_lstsq", solve);
-  book.rule("aten::linalg_cross", cross);
-  book.rule("aten::renorm", renorm).reads_scalars();
-  book.rule("aten::_trilinear", trilinear);
+  book.rule("aten::_linalg_solve_ex", solve_ex, "...__, ..._ or ...__");
+  book.rule("aten::linalg_lstsq", lstsq, "...__, ..._ or ...__");
+  book.rule("aten::linalg_cross", "X[dim!], X[dim] -> X[dim]").linear({0}, {1});
+  book.rule("aten::renorm", "X![dim] -> X[dim]").reads_scalars();  // norms over all dimensions but one
+  book.rule("aten::_trilinear", trilinear, "by expand1, expand2, expand3, sumdim");
   add_distances(book);
 }
 

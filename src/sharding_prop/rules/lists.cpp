@@ -7,31 +7,14 @@ namespace {
 
 Rule elementwise() { return Rule("...* -> ...*"); }
 
-Rule reduced_to_number(const OpArgs& op) {
-  Rule rule;
-  RuleTerm term;
-  for (std::size_t d = 0; d < op.sizes(0).size(); ++d) term.push_back({rule.factor()});
-  return rule.operand(term).result({});
-}
-
-Rule all_dims_handled(const OpArgs& op, const char* kernel) {
-  std::vector<std::int64_t> dims(op.sizes(0).size());
-  std::iota(dims.begin(), dims.end(), 0);
-  return reduced_to_number(op).handled_dims(dims, kernel).handled_gives_replicate();
-}
-
+// Step counts, and what else has other sizes than the parameter, are numbers.
 Rule optimizer(const OpArgs& op) {
-  Rule rule;
-  RuleTerm term;
-  for (std::size_t d = 0; d < op.sizes(0).size(); ++d) term.push_back({rule.factor()});
+  std::string text;
   for (int i = 0; i < op.operand_count(); ++i) {
     const bool state = op.operand_arg(i) != "state_steps" && op.defined(i) && op.sizes(i) == op.sizes(0);
-    state ? rule.operand(term) : rule.absent_operand();
+    text += (i == 0 ? "" : ", ") + std::string(state ? "X" : "~");
   }
-  for (int r = 0; r < op.result_count(); ++r) {
-    op.result(r).sizes == op.sizes(0) ? rule.result(term) : rule.result({});
-  }
-  return rule;
+  return Rule(text + " -> X?*");
 }
 
 void add_linear(RuleBook& book) {
@@ -61,15 +44,13 @@ void add_list_rules(RuleBook& book) {
     book.rule(op, elementwise().structural({0, 1}));
   }
   book.rule("aten::_foreach_clone", elementwise().structural({0}).keeps_storage());
-  book.rule("aten::_foreach_norm", [](const OpArgs& op) { return all_dims_handled(op, "foreach_norm"); })
-      .reads_scalars();
-  book.rule("aten::_foreach_powsum", reduced_to_number);
-  book.rule("aten::_foreach_max",
-            [](const OpArgs& op) { return reduced_to_number(op).reduce(ReduceOp::max).nonempty(); });
+  book.rule("aten::_foreach_norm", "X -> ").handled("X", "foreach_norm").handled_gives_replicate().reads_scalars();
+  book.rule("aten::_foreach_powsum", "X -> ");
+  book.rule("aten::_foreach_max", "X -> ").reduce(ReduceOp::max).nonempty("X");
   book.rule("aten::_foreach_mm", "mk, kn -> mn").linear({0}, {1});
   for (const char* op : {"aten::_fused_adam", "aten::_fused_adamw", "aten::_fused_sgd", "aten::_fused_adagrad",
                          "aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_fused_adagrad_"}) {
-    book.rule(op, optimizer);
+    book.rule(op, optimizer, "X for what has the parameter's sizes, else ~");
   }
 }
 

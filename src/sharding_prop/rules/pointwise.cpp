@@ -3,19 +3,6 @@
 
 namespace dtensor {
 
-Rule pointwise(const OpArgs&) { return Rule("...* -> ...*"); }
-
-Rule same(const OpArgs& op) {
-  Rule rule;
-  RuleTerm term;
-  for (std::size_t d = 0; d < op.sizes(0).size(); ++d) term.push_back({rule.factor()});
-  for (int i = 0; i < op.operand_count(); ++i) {
-    op.defined(i) && op.sizes(i) == op.sizes(0) ? rule.operand(term) : rule.absent_operand();
-  }
-  for (int r = 0; r < op.result_count(); ++r) rule.result(term);
-  return rule;
-}
-
 namespace {
 
 Rule elementwise() { return Rule("...* -> ...*"); }
@@ -49,9 +36,7 @@ void add_backward(RuleBook& book) {
     book.rule(op, elementwise().linear({0}));
   }
   // The buffer of CPU kernels has the input's sizes, CUDA's none.
-  book.rule("aten::log_sigmoid_backward", [](const OpArgs& op) {
-    return Rule(op.sizes(2) == op.sizes(1) ? "..., ..., ... -> ..." : "..., ..., ~ -> ...").linear({0});
-  });
+  book.rule("aten::log_sigmoid_backward", "X, X, X? -> X").linear({0});
 }
 
 void add_moves(RuleBook& book) {
@@ -78,8 +63,7 @@ void add_untagged(RuleBook& book) {
                          "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"}) {
     book.rule(op, "..., ~, ~, ~ -> ..., ...");
   }
-  book.rule("aten::fake_quantize_per_channel_affine_cachemask",
-            [](const OpArgs& call) { return same(call).whole(call.dim("axis")); });
+  book.rule("aten::fake_quantize_per_channel_affine_cachemask", "X[axis!], ~, ~ -> X[axis], X[axis]");
   // The buffer that CPU kernels keep for backward has the input's sizes; CUDA's is empty.
   book.rule("aten::log_sigmoid_forward", "... -> ..., ...");
 }

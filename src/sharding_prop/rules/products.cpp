@@ -3,36 +3,36 @@
 #include "sharding_prop/rules/rules.h"
 
 namespace dtensor {
-namespace {
-
-// beta * self + alpha * a * b. A kernel without products multiplies self by beta, which integers refuse where beta is
-// none: every rank needs some.
-Rule biased(const OpArgs& op, const char* text, const char* contracted) {
-  Rule rule = Rule(text).linear({0, 1}, {0, 2});
-  return c10::isIntegralType(op.dtype(1), true) ? rule.nonempty(contracted) : rule;
-}
-
-}  // namespace
-
 void add_product_rules(RuleBook& book) {
+  // beta * self + alpha * a * b. A kernel without products multiplies self by beta, which integers refuse where beta is
+  // none: every rank needs some.
+  const auto biased = [&](const char* op, const char* text, const char* contracted) -> Rule& {
+    const Rule rule = Rule(text).linear({0, 1}, {0, 2});
+    const auto for_call = [rule, contracted](const OpArgs& call) {
+      return c10::isIntegralType(call.dtype(1), true) ? Rule(rule).nonempty(contracted) : rule;
+    };
+    return book.rule(op, for_call, rule.str() + ", nonempty for integers");
+  };
   book.rule("aten::mm", "mk, kn -> mn").linear({0}, {1});
   book.rule("aten::bmm", "bmk, bkn -> bmn").linear({0}, {1});
   book.rule("aten::mv", "mk, k -> m").linear({0}, {1});
   book.rule("aten::dot", "k, k -> ").linear({0}, {1});
   book.rule("aten::vdot", "k, k -> ").linear({0}, {1});
-  book.rule("aten::addmm", [](const OpArgs& op) { return biased(op, "+mn, mk, kn -> mn", "k"); });
+  biased("aten::addmm", "+mn, mk, kn -> mn", "k");
   book.rule("aten::_addmm_activation", "+mn, mk!, k!n -> mn");
-  book.rule("aten::baddbmm", [](const OpArgs& op) { return biased(op, "+bmn, bmk, bkn -> bmn", "k"); });
+  biased("aten::baddbmm", "+bmn, bmk, bkn -> bmn", "k");
   // addbmm_ gives a smaller self the result's sizes.
-  book.rule("aten::addbmm", [](const OpArgs& op) { return biased(op, "+mn, bmk, bkn -> mn", "bk"); })
-      .outputs([](const OpArgs& op) {
-        return std::vector{dense_meta({op.sizes(1)[1], op.sizes(2)[2]}, op.dtype(1))};
-      });
-  // The kernel returns a self that is expanded as it is where a rank has no rows or no products.
-  book.rule("aten::addmv", [](const OpArgs& op) {
-    Rule rule = biased(op, "+m, mk, k -> m", "k");
-    return op.sizes(0).empty() || op.sizes(0)[0] == 1 ? rule.nonempty("mk") : rule;
+  biased("aten::addbmm", "+mn, bmk, bkn -> mn", "bk").outputs([](const OpArgs& op) {
+    return std::vector{dense_meta({op.sizes(1)[1], op.sizes(2)[2]}, op.dtype(1))};
   });
+  // The kernel returns a self that is expanded as it is where a rank has no rows or no products.
+  const auto addmv = [](const OpArgs& op) {
+    const bool expanded = op.sizes(0).empty() || op.sizes(0)[0] == 1;
+    Rule rule = Rule("+m, mk, k -> m").linear({0, 1}, {0, 2});
+    if (expanded) return rule.nonempty("mk");
+    return c10::isIntegralType(op.dtype(1), true) ? rule.nonempty("k") : rule;
+  };
+  book.rule("aten::addmv", addmv, "+m, mk, k -> m, nonempty for integers and an expanded self");
   book.rule("aten::addr", "+mn, m, n -> mn").linear({0, 1}, {0, 2});
   book.rule("aten::ger", "m, n -> mn").linear({0}, {1});
   book.rule("aten::linear", "...k, nk, +n -> ...n").linear({0, 2}, {1, 2});

@@ -10,21 +10,12 @@ namespace dtensor {
 namespace {
 
 // `count` trailing dimensions are whole in every operand and result.
-RuleFunction places(std::size_t count, bool linear) {
-  return [count, linear](const OpArgs& op) {
-    Rule rule = windowed(op, op.sizes(0).size(), last_dims(op, count));
-    return linear ? rule.linear({0}) : rule;
-  };
-}
-
-void add_places(RuleBook& book, std::size_t count, bool linear, std::initializer_list<const char*> ops) {
-  for (const char* op : ops) book.rule(std::string("aten::") + op, places(count, linear));
-}
+Rule places(std::size_t count) { return Rule("N S!* -> N S*; S = " + std::to_string(count)).handled("N", kSkipEmpty); }
 
 // Gradients of operators that pick or average: linear in the incoming gradient, of operand 1's sizes.
 void add_gradients(RuleBook& book, std::size_t count, std::initializer_list<const char*> ops) {
   for (const char* op : ops) {
-    book.rule(std::string("aten::") + op, places(count, true)).outputs([](const OpArgs& call) {
+    book.rule(std::string("aten::") + op, places(count).linear({0})).outputs([](const OpArgs& call) {
       return like_operands(call, {1});
     });
   }
@@ -87,61 +78,38 @@ std::vector<OutputMeta> col2im_outputs(const OpArgs& op) {
 }
 
 void add_pooling(RuleBook& book) {
-  add_places(book, 1, true, {"avg_pool1d", "adaptive_avg_pool1d"});
-  add_places(book, 2, true, {"avg_pool2d"});
-  add_places(book, 3, true, {"avg_pool3d"});
-  add_places(book, 2, false, {"max_pool2d_with_indices", "adaptive_max_pool2d"});
-  add_places(book, 3, false, {"adaptive_max_pool3d"});
-  book.rule("aten::max_pool3d_with_indices", places(3, false)).outputs(max_pool3d_outputs);
+  for (const auto& [op, count] :
+       {std::pair{"avg_pool1d", 1}, {"adaptive_avg_pool1d", 1}, {"avg_pool2d", 2}, {"avg_pool3d", 3}}) {
+    book.rule(std::string("aten::") + op, places(count).linear({0}));
+  }
+  for (const char* op : {"aten::max_pool2d_with_indices", "aten::adaptive_max_pool2d"}) book.rule(op, places(2));
+  book.rule("aten::adaptive_max_pool3d", places(3));
+  book.rule("aten::max_pool3d_with_indices", places(3)).outputs(max_pool3d_outputs);
   for (const char* op : {"aten::_adaptive_avg_pool2d", "aten::adaptive_avg_pool2d"}) {
-    book.rule(op, places(2, true)).outputs(output_size);
+    book.rule(op, places(2).linear({0})).outputs(output_size);
   }
   for (const char* op : {"aten::_adaptive_avg_pool3d", "aten::adaptive_avg_pool3d"}) {
-    book.rule(op, places(3, true)).outputs(output_size);
+    book.rule(op, places(3).linear({0})).outputs(output_size);
   }
-  book.rule("aten::max_unpool2d", places(2, false)).outputs(output_size);
-  book.rule("aten::max_unpool3d", places(3, false)).outputs(output_size);
+  book.rule("aten::max_unpool2d", places(2)).outputs(output_size);
+  book.rule("aten::max_unpool3d", places(3)).outputs(output_size);
   add_gradients(book, 2,
                 {"avg_pool2d_backward", "_adaptive_avg_pool2d_backward", "max_pool2d_with_indices_backward",
                  "adaptive_max_pool2d_backward", "fractional_max_pool2d_backward"});
   add_gradients(book, 3,
                 {"avg_pool3d_backward", "_adaptive_avg_pool3d_backward", "adaptive_avg_pool3d_backward",
                  "max_pool3d_with_indices_backward", "adaptive_max_pool3d_backward", "fractional_max_pool3d_backward"});
-}
-
-// random_samples: [batch, channel, places].
-Rule fractional_pool(const OpArgs& op, std::size_t count) {
-  Rule rule;
-  RuleTerm full, samples;
-  const std::size_t rank = op.sizes(0).size();
-  for (std::size_t d = 0; d < rank; ++d) {
-    if (d + count >= rank) break;
-    full.push_back({rule.factor()});
-    rule.handled_factor(full.back()[0], kSkipEmpty);
-    samples.push_back(full.back());
+  // The samples are [batch, channel, places].
+  for (const char* count : {"2", "3"}) {
+    book.rule(std::string("aten::fractional_max_pool") + count + "d",
+              Rule(std::string("ncS!, nc_ -> ncS, ncS | cS!, _c_ -> cS, cS; S = ") + count).handled("nc", kSkipEmpty));
   }
-  if (samples.size() == 1) samples.insert(samples.begin(), alone(rule));
-  samples.push_back(alone(rule));
-  const auto with_places = [&](RuleTerm term) {
-    while (term.size() < rank) term.push_back(alone(rule));
-    return term;
-  };
-  rule.operand(with_places(full)).operand(samples);
-  return rule.result(with_places(full)).result(with_places(full));
 }
 
 // Only dimensions that are padded need be whole.
-Rule pad(const OpArgs& op) {
-  const auto padding = op.integers("padding");
-  const auto rank = std::ssize(op.sizes(0));
-  std::vector<std::int64_t> padded;
-  for (std::size_t i = 0; i < padding.size(); ++i) {
-    if (padding[i] != 0) padded.push_back(rank - 1 - static_cast<std::int64_t>(i / 2));
-  }
-  return windowed(op, op.sizes(0).size(), padded).linear({0});
-}
-
 void add_padding(RuleBook& book) {
+  const Rule pad =
+      Rule("X[padded!]* -> X[padded]").dims("padded", padded_by("padding")).handled("X", kSkipEmpty).linear({0});
   for (const char* kind : {"reflection_pad", "replication_pad"}) {
     for (const char* dims : {"1d", "2d", "3d"}) {
       const std::string name = std::string("aten::") + kind + dims;
@@ -159,9 +127,8 @@ void add_resampling(RuleBook& book) {
   for (const auto& [kind, count] : kinds) {
     for (const char* prefix : {"aten::upsample_", "aten::_upsample_"}) {
       const std::string name = std::string(prefix) + kind;
-      book.rule(name, places(count, true));
-      book.rule(name + "_backward",
-                [count = count](const OpArgs& op) { return places(count, true)(op).local_size("input_size"); });
+      book.rule(name, places(count).linear({0}));
+      book.rule(name + "_backward", places(count).linear({0})).local_size("input_size");
     }
   }
 }
@@ -193,19 +160,18 @@ void add_grids(RuleBook& book) {
 
 void add_spatial_rules(RuleBook& book) {
   add_pooling(book);
-  book.rule("aten::fractional_max_pool2d", [](const OpArgs& op) { return fractional_pool(op, 2); });
-  book.rule("aten::fractional_max_pool3d", [](const OpArgs& op) { return fractional_pool(op, 3); });
   add_padding(book);
   add_resampling(book);
   add_grids(book);
   // Channels and places change into each other: batches shard.
-  for (const char* op : {"aten::pixel_shuffle", "aten::pixel_unshuffle"}) {
-    book.rule(op, [](const OpArgs& call) { return batched(call, {3}).linear({0}); });
-  }
-  book.rule("aten::im2col", [](const OpArgs& op) { return batched(op, {3}).linear({0}); }).outputs(im2col_outputs);
-  book.rule("aten::col2im", [](const OpArgs& op) { return batched(op, {2}).linear({0}); }).outputs(col2im_outputs);
+  const auto batches = [&](const char* op, const char* text) -> Rule& {
+    return book.rule(op, text).handled("...", kSkipEmpty).linear({0});
+  };
+  for (const char* op : {"aten::pixel_shuffle", "aten::pixel_unshuffle"}) batches(op, "...___ -> ...___");
+  batches("aten::im2col", "...___ -> ...__").outputs(im2col_outputs);
+  batches("aten::col2im", "...__ -> ...___").outputs(col2im_outputs);
   for (const char* op : {"aten::channel_shuffle", "aten::native_channel_shuffle"}) {
-    book.rule(op, [](const OpArgs& call) { return same(call).whole(1).structural({0}); });
+    book.rule(op, "nc!S -> ncS").structural({0});
   }
 }
 

@@ -6,8 +6,6 @@
 namespace dtensor {
 namespace {
 
-Rule fourier(const OpArgs& op) { return windowed(op, op.sizes(0).size(), op.dims("dim")).linear({0}); }
-
 // Real transforms halve the last of the dimensions, or restore it.
 std::vector<OutputMeta> fourier_outputs(const OpArgs& op) {
   at::DimVector sizes(op.sizes(0).begin(), op.sizes(0).end());
@@ -24,30 +22,13 @@ std::vector<OutputMeta> fourier_outputs(const OpArgs& op) {
 }
 
 // Counts add up, unless the edges follow from the data.
-Rule histc(const OpArgs& op) {
-  Rule rule;
-  RuleTerm term;
-  const bool from_data = op.number("min") == op.number("max");
-  for (std::size_t d = 0; d < op.sizes(0).size(); ++d) {
-    term.push_back({rule.factor()});
-    if (from_data) rule.whole_factor(static_cast<int>(d));
-  }
-  return rule.operand(term).result({RuleDim()});
-}
+Rule histc(const OpArgs& op) { return Rule(op.number("min") == op.number("max") ? "X! -> _" : "X -> _"); }
 
 // self, (bins,) weight -> hist, bin_edges
 Rule histogram(const OpArgs& op) {
-  Rule rule;
-  RuleTerm term;
-  const bool from_data = op.operand("bins") < 0 && op.arg("range").isNone();
-  for (std::size_t d = 0; d < op.sizes(0).size(); ++d) {
-    term.push_back({rule.factor()});
-    if (from_data || op.boolean("density")) rule.whole_factor(static_cast<int>(d));
-  }
-  for (int i = 0; i < op.operand_count(); ++i) {
-    op.defined(i) && op.operand_arg(i) != "bins" ? rule.operand(term) : rule.absent_operand();
-  }
-  return rule.result({RuleDim()}).absent_result();
+  const bool bins = op.operand("bins") >= 0, from_data = !bins && op.arg("range").isNone();
+  Rule rule(bins ? "X, ~, X -> _, ~" : "X, X -> _, ~");
+  return from_data || op.boolean("density") ? rule.whole("X") : rule;
 }
 
 std::vector<OutputMeta> histogram_outputs(const OpArgs& op) {
@@ -57,11 +38,11 @@ std::vector<OutputMeta> histogram_outputs(const OpArgs& op) {
 }
 
 void add_histograms(RuleBook& book) {
-  book.rule("aten::histc", histc).reads_scalars().outputs([](const OpArgs& op) {
+  book.rule("aten::histc", histc, "X -> _ for given edges").reads_scalars().outputs([](const OpArgs& op) {
     return std::vector{dense_meta({op.integer("bins")}, op.dtype(0))};
   });
   for (const char* op : {"aten::histogram.bin_ct", "aten::histogram.bins_tensor"}) {
-    book.rule(op, histogram).outputs(histogram_outputs);
+    book.rule(op, histogram, "X, X -> _, ~ for given edges").outputs(histogram_outputs);
   }
   for (const char* op : {"aten::_histogramdd_bin_edges", "aten::_histogramdd_from_bin_cts",
                          "aten::_histogramdd_from_bin_tensors", "aten::hash_tensor"}) {
@@ -69,14 +50,15 @@ void add_histograms(RuleBook& book) {
   }
 }
 
-// The mask has self's sizes, or is looked at as a whole.
+// The mask has self's sizes, or is looked at as a whole: operand `input` is as large as the result.
+constexpr const char* kMasked = "X[dim!]* -> X[dim] for a mask of each element";
+
 Rule masked_softmax(const OpArgs& op, int input) {
-  Rule rule = same(op);
-  const auto dim = op.arg("dim").isNone() ? -1 : op.integer("dim");
-  const auto rank = std::ssize(op.sizes(input));
-  if (op.sizes(input) == op.sizes(op.operand("mask"))) return rule.whole(dim < 0 ? dim + rank : dim);
-  for (std::int64_t d = 0; d < rank; ++d) rule.whole(d);
-  return rule;
+  const bool each = op.sizes(input) == op.sizes(op.operand("mask"));
+  return Rule(each ? "X[softened!]* -> X[softened]" : "X!, X?* -> X").dims("softened", [input](const OpArgs& call) {
+    const auto dim = call.arg("dim").isNone() ? -1 : call.integer("dim");
+    return std::vector{dim < 0 ? dim + std::ssize(call.sizes(input)) : dim};
+  });
 }
 
 void add_recurrent(RuleBook& book) {
@@ -96,10 +78,13 @@ void add_quantised_products(RuleBook& book) {
   book.rule("aten::_scaled_mm", "mk!, k!n!, ~, ~, ~, ~ -> mn");
   book.rule("aten::_int_mm", "mk!, k!n! -> mn");
   book.rule("aten::_weight_int8pack_mm", "mk!, n!k!, ~ -> mn");
-  book.rule("aten::_grouped_mm", [](const OpArgs& op) {
-    const bool batch = op.sizes(0).size() == 3 && op.sizes(1).size() == 3;
-    return batch ? Rule("bmk!, bk!n!, ~, ~ -> bmn") : Rule();
-  });
+  book.rule(
+      "aten::_grouped_mm",
+      [](const OpArgs& op) {
+        const bool batch = op.sizes(0).size() == 3 && op.sizes(1).size() == 3;
+        return batch ? Rule("bmk!, bk!n!, ~, ~ -> bmn") : Rule();
+      },
+      "bmk!, bk!n!, ~, ~ -> bmn where both are batches");
   book.replicate("aten::_scaled_mm_v2", "its scales are laid out in blocks");
   book.replicate("aten::_scaled_addmm", "its scales are laid out in blocks");
 }
@@ -115,12 +100,14 @@ void add_fused_inference(RuleBook& book) {
 
 void add_transform_rules(RuleBook& book) {
   for (const char* op : {"aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r"}) {
-    book.rule(op, fourier).outputs(fourier_outputs);
+    book.rule(op, "X[dim!] -> X[dim]").handled("X", kSkipEmpty).linear({0}).outputs(fourier_outputs);
   }
   add_histograms(book);
-  book.rule("aten::_masked_softmax", [](const OpArgs& op) { return masked_softmax(op, 0); })
+  book.rule(
+          "aten::_masked_softmax", [](const OpArgs& op) { return masked_softmax(op, 0); }, kMasked)
       .outputs([](const OpArgs& op) { return like_operands(op, {0}); });
-  book.rule("aten::_masked_softmax_backward", [](const OpArgs& op) { return masked_softmax(op, 1).linear({0}); })
+  book.rule(
+          "aten::_masked_softmax_backward", [](const OpArgs& op) { return masked_softmax(op, 1).linear({0}); }, kMasked)
       .outputs([](const OpArgs& op) { return like_operands(op, {0}); });
   add_recurrent(book);
   add_quantised_products(book);

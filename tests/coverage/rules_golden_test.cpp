@@ -1,0 +1,36 @@
+// The rule of every operator as text: a change to any rule is a readable difference.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <set>
+
+#include "sharding_prop/rule_list.h"
+#include "support/data.h"
+
+namespace dtensor::test {
+namespace {
+
+// tests/data/rules.golden: every operator of the book, in one line. To renew it, set DTENSOR_RENEW to 1 and look at the
+// difference.
+TEST(RulesGolden, Texts) {
+  const std::string path = test::data_path("rules.golden");
+  std::ifstream file(path);
+  std::set<std::string> want;
+  for (std::string line; std::getline(file, line);) want.insert(line);
+  std::vector<std::string> now = rules_as_text();
+  std::erase_if(now,
+                [](const std::string& line) { return line.rfind("aten::", 0) != 0 && line.rfind("tag ", 0) != 0; });
+  std::string difference;
+  for (const std::string& line : now) {
+    if (want.erase(line) == 0) difference += "+ " + line + "\n";
+  }
+  for (const std::string& line : want) difference += "- " + line + "\n";
+  EXPECT_EQ(difference, "") << path;
+  if (std::getenv("DTENSOR_RENEW") == nullptr) return;
+  std::ofstream out(path);
+  for (const std::string& line : now) out << line << '\n';
+}
+
+}  // namespace
+}  // namespace dtensor::test
