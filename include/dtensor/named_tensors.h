@@ -7,10 +7,17 @@
 #include <utility>
 #include <vector>
 
+#include "dtensor/export.h"
+
 namespace dtensor {
 
 // Full names ("h.0.attn.q_proj.weight") and where each tensor is kept, so that it can be exchanged. A tied tensor is
 // listed under each of its names.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor*>>;
+
+// Whoever puts another tensor in the place of a model's parameter says so: an optimizer that holds the former one would
+// train nothing.
+DTENSOR_API void note_replaced(const at::Tensor& former);
+DTENSOR_API bool was_replaced(const at::Tensor& tensor);
 
 }  // namespace dtensor

@@ -34,6 +34,7 @@ void distribute(const NamedTensors& tensors, const DeviceMesh& mesh, const Modul
     if (found == done.end()) {
       old.push_back(*tensor);
       *tensor = done[old.back().unsafeGetTensorImpl()] = placed(*tensor, mesh, place(name, *tensor));
+      if (!tensor->is_same(old.back())) note_replaced(old.back());
     } else {
       *tensor = found->second;
     }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <unordered_set>
 
+#include "dtensor/named_tensors.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor {
@@ -98,7 +99,22 @@ void SlotOptimizer::step() {
     ++entry.steps;
     active.push_back(&entry);
   }
+  if (active.size() < entries_.size()) check_trained(active.size());
   if (!active.empty()) update(active);
+}
+
+void SlotOptimizer::check_trained(std::size_t active) {
+  bool any_here = false;
+  for (const Entry& entry : entries_) {
+    any_here |= !is_dtensor(entry.parameter) || DTensor(entry.parameter).mesh().is_member();
+    if (entry.parameter.grad().defined()) continue;
+    TORCH_CHECK(!was_replaced(entry.parameter), "optimizer: parameter ", entry.name, " of sizes ",
+                entry.parameter.sizes(), " was replaced by a DTensor in its model after the optimizer was made of it, ",
+                "so a step does not train the model; make the optimizer after fully_shard and parallelize");
+  }
+  if (active > 0 || !any_here || std::exchange(warned_, true)) return;
+  TORCH_WARN("optimizer: none of the ", entries_.size(), " parameters has a gradient, so this step changes nothing. ",
+             "Was backward run, and on the tensors that the optimizer was made of?");
 }
 
 std::vector<at::Tensor> SlotOptimizer::parameters() const {

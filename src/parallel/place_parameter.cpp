@@ -100,7 +100,10 @@ void place_parameters(const NamedTensors& parameters, const DeviceMesh& mesh, st
       old = *tensor;
       const auto it = placements.find(tensor->unsafeGetTensorImpl());
       fresh = placed(old, mesh, axis, it == placements.end() ? Replicate() : it->second, name);
-      if (!fresh.is_same(old)) fresh.requires_grad_(old.requires_grad());
+      if (!fresh.is_same(old)) {
+        fresh.requires_grad_(old.requires_grad());
+        note_replaced(old);
+      }
     }
     *tensor = fresh;
   }

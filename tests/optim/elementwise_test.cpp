@@ -1,6 +1,8 @@
 // AdamW, SGD and Adagrad on parameters over several meshes and plain ones in one step: bit-equal to one device, without
 // a collective; state, restoring, skipped parameters (PITFALLS F2, F3, F6).
+#include "dtensor/fully_shard.h"
 #include "optim/mixture.h"
+#include "support/errors.h"
 
 namespace dtensor::test {
 namespace {
@@ -238,6 +240,48 @@ TEST(Elementwise, MistakesAreErrors) {
   state.scalars = {{"0.step", 3}};
   state.tensors.emplace_back("0.momentum_buffer", at::zeros({3}));
   EXPECT_THROW(optimizer.load_state_dict(state), c10::Error);
+}
+
+// Made of the plain tensors of a model that is sharded afterwards, a step would train nothing.
+TEST(Elementwise, ParametersThatWereReplacedAreAnError) {
+  run_local(2, [](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"shard"});
+    for (const bool plan : {false, true}) {
+      at::Tensor w = at::ones({4, 3}).requires_grad_(), b = at::ones({3}).requires_grad_();
+      SGD early({w, b});
+      const NamedTensors list{{"w", &w}, {"b", &b}};
+      if (plan) {
+        parallelize(list, mesh, {{"w", ShardParameter{0}}}, {.axis = "shard"});
+      } else {
+        fully_shard(list, mesh);
+      }
+      SGD late({w, b}, {.lr = 1});
+      (w.sum() + b.sum()).backward();
+      EXPECT_NE(error_of([&] { early.step(); }).find("was replaced"), std::string::npos);
+      late.step();
+      expect_close(w.detach(), at::zeros({4, 3}), "trained");
+    }
+  });
+}
+
+struct Warnings final : c10::WarningHandler {
+  std::vector<std::string> texts;
+  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+};
+
+TEST(Elementwise, AStepWithoutAnyGradientIsSaidOnce) {
+  Warnings heard;
+  const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+  const at::Tensor p = at::zeros({2}).requires_grad_(), q = at::zeros({2}).requires_grad_();
+  AdamW optimizer({p, q});
+  optimizer.step();
+  optimizer.step();
+  ASSERT_EQ(heard.texts.size(), 1U);
+  EXPECT_NE(heard.texts[0].find("none of the 2 parameters has a gradient"), std::string::npos) << heard.texts[0];
+  AdamW half({p, q});
+  p.sum().backward();
+  half.step();
+  EXPECT_EQ(heard.texts.size(), 1U);
 }
 
 // Saved on one layout, restored on another.

@@ -38,7 +38,9 @@ class DTENSOR_API Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  // One update of every parameter that has a gradient; the others stay, with their state, as they are.
+  // One update of every parameter that has a gradient; the others stay, with their state, as they are. An error if one
+  // of those was replaced in its model since (fully_shard and parallelize replace plain tensors: make the optimizer
+  // after them); a warning, once, if no parameter has a gradient.
   virtual void step() = 0;
   virtual std::vector<at::Tensor> parameters() const = 0;  // in the order of the groups
 
@@ -139,7 +141,9 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
   void check_known(const StateScalars& scalars) const;
 
   std::vector<std::string> slot_names_;
-  bool wide_;
+  void check_trained(std::size_t active);
+
+  bool wide_, warned_ = false;
   std::vector<Entry> entries_;
   std::unordered_map<const c10::TensorImpl*, std::size_t> index_;
 };

@@ -189,6 +189,7 @@ FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh, con
     if (!known.defined()) {
       former.push_back(*slot);
       known = fsdp::place(name, *slot, mesh, axes, options);
+      if (!known.is_same(*slot)) note_replaced(*slot);
       list.push_back(fsdp::describe(name, known, mesh, axes, options));
     }
     *slot = known;
