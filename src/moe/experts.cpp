@@ -102,7 +102,8 @@ at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const std::vec
 
 struct ExpertWeightCache::Key {
   struct One {
-    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;  // keeps the address from being used again
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;   // these keep their addresses from being used again
+    c10::weak_intrusive_ptr<c10::StorageImpl> memory;  // another one after set_data
     std::uint32_t version;
   };
   std::vector<One> ones;
@@ -113,8 +114,8 @@ struct ExpertWeightCache::Key {
   void set(const ExpertWeights& w) {
     ones.clear();
     for (const auto& t : list(w)) {
-      ones.push_back(
-          {c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr()), t.is_inference() ? 0 : t._version()});
+      ones.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr()), t.storage().getWeakStorageImpl(),
+                      t.is_inference() ? 0 : t._version()});
     }
   }
   bool holds(const ExpertWeights& w) const {
@@ -125,6 +126,7 @@ struct ExpertWeightCache::Key {
       // Inference tensors have no version: their content may change unseen.
       if (t.is_inference() || ones[i].tensor.expired() || ones[i].version != t._version()) return false;
       if (ones[i].tensor._unsafe_get_target() != t.unsafeGetTensorImpl()) return false;
+      if (ones[i].memory._unsafe_get_target() != t.storage().unsafeGetStorageImpl()) return false;
     }
     return true;
   }

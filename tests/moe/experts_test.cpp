@@ -109,6 +109,9 @@ TEST(Experts, TheWeightCacheIsKeyedByIdentityAndVersion) {
   run();
   EXPECT_EQ(cache.misses(), 3u);
   EXPECT_EQ(cache.hits(), 2u);
+  w.w1.set_data(w.w1 * 3);  // which leaves the version as it is
+  run();
+  EXPECT_EQ(cache.misses(), 4u);
 }
 
 TEST(AddCombined, WritesIntoItsBaseOnlyWhereNobodyElseSeesIt) {
