@@ -113,17 +113,25 @@ FsdpUnit fully_shard(Model& model, const DeviceMesh& mesh, const FsdpOptions& op
 }
 
 // While it lives, each slot of the list that holds a parameter with another param_dtype holds its cast instead, so that
-// plain ATen code computes in that dtype; gradients reach the parameter in its own. Put the forward pass in it.
+// plain ATen code computes in that dtype; gradients reach the parameter in its own. Put the forward pass in it: without
+// one a param_dtype has no effect but a warning. Belongs to this thread; what checkpoint() runs again in backward runs
+// in the scopes that it was recorded in.
 class DTENSOR_API ComputeScope {
  public:
+  struct State;
   explicit ComputeScope(const NamedTensors& parameters);
+  explicit ComputeScope(const std::shared_ptr<const State>& again);  // those that were in_force()
   ~ComputeScope();
+  static std::shared_ptr<const State> in_force();
   ComputeScope(const ComputeScope&) = delete;
   ComputeScope& operator=(const ComputeScope&) = delete;
 
   at::Tensor output(const at::Tensor& result) const;  // in output_dtype, where one was given
 
  private:
+  void enter(const State& state);
+
+  std::shared_ptr<const State> outer_;
   std::vector<std::pair<at::Tensor*, at::Tensor>> kept_;
   std::optional<at::ScalarType> output_dtype_;
 };

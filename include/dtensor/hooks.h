@@ -1,9 +1,8 @@
 // Where a schedule (fully_shard, gradient accumulation, offload) takes part in a step: when the engine is about to
-// gather a parameter, when a backward pass starts, and when a parameter's gradient is complete.
+// gather a parameter, when a parameter's gradient is complete, and when a backward pass ends.
 #pragma once
 
 #include <functional>
-#include <memory>
 
 #include "dtensor/export.h"
 #include "dtensor/tensor.h"
@@ -42,23 +41,8 @@ DTENSOR_API int current_backward();
 // Calls `callback` on this thread when that pass ends, once its gradients are accumulated.
 DTENSOR_API void at_backward_end(std::function<void()> callback);
 
-// While it lives, `callback` runs on this thread at the first operator of each backward pass that runs on it.
-class DTENSOR_API BackwardStartListener {
- public:
-  explicit BackwardStartListener(std::function<void()> callback);
-  ~BackwardStartListener();
-  BackwardStartListener(const BackwardStartListener&) = delete;
-  BackwardStartListener& operator=(const BackwardStartListener&) = delete;
-
-  static void notify();  // the engine's call, before an operator of this thread
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
-
 // While it lives, a backward pass that is started on this thread is part of the one that runs there (recomputation):
-// BackwardStartListeners do not take it for a new one.
+// it has the number of that one, and what is to be done at its end is done at the end of that one.
 class DTENSOR_API PartOfBackward {
  public:
   PartOfBackward();

@@ -44,8 +44,18 @@ class DTENSOR_API DTensor : public at::Tensor {
   // In place: every handle to this tensor sees it. Not differentiable; refuses non-leaf tensors that require grad.
   DTensor& redistribute_(Placements placements);
 
+  // A number that advances with every write to this tensor, through whatever alias (views, detached copies,
+  // to_local()'s tensor, collectives), and whenever it gets other data or placements (set_data, redistribute_). What
+  // was derived from the tensor holds as long as the number is the same. Local: no communication.
+  std::uint64_t generation() const;
+
   std::string spec_str() const;  // f32[64, 1024] on [2, 2] [S(0), R]
 };
+
+// DTensor::redistribute of several tensors, one entry of `placements` each, in as few collectives as their meshes,
+// dtypes and kinds of moves allow; bit for bit what each would give alone. Collective: every rank gives the list in the
+// same order. Differentiable (backward moves each gradient by itself).
+DTENSOR_API std::vector<DTensor> redistribute(const std::vector<DTensor>& tensors, std::vector<Placements> placements);
 
 // The description and this rank's part. (A plain at::Tensor handle to a DTensor prints as an error: it has no data.)
 DTENSOR_API std::ostream& operator<<(std::ostream& out, const DTensor& tensor);

@@ -25,12 +25,24 @@ DeviceMesh DTensor::mesh() const {
 
 const Placements& DTensor::placements() const { return checked_impl(*this).spec()->placements; }
 
+std::uint64_t DTensor::generation() const { return checked_impl(*this).generation(); }
+
 std::string DTensor::spec_str() const { return checked_impl(*this).spec()->str(); }
 
 DTensor DTensor::redistribute(Placements placements) const {
-  const auto& spec = checked_impl(*this).spec();
-  placements = normalize_placements(std::move(placements), dim(), spec->mesh->layout.shape);
-  return DTensor(redistribute_tensor(*this, std::move(placements)));
+  return dtensor::redistribute({*this}, {std::move(placements)})[0];
+}
+
+std::vector<DTensor> redistribute(const std::vector<DTensor>& tensors, std::vector<Placements> placements) {
+  TORCH_CHECK(placements.size() == tensors.size(), "redistribute: ", placements.size(), " placements for ",
+              tensors.size(), " tensors");
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto& spec = *checked_impl(tensors[i]).spec();
+    placements[i] = normalize_placements(std::move(placements[i]), tensors[i].dim(), spec.mesh->layout.shape);
+  }
+  std::vector<DTensor> results;
+  for (auto& t : redistribute_tensors({tensors.begin(), tensors.end()}, placements)) results.emplace_back(std::move(t));
+  return results;
 }
 
 at::Tensor DTensor::to_local(Placements grad_placements) const {

@@ -1,6 +1,9 @@
-// The gradient hooks of leaves, and the hooks that schedules hang on tensors.
+// One reducer a leaf, and the hooks that schedules hang on tensors.
 #include "autograd/leaf_hook.h"
 
+#include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -23,23 +26,11 @@ Placements reduced_placements(const TensorSpec& leaf) {
   return placements;
 }
 
-bool taken_over(const DTensorImpl& impl) { return !NoGradientSync::active() && impl.hooks && impl.hooks->reduce; }
-
-// What was accumulated without synchronisation and is not reduced yet: new gradients join it, then all is reduced once.
-bool has_unreduced_gradient(const DTensor& leaf, const Placements& wanted) {
-  return is_dtensor(leaf.grad()) && DTensor(leaf.grad()).placements() != wanted;
+const TensorHooks* hooks_on(const DTensorImpl& impl) {
+  return impl.extras() == nullptr ? nullptr : impl.extras()->hooks.get();
 }
 
-// Autograd is to accumulate into nothing, so that the schedule sees what is new. autograd::grad runs this hook too, but
-// never accumulates: then the end of the pass puts the gradient back.
-void set_aside_gradient(const DTensor& leaf, DTensorImpl& impl) {
-  impl.hooks->kept = std::exchange(leaf.mutable_grad(), at::Tensor());
-  at_backward_end([leaf, hooks = impl.hooks] {
-    if (hooks->kept.defined()) leaf.mutable_grad() = std::exchange(hooks->kept, at::Tensor());
-  });
-}
-
-// autograd::grad hands the gradient out when this hook returns: it is reduced by then.
+// autograd::grad hands the gradient out when the reducer returns: it is reduced by then.
 bool is_captured(const at::Tensor& leaf) {
   const auto* info = torch::autograd::get_current_graph_task_exec_info();
   if (info == nullptr || info->empty()) return false;
@@ -47,78 +38,100 @@ bool is_captured(const at::Tensor& leaf) {
   return found != info->end() && found->second.captures_ != nullptr;
 }
 
-// A gradient with a graph of its own is reduced by itself, so that the reduction is part of that graph.
-std::optional<Placements> may_wait(const DTensor& leaf, const at::Tensor& grad, const Placements& wanted) {
-  if (at::GradMode::is_enabled() || is_captured(leaf)) return std::nullopt;
-  return waiting_placements(DTensor(grad), wanted);
+// Some second-order gradients come as plain tensors, equal on every rank.
+DTensor as_dtensor_of(const DTensor& leaf, const at::Tensor& grad) {
+  if (is_dtensor(grad)) return DTensor(grad);
+  const Placements replicated(leaf.placements().size());
+  return DTensor(wrap_local(grad, infer_spec(grad, leaf.mesh().impl(), replicated, grad.sizes(), grad.strides())));
 }
 
 // Gradients of what is kept in host memory end there.
-at::Tensor brought_home(const DTensor& gradient, const DTensor& leaf) {
-  if (gradient.mesh() == leaf.mesh()) return gradient;
+DTensor brought_home(const DTensor& gradient, const DTensor& leaf) {
+  const auto& home = dtensor_or_null(leaf)->spec()->mesh;
+  if (home->computes() == nullptr || gradient.mesh() == leaf.mesh()) return gradient;
   TORCH_CHECK(!at::GradMode::is_enabled(), "the gradient of a parameter in host memory (", leaf.spec_str(),
               ") cannot have a graph (create_graph): its copy to the host would not be part of it");
   const auto& spec = *dtensor_or_null(gradient)->spec();
   const auto local = dtensor_or_null(gradient)->local().to(at::Device(leaf.mesh().device_type()));
-  const auto& home = dtensor_or_null(leaf)->spec()->mesh;
-  return make_dtensor(intern_spec(home, spec.placements, spec.sizes, spec.strides, spec.dtype), local);
+  return DTensor(make_dtensor(intern_spec(home, spec.placements, spec.sizes, spec.strides, spec.dtype), local));
 }
 
-at::Tensor before_accumulation(DTensorImpl& impl, const at::Tensor& grad) {
-  if (!grad.defined() || NoGradientSync::active()) return grad;
-  const auto leaf = handle_of(impl);
-  const auto wanted = reduced_placements(*impl.spec());
-  if (taken_over(impl) && leaf.grad().defined()) set_aside_gradient(leaf, impl);
-  // Some second-order gradients come as plain tensors, equal on every rank.
-  if (!is_dtensor(grad)) {
-    const Placements replicated(wanted.size());
-    auto spec = infer_spec(grad, leaf.mesh().impl(), replicated, grad.sizes(), grad.strides());
-    return redistribute_tensor(wrap_local(grad, std::move(spec)), wanted);
-  }
-  if (taken_over(impl)) return grad;
-  if (impl.spec()->mesh->computes() != nullptr) return brought_home(DTensor(grad).redistribute(wanted), leaf);
-  if (const auto waits = may_wait(leaf, grad, wanted)) {
-    expect_gradient(leaf);
-    return DTensor(grad).redistribute(*waits);
-  }
-  return has_unreduced_gradient(leaf, wanted) ? grad : DTensor(grad).redistribute(wanted);
+// What NoGradientSync left unreduced joins the new gradient: all is reduced once.
+DTensor joined_by_unreduced(const DTensor& leaf, const DTensor& gradient, const Placements& wanted) {
+  const auto& sum = leaf.grad();
+  if (!is_dtensor(sum) || (DTensor(sum).placements() == wanted && DTensor(sum).mesh() == leaf.mesh())) return gradient;
+  const DTensor all(sum + gradient);
+  leaf.mutable_grad().reset();
+  return all;
 }
 
-struct AfterAccumulation final : torch::autograd::PostAccumulateGradHook {
-  explicit AfterAccumulation(DTensorImpl& i) : impl(i) {}
-  void operator()(const at::Tensor& tensor) override {
-    const DTensor leaf(tensor);
-    if (taken_over(impl)) {
-      const auto gradient = std::exchange(leaf.mutable_grad(), std::exchange(impl.hooks->kept, at::Tensor()));
-      return impl.hooks->reduce(leaf, gradient);
+// In memory of its own, laid out as the leaf where that is dense: what autograd promises of .grad. `sole`: nobody else
+// has the given gradient.
+DTensor owned(const DTensor& gradient, const DTensor& leaf, const at::Tensor& given, bool sole) {
+  if (gradient.requires_grad()) return DTensor(gradient.clone()).redistribute(gradient.placements());
+  const auto& spec = *dtensor_or_null(gradient)->spec();
+  const auto& local = dtensor_or_null(gradient)->local();
+  if (!local.defined()) return gradient;
+  const bool shared = !sole && (!is_dtensor(given) || local.is_alias_of(dtensor_or_null(given)->local()));
+  const bool dense = leaf.is_non_overlapping_and_dense();
+  if (!shared && (!dense || gradient.strides() == leaf.strides())) return gradient;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto strides = dense ? leaf.strides().vec() : at::infer_dense_strides(gradient.sizes(), spec.strides);
+  const auto copy = at::empty_strided(local.sizes(), at::infer_dense_strides(local.sizes(), strides), local.options());
+  return DTensor(
+      make_dtensor(intern_spec(spec.mesh, spec.placements, spec.sizes, strides, spec.dtype), copy.copy_(local)));
+}
+
+// The last of a leaf's gradient hooks. It accumulates itself, now, at the end of the pass or when a schedule says so,
+// and leaves nothing for autograd to accumulate.
+class LeafReducer final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit LeafReducer(DTensorImpl& leaf) : leaf_(leaf) { leaf_.has_reducer = true; }
+  ~LeafReducer() override { leaf_.has_reducer = false; }
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
+    const auto& given = grads.at(0);
+    if (!given.defined()) return {given};
+    const bool sole = given.use_count() == 1;
+    const auto leaf = handle_of(leaf_);
+    const auto wanted = reduced_placements(*leaf_.spec());
+    const auto gradient = as_dtensor_of(leaf, given);
+    if (is_captured(leaf)) return {brought_home(gradient.redistribute(wanted), leaf)};
+    if (NoGradientSync::active()) {
+      accumulate_gradient(leaf, owned(gradient, leaf, given, sole));
+    } else if (const auto* hooks = hooks_on(leaf_); hooks != nullptr && hooks->reduce) {
+      hooks->reduce(leaf, gradient);
+    } else if (const auto all = joined_by_unreduced(leaf, gradient, wanted); !waits(leaf, all, wanted)) {
+      accumulate_gradient(leaf, owned(brought_home(all.redistribute(wanted), leaf), leaf, given, sole));
     }
-    const auto wanted = reduced_placements(*impl.spec());
-    if (take_gradient(leaf, wanted)) return;
-    if (!NoGradientSync::active() && has_unreduced_gradient(leaf, wanted)) {
-      leaf.mutable_grad() = DTensor(leaf.grad()).redistribute(wanted);
-    }
-    if (impl.hooks && impl.hooks->gradient) impl.hooks->gradient(leaf);
+    return {at::Tensor()};
   }
-  DTensorImpl& impl;
+
+ private:
+  bool waits(const DTensor& leaf, const DTensor& gradient, const Placements& wanted) const {
+    return leaf_.spec()->mesh->computes() == nullptr && reduce_at_end(leaf, gradient, wanted);
+  }
+
+  DTensorImpl& leaf_;  // outlives its autograd metadata, where this is
 };
 
 TensorHooks& hooks_of(const DTensor& tensor) {
   auto* impl = dtensor_or_null(tensor);
   TORCH_CHECK(impl != nullptr, "hooks belong to DTensors; this one is undefined");
-  if (!impl->hooks) impl->hooks = impl->source = std::make_shared<TensorHooks>(tensor.getIntrusivePtr());
-  return *impl->hooks;
+  auto& extras = impl->make_extras();
+  if (!extras.hooks) extras.hooks = extras.source.hooks = std::make_shared<TensorHooks>(tensor.getIntrusivePtr());
+  return *extras.hooks;
 }
 
 }  // namespace
 
+// Behind the user's hooks: registering the first of those drops all others.
 void watch_leaf_slow(DTensorImpl& impl) {
-  if (!impl.requires_grad()) return;
-  impl.leaf_checked = true;
+  auto* meta = static_cast<torch::autograd::AutogradMeta*>(impl.autograd_meta());
+  if (!meta->requires_grad_) return;  // no leaf, or none that is trained; it may become one
   const at::Tensor tensor = handle_of(impl);
-  if (!tensor.is_leaf()) return;
-  // Both hooks live in the leaf's own autograd metadata, so the leaf outlives them.
-  tensor.register_hook([leaf = &impl](const at::Tensor& grad) { return before_accumulation(*leaf, grad); });
-  torch::autograd::impl::set_post_acc_grad_hooks(tensor, std::make_unique<AfterAccumulation>(impl));
+  if (meta->cpp_hooks_list_ == nullptr) tensor.register_hook([](const at::Tensor&) {});
+  meta->hooks_.push_back(std::make_unique<LeafReducer>(impl));
 }
 
 void set_use_hook(const DTensor& parameter, UseHook hook) { hooks_of(parameter).use = std::move(hook); }
@@ -127,7 +140,8 @@ void set_reduce_hook(const DTensor& parameter, ReduceHook hook) { hooks_of(param
 
 const UseHook* use_hook(const DTensor& parameter) {
   auto* impl = dtensor_or_null(parameter);
-  return impl != nullptr && impl->hooks && impl->hooks->use ? &impl->hooks->use : nullptr;
+  const auto* hooks = impl == nullptr ? nullptr : hooks_on(*impl);
+  return hooks != nullptr && hooks->use ? &hooks->use : nullptr;
 }
 
 Placements gradient_placements(const DTensor& parameter) {
@@ -135,15 +149,17 @@ Placements gradient_placements(const DTensor& parameter) {
 }
 
 void accumulate_gradient(const DTensor& parameter, const DTensor& gradient) {
-  const at::NoGradGuard no_grad;
   auto& sum = parameter.mutable_grad();
-  if (sum.defined()) {
-    sum.add_(gradient);
-  } else {
+  if (!sum.defined()) {
     sum = gradient;
+  } else if (gradient.requires_grad()) {  // create_graph
+    sum = DTensor(sum + gradient).redistribute(gradient.placements());
+  } else {
+    const at::NoGradGuard no_grad;
+    sum.add_(gradient);
   }
-  auto* impl = dtensor_or_null(parameter);
-  if (impl->hooks && impl->hooks->gradient) impl->hooks->gradient(parameter);
+  const auto* hooks = hooks_on(*dtensor_or_null(parameter));
+  if (hooks != nullptr && hooks->gradient) hooks->gradient(parameter);
 }
 
 namespace {
@@ -182,37 +198,5 @@ void at_backward_end(std::function<void()> callback) {
 NoGradientSync::NoGradientSync() : previous_(active()) { push_pass_flag(PassFlag::no_gradient_sync); }
 NoGradientSync::~NoGradientSync() { pop_pass_flag(); }
 bool NoGradientSync::active() { return pass_flag(PassFlag::no_gradient_sync); }
-
-struct BackwardStartListener::State {
-  std::function<void()> callback;
-  State* outer;
-  int last_pass = -1;
-};
-
-namespace {
-
-// BackwardStartListener::State of this thread, innermost first; opaque here because the type is private.
-thread_local void* listeners = nullptr;
-
-}  // namespace
-
-bool backward_listeners_on() { return listeners != nullptr; }
-
-BackwardStartListener::BackwardStartListener(std::function<void()> callback)
-    : state_(std::make_unique<State>(State{std::move(callback), static_cast<State*>(listeners)})) {
-  listeners = state_.get();
-}
-
-BackwardStartListener::~BackwardStartListener() { listeners = state_->outer; }
-
-void BackwardStartListener::notify() {
-  const int pass = current_backward();
-  if (pass < 0) return;
-  for (auto* state = static_cast<State*>(listeners); state != nullptr; state = state->outer) {
-    if (std::exchange(state->last_pass, pass) != pass) state->callback();
-  }
-}
-
-void notify_backward_start() { BackwardStartListener::notify(); }
 
 }  // namespace dtensor

@@ -12,20 +12,15 @@ struct TensorHooks {
   UseHook use;
   GradientHook gradient;
   ReduceHook reduce;
-  at::Tensor kept;  // the gradient so far, while autograd accumulates a new one for the reduce hook
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> owner;
 };
 
 void watch_leaf_slow(DTensorImpl& impl);
 
-// Called for every operand; a test of two fields once the tensor is known.
+// Called for every operand: gives a leaf that requires grad its reducer. A test of two fields once it has one.
 inline void watch_leaf(DTensorImpl& impl) {
-  if (impl.leaf_checked || impl.autograd_meta() == nullptr) return;
+  if (impl.has_reducer || impl.autograd_meta() == nullptr) return;
   watch_leaf_slow(impl);
 }
-
-// Whether a BackwardStartListener lives on this thread, and the call that serves it.
-bool backward_listeners_on();
-void notify_backward_start();
 
 }  // namespace dtensor

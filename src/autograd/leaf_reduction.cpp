@@ -3,15 +3,14 @@
 #include "autograd/leaf_reduction.h"
 
 #include <ATen/ATen.h>
-#include <ATen/ExpandUtils.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 
 #include <memory>
-#include <tuple>
+#include <optional>
 
 #include "comm/reduce_policy.h"
 #include "dtensor/hooks.h"
 #include "mesh/mesh_impl.h"
+#include "redistribute/bucket.h"
 #include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor {
@@ -24,6 +23,7 @@ constexpr std::int64_t kEnough = std::int64_t{25} << 20;
 struct Waiting {
   DTensor leaf, gradient;
   Placements wanted;
+  std::shared_ptr<const RedistributePlan> plan = {};
 
   const TensorSpec& spec() const { return *dtensor_or_null(gradient)->spec(); }
   // Under a ReducePolicy: the unrounded shares.
@@ -31,107 +31,41 @@ struct Waiting {
     const auto* unrounded = dtensor_or_null(gradient)->unrounded();
     return unrounded == nullptr ? dtensor_or_null(gradient)->local() : *unrounded;
   }
-  AxisMask axes() const;
-  ReduceOp op() const;
 };
-
-bool is_sum(const TensorSpec& spec, const Placements& wanted, std::size_t axis) {
-  return spec.placements[axis].is_partial() && wanted[axis].is_replicate() && spec.mesh->layout.shape[axis] > 1;
-}
-
-AxisMask Waiting::axes() const {
-  AxisMask mask = 0;
-  for (std::size_t i = 0; i < wanted.size(); ++i) mask |= is_sum(spec(), wanted, i) ? AxisMask{1} << i : 0;
-  return mask;
-}
-
-ReduceOp Waiting::op() const {
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    if (is_sum(spec(), wanted, i)) return spec().placements[i].reduce_op();
-  }
-  return ReduceOp::sum;
-}
-
-// Gradients that one collective sums up.
-using Group = std::vector<Waiting>;
-
-bool go_together(const Waiting& a, const Waiting& b) {
-  const auto key = [](const Waiting& w) {
-    return std::make_tuple(w.spec().mesh.get(), w.axes(), w.op(), w.local().scalar_type(), w.local().device());
-  };
-  return key(a) == key(b);
-}
-
-std::vector<Group> grouped(std::vector<Waiting> list) {
-  std::vector<Group> groups;  // in the order of their first gradient, the same on every rank
-  for (auto& w : list) {
-    const auto found = std::find_if(groups.begin(), groups.end(), [&](auto& g) { return go_together(g[0], w); });
-    (found == groups.end() ? groups.emplace_back() : *found).push_back(std::move(w));
-  }
-  return groups;
-}
-
-// The sums, as views of one buffer in their gradients' order of dimensions.
-std::vector<at::Tensor> views_of(const at::Tensor& flat, const Group& group) {
-  std::vector<at::Tensor> views;
-  std::int64_t offset = 0;
-  for (const auto& w : group) {
-    const auto strides = at::infer_dense_strides(w.local().sizes(), w.spec().strides);
-    views.push_back(flat.as_strided(w.local().sizes(), strides, offset));
-    offset += w.local().numel();
-  }
-  return views;
-}
 
 struct Flight {
-  Group group;
-  std::vector<at::Tensor> sums = {};
-  Work work = {};
+  std::vector<Waiting> list;
+  Bucket bucket = {};
 
-  void start(const Communicator& comm);
-  void land();
+  void start() {
+    for (auto& w : list) {
+      w.plan = find_plan(w.spec(), w.wanted);
+      bucket.add(*w.plan, w.spec(), w.local());
+    }
+    bucket.advance();
+  }
+  void land() {
+    bucket.finish();
+    for (std::size_t k = 0; k < list.size(); ++k) {
+      const auto& w = list[k];
+      const auto sum = bucket[k].to(w.spec().dtype);
+      accumulate_gradient(w.leaf, DTensor(make_dtensor(with_placements(w.spec(), w.wanted), sum)));
+    }
+  }
 };
 
-void Flight::start(const Communicator& comm) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  const c10::impl::ExcludeDispatchKeyGuard no_scope(c10::DispatchKey::DeferredInit);
-  std::int64_t total = 0;
-  for (const auto& w : group) total += w.local().numel();
-  const auto flat = comm.empty({total}, group[0].local().options());
-  sums = views_of(flat, group);
-  for (std::size_t k = 0; k < sums.size(); ++k) sums[k].copy_(group[k].local());
-  work = comm.all_reduce(flat, group[0].op());
-}
-
-void Flight::land() {
-  work.wait();
-  for (std::size_t k = 0; k < group.size(); ++k) {
-    auto& w = group[k];
-    accumulate_gradient(w.leaf, DTensor(make_dtensor(with_placements(w.spec(), w.wanted), sums[k].to(w.spec().dtype))));
-  }
-}
-
-// One backward pass.
 class Pass {
  public:
   static Pass& current();
-  ~Pass();
-
-  void set_aside(const DTensor& leaf);
-  bool give_back(const DTensor& leaf);
   void add(Waiting waiting);
-  void flush();
   void finish();
 
  private:
-  struct Aside {
-    DTensor leaf;
-    at::Tensor gradient;
-  };
-  std::vector<Aside> aside_;
+  void flush();
+
   std::vector<Waiting> waiting_;
   std::int64_t bytes_ = 0;
-  std::vector<Flight> flights_;
+  std::vector<std::unique_ptr<Flight>> flights_;
 };
 
 struct Open {
@@ -139,43 +73,17 @@ struct Open {
   std::weak_ptr<Pass> pass;
 };
 
-std::vector<Open>& open_passes() {
-  static thread_local std::vector<Open> passes;
-  return passes;
-}
-
-std::shared_ptr<Pass> find_pass(int id) {
-  for (const auto& open : open_passes()) {
-    if (open.id == id) return open.pass.lock();
-  }
-  return nullptr;
-}
-
 Pass& Pass::current() {
+  static thread_local std::vector<Open> open_passes;
   const int id = current_backward();
-  if (const auto known = find_pass(id)) return *known;
-  std::erase_if(open_passes(), [&](const Open& open) { return open.id == id || open.pass.expired(); });
+  std::erase_if(open_passes, [](const Open& open) { return open.pass.expired(); });
+  for (const auto& open : open_passes) {
+    if (open.id == id) return *open.pass.lock();
+  }
   const auto pass = std::make_shared<Pass>();
-  open_passes().push_back({id, pass});
+  open_passes.push_back({id, pass});
   at_backward_end([pass] { pass->finish(); });
   return *pass;
-}
-
-// A pass that threw between the two hooks of a leaf.
-Pass::~Pass() {
-  for (const auto& aside : aside_) aside.leaf.mutable_grad() = aside.gradient;
-}
-
-void Pass::set_aside(const DTensor& leaf) {
-  aside_.push_back({leaf, std::exchange(leaf.mutable_grad(), at::Tensor())});
-}
-
-bool Pass::give_back(const DTensor& leaf) {
-  const auto found = std::find_if(aside_.begin(), aside_.end(), [&](auto& a) { return a.leaf.is_same(leaf); });
-  if (found == aside_.end()) return false;
-  leaf.mutable_grad() = std::move(found->gradient);
-  aside_.erase(found);
-  return true;
 }
 
 void Pass::add(Waiting waiting) {
@@ -193,67 +101,47 @@ void Pass::add(Waiting waiting) {
 
 void Pass::flush() {
   bytes_ = 0;
-  for (auto& group : grouped(std::exchange(waiting_, {}))) {
-    const auto& mesh = acting(*group[0].spec().mesh);
-    const auto& comm = mesh.communicator(group[0].axes());
-    Flight flight{std::move(group)};
-    flight.start(comm);
-    comm.asynchronous() ? flights_.push_back(std::move(flight)) : flight.land();
-  }
+  if (waiting_.empty()) return;
+  auto flight = std::make_unique<Flight>(Flight{std::exchange(waiting_, {})});
+  flight->start();
+  flight->bucket.in_background() ? flights_.push_back(std::move(flight)) : flight->land();
 }
 
 void Pass::finish() {
   const at::NoGradGuard no_grad;
   flush();
-  for (auto& flight : std::exchange(flights_, {})) flight.land();
+  for (const auto& flight : std::exchange(flights_, {})) flight->land();
 }
 
-// Only sums of one kind go together.
-Placements with_sums_of(const DTensor& gradient, Placements wanted, ReduceOp op) {
+bool is_sum(const TensorSpec& spec, const Placements& wanted, std::size_t axis) {
+  return spec.placements[axis].is_partial() && wanted[axis].is_replicate() && spec.mesh->layout.shape[axis] > 1;
+}
+
+// The placements in which `gradient` may wait: sums of one kind stay sums on the axes where the leaf is whole.
+std::optional<Placements> waiting_placements(const DTensor& gradient, const Placements& wanted) {
   const auto& spec = *dtensor_or_null(gradient)->spec();
+  const bool unrounded = dtensor_or_null(gradient)->unrounded() != nullptr;
+  if (!spec.mesh->is_member || c10::isFloat8Type(spec.dtype)) return std::nullopt;
+  if (carried_type(spec.dtype) != at::ScalarType::Undefined && !unrounded) return std::nullopt;  // the plan knows how
+  Placements waits = wanted;
+  const Placement* sum = nullptr;
   for (std::size_t i = 0; i < wanted.size(); ++i) {
-    if (is_sum(spec, wanted, i) && spec.placements[i].is_partial(op)) wanted[i] = spec.placements[i];
+    if (!is_sum(spec, wanted, i)) continue;
+    if (sum == nullptr) sum = &spec.placements[i];
+    if (spec.placements[i] == *sum) waits[i] = *sum;
   }
-  return wanted;
+  // Shares that are not rounded yet are moved once: here, or all the way.
+  if (sum == nullptr || (unrounded && waits != spec.placements)) return std::nullopt;
+  return waits;
 }
 
 }  // namespace
 
-std::optional<Placements> waiting_placements(const DTensor& gradient, const Placements& wanted) {
-  const auto& spec = *dtensor_or_null(gradient)->spec();
-  if (!spec.mesh->is_member || c10::isFloat8Type(spec.dtype)) return std::nullopt;
-  const bool carried = carried_type(spec.dtype) != at::ScalarType::Undefined;
-  if (carried && dtensor_or_null(gradient)->unrounded() == nullptr) return std::nullopt;  // the plan knows how
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    if (!is_sum(spec, wanted, i)) continue;
-    const auto waits = with_sums_of(gradient, wanted, spec.placements[i].reduce_op());
-    // Shares that are not rounded yet are moved once: here, or all the way.
-    const bool moves = dtensor_or_null(gradient)->unrounded() != nullptr && waits != spec.placements;
-    return moves ? std::nullopt : std::optional(waits);
-  }
-  return std::nullopt;
-}
-
-void expect_gradient(const DTensor& leaf) { Pass::current().set_aside(leaf); }
-
-bool take_gradient(const DTensor& leaf, const Placements& wanted) {
-  const auto pass = find_pass(current_backward());
-  if (!pass) return false;
-  at::Tensor gradient = leaf.grad();
-  if (!pass->give_back(leaf)) return false;
-  // What was accumulated without synchronisation joins it.
-  if (is_dtensor(leaf.grad()) && DTensor(leaf.grad()).placements() != wanted) {
-    gradient = leaf.grad() + gradient;
-    leaf.mutable_grad().reset();
-  }
-  const DTensor sum(std::move(gradient));
-  const auto waits = waiting_placements(sum, wanted);
-  if (waits) {
-    pass->add({leaf, sum.redistribute(*waits), wanted});
-  } else {
-    accumulate_gradient(leaf, sum.redistribute(wanted));
-  }
-  return true;
+bool reduce_at_end(const DTensor& leaf, const DTensor& gradient, const Placements& wanted) {
+  if (at::GradMode::is_enabled()) return false;  // the reduction is part of the gradient's own graph
+  const auto waits = waiting_placements(gradient, wanted);
+  if (waits) Pass::current().add({leaf, gradient.redistribute(*waits), wanted});
+  return waits.has_value();
 }
 
 }  // namespace dtensor

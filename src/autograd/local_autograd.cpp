@@ -10,6 +10,7 @@
 #include "mesh/same_content.h"
 #include "placement/shard_map.h"
 #include "placement/stride_order.h"
+#include "redistribute/bucket.h"
 #include "redistribute/buffers.h"
 #include "redistribute/execute.h"
 
@@ -137,27 +138,64 @@ at::Tensor unwrap_local(const at::Tensor& tensor, Placements grad_placements, bo
   return with_history<ToLocalBackward>(impl->local().detach(), tensor, spec, std::move(grad_placements), check);
 }
 
-at::Tensor move_local(const DTensorImpl& tensor, const Placements& placements) {
-  const auto& spec = *tensor.spec();
-  fresh_local(const_cast<DTensorImpl&>(tensor));
-  if (!spec.mesh->is_member) return {};
-  at::AutoDispatchBelowADInplaceOrView guard;
-  const auto plan = plan_redistribute(spec, placements);
-  const auto* unrounded = plan.empty() ? nullptr : tensor.unrounded();
-  auto local = execute_plan(plan, unrounded == nullptr ? tensor.local() : *unrounded, spec);
-  if (unrounded != nullptr) local = local.to(spec.dtype);
-  if (!plan.empty() && local.is_alias_of(tensor.local())) local = copied(local);
-  return plan.empty() ? local : in_order_of(std::move(local), spec);
+namespace {
+
+// Under a ReducePolicy: the unrounded shares.
+const at::Tensor& moving_local(const DTensorImpl& tensor) {
+  const auto* unrounded = tensor.unrounded();
+  return unrounded == nullptr ? tensor.local() : *unrounded;
 }
 
-at::Tensor redistribute_tensor(const at::Tensor& tensor, Placements placements) {
-  auto* impl = dtensor_or_null(tensor);
-  const auto from = impl->spec();
-  if (from->placements == placements) return tensor;
-  const bool graph = needs_graph(tensor);
-  if (graph) watch_leaf(*impl);
-  auto result = make_dtensor(with_placements(*from, placements), move_local(*impl, placements));
-  return graph ? with_history<RedistributeBackward>(std::move(result), tensor, from) : result;
+at::Tensor moved_local(at::Tensor moved, const DTensorImpl& tensor) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  moved = moved.to(tensor.spec()->dtype);
+  if (moved.is_alias_of(tensor.local())) moved = copied(moved);
+  return in_order_of(std::move(moved), *tensor.spec());
+}
+
+at::Tensor moved_tensor(const at::Tensor& tensor, const Placements& placements, at::Tensor local) {
+  const auto from = dtensor_or_null(tensor)->spec();
+  return with_history<RedistributeBackward>(make_dtensor(with_placements(*from, placements), std::move(local)), tensor,
+                                            from);
+}
+
+}  // namespace
+
+at::Tensor move_local(DTensorImpl& tensor, const Placements& placements) {
+  fresh_local(tensor);
+  if (!tensor.spec()->mesh->is_member) return {};
+  const auto plan = find_plan(*tensor.spec(), placements);
+  if (plan->empty()) return tensor.local();
+  return moved_local(execute_plan(*plan, moving_local(tensor), *tensor.spec()), tensor);
+}
+
+std::vector<at::Tensor> redistribute_tensors(const std::vector<at::Tensor>& tensors,
+                                             const std::vector<Placements>& placements) {
+  auto results = tensors;
+  std::vector<std::pair<std::size_t, PlanRef>> packed;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    auto& impl = *dtensor_or_null(tensors[i]);
+    if (impl.spec()->placements == placements[i]) continue;
+    if (needs_graph(tensors[i])) watch_leaf(impl);
+    const bool packs = tensors.size() > 1 && impl.spec()->mesh->is_member;
+    if (auto plan = packs ? find_plan(*impl.spec(), placements[i]) : nullptr; plan && !plan->empty()) {
+      packed.emplace_back(i, std::move(plan));
+    } else {
+      results[i] = moved_tensor(tensors[i], placements[i], move_local(impl, placements[i]));
+    }
+  }
+  Bucket bucket;
+  for (const auto& [i, plan] : packed) {
+    auto& impl = *dtensor_or_null(tensors[i]);
+    fresh_local(impl);
+    bucket.add(*plan, *impl.spec(), moving_local(impl));
+  }
+  bucket.finish();
+  for (std::size_t k = 0; k < packed.size(); ++k) {
+    const auto i = packed[k].first;
+    results[i] = moved_tensor(tensors[i], placements[i], moved_local(bucket[k], *dtensor_or_null(tensors[i])));
+  }
+  return results;
 }
 
 at::Tensor split_plain(const at::Tensor& tensor, const c10::intrusive_ptr<MeshImpl>& mesh, Placements placements) {
@@ -165,7 +203,7 @@ at::Tensor split_plain(const at::Tensor& tensor, const c10::intrusive_ptr<MeshIm
   if (!whole.is_non_overlapping_and_dense()) whole = whole.contiguous();
   auto replicated =
       intern_spec(mesh, Placements(placements.size()), whole.sizes(), whole.strides(), whole.scalar_type());
-  auto result = redistribute_tensor(wrap_local(whole, std::move(replicated)), std::move(placements));
+  auto result = redistribute_tensors({wrap_local(whole, std::move(replicated))}, {std::move(placements)})[0];
   auto* impl = dtensor_or_null(result);
   // Thread ranks are given one and the same tensor: each must own its part.
   if (impl->local().defined() && impl->local().is_alias_of(tensor)) {

@@ -27,12 +27,13 @@ at::Tensor unwrap_local(const at::Tensor& tensor, Placements grad_placements, bo
 // Throws where the tensor is undefined.
 const DTensorImpl& checked_impl(const at::Tensor& tensor);
 
-// Differentiable redistribution; `placements` are normalised.
-at::Tensor redistribute_tensor(const at::Tensor& tensor, Placements placements);
+// Differentiable redistribution, of several tensors in few collectives; `placements` are normalised.
+std::vector<at::Tensor> redistribute_tensors(const std::vector<at::Tensor>& tensors,
+                                             const std::vector<Placements>& placements);
 
 // The local tensor in other placements, below autograd. Never shares memory with the tensor unless placements are
 // equal.
-at::Tensor move_local(const DTensorImpl& tensor, const Placements& placements);
+at::Tensor move_local(DTensorImpl& tensor, const Placements& placements);
 
 // distribute_tensor for a plain tensor. Gradient: gathered to every rank.
 at::Tensor split_plain(const at::Tensor& tensor, const c10::intrusive_ptr<MeshImpl>& mesh, Placements placements);

@@ -12,24 +12,21 @@
 namespace dtensor {
 namespace {
 
+const ParameterReference& source_of(const DTensorImpl& impl) { return impl.extras()->source; }
+
 // Undefined where the parameter is gone.
-at::Tensor owner_of(const DTensorImpl& impl) { return at::Tensor(impl.source->owner.lock()); }
+at::Tensor owner_of(const DTensorImpl& impl) { return at::Tensor(source_of(impl).hooks->owner.lock()); }
 
-std::uint32_t version_of(const c10::TensorImpl& tensor) {
-  auto& impl = const_cast<c10::TensorImpl&>(tensor);  // whose readers are not const
-  return impl.is_inference() ? 0 : impl.version_counter().current_version();
-}
+bool is_cast(const DTensorImpl& impl, const DTensorImpl& parameter) { return impl.dtype() != parameter.dtype(); }
 
-// Counts in-place writes, through whatever view: operators count on the DTensor, the engine on its local tensor too.
-std::uint32_t data_version(const DTensorImpl& impl) {
-  return version_of(impl) + (impl.local().defined() ? version_of(*impl.local().unsafeGetTensorImpl()) : 0);
-}
-
-bool is_cast(const DTensorImpl& impl, const DTensorImpl& owner) { return impl.dtype() != owner.dtype(); }
-
-// Neither the parameter nor its cast has been written to since.
-bool cast_holds(const DTensorImpl& impl, const DTensorImpl& owner) {
-  return version_of(impl) == 0 && impl.source_version == data_version(owner);
+// Whether the tensor, a stand-in or not, still has the parameter's values. A cast must be as old as they are; a view
+// sees what is written to the parameter, until that is given other data.
+bool holds(const DTensorImpl& operand, const DTensorImpl& parameter) {
+  const auto& tensor = is_stand_in(operand) ? *operand.extras()->stored : operand;
+  if (&tensor == &parameter) return true;
+  const auto& source = source_of(operand);
+  if (!is_cast(operand, parameter)) return source.generation >> 32 == parameter.replacements();
+  return source.generation == parameter.generation() && source.own == tensor.generation();
 }
 
 Placements without_storage(Placements placements) {
@@ -83,27 +80,25 @@ void inherit_source_slow(DTensorImpl& result, const DTensorImpl& operand) {
   const auto owner = owner_of(operand);
   if (!owner.defined()) return;
   const auto& parameter = *dtensor_or_null(owner);
-  result.source_version = operand.source_version;
-  if (is_cast(result, operand)) {
-    // A cast has memory of its own, in which only the whole parameter has the same strides and offset.
-    if (is_cast(operand, parameter) || operand.storage_offset() != 0 || operand.numel() != parameter.numel()) return;
-    result.source_version = data_version(parameter);
-  } else if (is_cast(operand, parameter) && !cast_holds(operand, parameter)) {
-    return;
-  }
-  result.source = operand.source;
+  if (!holds(operand, parameter)) return;
+  // A cast has memory of its own, in which only the whole parameter has the same strides and offset.
+  const bool whole = operand.storage_offset() == 0 && operand.numel() == parameter.numel();
+  if (is_cast(result, operand) && (is_cast(operand, parameter) || !whole)) return;
+  result.make_extras().source = {source_of(operand).hooks, parameter.generation(), result.generation()};
 }
 
 at::Tensor provided_by_schedule(const DTensorImpl& operand, const TensorSpec& to) {
   // What a schedule has is on the device: tensors in host memory that compute on the host gather for themselves.
-  if (!operand.stored && operand.spec()->mesh->computes() != nullptr) return {};
-  if (!operand.source->use || (!operand.stored && !gathers(*operand.spec(), to))) return {};
+  const auto& use = source_of(operand).hooks->use;
+  const bool stored = is_stand_in(operand);
+  if (!stored && operand.spec()->mesh->computes() != nullptr) return {};
+  if (!use || (!stored && !gathers(*operand.spec(), to))) return {};
   const auto owner = owner_of(operand);
   if (!owner.defined()) return {};
   const auto& parameter = *dtensor_or_null(owner);
-  if (is_cast(operand, parameter) && !cast_holds(operand, parameter)) return {};
+  if (!holds(operand, parameter)) return {};
   const auto dtype = c10::typeMetaToScalarType(operand.dtype());
-  auto gathered = operand.source->use(DTensor(owner), without_storage(parameter.spec()->placements), dtype);
+  auto gathered = use(DTensor(owner), without_storage(parameter.spec()->placements), dtype);
   if (!gathered.defined()) return {};
   if (gathered.scalar_type() != dtype) gathered = gathered.to(dtype);
   const auto from = with_placements(*operand.spec(), without_storage(operand.spec()->placements));

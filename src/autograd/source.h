@@ -6,11 +6,15 @@
 
 namespace dtensor {
 
+inline bool has_source(const DTensorImpl& tensor) {
+  return C10_UNLIKELY(tensor.extras() != nullptr) && tensor.extras()->source.hooks != nullptr;
+}
+
 void inherit_source_slow(DTensorImpl& result, const DTensorImpl& operand);
 
 // `result` is a view of `operand`, or its cast, shard by shard.
 inline void inherit_source(DTensorImpl& result, const DTensorImpl& operand) {
-  if (C10_UNLIKELY(operand.source != nullptr)) inherit_source_slow(result, operand);
+  if (C10_UNLIKELY(has_source(operand))) inherit_source_slow(result, operand);
 }
 
 // The local tensor of `operand` in the placements of `to`, out of what the schedule of its parameter has gathered;

@@ -209,8 +209,8 @@ std::function<at::Tensor()> gather_again(const at::Tensor& parameter, const std:
   if (!parameter.defined() || !is_dtensor(parameter)) return {};
   auto g = plan_gathering(parameter, split);
   if (!g.moves) return {};
-  return [g, version = parameter._version()] {
-    TORCH_CHECK(g.stored._version() == version, "an expert parameter was written to between forward and backward");
+  return [g, generation = g.stored.generation()] {
+    TORCH_CHECK(g.stored.generation() == generation, "an expert parameter was written to between forward and backward");
     return gather(g);
   };
 }

@@ -6,13 +6,15 @@
 
 namespace dtensor {
 
-bool matches(std::string_view pattern, std::string_view name) {
+bool matches(std::string_view pattern, std::string_view name, bool across_dots) {
   if (pattern.empty()) return name.empty();
-  if (pattern[0] != '*') return !name.empty() && name[0] == pattern[0] && matches(pattern.substr(1), name.substr(1));
-  const bool any = pattern.starts_with("**");
-  const std::string_view rest = pattern.substr(any ? 2 : 1);
+  if (pattern[0] != '*') {
+    return !name.empty() && name[0] == pattern[0] && matches(pattern.substr(1), name.substr(1), across_dots);
+  }
+  const bool both = pattern.starts_with("**"), any = both || across_dots;
+  const std::string_view rest = pattern.substr(both ? 2 : 1);
   for (std::size_t used = 0;; ++used) {
-    if (matches(rest, name.substr(used))) return true;
+    if (matches(rest, name.substr(used), across_dots)) return true;
     if (used == name.size() || (!any && name[used] == '.')) return false;
   }
 }

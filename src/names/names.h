@@ -7,8 +7,8 @@
 
 namespace dtensor {
 
-// "*": any characters but dots; "**": any.
-bool matches(std::string_view pattern, std::string_view name);
+// "*": any characters but dots, or any `across_dots`; "**": any.
+bool matches(std::string_view pattern, std::string_view name, bool across_dots = false);
 
 // Up to `count` names, the nearest first by edit distance.
 std::vector<std::string> nearest_names(const std::string& pattern, const std::vector<std::string>& names,

@@ -38,12 +38,6 @@ struct OutputAction {
   bool absent = false;      // undefined on one device, whatever the local kernel gives
 };
 
-inline void inherit_detachment(DTensorImpl& view, c10::TensorImpl* base) {
-  if (C10_UNLIKELY(has_dtensor_key(base) && as_dtensor(base)->is_detached_view())) {
-    view.inherit_detachment(*as_dtensor(base));
-  }
-}
-
 // A fresh local result whose memory order is not that of its spec (placement/stride_order.h).
 inline bool out_of_order(const OutputAction& action, const at::Tensor& local) {
   if (C10_LIKELY(action.contiguous)) return !local.is_contiguous();

@@ -101,9 +101,9 @@ c10::intrusive_ptr<DTensorImpl> stand_in(DTensorImpl& stored) {
   auto on_device = intern_spec(mesh, spec.placements, spec.sizes, spec.strides, spec.dtype);
   auto impl = c10::make_intrusive<DTensorImpl>(std::move(on_device), at::Tensor(), stored.storage_offset());
   if (!impl->is_inference() && !stored.is_inference()) impl->set_version_counter(stored.version_counter());
-  impl->source = stored.source;
-  impl->source_version = stored.source_version;
-  impl->stored = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(&stored);
+  auto& extras = impl->make_extras();
+  if (stored.extras() != nullptr) extras.source = stored.extras()->source;
+  extras.stored = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(&stored);
   return impl;
 }
 
@@ -111,7 +111,7 @@ c10::intrusive_ptr<DTensorImpl> stand_in(DTensorImpl& stored) {
 
 DTensorImpl* CallView::stand_in_of(DTensorImpl* operand) const {
   for (const auto& impl : stand_ins_) {
-    if (impl->stored.get() == operand) return impl.get();
+    if (impl->extras()->stored.get() == operand) return impl.get();
   }
   return operand;
 }

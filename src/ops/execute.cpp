@@ -133,9 +133,11 @@ at::Tensor wrap(const Frame& frame, const OutputAction& action, const at::Tensor
   if (action.base >= 0) offset = frame.operands[action.base].storage_offset() + action.offset_delta;
   auto ordered = local.defined() && out_of_order(action, local) ? in_order_of(local, *action.spec) : local;
   auto impl = c10::make_intrusive<DTensorImpl>(*action.prototype, std::move(ordered), offset);
+  auto* base = action.base < 0 ? nullptr : frame.view.operands[action.base];
+  if (base != nullptr && has_dtensor_key(base)) {
+    action.detached ? impl->materialise_view_of(*as_dtensor(base)) : impl->become_view_of(*as_dtensor(base));
+  }
   if (action.source >= 0) inherit_source(*impl, *as_dtensor(frame.view.operands[action.source]));
-  if (action.detached) impl->mark_detached_view(*as_dtensor(frame.view.operands[action.base]));
-  if (action.base >= 0 && !action.detached) inherit_detachment(*impl, frame.view.operands[action.base]);
   return at::Tensor(std::move(impl));
 }
 
@@ -176,7 +178,7 @@ void remember_reduced(const Frame& frame, const Stack& stack, std::size_t first)
   for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
     const auto& action = frame.call.inputs[i];
     if (!action.reduces || !has_dtensor_key(frame.view.operands[i])) continue;
-    if (as_dtensor(frame.view.operands[i])->stored) continue;
+    if (is_stand_in(*as_dtensor(frame.view.operands[i]))) continue;
     if (is_result(stack, first, frame.locals[i])) continue;
     as_dtensor(frame.view.operands[i])->remember_reduced(action.to, frame.locals[i]);
   }
@@ -209,17 +211,23 @@ void execute_inplace_view(Frame& frame, Stack& stack, std::size_t first) {
   const bool moves = !input.plan.empty();
   // Others that share the memory will not see later writes: those are refused then.
   const bool shared = moves && self->local().storage().use_count() > 1;
+  const at::Tensor left = self->local();
   auto local = moves ? in_order_of(execute_plan(input.plan, self->local(), *input.from), *input.to) : self->local();
   local = local.alias();
   stack[first] = local;
   for (const auto& patch : frame.call.decision.patches) stack[first + patch.arg] = patch.value;
   run_local_call(frame, stack, first);
   const bool was_moved = self->is_detached_view();
-  auto base = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(self->base());
+  const auto base = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(self->base());
   const auto& output = frame.call.decision.outputs[0];
   self->reset(intern_spec(output.mesh, output.placements, output.meta.sizes, output.meta.strides, output.meta.dtype),
               std::move(local));
-  if (shared || was_moved) self->mark_detached_view(base ? *base : *self);
+  if (!moves) share_writes(self->local(), left);
+  if (base) {
+    self->materialise_view_of(*base);
+  } else if (shared || was_moved) {
+    self->leave_behind(left);
+  }
   stack.resize(first);
   stack.emplace_back(frame.operands[0]);
 }
@@ -234,7 +242,7 @@ void execute_wide(Frame& frame, Stack& stack, std::size_t first) {
   for (auto& result : results) stack.push_back(std::move(result));
   if (frame.call.reduces) remember_reduced(frame, stack, first);
   wrap_results(frame, stack, first);
-  keep_unrounded(frame.call, frame.view, unrounded, stack, first);
+  keep_unrounded(unrounded, stack, first);
 }
 
 // A view moves both: its own memory is the base's.
@@ -244,7 +252,7 @@ void execute_wide_view(Frame& frame, Stack& stack, std::size_t first) {
   const auto unrounded = round_results(frame.call, results);
   run_local_call(frame, stack, first);
   wrap_results(frame, stack, first);
-  keep_unrounded(frame.call, frame.view, unrounded, stack, first);
+  keep_unrounded(unrounded, stack, first);
 }
 
 void execute_simple(Frame& frame, Stack& stack, std::size_t first) {

@@ -14,7 +14,7 @@ struct KeptResults::State {
   struct Result {
     const OpEntry* entry;
     std::vector<c10::IValue> values;
-    std::vector<std::uint32_t> versions;
+    std::vector<std::uint64_t> generations;
   };
   std::set<std::string> operators;
   std::vector<Result> results;
@@ -28,23 +28,16 @@ thread_local KeptResults::State* replaying = nullptr;
 
 void note_change() { detail::keeps_results = recording != nullptr || replaying != nullptr; }
 
-std::uint32_t version_of(const c10::IValue& value) {
-  if (!value.isTensor()) return 0;
-  const at::Tensor& t = value.toTensor();
-  return t.defined() && !t.is_inference() ? t.unsafeGetTensorImpl()->version_counter().current_version() : 0;
+std::uint64_t generation_of(const c10::IValue& value) {
+  if (!value.isTensor() || !value.toTensor().defined()) return 0;
+  const auto* impl = dtensor_or_null(value.toTensor());
+  return impl == nullptr ? 0 : impl->generation();
 }
 
-// Without a graph of its own.
-c10::IValue copy_of(const c10::IValue& value, const c10::VariableVersion& counter = 0) {
+// Without a graph of its own: the graph of what the function gives holds the record.
+c10::IValue copy_of(const c10::IValue& value) {
   if (!value.isTensor() || !value.toTensor().defined()) return value;
-  return at::Tensor(value.toTensor().unsafeGetTensorImpl()->shallow_copy_and_detach(counter, false));
-}
-
-// Notices writes to the result. Not the result itself: once that is what the function gives, its graph holds the
-// record.
-c10::IValue observer_of(const c10::IValue& value) {
-  if (!value.isTensor() || !value.toTensor().defined()) return value;
-  return copy_of(value, value.toTensor().unsafeGetTensorImpl()->version_counter());
+  return at::Tensor(value.toTensor().unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), false));
 }
 
 bool chosen(const KeptResults::State* state, const OpEntry& entry) {
@@ -101,7 +94,7 @@ bool take_kept_result(const OpEntry& entry, torch::jit::Stack& stack) {
   const auto& result = replaying->results[replaying->next++];
   stack.resize(stack.size() - entry.args.size());
   for (std::size_t i = 0; i < result.values.size(); ++i) {
-    TORCH_CHECK(version_of(result.values[i]) == result.versions[i], entry.op.operator_name(),
+    TORCH_CHECK(generation_of(result.values[i]) == result.generations[i], entry.op.operator_name(),
                 ": its kept result was changed in place");
     stack.emplace_back(copy_of(result.values[i]));
   }
@@ -115,8 +108,8 @@ void keep_result(const OpEntry& entry, const torch::jit::Stack& stack) {
   KeptResults::State::Result result{&entry, {}, {}};
   const std::size_t count = entry.op.schema().returns().size();
   for (std::size_t i = stack.size() - count; i < stack.size(); ++i) {
-    result.values.push_back(observer_of(stack[i]));
-    result.versions.push_back(version_of(stack[i]));
+    result.values.push_back(copy_of(stack[i]));
+    result.generations.push_back(generation_of(stack[i]));
   }
   recording->results.push_back(std::move(result));
 }

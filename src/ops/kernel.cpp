@@ -61,7 +61,6 @@ void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
   }
   if (C10_UNLIKELY(view.mesh == nullptr)) return entry.op.callBoxed(stack);  // a list without DTensors
   watch_leaves(view);
-  if (C10_UNLIKELY(backward_listeners_on())) notify_backward_start();
   if (C10_UNLIKELY(keeping_results()) && take_kept_result(entry, stack)) return;
   if (C10_UNLIKELY(view.has_plain)) check_plain_operands(entry, arguments(entry, stack), view);
   const auto call = decide(entry, stack, view);

@@ -7,8 +7,9 @@ namespace dtensor::unboxed {
 
 const CachedCall* find_simple(const OpEntry& entry, const CallView& view) {
   if (view.mesh == nullptr || view.has_stored() || events_on(Event::Kind::op) || recording_explanations() ||
-      backward_listeners_on() || keeping_results())
+      keeping_results()) {
     return nullptr;
+  }
   if (view.has_plain) return nullptr;  // the boxed kernel counts such calls and compares the operands
   for (auto* impl : view.operands) {
     if (impl == nullptr || !has_dtensor_key(impl)) continue;

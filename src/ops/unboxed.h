@@ -119,6 +119,7 @@ inline at::Tensor wrap(const OpEntry& entry, const CachedCall& call, const CallV
   if (C10_UNLIKELY(out_of_order(action, local))) local = in_order_of(std::move(local), *action.spec);
   const auto offset = action.base < 0 ? 0 : view.operands[action.base]->storage_offset() + action.offset_delta;
   auto impl = c10::make_intrusive<DTensorImpl>(*action.prototype, std::move(local), offset);
+  if (action.base >= 0) impl->become_view_of(*as_dtensor(view.operands[action.base]));
   if (action.source >= 0) inherit_source(*impl, *as_dtensor(view.operands[action.source]));
   return at::Tensor(std::move(impl));
 }

@@ -6,8 +6,8 @@
 #include "autograd/moved_view.h"
 #include "autograd/source.h"
 #include "ops/frame.h"
+#include "redistribute/bucket.h"
 #include "redistribute/execute.h"
-#include "redistribute/execute_many.h"
 
 namespace dtensor {
 namespace {
@@ -22,7 +22,7 @@ at::Tensor empty_like_spec(const TensorSpec& spec) {
 
 // A schedule may have gathered the parameter ahead of time.
 at::Tensor provided(const DTensorImpl& impl, const InputAction& action) {
-  return impl.source ? provided_by_schedule(impl, *action.to) : at::Tensor();
+  return has_source(impl) ? provided_by_schedule(impl, *action.to) : at::Tensor();
 }
 
 at::Tensor moved_input(const Frame& frame, std::size_t index, const at::Tensor& local) {
@@ -43,7 +43,7 @@ at::Tensor moved_input(const Frame& frame, std::size_t index, const at::Tensor& 
 // Of a stand-in: what a schedule has brought to the device, or a copy made for this call.
 at::Tensor fetched_input(const DTensorImpl& stand_in, const InputAction& action) {
   if (auto ready = provided(stand_in, action); ready.defined()) return ready;
-  auto local = stand_in.stored->local().to(stand_in.device());
+  auto local = stand_in.extras()->stored->local().to(stand_in.device());
   return action.plan.empty() ? local : in_order_of(execute_plan(action.plan, local, *action.from), *action.to);
 }
 
@@ -52,7 +52,8 @@ at::Tensor input_for(const Frame& frame, std::size_t index) {
   auto* impl = frame.view.operands[index];
   if (!action.from) return frame.operands[index];
   if (!action.from->mesh->is_member) return {};
-  if (C10_UNLIKELY(has_dtensor_key(impl) && as_dtensor(impl)->stored)) return fetched_input(*as_dtensor(impl), action);
+  if (C10_UNLIKELY(has_dtensor_key(impl) && is_stand_in(*as_dtensor(impl))))
+    return fetched_input(*as_dtensor(impl), action);
   if (action.out && action.write_back) return empty_like_spec(*action.result);
   const bool plain = !has_dtensor_key(impl);
   const auto& local = plain ? frame.operands[index] : local_of(impl);
@@ -69,13 +70,13 @@ at::Tensor input_for(const Frame& frame, std::size_t index) {
 // What this rank has to move of a list's entries.
 bool travels(const InputAction& action, c10::TensorImpl* impl) {
   return impl != nullptr && action.from && action.from->mesh->is_member && !action.plan.empty() &&
-         !(action.out && action.write_back) && has_dtensor_key(impl) && !as_dtensor(impl)->stored &&
+         !(action.out && action.write_back) && has_dtensor_key(impl) && !is_stand_in(*as_dtensor(impl)) &&
          as_dtensor(impl)->unrounded() == nullptr;
 }
 
 // The entries of a list operator in as few collectives as their kinds, meshes and dtypes allow.
 void move_lists(Frame& frame) {
-  std::vector<Journey> journeys;
+  Bucket bucket;
   std::vector<std::size_t> operands;
   frame.moved.resize(frame.view.operands.size());
   for (std::size_t i = 0; i < frame.view.operands.size(); ++i) {
@@ -83,13 +84,16 @@ void move_lists(Frame& frame) {
     if (!travels(action, frame.view.operands[i])) continue;
     frame.moved[i] = provided(*as_dtensor(frame.view.operands[i]), action);
     if (frame.moved[i].defined()) continue;
-    journeys.push_back({&action.plan, action.from.get(), local_of(frame.view.operands[i])});
     operands.push_back(i);
   }
-  if (journeys.size() < 2) return;
-  execute_plans(journeys);
+  if (operands.size() < 2) return;
+  for (const auto i : operands) {
+    const auto& action = frame.call.inputs[i];
+    bucket.add(action.plan, *action.from, local_of(frame.view.operands[i]));
+  }
+  bucket.finish();
   for (std::size_t k = 0; k < operands.size(); ++k) {
-    frame.moved[operands[k]] = in_order_of(std::move(journeys[k].local), *frame.call.inputs[operands[k]].to);
+    frame.moved[operands[k]] = in_order_of(bucket[k], *frame.call.inputs[operands[k]].to);
   }
 }
 

@@ -116,13 +116,10 @@ std::vector<at::Tensor> round_results(const CachedCall& call, torch::jit::Stack&
   return unrounded;
 }
 
-void keep_unrounded(const CachedCall& call, const CallView& view, const std::vector<at::Tensor>& unrounded,
-                    const torch::jit::Stack& stack, std::size_t first) {
+void keep_unrounded(const std::vector<at::Tensor>& unrounded, const torch::jit::Stack& stack, std::size_t first) {
   for (std::size_t r = 0; r < unrounded.size(); ++r) {
     if (!unrounded[r].defined()) continue;
-    const int base = call.outputs[r].base;
-    const auto* owner = base < 0 ? nullptr : as_dtensor(view.operands[static_cast<std::size_t>(base)]);
-    dtensor_or_null(stack[first + r].toTensor())->keep_unrounded(unrounded[r], owner);
+    dtensor_or_null(stack[first + r].toTensor())->keep_unrounded(unrounded[r]);
   }
 }
 

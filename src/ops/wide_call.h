@@ -26,7 +26,6 @@ torch::jit::Stack widened(const OpEntry& entry, const CachedCall& call, const Ca
 // Replaces wide results by rounded ones; gives the unrounded Partial ones, in order of the outputs.
 std::vector<at::Tensor> round_results(const CachedCall& call, torch::jit::Stack& results);
 // Of the wrapped results.
-void keep_unrounded(const CachedCall& call, const CallView& view, const std::vector<at::Tensor>& unrounded,
-                    const torch::jit::Stack& stack, std::size_t first);
+void keep_unrounded(const std::vector<at::Tensor>& unrounded, const torch::jit::Stack& stack, std::size_t first);
 
 }  // namespace dtensor

@@ -3,16 +3,37 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "dtensor/tensor.h"
 #include "optim/audience.h"
 #include "optim/lists.h"
-#include "optim/partials.h"
 #include "optim/sums.h"
 
 namespace dtensor {
 namespace {
+
+// Partial tensors are reduced (Replicate on those axes), in few collectives and as full_tensor() would.
+std::vector<at::Tensor> without_partials(std::vector<at::Tensor> tensors) {
+  const auto is_partial = [](const Placement& p) { return p.is_partial(); };
+  std::vector<DTensor> partial;
+  std::vector<Placements> whole;
+  std::vector<std::size_t> positions;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!is_dtensor(tensors[i])) continue;
+    const DTensor tensor(tensors[i]);
+    Placements placements = tensor.placements();
+    if (std::none_of(placements.begin(), placements.end(), is_partial)) continue;
+    std::replace_if(placements.begin(), placements.end(), is_partial, Replicate());
+    partial.push_back(tensor);
+    whole.push_back(std::move(placements));
+    positions.push_back(i);
+  }
+  const auto reduced = redistribute(partial, std::move(whole));
+  for (std::size_t k = 0; k < positions.size(); ++k) tensors[positions[k]] = reduced[k];
+  return tensors;
+}
 
 using optim::Audience;
 using optim::Share;
@@ -71,7 +92,7 @@ void scale(const std::vector<at::Tensor>& gradients, const at::Tensor& norm, dou
 
 at::Tensor get_total_norm(at::TensorList tensors, NormOptions options) {
   const at::NoGradGuard no_grad;
-  const auto reduced = optim::without_partials(tensors.vec());
+  const auto reduced = without_partials(tensors.vec());
   const Audience audience(reduced);
   return audience.outside() ? at::Tensor() : total_norm(reduced, audience, options);
 }
@@ -80,7 +101,7 @@ at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, NormOptio
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> gradients, described;  // without a gradient here, the parameter still names its mesh
   for (const at::Tensor& p : parameters) gradients.push_back(p.grad());
-  gradients = optim::without_partials(std::move(gradients));
+  gradients = without_partials(std::move(gradients));
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (gradients[i].defined() && !gradients[i].is_same(parameters[i].grad()))
       parameters[i].mutable_grad() = gradients[i];

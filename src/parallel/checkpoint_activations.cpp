@@ -13,10 +13,12 @@
 #include <unordered_set>
 
 #include "dtensor/debug.h"
+#include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
 #include "dtensor/kept_results.h"
 #include "dtensor/parallelize.h"
 #include "dtensor/random.h"
+#include "dtensor/reduce_policy.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor {
@@ -55,7 +57,14 @@ struct Call {
   DeviceMesh mesh;  // whose random numbers fn may draw; none: no DTensor among the inputs
   RngState random;
   KeptResults kept;
+  std::shared_ptr<const ComputeScope::State> compute = ComputeScope::in_force();
+  ReducePolicy reduce = ReduceScope::current();
+  std::vector<std::string> results;  // what fn gave
 };
+
+std::string described(const at::Tensor& t) {
+  return t.defined() ? c10::str(t.scalar_type(), t.sizes()) : "an undefined tensor";
+}
 
 struct Holder : torch::CustomClassHolder {
   explicit Holder(std::shared_ptr<Call> c) : call(std::move(c)) {}
@@ -66,7 +75,13 @@ struct Holder : torch::CustomClassHolder {
 class AsBefore {
  public:
   explicit AsBefore(Call& call)
-      : call_(call), autocast_(Autocast::now()), module_(call.module), plan_(call.plan), kept_(call.kept) {
+      : call_(call),
+        autocast_(Autocast::now()),
+        module_(call.module),
+        plan_(call.plan),
+        kept_(call.kept),
+        compute_(call.compute),
+        reduce_(call.reduce) {
     call.autocast.set();
     if (!call.mesh) return;
     random_ = get_rng_state(call.mesh);
@@ -85,6 +100,8 @@ class AsBefore {
   ModuleScope module_;
   ParallelModel::Scope plan_;
   KeptResults::Replay kept_;
+  ComputeScope compute_;
+  ReduceScope reduce_;
   std::optional<RngState> random_;
 };
 
@@ -161,7 +178,9 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     ctx->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(call));
     ctx->save_for_backward(inputs.vec());
     const KeptResults::Record record(call->kept);
-    return call->fn(inputs.vec());
+    auto results = call->fn(inputs.vec());
+    for (const at::Tensor& t : results) call->results.push_back(described(t));
+    return results;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -179,6 +198,11 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     }
     TORCH_CHECK(outputs.size() == grads.size(), "checkpoint: the segment gave ", grads.size(),
                 " tensors in forward and ", outputs.size(), " in backward");
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      TORCH_CHECK(described(outputs[i]) == call.results[i], "checkpoint: the segment gave ", call.results[i],
+                  " in forward and ", described(outputs[i]), " in backward, as result ", i,
+                  "; a function that runs again must make the same calls as before");
+    }
     variable_list result(2);
     for (auto& gradient : run_backward(outputs, grads, inputs)) result.push_back(std::move(gradient));
     return result;

@@ -54,6 +54,41 @@ TEST(ListMoves, TwentyPartialsAreOneAllReducePerDtype) {
   }
 }
 
+// Any list to any placements: the bits, strides and gradients of one by one, in no more collectives.
+RC_GTEST_PROP(ListMoves, ARedistributedListEqualsOneByOne, ()) {
+  const auto shape = *rc::gen::element(Shape{2}, Shape{3}, Shape{2, 2});
+  const auto seed = *rc::gen::arbitrary<std::uint32_t>();
+  on_mesh(shape, [&](const DeviceMesh& mesh) {
+    Draw draw(seed);
+    std::vector<DTensor> together, alone;
+    std::vector<Placements> goals;
+    for (auto i = draw.integer(0, 6); i > 0; --i) {
+      const auto type = *std::next(std::begin({at::kFloat, at::kDouble, at::kBFloat16}), draw.integer(0, 2));
+      auto values = draw.normal(draw.sizes(2, 0, 5), type);
+      if (draw.coin()) values = values.t();
+      const auto from = draw.placements_of(mesh, values.sizes());
+      for (auto* list : {&together, &alone}) {
+        list->push_back(DTensor(at::Tensor(distribute_tensor(values, mesh, from)).requires_grad_()));
+      }
+      goals.push_back(draw.placements_of(mesh, values.sizes()));
+    }
+    CommDebugMode counts;
+    const auto got = redistribute(together, goals);
+    const auto calls = counts.total().calls;
+    for (std::size_t i = 0; i < alone.size(); ++i) {
+      const auto one = alone[i].redistribute(goals[i]);
+      EXPECT_EQ(got[i].placements(), one.placements());
+      EXPECT_EQ(got[i].strides(), one.strides());
+      EXPECT_TRUE(at::equal(got[i].to_local(), one.to_local())) << got[i].spec_str();
+      at::Tensor(got[i]).sum().backward();
+      at::Tensor(one).sum().backward();
+      EXPECT_TRUE(at::equal(DTensor(together[i].grad()).to_local(), DTensor(alone[i].grad()).to_local()));
+    }
+    EXPECT_LE(calls, counts.total().calls - calls);
+  });
+  RC_ASSERT(!testing::Test::HasFailure());
+}
+
 // On every mesh by its own; a plain tensor takes no part.
 TEST(ListMoves, OneForEachMesh) {
   run_local(4, [](Communicator world) {

@@ -72,6 +72,22 @@ TEST(TotalNorm, EqualsOneDeviceOnMixedMeshesF1F3) {
   }));
 }
 
+// Operations of several axes do not commute: the norm is that of the tensor that full_tensor() gives.
+TEST(TotalNorm, OfMixedPartialsIsThatOfTheFullTensor) {
+  for (const auto& placements :
+       {Placements{Partial(ReduceOp::max), Partial()}, Placements{Partial(), Partial(ReduceOp::max)},
+        Placements{Partial(ReduceOp::min), Partial(ReduceOp::product)}}) {
+    run_local(4, [&](Communicator world) {
+      const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2});
+      const double values[4] = {1, 10, 7, 2};
+      const DTensor x = DTensor::from_local(at::full({1}, values[world.rank()], at::kDouble), mesh, placements, {1});
+      const double expected = x.full_tensor().item<double>();
+      EXPECT_EQ(get_total_norm({x}).item<double>(), expected) << to_string(placements);
+      EXPECT_EQ(get_total_norm({x, x}, {.norm_type = 1}).item<double>(), 2 * expected) << to_string(placements);
+    });
+  }
+}
+
 TEST(ClipGradNorm, EqualsOneDeviceF1F3) {
   EXPECT_TRUE(rc::check("the clipped gradients are one device's", [] {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());

@@ -49,6 +49,29 @@ TEST(FsdpPrecision, ComputesInOneDtypeAndKeepsAnother) {
   }
 }
 
+struct Warnings final : c10::WarningHandler {
+  std::vector<std::string> texts;
+  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+};
+
+TEST(FsdpPrecision, AParamDtypeWithoutAScopeIsSaidOnce) {
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    Warnings heard;
+    const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+    Tower tower(1, 6, at::kFloat);
+    tower.shard(mesh, {.precision = {.param_dtype = at::kBFloat16}});
+    const auto x = sharded(input().to(at::kFloat), mesh);
+    {
+      const at::NoGradGuard no_grad;
+      (void)at::linear(x, tower.w[0]);  // reading a parameter as it is kept
+    }
+    EXPECT_TRUE(heard.texts.empty());
+    for (int i = 0; i < 2; ++i) tower.loss(x).backward();
+    ASSERT_EQ(heard.texts.size(), 1U);
+    EXPECT_NE(heard.texts[0].find("put the forward pass in one"), std::string::npos) << heard.texts[0];
+  });
+}
+
 TEST(FsdpPrecision, AutocastFindsTheUnit) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     Tower tower(2, 6, at::kFloat);

@@ -1,4 +1,6 @@
-// Hooks of schedules: first use, start of backward, gradient complete, accumulation without synchronisation.
+// Hooks of schedules: first use, gradient complete, accumulation without synchronisation; and the reducer of a leaf.
+#include <torch/csrc/autograd/autograd.h>
+
 #include "support/ranks.h"
 
 namespace dtensor::test {
@@ -42,20 +44,6 @@ TEST(Hooks, GradientHookSeesTheReducedGradientOncePerBackward) {
   });
 }
 
-TEST(Hooks, BackwardStartIsHeardOncePerPass) {
-  on_mesh({2}, [](const DeviceMesh& mesh) {
-    auto step = make_step(mesh);
-    int started = 0;
-    const BackwardStartListener listener([&] { ++started; });
-    const auto loss = at::mm(step.x, step.w).square().sum();
-    EXPECT_EQ(started, 0);
-    loss.backward();
-    EXPECT_EQ(started, 1);
-    at::mm(step.x, step.w).sum().backward();
-    EXPECT_EQ(started, 2);
-  });
-}
-
 TEST(Hooks, AccumulationWithoutSynchronisationReducesOnce) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto step = make_step(mesh);
@@ -73,6 +61,58 @@ TEST(Hooks, AccumulationWithoutSynchronisationReducesOnce) {
     EXPECT_EQ(reductions, 1);
     EXPECT_EQ(DTensor(step.w.grad()).placements(), Placements{Shard(0)});
     expect_close(step.w.grad(), at::full({4, 3}, 18.0, at::kDouble), "three passes");
+  });
+}
+
+// Which leaf it is and how it became one makes no difference.
+TEST(Hooks, AResultThatBecomesALeafHasItsGradientReduced) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    auto step = make_step(mesh);
+    at::Tensor w = at::mul(step.w, 1);
+    (void)at::abs(w);  // the engine sees it while it is no leaf
+    w.detach_().requires_grad_();
+    at::mm(step.x, w).sum().backward();
+    EXPECT_EQ(DTensor(w.grad()).placements(), gradient_placements(DTensor(w)));
+    expect_close(w.grad(), at::full({4, 3}, 6.0, at::kDouble), "gradient");
+  });
+}
+
+TEST(Hooks, GradientsAreLabelledAsTheirLeafOnOneRankToo) {
+  on_mesh({1}, [](const DeviceMesh& mesh) {
+    auto step = make_step(mesh);
+    at::mm(step.x, step.w).sum().backward();
+    EXPECT_EQ(DTensor(step.w.grad()).placements(), Placements{Shard(0)});
+  });
+}
+
+TEST(Hooks, UserHooksDoNotDriveOutTheReducer) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    auto step = make_step(mesh);
+    step.w.register_hook([](const at::Tensor& g) { return g * 2; });
+    (void)at::abs(step.w);
+    step.w.register_hook([](const at::Tensor& g) { return g + 1; });
+    at::mm(step.x, step.w).sum().backward();
+    EXPECT_EQ(DTensor(step.w.grad()).placements(), Placements{Shard(0)});
+    expect_close(step.w.grad(), at::full({4, 3}, 13.0, at::kDouble), "gradient");
+  });
+}
+
+// What is in .grad stays there: a gradient that is asked for is reduced and handed out, what was left unreduced joins
+// the next one that is accumulated.
+TEST(Hooks, AutogradGradIsReducedAndLeavesWhatWasAccumulated) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    auto step = make_step(mesh);
+    {
+      const NoGradientSync off;
+      at::mm(step.x, step.w).sum().backward();
+    }
+    const auto kept = step.w.grad();
+    const auto got = torch::autograd::grad({at::mm(step.x, step.w).sum()}, {step.w})[0];
+    EXPECT_EQ(DTensor(got).placements(), Placements{Shard(0)});
+    EXPECT_TRUE(step.w.grad().is_same(kept));
+    expect_close(got, at::full({4, 3}, 6.0, at::kDouble), "asked for");
+    at::mm(step.x, step.w).sum().backward();
+    expect_close(step.w.grad(), at::full({4, 3}, 12.0, at::kDouble), "accumulated");
   });
 }
 

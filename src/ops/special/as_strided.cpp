@@ -126,7 +126,8 @@ at::Tensor view_of_whole(const at::Tensor& base, const Strided& want) {
       whole.defined() ? whole.as_strided(want.sizes, want.strides, whole.storage_offset() + offset) : at::Tensor();
   auto view =
       make_dtensor(intern_spec(spec->mesh, replicate, want.sizes, want.strides, spec->dtype), part, want.offset);
-  if (!whole.is_alias_of(impl->local())) as_dtensor(view.unsafeGetTensorImpl())->mark_detached_view(*impl);
+  auto* result = as_dtensor(view.unsafeGetTensorImpl());
+  whole.is_alias_of(impl->local()) ? result->become_view_of(*impl) : result->materialise_view_of(*impl);
   return view;
 }
 

@@ -4,42 +4,43 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <map>
+
+#include "names/names.h"
 
 namespace dtensor {
 namespace fsdp {
 
-bool matches(const std::string& pattern, const std::string& name) {
-  std::size_t p = 0, n = 0, star = std::string::npos, resume = 0;
-  while (n < name.size()) {
-    if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      resume = n;
-    } else if (p < pattern.size() && pattern[p] == name[n]) {
-      ++p, ++n;
-    } else if (star != std::string::npos) {
-      p = star + 1;
-      n = ++resume;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
-  return p == pattern.size();
-}
-
 at::ScalarType compute_dtype(const MixedPrecision& precision, const std::string& name, at::ScalarType own) {
   if (!at::isFloatingType(own)) return own;
   for (const auto& [pattern, dtype] : precision.param_dtype_of) {
-    if (matches(pattern, name)) return dtype;
+    if (matches(pattern, name, /*across_dots=*/true)) return dtype;
   }
   return precision.param_dtype.value_or(own);
 }
 
 }  // namespace fsdp
 
-ComputeScope::ComputeScope(const NamedTensors& parameters) {
+struct ComputeScope::State {
+  struct Cast {
+    at::Tensor* slot;
+    at::Tensor parameter, cast;
+  };
+  std::vector<Cast> casts;
+  std::shared_ptr<const State> outer;
+};
+
+namespace {
+thread_local std::shared_ptr<const ComputeScope::State> compute_scope;
+}  // namespace
+
+std::shared_ptr<const ComputeScope::State> ComputeScope::in_force() { return compute_scope; }
+
+ComputeScope::ComputeScope(const NamedTensors& parameters) : outer_(compute_scope) {
   std::map<const c10::TensorImpl*, at::Tensor> casts;  // tied ones stay tied
+  auto state = std::make_shared<State>();
+  state->outer = outer_;
   for (const auto& [name, slot] : parameters) {
     std::size_t k = 0;
     const auto* unit = fsdp::unit_of(*slot, k);
@@ -49,13 +50,31 @@ ComputeScope::ComputeScope(const NamedTensors& parameters) {
     if (dtype == slot->scalar_type()) continue;
     auto& cast = casts[slot->unsafeGetTensorImpl()];
     if (!cast.defined()) cast = slot->to(dtype);
-    kept_.emplace_back(slot, *slot);
+    state->casts.push_back({slot, *slot, cast});
+  }
+  enter(*state);
+  compute_scope = std::move(state);
+}
+
+ComputeScope::ComputeScope(const std::shared_ptr<const State>& again) : outer_(compute_scope) {
+  std::vector<const State*> chain;  // innermost first
+  for (const auto* state = again.get(); state != nullptr; state = state->outer.get()) chain.push_back(state);
+  std::for_each(chain.rbegin(), chain.rend(), [&](const State* state) { enter(*state); });
+  compute_scope = again;
+}
+
+// A slot that has the cast, or something else, by now stays as it is.
+void ComputeScope::enter(const State& state) {
+  for (const auto& [slot, parameter, cast] : state.casts) {
+    if (!slot->is_same(parameter)) continue;
+    kept_.emplace_back(slot, parameter);
     *slot = cast;
   }
 }
 
 ComputeScope::~ComputeScope() {
   for (auto& [slot, parameter] : kept_) *slot = std::move(parameter);
+  compute_scope = std::move(outer_);
 }
 
 at::Tensor ComputeScope::output(const at::Tensor& result) const {

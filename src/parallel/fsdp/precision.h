@@ -7,8 +7,6 @@
 
 namespace dtensor::fsdp {
 
-// "*" stands for any run of characters.
-bool matches(const std::string& pattern, const std::string& name);
 at::ScalarType compute_dtype(const MixedPrecision& precision, const std::string& name, at::ScalarType own);
 
 // The unit of a parameter, and its place there; null: none.

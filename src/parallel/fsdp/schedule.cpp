@@ -18,6 +18,15 @@ bool unchanged(const Parameter& p, const DTensor& parameter) {
          parameter.strides() == at::IntArrayRef(p.strides);
 }
 
+// A model that computes in the parameters' own dtype has forgotten its ComputeScope.
+void warn_of_dtype(Unit& unit, const Parameter& p, const DTensor& parameter, at::ScalarType dtype) {
+  if (dtype != p.dtype || !at::GradMode::is_enabled() || !parameter.requires_grad()) return;
+  if (std::exchange(unit.warned, true)) return;
+  TORCH_WARN("fully_shard: parameter '", p.name, "' is computed with in ", dtype, ", although the param_dtype of its ",
+             "unit is ", p.gather_dtype, ". A param_dtype takes effect within a ComputeScope (or an autocast of it): ",
+             "put the forward pass in one");
+}
+
 }  // namespace
 
 void Schedule::join(const std::shared_ptr<Schedule>& schedule, Unit& unit) {
@@ -42,7 +51,8 @@ void Schedule::leave(Unit& unit) {
 at::Tensor Schedule::use(Unit& unit, std::size_t k, const DTensor& parameter, const Placements& gathered,
                          at::ScalarType dtype) {
   auto& p = unit.parameters[k];
-  if (!p.fetched || gathered != p.gathered || !serves(p, dtype) || !unchanged(p, parameter)) return {};
+  if (!p.fetched || gathered != p.gathered || !unchanged(p, parameter)) return {};
+  if (!serves(p, dtype)) return warn_of_dtype(unit, p, parameter, dtype), at::Tensor();
   const int pass = current_backward();
   pass >= 0 ? enter_pass(pass) : abandon_passes();
   switch_phase(pass >= 0 ? kBackward : at::GradMode::is_enabled() ? kForward : kInference);

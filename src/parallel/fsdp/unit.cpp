@@ -20,16 +20,6 @@ at::Tensor local_of(const at::Tensor& parameter) {
   return DTensor(parameter).to_local();
 }
 
-std::uint32_t version_of(const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.is_inference()) return 0;
-  return static_cast<std::uint32_t>(tensor._version());
-}
-
-// Writes count on the DTensor or, where the engine runs them, on its local tensor.
-std::uint32_t data_version(const at::Tensor& parameter) {
-  return version_of(parameter) + version_of(local_of(parameter));
-}
-
 // The same members, with an order of their own.
 Communicator twin_of(const Communicator& comm) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
@@ -87,14 +77,14 @@ void FsdpUnit::Impl::make_communicators() {
 }
 
 bool FsdpUnit::Impl::is_fresh(const Parameter& p, const DTensor& parameter) const {
-  return is_gathered() && p.version == data_version(parameter);
+  return is_gathered() && p.generation == parameter.generation();
 }
 
 bool FsdpUnit::Impl::all_fresh() const {
   for (const auto& p : parameters) {
     if (!p.fetched) continue;
     const auto tensor = p.lock();
-    if (!tensor.defined() || p.version != data_version(tensor)) return false;
+    if (!tensor.defined() || p.generation != DTensor(tensor).generation()) return false;
   }
   return true;
 }
@@ -131,7 +121,7 @@ void FsdpUnit::Impl::gather_shards() {
     if (!p.fetched) continue;
     const auto tensor = p.lock();
     TORCH_CHECK(tensor.defined(), "fully_shard: parameter '", p.name, "' is gone, but others of its unit are used");
-    p.version = data_version(tensor);
+    p.generation = DTensor(tensor).generation();
     auto shard = shard_on_device(p, tensor);
     p.sharded ? inputs.push_back(std::move(shard)) : static_cast<void>(p.full.copy_(shard));
   }

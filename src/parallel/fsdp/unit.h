@@ -29,11 +29,11 @@ struct Parameter {
   Layout layout;            // fetched ones
   std::int64_t offset = 0;  // in the unit's flat buffer, in elements of gather_dtype
 
-  at::Tensor full;            // gathered: a view of the flat buffer
-  std::uint32_t version = 0;  // of the data when it was gathered
-  bool used = false;          // since then
-  bool expected = false;      // used with a graph: its gradient is to come
-  at::Tensor pending;         // its gradient, not reduced yet
+  at::Tensor full;               // gathered: a view of the flat buffer
+  std::uint64_t generation = 0;  // of the parameter when it was gathered
+  bool used = false;             // since then
+  bool expected = false;         // used with a graph: its gradient is to come
+  at::Tensor pending;            // its gradient, not reduced yet
 
   at::Tensor lock() const;  // undefined if it is gone
 };
@@ -80,6 +80,7 @@ struct FsdpUnit::Impl {
   std::shared_ptr<fsdp::Schedule> schedule;
   std::int64_t uses = 0;                                  // of the gathered copy, in this phase
   std::array<std::int64_t, fsdp::kPhases> recorded = {};  // how many there were the last time
+  bool warned = false;                                    // that its param_dtype has no effect
   bool prefetched = false;                                // gathered, but not used yet
   int pending_pass = -1;                                  // backward pass of the first pending gradient
   // In this pass: gradients that came, reductions. How many must come before they are reduced, where the pass before

@@ -74,64 +74,90 @@ void DTensorImpl::take_metadata(std::int64_t offset) {
   if (local_.defined() && (local_.is_neg() || is_neg())) _set_neg(local_.is_neg());
 }
 
+DTensorImpl::~DTensorImpl() = default;
+
+TensorExtras& DTensorImpl::make_extras() {
+  if (extras_ == nullptr) extras_ = std::make_unique<TensorExtras>();
+  return *extras_;
+}
+
 void DTensorImpl::reset(SpecPtr spec, at::Tensor local) {
   spec_ = std::move(spec);
   local_ = std::move(local);
-  detached_ = false;
-  base_.reset();
-  if (source != hooks) source = nullptr;
-  reduced_.reset();
-  unrounded_.reset();
+  ++replacements_;
+  if (extras_ != nullptr) {
+    extras_->moved.reset();
+    if (extras_->source.hooks != extras_->hooks) extras_->source = {};
+  }
   take_metadata(storage_offset_);
 }
 
-void DTensorImpl::keep_unrounded(at::Tensor values, const DTensorImpl* base) {
-  auto& owner = base == nullptr ? *this : const_cast<DTensorImpl&>(*base);  // whose reader is not const
-  if (owner.is_inference() || local_.is_inference()) return;                // no version to compare
-  const auto& counter = owner.version_counter();
-  unrounded_ = std::make_unique<Unrounded>(
-      Unrounded{std::move(values), counter, counter.current_version(), static_cast<std::uint32_t>(local_._version())});
+namespace {
+
+std::uint32_t writes_to(const c10::VariableVersion& counter, const MeshInfo& mesh) {
+  return counter.enabled() ? counter.current_version() : mesh.writes();
 }
 
-bool DTensorImpl::Unrounded::holds(const DTensorImpl& reader) const {
-  auto& impl = const_cast<DTensorImpl&>(reader);  // whose readers are not const
-  const auto own = impl.is_inference() ? 0 : impl.version_counter().current_version();
-  return counter.current_version() == version && (own == 0 || own == version) &&
-         static_cast<std::uint32_t>(impl.local_._version()) == local_version;
+}  // namespace
+
+std::uint32_t DTensorImpl::writes() const {
+  if (!local_.defined()) return 0;
+  return writes_to(local_.unsafeGetTensorImpl()->version_counter(), *spec_->mesh);
+}
+
+void DTensorImpl::become_view_of(const DTensorImpl& base) {
+  if (C10_UNLIKELY(base.is_detached_view())) make_extras().moved = base.extras_->moved;
+  share_writes(local_, base.local_);
+}
+
+void DTensorImpl::keep_unrounded(at::Tensor values) {
+  if (local_.is_inference()) return;  // whoever has the local tensor may write to it unseen
+  make_extras().unrounded = {std::move(values), generation()};
+}
+
+const at::Tensor* DTensorImpl::fresh_unrounded() const {
+  const auto& kept = extras_->unrounded;
+  return kept.value.defined() && kept.generation == generation() ? &kept.value : nullptr;
 }
 
 void DTensorImpl::remember_reduced(SpecPtr spec, at::Tensor local) {
-  if (is_inference() || local_.is_inference()) return;  // no version to compare
-  reduced_ = c10::make_intrusive<DTensorImpl>(std::move(spec), std::move(local), storage_offset_);
-  version_at_reduction_ = version_counter().current_version();
-  local_version_at_reduction_ = static_cast<std::uint32_t>(local_._version());
+  if (local_.is_inference()) return;  // whoever has the local tensor may write to it unseen
+  make_extras().reduced = {c10::make_intrusive<DTensorImpl>(std::move(spec), std::move(local), storage_offset_),
+                           generation()};
 }
 
 DTensorImpl* DTensorImpl::fresh_reduced() {
-  const bool fresh = version_counter().current_version() == version_at_reduction_ &&
-                     static_cast<std::uint32_t>(local_._version()) == local_version_at_reduction_;
-  if (fresh) return reduced_.get();
-  reduced_.reset();
+  auto& kept = extras_->reduced;
+  if (kept.value && kept.generation == generation()) return kept.value.get();
+  kept.value.reset();
   return this;
 }
 
-void DTensorImpl::mark_detached_view(DTensorImpl& base) {
-  detached_ = true;
-  if (&base != this) base_ = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(&base);
-  if (!is_inference() && !base.is_inference()) base_version_ = base.version_counter();
-  version_at_detach_ = version_of_base();
+bool DTensorImpl::has_moved() const { return extras_->moved.has_value(); }
+DTensorImpl* DTensorImpl::base() const { return is_detached_view() ? extras_->moved->base.get() : nullptr; }
+
+void DTensorImpl::materialise_view_of(DTensorImpl& base) {
+  auto& moved = make_extras().moved.emplace();
+  moved.base = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(&base);
+  moved.generation = base.generation();
 }
 
-// Inference tensors have no version: any write on the mesh may have been to the base.
-std::uint32_t DTensorImpl::version_of_base() const {
-  return base_version_.enabled() ? base_version_.current_version() : spec_->mesh->writes();
+void DTensorImpl::leave_behind(const at::Tensor& left) {
+  auto& moved = make_extras().moved.emplace();
+  moved.left = left.unsafeGetTensorImpl()->version_counter();
+  moved.generation = writes_to(moved.left, *spec_->mesh);
+}
+
+bool DTensorImpl::base_has_changed() const {
+  if (!extras_->moved) return false;
+  const auto& moved = *extras_->moved;
+  return moved.generation != (moved.base ? moved.base->generation() : writes_to(moved.left, *spec_->mesh));
 }
 
 void DTensorImpl::take_fresh(at::Tensor local) {
   local_ = std::move(local);
-  version_at_detach_ = version_of_base();
-  reduced_.reset();
-  unrounded_.reset();
+  ++replacements_;
+  extras_->moved->generation = extras_->moved->base->generation();
 }
 
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c10::VariableVersion& version_counter,
@@ -139,13 +165,13 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c
   auto copy = c10::make_intrusive<DTensorImpl>(*this, local_, storage_offset_);
   if (!copy->is_inference()) copy->set_version_counter(version_counter);
   copy->set_allow_tensor_metadata_change(allow_tensor_metadata_change);
-  copy->detached_ = detached_;
-  copy->version_at_detach_ = version_at_detach_;
-  copy->base_version_ = base_version_;
-  copy->base_ = base_;
-  copy->source = source;
-  copy->source_version = source_version;
-  if (unrounded_) copy->unrounded_ = std::make_unique<Unrounded>(*unrounded_);
+  copy->replacements_ = replacements_;
+  if (C10_LIKELY(extras_ == nullptr)) return copy;
+  auto& extras = copy->make_extras();
+  extras.moved = extras_->moved;
+  extras.unrounded = extras_->unrounded;
+  extras.source = extras_->source;
+  if (extras_->hooks) extras.source.generation = extras.source.own = generation();
   return copy;
 }
 
@@ -162,16 +188,18 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   auto* other = as_dtensor(impl.get());
   storage_offset_ = other->storage_offset_;
   reset(other->spec_, other->local_);
+  if (other->is_detached_view()) make_extras().moved = other->extras_->moved;
 }
 
 void DTensorImpl::release_resources() {
   local_.reset();
-  base_.reset();
-  reduced_.reset();
-  unrounded_.reset();
-  source.reset();
-  hooks.reset();
+  extras_.reset();
   TensorImpl::release_resources();
+}
+
+void share_writes(const at::Tensor& local, const at::Tensor& of) {
+  if (!local.defined() || !of.defined() || local.is_same(of) || local.is_inference() || of.is_inference()) return;
+  local.unsafeGetTensorImpl()->set_version_counter(of.unsafeGetTensorImpl()->version_counter());
 }
 
 at::Tensor make_dtensor(SpecPtr spec, at::Tensor local, std::int64_t offset) {

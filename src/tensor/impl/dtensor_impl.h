@@ -5,6 +5,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
+#include <memory>
+#include <optional>
+
 #include "placement/spec.h"
 
 namespace dtensor {
@@ -13,6 +16,7 @@ namespace dtensor {
 inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::CustomRNGKeyId;
 
 struct TensorHooks;
+struct TensorExtras;
 
 class DTensorImpl final : public c10::TensorImpl {
  public:
@@ -21,6 +25,7 @@ class DTensorImpl final : public c10::TensorImpl {
   DTensorImpl(SpecPtr spec, at::Tensor local, std::int64_t offset = 0);
   // The hit path: metadata copied from a prototype with the same spec.
   DTensorImpl(const DTensorImpl& prototype, at::Tensor local, std::int64_t offset);
+  ~DTensorImpl() override;
 
   const SpecPtr& spec() const { return spec_; }
   const at::Tensor& local() const { return local_; }
@@ -35,47 +40,43 @@ class DTensorImpl final : public c10::TensorImpl {
     storage_access_should_throw_ = false;
   }
 
+  // Which data this tensor holds. Every write to it advances the number, through whatever alias: a view, a detached
+  // copy, to_local()'s tensor, a collective into that. So does everything that gives the tensor other data or another
+  // place: reset, set_data, re-placement. A copy that is derived from the tensor stores the number that it was made at
+  // and serves as long as it is the same. The lower half counts writes and is shared by all that share the local
+  // memory (it is the local tensor's version counter; inference tensors, which have none, count the writes on their
+  // mesh); the upper half counts replacements of this tensor alone.
+  std::uint64_t generation() const { return (std::uint64_t{replacements_} << 32) | writes(); }
+  std::uint32_t replacements() const { return replacements_; }
+  // This tensor is a view of `base`: they count their writes together, and a view of a materialised view is one too.
+  void become_view_of(const DTensorImpl& base);
+
+  // What few tensors have; null for most.
+  const TensorExtras* extras() const { return extras_.get(); }
+  TensorExtras& make_extras();
+
   // A view whose data was moved by a redistribution shares no memory with its base (ops/moved_view.h): it is stale once
-  // the base (which shares the version counter) has changed. A base that is the tensor itself is not remembered.
-  void mark_detached_view(DTensorImpl& base);
-  // A view of such a view shares no memory with the base either.
-  void inherit_detachment(const DTensorImpl& view) {
-    detached_ = view.detached_;
-    version_at_detach_ = view.version_at_detach_;
-    base_version_ = view.base_version_;
-    base_ = view.base_;
-  }
-  bool is_detached_view() const { return detached_; }
-  bool is_stale() const { return C10_UNLIKELY(detached_) && version_of_base() != version_at_detach_; }
-  DTensorImpl* base() const { return base_.get(); }
+  // the base has changed. `left`: for a tensor that was moved in place, the local memory that others still share.
+  void materialise_view_of(DTensorImpl& base);
+  void leave_behind(const at::Tensor& left);
+  bool is_detached_view() const { return C10_UNLIKELY(extras_ != nullptr) && has_moved(); }
+  bool is_stale() const { return C10_UNLIKELY(extras_ != nullptr) && base_has_changed(); }
+  DTensorImpl* base() const;
   void take_fresh(at::Tensor local);  // what the base holds now
 
   // The reduced form of a Partial that an operator had to reduce: its next readers (backward too) take it instead of
-  // reducing again. Forgotten once this tensor or its local part is written to.
+  // reducing again.
   void remember_reduced(SpecPtr spec, at::Tensor local);
   // The tensor that an operator which only reads should take: the reduced form, or this.
-  DTensorImpl* reader() { return C10_UNLIKELY(reduced_ != nullptr) ? fresh_reduced() : this; }
+  DTensorImpl* reader() { return C10_UNLIKELY(extras_ != nullptr) ? fresh_reduced() : this; }
 
-  // A Partial under a ReducePolicy: its local values before they were rounded to its dtype. Forgotten once this tensor,
-  // its local part, or `base`, of which it is a view, is written to.
-  void keep_unrounded(at::Tensor values, const DTensorImpl* base = nullptr);
+  // A Partial under a ReducePolicy: its local values before they were rounded to its dtype.
+  void keep_unrounded(at::Tensor values);
   const at::Tensor* unrounded() const {  // null for most
-    return C10_UNLIKELY(unrounded_ != nullptr) && unrounded_->holds(*this) ? &unrounded_->values : nullptr;
+    return C10_UNLIKELY(extras_ != nullptr) ? fresh_unrounded() : nullptr;
   }
 
-  // What a schedule hung on this tensor (dtensor/hooks.h); null for most.
-  std::shared_ptr<TensorHooks> hooks;
-  // The hooks of the parameter that this tensor is, or is a view or cast of (ops/source.h); null for most.
-  std::shared_ptr<TensorHooks> source;
-  // Casts only: the parameter's version when it was cast.
-  std::uint32_t source_version = 0;
-
-  // Of a stand-in, which lasts for one call: the tensor in host memory that the mesh's device computes with. A stand-in
-  // has no local tensor.
-  c10::intrusive_ptr<DTensorImpl> stored;
-
-  // Set once the engine has looked at this tensor as a leaf that requires grad (ops/leaf_hook.h).
-  bool leaf_checked = false;
+  bool has_reducer = false;  // among its gradient hooks (ops/leaf_hook.h)
 
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version_counter,
                                                          bool allow_tensor_metadata_change) const override;
@@ -88,25 +89,48 @@ class DTensorImpl final : public c10::TensorImpl {
  private:
   const char* tensorimpl_type_name() const override { return "DTensor"; }
   void take_metadata(std::int64_t offset);
-  std::uint32_t version_of_base() const;
+  std::uint32_t writes() const;
+  bool has_moved() const;
+  bool base_has_changed() const;
   DTensorImpl* fresh_reduced();
+  const at::Tensor* fresh_unrounded() const;
 
   SpecPtr spec_;
   at::Tensor local_;
-  bool detached_ = false;
-  std::uint32_t version_at_detach_ = 0;
-  c10::VariableVersion base_version_{c10::VariableVersion::DISABLED};
-  c10::intrusive_ptr<DTensorImpl> base_;
-  c10::intrusive_ptr<DTensorImpl> reduced_;
-  std::uint32_t version_at_reduction_ = 0, local_version_at_reduction_ = 0;
+  std::uint32_t replacements_ = 0;
+  std::unique_ptr<TensorExtras> extras_;
+};
 
-  struct Unrounded {
-    bool holds(const DTensorImpl& impl) const;
-    at::Tensor values;
-    c10::VariableVersion counter;  // of the base, which a view shares sooner or later
-    std::uint32_t version = 0, local_version = 0;
-  };
-  std::unique_ptr<Unrounded> unrounded_;
+// A value made of a tensor at one of its generations.
+template <class T>
+struct DerivedCopy {
+  T value = {};
+  std::uint64_t generation = 0;
+};
+
+// A view that shares no memory with its base.
+struct MaterialisedView {
+  c10::intrusive_ptr<DTensorImpl> base = {};  // null: it cannot be brought up to date
+  c10::VariableVersion left{c10::VariableVersion::DISABLED};
+  std::uint64_t generation = 0;  // of the base, or of what was left behind
+};
+
+// The parameter that a tensor is, or is a view or cast of (ops/source.h).
+struct ParameterReference {
+  std::shared_ptr<TensorHooks> hooks = {};
+  std::uint64_t generation = 0;  // of the parameter when this was made of it
+  std::uint64_t own = 0;         // of this tensor then
+};
+
+struct TensorExtras {
+  std::shared_ptr<TensorHooks> hooks = {};  // what a schedule hung on this tensor (dtensor/hooks.h)
+  ParameterReference source = {};
+  // Of a stand-in, which lasts for one call: the tensor in host memory that the mesh's device computes with. A stand-in
+  // has no local tensor.
+  c10::intrusive_ptr<DTensorImpl> stored = {};
+  std::optional<MaterialisedView> moved = {};
+  DerivedCopy<c10::intrusive_ptr<DTensorImpl>> reduced = {};
+  DerivedCopy<at::Tensor> unrounded = {};
 };
 
 inline bool has_dtensor_key(const c10::TensorImpl* impl) { return impl->key_set().has(kDTensorKey); }
@@ -116,6 +140,13 @@ inline DTensorImpl* dtensor_or_null(const at::Tensor& tensor) {
   auto* impl = tensor.unsafeGetTensorImpl();
   return has_dtensor_key(impl) ? as_dtensor(impl) : nullptr;
 }
+
+inline bool is_stand_in(const DTensorImpl& tensor) {
+  return C10_UNLIKELY(tensor.extras() != nullptr) && tensor.extras()->stored;
+}
+
+// `local` was made of `of` below autograd and shares its memory: they count their writes together.
+void share_writes(const at::Tensor& local, const at::Tensor& of);
 
 at::Tensor make_dtensor(SpecPtr spec, at::Tensor local, std::int64_t offset = 0);
 

@@ -1,0 +1,252 @@
+// Rounds: each tensor goes as far as it can without communication, then what waits for the same kind of collective over
+// the same ranks goes together. Which tensors those are depends on plans and meshes only, so all members pack alike.
+#include "redistribute/bucket.h"
+
+#include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <bit>
+
+#include "comm/events.h"
+#include "comm/reduce_policy.h"
+#include "redistribute/buffers.h"
+#include "redistribute/edges/edge.h"
+#include "redistribute/execute.h"
+
+namespace dtensor {
+namespace {
+
+using Pending = Bucket::Pending;
+using Group = std::vector<Pending*>;
+using Finish = std::function<void()>;  // waits, and brings the group to its next edge
+
+const Edge& edge_of(const Pending& p) { return p.plan->edges[p.next]; }
+bool arrived(const Pending& p) { return !p.packed || p.next == p.plan->edges.size(); }
+ReduceOp op_of(const Pending& p) { return edge_of(p).from[std::countr_zero(edge_of(p).axes)].reduce_op(); }
+EdgeCall call_of(const Pending& p) {
+  return EdgeCall(edge_of(p), acting(*p.from->mesh), p.geometry, p.at, !p.at.is_alias_of(p.given));
+}
+std::vector<EdgeCall> calls_of(const Group& group) {
+  std::vector<EdgeCall> calls;
+  for (const auto* p : group) calls.push_back(call_of(*p));
+  return calls;
+}
+void step(Pending& p, at::Tensor to) {
+  p.at = std::move(to);
+  ++p.next;
+}
+void step(const Group& group, const std::vector<at::Tensor>& to) {
+  for (std::size_t k = 0; k < group.size(); ++k) step(*group[k], to[k]);
+}
+
+bool is_reduction(EdgeKind kind) { return kind == EdgeKind::all_reduce || kind == EdgeKind::reduce_scatter; }
+
+bool together(const Pending& a, const Pending& b) {
+  return a.from->mesh == b.from->mesh && edge_of(a).kind == edge_of(b).kind && edge_of(a).axes == edge_of(b).axes &&
+         a.at.scalar_type() == b.at.scalar_type() && (!is_reduction(edge_of(a).kind) || op_of(a) == op_of(b));
+}
+
+const Communicator& communicator_of(const Group& group) {
+  return acting(*group[0]->from->mesh).communicator(edge_of(*group[0]).axes);
+}
+
+// A flat buffer and the parts of it that stand for tensors of these sizes.
+std::vector<at::Tensor> parts_of(const at::Tensor& flat, const std::vector<at::DimVector>& sizes) {
+  std::vector<at::Tensor> parts;
+  std::int64_t offset = 0;
+  for (const auto& size : sizes) {
+    const auto numel = c10::multiply_integers(size);
+    parts.push_back(flat.narrow(0, offset, numel).view(size));
+    offset += numel;
+  }
+  return parts;
+}
+
+std::int64_t total(const std::vector<at::DimVector>& sizes) {
+  std::int64_t sum = 0;
+  for (const auto& size : sizes) sum += c10::multiply_integers(size);
+  return sum;
+}
+
+// The sums are views of one buffer in their specs' order of dimensions.
+Finish all_reduce(const Group& group) {
+  std::int64_t count = 0, offset = 0;
+  for (const auto* p : group) count += p->at.numel();
+  const auto flat = result_buffer({count}, group[0]->at);
+  std::vector<at::Tensor> sums;
+  for (const auto* p : group) {
+    sums.push_back(flat.as_strided(p->at.sizes(), at::infer_dense_strides(p->at.sizes(), p->from->strides), offset));
+    sums.back().copy_(p->at);
+    offset += p->at.numel();
+  }
+  // One by itself has its own sizes, as execute_plan gives it: other ranks may have more tensors, on meshes of theirs.
+  const auto sent = group.size() == 1 ? flat.view(group[0]->at.sizes()) : flat;
+  return [group, sums, work = communicator_of(group).all_reduce(sent, op_of(*group[0]))]() mutable {
+    work.wait();
+    step(group, sums);
+  };
+}
+
+// Lists for the communicator: position m * n + k is tensor k for (or from) member m.
+Finish all_gather(const Group& group) {
+  struct Gather {
+    std::vector<EdgeCall> calls;
+    std::vector<at::Tensor> results;
+    std::vector<Arrivals> arrivals;
+  };
+  const auto members = call_of(*group[0]).members().size(), n = group.size();
+  const auto gather = std::make_shared<Gather>();
+  gather->calls = calls_of(group);
+  std::vector<at::Tensor> outputs(members * n), inputs;
+  for (const auto& call : gather->calls) gather->results.push_back(result_buffer(call.wanted.sizes(), call.local));
+  for (std::size_t k = 0; k < n; ++k) {
+    const auto& call = gather->calls[k];
+    auto& arrivals = gather->arrivals.emplace_back(gather->results[k], call.wanted);
+    for (const auto& member : call.members()) arrivals.expect(region_of(call.from, call.geometry, member));
+    for (std::size_t m = 0; m < members; ++m) outputs[m * n + k] = arrivals.views()[m];
+    inputs.push_back(call.local);
+  }
+  return [group, gather, work = communicator_of(group).all_gather_list(outputs, inputs)]() mutable {
+    work.wait();
+    for (const auto& arrivals : gather->arrivals) arrivals.finish();
+    step(group, gather->results);
+  };
+}
+
+Finish reduce_scatter(const Group& group) {
+  const auto members = call_of(*group[0]).members().size(), n = group.size();
+  std::vector<at::Tensor> outputs, inputs(members * n);
+  for (std::size_t k = 0; k < n; ++k) {
+    const auto call = call_of(*group[k]);
+    const auto all = call.members();
+    for (std::size_t m = 0; m < members; ++m) {
+      inputs[m * n + k] = read_part(call.local, call.held, region_of(call.to, call.geometry, all[m]));
+    }
+    outputs.push_back(result_buffer(call.wanted.sizes(), call.local));
+  }
+  return
+      [group, outputs, work = communicator_of(group).reduce_scatter_list(outputs, inputs, op_of(*group[0]))]() mutable {
+        work.wait();
+        step(group, outputs);
+      };
+}
+
+struct Exchange {
+  std::vector<EdgeCall> calls;
+  std::vector<std::vector<Region>> regions;     // that come from each member
+  std::vector<std::vector<at::Tensor>> coming;  // and where they are received
+  std::vector<at::Tensor> departures, arrivals;
+};
+
+Exchange pack_exchange(const Group& group) {
+  const auto members = call_of(*group[0]).members().size();
+  Exchange e{calls_of(group), std::vector<std::vector<Region>>(members), {}, {}, {}};
+  for (std::size_t m = 0; m < members; ++m) {
+    std::vector<at::Tensor> leaving;
+    std::vector<at::DimVector> sizes;
+    for (const auto& call : e.calls) {
+      const auto member = call.members()[m];
+      const auto theirs = region_of(call.to, call.geometry, member);
+      leaving.push_back(read_part(call.local, call.held, common(call.held, theirs)).reshape({-1}));
+      e.regions[m].push_back(common(region_of(call.from, call.geometry, member), call.wanted));
+      sizes.push_back(e.regions[m].back().sizes());
+    }
+    e.departures.push_back(at::cat(leaving));
+    e.arrivals.push_back(result_buffer({total(sizes)}, group[0]->at));
+    e.coming.push_back(parts_of(e.arrivals.back(), sizes));
+  }
+  return e;
+}
+
+Finish all_to_all(const Group& group) {
+  const auto exchange = std::make_shared<Exchange>(pack_exchange(group));
+  auto work = communicator_of(group).all_to_all(exchange->arrivals, exchange->departures);
+  return [group, exchange, work]() mutable {
+    work.wait();
+    for (std::size_t k = 0; k < group.size(); ++k) {
+      const auto& call = exchange->calls[k];
+      auto result = result_buffer(call.wanted.sizes(), call.local);
+      for (std::size_t m = 0; m < exchange->coming.size(); ++m) {
+        write_part(result, call.wanted, exchange->regions[m][k], exchange->coming[m][k]);
+      }
+      step(*group[k], std::move(result));
+    }
+  };
+}
+
+void run_local(Pending& p) {
+  while (!arrived(p) && (edge_of(p).kind == EdgeKind::slice || edge_of(p).kind == EdgeKind::make_partial)) {
+    const auto call = call_of(p);
+    step(p, edge_of(p).kind == EdgeKind::slice ? run_slice(call) : run_make_partial(call));
+  }
+}
+
+Finish start(const Group& group) {
+  switch (edge_of(*group[0]).kind) {
+    case EdgeKind::all_reduce:
+      return all_reduce(group);
+    case EdgeKind::all_gather:
+      return all_gather(group);
+    case EdgeKind::reduce_scatter:
+      return reduce_scatter(group);
+    default:
+      return all_to_all(group);
+  }
+}
+
+std::vector<Group> groups_of(std::deque<Pending>& pending) {
+  std::vector<Group> groups;
+  for (auto& p : pending) {
+    run_local(p);
+    if (arrived(p)) continue;
+    const auto found = std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return together(*g[0], p); });
+    found == groups.end() ? groups.push_back({&p}) : found->push_back(&p);
+  }
+  return groups;
+}
+
+// Types that are carried in another while they are reduced, and tensors without memory of their own, go by themselves.
+bool goes_alone(const at::Tensor& local) {
+  const auto type = local.scalar_type();
+  return c10::isFloat8Type(type) || carried_type(type) != at::ScalarType::Undefined || local._is_zerotensor() ||
+         local.is_conj() || local.is_neg();
+}
+
+}  // namespace
+
+void Bucket::add(const RedistributePlan& plan, const TensorSpec& from, at::Tensor local) {
+  const bool alone = goes_alone(local);
+  const Geometry geometry{from.sizes, from.mesh->layout.shape, static_cast<std::int64_t>(local.element_size())};
+  pending_.push_back({&plan, &from, geometry, local, alone ? execute_plan(plan, local, from) : local, 0, !alone});
+}
+
+bool Bucket::advance() {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const c10::impl::ExcludeDispatchKeyGuard no_scope(c10::DispatchKey::DeferredInit);
+  if (under_way_.empty()) begin_ = std::chrono::steady_clock::now();
+  for (const auto& finish : std::exchange(under_way_, {})) finish();
+  in_background_ = false;
+  for (const auto& group : groups_of(pending_)) {
+    in_background_ |= communicator_of(group).asynchronous();
+    under_way_.push_back(start(group));
+  }
+  if (under_way_.empty()) report();
+  return !under_way_.empty();
+}
+
+void Bucket::report() const {
+  if (!events_on(Event::Kind::redistribute)) return;
+  Event event{Event::Kind::redistribute, {}, "", 0, begin_, std::chrono::steady_clock::now()};
+  std::size_t count = 0;
+  for (const auto& p : pending_) {
+    if (!p.packed) continue;
+    event.bytes += p.plan->bytes_moved;
+    if (count++ == 0) event.name = p.plan->str();
+  }
+  if (count == 0) return;
+  event.name = std::to_string(count) + " tensors of a list, as " + event.name;
+  emit_event(event);
+}
+
+}  // namespace dtensor
