@@ -1,5 +1,5 @@
 // The event stream: what the library does on this rank, as it does it. Feeds traces, counters and planners; costs one
-// test of a thread-local byte where nobody listens.
+// test where nobody listens.
 #pragma once
 
 #include <chrono>
@@ -22,8 +22,9 @@ struct Event {
   std::chrono::steady_clock::time_point begin, end;
 };
 
-// Calls `listener` for each event of these kinds on this thread (and of backward passes that run on it) while it lives.
-// Nests: all listeners hear. Operators keep their fast path where nobody listens to operators.
+// Calls `listener` for each event of these kinds on this thread while it lives, and of backward passes that start
+// meanwhile: on a thread of autograd's where those run there, one call at a time. Nests: all listeners hear. Operators
+// keep their fast path where nobody listens.
 class DTENSOR_API EventListener {
  public:
   using Kinds = std::initializer_list<Event::Kind>;
@@ -32,8 +33,6 @@ class DTENSOR_API EventListener {
   ~EventListener();
   EventListener(const EventListener&) = delete;
   EventListener& operator=(const EventListener&) = delete;
-
-  static void deliver(const Event& event);  // the library's call
 
  private:
   struct State;

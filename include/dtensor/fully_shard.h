@@ -17,6 +17,7 @@
 #include "dtensor/export.h"
 #include "dtensor/mesh.h"
 #include "dtensor/named_tensors.h"
+#include "dtensor/scoped_value.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor {
@@ -141,13 +142,12 @@ class DTENSOR_API ComputeScope {
 class DTENSOR_API NoReplicaSync {
  public:
   NoReplicaSync();
-  ~NoReplicaSync();
-  NoReplicaSync(const NoReplicaSync&) = delete;
-  NoReplicaSync& operator=(const NoReplicaSync&) = delete;
   static bool active();
 
+  struct Flag {};
+
  private:
-  bool previous_;
+  ScopedValue<Flag> scope_;
 };
 
 // Bytes on this rank at the worst moment of a training step, but for activations.

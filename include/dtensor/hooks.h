@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "dtensor/export.h"
+#include "dtensor/scoped_value.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor {
@@ -57,14 +58,13 @@ class DTENSOR_API PartOfBackward {
 class DTENSOR_API NoGradientSync {
  public:
   NoGradientSync();
-  ~NoGradientSync();
-  NoGradientSync(const NoGradientSync&) = delete;
-  NoGradientSync& operator=(const NoGradientSync&) = delete;
 
   static bool active();
 
+  struct Flag {};
+
  private:
-  bool previous_;
+  ScopedValue<Flag> scope_;
 };
 
 }  // namespace dtensor

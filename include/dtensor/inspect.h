@@ -7,7 +7,7 @@
 #include <functional>
 #include <string>
 
-#include "dtensor/export.h"
+#include "dtensor/scoped_value.h"
 
 namespace dtensor {
 
@@ -19,16 +19,13 @@ enum class Strictness : std::uint8_t {
   strict,   // both are errors (plain operands of dimension >= 1)
 };
 
-// For this thread, while it lives.
+// Scopes hold for this thread while they live, and for backward passes that start meanwhile.
 class DTENSOR_API Strict {
  public:
-  explicit Strict(Strictness strictness = Strictness::strict);
-  ~Strict();
-  Strict(const Strict&) = delete;
-  Strict& operator=(const Strict&) = delete;
+  explicit Strict(Strictness strictness = Strictness::strict) : scope_(strictness) {}
 
  private:
-  Strictness previous_;
+  ScopedValue<Strictness> scope_;
 };
 
 enum class ImplicitMoves : std::uint8_t {
@@ -37,31 +34,29 @@ enum class ImplicitMoves : std::uint8_t {
   refused,  // an error on every rank, before anything moves
 };
 
-// For this thread, while it lives: what happens where an operator needs an operand in other placements, so that ranks
+// While it lives: what happens where an operator needs an operand in other placements, so that ranks
 // would exchange data that the program did not ask to move (redistribute, full_tensor and the gather of a storage shard
 // were asked for; slices move nothing; reading a number moves what it must). To log them, listen to operators
 // (dtensor/events.h): Event::bytes is what an operator's operands received. Nests: the innermost counts.
 class DTENSOR_API ExplicitRedistribution {
  public:
-  explicit ExplicitRedistribution(ImplicitMoves moves = ImplicitMoves::refused);
-  ~ExplicitRedistribution();
-  ExplicitRedistribution(const ExplicitRedistribution&) = delete;
-  ExplicitRedistribution& operator=(const ExplicitRedistribution&) = delete;
+  explicit ExplicitRedistribution(ImplicitMoves moves = ImplicitMoves::refused) : scope_(moves) {}
 
  private:
-  ImplicitMoves previous_;
+  ScopedValue<ImplicitMoves> scope_;
 };
 
-// For this thread, while it lives: plain operands are compared across ranks at every call, and local shapes with specs.
+// While it lives, for debugging: plain operands are compared across ranks at every call, and so are the replicas of
+// operands and results; of each kind of call the first, and a few of many, is compared with the same operator on the
+// whole operands, so that a wrong rule is an error. Costs collectives, and the memory of the whole operands.
 class DTENSOR_API Checked {
  public:
   Checked();
-  ~Checked();
-  Checked(const Checked&) = delete;
-  Checked& operator=(const Checked&) = delete;
+
+  struct Mode {};
 
  private:
-  bool previous_;
+  ScopedValue<Mode> scope_;
 };
 
 struct CacheStats {

@@ -6,7 +6,7 @@
 #include <set>
 #include <string>
 
-#include "dtensor/export.h"
+#include "dtensor/scoped_value.h"
 
 namespace dtensor {
 
@@ -16,31 +16,32 @@ class DTENSOR_API KeptResults {
   // Operators by name without overload: "aten::mm". Only calls on DTensors count.
   explicit KeptResults(std::set<std::string> operators);
 
+  struct State;
+  struct Recording {
+    State* state;
+  };
+  struct Replaying {
+    State* state;
+  };
+
   // While it lives, this thread's results of the operators are kept.
   class DTENSOR_API Record {
    public:
     explicit Record(const KeptResults& results);
-    ~Record();
-    Record(const Record&) = delete;
-    Record& operator=(const Record&) = delete;
 
    private:
-    void* previous_;
+    ScopedValue<Recording> scope_;
   };
   // While it lives, they are given out instead of being computed. An error if the run differs from the recorded one, or
   // if a result was changed in place since.
   class DTENSOR_API Replay {
    public:
     explicit Replay(const KeptResults& results);
-    ~Replay();
-    Replay(const Replay&) = delete;
-    Replay& operator=(const Replay&) = delete;
 
    private:
-    void *previous_, *previous_record_;
+    ScopedValue<Replaying> scope_;
+    ScopedValue<Recording> no_record_;
   };
-
-  struct State;
 
  private:
   std::shared_ptr<State> state_;

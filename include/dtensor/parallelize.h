@@ -17,6 +17,7 @@
 #include "dtensor/mesh.h"
 #include "dtensor/nn.h"
 #include "dtensor/placement.h"
+#include "dtensor/scoped_value.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor {
@@ -96,19 +97,15 @@ class DTENSOR_API ParallelModel {
   // The model whose plan is in force on this thread; the plan of none, which changes nothing, outside any scope.
   static ParallelModel in_force();
 
+  struct State;
   // While it lives, named activation points of this thread follow the plan.
   class DTENSOR_API Scope {
    public:
     explicit Scope(const ParallelModel& model);
-    ~Scope();
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
 
    private:
-    std::shared_ptr<const void> previous_;
+    ScopedValue<std::shared_ptr<const State>> scope_;
   };
-
-  struct State;
 
  private:
   explicit ParallelModel(std::shared_ptr<const State> state) : state_(std::move(state)) {}

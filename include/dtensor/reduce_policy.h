@@ -6,7 +6,7 @@
 
 #include <optional>
 
-#include "dtensor/export.h"
+#include "dtensor/scoped_value.h"
 
 namespace dtensor {
 
@@ -18,19 +18,16 @@ struct ReducePolicy {
 // For this thread, while it lives: operators whose results are Partial (a contracted dimension that is split, sums,
 // means) compute in the wider type, and their results keep the unrounded shares beside those in their own dtype until
 // they are reduced. Views and operators that read such results see the unrounded shares too. Costs their memory, and
-// the bytes of the wider type where such a share is reduced. Backward passes count if they run inside the scope, on
-// this thread. All ranks must agree.
+// the bytes of the wider type where such a share is reduced. Backward passes count if they start inside the
+// scope. All ranks must agree.
 class DTENSOR_API ReduceScope {
  public:
   explicit ReduceScope(ReducePolicy policy);
-  ~ReduceScope();
-  ReduceScope(const ReduceScope&) = delete;
-  ReduceScope& operator=(const ReduceScope&) = delete;
 
   static ReducePolicy current();
 
  private:
-  c10::ScalarType previous_;
+  ScopedValue<ReducePolicy> scope_;
 };
 
 }  // namespace dtensor

@@ -11,7 +11,6 @@
 
 #include "autograd/leaf_reduction.h"
 #include "autograd/local_autograd.h"
-#include "dtensor/pass_flags.h"
 
 namespace dtensor {
 namespace {
@@ -195,8 +194,7 @@ void at_backward_end(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
 }
 
-NoGradientSync::NoGradientSync() : previous_(active()) { push_pass_flag(PassFlag::no_gradient_sync); }
-NoGradientSync::~NoGradientSync() { pop_pass_flag(); }
-bool NoGradientSync::active() { return pass_flag(PassFlag::no_gradient_sync); }
+NoGradientSync::NoGradientSync() : scope_({}) {}
+bool NoGradientSync::active() { return ScopedValue<Flag>::current() != nullptr; }
 
 }  // namespace dtensor

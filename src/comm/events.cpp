@@ -1,50 +1,47 @@
-// The stack of event listeners of each thread: an intrusive list, so that an event costs one test where nobody listens.
+// Listeners are scoped values; one test tells where nobody listens to anything.
 #include "comm/events.h"
 
+#include <mutex>
 #include <utility>
 
 namespace dtensor {
+namespace {
 
-constinit thread_local std::uint8_t detail::wanted_events = 0;
-
-struct EventListener::State {
+struct Listener {
   std::function<void(const Event&)> hear;
-  std::uint8_t kinds = 0;
-  State* outer = nullptr;
-
-  static thread_local State* innermost;
-
-  static void count_kinds() {
-    detail::wanted_events = 0;
-    for (const State* s = innermost; s != nullptr; s = s->outer) detail::wanted_events |= s->kinds;
-  }
-  // Listeners are scopes, but one that is held by a smart pointer may die before an inner one.
-  static void unlink(const State* gone) {
-    State** link = &innermost;
-    while (*link != nullptr && *link != gone) link = &(*link)->outer;
-    if (*link == gone) *link = gone->outer;
-    count_kinds();
-  }
-  static void tell(const Event& event) {
-    for (const State* s = innermost; s != nullptr; s = s->outer) {
-      if ((s->kinds & detail::bit_of(event.kind)) != 0) s->hear(event);
-    }
-  }
+  std::uint8_t kinds;
+  // Autograd's threads tell of their part of a pass at the same time; a listener may run operators of its own.
+  std::shared_ptr<std::recursive_mutex> mutex = std::make_shared<std::recursive_mutex>();
 };
 
-thread_local EventListener::State* EventListener::State::innermost = nullptr;
+std::uint8_t bit_of(Event::Kind kind) { return static_cast<std::uint8_t>(1u << static_cast<unsigned>(kind)); }
 
-EventListener::EventListener(std::function<void(const Event&)> listener, Kinds kinds)
-    : state_(new State{std::move(listener), 0, State::innermost}) {
-  for (const Event::Kind kind : kinds) state_->kinds |= detail::bit_of(kind);
-  State::innermost = state_.get();
-  State::count_kinds();
+}  // namespace
+
+struct EventListener::State : ScopedValue<Listener> {
+  using ScopedValue::ScopedValue;
+};
+
+EventListener::EventListener(std::function<void(const Event&)> listener, Kinds kinds) {
+  std::uint8_t bits = 0;
+  for (const auto kind : kinds) bits |= bit_of(kind);
+  state_ = std::make_unique<State>(Listener{std::move(listener), bits}, true);
 }
 
-EventListener::~EventListener() { State::unlink(state_.get()); }
+EventListener::~EventListener() = default;
 
-void emit_event(const Event& event) { EventListener::deliver(event); }
+bool detail::anybody_hears(Event::Kind kind) {
+  bool found = false;
+  ScopedValue<Listener>::for_each([&](const Listener& l) { found = found || (l.kinds & bit_of(kind)) != 0; });
+  return found;
+}
 
-void EventListener::deliver(const Event& event) { State::tell(event); }
+void emit_event(const Event& event) {
+  ScopedValue<Listener>::for_each([&](const Listener& listener) {
+    if ((listener.kinds & bit_of(event.kind)) == 0) return;
+    const std::lock_guard lock(*listener.mutex);
+    listener.hear(event);
+  });
+}
 
 }  // namespace dtensor

@@ -2,19 +2,18 @@
 #pragma once
 
 #include "dtensor/events.h"
+#include "scope/scoped_value.h"
 
 namespace dtensor {
 
 namespace detail {
-// One bit per kind that somebody on this thread listens to.
-extern constinit thread_local std::uint8_t wanted_events;
-constexpr std::uint8_t bit_of(Event::Kind kind) { return static_cast<std::uint8_t>(1u << static_cast<unsigned>(kind)); }
-}  // namespace detail
+bool anybody_hears(Event::Kind kind);
+}
 
-// Whether anybody on this thread listens to this kind: build an Event only then.
-inline bool events_on(Event::Kind kind) { return (detail::wanted_events & detail::bit_of(kind)) != 0; }
+// Whether anybody listens to this kind: build an Event only then.
+inline bool events_on(Event::Kind kind) { return scopes_watched() && detail::anybody_hears(kind); }
 
-// Gives `event` to every listener of this thread that wants its kind, innermost first.
+// Gives `event` to every listener that wants its kind, innermost first.
 void emit_event(const Event& event);
 
 }  // namespace dtensor

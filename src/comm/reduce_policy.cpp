@@ -1,31 +1,38 @@
-// The reduce policy: a scope per thread.
+// The reduce policy: a scoped value.
 #include "comm/reduce_policy.h"
 
 #include <c10/util/Exception.h>
 
 namespace dtensor {
+namespace {
 
-constinit thread_local c10::ScalarType detail::accumulate_in = c10::ScalarType::Undefined;
+ReducePolicy checked(ReducePolicy policy) {
+  const auto type = policy.accumulate.value_or(c10::ScalarType::Float);
+  TORCH_CHECK(type == c10::ScalarType::Float || type == c10::ScalarType::Double,
+              "ReducePolicy: sums over ranks are formed in float or double, not ", type);
+  return policy;
+}
+
+}  // namespace
+
+c10::ScalarType detail::accumulation_type() {
+  const auto* policy = ScopedValue<ReducePolicy>::current();
+  return policy == nullptr ? c10::ScalarType::Undefined : policy->accumulate.value_or(c10::ScalarType::Undefined);
+}
 
 c10::ScalarType carried_type(c10::ScalarType dtype) {
   using enum c10::ScalarType;
   const bool half = dtype == Half || dtype == BFloat16;
-  const bool narrower = half || (dtype == Float && detail::accumulate_in == Double);
-  return narrower ? detail::accumulate_in : Undefined;
+  if (!half && dtype != Float) return Undefined;
+  const auto wide = accumulation_type();
+  return half || wide == Double ? wide : Undefined;
 }
 
-ReduceScope::ReduceScope(ReducePolicy policy) : previous_(detail::accumulate_in) {
-  const auto type = policy.accumulate.value_or(c10::ScalarType::Undefined);
-  TORCH_CHECK(!policy.accumulate || type == c10::ScalarType::Float || type == c10::ScalarType::Double,
-              "ReducePolicy: sums over ranks are formed in float or double, not ", type);
-  detail::accumulate_in = type;
-}
-
-ReduceScope::~ReduceScope() { detail::accumulate_in = previous_; }
+ReduceScope::ReduceScope(ReducePolicy policy) : scope_(checked(policy), true) {}
 
 ReducePolicy ReduceScope::current() {
-  if (!has_reduce_policy()) return {};
-  return {detail::accumulate_in};
+  const auto* policy = ScopedValue<ReducePolicy>::current();
+  return policy == nullptr ? ReducePolicy() : *policy;
 }
 
 }  // namespace dtensor

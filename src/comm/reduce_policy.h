@@ -1,16 +1,19 @@
-// The reduce policy of this thread as the engine asks for it: one thread-local byte on the hit path.
+// The reduce policy as the engine asks for it.
 #pragma once
 
 #include "dtensor/reduce_policy.h"
+#include "scope/scoped_value.h"
 
 namespace dtensor {
 
 namespace detail {
-// Undefined: tensors are reduced as they are.
-extern constinit thread_local c10::ScalarType accumulate_in;
-}  // namespace detail
+c10::ScalarType accumulation_type();
+}
 
-inline bool has_reduce_policy() { return detail::accumulate_in != c10::ScalarType::Undefined; }
+// Undefined: tensors are reduced as they are.
+inline c10::ScalarType accumulation_type() {
+  return scopes_watched() ? detail::accumulation_type() : c10::ScalarType::Undefined;
+}
 
 // The type in which tensors of this dtype are to be carried until they are reduced; Undefined: their own.
 c10::ScalarType carried_type(c10::ScalarType dtype);

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "autograd/leaf_hook.h"
+#include "comm/reduce_policy.h"
 
 namespace dtensor {
 
@@ -35,8 +36,10 @@ void CallKey::value(const c10::IValue& value_in, bool values) {
     const auto& text = value_in.toStringRef();
     push_back(kString | text.size() << 8);
     for (char c : text) push_back(static_cast<std::uint64_t>(c));
+  } else if (value_in.isDevice()) {
+    push_back(kDevice | static_cast<std::uint64_t>(value_in.toDevice().type()) << 8);  // where results lie
   } else {
-    push_back(kOther);  // devices and generators do not change a decision
+    push_back(kOther);  // generators do not change a decision
   }
 }
 
@@ -52,6 +55,11 @@ std::uint64_t CallKey::hash() const {
 CallView::CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) : CallView(entry) {
   walk(entry, args);
   if (C10_UNLIKELY(has_stored())) meet_on_device(entry, args);
+}
+
+void CallView::note_policy() {
+  const auto type = accumulation_type();
+  if (type != c10::ScalarType::Undefined) key.policy(type);
 }
 
 void CallView::walk(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {

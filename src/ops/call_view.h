@@ -11,8 +11,8 @@
 
 #include <bit>
 
-#include "comm/reduce_policy.h"
 #include "ops/op_entry.h"
+#include "scope/scoped_value.h"
 #include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor {
@@ -43,6 +43,7 @@ class CallKey : public c10::SmallVector<std::uint64_t, 40> {
     kNone,
     kList,
     kString,
+    kDevice,
     kOther,
     kPolicy
   };
@@ -63,9 +64,17 @@ struct CallView {
   bool mixed = false;                              // DTensors of more than one mesh
 
   explicit CallView(const OpEntry& entry) : reads_only(entry.reads_only) {
-    if (C10_UNLIKELY(has_reduce_policy())) key.policy(detail::accumulate_in);
+    if (C10_UNLIKELY(scopes_watched())) note_policy();
   }
   CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
+
+  // Lists come by the hundred.
+  void reserve(std::size_t more) {
+    constexpr std::size_t kLong = 16;
+    if (more < kLong) return;
+    if (key.capacity() < key.size() + more) key.reserve(key.size() + 6 * more);
+    if (operands.capacity() < operands.size() + more) operands.reserve(operands.size() + 6 * more);
+  }
 
   void add(c10::TensorImpl* impl) {
     if (impl == nullptr || impl == c10::UndefinedTensorImpl::singleton()) {
@@ -91,6 +100,7 @@ struct CallView {
   bool has_stored() const { return mixed || (mesh != nullptr && mesh->computes() != nullptr); }
 
  private:
+  void note_policy();
   void walk(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
   DTensorImpl* stand_in_of(DTensorImpl* operand) const;
   void meet_on_device(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);

@@ -5,14 +5,20 @@
 #include <set>
 
 #include "dtensor/inspect.h"
+#include "scope/scoped_value.h"
 
 namespace dtensor {
 namespace {
 
-thread_local Strictness strictness = Strictness::relaxed;
-thread_local ImplicitMoves implicit_moves = ImplicitMoves::allowed;
-thread_local bool checked = false;
-thread_local std::string* explanation = nullptr;
+struct Explanation {
+  std::string* text;
+};
+
+template <class T>
+bool holds(T value) {
+  const auto* now = ScopedValue<T>::current();
+  return now != nullptr && *now == value;
+}
 
 bool first_report_of(const c10::OperatorName& name) {
   static std::mutex mutex;
@@ -34,12 +40,12 @@ std::string moves_text(const OpEntry& entry, const CachedCall& call) {
 
 }  // namespace
 
-bool strict_mode() { return strictness == Strictness::strict; }
-bool checked_mode() { return checked; }
-bool recording_explanations() { return explanation != nullptr; }
+bool strict_mode() { return holds(Strictness::strict); }
+bool checked_mode() { return scopes_watched() && ScopedValue<Checked::Mode>::current() != nullptr; }
+bool recording_explanations() { return scopes_watched() && ScopedValue<Explanation>::current() != nullptr; }
 
 void record_explanation(const OpEntry& entry, const OpCall& call) {
-  if (explanation != nullptr) *explanation += explain_decision(entry.op, call) + "\n";
+  if (recording_explanations()) *ScopedValue<Explanation>::current()->text += explain_decision(entry.op, call) + "\n";
 }
 
 void report_replicated(const OpEntry& entry, const Decision& decision) {
@@ -52,34 +58,21 @@ void report_replicated(const OpEntry& entry, const Decision& decision) {
              "(docs/rules.md) to keep it sharded. (Said once per operator.)");
 }
 
-bool watching_moves() { return implicit_moves != ImplicitMoves::allowed; }
-
 void report_moves(const OpEntry& entry, const CachedCall& call) {
   if (call.implicit_bytes == 0) return;
-  TORCH_CHECK(implicit_moves != ImplicitMoves::refused, moves_text(entry, call),
+  const auto* moves = ScopedValue<ImplicitMoves>::current();
+  if (moves == nullptr || *moves == ImplicitMoves::allowed) return;
+  TORCH_CHECK(*moves != ImplicitMoves::refused, moves_text(entry, call),
               " ExplicitRedistribution refuses that. Redistribute the operands first.");
   TORCH_WARN(moves_text(entry, call));
 }
 
-ExplicitRedistribution::ExplicitRedistribution(ImplicitMoves moves) : previous_(implicit_moves) {
-  implicit_moves = moves;
-}
-ExplicitRedistribution::~ExplicitRedistribution() { implicit_moves = previous_; }
-Strict::Strict(Strictness value) : previous_(strictness) { strictness = value; }
-Strict::~Strict() { strictness = previous_; }
-Checked::Checked() : previous_(checked) { checked = true; }
-Checked::~Checked() { checked = previous_; }
+Checked::Checked() : scope_({}, true) {}
 
 std::string explain(const std::function<void()>& fn) {
   std::string text;
-  auto* outer = std::exchange(explanation, &text);
-  try {
-    fn();
-  } catch (...) {
-    explanation = outer;
-    throw;
-  }
-  explanation = outer;
+  const ScopedValue<Explanation> scope({&text}, true);
+  fn();
   return text;
 }
 

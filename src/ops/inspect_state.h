@@ -11,7 +11,6 @@ bool strict_mode();
 bool checked_mode();
 
 // An operator whose operands move between ranks unasked: a warning or an error, as ExplicitRedistribution says.
-bool watching_moves();
 void report_moves(const OpEntry& entry, const CachedCall& call);
 
 // explain(): notes the candidates of this call; nothing unless a record is being made.

@@ -4,11 +4,10 @@
 
 #include <vector>
 
+#include "scope/scoped_value.h"
 #include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor {
-
-constinit thread_local bool detail::keeps_results = false;
 
 struct KeptResults::State {
   struct Result {
@@ -23,10 +22,14 @@ struct KeptResults::State {
 
 namespace {
 
-thread_local KeptResults::State* recording = nullptr;
-thread_local KeptResults::State* replaying = nullptr;
+template <class Role>
+KeptResults::State* state_of() {
+  const auto* role = ScopedValue<Role>::current();
+  return role == nullptr ? nullptr : role->state;
+}
 
-void note_change() { detail::keeps_results = recording != nullptr || replaying != nullptr; }
+KeptResults::State* recording() { return state_of<KeptResults::Recording>(); }
+KeptResults::State* replaying() { return state_of<KeptResults::Replaying>(); }
 
 std::uint64_t generation_of(const c10::IValue& value) {
   if (!value.isTensor() || !value.toTensor().defined()) return 0;
@@ -62,36 +65,23 @@ KeptResults::KeptResults(std::set<std::string> operators) {
   state_->operators = std::move(operators);
 }
 
-KeptResults::Record::Record(const KeptResults& results) : previous_(recording) {
-  recording = results.state_.get();
-  note_change();
+KeptResults::Record::Record(const KeptResults& results) : scope_({results.state_.get()}, true) {}
+
+KeptResults::Replay::Replay(const KeptResults& results)
+    : scope_({results.state_.get()}, true), no_record_({nullptr}, true) {
+  if (results.state_) results.state_->next = 0;
 }
 
-KeptResults::Record::~Record() {
-  recording = static_cast<State*>(previous_);
-  note_change();
-}
-
-KeptResults::Replay::Replay(const KeptResults& results) : previous_(replaying), previous_record_(recording) {
-  replaying = results.state_.get();
-  recording = nullptr;
-  if (replaying != nullptr) replaying->next = 0;
-  note_change();
-}
-
-KeptResults::Replay::~Replay() {
-  replaying = static_cast<State*>(previous_);
-  recording = static_cast<State*>(previous_record_);
-  note_change();
-}
+bool keeping_results() { return scopes_watched() && (recording() != nullptr || replaying() != nullptr); }
 
 bool take_kept_result(const OpEntry& entry, torch::jit::Stack& stack) {
-  if (!chosen(replaying, entry)) return false;
-  const bool more = replaying->next < replaying->results.size();
-  TORCH_CHECK(more && replaying->results[replaying->next].entry == &entry, entry.op.operator_name(),
+  auto* state = replaying();
+  if (!chosen(state, entry)) return false;
+  const bool more = state->next < state->results.size();
+  TORCH_CHECK(more && state->results[state->next].entry == &entry, entry.op.operator_name(),
               ": a function that runs again must make the same calls as before; it made ",
-              more ? c10::toString(replaying->results[replaying->next].entry->op.operator_name()) : "fewer", " there");
-  const auto& result = replaying->results[replaying->next++];
+              more ? c10::toString(state->results[state->next].entry->op.operator_name()) : "fewer", " there");
+  const auto& result = state->results[state->next++];
   stack.resize(stack.size() - entry.args.size());
   for (std::size_t i = 0; i < result.values.size(); ++i) {
     TORCH_CHECK(generation_of(result.values[i]) == result.generations[i], entry.op.operator_name(),
@@ -103,7 +93,8 @@ bool take_kept_result(const OpEntry& entry, torch::jit::Stack& stack) {
 }
 
 void keep_result(const OpEntry& entry, const torch::jit::Stack& stack) {
-  if (!chosen(recording, entry)) return;
+  auto* state = recording();
+  if (!chosen(state, entry)) return;
   check_keepable(entry);
   KeptResults::State::Result result{&entry, {}, {}};
   const std::size_t count = entry.op.schema().returns().size();
@@ -111,7 +102,7 @@ void keep_result(const OpEntry& entry, const torch::jit::Stack& stack) {
     result.values.push_back(copy_of(stack[i]));
     result.generations.push_back(generation_of(stack[i]));
   }
-  recording->results.push_back(std::move(result));
+  state->results.push_back(std::move(result));
 }
 
 }  // namespace dtensor

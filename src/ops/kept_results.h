@@ -6,12 +6,8 @@
 
 namespace dtensor {
 
-namespace detail {
-extern constinit thread_local bool keeps_results;
-}
-
 // Whether this thread records or replays.
-inline bool keeping_results() { return detail::keeps_results; }
+bool keeping_results();
 
 // Replaces the arguments on the stack by the kept results of this call; false: compute them.
 bool take_kept_result(const OpEntry& entry, torch::jit::Stack& stack);

@@ -46,7 +46,17 @@ void run_with_event(const OpEntry& entry, const CachedCall& call, const CallView
   emit_event(event);
 }
 
+void run_call(const OpEntry& entry, const CachedCall& call, const CallView& view, torch::jit::Stack& stack) {
+  C10_UNLIKELY(events_on(Event::Kind::op)) ? run_with_event(entry, call, view, stack)
+                                           : execute_call(entry, call, view, stack);
+  if (C10_UNLIKELY(keeping_results())) keep_result(entry, stack);
+}
+
 }  // namespace
+
+bool operators_watched() {
+  return events_on(Event::Kind::op) || recording_explanations() || keeping_results() || checked_mode();
+}
 
 void run_operator(const OpEntry& entry, torch::jit::Stack& stack) {
   c10::impl::ExcludeDispatchKeyGuard guard(engine_excluded_keys());
@@ -64,10 +74,8 @@ void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
   if (C10_UNLIKELY(keeping_results()) && take_kept_result(entry, stack)) return;
   if (C10_UNLIKELY(view.has_plain)) check_plain_operands(entry, arguments(entry, stack), view);
   const auto call = decide(entry, stack, view);
-  if (C10_UNLIKELY(watching_moves())) report_moves(entry, *call);
-  C10_UNLIKELY(events_on(Event::Kind::op)) ? run_with_event(entry, *call, view, stack)
-                                           : execute_call(entry, *call, view, stack);
-  if (C10_UNLIKELY(keeping_results())) keep_result(entry, stack);
+  if (C10_UNLIKELY(call->implicit_bytes != 0)) report_moves(entry, *call);
+  run_call(entry, *call, view, stack);
 }
 
 }  // namespace dtensor

@@ -11,6 +11,9 @@ void run_operator(const OpEntry& entry, torch::jit::Stack& stack);
 // The same below the engine's guards and without a special kernel, for special kernels that decline.
 void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack);
 
+// Whether a scope is open that wants to see each call of an operator (listeners, explanations, kept results, checks).
+bool operators_watched();
+
 // Below autograd, and outside a MeshScope: temporaries of a local computation are plain tensors.
 inline c10::DispatchKeySet engine_excluded_keys() {
   return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(c10::DispatchKey::DeferredInit);

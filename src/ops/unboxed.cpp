@@ -1,15 +1,14 @@
 // The parts of the unboxed hit path that do not depend on the signature.
 #include "ops/unboxed.h"
 
-#include "ops/kept_results.h"
+#include "ops/kernel.h"
+#include "scope/scoped_value.h"
 
 namespace dtensor::unboxed {
 
 const CachedCall* find_simple(const OpEntry& entry, const CallView& view) {
-  if (view.mesh == nullptr || view.has_stored() || events_on(Event::Kind::op) || recording_explanations() ||
-      keeping_results()) {
-    return nullptr;
-  }
+  if (view.mesh == nullptr || view.has_stored()) return nullptr;
+  if (scopes_watched() && operators_watched()) return nullptr;
   if (view.has_plain) return nullptr;  // the boxed kernel counts such calls and compares the operands
   for (auto* impl : view.operands) {
     if (impl == nullptr || !has_dtensor_key(impl)) continue;

@@ -62,19 +62,19 @@ at::Tensor follow(const ActivationRule& rule, const at::Tensor& x) {
   return rule.pins ? constrain(input, wanted) : input.redistribute(wanted);
 }
 
-namespace {
-thread_local std::shared_ptr<const ParallelModel::State> plan_in_force;
-}  // namespace
+ParallelModel ParallelModel::in_force() {
+  const auto* plan = ScopedValue<std::shared_ptr<const State>>::current();
+  return ParallelModel(plan == nullptr ? nullptr : *plan);
+}
 
-ParallelModel ParallelModel::in_force() { return ParallelModel(plan_in_force); }
-ParallelModel::Scope::Scope(const ParallelModel& model) : previous_(std::exchange(plan_in_force, model.state_)) {}
-ParallelModel::Scope::~Scope() { plan_in_force = std::static_pointer_cast<const State>(previous_); }
+ParallelModel::Scope::Scope(const ParallelModel& model) : scope_(model.state_) {}
 
 at::Tensor constrain(const char* point, const at::Tensor& x) {
-  if (plan_in_force == nullptr) return x;
+  const auto* plan = ScopedValue<std::shared_ptr<const ParallelModel::State>>::current();
+  if (plan == nullptr || *plan == nullptr) return x;
   const std::string path = ModuleScope::path();
-  const auto found = plan_in_force->rules.find(path.empty() ? point : path + "." + point);
-  return found == plan_in_force->rules.end() ? x : follow(found->second, x);
+  const auto found = (*plan)->rules.find(path.empty() ? point : path + "." + point);
+  return found == (*plan)->rules.end() ? x : follow(found->second, x);
 }
 
 }  // namespace dtensor

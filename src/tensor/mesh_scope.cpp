@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "autograd/local_autograd.h"
+#include "dtensor/scoped_value.h"
 #include "mesh/mesh_impl.h"
 #include "ops/kernel.h"
 #include "placement/shard_map.h"
@@ -26,7 +27,6 @@ struct Scope {
   c10::intrusive_ptr<MeshImpl> mesh;
   Placements placements;
 };
-thread_local const Scope* scope = nullptr;  // the innermost of this thread
 
 using torch::jit::Stack;
 
@@ -46,8 +46,8 @@ Factory kind_of(const c10::OperatorHandle& op) {
 }
 
 // A dimension that the tensor lacks counts as Replicate.
-Placements placements_for(std::int64_t ndim) {
-  auto placements = scope->placements;
+Placements placements_for(const Scope& scope, std::int64_t ndim) {
+  auto placements = scope.placements;
   for (auto& p : placements) {
     if (!p.is_shard()) continue;
     const auto dim = p.dim() < 0 ? p.dim() + ndim : p.dim();
@@ -77,10 +77,10 @@ at::Tensor global_shape(const c10::OperatorHandle& op, Stack stack) {
   return call(op, std::move(stack));
 }
 
-Stack on_mesh_device(const c10::OperatorHandle& op, const Stack& stack) {
+Stack on_device(c10::DeviceType type, const c10::OperatorHandle& op, const Stack& stack) {
   auto result = stack;
   const int device = argument_index(op, "device");
-  if (device >= 0) result[device] = c10::IValue(c10::Device(scope->mesh->device));
+  if (device >= 0) result[device] = c10::IValue(c10::Device(type));
   return result;
 }
 
@@ -105,26 +105,26 @@ at::Tensor make_writable(const c10::OperatorHandle& op, const Stack& stack, cons
 
 at::Tensor make_constant(const c10::OperatorHandle& op, const Stack& stack, const TensorSpec& spec) {
   if (op.operator_name().name.rfind("aten::empty", 0) == 0) return empty_local(spec);
-  auto local = on_mesh_device(op, stack);
+  auto local = on_device(spec.mesh->device, op, stack);
   const int size = argument_index(op, "size");
   if (size >= 0) local[size] = c10::IValue(c10::IntArrayRef(spec.local_sizes));
   return call(op, std::move(local));
 }
 
 // Every rank draws the whole of it and keeps its part.
-at::Tensor make_permutation(const SpecPtr& spec) {
+at::Tensor make_permutation(const Scope& scope, const SpecPtr& spec) {
   const auto options = at::TensorOptions(spec->dtype).device(at::Device(spec->mesh->device));
   const auto key = next_random_key(acting(*spec->mesh));
-  return split_plain(random_permutation(spec->sizes[0], key, options), scope->mesh, spec->placements);
+  return split_plain(random_permutation(spec->sizes[0], key, options), scope.mesh, spec->placements);
 }
 
 // The random fills of a DTensor are those of ops/handlers/random.cpp: by global index.
-at::Tensor make_random(const c10::OperatorHandle& op, const Stack& stack, const SpecPtr& spec) {
+at::Tensor make_random(const Scope& scope, const c10::OperatorHandle& op, const Stack& stack, const SpecPtr& spec) {
   const auto& name = op.operator_name().name;
   const int generator = argument_index(op, "generator");
   TORCH_CHECK(generator < 0 || stack[generator].isNone(), op.operator_name(),
               ": a generator has no meaning in a MeshScope; seed the mesh with manual_seed(mesh, seed)");
-  if (name == "aten::randperm") return make_permutation(spec);
+  if (name == "aten::randperm") return make_permutation(scope, spec);
   auto result = make_dtensor(spec, spec->mesh->is_member ? empty_local(*spec) : at::Tensor());
   const auto number = [&](const char* argument) { return stack[argument_index(op, argument)].toInt(); };
   if (name == "aten::rand") return result.uniform_();
@@ -138,24 +138,25 @@ at::Tensor make_random(const c10::OperatorHandle& op, const Stack& stack, const 
   return result.random_(argument_index(op, "low") >= 0 ? number("low") : 0, number("high"));
 }
 
-at::Tensor make_in_scope(const c10::OperatorHandle& op, const Stack& args) {
+at::Tensor make_in_scope(const Scope& scope, const c10::OperatorHandle& op, const Stack& args) {
   const auto kind = kind_of(op);
   if (kind == Factory::positional) {
-    const auto whole = call(op, on_mesh_device(op, args));
-    return split_plain(whole, scope->mesh, placements_for(whole.dim()));
+    const auto whole = call(op, on_device(scope.mesh->device, op, args));
+    return split_plain(whole, scope.mesh, placements_for(scope, whole.dim()));
   }
   const auto shape = global_shape(op, args);
   const auto spec =
-      intern_spec(scope->mesh, placements_for(shape.dim()), shape.sizes(), shape.strides(), shape.scalar_type());
-  if (kind == Factory::random) return make_random(op, args, spec);
+      intern_spec(scope.mesh, placements_for(scope, shape.dim()), shape.sizes(), shape.strides(), shape.scalar_type());
+  if (kind == Factory::random) return make_random(scope, op, args, spec);
   if (auto writable = make_writable(op, args, spec); writable.defined()) return writable;
   return make_dtensor(spec, spec->mesh->is_member ? make_constant(op, args, *spec) : at::Tensor());
 }
 
 void factory_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard guard(kScopeKey);
+  const auto* scope = ScopedValue<Scope>::current();
   if (scope == nullptr) return op.callBoxed(*stack);
-  auto result = make_in_scope(op, torch::jit::pop(*stack, op.schema().arguments().size()));
+  auto result = make_in_scope(*scope, op, torch::jit::pop(*stack, op.schema().arguments().size()));
   stack->emplace_back(std::move(result));
 }
 
@@ -194,12 +195,11 @@ void register_factories() {
 
 }  // namespace
 
-struct MeshScope::State {
-  Scope here;
-  const Scope* outer;
+struct MeshScope::State : ScopedValue<Scope> {
+  using ScopedValue::ScopedValue;
 };
 
-MeshScope::MeshScope(DeviceMesh mesh, Placements placements) : state_(std::make_unique<State>()) {
+MeshScope::MeshScope(DeviceMesh mesh, Placements placements) {
   ensure_registered();
   static std::once_flag once;
   std::call_once(once, register_factories);
@@ -207,14 +207,13 @@ MeshScope::MeshScope(DeviceMesh mesh, Placements placements) : state_(std::make_
   if (placements.empty()) placements.resize(static_cast<std::size_t>(mesh.ndim()));
   TORCH_CHECK(static_cast<std::int64_t>(placements.size()) == mesh.ndim(), "MeshScope: ", placements.size(),
               " placements for ", mesh.str());
-  state_->here = {mesh.impl(), std::move(placements)};
-  state_->outer = std::exchange(scope, &state_->here);
+  state_ = std::make_unique<State>(Scope{mesh.impl(), std::move(placements)});
   c10::impl::tls_set_dispatch_key_included(kScopeKey, true);
 }
 
 MeshScope::~MeshScope() {
-  scope = state_->outer;
-  if (scope == nullptr) c10::impl::tls_set_dispatch_key_included(kScopeKey, false);
+  state_.reset();
+  if (ScopedValue<Scope>::current() == nullptr) c10::impl::tls_set_dispatch_key_included(kScopeKey, false);
 }
 
 }  // namespace dtensor

@@ -1,4 +1,6 @@
 // DTensors on a mesh of another device type than the CPU's: where tensors live, what trains, what is refused.
+#include <torch/csrc/autograd/autograd.h>
+
 #include <thread>
 
 #include "dtensor/hooks.h"
@@ -28,6 +30,32 @@ TEST(OtherDevice, TensorsLiveOnTheMeshsDevice) {
     const MeshScope scope(mesh, split);
     expect_there(at::rand({4, 3}));
     expect_there(at::arange(4));
+  });
+}
+
+// A copy on another device lies on the same ranks' mesh of that device, also where the call was decided for this one.
+TEST(OtherDevice, CopiesLieOnTheMeshOfTheirDevice) {
+  on_device_mesh({2}, [&](const DeviceMesh& mesh) {
+    const at::Tensor host = at::arange(12, at::kDouble).view({4, 3});
+    const auto x = distribute_tensor(host, mesh, {Shard(0)}).requires_grad_();
+    for (int time = 0; time < 2; ++time) {
+      const auto there = x.to(fake::kDevice, at::kFloat);
+      EXPECT_EQ(DTensor(there).mesh(), mesh);
+      const auto here = x.to(at::kCPU, at::kFloat), zeros = at::zeros_like(x, at::TensorOptions(at::kCPU));
+      for (const auto& t : {here, zeros}) {
+        EXPECT_TRUE(t.is_cpu());
+        EXPECT_EQ(DTensor(t).mesh().device_type(), at::kCPU);
+        EXPECT_EQ(DTensor(t).placements(), (Placements{Shard(0)}));
+        EXPECT_TRUE(DTensor(t.detach()).to_local().is_cpu());
+      }
+      EXPECT_TRUE(at::equal(DTensor(here.detach() * 2).to_local(),
+                            host.narrow(0, 2 * mesh.coordinate()->front(), 2).to(at::kFloat) * 2));
+      const auto back = here.to(fake::kDevice);
+      EXPECT_EQ(DTensor(back).mesh(), mesh);
+      const auto gradient = torch::autograd::grad({back.sum()}, {x})[0];
+      EXPECT_EQ(DTensor(gradient).mesh(), mesh);
+      EXPECT_TRUE(at::equal(host_value(gradient), at::ones({4, 3}, at::kDouble)));
+    }
   });
 }
 
@@ -99,6 +127,43 @@ TEST(OtherDevice, ScopesHoldOnAutogradsThreads) {
     EXPECT_TRUE(DTensor(w.grad()).to_local().is_cpu());
     EXPECT_TRUE(at::equal(host_value(w.grad()), at::full({3}, 8.0)));
     EXPECT_NE(thread, std::this_thread::get_id());
+    autograd.set_multithreading_enabled(false);
+  });
+}
+
+TEST(OtherDevice, ModesAndListenersReachAutogradsThreads) {
+  on_device_mesh({1, 1}, [](const DeviceMesh& mesh) {
+    auto& autograd = c10::AutogradState::get_tls_state();
+    autograd.set_multithreading_enabled(true);
+    const auto x = distribute_tensor(at::ones({4, 3}), mesh, {Replicate(), Shard(0)}).requires_grad_();
+    const auto outside = std::this_thread::get_id();
+    int heard_there = 0, refused = 0;
+    const auto pass = [&] {
+      auto y = x * 2;
+      y.register_hook([&](const at::Tensor& gradient) {
+        EXPECT_NE(std::this_thread::get_id(), outside);
+        EXPECT_EQ(ReduceScope::current().accumulate, refused == 0 ? std::optional(at::kDouble) : std::nullopt);
+        try {
+          gradient + at::ones({3}).to(fake::kDevice);
+        } catch (const c10::Error& error) {
+          ++refused;
+        }
+        return gradient;
+      });
+      y.sum().backward();
+    };
+    {
+      const ReduceScope policy({at::kDouble});
+      const Strict strict;
+      const EventListener listener([&](const Event&) { heard_there += std::this_thread::get_id() != outside ? 1 : 0; });
+      pass();
+    }
+    EXPECT_EQ(refused, 1);
+    EXPECT_GT(heard_there, 0);
+    heard_there = 0;
+    pass();
+    EXPECT_EQ(refused, 1);
+    EXPECT_EQ(heard_there, 0);
     autograd.set_multithreading_enabled(false);
   });
 }

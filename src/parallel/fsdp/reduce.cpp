@@ -4,15 +4,13 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "dtensor/hooks.h"
-#include "dtensor/pass_flags.h"
 #include "parallel/fsdp/reduction.h"
 #include "parallel/fsdp/schedule.h"
 
 namespace dtensor {
 
-NoReplicaSync::NoReplicaSync() : previous_(active()) { push_pass_flag(PassFlag::no_replica_sync); }
-NoReplicaSync::~NoReplicaSync() { pop_pass_flag(); }
-bool NoReplicaSync::active() { return pass_flag(PassFlag::no_replica_sync); }
+NoReplicaSync::NoReplicaSync() : scope_({}) {}
+bool NoReplicaSync::active() { return ScopedValue<Flag>::current() != nullptr; }
 
 namespace fsdp {
 namespace {
