@@ -12,6 +12,7 @@
 #include "ops/kept_results.h"
 #include "ops/plain_operand.h"
 #include "ops/prepare.h"
+#include "ops/result_check.h"
 
 namespace dtensor {
 namespace {
@@ -52,6 +53,12 @@ void run_call(const OpEntry& entry, const CachedCall& call, const CallView& view
   if (C10_UNLIKELY(keeping_results())) keep_result(entry, stack);
 }
 
+void run_checked(const OpEntry& entry, const CachedCall& call, const CallView& view, torch::jit::Stack& stack) {
+  const ResultCheck check(entry, call, view, stack);
+  run_call(entry, call, view, stack);
+  check.compare(stack);
+}
+
 }  // namespace
 
 bool operators_watched() {
@@ -75,6 +82,7 @@ void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
   if (C10_UNLIKELY(view.has_plain)) check_plain_operands(entry, arguments(entry, stack), view);
   const auto call = decide(entry, stack, view);
   if (C10_UNLIKELY(call->implicit_bytes != 0)) report_moves(entry, *call);
+  if (C10_UNLIKELY(checked_mode())) return run_checked(entry, *call, view, stack);
   run_call(entry, *call, view, stack);
 }
 

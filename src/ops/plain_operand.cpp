@@ -57,6 +57,10 @@ AxisMask all_axes(const MeshInfo& mesh) { return static_cast<AxisMask>((1u << me
 
 }  // namespace
 
+bool pick_call(const OpEntry& entry, const CallView& view) {
+  return is_picked(acting(*view.mesh).count(~kind_of_call(entry, view)));
+}
+
 void check_plain_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view) {
   const bool picked = is_picked(acting(*view.mesh).count(kind_of_call(entry, view)));
   if (!picked && !checked_mode() && !strict_mode()) return;

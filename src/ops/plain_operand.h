@@ -10,4 +10,8 @@ namespace dtensor {
 // any such operand under Strict, is an error that names the operand. To be called once for every such call; collective.
 void check_plain_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view);
 
+// Whether this call is one of those that all ranks look at more closely: the first of each kind, and few of many.
+// Counts.
+bool pick_call(const OpEntry& entry, const CallView& view);
+
 }  // namespace dtensor

@@ -1,0 +1,166 @@
+// Gathers what it compares by the redistribution that the engine itself uses.
+#include "ops/result_check.h"
+
+#include <ATen/ATen.h>
+
+#include "autograd/moved_view.h"
+#include "mesh/same_content.h"
+#include "ops/plain_operand.h"
+#include "redistribute/execute.h"
+
+namespace dtensor {
+namespace {
+
+using torch::jit::Stack;
+
+AxisMask replicated_axes(const TensorSpec& spec) {
+  AxisMask mask = 0;
+  for (std::size_t a = 0; a < spec.placements.size(); ++a) {
+    if (spec.placements[a].is_replicate() && spec.mesh->layout.shape[a] > 1) mask |= 1u << a;
+  }
+  return mask;
+}
+
+at::Tensor whole_of(const at::Tensor& tensor) {
+  auto* impl = tensor.defined() ? dtensor_or_null(tensor) : nullptr;
+  if (impl == nullptr) return tensor;
+  const auto& spec = *impl->spec();
+  return redistribute_local(fresh_local(*impl), spec, Placements(spec.placements.size()));
+}
+
+// Each tensor of a value, be it one or a list.
+template <class F>
+void for_each_tensor(const c10::IValue& value, const F& visit) {
+  if (value.isTensor() && value.toTensor().defined()) visit(value.toTensor());
+  if (!value.isTensorList()) return;
+  for (const auto& tensor : value.toTensorVector()) {
+    if (tensor.defined()) visit(tensor);
+  }
+}
+
+c10::IValue whole_of(const c10::IValue& value, bool written) {
+  const auto own = [&](const at::Tensor& t) { return written && t.defined() ? whole_of(t).clone() : whole_of(t); };
+  if (value.isTensor()) return own(value.toTensor());
+  if (!value.isList()) return value;
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const auto& tensor : value.toTensorVector()) list.push_back(own(tensor));
+    return list;
+  }
+  if (value.toList().elementType()->kind() != c10::TypeKind::OptionalType) return value;
+  c10::List<std::optional<at::Tensor>> list;
+  for (const auto& item : value.toListRef()) {
+    list.push_back(item.isTensor() ? std::optional(own(item.toTensor())) : std::nullopt);
+  }
+  return list;
+}
+
+// Sums in another order; a wrong rule is off by more.
+double tolerance(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble:
+    case at::kComplexDouble:
+      return 1e-6;
+    case at::kFloat:
+    case at::kComplexFloat:
+      return 1e-3;
+    default:
+      return isFloatingType(type) ? 0.1 : 0;
+  }
+}
+
+// Where both are finite; relative to the largest value.
+bool are_close(const at::Tensor& a, const at::Tensor& b) {
+  if (a.numel() == 0) return true;
+  const auto type = at::isComplexType(a.scalar_type()) ? at::kComplexDouble : at::kDouble;
+  const auto x = a.to(type), y = b.to(a.device(), type);
+  const auto finite = x.isfinite().logical_and(y.isfinite());
+  const auto off = at::where(finite, (x - y).abs(), 0).max().item<double>();
+  return off <= tolerance(a.scalar_type()) * (1 + at::where(finite, y.abs(), 0).max().item<double>());
+}
+
+// One world, one mesh, every rank in it, and an operator that gives the same twice.
+bool is_comparable(const OpEntry& entry, const CachedCall& call, const CallView& view) {
+  return call.member && !view.mixed && !view.has_stored() && !entry.per_position_meshes && !entry.is_random &&
+         !entry.inplace_view;
+}
+
+bool contains(const OpEntry& entry, std::initializer_list<const char*> parts) {
+  const std::string_view name = entry.name();
+  return std::any_of(parts.begin(), parts.end(), [&](auto* part) { return name.find(part) != name.npos; });
+}
+
+}  // namespace
+
+ResultCheck::ResultCheck(const OpEntry& entry, const CachedCall& call, const CallView& view, const Stack& stack)
+    : entry_(entry), call_(call), content_counts_(!contains(entry, {"empty", "resize", "set_"})) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  const auto first = stack.size() - entry.args.size();
+  const bool views =
+      std::find(entry.return_is_view.begin(), entry.return_is_view.end(), true) != entry.return_is_view.end();
+  if (!call.member || !content_counts_) return;
+  for (std::size_t i = 0; i < entry.args.size() && !views; ++i) {
+    if (entry.args[i].mutated || entry.args[i].kind == ArgKind::other) continue;  // what is written may hold anything
+    const auto what = c10::str("operand `", entry.op.schema().arguments()[i].name(), "`");
+    for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) { compare_replicas(what, tensor); });
+  }
+  if (!is_comparable(entry, call, view) || !pick_call(entry, view)) return;
+  for (std::size_t i = 0; i < entry.args.size(); ++i) {
+    wholes_.push_back(whole_of(stack[first + i], entry.args[i].mutated));
+  }
+}
+
+void ResultCheck::compare(const Stack& stack) const {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  const auto count = entry_.op.schema().returns().size(), first = stack.size() - count;
+  if (!call_.member || !content_counts_) return;
+  for (std::size_t r = 0; r < count; ++r) {
+    const auto what = c10::str("result ", r);
+    for_each_tensor(stack[first + r], [&](const at::Tensor& tensor) { compare_replicas(what, tensor); });
+  }
+  if (wholes_.empty()) return;
+  auto expected = wholes_;
+  try {
+    entry_.op.callBoxed(expected);
+  } catch (const c10::Error&) {
+    return;  // what one device refuses is the operator's own matter
+  }
+  // Statistics and seeds that such kernels return beside are theirs.
+  const auto told =
+      contains(entry_, {"attention", "cudnn", "miopen", "batch_norm"}) ? std::min<std::size_t>(count, 1) : count;
+  for (std::size_t r = 0; r < told; ++r) compare_whole(c10::str("result ", r), stack[first + r], expected[r]);
+}
+
+void ResultCheck::compare_replicas(const std::string& what, const at::Tensor& tensor) const {
+  auto* impl = dtensor_or_null(tensor);
+  if (impl == nullptr || impl->stored || !impl->spec()->mesh->is_member) return;
+  const auto& spec = *impl->spec();
+  const auto axes = replicated_axes(spec);
+  if (axes == 0 || tensor.is_meta()) return;
+  check_equal_across(acting(*spec.mesh), axes, fresh_local(*impl),
+                     c10::str(entry_.op.operator_name(), ": ", what, ", ", spec.str(),
+                              ", is labelled Replicate and differs between ranks. Label what ranks hold as it is "
+                              "(from_local with Shard or Partial), or mend the rule that labelled it"));
+}
+
+void ResultCheck::compare_whole(const std::string& what, const c10::IValue& actual, const c10::IValue& expected) const {
+  const auto rule =
+      c10::str(" differs from the whole computation's: the sharding rule is wrong (", call_.decision.why, ")");
+  if (actual.isBool() || actual.isInt()) {
+    TORCH_CHECK(actual == expected, entry_.op.operator_name(), ": the number ", actual, rule, ", which gives ",
+                expected);
+  }
+  std::vector<at::Tensor> wholes;
+  for_each_tensor(expected, [&](const at::Tensor& tensor) { wholes.push_back(tensor); });
+  std::size_t next = 0;
+  const bool indices = expected.isTensor() && !expected.toTensor().is_floating_point() &&
+                       entry_.op.schema().returns().size() > 1;  // of equal values any
+  for_each_tensor(actual, [&](const at::Tensor& tensor) {
+    const auto& whole = wholes.at(next++);
+    const auto parts = whole_of(tensor);
+    TORCH_CHECK(parts.sizes() == whole.sizes() && (indices || are_close(parts, whole)), entry_.op.operator_name(), ": ",
+                what, ", put together from its parts,", rule);
+  });
+}
+
+}  // namespace dtensor
