@@ -4,9 +4,8 @@
 namespace dtensor {
 
 void bump_versions(const CachedCall& call, const CallView& view) {
-  for (std::size_t i = 0; i < call.inputs.size(); ++i) {
-    if (!call.inputs[i].mutated || view.operands[i] == nullptr || !has_dtensor_key(view.operands[i])) continue;
-    count_local_write(*as_dtensor(view.operands[i]));
+  for (const auto i : call.written) {
+    if (has_dtensor_key(view.operands[i])) count_local_write(*as_dtensor(view.operands[i]));
   }
 }
 

@@ -54,6 +54,7 @@ struct CachedCall {
   Decision decision;
   LocalKernel local_kernel = nullptr;
   std::vector<InputAction> inputs;                 // per operand
+  std::vector<std::uint32_t> written;              // operands that are mutated
   std::vector<OutputAction> outputs;               // per flattened output
   std::vector<SpecPtr> input_specs, output_specs;  // for LocalCall
   // The one size list that is replaced by its local value, for the unboxed kernels; -1: none.

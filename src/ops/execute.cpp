@@ -107,9 +107,9 @@ void write_back_operands(const Frame& frame) {
 }
 
 void write_moved_views(const Frame& frame) {
-  for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
+  for (const auto i : frame.call.written) {
     auto* impl = frame.view.operands[i];
-    if (!frame.call.inputs[i].mutated || impl == nullptr || !has_dtensor_key(impl)) continue;
+    if (!has_dtensor_key(impl)) continue;
     if (C10_UNLIKELY(as_dtensor(impl)->is_detached_view())) write_through(*as_dtensor(impl));
   }
 }

@@ -70,6 +70,7 @@ OpEntry::OpEntry(const c10::OperatorHandle& handle, std::uint32_t entry_index)
     return_alias.push_back(aliased_argument(schema, ret));
     return_is_view.push_back(ret.alias_info() != nullptr && !ret.alias_info()->isWrite());
   }
+  device_arg = schema.argumentIndexWithName("device").value_or(-1);
   inplace_view = op.hasTag(at::Tag::inplace_view);
   is_random = op.hasTag(at::Tag::nondeterministic_seeded);
   const auto& full_name = op.operator_name().name;

@@ -35,6 +35,7 @@ struct OpEntry {
   std::vector<ArgInfo> args;
   std::vector<int> return_alias;  // per return: the argument that it is (in-place, out=), or -1
   std::vector<bool> return_is_view;
+  int device_arg = -1;  // the argument `device`, where there is one
   bool mutates = false;
   bool reads_only = false;           // nothing written, no view returned: an operand may be exchanged for its equal
   bool inplace_view = false;         // t_, squeeze_, ...: changes metadata

@@ -1,6 +1,7 @@
 // The miss path: describes the call, asks the propagation, and makes plans, specs and prototypes of the decision.
 #include "ops/prepare.h"
 
+#include "mesh/mesh_impl.h"
 #include "ops/inspect_state.h"
 #include "ops/wide_call.h"
 
@@ -300,13 +301,19 @@ OpCall describe_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, cons
   return call;
 }
 
-// Tensors in host memory give themselves out for the device's; what is asked for beside them is made beside them.
-void keep_on_host(const OpEntry& entry, CachedCall& call) {
-  if (!call.mesh || call.mesh->computes() == nullptr) return;
-  const auto& arguments = entry.op.schema().arguments();
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].name() != "device") continue;
-    call.decision.patches.push_back({static_cast<int>(i), c10::IValue(c10::Device(call.mesh->device))});
+// What is asked for on a device of another type lies on the same ranks' mesh of that type. Tensors in host memory give
+// themselves out for the device's; what is asked for beside them, on that device, is made beside them.
+void place_on_device(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, CachedCall& call) {
+  if (!call.mesh || entry.device_arg < 0) return;
+  const auto& device = args[static_cast<std::size_t>(entry.device_arg)];
+  const bool elsewhere = device.isDevice() && device.toDevice().type() != call.mesh->seen_device();
+  if (!elsewhere && call.mesh->computes() == nullptr) return;
+  if (!elsewhere) {
+    return call.decision.patches.push_back({entry.device_arg, c10::IValue(c10::Device(call.mesh->device))});
+  }
+  const auto mesh = intern_mesh(call.mesh->layout, acting(*call.mesh).world(), device.toDevice().type());
+  for (auto& output : call.decision.outputs) {
+    if (output.mesh && output.alias < 0) output.mesh = mesh;
   }
 }
 
@@ -318,7 +325,7 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
   call->mesh = described.mesh;
   if (view.destination) call->key_specs.push_back(view.destination);
   call->decision = propagate(entry.op, described);
-  keep_on_host(entry, *call);
+  place_on_device(entry, args, *call);
   record_explanation(entry, described);
   report_replicated(entry, call->decision);
   for (std::size_t i = 0; i < described.operands.size(); ++i) {
@@ -326,7 +333,10 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
     if (operand.spec) call->key_specs.push_back(operand.spec);
     const auto& mutated = call->decision.mutated;
     const bool written = std::find(mutated.begin(), mutated.end(), static_cast<int>(i)) != mutated.end();
-    if (written) check_destination(entry, operand, view.operands[i]);
+    if (written && operand.defined) {
+      check_destination(entry, operand, view.operands[i]);
+      call->written.push_back(static_cast<std::uint32_t>(i));
+    }
     call->inputs.push_back(make_input(entry, operand, call->decision.inputs[i], written));
     call->input_specs.push_back(call->inputs.back().to);
     call->reduces = call->reduces || call->inputs.back().reduces;

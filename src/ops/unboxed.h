@@ -23,6 +23,7 @@ inline void note(CallView& view, const OpEntry&, const std::optional<at::Tensor>
 }
 inline void note(CallView& view, const OpEntry&, at::TensorList values) {
   view.key.list(values.size());
+  view.reserve(values.size());
   for (const auto& value : values) view.add(value.unsafeGetTensorImpl());
 }
 inline void note(CallView& view, const OpEntry&, std::int64_t value) { view.key.integer(value); }
@@ -87,12 +88,27 @@ inline at::Tensor& localize(at::Tensor& value) {
 inline std::optional<at::Tensor> localize(const std::optional<at::Tensor>& value) {
   return value.has_value() ? std::optional<at::Tensor>(localize(*value)) : std::nullopt;
 }
-inline std::vector<at::Tensor> localize(at::TensorList values) {
-  std::vector<at::Tensor> locals;
-  locals.reserve(values.size());
-  for (const auto& value : values) locals.push_back(localize(value));
-  return locals;
-}
+// The DTensors of a list own their local tensors for as long as the call lasts: counting references to hundreds would
+// cost as much as a fused step does.
+class BorrowedTensors {
+ public:
+  explicit BorrowedTensors(at::TensorList values) {
+    tensors_.reserve(values.size());
+    for (const auto& value : values) tensors_.emplace_back(Pointer::reclaim(localize(value).unsafeGetTensorImpl()));
+  }
+  ~BorrowedTensors() {
+    for (auto& tensor : tensors_) tensor.unsafeReleaseTensorImpl();
+  }
+  BorrowedTensors(const BorrowedTensors&) = delete;
+  BorrowedTensors& operator=(const BorrowedTensors&) = delete;
+
+  operator at::TensorList() const { return tensors_; }
+
+ private:
+  using Pointer = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  std::vector<at::Tensor> tensors_;
+};
+inline BorrowedTensors localize(at::TensorList values) { return BorrowedTensors(values); }
 template <class T>
 const T& localize(const T& value) {
   return value;
