@@ -46,6 +46,15 @@ inline bool out_of_order(const OutputAction& action, const at::Tensor& local) {
 
 struct WideCall;
 
+// How a decided call is carried out.
+enum class Executor : std::uint8_t {
+  general,
+  simple,        // local tensors in, plain operator, wrapped tensors out: nothing else to do
+  wide,          // under a ReducePolicy (ops/wide_call.h)
+  inplace_view,  // t_, squeeze_, ...: changes the operand's metadata
+  absent,        // on a rank outside the mesh, which takes part in nothing
+};
+
 struct CachedCall {
   CallKey key;
   std::uint64_t hash = 0;
@@ -61,12 +70,11 @@ struct CachedCall {
   int size_patch_arg = -1;
   std::vector<c10::SymInt> size_patch;
   bool unboxable = false;  // simple, and nothing replaced but that
-  bool simple = false;     // local tensors in, plain operator, wrapped tensors out: nothing else to do
-  bool member = true;
+  Executor executor = Executor::general;
   std::vector<bool> absent;  // list positions on meshes without this rank, while others are here; empty: none
   bool reduces = false;      // one of the inputs does
   bool moves_list = false;   // entries of a list are redistributed, more than one
-  std::shared_ptr<const WideCall> wide;  // under a ReducePolicy (ops/wide_call.h); null for most
+  std::shared_ptr<const WideCall> wide;  // Executor::wide only
   // Received by the rank that receives most, for operands that the program did not ask to move.
   std::int64_t implicit_bytes = 0;
 };

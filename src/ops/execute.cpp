@@ -233,26 +233,33 @@ void execute_inplace_view(Frame& frame, Stack& stack, std::size_t first) {
 }
 
 // Under a ReducePolicy: in the wider type, rounded, and the unrounded values kept beside.
+// A view moves both: its own memory is the base's.
 void execute_wide(Frame& frame, Stack& stack, std::size_t first) {
   const auto& wide = *frame.call.wide;
   auto results = widened(frame.entry, frame.call, frame.view, stack, first);
   run_kernel(frame, results, wide.inputs, wide.outputs);
   const auto unrounded = round_results(frame.call, results);
-  stack.resize(first);
-  for (auto& result : results) stack.push_back(std::move(result));
+  if (wide.view) {
+    run_local_call(frame, stack, first);
+  } else {
+    stack.resize(first);
+    for (auto& result : results) stack.push_back(std::move(result));
+  }
   if (frame.call.reduces) remember_reduced(frame, stack, first);
   wrap_results(frame, stack, first);
   keep_unrounded(unrounded, stack, first);
 }
 
-// A view moves both: its own memory is the base's.
-void execute_wide_view(Frame& frame, Stack& stack, std::size_t first) {
-  auto results = widened(frame.entry, frame.call, frame.view, stack, first);
-  run_kernel(frame, results, frame.call.wide->inputs, frame.call.wide->outputs);
-  const auto unrounded = round_results(frame.call, results);
-  run_local_call(frame, stack, first);
-  wrap_results(frame, stack, first);
-  keep_unrounded(unrounded, stack, first);
+// On ranks outside the mesh.
+void execute_absent(Frame& frame, Stack& stack, std::size_t first) {
+  for (auto* impl : frame.view.operands) {
+    frame.operands.push_back(impl == nullptr ? at::Tensor()
+                                             : at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(impl)));
+  }
+  stack.resize(first);
+  // The members' local kernel counts one random operator; the count is the world's.
+  if (frame.entry.is_random && frame.call.local_kernel != nullptr) (void)next_random_key(acting(*frame.call.mesh));
+  push_absent_results(frame, stack);
 }
 
 void execute_simple(Frame& frame, Stack& stack, std::size_t first) {
@@ -267,22 +274,11 @@ void execute_simple(Frame& frame, Stack& stack, std::size_t first) {
 void execute_call(const OpEntry& entry, const CachedCall& call, const CallView& view, Stack& stack) {
   Frame frame{entry, call, view, {}, {}, {}};
   const auto first = stack.size() - entry.args.size();
-  if (call.simple) return execute_simple(frame, stack, first);
-  if (entry.inplace_view) return execute_inplace_view(frame, stack, first);
-  if (!call.member) {
-    for (auto* impl : view.operands) {
-      frame.operands.push_back(impl == nullptr ? at::Tensor()
-                                               : at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(impl)));
-    }
-    stack.resize(first);
-    // The members' local kernel counts one random operator; the count is the world's.
-    if (entry.is_random && call.local_kernel != nullptr) (void)next_random_key(acting(*call.mesh));
-    return push_absent_results(frame, stack);
-  }
+  if (call.executor == Executor::simple) return execute_simple(frame, stack, first);
+  if (call.executor == Executor::inplace_view) return execute_inplace_view(frame, stack, first);
+  if (call.executor == Executor::absent) return execute_absent(frame, stack, first);
   unwrap_arguments(frame, stack, first);
-  if (call.wide != nullptr && worth_widening(call, view)) {
-    return call.wide->view ? execute_wide_view(frame, stack, first) : execute_wide(frame, stack, first);
-  }
+  if (call.executor == Executor::wide && worth_widening(call, view)) return execute_wide(frame, stack, first);
   run_local_call(frame, stack, first);
   write_back_operands(frame);
   if (entry.mutates) after_writes(frame);

@@ -43,18 +43,6 @@ ArgInfo read_argument(const c10::Argument& argument) {
   return info;
 }
 
-// The argument that a return is: same alias set, written.
-int aliased_argument(const c10::FunctionSchema& schema, const c10::Argument& ret) {
-  if (ret.alias_info() == nullptr || !ret.alias_info()->isWrite()) return -1;
-  for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
-    const auto* alias = schema.arguments()[i].alias_info();
-    if (alias != nullptr && alias->isWrite() && alias->beforeSets() == ret.alias_info()->beforeSets()) {
-      return static_cast<int>(i);
-    }
-  }
-  return -1;
-}
-
 bool starts_with(const std::string& text, std::string_view prefix) { return text.rfind(prefix, 0) == 0; }
 
 }  // namespace
@@ -67,8 +55,7 @@ OpEntry::OpEntry(const c10::OperatorHandle& handle, std::uint32_t entry_index)
     mutates = mutates || args.back().mutated;
   }
   for (const auto& ret : schema.returns()) {
-    return_alias.push_back(aliased_argument(schema, ret));
-    return_is_view.push_back(ret.alias_info() != nullptr && !ret.alias_info()->isWrite());
+    gives_view = gives_view || (ret.alias_info() != nullptr && !ret.alias_info()->isWrite());
   }
   device_arg = schema.argumentIndexWithName("device").value_or(-1);
   inplace_view = op.hasTag(at::Tag::inplace_view);
@@ -80,9 +67,8 @@ OpEntry::OpEntry(const c10::OperatorHandle& handle, std::uint32_t entry_index)
   asks_destination = full_name == "aten::embedding_dense_backward" || full_name == "aten::_embedding_bag_backward" ||
                      full_name == "aten::_embedding_bag_dense_backward";
   special = find_special(op);
-  const bool views = std::find(return_is_view.begin(), return_is_view.end(), true) != return_is_view.end();
   const bool writes_unsaid = full_name.find("batch_norm") != std::string::npos;  // running statistics
-  reads_only = !mutates && !views && !inplace_view && !writes_unsaid && special == nullptr;
+  reads_only = !mutates && !gives_view && !inplace_view && !writes_unsaid && special == nullptr;
 }
 
 bool needs_kernel(const c10::OperatorHandle& op) {

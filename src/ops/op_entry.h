@@ -33,8 +33,7 @@ struct OpEntry {
   std::uint32_t index;  // into the per-thread caches
   KeyPolicy key;
   std::vector<ArgInfo> args;
-  std::vector<int> return_alias;  // per return: the argument that it is (in-place, out=), or -1
-  std::vector<bool> return_is_view;
+  bool gives_view = false;
   int device_arg = -1;  // the argument `device`, where there is one
   bool mutates = false;
   bool reads_only = false;           // nothing written, no view returned: an operand may be exchanged for its equal

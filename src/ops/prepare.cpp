@@ -1,4 +1,4 @@
-// The miss path: describes the call, asks the propagation, and makes plans, specs and prototypes of the decision.
+// The miss path: asks the propagation, and makes plans, specs and prototypes of the decision.
 #include "ops/prepare.h"
 
 #include "mesh/mesh_impl.h"
@@ -7,60 +7,6 @@
 
 namespace dtensor {
 namespace {
-
-// A plain tensor counts as Replicate; numbers (0-dim and only read) and list positions without a mesh are passed on as
-// they are.
-SpecPtr spec_of(c10::TensorImpl* impl, const MeshRef& mesh, bool mutated) {
-  if (has_dtensor_key(impl)) return as_dtensor(impl)->spec();
-  if ((impl->dim() == 0 && !mutated) || !mesh) return nullptr;
-  return intern_spec(mesh, Placements(mesh->layout.shape.size()), impl->sizes(), impl->strides(),
-                     c10::typeMetaToScalarType(impl->dtype()));
-}
-
-Operand describe_operand(c10::TensorImpl* impl, int arg, int list_index, const MeshRef& mesh, bool mutated) {
-  Operand operand;
-  operand.arg = arg;
-  operand.list_index = list_index;
-  if (impl == nullptr) return operand;
-  operand.defined = true;
-  operand.wrapped_number = impl->is_wrapped_number();
-  operand.spec = spec_of(impl, mesh, mutated);
-  operand.sizes = impl->sizes();
-  operand.strides = impl->strides();
-  operand.dtype = c10::typeMetaToScalarType(impl->dtype());
-  return operand;
-}
-
-MeshRef mesh_ref(const CallView& view) {
-  for (auto* impl : view.operands) {
-    if (impl != nullptr && has_dtensor_key(impl)) return as_dtensor(impl)->spec()->mesh;
-  }
-  return {};
-}
-
-// For list operators with a mesh per position: the mesh of the first DTensor at that position; none if all are plain.
-MeshRef mesh_at(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, int position, const MeshRef& fallback) {
-  if (!entry.per_position_meshes || position < 0) return fallback;
-  for (std::size_t i = 0; i < args.size(); ++i) {
-    if (entry.args[i].kind != ArgKind::tensor_list || !args[i].isList()) continue;
-    const auto list = args[i].toListRef();
-    if (static_cast<std::size_t>(position) >= list.size() || !list[position].isTensor()) continue;
-    auto* impl = list[position].unsafeToTensorImpl();
-    if (has_dtensor_key(impl)) return as_dtensor(impl)->spec()->mesh;
-  }
-  return {};
-}
-
-void check_one_mesh(const OpEntry& entry, const OpCall& call) {
-  if (entry.per_position_meshes) return;
-  for (const auto& operand : call.operands) {
-    TORCH_CHECK(!operand.spec || operand.spec->mesh == call.mesh, entry.op.operator_name(),
-                ": operands on two meshes: ", c10::Join(", ", call.mesh->layout.shape), " over ranks [",
-                c10::Join(", ", call.mesh->layout.ranks), "] and ", c10::Join(", ", operand.spec->mesh->layout.shape),
-                " over ranks [", c10::Join(", ", operand.spec->mesh->layout.ranks),
-                "]. Redistribute one of them onto the other's mesh (full_tensor, then distribute_tensor).");
-  }
-}
 
 // A rank outside the mesh has nothing that it could write into its plain tensor. Positions of lists are left out there.
 void check_destination(const OpEntry& entry, const Operand& operand, const c10::TensorImpl* impl) {
@@ -191,22 +137,21 @@ std::int64_t count_implicit_bytes(const OpEntry& entry, const CachedCall& call) 
   return bytes;
 }
 
-bool is_simple(const OpEntry& entry, const CachedCall& call) {
-  if (call.local_kernel != nullptr || !call.member || !call.absent.empty()) return false;
-  if (entry.inplace_view || entry.is_random) return false;
-  if (call.wide != nullptr) return false;
-  for (const auto& input : call.inputs) {
-    if (input.write_back || input.out || !input.plan.empty()) return false;
-  }
-  for (const auto& output : call.outputs) {
-    if (output.detached || output.dynamic) return false;
-  }
-  return true;
+Executor executor_of(const OpEntry& entry, const CachedCall& call, bool member) {
+  if (entry.inplace_view) return Executor::inplace_view;
+  if (!member) return Executor::absent;
+  if (call.wide != nullptr) return Executor::wide;
+  const auto moves = [](const InputAction& i) { return i.write_back || i.out || !i.plan.empty(); };
+  const auto remakes = [](const OutputAction& o) { return o.detached || o.dynamic; };
+  const bool simple = call.local_kernel == nullptr && call.absent.empty() && !entry.is_random &&
+                      std::none_of(call.inputs.begin(), call.inputs.end(), moves) &&
+                      std::none_of(call.outputs.begin(), call.outputs.end(), remakes);
+  return simple ? Executor::simple : Executor::general;
 }
 
 void prepare_unboxed(CachedCall& call) {
   const auto& patches = call.decision.patches;
-  call.unboxable = call.simple && patches.size() <= 1;
+  call.unboxable = call.executor == Executor::simple && patches.size() <= 1;
   if (!call.unboxable || patches.empty()) return;
   call.unboxable = patches[0].value.isIntList();
   if (!call.unboxable) return;
@@ -248,15 +193,15 @@ void check_shared_are_here(const OpEntry& entry, const OpCall& call) {
   }
 }
 
-void find_members(const OpEntry& entry, const OpCall& described, CachedCall& call) {
-  call.member = on_any_member_mesh(described);
-  if (!entry.per_position_meshes) return;
+// Whether this rank takes part; of a list, in some positions.
+bool takes_part(const OpEntry& entry, const OpCall& described, CachedCall& call) {
+  if (!entry.per_position_meshes) return on_any_member_mesh(described);
   auto absent = absent_positions(described);
-  const auto missing = std::count(absent.begin(), absent.end(), true);
-  call.member = static_cast<std::size_t>(missing) < absent.size();
-  if (!call.member || missing == 0) return;
+  const auto missing = static_cast<std::size_t>(std::count(absent.begin(), absent.end(), true));
+  if (missing == 0 || missing == absent.size()) return missing < absent.size();
   check_shared_are_here(entry, described);
   call.absent = std::move(absent);
+  return true;
 }
 
 bool moves_list(const OpCall& described, const CachedCall& call) {
@@ -265,40 +210,6 @@ bool moves_list(const OpCall& described, const CachedCall& call) {
     moved += described.operands[i].list_index >= 0 && !call.inputs[i].plan.empty() ? 1 : 0;
   }
   return moved > 1;
-}
-
-// Stored shards are gathered for use, and their gradients reduced by who stores them: no wish.
-void set_destination(const TensorSpec& leaf, OpCall& call) {
-  if (leaf.mesh != call.mesh || call.outputs.empty() || at::IntArrayRef(leaf.sizes) != call.outputs[0].sizes) return;
-  call.wanted = leaf.placements;
-  for (auto& p : call.wanted) p = p.is_shard() && !p.is_storage() ? p : Replicate();
-}
-
-}  // namespace
-
-OpCall describe_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view) {
-  OpCall call;
-  call.schema = &entry.op.schema();
-  call.args = args;
-  call.mesh = mesh_ref(view);
-  std::size_t next = 0;
-  for (std::size_t i = 0; i < args.size(); ++i) {
-    const int arg = static_cast<int>(i);
-    const bool mutated = entry.args[i].mutated;
-    if (entry.args[i].kind == ArgKind::tensor) {
-      call.operands.push_back(describe_operand(view.operands[next++], arg, -1, call.mesh, mutated));
-    } else if (entry.args[i].kind == ArgKind::tensor_list && args[i].isList()) {
-      const int count = static_cast<int>(args[i].toListRef().size());
-      for (int k = 0; k < count; ++k) {
-        const auto mesh = mesh_at(entry, args, k, call.mesh);
-        call.operands.push_back(describe_operand(view.operands[next++], arg, k, mesh, mutated));
-      }
-    }
-  }
-  check_one_mesh(entry, call);
-  infer_outputs(entry.op, call);
-  if (view.destination) set_destination(*view.destination, call);
-  return call;
 }
 
 // What is asked for on a device of another type lies on the same ranks' mesh of that type. Tensors in host memory give
@@ -317,6 +228,33 @@ void place_on_device(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, Cach
   }
 }
 
+void prepare_inputs(const OpEntry& entry, const OpCall& described, const CallView& view, CachedCall& call) {
+  const auto& mutated = call.decision.mutated;
+  for (std::size_t i = 0; i < described.operands.size(); ++i) {
+    const auto& operand = described.operands[i];
+    if (operand.spec) call.key_specs.push_back(operand.spec);
+    const bool written = std::find(mutated.begin(), mutated.end(), static_cast<int>(i)) != mutated.end();
+    if (written && operand.defined) {
+      check_destination(entry, operand, view.operands[i]);
+      call.written.push_back(static_cast<std::uint32_t>(i));
+    }
+    call.inputs.push_back(make_input(entry, operand, call.decision.inputs[i], written));
+    call.input_specs.push_back(call.inputs.back().to);
+    call.reduces = call.reduces || call.inputs.back().reduces;
+  }
+}
+
+void prepare_outputs(const OpEntry& entry, CachedCall& call) {
+  for (const auto& output : call.decision.outputs) {
+    call.outputs.push_back(make_output(output, call));
+    if (is_cast(entry, call)) call.outputs.back().source = 0;
+    call.output_specs.push_back(call.outputs.back().spec);
+  }
+  if (!entry.inplace_view) plan_write_backs(call);
+}
+
+}  // namespace
+
 std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view) {
   const auto described = describe_call(entry, args, view);
   auto call = std::make_unique<CachedCall>();
@@ -328,32 +266,15 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
   place_on_device(entry, args, *call);
   record_explanation(entry, described);
   report_replicated(entry, call->decision);
-  for (std::size_t i = 0; i < described.operands.size(); ++i) {
-    const auto& operand = described.operands[i];
-    if (operand.spec) call->key_specs.push_back(operand.spec);
-    const auto& mutated = call->decision.mutated;
-    const bool written = std::find(mutated.begin(), mutated.end(), static_cast<int>(i)) != mutated.end();
-    if (written && operand.defined) {
-      check_destination(entry, operand, view.operands[i]);
-      call->written.push_back(static_cast<std::uint32_t>(i));
-    }
-    call->inputs.push_back(make_input(entry, operand, call->decision.inputs[i], written));
-    call->input_specs.push_back(call->inputs.back().to);
-    call->reduces = call->reduces || call->inputs.back().reduces;
-  }
-  for (const auto& output : call->decision.outputs) {
-    call->outputs.push_back(make_output(output, *call));
-    if (is_cast(entry, *call)) call->outputs.back().source = 0;
-    call->output_specs.push_back(call->outputs.back().spec);
-  }
-  if (!entry.inplace_view) plan_write_backs(*call);
+  prepare_inputs(entry, described, view, *call);
+  prepare_outputs(entry, *call);
   const auto handler = handler_of(entry, call->decision);
   if (!handler.empty()) call->local_kernel = find_local_kernel(handler);
-  find_members(entry, described, *call);
+  const bool member = takes_part(entry, described, *call);
   call->moves_list = moves_list(described, *call);
-  call->wide = plan_wide_call(entry, *call, handler);
+  if (member) call->wide = plan_wide_call(entry, *call, handler);
   call->implicit_bytes = count_implicit_bytes(entry, *call);
-  call->simple = is_simple(entry, *call);
+  call->executor = executor_of(entry, *call, member);
   prepare_unboxed(*call);
   return call;
 }

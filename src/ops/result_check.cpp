@@ -81,8 +81,7 @@ bool are_close(const at::Tensor& a, const at::Tensor& b) {
 
 // One world, one mesh, every rank in it, and an operator that gives the same twice.
 bool is_comparable(const OpEntry& entry, const CachedCall& call, const CallView& view) {
-  return call.member && !view.mixed && !view.has_stored() && !entry.per_position_meshes && !entry.is_random &&
-         !entry.inplace_view;
+  return !view.mixed && !view.has_stored() && !entry.per_position_meshes && !entry.is_random && !entry.inplace_view;
 }
 
 bool contains(const OpEntry& entry, std::initializer_list<const char*> parts) {
@@ -96,10 +95,8 @@ ResultCheck::ResultCheck(const OpEntry& entry, const CachedCall& call, const Cal
     : entry_(entry), call_(call), content_counts_(!contains(entry, {"empty", "resize", "set_"})) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   const auto first = stack.size() - entry.args.size();
-  const bool views =
-      std::find(entry.return_is_view.begin(), entry.return_is_view.end(), true) != entry.return_is_view.end();
-  if (!call.member || !content_counts_) return;
-  for (std::size_t i = 0; i < entry.args.size() && !views; ++i) {
+  if (call.executor == Executor::absent || !content_counts_) return;
+  for (std::size_t i = 0; i < entry.args.size() && !entry.gives_view; ++i) {
     if (entry.args[i].mutated || entry.args[i].kind == ArgKind::other) continue;  // what is written may hold anything
     const auto what = c10::str("operand `", entry.op.schema().arguments()[i].name(), "`");
     for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) { compare_replicas(what, tensor); });
@@ -113,8 +110,9 @@ ResultCheck::ResultCheck(const OpEntry& entry, const CachedCall& call, const Cal
 void ResultCheck::compare(const Stack& stack) const {
   const at::AutoDispatchBelowADInplaceOrView guard;
   const auto count = entry_.op.schema().returns().size(), first = stack.size() - count;
-  if (!call_.member || !content_counts_) return;
-  for (std::size_t r = 0; r < count; ++r) {
+  if (call_.executor == Executor::absent || !content_counts_) return;
+  const bool fresh = !entry_.gives_view && !entry_.mutates;  // not of memory that the program has yet to fill
+  for (std::size_t r = 0; r < count && fresh; ++r) {
     const auto what = c10::str("result ", r);
     for_each_tensor(stack[first + r], [&](const at::Tensor& tensor) { compare_replicas(what, tensor); });
   }
@@ -133,7 +131,7 @@ void ResultCheck::compare(const Stack& stack) const {
 
 void ResultCheck::compare_replicas(const std::string& what, const at::Tensor& tensor) const {
   auto* impl = dtensor_or_null(tensor);
-  if (impl == nullptr || impl->stored || !impl->spec()->mesh->is_member) return;
+  if (impl == nullptr || is_stand_in(*impl) || !impl->spec()->mesh->is_member) return;
   const auto& spec = *impl->spec();
   const auto axes = replicated_axes(spec);
   if (axes == 0 || tensor.is_meta()) return;

@@ -50,8 +50,7 @@ const at::Tensor* unrounded_of(const CachedCall& call, const CallView& view, std
 }  // namespace
 
 std::unique_ptr<WideCall> plan_wide_call(const OpEntry& entry, const CachedCall& call, std::string_view kernel) {
-  if (accumulation_type() == at::ScalarType::Undefined || !call.member || entry.mutates || entry.inplace_view ||
-      entry.is_random)
+  if (accumulation_type() == at::ScalarType::Undefined || entry.mutates || entry.inplace_view || entry.is_random)
     return nullptr;
   if (!only_tensors(entry.op.schema()) || kernel == "embedding_vocab") return nullptr;  // whose sums have one term
   const auto partial = std::find_if(call.outputs.begin(), call.outputs.end(), is_partial_sum);

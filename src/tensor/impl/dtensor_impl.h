@@ -55,7 +55,7 @@ class DTensorImpl final : public c10::TensorImpl {
   const TensorExtras* extras() const { return extras_.get(); }
   TensorExtras& make_extras();
 
-  // A view whose data was moved by a redistribution shares no memory with its base (ops/moved_view.h): it is stale once
+  // A view whose data was moved by a redistribution shares no memory with its base (autograd/moved_view.h): it is stale once
   // the base has changed. `left`: for a tensor that was moved in place, the local memory that others still share.
   void materialise_view_of(DTensorImpl& base);
   void leave_behind(const at::Tensor& left);
@@ -76,7 +76,7 @@ class DTensorImpl final : public c10::TensorImpl {
     return C10_UNLIKELY(extras_ != nullptr) ? fresh_unrounded() : nullptr;
   }
 
-  bool has_reducer = false;  // among its gradient hooks (ops/leaf_hook.h)
+  bool has_reducer = false;  // among its gradient hooks (autograd/leaf_hook.h)
 
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version_counter,
                                                          bool allow_tensor_metadata_change) const override;
@@ -115,7 +115,7 @@ struct MaterialisedView {
   std::uint64_t generation = 0;  // of the base, or of what was left behind
 };
 
-// The parameter that a tensor is, or is a view or cast of (ops/source.h).
+// The parameter that a tensor is, or is a view or cast of (autograd/source.h).
 struct ParameterReference {
   std::shared_ptr<TensorHooks> hooks = {};
   std::uint64_t generation = 0;  // of the parameter when this was made of it
