@@ -3,6 +3,7 @@
 
 #include "mesh/mesh_impl.h"
 #include "ops/inspect_state.h"
+#include "ops/type_check.h"
 #include "ops/wide_call.h"
 
 namespace dtensor {
@@ -25,6 +26,12 @@ bool only_reduces(const Placements& from, const Placements& to) {
   return from != to;
 }
 
+// An out= tensor with fewer dimensions than its result becomes another.
+bool fits(const Placements& placements, std::int64_t rank) {
+  return std::all_of(placements.begin(), placements.end(),
+                     [&](const Placement& p) { return !p.is_shard() || p.dim() < rank; });
+}
+
 InputAction make_input(const OpEntry& entry, const Operand& operand, const Placements& needed, bool mutated) {
   InputAction action;
   action.from = operand.spec;
@@ -32,7 +39,7 @@ InputAction make_input(const OpEntry& entry, const Operand& operand, const Place
   action.mutated = mutated;
   action.out = arg.out;
   if (!operand.spec) return action;
-  const bool stays = needed.empty() || needed == operand.spec->placements;
+  const bool stays = needed.empty() || needed == operand.spec->placements || (arg.out && !fits(needed, operand.dim()));
   action.to = stays ? operand.spec : with_placements(*operand.spec, needed);
   if (action.to != action.from) action.plan = plan_redistribute(*action.from, action.to->placements);
   action.result = action.to;
@@ -143,7 +150,7 @@ Executor executor_of(const OpEntry& entry, const CachedCall& call, bool member) 
   if (call.wide != nullptr) return Executor::wide;
   const auto moves = [](const InputAction& i) { return i.write_back || i.out || !i.plan.empty(); };
   const auto remakes = [](const OutputAction& o) { return o.detached || o.dynamic; };
-  const bool simple = call.local_kernel == nullptr && call.absent.empty() && !entry.is_random &&
+  const bool simple = call.local_kernel == nullptr && call.absent.empty() && !entry.is_random && !call.refusal &&
                       std::none_of(call.inputs.begin(), call.inputs.end(), moves) &&
                       std::none_of(call.outputs.begin(), call.outputs.end(), remakes);
   return simple ? Executor::simple : Executor::general;
@@ -274,6 +281,7 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
   call->moves_list = moves_list(described, *call);
   if (member) call->wide = plan_wide_call(entry, *call, handler);
   call->implicit_bytes = count_implicit_bytes(entry, *call);
+  if (member) call->refusal = refusal_on_stand_ins(entry, args, *call);
   call->executor = executor_of(entry, *call, member);
   prepare_unboxed(*call);
   return call;

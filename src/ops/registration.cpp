@@ -9,6 +9,7 @@
 #include "dtensor/inspect.h"
 #include "ops/kernel.h"
 #include "ops/local_call.h"
+#include "ops/special/special.h"
 #include "ops/unboxed.h"
 #include "placement/spec.h"
 #include "tensor/impl/dtensor_impl.h"
@@ -37,6 +38,16 @@ c10::KernelFunction kernel_of(const OpEntry& entry) {
   return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<OperatorFunctor>(entry));
 }
 
+// A DTensor's autograd key is that of the meta device.
+void register_tensor_split(std::vector<c10::RegistrationHandleRAII>& handles) {
+  const c10::OperatorName name("aten::tensor_split", "tensor_indices_or_sections");
+  for (const auto key : {kDTensorKey, c10::DispatchKey::AutogradMeta}) {
+    handles.push_back(c10::Dispatcher::singleton().registerImpl(
+        name, key, c10::KernelFunction::makeFromUnboxedRuntimeFunction(&tensor_split_special), std::nullopt, nullptr,
+        "dtensor"));
+  }
+}
+
 void register_all() {
   register_all_local_kernels();
   add_rank_exit_hook(&clear_cache);  // a cached mesh would keep its communicators
@@ -45,6 +56,7 @@ void register_all() {
   static auto& handles = *new std::vector<c10::RegistrationHandleRAII>();  // for the program's life
   handles.push_back(dispatcher.registerFallback(kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(),
                                                 "dtensor fallback"));
+  register_tensor_split(handles);
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
     if (!op || !needs_kernel(*op) || op->hasKernelForDispatchKey(kDTensorKey)) continue;

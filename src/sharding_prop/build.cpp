@@ -137,6 +137,7 @@ void fill_piece(const OpInfo& info, const OpCall& call, int position, const std:
   piece.call.schema = call.schema;
   piece.call.args = call.args;
   piece.call.wanted = call.wanted;
+  piece.call.runs_whole = call.runs_whole;
   for (const int i : piece.operands) piece.call.operands.push_back(call.operands[static_cast<std::size_t>(i)]);
   piece.call.mesh = mesh_of(piece.call, position);
   std::vector<ResultAlias> aliases;

@@ -169,6 +169,7 @@ void outputs_without_meta(const OpInfo& info, OpCall& call) {
   if (known && outputs_from_rule(info, call)) return;
   from_local_outputs(info, call);
   take_written_outputs(info, call);
+  call.runs_whole = !info.out_args.empty();
 }
 
 }  // namespace
@@ -184,7 +185,9 @@ void infer_outputs(const c10::OperatorHandle& op, OpCall& call) {
   // A composite kernel may lay out its results otherwise than the device's.
   if (known && (own_kernel || !rule.outputs)) return;
   call.outputs.clear();
-  rule.outputs ? call.outputs = rule.outputs(call), void() : outputs_without_meta(*info, call);
+  if (!rule.outputs) return outputs_without_meta(*info, call);
+  call.outputs = rule.outputs(call);
+  take_outs(*info, call);
 }
 
 }  // namespace dtensor

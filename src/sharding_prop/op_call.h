@@ -33,6 +33,7 @@ struct OpCall : OpArgs {
   // One per return, list returns flattened, in order; returns that are no tensors have an entry with defined = false.
   // Operators that return nothing have none. Filled by infer_outputs.
   std::vector<OutputMeta> outputs;
+  bool runs_whole = false;  // the results' sizes are not known, so that no rule can be bound to them
   // Where result 0 will go (the shards of the parameter whose gradient it is); Replicate: no wish. Empty: not known.
   Placements wanted;
   MeshRef mesh;  // of the first operand with a spec (list operators: of that list position)

@@ -135,6 +135,7 @@ bool add_term_sizes(const Problem& p, const Term& term, OutputMeta& meta) {
 }
 
 bool factor_outputs(OpCall& call, const Rule& rule) {
+  if (rule.data().storage == StorageView::keep) return false;  // a view's sizes follow from its arguments
   const std::string name = base_of(call);
   const auto& returns = call.schema->returns();
   const Problem p = bind_operands(call, rule);
@@ -183,17 +184,55 @@ at::Tensor meta_tensor(const Operand& operand) {
   return tensor;
 }
 
-bool outputs_from_rule(const OpInfo& info, OpCall& call) {
-  if (!info.out_args.empty() || info.inplace) return false;
-  if (info.is_list) return list_outputs(info, call);
+namespace {
+
+// The call without its out= tensors, which tell nothing of the results' sizes.
+OpCall without_outs(const OpInfo& info, const OpCall& call) {
+  OpCall inputs = call;
+  std::erase_if(inputs.operands, [&](const Operand& operand) { return info.is_out(operand.arg); });
+  return inputs;
+}
+
+// What is written in place must have the sizes that its operands broadcast to.
+void check_written(const OpInfo& info, const OpCall& call) {
+  const at::Tensor shape = iterate(call);
+  for (const Operand& operand : call.operands) {
+    TORCH_CHECK(!info.writes(operand.arg) || shape.sizes().equals(operand.sizes), call.schema->operator_name(),
+                ": output with shape ", at::IntArrayRef(operand.sizes), " doesn't match the broadcast shape ",
+                shape.sizes());
+  }
+}
+
+bool outputs_of_inputs(const OpInfo& info, OpCall& call) {
   try {
     const Rule rule = rule_for(info, call);
-    if (!is_elementwise(rule.data())) return factor_outputs(call, rule);
-    elementwise_outputs(call);
-    return true;
+    if (!is_elementwise(rule.data())) return !info.inplace && factor_outputs(call, rule);
+    if (info.inplace) return check_written(info, call), false;
+    return elementwise_outputs(call), true;
   } catch (const std::out_of_range&) {
     return false;  // the rule's function asks for the results
   }
+}
+
+}  // namespace
+
+void take_outs(const OpInfo& info, OpCall& call) {
+  std::size_t r = 0;
+  for (const Operand& operand : call.operands) {
+    if (!info.is_out(operand.arg) || r >= call.outputs.size()) continue;
+    OutputMeta& meta = call.outputs[r++];
+    meta.dtype = operand.dtype;
+    if (meta.sizes == operand.sizes) meta.strides = operand.strides;
+  }
+}
+
+bool outputs_from_rule(const OpInfo& info, OpCall& call) {
+  if (info.is_list) return info.out_args.empty() && !info.inplace && list_outputs(info, call);
+  if (info.out_args.empty()) return outputs_of_inputs(info, call);
+  OpCall inputs = without_outs(info, call);
+  if (!outputs_of_inputs(info, inputs)) return false;
+  call.outputs = std::move(inputs.outputs);
+  return take_outs(info, call), true;
 }
 
 }  // namespace dtensor

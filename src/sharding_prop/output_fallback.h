@@ -13,4 +13,7 @@ at::Tensor meta_tensor(const Operand& operand);
 // results, contiguous. False where the rule does not tell.
 bool outputs_from_rule(const OpInfo& info, OpCall& call);
 
+// Results of out= are in the types of the tensors that they are written to, and in their memory where they fit.
+void take_outs(const OpInfo& info, OpCall& call);
+
 }  // namespace dtensor

@@ -188,7 +188,7 @@ void forget_resolved() {
 }
 
 Rule rule_for(const OpInfo& info, const OpCall& call) {
-  const bool unknown_sizes = !call.outputs.empty() && call.outputs[0].from_local;
+  const bool unknown_sizes = call.runs_whole || (!call.outputs.empty() && call.outputs[0].from_local);
   if (info.entry->source != RuleSource::rule || unknown_sizes) return Rule();
   return expand_packs(info.entry->function ? info.entry->function(call) : info.entry->constant, call);
 }

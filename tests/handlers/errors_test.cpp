@@ -80,5 +80,131 @@ TEST(Errors, TooFewDimensionsAreAnErrorAndNoCrash) {
   }
 }
 
+// Ranks without elements would pass what a kernel refuses for its types or sizes.
+TEST(Errors, ARankWithoutElementsRaisesWhatTheOthersRaise) {
+  const auto one_row = [](const DeviceMesh& mesh, at::ScalarType type) { return split(mesh, {1, 2, 4, 4, 4}, type); };
+  const std::vector<std::pair<Call, const char*>> calls = {
+      {[&](const DeviceMesh& m) { at::max_pool3d(one_row(m, at::kBool), {2}); }, "not implemented for 'Bool'"},
+      {[&](const DeviceMesh& m) {
+         at::max_unpool3d(one_row(m, at::kFloat), split(m, {1, 2, 4, 4, 2}, at::kLong), {8, 8, 8}, {2, 2, 2},
+                          {0, 0, 0});
+       },
+       "Expected shape of indices"},
+      {[&](const DeviceMesh& m) {
+         at::conv3d(one_row(m, at::kFloat), split(m, {3, 2, 2, 2, 2}, at::kDouble));
+       },
+       "type"},
+      {[&](const DeviceMesh& m) {
+         at::conv3d(one_row(m, at::kFloat), split(m, {3, 5, 2, 2, 2}));
+       },
+       "to have 5 channels"},
+      {[&](const DeviceMesh& m) {
+         at::conv_transpose3d(one_row(m, at::kFloat), split(m, {5, 3, 2, 2, 2}));
+       },
+       "5 channels"},
+      {[&](const DeviceMesh& m) {
+         at::conv3d(one_row(m, at::kFloat), split(m, {3, 2, 9, 9, 9}));
+       },
+       "Kernel size can't be greater"},
+      {[&](const DeviceMesh& m) { at::max_pool3d(one_row(m, at::kFloat), {9}); }, "size"},
+      {[&](const DeviceMesh& m) {
+         at::max_unpool2d(split(m, {1, 2, 4, 4}), split(m, {1, 2, 4, 2}, at::kLong), {8, 8});
+       },
+       "Expected shape of indices"},
+      {[&](const DeviceMesh& m) {
+         at::gather(split(m, {2, 3}), 1, split(m, {1, 2, 3}, at::kLong));
+       },
+       "dimensions"},
+      {[&](const DeviceMesh& m) {
+         at::layer_norm(split(m, {1, 4}), {4}, split(m, {4}), split(m, {3}));
+       },
+       "bias"},
+  };
+  for (const auto& [call, part] : calls) expect_same_error(call, part);
+}
+
+// One device takes these, and so must every rank.
+TEST(Errors, EmptyBatchesAreTaken) {
+  on_mesh({3}, [](const DeviceMesh& mesh) {
+    expect_close(at::avg_pool2d(split(mesh, {0, 4, 6, 6}, at::kDouble, 1), {2, 2}),
+                 at::zeros({0, 4, 3, 3}, at::kDouble), "avg_pool2d");
+    expect_close(at::avg_pool3d(split(mesh, {0, 4, 6, 6, 6}, at::kDouble, 1), {2, 2, 2}),
+                 at::zeros({0, 4, 3, 3, 3}, at::kDouble), "3d");
+  });
+}
+
+TEST(Errors, WhatOneDeviceRefusesIsRefused) {
+  const auto rows = [](const DeviceMesh& m, const Shape& s) { return split(m, s); };
+  expect_same_error(
+      [&](const DeviceMesh& m) {
+        at::index_reduce(rows(m, {4, 3}), 0, split(m, {2}, at::kLong).zero_(), rows(m, {2, 5}), "prod");
+      },
+      "source tensor shape must match self tensor shape");
+  expect_same_error(
+      [&](const DeviceMesh& m) {
+        at::index_reduce(rows(m, {4, 3}), 0, split(m, {2}, at::kLong).zero_(), rows(m, {3, 3}), "prod");
+      },
+      "index_reduce");
+  expect_same_error(
+      [&](const DeviceMesh& m) {
+        at::Tensor mean = split(m, {3}), variance = split(m, {3});
+        at::_batch_norm_with_update(rows(m, {0, 3, 2}), {}, {}, mean, variance, 0.1, 1e-5);
+      },
+      "at least one element");
+  expect_same_error([&](const DeviceMesh& m) { at::min(rows(m, {0, 3})); }, "numel() == 0");
+}
+
+// Destinations without elements or with other dimensions say nothing of the result.
+TEST(Errors, ResultsWrittenToOtherSizesAreThoseOfOneDevice) {
+  on_mesh({3}, [](const DeviceMesh& mesh) {
+    const auto place = [&](const at::Tensor& t, std::int64_t dim) {
+      return at::Tensor(distribute_tensor(t, mesh, {Shard(dim)}));
+    };
+    const auto empty = [&] { return place(at::empty({0}, at::kDouble), 0); };
+    const at::Tensor x = at::arange(60, at::kDouble).reshape({4, 5, 3}), target = at::arange(4).remainder(3),
+                     rows = x.select(1, 0);
+    at::Tensor out = empty();
+    expect_close(at::sinh_out(out, place(x, 1)), at::sinh(x), "sinh");
+    out = empty();
+    expect_close(at::abs_out(out, place(x, 0)), at::abs(x), "abs");
+    out = place(at::empty({1}, at::kDouble), 0);
+    expect_close(at::upsample_nearest1d_out(out, place(x, 0), {6}), at::upsample_nearest1d(x, {6}), "upsample");
+    out = empty();
+    expect_close(at::narrow_copy_out(out, place(x, 0), 1, 2, 2), at::narrow_copy(x, 1, 2, 2), "narrow_copy");
+    out = place(at::empty({}, at::kDouble).reshape({1}), 0);
+    const at::Tensor loss = at::multi_margin_loss_out(out, place(rows, 0), place(target, 0));
+    expect_close(loss, at::multi_margin_loss(rows, target), "multi_margin_loss");
+  });
+}
+
+// What a program reads of the strides is what one device says.
+TEST(Strides, OfPoolsAreOneDevices) {
+  const at::Tensor x = at::arange(2 * 3 * 4 * 6, at::kDouble).reshape({2, 3, 4, 6});
+  const at::Tensor last = x.contiguous(at::MemoryFormat::ChannelsLast);
+  const at::Tensor places = at::zeros({2, 3, 4, 6}, at::kLong).contiguous(at::MemoryFormat::ChannelsLast);
+  using Run = std::function<at::Tensor(const std::function<at::Tensor(const at::Tensor&)>&)>;
+  const std::vector<std::pair<const char*, Run>> calls = {
+      {"max_unpool2d",
+       [&](auto& place) {
+         return at::max_unpool2d(place(last), place(places), {8, 12});
+       }},
+      {"max_pool2d_backward",
+       [&](auto& place) {
+         const auto input = place(last);
+         const auto [values, indices] = at::max_pool2d_with_indices(input, {2, 2});
+         return at::max_pool2d_with_indices_backward(values, input, {2, 2}, {2, 2}, {0, 0}, {1, 1}, false, indices);
+       }},
+  };
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    for (const auto& [name, run] : calls) {
+      const at::Tensor expected = run([](const at::Tensor& t) { return t; });
+      const at::Tensor actual =
+          run([&](const at::Tensor& t) { return at::Tensor(distribute_tensor(t, mesh, {Shard(0)})); });
+      EXPECT_EQ(actual.strides(), expected.strides()) << name;
+      EXPECT_TRUE(at::equal(DTensor(actual).full_tensor(), expected)) << name;
+    }
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test

@@ -217,10 +217,27 @@ void give(LocalCall& call, std::vector<at::Tensor> results) {
   for (auto& result : results) call.stack.emplace_back(std::move(result));
 }
 
+bool lacks_elements(const TensorSpec& spec) {
+  for (std::size_t d = 0; d < spec.sizes.size(); ++d) {
+    if (spec.local_sizes[d] == 0 && spec.sizes[d] != 0) return true;
+  }
+  return false;
+}
+
 bool give_zeros_if_empty(LocalCall& call) {
-  const bool empty = std::any_of(call.inputs.begin(), call.inputs.end(), [](const SpecPtr& spec) {
-    return spec && c10::multiply_integers(spec->local_sizes) == 0 && c10::multiply_integers(spec->sizes) != 0;
-  });
+  const auto& arguments = call.op.schema().arguments();
+  std::size_t next = 0;
+  bool empty = false;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (!holds_tensors(arguments[i])) continue;
+    const auto& value = torch::jit::peek(call.stack, i, arguments.size());
+    const std::size_t count = value.isList() ? value.toListRef().size() : 1;
+    for (std::size_t k = 0; k < count; ++k, ++next) {
+      const SpecPtr& spec = call.inputs[next];
+      // A destination without elements says nothing of the result.
+      empty |= spec && !arguments[i].is_out() && lacks_elements(*spec);
+    }
+  }
   if (!empty) return false;
   std::vector<at::Tensor> results;
   for (const SpecPtr& spec : call.outputs) {
@@ -232,11 +249,11 @@ bool give_zeros_if_empty(LocalCall& call) {
 }
 
 std::vector<at::Tensor> run_plain(LocalCall& call) {
-  call.op.callBoxed(call.stack);
-  const std::size_t count = call.op.schema().returns().size();
+  const auto arguments = torch::jit::last(call.stack, call.op.schema().arguments().size());
+  torch::jit::Stack stack(arguments.begin(), arguments.end());
+  call.op.callBoxed(stack);
   std::vector<at::Tensor> results;
-  for (auto& value : torch::jit::last(call.stack, count)) results.push_back(value.toTensor());
-  torch::jit::drop(call.stack, count);
+  for (auto& value : stack) results.push_back(value.toTensor());
   return results;
 }
 

@@ -75,10 +75,12 @@ at::Tensor reduce_contribution(const LocalCall& call, at::Tensor tensor, ReduceO
 
 // Replaces the arguments on the stack by the results: returned, or written to the out= or mutated argument.
 void give(LocalCall& call, std::vector<at::Tensor> results);
+// Whether this rank's part has no elements along a dimension that has some in the whole.
+bool lacks_elements(const TensorSpec& spec);
 // Where this rank's part of a split operand has no elements: results of zeros, of the sizes that the call asks for.
 // False where there is something to compute.
 bool give_zeros_if_empty(LocalCall& call);
-// Takes the results of a plain operator off the stack, one per return.
+// What the plain operator returns, one per return. The arguments stay on the stack for give().
 std::vector<at::Tensor> run_plain(LocalCall& call);
 
 // float for half types, else the type itself.

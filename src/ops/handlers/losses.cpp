@@ -102,7 +102,7 @@ void margin_loss(LocalCall& call) {
   sum_instead_of_mean(call);
   auto results = run_plain(call);
   results[0] = reduce_contribution(call, results[0] / rows, ReduceOp::sum, axes);
-  for (auto& result : results) call.stack.emplace_back(std::move(result));
+  give(call, std::move(results));
 }
 
 }  // namespace

@@ -33,6 +33,8 @@ void check_targets(const at::Tensor& target, const at::Tensor& valid, std::int64
 
 Targets targets_of(const LocalArgs& args) {
   const auto self = args.tensor("self");
+  const auto type = args.tensor("target").scalar_type();
+  TORCH_CHECK(type == at::kLong || type == at::kByte, "expected target dtype to be Long or Byte, but got ", type);
   const std::int64_t dim = class_dim(self), classes = args.global_sizes("self")[dim];
   Targets t{args.tensor("target").to(at::kLong), args.tensor("weight"), args.integer("ignore_index"), 0, 0};
   t.class_axes = shard_axes(args.spec("self"), dim);

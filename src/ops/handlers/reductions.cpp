@@ -44,10 +44,14 @@ std::vector<at::Tensor> identities(const LocalCall& call, const at::Tensor& self
   return results;
 }
 
-bool lacks_value(const LocalCall& call, const at::Tensor& self, at::IntArrayRef dims) {
+// The whole tensor has a value, of which this part knows nothing.
+bool lacks_value(const LocalCall& call, const at::Tensor& self, at::IntArrayRef whole, at::IntArrayRef dims) {
   const auto name = base_name(call);
   if (name == "prod" || name == "any" || name == "all") return false;
-  return std::any_of(dims.begin(), dims.end(), [&](std::int64_t d) { return self.size(d) == 0; });
+  const auto has_none = [&](at::IntArrayRef sizes) {
+    return std::any_of(dims.begin(), dims.end(), [&](std::int64_t d) { return sizes[d] == 0; });
+  };
+  return has_none(self.sizes()) && !has_none(whole);
 }
 
 void reduce_with_identity(LocalCall& call) {
@@ -56,13 +60,12 @@ void reduce_with_identity(LocalCall& call) {
   const AxisMask axes = shard_axes(args.spec("self"), dims);
   const auto self = args.tensor("self");
   const auto ops = ops_of(call);
-  const bool empty = lacks_value(call, self, dims);
-  auto results = empty ? identities(call, self, ops) : run_plain(call);
+  auto results =
+      lacks_value(call, self, args.global_sizes("self"), dims) ? identities(call, self, ops) : run_plain(call);
   for (std::size_t i = 0; i < ops.size(); ++i) {
     results[i] = reduce_contribution(call, results[i], ops[i], axes, static_cast<int>(i));
   }
-  if (empty) return give(call, std::move(results));
-  for (auto& result : results) call.stack.emplace_back(std::move(result));
+  give(call, std::move(results));
 }
 
 }  // namespace

@@ -13,7 +13,9 @@ struct Part {
 };
 
 at::Tensor scan_local(const at::Tensor& x, std::int64_t dim, Scan kind, at::ScalarType type) {
-  if (kind == Scan::logsumexp) return at::logcumsumexp(x.to(type), dim);
+  // Of integers there is none, in whatever type.
+  if (kind == Scan::logsumexp)
+    return at::logcumsumexp(c10::isIntegralType(x.scalar_type(), true) ? x : x.to(type), dim);
   return kind == Scan::sum ? at::cumsum(x, dim, type) : at::cumprod(x, dim, type);
 }
 

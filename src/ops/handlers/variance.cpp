@@ -26,6 +26,8 @@ Moments own_moments(const at::Tensor& self, at::IntArrayRef dims, double count, 
 void variance(LocalCall& call) {
   const LocalArgs args(call);
   const auto self = args.tensor("self");
+  TORCH_CHECK(self.is_floating_point() || self.is_complex(), base_name(call),
+              " only support floating point and complex dtypes");
   const auto dims = args.reduced_dims();
   const double count = count_of(args.global_sizes("self"), dims);
   const auto given = args.value("correction");

@@ -36,6 +36,7 @@ Table make_table() {
       {"aten::_amp_foreach_non_finite_check_and_unscale_", amp_unscale_special},
       {"aten::_fused_sdp_choice", sdp_choice_special},
       {"aten::_to_copy", to_copy_special},
+      {"aten::_has_same_storage_numel", storage_numel_special},
   };
   add_decomposed(table);
   return table;

@@ -17,6 +17,10 @@ void factory_out_special(const OpEntry& entry, torch::jit::Stack& stack);
 void to_copy_special(const OpEntry& entry, torch::jit::Stack& stack);
 void amp_unscale_special(const OpEntry& entry, torch::jit::Stack& stack);
 void sdp_choice_special(const OpEntry& entry, torch::jit::Stack& stack);
+void storage_numel_special(const OpEntry& entry, torch::jit::Stack& stack);
+
+// Of an operator that autograd decomposes before the engine sees it (registered beside the others).
+std::vector<at::Tensor> tensor_split_special(const at::Tensor& self, const at::Tensor& where, std::int64_t dim);
 
 // Gives a DTensor other sizes: the elements in row-major order, cut or followed by whatever, Replicate.
 void resize_global(const at::Tensor& tensor, at::IntArrayRef sizes);

@@ -58,6 +58,9 @@ Rule batch_norm(const OpArgs& op, bool by_name) {
 }
 
 std::vector<OutputMeta> batch_norm_outputs(const OpArgs& op, bool by_name) {
+  const bool flagged = op.has_arg("training") || op.has_arg("train") || op.has_arg("update");
+  TORCH_CHECK(flagged || !by_name || c10::multiply_integers(op.sizes(0)) != 0,
+              "input tensor must have at least one element, but got input_sizes = ", op.sizes(0));
   const std::int64_t channels = trains(op, by_name) ? op.sizes(0)[1] : 0;
   const OutputMeta stats = dense_meta({channels}, stats_dtype(op));
   OutputMeta out = dense_meta(op.sizes(0), op.dtype(0));

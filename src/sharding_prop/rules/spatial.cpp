@@ -30,6 +30,16 @@ OutputMeta with_places(const OpArgs& op, const std::vector<std::int64_t>& places
 
 std::vector<OutputMeta> output_size(const OpArgs& op) { return {with_places(op, op.integers("output_size"))}; }
 
+std::vector<OutputMeta> unpooled_outputs(const OpArgs& op) {
+  TORCH_CHECK(op.sizes(0).equals(op.sizes(1)), "Expected shape of indices to be same as that of the input tensor (",
+              op.sizes(0), ") but got indices tensor with shape: ", op.sizes(1));
+  auto outputs = output_size(op);
+  OutputMeta& meta = outputs[0];
+  const bool channels_last = meta.sizes.size() == 4 && c10::is_channels_last_strides_2d(op.sizes(0), op.strides(0));
+  if (channels_last) meta.strides = at::DimVector(c10::get_channels_last_strides_2d(meta.sizes));
+  return outputs;
+}
+
 std::vector<OutputMeta> max_pool3d_outputs(const OpArgs& op) {
   const auto kernel = op.integers("kernel_size", 3), padding = op.integers("padding", 3);
   const auto dilation = op.integers("dilation", 3);
@@ -91,8 +101,8 @@ void add_pooling(RuleBook& book) {
   for (const char* op : {"aten::_adaptive_avg_pool3d", "aten::adaptive_avg_pool3d"}) {
     book.rule(op, places(3).linear({0})).outputs(output_size);
   }
-  book.rule("aten::max_unpool2d", places(2)).outputs(output_size);
-  book.rule("aten::max_unpool3d", places(3)).outputs(output_size);
+  book.rule("aten::max_unpool2d", places(2)).outputs(unpooled_outputs);
+  book.rule("aten::max_unpool3d", places(3)).outputs(unpooled_outputs);
   add_gradients(book, 2,
                 {"avg_pool2d_backward", "_adaptive_avg_pool2d_backward", "max_pool2d_with_indices_backward",
                  "adaptive_max_pool2d_backward", "fractional_max_pool2d_backward"});

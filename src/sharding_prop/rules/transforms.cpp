@@ -9,7 +9,10 @@ namespace {
 // Real transforms halve the last of the dimensions, or restore it.
 std::vector<OutputMeta> fourier_outputs(const OpArgs& op) {
   at::DimVector sizes(op.sizes(0).begin(), op.sizes(0).end());
-  const auto last = op.dims("dim").empty() ? std::int64_t{-1} : op.dims("dim").back();
+  const auto dims = op.dims("dim");
+  const auto last = dims.empty() ? std::int64_t{-1} : dims.back();
+  TORCH_CHECK(last >= 0 || op.has_arg("forward"), "Fourier transforms of real numbers need a dimension; the operand's ",
+              "sizes are ", op.sizes(0));
   auto type = op.dtype(0);
   if (op.has_arg("onesided")) {
     if (op.boolean("onesided")) sizes[static_cast<std::size_t>(last)] = sizes[static_cast<std::size_t>(last)] / 2 + 1;

@@ -55,8 +55,8 @@ class DTensorImpl final : public c10::TensorImpl {
   const TensorExtras* extras() const { return extras_.get(); }
   TensorExtras& make_extras();
 
-  // A view whose data was moved by a redistribution shares no memory with its base (autograd/moved_view.h): it is stale once
-  // the base has changed. `left`: for a tensor that was moved in place, the local memory that others still share.
+  // A view whose data was moved by a redistribution shares no memory with its base (autograd/moved_view.h): it is stale
+  // once the base has changed. `left`: for a tensor that was moved in place, the local memory that others still share.
   void materialise_view_of(DTensorImpl& base);
   void leave_behind(const at::Tensor& left);
   bool is_detached_view() const { return C10_UNLIKELY(extras_ != nullptr) && has_moved(); }

@@ -1,0 +1,251 @@
+// Places the tensors, calls, brings the results together and tells how the ranks ended.
+#include "fuzz/check.h"
+
+#include <ATen/ATen.h>
+
+#include "dtensor/dtensor.h"
+#include "ops/op_entry.h"
+
+namespace dtensor::fuzz {
+namespace {
+
+using Values = std::vector<c10::IValue>;
+
+struct Outcome {
+  std::string error;  // empty: none
+  std::vector<at::Tensor> tensors;
+};
+
+at::Tensor fresh(const at::Tensor& tensor) { return tensor.is_meta() ? tensor : tensor.detach().clone(); }
+
+Placements placements_for(const at::Tensor& tensor, std::size_t axes, Random& random) {
+  Placements placements;
+  for (std::size_t a = 0; a < axes; ++a) {
+    const auto pick = draw(random, -1, tensor.dim() - 1);
+    const bool partial = pick < 0 && tensor.is_floating_point() && draw(random, 0, 3) == 0;
+    placements.push_back(pick >= 0 ? Placement(Shard(pick)) : partial ? Placement(Partial()) : Replicate());
+  }
+  return placements;
+}
+
+// The same on every rank that gives the same seed. Some tensors stay plain.
+Values place(const Values& args, const DeviceMesh& mesh, std::uint64_t seed) {
+  Random random(seed);
+  bool first = true;
+  return replace_tensors(args, [&](const at::Tensor& tensor) -> at::Tensor {
+    const bool plain = !std::exchange(first, false) && draw(random, 0, 4) == 0;
+    const auto placements = placements_for(tensor, static_cast<std::size_t>(mesh.ndim()), random);
+    return plain ? fresh(tensor) : at::Tensor(distribute_tensor(fresh(tensor), mesh, placements));
+  });
+}
+
+std::vector<at::Tensor> call(const c10::OperatorHandle& op, const Values& args) {
+  torch::jit::Stack stack(args.begin(), args.end());
+  op.callBoxed(stack);
+  std::vector<at::Tensor> tensors;
+  for (const auto& value : stack) {
+    if (value.isTensor()) tensors.push_back(value.toTensor());
+    if (!value.isTensorList()) continue;
+    for (const at::Tensor& t : value.toTensorVector()) tensors.push_back(t);
+  }
+  return tensors;
+}
+
+std::string message_of(const std::exception& e) {
+  const auto* error = dynamic_cast<const c10::Error*>(&e);
+  std::string text = error != nullptr ? error->what_without_backtrace() : e.what();
+  return text.empty() ? "an error without a message" : text.substr(0, 600);
+}
+
+template <class Run>
+Outcome outcome_of(Run&& run) {
+  Outcome outcome;
+  try {
+    outcome.tensors = run();
+  } catch (const std::exception& e) {
+    outcome.error = message_of(e);
+  }
+  return outcome;
+}
+
+at::Tensor whole(const at::Tensor& tensor) {
+  if (!tensor.defined() || !is_dtensor(tensor)) return tensor;
+  const DTensor d(tensor);
+  return tensor.is_meta() || d.to_local().is_meta() ? at::Tensor() : d.full_tensor();
+}
+
+// Results of random or uninitialised memory, values that rounding decides, and kernels that read what lies beside
+// operands that do not fit each other, have no one value.
+bool has_one_value(const c10::OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  const auto says = [&](const char* part) { return name.find(part) != std::string::npos; };
+  return !op.hasTag(at::Tag::nondeterministic_seeded) && !says("empty") && !says("new_") && !says("linalg") &&
+         !says("svd") && !says("lstsq") && !says("native_layer_norm_backward") && !says("rrelu_with_noise") &&
+         !says("fractional_max_pool") && !says("sort") && !says("softmax_backward") && !says("batch_norm") &&
+         !says("_segment_reduce_backward") && !says("_fused_");
+}
+
+bool same(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined() || !b.defined() || a.is_meta() || b.is_meta()) return true;
+  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
+  const bool exact = !a.is_floating_point() && !a.is_complex();
+  const auto wide = a.is_complex() ? at::kComplexDouble : at::kDouble;
+  const at::Tensor x = exact ? a : a.to(wide), y = exact ? b : b.to(wide);
+  if (!exact && !y.isfinite().all().item<bool>()) return true;
+  return exact ? at::equal(x, y) : at::allclose(x, y, 2e-2, 2e-2);
+}
+
+std::string values_of(const at::Tensor& tensor) {
+  std::string text;
+  for (std::int64_t i = 0; i < std::min<std::int64_t>(tensor.numel(), 40); ++i)
+    text += c10::str(" ", tensor.flatten()[i].item());
+  return text;
+}
+
+std::string difference(const Outcome& actual, const Outcome& expected) {
+  if (actual.tensors.size() != expected.tensors.size()) return "another number of results";
+  for (std::size_t i = 0; i < actual.tensors.size(); ++i) {
+    const at::Tensor &a = actual.tensors[i], &e = expected.tensors[i];
+    if (same(a, e)) continue;
+    return c10::str("result ", i, ": ", a.sizes(), " ", a.scalar_type(), values_of(a), "\nfor ", e.sizes(), " ",
+                    e.scalar_type(), values_of(e));
+  }
+  return "";
+}
+
+// The call on this rank. All ranks meet before the results are put together: one that raises waits for the others, so
+// that those who still communicate end by themselves; then it leaves, so that none waits for it for ever.
+Outcome run_on_rank(const Communicator& world, const c10::OperatorHandle& op, const Values& args) {
+  Outcome mine = outcome_of([&] { return call(op, args); });
+  const Outcome met = outcome_of([&] { return world.barrier(), std::vector<at::Tensor>(); });
+  if (mine.error.empty()) mine.error = met.error;
+  if (!mine.error.empty()) return mine;
+  return outcome_of([&] {
+    for (auto& t : mine.tensors) t = whole(t);
+    world.barrier();
+    return mine.tensors;
+  });
+}
+
+// Each rank's outcome.
+std::vector<Outcome> on_ranks(const std::vector<std::int64_t>& mesh_shape, const std::function<Values(int)>& args_of,
+                              const c10::OperatorHandle& op, std::uint64_t seed) {
+  const auto ranks = static_cast<int>(c10::multiply_integers(mesh_shape));
+  std::vector<Outcome> outcomes(static_cast<std::size_t>(ranks));
+  RunOptions options;
+  options.timeout = std::chrono::seconds(8);
+  options.set_threads = false;
+  const auto body = [&](const Communicator& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, mesh_shape);
+    std::vector<Values> placed;  // collective: the same on every rank
+    for (int r = 0; r < ranks; ++r) placed.push_back(place(args_of(r), mesh, seed));
+    world.barrier();
+    auto& mine = outcomes[static_cast<std::size_t>(world.rank())];
+    mine = run_on_rank(world, op, placed[static_cast<std::size_t>(world.rank())]);
+    TORCH_CHECK(mine.error.empty(), mine.error);
+  };
+  try {
+    run_local(ranks, body, options);
+  } catch (const std::exception& e) {
+    for (auto& outcome : outcomes) {
+      if (outcome.error.empty()) outcome.error = "before the call: " + message_of(e);
+    }
+  }
+  return outcomes;
+}
+
+std::string list_of(const std::vector<Outcome>& outcomes) {
+  std::string text;
+  for (const auto& o : outcomes) text += "\n    " + (o.error.empty() ? "no error" : o.error.substr(0, 220));
+  return text;
+}
+
+// A kernel names the sizes of the part that its rank holds.
+std::string without_numbers(std::string text) {
+  text.erase(std::remove_if(text.begin(), text.end(), [](char c) { return std::isdigit(c) != 0; }), text.end());
+  return text;
+}
+
+std::size_t count_raised(const std::vector<Outcome>& outcomes) {
+  return static_cast<std::size_t>(
+      std::count_if(outcomes.begin(), outcomes.end(), [](const Outcome& o) { return !o.error.empty(); }));
+}
+
+bool contains(const std::vector<Outcome>& outcomes, const char* part) {
+  return std::any_of(outcomes.begin(), outcomes.end(),
+                     [&](const Outcome& o) { return o.error.find(part) != std::string::npos; });
+}
+
+Ending judge_alike(const Draw& draw, const Ending& plain, const std::vector<Outcome>& outcomes) {
+  const std::size_t raised = count_raised(outcomes);
+  for (const auto& outcome : outcomes) {
+    if (without_numbers(outcome.error) != without_numbers(outcomes[0].error)) return {"parted", list_of(outcomes)};
+  }
+  if (raised != 0) return {plain.word == "ok" ? "refused" : "raises", list_of({outcomes[0]})};
+  if (plain.word != "ok") return {"accepted", plain.text};
+  const auto expected = outcome_of([&] { return call(draw.mistaken.op, replace_tensors(draw.mistaken.args, fresh)); });
+  const std::string differs = has_one_value(draw.mistaken.op) ? difference(outcomes[0], expected) : "";
+  return {differs.empty() ? "ok" : "differs", differs};
+}
+
+// Ranks whose calls need each other end together; what is complete on each rank alone tells no other.
+Ending judge_one(const Ending& plain, const std::vector<Outcome>& outcomes) {
+  const std::size_t raised = count_raised(outcomes);
+  if (raised != 0 && raised != outcomes.size()) return {"parted", list_of(outcomes)};
+  if (raised == 0 && plain.word != "ok") return {"accepted", plain.text};
+  return {raised != 0 ? "raises" : "ok", ""};
+}
+
+// The operator's valid call still gives what one device gives.
+std::string wrong_afterwards(const Draw& draw) {
+  if (!has_one_value(draw.valid.op)) return "";
+  const auto expected = outcome_of([&] { return call(draw.valid.op, replace_tensors(draw.valid.args, fresh)); });
+  const auto outcomes = on_ranks(
+      draw.mesh, [&](int) { return draw.valid.args; }, draw.valid.op, draw.seed);
+  if (!expected.error.empty()) return "";
+  if (count_raised(outcomes) == outcomes.size())
+    return outcomes[0].error == outcomes.back().error ? "" : list_of(outcomes);
+  return count_raised(outcomes) != 0 ? list_of(outcomes) : difference(outcomes[0], expected);
+}
+
+}  // namespace
+
+std::string Draw::str() const {
+  std::string text = mistaken.str() + " on " + c10::str(at::IntArrayRef(mesh));
+  return only_rank < 0 ? text : text + " on rank " + std::to_string(only_rank) + " only, others " + valid.str();
+}
+
+Draw draw_call(const CallSource& source, std::uint64_t seed, std::uint64_t index) {
+  Random random(seed * 1000003 + index);
+  random.discard(8);
+  static const std::vector<std::vector<std::int64_t>> meshes{{2}, {3}, {2, 2}};
+  const PlainCall& valid = source.draw_valid(random);
+  Draw d{valid, with_mistake(valid, random), meshes[static_cast<std::size_t>(draw(random, 0, 2))]};
+  const auto ranks = c10::multiply_integers(d.mesh);
+  d.only_rank = draw(random, 0, 2) == 0 ? static_cast<int>(draw(random, 0, ranks - 1)) : -1;
+  d.seed = random();
+  return d;
+}
+
+Ending run_plain(const PlainCall& plain) {
+  const Outcome outcome = outcome_of([&] { return call(plain.op, replace_tensors(plain.args, fresh)); });
+  return {outcome.error.empty() ? "ok" : "raises", outcome.error};
+}
+
+Ending run_on_ranks(const Draw& draw, const Ending& plain) {
+  const auto args_of = [&](int rank) -> Values {
+    return draw.only_rank < 0 || draw.only_rank == rank ? draw.mistaken.args : draw.valid.args;
+  };
+  const auto outcomes = on_ranks(draw.mesh, args_of, draw.mistaken.op, draw.seed);
+  if (contains(outcomes, "timeout after")) return {"hang", list_of(outcomes)};
+  const Ending ending = draw.only_rank < 0 ? judge_alike(draw, plain, outcomes) : judge_one(plain, outcomes);
+  if (!is_fine(ending)) return ending;
+  const std::string after = wrong_afterwards(draw);
+  return after.empty() ? ending : Ending{"after", after};
+}
+
+bool is_fine(const Ending& ending) {
+  return ending.word == "ok" || ending.word == "raises" || ending.word == "refused" || ending.word == "left out";
+}
+
+}  // namespace dtensor::fuzz

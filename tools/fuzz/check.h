@@ -1,0 +1,30 @@
+// One call with a mistake on thread ranks, against what one device says of it.
+#pragma once
+
+#include "fuzz/apart.h"
+#include "fuzz/draw.h"
+
+namespace dtensor::fuzz {
+
+// A draw: what is called, on which mesh, and on which rank the mistake is (-1: on all).
+struct Draw {
+  PlainCall valid, mistaken;
+  std::vector<std::int64_t> mesh;
+  int only_rank = -1;
+  std::uint64_t seed = 0;  // of the placements
+  std::string str() const;
+};
+Draw draw_call(const CallSource& source, std::uint64_t seed, std::uint64_t index);
+
+// On one device: "ok" or "raises", with the message.
+Ending run_plain(const PlainCall& call);
+
+// On the ranks of the mesh. "ok": one device accepts the call and so does every rank, with equal results. "raises":
+// every rank raises, the same error where all make the same call. "refused": the same though one device accepts it. All
+// else is wrong: "differs", "accepted" (one device refuses), "parted" (some ranks raise, or other errors), "hang",
+// "after" (a valid call afterwards gives a wrong result).
+Ending run_on_ranks(const Draw& draw, const Ending& plain);
+
+bool is_fine(const Ending& ending);
+
+}  // namespace dtensor::fuzz

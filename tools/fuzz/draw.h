@@ -1,0 +1,45 @@
+// Calls with a mistake: a recorded call of an operator, in which one tensor gets another rank, size, dtype or device.
+#pragma once
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "aten_cases/case_file.h"
+
+namespace dtensor::fuzz {
+
+using Random = std::mt19937_64;
+inline std::int64_t draw(Random& random, std::int64_t low, std::int64_t high) {  // both included
+  return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
+}
+
+// One call on plain tensors.
+struct PlainCall {
+  c10::OperatorHandle op;
+  std::vector<c10::IValue> args;
+  std::string str() const;  // operator, sizes, dtypes, other arguments
+};
+
+// The arguments with each defined tensor (entries of lists too, numbers in tensors not) replaced by make(tensor).
+std::vector<c10::IValue> replace_tensors(const std::vector<c10::IValue>& args, const cases::MakeTensor& make);
+std::vector<at::Tensor> tensors_of(const std::vector<c10::IValue>& args);
+
+// Valid calls by overload: recorded ones, and for in-place and out= overloads without a record those of a relative that
+// has one.
+class CallSource {
+ public:
+  explicit CallSource(const std::string& folder);
+  std::size_t overloads() const { return calls_.size(); }
+  const std::vector<PlainCall>& calls(std::size_t overload) const { return calls_[overload]; }
+  void keep(const std::function<bool(const PlainCall&)>& wanted);
+  const PlainCall& draw_valid(Random& random) const;
+
+ private:
+  std::vector<std::vector<PlainCall>> calls_;
+};
+
+// The same call with one to all of its tensors changed. The other arguments stay as they are.
+PlainCall with_mistake(const PlainCall& valid, Random& random);
+
+}  // namespace dtensor::fuzz

@@ -1,0 +1,34 @@
+// Calls with mistakes, as many as asked for: `fuzz --draws 20000 --seed 7`. Prints what goes wrong and how many draws
+// ended how; `--first N --draws 1` repeats one.
+#include <ATen/Parallel.h>
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+
+#include "fuzz/run.h"
+
+int main(int argc, char** argv) {
+  using namespace dtensor;
+  std::uint64_t seed = 1;
+  int first = 0, draws = 1000;
+  std::string data = DTENSOR_CASES;
+  CLI::App app("Operators given tensors of the wrong rank, size, dtype or device.");
+  app.add_option("--seed", seed, "of the draws");
+  app.add_option("--first", first, "number of the first draw");
+  app.add_option("--draws", draws, "how many");
+  app.add_option("--data", data, "folder of recorded calls");
+  bool list_refused = false;
+  app.add_flag("--refused", list_refused, "list what one device takes and all ranks refuse alike");
+  CLI11_PARSE(app, argc, argv);
+  at::set_num_threads(1);  // children have no pool
+  fuzz::CallSource source(data);
+  fuzz::keep_valid(source);
+  std::cout << source.overloads() << " overloads, seed " << seed << std::endl;
+  const fuzz::Report report = fuzz::run_draws(source, seed, first, draws);
+  for (const auto& text : report.wrong) std::cout << text << "\n";
+  for (const auto& text : report.refused) {
+    if (list_refused) std::cout << text << "\n";
+  }
+  for (const auto& [word, count] : report.counts) std::cout << word << " " << count << "\n";
+  return report.wrong.empty() ? 0 : 1;
+}

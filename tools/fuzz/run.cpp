@@ -1,0 +1,52 @@
+// Draws in blocks, since a block's endings lie in shared memory.
+#include "fuzz/run.h"
+
+#include <set>
+
+namespace dtensor::fuzz {
+namespace {
+
+constexpr int kBlock = 500, kSecondsPerDraw = 40;
+
+void run_block(const CallSource& source, std::uint64_t seed, int first, int count, Report& report) {
+  const auto at = [&](int i) { return draw_call(source, seed, static_cast<std::uint64_t>(first + i)); };
+  const auto plain = run_apart(count, kSecondsPerDraw, [&](int i, const Note&) { return run_plain(at(i).mistaken); });
+  const auto endings = run_apart(count, kSecondsPerDraw, [&](int i, const Note& note) {
+    const auto& one_device = plain[static_cast<std::size_t>(i)];
+    if (one_device.word == "crash" || one_device.word == "hang") return Ending{"left out", ""};
+    const Draw draw = at(i);
+    note(draw.str());
+    return run_on_ranks(draw, one_device);
+  });
+  for (int i = 0; i < count; ++i) {
+    const auto& ending = endings[static_cast<std::size_t>(i)];
+    ++report.counts[ending.word];
+    const std::string text = ending.word + " " + std::to_string(first + i) + ": " + at(i).str() + "\n  " + ending.text;
+    if (!is_fine(ending)) report.wrong.push_back(text);
+    if (ending.word == "refused") report.refused.push_back(text);
+  }
+}
+
+}  // namespace
+
+void keep_valid(CallSource& source) {
+  std::vector<const PlainCall*> all;
+  for (std::size_t i = 0; i < source.overloads(); ++i) {
+    for (const auto& call : source.calls(i)) all.push_back(&call);
+  }
+  const auto endings = run_apart(static_cast<int>(all.size()), kSecondsPerDraw,
+                                 [&](int i, const Note&) { return run_plain(*all[static_cast<std::size_t>(i)]); });
+  std::set<const PlainCall*> valid;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (endings[i].word == "ok") valid.insert(all[i]);
+  }
+  source.keep([&](const PlainCall& call) { return valid.count(&call) != 0; });
+}
+
+Report run_draws(const CallSource& source, std::uint64_t seed, int first, int count) {
+  Report report;
+  for (int i = 0; i < count; i += kBlock) run_block(source, seed, first + i, std::min(kBlock, count - i), report);
+  return report;
+}
+
+}  // namespace dtensor::fuzz
