@@ -117,7 +117,7 @@ void DTensorImpl::keep_unrounded(at::Tensor values) {
 
 const at::Tensor* DTensorImpl::fresh_unrounded() const {
   const auto& kept = extras_->unrounded;
-  return kept.value.defined() && kept.generation == generation() ? &kept.value : nullptr;
+  return kept.value.defined() && kept.generation == generation() && !base_has_changed() ? &kept.value : nullptr;
 }
 
 void DTensorImpl::remember_reduced(SpecPtr spec, at::Tensor local) {
@@ -128,7 +128,7 @@ void DTensorImpl::remember_reduced(SpecPtr spec, at::Tensor local) {
 
 DTensorImpl* DTensorImpl::fresh_reduced() {
   auto& kept = extras_->reduced;
-  if (kept.value && kept.generation == generation()) return kept.value.get();
+  if (kept.value && kept.generation == generation() && !base_has_changed()) return kept.value.get();
   kept.value.reset();
   return this;
 }
@@ -151,6 +151,7 @@ void DTensorImpl::leave_behind(const at::Tensor& left) {
 bool DTensorImpl::base_has_changed() const {
   if (!extras_->moved) return false;
   const auto& moved = *extras_->moved;
+  if (moved.base && moved.base->is_stale()) return true;  // a materialised view itself
   return moved.generation != (moved.base ? moved.base->generation() : writes_to(moved.left, *spec_->mesh));
 }
 
