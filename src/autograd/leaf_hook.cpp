@@ -150,7 +150,8 @@ Placements gradient_placements(const DTensor& parameter) {
 void accumulate_gradient(const DTensor& parameter, const DTensor& gradient) {
   auto& sum = parameter.mutable_grad();
   if (!sum.defined()) {
-    sum = gradient;
+    // As in autograd's own accumulation: what is a view, which zero_grad could not detach in place, becomes none.
+    sum = gradient.is_view() && !gradient.requires_grad() ? gradient.variable_data() : at::Tensor(gradient);
   } else if (gradient.requires_grad()) {  // create_graph
     sum = DTensor(sum + gradient).redistribute(gradient.placements());
   } else {
