@@ -124,12 +124,18 @@ TEST(Errors, ARankWithoutElementsRaisesWhatTheOthersRaise) {
 }
 
 // One device takes these, and so must every rank.
-TEST(Errors, EmptyBatchesAreTaken) {
+TEST(Errors, EmptyBatchesAndIndicesOfAnotherRankAreTaken) {
   on_mesh({3}, [](const DeviceMesh& mesh) {
     expect_close(at::avg_pool2d(split(mesh, {0, 4, 6, 6}, at::kDouble, 1), {2, 2}),
                  at::zeros({0, 4, 3, 3}, at::kDouble), "avg_pool2d");
     expect_close(at::avg_pool3d(split(mesh, {0, 4, 6, 6, 6}, at::kDouble, 1), {2, 2, 2}),
                  at::zeros({0, 4, 3, 3, 3}, at::kDouble), "3d");
+    const at::Tensor x = split(mesh, {4, 3}, at::kDouble);
+    expect_close(at::gather(x, 0, split(mesh, {0}, at::kLong)),
+                 at::gather(at::ones({4, 3}, at::kDouble), 0, at::zeros({0}, at::kLong)), "gather");
+    const at::Tensor none = distribute_tensor(at::zeros({2, 0, 5}, at::kLong), mesh, {Shard(0)});
+    expect_close(at::gather(x, 1, none), at::gather(at::ones({4, 3}, at::kDouble), 1, at::zeros({2, 0, 5}, at::kLong)),
+                 "3-d index");
   });
 }
 
@@ -174,16 +180,26 @@ TEST(Errors, ResultsWrittenToOtherSizesAreThoseOfOneDevice) {
     out = place(at::empty({}, at::kDouble).reshape({1}), 0);
     const at::Tensor loss = at::multi_margin_loss_out(out, place(rows, 0), place(target, 0));
     expect_close(loss, at::multi_margin_loss(rows, target), "multi_margin_loss");
+    expect_close(at::any(place(x, 0), at::IntArrayRef{}), at::any(x, at::IntArrayRef{}), "any of no dimension");
   });
 }
 
 // What a program reads of the strides is what one device says.
-TEST(Strides, OfPoolsAreOneDevices) {
+TEST(Strides, OfTransformsAndPoolsAreOneDevices) {
   const at::Tensor x = at::arange(2 * 3 * 4 * 6, at::kDouble).reshape({2, 3, 4, 6});
   const at::Tensor last = x.contiguous(at::MemoryFormat::ChannelsLast);
+  const at::Tensor complex = at::complex(x, x);
   const at::Tensor places = at::zeros({2, 3, 4, 6}, at::kLong).contiguous(at::MemoryFormat::ChannelsLast);
   using Run = std::function<at::Tensor(const std::function<at::Tensor(const at::Tensor&)>&)>;
   const std::vector<std::pair<const char*, Run>> calls = {
+      {"fft", [&](auto& place) { return at::_fft_c2c(place(complex), {1}, 0, true); }},
+      {"fft of two",
+       [&](auto& place) {
+         return at::_fft_c2c(place(complex), {1, 2}, 0, true);
+       }},
+      {"transposed", [&](auto& place) { return at::_fft_c2c(place(complex.transpose(1, 3)), {2}, 0, true); }},
+      {"rfft", [&](auto& place) { return at::_fft_r2c(place(x), {2}, 0, true); }},
+      {"irfft", [&](auto& place) { return at::_fft_c2r(place(complex), {1}, 0, 4); }},
       {"max_unpool2d",
        [&](auto& place) {
          return at::max_unpool2d(place(last), place(places), {8, 12});

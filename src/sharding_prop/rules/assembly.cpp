@@ -28,7 +28,12 @@ void add_backward(RuleBook& book) {
   book.rule("aten::unfold_backward", "X[dim=_]_ -> X[dim!]")
       .linear({0})
       .local_size("input_sizes")
-      .outputs([](const OpArgs& op) { return std::vector{dense_meta(op.integers("input_sizes"), op.dtype(0))}; });
+      .outputs([](const OpArgs& op) {
+        const auto rank = op.integers("input_sizes").size();
+        TORCH_CHECK(op.sizes(0).size() == rank + 1, "unfold_backward: a gradient of sizes ", op.sizes(0),
+                    " does not belong to an input of ", rank, " dimensions");
+        return std::vector{dense_meta(op.integers("input_sizes"), op.dtype(0))};
+      });
   book.rule("aten::glu_backward", "X[dim!]* -> X[dim]").outputs([](const OpArgs& op) {
     return like_operands(op, {1});
   });

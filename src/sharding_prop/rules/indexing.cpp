@@ -162,7 +162,8 @@ void add_embedding_bag(RuleBook& book) {
 
 // Operands: self, index, source. The index and what goes with it have a factor of their own along `dim`.
 void add_along(RuleBook& book) {
-  book.rule("aten::gather", "X[dim!], X[dim=i] -> X[dim=i]").structural({0});
+  // An index without elements may have any number of dimensions.
+  book.rule("aten::gather", "X[dim!], X[dim=i] -> X[dim=i] | X!, Y! -> Y").structural({0});
   for (const char* op : {"aten::scatter", "aten::scatter_reduce.two"}) {
     book.rule(op, "X[dim!], X[dim=i!], X[dim=i] -> X[dim]");
   }

@@ -11,7 +11,11 @@ Rule elementwise() { return Rule("...* -> ...*"); }
 Rule optimizer(const OpArgs& op) {
   std::string text;
   for (int i = 0; i < op.operand_count(); ++i) {
-    const bool state = op.operand_arg(i) != "state_steps" && op.defined(i) && op.sizes(i) == op.sizes(0);
+    const bool steps = op.operand_arg(i) == "state_steps";
+    const bool state = !steps && op.defined(i) && op.sizes(i) == op.sizes(0);
+    // The kernels trust these to be as long as the parameter.
+    TORCH_CHECK(state || steps || !op.defined(i) || op.sizes(i).empty(), "a fused optimizer's `", op.operand_arg(i),
+                "` of sizes ", op.sizes(i), " does not fit a parameter of sizes ", op.sizes(0));
     text += (i == 0 ? "" : ", ") + std::string(state ? "X" : "~");
   }
   return Rule(text + " -> X?*");

@@ -16,8 +16,12 @@ void add_product_rules(RuleBook& book) {
   book.rule("aten::mm", "mk, kn -> mn").linear({0}, {1});
   book.rule("aten::bmm", "bmk, bkn -> bmn").linear({0}, {1});
   book.rule("aten::mv", "mk, k -> m").linear({0}, {1});
-  book.rule("aten::dot", "k, k -> ").linear({0}, {1});
-  book.rule("aten::vdot", "k, k -> ").linear({0}, {1});
+  const auto dot = [](const OpArgs& op) {
+    TORCH_CHECK(op.sizes(0).equals(op.sizes(1)), "inconsistent tensor size, expected vectors of the same length, got ",
+                op.sizes(0), " and ", op.sizes(1));
+    return Rule("k, k -> ").linear({0}, {1});
+  };
+  for (const char* op : {"aten::dot", "aten::vdot"}) book.rule(op, dot, "k, k -> ");
   biased("aten::addmm", "+mn, mk, kn -> mn", "k");
   book.rule("aten::_addmm_activation", "+mn, mk!, k!n -> mn");
   biased("aten::baddbmm", "+bmn, bmk, bkn -> bmn", "k");

@@ -8,13 +8,23 @@ namespace {
 constexpr const char* kReduced = "X[dim] -> X[dim?]*";
 constexpr const char* kAlong = "X[dim] -> X[dim]*";
 
+// An empty list of dimensions means all of them to other reductions, to these none.
+std::vector<std::int64_t> dims_as_given(const OpArgs& op) {
+  const bool named = op.has_arg("dim") && !op.arg("dim").isNone();
+  if (named && op.integers("dim").empty()) return {};
+  if (named) return op.dims("dim");
+  std::vector<std::int64_t> all(op.sizes(0).size());
+  std::iota(all.begin(), all.end(), std::int64_t{0});
+  return all;
+}
+
 void add_simple(RuleBook& book) {
   book.rule("aten::sum", kReduced).linear({0});
   book.rule("aten::mean", kReduced).linear({0}).handled("dim", "mean_global_count");
   for (const char* op : {"aten::nansum", "aten::count_nonzero", "aten::linalg__powsum"}) book.rule(op, kReduced);
   book.rule("aten::prod", kReduced).reduce(ReduceOp::product);
-  book.rule("aten::any", kReduced).reduce(ReduceOp::max);
-  book.rule("aten::all", kReduced).reduce(ReduceOp::min);
+  book.rule("aten::any", kReduced).reduce(ReduceOp::max).dims("dim", dims_as_given);
+  book.rule("aten::all", kReduced).reduce(ReduceOp::min).dims("dim", dims_as_given);
   // Ranks without elements contribute the identity.
   for (const auto& [op, kind] : {std::pair{"aten::amax", ReduceOp::max},
                                  {"aten::max", ReduceOp::max},

@@ -87,6 +87,21 @@ std::vector<OutputMeta> col2im_outputs(const OpArgs& op) {
   return {dense_meta(sizes, op.dtype(0))};
 }
 
+// On the CPU, nothing is given back as it is.
+std::vector<OutputMeta> shuffled_outputs(const OpArgs& op) {
+  const auto lead = op.sizes(0).require(3).drop_back(3);
+  const bool nothing = c10::multiply_integers(op.sizes(0)) == 0 && op.device() == c10::DeviceType::CPU;
+  if (nothing) return like_operands(op, {0});
+  const bool together = op.has_arg("upscale_factor");
+  const auto factor = op.integer(together ? "upscale_factor" : "downscale_factor"), places = factor * factor;
+  at::DimVector sizes(lead.begin(), lead.end());
+  sizes.push_back(together ? op.sizes(0).from_end(3) / places : op.sizes(0).from_end(3) * places);
+  for (const std::size_t d : {2, 1}) {
+    sizes.push_back(together ? op.sizes(0).from_end(d) * factor : op.sizes(0).from_end(d) / factor);
+  }
+  return {dense_meta(sizes, op.dtype(0))};
+}
+
 void add_pooling(RuleBook& book) {
   for (const auto& [op, count] :
        {std::pair{"avg_pool1d", 1}, {"adaptive_avg_pool1d", 1}, {"avg_pool2d", 2}, {"avg_pool3d", 3}}) {
@@ -177,7 +192,9 @@ void add_spatial_rules(RuleBook& book) {
   const auto batches = [&](const char* op, const char* text) -> Rule& {
     return book.rule(op, text).handled("...", kSkipEmpty).linear({0});
   };
-  for (const char* op : {"aten::pixel_shuffle", "aten::pixel_unshuffle"}) batches(op, "...___ -> ...___");
+  for (const char* op : {"aten::pixel_shuffle", "aten::pixel_unshuffle"}) {
+    batches(op, "...___ -> ...___").outputs(shuffled_outputs);
+  }
   batches("aten::im2col", "...___ -> ...__").outputs(im2col_outputs);
   batches("aten::col2im", "...__ -> ...___").outputs(col2im_outputs);
   for (const char* op : {"aten::channel_shuffle", "aten::native_channel_shuffle"}) {

@@ -1,10 +1,30 @@
 // Transforms along dimensions, histograms, recurrent cells and what else is neither a product nor a reduction.
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/_fft_c2c.h>
+#include <ATen/ops/_fft_c2r.h>
+#include <ATen/ops/_fft_r2c.h>
+#include <ATen/ops/empty_strided.h>
+
 #include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
 #include "sharding_prop/rules/terms.h"
 
 namespace dtensor {
 namespace {
+
+// Which dimension varies fastest in the result is the FFT library's affair: the transform of two elements a dimension,
+// in the operand's order, tells.
+at::DimVector fourier_strides(const OpArgs& op, at::IntArrayRef sizes) {
+  const at::DimVector twos(sizes.size(), 2);
+  const auto options = at::TensorOptions(op.dtype(0)).device(op.device());
+  const auto x = at::empty_strided(twos, at::infer_dense_strides(twos, op.strides(0)), options).zero_();
+  const auto dims = op.dims("dim");
+  const at::Tensor y = op.has_arg("onesided")        ? at::_fft_r2c(x, dims, 0, op.boolean("onesided"))
+                       : op.has_arg("last_dim_size") ? at::_fft_c2r(x, dims, 0, 2)
+                                                     : at::_fft_c2c(x, dims, 0, true);
+  const auto strides = at::infer_dense_strides(sizes, y.strides());
+  return {strides.begin(), strides.end()};
+}
 
 // Real transforms halve the last of the dimensions, or restore it.
 std::vector<OutputMeta> fourier_outputs(const OpArgs& op) {
@@ -21,7 +41,9 @@ std::vector<OutputMeta> fourier_outputs(const OpArgs& op) {
     sizes[static_cast<std::size_t>(last)] = op.integer("last_dim_size");
     type = c10::toRealValueType(type);
   }
-  return {dense_meta(sizes, type)};
+  OutputMeta meta = dense_meta(sizes, type);
+  meta.strides = fourier_strides(op, sizes);
+  return {meta};
 }
 
 // Counts add up, unless the edges follow from the data.
