@@ -58,7 +58,7 @@ void check_one_mesh(const OpEntry& entry, const OpCall& call) {
   }
 }
 
-// Stored shards are gathered for use, and their gradients reduced by who stores them: no wish.
+// Stored shards are gathered for use, and their gradients reduced by who stores them: no preference.
 void set_destination(const TensorSpec& leaf, OpCall& call) {
   if (leaf.mesh != call.mesh || call.outputs.empty() || at::IntArrayRef(leaf.sizes) != call.outputs[0].sizes) return;
   call.wanted = leaf.placements;

@@ -56,7 +56,7 @@ Placements factor_placements(const Assignment& chosen, int factor) {
   Placements placements;
   for (const AxisChoice& c : chosen) {
     const bool here = c.kind == AxisChoice::Kind::factor && c.index == factor;
-    placements.push_back(here ? c.flavour : Replicate());
+    placements.push_back(here ? c.split : Replicate());
   }
   return placements;
 }
@@ -110,7 +110,7 @@ bool splits_beside_ragged(const RuleDim& dim, const Assignment& chosen) {
   for (const AxisChoice& c : chosen) {
     if (!shards(c, dim)) continue;
     ++splits;
-    ragged |= c.flavour.is_ragged();
+    ragged |= c.split.is_ragged();
   }
   return dim.size() > 1 && ragged && splits > 1;
 }
@@ -122,8 +122,8 @@ std::int64_t minor_length(const Problem& p, const RuleDim& dim) {
   return length;
 }
 
-Placement ragged_shard_of(const Problem& p, const RuleDim& dim, std::int64_t at, const Placement& flavour) {
-  at::DimVector sizes(flavour.ragged_sizes());
+Placement ragged_shard_of(const Problem& p, const RuleDim& dim, std::int64_t at, const Placement& split) {
+  at::DimVector sizes(split.ragged_sizes());
   for (auto& n : sizes) n *= minor_length(p, dim);
   return RaggedShard(at, sizes);
 }
@@ -163,13 +163,13 @@ std::int64_t smallest_part(const Problem& p, int factor, const Assignment& chose
   std::int64_t n = p.factors[static_cast<std::size_t>(factor)].size;
   const auto here = [&](const AxisChoice& c) { return c.kind == AxisChoice::Kind::factor && c.index == factor; };
   for (const AxisChoice& c : chosen) {
-    const auto parts = c.flavour.ragged_sizes();
+    const auto parts = c.split.ragged_sizes();
     if (here(c) && !parts.empty()) n = *std::min_element(parts.begin(), parts.end());
   }
   for (std::size_t a = 0; a < chosen.size(); ++a) {
-    const Placement& flavour = chosen[a].flavour;
-    if (!here(chosen[a]) || flavour.is_ragged()) continue;
-    const std::int64_t parts = p.mesh_shape()[a], pieces = flavour.split_factor();
+    const Placement& split = chosen[a].split;
+    if (!here(chosen[a]) || split.is_ragged()) continue;
+    const std::int64_t parts = p.mesh_shape()[a], pieces = split.split_factor();
     // The pieces of a strided shard are cut one by one, and the last may be cut to nothing.
     n = pieces > 1 ? (n % (pieces * parts) == 0 ? n / parts : 0) : chunk(n, parts, parts - 1).length;
   }
@@ -183,17 +183,17 @@ std::optional<Placement> shard_of_factor(const Problem& p, const TensorState& te
   if (place.dim < 0) return std::nullopt;
   const RuleDim& dim = tensor.dims[static_cast<std::size_t>(place.dim)];
   if (splits_beside_ragged(dim, chosen)) valid = false;
-  if (choice.flavour.is_ragged()) {
+  if (choice.split.is_ragged()) {
     if (place.position > 0) valid = false;
-    return ragged_shard_of(p, dim, place.dim, choice.flavour);
+    return ragged_shard_of(p, dim, place.dim, choice.split);
   }
   const std::int64_t major = major_length(p, dim, place.position, chosen, axis);
-  if (major > 1 && choice.flavour.is_strided()) valid = false;
-  const std::int64_t split = std::max<std::int64_t>(major, 1) * choice.flavour.split_factor();
+  if (major > 1 && choice.split.is_strided()) valid = false;
+  const std::int64_t split = std::max<std::int64_t>(major, 1) * choice.split.split_factor();
   return split > 1 ? StridedShard(place.dim, split) : Shard(place.dim);
 }
 
-std::optional<Placement> ragged_flavour(const Problem& p, const RuleDim& dim, const Placement& ragged) {
+std::optional<Placement> ragged_split(const Problem& p, const RuleDim& dim, const Placement& ragged) {
   const std::int64_t minor = minor_length(p, dim);
   at::DimVector sizes(ragged.ragged_sizes());
   for (auto& n : sizes) {

@@ -15,7 +15,7 @@ std::optional<Placement> shard_of_factor(const Problem& p, const TensorState& te
 
 // A ragged shard of a dimension as a split of its most major factor, as if that were dimension 0; nothing where a
 // boundary lies within an element of it.
-std::optional<Placement> ragged_flavour(const Problem& p, const RuleDim& dim, const Placement& ragged);
+std::optional<Placement> ragged_split(const Problem& p, const RuleDim& dim, const Placement& ragged);
 
 // Whether `placements` of the decided axes give each rank just what the factors say. Only compound dimensions that
 // several axes shard need the check.

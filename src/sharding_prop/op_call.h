@@ -34,7 +34,8 @@ struct OpCall : OpArgs {
   // Operators that return nothing have none. Filled by infer_outputs.
   std::vector<OutputMeta> outputs;
   bool runs_whole = false;  // the results' sizes are not known, so that no rule can be bound to them
-  // Where result 0 will go (the shards of the parameter whose gradient it is); Replicate: no wish. Empty: not known.
+  // Where result 0 will go (the shards of the parameter whose gradient it is); Replicate: no preference. Empty: not
+  // known.
   Placements wanted;
   MeshRef mesh;  // of the first operand with a spec (list operators: of that list position)
 };

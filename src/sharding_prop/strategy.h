@@ -13,9 +13,9 @@ namespace dtensor {
 struct AxisChoice {
   enum class Kind : std::uint8_t { replicate, factor, group };
   Kind kind = Kind::replicate;
-  int index = -1;                // of the factor or group
-  Placement flavour = Shard(0);  // factor: how it is split (chunks, strided, ragged), as if it were dimension 0
-  ReduceOp op = ReduceOp::sum;   // group
+  int index = -1;               // of the factor or group
+  Placement split = Shard(0);   // factor: how it is split (chunks, strided, ragged), as if it were dimension 0
+  ReduceOp op = ReduceOp::sum;  // group
   friend bool operator==(const AxisChoice&, const AxisChoice&) = default;
 };
 

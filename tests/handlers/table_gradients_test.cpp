@@ -108,8 +108,8 @@ TEST(TableGradients, NoRankMakesTheWholeTable) {
   }
 }
 
-// The wish is part of the key: the same gradient for a replicated table is replicated. Rows are added up where they
-// lie.
+// The preference is part of the key: the same gradient for a replicated table is replicated. Rows are added up where
+// they lie.
 TEST(TableGradients, EachTableAsItIs) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto indices = distribute_tensor(at::arange(6), mesh, {Replicate()});

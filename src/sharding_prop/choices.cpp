@@ -1,0 +1,121 @@
+// Which choices a mesh axis offers. A factor is offered only where some operand is sharded on the axis, or the result
+// is preferred so: an implicit redistribution never invents a sharding, and never makes a Partial but of an operand
+// that is added once.
+#include "sharding_prop/choices.h"
+
+#include "sharding_prop/layout.h"
+
+namespace dtensor {
+namespace {
+
+using Kind = AxisChoice::Kind;
+
+const Placements& own(const OperandState& operand) { return operand.spec->placements; }
+
+bool is_sharded_on(const Problem& p, std::size_t axis) {
+  return std::any_of(p.operands.begin(), p.operands.end(),
+                     [&](const OperandState& o) { return o.spec && own(o)[axis].is_shard(); });
+}
+
+bool occurs(const TensorState& tensor, int factor) {
+  return std::any_of(tensor.dims.begin(), tensor.dims.end(),
+                     [&](const RuleDim& dim) { return std::find(dim.begin(), dim.end(), factor) != dim.end(); });
+}
+
+bool occurs_in_operands(const Problem& p, int factor) {
+  return std::any_of(p.operands.begin(), p.operands.end(),
+                     [&](const OperandState& o) { return o.used && occurs(o, factor); });
+}
+
+// Only the result has it: splitting it costs nothing, and gains something only where the result is wanted so.
+bool is_preferred(const Problem& p, int factor, std::size_t axis) {
+  const Placement* wanted = preferred_output(p, axis);
+  if (wanted == nullptr) return false;
+  const RuleDim& dim = p.results[0].dims[static_cast<std::size_t>(wanted->dim())];
+  return std::find(dim.begin(), dim.end(), factor) != dim.end();
+}
+
+// How this factor may be split on the axis: in chunks, and as the operands have it.
+c10::SmallVector<Placement, 4> split_kinds(const Problem& p, int factor, std::size_t axis) {
+  c10::SmallVector<Placement, 4> found{Shard(0)};
+  for (const OperandState& o : p.operands) {
+    if (!o.spec || !o.used || !(own(o)[axis].is_strided() || own(o)[axis].is_ragged())) continue;
+    const Placement& placement = own(o)[axis];
+    const RuleDim& dim = o.dims[static_cast<std::size_t>(placement.dim())];
+    if (dim.empty() || dim[0] != factor) continue;
+    const auto split = placement.is_ragged() ? ragged_split(p, dim, placement)
+                                             : std::optional(StridedShard(0, placement.split_factor()));
+    if (split && std::find(found.begin(), found.end(), *split) == found.end()) found.push_back(*split);
+  }
+  return found;
+}
+
+// Partial sums of whole numbers or of truth values do not survive a change of type; neither does an average.
+bool survives_types(const Problem& p, const Operand& operand, ReduceOp op) {
+  const bool additive = op == ReduceOp::sum || op == ReduceOp::avg;
+  const bool floating = c10::isFloatingType(operand.dtype) || c10::isComplexType(operand.dtype);
+  for (const ResultState& result : p.results) {
+    if (!result.meta->defined || result.meta->dtype == operand.dtype) continue;
+    const bool to_floating = c10::isFloatingType(result.meta->dtype) || c10::isComplexType(result.meta->dtype);
+    if (operand.dtype == c10::ScalarType::Bool || (additive && floating && !to_floating)) return false;
+    if (!additive && result.meta->dtype != c10::ScalarType::Undefined) return false;
+  }
+  return true;
+}
+
+bool group_fits(const Problem& p, const Group& group, ReduceOp op, std::size_t axis) {
+  if ((group.ops & bit(op)) == 0) return false;
+  bool any = false;
+  for (const int i : group.operands) {
+    if (i >= static_cast<int>(p.operands.size())) return false;
+    const OperandState& o = p.operands[static_cast<std::size_t>(i)];
+    if (o.operand == nullptr || !o.operand->defined) continue;
+    if (!survives_types(p, *o.operand, op)) return false;
+    const bool partial = o.spec && own(o)[axis].is_partial(op);
+    if (!partial && !o.once) return false;
+    any |= partial;
+  }
+  return any;
+}
+
+void add_group_choices(const Problem& p, std::size_t axis, std::vector<AxisChoice>& choices) {
+  for (std::size_t g = 0; g < p.data->groups.size(); ++g) {
+    for (unsigned op = 0; op < 5; ++op) {
+      if (!group_fits(p, p.data->groups[g], static_cast<ReduceOp>(op), axis)) continue;
+      choices.push_back({Kind::group, static_cast<int>(g), Shard(0), static_cast<ReduceOp>(op)});
+    }
+  }
+}
+
+}  // namespace
+
+const Placement* preferred_output(const Problem& p, std::size_t axis) {
+  if (p.call->wanted.empty() || !p.call->wanted[axis].is_shard() || p.results.empty()) return nullptr;
+  return &p.call->wanted[axis];
+}
+
+bool may_shard(const Problem& p, const Assignment& with_choice) {
+  const AxisChoice& c = with_choice.back();
+  const FactorState& factor = p.factors[static_cast<std::size_t>(c.index)];
+  if (factor.whole || factor.size < 0) return false;
+  if (!occurs_in_operands(p, c.index) && !is_preferred(p, c.index, with_choice.size() - 1)) return false;
+  const std::int64_t parts = parts_of_factor(p, c.index, with_choice, with_choice.size());
+  // Ragged parts of a compound dimension are scaled, so they need not be equal.
+  if (factor.even && !c.split.is_ragged() && factor.size % (parts * c.split.split_factor()) != 0) return false;
+  if (parts == 1) return true;
+  return factor.smallest == 0 || smallest_part(p, c.index, with_choice) >= factor.smallest;
+}
+
+std::vector<AxisChoice> choices_on(const Problem& p, std::size_t axis) {
+  std::vector<AxisChoice> choices(1);
+  if (is_sharded_on(p, axis) || preferred_output(p, axis) != nullptr) {
+    for (int f = 0; f < static_cast<int>(p.factors.size()); ++f) {
+      if (p.factors[static_cast<std::size_t>(f)].whole) continue;
+      for (const Placement& split : split_kinds(p, f, axis)) choices.push_back({Kind::factor, f, split});
+    }
+  }
+  add_group_choices(p, axis, choices);
+  return choices;
+}
+
+}  // namespace dtensor
