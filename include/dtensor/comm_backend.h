@@ -87,7 +87,8 @@ class DTENSOR_API CommBackend {
   // not kept alive by, nor keeping alive, this one. `label` names it in messages.
   virtual std::shared_ptr<CommBackend> subgroup(at::IntArrayRef members, const std::string& label) = 0;
   virtual void abort(const std::string& reason) = 0;
-  // Callable from any thread.
+  // Why communication ended: the reason of an abort, here or on a peer; empty while it has not. Callable from any
+  // thread.
   virtual std::string failure() = 0;
 
  private:
