@@ -94,4 +94,9 @@ void write_through(DTensorImpl& view) {
   if (base.is_detached_view()) write_through(base);
 }
 
+at::Tensor whole_value(const at::Tensor& tensor) {
+  auto* impl = dtensor_or_null(tensor);
+  return impl == nullptr ? tensor : redistribute_local(fresh_local(*impl), *impl->spec(), whole(*impl->spec()));
+}
+
 }  // namespace dtensor

@@ -9,6 +9,8 @@ namespace dtensor {
 
 // The local tensor, up to date; an error where a moved view cannot be.
 const at::Tensor& fresh_local(DTensorImpl& tensor);
+// All values of a DTensor, moved views brought up to date: collective. Plain and undefined tensors as they are.
+at::Tensor whole_value(const at::Tensor& tensor);
 // Whether what is written to this moved view can be written to its base.
 bool reaches_base(const DTensorImpl& view);
 // Writes the moved view's values to its base, and to the base of that.

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "moe/node.h"
+#include "moe/row_kernels.h"
 
 namespace dtensor {
 
@@ -34,10 +35,6 @@ at::Tensor activate(const at::Tensor& h, ExpertActivation activation) {
 void check_gate(const ExpertWeights& w, ExpertActivation activation) {
   TORCH_CHECK(w.w3.defined() == is_gated(activation), "experts: w3 belongs to gated activations, and is ",
               w.w3.defined() ? "given" : "missing");
-}
-
-bool all_equal(at::IntArrayRef rows) {
-  return std::all_of(rows.begin(), rows.end(), [&](auto r) { return r == rows[0]; });
 }
 
 // Without gradients and with equal counts: two batched products.
@@ -77,7 +74,7 @@ at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const ExpertWe
                        ExpertWeightCache* cache) {
   check_gate(w, options.activation);
   const bool batched = options.backend == ExpertBackend::automatic || options.backend == ExpertBackend::batched;
-  if (cache != nullptr && batched && all_equal(rows) && !moe::needs_graph(x, w.w1, w.w2, w.w3)) {
+  if (cache != nullptr && batched && moe::all_equal(rows) && !moe::needs_graph(x, w.w1, w.w2, w.w3)) {
     return run_packed(x, rows, cache->get(w), options.activation);
   }
   auto h = activate(grouped_mm(x, w.w1, rows, options.backend, w.again1), options.activation);
@@ -90,7 +87,7 @@ at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const std::vec
   TORCH_CHECK(rows.size() == experts.size() && c10::sum_integers(rows) == x.size(0), "experts: rows ", rows, " of ",
               x.sizes(), " for ", experts.size(), " experts");
   const bool loop =
-      options.backend == ExpertBackend::loop || (options.backend == ExpertBackend::automatic && !all_equal(rows));
+      options.backend == ExpertBackend::loop || (options.backend == ExpertBackend::automatic && !moe::all_equal(rows));
   if (!loop) return run_experts(x, rows, pack(experts), options);
   const auto parts = x.split_with_sizes(rows, 0);
   std::vector<at::Tensor> results;

@@ -3,6 +3,7 @@
 
 #include "dtensor/moe/experts.h"
 #include "moe/node.h"
+#include "moe/row_kernels.h"
 
 namespace dtensor {
 namespace {
@@ -12,13 +13,9 @@ using moe::SavedVariable;
 using moe::variable_list;
 using Rows = std::vector<std::int64_t>;
 
-bool all_equal(at::IntArrayRef rows) {
-  return std::all_of(rows.begin(), rows.end(), [&](auto r) { return r == rows[0]; });
-}
-
 ExpertBackend settle(ExpertBackend backend, at::IntArrayRef rows) {
-  if (backend == ExpertBackend::automatic) return all_equal(rows) ? ExpertBackend::batched : ExpertBackend::loop;
-  TORCH_CHECK(backend != ExpertBackend::batched || all_equal(rows),
+  if (backend == ExpertBackend::automatic) return moe::all_equal(rows) ? ExpertBackend::batched : ExpertBackend::loop;
+  TORCH_CHECK(backend != ExpertBackend::batched || moe::all_equal(rows),
               "grouped_mm: the batched backend needs equally many rows an expert, not ", rows);
   return backend;
 }

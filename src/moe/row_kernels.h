@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "dtensor/moe/exchange.h"
@@ -21,11 +22,16 @@ struct RowLoops {
 };
 DTENSOR_API void register_row_loops(c10::DeviceType device, const RowLoops& loops);
 
+// Whether experts have equally many rows, so that one batched product serves them.
+inline bool all_equal(at::IntArrayRef rows) {
+  return std::all_of(rows.begin(), rows.end(), [&](auto r) { return r == rows[0]; });
+}
+
 at::Tensor count_kernel(const at::Tensor& ids, std::int64_t bins);
 SortedBins sort_kernel(const at::Tensor& ids, std::int64_t bins);
 at::Tensor expand_kernel(const at::Tensor& x, const at::Tensor& position, std::int64_t kept);
 at::Tensor combine_kernel(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight);
-// // Adds to `base`, contiguous.
+// Adds to `base`, contiguous.
 void add_combined_kernel(const at::Tensor& base, const at::Tensor& rows, const at::Tensor& position,
                          const at::Tensor& weight);
 // The gradients of rows and weight.

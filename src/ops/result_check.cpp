@@ -6,7 +6,6 @@
 #include "autograd/moved_view.h"
 #include "mesh/same_content.h"
 #include "ops/plain_operand.h"
-#include "redistribute/execute.h"
 
 namespace dtensor {
 namespace {
@@ -21,13 +20,6 @@ AxisMask replicated_axes(const TensorSpec& spec) {
   return mask;
 }
 
-at::Tensor whole_of(const at::Tensor& tensor) {
-  auto* impl = tensor.defined() ? dtensor_or_null(tensor) : nullptr;
-  if (impl == nullptr) return tensor;
-  const auto& spec = *impl->spec();
-  return redistribute_local(fresh_local(*impl), spec, Placements(spec.placements.size()));
-}
-
 // Each tensor of a value, be it one or a list.
 template <class F>
 void for_each_tensor(const c10::IValue& value, const F& visit) {
@@ -38,8 +30,10 @@ void for_each_tensor(const c10::IValue& value, const F& visit) {
   }
 }
 
-c10::IValue whole_of(const c10::IValue& value, bool written) {
-  const auto own = [&](const at::Tensor& t) { return written && t.defined() ? whole_of(t).clone() : whole_of(t); };
+c10::IValue whole_argument(const c10::IValue& value, bool written) {
+  const auto own = [&](const at::Tensor& t) {
+    return written && t.defined() ? whole_value(t).clone() : whole_value(t);
+  };
   if (value.isTensor()) return own(value.toTensor());
   if (!value.isList()) return value;
   if (value.isTensorList()) {
@@ -103,7 +97,7 @@ ResultCheck::ResultCheck(const OpEntry& entry, const CachedCall& call, const Cal
   }
   if (!is_comparable(entry, view) || !pick_call(entry, view)) return;
   for (std::size_t i = 0; i < entry.args.size(); ++i) {
-    wholes_.push_back(whole_of(stack[first + i], entry.args[i].mutated));
+    wholes_.push_back(whole_argument(stack[first + i], entry.args[i].mutated));
   }
 }
 
@@ -155,7 +149,7 @@ void ResultCheck::compare_whole(const std::string& what, const c10::IValue& actu
                        entry_.op.schema().returns().size() > 1;  // of equal values any
   for_each_tensor(actual, [&](const at::Tensor& tensor) {
     const auto& whole = wholes.at(next++);
-    const auto parts = whole_of(tensor);
+    const auto parts = whole_value(tensor);
     TORCH_CHECK(parts.sizes() == whole.sizes() && (indices || are_close(parts, whole)), entry_.op.operator_name(), ": ",
                 what, ", put together from its parts,", rule);
   });

@@ -123,7 +123,7 @@ class TableShard {
 };
 
 // Never destroyed: tensors with static lifetime may outlive any order of destruction.
-std::array<TableShard, kTableShards>& table() {
+std::array<TableShard, kTableShards>& shards_of_table() {
   static auto* shards = new std::array<TableShard, kTableShards>();
   return *shards;
 }
@@ -157,7 +157,7 @@ SpecPtr intern_spec(const MeshRef& mesh, Placements placements, at::IntArrayRef 
   placements = normalize_placements(std::move(placements), static_cast<std::int64_t>(sizes.size()), mesh->layout.shape);
   const SpecKey key{mesh, placements, sizes, strides, dtype};
   const std::size_t hash = key.hash();
-  return table()[(hash >> 7) % kTableShards].find_or_make(key, hash, placements);
+  return shards_of_table()[(hash >> 7) % kTableShards].find_or_make(key, hash, placements);
 }
 
 SpecPtr with_placements(const TensorSpec& spec, Placements placements) {
@@ -165,12 +165,12 @@ SpecPtr with_placements(const TensorSpec& spec, Placements placements) {
 }
 
 void drop_unused_specs() {
-  for (TableShard& shard : table()) shard.drop_unused();
+  for (TableShard& shard : shards_of_table()) shard.drop_unused();
 }
 
 std::size_t interned_specs() {
   std::size_t count = 0;
-  for (TableShard& shard : table()) count += shard.size();
+  for (TableShard& shard : shards_of_table()) count += shard.size();
   return count;
 }
 

@@ -17,7 +17,7 @@ constexpr std::int64_t kPivots = 15;  // tried at once for each bound
 
 using Counts = std::vector<std::int64_t>;
 
-struct Request {
+struct SortRequest {
   std::int64_t dim;
   bool descending;
 };
@@ -166,12 +166,12 @@ at::Tensor merge(const at::Tensor& keys, std::vector<std::int64_t> ends) {
   return order;
 }
 
-std::vector<at::Tensor> sorted_plain(const at::Tensor& x, const Request& r) {
+std::vector<at::Tensor> sorted_plain(const at::Tensor& x, const SortRequest& r) {
   const auto [values, indices] = at::sort(x, /*stable=*/true, r.dim, r.descending);
   return {values, indices};
 }
 
-std::vector<at::Tensor> sort_of_whole(const TensorSpec& spec, const at::Tensor& own, const Request& r) {
+std::vector<at::Tensor> sort_of_whole(const TensorSpec& spec, const at::Tensor& own, const SortRequest& r) {
   auto placements = spec.placements;
   for (auto& p : placements) p = Replicate();
   auto results = sorted_plain(redistribute_local(own, spec, placements), r);
@@ -191,7 +191,7 @@ bool in_order(const std::vector<Segments>& members) {
 }
 
 std::vector<at::Tensor> sort_split(const Communicator& comm, const TensorSpec& spec, const at::Tensor& x,
-                                   const Request& r, const std::vector<Segments>& members) {
+                                   const SortRequest& r, const std::vector<Segments>& members) {
   const auto parts = sorted_plain(x.reshape({-1}), {0, r.descending});
   const auto indices = to_global(parts[1], own_segments(&spec, r.dim, spec.sizes[r.dim]));
   Counts lengths, ends;
@@ -209,7 +209,7 @@ void sort(LocalCall& call) {
   const LocalArgs args(call);
   const auto x = args.tensor("self");
   const auto* spec = args.spec("self");
-  const Request r{args.dim(), args.flag("descending")};
+  const SortRequest r{args.dim(), args.flag("descending")};
   const AxisMask axes = shard_axes(spec, r.dim);
   if (axes == 0) return give(call, sorted_plain(x, r));
   const auto& comm = call.mesh.communicator(axes);

@@ -7,12 +7,12 @@
 namespace dtensor {
 namespace {
 
-struct Request {
+struct TopkRequest {
   std::int64_t k, dim;
   bool largest, sorted;
 };
 
-Request request_of(const LocalArgs& args) {
+TopkRequest request_of(const LocalArgs& args) {
   return {args.integer("k"), args.dim(), args.flag("largest"), args.flag("sorted")};
 }
 
@@ -39,7 +39,7 @@ bool has_ties(const at::Tensor& sorted, std::int64_t dim) {
   return same.any().item<bool>();
 }
 
-std::vector<at::Tensor> topk_of_whole(const TensorSpec& spec, const at::Tensor& own, const Request& r) {
+std::vector<at::Tensor> topk_of_whole(const TensorSpec& spec, const at::Tensor& own, const TopkRequest& r) {
   auto placements = spec.placements;
   for (auto& p : placements) {
     if (p.is_shard() && p.dim() == r.dim) p = Replicate();
@@ -51,7 +51,7 @@ std::vector<at::Tensor> topk_of_whole(const TensorSpec& spec, const at::Tensor& 
 
 void topk(LocalCall& call) {
   const LocalArgs args(call);
-  const Request r = request_of(args);
+  const TopkRequest r = request_of(args);
   const auto x = args.tensor("self");
   const auto* spec = args.spec("self");
   const AxisMask axes = shard_axes(spec, r.dim);

@@ -1,4 +1,5 @@
 // Gradient scaling: unscales the local parts, and says on every rank whether any rank found an infinity or NaN.
+#include "autograd/moved_view.h"
 #include "mesh/mesh_impl.h"
 #include "ops/special/special.h"
 #include "redistribute/execute.h"
@@ -29,12 +30,6 @@ void note_mesh(const at::Tensor& tensor, std::vector<MeshRef>& meshes) {
   if (std::find(meshes.begin(), meshes.end(), mesh) == meshes.end()) meshes.push_back(mesh);
 }
 
-at::Tensor whole_of(const at::Tensor& tensor) {
-  auto* impl = dtensor_or_null(tensor);
-  if (impl == nullptr) return tensor;
-  return redistribute_local(impl->local(), *impl->spec(), Placements(impl->spec()->placements.size()));
-}
-
 void write_whole(const at::Tensor& tensor, const at::Tensor& value) {
   auto* impl = dtensor_or_null(tensor);
   if (impl == nullptr || value.is_same(impl->local())) return;
@@ -60,8 +55,8 @@ void amp_unscale_special(const OpEntry& entry, torch::jit::Stack& stack) {
     const at::Tensor local = local_gradient(tensor);
     if (local.defined()) parts.push_back(local);
   }
-  const at::Tensor found = whole_of(arguments[1].toTensor());
-  torch::jit::Stack call{parts, found, whole_of(arguments[2].toTensor())};
+  const at::Tensor found = whole_value(arguments[1].toTensor());
+  torch::jit::Stack call{parts, found, whole_value(arguments[2].toTensor())};
   if (!parts.empty()) entry.op.callBoxed(call);
   // Ranks that are in two meshes carry the news from one to the other: over a chain of n meshes it takes n rounds.
   for (std::size_t round = 0; round < meshes.size(); ++round) {
