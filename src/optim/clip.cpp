@@ -7,8 +7,8 @@
 #include <cmath>
 
 #include "dtensor/tensor.h"
-#include "optim/audience.h"
 #include "optim/lists.h"
+#include "optim/norm_group.h"
 #include "optim/sums.h"
 
 namespace dtensor {
@@ -35,7 +35,7 @@ std::vector<at::Tensor> without_partials(std::vector<at::Tensor> tensors) {
   return tensors;
 }
 
-using optim::Audience;
+using optim::NormGroup;
 using optim::Share;
 
 // At least single precision; what the user reads and gradients are scaled by.
@@ -58,19 +58,19 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, double p) {
   return std::isinf(p) ? at::maximum(a, b) : a + b;
 }
 
-at::Tensor total_norm(at::TensorList tensors, const Audience& audience, const NormOptions& options) {
+at::Tensor total_norm(at::TensorList tensors, const NormGroup& group, const NormOptions& options) {
   const double p = options.norm_type;
   TORCH_CHECK(p > 0, "get_total_norm: norm_type must be positive, not ", p);
   const c10::Device device = device_of(tensors);
   optim::PowerSum own(p), common(p);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i].defined()) continue;
-    const Share share = audience.share(tensors[i], i);
+    const Share share = group.share(tensors[i], i);
     if (share == Share::elsewhere) continue;
     (share == Share::here ? own : common).add(is_dtensor(tensors[i]) ? DTensor(tensors[i]).to_local() : tensors[i]);
   }
   at::Tensor total = own.value(device);
-  const Communicator& comm = audience.communicator();
+  const Communicator& comm = group.communicator();
   if (comm && comm.size() > 1) comm.all_reduce(total, std::isinf(p) ? ReduceOp::max : ReduceOp::sum).wait();
   total = combine(total, common.value(device), p);
   if (!std::isinf(p)) total = total.pow(1 / p);
@@ -93,8 +93,8 @@ void scale(const std::vector<at::Tensor>& gradients, const at::Tensor& norm, dou
 at::Tensor get_total_norm(at::TensorList tensors, NormOptions options) {
   const at::NoGradGuard no_grad;
   const auto reduced = without_partials(tensors.vec());
-  const Audience audience(reduced);
-  return audience.outside() ? at::Tensor() : total_norm(reduced, audience, options);
+  const NormGroup group(reduced);
+  return group.outside() ? at::Tensor() : total_norm(reduced, group, options);
 }
 
 at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, NormOptions options) {
@@ -107,9 +107,9 @@ at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, NormOptio
       parameters[i].mutable_grad() = gradients[i];
     described.push_back(gradients[i].defined() ? gradients[i] : parameters[i]);
   }
-  const Audience audience(described);
-  if (audience.outside()) return {};
-  const at::Tensor norm = total_norm(gradients, audience, options);
+  const NormGroup group(described);
+  if (group.outside()) return {};
+  const at::Tensor norm = total_norm(gradients, group, options);
   std::erase_if(gradients, [](const at::Tensor& g) { return !g.defined(); });
   if (!gradients.empty()) scale(gradients, norm, max_norm);
   return norm;

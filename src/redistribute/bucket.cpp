@@ -93,7 +93,7 @@ Finish all_gather(const Group& group) {
   struct Gather {
     std::vector<EdgeCall> calls;
     std::vector<at::Tensor> results;
-    std::vector<Arrivals> arrivals;
+    std::vector<PendingReceives> receives;
   };
   const auto members = call_of(*group[0]).members().size(), n = group.size();
   const auto gather = std::make_shared<Gather>();
@@ -102,14 +102,14 @@ Finish all_gather(const Group& group) {
   for (const auto& call : gather->calls) gather->results.push_back(result_buffer(call.wanted.sizes(), call.local));
   for (std::size_t k = 0; k < n; ++k) {
     const auto& call = gather->calls[k];
-    auto& arrivals = gather->arrivals.emplace_back(gather->results[k], call.wanted);
-    for (const auto& member : call.members()) arrivals.expect(region_of(call.from, call.geometry, member));
-    for (std::size_t m = 0; m < members; ++m) outputs[m * n + k] = arrivals.views()[m];
+    auto& receives = gather->receives.emplace_back(gather->results[k], call.wanted);
+    for (const auto& member : call.members()) receives.expect(region_of(call.from, call.geometry, member));
+    for (std::size_t m = 0; m < members; ++m) outputs[m * n + k] = receives.views()[m];
     inputs.push_back(call.local);
   }
   return [group, gather, work = communicator_of(group).all_gather_list(outputs, inputs)]() mutable {
     work.wait();
-    for (const auto& arrivals : gather->arrivals) arrivals.finish();
+    for (const auto& receives : gather->receives) receives.finish();
     step(group, gather->results);
   };
 }
@@ -136,7 +136,7 @@ struct Exchange {
   std::vector<EdgeCall> calls;
   std::vector<std::vector<Region>> regions;     // that come from each member
   std::vector<std::vector<at::Tensor>> coming;  // and where they are received
-  std::vector<at::Tensor> departures, arrivals;
+  std::vector<at::Tensor> departures, receives;
 };
 
 Exchange pack_exchange(const Group& group) {
@@ -153,15 +153,15 @@ Exchange pack_exchange(const Group& group) {
       sizes.push_back(e.regions[m].back().sizes());
     }
     e.departures.push_back(at::cat(leaving));
-    e.arrivals.push_back(result_buffer({total(sizes)}, group[0]->at));
-    e.coming.push_back(parts_of(e.arrivals.back(), sizes));
+    e.receives.push_back(result_buffer({total(sizes)}, group[0]->at));
+    e.coming.push_back(parts_of(e.receives.back(), sizes));
   }
   return e;
 }
 
 Finish all_to_all(const Group& group) {
   const auto exchange = std::make_shared<Exchange>(pack_exchange(group));
-  auto work = communicator_of(group).all_to_all(exchange->arrivals, exchange->departures);
+  auto work = communicator_of(group).all_to_all(exchange->receives, exchange->departures);
   return [group, exchange, work]() mutable {
     work.wait();
     for (std::size_t k = 0; k < group.size(); ++k) {

@@ -7,10 +7,10 @@ namespace dtensor {
 
 at::Tensor run_all_gather(const EdgeCall& call) {
   const at::Tensor result = result_buffer(call.wanted.sizes(), call.local);
-  Arrivals arrivals(result, call.wanted);
-  for (const Coordinate& member : call.members()) arrivals.expect(region_of(call.from, call.geometry, member));
-  call.communicator().all_gather(arrivals.views(), call.local).wait();
-  arrivals.finish();
+  PendingReceives receives(result, call.wanted);
+  for (const Coordinate& member : call.members()) receives.expect(region_of(call.from, call.geometry, member));
+  call.communicator().all_gather(receives.views(), call.local).wait();
+  receives.finish();
   return result;
 }
 

@@ -6,15 +6,15 @@ namespace dtensor {
 
 at::Tensor run_all_to_all(const EdgeCall& call) {
   const at::Tensor result = result_buffer(call.wanted.sizes(), call.local);
-  Arrivals arrivals(result, call.wanted);
+  PendingReceives receives(result, call.wanted);
   std::vector<at::Tensor> departures;
   for (const Coordinate& member : call.members()) {
     departures.push_back(
         read_part(call.local, call.held, common(call.held, region_of(call.to, call.geometry, member))));
-    arrivals.expect(common(region_of(call.from, call.geometry, member), call.wanted));
+    receives.expect(common(region_of(call.from, call.geometry, member), call.wanted));
   }
-  call.communicator().all_to_all(arrivals.views(), departures).wait();
-  arrivals.finish();
+  call.communicator().all_to_all(receives.views(), departures).wait();
+  receives.finish();
   return result;
 }
 

@@ -32,14 +32,14 @@ std::vector<Coordinate> EdgeCall::members() const {
   return members;
 }
 
-void Arrivals::expect(Region part) {
+void PendingReceives::expect(Region part) {
   auto view = view_of(result_, held_, part);
   apart_.push_back(!view);
   views_.push_back(view ? std::move(*view) : result_buffer(part.sizes(), result_));
   parts_.push_back(std::move(part));
 }
 
-void Arrivals::finish() const {
+void PendingReceives::finish() const {
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     if (apart_[i]) write_part(result_, held_, parts_[i], views_[i]);
   }

@@ -32,9 +32,9 @@ at::Tensor run_make_partial(const EdgeCall& call);
 
 // Views of `result`, which stores `held`, for collectives to fill; parts that are no views are received apart and put
 // in place by finish().
-class Arrivals {
+class PendingReceives {
  public:
-  Arrivals(const at::Tensor& result, const Region& held) : result_(result), held_(held) {}
+  PendingReceives(const at::Tensor& result, const Region& held) : result_(result), held_(held) {}
   void expect(Region part);
   at::TensorList views() const { return views_; }
   void finish() const;

@@ -1,5 +1,5 @@
 // Finds the smallest set of ranks that must exchange.
-#include "optim/audience.h"
+#include "optim/norm_group.h"
 
 #include <algorithm>
 
@@ -14,7 +14,7 @@ std::vector<std::int64_t> sorted_ranks(const DeviceMesh& mesh) {
 
 }  // namespace
 
-Audience::Audience(at::TensorList tensors) {
+NormGroup::NormGroup(at::TensorList tensors) {
   bool plain = false;
   for (const at::Tensor& tensor : tensors) {
     if (!is_dtensor(tensor)) {
@@ -36,7 +36,7 @@ Audience::Audience(at::TensorList tensors) {
   same_ranks() && whole_world ? choose_line() : choose_all(plain);
 }
 
-Audience::Member& Audience::member_of(const DeviceMesh& mesh) {
+NormGroup::Member& NormGroup::member_of(const DeviceMesh& mesh) {
   if (const Member* found = find(mesh)) return const_cast<Member&>(*found);
   Member member{mesh, {}, std::vector<bool>(static_cast<std::size_t>(mesh.ndim()))};
   if (mesh.is_member()) member.coordinate = *mesh.coordinate();
@@ -44,21 +44,21 @@ Audience::Member& Audience::member_of(const DeviceMesh& mesh) {
   return members_.back();
 }
 
-const Audience::Member* Audience::find(const DeviceMesh& mesh) const {
+const NormGroup::Member* NormGroup::find(const DeviceMesh& mesh) const {
   for (const Member& member : members_) {
     if (member.mesh.impl() == mesh.impl() || member.mesh == mesh) return &member;
   }
   return nullptr;
 }
 
-bool Audience::same_ranks() const {
+bool NormGroup::same_ranks() const {
   const auto first = sorted_ranks(members_.front().mesh);
   return std::all_of(members_.begin() + 1, members_.end(),
                      [&](const Member& m) { return sorted_ranks(m.mesh) == first; });
 }
 
 // All ranks are in all meshes: only split axes need an exchange.
-void Audience::choose_line() {
+void NormGroup::choose_line() {
   std::int64_t axes = 0;
   for (const Member& member : members_) {
     for (std::size_t a = 0; a < member.split.size(); ++a) {
@@ -77,7 +77,7 @@ void Audience::choose_line() {
 }
 
 // Ranks that are not in some mesh need its norms too. Plain tensors are on every rank of the world.
-void Audience::choose_all(bool plain) {
+void NormGroup::choose_all(bool plain) {
   const DeviceMesh& first = members_.front().mesh;
   if (plain) {
     communicator_ = first.world();
@@ -94,7 +94,7 @@ void Audience::choose_all(bool plain) {
   communicator_ = device_mesh(first.world(), first.device_type(), all, {count}, {"norm"}).communicator();
 }
 
-Share Audience::share(const at::Tensor& tensor, std::size_t index) const {
+Share NormGroup::share(const at::Tensor& tensor, std::size_t index) const {
   if (!is_dtensor(tensor) || !communicator_) return Share::everywhere;
   const DTensor d(tensor);
   const Member& member = *find(d.mesh());

@@ -12,15 +12,15 @@ namespace dtensor::optim {
 enum class Share {
   elsewhere,  // some other rank counts this part
   here,       // this rank does
-  everywhere  // every rank of the audience holds the same and counts it after the exchange
+  everywhere  // every rank of the group holds the same and counts it after the exchange
 };
 
 // Built from the same tensors (as to meshes and placements) on every rank. At most one collective serves them all.
-class Audience {
+class NormGroup {
  public:
-  explicit Audience(at::TensorList tensors);
-  Audience(const Audience&) = delete;
-  Audience& operator=(const Audience&) = delete;
+  explicit NormGroup(at::TensorList tensors);
+  NormGroup(const NormGroup&) = delete;
+  NormGroup& operator=(const NormGroup&) = delete;
 
   // Spreads the counting of replicated parts by `index`.
   Share share(const at::Tensor& tensor, std::size_t index) const;
