@@ -21,6 +21,9 @@ using UseHook = std::function<at::Tensor(const DTensor& parameter, const Placeme
 DTENSOR_API void set_use_hook(const DTensor& parameter, UseHook hook);
 // The hook of this tensor; null: none.
 DTENSOR_API const UseHook* use_hook(const DTensor& parameter);
+// For code that computes on local tensors: what an operator would get of `operand` (a parameter, or a view or cast of
+// one) in these placements. From the schedule where that has it, else redistributed; without a graph.
+DTENSOR_API at::Tensor gathered_local(const DTensor& operand, const Placements& wanted);
 
 // Called after each accumulation into parameter.grad(), which is in the parameter's placements by then (unless
 // NoGradientSync). One hook a tensor.

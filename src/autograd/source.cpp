@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "autograd/leaf_hook.h"
+#include "dtensor/hooks.h"
 #include "redistribute/execute.h"
 
 namespace dtensor {
@@ -104,6 +105,16 @@ at::Tensor provided_by_schedule(const DTensorImpl& operand, const TensorSpec& to
   const auto from = with_placements(*operand.spec(), without_storage(operand.spec()->placements));
   auto local = view_in(gathered, *parameter.spec(), operand, *from);
   return from->placements == to.placements ? local : redistribute_local(local, *from, to.placements);
+}
+
+at::Tensor gathered_local(const DTensor& operand, const Placements& wanted) {
+  const auto& impl = *dtensor_or_null(operand);
+  if (has_source(impl)) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    if (auto ready = provided_by_schedule(impl, *with_placements(*impl.spec(), wanted)); ready.defined()) return ready;
+  }
+  const at::NoGradGuard no_grad;
+  return DTensor(operand.detach()).redistribute(wanted).to_local();
 }
 
 }  // namespace dtensor

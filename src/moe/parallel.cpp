@@ -7,6 +7,7 @@
 
 #include "dtensor/moe/exchange.h"
 #include "dtensor/tensor.h"
+#include "moe/token_mapping.h"
 
 namespace dtensor {
 namespace moe {
@@ -44,7 +45,7 @@ Axes find_axes(const DeviceMesh& mesh, const ExpertParallelOptions& o) {
   if (mesh.ndim() == 1) return {.ep = 0};
   Axes axes;
   for (std::int64_t a = 0; a < mesh.ndim(); ++a) {
-    const auto& name = mesh.names()[a];
+    const auto name = moe::axis_name(mesh, a);
     auto* axis = name == o.ep ? &axes.ep : name == o.edp ? &axes.edp : name == o.etp ? &axes.etp : nullptr;
     TORCH_CHECK(axis != nullptr, "apply_expert_parallel: axis '", name, "' of ", mesh.str(), " is none of ", o.edp,
                 ", ", o.ep, ", ", o.etp);
@@ -77,12 +78,12 @@ std::shared_ptr<const Parallel> make_parallel(const DeviceMesh& mesh, const Axes
   parallel->mesh = mesh;
   if (mesh.size() > 1) parallel->all = mesh.communicator();
   if (size_of(mesh, axes.ep) > 1) parallel->ep = mesh.communicator(axes.ep);
-  parallel->split.push_back(mesh.names()[axes.ep]);
+  parallel->split.push_back(moe::axis_name(mesh, axes.ep));
   if (axes.etp < 0) return parallel;
-  parallel->split.push_back(mesh.names()[axes.etp]);
+  parallel->split.push_back(moe::axis_name(mesh, axes.etp));
   if (size_of(mesh, axes.etp) > 1) {
     parallel->etp = mesh.communicator(axes.etp);
-    parallel->etp_ranks = mesh[mesh.names()[axes.etp]].ranks().vec();
+    parallel->etp_ranks = moe::slice_of(mesh, {moe::axis_name(mesh, axes.etp)}).ranks().vec();
   }
   return parallel;
 }

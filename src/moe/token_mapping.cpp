@@ -25,19 +25,19 @@ std::int64_t dim_to_cut(const DTensor& x, const Placements& tokens, std::int64_t
 }
 
 bool is_axis_of(const DeviceMesh& mesh, std::int64_t axis, at::IntArrayRef ranks) {
-  return !ranks.empty() && mesh[mesh.names()[axis]].ranks() == ranks;
+  return !ranks.empty() && slice_of(mesh, {axis_name(mesh, axis)}).ranks() == ranks;
 }
 
 std::vector<std::string> axes_that(const TokenMapping& b, const std::function<bool(std::int64_t)>& wanted) {
   std::vector<std::string> names;
   for (std::int64_t a = 0; a < b.mesh.ndim(); ++a) {
-    if (b.mesh.size(a) > 1 && wanted(a)) names.push_back(b.mesh.names()[a]);
+    if (b.mesh.size(a) > 1 && wanted(a)) names.push_back(axis_name(b.mesh, a));
   }
   return names;
 }
 
 Communicator communicator_over(const DeviceMesh& mesh, const std::vector<std::string>& names) {
-  return names.empty() ? Communicator() : mesh[names].communicator();
+  return names.empty() ? Communicator() : slice_of(mesh, names).communicator();
 }
 
 // Numbers of the tokens here, without communication: each rank cuts its part out of 0, 1, 2, ...
@@ -83,6 +83,16 @@ at::Tensor plain_parameter(const at::Tensor& parameter, const TokenMapping& b) {
 }
 
 }  // namespace
+
+std::string axis_name(const DeviceMesh& mesh, std::int64_t axis) {
+  return mesh.names().empty() ? std::to_string(axis) : mesh.names()[axis];
+}
+
+DeviceMesh slice_of(const DeviceMesh& mesh, const std::vector<std::string>& axes) {
+  std::vector<std::string> names;
+  for (std::int64_t a = 0; a < mesh.ndim(); ++a) names.push_back(axis_name(mesh, a));
+  return (mesh.names().empty() ? mesh.view(mesh.shape(), names) : mesh)[axes];
+}
 
 TokenMapping make_token_mapping(const DTensor& x, at::IntArrayRef etp) {
   TokenMapping b;
@@ -153,22 +163,12 @@ Gathering plan_gathering(const at::Tensor& parameter, const std::vector<std::str
   const auto mesh = g.stored.mesh();
   g.used = g.gradient = g.stored.placements();
   for (std::int64_t a = 0; a < mesh.ndim(); ++a) {
-    const bool keeps = std::find(split.begin(), split.end(), mesh.names()[a]) != split.end();
+    const bool keeps = std::find(split.begin(), split.end(), axis_name(mesh, a)) != split.end();
     g.moves = g.moves || (!keeps && !g.used[a].is_replicate() && mesh.size(a) > 1);
     g.used[a] = keeps ? g.used[a].as_storage(false) : Replicate();
     g.gradient[a] = keeps ? g.used[a] : gradient_of_whole(mesh, a);
   }
   return g;
-}
-
-// From the parameter's unit, where fully_shard() gathered it with others, else by itself.
-at::Tensor gather(const Gathering& g) {
-  const at::NoGradGuard no_grad;
-  if (const auto* hook = use_hook(g.stored); hook != nullptr && *hook) {
-    const auto provided = (*hook)(g.stored, g.used, g.stored.scalar_type());
-    if (provided.defined()) return provided.to(g.stored.scalar_type());
-  }
-  return DTensor(g.stored.detach()).redistribute(g.used).to_local();
 }
 
 // Gives the leaf its gradient unreduced, as the engine's operators do: the leaf (or its unit) reduces it.
@@ -198,7 +198,7 @@ at::Tensor expert_parameter(const at::Tensor& parameter, const std::vector<std::
   if (!is_dtensor(parameter)) return plain_parameter(parameter, b);
   const auto g = plan_gathering(parameter, split);
   if (!g.moves) return g.stored.redistribute(g.used).to_local(g.gradient);
-  auto local = gather(g);
+  auto local = gathered_local(g.stored, g.used);
   if (!needs_graph(parameter)) return local;
   g.stored.to_local(g.gradient);  // the leaf's own hooks are set where an operator or to_local first sees it
   local = local.view(local.sizes());
@@ -211,7 +211,7 @@ std::function<at::Tensor()> gather_again(const at::Tensor& parameter, const std:
   if (!g.moves) return {};
   return [g, generation = g.stored.generation()] {
     TORCH_CHECK(g.stored.generation() == generation, "an expert parameter was written to between forward and backward");
-    return gather(g);
+    return gathered_local(g.stored, g.used);
   };
 }
 

@@ -23,6 +23,10 @@ struct TokenMapping {
   bool etp_shares = false;  // the ranks of etp hold the same tokens
 };
 
+// How an axis is called here: by its number where the mesh has no names. And this rank's slice along such axes.
+std::string axis_name(const DeviceMesh& mesh, std::int64_t axis);
+DeviceMesh slice_of(const DeviceMesh& mesh, const std::vector<std::string>& axes);
+
 // `etp`: ranks over which each expert is split (empty: none). Collective only in making communicators.
 TokenMapping make_token_mapping(const DTensor& x, at::IntArrayRef etp);
 TokenMapping make_plain_mapping(const at::Tensor& x, const Communicator& ranks);

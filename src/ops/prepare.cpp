@@ -47,13 +47,20 @@ InputAction make_input(const OpEntry& entry, const Operand& operand, const Place
   return action;
 }
 
+// An axis of one rank holds everything, whatever the placement calls it.
+bool lie_alike(const TensorSpec& a, const TensorSpec& b) {
+  for (std::size_t axis = 0; axis < a.placements.size(); ++axis) {
+    if (a.mesh->layout.shape[axis] > 1 && a.placements[axis] != b.placements[axis]) return false;
+  }
+  return a.strides == b.strides;
+}
+
 // Of a stored shard into another dtype; the shards stay where they are.
 bool is_cast(const OpEntry& entry, const CachedCall& call) {
   if (entry.op.operator_name().name != "aten::_to_copy" || call.outputs.size() != 1) return false;
   const auto& from = call.inputs[0].from;
   const auto& to = call.outputs[0].spec;
-  return from && from->has_storage && call.inputs[0].plan.empty() && to->placements == from->placements &&
-         to->strides == from->strides;
+  return from && from->has_storage && call.inputs[0].plan.empty() && to->mesh == from->mesh && lie_alike(*from, *to);
 }
 
 // A list may write thousands of operands: their specs are known.

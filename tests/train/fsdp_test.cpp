@@ -15,12 +15,13 @@ using Counts = std::map<std::string, int>;  // "all_gather shard"
 struct Case {
   train::MeshShape shape;
   const char* reshard;
-  bool loss_parallel = false;
+  bool loss_parallel = false, bf16 = false;
 };
 
 struct Result {
   oracle::Curves curves;
-  Counts counts;  // of the last step
+  Counts counts;              // of the last step
+  std::int64_t gathered = 0;  // bytes, in the last step
   dtensor::FsdpStats stats;
   std::vector<dtensor::FsdpUnit> units;
 };
@@ -30,6 +31,7 @@ Result run(const dtensor::Communicator& world, const Case& c) {
   train::Options options;
   options.reshard = c.reshard;
   options.loss_parallel = c.loss_parallel;
+  options.bf16 = c.bf16;
   const auto mesh = train::make_mesh(world, c.shape);
   const auto model = oracle::model();
   result.units = train::distribute(*model, mesh, options);
@@ -43,9 +45,15 @@ Result run(const dtensor::Communicator& world, const Case& c) {
     result.counts.clear();
     at::Tensor loss;
     {
-      const dtensor::EventListener listener([&](const dtensor::Event& e) { ++result.counts[e.name + " " + e.axis]; },
-                                            {dtensor::Event::Kind::collective});
-      loss = train::token_loss(model->forward(ids), targets);
+      result.gathered = 0;
+      const dtensor::EventListener listener(
+          [&](const dtensor::Event& e) {
+            ++result.counts[e.name + " " + e.axis];
+            if (e.name == "all_gather") result.gathered += e.bytes;
+          },
+          {dtensor::Event::Kind::collective});
+      const dtensor::ComputeScope scope(model->named_parameters());
+      loss = train::token_loss(scope.output(model->forward(ids)), targets);
       loss.backward();
     }
     result.curves.grad_norm.push_back(oracle::whole(optimizer.step()));
@@ -107,12 +115,29 @@ TEST(FsdpCollectives, GathersAfterTheFirstStepAsInIt) {
   EXPECT_EQ(result.stats.reduce_scatters, 10 * 5);
 }
 
+// The model is planned for tp, an axis of one rank here: its Shard(0) beside the unit's shard changes nothing. A step
+// gathers each block twice and the rest once; a rank receives half of it, in bf16 but for the layer norms.
+TEST(FsdpCollectives, MixedPrecisionGathersAsOftenAndHalfTheBytes) {
+  const auto wide = run({{1, 2, 1}, "true"}), narrow = run({{1, 2, 1}, "true", false, true});
+  EXPECT_EQ(narrow.counts, wide.counts);
+  const auto c = train::tiny();
+  const std::int64_t norms = 2 * c.layers * 2 * 2 * c.hidden + 2 * c.hidden;  // elements gathered in a step
+  const std::int64_t block = 4 * c.hidden * c.hidden + 2 * c.hidden * c.ffn;
+  const std::int64_t matrices = 2 * c.layers * block + 2 * c.vocabulary * c.hidden;
+  EXPECT_NEAR(wide.gathered, 4 * (matrices + norms) / 2, c.hidden * 8);  // rank 0 has the larger part of odd sizes
+  EXPECT_NEAR(narrow.gathered, (2 * matrices + 4 * norms) / 2, c.hidden * 8);
+}
+
 // What --memory prints. Everything but what is in flight is known to the byte.
 TEST(FsdpMemory, IsPredicted) {
-  for (const std::string optimizer : {"adamw", "sgd"}) {
+  for (const bool bf16 : {false, true}) {
     dtensor::run_local(2, [&](dtensor::Communicator world) {
-      train::Options options{
-          .mesh = train::MeshShape{1, 2, 1}, .optimizer = optimizer, .steps = 2, .batch = 2, .seq = 16};
+      train::Options options{.mesh = train::MeshShape{1, 2, 1},
+                             .optimizer = bf16 ? "adamw" : "sgd",
+                             .bf16 = bf16,
+                             .steps = 2,
+                             .batch = 2,
+                             .seq = 16};
       train::MemoryUse memory;
       train::train_on_mesh(world, options, train::Corpus::read({}, options.seq), {}, &memory);
       const auto &predicted = memory.predicted, &measured = memory.measured;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 
+#include "dtensor/autograd_node.h"
 #include "names/names.h"
 
 namespace dtensor {
@@ -33,6 +34,14 @@ struct ComputeScope::State {
 
 namespace {
 thread_local std::shared_ptr<const ComputeScope::State> compute_scope;
+
+// Casts are made before anything else of a forward pass, so autograd would come to them last, with the gradients of all
+// units waiting. Like a leaf's accumulation, theirs is to run as soon as it can.
+at::Tensor cast_of(const at::Tensor& parameter, at::ScalarType dtype) {
+  auto cast = parameter.to(dtype);
+  if (cast.grad_fn()) cast.grad_fn()->set_sequence_nr(UINT64_MAX);
+  return cast;
+}
 }  // namespace
 
 std::shared_ptr<const ComputeScope::State> ComputeScope::in_force() { return compute_scope; }
@@ -49,7 +58,7 @@ ComputeScope::ComputeScope(const NamedTensors& parameters) : outer_(compute_scop
     const auto dtype = unit->parameters[k].gather_dtype;
     if (dtype == slot->scalar_type()) continue;
     auto& cast = casts[slot->unsafeGetTensorImpl()];
-    if (!cast.defined()) cast = slot->to(dtype);
+    if (!cast.defined()) cast = cast_of(*slot, dtype);
     state->casts.push_back({slot, *slot, cast});
   }
   enter(*state);
