@@ -41,6 +41,10 @@ class DTENSOR_API DTensor : public at::Tensor {
   // Same values, other placements. Collective. Differentiable: the gradient comes back in this tensor's placements
   // (Partial takes Replicate).
   DTensor redistribute(Placements placements) const;
+  // The same on any other mesh of this world: on the same ranks in another shape, some of them, others. A rank receives
+  // the elements that it wants and lacks, each once. Collective over the ranks of both meshes; on ranks outside `mesh`
+  // the result has no local tensor. Differentiable.
+  DTensor redistribute(const DeviceMesh& mesh, Placements placements) const;
   // In place: every handle to this tensor sees it. Not differentiable; refuses non-leaf tensors that require grad.
   DTensor& redistribute_(Placements placements);
 
@@ -57,13 +61,20 @@ class DTENSOR_API DTensor : public at::Tensor {
 // same order. Differentiable (backward moves each gradient by itself).
 DTENSOR_API std::vector<DTensor> redistribute(const std::vector<DTensor>& tensors, std::vector<Placements> placements);
 
+// The same onto another mesh, all in one exchange (dtypes and source meshes may differ): weights handed from training
+// to generation, activations from one stage of a pipeline to the next. Collective over the ranks of all meshes in play;
+// every rank gives the list in the same order, and has a handle to tensors that it holds nothing of (distribute_tensor,
+// or from_local with sizes, gives it one). Differentiable: gradients go back in one exchange too.
+DTENSOR_API std::vector<DTensor> redistribute(const std::vector<DTensor>& tensors, const DeviceMesh& mesh,
+                                              std::vector<Placements> placements);
+
 // The description and this rank's part. (A plain at::Tensor handle to a DTensor prints as an error: it has no data.)
 DTENSOR_API std::ostream& operator<<(std::ostream& out, const DTensor& tensor);
 
 // Splits a plain tensor of which every rank gives the whole; each keeps its part, a copy. Where the ranks' values
 // differ, those of the mesh's first rank count, as in PyTorch; sizes or dtypes that differ are an error on every rank.
-// Collective (one small exchange; a broadcast where values differ). Differentiable. `tensor` that is a DTensor on the
-// same mesh is redistributed.
+// Collective (one small exchange; a broadcast where values differ). Differentiable. `tensor` that is a DTensor is
+// redistributed, from another mesh too.
 DTENSOR_API DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements);
 // The same, but only world rank `source` need hold the data (others give any tensor of that shape and dtype).
 DTENSOR_API DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements,

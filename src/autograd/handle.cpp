@@ -33,16 +33,42 @@ DTensor DTensor::redistribute(Placements placements) const {
   return dtensor::redistribute({*this}, {std::move(placements)})[0];
 }
 
+DTensor DTensor::redistribute(const DeviceMesh& mesh, Placements placements) const {
+  return dtensor::redistribute({*this}, mesh, {std::move(placements)})[0];
+}
+
+namespace {
+
+std::vector<DTensor> as_dtensors(std::vector<at::Tensor> tensors) {
+  std::vector<DTensor> results;
+  for (auto& tensor : tensors) results.emplace_back(std::move(tensor));
+  return results;
+}
+
+void check_count(std::size_t placements, std::size_t tensors) {
+  TORCH_CHECK(placements == tensors, "redistribute: ", placements, " placements for ", tensors, " tensors");
+}
+
+}  // namespace
+
 std::vector<DTensor> redistribute(const std::vector<DTensor>& tensors, std::vector<Placements> placements) {
-  TORCH_CHECK(placements.size() == tensors.size(), "redistribute: ", placements.size(), " placements for ",
-              tensors.size(), " tensors");
+  check_count(placements.size(), tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto& spec = *checked_impl(tensors[i]).spec();
     placements[i] = normalize_placements(std::move(placements[i]), tensors[i].dim(), spec.mesh->layout.shape);
   }
-  std::vector<DTensor> results;
-  for (auto& t : redistribute_tensors({tensors.begin(), tensors.end()}, placements)) results.emplace_back(std::move(t));
-  return results;
+  return as_dtensors(redistribute_tensors({tensors.begin(), tensors.end()}, placements));
+}
+
+std::vector<DTensor> redistribute(const std::vector<DTensor>& tensors, const DeviceMesh& mesh,
+                                  std::vector<Placements> placements) {
+  TORCH_CHECK(mesh, "redistribute: no mesh");
+  check_count(placements.size(), tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    checked_impl(tensors[i]);
+    placements[i] = normalize_placements(std::move(placements[i]), tensors[i].dim(), mesh.shape());
+  }
+  return as_dtensors(redistribute_tensors({tensors.begin(), tensors.end()}, mesh.impl(), placements));
 }
 
 at::Tensor DTensor::to_local(Placements grad_placements) const {

@@ -21,11 +21,6 @@ using torch::autograd::collect_next_edges;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-Placements without_partial(Placements placements) {
-  for (auto& p : placements) p = p.is_partial() ? Replicate() : p.as_storage(false);
-  return placements;
-}
-
 bool needs_graph(const at::Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
 
 template <class NodeType, class... Args>
@@ -110,6 +105,11 @@ AxisMask replicated_axes(const TensorSpec& spec) {
 }
 
 }  // namespace
+
+Placements without_partial(Placements placements) {
+  for (auto& p : placements) p = p.is_partial() ? Replicate() : p.as_storage(false);
+  return placements;
+}
 
 at::Tensor wrap_local(const at::Tensor& local, SpecPtr spec) {
   // Shares memory with `local` where that is dense, as kernels expect of a tensor with dense global strides.

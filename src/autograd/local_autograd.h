@@ -6,6 +6,9 @@
 
 namespace dtensor {
 
+// Placements of a gradient: Partial taken by Replicate, storage flags dropped.
+Placements without_partial(Placements placements);
+
 // The spec of a DTensor that has `local` here. Empty `sizes`: agreed across the mesh (collective), or an error on every
 // rank. Empty `strides`: contiguous, or the local tensor's dimension order.
 SpecPtr infer_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& mesh, Placements placements,
@@ -29,6 +32,11 @@ const DTensorImpl& checked_impl(const at::Tensor& tensor);
 
 // Differentiable redistribution, of several tensors in few collectives; `placements` are normalised.
 std::vector<at::Tensor> redistribute_tensors(const std::vector<at::Tensor>& tensors,
+                                             const std::vector<Placements>& placements);
+
+// The same onto `mesh`, from whatever meshes of its world, in one exchange (autograd/mesh_change.cpp).
+std::vector<at::Tensor> redistribute_tensors(const std::vector<at::Tensor>& tensors,
+                                             const c10::intrusive_ptr<MeshImpl>& mesh,
                                              const std::vector<Placements>& placements);
 
 // The local tensor in other placements, below autograd. Never shares memory with the tensor unless placements are

@@ -3,10 +3,10 @@
 
 #include <vector>
 
+#include "dtensor/bucketed_all_to_all.h"
 #include "dtensor/mesh.h"
 #include "dtensor/tensor.h"
 #include "optim/blocks.h"
-#include "optim/bucketed_all_to_all.h"
 
 namespace dtensor::optim {
 

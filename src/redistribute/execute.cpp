@@ -30,12 +30,6 @@ at::Tensor run(const EdgeCall& call) {
   TORCH_CHECK(false, "an edge of an unknown kind");
 }
 
-// Collectives and views see bits in memory.
-at::Tensor plain_bits(const at::Tensor& tensor) {
-  if (tensor._is_zerotensor()) return tensor.clone();  // has no memory at all
-  return tensor.is_conj() || tensor.is_neg() ? tensor.resolve_conj().resolve_neg() : tensor;
-}
-
 bool reduces(const Edge& edge) { return edge.kind == EdgeKind::all_reduce || edge.kind == EdgeKind::reduce_scatter; }
 
 // The type in which the tensor travels; its own where that is right.
@@ -68,6 +62,11 @@ std::string one_line(const RedistributePlan& plan) {
 }
 
 }  // namespace
+
+at::Tensor plain_bits(const at::Tensor& tensor) {
+  if (tensor._is_zerotensor()) return tensor.clone();  // has no memory at all
+  return tensor.is_conj() || tensor.is_neg() ? tensor.resolve_conj().resolve_neg() : tensor;
+}
 
 at::Tensor execute_plan(const RedistributePlan& plan, const at::Tensor& local, const TensorSpec& from) {
   if (plan.empty() || !from.mesh->is_member) return local;

@@ -11,6 +11,9 @@ namespace dtensor {
 // empty or slices only. Results of collectives come from the buffer pool.
 at::Tensor execute_plan(const RedistributePlan& plan, const at::Tensor& local, const TensorSpec& from);
 
+// The tensor without conjugate and negative bits: collectives and views see what is in memory.
+at::Tensor plain_bits(const at::Tensor& tensor);
+
 at::Tensor redistribute_local(const at::Tensor& local, const TensorSpec& from, const Placements& to);
 
 }  // namespace dtensor

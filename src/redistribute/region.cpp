@@ -1,4 +1,4 @@
-// Regions and their views.
+// Where the ranges of a part lie in the local tensor.
 #include "redistribute/region.h"
 
 #include <ATen/ATen.h>
@@ -9,23 +9,6 @@
 
 namespace dtensor {
 namespace {
-
-std::int64_t length(const Segments& segments) {
-  std::int64_t total = 0;
-  for (const Segment& s : segments) total += s.length;
-  return total;
-}
-
-Segments common(const Segments& a, const Segments& b) {
-  Segments out;
-  for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {
-    const std::int64_t begin = std::max(a[i].offset, b[j].offset);
-    const std::int64_t a_end = a[i].offset + a[i].length, b_end = b[j].offset + b[j].length;
-    if (begin < std::min(a_end, b_end)) out.push_back({begin, std::min(a_end, b_end) - begin});
-    a_end <= b_end ? ++i : ++j;
-  }
-  return out;
-}
 
 // Where global index `index` lies in the concatenation of `held`.
 std::int64_t position(const Segments& held, std::int64_t index) {
@@ -64,32 +47,6 @@ void for_each_block(const Region& held, const Region& part, Body body) {
 }
 
 }  // namespace
-
-at::DimVector Region::sizes() const {
-  at::DimVector sizes;
-  for (const Segments& segments : dims) sizes.push_back(length(segments));
-  return sizes;
-}
-
-std::int64_t Region::numel() const {
-  std::int64_t n = 1;
-  for (const Segments& segments : dims) n *= length(segments);
-  return n;
-}
-
-Region region_of(const Layout& layout, const Geometry& geometry, at::IntArrayRef coordinate) {
-  Region region;
-  for (std::size_t dim = 0; dim < layout.orders.size(); ++dim) {
-    region.dims.push_back(shard_segments(geometry.sizes[dim], layout.orders[dim], geometry.mesh, coordinate));
-  }
-  return region;
-}
-
-Region common(const Region& a, const Region& b) {
-  Region region;
-  for (std::size_t dim = 0; dim < a.dims.size(); ++dim) region.dims.push_back(common(a.dims[dim], b.dims[dim]));
-  return region;
-}
 
 std::optional<at::Tensor> view_of(const at::Tensor& local, const Region& held, const Region& part) {
   at::DimVector offsets, lengths;

@@ -51,12 +51,7 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Plac
   TORCH_CHECK(tensor.defined(), "distribute_tensor: undefined tensor");
   TORCH_CHECK(mesh, "distribute_tensor: no mesh");
   placements = normalize_placements(std::move(placements), tensor.dim(), mesh.shape());
-  if (is_dtensor(tensor)) {
-    const DTensor given(tensor);
-    TORCH_CHECK(given.mesh() == mesh, "distribute_tensor: a DTensor on ", given.mesh().str(), " asked onto ",
-                mesh.str(), "; call full_tensor() first");
-    return given.redistribute(std::move(placements));
-  }
+  if (is_dtensor(tensor)) return DTensor(tensor).redistribute(mesh, std::move(placements));
   return DTensor(split_plain(synchronise_content(tensor, *mesh.impl()), mesh.impl(), std::move(placements)));
 }
 

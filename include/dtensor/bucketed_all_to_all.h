@@ -1,0 +1,40 @@
+// Pieces of tensors for other ranks, all that go over one communicator in one all-to-all: for exchanges of one's own
+// (dtensor/shards.h says who holds what).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "dtensor/comm.h"
+#include "dtensor/export.h"
+
+namespace dtensor {
+
+// Pieces that one rank sends to another arrive in the order in which the other receives them, in equal sizes. All
+// members of a communicator open the same buckets in the same order. One piece between two ranks travels from where it
+// is to where it belongs; several are packed, which costs a copy on either side.
+class DTENSOR_API BucketedAllToAll {
+ public:
+  // Returns the bucket: one per communicator and dtype. kByte: pieces of any dtypes, as bytes. `remote`: whether any
+  // member may send to another; else no collective is needed.
+  std::size_t bucket(const Communicator& members, at::ScalarType dtype, bool remote = true);
+  // `peer`: rank in the bucket's communicator. The tensors may be views of any strides.
+  void send(std::size_t bucket, int peer, const at::Tensor& piece);
+  void receive(std::size_t bucket, int peer, const at::Tensor& target);
+  // Fills all targets. Collective; empties the buckets.
+  void run();
+
+ private:
+  struct Bucket {
+    Communicator members;
+    at::ScalarType dtype;
+    bool remote;
+    std::vector<std::vector<at::Tensor>> out, in;  // per member
+  };
+  static void exchange(Bucket& bucket);
+
+  std::vector<Bucket> buckets_;
+};
+
+}  // namespace dtensor

@@ -1,0 +1,102 @@
+// Packs, exchanges, unpacks.
+#include "dtensor/bucketed_all_to_all.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+namespace dtensor {
+namespace {
+
+// Pieces of larger elements first, so that each begins at a multiple of its element's size.
+void sort_for_bytes(std::vector<at::Tensor>& pieces) {
+  std::stable_sort(pieces.begin(), pieces.end(),
+                   [](const at::Tensor& a, const at::Tensor& b) { return a.element_size() > b.element_size(); });
+}
+
+at::Tensor flat(const at::Tensor& piece, at::ScalarType dtype) {
+  return piece.scalar_type() == dtype ? piece.reshape({-1}) : piece.contiguous().view({-1}).view(dtype);
+}
+
+// A single piece goes as it is.
+bool goes_alone(const std::vector<at::Tensor>& pieces, at::ScalarType dtype) {
+  return pieces.size() == 1 && pieces[0].scalar_type() == dtype;
+}
+
+at::Tensor packed(const std::vector<at::Tensor>& pieces, const at::TensorOptions& options) {
+  const auto dtype = options.dtype().toScalarType();
+  if (goes_alone(pieces, dtype)) return pieces[0];
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& piece : pieces) parts.push_back(flat(piece, dtype));
+  return parts.empty() ? at::empty({0}, options) : at::cat(parts);
+}
+
+at::Tensor buffer_for(const std::vector<at::Tensor>& targets, const at::TensorOptions& options) {
+  const auto dtype = options.dtype().toScalarType();
+  if (goes_alone(targets, dtype)) return targets[0];
+  std::int64_t bytes = 0;
+  for (const at::Tensor& target : targets) bytes += static_cast<std::int64_t>(target.nbytes());
+  return at::empty({bytes / static_cast<std::int64_t>(c10::elementSize(dtype))}, options);
+}
+
+void unpack(const at::Tensor& buffer, const std::vector<at::Tensor>& targets, at::ScalarType dtype) {
+  if (goes_alone(targets, dtype)) return;
+  const auto unit = static_cast<std::int64_t>(c10::elementSize(dtype));
+  std::int64_t offset = 0;
+  for (const at::Tensor& target : targets) {
+    const auto count = static_cast<std::int64_t>(target.nbytes()) / unit;
+    target.copy_(buffer.narrow(0, offset, count).view(target.scalar_type()).view(target.sizes()));
+    offset += count;
+  }
+}
+
+}  // namespace
+
+std::size_t BucketedAllToAll::bucket(const Communicator& members, at::ScalarType dtype, bool remote) {
+  for (std::size_t i = 0; i < buckets_.size(); ++i) {
+    if (!(buckets_[i].members == members) || buckets_[i].dtype != dtype) continue;
+    buckets_[i].remote = buckets_[i].remote || remote;
+    return i;
+  }
+  const auto size = static_cast<std::size_t>(members.size());
+  buckets_.push_back({members, dtype, remote, std::vector<std::vector<at::Tensor>>(size), {}});
+  buckets_.back().in.resize(size);
+  return buckets_.size() - 1;
+}
+
+void BucketedAllToAll::send(std::size_t bucket, int peer, const at::Tensor& piece) {
+  buckets_[bucket].out[static_cast<std::size_t>(peer)].push_back(piece);
+}
+
+void BucketedAllToAll::receive(std::size_t bucket, int peer, const at::Tensor& target) {
+  buckets_[bucket].in[static_cast<std::size_t>(peer)].push_back(target);
+}
+
+void BucketedAllToAll::exchange(Bucket& bucket) {
+  const auto self = static_cast<std::size_t>(bucket.members.rank());
+  TORCH_CHECK(bucket.out[self].size() == bucket.in[self].size(), "a rank sends itself ", bucket.out[self].size(),
+              " pieces and receives ", bucket.in[self].size());
+  for (std::size_t k = 0; k < bucket.in[self].size(); ++k) bucket.in[self][k].copy_(bucket.out[self][k]);
+  if (!bucket.remote || bucket.members.size() == 1) return;
+  bucket.in[self].clear();
+  bucket.out[self].clear();
+  auto options = at::TensorOptions(bucket.dtype);
+  for (auto* side : {&bucket.in, &bucket.out}) {
+    for (auto& pieces : *side) {
+      if (!pieces.empty()) options = options.device(pieces[0].device());
+      if (bucket.dtype == at::kByte) sort_for_bytes(pieces);
+    }
+  }
+  std::vector<at::Tensor> inputs, outputs;
+  for (const auto& pieces : bucket.out) inputs.push_back(packed(pieces, options));
+  for (const auto& targets : bucket.in) outputs.push_back(buffer_for(targets, options));
+  bucket.members.all_to_all(outputs, inputs).wait();
+  for (std::size_t peer = 0; peer < outputs.size(); ++peer) unpack(outputs[peer], bucket.in[peer], bucket.dtype);
+}
+
+void BucketedAllToAll::run() {
+  for (Bucket& bucket : buckets_) exchange(bucket);
+  buckets_.clear();
+}
+
+}  // namespace dtensor
