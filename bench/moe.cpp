@@ -8,13 +8,13 @@
 
 #include "dtensor/events.h"
 #include "dtensor/launch.h"
-#include "moe/run.h"
+#include "train/run.h"
 #include "training.h"
 
 namespace {
 
 struct Bench : bench::Training {
-  moe_example::Options options;
+  train::Options job;
   bool kinds = false;
 };
 
@@ -22,27 +22,27 @@ Bench parse(int argc, char** argv) {
   Bench bench;
   bench.modes = {"moe_local", "moe_ep", "moe_equal"};
   CLI::App app("Step time of training a mixture of experts");
-  bench::add_training_flags(app, bench, bench.options.job);
+  bench::add_training_flags(app, bench, bench.job);
   app.add_flag("--kinds", bench.kinds, "print the collectives of a step by kind");
   app.parse(argc, argv);
   return bench;
 }
 
-moe_example::Options options_of(const Bench& bench, const std::string& mode) {
-  auto o = bench.options;
-  o.job.steps += bench.warmup;
-  o.balance = mode == "moe_equal" ? "forced" : "none";
-  o.dispatcher = mode == "moe_equal" ? "equal" : "all-to-all";
-  o.show_load = false;
+train::Options options_of(const Bench& bench, const std::string& mode) {
+  auto o = bench.job;
+  o.steps += bench.warmup;
+  o.experts.emplace().balance = mode == "moe_equal" ? "forced" : "none";
+  o.experts->dispatcher = mode == "moe_equal" ? "equal" : "all-to-all";
+  o.experts->show_load = false;
   return o;
 }
 
 void report(const Bench& bench, const std::string& mode, const char* backend, int ranks,
-            const std::vector<moe_example::StepRecord>& records, std::int64_t collectives = 0) {
+            const std::vector<train::StepRecord>& records, std::int64_t collectives = 0) {
   std::vector<double> ms;
-  for (const auto& record : records) ms.push_back(record.step.seconds * 1e3);
-  const auto& last = records.back().step;
-  bench::print_training(bench, bench.options.job, mode, backend, ranks, std::move(ms),
+  for (const auto& record : records) ms.push_back(record.seconds * 1e3);
+  const auto& last = records.back();
+  bench::print_training(bench, bench.job, mode, backend, ranks, std::move(ms),
                         {{"ep_bytes", last.moved.count("ep") > 0 ? last.moved.at("ep") : 0},
                          {"collectives", collectives / static_cast<std::int64_t>(records.size())},
                          {"loss_last", last.loss}});
@@ -52,12 +52,12 @@ void run(const Bench& bench, const dtensor::Communicator& world, const train::Co
   for (const auto& mode : bench.modes) {
     const auto options = options_of(bench, mode);
     if (mode == "moe_local") {
-      if (world.size() == 1) report(bench, mode, "none", 1, moe_example::train_on_one_device(options, corpus));
+      if (world.size() == 1) report(bench, mode, "none", 1, train::train_on_one_device(options, corpus));
       continue;
     }
     std::int64_t collectives = 0;
     std::map<std::string, std::int64_t> kinds;
-    std::vector<moe_example::StepRecord> records;
+    std::vector<train::StepRecord> records;
     {
       const dtensor::EventListener counter(
           [&](const dtensor::Event& event) {
@@ -65,7 +65,7 @@ void run(const Bench& bench, const dtensor::Communicator& world, const train::Co
             ++kinds[event.name + " " + event.axis];
           },
           {dtensor::Event::Kind::collective});
-      records = moe_example::train_on_mesh(world, options, corpus);
+      records = train::train_on_mesh(world, options, corpus, {});
     }
     if (world.rank() == 0) report(bench, mode, world.backend_name(), world.size(), records, collectives);
     if (world.rank() == 0 && bench.kinds)
@@ -79,6 +79,6 @@ void run(const Bench& bench, const dtensor::Communicator& world, const train::Co
 
 int main(int argc, char** argv) {
   const Bench bench = parse(argc, argv);
-  const auto corpus = train::Corpus::read({}, bench.options.job.seq);
+  const auto corpus = train::Corpus::read({}, bench.job.seq);
   return dtensor::launch(argc, argv, [&](dtensor::Communicator world) { run(bench, world, corpus); });
 }

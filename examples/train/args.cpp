@@ -6,12 +6,8 @@
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <iostream>
-#include <map>
-#include <sstream>
 
 namespace train {
-
-std::string MeshShape::str() const { return fmt::format("replicate={}, shard={}, tp={}", replicate, shard, tp); }
 
 const char* to_string(Dtype dtype) {
   switch (dtype) {
@@ -25,43 +21,7 @@ const char* to_string(Dtype dtype) {
   return "?";
 }
 
-namespace {
-
-std::int64_t parse_axis_size(const std::string& text, const std::string& entry) {
-  const bool digits = !text.empty() && text.size() < 7 && text.find_first_not_of("0123456789") == std::string::npos;
-  const std::int64_t size = digits ? std::stoll(text) : 0;
-  if (size < 1) throw UsageError("--mesh: '" + entry + "' is not NAME=SIZE with a size of at least 1");
-  return size;
-}
-
-}  // namespace
-
-MeshShape parse_mesh(const std::string& text) {
-  MeshShape shape;
-  std::map<std::string, std::int64_t*> axes = {
-      {"replicate", &shape.replicate}, {"shard", &shape.shard}, {"tp", &shape.tp}};
-  std::istringstream entries(text);
-  for (std::string entry; std::getline(entries, entry, ',');) {
-    const std::size_t equal = std::min(entry.find('='), entry.size());
-    const std::string name = entry.substr(0, equal);
-    const auto axis = axes.find(name);
-    if (axis == axes.end()) {
-      throw UsageError("--mesh: '" + name + "' is not one of replicate, shard, tp, or is given twice");
-    }
-    *axis->second = parse_axis_size(equal < entry.size() ? entry.substr(equal + 1) : "", entry);
-    axes.erase(axis);
-  }
-  return shape;
-}
-
-MeshShape fit_mesh(const Options& options, int ranks) {
-  if (!options.mesh) return {.shard = ranks};
-  if (options.mesh->size() != ranks) {
-    throw UsageError(fmt::format("the mesh {} has {} ranks but the program runs on {}", options.mesh->str(),
-                                 options.mesh->size(), ranks));
-  }
-  return *options.mesh;
-}
+const char* to_string(Kind kind) { return kind == Kind::dense ? "train" : "moe"; }
 
 namespace {
 
@@ -72,6 +32,7 @@ void add_job_flags(CLI::App& app, Options& o, std::string& mesh, std::string& dt
   app.add_option("--model", o.model, "tiny or gpt-153m")->check(CLI::IsMember({"tiny", "gpt-153m"}));
   app.add_option("--hidden", o.hidden, "another width of the model (a multiple of its heads)")
       ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--layers", o.layers, "blocks; default: the model's")->check(CLI::Range(1, 1 << 20));
   app.add_flag("--loss-parallel", o.loss_parallel, "cross entropy on logits that stay sharded by class over tp");
   app.add_option("--parallel", o.parallel, "fsdp: blocks gathered and reduced as one; plain: each parameter by itself")
       ->check(CLI::IsMember({"fsdp", "plain"}))
@@ -120,6 +81,32 @@ void add_training_flags(CLI::App& app, Options& o) {
   app.add_option("--trace", o.trace, "write a Chrome trace of operators and collectives to this JSON file");
 }
 
+void add_expert_flags(CLI::App& app, ExpertFlags& e) {
+  app.add_option("--ep", e.ep, "ranks that share the experts of a layer; default: the most that fit")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--etp", e.etp, "ranks that split each expert: 1, or as many as tp")->capture_default_str();
+  app.add_option("--experts", e.experts, "experts a layer")->check(CLI::Range(1, 4096))->capture_default_str();
+  app.add_option("--top-k", e.top_k, "experts a token")->check(CLI::Range(1, 64))->capture_default_str();
+  app.add_option("--ffn", e.ffn, "width of an expert; default: the hidden size");
+  app.add_option("--shared", e.shared, "width of a shared expert; 0: none")->capture_default_str();
+  app.add_option("--dispatcher", e.dispatcher, "all-to-all, all-gather, capacity or equal (--balance forced)")
+      ->check(CLI::IsMember({"all-to-all", "all-gather", "capacity", "equal"}))
+      ->capture_default_str();
+  app.add_option("--capacity", e.capacity, "capacity factor of --dispatcher capacity")->capture_default_str();
+  app.add_option("--balance", e.balance, "aux (a loss), bias (without a loss), none, forced (in turn)")
+      ->check(CLI::IsMember({"aux", "bias", "none", "forced"}))
+      ->capture_default_str();
+  app.add_option("--load-plot", e.load_plot, "write the load of the experts over the steps to this SVG file");
+}
+
+void check_experts(const CLI::App& app, const ExpertFlags& e) {
+  if (e.top_k > e.experts) throw UsageError(fmt::format("--top-k {} of {} experts", e.top_k, e.experts));
+  if (e.dispatcher == "equal" && e.balance != "forced") throw UsageError("--dispatcher equal needs --balance forced");
+  if (app.count("--capacity") > 0 && e.dispatcher != "capacity") {
+    throw UsageError("--capacity needs --dispatcher capacity");
+  }
+}
+
 Dtype parse_dtype(const std::string& text) {
   for (const Dtype dtype : {Dtype::float32, Dtype::float64, Dtype::bfloat16}) {
     if (text == to_string(dtype)) return dtype;
@@ -133,6 +120,8 @@ void settle_sizes(Options& o) {
   if (o.seq == 0) o.seq = tiny ? 64 : 32;
   if (o.bf16 && o.parallel != "fsdp") throw UsageError("--mixed-precision bf16 needs --parallel fsdp");
   if (o.memory && o.parallel != "fsdp") throw UsageError("--memory needs --parallel fsdp");
+  if (o.reshard != "true" && o.parallel != "fsdp") throw UsageError("--reshard-after-forward needs --parallel fsdp");
+  if (o.save_every > 0 && o.save.empty()) throw UsageError("--save-every needs --save");
   if (o.grad_accum > o.batch) throw UsageError("--grad-accum: more pieces than sequences in a batch");
   if (!o.mesh || !o.ranks) return;
   if (*o.ranks != o.mesh->size()) fit_mesh(o, *o.ranks);
@@ -140,13 +129,16 @@ void settle_sizes(Options& o) {
 
 }  // namespace
 
-Options parse_args(int argc, char** argv, std::optional<int>& exit_status, const std::function<void(CLI::App&)>& more) {
+Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_status) {
   Options options;
   std::string mesh, dtype = "float32";
-  CLI::App app("Trains a GPT, written in plain ATen for one device, on any mesh of ranks.", "train");
+  const bool dense = kind == Kind::dense;
+  CLI::App app(dense ? "Trains a GPT, written in plain ATen for one device, on any mesh of ranks."
+                     : "Trains a mixture-of-experts language model, written for one device, on any mesh of ranks.",
+               to_string(kind));
   add_job_flags(app, options, mesh, dtype);
   add_training_flags(app, options);
-  if (more) more(app);
+  if (!dense) add_expert_flags(app, options.experts.emplace());
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -159,15 +151,16 @@ Options parse_args(int argc, char** argv, std::optional<int>& exit_status, const
   if (app.count("--mesh") > 0) options.mesh = parse_mesh(mesh);
   options.dtype = parse_dtype(dtype);
   settle_sizes(options);
+  if (options.experts) check_experts(app, *options.experts);
   return options;
 }
 
-int report_usage_error(const std::string& message) {
+int report_usage_error(Kind program, const std::string& message) {
   for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID"}) {
     const char* rank = std::getenv(variable);
     if (rank != nullptr && std::string(rank) != "0") return 2;
   }
-  std::cerr << "train: " << message << "\n";
+  std::cerr << to_string(program) << ": " << message << "\n";
   return 2;
 }
 

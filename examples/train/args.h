@@ -2,15 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
-
-namespace CLI {
-class App;
-}
 
 namespace train {
 
@@ -28,6 +23,21 @@ struct MeshShape {
 enum class Dtype : std::uint8_t { float32, float64, bfloat16 };
 const char* to_string(Dtype dtype);
 
+// What the program moe is told about its experts.
+struct ExpertFlags {
+  std::int64_t ep = 0, etp = 1;                              // ep 0: as many as divide both the ranks and the experts
+  std::int64_t experts = 8, top_k = 2, ffn = 0, shared = 0;  // ffn 0: the hidden size
+  std::string dispatcher = "all-to-all", balance = "aux";
+  double capacity = 1.25;
+  bool show_load = true;  // counts tokens over ranks each step
+  std::string load_plot;
+};
+
+// How the ranks of the dense mesh hold the experts.
+struct SparseShape {
+  std::int64_t edp = 1, ep = 1, etp = 1;
+};
+
 struct Options {
   std::optional<MeshShape> mesh;  // default: every rank on `shard`
   std::optional<int> ranks;
@@ -40,26 +50,32 @@ struct Options {
   std::int64_t grad_accum = 1;
   double dropout = 0, lr = 1e-3, clip = 1;
   std::int64_t steps = 100, warmup = 10;
-  std::int64_t batch = 0, seq = 0, hidden = 0;  // 0: the model's default
+  std::int64_t batch = 0, seq = 0, hidden = 0, layers = 0;  // 0: the model's default
   std::uint64_t seed = 0;
   std::vector<std::string> data;
   std::string log, plot, trace;
-  std::string save, load;       // folders of checkpoints
-  std::int64_t save_every = 0;  // 0: only at the end
+  std::string save, load;                   // folders of checkpoints
+  std::int64_t save_every = 0;              // 0: only at the end
+  std::optional<ExpertFlags> experts = {};  // none: a dense model
 };
 
 // `replicate=1,shard=2,tp=2`: any of the names, once each; a missing one is 1.
 MeshShape parse_mesh(const std::string& text);
 
-// Throws UsageError. `exit_status` is set where the program should end at once (--help). `more` adds a program's own
-// flags.
-Options parse_args(int argc, char** argv, std::optional<int>& exit_status,
-                   const std::function<void(CLI::App&)>& more = {});
+enum class Kind : std::uint8_t { dense, experts };
+const char* to_string(Kind kind);  // the program's name: train, moe
 
-// The mesh to train on with this many ranks. Throws UsageError where it does not fit.
+// Both programs take the same flags, moe those about experts too. Throws UsageError; `exit_status` is set where the
+// program should end at once (--help).
+Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_status);
+
+// The mesh to train on with this many ranks. Throws UsageError where it does not fit, or where the number of
+// --reshard-after-forward does not divide its shard axis.
 MeshShape fit_mesh(const Options& options, int ranks);
+// Throws UsageError where it does not fit.
+SparseShape fit_sparse(const ExpertFlags& flags, const MeshShape& dense);
 
-// Prints `train: message` on stderr, from the first process of a launched program only. Returns 2.
-int report_usage_error(const std::string& message);
+// Prints `NAME: message` on stderr, from the first process of a launched program only. Returns 2.
+int report_usage_error(Kind program, const std::string& message);
 
 }  // namespace train

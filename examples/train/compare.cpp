@@ -30,6 +30,11 @@ double largest(const std::vector<double>& values) {
   return result;
 }
 
+// Losses of a router over the batch, and capacities, are no sums over the pieces of a batch.
+bool is_sum_over_pieces(const Options& options) {
+  return !options.experts || (options.experts->balance != "aux" && options.experts->dispatcher != "capacity");
+}
+
 double floor_of(const Options& options) {
   switch (options.bf16 ? Dtype::bfloat16 : options.dtype) {
     case Dtype::float64:
@@ -51,13 +56,14 @@ Comparison compare_with_one_device(const Options& options, const Corpus& corpus,
     all.erase(all.begin(), all.begin() + records.front().step);
     return all;
   };
-  result.reference = from_there(losses(train_on_one_device(options, corpus)));
+  const bool sums = is_sum_over_pieces(options);
+  result.reference = from_there(losses(train_on_one_device(options, corpus, sums ? 1 : options.grad_accum)));
   result.difference = relative_difference(losses(records), result.reference);
   result.largest = largest(result.difference);
   result.first = result.difference.front();
   result.bound = result.first_bound = floor_of(options);
   // Dropout draws by position in the batch, so a split batch is another run and gives no spread.
-  const bool has_spread = options.dtype != Dtype::float64 && options.dropout == 0 && options.batch > 1;
+  const bool has_spread = options.dtype != Dtype::float64 && options.dropout == 0 && options.batch > 1 && sums;
   if (!result.equal() && has_spread) {
     const auto split = from_there(losses(train_on_one_device(options, corpus, /*pieces=*/2)));
     result.bound = std::max(result.bound, 3 * largest(relative_difference(split, result.reference)));

@@ -18,7 +18,7 @@ struct Comparison {
 
 // Trains on one device and compares. The bound is 1e-9 in float64 and 1e-5 in float32 (1e-2 in bfloat16); where that is
 // exceeded below float64, three times the spread of one device that sums its batch in another split, if that is more.
-// Step 0 has no such excuse.
+// Step 0 has no such excuse. The reference takes its batch in one piece, or in the run's own where pieces count.
 Comparison compare_with_one_device(const Options& options, const Corpus& corpus,
                                    const std::vector<StepRecord>& records);
 

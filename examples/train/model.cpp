@@ -33,23 +33,42 @@ at::Tensor Mlp::forward(const at::Tensor& x) const {
   return constrain("out", ffn2_.forward(at::gelu(ffn1_.forward(constrain("in", x)))));
 }
 
+namespace {
+
+std::unique_ptr<dtensor::MixtureOfExperts> make_experts(const GptConfig& c) {
+  if (!c.experts) return nullptr;
+  auto options = c.experts->moe;
+  options.hidden = c.hidden;
+  options.tensor = c.tensor;
+  auto layer = std::make_unique<dtensor::MixtureOfExperts>(options);
+  layer->set_dispatch(c.experts->dispatch, c.experts->capacity);
+  return layer;
+}
+
+}  // namespace
+
 Block::Block(const GptConfig& c)
     : dropout_(c.dropout),
       ln1_(c.hidden, c.layer_norm_eps, /*bias=*/true, c.tensor),
       attn_({.hidden = c.hidden, .heads = c.heads, .tensor = c.tensor}),
       ln2_(c.hidden, c.layer_norm_eps, /*bias=*/true, c.tensor),
-      mlp_(c) {
+      mlp_(c.experts ? nullptr : std::make_unique<Mlp>(c)),
+      moe_(make_experts(c)) {
   register_module("ln1", ln1_);
   register_module("attn", attn_);
   register_module("ln2", ln2_);
-  register_module("mlp", mlp_);
+  if (mlp_) register_module("mlp", *mlp_);
+  if (moe_) register_module("moe", *moe_);
 }
 
-at::Tensor Block::forward(const at::Tensor& input) const {
+std::vector<at::Tensor> Block::forward(const at::Tensor& input) const {
   const ModuleScope scope(name());
   const at::Tensor x = constrain("in", input);
   const at::Tensor h = x + dropout(dropout_, attn_.forward(ln1_.forward(x)));
-  return constrain("out", h + dropout(dropout_, mlp_.forward(ln2_.forward(h))));
+  const auto normal = ln2_.forward(h);
+  const auto made = moe_ ? moe_->run(normal) : dtensor::MixtureOfExperts::Output{mlp_->forward(normal), {}};
+  const auto y = constrain("out", h + dropout(dropout_, made.y));
+  return made.loss.defined() ? std::vector{y, made.loss} : std::vector{y};
 }
 
 Gpt::Gpt(const GptConfig& c)
@@ -66,13 +85,17 @@ Gpt::Gpt(const GptConfig& c)
   register_module("lm_head", lm_head_);
 }
 
-at::Tensor Gpt::forward(const at::Tensor& ids) const {
+Gpt::Output Gpt::run(const at::Tensor& ids) const {
+  Output out;
   at::Tensor x = dropout(config_.dropout, wte_.forward(constrain("in", ids)));
   for (const auto& block : blocks_) {
-    const auto run = [&block = *block](const at::Tensor& y) { return block.forward(y); };
-    x = config_.checkpoint_blocks ? dtensor::checkpoint(run, x) : run(x);
+    const auto run = [&block = *block](const std::vector<at::Tensor>& y) { return block.forward(y[0]); };
+    const auto made = config_.checkpoint_blocks ? dtensor::checkpoint(run, {x}) : run({x});
+    x = made[0];
+    out.router_losses.insert(out.router_losses.end(), made.begin() + 1, made.end());
   }
-  return constrain("out", lm_head_.forward(ln_.forward(x)));
+  out.logits = constrain("out", lm_head_.forward(ln_.forward(x)));
+  return out;
 }
 
 std::int64_t parameter_count(GptConfig config) {

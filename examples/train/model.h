@@ -6,11 +6,20 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "dtensor/moe.h"
 #include "dtensor/nn.h"
 
 namespace train {
+
+// What takes the place of each block's MLP in a mixture of experts; hidden size and dtype are the model's.
+struct ExpertConfig {
+  dtensor::MoeOptions moe;
+  dtensor::DispatchKind dispatch = dtensor::DispatchKind::all_to_all;
+  dtensor::CapacityOptions capacity = {};
+};
 
 struct GptConfig {
   std::int64_t vocabulary = 257, hidden = 64, heads = 4, layers = 4, ffn = 256;
@@ -18,6 +27,7 @@ struct GptConfig {
   double dropout = 0;              // on the embedding and on each residual branch
   bool checkpoint_blocks = false;  // each block is computed again in backward
   at::TensorOptions tensor = {};   // of the parameters
+  std::optional<ExpertConfig> experts = {};
 };
 
 GptConfig tiny();      // the reference transformer of tests/data/transformer.json
@@ -32,26 +42,31 @@ class Mlp final : public dtensor::nn::Module {
   dtensor::nn::Linear ffn1_, ffn2_;
 };
 
-// x + attn(ln1(x)), then + mlp(ln2(x)).
+// x + attn(ln1(x)), then + mlp(ln2(x)), or experts in the place of the MLP.
 class Block final : public dtensor::nn::Module {
  public:
   explicit Block(const GptConfig& config);
-  at::Tensor forward(const at::Tensor& x) const;
+  std::vector<at::Tensor> forward(const at::Tensor& x) const;  // and the router's loss, where it has one
 
  private:
   double dropout_;
   dtensor::nn::LayerNorm ln1_;
   dtensor::nn::Attention attn_;
   dtensor::nn::LayerNorm ln2_;
-  Mlp mlp_;
+  std::unique_ptr<Mlp> mlp_;
+  std::unique_ptr<dtensor::MixtureOfExperts> moe_;
 };
 
 // Parameters as torch.nn would name them: wte.weight, h.0.attn.q_proj.weight, ..., ln.bias, lm_head.weight.
 class Gpt final : public dtensor::nn::Module {
  public:
   explicit Gpt(const GptConfig& config);
-  // ids: int64 [batch, sequence]. Logits: [batch, sequence, vocabulary].
-  at::Tensor forward(const at::Tensor& ids) const;
+  struct Output {
+    at::Tensor logits;                      // [batch, sequence, vocabulary]
+    std::vector<at::Tensor> router_losses;  // scalars, to be added to the mean loss
+  };
+  Output run(const at::Tensor& ids) const;  // ids: int64 [batch, sequence]
+  at::Tensor forward(const at::Tensor& ids) const { return run(ids).logits; }
   const std::vector<std::unique_ptr<Block>>& blocks() const { return blocks_; }
 
  private:

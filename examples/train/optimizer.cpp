@@ -29,11 +29,13 @@ std::unique_ptr<dtensor::Optimizer> one_group(const NamedTensors& parameters, co
   return std::make_unique<Rule>(std::vector<typename Rule::Group>{std::move(group)});
 }
 
-// The matrices of the blocks; embeddings and head are look-up tables rather than maps.
+// The matrices of the blocks; embeddings, head and a router's gate are look-up tables rather than maps, and experts are
+// packed in tensors of three dimensions.
 std::unique_ptr<dtensor::Optimizer> muon(const NamedTensors& parameters, const OptimizerOptions& o) {
   NamedTensors matrices, rest;
   for (const auto& item : parameters) {
-    (item.second->dim() == 2 && item.first.starts_with("h.") ? matrices : rest).push_back(item);
+    const bool maps = item.second->dim() == 2 && item.first.starts_with("h.") && !item.first.ends_with("gate.weight");
+    (maps ? matrices : rest).push_back(item);
   }
   const dtensor::MuonOptions options{.lr = o.lr, .weight_decay = o.weight_decay, .match_adamw_rms = true};
   std::vector<std::unique_ptr<dtensor::Optimizer>> parts;

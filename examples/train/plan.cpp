@@ -1,6 +1,10 @@
 // The plan: where each tensor lives on a mesh (replicate, shard, tp).
 #include "plan.h"
 
+#include <numeric>
+
+#include "dtensor/moe.h"
+
 namespace train {
 
 using dtensor::ColwiseParallel;
@@ -30,52 +34,23 @@ dtensor::ParallelPlan tensor_parallel_plan(const Options& options) {
       {"h.*.attn.k_proj", column},
       {"h.*.attn.v_proj", column},
       {"h.*.attn.o_proj", row},
-      {"h.*.mlp.ffn1", column},
-      {"h.*.mlp.ffn2", row},
       {"lm_head", ColwiseParallel{.in = in, .out = classes}},
   };
-  if (in) {
-    plan.emplace_back("h.*.attn", PrepareModuleInput{*in});
-    plan.emplace_back("h.*.mlp", PrepareModuleInput{*in});
-  }
+  if (in) plan.emplace_back("h.*.attn", PrepareModuleInput{*in});
+  if (options.experts) return plan;  // which are split over a mesh of their own, and take tokens as they come
+  plan.emplace_back("h.*.mlp.ffn1", column);
+  plan.emplace_back("h.*.mlp.ffn2", row);
+  if (in) plan.emplace_back("h.*.mlp", PrepareModuleInput{*in});
   return plan;
 }
 
 namespace {
 
-dtensor::FsdpOptions fsdp_options(const Options& options) {
-  dtensor::FsdpOptions how;
-  if (options.reshard == "true" || options.reshard == "false") {
-    how.reshard_after_forward = options.reshard == "true";
-  } else {
-    how.reshard_after_forward = std::int64_t{std::stol(options.reshard)};
-  }
-  if (options.bf16) {
-    how.precision.param_dtype = at::kBFloat16;
-    how.precision.param_dtype_of = {{"*ln*", at::kFloat}};  // layer norms
-    how.precision.output_dtype = at::kFloat;
-  }
-  return how;
-}
-
-}  // namespace
-
-std::vector<dtensor::FsdpUnit> distribute(Gpt& model, const dtensor::DeviceMesh& mesh, const Options& options) {
-  parallelize(model, mesh, tensor_parallel_plan(options));
-  if (options.parallel != "fsdp") {
-    shard_storage(model.named_parameters());
-    return {};
-  }
-  const dtensor::FsdpOptions how = fsdp_options(options);
-  std::vector<dtensor::FsdpUnit> units;
-  for (const auto& block : model.blocks()) units.push_back(fully_shard(*block, mesh, how));
-  units.push_back(fully_shard(model, mesh, how));
-  return units;
-}
-
-void shard_storage(const dtensor::NamedTensors& parameters) {
+// Stores those of the DTensors that are on `mesh` split over shard, each gathered where it is used.
+void shard_storage(const dtensor::NamedTensors& parameters, const dtensor::DeviceMesh& mesh) {
   for (const auto& [name, slot] : parameters) {
     dtensor::DTensor parameter(*slot);
+    if (!(parameter.mesh() == mesh)) continue;
     dtensor::Placements placements = parameter.placements();
     // tp splits first, though its axis is to the right: each of its pieces is then what `shard` splits.
     const auto tp = parameter.mesh().size("tp");
@@ -83,6 +58,62 @@ void shard_storage(const dtensor::NamedTensors& parameters) {
     placements[1] = (both_on_rows ? dtensor::StridedShard(0, tp) : Shard(0)).as_storage();
     parameter.redistribute_(std::move(placements));
   }
+}
+
+dtensor::FsdpOptions fsdp_options(const Options& options) {
+  dtensor::FsdpOptions how;
+  if (options.reshard == "true" || options.reshard == "false") {
+    how.reshard_after_forward = options.reshard == "true";
+  } else {
+    how.reshard_after_forward = std::int64_t{std::stoll(options.reshard)};
+  }
+  if (options.bf16) {
+    how.precision.param_dtype = at::kBFloat16;
+    how.precision.param_dtype_of = {{"*ln*", at::kFloat}, {"*gate*", at::kFloat}};  // layer norms and routers
+    how.precision.output_dtype = at::kFloat;
+  }
+  return how;
+}
+
+// The same on the axis over which experts are stored split. Of a number of neighbours as many as divide it.
+dtensor::FsdpOptions expert_options(dtensor::FsdpOptions how, std::int64_t edp) {
+  how.shard_axis = "edp";
+  if (const auto* given = std::get_if<std::int64_t>(&how.reshard_after_forward)) {
+    const auto neighbours = *given, fitting = std::gcd(neighbours, edp);
+    how.reshard_after_forward = true;
+    if (neighbours == 1 || fitting > 1) how.reshard_after_forward = fitting;
+  }
+  return how;
+}
+
+// On their sparse view of the ranks; none where there are no experts, or one rank has all.
+dtensor::DeviceMesh distribute_experts(Gpt& model, const dtensor::DeviceMesh& mesh, const Options& options) {
+  if (!options.experts || mesh.size() == 1) return {};
+  const auto shape = fit_sparse(*options.experts, {mesh.size("replicate"), mesh.size("shard"), mesh.size("tp")});
+  const auto sparse = mesh.view({shape.edp, shape.ep, shape.etp}, {"edp", "ep", "etp"});
+  dtensor::apply_expert_parallel(model, sparse);
+  return sparse;
+}
+
+}  // namespace
+
+// Experts first, so that each rank makes its part only; then what is left, and units of both in one schedule.
+std::vector<dtensor::FsdpUnit> distribute(Gpt& model, const dtensor::DeviceMesh& mesh, const Options& options) {
+  const auto sparse = distribute_experts(model, mesh, options);
+  parallelize(model, mesh, tensor_parallel_plan(options));
+  if (options.parallel != "fsdp") {
+    shard_storage(model.named_parameters(), mesh);
+    return {};
+  }
+  const auto how = fsdp_options(options);
+  std::vector<dtensor::FsdpUnit> units;
+  for (const auto& block : model.blocks()) {
+    const auto experts = dtensor::expert_parameters(*block);
+    if (sparse) units.push_back(fully_shard(experts, sparse, expert_options(how, sparse.size("edp"))));
+    units.push_back(fully_shard(*block, mesh, how));
+  }
+  units.push_back(fully_shard(model, mesh, how));
+  return units;
 }
 
 dtensor::Placements batch_placements() { return {Shard(0), Shard(0), Replicate()}; }

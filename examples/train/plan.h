@@ -18,12 +18,10 @@ dtensor::DeviceMesh make_mesh(const dtensor::Communicator& world, const MeshShap
 // so that the loss sees whole rows.
 dtensor::ParallelPlan tensor_parallel_plan(const Options& options);
 
-// Puts the model on the mesh: the plan over tp; over shard, each block and then the rest as a unit (--parallel fsdp),
-// or each parameter by itself. Returns the units.
+// Puts the model on the mesh: experts on a sparse view of its ranks; the plan over tp; over shard, the experts of each
+// block, the block and then the rest as a unit (--parallel fsdp), or each parameter by itself. Returns the units in the
+// order of their use.
 std::vector<dtensor::FsdpUnit> distribute(Gpt& model, const dtensor::DeviceMesh& mesh, const Options& options);
-
-// Stores DTensors on such a mesh split over shard, each gathered where it is used.
-void shard_storage(const dtensor::NamedTensors& parameters);
 
 // ids, targets and, by propagation, every activation between blocks: the batch over replicate and shard.
 dtensor::Placements batch_placements();

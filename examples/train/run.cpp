@@ -11,6 +11,7 @@
 #include "dtensor/hooks.h"
 #include "dtensor/random.h"
 #include "dtensor/tensor.h"
+#include "load.h"
 #include "optimizer.h"
 #include "plan.h"
 #include "state.h"
@@ -28,6 +29,28 @@ at::ScalarType scalar_type(Dtype dtype) {
   }
 }
 
+namespace {
+
+ExpertConfig expert_config(const ExpertFlags& flags, std::int64_t hidden) {
+  static const std::map<std::string, dtensor::DispatchKind> kinds = {{"all-to-all", dtensor::DispatchKind::all_to_all},
+                                                                     {"all-gather", dtensor::DispatchKind::all_gather},
+                                                                     {"capacity", dtensor::DispatchKind::capacity},
+                                                                     {"equal", dtensor::DispatchKind::equal}};
+  ExpertConfig c{.moe = {}, .dispatch = kinds.at(flags.dispatcher), .capacity = {.factor = flags.capacity}};
+  c.moe.ffn = flags.ffn > 0 ? flags.ffn : hidden;
+  c.moe.shared_ffn = flags.shared;
+  auto& r = c.moe.router;
+  r.experts = flags.experts;
+  r.top_k = flags.top_k;
+  r.normalise = true;
+  if (flags.balance == "aux") r.aux_loss = 0.01;
+  if (flags.balance == "bias") c.moe.balance_rate = 0.001;
+  if (flags.balance == "forced") r.choice = dtensor::RouterChoice::round_robin;
+  return c;
+}
+
+}  // namespace
+
 GptConfig gpt_config(const Options& options) {
   GptConfig config = options.model == "tiny" ? tiny() : gpt_153m();
   config.dropout = options.dropout;
@@ -37,6 +60,8 @@ GptConfig gpt_config(const Options& options) {
     config.hidden = options.hidden;
     config.ffn = 4 * options.hidden;
   }
+  if (options.layers > 0) config.layers = options.layers;
+  if (options.experts) config.experts = expert_config(*options.experts, config.hidden);
   return config;
 }
 
@@ -66,7 +91,9 @@ double run_piece(const Job& job, const at::Tensor& ids, const at::Tensor& target
   at::Tensor loss;
   {
     const dtensor::ComputeScope scope(job.model.named_parameters());
-    loss = token_loss(scope.output(job.model.forward(placed(job, ids))), placed(job, targets));
+    const auto out = job.model.run(placed(job, ids));
+    loss = token_loss(scope.output(out.logits), placed(job, targets));
+    if (!out.router_losses.empty()) loss = loss + at::stack(out.router_losses).sum();
   }
   if (share != 1) loss = loss * share;
   loss.backward();
@@ -86,16 +113,27 @@ double run_batch(const Job& job, const Batch& batch) {
   return loss;
 }
 
+// Events are counted for the length of the step, but not those of counting the load.
+void train_step(const Job& job, Optimizer& optimizer, StepRecord& record) {
+  const Options& o = job.options;
+  const dtensor::EventListener listener([&](const dtensor::Event& event) { record.moved[event.axis] += event.bytes; },
+                                        {dtensor::Event::Kind::collective});
+  record.loss = run_batch(job, job.corpus.batch(o.seed, record.step, o.batch, o.seq));
+  if (job.memory != nullptr) job.memory->measure_parameters(job.model.named_parameters());
+  record.grad_norm = to_number(optimizer.step());
+  if (o.experts)
+    dtensor::update_load_balancers(job.model, job.mesh ? job.mesh.communicator() : dtensor::Communicator());
+}
+
 StepRecord run_step(const Job& job, Optimizer& optimizer, std::int64_t step) {
   const Options& o = job.options;
   StepRecord record{.step = step, .tokens = o.batch * o.seq, .lr = optimizer.next_lr()};
   const auto begin = std::chrono::steady_clock::now();
-  const dtensor::EventListener listener([&](const dtensor::Event& event) { record.moved[event.axis] += event.bytes; },
-                                        {dtensor::Event::Kind::collective});
-  record.loss = run_batch(job, job.corpus.batch(o.seed, step, o.batch, o.seq));
-  if (job.memory != nullptr) job.memory->measure_parameters(job.model.named_parameters());
-  record.grad_norm = to_number(optimizer.step());
+  train_step(job, optimizer, record);
   record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (o.experts && o.experts->show_load) {
+    add_load(job.model, job.mesh ? job.mesh.world() : dtensor::Communicator(), o.experts->etp, record);
+  }
   return record;
 }
 

@@ -20,7 +20,9 @@ using BytesByAxis = std::map<std::string, std::int64_t>;
 struct StepRecord {
   std::int64_t step = 0, tokens = 0;
   double loss = 0, grad_norm = 0, lr = 0, seconds = 0;
-  BytesByAxis moved = {};  // what this rank received from others, by mesh axis
+  BytesByAxis moved = {};              // what this rank received from others, by mesh axis
+  std::vector<double> imbalance = {};  // of each layer of experts: the largest load of one over the mean
+  std::int64_t dropped = 0;            // entries, all layers and ranks
 };
 
 using OnStep = std::function<void(const StepRecord&)>;

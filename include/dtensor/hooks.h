@@ -55,6 +55,19 @@ class DTENSOR_API PartOfBackward {
   PartOfBackward& operator=(const PartOfBackward&) = delete;
 };
 
+// For this thread, while it lives: what runs without grad mode is part of a training step all the same, since it runs
+// again in backward (recomputation). A schedule tells it from inference by that.
+class DTENSOR_API RunsAgain {
+ public:
+  RunsAgain();
+  static bool active();
+
+  struct Flag {};
+
+ private:
+  ScopedValue<Flag> scope_;
+};
+
 // For this thread, while it lives: gradients are accumulated as they come, without the reduction to the parameter's
 // placements (gradient accumulation without synchronisation). The first gradient's placements stay until the next
 // synchronised backward pass brings the sum into the parameter's.

@@ -118,7 +118,8 @@ class DTENSOR_API ParallelModel {
 
 // Places every parameter on `mesh`. Plain ones (equal on all ranks) are distributed, those on the meta device get
 // memory for their part; DTensors on `mesh` or on a slice of it keep their placements on the other axes and are
-// re-placed on the plan's. What no entry names is Replicate on the plan's axis. Errors: an entry that matches nothing
+// re-placed on the plan's. What no entry names is Replicate on the plan's axis, or stays as it is where its mesh has
+// axes of other names (experts after apply_expert_parallel). Errors: an entry that matches nothing
 // (with the nearest names), a tensor or activation point that two entries claim.
 DTENSOR_API ParallelModel parallelize(nn::Module& model, const DeviceMesh& mesh, const ParallelPlan& plan,
                                       const ParallelizeOptions& options = {});

@@ -195,6 +195,9 @@ void at_backward_end(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
 }
 
+RunsAgain::RunsAgain() : scope_({}) {}
+bool RunsAgain::active() { return ScopedValue<Flag>::current() != nullptr; }
+
 NoGradientSync::NoGradientSync() : scope_({}) {}
 bool NoGradientSync::active() { return ScopedValue<Flag>::current() != nullptr; }
 

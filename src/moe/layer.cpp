@@ -87,6 +87,16 @@ MixtureOfExperts::MixtureOfExperts(const MoeOptions& options)
 
 MixtureOfExperts::~MixtureOfExperts() = default;
 
+// The bias starts at zero on every rank, wherever the gate came to be.
+void MixtureOfExperts::reset_parameters() {
+  if (!balancer_) return;
+  if (!balancer_->bias.is_meta()) return static_cast<void>(local_view(balancer_->bias).zero_());
+  const auto device = gate.weight.device();
+  LoadBalancer fresh(balancer_->bias.size(0), balancer_->rate, at::TensorOptions().device(device));
+  balancer_->bias = fresh.bias;
+  balancer_->counts = fresh.counts;
+}
+
 void MixtureOfExperts::set_dispatch(DispatchKind kind, CapacityOptions capacity) {
   kind_ = kind;
   capacity_ = capacity;

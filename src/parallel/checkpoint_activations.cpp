@@ -178,6 +178,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     ctx->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(call));
     ctx->save_for_backward(inputs.vec());
     const KeptResults::Record record(call->kept);
+    const RunsAgain again;
     auto results = call->fn(inputs.vec());
     for (const at::Tensor& t : results) call->results.push_back(described(t));
     return results;

@@ -182,6 +182,7 @@ std::shared_ptr<const ParallelModel::State> carry_out(const Names& names, const 
     return it == parameters.end() ? std::nullopt : std::optional(it->second.placement);
   });
   for (const auto& [name, tensor] : names.parameters) {
+    if (!(DTensor(*tensor).mesh() == mesh)) continue;
     const auto it = parameters.find(name);
     state->parameters.push_back({name, DTensor(*tensor).placements()[static_cast<std::size_t>(axis)],
                                  it == parameters.end() ? "" : it->second.entry});

@@ -41,6 +41,15 @@ Placements without_axis(Placements placements, const DeviceMesh& mesh, std::int6
   return placements;
 }
 
+// Parameters of another mesh over these ranks (experts on their sparse view) have no such axis.
+bool lives_elsewhere(const at::Tensor& tensor, const DeviceMesh& mesh) {
+  if (!is_dtensor(tensor) || DTensor(tensor).mesh() == mesh) return false;
+  const auto own = DTensor(tensor).mesh();
+  const auto& known = mesh.names();
+  return !std::all_of(own.names().begin(), own.names().end(),
+                      [&](const auto& name) { return std::find(known.begin(), known.end(), name) != known.end(); });
+}
+
 // A tensor on a slice of the mesh, seen on all of it: whole on the axes that the slice lacks.
 DTensor lifted(const DTensor& tensor, const DeviceMesh& mesh, const std::string& name) {
   const DeviceMesh slice = tensor.mesh();
@@ -99,7 +108,8 @@ void place_parameters(const NamedTensors& parameters, const DeviceMesh& mesh, st
     if (!fresh.defined()) {
       old = *tensor;
       const auto it = placements.find(tensor->unsafeGetTensorImpl());
-      fresh = placed(old, mesh, axis, it == placements.end() ? Replicate() : it->second, name);
+      const bool stays = it == placements.end() && lives_elsewhere(old, mesh);
+      fresh = stays ? old : placed(old, mesh, axis, it == placements.end() ? Replicate() : it->second, name);
       if (!fresh.is_same(old)) {
         fresh.requires_grad_(old.requires_grad());
         note_replaced(old);

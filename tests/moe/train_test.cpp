@@ -3,24 +3,24 @@
 
 #include <filesystem>
 
-#include "moe/run.h"
 #include "train/compare.h"
+#include "train/run.h"
 
 namespace {
 
-using moe_example::Options;
-using moe_example::StepRecord;
+using train::Options;
+using train::StepRecord;
 
 Options options_of(train::Dtype dtype) {
   Options o;
-  o.job.dtype = dtype;
-  o.job.steps = 100;
-  o.job.batch = 8;
-  o.job.seq = 8;
-  o.job.hidden = 16;
+  o.dtype = dtype;
+  o.steps = 100;
+  o.batch = 8;
+  o.seq = 8;
+  o.hidden = 16;
   o.layers = 2;
-  o.job.warmup = 10;
-  o.ep = 1;
+  o.warmup = 10;
+  o.experts.emplace().ep = 1;
   return o;
 }
 
@@ -38,20 +38,19 @@ double largest_difference(const std::vector<StepRecord>& a, const std::vector<St
   double largest = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
     const auto relative = [](double x, double y) { return std::abs(x - y) / std::abs(y); };
-    largest = std::max(
-        {largest, relative(a[i].step.loss, b[i].step.loss), relative(a[i].step.grad_norm, b[i].step.grad_norm)});
+    largest = std::max({largest, relative(a[i].loss, b[i].loss), relative(a[i].grad_norm, b[i].grad_norm)});
     EXPECT_EQ(a[i].dropped, b[i].dropped);
   }
   return largest;
 }
 
 void expect_same_curve(Options o, const std::vector<StepRecord>& reference, const Layout& layout, double bound) {
-  o.job.mesh = layout.mesh;
-  o.ep = layout.ep;
-  o.etp = layout.etp;
+  o.mesh = layout.mesh;
+  o.experts->ep = layout.ep;
+  o.experts->etp = layout.etp;
   std::vector<StepRecord> records;
   dtensor::run_local(static_cast<int>(layout.mesh.size()), [&](dtensor::Communicator world) {
-    const auto mine = moe_example::train_on_mesh(world, o, corpus());
+    const auto mine = train::train_on_mesh(world, o, corpus(), {});
     if (world.rank() == 0) records = mine;
   });
   EXPECT_LE(largest_difference(records, reference), bound)
@@ -60,43 +59,43 @@ void expect_same_curve(Options o, const std::vector<StepRecord>& reference, cons
 
 TEST(MoeTraining, ExpertParallelIsOneDeviceInDouble) {
   auto o = options_of(train::Dtype::float64);
-  const auto reference = moe_example::train_on_one_device(o, corpus());
-  EXPECT_LT(reference.back().step.loss, reference.front().step.loss - 1);
+  const auto reference = train::train_on_one_device(o, corpus());
+  EXPECT_LT(reference.back().loss, reference.front().loss - 1);
   for (const Layout& layout : {Layout{{1, 2, 1}, 1, 1}, Layout{{1, 2, 1}, 2, 1}, Layout{{1, 2, 2}, 2, 1},
                                Layout{{1, 2, 2}, 2, 2}, Layout{{2, 2, 2}, 4, 1}}) {
     expect_same_curve(o, reference, layout, 1e-9);
   }
-  o.job.parallel = "plain";  // without units, each parameter gathered where it is used
+  o.parallel = "plain";  // without units, each parameter gathered where it is used
   expect_same_curve(o, reference, {{1, 4, 1}, 2, 1}, 1e-9);
 }
 
 TEST(MoeTraining, AccumulatedPiecesAreOneDeviceInDouble) {
   auto o = options_of(train::Dtype::float64);
-  o.job.steps = 20;
-  o.balance = "bias";
-  const auto reference = moe_example::train_on_one_device(o, corpus(), 2);
-  o.job.grad_accum = 2;
+  o.steps = 20;
+  o.experts->balance = "bias";
+  const auto reference = train::train_on_one_device(o, corpus(), 2);
+  o.grad_accum = 2;
   for (const auto* parallel : {"fsdp", "plain"}) {
-    o.job.parallel = parallel;
+    o.parallel = parallel;
     expect_same_curve(o, reference, {{1, 4, 1}, 2, 1}, 1e-9);
   }
 }
 
 TEST(MoeTraining, CapacityAndBiasAreOneDeviceInDouble) {
   auto o = options_of(train::Dtype::float64);
-  o.job.steps = 40;
-  o.dispatcher = "capacity";
-  o.balance = "bias";
-  o.shared = 16;
-  const auto reference = moe_example::train_on_one_device(o, corpus());
+  o.steps = 40;
+  o.experts->dispatcher = "capacity";
+  o.experts->balance = "bias";
+  o.experts->shared = 16;
+  const auto reference = train::train_on_one_device(o, corpus());
   expect_same_curve(o, reference, {{1, 2, 2}, 4, 1}, 1e-9);
 }
 
 TEST(MoeTraining, ExpertParallelIsOneDeviceInFloat) {
   auto o = options_of(train::Dtype::float32);
-  o.balance = "none";
-  const auto reference = moe_example::train_on_one_device(o, corpus());
-  const auto spread = largest_difference(moe_example::train_on_one_device(o, corpus(), 2), reference);
+  o.experts->balance = "none";
+  const auto reference = train::train_on_one_device(o, corpus());
+  const auto spread = largest_difference(train::train_on_one_device(o, corpus(), 2), reference);
   expect_same_curve(o, reference, {{1, 2, 1}, 2, 1}, std::max(1e-5, 3 * spread));
   expect_same_curve(o, reference, {{1, 2, 2}, 2, 1}, std::max(1e-5, 3 * spread));
 }
@@ -105,17 +104,17 @@ TEST(MoeTraining, ExpertParallelIsOneDeviceInFloat) {
 TEST(MoeTraining, G8GoesOnAtAnotherExpertParallelism) {
   const auto folder = std::filesystem::temp_directory_path() / ("dtensor_moe_resume_" + std::to_string(::getpid()));
   auto o = options_of(train::Dtype::float64);
-  o.job.steps = 8;
-  o.balance = "bias";
+  o.steps = 8;
+  o.experts->balance = "bias";
   const auto run = [&](const Layout& layout, const char* load, const char* save, std::int64_t steps) {
     Options own = o;
-    own.job.mesh = layout.mesh;
-    own.ep = layout.ep, own.etp = layout.etp;
-    own.job.steps = steps;
-    own.job.load = load, own.job.save = save;
+    own.mesh = layout.mesh;
+    own.experts->ep = layout.ep, own.experts->etp = layout.etp;
+    own.steps = steps;
+    own.load = load, own.save = save;
     std::vector<StepRecord> records;
     dtensor::run_local(static_cast<int>(layout.mesh.size()), [&](dtensor::Communicator world) {
-      const auto mine = moe_example::train_on_mesh(world, own, corpus(), {});
+      const auto mine = train::train_on_mesh(world, own, corpus(), {});
       if (world.rank() == 0) records = mine;
     });
     return records;
@@ -125,7 +124,7 @@ TEST(MoeTraining, G8GoesOnAtAnotherExpertParallelism) {
   run(layouts[0], "", folder.c_str(), 4);
   for (const Layout& layout : layouts) {
     const auto rest = run(layout, folder.c_str(), "", 8);
-    ASSERT_EQ(rest.front().step.step, 4);
+    ASSERT_EQ(rest.front().step, 4);
     EXPECT_LE(largest_difference(rest, {whole.begin() + 4, whole.end()}), 1e-9) << layout.mesh.str();
   }
   std::filesystem::remove_all(folder);

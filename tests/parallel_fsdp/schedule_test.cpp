@@ -36,6 +36,35 @@ TEST(FsdpSchedule, HoldsAsManyUnitsAsTheBudgetSays) {
   }
 }
 
+// Forward of what is recomputed runs without grad mode, and is no inference: units are dropped, kept, or reduced to the
+// share of some neighbours as they are in other steps, and backward gathers each once for recomputation and gradients.
+TEST(FsdpSchedule, RecomputationGathersNothingMore) {
+  for (const std::variant<bool, std::int64_t> reshard : {std::variant<bool, std::int64_t>(true), {false}, {2L}}) {
+    on_mesh({4}, [&](const DeviceMesh& mesh) {
+      std::vector<std::string> table;
+      for (const bool recomputes : {false, true}) {
+        Tower tower(6);
+        const auto units = tower.shard(mesh, {.reshard_after_forward = reshard});
+        const auto x = sharded(input(), mesh).requires_grad_();
+        for (int step = 0; step < 3; ++step) {
+          units[0].reset_peaks();
+          const CommDebugMode comms;
+          at::Tensor h = x;
+          for (const auto& w : tower.w) {
+            const auto layer = [&w](const at::Tensor& y) { return at::gelu(at::linear(y, w)); };
+            h = recomputes ? checkpoint(layer, h) : layer(h);
+          }
+          h.square().mean().backward();
+          const auto gathers = comms.total("all_gather");
+          table.push_back(c10::str(step, ": ", gathers.calls, " gathers, ", gathers.bytes, " bytes, peak ",
+                                   units[0].stats().peak_gathered_bytes));
+        }
+      }
+      EXPECT_EQ(std::vector(table.begin(), table.begin() + 3), std::vector(table.begin() + 3, table.end()));
+    });
+  }
+}
+
 TEST(FsdpSchedule, PredictedMemoryIsMeasuredMemory) {
   for (const bool reshard : {true, false}) {
     on_mesh({2}, [&](const DeviceMesh& mesh) {

@@ -18,12 +18,12 @@ namespace {
 using namespace train;
 namespace fs = std::filesystem;
 
-Options parse(std::vector<std::string> words) {
-  words.insert(words.begin(), "train");
+Options parse(std::vector<std::string> words, Kind program = Kind::dense) {
+  words.insert(words.begin(), to_string(program));
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   std::optional<int> exit_status;
-  return parse_args(static_cast<int>(argv.size()), argv.data(), exit_status);
+  return parse_args(program, static_cast<int>(argv.size()), argv.data(), exit_status);
 }
 
 std::string usage_error_of(const std::function<void()>& fn) {

@@ -66,6 +66,7 @@ class DTENSOR_API MixtureOfExperts final : public nn::Module {
   Output run(const at::Tensor& x);
   at::Tensor forward(const at::Tensor& x) { return run(x).y; }
 
+  void reset_parameters() override;
   void set_dispatch(DispatchKind kind, CapacityOptions capacity = {});
   const MoeOptions& options() const { return options_; }
   const MoeStats& stats() const { return stats_; }
@@ -105,8 +106,9 @@ struct ExpertParallelOptions {
 };
 
 // Moves the experts of every MixtureOfExperts in `model` to `mesh`, a sparse view (edp x ep x etp) of the ranks of the
-// dense mesh, or its slice: ep splits them by expert, which must divide their number. Call it after tensor parallelism
-// and before fully_shard() of the rest. A mesh of one rank changes nothing. Returns the number of layers.
+// dense mesh, or its slice: ep splits them by expert, which must divide their number. Call it before
+// fully_shard() of the rest, and before parallelize() where the model is on the meta device (parts only get memory). A
+// mesh of one rank changes nothing. Returns the number of layers.
 DTENSOR_API int apply_expert_parallel(nn::Module& model, const DeviceMesh& mesh,
                                       const ExpertParallelOptions& options = {});
 

@@ -55,7 +55,8 @@ at::Tensor Schedule::use(Unit& unit, std::size_t k, const DTensor& parameter, co
   if (!serves(p, dtype)) return warn_of_dtype(unit, p, parameter, dtype), at::Tensor();
   const int pass = current_backward();
   pass >= 0 ? enter_pass(pass) : abandon_passes();
-  switch_phase(pass >= 0 ? kBackward : at::GradMode::is_enabled() ? kForward : kInference);
+  const bool trains = at::GradMode::is_enabled() || RunsAgain::active();
+  switch_phase(pass >= 0 ? kBackward : trains ? kForward : kInference);
   if (current_ != &unit) release_finished(unit);
   current_ = &unit;
   if (!unit.is_fresh(p, parameter)) gather(unit);

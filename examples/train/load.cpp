@@ -1,0 +1,65 @@
+// The load of the experts over a run.
+#include "load.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include "plot.h"
+
+namespace train {
+
+void add_load(Gpt& model, const dtensor::Communicator& world, std::int64_t repeated, StepRecord& record) {
+  const auto layers = dtensor::moe_layers(model);
+  std::vector<at::Tensor> parts;
+  for (auto* layer : layers) {
+    parts.push_back(layer->stats().load);
+    parts.push_back(at::tensor({layer->stats().dropped}));
+  }
+  auto all = at::cat(parts);
+  if (world && world.size() > 1) world.all_reduce(all, dtensor::ReduceOp::sum).wait();
+  const auto table =
+      all.view({static_cast<std::int64_t>(layers.size()), -1}).to(at::kDouble) / static_cast<double>(repeated);
+  const auto load = table.narrow(1, 0, table.size(1) - 1);
+  const auto ratio = load.amax({1}) / load.mean(1).clamp_min(1e-9);
+  record.imbalance.assign(ratio.const_data_ptr<double>(), ratio.const_data_ptr<double>() + ratio.numel());
+  record.dropped = table.select(1, table.size(1) - 1).sum().item<std::int64_t>();
+}
+
+namespace {
+
+std::string load_text(const StepRecord& record) {
+  std::string text;
+  for (const double ratio : record.imbalance) text += fmt::format("{}{:.2f}", text.empty() ? "" : ", ", ratio);
+  return text;
+}
+
+}  // namespace
+
+Table load_table(const Options& options, const std::vector<StepRecord>& records) {
+  const auto& e = *options.experts;
+  std::int64_t dropped = 0;
+  for (const auto& r : records) dropped += r.dropped;
+  const auto entries = static_cast<double>(records.front().tokens * e.top_k) *
+                       static_cast<double>(records.size() * records.front().imbalance.size());
+  return {
+      {"experts", fmt::format("{}, top {}, {} with balance {}", e.experts, e.top_k, e.dispatcher, e.balance)},
+      {"load max/mean by layer", load_text(records.front()) + " at first, " + load_text(records.back()) + " at last"},
+      {"dropped", fmt::format("{} token choices ({:.2f} %)", dropped, 100 * static_cast<double>(dropped) / entries)},
+  };
+}
+
+void write_load(const Options& options, const std::vector<StepRecord>& records) {
+  const auto& e = *options.experts;
+  if (e.load_plot.empty()) return;
+  Picture picture{.title = fmt::format("load of the busiest of {} experts over the mean, {} with balance {}", e.experts,
+                                       e.dispatcher, e.balance)};
+  for (std::size_t layer = 0; layer < records.front().imbalance.size(); ++layer) {
+    Curve curve{fmt::format("layer {}", layer), {}};
+    for (const auto& r : records) curve.values.push_back(r.imbalance[layer]);
+    picture.curves.push_back(std::move(curve));
+  }
+  write_svg(e.load_plot, picture);
+  fmt::print("load picture: {}\n", e.load_plot);
+}
+
+}  // namespace train

@@ -1,0 +1,17 @@
+// The load of the experts over a run: counted over ranks each step, shown in the table and in a picture.
+#pragma once
+
+#include "progress.h"
+#include "run.h"
+
+namespace train {
+
+// Of the last forward pass, over all ranks, in one collective. `repeated`: how many ranks count each token. `world`
+// empty: one device.
+void add_load(Gpt& model, const dtensor::Communicator& world, std::int64_t repeated, StepRecord& record);
+
+// Rows about the experts, and the picture of --load-plot where it was asked for.
+Table load_table(const Options& options, const std::vector<StepRecord>& records);
+void write_load(const Options& options, const std::vector<StepRecord>& records);
+
+}  // namespace train

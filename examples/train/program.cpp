@@ -1,0 +1,164 @@
+// The programs train and moe: read the command line, start the ranks, train, report.
+#include "program.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <iostream>
+
+#include "compare.h"
+#include "data.h"
+#include "dtensor/launch.h"
+#include "load.h"
+#include "log.h"
+#include "plot.h"
+#include "progress.h"
+#include "run.h"
+#include "trace.h"
+
+namespace train {
+namespace {
+
+// What rank 0 has to tell after its peers are gone.
+struct Outcome {
+  std::string where, usage_error;
+  std::vector<StepRecord> records;
+  MemoryUse memory;
+  bool reports = false;  // this process holds rank 0
+};
+
+std::vector<StepRecord> train_and_show(const dtensor::Communicator& world, const Options& options, const Corpus& corpus,
+                                       MemoryUse& memory) {
+  const bool shows = world.rank() == 0;
+  StepLog log(shows ? options.log : "");
+  Progress progress(options.steps);
+  const auto on_step = [&](const StepRecord& record) {
+    if (!shows) return;
+    log.add(record);
+    progress.show(record);
+  };
+  return train_on_mesh(world, options, corpus, on_step, options.memory ? &memory : nullptr);
+}
+
+// Every rank comes to the same answer, so none waits for one that left.
+std::string find_usage_error(const dtensor::Communicator& world, const Options& options) {
+  if (!options.backend.empty() && options.backend != world.backend_name()) {
+    return fmt::format("--backend {}: the program was started on the {} backend{}", options.backend,
+                       world.backend_name(), options.backend == "mpi" ? "; use mpirun -n RANKS" : "");
+  }
+  try {
+    const auto shape = fit_mesh(options, world.size());
+    if (options.experts) fit_sparse(*options.experts, shape);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::vector<StepRecord> train_and_trace(const dtensor::Communicator& world, const Options& options,
+                                        const Corpus& corpus, MemoryUse& memory) {
+  if (options.trace.empty()) return train_and_show(world, options, corpus, memory);
+  Trace trace(world);
+  std::vector<StepRecord> records = train_and_show(world, options, corpus, memory);
+  trace.write(options.trace);
+  return records;
+}
+
+std::string shape_text(const Options& options, int ranks) {
+  const auto dense = fit_mesh(options, ranks);
+  if (!options.experts) return dense.str();
+  const auto sparse = fit_sparse(*options.experts, dense);
+  return fmt::format("{}; edp={}, ep={}, etp={}", dense.str(), sparse.edp, sparse.ep, sparse.etp);
+}
+
+void run_rank(const dtensor::Communicator& world, const Options& options, const Corpus& corpus, Outcome& outcome) {
+  const std::string backend = world.backend_name();
+  const bool only_rank_here = backend != "local";
+  const std::string usage_error = find_usage_error(world, options);
+  std::vector<StepRecord> records;
+  MemoryUse memory;
+  if (usage_error.empty()) records = train_and_trace(world, options, corpus, memory);
+  if (only_rank_here) memory.ranks_here = 1;
+  if (world.rank() != 0 && !only_rank_here) return;  // thread ranks share `outcome`
+  outcome.usage_error = usage_error;
+  outcome.records = std::move(records);
+  outcome.memory = memory;
+  outcome.reports = world.rank() == 0;
+  if (!usage_error.empty()) return;
+  outcome.where = fmt::format("{} ({} {})", shape_text(options, world.size()), world.size(),
+                              only_rank_here ? backend + " ranks" : "thread ranks");
+}
+
+void write_plot(const Options& options, const Outcome& outcome, const Comparison* comparison) {
+  if (options.plot.empty()) return;
+  Picture picture{.title = fmt::format("{}: {} steps of {}, {}", options.model, options.steps, options.optimizer,
+                                       to_string(options.dtype))};
+  if (comparison != nullptr) {
+    picture.curves.push_back({"one device", comparison->reference});
+    picture.difference = comparison->difference;
+    picture.bound = comparison->bound;
+  }
+  picture.curves.push_back({outcome.where, losses(outcome.records)});
+  write_svg(options.plot, picture);
+  fmt::print("picture: {}\n", options.plot);
+}
+
+int report(const Options& options, const Corpus& corpus, const Outcome& outcome) {
+  auto table = summary(options, outcome.where, outcome.records);
+  if (options.experts) {
+    for (auto& row : load_table(options, outcome.records)) table.push_back(std::move(row));
+  }
+  print(table);
+  if (options.experts) write_load(options, outcome.records);
+  if (options.memory) print(memory_table(outcome.memory));
+  if (!options.compare) {
+    write_plot(options, outcome, nullptr);
+    return 0;
+  }
+  std::fputs("training on one device to compare\n", stderr);
+  const Comparison comparison = compare_with_one_device(options, corpus, outcome.records);
+  fmt::print(
+      "largest relative difference of the loss from one device: {:.2e} (bound {:.2e}, {} steps; {:.2e} at step 0, "
+      "bound {:.2e}): {}\n",
+      comparison.largest, comparison.bound, comparison.difference.size(), comparison.first, comparison.first_bound,
+      comparison.equal() ? "the curves coincide" : "THE CURVES DIFFER");
+  write_plot(options, outcome, &comparison);
+  return comparison.equal() ? 0 : 1;
+}
+
+void check_files(const Options& options) {
+  check_writable("--log", options.log);
+  check_writable("--plot", options.plot);
+  check_writable("--trace", options.trace);
+  if (options.experts) check_writable("--load-plot", options.experts->load_plot);
+  check_can_save("--save", options.save);
+}
+
+int run(Kind program, int argc, char** argv) {
+  std::optional<int> exit_status;
+  const Options options = parse_args(program, argc, argv, exit_status);
+  if (exit_status) return *exit_status;
+  check_files(options);
+  const Corpus corpus = Corpus::read(options.data, options.seq);
+  Outcome outcome;
+  const int status =
+      dtensor::launch(argc, argv, [&](dtensor::Communicator world) { run_rank(world, options, corpus, outcome); });
+  if (status != 0) return status;
+  if (!outcome.usage_error.empty()) return report_usage_error(program, outcome.usage_error);
+  return outcome.reports ? report(options, corpus, outcome) : 0;
+}
+
+}  // namespace
+
+int run_program(Kind program, int argc, char** argv) {
+  try {
+    return run(program, argc, argv);
+  } catch (const UsageError& error) {
+    return report_usage_error(program, error.what());
+  } catch (const std::exception& error) {
+    std::cerr << to_string(program) << ": " << error.what() << "\n";
+    return 1;
+  }
+}
+
+}  // namespace train

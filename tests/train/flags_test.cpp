@@ -1,0 +1,257 @@
+// Every flag of train and moe does something: each row names a flag, what else the run is given, and what must change.
+// A flag without a row fails, so none can be parsed and forgotten.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <set>
+
+#include "support/data.h"
+#include "train/program.h"
+#include "train/run.h"
+
+namespace {
+
+using train::Kind;
+using Words = std::vector<std::string>;
+namespace fs = std::filesystem;
+
+struct Run {
+  int status = 0;
+  std::string out, error;
+  std::vector<nlohmann::json> log;  // one line a step
+
+  double number(const std::string& key, std::size_t step) const { return log.at(step).at(key).get<double>(); }
+  double bytes(const std::string& axis) const { return log.back().at("bytes_received").value(axis, 0.0); }
+};
+
+fs::path folder() {
+  const auto path = fs::temp_directory_path() / ("dtensor_flags_" + std::to_string(::getpid()));
+  fs::create_directories(path);
+  return path;
+}
+
+// The program itself, on thread ranks.
+Run run(Kind program, const Words& words, bool logs = true) {
+  Words all = {train::to_string(program)};
+  all.insert(all.end(), words.begin(), words.end());
+  const auto log = folder() / "log.jsonl";
+  fs::remove(log);
+  if (logs) all.insert(all.end(), {"--log", log.string()});
+  std::vector<char*> argv;
+  for (auto& word : all) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  Run result;
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  result.status = train::run_program(program, static_cast<int>(all.size()), argv.data());
+  result.out = testing::internal::GetCapturedStdout();
+  result.error = testing::internal::GetCapturedStderr();
+  std::ifstream in(log);
+  for (std::string line; std::getline(in, line);) result.log.push_back(nlohmann::json::parse(line));
+  return result;
+}
+
+using Changes = std::function<bool(const Run& with, const Run& without)>;
+
+Changes value(const char* key, std::size_t step) {
+  return [=](const Run& a, const Run& b) { return a.number(key, step) != b.number(key, step); };
+}
+Changes less(const char* axis) {
+  return [=](const Run& a, const Run& b) { return a.bytes(axis) < b.bytes(axis); };
+}
+Changes more(const char* axis) {
+  return [=](const Run& a, const Run& b) { return a.bytes(axis) > b.bytes(axis); };
+}
+Changes other(const char* axis) {
+  return [=](const Run& a, const Run& b) { return a.bytes(axis) != b.bytes(axis); };
+}
+Changes says(const char* text) {
+  return [=](const Run& a, const Run& b) {
+    return (a.out + a.error).find(text) != std::string::npos && (b.out + b.error).find(text) == std::string::npos;
+  };
+}
+Changes writes(const char* name, const char* text = "") {
+  return [=](const Run&, const Run&) {
+    std::ifstream in(folder() / name);
+    const std::string content((std::istreambuf_iterator<char>(in)), {});
+    return !content.empty() && content.find(text) != std::string::npos;
+  };
+}
+
+struct Row {
+  std::string flag;
+  Words words;  // its value
+  Changes changes;
+  Words beside = {};  // of both runs
+};
+
+const Words kOnShard = {"--mesh", "shard=2"}, kOnTp = {"--mesh", "tp=2"}, kOnFour = {"--mesh", "shard=4"};
+
+std::string in_folder(const char* name) { return (folder() / name).string(); }
+
+std::vector<Row> rows_of_both() {
+  const auto loss_at_once = value("loss", 0), loss_later = value("loss", 2);
+  return {
+      {"--mesh", {"tp=2"}, more("tp"), {"--ranks", "2"}},
+      {"--ranks", {"2"}, says("2 thread ranks")},
+      {"--backend", {"nccl"}, says("nccl")},
+      {"--model", {"gpt-153m"}, loss_at_once, {"--hidden", "16", "--layers", "1"}},
+      {"--hidden", {"32"}, loss_at_once},
+      {"--layers", {"2"}, loss_at_once},
+      {"--loss-parallel", {}, less("tp"), kOnTp},
+      {"--parallel", {"plain"}, more("shard"), kOnShard},
+      {"--reshard-after-forward", {"false"}, less("shard"), kOnShard},
+      {"--reshard-after-forward", {"2"}, less("shard"), kOnFour},
+      {"--mixed-precision", {"bf16"}, less("shard"), kOnShard},
+      {"--sequence-parallel", {}, other("tp"), kOnTp},
+      {"--checkpoint-activations", {}, more("tp"), kOnTp},
+      {"--dropout", {"0.2"}, loss_at_once},
+      {"--dtype", {"float64"}, more("shard"), kOnShard},
+      {"--compare", {}, says("largest relative difference of the loss from one device")},
+      {"--steps", {"4"}, [](const Run& a, const Run&) { return a.log.size() == 4; }},
+      {"--batch", {"6"}, value("tokens", 0)},
+      {"--grad-accum", {"2"}, more("shard"), kOnShard},
+      {"--seq", {"6"}, value("tokens", 0)},
+      {"--seed", {"3"}, loss_at_once},
+      {"--optimizer", {"sgd"}, loss_later},
+      {"--optimizer", {"muon"}, loss_later},
+      {"--optimizer", {"shampoo"}, value("loss", 11), {"--steps", "12"}},
+      {"--lr", {"0.5"}, value("lr", 0)},
+      {"--warmup", {"7"}, value("lr", 0)},
+      {"--clip", {"0.001"}, loss_later, {"--optimizer", "sgd"}},
+      {"--data", {dtensor::test::data_path("optim.json")}, loss_at_once},
+      {"--save", {in_folder("saved")}, [](const Run&, const Run&) { return fs::exists(folder() / "saved"); }},
+      {"--load",
+       {in_folder("saved")},
+       [](const Run& a, const Run&) { return a.number("step", 0) == 3; },
+       {"--steps", "4"}},
+      {"--save-every", {"1"}, says("--save-every needs --save")},  // FlagsOfPrograms.SavesOnTheWay has the rest
+      {"--log", {in_folder("other.jsonl")}, writes("other.jsonl", "loss")},
+      {"--plot", {in_folder("loss.svg")}, writes("loss.svg", "</svg>")},
+      {"--memory", {}, says("memory: parameters"), kOnShard},
+      {"--trace", {in_folder("trace.json")}, writes("trace.json", "traceEvents")},
+  };
+}
+
+std::vector<Row> rows_of_moe() {
+  const auto loss_at_once = value("loss", 0);
+  return {
+      {"--ep", {"1"}, less("ep"), kOnShard},
+      {"--etp", {"2"}, says("etp=2"), kOnTp},
+      {"--experts", {"4"}, loss_at_once},
+      {"--top-k", {"1"}, loss_at_once},
+      {"--ffn", {"48"}, loss_at_once},
+      {"--shared", {"16"}, loss_at_once},
+      {"--dispatcher", {"all-gather"}, more("ep"), kOnShard},
+      {"--capacity", {"0.5"}, loss_at_once, {"--dispatcher", "capacity"}},
+      {"--balance", {"none"}, loss_at_once},
+      {"--balance", {"bias"}, value("loss", 0)},
+      {"--balance", {"forced"}, loss_at_once},
+      {"--load-plot", {in_folder("load.svg")}, writes("load.svg", "</svg>")},
+  };
+}
+
+Words joined(std::initializer_list<Words> parts) {
+  Words all;
+  for (const auto& part : parts) {
+    for (std::size_t i = 0; i < part.size(); ++i) {
+      const auto earlier = std::find(all.begin(), all.end(), part[i]);  // a flag that is given again counts last
+      if (earlier != all.end() && part[i].rfind("--", 0) == 0 && i + 1 < part.size()) {
+        *(earlier + 1) = part[++i];
+      } else {
+        all.push_back(part[i]);
+      }
+    }
+  }
+  return all;
+}
+
+Words small() {
+  return {
+      "--hidden", "16",      "--layers", "1",        "--batch", "4",      "--seq",
+      "8",        "--steps", "3",        "--warmup", "2",       "--data", dtensor::test::data_path("transformer.json")};
+}
+
+void expect_each_changes_something(Kind program, const std::vector<Row>& rows) {
+  for (const auto& row : rows) {
+    const bool logs = row.flag != "--log";
+    const auto without = run(program, joined({small(), row.beside}));
+    Words flag = {row.flag};
+    flag.insert(flag.end(), row.words.begin(), row.words.end());
+    const auto with = run(program, joined({small(), row.beside, flag}), logs);
+    EXPECT_EQ(without.status, 0) << row.flag << ": " << without.error;
+    EXPECT_TRUE(row.changes(with, without))
+        << train::to_string(program) << " " << row.flag << " changes nothing\n"
+        << with.out << with.error << (with.log.empty() ? "" : with.log.back().dump()) << "\n"
+        << (without.log.empty() ? "" : without.log.back().dump());
+  }
+}
+
+TEST(FlagsOfPrograms, EachOfTrainChangesSomething) { expect_each_changes_something(Kind::dense, rows_of_both()); }
+TEST(FlagsOfPrograms, EachOfMoeChangesSomething) {
+  expect_each_changes_something(Kind::experts, rows_of_both());
+  expect_each_changes_something(Kind::experts, rows_of_moe());
+}
+
+std::set<std::string> flags_in_help(Kind program) {
+  const auto help = run(program, {"--help"}, false).out;
+  std::set<std::string> flags;
+  const std::regex flag("--[a-z-]+");
+  for (std::sregex_iterator it(help.begin(), help.end(), flag); it != std::sregex_iterator(); ++it) {
+    flags.insert(it->str());
+  }
+  flags.erase("--help");
+  return flags;
+}
+
+TEST(FlagsOfPrograms, EachHasARow) {
+  std::set<std::string> rows;
+  for (const auto& row : rows_of_both()) rows.insert(row.flag);
+  EXPECT_EQ(flags_in_help(Kind::dense), rows);
+  for (const auto& row : rows_of_moe()) rows.insert(row.flag);
+  EXPECT_EQ(flags_in_help(Kind::experts), rows);
+}
+
+TEST(FlagsOfPrograms, SavesOnTheWay) {
+  const auto path = in_folder("on_the_way");
+  const train::Options o{.steps = 3, .batch = 2, .seq = 4, .hidden = 16, .layers = 1, .save = path, .save_every = 1};
+  std::vector<bool> there;
+  dtensor::run_local(1, [&](dtensor::Communicator world) {
+    const auto corpus = train::Corpus::read({dtensor::test::data_path("transformer.json")}, o.seq);
+    train::train_on_mesh(world, o, corpus, [&](const train::StepRecord&) { there.push_back(fs::exists(path)); });
+  });
+  EXPECT_TRUE(!there.at(0) && there.at(2));  // what the first step began to save is there when the second one saves
+}
+
+TEST(FlagsOfPrograms, WhatCannotBeIsOneLineWithTheProgramsName) {
+  struct Mistake {
+    Kind program;
+    Words words;
+    const char* message;
+  };
+  const std::vector<Mistake> mistakes = {
+      {Kind::dense, {"--ep", "2"}, "train: The following arguments were not expected"},
+      {Kind::experts, {"--ranks", "2", "--ep", "3"}, "moe: --ep 3 must divide both the ranks (2) and the experts (8)"},
+      {Kind::experts, {"--etp", "3"}, "moe: --etp 3: 1, or as many as tp (1)"},
+      {Kind::experts, {"--top-k", "9"}, "moe: --top-k 9 of 8 experts"},
+      {Kind::experts, {"--dispatcher", "equal"}, "moe: --dispatcher equal needs --balance forced"},
+      {Kind::experts, {"--capacity", "2"}, "moe: --capacity needs --dispatcher capacity"},
+      {Kind::experts, {"--memory", "--parallel", "plain"}, "moe: --memory needs --parallel fsdp"},
+      {Kind::dense, {"--mesh", "shard=2", "--reshard-after-forward", "3"}, "train: --reshard-after-forward 3 does not"},
+      {Kind::dense,
+       {"--parallel", "plain", "--reshard-after-forward", "false"},
+       "train: --reshard-after-forward needs"},
+  };
+  for (const auto& m : mistakes) {
+    const auto result = run(m.program, joined({small(), m.words}));
+    EXPECT_EQ(result.status, 2);
+    EXPECT_EQ(result.error.rfind(m.message, 0), 0U) << result.error;
+    EXPECT_EQ(std::count(result.error.begin(), result.error.end(), '\n'), 1) << result.error;
+  }
+  fs::remove_all(folder());
+}
+
+}  // namespace
