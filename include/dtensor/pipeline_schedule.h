@@ -84,6 +84,9 @@ struct CommunicationOptions {
   // last. With none, there are no UNSHARD and no RESHARD, and the stages gather their weights as they like.
   std::optional<int> unsharded_stages = 1;
   bool reduce_grad = true;
+  // For transports whose sends wait for their receives: each receive stands where its rank is when the message is made
+  // (were the times of actions those of Costs()), possibly long before its use, and no order of waiting is a deadlock.
+  bool rendezvous = false;
 };
 // Adds to a schedule of computation only what moves data. A send follows what it sends. A receive comes right before
 // what needs it, so that a wait for it keeps nothing from running, unless a message that the same rank sent earlier is
@@ -93,8 +96,9 @@ struct CommunicationOptions {
 DTENSOR_API Schedule with_communication(const Schedule& schedule, const CommunicationOptions& options = {});
 
 struct ScheduleLimits {
-  int live_microbatches = 0;  // how many microbatches' activations a stage may hold at once; 0: any number
-  bool forward_only = false;  // the schedule is one of evaluation: F and no gradients
+  int stages = 0, microbatches = 0;  // how many there must be; 0: as many as the schedule has
+  int live_microbatches = 0;         // how many microbatches' activations a stage may hold at once; 0: any number
+  bool forward_only = false;         // the schedule is one of evaluation: F and no gradients
 };
 struct ScheduleReport {
   bool in_order = true;  // messages from one rank to another are received in the order in which they are sent
@@ -121,7 +125,7 @@ DTENSOR_API std::vector<int> live_activations(const Schedule& schedule);
 struct DTENSOR_API Costs {
   double forward = 1, backward = 2, backward_input = 1, backward_weight = 1;
   double communication = 0, unshard = 0, reshard = 0, reduce_grad = 0;
-  std::vector<double> stages;  // factors of F, B, I and W by stage; empty: 1
+  std::vector<double> stages = {};  // factors of F, B, I and W by stage; empty: 1
   double operator()(const Action& action) const;
 };
 using CostFunction = std::function<double(const Action&)>;

@@ -1,0 +1,228 @@
+// The proof of a schedule, from what is missing to what comes at the wrong time; each finding names the two actions.
+// That what is needed comes before, and that no rank waits for itself, are one question: whether the actions can be
+// followed to the end.
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <map>
+
+#include "pipeline/schedule/progress.h"
+
+namespace dtensor::pipeline {
+namespace {
+
+template <class... Words>
+[[noreturn]] void refuse(const Words&... words) {
+  TORCH_CHECK(false, "pipeline schedule: ", words...);
+}
+
+// What shows that an action of this stage and microbatch is expected: the last of both, else of the microbatch, else of
+// the stage.
+Place evidence(const ScheduleIndex& index, int stage, int microbatch) {
+  Place best;
+  int score = 0;
+  index.for_each([&](Place place) {
+    const Action& action = index.at(place);
+    const int shows = 2 * (action.microbatch == microbatch) + (action.stage == stage);
+    if (shows >= score) best = place;
+    score = std::max(score, shows);
+  });
+  return best;
+}
+
+void check_size(const ScheduleIndex& index, const ScheduleLimits& limits) {
+  TORCH_CHECK(limits.stages == 0 || limits.stages == index.stages(), "pipeline schedule: it has ", index.stages(),
+              " stages, the model ", limits.stages);
+  TORCH_CHECK(limits.microbatches == 0 || limits.microbatches == index.microbatches(), "pipeline schedule: it has ",
+              index.microbatches(), " microbatches, the step ", limits.microbatches);
+  for (int stage = 0; stage < index.stages(); ++stage) {
+    if (index.rank_of(stage) >= 0) continue;
+    refuse("incomplete: ", to_string({ActionKind::forward, stage, 0}), " is on no rank, but there is ",
+           index.name(evidence(index, index.stages() - 1, -1)));
+  }
+}
+
+void check_compute(const ScheduleIndex& index, int stage, int microbatch, bool forward_only) {
+  const auto find = [&](ActionKind kind) { return index.find(kind, stage, microbatch); };
+  const auto require = [&](ActionKind kind) {
+    if (find(kind)) return;
+    refuse("incomplete: ", to_string({kind, stage, microbatch}), " of rank ", index.rank_of(stage),
+           " is missing, but there is ", index.name(evidence(index, stage, microbatch)));
+  };
+  require(ActionKind::forward);
+  const Place fused = find(ActionKind::backward), input = find(ActionKind::backward_input),
+              weight = find(ActionKind::backward_weight);
+  if (forward_only) {
+    for (const Place place : {fused, input, weight}) {
+      if (place)
+        refuse("gradients in a forward-only schedule: ", index.name(find(ActionKind::forward)), " and ",
+               index.name(place));
+    }
+    return;
+  }
+  if (fused && (input || weight)) {
+    refuse("two backwards of one microbatch: ", index.name(fused), " and ", index.name(input ? input : weight));
+  }
+  if (fused) return;
+  require(input || weight ? ActionKind::backward_input : ActionKind::backward);
+  require(ActionKind::backward_weight);
+}
+
+// Both ends of the message that carries what `place` makes, or neither where the neighbour is on the same rank.
+void check_message(const ScheduleIndex& index, Place place) {
+  const std::optional<Action> send = send_of(index, index.at(place));
+  if (!send) return;
+  const Action receive = partner_of(*send);
+  const Place sent = index.find(*send), received = index.find(receive);
+  if (sent && received) return;
+  refuse("unmatched: ", to_string(sent ? receive : *send), " of rank ",
+         index.rank_of(sent ? receive.stage : send->stage), " is missing for ",
+         index.name(sent       ? sent
+                    : received ? received
+                               : place));
+}
+
+// No message but those of check_message.
+void check_needed(const ScheduleIndex& index, Place place) {
+  const Action& action = index.at(place);
+  const bool sends = action.kind == ActionKind::send_forward || action.kind == ActionKind::send_backward;
+  const Action send = sends ? action : partner_of(action);
+  const bool forward = send.kind == ActionKind::send_forward;
+  const Place producer = forward ? index.find(ActionKind::forward, send.stage, send.microbatch)
+                                 : index.find_backward(send.stage, send.microbatch);
+  if (producer && send_of(index, index.at(producer)) == send) return;
+  const Action other = partner_of(action);
+  refuse("unmatched: ", index.name(place), " and ", to_string(other),
+         producer ? ", whose stages are neighbours on one rank or are not there" : ", of which nothing is computed");
+}
+
+void check_complete(const ScheduleIndex& index, bool forward_only) {
+  for (int stage = 0; stage < index.stages(); ++stage) {
+    for (int microbatch = 0; microbatch < index.microbatches(); ++microbatch) {
+      check_compute(index, stage, microbatch, forward_only);
+      if (!index.communicates()) continue;
+      check_message(index, index.find(ActionKind::forward, stage, microbatch));
+      if (!forward_only) check_message(index, index.find_backward(stage, microbatch));
+    }
+  }
+}
+
+// What concerns whole stages, in the order of the rank that has them.
+class StageStates {
+ public:
+  StageStates(const ScheduleIndex& index, const ScheduleLimits& limits) : index_(index), limits_(limits) {}
+
+  void visit(Place place) {
+    const Action& action = index_.at(place);
+    if (is_compute(action.kind)) compute(place, stages_[action.stage]);
+    if (is_communication(action.kind)) check_needed(index_, place);
+    if (action.kind == ActionKind::unshard || action.kind == ActionKind::reshard) shard(place, stages_[action.stage]);
+    if (action.kind == ActionKind::reduce_grad) reduce(place, stages_[action.stage]);
+  }
+  void finish(bool reduced) const {
+    for (const auto& [stage, state] : stages_) {
+      if (state.unsharded)
+        refuse("never resharded: ", index_.name(state.sharding), " is followed by no RESHARD, but by ",
+               index_.name(state.last));
+      if (reduced && !state.reduced) {
+        refuse("never reduced: ", to_string({ActionKind::reduce_grad, stage}), " is missing after ",
+               index_.name(state.last));
+      }
+    }
+  }
+
+ private:
+  struct State {
+    bool unsharded = false;
+    Place sharding;  // the last UNSHARD or RESHARD
+    Place early;     // a computation before the first of them
+    Place last;      // computation
+    Place reduced;
+    std::vector<Place> live;  // forwards whose activations are held, oldest first
+  };
+
+  void compute(Place place, State& state) {
+    const Action& action = index_.at(place);
+    if (state.sharding && !state.unsharded) {
+      refuse("computes with weights that are freed: ", index_.name(place), " after ", index_.name(state.sharding));
+    }
+    if (!state.sharding && !state.early) state.early = place;
+    if (state.reduced && action.kind != ActionKind::forward) {
+      refuse("reduces gradients too early: ", index_.name(state.reduced), " before ", index_.name(place));
+    }
+    state.last = place;
+    if (!limits_.forward_only) hold(place, state.live);
+  }
+  void hold(Place place, std::vector<Place>& live) {
+    const Action& action = index_.at(place);
+    if (action.kind == ActionKind::forward) {
+      live.push_back(place);
+      const bool bounded = limits_.live_microbatches > 0;
+      if (bounded && live.size() > static_cast<std::size_t>(limits_.live_microbatches)) {
+        refuse("memory: ", index_.name(place), " would be activations number ", live.size(),
+               " of its stage; the oldest are those of ", index_.name(live.front()), ", the limit is ",
+               limits_.live_microbatches);
+      }
+    } else if (action.kind != ActionKind::backward_input) {
+      std::erase_if(live, [&](Place forward) { return index_.at(forward).microbatch == action.microbatch; });
+    }
+  }
+  void shard(Place place, State& state) {
+    const bool unshards = index_.at(place).kind == ActionKind::unshard;
+    if (state.early)
+      refuse("computes before its weights are unsharded: ", index_.name(state.early), " and ", index_.name(place));
+    if (unshards == state.unsharded) {
+      refuse(unshards ? "already unsharded: " : "not unsharded: ", index_.name(place), " after ",
+             state.sharding ? index_.name(state.sharding)
+                            : "no " + to_string({ActionKind::unshard, index_.at(place).stage}));
+    }
+    state.unsharded = unshards;
+    state.sharding = place;
+  }
+  void reduce(Place place, State& state) {
+    if (limits_.forward_only) refuse("gradients in a forward-only schedule: ", index_.name(place));
+    if (state.reduced) refuse("reduces gradients twice: ", index_.name(state.reduced), " and ", index_.name(place));
+    state.reduced = place;
+  }
+
+  const ScheduleIndex& index_;
+  const ScheduleLimits& limits_;
+  std::map<int, State> stages_;
+};
+
+void check_stage_states(const ScheduleIndex& index, const ScheduleLimits& limits) {
+  const bool reduced = index.schedule().has(ActionKind::reduce_grad);
+  StageStates states(index, limits);
+  index.for_each([&](Place place) { states.visit(place); });
+  states.finish(reduced);
+}
+
+// Whether the receives of each pair of ranks stand in the order of their sends.
+bool received_in_order(const ScheduleIndex& index) {
+  std::map<std::pair<int, int>, int> latest;  // by sender and receiver: the place of the last send that was received
+  bool in_order = true;
+  index.for_each([&](Place place) {
+    const Action& action = index.at(place);
+    if (action.kind != ActionKind::recv_forward && action.kind != ActionKind::recv_backward) return;
+    const Place send = index.find(partner_of(action));
+    int& last = latest.try_emplace({send.rank, place.rank}, -1).first->second;
+    in_order = in_order && last < send.at;
+    last = send.at;
+  });
+  return in_order;
+}
+
+}  // namespace
+
+ScheduleReport check(const Schedule& schedule, const ScheduleLimits& limits) {
+  const ScheduleIndex index(schedule);
+  check_size(index, limits);
+  check_complete(index, limits.forward_only);
+  check_stage_states(index, limits);
+  const std::string deadlock = follow(index, Sends::buffered);
+  TORCH_CHECK(deadlock.empty(), "pipeline schedule: the order cannot be kept: ", deadlock);
+  return {received_in_order(index), follow(index, Sends::batched), follow(index, Sends::rendezvous),
+          live_activations(schedule)};
+}
+
+}  // namespace dtensor::pipeline

@@ -1,0 +1,165 @@
+// Where communication goes between a schedule's computations. Each rank is written on its own, from what the others
+// compute and send in which order.
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "pipeline/schedule/index.h"
+
+namespace dtensor::pipeline {
+namespace {
+
+// Before which actions of a rank their stage is unsharded, and after which it is resharded.
+struct ShardPlan {
+  std::vector<bool> unshard, reshard;
+};
+
+ShardPlan plan_shards(const std::vector<Action>& actions, std::optional<int> most_unsharded) {
+  ShardPlan plan{std::vector<bool>(actions.size()), std::vector<bool>(actions.size())};
+  if (!most_unsharded) return plan;
+  std::vector<std::size_t> next(actions.size(), actions.size());  // use of the same stage
+  std::map<int, std::size_t> upcoming;
+  for (std::size_t i = actions.size(); i-- > 0;) {
+    const auto [entry, last] = upcoming.try_emplace(actions[i].stage, i);
+    if (!last) next[i] = entry->second;
+    entry->second = i;
+  }
+  std::map<int, std::size_t> unsharded;  // to the last use so far
+  const auto free = [&](std::map<int, std::size_t>::iterator stage) {
+    plan.reshard[stage->second] = true;
+    unsharded.erase(stage);
+  };
+  for (std::size_t i = 0; i < actions.size(); ++i) {
+    plan.unshard[i] = !unsharded.contains(actions[i].stage);
+    if (plan.unshard[i] && static_cast<int>(unsharded.size()) == *most_unsharded) {
+      free(std::max_element(unsharded.begin(), unsharded.end(),
+                            [&](const auto& a, const auto& b) { return next[a.second] < next[b.second]; }));
+    }
+    unsharded[actions[i].stage] = i;
+  }
+  while (!unsharded.empty()) free(unsharded.begin());
+  return plan;
+}
+
+// By rank: the messages before each of its actions, and after the last.
+using Gaps = std::vector<std::vector<std::vector<Action>>>;
+
+Gaps no_messages(const Schedule& schedule) {
+  Gaps gaps;
+  for (const std::vector<Action>& actions : schedule.ranks) gaps.emplace_back(actions.size() + 1);
+  return gaps;
+}
+
+std::vector<Action>& gap(Gaps& gaps, int rank, int at) {
+  return gaps[static_cast<std::size_t>(rank)][static_cast<std::size_t>(at)];
+}
+
+// A send after what it sends, a receive before what needs it; but before a receive all that its sender sent earlier.
+Gaps late_receives(const ScheduleIndex& index) {
+  struct Channel {
+    std::vector<Action> receives;  // in the order of their sends
+    std::size_t received = 0;
+  };
+  std::map<std::pair<int, int>, Channel> channels;  // by sender and receiver
+  const auto channel = [&](const Action& receive) -> Channel& {
+    return channels[{index.rank_of(partner_of(receive).stage), index.rank_of(receive.stage)}];
+  };
+  Gaps gaps = no_messages(index.schedule());
+  index.for_each([&](Place place) {
+    const std::optional<Action> send = send_of(index, index.at(place));
+    if (!send) return;
+    gap(gaps, place.rank, place.at + 1).push_back(*send);
+    channel(partner_of(*send)).receives.push_back(partner_of(*send));
+  });
+  index.for_each([&](Place place) {
+    const std::optional<Action> needed = receive_of(index, index.at(place));
+    if (!needed) return;
+    Channel& from = channel(*needed);
+    const auto begin = from.receives.begin() + static_cast<std::ptrdiff_t>(from.received);
+    const auto found = std::find(begin, from.receives.end(), *needed);
+    if (found == from.receives.end()) return;  // it came with an earlier one
+    std::vector<Action>& here = gap(gaps, place.rank, place.at);
+    here.insert(here.end(), begin, found + 1);
+    from.received = static_cast<std::size_t>(found + 1 - from.receives.begin());
+  });
+  return gaps;
+}
+
+// Both ends of a message where their ranks are when it is made, by simulated time. That time is an order of all
+// messages and computations which every rank keeps, so no rank ever waits for itself.
+Gaps simultaneous_ends(const ScheduleIndex& index) {
+  const Timeline timeline = simulate(index.schedule());
+  std::vector<std::pair<double, Place>> made;  // what is sent, by time
+  index.for_each([&](Place place) {
+    const auto& rank = timeline.ranks[static_cast<std::size_t>(place.rank)];
+    if (send_of(index, index.at(place))) made.emplace_back(rank[static_cast<std::size_t>(place.at)].end, place);
+  });
+  std::stable_sort(made.begin(), made.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  Gaps gaps = no_messages(index.schedule());
+  for (const auto& [time, place] : made) {
+    const Action send = *send_of(index, index.at(place)), receive = partner_of(send);
+    gap(gaps, place.rank, place.at + 1).push_back(send);
+    const int receiver = index.rank_of(receive.stage);
+    const auto& rank = timeline.ranks[static_cast<std::size_t>(receiver)];
+    const auto next = std::partition_point(rank.begin(), rank.end(),
+                                           [now = time](const TimedAction& timed) { return timed.begin < now; });
+    gap(gaps, receiver, static_cast<int>(next - rank.begin())).push_back(receive);
+  }
+  return gaps;
+}
+
+// The last B or W of each stage, by its place on the rank.
+std::vector<bool> last_gradients(const std::vector<Action>& actions) {
+  std::vector<bool> last(actions.size());
+  std::set<int> seen;
+  for (std::size_t i = actions.size(); i-- > 0;) {
+    const ActionKind kind = actions[i].kind;
+    const bool gradient = kind == ActionKind::backward || kind == ActionKind::backward_weight;
+    last[i] = gradient && seen.insert(actions[i].stage).second;
+  }
+  return last;
+}
+
+// Weights are freed and gradients reduced before the rank waits for messages, but after it has sent its own.
+std::vector<Action> merge(const std::vector<Action>& actions, const std::vector<std::vector<Action>>& messages,
+                          const CommunicationOptions& options) {
+  const ShardPlan shards = plan_shards(actions, options.unsharded_stages);
+  const std::vector<bool> last_gradient = last_gradients(actions);
+  std::vector<Action> out;
+  for (std::size_t i = 0; i <= actions.size(); ++i) {
+    const auto sent = std::find_if(messages[i].rbegin(), messages[i].rend(), [](const Action& action) {
+                        return action.kind == ActionKind::send_forward || action.kind == ActionKind::send_backward;
+                      }).base();
+    out.insert(out.end(), messages[i].begin(), sent);
+    if (i > 0 && shards.reshard[i - 1]) out.push_back({ActionKind::reshard, actions[i - 1].stage});
+    if (i > 0 && last_gradient[i - 1] && options.reduce_grad) {
+      out.push_back({ActionKind::reduce_grad, actions[i - 1].stage});
+    }
+    if (i < actions.size() && shards.unshard[i]) out.push_back({ActionKind::unshard, actions[i].stage});
+    out.insert(out.end(), sent, messages[i].end());
+    if (i < actions.size()) out.push_back(actions[i]);
+  }
+  return out;
+}
+
+}  // namespace
+
+Schedule with_communication(const Schedule& schedule, const CommunicationOptions& options) {
+  TORCH_CHECK(!options.unsharded_stages || *options.unsharded_stages >= 1, "pipeline schedule: unsharded_stages is ",
+              options.unsharded_stages.value_or(0), "; a rank computes with one stage at least");
+  const ScheduleIndex index(schedule);
+  index.for_each([&](Place place) {
+    TORCH_CHECK(is_compute(index.at(place).kind), "pipeline schedule: it communicates already: ", index.name(place));
+  });
+  check(schedule, {.forward_only = !schedule.has(ActionKind::backward) && !schedule.has(ActionKind::backward_input)});
+  const Gaps messages = options.rendezvous ? simultaneous_ends(index) : late_receives(index);
+  Schedule result;
+  for (std::size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
+    result.ranks.push_back(merge(schedule.ranks[rank], messages[rank], options));
+  }
+  return result;
+}
+
+}  // namespace dtensor::pipeline

@@ -1,0 +1,114 @@
+// When a schedule's actions run, and what they wait for: computed along the dependencies, each action as early as it
+// can.
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "pipeline/schedule/progress.h"
+
+namespace dtensor::pipeline {
+namespace {
+
+class Simulation {
+ public:
+  Simulation(const ScheduleIndex& index, const CostFunction& cost) : index_(index), cost_(cost) {
+    for (const std::vector<Action>& actions : index.schedule().ranks) {
+      timeline_.ranks.emplace_back(actions.size());
+      causes_.emplace_back(actions.size());
+    }
+  }
+
+  void visit(Place place) {
+    const Action& action = index_.at(place);
+    TimedAction& timed = at(place);
+    timed.action = action;
+    Place& cause = causes_[static_cast<std::size_t>(place.rank)][static_cast<std::size_t>(place.at)];
+    if (place.at > 0) cause = {place.rank, place.at - 1};
+    timed.begin = cause ? at(cause).end : 0;
+    double ready = timed.begin;
+    for (const Place need : index_.needs(action)) {
+      const double there = at(need).end + (receives(action) ? cost(need) : 0);
+      if (there > ready) cause = need;
+      ready = std::max(ready, there);
+    }
+    const bool sends = is_communication(action.kind) && !receives(action);
+    if (!receives(action)) timed.begin = ready;
+    timed.end = ready + (sends ? 0 : cost(place));
+    if (is_compute(action.kind)) computed_ += timed.end - timed.begin;
+    if (!last_ || timed.end > at(last_).end) last_ = place;
+  }
+
+  Timeline finish() {
+    timeline_.makespan = last_ ? at(last_).end : 0;
+    const double room = timeline_.makespan * static_cast<double>(timeline_.ranks.size());
+    timeline_.bubble = room > 0 ? 1 - computed_ / room : 0;
+    for (Place place = last_; place;
+         place = causes_[static_cast<std::size_t>(place.rank)][static_cast<std::size_t>(place.at)]) {
+      timeline_.critical_path.push_back(index_.at(place));
+    }
+    std::reverse(timeline_.critical_path.begin(), timeline_.critical_path.end());
+    return std::move(timeline_);
+  }
+
+ private:
+  static bool receives(const Action& action) {
+    return action.kind == ActionKind::recv_forward || action.kind == ActionKind::recv_backward;
+  }
+  TimedAction& at(Place place) {
+    return timeline_.ranks[static_cast<std::size_t>(place.rank)][static_cast<std::size_t>(place.at)];
+  }
+  double cost(Place place) const {
+    const double cost = cost_(index_.at(place));
+    TORCH_CHECK(cost >= 0, "pipeline schedule: ", index_.name(place), " costs ", cost);
+    return cost;
+  }
+
+  const ScheduleIndex& index_;
+  const CostFunction& cost_;
+  Timeline timeline_;
+  std::vector<std::vector<Place>> causes_;  // of each action: the one whose end it began at
+  Place last_;
+  double computed_ = 0;
+};
+
+}  // namespace
+
+double Costs::operator()(const Action& action) const {
+  const auto of_stage = [&](double seconds) {
+    if (stages.empty()) return seconds;
+    TORCH_CHECK(action.stage < static_cast<int>(stages.size()), "pipeline schedule: costs of ", stages.size(),
+                " stages, but there is ", to_string(action));
+    return seconds * stages[static_cast<std::size_t>(action.stage)];
+  };
+  switch (action.kind) {
+    case ActionKind::forward:
+      return of_stage(forward);
+    case ActionKind::backward:
+      return of_stage(backward);
+    case ActionKind::backward_input:
+      return of_stage(backward_input);
+    case ActionKind::backward_weight:
+      return of_stage(backward_weight);
+    case ActionKind::send_forward:
+    case ActionKind::send_backward:
+      return communication;
+    case ActionKind::unshard:
+      return unshard;
+    case ActionKind::reshard:
+      return reshard;
+    case ActionKind::reduce_grad:
+      return reduce_grad;
+    default:
+      return 0;
+  }
+}
+
+Timeline simulate(const Schedule& schedule, const CostFunction& cost) {
+  const ScheduleIndex index(schedule);
+  Simulation simulation(index, cost);
+  const std::string deadlock = follow(index, Sends::buffered, [&](Place place) { simulation.visit(place); });
+  TORCH_CHECK(deadlock.empty(), "pipeline schedule: the order cannot be kept: ", deadlock);
+  return simulation.finish();
+}
+
+}  // namespace dtensor::pipeline
