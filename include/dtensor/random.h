@@ -7,6 +7,7 @@
 
 #include "dtensor/export.h"
 #include "dtensor/mesh.h"
+#include "dtensor/scoped_value.h"
 
 namespace dtensor {
 
@@ -20,5 +21,19 @@ struct RngState {
 DTENSOR_API void manual_seed(const DeviceMesh& mesh, std::uint64_t seed);
 DTENSOR_API RngState get_rng_state(const DeviceMesh& mesh);
 DTENSOR_API void set_rng_state(const DeviceMesh& mesh, RngState state);
+
+// While it lives, random tensors of `count` rows, or of a multiple where rows were flattened with dimensions behind
+// them, count as rows [first, first + count) of a batch of `total`: a microbatch gets the values that its rows would
+// get in the whole batch. Other sizes along dim 0 are as ever.
+class DTENSOR_API BatchRows {
+ public:
+  struct Range {
+    std::int64_t first = 0, count = 0, total = 0;
+  };
+  explicit BatchRows(Range range) : scope_(range) {}
+
+ private:
+  ScopedValue<Range> scope_;
+};
 
 }  // namespace dtensor

@@ -3,6 +3,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "dtensor/random.h"
+
 namespace dtensor {
 namespace {
 
@@ -51,9 +53,22 @@ GlobalRegion region_of(at::IntArrayRef sizes, const Placements& placements, at::
   return region;
 }
 
+namespace {
+
+void place_in_batch(GlobalRegion& region, const BatchRows::Range& rows) {
+  if (region.sizes.empty() || rows.count == 0 || region.sizes[0] == 0 || region.sizes[0] % rows.count != 0) return;
+  const std::int64_t flattened = region.sizes[0] / rows.count;
+  region.sizes[0] = rows.total * flattened;
+  for (Segment& segment : region.segments[0]) segment.offset += rows.first * flattened;
+}
+
+}  // namespace
+
 GlobalRegion region_of(const TensorSpec& spec) {
   TORCH_CHECK(spec.mesh->is_member, "rank ", spec.mesh->world_rank, " is outside the mesh of ", spec.str());
-  return region_of(spec.sizes, spec.placements, spec.mesh->layout.shape, spec.mesh->coordinate);
+  auto region = region_of(spec.sizes, spec.placements, spec.mesh->layout.shape, spec.mesh->coordinate);
+  if (const auto* rows = ScopedValue<BatchRows::Range>::current()) place_in_batch(region, *rows);
+  return region;
 }
 
 Runs::Runs(const GlobalRegion& region) {

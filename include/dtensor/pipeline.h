@@ -1,0 +1,111 @@
+// Pipeline parallelism: the model is cut into stages along one mesh axis, the batch into microbatches, and each rank
+// runs the stages that a schedule gives it (dtensor/pipeline_schedule.h). A stage's parameters live on its slice of the
+// mesh, so that fully_shard, parallelize and experts compose inside it as without a pipeline. See
+// docs/design/pipeline.md.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dtensor/export.h"
+#include "dtensor/mesh.h"
+#include "dtensor/pipeline_schedule.h"
+
+namespace dtensor::pipeline {
+
+using Tensors = std::vector<at::Tensor>;
+
+// Part of a model as a function of the tensors that the part before it returns; of the first, of the step's inputs.
+// Tensors that a later part needs (a skip connection, an auxiliary loss) are passed on.
+using StageFunction = std::function<Tensors(const Tensors&)>;
+
+// A model as layers in a row, which stages are made of.
+struct Layer {
+  std::string name;
+  StageFunction forward;
+  double cost = 1;  // of its forward, relative to the others'; for balanced_stages
+};
+
+// Which stage each layer belongs to: `stages` runs of neighbours, none empty, whose dearest is as cheap as can be.
+// Pure.
+DTENSOR_API std::vector<int> balanced_stages(const std::vector<double>& costs, int stages);
+// The layers that `stage_of` puts on a stage, in a row.
+DTENSOR_API StageFunction stage_of_layers(const std::vector<Layer>& layers, const std::vector<int>& stage_of,
+                                          int stage);
+
+// The mean loss over a microbatch, a number, from what the last stage returns and the microbatch's targets.
+using LossFunction = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
+// What that mean is over: the number of rows, or of targets that count. A plain number, equal on all ranks of a stage.
+using WeightFunction = std::function<double(const Tensors& targets)>;
+DTENSOR_API WeightFunction rows();                                           // size(0) of the first target
+DTENSOR_API WeightFunction valid_targets(std::int64_t ignore_index = -100);  // of the first target
+
+struct PipelineOptions {
+  std::string axis = "pp";         // of the mesh
+  WeightFunction weight = rows();  // microbatches count by it, so that the loss is that of the whole batch
+};
+
+struct StepOptions {
+  double loss_scale = 1;  // what gradients are multiplied by (GradScaler)
+};
+
+struct StepResult {
+  at::Tensor loss;                    // float64, no dimensions; the same on every rank
+  std::vector<int> live_activations;  // of each stage of this rank: the most microbatches held at once
+  std::vector<TimedAction> actions;   // of this rank, in seconds since the step began
+};
+
+// One training step at a time over the ranks of a mesh. Every rank of the mesh makes it alike and calls alike.
+class DTENSOR_API Pipeline {
+ public:
+  // `mesh` has options.axis, along which `schedule` has a line for each rank. The schedule is checked, and gets its
+  // communication if it has none.
+  Pipeline(const DeviceMesh& mesh, Schedule schedule, LossFunction loss, PipelineOptions options = {});
+  ~Pipeline();
+  Pipeline(Pipeline&&) noexcept;
+
+  // The stages of this rank, in rising order; the last stage of all; the mesh without the pipeline's axis, on which
+  // their parameters belong (undefined where that is its only axis: parameters are plain tensors then).
+  const std::vector<int>& stages() const;
+  int last_stage() const;
+  DeviceMesh stage_mesh() const;
+  const Schedule& schedule() const;
+
+  // Sets what a stage of this rank computes.
+  void set_stage(int stage, StageFunction forward);
+  // A parameter that several stages use (an embedding tied to the head), each with a copy of its own on its ranks:
+  // their gradients are summed at the end of a step. Called with the same name on each rank that has such a stage,
+  // before the first step; `copies` are this rank's.
+  void tie(const std::string& name, const std::vector<at::Tensor>& copies);
+
+  // Forward and backward of all microbatches; gradients of the mean loss over the whole batch are added to .grad, and
+  // reduced over the stage's mesh once. `inputs` has an entry for each microbatch on the ranks of stage 0 and is empty
+  // elsewhere, `targets` on those of the last stage. Microbatches may differ in size, and steps in everything.
+  // Collective over the mesh. What a stage throws ends the step on all ranks, with its text.
+  StepResult step(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets, StepOptions options = {});
+  // The mean loss alone, without gradients.
+  at::Tensor evaluate(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets);
+
+  // dtensor::clip_grad_norm_ over the parameters of all stages: each rank gives its own, copies of tied ones too, which
+  // count once. Collective. Returns the total norm, a float64 number.
+  at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm);
+
+  // The actions of all ranks of this rank's line, as schedule_svg() takes them. Collective.
+  std::vector<std::vector<TimedAction>> gather_actions(const std::vector<TimedAction>& own) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// A plain tensor (or one whose dim 0 is not split) in `count` parts along dim 0, whose sizes differ by one at most;
+// fewer rows than parts leave some empty, which is an error.
+DTENSOR_API std::vector<at::Tensor> microbatches(const at::Tensor& batch, int count);
+
+}  // namespace dtensor::pipeline

@@ -1,0 +1,145 @@
+// A message is a header of fixed size, which says how many tensors follow and what they are, then the tensors. Every
+// message has its header, so that sizes may change at any time without an agreement before.
+#include "pipeline/messages.h"
+
+#include <ATen/ATen.h>
+
+#include <cstring>
+
+#include "dtensor/tensor.h"
+
+namespace dtensor::pipeline {
+namespace {
+
+constexpr std::int64_t kHeader = 128;  // numbers; longer ones follow in a message of their own
+
+using Numbers = std::vector<std::int64_t>;
+
+void append(Numbers& header, at::IntArrayRef values) {
+  header.push_back(static_cast<std::int64_t>(values.size()));
+  header.insert(header.end(), values.begin(), values.end());
+}
+
+void append(Numbers& header, const std::string& text) {
+  header.push_back(static_cast<std::int64_t>(text.size()));
+  const std::size_t begin = header.size();
+  header.resize(begin + (text.size() + 7) / 8);
+  std::memcpy(header.data() + begin, text.data(), text.size());
+}
+
+class Reader {
+ public:
+  explicit Reader(const Numbers& header) : at_(header.data()) {}
+  std::int64_t number() { return *at_++; }
+  Numbers list() {
+    const std::int64_t count = number();
+    const Numbers values(at_, at_ + count);
+    at_ += count;
+    return values;
+  }
+  std::string text() {
+    const auto size = static_cast<std::size_t>(number());
+    std::string result(size, ' ');
+    std::memcpy(result.data(), at_, size);
+    at_ += (size + 7) / 8;
+    return result;
+  }
+
+ private:
+  const std::int64_t* at_;
+};
+
+// Of a tensor: defined, wants a gradient, dtype, sizes and strides, placements (none of a plain one), local sizes.
+void describe(Numbers& header, const at::Tensor& tensor, const at::Tensor& local) {
+  header.push_back(tensor.defined());
+  if (!tensor.defined()) return;
+  header.push_back(tensor.requires_grad());
+  header.push_back(static_cast<std::int64_t>(tensor.scalar_type()));
+  append(header, tensor.sizes());
+  append(header, tensor.strides());
+  append(header, is_dtensor(tensor) ? to_string(DTensor(tensor).placements()) : "");
+  append(header, local.sizes());
+}
+
+at::Tensor numbers_tensor(Numbers& numbers) {
+  return at::from_blob(numbers.data(), {static_cast<std::int64_t>(numbers.size())}, at::kLong);
+}
+
+}  // namespace
+
+void Messages::forget_sent() {
+  while (!sent_.empty()) {
+    for (const Work& work : sent_.front().works) {
+      if (!work.done()) return;
+    }
+    sent_.pop_front();
+  }
+}
+
+void Messages::send(const Tensors& tensors, const Whereabouts& where, int peer, int channel) {
+  const at::NoGradGuard no_grad;
+  forget_sent();
+  Sent& sent = sent_.emplace_back();
+  Numbers header{0,
+                 channel,
+                 where.rows.first,
+                 where.rows.count,
+                 where.rows.total,
+                 static_cast<std::int64_t>(where.random_operators),
+                 static_cast<std::int64_t>(tensors.size())};
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor local = is_dtensor(tensor) ? DTensor(tensor).to_local() : tensor;
+    describe(header, tensor, local);
+    if (tensor.defined()) sent.tensors.push_back(local.contiguous());
+  }
+  header[0] = static_cast<std::int64_t>(header.size());
+  header.resize(std::max<std::size_t>(header.size(), kHeader));
+  const at::Tensor all = numbers_tensor(header).clone();
+  sent.works.push_back(line_.send(all.narrow(0, 0, kHeader), peer));
+  if (all.size(0) > kHeader) sent.works.push_back(line_.send(all.narrow(0, kHeader, all.size(0) - kHeader), peer));
+  for (std::size_t i = 0; i < sent.tensors.size(); ++i) {
+    sent.works.push_back(line_.send(sent.tensors[i], peer));
+  }
+  sent.tensors.push_back(all);
+}
+
+std::pair<Tensors, Whereabouts> Messages::receive(int peer, int channel) {
+  const at::NoGradGuard no_grad;
+  Numbers header(kHeader);
+  line_.recv(numbers_tensor(header), peer).wait();
+  if (header[0] > kHeader) {
+    header.resize(static_cast<std::size_t>(header[0]));
+    line_.recv(numbers_tensor(header).narrow(0, kHeader, header[0] - kHeader), peer).wait();
+  }
+  Reader read(header);
+  read.number();
+  const std::int64_t arrived = read.number();
+  TORCH_CHECK(arrived == channel, "pipeline: message ", arrived, " from rank ", peer, " where ", channel, " was due");
+  Whereabouts where;
+  for (std::int64_t* n : {&where.rows.first, &where.rows.count, &where.rows.total}) *n = read.number();
+  where.random_operators = static_cast<std::uint64_t>(read.number());
+  Tensors tensors(static_cast<std::size_t>(read.number()));
+  for (at::Tensor& tensor : tensors) {
+    if (read.number() == 0) continue;
+    const bool wants_gradient = read.number() != 0;
+    const auto dtype = static_cast<at::ScalarType>(read.number());
+    const Numbers sizes = read.list(), strides = read.list();
+    const std::string placements = read.text();
+    const Numbers local_sizes = read.list();
+    const auto device = slice_ ? slice_.device_type() : c10::DeviceType::CPU;
+    tensor = at::empty(local_sizes, at::TensorOptions(dtype).device(device));
+    line_.recv(tensor, peer).wait();
+    if (!placements.empty()) tensor = DTensor::from_local(tensor, slice_, parse_placements(placements), sizes, strides);
+    if (wants_gradient) tensor.requires_grad_();
+  }
+  return {std::move(tensors), where};
+}
+
+void Messages::finish() {
+  for (Sent& sent : sent_) {
+    for (Work& work : sent.works) work.wait();
+  }
+  sent_.clear();
+}
+
+}  // namespace dtensor::pipeline

@@ -1,0 +1,221 @@
+// The ranks of a pipeline, what they keep between steps, and what they agree on after one.
+#include "dtensor/pipeline.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <set>
+
+#include "dtensor/optim/clip.h"
+#include "dtensor/tensor.h"
+#include "pipeline/step.h"
+#include "pipeline/tied.h"
+
+namespace dtensor::pipeline {
+namespace {
+
+DeviceMesh without_axis(const DeviceMesh& mesh, const std::string& axis) {
+  std::vector<std::string> names;
+  for (const std::string& name : mesh.names()) {
+    if (name != axis) names.push_back(name);
+  }
+  return names.empty() ? DeviceMesh() : mesh[names];
+}
+
+bool communicates(const Schedule& schedule) {
+  for (const auto& actions : schedule.ranks) {
+    for (const Action& action : actions) {
+      if (!is_compute(action.kind)) return true;
+    }
+  }
+  return false;
+}
+
+// fully_shard gathers a stage's units where they are used, and reduces its gradients in the last backward of a step.
+constexpr CommunicationOptions kMessagesOnly{.unsharded_stages = std::nullopt, .reduce_grad = false};
+
+Schedule complete(Schedule schedule) {
+  for (const ActionKind kind : {ActionKind::unshard, ActionKind::reshard, ActionKind::reduce_grad}) {
+    TORCH_CHECK(!schedule.has(kind), "pipeline: the schedule has ", to_string(Action{kind, 0}),
+                " or its like; stages gather and reduce their parameters by themselves (fully_shard)");
+  }
+  return communicates(schedule) ? schedule : with_communication(schedule, kMessagesOnly);
+}
+
+}  // namespace
+
+struct Pipeline::Impl {
+  DeviceMesh mesh, slice;
+  Communicator line;
+  Schedule schedule, evaluation;
+  LossFunction loss;
+  PipelineOptions options;
+  int rank = 0, last = 0;
+  std::vector<int> own;
+  std::map<int, StageFunction> stages;
+  std::vector<TiedParameter> tied;
+
+  bool has_last() const { return stages.contains(last); }
+  void check_step(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets) const;
+  std::vector<double> shares(const std::vector<Tensors>& targets) const;
+  StepResult run(const Schedule& what, const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets,
+                 double loss_scale);
+  at::Tensor agree(const Step& step, const RngState& before) const;
+};
+
+Pipeline::Pipeline(const DeviceMesh& mesh, Schedule schedule, LossFunction loss, PipelineOptions options)
+    : impl_(std::make_unique<Impl>()) {
+  Impl& p = *impl_;
+  p.mesh = mesh;
+  p.options = std::move(options);
+  p.loss = std::move(loss);
+  const auto size = mesh.size(p.options.axis);
+  TORCH_CHECK(static_cast<std::int64_t>(schedule.ranks.size()) == size, "pipeline: a schedule for ",
+              schedule.ranks.size(), " ranks on ", mesh.str(), ", whose axis ", p.options.axis, " has ", size);
+  p.schedule = complete(std::move(schedule));
+  TORCH_CHECK(check(p.schedule).in_order,
+              "pipeline: the schedule receives messages of one rank in another order than it sends them:\n",
+              p.schedule.str());
+  Schedule compute = p.schedule;
+  for (auto& actions : compute.ranks) {
+    std::erase_if(actions, [](const Action& action) { return !is_compute(action.kind); });
+  }
+  p.evaluation = with_communication(forward_only(compute), kMessagesOnly);
+  p.last = p.schedule.stages() - 1;
+  if (!mesh.is_member()) return;
+  p.line = mesh.communicator(p.options.axis);
+  p.slice = without_axis(mesh, p.options.axis);
+  p.rank = p.line.rank();
+  for (int stage = 0; stage <= p.last; ++stage) {
+    if (p.schedule.rank_of(stage) == p.rank) p.own.push_back(stage);
+  }
+}
+
+Pipeline::~Pipeline() = default;
+Pipeline::Pipeline(Pipeline&&) noexcept = default;
+
+const std::vector<int>& Pipeline::stages() const { return impl_->own; }
+int Pipeline::last_stage() const { return impl_->last; }
+DeviceMesh Pipeline::stage_mesh() const { return impl_->slice; }
+const Schedule& Pipeline::schedule() const { return impl_->schedule; }
+
+void Pipeline::set_stage(int stage, StageFunction forward) {
+  TORCH_CHECK(std::count(impl_->own.begin(), impl_->own.end(), stage) == 1, "pipeline: stage ", stage,
+              " is not on rank ", impl_->rank, " of ", impl_->options.axis, ", which has ",
+              c10::Join(", ", impl_->own));
+  impl_->stages[stage] = std::move(forward);
+}
+
+void Pipeline::tie(const std::string& name, const std::vector<at::Tensor>& copies) {
+  impl_->tied.emplace_back(name, impl_->line, copies);
+}
+
+void Pipeline::Impl::check_step(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets) const {
+  const auto count = static_cast<std::size_t>(schedule.microbatches());
+  for (const int stage : own) TORCH_CHECK(stages.contains(stage), "pipeline: stage ", stage, " was never set");
+  TORCH_CHECK(!stages.contains(0) || inputs.size() == count, "pipeline: ", inputs.size(), " inputs for ", count,
+              " microbatches");
+  TORCH_CHECK(!has_last() || targets.size() == count, "pipeline: ", targets.size(), " targets for ", count,
+              " microbatches");
+}
+
+std::vector<double> Pipeline::Impl::shares(const std::vector<Tensors>& targets) const {
+  if (!has_last()) return {};
+  std::vector<double> weights;
+  double total = 0;
+  for (const Tensors& t : targets) total += weights.emplace_back(options.weight(t));
+  TORCH_CHECK(total > 0, "pipeline: the microbatches weigh ", total, " together; no target counts");
+  for (double& weight : weights) weight /= total;
+  return weights;
+}
+
+// What the last stage knows: the loss, and how many random operators the step ran, which all ranks count alike again.
+at::Tensor Pipeline::Impl::agree(const Step& step, const RngState& before) const {
+  at::Tensor values = at::zeros({2}, at::TensorOptions(at::kDouble).device(mesh.device_type()));
+  if (step.loss().defined())
+    values[0].copy_(is_dtensor(step.loss()) ? DTensor(step.loss()).full_tensor() : step.loss());
+  values[1] = static_cast<double>(step.random_operators());
+  line.broadcast(values, schedule.rank_of(last)).wait();
+  set_rng_state(mesh, {before.seed, before.counter + static_cast<std::uint64_t>(values[1].item<double>())});
+  return values[0].clone();
+}
+
+StepResult Pipeline::Impl::run(const Schedule& what, const std::vector<Tensors>& inputs,
+                               const std::vector<Tensors>& targets, double loss_scale) {
+  if (!mesh.is_member()) return {};
+  check_step(inputs, targets);
+  Messages messages(line, slice);
+  const auto part = shares(targets);
+  const RngState before = get_rng_state(mesh);
+  const StepContext context{mesh, what, rank, stages, loss, inputs, targets, part, loss_scale};
+  Step step(context, messages);
+  step.run();
+  const at::NoGradGuard no_grad;
+  return {agree(step, before), step.live_activations(), step.actions()};
+}
+
+StepResult Pipeline::step(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets,
+                          StepOptions options) {
+  for (TiedParameter& parameter : impl_->tied) parameter.begin_step();
+  StepResult result = impl_->run(impl_->schedule, inputs, targets, options.loss_scale);
+  for (TiedParameter& parameter : impl_->tied) parameter.end_step();
+  return result;
+}
+
+at::Tensor Pipeline::evaluate(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets) {
+  const at::NoGradGuard no_grad;
+  return impl_->run(impl_->evaluation, inputs, targets, 1).loss;
+}
+
+at::Tensor Pipeline::clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> gradients, counted;
+  for (const at::Tensor& parameter : parameters) {
+    if (!parameter.grad().defined()) continue;
+    gradients.push_back(parameter.grad());
+    const bool elsewhere = std::any_of(impl_->tied.begin(), impl_->tied.end(),
+                                       [&](const TiedParameter& tied) { return tied.counts_elsewhere(parameter); });
+    if (!elsewhere) counted.push_back(parameter.grad());
+  }
+  at::Tensor squares = at::zeros({}, at::TensorOptions(at::kDouble).device(impl_->mesh.device_type()));
+  if (!counted.empty()) squares += get_total_norm(counted).to(at::kDouble).square();
+  impl_->line.all_reduce(squares, ReduceOp::sum).wait();
+  const at::Tensor norm = squares.sqrt();
+  const double factor = max_norm / (norm.item<double>() + 1e-6);
+  if (factor < 1 && !gradients.empty()) at::_foreach_mul_(gradients, factor);
+  return norm;
+}
+
+std::vector<std::vector<TimedAction>> Pipeline::gather_actions(const std::vector<TimedAction>& own) const {
+  const Impl& p = *impl_;
+  std::vector<at::Tensor> times;
+  for (const auto& actions : p.schedule.ranks) {
+    times.push_back(at::empty({static_cast<std::int64_t>(actions.size()), 2}, at::kDouble));
+  }
+  at::Tensor mine = at::empty_like(times[static_cast<std::size_t>(p.rank)]);
+  TORCH_CHECK(static_cast<std::int64_t>(own.size()) == mine.size(0), "gather_actions: ", own.size(),
+              " actions, not those of a step of this pipeline, which has ", mine.size(0), " here");
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    mine[static_cast<std::int64_t>(i)][0] = own[i].begin;
+    mine[static_cast<std::int64_t>(i)][1] = own[i].end;
+  }
+  const at::Tensor longest = at::zeros(
+      {std::max_element(times.begin(), times.end(), [](const auto& a, const auto& b) { return a.size(0) < b.size(0); })
+           ->size(0),
+       2},
+      at::kDouble);
+  longest.narrow(0, 0, mine.size(0)).copy_(mine);
+  std::vector<at::Tensor> all;
+  for (std::size_t r = 0; r < times.size(); ++r) all.push_back(at::empty_like(longest));
+  p.line.all_gather(all, longest).wait();
+  std::vector<std::vector<TimedAction>> result(times.size());
+  for (std::size_t r = 0; r < times.size(); ++r) {
+    for (std::size_t i = 0; i < p.schedule.ranks[r].size(); ++i) {
+      const double* row = all[r].const_data_ptr<double>() + 2 * i;
+      result[r].push_back({p.schedule.ranks[r][i], row[0], row[1]});
+    }
+  }
+  return result;
+}
+
+}  // namespace dtensor::pipeline

@@ -1,0 +1,134 @@
+// The nodes between outputs and inputs run in the first half, for the edges towards the inputs alone, and the gradients
+// that arrive at them are kept. Then these edges are cut: what is left of the graph are the ways from the kept
+// gradients to the weights, and one ordinary backward over it is the second half. So weights that are used twice are
+// accumulated once, by autograd's own count of what is still to come.
+#include "pipeline/split_backward.h"
+
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <unordered_map>
+#include <unordered_set>
+
+namespace dtensor::pipeline {
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+// Keeps what arrives at a node.
+struct Keep final : torch::autograd::FunctionPreHook {
+  explicit Keep(variable_list* to) : kept(to) {}
+  variable_list operator()(const variable_list& grads) override {
+    *kept = grads;
+    return grads;
+  }
+  variable_list* kept;
+};
+
+// The graph below some roots, and which of its nodes lie on a way to the inputs.
+class Between {
+ public:
+  Between(const torch::autograd::edge_list& roots, const Tensors& inputs) {
+    for (const at::Tensor& input : inputs) ends_.insert(torch::autograd::impl::gradient_edge(input).function.get());
+    for (const Edge& root : roots) visit(root.function.get());
+  }
+  bool leads_to_inputs(Node* node) const { return leads_.at(node); }
+  bool recomputes() const { return recomputes_; }
+  const std::vector<Node*>& on_the_way() const { return on_the_way_; }
+
+ private:
+  // Depth first, without recursion: graphs are as deep as models. A node is finished after all below it.
+  void visit(Node* root) {
+    std::vector<std::pair<Node*, std::size_t>> open;
+    const auto enter = [&](Node* node) {
+      if (node != nullptr && leads_.try_emplace(node, ends_.contains(node)).second) open.emplace_back(node, 0);
+    };
+    enter(root);
+    while (!open.empty()) {
+      Node* node = open.back().first;
+      const std::size_t next = open.back().second++;
+      if (next < node->next_edges().size()) {
+        enter(node->next_edges()[next].function.get());
+      } else {
+        finish(node);
+        open.pop_back();
+      }
+    }
+  }
+
+  void finish(Node* node) {
+    bool leads = leads_.at(node);
+    for (const Edge& edge : node->next_edges()) leads = leads || (edge.is_valid() && leads_.at(edge.function.get()));
+    leads_[node] = leads;
+    if (leads) on_the_way_.push_back(node);
+    recomputes_ = recomputes_ || node->name().find("Checkpoint") != std::string::npos;
+  }
+
+  std::unordered_set<Node*> ends_;
+  std::unordered_map<Node*, bool> leads_;
+  std::vector<Node*> on_the_way_;
+  bool recomputes_ = false;
+};
+
+Tensors whole_backward(const Tensors& outputs, const Tensors& gradients, const Tensors& inputs) {
+  torch::autograd::backward(outputs, gradients);
+  Tensors results;
+  for (const at::Tensor& input : inputs) {
+    results.push_back(input.grad());
+    input.mutable_grad().reset();
+  }
+  return results;
+}
+
+}  // namespace
+
+Tensors SplitBackward::backward_input(const Tensors& outputs, const Tensors& gradients, const Tensors& inputs) {
+  torch::autograd::edge_list roots;
+  for (const at::Tensor& output : outputs) roots.push_back(torch::autograd::impl::gradient_edge(output));
+  const Between graph(roots, inputs);
+  if (graph.recomputes()) return whole_backward(outputs, gradients, inputs);
+  std::unordered_map<Node*, variable_list> arrived;
+  for (Node* node : graph.on_the_way()) node->add_pre_hook(std::make_unique<Keep>(&arrived[node]));
+  Tensors results(inputs.size());
+  if (!graph.on_the_way().empty()) {
+    results = torch::autograd::grad(outputs, inputs, gradients, /*retain_graph=*/true, false, /*allow_unused=*/true);
+  }
+  for (std::size_t i = 0; i < roots.size(); ++i) {  // ways to weights that no input leads to
+    if (graph.leads_to_inputs(roots[i].function.get())) continue;
+    roots_.push_back(roots[i]);
+    arrived_.push_back(gradients[i]);
+  }
+  for (Node* node : graph.on_the_way()) {
+    node->pre_hooks().pop_back();
+    bool open = false;
+    for (Edge& edge : node->next_edges()) {
+      if (!edge.is_valid()) continue;
+      if (graph.leads_to_inputs(edge.function.get())) edge = Edge();
+      open = open || edge.is_valid();
+    }
+    const variable_list& grads = arrived[node];
+    for (std::size_t k = 0; open && k < grads.size(); ++k) {
+      if (!grads[k].defined()) continue;
+      roots_.emplace_back(node->getptr(), static_cast<std::uint32_t>(k));
+      arrived_.push_back(grads[k]);
+    }
+  }
+  return results;
+}
+
+void SplitBackward::backward_weight() {
+  const auto roots = std::move(roots_);
+  const auto arrived = std::move(arrived_);
+  roots_.clear();
+  arrived_.clear();
+  if (roots.empty()) return;
+  torch::autograd::Engine::get_default_engine().execute(roots, arrived, /*keep_graph=*/false, /*create_graph=*/false,
+                                                        /*accumulate_grad=*/true);
+}
+
+}  // namespace dtensor::pipeline

@@ -1,0 +1,71 @@
+// Models cut into stages, and batches into microbatches.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "dtensor/pipeline.h"
+
+namespace dtensor::pipeline {
+
+// By dynamic programming: dearest[k][n] is the least that the dearest of k stages costs which hold the first n layers.
+std::vector<int> balanced_stages(const std::vector<double>& costs, int stages) {
+  const std::size_t layers = costs.size(), count = static_cast<std::size_t>(std::max(stages, 0));
+  TORCH_CHECK(stages > 0 && count <= layers, "balanced_stages: ", layers, " layers do not fill ", stages, " stages");
+  std::vector<double> upto(layers + 1);
+  for (std::size_t i = 0; i < layers; ++i) upto[i + 1] = upto[i] + costs[i];
+  const double never = std::numeric_limits<double>::infinity();
+  std::vector<std::vector<double>> dearest(count + 1, std::vector<double>(layers + 1, never));
+  std::vector<std::vector<std::size_t>> begin(count + 1, std::vector<std::size_t>(layers + 1));
+  dearest[0][0] = 0;
+  for (std::size_t k = 1; k <= count; ++k) {
+    for (std::size_t n = k; n <= layers; ++n) {
+      for (std::size_t first = k - 1; first < n; ++first) {
+        const double cost = std::max(dearest[k - 1][first], upto[n] - upto[first]);
+        if (cost < dearest[k][n]) {
+          dearest[k][n] = cost;
+          begin[k][n] = first;
+        }
+      }
+    }
+  }
+  std::vector<int> stage_of(layers);
+  for (std::size_t k = count, end = layers; k > 0; end = begin[k][end], --k) {
+    for (std::size_t i = begin[k][end]; i < end; ++i) stage_of[i] = static_cast<int>(k) - 1;
+  }
+  return stage_of;
+}
+
+StageFunction stage_of_layers(const std::vector<Layer>& layers, const std::vector<int>& stage_of, int stage) {
+  TORCH_CHECK(layers.size() == stage_of.size(), "stage_of_layers: ", stage_of.size(), " stages given for ",
+              layers.size(), " layers");
+  std::vector<StageFunction> own;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    TORCH_CHECK(i == 0 || stage_of[i] >= stage_of[i - 1], "stage_of_layers: layer ", layers[i].name, " is on stage ",
+                stage_of[i], ", the one before on ", stage_of[i - 1]);
+    if (stage_of[i] == stage) own.push_back(layers[i].forward);
+  }
+  return [own](const Tensors& inputs) {
+    Tensors x = inputs;
+    for (const StageFunction& layer : own) x = layer(x);
+    return x;
+  };
+}
+
+WeightFunction rows() {
+  return [](const Tensors& targets) { return static_cast<double>(targets.at(0).size(0)); };
+}
+
+WeightFunction valid_targets(std::int64_t ignore_index) {
+  return [ignore_index](const Tensors& targets) {
+    return static_cast<double>(targets.at(0).ne(ignore_index).sum().item<std::int64_t>());
+  };
+}
+
+std::vector<at::Tensor> microbatches(const at::Tensor& batch, int count) {
+  TORCH_CHECK(batch.dim() > 0 && count > 0 && count <= batch.size(0), "microbatches: ", batch.sizes(), " in ", count,
+              " parts leaves some without rows");
+  return at::tensor_split(batch, count, 0);
+}
+
+}  // namespace dtensor::pipeline

@@ -1,0 +1,201 @@
+// Actions in their order; sends do not wait, receives do. The loss of a microbatch enters with its share of the whole
+// batch, so unequal microbatches give one device's mean.
+#include "pipeline/step.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "dtensor/debug.h"
+#include "dtensor/tensor.h"
+
+namespace dtensor::pipeline {
+namespace {
+
+// What the next stage computes with: its own leaves, or those of a stage on this rank without a message.
+Tensors as_leaves(const Tensors& outputs) {
+  Tensors leaves;
+  for (const at::Tensor& output : outputs) {
+    leaves.push_back(output.defined() ? output.detach() : output);
+    if (output.defined() && output.requires_grad()) leaves.back().requires_grad_();
+  }
+  return leaves;
+}
+
+// The outputs to which a gradient has come, with it.
+std::pair<Tensors, Tensors> with_gradients(const Tensors& outputs, const Tensors& gradients) {
+  std::pair<Tensors, Tensors> result;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (!gradients[i].defined() || !outputs[i].requires_grad()) continue;
+    result.first.push_back(outputs[i]);
+    result.second.push_back(gradients[i]);
+  }
+  return result;
+}
+
+}  // namespace
+
+Step::Step(const StepContext& context, Messages& messages)
+    : context_(context),
+      messages_(messages),
+      last_(context.schedule.stages() - 1),
+      random_(get_rng_state(context.mesh)) {
+  for (const Action& action : context.schedule.ranks[static_cast<std::size_t>(context.rank)]) {
+    const bool ends = action.kind == ActionKind::backward || action.kind == ActionKind::backward_weight;
+    Count& count = counts_[action.stage];
+    count.name = "stage " + std::to_string(action.stage);
+    count.backwards_left += ends;
+  }
+}
+
+void Step::run() {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
+  for (const Action& action : context_.schedule.ranks[static_cast<std::size_t>(context_.rank)]) {
+    const double begin = seconds();
+    run(action);
+    actions_.push_back({action, begin, seconds()});
+  }
+  messages_.finish();
+}
+
+std::vector<int> Step::live_activations() const {
+  std::vector<int> most;
+  for (const auto& [stage, count] : counts_) most.push_back(count.most);
+  return most;
+}
+
+int Step::channel(int stage, int microbatch, bool forward) const {
+  return (stage * 2 + (forward ? 0 : 1)) * context_.schedule.microbatches() + microbatch;
+}
+
+void Step::run(const Action& action) {
+  const int s = action.stage, m = action.microbatch;
+  const auto rank_of = [&](int stage) { return context_.schedule.rank_of(stage); };
+  switch (action.kind) {
+    case ActionKind::forward:
+      return forward(action);
+    case ActionKind::backward:
+    case ActionKind::backward_input:
+      return backward(action);
+    case ActionKind::backward_weight:
+      return weight(action);
+    case ActionKind::send_forward:
+      return messages_.send(slot(action).outputs, slot(action).where, rank_of(s + 1), channel(s + 1, m, true));
+    case ActionKind::recv_forward:
+      std::tie(slot(action).inputs, slot(action).where) = messages_.receive(rank_of(s - 1), channel(s, m, true));
+      return;
+    case ActionKind::send_backward:
+      messages_.send(slot(action).input_gradients, {}, rank_of(s - 1), channel(s - 1, m, false));
+      return slot(action).input_gradients.clear();
+    case ActionKind::recv_backward:
+      slot(action).output_gradients = messages_.receive(rank_of(s + 1), channel(s, m, false)).first;
+      return;
+    default:
+      return;  // units gather where they are used, and gradients are reduced by the last backward of a stage
+  }
+}
+
+Whereabouts Step::first_whereabouts(int microbatch) const {
+  const auto rows_of = [](const Tensors& inputs) {
+    return inputs.empty() || inputs[0].dim() == 0 ? std::int64_t{0} : inputs[0].size(0);
+  };
+  Whereabouts where;
+  for (std::size_t m = 0; m < context_.inputs.size(); ++m) {
+    const std::int64_t rows = rows_of(context_.inputs[m]);
+    if (m == static_cast<std::size_t>(microbatch)) where.rows = {where.rows.total, rows, 0};
+    where.rows.total += rows;
+  }
+  return where;
+}
+
+void Step::forward(const Action& action) {
+  const ModuleScope scope(counts_[action.stage].name);
+  Slot& mine = slot(action);
+  if (action.stage == 0) {
+    mine.inputs = context_.inputs.at(static_cast<std::size_t>(action.microbatch));
+    mine.where = first_whereabouts(action.microbatch);
+  }
+  {
+    const BatchRows rows(mine.where.rows);
+    set_rng_state(context_.mesh, {random_.seed, random_.counter + mine.where.random_operators});
+    mine.outputs = context_.stages.at(action.stage)(mine.inputs);
+    mine.where.random_operators = get_rng_state(context_.mesh).counter - random_.counter;
+    random_operators_ = std::max(random_operators_, mine.where.random_operators);
+  }
+  Count& count = counts_[action.stage];
+  count.most = std::max(count.most, ++count.now);
+  if (action.stage == last_) return add_loss(mine, action.microbatch);
+  if (is_local(action.stage + 1)) {
+    Slot& next = slots_[{action.stage + 1, action.microbatch}];
+    next.inputs = as_leaves(mine.outputs);
+    next.where = mine.where;
+  }
+}
+
+void Step::add_loss(Slot& mine, int microbatch) {
+  const auto index = static_cast<std::size_t>(microbatch);
+  const at::Tensor loss = context_.loss(mine.outputs, context_.targets.at(index));
+  TORCH_CHECK(loss.numel() == 1, "pipeline: the loss of microbatch ", microbatch, " has sizes ", loss.sizes(),
+              "; it must be one number, the mean over the microbatch");
+  const double share = context_.shares.at(index);
+  if (share == 0) {  // nothing counts: the mean of none, which may be NaN
+    mine.outputs = {loss};
+    mine.output_gradients = {at::Tensor()};
+    return;
+  }
+  const at::Tensor part = loss.detach().to(at::kDouble).mul(share);
+  loss_ = loss_.defined() ? loss_ + part : part;
+  mine.outputs = {loss};
+  mine.output_gradients = {at::full_like(loss, share * context_.loss_scale)};
+}
+
+void Step::backward(const Action& action) {
+  const ModuleScope scope(counts_[action.stage].name);
+  Slot& mine = slot(action);
+  const auto [outputs, gradients] = with_gradients(mine.outputs, mine.output_gradients);
+  const bool splits = action.kind == ActionKind::backward_input;
+  Tensors leaves;
+  for (const at::Tensor& input : mine.inputs) {
+    if (input.defined() && input.requires_grad()) leaves.push_back(input);
+  }
+  Tensors found(leaves.size());
+  Count& count = counts_[action.stage];
+  const bool synchronises = !splits && --count.backwards_left == 0;
+  const BatchRows rows(mine.where.rows);  // for what is computed again
+  std::optional<NoGradientSync> later;
+  if (!synchronises) later.emplace();
+  if (!outputs.empty() && splits) {
+    found = mine.split.emplace().backward_input(outputs, gradients, leaves);
+  } else if (!outputs.empty()) {
+    torch::autograd::backward(outputs, gradients);
+    for (std::size_t i = 0; i < leaves.size(); ++i) found[i] = leaves[i].grad();
+  }
+  mine.input_gradients.clear();
+  std::size_t next = 0;
+  for (const at::Tensor& input : mine.inputs) {
+    const bool wants = input.defined() && input.requires_grad();
+    mine.input_gradients.push_back(wants ? found[next++] : at::Tensor());
+  }
+  mine.inputs.clear();
+  mine.outputs.clear();
+  mine.output_gradients.clear();
+  if (!splits) --count.now;
+  if (action.stage > 0 && is_local(action.stage - 1)) {
+    slots_[{action.stage - 1, action.microbatch}].output_gradients = std::move(mine.input_gradients);
+    mine.input_gradients.clear();
+  }
+}
+
+void Step::weight(const Action& action) {
+  const ModuleScope scope(counts_[action.stage].name);
+  Slot& mine = slot(action);
+  Count& count = counts_[action.stage];
+  std::optional<NoGradientSync> later;
+  if (--count.backwards_left > 0) later.emplace();
+  if (mine.split) mine.split->backward_weight();
+  mine.split.reset();
+  --count.now;
+}
+
+}  // namespace dtensor::pipeline

@@ -1,0 +1,74 @@
+// One run of a schedule on this rank: what each action does.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <optional>
+
+#include "dtensor/hooks.h"
+#include "pipeline/messages.h"
+#include "pipeline/split_backward.h"
+
+namespace dtensor::pipeline {
+
+// What a step needs of its pipeline.
+struct StepContext {
+  const DeviceMesh& mesh;
+  const Schedule& schedule;
+  int rank;  // along the axis
+  const std::map<int, StageFunction>& stages;
+  const LossFunction& loss;
+  const std::vector<Tensors>& inputs;
+  const std::vector<Tensors>& targets;
+  const std::vector<double>& shares;  // of each microbatch in the mean, on the last stage's ranks
+  double loss_scale;
+};
+
+class Step {
+ public:
+  Step(const StepContext& context, Messages& messages);
+  void run();
+
+  // How many random operators a microbatch meets on its way through the stages that ran here.
+  std::uint64_t random_operators() const { return random_operators_; }
+  // Of the last stage; undefined elsewhere.
+  const at::Tensor& loss() const { return loss_; }
+  std::vector<int> live_activations() const;
+  const std::vector<TimedAction>& actions() const { return actions_; }
+
+ private:
+  // Of a stage and microbatch.
+  struct Slot {
+    Tensors inputs, outputs;   // outputs are kept until backward
+    Tensors output_gradients;  // that have arrived
+    Tensors input_gradients;   // that are to be sent
+    Whereabouts where;         // before the stage has run, and after it
+    std::optional<SplitBackward> split;
+  };
+  struct Count {
+    std::string name;  // for messages and traces
+    int now = 0, most = 0, backwards_left = 0;
+  };
+
+  Slot& slot(const Action& action) { return slots_[{action.stage, action.microbatch}]; }
+  bool is_local(int stage) const { return context_.stages.contains(stage); }
+  int channel(int stage, int microbatch, bool forward) const;
+  void run(const Action& action);
+  void forward(const Action& action);
+  Whereabouts first_whereabouts(int microbatch) const;
+  void add_loss(Slot& slot, int microbatch);
+  void backward(const Action& action);
+  void weight(const Action& action);
+
+  const StepContext& context_;
+  Messages& messages_;
+  const int last_;
+  std::map<std::pair<int, int>, Slot> slots_;
+  std::map<int, Count> counts_;
+  const RngState random_;  // as the step begins
+  std::uint64_t random_operators_ = 0;
+  at::Tensor loss_;
+  std::vector<TimedAction> actions_;
+};
+
+}  // namespace dtensor::pipeline

@@ -1,0 +1,163 @@
+// Every schedule trains as one device does: loss, gradients and weights, whatever the microbatches and what a stage's
+// slice of the mesh does.
+#include "dtensor/pipeline.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "dtensor/optim/clip.h"
+#include "dtensor/random.h"
+#include "pipeline/trials.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace dtensor {
+namespace {
+
+using namespace test::pipelines;
+using test::Draw;
+
+void run_trial(const Trial& trial) {
+  run_local(trial.world_size(), [&](const Communicator& world) { test::pipelines::run_trial(trial, world); });
+}
+
+TEST(Pipeline, EverySchedule) {
+  for (const std::string& schedule : pipeline::schedule_names()) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      for (const int count : {1, 2, 3, 5, 8}) run_trial({schedule, ranks, count, 11});
+    }
+  }
+}
+
+TEST(Pipeline, EveryScheduleWithParallelStages) {
+  for (const std::string& schedule : pipeline::schedule_names()) {
+    for (const Inside inside : {Inside::replicate, Inside::fsdp, Inside::tp}) {
+      for (const int count : {1, 3}) run_trial({schedule, 2, count, 8, inside});
+    }
+  }
+}
+
+TEST(Pipeline, RandomTrials) {
+  Draw draw(20);
+  for (int i = 0; i < 60; ++i) {
+    const auto& names = pipeline::schedule_names();
+    const int count = static_cast<int>(draw.integer(1, 6));
+    run_trial({names[static_cast<std::size_t>(draw.integer(0, static_cast<std::int64_t>(names.size()) - 1))],
+               static_cast<int>(draw.integer(1, 3)), count, static_cast<int>(draw.integer(2 * count, 17)),
+               static_cast<Inside>(draw.integer(0, 3)), draw.coin(), draw.coin(), static_cast<std::uint64_t>(i)});
+  }
+}
+
+// The embedding's weight is the head's too, and dropout falls between: as one device with the same seed does it.
+struct TiedModel {
+  at::Tensor embedding, middle;
+  TiedModel() {
+    Draw draw(77);
+    embedding = draw.normal({kClasses, kHidden});
+    middle = draw.normal({kHidden, kHidden});
+  }
+  Tensors first(const Tensors& in) const { return {at::dropout(at::embedding(embedding, in[0]), 0.3, true)}; }
+  Tensors second(const Tensors& in) const { return {in[0] + at::dropout(at::gelu(at::mm(in[0], middle)), 0.5, true)}; }
+  Tensors last(const Tensors& in) const { return {at::mm(at::dropout(in[0], 0.2, true), embedding.t())}; }
+};
+
+struct TiedResult {
+  double loss = 0, norm = 0;
+  at::Tensor embedding, middle;  // gradients, clipped
+};
+
+constexpr double kMaxNorm = 0.1;
+
+TiedResult tied_on_one_device(const at::Tensor& ids, const at::Tensor& targets) {
+  TiedResult result;
+  run_local(1, [&](const Communicator& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {1}, {"one"});
+    manual_seed(mesh, 5);
+    TiedModel model;
+    for (at::Tensor* p : {&model.embedding, &model.middle}) {
+      *p = distribute_tensor(*p, mesh, {Replicate()});
+      p->requires_grad_();
+    }
+    for (int step = 0; step < 2; ++step) {
+      const auto outputs = model.last(model.second(model.first({distribute_tensor(ids, mesh, {Replicate()})})));
+      const at::Tensor loss = mean_loss(outputs, {distribute_tensor(targets, mesh, {Replicate()})});
+      loss.backward();
+      result.loss = loss.item<double>();
+    }
+    result.norm = dtensor::clip_grad_norm_({model.embedding, model.middle}, kMaxNorm).item<double>();
+    result.embedding = DTensor(model.embedding.grad()).full_tensor();
+    result.middle = DTensor(model.middle.grad()).full_tensor();
+  });
+  return result;
+}
+
+TEST(Pipeline, TiedWeightsDropoutAndClippingAreThoseOfOneDevice) {
+  Draw draw(8);
+  const at::Tensor ids = draw.integers({11}, kClasses), targets = draw.integers({11}, kClasses);
+  const TiedResult reference = tied_on_one_device(ids, targets);
+  for (const std::string schedule : {"gpipe", "1f1b", "zb-h1"}) {
+    for (const int ranks : {1, 2, 3}) {
+      for (const bool split : {false, true}) {
+        run_local(2 * ranks, [&](const Communicator& world) {
+          const std::string what = c10::str(schedule, " ", ranks, " ranks, split ", split);
+          const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {ranks, 2}, {"pp", "data"});
+          manual_seed(mesh, 5);
+          const auto plan = pipeline::make_schedule(schedule, ranks, 3);
+          Pipeline pipe(mesh, plan, mean_loss);
+          const DeviceMesh slice = pipe.stage_mesh();
+          TiedModel model;
+          for (at::Tensor* p : {&model.embedding, &model.middle}) {
+            *p = distribute_tensor(*p, slice, {split ? Placement(Shard(0)) : Placement(Replicate())});
+            p->requires_grad_();
+          }
+          const std::vector<pipeline::Layer> layers{{"first", [&](const Tensors& in) { return model.first(in); }},
+                                                    {"second", [&](const Tensors& in) { return model.second(in); }},
+                                                    {"last", [&](const Tensors& in) { return model.last(in); }}};
+          const auto stage_of = pipeline::balanced_stages({1, 1, 1}, plan.stages());
+          const int stage = pipe.stages()[0];
+          pipe.set_stage(stage, pipeline::stage_of_layers(layers, stage_of, stage));
+          const bool has_embedding = stage_of[0] == stage || stage_of[2] == stage;
+          pipe.tie("embedding", has_embedding ? Tensors{model.embedding} : Tensors{});
+          std::vector<Tensors> inputs, wanted;
+          for (const auto& part : pipeline::microbatches(ids, 3))
+            inputs.push_back({distribute_tensor(part, slice, {Shard(0)})});
+          for (const auto& part : pipeline::microbatches(targets, 3))
+            wanted.push_back({distribute_tensor(part, slice, {Shard(0)})});
+          double loss = 0;
+          for (int step = 0; step < 2; ++step) loss = pipe.step(inputs, wanted).loss.item<double>();
+          EXPECT_NEAR(loss, reference.loss, 1e-12) << what;
+          std::vector<at::Tensor> own;
+          if (has_embedding) own.push_back(model.embedding);
+          if (stage_of[1] == stage) own.push_back(model.middle);
+          EXPECT_NEAR(pipe.clip_grad_norm_(own, kMaxNorm).item<double>(), reference.norm, 1e-10) << what;
+          if (has_embedding) test::expect_close(model.embedding.grad(), reference.embedding, what);
+          if (stage_of[1] == stage) test::expect_close(model.middle.grad(), reference.middle, what);
+          EXPECT_EQ(get_rng_state(mesh).counter, 6) << what;  // three of each step, as on one device
+        });
+      }
+    }
+  }
+}
+
+TEST(Pipeline, AStageThatThrowsTellsAllRanks) {
+  for (const std::string schedule : {"gpipe", "1f1b", "zb-h1"}) {
+    const std::string error = test::error_of([&] {
+      run_local(3, [&](const Communicator& world) {
+        const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3}, {"pp"});
+        Pipeline pipe(mesh, pipeline::make_schedule(schedule, 3, 4), mean_loss);
+        int calls = 0;
+        pipe.set_stage(world.rank(), [&](const Tensors& in) {
+          TORCH_CHECK(world.rank() != 1 || ++calls < 3, "no more of this");
+          return in;
+        });
+        std::vector<Tensors> inputs(4, {at::randn({2, kClasses})}), targets(4, {at::zeros({2}, at::kLong)});
+        pipe.step(inputs, targets);
+      });
+    });
+    EXPECT_NE(error.find("no more of this"), std::string::npos) << error;
+  }
+}
+
+}  // namespace
+}  // namespace dtensor
