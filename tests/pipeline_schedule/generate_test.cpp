@@ -119,6 +119,27 @@ TEST(Generated, VShapesWaitForTheFirstMicrobatchOnly) {
   }
 }
 
+// With fewer there is a wait more: of ZBV by formula, of both as found for 4 ranks, and never above that of
+// breadth-first.
+TEST(Generated, VShapesOfFewMicrobatches) {
+  const auto excess = [](const char* name, int ranks, int microbatches) {
+    return makespan(make_schedule(name, ranks, microbatches)) - (6 * microbatches + ranks - 1);
+  };
+  for (int ranks = 1; ranks <= 8; ++ranks) {
+    for (int microbatches = 1; microbatches < 2 * ranks; ++microbatches) {
+      const int few = std::max(3 * (ranks - microbatches), 2 * ranks - 2 - microbatches);
+      const int many = std::max(0, 3 * ranks - 1 - 2 * microbatches);
+      ASSERT_EQ(excess("zbv", ranks, microbatches), microbatches <= ranks ? few : many) << ranks << " " << microbatches;
+      ASSERT_LE(excess("dualpipev", ranks, microbatches), excess("bfs", ranks, microbatches));
+    }
+  }
+  const int of_zbv[] = {9, 6, 3, 2, 1, 0, 0, 0}, of_dualpipev[] = {12, 10, 6, 3, 2, 0, 0, 0};
+  for (int microbatches = 1; microbatches <= 8; ++microbatches) {
+    EXPECT_EQ(excess("zbv", 4, microbatches), of_zbv[microbatches - 1]) << microbatches;
+    EXPECT_EQ(excess("dualpipev", 4, microbatches), of_dualpipev[microbatches - 1]) << microbatches;
+  }
+}
+
 TEST(Generated, LiveActivationsAreThoseOfTheTable) {
   for (int ranks = 1; ranks <= 8; ++ranks) {
     for (int microbatches = 1; microbatches <= 13; ++microbatches) {

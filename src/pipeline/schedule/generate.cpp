@@ -1,8 +1,7 @@
 // The schedules by name. Each rank's actions are written from closed counts (how many forwards before the first
 // backward, when weights are due), in which a stage sees its microbatches in order; so an action needs no more than its
-// kind and its stage. Forms that are defined for many microbatches only are written for as many, and those beyond the
-// wanted ones are left out: actions of different microbatches do not need each other, so what is left of a valid
-// schedule is valid.
+// kind and its stage. Counts that go beyond the microbatches there are do no harm, the writer leaves those out: actions
+// of different microbatches do not need each other, so what is left of a valid schedule is valid.
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -23,7 +22,7 @@ class RankWriter {
   void backward_input(int stage) {
     const int microbatch = next(backwards_, stage);
     put({ActionKind::backward_input, stage, microbatch});
-    weights_.push_back({ActionKind::backward_weight, stage, microbatch});
+    if (microbatch < microbatches_) weights_.push_back({ActionKind::backward_weight, stage, microbatch});
   }
   // The oldest that is due; nothing where none is.
   void backward_weight() {
@@ -110,7 +109,9 @@ std::vector<Action> one_forward_one_backward(const Shape& shape, int rank, bool 
 std::vector<Action> zero_bubble_v(const Shape& shape, int rank) {
   RankWriter writer(shape.stages(), shape.microbatches);
   const int down = rank, up = 2 * shape.ranks - 1 - rank, after = shape.ranks - rank;
-  const int microbatches = std::max(2 * shape.ranks - 1, shape.microbatches);
+  // Up to as many microbatches as ranks, there is no steady state.
+  const int microbatches =
+      shape.microbatches <= shape.ranks ? shape.microbatches : std::max(2 * shape.ranks - 1, shape.microbatches);
   const auto backward = [&](int stage) {
     writer.backward_input(stage);
     writer.backward_weight();
@@ -148,7 +149,6 @@ std::vector<Action> zero_bubble_v(const Shape& shape, int rank) {
 std::vector<Action> dual_pipe_v(const Shape& shape, int rank) {
   RankWriter writer(shape.stages(), shape.microbatches);
   const int down = rank, up = 2 * shape.ranks - 1 - rank, after = shape.ranks - 1 - rank;
-  const int microbatches = std::max(2 * shape.ranks, shape.microbatches);
   for (int i = 0; i < 2 * after; ++i) writer.forward(down);
   for (int i = 0; i <= rank; ++i) {
     writer.forward(down);
@@ -159,7 +159,7 @@ std::vector<Action> dual_pipe_v(const Shape& shape, int rank) {
     writer.backward_weight();
     writer.forward(up);
   }
-  for (int i = 0; i < microbatches - 2 * shape.ranks + rank + 1; ++i) {
+  for (int i = 0; i < shape.microbatches - 2 * shape.ranks + rank + 1; ++i) {
     writer.forward(down);
     writer.backward(up);
     writer.forward(up);
