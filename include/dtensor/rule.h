@@ -124,6 +124,13 @@ class DTENSOR_API Rule {
   Rule& reads_scalars();                                 // the rule's function reads float or Scalar arguments
   Rule& outputs(Outputs fn);                             // sizes of results, for operators without a meta kernel
   Rule& no_meta();  // the same, sizes by the text's letters, contiguous, operand 0's dtype
+  // What holds for the operator, whatever the call (also where a function gives the rule).
+  Rule& by_position();       // each position of its lists is a call of its own, perhaps on a mesh of its own
+  Rule& overwrites();        // operand 0 is written and not read: its content may be anything
+  Rule& asks_destination();  // result 0 is laid out as the parameter is whose gradient it becomes
+  Rule& leaves_memory();     // results hold whatever the memory held
+  Rule& own_state();         // results after the first are for the operator's own backward: nobody else compares them
+  Rule& draws_nothing();     // though it is tagged as random
 
   // The dimensions that [name] means, counted from the left, where they are not those of an argument with that name.
   Rule& dims(std::string name, Dims fn);

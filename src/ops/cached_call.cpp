@@ -10,8 +10,8 @@ void bump_versions(const CachedCall& call, const CallView& view) {
 }
 
 void check_local_sizes(const OpEntry& entry, const CachedCall& call, const TensorSpec& spec, const at::Tensor& local) {
-  TORCH_CHECK(local.sizes().equals(spec.local_sizes), entry.op.operator_name(), ": the local result has sizes ",
-              local.sizes(), " where ", spec.str(), " asks for [", c10::Join(", ", spec.local_sizes),
+  TORCH_CHECK(local.sizes().equals(spec.local_sizes), entry.name(), ": the local result has sizes ", local.sizes(),
+              " where ", spec.str(), " asks for [", c10::Join(", ", spec.local_sizes),
               "]: its sharding rule is wrong (", call.decision.why, ")");
 }
 

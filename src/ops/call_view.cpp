@@ -79,9 +79,9 @@ void CallView::walk(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
         for (const auto& item : value.toListRef()) add(tensor(item));
         break;
       case ArgKind::scalar:
-        key.value(value, entry.key.scalars);
+        key.value(value, scalars);
         break;
-      case ArgKind::other:
+      default:
         key.value(value, true);
     }
   }
@@ -97,7 +97,7 @@ bool is_stored(const c10::TensorImpl* impl) {
 // A computation that autograd records is the model's. What an optimizer does, it does on the host; so do casts, which
 // keep their shards.
 bool belongs_to_model(const OpEntry& entry, const CallView& view) {
-  if (!at::GradMode::is_enabled() || entry.op.operator_name().name == "aten::_to_copy") return false;
+  if (!at::GradMode::is_enabled() || entry.is_cast()) return false;
   return std::any_of(view.operands.begin(), view.operands.end(),
                      [](auto* impl) { return impl != nullptr && impl->requires_grad(); });
 }
@@ -126,7 +126,7 @@ DTensorImpl* CallView::stand_in_of(DTensorImpl* operand) const {
 
 // The key is made again, of the operands that the call then has.
 void CallView::meet_on_device(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
-  if (!entry.reads_only || entry.per_position_meshes) return;
+  if (!reads_only || entry.by_position()) return;
   if (!mixed && !belongs_to_model(entry, *this)) return;
   const auto former = std::exchange(operands, {});
   for (auto* impl : former) {

@@ -59,11 +59,13 @@ struct CallView {
   const MeshInfo* mesh = nullptr;                  // of the first DTensor
   SpecPtr destination;                             // of the result, where it matters and is known (ops/destination.h)
   bool has_plain = false;                          // a plain operand of dimension >= 1
-  bool reads_only = false;                         // operands may be exchanged for their reduced forms
+  bool reads_only;                                 // operands may be exchanged for their reduced forms
+  bool scalars;                                    // values of floats are part of the key
   bool exchanged = false;                          // and one was: `operands` is not what the arguments say
   bool mixed = false;                              // DTensors of more than one mesh
 
-  explicit CallView(const OpEntry& entry) : reads_only(entry.reads_only) {
+  explicit CallView(const OpEntry& entry) : CallView(entry.rule(), entry.special == nullptr) {}
+  CallView(const OpRule& rule, bool plain) : reads_only(plain && rule.reads_only), scalars(rule.reads_scalars) {
     if (C10_UNLIKELY(scopes_watched())) note_policy();
   }
   CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);

@@ -36,7 +36,7 @@ MeshRef mesh_ref(const CallView& view) {
 
 // For list operators with a mesh per position: the mesh of the first DTensor at that position; none if all are plain.
 MeshRef mesh_at(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, int position, const MeshRef& fallback) {
-  if (!entry.per_position_meshes || position < 0) return fallback;
+  if (position < 0 || !entry.by_position()) return fallback;
   for (std::size_t i = 0; i < args.size(); ++i) {
     if (entry.args[i].kind != ArgKind::tensor_list || !args[i].isList()) continue;
     const auto list = args[i].toListRef();
@@ -48,9 +48,9 @@ MeshRef mesh_at(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, int posit
 }
 
 void check_one_mesh(const OpEntry& entry, const OpCall& call) {
-  if (entry.per_position_meshes) return;
+  if (entry.by_position()) return;
   for (const auto& operand : call.operands) {
-    TORCH_CHECK(!operand.spec || operand.spec->mesh == call.mesh, entry.op.operator_name(),
+    TORCH_CHECK(!operand.spec || operand.spec->mesh == call.mesh, entry.name(),
                 ": operands on two meshes: ", c10::Join(", ", call.mesh->layout.shape), " over ranks [",
                 c10::Join(", ", call.mesh->layout.ranks), "] and ", c10::Join(", ", operand.spec->mesh->layout.shape),
                 " over ranks [", c10::Join(", ", operand.spec->mesh->layout.ranks),
@@ -69,7 +69,7 @@ void set_destination(const TensorSpec& leaf, OpCall& call) {
 
 OpCall describe_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view) {
   OpCall call;
-  call.schema = &entry.op.schema();
+  call.info = &entry;
   call.args = args;
   call.mesh = mesh_ref(view);
   std::size_t next = 0;
@@ -87,7 +87,7 @@ OpCall describe_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, cons
     }
   }
   check_one_mesh(entry, call);
-  infer_outputs(entry.op, call);
+  infer_outputs(call);
   if (view.destination) set_destination(*view.destination, call);
   return call;
 }

@@ -59,7 +59,7 @@ void run_kernel(const Frame& frame, Stack& stack, const std::vector<SpecPtr>& in
                 const std::vector<SpecPtr>& outputs) {
   if (frame.call.refusal) std::rethrow_exception(frame.call.refusal);
   if (frame.call.local_kernel == nullptr) return frame.entry.op.callBoxed(stack);
-  LocalCall call{frame.entry.op, stack, frame.call.decision, inputs, outputs, acting(*frame.call.mesh)};
+  LocalCall call{frame.entry, stack, frame.call.decision, inputs, outputs, acting(*frame.call.mesh)};
   frame.call.local_kernel(call);
 }
 
@@ -187,13 +187,11 @@ void remember_reduced(const Frame& frame, const Stack& stack, std::size_t first)
 
 // Ranks outside the mesh take part in nothing: results without data.
 void push_absent_results(const Frame& frame, Stack& stack) {
-  const auto& returns = frame.entry.op.schema().returns();
   std::size_t next = 0;
-  for (const auto& ret : returns) {
-    const bool tensor = ret.type()->kind() == c10::TypeKind::TensorType;
-    TORCH_CHECK(tensor || ret.type()->kind() == c10::TypeKind::ListType, frame.entry.op.operator_name(),
-                ": asks for a value on world rank ", frame.call.mesh->world_rank, ", which is outside the mesh");
-    if (tensor) {
+  for (const ReturnInfo& ret : frame.entry.returns) {
+    TORCH_CHECK(ret.is_tensor, frame.entry.name(), ": asks for a value on world rank ", frame.call.mesh->world_rank,
+                ", which is outside the mesh");
+    if (!ret.is_list) {
       stack.emplace_back(wrap(frame, frame.call.outputs[next++], at::Tensor()));
       continue;
     }

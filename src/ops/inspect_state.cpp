@@ -6,6 +6,7 @@
 
 #include "dtensor/inspect.h"
 #include "scope/scoped_value.h"
+#include "sharding_prop/propagate.h"
 
 namespace dtensor {
 namespace {
@@ -28,8 +29,7 @@ bool first_report_of(const c10::OperatorName& name) {
 }
 
 std::string moves_text(const OpEntry& entry, const CachedCall& call) {
-  auto text =
-      c10::str(entry.op.operator_name(), " moves ", call.implicit_bytes, " bytes to the rank that receives most:");
+  auto text = c10::str(entry.name(), " moves ", call.implicit_bytes, " bytes to the rank that receives most:");
   for (std::size_t i = 0; i < call.inputs.size(); ++i) {
     const auto& input = call.inputs[i];
     if (!input.plan.empty()) text += c10::str(" operand ", i, " ", input.from->str(), " -> ", input.to->str(), ";");
@@ -44,16 +44,16 @@ bool strict_mode() { return holds(Strictness::strict); }
 bool checked_mode() { return scopes_watched() && ScopedValue<Checked::Mode>::current() != nullptr; }
 bool recording_explanations() { return scopes_watched() && ScopedValue<Explanation>::current() != nullptr; }
 
-void record_explanation(const OpEntry& entry, const OpCall& call) {
-  if (recording_explanations()) *ScopedValue<Explanation>::current()->text += explain_decision(entry.op, call) + "\n";
+void record_explanation(const OpCall& call) {
+  if (recording_explanations()) *ScopedValue<Explanation>::current()->text += explain_decision(call) + "\n";
 }
 
 void report_replicated(const OpEntry& entry, const Decision& decision) {
   if (!decision.warn_replicated) return;
-  TORCH_CHECK(!strict_mode(), entry.op.operator_name(),
+  TORCH_CHECK(!strict_mode(), entry.name(),
               " has no sharding rule and would run replicated, which Strict refuses. Add a rule (docs/rules.md).");
-  if (!first_report_of(entry.op.operator_name())) return;
-  TORCH_WARN(entry.op.operator_name(),
+  if (!first_report_of(entry.name())) return;
+  TORCH_WARN(entry.name(),
              " has no sharding rule: it runs replicated, on gathered operands. Add a rule "
              "(docs/rules.md) to keep it sharded. (Said once per operator.)");
 }

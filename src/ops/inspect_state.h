@@ -14,7 +14,7 @@ bool checked_mode();
 void report_moves(const OpEntry& entry, const CachedCall& call);
 
 // explain(): notes the candidates of this call; nothing unless a record is being made.
-void record_explanation(const OpEntry& entry, const OpCall& call);
+void record_explanation(const OpCall& call);
 bool recording_explanations();
 
 // An operator that runs replicated for want of a rule: one warning per operator and process, an error under Strict.

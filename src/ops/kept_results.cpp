@@ -44,16 +44,14 @@ c10::IValue copy_of(const c10::IValue& value) {
 }
 
 bool chosen(const KeptResults::State* state, const OpEntry& entry) {
-  return state != nullptr && state->operators.count(entry.name()) != 0;
+  return state != nullptr && state->operators.count(entry.name().name) != 0;
 }
 
 void check_keepable(const OpEntry& entry) {
-  const auto& returns = entry.op.schema().returns();
-  const bool tensors = std::any_of(returns.begin(), returns.end(),
-                                   [](const auto& r) { return r.type()->kind() == c10::TypeKind::TensorType; });
-  // Attention kernels are tagged random for a dropout that the engine refuses.
-  const bool random = entry.is_random && std::string_view(entry.name()).find("attention") == std::string_view::npos;
-  TORCH_CHECK(tensors && entry.reads_only && !random, entry.op.operator_name(),
+  const bool tensors = std::any_of(entry.returns.begin(), entry.returns.end(),
+                                   [](const ReturnInfo& r) { return r.is_tensor && !r.is_list; });
+  const bool random = entry.is_random && !entry.rule().data().draws_nothing;
+  TORCH_CHECK(tensors && entry.reads_only() && !random, entry.name(),
               ": its results cannot be kept (it writes, gives a view, draws random numbers or gives no tensor)");
 }
 
@@ -78,13 +76,13 @@ bool take_kept_result(const OpEntry& entry, torch::jit::Stack& stack) {
   auto* state = replaying();
   if (!chosen(state, entry)) return false;
   const bool more = state->next < state->results.size();
-  TORCH_CHECK(more && state->results[state->next].entry == &entry, entry.op.operator_name(),
+  TORCH_CHECK(more && state->results[state->next].entry == &entry, entry.name(),
               ": a function that runs again must make the same calls as before; it made ",
-              more ? c10::toString(state->results[state->next].entry->op.operator_name()) : "fewer", " there");
+              more ? c10::toString(state->results[state->next].entry->name()) : "fewer", " there");
   const auto& result = state->results[state->next++];
   stack.resize(stack.size() - entry.args.size());
   for (std::size_t i = 0; i < result.values.size(); ++i) {
-    TORCH_CHECK(generation_of(result.values[i]) == result.generations[i], entry.op.operator_name(),
+    TORCH_CHECK(generation_of(result.values[i]) == result.generations[i], entry.name(),
                 ": its kept result was changed in place");
     stack.emplace_back(copy_of(result.values[i]));
   }
@@ -97,7 +95,7 @@ void keep_result(const OpEntry& entry, const torch::jit::Stack& stack) {
   if (!chosen(state, entry)) return;
   check_keepable(entry);
   KeptResults::State::Result result{&entry, {}, {}};
-  const std::size_t count = entry.op.schema().returns().size();
+  const std::size_t count = entry.returns.size();
   for (std::size_t i = stack.size() - count; i < stack.size(); ++i) {
     result.values.push_back(copy_of(stack[i]));
     result.generations.push_back(generation_of(stack[i]));

@@ -31,7 +31,7 @@ CachedCallPtr decide(const OpEntry& entry, const torch::jit::Stack& stack, const
   auto call = cache_find(entry.index, view.key);
   if (!call) return cache_insert(entry.index, prepare_call(entry, arguments(entry, stack), view));
   if (C10_UNLIKELY(recording_explanations())) {
-    record_explanation(entry, describe_call(entry, arguments(entry, stack), view));
+    record_explanation(describe_call(entry, arguments(entry, stack), view));
   }
   return call;
 }
@@ -39,7 +39,7 @@ CachedCallPtr decide(const OpEntry& entry, const torch::jit::Stack& stack, const
 void run_with_event(const OpEntry& entry, const CachedCall& call, const CallView& view, torch::jit::Stack& stack) {
   Event event;
   event.kind = Event::Kind::op;
-  event.name = c10::toString(entry.op.operator_name());
+  event.name = c10::toString(entry.name());
   event.bytes = call.implicit_bytes;
   event.begin = std::chrono::steady_clock::now();
   execute_call(entry, call, view, stack);
@@ -73,7 +73,7 @@ void run_operator(const OpEntry& entry, torch::jit::Stack& stack) {
 
 void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
   CallView view(entry, arguments(entry, stack));
-  if (C10_UNLIKELY(entry.asks_destination) && (view.destination = destination_of_gradient())) {
+  if (C10_UNLIKELY(entry.rule().data().asks_destination) && (view.destination = destination_of_gradient())) {
     view.key.spec(view.destination.get());
   }
   if (C10_UNLIKELY(view.mesh == nullptr)) return entry.op.callBoxed(stack);  // a list without DTensors

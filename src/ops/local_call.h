@@ -3,7 +3,6 @@
 // global indices (random fills). Rules name it (`handled`), the engine calls it.
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
 #include <string_view>
@@ -14,7 +13,7 @@
 namespace dtensor {
 
 struct LocalCall {
-  const c10::OperatorHandle& op;
+  const OpInfo& info;
   torch::jit::Stack& stack;  // in: one local value per schema argument, patches applied; out: one value per return
   const Decision& decision;
   c10::ArrayRef<SpecPtr>

@@ -8,7 +8,7 @@ namespace dtensor {
 namespace {
 
 const char* argument_name(const OpEntry& entry, std::size_t arg) {
-  return entry.op.schema().arguments()[arg].name().c_str();
+  return entry.schema().arguments()[arg].name().c_str();
 }
 
 // Calls that ask for one decision, told by what ranks share: the operator, the DTensors' specs (nothing of them that
@@ -45,7 +45,8 @@ std::vector<std::pair<std::size_t, at::Tensor>> plain_operands(const OpEntry& en
     if (!has_dtensor_key(value.unsafeToTensorImpl())) found.emplace_back(arg, value.toTensor());
   };
   for (std::size_t i = 0; i < args.size(); ++i) {
-    if (entry.args[i].overwritten && !strict_mode()) continue;
+    const bool overwritten = entry.args[i].out || (i == 0 && entry.rule().data().overwrites);
+    if (overwritten && !strict_mode()) continue;
     if (entry.args[i].kind == ArgKind::tensor) add(i, args[i]);
     if (entry.args[i].kind != ArgKind::tensor_list || !args[i].isList()) continue;
     for (const auto& item : args[i].toListRef()) add(i, item);
@@ -66,7 +67,7 @@ void check_plain_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args,
   if (!picked && !checked_mode() && !strict_mode()) return;
   const auto operands = plain_operands(entry, args);
   const auto what = [&](std::size_t i) {
-    return c10::str(entry.op.operator_name(), ": operand `", argument_name(entry, operands[i].first), "` of sizes ",
+    return c10::str(entry.name(), ": operand `", argument_name(entry, operands[i].first), "` of sizes ",
                     operands[i].second.sizes());
   };
   if (operands.empty()) return;

@@ -12,9 +12,9 @@ namespace {
 // A rank outside the mesh has nothing that it could write into its plain tensor. Positions of lists are left out there.
 void check_destination(const OpEntry& entry, const Operand& operand, const c10::TensorImpl* impl) {
   if (!operand.spec || operand.list_index >= 0) return;
-  TORCH_CHECK(operand.spec->mesh->is_member || has_dtensor_key(impl), entry.op.operator_name(),
+  TORCH_CHECK(operand.spec->mesh->is_member || has_dtensor_key(impl), entry.name(),
               ": would write a DTensor's data into the plain tensor `",
-              entry.op.schema().arguments()[static_cast<std::size_t>(operand.arg)].name(), "` on world rank ",
+              entry.schema().arguments()[static_cast<std::size_t>(operand.arg)].name(), "` on world rank ",
               operand.spec->mesh->world_rank, ", which is outside the mesh");
 }
 
@@ -43,7 +43,7 @@ InputAction make_input(const OpEntry& entry, const Operand& operand, const Place
   action.to = stays ? operand.spec : with_placements(*operand.spec, needed);
   if (action.to != action.from) action.plan = plan_redistribute(*action.from, action.to->placements);
   action.result = action.to;
-  action.reduces = entry.reads_only && !mutated && only_reduces(action.from->placements, action.to->placements);
+  action.reduces = entry.reads_only() && !mutated && only_reduces(action.from->placements, action.to->placements);
   return action;
 }
 
@@ -57,7 +57,7 @@ bool lie_alike(const TensorSpec& a, const TensorSpec& b) {
 
 // Of a stored shard into another dtype; the shards stay where they are.
 bool is_cast(const OpEntry& entry, const CachedCall& call) {
-  if (entry.op.operator_name().name != "aten::_to_copy" || call.outputs.size() != 1) return false;
+  if (!entry.is_cast() || call.outputs.size() != 1) return false;
   const auto& from = call.inputs[0].from;
   const auto& to = call.outputs[0].spec;
   return from && from->has_storage && call.inputs[0].plan.empty() && to->mesh == from->mesh && lie_alike(*from, *to);
@@ -140,9 +140,7 @@ bool only_gathers_storage(const Placements& from, const Placements& to) {
 }
 
 std::int64_t count_implicit_bytes(const OpEntry& entry, const CachedCall& call) {
-  const auto& returns = entry.op.schema().returns();
-  const auto is_number = [](const c10::Argument& a) { return a.type()->isSubtypeOf(*c10::NumberType::get()); };
-  if (returns.size() == 1 && is_number(returns[0])) return 0;
+  if (entry.returns.size() == 1 && entry.returns[0].is_number) return 0;
   std::int64_t bytes = 0;
   for (const auto& input : call.inputs) {
     if (!input.from || only_gathers_storage(input.from->placements, input.to->placements)) continue;
@@ -175,7 +173,7 @@ void prepare_unboxed(CachedCall& call) {
 
 // A random operator that just runs replicated must draw the same on every rank, which its own generator would not.
 std::string_view handler_of(const OpEntry& entry, const Decision& decision) {
-  const bool draws = entry.is_random && entry.op.schema().argumentIndexWithName("generator").has_value();
+  const bool draws = entry.is_random && entry.generator_arg >= 0;
   return decision.handler.empty() && draws ? "random_replicated" : std::string_view(decision.handler);
 }
 
@@ -201,15 +199,14 @@ std::vector<bool> absent_positions(const OpCall& call) {
 void check_shared_are_here(const OpEntry& entry, const OpCall& call) {
   for (const auto& operand : call.operands) {
     if (operand.list_index >= 0 || !operand.spec || operand.spec->mesh->is_member) continue;
-    TORCH_CHECK(false, entry.op.operator_name(), ": `",
-                call.schema->arguments()[static_cast<std::size_t>(operand.arg)].name(), "` is needed on world rank ",
-                call.mesh->world_rank, ", which is outside its mesh");
+    TORCH_CHECK(false, entry.name(), ": `", entry.schema().arguments()[static_cast<std::size_t>(operand.arg)].name(),
+                "` is needed on world rank ", call.mesh->world_rank, ", which is outside its mesh");
   }
 }
 
 // Whether this rank takes part; of a list, in some positions.
 bool takes_part(const OpEntry& entry, const OpCall& described, CachedCall& call) {
-  if (!entry.per_position_meshes) return on_any_member_mesh(described);
+  if (!entry.by_position()) return on_any_member_mesh(described);
   auto absent = absent_positions(described);
   const auto missing = static_cast<std::size_t>(std::count(absent.begin(), absent.end(), true));
   if (missing == 0 || missing == absent.size()) return missing < absent.size();
@@ -276,9 +273,9 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
   call->hash = view.key.hash();
   call->mesh = described.mesh;
   if (view.destination) call->key_specs.push_back(view.destination);
-  call->decision = propagate(entry.op, described);
+  call->decision = propagate(described);
   place_on_device(entry, args, *call);
-  record_explanation(entry, described);
+  record_explanation(described);
   report_replicated(entry, call->decision);
   prepare_inputs(entry, described, view, *call);
   prepare_outputs(entry, *call);

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "ops/cached_call.h"
+#include "sharding_prop/propagate.h"
 
 namespace dtensor {
 

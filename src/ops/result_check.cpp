@@ -75,24 +75,19 @@ bool are_close(const at::Tensor& a, const at::Tensor& b) {
 
 // The operands are on one mesh, and the operator gives the same twice.
 bool is_comparable(const OpEntry& entry, const CallView& view) {
-  return !view.mixed && !view.has_stored() && !entry.per_position_meshes && !entry.is_random && !entry.inplace_view;
-}
-
-bool contains(const OpEntry& entry, std::initializer_list<const char*> parts) {
-  const std::string_view name = entry.name();
-  return std::any_of(parts.begin(), parts.end(), [&](auto* part) { return name.find(part) != name.npos; });
+  return !view.mixed && !view.has_stored() && !entry.by_position() && !entry.is_random && !entry.inplace_view;
 }
 
 }  // namespace
 
 ResultCheck::ResultCheck(const OpEntry& entry, const CachedCall& call, const CallView& view, const Stack& stack)
-    : entry_(entry), call_(call), content_counts_(!contains(entry, {"empty", "resize", "set_"})) {
+    : entry_(entry), call_(call), content_counts_(!entry.rule().data().leaves_memory) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   const auto first = stack.size() - entry.args.size();
   if (call.executor == Executor::absent || !content_counts_) return;
   for (std::size_t i = 0; i < entry.args.size() && !entry.gives_view; ++i) {
     if (entry.args[i].mutated || entry.args[i].kind == ArgKind::other) continue;  // what is written may hold anything
-    const auto what = c10::str("operand `", entry.op.schema().arguments()[i].name(), "`");
+    const auto what = c10::str("operand `", entry.schema().arguments()[i].name(), "`");
     for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) { compare_replicas(what, tensor); });
   }
   if (!is_comparable(entry, view) || !pick_call(entry, view)) return;
@@ -103,7 +98,7 @@ ResultCheck::ResultCheck(const OpEntry& entry, const CachedCall& call, const Cal
 
 void ResultCheck::compare(const Stack& stack) const {
   const at::AutoDispatchBelowADInplaceOrView guard;
-  const auto count = entry_.op.schema().returns().size(), first = stack.size() - count;
+  const auto count = entry_.returns.size(), first = stack.size() - count;
   if (call_.executor == Executor::absent || !content_counts_) return;
   const bool fresh = !entry_.gives_view && !entry_.mutates;  // not of memory that the program has yet to fill
   for (std::size_t r = 0; r < count && fresh; ++r) {
@@ -117,9 +112,7 @@ void ResultCheck::compare(const Stack& stack) const {
   } catch (const c10::Error&) {
     return;  // what one device refuses is the operator's own matter
   }
-  // Statistics and seeds that such kernels return beside are theirs.
-  const auto told =
-      contains(entry_, {"attention", "cudnn", "miopen", "batch_norm"}) ? std::min<std::size_t>(count, 1) : count;
+  const auto told = entry_.rule().data().own_state ? std::min<std::size_t>(count, 1) : count;
   for (std::size_t r = 0; r < told; ++r) compare_whole(c10::str("result ", r), stack[first + r], expected[r]);
 }
 
@@ -130,7 +123,7 @@ void ResultCheck::compare_replicas(const std::string& what, const at::Tensor& te
   const auto axes = replicated_axes(spec);
   if (axes == 0 || tensor.is_meta()) return;
   check_equal_across(acting(*spec.mesh), axes, fresh_local(*impl),
-                     c10::str(entry_.op.operator_name(), ": ", what, ", ", spec.str(),
+                     c10::str(entry_.name(), ": ", what, ", ", spec.str(),
                               ", is labelled Replicate and differs between ranks. Label what ranks hold as it is "
                               "(from_local with Shard or Partial), or mend the rule that labelled it"));
 }
@@ -139,19 +132,18 @@ void ResultCheck::compare_whole(const std::string& what, const c10::IValue& actu
   const auto rule =
       c10::str(" differs from the whole computation's: the sharding rule is wrong (", call_.decision.why, ")");
   if (actual.isBool() || actual.isInt()) {
-    TORCH_CHECK(actual == expected, entry_.op.operator_name(), ": the number ", actual, rule, ", which gives ",
-                expected);
+    TORCH_CHECK(actual == expected, entry_.name(), ": the number ", actual, rule, ", which gives ", expected);
   }
   std::vector<at::Tensor> wholes;
   for_each_tensor(expected, [&](const at::Tensor& tensor) { wholes.push_back(tensor); });
   std::size_t next = 0;
   const bool indices = expected.isTensor() && !expected.toTensor().is_floating_point() &&
-                       entry_.op.schema().returns().size() > 1;  // of equal values any
+                       entry_.returns.size() > 1;  // of equal values any
   for_each_tensor(actual, [&](const at::Tensor& tensor) {
     const auto& whole = wholes.at(next++);
     const auto parts = whole_value(tensor);
-    TORCH_CHECK(parts.sizes() == whole.sizes() && (indices || are_close(parts, whole)), entry_.op.operator_name(), ": ",
-                what, ", put together from its parts,", rule);
+    TORCH_CHECK(parts.sizes() == whole.sizes() && (indices || are_close(parts, whole)), entry_.name(), ": ", what,
+                ", put together from its parts,", rule);
   });
 }
 

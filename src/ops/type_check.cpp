@@ -83,7 +83,7 @@ bool speaks_of_types(const c10::Error& error) {
 
 // Factors of a matrix name rows by pivots, of which zero is none.
 bool takes_pivots(const OpEntry& entry) {
-  const auto& arguments = entry.op.schema().arguments();
+  const auto& arguments = entry.schema().arguments();
   return std::any_of(arguments.begin(), arguments.end(),
                      [](const c10::Argument& argument) { return argument.name().find("pivots") != std::string::npos; });
 }
@@ -91,7 +91,7 @@ bool takes_pivots(const OpEntry& entry) {
 }  // namespace
 
 std::exception_ptr refusal_on_stand_ins(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CachedCall& call) {
-  if (entry.is_random || entry.per_position_meshes || entry.inplace_view) return nullptr;
+  if (entry.is_random || entry.by_position() || entry.inplace_view) return nullptr;
   // Other local kernels, and patches, change the arguments to fit the part.
   const bool skips = call.decision.handler == "skip_empty" && call.decision.patches.empty() && !takes_pivots(entry);
   if (!has_empty_part(call) || (!skips && has_usual_types(call))) return nullptr;

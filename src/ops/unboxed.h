@@ -17,57 +17,53 @@
 namespace dtensor::unboxed {
 
 // --- key: one overload per argument type ---
-inline void note(CallView& view, const OpEntry&, const at::Tensor& value) { view.add(value.unsafeGetTensorImpl()); }
-inline void note(CallView& view, const OpEntry&, const std::optional<at::Tensor>& value) {
+inline void note(CallView& view, const at::Tensor& value) { view.add(value.unsafeGetTensorImpl()); }
+inline void note(CallView& view, const std::optional<at::Tensor>& value) {
   view.add(value.has_value() ? value->unsafeGetTensorImpl() : nullptr);
 }
-inline void note(CallView& view, const OpEntry&, at::TensorList values) {
+inline void note(CallView& view, at::TensorList values) {
   view.key.list(values.size());
   view.reserve(values.size());
   for (const auto& value : values) view.add(value.unsafeGetTensorImpl());
 }
-inline void note(CallView& view, const OpEntry&, std::int64_t value) { view.key.integer(value); }
-inline void note(CallView& view, const OpEntry&, const c10::SymInt& value) { view.key.integer(value.expect_int()); }
-inline void note(CallView& view, const OpEntry&, bool value) { view.key.boolean(value); }
-inline void note(CallView& view, const OpEntry& entry, double value) { view.key.real(value, entry.key.scalars); }
-inline void note(CallView& view, const OpEntry& entry, const at::Scalar& value) {
-  if (value.isFloatingPoint()) return view.key.real(value.toDouble(), entry.key.scalars);
-  if (value.isIntegral(false)) return view.key.integer(value.toLong(), entry.key.scalars);
-  view.key.value(c10::IValue(value), entry.key.scalars);
+inline void note(CallView& view, std::int64_t value) { view.key.integer(value); }
+inline void note(CallView& view, const c10::SymInt& value) { view.key.integer(value.expect_int()); }
+inline void note(CallView& view, bool value) { view.key.boolean(value); }
+inline void note(CallView& view, double value) { view.key.real(value, view.scalars); }
+inline void note(CallView& view, const at::Scalar& value) {
+  if (value.isFloatingPoint()) return view.key.real(value.toDouble(), view.scalars);
+  if (value.isIntegral(false)) return view.key.integer(value.toLong(), view.scalars);
+  view.key.value(c10::IValue(value), view.scalars);
 }
-inline void note(CallView& view, const OpEntry&, c10::SymIntArrayRef values) {
+inline void note(CallView& view, c10::SymIntArrayRef values) {
   view.key.list(values.size());
   for (const auto& value : values) view.key.integer(value.expect_int());
 }
-inline void note(CallView& view, const OpEntry&, at::IntArrayRef values) {
+inline void note(CallView& view, at::IntArrayRef values) {
   view.key.list(values.size());
   for (auto value : values) view.key.integer(value);
 }
-inline void note(CallView& view, const OpEntry& entry, at::OptionalIntArrayRef values) {
-  values.has_value() ? note(view, entry, *values) : view.key.none();
+inline void note(CallView& view, at::OptionalIntArrayRef values) {
+  values.has_value() ? note(view, *values) : view.key.none();
 }
-inline void note(CallView& view, const OpEntry&, at::ScalarType value) {
-  view.key.integer(static_cast<std::int64_t>(value));
-}
+inline void note(CallView& view, at::ScalarType value) { view.key.integer(static_cast<std::int64_t>(value)); }
 template <std::size_t N>
-void note(CallView& view, const OpEntry&, const std::array<bool, N>& values) {
+void note(CallView& view, const std::array<bool, N>& values) {
   view.key.list(N);
   for (bool value : values) view.key.boolean(value);
 }
 template <class T>
-void note(CallView& view, const OpEntry& entry, const std::optional<T>& value) {
+void note(CallView& view, const std::optional<T>& value) {
   if (!value.has_value()) return view.key.none();
   if constexpr (std::is_enum_v<T>) {
     view.key.integer(static_cast<std::int64_t>(*value));
   } else if constexpr (std::is_same_v<T, c10::SymInt> || std::is_arithmetic_v<T> || std::is_same_v<T, at::Scalar>) {
-    note(view, entry, *value);
+    note(view, *value);
   } else {
     view.key.value(c10::IValue(*value), true);
   }
 }
-inline void note(CallView& view, const OpEntry&, std::string_view value) {
-  view.key.value(c10::IValue(std::string(value)), true);
-}
+inline void note(CallView& view, std::string_view value) { view.key.value(c10::IValue(std::string(value)), true); }
 
 // A copy to the meta device is no DTensor's business (special/to_copy.cpp), and the key does not hold devices.
 inline bool asks_for_meta(const std::optional<at::Device>& value) { return value.has_value() && value->is_meta(); }
@@ -169,7 +165,7 @@ struct Kernel<Op, Ret(Args...)> {
     if (C10_UNLIKELY((asks_for_meta(args) || ...))) return slow(args...);
     c10::impl::ExcludeDispatchKeyGuard guard(engine_excluded_keys());
     CallView view(*entry);
-    (note(view, *entry, args), ...);
+    (note(view, args), ...);
     const auto* call = view.exchanged ? nullptr : find_simple(*entry, view);
     if (C10_UNLIKELY(call == nullptr)) return slow(args...);
     return hit(*call, view, std::index_sequence_for<Args...>(), args...);

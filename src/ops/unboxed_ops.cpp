@@ -99,7 +99,7 @@ Table hottest() {
 
 std::optional<c10::KernelFunction> find_kernel(const OpEntry& entry) {
   static const auto table = hottest();
-  const auto it = table.find(entry.op.operator_name());
+  const auto it = table.find(entry.name());
   if (it == table.end()) return std::nullopt;
   return it->second(entry);
 }

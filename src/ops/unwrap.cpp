@@ -58,8 +58,8 @@ at::Tensor input_for(const Frame& frame, std::size_t index) {
   const bool plain = !has_dtensor_key(impl);
   const auto& local = plain ? frame.operands[index] : local_of(impl);
   TORCH_CHECK(!action.mutated || plain || !as_dtensor(impl)->is_detached_view() || reaches_base(*as_dtensor(impl)),
-              frame.entry.op.operator_name(),
-              ": writes to a view whose base had to be redistributed, so the write would be lost (", action.from->str(),
+              frame.entry.name(), ": writes to a view whose base had to be redistributed, so the write would be lost (",
+              action.from->str(),
               "). Redistribute the base first, so that the viewed dimension is whole, or write through the base.");
   auto result = action.plan.empty() ? local : moved_input(frame, index, local);
   // The local call writes to its operand: not through a slice of the original, nor into shared memory.

@@ -2,7 +2,6 @@
 #include "ops/wide_call.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/jit_type.h>
 
 #include "comm/reduce_policy.h"
 
@@ -26,21 +25,6 @@ std::vector<SpecPtr> with_type(const std::vector<SpecPtr>& specs, at::ScalarType
   return result;
 }
 
-std::vector<std::size_t> type_arguments(const c10::FunctionSchema& schema) {
-  std::vector<std::size_t> found;
-  for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
-    const auto* type = schema.arguments()[i].real_type().get();
-    if (type->kind() == c10::TypeKind::OptionalType) type = type->containedTypes()[0].get();
-    if (type->kind() == c10::TypeKind::ScalarTypeType) found.push_back(i);
-  }
-  return found;
-}
-
-bool only_tensors(const c10::FunctionSchema& schema) {
-  return std::all_of(schema.returns().begin(), schema.returns().end(),
-                     [](const c10::Argument& r) { return r.type()->kind() == c10::TypeKind::TensorType; });
-}
-
 const at::Tensor* unrounded_of(const CachedCall& call, const CallView& view, std::size_t operand) {
   auto* impl = view.operands[operand];
   if (impl == nullptr || !has_dtensor_key(impl) || !call.inputs[operand].plan.empty()) return nullptr;
@@ -52,7 +36,7 @@ const at::Tensor* unrounded_of(const CachedCall& call, const CallView& view, std
 std::unique_ptr<WideCall> plan_wide_call(const OpEntry& entry, const CachedCall& call, std::string_view kernel) {
   if (accumulation_type() == at::ScalarType::Undefined || entry.mutates || entry.inplace_view || entry.is_random)
     return nullptr;
-  if (!only_tensors(entry.op.schema()) || kernel == "embedding_vocab") return nullptr;  // whose sums have one term
+  if (!entry.returns_tensors_only() || kernel == "embedding_vocab") return nullptr;  // whose sums have one term
   const auto partial = std::find_if(call.outputs.begin(), call.outputs.end(), is_partial_sum);
   if (partial == call.outputs.end()) return nullptr;
   const auto from = partial->spec->dtype, to = carried_type(from);
@@ -61,7 +45,6 @@ std::unique_ptr<WideCall> plan_wide_call(const OpEntry& entry, const CachedCall&
   wide->view = std::any_of(call.outputs.begin(), call.outputs.end(), [](const auto& o) { return o.base >= 0; });
   wide->inputs = with_type(call.input_specs, from, to);
   wide->outputs = with_type(call.output_specs, from, to);
-  wide->type_args = type_arguments(entry.op.schema());
   return wide;
 }
 
@@ -96,8 +79,9 @@ torch::jit::Stack widened(const OpEntry& entry, const CachedCall& call, const Ca
       operand += value.toListRef().size();  // optional indices
     }
   }
-  for (const auto i : wide.type_args) {
-    if (result[i].isInt() && result[i].toInt() == static_cast<std::int64_t>(wide.from)) {
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    if (entry.args[i].kind == ArgKind::dtype && result[i].isInt() &&
+        result[i].toInt() == static_cast<std::int64_t>(wide.from)) {
       result[i] = static_cast<std::int64_t>(wide.to);
     }
   }

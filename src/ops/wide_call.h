@@ -10,7 +10,6 @@ struct WideCall {
   at::ScalarType from, to;
   bool view = false;  // moves no elements: nothing to gain unless the operand has unrounded values
   std::vector<SpecPtr> inputs = {}, outputs = {};  // the call's own with the wider type
-  std::vector<std::size_t> type_args = {};         // schema positions of dtype arguments
 };
 
 // Null where no result is a Partial sum of a type that the policy carries in another, and where the operator writes.

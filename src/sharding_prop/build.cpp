@@ -23,20 +23,21 @@ int list_length(const OpCall& call) {
 }
 
 // Number of flattened outputs of each return.
-std::vector<int> return_lengths(const OpInfo& info, const OpCall& call) {
+std::vector<int> return_lengths(const OpCall& call) {
+  const OpInfo& info = *call.info;
   const int lists = static_cast<int>(
-      std::count_if(info.returns.begin(), info.returns.end(), [](const ReturnAlias& r) { return r.is_list; }));
+      std::count_if(info.returns.begin(), info.returns.end(), [](const ReturnInfo& r) { return r.is_list; }));
   const int singles = static_cast<int>(info.returns.size()) - lists;
   const int per_list = lists == 0 ? 0 : (static_cast<int>(call.outputs.size()) - singles) / lists;
   std::vector<int> lengths;
-  for (const ReturnAlias& r : info.returns) lengths.push_back(r.is_list ? per_list : 1);
+  for (const ReturnInfo& r : info.returns) lengths.push_back(r.is_list ? per_list : 1);
   return lengths;
 }
 
-StorageView storage_view(const OpInfo& info, const Problem& p) {
+StorageView storage_view(const Problem& p) {
   const StorageView rule = p.rule.data().storage;
   if (rule != StorageView::replicate) return rule;
-  return info.inplace || info.is_list ? StorageView::shard : rule;
+  return p.call->info->inplace || p.call->info->rule().data().by_position ? StorageView::shard : rule;
 }
 
 // The operand as the rule sees it.
@@ -54,7 +55,8 @@ SpecPtr seen_spec(const Problem& p, const SpecPtr& spec, std::size_t index) {
   return with_placements(*spec, std::move(placements));
 }
 
-void add_operands(const OpInfo& info, Piece& piece) {
+void add_operands(Piece& piece) {
+  const OpInfo& info = *piece.call.info;
   Problem& p = piece.problem;
   for (const Operand& operand : piece.call.operands) {
     OperandState& state = p.operands.emplace_back();
@@ -84,23 +86,23 @@ void add_results(Piece& piece, const std::vector<ResultAlias>& aliases) {
 }
 
 // What the shared (non-list) tensors of list operators are: numbers or conditions for all positions, never sharded.
-void mark_shared(const OpInfo& info, Problem& p) {
-  if (!info.is_list) return;
+void mark_shared(Problem& p) {
+  if (!p.call->info->rule().data().by_position) return;
   for (OperandState& operand : p.operands) {
     if (operand.operand->list_index < 0) operand.used = false;
   }
 }
 
-void build_problem(const OpInfo& info, Piece& piece, const std::vector<ResultAlias>& aliases) {
+void build_problem(Piece& piece, const std::vector<ResultAlias>& aliases) {
   Problem& p = piece.problem;
   p.call = &piece.call;
   p.mesh = piece.call.mesh;
-  p.rule = rule_for(info, piece.call);
-  p.pinned = !info.inplace_view;
-  p.storage = storage_view(info, p);
-  add_operands(info, piece);
+  p.rule = rule_for(piece.call);
+  p.pinned = !piece.call.info->inplace_view;
+  p.storage = storage_view(p);
+  add_operands(piece);
   add_results(piece, aliases);
-  mark_shared(info, p);
+  mark_shared(p);
   bind_rule(p);
 }
 
@@ -113,7 +115,8 @@ OutputMeta meta_of(const Operand& operand) {
 }
 
 // Mutated list entries of operators that return nothing are their results.
-void add_silent_results(const OpInfo& info, Piece& piece, std::vector<ResultAlias>& aliases) {
+void add_silent_results(Piece& piece, std::vector<ResultAlias>& aliases) {
+  const OpInfo& info = *piece.call.info;
   if (!info.returns.empty()) return;
   for (std::size_t i = 0; i < piece.call.operands.size(); ++i) {
     const Operand& operand = piece.call.operands[i];
@@ -132,9 +135,8 @@ MeshRef mesh_of(const OpCall& piece, int position) {
 }
 
 // piece.operands and piece.results are set, in ascending order.
-void fill_piece(const OpInfo& info, const OpCall& call, int position, const std::vector<ResultAlias>& all,
-                Piece& piece) {
-  piece.call.schema = call.schema;
+void fill_piece(const OpCall& call, int position, const std::vector<ResultAlias>& all, Piece& piece) {
+  piece.call.info = call.info;
   piece.call.args = call.args;
   piece.call.wanted = call.wanted;
   piece.call.runs_whole = call.runs_whole;
@@ -150,8 +152,8 @@ void fill_piece(const OpInfo& info, const OpCall& call, int position, const std:
     }
     aliases.push_back(alias);
   }
-  add_silent_results(info, piece, aliases);
-  if (piece.call.mesh) build_problem(info, piece, aliases);
+  add_silent_results(piece, aliases);
+  if (piece.call.mesh) build_problem(piece, aliases);
 }
 
 // One pass over all operands: lists may hold thousands.
@@ -166,12 +168,13 @@ void share_out_operands(const OpCall& call, std::deque<Piece>& pieces) {
   }
 }
 
-void share_out_results(const OpInfo& info, const OpCall& call, std::deque<Piece>& pieces) {
-  const std::vector<int> lengths = return_lengths(info, call);
+void share_out_results(const OpCall& call, std::deque<Piece>& pieces) {
+  const std::vector<int> lengths = return_lengths(call);
+  const OpInfo& info = *call.info;
   int next = 0;
   for (std::size_t r = 0; r < lengths.size(); ++r) {
     for (int k = 0; k < lengths[r]; ++k, ++next) {
-      if (info.is_list && info.returns[r].is_list) {
+      if (info.rule().data().by_position && info.returns[r].is_list) {
         pieces[static_cast<std::size_t>(k)].results.push_back(next);
         continue;
       }
@@ -208,11 +211,11 @@ Signature signature_of(const OpCall& call, const Piece& piece) {
 
 }  // namespace
 
-std::vector<ResultAlias> result_aliases(const OpInfo& info, const OpCall& call) {
-  const std::vector<int> lengths = return_lengths(info, call);
+std::vector<ResultAlias> result_aliases(const OpCall& call) {
+  const std::vector<int> lengths = return_lengths(call);
   std::vector<ResultAlias> aliases;
   for (std::size_t r = 0; r < lengths.size(); ++r) {
-    const ReturnAlias& alias = info.returns[r];
+    const ReturnInfo& alias = call.info->returns[r];
     for (int k = 0; k < lengths[r]; ++k) {
       aliases.push_back({alias.arg < 0 ? -1 : operand_of(call, alias.arg, k), alias.write});
     }
@@ -220,13 +223,14 @@ std::vector<ResultAlias> result_aliases(const OpInfo& info, const OpCall& call) 
   return aliases;
 }
 
-std::deque<Piece> make_pieces(const OpInfo& info, const OpCall& call) {
+std::deque<Piece> make_pieces(const OpCall& call) {
   std::deque<Piece> pieces;
-  const std::vector<ResultAlias> aliases = result_aliases(info, call);
-  const int count = info.is_list ? list_length(call) : 1;
+  const std::vector<ResultAlias> aliases = result_aliases(call);
+  const bool by_position = call.info->rule().data().by_position;
+  const int count = by_position ? list_length(call) : 1;
   pieces.resize(static_cast<std::size_t>(count));
   share_out_operands(call, pieces);
-  share_out_results(info, call, pieces);
+  share_out_results(call, pieces);
   std::map<Signature, int> seen;
   for (int k = 0; k < count; ++k) {
     Piece& piece = pieces[static_cast<std::size_t>(k)];
@@ -234,7 +238,7 @@ std::deque<Piece> make_pieces(const OpInfo& info, const OpCall& call) {
       const auto [first, fresh] = seen.emplace(signature_of(call, piece), k);
       piece.like = fresh ? -1 : first->second;
     }
-    if (piece.like < 0) fill_piece(info, call, info.is_list ? k : -1, aliases, piece);
+    if (piece.like < 0) fill_piece(call, by_position ? k : -1, aliases, piece);
   }
   return pieces;
 }

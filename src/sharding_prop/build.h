@@ -23,10 +23,10 @@ struct ResultAlias {
   int operand = -1;
   bool write = false;
 };
-std::vector<ResultAlias> result_aliases(const OpInfo& info, const OpCall& call);
+std::vector<ResultAlias> result_aliases(const OpCall& call);
 
 // A deque, since problems point into their piece.
-std::deque<Piece> make_pieces(const OpInfo& info, const OpCall& call);
+std::deque<Piece> make_pieces(const OpCall& call);
 
 // Puts the operand's own placements back where they are what was decided, in other words: storage flags of shards that
 // the rule looked at, Partials that are not read, operands that are given as they are.

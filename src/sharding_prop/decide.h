@@ -1,8 +1,6 @@
 // Decisions for a given choice of strategies, for who compares them (the oracle).
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
-
 #include <functional>
 
 #include "sharding_prop/decision.h"
@@ -13,6 +11,6 @@ namespace dtensor {
 using Chooser = std::function<Assignment(const Problem&)>;
 
 // Like propagate(), with the strategies that `chooser` gives for each piece of the call.
-Decision decide(const c10::OperatorHandle& op, const OpCall& call, const Chooser& chooser);
+Decision decide(const OpCall& call, const Chooser& chooser);
 
 }  // namespace dtensor

@@ -13,7 +13,7 @@ namespace {
 // Tensor arguments are replaced by meta tensors, devices by the meta device, generators by none.
 class MetaStack {
  public:
-  MetaStack(const OpInfo& info, const OpCall& call) : info_(info), call_(call) {
+  explicit MetaStack(const OpCall& call) : call_(call) {
     for (std::size_t i = 0; i < call.args.size(); ++i) push(static_cast<int>(i));
   }
 
@@ -35,7 +35,7 @@ class MetaStack {
     const Operand& operand = call_.operands[next_++];
     if (!operand.defined) return {};
     // Numbers for all positions of a list operator are read on the host.
-    const bool numbers = info_.is_list && operand.list_index < 0;
+    const bool numbers = call_.info->rule().data().by_position && operand.list_index < 0;
     return numbers ? at::ones(operand.sizes, at::TensorOptions(operand.dtype)) : meta_tensor(operand);
   }
 
@@ -58,7 +58,6 @@ class MetaStack {
     plain ? stack.emplace_back(std::move(tensors)) : stack.emplace_back(std::move(optionals));
   }
 
-  const OpInfo& info_;
   const OpCall& call_;
   std::size_t next_ = 0;
 };
@@ -109,24 +108,25 @@ bool has_empty_operand(const OpCall& call) {
   });
 }
 
-void run_on_meta(const OpInfo& info, const c10::OperatorHandle& op, OpCall& call) {
+void run_on_meta(OpCall& call) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   // Temporaries of kernels are no DTensors, and no mode sees them.
   const c10::impl::ExcludeDispatchKeyGuard no_modes(
       c10::DispatchKeySet(
           {c10::DispatchKey::DeferredInit, c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}) |
       c10::autocast_dispatch_keyset);
-  MetaStack meta(info, call);
-  op.callBoxed(meta.stack);
+  MetaStack meta(call);
+  call.info->op.callBoxed(meta.stack);
   read_outputs(meta.stack, call.outputs);
 }
 
 // Lets the operator itself judge the call, the same on every rank, and fills call.outputs; its errors are the user's.
 // False where it has no kernel for meta tensors.
-bool judge(const OpInfo& info, const c10::OperatorHandle& op, OpCall& call) {
-  const bool own_sizes = static_cast<bool>(info.entry->constant.data().outputs);
+bool judge(OpCall& call) {
+  const OpRule& rule = call.info->rule();
+  const bool own_sizes = static_cast<bool>(rule.data().outputs);
   try {
-    run_on_meta(info, op, call);
+    run_on_meta(call);
     return true;
   } catch (const c10::IndexError&) {
     // Meta kernels that look at entry 0 (index_add, index_reduce), which an empty operand has not.
@@ -134,14 +134,14 @@ bool judge(const OpInfo& info, const c10::OperatorHandle& op, OpCall& call) {
   } catch (const c10::Error& error) {
     if (!ended_without_kernel(error)) throw;
     // Some check a call before they come to such an operator: those with sizes of their own are asked again.
-    info.lacks_meta = !own_sizes;
+    rule.lacks_meta = !own_sizes;
   }
   return false;
 }
 
-void from_local_outputs(const OpInfo& info, OpCall& call) {
+void from_local_outputs(OpCall& call) {
   call.outputs.clear();
-  for (const ReturnAlias& value : info.returns) {
+  for (const ReturnInfo& value : call.info->returns) {
     OutputMeta& meta = call.outputs.emplace_back();
     meta.defined = value.is_tensor;
     meta.from_local = value.is_tensor;
@@ -149,10 +149,10 @@ void from_local_outputs(const OpInfo& info, OpCall& call) {
 }
 
 // In-place operators return their operands.
-void take_written_outputs(const OpInfo& info, OpCall& call) {
-  const std::vector<ResultAlias> aliases = result_aliases(info, call);
+void take_written_outputs(OpCall& call) {
+  const std::vector<ResultAlias> aliases = result_aliases(call);
   for (std::size_t r = 0; r < call.outputs.size(); ++r) {
-    if (!aliases[r].write || aliases[r].operand < 0 || info.inplace_view) continue;
+    if (!aliases[r].write || aliases[r].operand < 0 || call.info->inplace_view) continue;
     const Operand& operand = call.operands[static_cast<std::size_t>(aliases[r].operand)];
     OutputMeta& meta = call.outputs[r];
     // Some resize what they write: their result takes its place.
@@ -163,31 +163,32 @@ void take_written_outputs(const OpInfo& info, OpCall& call) {
 
 // Neither a meta kernel nor the rule's own formula tells the sizes: its letters may; else it runs whole, and the
 // replicated result tells.
-void outputs_without_meta(const OpInfo& info, OpCall& call) {
+void outputs_without_meta(OpCall& call) {
   call.outputs.clear();
-  const bool known = info.entry->source == RuleSource::rule && !info.dynamic_shape;
-  if (known && outputs_from_rule(info, call)) return;
-  from_local_outputs(info, call);
-  take_written_outputs(info, call);
-  call.runs_whole = !info.out_args.empty();
+  const bool known = call.info->rule().entry->source == RuleSource::rule && !call.info->dynamic_shape;
+  if (known && outputs_from_rule(call)) return;
+  from_local_outputs(call);
+  take_written_outputs(call);
+  call.runs_whole = call.info->has_out;
 }
 
 }  // namespace
 
-void infer_outputs(const c10::OperatorHandle& op, OpCall& call) {
-  const OpInfoPtr info = resolve(op);
+void infer_outputs(OpCall& call) {
+  const OpInfo& info = *call.info;
   call.outputs.clear();
-  if (!info->returns_tensor) return from_local_outputs(*info, call);
-  const bool own_kernel = has(op, c10::DispatchKey::Meta);
-  const RuleData& rule = info->entry->constant.data();
-  const bool asked = !info->lacks_meta && !rule.letters_give_sizes && (own_kernel || has_composite_kernel(op));
-  const bool known = asked && judge(*info, op, call);
+  if (!info.returns_tensor) return from_local_outputs(call);
+  const bool own_kernel = has(info.op, c10::DispatchKey::Meta);
+  const RuleData& rule = info.rule().data();
+  const bool asked =
+      !info.rule().lacks_meta && !rule.letters_give_sizes && (own_kernel || has_composite_kernel(info.op));
+  const bool known = asked && judge(call);
   // A composite kernel may lay out its results otherwise than the device's.
   if (known && (own_kernel || !rule.outputs)) return;
   call.outputs.clear();
-  if (!rule.outputs) return outputs_without_meta(*info, call);
+  if (!rule.outputs) return outputs_without_meta(call);
   call.outputs = rule.outputs(call);
-  take_outs(*info, call);
+  take_outs(call);
 }
 
 }  // namespace dtensor

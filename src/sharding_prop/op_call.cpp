@@ -9,7 +9,7 @@ namespace {
 const OpCall& as_call(const OpArgs& args) { return static_cast<const OpCall&>(args); }
 
 int find_arg(const OpCall& call, std::string_view name) {
-  const auto& arguments = call.schema->arguments();
+  const auto& arguments = call.info->schema().arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i].name() == name) return static_cast<int>(i);
   }
@@ -28,24 +28,23 @@ std::vector<std::int64_t> to_integers(const c10::IValue& value) {
 
 const Operand& operand_at(const OpArgs& args, int operand) {
   const OpCall& call = as_call(args);
-  TORCH_CHECK(operand >= 0 && static_cast<std::size_t>(operand) < call.operands.size(), call.schema->operator_name(),
-              " has ", call.operands.size(), " tensor operands; its rule asks for number ", operand);
+  TORCH_CHECK(operand >= 0 && static_cast<std::size_t>(operand) < call.operands.size(), call.info->name(), " has ",
+              call.operands.size(), " tensor operands; its rule asks for number ", operand);
   return call.operands[static_cast<std::size_t>(operand)];
 }
 
 }  // namespace
 
 const Extents& Extents::require(std::size_t rank) const {
-  TORCH_CHECK_INDEX(size() >= rank, as_call(*op_).schema->operator_name(), ": operand `",
-                    std::string(op_->operand_arg(operand_)), "` needs at least ", rank,
-                    " dimensions, but its sizes are ", op_->sizes(operand_));
+  TORCH_CHECK_INDEX(size() >= rank, as_call(*op_).info->name(), ": operand `", std::string(op_->operand_arg(operand_)),
+                    "` needs at least ", rank, " dimensions, but its sizes are ", op_->sizes(operand_));
   return *this;
 }
 
 const c10::IValue& OpArgs::arg(std::string_view name) const {
   const OpCall& call = as_call(*this);
   const int index = find_arg(call, name);
-  TORCH_CHECK(index >= 0, call.schema->operator_name(), " has no argument '", std::string(name), "'");
+  TORCH_CHECK(index >= 0, call.info->name(), " has no argument '", std::string(name), "'");
   return call.args[static_cast<std::size_t>(index)];
 }
 
@@ -53,8 +52,7 @@ bool OpArgs::has_arg(std::string_view name) const { return find_arg(as_call(*thi
 
 std::int64_t OpArgs::integer(std::string_view name) const {
   const std::vector<std::int64_t> values = integers(name);
-  TORCH_CHECK(!values.empty(), as_call(*this).schema->operator_name(), ": argument '", std::string(name),
-              "' needs a number");
+  TORCH_CHECK(!values.empty(), as_call(*this).info->name(), ": argument '", std::string(name), "' needs a number");
   return values[0];
 }
 
@@ -71,8 +69,8 @@ std::vector<std::int64_t> OpArgs::integers(std::string_view name) const { return
 std::vector<std::int64_t> OpArgs::integers(std::string_view name, std::size_t count) const {
   std::vector<std::int64_t> values = integers(name);
   if (values.size() == 1) values.resize(count, values[0]);
-  TORCH_CHECK(values.size() == count, as_call(*this).schema->operator_name(), ": argument '", std::string(name),
-              "' needs 1 or ", count, " numbers, not ", values.size());
+  TORCH_CHECK(values.size() == count, as_call(*this).info->name(), ": argument '", std::string(name), "' needs 1 or ",
+              count, " numbers, not ", values.size());
   return values;
 }
 
@@ -96,7 +94,7 @@ int OpArgs::operand_count() const { return static_cast<int>(as_call(*this).opera
 
 std::string_view OpArgs::operand_arg(int operand) const {
   const int arg = operand_at(*this, operand).arg;
-  return as_call(*this).schema->arguments()[static_cast<std::size_t>(arg)].name();
+  return as_call(*this).info->schema().arguments()[static_cast<std::size_t>(arg)].name();
 }
 
 bool OpArgs::defined(int operand) const { return operand_at(*this, operand).defined; }
@@ -128,7 +126,7 @@ int OpArgs::operand(std::string_view name) const {
 
 int OpArgs::result_count() const {
   const OpCall& call = as_call(*this);
-  return static_cast<int>(call.outputs.empty() ? call.schema->returns().size() : call.outputs.size());
+  return static_cast<int>(call.outputs.empty() ? call.info->schema().returns().size() : call.outputs.size());
 }
 
 const OutputMeta& OpArgs::result(int index) const { return as_call(*this).outputs.at(static_cast<std::size_t>(index)); }

@@ -1,13 +1,14 @@
-// One call of an operator as the propagation sees it: schema, arguments and the specs of its tensor operands. No data.
+// One call of an operator as the propagation sees it: operator, arguments and the specs of its tensor operands. No
+// data.
 #pragma once
 
-#include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 
 #include <vector>
 
 #include "dtensor/rule.h"
 #include "placement/spec.h"
+#include "sharding_prop/op_info.h"
 
 namespace dtensor {
 
@@ -25,9 +26,9 @@ struct Operand {
   std::int64_t dim() const { return static_cast<std::int64_t>(sizes.size()); }
 };
 
-// Schema and arguments are the caller's; they must outlive the call. Rules see it as OpArgs.
+// Description and arguments are the caller's; they must outlive the call. Rules see it as OpArgs.
 struct OpCall : OpArgs {
-  const c10::FunctionSchema* schema = nullptr;
+  const OpInfo* info = nullptr;
   c10::ArrayRef<c10::IValue> args;  // one per schema argument; tensor values are not looked at
   std::vector<Operand> operands;    // in schema order, lists flattened
   // One per return, list returns flattened, in order; returns that are no tensors have an entry with defined = false.

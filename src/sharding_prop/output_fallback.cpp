@@ -20,7 +20,7 @@ bool among(const std::string& name, std::initializer_list<const char*> names) {
 
 // The functional operator's name, without its namespace.
 std::string base_of(const OpCall& call) {
-  std::string name = call.schema->name();
+  std::string name = call.info->schema().name();
   name.erase(0, name.find("::") + 2);
   if (name.rfind("_foreach_", 0) == 0) name.erase(0, 9);
   if (name.size() > 1 && name.back() == '_' && name[name.size() - 2] != '_') name.pop_back();
@@ -33,7 +33,7 @@ c10::ScalarType floating(c10::ScalarType type) {
 
 // What result `r` of this operator holds, given the promoted type of its operands.
 c10::ScalarType result_type(const std::string& name, const OpCall& call, std::size_t r, c10::ScalarType type) {
-  if (call.schema->returns()[r].name() == "indices") return c10::ScalarType::Long;
+  if (call.info->schema().returns()[r].name() == "indices") return c10::ScalarType::Long;
   if (name == "frexp" && r == 1) return c10::ScalarType::Int;
   if (among(name, {"logical_and", "logical_or", "logical_xor", "logical_not", "isinf", "isin", "isnan", "isfinite"})) {
     return c10::ScalarType::Bool;
@@ -84,7 +84,7 @@ void elementwise_outputs(OpCall& call) {
   const std::string name = base_of(call);
   const c10::ScalarType type = promoted_type(call, name);
   const at::Tensor shape = iterate(call);
-  for (std::size_t r = 0; r < call.schema->returns().size(); ++r) {
+  for (std::size_t r = 0; r < call.info->schema().returns().size(); ++r) {
     OutputMeta& meta = call.outputs.emplace_back();
     meta.sizes = shape.sizes();
     meta.strides = shape.strides();
@@ -137,7 +137,7 @@ bool add_term_sizes(const Problem& p, const Term& term, OutputMeta& meta) {
 bool factor_outputs(OpCall& call, const Rule& rule) {
   if (rule.data().storage == StorageView::keep) return false;  // a view's sizes follow from its arguments
   const std::string name = base_of(call);
-  const auto& returns = call.schema->returns();
+  const auto& returns = call.info->schema().returns();
   const Problem p = bind_operands(call, rule);
   if (rule.data().results.size() != returns.size() || call.operands.empty()) return false;
   std::vector<OutputMeta> outputs;
@@ -152,19 +152,19 @@ bool factor_outputs(OpCall& call, const Rule& rule) {
 }
 
 // A list of results: each position by itself.
-bool list_outputs(const OpInfo& info, OpCall& call) {
-  if (info.returns.size() != 1) return false;
+bool list_outputs(OpCall& call) {
+  if (call.info->returns.size() != 1) return false;
   int length = 0;
   for (const Operand& operand : call.operands) length = std::max(length, operand.list_index + 1);
   std::vector<OutputMeta> outputs;
   for (int k = 0; k < length; ++k) {
     OpCall position;
-    position.schema = call.schema;
+    position.info = call.info;
     position.args = call.args;
     for (const Operand& operand : call.operands) {
       if (operand.list_index == k) position.operands.push_back(operand);
     }
-    const Rule rule = rule_for(info, position);
+    const Rule rule = rule_for(position);
     if (is_elementwise(rule.data()))
       elementwise_outputs(position);
     else if (!factor_outputs(position, rule))
@@ -187,27 +187,27 @@ at::Tensor meta_tensor(const Operand& operand) {
 namespace {
 
 // The call without its out= tensors, which tell nothing of the results' sizes.
-OpCall without_outs(const OpInfo& info, const OpCall& call) {
+OpCall without_outs(const OpCall& call) {
   OpCall inputs = call;
-  std::erase_if(inputs.operands, [&](const Operand& operand) { return info.is_out(operand.arg); });
+  std::erase_if(inputs.operands, [&](const Operand& operand) { return call.info->is_out(operand.arg); });
   return inputs;
 }
 
 // What is written in place must have the sizes that its operands broadcast to.
-void check_written(const OpInfo& info, const OpCall& call) {
+void check_written(const OpCall& call) {
   const at::Tensor shape = iterate(call);
   for (const Operand& operand : call.operands) {
-    TORCH_CHECK(!info.writes(operand.arg) || shape.sizes().equals(operand.sizes), call.schema->operator_name(),
+    TORCH_CHECK(!call.info->writes(operand.arg) || shape.sizes().equals(operand.sizes), call.info->name(),
                 ": output with shape ", at::IntArrayRef(operand.sizes), " doesn't match the broadcast shape ",
                 shape.sizes());
   }
 }
 
-bool outputs_of_inputs(const OpInfo& info, OpCall& call) {
+bool outputs_of_inputs(OpCall& call) {
   try {
-    const Rule rule = rule_for(info, call);
-    if (!is_elementwise(rule.data())) return !info.inplace && factor_outputs(call, rule);
-    if (info.inplace) return check_written(info, call), false;
+    const Rule rule = rule_for(call);
+    if (!is_elementwise(rule.data())) return !call.info->inplace && factor_outputs(call, rule);
+    if (call.info->inplace) return check_written(call), false;
     return elementwise_outputs(call), true;
   } catch (const std::out_of_range&) {
     return false;  // the rule's function asks for the results
@@ -216,23 +216,24 @@ bool outputs_of_inputs(const OpInfo& info, OpCall& call) {
 
 }  // namespace
 
-void take_outs(const OpInfo& info, OpCall& call) {
+void take_outs(OpCall& call) {
   std::size_t r = 0;
   for (const Operand& operand : call.operands) {
-    if (!info.is_out(operand.arg) || r >= call.outputs.size()) continue;
+    if (!call.info->is_out(operand.arg) || r >= call.outputs.size()) continue;
     OutputMeta& meta = call.outputs[r++];
     meta.dtype = operand.dtype;
     if (meta.sizes == operand.sizes) meta.strides = operand.strides;
   }
 }
 
-bool outputs_from_rule(const OpInfo& info, OpCall& call) {
-  if (info.is_list) return info.out_args.empty() && !info.inplace && list_outputs(info, call);
-  if (info.out_args.empty()) return outputs_of_inputs(info, call);
-  OpCall inputs = without_outs(info, call);
-  if (!outputs_of_inputs(info, inputs)) return false;
+bool outputs_from_rule(OpCall& call) {
+  const OpInfo& info = *call.info;
+  if (info.rule().data().by_position) return !info.has_out && !info.inplace && list_outputs(call);
+  if (!info.has_out) return outputs_of_inputs(call);
+  OpCall inputs = without_outs(call);
+  if (!outputs_of_inputs(inputs)) return false;
   call.outputs = std::move(inputs.outputs);
-  return take_outs(info, call), true;
+  return take_outs(call), true;
 }
 
 }  // namespace dtensor

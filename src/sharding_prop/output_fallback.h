@@ -11,9 +11,9 @@ at::Tensor meta_tensor(const Operand& operand);
 
 // Fills call.outputs: elementwise operators by TensorIterator, others by the sizes of the factors in the rule's
 // results, contiguous. False where the rule does not tell.
-bool outputs_from_rule(const OpInfo& info, OpCall& call);
+bool outputs_from_rule(OpCall& call);
 
 // Results of out= are in the types of the tensors that they are written to, and in their memory where they fit.
-void take_outs(const OpInfo& info, OpCall& call);
+void take_outs(OpCall& call);
 
 }  // namespace dtensor

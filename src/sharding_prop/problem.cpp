@@ -120,8 +120,8 @@ class Binder {
   void bind_term(TensorState& tensor, const Term& term) const {
     const auto explicit_rank = static_cast<std::int64_t>(term.dims.size());
     const std::int64_t batch = term.ellipsis < 0 ? 0 : std::max<std::int64_t>(tensor.rank - explicit_rank, 0);
-    TORCH_CHECK(tensor.rank <= explicit_rank + batch, p_.call->schema->operator_name(), ": rule '", p_.rule.text(),
-                "' has ", explicit_rank, " dimensions where a tensor has ", tensor.rank);
+    TORCH_CHECK(tensor.rank <= explicit_rank + batch, p_.call->info->name(), ": rule '", p_.rule.text(), "' has ",
+                explicit_rank, " dimensions where a tensor has ", tensor.rank);
     RuleDim* out = tensor.dims.end();
     for (std::int64_t i = explicit_rank; i >= 0 && out != tensor.dims.begin(); --i) {
       if (i < explicit_rank) *--out = term.dims[static_cast<std::size_t>(i)];

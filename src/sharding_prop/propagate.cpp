@@ -14,11 +14,12 @@ namespace {
 
 const char* const kNoRule = "no rule: runs replicated";
 
-void check_allowed(const OpInfo& info, const OpCall& call) {
-  if (info.entry->source == RuleSource::refuse) {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, call.schema->operator_name(), " is refused on DTensors: ", info.entry->why);
+void check_allowed(const OpCall& call) {
+  const RuleEntry& entry = *call.info->rule().entry;
+  if (entry.source == RuleSource::refuse) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, call.info->name(), " is refused on DTensors: ", entry.why);
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(info.entry->source != RuleSource::none || !info.random, call.schema->operator_name(),
+  TORCH_CHECK_NOT_IMPLEMENTED(entry.source != RuleSource::none || !call.info->is_random, call.info->name(),
                               " draws random numbers and has no rule that makes them independent of the layout");
 }
 
@@ -76,11 +77,11 @@ AxisMask handled_axes(const Problem& p, const Assignment& chosen) {
 }
 
 int arg_index(const OpCall& call, const std::string& name) {
-  const auto& arguments = call.schema->arguments();
+  const auto& arguments = call.info->schema().arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i].name() == name) return static_cast<int>(i);
   }
-  TORCH_CHECK(false, call.schema->operator_name(), ": the rule patches '", name, "', which is no argument");
+  TORCH_CHECK(false, call.info->name(), ": the rule patches '", name, "', which is no argument");
 }
 
 at::DimVector local_sizes_of(const Problem& p, const OutputDecision& output) {
@@ -142,18 +143,19 @@ void decide_like(const Piece& first, const Piece& piece, Decision& decision) {
   }
 }
 
-Decision empty_decision(const OpInfo& info, const OpCall& call) {
+Decision empty_decision(const OpCall& call) {
   Decision decision;
   decision.inputs.resize(call.operands.size());
   decision.outputs.resize(call.outputs.size());
-  const std::vector<ResultAlias> aliases = result_aliases(info, call);
+  const std::vector<ResultAlias> aliases = result_aliases(call);
   for (std::size_t r = 0; r < call.outputs.size(); ++r) {
     decision.outputs[r].meta = call.outputs[r];
     decision.outputs[r].alias = aliases[r].operand;
     decision.outputs[r].is_view = aliases[r].operand >= 0 && !aliases[r].write;
   }
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
-    if (call.operands[i].defined && info.writes(call.operands[i].arg)) decision.mutated.push_back(static_cast<int>(i));
+    if (call.operands[i].defined && call.info->writes(call.operands[i].arg))
+      decision.mutated.push_back(static_cast<int>(i));
   }
   return decision;
 }
@@ -167,23 +169,23 @@ std::string inputs_text(const OpCall& call) {
   return text;
 }
 
-std::string why_text(const OpInfo& info, const Piece* piece) {
-  if (info.entry->source == RuleSource::none) return kNoRule;
-  if (info.entry->source == RuleSource::replicate) return "replicated: " + info.entry->why;
+std::string why_text(const OpCall& call, const Piece* piece) {
+  const RuleEntry& entry = *call.info->rule().entry;
+  if (entry.source == RuleSource::none) return kNoRule;
+  if (entry.source == RuleSource::replicate) return "replicated: " + entry.why;
   return piece == nullptr || !piece->problem.data ? "" : piece->problem.rule.text();
 }
 
 }  // namespace
 
-Decision propagate(const c10::OperatorHandle& op, const OpCall& call) {
-  return decide(op, call, [](const Problem& p) { return choose(p); });
+Decision propagate(const OpCall& call) {
+  return decide(call, [](const Problem& p) { return choose(p); });
 }
 
-Decision decide(const c10::OperatorHandle& op, const OpCall& call, const Chooser& chooser) {
-  const OpInfoPtr info = resolve(op);
-  check_allowed(*info, call);
-  Decision decision = empty_decision(*info, call);
-  const std::deque<Piece> pieces = make_pieces(*info, call);
+Decision decide(const OpCall& call, const Chooser& chooser) {
+  check_allowed(call);
+  Decision decision = empty_decision(call);
+  const std::deque<Piece> pieces = make_pieces(call);
   for (const Piece& piece : pieces) {
     if (piece.like >= 0) {
       decide_like(pieces[static_cast<std::size_t>(piece.like)], piece, decision);
@@ -191,28 +193,21 @@ Decision decide(const c10::OperatorHandle& op, const OpCall& call, const Chooser
       decide_piece(piece, chooser, decision);
     }
   }
-  decision.why = why_text(*info, pieces.empty() ? nullptr : &pieces.front());
-  decision.warn_replicated = info->entry->source == RuleSource::none;
+  decision.why = why_text(call, pieces.empty() ? nullptr : &pieces.front());
+  decision.warn_replicated = call.info->rule().entry->source == RuleSource::none;
   return decision;
 }
 
-KeyPolicy key_policy(const c10::OperatorHandle& op) {
-  const OpInfoPtr info = resolve(op);
-  KeyPolicy policy;
-  policy.scalars = info->entry->source == RuleSource::none || info->entry->constant.data().reads_scalars;
-  return policy;
-}
-
-std::string explain_decision(const c10::OperatorHandle& op, const OpCall& call) {
-  const OpInfoPtr info = resolve(op);
-  std::string text = fmt::format("{}({})\n", c10::str(op.operator_name()), inputs_text(call));
-  for (const Piece& piece : make_pieces(*info, call)) {
+std::string explain_decision(const OpCall& call) {
+  const std::string& derived_from = call.info->rule().derived_from;
+  std::string text = fmt::format("{}({})\n", c10::str(call.info->name()), inputs_text(call));
+  for (const Piece& piece : make_pieces(call)) {
     if (piece.like >= 0) continue;
-    text += fmt::format("  rule {}{}\n", why_text(*info, &piece),
-                        info->derived_from.empty() ? "" : " (of " + info->derived_from + ")");
+    text +=
+        fmt::format("  rule {}{}\n", why_text(call, &piece), derived_from.empty() ? "" : " (of " + derived_from + ")");
     if (piece.call.mesh) choose(piece.problem, &text);
   }
-  const Decision decision = propagate(op, call);
+  const Decision decision = propagate(call);
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
     const SpecPtr& spec = call.operands[i].spec;
     if (spec && decision.inputs[i] != spec->placements) {

@@ -108,6 +108,12 @@ Rule& Rule::keeps_storage() { return edit().storage = StorageView::keep, *this; 
 Rule& Rule::reads_scalars() { return edit().reads_scalars = true, *this; }
 Rule& Rule::outputs(Outputs fn) { return edit().outputs = std::move(fn), *this; }
 Rule& Rule::no_meta() { return edit().letters_give_sizes = true, *this; }
+Rule& Rule::by_position() { return edit().by_position = true, *this; }
+Rule& Rule::overwrites() { return edit().overwrites = true, *this; }
+Rule& Rule::asks_destination() { return edit().asks_destination = true, *this; }
+Rule& Rule::leaves_memory() { return edit().leaves_memory = true, *this; }
+Rule& Rule::own_state() { return edit().own_state = true, *this; }
+Rule& Rule::draws_nothing() { return edit().draws_nothing = true, *this; }
 
 Rule& Rule::dims(std::string name, Dims fn) {
   edit().dims.emplace_back(std::move(name), std::move(fn));

@@ -1,4 +1,4 @@
-// The rules by operator name, and the memo of what each operator resolved to.
+// The rules by operator name and by tag.
 #include <shared_mutex>
 
 #include "sharding_prop/resolve.h"
@@ -20,8 +20,8 @@ Tables& tables() {
 }
 
 RuleEntry& put(const std::string& op, std::shared_ptr<RuleEntry> entry) {
-  forget_resolved();
   const std::unique_lock lock(tables().mutex);
+  ++book_version;
   return *(tables().by_name[op] = std::move(entry));
 }
 
@@ -63,8 +63,8 @@ Rule& RuleBook::rule(const std::string& op, RuleFunction function, std::string a
 void RuleBook::for_tag(at::Tag tag, RuleFunction function) {
   auto entry = entry_because(RuleSource::rule, "");
   entry->function = std::move(function);
-  forget_resolved();
   const std::unique_lock lock(tables().mutex);
+  ++book_version;
   tables().by_tag.emplace_back(tag, std::move(entry));
 }
 

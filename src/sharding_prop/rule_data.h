@@ -94,6 +94,8 @@ struct RuleData : Terms {
   std::vector<std::pair<std::string, int>> size_patches, stride_patches;
   Rule::Outputs outputs;
   bool letters_give_sizes = false;
+  bool by_position = false, overwrites = false, asks_destination = false;  // of the operator, as Rule says
+  bool leaves_memory = false, own_state = false, draws_nothing = false;
 };
 
 // Throws with the text and the position.

@@ -251,6 +251,12 @@ class Permissions {
     if (data_.reads_scalars) add("reads scalars");
     if (data_.outputs) add("outputs by function");
     if (data_.letters_give_sizes) add("outputs by letters");
+    if (data_.by_position) add("by position");
+    if (data_.overwrites) add("overwrites");
+    if (data_.asks_destination) add("asks destination");
+    if (data_.leaves_memory) add("leaves memory");
+    if (data_.own_state) add("own state");
+    if (data_.draws_nothing) add("draws nothing");
   }
 
   const RuleData& data_;

@@ -189,7 +189,7 @@ void log_axis(const Problem& p, std::size_t axis, const std::vector<Candidate>& 
 }
 
 std::string no_strategy(const Problem& p, const Assignment& chosen) {
-  std::string text = c10::str(p.call->schema->operator_name()) + ": no strategy fits on mesh axis " +
+  std::string text = c10::str(p.call->info->name()) + ": no strategy fits on mesh axis " +
                      std::to_string(chosen.size()) + ". Operands:";
   for (const OperandState& o : p.operands) text += " " + (o.spec ? o.spec->str() : std::string("plain")) + ";";
   text += " rule " + p.rule.str() + "; tried:";

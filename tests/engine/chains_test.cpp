@@ -10,7 +10,6 @@
 #include "ops/cache.h"
 #include "ops/kernel.h"
 #include "ops/prepare.h"
-#include "sharding_prop/resolve.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {
@@ -40,8 +39,8 @@ bool belongs(const c10::OperatorHandle& op) {
   // They return the leaf that they are given, which autograd makes its own history: a cycle, never freed.
   if (name == "lift" || name == "lift_fresh") return false;
   if (schema.returns().size() != 1 || schema.returns()[0].type()->kind() != c10::TypeKind::TensorType) return false;
-  const auto info = resolve(op);
-  if (info->entry->source != RuleSource::rule || info->random || !info->written_args.empty()) return false;
+  const auto& info = entry_of(op);
+  if (info.rule().entry->source != RuleSource::rule || info.is_random || info.mutates) return false;
   const auto& arguments = schema.arguments();
   return !arguments.empty() && arguments[0].type()->kind() == c10::TypeKind::TensorType &&
          std::all_of(arguments.begin(), arguments.end(), is_simple);

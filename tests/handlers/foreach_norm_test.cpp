@@ -35,7 +35,8 @@ std::vector<at::Tensor> norms_on_rank(const std::vector<Entry>& entries, double 
   torch::jit::Stack stack{locals, at::Scalar(p), c10::IValue()};
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_foreach_norm", "Scalar");
   Decision decision;
-  LocalCall call{op, stack, decision, inputs, outputs, acting(*meshes[0].impl())};
+  const OpInfo info(op);
+  LocalCall call{info, stack, decision, inputs, outputs, acting(*meshes[0].impl())};
   find_local_kernel("foreach_norm")(call);
   return stack.at(0).toTensorVector();
 }

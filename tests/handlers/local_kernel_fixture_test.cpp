@@ -163,7 +163,8 @@ std::vector<at::Tensor> run_on_rank(const KernelCase& c, const std::vector<at::T
   stack.emplace_back(std::string("below the arguments"));  // kernels must leave alone what lies below
   for (auto& value : bound.stack) stack.push_back(std::move(value));
   const auto op = find_op(c);
-  LocalCall call{op, stack, decision, bound.specs, outputs, acting(*mesh.impl())};
+  const OpInfo info(op);
+  LocalCall call{info, stack, decision, bound.specs, outputs, acting(*mesh.impl())};
   find_local_kernel(c.kernel)(call);
   if (!stack.at(0).isString()) throw std::runtime_error("fixture: the kernel ate the stack");
   auto results = flatten(stack);

@@ -31,7 +31,7 @@ inline c10::OperatorHandle find_op(const std::string& full_name) {
 // Holds what an OpCall refers to. Arguments: tensors by their meta or real form, with placements text, or plain values.
 class CallBuilder {
  public:
-  CallBuilder(const std::string& op, MeshRef mesh) : op_(find_op(op)), mesh_(std::move(mesh)) {}
+  CallBuilder(const std::string& op, MeshRef mesh) : op_(find_op(op)), info_(op_), mesh_(std::move(mesh)) {}
 
   CallBuilder& tensor(at::IntArrayRef sizes, const std::string& placements, at::ScalarType dtype = at::kFloat) {
     return tensor(at::empty(sizes, at::TensorOptions(dtype).device(at::kMeta)), placements);
@@ -64,18 +64,18 @@ class CallBuilder {
     while (args_.size() < op_.schema().arguments().size()) {
       args_.push_back(*op_.schema().arguments()[args_.size()].default_value());
     }
-    call_.schema = &op_.schema();
+    call_.info = &info_;
     call_.args = args_;
     call_.mesh = mesh_;
     return call_;
   }
   Decision decide() {
-    infer_outputs(op_, call());
-    return propagate(op_, call_);
+    infer_outputs(call());
+    return propagate(call_);
   }
   std::string explain() {
-    infer_outputs(op_, call());
-    return explain_decision(op_, call_);
+    infer_outputs(call());
+    return explain_decision(call_);
   }
   // "[S(0)], [R] -> [S(0)]"
   std::string text() {
@@ -106,6 +106,7 @@ class CallBuilder {
   }
 
   c10::OperatorHandle op_;
+  OpInfo info_;
   MeshRef mesh_;
   std::vector<c10::IValue> args_;
   OpCall call_;

@@ -54,7 +54,7 @@ TEST(RuleText, PermissionsArePrinted) {
 // Packs and places by the arguments and ranks of calls; the operators stand for their schemas.
 TEST(RuleText, PacksAreCounted) {
   const auto text = [](const char* rule, CallBuilder& call, bool infer = true) {
-    if (infer) infer_outputs(call.op(), call.call());
+    if (infer) infer_outputs(call.call());
     return expand_packs(Rule(rule), call.call()).text();
   };
   const auto sum = [&](const char* rule, std::vector<std::int64_t> dims, bool keepdim) {

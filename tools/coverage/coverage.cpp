@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include "ops/op_entry.h"
-#include "sharding_prop/resolve.h"
 
 namespace dtensor::coverage {
 namespace {
@@ -22,12 +21,12 @@ Entry classify(const c10::OperatorHandle& op) {
   if (!takes_tensors(op.schema())) return entry.kind = Kind::factory, entry;
   if (!needs_kernel(op)) return entry.kind = Kind::implicit, entry;
   if (entry_of(op).special != nullptr) return entry.kind = Kind::handler, entry;
-  const OpInfoPtr info = resolve(op);
-  const bool derived = !info->derived_from.empty();
-  entry.replicated = info->entry->source == RuleSource::replicate;
-  entry.refused = info->entry->source == RuleSource::refuse;
-  entry.text = derived ? info->derived_from : info->entry->why;
-  if (info->entry->source == RuleSource::none) return entry;
+  const OpRule& rule = entry_of(op).rule();
+  const bool derived = !rule.derived_from.empty();
+  entry.replicated = rule.entry->source == RuleSource::replicate;
+  entry.refused = rule.entry->source == RuleSource::refuse;
+  entry.text = derived ? rule.derived_from : rule.entry->why;
+  if (rule.entry->source == RuleSource::none) return entry;
   if (derived) return entry.kind = Kind::derived, entry;
   entry.kind = entry.replicated ? Kind::replicate : entry.refused ? Kind::refuse : Kind::rule;
   return entry;

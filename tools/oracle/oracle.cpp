@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include "ops/op_entry.h"
 #include "placement/stride_order.h"
 #include "sharding_prop/build.h"
 #include "sharding_prop/decide.h"
@@ -165,8 +166,8 @@ class Verifier {
     MeshCall mc = mesh_call(sample_, shape_, rank, placements_);
     specs_.clear();
     for (const Operand& operand : mc.call.operands) specs_.push_back(operand.spec);
-    infer_outputs(sample_.op, mc.call);
-    return decide(sample_.op, mc.call, chooser_);
+    infer_outputs(mc.call);
+    return decide(mc.call, chooser_);
   }
 
   void compare() {
@@ -265,8 +266,8 @@ std::vector<Placements> some_shard(const std::vector<at::Tensor>& operands) {
 std::size_t offer_count(const Sample& sample, std::int64_t ranks, const std::vector<Placements>& placements) {
   std::size_t count = 0;
   MeshCall mc = mesh_call(sample, {ranks}, 0, placements);
-  infer_outputs(sample.op, mc.call);
-  decide(sample.op, mc.call, [&](const Problem& p) {
+  infer_outputs(mc.call);
+  decide(mc.call, [&](const Problem& p) {
     count = std::max(count, candidates(p, {}).size());
     return choose(p);
   });
@@ -293,7 +294,7 @@ MeshCall mesh_call(const Sample& sample, at::IntArrayRef mesh_shape, std::int64_
   MeshCall mc;
   const MeshRef mesh = make_mesh(mesh_shape, rank);
   mc.args = sample.args;
-  mc.call.schema = &sample.op.schema();
+  mc.call.info = &entry_of(sample.op);
   mc.call.args = mc.args;
   mc.call.mesh = mesh;
   each_operand(sample, [&](int arg, int list_index, const at::Tensor& tensor) {

@@ -142,8 +142,8 @@ std::vector<Decision> offers(const Sample& sample, std::int64_t ranks, const Inp
   std::vector<Decision> list;
   for (std::size_t k = 0, count = 1; k < count; ++k) {
     MeshCall mc = mesh_call(sample, {ranks}, 0, start);
-    infer_outputs(sample.op, mc.call);
-    list.push_back(decide(sample.op, mc.call, [&](const Problem& p) {
+    infer_outputs(mc.call);
+    list.push_back(decide(mc.call, [&](const Problem& p) {
       const auto candidates_now = candidates(p, {});
       count = std::max(count, candidates_now.size());
       return Assignment{candidates_now[std::min(k, candidates_now.size() - 1)].choice};
@@ -160,8 +160,8 @@ void compare_bytes(const Sample& sample, std::int64_t ranks, const std::vector<I
   for (const auto& choose : {first_dim, last_dim}) {
     const Inputs start = start_of(operands, choose);
     MeshCall mc = mesh_call(sample, {ranks}, 0, start);
-    infer_outputs(sample.op, mc.call);
-    const double moved = bytes_of(sample, ranks, mc, propagate(sample.op, mc.call));
+    infer_outputs(mc.call);
+    const double moved = bytes_of(sample, ranks, mc, propagate(mc.call));
     double least = moved;
     for (const Inputs& other : truths) least = std::min(least, bytes_between(mc, other));
     for (const Decision& other : offers(sample, ranks, start)) {

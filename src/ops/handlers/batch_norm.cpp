@@ -59,16 +59,16 @@ double momentum_of(const LocalArgs& args) {
 
 // Returned, or written to out=; the running statistics are written already.
 void finish(LocalCall& call, std::vector<at::Tensor> results) {
-  const auto& arguments = call.op.schema().arguments();
+  const auto& arguments = call.info.args;
   std::size_t next = 0;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (!arguments[i].is_out() || next >= results.size()) continue;
+    if (!arguments[i].out || next >= results.size()) continue;
     results[next] = torch::jit::peek(call.stack, i, arguments.size()).toTensor().copy_(results[next]);
     ++next;
   }
   torch::jit::drop(call.stack, arguments.size());
   const auto reserve = results[0].options().dtype(at::kByte);
-  for (std::size_t i = 0; i < call.op.schema().returns().size(); ++i) {
+  for (std::size_t i = 0; i < call.info.returns.size(); ++i) {
     if (i >= results.size()) results.push_back(at::empty({0}, reserve));
     call.stack.emplace_back(std::move(results[i]));
   }
@@ -98,7 +98,7 @@ void batch_norm(LocalCall& call) {
   const auto input = args.tensor("input");
   const Layout l = layout_of(args, input);
   const bool training = is_training(args, call);
-  if (plain_will_do(input, l, training)) return call.op.callBoxed(call.stack);
+  if (plain_will_do(input, l, training)) return call.info.op.callBoxed(call.stack);
   const auto x = input.to(at::kDouble);
   const Statistics s =
       training ? batch_statistics(call, args, x, l)
@@ -119,7 +119,7 @@ void batch_norm_backward(LocalCall& call) {
   const auto input = args.tensor("input");
   const Layout l = layout_of(args, input);
   const bool training = is_training(args, call);
-  if (input.numel() > 0 && l.axes == 0) return call.op.callBoxed(call.stack);
+  if (input.numel() > 0 && l.axes == 0) return call.info.op.callBoxed(call.stack);
   const bool cudnn = args.has("grad_output");
   const auto g = args.tensor(cudnn ? "grad_output" : "grad_out").to(at::kDouble);
   const char* saved_rstd = args.has("save_invstd") ? "save_invstd" : "save_var";

@@ -6,7 +6,7 @@ namespace dtensor {
 namespace {
 
 void set(LocalCall& call, const char* name, c10::IValue value) {
-  const auto& schema = call.op.schema();
+  const auto& schema = call.info.schema();
   torch::jit::peek(call.stack, *schema.argumentIndexWithName(name), schema.arguments().size()) = std::move(value);
 }
 
@@ -27,14 +27,14 @@ bool is_first(const TensorSpec* spec, std::int64_t dim) {
 }
 
 void skip_empty(LocalCall& call) {
-  if (!give_zeros_if_empty(call)) call.op.callBoxed(call.stack);
+  if (!give_zeros_if_empty(call)) call.info.op.callBoxed(call.stack);
 }
 
 void convolution(LocalCall& call) {
   if (give_zeros_if_empty(call)) return;
   const LocalArgs args(call);
   set(call, "groups", own_groups(args));
-  call.op.callBoxed(call.stack);
+  call.info.op.callBoxed(call.stack);
 }
 
 void convolution_backward(LocalCall& call) {
@@ -44,7 +44,7 @@ void convolution_backward(LocalCall& call) {
   const bool counts_bias = is_first(args.integer("groups") == 1 ? args.spec("input") : nullptr, 1);
   set(call, "groups", own_groups(args));
   if (!args.value("bias_sizes").isNone()) set(call, "bias_sizes", std::vector{args.tensor("grad_output").size(1)});
-  call.op.callBoxed(call.stack);
+  call.info.op.callBoxed(call.stack);
   auto& bias = call.stack.back();
   if (!counts_bias && bias.isTensor() && bias.toTensor().defined()) bias.toTensor().zero_();
 }
@@ -61,7 +61,7 @@ void group_norm(LocalCall& call) {
   set(call, "N", input.size(0));
   set(call, "C", channels);
   set(call, "HxW", places);
-  call.op.callBoxed(call.stack);
+  call.info.op.callBoxed(call.stack);
 }
 
 }  // namespace

@@ -8,12 +8,6 @@
 namespace dtensor {
 namespace {
 
-bool holds_tensors(const c10::Argument& argument) {
-  const auto& type = *argument.type();
-  return type.isSubtypeOf(*c10::OptionalType::ofTensor()) || type.isSubtypeOf(*c10::ListType::ofTensors()) ||
-         type.isSubtypeOf(*c10::ListType::ofOptionalTensors());
-}
-
 AxisMask larger_than_one(const MeshInfo& mesh, AxisMask axes) {
   for (std::int64_t a = 0; a < mesh.layout.ndim(); ++a) {
     if (mesh.layout.shape[a] == 1) axes &= ~(AxisMask{1} << a);
@@ -31,16 +25,6 @@ AxisMask axes_where(const TensorSpec* spec, Predicate predicate) {
   return larger_than_one(*spec->mesh, axes);
 }
 
-// Schema positions of the arguments that the operator writes (out= and in-place), in order.
-std::vector<std::size_t> written_arguments(const c10::FunctionSchema& schema) {
-  std::vector<std::size_t> written;
-  for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
-    const auto* alias = schema.arguments()[i].alias_info();
-    if (alias != nullptr && alias->isWrite()) written.push_back(i);
-  }
-  return written;
-}
-
 // Coordinate of the `member`-th rank along `axes`, row-major.
 Coordinate coordinate_of_member(const MeshInfo& mesh, AxisMask axes, std::int64_t member) {
   Coordinate at = mesh.coordinate;
@@ -55,14 +39,14 @@ Coordinate coordinate_of_member(const MeshInfo& mesh, AxisMask axes, std::int64_
 }  // namespace
 
 int LocalArgs::find(std::string_view name) const {
-  const auto index = schema_.argumentIndexWithName(name);
+  const auto index = call_.info.schema().argumentIndexWithName(name);
   return index ? *index : -1;
 }
 
 const c10::IValue& LocalArgs::value(std::string_view name) const {
   const int index = find(name);
-  TORCH_CHECK(index >= 0, schema_.operator_name(), " has no argument '", name, "'");
-  return torch::jit::peek(call_.stack, index, schema_.arguments().size());
+  TORCH_CHECK(index >= 0, call_.info.name(), " has no argument '", name, "'");
+  return torch::jit::peek(call_.stack, index, call_.info.args.size());
 }
 
 at::Tensor LocalArgs::tensor(std::string_view name) const {
@@ -78,8 +62,8 @@ std::optional<at::ScalarType> LocalArgs::dtype() const {
 int LocalArgs::operand_of(int argument) const {
   int operand = 0;
   for (int i = 0; i < argument; ++i) {
-    if (!holds_tensors(schema_.arguments()[i])) continue;
-    const auto& passed = torch::jit::peek(call_.stack, i, schema_.arguments().size());
+    if (!call_.info.args[i].holds_tensors()) continue;
+    const auto& passed = torch::jit::peek(call_.stack, i, call_.info.args.size());
     operand += passed.isList() ? static_cast<int>(passed.toListRef().size()) : 1;
   }
   return operand;
@@ -87,7 +71,7 @@ int LocalArgs::operand_of(int argument) const {
 
 const TensorSpec* LocalArgs::spec(std::string_view name) const {
   const int index = find(name);
-  TORCH_CHECK(index >= 0, schema_.operator_name(), " has no argument '", name, "'");
+  TORCH_CHECK(index >= 0, call_.info.name(), " has no argument '", name, "'");
   return call_.inputs[operand_of(index)].get();
 }
 
@@ -112,7 +96,7 @@ at::IntArrayRef LocalArgs::global_sizes(std::string_view name) const {
 }
 
 std::string_view base_name(const LocalCall& call) {
-  const std::string& name = call.op.schema().name();
+  const std::string& name = call.info.schema().name();
   return std::string_view(name).substr(name.find("::") + 2);
 }
 
@@ -205,15 +189,16 @@ at::Tensor reduce_contribution(const LocalCall& call, at::Tensor tensor, ReduceO
 }
 
 void give(LocalCall& call, std::vector<at::Tensor> results) {
-  const auto& schema = call.op.schema();
-  const auto written = written_arguments(schema);
-  for (std::size_t i = 0; i < written.size(); ++i) {
-    auto target = torch::jit::peek(call.stack, written[i], schema.arguments().size()).toTensor();
-    TORCH_CHECK(target.sizes() == results[i].sizes(), schema.operator_name(), ": the local result is ",
-                results[i].sizes(), ", the tensor it is written to ", target.sizes());
-    results[i] = target.copy_(results[i]);
+  const auto& args = call.info.args;
+  for (std::size_t i = 0, r = 0; i < args.size(); ++i) {
+    if (!args[i].mutated) continue;
+    const auto target = torch::jit::peek(call.stack, i, args.size()).toTensor();
+    auto& result = results[r++];
+    TORCH_CHECK(target.sizes() == result.sizes(), call.info.name(), ": the local result is ", result.sizes(),
+                ", the tensor it is written to ", target.sizes());
+    result = target.copy_(result);
   }
-  torch::jit::drop(call.stack, schema.arguments().size());
+  torch::jit::drop(call.stack, args.size());
   for (auto& result : results) call.stack.emplace_back(std::move(result));
 }
 
@@ -225,17 +210,17 @@ bool lacks_elements(const TensorSpec& spec) {
 }
 
 bool give_zeros_if_empty(LocalCall& call) {
-  const auto& arguments = call.op.schema().arguments();
+  const auto& arguments = call.info.args;
   std::size_t next = 0;
   bool empty = false;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (!holds_tensors(arguments[i])) continue;
+    if (!arguments[i].holds_tensors()) continue;
     const auto& value = torch::jit::peek(call.stack, i, arguments.size());
     const std::size_t count = value.isList() ? value.toListRef().size() : 1;
     for (std::size_t k = 0; k < count; ++k, ++next) {
       const SpecPtr& spec = call.inputs[next];
       // A destination without elements says nothing of the result.
-      empty |= spec && !arguments[i].is_out() && lacks_elements(*spec);
+      empty |= spec && !arguments[i].out && lacks_elements(*spec);
     }
   }
   if (!empty) return false;
@@ -249,9 +234,9 @@ bool give_zeros_if_empty(LocalCall& call) {
 }
 
 std::vector<at::Tensor> run_plain(LocalCall& call) {
-  const auto arguments = torch::jit::last(call.stack, call.op.schema().arguments().size());
+  const auto arguments = torch::jit::last(call.stack, call.info.args.size());
   torch::jit::Stack stack(arguments.begin(), arguments.end());
-  call.op.callBoxed(stack);
+  call.info.op.callBoxed(stack);
   std::vector<at::Tensor> results;
   for (auto& value : stack) results.push_back(value.toTensor());
   return results;

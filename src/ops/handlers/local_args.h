@@ -17,7 +17,7 @@ namespace dtensor {
 
 class LocalArgs {
  public:
-  explicit LocalArgs(const LocalCall& call) : call_(call), schema_(call.op.schema()) {}
+  explicit LocalArgs(const LocalCall& call) : call_(call) {}
 
   bool has(std::string_view name) const { return find(name) >= 0; }
   const c10::IValue& value(std::string_view name) const;  // error names the operator if there is none
@@ -37,7 +37,6 @@ class LocalArgs {
   int operand_of(int argument) const;
 
   const LocalCall& call_;
-  const c10::FunctionSchema& schema_;
 };
 
 // The operator without its namespace and overload: "amax".

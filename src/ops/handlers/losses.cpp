@@ -16,7 +16,7 @@ struct Functional {
 };
 
 Functional functional_of(const LocalCall& call) {
-  const auto& schema = call.op.schema();
+  const auto& schema = call.info.schema();
   auto op = c10::Dispatcher::singleton().findSchemaOrThrow(schema.name().c_str(), "");
   const auto given = torch::jit::last(call.stack, schema.arguments().size());
   return {op, torch::jit::Stack(given.begin(), given.begin() + op.schema().arguments().size())};
@@ -79,23 +79,23 @@ double row_count(const LocalArgs& args) {
 }
 
 void sum_instead_of_mean(LocalCall& call) {
-  const auto& schema = call.op.schema();
+  const auto& schema = call.info.schema();
   const auto index = *schema.argumentIndexWithName("reduction");
   torch::jit::peek(call.stack, index, schema.arguments().size()) = static_cast<std::int64_t>(at::Reduction::Sum);
 }
 
 void margin_loss_backward(LocalCall& call, const LocalArgs& args) {
-  const auto& schema = call.op.schema();
+  const auto& schema = call.info.schema();
   auto& grad = torch::jit::peek(call.stack, *schema.argumentIndexWithName("grad_output"), schema.arguments().size());
   grad = grad.toTensor() / row_count(args);
   sum_instead_of_mean(call);
-  call.op.callBoxed(call.stack);
+  call.info.op.callBoxed(call.stack);
 }
 
 void margin_loss(LocalCall& call) {
   if (give_zeros_if_empty(call)) return;
   const LocalArgs args(call);
-  if (args.integer("reduction") != at::Reduction::Mean) return call.op.callBoxed(call.stack);
+  if (args.integer("reduction") != at::Reduction::Mean) return call.info.op.callBoxed(call.stack);
   if (args.has("grad_output")) return margin_loss_backward(call, args);
   const double rows = row_count(args);
   const AxisMask axes = shard_axes(args.spec("self"), 0) | shard_axes(args.spec("target"), 0);

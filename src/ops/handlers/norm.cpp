@@ -146,7 +146,7 @@ void foreach_norm(LocalCall& call) {
   for (std::size_t i = 0; i < norms.size(); ++i) {
     if (absent(call.inputs[i].get())) norms[i] = at::Tensor();
   }
-  torch::jit::drop(call.stack, call.op.schema().arguments().size());
+  torch::jit::drop(call.stack, call.info.args.size());
   call.stack.emplace_back(std::move(norms));
 }
 

@@ -99,20 +99,16 @@ auto fill_of(const LocalCall& call) {
   for (const auto& entry : kFills) {
     if (entry.name == name) return entry.fill;
   }
-  TORCH_CHECK(false, call.op.operator_name(), ": no random fill of this name");
+  TORCH_CHECK(false, call.info.name(), ": no random fill of this name");
 }
 
 void check_no_generator(const LocalCall& call, const LocalArgs& args) {
-  TORCH_CHECK(!args.has("generator") || args.value("generator").isNone(), call.op.operator_name(),
+  TORCH_CHECK(!args.has("generator") || args.value("generator").isNone(), call.info.name(),
               ": a generator has no meaning for a DTensor, whose values depend on the mesh's random state; seed that "
               "with manual_seed(mesh, seed)");
 }
 
-bool is_inplace(const LocalCall& call) {
-  const auto& arguments = call.op.schema().arguments();
-  const auto* alias = arguments.empty() ? nullptr : arguments[0].alias_info();
-  return alias != nullptr && alias->isWrite() && arguments[0].name() == "self";
-}
+bool is_inplace(const LocalCall& call) { return call.info.inplace; }
 
 at::Tensor fresh(const LocalCall& call, const TensorSpec& spec) {
   return at::empty(spec.local_sizes, at::TensorOptions(spec.dtype).device(at::Device(call.mesh.device)));
@@ -152,14 +148,13 @@ void random_replicated(LocalCall& call) {
   const LocalArgs args(call);
   check_no_generator(call, args);
   const auto key = next_random_key(call.mesh);
-  TORCH_CHECK(args.has("generator") && call.mesh.device == at::kCPU, call.op.operator_name(),
+  TORCH_CHECK(args.has("generator") && call.mesh.device == at::kCPU, call.info.name(),
               ": draws from the device's own generator, which differs between ranks; there is no form of it for a mesh "
               "of ",
               call.mesh.device, " devices yet");
   const auto seed = philox::word64(philox::block(key, 0), 0);
-  const auto index = *call.op.schema().argumentIndexWithName("generator");
-  torch::jit::peek(call.stack, index, call.op.schema().arguments().size()) = at::detail::createCPUGenerator(seed);
-  call.op.callBoxed(call.stack);
+  torch::jit::peek(call.stack, call.info.generator_arg, call.info.args.size()) = at::detail::createCPUGenerator(seed);
+  call.info.op.callBoxed(call.stack);
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ void squeeze_global(LocalCall& call) {
     if (sizes[static_cast<std::size_t>(d)] == 1) dims.push_back(d);
   }
   const bool in_place = base_name(call).back() == '_';
-  torch::jit::drop(call.stack, call.op.schema().arguments().size());
+  torch::jit::drop(call.stack, call.info.args.size());
   call.stack.emplace_back(in_place ? self.squeeze_(dims) : self.squeeze(dims));
 }
 

@@ -9,7 +9,7 @@ namespace dtensor {
 namespace {
 
 std::vector<std::int64_t> named_sizes(const OpEntry& entry, const torch::jit::Stack& stack) {
-  const auto& schema = entry.op.schema();
+  const auto& schema = entry.schema();
   const auto index = schema.argumentIndexWithName("size");
   TORCH_CHECK_NOT_IMPLEMENTED(index, schema.operator_name(), " on a DTensor: a permutation has no out= form; call ",
                               "randperm in a MeshScope");
@@ -17,13 +17,13 @@ std::vector<std::int64_t> named_sizes(const OpEntry& entry, const torch::jit::St
 }
 
 const c10::IValue* argument(const OpEntry& entry, const torch::jit::Stack& stack, const char* name) {
-  const auto& schema = entry.op.schema();
+  const auto& schema = entry.schema();
   const auto index = schema.argumentIndexWithName(name);
   return index ? &torch::jit::peek(stack, *index, schema.arguments().size()) : nullptr;
 }
 
 void fill_randomly(const OpEntry& entry, const torch::jit::Stack& stack, const at::Tensor& out) {
-  const std::string& name = entry.op.operator_name().name;
+  const std::string& name = entry.name().name;
   const auto sizes = named_sizes(entry, stack);
   if (out.sizes() != at::IntArrayRef(sizes)) resize_global(out, sizes);
   if (name == "aten::rand") return out.uniform_(), void();
@@ -31,7 +31,7 @@ void fill_randomly(const OpEntry& entry, const torch::jit::Stack& stack, const a
     out.normal_(argument(entry, stack, "mean")->toDouble(), argument(entry, stack, "std")->toDouble());
     return;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(name == "aten::randint", entry.op.operator_name(), " has no form for DTensors");
+  TORCH_CHECK_NOT_IMPLEMENTED(name == "aten::randint", entry.name(), " has no form for DTensors");
   const auto* low = argument(entry, stack, "low");
   out.random_(low == nullptr ? 0 : low->toInt(), argument(entry, stack, "high")->toInt());
 }
@@ -49,7 +49,7 @@ void copy_whole(const at::Tensor& whole, const at::Tensor& out) {
 void factory_out_special(const OpEntry& entry, torch::jit::Stack& stack) {
   const at::Tensor out = stack.back().toTensor();
   const auto first = stack.size() - entry.args.size();
-  if (entry.is_random || entry.op.operator_name().name == "aten::normal") {
+  if (entry.is_random || entry.name().name == "aten::normal") {
     fill_randomly(entry, stack, out);
   } else {
     const auto* impl = as_dtensor(out.unsafeGetTensorImpl());

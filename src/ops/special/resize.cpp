@@ -20,7 +20,7 @@ void resize_global(const at::Tensor& tensor, at::IntArrayRef sizes) {
 void resize_special(const OpEntry& entry, torch::jit::Stack& stack) {
   const std::size_t count = entry.args.size();
   const auto tensor = torch::jit::peek(stack, 0, count).toTensor();
-  TORCH_CHECK(dtensor_or_null(tensor) != nullptr, entry.op.operator_name(),
+  TORCH_CHECK(dtensor_or_null(tensor) != nullptr, entry.name(),
               ": a plain tensor does not take a DTensor's shape this way; call resize_ with its sizes");
   const auto& shape = torch::jit::peek(stack, 1, count);
   const auto sizes = shape.isTensor() ? shape.toTensor().sizes().vec() : shape.toIntVector();

@@ -1,16 +1,90 @@
-// The table of operators with a special kernel, by name with overload.
+// The table of operators with a special kernel, by name with overload, and the short ones among these.
 #include "ops/special/special.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/clone.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/item.h>
+#include <ATen/ops/select.h>
+#include <ATen/ops/tensor_split.h>
 
 #include <unordered_map>
 
-#include "sharding_prop/resolve.h"
+#include "ops/kernel.h"
+#include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor {
 namespace {
 
+using torch::jit::Stack;
+
+// LibTorch's own decomposition, whose parts have rules and come back to the engine one by one.
+void decompose(const OpEntry& entry, Stack& stack) {
+  entry.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, stack);
+}
+
+// A DTensor on the meta device is a plain meta tensor of the global sizes: ATen asks for one to learn sizes and types
+// (products with zero tensors in second derivatives, for instance).
+void to_copy(const OpEntry& entry, Stack& stack) {
+  const std::size_t count = entry.args.size();
+  const auto& device = torch::jit::peek(stack, entry.device_arg, count);
+  if (!device.isDevice() || !device.toDevice().is_meta()) return run_by_rule(entry, stack);
+  const at::Tensor self = torch::jit::peek(stack, 0, count).toTensor();
+  const auto& dtype = torch::jit::peek(stack, entry.dtype_arg, count);
+  const auto type = dtype.isNone() ? self.scalar_type() : dtype.toScalarType();
+  torch::jit::drop(stack, count);
+  stack.emplace_back(at::empty_strided(self.sizes(), self.strides(), at::TensorOptions(type).device(at::kMeta)));
+}
+
+// Whether two tensors' memory has the same length, which forward-mode derivatives ask before they keep a tangent: of a
+// DTensor, the length that its global sizes and strides span.
+void has_same_storage_numel(const OpEntry&, Stack& stack) {
+  const auto spanned = [](const at::Tensor& t) { return at::detail::computeStorageNbytes(t.sizes(), t.strides(), 1); };
+  const at::Tensor other = torch::jit::pop(stack).toTensor(), self = torch::jit::pop(stack).toTensor();
+  stack.emplace_back(spanned(self) == spanned(other));
+}
+
+// Never read: on the CPU its pages are never touched. On a GPU the part stands for the whole; what the choice reads
+// (types, features, lengths) does not depend on the rank.
+at::Tensor shape_of(const at::Tensor& tensor) {
+  auto* impl = dtensor_or_null(tensor);
+  if (impl == nullptr) return tensor;
+  const auto& spec = *impl->spec();
+  if (spec.mesh->device != at::kCPU) return impl->local();
+  return at::empty_strided(spec.sizes, spec.strides, at::TensorOptions(spec.dtype));
+}
+
+// Which attention kernel to take: asked about the global sizes, so that every rank gets one answer and nothing moves.
+void choose_attention(const OpEntry& entry, Stack& stack) {
+  for (std::size_t i = stack.size() - entry.args.size(); i < stack.size(); ++i) {
+    if (stack[i].isTensor()) stack[i] = shape_of(stack[i].toTensor());
+  }
+  entry.op.callBoxed(stack);
+}
+
+c10::List<at::Tensor> copies_of(const c10::IValue& list) {
+  c10::List<at::Tensor> copies;
+  for (const at::Tensor& tensor : list.toTensorVector()) copies.push_back(tensor.clone());
+  return copies;
+}
+
+// Optimizer steps that return new lists (_fused_adam and its kin): the in-place step on copies. Their lists differ in
+// length, which no rule for list positions can say.
+void step_on_copies(const OpEntry& entry, Stack& stack) {
+  const auto& step = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow((entry.name().name + "_").c_str(), ""));
+  Stack call = torch::jit::pop(stack, entry.args.size());
+  std::vector<c10::List<at::Tensor>> results;
+  for (std::size_t i = 0; i < call.size(); ++i) {
+    if (!step.args[i].mutated) continue;
+    results.push_back(copies_of(call[i]));
+    call[i] = results.back().copy();
+  }
+  step.op.callBoxed(call);
+  for (auto& list : results) stack.emplace_back(std::move(list));
+}
+
 using Table = std::unordered_map<std::string, SpecialKernel>;
 
-// LibTorch's own decomposition, whose parts come back to the engine one by one.
 void add_decomposed(Table& table) {
   for (const char* name :
        {"aten::_unsafe_masked_index", "aten::_unsafe_masked_index_put_accumulate", "aten::allclose", "aten::dist",
@@ -19,8 +93,8 @@ void add_decomposed(Table& table) {
         "aten::resize_as", "aten::is_same_size", "aten::_amp_foreach_non_finite_check_and_unscale",
         "aten::_amp_update_scale", "aten::softmax.int_out", "aten::log_softmax.int_out", "aten::_linalg_check_errors",
         "aten::_native_batch_norm_legit_functional", "aten::_batch_norm_with_update_functional"}) {
-    table.emplace(name, decompose_special);
-    table.emplace(std::string(name) + ".out", decompose_special);
+    table.emplace(name, decompose);
+    table.emplace(std::string(name) + ".out", decompose);
   }
 }
 
@@ -29,36 +103,43 @@ Table make_table() {
       {"aten::as_strided", as_strided_special},
       {"aten::resize_", resize_special},
       {"aten::resize_as_", resize_special},
-      {"aten::_fused_adam", functional_step_special},
-      {"aten::_fused_adamw", functional_step_special},
-      {"aten::_fused_sgd", functional_step_special},
-      {"aten::_fused_adagrad", functional_step_special},
+      {"aten::_fused_adam", step_on_copies},
+      {"aten::_fused_adamw", step_on_copies},
+      {"aten::_fused_sgd", step_on_copies},
+      {"aten::_fused_adagrad", step_on_copies},
       {"aten::_amp_foreach_non_finite_check_and_unscale_", amp_unscale_special},
-      {"aten::_fused_sdp_choice", sdp_choice_special},
-      {"aten::_to_copy", to_copy_special},
-      {"aten::_has_same_storage_numel", storage_numel_special},
+      {"aten::_fused_sdp_choice", choose_attention},
+      {"aten::_to_copy", to_copy},
+      {"aten::_has_same_storage_numel", has_same_storage_numel},
   };
   add_decomposed(table);
   return table;
 }
 
 // Makes a tensor of numbers only, and writes it to out=.
-bool is_factory_out(const c10::OperatorHandle& op) {
-  const auto& arguments = op.schema().arguments();
-  if (arguments.empty() || !arguments.back().is_out() || op.schema().returns().size() != 1) return false;
-  return std::none_of(arguments.begin(), arguments.end() - 1, [](const c10::Argument& argument) {
-    return argument.type()->str().find("Tensor") != std::string::npos;
-  });
+bool is_factory_out(const OpInfo& op) {
+  return op.has_out && op.args.back().out && op.returns.size() == 1 &&
+         std::none_of(op.args.begin(), op.args.end() - 1, [](const ArgInfo& arg) { return arg.holds_tensors(); });
 }
 
 }  // namespace
 
-SpecialKernel find_special(const c10::OperatorHandle& op) {
+// ATen's composite kernel reads the indices' memory, which a DTensor has not.
+std::vector<at::Tensor> tensor_split_special(const at::Tensor& self, const at::Tensor& where, std::int64_t dim) {
+  TORCH_CHECK(where.scalar_type() == at::kLong && where.dim() <= 1,
+              "tensor_split expected tensor_indices_or_sections to be a zero-dimensional or one-dimensional tensor of ",
+              "int64, but got ", where.sizes(), " of ", where.scalar_type());
+  if (where.dim() == 0) return at::tensor_split(self, where.item<std::int64_t>(), dim);
+  std::vector<std::int64_t> indices;
+  for (std::int64_t i = 0; i < where.size(0); ++i) indices.push_back(where.select(0, i).item<std::int64_t>());
+  return at::tensor_split(self, indices, dim);
+}
+
+SpecialKernel find_special(const OpInfo& op) {
   static const Table table = make_table();
-  const auto it = table.find(c10::toString(op.operator_name()));
+  const auto it = table.find(c10::toString(op.name()));
   if (it != table.end()) return it->second;
-  if (op.operator_name().name.rfind("aten::", 0) != 0 || !is_factory_out(op)) return nullptr;
-  return resolve(op)->entry->source == RuleSource::refuse ? nullptr : factory_out_special;
+  return is_factory_out(op) && op.rule().entry->source != RuleSource::refuse ? factory_out_special : nullptr;
 }
 
 }  // namespace dtensor

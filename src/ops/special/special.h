@@ -7,17 +7,12 @@
 namespace dtensor {
 
 // Null for most.
-SpecialKernel find_special(const c10::OperatorHandle& op);
+SpecialKernel find_special(const OpInfo& op);
 
 void as_strided_special(const OpEntry& entry, torch::jit::Stack& stack);
 void resize_special(const OpEntry& entry, torch::jit::Stack& stack);
-void functional_step_special(const OpEntry& entry, torch::jit::Stack& stack);
-void decompose_special(const OpEntry& entry, torch::jit::Stack& stack);
 void factory_out_special(const OpEntry& entry, torch::jit::Stack& stack);
-void to_copy_special(const OpEntry& entry, torch::jit::Stack& stack);
 void amp_unscale_special(const OpEntry& entry, torch::jit::Stack& stack);
-void sdp_choice_special(const OpEntry& entry, torch::jit::Stack& stack);
-void storage_numel_special(const OpEntry& entry, torch::jit::Stack& stack);
 
 // Of an operator that autograd decomposes before the engine sees it (registered beside the others).
 std::vector<at::Tensor> tensor_split_special(const at::Tensor& self, const at::Tensor& where, std::int64_t dim);

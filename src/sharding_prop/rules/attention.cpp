@@ -23,6 +23,8 @@ Rule& add(RuleBook& book, const std::string& name, const std::string& text, Rule
     return op.boolean("is_causal") ? Rule(rule).whole("l") : rule;
   };
   return book.rule("aten::_scaled_dot_product_" + name, for_call, rule.str() + ", l! if is_causal")
+      .own_state()
+      .draws_nothing()
       .outputs(std::move(outputs));
 }
 

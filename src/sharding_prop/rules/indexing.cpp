@@ -73,6 +73,7 @@ void add_embedding(RuleBook& book) {
   book.replicate("aten::embedding_renorm_", "rows are scaled where the indices say");
   book.replicate("aten::embedding_renorm", "rows are scaled where the indices say");
   book.rule("aten::embedding_dense_backward", embedding_backward, "...d, ... -> vd, by scale_grad_by_freq")
+      .asks_destination()
       .outputs([](const OpArgs& op) {
         return std::vector{dense_meta({op.integer("num_weights"), op.sizes(0).back()}, op.dtype(0))};
       });
@@ -153,6 +154,7 @@ void add_embedding_bag(RuleBook& book) {
     book.rule(op, "_d, _d?* -> vd")
         .linear({0})
         .handled("v", "embedding_bag_backward_vocab")
+        .asks_destination()
         .outputs(embedding_bag_gradient);
   }
   book.rule("aten::_embedding_bag_per_sample_weights_backward",

@@ -17,13 +17,12 @@ Rule new_strided(const OpArgs& op) { return new_sized(op).local_strides("stride"
 }  // namespace
 
 void add_like_rules(RuleBook& book) {
-  for (const char* op : {"aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like"}) {
-    book.rule(op, like());
-  }
-  for (const char* op : {"aten::new_empty", "aten::new_zeros", "aten::new_ones", "aten::new_full"}) {
-    book.rule(op, new_sized, "... -> ... where the size is the operand's");
-  }
-  book.rule("aten::new_empty_strided", new_strided, "... -> ... where the size is the operand's");
+  constexpr const char* kAbout = "... -> ... where the size is the operand's";
+  for (const char* op : {"aten::zeros_like", "aten::ones_like", "aten::full_like"}) book.rule(op, like());
+  for (const char* op : {"aten::new_zeros", "aten::new_ones", "aten::new_full"}) book.rule(op, new_sized, kAbout);
+  book.rule("aten::empty_like", like()).leaves_memory();
+  book.rule("aten::new_empty", new_sized, kAbout).leaves_memory();
+  book.rule("aten::new_empty_strided", new_strided, kAbout).leaves_memory();
 }
 
 }  // namespace dtensor

@@ -5,7 +5,7 @@
 namespace dtensor {
 namespace {
 
-Rule elementwise() { return Rule("...* -> ...*"); }
+Rule elementwise() { return Rule("...* -> ...*").by_position(); }
 
 // Step counts, and what else has other sizes than the parameter, are numbers.
 Rule optimizer(const OpArgs& op) {
@@ -48,13 +48,17 @@ void add_list_rules(RuleBook& book) {
     book.rule(op, elementwise().structural({0, 1}));
   }
   book.rule("aten::_foreach_clone", elementwise().structural({0}).keeps_storage());
-  book.rule("aten::_foreach_norm", "X -> ").handled("X", "foreach_norm").handled_gives_replicate().reads_scalars();
-  book.rule("aten::_foreach_powsum", "X -> ");
-  book.rule("aten::_foreach_max", "X -> ").reduce(ReduceOp::max).nonempty("X");
-  book.rule("aten::_foreach_mm", "mk, kn -> mn").linear({0}, {1});
+  book.rule("aten::_foreach_norm", "X -> ")
+      .by_position()
+      .handled("X", "foreach_norm")
+      .handled_gives_replicate()
+      .reads_scalars();
+  book.rule("aten::_foreach_powsum", "X -> ").by_position();
+  book.rule("aten::_foreach_max", "X -> ").by_position().reduce(ReduceOp::max).nonempty("X");
+  book.rule("aten::_foreach_mm", "mk, kn -> mn").by_position().linear({0}, {1});
   for (const char* op : {"aten::_fused_adam", "aten::_fused_adamw", "aten::_fused_sgd", "aten::_fused_adagrad",
                          "aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_fused_adagrad_"}) {
-    book.rule(op, optimizer, "X for what has the parameter's sizes, else ~");
+    book.rule(op, optimizer, "X for what has the parameter's sizes, else ~").by_position();
   }
 }
 

@@ -82,17 +82,19 @@ std::vector<OutputMeta> batch_norm_gradients(const OpArgs& op) {
 }
 
 void add_batch_norm(RuleBook& book) {
-  const auto add = [&](const char* name, bool by_name) {
-    book.rule(
+  const auto add = [&](const char* name, bool by_name) -> Rule& {
+    return book
+        .rule(
             name, [by_name](const OpArgs& op) { return batch_norm(op, by_name); },
             "ncS, c?* -> ncS, c?, c?, ~*, written in training")
+        .own_state()
         .outputs([by_name](const OpArgs& op) { return batch_norm_outputs(op, by_name); });
   };
-  for (const char* name :
-       {"aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit.no_stats",
-        "aten::_batch_norm_with_update", "aten::cudnn_batch_norm"}) {
-    add(name, true);
+  for (const char* name : {"aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update",
+                           "aten::cudnn_batch_norm"}) {
+    add(name, true).writes({3, 4});
   }
+  add("aten::_native_batch_norm_legit.no_stats", true);
   for (const char* name : {"aten::_batch_norm_no_update", "aten::_native_batch_norm_legit_no_training"}) {
     add(name, false);
   }
@@ -102,6 +104,7 @@ void add_batch_norm(RuleBook& book) {
         .handled("nS", "batch_norm_backward_global")
         .kernel("batch_norm_backward_global")
         .handled_gives_replicate()
+        .own_state()
         .outputs(batch_norm_gradients);
   }
 }

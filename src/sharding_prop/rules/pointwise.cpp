@@ -44,7 +44,7 @@ void add_moves(RuleBook& book) {
   book.rule("aten::clone", elementwise().structural({0}).keeps_storage());
   book.rule("aten::_to_copy", elementwise().structural({0}).keeps_storage());
   book.rule("aten::copy", elementwise().structural({0, 1}).sees_storage());
-  book.rule("aten::copy_", elementwise().structural({0, 1}).sees_storage());
+  book.rule("aten::copy_", elementwise().structural({0, 1}).sees_storage().overwrites());
   book.rule("aten::where.self", "..., ..., ... -> ...").structural({1, 2});
   book.rule("aten::zero", elementwise().structural({0}));
   book.rule("aten::maximum", elementwise().monotone({0, 1}, ReduceOp::max));
