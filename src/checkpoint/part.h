@@ -6,9 +6,11 @@
 
 #include <functional>
 
-#include "checkpoint/contiguous_ranges.h"
+#include "dtensor/contiguous_ranges.h"
 
 namespace dtensor::files {
+
+using Range = ContiguousRanges::Range;
 
 constexpr std::int64_t kBufferBytes = 4 << 20;
 

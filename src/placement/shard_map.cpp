@@ -8,14 +8,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include "dtensor/contiguous_ranges.h"
+
 namespace dtensor {
 namespace {
-
-std::int64_t total_length(const Segments& segments) {
-  std::int64_t total = 0;
-  for (const Segment& s : segments) total += s.length;
-  return total;
-}
 
 // Appends the part of `segments` that lies in [begin, end) of their concatenation; drops empty parts, joins neighbours.
 void append_range(const Segments& segments, std::int64_t begin, std::int64_t end, Segments& out) {
@@ -84,33 +80,6 @@ std::int64_t position_after(const SplitOrder& order, std::int64_t factor, std::i
   return -1;
 }
 
-bool all_chunks(const Placements& placements) {
-  return std::none_of(placements.begin(), placements.end(),
-                      [](const Placement& p) { return p.is_strided() || p.is_ragged(); });
-}
-
-std::int64_t parts_along(std::int64_t dim, const Placements& placements, at::IntArrayRef mesh_shape) {
-  std::int64_t parts = 1;
-  for (std::size_t i = 0; i < placements.size(); ++i) {
-    if (placements[i].is_shard(dim)) parts *= mesh_shape[i];
-  }
-  return parts;
-}
-
-// Chunks are even where there is no remainder; other pieces may differ even then.
-bool is_even_along(std::int64_t n, std::int64_t dim, const Placements& placements, at::IntArrayRef mesh_shape) {
-  const std::int64_t parts = parts_along(dim, placements, mesh_shape);
-  if (n % parts != 0) return false;
-  if (parts == 1 || all_chunks(placements)) return true;
-  Coordinate coordinate(mesh_shape.size(), 0);
-  for (;;) {
-    if (total_length(shard_segments(n, dim, placements, mesh_shape, coordinate)) != n / parts) return false;
-    std::size_t axis = 0;
-    while (axis < coordinate.size() && ++coordinate[axis] == mesh_shape[axis]) coordinate[axis++] = 0;
-    if (axis == coordinate.size()) return true;
-  }
-}
-
 }  // namespace
 
 Segment chunk(std::int64_t n, std::int64_t parts, std::int64_t index) {
@@ -164,13 +133,6 @@ at::DimVector local_sizes(at::IntArrayRef sizes, const Placements& placements, a
     if (!order.empty()) local[dim] = total_length(shard_segments(sizes[dim], order, mesh_shape, coordinate));
   }
   return local;
-}
-
-bool is_even(at::IntArrayRef sizes, const Placements& placements, at::IntArrayRef mesh_shape) {
-  for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
-    if (!is_even_along(sizes[dim], static_cast<std::int64_t>(dim), placements, mesh_shape)) return false;
-  }
-  return true;
 }
 
 bool at_most_one_ragged(const Placements& placements) {

@@ -33,9 +33,6 @@ Segments shard_segments(std::int64_t n, const SplitOrder& order, at::IntArrayRef
 at::DimVector local_sizes(at::IntArrayRef sizes, const Placements& placements, at::IntArrayRef mesh_shape,
                           at::IntArrayRef coordinate);
 
-// Whether every coordinate holds the same number of elements along each dimension.
-bool is_even(at::IntArrayRef sizes, const Placements& placements, at::IntArrayRef mesh_shape);
-
 // Whether no dimension has two ragged shards: both would be its outermost split.
 bool at_most_one_ragged(const Placements& placements);
 

@@ -10,6 +10,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "dtensor/contiguous_ranges.h"
 #include "random/fill.h"
 
 namespace dtensor {
@@ -102,8 +103,9 @@ void fill_run(T* out, std::uint64_t first, std::int64_t n, RandomKey key, const 
 template <class T, class Dist>
 void fill_typed(const at::Tensor& local, const GlobalRegion& region, RandomKey key, const Dist& dist) {
   auto* out = local.mutable_data_ptr<T>();
-  Runs(region).for_each([&](std::int64_t offset, std::int64_t first, std::int64_t n) {
-    fill_run(out + offset, static_cast<std::uint64_t>(first), n, key, dist);
+  const ContiguousRanges ranges(region.sizes, region.segments);
+  ranges.each(0, ranges.numel(), [&](std::int64_t offset, const ContiguousRanges::Range& range) {
+    fill_run(out + offset, static_cast<std::uint64_t>(range.global), range.length, key, dist);
   });
 }
 

@@ -225,15 +225,6 @@ TEST(LocalSizes, CountTheSegments) {
   });
 }
 
-TEST(IsEven, MeansEqualLocalSizes) {
-  for_each_layout([](const Shape& mesh, const Placements& placements, std::int64_t n) {
-    bool equal = true;
-    const auto first = local_sizes({n, 4}, placements, mesh, all_coordinates(mesh)[0]);
-    for (const Coordinate& at : all_coordinates(mesh)) equal &= local_sizes({n, 4}, placements, mesh, at) == first;
-    ASSERT_EQ(is_even({n, 4}, placements, mesh), equal) << to_string(placements) << n;
-  });
-}
-
 TEST(NormalizePlacements, CountsFromTheEndAndRefuses) {
   EXPECT_EQ(normalize_placements({Shard(-1), Replicate()}, 2, {2, 2}), (Placements{Shard(1), Replicate()}));
   EXPECT_EQ(normalize_placements({StridedShard(-2, 3).as_storage()}, 2, {2}),

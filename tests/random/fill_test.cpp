@@ -7,6 +7,7 @@
 
 #include <cmath>
 
+#include "dtensor/contiguous_ranges.h"
 #include "support/errors.h"
 
 namespace dtensor {
@@ -47,6 +48,8 @@ std::vector<Case> cases() {
       {"cauchy", [](auto& t, auto& r) { fill_cauchy(t, r, kKey, 1, 2); }, floats},
   };
 }
+
+GlobalRegion whole_region(at::IntArrayRef sizes) { return region_of(sizes, {Replicate()}, {1}, {0}); }
 
 at::Tensor whole(const Case& c, at::IntArrayRef sizes, at::ScalarType dtype) {
   auto t = at::empty(sizes, dtype);
@@ -101,9 +104,10 @@ RC_GTEST_PROP(RandomFill, RunsCoverTheRegionInOrder, ()) {
   for (auto& x : at) x = *rc::gen::inRange<std::int64_t>(0, mesh[&x - at.data()]);
   const auto region = region_of(sizes, placements, mesh, at);
   std::vector<std::int64_t> indices;
-  Runs(region).for_each([&](std::int64_t local, std::int64_t first, std::int64_t n) {
+  const ContiguousRanges ranges(region.sizes, region.segments);
+  ranges.each(0, ranges.numel(), [&](std::int64_t local, const ContiguousRanges::Range& range) {
     RC_ASSERT(local == static_cast<std::int64_t>(indices.size()));
-    for (std::int64_t i = 0; i < n; ++i) indices.push_back(first + i);
+    for (std::int64_t i = 0; i < range.length; ++i) indices.push_back(range.global + i);
   });
   std::int64_t numel = 1;
   for (const auto n : sizes) numel *= n;
@@ -129,13 +133,10 @@ TEST(RandomFill, BatchesAndSingleBlocksAgree) {
 }
 
 TEST(RandomFill, BatchIsOneRun) {
-  int runs = 0;
-  Runs(region_of({8, 5, 3}, {Shard(0)}, {2}, {1})).for_each([&](auto, auto first, auto n) {
-    EXPECT_EQ(first, 60);
-    EXPECT_EQ(n, 60);
-    ++runs;
-  });
-  EXPECT_EQ(runs, 1);
+  const auto region = region_of({8, 5, 3}, {Shard(0)}, {2}, {1});
+  const auto range = ContiguousRanges(region.sizes, region.segments).at(0);
+  EXPECT_EQ(range.global, 60);
+  EXPECT_EQ(range.length, 60);
 }
 
 TEST(RandomFill, FirstUniformsAreTheKnownWords) {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "dtensor/contiguous_ranges.h"
+
 namespace dtensor {
 namespace {
 
@@ -58,12 +60,6 @@ bool for_each_coordinate(AxisMask axes, const Geometry& geometry, Body body) {
   return looked_at == count;
 }
 
-std::int64_t length(const Segments& segments) {
-  std::int64_t total = 0;
-  for (const Segment& s : segments) total += s.length;
-  return total;
-}
-
 Segments part(const Layout& layout, std::size_t dim, const Geometry& geometry, const Coordinate& at) {
   return shard_segments(geometry.sizes[dim], layout.orders[dim], geometry.mesh, at);
 }
@@ -76,7 +72,7 @@ std::int64_t lacking(const Layout& from, const Layout& to, const Geometry& geome
       held *= geometry.sizes[dim];
     } else {
       const Segments want = part(to, dim, geometry, at);
-      wanted *= length(want);
+      wanted *= total_length(want);
       held *= overlap(want, part(from, dim, geometry, at));
     }
   }
@@ -96,7 +92,7 @@ bool finds_all(const Layout& from, const Layout& to, std::size_t dim, AxisMask a
     }
     found += overlap(want, part(from, dim, geometry, peer));
   }
-  return found == length(want);
+  return found == total_length(want);
 }
 
 bool suffices(const Layout& from, const Layout& to, AxisMask axes, const Geometry& geometry) {
@@ -167,7 +163,7 @@ std::int64_t largest_part(const Layout& layout, const Geometry& geometry) {
     const SplitOrder& order = layout.orders[dim];
     const at::IntArrayRef ragged = order.empty() ? at::IntArrayRef() : order[0].ragged;
     if (!ragged.empty()) at[order[0].axis] = std::max_element(ragged.begin(), ragged.end()) - ragged.begin();
-    largest *= length(part(layout, dim, geometry, at));
+    largest *= total_length(part(layout, dim, geometry, at));
   }
   return largest;
 }

@@ -3,14 +3,10 @@
 
 #include <algorithm>
 
+#include "dtensor/contiguous_ranges.h"
+
 namespace dtensor {
 namespace {
-
-std::int64_t length(const Segments& segments) {
-  std::int64_t total = 0;
-  for (const Segment& s : segments) total += s.length;
-  return total;
-}
 
 Segments common(const Segments& a, const Segments& b) {
   Segments out;
@@ -56,13 +52,13 @@ Segments between(const Segments& segments, std::int64_t begin, std::int64_t end)
 
 at::DimVector Region::sizes() const {
   at::DimVector sizes;
-  for (const Segments& segments : dims) sizes.push_back(length(segments));
+  for (const Segments& segments : dims) sizes.push_back(total_length(segments));
   return sizes;
 }
 
 std::int64_t Region::numel() const {
   std::int64_t n = 1;
-  for (const Segments& segments : dims) n *= length(segments);
+  for (const Segments& segments : dims) n *= total_length(segments);
   return n;
 }
 

@@ -1,19 +1,13 @@
 // Behind the last dimension that is split everything is held, so that one segment of that dimension is one range.
-#include "checkpoint/contiguous_ranges.h"
+#include "dtensor/contiguous_ranges.h"
 
-namespace dtensor::files {
+namespace dtensor {
 namespace {
-
-std::int64_t count_of(const Segments& held) {
-  std::int64_t count = 0;
-  for (const Segment& s : held) count += s.length;
-  return count;
-}
 
 bool is_whole(const Segments& held, std::int64_t size) { return held.size() == 1 && held[0] == Segment{0, size}; }
 
 // The global position of a local one, and what is left of its segment.
-Range locate(const Segments& held, std::int64_t local) {
+ContiguousRanges::Range locate(const Segments& held, std::int64_t local) {
   for (const Segment& s : held) {
     if (local < s.length) return {s.offset + local, s.length - local};
     local -= s.length;
@@ -23,8 +17,14 @@ Range locate(const Segments& held, std::int64_t local) {
 
 }  // namespace
 
-ContiguousRanges::ContiguousRanges(at::IntArrayRef sizes, std::vector<Segments> held) {
-  for (const Segments& h : held) numel_ *= count_of(h);
+std::int64_t total_length(const Segments& segments) {
+  std::int64_t total = 0;
+  for (const Segment& s : segments) total += s.length;
+  return total;
+}
+
+ContiguousRanges::ContiguousRanges(c10::IntArrayRef sizes, std::vector<Segments> held) {
+  for (const Segments& h : held) numel_ *= total_length(h);
   std::size_t split = sizes.size();
   std::int64_t inner = 1;
   while (split > 0 && is_whole(held[split - 1], sizes[split - 1])) inner *= sizes[--split];
@@ -34,14 +34,14 @@ ContiguousRanges::ContiguousRanges(at::IntArrayRef sizes, std::vector<Segments> 
     for (const Segment& s : held[split - 1]) line_.push_back({s.offset * inner, s.length * inner});
     std::int64_t stride = inner * sizes[split - 1];
     for (std::size_t d = split - 1; d-- > 0; stride *= sizes[d]) {
-      const std::int64_t count = count_of(held[d]);
+      const std::int64_t count = total_length(held[d]);
       outer_.push_back({std::move(held[d]), count, stride});
     }
   }
-  line_length_ = count_of(line_);
+  line_length_ = total_length(line_);
 }
 
-Range ContiguousRanges::at(std::int64_t local) const {
+ContiguousRanges::Range ContiguousRanges::at(std::int64_t local) const {
   std::int64_t line = local / line_length_, base = 0;
   for (const Dim& dim : outer_) {  // innermost first
     base += locate(dim.held, line % dim.count).global * dim.stride;
@@ -52,4 +52,4 @@ Range ContiguousRanges::at(std::int64_t local) const {
   return range;
 }
 
-}  // namespace dtensor::files
+}  // namespace dtensor

@@ -7,16 +7,19 @@
 
 #include "dtensor/shards.h"
 
-namespace dtensor::files {
+namespace dtensor {
 
-struct Range {
-  std::int64_t global, length;  // in elements
-};
+// How many indices the segments hold.
+DTENSOR_API std::int64_t total_length(const Segments& segments);
 
-class ContiguousRanges {
+class DTENSOR_API ContiguousRanges {
  public:
-  // `held[d]`: what the shard has along dimension d.
-  ContiguousRanges(at::IntArrayRef sizes, std::vector<Segments> held);
+  struct Range {
+    std::int64_t global, length;  // in elements
+  };
+
+  // Of a tensor of these (global) sizes; `held[d]`: what the shard has along dimension d.
+  ContiguousRanges(c10::IntArrayRef sizes, std::vector<Segments> held);
 
   std::int64_t numel() const { return numel_; }
   // From local element `local` (flat, row-major) to the end of its range.
@@ -43,4 +46,4 @@ class ContiguousRanges {
   std::int64_t line_length_ = 1, numel_ = 1;
 };
 
-}  // namespace dtensor::files
+}  // namespace dtensor
