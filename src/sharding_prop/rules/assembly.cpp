@@ -1,7 +1,6 @@
 // Putting tensors together and taking them apart out of place: cat, stack, padding, and the backward of slices.
 #include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
-#include "sharding_prop/rules/terms.h"
 
 namespace dtensor {
 namespace {

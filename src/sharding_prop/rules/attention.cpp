@@ -29,11 +29,8 @@ Rule& add(RuleBook& book, const std::string& name, const std::string& text, Rule
 }
 
 // Sizes of a [B, H, L, E] result, strided as its memory order says (`order`: dimensions, major first).
-OutputMeta permuted(const at::DimVector& sizes, std::initializer_list<int> order, c10::ScalarType dtype) {
-  OutputMeta meta;
-  meta.sizes = sizes;
-  meta.strides.resize(sizes.size());
-  meta.dtype = dtype;
+OutputMeta permuted(at::IntArrayRef sizes, const std::vector<int>& order, c10::ScalarType dtype) {
+  OutputMeta meta = dense_meta(sizes, dtype);
   std::int64_t stride = 1;
   for (auto it = std::rbegin(order); it != std::rend(order); ++it) {
     meta.strides[static_cast<std::size_t>(*it)] = stride;
@@ -43,43 +40,23 @@ OutputMeta permuted(const at::DimVector& sizes, std::initializer_list<int> order
 }
 
 at::DimVector attention_sizes(const OpArgs& op, int query, int value) {
-  const auto lengths = op.sizes(query).require(4);
-  at::DimVector sizes(lengths.begin(), lengths.end());
-  sizes.back() = op.sizes(value).back();
-  return sizes;
+  return joined(op.sizes(query).require(4).drop_back(1), op.sizes(value).back());
 }
 
 at::DimVector without_last(at::DimVector sizes) { return sizes.pop_back(), sizes; }
 
 // [B, H, L, E] in memory order [B, L, H, E].
-OutputMeta by_token(const at::DimVector& sizes, c10::ScalarType dtype) { return permuted(sizes, {0, 2, 1, 3}, dtype); }
-
-at::DimVector sizes_of(const OpArgs& op, int operand) {
-  const auto sizes = op.sizes(operand).require(4);
-  return {sizes.begin(), sizes.end()};
-}
+OutputMeta by_token(at::IntArrayRef sizes, c10::ScalarType dtype) { return permuted(sizes, {0, 2, 1, 3}, dtype); }
 
 // Dimension order of the query's memory.
 OutputMeta like_query(const OpArgs& op, const at::DimVector& sizes) {
-  std::vector<std::size_t> order(sizes.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    const auto key = [&](std::size_t d) { return op.strides(0)[d] == 0 ? INT64_MAX : op.strides(0)[d]; };
-    return key(a) < key(b);
-  });
-  OutputMeta meta = permuted(sizes, {0, 1, 2, 3}, op.dtype(0));
-  std::int64_t stride = 1;
-  for (const std::size_t d : order) {
-    meta.strides[d] = stride;
-    stride *= std::max<std::int64_t>(sizes[d], 1);
-  }
-  return meta;
-}
-
-OutputMeta whatever() {
-  OutputMeta meta;
-  meta.from_local = true;
-  return meta;
+  std::vector<int> order{3, 2, 1, 0};
+  const auto key = [&](int d) {
+    const auto stride = op.strides(0)[static_cast<std::size_t>(d)];
+    return stride == 0 ? INT64_MAX : stride;
+  };
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return key(a) > key(b); });
+  return permuted(sizes, order, op.dtype(0));
 }
 
 c10::ScalarType accumulate(c10::ScalarType type) {
@@ -95,16 +72,15 @@ std::vector<OutputMeta> cpu_outputs(const OpArgs& op) {
 // grad_out, query, key, value, ... -> gradients of the latter three.
 std::vector<OutputMeta> gradients_by_token(const OpArgs& op) {
   std::vector<OutputMeta> outputs;
-  for (const int i : {1, 2, 3}) outputs.push_back(by_token(sizes_of(op, i), op.dtype(i)));
+  for (const int i : {1, 2, 3}) outputs.push_back(by_token(op.sizes(i).require(4), op.dtype(i)));
   return outputs;
 }
 
 std::vector<OutputMeta> flash_outputs(const OpArgs& op) {
   const at::DimVector sizes = attention_sizes(op, 0, 2);
-  std::vector<OutputMeta> outputs{like_query(op, sizes),
-                                  permuted(without_last(sizes), {0, 1, 2}, c10::ScalarType::Float)};
+  std::vector<OutputMeta> outputs{like_query(op, sizes), dense_meta(without_last(sizes), c10::ScalarType::Float)};
   for (int i = 0; i < 4; ++i) outputs.push_back(undefined_meta());  // cum_seq_q, cum_seq_k, max_q, max_k
-  for (int i = 0; i < 3; ++i) outputs.push_back(whatever());        // rng_state, unused, debug mask
+  for (int i = 0; i < 3; ++i) outputs.push_back(unknown_meta());    // rng_state, unused, debug mask
   return outputs;
 }
 
@@ -112,10 +88,9 @@ std::vector<OutputMeta> cudnn_outputs(const OpArgs& op) {
   const at::DimVector sizes = attention_sizes(op, 0, 2);
   at::DimVector rows = sizes;
   rows.back() = 1;
-  std::vector<OutputMeta> outputs{like_query(op, sizes), permuted(rows, {0, 1, 2, 3}, c10::ScalarType::Float)};
+  std::vector<OutputMeta> outputs{like_query(op, sizes), dense_meta(rows, c10::ScalarType::Float)};
   for (int i = 0; i < 4; ++i) outputs.push_back(undefined_meta());
-  outputs.push_back(whatever());
-  outputs.push_back(whatever());
+  for (int i = 0; i < 2; ++i) outputs.push_back(unknown_meta());
   outputs.push_back(undefined_meta());
   return outputs;
 }
@@ -124,13 +99,13 @@ std::vector<OutputMeta> cudnn_outputs(const OpArgs& op) {
 std::vector<OutputMeta> efficient_outputs(const OpArgs& op) {
   const at::DimVector sizes = attention_sizes(op, 0, 2);
   const std::int64_t padded = op.boolean("compute_log_sumexp") ? (sizes[2] + 31) / 32 * 32 : 0;
-  return {by_token(sizes, op.dtype(0)), permuted({sizes[0], sizes[1], padded}, {0, 1, 2}, c10::ScalarType::Float),
-          whatever(), whatever()};
+  return {by_token(sizes, op.dtype(0)), dense_meta({sizes[0], sizes[1], padded}, c10::ScalarType::Float),
+          unknown_meta(), unknown_meta()};
 }
 
 std::vector<OutputMeta> efficient_gradients(const OpArgs& op) {
   std::vector<OutputMeta> outputs = gradients_by_token(op);
-  outputs.push_back(op.defined(4) && op.arg("grad_input_mask").toBoolList()[3] ? whatever() : undefined_meta());
+  outputs.push_back(op.defined(4) && op.arg("grad_input_mask").toBoolList()[3] ? unknown_meta() : undefined_meta());
   return outputs;
 }
 

@@ -2,7 +2,6 @@
 // places are whole. A local kernel sets the group count and the bias size of the part.
 #include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
-#include "sharding_prop/rules/terms.h"
 
 namespace dtensor {
 namespace {
@@ -52,13 +51,10 @@ std::vector<OutputMeta> convolution_outputs(const OpArgs& op) {
 }
 
 std::vector<OutputMeta> backward_outputs(const OpArgs& op) {
-  auto outputs = like_operands(op, {1, 2, -1}, "output_mask");
-  if (op.arg("output_mask").toBoolList()[2]) {
-    const bool transposed = op.boolean("transposed");
-    const auto channels = transposed ? op.sizes(2)[1] * op.integer("groups") : op.sizes(2)[0];
-    outputs[2] = dense_meta({channels}, op.dtype(0));
-  }
-  return outputs;
+  const auto channels = op.boolean("transposed") ? op.sizes(2)[1] * op.integer("groups") : op.sizes(2)[0];
+  auto outputs = like_operands(op, {1, 2});
+  outputs.push_back(dense_meta({channels}, op.dtype(0)));
+  return masked(op, "output_mask", std::move(outputs));
 }
 
 }  // namespace

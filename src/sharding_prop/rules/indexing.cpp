@@ -68,15 +68,17 @@ Rule embedding_backward(const OpArgs& op) {
   return op.boolean("scale_grad_by_freq") ? rule.whole("...d") : rule.linear({0});
 }
 
+std::vector<OutputMeta> table_gradient(const OpArgs& op) {
+  return {dense_meta({op.integer("num_weights"), op.sizes(0).back()}, op.dtype(0))};
+}
+
 void add_embedding(RuleBook& book) {
   book.rule("aten::embedding", "vd, ... -> ...d").linear({0}).handled("v", "embedding_vocab");
   book.replicate("aten::embedding_renorm_", "rows are scaled where the indices say");
   book.replicate("aten::embedding_renorm", "rows are scaled where the indices say");
   book.rule("aten::embedding_dense_backward", embedding_backward, "...d, ... -> vd, by scale_grad_by_freq")
       .asks_destination()
-      .outputs([](const OpArgs& op) {
-        return std::vector{dense_meta({op.integer("num_weights"), op.sizes(0).back()}, op.dtype(0))};
-      });
+      .outputs(table_gradient);
 }
 
 void add_data_dependent(RuleBook& book) {
@@ -135,14 +137,8 @@ Rule embedding_bag(const OpArgs& op) {
 // The sizes of the others are the kernel's own affair.
 std::vector<OutputMeta> embedding_bag_outputs(const OpArgs& op) {
   const std::int64_t bags = op.sizes(2)[0] - (op.boolean("include_last_offset") ? 1 : 0);
-  OutputMeta whatever;
-  whatever.from_local = true;
-  whatever.dtype = op.dtype(1);
-  return {dense_meta({bags, op.sizes(0)[1]}, op.dtype(0)), whatever, whatever, whatever};
-}
-
-std::vector<OutputMeta> embedding_bag_gradient(const OpArgs& op) {
-  return {dense_meta({op.integer("num_weights"), op.sizes(0).back()}, op.dtype(0))};
+  const OutputMeta other = unknown_meta(op.dtype(1));
+  return {dense_meta({bags, op.sizes(0)[1]}, op.dtype(0)), other, other, other};
 }
 
 void add_embedding_bag(RuleBook& book) {
@@ -155,7 +151,7 @@ void add_embedding_bag(RuleBook& book) {
         .linear({0})
         .handled("v", "embedding_bag_backward_vocab")
         .asks_destination()
-        .outputs(embedding_bag_gradient);
+        .outputs(table_gradient);
   }
   book.rule("aten::_embedding_bag_per_sample_weights_backward",
             Rule("_d, vd, ~, ~, ~ -> _").linear({0}).handled("v", "embedding_bag_factors_backward_vocab"))

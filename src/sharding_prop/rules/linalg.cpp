@@ -1,7 +1,6 @@
 // Linear algebra: matrices are whole, batches of them shard.
 #include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
-#include "sharding_prop/rules/terms.h"
 
 #include <ATen/ExpandUtils.h>
 #include <c10/core/WrapDimMinimal.h>
@@ -12,10 +11,8 @@ namespace {
 // Matrices and vectors are whole; `...` are batches.
 Rule batches(const char* text) { return Rule(text).handled("...", kSkipEmpty); }
 
-at::DimVector of(at::IntArrayRef sizes) { return {sizes.begin(), sizes.end()}; }
-
 // LAPACK's order: columns follow each other.
-OutputMeta by_columns(const at::DimVector& sizes, c10::ScalarType dtype) {
+OutputMeta by_columns(at::IntArrayRef sizes, c10::ScalarType dtype) {
   OutputMeta meta = dense_meta(sizes, dtype);
   const std::size_t rank = sizes.size();
   meta.strides[rank - 2] = 1;
@@ -26,24 +23,23 @@ OutputMeta by_columns(const at::DimVector& sizes, c10::ScalarType dtype) {
 // Batches of both, broadcast, and operand 1 - or, for `last` = 0, operand 0 - as the matrix.
 std::vector<OutputMeta> broadcast_solution(const OpArgs& op, int last) {
   const auto lead = [&](int i) { return op.sizes(i).drop_back(2); };
-  at::DimVector sizes = at::infer_size_dimvector(lead(0), lead(1));
-  sizes.append({op.sizes(last).from_end(2), op.sizes(last).from_end(1)});
-  return {by_columns(sizes, op.dtype(0))};
+  const auto batch = at::infer_size_dimvector(lead(0), lead(1));
+  return {by_columns(joined(batch, op.sizes(last).slice(op.sizes(last).size() - 2)), op.dtype(0))};
 }
 
 std::vector<OutputMeta> eigen_outputs(const OpArgs& op) {
   const auto type = c10::toComplexType(op.dtype(0));
-  return {dense_meta(op.sizes(0).drop_back(1), type), by_columns(of(op.sizes(0).require(2)), type)};
+  return {dense_meta(op.sizes(0).drop_back(1), type), by_columns(op.sizes(0).require(2), type)};
 }
 
 std::vector<OutputMeta> geqrf_outputs(const OpArgs& op) {
-  at::DimVector tau = of(op.sizes(0).require(2).drop_back(1));
+  at::DimVector tau(op.sizes(0).require(2).drop_back(1));
   tau.back() = std::min(tau.back(), op.sizes(0).back());
-  return {by_columns(of(op.sizes(0)), op.dtype(0)), dense_meta(tau, op.dtype(0))};
+  return {by_columns(op.sizes(0), op.dtype(0)), dense_meta(tau, op.dtype(0))};
 }
 
 std::vector<OutputMeta> transposed_output(const OpArgs& op) {
-  at::DimVector sizes = of(op.sizes(0).require(2));
+  at::DimVector sizes(op.sizes(0).require(2));
   std::swap(sizes.end()[-1], sizes.end()[-2]);
   return {dense_meta(sizes, op.dtype(0))};
 }
@@ -53,7 +49,7 @@ void add_outputs(RuleBook& book) {
   const auto like = [](int operand) { return [operand](const OpArgs& op) { return like_operands(op, {operand}); }; };
   const auto columns = [](int operand) {
     return [operand](const OpArgs& op) {
-      return std::vector{by_columns(of(op.sizes(operand).require(2)), op.dtype(operand))};
+      return std::vector{by_columns(op.sizes(operand).require(2), op.dtype(operand))};
     };
   };
   const auto add = [&](const char* op, const char* text, Rule::Outputs outputs) {
@@ -110,9 +106,8 @@ bool has_distances(const OpArgs& op) {
 
 std::vector<OutputMeta> cdist_gradient(const OpArgs& op) {
   if (!has_distances(op)) return {dense_meta(op.sizes(1), op.dtype(1))};
-  at::DimVector sizes = of(op.sizes(0).drop_back(2));
-  sizes.append({op.sizes(1).from_end(2), op.sizes(1).from_end(1)});
-  return {dense_meta(sizes, op.dtype(1))};
+  const auto last = op.sizes(1).require(2).slice(op.sizes(1).size() - 2);
+  return {dense_meta(joined(op.sizes(0).drop_back(2), last), op.dtype(1))};
 }
 
 Rule cdist_backward(const OpArgs& op) {

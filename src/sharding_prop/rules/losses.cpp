@@ -4,7 +4,6 @@
 
 #include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
-#include "sharding_prop/rules/terms.h"
 
 namespace dtensor {
 namespace {

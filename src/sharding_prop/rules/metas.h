@@ -1,28 +1,29 @@
-// Results as rules describe them where LibTorch has no meta kernel.
+// What several families share: a kernel, places of a padding, and results as rules describe them where LibTorch has no
+// meta kernel.
 #pragma once
 
-#include <algorithm>
+#include <initializer_list>
+#include <vector>
 
 #include "dtensor/rule.h"
 
 namespace dtensor {
 
-// Contiguous.
-inline OutputMeta dense_meta(at::IntArrayRef sizes, c10::ScalarType dtype) {
-  OutputMeta meta;
-  meta.sizes = sizes;
-  meta.strides.resize(sizes.size(), 1);
-  for (std::size_t i = sizes.size(); i-- > 1;) {
-    meta.strides[i - 1] = meta.strides[i] * std::max<std::int64_t>(sizes[i], 1);
-  }
-  meta.dtype = dtype;
-  return meta;
-}
+// A shard without elements gives results without elements, or zeros: kernels of ATen raise on some.
+inline constexpr const char* kSkipEmpty = "skip_empty";
 
-inline OutputMeta undefined_meta() {
-  OutputMeta meta;
-  meta.defined = false;
-  return meta;
-}
+// The dimensions that a list of amounts, two for each from the last, pads or cuts.
+Rule::Dims padded_by(const char* arg);
+
+OutputMeta dense_meta(at::IntArrayRef sizes, c10::ScalarType dtype);  // contiguous
+OutputMeta undefined_meta();
+OutputMeta unknown_meta(c10::ScalarType dtype = c10::ScalarType::Undefined);  // the kernel's own affair
+
+at::DimVector joined(at::IntArrayRef lead, at::IntArrayRef tail);
+
+// Those that the bool[] argument does not ask for become undefined.
+std::vector<OutputMeta> masked(const OpArgs& op, const char* mask, std::vector<OutputMeta> metas);
+// Result i is as operand like[i], contiguous; -1, or false in the bool[] argument `mask`: undefined.
+std::vector<OutputMeta> like_operands(const OpArgs& op, std::initializer_list<int> like, const char* mask = nullptr);
 
 }  // namespace dtensor

@@ -10,9 +10,7 @@ namespace {
 
 at::DimVector stats_sizes(const OpArgs& op, int input) {
   const std::size_t count = op.integers("normalized_shape").size();
-  const auto lead = op.sizes(input).drop_back(count);
-  at::DimVector sizes(lead.begin(), lead.end());
-  return sizes.append(count, 1), sizes;
+  return joined(op.sizes(input).drop_back(count), at::DimVector(count, 1));
 }
 
 // CPU keeps the statistics of half types in the parameters' type, CUDA in float.
@@ -30,15 +28,12 @@ std::vector<OutputMeta> layer_norm_outputs(const OpArgs& op) {
 }
 
 std::vector<OutputMeta> backward_outputs(const OpArgs& op, int first_parameter) {
-  const auto& mask = op.arg("output_mask").toBoolList();
-  const auto shape = op.integers("normalized_shape");
-  std::vector<OutputMeta> outputs{mask[0] ? dense_meta(op.sizes(1), op.dtype(1)) : undefined_meta()};
-  for (std::size_t i = 1; i < mask.size(); ++i) {
-    const int parameter = first_parameter + static_cast<int>(i) - 1;
-    const c10::ScalarType dtype = op.defined(parameter) ? op.dtype(parameter) : op.dtype(1);
-    outputs.push_back(mask[i] ? dense_meta(shape, dtype) : undefined_meta());
+  auto outputs = like_operands(op, {1});
+  const auto asked = static_cast<int>(op.arg("output_mask").toBoolList().size());
+  for (int i = first_parameter; i + 1 < first_parameter + asked; ++i) {
+    outputs.push_back(dense_meta(op.integers("normalized_shape"), op.defined(i) ? op.dtype(i) : op.dtype(1)));
   }
-  return outputs;
+  return masked(op, "output_mask", std::move(outputs));
 }
 
 bool trains(const OpArgs& op, bool by_name) {
@@ -64,8 +59,7 @@ std::vector<OutputMeta> batch_norm_outputs(const OpArgs& op, bool by_name) {
   const std::int64_t channels = trains(op, by_name) ? op.sizes(0)[1] : 0;
   const OutputMeta stats = dense_meta({channels}, stats_dtype(op));
   OutputMeta out = dense_meta(op.sizes(0), op.dtype(0));
-  const auto dense = at::infer_dense_strides(op.sizes(0), op.strides(0));
-  out.strides.assign(dense.begin(), dense.end());
+  out.strides = at::DimVector(at::infer_dense_strides(op.sizes(0), op.strides(0)));
   std::vector<OutputMeta> outputs{out, stats, stats};
   if (op.result_count() > 3) outputs.push_back(dense_meta({0}, c10::ScalarType::Byte));
   return outputs;
@@ -73,12 +67,10 @@ std::vector<OutputMeta> batch_norm_outputs(const OpArgs& op, bool by_name) {
 
 std::vector<OutputMeta> batch_norm_gradients(const OpArgs& op) {
   const int input = op.operand("input"), weight = op.operand("weight");
-  const auto asked =
-      op.has_arg("output_mask") ? op.arg("output_mask").toBoolList() : c10::List<bool>({true, true, true});
   const c10::ScalarType dtype = weight >= 0 && op.defined(weight) ? op.dtype(weight) : op.dtype(input);
   const OutputMeta channels = dense_meta({op.sizes(input)[1]}, dtype);
-  return {asked[0] ? dense_meta(op.sizes(input), op.dtype(input)) : undefined_meta(),
-          asked[1] ? channels : undefined_meta(), asked[2] ? channels : undefined_meta()};
+  std::vector<OutputMeta> outputs{dense_meta(op.sizes(input), op.dtype(input)), channels, channels};
+  return op.has_arg("output_mask") ? masked(op, "output_mask", std::move(outputs)) : outputs;
 }
 
 void add_batch_norm(RuleBook& book) {
@@ -115,10 +107,8 @@ std::vector<OutputMeta> group_norm_outputs(const OpArgs& op) {
 }
 
 std::vector<OutputMeta> group_norm_gradients(const OpArgs& op) {
-  const auto& mask = op.arg("output_mask").toBoolList();
   const OutputMeta channels = dense_meta({op.integer("C")}, op.defined(4) ? op.dtype(4) : op.dtype(1));
-  return {mask[0] ? dense_meta(op.sizes(1), op.dtype(1)) : undefined_meta(), mask[1] ? channels : undefined_meta(),
-          mask[2] ? channels : undefined_meta()};
+  return masked(op, "output_mask", {dense_meta(op.sizes(1), op.dtype(1)), channels, channels});
 }
 
 }  // namespace

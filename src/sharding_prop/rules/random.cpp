@@ -1,6 +1,7 @@
 // Random fills: a local kernel draws each value by its global index, so any shard of the result may be drawn alone.
 #include <ATen/ExpandUtils.h>
 
+#include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
 
 namespace dtensor {
@@ -9,11 +10,8 @@ namespace {
 
 // native_dropout has no meta kernel.
 std::vector<OutputMeta> dropout_outputs(const OpArgs& op) {
-  OutputMeta output;
-  output.sizes = op.sizes(0);
-  const auto dense = at::infer_dense_strides(op.sizes(0), op.strides(0));
-  output.strides.assign(dense.begin(), dense.end());
-  output.dtype = op.dtype(0);
+  OutputMeta output = dense_meta(op.sizes(0), op.dtype(0));
+  output.strides = at::DimVector(at::infer_dense_strides(op.sizes(0), op.strides(0)));
   OutputMeta mask = output;
   mask.dtype = at::kBool;
   return {output, mask};

@@ -4,7 +4,6 @@
 
 #include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
-#include "sharding_prop/rules/terms.h"
 
 namespace dtensor {
 namespace {
@@ -22,10 +21,7 @@ void add_gradients(RuleBook& book, std::size_t count, std::initializer_list<cons
 }
 
 OutputMeta with_places(const OpArgs& op, const std::vector<std::int64_t>& places) {
-  const auto lead = op.sizes(0).drop_back(places.size());
-  at::DimVector sizes(lead.begin(), lead.end());
-  sizes.append(places.begin(), places.end());
-  return dense_meta(sizes, op.dtype(0));
+  return dense_meta(joined(op.sizes(0).drop_back(places.size()), places), op.dtype(0));
 }
 
 std::vector<OutputMeta> output_size(const OpArgs& op) { return {with_places(op, op.integers("output_size"))}; }
@@ -56,8 +52,7 @@ std::vector<OutputMeta> max_pool3d_outputs(const OpArgs& op) {
 
 std::vector<OutputMeta> padded_outputs(const OpArgs& op) {
   const auto padding = op.integers("padding");
-  const auto input = op.sizes(0).require(padding.size() / 2);
-  at::DimVector sizes(input.begin(), input.end());
+  at::DimVector sizes(op.sizes(0).require(padding.size() / 2));
   for (std::size_t i = 0; i < padding.size(); ++i) sizes[sizes.size() - 1 - i / 2] += padding[i];
   return {dense_meta(sizes, op.dtype(0))};
 }
@@ -66,8 +61,7 @@ std::vector<OutputMeta> padded_outputs(const OpArgs& op) {
 std::vector<OutputMeta> im2col_outputs(const OpArgs& op) {
   const auto kernel = op.integers("kernel_size", 2), padding = op.integers("padding", 2);
   const auto dilation = op.integers("dilation", 2), stride = op.integers("stride", 2);
-  const auto lead = op.sizes(0).require(3).drop_back(2);
-  at::DimVector sizes(lead.begin(), lead.end());
+  at::DimVector sizes(op.sizes(0).require(3).drop_back(2));
   std::int64_t windows = 1;
   for (std::size_t d = 0; d < 2; ++d) {
     sizes.back() *= kernel[d];
@@ -80,21 +74,18 @@ std::vector<OutputMeta> im2col_outputs(const OpArgs& op) {
 
 std::vector<OutputMeta> col2im_outputs(const OpArgs& op) {
   const auto kernel = op.integers("kernel_size", 2), places = op.integers("output_size", 2);
-  const auto lead = op.sizes(0).require(2).drop_back(1);
-  at::DimVector sizes(lead.begin(), lead.end());
+  at::DimVector sizes(op.sizes(0).require(2).drop_back(1));
   for (const auto length : kernel) sizes.back() /= length;
-  sizes.append(places.begin(), places.end());
-  return {dense_meta(sizes, op.dtype(0))};
+  return {dense_meta(joined(sizes, places), op.dtype(0))};
 }
 
 // On the CPU, nothing is given back as it is.
 std::vector<OutputMeta> shuffled_outputs(const OpArgs& op) {
-  const auto lead = op.sizes(0).require(3).drop_back(3);
+  at::DimVector sizes(op.sizes(0).require(3).drop_back(3));
   const bool nothing = c10::multiply_integers(op.sizes(0)) == 0 && op.device() == c10::DeviceType::CPU;
   if (nothing) return like_operands(op, {0});
   const bool together = op.has_arg("upscale_factor");
   const auto factor = op.integer(together ? "upscale_factor" : "downscale_factor"), places = factor * factor;
-  at::DimVector sizes(lead.begin(), lead.end());
   sizes.push_back(together ? op.sizes(0).from_end(3) / places : op.sizes(0).from_end(3) * places);
   for (const std::size_t d : {2, 1}) {
     sizes.push_back(together ? op.sizes(0).from_end(d) * factor : op.sizes(0).from_end(d) / factor);

@@ -7,7 +7,6 @@
 
 #include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
-#include "sharding_prop/rules/terms.h"
 
 namespace dtensor {
 namespace {
@@ -22,13 +21,12 @@ at::DimVector fourier_strides(const OpArgs& op, at::IntArrayRef sizes) {
   const at::Tensor y = op.has_arg("onesided")        ? at::_fft_r2c(x, dims, 0, op.boolean("onesided"))
                        : op.has_arg("last_dim_size") ? at::_fft_c2r(x, dims, 0, 2)
                                                      : at::_fft_c2c(x, dims, 0, true);
-  const auto strides = at::infer_dense_strides(sizes, y.strides());
-  return {strides.begin(), strides.end()};
+  return at::DimVector(at::infer_dense_strides(sizes, y.strides()));
 }
 
 // Real transforms halve the last of the dimensions, or restore it.
 std::vector<OutputMeta> fourier_outputs(const OpArgs& op) {
-  at::DimVector sizes(op.sizes(0).begin(), op.sizes(0).end());
+  at::DimVector sizes(op.sizes(0));
   const auto dims = op.dims("dim");
   const auto last = dims.empty() ? std::int64_t{-1} : dims.back();
   TORCH_CHECK(last >= 0 || op.has_arg("forward"), "Fourier transforms of real numbers need a dimension; the operand's ",

@@ -1,0 +1,48 @@
+// What several families share.
+#include "sharding_prop/rules/metas.h"
+
+#include <c10/util/strides.h>
+
+namespace dtensor {
+
+Rule::Dims padded_by(const char* arg) {
+  return [arg](const OpArgs& op) {
+    const std::vector<std::int64_t> amounts = op.integers(arg);
+    std::vector<std::int64_t> padded;
+    for (std::size_t i = 0; i < amounts.size(); ++i) {
+      if (amounts[i] != 0) padded.push_back(std::ssize(op.sizes(0)) - 1 - static_cast<std::int64_t>(i / 2));
+    }
+    return padded;
+  };
+}
+
+OutputMeta dense_meta(at::IntArrayRef sizes, c10::ScalarType dtype) {
+  return {true, false, at::DimVector(sizes), c10::contiguous_strides(sizes), 0, dtype};
+}
+
+OutputMeta undefined_meta() { return {false}; }
+OutputMeta unknown_meta(c10::ScalarType dtype) { return {true, true, {}, {}, 0, dtype}; }
+
+at::DimVector joined(at::IntArrayRef lead, at::IntArrayRef tail) {
+  at::DimVector sizes(lead);
+  sizes.append(tail.begin(), tail.end());
+  return sizes;
+}
+
+std::vector<OutputMeta> masked(const OpArgs& op, const char* mask, std::vector<OutputMeta> metas) {
+  const auto asked = op.arg(mask).toBoolList();
+  for (std::size_t i = 0; i < metas.size(); ++i) {
+    if (!asked[i]) metas[i] = undefined_meta();
+  }
+  return metas;
+}
+
+std::vector<OutputMeta> like_operands(const OpArgs& op, std::initializer_list<int> like, const char* mask) {
+  std::vector<OutputMeta> metas;
+  for (const int i : like) {
+    metas.push_back(i >= 0 && op.defined(i) ? dense_meta(op.sizes(i), op.dtype(i)) : undefined_meta());
+  }
+  return mask == nullptr ? metas : masked(op, mask, std::move(metas));
+}
+
+}  // namespace dtensor
