@@ -1,37 +1,32 @@
-// The table of local kernels by name. Filled once by explicit calls (ops/handlers/all.cpp), read afterwards; a rule
-// that names a kernel which nobody registered is an error that lists the name.
+// The table of local kernels by name, made of what the families (ops/handlers) add.
 #include "ops/local_call.h"
 
-#include <map>
-#include <mutex>
-#include <string>
-
 namespace dtensor {
-namespace {
 
-struct Registry {
-  std::mutex mutex;
-  std::map<std::string, LocalKernel, std::less<>> kernels;
-};
-
-Registry& registry() {
-  static Registry instance;
-  return instance;
-}
-
-}  // namespace
-
-void register_local_kernel(std::string_view name, LocalKernel kernel) {
-  std::lock_guard<std::mutex> lock(registry().mutex);
-  auto [entry, fresh] = registry().kernels.emplace(std::string(name), kernel);
-  TORCH_CHECK(fresh || entry->second == kernel, "local kernel '", name, "' is registered twice");
-}
+void add_convolution_kernels(LocalKernels& kernels);
+void add_embedding_kernels(LocalKernels& kernels);
+void add_loss_kernels(LocalKernels& kernels);
+void add_moment_kernels(LocalKernels& kernels);
+void add_norm_kernels(LocalKernels& kernels);
+void add_order_kernels(LocalKernels& kernels);
+void add_random_kernels(LocalKernels& kernels);
+void add_reduction_kernels(LocalKernels& kernels);
+void add_scan_kernels(LocalKernels& kernels);
+void add_softmax_kernels(LocalKernels& kernels);
 
 LocalKernel find_local_kernel(std::string_view name) {
-  std::lock_guard<std::mutex> lock(registry().mutex);
-  auto entry = registry().kernels.find(name);
-  TORCH_CHECK(entry != registry().kernels.end(), "no local kernel is named '", name, "'");
-  return entry->second;
+  static const LocalKernels kernels = [] {
+    LocalKernels all;
+    for (auto* add :
+         {add_convolution_kernels, add_embedding_kernels, add_loss_kernels, add_moment_kernels, add_norm_kernels,
+          add_order_kernels, add_random_kernels, add_reduction_kernels, add_scan_kernels, add_softmax_kernels}) {
+      add(all);
+    }
+    return all;
+  }();
+  const auto found = kernels.find(name);
+  TORCH_CHECK(found != kernels.end(), "no local kernel is named '", name, "'");
+  return found->second;
 }
 
 }  // namespace dtensor

@@ -5,6 +5,8 @@
 
 #include <ATen/core/stack.h>
 
+#include <map>
+#include <string>
 #include <string_view>
 
 #include "mesh/mesh_impl.h"
@@ -27,9 +29,8 @@ struct LocalCall {
 
 using LocalKernel = void (*)(LocalCall&);
 
-// Registration is by explicit call (static archives drop self-registering objects); ops/handlers/all.cpp has the list.
-void register_all_local_kernels();
-void register_local_kernel(std::string_view name, LocalKernel kernel);
+using LocalKernels = std::map<std::string, LocalKernel, std::less<>>;
+
 LocalKernel find_local_kernel(std::string_view name);  // error lists the name if absent
 
 }  // namespace dtensor

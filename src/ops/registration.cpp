@@ -8,7 +8,6 @@
 #include "comm/rank_exit.h"
 #include "dtensor/inspect.h"
 #include "ops/kernel.h"
-#include "ops/local_call.h"
 #include "ops/special/special.h"
 #include "ops/unboxed.h"
 #include "placement/spec.h"
@@ -49,7 +48,6 @@ void register_tensor_split(std::vector<c10::RegistrationHandleRAII>& handles) {
 }
 
 void register_all() {
-  register_all_local_kernels();
   add_rank_exit_hook(&clear_cache);  // a cached mesh would keep its communicators
   add_rank_exit_hook(&drop_unused_specs);
   auto& dispatcher = c10::Dispatcher::singleton();

@@ -22,7 +22,6 @@ std::vector<DeviceMesh> meshes_of(const Communicator& world) {
 
 // One norm per entry as this rank sees it; undefined where it is outside the mesh.
 std::vector<at::Tensor> norms_on_rank(const std::vector<Entry>& entries, double p, const Communicator& world) {
-  register_all_local_kernels();
   const auto meshes = meshes_of(world);
   std::vector<at::Tensor> locals;
   std::vector<SpecPtr> inputs, outputs;

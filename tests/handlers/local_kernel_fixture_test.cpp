@@ -203,7 +203,6 @@ std::vector<at::Tensor> run_whole(const KernelCase& c) {
 }
 
 std::vector<at::Tensor> run_sharded(const KernelCase& c) {
-  register_all_local_kernels();
   const auto like = run_whole(c);
   std::int64_t ranks = 1;
   for (const auto n : c.mesh) ranks *= n;
@@ -223,7 +222,6 @@ std::vector<at::Tensor> run_sharded(const KernelCase& c) {
 }
 
 std::vector<std::string> collectives_of(const KernelCase& c) {
-  register_all_local_kernels();
   const auto like = run_whole(c);
   std::vector<std::string> names;
   run_local(static_cast<int>(c.mesh[0]), [&](Communicator world) {

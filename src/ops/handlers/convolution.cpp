@@ -66,11 +66,11 @@ void group_norm(LocalCall& call) {
 
 }  // namespace
 
-void register_convolution_kernels() {
-  register_local_kernel("skip_empty", skip_empty);
-  register_local_kernel("convolution_local", convolution);
-  register_local_kernel("convolution_backward_local", convolution_backward);
-  register_local_kernel("group_norm_local", group_norm);
+void add_convolution_kernels(LocalKernels& kernels) {
+  kernels.emplace("skip_empty", skip_empty);
+  kernels.emplace("convolution_local", convolution);
+  kernels.emplace("convolution_backward_local", convolution_backward);
+  kernels.emplace("group_norm_local", group_norm);
 }
 
 }  // namespace dtensor

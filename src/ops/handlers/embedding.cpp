@@ -149,12 +149,12 @@ void embedding_bag_backward(LocalCall& call) {
 
 }  // namespace
 
-void register_embedding_kernels() {
-  register_local_kernel("embedding_bag_vocab", embedding_bag);
-  register_local_kernel("embedding_bag_factors_backward_vocab", embedding_bag_factors_backward);
-  register_local_kernel("embedding_bag_backward_vocab", embedding_bag_backward);
-  register_local_kernel("embedding_vocab", embedding);
-  register_local_kernel("embedding_backward_vocab", embedding_backward);
+void add_embedding_kernels(LocalKernels& kernels) {
+  kernels.emplace("embedding_bag_vocab", embedding_bag);
+  kernels.emplace("embedding_bag_factors_backward_vocab", embedding_bag_factors_backward);
+  kernels.emplace("embedding_bag_backward_vocab", embedding_bag_backward);
+  kernels.emplace("embedding_vocab", embedding);
+  kernels.emplace("embedding_backward_vocab", embedding_backward);
 }
 
 }  // namespace dtensor

@@ -116,12 +116,6 @@ Segments own_segments(const TensorSpec* spec, std::int64_t dim, std::int64_t n) 
   return shard_segments(n, dim, spec->placements, mesh.layout.shape, mesh.coordinate);
 }
 
-std::int64_t total_length(const Segments& segments) {
-  std::int64_t length = 0;
-  for (const auto& s : segments) length += s.length;
-  return length;
-}
-
 std::vector<Segments> segments_of_members(const TensorSpec& spec, std::int64_t dim, AxisMask axes, int members) {
   std::vector<Segments> all;
   const auto& mesh = *spec.mesh;

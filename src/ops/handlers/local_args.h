@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dtensor/contiguous_ranges.h"
 #include "ops/local_call.h"
 #include "placement/shard_map.h"
 
@@ -48,7 +49,6 @@ AxisMask shard_axes(const TensorSpec* spec);  // any dimension
 
 // This rank's global indices along `dim`; all of `n` for a null spec.
 Segments own_segments(const TensorSpec* spec, std::int64_t dim, std::int64_t n);
-std::int64_t total_length(const Segments& segments);
 
 // The segments of each rank along `axes`, in the order of their communicator.
 std::vector<Segments> segments_of_members(const TensorSpec& spec, std::int64_t dim, AxisMask axes, int members);

@@ -1,13 +1,18 @@
-// Element-wise losses with a mean over the whole batch (mse, smooth_l1, huber, binary cross entropy, soft margin):
-// ranks sum their part and divide by the global count, forward and backward, so uneven and empty shards weigh as they
-// should (PITFALLS C1, C2). Half types are summed in float.
+// Losses over a batch or classes that are split.
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Reduction.h>
+
+#include <limits>
+#include <numeric>
 
 #include "ops/handlers/local_args.h"
 
 namespace dtensor {
 namespace {
+
+// Element-wise losses with a mean over the whole batch (mse, smooth_l1, huber, binary cross entropy, soft margin):
+// ranks sum their part and divide by the global count, forward and backward, so uneven and empty shards weigh as they
+// should (PITFALLS C1, C2). Half types are summed in float.
 
 // The operator's overload that returns fresh tensors, and its arguments on a stack of their own.
 struct Functional {
@@ -105,12 +110,169 @@ void margin_loss(LocalCall& call) {
   give(call, std::move(results));
 }
 
+// Negative log-likelihood (1-d and 2-d) over a split class dimension, a split batch, or both. A rank counts a target
+// only if it holds that class; other targets are ignored locally. The mean divides by the total weight of the whole
+// batch, so ranks with few or no valid targets weigh as they should; a batch without any valid target is NaN as on one
+// device.
+
+constexpr std::int64_t kIgnored = -100;  // of local targets, once classes are local
+
+struct Targets {
+  at::Tensor target;  // local class numbers
+  at::Tensor weight;  // of the local classes; may be undefined
+  std::int64_t ignore_index;
+  AxisMask class_axes, batch_axes;
+};
+
+std::int64_t class_dim(const at::Tensor& self) { return self.dim() == 1 ? 0 : 1; }
+
+at::Tensor own_weight(const LocalArgs& args, const Segments& classes, AxisMask class_axes) {
+  const auto weight = args.tensor("weight");
+  if (!weight.defined() || shard_axes(args.spec("weight"), 0) == class_axes) return weight;
+  TORCH_CHECK(shard_axes(args.spec("weight")) == 0, "nll_loss: weight is split on other mesh axes than the classes");
+  return take(weight, 0, classes).contiguous();
+}
+
+void check_targets(const at::Tensor& target, const at::Tensor& valid, std::int64_t classes) {
+  check_indices(target.masked_fill(valid.logical_not(), 0), std::max<std::int64_t>(classes, 1), "nll_loss: target");
+}
+
+Targets targets_of(const LocalArgs& args) {
+  const auto self = args.tensor("self");
+  const auto type = args.tensor("target").scalar_type();
+  TORCH_CHECK(type == at::kLong || type == at::kByte, "expected target dtype to be Long or Byte, but got ", type);
+  const std::int64_t dim = class_dim(self), classes = args.global_sizes("self")[dim];
+  Targets t{args.tensor("target").to(at::kLong), args.tensor("weight"), args.integer("ignore_index"), 0, 0};
+  t.class_axes = shard_axes(args.spec("self"), dim);
+  t.batch_axes = shard_axes(args.spec("self")) & ~t.class_axes;
+  if (t.class_axes == 0) return t;
+  const auto segments = own_segments(args.spec("self"), dim, classes);
+  const auto index = to_own(t.target, segments);
+  const auto valid = t.target.ne(t.ignore_index);
+  check_targets(t.target, valid, classes);
+  t.target = index.local.masked_fill(index.own.logical_and(valid).logical_not_(), kIgnored);
+  t.ignore_index = kIgnored;
+  t.weight = own_weight(args, segments, t.class_axes);
+  return t;
+}
+
+at::Tensor each_loss(const at::Tensor& self, const Targets& t) {
+  const bool spatial = self.dim() > 2;
+  const auto result = spatial ? at::nll_loss2d_forward(self, t.target, t.weight, at::Reduction::None, t.ignore_index)
+                              : at::nll_loss_forward(self, t.target, t.weight, at::Reduction::None, t.ignore_index);
+  return std::get<0>(result);
+}
+
+// Sum of the weights of this rank's valid targets.
+at::Tensor own_total_weight(const Targets& t, at::ScalarType type) {
+  const auto valid = t.target.ne(t.ignore_index);
+  if (!t.weight.defined() || t.weight.numel() == 0) return valid.sum(type);
+  const auto index = t.target.masked_fill(valid.logical_not(), 0);
+  return t.weight.to(type).take(index).masked_fill_(valid.logical_not(), 0).sum();
+}
+
+void nll_loss_forward(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto self = args.tensor("self");
+  const Targets t = targets_of(args);
+  const auto reduction = args.integer("reduction");
+  const auto type = accumulate_type(self.scalar_type());
+  auto loss = each_loss(self, t);
+  if (reduction == at::Reduction::None && self.dim() > 1) {  // ATen sums a single sample
+    loss = reduce_contribution(call, loss, ReduceOp::sum, t.class_axes);
+    return give(call, {loss, at::zeros({}, self.options())});
+  }
+  const AxisMask axes = t.class_axes | t.batch_axes;
+  const auto total = all_reduce(call.mesh, own_total_weight(t, type), ReduceOp::sum, axes);
+  auto sum = loss.sum(type);
+  if (reduction == at::Reduction::Mean) sum = sum / total;
+  sum = reduce_contribution(call, sum, ReduceOp::sum, axes);
+  give(call, {sum.to(self.scalar_type()), total.to(self.scalar_type())});
+}
+
+// total_weight is the global one, so ATen's gradient of the local classes is already right.
+void nll_loss_backward(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto self = args.tensor("self"), grad = args.tensor("grad_output"), total = args.tensor("total_weight");
+  const auto reduction = args.integer("reduction");
+  const Targets t = targets_of(args);
+  const bool spatial = self.dim() > 2;
+  give(call, {spatial ? at::nll_loss2d_backward(grad, self, t.target, t.weight, reduction, t.ignore_index, total)
+                      : at::nll_loss_backward(grad, self, t.target, t.weight, reduction, t.ignore_index, total)});
+}
+
+// CTC over a batch that is split: each sequence's paths are its own. Lengths are given for the whole batch, and
+// concatenated targets are whole: the local call takes those of this rank's sequences.
+
+struct Sequences {
+  std::vector<std::int64_t> input_lengths, target_lengths;
+  at::Tensor targets;  // rows, or concatenated
+};
+
+std::int64_t longest(const std::vector<std::int64_t>& lengths) {
+  return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+}
+
+// log_alpha has a place for each target and each blank around it.
+std::int64_t paths(const std::vector<std::int64_t>& target_lengths) { return 2 * longest(target_lengths) + 1; }
+
+std::vector<std::int64_t> begins_of(const std::vector<std::int64_t>& lengths) {
+  std::vector<std::int64_t> begins(lengths.size());
+  std::exclusive_scan(lengths.begin(), lengths.end(), begins.begin(), std::int64_t{0});
+  return begins;
+}
+
+Sequences own_sequences(const LocalArgs& args) {
+  const auto inputs = args.value("input_lengths").toIntVector(), targets = args.value("target_lengths").toIntVector();
+  const std::int64_t batch = args.global_sizes("log_probs")[1];
+  TORCH_CHECK(std::ssize(inputs) == batch && std::ssize(targets) == batch, "ctc_loss: ", inputs.size(),
+              " input_lengths and ", targets.size(), " target_lengths for a batch of ", batch);
+  Sequences own{{}, {}, args.tensor("targets")};
+  const bool rows = own.targets.dim() == 2;
+  std::vector<at::Tensor> parts;
+  const auto begins = begins_of(targets);
+  for (const Segment& s : own_segments(args.spec("log_probs"), 1, batch)) {
+    for (auto i = static_cast<std::size_t>(s.offset); i < static_cast<std::size_t>(s.offset + s.length); ++i) {
+      own.input_lengths.push_back(inputs[i]);
+      own.target_lengths.push_back(targets[i]);
+      if (!rows) parts.push_back(own.targets.narrow(0, begins[i], targets[i]));
+    }
+  }
+  if (!rows && !parts.empty()) own.targets = at::cat(parts);
+  return own;
+}
+
+void ctc_loss(LocalCall& call) {
+  if (give_zeros_if_empty(call)) return;
+  const LocalArgs args(call);
+  const Sequences own = own_sequences(args);
+  auto [loss, alpha] = at::_ctc_loss(args.tensor("log_probs"), own.targets, own.input_lengths, own.target_lengths,
+                                     args.integer("blank"), args.flag("zero_infinity"));
+  const std::int64_t missing = paths(args.value("target_lengths").toIntVector()) - alpha.size(2);
+  if (missing > 0) alpha = at::constant_pad_nd(alpha, {0, missing}, -std::numeric_limits<double>::infinity());
+  give(call, {loss, alpha});
+}
+
+void ctc_loss_backward(LocalCall& call) {
+  if (give_zeros_if_empty(call)) return;
+  const LocalArgs args(call);
+  const Sequences own = own_sequences(args);
+  const auto alpha = args.tensor("log_alpha").narrow(2, 0, paths(own.target_lengths)).contiguous();
+  give(call, {at::_ctc_loss_backward(args.tensor("grad"), args.tensor("log_probs"), own.targets, own.input_lengths,
+                                     own.target_lengths, args.tensor("neg_log_likelihood"), alpha,
+                                     args.integer("blank"), args.flag("zero_infinity"))});
+}
+
 }  // namespace
 
-void register_loss_kernels() {
-  register_local_kernel("margin_loss", margin_loss);
-  register_local_kernel("loss_mean_global", loss_mean_global);
-  register_local_kernel("loss_backward_global", loss_backward_global);
+void add_loss_kernels(LocalKernels& kernels) {
+  kernels.emplace("margin_loss", margin_loss);
+  kernels.emplace("loss_mean_global", loss_mean_global);
+  kernels.emplace("loss_backward_global", loss_backward_global);
+  kernels.emplace("nll_loss_forward", nll_loss_forward);
+  kernels.emplace("nll_loss_backward", nll_loss_backward);
+  kernels.emplace("ctc_loss_batch", ctc_loss);
+  kernels.emplace("ctc_loss_backward_batch", ctc_loss_backward);
 }
 
 }  // namespace dtensor

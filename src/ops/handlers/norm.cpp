@@ -152,9 +152,9 @@ void foreach_norm(LocalCall& call) {
 
 }  // namespace
 
-void register_norm_kernels() {
-  register_local_kernel("vector_norm_sharded", vector_norm);
-  register_local_kernel("foreach_norm", foreach_norm);
+void add_norm_kernels(LocalKernels& kernels) {
+  kernels.emplace("vector_norm_sharded", vector_norm);
+  kernels.emplace("foreach_norm", foreach_norm);
 }
 
 }  // namespace dtensor

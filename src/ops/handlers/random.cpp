@@ -159,10 +159,10 @@ void random_replicated(LocalCall& call) {
 
 }  // namespace
 
-void register_random_kernels() {
-  register_local_kernel("random_fill", random_fill);
-  register_local_kernel("dropout_global", dropout_global);
-  register_local_kernel("random_replicated", random_replicated);
+void add_random_kernels(LocalKernels& kernels) {
+  kernels.emplace("random_fill", random_fill);
+  kernels.emplace("dropout_global", dropout_global);
+  kernels.emplace("random_replicated", random_replicated);
 }
 
 }  // namespace dtensor

@@ -90,10 +90,10 @@ void scan(LocalCall& call) {
 
 }  // namespace
 
-void register_scan_kernels() {
-  register_local_kernel("cumsum_sharded", scan<Scan::sum>);
-  register_local_kernel("cumprod_sharded", scan<Scan::product>);
-  register_local_kernel("logcumsumexp_sharded", scan<Scan::logsumexp>);
+void add_scan_kernels(LocalKernels& kernels) {
+  kernels.emplace("cumsum_sharded", scan<Scan::sum>);
+  kernels.emplace("cumprod_sharded", scan<Scan::product>);
+  kernels.emplace("logcumsumexp_sharded", scan<Scan::logsumexp>);
 }
 
 }  // namespace dtensor

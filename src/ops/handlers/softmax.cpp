@@ -105,13 +105,13 @@ void logsumexp(LocalCall& call) {
 
 }  // namespace
 
-void register_softmax_kernels() {
-  register_local_kernel("softmax_sharded", softmax);
-  register_local_kernel("log_softmax_sharded", log_softmax);
-  register_local_kernel("safe_softmax_sharded", safe_softmax);
-  register_local_kernel("softmax_backward_sharded", softmax_backward);
-  register_local_kernel("log_softmax_backward_sharded", log_softmax_backward);
-  register_local_kernel("logsumexp_sharded", logsumexp);
+void add_softmax_kernels(LocalKernels& kernels) {
+  kernels.emplace("softmax_sharded", softmax);
+  kernels.emplace("log_softmax_sharded", log_softmax);
+  kernels.emplace("safe_softmax_sharded", safe_softmax);
+  kernels.emplace("softmax_backward_sharded", softmax_backward);
+  kernels.emplace("log_softmax_backward_sharded", log_softmax_backward);
+  kernels.emplace("logsumexp_sharded", logsumexp);
 }
 
 }  // namespace dtensor
