@@ -1,6 +1,7 @@
 // What the ranks of a mesh must agree on before a tensor is a DTensor: all exchange what they hold, and all come to the
 // same answer or to the same error. The global size of a tensor of which every rank knows its part; one content for a
 // tensor that every rank holds whole.
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
@@ -96,18 +97,8 @@ at::DimVector agree_sizes(const MeshImpl& mesh, const Placements& placements, co
 
 // Dense strides whose dimension order is that of the local tensor.
 at::DimVector strides_like(const at::Tensor& local, at::IntArrayRef sizes) {
-  std::vector<std::size_t> order(sizes.size());
-  std::iota(order.begin(), order.end(), 0);
-  if (local.defined() && !local.is_contiguous()) {
-    std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return local.stride(a) > local.stride(b); });
-  }
-  at::DimVector strides(sizes.size());
-  std::int64_t step = 1;
-  for (auto it = order.rbegin(); it != order.rend(); ++it) {
-    strides[*it] = step;
-    step *= std::max<std::int64_t>(sizes[*it], 1);
-  }
-  return strides;
+  if (!local.defined() || local.is_contiguous()) return c10::contiguous_strides(sizes);
+  return at::DimVector(at::infer_dense_strides(sizes, local.strides()));
 }
 
 // The same tensor with the bytes of the mesh's first rank; gradients flow to the tensor given here.
@@ -122,7 +113,7 @@ at::Tensor take_from_first_rank(const MeshImpl& mesh, const at::Tensor& tensor) 
 
 SpecPtr infer_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& mesh, Placements placements,
                    at::IntArrayRef sizes, at::IntArrayRef strides) {
-  at::DimVector global(sizes);
+  at::DimVector global(sizes.begin(), sizes.end());
   const bool given = !sizes.empty() || local.dim() == 0;
   TORCH_CHECK(given || mesh->is_member, "from_local: world rank ", mesh->world_rank,
               " is outside the mesh and must be told the global sizes");

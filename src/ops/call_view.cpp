@@ -2,8 +2,8 @@
 #include "ops/call_view.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/UndefinedTensorImpl.h>
 
-#include "autograd/leaf_hook.h"
 #include "comm/reduce_policy.h"
 
 namespace dtensor {
@@ -60,6 +60,22 @@ CallView::CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) : Call
 void CallView::note_policy() {
   const auto type = accumulation_type();
   if (type != c10::ScalarType::Undefined) key.policy(type);
+}
+
+void CallView::add_plain(c10::TensorImpl* impl) {
+  const bool absent = impl == nullptr || impl == c10::UndefinedTensorImpl::singleton();
+  operands.push_back(absent ? nullptr : impl);
+  if (absent) return key.absent();
+  has_plain = has_plain || impl->dim() > 0;
+  key.plain(*impl);
+}
+
+// By its reduced form, or by what stands for it on the device.
+DTensorImpl* CallView::exchange(DTensorImpl& operand) {
+  has_moved_view = has_moved_view || operand.is_detached_view();
+  auto* found = stand_in_of(reads_only ? operand.reader() : &operand);
+  exchanged = exchanged || found != &operand;
+  return found;
 }
 
 void CallView::walk(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
@@ -135,7 +151,7 @@ void CallView::meet_on_device(const OpEntry& entry, c10::ArrayRef<c10::IValue> a
   if (stand_ins_.empty()) return static_cast<void>(operands = former);
   key.clear();
   mesh = nullptr;
-  mixed = has_plain = false;
+  mixed = has_plain = has_moved_view = false;
   walk(entry, args);
   exchanged = true;
 }

@@ -6,11 +6,11 @@
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
-#include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/SmallVector.h>
 
 #include <bit>
 
+#include "autograd/leaf_hook.h"
 #include "ops/op_entry.h"
 #include "scope/scoped_value.h"
 #include "tensor/impl/dtensor_impl.h"
@@ -57,12 +57,13 @@ struct CallView {
   CallKey key;
   c10::SmallVector<c10::TensorImpl*, 8> operands;  // flattened; null: absent
   const MeshInfo* mesh = nullptr;                  // of the first DTensor
-  SpecPtr destination;                             // of the result, where it matters and is known (ops/destination.h)
+  SpecPtr destination;                             // of the result, where it matters and is known (ops/kernel.cpp)
   bool has_plain = false;                          // a plain operand of dimension >= 1
   bool reads_only;                                 // operands may be exchanged for their reduced forms
   bool scalars;                                    // values of floats are part of the key
   bool exchanged = false;                          // and one was: `operands` is not what the arguments say
   bool mixed = false;                              // DTensors of more than one mesh
+  bool has_moved_view = false;                     // an operand's data may have to be fetched (autograd/moved_view.h)
 
   explicit CallView(const OpEntry& entry) : CallView(entry.rule(), entry.special == nullptr) {}
   CallView(const OpRule& rule, bool plain) : reads_only(plain && rule.reads_only), scalars(rule.reads_scalars) {
@@ -78,21 +79,15 @@ struct CallView {
     if (operands.capacity() < operands.size() + more) operands.reserve(operands.size() + 6 * more);
   }
 
+  // All that a call asks of an operand is asked here: a list's operands do not fit into the nearest cache, so that each
+  // further look at them would cost as much.
   void add(c10::TensorImpl* impl) {
-    if (impl == nullptr || impl == c10::UndefinedTensorImpl::singleton()) {
-      operands.push_back(nullptr);
-      return key.absent();
-    }
-    if (!has_dtensor_key(impl)) {
-      operands.push_back(impl);
-      has_plain = has_plain || impl->dim() > 0;
-      return key.plain(*impl);
-    }
-    auto* reader = reads_only ? as_dtensor(impl)->reader() : as_dtensor(impl);
-    if (C10_UNLIKELY(!stand_ins_.empty())) reader = stand_in_of(reader);
-    exchanged = exchanged || reader != impl;
-    operands.push_back(reader);
-    const auto* spec = reader->spec().get();
+    if (impl == nullptr || !has_dtensor_key(impl)) return add_plain(impl);
+    auto* tensor = as_dtensor(impl);
+    watch_leaf(*tensor);
+    if (C10_UNLIKELY(tensor->extras() != nullptr || !stand_ins_.empty())) tensor = exchange(*tensor);
+    operands.push_back(tensor);
+    const auto* spec = tensor->spec().get();
     if (mesh == nullptr) mesh = spec->mesh.get();
     mixed = mixed || spec->mesh.get() != mesh;
     key.spec(spec);
@@ -103,6 +98,8 @@ struct CallView {
 
  private:
   void note_policy();
+  void add_plain(c10::TensorImpl* impl);
+  DTensorImpl* exchange(DTensorImpl& operand);
   void walk(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
   DTensorImpl* stand_in_of(DTensorImpl* operand) const;
   void meet_on_device(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);

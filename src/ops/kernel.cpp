@@ -2,11 +2,11 @@
 #include "ops/kernel.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 
-#include "autograd/leaf_hook.h"
 #include "comm/events.h"
 #include "ops/cache.h"
-#include "ops/destination.h"
 #include "ops/execute.h"
 #include "ops/inspect_state.h"
 #include "ops/kept_results.h"
@@ -21,10 +21,25 @@ c10::ArrayRef<c10::IValue> arguments(const OpEntry& entry, const torch::jit::Sta
   return c10::ArrayRef<c10::IValue>(stack.data() + (stack.size() - entry.args.size()), entry.args.size());
 }
 
-void watch_leaves(const CallView& view) {
-  for (auto* impl : view.operands) {
-    if (impl != nullptr && has_dtensor_key(impl)) watch_leaf(*as_dtensor(impl));
-  }
+constexpr int kMostCasts = 3;
+
+// Nodes that give the gradient on in the same sizes.
+bool passes_on(const torch::autograd::Node& node) {
+  const auto name = node.name();
+  return node.num_outputs() == 1 && (name == "ToCopyBackward0" || name == "AliasBackward0");
+}
+
+// Where the gradient goes that the running autograd node computes: the spec of the leaf behind the node's first edge,
+// perhaps through casts; null where there is none, or none that is known. Lets an operator that would build the
+// gradient of a whole table build only the rows that the parameter's shard wants.
+SpecPtr destination_of_gradient() {
+  const auto running = torch::autograd::get_current_node();
+  if (!running || running->num_outputs() == 0) return {};
+  auto* node = running->next_edge(0).function.get();
+  for (int i = 0; i < kMostCasts && node != nullptr && passes_on(*node); ++i) node = node->next_edge(0).function.get();
+  auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node);
+  auto* impl = leaf == nullptr ? nullptr : dtensor_or_null(leaf->variable);
+  return impl == nullptr ? SpecPtr() : impl->spec();
 }
 
 CachedCallPtr decide(const OpEntry& entry, const torch::jit::Stack& stack, const CallView& view) {
@@ -77,7 +92,6 @@ void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
     view.key.spec(view.destination.get());
   }
   if (C10_UNLIKELY(view.mesh == nullptr)) return entry.op.callBoxed(stack);  // a list without DTensors
-  watch_leaves(view);
   if (C10_UNLIKELY(keeping_results()) && take_kept_result(entry, stack)) return;
   if (C10_UNLIKELY(view.has_plain)) check_plain_operands(entry, arguments(entry, stack), view);
   const auto call = decide(entry, stack, view);

@@ -4,10 +4,10 @@
 
 #include <ATen/core/boxing/impl/boxing.h>
 #include <c10/core/SymIntArrayRef.h>
+#include <c10/core/UndefinedTensorImpl.h>
 
 #include <tuple>
 
-#include "autograd/leaf_hook.h"
 #include "autograd/source.h"
 #include "comm/events.h"
 #include "ops/cache.h"

@@ -8,6 +8,7 @@
 #include "placement/shard_map.h"
 
 namespace dtensor {
+
 at::DimVector GlobalRegion::local_sizes() const {
   at::DimVector local;
   for (const auto& s : segments) local.push_back(total_length(s));

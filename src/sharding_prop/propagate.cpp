@@ -1,13 +1,13 @@
 // Assembles the decision of a call from the choices of its pieces.
 #include "sharding_prop/propagate.h"
 
+#include <ATen/ExpandUtils.h>
+
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
 #include "placement/shard_map.h"
 #include "sharding_prop/build.h"
-#include "sharding_prop/decide.h"
-#include "sharding_prop/strategy.h"
 
 namespace dtensor {
 namespace {
@@ -88,27 +88,14 @@ at::DimVector local_sizes_of(const Problem& p, const OutputDecision& output) {
   return local_sizes(output.meta.sizes, output.placements, p.mesh_shape(), p.mesh->coordinate);
 }
 
-// Strides without gaps for these sizes, dimensions ordered as in `like`.
-std::vector<std::int64_t> dense_strides(const at::DimVector& sizes, const at::DimVector& like) {
-  std::vector<std::size_t> order(sizes.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return like[a] > like[b]; });
-  std::vector<std::int64_t> strides(sizes.size());
-  std::int64_t next = 1;
-  for (std::size_t i = order.size(); i-- > 0;) {
-    strides[order[i]] = next;
-    next *= std::max<std::int64_t>(sizes[order[i]], 1);
-  }
-  return strides;
-}
-
 void add_size_patch(const Problem& p, const std::string& name, int result, bool strides, Decision& decision) {
   const int index = arg_index(*p.call, name);
   if (p.call->args[static_cast<std::size_t>(index)].isNone()) return;
   const OutputDecision& output = decision.outputs.at(static_cast<std::size_t>(result));
   const at::DimVector local = local_sizes_of(p, output);
   if (local == output.meta.sizes) return;
-  const auto value = strides ? dense_strides(local, output.meta.strides) : std::vector(local.begin(), local.end());
+  const auto value =
+      strides ? at::infer_dense_strides(local, output.meta.strides) : std::vector(local.begin(), local.end());
   decision.patches.push_back({index, c10::IValue(value)});
 }
 

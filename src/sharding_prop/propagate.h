@@ -1,7 +1,10 @@
 // The door of the room: from a call to a decision.
 #pragma once
 
+#include <functional>
+
 #include "sharding_prop/decision.h"
+#include "sharding_prop/strategy.h"
 
 namespace dtensor {
 
@@ -12,6 +15,10 @@ void infer_outputs(OpCall& call);
 // infer_outputs must have run. Deterministic. Throws for operators that are refused, with the reason, and when nothing
 // fits: operator, input specs and candidates.
 Decision propagate(const OpCall& call);
+
+// Like propagate(), with the strategies that `chooser` gives for each piece of the call (the oracle compares them).
+using Chooser = std::function<Assignment(const Problem&)>;
+Decision decide(const OpCall& call, const Chooser& chooser);
 
 // The candidates, their prices and the choice, as text.
 std::string explain_decision(const OpCall& call);

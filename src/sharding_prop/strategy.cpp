@@ -3,6 +3,7 @@
 #include "sharding_prop/strategy.h"
 
 #define FMT_HEADER_ONLY
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -108,12 +109,6 @@ bool price_operands(const Problem& p, const Assignment& chosen, Candidate& candi
   return true;
 }
 
-std::int64_t product(const at::DimVector& sizes) {
-  std::int64_t count = 1;
-  for (const auto size : sizes) count *= size;
-  return count;
-}
-
 // A result that stays Partial is reduced by somebody later. Its price, by the price of reducing the operand now: a
 // small gradient is reduced before it makes a large Partial result (an embedding's), a large one after it was summed
 // up. Equal sizes wait, since the next operator may make less of it.
@@ -131,10 +126,10 @@ double deferred_price(const Problem& p, const AxisChoice& choice, std::size_t ax
     const double cost = redistribute_cost(*o.spec, reduced);
     if (cost <= reduce_now) continue;
     reduce_now = cost;
-    partial_elements = std::max<std::int64_t>(product(o.operand->sizes), 1);
+    partial_elements = std::max<std::int64_t>(c10::multiply_integers(o.operand->sizes), 1);
   }
   for (const ResultState& result : p.results) {
-    if (result.used && result.meta->defined) result_elements += product(result.meta->sizes);
+    if (result.used && result.meta->defined) result_elements += c10::multiply_integers(result.meta->sizes);
   }
   return kWaiting * reduce_now * static_cast<double>(result_elements) / static_cast<double>(partial_elements);
 }
@@ -147,7 +142,8 @@ double preference_price(const Problem& p, const std::vector<std::optional<Placem
   const OutputMeta& meta = *p.results[0].meta;
   Placements to = *results[0];
   to[axis] = *wanted;
-  const double bytes = static_cast<double>(product(meta.sizes)) * static_cast<double>(c10::elementSize(meta.dtype));
+  const double bytes =
+      static_cast<double>(c10::multiply_integers(meta.sizes)) * static_cast<double>(c10::elementSize(meta.dtype));
   const double whole = (1 - 1.0 / static_cast<double>(p.mesh_shape()[axis])) * bytes / kBytesPerSecond;
   if (!at_most_one_ragged(to)) return 2 * whole;  // no placement of its own: all of it moves
   return redistribute_cost(*intern_spec(p.mesh, *results[0], meta.sizes, meta.strides, meta.dtype), to) + whole;

@@ -1,6 +1,10 @@
 // DTensors made of plain tensors, and plain tensors made of DTensors.
 #include "dtensor/tensor.h"
 
+#include <ATen/core/Formatting.h>
+
+#include <ostream>
+
 #include "autograd/local_autograd.h"
 #include "dtensor/views.h"
 #include "mesh/mesh_impl.h"
@@ -65,6 +69,14 @@ DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh,
   comm.broadcast(whole, static_cast<int>(root - ranks.begin())).wait();
   return DTensor(
       split_plain(whole, mesh.impl(), normalize_placements(std::move(placements), whole.dim(), mesh.shape())));
+}
+
+// No communication, so that a debugger may print.
+std::ostream& operator<<(std::ostream& out, const DTensor& tensor) {
+  if (!tensor.defined()) return out << "DTensor(undefined)";
+  const auto* impl = dtensor_or_null(tensor);
+  out << "DTensor(" << impl->spec()->str() << ", local on rank " << impl->spec()->mesh->world_rank << ":\n";
+  return impl->local().defined() ? out << impl->local().detach() << ")" : out << "none)";
 }
 
 }  // namespace dtensor

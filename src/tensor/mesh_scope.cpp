@@ -13,6 +13,7 @@
 #include "dtensor/scoped_value.h"
 #include "mesh/mesh_impl.h"
 #include "ops/kernel.h"
+#include "ops/special/special.h"
 #include "placement/shard_map.h"
 #include "random/fill.h"
 #include "random/state.h"
@@ -32,7 +33,7 @@ using torch::jit::Stack;
 
 enum class Factory { constant, random, positional };
 
-Factory kind_of(const c10::OperatorHandle& op) {
+Factory kind_of(const OpInfo& op) {
   static const std::unordered_map<std::string, Factory> kinds = {
       {"aten::empty", Factory::constant},  {"aten::empty_strided", Factory::constant},
       {"aten::zeros", Factory::constant},  {"aten::ones", Factory::constant},
@@ -41,7 +42,7 @@ Factory kind_of(const c10::OperatorHandle& op) {
       {"aten::randint", Factory::random},  {"aten::normal", Factory::random},
       {"aten::randperm", Factory::random},
   };
-  const auto it = kinds.find(op.operator_name().name);
+  const auto it = kinds.find(op.name().name);
   return it == kinds.end() ? Factory::positional : it->second;
 }
 
@@ -56,32 +57,22 @@ Placements placements_for(const Scope& scope, std::int64_t ndim) {
   return placements;
 }
 
-int argument_index(const c10::OperatorHandle& op, const char* name) {
-  return op.schema().argumentIndexWithName(name).value_or(-1);
-}
-
-at::Tensor call(const c10::OperatorHandle& op, Stack stack) {
-  op.callBoxed(stack);
+at::Tensor call(const OpInfo& op, Stack stack) {
+  op.op.callBoxed(stack);
   return std::move(stack.back()).toTensor();
 }
 
-// The tensor that one device would make, without its data.
-at::Tensor global_shape(const c10::OperatorHandle& op, Stack stack) {
-  if (op.operator_name().name == "aten::randperm") {  // has no meta kernel
-    const auto& dtype = stack[argument_index(op, "dtype")];
-    return at::empty({stack[argument_index(op, "n")].toInt()},
-                     at::TensorOptions(dtype.isNone() ? at::kLong : dtype.toScalarType()).device(at::kMeta));
-  }
-  const int device = argument_index(op, "device");
-  if (device >= 0) stack[device] = c10::IValue(c10::Device(c10::kMeta));
-  return call(op, std::move(stack));
+Stack on_device(c10::DeviceType type, const OpInfo& op, Stack stack) {
+  if (op.device_arg >= 0) stack[op.device_arg] = c10::IValue(c10::Device(type));
+  return stack;
 }
 
-Stack on_device(c10::DeviceType type, const c10::OperatorHandle& op, const Stack& stack) {
-  auto result = stack;
-  const int device = argument_index(op, "device");
-  if (device >= 0) result[device] = c10::IValue(c10::Device(type));
-  return result;
+// The tensor that one device would make, without its data.
+at::Tensor global_shape(const OpInfo& op, const Stack& stack) {
+  if (op.name().name != "aten::randperm") return call(op, on_device(c10::kMeta, op, stack));
+  const auto& dtype = stack[op.dtype_arg];  // has no meta kernel
+  return at::empty({stack[0].toInt()},
+                   at::TensorOptions(dtype.isNone() ? at::kLong : dtype.toScalarType()).device(at::kMeta));
 }
 
 at::Tensor empty_local(const TensorSpec& spec) {
@@ -90,9 +81,9 @@ at::Tensor empty_local(const TensorSpec& spec) {
 
 // at::tensor and torch::tensor make an empty vector of a given dtype and write their numbers straight into its memory,
 // the whole of it. So such a vector has memory, of which the local tensor is a part. Undefined where it must not have.
-at::Tensor make_writable(const c10::OperatorHandle& op, const Stack& stack, const SpecPtr& spec) {
-  const bool asked = op.operator_name().name == "aten::empty" && spec->dim() == 1;
-  if (!asked || stack[argument_index(op, "dtype")].isNone()) return {};
+at::Tensor make_writable(const OpInfo& op, const Stack& stack, const SpecPtr& spec) {
+  const bool asked = op.name().name == "aten::empty" && spec->dim() == 1;
+  if (!asked || stack[op.dtype_arg].isNone()) return {};
   const auto& mesh = *spec->mesh;
   if (mesh.device != c10::kCPU || mesh.computes() != nullptr || !mesh.is_member) return {};
   const auto mine = shard_segments(spec->sizes[0], 0, spec->placements, mesh.layout.shape, mesh.coordinate);
@@ -103,11 +94,11 @@ at::Tensor make_writable(const c10::OperatorHandle& op, const Stack& stack, cons
   return result;
 }
 
-at::Tensor make_constant(const c10::OperatorHandle& op, const Stack& stack, const TensorSpec& spec) {
-  if (op.operator_name().name.rfind("aten::empty", 0) == 0) return empty_local(spec);
+at::Tensor make_constant(const OpInfo& op, const Stack& stack, const TensorSpec& spec) {
+  if (op.name().name.starts_with("aten::empty")) return empty_local(spec);
   auto local = on_device(spec.mesh->device, op, stack);
-  const int size = argument_index(op, "size");
-  if (size >= 0) local[size] = c10::IValue(c10::IntArrayRef(spec.local_sizes));
+  const auto size = op.schema().argumentIndexWithName("size");
+  if (size) local[*size] = c10::IValue(c10::IntArrayRef(spec.local_sizes));
   return call(op, std::move(local));
 }
 
@@ -118,27 +109,16 @@ at::Tensor make_permutation(const Scope& scope, const SpecPtr& spec) {
   return split_plain(random_permutation(spec->sizes[0], key, options), scope.mesh, spec->placements);
 }
 
-// The random fills of a DTensor are those of ops/handlers/random.cpp: by global index.
-at::Tensor make_random(const Scope& scope, const c10::OperatorHandle& op, const Stack& stack, const SpecPtr& spec) {
-  const auto& name = op.operator_name().name;
-  const int generator = argument_index(op, "generator");
-  TORCH_CHECK(generator < 0 || stack[generator].isNone(), op.operator_name(),
+at::Tensor make_random(const Scope& scope, const OpInfo& op, const Stack& stack, const SpecPtr& spec) {
+  TORCH_CHECK(op.generator_arg < 0 || stack[op.generator_arg].isNone(), op.name(),
               ": a generator has no meaning in a MeshScope; seed the mesh with manual_seed(mesh, seed)");
-  if (name == "aten::randperm") return make_permutation(scope, spec);
+  if (op.name().name == "aten::randperm") return make_permutation(scope, spec);
   auto result = make_dtensor(spec, spec->mesh->is_member ? empty_local(*spec) : at::Tensor());
-  const auto number = [&](const char* argument) { return stack[argument_index(op, argument)].toInt(); };
-  if (name == "aten::rand") return result.uniform_();
-  if (name == "aten::randn") return result.normal_();
-  if (name == "aten::normal") {
-    return result.normal_(stack[argument_index(op, "mean")].toDouble(), stack[argument_index(op, "std")].toDouble());
-  }
-  TORCH_CHECK(name == "aten::randint", op.operator_name(),
-              " has no placement-independent form; make it outside the MeshScope on one rank and use "
-              "distribute_tensor_from");
-  return result.random_(argument_index(op, "low") >= 0 ? number("low") : 0, number("high"));
+  draw_as(op, stack, result);
+  return result;
 }
 
-at::Tensor make_in_scope(const Scope& scope, const c10::OperatorHandle& op, const Stack& args) {
+at::Tensor make_in_scope(const Scope& scope, const OpInfo& op, const Stack& args) {
   const auto kind = kind_of(op);
   if (kind == Factory::positional) {
     const auto whole = call(op, on_device(scope.mesh->device, op, args));
@@ -156,7 +136,7 @@ void factory_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* s
   c10::impl::ExcludeDispatchKeyGuard guard(kScopeKey);
   const auto* scope = ScopedValue<Scope>::current();
   if (scope == nullptr) return op.callBoxed(*stack);
-  auto result = make_in_scope(*scope, op, torch::jit::pop(*stack, op.schema().arguments().size()));
+  auto result = make_in_scope(*scope, entry_of(op), torch::jit::pop(*stack, op.schema().arguments().size()));
   stack->emplace_back(std::move(result));
 }
 
@@ -171,12 +151,10 @@ void other_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
 
 bool is_factory(const c10::OperatorHandle& op) {
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return false;
-  const auto& schema = op.schema();
-  if (schema.returns().size() != 1 || schema.returns()[0].type()->kind() != c10::TypeKind::TensorType) return false;
-  for (const auto& argument : schema.arguments()) {
-    if (argument.type()->str().find("Tensor") != std::string::npos) return false;
-  }
-  return schema.argumentIndexWithName("dtype").has_value() && schema.name().rfind("aten::", 0) == 0;
+  const OpInfo& info = entry_of(op);
+  const auto holds_tensors = [](const ArgInfo& arg) { return arg.holds_tensors(); };
+  return info.dtype_arg >= 0 && info.name().name.starts_with("aten::") && info.returns.size() == 1 &&
+         info.returns_tensors_only() && std::none_of(info.args.begin(), info.args.end(), holds_tensors);
 }
 
 void register_factories() {

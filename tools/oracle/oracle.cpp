@@ -6,7 +6,6 @@
 #include "ops/op_entry.h"
 #include "placement/stride_order.h"
 #include "sharding_prop/build.h"
-#include "sharding_prop/decide.h"
 #include "sharding_prop/propagate.h"
 
 namespace dtensor {

@@ -7,7 +7,6 @@
 #include <set>
 
 #include "redistribute/plan/plan.h"
-#include "sharding_prop/decide.h"
 #include "sharding_prop/propagate.h"
 #include "verify_rules/traffic.h"
 

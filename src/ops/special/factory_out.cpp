@@ -8,34 +8,6 @@
 namespace dtensor {
 namespace {
 
-std::vector<std::int64_t> named_sizes(const OpEntry& entry, const torch::jit::Stack& stack) {
-  const auto& schema = entry.schema();
-  const auto index = schema.argumentIndexWithName("size");
-  TORCH_CHECK_NOT_IMPLEMENTED(index, schema.operator_name(), " on a DTensor: a permutation has no out= form; call ",
-                              "randperm in a MeshScope");
-  return torch::jit::peek(stack, *index, schema.arguments().size()).toIntVector();
-}
-
-const c10::IValue* argument(const OpEntry& entry, const torch::jit::Stack& stack, const char* name) {
-  const auto& schema = entry.schema();
-  const auto index = schema.argumentIndexWithName(name);
-  return index ? &torch::jit::peek(stack, *index, schema.arguments().size()) : nullptr;
-}
-
-void fill_randomly(const OpEntry& entry, const torch::jit::Stack& stack, const at::Tensor& out) {
-  const std::string& name = entry.name().name;
-  const auto sizes = named_sizes(entry, stack);
-  if (out.sizes() != at::IntArrayRef(sizes)) resize_global(out, sizes);
-  if (name == "aten::rand") return out.uniform_(), void();
-  if (name == "aten::normal") {
-    out.normal_(argument(entry, stack, "mean")->toDouble(), argument(entry, stack, "std")->toDouble());
-    return;
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(name == "aten::randint", entry.name(), " has no form for DTensors");
-  const auto* low = argument(entry, stack, "low");
-  out.random_(low == nullptr ? 0 : low->toInt(), argument(entry, stack, "high")->toInt());
-}
-
 void copy_whole(const at::Tensor& whole, const at::Tensor& out) {
   if (out.sizes() != whole.sizes()) resize_global(out, whole.sizes());
   const auto& spec = *as_dtensor(out.unsafeGetTensorImpl())->spec();
@@ -44,20 +16,43 @@ void copy_whole(const at::Tensor& whole, const at::Tensor& out) {
       whole));
 }
 
+const c10::IValue* argument(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const char* name) {
+  const auto index = op.schema().argumentIndexWithName(name);
+  return index ? &args[static_cast<std::size_t>(*index)] : nullptr;
+}
+
 }  // namespace
+
+void draw_as(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const at::Tensor& out) {
+  const std::string& name = op.name().name;
+  const auto given = [&](const char* what) { return argument(op, args, what); };
+  if (name == "aten::rand") return out.uniform_(), void();
+  if (name == "aten::randn") return out.normal_(), void();
+  if (name == "aten::normal") return out.normal_(given("mean")->toDouble(), given("std")->toDouble()), void();
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      name == "aten::randint", op.name(),
+      " has no placement-independent form; make it outside the mesh's tensors, on one rank, and "
+      "use distribute_tensor_from");
+  out.random_(given("low") == nullptr ? 0 : given("low")->toInt(), given("high")->toInt());
+}
 
 void factory_out_special(const OpEntry& entry, torch::jit::Stack& stack) {
   const at::Tensor out = stack.back().toTensor();
-  const auto first = stack.size() - entry.args.size();
+  const auto args = torch::jit::last(stack, entry.args.size());
   if (entry.is_random || entry.name().name == "aten::normal") {
-    fill_randomly(entry, stack, out);
+    const auto* sizes = argument(entry, args, "size");
+    TORCH_CHECK_NOT_IMPLEMENTED(sizes != nullptr, entry.name(), " on a DTensor: a permutation has no out= form; call ",
+                                "randperm in a MeshScope");
+    resize_global(out, sizes->toIntVector());
+    draw_as(entry, args, out);
   } else {
     const auto* impl = as_dtensor(out.unsafeGetTensorImpl());
-    stack.back() = at::empty({0}, at::TensorOptions(out.scalar_type()).device(at::Device(impl->spec()->mesh->device)));
-    entry.op.callBoxed(stack);
-    copy_whole(stack.back().toTensor(), out);
+    torch::jit::Stack call = args.vec();
+    call.back() = at::empty({0}, at::TensorOptions(out.scalar_type()).device(at::Device(impl->spec()->mesh->device)));
+    entry.op.callBoxed(call);
+    copy_whole(call.back().toTensor(), out);
   }
-  stack.resize(first);
+  torch::jit::drop(stack, entry.args.size());
   stack.emplace_back(out);
 }
 

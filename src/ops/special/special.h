@@ -17,6 +17,9 @@ void amp_unscale_special(const OpEntry& entry, torch::jit::Stack& stack);
 // Of an operator that autograd decomposes before the engine sees it (registered beside the others).
 std::vector<at::Tensor> tensor_split_special(const at::Tensor& self, const at::Tensor& where, std::int64_t dim);
 
+// Fills `out` by global index with what the random factory `op` would make, called with `args` (rand, randint, ...).
+void draw_as(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const at::Tensor& out);
+
 // Gives a DTensor other sizes: the elements in row-major order, cut or followed by whatever, Replicate.
 void resize_global(const at::Tensor& tensor, at::IntArrayRef sizes);
 
