@@ -20,5 +20,8 @@ if command -v mpirun > /dev/null; then
   for ranks in 2 4; do mpirun -n $ranks "$bench/bench_pipeline"; done
 fi
 echo
+echo "== Collectives and memory of a training step against their formula"
+"$bench/bench_costs"
+echo
 echo "== Against PyTorch's DTensor"
 python3 bench/side_by_side.py "$bench"

@@ -106,7 +106,8 @@ std::int64_t parameter_count(GptConfig config) {
 }
 
 at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& targets) {
-  return at::cross_entropy_loss(logits.flatten(0, 1), targets.flatten());
+  const bool narrow = logits.scalar_type() == at::kBFloat16 || logits.scalar_type() == at::kHalf;
+  return at::cross_entropy_loss(logits.flatten(0, 1).to(narrow ? at::kFloat : logits.scalar_type()), targets.flatten());
 }
 
 }  // namespace train

@@ -116,6 +116,11 @@ class EqualExchange final : public RowExchange {
   DispatchPlan prepare(const Routing& routing, const TokenLayout& layout) const override {
     TORCH_CHECK(routing.round_robin, "EqualAllToAll: the router must choose in turn (RouterChoice::round_robin)");
     TORCH_CHECK(!layout.index.defined(), "EqualAllToAll: tokens of a rank must follow each other in the batch");
+    const auto here = routing.experts.size(0);
+    const std::int64_t spread = layout.ranks ? layout.ranks.size() : 1;
+    TORCH_CHECK(layout.total < 0 || layout.total == here * spread, "EqualAllToAll: ", layout.total, " tokens on ",
+                spread, " ranks, ", here,
+                " on this one; all ranks must have equally many (all_to_all_dispatcher takes any)");
     check_experts(routing);
     auto plan = sort_entries(routing);
     plan_rows(plan, counts_by_rule(routing, layout), rank_of(ranks_));

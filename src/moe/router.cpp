@@ -9,9 +9,29 @@
 
 namespace dtensor {
 
+namespace {
+
+// Rows of the members of `some` among those of `all`; less where one is missing.
+std::vector<std::int64_t> places_among(const Communicator& some, const Communicator& all) {
+  std::vector<std::int64_t> places;
+  for (const auto rank : some.ranks()) {
+    const auto found = std::find(all.ranks().begin(), all.ranks().end(), rank);
+    if (found != all.ranks().end()) places.push_back(found - all.ranks().begin());
+  }
+  return places;
+}
+
+bool serves(const Communicator& all, const Communicator& some) {
+  if (all == some) return true;
+  return all && some && places_among(some, all).size() == some.ranks().size();
+}
+
+}  // namespace
+
+// What the ranks of a larger group told each other serves a smaller one, too.
 SharedCounts::Exchange& SharedCounts::exchange(const Communicator& ranks) {
   for (auto& done : exchanges_) {
-    if (done.ranks == ranks) return done;
+    if (serves(done.ranks, ranks)) return done;
   }
   const at::NoGradGuard no_grad;
   exchanges_.push_back({ranks, {}, {}});
@@ -32,7 +52,8 @@ at::Tensor SharedCounts::of_ranks(const Communicator& ranks) {
   auto& result = exchange(ranks);
   result.work.wait();
   result.counts = result.counts.cpu();
-  return result.counts;
+  if (result.ranks == ranks) return result.counts;
+  return result.counts.index_select(0, at::tensor(places_among(ranks, result.ranks)));
 }
 
 namespace {

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "small_layer.h"
+#include "support/errors.h"
 
 namespace dtensor::test {
 namespace {
@@ -87,6 +88,22 @@ TEST(MoeEdges, TheSequenceOfCollectivesDoesNotDependOnTheData) {
   }
   for (const auto& names : seen) EXPECT_EQ(names, seen[0]);
   EXPECT_GE(seen[0].size(), 5u);
+}
+
+// Five tokens on two ranks: the rule by which experts are chosen says what others send only where all have equally
+// many.
+TEST(MoeEdges, UnevenTokensOnTheEqualPathAreOneErrorOnEveryRank) {
+  run_local(2, [&](Communicator world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"ep"});
+    auto options = small_options();
+    options.router.choice = RouterChoice::round_robin;
+    MixtureOfExperts layer(options);
+    apply_expert_parallel(layer, mesh);
+    layer.set_dispatch(DispatchKind::equal);
+    const auto x = distribute_tensor(Draw(7).normal({5, 8}), mesh, {Shard(0)});
+    const auto error = error_of([&] { layer.forward(x); });
+    EXPECT_NE(error.find("EqualAllToAll: 5 tokens on 2 ranks"), std::string::npos) << world.rank() << error;
+  });
 }
 
 TEST(MoeEdges, TheEqualPathIsTheGeneralPathBitForBit) {

@@ -100,6 +100,22 @@ TEST(MoeTraining, ExpertParallelIsOneDeviceInFloat) {
   expect_same_curve(o, reference, {{1, 2, 2}, 2, 1}, std::max(1e-5, 3 * spread));
 }
 
+// Parameters and activations in bfloat16, the loss in float: rounded to bfloat16 itself, a loss of 5.7 is a multiple of
+// 2^-5, and every difference at least half a percent.
+TEST(MoeTraining, ExpertParallelIsOneDeviceInBfloat16) {
+  auto o = options_of(train::Dtype::bfloat16);
+  o.steps = 20;
+  const auto reference = train::losses(train::train_on_one_device(o, corpus()));
+  for (const Layout& layout : {Layout{{1, 2, 1}, 2, 1}, Layout{{1, 2, 2}, 4, 1}}) {
+    o.mesh = layout.mesh;
+    o.experts->ep = layout.ep;
+    dtensor::run_local(static_cast<int>(layout.mesh.size()), [&](dtensor::Communicator world) {
+      const auto mine = train::losses(train::train_on_mesh(world, o, corpus(), {}));
+      for (const double d : train::relative_difference(mine, reference)) EXPECT_LE(d, 1e-3) << layout.mesh.str();
+    });
+  }
+}
+
 // Pitfall G8 of experts: their shards move with the sizes of ep, etp and edp, and nothing is forgotten.
 TEST(MoeTraining, G8GoesOnAtAnotherExpertParallelism) {
   const auto folder = std::filesystem::temp_directory_path() / ("dtensor_moe_resume_" + std::to_string(::getpid()));

@@ -25,6 +25,18 @@ at::Tensor on_mesh(const DeviceMesh& mesh, const DTensor& sum) {
   return DTensor::from_local(sum.to_local().to(mesh.device_type()), mesh, sum.placements(), sum.sizes(), sum.strides());
 }
 
+// An axis of one rank holds everything, whatever the placement calls it: called as the reduced gradient will have it,
+// so that gradients of several passes are of one kind.
+DTensor named_alike(const Parameter& p, const DTensor& gradient) {
+  const auto mesh = gradient.mesh();
+  auto placements = gradient.placements();
+  for (std::size_t axis = 0; axis < placements.size(); ++axis) {
+    if (mesh.size(static_cast<std::int64_t>(axis)) == 1) placements[axis] = p.reduced[axis];
+  }
+  if (placements == gradient.placements()) return gradient;
+  return DTensor::from_local(gradient.to_local(), mesh, placements, gradient.sizes(), gradient.strides());
+}
+
 // Whether an earlier gradient was not reduced, or not brought to where the unit keeps its gradients.
 bool joins(const Unit& unit, const Parameter& p, const DTensor& earlier, const DTensor& gradient) {
   if (unit.is_offloaded()) return earlier.mesh() == gradient.mesh();
@@ -48,11 +60,14 @@ void Schedule::gradient(Unit& unit, std::size_t k, const DTensor& parameter, con
 }
 
 void Schedule::add_pending(const Unit& unit, Parameter& p, const DTensor& parameter, at::Tensor gradient) {
+  gradient = named_alike(p, DTensor(gradient));
   // What NoGradientSync left joins it.
-  const auto earlier = parameter.grad();
-  if (is_dtensor(earlier) && joins(unit, p, DTensor(earlier), DTensor(gradient))) {
-    gradient = earlier.add(gradient);
-    parameter.mutable_grad().reset();
+  if (is_dtensor(parameter.grad())) {
+    const auto earlier = named_alike(p, DTensor(parameter.grad()));
+    if (joins(unit, p, earlier, DTensor(gradient))) {
+      gradient = earlier.add(gradient);
+      parameter.mutable_grad().reset();
+    }
   }
   if (p.pending.defined()) {  // of another segment
     count_unreduced(-bytes_of(p.pending));

@@ -81,9 +81,15 @@ void Schedule::gather(Unit& unit) {
   ++stats.all_gathers;
 }
 
+// No gradient tells when an unsynchronised backward pass is through with a unit, nor does what was recorded, if this is
+// the first pass: it goes when another is used, and may have to be gathered again.
+bool Schedule::is_untold(const Unit& unit) const {
+  return phase_ == kBackward && unit.recorded[kBackward] == 0 && NoGradientSync::active();
+}
+
 void Schedule::release(Unit& unit) {
   if (!unit.is_gathered()) return;
-  if (unit.uses > 0) unit.recorded[phase_] = unit.uses;
+  if (unit.uses > 0 && !is_untold(unit)) unit.recorded[phase_] = unit.uses;
   phase_ == kForward&& unit.wants_shrinking() ? unit.shrink() : unit.drop();
   unit.uses = 0;
   count_gathered(-unit.flat_bytes);
@@ -95,6 +101,7 @@ void Schedule::release(Unit& unit) {
 bool Schedule::is_finished(const Unit& unit) const {
   if (unit.prefetched || unit.uses == 0) return false;
   if (phase_ != kBackward && !unit.reshards) return false;
+  if (is_untold(unit)) return true;
   const auto last_time = unit.recorded[phase_];
   if (last_time > 0) return unit.uses >= last_time;
   return phase_ == kBackward ? unit.frozen() : unit.all_used();

@@ -36,6 +36,7 @@ class Schedule {
   void release_finished(const Unit& next);
   void limit_inference();
   bool is_finished(const Unit& unit) const;
+  bool is_untold(const Unit& unit) const;
   void gather(Unit& unit);
   void note_use(Unit& unit, Parameter& p, const DTensor& parameter);
   void prefetch(const Unit& unit);

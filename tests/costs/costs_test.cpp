@@ -1,0 +1,45 @@
+// Costs are contracts: what a step communicates and holds is what a formula says, to the byte.
+#include <gtest/gtest.h>
+
+#include "costs/cases.h"
+#include "costs/formula.h"
+
+namespace costs {
+namespace {
+
+std::string text(const Counts& counts) {
+  std::string all;
+  for (const auto& [key, count] : counts) all += c10::str("  ", key, ": ", count.calls, " calls, ", count.bytes, "\n");
+  return all;
+}
+
+TEST(Costs, AStepCommunicatesWhatTheFormulaSays) {
+  const auto corpus = train::Corpus::read({}, 8);
+  for (const auto& [name, options] : all_cases()) {
+    const auto step = measure(options, corpus);
+    const auto expected = Formula(options).counts();
+    EXPECT_EQ(step.cache_misses, 0U) << name;
+    EXPECT_EQ(step.counts, expected) << name << "\nmeasured\n" << text(step.counts) << "formula\n" << text(expected);
+  }
+}
+
+TEST(Costs, AStepHoldsWhatTheFormulaSays) {
+  const auto corpus = train::Corpus::read({}, 8);
+  for (const auto& [name, options] : all_cases()) {
+    const auto step = measure(options, corpus);
+    const Formula formula(options);
+    EXPECT_EQ(step.measured.parameters, formula.parameter_bytes()) << name;
+    EXPECT_EQ(step.measured.gradients, formula.parameter_bytes()) << name;
+    EXPECT_EQ(step.measured.optimizer, 2 * formula.parameter_bytes()) << name;
+    EXPECT_EQ(step.predicted.gathered, formula.gathered_bytes()) << name;
+    // A block that is recomputed is used before its experts' unit and after.
+    const bool both = options.experts && options.checkpoint_activations;
+    const auto units = formula.units();
+    const auto slack = both ? std::min(units[0].flat(), units[1].flat()) : 0;
+    EXPECT_LE(step.measured.gathered, formula.gathered_bytes() + slack) << name;
+    EXPECT_GE(step.measured.gathered, formula.gathered_bytes()) << name;
+  }
+}
+
+}  // namespace
+}  // namespace costs

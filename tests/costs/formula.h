@@ -1,0 +1,183 @@
+// What a training step of examples/train must cost on rank 0, from sizes alone: collectives by kind and axis with the
+// bytes received, and bytes held. Element sizes: parameters, gradients and states 4; what is computed with 4, or 2 with
+// --mixed-precision bf16, but for norms and routers.
+#pragma once
+
+#include <numeric>
+#include <vector>
+
+#include "costs/measure.h"
+
+namespace costs {
+
+using Int = std::int64_t;
+
+inline Int chunk(Int n, Int parts) { return (n + parts - 1) / parts; }  // rank 0's
+inline Int aligned(Int bytes) { return chunk(bytes, 64) * 64; }
+// What a ring all-reduce of `bytes` brings to each of n ranks.
+inline Int reduced(Int bytes, Int n) { return 2 * bytes * (n - 1) / n; }
+
+// A parameter as tensor and expert parallelism leave it to this rank: rows are what a unit splits.
+struct Matrix {
+  Int rows, width, element;
+};
+
+struct Unit {
+  std::vector<Matrix> parameters;
+  std::string axis;
+  Int ranks;
+
+  template <class Of>
+  Int sum(const Of& of) const {
+    return std::accumulate(parameters.begin(), parameters.end(), Int{0},
+                           [&](Int all, const Matrix& m) { return all + of(m); });
+  }
+  Int shard() const {
+    return sum([&](const Matrix& m) { return chunk(m.rows, ranks) * m.width * 4; });
+  }
+  Int received() const {
+    return sum([&](const Matrix& m) { return (m.rows - chunk(m.rows, ranks)) * m.width * m.element; });
+  }
+  Int flat() const {
+    return ranks == 1 ? 0 : sum([&](const Matrix& m) { return aligned(m.rows * m.width * m.element); });
+  }
+};
+
+class Formula {
+ public:
+  explicit Formula(const train::Options& options)
+      : o(options), config(train::gpt_config(options)), r(o.mesh->replicate), s(o.mesh->shard), t(o.mesh->tp) {
+    if (o.experts) sparse = train::fit_sparse(*o.experts, *o.mesh);
+    pieces = o.grad_accum;
+    element = o.bf16 ? 2 : 4;
+    tokens = o.batch * o.seq / (r * s) / pieces;
+  }
+
+  Counts counts() const {
+    Counts all;
+    count_units(all);
+    count_tensor_parallel(all);
+    if (o.experts) count_experts(all);
+    // Ids and targets are plain tensors that must be alike on all ranks: their hashes are compared.
+    add(all, "all_gather replicate_shard_tp", 2 * pieces, 2 * pieces * (r * s * t - 1) * kHashes);
+    // The number of targets of a batch that is split, its loss when it is read, and the norm of all gradients.
+    all["scalars"].calls = (r * s > 1 ? 2 * pieces : 0) + (r * s * t > 1 ? 1 : 0);
+    std::erase_if(all, [](const auto& entry) { return entry.second.calls == 0; });
+    return all;
+  }
+
+  std::vector<Unit> units() const {  // the last one holds embedding, head and the last norm
+    std::vector<Unit> all;
+    for (Int layer = 0; layer < config.layers; ++layer) {
+      if (o.experts) all.push_back(experts());
+      all.push_back(block());
+    }
+    const Int words = chunk(config.vocabulary, t), h = config.hidden;
+    all.push_back({{{words, h, element}, {words, h, element}, {h, 1, 4}, {h, 1, 4}}, "shard", s});
+    return all;
+  }
+
+  Int parameter_bytes() const {
+    Int bytes = 0;
+    for (const auto& unit : units()) bytes += unit.shard();
+    return bytes;
+  }
+
+  // The unit in use beside the one for both ends of the model, or everything.
+  Int gathered_bytes() const {
+    Int all = 0, largest = 0;
+    const auto list = units();
+    for (const auto& unit : list) {
+      all += unit.flat();
+      if (&unit != &list.back()) largest = std::max(largest, unit.flat());
+    }
+    return o.reshard == "false" ? all : list.back().flat() + largest;
+  }
+
+ private:
+  static constexpr Int kHashes = 536;
+
+  static void add(Counts& all, const std::string& key, Int calls, Int bytes) {
+    all[key].calls += calls;
+    all[key].bytes += bytes;
+  }
+
+  Unit block() const {
+    const Int h = config.hidden, f = config.ffn, e = element;
+    Unit unit{{{h / t, h, e}, {h / t, h, e}, {h / t, h, e}, {h, h / t, e}}, "shard", s};
+    if (o.experts) {
+      unit.parameters.push_back({o.experts->experts, h, 4});
+    } else {
+      unit.parameters.push_back({f / t, h, e});
+      unit.parameters.push_back({h, f / t, e});
+    }
+    for (int norm = 0; norm < 4; ++norm) unit.parameters.push_back({h, 1, 4});
+    return unit;
+  }
+
+  Unit experts() const {
+    const Int h = config.hidden, here = o.experts->experts / sparse.ep, width = h * h / sparse.etp;
+    return {{{here, width, element}, {here, width, element}, {here, width, element}}, "edp", sparse.edp};
+  }
+
+  // In forward and, where it was dropped, in backward: of all ranks, or of as many neighbours as keep a copy.
+  void count_units(Counts& all) const {
+    const auto list = units();
+    for (const auto& unit : list) {
+      if (unit.ranks > 1) {
+        const auto gather = "all_gather " + unit.axis;
+        add(all, gather, pieces, pieces * unit.received());
+        if (o.reshard != "false" && &unit != &list.back()) add(all, gather, pieces, pieces * again(unit));
+        add(all, "reduce_scatter " + unit.axis, 1, unit.shard() * (unit.ranks - 1));
+      }
+      if (r > 1 && unit.axis == "shard") add(all, "all_reduce replicate", 1, reduced(unit.shard(), r));
+    }
+  }
+
+  Int again(const Unit& unit) const {
+    if (o.reshard == "true" || std::stoll(o.reshard) >= unit.ranks) return unit.received();
+    return unit.flat() - aligned(chunk(unit.flat(), std::stoll(o.reshard)));
+  }
+
+  // Two sums a block each way (one where experts take the MLP's place), one for the embedding and one for the gradient
+  // of the head's input; with sequence parallelism each is a reduce-scatter and an all-gather. Recomputation repeats
+  // those of the blocks, and of the first one's input, which comes as a sum unless the sequence is split.
+  void count_tensor_parallel(Counts& all) const {
+    if (t == 1) return;
+    const Int h = config.hidden, parts = o.experts ? 1 : 2, bytes = tokens * h * element;
+    const Int blocks = parts * config.layers, again = blocks + (o.sequence_parallel ? 0 : 1);
+    const Int sums = pieces * (2 * (blocks + 1) + (o.checkpoint_activations ? again : 0));
+    if (o.sequence_parallel) {
+      add(all, "reduce_scatter tp", sums, sums * bytes * (t - 1) / t);
+      add(all, "all_gather tp", sums, sums * bytes * (t - 1) / t);
+      add(all, "all_reduce tp", 1, reduced((2 * config.layers + 1) * 2 * h * 4, t));  // of norms' gradients
+    } else {
+      add(all, "all_reduce tp", sums, sums * reduced(bytes, t));
+    }
+    add(all, "all_gather tp", pieces, pieces * tokens * (config.vocabulary - chunk(config.vocabulary, t)) * element);
+  }
+
+  // Rows there and back, forward and backward, and again for recomputation.
+  void count_experts(Counts& all) const {
+    const Int h = config.hidden, layers = config.layers * pieces, passes = o.checkpoint_activations ? 6 : 4;
+    const bool cuts = t > 1 && sparse.etp == 1;  // ranks of tp share out the tokens that they all hold
+    const Int entries = tokens / (cuts ? t : 1) * o.experts->top_k;
+    if (sparse.ep > 1) {
+      add(all, "all_to_all ep", passes * layers, passes * layers * entries * (sparse.ep - 1) / sparse.ep * h * element);
+    }
+    if (t == 1) return;
+    const Int bytes = tokens * h * element;
+    const Int ways = layers * passes / 2;  // results of the ranks of tp become one, and so do gradients
+    if (cuts) add(all, "all_gather tp", ways, ways * bytes * (t - 1) / t);
+    if (!cuts) add(all, "all_reduce tp", ways, ways * reduced(bytes, t));
+    // The router's gradient, of this rank's tokens or part of the experts.
+    add(all, "all_reduce tp", config.layers, config.layers * reduced(chunk(o.experts->experts, s) * h * 4, t));
+  }
+
+  const train::Options& o;
+  train::GptConfig config;
+  Int r, s, t, pieces, element, tokens;
+  train::SparseShape sparse;
+};
+
+}  // namespace costs

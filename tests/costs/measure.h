@@ -1,0 +1,57 @@
+// What one training step of examples/train does between ranks and holds in memory, as rank 0 sees it.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "dtensor/events.h"
+#include "dtensor/inspect.h"
+#include "dtensor/launch.h"
+#include "train/run.h"
+
+namespace costs {
+
+struct Count {
+  std::int64_t calls = 0, bytes = 0;  // received from other ranks
+  friend bool operator==(const Count&, const Count&) = default;
+};
+using Counts = std::map<std::string, Count>;  // by "all_gather shard"; "scalars": sums of single numbers, on any axis
+
+struct Step {
+  Counts counts;
+  dtensor::FsdpMemory predicted, measured;
+  std::uint64_t cache_misses = 0;  // of decisions, in that step
+};
+
+// The last of three steps: caches and orders are recorded by then. Memory is the highest of all steps.
+inline Step measure(train::Options options, const train::Corpus& corpus) {
+  options.steps = 3;
+  if (options.experts) options.experts->show_load = false;
+  Step result;
+  dtensor::run_local(static_cast<int>(options.mesh->size()), [&](const dtensor::Communicator& world) {
+    Counts counts;
+    const dtensor::EventListener listener(
+        [&](const dtensor::Event& event) {
+          const bool scalar = event.name == "all_reduce" && event.bytes <= 16;
+          auto& count = counts[scalar ? "scalars" : event.name + " " + event.axis];
+          ++count.calls;
+          if (!scalar) count.bytes += event.bytes;
+        },
+        {dtensor::Event::Kind::collective});
+    train::MemoryUse memory;
+    std::uint64_t misses = 0;
+    const auto forget = [&](const train::StepRecord& record) {
+      if (record.step == 2 && world.rank() == 0) {
+        result.counts = counts;
+        result.cache_misses = dtensor::cache_stats().misses - misses;
+      }
+      counts.clear();
+      misses = dtensor::cache_stats().misses;
+    };
+    train::train_on_mesh(world, options, corpus, forget, &memory);
+    if (world.rank() == 0) result.predicted = memory.predicted, result.measured = memory.measured;
+  });
+  return result;
+}
+
+}  // namespace costs
