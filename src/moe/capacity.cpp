@@ -75,7 +75,8 @@ std::int64_t drop_over_capacity(Routing& routing, const TokenLayout& layout, con
   const auto over = (place >= capacity).logical_and_(experts < routing.expert_count);
   routing.experts = experts.masked_fill(over, routing.expert_count).view_as(routing.experts);
   routing.counts = std::make_shared<SharedCounts>(count_bins(routing.experts, routing.expert_count));
-  return over.sum().item<std::int64_t>();
+  routing.empty = over.sum().item<std::int64_t>();
+  return routing.empty;
 }
 
 }  // namespace dtensor

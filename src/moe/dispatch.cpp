@@ -78,7 +78,8 @@ class RowExchange : public Dispatcher {
   }
 
   static DispatchPlan sort_entries(const Routing& routing) {
-    const auto sorted = sort_by_bin(routing.experts, routing.expert_count);
+    const auto kept = routing.empty < 0 ? -1 : routing.experts.numel() - routing.empty;
+    const auto sorted = sort_by_bin(routing.experts, routing.expert_count, routing.counts->local(), kept);
     DispatchPlan plan;
     plan.position = sorted.position.view(routing.experts.sizes());
     plan.weights = routing.weights;

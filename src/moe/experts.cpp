@@ -166,7 +166,7 @@ at::Tensor scale_expert_gradients(const at::Tensor& weight, const at::Tensor& lo
   {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto loads = load.to(at::kDouble);
-    factor = at::where(loads > 0, mean.to(at::kDouble) / loads, 1.0).view({-1, 1, 1});
+    factor = at::where(loads > 0, mean.to(at::kDouble) / loads, 1.0).view({-1, 1, 1}).to(weight.device());
     result = weight.view(weight.sizes());
   }
   return moe::with_node(result, moe::make_node<ScaleBackward>(factor), weight);

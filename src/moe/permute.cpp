@@ -115,10 +115,11 @@ at::Tensor count_bins(const at::Tensor& ids, std::int64_t bins) {
   return moe::count_kernel(ids.contiguous(), bins);
 }
 
-SortedBins sort_by_bin(const at::Tensor& ids, std::int64_t bins) {
+SortedBins sort_by_bin(const at::Tensor& ids, std::int64_t bins, const at::Tensor& counts, std::int64_t kept) {
   at::AutoDispatchBelowADInplaceOrView guard;
   TORCH_CHECK(ids.scalar_type() == at::kLong, "sort_by_bin: ids are int64, not ", ids.scalar_type());
-  return moe::sort_kernel(ids.contiguous().flatten(), bins);
+  const auto entries = ids.contiguous().flatten();
+  return moe::sort_kernel(entries, counts.defined() ? counts : moe::count_kernel(entries, bins), kept);
 }
 
 at::Tensor reorder_blocks(const at::Tensor& input, at::IntArrayRef sizes, at::IntArrayRef order) {

@@ -136,6 +136,7 @@ Routing route(const at::Tensor& x, const at::Tensor& gate, const RouterOptions& 
   routing.counts = std::make_shared<SharedCounts>(count_bins(routing.experts, options.experts));
   routing.round_robin = options.choice == RouterChoice::round_robin;
   routing.by_experts = options.choice == RouterChoice::experts;
+  routing.empty = routing.by_experts ? -1 : 0;
   routing.loss = router_loss(logits, routing, options, layout);
   return routing;
 }

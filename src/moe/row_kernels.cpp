@@ -105,10 +105,9 @@ at::Tensor entry_of_place(const at::Tensor& position, std::int64_t kept) {
   return at::zeros({kept + 1}, position.options()).scatter_(0, or_last(position, kept), entries).narrow(0, 0, kept);
 }
 
-SortedBins sort_elsewhere(const at::Tensor& ids, std::int64_t bins) {
-  const auto [sorted, by_bin] = at::sort(at::clamp_max(ids, bins), /*stable=*/true, 0, /*descending=*/false);
-  const auto counts = count_bins(ids, bins);
-  const auto kept = counts.sum().item<std::int64_t>();
+SortedBins sort_elsewhere(const at::Tensor& ids, const at::Tensor& counts, std::int64_t kept) {
+  const auto [sorted, by_bin] = at::sort(at::clamp_max(ids, counts.size(0)), /*stable=*/true, 0, /*descending=*/false);
+  if (kept < 0) kept = counts.sum().item<std::int64_t>();
   const auto places = at::arange(ids.numel(), ids.options());
   auto position = at::empty_like(ids).scatter_(0, by_bin, at::where(places < kept, places, -1));
   return {by_bin.narrow(0, 0, kept), position, counts};
@@ -126,7 +125,10 @@ at::Tensor count_kernel(const at::Tensor& ids, std::int64_t bins) {
     loops->count(ids, counts);
     return counts;
   }
-  if (!ids.is_cpu()) return at::bincount(at::clamp_max(ids.flatten(), bins), {}, bins + 1).narrow(0, 0, bins);
+  if (!ids.is_cpu()) {  // at::bincount would read the largest id on the host
+    const auto each = at::clamp_max(ids.flatten(), bins);
+    return at::zeros({bins + 1}, ids.options()).scatter_add_(0, each, at::ones_like(each)).narrow(0, 0, bins);
+  }
   auto* count = counts.mutable_data_ptr<std::int64_t>();
   const auto* id = ids.const_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < ids.numel(); ++i) {
@@ -136,9 +138,10 @@ at::Tensor count_kernel(const at::Tensor& ids, std::int64_t bins) {
   return counts;
 }
 
-SortedBins sort_kernel(const at::Tensor& ids, std::int64_t bins) {
-  if (!ids.is_cpu()) return sort_elsewhere(ids, bins);
-  SortedBins result{{}, at::empty_like(ids), count_kernel(ids, bins)};
+SortedBins sort_kernel(const at::Tensor& ids, const at::Tensor& counts, std::int64_t kept) {
+  if (!ids.is_cpu()) return sort_elsewhere(ids, counts, kept);
+  const auto bins = counts.size(0);
+  SortedBins result{{}, at::empty_like(ids), counts};
   const auto* count = result.counts.const_data_ptr<std::int64_t>();
   std::vector<std::int64_t> next(bins + 1, 0);
   for (std::int64_t b = 0; b < bins; ++b) next[b + 1] = next[b] + count[b];

@@ -28,7 +28,8 @@ inline bool all_equal(at::IntArrayRef rows) {
 }
 
 at::Tensor count_kernel(const at::Tensor& ids, std::int64_t bins);
-SortedBins sort_kernel(const at::Tensor& ids, std::int64_t bins);
+// `kept`: the sum of `counts`; -1: not known.
+SortedBins sort_kernel(const at::Tensor& ids, const at::Tensor& counts, std::int64_t kept);
 at::Tensor expand_kernel(const at::Tensor& x, const at::Tensor& position, std::int64_t kept);
 at::Tensor combine_kernel(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight);
 // Adds to `base`, contiguous.

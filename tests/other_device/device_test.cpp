@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "dtensor/hooks.h"
+#include "other_device/register.h"
 #include "other_device/step.h"
 
 namespace dtensor::test {

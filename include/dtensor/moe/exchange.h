@@ -33,13 +33,16 @@ DTENSOR_API at::Tensor sum_rows_of_ranks(const at::Tensor& input, at::IntArrayRe
 // How often each of 0 .. bins-1 occurs in `ids` (int64, any shape); larger values are not counted. [bins], int64.
 DTENSOR_API at::Tensor count_bins(const at::Tensor& ids, std::int64_t bins);
 
-// A stable order by bin, as a dispatch needs it. Entries whose bin is `bins` or more are left out (dropped).
+// A stable order by bin, as a dispatch needs it. Entries whose bin is `bins` or more are left out (dropped). `counts`
+// is what count_bins gives and `kept` its sum, where the caller knows them: off the CPU, the host waits for an unknown
+// sum.
 struct SortedBins {
   at::Tensor order;     // [kept] int64: the entry at each sorted place
   at::Tensor position;  // [entries] int64: the sorted place of each entry, -1 where it is left out
   at::Tensor counts;    // [bins] int64
 };
-DTENSOR_API SortedBins sort_by_bin(const at::Tensor& ids, std::int64_t bins);
+DTENSOR_API SortedBins sort_by_bin(const at::Tensor& ids, std::int64_t bins, const at::Tensor& counts = {},
+                                   std::int64_t kept = -1);
 
 // `position` names, for each token t and choice j, a row of `rows` (or -1: none): [tokens, choices], each row named at
 // most once. All three are each other's gradients and differentiable twice.

@@ -79,6 +79,7 @@ struct Routing {
   at::Tensor loss;                       // this rank's share of the losses asked for; undefined: none
   bool round_robin = false;              // chosen so; no counts need be exchanged
   bool by_experts = false;               // chosen so; each rank has its own number of choices
+  std::int64_t empty = 0;                // entries without an expert, here; -1: not known to the host
 };
 
 // x [tokens, D], gate [experts, D] (computed in float at least). `bias` [experts]: added to the scores for the choice

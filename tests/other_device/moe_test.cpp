@@ -1,0 +1,77 @@
+// The mixture of experts off the CPU: right numbers, and how often the host waits for the device.
+#include <gtest/gtest.h>
+
+#include "moe/small_layer.h"
+#include "other_device/step.h"
+
+namespace dtensor::test {
+namespace {
+
+struct Passes {
+  int host_reads = 0;  // of a forward and backward pass, all ranks together
+  at::Tensor y, grad;  // of rank 0
+};
+
+Passes run(const MoeOptions& options, DispatchKind kind) {
+  Passes result;
+  on_device_mesh({2}, [&](const DeviceMesh& mesh) {
+    MixtureOfExperts layer(options);
+    fill(layer, 3);
+    apply_expert_parallel(layer, mesh);
+    nn::distribute({{"gate.weight", &layer.gate.weight}}, mesh,
+                   [](const auto&, const auto&) { return Placements{Replicate()}; });
+    layer.set_dispatch(kind);
+    const auto x = distribute_tensor(Draw(7).normal({8, 8}), mesh, {Shard(0)}).requires_grad_();
+    at::Tensor y;
+    for (int pass = 0; pass < 2; ++pass) {  // mappings are made in the first
+      x.mutable_grad().reset();
+      mesh.world().barrier();
+      fake::host_reads = 0;
+      mesh.world().barrier();
+      y = layer.forward(x);
+      y.square().sum().backward();
+      mesh.world().barrier();
+      if (mesh.world().rank() == 0) result.host_reads = fake::host_reads;
+      mesh.world().barrier();
+    }
+    const auto whole = host_value(y), grad = host_value(x.grad());
+    if (mesh.world().rank() == 0) result.y = whole, result.grad = grad;
+  });
+  return result;
+}
+
+MoeOptions options_with(RouterChoice choice, bool scales) {
+  auto options = small_options();
+  options.router.choice = choice;
+  options.scale_expert_gradients = scales;
+  return options;
+}
+
+void expect_one_device(const Passes& got, const MoeOptions& options) {
+  MixtureOfExperts plain(options);
+  fill(plain, 3);
+  const auto x = Draw(7).normal({8, 8}).requires_grad_();
+  const auto y = plain.forward(x);
+  y.square().sum().backward();
+  expect_close(got.y, y.detach(), "y");
+  expect_close(got.grad, x.grad(), "gradient of x");
+}
+
+TEST(OtherDevice, AnEqualExchangeOfTokensReadsNothingOnTheHost) {
+  const auto options = options_with(RouterChoice::round_robin, false);
+  const auto passes = run(options, DispatchKind::equal);
+  EXPECT_EQ(passes.host_reads, 0);
+  expect_one_device(passes, options);
+}
+
+TEST(OtherDevice, ADispatchOfTokensReadsItsCountsOnce) {
+  for (const bool scales : {false, true}) {
+    const auto options = options_with(RouterChoice::tokens, scales);
+    const auto passes = run(options, DispatchKind::all_to_all);
+    EXPECT_EQ(passes.host_reads, 2);  // one a rank
+    expect_one_device(passes, options);
+  }
+}
+
+}  // namespace
+}  // namespace dtensor::test
