@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include "fuzz/guard.h"
 #include "fuzz/run.h"
 #include "support/data.h"
 
@@ -12,6 +13,7 @@ namespace {
 const CallSource& source() {
   static CallSource all = [] {
     at::set_num_threads(1);  // children have no pool
+    guard_memory();
     CallSource calls(test::data_path("aten_cases"));
     return keep_valid(calls), calls;
   }();

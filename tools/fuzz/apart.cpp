@@ -1,6 +1,7 @@
 // Children write their endings to shared memory; the parent watches how far they come.
 #include "fuzz/apart.h"
 
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -35,6 +36,7 @@ void* shared_memory(std::size_t bytes) {
 
 [[noreturn]] void run_child(int first, int count, Shared& shared, Slot* slots,
                             const std::function<Ending(int, const Note&)>& job) {
+  at::set_num_threads(1);  // makes the thread pool anew, which the first two threads of a child would race for
   for (int i = first; i < count; ++i) {
     shared.running = i;
     const Ending ending = job(i, [&](const std::string& text) { put(slots[i].text, sizeof slots[i].text, text); });

@@ -16,13 +16,15 @@ struct Draw {
 };
 Draw draw_call(const CallSource& source, std::uint64_t seed, std::uint64_t index);
 
-// On one device: "ok" or "raises", with the message.
+// On one device: "ok", "raises" with the message, "unsteady" where the result depends on what lies in fresh memory or
+// beside the operands (or is random), "beside" where the kernel writes there.
 Ending run_plain(const PlainCall& call);
 
 // On the ranks of the mesh. "ok": one device accepts the call and so does every rank, with equal results. "raises":
 // every rank raises, the same error where all make the same call. "refused": the same though one device accepts it. All
-// else is wrong: "differs", "accepted" (one device refuses), "parted" (some ranks raise, or other errors), "hang",
-// "after" (a valid call afterwards gives a wrong result).
+// else is wrong: "differs", "accepted" (one device refuses), "parted" (some ranks raise, or other errors; that of a
+// value may come from the rank that holds it), "hang", "beside" (memory that is no operand's is written), "after" (a
+// valid call afterwards gives a wrong result).
 Ending run_on_ranks(const Draw& draw, const Ending& plain);
 
 bool is_fine(const Ending& ending);

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 
+#include "fuzz/guard.h"
 #include "fuzz/run.h"
 
 int main(int argc, char** argv) {
@@ -21,6 +22,7 @@ int main(int argc, char** argv) {
   app.add_flag("--refused", list_refused, "list what one device takes and all ranks refuse alike");
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(1);  // children have no pool
+  fuzz::guard_memory();
   fuzz::CallSource source(data);
   fuzz::keep_valid(source);
   std::cout << source.overloads() << " overloads, seed " << seed << std::endl;

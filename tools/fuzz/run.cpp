@@ -13,7 +13,8 @@ void run_block(const CallSource& source, std::uint64_t seed, int first, int coun
   const auto plain = run_apart(count, kSecondsPerDraw, [&](int i, const Note&) { return run_plain(at(i).mistaken); });
   const auto endings = run_apart(count, kSecondsPerDraw, [&](int i, const Note& note) {
     const auto& one_device = plain[static_cast<std::size_t>(i)];
-    if (one_device.word == "crash" || one_device.word == "hang") return Ending{"left out", ""};
+    const std::string& word = one_device.word;
+    if (word == "crash" || word == "hang" || word == "beside") return Ending{"left out", ""};
     const Draw draw = at(i);
     note(draw.str());
     return run_on_ranks(draw, one_device);
