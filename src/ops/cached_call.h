@@ -71,10 +71,9 @@ struct CachedCall {
   std::vector<c10::SymInt> size_patch;
   bool unboxable = false;  // simple, and nothing replaced but that
   Executor executor = Executor::general;
-  std::vector<bool> absent;    // list positions on meshes without this rank, while others are here; empty: none
-  bool reduces = false;        // one of the inputs does
-  bool moves_list = false;     // entries of a list are redistributed, more than one
-  std::exception_ptr refusal;  // thrown in place of the local call (ops/type_check.h)
+  std::vector<bool> absent;  // list positions on meshes without this rank, while others are here; empty: none
+  bool reduces = false;      // one of the inputs does
+  bool moves_list = false;   // entries of a list are redistributed, more than one
   std::shared_ptr<const WideCall> wide;  // Executor::wide only
   // Received by the rank that receives most, for operands that the program did not ask to move.
   std::int64_t implicit_bytes = 0;

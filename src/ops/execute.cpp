@@ -57,7 +57,6 @@ void run_present_positions(const Frame& frame, Stack& stack, std::size_t first) 
 
 void run_kernel(const Frame& frame, Stack& stack, const std::vector<SpecPtr>& inputs,
                 const std::vector<SpecPtr>& outputs) {
-  if (frame.call.refusal) std::rethrow_exception(frame.call.refusal);
   if (frame.call.local_kernel == nullptr) return frame.entry.op.callBoxed(stack);
   LocalCall call{frame.entry, stack, frame.call.decision, inputs, outputs, acting(*frame.call.mesh)};
   frame.call.local_kernel(call);

@@ -3,7 +3,7 @@
 
 #include "mesh/mesh_impl.h"
 #include "ops/inspect_state.h"
-#include "ops/type_check.h"
+#include "ops/whole_call_check.h"
 #include "ops/wide_call.h"
 
 namespace dtensor {
@@ -155,7 +155,7 @@ Executor executor_of(const OpEntry& entry, const CachedCall& call, bool member) 
   if (call.wide != nullptr) return Executor::wide;
   const auto moves = [](const InputAction& i) { return i.write_back || i.out || !i.plan.empty(); };
   const auto remakes = [](const OutputAction& o) { return o.detached || o.dynamic; };
-  const bool simple = call.local_kernel == nullptr && call.absent.empty() && !entry.is_random && !call.refusal &&
+  const bool simple = call.local_kernel == nullptr && call.absent.empty() && !entry.is_random &&
                       std::none_of(call.inputs.begin(), call.inputs.end(), moves) &&
                       std::none_of(call.outputs.begin(), call.outputs.end(), remakes);
   return simple ? Executor::simple : Executor::general;
@@ -281,11 +281,11 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
   prepare_outputs(entry, *call);
   const auto handler = handler_of(entry, call->decision);
   if (!handler.empty()) call->local_kernel = find_local_kernel(handler);
+  check_whole_call(entry, args, *call);
   const bool member = takes_part(entry, described, *call);
   call->moves_list = moves_list(described, *call);
   if (member) call->wide = plan_wide_call(entry, *call, handler);
   call->implicit_bytes = count_implicit_bytes(entry, *call);
-  if (member) call->refusal = refusal_on_stand_ins(entry, args, *call);
   call->executor = executor_of(entry, *call, member);
   prepare_unboxed(*call);
   return call;

@@ -34,6 +34,7 @@ c10::ScalarType floating(c10::ScalarType type) {
 // What result `r` of this operator holds, given the promoted type of its operands.
 c10::ScalarType result_type(const std::string& name, const OpCall& call, std::size_t r, c10::ScalarType type) {
   if (call.info->schema().returns()[r].name() == "indices") return c10::ScalarType::Long;
+  if (name == "huber_loss") return call.operands[0].dtype;  // the loss is made like the input
   if (name == "frexp" && r == 1) return c10::ScalarType::Int;
   if (among(name, {"logical_and", "logical_or", "logical_xor", "logical_not", "isinf", "isin", "isnan", "isfinite"})) {
     return c10::ScalarType::Bool;

@@ -95,8 +95,18 @@ class Binder {
         const std::int64_t size = product(tensor.dims[d]);
         tensor.absent |= !tensor.dims[d].empty() && size >= 0 && size != sizes_of(tensor)[d];
       }
+      if (tensor.absent) whole_beside(tensor, *term);
       if (tensor.absent) tensor.dims.assign(tensor.dims.size(), {});
       take_sizes(tensor);
+    }
+  }
+
+  // An operand of other sizes stays whole; parts of the others would broadcast with it otherwise than the whole does.
+  void whole_beside(const ResultState&, const Term&) {}
+  void whole_beside(const OperandState& tensor, const Term& term) {
+    if (c10::multiply_integers(sizes_of(tensor)) <= 1) return;
+    for (const RuleDim& dim : term.dims) {
+      for (const int f : dim) p_.factors[static_cast<std::size_t>(f)].whole = true;
     }
   }
 

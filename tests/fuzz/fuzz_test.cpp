@@ -23,7 +23,8 @@ const CallSource& source() {
 TEST(Fuzz, CallsWithMistakesEndAlikeOnEveryRank) {
   ASSERT_GT(source().overloads(), 600u);
   constexpr std::uint64_t seed = 1;
-  const Report report = run_draws(source(), seed, 0, 300);
+  const Report report =
+      run_draws([](int i) { return draw_call(source(), seed, static_cast<std::uint64_t>(i)); }, 0, 300);
   for (const auto& text : report.wrong) ADD_FAILURE() << "seed " << seed << ": " << text;
 }
 

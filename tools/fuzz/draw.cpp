@@ -45,15 +45,6 @@ std::string text_of(const c10::IValue& value) {
 
 std::string name_of(const c10::OperatorHandle& op) { return c10::toString(op.operator_name()); }
 
-// Draws that would never end, or change what the next call finds.
-bool is_left_out(const std::string& name) {
-  for (const char* part : {"aten::set_", "aten::_fused_moving_avg", "quantize", "mkldnn", "cudnn", "miopen", "sparse",
-                           "_nested", "to_padded", "aten::record_stream", "aten::_resize_output", "aten::resize"}) {
-    if (name.find(part) != std::string::npos) return true;
-  }
-  return false;
-}
-
 bool takes(const c10::FunctionSchema& schema, const std::string& name) {
   return schema.argumentIndexWithName(name).has_value();
 }
@@ -132,6 +123,14 @@ at::Tensor mistaken(const at::Tensor& tensor, bool out, Random& random) {
 }
 
 }  // namespace
+
+bool is_left_out(const std::string& name) {
+  for (const char* part : {"aten::set_", "aten::_fused_moving_avg", "quantize", "mkldnn", "cudnn", "miopen", "sparse",
+                           "_nested", "to_padded", "aten::record_stream", "aten::_resize_output", "aten::resize"}) {
+    if (name.find(part) != std::string::npos) return true;
+  }
+  return false;
+}
 
 std::string PlainCall::str() const {
   std::string text = name_of(op) + "(";

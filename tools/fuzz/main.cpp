@@ -1,5 +1,6 @@
 // Calls with mistakes, as many as asked for: `fuzz --draws 20000 --seed 7`. Prints what goes wrong and how many draws
-// ended how; `--first N --draws 1` repeats one.
+// ended how; `--first N --draws 1` repeats one. `--sweep --draws 1000000` gives every overload tensors of 0 to 6
+// dimensions.
 #include <ATen/Parallel.h>
 
 #include <CLI/CLI.hpp>
@@ -7,6 +8,30 @@
 
 #include "fuzz/guard.h"
 #include "fuzz/run.h"
+#include "fuzz/sweep.h"
+
+namespace dtensor::fuzz {
+namespace {
+
+Report run_mistakes(const std::string& data, std::uint64_t seed, int first, int count) {
+  CallSource source(data);
+  keep_valid(source);
+  std::cout << source.overloads() << " overloads, seed " << seed << std::endl;
+  const auto draw_at = [&](int i) { return draw_call(source, seed, static_cast<std::uint64_t>(i)); };
+  return run_draws(draw_at, first, count);
+}
+
+Report run_sweep(std::uint64_t seed, int first, int count) {
+  const auto calls = sweep_calls();
+  std::cout << calls.size() << " calls, seed " << seed << std::endl;
+  const auto draw_at = [&](int i) {
+    return sweep_draw(calls[static_cast<std::size_t>(i)], seed + static_cast<std::uint64_t>(i));
+  };
+  return run_draws(draw_at, first, std::clamp(static_cast<int>(calls.size()) - first, 0, count));
+}
+
+}  // namespace
+}  // namespace dtensor::fuzz
 
 int main(int argc, char** argv) {
   using namespace dtensor;
@@ -17,16 +42,16 @@ int main(int argc, char** argv) {
   app.add_option("--seed", seed, "of the draws");
   app.add_option("--first", first, "number of the first draw");
   app.add_option("--draws", draws, "how many");
+  bool sweep = false;
+  app.add_flag("--sweep", sweep, "every overload with tensors of 0 to 6 dimensions instead");
   app.add_option("--data", data, "folder of recorded calls");
   bool list_refused = false;
   app.add_flag("--refused", list_refused, "list what one device takes and all ranks refuse alike");
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(1);  // children have no pool
   fuzz::guard_memory();
-  fuzz::CallSource source(data);
-  fuzz::keep_valid(source);
-  std::cout << source.overloads() << " overloads, seed " << seed << std::endl;
-  const fuzz::Report report = fuzz::run_draws(source, seed, first, draws);
+  const fuzz::Report report =
+      sweep ? fuzz::run_sweep(seed, first, draws) : fuzz::run_mistakes(data, seed, first, draws);
   for (const auto& text : report.wrong) std::cout << text << "\n";
   for (const auto& text : report.refused) {
     if (list_refused) std::cout << text << "\n";

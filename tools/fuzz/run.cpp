@@ -8,8 +8,8 @@ namespace {
 
 constexpr int kBlock = 500, kSecondsPerDraw = 40;
 
-void run_block(const CallSource& source, std::uint64_t seed, int first, int count, Report& report) {
-  const auto at = [&](int i) { return draw_call(source, seed, static_cast<std::uint64_t>(first + i)); };
+void run_block(const DrawAt& draw_at, int first, int count, Report& report) {
+  const auto at = [&](int i) { return draw_at(first + i); };
   const auto plain = run_apart(count, kSecondsPerDraw, [&](int i, const Note&) { return run_plain(at(i).mistaken); });
   const auto endings = run_apart(count, kSecondsPerDraw, [&](int i, const Note& note) {
     const auto& one_device = plain[static_cast<std::size_t>(i)];
@@ -44,9 +44,9 @@ void keep_valid(CallSource& source) {
   source.keep([&](const PlainCall& call) { return valid.count(&call) != 0; });
 }
 
-Report run_draws(const CallSource& source, std::uint64_t seed, int first, int count) {
+Report run_draws(const DrawAt& draw_at, int first, int count) {
   Report report;
-  for (int i = 0; i < count; i += kBlock) run_block(source, seed, first + i, std::min(kBlock, count - i), report);
+  for (int i = 0; i < count; i += kBlock) run_block(draw_at, first + i, std::min(kBlock, count - i), report);
   return report;
 }
 

@@ -15,6 +15,7 @@ struct Report {
   std::vector<std::string> wrong;     // one text per draw
   std::vector<std::string> refused;   // what one device takes and all ranks refuse
 };
-Report run_draws(const CallSource& source, std::uint64_t seed, int first, int count);
+using DrawAt = std::function<Draw(int)>;
+Report run_draws(const DrawAt& draw_at, int first, int count);
 
 }  // namespace dtensor::fuzz

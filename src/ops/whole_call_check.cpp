@@ -1,0 +1,117 @@
+// Calls the plain operator on tensors of the global sizes, once for a decision.
+#include "ops/whole_call_check.h"
+
+#include <ATen/ops/full.h>
+
+namespace dtensor {
+namespace {
+
+constexpr std::int64_t kMostElements = 1 << 16;  // of operands and results together
+
+// Not divided evenly, so that ranks hold parts of other sizes.
+bool parts_differ(const TensorSpec& spec) {
+  at::DimVector parts(spec.sizes.size(), 1);
+  for (std::size_t a = 0; a < spec.placements.size(); ++a) {
+    const auto& p = spec.placements[a];
+    if (p.is_shard()) parts[static_cast<std::size_t>(p.dim())] *= spec.mesh->layout.shape[a];
+  }
+  for (std::size_t d = 0; d < parts.size(); ++d) {
+    if (spec.sizes[d] % parts[d] != 0) return true;
+  }
+  return false;
+}
+
+bool has_other_parts(const CachedCall& call) {
+  return std::any_of(call.inputs.begin(), call.inputs.end(),
+                     [](const InputAction& input) { return input.to && !input.out && parts_differ(*input.to); });
+}
+
+// Of float or double all, or of integers beside them.
+bool has_usual_types(const CachedCall& call) {
+  auto floating = c10::ScalarType::Undefined;
+  for (const auto& input : call.inputs) {
+    if (!input.to || input.to->dtype == c10::ScalarType::Long) continue;
+    if (input.to->dtype != c10::ScalarType::Float && input.to->dtype != c10::ScalarType::Double) return false;
+    if (floating != c10::ScalarType::Undefined && floating != input.to->dtype) return false;
+    floating = input.to->dtype;
+  }
+  return floating != c10::ScalarType::Undefined;
+}
+
+bool is_small(const CachedCall& call) {
+  std::int64_t elements = 0;
+  for (const auto& input : call.inputs) elements += input.to ? c10::multiply_integers(input.to->sizes) : 0;
+  for (const auto& output : call.decision.outputs) elements += c10::multiply_integers(output.meta.sizes);
+  return elements <= kMostElements;
+}
+
+// Lengths sum up to a size.
+bool takes_any_values(const OpEntry& entry) {
+  const auto& arguments = entry.schema().arguments();
+  return std::none_of(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
+    return argument.name().find("lengths") != std::string::npos;
+  });
+}
+
+bool must_be_checked(const OpEntry& entry, const CachedCall& call) {
+  if (entry.is_random || entry.by_position() || entry.gives_view || entry.inplace_view) return false;
+  const bool replaced = call.local_kernel != nullptr && !has_usual_types(call);
+  return (replaced || has_other_parts(call)) && is_small(call) && takes_any_values(entry);
+}
+
+class StandIns {
+ public:
+  StandIns(const CachedCall& call, int value) : call_(call), value_(value) {}
+
+  c10::IValue replace(const c10::IValue& value, ArgKind kind) {
+    if (kind == ArgKind::tensor) return next(value);
+    if (kind != ArgKind::tensor_list || !value.isList()) return value;
+    const auto items = value.toListRef();
+    if (value.isTensorList()) return fill(items, c10::List<at::Tensor>());
+    return fill(items, c10::List<std::optional<at::Tensor>>());
+  }
+
+ private:
+  c10::IValue next(const c10::IValue& value) {
+    const auto& input = call_.inputs[next_++];
+    if (!input.to) return value;
+    return at::full(input.to->sizes, value_, at::TensorOptions(input.to->dtype).device(call_.mesh->device));
+  }
+  template <class List>
+  c10::IValue fill(at::ArrayRef<c10::IValue> items, List list) {
+    for (const auto& item : items) {
+      const auto value = next(item);
+      list.push_back(value.isTensor() ? value.toTensor() : at::Tensor());
+    }
+    return list;
+  }
+
+  const CachedCall& call_;
+  int value_;
+  std::size_t next_ = 0;
+};
+
+std::exception_ptr error_with(int value, const OpEntry& entry, c10::ArrayRef<c10::IValue> args,
+                              const CachedCall& call) {
+  StandIns stand_ins(call, value);
+  torch::jit::Stack stack;
+  for (std::size_t i = 0; i < args.size(); ++i) stack.push_back(stand_ins.replace(args[i], entry.args[i].kind));
+  try {
+    entry.op.callBoxed(stack);
+  } catch (const c10::LinAlgError&) {  // of the values of matrices
+  } catch (const c10::Error&) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void check_whole_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CachedCall& call) {
+  if (!must_be_checked(entry, call)) return;
+  const auto error = error_with(0, entry, args, call);
+  // Zero is no divisor and no pivot, one is not always an index: an error of values is not that of both.
+  if (error && error_with(1, entry, args, call)) std::rethrow_exception(error);
+}
+
+}  // namespace dtensor
