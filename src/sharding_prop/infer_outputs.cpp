@@ -183,8 +183,9 @@ void infer_outputs(OpCall& call) {
   const bool asked =
       !info.rule().lacks_meta && !rule.letters_give_sizes && (own_kernel || has_composite_kernel(info.op));
   const bool known = asked && judge(call);
-  // A composite kernel may lay out its results otherwise than the device's.
-  if (known && (own_kernel || !rule.outputs)) return;
+  // A composite kernel may lay out its results otherwise than the device's; and addbmm_'s own says that self keeps its
+  // sizes.
+  if (known && ((own_kernel && !info.inplace) || !rule.outputs)) return;
   call.outputs.clear();
   if (!rule.outputs) return outputs_without_meta(call);
   call.outputs = rule.outputs(call);
