@@ -145,6 +145,12 @@ TEST(Errors, TheWholeCallIsJudgedWherePartsDiffer) {
       "not implemented for 'Byte'");
   expect_same_error(
       [](const DeviceMesh& m) {
+        at::fractional_max_pool2d_backward(split(m, {1, 3, 2, 2}), split(m, {1, 3, 9, 9}), {3, 3}, {2, 2},
+                                           split(m, {1, 3, 2, 2}));
+      },
+      "expected scalar type Long but found Float");
+  expect_same_error(
+      [](const DeviceMesh& m) {
         at::grid_sampler_2d(split(m, {2, 3, 5, 20}), split(m, {1, 2, 2}), 0, 1, false);
       },
       "grid_sampler(): expected");
@@ -172,6 +178,33 @@ TEST(Errors, LocalKernelsRefuseTheTypesThatAtenRefuses) {
                                        {true, true, true});
       },
       "expected scalar type Float but found Byte");
+}
+
+// The kernels read beside what does not fit, or nothing at all.
+TEST(Errors, StatisticsThatDoNotBelongToTheInputAreRefused) {
+  expect_same_error(
+      [](const DeviceMesh& m) {
+        const auto x = [&] { return split(m, {3, 3}, at::kFloat, 1); };
+        at::native_layer_norm_backward(x(), x(), {3, 3}, x(), x(), x(), x(), {true, true, true});
+      },
+      "`mean` of sizes [3, 3] does not belong");
+  expect_same_error(
+      [](const DeviceMesh& m) {
+        at::_native_batch_norm_legit(split(m, {3, 3, 3}), {}, {}, false, 0.5, 0.5);
+      },
+      "needs running_mean");
+}
+
+// A rank with one of several elements must not squeeze them away, and a copy is no view.
+TEST(Errors, SqueezeCopyIsACopyWhereverItIsWritten) {
+  const at::Tensor x = at::arange(12, at::kDouble).reshape({3, 1, 4});
+  on_mesh({3}, [&](const DeviceMesh& mesh) {
+    const at::Tensor placed = distribute_tensor(x, mesh, {Shard(0)});
+    at::Tensor out = distribute_tensor(at::empty({1, 1}, at::kDouble), mesh, {Replicate()});
+    expect_close(at::squeeze_copy_out(out, placed), x.squeeze(), "out=");
+    at::squeeze_copy(placed).zero_();
+    expect_close(placed, x, "the source");
+  });
 }
 
 // An operand that broadcasts with the whole of another, but not with its parts.

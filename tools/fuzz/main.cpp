@@ -13,21 +13,35 @@
 namespace dtensor::fuzz {
 namespace {
 
-Report run_mistakes(const std::string& data, std::uint64_t seed, int first, int count) {
+// Prints as it goes.
+Report run_and_print(const DrawAt& draw_at, int first, int count, bool list_refused) {
+  Report all;
+  for (int i = 0; i < count; i += kBlock) {
+    const Report some = run_draws(draw_at, first + i, std::min(kBlock, count - i));
+    for (const auto& text : some.wrong) std::cout << text << std::endl;
+    for (const auto& text : some.refused) {
+      if (list_refused) std::cout << text << std::endl;  // what is not printed before a fork is printed twice
+    }
+    for (const auto& [word, number] : some.counts) all.counts[word] += number;
+    all.wrong.insert(all.wrong.end(), some.wrong.begin(), some.wrong.end());
+  }
+  return all;
+}
+
+Report run_mistakes(const std::string& data, std::uint64_t seed, int first, int count, bool list_refused) {
   CallSource source(data);
   keep_valid(source);
   std::cout << source.overloads() << " overloads, seed " << seed << std::endl;
   const auto draw_at = [&](int i) { return draw_call(source, seed, static_cast<std::uint64_t>(i)); };
-  return run_draws(draw_at, first, count);
+  return run_and_print(draw_at, first, count, list_refused);
 }
 
-Report run_sweep(std::uint64_t seed, int first, int count) {
+Report run_sweep(std::uint64_t seed, int first, int count, bool list_refused) {
   const auto calls = sweep_calls();
   std::cout << calls.size() << " calls, seed " << seed << std::endl;
-  const auto draw_at = [&](int i) {
-    return sweep_draw(calls[static_cast<std::size_t>(i)], seed + static_cast<std::uint64_t>(i));
-  };
-  return run_draws(draw_at, first, std::clamp(static_cast<int>(calls.size()) - first, 0, count));
+  const auto draw_at = [&](int i) { return sweep_draw(calls, seed, static_cast<std::size_t>(i)); };
+  count = std::clamp(static_cast<int>(calls.size()) - first, 0, count);
+  return run_and_print(draw_at, first, count, list_refused);
 }
 
 }  // namespace
@@ -50,12 +64,8 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(1);  // children have no pool
   fuzz::guard_memory();
-  const fuzz::Report report =
-      sweep ? fuzz::run_sweep(seed, first, draws) : fuzz::run_mistakes(data, seed, first, draws);
-  for (const auto& text : report.wrong) std::cout << text << "\n";
-  for (const auto& text : report.refused) {
-    if (list_refused) std::cout << text << "\n";
-  }
+  const fuzz::Report report = sweep ? fuzz::run_sweep(seed, first, draws, list_refused)
+                                    : fuzz::run_mistakes(data, seed, first, draws, list_refused);
   for (const auto& [word, count] : report.counts) std::cout << word << " " << count << "\n";
   return report.wrong.empty() ? 0 : 1;
 }

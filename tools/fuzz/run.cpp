@@ -6,7 +6,7 @@
 namespace dtensor::fuzz {
 namespace {
 
-constexpr int kBlock = 500, kSecondsPerDraw = 40;
+constexpr int kSecondsPerDraw = 40;
 
 void run_block(const DrawAt& draw_at, int first, int count, Report& report) {
   const auto at = [&](int i) { return draw_at(first + i); };

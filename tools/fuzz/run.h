@@ -15,6 +15,7 @@ struct Report {
   std::vector<std::string> wrong;     // one text per draw
   std::vector<std::string> refused;   // what one device takes and all ranks refuse
 };
+constexpr int kBlock = 500;  // draws whose endings lie in shared memory together
 using DrawAt = std::function<Draw(int)>;
 Report run_draws(const DrawAt& draw_at, int first, int count);
 

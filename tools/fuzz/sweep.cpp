@@ -130,10 +130,12 @@ std::vector<PlainCall> sweep_calls() {
   return calls;
 }
 
-Draw sweep_draw(const PlainCall& call, std::uint64_t seed) {
+Draw sweep_draw(const std::vector<PlainCall>& calls, std::uint64_t seed, std::size_t i) {
+  constexpr std::size_t step = 100003;  // a prime
+
   static const auto mm = c10::Dispatcher::singleton().findSchemaOrThrow("aten::mm", "");
   const at::Tensor a = at::arange(12, at::kFloat).view({4, 3});
-  return {{mm, {a, a.t()}}, call, {2}, -1, seed};
+  return {{mm, {a, a.t()}}, calls[i * step % calls.size()], {2}, -1, seed + i};
 }
 
 }  // namespace dtensor::fuzz

@@ -9,7 +9,8 @@ namespace dtensor::fuzz {
 // another number than the others.
 std::vector<PlainCall> sweep_calls();
 
-// Of each such call on two ranks; afterwards a plain product must be right.
-Draw sweep_draw(const PlainCall& call, std::uint64_t seed);
+// Draw i < calls.size() is one of them on two ranks, each once, in an order in which any few hundred are of all kinds;
+// afterwards a plain product must be right.
+Draw sweep_draw(const std::vector<PlainCall>& calls, std::uint64_t seed, std::size_t i);
 
 }  // namespace dtensor::fuzz

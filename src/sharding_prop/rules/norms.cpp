@@ -27,7 +27,19 @@ std::vector<OutputMeta> layer_norm_outputs(const OpArgs& op) {
   return {dense_meta(op.sizes(0), op.dtype(0)), stats, stats};
 }
 
+// The kernel reads as many as there are rows, whatever their sizes.
+void check_statistics(const OpArgs& op) {
+  const at::DimVector expected = stats_sizes(op, 1);
+  for (const char* name : {"mean", "rstd"}) {
+    const int i = op.has_arg(name) ? op.operand(name) : -1;
+    TORCH_CHECK(i < 0 || !op.defined(i) || op.sizes(i).equals(expected), "the gradient of a norm: `", name,
+                "` of sizes ", op.sizes(i), " does not belong to an input of sizes ", op.sizes(1), ", whose are ",
+                at::IntArrayRef(expected));
+  }
+}
+
 std::vector<OutputMeta> backward_outputs(const OpArgs& op, int first_parameter) {
+  check_statistics(op);
   auto outputs = like_operands(op, {1});
   const auto asked = static_cast<int>(op.arg("output_mask").toBoolList().size());
   for (int i = first_parameter; i + 1 < first_parameter + asked; ++i) {
@@ -49,6 +61,8 @@ Rule batch_norm(const OpArgs& op, bool by_name) {
   Rule rule("ncS, c?* -> ncS, c?, c?, ~*");
   rule.handled("nS", "batch_norm_global").kernel("batch_norm_global").handled_gives_replicate();
   const int mean = op.operand("running_mean"), variance = op.operand("running_var");
+  const bool known = mean >= 0 && op.defined(mean) && op.defined(variance);
+  TORCH_CHECK(trains(op, by_name) || known, "batch norm in evaluation needs running_mean and running_var");
   return trains(op, by_name) && mean >= 0 ? rule.writes({mean, variance}) : rule;
 }
 
