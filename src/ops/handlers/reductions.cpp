@@ -167,6 +167,7 @@ void squeeze_global(LocalCall& call) {
   for (const auto d : args.reduced_dims()) {
     if (sizes[static_cast<std::size_t>(d)] == 1) dims.push_back(d);
   }
+  if (base_name(call) == "squeeze_copy") return give(call, {self.squeeze(dims).clone()});
   const bool in_place = call.info.inplace;
   torch::jit::drop(call.stack, call.info.args.size());
   call.stack.emplace_back(in_place ? self.squeeze_(dims) : self.squeeze(dims));
