@@ -17,10 +17,11 @@ struct TensorHooks {
 
 void watch_leaf_slow(DTensorImpl& impl);
 
+inline bool is_watched(const DTensorImpl& impl) { return impl.has_reducer || impl.autograd_meta() == nullptr; }
+
 // Called for every operand: gives a leaf that requires grad its reducer. A test of two fields once it has one.
 inline void watch_leaf(DTensorImpl& impl) {
-  if (impl.has_reducer || impl.autograd_meta() == nullptr) return;
-  watch_leaf_slow(impl);
+  if (!is_watched(impl)) watch_leaf_slow(impl);
 }
 
 }  // namespace dtensor

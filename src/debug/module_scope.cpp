@@ -1,11 +1,14 @@
-// Module scopes: a stack of names, and for each closed scope the range of autograd sequence numbers that it covered. A
-// node belongs to the smallest range that holds its number.
+// Module scopes: each thread's stack of names, and for each scope that was closed while somebody recorded, the range of
+// autograd sequence numbers that it covered. A node belongs to the smallest range that holds its number. What was
+// recorded goes to the threads on which autograd runs a backward pass.
 #include "debug/module_scope.h"
 
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <atomic>
+#include <mutex>
 #include <vector>
 
 namespace dtensor {
@@ -21,17 +24,18 @@ struct OpenScope {
   int pass;  // the backward pass that it was opened in (recomputation), or -1
 };
 
-struct ThreadState {
-  std::vector<OpenScope> open;
-  std::vector<Range> ranges;
-  int recorders = 0;
-  int last_pass = -1;
-  std::string last_module;
+// Nothing is recorded while it is 0, which is all that a scope then asks.
+std::atomic<int> recorders = 0;
+
+// The module of the node that ran last on this thread, and its pass.
+struct LastNode {
+  int pass = -1;
+  std::string module;
 };
 
-ThreadState& state() {
-  static thread_local ThreadState value;
-  return value;
+std::vector<OpenScope>& open_scopes() {
+  static thread_local std::vector<OpenScope> scopes;
+  return scopes;
 }
 
 // In a backward pass only the scopes that were opened in it: a part of the model runs again.
@@ -45,57 +49,70 @@ std::string path_of(const std::vector<OpenScope>& scopes, int pass) {
   return path;
 }
 
-// The latest among equals: a scope closes before the one around it.
-const Range* smallest_range(const std::vector<Range>& ranges, std::uint64_t number) {
-  const Range* best = nullptr;
-  for (const Range& range : ranges) {
-    if (number < range.begin || number >= range.end) continue;
-    if (best == nullptr || range.end - range.begin < best->end - best->begin) best = &range;
-  }
-  return best;
-}
-
-std::string module_of_node(ThreadState& s, int pass) {
-  if (std::exchange(s.last_pass, pass) != pass) s.last_module.clear();
-  const auto node = torch::autograd::get_current_node();
-  if (!node || node->sequence_nr() == UINT64_MAX) return s.last_module;
-  const Range* range = smallest_range(s.ranges, node->sequence_nr());
-  return s.last_module = range == nullptr ? "" : range->path;
-}
-
 }  // namespace
+
+struct NodeRecorder::Ranges {
+  std::mutex mutex;
+  std::vector<Range> list;
+
+  void add(Range range) {
+    const std::lock_guard lock(mutex);
+    list.push_back(std::move(range));
+  }
+  // "" for none; the latest among equals: a scope closes before the one around it.
+  std::string smallest(std::uint64_t number) {
+    const std::lock_guard lock(mutex);
+    const Range* best = nullptr;
+    for (const Range& range : list) {
+      if (number < range.begin || number >= range.end) continue;
+      if (best == nullptr || range.end - range.begin < best->end - best->begin) best = &range;
+    }
+    return best == nullptr ? "" : best->path;
+  }
+};
+
+NodeRecorder::RangesPtr NodeRecorder::current() {
+  if (recorders == 0) return nullptr;
+  const auto* ranges = ScopedValue<RangesPtr>::current();
+  return ranges == nullptr ? nullptr : *ranges;
+}
+
+// An inner recorder sees what an outer one has recorded.
+NodeRecorder::NodeRecorder() : scope_(current() ? current() : std::make_shared<Ranges>()) { ++recorders; }
+NodeRecorder::~NodeRecorder() { --recorders; }
+
+std::string NodeRecorder::module_of_node(int pass) {
+  static thread_local LastNode last;
+  if (std::exchange(last.pass, pass) != pass) last.module.clear();
+  const auto node = torch::autograd::get_current_node();
+  if (!node || node->sequence_nr() == UINT64_MAX) return last.module;
+  const auto ranges = current();
+  return last.module = ranges ? ranges->smallest(node->sequence_nr()) : "";
+}
 
 ModuleScope::ModuleScope(const std::string& name) : name_(name.empty() ? nullptr : &name) {
   if (name_ == nullptr) return;
-  ThreadState& s = state();
-  s.open.push_back({name_, torch::autograd::get_current_graph_task_id()});
-  if (s.recorders > 0) first_node_ = at::sequence_number::peek();
+  open_scopes().push_back({name_, torch::autograd::get_current_graph_task_id()});
+  if (recorders > 0) first_node_ = at::sequence_number::peek();
 }
 
 ModuleScope::~ModuleScope() {
   if (name_ == nullptr) return;
-  ThreadState& s = state();
-  if (s.recorders > 0 && at::sequence_number::peek() > first_node_) {
-    s.ranges.push_back({first_node_, at::sequence_number::peek(), path_of(s.open, s.open.back().pass)});
+  auto& open = open_scopes();
+  if (const auto ranges = NodeRecorder::current(); ranges && at::sequence_number::peek() > first_node_) {
+    ranges->add({first_node_, at::sequence_number::peek(), path_of(open, open.back().pass)});
   }
-  s.open.pop_back();
+  open.pop_back();
 }
 
-std::string ModuleScope::path() { return path_of(state().open, torch::autograd::get_current_graph_task_id()); }
-
-NodeRecorder::NodeRecorder() { ++state().recorders; }
-
-NodeRecorder::~NodeRecorder() {
-  ThreadState& s = state();
-  if (--s.recorders == 0) s.ranges.clear();
-}
+std::string ModuleScope::path() { return path_of(open_scopes(), torch::autograd::get_current_graph_task_id()); }
 
 Place current_place() {
-  ThreadState& s = state();
+  const auto& open = open_scopes();
   const int pass = torch::autograd::get_current_graph_task_id();
-  if (pass < 0) return {path_of(s.open, pass), Phase::forward};
-  const bool recomputes = !s.open.empty() && s.open.back().pass == pass;
-  return {recomputes ? path_of(s.open, pass) : module_of_node(s, pass), Phase::backward};
+  if (pass < 0) return {path_of(open, pass), Phase::forward};
+  const bool recomputes = !open.empty() && open.back().pass == pass;
+  return {recomputes ? path_of(open, pass) : NodeRecorder::module_of_node(pass), Phase::backward};
 }
 
 }  // namespace dtensor

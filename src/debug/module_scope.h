@@ -4,16 +4,27 @@
 #include <string>
 
 #include "dtensor/debug.h"
+#include "dtensor/scoped_value.h"
 
 namespace dtensor {
 
-// While one lives on this thread, scopes remember which autograd nodes they made.
+// While one lives on this thread, scopes remember which autograd nodes they made; so it is known on the threads on
+// which autograd runs them.
 class NodeRecorder {
  public:
   NodeRecorder();
   ~NodeRecorder();
   NodeRecorder(const NodeRecorder&) = delete;
   NodeRecorder& operator=(const NodeRecorder&) = delete;
+
+  struct Ranges;
+  using RangesPtr = std::shared_ptr<Ranges>;
+  static RangesPtr current();  // null where nobody records
+  // Of the node that runs on this thread in backward pass `pass`, or ran last.
+  static std::string module_of_node(int pass);
+
+ private:
+  ScopedValue<RangesPtr> scope_;
 };
 
 struct Place {

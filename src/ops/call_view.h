@@ -71,12 +71,10 @@ struct CallView {
   }
   CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
 
-  // Lists come by the hundred.
-  void reserve(std::size_t more) {
-    constexpr std::size_t kLong = 16;
-    if (more < kLong) return;
-    if (key.capacity() < key.size() + more) key.reserve(key.size() + 6 * more);
-    if (operands.capacity() < operands.size() + more) operands.reserve(operands.size() + 6 * more);
+  // A list, which may be of hundreds.
+  void add(at::TensorList values) {
+    key.list(values.size());
+    for (const auto& value : values.slice(add_usual(values))) add(value.unsafeGetTensorImpl());
   }
 
   // All that a call asks of an operand is asked here: a list's operands do not fit into the nearest cache, so that each
@@ -98,6 +96,7 @@ struct CallView {
 
  private:
   void note_policy();
+  std::size_t add_usual(at::TensorList values);
   void add_plain(c10::TensorImpl* impl);
   DTensorImpl* exchange(DTensorImpl& operand);
   void walk(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);

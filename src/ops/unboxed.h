@@ -4,7 +4,6 @@
 
 #include <ATen/core/boxing/impl/boxing.h>
 #include <c10/core/SymIntArrayRef.h>
-#include <c10/core/UndefinedTensorImpl.h>
 
 #include <tuple>
 
@@ -21,11 +20,7 @@ inline void note(CallView& view, const at::Tensor& value) { view.add(value.unsaf
 inline void note(CallView& view, const std::optional<at::Tensor>& value) {
   view.add(value.has_value() ? value->unsafeGetTensorImpl() : nullptr);
 }
-inline void note(CallView& view, at::TensorList values) {
-  view.key.list(values.size());
-  view.reserve(values.size());
-  for (const auto& value : values) view.add(value.unsafeGetTensorImpl());
-}
+inline void note(CallView& view, at::TensorList values) { view.add(values); }
 inline void note(CallView& view, std::int64_t value) { view.key.integer(value); }
 inline void note(CallView& view, const c10::SymInt& value) { view.key.integer(value.expect_int()); }
 inline void note(CallView& view, bool value) { view.key.boolean(value); }
@@ -85,24 +80,18 @@ inline std::optional<at::Tensor> localize(const std::optional<at::Tensor>& value
   return value.has_value() ? std::optional<at::Tensor>(localize(*value)) : std::nullopt;
 }
 // The DTensors of a list own their local tensors for as long as the call lasts: counting references to hundreds would
-// cost as much as a fused step does.
+// cost as much as a fused step does. A tensor is a pointer, so a list of pointers is a list of tensors that owns none.
 class BorrowedTensors {
  public:
-  explicit BorrowedTensors(at::TensorList values) {
-    tensors_.reserve(values.size());
-    for (const auto& value : values) tensors_.emplace_back(Pointer::reclaim(localize(value).unsafeGetTensorImpl()));
+  explicit BorrowedTensors(at::TensorList values) : pointers_(values.size()) {
+    static_assert(sizeof(at::Tensor) == sizeof(c10::TensorImpl*) && std::is_standard_layout_v<at::Tensor>);
+    for (std::size_t i = 0; i < values.size(); ++i) pointers_[i] = localize(values[i]).unsafeGetTensorImpl();
   }
-  ~BorrowedTensors() {
-    for (auto& tensor : tensors_) tensor.unsafeReleaseTensorImpl();
-  }
-  BorrowedTensors(const BorrowedTensors&) = delete;
-  BorrowedTensors& operator=(const BorrowedTensors&) = delete;
 
-  operator at::TensorList() const { return tensors_; }
+  operator at::TensorList() const { return {reinterpret_cast<const at::Tensor*>(pointers_.data()), pointers_.size()}; }
 
  private:
-  using Pointer = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  std::vector<at::Tensor> tensors_;
+  std::vector<c10::TensorImpl*> pointers_;
 };
 inline BorrowedTensors localize(at::TensorList values) { return BorrowedTensors(values); }
 template <class T>

@@ -3,6 +3,7 @@
 
 #include <thread>
 
+#include "debug/module_scope.h"
 #include "dtensor/hooks.h"
 #include "other_device/register.h"
 #include "other_device/step.h"
@@ -165,6 +166,30 @@ TEST(OtherDevice, ModesAndListenersReachAutogradsThreads) {
     pass();
     EXPECT_EQ(refused, 1);
     EXPECT_EQ(heard_there, 0);
+    autograd.set_multithreading_enabled(false);
+  });
+}
+
+TEST(OtherDevice, WhatABackwardDoesOnAutogradsThreadsKnowsItsModule) {
+  on_device_mesh({1, 1}, [](const DeviceMesh& mesh) {
+    auto& autograd = c10::AutogradState::get_tls_state();
+    autograd.set_multithreading_enabled(true);
+    const auto x = distribute_tensor(at::ones({4, 3}), mesh, {Replicate(), Shard(0)}).requires_grad_();
+    const std::string name = "block";
+    const NodeRecorder recorder;
+    at::Tensor y;
+    {
+      const ModuleScope scope(name);
+      y = x * 2;
+    }
+    const auto outside = std::this_thread::get_id();
+    std::vector<std::string> seen;
+    const EventListener listener([&](const Event& event) {
+      if (event.kind == Event::Kind::op && std::this_thread::get_id() != outside)
+        seen.push_back(event.name + " in " + current_place().module);
+    });
+    y.sum().backward();
+    EXPECT_EQ(std::count(seen.begin(), seen.end(), "aten::mul.Scalar in block"), 1) << c10::Join(", ", seen);
     autograd.set_multithreading_enabled(false);
   });
 }
