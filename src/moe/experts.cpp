@@ -4,6 +4,9 @@
 
 #include <ATen/ATen.h>
 
+#include <optional>
+
+#include "dtensor/tensor.h"
 #include "moe/node.h"
 #include "moe/row_kernels.h"
 
@@ -99,31 +102,42 @@ at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const std::vec
 
 struct ExpertWeightCache::Key {
   struct One {
-    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;   // these keep their addresses from being used again
-    c10::weak_intrusive_ptr<c10::StorageImpl> memory;  // another one after set_data
-    std::uint32_t version;
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;  // these keep their addresses from being used again
+    std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> memory;  // another one after set_data
+    std::uint64_t version;
   };
   std::vector<One> ones;
 
   static std::vector<at::Tensor> list(const ExpertWeights& w) {
+    if (!w.parameters.empty()) return w.parameters;
     return w.w3.defined() ? std::vector<at::Tensor>{w.w1, w.w2, w.w3} : std::vector<at::Tensor>{w.w1, w.w2};
+  }
+  // A DTensor counts writes and new data by itself.
+  static One describe(const at::Tensor& t) {
+    One one{c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr()), {}, 0};
+    if (is_dtensor(t)) {
+      one.version = DTensor(t).generation();
+    } else {
+      one.memory = t.storage().getWeakStorageImpl();
+      one.version = t.is_inference() ? 0 : t._version();
+    }
+    return one;
   }
   void set(const ExpertWeights& w) {
     ones.clear();
-    for (const auto& t : list(w)) {
-      ones.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr()), t.storage().getWeakStorageImpl(),
-                      t.is_inference() ? 0 : t._version()});
-    }
+    for (const auto& t : list(w)) ones.push_back(describe(t));
   }
   bool holds(const ExpertWeights& w) const {
     const auto tensors = list(w);
     if (ones.size() != tensors.size()) return false;
     for (std::size_t i = 0; i < ones.size(); ++i) {
-      const auto& t = tensors[i];
       // Inference tensors have no version: their content may change unseen.
-      if (t.is_inference() || ones[i].tensor.expired() || ones[i].version != t._version()) return false;
-      if (ones[i].tensor._unsafe_get_target() != t.unsafeGetTensorImpl()) return false;
-      if (ones[i].memory._unsafe_get_target() != t.storage().unsafeGetStorageImpl()) return false;
+      if (tensors[i].is_inference() || ones[i].tensor.expired()) return false;
+      const auto now = describe(tensors[i]);
+      const auto target = [](const auto& weak) { return weak._unsafe_get_target(); };
+      if (target(ones[i].tensor) != target(now.tensor) || ones[i].version != now.version) return false;
+      if (ones[i].memory.has_value() != now.memory.has_value()) return false;
+      if (now.memory && target(*ones[i].memory) != target(*now.memory)) return false;
     }
     return true;
   }

@@ -193,6 +193,9 @@ ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {
   const auto split = parallel_ ? parallel_->split : std::vector<std::string>();
   const auto local = [&](const at::Tensor& w) { return moe::expert_parameter(w, split, pass.mapping); };
   ExpertWeights w{local(experts.w1), local(experts.w2), local(experts.w3)};
+  for (const auto& parameter : {experts.w1, experts.w2, experts.w3}) {
+    if (parameter.defined() && is_dtensor(parameter)) w.parameters.push_back(parameter);
+  }
   if (at::GradMode::is_enabled()) {
     w.again1 = moe::gather_again(experts.w1, split);
     w.again2 = moe::gather_again(experts.w2, split);

@@ -90,6 +90,31 @@ TEST(MoeEdges, TheSequenceOfCollectivesDoesNotDependOnTheData) {
   EXPECT_GE(seen[0].size(), 5u);
 }
 
+// Weights that are gathered for each pass are packed once, until a parameter is written to.
+TEST(MoeEdges, PackedWeightsAreKeptWhereverTheExpertsAreStored) {
+  for (const Shape& shape : {Shape{1, 2}, Shape{2, 1}, Shape{2, 2}}) {
+    run_local(count(shape), [&](Communicator world) {
+      const auto mesh = init_device_mesh(world, at::kCPU, shape, {"edp", "ep"});
+      auto options = small_options();
+      options.router.choice = RouterChoice::round_robin;
+      MixtureOfExperts layer(options), plain(options);
+      fill(layer, 5), fill(plain, 5);
+      apply_expert_parallel(layer, mesh);
+      const auto values = Draw(7).normal({8, 8});
+      const auto x = distribute_tensor(values, mesh, {Shard(0), Shard(0)});
+      const at::NoGradGuard no_grad;
+      for (std::uint64_t pass = 0; pass < 5; ++pass) {
+        expect_close(layer.forward(x), plain.forward(values), "y");
+        EXPECT_EQ(layer.weight_cache().misses(), 1U);
+        EXPECT_EQ(layer.weight_cache().hits(), pass);
+      }
+      layer.experts.w2.mul_(2), plain.experts.w2.mul_(2);
+      expect_close(layer.forward(x), plain.forward(values), "y after a write");
+      EXPECT_EQ(layer.weight_cache().misses(), 2U);
+    });
+  }
+}
+
 // Five tokens on two ranks: the rule by which experts are chosen says what others send only where all have equally
 // many.
 TEST(MoeEdges, UnevenTokensOnTheEqualPathAreOneErrorOnEveryRank) {

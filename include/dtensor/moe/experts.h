@@ -51,10 +51,11 @@ DTENSOR_API AlignedGroups align_groups(const at::Tensor& counts, std::int64_t ro
 struct ExpertWeights {
   at::Tensor w1, w2, w3 = {};
   WeightAgain again1 = {}, again2 = {}, again3 = {};  // packed only
+  std::vector<at::Tensor> parameters = {};  // DTensors that these are this rank's part of, gathered for the pass
 };
 
 // Gate and up weights in one tensor, and down weights transposed, for passes without gradients. Kept for the same
-// tensors at the same version: a write to a weight misses.
+// tensors (or the parameters that they are gathered from) at the same version: a write to a weight misses.
 class DTENSOR_API ExpertWeightCache {
  public:
   ExpertWeightCache();
