@@ -50,6 +50,15 @@ void add_job_flags(CLI::App& app, Options& o, std::string& mesh, std::string& dt
   app.add_option("--dropout", o.dropout, "probability")->check(CLI::Range(0.0, 0.99));
   app.add_option("--dtype", dtype, "float32, float64 or bfloat16")
       ->check(CLI::IsMember({"float32", "float64", "bfloat16"}));
+  app.add_option("--schedule", o.schedule,
+                 "of a mesh with pp: gpipe, 1f1b, interleaved, bfs, zb-h1, zbv, dualpipev, or a file with one as text")
+      ->capture_default_str();
+  app.add_option("--microbatches", o.microbatches, "pieces of a batch in a pipeline")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  app.add_option("--chunks", o.chunks, "stages of each rank of a pipeline; default: the schedule's")
+      ->check(CLI::Range(1, 1 << 10));
+  app.add_option("--schedule-plot", o.schedule_plot, "write the last step of a pipeline as measured to this SVG file");
   app.add_flag("--compare", o.compare, "train on one device too and compare the loss curves");
 }
 
@@ -114,6 +123,22 @@ Dtype parse_dtype(const std::string& text) {
   throw UsageError("--dtype: unknown " + text);
 }
 
+// What means something with stages only, or not with them.
+void check_pipeline(const CLI::App& app, const Options& o) {
+  const bool stages = o.mesh && o.mesh->pp > 1;
+  for (const char* flag : {"--schedule", "--microbatches", "--chunks", "--schedule-plot"}) {
+    if (!stages && app.count(flag) > 0) throw UsageError(fmt::format("{} needs a --mesh with pp", flag));
+  }
+  if (!stages) return;
+  for (const char* flag : {"--grad-accum", "--memory", "--load-plot"}) {
+    if (app.get_option_no_throw(flag) != nullptr && app.count(flag) > 0) {
+      throw UsageError(fmt::format("{} is not served with stages (pp)", flag));
+    }
+  }
+  if (o.parallel != "fsdp") throw UsageError("stages (pp) need --parallel fsdp");
+  if (o.microbatches > o.batch) throw UsageError("--microbatches: more pieces than sequences in a batch");
+}
+
 void settle_sizes(Options& o) {
   const bool tiny = o.model == "tiny";
   if (o.batch == 0) o.batch = tiny ? 8 : 4;
@@ -151,6 +176,8 @@ Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_st
   if (app.count("--mesh") > 0) options.mesh = parse_mesh(mesh);
   options.dtype = parse_dtype(dtype);
   settle_sizes(options);
+  check_pipeline(app, options);
+  if (options.mesh && options.mesh->pp > 1) options.grad_accum = options.microbatches;  // pieces of a batch, either way
   if (options.experts) check_experts(app, *options.experts);
   return options;
 }

@@ -15,9 +15,10 @@ class UsageError : public std::runtime_error {
 };
 
 struct MeshShape {
-  std::int64_t replicate = 1, shard = 1, tp = 1;
-  std::int64_t size() const { return replicate * shard * tp; }
-  std::string str() const;  // replicate=1, shard=2, tp=2
+  std::int64_t replicate = 1, shard = 1, tp = 1, pp = 1;
+  std::int64_t size() const { return pp * stage_size(); }
+  std::int64_t stage_size() const { return replicate * shard * tp; }
+  std::string str() const;  // replicate=1, shard=2, tp=2; before them pp=2 where there are stages
 };
 
 enum class Dtype : std::uint8_t { float32, float64, bfloat16 };
@@ -48,6 +49,9 @@ struct Options {
   bool loss_parallel = false, sequence_parallel = false, checkpoint_activations = false;
   bool compare = false, bf16 = false, memory = false;
   std::int64_t grad_accum = 1;
+  std::string schedule = "1f1b";  // of a pipeline: a name, or a file with a schedule as text
+  std::string schedule_plot;
+  int microbatches = 4, chunks = 0;  // chunks: stages of a rank; 0: the schedule's own number
   double dropout = 0, lr = 1e-3, clip = 1;
   std::int64_t steps = 100, warmup = 10;
   std::int64_t batch = 0, seq = 0, hidden = 0, layers = 0;  // 0: the model's default

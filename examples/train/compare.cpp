@@ -62,8 +62,7 @@ Comparison compare_with_one_device(const Options& options, const Corpus& corpus,
   result.largest = largest(result.difference);
   result.first = result.difference.front();
   result.bound = result.first_bound = floor_of(options);
-  // Dropout draws by position in the batch, so a split batch is another run and gives no spread.
-  const bool has_spread = options.dtype != Dtype::float64 && options.dropout == 0 && options.batch > 1 && sums;
+  const bool has_spread = options.dtype != Dtype::float64 && options.batch > 1 && sums;
   if (!result.equal() && has_spread) {
     const auto split = from_there(losses(train_on_one_device(options, corpus, /*pieces=*/2)));
     result.bound = std::max(result.bound, 3 * largest(relative_difference(split, result.reference)));

@@ -85,17 +85,38 @@ Gpt::Gpt(const GptConfig& c)
   register_module("lm_head", lm_head_);
 }
 
-Gpt::Output Gpt::run(const at::Tensor& ids) const {
-  Output out;
-  at::Tensor x = dropout(config_.dropout, wte_.forward(constrain("in", ids)));
-  for (const auto& block : blocks_) {
-    const auto run = [&block = *block](const std::vector<at::Tensor>& y) { return block.forward(y[0]); };
-    const auto made = config_.checkpoint_blocks ? dtensor::checkpoint(run, {x}) : run({x});
-    x = made[0];
-    out.router_losses.insert(out.router_losses.end(), made.begin() + 1, made.end());
-  }
-  out.logits = constrain("out", lm_head_.forward(ln_.forward(x)));
+std::vector<at::Tensor> Gpt::run_block(const Block& block, const std::vector<at::Tensor>& in) const {
+  const auto run = [&block](const std::vector<at::Tensor>& x) { return block.forward(x[0]); };
+  auto out = config_.checkpoint_blocks ? dtensor::checkpoint(run, {in[0]}) : run({in[0]});
+  out.insert(out.begin() + 1, in.begin() + 1, in.end());
   return out;
+}
+
+// Costs are counts of parameters that a token meets.
+std::vector<dtensor::pipeline::Layer> Gpt::layers() const {
+  using Tensors = dtensor::pipeline::Tensors;
+  const auto embed = [this](const Tensors& in) {
+    return Tensors{dropout(config_.dropout, wte_.forward(constrain("in", in[0])))};
+  };
+  const auto head = [this](Tensors in) {
+    in[0] = constrain("out", lm_head_.forward(ln_.forward(in[0])));
+    return in;
+  };
+  const auto hidden = static_cast<double>(config_.hidden);
+  std::vector<dtensor::pipeline::Layer> layers{{"wte", embed, hidden}};
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    layers.push_back({"h." + std::to_string(i),
+                      [this, &block = *blocks_[i]](const Tensors& in) { return run_block(block, in); },
+                      hidden * (4 * hidden + 2 * static_cast<double>(config_.ffn))});
+  }
+  layers.push_back({"lm_head", head, hidden * static_cast<double>(config_.vocabulary)});
+  return layers;
+}
+
+Gpt::Output Gpt::run(const at::Tensor& ids) const {
+  dtensor::pipeline::Tensors values{ids};
+  for (const dtensor::pipeline::Layer& layer : layers()) values = layer.forward(values);
+  return {values[0], {values.begin() + 1, values.end()}};
 }
 
 std::int64_t parameter_count(GptConfig config) {

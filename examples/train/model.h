@@ -11,6 +11,7 @@
 
 #include "dtensor/moe.h"
 #include "dtensor/nn.h"
+#include "dtensor/pipeline.h"
 
 namespace train {
 
@@ -66,10 +67,15 @@ class Gpt final : public dtensor::nn::Module {
     std::vector<at::Tensor> router_losses;  // scalars, to be added to the mean loss
   };
   Output run(const at::Tensor& ids) const;  // ids: int64 [batch, sequence]
+  // The same as layers in a row, for the stages of a pipeline: the embedding takes the ids, a block the activation and
+  // the routers' losses so far, the head puts out the logits and these losses.
+  std::vector<dtensor::pipeline::Layer> layers() const;
   at::Tensor forward(const at::Tensor& ids) const { return run(ids).logits; }
   const std::vector<std::unique_ptr<Block>>& blocks() const { return blocks_; }
 
  private:
+  std::vector<at::Tensor> run_block(const Block& block, const std::vector<at::Tensor>& in) const;
+
   GptConfig config_;
   dtensor::nn::Embedding wte_;
   std::vector<std::unique_ptr<Block>> blocks_;

@@ -87,12 +87,32 @@ dtensor::FsdpOptions expert_options(dtensor::FsdpOptions how, std::int64_t edp) 
 }
 
 // On their sparse view of the ranks; none where there are no experts, or one rank has all.
-dtensor::DeviceMesh distribute_experts(Gpt& model, const dtensor::DeviceMesh& mesh, const Options& options) {
+dtensor::DeviceMesh distribute_experts(dtensor::nn::Module& model, const dtensor::DeviceMesh& mesh,
+                                       const Options& options) {
   if (!options.experts || mesh.size() == 1) return {};
   const auto shape = fit_sparse(*options.experts, {mesh.size("replicate"), mesh.size("shard"), mesh.size("tp")});
   const auto sparse = mesh.view({shape.edp, shape.ep, shape.etp}, {"edp", "ep", "etp"});
   dtensor::apply_expert_parallel(model, sparse);
   return sparse;
+}
+
+// A block's experts, if there are any, then the rest of it.
+void shard_block(dtensor::nn::Module& block, const dtensor::DeviceMesh& mesh, const dtensor::DeviceMesh& sparse,
+                 const dtensor::FsdpOptions& how, std::vector<dtensor::FsdpUnit>& units) {
+  if (sparse)
+    units.push_back(fully_shard(dtensor::expert_parameters(block), sparse, expert_options(how, sparse.size("edp"))));
+  units.push_back(fully_shard(block, mesh, how));
+}
+
+// The entries of a plan that are about the child of that name ("h.3" goes by "h.*"), as that module sees them.
+dtensor::ParallelPlan part_of_plan(const dtensor::ParallelPlan& plan, const std::string& child) {
+  const std::string name = child.starts_with("h.") ? "h.*" : child;
+  dtensor::ParallelPlan part;
+  for (const auto& [pattern, style] : plan) {
+    if (pattern == name) part.emplace_back("", style);
+    if (pattern.starts_with(name + ".")) part.emplace_back(pattern.substr(name.size() + 1), style);
+  }
+  return part;
 }
 
 }  // namespace
@@ -107,12 +127,32 @@ std::vector<dtensor::FsdpUnit> distribute(Gpt& model, const dtensor::DeviceMesh&
   }
   const auto how = fsdp_options(options);
   std::vector<dtensor::FsdpUnit> units;
-  for (const auto& block : model.blocks()) {
-    const auto experts = dtensor::expert_parameters(*block);
-    if (sparse) units.push_back(fully_shard(experts, sparse, expert_options(how, sparse.size("edp"))));
-    units.push_back(fully_shard(*block, mesh, how));
-  }
+  for (const auto& block : model.blocks()) shard_block(*block, mesh, sparse, how, units);
   units.push_back(fully_shard(model, mesh, how));
+  return units;
+}
+
+std::vector<dtensor::FsdpUnit> distribute(Gpt& model, const Stages& stages, const Options& options) {
+  const auto plan = tensor_parallel_plan(options);
+  const auto how = fsdp_options(options);
+  std::vector<dtensor::FsdpUnit> units;
+  for (int stage = 0; stage < stages.count(); ++stage) {
+    dtensor::NamedTensors rest;
+    dtensor::DeviceMesh mesh;
+    for (const Stages::Part& part : stages.parts()) {
+      if (part.stage != stage) continue;
+      mesh = part.mesh;
+      const bool block = part.name.starts_with("h.");
+      const auto sparse = block ? distribute_experts(*part.module, mesh, options) : dtensor::DeviceMesh();
+      parallelize(*part.module, mesh, part_of_plan(plan, part.name));
+      if (block) {
+        shard_block(*part.module, mesh, sparse, how, units);
+      } else {
+        for (auto& item : part.module->named_parameters(part.name)) rest.push_back(std::move(item));
+      }
+    }
+    if (!rest.empty()) units.push_back(fully_shard(rest, mesh, how));
+  }
   return units;
 }
 

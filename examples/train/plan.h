@@ -8,6 +8,7 @@
 #include "dtensor/mesh.h"
 #include "dtensor/parallelize.h"
 #include "model.h"
+#include "stages.h"
 
 namespace train {
 
@@ -22,6 +23,9 @@ dtensor::ParallelPlan tensor_parallel_plan(const Options& options);
 // block, the block and then the rest as a unit (--parallel fsdp), or each parameter by itself. Returns the units in the
 // order of their use.
 std::vector<dtensor::FsdpUnit> distribute(Gpt& model, const dtensor::DeviceMesh& mesh, const Options& options);
+
+// The same of a model in stages, each on the mesh of its own.
+std::vector<dtensor::FsdpUnit> distribute(Gpt& model, const Stages& stages, const Options& options);
 
 // ids, targets and, by propagation, every activation between blocks: the batch over replicate and shard.
 dtensor::Placements batch_placements();

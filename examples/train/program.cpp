@@ -14,6 +14,7 @@
 #include "plot.h"
 #include "progress.h"
 #include "run.h"
+#include "stages.h"
 #include "trace.h"
 
 namespace train {
@@ -49,6 +50,7 @@ std::string find_usage_error(const dtensor::Communicator& world, const Options& 
   try {
     const auto shape = fit_mesh(options, world.size());
     if (options.experts) fit_sparse(*options.experts, shape);
+    if (shape.pp > 1) schedule_of(options, static_cast<int>(shape.pp));
   } catch (const UsageError& error) {
     return error.what();
   }
@@ -130,6 +132,7 @@ void check_files(const Options& options) {
   check_writable("--log", options.log);
   check_writable("--plot", options.plot);
   check_writable("--trace", options.trace);
+  check_writable("--schedule-plot", options.schedule_plot);
   if (options.experts) check_writable("--load-plot", options.experts->load_plot);
   check_can_save("--save", options.save);
 }

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <chrono>
+#include <fstream>
 #include <optional>
 
 #include "dtensor/events.h"
@@ -14,6 +15,7 @@
 #include "load.h"
 #include "optimizer.h"
 #include "plan.h"
+#include "stages.h"
 #include "state.h"
 
 namespace train {
@@ -75,6 +77,7 @@ struct Job {
   std::int64_t pieces = 1;
   dtensor::DeviceMesh mesh = {};  // empty: one device, which neither loads nor saves
   MemoryUse* memory = nullptr;    // null: not measured
+  Stages* stages = nullptr;       // null: no pipeline
 };
 
 double to_number(const at::Tensor& scalar) {
@@ -101,14 +104,20 @@ double run_piece(const Job& job, const at::Tensor& ids, const at::Tensor& target
 }
 
 double run_batch(const Job& job, const Batch& batch) {
+  if (job.stages != nullptr) return job.stages->run(batch);
   if (job.pieces == 1) return run_piece(job, batch.ids, batch.targets, 1);
   const auto ids = batch.ids.chunk(job.pieces), targets = batch.targets.chunk(job.pieces);
+  const auto random = job.batch_mesh ? get_rng_state(job.batch_mesh) : dtensor::RngState();
   double loss = 0;
+  std::int64_t first = 0;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     const double share = static_cast<double>(ids[i].numel()) / static_cast<double>(batch.ids.numel());
+    const dtensor::BatchRows rows({first, ids[i].size(0), batch.ids.size(0)});  // dropout is that of the whole batch
+    if (job.batch_mesh) set_rng_state(job.batch_mesh, random);
     std::optional<dtensor::NoGradientSync> later;
     if (i + 1 < ids.size()) later.emplace();
     loss += run_piece(job, ids[i], targets[i], share);
+    first += ids[i].size(0);
   }
   return loss;
 }
@@ -121,6 +130,7 @@ void train_step(const Job& job, Optimizer& optimizer, StepRecord& record) {
   record.loss = run_batch(job, job.corpus.batch(o.seed, record.step, o.batch, o.seq));
   if (job.memory != nullptr) job.memory->measure_parameters(job.model.named_parameters());
   record.grad_norm = to_number(optimizer.step());
+  if (job.stages != nullptr) return job.stages->update_load_balancers();
   if (o.experts)
     dtensor::update_load_balancers(job.model, job.mesh ? job.mesh.communicator() : dtensor::Communicator());
 }
@@ -131,7 +141,7 @@ StepRecord run_step(const Job& job, Optimizer& optimizer, std::int64_t step) {
   const auto begin = std::chrono::steady_clock::now();
   train_step(job, optimizer, record);
   record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  if (o.experts && o.experts->show_load) {
+  if (o.experts && o.experts->show_load && job.stages == nullptr) {
     add_load(job.model, job.mesh ? job.mesh.world() : dtensor::Communicator(), o.experts->etp, record);
   }
   return record;
@@ -170,8 +180,29 @@ void make_plain(Gpt& model) {
 
 }  // namespace
 
+namespace {
+
+std::vector<StepRecord> train_in_stages(const dtensor::Communicator& world, const Options& options,
+                                        const Corpus& corpus, const OnStep& on_step) {
+  const dtensor::DeviceMesh mesh = make_pipeline_mesh(world, fit_mesh(options, world.size()));
+  Gpt model(meta_config(options));
+  Stages stages(model, mesh, options);
+  const auto units = distribute(model, stages, options);
+  dtensor::manual_seed(mesh, options.seed);
+  model.reset();
+  auto records =
+      run_steps({.options = options, .corpus = corpus, .model = model, .mesh = mesh, .stages = &stages}, on_step);
+  if (options.schedule_plot.empty()) return records;
+  const std::string picture = stages.picture();
+  if (world.rank() == 0) std::ofstream(options.schedule_plot) << picture;
+  return records;
+}
+
+}  // namespace
+
 std::vector<StepRecord> train_on_mesh(const dtensor::Communicator& world, const Options& options, const Corpus& corpus,
                                       const OnStep& on_step, MemoryUse* memory) {
+  if (options.mesh && options.mesh->pp > 1) return train_in_stages(world, options, corpus, on_step);
   const dtensor::DeviceMesh mesh = make_mesh(world, fit_mesh(options, world.size()));
   Gpt model(meta_config(options));
   const auto units = distribute(model, mesh, options);

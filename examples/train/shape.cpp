@@ -8,7 +8,10 @@
 
 namespace train {
 
-std::string MeshShape::str() const { return fmt::format("replicate={}, shard={}, tp={}", replicate, shard, tp); }
+std::string MeshShape::str() const {
+  return (pp > 1 ? fmt::format("pp={}, ", pp) : "") +
+         fmt::format("replicate={}, shard={}, tp={}", replicate, shard, tp);
+}
 
 namespace {
 
@@ -24,14 +27,14 @@ std::int64_t parse_axis_size(const std::string& text, const std::string& entry) 
 MeshShape parse_mesh(const std::string& text) {
   MeshShape shape;
   std::map<std::string, std::int64_t*> axes = {
-      {"replicate", &shape.replicate}, {"shard", &shape.shard}, {"tp", &shape.tp}};
+      {"replicate", &shape.replicate}, {"shard", &shape.shard}, {"tp", &shape.tp}, {"pp", &shape.pp}};
   std::istringstream entries(text);
   for (std::string entry; std::getline(entries, entry, ',');) {
     const std::size_t equal = std::min(entry.find('='), entry.size());
     const std::string name = entry.substr(0, equal);
     const auto axis = axes.find(name);
     if (axis == axes.end()) {
-      throw UsageError("--mesh: '" + name + "' is not one of replicate, shard, tp, or is given twice");
+      throw UsageError("--mesh: '" + name + "' is not one of replicate, shard, tp, pp, or is given twice");
     }
     *axis->second = parse_axis_size(equal < entry.size() ? entry.substr(equal + 1) : "", entry);
     axes.erase(axis);
@@ -65,7 +68,7 @@ SparseShape fit_sparse(const ExpertFlags& flags, const MeshShape& dense) {
   if (flags.etp != 1 && flags.etp != dense.tp) {
     throw UsageError(fmt::format("--etp {}: 1, or as many as tp ({})", flags.etp, dense.tp));
   }
-  const auto rest = dense.size() / flags.etp;
+  const auto rest = dense.stage_size() / flags.etp;
   const auto fits = [&](std::int64_t ep) { return rest % ep == 0 && flags.experts % ep == 0; };
   auto ep = flags.ep > 0 ? flags.ep : rest;
   while (flags.ep == 0 && !fits(ep)) --ep;

@@ -72,7 +72,7 @@ using ParallelStyle = std::variant<ColwiseParallel, RowwiseParallel, SequencePar
 
 // Patterns over full names of modules, parameters and activation points; "*" stands for any part of a name between
 // dots,
-// "**" for any part: {"h.*.attn.q_proj", ColwiseParallel()}.
+// "**" for any part: {"h.*.attn.q_proj", ColwiseParallel()}. An empty pattern is the model itself.
 using ParallelPlan = std::vector<std::pair<std::string, ParallelStyle>>;
 
 struct ParallelizeOptions {

@@ -75,6 +75,9 @@ class DTENSOR_API Pipeline {
   const std::vector<int>& stages() const;
   int last_stage() const;
   DeviceMesh stage_mesh() const;
+  // That of any stage: a model whose parameters all lie on their stages' meshes is whole on every rank, and costs
+  // memory only for this rank's stages; optimizers, clipping and checkpoints then work as without a pipeline.
+  DeviceMesh stage_mesh(int stage) const;
   const Schedule& schedule() const;
 
   // Sets what a stage of this rank computes.
@@ -95,6 +98,11 @@ class DTENSOR_API Pipeline {
   // dtensor::clip_grad_norm_ over the parameters of all stages: each rank gives its own, copies of tied ones too, which
   // count once. Collective. Returns the total norm, a float64 number.
   at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm);
+
+  // Gives parameters on the meshes of other ranks' stages a gradient: a handle without data, as they have one in a
+  // program in which every rank runs every operator. Optimizers, clipping and checkpoints over the whole model then go
+  // the same way on all ranks. Every parameter that wants a gradient must get one on its own ranks.
+  void give_gradients_elsewhere(const std::vector<at::Tensor>& parameters) const;
 
   // The actions of all ranks of this rank's line, as schedule_svg() takes them. Collective.
   std::vector<std::vector<TimedAction>> gather_actions(const std::vector<TimedAction>& own) const;

@@ -63,7 +63,8 @@ struct Matcher {
   std::size_t each_parameter(bool of_modules, const PlacementOf& placement_of) {
     std::size_t count = 0;
     for (const auto& [name, tensor] : names.parameters) {
-      const bool by_module = of_modules && matches(pattern, parent_name(name)) && name.find('.') != std::string::npos;
+      const bool own = name.find('.') == std::string::npos;  // the model's, which only an empty pattern names
+      const bool by_module = of_modules && (own ? pattern.empty() : matches(pattern, parent_name(name)));
       if (!by_module && !matches(pattern, name)) continue;
       claim(parameters, name, {pattern, placement_of(name, *tensor)});
       ++count;

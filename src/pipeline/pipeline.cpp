@@ -14,12 +14,19 @@
 namespace dtensor::pipeline {
 namespace {
 
-DeviceMesh without_axis(const DeviceMesh& mesh, const std::string& axis) {
-  std::vector<std::string> names;
-  for (const std::string& name : mesh.names()) {
-    if (name != axis) names.push_back(name);
+// The ranks at `coordinate` of an axis, as a mesh of the other axes; none where there are no others.
+DeviceMesh slice_of(const DeviceMesh& mesh, const std::string& axis, std::int64_t coordinate) {
+  const auto dim = static_cast<std::size_t>(mesh.dim(axis));
+  std::vector<std::int64_t> shape = mesh.shape().vec(), ranks;
+  std::vector<std::string> names = mesh.names();
+  std::int64_t inner = 1;
+  for (std::size_t d = dim + 1; d < shape.size(); ++d) inner *= shape[d];
+  for (std::int64_t i = 0; i < mesh.size(); ++i) {
+    if (i / inner % shape[dim] == coordinate) ranks.push_back(mesh.ranks()[static_cast<std::size_t>(i)]);
   }
-  return names.empty() ? DeviceMesh() : mesh[names];
+  shape.erase(shape.begin() + static_cast<std::ptrdiff_t>(dim));
+  names.erase(names.begin() + static_cast<std::ptrdiff_t>(dim));
+  return shape.empty() ? DeviceMesh() : device_mesh(mesh.world(), mesh.device_type(), ranks, shape, names);
 }
 
 bool communicates(const Schedule& schedule) {
@@ -84,7 +91,7 @@ Pipeline::Pipeline(const DeviceMesh& mesh, Schedule schedule, LossFunction loss,
   p.last = p.schedule.stages() - 1;
   if (!mesh.is_member()) return;
   p.line = mesh.communicator(p.options.axis);
-  p.slice = without_axis(mesh, p.options.axis);
+  p.slice = slice_of(mesh, p.options.axis, p.line.rank());
   p.rank = p.line.rank();
   for (int stage = 0; stage <= p.last; ++stage) {
     if (p.schedule.rank_of(stage) == p.rank) p.own.push_back(stage);
@@ -97,6 +104,9 @@ Pipeline::Pipeline(Pipeline&&) noexcept = default;
 const std::vector<int>& Pipeline::stages() const { return impl_->own; }
 int Pipeline::last_stage() const { return impl_->last; }
 DeviceMesh Pipeline::stage_mesh() const { return impl_->slice; }
+DeviceMesh Pipeline::stage_mesh(int stage) const {
+  return slice_of(impl_->mesh, impl_->options.axis, impl_->schedule.rank_of(stage));
+}
 const Schedule& Pipeline::schedule() const { return impl_->schedule; }
 
 void Pipeline::set_stage(int stage, StageFunction forward) {
@@ -184,6 +194,14 @@ at::Tensor Pipeline::clip_grad_norm_(const std::vector<at::Tensor>& parameters, 
   const double factor = max_norm / (norm.item<double>() + 1e-6);
   if (factor < 1 && !gradients.empty()) at::_foreach_mul_(gradients, factor);
   return norm;
+}
+
+void Pipeline::give_gradients_elsewhere(const std::vector<at::Tensor>& parameters) const {
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& parameter : parameters) {
+    if (!parameter.requires_grad() || parameter.grad().defined() || !is_dtensor(parameter)) continue;
+    if (!DTensor(parameter).mesh().is_member()) parameter.mutable_grad() = at::zeros_like(parameter);
+  }
 }
 
 std::vector<std::vector<TimedAction>> Pipeline::gather_actions(const std::vector<TimedAction>& own) const {

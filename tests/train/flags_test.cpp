@@ -89,6 +89,7 @@ struct Row {
 };
 
 const Words kOnShard = {"--mesh", "shard=2"}, kOnTp = {"--mesh", "tp=2"}, kOnFour = {"--mesh", "shard=4"};
+const Words kOnStages = {"--mesh", "pp=2", "--layers", "4"};
 
 std::string in_folder(const char* name) { return (folder() / name).string(); }
 
@@ -132,6 +133,10 @@ std::vector<Row> rows_of_both() {
       {"--log", {in_folder("other.jsonl")}, writes("other.jsonl", "loss")},
       {"--plot", {in_folder("loss.svg")}, writes("loss.svg", "</svg>")},
       {"--memory", {}, says("memory: parameters"), kOnShard},
+      {"--schedule", {"interleaved"}, more("pp"), kOnStages},
+      {"--microbatches", {"2"}, less("pp"), kOnStages},
+      {"--chunks", {"3"}, more("pp"), {"--mesh", "pp=2", "--layers", "4", "--schedule", "interleaved"}},
+      {"--schedule-plot", {in_folder("steps.svg")}, writes("steps.svg", "</svg>"), kOnStages},
       {"--trace", {in_folder("trace.json")}, writes("trace.json", "traceEvents")},
   };
 }

@@ -149,8 +149,9 @@ bool has_work(const Unit& unit) {
   return ranks(unit.axes.shard) * ranks(unit.axes.replicate) > 1;
 }
 
+// Outside the mesh the unit only says that its parameters are in one.
 void hang_on(const std::shared_ptr<Unit>& unit) {
-  const bool reduces = has_work(*unit) || unit->is_offloaded();
+  const bool reduces = unit->mesh.is_member() && (has_work(*unit) || unit->is_offloaded());
   for (std::size_t k = 0; k < unit->parameters.size(); ++k) {
     const DTensor parameter(unit->parameters[k].lock());
     set_use_hook(parameter, Member{unit, k});
@@ -200,7 +201,7 @@ FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh, con
   }
   fsdp::Schedule::join(schedule, *unit);
   for (const auto& other : joined) fsdp::Schedule::join(schedule, *other);
-  if (mesh.is_member()) fsdp::hang_on(unit);
+  fsdp::hang_on(unit);
   return FsdpUnit(std::move(unit));
 }
 

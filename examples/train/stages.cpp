@@ -1,0 +1,114 @@
+// Stages of the model, and its microbatches.
+#include "stages.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "dtensor/fully_shard.h"
+#include "plan.h"
+
+namespace train {
+
+namespace pipeline = dtensor::pipeline;
+
+dtensor::DeviceMesh make_pipeline_mesh(const dtensor::Communicator& world, const MeshShape& shape) {
+  return dtensor::init_device_mesh(world, c10::kCPU, {shape.pp, shape.replicate, shape.shard, shape.tp},
+                                   {"pp", "replicate", "shard", "tp"});
+}
+
+pipeline::Schedule schedule_of(const Options& options, int ranks) {
+  const auto& names = pipeline::schedule_names();
+  try {
+    if (std::find(names.begin(), names.end(), options.schedule) != names.end()) {
+      return pipeline::make_schedule(options.schedule, ranks, options.microbatches, options.chunks);
+    }
+    std::ifstream file(options.schedule);
+    if (!file) throw UsageError("--schedule: '" + options.schedule + "' is no schedule and no file that can be read");
+    std::ostringstream text;
+    text << file.rdbuf();
+    auto schedule = pipeline::Schedule::parse(text.str());
+    pipeline::check(schedule);
+    if (static_cast<int>(schedule.ranks.size()) == ranks && schedule.microbatches() == options.microbatches)
+      return schedule;
+    throw UsageError(fmt::format("--schedule {}: for {} ranks and {} microbatches, not {} and {}", options.schedule,
+                                 schedule.ranks.size(), schedule.microbatches(), ranks, options.microbatches));
+  } catch (const c10::Error& error) {
+    throw UsageError("--schedule: " + std::string(error.what_without_backtrace()));
+  }
+}
+
+namespace {
+
+at::Tensor mean_loss(const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
+  const at::Tensor loss = token_loss(outputs[0], targets[0]);
+  if (outputs.size() == 1) return loss;
+  return loss + at::stack(std::vector<at::Tensor>(outputs.begin() + 1, outputs.end())).sum();
+}
+
+std::vector<int> stages_of(const Gpt& model, const pipeline::Schedule& schedule) {
+  std::vector<double> costs;
+  for (const pipeline::Layer& layer : model.layers()) costs.push_back(layer.cost);
+  if (schedule.stages() > static_cast<int>(costs.size())) {
+    throw UsageError(fmt::format("--schedule: {} stages for a model of {} layers", schedule.stages(), costs.size()));
+  }
+  return pipeline::balanced_stages(costs, schedule.stages());
+}
+
+}  // namespace
+
+Stages::Stages(Gpt& model, const dtensor::DeviceMesh& mesh, const Options& options)
+    : model_(model),
+      options_(options),
+      pipeline_(mesh, schedule_of(options, static_cast<int>(mesh.size("pp"))), mean_loss),
+      stage_of_(stages_of(model, pipeline_.schedule())) {
+  const auto& children = model.children();  // wte, blocks, ln, lm_head: the last two are one layer
+  for (std::size_t i = 0; i < children.size(); ++i) {
+    const int stage = stage_of_[std::min(i, stage_of_.size() - 1)];
+    parts_.push_back({children[i].first, children[i].second, pipeline_.stage_mesh(stage), stage});
+  }
+  for (const int stage : pipeline_.stages()) pipeline_.set_stage(stage, stage_function(stage));
+}
+
+// Computes in the dtypes that the stage's parameters ask for.
+pipeline::StageFunction Stages::stage_function(int stage) const {
+  const auto run = pipeline::stage_of_layers(model_.layers(), stage_of_, stage);
+  return [this, run, stage](const pipeline::Tensors& inputs) {
+    dtensor::NamedTensors own;
+    for (const Part& part : parts_) {
+      if (part.stage != stage) continue;
+      for (auto& item : part.module->named_parameters(part.name)) own.push_back(std::move(item));
+    }
+    const dtensor::ComputeScope scope(own);
+    pipeline::Tensors outputs = run(inputs);
+    if (stage == pipeline_.last_stage()) outputs[0] = scope.output(outputs[0]);
+    return outputs;
+  };
+}
+
+double Stages::run(const Batch& batch) {
+  const auto mesh = pipeline_.stage_mesh();
+  const auto placed = [&](const at::Tensor& whole) {
+    std::vector<pipeline::Tensors> pieces;
+    for (const at::Tensor& piece : whole.chunk(options_.microbatches)) {
+      pieces.push_back({distribute_tensor(piece, mesh, batch_placements())});
+    }
+    return pieces;
+  };
+  auto result = pipeline_.step(placed(batch.ids), placed(batch.targets));
+  pipeline_.give_gradients_elsewhere(model_.parameters());
+  last_step_ = std::move(result.actions);
+  return result.loss.item<double>();
+}
+
+std::string Stages::picture() const { return pipeline::schedule_svg(pipeline_.gather_actions(last_step_)); }
+
+void Stages::update_load_balancers() {
+  for (const Part& part : parts_) {
+    if (part.mesh.is_member()) dtensor::update_load_balancers(*part.module, part.mesh.communicator());
+  }
+}
+
+}  // namespace train
