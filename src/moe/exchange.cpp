@@ -50,11 +50,23 @@ at::Tensor arrived(const Node& node, const variable_list& grads) {
   return grads[0].defined() ? grads[0] : node.input_metadata(0).zeros_like();
 }
 
+// Ranks that left an output out of their loss never come here; what they call instead says nothing of the reason.
+template <class Exchange>
+variable_list in_backward(const char* of, const Exchange& exchange) {
+  try {
+    return {exchange()};
+  } catch (const CommError& error) {
+    throw CommError(c10::str(error.what(), "; in backward of ", of,
+                             ", which is collective: the loss of every rank must ", "depend on what ", of,
+                             " gave there, if only by adding 0 * result.sum()"));
+  }
+}
+
 struct AllToAllBackward final : Node {
   AllToAllBackward(Splits outs, Splits ins, Communicator c)
       : outputs(std::move(outs)), inputs(std::move(ins)), comm(std::move(c)) {}
   variable_list apply(variable_list&& grads) override {
-    return {all_to_all(arrived(*this, grads), inputs, outputs, comm)};
+    return in_backward("all_to_all", [&] { return all_to_all(arrived(*this, grads), inputs, outputs, comm); });
   }
   std::string name() const override { return "AllToAllBackward"; }
   Splits outputs, inputs;
@@ -63,7 +75,9 @@ struct AllToAllBackward final : Node {
 
 struct GatherRowsBackward final : Node {
   GatherRowsBackward(Splits r, Communicator c) : rows(std::move(r)), comm(std::move(c)) {}
-  variable_list apply(variable_list&& grads) override { return {sum_rows_of_ranks(arrived(*this, grads), rows, comm)}; }
+  variable_list apply(variable_list&& grads) override {
+    return in_backward("gather_rows_of_ranks", [&] { return sum_rows_of_ranks(arrived(*this, grads), rows, comm); });
+  }
   std::string name() const override { return "GatherRowsBackward"; }
   Splits rows;
   Communicator comm;
@@ -72,7 +86,7 @@ struct GatherRowsBackward final : Node {
 struct SumRowsBackward final : Node {
   SumRowsBackward(Splits r, Communicator c) : rows(std::move(r)), comm(std::move(c)) {}
   variable_list apply(variable_list&& grads) override {
-    return {gather_rows_of_ranks(arrived(*this, grads), rows, comm)};
+    return in_backward("sum_rows_of_ranks", [&] { return gather_rows_of_ranks(arrived(*this, grads), rows, comm); });
   }
   std::string name() const override { return "SumRowsBackward"; }
   Splits rows;

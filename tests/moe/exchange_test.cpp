@@ -85,6 +85,24 @@ at::Tensor without_gradient_on_rank_1(const at::Tensor& y, const Communicator& w
   return result;
 }
 
+// Rank 1 goes on to something else; rank 0, which waits for it, says what may be the reason.
+TEST(AllToAll, AnOutputThatOneRankLeavesUnusedIsAnErrorThatSaysSo) {
+  run_local(2, [](Communicator world) {
+    std::string error;
+    try {
+      const auto x = at::ones({2, 3}).requires_grad_();
+      const auto y = all_to_all(x, {1, 1}, {1, 1}, world);
+      (world.rank() == 0 ? y : x).sum().backward();
+      world.barrier();
+    } catch (const CommError& e) {
+      error = e.what();
+    }
+    EXPECT_NE(error.find("ranks disagree"), std::string::npos) << error;
+    if (world.rank() > 0) return;
+    EXPECT_NE(error.find("the loss of every rank must depend on what all_to_all gave"), std::string::npos) << error;
+  });
+}
+
 TEST(RowsOfRanks, AnUndefinedGradientOnOneRankCountsAsZeros) {
   run_local(2, [](Communicator world) {
     const Splits two{2, 2};
