@@ -1,0 +1,64 @@
+// Loss scaling over several meshes: every rank skips the same steps.
+#include <gtest/gtest.h>
+
+#include "dtensor/dtensor.h"
+#include "support/ranks.h"
+
+namespace {
+
+using namespace dtensor;
+
+TEST(GradScaler, SkipsTheSameStepsOnEveryRankOfEveryMesh) {
+  run_local(4, [](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"});
+    const at::Tensor a = distribute_tensor(at::ones({5, 3}), mesh, {Shard(0), Shard(1)}).requires_grad_();
+    const at::Tensor b = distribute_tensor(at::ones({3}), mesh["tp"], {Shard(0)}).requires_grad_();
+    const at::Tensor c = at::ones({2}).requires_grad_();
+    const std::vector<at::Tensor> all = {b, c, a};
+    GradScaler scaler({.init_scale = 8, .growth_interval = 2});
+    int steps = 0;
+    const auto round = [&](double poison) {
+      for (at::Tensor p : all) p.mutable_grad() = p.detach() * 16;
+      if (poison != 0 && world.rank() == 3) DTensor(a.grad()).to_local().fill_(poison);
+      const bool stepped = scaler.step(all, [&] { ++steps; });
+      if (stepped) {
+        for (const at::Tensor& p : all) test::expect_close(p.grad(), at::full(p.sizes(), 2.0, at::kFloat), "unscaled");
+      }
+      scaler.update();
+      return stepped;
+    };
+    EXPECT_TRUE(round(0));
+    EXPECT_EQ(scaler.get_scale(), 8);
+    EXPECT_FALSE(round(std::numeric_limits<double>::infinity()));
+    EXPECT_EQ(scaler.get_scale(), 4);
+    EXPECT_FALSE(round(std::nan("")));
+    EXPECT_EQ(scaler.get_scale(), 2);
+    scaler.set_state({8, 0});
+    EXPECT_TRUE(round(0));
+    EXPECT_TRUE(round(0));
+    EXPECT_EQ(scaler.get_scale(), 16);
+    EXPECT_EQ(steps, 3);
+    scaler.unscale_(all);
+    EXPECT_ANY_THROW(scaler.unscale_(all));
+    const at::Tensor half = distribute_tensor(at::ones({}, at::kHalf), mesh, {Replicate(), Replicate()});
+    EXPECT_EQ(GradScaler().scale(half).scalar_type(), at::kFloat);
+  });
+}
+
+// Rank 0 shares a mesh with 1, 1 with 2, 2 with 3: what rank 3 finds comes to rank 0 over two others.
+TEST(GradScaler, AnOverflowIsHeardAlongAChainOfMeshes) {
+  run_local(4, [](Communicator world) {
+    std::vector<at::Tensor> chain;
+    for (std::int64_t first = 0; first < 3; ++first) {
+      const DeviceMesh mesh = device_mesh(world, at::kCPU, {first, first + 1}, {2});
+      at::Tensor p = distribute_tensor(at::ones({4}), mesh, {Shard(0)}).requires_grad_();
+      p.mutable_grad() = p.detach() * 16;
+      chain.push_back(p);
+    }
+    if (world.rank() == 3) DTensor(chain[2].grad()).to_local().fill_(std::nan(""));
+    GradScaler scaler;
+    EXPECT_FALSE(scaler.unscale_(chain)) << "rank " << world.rank();
+  });
+}
+
+}  // namespace
