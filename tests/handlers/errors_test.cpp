@@ -2,30 +2,10 @@
 // of it is remembered.
 #include <gtest/gtest.h>
 
-#include "support/errors.h"
-#include "support/ranks.h"
+#include "handlers/same_error.h"
 
 namespace dtensor::test {
 namespace {
-
-using Call = std::function<void(const DeviceMesh&)>;
-
-// What each rank of a mesh of three says; a rank that raises does not leave, so that one alone is told from all.
-std::vector<std::string> errors_of(const Call& call) {
-  std::vector<std::string> errors(3);
-  on_mesh({3}, [&](const DeviceMesh& mesh) {
-    errors[static_cast<std::size_t>((*mesh.coordinate())[0])] = error_of([&] { call(mesh); });
-  });
-  return errors;
-}
-
-void expect_same_error(const Call& call, const std::string& part) {
-  for (const auto& error : errors_of(call)) EXPECT_NE(error.find(part), std::string::npos) << error;
-}
-
-at::Tensor split(const DeviceMesh& mesh, const Shape& sizes, at::ScalarType type = at::kFloat, std::int64_t dim = 0) {
-  return distribute_tensor(at::ones(sizes, type), mesh, {Shard(dim)});
-}
 
 // signbit's meta kernel refuses complex numbers by a NotImplementedError, which is no lack of a kernel.
 TEST(Errors, AKernelsRefusalIsNoLackOfAMetaKernel) {
@@ -121,121 +101,6 @@ TEST(Errors, ARankWithoutElementsRaisesWhatTheOthersRaise) {
        "bias"},
   };
   for (const auto& [call, part] : calls) expect_same_error(call, part);
-}
-
-// Kernels without a meta kernel, whose local parts pass on some ranks.
-TEST(Errors, TheWholeCallIsJudgedWherePartsDiffer) {
-  const auto norm = [](const DeviceMesh& m, std::int64_t channels, at::ScalarType type) {
-    const auto x = [&] { return split(m, {2, 6, 3}); };
-    at::native_group_norm_backward(x(), x(), split(m, {2, 2}), split(m, {2, 2}, type), split(m, {channels}), 2, 6, 3, 2,
-                                   {true, true, true});
-  };
-  expect_same_error([&](const DeviceMesh& m) { norm(m, 7, at::kFloat); }, "gamma.numel() == C");
-  expect_same_error([&](const DeviceMesh& m) { norm(m, 6, at::kHalf); }, "expected scalar type Float but found Half");
-  expect_same_error(
-      [](const DeviceMesh& m) {
-        at::convolution_backward(split(m, {1, 3, 4, 6}), split(m, {1, 3, 4, 4}), split(m, {3, 3, 3, 3}),
-                                 at::IntArrayRef{3}, {2, 2}, {2, 2}, {1, 1}, true, {1, 1}, 1, {true, true, true});
-      },
-      "tensor.size[2] == 6");
-  expect_same_error(
-      [](const DeviceMesh& m) {
-        at::upsample_nearest1d_backward(split(m, {2, 3, 5}, at::kByte), {5}, {2, 3, 4});
-      },
-      "not implemented for 'Byte'");
-  expect_same_error(
-      [](const DeviceMesh& m) {
-        at::fractional_max_pool2d_backward(split(m, {1, 3, 2, 2}), split(m, {1, 3, 9, 9}), {3, 3}, {2, 2},
-                                           split(m, {1, 3, 2, 2}));
-      },
-      "expected scalar type Long but found Float");
-  expect_same_error(
-      [](const DeviceMesh& m) {
-        at::grid_sampler_2d(split(m, {2, 3, 5, 20}), split(m, {1, 2, 2}), 0, 1, false);
-      },
-      "grid_sampler(): expected");
-}
-
-// What the library computes in its own way takes the types that the operator takes.
-TEST(Errors, LocalKernelsRefuseTheTypesThatAtenRefuses) {
-  expect_same_error(
-      [](const DeviceMesh& m) {
-        at::Tensor out = split(m, {5});
-        at::norm_out(out, split(m, {5, 10}, at::kHalf), 2, at::IntArrayRef{1});
-      },
-      "dtype");
-  expect_same_error(
-      [](const DeviceMesh& m) {
-        at::Tensor out = split(m, {4});
-        at::_log_softmax_backward_data_out(out, split(m, {4}), split(m, {4}, at::kHalf), 0, at::kFloat);
-      },
-      "expected scalar type");
-  expect_same_error(
-      [](const DeviceMesh& m) {
-        const auto row = [&](at::ScalarType type) { return split(m, {6, 1, 1}, type); };
-        at::native_layer_norm_backward(split(m, {6, 2, 3}), split(m, {6, 2, 3}, at::kFloat, 2), {2, 3}, row(at::kFloat),
-                                       row(at::kByte), split(m, {2, 3}, at::kFloat, 1), split(m, {2, 3}, at::kFloat, 1),
-                                       {true, true, true});
-      },
-      "expected scalar type Float but found Byte");
-}
-
-// The kernels read beside what does not fit, or nothing at all.
-TEST(Errors, StatisticsThatDoNotBelongToTheInputAreRefused) {
-  expect_same_error(
-      [](const DeviceMesh& m) {
-        const auto x = [&] { return split(m, {3, 3}, at::kFloat, 1); };
-        at::native_layer_norm_backward(x(), x(), {3, 3}, x(), x(), x(), x(), {true, true, true});
-      },
-      "`mean` of sizes [3, 3] does not belong");
-  expect_same_error(
-      [](const DeviceMesh& m) {
-        at::_native_batch_norm_legit(split(m, {3, 3, 3}), {}, {}, false, 0.5, 0.5);
-      },
-      "needs running_mean");
-}
-
-// A rank with one of several elements must not squeeze them away, and a copy is no view.
-TEST(Errors, SqueezeCopyIsACopyWhereverItIsWritten) {
-  const at::Tensor x = at::arange(12, at::kDouble).reshape({3, 1, 4});
-  on_mesh({3}, [&](const DeviceMesh& mesh) {
-    const at::Tensor placed = distribute_tensor(x, mesh, {Shard(0)});
-    at::Tensor out = distribute_tensor(at::empty({1, 1}, at::kDouble), mesh, {Replicate()});
-    expect_close(at::squeeze_copy_out(out, placed), x.squeeze(), "out=");
-    at::squeeze_copy(placed).zero_();
-    expect_close(placed, x, "the source");
-  });
-}
-
-// An operand that broadcasts with the whole of another, but not with its parts.
-TEST(Errors, ABufferOfOtherSizesStaysWithTheWhole) {
-  const at::Tensor x = at::arange(9, at::kDouble).reshape({3, 3}), buffer = at::arange(3, at::kDouble);
-  on_mesh({2}, [&](const DeviceMesh& mesh) {
-    const auto place = [&](const at::Tensor& t, std::int64_t dim) {
-      return at::Tensor(distribute_tensor(t, mesh, {Shard(dim)}));
-    };
-    expect_close(at::log_sigmoid_backward(place(x, 1), place(x, 1), place(buffer, 0)),
-                 at::log_sigmoid_backward(x, x, buffer), "log_sigmoid_backward");
-  });
-}
-
-TEST(Errors, AddbmmGivesAnElementTheSizesOfTheProduct) {
-  const at::Tensor a = at::arange(125, at::kDouble).reshape({5, 5, 5}), b = at::ones({5, 5, 2}, at::kDouble);
-  for (const Placement from : {Placement(Partial()), Placement(Shard(0)), Placement(Replicate())}) {
-    on_mesh({3}, [&](const DeviceMesh& mesh) {
-      at::Tensor sum = distribute_tensor(at::ones({1}, at::kDouble), mesh, {from});
-      sum.addbmm_(distribute_tensor(a, mesh, {Shard(0)}), distribute_tensor(b, mesh, {Shard(0)}));
-      expect_close(sum, at::ones({1}, at::kDouble).addbmm_(a, b), to_string(Placements{from}));
-    });
-  }
-}
-
-TEST(Errors, TheHuberLossHasTheTypeOfItsInput) {
-  on_mesh({2}, [](const DeviceMesh& mesh) {
-    const at::Tensor loss = at::huber_loss(split(mesh, {4, 3}, at::kHalf), split(mesh, {4, 3}), at::Reduction::None);
-    EXPECT_EQ(loss.scalar_type(), at::kHalf);
-    EXPECT_EQ(DTensor(loss).to_local().scalar_type(), at::kHalf);
-  });
 }
 
 // One device takes these, and so must every rank.

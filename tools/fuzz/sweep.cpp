@@ -120,11 +120,21 @@ void add_calls(const c10::OperatorHandle& op, std::vector<PlainCall>& calls) {
 
 }  // namespace
 
+namespace {
+
+// An out= tensor of as many elements as the result keeps its sizes in ATen, and takes the result's here.
+bool keeps_sizes(const std::string& name) {
+  return says(name, {"range.out", "linspace", "logspace", "fftfreq", "rfftfreq"});
+}
+
+}  // namespace
+
 std::vector<PlainCall> sweep_calls() {
   std::vector<PlainCall> calls;
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
-    if (op && name.name.rfind("aten::", 0) == 0 && needs_kernel(*op) && !is_left_out(c10::toString(name)))
+    if (op && name.name.rfind("aten::", 0) == 0 && needs_kernel(*op) && !is_left_out(c10::toString(name)) &&
+        !keeps_sizes(c10::toString(name)))
       add_calls(*op, calls);
   }
   return calls;

@@ -14,6 +14,10 @@ std::vector<OutputMeta> dropout_outputs(const OpArgs& op) {
   output.strides = at::DimVector(at::infer_dense_strides(op.sizes(0), op.strides(0)));
   OutputMeta mask = output;
   mask.dtype = at::kBool;
+  const int out = op.operand("out0"), kept = op.operand("out1");  // -1 where they are returned
+  TORCH_CHECK(out < 0 || (op.dtype(out) == output.dtype && op.dtype(kept) == at::kBool),
+              "native_dropout: expected out tensors of dtype ", output.dtype, " and Bool, but got ", op.dtype(out),
+              " and ", op.dtype(kept));
   return {output, mask};
 }
 

@@ -11,12 +11,22 @@ namespace {
 // `count` trailing dimensions are whole in every operand and result.
 Rule places(std::size_t count) { return Rule("N S!* -> N S*; S = " + std::to_string(count)).handled("N", kSkipEmpty); }
 
+// Kernels write where the indices say, one for each element of the gradient, and trust the dimensions.
+void check_gradient(const OpArgs& call, std::size_t count) {
+  TORCH_CHECK(call.sizes(1).size() <= count + 2, "the gradient of a pooling of ", count,
+              " dimensions: the input has sizes ", call.sizes(1), ", more than batch, channels and these");
+  const int indices = call.operand("indices");
+  TORCH_CHECK(indices < 0 || call.sizes(indices).equals(call.sizes(0)), "the gradient of a pooling: indices of sizes ",
+              call.sizes(indices), " for a gradient of sizes ", call.sizes(0));
+}
+
 // Gradients of operators that pick or average: linear in the incoming gradient, of operand 1's sizes.
 void add_gradients(RuleBook& book, std::size_t count, std::initializer_list<const char*> ops) {
+  const Rule rule = places(count).linear({0});
+  const auto checked = [rule, count](const OpArgs& call) { return check_gradient(call, count), rule; };
   for (const char* op : ops) {
-    book.rule(std::string("aten::") + op, places(count).linear({0})).outputs([](const OpArgs& call) {
-      return like_operands(call, {1});
-    });
+    book.rule(std::string("aten::") + op, checked, rule.str() + ", indices of the gradient's sizes")
+        .outputs([](const OpArgs& call) { return like_operands(call, {1}); });
   }
 }
 
