@@ -74,7 +74,8 @@ void DTensorImpl::take_metadata(std::int64_t offset) {
   if (local_.defined() && (local_.is_neg() || is_neg())) _set_neg(local_.is_neg());
 }
 
-DTensorImpl::~DTensorImpl() = default;
+// The hooks of a leaf, which autograd's part of it holds, know this tensor as a DTensorImpl to the end.
+DTensorImpl::~DTensorImpl() { set_autograd_meta(nullptr); }
 
 TensorExtras& DTensorImpl::make_extras() {
   if (extras_ == nullptr) extras_ = std::make_unique<TensorExtras>();
