@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "dtensor/optim/clip.h"
@@ -38,15 +39,19 @@ TEST(Pipeline, EveryScheduleWithParallelStages) {
   }
 }
 
-TEST(Pipeline, RandomTrials) {
-  Draw draw(20);
-  for (int i = 0; i < 60; ++i) {
-    const auto& names = pipeline::schedule_names();
-    const int count = static_cast<int>(draw.integer(1, 6));
-    run_trial({names[static_cast<std::size_t>(draw.integer(0, static_cast<std::int64_t>(names.size()) - 1))],
-               static_cast<int>(draw.integer(1, 3)), count, static_cast<int>(draw.integer(2 * count, 17)),
-               static_cast<Inside>(draw.integer(0, 3)), draw.coin(), draw.coin(), static_cast<std::uint64_t>(i)});
-  }
+RC_GTEST_PROP(Pipeline, AnyTrialIsThatOfOneDevice, ()) {
+  const auto& names = pipeline::schedule_names();
+  const int count = *rc::gen::inRange(1, 7);
+  const Trial trial{*rc::gen::elementOf(names),
+                    *rc::gen::inRange(1, 4),
+                    count,
+                    2 * count + *rc::gen::inRange(0, 9),
+                    static_cast<Inside>(*rc::gen::inRange(0, 4)),
+                    *rc::gen::arbitrary<bool>(),
+                    *rc::gen::arbitrary<bool>(),
+                    *rc::gen::arbitrary<std::uint64_t>()};
+  run_trial(trial);
+  RC_ASSERT(!testing::Test::HasFailure());
 }
 
 // The embedding's weight is the head's too, and dropout falls between: as one device with the same seed does it.
