@@ -44,7 +44,7 @@ void run_case(const Communicator& world, const Case& what, std::int64_t mb, int 
   const auto parts = static_cast<std::int64_t>(what.from.size());
   const at::Tensor local = from.is_member() ? at::ones({what.source.is_shard(0) ? rows / parts : rows,
                                                         what.source.is_shard(1) ? columns / parts : columns})
-                                            : at::Tensor();
+                                            : at::empty({0, 0});
   const DTensor tensor = DTensor::from_local(local, from, {what.source}, {rows, columns});
   std::int64_t received = 0;
   {

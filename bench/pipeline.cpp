@@ -8,6 +8,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -69,16 +70,26 @@ void own_cost(const DeviceMesh& mesh, const Communicator& world, int iterations)
   }
 }
 
+// How long sleeps of 5 ms were, on all ranks of this process.
+std::atomic<std::int64_t> slept_nanoseconds = 0, sleeps = 0;
+
+void sleep() {
+  const auto begin = bench::Clock::now();
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  slept_nanoseconds += static_cast<std::int64_t>(1000 * bench::microseconds_since(begin));
+  ++sleeps;
+}
+
 struct Sleep final : torch::autograd::Function<Sleep> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x, const at::Tensor& w) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    sleep();
     return x + w;
   }
   // Half for the input, half for the weight.
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* context,
                                                torch::autograd::tensor_list g) {
     for (const std::size_t i : {0, 1}) {
-      if (context->needs_input_grad(i)) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      if (context->needs_input_grad(i)) sleep();
     }
     return {g[0], g[0]};
   }
@@ -93,8 +104,11 @@ void bubble(const DeviceMesh& mesh, const Communicator& world) {
       run.pipe.set_stage(stage, [weight](const Tensors& in) { return Tensors{Sleep::apply(in[0], weight)}; });
     }
     step_microseconds(run, world, 1);
-    const double step = step_microseconds(run, world, 5) / 1000;
-    const double path = pipeline::simulate(run.pipe.schedule(), pipeline::Costs{5, 10, 5, 5}).makespan;
+    slept_nanoseconds = sleeps = 0;
+    world.barrier();
+    const double step = step_microseconds(run, world, 9) / 1000;
+    const double each = static_cast<double>(slept_nanoseconds) / static_cast<double>(sleeps) / 1e6;
+    const double path = pipeline::simulate(run.pipe.schedule(), pipeline::Costs{each, 2 * each, each, each}).makespan;
     if (world.rank() == 0) {
       std::printf("%-6s %-12s step %7.1f ms, critical path %7.1f ms: %.3f\n", world.backend_name(), schedule.c_str(),
                   step, path, step / path);

@@ -63,8 +63,9 @@ DTENSOR_API std::vector<DTensor> redistribute(const std::vector<DTensor>& tensor
 
 // The same onto another mesh, all in one exchange (dtypes and source meshes may differ): weights handed from training
 // to generation, activations from one stage of a pipeline to the next. Collective over the ranks of all meshes in play;
-// every rank gives the list in the same order, and has a handle to tensors that it holds nothing of (distribute_tensor,
-// or from_local with sizes, gives it one). Differentiable: gradients go back in one exchange too.
+// every rank gives the list in the same order, and has a handle to tensors that it holds nothing of (distribute_tensor
+// gives it one, or from_local with sizes and an empty tensor of that dtype). Differentiable: gradients go back in one
+// exchange too.
 DTENSOR_API std::vector<DTensor> redistribute(const std::vector<DTensor>& tensors, const DeviceMesh& mesh,
                                               std::vector<Placements> placements);
 
