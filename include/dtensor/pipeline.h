@@ -7,10 +7,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "dtensor/export.h"
@@ -83,14 +81,14 @@ class DTENSOR_API Pipeline {
   // Sets what a stage of this rank computes.
   void set_stage(int stage, StageFunction forward);
   // A parameter that several stages use (an embedding tied to the head), each with a copy of its own on its ranks:
-  // their gradients are summed at the end of a step. Called with the same name on each rank that has such a stage,
-  // before the first step; `copies` are this rank's.
+  // their gradients are summed at the end of a step. Called before the first step; `copies` are this rank's, equal and
+  // in equal placements wherever they are. Collective: ranks without a copy give none.
   void tie(const std::string& name, const std::vector<at::Tensor>& copies);
 
   // Forward and backward of all microbatches; gradients of the mean loss over the whole batch are added to .grad, and
   // reduced over the stage's mesh once. `inputs` has an entry for each microbatch on the ranks of stage 0 and is empty
   // elsewhere, `targets` on those of the last stage. Microbatches may differ in size, and steps in everything.
-  // Collective over the mesh. What a stage throws ends the step on all ranks, with its text.
+  // Collective over the mesh. An exception of a stage that leaves its rank's function ends all ranks, with its text.
   StepResult step(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets, StepOptions options = {});
   // The mean loss alone, without gradients.
   at::Tensor evaluate(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets);

@@ -32,13 +32,6 @@ at::Tensor with_history(at::Tensor result, const at::Tensor& input, Args&&... ar
   return result;
 }
 
-// A gradient may come as a plain tensor, equal on every rank, from a formula that makes zeros.
-DTensor as_dtensor_like(const at::Tensor& grad, const TensorSpec& spec) {
-  if (is_dtensor(grad)) return DTensor(grad);
-  auto mesh = c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&acting(*spec.mesh)));
-  return DTensor(split_plain(grad, mesh, Placements(spec.placements.size())));
-}
-
 double average_share(const TensorSpec& spec) {
   double share = 1;
   for (std::size_t i = 0; i < spec.placements.size(); ++i) {
@@ -109,6 +102,12 @@ AxisMask replicated_axes(const TensorSpec& spec) {
 Placements without_partial(Placements placements) {
   for (auto& p : placements) p = p.is_partial() ? Replicate() : p.as_storage(false);
   return placements;
+}
+
+DTensor as_dtensor_like(const at::Tensor& grad, const TensorSpec& spec) {
+  if (is_dtensor(grad)) return DTensor(grad);
+  auto mesh = c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&acting(*spec.mesh)));
+  return DTensor(split_plain(grad, mesh, Placements(spec.placements.size())));
 }
 
 at::Tensor wrap_local(const at::Tensor& local, SpecPtr spec) {

@@ -1,6 +1,7 @@
 // From local tensors to DTensors and back, and redistribution, with their gradients.
 #pragma once
 
+#include "dtensor/tensor.h"
 #include "mesh/mesh_impl.h"
 #include "tensor/impl/dtensor_impl.h"
 
@@ -38,6 +39,10 @@ std::vector<at::Tensor> redistribute_tensors(const std::vector<at::Tensor>& tens
 std::vector<at::Tensor> redistribute_tensors(const std::vector<at::Tensor>& tensors,
                                              const c10::intrusive_ptr<MeshImpl>& mesh,
                                              const std::vector<Placements>& placements);
+
+// A gradient of a tensor of that spec, which may come as a plain tensor, equal on every rank, from a formula that makes
+// zeros.
+DTensor as_dtensor_like(const at::Tensor& grad, const TensorSpec& spec);
 
 // The local tensor in other placements, below autograd. Never shares memory with the tensor unless placements are
 // equal.

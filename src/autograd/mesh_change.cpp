@@ -58,14 +58,15 @@ std::vector<at::Tensor> moved(const std::vector<at::Tensor>& tensors, const c10:
 }
 
 struct MeshChangeBackward final : Node {
-  explicit MeshChangeBackward(std::vector<SpecPtr> s) : specs(std::move(s)) {}
+  MeshChangeBackward(std::vector<SpecPtr> from, std::vector<SpecPtr> to)
+      : specs(std::move(from)), results_of(std::move(to)) {}
   // One exchange for all gradients that there are: the same on every rank.
   variable_list apply(variable_list&& grads) override {
     std::vector<DTensor> arrived;
     std::vector<Placements> placements;
     for (std::size_t i = 0; i < grads.size(); ++i) {
       if (!grads[i].defined()) continue;
-      arrived.emplace_back(grads[i]);
+      arrived.push_back(as_dtensor_like(grads[i], *results_of[i]));
       placements.push_back(without_partial(specs[i]->placements));
     }
     if (arrived.empty()) return variable_list(grads.size());
@@ -79,7 +80,7 @@ struct MeshChangeBackward final : Node {
     return results;
   }
   std::string name() const override { return "MeshChangeBackward"; }
-  std::vector<SpecPtr> specs;
+  std::vector<SpecPtr> specs, results_of;
 };
 
 // Those that want a gradient and come from one mesh share a node.
@@ -88,7 +89,7 @@ void record(const std::vector<at::Tensor>& tensors, std::vector<at::Tensor>& res
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (done[i] || !tensors[i].requires_grad()) continue;
     std::vector<at::Tensor> inputs;
-    std::vector<SpecPtr> specs;
+    std::vector<SpecPtr> specs, results_of;
     std::vector<std::size_t> which;
     for (std::size_t k = i; k < tensors.size(); ++k) {
       const auto& spec = dtensor_or_null(tensors[k])->spec();
@@ -96,9 +97,10 @@ void record(const std::vector<at::Tensor>& tensors, std::vector<at::Tensor>& res
       done[k] = true;
       inputs.push_back(tensors[k]);
       specs.push_back(spec);
+      results_of.push_back(dtensor_or_null(results[k])->spec());
       which.push_back(k);
     }
-    auto node = make_node<MeshChangeBackward>(std::move(specs));
+    auto node = make_node<MeshChangeBackward>(std::move(specs), std::move(results_of));
     node->set_next_edges(torch::autograd::collect_next_edges(inputs));
     for (const std::size_t k : which) torch::autograd::set_history(results[k], node);
   }

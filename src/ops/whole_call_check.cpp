@@ -13,6 +13,7 @@ bool parts_differ(const TensorSpec& spec) {
   at::DimVector parts(spec.sizes.size(), 1);
   for (std::size_t a = 0; a < spec.placements.size(); ++a) {
     const auto& p = spec.placements[a];
+    if (p.is_ragged()) return true;
     if (p.is_shard()) parts[static_cast<std::size_t>(p.dim())] *= spec.mesh->layout.shape[a];
   }
   for (std::size_t d = 0; d < parts.size(); ++d) {

@@ -3,9 +3,6 @@
 
 #include <ATen/ATen.h>
 
-#include <cmath>
-#include <set>
-
 #include "dtensor/optim/clip.h"
 #include "dtensor/tensor.h"
 #include "pipeline/step.h"
@@ -152,8 +149,6 @@ at::Tensor Pipeline::Impl::agree(const Step& step, const RngState& before) const
 
 StepResult Pipeline::Impl::run(const Schedule& what, const std::vector<Tensors>& inputs,
                                const std::vector<Tensors>& targets, double loss_scale) {
-  if (!mesh.is_member()) return {};
-  check_step(inputs, targets);
   Messages messages(line, slice);
   const auto part = shares(targets);
   const RngState before = get_rng_state(mesh);
@@ -166,6 +161,8 @@ StepResult Pipeline::Impl::run(const Schedule& what, const std::vector<Tensors>&
 
 StepResult Pipeline::step(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets,
                           StepOptions options) {
+  if (!impl_->mesh.is_member()) return {};
+  impl_->check_step(inputs, targets);  // before anything is put aside
   for (TiedParameter& parameter : impl_->tied) parameter.begin_step();
   StepResult result = impl_->run(impl_->schedule, inputs, targets, options.loss_scale);
   for (TiedParameter& parameter : impl_->tied) parameter.end_step();
@@ -173,6 +170,8 @@ StepResult Pipeline::step(const std::vector<Tensors>& inputs, const std::vector<
 }
 
 at::Tensor Pipeline::evaluate(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets) {
+  if (!impl_->mesh.is_member()) return {};
+  impl_->check_step(inputs, targets);
   const at::NoGradGuard no_grad;
   return impl_->run(impl_->evaluation, inputs, targets, 1).loss;
 }

@@ -123,6 +123,23 @@ TEST(PipelinePeers, ReplicasOfASplitBackwardStayEqual) {
   }
 }
 
+TEST(PipelinePeers, TheLossScaleReachesEveryStage) {
+  run_local(2, [](const Communicator& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
+    Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 2, 3), mean_loss);
+    Chain chain(4), reference(4);
+    chain.set(pipe);
+    Draw draw(4);
+    const at::Tensor x = draw.normal({5, 4}), y = draw.normal({5, 4});
+    const at::Tensor loss = reference.loss(x, y);
+    (loss * 8).backward();
+    EXPECT_NEAR(pipe.step(parts(x, 3), parts(y, 3), {.loss_scale = 8}).loss.item<double>(), loss.item<double>(), 1e-12);
+    const bool first = world.rank() == 0;
+    test::expect_close((first ? chain.first : chain.second).grad(), (first ? reference.first : reference.second).grad(),
+                       "scaled");
+  });
+}
+
 // pytorch/pytorch#185331: what a step leaves behind must not reach the next.
 TEST(PipelinePeers, ReceivedTensorsKeepNoHooksOfTheStepBefore) {
   run_local(2, [](const Communicator& world) {

@@ -161,6 +161,17 @@ TEST(BetweenMeshes, SecondDerivativesGoThere) {
   });
 }
 
+TEST(BetweenMeshes, APlainGradientGoesBackToo) {
+  run_local(3, [](const Communicator& world) {
+    const DeviceMesh left = device_mesh(world, at::kCPU, {0, 1}, {2}),
+                     right = device_mesh(world, at::kCPU, {1, 2}, {2});
+    const at::Tensor x = distribute_tensor(at::ones({5}), left, {Shard(0)}).requires_grad_();
+    const at::Tensor y = DTensor(x).redistribute(right, {Shard(0)});
+    y.backward(at::full({5}, 3.0f));
+    if (left.is_member()) test::expect_close(x.grad(), at::full({5}, 3.0f), "dx");
+  });
+}
+
 TEST(BetweenMeshes, DistributeTensorTakesThemToo) {
   run_local(3, [](const Communicator& world) {
     const DeviceMesh left = device_mesh(world, at::kCPU, {0, 1}, {2}), right = device_mesh(world, at::kCPU, {2}, {1});
