@@ -143,6 +143,18 @@ at::Tensor& first_mutable(const at::Tensor&, Args&&... rest) {
   return first_mutable(std::forward<Args>(rest)...);
 }
 
+// The boxed kernel, for whatever is no simple hit.
+template <class Ret, class... Args>
+Ret run_boxed(const OpEntry& entry, Args... args) {
+  auto stack = c10::impl::boxArgs<Args...>(args...);
+  run_operator(entry, stack);
+  if constexpr (std::is_same_v<Ret, at::Tensor&>) {
+    return first_mutable(args...);
+  } else if constexpr (!std::is_void_v<Ret>) {
+    return c10::impl::PopResult<Ret>::call(stack);
+  }
+}
+
 template <class Op, class Signature>
 struct Kernel;
 
@@ -151,12 +163,12 @@ struct Kernel<Op, Ret(Args...)> {
   static inline const OpEntry* entry = nullptr;
 
   static Ret run(Args... args) {
-    if (C10_UNLIKELY((asks_for_meta(args) || ...))) return slow(args...);
+    if (C10_UNLIKELY((asks_for_meta(args) || ...))) return run_boxed<Ret, Args...>(*entry, args...);
     c10::impl::ExcludeDispatchKeyGuard guard(engine_excluded_keys());
     CallView view(*entry);
     (note(view, args), ...);
     const auto* call = view.exchanged ? nullptr : find_simple(*entry, view);
-    if (C10_UNLIKELY(call == nullptr)) return slow(args...);
+    if (C10_UNLIKELY(call == nullptr)) return run_boxed<Ret, Args...>(*entry, args...);
     return hit(*call, view, std::index_sequence_for<Args...>(), args...);
   }
 
@@ -178,16 +190,6 @@ struct Kernel<Op, Ret(Args...)> {
     } else {
       return wrap_all(*entry, call, view, Op::call(local_argument<I>(call, args)...),
                       std::make_index_sequence<std::tuple_size_v<Ret>>());
-    }
-  }
-
-  static Ret slow(Args... args) {
-    auto stack = c10::impl::boxArgs<Args...>(args...);
-    run_operator(*entry, stack);
-    if constexpr (std::is_same_v<Ret, at::Tensor&>) {
-      return first_mutable(args...);
-    } else if constexpr (!std::is_void_v<Ret>) {
-      return c10::impl::PopResult<Ret>::call(stack);
     }
   }
 };
