@@ -134,9 +134,8 @@ constexpr std::size_t kKinds = 16;  // of inputs remembered
 const moe::TokenMapping& mapping_of(const at::Tensor& x, std::vector<moe::TokenMapping>& seen,
                                     const MixtureOfExperts::Parallel* parallel) {
   if (!is_dtensor(x)) {
-    const auto ranks = parallel != nullptr ? parallel->all : Communicator();
     std::erase_if(seen, [](const auto& b) { return !b.mesh; });
-    return seen.emplace_back(moe::make_plain_mapping(x, ranks));
+    return seen.emplace_back(moe::make_plain_mapping(x, parallel != nullptr ? parallel->mesh : DeviceMesh()));
   }
   const DTensor tensor(x);
   for (const auto& b : seen) {

@@ -77,7 +77,6 @@ std::shared_ptr<const Parallel> make_parallel(const DeviceMesh& mesh, const Axes
   auto parallel = std::make_shared<Parallel>();
   parallel->mesh = mesh;
   if (!mesh.is_member()) return parallel;  // experts of another stage of a pipeline: handles, which run nothing here
-  if (mesh.size() > 1) parallel->all = mesh.communicator();
   if (size_of(mesh, axes.ep) > 1) parallel->ep = mesh.communicator(axes.ep);
   parallel->split.push_back(moe::axis_name(mesh, axes.ep));
   if (axes.etp < 0) return parallel;

@@ -11,7 +11,7 @@ namespace dtensor {
 
 struct MixtureOfExperts::Parallel {
   DeviceMesh mesh;
-  Communicator ep, etp, all;  // none: of one rank
+  Communicator ep, etp;  // none: of one rank
   std::vector<std::int64_t> etp_ranks;
   std::vector<std::string> split;  // mesh axes on which parameters stay split
 };

@@ -96,7 +96,7 @@ DeviceMesh slice_of(const DeviceMesh& mesh, const std::vector<std::string>& axes
 
 TokenMapping make_token_mapping(const DTensor& x, at::IntArrayRef etp) {
   TokenMapping b;
-  b.mesh = x.mesh();
+  b.mesh = b.token_mesh = x.mesh();
   b.sizes = x.sizes().vec();
   b.came = b.tokens = x.placements();
   bool in_order = true;
@@ -122,8 +122,10 @@ TokenMapping make_token_mapping(const DTensor& x, at::IntArrayRef etp) {
   return b;
 }
 
-TokenMapping make_plain_mapping(const at::Tensor& x, const Communicator& ranks) {
+TokenMapping make_plain_mapping(const at::Tensor& x, const DeviceMesh& mesh) {
   TokenMapping b;
+  const auto ranks = mesh && mesh.size() > 1 ? mesh.communicator() : Communicator();
+  b.token_mesh = mesh;
   b.layout.ranks = ranks;
   b.layout.sequence_ranks = x.dim() == 2 ? ranks : Communicator();
   b.layout.sequences_here = x.dim() == 2 ? 1 : x.size(0);
@@ -187,6 +189,53 @@ struct GatherBackward final : Node {
 
 }  // namespace
 
+namespace {
+
+struct SumCopiesBackward final : Node {
+  explicit SumCopiesBackward(Communicator c) : copies(std::move(c)) {}
+  variable_list apply(variable_list&& grads) override {
+    const at::NoGradGuard no_grad;
+    auto sum = grads[0].defined() ? grads[0].clone(at::MemoryFormat::Contiguous) : input_metadata(0).zeros_like();
+    copies.all_reduce(sum, ReduceOp::sum).wait();
+    return {sum};
+  }
+  std::string name() const override { return "SumCopiesBackward"; }
+  Communicator copies;
+};
+
+// This rank's line through the copies of a parameter: the axes of `tokens` that its mesh lacks.
+Communicator copies_of(const DeviceMesh& mesh, const DeviceMesh& tokens) {
+  if (!tokens || mesh.size() >= tokens.size()) return {};
+  const auto holds = [&](std::int64_t rank) {
+    return std::find(mesh.ranks().begin(), mesh.ranks().end(), rank) != mesh.ranks().end();
+  };
+  std::vector<std::string> lacking;
+  std::int64_t kept = 1;
+  for (std::int64_t a = 0; a < tokens.ndim(); ++a) {
+    const auto line = slice_of(tokens, {axis_name(tokens, a)});
+    const bool whole = std::all_of(line.ranks().begin(), line.ranks().end(), holds);
+    if (whole) kept *= line.size();
+    if (!whole) lacking.push_back(axis_name(tokens, a));
+  }
+  TORCH_CHECK(kept == mesh.size(), "a parameter of a mixture of experts lies on ", mesh.str(),
+              ", which is no slice of the ranks that have tokens, ", tokens.str());
+  return communicator_over(tokens, lacking);
+}
+
+at::Tensor sum_copies(at::Tensor local, const DeviceMesh& mesh, const TokenMapping& b) {
+  if (!needs_graph(local)) return local;
+  const auto copies = copies_of(mesh, b.token_mesh);
+  if (!copies) return local;
+  at::Tensor result;
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    result = local.view(local.sizes());
+  }
+  return with_node(result, make_node<SumCopiesBackward>(copies), local);
+}
+
+}  // namespace
+
 at::Tensor whole_parameter(const at::Tensor& parameter, const TokenMapping& b) {
   // A copy: what autograd keeps of it must not hold the gathered parameters of a whole unit.
   if (!is_dtensor(parameter) || !plan_gathering(parameter, {}).moves) return expert_parameter(parameter, {}, b);
@@ -197,12 +246,13 @@ at::Tensor expert_parameter(const at::Tensor& parameter, const std::vector<std::
   if (!parameter.defined()) return parameter;
   if (!is_dtensor(parameter)) return plain_parameter(parameter, b);
   const auto g = plan_gathering(parameter, split);
-  if (!g.moves) return g.stored.redistribute(g.used).to_local(g.gradient);
+  if (!g.moves) return sum_copies(g.stored.redistribute(g.used).to_local(g.gradient), g.stored.mesh(), b);
   auto local = gathered_local(g.stored, g.used);
   if (!needs_graph(parameter)) return local;
   g.stored.to_local(g.gradient);  // the leaf's own hooks are set where an operator or to_local first sees it
   local = local.view(local.sizes());
-  return with_node(local, make_node<GatherBackward>(g.stored.mesh(), g.gradient, g.stored.sizes()), parameter);
+  local = with_node(local, make_node<GatherBackward>(g.stored.mesh(), g.gradient, g.stored.sizes()), parameter);
+  return sum_copies(local, g.stored.mesh(), b);
 }
 
 std::function<at::Tensor()> gather_again(const at::Tensor& parameter, const std::vector<std::string>& split) {

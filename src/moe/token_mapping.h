@@ -14,7 +14,8 @@ namespace dtensor::moe {
 
 // How inputs of one kind (mesh, sizes, placements) become tokens. Made once for each kind.
 struct TokenMapping {
-  DeviceMesh mesh;  // none: a plain input
+  DeviceMesh mesh;        // none: a plain input
+  DeviceMesh token_mesh;  // whose ranks have the tokens; none: this rank alone
   std::vector<std::int64_t> sizes;
   Placements came;    // of the input
   Placements tokens;  // all ranks have different ones, but for the ranks of `etp`
@@ -29,7 +30,7 @@ DeviceMesh slice_of(const DeviceMesh& mesh, const std::vector<std::string>& axes
 
 // `etp`: ranks over which each expert is split (empty: none). Collective only in making communicators.
 TokenMapping make_token_mapping(const DTensor& x, at::IntArrayRef etp);
-TokenMapping make_plain_mapping(const at::Tensor& x, const Communicator& ranks);
+TokenMapping make_plain_mapping(const at::Tensor& x, const DeviceMesh& ranks);
 
 // x in `tokens` placements, and this rank's part of such a tensor.
 at::Tensor to_tokens(const at::Tensor& x, const TokenMapping& mapping);
@@ -39,7 +40,8 @@ at::Tensor from_part(const at::Tensor& part, const TokenMapping& mapping);
 at::Tensor from_share(const at::Tensor& share, const TokenMapping& mapping);
 
 // A parameter that every rank computes with whole, each on other tokens: gathered, its gradient summed. A plain one
-// among DTensors counts as Replicate on the input's mesh.
+// among DTensors counts as Replicate on the input's mesh. One on a slice of the ranks that have tokens is a copy on
+// each slice: gradients of all copies are summed. Its mesh must be such a slice.
 at::Tensor whole_parameter(const at::Tensor& parameter, const TokenMapping& mapping);
 // An expert parameter: stays split on the axes named in `split`, whole on the others, where gradients are summed.
 at::Tensor expert_parameter(const at::Tensor& parameter, const std::vector<std::string>& split,

@@ -54,26 +54,82 @@ c10::Device device_of(at::TensorList tensors) {
   return at::kCPU;
 }
 
-at::Tensor combine(const at::Tensor& a, const at::Tensor& b, double p) {
-  return std::isinf(p) ? at::maximum(a, b) : a + b;
+// What a rank puts into the exchange, and what comes out of it. The sums are of p-th powers (for infinity: largest
+// values): of what this rank alone counts; of what every rank counts after the exchange; of each kind of copies; and of
+// plain tensors, which must be alike on all ranks.
+struct Sums {
+  explicit Sums(double p, std::int64_t kinds)
+      : own(p), common(p), plain(p), copies(static_cast<std::size_t>(kinds), own) {}
+  optim::PowerSum own, common, plain;
+  std::vector<optim::PowerSum> copies;
+};
+
+Sums collect(at::TensorList tensors, const NormGroup& group, double p) {
+  Sums sums(p, group.kinds_of_copies());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& t = tensors[i];
+    if (!t.defined()) continue;
+    if (!is_dtensor(t)) {
+      sums.plain.add(t);
+      continue;
+    }
+    const Share share = group.share(t, i);
+    if (share == Share::elsewhere) continue;
+    const auto kind = group.copies(t);
+    auto& sum = kind >= 0 ? sums.copies[static_cast<std::size_t>(kind)] : share == Share::here ? sums.own : sums.common;
+    sum.add(DTensor(t).to_local());
+  }
+  return sums;
+}
+
+// Plain tensors have no mesh that says who sums them: where ranks hold different ones, each would be clipped by another
+// norm and go its own way. `all`: the sums over n ranks of the value and of its square.
+void check_plain(const at::Tensor& mine, const at::Tensor& all, std::int64_t n) {
+  const double sum = all[0].item<double>(), squares = all[1].item<double>(), mean = sum / static_cast<double>(n);
+  const double spread = squares / static_cast<double>(n) - mean * mean;
+  TORCH_CHECK(!std::isfinite(mean) || spread <= 1e-10 * mean * mean,
+              "the total norm: plain tensors must be the same on every rank, and are not (the sum of their powers is ",
+              mean, " on average, ", mine.item<double>(),
+              " on this rank); sum gradients over the ranks first, or make ", "the parameters DTensors");
+}
+
+// One exchange of one number, of two more for each kind of copies and for plain tensors.
+at::Tensor exchange(const Sums& sums, const NormGroup& group, c10::Device device) {
+  const Communicator& comm = group.communicator();
+  const auto plain = sums.plain.value(device);
+  const auto common = sums.common.value(device);
+  if (!comm || comm.size() == 1) return sums.own.value(device) + common + plain;
+  std::vector<at::Tensor> parts{sums.own.value(device)};
+  for (std::int64_t k = 0; k < group.kinds_of_copies(); ++k) {
+    parts.push_back(sums.copies[static_cast<std::size_t>(k)].value(device));
+    parts.push_back(at::full_like(parts[0], group.holds_copy(k) ? 1 : 0));
+  }
+  if (group.has_plain()) parts.insert(parts.end(), {plain, plain.square()});
+  auto all = parts.size() == 1 ? parts[0].view({1}) : at::stack(parts);
+  comm.all_reduce(all, ReduceOp::sum).wait();
+  auto total = all[0] + common;
+  for (std::int64_t k = 0; k < group.kinds_of_copies(); ++k)
+    total = total + all[1 + 2 * k] / all[2 + 2 * k].clamp_min(1);
+  if (!group.has_plain()) return total;
+  const auto last = all.narrow(0, all.size(0) - 2, 2);
+  if (last.is_cpu()) check_plain(plain, last, comm.size());
+  return total + last[0] / comm.size();
+}
+
+at::Tensor exchange_largest(const Sums& sums, const NormGroup& group, c10::Device device) {
+  auto largest = at::maximum(sums.own.value(device), sums.plain.value(device));
+  for (const auto& each : sums.copies) largest = at::maximum(largest, each.value(device));
+  const Communicator& comm = group.communicator();
+  if (comm && comm.size() > 1) comm.all_reduce(largest, ReduceOp::max).wait();
+  return at::maximum(largest, sums.common.value(device));
 }
 
 at::Tensor total_norm(at::TensorList tensors, const NormGroup& group, const NormOptions& options) {
   const double p = options.norm_type;
   TORCH_CHECK(p > 0, "get_total_norm: norm_type must be positive, not ", p);
   const c10::Device device = device_of(tensors);
-  optim::PowerSum own(p), common(p);
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (!tensors[i].defined()) continue;
-    const Share share = group.share(tensors[i], i);
-    if (share == Share::elsewhere) continue;
-    (share == Share::here ? own : common).add(is_dtensor(tensors[i]) ? DTensor(tensors[i]).to_local() : tensors[i]);
-  }
-  at::Tensor total = own.value(device);
-  const Communicator& comm = group.communicator();
-  if (comm && comm.size() > 1) comm.all_reduce(total, std::isinf(p) ? ReduceOp::max : ReduceOp::sum).wait();
-  total = combine(total, common.value(device), p);
-  if (!std::isinf(p)) total = total.pow(1 / p);
+  const auto sums = collect(tensors, group, p);
+  const auto total = std::isinf(p) ? exchange_largest(sums, group, device) : exchange(sums, group, device).pow(1 / p);
   TORCH_CHECK(!options.error_if_nonfinite || std::isfinite(total.item<double>()), "the total norm of order ", p, " of ",
               tensors.size(), " tensors is ", total.item<double>());
   return total.to(result_type(tensors));

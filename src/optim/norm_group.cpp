@@ -28,12 +28,18 @@ NormGroup::NormGroup(at::TensorList tensors) {
       if (placements[a].is_shard() && member.mesh.size(static_cast<std::int64_t>(a)) > 1) member.split[a] = true;
     }
   }
+  has_plain_ = plain;
   if (members_.empty()) return;
   outside_ =
       !plain && std::all_of(members_.begin(), members_.end(), [](const Member& m) { return m.coordinate.empty(); });
   if (outside_) return;
   const bool whole_world = !plain || members_.front().mesh.size() == members_.front().mesh.world().size();
-  same_ranks() && whole_world ? choose_line() : choose_all(plain);
+  if (same_ranks() && whole_world) {
+    choose_line();
+  } else {
+    choose_all(plain);
+    find_slices();
+  }
 }
 
 NormGroup::Member& NormGroup::member_of(const DeviceMesh& mesh) {
@@ -92,6 +98,30 @@ void NormGroup::choose_all(bool plain) {
   all.erase(std::unique(all.begin(), all.end()), all.end());
   const auto count = static_cast<std::int64_t>(all.size());
   communicator_ = device_mesh(first.world(), first.device_type(), all, {count}, {"norm"}).communicator();
+}
+
+// Every rank finds the same ones in the same order, whether it is given its own slice or a handle to another's.
+void NormGroup::find_slices() {
+  std::vector<std::vector<std::int64_t>> ranks;
+  for (const Member& member : members_) ranks.push_back(sorted_ranks(member.mesh));
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    const bool inside = std::any_of(ranks.begin(), ranks.end(), [&](const auto& all) {
+      return all.size() > ranks[i].size() && all.size() % ranks[i].size() == 0 &&
+             std::includes(all.begin(), all.end(), ranks[i].begin(), ranks[i].end());
+    });
+    if (inside) members_[i].copies = kinds_++;
+  }
+}
+
+std::int64_t NormGroup::copies(const at::Tensor& tensor) const {
+  return is_dtensor(tensor) ? find(DTensor(tensor).mesh())->copies : -1;
+}
+
+bool NormGroup::holds_copy(std::int64_t kind) const {
+  return std::any_of(members_.begin(), members_.end(), [&](const Member& m) {
+    return m.copies == kind && !m.coordinate.empty() &&
+           std::all_of(m.coordinate.begin(), m.coordinate.end(), [](auto c) { return c == 0; });
+  });
 }
 
 Share NormGroup::share(const at::Tensor& tensor, std::size_t index) const {

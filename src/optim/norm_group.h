@@ -24,8 +24,16 @@ class NormGroup {
 
   // Spreads the counting of replicated parts by `index`.
   Share share(const at::Tensor& tensor, std::size_t index) const;
+  // A tensor on a slice of the ranks of another tensor's mesh may be one tensor, which ranks outside hold as a handle,
+  // or one on each of the slices (a router beside experts that are split over the other axis): only the exchange tells
+  // how many copies there are. Such tensors have a number from 0 on, others -1.
+  std::int64_t copies(const at::Tensor& tensor) const;
+  std::int64_t kinds_of_copies() const { return kinds_; }
+  // Whether this rank counts as the one that holds a copy of that number.
+  bool holds_copy(std::int64_t kind) const;
   // Whether this rank is in none of the meshes and so learns nothing.
   bool outside() const { return outside_; }
+  bool has_plain() const { return has_plain_; }  // on every rank, if on one
   // The ranks that exchange; none where every rank has all that it needs.
   const Communicator& communicator() const { return communicator_; }
 
@@ -34,16 +42,19 @@ class NormGroup {
     DeviceMesh mesh;
     std::vector<std::int64_t> coordinate;  // empty outside the mesh
     std::vector<bool> split;               // axes on which some tensor is sharded
+    std::int64_t copies = -1;
   };
   Member& member_of(const DeviceMesh& mesh);
   const Member* find(const DeviceMesh& mesh) const;
   bool same_ranks() const;
   void choose_line();
   void choose_all(bool plain);
+  void find_slices();
 
   std::vector<Member> members_;
   Communicator communicator_;
-  bool outside_ = false;
+  bool outside_ = false, has_plain_ = false;
+  std::int64_t kinds_ = 0;
   // Where one axis of one mesh is all that is split: the exchange runs along it only.
   const Member* line_ = nullptr;
   std::int64_t line_axis_ = -1;

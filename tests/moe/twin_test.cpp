@@ -126,11 +126,11 @@ TEST_P(Twin, WithAllParametersOnOneMesh) {
   });
 }
 
-// The bare form: the router on a mesh of this rank alone, so that nobody sums its gradient, and experts on both ranks.
-// It steps and clips over the two meshes; what experts get is exact, until the routers go apart.
-TEST_P(Twin, WithRouterAndExpertsOnDisjointSlicesStepsAndClips) {
+// The bare form: the router on a mesh of this rank alone, whose copies' gradients the layer sums, and experts on both
+// ranks. Norms are taken over the two meshes.
+TEST_P(Twin, WithRouterAndExpertsOnDisjointSlices) {
   const auto dtype = GetParam();
-  const auto wanted = reference(dtype);
+  auto wanted = reference(dtype);
   run_local(2, [&](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {1, 2}, {"weight_parallel", "expert_parallel"});
     MixtureOfExperts layer(twin_options(dtype));
@@ -139,17 +139,9 @@ TEST_P(Twin, WithRouterAndExpertsOnDisjointSlicesStepsAndClips) {
     nn::distribute({{"gate.weight", &layer.gate.weight}}, mesh["weight_parallel"],
                    [](const auto&, const auto&) { return Placements{Shard(0)}; });
     const auto place = [&](const at::Tensor& x) { return x.chunk(2)[world.rank()].clone(); };
-    const auto course = train(layer, place, dtype);
-    expect_near(course.outputs[0], wanted.outputs[0].chunk(2)[world.rank()], bound_of(dtype), "output");
-    for (std::size_t i = 1; i < wanted.gradients.size(); ++i) {
-      expect_near(course.gradients[i], wanted.gradients[i], bound_of(dtype), c10::str("gradient ", i));
-    }
-    for (const double norm : course.norms) EXPECT_TRUE(std::isfinite(norm) && norm > 0);
-    for (std::size_t i = 0; i < course.parameters.size(); ++i) {
-      EXPECT_TRUE(course.parameters[i].isfinite().all().item<bool>());
-      EXPECT_GT(
-          (course.parameters[i] - uniform(course.parameters[i].sizes(), 11 + i, dtype)).abs().max().item<double>(), 0);
-    }
+    auto mine = wanted;
+    for (auto& y : mine.outputs) y = y.chunk(2)[world.rank()];
+    expect_same(train(layer, place, dtype), mine, bound_of(dtype), "bare");
   });
 }
 

@@ -14,9 +14,12 @@ struct NormOptions {
 
 // The p-norm of all elements of all tensors together, each logical element counted once whatever its placement (Partial
 // is summed first). A plain 0-dim tensor of the widest dtype among them, the same on every rank; undefined on a rank
-// outside all meshes (unless some tensors are plain). Undefined entries are skipped. At most one collective, of one
-// number, over the ranks of all meshes together, besides one for each mesh axis that holds Partial tensors; every rank
-// of those meshes calls it.
+// outside all meshes (unless some tensors are plain). Undefined entries are skipped. At most one collective, of a few
+// numbers, over the ranks of all meshes together, besides one for each mesh axis that holds Partial tensors; every rank
+// of those meshes calls it, with the same tensors in the same order. Where each rank gives a tensor on its own slice of
+// another one's mesh (a router on each rank, beside experts that are split over them), the slices hold copies of one
+// tensor, which is counted once. Plain tensors among DTensors must be the same on every rank: those of the CPU are
+// compared, and an error says where they differ.
 DTENSOR_API at::Tensor get_total_norm(at::TensorList tensors, NormOptions options = {});
 
 // Scales the parameters' gradients in place so that their total norm is at most max_norm; returns the norm before.
