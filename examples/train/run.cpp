@@ -188,6 +188,7 @@ std::vector<StepRecord> train_in_stages(const dtensor::Communicator& world, cons
   Gpt model(meta_config(options));
   Stages stages(model, mesh, options);
   const auto units = distribute(model, stages, options);
+  stages.set();
   dtensor::manual_seed(mesh, options.seed);
   model.reset();
   auto records =

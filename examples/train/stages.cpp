@@ -69,19 +69,30 @@ Stages::Stages(Gpt& model, const dtensor::DeviceMesh& mesh, const Options& optio
     const int stage = stage_of_[std::min(i, stage_of_.size() - 1)];
     parts_.push_back({children[i].first, children[i].second, pipeline_.stage_mesh(stage), stage});
   }
-  for (const int stage : pipeline_.stages()) pipeline_.set_stage(stage, stage_function(stage));
+}
+
+void Stages::set() {
+  for (const int stage : pipeline_.stages()) {
+    std::vector<at::Tensor> parameters;
+    for (const auto& [name, tensor] : parameters_of(stage)) parameters.push_back(*tensor);
+    pipeline_.set_stage(stage, stage_function(stage), std::move(parameters));
+  }
+}
+
+dtensor::NamedTensors Stages::parameters_of(int stage) const {
+  dtensor::NamedTensors own;
+  for (const Part& part : parts_) {
+    if (part.stage != stage) continue;
+    for (auto& item : part.module->named_parameters(part.name)) own.push_back(std::move(item));
+  }
+  return own;
 }
 
 // Computes in the dtypes that the stage's parameters ask for.
 pipeline::StageFunction Stages::stage_function(int stage) const {
   const auto run = pipeline::stage_of_layers(model_.layers(), stage_of_, stage);
   return [this, run, stage](const pipeline::Tensors& inputs) {
-    dtensor::NamedTensors own;
-    for (const Part& part : parts_) {
-      if (part.stage != stage) continue;
-      for (auto& item : part.module->named_parameters(part.name)) own.push_back(std::move(item));
-    }
-    const dtensor::ComputeScope scope(own);
+    const dtensor::ComputeScope scope(parameters_of(stage));
     pipeline::Tensors outputs = run(inputs);
     if (stage == pipeline_.last_stage()) outputs[0] = scope.output(outputs[0]);
     return outputs;

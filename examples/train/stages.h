@@ -27,6 +27,9 @@ class Stages {
   const std::vector<Part>& parts() const { return parts_; }
   int count() const { return pipeline_.last_stage() + 1; }
 
+  // Tells the pipeline the stages, whose parameters are distributed by now.
+  void set();
+
   // Forward and backward of a batch that every rank has; its mean loss.
   double run(const Batch& batch);
   void update_load_balancers();
@@ -34,7 +37,7 @@ class Stages {
   std::string picture() const;
 
  private:
-  dtensor::DeviceMesh mesh_of(int layer) const;
+  dtensor::NamedTensors parameters_of(int stage) const;
   dtensor::pipeline::StageFunction stage_function(int stage) const;
 
   Gpt& model_;

@@ -73,7 +73,10 @@ class DTENSOR_API FsdpUnit {
   std::int64_t shard_bytes() const;     // of the parameters, on this rank
   std::int64_t gathered_bytes() const;  // of its gathered copy, in the dtypes that are gathered
   std::int64_t gradient_bytes() const;  // of its unreduced gradients
-  void reshard() const;                 // drops the gathered copy, if there is one
+  // Gathers the parameters, in the background where the backend can, and keeps them until reshard(): for schedules of
+  // the caller's own (a pipeline's UNSHARD and RESHARD). A copy that is there and up to date is kept without a gather.
+  void unshard() const;
+  void reshard() const;  // drops the gathered copy, if there is one
   FsdpStats stats() const;
   void reset_peaks() const;
 
@@ -149,6 +152,14 @@ class DTENSOR_API NoReplicaSync {
  private:
   ScopedValue<Flag> scope_;
 };
+
+// The units that the parameters are in, each once, in the order of the list.
+DTENSOR_API std::vector<FsdpUnit> units_of(at::TensorList parameters);
+
+// Brings the gradients that backward passes under NoGradientSync left unreduced to their parameters' placements, as a
+// pass without it would: unit by unit for parameters of a unit, the others together. Gradients that are reduced, and
+// parameters without one, are left alone. Collective: every rank of the parameters' meshes gives the same list.
+DTENSOR_API void reduce_gradients(at::TensorList parameters);
 
 // Bytes on this rank at the worst moment of a training step, but for activations.
 struct FsdpMemory {

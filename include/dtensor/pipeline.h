@@ -78,8 +78,10 @@ class DTENSOR_API Pipeline {
   DeviceMesh stage_mesh(int stage) const;
   const Schedule& schedule() const;
 
-  // Sets what a stage of this rank computes.
-  void set_stage(int stage, StageFunction forward);
+  // Sets what a stage of this rank computes, and the parameters that it has, in the model's order. They are needed for
+  // UNSHARD, RESHARD and REDUCE_GRAD, for clip_grad_norm_, and for gradients that the last microbatch does not reach
+  // (an expert without tokens in it), which stay unreduced else.
+  void set_stage(int stage, StageFunction forward, std::vector<at::Tensor> parameters = {});
   // A parameter that several stages use (an embedding tied to the head), each with a copy of its own on its ranks:
   // their gradients are summed at the end of a step. Called before the first step; `copies` are this rank's, equal and
   // in equal placements wherever they are. Collective: ranks without a copy give none.
@@ -93,9 +95,10 @@ class DTENSOR_API Pipeline {
   // The mean loss alone, without gradients.
   at::Tensor evaluate(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets);
 
-  // dtensor::clip_grad_norm_ over the parameters of all stages: each rank gives its own, copies of tied ones too, which
-  // count once. Collective. Returns the total norm, a float64 number.
-  at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm);
+  // dtensor::clip_grad_norm_ over the parameters of all stages, as set_stage got them; of tied ones the first copy
+  // counts, and all are scaled. Collective. Returns the total norm, a float64 number, which has the same bits for any
+  // number of stages.
+  at::Tensor clip_grad_norm_(double max_norm);
 
   // Gives parameters on the meshes of other ranks' stages a gradient: a handle without data, as they have one in a
   // program in which every rank runs every operator. Optimizers, clipping and checkpoints over the whole model then go

@@ -1,4 +1,4 @@
-// The total norm: local norms of the parts that this rank counts, their p-th powers summed in double, one exchange.
+// The total norm: of each tensor the p-th powers of the parts that this rank counts, summed in double, one exchange.
 #include "dtensor/optim/clip.h"
 
 #include <ATen/ATen.h>
@@ -54,38 +54,42 @@ c10::Device device_of(at::TensorList tensors) {
   return at::kCPU;
 }
 
-// What a rank puts into the exchange, and what comes out of it. The sums are of p-th powers (for infinity: largest
-// values): of what this rank alone counts; of what every rank counts after the exchange; of each kind of copies; and of
-// plain tensors, which must be alike on all ranks.
-struct Sums {
-  explicit Sums(double p, std::int64_t kinds)
-      : own(p), common(p), plain(p), copies(static_cast<std::size_t>(kinds), own) {}
-  optim::PowerSum own, common, plain;
-  std::vector<optim::PowerSum> copies;
+// What a rank knows of each tensor: a sum of p-th powers (for infinity: the largest value) that the ranks add up, or
+// one that every rank has alike. Of a kind of copies (NormGroup), or of plain tensors, each rank or slice adds the
+// same.
+struct Known {
+  Known(at::TensorList tensors, const NormGroup& group, double p, c10::Device device);
+  at::Tensor added, common;         // by tensor
+  at::Tensor plain;                 // of all plain tensors together, a number
+  std::vector<std::int64_t> kinds;  // by tensor; that after the last: no copies
 };
 
-Sums collect(at::TensorList tensors, const NormGroup& group, double p) {
-  Sums sums(p, group.kinds_of_copies());
+Known::Known(at::TensorList tensors, const NormGroup& group, double p, c10::Device device) {
+  std::vector<at::Tensor> own(tensors.size()), alike(tensors.size()), without_mesh;
+  const std::int64_t none = group.kinds_of_copies() + 1;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor& t = tensors[i];
+    kinds.push_back(none);
     if (!t.defined()) continue;
     if (!is_dtensor(t)) {
-      sums.plain.add(t);
+      kinds.back() = none - 1;
+      without_mesh.push_back(own[i] = t);
       continue;
     }
+    if (const auto kind = group.copies(t); kind >= 0) kinds.back() = kind;
     const Share share = group.share(t, i);
-    if (share == Share::elsewhere) continue;
-    const auto kind = group.copies(t);
-    auto& sum = kind >= 0 ? sums.copies[static_cast<std::size_t>(kind)] : share == Share::here ? sums.own : sums.common;
-    sum.add(DTensor(t).to_local());
+    const bool added_up = share == Share::here || kinds.back() != none;
+    if (share != Share::elsewhere) (added_up ? own : alike)[i] = DTensor(t).to_local();
   }
-  return sums;
+  added = optim::power_sums(own, p, device);
+  common = optim::power_sums(alike, p, device);
+  plain = optim::power_sums(without_mesh, p, device).sum();
 }
 
 // Plain tensors have no mesh that says who sums them: where ranks hold different ones, each would be clipped by another
-// norm and go its own way. `all`: the sums over n ranks of the value and of its square.
-void check_plain(const at::Tensor& mine, const at::Tensor& all, std::int64_t n) {
-  const double sum = all[0].item<double>(), squares = all[1].item<double>(), mean = sum / static_cast<double>(n);
+// norm and go its own way. `sums`: over n ranks of the value and of its square.
+void check_plain(const at::Tensor& mine, const at::Tensor& sums, std::int64_t n) {
+  const double sum = sums[0].item<double>(), squares = sums[1].item<double>(), mean = sum / static_cast<double>(n);
   const double spread = squares / static_cast<double>(n) - mean * mean;
   TORCH_CHECK(!std::isfinite(mean) || spread <= 1e-10 * mean * mean,
               "the total norm: plain tensors must be the same on every rank, and are not (the sum of their powers is ",
@@ -93,43 +97,50 @@ void check_plain(const at::Tensor& mine, const at::Tensor& all, std::int64_t n) 
               " on this rank); sum gradients over the ranks first, or make ", "the parameters DTensors");
 }
 
-// One exchange of one number, of two more for each kind of copies and for plain tensors.
-at::Tensor exchange(const Sums& sums, const NormGroup& group, c10::Device device) {
+// The sums by tensor, each logical element counted once. One exchange: the sums, how many hold each kind, and what
+// tells plain tensors apart.
+at::Tensor exchange(const Known& known, const NormGroup& group) {
   const Communicator& comm = group.communicator();
-  const auto plain = sums.plain.value(device);
-  const auto common = sums.common.value(device);
-  if (!comm || comm.size() == 1) return sums.own.value(device) + common + plain;
-  std::vector<at::Tensor> parts{sums.own.value(device)};
-  for (std::int64_t k = 0; k < group.kinds_of_copies(); ++k) {
-    parts.push_back(sums.copies[static_cast<std::size_t>(k)].value(device));
-    parts.push_back(at::full_like(parts[0], group.holds_copy(k) ? 1 : 0));
-  }
-  if (group.has_plain()) parts.insert(parts.end(), {plain, plain.square()});
-  auto all = parts.size() == 1 ? parts[0].view({1}) : at::stack(parts);
+  if (!comm || comm.size() == 1) return known.added + known.common;
+  at::Tensor rest = at::zeros({group.kinds_of_copies() + 1}, at::kDouble);
+  for (std::int64_t k = 0; k < group.kinds_of_copies(); ++k) rest[k] = group.holds_copy(k) ? 1 : 0;
+  rest[group.kinds_of_copies()] = 1;  // every rank has the plain ones
+  const bool copies = group.kinds_of_copies() > 0 || group.has_plain();
+  std::vector<at::Tensor> parts{known.added};
+  if (copies) parts.push_back(rest.to(known.added.device()));
+  if (group.has_plain()) parts.push_back(at::stack({known.plain, known.plain.square()}));
+  const at::Tensor all = parts.size() == 1 ? known.added.clone() : at::cat(parts);
   comm.all_reduce(all, ReduceOp::sum).wait();
-  auto total = all[0] + common;
-  for (std::int64_t k = 0; k < group.kinds_of_copies(); ++k)
-    total = total + all[1 + 2 * k] / all[2 + 2 * k].clamp_min(1);
-  if (!group.has_plain()) return total;
-  const auto last = all.narrow(0, all.size(0) - 2, 2);
-  if (last.is_cpu()) check_plain(plain, last, comm.size());
-  return total + last[0] / comm.size();
+  at::Tensor sums = all.narrow(0, 0, known.added.size(0));
+  if (copies) {
+    const auto held = at::cat({all.narrow(0, sums.size(0), rest.size(0)).clamp_min(1), at::ones({1}, all.options())});
+    sums = sums / held.index_select(0, at::tensor(known.kinds, at::kLong).to(all.device()));
+  }
+  if (group.has_plain() && all.is_cpu()) check_plain(known.plain, all.narrow(0, all.size(0) - 2, 2), comm.size());
+  return sums + known.common;
 }
 
-at::Tensor exchange_largest(const Sums& sums, const NormGroup& group, c10::Device device) {
-  auto largest = at::maximum(sums.own.value(device), sums.plain.value(device));
-  for (const auto& each : sums.copies) largest = at::maximum(largest, each.value(device));
+at::Tensor exchange_largest(const Known& known, const NormGroup& group) {
+  const at::Tensor largest = known.added.clone();
   const Communicator& comm = group.communicator();
   if (comm && comm.size() > 1) comm.all_reduce(largest, ReduceOp::max).wait();
-  return at::maximum(largest, sums.common.value(device));
+  return at::maximum(largest, known.common);
 }
 
+at::Tensor norms_of(at::TensorList tensors, const NormGroup& group, double p) {
+  TORCH_CHECK(p > 0, "get_total_norm: norm_type must be positive, not ", p);
+  if (tensors.empty()) return at::zeros({0}, at::kDouble);
+  const Known known(tensors, group, p, device_of(tensors));
+  return std::isinf(p) ? exchange_largest(known, group) : exchange(known, group).pow(1 / p);
+}
+
+// Added up one after the other, so that the result has the same bits however the tensors are spread over groups of
+// ranks (the stages of a pipeline).
 at::Tensor total_norm(at::TensorList tensors, const NormGroup& group, const NormOptions& options) {
   const double p = options.norm_type;
-  TORCH_CHECK(p > 0, "get_total_norm: norm_type must be positive, not ", p);
-  const c10::Device device = device_of(tensors);
-  const auto sums = collect(tensors, group, p);
-  const auto total = std::isinf(p) ? exchange_largest(sums, group, device) : exchange(sums, group, device).pow(1 / p);
+  const at::Tensor norms = norms_of(tensors, group, p);
+  at::Tensor total = at::zeros({}, norms.options());
+  if (!tensors.empty()) total = std::isinf(p) ? norms.amax() : norms.pow(p).cumsum(0).select(0, -1).pow(1 / p);
   TORCH_CHECK(!options.error_if_nonfinite || std::isfinite(total.item<double>()), "the total norm of order ", p, " of ",
               tensors.size(), " tensors is ", total.item<double>());
   return total.to(result_type(tensors));
@@ -145,6 +156,22 @@ void scale(const std::vector<at::Tensor>& gradients, const at::Tensor& norm, dou
 }
 
 }  // namespace
+
+at::Tensor get_norms(at::TensorList tensors, NormOptions options) {
+  const at::NoGradGuard no_grad;
+  const auto reduced = without_partials(tensors.vec());
+  const NormGroup group(reduced);
+  return group.outside() ? at::Tensor() : norms_of(reduced, group, options.norm_type);
+}
+
+void clip_grads_with_norm_(at::TensorList parameters, double max_norm, const at::Tensor& total_norm) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& p : parameters) {
+    if (p.grad().defined()) gradients.push_back(p.grad());
+  }
+  if (!gradients.empty()) scale(gradients, total_norm, max_norm);
+}
 
 at::Tensor get_total_norm(at::TensorList tensors, NormOptions options) {
   const at::NoGradGuard no_grad;
@@ -166,8 +193,7 @@ at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, NormOptio
   const NormGroup group(described);
   if (group.outside()) return {};
   const at::Tensor norm = total_norm(gradients, group, options);
-  std::erase_if(gradients, [](const at::Tensor& g) { return !g.defined(); });
-  if (!gradients.empty()) scale(gradients, norm, max_norm);
+  clip_grads_with_norm_(parameters, max_norm, norm);
   return norm;
 }
 

@@ -63,32 +63,35 @@ bool small_powers(const at::Tensor& t, double p, double& result) {
   }
 }
 
+using Positions = std::vector<std::int64_t>;
+
+// Fills the entries of `sums` at these positions from ATen's list norm.
+void add_norms(const std::vector<at::Tensor>& locals, const Positions& positions, double p,
+               std::optional<at::ScalarType> dtype, at::Tensor& sums) {
+  if (positions.empty()) return;
+  std::vector<at::Tensor> chosen;
+  for (const std::int64_t i : positions) chosen.push_back(locals[static_cast<std::size_t>(i)]);
+  std::vector<at::Tensor> norms = at::_foreach_norm(chosen, p, dtype);
+  for (at::Tensor& norm : norms) norm = norm.to(sums.options());
+  const at::Tensor all = at::stack(norms);
+  sums.index_copy_(0, at::tensor(positions).to(sums.device()), std::isinf(p) ? all : all.pow(p));
+}
+
 }  // namespace
 
-void PowerSum::add(const at::Tensor& local) {
-  if (local.numel() == 0) return;
-  double part = 0;
-  if (!small_powers(local, p_, part)) return (is_half(local) ? halves_ : others_).push_back(local);
-  small_ = std::isinf(p_) ? larger(small_, part) : small_ + part;
-}
-
-void PowerSum::append(const std::vector<at::Tensor>& locals, std::optional<at::ScalarType> dtype,
-                      std::vector<at::Tensor>& norms) const {
-  if (locals.empty()) return;
-  auto found = at::_foreach_norm(locals, p_, dtype);
-  norms.insert(norms.end(), found.begin(), found.end());
-}
-
-at::Tensor PowerSum::value(c10::Device device) const {
-  const auto options = at::TensorOptions(at::kDouble).device(device);
-  std::vector<at::Tensor> norms;
-  append(halves_, at::kFloat, norms);
-  append(others_, std::nullopt, norms);
-  const at::Tensor small = at::scalar_tensor(small_, options);
-  if (norms.empty()) return small;
-  for (at::Tensor& norm : norms) norm = norm.to(options);
-  const at::Tensor all = at::stack(norms);
-  return std::isinf(p_) ? at::maximum(small, all.amax()) : small + all.pow(p_).sum();
+at::Tensor power_sums(const std::vector<at::Tensor>& locals, double p, c10::Device device) {
+  at::Tensor small = at::zeros({static_cast<std::int64_t>(locals.size())}, at::kDouble);
+  auto* values = small.mutable_data_ptr<double>();
+  Positions halves, others;
+  for (std::size_t i = 0; i < locals.size(); ++i) {
+    const at::Tensor& local = locals[i];
+    if (!local.defined() || local.numel() == 0 || small_powers(local, p, values[i])) continue;
+    (is_half(local) ? halves : others).push_back(static_cast<std::int64_t>(i));
+  }
+  at::Tensor sums = small.to(device);
+  add_norms(locals, halves, p, at::kFloat, sums);
+  add_norms(locals, others, p, std::nullopt, sums);
+  return sums;
 }
 
 }  // namespace dtensor::optim

@@ -35,14 +35,11 @@ bool communicates(const Schedule& schedule) {
   return false;
 }
 
-// fully_shard gathers a stage's units where they are used, and reduces its gradients in the last backward of a step.
+// A stage gathers its parameters where it uses them, and reduces its gradients in its last backward of a step, where
+// the schedule does not say when.
 constexpr CommunicationOptions kMessagesOnly{.unsharded_stages = std::nullopt, .reduce_grad = false};
 
 Schedule complete(Schedule schedule) {
-  for (const ActionKind kind : {ActionKind::unshard, ActionKind::reshard, ActionKind::reduce_grad}) {
-    TORCH_CHECK(!schedule.has(kind), "pipeline: the schedule has ", to_string(Action{kind, 0}),
-                " or its like; stages gather and reduce their parameters by themselves (fully_shard)");
-  }
   return communicates(schedule) ? schedule : with_communication(schedule, kMessagesOnly);
 }
 
@@ -56,7 +53,7 @@ struct Pipeline::Impl {
   PipelineOptions options;
   int rank = 0, last = 0;
   std::vector<int> own;
-  std::map<int, StageFunction> stages;
+  std::map<int, Stage> stages;
   std::vector<TiedParameter> tied;
 
   bool has_last() const { return stages.contains(last); }
@@ -106,11 +103,19 @@ DeviceMesh Pipeline::stage_mesh(int stage) const {
 }
 const Schedule& Pipeline::schedule() const { return impl_->schedule; }
 
-void Pipeline::set_stage(int stage, StageFunction forward) {
+void Pipeline::set_stage(int stage, StageFunction forward, std::vector<at::Tensor> parameters) {
   TORCH_CHECK(std::count(impl_->own.begin(), impl_->own.end(), stage) == 1, "pipeline: stage ", stage,
               " is not on rank ", impl_->rank, " of ", impl_->options.axis, ", which has ",
               c10::Join(", ", impl_->own));
-  impl_->stages[stage] = std::move(forward);
+  const auto& actions = impl_->schedule.ranks[static_cast<std::size_t>(impl_->rank)];
+  const auto has = [&](ActionKind kind) {
+    return std::find(actions.begin(), actions.end(), Action{kind, stage}) != actions.end();
+  };
+  const bool reduces = has(ActionKind::reduce_grad), unshards = has(ActionKind::unshard);
+  TORCH_CHECK(!parameters.empty() || !(reduces || unshards), "pipeline: the schedule has ",
+              to_string(Action{reduces ? ActionKind::reduce_grad : ActionKind::unshard, stage}),
+              ", but set_stage was given no parameters of stage ", stage);
+  impl_->stages[stage] = {std::move(forward), std::move(parameters), reduces, unshards};
 }
 
 void Pipeline::tie(const std::string& name, const std::vector<at::Tensor>& copies) {
@@ -124,6 +129,12 @@ void Pipeline::Impl::check_step(const std::vector<Tensors>& inputs, const std::v
               " microbatches");
   TORCH_CHECK(!has_last() || targets.size() == count, "pipeline: ", targets.size(), " targets for ", count,
               " microbatches");
+  for (std::size_t m = 0; stages.contains(0) && m < inputs.size(); ++m) {
+    for (const at::Tensor& input : inputs[m]) {
+      TORCH_CHECK(!input.defined() || !input.requires_grad() || input.is_leaf(), "pipeline: an input of microbatch ", m,
+                  " is the result of operators and wants a gradient; put them into stage 0");
+    }
+  }
 }
 
 std::vector<double> Pipeline::Impl::shares(const std::vector<Tensors>& targets) const {
@@ -176,23 +187,41 @@ at::Tensor Pipeline::evaluate(const std::vector<Tensors>& inputs, const std::vec
   return impl_->run(impl_->evaluation, inputs, targets, 1).loss;
 }
 
-at::Tensor Pipeline::clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm) {
+namespace {
+
+at::Tensor counts_of(const std::map<int, Stage>& stages, int last, c10::DeviceType device) {
+  at::Tensor counts = at::zeros({last + 1}, at::kLong);
+  for (const auto& [index, stage] : stages) counts[index] = static_cast<std::int64_t>(stage.parameters.size());
+  return counts.to(device);
+}
+
+}  // namespace
+
+// Each parameter's norm has a place in one list, the model's order, which every rank then adds up alike.
+at::Tensor Pipeline::clip_grad_norm_(double max_norm) {
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> gradients, counted;
-  for (const at::Tensor& parameter : parameters) {
-    if (!parameter.grad().defined()) continue;
-    gradients.push_back(parameter.grad());
-    const bool elsewhere = std::any_of(impl_->tied.begin(), impl_->tied.end(),
-                                       [&](const TiedParameter& tied) { return tied.counts_elsewhere(parameter); });
-    if (!elsewhere) counted.push_back(parameter.grad());
+  const auto device = impl_->mesh.device_type();
+  at::Tensor counts = counts_of(impl_->stages, impl_->last, device);
+  impl_->line.all_reduce(counts, ReduceOp::sum).wait();
+  const at::Tensor ends = counts.cumsum(0).cpu();
+  at::Tensor norms = at::zeros({ends[-1].item<std::int64_t>()}, at::TensorOptions(at::kDouble).device(device));
+  std::vector<at::Tensor> own;
+  for (const auto& [index, stage] : impl_->stages) {
+    if (stage.parameters.empty()) continue;
+    std::vector<at::Tensor> counted;
+    for (const at::Tensor& p : stage.parameters) {
+      const bool elsewhere = std::any_of(impl_->tied.begin(), impl_->tied.end(),
+                                         [&](const TiedParameter& tied) { return tied.counts_elsewhere(p); });
+      counted.push_back(elsewhere ? at::Tensor() : p.grad());
+      own.push_back(p);
+    }
+    const auto count = static_cast<std::int64_t>(counted.size());
+    norms.narrow(0, ends[index].item<std::int64_t>() - count, count).copy_(get_norms(counted));
   }
-  at::Tensor squares = at::zeros({}, at::TensorOptions(at::kDouble).device(impl_->mesh.device_type()));
-  if (!counted.empty()) squares += get_total_norm(counted).to(at::kDouble).square();
-  impl_->line.all_reduce(squares, ReduceOp::sum).wait();
-  const at::Tensor norm = squares.sqrt();
-  const double factor = max_norm / (norm.item<double>() + 1e-6);
-  if (factor < 1 && !gradients.empty()) at::_foreach_mul_(gradients, factor);
-  return norm;
+  impl_->line.all_reduce(norms, ReduceOp::sum).wait();
+  const at::Tensor total = get_total_norm(norms.unbind());
+  clip_grads_with_norm_(own, max_norm, total);
+  return total;
 }
 
 void Pipeline::give_gradients_elsewhere(const std::vector<at::Tensor>& parameters) const {

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "dtensor/debug.h"
+#include "dtensor/fully_shard.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor::pipeline {
@@ -91,8 +92,14 @@ void Step::run(const Action& action) {
     case ActionKind::recv_backward:
       slot(action).output_gradients = messages_.receive(rank_of(s + 1), channel(s, m, false)).first;
       return;
-    default:
-      return;  // units gather where they are used, and gradients are reduced by the last backward of a stage
+    case ActionKind::unshard:
+      for (const FsdpUnit& unit : units_of(context_.stages.at(s).parameters)) unit.unshard();
+      return;
+    case ActionKind::reshard:
+      for (const FsdpUnit& unit : units_of(context_.stages.at(s).parameters)) unit.reshard();
+      return;
+    case ActionKind::reduce_grad:
+      return reduce_gradients(context_.stages.at(s).parameters);
   }
 }
 
@@ -119,10 +126,11 @@ void Step::forward(const Action& action) {
   {
     const BatchRows rows(mine.where.rows);
     set_rng_state(context_.mesh, {random_.seed, random_.counter + mine.where.random_operators});
-    mine.outputs = context_.stages.at(action.stage)(mine.inputs);
+    mine.outputs = context_.stages.at(action.stage).forward(mine.inputs);
     mine.where.random_operators = get_rng_state(context_.mesh).counter - random_.counter;
     random_operators_ = std::max(random_operators_, mine.where.random_operators);
   }
+  if (!context_.stages.at(action.stage).unshards_by_action) reshard_after_forward(action.stage);
   Count& count = counts_[action.stage];
   count.most = std::max(count.most, ++count.now);
   if (action.stage == last_) return add_loss(mine, action.microbatch);
@@ -152,49 +160,85 @@ void Step::add_loss(Slot& mine, int microbatch) {
 
 void Step::backward(const Action& action) {
   const ModuleScope scope(counts_[action.stage].name);
-  Slot& mine = slot(action);
-  const auto [outputs, gradients] = with_gradients(mine.outputs, mine.output_gradients);
   const bool splits = action.kind == ActionKind::backward_input;
-  Tensors leaves;
-  for (const at::Tensor& input : mine.inputs) {
-    if (input.defined() && input.requires_grad()) leaves.push_back(input);
+  Slot& mine = slot(action);
+  {
+    std::optional<NoGradientSync> later;
+    if (splits || !synchronises(action.stage)) later.emplace();
+    const BatchRows rows(mine.where.rows);  // for what is computed again
+    mine.input_gradients = run_backward(mine, splits);
   }
-  Tensors found(leaves.size());
-  Count& count = counts_[action.stage];
-  const bool synchronises = !splits && --count.backwards_left == 0;
-  const BatchRows rows(mine.where.rows);  // for what is computed again
-  std::optional<NoGradientSync> later;
-  if (!synchronises) later.emplace();
-  if (!outputs.empty() && splits) {
-    found = mine.split.emplace().backward_input(outputs, gradients, leaves);
-  } else if (!outputs.empty()) {
-    torch::autograd::backward(outputs, gradients);
-    for (std::size_t i = 0; i < leaves.size(); ++i) found[i] = leaves[i].grad();
-  }
-  mine.input_gradients.clear();
-  std::size_t next = 0;
-  for (const at::Tensor& input : mine.inputs) {
-    const bool wants = input.defined() && input.requires_grad();
-    mine.input_gradients.push_back(wants ? found[next++] : at::Tensor());
-  }
+  if (action.stage == 0) keep_input_gradients(mine, splits);
   mine.inputs.clear();
   mine.outputs.clear();
   mine.output_gradients.clear();
-  if (!splits) --count.now;
+  if (!splits) end_of_microbatch(action.stage);
   if (action.stage > 0 && is_local(action.stage - 1)) {
     slots_[{action.stage - 1, action.microbatch}].output_gradients = std::move(mine.input_gradients);
     mine.input_gradients.clear();
   }
 }
 
+// The gradients of the inputs, undefined ones where none is wanted or came.
+Tensors Step::run_backward(Slot& mine, bool splits) {
+  const auto [outputs, gradients] = with_gradients(mine.outputs, mine.output_gradients);
+  const auto wants = [](const at::Tensor& input) { return input.defined() && input.requires_grad(); };
+  Tensors leaves;
+  std::copy_if(mine.inputs.begin(), mine.inputs.end(), std::back_inserter(leaves), wants);
+  Tensors found(leaves.size());
+  if (!outputs.empty() && splits) {
+    found = mine.split.emplace().backward_input(outputs, gradients, leaves);
+  } else if (!outputs.empty()) {
+    torch::autograd::backward(outputs, gradients);
+    for (std::size_t i = 0; i < leaves.size(); ++i) found[i] = leaves[i].grad();
+  }
+  Tensors all;
+  std::size_t next = 0;
+  for (const at::Tensor& input : mine.inputs) all.push_back(wants(input) ? found[next++] : at::Tensor());
+  return all;
+}
+
+// Those of the batch are the user's, who finds them in .grad: a whole backward has put them there.
+void Step::keep_input_gradients(Slot& mine, bool splits) {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; splits && i < mine.inputs.size(); ++i) {
+    const at::Tensor& gradient = mine.input_gradients[i];
+    if (!gradient.defined()) continue;
+    at::Tensor& sum = mine.inputs[i].mutable_grad();
+    sum.defined() ? static_cast<void>(sum.add_(gradient)) : static_cast<void>(sum = gradient);
+  }
+  mine.input_gradients.clear();
+}
+
+// What is gathered does not outlive its action, unless its owner or the schedule says so.
+void Step::reshard_after_forward(int stage) const {
+  for (const FsdpUnit& unit : units_of(context_.stages.at(stage).parameters)) {
+    const bool* reshards = std::get_if<bool>(&unit.options().reshard_after_forward);
+    if (reshards == nullptr || *reshards) unit.reshard();
+  }
+}
+
 void Step::weight(const Action& action) {
   const ModuleScope scope(counts_[action.stage].name);
   Slot& mine = slot(action);
-  Count& count = counts_[action.stage];
-  std::optional<NoGradientSync> later;
-  if (--count.backwards_left > 0) later.emplace();
-  if (mine.split) mine.split->backward_weight();
-  mine.split.reset();
+  {
+    std::optional<NoGradientSync> later;
+    if (!synchronises(action.stage)) later.emplace();
+    if (mine.split) mine.split->backward_weight();
+    mine.split.reset();
+  }
+  end_of_microbatch(action.stage);
+}
+
+// In the stage's last backward of the step, unless the schedule says when.
+bool Step::synchronises(int stage) {
+  return counts_[stage].backwards_left == 1 && !context_.stages.at(stage).reduces_by_action;
+}
+
+void Step::end_of_microbatch(int stage) {
+  if (synchronises(stage)) reduce_gradients(context_.stages.at(stage).parameters);  // what this backward did not reach
+  Count& count = counts_[stage];
+  --count.backwards_left;
   --count.now;
 }
 

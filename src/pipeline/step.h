@@ -11,12 +11,18 @@
 
 namespace dtensor::pipeline {
 
+struct Stage {
+  StageFunction forward;
+  std::vector<at::Tensor> parameters;
+  bool reduces_by_action = false, unshards_by_action = false;  // the schedule has its REDUCE_GRAD, its UNSHARD
+};
+
 // What a step needs of its pipeline.
 struct StepContext {
   const DeviceMesh& mesh;
   const Schedule& schedule;
   int rank;  // along the axis
-  const std::map<int, StageFunction>& stages;
+  const std::map<int, Stage>& stages;
   const LossFunction& loss;
   const std::vector<Tensors>& inputs;
   const std::vector<Tensors>& targets;
@@ -58,7 +64,12 @@ class Step {
   Whereabouts first_whereabouts(int microbatch) const;
   void add_loss(Slot& slot, int microbatch);
   void backward(const Action& action);
+  static Tensors run_backward(Slot& slot, bool splits);
+  static void keep_input_gradients(Slot& slot, bool splits);
+  void reshard_after_forward(int stage) const;
   void weight(const Action& action);
+  bool synchronises(int stage);
+  void end_of_microbatch(int stage);
 
   const StepContext& context_;
   Messages& messages_;

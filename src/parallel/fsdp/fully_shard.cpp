@@ -143,15 +143,9 @@ Parameter describe(const std::string& name, const at::Tensor& tensor, const Devi
   return p;
 }
 
-// Where the unit's own axes have one rank each there is nothing to gather, nor anything to wait for.
-bool has_work(const Unit& unit) {
-  const auto ranks = [&](std::int64_t axis) { return axis < 0 ? 1 : unit.mesh.size(axis); };
-  return ranks(unit.axes.shard) * ranks(unit.axes.replicate) > 1;
-}
-
 // Outside the mesh the unit only says that its parameters are in one.
 void hang_on(const std::shared_ptr<Unit>& unit) {
-  const bool reduces = unit->mesh.is_member() && (has_work(*unit) || unit->is_offloaded());
+  const bool reduces = unit->mesh.is_member() && unit->has_work();
   for (std::size_t k = 0; k < unit->parameters.size(); ++k) {
     const DTensor parameter(unit->parameters[k].lock());
     set_use_hook(parameter, Member{unit, k});
@@ -205,6 +199,16 @@ FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh, con
   return FsdpUnit(std::move(unit));
 }
 
+std::vector<FsdpUnit> units_of(at::TensorList parameters) {
+  std::vector<std::shared_ptr<fsdp::Unit>> found;
+  for (const at::Tensor& parameter : parameters) {
+    const auto* member = fsdp::member_of(parameter);
+    if (member != nullptr && std::find(found.begin(), found.end(), member->unit) == found.end())
+      found.push_back(member->unit);
+  }
+  return {found.begin(), found.end()};
+}
+
 std::vector<std::string> FsdpUnit::names() const {
   std::vector<std::string> names;
   for (const auto& p : impl_->parameters) names.push_back(p.name);
@@ -213,7 +217,8 @@ std::vector<std::string> FsdpUnit::names() const {
 
 const FsdpOptions& FsdpUnit::options() const { return impl_->options; }
 std::int64_t FsdpUnit::gathered_bytes() const { return impl_->flat_bytes; }
-void FsdpUnit::reshard() const { impl_->schedule->release(*impl_); }
+void FsdpUnit::unshard() const { impl_->schedule->hold(*impl_); }
+void FsdpUnit::reshard() const { impl_->schedule->let_go(*impl_); }
 FsdpStats FsdpUnit::stats() const { return impl_->schedule->stats; }
 
 void FsdpUnit::reset_peaks() const {

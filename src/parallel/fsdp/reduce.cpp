@@ -4,6 +4,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "dtensor/hooks.h"
+#include "parallel/fsdp/precision.h"
 #include "parallel/fsdp/reduction.h"
 #include "parallel/fsdp/schedule.h"
 
@@ -98,28 +99,58 @@ void Schedule::finish_reductions() {
   while (scattering_ || summing_) advance_reductions();
 }
 
-// Gradients that an earlier pass left unreduced, of parameters that had none in this one.
-void Schedule::reduce_leftovers() {
-  for (auto* unit : units_) {
-    bool any = false;
-    for (auto& p : unit->parameters) {
-      const auto tensor = p.lock();
-      if (!tensor.defined() || !is_dtensor(tensor.grad())) continue;
-      const DTensor sum(tensor.grad());
-      auto goal = p.reduced;
-      if (NoReplicaSync::active() && unit->axes.replicate >= 0) {
-        const auto axis = static_cast<std::size_t>(unit->axes.replicate);
-        goal[axis] = sum.placements()[axis];
-      }
-      if (sum.placements() == goal && sum.mesh() == unit->home) continue;
-      p.pending = on_mesh(unit->mesh, sum);
-      tensor.mutable_grad().reset();
-      count_unreduced(bytes_of(p.pending));
-      any = true;
-    }
-    if (any) reduce(*unit);
+// Whether there was something to take.
+bool Schedule::take_leftovers(const Unit& unit, Parameter& p) {
+  const auto tensor = p.lock();
+  if (!tensor.defined() || !is_dtensor(tensor.grad())) return false;
+  const DTensor sum(tensor.grad());
+  auto goal = p.reduced;
+  if (NoReplicaSync::active() && unit.axes.replicate >= 0) {
+    const auto axis = static_cast<std::size_t>(unit.axes.replicate);
+    goal[axis] = sum.placements()[axis];
   }
+  if (sum.placements() == goal && sum.mesh() == unit.home) return false;
+  p.pending = on_mesh(unit.mesh, sum);
+  tensor.mutable_grad().reset();
+  count_unreduced(bytes_of(p.pending));
+  return true;
+}
+
+// Gradients that an earlier pass left unreduced, of parameters that had none in this one.
+void Schedule::reduce_leftovers(Unit& unit) {
+  bool any = false;
+  for (auto& p : unit.parameters) any |= take_leftovers(unit, p);
+  if (any) reduce(unit);
 }
 
 }  // namespace fsdp
+
+void reduce_gradients(at::TensorList parameters) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> owners;
+  std::vector<DTensor> sums;
+  std::vector<Placements> goals;
+  std::set<std::shared_ptr<fsdp::Schedule>> schedules;
+  for (const at::Tensor& parameter : parameters) {
+    std::size_t k = 0;
+    if (auto* unit = fsdp::unit_of(parameter, k); unit != nullptr && unit->mesh.is_member() && unit->has_work()) {
+      unit->schedule->reduce_leftovers(*unit);
+      schedules.insert(unit->schedule);
+    } else if (is_dtensor(parameter) && is_dtensor(parameter.grad())) {
+      const DTensor sum(parameter.grad());
+      Placements goal = gradient_placements(DTensor(parameter));
+      if (sum.placements() == goal) continue;
+      owners.push_back(parameter);
+      sums.push_back(sum);
+      goals.push_back(std::move(goal));
+    }
+  }
+  for (const auto& schedule : schedules) schedule->finish_reductions();
+  const auto reduced = redistribute(sums, std::move(goals));
+  for (std::size_t i = 0; i < owners.size(); ++i) {
+    owners[i].mutable_grad().reset();
+    accumulate_gradient(DTensor(owners[i]), reduced[i]);
+  }
+}
+
 }  // namespace dtensor

@@ -90,9 +90,21 @@ bool Schedule::is_untold(const Unit& unit) const {
 void Schedule::release(Unit& unit) {
   if (!unit.is_gathered()) return;
   if (unit.uses > 0 && !is_untold(unit)) unit.recorded[phase_] = unit.uses;
-  phase_ == kForward&& unit.wants_shrinking() ? unit.shrink() : unit.drop();
   unit.uses = 0;
+  if (unit.held) return;
+  phase_ == kForward&& unit.wants_shrinking() ? unit.shrink() : unit.drop();
   count_gathered(-unit.flat_bytes);
+}
+
+void Schedule::hold(Unit& unit) {
+  if (unit.flat_bytes == 0) return;
+  if (!unit.is_gathered() || !unit.all_fresh()) gather(unit);
+  unit.held = true;
+}
+
+void Schedule::let_go(Unit& unit) {
+  unit.held = false;
+  release(unit);
 }
 
 // A unit is through when it was used as often as the last time. The first time, in forward, when each of its parameters
@@ -183,7 +195,9 @@ void Schedule::end_pass(int pass) {
   }
   passes_.erase(pass);
   if (!passes_.empty()) return;  // an inner one: a recomputation
-  if (!NoGradientSync::active()) reduce_leftovers();
+  if (!NoGradientSync::active()) {
+    for (auto* unit : units_) reduce_leftovers(*unit);
+  }
   finish_reductions();
   for (auto* unit : units_) {
     release(*unit);

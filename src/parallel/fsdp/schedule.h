@@ -24,6 +24,12 @@ class Schedule {
   // The gradient of parameter k of this backward pass has come.
   void gradient(Unit& unit, std::size_t k, const DTensor& parameter, const at::Tensor& gradient);
   void release(Unit& unit);
+  // Gathers and keeps until let_go().
+  void hold(Unit& unit);
+  void let_go(Unit& unit);
+  // What passes under NoGradientSync left in .grad.
+  void reduce_leftovers(Unit& unit);
+  void finish_reductions();
 
   FsdpStats stats;
 
@@ -44,8 +50,7 @@ class Schedule {
   void reduce(Unit& unit);
   void add_pending(const Unit& unit, Parameter& p, const DTensor& parameter, at::Tensor gradient);
   void advance_reductions();
-  void finish_reductions();
-  void reduce_leftovers();
+  bool take_leftovers(const Unit& unit, Parameter& p);
   void count_gathered(std::int64_t bytes);
   void count_unreduced(std::int64_t bytes);
 

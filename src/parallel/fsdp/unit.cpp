@@ -172,6 +172,11 @@ void FsdpUnit::Impl::shrink() {
   drop();
 }
 
+bool FsdpUnit::Impl::has_work() const {
+  const auto ranks = [&](std::int64_t axis) { return axis < 0 ? 1 : mesh.size(axis); };
+  return ranks(axes.shard) * ranks(axes.replicate) > 1 || is_offloaded();
+}
+
 bool FsdpUnit::Impl::frozen() const {
   for (const auto& p : parameters) {
     const auto tensor = p.lock();

@@ -52,6 +52,7 @@ struct FsdpUnit::Impl {
   bool is_gathered() const { return flat.defined(); }
   // Whether what was gathered of parameter k is still its value.
   bool is_fresh(const fsdp::Parameter& p, const DTensor& parameter) const;
+  bool all_fresh() const;  // of all parameters, though the copy may be gone
   void start_gather();
   void finish_gather();
   void drop();
@@ -59,6 +60,8 @@ struct FsdpUnit::Impl {
   void shrink();
   bool wants_shrinking() const { return neighbours.size() > 1; }
 
+  // Whether its axes have more than one rank, or memory: else there is nothing to gather, nor anything to wait for.
+  bool has_work() const;
   bool frozen() const;
   bool all_used() const;
   bool complete() const;  // every expected gradient is there
@@ -82,6 +85,7 @@ struct FsdpUnit::Impl {
   std::array<std::int64_t, fsdp::kPhases> recorded = {};  // how many there were the last time
   bool warned = false;                                    // that its param_dtype has no effect
   bool prefetched = false;                                // gathered, but not used yet
+  bool held = false;                                      // by unshard(): release() keeps the copy
   int pending_pass = -1;                                  // backward pass of the first pending gradient
   // In this pass: gradients that came, reductions. How many must come before they are reduced, where the pass before
   // reduced more than once (several recomputed segments); 0: as soon as the expected ones are there.
@@ -94,7 +98,6 @@ struct FsdpUnit::Impl {
   at::Tensor shard_on_device(const fsdp::Parameter& p, const at::Tensor& tensor) const;
   void gather_shards();
   void gather_shares();
-  bool all_fresh() const;
   std::vector<at::Tensor> shares_of(const at::Tensor& bytes) const;
 };
 

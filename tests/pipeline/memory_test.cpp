@@ -1,0 +1,96 @@
+// What a step holds at its peak: activations as the schedule's table says, one set of gradients whatever the number of
+// microbatches, and nothing that stays behind.
+#include "dtensor/memory_timeline.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "dtensor/checkpoint_activations.h"
+#include "dtensor/pipeline.h"
+#include "support/ranks.h"
+
+namespace dtensor {
+namespace {
+
+using pipeline::Pipeline;
+using pipeline::Tensors;
+
+constexpr std::int64_t kSmall = std::int64_t{1} << 14;  // more than all numbers and headers of a step
+
+at::Tensor mean_loss(const Tensors& outputs, const Tensors&) { return outputs[0].mean(); }  // keeps nothing
+
+// Each stage keeps its result for backward, and its input, which is the message that came.
+Tensors keep_result(const Tensors& in) { return {at::exp(in[0])}; }
+
+TEST(PipelineMemory, ActivationsAreThoseOfTheSchedulesTable) {
+  constexpr std::int64_t kRows = 1 << 14, kMessage = kRows * 8;
+  for (const std::string name : {"gpipe", "1f1b", "zb-h1"}) {
+    for (const int ranks : {2, 3}) {
+      for (const int count : {2, 8}) {
+        run_local(ranks, [&](const Communicator& world) {
+          const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {ranks}, {"pp"});
+          Pipeline pipe(mesh, pipeline::make_schedule(name, ranks, count), mean_loss);
+          pipe.set_stage(world.rank(), keep_result);
+          std::vector<Tensors> inputs, targets;
+          for (int m = 0; m < count; ++m) {
+            inputs.push_back({at::zeros({kRows}, at::kDouble).requires_grad_()});
+            targets.push_back({at::zeros({kRows}, at::kDouble)});
+          }
+          pipe.step(inputs, targets);
+          world.barrier();
+          for (auto& input : inputs) input[0].mutable_grad() = at::zeros_like(input[0]);
+          const MemoryTimeline timeline;
+          pipe.step(inputs, targets);
+          const auto live = pipeline::live_activations(pipe.schedule())[static_cast<std::size_t>(world.rank())];
+          const std::int64_t held = world.rank() == 0 ? 1 : 2;  // the result, and the message that it was made of
+          const std::string what = c10::str(name, " ", ranks, " ranks, ", count, " microbatches, rank ", world.rank());
+          EXPECT_GE(timeline.peak().bytes, live * held * kMessage) << what;
+          // Besides: a gradient that came, the one that is made of it, what is made of a loss, what is on its way.
+          EXPECT_LE(timeline.peak().bytes, (live * held + 5) * kMessage + kSmall) << what;
+        });
+      }
+    }
+  }
+}
+
+std::int64_t peak_of_step(const std::string& schedule, int count, bool recompute) {
+  constexpr std::int64_t kSize = 256;
+  std::int64_t peak = 0;
+  run_local(2, [&](const Communicator& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
+    Pipeline pipe(mesh, pipeline::make_schedule(schedule, 2, count), mean_loss);
+    const at::Tensor weight = at::ones({kSize, kSize}, at::kDouble).requires_grad_();
+    pipe.set_stage(world.rank(),
+                   [&](const Tensors& in) {
+                     const auto run = [&](const at::Tensor& x) { return at::tanh(at::mm(x, weight)); };
+                     return Tensors{recompute ? checkpoint(run, in[0]) : run(in[0])};
+                   },
+                   {weight});
+    std::vector<Tensors> parts;
+    for (int m = 0; m < count; ++m) parts.push_back({at::ones({1, kSize}, at::kDouble)});
+    for (int step = 0; step < 4; ++step) {
+      const MemoryTimeline timeline;
+      pipe.step(parts, parts);
+      weight.mutable_grad().reset();
+      if (step == 3) EXPECT_LE(timeline.live(), kSmall) << schedule;  // nothing stays behind (pytorch#136766)
+      if (step == 3 && world.rank() == 1) peak = timeline.peak().bytes;
+    }
+  });
+  return peak;
+}
+
+// marin-community/marin#6532: a split backward that keeps a copy of the weights' gradients for each microbatch.
+TEST(PipelineMemory, GradientsDoNotDependOnTheNumberOfMicrobatches) {
+  constexpr std::int64_t kWeight = 256 * 256 * 8, kActivations = 16 * 4 * 256 * 8;
+  for (const std::string schedule : {"gpipe", "1f1b", "zb-h1"}) {
+    for (const bool recompute : {false, true}) {
+      const auto few = peak_of_step(schedule, 2, recompute), many = peak_of_step(schedule, 16, recompute);
+      EXPECT_GE(few, 2 * kWeight) << schedule;  // the sum and the one that is added
+      EXPECT_LE(many, few + kActivations) << schedule << " " << recompute;
+      EXPECT_LE(many, 3 * kWeight) << schedule << " " << recompute;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dtensor
