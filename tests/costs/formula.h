@@ -60,8 +60,9 @@ class Formula {
     if (o.experts) count_experts(all);
     // Ids and targets are plain tensors that must be alike on all ranks: their hashes are compared.
     add(all, "all_gather replicate_shard_tp", 2 * pieces, 2 * pieces * (r * s * t - 1) * kHashes);
-    // The number of targets of a batch that is split, its loss when it is read, and the norm of all gradients.
-    all["scalars"].calls = (r * s > 1 ? 2 * pieces : 0) + (r * s * t > 1 ? 1 : 0);
+    // The number of targets of a batch that is split, and its loss when it is read.
+    all["scalars"].calls = r * s > 1 ? 2 * pieces : 0;
+    count_norm(all);
     std::erase_if(all, [](const auto& entry) { return entry.second.calls == 0; });
     return all;
   }
@@ -155,6 +156,19 @@ class Formula {
       add(all, "all_reduce tp", sums, sums * reduced(bytes, t));
     }
     add(all, "all_gather tp", pieces, pieces * tokens * (config.vocabulary - chunk(config.vocabulary, t)) * element);
+  }
+
+  // A number for each parameter, over the one axis that splits any, or over all ranks where several do.
+  void count_norm(Counts& all) const {
+    Int numbers = 0;
+    for (const auto& unit : units()) numbers += static_cast<Int>(unit.parameters.size());
+    std::vector<std::pair<std::string, Int>> split{{"shard", s}, {"tp", t}};
+    if (o.experts) split.insert(split.end(), {{"edp", sparse.edp}, {"ep", sparse.ep}, {"etp", sparse.etp}});
+    std::erase_if(split, [](const auto& axis) { return axis.second == 1; });
+    if (split.empty()) return;
+    const auto [axis, ranks] =
+        split.size() == 1 ? split[0] : std::pair<std::string, Int>("replicate_shard_tp", r * s * t);
+    add(all, "all_reduce " + axis, 1, reduced(numbers * 8, ranks));
   }
 
   // Rows there and back, forward and backward, and again for recomputation.
