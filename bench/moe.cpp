@@ -1,8 +1,10 @@
 // Time of a training step of examples/moe with experts over all ranks: one JSON line a mode, as the peer's script
 // prints.
-//   bench_moe [--mode moe_local,moe_ep,moe_equal] [--hidden 64] [--batch 8] [--seq 16] [--steps 20] [--warmup 5]
+//   bench_moe [--mode moe_local,moe_ep,moe_forced,moe_equal] [--hidden 64] [--batch 8] [--seq 16] [--steps 20]
+//   [--warmup 5]
 //   [--ranks N]
-// moe_local is one device without DTensors, moe_equal the forced balance whose exchange needs no counts.
+// moe_local is one device without DTensors, moe_ep the router's own choice; moe_forced and moe_equal the same forced
+// balance, exchanged with counts and without.
 #include <iostream>
 #include <map>
 
@@ -20,7 +22,7 @@ struct Bench : bench::Training {
 
 Bench parse(int argc, char** argv) {
   Bench bench;
-  bench.modes = {"moe_local", "moe_ep", "moe_equal"};
+  bench.modes = {"moe_local", "moe_ep", "moe_forced", "moe_equal"};
   CLI::App app("Step time of training a mixture of experts");
   bench::add_training_flags(app, bench, bench.job);
   app.add_flag("--kinds", bench.kinds, "print the collectives of a step by kind");
@@ -31,7 +33,7 @@ Bench parse(int argc, char** argv) {
 train::Options options_of(const Bench& bench, const std::string& mode) {
   auto o = bench.job;
   o.steps += bench.warmup;
-  o.experts.emplace().balance = mode == "moe_equal" ? "forced" : "none";
+  o.experts.emplace().balance = mode == "moe_equal" || mode == "moe_forced" ? "forced" : "none";
   o.experts->dispatcher = mode == "moe_equal" ? "equal" : "all-to-all";
   o.experts->show_load = false;
   return o;

@@ -105,12 +105,44 @@ void add_expert_flags(CLI::App& app, ExpertFlags& e) {
   app.add_option("--balance", e.balance, "aux (a loss), bias (without a loss), none, forced (in turn)")
       ->check(CLI::IsMember({"aux", "bias", "none", "forced"}))
       ->capture_default_str();
+  app.add_option("--router", e.router, "who chooses: tokens their experts, or experts their tokens of the whole batch")
+      ->check(CLI::IsMember({"tokens", "experts"}))
+      ->capture_default_str();
+  app.add_option("--groups", e.groups, "equal runs of experts, of which a token takes from the best --top-groups")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  app.add_option("--top-groups", e.top_groups, "groups that a token takes its experts from")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  app.add_option("--z-loss", e.z_loss, "coefficient of the mean squared logsumexp of the router's logits")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--jitter", e.jitter, "the router's inputs are multiplied by uniform(1 - jitter, 1 + jitter)")
+      ->check(CLI::Range(0.0, 1.0));
+  app.add_flag("--score-before-experts", e.score_before, "weigh tokens before the experts, not their results after");
+  app.add_option("--expert-backend", e.backend,
+                 "automatic, loop (a product an expert) or grouped (one, on padded groups)")
+      ->check(CLI::IsMember({"automatic", "loop", "grouped"}))
+      ->capture_default_str();
+  app.add_option("--block", e.block, "rows that --expert-backend grouped pads each expert's to a multiple of")
+      ->check(CLI::IsMember({8, 16, 128}));
+  app.add_flag("--counters", e.counters, "print how often fast paths were taken, on rank 0");
   app.add_option("--load-plot", e.load_plot, "write the load of the experts over the steps to this SVG file");
 }
 
 void check_experts(const CLI::App& app, const ExpertFlags& e) {
   if (e.top_k > e.experts) throw UsageError(fmt::format("--top-k {} of {} experts", e.top_k, e.experts));
   if (e.dispatcher == "equal" && e.balance != "forced") throw UsageError("--dispatcher equal needs --balance forced");
+  if (e.router == "experts" && e.dispatcher != "all-to-all") {
+    throw UsageError("--router experts needs --dispatcher all-to-all, not " + e.dispatcher);
+  }
+  if (e.router == "experts" && app.count("--balance") > 0 && e.balance != "none") {
+    throw UsageError("--router experts is balanced: --balance none, not " + e.balance);
+  }
+  if (e.experts % e.groups != 0 || e.top_groups > e.groups || e.top_k > e.top_groups * (e.experts / e.groups)) {
+    throw UsageError(fmt::format("--groups {} --top-groups {}: no {} choices of {} experts", e.groups, e.top_groups,
+                                 e.top_k, e.experts));
+  }
+  if (e.block > 0 && e.backend != "grouped") throw UsageError("--block needs --expert-backend grouped");
   if (app.count("--capacity") > 0 && e.dispatcher != "capacity") {
     throw UsageError("--capacity needs --dispatcher capacity");
   }
@@ -178,7 +210,13 @@ Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_st
   settle_sizes(options);
   check_pipeline(app, options);
   if (options.mesh && options.mesh->pp > 1) options.grad_accum = options.microbatches;  // pieces of a batch, either way
-  if (options.experts) check_experts(app, *options.experts);
+  if (options.experts) {
+    check_experts(app, *options.experts);
+    if (options.experts->router == "experts") options.experts->balance = "none";
+    if (options.experts->backend == "grouped" && options.dtype == Dtype::float64) {
+      throw UsageError("--expert-backend grouped: not for --dtype float64");
+    }
+  }
   return options;
 }
 

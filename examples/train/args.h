@@ -29,7 +29,10 @@ struct ExpertFlags {
   std::int64_t ep = 0, etp = 1;                              // ep 0: as many as divide both the ranks and the experts
   std::int64_t experts = 8, top_k = 2, ffn = 0, shared = 0;  // ffn 0: the hidden size
   std::string dispatcher = "all-to-all", balance = "aux";
-  double capacity = 1.25;
+  std::string router = "tokens", backend = "automatic";  // who chooses; how experts are multiplied
+  double capacity = 1.25, z_loss = 0, jitter = 0;
+  std::int64_t groups = 1, top_groups = 1, block = 0;
+  bool score_before = false, counters = false;
   bool show_load = true;  // counts tokens over ranks each step
   std::string load_plot;
 };

@@ -25,6 +25,7 @@ struct Outcome {
   std::string where, usage_error;
   std::vector<StepRecord> records;
   MemoryUse memory;
+  dtensor::MoeCounters counters;
   bool reports = false;  // this process holds rank 0
 };
 
@@ -79,12 +80,18 @@ void run_rank(const dtensor::Communicator& world, const Options& options, const 
   const std::string usage_error = find_usage_error(world, options);
   std::vector<StepRecord> records;
   MemoryUse memory;
-  if (usage_error.empty()) records = train_and_trace(world, options, corpus, memory);
+  dtensor::MoeCounters counters;
+  if (usage_error.empty()) {
+    std::optional<dtensor::MoeCounting> counting;
+    if (options.experts && options.experts->counters) counting.emplace(counters);
+    records = train_and_trace(world, options, corpus, memory);
+  }
   if (only_rank_here) memory.ranks_here = 1;
   if (world.rank() != 0 && !only_rank_here) return;  // thread ranks share `outcome`
   outcome.usage_error = usage_error;
   outcome.records = std::move(records);
   outcome.memory = memory;
+  outcome.counters = counters;
   outcome.reports = world.rank() == 0;
   if (!usage_error.empty()) return;
   outcome.where = fmt::format("{} ({} {})", shape_text(options, world.size()), world.size(),
@@ -109,6 +116,9 @@ int report(const Options& options, const Corpus& corpus, const Outcome& outcome)
   auto table = summary(options, outcome.where, outcome.records);
   if (options.experts) {
     for (auto& row : load_table(options, outcome.records)) table.push_back(std::move(row));
+    if (options.experts->counters) {
+      for (auto& row : counters_table(outcome.counters)) table.push_back(std::move(row));
+    }
   }
   print(table);
   if (options.experts) write_load(options, outcome.records);

@@ -47,6 +47,13 @@ ExpertConfig expert_config(const ExpertFlags& flags, std::int64_t hidden) {
   r.normalise = true;
   if (flags.balance == "aux") r.aux_loss = 0.01;
   if (flags.balance == "bias") c.moe.balance_rate = 0.001;
+  if (flags.router == "experts") r.choice = dtensor::RouterChoice::experts;
+  r.groups = flags.groups, r.top_groups = flags.top_groups;
+  r.z_loss = flags.z_loss, r.jitter = flags.jitter;
+  c.moe.score_before_experts = flags.score_before;
+  c.moe.experts.block = flags.block;
+  if (flags.backend == "loop") c.moe.experts.backend = dtensor::ExpertBackend::loop;
+  if (flags.backend == "grouped") c.moe.experts.backend = dtensor::ExpertBackend::grouped;
   if (flags.balance == "forced") r.choice = dtensor::RouterChoice::round_robin;
   return c;
 }

@@ -6,6 +6,7 @@
 
 #include "dtensor/moe/dispatch.h"
 #include "dtensor/moe/exchange.h"
+#include "moe/weighted_rows.h"
 
 namespace dtensor {
 namespace {
@@ -30,20 +31,20 @@ class AllGather final : public Dispatcher {
     const auto sorted = sort_by_bin(experts, local);
     plan.position = sorted.position.view(experts.sizes());
     plan.sent = sorted.order.size(0);
-    const auto counts = sorted.counts.cpu();
-    plan.rows.assign(counts.const_data_ptr<std::int64_t>(), counts.const_data_ptr<std::int64_t>() + local);
+    plan.counts = sorted.counts;
+    if (plan.counts.is_cpu()) plan.host_rows();
     return plan;
   }
 
   at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const Meanwhile& meanwhile) const override {
     if (meanwhile) meanwhile();
     const auto all = size() > 1 ? gather_rows_of_ranks(x, plan.rank_tokens, ranks_) : x;
-    return expand_rows(all, plan.position, plan.sent);
+    return moe::sent_rows(all, plan);
   }
 
   at::Tensor combine(const at::Tensor& rows, const DispatchPlan& plan, const at::Tensor& base,
                      at::TensorList) const override {
-    auto sum = combine_rows(rows, plan.position, plan.weights);
+    auto sum = combine_rows(rows, plan.position, plan.weighs_before ? at::Tensor() : plan.weights);
     if (size() > 1) sum = sum_rows_of_ranks(sum, plan.rank_tokens, ranks_);
     return base.defined() ? base + sum : sum;
   }

@@ -62,11 +62,10 @@ void add(at::Tensor& sum, const at::Tensor& loss, double factor) {
 at::Tensor router_loss(const at::Tensor& logits, const Routing& routing, const RouterOptions& o,
                        const TokenLayout& layout) {
   if (o.aux_loss == 0 && o.sequence_aux_loss == 0 && o.z_loss == 0) return {};
-  TORCH_CHECK(o.choice != RouterChoice::experts || (o.aux_loss == 0 && o.sequence_aux_loss == 0),
+  TORCH_CHECK(!routing.by_experts || (o.aux_loss == 0 && o.sequence_aux_loss == 0),
               "route: experts that choose are balanced; aux losses are for tokens that choose");
   const auto tokens = static_cast<double>(
-      layout.total >= 0 ? layout.total
-                        : (o.choice == RouterChoice::experts ? logits.size(0) : token_range(routing, layout).total));
+      layout.total >= 0 ? layout.total : (routing.by_experts ? logits.size(0) : token_range(routing, layout).total));
   const auto p = probabilities(routing, o);
   at::Tensor sum;
   if (o.aux_loss != 0) add(sum, switch_loss(p, routing, layout, tokens), o.aux_loss * layout.share);

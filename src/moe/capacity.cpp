@@ -74,6 +74,7 @@ std::int64_t drop_over_capacity(Routing& routing, const TokenLayout& layout, con
                                                          : places_in_order(routing, experts, layout.ranks);
   const auto over = (place >= capacity).logical_and_(experts < routing.expert_count);
   routing.experts = experts.masked_fill(over, routing.expert_count).view_as(routing.experts);
+  routing.order.reset();
   routing.counts = std::make_shared<SharedCounts>(count_bins(routing.experts, routing.expert_count));
   routing.empty = over.sum().item<std::int64_t>();
   return routing.empty;

@@ -4,9 +4,14 @@
 
 #include <ATen/ATen.h>
 
+#include <c10/core/InferenceMode.h>
+
+#include <mutex>
 #include <numeric>
 
 #include "dtensor/moe/exchange.h"
+#include "moe/counting.h"
+#include "moe/weighted_rows.h"
 
 namespace dtensor {
 namespace {
@@ -48,13 +53,14 @@ class RowExchange : public Dispatcher {
   }
 
   at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const Meanwhile& meanwhile) const override {
-    const auto sorted = expand_rows(x, plan.position, plan.sent);
-    if (plan.pending) plan_rows(plan, plan.pending->of_ranks(ranks_), rank_of(ranks_));
-    plan.pending.reset();
-    if (size_of(ranks_) == 1) {
+    const auto sorted = moe::sent_rows(x, plan);
+    if (size_of(ranks_) == 1) {  // the host need not know how many rows an expert has
+      if (plan.pending) plan.counts = plan.pending->local();
+      if (plan.counts.is_cpu()) plan.host_rows();
       if (meanwhile) meanwhile();
       return sorted;
     }
+    if (plan.pending) take_counts(plan);
     const auto taken = all_to_all(sorted, plan.take_splits, plan.send_splits, ranks_, meanwhile);
     return reorder_blocks(taken, plan.blocks, plan.order);
   }
@@ -65,8 +71,9 @@ class RowExchange : public Dispatcher {
     if (size_of(ranks_) > 1) {
       back = all_to_all(spread_blocks(rows, plan.blocks, plan.order), plan.send_splits, plan.take_splits, ranks_);
     }
-    return base.defined() ? add_combined(base, back, plan.position, plan.weights, keep)
-                          : combine_rows(back, plan.position, plan.weights);
+    const auto weights = plan.weighs_before ? at::Tensor() : plan.weights;
+    return base.defined() ? add_combined(base, back, plan.position, weights, keep)
+                          : combine_rows(back, plan.position, weights);
   }
 
   const char* name() const override { return name_; }
@@ -77,9 +84,18 @@ class RowExchange : public Dispatcher {
                 size_of(ranks_), " ranks");
   }
 
+  void take_counts(DispatchPlan& plan) const {
+    const auto local = plan.pending->local().size(0) / size_of(ranks_);
+    plan_rows(plan, plan.pending->of_ranks(ranks_), rank_of(ranks_));
+    plan.counts = plan.pending->on_device(ranks_).narrow(1, rank_of(ranks_) * local, local).sum(0);
+    plan.pending.reset();
+  }
+
   static DispatchPlan sort_entries(const Routing& routing) {
     const auto kept = routing.empty < 0 ? -1 : routing.experts.numel() - routing.empty;
-    const auto sorted = sort_by_bin(routing.experts, routing.expert_count, routing.counts->local(), kept);
+    const auto sorted = routing.order
+                            ? *routing.order
+                            : sort_by_bin(routing.experts, routing.expert_count, routing.counts->local(), kept);
     DispatchPlan plan;
     plan.position = sorted.position.view(routing.experts.sizes());
     plan.weights = routing.weights;
@@ -123,13 +139,42 @@ class EqualExchange final : public RowExchange {
                 spread, " ranks, ", here,
                 " on this one; all ranks must have equally many (all_to_all_dispatcher takes any)");
     check_experts(routing);
+    moe::count(&MoeCounters::equal_exchanges);
+    const std::lock_guard lock(mutex_);
+    if (!kept_for_ || kept_for_ != routing.order || !(kept_layout_ == layout.ranks) || kept_first_ != layout.first) {
+      kept_ = make_plan(routing, layout);
+      kept_for_ = routing.order;
+      kept_layout_ = layout.ranks;
+      kept_first_ = layout.first;
+    } else {
+      moe::count(&MoeCounters::kept_plans);
+    }
+    auto plan = kept_;
+    plan.weights = routing.weights;
+    return plan;
+  }
+
+  // Tokens that a rank has more than others change its segments, which nobody announced.
+  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const Meanwhile& meanwhile) const override {
+    try {
+      return RowExchange::dispatch(x, plan, meanwhile);
+    } catch (const CommError& error) {
+      throw CommError(c10::str(error.what(), "; EqualAllToAll needs equally many tokens on all ranks, this one has ",
+                               x.size(0), " (all_to_all_dispatcher takes any)"));
+    }
+  }
+
+ private:
+  DispatchPlan make_plan(const Routing& routing, const TokenLayout& layout) const {
+    const c10::InferenceMode off(false);  // it serves passes with gradients, too
     auto plan = sort_entries(routing);
+    plan.weights = at::Tensor();
     plan_rows(plan, counts_by_rule(routing, layout), rank_of(ranks_));
+    plan.counts = at::tensor(plan.rows, at::kLong).to(plan.position.device());
     if (size_of(ranks_) > 1) pad_segments(plan);
     return plan;
   }
 
- private:
   at::Tensor counts_by_rule(const Routing& routing, const TokenLayout& layout) const {
     const auto experts = routing.expert_count, entries = routing.experts.numel();
     const auto me = rank_of(ranks_);
@@ -177,6 +222,13 @@ class EqualExchange final : public RowExchange {
     return rounds * local + std::min(rest, local);
   }
 
+  // The plan of the last order, without weights. (Layers are run by one thread; recomputation may be on another.)
+  mutable std::mutex mutex_;
+  mutable DispatchPlan kept_;
+  mutable std::shared_ptr<const SortedBins> kept_for_;
+  mutable Communicator kept_layout_;
+  mutable std::int64_t kept_first_ = -1;
+
   static void shift_positions(DispatchPlan& plan, std::int64_t segment) {
     Sizes ends(plan.send_splits.size());
     std::partial_sum(plan.send_splits.begin(), plan.send_splits.end(), ends.begin());
@@ -188,6 +240,14 @@ class EqualExchange final : public RowExchange {
 };
 
 }  // namespace
+
+at::IntArrayRef DispatchPlan::host_rows() {
+  if (rows.empty() && counts.defined()) {
+    const auto host = counts.cpu();
+    rows.assign(host.const_data_ptr<std::int64_t>(), host.const_data_ptr<std::int64_t>() + host.numel());
+  }
+  return rows;
+}
 
 DispatcherPtr local_dispatcher() { return std::make_shared<RowExchange>(Communicator(), "Local"); }
 DispatcherPtr all_to_all_dispatcher(const Communicator& ranks) {

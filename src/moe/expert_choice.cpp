@@ -37,8 +37,7 @@ at::Tensor list_experts(const at::Tensor& chosen, std::int64_t none) {
 }  // namespace
 
 at::Tensor choose_by_expert(const at::Tensor& scores, const RouterOptions& o, const TokenLayout& layout) {
-  const at::NoGradGuard no_grad;
-  const auto all = gather_scores(scores.detach(), layout);
+  const auto all = gather_scores(scores, layout);
   const auto tokens = all.scores.size(0);
   const auto wanted = static_cast<std::int64_t>(o.expert_capacity_factor * static_cast<double>(o.top_k * tokens) /
                                                 static_cast<double>(o.experts));

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "dtensor/tensor.h"
+#include "moe/counting.h"
 #include "moe/node.h"
 #include "moe/row_kernels.h"
 
@@ -78,11 +79,34 @@ at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const ExpertWe
   check_gate(w, options.activation);
   const bool batched = options.backend == ExpertBackend::automatic || options.backend == ExpertBackend::batched;
   if (cache != nullptr && batched && moe::all_equal(rows) && !moe::needs_graph(x, w.w1, w.w2, w.w3)) {
+    moe::count(&MoeCounters::packed_weights);
     return run_packed(x, rows, cache->get(w), options.activation);
+  }
+  if (options.backend == ExpertBackend::grouped) {
+    return run_grouped_experts(x, at::tensor(rows, at::kLong).to(x.device()), w, options);
   }
   auto h = activate(grouped_mm(x, w.w1, rows, options.backend, w.again1), options.activation);
   if (w.w3.defined()) h = h * grouped_mm(x, w.w3, rows, options.backend, w.again3);
   return grouped_mm(h, w.w2, rows, options.backend, w.again2);
+}
+
+at::Tensor run_grouped_experts(const at::Tensor& x, const at::Tensor& counts, const ExpertWeights& w,
+                               const ExpertOptions& options) {
+  check_gate(w, options.activation);
+  const auto least = moe::row_alignment(x), block = options.block > 0 ? options.block : least;
+  TORCH_CHECK(block % least == 0, "experts: blocks of ", block, " rows of ", x.scalar_type(), ", not a multiple of ",
+              least, " (16 bytes)");
+  if (x.size(0) == 0) {
+    const std::vector<std::int64_t> none(static_cast<std::size_t>(counts.size(0)));
+    return run_experts(x, none, w, {.activation = options.activation, .backend = ExpertBackend::loop});
+  }
+  const auto groups = align_groups(counts, x.size(0), block);
+  moe::count(&MoeCounters::aligned_passes);
+  moe::count(&MoeCounters::aligned_rows, groups.rows);
+  const auto spread = groups.spread(x);
+  auto h = activate(grouped_mm(spread, w.w1, groups, w.again1), options.activation);
+  if (w.w3.defined()) h = h * grouped_mm(spread, w.w3, groups, w.again3);
+  return groups.gather(grouped_mm(h, w.w2, groups, w.again2));
 }
 
 at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const std::vector<ExpertWeights>& experts,

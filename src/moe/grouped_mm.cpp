@@ -1,6 +1,7 @@
 // One matrix product an expert, over rows that stand in order of experts, by three backends with one gradient.
 #include <ATen/ATen.h>
 
+#include "dtensor/moe/exchange.h"
 #include "dtensor/moe/experts.h"
 #include "moe/node.h"
 #include "moe/row_kernels.h"
@@ -15,6 +16,7 @@ using Rows = std::vector<std::int64_t>;
 
 ExpertBackend settle(ExpertBackend backend, at::IntArrayRef rows) {
   if (backend == ExpertBackend::automatic) return moe::all_equal(rows) ? ExpertBackend::batched : ExpertBackend::loop;
+  if (backend == ExpertBackend::grouped) return ExpertBackend::loop;  // of no rows
   TORCH_CHECK(backend != ExpertBackend::batched || moe::all_equal(rows),
               "grouped_mm: the batched backend needs equally many rows an expert, not ", rows);
   return backend;
@@ -23,13 +25,6 @@ ExpertBackend settle(ExpertBackend backend, at::IntArrayRef rows) {
 // [E * n, d] to [E, n, d]
 at::Tensor batched(const at::Tensor& x, at::IntArrayRef rows) {
   return x.view({static_cast<std::int64_t>(rows.size()), rows[0], x.size(1)});
-}
-
-at::Tensor offsets(at::IntArrayRef rows, const at::Tensor& like) {
-  std::vector<std::int32_t> ends;
-  std::int32_t end = 0;
-  for (const auto r : rows) ends.push_back(end += static_cast<std::int32_t>(r));
-  return at::tensor(ends, at::kInt).to(like.device());
 }
 
 // Calls fn(expert, first row, rows).
@@ -45,7 +40,6 @@ void each_expert(at::IntArrayRef rows, const Fn& fn) {
 // x[rows of e] * weight[e], weight [E, K, N] with any strides.
 at::Tensor multiply(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef rows, ExpertBackend backend) {
   if (backend == ExpertBackend::batched) return at::bmm(batched(x, rows), weight).view({x.size(0), weight.size(2)});
-  if (backend == ExpertBackend::grouped) return at::_grouped_mm(x, weight, offsets(rows, x));
   auto result = at::empty({x.size(0), weight.size(2)}, x.options());
   each_expert(rows, [&](std::int64_t e, std::int64_t first, std::int64_t count) {
     if (count == 0) return;
@@ -55,19 +49,9 @@ at::Tensor multiply(const at::Tensor& x, const at::Tensor& weight, at::IntArrayR
   return result;
 }
 
-// Groups lie along the inner dimension here, so they must begin at multiples of 16 bytes.
-at::Tensor grouped_weight_gradient(const at::Tensor& grad, const at::Tensor& x, at::IntArrayRef rows) {
-  const auto counts = at::tensor(rows, at::kLong).to(x.device());
-  const auto groups = align_groups(counts, x.size(0), 16 / static_cast<std::int64_t>(x.element_size()));
-  auto result = at::_grouped_mm(groups.spread(grad).t(), groups.spread(x), groups.ends);
-  // Nothing was multiplied for an empty group.
-  return result.masked_fill_((counts == 0).view({-1, 1, 1}), 0);
-}
-
 // grad[rows of e]^T * x[rows of e]: [E, N, K].
 at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& x, at::IntArrayRef rows, ExpertBackend backend) {
   if (backend == ExpertBackend::batched) return at::bmm(batched(grad, rows).transpose(1, 2), batched(x, rows));
-  if (backend == ExpertBackend::grouped && x.size(0) > 0) return grouped_weight_gradient(grad, x, rows);
   auto result = at::empty({static_cast<std::int64_t>(rows.size()), grad.size(1), x.size(1)}, x.options());
   each_expert(rows, [&](std::int64_t e, std::int64_t first, std::int64_t count) {
     auto out = result.select(0, e);
@@ -105,6 +89,32 @@ struct GroupedMmBackward final : Node {
   WeightAgain again;
 };
 
+struct AlignedMmBackward final : Node {
+  AlignedMmBackward(const at::Tensor& x_, const at::Tensor& w, AlignedGroups g, WeightAgain a)
+      : x(x_, false), weight(a ? at::Tensor() : w, false), groups(std::move(g)), again(std::move(a)) {}
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
+    TORCH_CHECK(!at::GradMode::is_enabled(), "grouped_mm: not differentiable twice; use the list of experts");
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const auto grad = grads[0].contiguous();
+    at::Tensor dx, dw;
+    if (task_should_compute_output(0)) dx = at::_grouped_mm(grad, again ? again() : weight.unpack(), groups.ends);
+    if (task_should_compute_output(1)) {
+      dw = at::_grouped_mm(grad.t(), x.unpack(), groups.ends);
+      dw.masked_fill_((groups.counts == 0).view({-1, 1, 1}), 0);  // nothing was multiplied for an empty group
+    }
+    return {dx, dw};
+  }
+  void release_variables() override {
+    x.reset_data();
+    weight.reset_data();
+  }
+  std::string name() const override { return "AlignedMmBackward"; }
+  SavedVariable x, weight;
+  AlignedGroups groups;
+  WeightAgain again;
+};
+
 }  // namespace
 
 AlignedGroups align_groups(const at::Tensor& counts, std::int64_t rows, std::int64_t alignment) {
@@ -115,6 +125,7 @@ AlignedGroups align_groups(const at::Tensor& counts, std::int64_t rows, std::int
   const auto group = at::bucketize(row, ends, false, /*right=*/true);
   const auto shift = (padded_ends - ends).roll(1);  // of the groups before; the first has none
   AlignedGroups result;
+  result.counts = counts;
   result.place = row + at::where(group > 0, shift.index_select(0, group), 0);
   result.ends = padded_ends.to(at::kInt);
   const auto bound = rows + counts.size(0) * (alignment - 1);
@@ -122,11 +133,23 @@ AlignedGroups align_groups(const at::Tensor& counts, std::int64_t rows, std::int
   return result;
 }
 
-at::Tensor AlignedGroups::spread(const at::Tensor& x) const {
-  return at::zeros({rows, x.size(1)}, x.options()).index_copy_(0, place, x);
-}
+at::Tensor AlignedGroups::spread(const at::Tensor& x) const { return expand_rows(x, place.unsqueeze(1), rows); }
 
-at::Tensor AlignedGroups::gather(const at::Tensor& y) const { return y.index_select(0, place); }
+at::Tensor AlignedGroups::gather(const at::Tensor& y) const { return combine_rows(y, place.unsqueeze(1)); }
+
+at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& weight, const AlignedGroups& groups, WeightAgain again) {
+  TORCH_CHECK(x.dim() == 2 && weight.dim() == 3 && x.size(1) == weight.size(2) && x.size(0) == groups.rows &&
+                  weight.size(0) == groups.counts.size(0),
+              "grouped_mm: rows ", x.sizes(), ", weights ", weight.sizes(), " and ", groups.counts.size(0),
+              " groups in ", groups.rows, " rows disagree");
+  at::Tensor result;
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    result = at::_grouped_mm(x.contiguous(), weight.transpose(1, 2), groups.ends);
+  }
+  if (!moe::needs_graph(x, weight)) return result;
+  return moe::with_node(result, moe::make_node<AlignedMmBackward>(x, weight, groups, std::move(again)), x, weight);
+}
 
 at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef rows, ExpertBackend backend,
                       WeightAgain again) {
@@ -134,6 +157,10 @@ at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& weight, at::IntArra
               " and weights ", weight.sizes(), " disagree");
   TORCH_CHECK(static_cast<std::int64_t>(rows.size()) == weight.size(0) && c10::sum_integers(rows) == x.size(0),
               "grouped_mm: rows ", rows, " of ", x.sizes(), " for weights ", weight.sizes());
+  if (backend == ExpertBackend::grouped && x.size(0) > 0) {
+    const auto groups = align_groups(at::tensor(rows, at::kLong).to(x.device()), x.size(0), moe::row_alignment(x));
+    return groups.gather(grouped_mm(groups.spread(x), weight, groups, std::move(again)));
+  }
   const auto settled = settle(backend, rows);
   at::Tensor result;
   {

@@ -7,6 +7,7 @@
 
 #include "dtensor/debug.h"
 #include "dtensor/moe/exchange.h"
+#include "moe/counting.h"
 #include "moe/parallel.h"
 #include "moe/token_mapping.h"
 
@@ -82,7 +83,8 @@ MixtureOfExperts::MixtureOfExperts(const MoeOptions& options)
                                                at::TensorOptions().device(options.tensor.device()));
     register_buffer("balance", balancer_->bias);
   }
-  make_dispatcher();
+  if (!options_.router.strategy) options_.router.strategy = make_strategy(options_.router.choice);
+  set_dispatch(DispatchKind::all_to_all);
 }
 
 MixtureOfExperts::~MixtureOfExperts() = default;
@@ -98,8 +100,23 @@ void MixtureOfExperts::reset_parameters() {
 }
 
 void MixtureOfExperts::set_dispatch(DispatchKind kind, CapacityOptions capacity) {
-  kind_ = kind;
-  capacity_ = capacity;
+  set_dispatcher([=](const Communicator& ranks) {
+    switch (kind) {
+      case DispatchKind::all_to_all:
+        return ranks ? all_to_all_dispatcher(ranks) : local_dispatcher();
+      case DispatchKind::all_gather:
+        return all_gather_dispatcher(ranks);
+      case DispatchKind::capacity:
+        return capacity_all_to_all_dispatcher(ranks, capacity);
+      case DispatchKind::equal:
+        return equal_all_to_all_dispatcher(ranks);
+    }
+    TORCH_CHECK(false, "MixtureOfExperts: unknown kind of dispatch");
+  });
+}
+
+void MixtureOfExperts::set_dispatcher(MakeDispatcher make) {
+  make_ = std::move(make);
   make_dispatcher();
 }
 
@@ -110,21 +127,8 @@ void MixtureOfExperts::set_parallel(std::shared_ptr<const Parallel> parallel) {
 }
 
 void MixtureOfExperts::make_dispatcher() {
-  const auto ranks = parallel_ ? parallel_->ep : Communicator();
-  switch (kind_) {
-    case DispatchKind::all_to_all:
-      dispatcher_ = ranks ? all_to_all_dispatcher(ranks) : local_dispatcher();
-      return;
-    case DispatchKind::all_gather:
-      dispatcher_ = all_gather_dispatcher(ranks);
-      return;
-    case DispatchKind::capacity:
-      dispatcher_ = capacity_all_to_all_dispatcher(ranks, capacity_);
-      return;
-    case DispatchKind::equal:
-      dispatcher_ = equal_all_to_all_dispatcher(ranks);
-      return;
-  }
+  dispatcher_ = make_(parallel_ ? parallel_->ep : Communicator());
+  TORCH_CHECK(dispatcher_, "MixtureOfExperts: set_dispatcher() made none");
 }
 
 namespace {
@@ -152,10 +156,25 @@ at::Tensor jittered(const at::Tensor& x, double jitter) {
   return at::rand_like(x.detach(), x.options().dtype(at::kFloat)).mul_(2 * jitter).add_(1 - jitter);
 }
 
+// What a shared expert made, as rows of this rank's tokens to which results may be added. Undefined where it lies
+// otherwise (a sum over tp) or a gradient is recorded, which adds whole tensors anyway.
+at::Tensor shared_rows(const at::Tensor& made, const moe::TokenMapping& mapping, at::IntArrayRef rows) {
+  if (!made.defined()) return {};
+  if (!is_dtensor(made)) return made.reshape(rows);
+  if (at::GradMode::is_enabled() || !mapping.mesh || !(DTensor(made).mesh() == mapping.mesh)) return {};
+  const auto& came = DTensor(made).placements();
+  for (std::size_t a = 0; a < came.size(); ++a) {
+    const bool cuts = came[a].is_replicate() && mapping.result[a].is_shard();  // moves nothing
+    if (came[a] != mapping.result[a] && !cuts) return {};
+  }
+  return DTensor(made).redistribute(mapping.result).to_local().reshape(rows);
+}
+
 }  // namespace
 
 MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
   const ModuleScope scope(name());
+  moe::count(&MoeCounters::passes);
   const auto x = constrain("in", input);
   TORCH_CHECK(x.dim() >= 2 && x.size(-1) == options_.hidden, "MixtureOfExperts: input ", x.sizes(),
               " for a hidden size of ", options_.hidden);
@@ -172,14 +191,15 @@ MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
       route(gate_input, moe::whole_parameter(gate.weight, mapping), options_.router, mapping.layout, bias);
   if (balancer_ && is_training()) balancer_->count(routing);
   auto plan = dispatcher_->prepare(routing, mapping.layout);
+  plan.weighs_before = options_.score_before_experts;
   at::Tensor from_shared;  // computed while rows are under way
   const auto sent = dispatcher_->dispatch(rows, plan, [&] { from_shared = run_shared(x); });
   stats_ = {routing.counts->local(), plan.dropped};
   const auto made = run_experts_here(sent, plan, {mapping, routing});
-  const bool plain = from_shared.defined() && !is_dtensor(from_shared);
-  const auto base = plain ? from_shared.reshape(rows.sizes()) : at::Tensor();
-  auto y = moe::from_part(dispatcher_->combine(made, plan, base, {input, x, rows}).view(part.sizes()), mapping);
-  if (from_shared.defined() && !plain) y = from_shared + y;
+  const auto base = shared_rows(from_shared, mapping, rows.sizes());
+  auto y = moe::from_part(
+      dispatcher_->combine(made, plan, base, {local_view(input), local_view(x), rows}).view(part.sizes()), mapping);
+  if (from_shared.defined() && !base.defined()) y = from_shared + y;
   return {constrain("out", y), moe::from_share(routing.loss, mapping)};
 }
 
@@ -210,13 +230,15 @@ ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {
   return w;
 }
 
-at::Tensor MixtureOfExperts::run_experts_here(const at::Tensor& rows, const DispatchPlan& plan, const Pass& pass) {
+at::Tensor MixtureOfExperts::run_experts_here(const at::Tensor& rows, DispatchPlan& plan, const Pass& pass) {
   const auto weights = local_experts(pass);
   const auto run = [&](const at::Tensor& all, at::IntArrayRef counts) {
     return run_experts(all, counts, weights, options_.experts, &cache_);
   };
   const bool own_tokens = parallel_ && parallel_->etp && !pass.mapping.etp_shares;
-  return own_tokens ? moe::over_etp(rows, plan.rows, parallel_->etp, run) : run(rows, plan.rows);
+  if (own_tokens) return moe::over_etp(rows, plan.host_rows(), parallel_->etp, run);
+  if (options_.experts.backend != ExpertBackend::grouped) return run(rows, plan.host_rows());
+  return run_grouped_experts(rows, plan.counts, weights, options_.experts);
 }
 
 std::vector<MixtureOfExperts*> moe_layers(nn::Module& model) {

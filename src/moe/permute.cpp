@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "dtensor/moe/exchange.h"
+#include "moe/counting.h"
 #include "moe/node.h"
 #include "moe/row_kernels.h"
 
@@ -112,6 +113,7 @@ struct CombineBackward final : Node {
 at::Tensor count_bins(const at::Tensor& ids, std::int64_t bins) {
   at::AutoDispatchBelowADInplaceOrView guard;
   TORCH_CHECK(ids.scalar_type() == at::kLong, "count_bins: ids are int64, not ", ids.scalar_type());
+  moe::count(&MoeCounters::histograms);
   return moe::count_kernel(ids.contiguous(), bins);
 }
 
@@ -119,7 +121,8 @@ SortedBins sort_by_bin(const at::Tensor& ids, std::int64_t bins, const at::Tenso
   at::AutoDispatchBelowADInplaceOrView guard;
   TORCH_CHECK(ids.scalar_type() == at::kLong, "sort_by_bin: ids are int64, not ", ids.scalar_type());
   const auto entries = ids.contiguous().flatten();
-  return moe::sort_kernel(entries, counts.defined() ? counts : moe::count_kernel(entries, bins), kept);
+  moe::count(&MoeCounters::sorts);
+  return moe::sort_kernel(entries, counts.defined() ? counts : count_bins(entries, bins), kept);
 }
 
 at::Tensor reorder_blocks(const at::Tensor& input, at::IntArrayRef sizes, at::IntArrayRef order) {
@@ -188,6 +191,7 @@ at::Tensor add_combined(const at::Tensor& base, const at::Tensor& rows, const at
     at::AutoDispatchBelowADInplaceOrView guard;
     moe::add_combined_kernel(base, rows, position, weight);
   }
+  moe::count(&MoeCounters::in_place_combines);
   if (!base.is_inference()) torch::autograd::impl::bump_version(base);
   return base;
 }

@@ -34,11 +34,11 @@ SharedCounts::Exchange& SharedCounts::exchange(const Communicator& ranks) {
     if (serves(done.ranks, ranks)) return done;
   }
   const at::NoGradGuard no_grad;
-  exchanges_.push_back({ranks, {}, {}});
+  exchanges_.push_back({ranks, {}, {}, {}});
   auto& fresh = exchanges_.back();
   const auto mine = local_.unsqueeze(0);
   if (!ranks || ranks.size() == 1) {
-    fresh.counts = mine.cpu();
+    fresh.counts = mine;
     return fresh;
   }
   fresh.counts = at::empty({ranks.size(), local_.size(0)}, local_.options());
@@ -48,12 +48,22 @@ SharedCounts::Exchange& SharedCounts::exchange(const Communicator& ranks) {
 
 void SharedCounts::begin(const Communicator& ranks) { exchange(ranks); }
 
+at::Tensor SharedCounts::rows_of(const at::Tensor& counts, const Exchange& done, const Communicator& ranks) {
+  if (done.ranks == ranks || !ranks || ranks.size() == 1) return counts;
+  return counts.index_select(0, at::tensor(places_among(ranks, done.ranks)).to(counts.device()));
+}
+
 at::Tensor SharedCounts::of_ranks(const Communicator& ranks) {
   auto& result = exchange(ranks);
   result.work.wait();
-  result.counts = result.counts.cpu();
-  if (result.ranks == ranks) return result.counts;
-  return result.counts.index_select(0, at::tensor(places_among(ranks, result.ranks)));
+  if (!result.host.defined()) result.host = result.counts.cpu();
+  return rows_of(result.host, result, ranks);
+}
+
+at::Tensor SharedCounts::on_device(const Communicator& ranks) {
+  auto& result = exchange(ranks);
+  result.work.wait();
+  return rows_of(result.counts, result, ranks);
 }
 
 namespace {
@@ -65,43 +75,9 @@ at::Tensor gate_logits(const at::Tensor& x, const at::Tensor& gate) {
   return at::linear(x.to(type), gate.to(type));
 }
 
-at::Tensor only_best_groups(const at::Tensor& choice, const RouterOptions& o) {
-  const auto grouped = choice.view({choice.size(0), o.groups, o.experts / o.groups});
-  const auto best = std::get<0>(grouped.topk(std::min<std::int64_t>(2, grouped.size(2)), 2)).sum(2);
-  const auto chosen = std::get<1>(best.topk(o.top_groups, 1));
-  const auto out = at::ones_like(best, at::kBool).scatter_(1, chosen, false);
-  return grouped.masked_fill(out.unsqueeze(2), -std::numeric_limits<double>::infinity()).view_as(choice);
-}
-
-at::Tensor choose_by_token(const at::Tensor& scores, const RouterOptions& o, const at::Tensor& bias) {
-  const at::NoGradGuard no_grad;
-  auto choice = bias.defined() ? scores + bias : scores.detach();
-  if (o.groups > 1) choice = only_best_groups(choice, o);
-  return std::get<1>(choice.topk(o.top_k, 1));
-}
-
-at::Tensor choose_in_turn(std::int64_t tokens, const RouterOptions& o, const TokenLayout& layout, at::Device device) {
-  const auto longs = at::TensorOptions(at::kLong).device(device);
-  const auto first = layout.first >= 0 ? layout.first : (layout.ranks ? layout.ranks.rank() * tokens : 0);
-  const auto token = layout.index.defined() ? layout.index : at::arange(first, first + tokens, longs);
-  return (token.unsqueeze(1) * o.top_k + at::arange(o.top_k, longs)).remainder(o.experts);
-}
-
-at::Tensor choose(const at::Tensor& scores, const RouterOptions& o, const TokenLayout& layout, const at::Tensor& bias) {
-  switch (o.choice) {
-    case RouterChoice::tokens:
-      return choose_by_token(scores, o, bias);
-    case RouterChoice::experts:
-      return choose_by_expert(scores, o, layout);
-    case RouterChoice::round_robin:
-      return choose_in_turn(scores.size(0), o, layout, scores.device());
-  }
-  TORCH_CHECK(false, "route: unknown choice");
-}
-
-at::Tensor weigh(const at::Tensor& scores, const at::Tensor& experts, const RouterOptions& o) {
+at::Tensor weigh(const at::Tensor& scores, const at::Tensor& experts, bool complete, const RouterOptions& o) {
   at::Tensor weights;
-  if (o.choice == RouterChoice::experts) {  // some places are empty
+  if (!complete) {
     const auto none = experts == o.experts;
     weights = scores.gather(1, experts.masked_fill(none, 0)).masked_fill(none, 0);
   } else {
@@ -122,6 +98,21 @@ void check_options(const at::Tensor& x, const at::Tensor& gate, const RouterOpti
               o.experts / o.groups, " experts hold no ", o.top_k, " choices");
 }
 
+RoutingStrategy::Choice choose(const at::Tensor& scores, const RouterOptions& o, const TokenLayout& layout,
+                               const at::Tensor& bias) {
+  const at::NoGradGuard no_grad;
+  const auto strategy = o.strategy ? o.strategy : make_strategy(o.choice);
+  auto choice = strategy->choose(scores.detach(), o, layout, bias);
+  const auto& experts = choice.experts;
+  TORCH_CHECK(
+      experts.defined() && experts.dim() == 2 && experts.size(0) == scores.size(0) &&
+          experts.scalar_type() == at::kLong && experts.device() == scores.device(),
+      "route: ", strategy->name(), " must choose int64 [tokens, choices] on ", scores.device(), " for ", scores.size(0),
+      " tokens",
+      experts.defined() ? c10::str(", not ", experts.toString(), " ", experts.sizes()) : std::string(", not nothing"));
+  return choice;
+}
+
 }  // namespace
 
 Routing route(const at::Tensor& x, const at::Tensor& gate, const RouterOptions& options, const TokenLayout& layout,
@@ -131,12 +122,15 @@ Routing route(const at::Tensor& x, const at::Tensor& gate, const RouterOptions& 
   routing.expert_count = options.experts;
   const auto logits = gate_logits(x, gate);
   routing.scores = options.score == RouterScore::softmax ? at::softmax(logits, 1) : at::sigmoid(logits);
-  routing.experts = choose(routing.scores, options, layout, bias);
-  routing.weights = weigh(routing.scores, routing.experts, options);
-  routing.counts = std::make_shared<SharedCounts>(count_bins(routing.experts, options.experts));
-  routing.round_robin = options.choice == RouterChoice::round_robin;
-  routing.by_experts = options.choice == RouterChoice::experts;
-  routing.empty = routing.by_experts ? -1 : 0;
+  const auto choice = choose(routing.scores, options, layout, bias);
+  routing.experts = choice.experts;
+  routing.weights = weigh(routing.scores, routing.experts, choice.complete, options);
+  routing.order = choice.order;
+  routing.counts = std::make_shared<SharedCounts>(choice.order ? choice.order->counts
+                                                               : count_bins(routing.experts, options.experts));
+  routing.round_robin = choice.in_turn;
+  routing.by_experts = !choice.same_width;
+  routing.empty = choice.complete ? 0 : -1;
   routing.loss = router_loss(logits, routing, options, layout);
   return routing;
 }

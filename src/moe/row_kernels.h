@@ -27,6 +27,9 @@ inline bool all_equal(at::IntArrayRef rows) {
   return std::all_of(rows.begin(), rows.end(), [&](auto r) { return r == rows[0]; });
 }
 
+// at::_grouped_mm multiplies along the rows for the gradient of the weights: groups begin at multiples of 16 bytes.
+inline std::int64_t row_alignment(const at::Tensor& x) { return 16 / static_cast<std::int64_t>(x.element_size()); }
+
 at::Tensor count_kernel(const at::Tensor& ids, std::int64_t bins);
 // `kept`: the sum of `counts`; -1: not known.
 SortedBins sort_kernel(const at::Tensor& ids, const at::Tensor& counts, std::int64_t kept);

@@ -26,8 +26,8 @@ struct Case {
     return c10::str("seed ", seed, ": dense ", dense, " sparse ", sparse, " tp ", tp.str(), " input ", input,
                     " dispatch ", static_cast<int>(kind), " capacity ", capacity.factor, "/",
                     static_cast<int>(capacity.drop), " experts ", r.experts, " top ", r.top_k, " choice ",
-                    static_cast<int>(r.choice), " groups ", r.groups, "/", r.top_groups, " losses ", r.aux_loss, " ",
-                    r.sequence_aux_loss, " ", r.z_loss);
+                    static_cast<int>(r.choice), " groups ", r.groups, "/", r.top_groups, " weighs before ",
+                    options.score_before_experts, " losses ", r.aux_loss, " ", r.sequence_aux_loss, " ", r.z_loss);
   }
 };
 
@@ -80,6 +80,7 @@ inline Case draw_case(std::uint64_t seed) {
   if (c.kind == DispatchKind::capacity) {
     c.capacity = {draw.coin() ? 0.7 : 1.2, draw.coin() ? DropPolicy::position : DropPolicy::probability};
   }
+  c.options.score_before_experts = draw.integer(0, 3) == 0;
   c.tp = draw.coin() ? Replicate() : Shard(draw.integer(0, 1));
   c.input = {draw.integer(1, 5), draw.integer(1, 4), 4};
   if (c.options.router.choice == RouterChoice::round_robin && c.tp.is_replicate() && c.sparse[2] == c.dense[1]) {

@@ -44,8 +44,10 @@ at::Tensor dense_layer(const Case& c, const Values& v, const at::Tensor& x) {
   for (std::int64_t e = 0; e < c.options.router.experts; ++e) {
     const auto weight = (routing.weights * (routing.experts == e)).sum(1, true);
     const bool gated = is_gated(c.options.experts.activation);
-    sum = sum +
-          weight * run_expert(rows, {p[1][e], p[2][e], gated ? p[3][e] : at::Tensor()}, c.options.experts.activation);
+    const bool before = c.options.score_before_experts;  // an expert of zeros gives zeros
+    const auto y = run_expert(before ? weight * rows : rows, {p[1][e], p[2][e], gated ? p[3][e] : at::Tensor()},
+                              c.options.experts.activation);
+    sum = sum + (before ? y : weight * y);
   }
   const auto shared = p.size() - (is_gated(c.options.experts.activation) ? 3 : 2);
   if (c.options.shared_ffn > 0) {

@@ -73,5 +73,40 @@ TEST(OtherDevice, ADispatchOfTokensReadsItsCountsOnce) {
   }
 }
 
+// Groups are padded where the counts are: on one rank the host learns nothing, on two what it needs for the exchange.
+TEST(OtherDevice, PaddedGroupsReadNoCounts) {
+  for (const int ranks : {1, 2}) {
+    std::atomic<int> reads = -1;
+    auto options = small_options(at::kFloat);
+    options.experts.backend = ExpertBackend::grouped;
+    options.experts.block = 16;
+    at::Tensor got;
+    on_device_mesh({ranks}, [&](const DeviceMesh& mesh) {
+      MixtureOfExperts layer(options);
+      fill(layer, 3);
+      apply_expert_parallel(layer, mesh);
+      nn::distribute(layer.named_parameters(), mesh, [](const auto&, const at::Tensor& t) {
+        return is_dtensor(t) ? DTensor(t).placements() : Placements{Replicate()};
+      });
+      const auto x = distribute_tensor(Draw(7).normal({8, 8}, at::kFloat), mesh, {Shard(0)}).requires_grad_();
+      layer.forward(x);  // mappings are made
+      mesh.world().barrier();
+      fake::host_reads = 0;
+      mesh.world().barrier();
+      const auto y = layer.forward(x);
+      y.square().sum().backward();
+      mesh.world().barrier();
+      if (mesh.world().rank() == 0) reads = fake::host_reads.load();
+      mesh.world().barrier();
+      const auto whole = host_value(y);
+      if (mesh.world().rank() == 0) got = whole;
+    });
+    EXPECT_EQ(reads, ranks == 1 ? 0 : ranks);
+    MixtureOfExperts plain(small_options(at::kFloat));
+    fill(plain, 3);
+    expect_close(got, plain.forward(Draw(7).normal({8, 8}, at::kFloat)).detach(), "y", 1e-5);
+  }
+}
+
 }  // namespace
 }  // namespace dtensor::test

@@ -26,7 +26,7 @@ enum class ExpertBackend : std::uint8_t {
   automatic,  // batched where all experts have equally many rows, else loop
   loop,       // a matrix product an expert
   batched,    // equal counts only
-  grouped,    // at::_grouped_mm: not float64, sizes in multiples of 16 bytes
+  grouped,    // at::_grouped_mm on aligned groups: not float64, D and F in multiples of 16 bytes
 };
 
 // out[rows of e] = x[rows of e] * weight[e]^T, for x [M, K] and weight [E, N, K]. An expert without rows is not read,
@@ -39,13 +39,17 @@ DTENSOR_API at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& weight,
 // Groups of rows moved apart so that each begins at a multiple of `alignment` rows, as kernels for groups want it,
 // found without the host's knowing counts [E]: sizes depend on the numbers of rows and groups only.
 struct DTENSOR_API AlignedGroups {
-  at::Tensor place;  // [rows] int64: where each row goes
-  at::Tensor ends;   // [E] int32: where each group ends, padding included
+  at::Tensor counts;  // [E] int64: rows of each group
+  at::Tensor place;   // [rows] int64: where each row goes
+  at::Tensor ends;    // [E] int32: where each group ends, padding included
   std::int64_t rows = 0;
-  at::Tensor spread(const at::Tensor& x) const;  // x [rows, D] with zero rows between
-  at::Tensor gather(const at::Tensor& y) const;  // back
+  at::Tensor spread(const at::Tensor& x) const;  // x [rows, D] with zero rows between; differentiable
+  at::Tensor gather(const at::Tensor& y) const;  // back; differentiable
 };
 DTENSOR_API AlignedGroups align_groups(const at::Tensor& counts, std::int64_t rows, std::int64_t alignment);
+// Of x [groups.rows, K], by at::_grouped_mm. Padding gives zeros; what lies behind the last group is not defined.
+DTENSOR_API at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& weight, const AlignedGroups& groups,
+                                  WeightAgain again = {});
 
 // w1, w3 [E, F, D], w2 [E, D, F]; of one expert [F, D], [D, F]. w3: gated activations only.
 struct ExpertWeights {
@@ -78,11 +82,17 @@ class DTENSOR_API ExpertWeightCache {
 struct ExpertOptions {
   ExpertActivation activation = ExpertActivation::swiglu;
   ExpertBackend backend = ExpertBackend::automatic;
+  // grouped: each expert's rows are padded with zeros to a multiple of so many, as a kernel may want it (8, 16, 128).
+  // 0: as few as at::_grouped_mm takes, 16 bytes' worth.
+  std::int64_t block = 0;
 };
 
 // Packed experts. `cache`: used where no gradient is recorded and all experts have equally many rows.
 DTENSOR_API at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const ExpertWeights& weights,
                                    const ExpertOptions& options = {}, ExpertWeightCache* cache = nullptr);
+// Packed experts by ExpertBackend::grouped, for counts [E] that the host need not know: nothing is read.
+DTENSOR_API at::Tensor run_grouped_experts(const at::Tensor& x, const at::Tensor& counts, const ExpertWeights& weights,
+                                           const ExpertOptions& options = {});
 // Separate experts; the grouped and batched backends pack them.
 DTENSOR_API at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const std::vector<ExpertWeights>& experts,
                                    const ExpertOptions& options = {});

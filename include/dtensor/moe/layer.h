@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorOptions.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,6 +25,7 @@ struct MoeOptions {
   ExpertOptions experts;
   std::int64_t shared_ffn = 0;          // a shared expert's; 0: none
   double balance_rate = 0;              // of LoadBalancer; 0: none
+  bool score_before_experts = false;    // tokens are weighted on their way to experts, not results on their way back
   bool scale_expert_gradients = false;  // by mean load / load of the expert, of the weights only
   at::TensorOptions tensor = {};
 };
@@ -68,6 +70,10 @@ class DTENSOR_API MixtureOfExperts final : public nn::Module {
 
   void reset_parameters() override;
   void set_dispatch(DispatchKind kind, CapacityOptions capacity = {});
+  // A dispatcher of the user's own, made for the ranks that share the experts (none: this rank alone), now and whenever
+  // they change.
+  using MakeDispatcher = std::function<DispatcherPtr(const Communicator& ranks)>;
+  void set_dispatcher(MakeDispatcher make);
   const MoeOptions& options() const { return options_; }
   const MoeStats& stats() const { return stats_; }
   const ExpertWeightCache& weight_cache() const { return cache_; }
@@ -82,7 +88,7 @@ class DTENSOR_API MixtureOfExperts final : public nn::Module {
 
  private:
   struct Pass;
-  at::Tensor run_experts_here(const at::Tensor& rows, const DispatchPlan& plan, const Pass& pass);
+  at::Tensor run_experts_here(const at::Tensor& rows, DispatchPlan& plan, const Pass& pass);
   ExpertWeights local_experts(const Pass& pass) const;
   at::Tensor run_shared(const at::Tensor& x) const;
   void make_dispatcher();
@@ -91,8 +97,7 @@ class DTENSOR_API MixtureOfExperts final : public nn::Module {
   std::unique_ptr<LoadBalancer> balancer_;
   std::shared_ptr<const Parallel> parallel_;
   DispatcherPtr dispatcher_;
-  DispatchKind kind_ = DispatchKind::all_to_all;
-  CapacityOptions capacity_;
+  MakeDispatcher make_;
   MoeStats stats_;
   ExpertWeightCache cache_;
   struct Seen;

@@ -12,6 +12,7 @@
 #include "dtensor/comm.h"
 #include "dtensor/export.h"
 #include "dtensor/mesh.h"
+#include "dtensor/moe/exchange.h"
 
 namespace dtensor {
 
@@ -22,12 +23,15 @@ enum class RouterChoice : std::uint8_t {
   round_robin,  // entry i of the batch goes to expert i modulo experts: forced balance
 };
 
+class RoutingStrategy;
+
 struct RouterOptions {
   std::int64_t experts = 8, top_k = 2;
   RouterScore score = RouterScore::softmax;
   RouterChoice choice = RouterChoice::tokens;
-  bool normalise = false;  // the weights of a token sum to one: w / (sum + 1e-20)
-  double scale = 1;        // multiplies the weights
+  std::shared_ptr<const RoutingStrategy> strategy = {};  // one of the user's own, in the place of `choice`
+  bool normalise = false;                                // the weights of a token sum to one: w / (sum + 1e-20)
+  double scale = 1;                                      // multiplies the weights
   // Experts stand in `groups` equal runs; a token takes them from its top_groups best ones, judged by the sum of a
   // group's two best scores (DeepSeek-V3, 2412.19437).
   std::int64_t groups = 1, top_groups = 1;
@@ -57,29 +61,60 @@ class DTENSOR_API SharedCounts {
   const at::Tensor& local() const { return local_; }
   // [ranks, experts], on the CPU. Collective over `ranks` the first time; begin() starts it.
   at::Tensor of_ranks(const Communicator& ranks);
+  at::Tensor on_device(const Communicator& ranks);  // the same where the counts are; the host does not wait
   void begin(const Communicator& ranks);
 
  private:
   struct Exchange {
     Communicator ranks;
-    at::Tensor counts;
+    at::Tensor counts, host;
     Work work;
   };
   Exchange& exchange(const Communicator& ranks);
+  static at::Tensor rows_of(const at::Tensor& counts, const Exchange& done, const Communicator& ranks);
   at::Tensor local_;
   std::vector<Exchange> exchanges_;
 };
 
+// How experts are chosen, as an object: one for each RouterChoice, and any of the user's own.
+class DTENSOR_API RoutingStrategy {
+ public:
+  struct Choice {
+    at::Tensor experts;  // [tokens, choices] int64, on the scores' device; RouterOptions::experts: none
+    // Counts and order of these experts, where they are known already; else they are found, once for all who need them.
+    std::shared_ptr<const SortedBins> order = {};
+    bool complete = true;    // every place has an expert
+    bool in_turn = false;    // entry i of the batch has expert i modulo experts: what EqualAllToAll relies on
+    bool same_width = true;  // every rank has as many choices a token
+  };
+  virtual ~RoutingStrategy() = default;
+  // scores [tokens, experts] of this rank's tokens, as the router's score function gives them; `bias` [experts], or
+  // undefined, is added for the choice only. No gradient is recorded. May be collective over layout.ranks, but not
+  // depending on the data.
+  virtual Choice choose(const at::Tensor& scores, const RouterOptions& options, const TokenLayout& layout,
+                        const at::Tensor& bias) const = 0;
+  virtual const char* name() const = 0;
+};
+using RoutingStrategyPtr = std::shared_ptr<const RoutingStrategy>;
+
+DTENSOR_API RoutingStrategyPtr token_choice();
+DTENSOR_API RoutingStrategyPtr expert_choice();
+// Experts in turn, whatever the scores: for measuring without imbalance. Keeps experts, counts and order for each
+// number of tokens (and their place in the batch) that it has met.
+DTENSOR_API RoutingStrategyPtr force_load_balance();
+DTENSOR_API RoutingStrategyPtr make_strategy(RouterChoice choice);
+
 struct Routing {
   std::int64_t expert_count = 0;
-  at::Tensor experts;                    // [tokens, choices] int64; expert_count: none
-  at::Tensor weights;                    // [tokens, choices], differentiable
-  at::Tensor scores;                     // [tokens, expert_count], differentiable
-  std::shared_ptr<SharedCounts> counts;  // entries an expert, here; counted once
-  at::Tensor loss;                       // this rank's share of the losses asked for; undefined: none
-  bool round_robin = false;              // chosen so; no counts need be exchanged
-  bool by_experts = false;               // chosen so; each rank has its own number of choices
-  std::int64_t empty = 0;                // entries without an expert, here; -1: not known to the host
+  at::Tensor experts;                            // [tokens, choices] int64; expert_count: none
+  at::Tensor weights;                            // [tokens, choices], differentiable
+  at::Tensor scores;                             // [tokens, expert_count], differentiable
+  std::shared_ptr<SharedCounts> counts;          // entries an expert, here; counted once
+  at::Tensor loss;                               // this rank's share of the losses asked for; undefined: none
+  bool round_robin = false;                      // chosen so; no counts need be exchanged
+  bool by_experts = false;                       // each rank has its own number of choices
+  std::shared_ptr<const SortedBins> order = {};  // of the entries, where the strategy knows it
+  std::int64_t empty = 0;                        // entries without an expert, here; -1: not known to the host
 };
 
 // x [tokens, D], gate [experts, D] (computed in float at least). `bias` [experts]: added to the scores for the choice

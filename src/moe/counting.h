@@ -1,0 +1,12 @@
+// Counts where somebody listens.
+#pragma once
+
+#include "dtensor/moe/counters.h"
+
+namespace dtensor::moe {
+
+inline void count(std::int64_t MoeCounters::*what, std::int64_t by = 1) {
+  if (auto* const* counters = ScopedValue<MoeCounters*>::current()) (*counters)->*what += by;
+}
+
+}  // namespace dtensor::moe
