@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include "dtensor/attention.h"
 #include "dtensor/checkpoint.h"
 #include "dtensor/checkpoint_activations.h"
 #include "dtensor/comm.h"

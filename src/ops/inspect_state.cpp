@@ -48,6 +48,10 @@ void record_explanation(const OpCall& call) {
   if (recording_explanations()) *ScopedValue<Explanation>::current()->text += explain_decision(call) + "\n";
 }
 
+void record_explanation(const std::string& text) {
+  if (recording_explanations()) *ScopedValue<Explanation>::current()->text += text + "\n";
+}
+
 void report_replicated(const OpEntry& entry, const Decision& decision) {
   if (!decision.warn_replicated) return;
   TORCH_CHECK(!strict_mode(), entry.name(),

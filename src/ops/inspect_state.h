@@ -15,6 +15,7 @@ void report_moves(const OpEntry& entry, const CachedCall& call);
 
 // explain(): notes the candidates of this call; nothing unless a record is being made.
 void record_explanation(const OpCall& call);
+void record_explanation(const std::string& text);
 bool recording_explanations();
 
 // An operator that runs replicated for want of a rule: one warning per operator and process, an error under Strict.

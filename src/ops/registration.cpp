@@ -37,12 +37,13 @@ c10::KernelFunction kernel_of(const OpEntry& entry) {
   return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<OperatorFunctor>(entry));
 }
 
-// A DTensor's autograd key is that of the meta device.
-void register_tensor_split(std::vector<c10::RegistrationHandleRAII>& handles) {
-  const c10::OperatorName name("aten::tensor_split", "tensor_indices_or_sections");
+// In place of a composite kernel. A DTensor's autograd key is that of the meta device.
+template <class Function>
+void register_composite(const char* name, const char* overload, Function* function,
+                        std::vector<c10::RegistrationHandleRAII>& handles) {
   for (const auto key : {kDTensorKey, c10::DispatchKey::AutogradMeta}) {
     handles.push_back(c10::Dispatcher::singleton().registerImpl(
-        name, key, c10::KernelFunction::makeFromUnboxedRuntimeFunction(&tensor_split_special), std::nullopt, nullptr,
+        {name, overload}, key, c10::KernelFunction::makeFromUnboxedRuntimeFunction(function), std::nullopt, nullptr,
         "dtensor"));
   }
 }
@@ -54,7 +55,8 @@ void register_all() {
   static auto& handles = *new std::vector<c10::RegistrationHandleRAII>();  // for the program's life
   handles.push_back(dispatcher.registerFallback(kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(),
                                                 "dtensor fallback"));
-  register_tensor_split(handles);
+  register_composite("aten::tensor_split", "tensor_indices_or_sections", &tensor_split_special, handles);
+  register_composite("aten::scaled_dot_product_attention", "", &attention_special, handles);
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
     if (!op || !needs_kernel(*op) || op->hasKernelForDispatchKey(kDTensorKey)) continue;

@@ -31,6 +31,7 @@ class Draw {
   std::int64_t integer(std::int64_t low, std::int64_t high) {  // both included
     return low + static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(high - low + 1));
   }
+  std::mt19937_64& engine() { return engine_; }
   bool coin() { return integer(0, 1) == 1; }
   Shape sizes(std::int64_t ndim, std::int64_t low = 0, std::int64_t high = 7) {
     Shape result(static_cast<std::size_t>(ndim));

@@ -14,8 +14,11 @@ void resize_special(const OpEntry& entry, torch::jit::Stack& stack);
 void factory_out_special(const OpEntry& entry, torch::jit::Stack& stack);
 void amp_unscale_special(const OpEntry& entry, torch::jit::Stack& stack);
 
-// Of an operator that autograd decomposes before the engine sees it (registered beside the others).
+// Of operators that autograd decomposes before the engine sees them (registered beside the others).
 std::vector<at::Tensor> tensor_split_special(const at::Tensor& self, const at::Tensor& where, std::int64_t dim);
+at::Tensor attention_special(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const std::optional<at::Tensor>& mask, double dropout, bool causal,
+                             std::optional<double> scale, bool gqa);
 
 // Fills `out` by global index with what the random factory `op` would make, called with `args` (rand, randint, ...).
 void draw_as(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const at::Tensor& out);

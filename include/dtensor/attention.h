@@ -1,0 +1,59 @@
+// Attention over a sequence that is split between ranks. at::scaled_dot_product_attention of DTensors that are sharded
+// along the sequence takes the same way by itself; what is here chooses that way, and adds what ATen cannot say.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "dtensor/export.h"
+#include "dtensor/scoped_value.h"
+
+namespace dtensor {
+
+// How ranks that each hold a part of the sequence come to see all of it.
+enum class AttentionStrategy : std::uint8_t {
+  automatic,  // the cheapest of the others by bytes, operations and balance; explain() shows the prices
+  ring,       // blocks of keys and values go round while the block at hand is computed
+  gather,     // keys and values are gathered, in the backward pass again
+  ulysses,    // all_to_all from the sequence to heads, and back
+};
+
+DTENSOR_API const char* to_string(AttentionStrategy strategy);
+// "auto", "ring", "gather" or "ulysses"; an error with the text for any other.
+DTENSOR_API AttentionStrategy parse_attention_strategy(std::string_view name);
+
+// While it lives, attention on this thread takes that strategy on every mesh axis that splits the sequence. Backward
+// does what forward did.
+class DTENSOR_API AttentionStrategyScope {
+ public:
+  explicit AttentionStrategyScope(AttentionStrategy strategy) : scope_(strategy) {}
+
+ private:
+  ScopedValue<AttentionStrategy> scope_;
+};
+
+struct AttentionOptions {
+  // Broadcasts to [B, H, L, S]; bool (true: seen) or floating (added to the scores). Plain tensors count as Replicate.
+  at::Tensor mask = {};
+  bool causal = false;               // query i sees keys j <= i, counted from the first of each, as in ATen
+  double dropout = 0;                // of the weights
+  std::optional<double> scale = {};  // of the scores; 1 / sqrt(E) by default
+  std::int64_t window = 0;           // > 0: query i sees keys with |i - j| < window
+  // Position of each document's first token, ascending from 0: tokens see their own document. Needs L = S.
+  std::vector<std::int64_t> documents = {};
+  // [H]: a further score for each head that takes part in the softmax and has no value (attention sinks).
+  at::Tensor sinks = {};
+};
+
+// Softmax(q k^T scale + masks) v. q: [B, H, L, E], k: [B, G, S, E], v: [B, G, S, F] with H a multiple of G (groups of
+// query heads share a head of keys and values); the result: [B, H, L, F] in q's dtype and placements. Floating dtypes;
+// half types are merged in float. A query that sees nothing gets zeros. Plain tensors are computed by plain ATen, which
+// is what the result on DTensors equals. Differentiable, by recomputation twice; not with respect to a bool mask.
+DTENSOR_API at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const AttentionOptions& options = {});
+
+}  // namespace dtensor

@@ -1,0 +1,170 @@
+// Operands in, result out: layouts, the passes, autograd.
+#include "attention/attend.h"
+
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include "attention/setup.h"
+#include "autograd/leaf_hook.h"
+#include "dtensor/autograd_node.h"
+#include "placement/stride_order.h"
+
+namespace dtensor::attention_parts {
+namespace {
+
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+
+c10::intrusive_ptr<MeshImpl> mesh_of(const TensorSpec& spec) {
+  return c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&acting(*spec.mesh)));
+}
+
+struct AttentionBackward final : Node {
+  AttentionBackward(Setup s, const variable_list& in, const at::Tensor& given_mask, const LocalMask& mask,
+                    const Forward& result)
+      : setup(std::move(s)),
+        q(in[0], false),
+        k(in[1], false),
+        v(in[2], false),
+        sinks(in[3], false),
+        whole_mask(given_mask, false),
+        local_mask(mask.values, false),
+        out(result.out, false),
+        lse(result.lse, false),
+        own_rows(mask.own_rows) {}
+
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) return variable_list(4);
+    const variable_list in{q.unpack(), k.unpack(), v.unpack(), sinks.unpack()};
+    if (at::GradMode::is_enabled()) return again(in, grads[0]);
+    const auto grad = redistribute_tensors({as_dtensor_like(grads[0], *setup.out)}, {setup.layout.q})[0];
+    const LocalScope scope;
+    Backward found;
+    if (setup.q->mesh->is_member) {
+      Scores scores = setup.scores;
+      scores.mask = local_mask.unpack();
+      scores.own_rows = own_rows;
+      found =
+          backward_pass(scores, setup.blocks, local_inputs(setup, in[0], in[1], in[2]), {out.unpack(), lse.unpack()},
+                        last_dense(local_of(grad)), in[3].defined() ? local_of(in[3]) : in[3]);
+    }
+    variable_list result(4);
+    result[0] = wrapped(found.in.q, setup.q);
+    result[1] = key_gradient(setup, found.in.k, setup.k);
+    result[2] = key_gradient(setup, found.in.v, setup.v);
+    if (in[3].defined()) result[3] = sinks_gradient(setup, found.sinks, dtensor_or_null(in[3])->spec());
+    return result;
+  }
+
+  // Differentiable: the whole once more, by plain ATen.
+  variable_list again(const variable_list& in, const at::Tensor& grad) {
+    AttentionOptions options = setup.options;
+    options.mask = whole_mask.unpack();
+    options.sinks = in[3];
+    const auto result = plain_attention(in[0], in[1], in[2], options, kept_weights(setup));
+    variable_list asked;
+    for (const at::Tensor& t : in) {
+      if (t.defined() && t.requires_grad()) asked.push_back(t);
+    }
+    auto found = torch::autograd::grad({result}, asked, {grad}, true, true);
+    variable_list all(4);
+    for (std::size_t i = 0, next = 0; i < in.size(); ++i) {
+      if (in[i].defined() && in[i].requires_grad()) all[i] = found[next++];
+    }
+    return all;
+  }
+
+  void release_variables() override {
+    for (auto* saved : {&q, &k, &v, &sinks, &whole_mask, &local_mask, &out, &lse}) saved->reset_data();
+  }
+  std::string name() const override { return "AttentionBackward"; }
+
+  Setup setup;
+  SavedVariable q, k, v, sinks, whole_mask, local_mask, out, lse;
+  bool own_rows;
+};
+
+// Operands as DTensors in the layout; sinks follow the heads.
+variable_list laid_out(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& sinks,
+                       const Layout& layout) {
+  variable_list in = redistribute_tensors({q, k, v}, {layout.q, layout.kv, layout.kv});
+  in.push_back(sinks);
+  if (!sinks.defined()) return in;
+  Placements wanted(layout.q.size());
+  for (std::size_t a = 0; a < wanted.size(); ++a) {
+    if (layout.q[a].is_shard(1)) wanted[a] = layout.q[a].with_dim(0);
+  }
+  in[3] = redistribute_tensors({sinks}, {std::move(wanted)})[0];
+  return in;
+}
+
+at::Tensor run(Setup setup, const variable_list& in, const at::Tensor& mask) {
+  const auto local = local_mask(mask, setup);
+  Forward result;
+  if (setup.q->mesh->is_member) {
+    const LocalScope scope;
+    Scores scores = setup.scores;
+    scores.mask = local.values;
+    scores.own_rows = local.own_rows;
+    result = forward_pass(scores, setup.blocks, local_inputs(setup, in[0], in[1], in[2]),
+                          in[3].defined() ? local_of(in[3]) : in[3]);
+    result.out = in_order_of(result.out, *setup.out);
+  }
+  auto out = make_dtensor(setup.out, result.out);
+  const bool graph = at::GradMode::is_enabled() && std::any_of(in.begin(), in.end(), [](const at::Tensor& t) {
+                       return t.defined() && t.requires_grad();
+                     });
+  if (!graph) return out;
+  for (const at::Tensor& t : in) {
+    if (t.defined()) watch_leaf(*dtensor_or_null(t));
+  }
+  auto node = make_node<AttentionBackward>(std::move(setup), in, mask, local, result);
+  node->set_next_edges(torch::autograd::collect_next_edges(in[0], in[1], in[2], in[3]));
+  torch::autograd::set_history(out, node);
+  return out;
+}
+
+}  // namespace
+
+namespace {
+
+const TensorSpec* first_spec(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  for (const auto* t : {&q, &k, &v}) {
+    if (dtensor_or_null(*t) != nullptr) return dtensor_or_null(*t)->spec().get();
+  }
+  return nullptr;
+}
+
+SpecPtr spec_or_replicate(const at::Tensor& t, const TensorSpec& like) {
+  if (auto* impl = dtensor_or_null(t)) return impl->spec();
+  return intern_spec(like.mesh, Placements(like.placements.size()), t.sizes(), t.strides(), t.scalar_type());
+}
+
+}  // namespace
+
+AxisMask sequence_axes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  const auto* first = first_spec(q, k, v);
+  if (first == nullptr) return 0;
+  return sequence_axes({spec_or_replicate(q, *first), spec_or_replicate(k, *first), spec_or_replicate(v, *first)});
+}
+
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options,
+                  AttentionStrategy strategy, std::string* text) {
+  const auto* first = first_spec(q, k, v);
+  const auto as_dtensor_here = [&](const at::Tensor& t) {
+    if (!t.defined() || dtensor_or_null(t) != nullptr) return t;
+    return split_plain(t, mesh_of(*first), Placements(first->placements.size()));
+  };
+  const auto query = as_dtensor_here(q), key = as_dtensor_here(k), value = as_dtensor_here(v);
+  const auto sinks = as_dtensor_here(options.sinks);
+  const Operands operands{dtensor_or_null(query)->spec(), dtensor_or_null(key)->spec(), dtensor_or_null(value)->spec()};
+  auto layout = choose_layout(operands, {options.causal, options.window, options.documents}, strategy, text);
+  const auto in = laid_out(query, key, value, sinks, layout);
+  const auto back = layout.result;
+  const auto out = run(setup_of(in[0], in[1], in[2], std::move(layout), options), in, options.mask);
+  return redistribute_tensors({out}, {back})[0];
+}
+
+}  // namespace dtensor::attention_parts

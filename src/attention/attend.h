@@ -1,0 +1,27 @@
+// Attention of DTensors: brings the operands to the layout that was chosen, runs the passes on the local tensors and
+// hangs a node into autograd's graph.
+#pragma once
+
+#include <string>
+
+#include "attention/layout.h"
+
+namespace dtensor::attention_parts {
+
+// Throws with the values unless sizes, types and options fit each other. The same on every rank.
+void check_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options);
+
+// The axes that split the sequence of the operands; 0 where none of them is a DTensor.
+AxisMask sequence_axes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+
+// At least one operand is a DTensor of a mesh of CPUs; plain ones count as Replicate. `text`, if given, receives the
+// strategies and their prices. Collective over the mesh.
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options,
+                  AttentionStrategy strategy, std::string* text);
+
+// The same by plain ATen, of plain tensors or DTensors. `kept`: [B, H, L, S], true where dropout keeps a weight;
+// undefined: at::dropout draws.
+at::Tensor plain_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const AttentionOptions& options, const at::Tensor& kept = {});
+
+}  // namespace dtensor::attention_parts

@@ -1,0 +1,268 @@
+// Enumerates the strategies of the axes that split the sequence, prices each and takes the cheapest.
+#include "attention/layout.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
+
+#include <bit>
+
+#include "dtensor/contiguous_ranges.h"
+#include "placement/shard_map.h"
+#include "redistribute/plan/plan.h"
+
+namespace dtensor::attention_parts {
+namespace {
+
+constexpr std::int64_t kBatch = 0, kHeads = 1, kRows = 2;
+constexpr double kOperationsPerSecond = 5e10;                   // of one rank
+constexpr double kBytesPerSecond = 1e10, kStartSeconds = 5e-6;  // as redistribution counts them (plan/cost.cpp)
+
+bool has(AxisMask axes, std::size_t axis) { return (axes >> axis & 1) != 0; }
+
+bool splits(const Placement& p, std::int64_t dim) { return p.is_shard(dim) && !p.is_storage(); }
+
+Coordinate member_coordinate(const MeshInfo& mesh, AxisMask axes, std::int64_t member) {
+  Coordinate at = mesh.coordinate;
+  for (std::int64_t a = mesh.layout.ndim() - 1; a >= 0; --a) {
+    if (!has(axes, static_cast<std::size_t>(a))) continue;
+    at[a] = member % mesh.layout.shape[a];
+    member /= mesh.layout.shape[a];
+  }
+  return at;
+}
+
+std::int64_t ranks_along(const MeshInfo& mesh, AxisMask axes) {
+  std::int64_t ranks = 1;
+  for (std::size_t a = 0; a < mesh.layout.shape.size(); ++a) ranks *= has(axes, a) ? mesh.layout.shape[a] : 1;
+  return ranks;
+}
+
+// Whether every rank that has a query head has the head of keys that it looks at.
+bool heads_meet(const Operands& o, const Placements& q, const Placements& kv) {
+  const auto heads = o.q->sizes[kHeads], groups = o.k->sizes[kHeads];
+  if (groups == 0) return true;
+  const auto& layout = o.q->mesh->layout;
+  for (std::int64_t i = 0; i < layout.size(); ++i) {
+    const auto at = coordinate_of_index(layout, i);
+    const auto held = shard_segments(groups, kHeads, kv, layout.shape, at);
+    for (const Segment& s : shard_segments(heads, kHeads, q, layout.shape, at)) {
+      for (std::int64_t h = s.offset; h < s.offset + s.length; ++h) {
+        const auto group = h / (heads / groups);
+        const auto holds = [&](const Segment& g) { return group >= g.offset && group < g.offset + g.length; };
+        if (std::none_of(held.begin(), held.end(), holds)) return false;
+      }
+    }
+  }
+  return true;
+}
+
+// The first operand's placement that splits `dim` on the axis.
+const Placement* split_of(const Operands& o, std::size_t axis, std::int64_t dim) {
+  for (const auto* spec : {o.q.get(), o.k.get(), o.v.get()}) {
+    if (splits(spec->placements[axis], dim)) return &spec->placements[axis];
+  }
+  return nullptr;
+}
+
+// A split that both queries and keys may have: ragged ones only fit a dimension of their own size.
+Placement fitting(const Placement& p, const Operands& o, std::int64_t dim) {
+  return p.is_ragged() && o.q->sizes[dim] != o.k->sizes[dim] ? Shard(dim) : p;
+}
+
+void split_heads(const Operands& o, std::size_t axis, Layout& layout) {
+  const Placement* own = splits(o.q->placements[axis], kHeads) ? &o.q->placements[axis] : nullptr;
+  layout.q[axis] = own != nullptr ? *own : Shard(kHeads);
+  if (const auto* split = split_of(o, axis, kHeads); split != nullptr) layout.kv[axis] = fitting(*split, o, kHeads);
+  if (!layout.kv[axis].is_shard()) layout.kv[axis] = Shard(kHeads);
+  if (!heads_meet(o, layout.q, layout.kv)) layout.kv[axis] = Shard(kHeads);
+  if (!heads_meet(o, layout.q, layout.kv)) layout.kv[axis] = Replicate();
+}
+
+void split_rows(const Operands& o, std::size_t axis, Layout& layout) {
+  const auto& q = o.q->placements[axis];
+  const auto& k = o.k->placements[axis];
+  const auto& v = o.v->placements[axis];
+  const Placement known = *split_of(o, axis, kRows);
+  layout.q[axis] = splits(q, kRows) ? q : fitting(known, o, kRows);
+  if (splits(k, kRows)) {
+    layout.kv[axis] = k;
+  } else if (splits(v, kRows)) {
+    layout.kv[axis] = v;
+  }  // else every rank has all keys already
+}
+
+// Axes that do not split the sequence come first: which heads a rank has decides where keys must be.
+Layout layout_of(const Operands& o, AxisMask sequence, AxisMask gather, AxisMask ulysses) {
+  const std::size_t axes = o.q->placements.size();
+  Layout layout{Placements(axes), Placements(axes), {}, {}, sequence & ~gather & ~ulysses, gather, ulysses};
+  for (std::size_t a = 0; a < axes; ++a) {
+    if (has(sequence & ~ulysses, a)) continue;
+    if (o.q->mesh->layout.shape[a] == 1) {
+      if (o.q->placements[a].is_shard()) layout.q[a] = o.q->placements[a].as_storage(false);
+      continue;
+    }
+    if (const auto* batch = has(sequence, a) ? nullptr : split_of(o, a, kBatch); batch != nullptr) {
+      layout.q[a] = layout.kv[a] = *batch;
+    } else if (has(ulysses, a) || split_of(o, a, kHeads) != nullptr) {
+      split_heads(o, a, layout);
+    }
+  }
+  for (std::size_t a = 0; a < axes; ++a) {
+    if (has(sequence & ~ulysses, a)) split_rows(o, a, layout);
+  }
+  layout.used = layout.kv;
+  layout.result = layout.q;
+  for (std::size_t a = 0; a < axes; ++a) {
+    if (has(gather, a)) layout.used[a] = Replicate();
+    if (has(ulysses, a)) layout.result[a] = fitting(*split_of(o, a, kRows), o, kRows);
+    if (has(ulysses, a) && splits(o.q->placements[a], kRows)) layout.result[a] = o.q->placements[a];
+    if (!splits(layout.kv[a], kRows)) layout.ring &= ~(AxisMask{1} << a);
+  }
+  return layout;
+}
+
+double bytes_of(const TensorSpec& spec, const Placements& placements) {
+  const auto& mesh = *spec.mesh;
+  const std::vector<std::int64_t> first(mesh.layout.shape.size());
+  const auto local = local_sizes(spec.sizes, placements, mesh.layout.shape, first);
+  return static_cast<double>(c10::multiply_integers(local) * static_cast<std::int64_t>(c10::elementSize(spec.dtype)));
+}
+
+// Of the rank with the most to compute: pairs of a query and a key for one head.
+double most_pairs(const Operands& o, const Pattern& pattern, const Layout& layout) {
+  const auto& mesh = o.q->mesh->layout;
+  double most = 0;
+  for (std::int64_t i = 0; i < mesh.size(); ++i) {
+    const auto at = coordinate_of_index(mesh, i);
+    Placements all = layout.used;
+    for (std::size_t a = 0; a < all.size(); ++a) {
+      if (has(layout.ring, a)) all[a] = Replicate();
+    }
+    const auto tiles = tiles_of(shard_segments(o.q->sizes[kRows], kRows, layout.q, mesh.shape, at),
+                                shard_segments(o.k->sizes[kRows], kRows, all, mesh.shape, at), pattern);
+    const auto heads = total_length(shard_segments(o.q->sizes[kHeads], kHeads, layout.q, mesh.shape, at));
+    const auto batch = total_length(shard_segments(o.q->sizes[kBatch], kBatch, layout.q, mesh.shape, at));
+    most = std::max(most, pairs_in(tiles) * static_cast<double>(heads * batch));
+  }
+  return most;
+}
+
+struct Price {
+  double moving = 0, computing = 0, total = 0;  // seconds
+};
+
+// Results go back to where the queries were.
+Price price_of(const Operands& o, const Pattern& pattern, const Layout& layout) {
+  Price price;
+  const auto features = static_cast<double>(o.q->sizes[3] + o.v->sizes[3]);
+  price.computing = 2 * features * most_pairs(o, pattern, layout) / kOperationsPerSecond;
+  price.moving =
+      redistribute_cost(*o.q, layout.q) + redistribute_cost(*o.k, layout.kv) + redistribute_cost(*o.v, layout.kv);
+  price.moving += redistribute_cost(*with_placements(*o.q, layout.q), layout.result);
+  if (layout.gather != 0) {
+    price.moving += redistribute_cost(*with_placements(*o.k, layout.kv), layout.used) +
+                    redistribute_cost(*with_placements(*o.v, layout.kv), layout.used);
+  }
+  price.total = price.moving + price.computing;
+  const auto ranks = static_cast<double>(ranks_along(*o.q->mesh, layout.ring));
+  if (ranks == 1) return price;
+  const double block = bytes_of(*o.k, layout.used) + bytes_of(*o.v, layout.used);
+  const double turns = (ranks - 1) * (2 * kStartSeconds + block / kBytesPerSecond);
+  // The first block is computed while the next arrives, and so on.
+  price.total += std::max(turns - price.computing * (ranks - 1) / ranks, 2 * kStartSeconds * (ranks - 1));
+  price.moving += turns;
+  return price;
+}
+
+std::string names_of(const Operands& o, const Layout& layout, AxisMask sequence) {
+  std::string text;
+  const auto& names = o.q->mesh->layout.names;
+  for (std::size_t a = 0; a < o.q->placements.size(); ++a) {
+    if (!has(sequence, a)) continue;
+    if (!text.empty()) text += ", ";
+    text += (names.empty() ? "axis " + std::to_string(a) : names[a]) + ": ";
+    text += has(layout.ulysses, a)  ? "ulysses"
+            : has(layout.gather, a) ? "gather"
+            : has(layout.ring, a)   ? "ring"
+                                    : "local";
+  }
+  return text;
+}
+
+struct Candidate {
+  Layout layout;
+  Price price;
+};
+
+std::vector<Candidate> candidates_of(const Operands& o, const Pattern& pattern, AttentionStrategy strategy,
+                                     AxisMask sequence) {
+  constexpr AttentionStrategy kAll[] = {AttentionStrategy::ring, AttentionStrategy::ulysses,
+                                        AttentionStrategy::gather};  // preferred in this order where prices are equal
+  std::vector<std::size_t> axes;
+  for (std::size_t a = 0; a < o.q->placements.size(); ++a) {
+    if (has(sequence, a)) axes.push_back(a);
+  }
+  std::size_t count = 1;
+  for (std::size_t i = 0; i < axes.size(); ++i) count *= 3;
+  std::vector<Candidate> list;
+  for (std::size_t choice = 0; choice < count; ++choice) {
+    AxisMask gather = 0, ulysses = 0;
+    bool asked = true;
+    std::size_t rest = choice;
+    for (const std::size_t axis : axes) {
+      const auto way = kAll[rest % 3];
+      rest /= 3;
+      asked &= strategy == AttentionStrategy::automatic || strategy == way;
+      if (way == AttentionStrategy::gather) gather |= AxisMask{1} << axis;
+      if (way == AttentionStrategy::ulysses) ulysses |= AxisMask{1} << axis;
+    }
+    if (!asked) continue;
+    Layout layout = layout_of(o, sequence, gather, ulysses);
+    const Price price = price_of(o, pattern, layout);
+    list.push_back({std::move(layout), price});
+  }
+  return list;
+}
+
+}  // namespace
+
+AxisMask sequence_axes(const Operands& operands) {
+  AxisMask axes = 0;
+  for (std::size_t a = 0; a < operands.q->placements.size(); ++a) {
+    if (operands.q->mesh->layout.shape[a] > 1 && split_of(operands, a, kRows) != nullptr) axes |= AxisMask{1} << a;
+  }
+  return axes;
+}
+
+Layout choose_layout(const Operands& operands, const Pattern& pattern, AttentionStrategy strategy, std::string* text) {
+  const AxisMask sequence = sequence_axes(operands);
+  auto list = candidates_of(operands, pattern, strategy, sequence);
+  std::size_t best = 0;
+  for (std::size_t i = 1; i < list.size(); ++i) {
+    if (list[i].price.total < list[best].price.total * (1 - 1e-9)) best = i;
+  }
+  if (text != nullptr) {
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      *text += c10::str("  ", i == best ? "* " : "  ", names_of(operands, list[i].layout, sequence), ": ",
+                        list[i].price.total * 1e6, " us (moving ", list[i].price.moving * 1e6, ", computing ",
+                        list[i].price.computing * 1e6, ")\n");
+    }
+  }
+  return std::move(list[best].layout);
+}
+
+std::vector<Segments> rows_of_members(const MeshInfo& mesh, std::int64_t length, const Placements& placements,
+                                      AxisMask axes) {
+  std::vector<Segments> all;
+  const auto members = ranks_along(mesh, axes);
+  for (std::int64_t m = 0; m < members; ++m) {
+    all.push_back(shard_segments(length, kRows, placements, mesh.layout.shape, member_coordinate(mesh, axes, m)));
+  }
+  return all;
+}
+
+Segments own_part(const MeshInfo& mesh, std::int64_t size, std::int64_t dim, const Placements& placements) {
+  return shard_segments(size, dim, placements, mesh.layout.shape, mesh.coordinate);
+}
+
+}  // namespace dtensor::attention_parts

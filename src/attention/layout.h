@@ -1,0 +1,38 @@
+// Where the operands of attention are while it is computed, mesh axis by mesh axis, and what each way would cost.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "attention/tiles.h"
+#include "dtensor/attention.h"
+#include "placement/spec.h"
+
+namespace dtensor::attention_parts {
+
+struct Operands {
+  SpecPtr q, k, v;  // as they are; [B, H, L, E], [B, G, S, E], [B, G, S, F] on one mesh, plain ones Replicate
+};
+
+struct Layout {
+  Placements q;       // of queries, results and their gradients
+  Placements kv;      // of keys and values where they wait, between the passes too
+  Placements result;  // q's, but back in the sequence's split where heads were exchanged
+  Placements used;    // of keys and values where a block of them is computed: those of `kv`, less the axes that gather
+  AxisMask ring = 0, gather = 0, ulysses = 0;  // the axes that split the sequence
+};
+
+// Axes of more than one rank that split the sequence of some operand.
+AxisMask sequence_axes(const Operands& operands);
+
+// The cheapest layout, or the one that `strategy` asks for. `text`, if given, receives candidates and prices.
+Layout choose_layout(const Operands& operands, const Pattern& pattern, AttentionStrategy strategy,
+                     std::string* text = nullptr);
+
+// The rows along dimension 2 of every rank along `axes` through this one, in the order of their communicator.
+std::vector<Segments> rows_of_members(const MeshInfo& mesh, std::int64_t length, const Placements& placements,
+                                      AxisMask axes);
+// What this rank has of dimension `dim`.
+Segments own_part(const MeshInfo& mesh, std::int64_t size, std::int64_t dim, const Placements& placements);
+
+}  // namespace dtensor::attention_parts

@@ -1,0 +1,36 @@
+// Both passes of attention on local tensors: this rank's queries meet all keys, block by block.
+#pragma once
+
+#include <vector>
+
+#include "attention/block.h"
+#include "dtensor/comm.h"
+
+namespace dtensor::attention_parts {
+
+// Who has what along the axes whose ranks pass keys on.
+struct Blocks {
+  Communicator comm;  // none: this rank's keys are all that it needs
+  int me = 0;
+  std::vector<Segments> q, kv;  // of each member
+  std::vector<std::int64_t>
+      heads;  // the head of keys of each query head, where they are not equal groups in order; else empty
+};
+
+struct Forward {
+  at::Tensor out;  // as q, with v's features
+  at::Tensor lse;  // [b, h, l], sinks included
+};
+
+// `sinks`: [h] or undefined.
+Forward forward_pass(const Scores& scores, const Blocks& blocks, const Inputs& in, const at::Tensor& sinks);
+
+struct Backward {
+  Inputs in;         // gradients of q, k and v
+  at::Tensor sinks;  // undefined without sinks
+};
+
+Backward backward_pass(const Scores& scores, const Blocks& blocks, const Inputs& in, const Forward& result,
+                       const at::Tensor& grad, const at::Tensor& sinks);
+
+}  // namespace dtensor::attention_parts

@@ -1,0 +1,198 @@
+// Specs, heads, masks and random regions of one call; gradients back to DTensors.
+#include "attention/setup.h"
+
+#include <cmath>
+
+#include "autograd/moved_view.h"
+#include "dtensor/contiguous_ranges.h"
+#include "placement/stride_order.h"
+#include "random/region.h"
+#include "random/state.h"
+#include "redistribute/execute.h"
+
+namespace dtensor::attention_parts {
+namespace {
+
+bool on_axis(AxisMask axes, std::size_t axis) { return (axes >> axis & 1) != 0; }
+
+const TensorSpec& spec_of(const at::Tensor& tensor) { return *dtensor_or_null(tensor)->spec(); }
+
+// As the query lies in memory, with another last dimension.
+at::DimVector strides_like(const TensorSpec& q, at::IntArrayRef sizes) {
+  std::vector<std::size_t> order{3, 2, 1, 0};
+  const auto key = [&](std::size_t d) { return q.strides[d] == 0 ? INT64_MAX : q.strides[d]; };
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return key(a) > key(b); });
+  at::DimVector strides(4, 1);
+  std::int64_t step = 1;
+  for (auto d = order.rbegin(); d != order.rend(); ++d) {
+    strides[*d] = step;
+    step *= std::max<std::int64_t>(sizes[*d], 1);
+  }
+  return strides;
+}
+
+SpecPtr result_spec(const Setup& s) {
+  at::DimVector sizes(s.q->sizes);
+  sizes[3] = s.v->sizes[3];
+  return intern_spec(s.q->mesh, s.layout.q, sizes, strides_like(*s.q, sizes), s.q->dtype);
+}
+
+// The local head of keys of each local query head; empty where they are equal groups in order.
+std::vector<std::int64_t> heads_of(const TensorSpec& q, const TensorSpec& k, const Layout& layout) {
+  std::vector<std::int64_t> held, heads;
+  for (const Segment& s : own_part(*q.mesh, k.sizes[1], 1, layout.used)) {
+    for (std::int64_t g = s.offset; g < s.offset + s.length; ++g) held.push_back(g);
+  }
+  if (held.empty()) return {};
+  const auto share = q.sizes[1] / k.sizes[1];
+  for (const Segment& s : own_part(*q.mesh, q.sizes[1], 1, layout.q)) {
+    for (std::int64_t h = s.offset; h < s.offset + s.length; ++h) {
+      heads.push_back(std::find(held.begin(), held.end(), h / share) - held.begin());
+    }
+  }
+  const auto count = heads.size() / held.size();
+  bool equal = heads.size() % held.size() == 0;
+  for (std::size_t h = 0; equal && h < heads.size(); ++h) equal = heads[h] == static_cast<std::int64_t>(h / count);
+  return equal ? std::vector<std::int64_t>{} : heads;
+}
+
+Blocks blocks_of(const Setup& s) {
+  Blocks blocks;
+  const auto& mesh = *s.q->mesh;
+  blocks.q = rows_of_members(mesh, s.q->sizes[2], s.layout.q, s.layout.ring);
+  blocks.kv = rows_of_members(mesh, s.k->sizes[2], s.layout.used, s.layout.ring);
+  blocks.heads = heads_of(*s.q, *s.k, s.layout);
+  if (s.layout.ring == 0) return blocks;
+  blocks.comm = acting(mesh).communicator(s.layout.ring);
+  blocks.me = blocks.comm.rank();
+  return blocks;
+}
+
+}  // namespace
+
+at::Tensor local_of(const at::Tensor& tensor) {
+  auto* impl = dtensor_or_null(tensor);
+  return impl == nullptr ? tensor : fresh_local(*impl);
+}
+
+at::Tensor last_dense(const at::Tensor& t) { return t.stride(-1) == 1 || t.size(-1) <= 1 ? t : t.contiguous(); }
+
+Setup setup_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Layout layout,
+               const AttentionOptions& options) {
+  Setup s;
+  s.layout = std::move(layout);
+  s.q = dtensor_or_null(q)->spec();
+  s.k = dtensor_or_null(k)->spec();
+  s.v = dtensor_or_null(v)->spec();
+  s.out = result_spec(s);
+  s.options = options;
+  s.options.mask = s.options.sinks = at::Tensor();
+  s.scores.pattern = {options.causal, options.window, options.documents};
+  s.scores.scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(s.q->sizes[3])));
+  s.scores.dropout = options.dropout;
+  // Every rank of the world counts a random operator.
+  if (options.dropout > 0) s.scores.key = next_random_key(acting(*s.q->mesh));
+  for (std::size_t a = 0; a < s.layout.q.size(); ++a) {
+    const bool split = s.layout.q[a].is_shard() && s.q->mesh->layout.shape[a] > 1;
+    if (split && s.layout.kv[a].is_replicate()) s.summed |= AxisMask{1} << a;
+  }
+  if (!s.q->mesh->is_member) return s;
+  s.blocks = blocks_of(s);
+  auto region = region_of(*s.q);
+  region.sizes = {region.sizes[0], s.q->sizes[1], s.q->sizes[2], s.k->sizes[2]};
+  s.scores.region = std::move(region);
+  return s;
+}
+
+namespace {
+
+// Where a mask of four dimensions has to be, and whether its rows are those of the local queries.
+std::pair<Placements, bool> mask_layout(const TensorSpec& mask, const Layout& layout) {
+  const std::size_t axes = layout.q.size();
+  bool own_rows = false;
+  for (std::size_t a = 0; a < axes; ++a) {
+    own_rows |= mask.sizes[2] > 1 && layout.q[a].is_shard(2) && mask.placements[a].is_shard();
+  }
+  Placements wanted(axes);
+  for (std::size_t a = 0; a < axes; ++a) {
+    const auto& p = layout.q[a];
+    if (!p.is_shard() || mask.sizes[static_cast<std::size_t>(p.dim())] == 1) continue;
+    if (p.dim() < 2 || own_rows) wanted[a] = p;
+  }
+  return {wanted, own_rows};
+}
+
+// The part of batch and heads that this rank computes.
+at::Tensor cut_plain(at::Tensor mask, const Setup& s) {
+  for (const std::int64_t d : {0, 1}) {
+    if (mask.size(d) == 1) continue;
+    const auto held = own_part(*s.q->mesh, s.q->sizes[static_cast<std::size_t>(d)], d, s.layout.q);
+    std::vector<at::Tensor> parts;
+    for (const Segment& segment : held) parts.push_back(mask.narrow(d, segment.offset, segment.length));
+    mask = parts.size() == 1 ? parts.front() : at::cat(parts, d);
+  }
+  return mask;
+}
+
+}  // namespace
+
+LocalMask local_mask(at::Tensor mask, const Setup& s) {
+  if (!mask.defined()) return {};
+  const at::NoGradGuard no_grad;
+  while (mask.dim() < 4) mask = mask.unsqueeze(0);
+  if (dtensor_or_null(mask) == nullptr) return {s.q->mesh->is_member ? cut_plain(mask, s) : mask, false};
+  auto [wanted, own_rows] = mask_layout(spec_of(mask), s.layout);
+  return {local_of(redistribute_tensors({mask}, {std::move(wanted)})[0]), own_rows};
+}
+
+Inputs local_inputs(const Setup& s, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  const auto block = [&](const at::Tensor& t) {
+    const auto local = local_of(t);
+    return last_dense(s.layout.gather == 0 ? local : redistribute_local(local, spec_of(t), s.layout.used));
+  };
+  return {last_dense(local_of(q)), block(k), block(v)};
+}
+
+at::Tensor wrapped(const at::Tensor& local, const SpecPtr& spec) {
+  return make_dtensor(spec, local.defined() ? in_order_of(local, *spec) : local);
+}
+
+at::Tensor key_gradient(const Setup& s, const at::Tensor& local, const SpecPtr& spec) {
+  Placements shares = s.layout.used, given = s.layout.kv;
+  for (std::size_t a = 0; a < shares.size(); ++a) {
+    if (on_axis(s.layout.gather | s.summed, a) && s.layout.q[a].is_shard()) shares[a] = dtensor::Partial();
+    if (on_axis(s.summed, a)) given[a] = dtensor::Partial();
+  }
+  const auto target = with_placements(*spec, given);
+  if (!local.defined() || s.layout.gather == 0) return wrapped(local, target);
+  return wrapped(redistribute_local(local, *with_placements(*spec, shares), given), target);
+}
+
+at::Tensor sinks_gradient(const Setup& s, const at::Tensor& local, const SpecPtr& spec) {
+  Placements given = spec->placements;
+  for (std::size_t a = 0; a < given.size(); ++a) {
+    if (s.layout.q[a].is_shard() && !s.layout.q[a].is_shard(1) && s.q->mesh->layout.shape[a] > 1) {
+      given[a] = dtensor::Partial();
+    }
+  }
+  return wrapped(local, with_placements(*spec, given));
+}
+
+// [B, H, L, S] of what dropout keeps, laid out as the queries.
+at::Tensor kept_weights(const Setup& s) {
+  if (s.scores.dropout == 0) return {};
+  const at::IntArrayRef sizes = s.scores.region.sizes;
+  at::DimVector whole(s.q->sizes);
+  whole[3] = s.k->sizes[2];
+  const auto spec = intern_spec(s.q->mesh, s.layout.q, whole, c10::contiguous_strides(whole), at::kBool);
+  if (!s.q->mesh->is_member) return make_dtensor(spec, {});
+  auto region = region_of(*spec);
+  region.sizes = at::DimVector(sizes);
+  region.segments[0] = s.scores.region.segments[0];
+  const LocalScope scope;
+  auto local = at::empty(spec->local_sizes, at::TensorOptions(at::kBool));
+  fill_bernoulli(local, region, s.scores.key, 1 - s.scores.dropout);
+  return make_dtensor(spec, local);
+}
+
+}  // namespace dtensor::attention_parts

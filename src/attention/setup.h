@@ -1,0 +1,56 @@
+// Between DTensors and the passes on local tensors: what this rank has, and what becomes of its results.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "attention/attend.h"
+#include "attention/passes.h"
+#include "autograd/local_autograd.h"
+
+namespace dtensor::attention_parts {
+
+// Local tensors are computed with by ATen alone: no graph, no DTensors made by a MeshScope, no second autocast.
+struct LocalScope {
+  at::AutoDispatchBelowADInplaceOrView below;
+  c10::impl::ExcludeDispatchKeyGuard no_mesh_scope{c10::DispatchKey::DeferredInit};
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+};
+
+// What both passes need to know beside the tensors.
+struct Setup {
+  Layout layout;
+  SpecPtr q, k, v, out;  // as laid out
+  Scores scores;         // without the mask
+  Blocks blocks;
+  AttentionOptions options;  // without tensors
+  AxisMask summed = 0;       // axes where gradients of keys and values, which every rank has there, are shares of a sum
+};
+
+// `q`, `k` and `v` are laid out. Counts a random operator where there is dropout.
+Setup setup_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Layout layout,
+               const AttentionOptions& options);
+
+struct LocalMask {
+  at::Tensor values;
+  bool own_rows = false;
+};
+
+// Of a plain mask, or one of the mesh in whatever placements.
+LocalMask local_mask(at::Tensor mask, const Setup& setup);
+
+// Up to date; plain tensors as they are.
+at::Tensor local_of(const at::Tensor& tensor);
+// The last dimension dense, as kernels want it.
+at::Tensor last_dense(const at::Tensor& tensor);
+// Keys and values gathered where the layout says so.
+Inputs local_inputs(const Setup& setup, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+
+at::Tensor wrapped(const at::Tensor& local, const SpecPtr& spec);
+// Gradients of keys or values as the passes leave them: brought to where keys wait, summed over the axes that gathered.
+at::Tensor key_gradient(const Setup& setup, const at::Tensor& local, const SpecPtr& spec);
+at::Tensor sinks_gradient(const Setup& setup, const at::Tensor& local, const SpecPtr& spec);
+
+// [B, H, L, S], true where dropout keeps a weight, laid out as the queries; undefined without dropout.
+at::Tensor kept_weights(const Setup& setup);
+
+}  // namespace dtensor::attention_parts

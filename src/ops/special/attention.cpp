@@ -1,0 +1,113 @@
+// scaled_dot_product_attention, which autograd decomposes before the engine sees it, and dtensor::attention(): where
+// the sequence is split they take ways of their own (src/attention).
+#include "dtensor/attention.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/scaled_dot_product_attention_native.h>
+
+#include "attention/attend.h"
+#include "ops/inspect_state.h"
+#include "ops/plain_operand.h"
+#include "ops/special/special.h"
+
+namespace dtensor {
+namespace {
+
+using attention_parts::attend;
+
+// On a mesh of CPUs, whose flash kernel gives the log-sum-exp; others gather keys by the kernels' rules.
+const MeshInfo* one_mesh(std::initializer_list<const at::Tensor*> tensors) {
+  const MeshInfo* mesh = nullptr;
+  for (const auto* t : tensors) {
+    const auto* impl = t->defined() ? dtensor_or_null(*t) : nullptr;
+    if (impl == nullptr) continue;
+    const auto* its = impl->spec()->mesh.get();
+    if (mesh != nullptr && mesh != its) return nullptr;
+    mesh = its;
+  }
+  const bool cpu = mesh != nullptr && mesh->device == c10::kCPU && mesh->computes() == nullptr;
+  return cpu ? mesh : nullptr;
+}
+
+void check_plain(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask) {
+  static const OpEntry& entry =
+      entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::scaled_dot_product_attention", ""));
+  const std::vector<c10::IValue> args{
+      q, k, v, mask.defined() ? c10::IValue(mask) : c10::IValue(), 0.0, false, c10::IValue(), false};
+  const CallView view(entry, args);
+  if (view.has_plain) check_plain_operands(entry, args, view);
+}
+
+at::Tensor attend_checked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const AttentionOptions& options) {
+  check_plain(q, k, v, options.mask);
+  const auto* strategy = ScopedValue<AttentionStrategy>::current();
+  std::string text;
+  const auto out = attend(q, k, v, options, strategy == nullptr ? AttentionStrategy::automatic : *strategy,
+                          recording_explanations() ? &text : nullptr);
+  if (!text.empty()) record_explanation("attention\n" + text);
+  return out;
+}
+
+// ATen's own composite kernel judges calls that do not fit, and serves those that it may pick another kernel for.
+bool takes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& mask,
+           double dropout, bool causal, bool gqa) {
+  const bool masked = mask && mask->defined();
+  if (one_mesh({&q, &k, &v, masked ? &*mask : &q}) == nullptr || !at::globalContext().userEnabledFlashSDP())
+    return false;
+  if (q.dim() != 4 || k.dim() != 4 || v.dim() != 4 || q.numel() == 0 || k.numel() == 0 || v.numel() == 0) return false;
+  if (!q.is_floating_point() || q.scalar_type() != k.scalar_type() || q.scalar_type() != v.scalar_type()) return false;
+  if (q.size(0) != k.size(0) || k.size(0) != v.size(0) || k.size(1) != v.size(1) || k.size(2) != v.size(2))
+    return false;
+  if (q.size(3) != k.size(3) || (gqa ? q.size(1) % k.size(1) != 0 : q.size(1) != k.size(1))) return false;
+  if (dropout < 0 || dropout > 1 || (masked && (causal || mask->requires_grad()))) return false;
+  if (masked && mask->scalar_type() != at::kBool && !mask->is_floating_point()) return false;
+  return attention_parts::sequence_axes(q, k, v) != 0;
+}
+
+}  // namespace
+
+at::Tensor attention_special(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const std::optional<at::Tensor>& mask, double dropout, bool causal,
+                             std::optional<double> scale, bool gqa) {
+  if (q.dim() == 3 && k.dim() == 3 && v.dim() == 3 && one_mesh({&q, &k, &v}) != nullptr) {
+    return at::scaled_dot_product_attention(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), mask, dropout, causal,
+                                            scale, gqa)
+        .squeeze(0);
+  }
+  if (!takes(q, k, v, mask, dropout, causal, gqa)) {
+    return at::native::scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale, gqa);
+  }
+  AttentionOptions options;
+  if (mask) options.mask = *mask;
+  options.dropout = dropout;
+  options.causal = causal;
+  options.scale = scale;
+  attention_parts::check_call(q, k, v, options);
+  return attend_checked(q, k, v, options);
+}
+
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
+  attention_parts::check_call(q, k, v, options);
+  const bool learnt_mask = options.mask.defined() && options.mask.requires_grad() && at::GradMode::is_enabled();
+  if (one_mesh({&q, &k, &v, &options.mask, &options.sinks}) == nullptr || learnt_mask || q.numel() == 0) {
+    return attention_parts::plain_attention(q, k, v, options);
+  }
+  return attend_checked(q, k, v, options);
+}
+
+const char* to_string(AttentionStrategy strategy) {
+  constexpr const char* kNames[] = {"auto", "ring", "gather", "ulysses"};
+  return kNames[static_cast<std::size_t>(strategy)];
+}
+
+AttentionStrategy parse_attention_strategy(std::string_view name) {
+  for (const auto s :
+       {AttentionStrategy::automatic, AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {
+    if (name == to_string(s)) return s;
+  }
+  TORCH_CHECK(false, "the strategy of attention is auto, ring, gather or ulysses, not '", name, "'");
+}
+
+}  // namespace dtensor

@@ -1,0 +1,168 @@
+// Cases of attention for the tests, and what they should give by formulas written out here.
+#pragma once
+
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+#include <string>
+
+#include "support/ranks.h"
+
+namespace dtensor::test {
+
+struct Case {
+  Shape mesh{2};
+  std::int64_t batch = 2, heads = 4, groups = 4, queries = 8, keys = 8, features = 4, values = 4;
+  at::ScalarType dtype = at::kDouble;
+  AttentionOptions options;  // the mask is whole
+  std::vector<Placements> where{{Shard(2)}, {Shard(2)}, {Shard(2)}};
+  Placements mask_where;  // empty: a plain mask
+  AttentionStrategy strategy = AttentionStrategy::automatic;
+  bool by_aten = true;  // at::scaled_dot_product_attention
+  std::uint64_t seed = 1;
+
+  std::string str() const {
+    auto text = c10::str("mesh ", mesh, " B ", batch, " H ", heads, " G ", groups, " L ", queries, " S ", keys, " E ",
+                         features, " F ", values, " ", dtype, options.causal ? " causal" : "", " window ",
+                         options.window, " documents ", options.documents, " dropout ", options.dropout,
+                         options.sinks.defined() ? " sinks" : "", " ", to_string(strategy), by_aten ? " ATen" : "");
+    for (const auto& p : where) text += " " + to_string(p);
+    if (options.mask.defined()) {
+      text += c10::str(" mask ", options.mask.scalar_type(), options.mask.sizes(), " ", to_string(mask_where));
+    }
+    return text + c10::str(" seed ", seed);
+  }
+};
+
+struct Tensors {
+  at::Tensor q, k, v, grad;
+  std::vector<at::Tensor> inputs(const Case& c) const {
+    return c.options.sinks.defined() ? std::vector{q, k, v, c.options.sinks} : std::vector{q, k, v};
+  }
+};
+
+inline Tensors tensors_of(const Case& c) {
+  Draw draw(c.seed);
+  return {draw.normal({c.batch, c.heads, c.queries, c.features}, c.dtype),
+          draw.normal({c.batch, c.groups, c.keys, c.features}, c.dtype),
+          draw.normal({c.batch, c.groups, c.keys, c.values}, c.dtype),
+          draw.normal({c.batch, c.heads, c.queries, c.values}, c.dtype)};
+}
+
+// Element by element.
+inline at::Tensor seen_in(const Case& c) {
+  auto seen = at::ones({c.queries, c.keys}, at::kBool);
+  const auto document = [&](std::int64_t i) {
+    std::int64_t d = 0;
+    for (const auto start : c.options.documents) d += i >= start ? 1 : 0;
+    return d;
+  };
+  auto* data = seen.data_ptr<bool>();
+  for (std::int64_t i = 0; i < c.queries; ++i) {
+    for (std::int64_t j = 0; j < c.keys; ++j) {
+      const bool hidden = (c.options.causal && j > i) || document(i) != document(j) ||
+                          (c.options.window > 0 && std::abs(i - j) >= c.options.window);
+      data[i * c.keys + j] = !hidden;
+    }
+  }
+  return seen;
+}
+
+// What one device gives; `kept`: what dropout keeps, divided by its share.
+inline at::Tensor expected_result(const Case& c, const std::vector<at::Tensor>& in, const at::Tensor& kept) {
+  const auto share = c.heads / c.groups;
+  const auto repeat = [&](const at::Tensor& t) {
+    return t.unsqueeze(2).expand({t.size(0), t.size(1), share, t.size(2), t.size(3)}).flatten(1, 2);
+  };
+  auto scores = at::einsum("bhle,bhse->bhls", {in[0], repeat(in[1])}) *
+                c.options.scale.value_or(1 / std::sqrt(static_cast<double>(c.features)));
+  scores = scores.masked_fill(~seen_in(c), -INFINITY);
+  if (c.options.mask.defined()) {
+    const bool boolean = c.options.mask.scalar_type() == at::kBool;
+    scores = boolean ? scores.masked_fill(~c.options.mask, -INFINITY) : scores + c.options.mask;
+  }
+  auto top = c.keys > 0 ? scores.detach().amax(3, true) : at::zeros_like(scores.sum(3, true));
+  if (in.size() == 4) top = at::maximum(top, in[3].detach().view({1, -1, 1, 1}));
+  top = top.masked_fill(top.eq(-INFINITY), 0);
+  auto weights = (scores - top).exp();
+  auto sum = weights.sum(3, true);
+  if (in.size() == 4) sum = sum + (in[3].view({1, -1, 1, 1}) - top).exp();
+  weights = weights / sum.masked_fill(sum.eq(0), 1);
+  if (kept.defined()) weights = weights * kept;
+  return at::einsum("bhls,bhsf->bhlf", {weights, repeat(in[2])});
+}
+
+// Of the random state as it is; leaves it as it was.
+inline at::Tensor kept_of(const Case& c, const DeviceMesh& mesh) {
+  if (c.options.dropout == 0) return {};
+  const auto before = get_rng_state(mesh);
+  const auto ones = distribute_tensor(at::ones({c.batch, c.heads, c.queries, c.keys}, c.dtype), mesh,
+                                      Placements(static_cast<std::size_t>(mesh.ndim())));
+  const auto kept = DTensor(at::dropout(ones, c.options.dropout, true)).full_tensor();
+  set_rng_state(mesh, before);
+  return kept;
+}
+
+inline void require(const at::Tensor& actual, const at::Tensor& expected, const Case& c, const std::string& what) {
+  TORCH_CHECK(actual.sizes() == expected.sizes(), what, " has sizes ", actual.sizes(), ", not ", expected.sizes(), ": ",
+              c.str());
+  TORCH_CHECK(actual.scalar_type() == expected.scalar_type(), what, " is ", actual.scalar_type(), ": ", c.str());
+  const double tolerance = c.dtype == at::kDouble ? 1e-9 : c.dtype == at::kFloat ? 2e-4 : 6e-2;
+  TORCH_CHECK(at::allclose(actual, expected, tolerance, tolerance), what, " is ",
+              (actual - expected).abs().max().item<double>(), " away: ", c.str());
+}
+
+inline at::Tensor attend(const Case& c, const std::vector<at::Tensor>& in, const at::Tensor& mask) {
+  if (c.by_aten) {
+    const auto given = mask.defined() ? std::optional(mask) : std::nullopt;
+    return at::scaled_dot_product_attention(in[0], in[1], in[2], given, c.options.dropout, c.options.causal,
+                                            c.options.scale, c.heads != c.groups);
+  }
+  AttentionOptions options = c.options;
+  options.mask = mask;
+  options.sinks = in.size() == 4 ? in[3] : at::Tensor();
+  return attention(in[0], in[1], in[2], options);
+}
+
+// Inputs as DTensors that require gradients; sinks Replicate.
+inline std::vector<at::Tensor> distributed(const Case& c, const Tensors& t, const DeviceMesh& mesh) {
+  std::vector<at::Tensor> in;
+  const auto plain = t.inputs(c);
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    const auto where = i < 3 ? c.where[i] : Placements(static_cast<std::size_t>(mesh.ndim()));
+    in.push_back(distribute_tensor(plain[i], mesh, where).detach().requires_grad_());
+  }
+  return in;
+}
+
+inline at::Tensor mask_on(const Case& c, const DeviceMesh& mesh) {
+  if (!c.options.mask.defined() || c.mask_where.empty()) return c.options.mask;
+  return distribute_tensor(c.options.mask, mesh, c.mask_where);
+}
+
+// Forward and backward on this rank of the mesh, against one device. Throws where they differ.
+inline void check_case(const Case& c, const DeviceMesh& mesh) {
+  manual_seed(mesh, c.seed);
+  const auto t = tensors_of(c);
+  std::vector<at::Tensor> plain;
+  for (const auto& x : t.inputs(c)) plain.push_back(x.detach().clone().requires_grad_());
+  const auto expected = expected_result(c, plain, kept_of(c, mesh));
+  const auto gradients = torch::autograd::grad({expected}, plain, {t.grad}, {}, false, true);
+  const auto in = distributed(c, t, mesh);
+  const AttentionStrategyScope scope(c.strategy);
+  const auto result = attend(c, in, mask_on(c, mesh));
+  require(DTensor(result).full_tensor(), expected, c, "the result");
+  const auto grad = distribute_tensor(t.grad, mesh, DTensor(result).placements());
+  const auto found = torch::autograd::grad({result}, in, {grad});
+  const char* const names[] = {"dq", "dk", "dv", "dsinks"};
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    const auto wanted = gradients[i].defined() ? gradients[i] : at::zeros_like(plain[i]);
+    require(DTensor(found[i]).full_tensor(), wanted, c, names[i]);
+  }
+}
+
+inline void check_case(const Case& c) {
+  on_mesh(c.mesh, [&](const DeviceMesh& mesh) { check_case(c, mesh); });
+}
+
+}  // namespace dtensor::test

@@ -1,0 +1,307 @@
+// What attention on split sequences does: the bytes that move, the memory that a rank holds, which blocks it computes,
+// and how the way is chosen.
+#include <gtest/gtest.h>
+
+#include "attention/attend.h"
+#include "attention/cases.h"
+#include "attention/tiles.h"
+
+namespace dtensor::test {
+namespace {
+
+constexpr std::int64_t kItem = 8;  // bytes of a double
+
+struct Moved {
+  std::int64_t forward, backward;
+};
+
+// Bytes that this rank receives; the gradient lies where the result does.
+Moved moved_by(const Case& c, const DeviceMesh& mesh) {
+  const auto t = tensors_of(c);
+  const auto in = distributed(c, t, mesh);
+  const auto mask = mask_on(c, mesh);
+  const auto grad = distribute_tensor(t.grad, mesh, c.where[0]);
+  const AttentionStrategyScope scope(c.strategy);
+  Moved moved{};
+  for (int pass = 0; pass < 2; ++pass) {  // a plain mask is compared at the first call
+    const CommDebugMode comms;
+    const auto result = attend(c, in, mask);
+    moved.forward = comms.total().bytes;
+    torch::autograd::grad({result}, in, {grad});
+    moved.backward = comms.total().bytes - moved.forward;
+  }
+  return moved;
+}
+
+Case split_case(std::int64_t ranks, AttentionStrategy strategy) {
+  Case c;
+  c.mesh = {ranks};
+  c.queries = c.keys = 24;
+  c.heads = c.groups = 12;
+  c.strategy = strategy;
+  return c;
+}
+
+std::int64_t keys_and_values(const Case& c) { return c.batch * c.groups * c.keys * (c.features + c.values) * kItem; }
+
+TEST(AttentionDeeds, RingAndGatherReceiveWhatOthersHaveOfKeysAndValues) {
+  for (const std::int64_t ranks : {2, 3, 4}) {
+    for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather}) {
+      for (const std::int64_t groups : {12, 2, 1}) {  // keys move once, not for every query head
+        auto c = split_case(ranks, strategy);
+        c.groups = groups;
+        on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
+          const auto moved = moved_by(c, mesh);
+          const auto others = keys_and_values(c) * (ranks - 1) / ranks;
+          EXPECT_EQ(moved.forward, others) << c.str();
+          EXPECT_EQ(moved.backward, 2 * others) << c.str();  // again, and gradients to their owners
+        });
+      }
+    }
+  }
+}
+
+TEST(AttentionDeeds, UlyssesExchangesEachTensorOnce) {
+  for (const std::int64_t ranks : {2, 3, 4}) {
+    const auto c = split_case(ranks, AttentionStrategy::ulysses);
+    on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
+      const auto moved = moved_by(c, mesh);
+      const auto each = c.batch * c.heads * c.queries * c.features * kItem;  // of q, k, v and the result
+      EXPECT_EQ(moved.forward, 4 * each * (ranks - 1) / (ranks * ranks)) << c.str();
+      EXPECT_EQ(moved.backward, moved.forward) << c.str();
+    });
+  }
+}
+
+// Contiguous parts: rank r sees the blocks of the ranks before it.
+TEST(AttentionDeeds, BlocksInTheFutureAreNotMoved) {
+  auto c = split_case(4, AttentionStrategy::ring);
+  c.options.causal = true;
+  on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
+    const auto rank = mesh.coordinate()->front();
+    const auto moved = moved_by(c, mesh);
+    const auto block = keys_and_values(c) / 4;
+    EXPECT_EQ(moved.forward, rank * block);
+    EXPECT_EQ(moved.backward, rank * block + (3 - rank) * block);
+  });
+}
+
+TEST(AttentionDeeds, AWindowMovesTheRowsThatItReaches) {
+  auto c = split_case(4, AttentionStrategy::ring);
+  c.by_aten = false;
+  c.options.causal = true;
+  c.options.window = 3;  // two rows of the rank before
+  on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
+    const auto rank = mesh.coordinate()->front();
+    EXPECT_EQ(moved_by(c, mesh).forward, rank == 0 ? 0 : keys_and_values(c) * 2 / c.keys);
+  });
+}
+
+TEST(AttentionDeeds, DocumentsThatEndAtABorderMoveNothing) {
+  auto c = split_case(4, AttentionStrategy::ring);
+  c.by_aten = false;
+  c.options.documents = {0, 3, 6, 12, 18};
+  on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
+    const auto moved = moved_by(c, mesh);
+    EXPECT_EQ(moved.forward, 0);
+    EXPECT_EQ(moved.backward, 0);
+  });
+}
+
+TEST(AttentionDeeds, BlocksThatAMaskEmptiesAreNotMoved) {
+  for (const bool boolean : {false, true}) {
+    auto c = split_case(4, AttentionStrategy::ring);
+    c.options.mask =
+        at::ones({c.queries, c.keys}, at::kBool).tril().triu(-6);  // of each rank: its own and the one before
+    if (!boolean) c.options.mask = at::zeros({c.queries, c.keys}, at::kDouble).masked_fill(~c.options.mask, -INFINITY);
+    on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
+      const auto rank = mesh.coordinate()->front();
+      EXPECT_EQ(moved_by(c, mesh).forward, rank == 0 ? 0 : keys_and_values(c) / 4);
+    });
+  }
+}
+
+// A rank alone with its part of heads and batch moves keys along the sequence's axis only.
+TEST(AttentionDeeds, OtherAxesSplitWhatMoves) {
+  auto c = split_case(2, AttentionStrategy::ring);
+  c.mesh = {2, 2, 2};
+  c.where = {{Shard(0), Shard(2), Shard(1)}, {Shard(0), Shard(2), Shard(1)}, {Shard(0), Shard(2), Shard(1)}};
+  on_mesh(c.mesh, [&](const DeviceMesh& mesh) { EXPECT_EQ(moved_by(c, mesh).forward, keys_and_values(c) / 8); });
+}
+
+// [B, H, S, E] floats: the own result, two blocks of keys and values, statistics of each row.
+TEST(AttentionDeeds, ARingHoldsTwoBlocksBesideItsOwn) {
+  for (const std::int64_t ranks : {2, 4}) {
+    Case c = split_case(ranks, AttentionStrategy::ring);
+    c.batch = 1, c.heads = c.groups = 16, c.features = c.values = 64, c.queries = c.keys = 1536 * ranks;
+    c.dtype = at::kFloat;
+    on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
+      const at::NoGradGuard no_grad;
+      const auto x = at::ones({c.batch, c.heads, c.queries, c.features}, at::kFloat);
+      const auto in = distributed(c, {x, x, x, x}, mesh);
+      const AttentionStrategyScope scope(c.strategy);
+      const MemoryTimeline memory;
+      const auto result = attend(c, in, {});
+      const std::int64_t rows = c.heads * c.queries / ranks, part = rows * c.features * 4, statistics = 2 * rows * 4;
+      EXPECT_LE(static_cast<double>(memory.peak().bytes), 1.1 * static_cast<double>(part + 2 * 2 * part + statistics));
+    });
+  }
+}
+
+TEST(AttentionDeeds, NothingOfTheSizeOfTheScoresIsHeldUnderDropout) {
+  Case c = split_case(2, AttentionStrategy::ring);
+  c.batch = 1, c.heads = c.groups = 2, c.features = c.values = 8, c.queries = c.keys = 4096;
+  c.dtype = at::kFloat;
+  c.options.dropout = 0.1;
+  on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
+    const auto t = tensors_of(c);
+    const auto in = distributed(c, t, mesh);
+    const AttentionStrategyScope scope(c.strategy);
+    const MemoryTimeline memory;
+    const auto result = attend(c, in, {});
+    torch::autograd::grad({result}, in, {distribute_tensor(t.grad, mesh, c.where[0])});
+    EXPECT_LE(memory.peak().bytes,
+              c.heads * c.queries / 2 * c.keys / 2 * 4);  // scores of one block: 4,096 x 4,096 floats
+  });
+}
+
+// Saved for backward: the operands where they are, the result, a number a row.
+TEST(AttentionDeeds, NoGatheredKeysAreSaved) {
+  for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather}) {
+    Case c = split_case(4, strategy);
+    c.batch = 1, c.heads = c.groups = 2, c.features = c.values = 16, c.queries = c.keys = 4096;
+    on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
+      const auto in = distributed(c, tensors_of(c), mesh);
+      const AttentionStrategyScope scope(c.strategy);
+      const MemoryTimeline memory;
+      const auto result = attend(c, in, {});
+      const std::int64_t rows = c.heads * c.queries / 4;
+      EXPECT_LE(memory.live(), rows * (c.values + 1) * kItem + 20000) << c.str();
+    });
+  }
+}
+
+// Equal lengths in other ranks' hands: nothing is kept from one length for the next.
+TEST(AttentionDeeds, LengthsMayChangeFromCallToCall) {
+  on_mesh({3}, [](const DeviceMesh& mesh) {
+    for (const std::int64_t length : {64, 7, 1, 63, 2, 64}) {
+      Case c = split_case(3, AttentionStrategy::automatic);
+      c.queries = c.keys = length;
+      c.options.causal = true;
+      check_case(c, mesh);
+    }
+  });
+}
+
+TEST(AttentionDeeds, AScopeChoosesAndExplainTells) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses,
+                                AttentionStrategy::automatic}) {
+      const auto c = split_case(2, strategy);
+      const auto in = distributed(c, tensors_of(c), mesh);
+      const AttentionStrategyScope scope(strategy);
+      const auto text = explain([&] { attend(c, in, {}); });
+      const bool all = strategy == AttentionStrategy::automatic;
+      for (const auto* name : {"ring", "gather", "ulysses"}) {
+        const bool offered = text.find(std::string(": ") + name + ":") != std::string::npos;
+        EXPECT_EQ(offered, all || std::string(name) == to_string(strategy)) << text;
+      }
+      EXPECT_NE(text.find("* "), std::string::npos) << text;
+    }
+  });
+}
+
+// A causal mask leaves the last of two contiguous parts three quarters of the work, heads are equal: at a length where
+// computing costs more than moving, heads are exchanged. With one head there is nothing to exchange for.
+TEST(AttentionDeeds, TheChoiceWeighsBalanceAgainstBytes) {
+  const auto chosen = [](std::int64_t heads, std::int64_t length, bool causal) {
+    std::string text;
+    on_mesh({2}, [&](const DeviceMesh& mesh) {
+      const auto x = distribute_tensor(at::zeros({1, heads, length, 8}), mesh, {Shard(2)});
+      const auto told = explain([&] { at::scaled_dot_product_attention(x, x, x, {}, 0, causal); });
+      if (mesh.coordinate()->front() == 0) text = told.substr(told.find("* "));
+    });
+    return text.substr(0, text.find('\n'));
+  };
+  EXPECT_NE(chosen(2, 2048, true).find("ulysses"), std::string::npos);
+  EXPECT_NE(chosen(1, 2048, true).find("ring"), std::string::npos);
+  EXPECT_NE(chosen(2, 2048, false).find("ring"), std::string::npos);
+}
+
+TEST(AttentionDeeds, NamesOfStrategies) {
+  EXPECT_EQ(parse_attention_strategy("auto"), AttentionStrategy::automatic);
+  EXPECT_EQ(parse_attention_strategy("ulysses"), AttentionStrategy::ulysses);
+  EXPECT_THROW(parse_attention_strategy("rings"), c10::Error);
+}
+
+TEST(AttentionDeeds, TwiceDifferentiableByRecomputation) {
+  for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::ulysses}) {
+    for (const double dropout : {0.0, 0.5}) {
+      Case c = split_case(2, strategy);
+      c.heads = c.groups = 2, c.batch = 1, c.queries = c.keys = 5;
+      c.options.causal = true;
+      c.options.dropout = dropout;
+      on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
+        manual_seed(mesh, 3);
+        const auto t = tensors_of(c);
+        const auto second = [&](const std::vector<at::Tensor>& in, const at::Tensor& y) {
+          const auto first = torch::autograd::grad({y.square().sum()}, in, {}, true, true);
+          auto sum = first[0].square().sum();
+          for (std::size_t i = 1; i < first.size(); ++i) sum = sum + first[i].square().sum();
+          return torch::autograd::grad({sum}, in);
+        };
+        std::vector<at::Tensor> plain;
+        for (const auto& x : t.inputs(c)) plain.push_back(x.detach().clone().requires_grad_());
+        const auto kept = kept_of(c, mesh);
+        const auto wanted = second(plain, expected_result(c, plain, kept));
+        const auto in = distributed(c, t, mesh);
+        const AttentionStrategyScope scope(strategy);
+        const auto found = second(in, attend(c, in, {}));
+        for (std::size_t i = 0; i < 3; ++i) require(DTensor(found[i]).full_tensor(), wanted[i], c, "second derivative");
+      });
+    }
+  }
+}
+
+TEST(AttentionDeeds, AWriteToTheResultIsNoticed) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto c = split_case(2, AttentionStrategy::ring);
+    const auto in = distributed(c, tensors_of(c), mesh);
+    const auto result = attend(c, in, {});
+    result.detach().mul_(2);
+    EXPECT_THROW(result.sum().backward(), c10::Error);
+  });
+}
+
+TEST(AttentionDeeds, MistakesAreNamedOnEveryRank) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto c = split_case(2, AttentionStrategy::ring);
+    const auto in = distributed(c, tensors_of(c), mesh);
+    const auto says = [&](const AttentionOptions& options, const std::string& part) {
+      try {
+        attention(in[0], in[1], in[2], options);
+        ADD_FAILURE() << "no error about " << part;
+      } catch (const c10::Error& e) {
+        EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
+      }
+    };
+    AttentionOptions o;
+    o.documents = {1, 5};
+    says(o, "documents begin at ascending positions from 0, not at [1, 5]");
+    o = {};
+    o.window = -1;
+    says(o, "window -1 is negative");
+    o = {};
+    o.dropout = 1.5;
+    says(o, "dropout 1.5 is not in [0, 1]");
+    o = {};
+    o.mask = at::ones({3, 24});
+    says(o, "a mask of sizes [3, 24] does not broadcast to [2, 12, 24, 24]");
+    o = {};
+    o.sinks = at::ones({5});
+    says(o, "sinks need one number for each of 12 heads");
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test
