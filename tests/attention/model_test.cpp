@@ -1,0 +1,177 @@
+// Attention on split sequences within programs: mixed precision, recomputation, random numbers, a whole transformer.
+#include <ATen/autocast_mode.h>
+#include <gtest/gtest.h>
+
+#include "attention/cases.h"
+
+namespace dtensor::test {
+namespace {
+
+Case small(AttentionStrategy strategy) {
+  Case c;
+  c.queries = c.keys = 12;
+  c.options.causal = true;
+  c.strategy = strategy;
+  return c;
+}
+
+// The weights that dropout keeps are those of at::dropout on whole weights, bit for bit: with keys of zeros each weight
+// is 1 / S, and values that are the unit matrix show them.
+TEST(AttentionInPrograms, DropoutKeepsWhatOneDeviceKeeps) {
+  for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {
+    for (const Shape& shape : {Shape{1}, Shape{2}, Shape{3}, Shape{2, 2}}) {
+      on_mesh(shape, [&](const DeviceMesh& mesh) {
+        manual_seed(mesh, 11);
+        Case c;
+        c.queries = c.keys = 8;
+        c.options.dropout = 0.5;
+        const auto kept = kept_of(c, mesh);
+        const auto zeros = at::zeros({2, 4, 8, 8}, at::kDouble);
+        const auto unit = at::eye(8, at::kDouble).expand({2, 4, 8, 8}).contiguous();
+        Placements where(static_cast<std::size_t>(mesh.ndim()), Shard(2));
+        if (mesh.ndim() == 2) where[1] = Shard(1);
+        const auto x = distribute_tensor(zeros, mesh, where), v = distribute_tensor(unit, mesh, where);
+        const AttentionStrategyScope scope(strategy);
+        const auto y = DTensor(at::scaled_dot_product_attention(x, x, v, {}, 0.5)).full_tensor();
+        EXPECT_TRUE(at::equal(y.ne(0), kept.ne(0))) << c.str();
+        EXPECT_TRUE(at::allclose(y * 8, kept)) << c.str();
+        EXPECT_EQ(get_rng_state(mesh).counter, 1u);  // one random operator
+      });
+    }
+  }
+}
+
+TEST(AttentionInPrograms, RecomputationDrawsTheSameNumbers) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::ulysses}) {
+      auto c = small(strategy);
+      c.options.dropout = 0.4;
+      const auto run = [&](bool again) {
+        manual_seed(mesh, 5);
+        const auto in = distributed(c, tensors_of(c), mesh);
+        const AttentionStrategyScope scope(strategy);
+        const auto body = [&](const at::Tensor& q) { return attend(c, {q * 1, in[1], in[2]}, {}); };
+        const auto y = again ? checkpoint(body, in[0]) : body(in[0]);
+        y.square().sum().backward();
+        return std::vector{in[0].grad(), in[1].grad(), in[2].grad()};
+      };
+      const auto once = run(false), twice = run(true);
+      for (std::size_t i = 0; i < 3; ++i) {
+        EXPECT_TRUE(at::equal(DTensor(once[i]).to_local(), DTensor(twice[i]).to_local())) << i;
+      }
+    }
+  });
+}
+
+// Blocks are merged in float: no further from the exact result than one device's half type is.
+TEST(AttentionInPrograms, HalfTypesAreMergedInFloat) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    auto c = small(AttentionStrategy::ring);
+    c.mesh = {4};
+    c.queries = c.keys = 64;
+    c.features = c.values = 16;
+    const auto t = tensors_of(c);
+    const std::vector<at::Tensor> halves{t.q.to(dtype), t.k.to(dtype), t.v.to(dtype)};
+    std::vector<at::Tensor> exact, plain;
+    for (const auto& x : halves) exact.push_back(x.to(at::kDouble).requires_grad_());
+    for (const auto& x : halves) plain.push_back(x.clone().requires_grad_());
+    const auto wanted = expected_result(c, exact, {});
+    const auto wanted_gradients = torch::autograd::grad({wanted}, exact, {t.grad});
+    const auto one = attend(c, plain, {});
+    const auto one_gradients = torch::autograd::grad({one}, plain, {t.grad.to(dtype)});
+    const auto far = [](const at::Tensor& x, const at::Tensor& of) {
+      return (x.to(at::kDouble) - of).norm().item<double>();
+    };
+    on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
+      std::vector<at::Tensor> in;
+      for (const auto& x : halves) in.push_back(distribute_tensor(x, mesh, {Shard(2)}).requires_grad_());
+      const AttentionStrategyScope scope(c.strategy);
+      const auto y = attend(c, in, {});
+      EXPECT_EQ(y.scalar_type(), dtype);
+      EXPECT_LT(far(DTensor(y).full_tensor(), wanted), 1.5 * far(one.detach(), wanted.detach()));
+      const auto grads = torch::autograd::grad({y}, in, {distribute_tensor(t.grad.to(dtype), mesh, {Shard(2)})});
+      for (std::size_t i = 0; i < 3; ++i) {
+        EXPECT_LT(far(DTensor(grads[i]).full_tensor(), wanted_gradients[i]),
+                  2 * far(one_gradients[i], wanted_gradients[i]));
+      }
+    });
+  }
+}
+
+TEST(AttentionInPrograms, AutocastGoesThroughOnce) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    auto c = small(AttentionStrategy::ring);
+    c.dtype = at::kFloat;
+    c.options.dropout = 0.1;  // by products, which autocast would cast again
+    const auto in = distributed(c, tensors_of(c), mesh);
+    const AttentionStrategyScope scope(c.strategy);
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    const auto y = attend(c, in, {});
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+    y.sum().backward();
+    EXPECT_EQ(in[0].grad().scalar_type(), at::kFloat);
+  });
+}
+
+// Tokens split, parameters whole: of all collectives and messages forward, attention's keys and values are all.
+TEST(AttentionInPrograms, InATransformerOnlyKeysAndValuesMove) {
+  for (const std::int64_t ranks : {2, 3}) {
+    on_mesh({ranks}, [&](const DeviceMesh& mesh) {
+      const std::int64_t tokens = 12, hidden = 16;
+      const auto make = [&] {
+        return nn::Block({.hidden = hidden, .heads = 4, .bias = true, .tensor = at::kDouble},
+                         {.hidden = hidden, .ffn = 24, .bias = true, .tensor = at::kDouble});
+      };
+      manual_seed(mesh, 2);
+      nn::Block model = [&] {
+        const MeshScope scope(mesh);
+        return make();
+      }();
+      nn::Block plain = make();
+      const auto theirs = model.named_parameters(), ours = plain.named_parameters();
+      {
+        const at::NoGradGuard no_grad;
+        for (std::size_t i = 0; i < ours.size(); ++i) ours[i].second->copy_(DTensor(*theirs[i].second).full_tensor());
+      }
+      const auto x = Draw(3).normal({2, tokens, hidden});
+      const auto in = distribute_tensor(x, mesh, {Shard(1)});
+      const AttentionStrategyScope scope(AttentionStrategy::ring);
+      const CommDebugMode comms;
+      const auto y = model.forward(in);
+      // Causal and contiguous: from the ranks before this one.
+      const std::int64_t block = 2 * 2 * tokens / ranks * hidden * 8;
+      EXPECT_EQ(comms.total().bytes, mesh.coordinate()->front() * block) << comms.table();
+      EXPECT_EQ(comms.total("", "", "").bytes, comms.total("recv").bytes) << comms.table();
+      expect_close(y, plain.forward(x), "the block");
+      y.square().sum().backward();
+      plain.forward(x).square().sum().backward();
+      for (std::size_t i = 0; i < ours.size(); ++i) {
+        expect_close(theirs[i].second->grad(), ours[i].second->grad(), ours[i].first);
+      }
+    });
+  }
+}
+
+// A mask that learns is differentiated by plain ATen.
+TEST(AttentionInPrograms, LearntMasksHaveGradients) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    auto c = small(AttentionStrategy::automatic);
+    c.options.causal = false;
+    c.options.mask = Draw(9).normal({4, 12, 12});
+    const auto t = tensors_of(c);
+    const auto mask = c.options.mask;
+    c.options.mask = mask.clone().requires_grad_();
+    const auto wanted = torch::autograd::grad({expected_result(c, {t.q, t.k, t.v}, {})}, {c.options.mask}, {t.grad});
+    for (const bool by_aten : {true, false}) {
+      c.by_aten = by_aten;
+      const auto learnt = distribute_tensor(mask, mesh, {Replicate()}).requires_grad_();
+      const auto y = attend(c, distributed(c, t, mesh), learnt);
+      const auto found = torch::autograd::grad({y}, {learnt}, {distribute_tensor(t.grad, mesh, {Shard(2)})});
+      expect_close(found[0], wanted[0], "the mask");
+    }
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test
