@@ -13,7 +13,14 @@ int main(int argc, char** argv) {
       for (const Inside inside : {Inside::nothing, Inside::fsdp, Inside::tp}) {
         for (const int count : {1, 2, 5}) {
           const int ranks = world.size() / (inside == Inside::nothing ? 1 : 2);
-          run_trial({schedule, ranks, count, 13, inside, count == 2, false, 9}, world);
+          const Trial trial{.schedule = schedule,
+                            .ranks = ranks,
+                            .microbatches = count,
+                            .rows = 13,
+                            .inside = inside,
+                            .recompute = count == 2,
+                            .seed = 9};
+          run_trial(trial, one_device(trial), world);
           TORCH_CHECK(!testing::Test::HasFailure(), "differs from one device: ", schedule);
           ++trials;
         }

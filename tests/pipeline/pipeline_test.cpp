@@ -20,7 +20,9 @@ using namespace test::pipelines;
 using test::Draw;
 
 void run_trial(const Trial& trial) {
-  run_local(trial.world_size(), [&](const Communicator& world) { test::pipelines::run_trial(trial, world); });
+  const Reference reference = one_device(trial);
+  run_local(trial.world_size(),
+            [&](const Communicator& world) { test::pipelines::run_trial(trial, reference, world); });
 }
 
 TEST(Pipeline, EverySchedule) {
@@ -33,7 +35,7 @@ TEST(Pipeline, EverySchedule) {
 
 TEST(Pipeline, EveryScheduleWithParallelStages) {
   for (const std::string& schedule : pipeline::schedule_names()) {
-    for (const Inside inside : {Inside::replicate, Inside::fsdp, Inside::tp}) {
+    for (const Inside inside : {Inside::replicate, Inside::fsdp, Inside::tp, Inside::hsdp}) {
       for (const int count : {1, 3}) run_trial({schedule, 2, count, 8, inside});
     }
   }
@@ -41,15 +43,18 @@ TEST(Pipeline, EveryScheduleWithParallelStages) {
 
 RC_GTEST_PROP(Pipeline, AnyTrialIsThatOfOneDevice, ()) {
   const auto& names = pipeline::schedule_names();
-  const int count = *rc::gen::inRange(1, 7);
+  const int count = *rc::gen::element(1, 2, 3, 5, 8);
+  const auto inside = static_cast<Inside>(*rc::gen::inRange(0, 5));
   const Trial trial{*rc::gen::elementOf(names),
-                    *rc::gen::inRange(1, 4),
+                    *rc::gen::inRange(1, 5),
                     count,
-                    2 * count + *rc::gen::inRange(0, 9),
-                    static_cast<Inside>(*rc::gen::inRange(0, 4)),
+                    4 * count + *rc::gen::inRange(0, 9),
+                    inside,
                     *rc::gen::arbitrary<bool>(),
                     *rc::gen::arbitrary<bool>(),
-                    *rc::gen::arbitrary<std::uint64_t>()};
+                    inside == Inside::nothing ? 0 : *rc::gen::element(0.0, 0.3),
+                    *rc::gen::element(1.0, 1024.0),
+                    *rc::gen::arbitrary<std::uint32_t>()};
   run_trial(trial);
   RC_ASSERT(!testing::Test::HasFailure());
 }

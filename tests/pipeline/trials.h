@@ -7,6 +7,7 @@
 #include "dtensor/checkpoint_activations.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/pipeline.h"
+#include "dtensor/random.h"
 #include "support/ranks.h"
 
 namespace dtensor::test::pipelines {
@@ -17,7 +18,7 @@ using pipeline::Tensors;
 constexpr std::int64_t kHidden = 6, kClasses = 5;
 
 // A residual network of two-matrix layers, with a skip connection from the first layer to the last, written with plain
-// ATen on whatever tensors it is given.
+// ATen on whatever tensors it is given. Each layer has an output more, which nobody uses.
 struct Model {
   std::vector<std::array<at::Tensor, 2>> layers;
   at::Tensor head;
@@ -38,12 +39,12 @@ struct Model {
     return x + at::mm(at::gelu(at::mm(x, w[0])), w[1]);
   }
   // Passes the skip connection along; the last layer adds it and classifies.
-  Tensors run(int layer, const Tensors& in, bool recompute) const {
+  Tensors run(int layer, const Tensors& in, bool recompute, double dropout) const {
     const auto& w = layers[static_cast<std::size_t>(layer)];
-    const auto call = [&w](const at::Tensor& x) { return block(w, x); };
+    const auto call = [&w, dropout](const at::Tensor& x) { return at::dropout(block(w, x), dropout, dropout > 0); };
     const at::Tensor x = recompute ? checkpoint(call, in[0]) : call(in[0]);
     const at::Tensor skip = layer == 0 ? x * 2 : in[1];
-    if (layer + 1 < static_cast<int>(layers.size())) return {x, skip};
+    if (layer + 1 < static_cast<int>(layers.size())) return {x, skip, x * 3};
     return {at::mm(x + skip, head)};
   }
 };
@@ -57,46 +58,57 @@ struct Reference {
   std::vector<at::Tensor> gradients;  // per layer, then the head
 };
 
-inline Reference one_device(std::uint64_t seed, int layers, const at::Tensor& x, const at::Tensor& targets) {
-  Model model(seed, layers);
-  std::vector<at::Tensor> parameters;
-  for (int i = 0; i < layers; ++i) {
-    for (at::Tensor* p : model.parameters_of(i)) parameters.push_back(p->requires_grad_());
-  }
-  Tensors values{x};
-  for (int i = 0; i < layers; ++i) values = model.run(i, values, false);
-  const at::Tensor loss = mean_loss(values, {targets});
-  loss.backward();
-  Reference reference{loss.item<double>(), {}};
-  for (const at::Tensor& p : parameters) reference.gradients.push_back(p.grad());
+// On a mesh of one rank, so that random numbers are those of the library. Gradients of loss times `scale`.
+inline Reference one_device(std::uint64_t seed, int layers, const at::Tensor& x, const at::Tensor& targets,
+                            double dropout, double scale) {
+  Reference reference{};
+  run_local(1, [&](const Communicator& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {1}, {"one"});
+    manual_seed(mesh, seed);
+    Model model(seed, layers);
+    std::vector<at::Tensor> parameters;
+    for (int i = 0; i < layers; ++i) {
+      for (at::Tensor* p : model.parameters_of(i)) {
+        *p = distribute_tensor(*p, mesh, {Replicate()});
+        parameters.push_back(p->requires_grad_());
+      }
+    }
+    Tensors values{distribute_tensor(x, mesh, {Replicate()})};
+    for (int i = 0; i < layers; ++i) values = model.run(i, values, false, dropout);
+    const at::Tensor loss = mean_loss(values, {distribute_tensor(targets, mesh, {Replicate()})});
+    (loss * scale).backward();
+    reference.loss = loss.item<double>();
+    for (const at::Tensor& p : parameters) reference.gradients.push_back(DTensor(p.grad()).to_local());
+  });
   return reference;
 }
 
-enum class Inside { nothing, replicate, fsdp, tp };
+enum class Inside { nothing, replicate, fsdp, tp, hsdp };
 
 struct Trial {
   std::string schedule;
   int ranks, microbatches, rows;
   Inside inside = Inside::nothing;
   bool recompute = false, frozen = false;
+  double dropout = 0, scale = 1;  // dropout needs something inside: plain tensors draw from one generator
   std::uint64_t seed = 1;
-  int world_size() const { return ranks * (inside == Inside::nothing ? 1 : 2); }
+  int world_size() const { return ranks * (inside == Inside::nothing ? 1 : inside == Inside::hsdp ? 4 : 2); }
   std::string str() const {
     return c10::str(schedule, " on ", ranks, " ranks, ", microbatches, " microbatches of ", rows, " rows, inside ",
-                    static_cast<int>(inside), recompute ? ", recomputed" : "", frozen ? ", frozen" : "", ", seed ",
-                    seed);
+                    static_cast<int>(inside), recompute ? ", recomputed" : "", frozen ? ", frozen" : "", ", dropout ",
+                    dropout, ", scale ", scale, ", seed ", seed);
   }
 };
 
 inline void place(Model& model, int layer, const DeviceMesh& slice, Inside inside) {
   std::vector<at::Tensor*> parameters = model.parameters_of(layer);
-  if (inside == Inside::fsdp) {
+  if (inside == Inside::fsdp || inside == Inside::hsdp) {
     NamedTensors named;
     for (at::Tensor* p : parameters) {
       p->requires_grad_();
       named.emplace_back(c10::str(layer, ".", named.size()), p);
     }
-    fully_shard(named, slice, {.shard_axis = slice.names()[0]});
+    fully_shard(named, slice, {.shard_axis = "inner", .replicate_axis = "outer"});
     return;
   }
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -111,36 +123,58 @@ inline void place(Model& model, int layer, const DeviceMesh& slice, Inside insid
 
 inline at::Tensor on_slice(const at::Tensor& plain, const DeviceMesh& slice, Inside inside) {
   if (!slice) return plain;
+  if (inside == Inside::hsdp) return distribute_tensor(plain, slice, {Shard(0), Shard(0)});
   const bool split = inside == Inside::fsdp || inside == Inside::replicate;
   return distribute_tensor(plain, slice, {split ? Placement(Shard(0)) : Placement(Replicate())});
 }
 
-inline void run_trial(const Trial& trial, const Communicator& world) {
-  const bool alone = trial.inside == Inside::nothing;
-  const DeviceMesh mesh = alone ? init_device_mesh(world, at::kCPU, {trial.ranks}, {"pp"})
-                                : init_device_mesh(world, at::kCPU, {trial.ranks, 2}, {"pp", "inner"});
-  const auto schedule = pipeline::make_schedule(trial.schedule, trial.ranks, trial.microbatches);
-  const int layers = schedule.stages() + 1;  // stages of unequal length
+inline DeviceMesh mesh_of(const Trial& trial, const Communicator& world) {
+  if (trial.inside == Inside::nothing) return init_device_mesh(world, at::kCPU, {trial.ranks}, {"pp"});
+  if (trial.inside != Inside::hsdp) return init_device_mesh(world, at::kCPU, {trial.ranks, 2}, {"pp", "inner"});
+  return init_device_mesh(world, at::kCPU, {trial.ranks, 2, 2}, {"pp", "outer", "inner"});
+}
+
+// One target does not count.
+inline std::pair<at::Tensor, at::Tensor> batch_of(const Trial& trial) {
   Draw draw(trial.seed + 100);
   const at::Tensor x = draw.normal({trial.rows, kHidden});
   at::Tensor targets = draw.integers({trial.rows}, kClasses);
-  targets[0] = -100;  // one target does not count
-  const Reference reference = one_device(trial.seed, layers, x, targets);
+  targets[0] = -100;
+  return {x, targets};
+}
+
+inline Reference one_device(const Trial& trial) {
+  const auto schedule = pipeline::make_schedule(trial.schedule, trial.ranks, trial.microbatches);
+  const auto [x, targets] = batch_of(trial);
+  return one_device(trial.seed, schedule.stages() + 1, x, targets, trial.dropout, trial.scale);
+}
+
+inline void run_trial(const Trial& trial, const Reference& reference, const Communicator& world) {
+  const DeviceMesh mesh = mesh_of(trial, world);
+  manual_seed(mesh, trial.seed);
+  const auto schedule = pipeline::make_schedule(trial.schedule, trial.ranks, trial.microbatches);
+  const int layers = schedule.stages() + 1;  // stages of unequal length
+  const auto [x, targets] = batch_of(trial);
 
   Model model(trial.seed, layers);
   Pipeline pipe(mesh, schedule, mean_loss, {.weight = pipeline::valid_targets()});
   std::vector<pipeline::Layer> list;
   for (int i = 0; i < layers; ++i) {
-    list.push_back({c10::str(i), [&model, i, &trial](const Tensors& in) { return model.run(i, in, trial.recompute); }});
+    list.push_back({c10::str(i), [&model, i, &trial](const Tensors& in) {
+                      return model.run(i, in, trial.recompute, trial.dropout);
+                    }});
   }
   const auto stage_of = pipeline::balanced_stages(std::vector<double>(list.size(), 1), schedule.stages());
   for (const int stage : pipe.stages()) {
-    pipe.set_stage(stage, pipeline::stage_of_layers(list, stage_of, stage));
+    std::vector<at::Tensor> own;
     for (int i = 0; i < layers; ++i) {
-      if (stage_of[static_cast<std::size_t>(i)] == stage) place(model, i, pipe.stage_mesh(), trial.inside);
+      if (stage_of[static_cast<std::size_t>(i)] != stage) continue;
+      place(model, i, pipe.stage_mesh(), trial.inside);
+      for (at::Tensor* p : model.parameters_of(i)) own.push_back(*p);
     }
+    pipe.set_stage(stage, pipeline::stage_of_layers(list, stage_of, stage), own);
   }
-  if (trial.frozen && world.rank() < (trial.inside == Inside::nothing ? 1 : 2)) {
+  if (trial.frozen && mesh.local_rank("pp") == schedule.rank_of(0)) {
     for (at::Tensor* p : model.parameters_of(0)) p->set_requires_grad(false);
   }
   std::vector<Tensors> inputs, target_parts;
@@ -148,9 +182,11 @@ inline void run_trial(const Trial& trial, const Communicator& world) {
     inputs.push_back({on_slice(part, pipe.stage_mesh(), trial.inside)});
   for (const auto& part : pipeline::microbatches(targets, trial.microbatches))
     target_parts.push_back({on_slice(part, pipe.stage_mesh(), trial.inside)});
-  const auto result = pipe.step(inputs, target_parts);
+  const auto result = pipe.step(inputs, target_parts, {.loss_scale = trial.scale});
   EXPECT_NEAR(result.loss.item<double>(), reference.loss, 1e-9) << trial.str();
-  EXPECT_NEAR(pipe.evaluate(inputs, target_parts).item<double>(), reference.loss, 1e-9) << trial.str();
+  if (trial.dropout == 0) {
+    EXPECT_NEAR(pipe.evaluate(inputs, target_parts).item<double>(), reference.loss, 1e-9) << trial.str();
+  }
   std::size_t next = 0;
   for (int i = 0; i < layers; ++i) {
     const bool here = std::count(pipe.stages().begin(), pipe.stages().end(), stage_of[static_cast<std::size_t>(i)]) > 0;
