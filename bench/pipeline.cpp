@@ -1,6 +1,6 @@
 // Pipelines against their schedules: what the library adds to a stage and microbatch, how near a step comes to the
 // schedule's critical path (stages that sleep for a known time).
-// ../bench's bench_pipeline.py measures PyTorch's. Run it as threads (--ranks N) or under mpirun.
+// Run it as threads (--ranks N) or under mpirun.
 #include <ATen/ATen.h>
 #include <dtensor/dtensor.h>
 #include <dtensor/pipeline.h>

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Ours against PyTorch's DTensor, measured one after the other on this machine: side_by_side.py BUILD_FOLDER/bench
 
-Runs bench_dispatch, bench_redistribute, bench_train and bench_moe of this project and the scripts in peers/ (PyTorch over gloo), and prints
+Runs bench_dispatch, bench_redistribute, bench_train, bench_moe and bench_pipeline_step of this project and the scripts in peers/ (PyTorch over gloo), and prints
 ratios only: how many times PyTorch's overhead is ours, and how many times its redistribution and its training step take ours. PEER_PYTHON names the Python whose
 torch is used (default: the one that runs this)."""
 import json
@@ -99,6 +99,18 @@ def experts():
             print(f"{r['mode']:<28} {r['backend']:<8} {hidden:>6} {peer / r['ms_median']:22.1f}x")
 
 
+def pipelines():
+    print(f"\n{'step in 2 stages, 8 parts':<24} {'backend':<8} {'hidden':>6}   PyTorch's time / ours")
+    peer = {r["schedule"]: r["ms_median"] for r in json_lines([PYTHON, f"{HERE}/peers/bench_pipeline.py"]) if "ms_median" in r}
+    ours = [f"{sys.argv[1]}/bench_pipeline_step"]
+    records = json_lines([*ours, "--ranks", "2"])
+    if shutil.which("mpirun"):
+        records += json_lines(["mpirun", "-n", "2", *ours])
+    for r in records:
+        if r["schedule"] in peer:
+            print(f"{r['schedule']:<24} {r['backend']:<8} {r['hidden']:>6} {peer[r['schedule']] / r['ms_median']:22.1f}x")
+
+
 def main():
     problem = peer_problem()
     if problem:
@@ -108,6 +120,7 @@ def main():
     redistribution()
     training()
     experts()
+    pipelines()
 
 
 if __name__ == "__main__":
