@@ -113,7 +113,8 @@ double run_piece(const Job& job, const at::Tensor& ids, const at::Tensor& target
 double run_batch(const Job& job, const Batch& batch) {
   if (job.stages != nullptr) return job.stages->run(batch);
   if (job.pieces == 1) return run_piece(job, batch.ids, batch.targets, 1);
-  const auto ids = batch.ids.chunk(job.pieces), targets = batch.targets.chunk(job.pieces);
+  const auto ids = dtensor::pipeline::microbatches(batch.ids, static_cast<int>(job.pieces)),
+             targets = dtensor::pipeline::microbatches(batch.targets, static_cast<int>(job.pieces));
   const auto random = job.batch_mesh ? get_rng_state(job.batch_mesh) : dtensor::RngState();
   double loss = 0;
   std::int64_t first = 0;

@@ -103,7 +103,7 @@ double Stages::run(const Batch& batch) {
   const auto mesh = pipeline_.stage_mesh();
   const auto placed = [&](const at::Tensor& whole) {
     std::vector<pipeline::Tensors> pieces;
-    for (const at::Tensor& piece : whole.chunk(options_.microbatches)) {
+    for (const at::Tensor& piece : pipeline::microbatches(whole, options_.microbatches)) {
       pieces.push_back({distribute_tensor(piece, mesh, batch_placements())});
     }
     return pieces;

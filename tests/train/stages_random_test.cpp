@@ -66,7 +66,7 @@ std::string str(const Options& o) {
                   o.experts ? ", experts over " + std::to_string(o.experts->ep) + " " + o.experts->balance : "");
 }
 
-RC_GTEST_PROP(Stages, AnyPipelineHasTheCurveOfOneDevice, ()) {
+void any_pipeline_has_the_curve_of_one_device() {
   const Options o = any_options();
   std::vector<train::StepRecord> records;
   dtensor::run_local(static_cast<int>(o.mesh->size()), [&](dtensor::Communicator world) {
@@ -75,6 +75,18 @@ RC_GTEST_PROP(Stages, AnyPipelineHasTheCurveOfOneDevice, ()) {
   });
   const auto compared = train::compare_with_one_device(o, resume::corpus(), records);
   RC_ASSERT(compared.equal() || (RC_LOG() << str(o) << ": " << compared.largest << " of " << compared.bound, false));
+}
+
+// A run takes seconds: a dozen, unless RC_PARAMS="max_success=200" asks for more.
+TEST(Stages, AnyPipelineHasTheCurveOfOneDevice) {
+  auto params = rc::detail::configuration().testParams;
+  if (std::getenv("RC_PARAMS") == nullptr) params.maxSuccess = 12;
+  rc::detail::TestMetadata metadata;
+  metadata.id = "any pipeline has the curve of one device";
+  const auto result = rc::detail::checkTestable(any_pipeline_has_the_curve_of_one_device, metadata, params);
+  std::ostringstream told;
+  rc::detail::printResultMessage(result, told);
+  EXPECT_TRUE(result.is<rc::detail::SuccessResult>()) << told.str();
 }
 
 }  // namespace
