@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include <limits>
+#include <map>
 
 #include "dtensor/contiguous_ranges.h"
 
@@ -26,25 +27,31 @@ class Plan {
   int after(int turn) const { return (blocks_.me + turn) % ranks(); }
 
   // What the queries of `receiver` do with the keys of `owner`. Both find the same.
-  std::vector<Tile> tiles(int receiver, int owner) const {
-    auto found = tiles_of(blocks_.q[receiver], blocks_.kv[owner], scores_.pattern);
-    if (!scores_.own_rows && scores_.mask.defined()) drop_unseen(found);
-    return needs_positions(scores_) ? found : merged(std::move(found));
+  const std::vector<Tile>& tiles(int receiver, int owner) {
+    const auto [entry, is_new] = known_.try_emplace({receiver, owner});
+    if (is_new) entry->second = find(receiver, owner);
+    return entry->second;
   }
   // The same of this rank's queries, less what only this rank knows to be empty.
-  std::vector<Tile> computed(int owner) const {
+  std::vector<Tile> computed(int owner) {
     auto found = tiles(blocks_.me, owner);
     if (scores_.own_rows && scores_.mask.defined()) drop_unseen(found);
     return found;
   }
 
  private:
+  std::vector<Tile> find(int receiver, int owner) const {
+    auto found = tiles_of(blocks_.q[receiver], blocks_.kv[owner], scores_.pattern);
+    if (!scores_.own_rows && scores_.mask.defined()) drop_unseen(found);
+    return needs_positions(scores_) ? found : merged(std::move(found));
+  }
   void drop_unseen(std::vector<Tile>& tiles) const {
     std::erase_if(tiles, [&](const Tile& tile) { return !mask_sees(scores_, tile); });
   }
 
   const Scores& scores_;
   const Blocks& blocks_;
+  std::map<std::pair<int, int>, std::vector<Tile>> known_;  // a mask is looked at once
 };
 
 std::int64_t length_of(const std::vector<Rows>& rows) {
@@ -107,7 +114,7 @@ Block buffer_for(std::vector<Rows> runs, const Inputs& like) {
   return {runs, at::empty(sizes_of(like.k), like.k.options()), at::empty(sizes_of(like.v), like.v.options()), {}};
 }
 
-Block next_block(const Plan& plan, const Blocks& blocks, const Inputs& in, int turn) {
+Block next_block(Plan& plan, const Blocks& blocks, const Inputs& in, int turn) {
   const int owner = plan.before(turn);
   Block block = buffer_for(keys_read(plan.tiles(blocks.me, owner)), in);
   if (length_of(block.runs) == 0) return block;
@@ -123,7 +130,7 @@ at::Tensor packed(const at::Tensor& t, const std::vector<Rows>& runs) {
   return at::cat(parts, 2);
 }
 
-Works send_all(const Plan& plan, const Blocks& blocks, const Inputs& in) {
+Works send_all(Plan& plan, const Blocks& blocks, const Inputs& in) {
   Works works;
   for (int turn = 1; turn < plan.ranks(); ++turn) {
     const int receiver = plan.after(turn);
@@ -213,7 +220,7 @@ bool nothing_to_do(const Inputs& in) { return in.q.size(0) * in.q.size(1) * in.k
 
 Forward forward_pass(const Scores& scores, const Blocks& blocks, const Inputs& in, const at::Tensor& sinks) {
   Merger merger(in);
-  const Plan plan(scores, blocks);
+  Plan plan(scores, blocks);
   const auto compute = [&](const std::vector<Tile>& tiles, const at::Tensor& k, const at::Tensor& v) {
     if (tiles.empty()) return;
     const Heads heads(blocks, in.q);

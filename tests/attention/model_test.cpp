@@ -153,6 +153,48 @@ TEST(AttentionInPrograms, InATransformerOnlyKeysAndValuesMove) {
   }
 }
 
+// Of a block: 2 ranks keep half of what one keeps, and a number a row for each head.
+TEST(AttentionInPrograms, ActivationsAreSplit) {
+  const auto kept = [](int ranks) {
+    std::int64_t bytes = 0;
+    on_mesh({ranks}, [&](const DeviceMesh& mesh) {
+      nn::Block model = [&] {
+        const MeshScope scope(mesh);
+        return nn::Block({.hidden = 64, .heads = 2}, {.hidden = 64, .ffn = 128});
+      }();
+      const auto in = distribute_tensor(at::ones({1, 2048, 64}), mesh, {Shard(1)});
+      const AttentionStrategyScope scope(AttentionStrategy::ring);
+      model.forward(in);  // what is kept for parameters, once
+      const MemoryTimeline memory;
+      const auto y = model.forward(in);
+      if (mesh.coordinate()->front() == 0) bytes = memory.live();
+    });
+    return static_cast<double>(bytes);
+  };
+  EXPECT_GT(kept(1), 2048 * 64 * 4 * 5);
+  EXPECT_LE(kept(2), 0.55 * kept(1));
+}
+
+// A microbatch's rows draw what they would in the whole batch.
+TEST(AttentionInPrograms, DropoutOfAMicrobatchIsThatOfItsRows) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    auto c = small(AttentionStrategy::ring);
+    c.batch = 4;
+    c.options.dropout = 0.5;
+    const auto in = distributed(c, tensors_of(c), mesh);
+    const AttentionStrategyScope scope(c.strategy);
+    manual_seed(mesh, 7);
+    const auto whole = DTensor(attend(c, in, {})).full_tensor();
+    for (const std::int64_t first : {0, 2}) {
+      manual_seed(mesh, 7);
+      const BatchRows rows({first, 2, 4});
+      const auto part =
+          attend(c, {in[0].narrow(0, first, 2), in[1].narrow(0, first, 2), in[2].narrow(0, first, 2)}, {});
+      EXPECT_TRUE(at::allclose(DTensor(part).full_tensor(), whole.narrow(0, first, 2)));
+    }
+  });
+}
+
 // A mask that learns is differentiated by plain ATen.
 TEST(AttentionInPrograms, LearntMasksHaveGradients) {
   on_mesh({2}, [](const DeviceMesh& mesh) {

@@ -1,6 +1,7 @@
 // Scaled dot product attention, each variant that LibTorch picks. Batch and heads may be sharded: query
 // heads are groups (g) over the heads of keys and values (h). So may the queries, unless a causal mask makes them
-// depend on their position. Keys and features are whole.
+// depend on their position. Keys and features are whole: a split sequence has ways of its own (src/attention), and
+// comes here only where these do not serve.
 #include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
 
