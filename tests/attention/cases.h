@@ -106,10 +106,11 @@ inline at::Tensor kept_of(const Case& c, const DeviceMesh& mesh) {
 inline void require(const at::Tensor& actual, const at::Tensor& expected, const Case& c, const std::string& what) {
   TORCH_CHECK(actual.sizes() == expected.sizes(), what, " has sizes ", actual.sizes(), ", not ", expected.sizes(), ": ",
               c.str());
-  TORCH_CHECK(actual.scalar_type() == expected.scalar_type(), what, " is ", actual.scalar_type(), ": ", c.str());
+  TORCH_CHECK(actual.scalar_type() == c.dtype, what, " is ", actual.scalar_type(), ": ", c.str());
   const double tolerance = c.dtype == at::kDouble ? 1e-9 : c.dtype == at::kFloat ? 2e-4 : 6e-2;
-  TORCH_CHECK(at::allclose(actual, expected, tolerance, tolerance), what, " is ",
-              (actual - expected).abs().max().item<double>(), " away: ", c.str());
+  const auto found = actual.to(expected.scalar_type());
+  TORCH_CHECK(at::allclose(found, expected, tolerance, tolerance), what, " is ",
+              (found - expected).abs().max().item<double>(), " away: ", c.str());
 }
 
 inline at::Tensor attend(const Case& c, const std::vector<at::Tensor>& in, const at::Tensor& mask) {
@@ -144,10 +145,12 @@ inline at::Tensor mask_on(const Case& c, const DeviceMesh& mesh) {
 inline void check_case(const Case& c, const DeviceMesh& mesh) {
   manual_seed(mesh, c.seed);
   const auto t = tensors_of(c);
-  std::vector<at::Tensor> plain;
-  for (const auto& x : t.inputs(c)) plain.push_back(x.detach().clone().requires_grad_());
+  std::vector<at::Tensor> plain;  // exact for half types
+  const bool half = c.dtype == at::kBFloat16 || c.dtype == at::kHalf;
+  const auto exact = half ? at::kDouble : c.dtype;
+  for (const auto& x : t.inputs(c)) plain.push_back(x.detach().to(exact, false, true).requires_grad_());
   const auto expected = expected_result(c, plain, kept_of(c, mesh));
-  const auto gradients = torch::autograd::grad({expected}, plain, {t.grad}, {}, false, true);
+  const auto gradients = torch::autograd::grad({expected}, plain, {t.grad.to(exact)}, {}, false, true);
   const auto in = distributed(c, t, mesh);
   const AttentionStrategyScope scope(c.strategy);
   const auto result = attend(c, in, mask_on(c, mesh));

@@ -85,7 +85,7 @@ Case draw_case(std::uint64_t seed) {
   if (c.heads % c.groups != 0) c.groups = draw.coin() ? c.heads : 1;
   c.features = draw.integer(1, 8);
   c.values = draw.integer(0, 3) == 0 ? draw.integer(1, 8) : c.features;
-  c.dtype = draw.coin() ? at::kDouble : at::kFloat;
+  c.dtype = one_of<at::ScalarType>(draw, {at::kDouble, at::kDouble, at::kFloat, at::kFloat, at::kBFloat16});
   c.by_aten = draw.coin();
   draw_places(draw, c);
   draw_options(draw, c);
