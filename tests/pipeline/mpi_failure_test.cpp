@@ -1,0 +1,35 @@
+// Processes of a pipeline that fail: every rank says why, and none is left waiting.
+#include <gtest/gtest.h>
+
+#include "support/mpirun.h"
+
+namespace dtensor::test {
+namespace {
+
+const std::filesystem::path program = sibling("test_mpi_pipeline");
+
+class PipelineMpiFailure : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(program)) GTEST_SKIP() << "built without MPI";
+  }
+};
+
+TEST_F(PipelineMpiFailure, AStageThatThrowsTellsAllRanks) {
+  const Ended out = mpirun(3, program, "throw");
+  EXPECT_NE(out.status, 0);
+  EXPECT_TRUE(out.in_time);
+  for (const int rank : {0, 1, 2})
+    EXPECT_NE(line_of(out.output, rank).find("no more of this"), std::string::npos) << out.output;
+}
+
+TEST_F(PipelineMpiFailure, AKilledRankEndsTheOthers) {
+  const Ended out = mpirun(3, program, "kill");
+  EXPECT_NE(out.status, 0);
+  EXPECT_TRUE(out.in_time);
+  for (const int rank : {0, 2})
+    EXPECT_NE(line_of(out.output, rank).find("waits in recv"), std::string::npos) << out.output;
+}
+
+}  // namespace
+}  // namespace dtensor::test

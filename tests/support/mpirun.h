@@ -1,0 +1,48 @@
+// Runs a program of the tests under mpirun, as a user would, and looks at what each rank said and how it ended.
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+
+namespace dtensor::test {
+
+struct Ended {
+  int status = -1;
+  std::string output;
+  bool in_time = false;  // not killed by timeout(1)
+};
+
+// A program beside this one.
+inline std::filesystem::path sibling(const std::string& name) {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
+}
+
+inline Ended mpirun(int ranks, const std::filesystem::path& program, const std::string& name) {
+  const std::string command =
+      "ASAN_OPTIONS=detect_leaks=0 "  // OpenMPI keeps what it allocates
+      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
+      "OMPI_MCA_hwloc_base_binding_policy=none timeout -k 1 60 mpirun -n " +
+      std::to_string(ranks) + " " + program.string() + " --case '" + name + "' 2>&1";
+  const auto begin = std::chrono::steady_clock::now();
+  Ended out;
+  FILE* pipe = popen(command.c_str(), "r");
+  char buffer[4096];
+  while (std::fgets(buffer, sizeof buffer, pipe) != nullptr) out.output += buffer;
+  out.status = pclose(pipe);
+  out.in_time = std::chrono::steady_clock::now() - begin < std::chrono::seconds(50);
+  return out;
+}
+
+// The line that a rank printed, by its beginning.
+inline std::string line_of(const std::string& output, int rank) {
+  const std::string head = "rank " + std::to_string(rank) + ": ";
+  for (std::size_t at = 0; at < output.size(); at = output.find('\n', at) + 1) {
+    if (output.compare(at, head.size(), head) == 0) return output.substr(at, output.find('\n', at) - at);
+    if (output.find('\n', at) == std::string::npos) break;
+  }
+  return "";
+}
+
+}  // namespace dtensor::test
