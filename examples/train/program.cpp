@@ -63,6 +63,7 @@ std::vector<StepRecord> train_and_trace(const dtensor::Communicator& world, cons
   if (options.trace.empty()) return train_and_show(world, options, corpus, memory);
   Trace trace(world);
   std::vector<StepRecord> records = train_and_show(world, options, corpus, memory);
+  for (const StepRecord& record : records) trace.add(record);
   trace.write(options.trace);
   return records;
 }

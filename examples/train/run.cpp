@@ -136,6 +136,10 @@ void train_step(const Job& job, Optimizer& optimizer, StepRecord& record) {
   const dtensor::EventListener listener([&](const dtensor::Event& event) { record.moved[event.axis] += event.bytes; },
                                         {dtensor::Event::Kind::collective});
   record.loss = run_batch(job, job.corpus.batch(o.seed, record.step, o.batch, o.seq));
+  if (job.stages != nullptr) {
+    record.began = job.stages->last_step().begin;
+    record.actions = job.stages->last_step().actions;
+  }
   if (job.memory != nullptr) job.memory->measure_parameters(job.model.named_parameters());
   record.grad_norm = to_number(optimizer.step());
   if (job.stages != nullptr) return job.stages->update_load_balancers();

@@ -2,6 +2,7 @@
 // loop over the same model; only where tensors live differs.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <string>
@@ -10,6 +11,7 @@
 #include "args.h"
 #include "data.h"
 #include "dtensor/comm.h"
+#include "dtensor/pipeline_schedule.h"
 #include "memory.h"
 #include "model.h"
 
@@ -23,6 +25,9 @@ struct StepRecord {
   BytesByAxis moved = {};              // what this rank received from others, by mesh axis
   std::vector<double> imbalance = {};  // of each layer of experts: the largest load of one over the mean
   std::int64_t dropped = 0;            // entries, all layers and ranks
+  // Of a pipeline, on this rank: since when, and what it did in which of the seconds from then.
+  std::chrono::steady_clock::time_point began = {};
+  std::vector<dtensor::pipeline::TimedAction> actions = {};
 };
 
 using OnStep = std::function<void(const StepRecord&)>;

@@ -108,13 +108,12 @@ double Stages::run(const Batch& batch) {
     }
     return pieces;
   };
-  auto result = pipeline_.step(placed(batch.ids), placed(batch.targets));
+  last_step_ = pipeline_.step(placed(batch.ids), placed(batch.targets));
   pipeline_.give_gradients_elsewhere(model_.parameters());
-  last_step_ = std::move(result.actions);
-  return result.loss.item<double>();
+  return last_step_.loss.item<double>();
 }
 
-std::string Stages::picture() const { return pipeline::schedule_svg(pipeline_.gather_actions(last_step_)); }
+std::string Stages::picture() const { return pipeline::schedule_svg(pipeline_.gather_actions(last_step_.actions)); }
 
 void Stages::update_load_balancers() {
   for (const Part& part : parts_) {

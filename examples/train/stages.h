@@ -32,6 +32,7 @@ class Stages {
 
   // Forward and backward of a batch that every rank has; its mean loss.
   double run(const Batch& batch);
+  const dtensor::pipeline::StepResult& last_step() const { return last_step_; }
   void update_load_balancers();
   // The last step as measured, as a picture. Collective.
   std::string picture() const;
@@ -45,7 +46,7 @@ class Stages {
   dtensor::pipeline::Pipeline pipeline_;
   std::vector<int> stage_of_;  // each layer
   std::vector<Part> parts_;
-  std::vector<dtensor::pipeline::TimedAction> last_step_;
+  dtensor::pipeline::StepResult last_step_;
 };
 
 // Throws UsageError where --schedule is neither a name nor a file with a schedule for this many ranks.

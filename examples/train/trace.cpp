@@ -62,9 +62,25 @@ Trace::Trace(const dtensor::Communicator& world)
       start_((world.barrier(), std::chrono::steady_clock::now())),
       listener_([this](const dtensor::Event& event) { add(event); }) {}
 
-void Trace::add(const dtensor::Event& event) {
+void Trace::add(const dtensor::Event& event) { add_slice(slice(world_.rank(), event, start_)); }
+
+void Trace::add_slice(const std::string& json) {
   slices_ += slices_.empty() ? "" : ",\n";
-  slices_ += slice(world_.rank(), event, start_);
+  slices_ += json;
+}
+
+void Trace::add(const StepRecord& record) {
+  const double begin = std::chrono::duration<double, std::micro>(record.began - start_).count();
+  for (const auto& [action, from, to] : record.actions) {
+    const nlohmann::json json = {{"ph", "X"},
+                                 {"pid", world_.rank()},
+                                 {"tid", 1},
+                                 {"name", dtensor::pipeline::to_string(action)},
+                                 {"cat", "action"},
+                                 {"ts", begin + 1e6 * from},
+                                 {"dur", 1e6 * (to - from)}};
+    add_slice(json.dump());
+  }
 }
 
 void Trace::write(const std::string& path) {

@@ -7,6 +7,7 @@
 
 #include "dtensor/comm.h"
 #include "dtensor/events.h"
+#include "run.h"
 
 namespace train {
 
@@ -15,11 +16,14 @@ class Trace {
  public:
   explicit Trace(const dtensor::Communicator& world);  // collective
 
+  // The actions of a pipeline's step, in a row of their own.
+  void add(const StepRecord& record);
   // Brings all ranks' slices to rank 0, which writes the file. Collective.
   void write(const std::string& path);
 
  private:
   void add(const dtensor::Event& event);
+  void add_slice(const std::string& json);
 
   dtensor::Communicator world_;
   std::chrono::steady_clock::time_point start_;

@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -57,6 +58,7 @@ struct StepResult {
   at::Tensor loss;                    // float64, no dimensions; the same on every rank
   std::vector<int> live_activations;  // of each stage of this rank: the most microbatches held at once
   std::vector<TimedAction> actions;   // of this rank, in seconds since the step began
+  std::chrono::steady_clock::time_point begin;
 };
 
 // One training step at a time over the ranks of a mesh. Every rank of the mesh makes it alike and calls alike.

@@ -167,7 +167,7 @@ StepResult Pipeline::Impl::run(const Schedule& what, const std::vector<Tensors>&
   Step step(context, messages);
   step.run();
   const at::NoGradGuard no_grad;
-  return {agree(step, before), step.live_activations(), step.actions()};
+  return {agree(step, before), step.live_activations(), step.actions(), step.begin()};
 }
 
 StepResult Pipeline::step(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets,

@@ -50,8 +50,8 @@ Step::Step(const StepContext& context, Messages& messages)
 
 void Step::run() {
   using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
+  begin_ = Clock::now();
+  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - begin_).count(); };
   for (const Action& action : context_.schedule.ranks[static_cast<std::size_t>(context_.rank)]) {
     const double begin = seconds();
     run(action);

@@ -41,6 +41,7 @@ class Step {
   const at::Tensor& loss() const { return loss_; }
   std::vector<int> live_activations() const;
   const std::vector<TimedAction>& actions() const { return actions_; }
+  std::chrono::steady_clock::time_point begin() const { return begin_; }
 
  private:
   // Of a stage and microbatch.
@@ -80,6 +81,7 @@ class Step {
   std::uint64_t random_operators_ = 0;
   at::Tensor loss_;
   std::vector<TimedAction> actions_;
+  std::chrono::steady_clock::time_point begin_;
 };
 
 }  // namespace dtensor::pipeline

@@ -138,6 +138,7 @@ std::vector<Row> rows_of_both() {
       {"--chunks", {"3"}, more("pp"), {"--mesh", "pp=2", "--layers", "4", "--schedule", "interleaved"}},
       {"--schedule-plot", {in_folder("steps.svg")}, writes("steps.svg", "</svg>"), kOnStages},
       {"--trace", {in_folder("trace.json")}, writes("trace.json", "traceEvents")},
+      {"--trace", {in_folder("actions.json")}, writes("actions.json", "1RECV_F0"), kOnStages},
   };
 }
 
