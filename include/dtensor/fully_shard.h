@@ -91,6 +91,8 @@ class DTENSOR_API FsdpUnit {
 //  - those on the meta device get memory for their part only, filled with NaN until the caller resets them;
 //  - DTensors on `mesh` or a slice of it keep their placements on the other axes and are re-placed where they are, for
 //    every handle; the shard axis splits what those axes leave (a strided shard where they split the same dimension).
+//  - DTensors on another arrangement of these ranks, or some of them (experts), get a unit of their own there, first:
+//    along the axis on which they are stored split, or a 1-D mesh on which they are whole. With no such axis they stay.
 // A tensor that is listed twice counts once, under its first name. Ranks outside the mesh take part in nothing.
 DTENSOR_API FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh,
                                  const FsdpOptions& options = {});

@@ -6,4 +6,5 @@
 #include "dtensor/moe/exchange.h"
 #include "dtensor/moe/experts.h"
 #include "dtensor/moe/layer.h"
+#include "dtensor/moe/routed_experts.h"
 #include "dtensor/moe/router.h"

@@ -7,6 +7,7 @@
 
 #include "dtensor/debug.h"
 #include "dtensor/moe/exchange.h"
+#include "dtensor/moe/routed_experts.h"
 #include "moe/counting.h"
 #include "moe/parallel.h"
 #include "moe/token_mapping.h"
@@ -55,9 +56,8 @@ void SharedExpert::reset_parameters() {
   fill_uniform(w3, w1.size(1));
 }
 
-// Mappings by kind of input: a training run has one or two.
 struct MixtureOfExperts::Seen {
-  std::vector<moe::TokenMapping> mappings;
+  moe::TokenMappings mappings;
 };
 
 struct MixtureOfExperts::Pass {
@@ -133,23 +133,6 @@ void MixtureOfExperts::make_dispatcher() {
 
 namespace {
 
-constexpr std::size_t kKinds = 16;  // of inputs remembered
-
-const moe::TokenMapping& mapping_of(const at::Tensor& x, std::vector<moe::TokenMapping>& seen,
-                                    const MixtureOfExperts::Parallel* parallel) {
-  if (!is_dtensor(x)) {
-    std::erase_if(seen, [](const auto& b) { return !b.mesh; });
-    return seen.emplace_back(moe::make_plain_mapping(x, parallel != nullptr ? parallel->mesh : DeviceMesh()));
-  }
-  const DTensor tensor(x);
-  for (const auto& b : seen) {
-    if (b.mesh && x.sizes() == b.sizes && b.came == tensor.placements() && b.mesh == tensor.mesh()) return b;
-  }
-  if (seen.size() >= kKinds) seen.clear();
-  return seen.emplace_back(
-      moe::make_token_mapping(tensor, parallel != nullptr ? parallel->etp_ranks : at::IntArrayRef()));
-}
-
 // What the gate sees in training: noise by the global index of each element, where there is one.
 at::Tensor jittered(const at::Tensor& x, double jitter) {
   const at::NoGradGuard no_grad;
@@ -178,7 +161,8 @@ MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
   const auto x = constrain("in", input);
   TORCH_CHECK(x.dim() >= 2 && x.size(-1) == options_.hidden, "MixtureOfExperts: input ", x.sizes(),
               " for a hidden size of ", options_.hidden);
-  const auto& mapping = mapping_of(x, seen_->mappings, parallel_.get());
+  const auto& mapping = seen_->mappings.of(x, parallel_ ? parallel_->mesh : DeviceMesh(),
+                                           parallel_ ? parallel_->etp_ranks : std::vector<std::int64_t>());
   const auto tokens = moe::to_tokens(x, mapping);
   const auto part = moe::local_part(tokens, mapping);
   const auto rows = part.reshape({-1, options_.hidden});
@@ -252,7 +236,7 @@ std::vector<MixtureOfExperts*> moe_layers(nn::Module& model) {
 NamedTensors expert_parameters(nn::Module& model) {
   NamedTensors all;
   for (const auto& [name, module] : model.named_modules()) {
-    if (dynamic_cast<Experts*>(module) == nullptr) continue;
+    if (dynamic_cast<Experts*>(module) == nullptr && dynamic_cast<RoutedExperts*>(module) == nullptr) continue;
     const auto list = module->named_parameters(name);
     all.insert(all.end(), list.begin(), list.end());
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "dtensor/moe/exchange.h"
+#include "dtensor/moe/routed_experts.h"
 #include "dtensor/tensor.h"
 #include "moe/token_mapping.h"
 
@@ -102,11 +103,22 @@ void move_experts(MixtureOfExperts& layer, const DeviceMesh& mesh, const Axes& a
   }
 }
 
+std::vector<RoutedExperts*> routed_experts(nn::Module& model) {
+  std::vector<RoutedExperts*> lists;
+  for (const auto& [name, module] : model.named_modules()) {
+    if (auto* list = dynamic_cast<RoutedExperts*>(module)) lists.push_back(list);
+  }
+  return lists;
+}
+
 }  // namespace
 
 int apply_expert_parallel(nn::Module& model, const DeviceMesh& mesh, const ExpertParallelOptions& options) {
   const auto layers = moe_layers(model);
-  TORCH_CHECK(!layers.empty(), "apply_expert_parallel: the model has no MixtureOfExperts");
+  const auto lists = routed_experts(model);
+  TORCH_CHECK(layers.size() + lists.size() > 0,
+              "apply_expert_parallel: the model has neither MixtureOfExperts nor RoutedExperts");
+  const int found = static_cast<int>(layers.size() + lists.size());
   const auto axes = find_axes(mesh, options);
   const auto ep = size_of(mesh, axes.ep), etp = size_of(mesh, axes.etp);
   for (auto* layer : layers) {
@@ -114,13 +126,19 @@ int apply_expert_parallel(nn::Module& model, const DeviceMesh& mesh, const Exper
     TORCH_CHECK(o.router.experts % ep == 0, "apply_expert_parallel: ", o.router.experts, " experts on ", ep, " ranks");
     TORCH_CHECK(o.ffn % etp == 0, "apply_expert_parallel: a hidden dimension of ", o.ffn, " on ", etp, " ranks");
   }
-  if (mesh.size() == 1) return static_cast<int>(layers.size());
+  for (auto* list : lists) {
+    TORCH_CHECK(etp == 1, "apply_expert_parallel: RoutedExperts on ", mesh.str(),
+                ": modules of one's own are not split over '", options.etp, "'");
+    TORCH_CHECK(list->size() % ep == 0, "apply_expert_parallel: ", list->size(), " experts on ", ep, " ranks");
+  }
+  if (mesh.size() == 1) return found;
   const auto parallel = make_parallel(mesh, axes);
   for (auto* layer : layers) {
     move_experts(*layer, mesh, axes);
     layer->set_parallel(parallel);
   }
-  return static_cast<int>(layers.size());
+  for (auto* list : lists) list->spread(mesh, axes.ep, axes.edp);
+  return found;
 }
 
 }  // namespace dtensor

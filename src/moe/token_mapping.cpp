@@ -133,6 +133,20 @@ TokenMapping make_plain_mapping(const at::Tensor& x, const DeviceMesh& mesh) {
   return b;
 }
 
+const TokenMapping& TokenMappings::of(const at::Tensor& x, const DeviceMesh& experts, at::IntArrayRef etp) {
+  constexpr std::size_t kKinds = 16;
+  if (!is_dtensor(x)) {
+    std::erase_if(seen_, [](const auto& b) { return !b.mesh; });
+    return seen_.emplace_back(make_plain_mapping(x, experts));
+  }
+  const DTensor tensor(x);
+  for (const auto& b : seen_) {
+    if (b.mesh && x.sizes() == b.sizes && b.came == tensor.placements() && b.mesh == tensor.mesh()) return b;
+  }
+  if (seen_.size() >= kKinds) seen_.clear();
+  return seen_.emplace_back(make_token_mapping(tensor, etp));
+}
+
 at::Tensor to_tokens(const at::Tensor& x, const TokenMapping& b) {
   return b.mesh ? DTensor(x).redistribute(b.tokens) : x;
 }

@@ -32,6 +32,17 @@ DeviceMesh slice_of(const DeviceMesh& mesh, const std::vector<std::string>& axes
 TokenMapping make_token_mapping(const DTensor& x, at::IntArrayRef etp);
 TokenMapping make_plain_mapping(const at::Tensor& x, const DeviceMesh& ranks);
 
+// Those of the kinds of input that a layer has met: a training run has one or two.
+class TokenMappings {
+ public:
+  // `experts`: the mesh that the experts are split over (none: this rank has them), on whose ranks plain inputs are.
+  const TokenMapping& of(const at::Tensor& x, const DeviceMesh& experts, at::IntArrayRef etp);
+  void clear() { seen_.clear(); }
+
+ private:
+  std::vector<TokenMapping> seen_;
+};
+
 // x in `tokens` placements, and this rank's part of such a tensor.
 at::Tensor to_tokens(const at::Tensor& x, const TokenMapping& mapping);
 at::Tensor local_part(const at::Tensor& x, const TokenMapping& mapping);

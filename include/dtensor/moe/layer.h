@@ -110,8 +110,8 @@ struct ExpertParallelOptions {
   std::string ep = "ep", edp = "edp", etp = "etp";
 };
 
-// Moves the experts of every MixtureOfExperts in `model` to `mesh`, a sparse view (edp x ep x etp) of the ranks of the
-// dense mesh, or its slice: ep splits them by expert, which must divide their number. Call it before
+// Moves the experts of every MixtureOfExperts and RoutedExperts in `model` to `mesh`, a sparse view (edp x ep x etp) of
+// the ranks of the dense mesh, or its slice: ep splits them by expert, which must divide their number. Call it before
 // fully_shard() of the rest, and before parallelize() where the model is on the meta device (parts only get memory). A
 // mesh of one rank changes nothing. Returns the number of layers.
 DTENSOR_API int apply_expert_parallel(nn::Module& model, const DeviceMesh& mesh,
@@ -119,7 +119,7 @@ DTENSOR_API int apply_expert_parallel(nn::Module& model, const DeviceMesh& mesh,
 
 // The layers of a model, in order.
 DTENSOR_API std::vector<MixtureOfExperts*> moe_layers(nn::Module& model);
-// Their expert parameters (experts.w1, ...), for an FSDP unit of their own.
+// The parameters of experts (experts.w1, ...; all of RoutedExperts), for an FSDP unit of their own.
 DTENSOR_API NamedTensors expert_parameters(nn::Module& model);
 // Call after each optimizer step: the biases of all layers that have a balancer, in one collective over `ranks`, those
 // with different tokens.

@@ -5,6 +5,7 @@
 
 #include <limits>
 #include <map>
+#include <numeric>
 
 #include "dtensor/factories.h"
 #include "dtensor/hooks.h"
@@ -167,8 +168,85 @@ Unit* unit_of(const at::Tensor& tensor, std::size_t& k) {
 
 }  // namespace fsdp
 
+namespace fsdp {
+namespace {
+
+// Options for parameters that were put on a mesh of their own: along the axis on which they are stored split already,
+// else on one that they are whole on. None where there is no such axis: they are split as they are used.
+std::optional<FsdpOptions> options_there(const DeviceMesh& mesh, const DTensor& parameter, FsdpOptions options) {
+  const auto& placements = parameter.placements();
+  const auto& names = mesh.names();
+  const auto axis_of = [&](const auto& wanted) {
+    for (std::size_t a = 0; a < placements.size(); ++a) {
+      if (wanted(a)) return static_cast<std::int64_t>(a);
+    }
+    return std::int64_t{-1};
+  };
+  auto axis = axis_of([&](auto a) { return placements[a].is_storage(); });
+  if (axis < 0) {
+    axis = axis_of([&](auto a) {
+      return placements[a].is_replicate() && (mesh.ndim() == 1 || (!names.empty() && names[a] == options.shard_axis));
+    });
+  }
+  if (axis < 0) return std::nullopt;
+  if (!names.empty()) options.shard_axis = names[static_cast<std::size_t>(axis)];
+  if (const auto* given = std::get_if<std::int64_t>(&options.reshard_after_forward)) {
+    const auto neighbours = *given, fitting = std::gcd(neighbours, mesh.size(axis));
+    options.reshard_after_forward = true;  // of a number of neighbours, as many as divide the ranks there
+    if (neighbours == 1 || fitting > 1) options.reshard_after_forward = fitting;
+  }
+  return options;
+}
+
+using OnMesh = std::pair<DeviceMesh, NamedTensors>;
+
+// Experts lie on other arrangements of these ranks, or each on some of them, so that no rank is left out or has two:
+// what lies on a few ranks for another reason is an error, since nobody would sum its gradient over the others.
+std::vector<OnMesh> find_elsewhere(const NamedTensors& parameters, const DeviceMesh& mesh) {
+  std::vector<OnMesh> groups;
+  std::int64_t on_parts = 0;
+  for (const auto& [name, slot] : parameters) {
+    if (!slot->defined() || !is_dtensor(*slot)) continue;
+    const auto own = DTensor(*slot).mesh();
+    if (!has_own_mesh(own, mesh)) continue;
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == own; });
+    if (group == groups.end()) {
+      group = groups.insert(groups.end(), {own, {}});
+      if (own.size() < mesh.size()) on_parts += own.size();
+    }
+    group->second.emplace_back(name, slot);
+  }
+  if (on_parts != mesh.size()) std::erase_if(groups, [&](const auto& g) { return g.first.size() < mesh.size(); });
+  return groups;
+}
+
+// Each gets a unit of its own, before the rest does.
+void shard_elsewhere(const std::vector<OnMesh>& groups, const FsdpOptions& options) {
+  for (const auto& [own, list] : groups) {
+    NamedTensors fresh;
+    for (const auto& item : list) {
+      if (member_of(*item.second) == nullptr) fresh.push_back(item);
+    }
+    if (fresh.empty()) continue;
+    const auto there = options_there(own, DTensor(*fresh.front().second), options);
+    if (there) fully_shard(fresh, own, *there);
+  }
+}
+
+bool holds(const std::vector<OnMesh>& groups, const at::Tensor& tensor) {
+  return std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
+    return std::any_of(group.second.begin(), group.second.end(),
+                       [&](const auto& item) { return item.second->is_same(tensor); });
+  });
+}
+
+}  // namespace
+}  // namespace fsdp
+
 FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh, const FsdpOptions& options) {
   TORCH_CHECK(mesh, "fully_shard: no mesh");
+  const auto elsewhere = fsdp::find_elsewhere(parameters, mesh);
+  fsdp::shard_elsewhere(elsewhere, options);
   const auto axes = fsdp::find_axes(mesh, options);
   auto schedule = std::make_shared<fsdp::Schedule>();
   std::vector<fsdp::Parameter> list;
@@ -180,6 +258,7 @@ FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh, con
       if (joined.empty() || joined.back() != member->unit) joined.push_back(member->unit);
       continue;
     }
+    if (slot->defined() && fsdp::holds(elsewhere, *slot)) continue;
     auto& known = placed[slot->unsafeGetTensorImpl()];
     if (!known.defined()) {
       former.push_back(*slot);

@@ -27,6 +27,13 @@ bool is_slice(const DeviceMesh& part, const DeviceMesh& mesh) {
 
 }  // namespace
 
+bool has_own_mesh(const DeviceMesh& own, const DeviceMesh& mesh) {
+  if (own == mesh || own == mesh.offloaded() || is_slice(own, mesh)) return false;
+  const auto ranks = mesh.ranks();
+  return std::all_of(own.ranks().begin(), own.ranks().end(),
+                     [&](std::int64_t rank) { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); });
+}
+
 Axes find_axes(const DeviceMesh& mesh, const FsdpOptions& options) {
   Axes axes{axis_named(mesh, options.shard_axis), axis_named(mesh, options.replicate_axis)};
   if (axes.shard >= 0) return axes;
