@@ -7,6 +7,7 @@
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 
 #include "attention/attend.h"
+#include "comm/events.h"
 #include "ops/inspect_state.h"
 #include "ops/plain_operand.h"
 #include "ops/special/special.h"
@@ -44,8 +45,11 @@ at::Tensor attend_checked(const at::Tensor& q, const at::Tensor& k, const at::Te
   check_plain(q, k, v, options.mask);
   const auto* strategy = ScopedValue<AttentionStrategy>::current();
   std::string text;
+  Event event{Event::Kind::op, "dtensor::attention", "", 0, std::chrono::steady_clock::now(), {}};
   const auto out = attend(q, k, v, options, strategy == nullptr ? AttentionStrategy::automatic : *strategy,
                           recording_explanations() ? &text : nullptr);
+  event.end = std::chrono::steady_clock::now();
+  if (events_on(Event::Kind::op)) emit_event(event);
   if (!text.empty()) record_explanation("attention\n" + text);
   return out;
 }

@@ -1,0 +1,161 @@
+// Attention on split sequences at its edges: ranks outside the mesh, no keys, gradients of some operands only, scopes.
+#include <gtest/gtest.h>
+
+#include "attention/cases.h"
+
+namespace dtensor::test {
+namespace {
+
+Case small(AttentionStrategy strategy = AttentionStrategy::ring) {
+  Case c;
+  c.queries = c.keys = 10;
+  c.options.causal = true;
+  c.strategy = strategy;
+  return c;
+}
+
+// They hold nothing, and count the random operator.
+TEST(AttentionEdges, RanksOutsideTheMeshRunAlong) {
+  run_local(3, [](Communicator world) {
+    const auto mesh = device_mesh(world, at::kCPU, {0, 1}, {2});
+    for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {
+      auto c = small(strategy);
+      c.options.dropout = 0.5;
+      manual_seed(mesh, 3);
+      const auto in = distributed(c, tensors_of(c), mesh);
+      const AttentionStrategyScope scope(strategy);
+      const auto y = attend(c, in, {});
+      EXPECT_EQ(y.sizes(), at::IntArrayRef({2, 4, 10, 4}));
+      EXPECT_EQ(get_rng_state(mesh).counter, 1u);
+      y.sum().backward();
+      EXPECT_EQ(in[1].grad().sizes(), in[1].sizes());
+    }
+  });
+}
+
+TEST(AttentionEdges, NoKeysGiveZeros) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    auto c = small();
+    c.keys = 0;
+    c.by_aten = false;
+    const auto in = distributed(c, tensors_of(c), mesh);
+    const auto y = attend(c, in, {});
+    EXPECT_EQ(DTensor(y).full_tensor().abs().max().item<double>(), 0);
+    y.sum().backward();
+    EXPECT_EQ(DTensor(in[0].grad()).full_tensor().abs().max().item<double>(), 0);
+  });
+}
+
+TEST(AttentionEdges, GradientsOfSomeOperands) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const std::size_t which : {0, 1, 2}) {
+      const auto c = small();
+      const auto t = tensors_of(c);
+      std::vector<at::Tensor> plain{t.q.clone(), t.k.clone(), t.v.clone()}, in;
+      for (const auto& x : plain) in.push_back(distribute_tensor(x, mesh, {Shard(2)}));
+      plain[which].requires_grad_();
+      in[which].requires_grad_();
+      const AttentionStrategyScope scope(c.strategy);
+      attend(c, in, {}).sum().backward();  // a gradient that is expanded
+      expected_result(c, plain, {}).sum().backward();
+      require(DTensor(in[which].grad()).full_tensor(), plain[which].grad(), c, "the gradient");
+    }
+  });
+}
+
+TEST(AttentionEdges, WithoutGradients) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto c = small();
+    const auto t = tensors_of(c);
+    const auto wanted = expected_result(c, {t.q, t.k, t.v}, {});
+    const AttentionStrategyScope scope(c.strategy);
+    {
+      const at::NoGradGuard guard;
+      const auto y = attend(c, distributed(c, t, mesh), {});
+      EXPECT_FALSE(y.requires_grad());
+      require(DTensor(y).full_tensor(), wanted, c, "no_grad");
+    }
+    const c10::InferenceMode guard;
+    std::vector<at::Tensor> in;
+    for (const auto& x : {t.q, t.k, t.v}) in.push_back(distribute_tensor(x, mesh, {Shard(2)}));
+    const CommDebugMode comms;
+    const auto y = attend(c, in, {});
+    EXPECT_EQ(comms.total("all_gather").calls, 0) << comms.table();
+    require(DTensor(y).full_tensor(), wanted, c, "inference");
+  });
+}
+
+TEST(AttentionEdges, BackwardTwiceAndInAMeshScope) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto c = small();
+    const auto in = distributed(c, tensors_of(c), mesh);
+    const MeshScope within(mesh);
+    const AttentionStrategyScope scope(c.strategy);
+    const auto y = attend(c, in, {});
+    const auto once = torch::autograd::grad({y.square().sum()}, in, {}, true);
+    const auto twice = torch::autograd::grad({y.square().sum()}, in);
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_TRUE(at::equal(DTensor(once[i]).to_local(), DTensor(twice[i]).to_local()));
+    }
+  });
+}
+
+// A plain mask that differs between ranks would make them wait for blocks that nobody sends.
+TEST(AttentionEdges, PlainMasksAreCompared) {
+  EXPECT_THROW(on_mesh({2},
+                       [](const DeviceMesh& mesh) {
+                         auto c = small();
+                         c.options.causal = false;
+                         const auto in = distributed(c, tensors_of(c), mesh);
+                         const auto mask = at::full({10, 10}, mesh.coordinate()->front() == 1, at::kBool);
+                         attend(c, in, mask);
+                       }),
+               std::exception);
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    auto c = small();
+    c.options.causal = false;
+    const auto in = distributed(c, tensors_of(c), mesh);
+    const Strict strict;
+    EXPECT_THROW(attend(c, in, at::ones({10, 10}, at::kBool)), c10::Error);
+    attend(c, in, {});
+  });
+}
+
+TEST(AttentionEdges, ThreeDimensions) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto x = Draw(4).normal({4, 9, 6});
+    const auto d = distribute_tensor(x, mesh, {Shard(1)});
+    const CommDebugMode comms;
+    const auto y = at::scaled_dot_product_attention(d, d, d, {}, 0, true);
+    EXPECT_EQ(comms.total("all_gather").calls, 0) << comms.table();
+    expect_close(y, at::scaled_dot_product_attention(x, x, x, {}, 0, true), "three dimensions");
+  });
+}
+
+TEST(AttentionEdges, ListenersHearOfIt) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto c = small();
+    const auto in = distributed(c, tensors_of(c), mesh);
+    int heard = 0;
+    const EventListener listener([&](const Event& e) { heard += e.name == "dtensor::attention" ? 1 : 0; },
+                                 {Event::Kind::op});
+    attend(c, in, {});
+    EXPECT_EQ(heard, 1);
+  });
+}
+
+// The math backend, asked for by name, keeps its way: products and a softmax that are rules' affair.
+TEST(AttentionEdges, TheMathBackendStaysRight) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto c = small();
+    const auto t = tensors_of(c);
+    const auto in = distributed(c, t, mesh);
+    const auto y = std::get<0>(at::_scaled_dot_product_attention_math(in[0], in[1], in[2], {}, 0, true));
+    expect_close(y.detach(), expected_result(c, {t.q, t.k, t.v}, {}), "math");
+    const auto flash = std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(in[0], in[1], in[2], 0, true));
+    expect_close(flash.detach(), expected_result(c, {t.q, t.k, t.v}, {}), "the kernel by its name");
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test
