@@ -100,19 +100,29 @@ variable_list laid_out(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   return in;
 }
 
-at::Tensor run(Setup setup, const variable_list& in, const at::Tensor& mask) {
+// On a member of the mesh.
+Forward run_forward(const Setup& setup, const variable_list& in, const LocalMask& mask) {
+  const LocalScope scope;
+  Scores scores = setup.scores;
+  scores.mask = mask.values;
+  scores.own_rows = mask.own_rows;
+  Forward result = forward_pass(scores, setup.blocks, local_inputs(setup, in[0], in[1], in[2]),
+                                in[3].defined() ? local_of(in[3]) : in[3]);
+  result.out = in_order_of(result.out, *setup.out);
+  return result;
+}
+
+at::Tensor run(Setup setup, const variable_list& in, const at::Tensor& mask, const KeptForward& kept) {
   const auto local = local_mask(mask, setup);
   Forward result;
-  if (setup.q->mesh->is_member) {
-    const LocalScope scope;
-    Scores scores = setup.scores;
-    scores.mask = local.values;
-    scores.own_rows = local.own_rows;
-    result = forward_pass(scores, setup.blocks, local_inputs(setup, in[0], in[1], in[2]),
-                          in[3].defined() ? local_of(in[3]) : in[3]);
-    result.out = in_order_of(result.out, *setup.out);
+  at::Tensor out;
+  if (kept.take && kept.take(out, result.lse)) {
+    result.out = local_of(out);
+  } else {
+    if (setup.q->mesh->is_member) result = run_forward(setup, in, local);
+    out = make_dtensor(setup.out, result.out);
+    if (kept.keep) kept.keep(out, result.lse);
   }
-  auto out = make_dtensor(setup.out, result.out);
   const bool graph = at::GradMode::is_enabled() && std::any_of(in.begin(), in.end(), [](const at::Tensor& t) {
                        return t.defined() && t.requires_grad();
                      });
@@ -151,7 +161,7 @@ AxisMask sequence_axes(const at::Tensor& q, const at::Tensor& k, const at::Tenso
 }
 
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options,
-                  AttentionStrategy strategy, std::string* text) {
+                  AttentionStrategy strategy, std::string* text, const KeptForward& kept) {
   const auto* first = first_spec(q, k, v);
   const auto as_dtensor_here = [&](const at::Tensor& t) {
     if (!t.defined() || dtensor_or_null(t) != nullptr) return t;
@@ -163,7 +173,7 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   auto layout = choose_layout(operands, {options.causal, options.window, options.documents}, strategy, text);
   const auto in = laid_out(query, key, value, sinks, layout);
   const auto back = layout.result;
-  const auto out = run(setup_of(in[0], in[1], in[2], std::move(layout), options), in, options.mask);
+  const auto out = run(setup_of(in[0], in[1], in[2], std::move(layout), options), in, options.mask, kept);
   return redistribute_tensors({out}, {back})[0];
 }
 

@@ -2,6 +2,7 @@
 // hangs a node into autograd's graph.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "attention/layout.h"
@@ -14,10 +15,17 @@ void check_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, c
 // The axes that split the sequence of the operands; 0 where none of them is a DTensor.
 AxisMask sequence_axes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
+// A result that is kept, to be given out where the same call runs again: the DTensor before heads go back to the
+// sequence, and the local log-sum-exp.
+struct KeptForward {
+  std::function<bool(at::Tensor& out, at::Tensor& lse)> take = {};  // false: compute it
+  std::function<void(const at::Tensor& out, const at::Tensor& lse)> keep = {};
+};
+
 // At least one operand is a DTensor of a mesh of CPUs; plain ones count as Replicate. `text`, if given, receives the
 // strategies and their prices. Collective over the mesh.
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options,
-                  AttentionStrategy strategy, std::string* text);
+                  AttentionStrategy strategy, std::string* text, const KeptForward& kept = {});
 
 // The same by plain ATen, of plain tensors or DTensors. `kept`: [B, H, L, S], true where dropout keeps a weight;
 // undefined: at::dropout draws.

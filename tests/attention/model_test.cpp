@@ -63,6 +63,35 @@ TEST(AttentionInPrograms, RecomputationDrawsTheSameNumbers) {
   });
 }
 
+// Kept under the name of one device's kernel: the second run moves no block and computes none.
+TEST(AttentionInPrograms, ResultsAreKeptBySelectiveRecomputation) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::ulysses}) {
+      auto c = small(strategy);
+      c.options.causal = false;
+      c.options.dropout = 0.4;
+      const AttentionStrategyScope scope(strategy);
+      const auto run = [&](const std::set<std::string>& keep, std::int64_t& received) {
+        manual_seed(mesh, 5);
+        const auto in = distributed(c, tensors_of(c), mesh);
+        const auto body = [&](const at::Tensor& q) { return attend(c, {q * 1, in[1], in[2]}, {}); };
+        const auto y = checkpoint(body, in[0], {.keep = keep});
+        const CommDebugMode comms;
+        y.square().sum().backward();
+        received = comms.total("recv").bytes;
+        return std::vector{in[0].grad(), in[1].grad(), in[2].grad()};
+      };
+      std::int64_t again = 0, kept = 0;
+      const auto a = run({}, again), b = run({"aten::_scaled_dot_product_flash_attention_for_cpu"}, kept);
+      for (std::size_t i = 0; i < 3; ++i) {
+        EXPECT_TRUE(at::equal(DTensor(a[i]).to_local(), DTensor(b[i]).to_local())) << i;
+      }
+      const std::int64_t block = 2 * 2 * 4 * 6 * 4 * 8;  // keys and values of the other rank
+      EXPECT_EQ(again - kept, strategy == AttentionStrategy::ring ? block : 0);
+    }
+  });
+}
+
 // Blocks are merged in float: no further from the exact result than one device's half type is.
 TEST(AttentionInPrograms, HalfTypesAreMergedInFloat) {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {

@@ -9,6 +9,7 @@
 #include "attention/attend.h"
 #include "comm/events.h"
 #include "ops/inspect_state.h"
+#include "ops/kept_results.h"
 #include "ops/plain_operand.h"
 #include "ops/special/special.h"
 
@@ -16,6 +17,7 @@ namespace dtensor {
 namespace {
 
 using attention_parts::attend;
+using attention_parts::KeptForward;
 
 // On a mesh of CPUs, whose flash kernel gives the log-sum-exp; others gather keys by the kernels' rules.
 const MeshInfo* one_mesh(std::initializer_list<const at::Tensor*> tensors) {
@@ -40,6 +42,23 @@ void check_plain(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
   if (view.has_plain) check_plain_operands(entry, args, view);
 }
 
+// Selective recomputation knows attention by the kernel that one device runs.
+KeptForward kept_forward() {
+  if (C10_LIKELY(!keeping_results())) return {};
+  static const OpEntry& entry =
+      entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::_scaled_dot_product_flash_attention_for_cpu", ""));
+  KeptForward kept;
+  kept.take = [](at::Tensor& out, at::Tensor& lse) {
+    torch::jit::Stack stack(entry.args.size());
+    if (!take_kept_result(entry, stack)) return false;
+    out = stack[0].toTensor();
+    lse = stack[1].toTensor();
+    return true;
+  };
+  kept.keep = [](const at::Tensor& out, const at::Tensor& lse) { keep_result(entry, {out, lse}); };
+  return kept;
+}
+
 at::Tensor attend_checked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options) {
   check_plain(q, k, v, options.mask);
@@ -47,7 +66,7 @@ at::Tensor attend_checked(const at::Tensor& q, const at::Tensor& k, const at::Te
   std::string text;
   Event event{Event::Kind::op, "dtensor::attention", "", 0, std::chrono::steady_clock::now(), {}};
   const auto out = attend(q, k, v, options, strategy == nullptr ? AttentionStrategy::automatic : *strategy,
-                          recording_explanations() ? &text : nullptr);
+                          recording_explanations() ? &text : nullptr, kept_forward());
   event.end = std::chrono::steady_clock::now();
   if (events_on(Event::Kind::op)) emit_event(event);
   if (!text.empty()) record_explanation("attention\n" + text);
