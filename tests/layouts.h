@@ -66,14 +66,20 @@ std::vector<std::int64_t> random_cut(std::int64_t n, std::int64_t parts, Random&
   return sizes;
 }
 
-// Half of the plain shards become ragged ones, at most one of each dimension.
+// A third of the plain shards become ragged ones, at most one of each dimension, and a third zigzag ones, some of them
+// of pieces.
 template <class Sizes, class Random>
-Placements with_ragged(Placements placements, const Sizes& sizes, at::IntArrayRef mesh, Random& random) {
+Placements with_other_shards(Placements placements, const Sizes& sizes, at::IntArrayRef mesh, Random& random) {
   std::set<std::int64_t> ragged;
   for (std::size_t axis = 0; axis < placements.size(); ++axis) {
     const Placement p = placements[axis];
-    if (!p.is_shard() || p.is_strided() || random() % 2 == 0 || !ragged.insert(p.dim()).second) continue;
-    placements[axis] = RaggedShard(p.dim(), random_cut(sizes[static_cast<std::size_t>(p.dim())], mesh[axis], random));
+    const auto kind = random() % 3;
+    if (p.kind() != Placement::Kind::shard || kind == 0) continue;
+    if (kind == 1) {
+      placements[axis] = ZigzagShard(p.dim(), random() % 4 == 0 ? 2 : 1);
+    } else if (ragged.insert(p.dim()).second) {
+      placements[axis] = RaggedShard(p.dim(), random_cut(sizes[static_cast<std::size_t>(p.dim())], mesh[axis], random));
+    }
   }
   return placements;
 }

@@ -1,6 +1,6 @@
 // How one mesh dimension holds a tensor: whole (Replicate), split along a tensor dimension (Shard, StridedShard,
-// RaggedShard) or as unreduced contributions (Partial). Placements are regular values: comparable, hashable, printable
-// and parsed back.
+// RaggedShard, ZigzagShard) or as unreduced contributions (Partial). Placements are regular values: comparable,
+// hashable, printable and parsed back.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -22,7 +22,7 @@ DTENSOR_API const char* to_string(ReduceOp op);
 
 class DTENSOR_API Placement {
  public:
-  enum class Kind : std::uint8_t { replicate, shard, strided_shard, ragged_shard, partial };
+  enum class Kind : std::uint8_t { replicate, shard, strided_shard, ragged_shard, zigzag_shard, partial };
 
   constexpr Placement() = default;
 
@@ -30,6 +30,7 @@ class DTENSOR_API Placement {
   static Placement shard(std::int64_t dim);
   static Placement strided_shard(std::int64_t dim, std::int64_t split_factor);
   static Placement ragged_shard(std::int64_t dim, c10::IntArrayRef sizes);
+  static Placement zigzag_shard(std::int64_t dim, std::int64_t split_factor = 1);
   static constexpr Placement partial(ReduceOp op) {
     Placement p;
     p.kind_ = Kind::partial;
@@ -39,18 +40,20 @@ class DTENSOR_API Placement {
 
   constexpr Kind kind() const { return kind_; }
   constexpr bool is_replicate() const { return kind_ == Kind::replicate; }
-  // Shard, StridedShard and RaggedShard alike.
-  constexpr bool is_shard() const { return kind_ >= Kind::shard && kind_ <= Kind::ragged_shard; }
+  // Shard, StridedShard, RaggedShard and ZigzagShard alike.
+  constexpr bool is_shard() const { return kind_ >= Kind::shard && kind_ <= Kind::zigzag_shard; }
   constexpr bool is_shard(std::int64_t dim) const { return is_shard() && dim_ == dim; }
   constexpr bool is_strided() const { return kind_ == Kind::strided_shard; }
   constexpr bool is_ragged() const { return kind_ == Kind::ragged_shard; }
+  constexpr bool is_zigzag() const { return kind_ == Kind::zigzag_shard; }
   constexpr bool is_partial() const { return kind_ == Kind::partial; }
   constexpr bool is_partial(ReduceOp op) const { return is_partial() && op_ == op; }
 
   // The sharded tensor dimension; -1 unless is_shard(). Negative dimensions are normalised by whoever knows the rank of
   // the tensor (distribute_tensor, from_local, redistribute).
   constexpr std::int64_t dim() const { return dim_; }
-  // StridedShard only: into how many pieces the mesh axes to the right split the dimension first; else 1.
+  // StridedShard: into how many pieces the mesh axes to the right split the dimension first; ZigzagShard: how many
+  // pieces of the dimension are split alike; else 1.
   constexpr std::int64_t split_factor() const { return split_factor_; }
   // RaggedShard only: how many elements of the dimension each rank of the axis holds; else empty. Valid for ever.
   c10::IntArrayRef ragged_sizes() const;
@@ -93,12 +96,21 @@ inline Placement StridedShard(std::int64_t dim, std::int64_t split_factor) {
 // boundaries mean something (quantisation blocks, rows of unequal work), made once: a process keeps every list that it
 // ever saw.
 inline Placement RaggedShard(std::int64_t dim, c10::IntArrayRef sizes) { return Placement::ragged_shard(dim, sizes); }
+// Head-tail pairs: of the 2 P chunks of the dimension, rank r of an axis of P ranks holds chunks r and 2 P - 1 - r, in
+// this order, so that what is to be done for a row and grows with its index (causal attention) is shared out evenly. Of
+// n elements the first n mod 2 P chunks have one more than the others; with fewer than 2 P elements some are empty.
+// Only who holds an element is different from Shard: the order of the elements of the whole tensor stays. With a split
+// factor f the dimension is cut into f chunks first, each of which is split so: what flattening [f, n] with Z(1) makes.
+inline Placement ZigzagShard(std::int64_t dim, std::int64_t split_factor = 1) {
+  return Placement::zigzag_shard(dim, split_factor);
+}
 // Chunks of whole blocks: a dimension of `size` elements over `ranks` ranks, no boundary within `block` consecutive
 // ones.
 DTENSOR_API Placement BlockShard(std::int64_t dim, std::int64_t size, std::int64_t block, std::int64_t ranks);
 inline Placement Partial(ReduceOp op = ReduceOp::sum) { return Placement::partial(op); }
 
-// `R`, `S(0)`, `SS(0, 2)`, `RS(0, 3 0 5)`, `P(sum)`, with a trailing `*` for storage; a sequence prints as `[R, S(0)]`.
+// `R`, `S(0)`, `SS(0, 2)`, `RS(0, 3 0 5)`, `Z(0)`, `Z(0, 2)`, `P(sum)`, with a trailing `*` for storage; a sequence
+// prints as `[R, S(0)]`.
 DTENSOR_API std::ostream& operator<<(std::ostream& out, const Placement& placement);
 DTENSOR_API std::string to_string(const Placements& placements);
 // Inverse of str() and to_string(); throws c10::Error with the offending text.

@@ -16,7 +16,8 @@ struct Segment {
   std::int64_t length;
   friend bool operator==(const Segment&, const Segment&) = default;
 };
-// In local order. One segment (possibly empty) unless a StridedShard has no matching axes to its right.
+// In local order, which is rising. One segment (possibly empty) unless a StridedShard has no matching axes to its
+// right, or where a ZigzagShard has two chunks that do not meet.
 using Segments = c10::SmallVector<Segment, 2>;
 
 // The global indices along tensor dimension `dim` (of size `n`) that `coordinate` holds.

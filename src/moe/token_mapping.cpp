@@ -112,7 +112,8 @@ TokenMapping make_token_mapping(const DTensor& x, at::IntArrayRef etp) {
         p = Shard(dim_to_cut(x, b.tokens, b.mesh.size(a)));
       }
     }
-    in_order = in_order && (b.mesh.size(a) == 1 || p.is_replicate() || (p.dim() == 0 && p.split_factor() == 1));
+    in_order = in_order &&
+               (b.mesh.size(a) == 1 || p.is_replicate() || (p.dim() == 0 && p.split_factor() == 1 && !p.is_zigzag()));
   }
   b.result = b.tokens;
   for (std::int64_t a = 0; a < b.mesh.ndim(); ++a) {

@@ -14,7 +14,8 @@ bool parts_differ(const TensorSpec& spec) {
   for (std::size_t a = 0; a < spec.placements.size(); ++a) {
     const auto& p = spec.placements[a];
     if (p.is_ragged()) return true;
-    if (p.is_shard()) parts[static_cast<std::size_t>(p.dim())] *= spec.mesh->layout.shape[a];
+    const std::int64_t chunks = spec.mesh->layout.shape[a] * (p.is_zigzag() ? 2 : 1);
+    if (p.is_shard()) parts[static_cast<std::size_t>(p.dim())] *= chunks;
   }
   for (std::size_t d = 0; d < parts.size(); ++d) {
     if (spec.sizes[d] % parts[d] != 0) return true;

@@ -253,7 +253,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, co
   Placements classes(tokens.size()), wanted = tokens;
   for (std::size_t a = 0; a < tokens.size(); ++a) {
     const Placement p = is_dtensor(logits) ? DTensor(logits).placements()[a] : Replicate();
-    if (!p.is_shard(logits.dim() - 1) || p.is_strided()) continue;
+    if (!p.is_shard(logits.dim() - 1) || p.is_strided() || p.is_zigzag()) continue;
     classes[a] = Shard(0);
     wanted[a] = Shard(logits.dim() - 1);
   }
@@ -277,7 +277,7 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
   for (std::size_t a = 0; a < tokens.size(); ++a) {
     const Placement p = is_dtensor(weight) ? DTensor(weight).placements()[a] : Replicate();
     // A stored shard is gathered, once for all chunks. An axis that splits the classes cannot split the tokens as well.
-    if (!p.is_shard(0) || p.is_storage() || p.is_strided()) continue;
+    if (!p.is_shard(0) || p.is_storage() || p.is_strided() || p.is_zigzag()) continue;
     classes[a] = p;
     tokens[a] = Replicate();
   }

@@ -22,7 +22,7 @@ Placements combined(Placements placements, const DeviceMesh& mesh, std::int64_t 
   if (!placement.is_shard() || mesh.size(axis) == 1) return placements;
   for (std::int64_t a = 0; a < axis; ++a) {
     Placement& other = placements[at(a)];
-    if (!other.is_shard(placement.dim())) continue;
+    if (!other.is_shard(placement.dim()) || other.is_zigzag()) continue;  // which goes first
     other = StridedShard(other.dim(), other.split_factor() * mesh.size(axis)).as_storage(other.is_storage());
   }
   return placements;

@@ -11,7 +11,8 @@ namespace dtensor {
 namespace {
 
 constexpr const char* kGrammar =
-    "expected R, S(dim), SS(dim, split factor), RS(dim, size of each rank's part) or P(sum|avg|max|min|product), "
+    "expected R, S(dim), SS(dim, split factor), RS(dim, size of each rank's part), Z(dim) or "
+    "P(sum|avg|max|min|product), "
     "shards with an "
     "optional *; a list as [R, S(0)]";
 
@@ -95,6 +96,11 @@ Placement read_ragged(Reader& in, std::int64_t dim) {
   return Placement::ragged_shard(dim, sizes);
 }
 
+Placement read_zigzag(Reader& in, std::int64_t dim) {
+  if (in.accept(')')) return Placement::zigzag_shard(dim);
+  return Placement::zigzag_shard(dim, read_strided(in, dim).split_factor());
+}
+
 Placement read_plain(Reader& in, std::int64_t dim) {
   in.expect(')');
   return Placement::shard(dim);
@@ -105,6 +111,7 @@ Placement read_shard(Reader& in, std::string_view name) {
   const auto dim = in.number<std::int32_t>();
   const Placement shard = name == "S"    ? read_plain(in, dim)
                           : name == "SS" ? read_strided(in, dim)
+                          : name == "Z"  ? read_zigzag(in, dim)
                                          : read_ragged(in, dim);
   return shard.as_storage(in.accept('*'));
 }
@@ -113,7 +120,7 @@ Placement read_placement(Reader& in) {
   const std::string_view name = in.word();
   if (name == "R") return Placement::replicate();
   if (name == "P") return read_partial(in);
-  if (name == "S" || name == "SS" || name == "RS") return read_shard(in, name);
+  if (name == "S" || name == "SS" || name == "RS" || name == "Z") return read_shard(in, name);
   in.fail("a placement");
 }
 

@@ -60,6 +60,15 @@ Placement Placement::ragged_shard(std::int64_t dim, c10::IntArrayRef sizes) {
   return p;
 }
 
+Placement Placement::zigzag_shard(std::int64_t dim, std::int64_t split_factor) {
+  TORCH_CHECK(split_factor >= 1 && split_factor <= std::numeric_limits<std::int32_t>::max(), "ZigzagShard(", dim, ", ",
+              split_factor, "): the split factor must be at least 1");
+  Placement p = shard(dim);
+  p.kind_ = Kind::zigzag_shard;
+  p.split_factor_ = static_cast<std::int32_t>(split_factor);
+  return p;
+}
+
 c10::IntArrayRef Placement::ragged_sizes() const { return is_ragged() ? sizes_of_number(ragged_) : c10::IntArrayRef(); }
 
 // Only shards are stored apart from how they are computed with, so the flag stays off elsewhere and equality is simple.
@@ -93,6 +102,8 @@ std::string Placement::str() const {
       return "SS(" + std::to_string(dim_) + ", " + std::to_string(split_factor_) + ")" + star;
     case Kind::ragged_shard:
       return "RS(" + std::to_string(dim_) + ", " + c10::str(c10::Join(" ", ragged_sizes())) + ")" + star;
+    case Kind::zigzag_shard:
+      return "Z(" + std::to_string(dim_) + (split_factor_ > 1 ? ", " + std::to_string(split_factor_) : "") + ")" + star;
     case Kind::partial:
       return std::string("P(") + to_string(op_) + ")";
   }

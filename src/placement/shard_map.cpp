@@ -1,6 +1,6 @@
 // Which elements a mesh coordinate holds. One rule decides everything: the order in which mesh axes split a dimension
-// (split_order), each step selecting a range, or for a StridedShard without matching axes several ranges, of what the
-// steps before left.
+// (split_order), each step selecting a range, or for a StridedShard without matching axes and a ZigzagShard several
+// ranges, of what the steps before left.
 #include "placement/shard_map.h"
 
 #include <c10/util/Exception.h>
@@ -52,16 +52,30 @@ Segment part_of(std::int64_t n, const SplitStep& step, std::int64_t parts, std::
   return step.ragged.empty() ? chunk(n, parts, index) : ragged_part(n, step.ragged, index);
 }
 
+// Chunk `index` of `n` elements in `parts` chunks, of which the first n mod parts have one more.
+Segment even_chunk(std::int64_t n, std::int64_t parts, std::int64_t index) {
+  const std::int64_t least = n / parts, longer = n % parts;
+  return {least * index + std::min(index, longer), least + (index < longer ? 1 : 0)};
+}
+
+// What the rank at `index` takes of one piece of `n` elements.
+Segments parts_of_piece(std::int64_t n, const SplitStep& step, std::int64_t parts, std::int64_t index) {
+  if (!step.zigzag) return {chunk(n, parts, index)};
+  return {even_chunk(n, 2 * parts, index), even_chunk(n, 2 * parts, 2 * parts - 1 - index)};
+}
+
 Segments split(const Segments& held, const SplitStep& step, std::int64_t parts, std::int64_t index) {
   const std::int64_t n = total_length(held);
   Segments out;
   for (std::int64_t piece = 0; piece < step.pieces; ++piece) {
     const Segment outer = chunk(n, step.pieces, piece);
-    const Segment inner = chunk(outer.length, parts, index);
-    append_range(held, outer.offset + inner.offset, outer.offset + inner.offset + inner.length, out);
+    for (const Segment& inner : parts_of_piece(outer.length, step, parts, index)) {
+      append_range(held, outer.offset + inner.offset, outer.offset + inner.offset + inner.length, out);
+    }
   }
-  if (out.empty()) out.push_back({offset_at(held, chunk(chunk(n, step.pieces, 0).length, parts, index).offset), 0});
-  return out;
+  if (!out.empty()) return out;
+  const std::int64_t first = parts_of_piece(chunk(n, step.pieces, 0).length, step, parts, index)[0].offset;
+  return {{offset_at(held, first), 0}};
 }
 
 bool starts_ragged(const SplitOrder& order) { return !order.empty() && !order[0].ragged.empty(); }
@@ -97,9 +111,9 @@ SplitOrder split_order(std::int64_t dim, const Placements& placements, at::IntAr
   for (auto axis = static_cast<std::int64_t>(placements.size()) - 1; axis >= 0; --axis) {
     const Placement& p = placements[axis];
     if (!p.is_shard(dim) || p.is_ragged()) continue;
-    const std::int64_t position = position_after(order, p.split_factor(), axis, mesh_shape);
-    const SplitStep step{static_cast<std::int32_t>(axis),
-                         position >= 0 ? 1 : static_cast<std::int32_t>(p.split_factor())};
+    const std::int64_t position = p.is_zigzag() ? -1 : position_after(order, p.split_factor(), axis, mesh_shape);
+    SplitStep step{static_cast<std::int32_t>(axis), position >= 0 ? 1 : static_cast<std::int32_t>(p.split_factor())};
+    step.zigzag = p.is_zigzag();
     const std::int64_t first = starts_ragged(order) ? 1 : 0;
     order.insert(order.begin() + std::max(position, first), step);
   }
@@ -110,7 +124,7 @@ Segments shard_segments(std::int64_t n, const SplitOrder& order, at::IntArrayRef
                         at::IntArrayRef coordinate) {
   Segments held{{0, n}};
   for (const SplitStep& step : order) {
-    if (step.pieces == 1 && held.size() == 1) {
+    if (step.in_one_range() && held.size() == 1) {
       const Segment part = part_of(held[0].length, step, mesh_shape[step.axis], coordinate[step.axis]);
       held[0] = {held[0].offset + part.offset, part.length};
     } else {

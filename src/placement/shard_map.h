@@ -1,7 +1,8 @@
 // Which elements of a tensor a mesh coordinate holds. Chunk semantics of PyTorch: n elements over m ranks are chunks of
 // ceil(n / m), the last ones shorter or empty; several axes that shard one dimension split it in turn, left to right,
 // except that a StridedShard comes after the axes to its right that shard the same dimension and whose sizes multiply
-// to its split factor. A RaggedShard is the outermost split of its dimension, whatever its axis.
+// to its split factor. A RaggedShard is the outermost split of its dimension, whatever its axis. A ZigzagShard takes
+// its turn like a Shard, but takes two chunks of what it gets; the axes after it split their concatenation.
 #pragma once
 
 #include <ATen/core/DimVector.h>
@@ -16,12 +17,15 @@ namespace dtensor {
 // Chunk `index` of `n` elements over `parts` ranks.
 Segment chunk(std::int64_t n, std::int64_t parts, std::int64_t index);
 
-// The order in which mesh axes split a dimension. `pieces` is 1 except for a StridedShard without matching axes: that
-// one first cuts what it gets into `pieces` chunks, takes its part of each, and holds their concatenation.
+// The order in which mesh axes split a dimension. `pieces` is 1 except for a StridedShard without matching axes, or a
+// ZigzagShard with a split factor: these first cut what they get into `pieces` chunks, take their part of each, and
+// hold the concatenation.
 struct SplitStep {
   std::int32_t axis;
   std::int32_t pieces;
   c10::IntArrayRef ragged = {};  // of a RaggedShard, else empty
+  bool zigzag = false;           // of a ZigzagShard: a part is two chunks
+  bool in_one_range() const { return pieces == 1 && !zigzag; }
   friend bool operator==(const SplitStep&, const SplitStep&) = default;
 };
 using SplitOrder = c10::SmallVector<SplitStep, 4>;

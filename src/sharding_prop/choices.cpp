@@ -35,16 +35,24 @@ bool is_preferred(const Problem& p, int factor, std::size_t axis) {
   return std::find(dim.begin(), dim.end(), factor) != dim.end();
 }
 
+// A placement of a dimension as one of its factor: strided and ragged ones of the most major factor. Of more minor ones
+// a zigzag split, whose pieces are the more major factors.
+std::optional<Placement> split_of(const Problem& p, const RuleDim& dim, int factor, const Placement& placement) {
+  if (std::find(dim.begin(), dim.end(), factor) == dim.end()) return std::nullopt;
+  const bool major = dim[0] == factor;
+  if (placement.is_zigzag()) return ZigzagShard(0, major ? placement.split_factor() : 1);
+  if (!major) return std::nullopt;
+  return placement.is_ragged() ? ragged_split(p, dim, placement)
+                               : std::optional(StridedShard(0, placement.split_factor()));
+}
+
 // How this factor may be split on the axis: in chunks, and as the operands have it.
 c10::SmallVector<Placement, 4> split_kinds(const Problem& p, int factor, std::size_t axis) {
   c10::SmallVector<Placement, 4> found{Shard(0)};
   for (const OperandState& o : p.operands) {
-    if (!o.spec || !o.used || !(own(o)[axis].is_strided() || own(o)[axis].is_ragged())) continue;
+    if (!o.spec || !o.used || !own(o)[axis].is_shard() || own(o)[axis].kind() == Placement::Kind::shard) continue;
     const Placement& placement = own(o)[axis];
-    const RuleDim& dim = o.dims[static_cast<std::size_t>(placement.dim())];
-    if (dim.empty() || dim[0] != factor) continue;
-    const auto split = placement.is_ragged() ? ragged_split(p, dim, placement)
-                                             : std::optional(StridedShard(0, placement.split_factor()));
+    const auto split = split_of(p, o.dims[static_cast<std::size_t>(placement.dim())], factor, placement);
     if (split && std::find(found.begin(), found.end(), *split) == found.end()) found.push_back(*split);
   }
   return found;
@@ -101,7 +109,8 @@ bool may_shard(const Problem& p, const Assignment& with_choice) {
   if (!occurs_in_operands(p, c.index) && !is_preferred(p, c.index, with_choice.size() - 1)) return false;
   const std::int64_t parts = parts_of_factor(p, c.index, with_choice, with_choice.size());
   // Ragged parts of a compound dimension are scaled, so they need not be equal.
-  if (factor.even && !c.split.is_ragged() && factor.size % (parts * c.split.split_factor()) != 0) return false;
+  const std::int64_t equal_parts = parts * c.split.split_factor() * (c.split.is_zigzag() ? 2 : 1);
+  if (factor.even && !c.split.is_ragged() && factor.size % equal_parts != 0) return false;
   if (parts == 1) return true;
   return factor.smallest == 0 || smallest_part(p, c.index, with_choice) >= factor.smallest;
 }

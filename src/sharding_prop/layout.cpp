@@ -1,7 +1,7 @@
 // Placements of compound dimensions. Axes act in mesh order from the left: an axis that shards a factor with M elements
-// of more major factors left on this rank is a StridedShard of split factor M, a plain Shard where M is 1. With several
-// axes on one compound dimension, the placements' own meaning (placement/shard_map.h) is compared with that of the
-// factors.
+// of more major factors left on this rank is a StridedShard of split factor M, a plain Shard where M is 1; a zigzag
+// split has that split factor itself. With several axes on one compound dimension, the placements' own meaning
+// (placement/shard_map.h) is compared with that of the factors.
 #include "sharding_prop/layout.h"
 
 #include <c10/util/accumulate.h>
@@ -170,6 +170,10 @@ std::int64_t smallest_part(const Problem& p, int factor, const Assignment& chose
     const Placement& split = chosen[a].split;
     if (!here(chosen[a]) || split.is_ragged()) continue;
     const std::int64_t parts = p.mesh_shape()[a], pieces = split.split_factor();
+    if (split.is_zigzag()) {
+      n = pieces > 1 && n % pieces != 0 ? 0 : pieces * 2 * (n / pieces / (2 * parts));
+      continue;
+    }
     // The pieces of a strided shard are cut one by one, and the last may be cut to nothing.
     n = pieces > 1 ? (n % (pieces * parts) == 0 ? n / parts : 0) : chunk(n, parts, parts - 1).length;
   }
@@ -188,8 +192,9 @@ std::optional<Placement> shard_of_factor(const Problem& p, const TensorState& te
     return ragged_shard_of(p, dim, place.dim, choice.split);
   }
   const std::int64_t major = major_length(p, dim, place.position, chosen, axis);
-  if (major > 1 && choice.split.is_strided()) valid = false;
+  if (major > 1 && choice.split.split_factor() > 1) valid = false;
   const std::int64_t split = std::max<std::int64_t>(major, 1) * choice.split.split_factor();
+  if (choice.split.is_zigzag()) return ZigzagShard(place.dim, split);
   return split > 1 ? StridedShard(place.dim, split) : Shard(place.dim);
 }
 

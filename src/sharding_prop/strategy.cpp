@@ -258,7 +258,7 @@ std::string describe(const Problem& p, const AxisChoice& choice) {
   text += named < p.data->factors.size() ? p.data->factors[named].name
                                          : "batch " + std::to_string(named - p.data->factors.size());
   if (choice.split.is_strided()) text += fmt::format(" in {} pieces", choice.split.split_factor());
-  if (choice.split.is_ragged()) text += " as " + choice.split.str();
+  if (choice.split.is_ragged() || choice.split.is_zigzag()) text += " as " + choice.split.str();
   return text;
 }
 

@@ -53,13 +53,13 @@ inline std::string bits_of(const at::Tensor& t) {
   return {static_cast<const char*>(plain.const_data_ptr()), plain.nbytes()};
 }
 
-// Replicate, Shard, StridedShard, at most one RaggedShard.
+// Replicate, Shard, StridedShard, ZigzagShard, at most one RaggedShard.
 inline Placements any_layout(Draw& draw, const DeviceMesh& mesh, const Shape& sizes) {
   Placements result;
   bool ragged = false;
   for (std::int64_t axis = 0; axis < mesh.ndim(); ++axis) {
     const auto dim = draw.integer(-1, static_cast<std::int64_t>(sizes.size()) - 1);
-    const auto kind = draw.integer(0, 4);
+    const auto kind = draw.integer(0, 5);
     if (dim < 0) {
       result.push_back(Replicate());
     } else if (kind == 4 && !ragged) {
@@ -72,6 +72,8 @@ inline Placements any_layout(Draw& draw, const DeviceMesh& mesh, const Shape& si
       parts.push_back(left);
       result.push_back(RaggedShard(dim, parts));
       ragged = true;
+    } else if (kind == 5) {
+      result.push_back(ZigzagShard(dim));
     } else {
       result.push_back(kind > 1 ? StridedShard(dim, kind) : Shard(dim));
     }

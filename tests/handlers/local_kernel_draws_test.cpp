@@ -24,7 +24,8 @@ Placements any_shards(const std::vector<std::int64_t>& mesh, const std::vector<s
   for (auto& p : placements) {
     if (dims.empty() || pick(0, 3) == 0) continue;
     const auto dim = dims[pick(0, static_cast<std::int64_t>(dims.size()) - 1)];
-    p = pick(0, 4) == 0 ? StridedShard(dim, 2) : Shard(dim);
+    const auto kind = pick(0, 5);
+    p = kind == 0 ? StridedShard(dim, 2) : kind == 1 ? ZigzagShard(dim) : Shard(dim);
   }
   return placements;
 }

@@ -32,13 +32,14 @@ inline void require_same(const at::Tensor& actual, const at::Tensor& expected, c
   TORCH_CHECK(at::equal(actual, expected), what, "\nexpected\n", expected, "\nactual\n", actual);
 }
 
-// Draw::placements, with strided shards (with and without the axes that they stride over) and averages.
+// Draw::placements, with strided shards (with and without the axes that they stride over), zigzag ones and averages.
 inline Placement any_placement(Draw& draw, std::int64_t tensor_ndim, bool partial) {
   const auto pick = draw.integer(-2, 2 * tensor_ndim - 1);
   if (pick == -2 && partial) return Partial(draw.coin() ? ReduceOp::sum : ReduceOp::avg);
   if (pick < 0) return Replicate();
   const auto dim = pick / 2;
-  return pick % 2 == 0 || draw.coin() ? Shard(dim) : StridedShard(dim, draw.integer(2, 3));
+  if (pick % 2 == 0) return Shard(dim);
+  return draw.coin() ? ZigzagShard(dim) : StridedShard(dim, draw.integer(2, 3));
 }
 
 inline Placements any_placements(Draw& draw, const DeviceMesh& mesh, std::int64_t tensor_ndim, bool partial = true) {
@@ -47,9 +48,9 @@ inline Placements any_placements(Draw& draw, const DeviceMesh& mesh, std::int64_
   return result;
 }
 
-// The same with ragged shards among them.
+// The same with ragged and more zigzag shards among them.
 inline Placements any_layout(Draw& draw, const DeviceMesh& mesh, const at::Tensor& tensor, bool partial = true) {
-  return draw.ragged(any_placements(draw, mesh, tensor.dim(), partial), mesh, tensor.sizes());
+  return draw.other_shards(any_placements(draw, mesh, tensor.dim(), partial), mesh, tensor.sizes());
 }
 
 inline Placements all_axes(const DeviceMesh& mesh, Placement placement) {

@@ -13,7 +13,7 @@ namespace {
 Placement arbitrary_placement() {
   const auto dim = *rc::gen::inRange<std::int64_t>(-3, 4);
   const bool storage = *rc::gen::arbitrary<bool>();
-  switch (*rc::gen::inRange(0, 5)) {
+  switch (*rc::gen::inRange(0, 6)) {
     case 0:
       return Replicate();
     case 1:
@@ -24,6 +24,8 @@ Placement arbitrary_placement() {
       const auto sizes = *rc::gen::container<std::vector<std::int64_t>>(rc::gen::inRange<std::int64_t>(0, 9));
       return RaggedShard(dim, sizes.empty() ? std::vector<std::int64_t>{0} : sizes).as_storage(storage);
     }
+    case 4:
+      return ZigzagShard(dim, *rc::gen::inRange<std::int64_t>(1, 4)).as_storage(storage);
     default:
       return Partial(static_cast<ReduceOp>(*rc::gen::inRange(0, 5)));
   }
@@ -43,6 +45,8 @@ TEST(Placement, PrintsAsDocumented) {
   EXPECT_EQ(Shard(0).str(), "S(0)");
   EXPECT_EQ(Shard(1).as_storage().str(), "S(1)*");
   EXPECT_EQ(StridedShard(0, 2).str(), "SS(0, 2)");
+  EXPECT_EQ(ZigzagShard(1).as_storage().str(), "Z(1)*");
+  EXPECT_EQ(ZigzagShard(1, 4).str(), "Z(1, 4)");
   EXPECT_EQ(RaggedShard(0, {3, 0, 5}).str(), "RS(0, 3 0 5)");
   EXPECT_EQ(Partial(ReduceOp::avg).str(), "P(avg)");
   EXPECT_EQ(to_string({Replicate(), Shard(0)}), "[R, S(0)]");
@@ -88,7 +92,10 @@ TEST(Placement, HashSpreads) {
   std::unordered_set<std::size_t> hashes;
   std::size_t count = 0;
   for (std::int64_t dim = 0; dim < 32; ++dim) {
-    for (std::int64_t sf = 1; sf < 32; ++sf, ++count) hashes.insert(StridedShard(dim, sf).hash());
+    for (std::int64_t sf = 1; sf < 32; ++sf, count += 2) {
+      hashes.insert(StridedShard(dim, sf).hash());
+      hashes.insert(ZigzagShard(dim, sf).hash());
+    }
   }
   EXPECT_EQ(hashes.size(), count);
 }
@@ -103,6 +110,7 @@ TEST(Placement, StorageIsForShardsOnly) {
 
 TEST(Placement, RefusesWhatMakesNoSense) {
   EXPECT_THROW(StridedShard(0, 0), c10::Error);
+  EXPECT_THROW(ZigzagShard(0, 0), c10::Error);
   EXPECT_THROW(RaggedShard(0, {}), c10::Error);
   EXPECT_THROW(RaggedShard(0, {2, -1}), c10::Error);
   EXPECT_THROW(BlockShard(0, 8, 0, 2), c10::Error);

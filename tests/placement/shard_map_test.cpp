@@ -96,11 +96,11 @@ TEST(ShardSegments, EveryElementIsHeldOncePerReplica) {
   });
 }
 
-// Under ragged shards too, nested in both directions and beside strided ones.
+// Under ragged and zigzag shards too, nested in both directions and beside strided ones.
 TEST(ShardSegments, RaggedPartsAreAsLongAsTheySay) {
   std::mt19937 random(5);
   for_each_layout([&](const Shape& mesh, const Placements& chunks, std::int64_t n) {
-    const Placements placements = test::with_ragged(chunks, Shape{n, n}, mesh, random);
+    const Placements placements = test::with_other_shards(chunks, Shape{n, n}, mesh, random);
     std::map<std::int64_t, std::int64_t> holders;
     for (const Coordinate& at : all_coordinates(mesh)) {
       for (const std::int64_t i : indices(shard_segments(n, 0, placements, mesh, at))) ++holders[i];
@@ -168,6 +168,83 @@ TEST(ShardSegments, PlainShardsAreTorchChunksFromLeftToRight) {
 }
 
 // Where everything divides, our order of splitting and PyTorch's literal one are the same set of elements.
+// numpy.array_split: the first parts have one more.
+std::vector<std::vector<std::int64_t>> array_split(const std::vector<std::int64_t>& list, std::size_t parts) {
+  std::vector<std::vector<std::int64_t>> split(parts);
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < parts; ++i) {
+    for (std::size_t k = list.size() / parts + (i < list.size() % parts ? 1 : 0); k > 0; --k) {
+      split[i].push_back(list[next++]);
+    }
+  }
+  return split;
+}
+
+// Read literally from left to right.
+std::vector<std::int64_t> zigzag_local(std::int64_t n, const Placements& placements, const Shape& mesh,
+                                       const Coordinate& at) {
+  std::vector<std::int64_t> held = iota(n);
+  for (std::size_t axis = 0; axis < mesh.size(); ++axis) {
+    const Placement& p = placements[axis];
+    if (!p.is_shard(0)) continue;
+    std::vector<std::int64_t> next;
+    for (const auto& piece : torch_chunk(held, p.split_factor())) {
+      const auto rank = static_cast<std::size_t>(at[axis]), ranks = static_cast<std::size_t>(mesh[axis]);
+      if (!p.is_zigzag()) {
+        const auto part = torch_chunk(piece, mesh[axis])[rank];
+        next.insert(next.end(), part.begin(), part.end());
+        continue;
+      }
+      const auto chunks = array_split(piece, 2 * ranks);
+      for (const auto& part : {chunks[rank], chunks[2 * ranks - 1 - rank]}) {
+        next.insert(next.end(), part.begin(), part.end());
+      }
+    }
+    held = next;
+  }
+  return held;
+}
+
+TEST(ShardSegments, ZigzagShardsHoldHeadAndTailPairs) {
+  const std::vector<Placement> choices{Replicate(), Shard(0), ZigzagShard(0), ZigzagShard(0, 2), ZigzagShard(0, 3)};
+  for (const Shape& mesh : {Shape{2}, Shape{3}, Shape{4}, Shape{2, 2}, Shape{2, 3}, Shape{2, 2, 2}}) {
+    for (const Placements& placements : all_lists(choices, mesh.size())) {
+      for (std::int64_t n = 0; n < 26; ++n) {
+        for (const Coordinate& at : all_coordinates(mesh)) {
+          const auto segments = shard_segments(n, 0, placements, mesh, at);
+          ASSERT_FALSE(segments.empty());
+          ASSERT_EQ(indices(segments), zigzag_local(n, placements, mesh, at)) << to_string(placements) << n;
+        }
+      }
+    }
+  }
+}
+
+// Rows cost as much as they have columns before them: with zigzag parts all ranks do the same.
+TEST(ShardSegments, ZigzagPartsAreBalancedForCausalRows) {
+  for (const std::int64_t ranks : {2, 4, 8}) {
+    std::int64_t most = 0, all = 0;
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      std::int64_t cost = 0;
+      for (const std::int64_t row : indices(shard_segments(4096, 0, {ZigzagShard(0)}, {ranks}, {r}))) cost += row + 1;
+      most = std::max(most, cost);
+      all += cost;
+    }
+    EXPECT_EQ(most * ranks, all);
+  }
+}
+
+// A strided shard splits what a zigzag axis to its right leaves to each rank.
+TEST(ShardSegments, StridedShardsNestInZigzagOnes) {
+  for (std::int64_t n = 0; n < 30; ++n) {
+    for (const Coordinate& at : all_coordinates({3, 2})) {
+      const auto outer = zigzag_local(n, {ZigzagShard(0)}, {2}, {at[1]});
+      EXPECT_EQ(indices(shard_segments(n, 0, {StridedShard(0, 2), ZigzagShard(0)}, {3, 2}, at)),
+                torch_chunk(outer, 3)[at[0]]);
+    }
+  }
+}
+
 TEST(ShardSegments, EvenStridedShardsArePyTorchs) {
   for (const Shape& mesh : test::mesh_shapes()) {
     for (const Placements& placements : all_lists(kAlongDim0, mesh.size())) {

@@ -69,9 +69,10 @@ at::Tensor part(at::Tensor global, const GlobalRegion& region) {
 }
 
 Placement random_placement(std::int64_t ndim) {
-  const auto kind = *rc::gen::inRange(0, 4);
+  const auto kind = *rc::gen::inRange(0, 5);
   if (ndim == 0 || kind == 0) return Replicate();
   const auto dim = *rc::gen::inRange<std::int64_t>(0, ndim);
+  if (kind == 2) return ZigzagShard(dim, *rc::gen::inRange<std::int64_t>(1, 3));
   return kind == 1 ? StridedShard(dim, *rc::gen::inRange<std::int64_t>(2, 4)) : Shard(dim);
 }
 

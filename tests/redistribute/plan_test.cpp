@@ -47,7 +47,8 @@ void check_pair(const Shape& mesh, const Shape& sizes, const Placements& from, c
   }
 }
 
-const std::vector<Placement> kShards{Replicate(), Shard(0), Shard(1), StridedShard(0, 2), StridedShard(0, 3)};
+const std::vector<Placement> kShards{Replicate(),        Shard(0),           Shard(1),
+                                     StridedShard(0, 2), StridedShard(0, 3), ZigzagShard(0)};
 const std::vector<Placement> kAll{Replicate(),
                                   Shard(0),
                                   Shard(1),
@@ -106,7 +107,7 @@ TEST(Plan, RaggedPairsAreRight) {
     for (int i = 0; i < 1400; ++i) {
       const auto& lists = i % 2 == 0 ? shards : with_partials;
       const Shape sizes{static_cast<std::int64_t>(random() % 10), static_cast<std::int64_t>(random() % 5)};
-      const auto draw = [&] { return test::with_ragged(lists[random() % lists.size()], sizes, mesh, random); };
+      const auto draw = [&] { return test::with_other_shards(lists[random() % lists.size()], sizes, mesh, random); };
       const Placements from = draw();
       check_pair(mesh, sizes, from, draw());
     }

@@ -63,8 +63,11 @@ Drawn draw(const Shape& sizes) {
   drawn.mesh.ranks.assign(ranks.begin(), ranks.begin() + count);
   for (std::size_t a = 0; a < drawn.mesh.shape.size(); ++a) {
     const auto dim = *rc::gen::inRange<std::int64_t>(-1, static_cast<std::int64_t>(sizes.size()));
-    const bool strided = dim >= 0 && *rc::gen::inRange(0, 4) == 0;
-    drawn.placements.push_back(dim < 0 ? Placement(Replicate()) : strided ? StridedShard(dim, 2) : Shard(dim));
+    const auto kind = *rc::gen::inRange(0, 5);
+    drawn.placements.push_back(dim < 0     ? Placement(Replicate())
+                               : kind == 0 ? StridedShard(dim, 2)
+                               : kind == 1 ? ZigzagShard(dim)
+                                           : Shard(dim));
   }
   return drawn;
 }

@@ -63,12 +63,12 @@ class Draw {
     return result;
   }
 
-  // The same for a tensor of these sizes, with ragged shards among them.
+  // The same for a tensor of these sizes, with ragged and zigzag shards among them.
   Placements placements_of(const DeviceMesh& mesh, at::IntArrayRef sizes, bool partial = true) {
-    return ragged(placements(mesh, static_cast<std::int64_t>(sizes.size()), partial), mesh, sizes);
+    return other_shards(placements(mesh, static_cast<std::int64_t>(sizes.size()), partial), mesh, sizes);
   }
-  Placements ragged(const Placements& chunks, const DeviceMesh& mesh, at::IntArrayRef sizes) {
-    return with_ragged(chunks, sizes, mesh.shape(), engine_);
+  Placements other_shards(const Placements& chunks, const DeviceMesh& mesh, at::IntArrayRef sizes) {
+    return with_other_shards(chunks, sizes, mesh.shape(), engine_);
   }
 
  private:

@@ -34,7 +34,7 @@ AxisMask axes_of(const Layout& layout) {
 
 bool has_pieces(const Layout& layout) {
   return std::any_of(layout.orders.begin(), layout.orders.end(), [](const SplitOrder& order) {
-    return std::any_of(order.begin(), order.end(), [](const SplitStep& step) { return step.pieces != 1; });
+    return std::any_of(order.begin(), order.end(), [](const SplitStep& step) { return !step.in_one_range(); });
   });
 }
 
@@ -157,7 +157,8 @@ Traffic exchange_traffic(const Layout& from, const Layout& to, const Geometry& g
 
 std::int64_t largest_part(const Layout& layout, const Geometry& geometry) {
   std::int64_t largest = 1;
-  // Chunks come in descending sizes, so the first rank's part is the largest; of a ragged split the rank with most.
+  // Chunks come in descending sizes, so the first rank's part is the largest; of a ragged split the rank with most; of
+  // a zigzag split, whose parts differ by one element, any.
   Coordinate at = coordinate_along(0, geometry.mesh, 0);
   for (std::size_t dim = 0; dim < layout.orders.size(); ++dim) {
     const SplitOrder& order = layout.orders[dim];
