@@ -44,6 +44,9 @@ struct FsdpOptions {
   std::optional<std::int64_t> prefetch_bytes = {};
   // Names of mesh axes. A 1-D mesh needs no names; of a 2-D mesh without names, the first replicates.
   std::string shard_axis = "shard", replicate_axis = "replicate";
+  // Further axes that parameters are split over, in turn after the shard axis: those on which ranks differ in their
+  // activations only (the axis of a sequence's parts). A unit's collectives run over all these axes at once.
+  std::vector<std::string> more_shard_axes = {};
   // The dimension that a parameter is split along; default 0. Tensors of no dimensions are whole on every rank.
   std::function<std::int64_t(const std::string& name, const at::Tensor& parameter)> shard_dim = {};
   // Consecutive elements along that dimension that no rank's part may divide: rows of a quantisation or preconditioner

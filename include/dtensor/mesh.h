@@ -62,6 +62,7 @@ class DTENSOR_API DeviceMesh {
   // members; shared by all meshes of a world with the same rank set. An error outside the mesh.
   Communicator communicator(std::int64_t dim) const;
   Communicator communicator(const std::string& name) const;
+  Communicator communicator(const std::vector<std::int64_t>& dims) const;
   Communicator communicator() const;  // all ranks of the mesh
   Communicator world() const;
 

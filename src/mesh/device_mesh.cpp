@@ -91,6 +91,12 @@ Communicator DeviceMesh::communicator(std::int64_t dim) const {
   return mesh.communicator(AxisMask{1} << checked_dim(mesh.layout, dim));
 }
 Communicator DeviceMesh::communicator(const std::string& name) const { return communicator(dim(name)); }
+Communicator DeviceMesh::communicator(const std::vector<std::int64_t>& dims) const {
+  const auto& mesh = checked(impl_);
+  AxisMask axes = 0;
+  for (const std::int64_t dim : dims) axes |= AxisMask{1} << checked_dim(mesh.layout, dim);
+  return mesh.communicator(axes);
+}
 Communicator DeviceMesh::communicator() const {
   const auto& mesh = checked(impl_);
   return mesh.communicator((AxisMask{1} << mesh.layout.ndim()) - 1);

@@ -42,7 +42,7 @@ std::int64_t dim_to_shard(const std::string& name, const at::Tensor& tensor, con
 // What the shard axis becomes where the options ask for whole blocks.
 Placements keep_blocks(Placements placements, const std::string& name, const at::Tensor& tensor, const DeviceMesh& mesh,
                        const Axes& axes, const FsdpOptions& options) {
-  Placement& shard = placements[static_cast<std::size_t>(axes.shard)];
+  Placement& shard = placements[static_cast<std::size_t>(axes.shard[0])];
   const std::int64_t block = options.shard_block ? options.shard_block(name, tensor) : 1;
   TORCH_CHECK(block >= 1, "fully_shard: shard_block gives ", block, " for parameter '", name,
               "'; at least 1 is needed");
@@ -51,7 +51,7 @@ Placements keep_blocks(Placements placements, const std::string& name, const at:
       std::count_if(placements.begin(), placements.end(), [&](const Placement& p) { return p.is_shard(shard.dim()); });
   TORCH_CHECK(splits == 1, "fully_shard: parameter '", name, "' cannot be split in whole blocks of ", block,
               " along dimension ", shard.dim(), ", because another axis splits it too: ", to_string(placements));
-  shard = BlockShard(shard.dim(), tensor.size(shard.dim()), block, mesh.size(axes.shard)).as_storage();
+  shard = BlockShard(shard.dim(), tensor.size(shard.dim()), block, mesh.size(axes.shard[0])).as_storage();
   return placements;
 }
 
@@ -93,8 +93,8 @@ void place_dtensor(DTensor tensor, const DeviceMesh& mesh, const DeviceMesh& hom
   tensor.set_data(home == mesh ? placed : kept_at(home, placed));
 }
 
-Placements without_axis(Placements placements, std::int64_t axis) {
-  placements[static_cast<std::size_t>(axis)] = Replicate();
+Placements without_shards(Placements placements, const Axes& axes) {
+  for (const auto axis : axes.shard) placements[static_cast<std::size_t>(axis)] = Replicate();
   return placements;
 }
 
@@ -105,17 +105,19 @@ at::Tensor place(const std::string& name, const at::Tensor& tensor, const Device
   auto dim = dim_to_shard(name, tensor, options);
   if (!is_dtensor(tensor)) {
     const Placements whole(static_cast<std::size_t>(mesh.ndim()));
-    const auto own = keep_blocks(add_shard(whole, mesh, axes.shard, dim), name, tensor, mesh, axes, options);
+    const auto own = keep_blocks(add_shard(whole, mesh, axes, dim), name, tensor, mesh, axes, options);
     return place_plain(name, tensor, mesh, home, own).requires_grad_(tensor.requires_grad());
   }
   auto lifted = lift_placements(name, DTensor(tensor), mesh);
-  const auto& given = lifted[static_cast<std::size_t>(axes.shard)];
-  TORCH_CHECK(given.is_replicate() || given.is_storage(), "fully_shard: parameter '", name, "' is ", given.str(),
-              " on the axis to shard over, as a computation wants it; give it a unit of its own on another axis");
-  if (given.is_storage() && !options.shard_dim) dim = given.dim();
-  const bool stays = given.is_ragged() && !options.shard_dim && !options.shard_block;
-  const auto own =
-      stays ? lifted : keep_blocks(add_shard(lifted, mesh, axes.shard, dim), name, tensor, mesh, axes, options);
+  bool stays = false;
+  for (const auto axis : axes.shard) {
+    const auto& given = lifted[static_cast<std::size_t>(axis)];
+    TORCH_CHECK(given.is_replicate() || given.is_storage(), "fully_shard: parameter '", name, "' is ", given.str(),
+                " on the axis to shard over, as a computation wants it; give it a unit of its own on another axis");
+    if (given.is_storage() && !options.shard_dim) dim = given.dim();
+    stays |= given.is_ragged() && axes.shard.size() == 1 && !options.shard_dim && !options.shard_block;
+  }
+  const auto own = stays ? lifted : keep_blocks(add_shard(lifted, mesh, axes, dim), name, tensor, mesh, axes, options);
   place_dtensor(DTensor(tensor), mesh, home, lifted, own);
   return tensor;
 }
@@ -123,23 +125,23 @@ at::Tensor place(const std::string& name, const at::Tensor& tensor, const Device
 Parameter describe(const std::string& name, const at::Tensor& tensor, const DeviceMesh& mesh, const Axes& axes,
                    const FsdpOptions& options) {
   const DTensor placed(tensor);
-  const auto& shard = placed.placements()[static_cast<std::size_t>(axes.shard)];
+  const auto& shard = placed.placements()[static_cast<std::size_t>(axes.shard[0])];
   Parameter p;
   p.name = name;
   p.tensor = tensor.getIntrusivePtr();
   p.own = placed.placements();
-  p.gathered = without_axis(p.own, axes.shard);
+  p.gathered = without_shards(p.own, axes);
   p.reduced = gradient_placements(placed);
   p.sizes = tensor.sizes().vec();
   p.strides = tensor.strides().vec();
   p.dtype = tensor.scalar_type();
   p.gather_dtype = compute_dtype(options.precision, name, p.dtype);
-  p.sharded = shard.is_shard() && mesh.size(axes.shard) > 1 && mesh.is_member();
+  p.sharded = shard.is_shard() && shard_ranks(mesh, axes) > 1 && mesh.is_member();
   p.fetched = p.sharded || (placed.mesh() != mesh && mesh.is_member());
   if (!p.fetched) return p;
   const at::NoGradGuard no_grad;
   const auto whole = empty(p.sizes, placed.mesh(), p.gathered, at::TensorOptions(p.dtype)).to_local().sizes().vec();
-  p.layout = p.sharded ? make_layout(whole, p.strides, shard.dim(), mesh.size(axes.shard), shard.ragged_sizes())
+  p.layout = p.sharded ? make_layout(whole, p.strides, shard.dim(), shard_shape(mesh, axes), shard.ragged_sizes())
                        : make_layout(whole, p.strides);
   return p;
 }

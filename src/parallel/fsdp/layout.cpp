@@ -2,6 +2,7 @@
 #include "parallel/fsdp/layout.h"
 
 #include <c10/core/TensorImpl.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <numeric>
@@ -34,13 +35,39 @@ bool has_own_mesh(const DeviceMesh& own, const DeviceMesh& mesh) {
                      [&](std::int64_t rank) { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); });
 }
 
+namespace {
+
+void add_more_axes(Axes& axes, const DeviceMesh& mesh, const FsdpOptions& options) {
+  for (const auto& name : options.more_shard_axes) {
+    const auto axis = axis_named(mesh, name);
+    TORCH_CHECK(axis >= 0 && axis != axes.replicate && !axes.splits(axis), "fully_shard: ", mesh.str(),
+                " has no further axis '", name, "' to shard over (FsdpOptions::more_shard_axes)");
+    if (mesh.size(axis) > 1) axes.shard.push_back(axis);
+  }
+  std::sort(axes.shard.begin(), axes.shard.end());
+}
+
+}  // namespace
+
 Axes find_axes(const DeviceMesh& mesh, const FsdpOptions& options) {
-  Axes axes{axis_named(mesh, options.shard_axis), axis_named(mesh, options.replicate_axis)};
-  if (axes.shard >= 0) return axes;
-  if (mesh.ndim() == 1) return {0, -1};
-  TORCH_CHECK(mesh.ndim() == 2 && mesh.names().empty(), "fully_shard: ", mesh.str(), " has no axis named '",
-              options.shard_axis, "'; name the axis to shard over in FsdpOptions::shard_axis");
-  return {1, 0};
+  const auto named = axis_named(mesh, options.shard_axis);
+  if (named < 0 && mesh.ndim() == 1) return {{0}, -1};
+  TORCH_CHECK(named >= 0 || (mesh.ndim() == 2 && mesh.names().empty()), "fully_shard: ", mesh.str(),
+              " has no axis named '", options.shard_axis, "'; name the axis to shard over in FsdpOptions::shard_axis");
+  if (named < 0) return {{1}, 0};
+  Axes axes{{named}, axis_named(mesh, options.replicate_axis)};
+  add_more_axes(axes, mesh, options);
+  return axes;
+}
+
+Shape shard_shape(const DeviceMesh& mesh, const Axes& axes) {
+  Shape shape;
+  for (const auto axis : axes.shard) shape.push_back(mesh.size(axis));
+  return shape;
+}
+
+std::int64_t shard_ranks(const DeviceMesh& mesh, const Axes& axes) {
+  return c10::multiply_integers(shard_shape(mesh, axes));
 }
 
 Placements lift_placements(const std::string& name, const DTensor& tensor, const DeviceMesh& mesh) {
@@ -56,18 +83,18 @@ Placements lift_placements(const std::string& name, const DTensor& tensor, const
   return lifted;
 }
 
-Placements add_shard(Placements placements, const DeviceMesh& mesh, std::int64_t axis, std::int64_t dim) {
-  const auto at = static_cast<std::size_t>(axis);
-  if (dim < 0) {
-    placements[at] = Replicate();
-    return placements;
+Placements add_shard(Placements placements, const DeviceMesh& mesh, const Axes& axes, std::int64_t dim) {
+  for (const auto axis : axes.shard) {
+    Placement& shard = placements[static_cast<std::size_t>(axis)];
+    shard = Replicate();
+    if (dim < 0) continue;
+    // Other axes to the right that split the same dimension come first, though they stand behind.
+    std::int64_t before = 1;
+    for (std::int64_t i = axis + 1; i < mesh.ndim(); ++i) {
+      if (!axes.splits(i) && placements[static_cast<std::size_t>(i)].is_shard(dim)) before *= mesh.size(i);
+    }
+    shard = (before > 1 ? StridedShard(dim, before) : Shard(dim)).as_storage();
   }
-  // Axes to the right that split the same dimension come first, though they stand behind.
-  std::int64_t before = 1;
-  for (std::size_t i = at + 1; i < placements.size(); ++i) {
-    if (placements[i].is_shard(dim)) before *= mesh.size(static_cast<std::int64_t>(i));
-  }
-  placements[at] = (before > 1 ? StridedShard(dim, before) : Shard(dim)).as_storage();
   return placements;
 }
 
@@ -106,13 +133,16 @@ Layout make_layout(at::IntArrayRef whole, at::IntArrayRef order) {
   return layout;
 }
 
-Layout make_layout(at::IntArrayRef whole, at::IntArrayRef order, std::int64_t dim, std::int64_t ranks,
+Layout make_layout(at::IntArrayRef whole, at::IntArrayRef order, std::int64_t dim, at::IntArrayRef ranks,
                    at::IntArrayRef ragged) {
   auto layout = make_layout(whole, order);
   layout.dim = dim;
-  const Placement shard = ragged.empty() ? Shard(dim) : RaggedShard(dim, ragged);
-  for (std::int64_t r = 0; r < ranks; ++r) {
-    const Segment piece = shard_segments(whole[static_cast<std::size_t>(dim)], dim, {shard}, {ranks}, {r})[0];
+  const Placements shards(ranks.size(), ragged.empty() ? Shard(dim) : RaggedShard(dim, ragged));
+  Shape at(ranks.size(), 0);
+  for (std::int64_t r = 0; r < c10::multiply_integers(ranks); ++r) {
+    std::int64_t rest = r;
+    for (std::size_t axis = ranks.size(); axis-- > 0; rest /= ranks[axis]) at[axis] = rest % ranks[axis];
+    const Segment piece = shard_segments(whole[static_cast<std::size_t>(dim)], dim, shards, ranks, at)[0];
     layout.pieces.push_back({piece.offset, piece.length});
   }
   return layout;

@@ -2,6 +2,7 @@
 // rank of the shard axis holds.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -11,9 +12,12 @@ namespace dtensor::fsdp {
 
 using Shape = std::vector<std::int64_t>;
 
-// The axes of a mesh in the eyes of fully_shard; -1: none.
+// The axes of a mesh in the eyes of fully_shard: those that split parameters, from the left; -1: no replicas.
 struct Axes {
-  std::int64_t shard = -1, replicate = -1;
+  Shape shard;
+  std::int64_t replicate = -1;
+
+  bool splits(std::int64_t axis) const { return std::find(shard.begin(), shard.end(), axis) != shard.end(); }
 };
 Axes find_axes(const DeviceMesh& mesh, const FsdpOptions& options);
 
@@ -24,8 +28,12 @@ bool has_own_mesh(const DeviceMesh& own, const DeviceMesh& mesh);
 // naming the parameter, where it is not.
 Placements lift_placements(const std::string& name, const DTensor& tensor, const DeviceMesh& mesh);
 
-// With the shard axis added: it splits what the other axes leave of dimension `dim`. -1: stays whole.
-Placements add_shard(Placements placements, const DeviceMesh& mesh, std::int64_t axis, std::int64_t dim);
+// With the shard axes added: they split what the other axes leave of dimension `dim`. -1: stays whole.
+Placements add_shard(Placements placements, const DeviceMesh& mesh, const Axes& axes, std::int64_t dim);
+
+// How many ranks split a parameter, and their axes' sizes.
+Shape shard_shape(const DeviceMesh& mesh, const Axes& axes);
+std::int64_t shard_ranks(const DeviceMesh& mesh, const Axes& axes);
 
 struct Piece {
   std::int64_t offset, length;
@@ -34,19 +42,19 @@ struct Piece {
 struct Layout {
   Shape sizes, strides;  // of the local tensor once gathered, dense, in the parameter's order of dimensions
   std::int64_t dim = 0;
-  std::vector<Piece> pieces;  // along `dim`, of each rank of the shard axis
+  std::vector<Piece> pieces;  // along `dim`, of each rank that splits it
   std::int64_t numel() const;
 
-  // Views of a gathered local tensor (or of an unreduced gradient), one for each rank of the shard axis.
+  // Views of a gathered local tensor (or of an unreduced gradient), one for each rank that splits it.
   at::Tensor piece(const at::Tensor& gathered, std::size_t rank) const;
 };
 // A view of `base`'s memory, made without the dispatcher. `offset`: in elements of `dtype` from base's first byte.
 at::Tensor view_of(const at::Tensor& base, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides,
                    std::int64_t offset);
 
-// `whole`: the local tensor without the shard axis. `order`: global strides. `ragged`: sizes of the pieces; chunks if
-// empty.
-Layout make_layout(at::IntArrayRef whole, at::IntArrayRef order, std::int64_t dim, std::int64_t ranks,
+// `whole`: the local tensor without the shard axes. `order`: global strides. `ranks`: of each shard axis, which split
+// in turn. `ragged`: sizes of the pieces, of one axis; chunks if empty.
+Layout make_layout(at::IntArrayRef whole, at::IntArrayRef order, std::int64_t dim, at::IntArrayRef ranks,
                    at::IntArrayRef ragged = {});
 // In one piece.
 Layout make_layout(at::IntArrayRef whole, at::IntArrayRef order);

@@ -1,4 +1,4 @@
-// The collectives of one reduction: one reduce-scatter over the shard axis, and one all-reduce for each further axis on
+// The collectives of one reduction: one reduce-scatter over the shard axes, and one all-reduce for each further axis on
 // which gradients are sums yet; the one over replicas last, in the background where that goes.
 #include "parallel/fsdp/reduction.h"
 
@@ -14,12 +14,24 @@ namespace {
 
 using Unit = FsdpUnit::Impl;
 
-// Sums that one collective of the unit reduces stay sums; whatever else is not as it should be is put right alone.
+bool is_sum_on_shards(const Unit& unit, const Placements& placements) {
+  return std::any_of(unit.axes.shard.begin(), unit.axes.shard.end(), [&](std::int64_t axis) {
+    return placements[static_cast<std::size_t>(axis)].is_partial(ReduceOp::sum);
+  });
+}
+
+// Sums that one collective of the unit reduces stay sums; whatever else is not as it should be is put right alone. The
+// collective runs over all shard axes: what is a sum on one of them becomes one on the others.
 Placements before_reduction(const Unit& unit, const Parameter& p, const Placements& given) {
   auto result = p.reduced;
+  const bool scattered = p.sharded && is_sum_on_shards(unit, given);
   for (std::size_t i = 0; i < result.size(); ++i) {
-    const bool shard = static_cast<std::int64_t>(i) == unit.axes.shard && p.sharded;
-    if (given[i].is_partial(ReduceOp::sum) && (shard || result[i].is_replicate())) result[i] = given[i];
+    const auto axis = static_cast<std::int64_t>(i);
+    if (scattered && unit.axes.splits(axis)) {
+      if (unit.mesh.size(axis) > 1) result[i] = Partial();
+    } else if (given[i].is_partial(ReduceOp::sum) && result[i].is_replicate()) {
+      result[i] = given[i];
+    }
   }
   return result;
 }
@@ -86,11 +98,12 @@ Scatter start_scatter(const Unit& unit, std::vector<Item*> items, at::ScalarType
 
 void finish_scatter(const Unit& unit, Scatter& scatter) {
   scatter.work.wait();
-  const auto axis = static_cast<std::size_t>(unit.axes.shard);
   for (std::size_t k = 0; k < scatter.items.size(); ++k) {
     auto* item = scatter.items[k];
     item->local = scatter.outputs[k];
-    item->placements[axis] = item->p->reduced[axis];
+    for (const auto axis : unit.axes.shard) {
+      item->placements[static_cast<std::size_t>(axis)] = item->p->reduced[static_cast<std::size_t>(axis)];
+    }
   }
   scatter.inputs.clear();
 }
@@ -114,12 +127,12 @@ std::map<at::ScalarType, std::vector<Item*>> sums_on(const Unit& unit, std::size
 }
 
 std::vector<Scatter> start_scatters(const Unit& unit, std::vector<Item>& items) {
-  std::vector<Scatter> scatters;
-  for (auto& [dtype, group] : sums_on(unit, static_cast<std::size_t>(unit.axes.shard), items)) {
-    std::vector<Item*> sharded;
-    std::copy_if(group.begin(), group.end(), std::back_inserter(sharded), [](auto* i) { return i->p->sharded; });
-    if (!sharded.empty()) scatters.push_back(start_scatter(unit, std::move(sharded), dtype));
+  std::map<at::ScalarType, std::vector<Item*>> by_dtype;
+  for (auto& item : items) {
+    if (item.p->sharded && is_sum_on_shards(unit, item.placements)) by_dtype[reduce_dtype(unit, item)].push_back(&item);
   }
+  std::vector<Scatter> scatters;
+  for (auto& [dtype, group] : by_dtype) scatters.push_back(start_scatter(unit, std::move(group), dtype));
   return scatters;
 }
 

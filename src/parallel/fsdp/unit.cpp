@@ -58,7 +58,7 @@ void FsdpUnit::Impl::make_communicators() {
   if (group != nullptr) {
     reshards = *group > 1;
     TORCH_CHECK(*group >= 1 && gathers.size() % *group == 0, "fully_shard: reshard_after_forward = ", *group,
-                " does not divide the ", gathers.size(), " ranks of the shard axis");
+                " does not divide the ", gathers.size(), " ranks that parameters are split over");
     const int first = gathers.rank() / static_cast<int>(*group) * static_cast<int>(*group);
     if (*group < gathers.size()) {
       for (int i = 0; i < *group; ++i) neighbours.push_back(first + i);
@@ -173,8 +173,8 @@ void FsdpUnit::Impl::shrink() {
 }
 
 bool FsdpUnit::Impl::has_work() const {
-  const auto ranks = [&](std::int64_t axis) { return axis < 0 ? 1 : mesh.size(axis); };
-  return ranks(axes.shard) * ranks(axes.replicate) > 1 || is_offloaded();
+  const auto copies = axes.replicate < 0 ? 1 : mesh.size(axes.replicate);
+  return fsdp::shard_ranks(mesh, axes) * copies > 1 || is_offloaded();
 }
 
 bool FsdpUnit::Impl::frozen() const {

@@ -72,9 +72,9 @@ struct FsdpUnit::Impl {
   std::vector<fsdp::Parameter> parameters;
   std::int64_t flat_bytes = 0;
   bool reshards = true;
-  Communicator gathers, reduces, neighbours_comm;  // on the shard axis; the last over neighbours alone
+  Communicator gathers, reduces, neighbours_comm;  // on the shard axes; the last over neighbours alone
   Communicator replicas;                           // on the replicate axis, if there is one
-  std::vector<int> neighbours;                     // this rank's, on the shard axis
+  std::vector<int> neighbours;                     // this rank's, on the shard axes
 
   at::Tensor flat, share;  // bytes: the gathered copy; this rank's part of it while it is shrunk
   Work work;
