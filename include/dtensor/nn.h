@@ -133,17 +133,21 @@ class DTENSOR_API RMSNorm final : public Module {
   double eps_;
 };
 
-// Scaled dot-product attention on [batch, sequence, hidden]. kv_heads < heads: grouped queries.
+// Scaled dot-product attention on [batch, sequence, hidden]. kv_heads < heads: grouped queries. A mask (true: seen), of
+// any shape that broadcasts to [batch, heads, sequence, sequence], says all that may be seen: `causal` is not added.
 class DTENSOR_API Attention final : public Module {
  public:
   struct Options {
     std::int64_t hidden = 0, heads = 1;
     std::int64_t kv_heads = 0;  // 0: heads
     bool bias = false, causal = true;
+    // Queries and keys are rotated by their position in the sequence: the pair of elements i and i + size / 2 of a head
+    // by position * rope ** (-2 i / size) (RoFormer, arXiv:2104.09864; halves paired as in GPT-NeoX). 0: not rotated.
+    double rope = 0;
     at::TensorOptions tensor = {};
   };
   explicit Attention(const Options& options);
-  at::Tensor forward(const at::Tensor& x) const;
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask = {}) const;
   Linear q_proj, k_proj, v_proj, o_proj;
 
  private:

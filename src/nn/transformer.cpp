@@ -12,6 +12,8 @@ Attention::Options checked(Attention::Options o) {
   TORCH_CHECK(o.heads > 0 && o.kv_heads > 0 && o.hidden % o.heads == 0 && o.heads % o.kv_heads == 0,
               "Attention: hidden ", o.hidden, " must be a multiple of heads ", o.heads, ", and these of kv_heads ",
               o.kv_heads);
+  TORCH_CHECK(o.rope >= 0 && (o.rope == 0 || o.hidden / o.heads % 2 == 0), "Attention: rope ", o.rope,
+              " needs a positive base and heads of an even size, not ", o.hidden / o.heads);
   return o;
 }
 
@@ -28,6 +30,19 @@ at::Tensor repeat_heads(const at::Tensor& x, std::int64_t times) {
   return x.unsqueeze(2).expand({-1, -1, times, -1, -1}).flatten(1, 2);
 }
 
+// x: [batch, heads, sequence, size]. The angles are a plain table of the whole sequence: a rank that holds a part of it
+// takes the rows of its own positions, however the sequence is split.
+at::Tensor rotate(const at::Tensor& x, double base) {
+  if (base == 0) return x;
+  const std::int64_t half = x.size(3) / 2;
+  const auto options = at::TensorOptions(at::kDouble).device(x.device());
+  const at::Tensor frequency = at::pow(base, at::arange(half, options) / -static_cast<double>(half));
+  const at::Tensor angle = at::arange(x.size(2), options).unsqueeze(1) * frequency;
+  const at::Tensor cos = angle.cos().to(x.scalar_type()), sin = angle.sin().to(x.scalar_type());
+  const at::Tensor first = x.narrow(3, 0, half), second = x.narrow(3, half, half);
+  return at::cat({first * cos - second * sin, second * cos + first * sin}, 3);
+}
+
 }  // namespace
 
 Attention::Attention(const Options& options)
@@ -42,14 +57,15 @@ Attention::Attention(const Options& options)
   register_module("o_proj", o_proj);
 }
 
-at::Tensor Attention::forward(const at::Tensor& input) const {
+at::Tensor Attention::forward(const at::Tensor& input, const at::Tensor& mask) const {
   const ModuleScope scope(name());
   const at::Tensor x = constrain("in", input);
   const std::int64_t times = options_.heads / options_.kv_heads;
-  const at::Tensor q = split_heads(q_proj.forward(x), options_.heads);
-  const at::Tensor k = repeat_heads(split_heads(k_proj.forward(x), options_.kv_heads), times);
+  const at::Tensor q = rotate(split_heads(q_proj.forward(x), options_.heads), options_.rope);
+  const at::Tensor k = repeat_heads(rotate(split_heads(k_proj.forward(x), options_.kv_heads), options_.rope), times);
   const at::Tensor v = repeat_heads(split_heads(v_proj.forward(x), options_.kv_heads), times);
-  const at::Tensor y = at::scaled_dot_product_attention(q, k, v, {}, 0.0, options_.causal);
+  const at::Tensor y = at::scaled_dot_product_attention(q, k, v, mask.defined() ? std::optional(mask) : std::nullopt,
+                                                        0.0, options_.causal && !mask.defined());
   return constrain("out", o_proj.forward(y.transpose(1, 2).flatten(2, 3)));
 }
 
