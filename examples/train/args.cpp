@@ -33,6 +33,14 @@ void add_job_flags(CLI::App& app, Options& o, std::string& mesh, std::string& dt
   app.add_option("--hidden", o.hidden, "another width of the model (a multiple of its heads)")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--layers", o.layers, "blocks; default: the model's")->check(CLI::Range(1, 1 << 20));
+  app.add_flag("--rope", o.rope, "rotary positions");
+  app.add_option("--kv-heads", o.kv_heads, "heads of keys and values, a divisor of the heads; default: as many")
+      ->check(CLI::Range(1, 1 << 10));
+  app.add_flag("--documents", o.documents, "sequences packed of documents, which do not see each other");
+  app.add_option_function<std::string>(
+         "--sequence-placement", [&o](const std::string& text) { o.zigzag_sequence = text == "zigzag"; },
+         "over cp: zigzag (each rank a chunk from the head and one from the tail) or contiguous")
+      ->check(CLI::IsMember({"zigzag", "contiguous"}));
   app.add_flag("--loss-parallel", o.loss_parallel, "cross entropy on logits that stay sharded by class over tp");
   app.add_option("--parallel", o.parallel, "fsdp: blocks gathered and reduced as one; plain: each parameter by itself")
       ->check(CLI::IsMember({"fsdp", "plain"}))
@@ -155,6 +163,12 @@ Dtype parse_dtype(const std::string& text) {
   throw UsageError("--dtype: unknown " + text);
 }
 
+void check_sequence(const CLI::App& app, const Options& o) {
+  if (app.count("--sequence-placement") > 0 && (!o.mesh || o.mesh->cp == 1)) {
+    throw UsageError("--sequence-placement needs a --mesh with cp");
+  }
+}
+
 // What means something with stages only, or not with them.
 void check_pipeline(const CLI::App& app, const Options& o) {
   const bool stages = o.mesh && o.mesh->pp > 1;
@@ -209,6 +223,7 @@ Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_st
   options.dtype = parse_dtype(dtype);
   settle_sizes(options);
   check_pipeline(app, options);
+  check_sequence(app, options);
   if (options.mesh && options.mesh->pp > 1) options.grad_accum = options.microbatches;  // pieces of a batch, either way
   if (options.experts) {
     check_experts(app, *options.experts);

@@ -15,10 +15,12 @@ class UsageError : public std::runtime_error {
 };
 
 struct MeshShape {
-  std::int64_t replicate = 1, shard = 1, tp = 1, pp = 1;
+  std::int64_t replicate = 1, shard = 1, tp = 1, pp = 1, cp = 1;
   std::int64_t size() const { return pp * stage_size(); }
-  std::int64_t stage_size() const { return replicate * shard * tp; }
-  std::string str() const;  // replicate=1, shard=2, tp=2; before them pp=2 where there are stages
+  std::int64_t stage_size() const { return replicate * shard * cp * tp; }
+  // replicate=1, shard=2, tp=2; with pp=2 before them where there are stages, cp=2 after shard where sequences are
+  // split.
+  std::string str() const;
 };
 
 enum class Dtype : std::uint8_t { float32, float64, bfloat16 };
@@ -51,6 +53,9 @@ struct Options {
   std::string reshard = "true";   // after forward: true, false or a number of ranks
   bool loss_parallel = false, sequence_parallel = false, checkpoint_activations = false;
   bool compare = false, bf16 = false, memory = false;
+  bool rope = false, documents = false;
+  std::int64_t kv_heads = 0;     // 0: the model's heads
+  bool zigzag_sequence = false;  // over cp: head-tail pairs of chunks instead of chunks
   std::int64_t grad_accum = 1;
   std::string schedule = "1f1b";  // of a pipeline: a name, or a file with a schedule as text
   std::string schedule_plot;

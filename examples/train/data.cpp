@@ -9,6 +9,7 @@
 
 #include "args.h"
 #include "hash.h"
+#include "model.h"
 
 namespace train {
 namespace fs = std::filesystem;
@@ -48,17 +49,29 @@ Corpus Corpus::read(const std::vector<std::string>& paths, std::int64_t sequence
   return corpus;
 }
 
-Batch Corpus::batch(std::uint64_t seed, std::int64_t step, std::int64_t batch, std::int64_t sequence) const {
-  at::Tensor ids = at::empty({batch, sequence}, at::kLong), targets = at::empty_like(ids);
-  std::int64_t* id = ids.mutable_data_ptr<std::int64_t>();
-  std::int64_t* target = targets.mutable_data_ptr<std::int64_t>();
-  const std::uint64_t starts = text_.size() - sequence;
-  for (std::int64_t b = 0; b < batch; ++b) {
-    const char* from = text_.data() + hash64(seed, step * batch + b) % starts;
-    for (std::int64_t t = 0; t < sequence; ++t) {
-      *id++ = static_cast<unsigned char>(from[t]);
-      *target++ = static_cast<unsigned char>(from[t + 1]);
+// One token more than a sequence. Documents have between an eighth and a half of the sequence.
+void Corpus::fill(std::uint64_t seed, std::int64_t row, bool documents, std::vector<std::int64_t>& tokens) const {
+  const auto length = static_cast<std::uint64_t>(tokens.size());
+  const std::uint64_t starts = text_.size() - length + 1;
+  const std::uint64_t row_hash = hash64(seed, row);
+  std::uint64_t at = row_hash % starts, left = length;
+  for (std::uint64_t t = 0, document = 0; t < length; ++t) {
+    if (documents && (t == 0 || tokens[t - 1] == kEndOfDocument)) {
+      at = hash64(row_hash, 2 * document) % starts;
+      left = length / 8 + hash64(row_hash, 2 * document + 1) % (length / 2 - length / 8 + 1);
+      ++document;
     }
+    tokens[t] = left-- == 0 ? kEndOfDocument : static_cast<unsigned char>(text_[at++]);
+  }
+}
+
+Batch Corpus::batch(std::uint64_t seed, std::int64_t step, const BatchShape& shape) const {
+  at::Tensor ids = at::empty({shape.batch, shape.sequence}, at::kLong), targets = at::empty_like(ids);
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(shape.sequence) + 1);
+  for (std::int64_t b = 0; b < shape.batch; ++b) {
+    fill(seed, step * shape.batch + b, shape.documents, tokens);
+    std::copy(tokens.begin(), tokens.end() - 1, ids.mutable_data_ptr<std::int64_t>() + b * shape.sequence);
+    std::copy(tokens.begin() + 1, tokens.end(), targets.mutable_data_ptr<std::int64_t>() + b * shape.sequence);
   }
   return {ids, targets};
 }

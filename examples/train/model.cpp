@@ -50,7 +50,11 @@ std::unique_ptr<dtensor::MixtureOfExperts> make_experts(const GptConfig& c) {
 Block::Block(const GptConfig& c)
     : dropout_(c.dropout),
       ln1_(c.hidden, c.layer_norm_eps, /*bias=*/true, c.tensor),
-      attn_({.hidden = c.hidden, .heads = c.heads, .tensor = c.tensor}),
+      attn_({.hidden = c.hidden,
+             .heads = c.heads,
+             .kv_heads = c.kv_heads,
+             .rope = c.rope ? 10000.0 : 0.0,
+             .tensor = c.tensor}),
       ln2_(c.hidden, c.layer_norm_eps, /*bias=*/true, c.tensor),
       mlp_(c.experts ? nullptr : std::make_unique<Mlp>(c)),
       moe_(make_experts(c)) {
@@ -61,10 +65,28 @@ Block::Block(const GptConfig& c)
   if (moe_) register_module("moe", *moe_);
 }
 
-std::vector<at::Tensor> Block::forward(const at::Tensor& input) const {
+namespace {
+
+// Numbers of the documents, from 0: a document's end belongs to it.
+at::Tensor documents_of(const at::Tensor& ids) {
+  const at::Tensor ends = at::eq(ids, kEndOfDocument).to(at::kLong);
+  return ends.cumsum(1) - ends;
+}
+
+// [batch, 1, sequence, sequence]: whether the row's token sees the column's, which is not later and of its document.
+at::Tensor mask_of(const at::Tensor& documents) {
+  if (!documents.defined()) return {};
+  const at::Tensor position = at::arange(documents.size(1), at::TensorOptions(at::kLong).device(documents.device()));
+  const at::Tensor same = at::eq(documents.unsqueeze(2), documents.unsqueeze(1));
+  return same.logical_and(at::ge(position.unsqueeze(1), position)).unsqueeze(1);
+}
+
+}  // namespace
+
+std::vector<at::Tensor> Block::forward(const at::Tensor& input, const at::Tensor& documents) const {
   const ModuleScope scope(name());
   const at::Tensor x = constrain("in", input);
-  const at::Tensor h = x + dropout(dropout_, attn_.forward(ln1_.forward(x)));
+  const at::Tensor h = x + dropout(dropout_, attn_.forward(ln1_.forward(x), mask_of(documents)));
   const auto normal = ln2_.forward(h);
   const auto made = moe_ ? moe_->run(normal) : dtensor::MixtureOfExperts::Output{mlp_->forward(normal), {}};
   const auto y = constrain("out", h + dropout(dropout_, made.y));
@@ -86,8 +108,11 @@ Gpt::Gpt(const GptConfig& c)
 }
 
 std::vector<at::Tensor> Gpt::run_block(const Block& block, const std::vector<at::Tensor>& in) const {
-  const auto run = [&block](const std::vector<at::Tensor>& x) { return block.forward(x[0]); };
-  auto out = config_.checkpoint_blocks ? dtensor::checkpoint(run, {in[0]}) : run({in[0]});
+  const auto run = [&block](const std::vector<at::Tensor>& x) {
+    return block.forward(x[0], x.size() > 1 ? x[1] : at::Tensor());
+  };
+  const std::vector<at::Tensor> seen(in.begin(), in.begin() + (config_.documents ? 2 : 1));
+  auto out = config_.checkpoint_blocks ? dtensor::checkpoint(run, seen) : run(seen);
   out.insert(out.begin() + 1, in.begin() + 1, in.end());
   return out;
 }
@@ -96,10 +121,13 @@ std::vector<at::Tensor> Gpt::run_block(const Block& block, const std::vector<at:
 std::vector<dtensor::pipeline::Layer> Gpt::layers() const {
   using Tensors = dtensor::pipeline::Tensors;
   const auto embed = [this](const Tensors& in) {
-    return Tensors{dropout(config_.dropout, wte_.forward(constrain("in", in[0])))};
+    Tensors out{dropout(config_.dropout, wte_.forward(constrain("in", in[0])))};
+    if (config_.documents) out.push_back(documents_of(in[0]));
+    return out;
   };
   const auto head = [this](Tensors in) {
     in[0] = constrain("out", lm_head_.forward(ln_.forward(in[0])));
+    if (config_.documents) in.erase(in.begin() + 1);
     return in;
   };
   const auto hidden = static_cast<double>(config_.hidden);

@@ -24,12 +24,17 @@ struct ExpertConfig {
 
 struct GptConfig {
   std::int64_t vocabulary = 257, hidden = 64, heads = 4, layers = 4, ffn = 256;
+  std::int64_t kv_heads = 0;  // 0: heads; fewer: groups of query heads share keys and values
+  bool rope = false;          // rotary positions (else there are none)
+  bool documents = false;     // the token kEndOfDocument ends a document, beyond which attention does not see
   double layer_norm_eps = 1e-5;
   double dropout = 0;              // on the embedding and on each residual branch
   bool checkpoint_blocks = false;  // each block is computed again in backward
   at::TensorOptions tensor = {};   // of the parameters
   std::optional<ExpertConfig> experts = {};
 };
+
+constexpr std::int64_t kEndOfDocument = 256;  // no byte
 
 GptConfig tiny();      // the reference transformer of tests/data/transformer.json
 GptConfig gpt_153m();  // Embedding(50257, 1024), 4 blocks, no bias, exact GELU
@@ -47,7 +52,9 @@ class Mlp final : public dtensor::nn::Module {
 class Block final : public dtensor::nn::Module {
  public:
   explicit Block(const GptConfig& config);
-  std::vector<at::Tensor> forward(const at::Tensor& x) const;  // and the router's loss, where it has one
+  // documents: undefined, or the number of each token's document, int64 [batch, sequence]. Returns the router's loss
+  // too, where it has one.
+  std::vector<at::Tensor> forward(const at::Tensor& x, const at::Tensor& documents = {}) const;
 
  private:
   double dropout_;
@@ -67,8 +74,9 @@ class Gpt final : public dtensor::nn::Module {
     std::vector<at::Tensor> router_losses;  // scalars, to be added to the mean loss
   };
   Output run(const at::Tensor& ids) const;  // ids: int64 [batch, sequence]
-  // The same as layers in a row, for the stages of a pipeline: the embedding takes the ids, a block the activation and
-  // the routers' losses so far, the head puts out the logits and these losses.
+  // The same as layers in a row, for the stages of a pipeline: the embedding takes the ids, a block the activation, the
+  // documents (where the model knows of any) and the routers' losses so far, the head puts out the logits and these
+  // losses.
   std::vector<dtensor::pipeline::Layer> layers() const;
   at::Tensor forward(const at::Tensor& ids) const { return run(ids).logits; }
   const std::vector<std::unique_ptr<Block>>& blocks() const { return blocks_; }

@@ -1,4 +1,4 @@
-// The plan: where each tensor lives on a mesh (replicate, shard, tp).
+// The plan: where each tensor lives on a mesh (replicate, shard, cp, tp).
 #include "plan.h"
 
 #include <numeric>
@@ -15,8 +15,8 @@ using dtensor::RowwiseParallel;
 using dtensor::Shard;
 
 dtensor::DeviceMesh make_mesh(const dtensor::Communicator& world, const MeshShape& shape) {
-  return dtensor::init_device_mesh(world, c10::kCPU, {shape.replicate, shape.shard, shape.tp},
-                                   {"replicate", "shard", "tp"});
+  return dtensor::init_device_mesh(world, c10::kCPU, {shape.replicate, shape.shard, shape.cp, shape.tp},
+                                   {"replicate", "shard", "cp", "tp"});
 }
 
 // Column-parallel layers split what they put out, row-parallel ones what they take in, so that a pair of them (q/k/v
@@ -46,22 +46,25 @@ dtensor::ParallelPlan tensor_parallel_plan(const Options& options) {
 
 namespace {
 
-// Stores those of the DTensors that are on `mesh` split over shard, each gathered where it is used.
+// Stores those of the DTensors that are on `mesh` split over shard and cp, each gathered where it is used.
 void shard_storage(const dtensor::NamedTensors& parameters, const dtensor::DeviceMesh& mesh) {
   for (const auto& [name, slot] : parameters) {
     dtensor::DTensor parameter(*slot);
     if (!(parameter.mesh() == mesh)) continue;
     dtensor::Placements placements = parameter.placements();
-    // tp splits first, though its axis is to the right: each of its pieces is then what `shard` splits.
-    const auto tp = parameter.mesh().size("tp");
-    const bool both_on_rows = placements[2].is_shard(0) && tp > 1;
-    placements[1] = (both_on_rows ? dtensor::StridedShard(0, tp) : Shard(0)).as_storage();
+    // tp splits first, though its axis is to the right: each of its pieces is then what `shard` and `cp` split.
+    const auto tp = mesh.size("tp");
+    const bool both_on_rows = placements[mesh.dim("tp")].is_shard(0) && tp > 1;
+    const auto split = (both_on_rows ? dtensor::StridedShard(0, tp) : Shard(0)).as_storage();
+    placements[mesh.dim("shard")] = split;
+    if (mesh.size("cp") > 1) placements[mesh.dim("cp")] = split;
     parameter.redistribute_(std::move(placements));
   }
 }
 
 dtensor::FsdpOptions fsdp_options(const Options& options) {
   dtensor::FsdpOptions how;
+  how.more_shard_axes = {"cp"};  // ranks of which differ in their tokens, as those of shard do
   if (options.reshard == "true" || options.reshard == "false") {
     how.reshard_after_forward = options.reshard == "true";
   } else {
@@ -78,6 +81,7 @@ dtensor::FsdpOptions fsdp_options(const Options& options) {
 // The same on the axis over which experts are stored split. Of a number of neighbours as many as divide it.
 dtensor::FsdpOptions expert_options(dtensor::FsdpOptions how, std::int64_t edp) {
   how.shard_axis = "edp";
+  how.more_shard_axes = {};
   if (const auto* given = std::get_if<std::int64_t>(&how.reshard_after_forward)) {
     const auto neighbours = *given, fitting = std::gcd(neighbours, edp);
     how.reshard_after_forward = true;
@@ -90,7 +94,8 @@ dtensor::FsdpOptions expert_options(dtensor::FsdpOptions how, std::int64_t edp) 
 dtensor::DeviceMesh distribute_experts(dtensor::nn::Module& model, const dtensor::DeviceMesh& mesh,
                                        const Options& options) {
   if (!options.experts || mesh.size() == 1) return {};
-  const auto shape = fit_sparse(*options.experts, {mesh.size("replicate"), mesh.size("shard"), mesh.size("tp")});
+  const auto shape =
+      fit_sparse(*options.experts, {mesh.size("replicate"), mesh.size("shard"), mesh.size("tp"), 1, mesh.size("cp")});
   const auto sparse = mesh.view({shape.edp, shape.ep, shape.etp}, {"edp", "ep", "etp"});
   dtensor::apply_expert_parallel(model, sparse);
   return sparse;
@@ -156,6 +161,8 @@ std::vector<dtensor::FsdpUnit> distribute(Gpt& model, const Stages& stages, cons
   return units;
 }
 
-dtensor::Placements batch_placements() { return {Shard(0), Shard(0), Replicate()}; }
+dtensor::Placements batch_placements(const Options& options) {
+  return {Shard(0), Shard(0), options.zigzag_sequence ? dtensor::ZigzagShard(1) : Shard(1), Replicate()};
+}
 
 }  // namespace train

@@ -1,4 +1,5 @@
-// The plan: where each tensor lives on a mesh (replicate, shard, tp). The whole of what makes the model distributed.
+// The plan: where each tensor lives on a mesh (replicate, shard, cp, tp). The whole of what makes the model
+// distributed.
 #pragma once
 
 #include <vector>
@@ -19,15 +20,16 @@ dtensor::DeviceMesh make_mesh(const dtensor::Communicator& world, const MeshShap
 // so that the loss sees whole rows.
 dtensor::ParallelPlan tensor_parallel_plan(const Options& options);
 
-// Puts the model on the mesh: experts on a sparse view of its ranks; the plan over tp; over shard, the experts of each
-// block, the block and then the rest as a unit (--parallel fsdp), or each parameter by itself. Returns the units in the
-// order of their use.
+// Puts the model on the mesh: experts on a sparse view of its ranks; the plan over tp; over shard and cp, the experts
+// of each block, the block and then the rest as a unit (--parallel fsdp), or each parameter by itself. Returns the
+// units in the order of their use.
 std::vector<dtensor::FsdpUnit> distribute(Gpt& model, const dtensor::DeviceMesh& mesh, const Options& options);
 
 // The same of a model in stages, each on the mesh of its own.
 std::vector<dtensor::FsdpUnit> distribute(Gpt& model, const Stages& stages, const Options& options);
 
-// ids, targets and, by propagation, every activation between blocks: the batch over replicate and shard.
-dtensor::Placements batch_placements();
+// ids, targets and, by propagation, every activation between blocks: the batch over replicate and shard,
+// the sequence over cp.
+dtensor::Placements batch_placements(const Options& options = {});
 
 }  // namespace train

@@ -42,6 +42,16 @@ std::vector<StepRecord> train_and_show(const dtensor::Communicator& world, const
   return train_on_mesh(world, options, corpus, on_step, options.memory ? &memory : nullptr);
 }
 
+void check_heads(const Options& options) {
+  const GptConfig config = gpt_config(options);
+  if (config.kv_heads > 0 && config.heads % config.kv_heads != 0) {
+    throw UsageError(fmt::format("--kv-heads {} does not divide the {} heads", config.kv_heads, config.heads));
+  }
+  if (config.rope && config.hidden / config.heads % 2 != 0) {
+    throw UsageError(fmt::format("--rope needs heads of an even size, not {}", config.hidden / config.heads));
+  }
+}
+
 // Every rank comes to the same answer, so none waits for one that left.
 std::string find_usage_error(const dtensor::Communicator& world, const Options& options) {
   if (!options.backend.empty() && options.backend != world.backend_name()) {
@@ -50,6 +60,7 @@ std::string find_usage_error(const dtensor::Communicator& world, const Options& 
   }
   try {
     const auto shape = fit_mesh(options, world.size());
+    check_heads(options);
     if (options.experts) fit_sparse(*options.experts, shape);
     if (shape.pp > 1) schedule_of(options, static_cast<int>(shape.pp));
   } catch (const UsageError& error) {

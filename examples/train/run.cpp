@@ -70,6 +70,9 @@ GptConfig gpt_config(const Options& options) {
     config.ffn = 4 * options.hidden;
   }
   if (options.layers > 0) config.layers = options.layers;
+  config.rope = options.rope;
+  config.documents = options.documents;
+  config.kv_heads = options.kv_heads;
   if (options.experts) config.experts = expert_config(*options.experts, config.hidden);
   return config;
 }
@@ -93,7 +96,7 @@ double to_number(const at::Tensor& scalar) {
 }
 
 at::Tensor placed(const Job& job, const at::Tensor& t) {
-  return job.batch_mesh ? at::Tensor(distribute_tensor(t, job.batch_mesh, batch_placements())) : t;
+  return job.batch_mesh ? at::Tensor(distribute_tensor(t, job.batch_mesh, batch_placements(job.options))) : t;
 }
 
 // Forward and backward of one piece of the batch; its share of the mean loss.
@@ -135,7 +138,7 @@ void train_step(const Job& job, Optimizer& optimizer, StepRecord& record) {
   const Options& o = job.options;
   const dtensor::EventListener listener([&](const dtensor::Event& event) { record.moved[event.axis] += event.bytes; },
                                         {dtensor::Event::Kind::collective});
-  record.loss = run_batch(job, job.corpus.batch(o.seed, record.step, o.batch, o.seq));
+  record.loss = run_batch(job, job.corpus.batch(o.seed, record.step, {o.batch, o.seq, o.documents}));
   if (job.stages != nullptr) {
     record.began = job.stages->last_step().begin;
     record.actions = job.stages->last_step().actions;

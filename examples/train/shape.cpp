@@ -9,8 +9,8 @@
 namespace train {
 
 std::string MeshShape::str() const {
-  return (pp > 1 ? fmt::format("pp={}, ", pp) : "") +
-         fmt::format("replicate={}, shard={}, tp={}", replicate, shard, tp);
+  return (pp > 1 ? fmt::format("pp={}, ", pp) : "") + fmt::format("replicate={}, shard={}, ", replicate, shard) +
+         (cp > 1 ? fmt::format("cp={}, ", cp) : "") + fmt::format("tp={}", tp);
 }
 
 namespace {
@@ -26,15 +26,18 @@ std::int64_t parse_axis_size(const std::string& text, const std::string& entry) 
 
 MeshShape parse_mesh(const std::string& text) {
   MeshShape shape;
-  std::map<std::string, std::int64_t*> axes = {
-      {"replicate", &shape.replicate}, {"shard", &shape.shard}, {"tp", &shape.tp}, {"pp", &shape.pp}};
+  std::map<std::string, std::int64_t*> axes = {{"replicate", &shape.replicate},
+                                               {"shard", &shape.shard},
+                                               {"cp", &shape.cp},
+                                               {"tp", &shape.tp},
+                                               {"pp", &shape.pp}};
   std::istringstream entries(text);
   for (std::string entry; std::getline(entries, entry, ',');) {
     const std::size_t equal = std::min(entry.find('='), entry.size());
     const std::string name = entry.substr(0, equal);
     const auto axis = axes.find(name);
     if (axis == axes.end()) {
-      throw UsageError("--mesh: '" + name + "' is not one of replicate, shard, tp, pp, or is given twice");
+      throw UsageError("--mesh: '" + name + "' is not one of replicate, shard, cp, tp, pp, or is given twice");
     }
     *axis->second = parse_axis_size(equal < entry.size() ? entry.substr(equal + 1) : "", entry);
     axes.erase(axis);
@@ -44,13 +47,12 @@ MeshShape parse_mesh(const std::string& text) {
 
 namespace {
 
-// What --reshard-after-forward asks of the shard axis.
+// What --reshard-after-forward asks of the ranks that parameters are split over.
 MeshShape checked(const Options& options, const MeshShape& shape) {
-  if (options.reshard == "true" || options.reshard == "false" || shape.shard % std::stoll(options.reshard) == 0) {
-    return shape;
-  }
-  throw UsageError(fmt::format("--reshard-after-forward {} does not divide the {} ranks of the shard axis",
-                               options.reshard, shape.shard));
+  const std::int64_t ranks = shape.shard * shape.cp;
+  if (options.reshard == "true" || options.reshard == "false" || ranks % std::stoll(options.reshard) == 0) return shape;
+  throw UsageError(fmt::format("--reshard-after-forward {} does not divide the {} ranks of the axes shard and cp",
+                               options.reshard, ranks));
 }
 
 }  // namespace

@@ -15,8 +15,8 @@ namespace train {
 namespace pipeline = dtensor::pipeline;
 
 dtensor::DeviceMesh make_pipeline_mesh(const dtensor::Communicator& world, const MeshShape& shape) {
-  return dtensor::init_device_mesh(world, c10::kCPU, {shape.pp, shape.replicate, shape.shard, shape.tp},
-                                   {"pp", "replicate", "shard", "tp"});
+  return dtensor::init_device_mesh(world, c10::kCPU, {shape.pp, shape.replicate, shape.shard, shape.cp, shape.tp},
+                                   {"pp", "replicate", "shard", "cp", "tp"});
 }
 
 pipeline::Schedule schedule_of(const Options& options, int ranks) {
@@ -104,7 +104,7 @@ double Stages::run(const Batch& batch) {
   const auto placed = [&](const at::Tensor& whole) {
     std::vector<pipeline::Tensors> pieces;
     for (const at::Tensor& piece : pipeline::microbatches(whole, options_.microbatches)) {
-      pieces.push_back({distribute_tensor(piece, mesh, batch_placements())});
+      pieces.push_back({distribute_tensor(piece, mesh, batch_placements(options_))});
     }
     return pieces;
   };

@@ -97,6 +97,14 @@ std::vector<Row> rows_of_both() {
   const auto loss_at_once = value("loss", 0), loss_later = value("loss", 2);
   return {
       {"--mesh", {"tp=2"}, more("tp"), {"--ranks", "2"}},
+      {"--mesh", {"cp=2"}, more("cp"), {"--ranks", "2"}},
+      {"--rope", {}, loss_at_once},
+      {"--sequence-placement",
+       {"zigzag"},
+       other("cp"),
+       {"--mesh", "cp=2", "--seq", "7"}},  // parts of 3 and 4, not 4 and 3
+      {"--kv-heads", {"2"}, loss_at_once},
+      {"--documents", {}, loss_at_once},
       {"--ranks", {"2"}, says("2 thread ranks")},
       {"--backend", {"nccl"}, says("nccl")},
       {"--model", {"gpt-153m"}, loss_at_once, {"--hidden", "16", "--layers", "1"}},
@@ -262,6 +270,10 @@ TEST(FlagsOfPrograms, WhatCannotBeIsOneLineWithTheProgramsName) {
        {"--expert-backend", "grouped", "--dtype", "float64"},
        "moe: --expert-backend grouped: not for --dtype float64"},
       {Kind::experts, {"--capacity", "2"}, "moe: --capacity needs --dispatcher capacity"},
+      {Kind::dense, {"--kv-heads", "3"}, "train: --kv-heads 3 does not divide the 4 heads"},
+      {Kind::dense, {"--rope", "--hidden", "12"}, "train: --rope needs heads of an even size, not 3"},
+      {Kind::dense, {"--sequence-placement", "zigzag"}, "train: --sequence-placement needs a --mesh with cp"},
+      {Kind::dense, {"--mesh", "cp=x"}, "train: --mesh: 'cp=x' is not NAME=SIZE"},
       {Kind::experts, {"--memory", "--parallel", "plain"}, "moe: --memory needs --parallel fsdp"},
       {Kind::dense, {"--mesh", "shard=2", "--reshard-after-forward", "3"}, "train: --reshard-after-forward 3 does not"},
       {Kind::dense,

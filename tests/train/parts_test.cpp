@@ -76,7 +76,7 @@ TEST(Data, FoldersAreReadInSortedOrder) {
   std::ofstream(folder / "a.txt") << "hello ";
   const Corpus corpus = Corpus::read({folder.string()}, 10);
   EXPECT_EQ(corpus.files(), 2);
-  const Batch batch = corpus.batch(0, 0, 1, 10);  // one place only to start from
+  const Batch batch = corpus.batch(0, 0, {1, 10});  // one place only to start from
   EXPECT_EQ(batch.ids[0][0].item<int>(), 'h');
   EXPECT_EQ(batch.targets[0][9].item<int>(), 'd');
 }
@@ -92,10 +92,27 @@ RC_GTEST_PROP(Data, BatchesDependOnSeedAndStepOnlyAndTargetsAreNextBytes, ()) {
   static const Corpus corpus = Corpus::read({dtensor::test::data_path("")}, 64);
   const auto seed = *rc::gen::inRange<std::uint64_t>(0, 100), step = *rc::gen::inRange<std::uint64_t>(0, 1000);
   const auto rows = *rc::gen::inRange<std::int64_t>(1, 5), length = *rc::gen::inRange<std::int64_t>(2, 64);
-  const Batch a = corpus.batch(seed, step, rows, length), b = corpus.batch(seed, step, rows, length);
+  const Batch a = corpus.batch(seed, step, {rows, length}), b = corpus.batch(seed, step, {rows, length});
   RC_ASSERT(at::equal(a.ids, b.ids));
   RC_ASSERT(at::equal(a.ids.narrow(1, 1, length - 1), a.targets.narrow(1, 0, length - 1)));
   RC_ASSERT(a.ids.min().item<int>() >= 0 && a.targets.max().item<int>() < 256);
+}
+
+// Pieces of text of an eighth to a half of the sequence, each with its end.
+RC_GTEST_PROP(Data, DocumentsArePiecesOfTextOfTheLengthsAsked, ()) {
+  static const Corpus corpus = Corpus::read({dtensor::test::data_path("")}, 64);
+  const auto step = *rc::gen::inRange<std::uint64_t>(0, 1000);
+  const std::int64_t length = 64;
+  const Batch batch = corpus.batch(3, step, {1, length, true});
+  RC_ASSERT(at::equal(batch.ids.narrow(1, 1, length - 1), batch.targets.narrow(1, 0, length - 1)));
+  std::int64_t since = 0, ends = 0;
+  for (std::int64_t t = 0; t < length; ++t, ++since) {
+    if (batch.ids[0][t].item<std::int64_t>() != kEndOfDocument) continue;
+    RC_ASSERT(since >= (length + 1) / 8 && since <= (length + 1) / 2);
+    since = -1;
+    ++ends;
+  }
+  RC_ASSERT(ends >= 1);
 }
 
 TEST(Log, OneJsonObjectAStep) {
@@ -166,15 +183,15 @@ TEST(Plan, EveryParameterIsPlacedAsMeant) {
   };
   for (const char* parallel : {"fsdp", "plain"}) {
     auto found = placed({.replicate = 2, .shard = 2, .tp = 2}, parallel);
-    EXPECT_EQ(found["wte.weight"], "[R, SS(0, 2)*, S(0)]");
-    EXPECT_EQ(found["h.0.attn.q_proj.weight"], "[R, SS(0, 2)*, S(0)]");
-    EXPECT_EQ(found["h.0.attn.o_proj.weight"], "[R, S(0)*, S(1)]");
-    EXPECT_EQ(found["h.0.mlp.ffn1.weight"], "[R, SS(0, 2)*, S(0)]");
-    EXPECT_EQ(found["h.0.mlp.ffn2.weight"], "[R, S(0)*, S(1)]");
-    EXPECT_EQ(found["h.0.ln1.weight"], "[R, S(0)*, R]");
-    EXPECT_EQ(found["lm_head.weight"], "[R, SS(0, 2)*, S(0)]");
+    EXPECT_EQ(found["wte.weight"], "[R, SS(0, 2)*, R, S(0)]");
+    EXPECT_EQ(found["h.0.attn.q_proj.weight"], "[R, SS(0, 2)*, R, S(0)]");
+    EXPECT_EQ(found["h.0.attn.o_proj.weight"], "[R, S(0)*, R, S(1)]");
+    EXPECT_EQ(found["h.0.mlp.ffn1.weight"], "[R, SS(0, 2)*, R, S(0)]");
+    EXPECT_EQ(found["h.0.mlp.ffn2.weight"], "[R, S(0)*, R, S(1)]");
+    EXPECT_EQ(found["h.0.ln1.weight"], "[R, S(0)*, R, R]");
+    EXPECT_EQ(found["lm_head.weight"], "[R, SS(0, 2)*, R, S(0)]");
   }
-  EXPECT_EQ(placed({.shard = 2}, "plain")["wte.weight"], "[R, S(0)*, S(0)]");
+  EXPECT_EQ(placed({.shard = 2}, "plain")["wte.weight"], "[R, S(0)*, R, S(0)]");
 }
 
 }  // namespace
