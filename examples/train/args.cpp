@@ -37,6 +37,9 @@ void add_job_flags(CLI::App& app, Options& o, std::string& mesh, std::string& dt
   app.add_option("--kv-heads", o.kv_heads, "heads of keys and values, a divisor of the heads; default: as many")
       ->check(CLI::Range(1, 1 << 10));
   app.add_flag("--documents", o.documents, "sequences packed of documents, which do not see each other");
+  app.add_option("--cp-strategy", o.cp_strategy, "how attention sees all of a sequence that cp splits")
+      ->check(CLI::IsMember({"auto", "ring", "gather", "ulysses"}))
+      ->capture_default_str();
   app.add_option_function<std::string>(
          "--sequence-placement", [&o](const std::string& text) { o.zigzag_sequence = text == "zigzag"; },
          "over cp: zigzag (each rank a chunk from the head and one from the tail) or contiguous")
@@ -164,8 +167,9 @@ Dtype parse_dtype(const std::string& text) {
 }
 
 void check_sequence(const CLI::App& app, const Options& o) {
-  if (app.count("--sequence-placement") > 0 && (!o.mesh || o.mesh->cp == 1)) {
-    throw UsageError("--sequence-placement needs a --mesh with cp");
+  for (const char* flag : {"--cp-strategy", "--sequence-placement"}) {
+    const bool split = o.mesh && o.mesh->cp > 1;
+    if (!split && app.count(flag) > 0) throw UsageError(fmt::format("{} needs a --mesh with cp", flag));
   }
 }
 

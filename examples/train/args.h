@@ -18,6 +18,7 @@ struct MeshShape {
   std::int64_t replicate = 1, shard = 1, tp = 1, pp = 1, cp = 1;
   std::int64_t size() const { return pp * stage_size(); }
   std::int64_t stage_size() const { return replicate * shard * cp * tp; }
+  friend bool operator==(const MeshShape&, const MeshShape&) = default;
   // replicate=1, shard=2, tp=2; with pp=2 before them where there are stages, cp=2 after shard where sequences are
   // split.
   std::string str() const;
@@ -54,8 +55,9 @@ struct Options {
   bool loss_parallel = false, sequence_parallel = false, checkpoint_activations = false;
   bool compare = false, bf16 = false, memory = false;
   bool rope = false, documents = false;
-  std::int64_t kv_heads = 0;     // 0: the model's heads
-  bool zigzag_sequence = false;  // over cp: head-tail pairs of chunks instead of chunks
+  std::int64_t kv_heads = 0;         // 0: the model's heads
+  std::string cp_strategy = "auto";  // of attention over cp
+  bool zigzag_sequence = false;      // over cp: head-tail pairs of chunks instead of chunks
   std::int64_t grad_accum = 1;
   std::string schedule = "1f1b";  // of a pipeline: a name, or a file with a schedule as text
   std::string schedule_plot;

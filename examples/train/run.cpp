@@ -7,6 +7,7 @@
 #include <fstream>
 #include <optional>
 
+#include "dtensor/attention.h"
 #include "dtensor/events.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
@@ -114,6 +115,7 @@ double run_piece(const Job& job, const at::Tensor& ids, const at::Tensor& target
 }
 
 double run_batch(const Job& job, const Batch& batch) {
+  const dtensor::AttentionStrategyScope strategy(dtensor::parse_attention_strategy(job.options.cp_strategy));
   if (job.stages != nullptr) return job.stages->run(batch);
   if (job.pieces == 1) return run_piece(job, batch.ids, batch.targets, 1);
   const auto ids = dtensor::pipeline::microbatches(batch.ids, static_cast<int>(job.pieces)),

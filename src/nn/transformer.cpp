@@ -24,12 +24,6 @@ at::Tensor split_heads(const at::Tensor& x, std::int64_t heads) {
   return x.unflatten(-1, {heads, x.size(-1) / heads}).transpose(1, 2);
 }
 
-// Each key and value head serves `times` query heads that follow each other.
-at::Tensor repeat_heads(const at::Tensor& x, std::int64_t times) {
-  if (times == 1) return x;
-  return x.unsqueeze(2).expand({-1, -1, times, -1, -1}).flatten(1, 2);
-}
-
 // x: [batch, heads, sequence, size]. The angles are a plain table of the whole sequence: a rank that holds a part of it
 // takes the rows of its own positions, however the sequence is split.
 at::Tensor rotate(const at::Tensor& x, double base) {
@@ -60,12 +54,12 @@ Attention::Attention(const Options& options)
 at::Tensor Attention::forward(const at::Tensor& input, const at::Tensor& mask) const {
   const ModuleScope scope(name());
   const at::Tensor x = constrain("in", input);
-  const std::int64_t times = options_.heads / options_.kv_heads;
   const at::Tensor q = rotate(split_heads(q_proj.forward(x), options_.heads), options_.rope);
-  const at::Tensor k = repeat_heads(rotate(split_heads(k_proj.forward(x), options_.kv_heads), options_.rope), times);
-  const at::Tensor v = repeat_heads(split_heads(v_proj.forward(x), options_.kv_heads), times);
+  const at::Tensor k = rotate(split_heads(k_proj.forward(x), options_.kv_heads), options_.rope);
+  const at::Tensor v = split_heads(v_proj.forward(x), options_.kv_heads);
+  const bool causal = options_.causal && !mask.defined(), grouped = options_.kv_heads < options_.heads;
   const at::Tensor y = at::scaled_dot_product_attention(q, k, v, mask.defined() ? std::optional(mask) : std::nullopt,
-                                                        0.0, options_.causal && !mask.defined());
+                                                        0.0, causal, std::nullopt, grouped);
   return constrain("out", o_proj.forward(y.transpose(1, 2).flatten(2, 3)));
 }
 

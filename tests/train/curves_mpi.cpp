@@ -1,4 +1,5 @@
-// The reference run's losses and gradient norms under mpirun, on every mesh (replicate, shard, tp) of the world's size.
+// The reference run's losses and gradient norms under mpirun, on every mesh (replicate, shard, tp) of the world's size, and
+// with sequences split beside each of these.
 #include <ATen/ATen.h>
 
 #include <cstdio>
@@ -19,6 +20,11 @@ std::vector<train::MeshShape> shapes_of(int ranks) {
       const train::MeshShape shape{replicate, shard, ranks / replicate / shard};
       if (shape.size() == ranks) shapes.push_back(shape);
     }
+  }
+  const std::int64_t rest = ranks / 2;
+  for (const train::MeshShape& shape : std::vector<train::MeshShape>{
+           {.cp = ranks}, {.shard = rest, .cp = 2}, {.replicate = rest, .cp = 2}, {.tp = rest, .cp = 2}}) {
+    if (shapes.back() != shape) shapes.push_back(shape);
   }
   return shapes;
 }

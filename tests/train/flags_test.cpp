@@ -89,6 +89,7 @@ struct Row {
 };
 
 const Words kOnShard = {"--mesh", "shard=2"}, kOnTp = {"--mesh", "tp=2"}, kOnFour = {"--mesh", "shard=4"};
+const Words kOnCp = {"--mesh", "cp=2", "--cp-strategy", "gather"};
 const Words kOnStages = {"--mesh", "pp=2", "--layers", "4"};
 
 std::string in_folder(const char* name) { return (folder() / name).string(); }
@@ -104,6 +105,9 @@ std::vector<Row> rows_of_both() {
        other("cp"),
        {"--mesh", "cp=2", "--seq", "7"}},  // parts of 3 and 4, not 4 and 3
       {"--kv-heads", {"2"}, loss_at_once},
+      {"--kv-heads", {"2"}, less("cp"), kOnCp},
+      {"--cp-strategy", {"ulysses"}, other("cp"), kOnCp},
+      {"--cp-strategy", {"gather"}, other("cp"), {"--mesh", "cp=2", "--cp-strategy", "ring"}},
       {"--documents", {}, loss_at_once},
       {"--ranks", {"2"}, says("2 thread ranks")},
       {"--backend", {"nccl"}, says("nccl")},
