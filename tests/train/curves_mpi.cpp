@@ -1,5 +1,5 @@
-// The reference run's losses and gradient norms under mpirun, on every mesh (replicate, shard, tp) of the world's size, and
-// with sequences split beside each of these.
+// The reference run's losses and gradient norms under mpirun, on every mesh (replicate, shard, tp) of the world's size,
+// and with sequences split beside each of these.
 #include <ATen/ATen.h>
 
 #include <cstdio>

@@ -192,6 +192,7 @@ std::optional<FsdpOptions> options_there(const DeviceMesh& mesh, const DTensor& 
   }
   if (axis < 0) return std::nullopt;
   if (!names.empty()) options.shard_axis = names[static_cast<std::size_t>(axis)];
+  options.more_shard_axes.clear();  // which are of the other mesh
   if (const auto* given = std::get_if<std::int64_t>(&options.reshard_after_forward)) {
     const auto neighbours = *given, fitting = std::gcd(neighbours, mesh.size(axis));
     options.reshard_after_forward = true;  // of a number of neighbours, as many as divide the ranks there
