@@ -16,7 +16,7 @@ using namespace dtensor;
 struct Options {
   std::int64_t seq = 4096, batch = 1, heads = 8, features = 64;
   int ranks = 2, times = 5;
-  std::string strategy = "auto", placement = "contiguous";
+  std::string strategy = "auto", placement = "zigzag";
 };
 
 at::Tensor attend(const std::vector<at::Tensor>& in) {
@@ -53,7 +53,7 @@ struct Ranks {
   std::int64_t held = 0;  // bytes beside the inputs, of the rank with most
 };
 
-Placement placement_of(const Options&) { return Shard(2); }
+Placement placement_of(const Options& o) { return o.placement == "zigzag" ? ZigzagShard(2) : Shard(2); }
 
 Ranks on_ranks(const Options& o) {
   Ranks result;

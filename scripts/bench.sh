@@ -20,6 +20,10 @@ if command -v mpirun > /dev/null; then
   for ranks in 2 4; do mpirun -n $ranks "$bench/bench_pipeline"; done
 fi
 echo
+echo "== Attention over a split sequence: thread ranks of one thread against one thread"
+for strategy in ring ulysses; do "$bench/bench_attention" --ranks 2 --strategy $strategy; done
+"$bench/bench_attention" --ranks 2 --strategy ring --placement contiguous
+echo
 echo "== Collectives and memory of a training step against their formula"
 "$bench/bench_costs"
 echo

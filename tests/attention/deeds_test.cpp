@@ -86,6 +86,39 @@ TEST(AttentionDeeds, BlocksInTheFutureAreNotMoved) {
   });
 }
 
+// Rank r has chunks r and 7 - r: of the ranks before it only their first chunk lies before its last, of those behind it
+// both.
+TEST(AttentionDeeds, ZigzagMovesTheChunksThatAreSeen) {
+  auto c = split_case(4, AttentionStrategy::ring);
+  c.options.causal = true;
+  c.where = {{ZigzagShard(2)}, {ZigzagShard(2)}, {ZigzagShard(2)}};
+  on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
+    const auto rank = mesh.coordinate()->front();
+    const auto chunk = keys_and_values(c) / 8;
+    const auto moved = moved_by(c, mesh);
+    EXPECT_EQ(moved.forward, rank * chunk + (3 - rank) * 2 * chunk);
+    // Gradients of its own chunks: both from the ranks before it, the first from those behind.
+    EXPECT_EQ(moved.backward - moved.forward, rank * 2 * chunk + (3 - rank) * chunk);
+  });
+}
+
+// Operations of the rank with most over the mean, as the tiles count them.
+TEST(AttentionDeeds, ZigzagIsBalancedUnderACausalMask) {
+  const std::int64_t length = 4096, ranks = 4;
+  const auto most_over_mean = [&](const Placement& split) {
+    double most = 0, sum = 0;
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      const auto rows = shard_segments(length, 2, {split}, Shape{ranks}, Shape{r});
+      const double pairs = attention_parts::pairs_in(attention_parts::tiles_of(rows, {{0, length}}, {true, 0, {}}));
+      most = std::max(most, pairs);
+      sum += pairs;
+    }
+    return most * static_cast<double>(ranks) / sum;
+  };
+  EXPECT_LE(most_over_mean(ZigzagShard(2)), 1.05);
+  EXPECT_GE(most_over_mean(Shard(2)), 1.7);
+}
+
 TEST(AttentionDeeds, AWindowMovesTheRowsThatItReaches) {
   auto c = split_case(4, AttentionStrategy::ring);
   c.by_aten = false;
@@ -226,6 +259,15 @@ TEST(AttentionDeeds, TheChoiceWeighsBalanceAgainstBytes) {
   EXPECT_NE(chosen(2, 2048, true).find("ulysses"), std::string::npos);
   EXPECT_NE(chosen(1, 2048, true).find("ring"), std::string::npos);
   EXPECT_NE(chosen(2, 2048, false).find("ring"), std::string::npos);
+}
+
+// Balanced parts have nothing to gain from an exchange of heads.
+TEST(AttentionDeeds, TheChoiceKnowsZigzagToBeBalanced) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto x = distribute_tensor(at::zeros({1, 2, 2048, 8}), mesh, {ZigzagShard(2)});
+    const auto told = explain([&] { at::scaled_dot_product_attention(x, x, x, {}, 0, true); });
+    EXPECT_EQ(told.find("axis 0: ring", told.find("* ")), told.find("* ") + 2) << told;
+  });
 }
 
 TEST(AttentionDeeds, NamesOfStrategies) {

@@ -50,6 +50,18 @@ TEST(Peers, ContextParallelOnCpuNineCases) {
   check_all(dropped);
 }
 
+// pytorch#141429: balanced parts without a causal mask crash.
+TEST(Peers, Pytorch141429BalancedAndNotCausal) {
+  for (const bool causal : {false, true}) {
+    for (const std::int64_t length : {1, 5, 30, 64}) {
+      auto c = of_length(length, 3);
+      c.options.causal = causal;
+      for (auto& where : c.where) where = {ZigzagShard(2)};
+      check_all(c);
+    }
+  }
+}
+
 // pytorch#152261: the result put together differs, backward reads memory that is not its own: slices of a larger tensor
 // as local parts, and a result whose order in memory is the query's.
 TEST(Peers, Pytorch152261ResultPutTogether) {

@@ -19,7 +19,7 @@ std::int64_t length(Draw& draw) {
 }
 
 Placement split(Draw& draw, std::int64_t length, std::int64_t ranks) {
-  if (draw.integer(0, 4) > 0) return Shard(2);
+  if (draw.integer(0, 4) > 0) return draw.coin() ? ZigzagShard(2) : Shard(2);
   return RaggedShard(2, random_cut(length, ranks, draw.engine()));
 }
 
@@ -29,11 +29,14 @@ void draw_places(Draw& draw, Case& c) {
   for (auto& where : c.where) where = Placements(axes);
   const auto row_axis = static_cast<std::size_t>(draw.integer(0, static_cast<std::int64_t>(axes) - 1));
   for (std::size_t a = 0; a < axes; ++a) {
-    const auto other = one_of<Placement>(draw, {Shard(0), Shard(1), Shard(2), Replicate(), Partial(), Shard(3)});
+    const auto other =
+        one_of<Placement>(draw, {Shard(0), Shard(1), Shard(2), ZigzagShard(2), Replicate(), Partial(), Shard(3)});
     const bool rows = a == row_axis;
+    const auto row_split = draw.coin() ? ZigzagShard(2) : Shard(2);
     for (auto& where : c.where) {
-      where[a] = rows ? Shard(2) : other;
-      if (draw.integer(0, 9) == 0) where[a] = one_of<Placement>(draw, {Shard(0), Shard(1), Shard(2), Replicate()});
+      where[a] = rows ? row_split : other;
+      if (draw.integer(0, 9) == 0)
+        where[a] = one_of<Placement>(draw, {Shard(0), Shard(1), Shard(2), ZigzagShard(2), Replicate()});
     }
     if (rows && c.queries == c.keys && axes == 1) {
       for (auto& where : c.where) where[a] = split(draw, c.keys, c.mesh[a]);
