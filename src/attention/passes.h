@@ -1,6 +1,8 @@
 // Both passes of attention on local tensors: this rank's queries meet all keys, block by block.
 #pragma once
 
+#include <ATen/core/DimVector.h>
+
 #include <vector>
 
 #include "attention/block.h"
@@ -16,6 +18,9 @@ struct Blocks {
   std::vector<std::int64_t>
       heads;  // the head of keys of each query head, where they are not equal groups in order; else empty
 };
+
+// Dense strides of four dimensions, in the order in memory of a tensor with strides `like`.
+at::DimVector dense_like(at::IntArrayRef like, at::IntArrayRef sizes);
 
 struct Forward {
   at::Tensor out;  // as q, with v's features

@@ -17,24 +17,10 @@ bool on_axis(AxisMask axes, std::size_t axis) { return (axes >> axis & 1) != 0; 
 
 const TensorSpec& spec_of(const at::Tensor& tensor) { return *dtensor_or_null(tensor)->spec(); }
 
-// As the query lies in memory, with another last dimension.
-at::DimVector strides_like(const TensorSpec& q, at::IntArrayRef sizes) {
-  std::vector<std::size_t> order{3, 2, 1, 0};
-  const auto key = [&](std::size_t d) { return q.strides[d] == 0 ? INT64_MAX : q.strides[d]; };
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return key(a) > key(b); });
-  at::DimVector strides(4, 1);
-  std::int64_t step = 1;
-  for (auto d = order.rbegin(); d != order.rend(); ++d) {
-    strides[*d] = step;
-    step *= std::max<std::int64_t>(sizes[*d], 1);
-  }
-  return strides;
-}
-
 SpecPtr result_spec(const Setup& s) {
   at::DimVector sizes(s.q->sizes);
   sizes[3] = s.v->sizes[3];
-  return intern_spec(s.q->mesh, s.layout.q, sizes, strides_like(*s.q, sizes), s.q->dtype);
+  return intern_spec(s.q->mesh, s.layout.q, sizes, dense_like(s.q->strides, sizes), s.q->dtype);
 }
 
 // The local head of keys of each local query head; empty where they are equal groups in order.
