@@ -63,6 +63,36 @@ TEST(AttentionEdges, GradientsOfSomeOperands) {
   });
 }
 
+// Each of the operands plain in turn, and all of them beside sinks that are not.
+TEST(AttentionEdges, PlainOperandsCountAsReplicate) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (std::size_t which = 0; which < 4; ++which) {
+      auto c = small();
+      c.by_aten = false;
+      c.options.sinks = at::arange(4, at::kDouble);
+      const auto t = tensors_of(c);
+      std::vector<at::Tensor> plain, in;
+      for (const auto& x : t.inputs(c)) plain.push_back(x.clone().requires_grad_());
+      for (std::size_t i = 0; i < 3; ++i) {
+        const bool stays = i == which || which == 3;
+        in.push_back(stays ? plain[i].detach().clone().requires_grad_()
+                           : distribute_tensor(plain[i].detach(), mesh, {Shard(2)}).requires_grad_());
+      }
+      in.push_back(distribute_tensor(plain[3].detach(), mesh, {Replicate()}).requires_grad_());
+      const AttentionStrategyScope scope(c.strategy);
+      const auto y = attend(c, in, {});
+      const auto wanted = expected_result(c, plain, {});
+      require(DTensor(y).full_tensor(), wanted, c, "the result");
+      const auto found = torch::autograd::grad({y.square().sum()}, in);
+      const auto gradients = torch::autograd::grad({wanted.square().sum()}, plain);
+      for (std::size_t i = 0; i < in.size(); ++i) {
+        const auto whole = is_dtensor(found[i]) ? DTensor(found[i]).full_tensor() : found[i];
+        require(whole, gradients[i], c, c10::str("gradient ", i, " with ", which, " plain"));
+      }
+    }
+  });
+}
+
 TEST(AttentionEdges, WithoutGradients) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto c = small();

@@ -114,7 +114,9 @@ at::Tensor attention_special(const at::Tensor& q, const at::Tensor& k, const at:
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
   attention_parts::check_call(q, k, v, options);
   const bool learnt_mask = options.mask.defined() && options.mask.requires_grad() && at::GradMode::is_enabled();
-  if (one_mesh({&q, &k, &v, &options.mask, &options.sinks}) == nullptr || learnt_mask || q.numel() == 0) {
+  const bool ours =
+      one_mesh({&q, &k, &v}) != nullptr && one_mesh({&q, &k, &v, &options.mask, &options.sinks}) != nullptr;
+  if (!ours || learnt_mask || q.numel() == 0) {
     return attention_parts::plain_attention(q, k, v, options);
   }
   return attend_checked(q, k, v, options);
