@@ -16,6 +16,8 @@ std::vector<Case> cases(std::int64_t ranks) {
       c.strategy = strategy;
       c.options.causal = true;
       list.push_back(c);
+      c.where = {{ZigzagShard(2)}, {ZigzagShard(2)}, {ZigzagShard(2)}};
+      list.push_back(c);
       c.options.dropout = 0.5;
       list.push_back(c);
       c.by_aten = false;

@@ -261,6 +261,27 @@ TEST(AttentionDeeds, TheChoiceWeighsBalanceAgainstBytes) {
   EXPECT_NE(chosen(2, 2048, false).find("ring"), std::string::npos);
 }
 
+// Two heads on four ranks, contiguous and causal: heads over one axis for balance, blocks along the other.
+TEST(AttentionDeeds, ARingWithinUlysses) {
+  Case c = split_case(2, AttentionStrategy::automatic);
+  c.mesh = {2, 2};
+  c.where = {{Shard(2), Shard(2)}, {Shard(2), Shard(2)}, {Shard(2), Shard(2)}};
+  c.batch = 1, c.heads = c.groups = 2, c.queries = c.keys = 512, c.features = c.values = 64;
+  c.options.causal = true;
+  on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
+    const auto in = distributed(c, tensors_of(c), mesh);
+    const auto told = explain([&] { attend(c, in, {}); });
+    const auto chosen = told.substr(told.find("* "), told.find('\n', told.find("* ")) - told.find("* "));
+    EXPECT_NE(chosen.find(": ring"), std::string::npos) << told;
+    EXPECT_NE(chosen.find(": ulysses"), std::string::npos) << told;
+    const CommDebugMode comms;
+    attend(c, in, {});
+    EXPECT_GT(comms.total("all_to_all").calls, 0);
+    EXPECT_EQ(comms.total("all_gather").calls, 0);
+    check_case(c, mesh);
+  });
+}
+
 // Balanced parts have nothing to gain from an exchange of heads.
 TEST(AttentionDeeds, TheChoiceKnowsZigzagToBeBalanced) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
