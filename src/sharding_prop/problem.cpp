@@ -43,6 +43,7 @@ class Binder {
     state.size = factor.size;
     state.whole = factor.whole;
     state.handled = factor.handled;
+    state.elastic = factor.elastic;
     state.smallest = factor.smallest;
     p_.factors.push_back(state);
   }
@@ -209,7 +210,7 @@ class Binder {
       RuleDim& dim = tensor.dims[d];
       if (dim.empty()) continue;
       const std::int64_t size = sizes_of(tensor)[d];
-      if (product(dim) == size) continue;
+      if (product(dim) == size || (dim.size() == 1 && p_.factors[static_cast<std::size_t>(dim[0])].elastic)) continue;
       if (size != 1 || data_.exact || std::is_same_v<T, ResultState>) {
         for (const int f : dim) p_.factors[static_cast<std::size_t>(f)].whole = true;
       }

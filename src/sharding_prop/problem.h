@@ -11,6 +11,7 @@ struct FactorState {
   std::int64_t size = -1;
   bool whole = false;
   bool handled = false;
+  bool elastic = false;     // each tensor has its own size of it
   int smallest = 0;         // of a rank's part
   bool even = false;        // major part of a compound dimension somewhere: parts must be equal
   bool contracted = false;  // absent from a result

@@ -18,6 +18,7 @@ struct Factor {
   bool whole = false;
   int smallest = 0;  // sharded only where every rank's part has at least this length
   bool handled = false;
+  bool elastic = false;    // tensors may differ in its size: each is split by its own
   std::int64_t size = -1;  // -1: taken from the tensors
 };
 

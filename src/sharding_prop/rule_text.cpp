@@ -235,6 +235,7 @@ class Permissions {
     const bool in_text = data_.packs.empty() || data_.text.find(name + "!") != std::string::npos;
     if (factor.whole && !in_text) add("{} whole", name);
     if (factor.handled) add("{} handled", name);
+    if (factor.elastic) add("{} elastic", name);
     if (factor.smallest > 0) add("{} >= {}", name, factor.smallest);
   }
 

@@ -1,6 +1,7 @@
 // Convolutions and group norms on part of the channels or groups: the plain operator, with the counts of the part in
 // place of the global ones.
 #include "ops/handlers/local_args.h"
+#include "ops/handlers/split_places.h"
 
 namespace dtensor {
 namespace {
@@ -31,20 +32,26 @@ void skip_empty(LocalCall& call) {
 }
 
 void convolution(LocalCall& call) {
-  if (give_zeros_if_empty(call)) return;
   const LocalArgs args(call);
+  if (splits_places(args.spec("input"))) return convolve_split_places(call, own_groups(args));
+  if (give_zeros_if_empty(call)) return;
   set(call, "groups", own_groups(args));
   call.info.op.callBoxed(call.stack);
 }
 
 void convolution_backward(LocalCall& call) {
-  if (give_zeros_if_empty(call)) return;
   const LocalArgs args(call);
+  const bool split = splits_places(args.spec("input"));
+  if (!split && give_zeros_if_empty(call)) return;
   // Split groups split the bias; split input channels do not.
   const bool counts_bias = is_first(args.integer("groups") == 1 ? args.spec("input") : nullptr, 1);
-  set(call, "groups", own_groups(args));
-  if (!args.value("bias_sizes").isNone()) set(call, "bias_sizes", std::vector{args.tensor("grad_output").size(1)});
-  call.info.op.callBoxed(call.stack);
+  if (split) {
+    convolve_split_places_backward(call, own_groups(args));
+  } else {
+    set(call, "groups", own_groups(args));
+    if (!args.value("bias_sizes").isNone()) set(call, "bias_sizes", std::vector{args.tensor("grad_output").size(1)});
+    call.info.op.callBoxed(call.stack);
+  }
   auto& bias = call.stack.back();
   if (!counts_bias && bias.isTensor() && bias.toTensor().defined()) bias.toTensor().zero_();
 }
@@ -71,6 +78,8 @@ void add_convolution_kernels(LocalKernels& kernels) {
   kernels.emplace("convolution_local", convolution);
   kernels.emplace("convolution_backward_local", convolution_backward);
   kernels.emplace("group_norm_local", group_norm);
+  kernels.emplace("pad_split", pad_split);
+  kernels.emplace("flip_split", flip_split);
 }
 
 }  // namespace dtensor

@@ -9,12 +9,18 @@ void add_moves(RuleBook& book) {
   // A 1-d tensor without elements may stand among tensors of any shape.
   for (const char* op : {"aten::cat", "aten::_cat"}) book.rule(op, "X[dim=_]?* -> X[dim=_]").structural();
   for (const char* op : {"aten::stack", "aten::_stack"}) book.rule(op, "X* -> X[dim=_]").structural();
-  book.rule("aten::flip", "X[flipped!] -> X[flipped]").structural({0}).dims("flipped", [](const OpArgs& op) {
+  const auto flipped = [](const OpArgs& op) {
     return op.integers("dims").empty() ? std::vector<std::int64_t>{} : op.dims("dims");
-  });
+  };
+  book.rule("aten::flip", "X[flipped] -> X[flipped]")
+      .structural({0})
+      .handled("flipped", "flip_split")
+      .dims("flipped", flipped);
   book.rule("aten::roll", "X[dims!] -> X[dims]").structural({0});
   book.rule("aten::repeat", "... -> ...").structural({0});
-  book.rule("aten::constant_pad_nd", "X[padded!] -> X[padded]").dims("padded", padded_by("pad"));
+  book.rule("aten::constant_pad_nd",
+            elastic(Rule("X[padded] -> X[padded]").handled("padded", "pad_split").dims("padded", padded_by("pad")),
+                    "padded"));
   for (const char* op : {"aten::tril", "aten::triu"}) book.rule(op, "Xa!b! -> Xab").linear({0});
   book.rule("aten::glu", "X[dim!] -> X[dim]");
 }

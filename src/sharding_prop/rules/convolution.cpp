@@ -1,5 +1,6 @@
-// Convolution: batch, groups, and input and output channels shard (a sharded input channel leaves a Partial sum);
-// places are whole. A local kernel sets the group count and the bias size of the part.
+// Convolution: batch, groups, and input and output channels shard (a sharded input channel leaves a Partial sum), and
+// places, of which ranks bring each other the rows that their windows reach; not where it is transposed. A local kernel
+// sets the group count and the bias size of the part.
 #include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
 
@@ -8,10 +9,36 @@ namespace {
 
 constexpr const char *kKernel = "convolution_local", *kBackwardKernel = "convolution_backward_local";
 
-// Letters: n batch, g groups, i and o channels of a group, S places. Of several groups each is whole.
+// Letters: n batch, g groups, i and o channels of a group, abc (S) places. Of several groups each is whole.
 struct Channels {
   bool transposed, groups;
 };
+
+// Of as many as the input's places.
+struct Places {
+  std::string split, whole;  // "abc" of what is split alike, "___" of the windows
+};
+
+Places places_of(at::IntArrayRef input) {
+  const std::size_t count = std::min<std::size_t>(input.size() - std::min<std::size_t>(input.size(), 2), 3);
+  return {std::string("abc").substr(0, count), std::string(count, '_')};
+}
+
+std::string filled(std::string text, const Places& places) {
+  for (std::size_t at = text.find_first_of("ST"); at != std::string::npos; at = text.find_first_of("ST", at)) {
+    const std::string& letters = text[at] == 'S' ? places.split : places.whole;
+    text.replace(at, 1, letters);
+    at += letters.size();
+  }
+  return text;
+}
+
+Rule with_places(const char* text, const char* kernel, bool transposed, at::IntArrayRef input) {
+  if (transposed) return Rule(text);
+  const Places places = places_of(input);
+  Rule rule(filled(text, places));
+  return places.split.empty() ? rule : elastic(rule.handled(places.split, kernel), places.split);
+}
 
 Channels channels(const OpArgs& op) {
   return {op.has_arg("transposed") && op.boolean("transposed"), op.has_arg("groups") && op.integer("groups") != 1};
@@ -20,8 +47,9 @@ Channels channels(const OpArgs& op) {
 Rule convolution(const OpArgs& op) {
   const auto [transposed, groups] = channels(op);
   const char* text = transposed ? (groups ? "n(gi!)S!, (gi)o!S, +(go) -> n(go)S" : "niS!, ioS, +o -> noS")
-                                : (groups ? "n(gi!)S!, (go!)iS, +(go) -> n(go)S" : "niS!, oiS, +o -> noS");
-  Rule rule = Rule(text).handled("no", kKernel).nonempty("i").linear({0, 2}, {1, 2});
+                                : (groups ? "n(gi!)S, (go!)iT, +(go) -> n(go)S" : "niS, oiT, +o -> noS");
+  Rule rule =
+      with_places(text, kKernel, transposed, op.sizes(0)).handled("no", kKernel).nonempty("i").linear({0, 2}, {1, 2});
   return groups ? rule.handled("g", kKernel) : rule;
 }
 
@@ -30,8 +58,11 @@ Rule convolution_backward(const OpArgs& op) {
   const auto [transposed, groups] = channels(op);
   const char* text =
       transposed ? (groups ? "n(go!)S!, n(gi!)S, (gi)oS -> n(gi)S, (gi)oS, (go)" : "noS!, niS, ioS -> niS, ioS, o")
-                 : (groups ? "n(go!)S!, n(gi!)S, (go)iS -> n(gi)S, (go)iS, (go)" : "noS!, niS, oiS -> niS, oiS, o");
-  Rule rule = Rule(text).handled("nio", kBackwardKernel).nonempty("i").linear({0});
+                 : (groups ? "n(go!)S, n(gi!)S, (go)iT -> n(gi)S, (go)iT, (go)" : "noS, niS, oiT -> niS, oiT, o");
+  Rule rule = with_places(text, kBackwardKernel, transposed, op.sizes(1))
+                  .handled("nio", kBackwardKernel)
+                  .nonempty("i")
+                  .linear({0});
   return groups ? rule.handled("g", kBackwardKernel) : rule;
 }
 

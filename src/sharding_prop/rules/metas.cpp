@@ -3,7 +3,20 @@
 
 #include <c10/util/strides.h>
 
+#include "sharding_prop/rule_data.h"
+
 namespace dtensor {
+
+Rule elastic(const Rule& rule, std::string_view names) {
+  RuleData data = rule.data();
+  const auto mark = [&](Factor& factor) {
+    const bool letter = factor.name.size() == 1 && names.find(factor.name) != std::string_view::npos;
+    factor.elastic |= letter || factor.name == names;
+  };
+  for (Factor& factor : data.factors) mark(factor);
+  for (Pack& pack : data.packs) mark(pack.each);
+  return Rule(std::move(data));
+}
 
 Rule::Dims padded_by(const char* arg) {
   return [arg](const OpArgs& op) {

@@ -12,6 +12,10 @@ namespace dtensor {
 // A shard without elements gives results without elements, or zeros: kernels of ATen raise on some.
 inline constexpr const char* kSkipEmpty = "skip_empty";
 
+// The rule with factors (as `handled` names them) of which each tensor has a size of its own, and is split by that:
+// places that windows go over. Their kernel brings what a rank's part of the result looks at.
+Rule elastic(const Rule& rule, std::string_view names);
+
 // The dimensions that a list of amounts, two for each from the last, pads or cuts.
 Rule::Dims padded_by(const char* arg);
 
