@@ -59,7 +59,7 @@ class Formula {
     count_tensor_parallel(all);
     if (o.experts) count_experts(all);
     // Ids and targets are plain tensors that must be alike on all ranks: their hashes are compared.
-    add(all, "all_gather replicate_shard_tp", 2 * pieces, 2 * pieces * (r * s * t - 1) * kHashes);
+    add(all, "all_gather replicate_shard_cp_tp", 2 * pieces, 2 * pieces * (r * s * t - 1) * kHashes);
     // The number of targets of a batch that is split, and its loss when it is read.
     all["scalars"].calls = r * s > 1 ? 2 * pieces : 0;
     count_norm(all);
@@ -167,7 +167,7 @@ class Formula {
     std::erase_if(split, [](const auto& axis) { return axis.second == 1; });
     if (split.empty()) return;
     const auto [axis, ranks] =
-        split.size() == 1 ? split[0] : std::pair<std::string, Int>("replicate_shard_tp", r * s * t);
+        split.size() == 1 ? split[0] : std::pair<std::string, Int>("replicate_shard_cp_tp", r * s * t);
     add(all, "all_reduce " + axis, 1, reduced(numbers * 8, ranks));
   }
 
