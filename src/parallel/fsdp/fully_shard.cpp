@@ -203,11 +203,12 @@ std::optional<FsdpOptions> options_there(const DeviceMesh& mesh, const DTensor& 
 
 using OnMesh = std::pair<DeviceMesh, NamedTensors>;
 
-// Experts lie on other arrangements of these ranks, or each on some of them, so that no rank is left out or has two:
-// what lies on a few ranks for another reason is an error, since nobody would sum its gradient over the others.
+// Experts lie on other arrangements of these ranks, or each on some of them, so that all ranks have equally many: what
+// lies on a few ranks for another reason is an error, since nobody would sum its gradient over the others.
 std::vector<OnMesh> find_elsewhere(const NamedTensors& parameters, const DeviceMesh& mesh) {
   std::vector<OnMesh> groups;
-  std::int64_t on_parts = 0;
+  std::map<std::int64_t, int> held;  // by each rank
+  for (const auto rank : mesh.ranks()) held[rank] = 0;
   for (const auto& [name, slot] : parameters) {
     if (!slot->defined() || !is_dtensor(*slot)) continue;
     const auto own = DTensor(*slot).mesh();
@@ -215,11 +216,15 @@ std::vector<OnMesh> find_elsewhere(const NamedTensors& parameters, const DeviceM
     auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == own; });
     if (group == groups.end()) {
       group = groups.insert(groups.end(), {own, {}});
-      if (own.size() < mesh.size()) on_parts += own.size();
+      if (own.size() < mesh.size()) {
+        for (const auto rank : own.ranks()) ++held[rank];
+      }
     }
     group->second.emplace_back(name, slot);
   }
-  if (on_parts != mesh.size()) std::erase_if(groups, [&](const auto& g) { return g.first.size() < mesh.size(); });
+  const auto most = held.begin()->second;
+  const bool even = std::all_of(held.begin(), held.end(), [&](const auto& h) { return h.second == most; });
+  if (!even) std::erase_if(groups, [&](const auto& g) { return g.first.size() < mesh.size(); });
   return groups;
 }
 

@@ -1,0 +1,52 @@
+// A dropless mixture of experts under expert parallelism, beside its formulas in plain ATen on one device and data
+// parallel: how far outputs, gradients, norms and parameters lie apart over three steps with clipping and AdamW.
+//
+//   dmoe                    two thread ranks
+//   dmoe --ranks 4
+//   mpirun -n 2 dmoe        processes
+//
+// Exit status: 0; 1 where a form left the formulas.
+#include <ATen/ATen.h>
+
+#include <atomic>
+#include <cstdio>
+
+#include "dtensor/launch.h"
+#include "twin.h"
+
+namespace {
+
+bool compare(const dtensor::Communicator& world, at::ScalarType dtype) {
+  const auto reference = dmoe::run(world, dmoe::Form::one_device, dtype);
+  const bool shows = world.rank() == 0;
+  if (shows) {
+    std::printf("%s, %d ranks (norm of the first step %.6g, bound %.0e)\n%-30s %10s %10s %10s %10s\n",
+                c10::toString(dtype), world.size(), reference.norms[0], dmoe::bound(dtype), "relative difference of",
+                "output", "gradient", "norm", "parameter");
+  }
+  bool equal = true;
+  for (const auto form : dmoe::distributed_forms()) {
+    const auto d = dmoe::difference(dmoe::run(world, form, dtype), reference);
+    if (shows) {
+      std::printf("%-30s %10.1e %10.1e %10.1e %10.1e\n", dmoe::name_of(form).c_str(), d.output, d.gradient, d.norm,
+                  d.parameter);
+    }
+    equal = equal && d.largest() <= dmoe::bound(dtype);
+  }
+  return equal;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::atomic<bool> equal{true};
+  const auto once = [&](const dtensor::Communicator& world) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      if (!compare(world, dtype)) equal = false;
+    }
+  };
+  const int status = dtensor::launch(argc, argv, [&](const dtensor::Communicator& world) {
+    world.size() == 1 ? dtensor::run_local(2, once) : once(world);
+  });
+  return status != 0 ? status : equal ? 0 : 1;
+}

@@ -1,0 +1,211 @@
+// The formulas, and the layer in every form.
+#include "twin.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <random>
+
+#include "dtensor/dtensor.h"
+#include "dtensor/moe.h"
+#include "dtensor/optim.h"
+
+namespace dmoe {
+
+using namespace dtensor;
+
+namespace {
+
+constexpr std::int64_t kHidden = 256, kExperts = 8, kTopK = 2, kRowsPerRank = 2, kSequence = 3;
+
+at::Tensor uniform(at::IntArrayRef sizes, std::uint64_t seed, at::ScalarType dtype) {  // (-1, 1)
+  std::mt19937_64 engine(seed);
+  auto values = at::empty(sizes, at::kDouble);
+  auto* out = values.mutable_data_ptr<double>();
+  for (std::int64_t i = 0; i < values.numel(); ++i) out[i] = static_cast<double>(engine() >> 11) * 0x1p-52 - 1;
+  return values.to(dtype);
+}
+
+at::Tensor batch(int step, int ranks, at::ScalarType dtype) {
+  return uniform({kRowsPerRank * ranks, kSequence, kHidden}, 100 + step, dtype);
+}
+
+at::Tensor loss_of(const at::Tensor& y, int ranks) {
+  return y.square().sum() * (1.0 / static_cast<double>(kRowsPerRank * ranks * kSequence * kHidden));
+}
+
+at::Tensor whole(const at::Tensor& t) {
+  return (is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t.detach()).to(at::kDouble).clone();
+}
+
+// Router [E, D], w1 and v1 [E, F, D], w2 [E, D, F]: in the order in which the layer lists them.
+struct Formulas {
+  std::vector<at::Tensor> parameters;
+
+  explicit Formulas(at::ScalarType dtype) {
+    const std::vector<std::vector<std::int64_t>> sizes = {
+        {kExperts, kHidden}, {kExperts, kHidden, kHidden}, {kExperts, kHidden, kHidden}, {kExperts, kHidden, kHidden}};
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      parameters.push_back(uniform(sizes[i], 11 + i, dtype).requires_grad_());
+    }
+  }
+
+  // Every expert on every token; what a token did not choose has weight 0. The router and the sum are in float.
+  at::Tensor operator()(const at::Tensor& x) const {
+    const auto &router = parameters[0], &w1 = parameters[1], &w2 = parameters[2], &v1 = parameters[3];
+    const auto p = at::softmax(at::matmul(x.to(at::kFloat), router.to(at::kFloat).t()), -1);
+    const auto [best, chosen] = at::topk(p, kTopK, -1);
+    const auto weights = best / best.sum(-1, /*keepdim=*/true);
+    auto y = at::zeros(x.sizes(), at::kFloat);
+    for (std::int64_t e = 0; e < kExperts; ++e) {
+      const auto h = at::gelu(at::matmul(x, w1[e].t())) * at::matmul(x, v1[e].t());
+      y = y + at::matmul(h, w2[e].t()).to(at::kFloat) * (weights * (chosen == e)).sum(-1, /*keepdim=*/true);
+    }
+    return y.to(x.scalar_type());
+  }
+};
+
+using Forward = std::function<at::Tensor(const at::Tensor&)>;
+
+struct Job {
+  std::vector<at::Tensor> parameters;
+  Forward forward;                                      // of the whole batch, to this rank's output
+  std::function<at::Tensor(const at::Tensor&)> gather;  // that output to the whole one
+  std::function<void()> after_backward;
+};
+
+Course train(const Job& job, int ranks, at::ScalarType dtype) {
+  AdamW optimizer(job.parameters, {.lr = 1e-2});
+  Course course;
+  for (int step = 0; step < kSteps; ++step) {
+    const auto y = job.forward(batch(step, ranks, dtype));
+    loss_of(y, ranks).backward();
+    if (job.after_backward) job.after_backward();
+    course.outputs.push_back(job.gather(y.detach()));
+    for (const auto& p : job.parameters) {
+      if (step == 0) course.gradients.push_back(whole(p.grad()));
+    }
+    course.norms.push_back(clip_grad_norm_(job.parameters, 1.0).item<double>());
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  for (const auto& p : job.parameters) course.parameters.push_back(whole(p));
+  return course;
+}
+
+Course run_formulas(const Communicator& world, bool parallel, at::ScalarType dtype) {
+  const Formulas formulas(dtype);
+  Job job{formulas.parameters, formulas, whole, {}};
+  if (parallel) {
+    job.forward = [&](const at::Tensor& x) { return formulas(x.chunk(world.size())[world.rank()]); };
+    job.gather = [&](const at::Tensor& y) {
+      return gather_rows_of_ranks(y, std::vector<std::int64_t>(world.size(), y.size(0)), world).to(at::kDouble);
+    };
+    job.after_backward = [&] {
+      for (const auto& p : formulas.parameters) {
+        auto gradient = p.grad();
+        world.all_reduce(gradient, ReduceOp::sum).wait();
+      }
+    };
+  }
+  return train(job, world.size(), dtype);
+}
+
+MoeOptions layer_options(at::ScalarType dtype) {
+  MoeOptions o;
+  o.hidden = o.ffn = kHidden;
+  o.router.experts = kExperts;
+  o.router.top_k = kTopK;
+  o.router.normalise = true;
+  o.experts.activation = ExpertActivation::geglu;
+  o.tensor = dtype;
+  return o;
+}
+
+void place(MixtureOfExperts& layer, Form form, const DeviceMesh& mesh) {
+  if (form == Form::one_mesh) {
+    return layer.distribute(mesh.flatten("fsdp"),
+                            [](const auto&, const auto&) { return Placements{Shard(0).as_storage()}; });
+  }
+  const bool slices = form == Form::slices;
+  apply_expert_parallel(layer, slices ? mesh["expert_parallel"] : mesh,
+                        {.ep = "expert_parallel", .edp = "weight_parallel"});
+  nn::distribute({{"gate.weight", &layer.gate.weight}}, slices ? mesh["weight_parallel"] : mesh,
+                 [&](const auto&, const auto&) {
+                   return slices ? Placements{Shard(0)} : Placements{Shard(0).as_storage(), Replicate()};
+                 });
+}
+
+Course run_layer(const Communicator& world, Form form, at::ScalarType dtype) {
+  const auto mesh = init_device_mesh(world, at::kCPU, {1, world.size()}, {"weight_parallel", "expert_parallel"});
+  MixtureOfExperts layer(layer_options(dtype));
+  const Formulas values(dtype);
+  std::size_t i = 0;
+  for (const auto& [name, p] : layer.named_parameters())
+    *p = values.parameters.at(i++).detach().clone().requires_grad_();
+  place(layer, form, mesh);
+  const auto forward = [&](const at::Tensor& x) -> at::Tensor {
+    if (form == Form::slices) return layer.forward(x.chunk(world.size())[world.rank()].clone());
+    if (form == Form::one_mesh) return layer.forward(distribute_tensor(x, mesh.flatten("fsdp"), {Shard(0)}));
+    return layer.forward(distribute_tensor(x, mesh, {Shard(0), Shard(0)}));
+  };
+  const auto gather = [&](const at::Tensor& y) {
+    if (is_dtensor(y)) return whole(y);
+    return gather_rows_of_ranks(y, std::vector<std::int64_t>(world.size(), y.size(0)), world).to(at::kDouble);
+  };
+  return train({layer.parameters(), forward, gather, {}}, world.size(), dtype);
+}
+
+double apart(const at::Tensor& got, const at::Tensor& wanted) {
+  return (got - wanted).norm().item<double>() / wanted.norm().item<double>();
+}
+
+}  // namespace
+
+const std::vector<Form>& distributed_forms() {
+  static const std::vector<Form> forms = {Form::data_parallel, Form::two_axes, Form::one_mesh, Form::slices};
+  return forms;
+}
+
+std::string name_of(Form form) {
+  switch (form) {
+    case Form::one_device:
+      return "formulas, one device";
+    case Form::data_parallel:
+      return "formulas, data parallel";
+    case Form::two_axes:
+      return "experts split, router whole";
+    case Form::one_mesh:
+      return "all Shard(0) on one mesh";
+    case Form::slices:
+      return "router and experts on slices";
+  }
+  return "?";
+}
+
+Course run(const Communicator& world, Form form, at::ScalarType dtype) {
+  TORCH_CHECK(kExperts % world.size() == 0, "dmoe: ", kExperts, " experts on ", world.size(), " ranks");
+  const bool formulas = form == Form::one_device || form == Form::data_parallel;
+  return formulas ? run_formulas(world, form == Form::data_parallel, dtype) : run_layer(world, form, dtype);
+}
+
+double Difference::largest() const { return std::max({output, gradient, norm, parameter}); }
+
+Difference difference(const Course& course, const Course& reference) {
+  Difference d;
+  for (std::size_t i = 0; i < reference.outputs.size(); ++i) {
+    d.output = std::max(d.output, apart(course.outputs.at(i), reference.outputs[i]));
+    d.norm = std::max(d.norm, std::abs(course.norms.at(i) / reference.norms[i] - 1));
+  }
+  for (std::size_t i = 0; i < reference.gradients.size(); ++i) {
+    d.gradient = std::max(d.gradient, apart(course.gradients.at(i), reference.gradients[i]));
+    d.parameter = std::max(d.parameter, apart(course.parameters.at(i), reference.parameters[i]));
+  }
+  return d;
+}
+
+double bound(at::ScalarType dtype) { return dtype == at::kFloat ? 1e-5 : 2e-2; }
+
+}  // namespace dmoe

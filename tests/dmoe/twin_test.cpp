@@ -1,0 +1,30 @@
+// Every form of the dropless layer is its formulas in plain ATen, through clipping and AdamW.
+#include <gtest/gtest.h>
+
+#include "dmoe/twin.h"
+#include "dtensor/launch.h"
+
+namespace dmoe {
+namespace {
+
+class Twin : public testing::TestWithParam<at::ScalarType> {};
+
+TEST_P(Twin, EveryFormIsItsFormulas) {
+  dtensor::run_local(2, [&](const dtensor::Communicator& world) {
+    const auto reference = run(world, Form::one_device, GetParam());
+    EXPECT_GT(reference.norms[0], 1) << "nothing would be clipped";
+    for (const auto form : distributed_forms()) {
+      const auto d = difference(run(world, form, GetParam()), reference);
+      EXPECT_LE(d.output, bound(GetParam())) << name_of(form);
+      EXPECT_LE(d.gradient, bound(GetParam())) << name_of(form);
+      EXPECT_LE(d.norm, bound(GetParam())) << name_of(form);
+      EXPECT_LE(d.parameter, bound(GetParam())) << name_of(form);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, Twin, testing::Values(at::kFloat, at::kBFloat16),
+                         [](const auto& info) { return std::string(c10::toString(info.param)); });
+
+}  // namespace
+}  // namespace dmoe
