@@ -83,6 +83,18 @@ void add_training_flags(CLI::App& app, Options& o) {
   app.add_option("--optimizer", o.optimizer, "adamw, sgd, shampoo or muon")
       ->check(CLI::IsMember({"adamw", "sgd", "shampoo", "muon"}))
       ->capture_default_str();
+  app.add_option("--shampoo-frequency", o.shampoo.frequency, "steps between inverse roots")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--shampoo-start", o.shampoo.start, "first step that is preconditioned")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--shampoo-eps", o.shampoo.eps, "added to the factors before a root")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--shampoo-grafting", o.shampoo.grafting, "whose length a step has: adam's or its own (none)")
+      ->check(CLI::IsMember({"adam", "none"}))
+      ->capture_default_str();
   app.add_option("--lr", o.lr, "learning rate")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--warmup", o.warmup, "steps of linear warm-up")
       ->check(CLI::Range(0, 100'000'000))
@@ -91,6 +103,9 @@ void add_training_flags(CLI::App& app, Options& o) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_option("--data", o.data, "text files or folders; default: LibTorch's headers");
+  app.add_option(
+      "--tokenizer", o.tokenizer,
+      "byte-pair encoding: a tokenizer.json, a merges.txt or a folder with either, or 'shipped'; default: bytes");
   app.add_option("--save", o.save, "write a checkpoint to this folder at the end");
   app.add_option("--save-every", o.save_every, "and after every so many steps, in the background")
       ->check(CLI::Range(1, 100'000'000));
@@ -167,6 +182,9 @@ Dtype parse_dtype(const std::string& text) {
 }
 
 void check_sequence(const CLI::App& app, const Options& o) {
+  if (o.documents && !o.tokenizer.empty()) {
+    throw UsageError("--documents ends them by a token that is no byte, which --tokenizer does not leave free");
+  }
   for (const char* flag : {"--cp-strategy", "--sequence-placement"}) {
     const bool split = o.mesh && o.mesh->cp > 1;
     if (!split && app.count(flag) > 0) throw UsageError(fmt::format("{} needs a --mesh with cp", flag));
@@ -187,6 +205,14 @@ void check_pipeline(const CLI::App& app, const Options& o) {
   }
   if (o.parallel != "fsdp") throw UsageError("stages (pp) need --parallel fsdp");
   if (o.microbatches > o.batch) throw UsageError("--microbatches: more pieces than sequences in a batch");
+}
+
+void check_optimizer(const CLI::App& app, const Options& o) {
+  for (const char* flag : {"--shampoo-frequency", "--shampoo-start", "--shampoo-eps", "--shampoo-grafting"}) {
+    if (o.optimizer != "shampoo" && app.count(flag) > 0) {
+      throw UsageError(fmt::format("{} needs --optimizer shampoo", flag));
+    }
+  }
 }
 
 void settle_sizes(Options& o) {
@@ -228,6 +254,7 @@ Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_st
   settle_sizes(options);
   check_pipeline(app, options);
   check_sequence(app, options);
+  check_optimizer(app, options);
   if (options.mesh && options.mesh->pp > 1) options.grad_accum = options.microbatches;  // pieces of a batch, either way
   if (options.experts) {
     check_experts(app, *options.experts);

@@ -27,6 +27,13 @@ struct MeshShape {
 enum class Dtype : std::uint8_t { float32, float64, bfloat16 };
 const char* to_string(Dtype dtype);
 
+// Of --optimizer shampoo (dtensor/optim/shampoo.h).
+struct ShampooFlags {
+  std::int64_t frequency = 10, start = 10;  // steps between inverse roots, and the first that is preconditioned
+  double eps = 1e-6;                        // added to the factors
+  std::string grafting = "adam";            // whose length a step has: adam, none
+};
+
 // What the program moe is told about its experts.
 struct ExpertFlags {
   std::int64_t ep = 0, etp = 1;                              // ep 0: as many as divide both the ranks and the experts
@@ -62,11 +69,14 @@ struct Options {
   std::string schedule = "1f1b";  // of a pipeline: a name, or a file with a schedule as text
   std::string schedule_plot;
   int microbatches = 4, chunks = 0;  // chunks: stages of a rank; 0: the schedule's own number
+  ShampooFlags shampoo = {};
   double dropout = 0, lr = 1e-3, clip = 1;
   std::int64_t steps = 100, warmup = 10;
   std::int64_t batch = 0, seq = 0, hidden = 0, layers = 0;  // 0: the model's default
   std::uint64_t seed = 0;
   std::vector<std::string> data;
+  std::string tokenizer;        // a file or folder, or "shipped"; empty: tokens are bytes
+  std::int64_t vocabulary = 0;  // the tokenizer's; 0: the model's
   std::string log, plot, trace;
   std::string save, load;                   // folders of checkpoints
   std::int64_t save_every = 0;              // 0: only at the end

@@ -1,4 +1,4 @@
-// What to train on: the bytes of text files, one token a byte.
+// What to train on: text files as tokens.
 #include "data.h"
 
 #include <ATen/ATen.h>
@@ -34,7 +34,7 @@ void append_file(const fs::path& path, std::string& text) {
 
 }  // namespace
 
-Corpus Corpus::read(const std::vector<std::string>& paths, std::int64_t sequence) {
+Corpus Corpus::read(const std::vector<std::string>& paths, std::int64_t sequence, const Tokenizer* tokenizer) {
   Corpus corpus;
   for (const std::string& path : paths.empty() ? std::vector<std::string>{DTENSOR_TRAIN_TEXT} : paths) {
     for (const fs::path& file : files_under(path)) {
@@ -42,17 +42,32 @@ Corpus Corpus::read(const std::vector<std::string>& paths, std::int64_t sequence
       ++corpus.files_;
     }
   }
-  if (corpus.text_.size() < static_cast<std::size_t>(sequence) + 1) {
-    throw UsageError("--data: " + std::to_string(corpus.text_.size()) + " bytes of text are too few for --seq " +
-                     std::to_string(sequence));
+  corpus.bytes_ = corpus.text_.size();
+  if (tokenizer != nullptr) {
+    corpus.tokens_ = tokenizer->encode(corpus.text_);
+    corpus.text_.clear();
   }
+  corpus.check_length(sequence);
   return corpus;
+}
+
+Corpus Corpus::of(std::vector<std::int32_t> tokens, std::int64_t sequence) {
+  Corpus corpus;
+  corpus.tokens_ = std::move(tokens);
+  corpus.check_length(sequence);
+  return corpus;
+}
+
+void Corpus::check_length(std::int64_t sequence) const {
+  if (tokens() > static_cast<std::size_t>(sequence)) return;
+  throw UsageError("--data: " + std::to_string(tokens()) + (tokens_.empty() ? " bytes of text" : " tokens") +
+                   " are too few for --seq " + std::to_string(sequence));
 }
 
 // One token more than a sequence. Documents have between an eighth and a half of the sequence.
 void Corpus::fill(std::uint64_t seed, std::int64_t row, bool documents, std::vector<std::int64_t>& tokens) const {
   const auto length = static_cast<std::uint64_t>(tokens.size());
-  const std::uint64_t starts = text_.size() - length + 1;
+  const std::uint64_t starts = this->tokens() - length + 1;
   const std::uint64_t row_hash = hash64(seed, row);
   std::uint64_t at = row_hash % starts, left = length;
   for (std::uint64_t t = 0, document = 0; t < length; ++t) {
@@ -61,7 +76,7 @@ void Corpus::fill(std::uint64_t seed, std::int64_t row, bool documents, std::vec
       left = length / 8 + hash64(row_hash, 2 * document + 1) % (length / 2 - length / 8 + 1);
       ++document;
     }
-    tokens[t] = left-- == 0 ? kEndOfDocument : static_cast<unsigned char>(text_[at++]);
+    tokens[t] = left-- == 0 ? kEndOfDocument : token(at++);
   }
 }
 

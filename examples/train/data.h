@@ -1,5 +1,6 @@
-// What to train on: the bytes of text files, one token a byte. Every process reads the same files in the same order,
-// and a step's batch is a pure function of seed and step, so all ranks and all meshes see the same batches.
+// What to train on: text files, one token a byte, or as a tokenizer cuts them. Every process reads the same files in
+// the same order, and a step's batch is a pure function of seed and step, so all ranks and all meshes see the same
+// batches.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,6 +8,8 @@
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "tokenizer.h"
 
 namespace train {
 
@@ -23,17 +26,27 @@ class Corpus {
  public:
   // Files, or folders whose files are taken in sorted order; none: the headers of the LibTorch of this build. Throws
   // UsageError for a path that does not exist or cannot be read, and where there is less text than one sequence.
-  static Corpus read(const std::vector<std::string>& paths, std::int64_t sequence);
+  // Without a tokenizer, tokens are bytes.
+  static Corpus read(const std::vector<std::string>& paths, std::int64_t sequence,
+                     const Tokenizer* tokenizer = nullptr);
+  // Tokens that are there already.
+  static Corpus of(std::vector<std::int32_t> tokens, std::int64_t sequence);
 
   Batch batch(std::uint64_t seed, std::int64_t step, const BatchShape& shape) const;
-  std::size_t bytes() const { return text_.size(); }
+  std::size_t bytes() const { return bytes_; }
+  std::size_t tokens() const { return text_.empty() ? tokens_.size() : text_.size(); }
   std::size_t files() const { return files_; }
 
  private:
+  void check_length(std::int64_t sequence) const;
+  std::int64_t token(std::uint64_t at) const {
+    return text_.empty() ? tokens_[at] : static_cast<unsigned char>(text_[at]);
+  }
   void fill(std::uint64_t seed, std::int64_t row, bool documents, std::vector<std::int64_t>& tokens) const;
 
-  std::string text_;
-  std::size_t files_ = 0;
+  std::string text_;                  // empty where there are
+  std::vector<std::int32_t> tokens_;  // these
+  std::size_t files_ = 0, bytes_ = 0;
 };
 
 }  // namespace train

@@ -51,7 +51,14 @@ std::unique_ptr<dtensor::Optimizer> make(const NamedTensors& parameters, const O
   }
   if (o.name == "shampoo") {
     const dtensor::ShampooOptions options{
-        .lr = o.lr, .beta2 = 0.95, .eps = 1e-6, .weight_decay = o.weight_decay, .graft_beta2 = 0.95};
+        .lr = o.lr,
+        .beta2 = 0.95,
+        .eps = o.shampoo.eps,
+        .weight_decay = o.weight_decay,
+        .grafting = o.shampoo.grafting == "adam" ? dtensor::Grafting::adam : dtensor::Grafting::none,
+        .graft_beta2 = 0.95,
+        .frequency = o.shampoo.frequency,
+        .start = o.shampoo.start};
     return one_group<dtensor::Shampoo>(parameters, options);
   }
   if (o.name == "muon") return muon(parameters, o);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "args.h"
 #include "dtensor/checkpoint.h"
 #include "dtensor/named_tensors.h"
 #include "dtensor/optim.h"
@@ -16,6 +17,7 @@ struct OptimizerOptions {
   double lr = 1e-3, weight_decay = 0.1;
   double clip = 1.0;        // largest gradient norm; 0: no clipping
   std::int64_t warmup = 0;  // steps of linear warm-up to lr
+  ShampooFlags shampoo = {};
 };
 
 class Optimizer {

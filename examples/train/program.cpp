@@ -159,12 +159,23 @@ void check_files(const Options& options) {
   check_can_save("--save", options.save);
 }
 
+Corpus read_corpus(Options& options) {
+  if (options.tokenizer.empty()) return Corpus::read(options.data, options.seq);
+  const auto tokenizer = options.tokenizer == "shipped" ? Tokenizer::shipped() : Tokenizer::read(options.tokenizer);
+  const auto room = gpt_config(options).vocabulary;
+  if (options.model != "tiny" && tokenizer.size() > room) {
+    throw UsageError(fmt::format("--tokenizer: {} tokens for a vocabulary of {}", tokenizer.size(), room));
+  }
+  options.vocabulary = tokenizer.size();
+  return Corpus::read(options.data, options.seq, &tokenizer);
+}
+
 int run(Kind program, int argc, char** argv) {
   std::optional<int> exit_status;
-  const Options options = parse_args(program, argc, argv, exit_status);
+  Options options = parse_args(program, argc, argv, exit_status);
   if (exit_status) return *exit_status;
   check_files(options);
-  const Corpus corpus = Corpus::read(options.data, options.seq);
+  const Corpus corpus = read_corpus(options);
   Outcome outcome;
   const int status =
       dtensor::launch(argc, argv, [&](dtensor::Communicator world) { run_rank(world, options, corpus, outcome); });

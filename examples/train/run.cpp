@@ -74,6 +74,7 @@ GptConfig gpt_config(const Options& options) {
   config.rope = options.rope;
   config.documents = options.documents;
   config.kv_heads = options.kv_heads;
+  if (options.vocabulary > 0 && options.model == "tiny") config.vocabulary = options.vocabulary;
   if (options.experts) config.experts = expert_config(*options.experts, config.hidden);
   return config;
 }
@@ -167,7 +168,7 @@ StepRecord run_step(const Job& job, Optimizer& optimizer, std::int64_t step) {
 std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
   const Options& o = job.options;
   Optimizer optimizer(job.model.named_parameters(),
-                      {.name = o.optimizer, .lr = o.lr, .clip = o.clip, .warmup = o.warmup});
+                      {.name = o.optimizer, .lr = o.lr, .clip = o.clip, .warmup = o.warmup, .shampoo = o.shampoo});
   RunState state(o, job.mesh ? job.mesh.world() : dtensor::Communicator());
   state.parts().add("model", job.model);
   optimizer.add_to(state.parts());

@@ -96,6 +96,7 @@ std::string in_folder(const char* name) { return (folder() / name).string(); }
 
 std::vector<Row> rows_of_both() {
   const auto loss_at_once = value("loss", 0), loss_later = value("loss", 2);
+  const Words shampoo = {"--optimizer", "shampoo", "--steps", "8", "--shampoo-start", "4", "--shampoo-frequency", "4"};
   return {
       {"--mesh", {"tp=2"}, more("tp"), {"--ranks", "2"}},
       {"--mesh", {"cp=2"}, more("cp"), {"--ranks", "2"}},
@@ -132,10 +133,15 @@ std::vector<Row> rows_of_both() {
       {"--optimizer", {"sgd"}, loss_later},
       {"--optimizer", {"muon"}, loss_later},
       {"--optimizer", {"shampoo"}, value("loss", 11), {"--steps", "12"}},
+      {"--shampoo-frequency", {"2"}, value("loss", 7), shampoo},
+      {"--shampoo-start", {"2"}, value("loss", 4), shampoo},
+      {"--shampoo-eps", {"1e-2"}, value("loss", 7), shampoo},
+      {"--shampoo-grafting", {"none"}, loss_later, shampoo},
       {"--lr", {"0.5"}, value("lr", 0)},
       {"--warmup", {"7"}, value("lr", 0)},
       {"--clip", {"0.001"}, loss_later, {"--optimizer", "sgd"}},
       {"--data", {dtensor::test::data_path("optim.json")}, loss_at_once},
+      {"--tokenizer", {"shipped"}, loss_at_once},
       {"--save", {in_folder("saved")}, [](const Run&, const Run&) { return fs::exists(folder() / "saved"); }},
       {"--load",
        {in_folder("saved")},
@@ -263,6 +269,11 @@ TEST(FlagsOfPrograms, WhatCannotBeIsOneLineWithTheProgramsName) {
   const std::vector<Mistake> mistakes = {
       {Kind::dense, {"--ep", "2"}, "train: The following arguments were not expected"},
       {Kind::experts, {"--ranks", "2", "--ep", "3"}, "moe: --ep 3 must divide both the ranks (2) and the experts (8)"},
+      {Kind::dense, {"--shampoo-eps", "1"}, "train: --shampoo-eps needs --optimizer shampoo"},
+      {Kind::dense,
+       {"--documents", "--tokenizer", "shipped"},
+       "train: --documents ends them by a token that is no byte"},
+      {Kind::dense, {"--tokenizer", "/nowhere"}, "train: --tokenizer: /nowhere: no such file or folder"},
       {Kind::experts, {"--etp", "3"}, "moe: --etp 3: 1, or as many as tp (1)"},
       {Kind::experts, {"--top-k", "9"}, "moe: --top-k 9 of 8 experts"},
       {Kind::experts, {"--dispatcher", "equal"}, "moe: --dispatcher equal needs --balance forced"},
