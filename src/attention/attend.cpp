@@ -51,7 +51,7 @@ struct AttentionBackward final : Node {
                         last_dense(local_of(grad)), in[3].defined() ? local_of(in[3]) : in[3]);
     }
     variable_list result(4);
-    result[0] = wrapped(found.in.q, setup.q);
+    result[0] = query_gradient(setup, found.in.q);
     result[1] = key_gradient(setup, found.in.k, setup.k);
     result[2] = key_gradient(setup, found.in.v, setup.v);
     if (in[3].defined()) result[3] = sinks_gradient(setup, found.sinks, dtensor_or_null(in[3])->spec());

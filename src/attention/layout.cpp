@@ -92,9 +92,10 @@ void split_rows(const Operands& o, std::size_t axis, Layout& layout) {
 }
 
 // Axes that do not split the sequence come first: which heads a rank has decides where keys must be.
-Layout layout_of(const Operands& o, AxisMask sequence, AxisMask gather, AxisMask ulysses) {
+Layout layout_of(const Operands& o, AxisMask sequence, AxisMask gather, AxisMask ulysses, AxisMask merge) {
   const std::size_t axes = o.q->placements.size();
-  Layout layout{Placements(axes), Placements(axes), {}, {}, sequence & ~gather & ~ulysses, gather, ulysses};
+  Layout layout{Placements(axes), Placements(axes), {},   {}, sequence & ~gather & ~ulysses & ~merge,
+                gather,           ulysses,          merge};
   for (std::size_t a = 0; a < axes; ++a) {
     if (has(sequence & ~ulysses, a)) continue;
     if (o.q->mesh->layout.shape[a] == 1) {
@@ -109,6 +110,7 @@ Layout layout_of(const Operands& o, AxisMask sequence, AxisMask gather, AxisMask
   }
   for (std::size_t a = 0; a < axes; ++a) {
     if (has(sequence & ~ulysses, a)) split_rows(o, a, layout);
+    if (has(merge, a)) layout.q[a] = Replicate();
   }
   layout.used = layout.kv;
   layout.result = layout.q;
@@ -158,7 +160,9 @@ Price price_of(const Operands& o, const Pattern& pattern, const Layout& layout) 
   price.computing = 2 * features * most_pairs(o, pattern, layout) / kOperationsPerSecond;
   price.moving =
       redistribute_cost(*o.q, layout.q) + redistribute_cost(*o.k, layout.kv) + redistribute_cost(*o.v, layout.kv);
-  price.moving += redistribute_cost(*with_placements(*o.q, layout.q), layout.result);
+  Placements shares = layout.q;
+  for (std::size_t a = 0; a < shares.size(); ++a) shares[a] = has(layout.merge, a) ? dtensor::Partial() : shares[a];
+  price.moving += redistribute_cost(*with_placements(*o.q, shares), layout.result);
   if (layout.gather != 0) {
     price.moving += redistribute_cost(*with_placements(*o.k, layout.kv), layout.used) +
                     redistribute_cost(*with_placements(*o.v, layout.kv), layout.used);
@@ -194,32 +198,44 @@ struct Candidate {
   Price price;
 };
 
+enum class Way : std::uint8_t { ring, ulysses, gather, merge };  // preferred in this order where prices are equal
+constexpr std::size_t kWays = 4;
+
+bool is_offered(Way way, const Operands& o, std::size_t axis, AttentionStrategy strategy) {
+  // Of keys that are split, by queries that are not.
+  const bool keys_alone = splits(o.k->placements[axis], kRows) && !splits(o.q->placements[axis], kRows);
+  if (strategy == AttentionStrategy::automatic) return way != Way::merge || keys_alone;
+  const auto asked = way == Way::ring      ? AttentionStrategy::ring
+                     : way == Way::ulysses ? AttentionStrategy::ulysses
+                                           : AttentionStrategy::gather;
+  return way != Way::merge && strategy == asked;
+}
+
+// One assignment of ways to the axes that split the sequence, by number; nothing where one of them is not offered.
+std::optional<Layout> layout_by_number(std::size_t number, const Operands& o, AttentionStrategy strategy,
+                                       AxisMask sequence) {
+  AxisMask of[kWays] = {};
+  for (std::size_t a = 0; a < o.q->placements.size(); ++a) {
+    if (!has(sequence, a)) continue;
+    const std::size_t way = number % kWays;
+    number /= kWays;
+    if (!is_offered(static_cast<Way>(way), o, a, strategy)) return std::nullopt;
+    of[way] |= AxisMask{1} << a;
+  }
+  const auto axes = [&](Way way) { return of[static_cast<std::size_t>(way)]; };
+  return layout_of(o, sequence, axes(Way::gather), axes(Way::ulysses), axes(Way::merge));
+}
+
 std::vector<Candidate> candidates_of(const Operands& o, const Pattern& pattern, AttentionStrategy strategy,
                                      AxisMask sequence) {
-  constexpr AttentionStrategy kAll[] = {AttentionStrategy::ring, AttentionStrategy::ulysses,
-                                        AttentionStrategy::gather};  // preferred in this order where prices are equal
-  std::vector<std::size_t> axes;
-  for (std::size_t a = 0; a < o.q->placements.size(); ++a) {
-    if (has(sequence, a)) axes.push_back(a);
-  }
   std::size_t count = 1;
-  for (std::size_t i = 0; i < axes.size(); ++i) count *= 3;
+  for (std::size_t a = 0; a < o.q->placements.size(); ++a) count *= has(sequence, a) ? kWays : 1;
   std::vector<Candidate> list;
-  for (std::size_t choice = 0; choice < count; ++choice) {
-    AxisMask gather = 0, ulysses = 0;
-    bool asked = true;
-    std::size_t rest = choice;
-    for (const std::size_t axis : axes) {
-      const auto way = kAll[rest % 3];
-      rest /= 3;
-      asked &= strategy == AttentionStrategy::automatic || strategy == way;
-      if (way == AttentionStrategy::gather) gather |= AxisMask{1} << axis;
-      if (way == AttentionStrategy::ulysses) ulysses |= AxisMask{1} << axis;
-    }
-    if (!asked) continue;
-    Layout layout = layout_of(o, sequence, gather, ulysses);
-    const Price price = price_of(o, pattern, layout);
-    list.push_back({std::move(layout), price});
+  for (std::size_t number = 0; number < count; ++number) {
+    auto layout = layout_by_number(number, o, strategy, sequence);
+    if (!layout) continue;
+    const Price price = price_of(o, pattern, *layout);
+    list.push_back({*std::move(layout), price});
   }
   return list;
 }

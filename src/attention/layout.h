@@ -20,6 +20,7 @@ struct Layout {
   Placements result;  // q's, but back in the sequence's split where heads were exchanged
   Placements used;    // of keys and values where a block of them is computed: those of `kv`, less the axes that gather
   AxisMask ring = 0, gather = 0, ulysses = 0;  // the axes that split the sequence
+  AxisMask merge = 0;  // those that split keys alone: every rank has all queries, and results of their keys are merged
 };
 
 // Axes of more than one rank that split the sequence of some operand.

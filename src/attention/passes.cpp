@@ -49,6 +49,18 @@ class Merger {
     lse.copy_(sum);
   }
 
+  // With what other ranks found for the same queries among other keys.
+  void combine(const Communicator& comm) {
+    const auto top = lse_.clone();
+    comm.all_reduce(top, ReduceOp::max).wait();
+    const auto nothing = top.eq(kUnmerged);
+    const auto share = (lse_ - top).exp_().masked_fill_(nothing, 0);
+    out_.mul_(share.unsqueeze(3));
+    comm.all_reduce_list({out_, share}, ReduceOp::sum).wait();
+    out_.div_(share.masked_fill(nothing, 1).unsqueeze_(3));
+    lse_ = top.add_(share.log());
+  }
+
   Forward finish(const at::Tensor& sinks, at::ScalarType type) {
     if (sinks.defined()) {
       const auto sum = at::logaddexp(lse_, sinks.to(lse_.scalar_type()).view({1, -1, 1}));
@@ -117,6 +129,7 @@ Forward forward_pass(const Scores& scores, const Blocks& blocks, const Inputs& i
       compute(in_buffer(plan.computed(plan.before(turn)), block.runs), block.k, block.v);
     }
     finish(sent);
+    if (blocks.merge) merger.combine(blocks.merge);
   }
   return merger.finish(sinks, in.q.scalar_type());
 }

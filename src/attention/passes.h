@@ -13,6 +13,8 @@ namespace dtensor::attention_parts {
 // Who has what along the axes whose ranks pass keys on.
 struct Blocks {
   Communicator comm;  // none: this rank's keys are all that it needs
+  Communicator
+      merge;  // none: this rank sees all keys that its queries need; else ranks with the same queries, other keys
   int me = 0;
   std::vector<Segments> q, kv;  // of each member
   std::vector<std::int64_t>

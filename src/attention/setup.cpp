@@ -48,6 +48,7 @@ Blocks blocks_of(const Setup& s) {
   blocks.q = rows_of_members(mesh, s.q->sizes[2], s.layout.q, s.layout.ring);
   blocks.kv = rows_of_members(mesh, s.k->sizes[2], s.layout.used, s.layout.ring);
   blocks.heads = heads_of(*s.q, *s.k, s.layout);
+  if (s.layout.merge != 0) blocks.merge = acting(mesh).communicator(s.layout.merge);
   if (s.layout.ring == 0) return blocks;
   blocks.comm = acting(mesh).communicator(s.layout.ring);
   blocks.me = blocks.comm.rank();
@@ -152,6 +153,12 @@ at::Tensor key_gradient(const Setup& s, const at::Tensor& local, const SpecPtr& 
   const auto target = with_placements(*spec, given);
   if (!local.defined() || s.layout.gather == 0) return wrapped(local, target);
   return wrapped(redistribute_local(local, *with_placements(*spec, shares), given), target);
+}
+
+at::Tensor query_gradient(const Setup& s, const at::Tensor& local) {
+  Placements given = s.layout.q;
+  for (std::size_t a = 0; a < given.size(); ++a) given[a] = on_axis(s.layout.merge, a) ? dtensor::Partial() : given[a];
+  return wrapped(local, with_placements(*s.q, given));
 }
 
 at::Tensor sinks_gradient(const Setup& s, const at::Tensor& local, const SpecPtr& spec) {

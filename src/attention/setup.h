@@ -48,6 +48,8 @@ Inputs local_inputs(const Setup& setup, const at::Tensor& q, const at::Tensor& k
 at::Tensor wrapped(const at::Tensor& local, const SpecPtr& spec);
 // Gradients of keys or values as the passes leave them: brought to where keys wait, summed over the axes that gathered.
 at::Tensor key_gradient(const Setup& setup, const at::Tensor& local, const SpecPtr& spec);
+// Of queries: each rank's share where it saw its own keys alone.
+at::Tensor query_gradient(const Setup& setup, const at::Tensor& local);
 at::Tensor sinks_gradient(const Setup& setup, const at::Tensor& local, const SpecPtr& spec);
 
 // [B, H, L, S], true where dropout keeps a weight, laid out as the queries; undefined without dropout.

@@ -282,6 +282,30 @@ TEST(AttentionDeeds, ARingWithinUlysses) {
   });
 }
 
+// One query that all ranks have, keys that are split (decoding): statistics and results are summed, no keys move.
+TEST(AttentionDeeds, KeysOfAWholeQueryStayWhereTheyAre) {
+  for (const std::int64_t ranks : {2, 3}) {
+    auto c = split_case(ranks, AttentionStrategy::automatic);
+    c.queries = 1;
+    c.keys = 3000;
+    c.groups = 2;
+    c.where[0] = {Replicate()};
+    on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
+      const auto in = distributed(c, tensors_of(c), mesh);
+      attend(c, in, {});
+      const CommDebugMode comms;
+      const auto y = attend(c, in, {});
+      EXPECT_EQ(DTensor(y).placements(), Placements{Replicate()});
+      EXPECT_EQ(comms.total("all_reduce").calls + comms.total("all_reduce_list").calls, comms.total().calls)
+          << comms.table();
+      // Of the largest, and of results and shares: an all_reduce is counted as twice what others have.
+      const std::int64_t rows = c.batch * c.heads, most = 2 * kItem * rows * (1 + c.values + 1);
+      EXPECT_LE(comms.total().bytes, most) << comms.table();
+      check_case(c, mesh);
+    });
+  }
+}
+
 // Balanced parts have nothing to gain from an exchange of heads.
 TEST(AttentionDeeds, TheChoiceKnowsZigzagToBeBalanced) {
   on_mesh({2}, [](const DeviceMesh& mesh) {

@@ -38,7 +38,8 @@ void draw_places(Draw& draw, Case& c) {
       if (draw.integer(0, 9) == 0)
         where[a] = one_of<Placement>(draw, {Shard(0), Shard(1), Shard(2), ZigzagShard(2), Replicate()});
     }
-    if (rows && c.queries == c.keys && axes == 1) {
+    if (rows && draw.integer(0, 5) == 0) c.where[0][a] = Replicate();  // keys alone are split
+    if (rows && c.queries == c.keys && axes == 1 && !c.where[0][a].is_replicate()) {
       for (auto& where : c.where) where[a] = split(draw, c.keys, c.mesh[a]);
     }
   }
