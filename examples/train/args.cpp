@@ -112,6 +112,8 @@ void add_training_flags(CLI::App& app, Options& o) {
   app.add_option("--load", o.load, "go on from this checkpoint, saved on any mesh, up to --steps in all");
   app.add_option("--log", o.log, "write one JSON line a step to this file");
   app.add_option("--plot", o.plot, "write the loss curve to this SVG file");
+  app.add_option("--memory-plot", o.memory_plot,
+                 "write what rank 0's memory goes to in the last step to this SVG file");
   app.add_flag("--memory", o.memory, "fsdp: print the memory of rank 0, as predicted and as measured");
   app.add_option("--trace", o.trace, "write a Chrome trace of operators and collectives to this JSON file");
 }
@@ -198,7 +200,7 @@ void check_pipeline(const CLI::App& app, const Options& o) {
     if (!stages && app.count(flag) > 0) throw UsageError(fmt::format("{} needs a --mesh with pp", flag));
   }
   if (!stages) return;
-  for (const char* flag : {"--grad-accum", "--memory", "--load-plot"}) {
+  for (const char* flag : {"--grad-accum", "--memory", "--memory-plot", "--load-plot"}) {
     if (app.get_option_no_throw(flag) != nullptr && app.count(flag) > 0) {
       throw UsageError(fmt::format("{} is not served with stages (pp)", flag));
     }

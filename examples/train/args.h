@@ -77,7 +77,7 @@ struct Options {
   std::vector<std::string> data;
   std::string tokenizer;        // a file or folder, or "shipped"; empty: tokens are bytes
   std::int64_t vocabulary = 0;  // the tokenizer's; 0: the model's
-  std::string log, plot, trace;
+  std::string log, plot, memory_plot, trace;
   std::string save, load;                   // folders of checkpoints
   std::int64_t save_every = 0;              // 0: only at the end
   std::optional<ExpertFlags> experts = {};  // none: a dense model

@@ -153,6 +153,7 @@ int report(const Options& options, const Corpus& corpus, const Outcome& outcome)
 void check_files(const Options& options) {
   check_writable("--log", options.log);
   check_writable("--plot", options.plot);
+  check_writable("--memory-plot", options.memory_plot);
   check_writable("--trace", options.trace);
   check_writable("--schedule-plot", options.schedule_plot);
   if (options.experts) check_writable("--load-plot", options.experts->load_plot);

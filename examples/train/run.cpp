@@ -2,6 +2,7 @@
 #include "run.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <chrono>
 #include <fstream>
@@ -14,6 +15,7 @@
 #include "dtensor/random.h"
 #include "dtensor/tensor.h"
 #include "load.h"
+#include "memory_plot.h"
 #include "optimizer.h"
 #include "plan.h"
 #include "stages.h"
@@ -87,9 +89,10 @@ struct Job {
   Gpt& model;
   dtensor::DeviceMesh batch_mesh = {};  // empty: the batch stays as it is
   std::int64_t pieces = 1;
-  dtensor::DeviceMesh mesh = {};  // empty: one device, which neither loads nor saves
-  MemoryUse* memory = nullptr;    // null: not measured
-  Stages* stages = nullptr;       // null: no pipeline
+  dtensor::DeviceMesh mesh = {};                          // empty: one device, which neither loads nor saves
+  MemoryUse* memory = nullptr;                            // null: not measured
+  Stages* stages = nullptr;                               // null: no pipeline
+  const std::vector<dtensor::FsdpUnit>* units = nullptr;  // of rank 0 where its memory is drawn
 };
 
 double to_number(const at::Tensor& scalar) {
@@ -175,7 +178,17 @@ std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
   if (job.mesh) state.parts().add_random("random", job.mesh);
   std::vector<StepRecord> records;
   for (std::int64_t step = state.begin(); step < o.steps; ++step) {
+    std::optional<MemoryRecord> memory;
+    if (step + 1 == o.steps && !o.memory_plot.empty()) {
+      const auto states = optimizer.state_bytes();  // collective
+      if (job.units != nullptr) memory.emplace(job.model.named_parameters(), *job.units, states);
+    }
     records.push_back(run_step(job, optimizer, step));
+    if (memory) {
+      std::ofstream(o.memory_plot) << memory_svg(fmt::format("memory of rank 0: {}", job.mesh.str()),
+                                                 memory->samples());
+      memory.reset();
+    }
     if (on_step) on_step(records.back());
     state.after(step);
   }
@@ -227,7 +240,8 @@ std::vector<StepRecord> train_on_mesh(const dtensor::Communicator& world, const 
   const auto units = distribute(model, mesh, options);
   dtensor::manual_seed(mesh, options.seed);
   model.reset();
-  const Job job{options, corpus, model, mesh, options.grad_accum, mesh, memory};
+  Job job{options, corpus, model, mesh, options.grad_accum, mesh, memory};
+  if (!options.memory_plot.empty() && world.rank() == 0) job.units = &units;
   if (memory == nullptr) return run_steps(job, on_step);
   memory->predict(units, options.optimizer);
   auto records = run_steps(job, on_step);

@@ -3,14 +3,17 @@
 //
 //   wiring --mesh replicate=2,shard=2,tp=2              thread ranks
 //   mpirun -n 4 wiring --mesh dp=2,tp=2                 processes
+//   wiring --ranks 2 --debug-rank 1                     rank 1 stops for a debugger first, -1: each in turn
 //
 // Exit status: 0; 1 where a collective failed or gave a wrong answer; 2 for a mesh that does not fit.
 #include <CLI/CLI.hpp>
 
 #include <atomic>
 #include <cstdio>
+#include <optional>
 #include <stdexcept>
 
+#include "dtensor/debug_rank.h"
 #include "dtensor/launch.h"
 #include "report.h"
 
@@ -22,7 +25,8 @@ std::int64_t ranks_of(const wiring::Flags& flags) {
   return n;
 }
 
-void check_on(const dtensor::Communicator& world, wiring::Flags flags) {
+void check_on(const dtensor::Communicator& world, wiring::Flags flags, const std::optional<int>& stops) {
+  if (stops) dtensor::debug_rank(world, *stops);  // prints how to attach; the others wait, however long it takes
   if (flags.shape.empty()) flags = {{world.size()}, {"world"}};
   const bool cuda = std::string(world.backend_name()) == "nccl";
   const auto mesh = dtensor::init_device_mesh(world, cuda ? at::kCUDA : at::kCPU, flags.shape, flags.names);
@@ -37,9 +41,12 @@ int main(int argc, char** argv) {
   std::string text;
   std::string backend;
   std::int64_t ranks = 0;
+  std::optional<int> stops;
   CLI::App app("Checks that every rank of a mesh reaches its peers.");
   app.add_option("--mesh", text, "NAME=SIZE,... (default: one dimension over all ranks)");
   app.add_option("--ranks", ranks, "thread ranks of a single process")->check(CLI::Range(1, 4096));
+  app.add_option("--debug-rank", stops, "the rank that stops for a debugger while the others wait; -1: each in turn")
+      ->check(CLI::Range(-1, 4095));
   app.add_option("--backend", backend, "local, mpi or nccl (default: by how the program was started)");
   wiring::Flags flags;
   try {
@@ -53,7 +60,7 @@ int main(int argc, char** argv) {
   }
   std::atomic<bool> fits{true};
   const int status = dtensor::launch(argc, argv, [&](const dtensor::Communicator& world) {
-    if (ranks_of(flags) <= world.size()) return check_on(world, flags);
+    if (ranks_of(flags) <= world.size()) return check_on(world, flags, stops);
     fits = false;  // on every rank
     if (world.rank() == 0) {
       std::fprintf(stderr, "wiring: --mesh %s needs %lld ranks, the world has %d\n", text.c_str(),

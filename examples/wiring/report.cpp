@@ -1,5 +1,6 @@
-// The checks: on each communicator (every dimension's line, and the whole mesh) the members add up their world ranks
-// and gather them. Each rank writes a row; the rows are gathered, so that all ranks have the same report.
+// The checks: on each communicator (every axis's line, of three axes every pair's slice, and the whole mesh) the
+// members add up their world ranks and gather them. Each rank writes a row; the rows are gathered, so that all ranks
+// have the same report.
 #include "report.h"
 
 #include <ATen/ATen.h>
@@ -23,9 +24,40 @@ at::Tensor number(std::int64_t value, const DeviceMesh& mesh) {
   return at::full({1}, value, at::TensorOptions(at::kLong).device(at::Device(mesh.device_type())));
 }
 
-// "[0, 2] ok", or what came instead.
-std::string check_line(const DeviceMesh& line, const DeviceMesh& mesh) {
-  const auto expected = line.ranks().vec();
+// World ranks of the mesh that share this rank's coordinates but for these axes, row-major: what the slice should be,
+// by arithmetic on the mesh's own list of ranks.
+std::vector<std::int64_t> expected_ranks(const DeviceMesh& mesh, const std::vector<std::int64_t>& axes) {
+  const auto self = *mesh.coordinate();
+  std::vector<std::int64_t> found;
+  for (std::int64_t i = 0; i < mesh.size(); ++i) {
+    bool here = true;
+    std::int64_t rest = i;
+    for (std::int64_t a = mesh.ndim() - 1; a >= 0; --a) {
+      const bool free = std::find(axes.begin(), axes.end(), a) != axes.end();
+      here = here && (free || rest % mesh.size(a) == self[static_cast<std::size_t>(a)]);
+      rest /= mesh.size(a);
+    }
+    if (here) found.push_back(mesh.ranks()[static_cast<std::size_t>(i)]);
+  }
+  return found;
+}
+
+// [[0, 2], [4, 6]] of two dimensions, else in one row.
+std::string nested(at::IntArrayRef ranks, const DeviceMesh& slice) {
+  std::ostringstream out;
+  if (slice.ndim() != 2) {
+    out << ranks;
+    return out.str();
+  }
+  const auto columns = static_cast<std::size_t>(slice.size(1));
+  for (std::size_t i = 0; i < ranks.size(); i += columns) out << (i == 0 ? "[" : ", ") << ranks.slice(i, columns);
+  out << "]";
+  return out.str();
+}
+
+// "[0, 2] ok", or what came instead: from the mesh's slice, and from the communicator over it.
+std::string check_line(const DeviceMesh& line, const DeviceMesh& mesh, const std::vector<std::int64_t>& axes) {
+  const auto expected = expected_ranks(mesh, axes);
   const Communicator comm = line.communicator();
   const auto self = comm.ranks()[static_cast<std::size_t>(comm.rank())];
   const auto sum = number(self, mesh);
@@ -36,11 +68,27 @@ std::string check_line(const DeviceMesh& line, const DeviceMesh& mesh) {
   std::vector<std::int64_t> ranks;
   for (const auto& rank : gathered) ranks.push_back(rank.item<std::int64_t>());
   const auto total = std::accumulate(expected.begin(), expected.end(), std::int64_t{0});
-  const bool ok = ranks == expected && sum.item<std::int64_t>() == total;
+  const bool ok = ranks == expected && line.ranks() == at::IntArrayRef(expected) && sum.item<std::int64_t>() == total;
   std::ostringstream out;
-  out << at::IntArrayRef(expected) << (ok ? " ok" : " BROKEN: got ");
-  if (!ok) out << at::IntArrayRef(ranks) << ", sum " << sum.item<std::int64_t>();
+  out << nested(expected, line) << (ok ? " ok" : " BROKEN: got ");
+  if (!ok) out << at::IntArrayRef(ranks) << ", sum " << sum.item<std::int64_t>() << ", slice " << line.ranks();
   return out.str();
+}
+
+// Each axis, and of three axes or more each pair.
+std::vector<std::vector<std::int64_t>> slices_of(const DeviceMesh& mesh) {
+  std::vector<std::vector<std::int64_t>> slices;
+  for (std::int64_t a = 0; a < mesh.ndim(); ++a) slices.push_back({a});
+  for (std::int64_t a = 0; a < mesh.ndim() && mesh.ndim() > 2; ++a) {
+    for (std::int64_t b = a + 1; b < mesh.ndim(); ++b) slices.push_back({a, b});
+  }
+  return slices;
+}
+
+std::vector<std::string> names_of(const DeviceMesh& mesh, const std::vector<std::int64_t>& axes) {
+  std::vector<std::string> names;
+  for (const auto a : axes) names.push_back(mesh.names()[static_cast<std::size_t>(a)]);
+  return names;
 }
 
 std::string device_of(const DeviceMesh& mesh) { return at::empty({0}, at::Device(mesh.device_type())).device().str(); }
@@ -52,7 +100,11 @@ std::string host() {
 
 Row header(const DeviceMesh& mesh) {
   Row row{"rank", "world", "device", "host", "at"};
-  row.insert(row.end(), mesh.names().begin(), mesh.names().end());
+  for (const auto& axes : slices_of(mesh)) {
+    std::string title;
+    for (const auto& name : names_of(mesh, axes)) title += (title.empty() ? "" : " x ") + name;
+    row.push_back(title);
+  }
   row.push_back("mesh");
   return row;
 }
@@ -61,14 +113,16 @@ Row own_row(const DeviceMesh& mesh) {
   const auto world = mesh.world();
   Row row{std::to_string(world.rank()), std::to_string(world.size()), device_of(mesh), host()};
   if (!mesh.is_member()) {
-    row.insert(row.end(), static_cast<std::size_t>(mesh.ndim()) + 2, "-");
+    row.insert(row.end(), slices_of(mesh).size() + 2, "-");
     return row;
   }
   std::ostringstream at;
   at << at::IntArrayRef(*mesh.coordinate());
   row.push_back(at.str());
-  for (const auto& name : mesh.names()) row.push_back(check_line(mesh[name], mesh));
-  row.push_back(check_line(mesh, mesh));
+  for (const auto& axes : slices_of(mesh)) row.push_back(check_line(mesh[names_of(mesh, axes)], mesh, axes));
+  std::vector<std::int64_t> all(static_cast<std::size_t>(mesh.ndim()));
+  std::iota(all.begin(), all.end(), std::int64_t{0});
+  row.push_back(check_line(mesh.flatten("all"), mesh, all));
   return row;
 }
 

@@ -151,6 +151,7 @@ std::vector<Row> rows_of_both() {
       {"--log", {in_folder("other.jsonl")}, writes("other.jsonl", "loss")},
       {"--plot", {in_folder("loss.svg")}, writes("loss.svg", "</svg>")},
       {"--memory", {}, says("memory: parameters"), kOnShard},
+      {"--memory-plot", {in_folder("memory.svg")}, writes("memory.svg", "gathered units"), kOnShard},
       {"--schedule", {"interleaved"}, more("pp"), kOnStages},
       {"--microbatches", {"2"}, less("pp"), kOnStages},
       {"--chunks", {"3"}, more("pp"), {"--mesh", "pp=2", "--layers", "4", "--schedule", "interleaved"}},

@@ -29,6 +29,29 @@ TEST(Wiring, EveryRankHasTheSameReport) {
   }
 }
 
+// replicate x shard of rank 0 is [[0,2],[4,6]], its tp line [0,1].
+TEST(Wiring, PairsOfThreeAxesAreShownAsSquares) {
+  dtensor::run_local(8, [&](dtensor::Communicator world) {
+    const auto report = check(dtensor::init_device_mesh(world, at::kCPU, {2, 2, 2}, {"replicate", "shard", "tp"}));
+    EXPECT_TRUE(report.ok);
+    const auto table = report.text.substr(report.text.find("rank "));
+    for (const auto* text : {"replicate x shard", "shard x tp", "[[0, 2], [4, 6]] ok", "[[1, 3], [5, 7]] ok",
+                             "[[0, 1], [4, 5]] ok", "[0, 1, 2, 3, 4, 5, 6, 7] ok"}) {
+      EXPECT_NE(table.find(text), std::string::npos) << text << "\n" << table;
+    }
+  });
+}
+
+// Order counts: the slice must be what the mesh's list of ranks says, not only a set that adds up.
+TEST(Wiring, PermutedRanksAreComparedInOrder) {
+  dtensor::run_local(4, [&](dtensor::Communicator world) {
+    const auto report = check(dtensor::device_mesh(world, at::kCPU, {3, 1, 0, 2}, {2, 2}, {"dp", "tp"}));
+    EXPECT_TRUE(report.ok) << report.text;
+    EXPECT_NE(report.text.find("[3, 0] ok"), std::string::npos) << report.text;
+    EXPECT_NE(report.text.find("[0, 2] ok"), std::string::npos) << report.text;
+  });
+}
+
 TEST(Wiring, RanksOutsideTheMeshAreListed) {
   dtensor::run_local(3, [](dtensor::Communicator world) {
     const auto report = check(dtensor::init_device_mesh(world, at::kCPU, {2}, {"dp"}));

@@ -1,0 +1,47 @@
+// The picture of a step's memory on one rank: what it goes to, from the first operator of forward to the optimizer.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtensor/events.h"
+#include "dtensor/fully_shard.h"
+#include "dtensor/memory_timeline.h"
+#include "dtensor/named_tensors.h"
+
+namespace train {
+
+struct MemorySample {
+  double seconds = 0;  // since the step began
+  // Bytes. Gradients: reduced ones and those that wait for their unit's. Rest: activations, and what operators need.
+  std::int64_t parameters = 0, optimizer = 0, gradients = 0, gathered = 0, rest = 0;
+};
+
+// Follows this rank, on this thread, while it lives: a sample at each operator of the engine.
+class MemoryRecord {
+ public:
+  // `units`: none where parameters are gathered one by one. `optimizer`: bytes of its states.
+  MemoryRecord(const dtensor::NamedTensors& parameters, const std::vector<dtensor::FsdpUnit>& units,
+               std::int64_t optimizer);
+  const std::vector<MemorySample>& samples() const { return samples_; }
+
+ private:
+  void add();
+
+  std::vector<at::Tensor> parameters_;
+  std::optional<dtensor::FsdpUnit> unit_;
+  std::int64_t parameter_bytes_ = 0, optimizer_ = 0, gradients_before_ = 0;
+  bool adding_ = false;  // looking at a DTensor is an operator, too
+  std::chrono::steady_clock::time_point begin_;
+  std::vector<MemorySample> samples_;
+  dtensor::MemoryTimeline timeline_;
+  dtensor::EventListener listener_;
+};
+
+// Layers one above the other over the time of the step, and the bytes of each at the highest moment.
+std::string memory_svg(const std::string& title, const std::vector<MemorySample>& samples);
+
+}  // namespace train
