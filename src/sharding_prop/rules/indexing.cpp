@@ -108,6 +108,22 @@ std::vector<OutputMeta> search_outputs(const OpArgs& op) {
   return {dense_meta(self < 0 ? at::IntArrayRef() : op.sizes(self), type)};
 }
 
+// grad, output, data, lengths, offsets -> the gradient of data. The kernel reads where sizes that fit would lead it.
+Rule segment_reduce_backward(const OpArgs& op) {
+  const auto grad = op.sizes(0), output = op.sizes(1), data = op.sizes(2);
+  const bool by_length = op.defined(3);
+  TORCH_CHECK(by_length || op.defined(4), "the gradient of segment_reduce needs lengths or offsets");
+  const auto ends = op.sizes(by_length ? 3 : 4);
+  const auto axis = op.integer("axis");
+  at::DimVector expected(data.begin(), data.end());
+  const bool fits = axis >= 0 && axis < static_cast<std::int64_t>(expected.size()) && ends.size() == axis + 1;
+  if (fits) expected[static_cast<std::size_t>(axis)] = ends.back() - (by_length ? 0 : 1);
+  TORCH_CHECK(fits && output.equals(expected) && grad.equals(expected), "the gradient of segment_reduce along ", axis,
+              ": data of sizes ", data, " and ", by_length ? "lengths" : "offsets", " of sizes ", ends,
+              " do not go with an output of sizes ", output, " and a gradient of sizes ", grad);
+  return "~, ~, ~, ~, ~ -> ~";
+}
+
 void add_searches(RuleBook& book) {
   book.rule("aten::searchsorted", searchsorted, "...s!, ...n -> ...n, or one sequence for all").outputs(search_outputs);
   book.rule(
@@ -121,9 +137,10 @@ void add_searches(RuleBook& book) {
   for (const char* op : {"aten::put", "aten::masked_scatter"}) {
     book.replicate(op, "places are counted through the whole tensor");
   }
-  for (const char* op : {"aten::segment_reduce", "aten::_segment_reduce_backward"}) {
-    book.replicate(op, "segments begin where the data says");
-  }
+  book.replicate("aten::segment_reduce", "segments begin where the data says");
+  book.rule("aten::_segment_reduce_backward", segment_reduce_backward,
+            "~, ~, ~, ~, ~ -> ~: segments begin where the data says")
+      .outputs([](const OpArgs& op) { return std::vector{dense_meta(op.sizes(2), op.dtype(2))}; });
 }
 
 // weight, indices, offsets, per_sample_weights -> output, offset2bag, bag_size, max_indices. Features shard, and rows
