@@ -37,7 +37,8 @@ TEST(AtenCases, OneDeviceGivesTheRecordedValues) {
       if (!stack[i].isTensor() || !stack[i].toTensor().defined()) continue;
       const at::Tensor a = stack[i].toTensor(), e = expected[i].toTensor();
       const bool narrow = c10::isFloat8Type(a.scalar_type());
-      const double tolerance = c10::isReducedFloatingType(a.scalar_type()) ? 2e-2 : 1e-4;  // sums go by threads and by processor
+      const double tolerance =
+          c10::isReducedFloatingType(a.scalar_type()) ? 2e-2 : 1e-4;  // sums go by threads and by processor
       EXPECT_TRUE(narrow || at::allclose(a, e, tolerance, tolerance, true)) << c.text();
     }
   }
