@@ -154,10 +154,16 @@ Tokenizer Tokenizer::from_json(const std::string& path) {
   return tokenizer;
 }
 
-Tokenizer Tokenizer::from_merges(const std::string& path) {
+namespace {
+
+using Merges = std::vector<std::pair<std::string, std::string>>;
+using Vocabulary = std::vector<std::pair<std::string, std::int64_t>>;
+constexpr const char* kEnd = "<|endoftext|>";
+
+Merges read_merges(const std::string& path) {
   std::ifstream in(path);
   if (!in) refuse(path, "cannot be read");
-  std::vector<std::pair<std::string, std::string>> merges;
+  Merges merges;
   for (std::string line; std::getline(in, line);) {
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (line.empty() || line.rfind("#version", 0) == 0) continue;
@@ -165,31 +171,49 @@ Tokenizer Tokenizer::from_merges(const std::string& path) {
     if (space == std::string::npos) refuse(path, "line '" + line + "' is no pair");
     merges.emplace_back(line.substr(0, space), line.substr(space + 1));
   }
-  Tokenizer tokenizer;
-  std::vector<std::pair<std::string, std::int64_t>> vocabulary;
+  return merges;
+}
+
+// The id of the end of a text goes to `end`.
+Vocabulary read_vocabulary(const std::string& path, std::int64_t& end) {
+  const auto file = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  if (!file.is_object()) refuse(path, "is no map of tokens to ids");
+  Vocabulary vocabulary;
+  for (const auto& [token, id] : file.items()) {
+    if (token == kEnd) {
+      end = id.get<std::int64_t>();
+    } else {
+      vocabulary.emplace_back(bytes_of(token, path), id.get<std::int64_t>());
+    }
+  }
+  return vocabulary;
+}
+
+// GPT-2's order: bytes that print, the others, merges, the end of a text.
+Vocabulary usual_vocabulary(const Merges& merges, const std::string& path, std::int64_t& end) {
+  Vocabulary vocabulary;
+  const auto codes = printable_bytes();
+  for (const bool prints : {true, false}) {
+    for (std::uint32_t b = 0; b < 256; ++b) {
+      if ((codes[b] < 256) == prints) vocabulary.emplace_back(std::string(1, static_cast<char>(b)), vocabulary.size());
+    }
+  }
+  for (const auto& [a, b] : merges) vocabulary.emplace_back(bytes_of(a, path) + bytes_of(b, path), vocabulary.size());
+  end = static_cast<std::int64_t>(vocabulary.size());
+  return vocabulary;
+}
+
+}  // namespace
+
+Tokenizer Tokenizer::from_merges(const std::string& path) {
+  const auto merges = read_merges(path);
   const auto beside = fs::path(path).parent_path() / "vocab.json";
   std::int64_t end = -1;
-  if (fs::exists(beside)) {
-    const auto file = json::parse(read_file(beside.string()), nullptr, /*allow_exceptions=*/false);
-    if (!file.is_object()) refuse(beside.string(), "is no map of tokens to ids");
-    for (const auto& [token, id] : file.items()) {
-      if (token == "<|endoftext|>") end = id.get<std::int64_t>();
-      if (token != "<|endoftext|>") vocabulary.emplace_back(bytes_of(token, path), id.get<std::int64_t>());
-    }
-  } else {  // GPT-2's order: bytes that print, the others, merges, the end of a text
-    const auto codes = printable_bytes();
-    for (const bool prints : {true, false}) {
-      for (std::uint32_t b = 0; b < 256; ++b) {
-        if ((codes[b] < 256) == prints)
-          vocabulary.emplace_back(std::string(1, static_cast<char>(b)), vocabulary.size());
-      }
-    }
-    for (const auto& [a, b] : merges) vocabulary.emplace_back(bytes_of(a, path) + bytes_of(b, path), vocabulary.size());
-    end = static_cast<std::int64_t>(vocabulary.size());
-  }
-  tokenizer.set_vocabulary(vocabulary, path);
+  const bool known = fs::exists(beside);
+  Tokenizer tokenizer;
+  tokenizer.set_vocabulary(known ? read_vocabulary(beside.string(), end) : usual_vocabulary(merges, path, end), path);
   for (const auto& [a, b] : merges) tokenizer.add_merge(a, b, path);
-  if (end >= 0) tokenizer.add_special("<|endoftext|>", end, path);
+  if (end >= 0) tokenizer.add_special(kEnd, end, path);
   return tokenizer;
 }
 
