@@ -63,8 +63,9 @@ void print_failure(int rank, const std::string& text) {
 }
 
 int launch(int argc, char** argv, const std::function<void(Communicator)>& fn, RunOptions options) {
-  LauncherEnvironment environment = launcher_environment();
+  LauncherEnvironment environment;
   try {
+    environment = launcher_environment();
     const LaunchFlags flags = parse_launch_flags(argc, argv);
     environment.threads = flags.ranks != 0 ? flags.ranks : static_cast<int>(flags.mesh);
     if (const ProcessMain run = choose(flags, environment)) return run(argc, argv, fn, options, environment);

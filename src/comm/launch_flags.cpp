@@ -60,20 +60,36 @@ std::optional<std::string_view> value_of(std::string_view flag, int argc, const 
   return argv[++i];
 }
 
-std::optional<int> number(const char* name) {
+std::string_view text_of(const char* name) {
   const char* text = std::getenv(name);
-  if (text == nullptr || *text == '\0') return std::nullopt;
+  return text == nullptr ? "" : text;
+}
+
+std::optional<int> number(std::string_view text) {
   int value = 0;
-  const std::string_view all(text);
-  const auto [end, error] = std::from_chars(all.data(), all.data() + all.size(), value);
-  if (error != std::errc{} || end != all.data() + all.size()) return std::nullopt;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
   return value;
 }
 
+// Half of a pair of variables, or numbers that do not go together, would start every process as the only one.
 std::optional<LauncherEnvironment> from(const char* launcher, const char* rank, const char* size, bool mpi) {
-  const auto r = number(rank), s = number(size);
-  if (!r || !s || *s < 1 || *r < 0 || *r >= *s) return std::nullopt;
-  return LauncherEnvironment{launcher, *r, *s, mpi};
+  const auto rank_text = text_of(rank), size_text = text_of(size);
+  if (rank_text.empty() && size_text.empty()) return std::nullopt;
+  const auto r = number(rank_text), s = number(size_text);
+  if (r && s && *r >= 0 && *r < *s) return LauncherEnvironment{launcher, *r, *s, mpi};
+  const auto said = [](const char* name, std::string_view text) {
+    return std::string(name) + (text.empty() ? " is not set" : "=" + std::string(text));
+  };
+  throw LaunchError(said(rank, rank_text) + ", " + said(size, size_text) + ": not a rank of so many processes, as " +
+                    launcher + " sets them; set both or neither");
+}
+
+// An allocation sets some of them for programs that are not its steps.
+std::optional<LauncherEnvironment> from_slurm() {
+  const char* step = text_of("SLURM_STEP_NUM_TASKS").empty() ? "SLURM_NTASKS" : "SLURM_STEP_NUM_TASKS";
+  if (text_of("SLURM_PROCID").empty() || text_of(step).empty()) return std::nullopt;
+  return from("srun", "SLURM_PROCID", step, !text_of("PMIX_RANK").empty());
 }
 
 }  // namespace
@@ -102,10 +118,7 @@ LauncherEnvironment launcher_environment() {
   if (auto e = from("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", true)) return *e;
   if (auto e = from("mpirun", "PMI_RANK", "PMI_SIZE", true)) return *e;
   if (auto e = from("torchrun", "RANK", "WORLD_SIZE", false)) return *e;
-  const char* step = std::getenv("SLURM_STEP_NUM_TASKS") != nullptr ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
-  const bool pmix = std::getenv("PMIX_RANK") != nullptr;
-  if (auto e = from("srun", "SLURM_PROCID", step, pmix)) return *e;
-  return {};
+  return from_slurm().value_or(LauncherEnvironment{});
 }
 
 }  // namespace dtensor

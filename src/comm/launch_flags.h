@@ -21,6 +21,7 @@ struct LaunchFlags {
 };
 
 LaunchFlags parse_launch_flags(int argc, const char* const* argv);
+// Throws LaunchError where the variables of a launcher do not go together.
 LauncherEnvironment launcher_environment();
 
 }  // namespace dtensor

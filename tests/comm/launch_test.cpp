@@ -90,6 +90,33 @@ TEST(Launch, BadFlagsAreOneLineAndStatusTwo) {
   }
 }
 
+// Each process would be the only one, and all of them save to one folder.
+TEST(Launch, VariablesThatDoNotGoTogetherAreOneLineAndStatusTwo) {
+  using Set = std::vector<std::pair<const char*, const char*>>;
+  for (const Set& set : {Set{{"RANK", "5"}, {"WORLD_SIZE", "2"}},
+                         {{"RANK", "x"}, {"WORLD_SIZE", "2"}},
+                         {{"RANK", "1"}},
+                         {{"WORLD_SIZE", "2"}},
+                         {{"RANK", "-1"}, {"WORLD_SIZE", "2"}},
+                         {{"RANK", "0"}, {"WORLD_SIZE", "0"}},
+                         {{"OMPI_COMM_WORLD_RANK", "0"}},
+                         {{"PMI_RANK", "2"}, {"PMI_SIZE", "2"}},
+                         {{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "2"}}}) {
+    const Environment environment(set);
+    const auto out = launched({});
+    EXPECT_EQ(out.status, 2) << set[0].first << "=" << set[0].second;
+    EXPECT_EQ(out.ranks, 0);
+    EXPECT_EQ(lines(out.error), 1) << out.error;
+    EXPECT_NE(out.error.find(std::string(set[0].first) + "=" + set[0].second), std::string::npos) << out.error;
+  }
+}
+
+// Inside an allocation, but no step of it.
+TEST(Launch, AnAllocationAloneStartsOneProcess) {
+  const Environment environment(std::vector<std::pair<const char*, const char*>>{{"SLURM_NTASKS", "4"}});
+  EXPECT_EQ(launched({}).ranks, 1);
+}
+
 // A program's own flags may have the names of launch()'s: what it does not know is not its own.
 TEST(Launch, PassesByWhatItDoesNotKnow) {
   const Environment none({});

@@ -53,6 +53,15 @@ TEST_F(MpiFailure, AMessageThatDoesNotFit) { ends("message", {0, 1, 2}, {"rank 0
 
 TEST_F(MpiFailure, AbortCarriesTheReason) { ends("abort", {0, 1, 2}, {"rank 1 aborted: out of data"}); }
 
+// As another MPI's mpiexec sets them: this MPI knows of one process only.
+TEST_F(MpiFailure, VariablesOfAnotherLauncher) {
+  for (const std::string set : {"PMI_RANK=0 PMI_SIZE=2", "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2"}) {
+    const Ended out = shell("env " + set + " " + program.string() + " --case fine");
+    EXPECT_EQ(WEXITSTATUS(out.status), 2) << out.output;
+    EXPECT_NE(out.output.find("of 2, but MPI says rank 0 of 1"), std::string::npos) << out.output;
+  }
+}
+
 TEST_F(MpiFailure, AKilledRank) {
   const Ended out = mpirun(3, program, "kill");
   EXPECT_NE(out.status, 0);

@@ -19,20 +19,24 @@ inline std::filesystem::path sibling(const std::string& name) {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
 }
 
-inline Ended mpirun(int ranks, const std::filesystem::path& program, const std::string& name) {
-  const std::string command =
+inline Ended shell(const std::string& command) {
+  const std::string all =
       "ASAN_OPTIONS=detect_leaks=0 "  // OpenMPI keeps what it allocates
       "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
-      "OMPI_MCA_hwloc_base_binding_policy=none timeout -k 1 60 mpirun -n " +
-      std::to_string(ranks) + " " + program.string() + " --case '" + name + "' 2>&1";
+      "OMPI_MCA_hwloc_base_binding_policy=none timeout -k 1 60 " +
+      command + " 2>&1";
   const auto begin = std::chrono::steady_clock::now();
   Ended out;
-  FILE* pipe = popen(command.c_str(), "r");
+  FILE* pipe = popen(all.c_str(), "r");
   char buffer[4096];
   while (std::fgets(buffer, sizeof buffer, pipe) != nullptr) out.output += buffer;
   out.status = pclose(pipe);
   out.in_time = std::chrono::steady_clock::now() - begin < std::chrono::seconds(50);
   return out;
+}
+
+inline Ended mpirun(int ranks, const std::filesystem::path& program, const std::string& name) {
+  return shell("mpirun -n " + std::to_string(ranks) + " " + program.string() + " --case '" + name + "'");
 }
 
 // The line that a rank printed, by its beginning.

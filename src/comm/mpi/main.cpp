@@ -33,6 +33,15 @@ bool start_mpi(int argc, char** argv) {
   return true;
 }
 
+// Another MPI's launcher, or variables set by hand, start this MPI in each process anew: every one would be rank 0
+// of 1.
+std::string mismatch(const Job& job, const LauncherEnvironment& e) {
+  if (job.size() == e.size && job.rank() == e.rank) return "";
+  const auto said = [](int rank, int size) { return "rank " + std::to_string(rank) + " of " + std::to_string(size); };
+  return e.launcher + "'s variables say " + said(e.rank, e.size) + ", but MPI says " + said(job.rank(), job.size()) +
+         "; start the program with the mpirun of the MPI that it was built with";
+}
+
 int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunOptions options,
         const LauncherEnvironment& environment) {
   if (const std::string trouble = load_api(); !trouble.empty()) return print_failure(environment.rank, trouble), 2;
@@ -41,6 +50,11 @@ int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunO
   try {
     started = start_mpi(argc, argv);
     job = new Job(options);
+    if (const std::string trouble = mismatch(*job, environment); !environment.launcher.empty() && !trouble.empty()) {
+      print_failure(environment.rank, trouble);
+      if (started) job->close(), api().finalize();
+      return 2;
+    }
     share_cores(options);
     fn(Communicator(make_world_backend(*job)));
     run_rank_exit_hooks();
