@@ -3,9 +3,21 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <limits>
+
 #include "dtensor/tensor.h"
 
 namespace dtensor {
+namespace {
+
+// It and its inverse are floats, however often gradients overflow or do not.
+double within_floats(double scale) {
+  constexpr double smallest = std::numeric_limits<float>::min();
+  return std::clamp(scale, smallest, 1 / smallest);
+}
+
+}  // namespace
 
 GradScaler::GradScaler(const Options& options)
     : options_(options), state_{options.enabled ? options.init_scale : 1, 0} {
@@ -51,9 +63,9 @@ void GradScaler::update() {
   unscaled_ = false;
   if (!options_.enabled) return;
   if (!finite_) {
-    state_ = {state_.scale * options_.backoff_factor, 0};
+    state_ = {within_floats(state_.scale * options_.backoff_factor), 0};
   } else if (++state_.good_steps == options_.growth_interval) {
-    state_ = {state_.scale * options_.growth_factor, 0};
+    state_ = {within_floats(state_.scale * options_.growth_factor), 0};
   }
   finite_ = true;
 }

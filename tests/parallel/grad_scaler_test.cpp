@@ -61,4 +61,19 @@ TEST(GradScaler, AnOverflowIsHeardAlongAChainOfMeshes) {
   });
 }
 
+TEST(GradScaler, ThousandsOfOverflowsLeaveAScale) {
+  for (const bool overflows : {true, false}) {
+    const at::Tensor p = at::ones({2}).requires_grad_();
+    GradScaler scaler({.growth_interval = 1});
+    for (int i = 0; i < 4000; ++i) {
+      p.mutable_grad() = at::full({2}, overflows ? std::numeric_limits<float>::infinity() : 0.f);
+      EXPECT_EQ(scaler.step({p}, [] {}), !overflows);
+      scaler.update();
+    }
+    p.mutable_grad() = at::full({2}, 2 * scaler.get_scale(), at::kDouble).to(at::kFloat);
+    EXPECT_TRUE(scaler.unscale_({p}));
+    EXPECT_NEAR(p.grad()[0].item<double>(), 2, 1e-5) << scaler.get_scale();
+  }
+}
+
 }  // namespace
