@@ -22,6 +22,51 @@ TEST(Errors, TheMeanOfIntegersIsRefused) {
   expect_same_error([](const DeviceMesh& mesh) { at::mean(split(mesh, {6, 2}, at::kLong), {1}); }, "mean(): could not");
 }
 
+TEST(Errors, TheLargestOfNothingIsRefused) {
+  const std::vector<std::function<void(const at::Tensor&)>> calls = {
+      [](const at::Tensor& x) { at::max(x); },        [](const at::Tensor& x) { at::min(x); },
+      [](const at::Tensor& x) { at::max(x, 0); },     [](const at::Tensor& x) { at::min(x, 0, true); },
+      [](const at::Tensor& x) { at::amax(x, {0}); },  [](const at::Tensor& x) { at::amin(x); },
+      [](const at::Tensor& x) { at::argmax(x); },     [](const at::Tensor& x) { at::argmin(x, 0); },
+      [](const at::Tensor& x) { at::aminmax(x, 0); },
+  };
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    SCOPED_TRACE(i);
+    for (const Shape& sizes : {Shape{0}, Shape{0, 3}}) {
+      EXPECT_THROW(calls[i](at::zeros(sizes)), c10::Error);
+      const auto errors = errors_of([&](const DeviceMesh& mesh) { calls[i](split(mesh, sizes)); });
+      for (const auto& error : errors) EXPECT_EQ(error, errors[0]);
+      EXPECT_NE(errors[0], "no error");
+    }
+  }
+}
+
+TEST(Errors, NormsOfAnotherShapeAreRefused) {
+  const at::Tensor none;
+  for (const bool weighted : {false, true}) {
+    expect_same_error(
+        [&](const DeviceMesh& mesh) {
+          at::layer_norm(split(mesh, {6, 4}).t(), {5}, weighted ? at::ones({5}) : none, none);
+        },
+        "Given normalized_shape=[5]");
+  }
+  expect_same_error([&](const DeviceMesh& mesh) { at::layer_norm(split(mesh, {6}), {6}, at::ones({4}), none); },
+                    "Expected weight to be of same shape as normalized_shape");
+  expect_same_error([&](const DeviceMesh& mesh) { at::layer_norm(split(mesh, {6}), {6}, none, at::ones({4})); },
+                    "Expected bias to be of same shape as normalized_shape");
+}
+
+// The operator that looks for the matrix at fault is ATen's, on a tensor that has no memory.
+TEST(Errors, AMatrixThatIsNotPositiveDefiniteIsToldAsOnOneDevice) {
+  expect_same_error(
+      [](const DeviceMesh& mesh) {
+        at::Tensor a = at::eye(3).repeat({4, 1, 1});
+        a[2][0][0] = -1;
+        at::linalg_cholesky(distribute_tensor(a, mesh, {Shard(0)}));
+      },
+      "linalg.cholesky: (Batch element 2)");
+}
+
 // Rules look at dimensions that these have not.
 TEST(Errors, TooFewDimensionsAreAnErrorAndNoCrash) {
   const auto vector = [](const DeviceMesh& mesh) { return split(mesh, {4}); };

@@ -2,6 +2,7 @@
 #include "ops/special/special.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ops/any.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/item.h>
@@ -11,6 +12,7 @@
 #include <unordered_map>
 
 #include "ops/kernel.h"
+#include "redistribute/execute.h"
 #include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor {
@@ -83,6 +85,19 @@ void step_on_copies(const OpEntry& entry, Stack& stack) {
   for (auto& list : results) stack.emplace_back(std::move(list));
 }
 
+// Raises where an element of the first operand is not zero. ATen's kernel then looks for it in memory: it gets the
+// whole.
+void check_linalg_errors(const OpEntry& entry, Stack& stack) {
+  c10::IValue& operand = torch::jit::peek(stack, 0, entry.args.size());
+  const at::Tensor info = operand.toTensor();
+  if (!info.any().item<bool>()) return torch::jit::drop(stack, entry.args.size());
+  if (auto* impl = dtensor_or_null(info)) {
+    const auto& spec = *impl->spec();
+    operand = redistribute_local(impl->local(), spec, Placements(spec.placements.size()));
+  }
+  entry.op.callBoxed(stack);
+}
+
 using Table = std::unordered_map<std::string, SpecialKernel>;
 
 void add_decomposed(Table& table) {
@@ -91,7 +106,7 @@ void add_decomposed(Table& table) {
         "aten::rot90", "aten::_assert_tensor_metadata", "aten::_functional_assert_scalar",
         "aten::_functional_sym_constrain_range", "aten::_functional_sym_constrain_range_for_size", "aten::resize",
         "aten::resize_as", "aten::is_same_size", "aten::_amp_foreach_non_finite_check_and_unscale",
-        "aten::_amp_update_scale", "aten::softmax.int_out", "aten::log_softmax.int_out", "aten::_linalg_check_errors",
+        "aten::_amp_update_scale", "aten::softmax.int_out", "aten::log_softmax.int_out",
         "aten::_native_batch_norm_legit_functional", "aten::_batch_norm_with_update_functional"}) {
     table.emplace(name, decompose);
     table.emplace(std::string(name) + ".out", decompose);
@@ -111,6 +126,7 @@ Table make_table() {
       {"aten::_fused_sdp_choice", choose_attention},
       {"aten::_to_copy", to_copy},
       {"aten::_has_same_storage_numel", has_same_storage_numel},
+      {"aten::_linalg_check_errors", check_linalg_errors},
   };
   add_decomposed(table);
   return table;
