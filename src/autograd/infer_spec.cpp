@@ -69,7 +69,8 @@ std::int64_t total_size(const MeshLayout& layout, const Placements& placements, 
 std::string list_shapes(const MeshLayout& layout, const std::vector<LocalShape>& shapes) {
   std::string text;
   for (std::size_t r = 0; r < shapes.size(); ++r) {
-    text += c10::str(r == 0 ? "" : ", ", "rank ", layout.ranks[r], ": [", c10::Join(", ", shapes[r].sizes), "]");
+    text += c10::str(r == 0 ? "" : ", ", "rank ", layout.ranks[r], ": ", static_cast<c10::ScalarType>(shapes[r].dtype),
+                     " [", c10::Join(", ", shapes[r].sizes), "]");
   }
   return text;
 }

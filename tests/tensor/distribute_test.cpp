@@ -51,7 +51,7 @@ TEST(Distribute, SizesThatDifferAreAnErrorOnEveryRank) {
     try {
       distribute_tensor(at::zeros({mesh.world().rank() == 1 ? 4 : 3, 2}), mesh, {Shard(0)});
     } catch (const c10::Error& e) {
-      EXPECT_NE(std::string(e.what()).find("rank 1: [4, 2]"), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("rank 1: Float [4, 2]"), std::string::npos) << e.what();
       ++errors;
     }
   });
@@ -85,13 +85,26 @@ TEST(Distribute, MoreDimensionsThanATenTakesAreAnErrorOnEveryRank) {
   EXPECT_EQ(errors, 2);
 }
 
+TEST(Distribute, DtypesThatDifferAreTold) {
+  std::atomic<int> errors{0};
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    try {
+      distribute_tensor(at::zeros({2}, mesh.world().rank() == 1 ? at::kDouble : at::kFloat), mesh, {Shard(0)});
+    } catch (const c10::Error& e) {
+      EXPECT_NE(std::string(e.what()).find("rank 0: Float [2], rank 1: Double [2]"), std::string::npos) << e.what();
+      ++errors;
+    }
+  });
+  EXPECT_EQ(errors, 2);
+}
+
 TEST(Distribute, LocalReplicasOfDifferentSizesAreAnErrorOnEveryRank) {
   std::atomic<int> errors{0};
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     try {
       DTensor::from_local(at::zeros({mesh.world().rank() + 1, 2}), mesh, {Replicate()});
     } catch (const c10::Error& e) {
-      EXPECT_NE(std::string(e.what()).find("rank 1: [2, 2]"), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("rank 1: Float [2, 2]"), std::string::npos) << e.what();
       ++errors;
     }
   });
