@@ -67,16 +67,21 @@ class BackwardPass {
     }
   }
 
-  // Gradients of the block that was here go home, those of the own block arrive from where that was.
+  // Gradients of the block that was here go home, those of the own block arrive from where that was. One block's are on
+  // their way each way: those of the turn before have come by then.
   void give_back(const Block& block, int turn) {
     const int owner = plan_.before(turn);
+    at::Tensor dk, dv;
     if (!block.runs.empty()) {
-      const auto dk = zeros(block.k), dv = zeros(block.v);
+      dk = zeros(block.k), dv = zeros(block.v);
       compute(in_buffer(plan_.computed(owner), block.runs), block.k, block.v, dk, dv);
+    }
+    add_arrived();
+    finish(returned_works_);
+    if (!block.runs.empty()) {
       send(blocks_.comm, dk.to(in_.k.scalar_type()), owner, kGradients, returned_works_);
       send(blocks_.comm, dv.to(in_.v.scalar_type()), owner, kGradients, returned_works_);
     }
-    add_arrived();
     const int reader = plan_.after(turn);
     arriving_ = buffer_for(keys_read(plan_.tiles(reader, blocks_.me)), in_);
     if (arriving_.runs.empty()) return;

@@ -181,6 +181,27 @@ TEST(AttentionDeeds, ARingHoldsTwoBlocksBesideItsOwn) {
   }
 }
 
+// In backward: the sums of three gradients, two blocks of keys and values, gradients of the block at hand, of the one
+// before on their way home and of the own one from elsewhere, and what a tile gives. None of it grows with the ranks.
+TEST(AttentionDeeds, ARingsBackwardHoldsNoMoreOnMoreRanks) {
+  for (const std::int64_t ranks : {4, 6}) {
+    Case c = split_case(ranks, AttentionStrategy::ring);
+    c.batch = 1, c.heads = c.groups = 8, c.features = c.values = 64, c.queries = c.keys = 256 * ranks;
+    c.dtype = at::kFloat;
+    on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
+      const auto x = at::ones({c.batch, c.heads, c.queries, c.features}, at::kFloat);
+      const auto in = distributed(c, {x, x, x, x}, mesh);
+      const auto grad = distribute_tensor(x, mesh, c.where[0]);
+      const AttentionStrategyScope scope(c.strategy);
+      const auto result = attend(c, in, {});
+      const MemoryTimeline memory;
+      torch::autograd::grad({result}, in, {grad});
+      const std::int64_t part = c.heads * c.queries / ranks * c.features * 4;
+      EXPECT_LE(static_cast<double>(memory.peak().bytes), 1.1 * static_cast<double>((3 + 4 + 2 + 2 + 2 + 4) * part));
+    });
+  }
+}
+
 TEST(AttentionDeeds, NothingOfTheSizeOfTheScoresIsHeldUnderDropout) {
   Case c = split_case(2, AttentionStrategy::ring);
   c.batch = 1, c.heads = c.groups = 2, c.features = c.values = 8, c.queries = c.keys = 4096;
