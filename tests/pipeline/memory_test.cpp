@@ -44,7 +44,9 @@ TEST(PipelineMemory, ActivationsAreThoseOfTheSchedulesTable) {
           const auto live = pipeline::live_activations(pipe.schedule())[static_cast<std::size_t>(world.rank())];
           const std::int64_t held = world.rank() == 0 ? 1 : 2;  // the result, and the message that it was made of
           const std::string what = c10::str(name, " ", ranks, " ranks, ", count, " microbatches, rank ", world.rank());
-          EXPECT_GE(timeline.peak().bytes, live * held * kMessage) << what;
+          if (name != "zb-h1") {  // whose microbatches lose what only their inputs' gradients need before they end
+            EXPECT_GE(timeline.peak().bytes, live * held * kMessage) << what;
+          }
           // Besides: a gradient that came, the one that is made of it, what is made of a loss, what is on its way.
           EXPECT_LE(timeline.peak().bytes, (live * held + 5) * kMessage + kSmall) << what;
         });
