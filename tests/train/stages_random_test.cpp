@@ -1,4 +1,5 @@
-// Any pipeline of the program trains as one device does: whatever runs inside its stages, whatever the batch.
+// Any run of the program trains as one device does: whatever its stages, what runs inside them, the batch and the split
+// of its sequences.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -19,7 +20,7 @@ T one_of(std::initializer_list<T> values) {
 // Of up to 8 ranks.
 MeshShape any_mesh() {
   MeshShape mesh{.pp = one_of<std::int64_t>({1, 2, 2, 3, 4})};
-  for (std::int64_t* axis : {&mesh.shard, &mesh.tp, &mesh.replicate}) {
+  for (std::int64_t* axis : {&mesh.shard, &mesh.tp, &mesh.cp, &mesh.replicate}) {
     if (mesh.size() <= 4 && one_of({true, false})) *axis = 2;
   }
   return mesh;
@@ -33,6 +34,16 @@ void any_experts(Options& o) {
   experts.show_load = false;
 }
 
+void any_attention(Options& o) {
+  o.seq = one_of<std::int64_t>({4, 5, 7});
+  o.rope = one_of({false, true});
+  o.kv_heads = one_of<std::int64_t>({0, 1, 2});
+  o.documents = one_of({false, true});
+  if (o.mesh->cp == 1) return;
+  o.cp_strategy = one_of<std::string>({"auto", "ring", "gather", "ulysses"});
+  o.zigzag_sequence = one_of({false, true});
+}
+
 Options any_options() {
   Options o = resume::options(one_of<std::string>({"adamw", "sgd"}));
   o.mesh = any_mesh();
@@ -40,7 +51,6 @@ Options any_options() {
   o.microbatches = one_of({1, 2, 3, 5, 8});
   o.grad_accum = o.microbatches;
   o.batch = o.microbatches * 4 + *rc::gen::inRange(0, 4);
-  o.seq = 4;
   o.layers = 2 * o.mesh->pp;
   o.steps = 3;
   o.dropout = one_of({0.0, 0.1});
@@ -55,6 +65,7 @@ Options any_options() {
     o.bf16 = one_of({false, true});
   }
   if (one_of({false, false, true})) any_experts(o);
+  any_attention(o);
   return o;
 }
 
@@ -63,6 +74,8 @@ std::string str(const Options& o) {
                   train::to_string(o.dtype), o.bf16 ? " bf16" : "", ", ", o.optimizer, ", dropout ", o.dropout,
                   ", clip ", o.clip, o.checkpoint_activations ? ", recomputed" : "", ", reshard ", o.reshard,
                   o.loss_parallel ? ", loss parallel" : "", o.sequence_parallel ? ", sequence parallel" : "",
+                  ", sequences of ", o.seq, o.rope ? ", rope" : "", ", kv heads ", o.kv_heads,
+                  o.documents ? ", documents" : "", ", ", o.cp_strategy, o.zigzag_sequence ? ", zigzag" : "",
                   o.experts ? ", experts over " + std::to_string(o.experts->ep) + " " + o.experts->balance : "");
 }
 
