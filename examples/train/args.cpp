@@ -29,6 +29,13 @@ void add_job_flags(CLI::App& app, Options& o, std::string& mesh, std::string& dt
   app.add_option("--mesh", mesh, "sizes of the mesh axes, e.g. replicate=1,shard=2,tp=2");
   app.add_option("--ranks", o.ranks, "thread ranks of a single process")->check(CLI::Range(1, 1024));
   app.add_option("--backend", o.backend, "insist on one")->check(CLI::IsMember({"local", "mpi", "nccl"}));
+  app.add_option("--dtype", dtype, "float32, float64 or bfloat16")
+      ->check(CLI::IsMember({"float32", "float64", "bfloat16"}));
+  app.add_flag("--compare", o.compare, "train on one device too and compare the loss curves");
+  app.add_option("--seed", o.seed, "of parameters, batches and dropout")->capture_default_str();
+}
+
+void add_model_flags(CLI::App& app, Options& o) {
   app.add_option("--model", o.model, "tiny or gpt-153m")->check(CLI::IsMember({"tiny", "gpt-153m"}));
   app.add_option("--hidden", o.hidden, "another width of the model (a multiple of its heads)")
       ->check(CLI::Range(1, 1 << 20));
@@ -37,14 +44,10 @@ void add_job_flags(CLI::App& app, Options& o, std::string& mesh, std::string& dt
   app.add_option("--kv-heads", o.kv_heads, "heads of keys and values, a divisor of the heads; default: as many")
       ->check(CLI::Range(1, 1 << 10));
   app.add_flag("--documents", o.documents, "sequences packed of documents, which do not see each other");
-  app.add_option("--cp-strategy", o.cp_strategy, "how attention sees all of a sequence that cp splits")
-      ->check(CLI::IsMember({"auto", "ring", "gather", "ulysses"}))
-      ->capture_default_str();
-  app.add_option_function<std::string>(
-         "--sequence-placement", [&o](const std::string& text) { o.zigzag_sequence = text == "zigzag"; },
-         "over cp: zigzag (each rank a chunk from the head and one from the tail) or contiguous")
-      ->check(CLI::IsMember({"zigzag", "contiguous"}));
-  app.add_flag("--loss-parallel", o.loss_parallel, "cross entropy on logits that stay sharded by class over tp");
+  app.add_option("--dropout", o.dropout, "probability")->check(CLI::Range(0.0, 0.99));
+}
+
+void add_parallel_flags(CLI::App& app, Options& o) {
   app.add_option("--parallel", o.parallel, "fsdp: blocks gathered and reduced as one; plain: each parameter by itself")
       ->check(CLI::IsMember({"fsdp", "plain"}))
       ->capture_default_str();
@@ -55,12 +58,20 @@ void add_job_flags(CLI::App& app, Options& o, std::string& mesh, std::string& dt
          "--mixed-precision", [&o](const std::string& text) { o.bf16 = text == "bf16"; },
          "bf16: compute in bfloat16 (but for layer norms and the loss), keep and reduce in --dtype")
       ->check(CLI::IsMember({"bf16", "none"}));
+  app.add_flag("--loss-parallel", o.loss_parallel, "cross entropy on logits that stay sharded by class over tp");
   app.add_flag("--sequence-parallel", o.sequence_parallel,
                "activations between blocks split along the sequence over tp");
   app.add_flag("--checkpoint-activations", o.checkpoint_activations, "compute each block again in backward");
-  app.add_option("--dropout", o.dropout, "probability")->check(CLI::Range(0.0, 0.99));
-  app.add_option("--dtype", dtype, "float32, float64 or bfloat16")
-      ->check(CLI::IsMember({"float32", "float64", "bfloat16"}));
+  app.add_option("--cp-strategy", o.cp_strategy, "how attention sees all of a sequence that cp splits")
+      ->check(CLI::IsMember({"auto", "ring", "gather", "ulysses"}))
+      ->capture_default_str();
+  app.add_option_function<std::string>(
+         "--sequence-placement", [&o](const std::string& text) { o.zigzag_sequence = text == "zigzag"; },
+         "over cp: zigzag (each rank a chunk from the head and one from the tail) or contiguous")
+      ->check(CLI::IsMember({"zigzag", "contiguous"}));
+}
+
+void add_pipeline_flags(CLI::App& app, Options& o) {
   app.add_option("--schedule", o.schedule,
                  "of a mesh with pp: gpipe, 1f1b, interleaved, bfs, zb-h1, zbv, dualpipev, or a file with one as text")
       ->capture_default_str();
@@ -70,7 +81,6 @@ void add_job_flags(CLI::App& app, Options& o, std::string& mesh, std::string& dt
   app.add_option("--chunks", o.chunks, "stages of each rank of a pipeline; default: the schedule's")
       ->check(CLI::Range(1, 1 << 10));
   app.add_option("--schedule-plot", o.schedule_plot, "write the last step of a pipeline as measured to this SVG file");
-  app.add_flag("--compare", o.compare, "train on one device too and compare the loss curves");
 }
 
 void add_training_flags(CLI::App& app, Options& o) {
@@ -79,7 +89,6 @@ void add_training_flags(CLI::App& app, Options& o) {
   app.add_option("--grad-accum", o.grad_accum, "pieces of a batch, whose gradients are reduced once")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--seq", o.seq, "tokens a sequence")->check(CLI::Range(1, 1 << 20));
-  app.add_option("--seed", o.seed, "of parameters, batches and dropout")->capture_default_str();
   app.add_option("--optimizer", o.optimizer, "adamw, sgd, shampoo or muon")
       ->check(CLI::IsMember({"adamw", "sgd", "shampoo", "muon"}))
       ->capture_default_str();
@@ -102,6 +111,9 @@ void add_training_flags(CLI::App& app, Options& o) {
   app.add_option("--clip", o.clip, "largest gradient norm; 0: none")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+}
+
+void add_file_flags(CLI::App& app, Options& o) {
   app.add_option("--data", o.data, "text files or folders; default: LibTorch's headers");
   app.add_option(
       "--tokenizer", o.tokenizer,
@@ -112,9 +124,9 @@ void add_training_flags(CLI::App& app, Options& o) {
   app.add_option("--load", o.load, "go on from this checkpoint, saved on any mesh, up to --steps in all");
   app.add_option("--log", o.log, "write one JSON line a step to this file");
   app.add_option("--plot", o.plot, "write the loss curve to this SVG file");
+  app.add_flag("--memory", o.memory, "fsdp: print the memory of rank 0, as predicted and as measured");
   app.add_option("--memory-plot", o.memory_plot,
                  "write what rank 0's memory goes to in the last step to this SVG file");
-  app.add_flag("--memory", o.memory, "fsdp: print the memory of rank 0, as predicted and as measured");
   app.add_option("--trace", o.trace, "write a Chrome trace of operators and collectives to this JSON file");
 }
 
@@ -240,7 +252,9 @@ Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_st
                      : "Trains a mixture-of-experts language model, written for one device, on any mesh of ranks.",
                to_string(kind));
   add_job_flags(app, options, mesh, dtype);
-  add_training_flags(app, options);
+  for (const auto add : {add_model_flags, add_parallel_flags, add_pipeline_flags, add_training_flags, add_file_flags}) {
+    add(app, options);
+  }
   if (!dense) add_expert_flags(app, options.experts.emplace());
   try {
     app.parse(argc, argv);
