@@ -55,10 +55,10 @@ struct StepOptions {
 };
 
 struct StepResult {
-  at::Tensor loss;                    // float64, no dimensions; the same on every rank
-  std::vector<int> live_activations;  // of each stage of this rank: the most microbatches held at once
-  std::vector<TimedAction> actions;   // of this rank, in seconds since the step began
-  std::chrono::steady_clock::time_point begin;
+  at::Tensor loss;                              // float64, no dimensions; the same on every rank
+  std::vector<int> live_activations;            // of each stage of this rank: the most microbatches held at once
+  std::vector<TimedAction> actions;             // of this rank, in seconds since the step began
+  std::chrono::steady_clock::time_point begin;  // when the step began, on this rank
 };
 
 // One training step at a time over the ranks of a mesh. Every rank of the mesh makes it alike and calls alike.
@@ -82,8 +82,10 @@ class DTENSOR_API Pipeline {
 
   // Sets what a stage of this rank computes, and the parameters that it has, in the model's order. They are needed for
   // UNSHARD, RESHARD and REDUCE_GRAD, for clip_grad_norm_, and for gradients that the last microbatch does not reach
-  // (an expert without tokens in it), which stay unreduced else.
-  void set_stage(int stage, StageFunction forward, std::vector<at::Tensor> parameters = {});
+  // (an expert without tokens in it), which stay unreduced else. An empty list: the stage has none. Gradients wait for
+  // a later step where NoGradientSync is active.
+  void set_stage(int stage, StageFunction forward, std::vector<at::Tensor> parameters);
+  void set_stage(int stage, StageFunction forward);  // parameters not told
   // A parameter that several stages use (an embedding tied to the head), each with a copy of its own on its ranks:
   // their gradients are summed at the end of a step. Called before the first step; `copies` are this rank's, equal and
   // in equal placements wherever they are. Collective: ranks without a copy give none.
@@ -99,7 +101,7 @@ class DTENSOR_API Pipeline {
 
   // dtensor::clip_grad_norm_ over the parameters of all stages, as set_stage got them; of tied ones the first copy
   // counts, and all are scaled. Collective. Returns the total norm, a float64 number, which has the same bits for any
-  // number of stages.
+  // number of stages. Throws on every rank where the parameters of a stage were not told.
   at::Tensor clip_grad_norm_(double max_norm);
 
   // Gives parameters on the meshes of other ranks' stages a gradient: a handle without data, as they have one in a

@@ -57,6 +57,7 @@ struct Pipeline::Impl {
   std::vector<TiedParameter> tied;
 
   bool has_last() const { return stages.contains(last); }
+  void set_stage(int stage, Stage what);
   void check_step(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets) const;
   std::vector<double> shares(const std::vector<Tensors>& targets) const;
   StepResult run(const Schedule& what, const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets,
@@ -104,18 +105,21 @@ DeviceMesh Pipeline::stage_mesh(int stage) const {
 const Schedule& Pipeline::schedule() const { return impl_->schedule; }
 
 void Pipeline::set_stage(int stage, StageFunction forward, std::vector<at::Tensor> parameters) {
-  TORCH_CHECK(std::count(impl_->own.begin(), impl_->own.end(), stage) == 1, "pipeline: stage ", stage,
-              " is not on rank ", impl_->rank, " of ", impl_->options.axis, ", which has ",
-              c10::Join(", ", impl_->own));
-  const auto& actions = impl_->schedule.ranks[static_cast<std::size_t>(impl_->rank)];
-  const auto has = [&](ActionKind kind) {
-    return std::find(actions.begin(), actions.end(), Action{kind, stage}) != actions.end();
-  };
-  const bool reduces = has(ActionKind::reduce_grad), unshards = has(ActionKind::unshard);
-  TORCH_CHECK(!parameters.empty() || !(reduces || unshards), "pipeline: the schedule has ",
-              to_string(Action{reduces ? ActionKind::reduce_grad : ActionKind::unshard, stage}),
-              ", but set_stage was given no parameters of stage ", stage);
-  impl_->stages[stage] = {std::move(forward), std::move(parameters), reduces, unshards};
+  impl_->set_stage(stage, {std::move(forward), std::move(parameters)});
+}
+void Pipeline::set_stage(int stage, StageFunction forward) {
+  impl_->set_stage(stage, {std::move(forward), std::nullopt});
+}
+
+void Pipeline::Impl::set_stage(int stage, Stage what) {
+  TORCH_CHECK(std::count(own.begin(), own.end(), stage) == 1, "pipeline: stage ", stage, " is not on rank ", rank,
+              " of ", options.axis, ", which has ", c10::Join(", ", own));
+  for (const Action& action : schedule.ranks[static_cast<std::size_t>(rank)]) {
+    const bool needs = action.kind == ActionKind::unshard || action.kind == ActionKind::reduce_grad;
+    TORCH_CHECK(what.parameters || !needs || action.stage != stage, "pipeline: the schedule has ", to_string(action),
+                ", but set_stage was given no parameters of stage ", stage);
+  }
+  stages[stage] = std::move(what);
 }
 
 void Pipeline::tie(const std::string& name, const std::vector<at::Tensor>& copies) {
@@ -189,9 +193,13 @@ at::Tensor Pipeline::evaluate(const std::vector<Tensors>& inputs, const std::vec
 
 namespace {
 
+// Of each stage of this rank: how many parameters it has, and in the second row whether that was not told.
 at::Tensor counts_of(const std::map<int, Stage>& stages, int last, c10::DeviceType device) {
-  at::Tensor counts = at::zeros({last + 1}, at::kLong);
-  for (const auto& [index, stage] : stages) counts[index] = static_cast<std::int64_t>(stage.parameters.size());
+  at::Tensor counts = at::zeros({2, last + 1}, at::kLong);
+  for (const auto& [index, stage] : stages) {
+    counts[0][index] = static_cast<std::int64_t>(stage.list().size());
+    counts[1][index] = stage.parameters ? 0 : 1;
+  }
   return counts.to(device);
 }
 
@@ -203,13 +211,18 @@ at::Tensor Pipeline::clip_grad_norm_(double max_norm) {
   const auto device = impl_->mesh.device_type();
   at::Tensor counts = counts_of(impl_->stages, impl_->last, device);
   impl_->line.all_reduce(counts, ReduceOp::sum).wait();
-  const at::Tensor ends = counts.cumsum(0).cpu();
+  counts = counts.cpu();
+  for (int stage = 0; stage <= impl_->last; ++stage) {
+    TORCH_CHECK(counts[1][stage].item<std::int64_t>() == 0, "pipeline: clip_grad_norm_ needs the parameters of stage ",
+                stage, ", which set_stage was not given");
+  }
+  const at::Tensor ends = counts[0].cumsum(0);
   at::Tensor norms = at::zeros({ends[-1].item<std::int64_t>()}, at::TensorOptions(at::kDouble).device(device));
   std::vector<at::Tensor> own;
   for (const auto& [index, stage] : impl_->stages) {
-    if (stage.parameters.empty()) continue;
+    if (stage.list().empty()) continue;
     std::vector<at::Tensor> counted;
-    for (const at::Tensor& p : stage.parameters) {
+    for (const at::Tensor& p : stage.list()) {
       const bool elsewhere = std::any_of(impl_->tied.begin(), impl_->tied.end(),
                                          [&](const TiedParameter& tied) { return tied.counts_elsewhere(p); });
       counted.push_back(elsewhere ? at::Tensor() : p.grad());

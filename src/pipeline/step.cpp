@@ -45,7 +45,10 @@ Step::Step(const StepContext& context, Messages& messages)
     Count& count = counts_[action.stage];
     count.name = "stage " + std::to_string(action.stage);
     count.backwards_left += ends;
+    count.unshards |= action.kind == ActionKind::unshard;
+    count.reduces |= action.kind == ActionKind::reduce_grad;
   }
+  for (auto& [stage, count] : counts_) count.units = units_of(context.stages.at(stage).list());
 }
 
 void Step::run() {
@@ -93,13 +96,14 @@ void Step::run(const Action& action) {
       slot(action).output_gradients = messages_.receive(rank_of(s + 1), channel(s, m, false)).first;
       return;
     case ActionKind::unshard:
-      for (const FsdpUnit& unit : units_of(context_.stages.at(s).parameters)) unit.unshard();
+      for (const FsdpUnit& unit : counts_[s].units) unit.unshard();
       return;
     case ActionKind::reshard:
-      for (const FsdpUnit& unit : units_of(context_.stages.at(s).parameters)) unit.reshard();
+      for (const FsdpUnit& unit : counts_[s].units) unit.reshard();
       return;
     case ActionKind::reduce_grad:
-      return reduce_gradients(context_.stages.at(s).parameters);
+      if (!NoGradientSync::active()) reduce_gradients(context_.stages.at(s).list());
+      return;
   }
 }
 
@@ -130,7 +134,7 @@ void Step::forward(const Action& action) {
     mine.where.random_operators = get_rng_state(context_.mesh).counter - random_.counter;
     random_operators_ = std::max(random_operators_, mine.where.random_operators);
   }
-  if (!context_.stages.at(action.stage).unshards_by_action) reshard_after_forward(action.stage);
+  reshard_after_forward(action.stage);
   Count& count = counts_[action.stage];
   count.most = std::max(count.most, ++count.now);
   if (action.stage == last_) return add_loss(mine, action.microbatch);
@@ -211,8 +215,9 @@ void Step::keep_input_gradients(Slot& mine, bool splits) {
 }
 
 // What is gathered does not outlive its action, unless its owner or the schedule says so.
-void Step::reshard_after_forward(int stage) const {
-  for (const FsdpUnit& unit : units_of(context_.stages.at(stage).parameters)) {
+void Step::reshard_after_forward(int stage) {
+  if (counts_[stage].unshards) return;
+  for (const FsdpUnit& unit : counts_[stage].units) {
     const bool* reshards = std::get_if<bool>(&unit.options().reshard_after_forward);
     if (reshards == nullptr || *reshards) unit.reshard();
   }
@@ -230,13 +235,13 @@ void Step::weight(const Action& action) {
   end_of_microbatch(action.stage);
 }
 
-// In the stage's last backward of the step, unless the schedule says when.
+// In the stage's last backward of the step, unless the schedule says when, or the caller that a later step does.
 bool Step::synchronises(int stage) {
-  return counts_[stage].backwards_left == 1 && !context_.stages.at(stage).reduces_by_action;
+  return counts_[stage].backwards_left == 1 && !counts_[stage].reduces && !NoGradientSync::active();
 }
 
 void Step::end_of_microbatch(int stage) {
-  if (synchronises(stage)) reduce_gradients(context_.stages.at(stage).parameters);  // what this backward did not reach
+  if (synchronises(stage)) reduce_gradients(context_.stages.at(stage).list());  // what this backward did not reach
   Count& count = counts_[stage];
   --count.backwards_left;
   --count.now;

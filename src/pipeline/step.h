@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 
+#include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
 #include "pipeline/messages.h"
 #include "pipeline/split_backward.h"
@@ -13,8 +14,9 @@ namespace dtensor::pipeline {
 
 struct Stage {
   StageFunction forward;
-  std::vector<at::Tensor> parameters;
-  bool reduces_by_action = false, unshards_by_action = false;  // the schedule has its REDUCE_GRAD, its UNSHARD
+  std::optional<std::vector<at::Tensor>> parameters;  // where they were told
+
+  at::TensorList list() const { return parameters ? at::TensorList(*parameters) : at::TensorList(); }
 };
 
 // What a step needs of its pipeline.
@@ -55,6 +57,8 @@ class Step {
   struct Count {
     std::string name;  // for messages and traces
     int now = 0, most = 0, backwards_left = 0;
+    bool unshards = false, reduces = false;  // this schedule has the stage's UNSHARD, its REDUCE_GRAD
+    std::vector<FsdpUnit> units = {};
   };
 
   Slot& slot(const Action& action) { return slots_[{action.stage, action.microbatch}]; }
@@ -67,7 +71,7 @@ class Step {
   void backward(const Action& action);
   static Tensors run_backward(Slot& slot, bool splits);
   static void keep_input_gradients(Slot& slot, bool splits);
-  void reshard_after_forward(int stage) const;
+  void reshard_after_forward(int stage);
   void weight(const Action& action);
   bool synchronises(int stage);
   void end_of_microbatch(int stage);

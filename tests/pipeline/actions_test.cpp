@@ -3,8 +3,11 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+
 #include "dtensor/events.h"
 #include "dtensor/fully_shard.h"
+#include "dtensor/hooks.h"
 #include "dtensor/pipeline.h"
 #include "support/errors.h"
 #include "support/ranks.h"
@@ -142,6 +145,56 @@ TEST(PipelineActions, ReduceGradReducesWhereItStands) {
   }
 }
 
+// Gradient accumulation over steps: the first step reduces nothing, whoever would have reduced in it.
+TEST(PipelineActions, NoGradientSyncLeavesTheReductionToALaterStep) {
+  for (const bool by_action : {false, true}) {
+    for (const std::string name : {"1f1b", "zb-h1"}) {
+      const auto compute = pipeline::make_schedule(name, 2, kMicrobatches);
+      const auto schedule =
+          by_action ? pipeline::with_communication(compute, {.unsharded_stages = std::nullopt}) : compute;
+      on_four(schedule, [&](Chain& chain) {
+        int reductions = 0;
+        const EventListener listener(
+            [&](const Event& e) { reductions += e.name.starts_with("reduce_scatter") && e.axis == "shard"; },
+            {Event::Kind::collective});
+        {
+          const NoGradientSync later;
+          chain.step();
+        }
+        EXPECT_EQ(reductions, 0) << name << by_action;
+        chain.step();
+        EXPECT_EQ(reductions, 1) << name << by_action;
+        for (auto& [stage, weight] : chain.own) weight.mutable_grad().mul_(0.5);  // of two equal steps
+        chain.expect_gradients(name);
+      });
+    }
+  }
+}
+
+TEST(PipelineActions, EvaluationLeavesNothingGathered) {
+  for (const bool by_action : {false, true}) {
+    const auto compute = pipeline::make_schedule("1f1b", 2, kMicrobatches);
+    on_four(by_action ? pipeline::with_communication(compute, {}) : compute, [](Chain& chain) {
+      chain.pipe.evaluate(chain.parts(chain.x), chain.parts(chain.y));
+      for (const auto& [stage, unit] : chain.units) EXPECT_EQ(unit.stats().gathered_bytes, 0) << stage;
+    });
+  }
+}
+
+TEST(PipelineActions, ClippingWithoutAStagesParametersIsRefusedOnEveryRank) {
+  std::atomic<int> refused = 0;
+  run_local(2, [&](const Communicator& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
+    Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 2, 2), mean_loss);
+    const auto pass = [](const Tensors& in) { return in; };
+    world.rank() == 0 ? pipe.set_stage(0, pass, {at::ones({2}).requires_grad_()}) : pipe.set_stage(1, pass);
+    const auto error = test::error_of([&] { pipe.clip_grad_norm_(1); });
+    EXPECT_NE(error.find("needs the parameters of stage 1"), std::string::npos) << error;
+    ++refused;
+  });
+  EXPECT_EQ(refused, 2);
+}
+
 TEST(PipelineActions, OfAStageWithoutParametersAreRefused) {
   const auto error = test::error_of([] {
     run_local(1, [](const Communicator& world) {
@@ -151,7 +204,7 @@ TEST(PipelineActions, OfAStageWithoutParametersAreRefused) {
       pipe.set_stage(0, [](const Tensors& in) { return in; });
     });
   });
-  EXPECT_NE(error.find("0REDUCE_GRAD, but set_stage was given no parameters of stage 0"), std::string::npos) << error;
+  EXPECT_NE(error.find("0UNSHARD, but set_stage was given no parameters of stage 0"), std::string::npos) << error;
 }
 
 // A parameter that only the first microbatch uses, as an expert may be: in a unit and outside of one.
