@@ -136,10 +136,6 @@ at::Tensor run(Setup setup, const variable_list& in, const at::Tensor& mask, con
   return out;
 }
 
-}  // namespace
-
-namespace {
-
 const TensorSpec* first_spec(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   for (const auto* t : {&q, &k, &v}) {
     if (dtensor_or_null(*t) != nullptr) return dtensor_or_null(*t)->spec().get();

@@ -8,14 +8,14 @@
 
 #include "dtensor/contiguous_ranges.h"
 #include "placement/shard_map.h"
+#include "redistribute/plan/cost.h"
 #include "redistribute/plan/plan.h"
 
 namespace dtensor::attention_parts {
 namespace {
 
 constexpr std::int64_t kBatch = 0, kHeads = 1, kRows = 2;
-constexpr double kOperationsPerSecond = 5e10;                   // of one rank
-constexpr double kBytesPerSecond = 1e10, kStartSeconds = 5e-6;  // as redistribution counts them (plan/cost.cpp)
+constexpr double kOperationsPerSecond = 5e10;  // of one rank
 
 bool has(AxisMask axes, std::size_t axis) { return (axes >> axis & 1) != 0; }
 

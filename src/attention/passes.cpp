@@ -2,6 +2,7 @@
 #include "attention/passes.h"
 
 #include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
 
 #include <limits>
 
@@ -21,7 +22,7 @@ class Merger {
     const auto options = in.q.options().dtype(accumulate_type(in.q.scalar_type()));
     lse_ = at::full({sizes[0], sizes[1], sizes[2]}, kUnmerged, options);
     sizes[3] = in.v.size(3);
-    out_ = at::empty_strided(sizes, dense_like(in.q.strides(), sizes), options).zero_();
+    out_ = at::empty_strided(sizes, at::infer_dense_strides(sizes, in.q.strides()), options).zero_();
     touched_.resize(static_cast<std::size_t>(sizes[2]));
   }
 
@@ -94,19 +95,6 @@ void attend(const Scores& scores, const Tile& tile, const Inputs& in, Merger& me
 }
 
 }  // namespace
-
-at::DimVector dense_like(at::IntArrayRef like, at::IntArrayRef sizes) {
-  std::vector<std::size_t> order{3, 2, 1, 0};
-  const auto key = [&](std::size_t d) { return like[d] == 0 ? INT64_MAX : like[d]; };
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return key(a) > key(b); });
-  at::DimVector strides(4, 1);
-  std::int64_t step = 1;
-  for (auto d = order.rbegin(); d != order.rend(); ++d) {
-    strides[*d] = step;
-    step *= std::max<std::int64_t>(sizes[*d], 1);
-  }
-  return strides;
-}
 
 Forward forward_pass(const Scores& scores, const Blocks& blocks, const Inputs& in, const at::Tensor& sinks) {
   Merger merger(in);

@@ -1,7 +1,7 @@
 // Both passes of attention on local tensors: this rank's queries meet all keys, block by block.
 #pragma once
 
-#include <ATen/core/DimVector.h>
+#include <ATen/core/Tensor.h>
 
 #include <vector>
 
@@ -20,9 +20,6 @@ struct Blocks {
   std::vector<std::int64_t>
       heads;  // the head of keys of each query head, where they are not equal groups in order; else empty
 };
-
-// Dense strides of four dimensions, in the order in memory of a tensor with strides `like`.
-at::DimVector dense_like(at::IntArrayRef like, at::IntArrayRef sizes);
 
 struct Forward {
   at::Tensor out;  // as q, with v's features

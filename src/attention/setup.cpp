@@ -1,6 +1,8 @@
 // Specs, heads, masks and random regions of one call; gradients back to DTensors.
 #include "attention/setup.h"
 
+#include <ATen/ExpandUtils.h>
+
 #include <cmath>
 
 #include "autograd/moved_view.h"
@@ -20,7 +22,7 @@ const TensorSpec& spec_of(const at::Tensor& tensor) { return *dtensor_or_null(te
 SpecPtr result_spec(const Setup& s) {
   at::DimVector sizes(s.q->sizes);
   sizes[3] = s.v->sizes[3];
-  return intern_spec(s.q->mesh, s.layout.q, sizes, dense_like(s.q->strides, sizes), s.q->dtype);
+  return intern_spec(s.q->mesh, s.layout.q, sizes, at::infer_dense_strides(sizes, s.q->strides), s.q->dtype);
 }
 
 // The local head of keys of each local query head; empty where they are equal groups in order.

@@ -10,16 +10,6 @@
 namespace dtensor {
 namespace {
 
-// Where global index `index` lies in the concatenation of `held`.
-std::int64_t position(const Segments& held, std::int64_t index) {
-  std::int64_t before = 0;
-  for (const Segment& s : held) {
-    if (index < s.offset + s.length) return before + index - s.offset;
-    before += s.length;
-  }
-  return before;
-}
-
 at::Tensor block(const at::Tensor& tensor, at::IntArrayRef offsets, at::IntArrayRef lengths) {
   std::int64_t storage_offset = tensor.storage_offset();
   for (std::size_t d = 0; d < offsets.size(); ++d) storage_offset += offsets[d] * tensor.stride(d);
@@ -35,8 +25,8 @@ void for_each_block(const Region& held, const Region& part, Body body) {
     at::DimVector in_held, in_part, lengths;
     for (std::size_t d = 0; d < ndim; ++d) {
       const Segment& s = part.dims[d][index[d]];
-      in_held.push_back(position(held.dims[d], s.offset));
-      in_part.push_back(position(part.dims[d], s.offset));
+      in_held.push_back(position_in(held.dims[d], s.offset));
+      in_part.push_back(position_in(part.dims[d], s.offset));
       lengths.push_back(s.length);
     }
     body(in_held, in_part, lengths);
@@ -48,12 +38,21 @@ void for_each_block(const Region& held, const Region& part, Body body) {
 
 }  // namespace
 
+std::int64_t position_in(const Segments& held, std::int64_t index) {
+  std::int64_t before = 0;
+  for (const Segment& s : held) {
+    if (index < s.offset + s.length) return before + index - s.offset;
+    before += s.length;
+  }
+  return before;
+}
+
 std::optional<at::Tensor> view_of(const at::Tensor& local, const Region& held, const Region& part) {
   at::DimVector offsets, lengths;
   for (std::size_t dim = 0; dim < part.dims.size(); ++dim) {
     const Segments& ranges = part.dims[dim];
     if (ranges.size() > 1) return std::nullopt;
-    offsets.push_back(ranges.empty() || ranges[0].length == 0 ? 0 : position(held.dims[dim], ranges[0].offset));
+    offsets.push_back(ranges.empty() || ranges[0].length == 0 ? 0 : position_in(held.dims[dim], ranges[0].offset));
     lengths.push_back(ranges.empty() ? 0 : ranges[0].length);
   }
   return block(local, offsets, lengths);

@@ -244,8 +244,9 @@ RC_GTEST_PROP(FsdpSchedule, ViewsAndCastsAreFoundInTheUnit, ()) {
       gathers = 0;
       const auto sine = got.sin(), power = got.exp();
       uses += found ? gathers : 0;
-      expect_close(sine, expected.sin(), "view");
-      expect_close(power, expected.exp(), "view again");
+      // Vectors and the rest after the last whole one are rounded differently, in float.
+      expect_close(sine, expected.sin(), "view", 1e-6);
+      expect_close(power, expected.exp(), "view again", 1e-6);
       (void)draw.integer(0, 1);
     }
     EXPECT_LE(unit.stats().all_gathers, 1);

@@ -49,16 +49,6 @@ Segments rows_looked_at(const Segments& rows, const Window& window, std::int64_t
   return all;
 }
 
-// Where global row `index` lies among the fetched ones.
-std::int64_t position(const Segments& fetched, std::int64_t index) {
-  std::int64_t before = 0;
-  for (const Segment& s : fetched) {
-    if (index < s.offset + s.length) return before + index - s.offset;
-    before += s.length;
-  }
-  return before;
-}
-
 std::vector<WindowExchange::Piece> pieces_of(const Segments& rows, const Segments& fetched, const Window& window,
                                              std::int64_t n) {
   std::vector<WindowExchange::Piece> pieces;
@@ -68,7 +58,7 @@ std::vector<WindowExchange::Piece> pieces_of(const Segments& rows, const Segment
     const Range span = span_of(s, window), inside = clipped(span, n);
     // A span that lies in the padding altogether is all before it.
     const std::int64_t length = inside.end - inside.begin, before = length > 0 ? inside.begin - span.begin : 0;
-    pieces.push_back({first, s.length, length > 0 ? position(fetched, inside.begin) : 0, length, before,
+    pieces.push_back({first, s.length, length > 0 ? position_in(fetched, inside.begin) : 0, length, before,
                       span.end - span.begin - length - before});
     first += s.length;
   }

@@ -64,11 +64,11 @@ at::Tensor attend_checked(const at::Tensor& q, const at::Tensor& k, const at::Te
   check_plain(q, k, v, options.mask);
   const auto* strategy = ScopedValue<AttentionStrategy>::current();
   std::string text;
-  Event event{Event::Kind::op, "dtensor::attention", "", 0, std::chrono::steady_clock::now(), {}};
+  const auto begin = std::chrono::steady_clock::now();
   const auto out = attend(q, k, v, options, strategy == nullptr ? AttentionStrategy::automatic : *strategy,
                           recording_explanations() ? &text : nullptr, kept_forward());
-  event.end = std::chrono::steady_clock::now();
-  if (events_on(Event::Kind::op)) emit_event(event);
+  if (events_on(Event::Kind::op))
+    emit_event({Event::Kind::op, "dtensor::attention", "", 0, begin, std::chrono::steady_clock::now()});
   if (!text.empty()) record_explanation("attention\n" + text);
   return out;
 }

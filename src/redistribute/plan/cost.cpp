@@ -6,9 +6,7 @@
 namespace dtensor {
 namespace {
 
-constexpr double kStartSeconds = 5e-6;
 constexpr double kStartSecondsPerDoubling = 1e-6;
-constexpr double kBytesPerSecond = 1e10;
 // Two phases, of which the second starts without a new meeting: dearer than one collective, cheaper than two.
 constexpr double kAllReduceStarts = 1.5;
 

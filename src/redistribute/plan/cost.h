@@ -7,6 +7,9 @@
 
 namespace dtensor {
 
+constexpr double kStartSeconds = 5e-6;    // of one message, or of a collective but for its group's size
+constexpr double kBytesPerSecond = 1e10;  // into one rank
+
 struct EdgePrice {
   double seconds = 0;
   std::int64_t bytes = 0;
