@@ -1,7 +1,7 @@
 // Pairwise messages: each rank sends its header and its data at once, and receives data only after the header was
 // right, so that comparing calls costs no round of its own, and no message meets a buffer of another size (OpenMPI 4.1
 // writes past the end of one that is too short when it copies from process to process).
-#include "comm/mpi/collective.h"
+#include "comm/pairwise/collective.h"
 
 #include <array>
 
@@ -9,7 +9,7 @@
 #include "comm/copy.h"
 #include "comm/describe.h"
 
-namespace dtensor::mpi {
+namespace dtensor::pairwise {
 namespace {
 
 bool packed_already(const at::Tensor& t) { return t.is_contiguous() && !t.is_conj() && !t.is_neg(); }
@@ -94,9 +94,8 @@ void Collective::run_parts(const std::vector<Part>& parts) {
   auto& [mine, theirs] = *both;
   mine.resize(n);
   theirs.resize(n);
-  Exchange headers(members_.job, members_.job.collectives(),
-                   static_cast<int>(members_.id % members_.job.largest_tag()));
-  Exchange data(members_.job, members_.job.collectives(), static_cast<int>(members_.id % members_.job.largest_tag()));
+  const int tag = static_cast<int>(members_.id % static_cast<std::uint64_t>(members_.job.largest_tag()));
+  Exchange headers(members_.job, Channel::collectives, tag), data(members_.job, Channel::collectives, tag);
   for (const auto& t : kept_) data.keep(t);
   headers.keep(both);
   const auto from = [&](int k) { return (me + n - k) % n; };  // not all ranks turn to the same one at once
@@ -114,4 +113,4 @@ void Collective::run_parts(const std::vector<Part>& parts) {
   data.wait(where);
 }
 
-}  // namespace dtensor::mpi
+}  // namespace dtensor::pairwise

@@ -1,12 +1,12 @@
 // A message is a header and its data, sent at once. The receiver takes the data when the header has come and was right:
 // a message that meets a buffer of another size would write past its end.
-#include "comm/mpi/message.h"
+#include "comm/pairwise/message.h"
 
 #include "comm/buffer_pool.h"
 #include "comm/copy.h"
 #include "comm/describe.h"
 
-namespace dtensor::mpi {
+namespace dtensor::pairwise {
 namespace {
 
 constexpr int kTags = 1024;  // of the user, for each communicator
@@ -43,8 +43,8 @@ class MessageWork : public Work::Impl {
     return members_->describe(call_, list, {});
   }
 
-  std::unique_ptr<Exchange> start(MPI_Comm comm, int tag) {
-    auto exchange = std::make_unique<Exchange>(job(), comm, tag);
+  std::unique_ptr<Exchange> start(Channel channel, int tag) {
+    auto exchange = std::make_unique<Exchange>(job(), channel, tag);
     exchange->keep(flat_);
     exchange->keep(headers_);
     return exchange;
@@ -64,15 +64,15 @@ class SendWork final : public MessageWork {
     headers_->mine.payload_tag = job().next_payload_tag();
     const int tag = message_tag(*members_, call.tag);
     if (checked()) {
-      header_ = start(job().messages(), tag);
+      header_ = start(Channel::messages, tag);
       header_->send(&headers_->mine, sizeof(Header), peer());
     }
-    data_ = checked() ? start(job().payloads(), static_cast<int>(headers_->mine.payload_tag))
-                      : start(job().messages(), tag);
+    data_ = checked() ? start(Channel::payloads, static_cast<int>(headers_->mine.payload_tag))
+                      : start(Channel::messages, tag);
     data_->send(flat_.const_data_ptr(), bytes(), peer());
   }
 
-  // Errors come again with the next call; what MPI still uses is kept by the exchanges.
+  // Errors come again with the next call; what is still in use is kept by the exchanges.
   ~SendWork() override {
     try {
       wait();
@@ -98,10 +98,10 @@ class RecvWork final : public MessageWork {
       : MessageWork(std::move(members), call, tensor) {
     const int tag = message_tag(*members_, call.tag);
     if (checked()) {
-      header_ = start(job().messages(), tag);
+      header_ = start(Channel::messages, tag);
       header_->recv(&headers_->theirs, sizeof(Header), peer());
     } else {
-      take(job().messages(), tag);
+      take(Channel::messages, tag);
     }
   }
 
@@ -131,14 +131,14 @@ class RecvWork final : public MessageWork {
   }
 
  private:
-  void take(MPI_Comm comm, int tag) {
-    data_ = start(comm, tag);
+  void take(Channel channel, int tag) {
+    data_ = start(channel, tag);
     data_->recv(flat_.data_ptr(), bytes(), peer());
   }
 
   void announced() {
     if (fits(headers_->mine, headers_->theirs)) {
-      return take(job().payloads(), static_cast<int>(headers_->theirs.payload_tag));
+      return take(Channel::payloads, static_cast<int>(headers_->theirs.payload_tag));
     }
     job().fail("ranks disagree: rank " + std::to_string(peer()) + " called " + headers_->theirs.str() + " to " +
                std::to_string(me()) + "; rank " + std::to_string(me()) + " called " + place());
@@ -161,4 +161,4 @@ Work start_message(const std::shared_ptr<Members>& members, const CollectiveCall
   return Work(std::make_shared<RecvWork>(members, call, tensor));
 }
 
-}  // namespace dtensor::mpi
+}  // namespace dtensor::pairwise

@@ -1,34 +1,29 @@
-// This process's part in an MPI job: the MPI communicators, and the side channel over which ranks tell each other that
+// This process's part in a job of several: the transport, and the side channel over which ranks tell each other that
 // they failed or left.
 #pragma once
 
 #include <atomic>
-#include <deque>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
-#include "comm/mpi/api.h"
+#include "comm/pairwise/transport.h"
 #include "dtensor/comm.h"
 
-namespace dtensor::mpi {
-
-// Throws CommError with MPI's own text where `code` is an error.
-void check(int code, const char* what);
+namespace dtensor::pairwise {
 
 class Job {
  public:
-  explicit Job(RunOptions options);  // MPI is initialised; collective over all processes
+  Job(std::unique_ptr<Transport> transport, RunOptions options);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  Transport& transport() const { return *transport_; }
   const RunOptions& options() const { return options_; }
   bool crowded() const { return crowded_; }  // more processes here than cores
-  MPI_Comm collectives() const { return collectives_; }
-  MPI_Comm messages() const { return messages_; }  // headers of messages, or messages without headers
-  MPI_Comm payloads() const { return payloads_; }  // what such a header announces
-  int next_payload_tag() { return static_cast<int>(payloads_sent_++ % static_cast<std::uint64_t>(largest_tag_)); }
-  int largest_tag() const { return largest_tag_; }
+  int next_payload_tag() { return static_cast<int>(payloads_sent_++ % static_cast<std::uint64_t>(largest_tag())); }
+  int largest_tag() const { return transport_->largest_tag(); }
 
   // The first failure, here or told by another rank, ends everything.
   void fail(const std::string& text);
@@ -37,7 +32,7 @@ class Job {
   [[noreturn]] void throw_failure(const std::string& place);
 
   void poll();   // hears what other ranks told
-  void close();  // MPI is about to end: poll() hears nothing more
+  void close();  // every rank has left: poll() hears nothing more
   bool left(std::int64_t rank) const { return peers_[rank].left.load(); }
 
   // After a rank's function returned: waits until all have, or throws the failure of one that did not.
@@ -51,20 +46,19 @@ class Job {
     std::atomic<bool> left{false}, printed{false};
   };
   void tell(Tag tag, const std::string& text);
-  void hear(const MPI_Status& status);
+  void hear(const Word& word);
   bool all(std::atomic<bool> Peer::*flag) const;
 
+  std::unique_ptr<Transport> transport_;
   RunOptions options_;
-  int rank_ = 0, size_ = 1, largest_tag_ = 0;
+  int rank_ = 0, size_ = 1;
   bool crowded_ = false;
-  MPI_Comm control_{}, collectives_{}, messages_{}, payloads_{};
   std::atomic<std::uint64_t> payloads_sent_{0};
   std::vector<Peer> peers_;
   std::atomic<bool> failed_{false};
   bool closed_ = false;
   std::recursive_mutex mutex_;
   std::string failure_;
-  std::deque<std::pair<std::string, MPI_Request>> told_;  // kept until the process ends
 };
 
 // While it lives, the launcher's request to end (it killed the job because another rank died) is noted instead of
@@ -78,4 +72,4 @@ class TerminationWatch {
   static bool requested();
 };
 
-}  // namespace dtensor::mpi
+}  // namespace dtensor::pairwise

@@ -1,11 +1,11 @@
 // The comparison of two calls, and its words.
-#include "comm/mpi/header.h"
+#include "comm/pairwise/header.h"
 
 #include <algorithm>
 
 #include "comm/describe.h"
 
-namespace dtensor::mpi {
+namespace dtensor::pairwise {
 
 Sizes::Sizes(const at::Tensor& tensor) : dims(tensor.dim()) {
   for (std::int64_t d = 0; d < dims; ++d) {
@@ -59,4 +59,4 @@ bool fits(const Header& mine, const Header& theirs) {
          mine.sequence == theirs.sequence && mine.gives == theirs.expects && mine.expects == theirs.gives;
 }
 
-}  // namespace dtensor::mpi
+}  // namespace dtensor::pairwise

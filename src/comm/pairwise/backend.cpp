@@ -1,7 +1,7 @@
-// Collectives of MPI processes. Everything is an exchange between pairs; reductions are an exchange into reused buffers
+// Collectives of processes. Everything is an exchange between pairs; reductions are an exchange into reused buffers
 // and a sum in rank order on the receiver, which is deterministic, serves the half types, and is several times faster
 // than MPI's own reductions, whose temporaries page-fault.
-#include "comm/mpi/backend.h"
+#include "comm/pairwise/backend.h"
 
 #include <algorithm>
 #include <map>
@@ -10,11 +10,11 @@
 #include "comm/buffer_pool.h"
 #include "comm/copy.h"
 #include "comm/describe.h"
-#include "comm/mpi/collective.h"
-#include "comm/mpi/message.h"
+#include "comm/pairwise/collective.h"
+#include "comm/pairwise/message.h"
 #include "comm/reduce.h"
 
-namespace dtensor::mpi {
+namespace dtensor::pairwise {
 namespace {
 
 // Below this many bytes an all_reduce is one exchange of whole tensors, above it a reduce-scatter and an all-gather.
@@ -28,12 +28,12 @@ std::uint64_t mix(std::uint64_t seed, std::uint64_t value) {
 
 std::int64_t bytes_of(const at::Tensor& t) { return static_cast<std::int64_t>(t.nbytes()); }
 
-class MpiBackend final : public CommBackend {
+class ProcessBackend final : public CommBackend {
  public:
-  explicit MpiBackend(std::shared_ptr<Members> members)
+  explicit ProcessBackend(std::shared_ptr<Members> members)
       : CommBackend(members->me, members->ranks), members_(std::move(members)) {}
 
-  const char* name() const override { return "mpi"; }
+  const char* name() const override { return members_->job.transport().name(); }
   bool supports(c10::DeviceType device) const override { return device == c10::DeviceType::CPU; }
 
   Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) override {
@@ -108,7 +108,7 @@ class MpiBackend final : public CommBackend {
       world_ranks.push_back(ranks()[m]);
     }
     const auto me = static_cast<int>(std::find(list.begin(), list.end(), rank()) - list.begin());
-    return std::make_shared<MpiBackend>(
+    return std::make_shared<ProcessBackend>(
         std::make_shared<Members>(Members{members_->job, std::move(world_ranks), me, id, label}));
   }
 
@@ -204,7 +204,7 @@ class MpiBackend final : public CommBackend {
 std::shared_ptr<CommBackend> make_world_backend(Job& job) {
   std::vector<std::int64_t> ranks(job.size());
   std::iota(ranks.begin(), ranks.end(), 0);
-  return std::make_shared<MpiBackend>(std::make_shared<Members>(Members{job, std::move(ranks), job.rank(), 1, ""}));
+  return std::make_shared<ProcessBackend>(std::make_shared<Members>(Members{job, std::move(ranks), job.rank(), 1, ""}));
 }
 
-}  // namespace dtensor::mpi
+}  // namespace dtensor::pairwise

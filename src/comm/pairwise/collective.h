@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "comm/mpi/exchange.h"
-#include "comm/mpi/header.h"
+#include "comm/pairwise/exchange.h"
+#include "comm/pairwise/header.h"
 
-namespace dtensor::mpi {
+namespace dtensor::pairwise {
 
 struct Members {
   Job& job;
@@ -64,4 +64,4 @@ class Collective {
   bool compared_ = false;
 };
 
-}  // namespace dtensor::mpi
+}  // namespace dtensor::pairwise

@@ -6,7 +6,7 @@
 
 #include "dtensor/comm_backend.h"
 
-namespace dtensor::mpi {
+namespace dtensor::pairwise {
 
 // Sizes of a tensor in a fixed space; the trailing dimensions of one with more than kDims are multiplied together.
 struct Sizes {
@@ -37,4 +37,4 @@ struct Header {
 // Whether the two ends of a pair have called the same thing with sizes that fit. `theirs` is what the other sent.
 bool fits(const Header& mine, const Header& theirs);
 
-}  // namespace dtensor::mpi
+}  // namespace dtensor::pairwise

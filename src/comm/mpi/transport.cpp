@@ -1,0 +1,167 @@
+#include "comm/mpi/transport.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "dtensor/comm.h"
+
+namespace dtensor::mpi {
+
+using pairwise::Batch;
+using pairwise::Channel;
+using pairwise::Word;
+
+std::int64_t largest_message = std::int64_t{1} << 30;
+
+namespace {
+
+constexpr std::chrono::milliseconds kPatience{5};  // then this rank sleeps between tests
+constexpr std::chrono::microseconds kNap{50};
+
+// Throws CommError with MPI's own text where `code` is an error.
+void check(int code, const char* what) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  api().error_string(code, text, &length);
+  throw CommError(std::string(what) + ": " + std::string(text, length));
+}
+
+class MpiBatch final : public Batch {
+ public:
+  MpiBatch(MPI_Comm comm, int tag) : comm_(comm), tag_(tag) {}
+
+  void send(const void* data, std::int64_t bytes, int peer) override {
+    for (std::int64_t at = 0; at < bytes; at += largest_message) {
+      check(api().isend(static_cast<const char*>(data) + at, count(bytes - at), api().byte, peer, tag_, comm_,
+                        next(peer)),
+            "MPI_Isend");
+    }
+  }
+
+  void recv(void* data, std::int64_t bytes, int peer) override {
+    for (std::int64_t at = 0; at < bytes; at += largest_message) {
+      check(api().irecv(static_cast<char*>(data) + at, count(bytes - at), api().byte, peer, tag_, comm_, next(peer)),
+            "MPI_Irecv");
+    }
+  }
+
+  bool test() override {
+    if (open_ == 0) return true;
+    std::vector<int> finished(requests_.size());
+    std::vector<MPI_Status> status(requests_.size());
+    int count = 0;
+    const int code =
+        api().testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished.data(), status.data());
+    if (count == MPI_UNDEFINED) count = open_;
+    open_ -= count;
+    if (code == MPI_ERR_IN_STATUS) {
+      for (int i = 0; i < count; ++i) check(status[i].MPI_ERROR, "MPI_Testsome");
+    }
+    check(code, "MPI_Testsome");
+    return open_ == 0;
+  }
+
+  std::vector<std::int64_t> missing() const override {
+    std::vector<std::int64_t> ranks;
+    for (std::size_t i = 0; i < requests_.size(); ++i) {
+      if (requests_[i] != api().no_request) ranks.push_back(peers_[i]);
+    }
+    std::sort(ranks.begin(), ranks.end());
+    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+    return ranks;
+  }
+
+ private:
+  static int count(std::int64_t left) { return static_cast<int>(std::min(largest_message, left)); }
+  MPI_Request* next(int peer) {
+    requests_.push_back(api().no_request);
+    peers_.push_back(peer);
+    ++open_;
+    return &requests_.back();
+  }
+
+  MPI_Comm comm_;
+  int tag_;
+  std::vector<MPI_Request> requests_;
+  std::vector<std::int64_t> peers_;  // of each request
+  int open_ = 0;
+};
+
+class MpiTransport final : public pairwise::Transport {
+ public:
+  explicit MpiTransport(bool finalize) : finalize_(finalize) {
+    api().comm_rank(api().world, &rank_);
+    api().comm_size(api().world, &size_);
+    for (MPI_Comm* comm : {&control_, &channels_[0], &channels_[1], &channels_[2]}) {
+      check(api().comm_dup(api().world, comm), "MPI_Comm_dup");
+      api().comm_set_errhandler(*comm, api().errors_return);
+    }
+    void* bound = nullptr;
+    int found = 0;
+    api().comm_get_attr(api().world, MPI_TAG_UB, &bound, &found);
+    largest_tag_ = found != 0 ? *static_cast<int*>(bound) : 32767;
+  }
+
+  const char* name() const override { return "mpi"; }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  int local_size() const override {
+    const char* text = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    return text != nullptr ? std::max(1, std::atoi(text)) : 0;
+  }
+  int largest_tag() const override { return largest_tag_; }
+
+  std::unique_ptr<Batch> batch(Channel channel, int tag) override {
+    return std::make_unique<MpiBatch>(channels_[static_cast<std::size_t>(channel)], tag);
+  }
+
+  void tell(int peer, int tag, const std::string& text) override {
+    const std::lock_guard lock(mutex_);
+    auto& [kept, request] = told_.emplace_back(text, api().no_request);
+    api().isend(kept.data(), static_cast<int>(kept.size()), api().byte, peer, tag, control_, &request);
+  }
+
+  std::optional<Word> hear() override {
+    const std::lock_guard lock(mutex_);  // between the look and the receipt
+    int there = 0, length = 0;
+    MPI_Status status;
+    check(api().iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &there, &status), "MPI_Iprobe");
+    if (there == 0) return std::nullopt;
+    api().get_count(&status, api().byte, &length);
+    Word word{status.MPI_SOURCE, status.MPI_TAG, std::string(length, '\0')};
+    api().recv(word.text.data(), length, api().byte, word.from, word.tag, control_, MPI_STATUS_IGNORE);
+    return word;
+  }
+
+  void pause(std::chrono::nanoseconds waited, bool crowded) override {
+    if (crowded) std::this_thread::yield();
+    if (waited > kPatience) std::this_thread::sleep_for(kNap);
+  }
+
+  void finish() override {
+    if (finalize_) api().finalize();
+  }
+
+  [[noreturn]] void abort() override {
+    api().abort(api().world, 1);
+    std::_Exit(1);
+  }
+
+ private:
+  bool finalize_;
+  int rank_ = 0, size_ = 1, largest_tag_ = 0;
+  MPI_Comm control_{};
+  MPI_Comm channels_[3] = {};  // by Channel
+  std::mutex mutex_;
+  std::deque<std::pair<std::string, MPI_Request>> told_;  // kept until the process ends
+};
+
+}  // namespace
+
+std::unique_ptr<pairwise::Transport> make_transport(bool finalize) { return std::make_unique<MpiTransport>(finalize); }
+
+}  // namespace dtensor::mpi

@@ -1,0 +1,76 @@
+// Posts messages and waits for them by testing, so that a wait can also hear of failures, give way to other processes
+// and run into its timeout. A transport moves messages only while it is being called.
+#include "comm/pairwise/exchange.h"
+
+#include <algorithm>
+#include <memory>
+#include <thread>
+
+#include "comm/no_timeout.h"
+
+namespace dtensor::pairwise {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kWatchEvery = 64;                     // tests between two looks at the side channel
+constexpr std::chrono::milliseconds kLeaving{300};  // for data of a rank that has left to arrive
+
+std::string seconds(std::chrono::milliseconds time) {
+  const auto ms = time.count();
+  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
+}
+
+}  // namespace
+
+Exchange::~Exchange() {
+  if (done_) return;
+  static auto* abandoned = new std::vector<Kept>;  // the transport may still write there
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  abandoned->push_back(std::move(kept_));
+}
+
+std::string Exchange::report(c10::function_ref<std::string()> place) const {
+  const auto ranks = batch_->missing();
+  std::string out =
+      "rank " + std::to_string(job_.rank()) + " waits in " + place() + " for rank" + (ranks.size() > 1 ? "s" : "");
+  for (std::size_t i = 0; i < ranks.size(); ++i) out += (i > 0 ? ", " : " ") + std::to_string(ranks[i]);
+  return out;
+}
+
+void Exchange::watch(c10::function_ref<std::string()> place, Clock::time_point begin) {
+  job_.poll();
+  if (job_.failed()) job_.throw_failure(place());
+  if (TerminationWatch::requested()) {
+    throw CommError("ended by the launcher, which does so when another rank has died: " + report(place));
+  }
+  const auto now = Clock::now();
+  if (now - begin > job_.options().timeout && !timeouts_suspended()) {
+    job_.fail("timeout after " + seconds(job_.options().timeout) + ": " + report(place));
+    job_.throw_failure(place());
+  }
+  for (auto rank : batch_->missing()) {
+    if (!job_.left(rank)) continue;
+    if (noticed_leaving_ == Clock::time_point{}) noticed_leaving_ = now;
+    if (now - noticed_leaving_ < kLeaving) continue;
+    job_.fail("rank " + std::to_string(rank) +
+              " returned from its function while others wait for it: " + report(place));
+    job_.throw_failure(place());
+  }
+}
+
+void Exchange::wait(c10::function_ref<std::string()> place) {
+  std::unique_ptr<TerminationWatch> termination;
+  Clock::time_point begin{};
+  for (int round = 1; !test(); ++round) {
+    const bool look = round % kWatchEvery == 0;
+    const auto now = look ? Clock::now() : begin;
+    if (look && begin == Clock::time_point{}) begin = now;
+    if (look && !termination) termination = std::make_unique<TerminationWatch>();
+    if (look) watch(place, begin);
+    job_.transport().pause(now - begin, job_.crowded());
+  }
+}
+
+}  // namespace dtensor::pairwise

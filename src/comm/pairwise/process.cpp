@@ -1,0 +1,41 @@
+#include "comm/pairwise/process.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <thread>
+
+#include "comm/describe.h"
+#include "comm/launchers.h"
+#include "comm/pairwise/backend.h"
+#include "comm/rank_exit.h"
+
+namespace dtensor::pairwise {
+namespace {
+
+void share_cores(const RunOptions& options, int processes_here) {
+  if (!options.set_threads || std::getenv("OMP_NUM_THREADS") != nullptr) return;
+  at::set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / std::max(1, processes_here)));
+}
+
+}  // namespace
+
+int run_process(std::unique_ptr<Transport> transport, const std::function<void(Communicator)>& fn, RunOptions options) {
+  auto* job = new Job(std::move(transport), options);  // kept: communicators may outlive this call
+  try {
+    share_cores(options, job->transport().local_size());
+    fn(Communicator(make_world_backend(*job)));
+    run_rank_exit_hooks();
+    job->leave();
+  } catch (...) {
+    const std::string text = current_exception_text();
+    job->fail("rank " + std::to_string(job->rank()) + " failed: " + text);
+    print_failure(job->rank(), text);
+    job->end();
+  }
+  job->close();
+  return 0;
+}
+
+}  // namespace dtensor::pairwise
