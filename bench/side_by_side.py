@@ -12,6 +12,7 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = os.environ.get("PEER_PYTHON", sys.executable)
+SOCKETS = os.path.join(HERE, "..", "scripts", "processes.sh")
 RANKS = (2, 4)
 # mpirun as root, with more ranks than cores, and without ranks that spin against each other.
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
@@ -55,6 +56,7 @@ def our_redistributions():
         yield from json_lines([program, "--json", "--ranks", str(ranks)])
         if shutil.which("mpirun"):
             yield from json_lines(["mpirun", "-n", str(ranks), program, "--json"])
+        yield from json_lines([SOCKETS, str(ranks), program, "--json"])
 
 
 def redistribution():

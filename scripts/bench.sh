@@ -14,6 +14,7 @@ echo "== Redistribution of 64 MB against a copy of the bytes that must move"
 for ranks in 2 4; do "$bench/bench_redistribute" --ranks $ranks; done
 "$bench/bench_between_meshes" --ranks 4
 for ranks in 2 4; do "$bench/bench_pipeline" --ranks $ranks; done
+for ranks in 2 4; do scripts/processes.sh $ranks "$bench/bench_redistribute"; done
 if command -v mpirun > /dev/null; then
   for ranks in 2 4; do mpirun -n $ranks "$bench/bench_redistribute"; done
   mpirun -n 4 "$bench/bench_between_meshes"

@@ -42,6 +42,8 @@ ProcessMain choose(const LaunchFlags& flags, const LauncherEnvironment& e) {
     return nullptr;
   }
   const bool want_mpi = flags.backend == "mpi" || (flags.backend.empty() && e.mpi);
+  const bool want_sockets = flags.backend == "socket" || (flags.backend.empty() && !e.mpi && nccl_main() == nullptr);
+  if (want_sockets) return check_size(flags, e), socket_main();
   const ProcessMain chosen = want_mpi ? mpi_main() : nccl_main();
   if (chosen == nullptr) {
     const std::string lacks = want_mpi ? "this build has no MPI" : "the program does not link dtensor::cuda (NCCL)";

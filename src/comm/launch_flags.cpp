@@ -102,7 +102,8 @@ LaunchFlags parse_launch_flags(int argc, const char* const* argv) {
     } else if (const auto mesh = value_of("--mesh", argc, argv, i)) {
       if (is_mesh(*mesh)) flags.mesh = mesh_size(*mesh);
     } else if (const auto backend = value_of("--backend", argc, argv, i)) {
-      if (*backend == "local" || *backend == "mpi" || *backend == "nccl") flags.backend = *backend;
+      if (*backend == "local" || *backend == "mpi" || *backend == "nccl" || *backend == "socket")
+        flags.backend = *backend;
     }
   }
   if (flags.ranks != 0 && flags.mesh > flags.ranks) {
@@ -112,9 +113,10 @@ LaunchFlags parse_launch_flags(int argc, const char* const* argv) {
   return flags;
 }
 
-// mpirun first: it may run inside a Slurm allocation. A Slurm step, not the allocation: a batch script's own process is
-// one of one.
+// What the user sets by hand first; then mpirun: it may run inside a Slurm allocation. A Slurm step, not the
+// allocation: a batch script's own process is one of one.
 LauncherEnvironment launcher_environment() {
+  if (auto e = from("DTENSOR_RANK", "DTENSOR_RANK", "DTENSOR_WORLD_SIZE", false)) return *e;
   if (auto e = from("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", true)) return *e;
   if (auto e = from("mpirun", "PMI_RANK", "PMI_SIZE", true)) return *e;
   if (auto e = from("torchrun", "RANK", "WORLD_SIZE", false)) return *e;

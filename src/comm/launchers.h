@@ -11,7 +11,7 @@ namespace dtensor {
 
 // What a process may say about the job that it is part of.
 struct LauncherEnvironment {
-  std::string launcher;  // "mpirun", "torchrun", "srun"; empty: none
+  std::string launcher;  // "mpirun", "torchrun", "srun", "DTENSOR_RANK"; empty: none
   int rank = 0;
   int size = 1;
   bool mpi = false;  // an MPI runtime stands behind it
@@ -24,6 +24,9 @@ using ProcessMain = int (*)(int argc, char** argv, const std::function<void(Comm
 
 // src/comm/mpi, or src/comm/no_mpi.cpp, where it is null.
 DTENSOR_API ProcessMain mpi_main();
+
+// src/comm/socket.
+DTENSOR_API ProcessMain socket_main();
 
 // Registered by the CUDA library (include/dtensor/cuda.h); null without it.
 ProcessMain nccl_main();

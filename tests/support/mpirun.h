@@ -1,10 +1,13 @@
-// Runs a program of the tests under mpirun, as a user would, and looks at what each rank said and how it ended.
+// Runs a program of the tests under mpirun, or as processes that sockets connect, as a user would, and looks at what
+// each rank said and how it ended.
 #pragma once
 
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <string>
+
+#include "support/data.h"
 
 namespace dtensor::test {
 
@@ -37,6 +40,12 @@ inline Ended shell(const std::string& command) {
 
 inline Ended mpirun(int ranks, const std::filesystem::path& program, const std::string& name) {
   return shell("mpirun -n " + std::to_string(ranks) + " " + program.string() + " --case '" + name + "'");
+}
+
+// The same without MPI.
+inline Ended processes(int ranks, const std::filesystem::path& program, const std::string& name) {
+  return shell("bash " + data_path("../../scripts/processes.sh") + " " + std::to_string(ranks) + " " +
+               program.string() + " --case '" + name + "'");
 }
 
 // The line that a rank printed, by its beginning.

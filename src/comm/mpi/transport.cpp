@@ -150,6 +150,7 @@ class MpiTransport final : public pairwise::Transport {
     api().abort(api().world, 1);
     std::_Exit(1);
   }
+  bool abort_ends_all() const override { return true; }
 
  private:
   bool finalize_;

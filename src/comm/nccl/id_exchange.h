@@ -27,9 +27,4 @@ class IdExchange {
 // Over a communicator of the same ranks that moves CPU tensors.
 std::shared_ptr<IdExchange> exchange_over(const Communicator& cpu);
 
-// Over TCP with rank 0 at host:port, or one of the next few ports where that one is taken (torchrun's agent may hold
-// it).
-std::shared_ptr<IdExchange> exchange_over_tcp(const std::string& host, int port, int rank, int size,
-                                              std::chrono::milliseconds timeout);
-
 }  // namespace dtensor::nccl

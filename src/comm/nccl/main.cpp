@@ -1,5 +1,5 @@
-// One rank of a launched program on a GPU: as a process of torchrun or Slurm (ids over TCP), of mpirun (ids over MPI),
-// or as a thread of a single process. Registers itself when the library is loaded.
+// One rank of a launched program on a GPU: as a process of torchrun or Slurm (ids over sockets), of mpirun (ids over
+// MPI), or as a thread of a single process. Registers itself when the library is loaded.
 #include <cstdio>
 #include <cstdlib>
 
@@ -7,7 +7,6 @@
 #include "comm/launchers.h"
 #include "comm/nccl/backend.h"
 #include "comm/nccl/check.h"
-#include "comm/rank_exit.h"
 #include "dtensor/cuda.h"
 
 namespace dtensor {
@@ -37,35 +36,16 @@ int refuse(const LauncherEnvironment& environment, const std::string& why) {
   return 2;
 }
 
-int run_over_tcp(const std::function<void(Communicator)>& fn, RunOptions options, const LauncherEnvironment& e) {
-  const char* host = first_of({"MASTER_ADDR", "SLURM_LAUNCH_NODE_IPADDR"});
-  const char* port = first_of({"MASTER_PORT"});
-  if (host == nullptr || port == nullptr)
-    return refuse(e, e.launcher + " gives no MASTER_ADDR and MASTER_PORT; set them");
-  try {
-    auto ids = exchange_over_tcp(host, std::atoi(port), e.rank, e.size, options.timeout);
-    const Communicator world(make_world_backend(std::move(ids), e.rank, e.size, local_device(device_count()), options));
-    fn(world);
-    run_rank_exit_hooks();  // communicators go before CUDA does
-    world.barrier();        // rank 0 serves ids until all have what they need
-    return 0;
-  } catch (...) {
-    print_failure(e.rank, current_exception_text());
-    std::_Exit(1);  // peers wait on the GPU; the launcher ends them
-  }
-}
-
 int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunOptions options,
         const LauncherEnvironment& environment) {
   const int devices = device_count();
   if (devices == 0) return refuse(environment, "this machine has no GPU that CUDA can use");
-  if (environment.mpi) {
-    const ProcessMain over_mpi = mpi_main();
-    if (over_mpi == nullptr) return refuse(environment, "started by mpirun, but this build has no MPI");
+  if (environment.mpi || environment.size > 1) {
+    const ProcessMain over = environment.mpi ? mpi_main() : socket_main();
+    if (over == nullptr) return refuse(environment, "started by mpirun, but this build has no MPI");
     const auto body = [&](Communicator cpu) { fn(nccl_communicator(cpu, local_device(devices), options)); };
-    return over_mpi(argc, argv, body, options, environment);
+    return over(argc, argv, body, options, environment);
   }
-  if (environment.size > 1) return run_over_tcp(fn, options, environment);
   try {
     run_local(
         devices, [&](Communicator cpu) { fn(nccl_communicator(cpu, cpu.rank(), options)); }, options);

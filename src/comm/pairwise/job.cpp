@@ -75,7 +75,7 @@ void Job::poll() {
 
 void Job::close() {
   std::lock_guard lock(mutex_);
-  if (!std::exchange(closed_, true)) transport_->finish();
+  if (!closed_.exchange(true)) transport_->finish();
 }
 
 bool Job::all(std::atomic<bool> Peer::*flag) const {

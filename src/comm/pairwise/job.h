@@ -33,6 +33,8 @@ class Job {
 
   void poll();   // hears what other ranks told
   void close();  // every rank has left: poll() hears nothing more
+  bool closed() const { return closed_.load(); }
+  bool ending() const { return peers_[rank_].printed.load(); }
   bool left(std::int64_t rank) const { return peers_[rank].left.load(); }
 
   // After a rank's function returned: waits until all have, or throws the failure of one that did not.
@@ -56,7 +58,7 @@ class Job {
   std::atomic<std::uint64_t> payloads_sent_{0};
   std::vector<Peer> peers_;
   std::atomic<bool> failed_{false};
-  bool closed_ = false;
+  std::atomic<bool> closed_{false};
   std::recursive_mutex mutex_;
   std::string failure_;
 };

@@ -14,15 +14,34 @@
 namespace dtensor::pairwise {
 namespace {
 
+constexpr std::chrono::milliseconds kLook{200};
+constexpr std::chrono::milliseconds kAfterFailure{3000};
+
 void share_cores(const RunOptions& options, int processes_here) {
   if (!options.set_threads || std::getenv("OMP_NUM_THREADS") != nullptr) return;
   at::set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / std::max(1, processes_here)));
+}
+
+// A rank that computes, sleeps or waits for something else does not hear that the run is over: it has a while to come
+// and say where it was, and is ended then.
+void end_if_others_failed(Job& job) {
+  while (!job.closed()) {
+    std::this_thread::sleep_for(kLook);
+    job.poll();
+    if (!job.failed()) continue;
+    std::this_thread::sleep_for(kAfterFailure);
+    if (job.closed() || job.ending()) return;
+    print_failure(job.rank(),
+                  job.failure() + " [rank " + std::to_string(job.rank()) + " did not notice: it was in no collective]");
+    job.end();
+  }
 }
 
 }  // namespace
 
 int run_process(std::unique_ptr<Transport> transport, const std::function<void(Communicator)>& fn, RunOptions options) {
   auto* job = new Job(std::move(transport), options);  // kept: communicators may outlive this call
+  if (!job->transport().abort_ends_all()) std::thread([job] { end_if_others_failed(*job); }).detach();
   try {
     share_cores(options, job->transport().local_size());
     fn(Communicator(make_world_backend(*job)));

@@ -55,8 +55,9 @@ class Transport {
   // Between two tests of a rank that has waited this long: gives way to others. `crowded`: this host has more
   // processes than cores.
   virtual void pause(std::chrono::nanoseconds waited, bool crowded) = 0;
-  virtual void finish() = 0;              // every rank has left; nothing comes after it
-  [[noreturn]] virtual void abort() = 0;  // ends this process, and others where that is possible
+  virtual void finish() = 0;                // every rank has left; nothing comes after it
+  [[noreturn]] virtual void abort() = 0;    // ends this process
+  virtual bool abort_ends_all() const = 0;  // the others too, whatever they do
 };
 
 }  // namespace dtensor::pairwise

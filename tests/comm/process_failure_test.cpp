@@ -1,4 +1,5 @@
-// Failures of MPI processes: runs programs that fail under mpirun, and looks at what each rank said and how they ended.
+// Failures of processes: runs programs that fail under mpirun and over sockets, and looks at what each rank said and
+// how they ended.
 #include "support/mpirun.h"
 
 #include "comm/fixture.h"
@@ -8,14 +9,19 @@ namespace {
 
 const std::filesystem::path program = sibling("test_mpi_comm");
 
-class MpiFailure : public ::testing::Test {
+struct Launcher {
+  const char* name;
+  Ended (*run)(int ranks, const std::filesystem::path& program, const std::string& name);
+};
+
+class ProcessFailure : public ::testing::TestWithParam<Launcher> {
  protected:
   void SetUp() override {
     if (!std::filesystem::exists(program)) GTEST_SKIP() << "built without MPI";
   }
   // Every rank in `ranks` says all of `parts`, and the job ends with an error.
   void ends(const std::string& name, std::vector<int> ranks, std::vector<std::string> parts) {
-    const Ended out = mpirun(3, program, name);
+    const Ended out = GetParam().run(3, program, name);
     EXPECT_NE(out.status, 0) << name;
     EXPECT_TRUE(out.in_time) << name;
     for (int r : ranks) {
@@ -26,35 +32,38 @@ class MpiFailure : public ::testing::Test {
   }
 };
 
-TEST_F(MpiFailure, NoneIsStatusZero) {
-  const Ended out = mpirun(3, program, "fine");
+TEST_P(ProcessFailure, NoneIsStatusZero) {
+  const Ended out = GetParam().run(3, program, "fine");
   EXPECT_EQ(out.status, 0) << out.output;
   EXPECT_EQ(out.output, "");
 }
 
-TEST_F(MpiFailure, AThrowingRankEndsAllWithItsMessage) { ends("throw", {0, 1, 2}, {"the disk is full"}); }
+TEST_P(ProcessFailure, AThrowingRankEndsAllWithItsMessage) { ends("throw", {0, 1, 2}, {"the disk is full"}); }
 
-TEST_F(MpiFailure, ARankThatReturned) {
+TEST_P(ProcessFailure, ARankThatReturned) {
   ends("skip", {0, 2}, {"rank 1 returned from its function", "all_reduce #1 (sum, Float [4])"});
 }
 
-TEST_F(MpiFailure, ARankThatIsBehind) { ends("behind", {0, 1, 2}, {"disagree", "rank 1 called barrier #1"}); }
+TEST_P(ProcessFailure, ARankThatIsBehind) { ends("behind", {0, 1, 2}, {"disagree", "rank 1 called barrier #1"}); }
 
-TEST_F(MpiFailure, ARankThatDoesNotCome) {
+TEST_P(ProcessFailure, ARankThatDoesNotCome) {
   ends("stuck", {0, 2}, {"timeout after 1500 ms", "waits in all_reduce #1 (sum, Float [4]) on {0, 1, 2} for rank 1"});
 }
 
-TEST_F(MpiFailure, Shapes) {
+TEST_P(ProcessFailure, Shapes) {
   ends("shapes", {0, 1, 2}, {"disagree", "rank 1 called all_reduce #1 (sum, Float [5])"});
   ends("big shapes", {0, 1, 2}, {"disagree", "rank 1 called all_reduce #1 (sum, Float [500000])"});
 }
 
-TEST_F(MpiFailure, AMessageThatDoesNotFit) { ends("message", {0, 1, 2}, {"rank 0 called send", "[300000]", "[3]"}); }
+TEST_P(ProcessFailure, AMessageThatDoesNotFit) {
+  ends("message", {0, 1, 2}, {"rank 0 called send", "[300000]", "[3]"});
+}
 
-TEST_F(MpiFailure, AbortCarriesTheReason) { ends("abort", {0, 1, 2}, {"rank 1 aborted: out of data"}); }
+TEST_P(ProcessFailure, AbortCarriesTheReason) { ends("abort", {0, 1, 2}, {"rank 1 aborted: out of data"}); }
 
 // As another MPI's mpiexec sets them: this MPI knows of one process only.
-TEST_F(MpiFailure, VariablesOfAnotherLauncher) {
+TEST(MpiFailure, VariablesOfAnotherLauncher) {
+  if (!std::filesystem::exists(program)) GTEST_SKIP() << "built without MPI";
   for (const std::string set : {"PMI_RANK=0 PMI_SIZE=2", "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2"}) {
     const Ended out = shell("env " + set + " " + program.string() + " --case fine");
     EXPECT_EQ(WEXITSTATUS(out.status), 2) << out.output;
@@ -62,14 +71,16 @@ TEST_F(MpiFailure, VariablesOfAnotherLauncher) {
   }
 }
 
-TEST_F(MpiFailure, AKilledRank) {
-  const Ended out = mpirun(3, program, "kill");
+TEST_P(ProcessFailure, AKilledRank) {
+  const Ended out = GetParam().run(3, program, "kill");
   EXPECT_NE(out.status, 0);
   EXPECT_TRUE(out.in_time);
   EXPECT_NE(out.output.find("rank 1"), std::string::npos) << out.output;
-  for (int r : {0, 2})
-    EXPECT_NE(line_of(out.output, r).find("waits in all_reduce #2"), std::string::npos) << out.output;
+  for (int r : {0, 2}) EXPECT_NE(line_of(out.output, r).find("in all_reduce #2"), std::string::npos) << out.output;
 }
+
+INSTANTIATE_TEST_SUITE_P(, ProcessFailure, ::testing::Values(Launcher{"Mpi", mpirun}, Launcher{"Sockets", processes}),
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace dtensor::test

@@ -1,0 +1,72 @@
+#include "comm/socket/environment.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "comm/launch_flags.h"
+
+namespace dtensor::sockets {
+namespace {
+
+constexpr int kFirstSlurmPort = 20000, kSlurmPorts = 10000;
+constexpr std::chrono::seconds kPatience{60};  // processes of one job do not start at one moment
+
+std::string text_of(const char* name) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? "" : text;
+}
+
+int port(const std::string& text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc{} && end == text.data() + text.size() && value > 0 && value < 65526) return value;
+  throw LaunchError("MASTER_PORT=" + text + " is not a port from 1 to 65525");
+}
+
+// FNV-1a, the same in every process.
+std::uint64_t hash(std::string_view text) {
+  std::uint64_t value = 0xcbf29ce484222325u;
+  for (const char c : text) value = (value ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return value;
+}
+
+// The first of a list of hosts as Slurm writes it: "node[07-09,12],gpu3" is node07.
+std::string first_host(const std::string& list) {
+  const auto bracket = list.find('['), comma = list.find(',');
+  if (bracket == std::string::npos || comma < bracket) return list.substr(0, comma);
+  const auto end = list.find_first_of("-,]", bracket);
+  return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1);
+}
+
+}  // namespace
+
+Place meeting_place(const LauncherEnvironment& e, std::chrono::milliseconds timeout) {
+  Place place;
+  place.rank = e.rank;
+  place.size = e.size;
+  place.timeout = std::max<std::chrono::milliseconds>(timeout, kPatience);
+  if (e.size == 1) return place;
+  const std::string slurm_job = text_of("SLURM_JOB_ID") + "." + text_of("SLURM_STEP_ID");
+  std::string host = text_of("MASTER_ADDR"), number = text_of("MASTER_PORT");
+  if (e.launcher == "srun") {
+    if (host.empty()) {
+      host = first_host(text_of(text_of("SLURM_STEP_NODELIST").empty() ? "SLURM_NODELIST" : "SLURM_STEP_NODELIST"));
+    }
+    if (number.empty()) number = std::to_string(kFirstSlurmPort + hash(slurm_job) % kSlurmPorts);
+  }
+  if (host.empty() || number.empty()) {
+    throw LaunchError(e.launcher + " gives no MASTER_ADDR and MASTER_PORT, where the " + std::to_string(e.size) +
+                      " processes can meet; set them");
+  }
+  place.host = host;
+  place.port = port(number);
+  place.job = hash(number + "|" + text_of("TORCHELASTIC_RUN_ID") + "|" + text_of("TORCHELASTIC_RESTART_COUNT") + "|" +
+                   (e.launcher == "srun" ? slurm_job : ""));
+  return place;
+}
+
+}  // namespace dtensor::sockets

@@ -1,0 +1,14 @@
+// Where the processes of a job meet, from the variables that torchrun, Slurm or the user set.
+#pragma once
+
+#include <chrono>
+
+#include "comm/launchers.h"
+#include "comm/socket/store.h"
+
+namespace dtensor::sockets {
+
+// Throws LaunchError where they do not say.
+Place meeting_place(const LauncherEnvironment& environment, std::chrono::milliseconds timeout);
+
+}  // namespace dtensor::sockets

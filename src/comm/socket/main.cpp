@@ -1,0 +1,30 @@
+// One process of a launched program, connected to the others by sockets: no MPI and no GPU.
+#include "comm/describe.h"
+#include "comm/launch_flags.h"
+#include "comm/launchers.h"
+#include "comm/pairwise/process.h"
+#include "comm/socket/environment.h"
+#include "comm/socket/transport.h"
+
+namespace dtensor {
+namespace sockets {
+namespace {
+
+int run(int, char**, const std::function<void(Communicator)>& fn, RunOptions options,
+        const LauncherEnvironment& environment) {
+  const Place place = meeting_place(environment, options.timeout);
+  std::unique_ptr<pairwise::Transport> transport;
+  try {
+    transport = make_transport(environment.rank, meet(place));
+  } catch (const CommError& e) {
+    return print_failure(environment.rank, e.what()), 1;
+  }
+  return pairwise::run_process(std::move(transport), fn, options);
+}
+
+}  // namespace
+}  // namespace sockets
+
+ProcessMain socket_main() { return &sockets::run; }
+
+}  // namespace dtensor

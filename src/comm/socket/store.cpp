@@ -1,0 +1,148 @@
+// Each request is a connection of its own. It begins with a magic number, the size of the world and the job, and the
+// table answers with the magic number at once, then when it has the value.
+#include "comm/socket/store.h"
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "comm/socket/stream.h"
+#include "dtensor/comm.h"
+
+namespace dtensor::sockets {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::uint64_t kStoreMagic = 0x64743a73746f7231;  // "dt:stor1"
+constexpr int kPorts = 10;
+constexpr std::uint32_t kLongest = 4096;
+constexpr std::chrono::seconds kAnswer{1};  // within which a table says that it is one
+constexpr std::chrono::milliseconds kRound{50};
+
+struct Request {
+  std::uint64_t magic = kStoreMagic, job = 0;
+  std::uint32_t world = 0;
+  std::uint32_t put = 0;  // else get
+  std::uint32_t key_bytes = 0, value_bytes = 0;
+};
+
+class Server {
+ public:
+  explicit Server(const Place& place) : world_(static_cast<std::uint32_t>(place.size)), job_(place.job) {}
+
+  bool listen(int port) {
+    listener_ = listen_tcp(port);
+    if (!listener_.open()) return false;
+    std::thread([this] {
+      for (;;) {
+        auto peer = std::make_shared<Stream>(accept_within(listener_, std::chrono::minutes(10)));
+        if (peer->open()) std::thread([this, peer] { serve(*peer); }).detach();
+      }
+    }).detach();
+    return true;
+  }
+
+ private:
+  void serve(const Stream& peer) {
+    Request request;
+    peer.set_patience(kAnswer * 10);
+    if (!peer.read_all(&request, sizeof request) || request.magic != kStoreMagic) return;
+    if (request.world != world_ || request.job != job_) return;
+    if (request.key_bytes > kLongest || request.value_bytes > kLongest) return;
+    std::string key(request.key_bytes, '\0'), value(request.value_bytes, '\0');
+    if (!peer.write_all(&kStoreMagic, sizeof kStoreMagic) || !peer.read_all(key.data(), key.size())) return;
+    if (!peer.read_all(value.data(), value.size())) return;
+    if (request.put != 0) {
+      put(key, std::move(value));
+    } else {
+      value = get(key);
+    }
+    const auto bytes = static_cast<std::uint32_t>(value.size());
+    if (peer.write_all(&bytes, sizeof bytes)) peer.write_all(value.data(), value.size());
+  }
+
+  void put(const std::string& key, std::string value) {
+    const std::lock_guard lock(mutex_);
+    table_[key] = std::move(value);
+    changed_.notify_all();
+  }
+  std::string get(const std::string& key) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return table_.count(key) != 0; });
+    return table_[key];
+  }
+
+  std::uint32_t world_;
+  std::uint64_t job_;
+  Stream listener_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> table_;
+};
+
+}  // namespace
+
+Store::Store(Place place) : place_(std::move(place)) {
+  if (place_.rank != 0) return;
+  auto* server = new Server(place_);  // kept
+  for (int i = 0; i < kPorts; ++i) {
+    if (server->listen(place_.port + i)) return;
+  }
+  throw CommError("rank 0 can listen on none of the ports " + std::to_string(place_.port) + " to " +
+                  std::to_string(place_.port + kPorts - 1));
+}
+
+void Store::put(const std::string& key, const std::string& value) {
+  std::string copy = value;
+  ask_all(true, key, copy);
+}
+
+std::string Store::get(const std::string& key) {
+  std::string value;
+  ask_all(false, key, value);
+  return value;
+}
+
+void Store::ask_all(bool put, const std::string& key, std::string& value) {
+  const auto deadline = Clock::now() + place_.timeout;
+  do {
+    for (int i = 0; i < kPorts; ++i) {
+      const int port = found_ >= 0 ? found_ : place_.port + i;
+      if (ask(port, put, key, value)) {
+        found_ = port;
+        return;
+      }
+    }
+    std::this_thread::sleep_for(kRound);
+  } while (Clock::now() < deadline);
+  throw CommError("rank " + std::to_string(place_.rank) + " could not " + (put ? "give " : "get ") + key + " at " +
+                  place_.host + ":" + std::to_string(place_.port) + " (rank 0) within " +
+                  std::to_string(place_.timeout.count() / 1000) + " s");
+}
+
+bool Store::ask(int port, bool put, const std::string& key, std::string& value) {
+  const Stream server = connect_tcp(place_.host, port);
+  if (!server.open()) return false;
+  server.set_patience(kAnswer);
+  Request request;
+  request.job = place_.job;
+  request.world = static_cast<std::uint32_t>(place_.size);
+  request.put = put ? 1 : 0;
+  request.key_bytes = static_cast<std::uint32_t>(key.size());
+  request.value_bytes = put ? static_cast<std::uint32_t>(value.size()) : 0;
+  std::uint64_t answer = 0;
+  if (!server.write_all(&request, sizeof request) || !server.read_all(&answer, sizeof answer) || answer != kStoreMagic)
+    return false;
+  own_host_ = own_address(server);
+  server.set_patience(place_.timeout);
+  std::uint32_t bytes = 0;
+  if (!server.write_all(key.data(), key.size()) || (put && !server.write_all(value.data(), value.size()))) return false;
+  if (!server.read_all(&bytes, sizeof bytes) || bytes > kLongest) return false;
+  value.assign(bytes, '\0');
+  return server.read_all(value.data(), value.size());
+}
+
+}  // namespace dtensor::sockets

@@ -1,0 +1,116 @@
+#include "comm/socket/transport.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+
+#include "comm/socket/engine.h"
+#include "dtensor/comm.h"
+
+namespace dtensor::sockets {
+namespace {
+
+using pairwise::Batch;
+using pairwise::Channel;
+using pairwise::Word;
+
+constexpr int kNapMilliseconds = 1;  // another thread of this process may read what this one waits for
+
+class SocketBatch final : public Batch {
+ public:
+  SocketBatch(Engine& engine, Channel channel, int tag) : engine_(engine), channel_(channel), tag_(tag) {}
+
+  void send(const void* data, std::int64_t bytes, int peer) override {
+    if (bytes == 0) return;
+    // The members of a collective look for its messages at once; others may compute first.
+    engine_.send(next(const_cast<void*>(data), bytes, peer), channel_, tag_, channel_ != Channel::collectives);
+  }
+  void recv(void* data, std::int64_t bytes, int peer) override {
+    if (bytes > 0) engine_.recv(next(data, bytes, peer), channel_, tag_);
+  }
+
+  bool test() override {
+    engine_.progress();
+    for (; first_open_ < messages_.size() && messages_[first_open_]->done; ++first_open_) {
+      if (!messages_[first_open_]->error.empty()) throw CommError(messages_[first_open_]->error);
+    }
+    return first_open_ == messages_.size();
+  }
+
+  std::vector<std::int64_t> missing() const override {
+    std::vector<std::int64_t> ranks;
+    for (const auto& m : messages_) {
+      if (!m->done) ranks.push_back(m->peer);
+    }
+    std::sort(ranks.begin(), ranks.end());
+    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+    return ranks;
+  }
+
+ private:
+  MessagePtr next(void* data, std::int64_t bytes, int peer) {
+    messages_.push_back(std::make_shared<Message>());
+    messages_.back()->peer = peer;
+    messages_.back()->data = static_cast<char*>(data);
+    messages_.back()->size = static_cast<std::uint64_t>(bytes);
+    return messages_.back();
+  }
+
+  Engine& engine_;
+  Channel channel_;
+  int tag_;
+  std::vector<MessagePtr> messages_;
+  std::size_t first_open_ = 0;
+};
+
+class SocketTransport final : public pairwise::Transport {
+ public:
+  SocketTransport(int rank, int here, std::vector<Met> met) : here_(here), engine_(rank, std::move(met)) {}
+
+  const char* name() const override { return "socket"; }
+  int rank() const override { return engine_.rank(); }
+  int size() const override { return engine_.size(); }
+  int local_size() const override { return here_; }
+  int largest_tag() const override { return std::numeric_limits<int>::max(); }
+  std::unique_ptr<Batch> batch(Channel channel, int tag) override {
+    return std::make_unique<SocketBatch>(engine_, channel, tag);
+  }
+  void tell(int peer, int tag, const std::string& text) override {
+    Frame frame;
+    frame.kind = Frame::word;
+    frame.tag = tag;
+    frame.size = text.size();
+    engine_.tell(peer, frame, text);
+  }
+  std::optional<Word> hear() override { return engine_.hear(); }
+  std::string lost(int peer) override { return engine_.lost(peer); }
+
+  // Asleep until something comes, so that others have the cores.
+  void pause(std::chrono::nanoseconds waited, bool crowded) override {
+    if (!crowded && waited.count() == 0) return;
+    epoll_event event;
+    epoll_wait(engine_.poll_fd(), &event, 1, kNapMilliseconds);
+  }
+
+  void finish() override { engine_.settle(); }
+  [[noreturn]] void abort() override {
+    engine_.settle();
+    std::_Exit(1);
+  }
+  bool abort_ends_all() const override { return false; }
+
+ private:
+  int here_;
+  Engine engine_;
+};
+
+}  // namespace
+
+std::unique_ptr<pairwise::Transport> make_transport(int rank, std::vector<Met> met) {
+  const auto here = 1 + std::count_if(met.begin(), met.end(), [](const Met& m) { return m.same_host; });
+  return std::make_unique<SocketTransport>(rank, static_cast<int>(here), std::move(met));
+}
+
+}  // namespace dtensor::sockets
