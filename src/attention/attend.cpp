@@ -166,7 +166,9 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   const auto query = as_dtensor_here(q), key = as_dtensor_here(k), value = as_dtensor_here(v);
   const auto sinks = as_dtensor_here(options.sinks);
   const Operands operands{dtensor_or_null(query)->spec(), dtensor_or_null(key)->spec(), dtensor_or_null(value)->spec()};
-  auto layout = choose_layout(operands, {options.causal, options.window, options.documents}, strategy, text);
+  const Pattern pattern{options.causal, options.window, options.documents};
+  auto layout =
+      text == nullptr ? find_layout(operands, pattern, strategy) : search_layout(operands, pattern, strategy, text);
   const auto in = laid_out(query, key, value, sinks, layout);
   const auto back = layout.result;
   const auto out = run(setup_of(in[0], in[1], in[2], std::move(layout), options), in, options.mask, kept);

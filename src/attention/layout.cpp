@@ -17,14 +17,12 @@ namespace {
 constexpr std::int64_t kBatch = 0, kHeads = 1, kRows = 2;
 constexpr double kOperationsPerSecond = 5e10;  // of one rank
 
-bool has(AxisMask axes, std::size_t axis) { return (axes >> axis & 1) != 0; }
-
 bool splits(const Placement& p, std::int64_t dim) { return p.is_shard(dim) && !p.is_storage(); }
 
 Coordinate member_coordinate(const MeshInfo& mesh, AxisMask axes, std::int64_t member) {
   Coordinate at = mesh.coordinate;
   for (std::int64_t a = mesh.layout.ndim() - 1; a >= 0; --a) {
-    if (!has(axes, static_cast<std::size_t>(a))) continue;
+    if (!has_axis(axes, static_cast<std::size_t>(a))) continue;
     at[a] = member % mesh.layout.shape[a];
     member /= mesh.layout.shape[a];
   }
@@ -33,7 +31,7 @@ Coordinate member_coordinate(const MeshInfo& mesh, AxisMask axes, std::int64_t m
 
 std::int64_t ranks_along(const MeshInfo& mesh, AxisMask axes) {
   std::int64_t ranks = 1;
-  for (std::size_t a = 0; a < mesh.layout.shape.size(); ++a) ranks *= has(axes, a) ? mesh.layout.shape[a] : 1;
+  for (std::size_t a = 0; a < mesh.layout.shape.size(); ++a) ranks *= has_axis(axes, a) ? mesh.layout.shape[a] : 1;
   return ranks;
 }
 
@@ -69,10 +67,18 @@ Placement fitting(const Placement& p, const Operands& o, std::int64_t dim) {
   return p.is_ragged() && o.q->sizes[dim] != o.k->sizes[dim] ? Shard(dim) : p;
 }
 
+// Two operands may bring a ragged split of one dimension each, of which a tensor can have one.
+Placement beside(const Placements& others, const Placement& p) {
+  const auto same = [&](const Placement& other) { return other.is_ragged() && other.is_shard(p.dim()); };
+  return p.is_ragged() && std::any_of(others.begin(), others.end(), same) ? Shard(p.dim()) : p;
+}
+
 void split_heads(const Operands& o, std::size_t axis, Layout& layout) {
   const Placement* own = splits(o.q->placements[axis], kHeads) ? &o.q->placements[axis] : nullptr;
-  layout.q[axis] = own != nullptr ? *own : Shard(kHeads);
-  if (const auto* split = split_of(o, axis, kHeads); split != nullptr) layout.kv[axis] = fitting(*split, o, kHeads);
+  layout.q[axis] = own != nullptr ? beside(layout.q, *own) : Shard(kHeads);
+  if (const auto* split = split_of(o, axis, kHeads); split != nullptr) {
+    layout.kv[axis] = beside(layout.kv, fitting(*split, o, kHeads));
+  }
   if (!layout.kv[axis].is_shard()) layout.kv[axis] = Shard(kHeads);
   if (!heads_meet(o, layout.q, layout.kv)) layout.kv[axis] = Shard(kHeads);
   if (!heads_meet(o, layout.q, layout.kv)) layout.kv[axis] = Replicate();
@@ -83,11 +89,11 @@ void split_rows(const Operands& o, std::size_t axis, Layout& layout) {
   const auto& k = o.k->placements[axis];
   const auto& v = o.v->placements[axis];
   const Placement known = *split_of(o, axis, kRows);
-  layout.q[axis] = splits(q, kRows) ? q : fitting(known, o, kRows);
+  layout.q[axis] = beside(layout.q, splits(q, kRows) ? q : fitting(known, o, kRows));
   if (splits(k, kRows)) {
-    layout.kv[axis] = k;
+    layout.kv[axis] = beside(layout.kv, k);
   } else if (splits(v, kRows)) {
-    layout.kv[axis] = v;
+    layout.kv[axis] = beside(layout.kv, v);
   }  // else every rank has all keys already
 }
 
@@ -97,28 +103,29 @@ Layout layout_of(const Operands& o, AxisMask sequence, AxisMask gather, AxisMask
   Layout layout{Placements(axes), Placements(axes), {},   {}, sequence & ~gather & ~ulysses & ~merge,
                 gather,           ulysses,          merge};
   for (std::size_t a = 0; a < axes; ++a) {
-    if (has(sequence & ~ulysses, a)) continue;
+    if (has_axis(sequence & ~ulysses, a)) continue;
     if (o.q->mesh->layout.shape[a] == 1) {
       if (o.q->placements[a].is_shard()) layout.q[a] = o.q->placements[a].as_storage(false);
       continue;
     }
-    if (const auto* batch = has(sequence, a) ? nullptr : split_of(o, a, kBatch); batch != nullptr) {
-      layout.q[a] = layout.kv[a] = *batch;
-    } else if (has(ulysses, a) || split_of(o, a, kHeads) != nullptr) {
+    if (const auto* batch = has_axis(sequence, a) ? nullptr : split_of(o, a, kBatch); batch != nullptr) {
+      layout.q[a] = layout.kv[a] = beside(layout.q, *batch);
+    } else if (has_axis(ulysses, a) || split_of(o, a, kHeads) != nullptr) {
       split_heads(o, a, layout);
     }
   }
   for (std::size_t a = 0; a < axes; ++a) {
-    if (has(sequence & ~ulysses, a)) split_rows(o, a, layout);
-    if (has(merge, a)) layout.q[a] = Replicate();
+    if (has_axis(sequence & ~ulysses, a)) split_rows(o, a, layout);
+    if (has_axis(merge, a)) layout.q[a] = Replicate();
   }
   layout.used = layout.kv;
   layout.result = layout.q;
   for (std::size_t a = 0; a < axes; ++a) {
-    if (has(gather, a)) layout.used[a] = Replicate();
-    if (has(ulysses, a)) layout.result[a] = fitting(*split_of(o, a, kRows), o, kRows);
-    if (has(ulysses, a) && splits(o.q->placements[a], kRows)) layout.result[a] = o.q->placements[a];
+    if (has_axis(gather, a)) layout.used[a] = Replicate();
     if (!splits(layout.kv[a], kRows)) layout.ring &= ~(AxisMask{1} << a);
+    if (!has_axis(ulysses, a)) continue;
+    const bool own = splits(o.q->placements[a], kRows);
+    layout.result[a] = beside(layout.result, own ? o.q->placements[a] : fitting(*split_of(o, a, kRows), o, kRows));
   }
   return layout;
 }
@@ -138,7 +145,7 @@ double most_pairs(const Operands& o, const Pattern& pattern, const Layout& layou
     const auto at = coordinate_of_index(mesh, i);
     Placements all = layout.used;
     for (std::size_t a = 0; a < all.size(); ++a) {
-      if (has(layout.ring, a)) all[a] = Replicate();
+      if (has_axis(layout.ring, a)) all[a] = Replicate();
     }
     const auto tiles = tiles_of(shard_segments(o.q->sizes[kRows], kRows, layout.q, mesh.shape, at),
                                 shard_segments(o.k->sizes[kRows], kRows, all, mesh.shape, at), pattern);
@@ -161,7 +168,8 @@ Price price_of(const Operands& o, const Pattern& pattern, const Layout& layout) 
   price.moving =
       redistribute_cost(*o.q, layout.q) + redistribute_cost(*o.k, layout.kv) + redistribute_cost(*o.v, layout.kv);
   Placements shares = layout.q;
-  for (std::size_t a = 0; a < shares.size(); ++a) shares[a] = has(layout.merge, a) ? dtensor::Partial() : shares[a];
+  for (std::size_t a = 0; a < shares.size(); ++a)
+    shares[a] = has_axis(layout.merge, a) ? dtensor::Partial() : shares[a];
   price.moving += redistribute_cost(*with_placements(*o.q, shares), layout.result);
   if (layout.gather != 0) {
     price.moving += redistribute_cost(*with_placements(*o.k, layout.kv), layout.used) +
@@ -182,13 +190,13 @@ std::string names_of(const Operands& o, const Layout& layout, AxisMask sequence)
   std::string text;
   const auto& names = o.q->mesh->layout.names;
   for (std::size_t a = 0; a < o.q->placements.size(); ++a) {
-    if (!has(sequence, a)) continue;
+    if (!has_axis(sequence, a)) continue;
     if (!text.empty()) text += ", ";
     text += (names.empty() ? "axis " + std::to_string(a) : names[a]) + ": ";
-    text += has(layout.ulysses, a)  ? "ulysses"
-            : has(layout.gather, a) ? "gather"
-            : has(layout.ring, a)   ? "ring"
-                                    : "local";
+    text += has_axis(layout.ulysses, a)  ? "ulysses"
+            : has_axis(layout.gather, a) ? "gather"
+            : has_axis(layout.ring, a)   ? "ring"
+                                         : "local";
   }
   return text;
 }
@@ -216,7 +224,7 @@ std::optional<Layout> layout_by_number(std::size_t number, const Operands& o, At
                                        AxisMask sequence) {
   AxisMask of[kWays] = {};
   for (std::size_t a = 0; a < o.q->placements.size(); ++a) {
-    if (!has(sequence, a)) continue;
+    if (!has_axis(sequence, a)) continue;
     const std::size_t way = number % kWays;
     number /= kWays;
     if (!is_offered(static_cast<Way>(way), o, a, strategy)) return std::nullopt;
@@ -229,7 +237,7 @@ std::optional<Layout> layout_by_number(std::size_t number, const Operands& o, At
 std::vector<Candidate> candidates_of(const Operands& o, const Pattern& pattern, AttentionStrategy strategy,
                                      AxisMask sequence) {
   std::size_t count = 1;
-  for (std::size_t a = 0; a < o.q->placements.size(); ++a) count *= has(sequence, a) ? kWays : 1;
+  for (std::size_t a = 0; a < o.q->placements.size(); ++a) count *= has_axis(sequence, a) ? kWays : 1;
   std::vector<Candidate> list;
   for (std::size_t number = 0; number < count; ++number) {
     auto layout = layout_by_number(number, o, strategy, sequence);
@@ -250,7 +258,7 @@ AxisMask sequence_axes(const Operands& operands) {
   return axes;
 }
 
-Layout choose_layout(const Operands& operands, const Pattern& pattern, AttentionStrategy strategy, std::string* text) {
+Layout search_layout(const Operands& operands, const Pattern& pattern, AttentionStrategy strategy, std::string* text) {
   const AxisMask sequence = sequence_axes(operands);
   auto list = candidates_of(operands, pattern, strategy, sequence);
   std::size_t best = 0;

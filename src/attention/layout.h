@@ -26,9 +26,14 @@ struct Layout {
 // Axes of more than one rank that split the sequence of some operand.
 AxisMask sequence_axes(const Operands& operands);
 
-// The cheapest layout, or the one that `strategy` asks for. `text`, if given, receives candidates and prices.
-Layout choose_layout(const Operands& operands, const Pattern& pattern, AttentionStrategy strategy,
+inline bool has_axis(AxisMask axes, std::size_t axis) { return (axes >> axis & 1) != 0; }
+
+// The cheapest layout, or the one that `strategy` asks for: the same on every rank. `text`, if given, receives
+// candidates and prices.
+Layout search_layout(const Operands& operands, const Pattern& pattern, AttentionStrategy strategy,
                      std::string* text = nullptr);
+// The same, remembered by this thread: a search looks at every rank of the mesh.
+Layout find_layout(const Operands& operands, const Pattern& pattern, AttentionStrategy strategy);
 
 // The rows along dimension 2 of every rank along `axes` through this one, in the order of their communicator.
 std::vector<Segments> rows_of_members(const MeshInfo& mesh, std::int64_t length, const Placements& placements,

@@ -15,8 +15,6 @@
 namespace dtensor::attention_parts {
 namespace {
 
-bool on_axis(AxisMask axes, std::size_t axis) { return (axes >> axis & 1) != 0; }
-
 const TensorSpec& spec_of(const at::Tensor& tensor) { return *dtensor_or_null(tensor)->spec(); }
 
 SpecPtr result_spec(const Setup& s) {
@@ -149,8 +147,8 @@ at::Tensor wrapped(const at::Tensor& local, const SpecPtr& spec) {
 at::Tensor key_gradient(const Setup& s, const at::Tensor& local, const SpecPtr& spec) {
   Placements shares = s.layout.used, given = s.layout.kv;
   for (std::size_t a = 0; a < shares.size(); ++a) {
-    if (on_axis(s.layout.gather | s.summed, a) && s.layout.q[a].is_shard()) shares[a] = dtensor::Partial();
-    if (on_axis(s.summed, a)) given[a] = dtensor::Partial();
+    if (has_axis(s.layout.gather | s.summed, a) && s.layout.q[a].is_shard()) shares[a] = dtensor::Partial();
+    if (has_axis(s.summed, a)) given[a] = dtensor::Partial();
   }
   const auto target = with_placements(*spec, given);
   if (!local.defined() || s.layout.gather == 0) return wrapped(local, target);
@@ -159,7 +157,7 @@ at::Tensor key_gradient(const Setup& s, const at::Tensor& local, const SpecPtr& 
 
 at::Tensor query_gradient(const Setup& s, const at::Tensor& local) {
   Placements given = s.layout.q;
-  for (std::size_t a = 0; a < given.size(); ++a) given[a] = on_axis(s.layout.merge, a) ? dtensor::Partial() : given[a];
+  for (std::size_t a = 0; a < given.size(); ++a) given[a] = has_axis(s.layout.merge, a) ? dtensor::Partial() : given[a];
   return wrapped(local, with_placements(*s.q, given));
 }
 

@@ -16,6 +16,7 @@ struct Pattern {
   bool causal = false;
   std::int64_t window = 0;
   std::vector<std::int64_t> documents = {};
+  friend bool operator==(const Pattern&, const Pattern&) = default;
 };
 
 // Rows of a local tensor that are consecutive there and in the whole.

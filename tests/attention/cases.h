@@ -168,4 +168,15 @@ inline void check_case(const Case& c) {
   on_mesh(c.mesh, [&](const DeviceMesh& mesh) { check_case(c, mesh); });
 }
 
+constexpr std::int64_t kItem = 8;  // bytes of a double
+
+inline Case split_case(std::int64_t ranks, AttentionStrategy strategy) {
+  Case c;
+  c.mesh = {ranks};
+  c.queries = c.keys = 24;
+  c.heads = c.groups = 12;
+  c.strategy = strategy;
+  return c;
+}
+
 }  // namespace dtensor::test

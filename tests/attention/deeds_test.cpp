@@ -1,5 +1,4 @@
-// What attention on split sequences does: the bytes that move, the memory that a rank holds, which blocks it computes,
-// and how the way is chosen.
+// What attention on split sequences does: the bytes that move and the blocks that it computes.
 #include <gtest/gtest.h>
 
 #include "attention/attend.h"
@@ -8,8 +7,6 @@
 
 namespace dtensor::test {
 namespace {
-
-constexpr std::int64_t kItem = 8;  // bytes of a double
 
 struct Moved {
   std::int64_t forward, backward;
@@ -31,15 +28,6 @@ Moved moved_by(const Case& c, const DeviceMesh& mesh) {
     moved.backward = comms.total().bytes - moved.forward;
   }
   return moved;
-}
-
-Case split_case(std::int64_t ranks, AttentionStrategy strategy) {
-  Case c;
-  c.mesh = {ranks};
-  c.queries = c.keys = 24;
-  c.heads = c.groups = 12;
-  c.strategy = strategy;
-  return c;
 }
 
 std::int64_t keys_and_values(const Case& c) { return c.batch * c.groups * c.keys * (c.features + c.values) * kItem; }
@@ -162,79 +150,6 @@ TEST(AttentionDeeds, OtherAxesSplitWhatMoves) {
   on_mesh(c.mesh, [&](const DeviceMesh& mesh) { EXPECT_EQ(moved_by(c, mesh).forward, keys_and_values(c) / 8); });
 }
 
-// [B, H, S, E] floats: the own result, two blocks of keys and values, statistics of each row.
-TEST(AttentionDeeds, ARingHoldsTwoBlocksBesideItsOwn) {
-  for (const std::int64_t ranks : {2, 4}) {
-    Case c = split_case(ranks, AttentionStrategy::ring);
-    c.batch = 1, c.heads = c.groups = 16, c.features = c.values = 64, c.queries = c.keys = 1536 * ranks;
-    c.dtype = at::kFloat;
-    on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
-      const at::NoGradGuard no_grad;
-      const auto x = at::ones({c.batch, c.heads, c.queries, c.features}, at::kFloat);
-      const auto in = distributed(c, {x, x, x, x}, mesh);
-      const AttentionStrategyScope scope(c.strategy);
-      const MemoryTimeline memory;
-      const auto result = attend(c, in, {});
-      const std::int64_t rows = c.heads * c.queries / ranks, part = rows * c.features * 4, statistics = 2 * rows * 4;
-      EXPECT_LE(static_cast<double>(memory.peak().bytes), 1.1 * static_cast<double>(part + 2 * 2 * part + statistics));
-    });
-  }
-}
-
-// In backward: the sums of three gradients, two blocks of keys and values, gradients of the block at hand, of the one
-// before on their way home and of the own one from elsewhere, and what a tile gives. None of it grows with the ranks.
-TEST(AttentionDeeds, ARingsBackwardHoldsNoMoreOnMoreRanks) {
-  for (const std::int64_t ranks : {4, 6}) {
-    Case c = split_case(ranks, AttentionStrategy::ring);
-    c.batch = 1, c.heads = c.groups = 8, c.features = c.values = 64, c.queries = c.keys = 256 * ranks;
-    c.dtype = at::kFloat;
-    on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
-      const auto x = at::ones({c.batch, c.heads, c.queries, c.features}, at::kFloat);
-      const auto in = distributed(c, {x, x, x, x}, mesh);
-      const auto grad = distribute_tensor(x, mesh, c.where[0]);
-      const AttentionStrategyScope scope(c.strategy);
-      const auto result = attend(c, in, {});
-      const MemoryTimeline memory;
-      torch::autograd::grad({result}, in, {grad});
-      const std::int64_t part = c.heads * c.queries / ranks * c.features * 4;
-      EXPECT_LE(static_cast<double>(memory.peak().bytes), 1.1 * static_cast<double>((3 + 4 + 2 + 2 + 2 + 4) * part));
-    });
-  }
-}
-
-TEST(AttentionDeeds, NothingOfTheSizeOfTheScoresIsHeldUnderDropout) {
-  Case c = split_case(2, AttentionStrategy::ring);
-  c.batch = 1, c.heads = c.groups = 2, c.features = c.values = 8, c.queries = c.keys = 4096;
-  c.dtype = at::kFloat;
-  c.options.dropout = 0.1;
-  on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
-    const auto t = tensors_of(c);
-    const auto in = distributed(c, t, mesh);
-    const AttentionStrategyScope scope(c.strategy);
-    const MemoryTimeline memory;
-    const auto result = attend(c, in, {});
-    torch::autograd::grad({result}, in, {distribute_tensor(t.grad, mesh, c.where[0])});
-    EXPECT_LE(memory.peak().bytes,
-              c.heads * c.queries / 2 * c.keys / 2 * 4);  // scores of one block: 4,096 x 4,096 floats
-  });
-}
-
-// Saved for backward: the operands where they are, the result, a number a row.
-TEST(AttentionDeeds, NoGatheredKeysAreSaved) {
-  for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather}) {
-    Case c = split_case(4, strategy);
-    c.batch = 1, c.heads = c.groups = 2, c.features = c.values = 16, c.queries = c.keys = 4096;
-    on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
-      const auto in = distributed(c, tensors_of(c), mesh);
-      const AttentionStrategyScope scope(c.strategy);
-      const MemoryTimeline memory;
-      const auto result = attend(c, in, {});
-      const std::int64_t rows = c.heads * c.queries / 4;
-      EXPECT_LE(memory.live(), rows * (c.values + 1) * kItem + 20000) << c.str();
-    });
-  }
-}
-
 // Equal lengths in other ranks' hands: nothing is kept from one length for the next.
 TEST(AttentionDeeds, LengthsMayChangeFromCallToCall) {
   on_mesh({3}, [](const DeviceMesh& mesh) {
@@ -245,101 +160,6 @@ TEST(AttentionDeeds, LengthsMayChangeFromCallToCall) {
       check_case(c, mesh);
     }
   });
-}
-
-TEST(AttentionDeeds, AScopeChoosesAndExplainTells) {
-  on_mesh({2}, [](const DeviceMesh& mesh) {
-    for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses,
-                                AttentionStrategy::automatic}) {
-      const auto c = split_case(2, strategy);
-      const auto in = distributed(c, tensors_of(c), mesh);
-      const AttentionStrategyScope scope(strategy);
-      const auto text = explain([&] { attend(c, in, {}); });
-      const bool all = strategy == AttentionStrategy::automatic;
-      for (const auto* name : {"ring", "gather", "ulysses"}) {
-        const bool offered = text.find(std::string(": ") + name + ":") != std::string::npos;
-        EXPECT_EQ(offered, all || std::string(name) == to_string(strategy)) << text;
-      }
-      EXPECT_NE(text.find("* "), std::string::npos) << text;
-    }
-  });
-}
-
-// A causal mask leaves the last of two contiguous parts three quarters of the work, heads are equal: at a length where
-// computing costs more than moving, heads are exchanged. With one head there is nothing to exchange for.
-TEST(AttentionDeeds, TheChoiceWeighsBalanceAgainstBytes) {
-  const auto chosen = [](std::int64_t heads, std::int64_t length, bool causal) {
-    std::string text;
-    on_mesh({2}, [&](const DeviceMesh& mesh) {
-      const auto x = distribute_tensor(at::zeros({1, heads, length, 8}), mesh, {Shard(2)});
-      const auto told = explain([&] { at::scaled_dot_product_attention(x, x, x, {}, 0, causal); });
-      if (mesh.coordinate()->front() == 0) text = told.substr(told.find("* "));
-    });
-    return text.substr(0, text.find('\n'));
-  };
-  EXPECT_NE(chosen(2, 2048, true).find("ulysses"), std::string::npos);
-  EXPECT_NE(chosen(1, 2048, true).find("ring"), std::string::npos);
-  EXPECT_NE(chosen(2, 2048, false).find("ring"), std::string::npos);
-}
-
-// Two heads on four ranks, contiguous and causal: heads over one axis for balance, blocks along the other.
-TEST(AttentionDeeds, ARingWithinUlysses) {
-  Case c = split_case(2, AttentionStrategy::automatic);
-  c.mesh = {2, 2};
-  c.where = {{Shard(2), Shard(2)}, {Shard(2), Shard(2)}, {Shard(2), Shard(2)}};
-  c.batch = 1, c.heads = c.groups = 2, c.queries = c.keys = 512, c.features = c.values = 64;
-  c.options.causal = true;
-  on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
-    const auto in = distributed(c, tensors_of(c), mesh);
-    const auto told = explain([&] { attend(c, in, {}); });
-    const auto chosen = told.substr(told.find("* "), told.find('\n', told.find("* ")) - told.find("* "));
-    EXPECT_NE(chosen.find(": ring"), std::string::npos) << told;
-    EXPECT_NE(chosen.find(": ulysses"), std::string::npos) << told;
-    const CommDebugMode comms;
-    attend(c, in, {});
-    EXPECT_GT(comms.total("all_to_all").calls, 0);
-    EXPECT_EQ(comms.total("all_gather").calls, 0);
-    check_case(c, mesh);
-  });
-}
-
-// One query that all ranks have, keys that are split (decoding): statistics and results are summed, no keys move.
-TEST(AttentionDeeds, KeysOfAWholeQueryStayWhereTheyAre) {
-  for (const std::int64_t ranks : {2, 3}) {
-    auto c = split_case(ranks, AttentionStrategy::automatic);
-    c.queries = 1;
-    c.keys = 3000;
-    c.groups = 2;
-    c.where[0] = {Replicate()};
-    on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
-      const auto in = distributed(c, tensors_of(c), mesh);
-      attend(c, in, {});
-      const CommDebugMode comms;
-      const auto y = attend(c, in, {});
-      EXPECT_EQ(DTensor(y).placements(), Placements{Replicate()});
-      EXPECT_EQ(comms.total("all_reduce").calls + comms.total("all_reduce_list").calls, comms.total().calls)
-          << comms.table();
-      // Of the largest, and of results and shares: an all_reduce is counted as twice what others have.
-      const std::int64_t rows = c.batch * c.heads, most = 2 * kItem * rows * (1 + c.values + 1);
-      EXPECT_LE(comms.total().bytes, most) << comms.table();
-      check_case(c, mesh);
-    });
-  }
-}
-
-// Balanced parts have nothing to gain from an exchange of heads.
-TEST(AttentionDeeds, TheChoiceKnowsZigzagToBeBalanced) {
-  on_mesh({2}, [](const DeviceMesh& mesh) {
-    const auto x = distribute_tensor(at::zeros({1, 2, 2048, 8}), mesh, {ZigzagShard(2)});
-    const auto told = explain([&] { at::scaled_dot_product_attention(x, x, x, {}, 0, true); });
-    EXPECT_EQ(told.find("axis 0: ring", told.find("* ")), told.find("* ") + 2) << told;
-  });
-}
-
-TEST(AttentionDeeds, NamesOfStrategies) {
-  EXPECT_EQ(parse_attention_strategy("auto"), AttentionStrategy::automatic);
-  EXPECT_EQ(parse_attention_strategy("ulysses"), AttentionStrategy::ulysses);
-  EXPECT_THROW(parse_attention_strategy("rings"), c10::Error);
 }
 
 TEST(AttentionDeeds, TwiceDifferentiableByRecomputation) {

@@ -46,6 +46,18 @@ TEST(AttentionEdges, NoKeysGiveZeros) {
   });
 }
 
+// Queries and keys each bring a ragged split of the batch, of which a tensor can have one.
+TEST(AttentionEdges, RaggedSplitsOfOneDimensionOnTwoAxes) {
+  Case c;
+  c.mesh = {2, 2};
+  c.batch = 3;
+  const Placements keys = {RaggedShard(0, {2, 1}), Shard(2)};
+  c.where = {{Replicate(), RaggedShard(0, {0, 3})}, keys, keys};
+  check_case(c);
+  c.where = {{Shard(2), RaggedShard(0, {0, 3})}, {RaggedShard(0, {2, 1}), Replicate()}, {Replicate(), Replicate()}};
+  check_case(c);
+}
+
 TEST(AttentionEdges, GradientsOfSomeOperands) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const std::size_t which : {0, 1, 2}) {
