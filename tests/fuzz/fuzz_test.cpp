@@ -5,6 +5,7 @@
 
 #include "fuzz/guard.h"
 #include "fuzz/run.h"
+#include "fuzz/sweep.h"
 #include "support/data.h"
 
 namespace dtensor::fuzz {
@@ -18,6 +19,18 @@ const CallSource& source() {
     return keep_valid(calls), calls;
   }();
   return all;
+}
+
+// One in a hundred of the calls that `tools/fuzz --sweep` makes: every overload with tensors of 0 to 6 dimensions.
+TEST(Fuzz, AnyNumberOfDimensionsEndsAlikeOnEveryRank) {
+  guard_memory();
+  const auto calls = sweep_calls();
+  constexpr std::size_t kApart = 97;  // no multiple of the numbers of dimensions
+  const auto count = static_cast<int>(calls.size() / kApart);
+  ASSERT_GT(count, 300);
+  const Report report =
+      run_draws([&](int i) { return sweep_draw(calls, 1, static_cast<std::size_t>(i) * kApart); }, 0, count);
+  for (const auto& text : report.wrong) ADD_FAILURE() << text;
 }
 
 TEST(Fuzz, CallsWithMistakesEndAlikeOnEveryRank) {

@@ -101,6 +101,8 @@ void embedding_bag(LocalCall& call) {
   const auto weight = args.tensor("weight"), indices = args.tensor("indices"), offsets = args.tensor("offsets");
   const auto factors = args.tensor("per_sample_weights");
   const std::int64_t rows = args.global_sizes("weight")[0], mode = args.integer("mode");
+  // Some kernels take more, and read bags where there are none.
+  TORCH_CHECK(indices.dim() == 1, "embedding_bag: indices are a list, got sizes ", args.global_sizes("indices"));
   check_indices(indices, rows, "embedding_bag: index");
   const auto feature = at::zeros({1, 1}, weight.options()).expand({rows, 1});
   auto [none, bags, sizes, maxima] =
