@@ -20,6 +20,7 @@
 #include "dtensor/named_tensors.h"
 #include "dtensor/optim/optimizer.h"
 #include "dtensor/placement.h"
+#include "dtensor/stored_names.h"
 
 namespace dtensor {
 
@@ -37,6 +38,9 @@ struct LoadOptions {
   bool allow_missing = false;     // what is asked for and not there stays as it is
   bool allow_unexpected = false;  // what is there and not asked for is passed over
   bool allow_cast = false;        // other dtypes are converted
+  // A folder of another program: how its tensors are called and cut. A tied tensor is there if any of its names is.
+  // Each rank reads the ranges of its own parts. Empty: as save_state() wrote them.
+  StoredNames names = {};
 };
 
 // Writes `directory` (and its parents), replacing a checkpoint of that name when all is written. Called by every rank

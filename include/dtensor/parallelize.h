@@ -39,12 +39,16 @@ DTENSOR_API at::Tensor constrain(const char* point, const at::Tensor& x);
 struct ColwiseParallel {
   std::optional<Placement> in = Replicate();
   std::optional<Placement> out = {};
+  // Consecutive features that no rank's part may divide (a head, a group of heads): where they do not come out even
+  // over the ranks, whole blocks go to the first ranks (BlockShard).
+  std::int64_t block = 1;
 };
 // Split by input features (dimension 1; rows of an nn::Embedding); what has none (a bias) is Replicate. The result is a
 // partial sum, reduced to `out`.
 struct RowwiseParallel {
   std::optional<Placement> in = {};
   std::optional<Placement> out = Replicate();
+  std::int64_t block = 1;  // of input features, as in ColwiseParallel
 };
 // Parameters Replicate, activations split along `dim`, the sequence: norms and dropout between the parallel parts.
 struct SequenceParallel {

@@ -99,6 +99,7 @@ std::vector<Loader::Wanted> Loader::match(const Manifest& manifest, const StateT
 }
 
 void Loader::read(const StateTensors& targets, Problems problems) {
+  if (!options_.names.empty()) return read_named(targets, std::move(problems));
   const Manifest manifest = agree_on(targets, ranks_, Purpose::load, what_);
   std::vector<Wanted> wanted = match(manifest, targets, problems);
   problems.raise(what_);

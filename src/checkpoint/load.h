@@ -3,11 +3,13 @@
 
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "checkpoint/checksum.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/problems.h"
+#include "checkpoint/stored_pieces.h"
 #include "dtensor/checkpoint.h"
 
 namespace dtensor::files {
@@ -37,6 +39,15 @@ class Loader {
   void compare(const Listed& tensor, const CheckpointEntry& entry, Problems& problems) const;
   void verify(const std::vector<Wanted>& wanted, const std::vector<Checksum>& own) const;
   void check_tied(const std::vector<Wanted>& wanted, const std::vector<Checksum>& all) const;
+
+  // By a table of names.
+  struct NamedTarget;
+  void read_named(const StateTensors& targets, Problems problems);
+  NamedTarget named_target(const Listed& listed, const std::vector<std::string>& names,
+                           std::unordered_set<std::string>& used, Problems& problems) const;
+  std::vector<NamedTarget> match_names(const Manifest& manifest, const StateTensors& targets, Problems& problems) const;
+  void compare_piece(const StoredPiece& piece, const CheckpointEntry& entry, const Listed& tensor,
+                     Problems& problems) const;
 
   std::string what_;
   Communicator ranks_;

@@ -41,6 +41,7 @@ std::string point_of(const std::string& module, const char* point) {
 struct Matcher {
   const Names& names;
   const std::string& pattern;
+  std::int64_t ranks;  // of the plan's axis
   Claims& parameters;
   Claims& points;
   bool found = false;
@@ -79,8 +80,11 @@ struct Matcher {
   }
 };
 
-Placement split(std::int64_t dim, const at::Tensor& tensor) {
-  return dim >= 0 && dim < tensor.dim() ? Shard(dim) : Replicate();
+Placement split(const Matcher& m, std::int64_t dim, const at::Tensor& tensor, std::int64_t block) {
+  TORCH_CHECK(block >= 1, "parallelize: entry '", m.pattern, "' has blocks of ", block, " features; at least 1");
+  if (dim < 0 || dim >= tensor.dim()) return Replicate();
+  const std::int64_t size = tensor.size(dim);
+  return size % (block * m.ranks) == 0 || block == 1 ? Shard(dim) : BlockShard(dim, size, block, m.ranks);
 }
 
 std::string last_name(const std::string& name) { return name.substr(name.rfind('.') + 1); }
@@ -98,7 +102,7 @@ void apply(Matcher& m, const ColwiseParallel& s) {
   });
   check_has_parameters(m, m.each_parameter(true, [&](const std::string& name, const at::Tensor& tensor) {
     const nn::Module* module = m.module_of(name);
-    return split(module == nullptr ? 0 : module->output_dim(last_name(name)), tensor);
+    return split(m, module == nullptr ? 0 : module->output_dim(last_name(name)), tensor, s.block);
   }));
 }
 
@@ -109,7 +113,7 @@ void apply(Matcher& m, const RowwiseParallel& s) {
   });
   check_has_parameters(m, m.each_parameter(true, [&](const std::string& name, const at::Tensor& tensor) {
     const nn::Module* module = m.module_of(name);
-    return split(module == nullptr ? 1 : module->input_dim(last_name(name)), tensor);
+    return split(m, module == nullptr ? 1 : module->input_dim(last_name(name)), tensor, s.block);
   }));
 }
 
@@ -157,9 +161,9 @@ std::vector<std::string> all_names(const Names& names) {
   return all;
 }
 
-void match_plan(const Names& names, const ParallelPlan& plan, Claims& parameters, Claims& points) {
+void match_plan(const Names& names, const ParallelPlan& plan, std::int64_t ranks, Claims& parameters, Claims& points) {
   for (const auto& [pattern, style] : plan) {
-    Matcher matcher{names, pattern, parameters, points};
+    Matcher matcher{names, pattern, ranks, parameters, points};
     std::visit([&](const auto& s) { apply(matcher, s); }, style);
     TORCH_CHECK(matcher.found, "parallelize: entry '", pattern, "' matches nothing; the nearest names are ",
                 c10::Join(", ", nearest_names(pattern, all_names(names))));
@@ -175,8 +179,8 @@ std::int64_t axis_of(const DeviceMesh& mesh, const ParallelizeOptions& options) 
 std::shared_ptr<const ParallelModel::State> carry_out(const Names& names, const DeviceMesh& mesh,
                                                       const ParallelPlan& plan, const ParallelizeOptions& options) {
   Claims parameters, points;
-  match_plan(names, plan, parameters, points);
   const std::int64_t axis = axis_of(mesh, options);
+  match_plan(names, plan, mesh.size(axis), parameters, points);
   auto state = std::make_shared<ParallelModel::State>();
   place_parameters(names.parameters, mesh, axis, [&](const std::string& name) {
     const auto it = parameters.find(name);

@@ -19,7 +19,7 @@ std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 // Placements on all of `mesh` with the given one on `axis`.
 Placements combined(Placements placements, const DeviceMesh& mesh, std::int64_t axis, Placement placement) {
   placements[at(axis)] = placement;
-  if (!placement.is_shard() || mesh.size(axis) == 1) return placements;
+  if (!placement.is_shard() || placement.is_ragged() || mesh.size(axis) == 1) return placements;  // ragged: outermost
   for (std::int64_t a = 0; a < axis; ++a) {
     Placement& other = placements[at(a)];
     if (!other.is_shard(placement.dim()) || other.is_zigzag()) continue;  // which goes first

@@ -37,6 +37,24 @@ void on_tp(int ranks, const std::function<void(const DeviceMesh&)>& body) {
   run_local(ranks, [&](Communicator world) { body(init_device_mesh(world, at::kCPU, {ranks}, {"tp"})); });
 }
 
+// Three heads of four features over two ranks: two and one, biases too, and what they are multiplied by afterwards.
+TEST(Plan, DividesNoBlock) {
+  on_tp(2, [](const DeviceMesh& mesh) {
+    nn::Linear heads(5, 12), back(12, 5);
+    parallelize(heads, mesh, {{"", ColwiseParallel{.in = {}, .out = {}, .block = 4}}});
+    parallelize(back, mesh, {{"", RowwiseParallel{.in = {}, .out = {}, .block = 4}}});
+    EXPECT_EQ(DTensor(heads.weight).placements(), Placements{RaggedShard(0, {8, 4})});
+    EXPECT_EQ(DTensor(heads.bias).placements(), Placements{RaggedShard(0, {8, 4})});
+    EXPECT_EQ(DTensor(back.weight).placements(), Placements{RaggedShard(1, {8, 4})});
+    nn::Linear even(5, 12);
+    parallelize(even, mesh, {{"", ColwiseParallel{.in = {}, .out = {}, .block = 3}}});
+    EXPECT_EQ(DTensor(even.weight).placements(), Placements{Shard(0)});
+    nn::Linear other(5, 12);
+    const auto text = error_of([&] { parallelize(other, mesh, {{"", ColwiseParallel{.block = 0}}}); });
+    EXPECT_NE(text.find("blocks of 0 features"), std::string::npos) << text;
+  });
+}
+
 TEST(Plan, PlacesParametersOfEachStyle) {
   on_tp(2, [](const DeviceMesh& mesh) {
     nn::Block model = block();

@@ -1,0 +1,153 @@
+// The command line.
+#include "args.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <map>
+#include <sstream>
+
+namespace llm {
+
+std::string MeshSizes::str() const {
+  std::string text;
+  const std::pair<const char*, std::int64_t> axes[] = {{"dp", dp}, {"shard", shard}, {"ep", ep}, {"tp", tp}};
+  for (const auto& [name, size] : axes) {
+    if (size > 1) text += fmt::format("{}{}={}", text.empty() ? "" : ",", name, size);
+  }
+  return text.empty() ? "one rank" : text;
+}
+
+MeshSizes parse_mesh(const std::string& text) {
+  MeshSizes sizes;
+  std::map<std::string, std::int64_t*> axes = {
+      {"dp", &sizes.dp}, {"shard", &sizes.shard}, {"ep", &sizes.ep}, {"tp", &sizes.tp}};
+  std::istringstream entries(text);
+  for (std::string entry; std::getline(entries, entry, ',');) {
+    const std::size_t equal = std::min(entry.find('='), entry.size());
+    const auto axis = axes.find(entry.substr(0, equal));
+    if (axis == axes.end()) {
+      throw UsageError(fmt::format("--mesh: '{}' is not one of dp, shard, ep, tp, or is given twice", entry));
+    }
+    const std::string size = equal < entry.size() ? entry.substr(equal + 1) : "";
+    const bool digits = !size.empty() && size.size() < 6 && size.find_first_not_of("0123456789") == std::string::npos;
+    *axis->second = digits ? std::stoll(size) : 0;
+    if (*axis->second < 1) throw UsageError("--mesh: '" + entry + "' is not NAME=SIZE with a size of at least 1");
+    axes.erase(axis);
+  }
+  return sizes;
+}
+
+namespace {
+
+struct Texts {
+  std::string mesh, dtype = "float32", ranks, backend;
+};
+
+void add_common(CLI::App& app, Options& o, Texts& texts) {
+  app.add_option("--model", o.model, "a folder with config.json and safetensors files")->required();
+  app.add_option("--mesh", texts.mesh, "sizes of the mesh axes, e.g. dp=1,shard=2,ep=1,tp=2");
+  app.add_option("--ranks", texts.ranks, "thread ranks of a single process; default: the mesh's");
+  app.add_option("--backend", texts.backend, "insist on one")->check(CLI::IsMember({"local", "mpi", "nccl"}));
+  app.add_option("--dtype", texts.dtype, "to compute in; other dtypes of the folder are converted")
+      ->check(CLI::IsMember({"float32", "float64", "bfloat16", "float16"}))
+      ->capture_default_str();
+}
+
+void add_tokens(CLI::App& app, Options& o) {
+  auto* tokens = app.add_option("--tokens", o.tokens, "the prompt as token ids: 1,2,3")->delimiter(',');
+  app.add_option("--prompt", o.prompt, "the prompt as text; needs FOLDER/tokenizer.json")->excludes(tokens);
+}
+
+void add_generate(CLI::App& app, SampleOptions& s) {
+  app.add_option("--max-new-tokens", s.max_new_tokens, "tokens to add at most")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  app.add_option("--temperature", s.temperature,
+                 "0: the likeliest token; else logits are divided by it and one is drawn")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--top-p", s.top_p, "draw from the likeliest tokens that have this probability together")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--seed", s.seed, "of the draws; the same text on every mesh")->capture_default_str();
+  app.add_flag("--print-tokens", s.print_tokens, "the new tokens' ids, separated by commas, as the last line");
+  app.add_flag("--ignore-end", s.ignore_end, "go on after a token that ends a text");
+}
+
+void add_train(CLI::App& app, TrainOptions& t) {
+  app.add_option("--data", t.data, "text files, folders of them, or JSONL files")->required();
+  app.add_option("--field", t.field, "of each line of a JSONL file")->capture_default_str();
+  app.add_option("--eval", t.eval, "the same, to judge the model by");
+  app.add_option("--eval-every", t.eval_every, "steps; default: at the end")->check(CLI::Range(1, 1 << 30));
+  app.add_option("--steps", t.steps, "optimizer steps")->check(CLI::Range(1, 1 << 30))->capture_default_str();
+  app.add_option("--batch", t.batch, "sequences a step, over all ranks")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--seq", t.seq, "tokens a sequence")->check(CLI::Range(2, 1 << 20))->capture_default_str();
+  app.add_option("--lr", t.lr, "largest learning rate")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--warmup", t.warmup, "steps of linear warm-up")->check(CLI::Range(0, 1 << 30))->capture_default_str();
+  app.add_option("--schedule", t.schedule, "of the rate after warm-up: constant, linear, cosine or wsd")
+      ->check(CLI::IsMember({"constant", "linear", "cosine", "wsd"}))
+      ->capture_default_str();
+  app.add_option("--weight-decay", t.weight_decay, "AdamW's")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--clip", t.clip, "largest gradient norm; 0: none")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--lora-rank", t.lora_rank, "train low-rank adapters of this rank only; 0: all parameters")
+      ->check(CLI::Range(0, 1 << 16))
+      ->capture_default_str();
+  app.add_option("--lora-alpha", t.lora_alpha, "default: twice the rank")->check(CLI::NonNegativeNumber);
+  app.add_option("--lora-targets", t.lora_targets, "projections that are adapted")->delimiter(',');
+  app.add_option("--seed", t.seed, "of batches and adapters")->capture_default_str();
+  app.add_option("--save", t.save, "write the training state to this folder at the end");
+  app.add_option("--save-every", t.save_every, "and after every so many steps")->check(CLI::Range(1, 1 << 30));
+  app.add_option("--load", t.load, "go on from this training state, saved on any mesh");
+}
+
+void check(const Options& o) {
+  const bool needs_prompt = o.command == Command::logits || o.command == Command::generate;
+  if (needs_prompt && o.tokens.empty() && o.prompt.empty()) throw UsageError("--tokens or --prompt is required");
+}
+
+at::ScalarType dtype_of(const std::string& name) {
+  static const std::map<std::string, at::ScalarType> known = {
+      {"float32", at::kFloat}, {"float64", at::kDouble}, {"bfloat16", at::kBFloat16}, {"float16", at::kHalf}};
+  return known.at(name);
+}
+
+}  // namespace
+
+Options parse_args(int argc, char** argv, std::optional<int>& exit_status) {
+  Options o;
+  Texts texts;
+  CLI::App app("Runs, trains and exports language models from HuggingFace folders, on any mesh of ranks.", "llm");
+  app.require_subcommand(1);
+  auto* logits = app.add_subcommand("logits", "write the logits of a prompt to a safetensors file");
+  auto* generate = app.add_subcommand("generate", "continue a prompt");
+  auto* train = app.add_subcommand("train", "train all parameters, or adapters");
+  auto* exports = app.add_subcommand("export", "write a folder that transformers loads");
+  for (CLI::App* command : {logits, generate, train, exports}) add_common(*command, o, texts);
+  add_tokens(*logits, o), add_tokens(*generate, o);
+  add_generate(*generate, o.sample);
+  add_train(*train, o.train);
+  logits->add_option("--out", o.out, "the file; its tensor 'logits' is [tokens, vocabulary]")->required();
+  train->add_option("--out", o.out, "write the trained model to this folder, as export does");
+  exports->add_option("--out", o.out, "the folder")->required();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& help) {
+    exit_status = app.exit(help);
+    return o;
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(error.what());
+  }
+  o.command = *logits ? Command::logits : *generate ? Command::generate : *train ? Command::train : Command::exports;
+  if (!texts.mesh.empty()) o.mesh = parse_mesh(texts.mesh);
+  o.dtype = dtype_of(texts.dtype);
+  check(o);
+  return o;
+}
+
+}  // namespace llm

@@ -1,0 +1,104 @@
+// A model from a folder: made without memory, placed, read.
+#include "model.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <unordered_map>
+
+#include "dtensor/checkpoint.h"
+#include "dtensor/fully_shard.h"
+#include "dtensor/moe.h"
+#include "dtensor/parallelize.h"
+#include "dtensor/tensor.h"
+
+namespace llm {
+
+using dtensor::Placements;
+
+MeshSizes fit_mesh(const std::optional<MeshSizes>& asked, int ranks, const Family& family) {
+  MeshSizes sizes = asked.value_or(MeshSizes{});
+  if (!asked) sizes.tp = ranks;
+  if (sizes.ranks() != ranks) {
+    throw UsageError(
+        fmt::format("--mesh {} has {} ranks, but the program runs on {}", sizes.str(), sizes.ranks(), ranks));
+  }
+  const auto& experts = family.config.experts;
+  if (sizes.ep > 1 && !experts)
+    throw UsageError(fmt::format("--mesh: ep={}, but {} has no experts", sizes.ep, family.name));
+  if (experts && experts->router.experts % sizes.ep != 0) {
+    throw UsageError(fmt::format("--mesh: ep={} does not divide the {} experts", sizes.ep, experts->router.experts));
+  }
+  return sizes;
+}
+
+namespace {
+
+// Memory for a model of one rank; tied tensors stay tied.
+void materialise(dtensor::nn::Module& model) {
+  std::unordered_map<c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> made;
+  for (const auto& [name, slot] : model.named_parameters()) {
+    const at::Tensor old = *slot;
+    auto& entry = made[old.unsafeGetTensorImpl()];
+    if (!entry.second.defined()) {
+      entry = {old, at::empty(old.sizes(), old.options().device(at::kCPU)).requires_grad_(old.requires_grad())};
+    }
+    *slot = entry.second;
+  }
+}
+
+void place_on_mesh(dtensor::nn::Decoder& decoder, const dtensor::DeviceMesh& mesh, const MeshSizes& sizes) {
+  if (decoder.config().experts) {
+    apply_expert_parallel(decoder, mesh.view({sizes.ranks() / sizes.ep, sizes.ep}, {"edp", "ep"}));
+  }
+  parallelize(decoder, mesh, tensor_parallel_plan(decoder.config()));
+  if (sizes.shard == 1) return;
+  const dtensor::FsdpOptions options{.replicate_axis = "dp"};
+  for (const auto& block : decoder.blocks()) fully_shard(*block, mesh, options);
+  fully_shard(decoder, mesh, options);
+}
+
+}  // namespace
+
+Model make_model(const Family& family, const MeshSizes& sizes, const dtensor::Communicator& world, at::ScalarType dtype,
+                 const dtensor::nn::LoraOptions& lora) {
+  auto config = family.config;
+  config.tensor = at::TensorOptions(dtype).device(at::kMeta);
+  config.lora = lora;
+  Model model{std::make_unique<dtensor::nn::Decoder>(config), {}};
+  if (world.size() == 1) {
+    materialise(*model.decoder);
+  } else {
+    model.mesh = init_device_mesh(world, at::kCPU, {sizes.dp * sizes.ep, sizes.shard, sizes.tp}, {"dp", "shard", "tp"});
+    place_on_mesh(*model.decoder, model.mesh, sizes);
+  }
+  for (auto* layer : dtensor::moe_layers(*model.decoder)) layer->reset_parameters();  // the balancer's bias
+  model.decoder->eval();
+  return model;
+}
+
+dtensor::StateTensors stored_state(const Model& model) {
+  dtensor::StateTensors state;
+  for (const auto& [name, tensor] : model.decoder->named_parameters()) {
+    if (name.find(".lora_") == std::string::npos) state.emplace_back(name, *tensor);
+  }
+  for (const auto& [name, tensor] : model.decoder->named_buffers()) state.emplace_back(name, *tensor);
+  return state;
+}
+
+void load_parameters(const Model& model, const Family& family, const std::string& folder,
+                     const dtensor::Communicator& world) {
+  dtensor::LoadOptions options;
+  options.allow_cast = true;
+  options.names = family.names;
+  load_state(folder, world, stored_state(model), options);
+}
+
+at::Tensor Model::place(const at::Tensor& ids, bool split_batch) const {
+  if (!mesh) return ids;
+  if (split_batch) return distribute_tensor(ids, mesh, {dtensor::Shard(0), dtensor::Shard(0), dtensor::Replicate()});
+  const Placements whole(static_cast<std::size_t>(mesh.ndim()));
+  return dtensor::DTensor::from_local(ids, mesh, whole, ids.sizes());  // nothing to agree on, so no collective a token
+}
+
+}  // namespace llm

@@ -1,0 +1,57 @@
+// What attention keeps of the tokens before: keys and values, in memory made once for all tokens that may come.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "dtensor/export.h"
+#include "dtensor/mesh.h"
+#include "dtensor/placement.h"
+
+namespace dtensor::nn {
+
+// Belongs to one rank: holds its sequences and its heads. What attention does with it is local, so that a token costs
+// no decision and no collective but those of the layers around it.
+class DTENSOR_API KVCache {
+ public:
+  // `capacity`: tokens a sequence at most. Memory is made when a layer first appends.
+  KVCache(std::int64_t layers, std::int64_t capacity);
+
+  std::int64_t layers() const { return static_cast<std::int64_t>(entries_.size()); }
+  std::int64_t capacity() const { return capacity_; }
+  std::int64_t length() const { return length_; }  // tokens that every layer has
+  std::int64_t bytes() const;                      // on this rank
+
+  // Local keys [batch, heads, n, E] and values [batch, heads, n, F] of the tokens from length() on; returns views of
+  // all up to and with these. An error beyond the capacity.
+  std::pair<at::Tensor, at::Tensor> append(std::int64_t layer, const at::Tensor& keys, const at::Tensor& values);
+  void advance(std::int64_t count) { length_ += count; }  // once all layers have appended
+  // Forgets what comes after the first `length` tokens.
+  void truncate(std::int64_t length);
+
+  // Of all tokens: [batch, heads, length, E]. DTensors where attention ran on a mesh.
+  at::Tensor keys(std::int64_t layer) const;
+  at::Tensor values(std::int64_t layer) const;
+
+  // Told by attention that runs on a mesh: where what this rank appends stands in the whole.
+  void set_layout(std::int64_t layer, const DeviceMesh& mesh, Placements placements, std::int64_t batch,
+                  std::int64_t heads);
+
+ private:
+  struct Entry {
+    at::Tensor keys, values;  // [batch, heads, capacity, E or F]
+    DeviceMesh mesh;
+    Placements placements;
+    std::int64_t batch = 0, heads = 0;
+  };
+  at::Tensor whole(const Entry& entry, const at::Tensor& kept) const;
+  std::size_t position(std::int64_t layer) const;
+
+  std::vector<Entry> entries_;
+  std::int64_t capacity_, length_ = 0;
+};
+
+}  // namespace dtensor::nn

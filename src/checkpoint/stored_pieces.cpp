@@ -1,0 +1,114 @@
+// Patterns with what their stars stood for, and rows of a table as ranges.
+#include "checkpoint/stored_pieces.h"
+
+#include <c10/util/Exception.h>
+
+#include <optional>
+
+#include "checkpoint/safetensors.h"
+
+namespace dtensor::files {
+namespace {
+
+using Captures = std::vector<std::string>;
+
+// What each star of the pattern stands for in the name, the shortest first; nothing where it does not match.
+std::optional<Captures> captures(std::string_view pattern, std::string_view name) {
+  if (pattern.empty()) return name.empty() ? std::optional(Captures()) : std::nullopt;
+  if (pattern[0] != '*') {
+    if (name.empty() || name[0] != pattern[0]) return std::nullopt;
+    return captures(pattern.substr(1), name.substr(1));
+  }
+  const bool any = pattern.starts_with("**");
+  for (std::size_t used = 0;; ++used) {
+    if (auto rest = captures(pattern.substr(any ? 2 : 1), name.substr(used))) {
+      rest->insert(rest->begin(), std::string(name.substr(0, used)));
+      return rest;
+    }
+    if (used == name.size() || (!any && name[used] == '.')) return std::nullopt;
+  }
+}
+
+std::string filled_in(const StoredName& row, const Captures& stars, std::int64_t index) {
+  std::string text;
+  std::size_t star = 0;
+  for (std::size_t i = 0; i < row.stored.size(); ++i) {
+    if (row.stored[i] == '#') {
+      text += std::to_string(index);
+    } else if (row.stored[i] == '*') {
+      if (row.stored.compare(i, 2, "**") == 0) ++i;
+      TORCH_CHECK(star < stars.size(), "the stored name '", row.stored, "' has more stars than '", row.tensor, "'");
+      text += stars[star++];
+    } else {
+      text += row.stored[i];
+    }
+  }
+  return text;
+}
+
+StoredPiece piece_of(const std::string& name, at::IntArrayRef sizes, const StoredName& row) {
+  StoredPiece piece{{}, row.transposed, -1, row.of_stored, {}};
+  for (const std::int64_t n : sizes) piece.in.push_back({0, n});
+  const IndexRange& here = row.of_tensor;
+  if (here.begin != 0 || here.count >= 0) {
+    const auto dims = static_cast<std::int64_t>(sizes.size());
+    TORCH_CHECK(here.dim >= 0 && here.dim < dims, "'", row.tensor, "': dimension ", here.dim, " of '", name,
+                "', which has sizes ", sizes);
+    Segment& range = piece.in[static_cast<std::size_t>(here.dim)];
+    const std::int64_t count = here.count < 0 ? range.length - here.begin : here.count;
+    TORCH_CHECK(here.begin >= 0 && count >= 0 && here.begin + count <= range.length, "'", row.tensor, "': indices ",
+                here.begin, " to ", here.begin + count, " of '", name, "', which has sizes ", sizes);
+    range = {here.begin, count};
+  }
+  return piece;
+}
+
+void check_filled(const std::string& name, at::IntArrayRef sizes, const std::vector<StoredPiece>& pieces) {
+  std::int64_t filled = 0;
+  for (const StoredPiece& piece : pieces) filled += piece.numel();
+  TORCH_CHECK(pieces.empty() || filled == numel_of(sizes), "the rows for '", name, "' of sizes ", sizes, " fill ",
+              filled, " of its ", numel_of(sizes), " elements");
+}
+
+}  // namespace
+
+std::int64_t StoredPiece::dim_of_tensor(std::int64_t d) const {
+  const std::int64_t dims = stored_dims();
+  if (transposed && d >= dims - 2) d = 2 * dims - 3 - d;
+  return d + (index < 0 ? 0 : 1);
+}
+
+std::int64_t StoredPiece::numel() const {
+  std::int64_t product = 1;
+  for (const Segment& range : in) product *= range.length;
+  return product;
+}
+
+std::vector<StoredPiece> stored_pieces(const std::string& name, at::IntArrayRef sizes, const StoredNames& names) {
+  std::vector<StoredPiece> pieces;
+  const std::string* pattern = nullptr;
+  for (const StoredName& row : names) {
+    if (row.tensor.empty()) continue;  // what is passed over
+    const auto stars = captures(row.tensor, name);
+    if (!stars || (pattern != nullptr && *pattern != row.tensor)) continue;
+    pattern = &row.tensor;
+    StoredPiece piece = piece_of(name, sizes, row);
+    const bool stacked = row.stored.find('#') != std::string::npos;
+    TORCH_CHECK(!stacked || !sizes.empty(), "'", row.stored, "' stacks tensors, and '", name, "' has no dimension");
+    TORCH_CHECK(!piece.transposed || piece.in.size() >= (stacked ? 3 : 2), "'", row.tensor,
+                "' is transposed there, and '", name, "' has sizes ", sizes);
+    piece.renamed = !stacked && !row.transposed && row.of_stored.begin == 0 && row.of_stored.count < 0 &&
+                    piece.numel() == numel_of(sizes);
+    const Segment first = stacked ? piece.in[0] : Segment{-1, 1};
+    for (std::int64_t i = first.offset; i < first.offset + first.length; ++i) {
+      piece.index = i;
+      if (stacked) piece.in[0] = {i, 1};
+      piece.stored = filled_in(row, *stars, i);
+      pieces.push_back(piece);
+    }
+  }
+  check_filled(name, sizes, pieces);
+  return pieces;
+}
+
+}  // namespace dtensor::files

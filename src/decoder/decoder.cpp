@@ -1,0 +1,178 @@
+// A decoder from its configuration, and its plan over tensor-parallel ranks.
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "dtensor/debug.h"
+#include "dtensor/nn/decoder.h"
+
+namespace dtensor::nn {
+
+DecoderConfig DecoderConfig::checked() const {
+  DecoderConfig c = *this;
+  TORCH_CHECK(c.vocabulary > 0 && c.hidden > 0 && c.layers > 0 && c.heads > 0, "Decoder: vocabulary ", c.vocabulary,
+              ", hidden ", c.hidden, ", layers ", c.layers, " and heads ", c.heads, " must all be positive");
+  if (c.kv_heads == 0) c.kv_heads = c.heads;
+  TORCH_CHECK(c.kv_heads > 0 && c.heads % c.kv_heads == 0, "Decoder: heads ", c.heads, " in groups of kv_heads ",
+              c.kv_heads);
+  if (c.latent) c.head_size = c.latent->nope_size + c.latent->rope_size;
+  TORCH_CHECK(!c.latent || c.kv_heads == c.heads, "Decoder: latent attention has keys for each head, not ", c.kv_heads,
+              " for ", c.heads);
+  if (c.head_size == 0) c.head_size = c.hidden / c.heads;
+  if (c.attention_scale == 0) c.attention_scale = 1 / std::sqrt(static_cast<double>(c.head_size));
+  if (c.layer.empty()) c.layer.assign(static_cast<std::size_t>(c.layers), {.rope = c.ropes.empty() ? -1 : 0});
+  TORCH_CHECK(static_cast<std::int64_t>(c.layer.size()) == c.layers, "Decoder: ", c.layer.size(),
+              " layers described of ", c.layers);
+  const std::int64_t turned = c.latent ? c.latent->rope_size : c.head_size;
+  for (const Layer& l : c.layer) {
+    TORCH_CHECK(l.rope >= -1 && l.rope < static_cast<std::int64_t>(c.ropes.size()), "Decoder: rope ", l.rope, " of ",
+                c.ropes.size());
+    TORCH_CHECK(!l.experts || c.experts, "Decoder: a layer has experts, which the configuration does not describe");
+    const std::int64_t size = l.rope < 0 ? 0 : c.ropes[static_cast<std::size_t>(l.rope)].size;
+    TORCH_CHECK(size <= turned, "Decoder: rope of ", size, " elements in heads of ", turned);
+  }
+  return c;
+}
+
+namespace {
+
+std::unique_ptr<MixtureOfExperts> make_experts(const DecoderConfig& c) {
+  MoeOptions options = *c.experts;
+  options.hidden = c.hidden;
+  options.tensor = c.tensor;
+  return std::make_unique<MixtureOfExperts>(options);
+}
+
+bool has_experts(const DecoderConfig& c, std::int64_t layer) {
+  return c.layer[static_cast<std::size_t>(layer)].experts;
+}
+
+// Computed in the embedding's dtype, as the models that have it do.
+double rounded(double value, at::ScalarType dtype) { return at::scalar_tensor(value, dtype).item<double>(); }
+
+void add_adapters(Module& model, const LoraOptions& lora) {
+  std::size_t count = 0;
+  for (const auto& [name, module] : model.named_modules()) {
+    auto* projection = dynamic_cast<Projection*>(module);
+    const bool wanted = std::find(lora.targets.begin(), lora.targets.end(), module->name()) != lora.targets.end();
+    if (projection != nullptr && wanted) projection->adapt(lora.rank, lora.alpha), ++count;
+  }
+  TORCH_CHECK(count > 0, "Decoder: no projection is called ", c10::Join(" or ", lora.targets), ", to be adapted");
+}
+
+}  // namespace
+
+DecoderBlock::DecoderBlock(const DecoderConfig& c, std::int64_t layer)
+    : attn_norm_(c.hidden, c.norm, c.norm_eps, c.tensor),
+      attn_(c, layer),
+      mlp_norm_(c.hidden, c.norm, c.norm_eps, c.tensor) {
+  register_module("attn_norm", attn_norm_);
+  register_module("attn", attn_);
+  register_module("mlp_norm", mlp_norm_);
+  if (has_experts(c, layer)) {
+    register_module("moe", *(moe_ = make_experts(c)));
+  } else {
+    register_module("mlp", *(mlp_ = std::make_unique<FeedForward>(c)));
+  }
+  if (!c.post_norms) return;
+  attn_post_norm_ = std::make_unique<Norm>(c.hidden, c.norm, c.norm_eps, c.tensor);
+  mlp_post_norm_ = std::make_unique<Norm>(c.hidden, c.norm, c.norm_eps, c.tensor);
+  register_module("attn_post_norm", *attn_post_norm_);
+  register_module("mlp_post_norm", *mlp_post_norm_);
+}
+
+DecoderBlock::Output DecoderBlock::forward(const at::Tensor& input, const DecoderPass& pass) const {
+  const ModuleScope scope(name());
+  const at::Tensor x = constrain("in", input);
+  const auto post = [](const std::unique_ptr<Norm>& norm, const at::Tensor& y) { return norm ? norm->forward(y) : y; };
+  const at::Tensor h = x + post(attn_post_norm_, attn_.forward(attn_norm_.forward(x), pass));
+  const at::Tensor normal = mlp_norm_.forward(h);
+  const auto made = moe_ ? moe_->run(normal) : MixtureOfExperts::Output{mlp_->forward(normal), {}};
+  return {constrain("out", h + post(mlp_post_norm_, made.y)), made.loss};
+}
+
+Decoder::Decoder(const DecoderConfig& given)
+    : config_(given.checked()),
+      embed_(config_.vocabulary, config_.hidden, /*padding_idx=*/-1, config_.tensor),
+      norm_(config_.hidden, config_.norm, config_.norm_eps, config_.tensor),
+      lm_head_(config_.hidden, config_.tied ? 0 : config_.vocabulary, /*bias=*/false, config_.tensor) {
+  const DecoderConfig& c = config_;
+  for (const RopeOptions& rope : c.ropes) ropes_.emplace_back(rope);
+  register_module("embed", embed_);
+  if (c.learned_positions > 0) {
+    positions_ = std::make_unique<Embedding>(c.learned_positions, c.hidden, /*padding_idx=*/-1, c.tensor);
+    register_module("positions", *positions_);
+  }
+  for (std::int64_t i = 0; i < c.layers; ++i) {
+    blocks_.push_back(std::make_unique<DecoderBlock>(c, i));
+    register_module("layers." + std::to_string(i), *blocks_.back());
+  }
+  register_module("norm", norm_);
+  if (c.tied) lm_head_.weight = embed_.weight;
+  register_module("lm_head", lm_head_);
+  if (c.lora.rank > 0) add_adapters(*this, c.lora);
+}
+
+at::Tensor Decoder::hidden(const at::Tensor& input, KVCache* cache, std::vector<at::Tensor>* losses) const {
+  const DecoderConfig& c = config_;
+  TORCH_CHECK(input.dim() == 2 && !input.is_floating_point(), "Decoder: ids of sizes ", input.sizes(), " and dtype ",
+              input.scalar_type(), "; [batch, sequence] of integers expected");
+  const at::Tensor ids = constrain("in", input);
+  const std::int64_t count = ids.size(1), first = cache != nullptr ? cache->length() : 0;
+  TORCH_CHECK(c.learned_positions == 0 || first + count <= c.learned_positions, "Decoder: ", first + count,
+              " tokens, and positions for ", c.learned_positions);
+  at::Tensor x = embed_.forward(ids);
+  if (c.embedding_scale != 1) x = x * rounded(c.embedding_scale, x.scalar_type());
+  if (positions_) x = x + positions_->forward(at::arange(first, first + count, ids.options().device(ids.device())));
+  DecoderPass pass{cache, first, {}};
+  for (const Rope& rope : ropes_) pass.angles.push_back(rope.angles(first, count, x.options()));
+  for (const auto& block : blocks_) {
+    const auto out = block->forward(x, pass);
+    x = out.y;
+    if (losses != nullptr && out.loss.defined()) losses->push_back(out.loss);
+  }
+  if (cache != nullptr) cache->advance(count);
+  return norm_.forward(x);
+}
+
+at::Tensor Decoder::head(const at::Tensor& hidden) const {
+  const at::Tensor logits = lm_head_.forward(hidden);
+  const double cap = config_.logit_softcap;
+  return constrain("out", cap > 0 ? at::tanh(logits / cap) * cap : logits);
+}
+
+ParallelPlan tensor_parallel_plan(const DecoderConfig& given, bool gather_logits) {
+  const DecoderConfig c = given.checked();
+  const std::string attn = "layers.*.attn.", mlp = "layers.*.mlp.", shared = "layers.*.moe.shared.";
+  const auto column = [](std::int64_t block = 1) { return ColwiseParallel{.in = {}, .out = {}, .block = block}; };
+  const auto row = [](std::int64_t block = 1) { return RowwiseParallel{.in = {}, .out = {}, .block = block}; };
+  const std::int64_t group = c.heads / c.kv_heads;
+  ParallelPlan plan = {{"embed", row()}};
+  if (c.latent) {
+    const std::int64_t kv = c.latent->nope_size + c.latent->value_size;
+    plan.emplace_back(attn + (c.latent->q_rank > 0 ? "q_b_proj" : "q_proj"), column(c.head_size));
+    plan.emplace_back(attn + "kv_b_proj", column(kv));
+    plan.emplace_back(attn + "o_proj", row(c.latent->value_size));
+  } else {
+    plan.emplace_back(attn + "q_proj", column(group * c.head_size));
+    plan.emplace_back(attn + "k_proj", column(c.head_size));
+    plan.emplace_back(attn + "v_proj", column(c.head_size));
+    plan.emplace_back(attn + "o_proj", row(group * c.head_size));
+  }
+  bool dense = false, sparse = false;
+  for (const DecoderConfig::Layer& l : c.layer) (l.experts ? sparse : dense) = true;
+  if (dense && c.gated) plan.emplace_back(mlp + "gate_proj", column());
+  if (dense) plan.emplace_back(mlp + "up_proj", column());
+  if (dense) plan.emplace_back(mlp + "down_proj", row());
+  if (sparse && c.experts->shared_ffn > 0) {
+    plan.emplace_back(shared + "w1", ShardParameter{0});
+    plan.emplace_back(shared + "w2", ShardParameter{1});
+    if (is_gated(c.experts->experts.activation)) plan.emplace_back(shared + "w3", ShardParameter{0});
+  }
+  ColwiseParallel head = column();
+  if (gather_logits) head.out = Replicate();
+  plan.emplace_back("lm_head", head);
+  return plan;
+}
+
+}  // namespace dtensor::nn

@@ -1,0 +1,123 @@
+// Norms, projections with adapters, and the MLP.
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "dtensor/debug.h"
+#include "dtensor/nn/decoder.h"
+
+namespace dtensor::nn {
+namespace {
+
+void fill(const at::Tensor& tensor, double value) {
+  if (!tensor.defined() || tensor.is_meta()) return;
+  const at::NoGradGuard no_grad;
+  tensor.fill_(value);
+}
+
+void fill_uniform(const at::Tensor& tensor, std::int64_t inputs) {
+  if (!tensor.defined() || tensor.is_meta()) return;
+  const at::NoGradGuard no_grad;
+  const double bound = inputs > 0 ? 1 / std::sqrt(static_cast<double>(inputs)) : 0;
+  tensor.uniform_(-bound, bound);
+}
+
+at::Tensor activated(Nonlinearity kind, const at::Tensor& x) {
+  switch (kind) {
+    case Nonlinearity::silu:
+      return at::silu(x);
+    case Nonlinearity::gelu:
+      return at::gelu(x);
+    case Nonlinearity::gelu_tanh:
+      return at::gelu(x, "tanh");
+    case Nonlinearity::relu:
+      return at::relu(x);
+  }
+  TORCH_CHECK(false, "FeedForward: unknown activation ", static_cast<int>(kind));
+}
+
+}  // namespace
+
+Norm::Norm(std::int64_t size, NormKind kind, double eps, at::TensorOptions options)
+    : weight(at::empty({size}, options)), size_(size), kind_(kind), eps_(eps) {
+  if (kind == NormKind::layer) bias = at::empty({size}, options);
+  register_parameter("weight", weight);
+  register_parameter("bias", bias);
+  Norm::reset_parameters();
+}
+
+void Norm::reset_parameters() {
+  fill(weight, kind_ == NormKind::rms_offset ? 0 : 1);
+  fill(bias, 0);
+}
+
+at::Tensor Norm::forward(const at::Tensor& input) const {
+  const ModuleScope scope(name());
+  const at::Tensor x = constrain("in", input);
+  if (kind_ == NormKind::layer) return constrain("out", at::layer_norm(x, {size_}, weight, bias, eps_));
+  return constrain("out", at::rms_norm(x, {size_}, kind_ == NormKind::rms ? weight : weight + 1, eps_));
+}
+
+Projection::Projection(std::int64_t in, std::int64_t out, bool with_bias, at::TensorOptions options)
+    : weight(at::empty({out, in}, options)) {
+  if (with_bias) bias = at::empty({out}, options);
+  register_parameter("weight", weight);
+  register_parameter("bias", bias);
+  register_parameter("lora_a", lora_a);
+  register_parameter("lora_b", lora_b);
+  Projection::reset_parameters();
+}
+
+void Projection::adapt(std::int64_t rank, double alpha) {
+  TORCH_CHECK(rank > 0, "adapters of rank ", rank, "; at least 1");
+  TORCH_CHECK(!is_dtensor(weight), "adapters are added before the model is placed on a mesh");
+  lora_a = at::empty({rank, weight.size(1)}, weight.options()).requires_grad_();
+  lora_b = at::empty({weight.size(0), rank}, weight.options()).requires_grad_();
+  lora_scale_ = alpha / static_cast<double>(rank);
+  fill_uniform(lora_a, weight.size(1));
+  fill(lora_b, 0);
+}
+
+void Projection::reset_parameters() {
+  fill_uniform(weight, weight.size(1));
+  fill_uniform(bias, weight.size(1));
+  fill_uniform(lora_a, weight.size(1));
+  fill(lora_b, 0);
+}
+
+// The adapter's inner dimension is whole on every rank.
+std::int64_t Projection::output_dim(const std::string& parameter) const { return parameter == "lora_a" ? -1 : 0; }
+std::int64_t Projection::input_dim(const std::string& parameter) const { return parameter == "lora_b" ? -1 : 1; }
+
+at::Tensor Projection::merged() const {
+  return lora_a.defined() ? weight + lora_scale_ * at::mm(lora_b, lora_a) : weight;
+}
+
+at::Tensor Projection::forward(const at::Tensor& input) const {
+  const ModuleScope scope(name());
+  const at::Tensor x = constrain("in", input);
+  const at::Tensor y = at::linear(x, weight, bias);
+  if (!lora_a.defined()) return constrain("out", y);
+  return constrain("out", y + lora_scale_ * at::linear(at::linear(x, lora_a), lora_b));
+}
+
+FeedForward::FeedForward(const DecoderConfig& c)
+    : activation_(c.activation),
+      gate_proj_(c.gated ? std::make_unique<Projection>(c.hidden, c.ffn, c.mlp_bias, c.tensor) : nullptr),
+      up_proj_(c.hidden, c.ffn, c.mlp_bias, c.tensor),
+      down_proj_(c.ffn, c.hidden, c.mlp_bias, c.tensor) {
+  if (gate_proj_) register_module("gate_proj", *gate_proj_);
+  register_module("up_proj", up_proj_);
+  register_module("down_proj", down_proj_);
+}
+
+at::Tensor FeedForward::forward(const at::Tensor& input) const {
+  const ModuleScope scope(name());
+  const at::Tensor x = constrain("in", input);
+  const at::Tensor up = up_proj_.forward(x);
+  const at::Tensor inner =
+      gate_proj_ ? activated(activation_, gate_proj_->forward(x)) * up : activated(activation_, up);
+  return constrain("out", down_proj_.forward(inner));
+}
+
+}  // namespace dtensor::nn

@@ -1,0 +1,147 @@
+// What a decoder does on a mesh, beside its numbers: collectives, cache of decisions, memory of keys and values, bytes
+// read.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "dtensor/debug.h"
+#include "dtensor/inspect.h"
+#include "llm/generate.h"
+#include "recorded.h"
+
+namespace {
+
+using dtensor::Communicator;
+using dtensor::DTensor;
+using dtensor::run_local;
+
+constexpr const char* kDense[] = {"llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2"};
+
+// A prompt and tokens after it, one by one.
+struct Steps {
+  const llm::Model& model;
+  dtensor::nn::KVCache cache{model.decoder->config().layers, 32};
+
+  at::Tensor operator()(const std::vector<std::int64_t>& tokens) {
+    const at::NoGradGuard no_grad;
+    return model.decoder->forward(model.place(at::tensor(tokens, at::kLong).unsqueeze(0)), &cache);
+  }
+};
+
+// The embedding, and after attention and MLP of each layer, a sum over tp of batch x sequence x hidden; the head's
+// words are gathered. Heads that do not come out even cost nothing more, since no head is divided.
+TEST(Work, TwoAllReducesALayerUnderTensorParallelism) {
+  for (const std::string family : kDense) {
+    for (const std::int64_t ranks : {2, 3}) {
+      const auto tokens = recorded::expected(family).tokens;
+      run_local(static_cast<int>(ranks), [&](Communicator world) {
+        const auto model = recorded::model(family, {.tp = ranks}, world);
+        const auto& config = model.decoder->config();
+        Steps steps{model};
+        steps(tokens);
+        steps({1});
+        for (const bool prompt : {true, false}) {
+          if (prompt) steps.cache.truncate(0);
+          const dtensor::CommDebugMode comm;
+          steps(prompt ? tokens : std::vector<std::int64_t>{1});
+          const auto reduced = comm.total("all_reduce", "tp");
+          EXPECT_EQ(reduced.calls, 2 * config.layers + 1) << family << " on " << ranks << "\n" << comm.table();
+          EXPECT_EQ(comm.total("all_gather", "tp").calls, 1) << family << " on " << ranks << "\n" << comm.table();
+          EXPECT_EQ(comm.total().calls, 2 * config.layers + 2) << family << " on " << ranks << "\n" << comm.table();
+        }
+      });
+    }
+  }
+}
+
+TEST(Work, NoDecisionIsMadeAfterTheFirstToken) {
+  for (const auto& family : recorded::families()) {
+    for (const llm::MeshSizes& mesh : std::vector<llm::MeshSizes>{{.tp = 2}, {.tp = 3}, {.shard = 2}}) {
+      run_local(static_cast<int>(mesh.ranks()), [&](Communicator world) {
+        const auto model = recorded::model(family, mesh, world);
+        Steps steps{model};
+        steps(recorded::expected(family).tokens);
+        steps({1});
+        const auto before = dtensor::cache_stats().misses;
+        for (std::int64_t token = 2; token < 12; ++token) steps({token});
+        EXPECT_EQ(dtensor::cache_stats().misses, before) << family << " on " << mesh.str();
+      });
+    }
+  }
+}
+
+// Three heads of keys over two ranks: two and one; memory for the capacity is made once.
+TEST(Work, KeysAndValuesStaySplitByHeads) {
+  run_local(2, [](Communicator world) {
+    const auto model = recorded::model("llama3", {.tp = 2}, world);
+    const auto& config = model.decoder->config();
+    Steps steps{model};
+    steps({1, 2, 3});
+    const auto bytes = steps.cache.bytes();
+    const std::int64_t heads = world.rank() == 0 ? 2 : 1;
+    EXPECT_EQ(bytes, config.layers * 2 * heads * steps.cache.capacity() * config.head_size * 4);
+    steps({4});
+    EXPECT_EQ(steps.cache.bytes(), bytes);
+    EXPECT_EQ(steps.cache.length(), 4);
+    const DTensor keys(steps.cache.keys(0));
+    EXPECT_EQ(keys.sizes(), (std::vector<std::int64_t>{1, 3, 4, config.head_size}));
+    EXPECT_TRUE(keys.placements()[model.mesh.dim("tp")].is_shard(1));
+    EXPECT_EQ(keys.to_local().size(1), heads);
+  });
+}
+
+TEST(Work, TheCacheRefusesMoreThanItsCapacityAndGradients) {
+  run_local(1, [](Communicator world) {
+    const auto model = recorded::model("llama2", {}, world);
+    dtensor::nn::KVCache cache(2, 3);
+    {
+      const at::NoGradGuard no_grad;
+      const auto ids = at::tensor(std::vector<std::int64_t>{1, 2, 3, 4}, at::kLong).unsqueeze(0);
+      try {
+        model.decoder->forward(ids, &cache);
+        ADD_FAILURE() << "no error";
+      } catch (const c10::Error& error) {
+        EXPECT_NE(std::string(error.what()).find("0 tokens and 4 more are beyond its capacity of 3"),
+                  std::string::npos);
+      }
+    }
+    EXPECT_THROW(model.decoder->forward(at::ones({1, 2}, at::kLong), &cache), c10::Error);
+  });
+}
+
+// What this thread asked read() for.
+std::int64_t bytes_read() {
+  std::ifstream file("/proc/thread-self/io");
+  std::string word;
+  std::int64_t bytes = 0;
+  file >> word >> bytes;
+  EXPECT_EQ(word, "rchar:");
+  return bytes;
+}
+
+// A folder of one linear layer's weights, 4 MiB: by names, turned, and as a stack.
+TEST(Work, EachRankReadsItsOwnPartOnly) {
+  const auto path = std::filesystem::temp_directory_path() / ("dtensor_llm_read_" + std::to_string(::getpid()));
+  const auto weight = at::arange(1 << 20, at::kFloat).view({1024, 1024});
+  run_local(1, [&](Communicator world) { save_state(path.string(), world, {{"there.weight", weight}}); });
+  run_local(4, [&](Communicator world) {
+    const auto mesh = dtensor::init_device_mesh(world, at::kCPU, {4}, {"tp"});
+    for (const bool transposed : {false, true}) {
+      for (const std::int64_t dim : {0, 1}) {
+        const at::Tensor target = dtensor::zeros({1024, 1024}, mesh, {dtensor::Shard(dim)});
+        dtensor::LoadOptions options;
+        options.names = {{.tensor = "weight", .stored = "there.weight", .transposed = transposed}};
+        const auto before = bytes_read();
+        load_state(path.string(), world, {{"weight", target}}, options);
+        const auto read = bytes_read() - before;
+        const bool rows = (dim == 0) != transposed;  // columns are read with what lies between, a window at a time
+        if (rows) EXPECT_LE(read, (4 << 20) / 4 + (64 << 10)) << "rank " << world.rank();
+        EXPECT_GE(read, (4 << 20) / 4);
+        EXPECT_TRUE(at::equal(DTensor(target).full_tensor(), transposed ? weight.t() : weight));
+      }
+    }
+  });
+  std::filesystem::remove_all(path);
+}
+
+}  // namespace
