@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "comm/no_timeout.h"
+#include "comm/released_lock.h"
 
 namespace dtensor::local {
 namespace {
@@ -53,6 +54,11 @@ std::string seconds(std::chrono::milliseconds time) {
 }
 
 }  // namespace
+
+void WaitSet::patiently(const WaitText& text, c10::function_ref<bool()> ready) {
+  const ReleasedLock others_may_run;
+  if (!give_way(ready)) asleep(text, ready);
+}
 
 bool WaitSet::give_way(c10::function_ref<bool()> ready) const {
   for (int i = 0; i < kYields; ++i) {

@@ -28,8 +28,7 @@ class WaitSet {
   // world's timeout, failing the world with a text that says who waits where and for whom.
   template <class Ready>
   void wait(const WaitText& text, Ready&& ready) {
-    if (hot(ready)) return;
-    asleep(text, c10::function_ref<bool()>(ready));
+    if (!hot(ready)) patiently(text, c10::function_ref<bool()>(ready));
   }
 
   // Call after making some `ready` true.
@@ -46,13 +45,14 @@ class WaitSet {
       if (ready()) return true;
       relax();
     }
-    return give_way(c10::function_ref<bool()>(ready));
+    return false;
   }
   static void relax() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
   }
+  void patiently(const WaitText& text, c10::function_ref<bool()> ready);
   bool give_way(c10::function_ref<bool()> ready) const;
   void asleep(const WaitText& text, c10::function_ref<bool()> ready);
   void check(const WaitText& text, c10::function_ref<bool()> ready);

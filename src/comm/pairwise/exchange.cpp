@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "comm/no_timeout.h"
+#include "comm/released_lock.h"
 
 namespace dtensor::pairwise {
 namespace {
@@ -61,6 +62,8 @@ void Exchange::watch(c10::function_ref<std::string()> place, Clock::time_point b
 }
 
 void Exchange::wait(c10::function_ref<std::string()> place) {
+  if (test()) return;
+  const ReleasedLock others_may_run;
   std::unique_ptr<TerminationWatch> termination;
   Clock::time_point begin{};
   for (int round = 1; !test(); ++round) {
