@@ -3,6 +3,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "sharding_prop/build.h"
+#include "sharding_prop/native_kernel.h"
 #include "sharding_prop/output_fallback.h"
 #include "sharding_prop/propagate.h"
 #include "sharding_prop/resolve.h"
@@ -39,8 +40,12 @@ class MetaStack {
     return numbers ? at::ones(operand.sizes, at::TensorOptions(operand.dtype)) : meta_tensor(operand);
   }
 
+  // A number stays the number that it is, on the CPU, as for operators on any device: where Python's meta kernels have
+  // taken the place of ATen's, they are given its value.
   void push_operand(const c10::IValue& value) {
+    const bool number = call_.operands[next_].wrapped_number;
     at::Tensor tensor = take_operand();
+    if (number) tensor = value.toTensor();
     value.isNone() ? stack.emplace_back() : stack.emplace_back(std::move(tensor));
   }
 
@@ -85,14 +90,6 @@ void read_outputs(const torch::jit::Stack& stack, std::vector<OutputMeta>& outpu
   }
 }
 
-bool has(const c10::OperatorHandle& op, c10::DispatchKey key) { return op.hasKernelForDispatchKey(key); }
-
-// What the dispatcher's table gives a call on meta tensors, besides a kernel of their own.
-bool has_composite_kernel(const c10::OperatorHandle& op) {
-  return has(op, c10::DispatchKey::CompositeExplicitAutogradNonFunctional) ||
-         has(op, c10::DispatchKey::CompositeExplicitAutograd) || has(op, c10::DispatchKey::CompositeImplicitAutograd);
-}
-
 // A kernel came to an operator, or to a table of devices' kernels, that has none for meta tensors. A kernel's own
 // errors, which may be NotImplementedErrors too, say something else.
 bool ended_without_kernel(const c10::Error& error) {
@@ -109,13 +106,13 @@ bool has_empty_operand(const OpCall& call) {
 }
 
 void run_on_meta(OpCall& call) {
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   // Temporaries of kernels are no DTensors, and no mode sees them.
   const c10::impl::ExcludeDispatchKeyGuard no_modes(
       c10::DispatchKeySet(
           {c10::DispatchKey::DeferredInit, c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}) |
       c10::autocast_dispatch_keyset);
   MetaStack meta(call);
+  const NativeMetaKernels as_in_cpp;
   call.info->op.callBoxed(meta.stack);
   read_outputs(meta.stack, call.outputs);
 }
@@ -178,10 +175,12 @@ void infer_outputs(OpCall& call) {
   const OpInfo& info = *call.info;
   call.outputs.clear();
   if (!info.returns_tensor) return from_local_outputs(call);
-  const bool own_kernel = has(info.op, c10::DispatchKey::Meta);
+  const bool own_kernel = native_kernel(info.op, c10::DispatchKey::Meta) != nullptr;
   const RuleData& rule = info.rule().data();
-  const bool asked =
-      !info.rule().lacks_meta && !rule.letters_give_sizes && (own_kernel || has_composite_kernel(info.op));
+  const bool from_python = info.rule().entry->source == RuleSource::none;  // or of no operator that the book knows
+  const bool has_kernel = native_meta_kernel(info.op) != nullptr ||
+                          (from_python && info.op.hasKernelForDispatchKey(c10::DispatchKey::Meta));
+  const bool asked = !info.rule().lacks_meta && !rule.letters_give_sizes && has_kernel;
   const bool known = asked && judge(call);
   // A composite kernel may lay out its results otherwise than the device's; and addbmm_'s own says that self keeps its
   // sizes.
