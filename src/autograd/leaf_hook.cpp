@@ -81,6 +81,28 @@ DTensor owned(const DTensor& gradient, const DTensor& leaf, const at::Tensor& gi
       make_dtensor(intern_spec(spec.mesh, spec.placements, spec.sizes, strides, spec.dtype), copy.copy_(local)));
 }
 
+// What waits for a leaf's gradient (Python's hooks) is called by who accumulates it. Autograd, which is given none to
+// accumulate, would call it all the same, perhaps before there is one.
+class AfterAccumulation final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit AfterAccumulation(std::unique_ptr<PostAccumulateGradHook> hook) : hook_(std::move(hook)) {}
+  void operator()(const at::Tensor&) override {}
+  void run(const at::Tensor& leaf) { (*hook_)(leaf); }
+
+ private:
+  std::unique_ptr<PostAccumulateGradHook> hook_;
+};
+
+AfterAccumulation* hook_after_accumulation(const at::Tensor& leaf) {
+  auto& hook = torch::autograd::impl::post_acc_grad_hooks(leaf);
+  if (hook == nullptr) return nullptr;
+  if (auto* ours = dynamic_cast<AfterAccumulation*>(hook.get())) return ours;
+  auto ours = std::make_unique<AfterAccumulation>(std::move(hook));
+  auto* result = ours.get();
+  torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::move(ours));
+  return result;
+}
+
 // The last of a leaf's gradient hooks. It accumulates itself, now, at the end of the pass or when a schedule says so,
 // and leaves nothing for autograd to accumulate.
 class LeafReducer final : public torch::autograd::FunctionPreHook {
@@ -95,6 +117,7 @@ class LeafReducer final : public torch::autograd::FunctionPreHook {
     const auto leaf = handle_of(leaf_);
     const auto wanted = reduced_placements(*leaf_.spec());
     const auto gradient = as_dtensor_of(leaf, given);
+    hook_after_accumulation(leaf);
     if (is_captured(leaf)) return {brought_home(gradient.redistribute(wanted), leaf)};
     if (NoGradientSync::active()) {
       accumulate_gradient(leaf, owned(gradient, leaf, given, sole));
@@ -124,12 +147,18 @@ TensorHooks& hooks_of(const DTensor& tensor) {
 
 }  // namespace
 
-// Behind the user's hooks: registering the first of those drops all others.
+// Behind the user's hooks. Registering the first of those in C++ drops all others: that was done here, and those of
+// other languages are put back.
 void watch_leaf_slow(DTensorImpl& impl) {
   auto* meta = static_cast<torch::autograd::AutogradMeta*>(impl.autograd_meta());
   if (!meta->requires_grad_) return;  // no leaf, or none that is trained; it may become one
   const at::Tensor tensor = handle_of(impl);
-  if (meta->cpp_hooks_list_ == nullptr) tensor.register_hook([](const at::Tensor&) {});
+  if (meta->cpp_hooks_list_ == nullptr) {
+    auto there = std::move(meta->hooks_);
+    tensor.register_hook([](const at::Tensor&) {});
+    meta->hooks_.insert(meta->hooks_.begin(), std::make_move_iterator(there.begin()),
+                        std::make_move_iterator(there.end()));
+  }
   meta->hooks_.push_back(std::make_unique<LeafReducer>(impl));
 }
 
@@ -160,6 +189,7 @@ void accumulate_gradient(const DTensor& parameter, const DTensor& gradient) {
   }
   const auto* hooks = hooks_on(*dtensor_or_null(parameter));
   if (hooks != nullptr && hooks->gradient) hooks->gradient(parameter);
+  if (auto* after = hook_after_accumulation(parameter)) after->run(parameter);
 }
 
 namespace {
