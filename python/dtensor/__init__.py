@@ -1,0 +1,40 @@
+"""dtensor: tensors on meshes of ranks, under PyTorch's dispatcher.
+
+Models written for one device train on any mesh: say where tensors live, and operators decide what to compute and what to
+communicate. Names are those of ``torch.distributed.tensor`` where it has them. Ranks are processes (``mpirun -n 4 python
+train.py``) or threads of this one (:func:`run`).
+"""
+
+import torch as _torch
+
+
+def _check_torch() -> None:
+    from ._version import built_with
+
+    if _torch.__version__.split("+")[0] != built_with:
+        raise ImportError(
+            f"dtensor was built with torch {built_with}, and torch {_torch.__version__} is installed: C++ has no stable "
+            f"interface between the two. Install torch=={built_with}, or build dtensor again: pip install ."
+        )
+
+
+_check_torch()
+from . import _C, _tensor  # noqa: E402
+
+_tensor.install()
+
+from ._api import (  # noqa: E402
+    DTensor, arange, distribute_module, distribute_tensor, empty, full, local_map, ones, rand, randn, redistribute, zeros,
+)  # fmt: skip
+from ._C import Checked, Communicator, DeviceMesh, EventListener, ExplicitRedistribution, MeshScope, Strict  # noqa: E402
+from ._C import init_device_mesh, placement_svg, placement_text  # noqa: E402
+from ._random import get_rng_state, manual_seed, set_rng_state  # noqa: E402
+from ._world import barrier, is_thread_rank, rank, run, world, world_size  # noqa: E402
+from .debug import CommDebugMode, explain  # noqa: E402
+from .experimental import implicit_replication  # noqa: E402
+from .placement_types import (  # noqa: E402
+    BlockShard, Partial, Placement, RaggedShard, Replicate, Shard, StridedShard, ZigzagShard,
+)  # fmt: skip
+
+__version__ = _C.version
+__all__ = [name for name in dir() if not name.startswith("_")]

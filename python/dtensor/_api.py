@@ -1,0 +1,268 @@
+"""``DTensor`` and how one comes to be, with the names and signatures of ``torch.distributed.tensor``.
+
+A DTensor is a ``torch.Tensor`` whose implementation, below the dispatcher, knows a mesh and placements; its Python class
+is ``torch.Tensor`` (or ``torch.nn.Parameter``), so whatever takes tensors takes it. ``isinstance(t, DTensor)`` asks for
+the implementation.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+import torch
+from torch import nn
+
+from . import _C
+from ._C import DeviceMesh, Placement
+from .placement_types import Replicate, as_placements
+
+__all__ = [
+    "DTensor", "distribute_tensor", "distribute_module", "redistribute", "local_map",
+    "zeros", "ones", "empty", "full", "rand", "randn", "arange",
+]  # fmt: skip
+
+Placements = Sequence[Placement] | Placement | str | None
+
+
+class _DTensorMeta(type(torch.Tensor)):
+    def __instancecheck__(cls, value: object) -> bool:
+        return _C.is_dtensor(value)
+
+
+class DTensor(torch.Tensor, metaclass=_DTensorMeta):
+    """A tensor on a mesh. Its shape, strides and dtype are the global ones."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "DTensor":
+        raise TypeError("a DTensor is made by distribute_tensor, DTensor.from_local, or a factory of dtensor")
+
+    @staticmethod
+    def from_local(
+        local_tensor: torch.Tensor,
+        device_mesh: DeviceMesh | None = None,
+        placements: Placements = None,
+        *,
+        run_check: bool = False,
+        shape: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
+        grad_placements: Placements = None,
+    ) -> "DTensor":
+        """The DTensor of which every rank gives its part.
+
+        ``local_tensor``: this rank's part, of any shape that the placements give it. ``shape``, ``stride``: of the whole;
+        without them the ranks agree on them (collective), and parts that are not the chunks of one tensor are an error
+        on every rank. ``run_check``: replicas are compared with the mesh's first rank's, and take its values.
+        Differentiable. ``grad_placements``: what the gradient is brought to before it reaches ``local_tensor``.
+        """
+        mesh = _mesh(device_mesh)
+        wanted = as_placements(placements)
+        result = _C.from_local(local_tensor, mesh, wanted, _ints(shape), _ints(stride))
+        if run_check:
+            _check_replicas(result)
+        grad = as_placements(grad_placements)
+        return result if grad is None else _with_grad_placements(result, grad)
+
+    # What follows is documentation for readers and type checkers: the methods are those that every tensor gets (below).
+
+    @property
+    def device_mesh(self) -> DeviceMesh: ...  # type: ignore[empty-body]
+
+    @property
+    def placements(self) -> tuple[Placement, ...]: ...  # type: ignore[empty-body]
+
+    def to_local(self, *, grad_placements: Placements = None) -> torch.Tensor: ...  # type: ignore[empty-body]
+
+    def full_tensor(self, *, grad_placements: Placements = None) -> torch.Tensor: ...  # type: ignore[empty-body]
+
+    def redistribute(
+        self, device_mesh: DeviceMesh | None = None, placements: Placements = None, *, async_op: bool = False
+    ) -> "DTensor": ...  # type: ignore[empty-body]
+
+
+def _ints(sizes: Sequence[int] | None) -> list[int] | None:
+    return None if sizes is None else [int(n) for n in sizes]
+
+
+def _mesh(mesh: DeviceMesh | None) -> DeviceMesh:
+    return _C.init_device_mesh("cpu", [_C.world().size]) if mesh is None else mesh
+
+
+def _check_replicas(tensor: torch.Tensor) -> None:
+    local = tensor.to_local()
+    for axis, placement in enumerate(tensor.placements):
+        if placement.is_replicate() and tensor.device_mesh.get_coordinate() is not None:
+            with torch.no_grad():
+                tensor.device_mesh.get_group(axis).broadcast(local.detach(), 0)
+
+
+class _GradPlacements(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, placements: list[Placement]) -> torch.Tensor:
+        ctx.placements = placements
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0].redistribute(placements=ctx.placements), None
+
+
+def _with_grad_placements(tensor: torch.Tensor, placements: list[Placement]) -> torch.Tensor:
+    return _GradPlacements.apply(tensor, placements) if tensor.requires_grad else tensor
+
+
+def distribute_tensor(
+    tensor: torch.Tensor,
+    device_mesh: DeviceMesh | None = None,
+    placements: Placements = None,
+    *,
+    src_data_rank: int | None = 0,
+) -> DTensor:
+    """Splits a tensor of which every rank gives the whole; each rank keeps its part, a copy.
+
+    Where the ranks' values differ, those of the mesh's first rank count; shapes or dtypes that differ are an error on
+    every rank. ``src_data_rank=None``: the ranks' values are known to be equal, which is checked all the same.
+    Collective. Differentiable, but a leaf that requires a gradient gives a leaf, as in ``torch.distributed.tensor``.
+    """
+    wanted = as_placements(placements)
+    leaf = tensor.is_leaf and tensor.requires_grad and not _C.is_dtensor(tensor)
+    source = src_data_rank or None
+    result = _C.distribute_tensor(tensor.detach() if leaf else tensor, _mesh(device_mesh), wanted, source)
+    return result.requires_grad_() if leaf else result
+
+
+def redistribute(
+    tensors: Sequence[torch.Tensor], placements: Sequence[Placements], device_mesh: DeviceMesh | None = None
+) -> list[DTensor]:
+    """``redistribute`` of several DTensors, in as few collectives as their meshes and dtypes allow."""
+    return _C.redistribute_list(list(tensors), [as_placements(p) for p in placements], device_mesh)
+
+
+def local_map(
+    fn: Callable[..., Any],
+    out_placements: Sequence[Placements],
+    in_placements: Sequence[Placements] | None = None,
+    in_grad_placements: Sequence[Placements] | None = None,
+) -> Callable[..., Any]:
+    """``fn`` on local tensors as a function of DTensors: inputs are brought to ``in_placements`` first, where given.
+
+    ``fn`` returns a tensor or a tuple of tensors; ``out_placements`` says how each is placed.
+    """
+    outs = [as_placements(p) for p in out_placements]
+    ins = [as_placements(p) for p in in_placements or []]
+    grads = [as_placements(p) for p in in_grad_placements or []]
+
+    def call(*tensors: torch.Tensor) -> Any:
+        single = False
+
+        def on_locals(*locals_: torch.Tensor) -> list[torch.Tensor]:
+            nonlocal single
+            result = fn(*locals_)
+            single = isinstance(result, torch.Tensor)
+            return [result] if single else list(result)
+
+        results = _C.local_map(on_locals, list(tensors), outs, ins, grads)
+        return results[0] if single else tuple(results)
+
+    return call
+
+
+def distribute_module(
+    module: nn.Module,
+    device_mesh: DeviceMesh | None = None,
+    partition_fn: Callable[[str, nn.Module, DeviceMesh], None] | None = None,
+    input_fn: Callable[[nn.Module, Any, DeviceMesh], Any] | None = None,
+    output_fn: Callable[[nn.Module, Any, DeviceMesh], Any] | None = None,
+) -> nn.Module:
+    """Makes every parameter and buffer of ``module`` a DTensor on ``device_mesh``.
+
+    ``partition_fn(name, submodule, mesh)`` may replace parameters of a submodule; what it leaves plain is replicated.
+    ``input_fn(module, inputs, mesh)`` and ``output_fn(module, outputs, mesh)`` run before and after ``forward``.
+    """
+    mesh = _mesh(device_mesh)
+    for name, submodule in module.named_modules():
+        if partition_fn is not None:
+            partition_fn(name, submodule, mesh)
+        replace_tensors(submodule, lambda _, t: t if _C.is_dtensor(t) else distribute_tensor(t.detach(), mesh))
+    if input_fn is not None:
+        module.register_forward_pre_hook(lambda m, inputs: input_fn(m, inputs, mesh))
+    if output_fn is not None:
+        module.register_forward_hook(lambda m, _, outputs: output_fn(m, outputs, mesh))
+    return module
+
+
+def replace_tensors(module: nn.Module, make: Callable[[str, torch.Tensor], torch.Tensor], buffers: bool = True) -> None:
+    """Puts ``make(name, tensor)`` in the place of each of the module's own parameters and buffers."""
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            made = make(name, parameter)
+            if made is not parameter:
+                module._parameters[name] = as_parameter(made, parameter.requires_grad)
+    for name, buffer in module._buffers.items() if buffers else ():
+        if buffer is not None:
+            module._buffers[name] = make(name, buffer)
+
+
+def as_parameter(tensor: torch.Tensor, requires_grad: bool = True) -> nn.Parameter:
+    """A parameter that is ``tensor`` itself where it can be: hooks that a schedule has set on it stay.
+
+    ``torch.nn.Parameter(tensor)`` would be another tensor that shares its data.
+    """
+    if not tensor.is_leaf:
+        tensor = tensor.detach()
+    tensor.__class__ = nn.Parameter
+    return tensor.requires_grad_(requires_grad)  # type: ignore[return-value]
+
+
+def _sizes(size: tuple[Any, ...]) -> list[int]:
+    return [int(n) for n in (size[0] if len(size) == 1 and isinstance(size[0], (list, tuple)) else size)]
+
+
+def _factory(name: str, doc: str) -> Callable[..., DTensor]:
+    make = getattr(_C, name)
+
+    def factory(
+        *size: Any,
+        dtype: torch.dtype | None = None,
+        layout: torch.layout = torch.strided,
+        requires_grad: bool = False,
+        device_mesh: DeviceMesh | None = None,
+        placements: Placements = None,
+    ) -> DTensor:
+        if layout is not torch.strided:
+            raise NotImplementedError(f"dtensor.{name}: layout {layout} has no placements, only torch.strided has")
+        dtype = dtype or torch.get_default_dtype()
+        return make(_sizes(size), _mesh(device_mesh), as_placements(placements), dtype, requires_grad)
+
+    factory.__name__ = factory.__qualname__ = name
+    factory.__doc__ = f"{doc} ``size``: the global one. Each rank makes its own part; None: replicated."
+    return factory
+
+
+zeros = _factory("zeros", "Zeros on a mesh.")
+ones = _factory("ones", "Ones on a mesh.")
+empty = _factory("empty", "Uninitialised memory on a mesh.")
+rand = _factory("rand", "Uniform numbers in [0, 1), the same global tensor on every mesh (see manual_seed).")
+randn = _factory("randn", "Normal numbers, the same global tensor on every mesh (see manual_seed).")
+
+
+def full(
+    size: Sequence[int],
+    fill_value: float | int | bool,
+    *,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+    device_mesh: DeviceMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """``fill_value`` everywhere."""
+    return _C.full(_sizes((size,)), fill_value, _mesh(device_mesh), as_placements(placements), dtype, requires_grad)
+
+
+def arange(
+    end: float | int,
+    *,
+    dtype: torch.dtype | None = None,
+    device_mesh: DeviceMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """0, 1, ..., below ``end``."""
+    return _C.arange(end, _mesh(device_mesh), as_placements(placements), dtype)

@@ -1,0 +1,191 @@
+"""What ``torch.Tensor`` needs so that DTensors are tensors in Python too.
+
+A DTensor's Python class is ``torch.Tensor``: its own methods hang there and are attributes of DTensors only. Those of
+torch's methods that read memory behind the dispatcher (printing, copying, pickling, numbers as lists) take another way
+for DTensors; for plain tensors they are what they were.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+import torch
+
+from . import _C
+from .placement_types import as_placements
+
+
+class _OfDTensors:
+    """An attribute that only DTensors have; ``hasattr(plain, name)`` stays false."""
+
+    def __init__(self, get: Callable[[torch.Tensor], Any]) -> None:
+        self._get = get
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, tensor: torch.Tensor | None, owner: type | None = None) -> Any:
+        if tensor is None:
+            return self
+        if not _C.is_dtensor(tensor):
+            raise AttributeError(f"{type(tensor).__name__!r} object has no attribute {self._name!r}: it is no DTensor")
+        return self._get(tensor)
+
+
+def _method(fn: Callable[..., Any]) -> _OfDTensors:
+    return _OfDTensors(lambda tensor: functools.partial(fn, tensor))
+
+
+def to_local(tensor: torch.Tensor, *, grad_placements: Any = None) -> torch.Tensor:
+    """This rank's part, which shares the DTensor's memory. Local. Differentiable.
+
+    ``grad_placements``: how the gradient that comes back to the local tensor is placed; by default as the tensor, with
+    Partial taken for Replicate.
+    """
+    return _C.to_local(tensor, as_placements(grad_placements) or [])
+
+
+def full_tensor(tensor: torch.Tensor, *, grad_placements: Any = None) -> torch.Tensor:
+    """The whole tensor, plain, on every rank. Collective. Differentiable."""
+    return _C.full_tensor(tensor, as_placements(grad_placements) or [])
+
+
+def redistribute(
+    tensor: torch.Tensor, device_mesh: Any = None, placements: Any = None, *, async_op: bool = False
+) -> torch.Tensor:
+    """The same values, placed otherwise, on another mesh too. Collective. Differentiable."""
+    if isinstance(device_mesh, (list, tuple, str)) and placements is None:
+        device_mesh, placements = None, device_mesh
+    return _C.redistribute(tensor, device_mesh, as_placements(placements))
+
+
+def redistribute_(tensor: torch.Tensor, placements: Any) -> torch.Tensor:
+    """In place: every handle to the tensor sees it. Leaves, or tensors without a gradient."""
+    _C.redistribute_in_place(tensor, as_placements(placements))
+    return tensor
+
+
+_ATTRIBUTES = {
+    "device_mesh": _OfDTensors(_C.mesh_of),
+    "placements": _OfDTensors(_C.placements_of),
+    "to_local": _method(to_local),
+    "full_tensor": _method(full_tensor),
+    "redistribute": _method(redistribute),
+    "redistribute_": _method(redistribute_),
+    "generation": _method(_C.generation_of),
+}
+
+
+def _repr(tensor: torch.Tensor, *, tensor_contents: Any = None) -> str:
+    grad = ", requires_grad=True" if tensor.requires_grad and tensor.is_leaf else ""
+    if tensor.grad_fn is not None:
+        grad = f", grad_fn=<{type(tensor.grad_fn).__name__}>"
+    if tensor.device_mesh.is_member():
+        local = torch._tensor_str._str(_C.to_local(tensor.detach(), []))
+    else:
+        local = "none on this rank"
+    name = "DTensor" if type(tensor) is torch.Tensor else f"{type(tensor).__name__} containing:\nDTensor"
+    return f"{name}({_C.spec_of(tensor)}, local_tensor={local}{grad})"
+
+
+def _deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if not tensor.is_leaf:
+        raise RuntimeError("only DTensors created explicitly by the user (graph leaves) can be deep-copied; detach() first")
+    with torch.no_grad():
+        result = tensor.detach().clone()
+    result.__class__ = type(tensor)
+    result.requires_grad_(tensor.requires_grad)
+    if tensor.grad is not None:
+        result.grad = tensor.grad.detach().clone()
+    memo[id(tensor)] = result
+    return result
+
+
+def _mesh_state(mesh: Any) -> tuple[Any, ...]:
+    return mesh.device_type, mesh.mesh.tolist(), mesh.mesh_dim_names, mesh.get_coordinate()
+
+
+def _rebuild(
+    local: torch.Tensor, mesh_state: Any, placements: Any, size: Any, stride: Any, requires_grad: bool
+) -> torch.Tensor:
+    device_type, ranks, names, coordinate = mesh_state
+    mesh = _C.DeviceMesh(device_type, ranks, names)
+    if mesh.get_coordinate() != coordinate:
+        raise RuntimeError(
+            f"this DTensor was pickled by the rank at {coordinate} of its mesh and is loaded by the one at "
+            f"{mesh.get_coordinate()}: each rank loads what it saved; to load on another layout use dtensor.save and load"
+        )
+    result = _C.from_local(local, mesh, list(placements), list(size), list(stride))
+    return result.requires_grad_(requires_grad)
+
+
+def _reduce(tensor: torch.Tensor, protocol: int) -> Any:
+    if not tensor.is_leaf:
+        raise RuntimeError("a DTensor within a graph cannot be pickled; detach() it, or pickle to_local()")
+    local = tensor.to_local().detach() if not tensor.requires_grad else tensor.detach().to_local()
+    spec = _mesh_state(tensor.device_mesh), tensor.placements, tuple(tensor.shape), tensor.stride()
+    return _rebuild, (local, *spec, tensor.requires_grad)
+
+
+def _array(tensor: torch.Tensor, dtype: Any = None, **kwargs: Any) -> Any:
+    return _ORIGINAL["__array__"](tensor.full_tensor().detach(), dtype, **kwargs)
+
+
+def _numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:
+    return _ORIGINAL["numpy"](tensor.full_tensor(), force=force)
+
+
+def _new_tensor(tensor: torch.Tensor, data: Any, **options: Any) -> torch.Tensor:
+    options.setdefault("dtype", tensor.dtype)
+    options.setdefault("device", tensor.device)
+    return torch.tensor(data, **options)
+
+
+def _register_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
+    handle = _ORIGINAL["register_hook"](tensor, hook)
+    if tensor.is_leaf:  # the first hook drops the one that reduces a leaf's gradient; it comes back with the next operator
+        with torch.enable_grad():
+            tensor.view_as(tensor)
+    return handle
+
+
+_ELSEWHERE: dict[str, Callable[..., Any]] = {
+    "__repr__": _repr,
+    "__deepcopy__": _deepcopy,
+    "__reduce_ex__": _reduce,
+    "__array__": _array,
+    "numpy": _numpy,
+    "tolist": lambda tensor: tensor.full_tensor().tolist(),
+    "new_tensor": _new_tensor,
+    "register_hook": _register_hook,
+}
+_ORIGINAL: dict[str, Callable[..., Any]] = {}
+
+
+def _redirect(owner: type, name: str, for_dtensors: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+    is_dtensor = _C.is_dtensor
+
+    @functools.wraps(original)
+    def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if is_dtensor(tensor):
+            return for_dtensors(tensor, *args, **kwargs)
+        return original(tensor, *args, **kwargs)
+
+    _ORIGINAL.setdefault(name, original)
+    setattr(owner, name, method)
+
+
+def install() -> None:
+    """Once, on import."""
+    for name, attribute in _ATTRIBUTES.items():
+        attribute.__set_name__(torch.Tensor, name)
+        setattr(torch.Tensor, name, attribute)
+    for name, for_dtensors in _ELSEWHERE.items():
+        _redirect(torch.Tensor, name, for_dtensors)
+    for name in ("__repr__", "__deepcopy__"):
+        _redirect(torch.nn.Parameter, name, _ELSEWHERE[name])
+    torch.serialization.add_safe_globals([_rebuild, _C.Placement])

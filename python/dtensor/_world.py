@@ -1,0 +1,68 @@
+"""Where ranks come from: threads of this process (:func:`run`), or the processes that a launcher started."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import sys
+import traceback
+from typing import Any, Callable
+
+from . import _C
+from ._C import Communicator
+
+__all__ = ["run", "world", "rank", "world_size", "barrier", "is_thread_rank"]
+
+
+def run(ranks: int, fn: Callable[..., Any], *args: Any, timeout: float = 300.0, **kwargs: Any) -> list[Any]:
+    """Runs ``fn(*args, **kwargs)`` on ``ranks`` threads of this process, each of which is a rank.
+
+    Returns what the ranks return, in their order. The first exception of a rank ends the others where they wait and is
+    raised here, with a note that says which rank's it is. ``timeout``: seconds that a collective waits for a rank.
+
+    Real numbers, one process: for notebooks, tests and debuggers. What ``fn`` must not do: wait for another rank with
+    Python's own means while it holds a lock that the other needs; change what the process has once for all its threads
+    (``torch.set_default_dtype``, ``os.chdir``); put one tensor or module that it changes into the hands of several ranks.
+    """
+    if not callable(fn):
+        raise TypeError(f"run({ranks}, fn): fn must be callable, not {fn!r}")
+    return _C.run(ranks, functools.partial(fn, *args, **kwargs), timeout)
+
+
+def world() -> Communicator:
+    """All ranks that this program runs on: those of :func:`run`, of the launcher, or this process alone."""
+    return _C.world()
+
+
+def rank() -> int:
+    """This rank's number in the world, from 0."""
+    return _C.world().rank
+
+
+def world_size() -> int:
+    """How many ranks there are."""
+    return _C.world().size
+
+
+def barrier() -> None:
+    """Waits until every rank has come here."""
+    _C.world().barrier()
+
+
+def is_thread_rank() -> bool:
+    """Whether the caller runs within :func:`run`."""
+    return _C.is_thread_rank()
+
+
+_former_excepthook = sys.excepthook
+
+
+def _end_other_ranks(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """An exception that ends this process ends the whole job: the others would wait for it."""
+    _former_excepthook(kind, error, trace)
+    text = "".join(traceback.format_exception_only(kind, error)).strip()
+    _C.close_world(text or kind.__name__)
+
+
+sys.excepthook = _end_other_ranks
+atexit.register(_C.close_world, "")

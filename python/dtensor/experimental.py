@@ -1,0 +1,16 @@
+"""Names of ``torch.distributed.tensor.experimental``."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Iterator
+
+from ._api import local_map
+
+__all__ = ["implicit_replication", "local_map"]
+
+
+@contextlib.contextmanager
+def implicit_replication() -> Iterator[None]:
+    """Changes nothing: a plain tensor among DTensors counts as replicated everywhere (see Strict for the contrary)."""
+    yield

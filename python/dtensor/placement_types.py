@@ -1,0 +1,108 @@
+"""Placements by the names of ``torch.distributed.tensor``.
+
+All are one value type, :class:`Placement`; ``Shard``, ``Replicate`` and ``Partial`` make such values and test for them:
+``isinstance(t.placements[0], Shard)``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+from ._C import Placement
+
+__all__ = ["Placement", "Shard", "Replicate", "Partial", "StridedShard", "RaggedShard", "ZigzagShard", "BlockShard"]
+
+
+class _Kind(type):
+    """A class whose instances are the placements of one kind."""
+
+    _test: Callable[[Placement], bool]
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, Placement) and cls._test(value)
+
+
+class Shard(metaclass=_Kind):
+    """Split along tensor dimension ``dim``, as ``torch.chunk`` splits (uneven and empty parts included)."""
+
+    _test = staticmethod(lambda p: p.is_shard())
+
+    def __new__(cls, dim: int = 0) -> Placement:  # type: ignore[misc]
+        return Placement.shard(dim)
+
+
+class StridedShard(metaclass=_Kind):
+    """Split after the mesh dimensions to the right have split ``dim`` into ``split_factor`` pieces (FSDP over TP)."""
+
+    _test = staticmethod(lambda p: p.is_strided())
+
+    def __new__(cls, dim: int, split_factor: int) -> Placement:  # type: ignore[misc]
+        return Placement.strided_shard(dim, split_factor)
+
+
+class RaggedShard(metaclass=_Kind):
+    """Split along ``dim`` into parts of the given sizes, one for each rank of the mesh dimension."""
+
+    _test = staticmethod(lambda p: p.is_ragged())
+
+    def __new__(cls, dim: int, sizes: Sequence[int]) -> Placement:  # type: ignore[misc]
+        return Placement.ragged_shard(dim, list(sizes))
+
+
+class ZigzagShard(metaclass=_Kind):
+    """Of 2 P chunks of ``dim`` rank r of P holds chunks r and 2 P - 1 - r: causal attention shared out evenly."""
+
+    _test = staticmethod(lambda p: p.is_zigzag())
+
+    def __new__(cls, dim: int, split_factor: int = 1) -> Placement:  # type: ignore[misc]
+        return Placement.zigzag_shard(dim, split_factor)
+
+
+class Replicate(metaclass=_Kind):
+    """Whole on every rank of the mesh dimension."""
+
+    _test = staticmethod(lambda p: p.is_replicate())
+
+    def __new__(cls) -> Placement:  # type: ignore[misc]
+        return Placement.replicate()
+
+
+class Partial(metaclass=_Kind):
+    """Each rank holds a share; reduced by ``sum``, ``avg``, ``max``, ``min`` or ``product`` they are the tensor."""
+
+    _test = staticmethod(lambda p: p.is_partial())
+
+    def __new__(cls, reduce_op: str = "sum") -> Placement:  # type: ignore[misc]
+        return Placement.partial(reduce_op)
+
+
+def BlockShard(dim: int, size: int, block: int, ranks: int) -> Placement:
+    """Chunks of whole blocks of ``block`` elements: ``size`` elements of ``dim`` over ``ranks`` ranks."""
+    return Placement.block_shard(dim, size, block, ranks)
+
+
+def as_placements(placements: Any) -> list[Placement] | None:
+    """One placement, a sequence of them, or a text like ``"[S(0), R]"``."""
+    if placements is None:
+        return None
+    if isinstance(placements, Placement):
+        return [placements]
+    if isinstance(placements, str):
+        return [Placement.parse(part) for part in _split(placements)]
+    result = list(placements)
+    for placement in result:
+        if not isinstance(placement, Placement):
+            raise TypeError(f"a placement is needed, not {placement!r}: Shard(dim), Replicate(), Partial(op)")
+    return result
+
+
+def _split(text: str) -> list[str]:
+    """The placements in ``[S(0), SS(0, 2)]``: commas within parentheses separate arguments."""
+    parts, depth = [""], 0
+    for char in text.strip().removeprefix("[").removesuffix("]"):
+        depth += (char == "(") - (char == ")")
+        if char == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [part.strip() for part in parts if part.strip()]

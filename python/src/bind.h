@@ -1,0 +1,65 @@
+// What the files of the module share: one function for each part of the interface, and how functions are bound.
+#pragma once
+
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dtensor/dtensor.h"
+
+namespace dtensor::python {
+
+namespace py = pybind11;
+
+// Whatever may wait for other ranks or compute gives up the interpreter lock: a rank that held it would keep the other
+// thread ranks from getting where it waits for them.
+using NoLock = py::call_guard<py::gil_scoped_release>;
+
+void bind_placement(py::module_& module);
+void bind_mesh(py::module_& module);
+void bind_tensor(py::module_& module);
+void bind_world(py::module_& module);
+void bind_inspect(py::module_& module);
+void bind_parallel(py::module_& module);
+void bind_optim(py::module_& module);
+void bind_checkpoint(py::module_& module);
+
+// The communicator of all ranks that the calling thread's program runs on; see world.cpp.
+Communicator current_world();
+
+// A scope of the library as a context manager: made on entry, on the thread that enters, gone on exit.
+template <class Scope>
+class Managed {
+ public:
+  explicit Managed(std::function<std::unique_ptr<Scope>()> make) : make_(std::move(make)) {}
+  void enter() {
+    TORCH_CHECK(!scope_, "this scope is open already; make another one");
+    scope_ = make_();
+  }
+  void leave() { scope_.reset(); }
+  const std::unique_ptr<Scope>& scope() const { return scope_; }
+
+ private:
+  std::function<std::unique_ptr<Scope>()> make_;
+  std::unique_ptr<Scope> scope_;
+};
+
+template <class Scope>
+py::class_<Managed<Scope>> bind_scope(py::module_& module, const char* name, const char* doc) {
+  py::class_<Managed<Scope>> scope(module, name, doc);
+  scope
+      .def("__enter__",
+           [](py::object self) {
+             self.cast<Managed<Scope>&>().enter();
+             return self;
+           })
+      .def("__exit__", [](Managed<Scope>& self, const py::args&) { self.leave(); });
+  return scope;
+}
+
+}  // namespace dtensor::python

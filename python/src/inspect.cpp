@@ -1,0 +1,126 @@
+// Asking the engine what it does: explanations, counts of collectives, events, strictness, drawings.
+#include "bind.h"
+
+namespace dtensor::python {
+namespace {
+
+std::string explain_call(const py::function& fn, const py::args& args, const py::kwargs& kwargs) {
+  const py::gil_scoped_release no_lock;
+  return explain([&] {
+    const py::gil_scoped_acquire lock;
+    fn(*args, **kwargs);
+  });
+}
+
+const char* phase_name(Phase phase) { return phase == Phase::forward ? "forward" : "backward"; }
+
+// Counts that can still be read when the scope is over.
+class CommCounts {
+ public:
+  void enter() {
+    TORCH_CHECK(!mode_, "this CommDebugMode is open already");
+    mode_ = std::make_unique<CommDebugMode>();
+  }
+  void leave() {
+    if (!mode_) return;
+    counts_ = mode_->counts();
+    table_ = mode_->table();
+    mode_.reset();
+  }
+  const std::map<CommKey, CommCount>& counts() const { return mode_ ? mode_->counts() : counts_; }
+  std::string table() const { return mode_ ? mode_->table() : table_; }
+
+ private:
+  std::unique_ptr<CommDebugMode> mode_;
+  std::map<CommKey, CommCount> counts_;
+  std::string table_;
+};
+
+py::list rows(const CommCounts& mode) {
+  py::list result;
+  for (const auto& [key, count] : mode.counts()) {
+    result.append(py::make_tuple(key.kind, key.axis, key.module, phase_name(key.phase), count.calls, count.bytes));
+  }
+  return result;
+}
+
+const char* kind_name(Event::Kind kind) {
+  if (kind == Event::Kind::op) return "op";
+  return kind == Event::Kind::redistribute ? "redistribute" : "collective";
+}
+
+std::unique_ptr<EventListener> listen(const py::function& fn) {
+  return std::make_unique<EventListener>([fn](const Event& event) {
+    const py::gil_scoped_acquire lock;
+    const double seconds = std::chrono::duration<double>(event.end - event.begin).count();
+    fn(kind_name(event.kind), event.name, event.axis, event.bytes, seconds);
+  });
+}
+
+ImplicitMoves implicit_moves(const std::string& moves) {
+  if (moves == "allowed") return ImplicitMoves::allowed;
+  if (moves == "warned") return ImplicitMoves::warned;
+  TORCH_CHECK_VALUE(moves == "refused", "ExplicitRedistribution(\"", moves, "\"): not one of allowed, warned, refused");
+  return ImplicitMoves::refused;
+}
+
+void bind_scopes(py::module_& module) {
+  bind_scope<Strict>(module, "Strict", "While open, operators without a rule and plain operands are errors.")
+      .def(py::init([](bool strict) {
+             return Managed<Strict>(
+                 [=] { return std::make_unique<Strict>(strict ? Strictness::strict : Strictness::relaxed); });
+           }),
+           py::arg("strict") = true);
+  bind_scope<ExplicitRedistribution>(
+      module, "ExplicitRedistribution",
+      "While open, operators that would move operands unasked are refused, or warned of.")
+      .def(py::init([](const std::string& moves) {
+             const ImplicitMoves wanted = implicit_moves(moves);
+             return Managed<ExplicitRedistribution>([=] { return std::make_unique<ExplicitRedistribution>(wanted); });
+           }),
+           py::arg("moves") = "refused");
+  bind_scope<Checked>(module, "Checked",
+                      "While open, replicas are compared, and operators with themselves on whole operands.")
+      .def(py::init([] { return Managed<Checked>([] { return std::make_unique<Checked>(); }); }));
+  bind_scope<EventListener>(module, "EventListener",
+                            "While open, fn(kind, name, axis, bytes, seconds) is called for each event of this rank.")
+      .def(py::init([](const py::function& fn) { return Managed<EventListener>([=] { return listen(fn); }); }),
+           py::arg("fn"));
+}
+
+}  // namespace
+
+void bind_inspect(py::module_& module) {
+  module.def("explain", &explain_call, py::arg("fn"),
+             "Runs fn(*args, **kwargs); for every operator on DTensors: the candidates, their prices, the choice.");
+  py::class_<CommCounts>(module, "CommCounts")
+      .def(py::init<>())
+      .def("enter", &CommCounts::enter)
+      .def("leave", &CommCounts::leave)
+      .def("rows", &rows, "(kind, axis, module, phase, calls, bytes received) for each kind of collective.")
+      .def("table", &CommCounts::table);
+  bind_scopes(module);
+  module.def(
+      "cache_stats",
+      [] {
+        const CacheStats stats = cache_stats();
+        return py::dict(py::arg("hits") = stats.hits, py::arg("misses") = stats.misses,
+                        py::arg("entries") = stats.entries, py::arg("evictions") = stats.evictions);
+      },
+      "Counts of this thread's cache of decisions.");
+  module.def("clear_cache", &clear_cache);
+  module.def(
+      "placement_text",
+      [](const std::vector<std::int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements) {
+        return placement_text(sizes, mesh, placements);
+      },
+      py::arg("sizes"), py::arg("mesh"), py::arg("placements"), "Which ranks hold which part, drawn as text.");
+  module.def(
+      "placement_svg",
+      [](const std::vector<std::int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements) {
+        return placement_svg(sizes, mesh, placements);
+      },
+      py::arg("sizes"), py::arg("mesh"), py::arg("placements"), "The same as an SVG drawing.");
+}
+
+}  // namespace dtensor::python

@@ -1,0 +1,125 @@
+// DeviceMesh with the names of torch.distributed.device_mesh.
+#include "bind.h"
+
+namespace dtensor::python {
+namespace {
+
+using Axis = std::variant<std::int64_t, std::string>;
+
+std::int64_t axis_index(const DeviceMesh& mesh, const Axis& axis) {
+  if (const auto* name = std::get_if<std::string>(&axis)) return mesh.dim(*name);
+  const std::int64_t index = std::get<std::int64_t>(axis);
+  const std::int64_t wrapped = index < 0 ? index + mesh.ndim() : index;
+  TORCH_CHECK_INDEX(wrapped >= 0 && wrapped < mesh.ndim(), "mesh dimension ", index, " of ", mesh.str());
+  return wrapped;
+}
+
+c10::DeviceType device_type(const std::string& name) { return c10::Device(name).type(); }
+
+py::object names_of(const DeviceMesh& mesh) {
+  for (const auto& name : mesh.names()) {
+    if (!name.empty()) return py::tuple(py::cast(mesh.names()));
+  }
+  return py::none();
+}
+
+// [1, 2] and nested lists, tensors, numpy arrays: the ranks row by row, and their shape.
+DeviceMesh from_ranks(const std::string& device, const py::object& ranks,
+                      std::optional<std::vector<std::string>> names) {
+  const auto whole = py::module_::import("torch").attr("as_tensor")(ranks).cast<at::Tensor>().to(at::kCPU, at::kLong);
+  const at::Tensor rows = whole.contiguous();
+  const at::IntArrayRef list(rows.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(rows.numel()));
+  const py::gil_scoped_release no_lock;
+  return device_mesh(current_world(), device_type(device), list, rows.sizes(),
+                     names ? std::move(*names) : std::vector<std::string>{});
+}
+
+DeviceMesh init(const std::string& device, const std::vector<std::int64_t>& shape,
+                std::optional<std::vector<std::string>> names, std::optional<Communicator> world) {
+  return init_device_mesh(world ? *world : current_world(), device_type(device), shape,
+                          names ? std::move(*names) : std::vector<std::string>{});
+}
+
+std::int64_t size_of(const DeviceMesh& mesh, const std::optional<Axis>& dim) {
+  return dim ? mesh.size(axis_index(mesh, *dim)) : mesh.size();
+}
+
+std::int64_t local_rank(const DeviceMesh& mesh, const std::optional<Axis>& dim) {
+  TORCH_CHECK(dim || mesh.ndim() == 1, "get_local_rank needs the dimension of ", mesh.str());
+  const auto at = mesh.coordinate();
+  TORCH_CHECK(at, "this rank is not in ", mesh.str());
+  return (*at)[static_cast<std::size_t>(axis_index(mesh, dim.value_or(Axis(std::int64_t{0}))))];
+}
+
+void bind_values(py::class_<DeviceMesh>& mesh) {
+  mesh.def_property_readonly("device_type",
+                             [](const DeviceMesh& m) { return c10::DeviceTypeName(m.device_type(), true); })
+      .def_property_readonly("mesh_dim_names", &names_of, "Names of the dimensions; None where they have none.")
+      .def_property_readonly("ndim", &DeviceMesh::ndim)
+      .def_property_readonly("shape", [](const DeviceMesh& m) { return py::tuple(py::cast(m.shape().vec())); })
+      .def_property_readonly(
+          "mesh", [](const DeviceMesh& m) { return at::tensor(m.ranks(), at::kLong).reshape(m.shape()); },
+          "World ranks, an int64 tensor of the mesh's shape.")
+      .def("size", &size_of, py::arg("mesh_dim") = py::none(), "Ranks in the mesh, or along one of its dimensions.")
+      .def("get_coordinate", &DeviceMesh::coordinate, "This rank's index in each dimension; None outside the mesh.")
+      .def("get_local_rank", &local_rank, py::arg("mesh_dim") = py::none())
+      .def(
+          "get_rank", [](const DeviceMesh& m) { return m.world().rank(); }, "This rank's number in the world.")
+      .def("is_member", &DeviceMesh::is_member)
+      .def("picture", &DeviceMesh::picture, "The mesh drawn as nested boxes.")
+      .def("__repr__", &DeviceMesh::str)
+      .def("__eq__",
+           [](const DeviceMesh& a, const py::object& b) {
+             return py::isinstance<DeviceMesh>(b) && a == b.cast<const DeviceMesh&>();
+           })
+      .def("__hash__", [](const DeviceMesh& m) { return std::hash<std::string>{}(m.str()); });
+}
+
+// A slice knows the mesh that it is of: fully_shard(model, mesh["dp"]) finds there where parameters on mesh["tp"] are.
+py::object with_root(const py::object& of, DeviceMesh slice) {
+  py::object result = py::cast(std::move(slice));
+  result.attr("_root") = py::hasattr(of, "_root") ? of.attr("_root") : of;
+  return result;
+}
+
+py::object slice(const py::object& self, const std::variant<std::string, std::vector<std::string>>& names) {
+  const auto& mesh = self.cast<const DeviceMesh&>();
+  if (const auto* name = std::get_if<std::string>(&names)) return with_root(self, mesh[*name]);
+  return with_root(self, mesh[std::get<std::vector<std::string>>(names)]);
+}
+
+}  // namespace
+
+void bind_mesh(py::module_& module) {
+  py::class_<DeviceMesh> mesh(
+      module, "DeviceMesh", py::dynamic_attr(),
+      "An n-dimensional, named arrangement of ranks. `mesh`: world ranks, nested lists or a tensor.");
+  mesh.def(py::init(&from_ranks), py::arg("device_type"), py::arg("mesh"), py::arg("mesh_dim_names") = py::none());
+  bind_values(mesh);
+  mesh.def("__getitem__", &slice, "The sub-mesh through this rank along the named dimensions.")
+      .def(
+          "_flatten",
+          [](const py::object& self, const std::string& name) {
+            return with_root(self, self.cast<const DeviceMesh&>().flatten(name));
+          },
+          py::arg("mesh_dim_name") = "", "One dimension over all ranks, row by row.")
+      .def(
+          "view",
+          [](const DeviceMesh& m, const std::vector<std::int64_t>& shape, std::vector<std::string> names) {
+            return m.view(shape, std::move(names));
+          },
+          py::arg("mesh_shape"), py::arg("mesh_dim_names") = std::vector<std::string>{},
+          "Another shape over the same ranks, row by row.")
+      .def(
+          "get_group",
+          [](const DeviceMesh& m, const std::optional<Axis>& dim) {
+            return dim ? m.communicator(axis_index(m, *dim)) : m.communicator();
+          },
+          py::arg("mesh_dim") = py::none(), NoLock(), "The communicator of a dimension, or of all ranks of the mesh.");
+  module.def("init_device_mesh", &init, py::arg("device_type"), py::arg("mesh_shape"), py::kw_only(),
+             py::arg("mesh_dim_names") = py::none(), py::arg("world") = py::none(), NoLock(),
+             "A mesh over the first prod(mesh_shape) ranks, row by row. Called by every rank; no communication.\n\n"
+             "`world`: the communicator to take ranks of; by default all ranks that the program was started as.");
+}
+
+}  // namespace dtensor::python

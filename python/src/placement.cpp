@@ -1,0 +1,97 @@
+// Placements: one value type; Shard, Replicate and Partial are predicates and makers in Python (placement.py).
+#include <map>
+
+#include "bind.h"
+
+namespace dtensor::python {
+namespace {
+
+const std::map<std::string, ReduceOp>& reduce_ops() {
+  static const std::map<std::string, ReduceOp> ops{{"sum", ReduceOp::sum},
+                                                   {"avg", ReduceOp::avg},
+                                                   {"max", ReduceOp::max},
+                                                   {"min", ReduceOp::min},
+                                                   {"product", ReduceOp::product}};
+  return ops;
+}
+
+ReduceOp reduce_op(const std::string& name) {
+  const auto found = reduce_ops().find(name);
+  TORCH_CHECK_VALUE(found != reduce_ops().end(), "Partial(\"", name, "\"): not one of sum, avg, max, min, product");
+  return found->second;
+}
+
+std::string python_text(const Placement& p) {
+  const std::string dim = std::to_string(p.dim()), factor = std::to_string(p.split_factor());
+  const std::string end = p.is_storage() ? ").as_storage()" : ")";
+  switch (p.kind()) {
+    case Placement::Kind::replicate:
+      return "Replicate(" + end;
+    case Placement::Kind::shard:
+      return "Shard(dim=" + dim + end;
+    case Placement::Kind::strided_shard:
+      return "StridedShard(dim=" + dim + ", split_factor=" + factor + end;
+    case Placement::Kind::zigzag_shard:
+      return "ZigzagShard(dim=" + dim + ", split_factor=" + factor + end;
+    case Placement::Kind::partial:
+      return std::string("Partial(") + to_string(p.reduce_op()) + end;
+    case Placement::Kind::ragged_shard:
+      break;
+  }
+  std::string sizes;
+  for (auto size : p.ragged_sizes()) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
+  return "RaggedShard(dim=" + dim + ", sizes=[" + sizes + "]" + end;
+}
+
+}  // namespace
+
+void bind_placement(py::module_& module) {
+  py::class_<Placement>(module, "Placement", "How one mesh dimension holds a tensor. A value: comparable, hashable.")
+      .def_static("replicate", &Placement::replicate)
+      .def_static("shard", &Placement::shard, py::arg("dim"))
+      .def_static("strided_shard", &Placement::strided_shard, py::arg("dim"), py::arg("split_factor"))
+      .def_static(
+          "ragged_shard",
+          [](std::int64_t dim, const std::vector<std::int64_t>& sizes) { return Placement::ragged_shard(dim, sizes); },
+          py::arg("dim"), py::arg("sizes"))
+      .def_static("zigzag_shard", &Placement::zigzag_shard, py::arg("dim"), py::arg("split_factor") = 1)
+      .def_static("block_shard", &BlockShard, py::arg("dim"), py::arg("size"), py::arg("block"), py::arg("ranks"))
+      .def_static(
+          "partial", [](const std::string& op) { return Placement::partial(reduce_op(op)); },
+          py::arg("reduce_op") = "sum")
+      .def_static(
+          "parse", [](const std::string& text) { return parse_placement(text); }, py::arg("text"),
+          "Inverse of str(): S(0), R, P(sum), ...")
+      .def("is_replicate", &Placement::is_replicate)
+      .def(
+          "is_shard",
+          [](const Placement& p, std::optional<std::int64_t> dim) { return p.is_shard() && (!dim || p.dim() == *dim); },
+          py::arg("dim") = py::none(), "Whether it splits a dimension (this one), evenly or not.")
+      .def(
+          "is_partial",
+          [](const Placement& p, std::optional<std::string> op) {
+            return p.is_partial() && (!op || p.reduce_op() == reduce_op(*op));
+          },
+          py::arg("reduce_op") = py::none())
+      .def("is_strided", &Placement::is_strided)
+      .def("is_ragged", &Placement::is_ragged)
+      .def("is_zigzag", &Placement::is_zigzag)
+      .def_property_readonly("dim", &Placement::dim, "The sharded tensor dimension; -1 unless is_shard().")
+      .def_property_readonly("split_factor", &Placement::split_factor)
+      .def_property_readonly("ragged_sizes", [](const Placement& p) { return p.ragged_sizes().vec(); })
+      .def_property_readonly("reduce_op", [](const Placement& p) { return std::string(to_string(p.reduce_op())); })
+      .def_property_readonly("is_storage", &Placement::is_storage)
+      .def("as_storage", &Placement::as_storage, py::arg("storage") = true,
+           "Stored split, gathered where operators compute with it (fully sharded parameters).")
+      .def("__eq__",
+           [](const Placement& a, const py::object& b) {
+             return py::isinstance<Placement>(b) && a == b.cast<const Placement&>();
+           })
+      .def("__hash__", &Placement::hash)
+      .def("__str__", &Placement::str)
+      .def("__repr__", &python_text)
+      .def(py::pickle([](const Placement& p) { return p.str(); },
+                      [](const std::string& text) { return parse_placement(text); }));
+}
+
+}  // namespace dtensor::python

@@ -1,0 +1,191 @@
+// Where a Python program's ranks come from. run(): threads of this process. A program that a launcher started is one
+// rank from its first line to its last, while launch() wants a function to run: launch() gets a thread of its own,
+// whose function hands over the communicator and returns, or throws, when the program ends.
+#include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "bind.h"
+
+namespace dtensor::python {
+namespace {
+
+thread_local std::optional<Communicator> rank_world;  // of a thread rank
+
+class ProcessWorld {
+ public:
+  Communicator get() {
+    std::unique_lock lock(mutex_);
+    if (!started_) start();
+    changed_.wait(lock, [&] { return world_ || over_; });
+    TORCH_CHECK(!over_,
+                ended_ ? "the world of this process has ended"
+                       : "this process could not join the other ranks; see the line above",
+                " (status ", status_, ")");
+    if (threads_ > 0) at::set_num_threads(std::exchange(threads_, 0));
+    return *world_;
+  }
+
+  // The exit status. `failure`: what this rank died of, which ends the others.
+  int close(const std::string& failure) {
+    std::unique_lock lock(mutex_);
+    if (!started_) return 0;
+    clear_cache();
+    ended_ = true;
+    failure_ = failure;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return over_; });
+    world_.reset();
+    if (thread_.joinable()) thread_.join();
+    return status_;
+  }
+
+ private:
+  void start() {
+    started_ = true;
+    thread_ = std::thread([this] {
+      std::string name = "python";
+      char* argv[] = {name.data(), nullptr};
+      const int status = launch(1, argv, [this](const Communicator& world) { hold(world); });
+      const std::lock_guard lock(mutex_);
+      status_ = status;
+      over_ = true;
+      changed_.notify_all();
+    });
+  }
+
+  void hold(const Communicator& world) {
+    std::unique_lock lock(mutex_);
+    world_ = world;
+    threads_ = world.size() > 1 ? at::get_num_threads() : 0;  // what launch() gave this process of the machine
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return ended_; });
+    if (!failure_.empty()) throw std::runtime_error(failure_);
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::thread thread_;
+  std::optional<Communicator> world_;
+  std::string failure_;
+  int threads_ = 0, status_ = 0;
+  bool started_ = false, ended_ = false, over_ = false;
+};
+
+// Never destroyed: the interpreter may end a process that is still a rank.
+ProcessWorld& process_world() {
+  static auto* world = new ProcessWorld;
+  return *world;
+}
+
+class AsRank {
+ public:
+  explicit AsRank(Communicator world) : former_(std::exchange(rank_world, std::move(world))) {}
+  ~AsRank() { rank_world = std::move(former_); }
+  AsRank(const AsRank&) = delete;
+  AsRank& operator=(const AsRank&) = delete;
+
+ private:
+  std::optional<Communicator> former_;
+};
+
+// What the ranks of a run return, or the first error: the others' are its consequences.
+struct Outcome {
+  std::vector<py::object> results;
+  std::optional<py::error_already_set> error;
+  int failed = -1;
+
+  void run_rank(const Communicator& world, const py::object& fn) {
+    const at::ThreadLocalStateGuard put_back{at::ThreadLocalState()};  // pooled threads: what fn set ends with it
+    const py::gil_scoped_acquire lock;
+    const AsRank as(world);
+    try {
+      results[static_cast<std::size_t>(world.rank())] = fn();
+    } catch (py::error_already_set& e) {
+      if (failed < 0) {
+        failed = world.rank();
+        error.emplace(std::move(e));
+        throw std::runtime_error(py::str(error->value()).cast<std::string>());
+      }
+      throw std::runtime_error("after another rank");
+    }
+  }
+};
+
+py::list run(int ranks, const py::object& fn, double timeout) {
+  Outcome outcome;
+  outcome.results.resize(static_cast<std::size_t>(std::max(ranks, 0)));
+  RunOptions options;
+  options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout * 1000));
+  std::exception_ptr other;
+  {
+    const py::gil_scoped_release no_lock;
+    try {
+      run_local(
+          ranks, [&](const Communicator& world) { outcome.run_rank(world, fn); }, options);
+    } catch (...) {
+      other = std::current_exception();
+    }
+  }
+  if (outcome.error) {
+    const std::string note = "[rank " + std::to_string(outcome.failed) + " of " + std::to_string(ranks) + "]";
+    if (py::hasattr(outcome.error->value(), "add_note")) outcome.error->value().attr("add_note")(note);
+    throw std::move(*outcome.error);
+  }
+  if (other) std::rethrow_exception(other);
+  py::list results;
+  for (auto& result : outcome.results) results.append(std::move(result));
+  return results;
+}
+
+void bind_communicator(py::module_& module) {
+  py::class_<Communicator>(module, "Communicator", "Who talks to whom: ranks, in an order.")
+      .def_property_readonly("rank", &Communicator::rank)
+      .def_property_readonly("size", &Communicator::size)
+      .def_property_readonly("backend", [](const Communicator& c) { return std::string(c.backend_name()); })
+      .def_property_readonly("ranks", &Communicator::ranks, "World rank of each member.")
+      .def("barrier", &Communicator::barrier, NoLock())
+      .def(
+          "all_reduce",
+          [](const Communicator& c, const at::Tensor& t, const std::string& op) {
+            const Placement partial = parse_placement("P(" + op + ")");
+            c.all_reduce(t, partial.reduce_op()).wait();
+          },
+          py::arg("tensor"), py::arg("op") = "sum", NoLock(), "In place, over all members. Collective.")
+      .def(
+          "broadcast", [](const Communicator& c, const at::Tensor& t, int root) { c.broadcast(t, root).wait(); },
+          py::arg("tensor"), py::arg("root") = 0, NoLock(), "In place, from member `root`. Collective.")
+      .def(
+          "all_gather",
+          [](const Communicator& c, const at::Tensor& t) {
+            std::vector<at::Tensor> parts;
+            for (int i = 0; i < c.size(); ++i) parts.push_back(at::empty_like(t));
+            c.all_gather(parts, t).wait();
+            return parts;
+          },
+          py::arg("tensor"), NoLock(), "The members' tensors, of equal sizes and dtype. Collective.")
+      .def("abort", &Communicator::abort, py::arg("reason"), NoLock(), "Ends every wait of the run with this reason.")
+      .def("__repr__", [](const Communicator& c) {
+        return "Communicator(rank " + std::to_string(c.rank()) + " of " + std::to_string(c.size()) + ", " +
+               c.backend_name() + ")";
+      });
+}
+
+}  // namespace
+
+Communicator current_world() { return rank_world ? *rank_world : process_world().get(); }
+
+void bind_world(py::module_& module) {
+  bind_communicator(module);
+  module.def("run", &run, py::arg("ranks"), py::arg("fn"), py::arg("timeout"));
+  module.def("world", &current_world, NoLock());
+  module.def("is_thread_rank", [] { return rank_world.has_value(); });
+  module.def(
+      "close_world", [](const std::string& failure) { return process_world().close(failure); }, py::arg("failure"),
+      NoLock());
+}
+
+}  // namespace dtensor::python

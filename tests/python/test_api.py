@@ -1,0 +1,181 @@
+"""Names and signatures are those of torch.distributed.tensor, so that a program changes its imports."""
+
+import inspect
+import unittest
+
+import torch
+import torch.distributed.device_mesh
+import torch.distributed.tensor as theirs
+from torch.distributed.tensor import experimental as their_experiments
+
+import dtensor
+from dtensor import DTensor, Partial, Replicate, Shard
+from layouts import mesh_of
+
+
+def parameters(fn):
+    return list(inspect.signature(fn).parameters)
+
+
+class Names(unittest.TestCase):
+    def test_all_of_theirs_are_here(self):
+        missing = [name for name in theirs.__all__ if not hasattr(dtensor, name)]
+        self.assertEqual(missing, ["linspace", "logspace"])  # a MeshScope makes them
+
+    def test_signatures_take_their_arguments(self):
+        for name in ["distribute_tensor", "distribute_module"]:
+            self.assertEqual(parameters(getattr(dtensor, name)), parameters(getattr(theirs, name)), name)
+        for name in ["zeros", "ones", "empty", "full", "rand", "randn"]:
+            lacks = set(parameters(getattr(theirs, name))) - set(parameters(getattr(dtensor, name)))
+            self.assertLessEqual(lacks, {"layout"}, name)
+        self.assertEqual(parameters(DTensor.from_local), parameters(theirs.DTensor.from_local))
+        for name in ["to_local", "full_tensor", "redistribute"]:
+            lacks = set(parameters(getattr(theirs.DTensor, name))) - set(parameters(getattr(DTensor, name)))
+            self.assertLessEqual(lacks, {"forward_dtype", "backward_dtype"}, name)
+        self.assertTrue(hasattr(their_experiments, "implicit_replication"))
+        with dtensor.implicit_replication():
+            pass
+
+    def test_meshes(self):
+        def check():
+            mesh = dtensor.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+            self.assertEqual(mesh.shape, (2, 2))
+            self.assertEqual(mesh.mesh.tolist(), [[0, 1], [2, 3]])
+            self.assertEqual(mesh.mesh_dim_names, ("dp", "tp"))
+            self.assertEqual((mesh.ndim, mesh.size(), mesh.size(0), mesh.device_type), (2, 4, 2, "cpu"))
+            self.assertEqual(mesh.get_rank(), dtensor.rank())
+            self.assertEqual(list(mesh.get_coordinate()), [dtensor.rank() // 2, dtensor.rank() % 2])
+            self.assertEqual(mesh.get_local_rank("tp"), dtensor.rank() % 2)
+            self.assertEqual(mesh["tp"].shape, (2,))
+            self.assertEqual(mesh["dp", "tp"], mesh)
+            self.assertEqual(mesh["tp"].get_group().size, 2)
+            self.assertEqual(mesh._flatten("all").shape, (4,))
+            self.assertEqual(hash(mesh), hash(dtensor.DeviceMesh("cpu", [[0, 1], [2, 3]], ["dp", "tp"])))
+            self.assertIn("tp=2", repr(mesh))
+            with self.assertRaisesRegex(RuntimeError, "ep"):
+                mesh["ep"]
+            with self.assertRaises(IndexError):
+                mesh.size(2)
+            with self.assertRaisesRegex(RuntimeError, "ranks"):
+                dtensor.init_device_mesh("cpu", (5,))
+
+        dtensor.run(4, check)
+
+    def test_placements(self):
+        self.assertIsInstance(Shard(1), Shard)
+        self.assertIsInstance(Shard(1), dtensor.Placement)
+        self.assertNotIsInstance(Replicate(), Shard)
+        self.assertIsInstance(Partial("max"), Partial)
+        self.assertEqual((Shard(1).dim, Partial("avg").reduce_op), (1, "avg"))
+        self.assertTrue(Shard(1).is_shard(1) and not Shard(1).is_shard(0) and Partial().is_partial("sum"))
+        self.assertEqual(repr([Shard(2), Replicate(), Partial()]), "[Shard(dim=2), Replicate(), Partial(sum)]")
+        self.assertEqual({Shard(0), Shard(0), Replicate()}, {Shard(0), Replicate()})
+        with self.assertRaisesRegex(ValueError, "nope"):
+            Partial("nope")
+        for placement in [dtensor.StridedShard(0, 2), dtensor.RaggedShard(0, [3, 0]), dtensor.ZigzagShard(1)]:
+            self.assertEqual(dtensor.Placement.parse(str(placement)), placement)
+
+
+class Tensors(unittest.TestCase):
+    def test_class_and_attributes(self):
+        def check():
+            mesh = mesh_of((2,))
+            t = dtensor.distribute_tensor(torch.arange(6.0), mesh, [Shard(0)])
+            self.assertIsInstance(t, DTensor)
+            self.assertIsInstance(t, torch.Tensor)
+            self.assertIsInstance(torch.nn.Parameter(t), DTensor)
+            self.assertNotIsInstance(torch.ones(1), DTensor)
+            self.assertEqual((t.placements, t.device_mesh, tuple(t.shape)), ((Shard(0),), mesh, (6,)))
+            for name in ["placements", "device_mesh", "to_local", "full_tensor", "redistribute"]:
+                self.assertTrue(hasattr(t, name))
+                self.assertFalse(hasattr(torch.ones(1), name), name)
+            with self.assertRaisesRegex(TypeError, "from_local"):
+                DTensor(torch.ones(1))
+
+        dtensor.run(2, check)
+
+    def test_conversions(self):
+        whole = torch.arange(10.0)
+
+        def check():
+            mesh, rank = mesh_of((2,)), dtensor.rank()
+            t = dtensor.distribute_tensor(whole, mesh, [Shard(0)])
+            self.assertTrue(torch.equal(t.to_local(), whole.chunk(2)[rank]))
+            self.assertTrue(torch.equal(t.full_tensor(), whole))
+            r = t.redistribute(mesh, [Replicate()])
+            self.assertEqual(r.placements, (Replicate(),))
+            self.assertTrue(torch.equal(r.to_local(), whole))
+            again = DTensor.from_local(t.to_local(), mesh, [Shard(0)])
+            self.assertEqual(tuple(again.shape), (10,))
+            uneven = DTensor.from_local(torch.ones(2 - rank), mesh, [Shard(0)], shape=(3,), stride=(1,))
+            self.assertEqual(uneven.sum().item(), 3)
+            checked = DTensor.from_local(torch.full((2,), float(rank)), mesh, [Replicate()], run_check=True)
+            self.assertEqual(checked.to_local().tolist(), [0, 0])
+            with self.assertRaisesRegex(RuntimeError, "chunk"):
+                DTensor.from_local(torch.ones(2 + 3 * rank), mesh, [Shard(0)])
+            with self.assertRaisesRegex(TypeError, "placement is needed"):
+                dtensor.distribute_tensor(whole, mesh, ["S(0)"])
+            a, b = dtensor.redistribute([t, t * 2], [[Replicate()], [Replicate()]])
+            self.assertTrue(torch.equal(b.to_local(), 2 * a.to_local()))
+
+        dtensor.run(2, check)
+
+    def test_gradients_at_the_border(self):
+        def check():
+            mesh = mesh_of((2,))
+            local = torch.ones(3, requires_grad=True)
+            (DTensor.from_local(local, mesh, [Shard(0)]) * 3).sum().backward()
+            self.assertEqual(local.grad.tolist(), [3, 3, 3])
+            leaf = dtensor.distribute_tensor(torch.ones(4, requires_grad=True), mesh, [Shard(0)])
+            self.assertTrue(leaf.is_leaf and leaf.requires_grad)
+            leaf.to_local().sum().backward()
+            self.assertEqual(leaf.grad.placements, (Shard(0),))
+            self.assertEqual(leaf.grad.tolist(), [1, 1, 1, 1])
+
+        dtensor.run(2, check)
+
+    def test_factories(self):
+        def check():
+            mesh = mesh_of((2,))
+            at = {"device_mesh": mesh, "placements": [Shard(0)]}
+            self.assertEqual(dtensor.zeros(3, 2, **at).tolist(), [[0, 0]] * 3)
+            self.assertEqual(dtensor.ones((3,), dtype=torch.int64, **at).dtype, torch.int64)
+            self.assertEqual(dtensor.full((2,), 7.5, **at).tolist(), [7.5, 7.5])
+            self.assertEqual(dtensor.arange(4, **at).tolist(), [0, 1, 2, 3])
+            self.assertTrue(dtensor.empty(3, requires_grad=True, **at).requires_grad)
+            dtensor.manual_seed(3)
+            a = dtensor.randn(5, 3, **at).tolist()
+            dtensor.manual_seed(3)
+            self.assertEqual(dtensor.randn(5, 3, device_mesh=mesh).tolist(), a)
+            with self.assertRaisesRegex(NotImplementedError, "sparse"):
+                dtensor.ones(3, layout=torch.sparse_coo, device_mesh=mesh)
+            with dtensor.MeshScope(mesh, [Shard(0)]):
+                self.assertEqual(torch.nn.Linear(4, 6).weight.placements, (Shard(0),))
+            self.assertNotIsInstance(torch.ones(2), DTensor)
+
+        dtensor.run(2, check)
+
+    def test_local_map_and_distribute_module(self):
+        def check():
+            mesh = mesh_of((2,))
+            t = dtensor.distribute_tensor(torch.arange(6.0), mesh, [Shard(0)])
+            double = dtensor.local_map(lambda x: x * 2, [[Shard(0)]])
+            self.assertEqual(double(t).tolist(), [0, 2, 4, 6, 8, 10])
+            torch.manual_seed(1)
+            module = torch.nn.Linear(3, 4)
+            weight = module.weight.detach().clone()
+            dtensor.distribute_module(
+                module, mesh, lambda name, m, on: m.register_parameter(
+                    "weight", torch.nn.Parameter(dtensor.distribute_tensor(m.weight.detach(), on, [Shard(0)]))),
+                output_fn=lambda m, y, on: y.redistribute(on, [Replicate()]),
+            )  # fmt: skip
+            self.assertEqual((module.weight.placements, module.bias.placements), ((Shard(0),), (Replicate(),)))
+            y = module(torch.ones(2, 3))
+            self.assertEqual(y.placements, (Replicate(),))
+            self.assertEqual(weight.shape, (4, 3))
+
+        dtensor.run(2, check)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,124 @@
+"""Ranks as threads of one process: results, errors, and that nobody holds the interpreter while it waits."""
+
+import threading
+import unittest
+
+import torch
+
+import dtensor
+from dtensor import Partial, Replicate, Shard
+from layouts import mesh_of
+
+
+class Run(unittest.TestCase):
+    def test_returns_what_ranks_return(self):
+        self.assertEqual(dtensor.run(3, lambda a, b=0: (dtensor.rank(), dtensor.world_size(), a, b), 5, b=7),
+                         [(r, 3, 5, 7) for r in range(3)])  # fmt: skip
+        self.assertFalse(dtensor.is_thread_rank())
+        self.assertEqual((dtensor.rank(), dtensor.world_size()), (0, 1))
+
+    def test_the_first_error_ends_all_and_says_whose_it_is(self):
+        def fails():
+            mesh = mesh_of((3,))
+            if dtensor.rank() == 1:
+                raise KeyError("oops")
+            dtensor.ones(6, device_mesh=mesh, placements=[Partial()]).sum().item()
+
+        with self.assertRaises(KeyError) as caught:
+            dtensor.run(3, fails)
+        self.assertEqual(caught.exception.__notes__, ["[rank 1 of 3]"])
+        self.assertEqual(dtensor.run(2, dtensor.rank), [0, 1])  # and the next run is sound
+
+    def test_a_rank_that_leaves_is_told(self):
+        def leaves():
+            if dtensor.rank() == 0:
+                dtensor.barrier()
+
+        with self.assertRaisesRegex(RuntimeError, "rank 1 returned"):
+            dtensor.run(2, leaves)
+
+    def test_timeout(self):
+        event = threading.Event()
+
+        def hangs():
+            if dtensor.rank() == 0:
+                try:
+                    dtensor.barrier()
+                finally:
+                    event.set()
+            else:
+                event.wait(60)
+
+        with self.assertRaisesRegex(RuntimeError, "timeout after 200 ms"):
+            dtensor.run(2, hangs, timeout=0.2)
+
+    def test_bad_arguments(self):
+        with self.assertRaisesRegex(RuntimeError, "0 ranks"):
+            dtensor.run(0, print)
+        with self.assertRaisesRegex(TypeError, "callable"):
+            dtensor.run(2, 3)
+
+    def test_what_a_rank_sets_ends_with_it(self):
+        def sets():
+            torch.set_grad_enabled(False)
+
+        dtensor.run(2, sets)
+        self.assertEqual(dtensor.run(2, torch.is_grad_enabled), [True, True])
+
+    def test_nested(self):
+        inner = dtensor.run(2, lambda: (dtensor.rank(), dtensor.run(2, dtensor.rank), dtensor.world_size()))
+        self.assertEqual(inner, [(0, [0, 1], 2), (1, [0, 1], 2)])
+
+
+class Interpreter(unittest.TestCase):
+    """Calls that torch makes while it holds the interpreter lock: with it they would never end."""
+
+    def check(self, fn, timeout=60):
+        whole = torch.arange(24.0).reshape(4, 6)
+        expected = fn(whole.clone())
+
+        def on_ranks():
+            mesh = mesh_of((4,))
+            results = []
+            for placement in [Shard(0), Shard(1), Replicate(), Partial()]:
+                results.append(fn(dtensor.distribute_tensor(whole, mesh, [placement])))
+            return results
+
+        for results in dtensor.run(4, on_ranks, timeout=timeout):
+            for result in results:
+                self.assertEqual(result, expected)
+
+    def test_indexing(self):
+        self.check(lambda t: [t[1].tolist(), t[1:3, 2:5].tolist(), t[..., -1].tolist(), t[None].tolist(), t[2, 3].item()])
+
+    def test_advanced_indexing(self):
+        self.check(lambda t: [t[torch.tensor([2, 0])].tolist(), t[t > 5].tolist()])
+
+    def test_writes(self):
+        def write(t):
+            t[1] = 7
+            t[2:, 1] = torch.tensor([1.0, 2.0])
+            t[t > 20] = 0
+            return t.tolist()
+
+        self.check(write)
+
+    def test_reads(self):
+        self.check(lambda t: [float(t.sum()), int(t.max()), bool((t >= 0).all()), t.mean().item(), len(t)])
+        self.check(lambda t: [row.tolist() for row in t])
+        self.check(lambda t: (1 if t.sum() > 0 else 0, f"{t.sum():.2f}", torch.equal(t, t * 1), torch.allclose(t, t)))
+        self.check(lambda t: (t.numpy().tolist(), t.__array__().tolist(), t.nonzero().tolist(), 3.0 in t))
+
+    def test_hooks_that_communicate(self):
+        def train(t):
+            seen = []
+            leaf = t.detach().requires_grad_()
+            leaf.register_hook(lambda grad: seen.append(grad.sum().item()))
+            (leaf * leaf).sum().backward()
+            return seen, leaf.grad.tolist()
+
+        self.check(train)
+
+
+if __name__ == "__main__":
+    unittest.main()
