@@ -36,5 +36,10 @@ from .placement_types import (  # noqa: E402
     BlockShard, Partial, Placement, RaggedShard, Replicate, Shard, StridedShard, ZigzagShard,
 )  # fmt: skip
 
+from . import checkpoint, fsdp, optim, parallel  # noqa: E402
+from .checkpoint import load, save  # noqa: E402
+from .fsdp import fully_shard  # noqa: E402
+from .parallel import parallelize_module  # noqa: E402
+
 __version__ = _C.version
 __all__ = [name for name in dir() if not name.startswith("_")]

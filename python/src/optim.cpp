@@ -1,8 +1,106 @@
-// The library's optimizers.
+// The library's optimizers and clipping; the classes that users see are in optim.py.
 #include "bind.h"
 
 namespace dtensor::python {
+namespace {
 
-void bind_optim(py::module_&) {}
+using Options = std::map<std::string, std::variant<bool, std::int64_t, double, std::string>>;
+using Groups = std::vector<std::tuple<std::vector<at::Tensor>, Options, std::vector<std::string>>>;
+
+// Reads one option into `field`; what is left in `options` afterwards is unknown.
+template <class T>
+void take(Options& options, const char* name, T& field) {
+  const auto found = options.find(name);
+  if (found == options.end()) return;
+  field = std::visit(
+      [&](const auto& value) -> T {
+        if constexpr (std::is_arithmetic_v<std::decay_t<decltype(value)>>) return static_cast<T>(value);
+        TORCH_CHECK_TYPE(false, "option ", name, " is a number, not \"", value, "\"");
+      },
+      found->second);
+  options.erase(found);
+}
+
+void read(Options& o, AdamWOptions& to) {
+  take(o, "beta1", to.beta1), take(o, "beta2", to.beta2), take(o, "eps", to.eps);
+  take(o, "weight_decay", to.weight_decay), take(o, "fused", to.fused);
+}
+void read(Options& o, SGDOptions& to) {
+  take(o, "momentum", to.momentum), take(o, "dampening", to.dampening), take(o, "weight_decay", to.weight_decay);
+  take(o, "nesterov", to.nesterov), take(o, "fused", to.fused);
+}
+void read(Options& o, AdagradOptions& to) {
+  take(o, "lr_decay", to.lr_decay), take(o, "weight_decay", to.weight_decay), take(o, "eps", to.eps);
+  take(o, "initial_accumulator_value", to.initial_sum);
+}
+void read(Options& o, MuonOptions& to) {
+  take(o, "momentum", to.momentum), take(o, "weight_decay", to.weight_decay), take(o, "nesterov", to.nesterov);
+  take(o, "ns_steps", to.iterations), take(o, "bfloat16", to.bfloat16), take(o, "match_adamw_rms", to.match_adamw_rms);
+}
+void read(Options& o, ShampooOptions& to) {
+  bool graft = to.grafting == Grafting::adam;
+  take(o, "grafting", graft);
+  to.grafting = graft ? Grafting::adam : Grafting::none;
+  take(o, "beta1", to.beta1), take(o, "beta2", to.beta2), take(o, "eps", to.eps);
+  take(o, "weight_decay", to.weight_decay), take(o, "graft_beta2", to.graft_beta2);
+  take(o, "graft_eps", to.graft_eps), take(o, "frequency", to.frequency), take(o, "start", to.start);
+  take(o, "block_size", to.block_size), take(o, "merge_to", to.merge_to);
+}
+
+template <class Made, class Settings>
+std::unique_ptr<Optimizer> make(Groups groups) {
+  std::vector<ParameterGroup<Settings>> result;
+  for (auto& [parameters, options, names] : groups) {
+    ParameterGroup<Settings> group{parameters, {}, names};
+    take(options, "lr", group.options.lr);
+    read(options, group.options);
+    TORCH_CHECK_TYPE(options.empty(), "unknown option ", options.begin()->first);
+    result.push_back(std::move(group));
+  }
+  return std::make_unique<Made>(result);
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const std::string& kind, Groups groups) {
+  if (kind == "AdamW") return make<AdamW, AdamWOptions>(std::move(groups));
+  if (kind == "SGD") return make<SGD, SGDOptions>(std::move(groups));
+  if (kind == "Adagrad") return make<Adagrad, AdagradOptions>(std::move(groups));
+  if (kind == "Muon") return make<Muon, MuonOptions>(std::move(groups));
+  TORCH_CHECK_VALUE(kind == "Shampoo", "no optimizer ", kind);
+  return make<Shampoo, ShampooOptions>(std::move(groups));
+}
+
+}  // namespace
+
+void bind_optim(py::module_& module) {
+  py::class_<Optimizer>(module, "Optimizer")
+      .def("step", &Optimizer::step, NoLock())
+      .def("set_lr", [](Optimizer& o, std::size_t group, double lr) { o.set_lr(group, lr); })
+      .def(
+          "state_dict",
+          [](const Optimizer& o) {
+            OptimizerState state = o.state_dict();
+            return std::pair(std::move(state.tensors), std::move(state.scalars));
+          },
+          NoLock())
+      .def(
+          "load_state_dict",
+          [](Optimizer& o, StateTensors tensors, StateScalars scalars) {
+            o.load_state_dict({std::move(tensors), std::move(scalars)});
+          },
+          NoLock());
+  module.def("make_optimizer", &make_optimizer, NoLock());
+  module.def(
+      "get_total_norm",
+      [](const std::vector<at::Tensor>& tensors, double norm_type, bool error_if_nonfinite) {
+        return get_total_norm(tensors, {norm_type, error_if_nonfinite});
+      },
+      NoLock());
+  module.def(
+      "clip_grad_norm_",
+      [](const std::vector<at::Tensor>& parameters, double max_norm, double norm_type, bool error_if_nonfinite) {
+        return clip_grad_norm_(parameters, max_norm, {norm_type, error_if_nonfinite});
+      },
+      NoLock());
+}
 
 }  // namespace dtensor::python

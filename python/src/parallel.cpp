@@ -1,15 +1,110 @@
-// Fully sharded parameters, constraints of activations, losses and recomputation.
+// Fully sharded parameters. A Python module keeps its parameters in a dictionary, not in tensors that C++ could point
+// to: functions take names and tensors, and give the tensors that are to stand in their places.
 #include "bind.h"
 
 namespace dtensor::python {
 namespace {
 
-at::Tensor constrain_axis(const at::Tensor& x, const std::string& axis, const Placement& placement) {
-  return constrain(x, axis, placement);
+using Named = std::vector<std::pair<std::string, at::Tensor>>;
+
+NamedTensors slots_of(Named& named) {
+  NamedTensors slots;
+  for (auto& [name, tensor] : named) slots.emplace_back(name, &tensor);
+  return slots;
+}
+
+std::pair<FsdpUnit, std::vector<at::Tensor>> shard(Named named, const DeviceMesh& mesh, const FsdpOptions& options) {
+  FsdpUnit unit = fully_shard(slots_of(named), mesh, options);
+  std::vector<at::Tensor> tensors;
+  for (const auto& item : named) tensors.push_back(item.second);
+  return {std::move(unit), std::move(tensors)};
+}
+
+// Parameters in their dtype of computation while it lives.
+class Casts {
+ public:
+  explicit Casts(Named named) : named_(std::move(named)), scope_(std::make_unique<ComputeScope>(slots_of(named_))) {}
+  std::vector<at::Tensor> tensors() const {
+    std::vector<at::Tensor> result;
+    for (const auto& item : named_) result.push_back(item.second);
+    return result;
+  }
+  at::Tensor output(const at::Tensor& result) const { return scope_->output(result); }
+  void close() { scope_.reset(); }
+
+ private:
+  Named named_;
+  std::unique_ptr<ComputeScope> scope_;
+};
+
+py::dict stats_of(const FsdpUnit& unit) {
+  const FsdpStats s = unit.stats();
+  return py::dict(py::arg("all_gathers") = s.all_gathers, py::arg("reduce_scatters") = s.reduce_scatters,
+                  py::arg("all_reduces") = s.all_reduces, py::arg("gathered_bytes") = s.gathered_bytes,
+                  py::arg("peak_gathered_bytes") = s.peak_gathered_bytes,
+                  py::arg("unreduced_bytes") = s.unreduced_bytes,
+                  py::arg("peak_unreduced_bytes") = s.peak_unreduced_bytes);
+}
+
+void bind_options(py::module_& module) {
+  py::class_<MixedPrecision>(module, "MixedPrecision")
+      .def(py::init<>())
+      .def_readwrite("param_dtype", &MixedPrecision::param_dtype)
+      .def_readwrite("reduce_dtype", &MixedPrecision::reduce_dtype)
+      .def_readwrite("output_dtype", &MixedPrecision::output_dtype)
+      .def_readwrite("param_dtype_of", &MixedPrecision::param_dtype_of);
+  py::class_<FsdpOptions>(module, "FsdpOptions")
+      .def(py::init<>())
+      .def_readwrite("reshard_after_forward", &FsdpOptions::reshard_after_forward)
+      .def_readwrite("precision", &FsdpOptions::precision)
+      .def_readwrite("prefetch_bytes", &FsdpOptions::prefetch_bytes)
+      .def_readwrite("shard_axis", &FsdpOptions::shard_axis)
+      .def_readwrite("replicate_axis", &FsdpOptions::replicate_axis)
+      .def_readwrite("cpu_offload", &FsdpOptions::cpu_offload)
+      .def("set_shard_dims", [](FsdpOptions& options, std::map<std::string, std::int64_t> dims) {
+        options.shard_dim = [dims = std::move(dims)](const std::string& name, const at::Tensor&) {
+          const auto found = dims.find(name);
+          return found == dims.end() ? std::int64_t{0} : found->second;
+        };
+      });
 }
 
 }  // namespace
 
-void bind_parallel(py::module_& module) { module.def("constrain", &constrain_axis, NoLock()); }
+void bind_parallel(py::module_& module) {
+  bind_options(module);
+  py::class_<FsdpUnit>(module, "FsdpUnit", "Parameters that are gathered and reduced together.")
+      .def("names", &FsdpUnit::names)
+      .def("shard_bytes", &FsdpUnit::shard_bytes)
+      .def("gathered_bytes", &FsdpUnit::gathered_bytes)
+      .def("unshard", &FsdpUnit::unshard, NoLock())
+      .def("reshard", &FsdpUnit::reshard)
+      .def("stats", &stats_of)
+      .def("reset_peaks", &FsdpUnit::reset_peaks);
+  py::class_<Casts>(module, "Casts")
+      .def(py::init<Named>(), NoLock())
+      .def("tensors", &Casts::tensors)
+      .def("output", &Casts::output, NoLock())
+      .def("close", &Casts::close);
+  module.def("fully_shard", &shard, NoLock());
+  module.def(
+      "reduce_gradients", [](const std::vector<at::Tensor>& tensors) { reduce_gradients(tensors); }, NoLock());
+  bind_scope<NoGradientSync>(module, "NoGradientSync",
+                             "While open, backward passes leave gradients unreduced; the next one without it reduces.")
+      .def(py::init([] { return Managed<NoGradientSync>([] { return std::make_unique<NoGradientSync>(); }); }));
+  bind_scope<NoReplicaSync>(module, "NoReplicaSync", "The same for the sum over replicas alone (HSDP).")
+      .def(py::init([] { return Managed<NoReplicaSync>([] { return std::make_unique<NoReplicaSync>(); }); }));
+  module.def(
+      "linear_cross_entropy",
+      [](const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets, std::int64_t ignore_index,
+         double label_smoothing, double z_loss, std::int64_t chunk) {
+        CrossEntropyOptions options;
+        options.ignore_index = ignore_index;
+        options.label_smoothing = label_smoothing;
+        options.z_loss = z_loss;
+        return linear_cross_entropy(hidden, weight, targets, options, chunk);
+      },
+      NoLock());
+}
 
 }  // namespace dtensor::python

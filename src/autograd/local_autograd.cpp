@@ -56,21 +56,48 @@ struct FromLocalBackward final : Node {
   double share;
 };
 
+// Axes on which a default Replicate gradient has to be verified.
+AxisMask replicated_axes(const TensorSpec& spec) {
+  AxisMask mask = 0;
+  for (std::size_t i = 0; i < spec.placements.size(); ++i) {
+    if (spec.placements[i].is_replicate() && spec.mesh->layout.shape[i] > 1) mask |= 1u << i;
+  }
+  return mask;
+}
+
+AxisMask all_axes(const TensorSpec& spec) {
+  AxisMask mask = 0;
+  for (std::size_t i = 0; i < spec.placements.size(); ++i) mask |= spec.mesh->layout.shape[i] > 1 ? 1u << i : 0u;
+  return mask;
+}
+
+// Of a local tensor that met DTensors, and so counted as Replicate: its gradient is a DTensor too.
+at::Tensor local_gradient(const at::Tensor& grad, const TensorSpec& spec) {
+  if (!is_dtensor(grad)) return grad;
+  TORCH_CHECK(replicated_axes(spec) == all_axes(spec), "to_local: the local part of ", spec.str(),
+              " was used among DTensors, where it counts as the same tensor on every rank, and a gradient of it cannot "
+              "be told apart by rank; use the DTensor itself, or local tensors alone");
+  const DTensor whole(grad);
+  return whole.redistribute(Placements(whole.placements().size())).to_local();
+}
+
 struct ToLocalBackward final : Node {
   ToLocalBackward(SpecPtr s, Placements p, AxisMask check)
       : spec(std::move(s)), placements(std::move(p)), checked_axes(check) {}
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return {at::Tensor()};
-    if (checked_axes != 0) {
+    const bool met_dtensors = is_dtensor(grads[0]);
+    const at::Tensor grad = local_gradient(grads[0], *spec);
+    if (checked_axes != 0 && !met_dtensors) {
       check_equal_across(
-          acting(*spec->mesh), checked_axes, grads[0],
+          acting(*spec->mesh), checked_axes, grad,
           c10::str("to_local: the gradient that arrives at the local part of ", spec->str(),
                    " differs between ranks that hold it replicated. If each rank's gradient is its share "
                    "of a sum, pass grad_placements with Partial() there; if the differences are noise, "
                    "pass Replicate()"));
     }
     auto mesh = c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&acting(*spec->mesh)));
-    return {wrap_local(grads[0], infer_spec(grads[0], mesh, placements, spec->sizes, {}))};
+    return {wrap_local(grad, infer_spec(grad, mesh, placements, spec->sizes, {}))};
   }
   std::string name() const override { return "ToLocalBackward"; }
   SpecPtr spec;
@@ -87,15 +114,6 @@ struct RedistributeBackward final : Node {
   std::string name() const override { return "RedistributeBackward"; }
   SpecPtr spec;
 };
-
-// Axes on which a default Replicate gradient has to be verified.
-AxisMask replicated_axes(const TensorSpec& spec) {
-  AxisMask mask = 0;
-  for (std::size_t i = 0; i < spec.placements.size(); ++i) {
-    if (spec.placements[i].is_replicate() && spec.mesh->layout.shape[i] > 1) mask |= 1u << i;
-  }
-  return mask;
-}
 
 }  // namespace
 

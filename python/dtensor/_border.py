@@ -1,0 +1,84 @@
+"""Between programs that hand each rank its own plain tensors and modules whose parameters are DTensors.
+
+``fully_shard`` and ``parallelize_module`` of PyTorch take and give local tensors. Where the first tensor that comes into
+a module is plain, it is wrapped on the way in and unwrapped on the way out; where it is a DTensor, nothing is done.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+from torch.utils import _pytree
+
+from . import _C
+from ._C import DeviceMesh, Placement
+
+
+def map_tensors(fn: Callable[[torch.Tensor], torch.Tensor], values: Any) -> Any:
+    """``fn`` of every tensor in nested lists, tuples, dictionaries and what is registered as such."""
+    return _pytree.tree_map_only(torch.Tensor, fn, values)
+
+
+def tensors_in(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in _pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def placed(tensor: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> torch.Tensor:
+    """``tensor`` with this placement on the one axis of ``mesh``, which is the tensor's mesh or a slice of it."""
+    if tensor.device_mesh == mesh:
+        return tensor.redistribute(placements=[placement])
+    names, mine = tensor.device_mesh.mesh_dim_names, mesh.mesh_dim_names
+    if not names or not mine or mine[0] not in names:
+        raise ValueError(f"an activation on {tensor.device_mesh} came to a module that is parallel over {mesh}")
+    wanted = list(tensor.placements)
+    wanted[names.index(mine[0])] = placement
+    return tensor.redistribute(placements=wanted)
+
+
+class LocalBatches:
+    """Each rank's plain inputs are its rows of a global batch; outputs with rows are given back as the rank's own.
+
+    Gradients come out as means over ranks, as PyTorch's data parallelism has them: what comes back for a rank's rows is
+    divided by the number of ranks that have rows of their own.
+    """
+
+    def __init__(self, mesh: DeviceMesh, axes: list[int]) -> None:
+        self.mesh = mesh
+        self.placements = [Placement.shard(0) if i in axes else Placement.replicate() for i in range(mesh.ndim)]
+        self.parts = 1
+        for axis in axes:
+            self.parts *= mesh.size(axis)
+        self._open = False
+
+    def enter(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        tensors = tensors_in((args, kwargs))
+        self._open = bool(tensors) and not any(_C.is_dtensor(t) for t in tensors)
+        if not self._open:
+            return args, kwargs
+        rows = next((t.shape[0] for t in tensors if t.dim() > 0), None)
+
+        def wrap(t: torch.Tensor) -> torch.Tensor:
+            own = t.dim() > 0 and t.shape[0] == rows
+            return _C.from_local(t, self.mesh, self.placements, None, None) if own else t
+
+        return map_tensors(wrap, (args, kwargs))
+
+    def leave(self, outputs: Any) -> Any:
+        if not self._open:
+            return outputs
+        self._open = False
+        return map_tensors(self._unwrap, outputs)
+
+    def _unwrap(self, t: torch.Tensor) -> torch.Tensor:
+        if not _C.is_dtensor(t):
+            return t
+        on_mesh = t.device_mesh == self.mesh
+        rows = on_mesh and any(p.is_shard(0) and q.is_shard(0) for p, q in zip(t.placements, self.placements))
+        if not rows:
+            return t.full_tensor()
+        local = t.redistribute(placements=self.placements).to_local()
+        if local.requires_grad:
+            local = local.view_as(local)
+            local.register_hook(lambda grad: grad / self.parts)
+        return local

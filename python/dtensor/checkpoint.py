@@ -1,0 +1,115 @@
+"""Checkpoints by the names of ``torch.distributed.checkpoint``: a folder of standard safetensors files.
+
+Written by all ranks from any layout, read by all ranks into any other, one process included; atomic, with checksums.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Iterator, MutableMapping
+
+import torch
+
+from . import _C
+from ._C import PendingSave
+
+__all__ = ["save", "async_save", "load", "read_index", "load_safetensors", "PendingSave"]
+
+_MAX_FILE_BYTES = 5_000_000_000
+
+
+def _flat(state: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Names joined by dots, and what stands there; None is nothing."""
+    items = state.items() if isinstance(state, (dict, MutableMapping)) else enumerate(state)
+    for key, value in items:
+        name = f"{prefix}{key}"
+        if isinstance(value, (dict, MutableMapping, list, tuple)):
+            yield from _flat(value, name + ".")
+        elif value is not None:
+            yield name, value
+
+
+def _parts(state: Any) -> tuple[list[tuple[str, torch.Tensor]], dict[str, Any]]:
+    tensors, values = [], {}
+    for name, value in _flat(state):
+        if isinstance(value, torch.Tensor):
+            tensors.append((name, value.detach()))
+        elif isinstance(value, (bool, int, float, str)):
+            values[name] = value
+        else:
+            raise TypeError(f"a checkpoint holds tensors, numbers and texts; {name!r} is a {type(value).__name__}")
+    return tensors, values
+
+
+def save(state_dict: dict[str, Any], checkpoint_id: str | os.PathLike[str], *, sync: bool = True) -> None:
+    """Writes the folder ``checkpoint_id``, replacing a checkpoint of that name when all is written. Collective.
+
+    ``state_dict``: nested dictionaries and lists of DTensors, and of plain tensors, numbers and texts that are equal on
+    all ranks. ``sync``: wait until the disk has it. An error anywhere is an error on every rank, and the former
+    checkpoint stands.
+    """
+    tensors, values = _parts(state_dict)
+    _C.save_state(os.fspath(checkpoint_id), tensors, values, sync, _MAX_FILE_BYTES)
+
+
+def async_save(state_dict: dict[str, Any], checkpoint_id: str | os.PathLike[str], *, sync: bool = True) -> PendingSave:
+    """The same in the background: tensors may be changed at once; ``wait()`` finishes it. Collective, both."""
+    tensors, values = _parts(state_dict)
+    return _C.save_state_async(os.fspath(checkpoint_id), tensors, values, sync, _MAX_FILE_BYTES)
+
+
+def load(
+    state_dict: dict[str, Any],
+    checkpoint_id: str | os.PathLike[str],
+    *,
+    verify: bool = True,
+    allow_missing: bool = False,
+    allow_unexpected: bool = False,
+    allow_cast: bool = False,
+) -> None:
+    """Fills the tensors of ``state_dict`` in place, and puts the saved numbers and texts where it has some. Collective.
+
+    Ranks may be neither as many nor placed as those that saved; each reads its own parts. ``checkpoint_id``: such a
+    folder, one in the layout of HuggingFace, or a ``.safetensors`` file. What does not fit is one list, before anything
+    is written.
+    """
+    tensors, values = _parts(state_dict)
+    with torch.no_grad():
+        found = _C.load_state(os.fspath(checkpoint_id), tensors, verify, allow_missing, allow_unexpected, allow_cast)
+    for name in values:
+        if name in found:
+            _put(state_dict, name, found[name])
+        elif not allow_missing:
+            raise RuntimeError(f"load: {os.fspath(checkpoint_id)} has no value {name!r}")
+
+
+def _put(state: Any, name: str, value: Any) -> None:
+    """Sets what :func:`_flat` calls ``name``."""
+    for key in list(state.keys()) if isinstance(state, (dict, MutableMapping)) else range(len(state)):
+        if name == str(key):
+            state[key] = value
+            return
+        child = state[key]
+        if name.startswith(f"{key}.") and isinstance(child, (dict, MutableMapping, list, tuple)):
+            inner = list(child) if isinstance(child, tuple) else child
+            _put(inner, name[len(str(key)) + 1 :], value)
+            state[key] = tuple(inner) if isinstance(child, tuple) else inner
+
+
+def read_index(checkpoint_id: str | os.PathLike[str]) -> dict[str, Any]:
+    """``{"tensors": {name: (sizes, dtype)}, "values": {name: value}}`` without reading tensors. Not collective."""
+    return _C.read_checkpoint_index(os.fspath(checkpoint_id))
+
+
+def load_safetensors(module: torch.nn.Module, path: str | os.PathLike[str], **options: Any) -> None:
+    """Parameters and buffers of ``module`` from safetensors files; each rank reads only its parts. Collective.
+
+    Tied tensors count once. ``options`` as for :func:`load`; other dtypes are converted unless told otherwise.
+    """
+    options.setdefault("allow_cast", True)
+    seen, state = set(), {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            state[name] = tensor
+    load(state, path, **options)

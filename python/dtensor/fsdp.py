@@ -1,0 +1,201 @@
+"""Fully sharded data parallelism by the names of ``torch.distributed.fsdp``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Callable, Sequence
+
+import torch
+from torch import nn
+
+from . import _C
+from ._api import as_parameter
+from ._border import LocalBatches, map_tensors
+from ._C import DeviceMesh, Placement, reduce_gradients
+
+__all__ = ["fully_shard", "FSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "CPUOffloadPolicy", "reduce_gradients"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedPrecisionPolicy:
+    """Dtypes of the computation; parameters, gradients and optimizer states keep the parameters' own.
+
+    ``param_dtype``: parameters are gathered and computed with in it. ``reduce_dtype``: gradients are summed over ranks in
+    it (None: the parameter's own). ``output_dtype``: of the module's floating-point outputs. ``cast_forward_inputs``:
+    floating-point inputs are brought to ``param_dtype``.
+    """
+
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    output_dtype: torch.dtype | None = None
+    cast_forward_inputs: bool = True
+
+
+@dataclasses.dataclass
+class OffloadPolicy:
+    """No offloading."""
+
+
+@dataclasses.dataclass
+class CPUOffloadPolicy(OffloadPolicy):
+    """Parameters, gradients and optimizer states are kept in host memory."""
+
+    pin_memory: bool = True
+
+
+class FSDPModule:
+    """What ``fully_shard`` adds to a module's class."""
+
+    _fsdp_unit: Any
+    _fsdp_no_sync: Any = None
+
+    def _fsdp_units(self, recurse: bool) -> list[Any]:
+        modules = self.modules() if recurse else [self]  # type: ignore[attr-defined]
+        return [m._fsdp_unit for m in modules if isinstance(m, FSDPModule)]
+
+    def unshard(self, async_op: bool = False) -> None:
+        """Gathers this unit's parameters now, and keeps them until :meth:`reshard`. Collective."""
+        self._fsdp_unit.unshard()
+
+    def reshard(self) -> None:
+        """Drops the gathered copy."""
+        self._fsdp_unit.reshard()
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+        """Whether backward passes that start from now on, on this thread, reduce gradients over ranks.
+
+        Gradients left unreduced join those of the next pass that does. It counts for all modules: ``recurse`` is taken
+        for true.
+        """
+        scope = self.__dict__.pop("_fsdp_no_sync", None)
+        if scope is not None:
+            scope.__exit__()
+        if not requires_gradient_sync:
+            self.__dict__["_fsdp_no_sync"] = _C.NoGradientSync().__enter__()
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Nothing to do: every pass finishes its own reductions."""
+
+    def fsdp_stats(self) -> dict[str, int]:
+        """Collectives and bytes since the model's first unit was made, on this rank, over all its units."""
+        return self._fsdp_unit.stats()
+
+
+def _slots(modules: Sequence[nn.Module], ignored: set[Any]) -> list[tuple[str, nn.Module, str]]:
+    """Full names, and where each parameter hangs; a tied one under each of its names."""
+    slots = []
+    for number, root in enumerate(modules):
+        for path, module in root.named_modules():
+            for key, parameter in module._parameters.items():
+                if parameter is not None and parameter not in ignored:
+                    name = ".".join(filter(None, [path, key]))
+                    slots.append((name if len(modules) == 1 else f"{number}.{name}", module, key))
+    return slots
+
+
+def _whole_mesh(mesh: DeviceMesh, slots: list[tuple[str, nn.Module, str]]) -> DeviceMesh:
+    """``mesh``, or the mesh that it is a slice of where parameters are placed on other axes of that one."""
+    root = getattr(mesh, "_root", None)
+    placed = (module._parameters[key] for _, module, key in slots)
+    elsewhere = any(_C.is_dtensor(p) and p.device_mesh != mesh for p in placed)
+    return root if root is not None and elsewhere else mesh
+
+
+def _options(mesh: DeviceMesh, policy: MixedPrecisionPolicy, reshard: bool | int | None, offload: Any) -> Any:
+    options = _C.FsdpOptions()
+    names = mesh.mesh_dim_names
+    if mesh.ndim > 2:
+        raise ValueError(f"fully_shard: mesh has {mesh.ndim} dimensions; one shards, or of two the first replicates")
+    if names:
+        options.shard_axis = names[-1]
+        options.replicate_axis = names[0] if mesh.ndim == 2 else "a replicate axis that the mesh lacks"
+    options.reshard_after_forward = True if reshard is None else reshard
+    precision = _C.MixedPrecision()
+    precision.param_dtype, precision.reduce_dtype = policy.param_dtype, policy.reduce_dtype
+    options.precision = precision
+    options.cpu_offload = isinstance(offload, CPUOffloadPolicy)
+    return options
+
+
+def fully_shard(
+    module: nn.Module | list[nn.Module],
+    *,
+    mesh: DeviceMesh | None = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[nn.Parameter], Placement | None] | None = None,
+    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),
+    offload_policy: OffloadPolicy = OffloadPolicy(),
+    ignored_params: set[nn.Parameter] | None = None,
+) -> Any:
+    """Makes one unit of those parameters of ``module`` that are in none yet; call it for each block, then for the model.
+
+    Parameters are stored split over the ranks of ``mesh`` (of two dimensions the first replicates), gathered for use in
+    one collective a unit, their gradients reduced in one. A unit's parameters are replaced: make the optimizer
+    afterwards. ``mesh`` may be a slice of a larger mesh on whose other axes parameters are placed already (tensor
+    parallelism). ``reshard_after_forward``: False keeps gathered parameters until backward ends.
+
+    The module takes DTensors, or plain tensors, which are each rank's own rows: then outputs are plain too, and gradients
+    are means over ranks, as with PyTorch's ``fully_shard``.
+    """
+    modules = module if isinstance(module, list) else [module]
+    slots = _slots(modules, ignored_params or set())
+    if mesh is None:
+        mesh = _C.init_device_mesh("cpu", [_C.world().size], mesh_dim_names=["shard"])
+    whole = _whole_mesh(mesh, slots)
+    options = _options(mesh, mp_policy, reshard_after_forward, offload_policy)
+    if shard_placement_fn is not None:
+        placements = {name: shard_placement_fn(m._parameters[key]) for name, m, key in slots}
+        options.set_shard_dims({name: p.dim for name, p in placements.items() if p is not None})
+    unit, tensors = _C.fully_shard([(name, m._parameters[key]) for name, m, key in slots], whole, options)
+    for (_, m, key), tensor in zip(slots, tensors):
+        m._parameters[key] = as_parameter(tensor, m._parameters[key].requires_grad)
+    own = set(unit.names())
+    for m in modules:
+        _add_methods(m, unit)
+        _add_border(m, mesh, whole)
+        if mp_policy.param_dtype is not None or mp_policy.output_dtype is not None:
+            _add_casts(m, [slot for slot in slots if slot[0] in own], mp_policy)
+    return module
+
+
+def _add_methods(module: nn.Module, unit: Any) -> None:
+    cls = type(module)
+    if not isinstance(module, FSDPModule):
+        module.__class__ = type(f"FSDP{cls.__name__}", (FSDPModule, cls), {"__module__": cls.__module__})
+    module._fsdp_unit = unit
+
+
+def _add_border(module: nn.Module, mesh: DeviceMesh, whole: DeviceMesh) -> None:
+    names = whole.mesh_dim_names or ()
+    axes = list(range(mesh.ndim)) if whole == mesh else [names.index(name) for name in mesh.mesh_dim_names]
+    border = LocalBatches(whole, axes)
+    module.register_forward_pre_hook(lambda m, args, kwargs: border.enter(args, kwargs), with_kwargs=True)
+    module.register_forward_hook(lambda m, args, outputs: border.leave(outputs))
+
+
+def _add_casts(module: nn.Module, slots: list[tuple[str, nn.Module, str]], policy: MixedPrecisionPolicy) -> None:
+    """While ``forward`` runs, casts stand in the places of the unit's parameters."""
+    open_casts: list[tuple[Any, list[Any]]] = []
+
+    def cast(t: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+        return t.to(dtype) if dtype is not None and t.is_floating_point() else t
+
+    def enter(m: nn.Module, args: Any, kwargs: Any) -> Any:
+        kept = [slot_module._parameters[key] for _, slot_module, key in slots]
+        casts = _C.Casts([(name, tensor) for (name, _, _), tensor in zip(slots, kept)])
+        for (_, slot_module, key), tensor in zip(slots, casts.tensors()):
+            slot_module._parameters[key] = tensor  # type: ignore[assignment]
+        open_casts.append((casts, kept))
+        if not policy.cast_forward_inputs:
+            return args, kwargs
+        return map_tensors(lambda t: cast(t, policy.param_dtype), (args, kwargs))
+
+    def leave(m: nn.Module, args: Any, outputs: Any) -> Any:
+        casts, kept = open_casts.pop()
+        for (_, slot_module, key), tensor in zip(slots, kept):
+            slot_module._parameters[key] = tensor
+        casts.close()
+        return map_tensors(lambda t: cast(t, policy.output_dtype), outputs)
+
+    module.register_forward_pre_hook(enter, with_kwargs=True)
+    module.register_forward_hook(leave, always_call=True)

@@ -1,0 +1,182 @@
+"""The library's optimizers as ``torch.optim`` optimizers: schedulers, ``param_groups`` and ``zero_grad`` as ever.
+
+Steps are the same on every layout, for plain tensors and DTensors on any mixture of meshes. All of ``torch.optim`` works
+on DTensors too; these use one fused operator for a group, or what ``torch.optim`` lacks (distributed Shampoo).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable
+
+import torch
+
+from . import _C
+
+__all__ = ["AdamW", "SGD", "Adagrad", "Muon", "Shampoo", "clip_grad_norm_", "get_total_norm"]
+
+
+class _Optimizer(torch.optim.Optimizer):
+    _betas = False
+
+    def __init__(self, params: Any, **defaults: Any) -> None:
+        super().__init__(params, defaults)
+        self._made: Any = None
+
+    def _core(self) -> Any:
+        if self._made is None:
+            groups = []
+            for group in self.param_groups:
+                options = {key: value for key, value in group.items() if key in self.defaults}
+                if "betas" in options:
+                    options["beta1"], options["beta2"] = options.pop("betas")
+                groups.append((group["params"], options, group.get("param_names", [])))
+            self._made = _C.make_optimizer(type(self).__name__, groups)
+        return self._made
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if getattr(self, "_made", None) is not None:
+            raise RuntimeError("parameter groups are added before the first step")
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One update of every parameter that has a gradient. The groups' ``lr`` is read at every step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        core = self._core()
+        for index, group in enumerate(self.param_groups):
+            core.set_lr(index, float(group["lr"]))
+        core.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """``{"tensors": {name: tensor}, "scalars": {name: number}, "lr": [of each group]}``. Collective."""
+        tensors, scalars = self._core().state_dict()
+        return {
+            "tensors": dict(tensors),
+            "scalars": dict(scalars),
+            "lr": [float(group["lr"]) for group in self.param_groups],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes a state of the same parameters, saved on any layout. Collective."""
+        self._core().load_state_dict(list(state_dict["tensors"].items()), list(state_dict["scalars"].items()))
+        for group, lr in zip(self.param_groups, state_dict["lr"]):
+            group["lr"] = lr
+
+
+class AdamW(_Optimizer):
+    """Adam with decoupled weight decay. ``fused=False`` gives the same bits on every layout."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        *,
+        fused: bool = True,
+    ) -> None:
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
+
+
+class SGD(_Optimizer):
+    """Gradient descent with momentum."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float = 0,
+        nesterov: bool = False,
+        *,
+        fused: bool = True,
+    ) -> None:
+        super().__init__(
+            params, lr=lr, momentum=float(momentum), dampening=float(dampening), weight_decay=float(weight_decay),
+            nesterov=nesterov, fused=fused,
+        )  # fmt: skip
+
+
+class Adagrad(_Optimizer):
+    """Adagrad."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-2,
+        lr_decay: float = 0,
+        weight_decay: float = 0,
+        initial_accumulator_value: float = 0,
+        eps: float = 1e-10,
+    ) -> None:
+        super().__init__(
+            params, lr=lr, lr_decay=float(lr_decay), weight_decay=float(weight_decay),
+            initial_accumulator_value=float(initial_accumulator_value), eps=eps,
+        )  # fmt: skip
+
+
+class Muon(_Optimizer):
+    """Muon for matrices; give the rest to AdamW."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 0.02,
+        weight_decay: float = 0,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        *,
+        bfloat16: bool = True,
+        match_adamw_rms: bool = False,
+    ) -> None:
+        super().__init__(
+            params, lr=lr, weight_decay=float(weight_decay), momentum=momentum, nesterov=nesterov, ns_steps=ns_steps,
+            bfloat16=bfloat16, match_adamw_rms=match_adamw_rms,
+        )  # fmt: skip
+
+
+class Shampoo(_Optimizer):
+    """Distributed Shampoo: blocks of parameters are preconditioned by the ranks that own them."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-2,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-12,
+        weight_decay: float = 0,
+        *,
+        grafting: bool = True,
+        graft_beta2: float = 0.999,
+        graft_eps: float = 1e-8,
+        frequency: int = 10,
+        start: int = 10,
+        block_size: int = 1024,
+        merge_to: int = 2,
+    ) -> None:
+        super().__init__(
+            params, lr=lr, betas=betas, eps=eps, weight_decay=float(weight_decay), grafting=grafting,
+            graft_beta2=graft_beta2, graft_eps=graft_eps, frequency=frequency, start=start, block_size=block_size,
+            merge_to=merge_to,
+        )  # fmt: skip
+
+
+def get_total_norm(
+    tensors: Iterable[torch.Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False
+) -> torch.Tensor:
+    """The norm of all elements of plain tensors and DTensors on any meshes, plain, with one collective at most."""
+    return _C.get_total_norm(list(tensors), norm_type, error_if_nonfinite)
+
+
+def clip_grad_norm_(
+    parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+) -> torch.Tensor:
+    """Scales gradients so that their total norm is at most ``max_norm``; the norm before, with one collective at most."""
+    return _C.clip_grad_norm_(list(parameters), max_norm, norm_type, error_if_nonfinite)
