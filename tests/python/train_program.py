@@ -1,4 +1,4 @@
-"""Under mpirun: a training program as it stands in a file. Losses and parameters are one device's; with an argument, rank 1
+"""Under mpirun, torchrun or alone: a training program as it stands in a file. Losses and parameters are one device's; with an argument, rank 1
 fails on purpose."""
 
 import copy
