@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""Doxygen's input filter: comments.py HEADER. Headers are commented as people read them, with // before a declaration or behind it;
+Doxygen wants /// before it. A comment before a declaration counts for those, too, that follow without an empty line and have none."""
+import re
+import sys
+
+NO_DECLARATION = re.compile(r"^\s*(#|\}|public:|private:|protected:|namespace\b|friend\b|using namespace\b|$)")
+
+
+def statements(lines):
+    """Runs of lines: a comment, an empty line, or one declaration to its ; { or }."""
+    held = []
+    for line in lines:
+        code = re.sub(r"\s*//.*$", "", line).rstrip()
+        held.append(line)
+        whole = not code or code.endswith((";", "{", "}", ":", ",", ">")) or code.lstrip().startswith("#")
+        depth = sum(re.sub(r"\s*//.*$", "", h).count("(") - re.sub(r"\s*//.*$", "", h).count(")") for h in held)
+        template = code.lstrip().startswith(("template", "requires")) and not code.endswith((";", "{"))
+        if whole and depth <= 0 and not template:
+            yield held
+            held = []
+    if held:
+        yield held
+
+
+def marked(text):
+    """`code` as Doxygen has it."""
+    return re.sub(r"`([^`]+)`", lambda m: "<code>" + m[1].replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") + "</code>", text)
+
+
+def main(path):
+    lines = open(path).read().split("\n")
+    start = next(i for i, line in enumerate(lines) if not line.startswith("//"))
+    out = ["/// @file"] + ["///" + line[2:] for line in lines[:start]]
+    comment, fresh = [], False
+    for part in statements(lines[start:]):
+        text = part[0].strip()
+        if len(part) == 1 and text.startswith("//"):
+            if not fresh:
+                comment = []
+            comment.append(text[2:].strip())
+            fresh = True
+            continue
+        if not text:
+            comment, fresh = [], False
+        behind = [m[1] for line in part if (m := re.search(r"[;,{})]\s*//\s?(.*)$", line))]
+        own = comment + behind if fresh or not behind else behind
+        if own and not NO_DECLARATION.match(part[0]):
+            indent = re.match(r"\s*", part[0])[0]
+            out += [f"{indent}/// {marked(line)}" for line in own]
+        out += part
+        fresh = False
+        if part[-1].rstrip().endswith("{"):
+            comment = []
+    sys.stdout.write("\n".join(out))
+
+
+main(sys.argv[1])

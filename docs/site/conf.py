@@ -1,0 +1,20 @@
+"""The site that `make docs` builds (scripts/docs.sh). Its source is docs/ and pages about the public headers that the script writes."""
+import os
+
+project = "dtensor"
+author = copyright = "the dtensor authors"
+extensions = ["myst_parser", "breathe"]
+breathe_projects = {"dtensor": os.environ.get("DTENSOR_DOXYGEN_XML", "xml")}
+breathe_default_project = "dtensor"
+breathe_default_members = ("members",)
+breathe_show_include = False
+myst_heading_anchors = 3
+# MyST takes a fence's whole first line for the lexer's name.
+html_theme = "furo"
+html_title = "dtensor"
+html_copy_source = False
+highlight_language = "cpp"
+exclude_patterns = ["site"]
+primary_domain = "cpp"
+# Macros that stand before names.
+cpp_id_attributes = ["DTENSOR_API"]
