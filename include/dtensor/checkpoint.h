@@ -31,6 +31,9 @@ using CheckpointValues = std::map<std::string, CheckpointValue>;
 struct SaveOptions {
   bool sync = true;  // wait until the disk has it
   std::int64_t max_file_bytes = 5'000'000'000;
+  // Files in the folder that are no part of a checkpoint (config.json, a tokenizer, notes) stay in it; without this
+  // they make the save an error.
+  bool keep_foreign = false;
 };
 
 struct LoadOptions {
@@ -52,14 +55,14 @@ DTENSOR_API void save_state(const std::string& directory, const Communicator& ra
 
 // Fills `targets` and returns the values. Called by every rank of `ranks`, which need be neither as many nor placed as
 // those that saved. `path`: such a folder, another program's folder in the layout of HuggingFace, or one .safetensors
-// file. All that does not fit is one error, the same on every rank, before anything is written; an error while reading
-// or verifying leaves the targets' content undefined.
+// file. All that does not fit is one error (a c10::ValueError), the same on every rank, before anything is written; an
+// error while reading or verifying leaves the targets' content undefined.
 DTENSOR_API CheckpointValues load_state(const std::string& path, const Communicator& ranks, const StateTensors& targets,
                                         const LoadOptions& options = {});
 
-// Throws where save_state would refuse the folder (it holds other files, it cannot be made), so that a program hears of
-// it before hours of work. Makes its parents. Not collective.
-DTENSOR_API void check_can_save(const std::string& directory);
+// Throws where save_state would refuse the folder (it holds other files, it cannot be made, the disk is full), so that
+// a program hears of it before hours of work. Makes its parents, and a small file there for a moment. Not collective.
+DTENSOR_API void check_can_save(const std::string& directory, const SaveOptions& options = {});
 
 // A save under way: the tensors may be changed again, a thread writes copies of this rank's shards.
 class DTENSOR_API PendingSave {
@@ -84,17 +87,23 @@ DTENSOR_API PendingSave save_state_async(const std::string& directory, const Com
 // What a checkpoint holds, without reading tensors. Not collective.
 struct CheckpointEntry {
   std::string name = {};
-  at::ScalarType dtype = at::ScalarType::Undefined;  // Undefined: one that ATen does not have
+  at::ScalarType dtype = at::ScalarType::Undefined;  // Undefined: one that ATen does not have (F6_E2M3, F6_E3M2)
   std::vector<std::int64_t> sizes = {};
   std::string file = {};               // path
   std::int64_t offset = 0, bytes = 0;  // in the file
   std::optional<std::uint64_t> checksum = {};
+  std::string format_dtype = {};  // as the file calls it: "F32"
 };
 struct CheckpointIndex {
   std::vector<CheckpointEntry> entries = {};
   CheckpointValues values = {};
 };
 DTENSOR_API CheckpointIndex read_checkpoint_index(const std::string& path);
+
+// Reads all of a checkpoint, in pieces of 4 MiB, and compares every checksum; what is damaged, one sentence each, none
+// where it is whole. `path` as for load_state; tensors without a checksum (other programs' files) are only read.
+// Not collective: needs no ranks. What tools/verify_checkpoint prints.
+DTENSOR_API std::vector<std::string> verify_checkpoint(const std::string& path);
 
 // The whole of a training state under one roof: parts are registered once, by reference, then saved and loaded.
 //   Checkpoint state;

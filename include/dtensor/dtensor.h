@@ -6,6 +6,7 @@
 #include "dtensor/attention.h"
 #include "dtensor/checkpoint.h"
 #include "dtensor/checkpoint_activations.h"
+#include "dtensor/checkpoint_series.h"
 #include "dtensor/comm.h"
 #include "dtensor/debug.h"
 #include "dtensor/debug_rank.h"

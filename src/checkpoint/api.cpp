@@ -1,17 +1,20 @@
 // The functions on lists of tensors, and saves in the background.
-#include <filesystem>
 #include <future>
 #include <utility>
 
+#include "checkpoint/collective_errors.h"
 #include "checkpoint/file.h"
 #include "checkpoint/load.h"
 #include "checkpoint/save.h"
+#include "checkpoint/saved_folder.h"
+#include "dtensor/debug_rank.h"
 
 namespace dtensor {
 
 void save_state(const std::string& directory, const Communicator& ranks, const StateTensors& tensors,
                 const CheckpointValues& values, const SaveOptions& options) {
   files::Saver saver(directory, ranks, tensors, values, options);
+  const NoTimeout patience;  // all ranks are here, and tensors that are reduced first wait for what was written before
   saver.write();
   saver.finish();
 }
@@ -23,13 +26,15 @@ CheckpointValues load_state(const std::string& path, const Communicator& ranks, 
   return loader.values();
 }
 
-void check_can_save(const std::string& directory) {
-  namespace fs = std::filesystem;
-  const std::string folder = files::without_slash(directory);
-  files::refuse_to_lose(folder);
-  std::error_code error;
-  fs::create_directories(fs::absolute(folder).parent_path(), error);
-  TORCH_CHECK(!error, "cannot make the folder that ", folder, " is to be in: ", error.message());
+void check_can_save(const std::string& directory, const SaveOptions& options) {
+  const std::string folder = files::resolve(directory);
+  files::refuse_to_lose(folder, options.keep_foreign);
+  files::make_parent(folder);
+  const std::string trial = files::make_temporary(folder);
+  const std::string error =
+      files::error_of([&] { files::write_text(trial + "/" + files::kValuesFile, std::string(1 << 16, ' '), true); });
+  files::remove_folder(trial);
+  TORCH_CHECK(error.empty(), error);
 }
 
 struct PendingSave::Impl {
@@ -57,8 +62,7 @@ bool PendingSave::done() const {
 void PendingSave::wait() {
   if (impl_ == nullptr) return;
   const std::unique_ptr<Impl> impl = std::move(impl_);
-  impl->writing.wait();
-  impl->saver.finish();
+  impl->saver.finish([&] { impl->writing.wait(); });
 }
 
 PendingSave save_state_async(const std::string& directory, const Communicator& ranks, const StateTensors& tensors,

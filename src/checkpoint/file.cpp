@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -28,14 +29,27 @@ File::~File() {
 }
 
 File File::create(const std::string& path, std::int64_t size) {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_FSIZE, &limit);  // beyond which the system would end the program
+  TORCH_CHECK(static_cast<std::uint64_t>(size) <= limit.rlim_cur, "cannot give ", path, " a size of ", size,
+              " bytes: files are limited to ", limit.rlim_cur, " (ulimit -f)");
   File file(path, checked_open(path, O_RDWR | O_CREAT | O_TRUNC, "create"));
   TORCH_CHECK(::ftruncate(file.descriptor_, size) == 0, "cannot give ", path, " a size of ", size,
               " bytes: ", std::strerror(errno));
+  const bool full = size > 0 && ::fallocate(file.descriptor_, 0, 0, size) != 0 &&
+                    (errno == ENOSPC || errno == EDQUOT || errno == EFBIG);
+  TORCH_CHECK(!full, "cannot give ", path, " a size of ", size, " bytes: ", std::strerror(errno));
   return file;
 }
 
 File File::open_to_write(const std::string& path) { return {path, checked_open(path, O_WRONLY, "write")}; }
-File File::open_to_read(const std::string& path) { return {path, checked_open(path, O_RDONLY, "read")}; }
+
+// Without waiting for somebody to write to a pipe of that name.
+File File::open_to_read(const std::string& path) {
+  File file(path, checked_open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY, "read"));
+  file.size();
+  return file;
+}
 
 void File::write(const void* data, std::int64_t bytes, std::int64_t offset) const {
   const char* from = static_cast<const char*>(data);
@@ -62,7 +76,7 @@ void File::read(void* data, std::int64_t bytes, std::int64_t offset) const {
 std::int64_t File::size() const {
   struct stat status {};
   TORCH_CHECK(::fstat(descriptor_, &status) == 0, "cannot look at ", path_, ": ", std::strerror(errno));
-  TORCH_CHECK(S_ISREG(status.st_mode), path_, " is no file");
+  TORCH_CHECK(S_ISREG(status.st_mode), path_, " is no ordinary file");
   return status.st_size;
 }
 
@@ -71,7 +85,9 @@ void File::sync() const {
 }
 
 std::string read_text(const std::string& path) {
+  constexpr std::int64_t kMost = 1'000'000'000;
   const File file = File::open_to_read(path);
+  TORCH_CHECK(file.size() <= kMost, path, " has ", file.size(), " bytes, which no text of a checkpoint has");
   std::string text(static_cast<std::size_t>(file.size()), '\0');
   file.read(text.data(), static_cast<std::int64_t>(text.size()), 0);
   return text;

@@ -1,18 +1,18 @@
-// Files by byte ranges, and the folders that checkpoints appear in. Every error names the path and the system's reason.
+// Files by byte ranges. Every error names the path and the system's reason.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
 
 namespace dtensor::files {
 
 class File {
  public:
-  // `size` bytes; replaces a file of that name.
+  // `size` bytes, which the disk has room for from then on where its file system can say so; replaces a file of that
+  // name.
   static File create(const std::string& path, std::int64_t size);
   static File open_to_write(const std::string& path);
-  static File open_to_read(const std::string& path);
+  static File open_to_read(const std::string& path);  // ordinary files only: a pipe or a device is an error at once
   File(File&& other) noexcept;
   File& operator=(File&&) = delete;
   ~File();
@@ -28,22 +28,7 @@ class File {
   int descriptor_;
 };
 
-std::string read_text(const std::string& path);
+std::string read_text(const std::string& path);  // of at most 1 GB
 void write_text(const std::string& path, const std::string& text, bool sync);
-
-inline constexpr const char* kValuesFile = "checkpoint.json";
-inline constexpr const char* kIndexFile = "model.safetensors.index.json";
-bool is_checkpoint_file(const std::string& name);  // whether a checkpoint may have a file of that name
-
-std::string without_slash(std::string directory);
-// Holds the folder against another save to it from this process; an error where one is under way.
-std::shared_ptr<void> claim(const std::string& directory);
-// Throws where `directory` could not be replaced without losing files that are not a checkpoint's.
-void refuse_to_lose(const std::string& directory);
-// The folder that `directory` is written as until it is complete; made empty, parents included.
-std::string make_temporary(const std::string& directory);
-// Gives the temporary folder its name; what had the name before is removed.
-void put_in_place(const std::string& temporary, const std::string& directory, bool sync);
-void remove_folder(const std::string& folder) noexcept;
 
 }  // namespace dtensor::files

@@ -11,15 +11,23 @@
 #include "checkpoint/file.h"
 #include "checkpoint/part.h"
 #include "checkpoint/safetensors.h"
+#include "dtensor/debug_rank.h"
 
 namespace dtensor::files {
 namespace {
 
 CheckpointIndex shared_index(const std::string& path, const Communicator& ranks, const std::string& what) {
   std::string text, error;
+  ranks.barrier();
+  const NoTimeout patience;  // all ranks are here; what is waited for is rank 0's disk
   if (ranks.rank() == 0) error = error_of([&] { text = index_text(read_checkpoint_index(path)); });
   raise_on_all(ranks, what, error);
   return parse_index(broadcast_text(ranks, text, 0));
+}
+
+// Not those that ATen does not have, or has for storage only.
+bool castable_dtype(const CheckpointEntry& entry) {
+  return entry.dtype != at::ScalarType::Undefined && entry.dtype != at::ScalarType::Float4_e2m1fn_x2;
 }
 
 // The part's elements from the file, and the checksum of those that this rank answers for.
@@ -57,13 +65,14 @@ const CheckpointEntry* Loader::find(const std::string& name) const {
 // The entry's name counts: the tensor may have several.
 void Loader::compare(const Listed& tensor, const CheckpointEntry& entry, Problems& problems) const {
   const bool same_dtype = tensor.dtype == entry.dtype;
-  const bool castable = options_.allow_cast && entry.dtype != at::ScalarType::Undefined;
+  const bool castable = options_.allow_cast && castable_dtype(entry);
   if (at::IntArrayRef(tensor.sizes) != entry.sizes) {
     problems.mismatched.push_back(c10::str("'", entry.name, "' has sizes ", at::IntArrayRef(entry.sizes), " there, ",
                                            at::IntArrayRef(tensor.sizes), " here"));
   } else if (!same_dtype && !castable) {
-    problems.mismatched.push_back(c10::str("'", entry.name, "' is ", entry.dtype, " there, ", tensor.dtype, " here",
-                                           options_.allow_cast ? "" : " (allow_cast converts)"));
+    const std::string there = castable_dtype(entry) ? c10::str(entry.dtype) : entry.format_dtype;
+    problems.mismatched.push_back(c10::str("'", entry.name, "' is ", there, " there, ", tensor.dtype, " here",
+                                           castable_dtype(entry) ? " (allow_cast converts)" : ""));
   }
 }
 
@@ -105,6 +114,7 @@ void Loader::read(const StateTensors& targets, Problems problems) {
   problems.raise(what_);
   for (Wanted& w : wanted) w.landing = w.target.defined() ? landing_of(w.target) : at::Tensor();
   std::vector<Checksum> sums(wanted.size());
+  const NoTimeout patience;  // as for the index
   run_on_all(ranks_, what_, [&] {
     std::map<std::string, File> files;
     for (std::size_t i = 0; i < wanted.size(); ++i) {

@@ -30,6 +30,8 @@ void check(const std::string& name, const at::Tensor& tensor, Purpose purpose) {
   TORCH_CHECK(!tensor.is_meta(), "tensor '", name, "' is on the meta device: it has no values");
   TORCH_CHECK(format_name(tensor.scalar_type()) != nullptr, "tensor '", name, "' has dtype ", tensor.scalar_type(),
               ", which the format has no name for", tensor.is_complex() ? "; give at::view_as_real of it" : "");
+  TORCH_CHECK(tensor.scalar_type() != at::ScalarType::Float4_e2m1fn_x2 || tensor.dim() > 0, "tensor '", name,
+              "' is a pair of F4 elements without a dimension, which the format cannot hold");
   TORCH_CHECK(purpose == Purpose::save || !needs_reduction(tensor), "tensor '", name, "' is ",
               is_dtensor(tensor) ? DTensor(tensor).spec_str() : "", "; load it into placements without Partial");
 }

@@ -28,10 +28,10 @@ std::string list(const char* title, const std::vector<std::string>& names, const
 }  // namespace
 
 void Problems::raise(const std::string& what) const {
-  TORCH_CHECK(missing.empty() && unexpected.empty() && mismatched.empty(), what, ":",
-              list("missing in the checkpoint", missing, &there),
-              list("in the checkpoint but not asked for", unexpected, &here),
-              list("of another kind", mismatched, nullptr));
+  TORCH_CHECK_VALUE(missing.empty() && unexpected.empty() && mismatched.empty(), what, ":",
+                    list("missing in the checkpoint", missing, &there),
+                    list("in the checkpoint but not asked for", unexpected, &here),
+                    list("of another kind", mismatched, nullptr));
 }
 
 }  // namespace dtensor::files

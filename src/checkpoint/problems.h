@@ -11,7 +11,7 @@ struct Problems {
   std::vector<std::string> mismatched;           // sentences
   std::vector<std::string> here, there;          // all names, for near misses
 
-  void raise(const std::string& what) const;  // throws where there are any
+  void raise(const std::string& what) const;  // throws c10::ValueError where there are any
 };
 
 }  // namespace dtensor::files

@@ -10,8 +10,15 @@
 
 namespace dtensor::files {
 
+// In the metadata of each file of a checkpoint: there must be a checkpoint.json beside it, of this version.
+inline constexpr const char* kMark = "dtensor_checkpoint";
+inline constexpr int kVersion = 2;
+
 // "F32", ...; null where the format has no name for it.
 const char* format_name(at::ScalarType dtype);
+// The sizes that the format gives a tensor: F4 counts elements, of which ATen's bytes hold two along the last
+// dimension.
+std::vector<std::int64_t> format_sizes(const CheckpointEntry& entry);
 
 struct Header {
   std::string file;    // name within the folder
@@ -31,7 +38,13 @@ Layout lay_out(std::vector<CheckpointEntry> tensors, std::int64_t max_file_bytes
 
 std::int64_t numel_of(at::IntArrayRef sizes);
 
-// The tensors of a file on disk, by its header. Throws with the path where the file is not what it says.
-std::vector<CheckpointEntry> read_header(const std::string& path);
+struct FileContent {
+  std::vector<CheckpointEntry> entries;
+  bool marked = false;  // part of a checkpoint
+};
+
+// The tensors of a file on disk, by its header. Accepts what the format's reference (the Rust crate safetensors, which
+// Python's package is) accepts, but for sizes that no int64 holds, and throws with the path and the values otherwise.
+FileContent read_header(const std::string& path);
 
 }  // namespace dtensor::files

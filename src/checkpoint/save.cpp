@@ -10,6 +10,8 @@
 #include "checkpoint/checksum.h"
 #include "checkpoint/collective_errors.h"
 #include "checkpoint/file.h"
+#include "checkpoint/saved_folder.h"
+#include "dtensor/debug_rank.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor::files {
@@ -48,12 +50,21 @@ Saver::Saver(std::string directory, const Communicator& ranks, const StateTensor
   layout_ = lay_out(entries_of(manifest_), options_.max_file_bytes);
   tensors_ = by_manifest(manifest_, tensors);
   own_.resize(tensors_.size());
-  run_on_all(ranks_, what_, [&] {
-    directory_ = without_slash(directory);
-    temporary_ = directory_ + ".saving";
-    if (ranks_.rank() != 0) return;
-    claim_ = claim(directory_);
-    make_files(make_temporary(directory_), layout_);
+  const NoTimeout patience;  // all ranks are here; rank 0 may have to wait for a lock or a disk
+  const std::string error = ranks_.rank() == 0 ? begin(directory) : "";
+  raise_on_all(ranks_, what_, error);
+  temporary_ = broadcast_text(ranks_, temporary_, 0);  // its name is this save's alone
+}
+
+std::string Saver::begin(const std::string& directory) {
+  return error_of([&] {
+    directory_ = resolve(directory);
+    refuse_to_lose(directory_, options_.keep_foreign);
+    make_parent(directory_);
+    lock_ = std::make_unique<FolderLock>(directory_);
+    clean_up(directory_);
+    temporary_ = make_temporary(directory_);
+    make_files(temporary_, layout_);
   });
 }
 
@@ -142,7 +153,16 @@ void Saver::check_sums() {
   }
 }
 
-void Saver::finish() {
+void Saver::finish(const std::function<void()>& before_waiting) {
+  try {
+    ranks_.barrier();
+  } catch (...) {
+    if (before_waiting) before_waiting();  // the thread that writes ends before its folder goes
+    drop();
+    throw;
+  }
+  const NoTimeout patience;  // all ranks are here; what is waited for is a disk
+  if (before_waiting) before_waiting();
   std::string error = error_of([&] { raise_on_all(ranks_, what_, error_); });
   if (error.empty()) error = error_of([&] { check_sums(); });
   if (!error.empty()) drop();
@@ -151,16 +171,17 @@ void Saver::finish() {
     write_text(temporary_ + "/" + kValuesFile, checkpoint_text(values_, layout_.entries, manifest_.aliases),
                options_.sync);
     if (!layout_.index.empty()) write_text(temporary_ + "/" + kIndexFile, layout_.index, options_.sync);
+    lock_->check_held();
     put_in_place(temporary_, directory_, options_.sync);
   });
   if (!error.empty()) drop();
-  claim_.reset();
+  lock_.reset();
   raise_on_all(ranks_, what_, error);
 }
 
 void Saver::drop() noexcept {
-  if (claim_) remove_folder(temporary_);
-  claim_.reset();
+  if (lock_) remove_folder(temporary_);
+  lock_.reset();
 }
 
 }  // namespace dtensor::files

@@ -1,9 +1,13 @@
 // A save in three steps: what is to be written where (collective), this rank's writing, and the name (collective).
 #pragma once
 
+#include <functional>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "checkpoint/checksum.h"
+#include "checkpoint/lock.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/part.h"
 #include "checkpoint/safetensors.h"
@@ -13,7 +17,7 @@ namespace dtensor::files {
 
 class Saver {
  public:
-  // Collective: agrees, lays out, makes the temporary folder.
+  // Collective: agrees, lays out, takes the folder's lock, makes the temporary folder.
   Saver(std::string directory, const Communicator& ranks, const StateTensors& tensors, CheckpointValues values,
         const SaveOptions& options);
 
@@ -22,8 +26,9 @@ class Saver {
   // Writes this rank's part. Collective where to_be_written is, unless parts were copied. Does not throw: what fails is
   // told by finish().
   void write() noexcept;
-  // Collective: all have written, or an error on all and the temporary folder is gone.
-  void finish();
+  // Collective: all have written, or an error on all and the temporary folder is gone. `before_waiting` runs when all
+  // are known to be here; from then on a rank whose disk is slow is waited for, however long it takes.
+  void finish(const std::function<void()>& before_waiting = {});
   void drop() noexcept;  // removes the temporary folder, on the rank that made it
 
  private:
@@ -31,8 +36,10 @@ class Saver {
   void write_part(const Part& part, std::size_t index);
   void check_sums();
 
+  std::string begin(const std::string& directory);
+
   std::string directory_, temporary_, what_;
-  std::shared_ptr<void> claim_;  // on the rank that makes the folder
+  std::unique_ptr<FolderLock> lock_;  // on the rank that makes the folder
   Communicator ranks_;
   CheckpointValues values_;
   SaveOptions options_;

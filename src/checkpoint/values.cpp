@@ -1,20 +1,19 @@
-// Values and index as JSON. Numbers that JSON lacks (infinities, NaN) are objects {"double": "inf"}.
+// Values, checkpoint.json and the index that ranks send each other, as JSON. Numbers that JSON lacks (infinities, NaN)
+// are objects {"double": "inf"}.
 #include "checkpoint/values.h"
 
+#include <charconv>
 #include <cmath>
-#include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
-#include <unordered_map>
 
-#include "checkpoint/file.h"
+#include "checkpoint/json.h"
 #include "checkpoint/safetensors.h"
 
-namespace dtensor {
-namespace files {
+namespace dtensor::files {
 namespace {
 
 using Json = nlohmann::json;
-namespace fs = std::filesystem;
 
 Json to_json(const CheckpointValue& value) {
   if (const auto* number = std::get_if<double>(&value); number != nullptr && !std::isfinite(*number)) {
@@ -23,14 +22,19 @@ Json to_json(const CheckpointValue& value) {
   return std::visit([](const auto& v) { return Json(v); }, value);
 }
 
-CheckpointValue value_of(const std::string& name, const Json& json) {
+CheckpointValue value_of(const std::string& name, const Json& json, const std::string& path) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
   if (json.is_boolean()) return json.get<bool>();
+  if (json.is_number_unsigned()) return whole_number(json, path, "value '" + name + "'");
   if (json.is_number_integer()) return json.get<std::int64_t>();
   if (json.is_number()) return json.get<double>();
   if (json.is_string()) return json.get<std::string>();
-  TORCH_CHECK(json.is_object() && json.contains("double"), "value '", name, "' is ", json.dump(),
+  const std::string special = json.is_object() && json.size() == 1 ? json.value("double", "") : "";
+  if (special == "inf") return kInfinity;
+  if (special == "-inf") return -kInfinity;
+  TORCH_CHECK(special == "nan", path, " is damaged: value '", name, "' is ", excerpt(json),
               ", which is no number, string or bool");
-  return std::stod(json.at("double").get<std::string>());
+  return std::nan("");
 }
 
 Json to_json(const CheckpointValues& values) {
@@ -39,9 +43,9 @@ Json to_json(const CheckpointValues& values) {
   return json;
 }
 
-CheckpointValues values_of(const Json& json) {
+CheckpointValues values_of(const Json& json, const std::string& path) {
   CheckpointValues values;
-  for (const auto& [name, value] : json.items()) values.emplace(name, value_of(name, value));
+  for (const auto& [name, value] : json.items()) values.emplace(name, value_of(name, value, path));
   return values;
 }
 
@@ -51,48 +55,50 @@ std::string hex(std::uint64_t number) {
   return text;
 }
 
-std::uint64_t number_of(const std::string& hex) { return std::stoull(hex, nullptr, 16); }
-
-std::vector<CheckpointEntry> entries_of_folder(const fs::path& folder) {
-  if (!fs::exists(folder / kIndexFile)) return read_header((folder / "model.safetensors").string());
-  const Json json = Json::parse(read_text((folder / kIndexFile).string()));
-  std::unordered_map<std::string, std::string> file_of;
-  std::map<std::string, bool> files;
-  for (const auto& [name, file] : json.at("weight_map").items()) {
-    file_of[name] = file.get<std::string>();
-    files[file_of[name]] = true;
-  }
-  std::vector<CheckpointEntry> entries;
-  for (const auto& [file, unused] : files) {
-    for (CheckpointEntry& e : read_header((folder / file).string())) {
-      const auto found = file_of.find(e.name);
-      if (found == file_of.end() || found->second != file) continue;
-      file_of.erase(found);
-      entries.push_back(std::move(e));
-    }
-  }
-  TORCH_CHECK(file_of.empty(), (folder / kIndexFile).string(), " says that '", file_of.begin()->first, "' is in ",
-              file_of.begin()->second, ", which does not have it");
-  return entries;
+std::uint64_t number_of(const Json& json, const std::string& path, const std::string& what) {
+  const std::string& text = text_of(json, path, what);
+  std::uint64_t number = 0;
+  const auto end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, number, 16);
+  TORCH_CHECK(text.size() == 16 && parsed.ec == std::errc() && parsed.ptr == end, path, " is damaged: ", what, " is '",
+              text, "', not 16 hexadecimal digits");
+  return number;
 }
 
-void add_own(const Json& json, const std::string& path, CheckpointIndex& index) {
-  const auto version = json.at("version").get<int>();
-  TORCH_CHECK(version == 1, path, " has version ", version, "; this library reads 1");
-  index.values = values_of(json.at("values"));
-  std::unordered_map<std::string, std::size_t> position;
-  for (std::size_t i = 0; i < index.entries.size(); ++i) position[index.entries[i].name] = i;
-  for (const auto& [name, about] : json.at("tensors").items()) {
-    const auto found = position.find(name);
-    TORCH_CHECK(found != position.end(), path, " lists tensor '", name, "', which is in no file beside it");
-    index.entries[found->second].checksum = number_of(about.at("checksum").get<std::string>());
-  }
-  for (const auto& [name, of] : json.at("aliases").items()) {
-    const auto found = position.find(of.get<std::string>());
-    TORCH_CHECK(found != position.end(), path, ": '", name, "' is another name of '", of, "', which is not there");
-    index.entries.push_back(index.entries[found->second]);
-    index.entries.back().name = name;
-  }
+// Of all that it says but this sum: as it is printed from what was read, so that spaces do not count.
+std::uint64_t checksum_of(const Json& json) {
+  Json rest = json;
+  rest.erase("checksum");
+  const std::string text = rest.dump();
+  return checksum(text.data(), 1, static_cast<std::int64_t>(text.size()), 0).sum;
+}
+
+void check_version(const Json& json, const std::string& path) {
+  const std::int64_t version = whole_number(member(json, "version", path, "it"), path, "its version");
+  TORCH_CHECK(version >= 1 && version <= kVersion, path, " has version ", version, "; this library reads up to ",
+              kVersion);
+  TORCH_CHECK((version > 1) == json.contains("checksum"), path, " is damaged: it says that its version is ", version,
+              ", and has ", version > 1 ? "no checksum" : "a checksum, as later ones have");
+  if (version == 1) return;
+  const std::uint64_t said = number_of(json.at("checksum"), path, "its checksum"), is = checksum_of(json);
+  TORCH_CHECK(said == is, path, " is damaged: its checksum is ", hex(is), ", and it says ", hex(said));
+}
+
+TensorNote note_of(const std::string& name, const Json& about, const std::string& path, bool with_type) {
+  const std::string what = "tensor '" + name + "'";
+  TensorNote note{number_of(member(about, "checksum", path, what), path, "the checksum of " + what), {}, {}};
+  if (!with_type) return note;
+  note.dtype = text_of(member(about, "dtype", path, what), path, "the dtype of " + what);
+  const Json& shape = member(about, "shape", path, what);
+  TORCH_CHECK(shape.is_array(), path, " is damaged: the shape of ", what, " is ", excerpt(shape));
+  for (const Json& n : shape) note.sizes.push_back(whole_number(n, path, "a size of " + what));
+  return note;
+}
+
+const Json& object(const Json& json, const char* name, const std::string& path) {
+  const Json& found = member(json, name, path, "it");
+  TORCH_CHECK(found.is_object(), path, " is damaged: its '", name, "' is ", excerpt(found), ", which is no object");
+  return found;
 }
 
 }  // namespace
@@ -101,20 +107,37 @@ std::string values_text(const CheckpointValues& values) { return to_json(values)
 
 std::string checkpoint_text(const CheckpointValues& values, const std::vector<CheckpointEntry>& entries,
                             const std::vector<Alias>& aliases) {
-  Json json = {{"format", "dtensor checkpoint"}, {"version", 1}};
+  Json json = {{"format", "dtensor checkpoint"}, {"version", kVersion}};
   json["values"] = to_json(values);
   json["tensors"] = Json::object();
-  for (const CheckpointEntry& e : entries) json["tensors"][e.name] = {{"checksum", hex(e.checksum.value_or(0))}};
+  for (const CheckpointEntry& e : entries) {
+    json["tensors"][e.name] = {
+        {"checksum", hex(e.checksum.value_or(0))}, {"dtype", e.format_dtype}, {"shape", e.sizes}};
+  }
   json["aliases"] = Json::object();
   for (const Alias& a : aliases) json["aliases"][a.name] = a.entry;
+  json["checksum"] = hex(checksum_of(json));
   return json.dump(1) + "\n";
+}
+
+CheckpointNotes parse_checkpoint(const std::string& text, const std::string& path) {
+  const Json json = parse_json(text, path);
+  check_version(json, path);
+  CheckpointNotes notes{.has_types = json.at("version") > 1, .values = values_of(object(json, "values", path), path)};
+  for (const auto& [name, about] : object(json, "tensors", path).items()) {
+    notes.tensors.emplace(name, note_of(name, about, path, notes.has_types));
+  }
+  for (const auto& [name, of] : object(json, "aliases", path).items()) {
+    notes.aliases.push_back({name, text_of(of, path, "what '" + name + "' is another name of")});
+  }
+  return notes;
 }
 
 std::string index_text(const CheckpointIndex& index) {
   Json list = Json::array();
   for (const CheckpointEntry& e : index.entries) {
     list.push_back({e.name, static_cast<int>(e.dtype), e.sizes, e.file, e.offset, e.bytes,
-                    e.checksum ? Json(hex(*e.checksum)) : Json()});
+                    e.checksum ? Json(hex(*e.checksum)) : Json(), e.format_dtype});
   }
   return Json{{"entries", std::move(list)}, {"values", to_json(index.values)}}.dump();
 }
@@ -122,34 +145,18 @@ std::string index_text(const CheckpointIndex& index) {
 CheckpointIndex parse_index(const std::string& text) {
   const Json json = Json::parse(text);
   CheckpointIndex index;
-  index.values = values_of(json.at("values"));
+  index.values = values_of(json.at("values"), "the index");
   for (const Json& e : json.at("entries")) {
     index.entries.push_back({.name = e.at(0).get<std::string>(),
                              .dtype = static_cast<at::ScalarType>(e.at(1).get<int>()),
                              .sizes = e.at(2).get<std::vector<std::int64_t>>(),
                              .file = e.at(3).get<std::string>(),
                              .offset = e.at(4).get<std::int64_t>(),
-                             .bytes = e.at(5).get<std::int64_t>()});
-    if (e.at(6).is_string()) index.entries.back().checksum = number_of(e.at(6).get<std::string>());
+                             .bytes = e.at(5).get<std::int64_t>(),
+                             .format_dtype = e.at(7).get<std::string>()});
+    if (e.at(6).is_string()) index.entries.back().checksum = number_of(e.at(6), "the index", "a checksum");
   }
   return index;
 }
 
-}  // namespace files
-
-CheckpointIndex read_checkpoint_index(const std::string& path) {
-  using namespace files;
-  TORCH_CHECK(fs::exists(path), "there is no checkpoint ", path,
-              fs::exists(path + ".old") ? "; " + path + ".old is the one before an interrupted save" : std::string());
-  if (!fs::is_directory(path)) return {read_header(path), {}};
-  const fs::path folder(path), own = folder / kValuesFile;
-  try {
-    CheckpointIndex index{entries_of_folder(folder), {}};
-    if (fs::exists(own)) add_own(Json::parse(read_text(own.string())), own.string(), index);
-    return index;
-  } catch (const Json::exception& error) {
-    TORCH_CHECK(false, path, " has a damaged JSON file: ", error.what());
-  }
-}
-
-}  // namespace dtensor
+}  // namespace dtensor::files

@@ -1,0 +1,125 @@
+// What a folder or a file holds, put together of headers, index and checkpoint.json, which must agree.
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <unordered_map>
+
+#include "checkpoint/file.h"
+#include "checkpoint/json.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/saved_folder.h"
+#include "checkpoint/values.h"
+
+namespace dtensor {
+namespace files {
+namespace {
+
+namespace fs = std::filesystem;
+
+// By tensor. A name with a folder in it would lead out of this one.
+std::unordered_map<std::string, std::string> read_weight_map(const std::string& path) {
+  const nlohmann::json json = parse_json(read_text(path), path), &map = member(json, "weight_map", path, "it");
+  TORCH_CHECK(map.is_object(), path, " is damaged: its weight_map is ", excerpt(map), ", which is no object");
+  std::unordered_map<std::string, std::string> file_of;
+  for (const auto& [name, file] : map.items()) {
+    const std::string& text = text_of(file, path, "the file of '" + name + "'");
+    const bool plain = !text.empty() && text.find('/') == std::string::npos && text != "." && text != "..";
+    TORCH_CHECK(plain, path, " says that '", name, "' is in '", text, "', which is no file in the same folder");
+    file_of[name] = text;
+  }
+  return file_of;
+}
+
+FileContent content_of_folder(const fs::path& folder) {
+  const fs::path index = folder / kIndexFile;
+  if (!fs::exists(fs::symlink_status(index))) return read_header((folder / "model.safetensors").string());
+  auto file_of = read_weight_map(index.string());
+  std::set<std::string> files;
+  for (const auto& [name, file] : file_of) files.insert(file);
+  FileContent all;
+  for (const std::string& file : files) {
+    FileContent content = read_header((folder / file).string());
+    TORCH_CHECK(file == *files.begin() || content.marked == all.marked, (folder / file).string(),
+                content.marked ? " is part of a checkpoint, and other files that " : " is no part of a checkpoint, as ",
+                index.string(), content.marked ? " names are not" : " and other files say");
+    all.marked = content.marked;
+    for (CheckpointEntry& e : content.entries) {
+      const auto found = file_of.find(e.name);
+      if (found == file_of.end() || found->second != file) continue;
+      file_of.erase(found);
+      all.entries.push_back(std::move(e));
+    }
+  }
+  TORCH_CHECK(file_of.empty(), index.string(), " says that '", file_of.begin()->first, "' is in ",
+              file_of.begin()->second, ", which does not have it");
+  return all;
+}
+
+std::string said(const std::string& dtype, at::IntArrayRef sizes) { return c10::str(dtype, " ", sizes); }
+
+void take_notes(const CheckpointNotes& notes, const std::string& path, bool marked, CheckpointIndex& index) {
+  TORCH_CHECK(marked || !notes.has_types, path, ": the files beside it are not those that were saved with it");
+  std::unordered_map<std::string, CheckpointEntry> entries;
+  for (CheckpointEntry& e : index.entries) {
+    const auto note = notes.tensors.find(e.name);
+    const bool listed = note != notes.tensors.end();
+    TORCH_CHECK(listed || !notes.has_types, path, " does not list tensor '", e.name, "', which is in ", e.file);
+    if (listed) e.checksum = note->second.checksum;
+    const bool same = !notes.has_types || (note->second.dtype == e.format_dtype && note->second.sizes == e.sizes);
+    TORCH_CHECK(same, e.file, " is damaged: '", e.name, "' is ", said(e.format_dtype, e.sizes), " there, and ",
+                said(note->second.dtype, note->second.sizes), " in ", path);
+    entries.emplace(e.name, e);
+  }
+  for (const auto& [name, note] : notes.tensors) {
+    TORCH_CHECK(entries.contains(name), path, " lists tensor '", name, "', which is in no file beside it");
+  }
+  for (const Alias& alias : notes.aliases) {
+    const auto found = entries.find(alias.entry);
+    TORCH_CHECK(found != entries.end() && !entries.contains(alias.name), path, " is damaged: '", alias.name,
+                "' is another name of '", alias.entry, "', ",
+                found == entries.end() ? "which is not there" : "and a tensor of its own");
+    index.entries.push_back(found->second);
+    index.entries.back().name = alias.name;
+  }
+  index.values = notes.values;
+}
+
+CheckpointIndex index_of_folder(const fs::path& folder) {
+  FileContent content = content_of_folder(folder);
+  CheckpointIndex index{std::move(content.entries), {}};
+  const std::string notes = (folder / kValuesFile).string();
+  if (fs::exists(fs::symlink_status(notes))) {
+    take_notes(parse_checkpoint(read_text(notes), notes), notes, content.marked, index);
+    return index;
+  }
+  TORCH_CHECK(!content.marked, folder.string(), " is a checkpoint whose ", kValuesFile,
+              " is gone: nothing tells whether its files are whole (each of them can still be loaded by its own name)");
+  return index;
+}
+
+// Verified by what stands beside it, if it is a checkpoint's.
+CheckpointIndex index_of_file(const fs::path& file) {
+  FileContent content = read_header(file.string());
+  const fs::path folder = file.parent_path();
+  if (!content.marked || !fs::exists(folder / kValuesFile)) return {std::move(content.entries), {}};
+  CheckpointIndex index = index_of_folder(folder);
+  index.values.clear();
+  std::erase_if(index.entries,
+                [&](const CheckpointEntry& e) { return fs::path(e.file).filename() != file.filename(); });
+  return index;
+}
+
+}  // namespace
+}  // namespace files
+
+CheckpointIndex read_checkpoint_index(const std::string& path) {
+  using namespace files;
+  if (!fs::exists(path)) {
+    const auto aside = set_aside(path);
+    TORCH_CHECK(false, "there is no checkpoint ", path,
+                aside.empty() ? std::string() : "; " + aside.back() + " is the one before an interrupted save");
+  }
+  return fs::is_directory(path) ? index_of_folder(path) : index_of_file(path);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,69 @@
+// The parser's own limits, and sentences instead of the parser's errors.
+#include "checkpoint/json.h"
+
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+
+namespace dtensor::files {
+namespace {
+
+constexpr int kDeepest = 127;
+
+}  // namespace
+
+// The parser keeps its own stack, so only the depth of what it builds has to be bounded. It takes a NUL for the end and
+// passes over a byte order mark, which no file may have.
+nlohmann::json parse_json(const std::string& text, const std::string& path, const Once& once) {
+  TORCH_CHECK(text.find('\0') == std::string::npos && !text.starts_with("\xEF\xBB\xBF"), path,
+              " is damaged: its JSON has bytes that JSON has not");
+  std::array<std::set<std::string>, 2> seen;  // of the objects that are open
+  const auto look = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
+    using Event = nlohmann::json::parse_event_t;
+    const bool begins = event == Event::object_start || event == Event::array_start;
+    TORCH_CHECK(!begins || depth < kDeepest, path, " is damaged: its JSON is nested deeper than ", kDeepest);
+    if (!once || depth > 2) return true;
+    if (event == Event::object_start && depth < 2) seen.at(static_cast<std::size_t>(depth)).clear();
+    if (event == Event::key) {
+      const auto& name = parsed.get_ref<const std::string&>();
+      const bool again = once(depth, name) && !seen.at(static_cast<std::size_t>(depth) - 1).insert(name).second;
+      TORCH_CHECK(!again, path, " is damaged: '", name, "' stands twice in one object");
+    }
+    return true;
+  };
+  try {
+    return nlohmann::json::parse(text, look);
+  } catch (const nlohmann::json::exception& error) {
+    TORCH_CHECK(false, path, " is damaged: ", error.what());
+  }
+}
+
+std::string excerpt(const nlohmann::json& json) {
+  constexpr std::size_t kMost = 80;
+  if (json.is_structured() && json.size() > kMost) return json.is_array() ? "a long list" : "a large object";
+  const std::string text = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return text.size() <= kMost ? text : text.substr(0, kMost) + "...";
+}
+
+const nlohmann::json& member(const nlohmann::json& json, const char* name, const std::string& path,
+                             const std::string& what) {
+  TORCH_CHECK(json.is_object() && json.contains(name), path, " is damaged: ", what, " has no '", name, "'");
+  return json.at(name);
+}
+
+std::int64_t whole_number(const nlohmann::json& json, const std::string& path, const std::string& what) {
+  constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  TORCH_CHECK(json.is_number_unsigned() && json.get<std::uint64_t>() <= kMost, path, " is damaged: ", what, " is ",
+              excerpt(json), ", which is no whole number from 0 to ", kMost);
+  return json.get<std::int64_t>();
+}
+
+const std::string& text_of(const nlohmann::json& json, const std::string& path, const std::string& what) {
+  TORCH_CHECK(json.is_string(), path, " is damaged: ", what, " is ", excerpt(json), ", which is no text");
+  return json.get_ref<const std::string&>();
+}
+
+}  // namespace dtensor::files

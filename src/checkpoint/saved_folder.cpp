@@ -1,0 +1,209 @@
+// How a checkpoint's folder appears: written under another name, then exchanged with what was there.
+#include "checkpoint/saved_folder.h"
+
+#include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "checkpoint/lock.h"
+
+namespace dtensor::files {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kSaving = ".saving";
+constexpr const char* kAside = ".before";  // after a temporary folder's name: the checkpoint that it replaces
+
+// rename() of two names at once, where the file system can.
+bool exchange(const std::string& a, const std::string& b) {
+  return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
+}
+
+void checked_rename(const std::string& from, const std::string& to) {
+  TORCH_CHECK(std::rename(from.c_str(), to.c_str()) == 0, "cannot rename ", from, " to ", to, ": ",
+              std::strerror(errno));
+}
+
+void sync_folder(const std::string& folder) {
+  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) return;  // some file systems do not open folders; then they need no sync either
+  ::fsync(descriptor);
+  ::close(descriptor);
+}
+
+bool is_number(const std::string& text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
+}
+
+// HOST-PID-COUNT, as unique_name() makes them.
+bool is_unique_name(const std::string& text) {
+  const auto count = text.rfind('-');
+  if (count == std::string::npos || count == 0) return false;
+  const auto pid = text.rfind('-', count - 1);
+  return pid != std::string::npos && is_number(text.substr(count + 1)) &&
+         is_number(text.substr(pid + 1, count - pid - 1));
+}
+
+// The rest of the name of a folder beside `directory` whose name begins with `directory`'s and ".saving".
+std::vector<std::pair<fs::path, std::string>> leftovers(const std::string& directory) {
+  const fs::path path = fs::absolute(directory);
+  const std::string begin = path.filename().string() + kSaving;
+  std::vector<std::pair<fs::path, std::string>> found;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(path.parent_path(), ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(begin) && entry.is_directory(ignored)) {
+      found.emplace_back(entry.path(), name.substr(begin.size()));
+    }
+  }
+  return found;
+}
+
+// Whether a save that was interrupted left it: by a name of our making, or by the plain one of older releases.
+bool is_abandoned(const fs::path& folder, const std::string& rest) {
+  if (rest.empty()) return only_checkpoint_files(folder.string());
+  return rest.starts_with('-') && is_unique_name(rest.substr(1));
+}
+
+bool is_aside(const std::string& rest) {
+  return rest.starts_with('-') && rest.ends_with(kAside) &&
+         is_unique_name(rest.substr(1, rest.size() - 1 - std::strlen(kAside)));
+}
+
+// Links where the file system can, so that a large file is not written again.
+void bring_foreign_files(const std::string& from, const std::string& to) {
+  using Options = fs::copy_options;
+  for (const auto& entry : fs::directory_iterator(from)) {
+    const fs::path target = fs::path(to) / entry.path().filename();
+    if (is_checkpoint_file(entry.path().filename().string())) continue;
+    std::error_code error;
+    fs::copy(entry.path(), target, Options::recursive | Options::copy_symlinks | Options::create_hard_links, error);
+    if (!error) continue;
+    fs::remove_all(target);
+    fs::copy(entry.path(), target, Options::recursive | Options::copy_symlinks);
+  }
+}
+
+}  // namespace
+
+bool is_checkpoint_file(const std::string& name) {
+  if (name == kValuesFile || name == kIndexFile || name == "model.safetensors") return true;
+  constexpr const char* kPattern = "model-#-of-#.safetensors";
+  std::size_t at = 0;
+  for (const char* p = kPattern; *p != '\0'; ++p) {
+    std::size_t length = 1;
+    if (*p == '#') {
+      for (length = 0; std::isdigit(static_cast<unsigned char>(name[at + length])) != 0;) ++length;
+      if (length < 5) return false;
+    } else if (name[at] != *p) {
+      return false;
+    }
+    at += length;
+  }
+  return at == name.size();
+}
+
+bool only_checkpoint_files(const std::string& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (!is_checkpoint_file(entry.path().filename().string())) return false;
+  }
+  return true;
+}
+
+std::string without_slash(std::string directory) {
+  while (directory.size() > 1 && directory.ends_with('/')) directory.pop_back();
+  TORCH_CHECK(!directory.empty() && directory != "/", "a checkpoint needs the name of a folder");
+  return directory;
+}
+
+std::string resolve(const std::string& directory) {
+  std::string folder = without_slash(directory);
+  std::error_code error;
+  if (!fs::is_symlink(folder, error)) return folder;
+  const fs::path there = fs::canonical(folder, error);
+  TORCH_CHECK(!error, folder, " is a link to ", fs::read_symlink(folder).string(), ", which is not there");
+  return there.string();
+}
+
+void refuse_to_lose(const std::string& directory, bool keep_foreign) {
+  std::error_code error;
+  const auto status = fs::status(directory, error);
+  if (status.type() == fs::file_type::not_found) return;
+  TORCH_CHECK(!fs::status_known(status) || fs::is_directory(status), directory, " is there and is no folder");
+  const fs::directory_iterator files(directory, error);
+  TORCH_CHECK(!error, "cannot read the folder ", directory, ": ", error.message());
+  for (const auto& entry : files) {
+    const std::string name = entry.path().filename().string();
+    TORCH_CHECK(
+        keep_foreign || is_checkpoint_file(name), directory, " holds '", name,
+        "', which is not part of a checkpoint and would be lost; save into another folder, move it away, or ask "
+        "for it to be kept (SaveOptions::keep_foreign)");
+  }
+}
+
+void make_parent(const std::string& directory) {
+  std::error_code error;
+  fs::create_directories(fs::absolute(directory).parent_path(), error);
+  TORCH_CHECK(!error, "cannot make the folder that ", directory, " is to be in: ", error.message());
+}
+
+std::string make_temporary(const std::string& directory) {
+  const std::string temporary = directory + kSaving + "-" + unique_name();
+  std::error_code error;
+  fs::create_directory(temporary, error);
+  TORCH_CHECK(!error, "cannot make the folder ", temporary, ": ", error.message());
+  return temporary;
+}
+
+void clean_up(const std::string& directory) {
+  const std::vector<std::string> aside = set_aside(directory);
+  if (!aside.empty() && !fs::exists(directory)) checked_rename(aside.back(), directory);
+  for (const std::string& folder : aside) remove_folder(folder);
+  for (const auto& [folder, rest] : leftovers(directory)) {
+    if (is_abandoned(folder, rest)) remove_folder(folder.string());
+  }
+}
+
+std::vector<std::string> set_aside(const std::string& directory) {
+  std::vector<std::string> folders;
+  for (const auto& [folder, rest] : leftovers(directory)) {
+    if (is_aside(rest)) folders.push_back(folder.string());
+  }
+  std::sort(folders.begin(), folders.end());
+  return folders;
+}
+
+void put_in_place(const std::string& temporary, const std::string& directory, bool sync) {
+  const std::string parent = fs::absolute(directory).parent_path().string();
+  const bool replaces = fs::exists(directory);
+  if (replaces) bring_foreign_files(directory, temporary);
+  if (sync) sync_folder(temporary);
+  if (!replaces) {
+    checked_rename(temporary, directory);
+  } else if (exchange(temporary, directory)) {
+    if (sync) sync_folder(parent);  // before the old one goes
+    remove_folder(temporary);
+  } else {
+    const std::string before = temporary + kAside;
+    checked_rename(directory, before);
+    checked_rename(temporary, directory);
+    if (sync) sync_folder(parent);
+    remove_folder(before);
+  }
+  if (sync) sync_folder(parent);
+}
+
+void remove_folder(const std::string& folder) noexcept {
+  std::error_code ignored;
+  fs::remove_all(folder, ignored);
+}
+
+}  // namespace dtensor::files

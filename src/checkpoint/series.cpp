@@ -1,0 +1,229 @@
+// The checkpoints of a run: which there are, which is the newest that is whole, and which may go.
+#include "dtensor/checkpoint_series.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+
+#include "checkpoint/collective_errors.h"
+#include "checkpoint/lock.h"
+#include "checkpoint/saved_folder.h"
+#include "dtensor/debug_rank.h"
+
+namespace dtensor {
+namespace files {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kStep = "step-";
+constexpr const char* kLatest = "latest";
+constexpr int kDigits = 8;  // at least: names sort as numbers do
+
+std::string number_text(std::int64_t step) {
+  const std::string text = std::to_string(step);
+  return std::string(static_cast<std::size_t>(std::max<std::int64_t>(0, kDigits - std::ssize(text))), '0') + text;
+}
+
+// -1: no name of a step's folder.
+std::int64_t step_of(const std::string& name) {
+  if (!name.starts_with(kStep)) return -1;
+  const std::string digits = name.substr(std::string(kStep).size());
+  const bool number =
+      digits.size() >= kDigits && digits.size() <= 18 && digits.find_first_not_of("0123456789") == std::string::npos;
+  return number ? std::stoll(digits) : -1;
+}
+
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) names.push_back(entry.path().filename().string());
+  return names;
+}
+
+// What a run that was killed left beside the folders of its steps. To be called while the series' lock is held.
+void clean_up_series(const std::string& root) {
+  for (const std::string& name : names_in(root)) {
+    const std::string base = name.substr(0, name.find('.'));
+    if (base == name || (step_of(base) < 0 && base != kLatest)) continue;
+    if (name.ends_with(".lock") || base == kLatest) fs::remove(root + "/" + name);
+    if (name.find(".saving") != std::string::npos) clean_up(root + "/" + base);
+  }
+}
+
+// Under another name first, so that a run that dies meanwhile leaves no half of it.
+void remove_checkpoint(const std::string& folder) {
+  if (!only_checkpoint_files(folder)) return;
+  const std::string going = make_temporary(folder);
+  fs::rename(folder, going);
+  remove_folder(going);
+}
+
+// Names change at once; where the file system has no links there is none.
+void point_latest(const std::string& root, std::int64_t step) {
+  const std::string link = root + "/" + kLatest, fresh = link + "." + unique_name();
+  std::error_code error;
+  fs::create_symlink(kStep + number_text(step), fresh, error);
+  if (!error) fs::rename(fresh, link);
+}
+
+// What is newer than `step` is another's, unless it is known to be damaged.
+void rotate(const std::string& root, std::int64_t step, std::int64_t keep, const std::set<std::int64_t>& damaged) {
+  point_latest(root, step);
+  for (const std::int64_t old : checkpoint_steps(root)) {
+    const bool stays = old != step && damaged.contains(old) ? false : old > step || keep-- > 0;
+    if (!stays) remove_checkpoint(checkpoint_of_step(root, old));
+  }
+}
+
+void check_root(const std::string& root) {
+  std::error_code error;
+  fs::create_directories(root, error);
+  TORCH_CHECK(!error, "cannot make the folder ", root, ": ", error.message());
+  for (const std::string& name : names_in(root)) {
+    TORCH_CHECK(!is_checkpoint_file(name), root, " is a checkpoint itself (it holds '", name,
+                "'), not a folder of several; move it away or give another name");
+  }
+}
+
+// The newest first.
+std::vector<std::string> candidates(const std::string& root) {
+  std::vector<std::string> paths;
+  for (const std::int64_t step : checkpoint_steps(root)) paths.push_back(checkpoint_of_step(root, step));
+  if (!paths.empty()) return paths;
+  if (!fs::exists(root)) {
+    paths = set_aside(root);
+    std::reverse(paths.begin(), paths.end());
+    return paths;
+  }
+  if (!fs::is_directory(root)) return {root};
+  const auto names = names_in(root);
+  if (std::any_of(names.begin(), names.end(), is_checkpoint_file)) paths.push_back(root);
+  return paths;
+}
+
+std::string one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+// Empty where it was loaded, else why not: damage only. What does not fit, and a rank that is gone, are thrown on.
+std::string try_load(Checkpoint& state, const std::string& path, const Communicator& ranks,
+                     const LoadOptions& options) {
+  try {
+    state.load(path, ranks, options);
+    return "";
+  } catch (const c10::ValueError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    return one_line(error.what_without_backtrace());
+  }
+}
+
+}  // namespace
+}  // namespace files
+
+struct CheckpointSeries::Impl {
+  std::string root, what;
+  Communicator ranks;
+  std::int64_t keep, pending_step = 0;
+  std::unique_ptr<files::FolderLock> lock = {};  // on rank 0
+  std::optional<PendingSave> pending = {};
+
+  std::set<std::int64_t> damaged = {};
+
+  void settle(std::int64_t step) {
+    const NoTimeout patience;  // all ranks have just met
+    std::string error;
+    if (ranks.rank() == 0) error = files::error_of([&] { files::rotate(root, step, keep, damaged); });
+    files::raise_on_all(ranks, what, error);
+    damaged.clear();
+  }
+  void finish() {
+    if (!pending) return;
+    PendingSave save = *std::exchange(pending, std::nullopt);
+    save.wait();
+    settle(pending_step);
+  }
+};
+
+CheckpointSeries::CheckpointSeries(const std::string& root, const Communicator& ranks, std::int64_t keep)
+    : impl_(new Impl{root, "save to " + root, ranks, keep}) {
+  using namespace files;
+  TORCH_CHECK(keep >= 1, "a series of checkpoints keeps at least 1, not ", keep);
+  std::string error;
+  ranks.barrier();
+  const NoTimeout patience;  // all ranks are here; rank 0 may have to wait for a lock or a disk
+  if (ranks.rank() == 0) {
+    error = error_of([&] {
+      impl_->root = resolve(root);
+      check_root(impl_->root);
+      impl_->lock = std::make_unique<FolderLock>(impl_->root);
+      clean_up_series(impl_->root);
+    });
+  }
+  raise_on_all(ranks, impl_->what, error);
+}
+
+CheckpointSeries::CheckpointSeries(CheckpointSeries&&) noexcept = default;
+CheckpointSeries& CheckpointSeries::operator=(CheckpointSeries&&) noexcept = default;
+CheckpointSeries::~CheckpointSeries() = default;
+
+LoadedCheckpoint CheckpointSeries::load_newest(Checkpoint& state, const LoadOptions& options) {
+  const std::vector<std::int64_t> steps = checkpoint_steps(impl_->root);
+  LoadedCheckpoint loaded = dtensor::load_newest(state, impl_->root, impl_->ranks, options);
+  for (std::size_t i = 0; i < loaded.passed_over.size() && i < steps.size(); ++i) impl_->damaged.insert(steps[i]);
+  return loaded;
+}
+
+void CheckpointSeries::save(const Checkpoint& state, std::int64_t step, const SaveOptions& options) {
+  impl_->finish();
+  state.save(checkpoint_of_step(impl_->root, step), impl_->ranks, options);
+  impl_->settle(step);
+}
+
+void CheckpointSeries::save_async(const Checkpoint& state, std::int64_t step, const SaveOptions& options) {
+  impl_->finish();
+  impl_->pending.emplace(state.save_async(checkpoint_of_step(impl_->root, step), impl_->ranks, options));
+  impl_->pending_step = step;
+}
+
+void CheckpointSeries::finish() { impl_->finish(); }
+
+std::string checkpoint_of_step(const std::string& root, std::int64_t step) {
+  TORCH_CHECK(step >= 0, "there is no step ", step);
+  return files::without_slash(root) + "/" + files::kStep + files::number_text(step);
+}
+
+std::vector<std::int64_t> checkpoint_steps(const std::string& root) {
+  std::vector<std::int64_t> steps;
+  for (const std::string& name : files::names_in(root)) {
+    if (const std::int64_t step = files::step_of(name); step >= 0) steps.push_back(step);
+  }
+  std::sort(steps.rbegin(), steps.rend());
+  return steps;
+}
+
+LoadedCheckpoint load_newest(Checkpoint& state, const std::string& root, const Communicator& ranks,
+                             const LoadOptions& options) {
+  using namespace files;
+  const std::string what = "load the newest checkpoint of " + root;
+  std::string text, error;
+  if (ranks.rank() == 0) error = error_of([&] { text = nlohmann::json(candidates(without_slash(root))).dump(); });
+  raise_on_all(ranks, what, error);
+  LoadedCheckpoint loaded;
+  for (const std::string path : nlohmann::json::parse(broadcast_text(ranks, text, 0))) {
+    const std::string why = try_load(state, path, ranks, options);
+    if (why.empty()) {
+      loaded.path = path;
+      return loaded;
+    }
+    loaded.passed_over.push_back(why);
+  }
+  TORCH_CHECK(loaded.passed_over.empty(), what, ": all of them are damaged: ", c10::Join("; ", loaded.passed_over));
+  return loaded;
+}
+
+}  // namespace dtensor

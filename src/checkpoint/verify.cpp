@@ -1,0 +1,48 @@
+// A checkpoint on disk against its own checksums, by one process without ranks.
+#include <algorithm>
+
+#include "checkpoint/checksum.h"
+#include "checkpoint/collective_errors.h"
+#include "checkpoint/file.h"
+#include "checkpoint/part.h"
+#include "checkpoint/safetensors.h"
+
+namespace dtensor {
+namespace files {
+namespace {
+
+std::string problem_of(const CheckpointEntry& entry, std::vector<char>& buffer) {
+  const File file = File::open_to_read(entry.file);
+  const std::int64_t numel = numel_of(entry.sizes);
+  const auto item =
+      entry.dtype == at::ScalarType::Undefined ? 1 : static_cast<std::int64_t>(c10::elementSize(entry.dtype));
+  Checksum sum;
+  for (std::int64_t at = 0; at < entry.bytes;) {
+    const std::int64_t bytes = std::min(entry.bytes - at, kBufferBytes);
+    file.read(buffer.data(), bytes, entry.offset + at);
+    if (entry.checksum) sum += checksum(buffer.data(), item, bytes / item, at / item);
+    at += bytes;
+  }
+  if (!entry.checksum || sum == Checksum{*entry.checksum, numel}) return "";
+  return entry.file + " is damaged: the checksum of '" + entry.name + "' is not that of what is in the file";
+}
+
+}  // namespace
+}  // namespace files
+
+std::vector<std::string> verify_checkpoint(const std::string& path) {
+  using namespace files;
+  std::vector<std::string> problems;
+  CheckpointIndex index;
+  const std::string error = error_of([&] { index = read_checkpoint_index(path); });
+  if (!error.empty()) return {error};
+  std::vector<char> buffer(kBufferBytes);
+  for (const CheckpointEntry& entry : index.entries) {
+    std::string problem;
+    const std::string failed = error_of([&] { problem = problem_of(entry, buffer); });
+    if (!failed.empty() || !problem.empty()) problems.push_back(failed.empty() ? problem : failed);
+  }
+  return problems;
+}
+
+}  // namespace dtensor

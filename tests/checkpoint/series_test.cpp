@@ -1,0 +1,166 @@
+// The checkpoints of a run: which stay, which is taken, what is passed over.
+#include "dtensor/checkpoint_series.h"
+
+#include <gtest/gtest.h>
+// After GoogleTest.
+#include <rapidcheck.h>
+
+#include "checkpoint/folder.h"
+
+namespace dtensor::test {
+namespace {
+
+namespace fs = std::filesystem;
+using Steps = std::vector<std::int64_t>;
+
+struct Trained {
+  at::Tensor w;
+  std::int64_t step = 0;
+  Checkpoint state;
+
+  explicit Trained(const DeviceMesh& mesh) : w(distribute_tensor(at::zeros({7, 3}), mesh, {Shard(0)})) {
+    state.add("w", w).add("step", step);
+  }
+  void go_to(std::int64_t to) {
+    step = to;
+    w.fill_(static_cast<double>(to));
+  }
+  bool is_at(std::int64_t at) const {
+    return step == at && at::equal(DTensor(w).full_tensor(), at::full({7, 3}, static_cast<double>(at)));
+  }
+};
+
+// fn(run, series) on two ranks.
+void on_series(const std::string& root, std::int64_t keep, const std::function<void(Trained&, CheckpointSeries&)>& fn) {
+  run_local(2, [&](Communicator world) {
+    Trained run(init_device_mesh(world, at::kCPU, {2}));
+    CheckpointSeries series(root, world, keep);
+    fn(run, series);
+  });
+}
+
+void save_steps(const std::string& root, std::int64_t keep, const Steps& steps, bool background = false) {
+  on_series(root, keep, [&](Trained& run, CheckpointSeries& series) {
+    for (const std::int64_t step : steps) {
+      run.go_to(step);
+      background ? series.save_async(run.state, step, kQuick) : series.save(run.state, step, kQuick);
+      run.go_to(0);  // a copy is being written
+    }
+    series.finish();
+  });
+}
+
+void damage(const std::string& root, std::int64_t step, const std::string& file = "model.safetensors") {
+  fs::resize_file(checkpoint_of_step(root, step) + "/" + file, 40);
+}
+
+// The step that is loaded on three ranks, -1 for none, and how many were passed over.
+std::pair<std::int64_t, std::size_t> newest(const std::string& root) {
+  std::pair<std::int64_t, std::size_t> result{-1, 0};
+  run_local(3, [&](Communicator world) {
+    Trained run(init_device_mesh(world, at::kCPU, {3}));
+    const LoadedCheckpoint loaded = load_newest(run.state, root, world);
+    EXPECT_TRUE(run.is_at(run.step));  // at step 0 where there was none
+    if (world.rank() == 0) result = {loaded.path.empty() ? -1 : run.step, loaded.passed_over.size()};
+  });
+  return result;
+}
+
+TEST(Series, KeepsTheNewestAndPointsAtTheLast) {
+  for (const bool background : {false, true}) {
+    const Folder folder;
+    save_steps(folder / "run", 2, {5, 10, 15, 20}, background);
+    EXPECT_EQ(checkpoint_steps(folder / "run"), (Steps{20, 15}));
+    EXPECT_EQ(fs::read_symlink(folder / "run/latest"), "step-00000020");
+    EXPECT_TRUE(verify_checkpoint(folder / "run/latest").empty());
+    EXPECT_EQ(newest(folder / "run"), std::pair(std::int64_t{20}, std::size_t{0}));
+    EXPECT_EQ(newest(folder / "run/latest").first, 20);
+    EXPECT_FALSE(fs::exists(folder / "run.lock"));
+  }
+}
+
+// Whatever is saved and damaged: the newest whole one is taken, and never what is not whole.
+TEST(Series, TheNewestWholeOneIsTaken) {
+  EXPECT_TRUE(rc::check("newest whole", [] {
+    const Folder folder;
+    const auto count = *rc::gen::inRange<std::int64_t>(0, 6), keep = *rc::gen::inRange<std::int64_t>(1, 5);
+    Steps steps;
+    for (std::int64_t i = 1; i <= count; ++i) steps.push_back(10 * i);
+    if (count > 0) save_steps(folder / "run", keep, steps);
+    const Steps there = checkpoint_steps(folder / "run");
+    RC_ASSERT(there.size() == static_cast<std::size_t>(std::min(count, keep)));
+    std::size_t damaged = 0;
+    while (damaged < there.size() && *rc::gen::arbitrary<bool>()) {
+      damage(folder / "run", there[damaged++], *rc::gen::element("model.safetensors", "checkpoint.json"));
+    }
+    if (damaged == there.size() && damaged > 0) {
+      RC_ASSERT_THROWS(newest(folder / "run"));
+    } else {
+      const auto expected = there.empty() ? -1 : there[damaged];
+      RC_ASSERT(newest(folder / "run") == std::pair(expected, damaged));
+    }
+  }));
+}
+
+TEST(Series, ADamagedOneIsNotKeptInAGoodOnesPlace) {
+  const Folder folder;
+  save_steps(folder / "run", 2, {10, 20});
+  damage(folder / "run", 20);
+  on_series(folder / "run", 2, [](Trained& run, CheckpointSeries& series) {
+    const LoadedCheckpoint loaded = series.load_newest(run.state);
+    EXPECT_TRUE(run.is_at(10));
+    ASSERT_EQ(loaded.passed_over.size(), 1U);
+    EXPECT_NE(loaded.passed_over[0].find("step-00000020"), std::string::npos);
+    EXPECT_EQ(loaded.passed_over[0].find('\n'), std::string::npos);
+    run.go_to(15);
+    series.save(run.state, 15, kQuick);
+  });
+  EXPECT_EQ(checkpoint_steps(folder / "run"), (Steps{15, 10}));
+}
+
+// Another model is no damage: older checkpoints do not stand in for it.
+TEST(Series, WhatDoesNotFitIsAnError) {
+  const Folder folder;
+  save_steps(folder / "run", 2, {10, 20});
+  const auto errors = errors_on(2, [&](const Communicator& world) {
+    at::Tensor other = at::zeros({8});
+    Checkpoint state;
+    state.add("w", other);
+    EXPECT_THROW(load_newest(state, folder / "run", world), c10::ValueError);
+    load_newest(state, folder / "run", world);
+  });
+  expect_error(errors, {"step-00000020", "'w' has sizes"});
+}
+
+TEST(Series, OneProgramAtATimeAndNoCheckpointItself) {
+  const Folder folder;
+  on_series(folder / "run", 2, [&](Trained& run, CheckpointSeries&) {
+    const Communicator world = DTensor(run.w).mesh().world();
+    expect_error({errors_on(1, [&](const Communicator& own) { CheckpointSeries(folder / "run", own, 2); })},
+                 {"another save to"});
+    world.barrier();
+  });
+  run_local(1, [&](Communicator world) { save_state(folder / "c", world, {{"w", at::ones({2})}}, {}, kQuick); });
+  expect_error(errors_on(2, [&](const Communicator& world) { CheckpointSeries(folder / "c", world, 2); }),
+               {"is a checkpoint itself"});
+  expect_error(errors_on(2, [&](const Communicator& world) { CheckpointSeries(folder / "x", world, 0); }),
+               {"keeps at least 1, not 0"});
+}
+
+TEST(Series, AKilledRunsLeftoversGo) {
+  const Folder folder;
+  save_steps(folder / "run", 2, {10, 20});
+  fs::create_directories(folder / "run/step-00000030.saving-host-9-0");
+  std::ofstream(folder / "run/step-00000030.saving-host-9-0/model.safetensors") << "half";
+  std::ofstream(folder / "run/step-00000030.lock") << "";
+  fs::create_symlink("step-00000030", folder / "run/latest.host-9-1");
+  std::ofstream(folder / "run/notes.txt") << "mine";
+  save_steps(folder / "run", 2, {25});
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder / "run")) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(names, (std::vector<std::string>{"latest", "notes.txt", "step-00000020", "step-00000025"}));
+}
+
+}  // namespace
+}  // namespace dtensor::test

@@ -1,0 +1,76 @@
+// Says whether a checkpoint is whole, or what of it is damaged: one process, no ranks, nothing but the files. Of a
+// folder of several (checkpoint_series.h) each.
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "dtensor/checkpoint.h"
+#include "dtensor/checkpoint_series.h"
+
+namespace {
+
+constexpr const char* kHelp =
+    "usage: verify_checkpoint PATH...\n"
+    "PATH: a checkpoint, a folder of several, or a .safetensors file. Reads all of it and compares every checksum.\n"
+    "Exit status: 0 where all are whole, 1 where any is damaged, 2 where there is nothing of that name.\n";
+
+// Tensors that other programs wrote have no checksum: their files are read, and well-formed.
+std::string whole(const std::string& path) {
+  std::int64_t bytes = 0, unverified = 0;
+  const auto index = dtensor::read_checkpoint_index(path);
+  for (const auto& entry : index.entries) {
+    bytes += entry.bytes;
+    unverified += entry.checksum ? 0 : 1;
+  }
+  std::string text = "whole, " + std::to_string(index.entries.size()) + " tensors of " + std::to_string(bytes) +
+                     " bytes, " + std::to_string(index.values.size()) + " values";
+  if (unverified > 0) text += "; " + std::to_string(unverified) + " tensors have no checksum";
+  return text;
+}
+
+bool verify(const std::string& path) {
+  const auto problems = dtensor::verify_checkpoint(path);
+  for (const std::string& problem : problems) std::printf("%s: DAMAGED: %s\n", path.c_str(), problem.c_str());
+  if (problems.empty()) std::printf("%s: %s\n", path.c_str(), whole(path).c_str());
+  return problems.empty();
+}
+
+std::vector<std::string> checkpoints_of(const std::string& path) {
+  std::vector<std::string> paths;
+  for (const std::int64_t step : dtensor::checkpoint_steps(path)) {
+    paths.push_back(dtensor::checkpoint_of_step(path, step));
+  }
+  return paths.empty() ? std::vector{path} : paths;
+}
+
+int run(const std::vector<std::string>& words) {
+  const bool help = !words.empty() && (words[0] == "--help" || words[0] == "-h");
+  if (words.empty() || help) {
+    std::fputs(kHelp, help ? stdout : stderr);
+    return help ? 0 : 2;
+  }
+  int status = 0;
+  for (const std::string& word : words) {
+    std::error_code error;
+    if (!std::filesystem::exists(word, error)) {
+      std::fprintf(stderr, "verify_checkpoint: there is no %s\n", word.c_str());
+      return 2;
+    }
+    for (const std::string& path : checkpoints_of(word)) status = verify(path) ? status : 1;
+  }
+  if (std::fflush(stdout) == 0) return status;
+  std::fputs("verify_checkpoint: cannot write what was found\n", stderr);
+  return 2;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run({argv + 1, argv + argc});
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "verify_checkpoint: %s\n", error.what());
+    return 1;
+  }
+}
