@@ -121,7 +121,16 @@ void add_file_flags(CLI::App& app, Options& o) {
   app.add_option("--save", o.save, "write a checkpoint to this folder at the end");
   app.add_option("--save-every", o.save_every, "and after every so many steps, in the background")
       ->check(CLI::Range(1, 100'000'000));
+  app.add_option("--keep", o.keep,
+                 "make --save a folder of the newest so many checkpoints, step-00000050 and so on, and a link 'latest'")
+      ->check(CLI::Range(1, 1'000'000));
   app.add_option("--load", o.load, "go on from this checkpoint, saved on any mesh, up to --steps in all");
+  app.add_option(
+         "--resume", o.resume,
+         "go on from the newest whole checkpoint of --save (or of the folder given), if there is one; a damaged "
+         "one is passed over for the one before")
+      ->expected(0, 1)
+      ->default_str("latest");
   app.add_option("--log", o.log, "write one JSON line a step to this file");
   app.add_option("--plot", o.plot, "write the loss curve to this SVG file");
   app.add_flag("--memory", o.memory, "fsdp: print the memory of rank 0, as predicted and as measured");
@@ -237,6 +246,9 @@ void settle_sizes(Options& o) {
   if (o.memory && o.parallel != "fsdp") throw UsageError("--memory needs --parallel fsdp");
   if (o.reshard != "true" && o.parallel != "fsdp") throw UsageError("--reshard-after-forward needs --parallel fsdp");
   if (o.save_every > 0 && o.save.empty()) throw UsageError("--save-every needs --save");
+  if (o.keep > 0 && o.save.empty()) throw UsageError("--keep needs --save");
+  if (o.resume == "latest" && o.save.empty()) throw UsageError("--resume needs --save, or the name of a folder");
+  if (!o.resume.empty() && !o.load.empty()) throw UsageError("--resume and --load are two ways to go on: give one");
   if (o.grad_accum > o.batch) throw UsageError("--grad-accum: more pieces than sequences in a batch");
   if (!o.mesh || !o.ranks) return;
   if (*o.ranks != o.mesh->size()) fit_mesh(o, *o.ranks);

@@ -80,6 +80,8 @@ struct Options {
   std::string log, plot, memory_plot, trace;
   std::string save, load;                   // folders of checkpoints
   std::int64_t save_every = 0;              // 0: only at the end
+  std::int64_t keep = 0;                    // 0: `save` is the checkpoint; else a folder of the newest so many
+  std::string resume;                       // "latest": the newest of `save`; or a folder; empty: from the beginning
   std::optional<ExpertFlags> experts = {};  // none: a dense model
 };
 

@@ -8,12 +8,14 @@
 
 #include "compare.h"
 #include "data.h"
+#include "dtensor/checkpoint_series.h"
 #include "dtensor/launch.h"
 #include "load.h"
 #include "log.h"
 #include "plot.h"
 #include "progress.h"
 #include "run.h"
+#include "signals.h"
 #include "stages.h"
 #include "trace.h"
 
@@ -157,7 +159,15 @@ void check_files(const Options& options) {
   check_writable("--trace", options.trace);
   check_writable("--schedule-plot", options.schedule_plot);
   if (options.experts) check_writable("--load-plot", options.experts->load_plot);
-  check_can_save("--save", options.save);
+  if (options.keep == 0) return check_can_save("--save", options.save);
+  const auto steps = dtensor::checkpoint_steps(options.save);
+  if (!steps.empty() && options.resume.empty()) {
+    throw UsageError(
+        fmt::format("--save {} has checkpoints of a run, the newest of step {}: go on from it with --resume, "
+                    "or name another folder",
+                    options.save, steps.front()));
+  }
+  check_can_save("--save", dtensor::checkpoint_of_step(options.save, 0));
 }
 
 Corpus read_corpus(Options& options) {
@@ -178,10 +188,13 @@ int run(Kind program, int argc, char** argv) {
   check_files(options);
   const Corpus corpus = read_corpus(options);
   Outcome outcome;
+  std::optional<LeaveSignals> signals;  // without a place to save to, they end the program as they do any other
+  if (!options.save.empty()) signals.emplace();
   const int status =
       dtensor::launch(argc, argv, [&](dtensor::Communicator world) { run_rank(world, options, corpus, outcome); });
   if (status != 0) return status;
   if (!outcome.usage_error.empty()) return report_usage_error(program, outcome.usage_error);
+  if (!outcome.records.empty() && outcome.records.back().left_by != 0) return kLeft;
   return outcome.reports ? report(options, corpus, outcome) : 0;
 }
 

@@ -190,7 +190,8 @@ std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
       memory.reset();
     }
     if (on_step) on_step(records.back());
-    state.after(step);
+    records.back().left_by = state.after(step);
+    if (records.back().left_by != 0) break;
   }
   if (job.memory != nullptr) job.memory->measured.optimizer = optimizer.state_bytes();
   return records;

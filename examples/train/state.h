@@ -1,11 +1,12 @@
-// A run that can be left and taken up again, on the same mesh or another: what belongs to it, when it is saved, and
-// from which step it goes on.
+// A run that can be left and taken up again, on the same mesh or another: what belongs to it, when it is saved, when it
+// is left, and from which step it goes on.
 #pragma once
 
 #include <optional>
 
 #include "args.h"
 #include "dtensor/checkpoint.h"
+#include "dtensor/checkpoint_series.h"
 
 namespace train {
 
@@ -16,18 +17,25 @@ class RunState {
 
   // To be told of everything that must be as it was: parameters, optimizer, random numbers.
   dtensor::Checkpoint& parts() { return parts_; }
-  // Loads where --load asks for it. The step to begin with. Throws UsageError where the batches would be others, or
-  // nothing is left to do.
+  // Loads where --load or --resume asks for it. The step to begin with. Throws UsageError where the batches would be
+  // others, or nothing is left to do. Collective.
   std::int64_t begin();
-  // Saves where --save asks for it: in the background every --save-every steps, and at the end.
-  void after(std::int64_t step);
+  // Saves where --save asks for it: in the background every --save-every steps, and at the end, or when any rank was
+  // asked to leave (signals.h): then it returns the signal, on every rank, and the run ends here. Collective.
+  int after(std::int64_t step);
 
  private:
+  std::string take_up();  // what was loaded; empty: nothing
+  int requested() const;
+  void save(bool wait);
+  void say(const std::string& line) const;
+
   const Options& options_;
   dtensor::Communicator world_;
   std::int64_t step_ = 0, seed_, batch_, sequence_;
   dtensor::Checkpoint parts_;
-  std::optional<dtensor::PendingSave> pending_;
+  std::optional<dtensor::CheckpointSeries> series_;  // of --keep
+  std::optional<dtensor::PendingSave> pending_;      // without it
 };
 
 }  // namespace train

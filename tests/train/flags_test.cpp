@@ -147,6 +147,17 @@ std::vector<Row> rows_of_both() {
        {in_folder("saved")},
        [](const Run& a, const Run&) { return a.number("step", 0) == 3; },
        {"--steps", "4"}},
+      {"--keep",
+       {"1", "--save", in_folder("kept")},
+       [](const Run&, const Run&) {
+         const bool kept = fs::exists(folder() / "kept/step-00000003");
+         fs::remove_all(folder() / "kept");
+         return kept;
+       }},
+      {"--resume",
+       {in_folder("saved")},
+       [](const Run& a, const Run&) { return a.log.size() == 2 && a.log.front().at("step") == 3; },
+       {"--steps", "5"}},
       {"--save-every", {"1"}, says("--save-every needs --save")},  // FlagsOfPrograms.SavesOnTheWay has the rest
       {"--log", {in_folder("other.jsonl")}, writes("other.jsonl", "loss")},
       {"--plot", {in_folder("loss.svg")}, writes("loss.svg", "</svg>")},
@@ -286,6 +297,9 @@ TEST(FlagsOfPrograms, WhatCannotBeIsOneLineWithTheProgramsName) {
        {"--expert-backend", "grouped", "--dtype", "float64"},
        "moe: --expert-backend grouped: not for --dtype float64"},
       {Kind::experts, {"--capacity", "2"}, "moe: --capacity needs --dispatcher capacity"},
+      {Kind::dense, {"--keep", "2"}, "train: --keep needs --save"},
+      {Kind::dense, {"--resume"}, "train: --resume needs --save, or the name of a folder"},
+      {Kind::dense, {"--resume", "a", "--load", "b"}, "train: --resume and --load are two ways to go on: give one"},
       {Kind::dense, {"--kv-heads", "3"}, "train: --kv-heads 3 does not divide the 4 heads"},
       {Kind::dense, {"--rope", "--hidden", "12"}, "train: --rope needs heads of an even size, not 3"},
       {Kind::dense, {"--sequence-placement", "zigzag"}, "train: --sequence-placement needs a --mesh with cp"},

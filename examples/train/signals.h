@@ -1,0 +1,25 @@
+// A request to leave: SIGTERM (what a scheduler sends before it takes the machine) and SIGUSR1 (what it can be told to
+// send earlier). The handler only notes it; the run looks between steps.
+#pragma once
+
+#include <csignal>
+#include <string>
+
+namespace train {
+
+// Notes the signals while it lives, for the whole process; one at a time.
+class LeaveSignals {
+ public:
+  LeaveSignals();
+  LeaveSignals(const LeaveSignals&) = delete;
+  LeaveSignals& operator=(const LeaveSignals&) = delete;
+  ~LeaveSignals();
+
+  static int received();  // the last one; 0: none, or nobody listens
+  static std::string name(int signal);
+
+ private:
+  struct sigaction term_ = {}, usr1_ = {};
+};
+
+}  // namespace train

@@ -1,0 +1,136 @@
+// A run that is asked to leave saves at the next step on all ranks and ends with a status of its own; it goes on from
+// there as if it had not been left.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+
+#include "dtensor/checkpoint_series.h"
+#include "resume.h"
+#include "train/program.h"
+#include "train/signals.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using train::Options;
+using train::StepRecord;
+
+class Leave : public testing::Test {
+ protected:
+  Leave() { fs::remove_all(folder_); }
+  ~Leave() override { fs::remove_all(folder_); }
+
+  // On `ranks` thread ranks; the signal comes after `at` of its steps, on whatever thread.
+  std::vector<StepRecord> run(int ranks, Options options, std::int64_t at = -1, int signal = SIGTERM) {
+    options.mesh = train::MeshShape{.shard = ranks};
+    std::vector<StepRecord> records;
+    const train::LeaveSignals signals;
+    dtensor::run_local(ranks, [&](dtensor::Communicator world) {
+      const auto mine = train::train_on_mesh(world, options, resume::corpus(), [&](const StepRecord& record) {
+        if (record.step == at && world.rank() == ranks - 1) ::raise(signal);
+      });
+      if (world.rank() == 0) records = mine;
+    });
+    return records;
+  }
+
+  Options saving(std::int64_t keep) const {
+    Options o = resume::options();
+    o.save = folder_;
+    o.keep = keep;
+    o.save_every = 3;
+    o.resume = "latest";
+    return o;
+  }
+
+  const std::string folder_ = resume::folder("leave_" + std::to_string(::getpid()));
+};
+
+TEST_F(Leave, ARunLeftOnEitherSignalGoesOnOnOtherRanks) {
+  const auto whole = run(2, resume::options());
+  for (const std::int64_t keep : {0, 2}) {
+    for (const int signal : {SIGTERM, SIGUSR1}) {
+      fs::remove_all(folder_);
+      const auto first = run(2, saving(keep), 4, signal);
+      // Ranks look after the step; the other one may have looked before the signal came.
+      ASSERT_TRUE(first.size() == 5 || first.size() == 6) << first.size();
+      EXPECT_EQ(first.back().left_by, signal);
+      EXPECT_LE(resume::largest_difference(first, whole), 1e-9);
+      if (keep > 0) EXPECT_EQ(dtensor::checkpoint_steps(folder_).front(), std::ssize(first));
+      const auto rest = run(3, saving(keep));
+      EXPECT_EQ(rest.front().step, std::ssize(first));
+      EXPECT_EQ(rest.size(), 10 - first.size());
+      EXPECT_EQ(rest.back().left_by, 0);
+      EXPECT_LE(resume::largest_difference(rest, whole), 1e-9);
+    }
+  }
+}
+
+TEST_F(Leave, OnTheLastStepItIsDone) {
+  const auto records = run(2, saving(0), 9);
+  EXPECT_EQ(records.size(), 10U);
+  EXPECT_EQ(records.back().left_by, 0);
+}
+
+TEST_F(Leave, RotatesAndPassesOverWhatIsDamaged) {
+  Options first = saving(2);
+  first.steps = 9;
+  const auto whole = run(2, resume::options());
+  run(2, first);
+  EXPECT_EQ(dtensor::checkpoint_steps(folder_), (std::vector<std::int64_t>{9, 6}));
+  fs::resize_file(dtensor::checkpoint_of_step(folder_, 9) + "/model.safetensors", 100);
+  testing::internal::CaptureStderr();
+  const auto rest = run(2, saving(2));
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("passed over, damaged: load "), std::string::npos) << said;
+  EXPECT_NE(said.find("going on after step 6 from "), std::string::npos) << said;
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 2) << said;
+  EXPECT_EQ(rest.front().step, 6);
+  EXPECT_LE(resume::largest_difference(rest, whole), 1e-9);
+}
+
+// The program's own status, by the way that a user starts it.
+TEST_F(Leave, TheProgramEndsWithAStatusOfItsOwn) {
+  std::vector<std::string> words = {"train",
+                                    "--hidden",
+                                    "16",
+                                    "--layers",
+                                    "1",
+                                    "--batch",
+                                    "2",
+                                    "--seq",
+                                    "8",
+                                    "--ranks",
+                                    "2",
+                                    "--steps",
+                                    "1000000",
+                                    "--save",
+                                    folder_,
+                                    "--data",
+                                    resume::options().data[0],
+                                    "--keep",
+                                    "1",
+                                    "--save-every",
+                                    "1",
+                                    "--resume"};
+  std::vector<char*> argv;
+  for (auto& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  std::jthread scheduler([&](const std::stop_token& stop) {
+    while (!stop.stop_requested() && dtensor::checkpoint_steps(folder_).empty()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    ::kill(::getpid(), SIGTERM);
+  });
+  testing::internal::CaptureStderr();
+  const int status = train::run_program(train::Kind::dense, static_cast<int>(words.size()), argv.data());
+  scheduler.join();
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(status, train::kLeft);
+  EXPECT_EQ(train::kLeft, 75);
+  EXPECT_NE(said.find("SIGTERM: saved to " + folder_), std::string::npos) << said;
+  EXPECT_TRUE(dtensor::verify_checkpoint(folder_ + "/latest").empty());
+}
+
+}  // namespace
