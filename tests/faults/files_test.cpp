@@ -1,0 +1,62 @@
+// A few trials of each campaign against checkpoints (tools/faults; by hand hundreds, docs/reliability.md).
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "faults/corruptions.h"
+#include "faults/headers.h"
+#include "faults/kills.h"
+#include "faults/rivals.h"
+#include "support/mpirun.h"
+
+namespace dtensor::test {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace faults;
+
+class Files : public testing::Test {
+ protected:
+  ~Files() override {
+    for (const auto& entry : fs::directory_iterator(fs::temp_directory_path())) {
+      if (entry.path().filename().string().starts_with(name_)) fs::remove_all(entry.path());
+    }
+  }
+  const std::string name_ = "dtensor_faults_" + std::to_string(::getpid());
+  const std::string folder_ = (fs::temp_directory_path() / name_).string();
+  const std::string program_ = (sibling("").parent_path().parent_path() / "tools/faults").string();
+};
+
+TEST_F(Files, WhatASaveReturnedForIsThereAfterAnyKill) {
+  for (const std::int64_t keep : {0, 2}) {
+    const KillReport report = run_kills({program_, folder_, 6, 2, keep, 512, 1});
+    EXPECT_EQ(report.trials, 6);
+    EXPECT_TRUE(report.good()) << report.first_problem;
+  }
+}
+
+TEST_F(Files, NoDamageIsSilent) {
+  const CorruptionReport report = run_corruptions({folder_, 300, 7});
+  EXPECT_EQ(report.first_problem, "");
+  EXPECT_EQ(report.by_class.size(), 11U);
+  for (const auto& [what, count] : report.by_class) {
+    EXPECT_GT(count.found, 0) << what;
+    EXPECT_EQ(count.silent, 0) << what;
+  }
+}
+
+TEST_F(Files, HostileHeadersAreRefusedByASentence) {
+  const HeaderReport report = run_headers({folder_, 500, 3});
+  EXPECT_EQ(report.trials, 500);
+  EXPECT_EQ(report.first_problem, "");
+  EXPECT_GT(report.refused, 100);
+}
+
+TEST_F(Files, TwoProgramsLeaveOneOfTheirs) {
+  const RivalReport report = run_rivals({program_, folder_, 3, 2, 512});
+  EXPECT_EQ(report.damaged + report.none + report.unclear, 0) << report.first_problem;
+}
+
+}  // namespace
+}  // namespace dtensor::test

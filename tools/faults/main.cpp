@@ -1,0 +1,90 @@
+// Campaigns of faults against checkpoints (docs/reliability.md): processes killed, bytes damaged, programs in each
+// other's way. tests/faults runs a few trials of each; by hand, as many as wanted:
+//   faults kills --trials 500; faults corruptions --trials 2000; faults rivals --trials 50
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+
+#include "faults/corruptions.h"
+#include "faults/headers.h"
+#include "faults/kills.h"
+#include "faults/rivals.h"
+
+namespace {
+
+using namespace dtensor::faults;
+
+struct Flags {
+  std::string folder = (std::filesystem::temp_directory_path() / "dtensor_faults").string();
+  int trials = 100, ranks = 2;
+  std::int64_t keep = 2, rows = 4096, step = 0;
+  std::uint64_t seed = 0;
+};
+
+std::string own_path() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
+
+int tell(const std::string& problem) {
+  if (!problem.empty()) std::printf("FIRST PROBLEM: %s\n", problem.c_str());
+  return problem.empty() ? 0 : 1;
+}
+
+int kills(const Flags& f) {
+  const KillReport r = run_kills({own_path(), f.folder, f.trials, f.ranks, f.keep, f.rows, f.seed});
+  std::printf(
+      "| kills, %s | %d | %d while starting, %d loading, %d saving, %d in a step | lost %d, wrong %d, hung %d |\n",
+      f.keep > 0 ? "a series" : "one folder", r.trials, r.starting, r.loading, r.saving, r.stepping, r.lost, r.wrong,
+      r.hung);
+  std::printf("the run came to step %lld\n", static_cast<long long>(r.last_step));
+  return tell(r.first_problem);
+}
+
+int corruptions(const Flags& f) {
+  const CorruptionReport r = run_corruptions({f.folder, f.trials, f.seed});
+  for (const auto& [what, c] : r.by_class) {
+    std::printf("| %s | %d | found %d, harmless %d | silent %d |\n", what.c_str(), c.found + c.harmless + c.silent,
+                c.found, c.harmless, c.silent);
+  }
+  return tell(r.first_problem);
+}
+
+int headers(const Flags& f) {
+  const HeaderReport r = run_headers({f.folder, f.trials, f.seed});
+  std::printf("| hostile headers and JSON | %d | refused %d, read %d | %s |\n", r.trials, r.refused, r.read,
+              r.first_problem.empty() ? "each with a sentence that names the file" : "a problem");
+  return tell(r.first_problem);
+}
+
+int rivals(const Flags& f) {
+  const RivalReport r = run_rivals({own_path(), f.folder, f.trials, f.ranks, f.rows});
+  std::printf("| two programs, one folder | %d | both saved %d, one %d, none %d | damaged %d, without the line %d |\n",
+              r.trials, r.both, r.one, r.none, r.damaged, r.unclear);
+  return tell(r.first_problem);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Flags f;
+  CLI::App app("Faults against checkpoints: each campaign prints a row of its trials.", "faults");
+  app.require_subcommand(1);
+  int status = 0;
+  const auto add = [&](const char* name, const char* what, int (*run)(const Flags&)) {
+    CLI::App* command = app.add_subcommand(name, what);
+    command->add_option("folder", f.folder, "emptied, and worked in")->capture_default_str();
+    command->add_option("--trials", f.trials)->capture_default_str();
+    command->add_option("--ranks", f.ranks, "thread ranks")->capture_default_str();
+    command->add_option("--keep", f.keep, "checkpoints of a series; 0: one folder, replaced")->capture_default_str();
+    command->add_option("--rows", f.rows, "of the largest tensor, 256 bytes each")->capture_default_str();
+    command->add_option("--step", f.step);
+    command->add_option("--seed", f.seed)->capture_default_str();
+    command->callback([&, run] { status = run(f); });
+  };
+  add("kills", "runs killed at random times and taken up again", kills);
+  add("corruptions", "checkpoints with damaged bytes and files", corruptions);
+  add("headers", "headers and JSON files changed piece by piece", headers);
+  add("rivals", "two programs saving to one folder", rivals);
+  add("run", "what `kills` kills", [](const Flags& o) { return run_victim(o.folder, o.ranks, o.keep, o.rows); });
+  add("save", "one of two rivals", [](const Flags& o) { return run_rival(o.folder, o.ranks, o.step, o.rows); });
+  CLI11_PARSE(app, argc, argv);
+  return status;
+}
