@@ -165,6 +165,7 @@ CheckpointSeries::CheckpointSeries(const std::string& root, const Communicator& 
     });
   }
   raise_on_all(ranks, impl_->what, error);
+  impl_->root = broadcast_text(ranks, impl_->root, 0);  // all speak of the same folder, links followed
 }
 
 CheckpointSeries::CheckpointSeries(CheckpointSeries&&) noexcept = default;

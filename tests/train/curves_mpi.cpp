@@ -7,6 +7,7 @@
 #include "dtensor/launch.h"
 #include "mesh_run.h"
 #include "resume.h"
+#include "train/signals.h"
 
 namespace {
 
@@ -72,11 +73,39 @@ void check_resume(const dtensor::Communicator& world) {
   if (world.rank() == 0) std::printf("ok resumed on %d ranks (%s)\n", n, world.backend_name());
 }
 
+// One rank is asked to leave: all save at the same step and end there; then they go on.
+void check_leave(const dtensor::Communicator& world, int signal) {
+  const int n = world.size();
+  train::Options options = resume::options();
+  options.mesh = train::MeshShape{1, n, 1};
+  const auto whole = train::train_on_mesh(world, options, resume::corpus(), {});
+  options.save = resume::folder("mpi_left_" + std::to_string(n));
+  options.keep = 1;
+  options.resume = "latest";
+  const train::LeaveSignals signals;
+  const auto first = train::train_on_mesh(world, options, resume::corpus(), [&](const train::StepRecord& record) {
+    if (record.step == 3 && world.rank() == n - 1) ::raise(signal);
+  });
+  TORCH_CHECK(first.size() == 4 && first.back().left_by == signal, "left after ", first.size(), " steps by ",
+              first.back().left_by);
+  {
+    const train::LeaveSignals again;  // forgets the signal
+    const auto rest = train::train_on_mesh(world, options, resume::corpus(), {});
+    TORCH_CHECK(rest.size() == 6 && resume::largest_difference(rest, whole) == 0, "went on for ", rest.size(),
+                " steps");
+  }
+  world.barrier();
+  if (world.rank() == 0) std::filesystem::remove_all(options.save);
+  if (world.rank() == 0) std::printf("ok left by %s on %d ranks\n", train::LeaveSignals::name(signal).c_str(), n);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   return dtensor::launch(argc, argv, [](const dtensor::Communicator& world) {
     check_all(world);
     check_resume(world);
+    check_leave(world, SIGTERM);
+    check_leave(world, SIGUSR1);
   });
 }
