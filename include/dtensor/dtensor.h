@@ -8,6 +8,7 @@
 #include "dtensor/checkpoint_activations.h"
 #include "dtensor/checkpoint_series.h"
 #include "dtensor/comm.h"
+#include "dtensor/data.h"
 #include "dtensor/debug.h"
 #include "dtensor/debug_rank.h"
 #include "dtensor/events.h"

@@ -1,0 +1,118 @@
+// Files of tokens, read by position. Not mapped into memory: a file that is cut while it is mapped ends the process by
+// a signal, and the system keeps what was read either way.
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <limits>
+
+#include "dtensor/data.h"
+
+namespace dtensor {
+namespace {
+
+std::int64_t bytes_of(TokenDtype dtype) { return dtype == TokenDtype::uint16 ? 2 : 4; }
+
+// One file; tokens [first, first + count) of the stream.
+struct File {
+  std::string path;
+  int descriptor = -1;
+  std::int64_t first = 0, count = 0;
+};
+
+File open_file(const std::string& path, TokenDtype dtype, std::int64_t first) {
+  File file{path, ::open(path.c_str(), O_RDONLY | O_CLOEXEC), first, 0};
+  TORCH_CHECK(file.descriptor >= 0, "TokenFiles: ", path, ": ", std::strerror(errno));
+  struct stat status {};
+  const bool regular = ::fstat(file.descriptor, &status) == 0 && S_ISREG(status.st_mode);
+  const std::int64_t bytes = regular ? status.st_size : 0;
+  if (!regular || bytes % bytes_of(dtype) != 0) ::close(file.descriptor);
+  TORCH_CHECK(regular, "TokenFiles: ", path, " is no file");
+  TORCH_CHECK(bytes % bytes_of(dtype) == 0, "TokenFiles: ", path, " has ", bytes,
+              " bytes, which are no whole tokens of ", bytes_of(dtype), " bytes");
+  file.count = bytes / bytes_of(dtype);
+  return file;
+}
+
+template <class Stored>
+void widen(const std::vector<char>& bytes, std::int64_t count, std::int64_t* to) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    Stored token;
+    std::memcpy(&token, bytes.data() + i * static_cast<std::int64_t>(sizeof(Stored)), sizeof(Stored));
+    to[i] = static_cast<std::int64_t>(token);
+  }
+}
+
+}  // namespace
+
+struct TokenFiles::State {
+  TokenDtype dtype = TokenDtype::uint16;
+  std::vector<File> files;
+  std::int64_t size = 0;
+  std::atomic<std::int64_t> tokens_read{0};
+
+  ~State() {
+    for (const File& file : files) ::close(file.descriptor);
+  }
+
+  void read(const File& file, std::int64_t first, std::int64_t count, std::int64_t* to) const {
+    std::vector<char> bytes(static_cast<std::size_t>(count * bytes_of(dtype)));
+    for (std::size_t at = 0; at < bytes.size();) {
+      const auto offset = static_cast<off_t>((first - file.first) * bytes_of(dtype)) + static_cast<off_t>(at);
+      const ssize_t n = ::pread(file.descriptor, bytes.data() + at, bytes.size() - at, offset);
+      if (n < 0 && errno == EINTR) continue;
+      TORCH_CHECK(n >= 0, "TokenFiles: ", file.path, ": ", std::strerror(errno));
+      TORCH_CHECK(n > 0, "TokenFiles: ", file.path, " ended at ", offset, " bytes: it was cut since it was opened");
+      at += static_cast<std::size_t>(n);
+    }
+    dtype == TokenDtype::uint16 ? widen<std::uint16_t>(bytes, count, to) : widen<std::uint32_t>(bytes, count, to);
+  }
+};
+
+TokenFiles::TokenFiles(const std::vector<std::string>& paths, TokenDtype dtype) : state_(std::make_shared<State>()) {
+  state_->dtype = dtype;
+  for (const auto& path : paths) {
+    state_->files.push_back(open_file(path, dtype, state_->size));
+    state_->size += state_->files.back().count;
+  }
+}
+
+std::int64_t TokenFiles::size() const { return state_->size; }
+std::int64_t TokenFiles::tokens_read() const { return state_->tokens_read; }
+
+void TokenFiles::read(std::int64_t first, std::int64_t count, std::int64_t* to) const {
+  TORCH_CHECK(first >= 0 && count >= 0 && first <= size() - count, "TokenFiles: tokens [", first, ", ", first + count,
+              ") of ", size());
+  state_->tokens_read += count;
+  for (const File& file : state_->files) {
+    const std::int64_t from = std::max(first, file.first), end = std::min(first + count, file.first + file.count);
+    if (from < end) state_->read(file, from, end - from, to + (from - first));
+  }
+}
+
+void write_token_file(const std::string& path, c10::IntArrayRef tokens, TokenDtype dtype) {
+  const std::int64_t most = dtype == TokenDtype::uint16 ? std::numeric_limits<std::uint16_t>::max()
+                                                        : std::numeric_limits<std::uint32_t>::max();
+  std::ofstream out(path, std::ios::binary);
+  for (const std::int64_t token : tokens) {
+    TORCH_CHECK(token >= 0 && token <= most, "write_token_file: token ", token, " is not in [0, ", most, "]");
+    const auto word = static_cast<std::uint32_t>(token);
+    const auto half = static_cast<std::uint16_t>(token);
+    if (dtype == TokenDtype::uint16) {
+      out.write(reinterpret_cast<const char*>(&half), sizeof half);
+    } else {
+      out.write(reinterpret_cast<const char*>(&word), sizeof word);
+    }
+  }
+  out.close();
+  TORCH_CHECK(out, "write_token_file: cannot write ", path);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,118 @@
+// Files of tokens and the batches made of them: the same global batches on any layout, of which each rank reads its own
+// part, and every sequence once an epoch.
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <numeric>
+#include <set>
+
+#include "dtensor/data.h"
+#include "support/ranks.h"
+
+namespace dtensor::test {
+namespace {
+
+std::string path_of(const std::string& name) {
+  return ::testing::TempDir() + "tokens_" + std::to_string(::getpid()) + "_" + name;
+}
+
+// 0, 1, 2, ... in files of these lengths.
+std::vector<std::string> counting(const std::vector<std::int64_t>& lengths, TokenDtype dtype) {
+  std::vector<std::string> paths;
+  std::int64_t next = 0;
+  for (const std::int64_t length : lengths) {
+    std::vector<std::int64_t> tokens(static_cast<std::size_t>(length));
+    std::iota(tokens.begin(), tokens.end(), next);
+    next += length;
+    paths.push_back(path_of(std::to_string(paths.size())));
+    write_token_file(paths.back(), tokens, dtype);
+  }
+  return paths;
+}
+
+RC_GTEST_PROP(TokenFiles, AreOneStream, ()) {
+  const auto lengths = *rc::gen::container<std::vector<std::int64_t>>(3, rc::gen::inRange<std::int64_t>(0, 40));
+  const auto dtype = *rc::gen::element(TokenDtype::uint16, TokenDtype::uint32);
+  const TokenFiles files(counting(lengths, dtype), dtype);
+  const auto size = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+  RC_ASSERT(files.size() == size);
+  const auto first = *rc::gen::inRange<std::int64_t>(0, size + 1),
+             count = *rc::gen::inRange<std::int64_t>(0, size - first + 1);
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(count)), expected(tokens.size());
+  files.read(first, count, tokens.data());
+  std::iota(expected.begin(), expected.end(), first);
+  RC_ASSERT(tokens == expected);
+  RC_ASSERT(files.tokens_read() == count);
+}
+
+RC_GTEST_PROP(TokenBatches, AreTheSameOnEveryLayoutAndReadInParts, ()) {
+  const auto seed = *rc::gen::inRange<std::uint64_t>(0, 1000000);
+  Draw choice(seed);
+  const TokenBatchOptions options{choice.integer(1, 9), choice.integer(1, 12), seed, choice.coin()};
+  const auto paths = counting({choice.integer(13, 200), choice.integer(0, 50)}, TokenDtype::uint16);
+  const auto step = choice.integer(0, 100);
+  const std::vector<std::vector<std::int64_t>> meshes = {{1}, {2}, {3}, {2, 2}, {2, 3}};
+  const auto shape = meshes[static_cast<std::size_t>(choice.integer(0, 4))];
+  const auto whole = TokenBatches(TokenFiles(paths), options).at(step);
+  EXPECT_TRUE(at::equal(whole.targets, whole.ids + 1));  // files that count
+  on_mesh(shape, [&](const DeviceMesh& mesh) {
+    Draw draw(seed);
+    const auto placements = draw.placements_of(mesh, {options.batch, options.sequence}, false);
+    const TokenFiles files(paths);
+    const auto batch = TokenBatches(files, options).at(step, mesh, placements);
+    EXPECT_EQ(DTensor(batch.ids).placements(), placements);
+    EXPECT_TRUE(at::equal(DTensor(batch.ids).full_tensor(), whole.ids));
+    EXPECT_TRUE(at::equal(DTensor(batch.targets).full_tensor(), whole.targets));
+    // A target more for each run of a row.
+    const auto own = DTensor(batch.ids).to_local();
+    const auto runs = shard_segments(options.sequence, 1, placements, mesh.shape(), *mesh.coordinate()).size();
+    EXPECT_LE(files.tokens_read(), own.numel() + own.size(0) * static_cast<std::int64_t>(runs));
+  });
+  RC_ASSERT(!::testing::Test::HasFailure());
+}
+
+RC_GTEST_PROP(TokenBatches, HaveEverySequenceOnceAnEpoch, ()) {
+  const auto sequences = *rc::gen::inRange<std::int64_t>(1, 70), batch = *rc::gen::inRange<std::int64_t>(1, 8);
+  const auto seed = *rc::gen::inRange<std::uint64_t>(0, 1000);
+  const TokenBatches batches(
+      TokenFiles(counting({sequences * 3 + 1 + *rc::gen::inRange<std::int64_t>(0, 3)}, TokenDtype::uint16)),
+      {batch, 3, seed});
+  RC_ASSERT(batches.sequences() == sequences);
+  std::vector<std::int64_t> starts;
+  for (std::int64_t step = 0; static_cast<std::int64_t>(starts.size()) < 2 * sequences; ++step) {
+    const auto first = batches.at(step).ids.select(1, 0).contiguous();
+    starts.insert(starts.end(), first.const_data_ptr<std::int64_t>(), first.const_data_ptr<std::int64_t>() + batch);
+  }
+  for (const auto epoch : {0, 1}) {
+    const auto begin = starts.begin() + epoch * sequences;
+    RC_ASSERT(std::set<std::int64_t>(begin, begin + sequences).size() == static_cast<std::size_t>(sequences));
+  }
+}
+
+TEST(TokenBatches, EpochsAndSeedsDifferInOrder) {
+  const TokenFiles files(counting({1001}, TokenDtype::uint16));
+  const auto first = TokenBatches(files, {100, 10, 1}), other = TokenBatches(files, {100, 10, 2});
+  EXPECT_FALSE(at::equal(first.at(0).ids, first.at(1).ids));
+  EXPECT_FALSE(at::equal(first.at(0).ids, other.at(0).ids));
+  const auto ordered = TokenBatches(files, {100, 10, 1, false});
+  EXPECT_TRUE(at::equal(ordered.at(0).ids.view(-1), at::arange(1000)));
+}
+
+TEST(TokenFiles, MistakesAreNamed) {
+  EXPECT_THROW(TokenFiles({path_of("none")}), c10::Error);
+  EXPECT_THROW(TokenFiles({::testing::TempDir()}), c10::Error);
+  EXPECT_THROW(write_token_file(path_of("big"), {70000}), c10::Error);
+  const auto paths = counting({9}, TokenDtype::uint16);
+  EXPECT_THROW(TokenFiles(paths, TokenDtype::uint32), c10::Error);  // 18 bytes
+  EXPECT_THROW(TokenBatches(TokenFiles(paths), {1, 9}), c10::Error);
+  const TokenFiles files(paths);
+  std::int64_t token = 0;
+  EXPECT_THROW(files.read(9, 1, &token), c10::Error);
+  std::filesystem::resize_file(paths[0], 4);
+  EXPECT_THROW(files.read(5, 1, &token), c10::Error);  // and no signal
+}
+
+}  // namespace
+}  // namespace dtensor::test
