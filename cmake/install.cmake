@@ -11,7 +11,11 @@ if(TARGET dtensor_mpi)
   install(TARGETS dtensor_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP)  # nobody links it
 endif()
 # An installed library finds its neighbour and LibTorch, which finds CUDA's libraries by its own run path.
-set_target_properties(${_libraries} PROPERTIES INSTALL_RPATH "$ORIGIN;${LIBTORCH_ROOT}/lib")
+if(SKBUILD)
+  set_target_properties(${_libraries} PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib")
+else()
+  set_target_properties(${_libraries} PROPERTIES INSTALL_RPATH "$ORIGIN;${LIBTORCH_ROOT}/lib")
+endif()
 if(TARGET dtensor_cuda)
   get_filename_component(_nccl_folder "${NCCL_LIBRARY}" DIRECTORY)
   set_property(TARGET dtensor_cuda APPEND PROPERTY INSTALL_RPATH "${_nccl_folder};${CUDAToolkit_LIBRARY_DIR}")

@@ -24,9 +24,30 @@ def run(ranks: int, fn: Callable[..., Any], *args: Any, timeout: float = 300.0, 
     Python's own means while it holds a lock that the other needs; change what the process has once for all its threads
     (``torch.set_default_dtype``, ``os.chdir``); put one tensor or module that it changes into the hands of several ranks.
     """
+    _unlock_cached_properties()
     if not callable(fn):
         raise TypeError(f"run({ranks}, fn): fn must be callable, not {fn!r}")
     return _C.run(ranks, functools.partial(fn, *args, **kwargs), timeout)
+
+
+def _unlock_cached_properties() -> None:
+    """Before Python 3.12 a ``functools.cached_property`` held one lock for all its instances while it computed: a rank that
+    communicates in one would wait for ranks that wait for the lock. From 3.12 on it has none, and here neither.
+    """
+    if sys.version_info >= (3, 12) or getattr(functools.cached_property, "_without_lock", False):
+        return
+
+    def get(self: Any, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        missing = object()
+        value = instance.__dict__.get(self.attrname, missing)
+        if value is missing:
+            value = instance.__dict__[self.attrname] = self.func(instance)
+        return value
+
+    functools.cached_property.__get__ = get  # type: ignore[method-assign]
+    functools.cached_property._without_lock = True  # type: ignore[attr-defined]
 
 
 def world() -> Communicator:

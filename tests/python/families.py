@@ -75,19 +75,23 @@ def make(family):
             break
     if kind == "AutoModelForMaskedLM":
         options.pop("is_decoder", None)
-    if "num_experts" in options or "num_local_experts" in options or "n_routed_experts" in options:
-        options["experts_implementation"] = "eager"  # the grouped kernel knows no float64
+    options["experts_implementation"] = "eager"  # the grouped kernel knows no float64
     if kind == "AutoModelForSeq2SeqLM":
         options["decoder_start_token_id"] = 1
         options.pop("is_decoder", None)
     try:
-        model = getattr(transformers, kind).from_config(config_class(**options))
-        model = model.double().eval()
+        config = config_class(**options)
+        build = getattr(transformers, kind).from_config
+        with torch.device("meta"):
+            size = sum(p.numel() for p in build(copy.deepcopy(config)).parameters())
+        if size > 4_000_000:
+            raise NoTinyModel(f"it stays large: {size} parameters")
+        model = build(config).double().eval()
+    except NoTinyModel:
+        raise
     except Exception as error:
         raise NoTinyModel(f"{type(error).__name__}: {error}") from error
-    if sum(p.numel() for p in model.parameters()) > 4_000_000:
-        raise NoTinyModel("it stays large")
-    if model.generation_config is not None:
+    if getattr(model, "generation_config", None) is not None:
         model.generation_config.eos_token_id = None
     return model, kind
 

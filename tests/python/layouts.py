@@ -43,7 +43,8 @@ def spread(tensor: torch.Tensor, mesh: dtensor.DeviceMesh, placements: list[dten
     for axis, placement in enumerate(placements):
         if placement.is_partial("sum"):
             group = mesh.get_group(axis)
-            noise = torch.arange(local.numel(), dtype=local.dtype).reshape(local.shape) / 7 + 1
+            # Whole numbers: shares of what is whole add up to it exactly (a target that is compared with 1).
+            noise = torch.arange(local.numel()).remainder(5).add(1).to(local.dtype).reshape(local.shape)
             local += noise * ((-1) ** group.rank * (group.rank + 1))
             total = sum((-1) ** r * (r + 1) for r in range(group.size))
             if group.rank == 0:

@@ -141,6 +141,7 @@ class Tensors(unittest.TestCase):
             self.assertEqual(dtensor.zeros(3, 2, **at).tolist(), [[0, 0]] * 3)
             self.assertEqual(dtensor.ones((3,), dtype=torch.int64, **at).dtype, torch.int64)
             self.assertEqual(dtensor.full((2,), 7.5, **at).tolist(), [7.5, 7.5])
+            self.assertEqual(dtensor.ones(2, device_mesh=mesh, placements=[Partial()]).tolist(), [1, 1])
             self.assertEqual(dtensor.arange(4, **at).tolist(), [0, 1, 2, 3])
             self.assertTrue(dtensor.empty(3, requires_grad=True, **at).requires_grad)
             dtensor.manual_seed(3)

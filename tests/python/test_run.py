@@ -1,5 +1,6 @@
 """Ranks as threads of one process: results, errors, and that nobody holds the interpreter while it waits."""
 
+import functools
 import threading
 import unittest
 
@@ -64,6 +65,14 @@ class Run(unittest.TestCase):
 
         dtensor.run(2, sets)
         self.assertEqual(dtensor.run(2, torch.is_grad_enabled), [True, True])
+
+    def test_cached_properties_that_communicate(self):
+        class Holder:
+            @functools.cached_property
+            def total(self):
+                return dtensor.ones(4, device_mesh=mesh_of((2,)), placements=[Partial()]).sum().item()
+
+        self.assertEqual(dtensor.run(2, lambda: [Holder().total for _ in range(3)], timeout=20), [[4, 4, 4]] * 2)
 
     def test_nested(self):
         inner = dtensor.run(2, lambda: (dtensor.rank(), dtensor.run(2, dtensor.rank), dtensor.world_size()))
