@@ -15,8 +15,6 @@ from ._C import PendingSave
 
 __all__ = ["save", "async_save", "load", "read_index", "load_safetensors", "PendingSave"]
 
-_MAX_FILE_BYTES = 5_000_000_000
-
 
 def _flat(state: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Names joined by dots, and what stands there; None is nothing."""
@@ -41,21 +39,26 @@ def _parts(state: Any) -> tuple[list[tuple[str, torch.Tensor]], dict[str, Any]]:
     return tensors, values
 
 
-def save(state_dict: dict[str, Any], checkpoint_id: str | os.PathLike[str], *, sync: bool = True) -> None:
+def save(
+    state_dict: dict[str, Any], checkpoint_id: str | os.PathLike[str], *, sync: bool = True, keep_foreign: bool = False
+) -> None:
     """Writes the folder ``checkpoint_id``, replacing a checkpoint of that name when all is written. Collective.
 
     ``state_dict``: nested dictionaries and lists of DTensors, and of plain tensors, numbers and texts that are equal on
-    all ranks. ``sync``: wait until the disk has it. An error anywhere is an error on every rank, and the former
+    all ranks. ``sync``: wait until the disk has it. ``keep_foreign``: files of others in the folder (a ``config.json``, a
+    tokenizer) stay; without it they are an error. An error anywhere is an error on every rank, and the former
     checkpoint stands.
     """
     tensors, values = _parts(state_dict)
-    _C.save_state(os.fspath(checkpoint_id), tensors, values, sync, _MAX_FILE_BYTES)
+    _C.save_state(os.fspath(checkpoint_id), tensors, values, sync, keep_foreign)
 
 
-def async_save(state_dict: dict[str, Any], checkpoint_id: str | os.PathLike[str], *, sync: bool = True) -> PendingSave:
+def async_save(
+    state_dict: dict[str, Any], checkpoint_id: str | os.PathLike[str], *, sync: bool = True, keep_foreign: bool = False
+) -> PendingSave:
     """The same in the background: tensors may be changed at once; ``wait()`` finishes it. Collective, both."""
     tensors, values = _parts(state_dict)
-    return _C.save_state_async(os.fspath(checkpoint_id), tensors, values, sync, _MAX_FILE_BYTES)
+    return _C.save_state_async(os.fspath(checkpoint_id), tensors, values, sync, keep_foreign)
 
 
 def load(
@@ -70,8 +73,8 @@ def load(
     """Fills the tensors of ``state_dict`` in place, and puts the saved numbers and texts where it has some. Collective.
 
     Ranks may be neither as many nor placed as those that saved; each reads its own parts. ``checkpoint_id``: such a
-    folder, one in the layout of HuggingFace, or a ``.safetensors`` file. What does not fit is one list, before anything
-    is written.
+    folder, one in the layout of HuggingFace, or a ``.safetensors`` file. What does not fit is one list, a ValueError,
+    before anything is written.
     """
     tensors, values = _parts(state_dict)
     with torch.no_grad():
@@ -80,7 +83,7 @@ def load(
         if name in found:
             _put(state_dict, name, found[name])
         elif not allow_missing:
-            raise RuntimeError(f"load: {os.fspath(checkpoint_id)} has no value {name!r}")
+            raise ValueError(f"load: {os.fspath(checkpoint_id)} has no value {name!r}")
 
 
 def _put(state: Any, name: str, value: Any) -> None:

@@ -4,7 +4,21 @@
 namespace dtensor::python {
 namespace {
 
-SaveOptions save_options(bool sync, std::int64_t max_file_bytes) { return {sync, max_file_bytes}; }
+SaveOptions save_options(bool sync, bool keep_foreign) {
+  SaveOptions options;
+  options.sync = sync;
+  options.keep_foreign = keep_foreign;
+  return options;
+}
+
+LoadOptions load_options(bool verify, bool allow_missing, bool allow_unexpected, bool allow_cast) {
+  LoadOptions options;
+  options.verify = verify;
+  options.allow_missing = allow_missing;
+  options.allow_unexpected = allow_unexpected;
+  options.allow_cast = allow_cast;
+  return options;
+}
 
 py::dict describe_index(const std::string& path) {
   const CheckpointIndex index = read_checkpoint_index(path);
@@ -26,22 +40,23 @@ void bind_checkpoint(py::module_& module) {
   module.def(
       "save_state",
       [](const std::string& directory, const StateTensors& tensors, const CheckpointValues& values, bool sync,
-         std::int64_t max_file_bytes) {
-        save_state(directory, current_world(), tensors, values, save_options(sync, max_file_bytes));
+         bool keep_foreign) {
+        save_state(directory, current_world(), tensors, values, save_options(sync, keep_foreign));
       },
       NoLock());
   module.def(
       "save_state_async",
       [](const std::string& directory, const StateTensors& tensors, const CheckpointValues& values, bool sync,
-         std::int64_t max_file_bytes) {
-        return save_state_async(directory, current_world(), tensors, values, save_options(sync, max_file_bytes));
+         bool keep_foreign) {
+        return save_state_async(directory, current_world(), tensors, values, save_options(sync, keep_foreign));
       },
       NoLock());
   module.def(
       "load_state",
       [](const std::string& path, const StateTensors& targets, bool verify, bool allow_missing, bool allow_unexpected,
          bool allow_cast) {
-        return load_state(path, current_world(), targets, {verify, allow_missing, allow_unexpected, allow_cast});
+        return load_state(path, current_world(), targets,
+                          load_options(verify, allow_missing, allow_unexpected, allow_cast));
       },
       NoLock());
   module.def("read_checkpoint_index", &describe_index);

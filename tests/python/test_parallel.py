@@ -434,7 +434,7 @@ class Checkpoints(unittest.TestCase):
             dtensor.load({"t": t}, self.path)
             self.assertEqual(t.tolist(), [0, 1, 2, 3, 4])
             for wrong, text in [({"u": t}, "u"), ({"t": dtensor.ones(3, device_mesh=mesh)}, "t"), ({"t": t, "n": 1}, "n")]:
-                with self.assertRaisesRegex(RuntimeError, text):
+                with self.assertRaisesRegex(ValueError, text):
                     dtensor.load(wrong, self.path)
             with self.assertRaisesRegex(TypeError, "'x.f' is a function"):
                 dtensor.save({"x": {"f": rows}}, self.path)
