@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iostream>
 
 #include "comm/describe.h"
 #include "comm/launch_flags.h"
@@ -12,12 +13,13 @@ namespace dtensor {
 namespace {
 
 int launch_threads(int ranks, const std::function<void(Communicator)>& fn, RunOptions options) {
-  const auto result = local::run_ranks(ranks, fn, options);
-  if (!result.error) return 0;
+  local::RunResult result;
   try {
+    result = local::run_ranks(ranks, fn, options);
+    if (!result.error) return 0;
     std::rethrow_exception(result.error);
-  } catch (...) {
-    print_failure(result.rank, current_exception_text());
+  } catch (...) {  // of a rank, or of starting them
+    print_failure(std::max(result.rank, 0), current_exception_text());
   }
   return 1;
 }
@@ -64,14 +66,23 @@ void print_failure(int rank, const std::string& text) {
   std::fflush(stderr);
 }
 
+int finish_output(int status) {
+  std::cout.flush();
+  const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0 || std::cout.bad();
+  if (lost) std::fputs("standard output could not be written (a full disk, a closed pipe?)\n", stderr);
+  return lost && status == 0 ? 1 : status;
+}
+
 int launch(int argc, char** argv, const std::function<void(Communicator)>& fn, RunOptions options) {
   LauncherEnvironment environment;
   try {
     environment = launcher_environment();
     const LaunchFlags flags = parse_launch_flags(argc, argv);
     environment.threads = flags.ranks != 0 ? flags.ranks : static_cast<int>(flags.mesh);
-    if (const ProcessMain run = choose(flags, environment)) return run(argc, argv, fn, options, environment);
-    return launch_threads(std::max(environment.threads, 1), fn, options);
+    if (const ProcessMain run = choose(flags, environment)) {
+      return finish_output(run(argc, argv, fn, options, environment));
+    }
+    return finish_output(launch_threads(std::max(environment.threads, 1), fn, options));
   } catch (const LaunchError& e) {
     if (environment.rank == 0) std::fprintf(stderr, "%s\n", e.what());
     return 2;

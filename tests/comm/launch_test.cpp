@@ -1,6 +1,9 @@
 // launch(): how many ranks, which backend, and what a start that makes no sense says.
 #include "dtensor/launch.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
@@ -52,6 +55,37 @@ Launched launched(
 }
 
 std::ptrdiff_t lines(const std::string& text) { return std::count(text.begin(), text.end(), '\n'); }
+
+TEST(Launch, OutputThatCannotBeWrittenIsAFailure) {
+  const Environment none({});
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";  // a fork would lack the pool's threads
+  const auto print = [] {
+    if (std::freopen("/dev/full", "w", stdout) == nullptr) std::_Exit(3);
+    std::_Exit(launch(0, nullptr, [](Communicator) { std::printf("a result\n"); }));
+  };
+  EXPECT_EXIT(print(), ::testing::ExitedWithCode(1), "standard output could not be written");
+}
+
+std::size_t mapped_bytes() {
+  std::size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
+// As `ulimit -v` does: some of the threads can be started.
+TEST(Launch, ThreadsThatCannotBeStartedAreAnError) {
+  const Environment none({});
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";  // a fork would lack the pool's threads
+  const auto start = [] {
+    const rlim_t most = mapped_bytes() + (std::size_t{200} << 20);
+    const rlimit limit{most, most};
+    setrlimit(RLIMIT_AS, &limit);
+    char program[] = "program", flag[] = "--ranks", ranks[] = "1000";
+    char* argv[] = {program, flag, ranks};
+    std::_Exit(launch(3, argv, [](Communicator world) { world.barrier(); }));
+  };
+  EXPECT_EXIT(start(), ::testing::ExitedWithCode(1), "cannot start thread [0-9]+ of the 1000 that thread ranks need");
+}
 
 TEST(Launch, ThreadsByFlags) {
   const Environment none({});

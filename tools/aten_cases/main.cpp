@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "aten_cases/run_case.h"
+#include "dtensor/launch.h"
 
 namespace {
 
@@ -120,5 +121,5 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   std::signal(SIGSEGV, on_crash);
   std::signal(SIGABRT, on_crash);
-  return run(flags);
+  return dtensor::finish_output(run(flags));
 }

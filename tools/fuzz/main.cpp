@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 
+#include "dtensor/launch.h"
 #include "fuzz/guard.h"
 #include "fuzz/run.h"
 #include "fuzz/sweep.h"
@@ -67,5 +68,5 @@ int main(int argc, char** argv) {
   const fuzz::Report report = sweep ? fuzz::run_sweep(seed, first, draws, list_refused)
                                     : fuzz::run_mistakes(data, seed, first, draws, list_refused);
   for (const auto& [word, count] : report.counts) std::cout << word << " " << count << "\n";
-  return report.wrong.empty() ? 0 : 1;
+  return finish_output(report.wrong.empty() ? 0 : 1);
 }

@@ -14,6 +14,7 @@
 #include <optional>
 
 #include "aten_cases/case_file.h"
+#include "dtensor/launch.h"
 #include "ops/op_entry.h"
 #include "verify_rules/search.h"
 
@@ -122,5 +123,5 @@ int main(int argc, char** argv) {
   app.add_option("--load", flags.load, "a shared library with operators and rules of your own");
   app.add_flag("--missing", flags.missing, "list the true strategies that are not offered");
   CLI11_PARSE(app, argc, argv);
-  return run(flags);
+  return dtensor::finish_output(run(flags));
 }

@@ -1,15 +1,15 @@
-// A run takes idle threads, or starts some, before any body begins: where the system has no more threads, nothing has
-// run yet. Each thread puts itself back when its body returns. Nested runs take others, so that nothing ever waits for
-// a thread.
+// A run takes idle threads, or starts some, before any body begins: where the system has no more threads or memory,
+// nothing has run yet. Each thread puts itself back when its body returns. Nested runs take others, so that nothing
+// ever waits for a thread.
 #include "comm/local/thread_pool.h"
 
 #include <c10/util/Exception.h>
 
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <latch>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -45,6 +45,7 @@ class Worker {
 struct Pool {
   std::mutex mutex;
   std::vector<Worker*> idle;
+  int started = 0;
   std::atomic<int> running{0};
 
   // Throws where a thread cannot be started; those that could be are idle then.
@@ -52,10 +53,12 @@ struct Pool {
     std::lock_guard lock(mutex);
     for (auto there = static_cast<int>(idle.size()); there < n; ++there) {
       try {
+        idle.reserve(static_cast<std::size_t>(started + 1));  // so that put() never fails
         auto worker = std::make_unique<Worker>();
         std::thread([w = worker.get()] { w->loop(); }).detach();
         idle.push_back(worker.release());
-      } catch (const std::system_error& error) {
+        ++started;
+      } catch (const std::exception& error) {  // no more threads, or no more memory
         TORCH_CHECK(false, "cannot start thread ", there + 1, " of the ", n, " that thread ranks need: ", error.what());
       }
     }
@@ -80,18 +83,21 @@ Pool& pool() {
 int running_threads() { return pool().running.load(); }
 
 void run_on_threads(int n, const std::function<void(int)>& body) {
-  const auto workers = pool().take(n);
   auto done = std::make_shared<std::latch>(n);
-  pool().running += n;
+  std::vector<Worker*> workers(static_cast<std::size_t>(n));
+  std::vector<std::function<void()>> jobs;
   for (int i = 0; i < n; ++i) {
-    Worker* worker = workers[static_cast<std::size_t>(i)];
-    worker->start([&body, done, worker, i] {
+    jobs.emplace_back([&body, done, &workers, i] {
+      Worker* worker = workers[static_cast<std::size_t>(i)];
       body(i);
       pool().running -= 1;
       pool().put(worker);
       done->count_down();
     });
   }
+  workers = pool().take(n);
+  pool().running += n;
+  for (std::size_t i = 0; i < workers.size(); ++i) workers[i]->start(std::move(jobs[i]));  // nothing to allocate
   done->wait();
 }
 
