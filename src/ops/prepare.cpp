@@ -72,6 +72,15 @@ SpecPtr spec_of_result(const OutputDecision& decision, const CachedCall& call) {
   return known ? own : intern_spec(decision.mesh, decision.placements, meta.sizes, meta.strides, meta.dtype);
 }
 
+// A local kernel sent the elements from where they were split.
+bool sent_by_kernel(const Decision& decision, const SpecPtr& from, const TensorSpec& to) {
+  for (std::size_t a = 0; a < to.placements.size(); ++a) {
+    const bool handled = (decision.handled_axes >> a & 1) != 0;
+    if (handled && from && from->placements[a].is_shard() && !to.placements[a].is_shard()) return true;
+  }
+  return false;
+}
+
 OutputAction make_output(const OutputDecision& decision, const CachedCall& call) {
   OutputAction action;
   action.alias = decision.alias;
@@ -93,7 +102,7 @@ OutputAction make_output(const OutputDecision& decision, const CachedCall& call)
     action.alias = -1;
     action.offset_delta = meta.offset_delta;
     const auto& base = call.inputs[action.base];
-    action.detached = base.from && !base.plan.empty();
+    action.detached = base.from && (!base.plan.empty() || sent_by_kernel(call.decision, base.to, *action.spec));
     if (!action.detached) action.source = action.base;
   }
   return action;

@@ -27,7 +27,11 @@ void add_moves(RuleBook& book) {
 
 void add_backward(RuleBook& book) {
   book.rule("aten::slice_backward", "X -> X").linear({0}).local_size("input_sizes");
-  book.rule("aten::select_backward", "X -> X[dim!]").linear({0}).local_size("input_sizes");
+  book.rule("aten::select_backward", "X -> X[dim]")
+      .linear({0})
+      .local_size("input_sizes")
+      .handled("dim", "select_row_backward")
+      .asks_destination();
   // The diagonal is the last dimension of the gradient, and the window that of an unfold's.
   book.rule("aten::diagonal_backward", "X_ -> X[dim1!,dim2!]").linear({0}).local_size("input_sizes");
   book.rule("aten::unfold_backward", "X[dim=_]_ -> X[dim!]")

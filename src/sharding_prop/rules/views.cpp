@@ -48,7 +48,9 @@ void add_texts(RuleBook& book) {
   add(book, "ab -> ba | a -> a |  -> ", {"aten::t"});
   add(book, "X[dim0=a,dim1=b] -> X[dim1=a,dim0=b]", {"aten::transpose"});
   add(book, "X -> X[dim=_]", {"aten::unsqueeze"});
-  add(book, "X[dim!] -> X*", {"aten::select", "aten::unbind"});
+  add(book, "X[dim!] -> X*", {"aten::unbind"});
+  // The owner of the entry sends it round: a copy, no view, where the dimension is split.
+  book.rule("aten::select", view_rule("X[dim] -> X")).handled("dim", "select_row").handled_gives_replicate();
   add(book, "X -> X*", {"aten::slice", "aten::split", "aten::chunk", "aten::unsafe_split", "aten::unsafe_chunk"});
   // The call gives lengths, which are not those of a part.
   add(book, "X[dim!] -> X[dim]*", {"aten::narrow", "aten::split_with_sizes", "aten::unsafe_split_with_sizes"});

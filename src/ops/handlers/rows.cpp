@@ -1,0 +1,57 @@
+// One entry of a split dimension: its owner sends it to those that the dimension is split over, and in backward puts
+// its gradient into its own part. Nothing else moves, and nobody holds the whole.
+#include <algorithm>
+
+#include "ops/handlers/local_args.h"
+
+namespace dtensor {
+namespace {
+
+// Where the element at this global index lies among the segments that a rank holds; -1: not there.
+std::int64_t place_in(const Segments& segments, std::int64_t index) {
+  std::int64_t before = 0;
+  for (const auto& segment : segments) {
+    if (index >= segment.offset && index < segment.offset + segment.length) return before + index - segment.offset;
+    before += segment.length;
+  }
+  return -1;
+}
+
+std::int64_t wrapped(std::int64_t index, std::int64_t size) { return index < 0 ? index + size : index; }
+
+void select_row(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto& spec = *args.spec("self");
+  const auto dim = args.dim();
+  const auto index = wrapped(args.integer("index"), spec.sizes[static_cast<std::size_t>(dim)]);
+  const auto& comm = call.communicator();
+  const auto segments = segments_of_members(spec, dim, call.decision.handled_axes, comm.size());
+  const auto owner =
+      std::find_if(segments.begin(), segments.end(), [&](const auto& s) { return place_in(s, index) >= 0; });
+  const auto root = static_cast<int>(owner - segments.begin());
+  auto row = root == comm.rank() ? args.tensor("self").select(dim, place_in(*owner, index)).clone()
+                                 : at::empty(call.outputs[0]->local_sizes, args.tensor("self").options());
+  comm.broadcast(row, root).wait();
+  give(call, {row});
+}
+
+void select_row_backward(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto& out = *call.outputs[0];
+  const auto grad = args.tensor("grad_output");
+  const auto dim = args.integer("dim") < 0 ? args.integer("dim") + out.dim() : args.integer("dim");
+  const auto size = out.sizes[static_cast<std::size_t>(dim)];
+  auto result = at::zeros(out.local_sizes, grad.options());
+  const auto at = place_in(own_segments(&out, dim, size), wrapped(args.integer("index"), size));
+  if (at >= 0) result.select(dim, at).copy_(grad);
+  give(call, {result});
+}
+
+}  // namespace
+
+void add_row_kernels(LocalKernels& kernels) {
+  kernels.emplace("select_row", select_row);
+  kernels.emplace("select_row_backward", select_row_backward);
+}
+
+}  // namespace dtensor
