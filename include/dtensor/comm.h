@@ -17,7 +17,10 @@
 
 namespace dtensor {
 
+class CallHistory;
 class CommBackend;
+struct CollectiveCall;
+enum class CollectiveKind : std::uint8_t;
 
 // A collective under way. Owns its tensors until it is finished; the destructor waits.
 class DTENSOR_API Work {
@@ -88,6 +91,8 @@ class DTENSOR_API Communicator {
   // The same communicator under another name in events and messages.
   Communicator with_label(std::string label) const;
   const std::string& label() const;
+  // The same communicator for the calls of one mesh: under Checked, its collectives compare them.
+  Communicator with_history(std::shared_ptr<const CallHistory> history) const;
   // Wakes every rank of the run that waits, now and later and in whatever communicator, with a CommError that carries
   // `reason` and this rank.
   void abort(const std::string& reason) const;
@@ -99,8 +104,13 @@ class DTENSOR_API Communicator {
   friend bool operator==(const Communicator& a, const Communicator& b) { return a.backend_ == b.backend_; }
 
  private:
+  // `like`: a tensor of the dtype that moves, or undefined.
+  CollectiveCall start_call(CollectiveKind kind, const at::Tensor& like) const;
+
   std::shared_ptr<CommBackend> backend_;
   std::shared_ptr<const std::string> label_;
+  const std::string* recorded_as_ = nullptr;  // the label, for records; null: none
+  std::shared_ptr<const CallHistory> history_;
 };
 
 struct RunOptions {

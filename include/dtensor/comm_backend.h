@@ -17,6 +17,9 @@
 
 namespace dtensor {
 
+class CallHistory;
+class RankRecord;
+
 enum class CollectiveKind : std::uint8_t {
   all_gather,
   reduce_scatter,
@@ -44,6 +47,10 @@ struct CollectiveCall {
   int tag = 0;                       // send and recv
   std::uint64_t sequence = 0;        // 1 for the first on this communicator; send and recv are counted apart
   std::shared_ptr<const std::string> label = {};  // of the handle (a mesh axis), may be null
+  // Under Checked: how many operators this rank has called on the communicator's mesh, a hash over them, and where they
+  // can be looked up. A hash of 0: none, not compared.
+  std::uint64_t operators = 0, signature = 0;
+  std::shared_ptr<const CallHistory> history = {};
 };
 
 // `outputs` are written, `inputs` read; the lists have one tensor or size() of them, as in Communicator. Tensors are
@@ -61,6 +68,12 @@ class DTENSOR_API CommBackend {
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::vector<std::int64_t>& ranks() const { return ranks_; }
   std::uint64_t next_sequence(CollectiveKind kind);
+
+  // What this rank did last; one for all communicators of a rank. Set before the backend is first used, by whoever
+  // starts the rank, else by the first Communicator.
+  RankRecord& record() const { return *record_; }
+  const std::shared_ptr<RankRecord>& shared_record() const { return record_; }
+  void set_record(std::shared_ptr<RankRecord> record) { record_ = std::move(record); }
 
   virtual const char* name() const = 0;
   virtual bool supports(c10::DeviceType device) const = 0;
@@ -96,6 +109,7 @@ class DTENSOR_API CommBackend {
   std::vector<std::int64_t> ranks_;
   std::uint64_t collectives_ = 0;
   std::uint64_t messages_ = 0;
+  std::shared_ptr<RankRecord> record_;
 };
 
 }  // namespace dtensor

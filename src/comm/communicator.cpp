@@ -9,10 +9,13 @@
 #include <numeric>
 
 #include "comm/buffer_pool.h"
+#include "comm/call_history.h"
 #include "comm/check.h"
 #include "comm/copy.h"
 #include "comm/describe.h"
 #include "comm/events.h"
+#include "comm/kept_text.h"
+#include "comm/rank_record.h"
 #include "dtensor/comm_backend.h"
 
 namespace dtensor {
@@ -52,16 +55,6 @@ auto report(const CollectiveCall& call, std::int64_t bytes, Run&& run) {
   return result;
 }
 
-CollectiveCall make_call(CommBackend& backend, CollectiveKind kind, const at::Tensor& like,
-                         const std::shared_ptr<const std::string>& label) {
-  CollectiveCall call;
-  call.kind = kind;
-  call.dtype = like.defined() ? like.scalar_type() : at::kByte;
-  call.label = label;
-  call.sequence = backend.next_sequence(kind);
-  return call;
-}
-
 }  // namespace
 
 void Work::wait() {
@@ -81,7 +74,34 @@ std::uint64_t CommBackend::next_sequence(CollectiveKind kind) {
   return message ? ++messages_ : ++collectives_;
 }
 
-Communicator::Communicator(std::shared_ptr<CommBackend> backend) : backend_(std::move(backend)) {}
+// What a thread rank makes is its own, under whatever backend.
+Communicator::Communicator(std::shared_ptr<CommBackend> backend) : backend_(std::move(backend)) {
+  if (!backend_ || backend_->shared_record()) return;
+  const auto* mine = RankRecord::of_this_thread();
+  const auto rank = static_cast<std::size_t>(backend_->rank());
+  backend_->set_record(mine != nullptr ? mine->shared() : std::make_shared<RankRecord>(ranks()[rank], size()));
+}
+
+CollectiveCall Communicator::start_call(CollectiveKind kind, const at::Tensor& like) const {
+  auto& record = backend_->record();
+  if (C10_UNLIKELY(!record.is_mine())) {
+    refuse_other_rank(record, std::string(to_string(kind)) + ": a communicator " + describe_group(label(), ranks()));
+  }
+  CollectiveCall call;
+  call.kind = kind;
+  call.dtype = like.defined() ? like.scalar_type() : at::kByte;
+  call.label = label_;
+  call.sequence = backend_->next_sequence(kind);
+  const bool message = kind == CollectiveKind::send || kind == CollectiveKind::recv;  // each end is elsewhere
+  if (!message && history_ && history_->signature() != 0) {
+    call.operators = history_->operators();
+    call.signature = history_->signature();
+    call.history = history_;
+  }
+  record.note(kind, call.sequence, recorded_as_);
+  return call;
+}
+
 int Communicator::rank() const { return backend_->rank(); }
 int Communicator::size() const { return backend_->size(); }
 const char* Communicator::backend_name() const { return backend_->name(); }
@@ -89,7 +109,7 @@ const std::vector<std::int64_t>& Communicator::ranks() const { return backend_->
 
 Work Communicator::all_gather(at::TensorList outputs, const at::Tensor& input) const {
   if (!all_plain(input)) return all_gather(outputs, plain(input));
-  const auto call = make_call(*backend_, CollectiveKind::all_gather, input, label_);
+  const auto call = start_call(CollectiveKind::all_gather, input);
   check_list(*backend_, call, outputs, "outputs");
   check_tensors(*backend_, call, outputs, input);
   check_same_sizes(call, outputs[rank()], input);
@@ -103,7 +123,7 @@ Work Communicator::reduce_scatter(const at::Tensor& output, at::TensorList input
     for (const auto& t : inputs) resolved.push_back(plain(t));
     return reduce_scatter(output, resolved, op);
   }
-  auto call = make_call(*backend_, CollectiveKind::reduce_scatter, output, label_);
+  auto call = start_call(CollectiveKind::reduce_scatter, output);
   call.op = op;
   check_list(*backend_, call, inputs, "inputs");
   check_tensors(*backend_, call, output, inputs);
@@ -114,7 +134,7 @@ Work Communicator::reduce_scatter(const at::Tensor& output, at::TensorList input
 }
 
 Work Communicator::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
-  auto call = make_call(*backend_, CollectiveKind::all_reduce, tensor, label_);
+  auto call = start_call(CollectiveKind::all_reduce, tensor);
   call.op = op;
   check_tensors(*backend_, call, tensor, {});
   check_reduction(call);
@@ -124,7 +144,7 @@ Work Communicator::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
 
 Work Communicator::all_reduce(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const {
   if (!all_plain(input)) return all_reduce(output, plain(input), op);
-  auto call = make_call(*backend_, CollectiveKind::all_reduce, output, label_);
+  auto call = start_call(CollectiveKind::all_reduce, output);
   call.op = op;
   check_tensors(*backend_, call, output, input);
   check_same_sizes(call, output, input);
@@ -140,7 +160,7 @@ Work Communicator::all_to_all(at::TensorList outputs, at::TensorList inputs) con
     for (const auto& t : inputs) resolved.push_back(plain(t));
     return all_to_all(outputs, resolved);
   }
-  const auto call = make_call(*backend_, CollectiveKind::all_to_all, inputs.empty() ? at::Tensor() : inputs[0], label_);
+  const auto call = start_call(CollectiveKind::all_to_all, inputs.empty() ? at::Tensor() : inputs[0]);
   check_list(*backend_, call, outputs, "outputs");
   check_list(*backend_, call, inputs, "inputs");
   check_tensors(*backend_, call, outputs, inputs);
@@ -174,7 +194,7 @@ std::int64_t bytes_of_list(at::TensorList list) {
 
 Work Communicator::all_gather_list(at::TensorList outputs, at::TensorList inputs) const {
   TORCH_CHECK(!inputs.empty() && all_plain(inputs), "all_gather: a list must have tensors, without conjugate bits");
-  const auto call = make_call(*backend_, CollectiveKind::all_gather, inputs[0], label_);
+  const auto call = start_call(CollectiveKind::all_gather, inputs[0]);
   check_lists(*backend_, call, outputs, inputs, "outputs");
   touched(outputs);
   const auto mine = outputs.slice(static_cast<std::size_t>(rank()) * inputs.size(), inputs.size());
@@ -185,7 +205,7 @@ Work Communicator::all_gather_list(at::TensorList outputs, at::TensorList inputs
 Work Communicator::reduce_scatter_list(at::TensorList outputs, at::TensorList inputs, ReduceOp op) const {
   TORCH_CHECK(!outputs.empty() && all_plain(inputs),
               "reduce_scatter: a list must have tensors, without conjugate bits");
-  auto call = make_call(*backend_, CollectiveKind::reduce_scatter, outputs[0], label_);
+  auto call = start_call(CollectiveKind::reduce_scatter, outputs[0]);
   call.op = op;
   check_tensors(*backend_, call, outputs, {});
   check_lists(*backend_, call, inputs, outputs, "inputs");
@@ -197,7 +217,7 @@ Work Communicator::reduce_scatter_list(at::TensorList outputs, at::TensorList in
 
 Work Communicator::all_reduce_list(at::TensorList tensors, ReduceOp op) const {
   TORCH_CHECK(!tensors.empty(), "all_reduce: an empty list");
-  auto call = make_call(*backend_, CollectiveKind::all_reduce, tensors[0], label_);
+  auto call = start_call(CollectiveKind::all_reduce, tensors[0]);
   call.op = op;
   check_tensors(*backend_, call, tensors, {});
   check_reduction(call);
@@ -216,7 +236,7 @@ at::Tensor Communicator::empty(at::IntArrayRef sizes, at::TensorOptions options)
 bool Communicator::asynchronous() const { return backend_->asynchronous(); }
 
 Work Communicator::broadcast(const at::Tensor& tensor, int root) const {
-  auto call = make_call(*backend_, CollectiveKind::broadcast, tensor, label_);
+  auto call = start_call(CollectiveKind::broadcast, tensor);
   call.peer = root;
   check_peer(*backend_, call);
   check_tensors(*backend_, call, tensor, {});
@@ -227,7 +247,7 @@ Work Communicator::broadcast(const at::Tensor& tensor, int root) const {
 
 Work Communicator::send(const at::Tensor& tensor, int peer, int tag) const {
   if (!all_plain(tensor)) return send(plain(tensor), peer, tag);
-  auto call = make_call(*backend_, CollectiveKind::send, tensor, label_);
+  auto call = start_call(CollectiveKind::send, tensor);
   call.peer = peer;
   call.tag = tag;
   check_peer(*backend_, call);
@@ -236,7 +256,7 @@ Work Communicator::send(const at::Tensor& tensor, int peer, int tag) const {
 }
 
 Work Communicator::recv(const at::Tensor& tensor, int peer, int tag) const {
-  auto call = make_call(*backend_, CollectiveKind::recv, tensor, label_);
+  auto call = start_call(CollectiveKind::recv, tensor);
   call.peer = peer;
   call.tag = tag;
   check_peer(*backend_, call);
@@ -246,7 +266,7 @@ Work Communicator::recv(const at::Tensor& tensor, int peer, int tag) const {
 }
 
 void Communicator::barrier() const {
-  const auto call = make_call(*backend_, CollectiveKind::barrier, {}, label_);
+  const auto call = start_call(CollectiveKind::barrier, {});
   report(call, 0, [&] { return backend_->barrier(call), 0; });
 }
 
@@ -276,13 +296,22 @@ Communicator Communicator::subgroup(at::IntArrayRef members, std::string label) 
               "subgroup: the members ", members, " are not distinct ranks of a communicator of ", size());
   TORCH_CHECK(std::binary_search(sorted.begin(), sorted.end(), rank()), "subgroup: rank ", rank(),
               " is not among the members ", members);
-  return Communicator(backend_->subgroup(members, label)).with_label(std::move(label));
+  auto made = backend_->subgroup(members, label);
+  made->set_record(backend_->shared_record());
+  return Communicator(std::move(made)).with_label(std::move(label));
 }
 
 Communicator Communicator::with_label(std::string label) const {
   Communicator named = *this;
+  named.recorded_as_ = label.empty() ? nullptr : &kept_text(label);
   named.label_ = label.empty() ? nullptr : std::make_shared<const std::string>(std::move(label));
   return named;
+}
+
+Communicator Communicator::with_history(std::shared_ptr<const CallHistory> history) const {
+  Communicator seen = *this;
+  seen.history_ = std::move(history);
+  return seen;
 }
 
 const std::string& Communicator::label() const {

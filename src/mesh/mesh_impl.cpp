@@ -5,6 +5,8 @@
 
 #include <numeric>
 
+#include "comm/call_history.h"
+#include "comm/rank_record.h"
 #include "mesh/layout.h"
 #include "mesh/world_state.h"
 
@@ -15,6 +17,8 @@ MeshImpl::MeshImpl(MeshLayout layout, Communicator world, c10::DeviceType device
     : MeshInfo(std::move(layout), world.rank(), device, std::move(computes)),
       world_(std::move(world)),
       state_(std::move(state)),
+      record_(world_.backend().shared_record()),
+      history_(std::make_shared<CallHistory>()),
       by_mask_(std::size_t{1} << this->layout.ndim()) {}
 
 MeshImpl::~MeshImpl() = default;
@@ -34,7 +38,7 @@ const Communicator& MeshImpl::make_communicator(AxisMask axes) const {
   const auto label = axes_label(layout, axes);
   const auto shared = ranks == whole_world ? world_ : state_->communicator(world_, ranks, label);
   const std::lock_guard lock(made_mutex_);
-  made_.push_back(std::make_unique<Communicator>(shared.with_label(label)));
+  made_.push_back(std::make_unique<Communicator>(shared.with_label(label).with_history(history_)));
   by_mask_[axes].store(made_.back().get(), std::memory_order_release);
   return *made_.back();
 }

@@ -13,6 +13,8 @@
 
 namespace dtensor {
 
+class CallHistory;
+class RankRecord;
 class WorldState;  // shared by all meshes of one rank's world communicator (mesh/world_state.h)
 
 // Made by intern_mesh only, so that pointer equality is equality of layouts.
@@ -30,6 +32,10 @@ class MeshImpl final : public MeshInfo {
 
   std::string str() const;
 
+  // Of this rank: what it did last, and under Checked its calls on this mesh.
+  RankRecord& record() const { return *record_; }
+  CallHistory& history() const { return *history_; }
+
   // How often this was asked of this kind, this time included: the same number on all ranks of the mesh that ask alike.
   // Kinds are bounded: beyond some thousands, all counts start again.
   std::uint64_t count(std::uint64_t kind) const;
@@ -43,6 +49,8 @@ class MeshImpl final : public MeshInfo {
 
   Communicator world_;
   std::shared_ptr<WorldState> state_;
+  std::shared_ptr<RankRecord> record_;
+  std::shared_ptr<CallHistory> history_;
   // Handles of the shared communicators, labelled with this mesh's axes.
   mutable std::vector<std::atomic<const Communicator*>> by_mask_;  // indexed by AxisMask
   mutable std::mutex count_mutex_;

@@ -19,6 +19,29 @@ using Body = std::function<void(Communicator)>;
 
 void reduce(const Communicator& world, std::int64_t n) { world.all_reduce(at::ones({n}), ReduceOp::sum).wait(); }
 
+// As a launcher does that ends its ranks.
+void end_soon(int signal) {
+  std::thread([signal] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    kill(getpid(), signal);
+  }).detach();
+}
+
+volatile sig_atomic_t asked = 0;
+
+// A program with a handler of its own, which every rank enters while the others wait for rank 1.
+void save_when_asked(const Communicator& world) {
+  signal(SIGTERM, [](int) { asked = 1; });
+  end_soon(SIGTERM);
+  for (;;) {
+    if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    const at::Tensor any = at::full({1}, static_cast<int>(asked), at::kInt);
+    world.all_reduce(any, ReduceOp::max).wait();
+    if (any.item<int>() != 0) break;
+  }
+  std::printf("rank %d saved\n", world.rank());
+}
+
 const std::map<std::string, Body>& cases() {
   static const std::map<std::string, Body> all = {
       {"fine", [](Communicator world) { reduce(world, 4); }},
@@ -55,6 +78,26 @@ const std::map<std::string, Body>& cases() {
          if (world.rank() == 1) world.abort("out of data");
          world.barrier();
        }},
+      {"recv",
+       [](Communicator world) {
+         if (world.rank() == 0) world.recv(at::ones({4}), 1).wait();
+         reduce(world, 4);
+       }},
+      {"axes",
+       [](Communicator world) {
+         if (world.rank() < 2) {
+           const auto pair = world.subgroup({0, 1}, "tp");
+           if (world.rank() == 0) pair.barrier();
+         }
+         reduce(world, 4);
+       }},
+      {"everybody", [](Communicator) { throw std::runtime_error("no such file"); }},
+      {"own handler", save_when_asked},
+      {"interrupted",
+       [](Communicator world) {
+         end_soon(SIGTERM);
+         world.recv(at::ones({4}), (world.rank() + 1) % world.size()).wait();
+       }},
       {"kill",
        [](Communicator world) {
          reduce(world, 4);
@@ -71,7 +114,8 @@ int run_case(const char* name, int argc, char** argv) {
   const auto found = cases().find(name);
   if (found == cases().end()) return std::fprintf(stderr, "no case %s\n", name), 2;
   RunOptions options;
-  options.timeout = std::chrono::milliseconds(1500);
+  const bool waits = std::string(name) == "recv" || std::string(name) == "axes";  // must end without it
+  options.timeout = std::chrono::milliseconds(waits ? 60000 : 1500);
   return launch(argc, argv, found->second, options);
 }
 

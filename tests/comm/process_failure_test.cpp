@@ -71,6 +71,40 @@ TEST(MpiFailure, VariablesOfAnotherLauncher) {
   }
 }
 
+TEST_P(ProcessFailure, AReceiveAgainstACollectiveEndsAtOnce) {
+  ends("recv", {0, 1, 2}, {"ranks wait for each other", "recv #1 (from 1, tag 0", "all_reduce #1", "last of rank"});
+}
+
+TEST_P(ProcessFailure, RanksThatWaitForEachOtherAcrossCommunicatorsEndAtOnce) {
+  ends("axes", {0, 1, 2}, {"ranks wait for each other", "barrier #1 on tp {0, 1}", "all_reduce #1"});
+}
+
+TEST_P(ProcessFailure, WhatEveryRankSaysIsSaidOnce) {
+  const Ended out = GetParam().run(3, program, "everybody");
+  EXPECT_NE(out.status, 0);
+  const auto first = out.output.find("no such file");
+  EXPECT_NE(line_of(out.output, 0).find("no such file"), std::string::npos) << out.output;
+  EXPECT_EQ(out.output.find("no such file", first + 1), std::string::npos) << out.output;
+}
+
+TEST_P(ProcessFailure, AHandlerOfTheProgramIsLeftToItself) {
+  for (int trial = 0; trial < 3; ++trial) {
+    const Ended out = GetParam().run(3, program, "own handler");
+    EXPECT_EQ(out.status, 0) << out.output;
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_NE(out.output.find("rank " + std::to_string(r) + " saved"), std::string::npos) << out.output;
+    }
+  }
+}
+
+TEST_P(ProcessFailure, AnInterruptedRunLosesNoRank) {
+  const Ended out = GetParam().run(3, program, "interrupted");
+  EXPECT_NE(out.status, 0);
+  EXPECT_TRUE(out.in_time);
+  EXPECT_NE(out.output.find("the run was interrupted"), std::string::npos) << out.output;
+  EXPECT_EQ(out.output.find("has lost a rank"), std::string::npos) << out.output;
+}
+
 TEST_P(ProcessFailure, AKilledRank) {
   const Ended out = GetParam().run(3, program, "kill");
   EXPECT_NE(out.status, 0);

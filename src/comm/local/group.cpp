@@ -5,6 +5,7 @@
 
 #include <thread>
 
+#include "comm/call_history.h"
 #include "comm/describe.h"
 #include "comm/local/mailbox.h"
 
@@ -46,7 +47,8 @@ void Group::rendezvous(int me, const Published& mine) {
 
 namespace {
 bool agree(const CollectiveCall& a, const CollectiveCall& b) {
-  return a.kind == b.kind && a.op == b.op && a.dtype == b.dtype && a.peer == b.peer && a.sequence == b.sequence;
+  return a.kind == b.kind && a.op == b.op && a.dtype == b.dtype && a.peer == b.peer && a.sequence == b.sequence &&
+         same_operators(a, b);
 }
 }  // namespace
 
@@ -60,12 +62,17 @@ bool same_sizes(at::TensorList a, at::TensorList b) {
 
 std::string Group::disagreement(std::uint64_t sequence) const {
   std::string out = "ranks disagree on " + describe_group(label_, ranks_) + ": ";
+  std::vector<MemberCalls> members;
+  for (int i = 0; i < size(); ++i) members.push_back(calls_of(ranks_[i], published(i, sequence).call));
+  if (const auto difference = first_difference(members); !difference.empty()) {
+    out += "their operators differ, " + difference + "; ";
+  }
   for (int i = 0; i < size(); ++i) {
     const Published& p = published(i, sequence);
     out +=
         (i > 0 ? "; rank " : "rank ") + std::to_string(ranks_[i]) + " called " + describe(p.call, p.outputs, p.inputs);
   }
-  return out;
+  return out + world_->recent(ranks_);
 }
 
 // The sizes that each kind pairs up; each member looks at what it is going to read.

@@ -43,7 +43,7 @@ void Mailbox::deliver(Group& group, Message& mine, Message& other) {
   if (from.call.dtype != to.call.dtype || from.tensor.sizes() != to.tensor.sizes()) {
     group.world().fail("ranks disagree: rank " + std::to_string(group.ranks()[from.me]) + " called " +
                        text(group, from) + "; rank " + std::to_string(group.ranks()[to.me]) + " called " +
-                       text(group, to));
+                       text(group, to) + group.world().recent({group.ranks()[from.me], group.ranks()[to.me]}));
     return;
   }
   try {

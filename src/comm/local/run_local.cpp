@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <c10/core/AutogradState.h>
 
+#include <atomic>
 #include <thread>
 
 #include "comm/describe.h"
@@ -46,11 +47,17 @@ RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunO
   auto world = std::make_shared<World>(ranks, options, ranks + running_threads() > cores);
   const auto group = make_world_group(world);
   const int intra_op = options.set_threads ? std::max(1, at::get_num_threads() / ranks) : 0;
+  static std::atomic<std::uint64_t> runs{0};
+  const auto run = ++runs;
+  for (int r = 0; r < ranks; ++r) world->set_record(r, std::make_shared<RankRecord>(r, ranks, run));
   FirstError first;
   run_on_threads(ranks, [&](int rank) {
-    set_up_thread(intra_op);
+    const RankThread thread(*world->record(rank));
     try {
-      fn(Communicator(make_backend(group, rank)));
+      set_up_thread(intra_op);
+      auto backend = make_backend(group, rank);
+      backend->set_record(world->record(rank));
+      fn(Communicator(std::move(backend)));
     } catch (...) {
       first.record(rank, std::current_exception());
       world->fail("rank " + std::to_string(rank) + " failed: " + current_exception_text());

@@ -105,7 +105,9 @@ std::string WaitSet::report(const WaitText& text) const {
   out += missing.size() > 1 ? "s" : "";
   for (std::size_t i = 0; i < missing.size(); ++i) out += (i > 0 ? ", " : " ") + std::to_string(missing[i]);
   for (auto rank : missing) out += "; " + world_.whereabouts(rank);
-  return out;
+  std::vector<std::int64_t> concerned{text.rank};
+  concerned.insert(concerned.end(), missing.begin(), missing.end());
+  return out + world_.recent(concerned);
 }
 
 }  // namespace dtensor::local

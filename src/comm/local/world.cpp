@@ -72,6 +72,17 @@ void World::end_wait(std::int64_t rank) {
   ranks_[rank].place.clear();
 }
 
+std::string World::recent(c10::ArrayRef<std::int64_t> ranks) const {
+  constexpr std::size_t kShownRanks = 4;
+  std::string out;
+  for (const auto rank : ranks.slice(0, std::min(ranks.size(), kShownRanks))) {
+    const auto& record = ranks_[rank].record;
+    const auto text = record ? record->recent() : "";
+    if (!text.empty()) out += "; last of rank " + std::to_string(rank) + ": " + text;
+  }
+  return out;
+}
+
 std::string World::whereabouts(std::int64_t rank) const {
   const std::string who = "rank " + std::to_string(rank);
   if (left(rank)) return who + " has returned from its function";

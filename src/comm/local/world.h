@@ -1,15 +1,18 @@
 // One run_local: what all its thread ranks share, whatever communicator they use.
 #pragma once
 
+#include <c10/util/ArrayRef.h>
 #include <c10/util/FunctionRef.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "comm/rank_record.h"
 #include "dtensor/comm.h"
 
 namespace dtensor::local {
@@ -32,6 +35,12 @@ class World {
   void leave(std::int64_t rank) { ranks_[rank].left.store(true, std::memory_order_release); }
   bool left(std::int64_t rank) const { return ranks_[rank].left.load(std::memory_order_acquire); }
 
+  // What each rank did last, for reports.
+  void set_record(std::int64_t rank, std::shared_ptr<RankRecord> record) { ranks_[rank].record = std::move(record); }
+  const std::shared_ptr<RankRecord>& record(std::int64_t rank) const { return ranks_[rank].record; }
+  // "; last of rank 0: ...; last of rank 2: ...", of the first few.
+  std::string recent(c10::ArrayRef<std::int64_t> ranks) const;
+
   // What a rank that has been waiting for a while waits in, and for whom; called again as long as it waits. True where
   // that can never end, because those it waits for wait for it, directly or by way of others.
   bool post_wait(std::int64_t rank, const std::string& place, c10::function_ref<std::vector<std::int64_t>()> missing);
@@ -45,6 +54,7 @@ class World {
     std::string place;                  // empty: not waiting
     std::vector<std::int64_t> missing;  // for whom, at its last look
     std::uint64_t first_look = 0, last_look = 0;
+    std::shared_ptr<RankRecord> record;  // set before any rank begins
   };
   std::vector<std::int64_t> cycle_through(std::int64_t rank) const;
 

@@ -96,7 +96,7 @@ class MpiTransport final : public pairwise::Transport {
   explicit MpiTransport(bool finalize) : finalize_(finalize) {
     api().comm_rank(api().world, &rank_);
     api().comm_size(api().world, &size_);
-    for (MPI_Comm* comm : {&control_, &channels_[0], &channels_[1], &channels_[2]}) {
+    for (MPI_Comm* comm : {&control_, &channels_[0], &channels_[1], &channels_[2], &channels_[3]}) {
       check(api().comm_dup(api().world, comm), "MPI_Comm_dup");
       api().comm_set_errhandler(*comm, api().errors_return);
     }
@@ -121,6 +121,7 @@ class MpiTransport final : public pairwise::Transport {
 
   void tell(int peer, int tag, const std::string& text) override {
     const std::lock_guard lock(mutex_);
+    forget_sent();
     auto& [kept, request] = told_.emplace_back(text, api().no_request);
     api().isend(kept.data(), static_cast<int>(kept.size()), api().byte, peer, tag, control_, &request);
   }
@@ -153,12 +154,21 @@ class MpiTransport final : public pairwise::Transport {
   bool abort_ends_all() const override { return true; }
 
  private:
+  void forget_sent() {
+    for (int done = 1; done != 0 && !told_.empty();) {
+      int which = 0;
+      MPI_Status status;
+      api().testsome(1, &told_.front().second, &done, &which, &status);
+      if (done != 0) told_.pop_front();
+    }
+  }
+
   bool finalize_;
   int rank_ = 0, size_ = 1, largest_tag_ = 0;
   MPI_Comm control_{};
-  MPI_Comm channels_[3] = {};  // by Channel
+  MPI_Comm channels_[4] = {};  // by Channel
   std::mutex mutex_;
-  std::deque<std::pair<std::string, MPI_Request>> told_;  // kept until the process ends
+  std::deque<std::pair<std::string, MPI_Request>> told_;  // until they are sent
 };
 
 }  // namespace

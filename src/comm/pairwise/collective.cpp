@@ -6,6 +6,7 @@
 #include <array>
 
 #include "comm/buffer_pool.h"
+#include "comm/call_history.h"
 #include "comm/copy.h"
 #include "comm/describe.h"
 
@@ -70,6 +71,67 @@ Sizes Collective::expects(int i) const {
   }
 }
 
+namespace {
+
+// The latest calls of a rank in a message of one size.
+struct SentHistory {
+  struct Line {
+    std::uint64_t number, signature;
+    char text[256];
+  };
+  Line lines[CallHistory::kKept];
+  std::int64_t count = 0;
+};
+
+SentHistory packed_history(const CollectiveCall& call) {
+  SentHistory sent{};
+  for (const auto& line : calls_of(0, call).lines) {
+    auto& to = sent.lines[sent.count++];
+    to.number = line.number;
+    to.signature = line.signature;
+    line.text.copy(to.text, sizeof to.text - 1);
+  }
+  return sent;
+}
+
+MemberCalls unpacked(std::int64_t rank, const Header& header, const SentHistory& sent) {
+  MemberCalls calls{rank, header.operators, header.signature, {}};
+  for (int i = 0; i < sent.count; ++i)
+    calls.lines.push_back({sent.lines[i].number, sent.lines[i].signature, sent.lines[i].text});
+  return calls;
+}
+
+}  // namespace
+
+// Whether the members have parted is known to each of them alike, from the headers; then they tell each other what they
+// called. On a channel of its own: the data of the failed collective are on their way.
+std::string Collective::different_operators(const Header& mine, const std::vector<Header>& theirs) {
+  bool all_told = mine.signature != 0, differ = false;
+  for (int i = 0; i < members_.size(); ++i) {
+    if (i == members_.me) continue;
+    all_told = all_told && theirs[i].signature != 0;
+    differ = differ || theirs[i].signature != mine.signature;
+  }
+  if (!all_told || !differ) return "";
+  const auto sent = std::make_shared<SentHistory>(packed_history(call_));
+  const auto received = std::make_shared<std::vector<SentHistory>>(members_.size());
+  const int tag = static_cast<int>(members_.id % static_cast<std::uint64_t>(members_.job.largest_tag()));
+  Exchange exchange(members_.job, Channel::histories, tag);
+  exchange.keep(sent), exchange.keep(received);
+  for (int i = 0; i < members_.size(); ++i) {
+    if (i == members_.me) continue;
+    exchange.recv(&(*received)[i], sizeof(SentHistory), members_.ranks[i]);
+    exchange.send(sent.get(), sizeof(SentHistory), members_.ranks[i]);
+  }
+  exchange.wait([&] { return place(); });
+  std::vector<MemberCalls> members;
+  for (int i = 0; i < members_.size(); ++i) {
+    const bool me = i == members_.me;
+    members.push_back(unpacked(members_.ranks[i], me ? mine : theirs[i], me ? *sent : (*received)[i]));
+  }
+  return "their operators differ, " + first_difference(members) + "; ";
+}
+
 void Collective::compare(const std::vector<Header>& mine, const std::vector<Header>& theirs) {
   int bad = -1;
   for (int i = 0; i < members_.size() && bad < 0; ++i) {
@@ -78,6 +140,7 @@ void Collective::compare(const std::vector<Header>& mine, const std::vector<Head
   if (bad < 0) return;
   std::string text =
       "ranks disagree on " + describe_group(call_.label ? *call_.label : members_.label, members_.ranks) + ": ";
+  text += different_operators(mine[bad], theirs);
   for (int i = 0; i < members_.size(); ++i) {
     const Header& header = i == members_.me ? mine[bad] : theirs[i];
     text += (i > 0 ? "; rank " : "rank ") + std::to_string(members_.ranks[i]) + " called " + header.str();
@@ -107,7 +170,7 @@ void Collective::run_parts(const std::vector<Part>& parts) {
   }
   for (int k = 1; k < n; ++k) data.send(parts[to(k)].give, parts[to(k)].give_bytes, members_.ranks[to(k)]);
   const auto where = [&] { return place(); };
-  headers.wait(where);
+  headers.wait(where, Exchange::For::arrival);
   if (with_headers) compare(mine, theirs);
   for (int k = 1; k < n; ++k) data.recv(parts[from(k)].take, parts[from(k)].take_bytes, members_.ranks[from(k)]);
   data.wait(where);

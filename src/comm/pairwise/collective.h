@@ -55,6 +55,7 @@ class Collective {
   Sizes gives(int i) const;
   Sizes expects(int i) const;
   void compare(const std::vector<Header>& mine, const std::vector<Header>& theirs);
+  std::string different_operators(const Header& mine, const std::vector<Header>& theirs);
   std::string place() const { return members_.describe(call_, outputs_, inputs_); }
 
   Members& members_;

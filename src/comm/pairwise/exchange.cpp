@@ -3,10 +3,10 @@
 #include "comm/pairwise/exchange.h"
 
 #include <algorithm>
-#include <memory>
 #include <thread>
 
 #include "comm/no_timeout.h"
+#include "comm/pairwise/termination.h"
 #include "comm/released_lock.h"
 
 namespace dtensor::pairwise {
@@ -15,6 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kWatchEvery = 64;                     // tests between two looks at the side channel
+constexpr std::chrono::milliseconds kTelling{200};  // after which a wait is told to the others
 constexpr std::chrono::milliseconds kLeaving{300};  // for data of a rank that has left to arrive
 
 std::string seconds(std::chrono::milliseconds time) {
@@ -37,43 +38,51 @@ std::string Exchange::report(c10::function_ref<std::string()> place) const {
   std::string out =
       "rank " + std::to_string(job_.rank()) + " waits in " + place() + " for rank" + (ranks.size() > 1 ? "s" : "");
   for (std::size_t i = 0; i < ranks.size(); ++i) out += (i > 0 ? ", " : " ") + std::to_string(ranks[i]);
+  for (const auto rank : ranks) out += job_.whereabouts(rank);
   return out;
 }
 
-void Exchange::watch(c10::function_ref<std::string()> place, Clock::time_point begin) {
+void Exchange::fail(const std::string& what, c10::function_ref<std::string()> place) {
+  job_.fail(what + ": " + report(place));
+  job_.throw_failure(place());
+}
+
+void Exchange::watch(c10::function_ref<std::string()> place, Clock::time_point begin, For what) {
   job_.poll();
   if (job_.failed()) job_.throw_failure(place());
-  if (TerminationWatch::requested()) {
-    throw CommError("ended by the launcher, which does so when another rank has died: " + report(place));
-  }
+  if (TerminationWatch::requested()) throw CommError(job_.ended_by_signal(batch_->missing()) + report(place));
   const auto now = Clock::now();
   if (now - begin > job_.options().timeout && !timeouts_suspended()) {
-    job_.fail("timeout after " + seconds(job_.options().timeout) + ": " + report(place));
-    job_.throw_failure(place());
+    fail("timeout after " + seconds(job_.options().timeout), place);
   }
+  const bool told = what != For::data && now - begin > kTelling && !timeouts_suspended();
+  if (told && job_.post_wait(place(), batch_->missing(), what == For::taking)) fail("ranks wait for each other", place);
+  watch_leavers(place, now);
+}
+
+void Exchange::watch_leavers(c10::function_ref<std::string()> place, Clock::time_point now) {
   for (auto rank : batch_->missing()) {
     if (!job_.left(rank)) continue;
     if (noticed_leaving_ == Clock::time_point{}) noticed_leaving_ = now;
     if (now - noticed_leaving_ < kLeaving) continue;
-    job_.fail("rank " + std::to_string(rank) +
-              " returned from its function while others wait for it: " + report(place));
-    job_.throw_failure(place());
+    fail("rank " + std::to_string(rank) + " returned from its function while others wait for it", place);
   }
 }
 
-void Exchange::wait(c10::function_ref<std::string()> place) {
+void Exchange::wait(c10::function_ref<std::string()> place, For what) {
   if (test()) return;
   const ReleasedLock others_may_run;
-  std::unique_ptr<TerminationWatch> termination;
+  const TerminationWatch termination;
   Clock::time_point begin{};
   for (int round = 1; !test(); ++round) {
     const bool look = round % kWatchEvery == 0;
     const auto now = look ? Clock::now() : begin;
     if (look && begin == Clock::time_point{}) begin = now;
-    if (look && !termination) termination = std::make_unique<TerminationWatch>();
-    if (look) watch(place, begin);
+    job_.progress_receives();
+    if (look) watch(place, begin, what);
     job_.transport().pause(now - begin, job_.crowded());
   }
+  if (what != For::data && begin != Clock::time_point{}) job_.end_wait();
 }
 
 }  // namespace dtensor::pairwise

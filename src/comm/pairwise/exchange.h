@@ -32,16 +32,21 @@ class Exchange {
   void keep(std::shared_ptr<void> memory) { kept_.others.push_back(std::move(memory)); }
 
   bool test() { return done_ || (done_ = batch_->test()); }  // progress; whether all is through
-  // Blocks until all is through. Throws CommError: a failure elsewhere, a peer that left, the timeout. `place` says in
-  // what this rank waits.
-  void wait(c10::function_ref<std::string()> place);
+  // What a wait is for: peers who have not come yet, or who have yet to take a message, which others are told of, so
+  // that ranks that wait for each other find out; or data, which may take as long as they do.
+  enum class For { arrival, taking, data };
+  // Blocks until all is through. Throws CommError: a failure elsewhere, a peer that left, ranks that wait for each
+  // other, the timeout. `place` says in what this rank waits.
+  void wait(c10::function_ref<std::string()> place, For what = For::data);
 
  private:
   struct Kept {
     std::vector<at::Tensor> tensors;
     std::vector<std::shared_ptr<void>> others;
   };
-  void watch(c10::function_ref<std::string()> place, std::chrono::steady_clock::time_point begin);
+  void watch(c10::function_ref<std::string()> place, std::chrono::steady_clock::time_point begin, For what);
+  void watch_leavers(c10::function_ref<std::string()> place, std::chrono::steady_clock::time_point now);
+  [[noreturn]] void fail(const std::string& what, c10::function_ref<std::string()> place);
   std::string report(c10::function_ref<std::string()> place) const;
 
   Job& job_;

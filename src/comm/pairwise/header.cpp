@@ -27,6 +27,8 @@ std::string Sizes::str() const {
 Header::Header(const CollectiveCall& call, std::uint64_t group, const Sizes& gives, const Sizes& expects)
     : group(group),
       sequence(call.sequence),
+      operators(call.operators),
+      signature(call.signature),
       kind(static_cast<std::int32_t>(call.kind)),
       op(static_cast<std::int32_t>(call.op)),
       dtype(static_cast<std::int32_t>(call.dtype)),
@@ -55,6 +57,7 @@ bool fits(const Header& mine, const Header& theirs) {
                        static_cast<CollectiveKind>(mine.kind) <= CollectiveKind::recv;
   if (mine.group != theirs.group || mine.dtype != theirs.dtype) return false;
   if (message) return mine.expects == theirs.gives;
+  if (mine.signature != theirs.signature && mine.signature != 0 && theirs.signature != 0) return false;
   return mine.kind == theirs.kind && mine.op == theirs.op && mine.peer == theirs.peer &&
          mine.sequence == theirs.sequence && mine.gives == theirs.expects && mine.expects == theirs.gives;
 }

@@ -23,6 +23,7 @@ struct Sizes {
 struct Header {
   std::uint64_t group = 0;
   std::uint64_t sequence = 0;
+  std::uint64_t operators = 0, signature = 0;  // as in CollectiveCall
   std::int32_t kind = 0, op = 0, dtype = 0, peer = 0;
   std::int64_t payload_tag = 0;  // send only: under which the data comes
   Sizes gives;                   // what this rank sends to the other

@@ -3,21 +3,22 @@
 // is known.
 #include "comm/pairwise/job.h"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <thread>
 #include <utility>
 
+#include "comm/pairwise/termination.h"
+
 namespace dtensor::pairwise {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kLongestText = 3500;  // sent at once, without the receiver's help
-constexpr std::chrono::seconds kGrace{2};   // for the others to print their line
+constexpr std::size_t kLongestText = 3500;             // sent at once, without the receiver's help
+constexpr std::chrono::seconds kGrace{2};              // for the others to print their line
+constexpr std::chrono::milliseconds kOthersText{300};  // for them to say what they will print
 
 }  // namespace
 
@@ -26,6 +27,7 @@ Job::Job(std::unique_ptr<Transport> transport, RunOptions options)
   const int here = transport_->local_size() > 0 ? transport_->local_size() : size_;
   crowded_ = here > static_cast<int>(std::thread::hardware_concurrency());
   peers_ = std::vector<Peer>(size_);
+  watch_for_termination(true);
 }
 
 void Job::tell(Tag tag, const std::string& text) {
@@ -48,13 +50,18 @@ std::string Job::failure() {
 }
 
 void Job::throw_failure(const std::string& place) {
-  throw CommError(failure() + " [rank " + std::to_string(rank_) + " was in " + place + "]");
+  const auto recent = record_ ? record_->recent() : "";
+  const auto last = recent.empty() ? "" : "; last of rank " + std::to_string(rank_) + ": " + recent;
+  throw CommError(failure() + " [rank " + std::to_string(rank_) + " was in " + place + last + "]");
 }
 
 void Job::hear(const Word& word) {
   Peer& peer = peers_[word.from];
   if (word.tag == kLeft) peer.left = true;
   if (word.tag == kPrinted) peer.printed = true;
+  if (word.tag == kWaits) peer.wait = Wait::read(word.text);
+  if (word.tag == kAsked) peer.asked = true;
+  if (word.tag == kPrints) peer.prints = word.text, peer.announced = true;
   if (word.tag == kFailed && !failed_) {
     failure_ = word.text;
     failed_ = true;
@@ -73,9 +80,59 @@ void Job::poll() {
   }
 }
 
+void Job::add_receive(std::weak_ptr<PendingReceive> receive) {
+  const std::lock_guard lock(receives_mutex_);
+  std::erase_if(receives_, [](const auto& known) { return known.expired(); });
+  receives_.push_back(std::move(receive));
+  receives_open_ = true;
+}
+
+void Job::look_at_receives() {
+  std::vector<std::shared_ptr<PendingReceive>> open;
+  {
+    const std::lock_guard lock(receives_mutex_);
+    for (const auto& known : receives_) {
+      if (auto receive = known.lock(); receive && !receive->is_finished()) open.push_back(std::move(receive));
+    }
+    receives_.assign(open.begin(), open.end());
+    receives_open_ = !open.empty();
+  }
+  for (const auto& receive : open) receive->progress();
+}
+
+std::vector<std::int64_t> Job::receiving_from() {
+  const std::lock_guard lock(receives_mutex_);
+  std::vector<std::int64_t> ranks;
+  for (const auto& known : receives_) {
+    if (const auto receive = known.lock(); receive && !receive->is_finished()) ranks.push_back(receive->from());
+  }
+  return ranks;
+}
+
 void Job::close() {
   std::lock_guard lock(mutex_);
-  if (!closed_.exchange(true)) transport_->finish();
+  if (closed_.exchange(true)) return;
+  watch_for_termination(false);
+  transport_->finish();
+}
+
+bool Job::is_first_to_print(const std::string& text) {
+  std::unique_lock lock(mutex_);
+  tell(kPrints, text);
+  lock.unlock();
+  const auto deadline = Clock::now() + kOthersText;
+  for (;;) {
+    poll();
+    bool all_known = true;
+    lock.lock();
+    for (int r = 0; r < rank_; ++r) {
+      if (peers_[r].announced && peers_[r].prints == text.substr(0, kLongestText)) return false;
+      all_known = all_known && peers_[r].announced;
+    }
+    lock.unlock();
+    if (all_known || Clock::now() > deadline) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 bool Job::all(std::atomic<bool> Peer::*flag) const {
@@ -106,21 +163,5 @@ void Job::end() {
   }
   transport_->abort();
 }
-
-namespace {
-volatile sig_atomic_t termination = 0;
-thread_local struct sigaction previous;
-void note_termination(int) { termination = 1; }
-}  // namespace
-
-TerminationWatch::TerminationWatch() {
-  struct sigaction mine = {};
-  mine.sa_handler = note_termination;
-  sigaction(SIGTERM, &mine, &previous);
-}
-
-TerminationWatch::~TerminationWatch() { sigaction(SIGTERM, &previous, nullptr); }
-
-bool TerminationWatch::requested() { return termination != 0; }
 
 }  // namespace dtensor::pairwise

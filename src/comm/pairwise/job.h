@@ -3,15 +3,28 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/pairwise/transport.h"
+#include "comm/rank_record.h"
 #include "dtensor/comm.h"
 
 namespace dtensor::pairwise {
+
+// A receive under way.
+class PendingReceive {
+ public:
+  virtual ~PendingReceive() = default;
+  virtual void progress() = 0;  // takes the message's data where its header has come
+  virtual bool is_finished() const = 0;
+  virtual std::int64_t from() const = 0;  // world rank
+};
 
 class Job {
  public:
@@ -37,19 +50,60 @@ class Job {
   bool ending() const { return peers_[rank_].printed.load(); }
   bool left(std::int64_t rank) const { return peers_[rank].left.load(); }
 
+  // Receives make progress while this rank waits for whatever else: a peer may wait until its message is taken.
+  void add_receive(std::weak_ptr<PendingReceive> receive);
+  void progress_receives() {
+    if (receives_open_.load(std::memory_order_relaxed)) look_at_receives();
+  }
+
+  // For reports: what this rank did last.
+  void set_record(std::shared_ptr<RankRecord> record) { record_ = std::move(record); }
+  // What is known of another rank: "; rank 1 waits in ... for rank 0", or nothing.
+  std::string whereabouts(std::int64_t rank);
+
+  // This rank has been waiting in `place` for ranks that have not come, or (`sends`) that do not take what it sends
+  // them; called again as long as it waits. True where that can never end: those it waits for wait for it, directly or
+  // by way of others, and have done so for a while. Nothing is told or found where several threads of a rank
+  // communicate, of which one may wait while others go on.
+  bool post_wait(const std::string& place, const std::vector<std::int64_t>& missing, bool sends);
+  void end_wait();
+
+  // The beginning of a message about a request to end: whether all that this rank waits for were asked too.
+  std::string ended_by_signal(const std::vector<std::int64_t>& missing);
+
+  // Whether this rank should print its failure: not where a rank before it prints the same.
+  bool is_first_to_print(const std::string& text);
+
   // After a rank's function returned: waits until all have, or throws the failure of one that did not.
   void leave();
   // After this rank printed its failure: gives the others a moment to print theirs, and ends the job.
   [[noreturn]] void end();
 
  private:
-  enum Tag : int { kFailed = 1, kLeft = 2, kPrinted = 3 };
-  struct Peer {
-    std::atomic<bool> left{false}, printed{false};
+  enum Tag : int { kFailed = 1, kLeft = 2, kPrinted = 3, kWaits = 4, kAsked = 5, kPrints = 6 };
+  struct Wait {
+    std::uint64_t number = 0;           // of this rank's waits; 0: it waits for nobody
+    bool sends = false;                 // a message that those may be taking
+    std::vector<std::int64_t> missing;  // for whom
+    std::vector<std::int64_t> taking;   // from whom it receives meanwhile
+    std::string place;
+    std::string str() const;  // as it is sent
+    static Wait read(const std::string& text);
   };
+  struct Peer {
+    std::atomic<bool> left{false}, printed{false}, asked{false}, announced{false};
+    Wait wait;
+    std::string prints;
+  };
+  using Cycle = std::vector<std::pair<std::int64_t, std::uint64_t>>;  // ranks that wait for each other, and their waits
+  Cycle cycle() const;
+  bool may_take(std::int64_t from, std::int64_t to) const;
+  bool several_threads();
   void tell(Tag tag, const std::string& text);
   void hear(const Word& word);
   bool all(std::atomic<bool> Peer::*flag) const;
+  void look_at_receives();
+  std::vector<std::int64_t> receiving_from();
 
   std::unique_ptr<Transport> transport_;
   RunOptions options_;
@@ -61,17 +115,15 @@ class Job {
   std::atomic<bool> closed_{false};
   std::recursive_mutex mutex_;
   std::string failure_;
-};
-
-// While it lives, the launcher's request to end (it killed the job because another rank died) is noted instead of
-// obeyed at once, so that a wait can say where it was.
-class TerminationWatch {
- public:
-  TerminationWatch();
-  ~TerminationWatch();
-  TerminationWatch(const TerminationWatch&) = delete;
-  TerminationWatch& operator=(const TerminationWatch&) = delete;
-  static bool requested();
+  std::atomic<bool> receives_open_{false};
+  std::mutex receives_mutex_;
+  std::vector<std::weak_ptr<PendingReceive>> receives_;
+  std::shared_ptr<RankRecord> record_;
+  std::uint64_t waits_ = 0;
+  Cycle suspected_;
+  std::chrono::steady_clock::time_point suspected_since_{};
+  std::thread::id thread_;  // the one that waited first
+  bool several_threads_ = false;
 };
 
 }  // namespace dtensor::pairwise

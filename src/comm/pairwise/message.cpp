@@ -2,6 +2,9 @@
 // a message that meets a buffer of another size would write past its end.
 #include "comm/pairwise/message.h"
 
+#include <atomic>
+#include <thread>
+
 #include "comm/buffer_pool.h"
 #include "comm/copy.h"
 #include "comm/describe.h"
@@ -83,7 +86,7 @@ class SendWork final : public MessageWork {
   void wait() override {
     const auto where = [&] { return place(); };
     if (header_) header_->wait(where);
-    data_->wait(where);
+    data_->wait(where, Exchange::For::taking);
   }
 
   bool done() override { return (!header_ || header_->test()) && data_->test(); }
@@ -92,7 +95,23 @@ class SendWork final : public MessageWork {
   std::unique_ptr<Exchange> header_, data_;
 };
 
-class RecvWork final : public MessageWork {
+// Held by whoever looks at a receive: its own rank's waits of other messages do too.
+class Turn {
+ public:
+  explicit Turn(std::atomic<bool>& taken) : taken_(taken), mine_(!taken.exchange(true)) {}
+  ~Turn() {
+    if (mine_) taken_ = false;
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  bool mine() const { return mine_; }
+
+ private:
+  std::atomic<bool>& taken_;
+  const bool mine_;
+};
+
+class RecvWork final : public MessageWork, public PendingReceive {
  public:
   RecvWork(std::shared_ptr<Members> members, const CollectiveCall& call, const at::Tensor& tensor)
       : MessageWork(std::move(members), call, tensor) {
@@ -113,24 +132,41 @@ class RecvWork final : public MessageWork {
   }
 
   void wait() override {
-    const auto where = [&] { return place(); };
-    if (finished_) return;
-    if (!data_) {
-      header_->wait(where);
-      announced();
+    for (;; std::this_thread::yield()) {
+      const Turn turn(taken_);
+      if (turn.mine()) return wait_in_turn();
     }
-    data_->wait(where);
-    finish();
   }
 
   bool done() override {
+    const Turn turn(taken_);
+    if (!turn.mine()) return false;
     if (finished_) return true;
     if (!data_ && header_->test()) announced();
     if (data_ && data_->test()) finish();
     return finished_;
   }
 
+  // The peer's send may wait for this, while this rank waits for another message.
+  void progress() override {
+    const Turn turn(taken_);
+    if (turn.mine() && !data_ && header_->test()) announced();
+  }
+  bool is_finished() const override { return finished_; }
+  std::int64_t from() const override { return peer(); }
+
  private:
+  void wait_in_turn() {
+    const auto where = [&] { return place(); };
+    if (finished_) return;
+    if (!data_) {
+      header_->wait(where, Exchange::For::arrival);
+      announced();
+    }
+    data_->wait(where);
+    finish();
+  }
+
   void take(Channel channel, int tag) {
     data_ = start(channel, tag);
     data_->recv(flat_.data_ptr(), bytes(), peer());
@@ -151,14 +187,17 @@ class RecvWork final : public MessageWork {
   }
 
   std::unique_ptr<Exchange> header_, data_;
-  bool finished_ = false;
+  std::atomic<bool> finished_{false};
+  std::atomic<bool> taken_{false};
 };
 
 }  // namespace
 
 Work start_message(const std::shared_ptr<Members>& members, const CollectiveCall& call, const at::Tensor& tensor) {
   if (call.kind == CollectiveKind::send) return Work(std::make_shared<SendWork>(members, call, tensor));
-  return Work(std::make_shared<RecvWork>(members, call, tensor));
+  auto receive = std::make_shared<RecvWork>(members, call, tensor);
+  members->job.add_receive(receive);
+  return Work(std::move(receive));
 }
 
 }  // namespace dtensor::pairwise

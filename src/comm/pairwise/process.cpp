@@ -44,13 +44,15 @@ int run_process(std::unique_ptr<Transport> transport, const std::function<void(C
   if (!job->transport().abort_ends_all()) std::thread([job] { end_if_others_failed(*job); }).detach();
   try {
     share_cores(options, job->transport().local_size());
-    fn(Communicator(make_world_backend(*job)));
+    const Communicator world(make_world_backend(*job));
+    job->set_record(world.backend().shared_record());
+    fn(world);
     run_rank_exit_hooks();
     job->leave();
   } catch (...) {
     const std::string text = current_exception_text();
     job->fail("rank " + std::to_string(job->rank()) + " failed: " + text);
-    print_failure(job->rank(), text);
+    if (job->is_first_to_print(text)) print_failure(job->rank(), text);
     job->end();
   }
   job->close();

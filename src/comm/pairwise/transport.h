@@ -16,7 +16,8 @@ namespace dtensor::pairwise {
 enum class Channel : std::uint8_t {
   collectives,
   messages,  // headers of messages, or messages without headers
-  payloads   // what such a header announces
+  payloads,  // what such a header announces
+  histories  // what ranks have called, where they find that they disagree
 };
 
 // Messages under way on one channel with one tag. Destroyed before it is through, it leaves them to the transport,

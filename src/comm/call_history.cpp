@@ -1,0 +1,151 @@
+// Entries are written by the rank's own thread and read by others only after the ranks have met with different hashes,
+// perhaps while the rank runs on: whatever was overwritten meanwhile is left out.
+#include "comm/call_history.h"
+
+#include <algorithm>
+#include <memory>
+#include <sstream>
+
+namespace dtensor {
+namespace {
+
+std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) {
+  hash = (hash ^ word) * 0xff51afd7ed558ccdull;
+  return hash ^ (hash >> 32);
+}
+
+const CallHistory::Line* line_at(const MemberCalls& member, std::uint64_t number) {
+  const auto it =
+      std::find_if(member.lines.begin(), member.lines.end(), [&](const auto& l) { return l.number == number; });
+  return it == member.lines.end() ? nullptr : &*it;
+}
+
+// What the members did at this number, each with its ranks; those that are not known any more are left out.
+struct Doing {
+  std::uint64_t signature;
+  std::string text;
+  std::vector<std::int64_t> ranks;
+};
+
+std::vector<Doing> doings_at(const std::vector<MemberCalls>& members, std::uint64_t number) {
+  std::vector<Doing> doings;
+  for (const auto& member : members) {
+    const auto* line = line_at(member, number);
+    if (line == nullptr && member.operators >= number) continue;
+    const auto signature = line == nullptr ? 0 : line->signature;
+    auto it = std::find_if(doings.begin(), doings.end(), [&](const auto& d) { return d.signature == signature; });
+    if (it == doings.end()) {
+      doings.push_back({signature, line == nullptr ? "called none after it" : "called " + line->text, {}});
+      it = doings.end() - 1;
+    }
+    it->ranks.push_back(member.rank);
+  }
+  return doings;
+}
+
+std::string ranks_text(const std::vector<std::int64_t>& ranks) {
+  std::string out = ranks.size() > 1 ? "ranks" : "rank";
+  for (std::size_t i = 0; i < ranks.size(); ++i) out += (i > 0 ? ", " : " ") + std::to_string(ranks[i]);
+  return out;
+}
+
+// The oldest call that every member still knows, or has not come to.
+std::uint64_t oldest_known(const std::vector<MemberCalls>& members) {
+  std::uint64_t oldest = 1;
+  for (const auto& member : members) {
+    if (!member.lines.empty()) oldest = std::max(oldest, member.lines.front().number);
+  }
+  return oldest;
+}
+
+}  // namespace
+
+CallHistory::Kept& CallHistory::kept() {
+  auto* known = kept_.load(std::memory_order_acquire);
+  if (known != nullptr) return *known;
+  auto fresh = std::make_unique<Kept>();
+  return kept_.compare_exchange_strong(known, fresh.get()) ? *fresh.release() : *known;
+}
+
+void CallHistory::add(const CallNote& call) {
+  const auto number = operators_.load(std::memory_order_relaxed) + 1;
+  const auto signature = std::max<std::uint64_t>(mixed(signature_.load(std::memory_order_relaxed), call.hash), 1);
+  Entry& entry = kept().entries[number % kKept];
+  entry.number.store(0, std::memory_order_relaxed);
+  entry.text.store(call.text, std::memory_order_release);
+  entry.module.store(call.module, std::memory_order_release);
+  entry.signature.store(signature, std::memory_order_release);
+  for (std::size_t i = 0; i < std::min(call.numbers.size(), CallNote::kMostNumbers); ++i) {
+    entry.numbers[i].store(call.numbers[i], std::memory_order_relaxed);
+  }
+  entry.number.store(number, std::memory_order_release);
+  signature_.store(signature, std::memory_order_relaxed);
+  operators_.store(number, std::memory_order_release);
+}
+
+std::string CallHistory::text_of(const Entry& entry) {
+  std::ostringstream out;
+  std::size_t next = 0;
+  for (const char c : *entry.text.load(std::memory_order_acquire)) {
+    const bool number = c == '%' && next < CallNote::kMostNumbers;
+    number ? out << entry.numbers[next++].load(std::memory_order_relaxed) : out << c;
+  }
+  if (const auto* module = entry.module.load(std::memory_order_acquire)) out << " in " << *module;
+  return out.str();
+}
+
+std::vector<CallHistory::Line> CallHistory::lines() const {
+  const auto last = operators_.load(std::memory_order_acquire);
+  std::vector<Line> lines;
+  const auto* kept = kept_.load(std::memory_order_acquire);
+  if (kept == nullptr) return lines;
+  for (auto number = last - std::min<std::uint64_t>(last, kKept - 1) + 1; number <= last; ++number) {
+    const Entry& entry = kept->entries[number % kKept];
+    if (entry.number.load(std::memory_order_acquire) != number) continue;
+    Line line{number, entry.signature.load(std::memory_order_acquire), text_of(entry)};
+    if (entry.number.load(std::memory_order_acquire) == number) lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
+void CallHistory::note_node(std::uint64_t node, const std::string* module) {
+  Node& entry = kept().nodes[node % kNodes];
+  if (entry.number.load(std::memory_order_relaxed) == node + 1) return;  // by the first operator below it
+  entry.module.store(module, std::memory_order_relaxed);
+  entry.number.store(node + 1, std::memory_order_relaxed);
+}
+
+const std::string* CallHistory::module_of_node(std::uint64_t node) const {
+  const auto* kept = kept_.load(std::memory_order_acquire);
+  if (kept == nullptr) return nullptr;
+  const Node& entry = kept->nodes[node % kNodes];
+  return entry.number.load(std::memory_order_relaxed) == node + 1 ? entry.module.load(std::memory_order_relaxed)
+                                                                  : nullptr;
+}
+
+MemberCalls calls_of(std::int64_t rank, const CollectiveCall& call) {
+  return {rank, call.operators, call.signature,
+          call.history ? call.history->lines() : std::vector<CallHistory::Line>()};
+}
+
+std::string first_difference(const std::vector<MemberCalls>& members) {
+  std::uint64_t last = 0;
+  for (const auto& member : members) last = std::max(last, member.operators);
+  if (std::any_of(members.begin(), members.end(), [](const auto& m) { return m.signature == 0; })) return "";
+  const auto oldest = oldest_known(members);
+  for (auto number = oldest; number <= last; ++number) {
+    const auto doings = doings_at(members, number);
+    if (doings.size() < 2) continue;
+    std::string out = number == oldest && number > 1 ? "before or in call " : "first in call ";
+    out += std::to_string(number) + ":";
+    for (std::size_t i = 0; i < doings.size(); ++i) {
+      const bool same_words = i > 0 && doings[i].text == doings[0].text;
+      out += (i > 0 ? "; " : " ") + ranks_text(doings[i].ranks) + " " + doings[i].text;
+      out += same_words ? " (with other arguments)" : "";
+    }
+    return out;
+  }
+  return "";
+}
+
+}  // namespace dtensor

@@ -1,0 +1,137 @@
+// Who waits for whom. A rank that has waited for a while tells the others, so that ranks that wait for each other, in a
+// receive and a collective or in collectives of two communicators, are found long before the timeout.
+//
+// A wait is for headers, which are small and on their way as soon as their sender has come; what a rank tells of itself
+// comes after all headers that it has sent. Or it is for a message to be taken by a rank that receives nothing from
+// this one, and cannot begin to while it waits itself. So ranks on a cycle that stays as it is are waiting for good;
+// the delay before it is believed is for messages that overtake each other.
+#include <algorithm>
+#include <sstream>
+
+#include "comm/pairwise/job.h"
+#include "comm/pairwise/termination.h"
+
+namespace dtensor::pairwise {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kCertain{500};  // for which a cycle must stay as it is
+constexpr std::chrono::milliseconds kAnswer{200};   // for others to say that they were asked to end too
+
+}  // namespace
+
+std::string Job::Wait::str() const {
+  std::ostringstream out;
+  out << number << ' ' << sends;
+  for (const auto* ranks : {&missing, &taking}) {
+    out << ' ' << ranks->size();
+    for (const auto rank : *ranks) out << ' ' << rank;
+  }
+  out << ' ' << place;
+  return out.str();
+}
+
+Job::Wait Job::Wait::read(const std::string& text) {
+  Wait wait;
+  std::istringstream in(text);
+  in >> wait.number >> wait.sends;
+  for (auto* ranks : {&wait.missing, &wait.taking}) {
+    std::size_t count = 0;
+    in >> count;
+    for (std::int64_t rank = 0; count > 0 && in >> rank; --count) ranks->push_back(rank);
+  }
+  std::getline(in >> std::ws, wait.place);
+  return wait;
+}
+
+bool Job::several_threads() {
+  const auto me = std::this_thread::get_id();
+  if (thread_ == std::thread::id()) thread_ = me;
+  return several_threads_ = several_threads_ || thread_ != me;
+}
+
+bool Job::post_wait(const std::string& place, const std::vector<std::int64_t>& missing, bool sends) {
+  const auto taking = receiving_from();
+  const std::lock_guard lock(mutex_);
+  if (several_threads()) return false;
+  Wait& mine = peers_[rank_].wait;
+  if (mine.number == 0 || mine.missing != missing || mine.taking != taking) {
+    mine = {++waits_, sends, missing, taking, place};
+    tell(kWaits, mine.str());
+  }
+  const auto found = cycle();
+  if (found != suspected_) suspected_since_ = Clock::now();
+  suspected_ = found;
+  return !found.empty() && Clock::now() - suspected_since_ > kCertain;
+}
+
+void Job::end_wait() {
+  const std::lock_guard lock(mutex_);
+  (void)several_threads();
+  Wait& mine = peers_[rank_].wait;
+  if (mine.number == 0) return;
+  mine = {};
+  tell(kWaits, mine.str());
+}
+
+bool Job::may_take(std::int64_t from, std::int64_t to) const {
+  const auto& taking = peers_[to].wait.taking;
+  return peers_[from].wait.sends && std::find(taking.begin(), taking.end(), from) != taking.end();
+}
+
+// Round through this rank; empty where there is none.
+Job::Cycle Job::cycle() const {
+  std::vector<std::int64_t> from(peers_.size(), -1), next{rank_};
+  while (!next.empty()) {
+    const auto at = next.back();
+    next.pop_back();
+    for (const auto other : peers_[at].wait.missing) {
+      if (from[other] >= 0 || may_take(at, other)) continue;
+      from[other] = at;
+      next.push_back(other);
+    }
+  }
+  Cycle found;
+  if (from[rank_] < 0) return found;
+  for (auto at = from[rank_]; at != rank_; at = from[at]) found.emplace_back(at, peers_[at].wait.number);
+  found.emplace_back(rank_, peers_[rank_].wait.number);
+  return found;
+}
+
+std::string Job::whereabouts(std::int64_t rank) {
+  const std::lock_guard lock(mutex_);
+  const Wait& wait = peers_[rank].wait;
+  const std::string who = "; rank " + std::to_string(rank);
+  if (wait.number == 0) return left(rank) ? who + " has returned from its function" : "";
+  std::string out = who + " waits in " + wait.place + " for rank" + (wait.missing.size() > 1 ? "s" : "");
+  for (std::size_t i = 0; i < wait.missing.size(); ++i) out += (i > 0 ? ", " : " ") + std::to_string(wait.missing[i]);
+  return out;
+}
+
+std::string Job::ended_by_signal(const std::vector<std::int64_t>& missing) {
+  {
+    const std::lock_guard lock(mutex_);
+    tell(kAsked, "");
+  }
+  const auto silent = [&] {
+    std::vector<std::int64_t> ranks;
+    for (const auto rank : missing) {
+      if (!peers_[rank].asked) ranks.push_back(rank);
+    }
+    return ranks;
+  };
+  const auto deadline = Clock::now() + kAnswer;
+  while (!silent().empty() && Clock::now() < deadline) {
+    poll();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  const auto ranks = silent();
+  if (ranks.empty()) return "ended by SIGTERM, as those it waits for were: the run was interrupted; ";
+  std::string out = "ended by SIGTERM: the launcher was interrupted or has lost a rank, and rank";
+  out += ranks.size() > 1 ? "s" : "";
+  for (std::size_t i = 0; i < ranks.size(); ++i) out += (i > 0 ? ", " : " ") + std::to_string(ranks[i]);
+  return out + (ranks.size() > 1 ? " do" : " does") + " not answer; ";
+}
+
+}  // namespace dtensor::pairwise

@@ -1,0 +1,47 @@
+// The text of a record, and of a tensor in the wrong hands.
+#include "comm/rank_record.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+namespace dtensor {
+namespace {
+
+constexpr std::uint64_t kShown = 8;
+
+}  // namespace
+
+RankRecord::RankRecord(std::int64_t rank, int size, std::uint64_t run)
+    : name_("rank " + std::to_string(rank) + " of " + std::to_string(size)) {
+  if (run > 0) name_ += " of run " + std::to_string(run);
+}
+
+std::string RankRecord::recent() const {
+  const auto end = next_.load(std::memory_order_acquire);
+  std::string out;
+  for (auto at = end - std::min(end, kShown); at < end; ++at) {
+    const Entry& entry = entries_[at % kKept];
+    const auto* name = entry.name.load(std::memory_order_acquire);
+    const auto collective = entry.collective.load(std::memory_order_relaxed);
+    if (next_.load(std::memory_order_acquire) >= at + kKept) continue;  // written anew meanwhile
+    out += out.empty() ? "" : ", ";
+    if (collective == 0) {
+      out += *name;
+      continue;
+    }
+    out += to_string(static_cast<CollectiveKind>((collective >> kKindShift) - 1));
+    out += " #" + std::to_string(collective & ((std::uint64_t{1} << kKindShift) - 1));
+    out += name == nullptr ? "" : " on " + *name;
+  }
+  return out;
+}
+
+void refuse_other_rank(const RankRecord& owner, const std::string& what) {
+  TORCH_CHECK(
+      false, what, " of ", owner.str(), " is used by a thread of ", RankRecord::of_this_thread()->str(),
+      ". Each rank has its own tensors, meshes and communicators: make them inside its function. What ranks, or "
+      "an enclosing run_local, share must be plain tensors (full_tensor(), to_local()).");
+}
+
+}  // namespace dtensor

@@ -1,0 +1,78 @@
+// What a rank has done last, and which thread is which rank. One record serves all communicators of a rank; it is
+// always on, bounded, and read by others only when something has gone wrong.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "dtensor/comm_backend.h"
+
+namespace dtensor {
+
+class RankRecord : public std::enable_shared_from_this<RankRecord> {
+ public:
+  // `run`: which run_local of this process; 0: none.
+  RankRecord(std::int64_t rank, int size, std::uint64_t run = 0);
+
+  // rank 1 of 4 of run 2
+  const std::string& str() const { return name_; }
+
+  // Names live for the program; null: a collective of no label. A few stores: no lock, no allocation.
+  void note(const std::string& name) { add(&name, 0); }
+  void note(CollectiveKind kind, std::uint64_t sequence, const std::string* label) {
+    add(label, (static_cast<std::uint64_t>(kind) + 1) << kKindShift | sequence);
+  }
+  // The last operators and collectives, the latest last: "aten::mm, all_reduce #3 tp, aten::add.Tensor"; empty: none.
+  // Callable from any thread.
+  std::string recent() const;
+
+  // Whether this thread may act for this rank: it is the rank's own, or none of a thread rank's (a helper, autograd's).
+  bool is_mine() const { return this_rank_ == nullptr || this_rank_ == this; }
+  static const RankRecord* of_this_thread() { return this_rank_; }
+  std::shared_ptr<RankRecord> shared() const { return const_cast<RankRecord*>(this)->shared_from_this(); }
+
+ private:
+  friend class RankThread;
+  static constexpr std::size_t kKept = 32;
+  static constexpr unsigned kKindShift = 56;
+  struct Entry {
+    std::atomic<const std::string*> name{nullptr};
+    std::atomic<std::uint64_t> collective{0};  // its kind and number; 0: an operator
+  };
+
+  // Threads of one rank may overwrite each other's entries, which costs an entry and nothing else.
+  void add(const std::string* name, std::uint64_t collective) {
+    const auto at = next_.load(std::memory_order_relaxed);
+    Entry& entry = entries_[at % kKept];
+    entry.collective.store(collective, std::memory_order_relaxed);
+    entry.name.store(name, std::memory_order_release);
+    next_.store(at + 1, std::memory_order_release);
+  }
+
+  static thread_local const RankRecord* this_rank_;
+  std::string name_;
+  std::atomic<std::uint64_t> next_{0};
+  std::array<Entry, kKept> entries_;
+};
+
+inline constinit thread_local const RankRecord* RankRecord::this_rank_ = nullptr;
+
+// While it lives, this thread is that rank.
+class RankThread {
+ public:
+  explicit RankThread(const RankRecord& rank) : former_(RankRecord::this_rank_) { RankRecord::this_rank_ = &rank; }
+  ~RankThread() { RankRecord::this_rank_ = former_; }
+  RankThread(const RankThread&) = delete;
+  RankThread& operator=(const RankThread&) = delete;
+
+ private:
+  const RankRecord* former_;
+};
+
+// Throws, naming both ranks, for `what` that belongs to `owner` and is used by a thread of another rank.
+[[noreturn]] void refuse_other_rank(const RankRecord& owner, const std::string& what);
+
+}  // namespace dtensor
