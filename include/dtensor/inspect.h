@@ -46,14 +46,25 @@ class DTENSOR_API ExplicitRedistribution {
   ScopedValue<ImplicitMoves> scope_;
 };
 
-// While it lives, for debugging: plain operands are compared across ranks at every call, and so are the replicas of
-// operands and results; of each kind of call the first, and a few of many, is compared with the same operator on the
-// whole operands, so that a wrong rule is an error. Costs collectives, and the memory of the whole operands.
+enum class Checks : std::uint8_t {
+  // Ranks call the same operators: each mesh's collectives carry a hash over the operators that were called on it, with
+  // their arguments (specs, sizes, indices, numbers, places of random draws) and their order. Where it differs, every
+  // rank throws a CommError that names the first operator that does, the ranks and the module. Costs no collective.
+  calls,
+  // That, and: plain operands are compared across ranks at every call, and so are the replicas of operands and results;
+  // of each kind of call the first, and a few of many, is compared with the same operator on the whole operands, so
+  // that a wrong rule is an error. Costs collectives, and the memory of the whole operands.
+  values,
+};
+
+// While it lives, for debugging. Every rank opens and closes it between the same operators.
 class DTENSOR_API Checked {
  public:
-  Checked();
+  explicit Checked(Checks checks = Checks::values);
 
-  struct Mode {};
+  struct Mode {
+    Checks checks;
+  };
 
  private:
   ScopedValue<Mode> scope_;

@@ -55,6 +55,12 @@ enum class Executor : std::uint8_t {
   absent,        // on a rank outside the mesh, which takes part in nothing
 };
 
+// A call in words, with a mark for each number that is no part of the key; and a hash over all but those.
+struct CallWords {
+  std::uint64_t hash = 0;
+  const std::string* text = nullptr;  // null: not made yet
+};
+
 struct CachedCall {
   CallKey key;
   std::uint64_t hash = 0;
@@ -77,6 +83,7 @@ struct CachedCall {
   std::shared_ptr<const WideCall> wide;  // Executor::wide only
   // Received by the rank that receives most, for operands that the program did not ask to move.
   std::int64_t implicit_bytes = 0;
+  mutable CallWords words;  // made when Checked first asks; the cache is this thread's
 };
 
 // The same for all operands that the call wrote to.

@@ -41,7 +41,13 @@ std::string moves_text(const OpEntry& entry, const CachedCall& call) {
 }  // namespace
 
 bool strict_mode() { return holds(Strictness::strict); }
-bool checked_mode() { return scopes_watched() && ScopedValue<Checked::Mode>::current() != nullptr; }
+bool checked_calls() { return scopes_watched() && ScopedValue<Checked::Mode>::current() != nullptr; }
+bool checked_values() {
+  if (!scopes_watched()) return false;
+  bool found = false;
+  ScopedValue<Checked::Mode>::for_each([&](const auto& mode) { found = found || mode.checks == Checks::values; });
+  return found;
+}
 bool recording_explanations() { return scopes_watched() && ScopedValue<Explanation>::current() != nullptr; }
 
 void record_explanation(const OpCall& call) {
@@ -71,7 +77,7 @@ void report_moves(const OpEntry& entry, const CachedCall& call) {
   TORCH_WARN(moves_text(entry, call));
 }
 
-Checked::Checked() : scope_({}, true) {}
+Checked::Checked(Checks checks) : scope_({checks}, true) {}
 
 std::string explain(const std::function<void()>& fn) {
   std::string text;

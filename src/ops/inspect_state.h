@@ -8,7 +8,8 @@
 namespace dtensor {
 
 bool strict_mode();
-bool checked_mode();
+bool checked_calls();   // any Checked
+bool checked_values();  // one that compares values too
 
 // An operator whose operands move between ranks unasked: a warning or an error, as ExplicitRedistribution says.
 void report_moves(const OpEntry& entry, const CachedCall& call);

@@ -7,6 +7,7 @@
 
 #include "comm/events.h"
 #include "ops/cache.h"
+#include "ops/call_note.h"
 #include "ops/execute.h"
 #include "ops/inspect_state.h"
 #include "ops/kept_results.h"
@@ -69,20 +70,35 @@ void run_call(const OpEntry& entry, const CachedCall& call, const CallView& view
 }
 
 void run_checked(const OpEntry& entry, const CachedCall& call, const CallView& view, torch::jit::Stack& stack) {
-  const ResultCheck check(entry, call, view, stack);
-  run_call(entry, call, view, stack);
-  check.compare(stack);
+  note_checked_call(entry, arguments(entry, stack), view, call);
+  if (checked_values()) {
+    const ResultCheck check(entry, call, view, stack);
+    run_call(entry, call, view, stack);
+    check.compare(stack);
+  } else {
+    run_call(entry, call, view, stack);
+  }
+  count_results(entry, stack);
+}
+
+void run_special(const OpEntry& entry, torch::jit::Stack& stack) {
+  if (C10_UNLIKELY(checked_calls())) note_special_call(entry, arguments(entry, stack));
+  entry.special(entry, stack);
 }
 
 }  // namespace
 
+void refuse_call(const OpEntry& entry, const MeshInfo& mesh) {
+  refuse_other_rank(acting(mesh).record(), c10::str(entry.text(), ": a DTensor on ", acting(mesh).str()));
+}
+
 bool operators_watched() {
-  return events_on(Event::Kind::op) || recording_explanations() || keeping_results() || checked_mode();
+  return events_on(Event::Kind::op) || recording_explanations() || keeping_results() || checked_calls();
 }
 
 void run_operator(const OpEntry& entry, torch::jit::Stack& stack) {
   c10::impl::ExcludeDispatchKeyGuard guard(engine_excluded_keys());
-  if (entry.special != nullptr) return entry.special(entry, stack);
+  if (C10_UNLIKELY(entry.special != nullptr)) return run_special(entry, stack);
   run_by_rule(entry, stack);
 }
 
@@ -92,11 +108,12 @@ void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
     view.key.spec(view.destination.get());
   }
   if (C10_UNLIKELY(view.mesh == nullptr)) return entry.op.callBoxed(stack);  // a list without DTensors
+  enter_call(entry, *view.mesh);
   if (C10_UNLIKELY(keeping_results()) && take_kept_result(entry, stack)) return;
   if (C10_UNLIKELY(view.has_plain)) check_plain_operands(entry, arguments(entry, stack), view);
   const auto call = decide(entry, stack, view);
   if (C10_UNLIKELY(call->implicit_bytes != 0)) report_moves(entry, *call);
-  if (C10_UNLIKELY(checked_mode())) return run_checked(entry, *call, view, stack);
+  if (C10_UNLIKELY(checked_calls())) return run_checked(entry, *call, view, stack);
   run_call(entry, *call, view, stack);
 }
 

@@ -1,6 +1,8 @@
 // The boxed kernel that stands under ATen's dispatcher for every operator, and its registration.
 #pragma once
 
+#include "comm/rank_record.h"
+#include "mesh/mesh_impl.h"
 #include "ops/op_entry.h"
 
 namespace dtensor {
@@ -13,6 +15,15 @@ void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack);
 
 // Whether a scope is open that wants to see each call of an operator (listeners, explanations, kept results, checks).
 bool operators_watched();
+
+[[noreturn]] void refuse_call(const OpEntry& entry, const MeshInfo& mesh);
+
+// Every call, before anything of it runs: in the rank's record, and only by the rank's own threads.
+inline void enter_call(const OpEntry& entry, const MeshInfo& mesh) {
+  auto& record = acting(mesh).record();
+  if (C10_UNLIKELY(!record.is_mine())) refuse_call(entry, mesh);
+  record.note(entry.text());
+}
 
 // Below autograd, and outside a MeshScope: temporaries of a local computation are plain tensors.
 inline c10::DispatchKeySet engine_excluded_keys() {

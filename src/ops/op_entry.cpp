@@ -10,7 +10,7 @@
 namespace dtensor {
 
 OpEntry::OpEntry(const c10::OperatorHandle& handle, std::uint32_t entry_index)
-    : OpInfo(handle), index(entry_index), special(find_special(*this)) {}
+    : OpInfo(handle), index(entry_index), special(find_special(*this)), text_(c10::toString(name())) {}
 
 bool OpEntry::is_cast() const {
   return dtype_arg >= 0 && !mutates && !gives_view && rule().data().storage == StorageView::keep;

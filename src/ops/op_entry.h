@@ -16,7 +16,8 @@ using SpecialKernel = void (*)(const OpEntry&, torch::jit::Stack&);
 struct OpEntry : OpInfo {
   OpEntry(const c10::OperatorHandle& op, std::uint32_t index);
 
-  std::uint32_t index;  // into the per-thread caches
+  std::uint32_t index;                               // into the per-thread caches
+  const std::string& text() const { return text_; }  // aten::add.Tensor
   SpecialKernel special = nullptr;
 
   // An operand may be exchanged for its equal.
@@ -24,6 +25,9 @@ struct OpEntry : OpInfo {
   bool by_position() const { return rule().data().by_position; }
   // To another type, shard by shard.
   bool is_cast() const;
+
+ private:
+  std::string text_;
 };
 
 // The entry of an operator; made when first asked for. Lives for the program. Thread-safe.

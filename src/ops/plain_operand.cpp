@@ -64,7 +64,7 @@ bool pick_call(const OpEntry& entry, const CallView& view) {
 
 void check_plain_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view) {
   const bool picked = is_picked(acting(*view.mesh).count(kind_of_call(entry, view)));
-  if (!picked && !checked_mode() && !strict_mode()) return;
+  if (!picked && !checked_values() && !strict_mode()) return;
   const auto operands = plain_operands(entry, args);
   const auto what = [&](std::size_t i) {
     return c10::str(entry.name(), ": operand `", argument_name(entry, operands[i].first), "` of sizes ",

@@ -4,6 +4,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "comm/call_history.h"
+#include "mesh/mesh_impl.h"
+
 namespace dtensor {
 namespace {
 
@@ -81,6 +84,8 @@ TensorExtras& DTensorImpl::make_extras() {
   if (extras_ == nullptr) extras_ = std::make_unique<TensorExtras>();
   return *extras_;
 }
+
+void DTensorImpl::count_origin() { origin_ = acting(*spec_->mesh).history().count_tensor(); }
 
 void DTensorImpl::reset(SpecPtr spec, at::Tensor local) {
   spec_ = std::move(spec);
@@ -168,6 +173,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c
   if (!copy->is_inference()) copy->set_version_counter(version_counter);
   copy->set_allow_tensor_metadata_change(allow_tensor_metadata_change);
   copy->replacements_ = replacements_;
+  copy->origin_ = origin_;
   if (C10_LIKELY(extras_ == nullptr)) return copy;
   auto& extras = copy->make_extras();
   extras.moved = extras_->moved;
@@ -205,7 +211,9 @@ void share_writes(const at::Tensor& local, const at::Tensor& of) {
 }
 
 at::Tensor make_dtensor(SpecPtr spec, at::Tensor local, std::int64_t offset) {
-  return at::Tensor(c10::make_intrusive<DTensorImpl>(std::move(spec), std::move(local), offset));
+  auto impl = c10::make_intrusive<DTensorImpl>(std::move(spec), std::move(local), offset);
+  impl->count_origin();
+  return at::Tensor(std::move(impl));
 }
 
 void count_local_write(const DTensorImpl& tensor) {

@@ -76,6 +76,11 @@ class DTensorImpl final : public c10::TensorImpl {
     return C10_UNLIKELY(extras_ != nullptr) ? fresh_unrounded() : nullptr;
   }
 
+  // The how many-th tensor of its mesh this is (detached copies: that of), the same number on all ranks that make the
+  // same tensors: tells equal ones apart where calls are compared. 0: not counted.
+  std::uint32_t origin() const { return origin_; }
+  void count_origin();
+
   bool has_reducer = false;  // among its gradient hooks (autograd/leaf_hook.h)
 
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version_counter,
@@ -98,6 +103,7 @@ class DTensorImpl final : public c10::TensorImpl {
   SpecPtr spec_;
   at::Tensor local_;
   std::uint32_t replacements_ = 0;
+  std::uint32_t origin_ = 0;
   std::unique_ptr<TensorExtras> extras_;
 };
 
@@ -148,6 +154,7 @@ inline bool is_stand_in(const DTensorImpl& tensor) {
 // `local` was made of `of` below autograd and shares its memory: they count their writes together.
 void share_writes(const at::Tensor& local, const at::Tensor& of);
 
+// Counts its origin.
 at::Tensor make_dtensor(SpecPtr spec, at::Tensor local, std::int64_t offset = 0);
 
 // to_local() handed the local tensor out: whoever saved it for backward must notice the write. Moved views too.

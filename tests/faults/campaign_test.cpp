@@ -1,0 +1,66 @@
+// Divergences and pairs of collectives between processes, over MPI and over sockets in turn: a few jobs in every test
+// run, more by hand (DTENSOR_FAULTS=40).
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "faults/calls.h"
+#include "faults/divergence.h"
+#include "faults/errors.h"
+#include "support/mpirun.h"
+
+namespace dtensor::test {
+namespace {
+
+class Campaign : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(program_)) GTEST_SKIP() << "built without MPI";
+  }
+  Ended run(int ranks, const std::string& arguments) {
+    const auto sockets = "bash " + data_path("../../scripts/processes.sh") + " ";
+    const auto launcher = (jobs_++ % 2 == 0 ? "mpirun -n " : sockets) + std::to_string(ranks) + " ";
+    const auto out = shell(launcher + program_.string() + " " + arguments);
+    EXPECT_NE(out.status, 0) << arguments;
+    EXPECT_TRUE(out.in_time) << arguments << out.output;
+    EXPECT_FALSE(contains(out.output, "timeout after")) << arguments << out.output;
+    return out;
+  }
+
+  std::filesystem::path program_ = sibling("test_mpi_faults");
+  std::mt19937 draw_{2026};
+  int jobs_ = 0;
+};
+
+TEST_F(Campaign, DivergencesAreToldBetweenProcesses) {
+  const auto kinds = divergences();
+  const auto trials = static_cast<std::size_t>(campaign(4));
+  for (std::size_t i = 0; i < std::min(trials, kinds.size()); ++i) {
+    const auto at = trials < kinds.size() ? draw_() % kinds.size() : i;
+    const int ranks = 2 + static_cast<int>(i / 2 % 2);
+    const auto out = run(ranks, "--divergence " + std::to_string(at));
+    for (int r = 0; r < ranks; ++r) {
+      const auto line = line_of(out.output, r);
+      for (const auto& part : {std::string("their operators differ, first in call"), kinds[at].says,
+                               std::string("rank 1 called"), std::string("block.layer")}) {
+        EXPECT_TRUE(contains(line, part)) << kinds[at].name << " lacks " << part << ":\n" << out.output;
+      }
+    }
+  }
+}
+
+TEST_F(Campaign, PairsOfCollectivesAreToldBetweenProcesses) {
+  const auto calls = comm_calls();
+  for (int i = 0; i < campaign(5); ++i) {
+    const auto usual = draw_() % calls.size();
+    auto astray = draw_() % (calls.size() - 1);
+    astray += astray >= usual ? 1 : 0;
+    const auto out = run(2 + i / 2 % 2, "--pair " + std::to_string(usual) + " " + std::to_string(astray));
+    const auto what = calls[usual].name + " against " + calls[astray].name + ":\n" + out.output;
+    EXPECT_TRUE(contains(out.output, "rank 1")) << what;
+    EXPECT_TRUE(contains(out.output, calls[usual].says) || contains(out.output, calls[astray].says)) << what;
+  }
+}
+
+}  // namespace
+}  // namespace dtensor::test

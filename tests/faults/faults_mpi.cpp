@@ -1,0 +1,50 @@
+// Over MPI: `--divergence N` and `--pair A B` are programs that must end with a message, for campaign_test.cpp to run
+// (one failure ends a job, so each is a job of its own). Without arguments, programs that do not part.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "dtensor/launch.h"
+#include "faults/calls.h"
+#include "faults/divergence.h"
+
+using namespace dtensor;
+
+namespace {
+
+void run_right_programs(const Communicator& world) {
+  const Checked checked(Checks::calls);
+  for (const auto& kind : test::divergences()) {
+    for (const bool astray : {false, true}) test::run_divergence(kind, world, astray);
+  }
+  for (const auto& call : test::comm_calls()) call.run(world);
+}
+
+void run_divergence(const Communicator& world, std::size_t index) {
+  const Checked checked(Checks::calls);
+  test::run_divergence(test::divergences().at(index), world, world.rank() == 1);
+}
+
+void run_pair(const Communicator& world, std::size_t usual, std::size_t astray) {
+  test::comm_calls().at(world.rank() == 1 ? astray : usual).run(world);
+  world.barrier();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto number = [&](int i) { return static_cast<std::size_t>(argc > i ? std::atoi(argv[i]) : 0); };
+  const bool divergence = argc > 2 && std::strcmp(argv[1], "--divergence") == 0;
+  const bool pair = argc > 3 && std::strcmp(argv[1], "--pair") == 0;
+  RunOptions options;
+  options.timeout = std::chrono::seconds(20);
+  return launch(
+      argc, argv,
+      [&](Communicator world) {
+        if (divergence) return run_divergence(world, number(2));
+        if (pair) return run_pair(world, number(2), number(3));
+        run_right_programs(world);
+      },
+      options);
+}
