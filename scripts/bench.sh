@@ -28,5 +28,8 @@ echo
 echo "== Collectives and memory of a training step against their formula"
 "$bench/bench_costs"
 echo
+echo "== Comparing what ranks call (Checked) at every collective: a training step with and without"
+"$bench/bench_train" --mode fsdp_checked,tp_checked --hidden 64
+echo
 echo "== Against PyTorch's DTensor"
 python3 bench/side_by_side.py "$bench"
