@@ -146,6 +146,9 @@ Options parse_args(int argc, char** argv, std::optional<int>& exit_status) {
   o.command = *logits ? Command::logits : *generate ? Command::generate : *train ? Command::train : Command::exports;
   if (!texts.mesh.empty()) o.mesh = parse_mesh(texts.mesh);
   o.dtype = dtype_of(texts.dtype);
+  for (CLI::App* command : app.get_subcommands()) {
+    if (command->count("--dtype") > 0) o.asked_dtype = o.dtype;
+  }
   check(o);
   return o;
 }

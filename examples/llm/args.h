@@ -52,6 +52,7 @@ struct Options {
   std::string model;  // a folder
   std::optional<MeshSizes> mesh;
   at::ScalarType dtype = at::kFloat;
+  std::optional<at::ScalarType> asked_dtype = {};  // where --dtype was given
   std::vector<std::int64_t> tokens;
   std::string prompt, out;
   SampleOptions sample;

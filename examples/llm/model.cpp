@@ -60,27 +60,35 @@ void place_on_mesh(dtensor::nn::Decoder& decoder, const dtensor::DeviceMesh& mes
 
 }  // namespace
 
-Model make_model(const Family& family, const MeshSizes& sizes, const dtensor::Communicator& world, at::ScalarType dtype,
-                 const dtensor::nn::LoraOptions& lora) {
+Model make_model(const Family& family, const MeshSizes& sizes, const dtensor::Communicator& world,
+                 const ModelOptions& options) {
   auto config = family.config;
-  config.tensor = at::TensorOptions(dtype).device(at::kMeta);
-  config.lora = lora;
+  config.tensor = at::TensorOptions(options.dtype).device(at::kMeta);
+  config.lora = options.lora;
   Model model{std::make_unique<dtensor::nn::Decoder>(config), {}};
-  if (world.size() == 1) {
+  for (const auto& [name, slot] : model.decoder->named_parameters()) {
+    if (options.lora.rank > 0) slot->requires_grad_(is_adapter(name));
+  }
+  if (world.size() == 1 && !options.always_mesh) {
     materialise(*model.decoder);
   } else {
     model.mesh = init_device_mesh(world, at::kCPU, {sizes.dp * sizes.ep, sizes.shard, sizes.tp}, {"dp", "shard", "tp"});
     place_on_mesh(*model.decoder, model.mesh, sizes);
   }
   for (auto* layer : dtensor::moe_layers(*model.decoder)) layer->reset_parameters();  // the balancer's bias
+  for (const auto& [name, module] : model.decoder->named_modules()) {
+    if (auto* projection = dynamic_cast<dtensor::nn::Projection*>(module)) projection->reset_adapter();
+  }
   model.decoder->eval();
   return model;
 }
 
+bool is_adapter(const std::string& name) { return name.find(".lora_") != std::string::npos; }
+
 dtensor::StateTensors stored_state(const Model& model) {
   dtensor::StateTensors state;
   for (const auto& [name, tensor] : model.decoder->named_parameters()) {
-    if (name.find(".lora_") == std::string::npos) state.emplace_back(name, *tensor);
+    if (!is_adapter(name)) state.emplace_back(name, *tensor);
   }
   for (const auto& [name, tensor] : model.decoder->named_buffers()) state.emplace_back(name, *tensor);
   return state;

@@ -25,12 +25,21 @@ struct Model {
 // The mesh that was asked for (default: all ranks of `world` as tp), or a UsageError on every rank.
 MeshSizes fit_mesh(const std::optional<MeshSizes>& asked, int ranks, const Family& family);
 
-// The family's model with the mesh's placements and no values yet. A rank has memory for its part only.
-Model make_model(const Family& family, const MeshSizes& sizes, const dtensor::Communicator& world, at::ScalarType dtype,
-                 const dtensor::nn::LoraOptions& lora = {});
+struct ModelOptions {
+  at::ScalarType dtype = at::kFloat;
+  dtensor::nn::LoraOptions lora = {};  // with a rank, adapters alone are trained
+  // A mesh of one rank too, so that random numbers are those of any mesh; else one rank has plain tensors.
+  bool always_mesh = false;
+};
+
+// The family's model with the mesh's placements and no values yet, but for adapters. A rank has memory for its part
+// only.
+Model make_model(const Family& family, const MeshSizes& sizes, const dtensor::Communicator& world,
+                 const ModelOptions& options = {});
 // Reads its parameters from the folder; each rank its part. Collective.
 void load_parameters(const Model& model, const Family& family, const std::string& folder,
                      const dtensor::Communicator& world);
+bool is_adapter(const std::string& parameter);  // by its name
 // All that a folder has of the model: parameters (adapters apart) and buffers.
 dtensor::StateTensors stored_state(const Model& model);
 

@@ -9,15 +9,18 @@
 #include <iostream>
 
 #include "dtensor/launch.h"
+#include "export.h"
 #include "generate.h"
 #include "logits.h"
+#include "text.h"
+#include "train.h"
 
 namespace llm {
 namespace {
 
 Model loaded_model(const Options& options, const Family& family, const dtensor::Communicator& world) {
   const MeshSizes sizes = fit_mesh(options.mesh, world.size(), family);
-  Model model = make_model(family, sizes, world, options.dtype);
+  Model model = make_model(family, sizes, world, {.dtype = options.dtype});
   load_parameters(model, family, options.model, world);
   return model;
 }
@@ -28,13 +31,69 @@ void run_logits(const Options& options, const Family& family, const dtensor::Com
   if (world.rank() == 0) write_safetensors(options.out, "logits", logits);
 }
 
-std::string joined(const std::vector<std::int64_t>& tokens) { return c10::Join(",", tokens); }
+// Tells new text as it is whole: a character's bytes may come with several tokens.
+class Stream {
+ public:
+  explicit Stream(const train::Tokenizer* tokenizer) : tokenizer_(tokenizer) {}
+  void operator()(std::int64_t token) {
+    if (tokenizer_ == nullptr) return;
+    waiting_.push_back(static_cast<std::int32_t>(token));
+    const std::string text = tokenizer_->decode(waiting_);
+    if (ends_within_character(text)) return;
+    finish();
+  }
+  void finish() {
+    if (tokenizer_ != nullptr && !waiting_.empty()) std::cout << tokenizer_->decode(waiting_) << std::flush;
+    waiting_.clear();
+  }
 
-void run_generate(const Options& options, const Family& family, const dtensor::Communicator& world) {
+ private:
+  static bool ends_within_character(const std::string& text) {
+    for (std::size_t back = 1; back <= std::min<std::size_t>(4, text.size()); ++back) {
+      const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+      if (byte < 0x80) return false;
+      if (byte >= 0xC0) return back < (byte >= 0xF0 ? 4u : byte >= 0xE0 ? 3u : 2u);
+    }
+    return false;
+  }
+  const train::Tokenizer* tokenizer_;
+  std::vector<std::int32_t> waiting_;
+};
+
+void run_generate(const Options& options, const Family& family, const dtensor::Communicator& world,
+                  const train::Tokenizer* tokenizer) {
   check_tokens(family, options.tokens, options.sample.max_new_tokens);
   const Model model = loaded_model(options, family, world);
-  const auto tokens = generate(model, world, options.tokens, options.sample, family.end_tokens);
-  if (world.rank() == 0 && options.sample.print_tokens) fmt::print("{}\n", joined(tokens));
+  const bool tells = world.rank() == 0;
+  Stream stream(tells ? tokenizer : nullptr);
+  if (tells && tokenizer != nullptr) std::cout << options.prompt << std::flush;
+  const auto tokens = generate(model, world, options.tokens, options.sample, family.end_tokens, std::ref(stream));
+  stream.finish();
+  if (!tells) return;
+  if (tokenizer != nullptr) std::cout << "\n";
+  if (tokenizer == nullptr || options.sample.print_tokens) std::cout << c10::Join(",", tokens) << std::endl;
+}
+
+void run_export(const Options& options, const Family& family, const dtensor::Communicator& world) {
+  check_export(options.model, options.out);
+  Options exact = options;
+  if (!options.asked_dtype) exact.dtype = widest_stored(options.model);
+  const Model model = loaded_model(exact, family, world);
+  export_folder(model, family, options.model, options.out, world, options.asked_dtype);
+}
+
+void run_command(const Options& options, const Family& family, const dtensor::Communicator& world,
+                 const train::Tokenizer* tokenizer) {
+  switch (options.command) {
+    case Command::logits:
+      return run_logits(options, family, world);
+    case Command::generate:
+      return run_generate(options, family, world, tokenizer);
+    case Command::train:
+      return run_train(options, family, world);
+    case Command::exports:
+      return run_export(options, family, world);
+  }
 }
 
 // Prints once, whatever the number of processes.
@@ -49,14 +108,19 @@ int report_usage_error(const std::string& message) {
 
 int run(int argc, char** argv) {
   std::optional<int> exit_status;
-  const Options options = parse_args(argc, argv, exit_status);
+  Options options = parse_args(argc, argv, exit_status);
   if (exit_status) return *exit_status;
   const Family family = read_family(options.model);
+  std::optional<train::Tokenizer> tokenizer;
+  if (!options.prompt.empty()) {
+    tokenizer = read_tokenizer(options.model);
+    const auto ids = tokenizer->encode(options.prompt);
+    options.tokens.assign(ids.begin(), ids.end());
+  }
   std::string usage_error;
   const int status = dtensor::launch(argc, argv, [&](dtensor::Communicator world) {
     try {
-      if (options.command == Command::logits) run_logits(options, family, world);
-      if (options.command == Command::generate) run_generate(options, family, world);
+      run_command(options, family, world, tokenizer ? &*tokenizer : nullptr);
     } catch (const UsageError& error) {  // the same on every rank
       if (world.rank() == 0) usage_error = error.what();
     }

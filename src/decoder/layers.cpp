@@ -74,6 +74,10 @@ void Projection::adapt(std::int64_t rank, double alpha) {
   lora_a = at::empty({rank, weight.size(1)}, weight.options()).requires_grad_();
   lora_b = at::empty({weight.size(0), rank}, weight.options()).requires_grad_();
   lora_scale_ = alpha / static_cast<double>(rank);
+  reset_adapter();
+}
+
+void Projection::reset_adapter() {
   fill_uniform(lora_a, weight.size(1));
   fill(lora_b, 0);
 }
@@ -81,8 +85,7 @@ void Projection::adapt(std::int64_t rank, double alpha) {
 void Projection::reset_parameters() {
   fill_uniform(weight, weight.size(1));
   fill_uniform(bias, weight.size(1));
-  fill_uniform(lora_a, weight.size(1));
-  fill(lora_b, 0);
+  reset_adapter();
 }
 
 // The adapter's inner dimension is whole on every rank.

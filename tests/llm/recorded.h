@@ -38,9 +38,9 @@ inline Expected expected(const std::string& name) {
 }
 
 inline llm::Model model(const std::string& name, const llm::MeshSizes& sizes, const dtensor::Communicator& world,
-                        at::ScalarType dtype = at::kFloat) {
+                        const llm::ModelOptions& options = {}) {
   const auto family = llm::read_family(folder(name));
-  auto made = llm::make_model(family, llm::fit_mesh(sizes, world.size(), family), world, dtype);
+  auto made = llm::make_model(family, llm::fit_mesh(sizes, world.size(), family), world, options);
   llm::load_parameters(made, family, folder(name), world);
   return made;
 }

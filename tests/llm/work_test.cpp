@@ -135,7 +135,9 @@ TEST(Work, EachRankReadsItsOwnPartOnly) {
         load_state(path.string(), world, {{"weight", target}}, options);
         const auto read = bytes_read() - before;
         const bool rows = (dim == 0) != transposed;  // columns are read with what lies between, a window at a time
-        if (rows) EXPECT_LE(read, (4 << 20) / 4 + (64 << 10)) << "rank " << world.rank();
+        if (rows) {
+          EXPECT_LE(read, (4 << 20) / 4 + (64 << 10)) << "rank " << world.rank();
+        }
         EXPECT_GE(read, (4 << 20) / 4);
         EXPECT_TRUE(at::equal(DTensor(target).full_tensor(), transposed ? weight.t() : weight));
       }

@@ -95,6 +95,7 @@ class DTENSOR_API Projection final : public Module {
  public:
   Projection(std::int64_t in, std::int64_t out, bool bias, at::TensorOptions options);
   void adapt(std::int64_t rank, double alpha);  // before the model is placed
+  void reset_adapter();                         // fills it as at first; nothing where there is none
   at::Tensor forward(const at::Tensor& x) const;
   void reset_parameters() override;
   std::int64_t output_dim(const std::string& parameter) const override;

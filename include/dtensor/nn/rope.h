@@ -28,13 +28,13 @@ struct RopeOptions {
   std::int64_t max_positions = 0;  // of the model, scaling included (dynamic)
   RopeScaling scaling = RopeScaling::none;
   double factor = 1;
-  std::int64_t original_positions = 0;              // trained on, without scaling (yarn, longrope, llama3)
-  double beta_fast = 32, beta_slow = 1;             // yarn: turns over the original positions where the ramp ends
-  bool truncate = true;                             // yarn: the ramp's ends are whole numbers
-  double mscale = 0, mscale_all_dim = 0;            // yarn: both set, of the attention factor
-  double low_frequency = 1, high_frequency = 4;     // llama3: original_positions over wavelength, the ramp's ends
-  std::vector<double> short_factors, long_factors;  // longrope: [size / 2]
-  std::optional<double> attention_factor = {};      // multiplies sine and cosine; by default the scaling's own
+  std::int64_t original_positions = 0;           // trained on, without scaling (yarn, longrope, llama3)
+  double beta_fast = 32, beta_slow = 1;          // yarn: turns over the original positions where the ramp ends
+  bool truncate = true;                          // yarn: the ramp's ends are whole numbers
+  double mscale = 0, mscale_all_dim = 0;         // yarn: both set, of the attention factor
+  double low_frequency = 1, high_frequency = 4;  // llama3: original_positions over wavelength, the ramp's ends
+  std::vector<double> short_factors = {}, long_factors = {};  // longrope: [size / 2]
+  std::optional<double> attention_factor = {};  // multiplies sine and cosine; by default the scaling's own
 };
 
 class DTENSOR_API Rope {

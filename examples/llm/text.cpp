@@ -1,0 +1,106 @@
+// Texts as tokens.
+#include "text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "usage_error.h"
+
+namespace llm {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<fs::path> files_under(const std::string& path) {
+  if (!fs::exists(path)) throw UsageError(fmt::format("--data: no file or folder {}", path));
+  if (!fs::is_directory(path)) return {path};
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::recursive_directory_iterator(path)) {
+    if (entry.is_regular_file()) files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());  // directory order is the file system's whim
+  return files;
+}
+
+class Reader {
+ public:
+  Reader(const Family& family, const std::string& folder, const std::string& field)
+      : family_(family), folder_(folder), field_(field) {}
+
+  void add_file(const fs::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    if (!in) throw UsageError(fmt::format("--data: cannot read {}", path.string()));
+    if (path.extension() == ".jsonl") return add_lines(in, path.string());
+    add_text({std::istreambuf_iterator<char>(in), {}});
+  }
+  std::vector<std::int32_t> take() { return std::move(tokens_); }
+
+ private:
+  void add_lines(std::istream& in, const std::string& path) {
+    std::string line;
+    for (std::int64_t number = 1; std::getline(in, line); ++number) {
+      if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+      const auto where = fmt::format("--data: {}:{}", path, number);
+      try {
+        const auto value = nlohmann::json::parse(line).at(field_);
+        if (value.is_array()) {
+          add_ids(value.get<std::vector<std::int64_t>>(), where);
+        } else {
+          add_text(value.get<std::string>());
+        }
+      } catch (const nlohmann::json::exception& error) {
+        throw UsageError(fmt::format("{}: {}", where, error.what()));
+      }
+    }
+  }
+
+  void add_ids(const std::vector<std::int64_t>& ids, const std::string& where) {
+    for (const std::int64_t id : ids) {
+      if (id < 0 || id >= family_.config.vocabulary) {
+        throw UsageError(fmt::format("{}: {} is no id of a vocabulary of {}", where, id, family_.config.vocabulary));
+      }
+      tokens_.push_back(static_cast<std::int32_t>(id));
+    }
+    end();
+  }
+
+  void add_text(const std::string& text) {
+    if (!tokenizer_) tokenizer_ = read_tokenizer(folder_);
+    const auto ids = tokenizer_->encode(text);
+    tokens_.insert(tokens_.end(), ids.begin(), ids.end());
+    end();
+  }
+
+  void end() {
+    if (!family_.end_tokens.empty()) tokens_.push_back(static_cast<std::int32_t>(family_.end_tokens.front()));
+  }
+
+  const Family& family_;
+  const std::string &folder_, &field_;
+  std::optional<train::Tokenizer> tokenizer_;
+  std::vector<std::int32_t> tokens_;
+};
+
+}  // namespace
+
+train::Tokenizer read_tokenizer(const std::string& folder) {
+  const auto path = fs::path(folder) / "tokenizer.json";
+  if (!fs::exists(path))
+    throw UsageError(fmt::format("no {}: give token ids (--tokens, lists in JSONL)", path.string()));
+  return train::Tokenizer::read(path.string());
+}
+
+std::vector<std::int32_t> read_tokens(const std::vector<std::string>& paths, const std::string& field,
+                                      const Family& family, const std::string& folder) {
+  Reader reader(family, folder, field);
+  for (const auto& path : paths) {
+    for (const auto& file : files_under(path)) reader.add_file(file);
+  }
+  return reader.take();
+}
+
+}  // namespace llm

@@ -1,0 +1,61 @@
+// `llm train`: full or low-rank, on any mesh; left and taken up again on another.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "args.h"
+#include "dtensor/checkpoint.h"
+#include "dtensor/optim.h"
+#include "dtensor/optim/learning_rate.h"
+#include "model.h"
+#include "train/data.h"
+
+namespace llm {
+
+// By flags: --schedule over --steps, after --warmup of them. wsd decays over the last tenth.
+dtensor::LearningRate learning_rate(const TrainOptions& options);
+
+dtensor::nn::LoraOptions lora_options(const TrainOptions& options);
+
+struct StepRecord {
+  std::int64_t step = 0;
+  double loss = 0, lr = 0, grad_norm = 0;  // before the step
+};
+
+// A model that learns: AdamW over what is trained.
+class Trainer {
+ public:
+  Trainer(const Model& model, const TrainOptions& options);
+
+  // One step on ids and the tokens after them, int64 [batch, sequence], the same on every rank. Collective.
+  StepRecord step(const train::Batch& batch);
+  // The mean loss, without a step. Collective.
+  double loss(const train::Batch& batch) const;
+  std::int64_t steps_done() const { return steps_done_; }
+
+  // What is trained, the optimizer and the number of steps; on any mesh. What would make other batches of the same
+  // steps is compared: a UsageError.
+  void save(const std::string& folder, const dtensor::Communicator& world);
+  void load(const std::string& folder, const dtensor::Communicator& world);
+
+ private:
+  at::Tensor mean_loss(const train::Batch& batch) const;
+  dtensor::Checkpoint state();
+
+  const Model& model_;
+  TrainOptions options_;
+  dtensor::LearningRate rate_;
+  dtensor::NamedTensors trained_;
+  std::vector<at::Tensor> parameters_;
+  std::unique_ptr<dtensor::Optimizer> optimizer_;
+  std::int64_t steps_done_ = 0, seed_, batch_, sequence_;
+};
+
+// The mean loss over all of a corpus, in batches of sequences that follow each other. Collective.
+double evaluate(const Trainer& trainer, const std::vector<std::int32_t>& tokens, const TrainOptions& options);
+
+// All of it: reads texts and model, trains, tells rank 0's terminal, saves, exports.
+void run_train(const Options& options, const Family& family, const dtensor::Communicator& world);
+
+}  // namespace llm

@@ -1,0 +1,127 @@
+// Steps of training.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <bit>
+#include <unordered_set>
+
+#include "dtensor/tensor.h"
+#include "train.h"
+#include "train/model.h"
+
+namespace llm {
+namespace {
+
+double to_number(const at::Tensor& scalar) {
+  return dtensor::is_dtensor(scalar) ? dtensor::DTensor(scalar.detach()).full_tensor().item<double>()
+                                     : scalar.item<double>();
+}
+
+// Each tensor once, under its first name.
+dtensor::NamedTensors trained_parameters(dtensor::nn::Decoder& decoder) {
+  dtensor::NamedTensors trained;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& item : decoder.named_parameters()) {
+    if (item.second->requires_grad() && seen.insert(item.second->unsafeGetTensorImpl()).second) trained.push_back(item);
+  }
+  return trained;
+}
+
+}  // namespace
+
+dtensor::LearningRate learning_rate(const TrainOptions& o) {
+  const std::int64_t steps = std::max<std::int64_t>(1, o.steps - o.warmup);
+  const auto rate = [&] {
+    if (o.schedule == "linear") return dtensor::LearningRate::linear(o.lr, steps);
+    if (o.schedule == "cosine") return dtensor::LearningRate::cosine(o.lr, steps);
+    if (o.schedule == "wsd") return dtensor::LearningRate::wsd(o.lr, steps, std::max<std::int64_t>(1, steps / 10));
+    return dtensor::LearningRate::constant(o.lr);
+  };
+  return rate().after_warmup(o.warmup);
+}
+
+dtensor::nn::LoraOptions lora_options(const TrainOptions& o) {
+  const double alpha = o.lora_alpha > 0 ? o.lora_alpha : 2 * static_cast<double>(o.lora_rank);
+  return {.rank = o.lora_rank, .alpha = alpha, .targets = o.lora_targets};
+}
+
+Trainer::Trainer(const Model& model, const TrainOptions& options)
+    : model_(model),
+      options_(options),
+      rate_(learning_rate(options)),
+      trained_(trained_parameters(*model.decoder)),
+      seed_(std::bit_cast<std::int64_t>(options.seed)),
+      batch_(options.batch),
+      sequence_(options.seq) {
+  dtensor::AdamW::Group group{
+      .parameters = {}, .options = {.lr = options.lr, .weight_decay = options.weight_decay}, .names = {}};
+  for (const auto& [name, tensor] : trained_) {
+    group.names.push_back(name);
+    group.parameters.push_back(*tensor);
+  }
+  parameters_ = group.parameters;
+  optimizer_ = std::make_unique<dtensor::AdamW>(std::vector{std::move(group)});
+}
+
+at::Tensor Trainer::mean_loss(const train::Batch& batch) const {
+  const bool split = static_cast<bool>(model_.mesh);
+  std::vector<at::Tensor> router_losses;
+  const at::Tensor hidden = model_.decoder->hidden(model_.place(batch.ids, split), nullptr, &router_losses);
+  at::Tensor loss = train::token_loss(model_.decoder->head(hidden), model_.place(batch.targets, split));
+  if (!router_losses.empty()) loss = loss + at::stack(router_losses).sum();
+  return loss;
+}
+
+StepRecord Trainer::step(const train::Batch& batch) {
+  StepRecord record{.step = steps_done_, .lr = rate_(steps_done_)};
+  const at::Tensor loss = mean_loss(batch);
+  loss.backward();
+  record.loss = to_number(loss);
+  const double most = options_.clip > 0 ? options_.clip : std::numeric_limits<double>::infinity();
+  record.grad_norm = to_number(dtensor::clip_grad_norm_(parameters_, most));
+  optimizer_->set_lr(record.lr);
+  optimizer_->step();
+  optimizer_->zero_grad();
+  ++steps_done_;
+  return record;
+}
+
+double Trainer::loss(const train::Batch& batch) const {
+  const at::NoGradGuard no_grad;
+  return to_number(mean_loss(batch));
+}
+
+dtensor::Checkpoint Trainer::state() {
+  dtensor::Checkpoint state;
+  state.add("model", trained_).add("optimizer", *optimizer_);
+  state.add("step", steps_done_).add("seed", seed_).add("batch", batch_).add("sequence", sequence_);
+  return state;
+}
+
+void Trainer::save(const std::string& folder, const dtensor::Communicator& world) { state().save(folder, world); }
+
+void Trainer::load(const std::string& folder, const dtensor::Communicator& world) {
+  state().load(folder, world);
+  if (std::bit_cast<std::uint64_t>(seed_) != options_.seed || batch_ != options_.batch || sequence_ != options_.seq) {
+    throw UsageError(fmt::format("--load: {} was trained with --seed {} --batch {} --seq {}", folder,
+                                 std::bit_cast<std::uint64_t>(seed_), batch_, sequence_));
+  }
+}
+
+double evaluate(const Trainer& trainer, const std::vector<std::int32_t>& tokens, const TrainOptions& o) {
+  const std::int64_t count = (static_cast<std::int64_t>(tokens.size()) - 1) / o.seq;
+  double sum = 0;
+  for (std::int64_t first = 0; first < count; first += o.batch) {
+    const std::int64_t rows = std::min(o.batch, count - first);
+    at::Tensor all = at::empty({rows, o.seq + 1}, at::kLong);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const auto begin = tokens.begin() + (first + r) * o.seq;
+      std::copy(begin, begin + o.seq + 1, all.mutable_data_ptr<std::int64_t>() + r * (o.seq + 1));
+    }
+    const train::Batch batch{all.narrow(1, 0, o.seq).contiguous(), all.narrow(1, 1, o.seq).contiguous()};
+    sum += trainer.loss(batch) * static_cast<double>(rows);
+  }
+  return sum / static_cast<double>(count);
+}
+
+}  // namespace llm

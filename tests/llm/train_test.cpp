@@ -1,0 +1,231 @@
+// Five steps of training, of all parameters and of adapters: the losses of transformers on every mesh. A run left and
+// taken up on another mesh, and what a trained model is exported as.
+#include <gtest/gtest.h>
+
+#include "llm/export.h"
+#include "llm/train.h"
+#include "recorded.h"
+
+namespace {
+
+using dtensor::run_local;
+
+struct Case {
+  std::string family;
+  llm::MeshSizes mesh;
+};
+void PrintTo(const Case& c, std::ostream* out) { *out << c.family << " on " << c.mesh.str(); }
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const auto& family : recorded::families()) {
+    for (const llm::MeshSizes& mesh :
+         std::vector<llm::MeshSizes>{{}, {.tp = 2}, {.tp = 3}, {.shard = 2}, {.shard = 2, .tp = 2}}) {
+      all.push_back({family, mesh});
+    }
+    if (recorded::has_experts(family)) all.push_back({family, {.ep = 2}});
+  }
+  return all;
+}
+
+// The recorded batch: ids, and the tokens after them.
+train::Batch batch_of(const nlohmann::json& expected) {
+  std::vector<std::int64_t> flat;
+  const auto rows = expected.at("batch").get<std::vector<std::vector<std::int64_t>>>();
+  for (const auto& row : rows) flat.insert(flat.end(), row.begin(), row.end());
+  const auto ids = at::tensor(flat, at::kLong).view({static_cast<std::int64_t>(rows.size()), -1});
+  return {ids.narrow(1, 0, ids.size(1) - 1).contiguous(), ids.narrow(1, 1, ids.size(1) - 1).contiguous()};
+}
+
+llm::TrainOptions options_of(const nlohmann::json& expected) {
+  llm::TrainOptions options;
+  options.lr = expected.at("lr");
+  options.weight_decay = 0.01;
+  options.clip = 0;
+  return options;
+}
+
+void expect_losses(llm::Trainer& trainer, const train::Batch& batch, const nlohmann::json& losses) {
+  for (const auto& loss : losses) {
+    EXPECT_NEAR(trainer.step(batch).loss, loss.get<double>(), 1e-5 * std::max(1.0, loss.get<double>()))
+        << "step " << trainer.steps_done();
+  }
+}
+
+// As tools/llm/make.py begins them.
+void set_adapters(const llm::Model& model) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, slot] : model.decoder->named_parameters()) {
+    if (!name.ends_with("lora_a")) continue;
+    const auto sizes = slot->sizes();
+    const auto value = at::sin(at::arange(1, sizes[0] * sizes[1] + 1, at::kDouble)).view(sizes) /
+                       std::sqrt(static_cast<double>(sizes[1]));
+    slot->copy_(distribute_tensor(value.to(at::kFloat), model.mesh, dtensor::DTensor(*slot).placements()));
+  }
+}
+
+class Training : public testing::TestWithParam<Case> {};
+
+TEST_P(Training, OfAllParametersHasTheLossesOfTransformers) {
+  const auto& [family, mesh] = GetParam();
+  const auto expected = recorded::expected(family).all;
+  run_local(static_cast<int>(mesh.ranks()), [&](dtensor::Communicator world) {
+    const auto model = recorded::model(family, mesh, world, {.always_mesh = true});
+    llm::Trainer trainer(model, options_of(expected));
+    expect_losses(trainer, batch_of(expected), expected.at("losses"));
+  });
+}
+
+TEST_P(Training, OfAdaptersHasTheLossesOfTransformers) {
+  const auto& [family, mesh] = GetParam();
+  const auto expected = recorded::expected(family).all;
+  if (!expected.contains("lora")) GTEST_SKIP() << "no projections q_proj and v_proj there";
+  run_local(static_cast<int>(mesh.ranks()), [&](dtensor::Communicator world) {
+    auto options = options_of(expected);
+    options.lora_rank = expected.at("lora").at("rank");
+    options.lora_alpha = expected.at("lora").at("alpha");
+    const auto model = recorded::model(family, mesh, world, {.lora = llm::lora_options(options), .always_mesh = true});
+    set_adapters(model);
+    llm::Trainer trainer(model, options);
+    expect_losses(trainer, batch_of(expected), expected.at("lora").at("losses"));
+    for (const auto& [name, slot] : model.decoder->named_parameters()) {
+      EXPECT_EQ(slot->grad().defined() || slot->requires_grad(), llm::is_adapter(name)) << name;
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Training, testing::ValuesIn(cases()));
+
+class Folder {
+ public:
+  Folder() : path_(std::filesystem::temp_directory_path() / ("dtensor_llm_" + std::to_string(::getpid()))) {
+    std::filesystem::remove_all(path_);
+    std::filesystem::create_directories(path_);
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+std::map<std::string, std::pair<dtensor::CheckpointEntry, std::string>> contents(const std::string& folder) {
+  std::map<std::string, std::pair<dtensor::CheckpointEntry, std::string>> all;
+  for (const auto& entry : dtensor::read_checkpoint_index(folder).entries) {
+    std::string bytes(static_cast<std::size_t>(entry.bytes), '\0');
+    std::ifstream file(entry.file, std::ios::binary);
+    file.seekg(entry.offset);
+    file.read(bytes.data(), entry.bytes);
+    all[entry.name] = {entry, bytes};
+  }
+  return all;
+}
+
+// Names, dtypes, sizes and bytes, from any mesh; the other files go along.
+TEST(Export, WritesWhatWasRead) {
+  const Folder folder;
+  for (const auto& family : recorded::families()) {
+    const auto source = recorded::folder(family), out = folder / family;
+    run_local(4, [&](dtensor::Communicator world) {
+      const llm::MeshSizes mesh =
+          recorded::has_experts(family) ? llm::MeshSizes{.ep = 2, .tp = 2} : llm::MeshSizes{.shard = 2, .tp = 2};
+      const auto model = recorded::model(family, mesh, world, {.dtype = llm::widest_stored(source)});
+      llm::export_folder(model, llm::read_family(source), source, out, world);
+    });
+    const auto was = contents(source), is = contents(out);
+    ASSERT_EQ(is.size(), was.size()) << family;
+    for (const auto& [name, expected] : was) {
+      ASSERT_TRUE(is.contains(name)) << family << " " << name;
+      EXPECT_EQ(is.at(name).first.dtype, expected.first.dtype) << family << " " << name;
+      EXPECT_EQ(is.at(name).first.sizes, expected.first.sizes) << family << " " << name;
+      EXPECT_TRUE(is.at(name).second == expected.second) << family << " " << name;
+    }
+    EXPECT_EQ(recorded::read(out + "/config.json"), recorded::read(source + "/config.json"));
+    EXPECT_THROW(llm::check_export(source, source), llm::UsageError);
+  }
+}
+
+// Adapters are merged: the exported model, without any, has the logits of the adapted one. In another dtype the
+// configuration says so.
+TEST(Export, MergesAdaptersAndConverts) {
+  const Folder folder;
+  const auto expected = recorded::expected("mistral");
+  run_local(2, [&](dtensor::Communicator world) {
+    const auto source = recorded::folder("mistral");
+    auto options = options_of(expected.all);
+    options.lora_rank = 3;
+    const auto model =
+        recorded::model("mistral", {.tp = 2}, world, {.lora = llm::lora_options(options), .always_mesh = true});
+    set_adapters(model);
+    llm::Trainer trainer(model, options);
+    for (int i = 0; i < 3; ++i) trainer.step(batch_of(expected.all));
+    const auto adapted = llm::logits_of(model, expected.tokens);
+    EXPECT_GT((adapted.to(at::kDouble) - expected.logits).abs().max().item<double>(), 1e-2);
+    llm::export_folder(model, llm::read_family(source), source, folder / "merged", world);
+    llm::export_folder(model, llm::read_family(source), source, folder / "half", world, at::kBFloat16);
+    const auto family = llm::read_family(folder / "merged");
+    const auto again = llm::make_model(family, {.shard = 2}, world);
+    llm::load_parameters(again, family, folder / "merged", world);
+    EXPECT_LE((llm::logits_of(again, expected.tokens) - adapted).abs().max().item<double>(), 1e-5);
+  });
+  EXPECT_EQ(recorded::read(folder / "half/config.json").at("dtype"), "bfloat16");
+  for (const auto& entry : dtensor::read_checkpoint_index(folder / "half").entries)
+    EXPECT_EQ(entry.dtype, at::kBFloat16);
+}
+
+// Three steps and two more on another mesh are five steps.
+TEST(Run, IsLeftAndTakenUpOnAnotherMesh) {
+  const Folder folder;
+  const auto expected = recorded::expected("qwen3").all;
+  const auto& losses = expected.at("losses");
+  const auto batch = batch_of(expected);
+  run_local(4, [&](dtensor::Communicator world) {
+    const auto model = recorded::model("qwen3", {.shard = 2, .tp = 2}, world, {.always_mesh = true});
+    llm::Trainer trainer(model, options_of(expected));
+    expect_losses(trainer, batch, {losses[0], losses[1], losses[2]});
+    trainer.save(folder / "state", world);
+  });
+  run_local(3, [&](dtensor::Communicator world) {
+    const auto model = recorded::model("qwen3", {.tp = 3}, world, {.always_mesh = true});
+    llm::Trainer trainer(model, options_of(expected));
+    trainer.load(folder / "state", world);
+    EXPECT_EQ(trainer.steps_done(), 3);
+    expect_losses(trainer, batch, {losses[3], losses[4]});
+    auto other = options_of(expected);
+    other.seed = 1;
+    llm::Trainer refuses(model, other);
+    EXPECT_THROW(refuses.load(folder / "state", world), llm::UsageError);
+  });
+}
+
+TEST(Run, HeedsScheduleClipAndWeightDecay) {
+  llm::TrainOptions options;
+  options.lr = 1, options.warmup = 4, options.steps = 24;
+  const std::map<std::string, double> at_step_14 = {{"constant", 1}, {"linear", 0.5}, {"cosine", 0.5}, {"wsd", 1}};
+  const std::map<std::string, double> at_step_23 = {
+      {"constant", 1}, {"linear", 0.05}, {"cosine", (1 + std::cos(M_PI * 0.95)) / 2}, {"wsd", 0.5}};
+  for (const auto& [schedule, rate] : at_step_14) {
+    options.schedule = schedule;
+    EXPECT_NEAR(llm::learning_rate(options)(14), rate, 1e-12) << schedule;
+    EXPECT_NEAR(llm::learning_rate(options)(0), 0.2, 1e-12) << schedule;
+    EXPECT_NEAR(llm::learning_rate(options)(23), at_step_23.at(schedule), 1e-12) << schedule;
+  }
+  const auto expected = recorded::expected("llama2").all;
+  run_local(1, [&](dtensor::Communicator world) {
+    const auto second_loss = [&](const std::function<void(llm::TrainOptions&)>& change) {
+      auto o = options_of(expected);
+      change(o);
+      const auto model = recorded::model("llama2", {}, world, {.always_mesh = true});
+      llm::Trainer trainer(model, o);
+      trainer.step(batch_of(expected));
+      return trainer.loss(batch_of(expected));
+    };
+    const double plain = second_loss([](auto&) {});
+    EXPECT_NEAR(plain, expected.at("losses")[1].get<double>(), 1e-4);
+    EXPECT_NE(second_loss([](auto& o) { o.weight_decay = 1; }), plain);
+    EXPECT_NE(second_loss([](auto& o) { o.clip = 1e-9; }), plain);  // beside AdamW's epsilon
+    EXPECT_NE(second_loss([](auto& o) { o.schedule = "linear", o.steps = 1, o.warmup = 1; }), plain);
+  });
+}
+
+}  // namespace
