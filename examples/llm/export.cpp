@@ -82,7 +82,7 @@ void check_export(const std::string& source, const std::string& out) {
   std::error_code ignored;
   if (fs::equivalent(source, out, ignored)) throw UsageError(fmt::format("--out: {} is the model's own folder", out));
   try {
-    dtensor::check_can_save(out);
+    dtensor::check_can_save(out, {.keep_foreign = true});
   } catch (const c10::Error& error) {
     throw UsageError(fmt::format("--out: {}", error.what_without_backtrace()));
   }
@@ -101,7 +101,7 @@ void export_folder(const Model& model, const Family& family, const std::string& 
                    const dtensor::Communicator& world, std::optional<at::ScalarType> dtype) {
   const at::NoGradGuard no_grad;
   const auto tensors = as_stored(merged_state(model), family.names);
-  save_state(out, world, converted(tensors, source, dtype));
+  save_state(out, world, converted(tensors, source, dtype), {}, {.keep_foreign = true});
   if (world.rank() == 0) {
     copy_other_files(source, out);
     if (dtype) set_dtype(fs::path(out) / "config.json", *dtype);

@@ -75,7 +75,6 @@ void run_generate(const Options& options, const Family& family, const dtensor::C
 }
 
 void run_export(const Options& options, const Family& family, const dtensor::Communicator& world) {
-  check_export(options.model, options.out);
   Options exact = options;
   if (!options.asked_dtype) exact.dtype = widest_stored(options.model);
   const Model model = loaded_model(exact, family, world);
@@ -96,6 +95,18 @@ void run_command(const Options& options, const Family& family, const dtensor::Co
   }
 }
 
+// Before anything is read: what cannot be written in the end.
+void check_outputs(const Options& options) {
+  const bool folder = options.command == Command::train || options.command == Command::exports;
+  if (folder && !options.out.empty()) check_export(options.model, options.out);
+  if (options.train.save.empty()) return;
+  try {
+    dtensor::check_can_save(options.train.save);
+  } catch (const c10::Error& error) {
+    throw UsageError(fmt::format("--save: {}", error.what_without_backtrace()));
+  }
+}
+
 // Prints once, whatever the number of processes.
 int report_usage_error(const std::string& message) {
   for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID"}) {
@@ -111,6 +122,7 @@ int run(int argc, char** argv) {
   Options options = parse_args(argc, argv, exit_status);
   if (exit_status) return *exit_status;
   const Family family = read_family(options.model);
+  check_outputs(options);
   std::optional<train::Tokenizer> tokenizer;
   if (!options.prompt.empty()) {
     tokenizer = read_tokenizer(options.model);

@@ -17,15 +17,6 @@ void check_tokens_of(const std::vector<std::int32_t>& tokens, const char* flag, 
   throw UsageError(fmt::format("{}: {} tokens are too few for --seq {}", flag, tokens.size(), o.seq));
 }
 
-void check_folder(const char* flag, const std::string& folder) {
-  if (folder.empty()) return;
-  try {
-    dtensor::check_can_save(folder);
-  } catch (const c10::Error& error) {
-    throw UsageError(fmt::format("{}: {}", flag, error.what_without_backtrace()));
-  }
-}
-
 void tell(const StepRecord& r, std::int64_t steps) {
   fmt::print("step {}/{}  loss {:.6f}  lr {:.3g}  gradient norm {:.4g}\n", r.step + 1, steps, r.loss, r.lr,
              r.grad_norm);
@@ -37,8 +28,6 @@ void tell(const StepRecord& r, std::int64_t steps) {
 void run_train(const Options& options, const Family& family, const dtensor::Communicator& world) {
   const TrainOptions& o = options.train;
   const bool tells = world.rank() == 0;
-  check_folder("--save", o.save);
-  if (!options.out.empty()) check_export(options.model, options.out);
   auto tokens = read_tokens(o.data, o.field, family, options.model);
   check_tokens_of(tokens, "--data", o);
   const auto corpus = train::Corpus::of(std::move(tokens), o.seq);

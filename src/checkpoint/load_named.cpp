@@ -13,6 +13,7 @@
 #include "checkpoint/part.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/stored_pieces.h"
+#include "dtensor/debug_rank.h"
 #include "dtensor/tensor.h"
 #include "names/names.h"
 
@@ -202,6 +203,7 @@ void Loader::read_named(const StateTensors& targets, Problems problems) {
   std::vector<NamedTarget> found;
   run_on_all(ranks_, what_, [&] { found = match_names(manifest, targets, problems); });
   problems.raise(what_);
+  const NoTimeout patience;  // a slow disk on one rank is no fault of the others
   for (NamedTarget& f : found) f.landing = f.target.defined() ? landing_of(f.target) : at::Tensor();
   run_on_all(ranks_, what_, [&] {
     std::map<std::string, File> files;
