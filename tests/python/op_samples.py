@@ -1,4 +1,5 @@
-"""Samples of torch's own op_db on DTensors at random placements beside plain tensors: forward, gradients, in-place.
+"""Samples of torch's own op_db on DTensors at random placements beside plain tensors: forward, gradients of the
+first and second order, in place, out=.
 
     python op_samples.py [--ops add,mm] [--samples 2] [--seed 0] [--meshes 2,2x2] [--limit 100]
 
@@ -70,18 +71,42 @@ def leaf_copy(t):
     return t.detach().clone().requires_grad_(t.requires_grad)
 
 
-def call(op, tree):
-    """Results and gradients, as nested plain tensors or DTensors, and the leaves."""
+def call(op, tree, mode):
+    """Results and gradients of the first and second order as the mode has them, None where it has none."""
     args, kwargs = tree
+    if mode == "in place":
+        target = args[0].detach().clone()
+        op.get_inplace()(target, *args[1:], **kwargs)
+        return [target], []
     results = op(*args, **kwargs)
     outs = [t for t in _pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
+    if mode == "out":
+        with torch.no_grad():
+            given = torch.zeros_like(outs[0])
+            op(*args, **kwargs, out=given)
+        return [given], []
     inputs = [t for t in _pytree.tree_leaves(tree) if isinstance(t, torch.Tensor) and t.requires_grad]
     through = [t for t in outs if t.requires_grad and t.is_floating_point()]
-    grads = []
-    if inputs and through:
-        total = sum((t * t).sum() for t in through)
-        grads = torch.autograd.grad(total, inputs, allow_unused=True)
-    return outs, [g for g in grads]
+    if not inputs or not through:
+        return outs, []
+    total = sum((t * t).sum() for t in through)
+    grads = list(torch.autograd.grad(total, inputs, allow_unused=True, create_graph=mode == "second order"))
+    if mode != "second order":
+        return outs, grads
+    again = [g for g in grads if g is not None and g.requires_grad]
+    second = torch.autograd.grad(sum((g * g).sum() for g in again), inputs, allow_unused=True) if again else []
+    return outs, grads + list(second)
+
+
+def modes_of(op, tree):
+    modes = ["first order"]
+    if op.supports_gradgrad and op.supports_autograd:
+        modes.append("second order")
+    if op.get_inplace() is not None and isinstance(tree[0][0], torch.Tensor):
+        modes.append("in place")
+    if op.supports_out:
+        modes.append("out")
+    return modes
 
 
 def whole(t):
@@ -106,23 +131,25 @@ def same(a, b, tolerance):
 def on_ranks(op, trees, shape, seed):
     """For each tree: a rank's verdict, an error's text among them."""
     mesh, verdicts = mesh_of(shape), []
-    for index, (tree, expected) in enumerate(trees):
+    for index, (tree, mode, expected) in enumerate(trees):
         draw = random.Random(f"{op.name} {op.variant_test_name} {index} {seed}")
+        partial = mode != "in place"  # what a share is written into stays one
 
         def place(t):
-            placements = random_placements(draw, t.dim(), mesh.ndim, partial=t.is_floating_point())
+            placements = random_placements(draw, t.dim(), mesh.ndim, partial and t.is_floating_point())
             return spread(t.detach(), mesh, placements).requires_grad_(t.requires_grad)
 
         try:
-            outs, grads = call(op, _pytree.tree_map_only(torch.Tensor, place, tree))
+            outs, grads = call(op, _pytree.tree_map_only(torch.Tensor, place, tree), mode)
             outs, grads = [whole(t) for t in outs], [whole(t) for t in grads]
             near = tolerance_of((tree, expected))
             fine = len(outs) == len(expected[0]) and all(same(a, b, near) for a, b in zip(outs, expected[0]))
             fine_grads = all(same(a, b, near) for a, b in zip(grads, expected[1]))
-            verdicts.append("equal" if fine and fine_grads else "wrong" if not fine else "wrong gradients")
+            what = "equal" if fine and fine_grads else "wrong" if not fine else "wrong gradients"
+            verdicts.append(what if what == "equal" else f"{what}: {mode}")
         except Exception as error:
             text = str(error).splitlines()
-            verdicts.append(f"{type(error).__name__}: {text[0][:200] if text else ''}")
+            verdicts.append(f"{type(error).__name__}: {mode}: {text[0][:200] if text else ''}")
             if "waits" in verdicts[-1] or "failed" in verdicts[-1]:
                 break
     return verdicts
@@ -134,12 +161,12 @@ def check(op, shape, seed, count):
     torch.manual_seed(seed)
     trees = []
     for tree in samples_of(op, draw, count):
-        try:
-            plain = _pytree.tree_map_only(torch.Tensor, leaf_copy, tree)
-            outs, grads = call(op, plain)
-        except Exception:
-            continue
-        trees.append((tree, ([whole(t) for t in outs], [whole(t) for t in grads])))
+        for mode in modes_of(op, tree):
+            try:
+                outs, grads = call(op, _pytree.tree_map_only(torch.Tensor, leaf_copy, tree), mode)
+            except Exception:
+                continue  # on one device too
+            trees.append((tree, mode, ([whole(t) for t in outs], [whole(t) for t in grads])))
     if not trees:
         return []
     try:
@@ -151,8 +178,8 @@ def check(op, shape, seed, count):
         kinds = {v.split(":")[0] for v in verdicts}
         if len(kinds) > 1:
             found.append(("alone", " | ".join(dict.fromkeys(verdicts))))
-        elif verdicts[0] in ("equal", "wrong", "wrong gradients"):
-            found.append((verdicts[0].split()[0], verdicts[0]))
+        elif verdicts[0].split(":")[0] in ("equal", "wrong", "wrong gradients"):
+            found.append((verdicts[0].split(":")[0].split()[0], verdicts[0]))
         else:
             found.append(("refused", verdicts[0]))
     return found
