@@ -71,11 +71,12 @@ def make(family):
 def make_tiny(family, transformers, auto):
     config_class = transformers.CONFIG_MAPPING[family]
     default = config_class()
-    options = {key: value for key, value in TINY.items() if hasattr(default, key)}
+    fixed = {key for key in dir(config_class) if isinstance(getattr(config_class, key), property)}  # told by others
+    options = {key: value for key, value in TINY.items() if hasattr(default, key) and key not in fixed}
     if "kv_lora_rank" in options:  # multi-head latent attention: every head has its keys
         options["num_key_value_heads"] = options["num_attention_heads"]
     for key in ["layer_types", "mlp_layer_types", "layers_block_type"]:
-        if isinstance(getattr(default, key, None), list):
+        if key not in fixed and isinstance(getattr(default, key, None), list):
             options[key] = getattr(default, key)[:2]
     for names, kind in [
         (auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "AutoModelForCausalLM"),
