@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "faults/corruptions.h"
+#include "faults/errors.h"
 #include "faults/headers.h"
 #include "faults/kills.h"
 #include "faults/rivals.h"
@@ -30,14 +31,14 @@ class Files : public testing::Test {
 
 TEST_F(Files, WhatASaveReturnedForIsThereAfterAnyKill) {
   for (const std::int64_t keep : {0, 2}) {
-    const KillReport report = run_kills({program_, folder_, 6, 2, keep, 512, 1});
-    EXPECT_EQ(report.trials, 6);
+    const KillReport report = run_kills({program_, folder_, campaign(6), 2, keep, 512, 1});
+    EXPECT_EQ(report.trials, campaign(6));
     EXPECT_TRUE(report.good()) << report.first_problem;
   }
 }
 
 TEST_F(Files, NoDamageIsSilent) {
-  const CorruptionReport report = run_corruptions({folder_, 300, 7});
+  const CorruptionReport report = run_corruptions({folder_, campaign(300), 7});
   EXPECT_EQ(report.first_problem, "");
   EXPECT_EQ(report.by_class.size(), 11U);
   for (const auto& [what, count] : report.by_class) {
@@ -47,14 +48,14 @@ TEST_F(Files, NoDamageIsSilent) {
 }
 
 TEST_F(Files, HostileHeadersAreRefusedByASentence) {
-  const HeaderReport report = run_headers({folder_, 500, 3});
-  EXPECT_EQ(report.trials, 500);
+  const HeaderReport report = run_headers({folder_, campaign(500), 3});
+  EXPECT_EQ(report.trials, campaign(500));
   EXPECT_EQ(report.first_problem, "");
   EXPECT_GT(report.refused, 100);
 }
 
 TEST_F(Files, TwoProgramsLeaveOneOfTheirs) {
-  const RivalReport report = run_rivals({program_, folder_, 3, 2, 512});
+  const RivalReport report = run_rivals({program_, folder_, campaign(3), 2, 512});
   EXPECT_EQ(report.damaged + report.none + report.unclear, 0) << report.first_problem;
 }
 
