@@ -5,12 +5,16 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "mesh/mesh_impl.h"
 
 namespace dtensor {
 namespace {
 
 using Registry = std::map<std::weak_ptr<CommBackend>, std::shared_ptr<WorldState>, std::owner_less<>>;
+
+constexpr std::size_t kSweepAt = 64;  // meshes, and then twice as many as were alive: the work stays linear
 
 std::mutex registry_mutex;
 
@@ -58,7 +62,10 @@ c10::intrusive_ptr<MeshImpl> WorldState::intern(MeshLayout layout, const Communi
     if (auto mesh = it->second.lock()) return mesh;
     meshes_.erase(it);
   }
-  std::erase_if(meshes_, [](const auto& entry) { return entry.second.expired(); });
+  if (meshes_.size() >= sweep_at_) {
+    std::erase_if(meshes_, [](const auto& entry) { return entry.second.expired(); });
+    sweep_at_ = std::max(kSweepAt, 2 * meshes_.size());
+  }
   auto mesh = c10::make_intrusive<MeshImpl>(std::move(layout), world, device, std::move(computes), of(world));
   meshes_.emplace(key, c10::weak_intrusive_ptr<MeshImpl>(mesh));
   return mesh;

@@ -45,6 +45,7 @@ class WorldState {
   RngState rng_{67280421310721ULL, 0};  // ATen's default seed
   std::mutex mesh_mutex_;
   std::map<Key, c10::weak_intrusive_ptr<MeshImpl>> meshes_;  // weak: a mesh owns this state
+  std::size_t sweep_at_ = 0;                                 // dead ones are forgotten when there are so many
   std::mutex comm_mutex_;  // held while a communicator is made: two threads of a rank must not make one twice
   std::map<std::vector<std::int64_t>, Communicator> communicators_;
 };

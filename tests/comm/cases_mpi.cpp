@@ -20,9 +20,9 @@ using Body = std::function<void(Communicator)>;
 void reduce(const Communicator& world, std::int64_t n) { world.all_reduce(at::ones({n}), ReduceOp::sum).wait(); }
 
 // As a launcher does that ends its ranks.
-void end_soon(int signal) {
-  std::thread([signal] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+void end_soon(int signal, int milliseconds) {
+  std::thread([signal, milliseconds] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
     kill(getpid(), signal);
   }).detach();
 }
@@ -32,7 +32,7 @@ volatile sig_atomic_t asked = 0;
 // A program with a handler of its own, which every rank enters while the others wait for rank 1.
 void save_when_asked(const Communicator& world) {
   signal(SIGTERM, [](int) { asked = 1; });
-  end_soon(SIGTERM);
+  end_soon(SIGTERM, 100);
   for (;;) {
     if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(400));
     const at::Tensor any = at::full({1}, static_cast<int>(asked), at::kInt);
@@ -95,7 +95,8 @@ const std::map<std::string, Body>& cases() {
       {"own handler", save_when_asked},
       {"interrupted",
        [](Communicator world) {
-         end_soon(SIGTERM);
+         world.barrier();
+         end_soon(SIGTERM, 400);  // when all wait, and none has found out yet that all wait for each other
          world.recv(at::ones({4}), (world.rank() + 1) % world.size()).wait();
        }},
       {"kill",

@@ -82,7 +82,9 @@ TEST(LongRuns, Steps) {
 TEST(LongRuns, Shapes) {
   rounds("shapes", campaign(1000), [&](const Communicator& world, int i) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2});
-    const at::Tensor x = DTensor::from_local(at::ones({1 + i / 7, 1 + i % 7}), mesh, {Shard(0)});
+    const std::int64_t at = i * std::int64_t{7919} % (37 * 37 * 37);  // large and small in turn, each once
+    const at::Tensor x =
+        DTensor::from_local(at::ones({1 + at % 37, 1 + at / 37 % 37, 1 + at / (37 * 37)}), mesh, {Shard(0)});
     (x * 2 + x).sum(0);
   });
   EXPECT_LT(interned_specs(), 20000u);

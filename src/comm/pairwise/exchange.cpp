@@ -47,7 +47,7 @@ void Exchange::fail(const std::string& what, c10::function_ref<std::string()> pl
   job_.throw_failure(place());
 }
 
-void Exchange::watch(c10::function_ref<std::string()> place, Clock::time_point begin, For what) {
+void Exchange::watch(c10::function_ref<std::string()> place, Clock::time_point begin, For what, std::int64_t sent_tag) {
   job_.poll();
   if (job_.failed()) job_.throw_failure(place());
   if (TerminationWatch::requested()) throw CommError(job_.ended_by_signal(batch_->missing()) + report(place));
@@ -56,7 +56,7 @@ void Exchange::watch(c10::function_ref<std::string()> place, Clock::time_point b
     fail("timeout after " + seconds(job_.options().timeout), place);
   }
   const bool told = what != For::data && now - begin > kTelling && !timeouts_suspended();
-  if (told && job_.post_wait(place(), batch_->missing(), what == For::taking)) fail("ranks wait for each other", place);
+  if (told && job_.post_wait(place(), batch_->missing(), sent_tag)) fail("ranks wait for each other", place);
   watch_leavers(place, now);
 }
 
@@ -69,7 +69,7 @@ void Exchange::watch_leavers(c10::function_ref<std::string()> place, Clock::time
   }
 }
 
-void Exchange::wait(c10::function_ref<std::string()> place, For what) {
+void Exchange::wait(c10::function_ref<std::string()> place, For what, std::int64_t sent_tag) {
   if (test()) return;
   const ReleasedLock others_may_run;
   const TerminationWatch termination;
@@ -79,7 +79,7 @@ void Exchange::wait(c10::function_ref<std::string()> place, For what) {
     const auto now = look ? Clock::now() : begin;
     if (look && begin == Clock::time_point{}) begin = now;
     job_.progress_receives();
-    if (look) watch(place, begin, what);
+    if (look) watch(place, begin, what, sent_tag);
     job_.transport().pause(now - begin, job_.crowded());
   }
   if (what != For::data && begin != Clock::time_point{}) job_.end_wait();

@@ -37,14 +37,16 @@ class Exchange {
   enum class For { arrival, taking, data };
   // Blocks until all is through. Throws CommError: a failure elsewhere, a peer that left, ranks that wait for each
   // other, the timeout. `place` says in what this rank waits.
-  void wait(c10::function_ref<std::string()> place, For what = For::data);
+  // `sent_tag`: of the message that is to be taken.
+  void wait(c10::function_ref<std::string()> place, For what = For::data, std::int64_t sent_tag = -1);
 
  private:
   struct Kept {
     std::vector<at::Tensor> tensors;
     std::vector<std::shared_ptr<void>> others;
   };
-  void watch(c10::function_ref<std::string()> place, std::chrono::steady_clock::time_point begin, For what);
+  void watch(c10::function_ref<std::string()> place, std::chrono::steady_clock::time_point begin, For what,
+             std::int64_t sent_tag);
   void watch_leavers(c10::function_ref<std::string()> place, std::chrono::steady_clock::time_point now);
   [[noreturn]] void fail(const std::string& what, c10::function_ref<std::string()> place);
   std::string report(c10::function_ref<std::string()> place) const;

@@ -100,13 +100,13 @@ void Job::look_at_receives() {
   for (const auto& receive : open) receive->progress();
 }
 
-std::vector<std::int64_t> Job::receiving_from() {
+std::vector<MessageKey> Job::receiving() {
   const std::lock_guard lock(receives_mutex_);
-  std::vector<std::int64_t> ranks;
+  std::vector<MessageKey> keys;
   for (const auto& known : receives_) {
-    if (const auto receive = known.lock(); receive && !receive->is_finished()) ranks.push_back(receive->from());
+    if (const auto receive = known.lock(); receive && !receive->is_finished()) keys.push_back(receive->key());
   }
-  return ranks;
+  return keys;
 }
 
 void Job::close() {

@@ -17,13 +17,16 @@
 
 namespace dtensor::pairwise {
 
+// Which messages meet: the sender's world rank, and the tag of communicator and message.
+using MessageKey = std::pair<std::int64_t, std::int64_t>;
+
 // A receive under way.
 class PendingReceive {
  public:
   virtual ~PendingReceive() = default;
   virtual void progress() = 0;  // takes the message's data where its header has come
   virtual bool is_finished() const = 0;
-  virtual std::int64_t from() const = 0;  // world rank
+  virtual MessageKey key() const = 0;
 };
 
 class Job {
@@ -61,11 +64,11 @@ class Job {
   // What is known of another rank: "; rank 1 waits in ... for rank 0", or nothing.
   std::string whereabouts(std::int64_t rank);
 
-  // This rank has been waiting in `place` for ranks that have not come, or (`sends`) that do not take what it sends
-  // them; called again as long as it waits. True where that can never end: those it waits for wait for it, directly or
-  // by way of others, and have done so for a while. Nothing is told or found where several threads of a rank
-  // communicate, of which one may wait while others go on.
-  bool post_wait(const std::string& place, const std::vector<std::int64_t>& missing, bool sends);
+  // This rank has been waiting in `place` for ranks that have not come, or that do not take what it sends them under
+  // `sent_tag` (-1: nothing); called again as long as it waits. True where that can never end: those it waits for wait
+  // for it, directly or by way of others, and have done so for a while. Nothing is told or found where several threads
+  // of a rank communicate, of which one may wait while others go on.
+  bool post_wait(const std::string& place, const std::vector<std::int64_t>& missing, std::int64_t sent_tag);
   void end_wait();
 
   // The beginning of a message about a request to end: whether all that this rank waits for were asked too.
@@ -83,9 +86,9 @@ class Job {
   enum Tag : int { kFailed = 1, kLeft = 2, kPrinted = 3, kWaits = 4, kAsked = 5, kPrints = 6 };
   struct Wait {
     std::uint64_t number = 0;           // of this rank's waits; 0: it waits for nobody
-    bool sends = false;                 // a message that those may be taking
+    std::int64_t sent_tag = -1;         // of a message that those may be taking; -1: none
     std::vector<std::int64_t> missing;  // for whom
-    std::vector<std::int64_t> taking;   // from whom it receives meanwhile
+    std::vector<MessageKey> taking;     // what it receives meanwhile
     std::string place;
     std::string str() const;  // as it is sent
     static Wait read(const std::string& text);
@@ -103,7 +106,7 @@ class Job {
   void hear(const Word& word);
   bool all(std::atomic<bool> Peer::*flag) const;
   void look_at_receives();
-  std::vector<std::int64_t> receiving_from();
+  std::vector<MessageKey> receiving();
 
   std::unique_ptr<Transport> transport_;
   RunOptions options_;

@@ -86,7 +86,7 @@ class SendWork final : public MessageWork {
   void wait() override {
     const auto where = [&] { return place(); };
     if (header_) header_->wait(where);
-    data_->wait(where, Exchange::For::taking);
+    data_->wait(where, Exchange::For::taking, message_tag(*members_, call_.tag));
   }
 
   bool done() override { return (!header_ || header_->test()) && data_->test(); }
@@ -153,7 +153,7 @@ class RecvWork final : public MessageWork, public PendingReceive {
     if (turn.mine() && !data_ && header_->test()) announced();
   }
   bool is_finished() const override { return finished_; }
-  std::int64_t from() const override { return peer(); }
+  MessageKey key() const override { return {peer(), message_tag(*members_, call_.tag)}; }
 
  private:
   void wait_in_turn() {

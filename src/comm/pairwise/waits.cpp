@@ -23,11 +23,10 @@ constexpr std::chrono::milliseconds kAnswer{200};   // for others to say that th
 
 std::string Job::Wait::str() const {
   std::ostringstream out;
-  out << number << ' ' << sends;
-  for (const auto* ranks : {&missing, &taking}) {
-    out << ' ' << ranks->size();
-    for (const auto rank : *ranks) out << ' ' << rank;
-  }
+  out << number << ' ' << sent_tag << ' ' << missing.size();
+  for (const auto rank : missing) out << ' ' << rank;
+  out << ' ' << taking.size();
+  for (const auto& [from, tag] : taking) out << ' ' << from << ' ' << tag;
   out << ' ' << place;
   return out.str();
 }
@@ -35,12 +34,11 @@ std::string Job::Wait::str() const {
 Job::Wait Job::Wait::read(const std::string& text) {
   Wait wait;
   std::istringstream in(text);
-  in >> wait.number >> wait.sends;
-  for (auto* ranks : {&wait.missing, &wait.taking}) {
-    std::size_t count = 0;
-    in >> count;
-    for (std::int64_t rank = 0; count > 0 && in >> rank; --count) ranks->push_back(rank);
-  }
+  std::size_t count = 0;
+  in >> wait.number >> wait.sent_tag >> count;
+  for (std::int64_t rank = 0; count > 0 && in >> rank; --count) wait.missing.push_back(rank);
+  in >> count;
+  for (MessageKey key; count > 0 && in >> key.first >> key.second; --count) wait.taking.push_back(key);
   std::getline(in >> std::ws, wait.place);
   return wait;
 }
@@ -51,13 +49,13 @@ bool Job::several_threads() {
   return several_threads_ = several_threads_ || thread_ != me;
 }
 
-bool Job::post_wait(const std::string& place, const std::vector<std::int64_t>& missing, bool sends) {
-  const auto taking = receiving_from();
+bool Job::post_wait(const std::string& place, const std::vector<std::int64_t>& missing, std::int64_t sent_tag) {
+  const auto taking = receiving();
   const std::lock_guard lock(mutex_);
   if (several_threads()) return false;
   Wait& mine = peers_[rank_].wait;
   if (mine.number == 0 || mine.missing != missing || mine.taking != taking) {
-    mine = {++waits_, sends, missing, taking, place};
+    mine = {++waits_, sent_tag, missing, taking, place};
     tell(kWaits, mine.str());
   }
   const auto found = cycle();
@@ -77,7 +75,8 @@ void Job::end_wait() {
 
 bool Job::may_take(std::int64_t from, std::int64_t to) const {
   const auto& taking = peers_[to].wait.taking;
-  return peers_[from].wait.sends && std::find(taking.begin(), taking.end(), from) != taking.end();
+  const MessageKey sent{from, peers_[from].wait.sent_tag};
+  return sent.second >= 0 && std::find(taking.begin(), taking.end(), sent) != taking.end();
 }
 
 // Round through this rank; empty where there is none.
