@@ -28,6 +28,14 @@ def marked(text):
     return re.sub(r"`([^`]+)`", lambda m: "<code>" + m[1].replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") + "</code>", text)
 
 
+def each_declaration(part):
+    """`double lr = 1, eps = 2;` declares two names, of which Doxygen would describe the first."""
+    several = re.match(r"^(\s*(?:const |static |constexpr )*[\w:]+(?:<[\w:]+>)?) (\w+(?: = [^,;(){}<>]+)?(?:, \w+(?: = [^,;(){}<>]+)?)+);", part[0])
+    if len(part) > 1 or not several:
+        return [part]
+    return [[f"{several[1]} {name};"] for name in several[2].split(", ")]
+
+
 def main(path):
     lines = open(path).read().split("\n")
     start = next(i for i, line in enumerate(lines) if not line.startswith("//"))
@@ -45,10 +53,12 @@ def main(path):
             comment, fresh = [], False
         behind = [m[1] for line in part if (m := re.search(r"[;,{})]\s*//\s?(.*)$", line))]
         own = comment + behind if fresh or not behind else behind
-        if own and not NO_DECLARATION.match(part[0]):
-            indent = re.match(r"\s*", part[0])[0]
-            out += [f"{indent}/// {marked(line)}" for line in own]
-        out += part
+        described = own and not NO_DECLARATION.match(part[0])
+        for declaration in each_declaration(part):
+            if described:
+                indent = re.match(r"\s*", part[0])[0]
+                out += [f"{indent}/// {marked(line)}" for line in own]
+            out += declaration
         fresh = False
         if part[-1].rstrip().endswith("{"):
             comment = []

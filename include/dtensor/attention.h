@@ -22,6 +22,7 @@ enum class AttentionStrategy : std::uint8_t {
   ulysses,    // all_to_all from the sequence to heads, and back
 };
 
+// As it is parsed and printed: "ring", "gather", "ulysses", "auto".
 DTENSOR_API const char* to_string(AttentionStrategy strategy);
 // "auto", "ring", "gather" or "ulysses"; an error with the text for any other.
 DTENSOR_API AttentionStrategy parse_attention_strategy(std::string_view name);
@@ -36,6 +37,7 @@ class DTENSOR_API AttentionStrategyScope {
   ScopedValue<AttentionStrategy> scope_;
 };
 
+// What attention() takes beside queries, keys and values.
 struct AttentionOptions {
   // Broadcasts to [B, H, L, S]; bool (true: seen) or floating (added to the scores). Plain tensors count as Replicate.
   at::Tensor mask = {};

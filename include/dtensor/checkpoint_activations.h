@@ -13,12 +13,14 @@
 
 namespace dtensor {
 
+// How checkpoint() trades memory for time.
 struct CheckpointOptions {
   // Results of these operators ("aten::mm", all overloads) on DTensors are kept, the rest is computed again. A kept
   // result is neither computed nor communicated a second time.
   std::set<std::string> keep = {};
 };
 
+// A segment of a model: tensors in, tensors out.
 using CheckpointedFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
 // fn(inputs), of which only the inputs (and what options.keep names) stay until backward. fn runs again there: it may

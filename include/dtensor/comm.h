@@ -45,12 +45,14 @@ class DTENSOR_API CommError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A group of ranks that communicate. A cheap handle; calls are collective unless they say otherwise.
 class DTENSOR_API Communicator {
  public:
   Communicator() = default;  // no communicator
   explicit Communicator(std::shared_ptr<CommBackend> backend);
 
   explicit operator bool() const { return backend_ != nullptr; }
+  // This rank in the group, from 0; and the number of its ranks.
   int rank() const;
   int size() const;
   const char* backend_name() const;                // "local", "mpi", "nccl"
@@ -97,6 +99,7 @@ class DTENSOR_API Communicator {
   // `reason` and this rank.
   void abort(const std::string& reason) const;
 
+  // Who moves the bytes.
   CommBackend& backend() const { return *backend_; }
   // For state that must live as long as this rank's communicator (held weakly). A backend must not be kept alive by the
   // subgroups made from it.
@@ -113,6 +116,7 @@ class DTENSOR_API Communicator {
   std::shared_ptr<const CallHistory> history_;
 };
 
+// How ranks are run.
 struct RunOptions {
   std::chrono::milliseconds timeout{std::chrono::minutes(5)};  // of one wait in a collective
   bool set_threads = true;                                     // give each rank cores/ranks intra-op threads

@@ -20,6 +20,7 @@ namespace dtensor {
 class CallHistory;
 class RankRecord;
 
+// What a call is.
 enum class CollectiveKind : std::uint8_t {
   all_gather,
   reduce_scatter,
@@ -31,6 +32,7 @@ enum class CollectiveKind : std::uint8_t {
   barrier
 };
 
+// As messages print it: "all_gather".
 DTENSOR_API const char* to_string(CollectiveKind kind);
 
 // Says that tensors of this device type lie in memory that this process reads and writes as its own (unified memory, a
@@ -40,6 +42,7 @@ DTENSOR_API void declare_host_memory(c10::DeviceType device);
 // One call as this rank makes it. Members of a collective agree on everything here but `peer` and `tag` of send and
 // recv.
 struct CollectiveCall {
+  // What is called, and for reductions how values are combined.
   CollectiveKind kind = CollectiveKind::barrier;
   ReduceOp op = ReduceOp::sum;       // reductions only
   at::ScalarType dtype = at::kByte;  // kByte where there is no tensor
@@ -64,9 +67,11 @@ class DTENSOR_API CommBackend {
   CommBackend& operator=(const CommBackend&) = delete;
   virtual ~CommBackend() = default;
 
+  // This rank among the members, their number, and their world ranks.
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::vector<std::int64_t>& ranks() const { return ranks_; }
+  // The number of the next call; messages (send, recv) and collectives are counted apart.
   std::uint64_t next_sequence(CollectiveKind kind);
 
   // What this rank did last; one for all communicators of a rank. Set before the backend is first used, by whoever
@@ -75,12 +80,14 @@ class DTENSOR_API CommBackend {
   const std::shared_ptr<RankRecord>& shared_record() const { return record_; }
   void set_record(std::shared_ptr<RankRecord> record) { record_ = std::move(record); }
 
+  // As `--backend` and messages name it; which devices' tensors it moves; whether calls return before they are done.
   virtual const char* name() const = 0;
   virtual bool supports(c10::DeviceType device) const = 0;
   virtual bool asynchronous() const { return false; }
   // The type in which sums of `dtype` over all members are formed before they are rounded, once.
   virtual at::ScalarType accumulates_in(at::ScalarType dtype) const { return at::toOpMathType(dtype); }
 
+  // As the functions of Communicator of the same names.
   virtual Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) = 0;
   virtual Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) = 0;
   virtual Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) = 0;

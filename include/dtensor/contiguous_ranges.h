@@ -12,8 +12,10 @@ namespace dtensor {
 // How many indices the segments hold.
 DTENSOR_API std::int64_t total_length(const Segments& segments);
 
+// Which elements of a contiguous tensor a rank holds, as ranges of its memory.
 class DTENSOR_API ContiguousRanges {
  public:
+  // So many elements from this one on.
   struct Range {
     std::int64_t global, length;  // in elements
   };
@@ -21,6 +23,7 @@ class DTENSOR_API ContiguousRanges {
   // Of a tensor of these (global) sizes; `held[d]`: what the shard has along dimension d.
   ContiguousRanges(c10::IntArrayRef sizes, std::vector<Segments> held);
 
+  // Elements in all ranges.
   std::int64_t numel() const { return numel_; }
   // From local element `local` (flat, row-major) to the end of its range.
   Range at(std::int64_t local) const;

@@ -31,19 +31,24 @@ class DTENSOR_API ModuleScope {
   std::uint64_t first_node_ = 0;
 };
 
+// Of a training step.
 enum class Phase : std::uint8_t { forward, backward };
 
+// What collectives are counted by.
 struct CommKey {
   std::string kind;    // all_gather, all_reduce, reduce_scatter, all_to_all, broadcast, ...
   std::string axis;    // mesh dimension name(s)
   std::string module;  // "" outside any ModuleScope
+  // Whether forward or backward ran.
   Phase phase = Phase::forward;
   friend bool operator<(const CommKey& a, const CommKey& b) {
     return std::tie(a.module, a.phase, a.kind, a.axis) < std::tie(b.module, b.phase, b.kind, b.axis);
   }
 };
 
+// So many collectives, and what they brought.
 struct CommCount {
+  // How many.
   std::int64_t calls = 0;
   std::int64_t bytes = 0;  // received by this rank from others
 };
@@ -56,6 +61,7 @@ class DTENSOR_API CommDebugMode {
   CommDebugMode(const CommDebugMode&) = delete;
   CommDebugMode& operator=(const CommDebugMode&) = delete;
 
+  // All that was counted; the sum of those for which `of` holds (none: of all).
   const std::map<CommKey, CommCount>& counts() const;
   CommCount total(const std::function<bool(const CommKey&)>& of = {}) const;
   // Sums by kind, axis and phase; an empty text counts any. `module`: the module itself and those below it.

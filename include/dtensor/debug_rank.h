@@ -10,6 +10,7 @@
 
 namespace dtensor {
 
+// For debug_rank: each rank stops, one after the other.
 constexpr int kAllRanksInTurn = -1;
 
 // Called by every rank of `comm`: rank `rank` stops at this line, the others wait, however long it takes. The stopped

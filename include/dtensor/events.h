@@ -13,8 +13,11 @@
 
 namespace dtensor {
 
+// Something that a rank did: an operator, a collective, a redistribution.
 struct Event {
+  // What it was.
   enum class Kind : std::uint8_t { op, redistribute, collective };
+  // What it was, and which.
   Kind kind = Kind::op;
   std::string name;        // operator, plan text or collective
   std::string axis;        // mesh dimension name(s) of a collective, else empty
@@ -27,6 +30,7 @@ struct Event {
 // keep their fast path where nobody listens.
 class DTENSOR_API EventListener {
  public:
+  // The kinds that a listener hears.
   using Kinds = std::initializer_list<Event::Kind>;
   explicit EventListener(std::function<void(const Event&)> listener,
                          Kinds kinds = {Event::Kind::op, Event::Kind::redistribute, Event::Kind::collective});

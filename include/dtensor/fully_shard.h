@@ -33,6 +33,7 @@ struct MixedPrecision {
   std::vector<std::pair<std::string, at::ScalarType>> param_dtype_of = {};
 };
 
+// How a unit is split, gathered and reduced.
 struct FsdpOptions {
   // true: gathered parameters are dropped after their last use in forward and gathered again in backward. false: they
   // stay until backward ends. A number: in between each rank keeps its share among that many neighbours on the shard
@@ -71,6 +72,7 @@ class DTENSOR_API FsdpUnit {
   struct Impl;
   explicit FsdpUnit(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
+  // Names of its parameters, and how it was made.
   std::vector<std::string> names() const;
   const FsdpOptions& options() const;
   std::int64_t shard_bytes() const;     // of the parameters, on this rank
@@ -131,6 +133,7 @@ class DTENSOR_API ComputeScope {
   explicit ComputeScope(const NamedTensors& parameters);
   explicit ComputeScope(const std::shared_ptr<const State>& again);  // those that were in_force()
   ~ComputeScope();
+  // The scopes of this thread.
   static std::shared_ptr<const State> in_force();
   ComputeScope(const ComputeScope&) = delete;
   ComputeScope& operator=(const ComputeScope&) = delete;
@@ -150,6 +153,7 @@ class DTENSOR_API ComputeScope {
 class DTENSOR_API NoReplicaSync {
  public:
   NoReplicaSync();
+  // Whether one lives on this thread.
   static bool active();
 
   struct Flag {};
@@ -173,6 +177,7 @@ struct FsdpMemory {
   std::int64_t optimizer = 0;   // shards, states_per_parameter sets
   std::int64_t gathered = 0;    // units in flight: the unit in use, what is prefetched and what is kept
   std::int64_t unreduced = 0;   // the gradients of one unit
+  // The sum of all.
   std::int64_t total() const { return parameters + gradients + optimizer + gathered + unreduced; }
 };
 // `units` in the order of their use; the last one holds what is used at the beginning and at the end of a step.

@@ -18,9 +18,12 @@ namespace dtensor {
 //   optimizer.step(); }); scaler.update();
 class DTENSOR_API GradScaler {
  public:
+  // The scale, and how it changes.
   struct Options {
+    // The first scale; its factors after growth_interval steps without and after one with an overflow.
     double init_scale = 65536, growth_factor = 2, backoff_factor = 0.5;
     std::int64_t growth_interval = 2000;  // steps without overflow before the scale grows
+    // Off: scales by 1 and skips nothing.
     bool enabled = true;
   };
   struct State {
@@ -38,6 +41,7 @@ class DTENSOR_API GradScaler {
   bool step(const std::vector<at::Tensor>& parameters, const std::function<void()>& step);
   void update();  // the scale for the next step
 
+  // The scale of the next loss, and all that a checkpoint needs.
   double get_scale() const { return state_.scale; }
   State state() const { return state_; }
   void set_state(State state) { state_ = state; }

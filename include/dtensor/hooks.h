@@ -60,6 +60,7 @@ class DTENSOR_API PartOfBackward {
 class DTENSOR_API RunsAgain {
  public:
   RunsAgain();
+  // Whether one lives on this thread.
   static bool active();
 
   struct Flag {};
@@ -75,6 +76,7 @@ class DTENSOR_API NoGradientSync {
  public:
   NoGradientSync();
 
+  // Whether one lives on this thread.
   static bool active();
 
   struct Flag {};

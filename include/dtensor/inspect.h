@@ -14,6 +14,7 @@ namespace dtensor {
 // Runs fn and returns, for every operator that it calls on DTensors, the candidates, their prices and the choice.
 DTENSOR_API std::string explain(const std::function<void()>& fn);
 
+// What Strict refuses.
 enum class Strictness : std::uint8_t {
   relaxed,  // operators without a rule run replicated with one warning each; plain operands count as Replicate
   strict,   // both are errors (plain operands of dimension >= 1)
@@ -28,6 +29,7 @@ class DTENSOR_API Strict {
   ScopedValue<Strictness> scope_;
 };
 
+// What ExplicitRedistribution does.
 enum class ImplicitMoves : std::uint8_t {
   allowed,
   warned,   // each call says the operator, its operands and the bytes
@@ -70,6 +72,7 @@ class DTENSOR_API Checked {
   ScopedValue<Mode> scope_;
 };
 
+// Of this thread's decision cache.
 struct CacheStats {
   std::uint64_t hits = 0, misses = 0, entries = 0, evictions = 0;
 };

@@ -10,6 +10,7 @@
 
 namespace dtensor {
 
+// Results of some operators, kept in forward for when they are computed again.
 class DTENSOR_API KeptResults {
  public:
   KeptResults() = default;
@@ -17,9 +18,11 @@ class DTENSOR_API KeptResults {
   explicit KeptResults(std::set<std::string> operators);
 
   struct State;
+  // While it lives, results are kept.
   struct Recording {
     State* state;
   };
+  // While it lives, they are given back in their order.
   struct Replaying {
     State* state;
   };

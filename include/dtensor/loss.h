@@ -11,9 +11,12 @@
 
 namespace dtensor {
 
+// Over tokens.
 enum class LossReduction : std::uint8_t { none, mean, sum };
 
+// As in torch.nn.functional.cross_entropy, and a z-loss.
 struct CrossEntropyOptions {
+  // Over valid tokens; and the target of those that are not.
   LossReduction reduction = LossReduction::mean;
   std::int64_t ignore_index = -100;
   at::Tensor weight = {};      // [classes], plain or a DTensor; no gradient

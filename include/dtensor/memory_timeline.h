@@ -17,7 +17,9 @@ namespace dtensor {
 // start: what was there before and is freed now counts negative. Nests; all hear. Not while a profiler runs.
 class DTENSOR_API MemoryTimeline {
  public:
+  // Memory at one moment.
   struct Sample {
+    // When it was, how many bytes lived, and in which phase and module.
     std::chrono::steady_clock::time_point when;
     std::int64_t bytes = 0;
     std::string module;  // that allocated or freed
@@ -34,6 +36,7 @@ class DTENSOR_API MemoryTimeline {
   void reset_peak();
   const std::vector<Sample>& samples() const;
   std::string csv() const;  // seconds,bytes,phase,module
+  // A drawing over time.
   std::string svg(int width = 800, int height = 240) const;
 
  private:

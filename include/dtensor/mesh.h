@@ -16,6 +16,7 @@ namespace dtensor {
 
 class MeshImpl;
 
+// An arrangement of ranks. A cheap handle; copies are the same mesh.
 class DTENSOR_API DeviceMesh {
  public:
   DeviceMesh();  // no mesh
@@ -27,12 +28,16 @@ class DTENSOR_API DeviceMesh {
   DeviceMesh& operator=(DeviceMesh&&) noexcept;
 
   explicit operator bool() const { return static_cast<bool>(impl_); }
+  // Number of dimensions.
   std::int64_t ndim() const;
   std::int64_t size() const;  // ranks in the mesh
+  // Of one dimension.
   std::int64_t size(std::int64_t dim) const;
   std::int64_t size(const std::string& name) const;
+  // Of all dimensions.
   at::IntArrayRef shape() const;
   at::IntArrayRef ranks() const;  // world ranks, row-major
+  // Of the dimensions; empty where none were given.
   const std::vector<std::string>& names() const;
   std::int64_t dim(const std::string& name) const;  // index of a named dimension; error lists the names
   c10::DeviceType device_type() const;              // where local tensors are
@@ -71,6 +76,7 @@ class DTENSOR_API DeviceMesh {
   std::string str() const;      // DeviceMesh(cpu, replicate=2, tp=2, ranks=[0, 1, 2, 3])
   std::string picture() const;  // drawn as nested boxes, rows and columns named
 
+  // For the library itself.
   const c10::intrusive_ptr<MeshImpl>& impl() const { return impl_; }
 
  private:

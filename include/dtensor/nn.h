@@ -42,6 +42,7 @@ class DTENSOR_API Module {
   const std::vector<std::pair<std::string, Module*>>& children() const { return children_; }
   std::vector<std::pair<std::string, Module*>> named_modules(const std::string& prefix = "");
 
+  // Sets the mode of this module and those below it: dropout and the like look at it.
   Module& train(bool on = true);
   Module& eval() { return train(false); }
   bool is_training() const { return training_; }
@@ -70,6 +71,7 @@ class DTENSOR_API Module {
 
  protected:
   void register_parameter(std::string name, at::Tensor& member);  // requires_grad is set
+  // As register_parameter, without a gradient; a module below this one; a point besides "in" and "out".
   void register_buffer(std::string name, at::Tensor& member);
   void register_module(std::string name, Module& child);
   void register_activation(std::string point);
@@ -109,6 +111,7 @@ class DTENSOR_API Embedding final : public Module {
   std::int64_t padding_idx_;
 };
 
+// Mean and variance over the last dimension, as torch.nn.LayerNorm.
 class DTENSOR_API LayerNorm final : public Module {
  public:
   explicit LayerNorm(std::int64_t size, double eps = 1e-5, bool bias = true, at::TensorOptions options = {});
@@ -121,6 +124,7 @@ class DTENSOR_API LayerNorm final : public Module {
   double eps_;
 };
 
+// x / sqrt(mean(x^2) + eps) * weight over the last dimension, as torch.nn.RMSNorm.
 class DTENSOR_API RMSNorm final : public Module {
  public:
   explicit RMSNorm(std::int64_t size, double eps = 1e-6, at::TensorOptions options = {});
@@ -138,8 +142,10 @@ class DTENSOR_API RMSNorm final : public Module {
 class DTENSOR_API Attention final : public Module {
  public:
   struct Options {
+    // Features, and heads of queries, which divide them.
     std::int64_t hidden = 0, heads = 1;
     std::int64_t kv_heads = 0;  // 0: heads
+    // Biases of the projections; whether a token sees no later one.
     bool bias = false, causal = true;
     // Queries and keys are rotated by their position in the sequence: the pair of elements i and i + size / 2 of a head
     // by position * rope ** (-2 i / size) (RoFormer, arXiv:2104.09864; halves paired as in GPT-NeoX). 0: not rotated.
@@ -154,12 +160,14 @@ class DTENSOR_API Attention final : public Module {
   Options options_;
 };
 
+// Of MLP.
 enum class Activation : std::uint8_t { gelu, swiglu };
 
 // gelu: down(gelu(up(x))). swiglu: down(silu(gate(x)) * up(x)).
 class DTENSOR_API MLP final : public Module {
  public:
   struct Options {
+    // Features outside and inside, which activation, biases, dtype and device.
     std::int64_t hidden = 0, ffn = 0;
     Activation activation = Activation::gelu;
     bool bias = false;

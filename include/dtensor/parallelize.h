@@ -37,6 +37,7 @@ DTENSOR_API at::Tensor constrain(const char* point, const at::Tensor& x);
 // Every parameter of the module is split by output features (bias too); of a parameter that is matched by its own name,
 // dimension 0. nn::Module::output_dim says otherwise for an embedding.
 struct ColwiseParallel {
+  // Of the first input and of the output; none: as they come.
   std::optional<Placement> in = Replicate();
   std::optional<Placement> out = {};
   // Consecutive features that no rank's part may divide (a head, a group of heads): where they do not come out even
@@ -46,23 +47,29 @@ struct ColwiseParallel {
 // Split by input features (dimension 1; rows of an nn::Embedding); what has none (a bias) is Replicate. The result is a
 // partial sum, reduced to `out`.
 struct RowwiseParallel {
+  // Of the first input and of the output; none: as they come.
   std::optional<Placement> in = {};
   std::optional<Placement> out = Replicate();
   std::int64_t block = 1;  // of input features, as in ColwiseParallel
 };
 // Parameters Replicate, activations split along `dim`, the sequence: norms and dropout between the parallel parts.
 struct SequenceParallel {
+  // The sequence's, of activations.
   std::int64_t dim = 1;
 };
 // Only activations.
 struct PrepareModuleInput {
+  // Of the first input.
   Placement in;
 };
+// Likewise of what it returns.
 struct PrepareModuleOutput {
+  // Of the output.
   Placement out;
 };
 // Only parameters, of any rank: split along dim, or whole.
 struct ShardParameter {
+  // The dimension that is split.
   std::int64_t dim = 0;
 };
 struct ReplicateParameter {};
@@ -71,6 +78,7 @@ struct ConstrainActivation {
   Placement placement;
 };
 
+// Any of them.
 using ParallelStyle = std::variant<ColwiseParallel, RowwiseParallel, SequenceParallel, PrepareModuleInput,
                                    PrepareModuleOutput, ShardParameter, ReplicateParameter, ConstrainActivation>;
 
@@ -79,6 +87,7 @@ using ParallelStyle = std::variant<ColwiseParallel, RowwiseParallel, SequencePar
 // "**" for any part: {"h.*.attn.q_proj", ColwiseParallel()}. An empty pattern is the model itself.
 using ParallelPlan = std::vector<std::pair<std::string, ParallelStyle>>;
 
+// Where a plan applies.
 struct ParallelizeOptions {
   std::string axis = "tp";  // of the mesh; a 1-D mesh needs none of that name
   // Activation points of a model that is no nn::Module (those have "in" and "out" for each module and what they
@@ -89,11 +98,13 @@ struct ParallelizeOptions {
 // What parallelize() decided; print it. Keep it for models that are no nn::Module.
 class DTENSOR_API ParallelModel {
  public:
+  // One parameter or activation point.
   struct Decision {
     std::string name;  // of a parameter or activation point
     Placement placement;
     std::string entry;  // the pattern; empty: no entry, Replicate
   };
+  // All decisions, and as text.
   const std::vector<Decision>& parameters() const;
   const std::vector<Decision>& activations() const;
   std::string str() const;

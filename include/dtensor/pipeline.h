@@ -18,6 +18,7 @@
 
 namespace dtensor::pipeline {
 
+// What stages pass on.
 using Tensors = std::vector<at::Tensor>;
 
 // Part of a model as a function of the tensors that the part before it returns; of the first, of the step's inputs.
@@ -26,6 +27,7 @@ using StageFunction = std::function<Tensors(const Tensors&)>;
 
 // A model as layers in a row, which stages are made of.
 struct Layer {
+  // In messages; and what it computes.
   std::string name;
   StageFunction forward;
   double cost = 1;  // of its forward, relative to the others'; for balanced_stages
@@ -45,15 +47,18 @@ using WeightFunction = std::function<double(const Tensors& targets)>;
 DTENSOR_API WeightFunction rows();                                           // size(0) of the first target
 DTENSOR_API WeightFunction valid_targets(std::int64_t ignore_index = -100);  // of the first target
 
+// Of a pipeline.
 struct PipelineOptions {
   std::string axis = "pp";         // of the mesh
   WeightFunction weight = rows();  // microbatches count by it, so that the loss is that of the whole batch
 };
 
+// Of one step.
 struct StepOptions {
   double loss_scale = 1;  // what gradients are multiplied by (GradScaler)
 };
 
+// What a step did.
 struct StepResult {
   at::Tensor loss;                              // float64, no dimensions; the same on every rank
   std::vector<int> live_activations;            // of each stage of this rank: the most microbatches held at once

@@ -29,6 +29,7 @@ enum class ActionKind : std::uint8_t {
   reshard,          // RESHARD: and freed
   reduce_grad,      // REDUCE_GRAD: the gradients, summed over the microbatches, are reduced over the replicas
 };
+// Number of kinds.
 constexpr int kActionKinds = 11;
 
 // F, B, I, W: what takes a rank's time, and all that generators write.
@@ -39,6 +40,7 @@ constexpr bool is_communication(ActionKind kind) {
 // Of a microbatch; the others concern a stage.
 constexpr bool has_microbatch(ActionKind kind) { return kind < ActionKind::unshard; }
 
+// One thing that a rank does.
 struct Action {
   ActionKind kind = ActionKind::forward;
   int stage = 0;
@@ -49,6 +51,7 @@ struct Action {
 DTENSOR_API std::string to_string(const Action& action);
 DTENSOR_API std::ostream& operator<<(std::ostream& out, const Action& action);
 
+// What each rank does, in order.
 struct DTENSOR_API Schedule {
   std::vector<std::vector<Action>> ranks;  // of each rank of the pipeline, in the order in which it runs them
 
@@ -79,6 +82,7 @@ DTENSOR_API const std::vector<std::string>& schedule_names();
 // The forward part, without communication: for evaluation.
 DTENSOR_API Schedule forward_only(const Schedule& schedule);
 
+// How sends and receives are put in.
 struct CommunicationOptions {
   // How many stages of a rank may be unsharded at once (at least one): beyond it, that is freed which is used again
   // last. With none, there are no UNSHARD and no RESHARD, and the stages gather their weights as they like.
@@ -95,11 +99,13 @@ struct CommunicationOptions {
 // B or W of a stage.
 DTENSOR_API Schedule with_communication(const Schedule& schedule, const CommunicationOptions& options = {});
 
+// What a schedule is checked against.
 struct ScheduleLimits {
   int stages = 0, microbatches = 0;  // how many there must be; 0: as many as the schedule has
   int live_microbatches = 0;         // how many microbatches' activations a stage may hold at once; 0: any number
   bool forward_only = false;         // the schedule is one of evaluation: F and no gradients
 };
+// What a check found out.
 struct ScheduleReport {
   bool in_order = true;  // messages from one rank to another are received in the order in which they are sent
   // Empty where the schedule also runs when a send waits for its receive, else the cycle of actions that would wait.
@@ -123,17 +129,21 @@ DTENSOR_API std::vector<int> live_activations(const Schedule& schedule);
 
 // Seconds (or any unit) of one action. A message arrives `communication` after its send, which itself takes no time.
 struct DTENSOR_API Costs {
+  // In any unit of time.
   double forward = 1, backward = 2, backward_input = 1, backward_weight = 1;
   double communication = 0, unshard = 0, reshard = 0, reduce_grad = 0;
   std::vector<double> stages = {};  // factors of F, B, I and W by stage; empty: 1
   double operator()(const Action& action) const;
 };
+// Of one action, in any unit of time.
 using CostFunction = std::function<double(const Action&)>;
 
+// An action and when it ran.
 struct TimedAction {
   Action action;
   double begin = 0, end = 0;
 };
+// Of all ranks.
 struct Timeline {
   std::vector<std::vector<TimedAction>> ranks;
   double makespan = 0;                // from the first action to the end of the last

@@ -16,16 +16,21 @@
 
 namespace dtensor {
 
+// How values of several ranks are combined.
 enum class ReduceOp : std::uint8_t { sum, avg, max, min, product };
 
+// As it is parsed and printed: "sum".
 DTENSOR_API const char* to_string(ReduceOp op);
 
+// What an axis of a mesh does to a tensor: nothing, split one of its dimensions, or hold shares of its values.
 class DTENSOR_API Placement {
  public:
+  // Of a placement.
   enum class Kind : std::uint8_t { replicate, shard, strided_shard, ragged_shard, zigzag_shard, partial };
 
   constexpr Placement() = default;
 
+  // What the functions below make.
   static constexpr Placement replicate() { return {}; }
   static Placement shard(std::int64_t dim);
   static Placement strided_shard(std::int64_t dim, std::int64_t split_factor);
@@ -38,7 +43,9 @@ class DTENSOR_API Placement {
     return p;
   }
 
+  // Which of them it is.
   constexpr Kind kind() const { return kind_; }
+  // Whether it is one of them; `dim`, `op`: with that dimension, that operation.
   constexpr bool is_replicate() const { return kind_ == Kind::replicate; }
   // Shard, StridedShard, RaggedShard and ZigzagShard alike.
   constexpr bool is_shard() const { return kind_ >= Kind::shard && kind_ <= Kind::zigzag_shard; }
@@ -66,9 +73,11 @@ class DTENSOR_API Placement {
   constexpr bool is_storage() const { return storage_; }
   Placement as_storage(bool storage = true) const;
 
+  // The same of another dimension.
   Placement with_dim(std::int64_t dim) const;
 
   friend constexpr bool operator==(const Placement&, const Placement&) = default;
+  // Equal ones have equal hashes; `str`: as parse_placement() reads it.
   std::size_t hash() const;
   std::string str() const;
 
@@ -84,7 +93,9 @@ class DTENSOR_API Placement {
 // One placement per mesh dimension, in the order of the mesh's dimensions.
 using Placements = std::vector<Placement>;
 
+// The whole tensor on every rank of the axis.
 inline Placement Replicate() { return {}; }
+// Rank r of P holds the r-th chunk of ceil(n / P) elements of the dimension; the last ones may be short or empty.
 inline Placement Shard(std::int64_t dim) { return Placement::shard(dim); }
 // What FSDP over TP makes of one tensor dimension: the mesh axes to the right, whose sizes multiply to split_factor,
 // split it first; this axis then splits each of those pieces.

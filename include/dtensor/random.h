@@ -11,7 +11,9 @@
 
 namespace dtensor {
 
+// Of a world's random numbers.
 struct RngState {
+  // What was given to manual_seed().
   std::uint64_t seed = 0;
   std::uint64_t counter = 0;  // random operators run so far
   friend bool operator==(const RngState&, const RngState&) = default;
@@ -27,7 +29,9 @@ DTENSOR_API void set_rng_state(const DeviceMesh& mesh, RngState state);
 // get in the whole batch. Other sizes along dim 0 are as ever.
 class DTENSOR_API BatchRows {
  public:
+  // Rows of a batch.
   struct Range {
+    // In rows of dim 0.
     std::int64_t first = 0, count = 0, total = 0;
   };
   explicit BatchRows(Range range) : scope_(range) {}

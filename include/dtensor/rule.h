@@ -22,9 +22,11 @@ namespace dtensor {
 struct OutputMeta {
   bool defined = true;      // false: an undefined tensor, or a return that is no tensor
   bool from_local = false;  // sizes are known only from the (replicated) local result: data-dependent operators
+  // Global sizes and strides.
   at::DimVector sizes;
   at::DimVector strides;
   std::int64_t offset_delta = 0;  // views: storage offset minus that of the aliased operand
+  // Of the result.
   c10::ScalarType dtype = c10::ScalarType::Undefined;
 };
 
@@ -66,11 +68,14 @@ class DTENSOR_API OpArgs {
   // The named int[] as non-negative dimensions of operand 0; all of them for None or empty.
   std::vector<std::int64_t> dims(std::string_view name) const;
 
+  // Of tensors, undefined ones and entries of lists included.
   int operand_count() const;
   std::string_view operand_arg(int operand) const;  // name of its argument
+  // Whether the caller gave it.
   bool defined(int operand) const;
   Extents sizes(int operand) const;  // global
   Extents strides(int operand) const;
+  // Whether an axis holds shares of its values; its dtype.
   bool has_partial(int operand) const;
   c10::ScalarType dtype(int operand) const;
   c10::DeviceType device() const;  // of the mesh
@@ -89,6 +94,7 @@ using RuleTerm = c10::SmallVector<RuleDim, 5>;
 // A value: a copy is a rule of its own.
 class DTENSOR_API Rule {
  public:
+  // Positions of operands; sizes of results; dimensions that a name means.
   using Operands = std::vector<int>;
   using Outputs = std::function<std::vector<OutputMeta>(const OpArgs&)>;
   using Dims = std::function<std::vector<std::int64_t>(const OpArgs&)>;
@@ -136,10 +142,12 @@ class DTENSOR_API Rule {
   Rule& dims(std::string name, Dims fn);
 
   int factor(std::string name = {}, std::int64_t size = -1);  // size: needed where it occurs in compounds only
+  // Adds an operand, a result; makes a factor whole.
   Rule& operand(RuleTerm term);
   Rule& result(RuleTerm term);
   Rule& whole_factor(int factor);
 
+  // For the engine.
   const RuleData& data() const { return *data_; }
   std::string text() const;  // the terms alone
   std::string str() const;   // and every permission
@@ -150,13 +158,16 @@ class DTENSOR_API Rule {
   std::shared_ptr<RuleData> data_;
 };
 
+// A rule that depends on the call.
 using RuleFunction = std::function<Rule(const OpArgs&)>;
 
 // Operand 0 seen with the sizes of result 0 (row-major order of elements kept).
 DTENSOR_API Rule view_factors(at::IntArrayRef in_sizes, at::IntArrayRef out_sizes);
 
+// The rules of all operators. Filled before ranks run.
 class DTENSOR_API RuleBook {
  public:
+  // The one of this process.
   static RuleBook& get();
 
   // "aten::mm" (every overload without a rule of its own) or "aten::sum.dim_IntList".

@@ -12,6 +12,7 @@ namespace dtensor {
 
 namespace detail {
 
+// A value of some type that counts on this thread while it lives.
 class DTENSOR_API ScopeFrame {
  public:
   // `watched`: operators look for such values at every call, which costs them their fast path.
@@ -31,6 +32,7 @@ class DTENSOR_API ScopeFrame {
 }  // namespace detail
 
 template <class T>
+// A value of its type that counts on this thread while it lives; the innermost one counts.
 class ScopedValue {
  public:
   explicit ScopedValue(T value, bool watched = false)

@@ -11,6 +11,7 @@
 
 namespace dtensor {
 
+// So many elements from this one on.
 struct Segment {
   std::int64_t offset;  // global index along the dimension
   std::int64_t length;

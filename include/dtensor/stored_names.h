@@ -21,10 +21,12 @@ namespace dtensor {
 
 // Some indices of one dimension; by default all.
 struct IndexRange {
+  // The dimension, and the first index.
   std::int64_t dim = 0, begin = 0;
   std::int64_t count = -1;  // -1: to the end
 };
 
+// A row of the table.
 struct StoredName {
   // A pattern over the model's names: "*" is any part of a name between dots, "**" any part. Empty: what is stored
   // under names that match `stored` is passed over (masks, what a later program left there).

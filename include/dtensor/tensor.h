@@ -15,6 +15,7 @@
 
 namespace dtensor {
 
+// Whether it carries a mesh and placements.
 DTENSOR_API bool is_dtensor(const at::Tensor& tensor);
 
 // Adds no data to at::Tensor: a checked view of one.
@@ -30,6 +31,7 @@ class DTENSOR_API DTensor : public at::Tensor {
   static DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements,
                             at::IntArrayRef sizes = {}, at::IntArrayRef strides = {});
 
+  // Where it lives: the mesh, and a placement for each of its dimensions.
   DeviceMesh mesh() const;
   const Placements& placements() const;
 
@@ -88,6 +90,7 @@ struct LocalMapOptions {
   std::vector<Placements> in_grad_placements;  // one per input, or empty: inferred
   std::vector<std::vector<std::int64_t>> out_sizes;
 };
+// On the local tensors of one rank.
 using LocalFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 DTENSOR_API std::vector<at::Tensor> local_map(const LocalFunction& fn, const std::vector<at::Tensor>& inputs,
                                               const std::vector<Placements>& out_placements,

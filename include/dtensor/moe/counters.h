@@ -9,6 +9,7 @@ namespace dtensor {
 
 // Of the forward passes that ran while a MoeCounting lived, those of recomputation included.
 struct MoeCounters {
+  // Forward passes.
   std::int64_t passes = 0;
   std::int64_t histograms = 0;         // entries were counted by expert
   std::int64_t sorts = 0;              // entries were put in order of experts

@@ -32,6 +32,7 @@ struct DispatchPlan {
   at::IntArrayRef host_rows();  // reads `counts` where nobody has yet
 };
 
+// Brings tokens to the ranks of their experts and results back.
 class DTENSOR_API Dispatcher {
  public:
   virtual ~Dispatcher() = default;
@@ -52,12 +53,15 @@ class DTENSOR_API Dispatcher {
   explicit Dispatcher(Communicator ranks) : ranks_(std::move(ranks)) {}
   Communicator ranks_;
 };
+// Shared by the layers of a model.
 using DispatcherPtr = std::shared_ptr<const Dispatcher>;
 
+// Which tokens an expert drops that is over its capacity.
 enum class DropPolicy : std::uint8_t {
   position,     // what comes later in the batch
   probability,  // what has the smaller weight
 };
+// Of a dispatcher with a capacity.
 struct CapacityOptions {
   // Each expert takes int(factor * choices * tokens / experts) entries of the batch; 0: all.
   double factor = 0;

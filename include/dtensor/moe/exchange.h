@@ -41,6 +41,7 @@ struct SortedBins {
   at::Tensor position;  // [entries] int64: the sorted place of each entry, -1 where it is left out
   at::Tensor counts;    // [bins] int64
 };
+// For `ids` (int64, any shape) and bins 0 .. bins-1.
 DTENSOR_API SortedBins sort_by_bin(const at::Tensor& ids, std::int64_t bins, const at::Tensor& counts = {},
                                    std::int64_t kept = -1);
 

@@ -12,6 +12,7 @@
 
 namespace dtensor {
 
+// Of a row x.
 enum class ExpertActivation : std::uint8_t {
   swiglu,  // w2 (silu(w1 x) * w3 x)
   geglu,   // w2 (gelu(w1 x) * w3 x), exact
@@ -20,8 +21,10 @@ enum class ExpertActivation : std::uint8_t {
   silu,    // w2 silu(w1 x)
   relu,    // w2 relu(w1 x)
 };
+// Whether it has a third weight.
 DTENSOR_API bool is_gated(ExpertActivation activation);
 
+// How experts are computed.
 enum class ExpertBackend : std::uint8_t {
   automatic,  // batched where all experts have equally many rows, else loop
   loop,       // a matrix product an expert
@@ -42,10 +45,12 @@ struct DTENSOR_API AlignedGroups {
   at::Tensor counts;  // [E] int64: rows of each group
   at::Tensor place;   // [rows] int64: where each row goes
   at::Tensor ends;    // [E] int32: where each group ends, padding included
+  // Padding included.
   std::int64_t rows = 0;
   at::Tensor spread(const at::Tensor& x) const;  // x [rows, D] with zero rows between; differentiable
   at::Tensor gather(const at::Tensor& y) const;  // back; differentiable
 };
+// For counts [E] that add up to `rows`.
 DTENSOR_API AlignedGroups align_groups(const at::Tensor& counts, std::int64_t rows, std::int64_t alignment);
 // Of x [groups.rows, K], by at::_grouped_mm. Padding gives zeros; what lies behind the last group is not defined.
 DTENSOR_API at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& weight, const AlignedGroups& groups,
@@ -53,6 +58,7 @@ DTENSOR_API at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& weight,
 
 // w1, w3 [E, F, D], w2 [E, D, F]; of one expert [F, D], [D, F]. w3: gated activations only.
 struct ExpertWeights {
+  // The weights; `again`: as in grouped_mm, for each.
   at::Tensor w1, w2, w3 = {};
   WeightAgain again1 = {}, again2 = {}, again3 = {};  // packed only
   std::vector<at::Tensor> parameters = {};  // DTensors that these are this rank's part of, gathered for the pass
@@ -64,10 +70,12 @@ class DTENSOR_API ExpertWeightCache {
  public:
   ExpertWeightCache();
   ~ExpertWeightCache();
+  // As passes without gradients want them.
   struct Packed {
     at::Tensor up;    // [E, D, 2F] (gated) or [E, D, F]
     at::Tensor down;  // [E, F, D]
   };
+  // Those of these weights, packed anew where they are not known; and how often that was (not) so.
   const Packed& get(const ExpertWeights& weights);
   std::uint64_t hits() const { return hits_; }
   std::uint64_t misses() const { return misses_; }
@@ -79,7 +87,9 @@ class DTENSOR_API ExpertWeightCache {
   std::uint64_t hits_ = 0, misses_ = 0;
 };
 
+// How experts are computed.
 struct ExpertOptions {
+  // What each expert computes, and how.
   ExpertActivation activation = ExpertActivation::swiglu;
   ExpertBackend backend = ExpertBackend::automatic;
   // grouped: each expert's rows are padded with zeros to a multiple of so many, as a kernel may want it (8, 16, 128).

@@ -19,14 +19,18 @@
 
 namespace dtensor {
 
+// Of a layer.
 struct MoeOptions {
+  // Features of a token, and inside each expert.
   std::int64_t hidden = 0, ffn = 0;
+  // Who chooses experts, and how they compute.
   RouterOptions router;
   ExpertOptions experts;
   std::int64_t shared_ffn = 0;          // a shared expert's; 0: none
   double balance_rate = 0;              // of LoadBalancer; 0: none
   bool score_before_experts = false;    // tokens are weighted on their way to experts, not results on their way back
   bool scale_expert_gradients = false;  // by mean load / load of the expert, of the weights only
+  // Dtype and device of the parameters.
   at::TensorOptions tensor = {};
 };
 
@@ -46,6 +50,8 @@ class DTENSOR_API SharedExpert final : public nn::Module {
   at::Tensor w1, w2, w3;
 };
 
+// How tokens travel: dropless by all_to_all or all_gather, with a capacity, or for loads that are equal by
+// construction.
 enum class DispatchKind : std::uint8_t { all_to_all, all_gather, capacity, equal };
 
 // What happened in the last forward pass, on this rank.
@@ -54,11 +60,13 @@ struct MoeStats {
   std::int64_t dropped = 0;  // entries
 };
 
+// A router, its experts, and the way between them.
 class DTENSOR_API MixtureOfExperts final : public nn::Module {
  public:
   explicit MixtureOfExperts(const MoeOptions& options);
   ~MixtureOfExperts() override;
 
+  // Of run().
   struct Output {
     at::Tensor y;     // as x
     at::Tensor loss;  // of the router, a scalar to be added to the mean loss; undefined where no coefficient is set
@@ -69,6 +77,7 @@ class DTENSOR_API MixtureOfExperts final : public nn::Module {
   at::Tensor forward(const at::Tensor& x) { return run(x).y; }
 
   void reset_parameters() override;
+  // Another way for tokens to travel.
   void set_dispatch(DispatchKind kind, CapacityOptions capacity = {});
   // A dispatcher of the user's own, made for the ranks that share the experts (none: this rank alone), now and whenever
   // they change.
@@ -79,11 +88,13 @@ class DTENSOR_API MixtureOfExperts final : public nn::Module {
   const ExpertWeightCache& weight_cache() const { return cache_; }
   LoadBalancer* balancer() { return balancer_.get(); }
 
+  // The router's weight, the experts, and the one that sees every token (null: none).
   nn::Linear gate;
   Experts experts;
   std::unique_ptr<SharedExpert> shared;
 
   struct Parallel;  // where the experts are
+  // For apply_expert_parallel.
   void set_parallel(std::shared_ptr<const Parallel> parallel);
 
  private:
@@ -104,6 +115,7 @@ class DTENSOR_API MixtureOfExperts final : public nn::Module {
   std::unique_ptr<Seen> seen_;  // layouts of inputs met before
 };
 
+// Where experts go.
 struct ExpertParallelOptions {
   // Names of mesh axes. Experts are split over ep; stored split over edp (gathered where used, or left to fully_shard()
   // where the mesh lacks that axis); each split along its hidden dimension over etp. A 1-D mesh needs no names.

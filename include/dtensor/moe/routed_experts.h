@@ -18,6 +18,7 @@
 
 namespace dtensor {
 
+// A list of modules of which each token visits a few.
 class DTENSOR_API RoutedExperts final : public nn::Module {
  public:
   RoutedExperts();
@@ -32,6 +33,7 @@ class DTENSOR_API RoutedExperts final : public nn::Module {
     auto* module = expert.get();
     add(std::move(expert), [module](const at::Tensor& rows) { return module->forward(rows); });
   }
+  // Number of experts.
   std::int64_t size() const;
 
   // sum_j weights[t, j] * expert ids[t, j] (x[t]), for x [tokens, D] or [batch, sequence, D], ids (int64) and weights

@@ -16,7 +16,9 @@
 
 namespace dtensor {
 
+// What logits become.
 enum class RouterScore : std::uint8_t { softmax, sigmoid };
+// Who chooses: tokens their experts, or experts their tokens.
 enum class RouterChoice : std::uint8_t {
   tokens,       // each token takes its top_k experts
   experts,      // each expert takes its top tokens of the whole batch (Zhou et al., 2202.09368)
@@ -25,8 +27,11 @@ enum class RouterChoice : std::uint8_t {
 
 class RoutingStrategy;
 
+// How experts are chosen.
 struct RouterOptions {
+  // How many there are, and how many a token visits.
   std::int64_t experts = 8, top_k = 2;
+  // What logits become, and who chooses.
   RouterScore score = RouterScore::softmax;
   RouterChoice choice = RouterChoice::tokens;
   std::shared_ptr<const RoutingStrategy> strategy = {};  // one of the user's own, in the place of `choice`
@@ -79,6 +84,7 @@ class DTENSOR_API SharedCounts {
 // How experts are chosen, as an object: one for each RouterChoice, and any of the user's own.
 class DTENSOR_API RoutingStrategy {
  public:
+  // Which experts, with which scores.
   struct Choice {
     at::Tensor experts;  // [tokens, choices] int64, on the scores' device; RouterOptions::experts: none
     // Counts and order of these experts, where they are known already; else they are found, once for all who need them.
@@ -97,6 +103,7 @@ class DTENSOR_API RoutingStrategy {
 };
 using RoutingStrategyPtr = std::shared_ptr<const RoutingStrategy>;
 
+// The strategies of RouterChoice.
 DTENSOR_API RoutingStrategyPtr token_choice();
 DTENSOR_API RoutingStrategyPtr expert_choice();
 // Experts in turn, whatever the scores: for measuring without imbalance. Keeps experts, counts and order for each
@@ -104,6 +111,7 @@ DTENSOR_API RoutingStrategyPtr expert_choice();
 DTENSOR_API RoutingStrategyPtr force_load_balance();
 DTENSOR_API RoutingStrategyPtr make_strategy(RouterChoice choice);
 
+// What a router decided.
 struct Routing {
   std::int64_t expert_count = 0;
   at::Tensor experts;                            // [tokens, choices] int64; expert_count: none
@@ -126,6 +134,7 @@ DTENSOR_API Routing route(const at::Tensor& x, const at::Tensor& gate, const Rou
 struct TokenRange {
   std::int64_t total = 0, first = 0;
 };
+// Of the tokens that `routing` is about.
 DTENSOR_API TokenRange token_range(const Routing& routing, const TokenLayout& layout);
 
 // Balance without a loss (2408.15664): after each optimizer step b += rate * sign(mean load - load), where the load is
@@ -133,6 +142,7 @@ DTENSOR_API TokenRange token_range(const Routing& routing, const TokenLayout& la
 class DTENSOR_API LoadBalancer {
  public:
   explicit LoadBalancer(std::int64_t experts, double rate, at::TensorOptions options = {});
+  // Adds to the load of this step.
   void count(const Routing& routing);
   at::Tensor bias;    // [experts] float
   at::Tensor counts;  // [experts] int64: of this rank, since the last step

@@ -5,7 +5,9 @@
 
 namespace dtensor {
 
+// As torch.optim.AdamW names them.
 struct AdamWOptions {
+  // Learning rate, decay of the first and second moments, what is added to the root, decoupled weight decay.
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
   // One fused operator for a whole group, or a sequence of list operators. ATen's fused kernel on CPUs rounds the last
   // elements of a tensor (less than a vector) otherwise, so shards differ from one device in the last bit; the list

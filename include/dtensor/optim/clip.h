@@ -7,6 +7,7 @@
 
 namespace dtensor {
 
+// Which norm.
 struct NormOptions {
   double norm_type = 2;             // p > 0, infinity included
   bool error_if_nonfinite = false;  // waits for the value

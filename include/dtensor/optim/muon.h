@@ -12,7 +12,9 @@ namespace dtensor {
 // buf += (1 - momentum) (G - buf);  U = nesterov ? G + momentum (buf - G) : buf;  X = orthogonal(U)
 // W = W (1 - lr weight_decay) - lr scale X,  scale = sqrt(max(1, rows / columns)) or 0.2 sqrt(max(rows, columns))
 struct MuonOptions {
+  // Learning rate, decay of the momentum, decoupled weight decay.
   double lr = 0.02, momentum = 0.95, weight_decay = 0;
+  // Whether the gradient is looked at after the momentum; Newton-Schulz iterations.
   bool nesterov = true;
   std::int64_t iterations = 5;
   bool bfloat16 = true;          // the iterations (and what travels) in bfloat16, as torch.optim.Muon; else as it is

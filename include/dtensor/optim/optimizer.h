@@ -16,12 +16,14 @@
 
 namespace dtensor {
 
+// Names and tensors, names and numbers.
 using StateTensors = std::vector<std::pair<std::string, at::Tensor>>;
 using StateScalars = std::vector<std::pair<std::string, double>>;
 
 // All that a checkpoint needs to go on as if nothing had happened. Names are `<parameter>.<what>` and
 // `group<i>.<what>`. Tensors that belong to a parameter have its mesh (those of its shape also its placements).
 struct OptimizerState {
+  // Moments and the like; counts and rates.
   StateTensors tensors;
   StateScalars scalars;
 };
@@ -44,6 +46,7 @@ class DTENSOR_API Optimizer {
   virtual void step() = 0;
   virtual std::vector<at::Tensor> parameters() const = 0;  // in the order of the groups
 
+  // Groups of parameters with options of their own, and their learning rates.
   virtual std::size_t group_count() const = 0;
   virtual double lr(std::size_t group = 0) const = 0;
   virtual void set_lr(std::size_t group, double lr) = 0;
@@ -81,6 +84,7 @@ class DTENSOR_API CombinedOptimizer final : public Optimizer {
   OptimizerState state_dict() const override;  // names prefixed `0.`, `1.`, ...: the part
   StateTargets state_targets(const StateScalars& scalars, const Saved& saved) override;
 
+  // One of those that it was made of.
   Optimizer& part(std::size_t index) { return *parts_.at(index); }
 
  private:
@@ -90,14 +94,17 @@ class DTENSOR_API CombinedOptimizer final : public Optimizer {
 };
 
 template <class Options>
+// Parameters with common options.
 struct ParameterGroup {
   std::vector<at::Tensor> parameters;  // leaves of floating point, without Partial
+  // Of all of them.
   Options options = {};
   std::vector<std::string> names = {};  // for saved state; by default the index over all groups
 };
 
 // One parameter as an optimizer keeps it.
 struct OptimizerEntry {
+  // For saved state, the parameter, its group, and how many steps it took.
   std::string name;
   at::Tensor parameter;
   std::size_t group = 0;
@@ -117,6 +124,7 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
   StateTargets state_targets(const StateScalars& scalars, const Saved& saved) override;
 
  protected:
+  // One parameter.
   using Entry = OptimizerEntry;
   // `wide`: state of half-precision parameters in single precision.
   explicit SlotOptimizer(std::vector<std::string> slot_names, bool wide = false)
@@ -132,6 +140,7 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
   virtual void more_targets(Entry& /*entry*/, std::int64_t /*steps*/, const std::string& /*prefix*/,
                             StateTensors& /*tensors*/, std::vector<std::function<void()>>& /*commits*/) {}
 
+  // In the order of the groups.
   const std::vector<Entry>& entries() const { return entries_; }
   std::vector<Entry>& entries() { return entries_; }
 
@@ -152,6 +161,7 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
 template <class Options>
 class GroupOptimizer : public SlotOptimizer {
  public:
+  // Of this optimizer.
   using Group = ParameterGroup<Options>;
 
   std::size_t group_count() const override { return options_.size(); }

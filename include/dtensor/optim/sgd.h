@@ -5,6 +5,7 @@
 
 namespace dtensor {
 
+// As torch.optim.SGD names them.
 struct SGDOptions {
   double lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0;  // weight decay as part of the gradient
   bool nesterov = false;                                            // asks for momentum, and no dampening

@@ -9,6 +9,7 @@
 
 namespace dtensor {
 
+// Whose length a step has.
 enum class Grafting : std::uint8_t {
   none,
   adam,  // a block's step has the length of Adam's
@@ -22,6 +23,7 @@ enum class Grafting : std::uint8_t {
 //   W -= lr (direction + weight_decay W)
 struct ShampooOptions {
   double lr = 1e-2, beta1 = 0.9, beta2 = 0.999, eps = 1e-12, weight_decay = 0;  // beta2 = 1: a plain sum
+  // Whose length a step has; of Adam's second moments.
   Grafting grafting = Grafting::adam;
   double graft_beta2 = 0.999, graft_eps = 1e-8;
   std::int64_t frequency = 10;  // steps between inverse roots
