@@ -30,7 +30,7 @@ def marked(text):
 
 def each_declaration(part):
     """`double lr = 1, eps = 2;` declares two names, of which Doxygen would describe the first."""
-    several = re.match(r"^(\s*(?:const |static |constexpr )*[\w:]+(?:<[\w:]+>)?) (\w+(?: = [^,;(){}<>]+)?(?:, \w+(?: = [^,;(){}<>]+)?)+);", part[0])
+    several = re.match(r"^(\s*(?:const |static |constexpr )*[\w:]+(?:<[\w:]+>)?) (\w+(?: = (?:\{\}|[^,;(){}<>]+))?(?:, \w+(?: = (?:\{\}|[^,;(){}<>]+))?)+);", part[0])
     if len(part) > 1 or not several:
         return [part]
     return [[f"{several[1]} {name};"] for name in several[2].split(", ")]

@@ -13,7 +13,7 @@ myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "dtensor"
 html_copy_source = False
-highlight_language = "cpp"
+highlight_language = "none"
 exclude_patterns = ["site"]
 primary_domain = "cpp"
 # Macros that stand before names.

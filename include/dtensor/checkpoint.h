@@ -28,14 +28,17 @@ namespace dtensor {
 using CheckpointValue = std::variant<bool, std::int64_t, double, std::string>;
 using CheckpointValues = std::map<std::string, CheckpointValue>;
 
+// How a checkpoint is written.
 struct SaveOptions {
   bool sync = true;  // wait until the disk has it
+  // Tensors go on in another file from there; one that is larger has a file of its own.
   std::int64_t max_file_bytes = 5'000'000'000;
   // Files in the folder that are no part of a checkpoint (config.json, a tokenizer, notes) stay in it; without this
   // they make the save an error.
   bool keep_foreign = false;
 };
 
+// What is read, and what is an error.
 struct LoadOptions {
   bool verify = true;             // checksums, where the checkpoint has them
   bool allow_missing = false;     // what is asked for and not there stays as it is
@@ -80,24 +83,31 @@ class DTENSOR_API PendingSave {
  private:
   std::unique_ptr<Impl> impl_;
 };
+// As save_state, as far as this rank's parts are copied; the rest follows with PendingSave::wait().
 DTENSOR_API PendingSave save_state_async(const std::string& directory, const Communicator& ranks,
                                          const StateTensors& tensors, const CheckpointValues& values = {},
                                          const SaveOptions& options = {});
 
 // What a checkpoint holds, without reading tensors. Not collective.
 struct CheckpointEntry {
+  // Of the tensor.
   std::string name = {};
   at::ScalarType dtype = at::ScalarType::Undefined;  // Undefined: one that ATen does not have (F6_E2M3, F6_E3M2)
+  // Global sizes.
   std::vector<std::int64_t> sizes = {};
   std::string file = {};               // path
   std::int64_t offset = 0, bytes = 0;  // in the file
+  // Of the bytes; none: another program wrote them.
   std::optional<std::uint64_t> checksum = {};
   std::string format_dtype = {};  // as the file calls it: "F32"
 };
+// Of a whole checkpoint.
 struct CheckpointIndex {
+  // Its tensors, and what is no tensor.
   std::vector<CheckpointEntry> entries = {};
   CheckpointValues values = {};
 };
+// Of a folder or file that load_state() takes.
 DTENSOR_API CheckpointIndex read_checkpoint_index(const std::string& path);
 
 // Reads all of a checkpoint, in pieces of 4 MiB, and compares every checksum; what is damaged, one sentence each, none
@@ -112,6 +122,7 @@ DTENSOR_API std::vector<std::string> verify_checkpoint(const std::string& path);
 // References must outlive it. The same parts, in the same order, on every rank.
 class DTENSOR_API Checkpoint {
  public:
+  // Registers a part. A tensor is read into, or exchanged where it is plain and another one was saved.
   Checkpoint& add(const std::string& name, at::Tensor& tensor);
   Checkpoint& add(const std::string& prefix, const NamedTensors& tensors);  // names `prefix.name`; "": `name`
   Checkpoint& add(const std::string& prefix, const StateTensors& handles);  // read into in place
@@ -143,6 +154,7 @@ class DTENSOR_API Checkpoint {
     return add(prefix, handles);
   }
 
+  // As save_state and save_state_async, of all parts.
   void save(const std::string& directory, const Communicator& ranks, const SaveOptions& options = {}) const;
   PendingSave save_async(const std::string& directory, const Communicator& ranks,
                          const SaveOptions& options = {}) const;

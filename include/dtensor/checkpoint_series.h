@@ -14,6 +14,7 @@
 
 namespace dtensor {
 
+// What was taken up.
 struct LoadedCheckpoint {
   std::string path = {};                      // empty: there was none
   std::vector<std::string> passed_over = {};  // newer ones that are damaged, each with why, on one line

@@ -58,6 +58,7 @@ class DTENSOR_API TokenBatches {
 
   // ids [batch, sequence] and the next tokens, of the same sizes; int64.
   struct Batch {
+    // [batch, sequence] int64.
     at::Tensor ids, targets;
   };
   // Whole, as plain tensors.

@@ -61,6 +61,7 @@ struct FsdpOptions {
 
 // Counted since the first unit of a model was made, on this rank, over all its units.
 struct FsdpStats {
+  // Collectives.
   std::int64_t all_gathers = 0, reduce_scatters = 0, all_reduces = 0;
   std::int64_t gathered_bytes = 0, peak_gathered_bytes = 0;    // gathered parameters
   std::int64_t unreduced_bytes = 0, peak_unreduced_bytes = 0;  // gradients that wait for their unit's

@@ -48,6 +48,7 @@ class DTENSOR_API ExplicitRedistribution {
   ScopedValue<ImplicitMoves> scope_;
 };
 
+// What Checked compares.
 enum class Checks : std::uint8_t {
   // Ranks call the same operators: each mesh's collectives carry a hash over the operators that were called on it, with
   // their arguments (specs, sizes, indices, numbers, places of random draws) and their order. Where it differs, every
@@ -64,7 +65,9 @@ class DTENSOR_API Checked {
  public:
   explicit Checked(Checks checks = Checks::values);
 
+  // As given.
   struct Mode {
+    // What is compared.
     Checks checks;
   };
 
@@ -74,6 +77,7 @@ class DTENSOR_API Checked {
 
 // Of this thread's decision cache.
 struct CacheStats {
+  // Calls that were known and those that were not, decisions kept, and forgotten for room.
   std::uint64_t hits = 0, misses = 0, entries = 0, evictions = 0;
 };
 // The decision cache is this thread's, and only saves time: clearing or bounding it on one rank changes no result and

@@ -20,10 +20,12 @@ class DTENSOR_API KeptResults {
   struct State;
   // While it lives, results are kept.
   struct Recording {
+    // For the library itself.
     State* state;
   };
   // While it lives, they are given back in their order.
   struct Replaying {
+    // For the library itself.
     State* state;
   };
 

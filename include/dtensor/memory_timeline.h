@@ -31,9 +31,12 @@ class DTENSOR_API MemoryTimeline {
   MemoryTimeline(const MemoryTimeline&) = delete;
   MemoryTimeline& operator=(const MemoryTimeline&) = delete;
 
+  // Bytes that live now.
   std::int64_t live() const;
   const Sample& peak() const;  // since the start or the last reset_peak()
+  // Looks for the peak from now on.
   void reset_peak();
+  // All that was noted, in order of time.
   const std::vector<Sample>& samples() const;
   std::string csv() const;  // seconds,bytes,phase,module
   // A drawing over time.

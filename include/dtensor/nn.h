@@ -92,8 +92,10 @@ DTENSOR_API void distribute(const NamedTensors& tensors, const DeviceMesh& mesh,
 class DTENSOR_API Linear final : public Module {
  public:
   Linear(std::int64_t in, std::int64_t out, bool bias = true, at::TensorOptions options = {});
+  // [..., in] to [..., out].
   at::Tensor forward(const at::Tensor& x) const;
   void reset_parameters() override;
+  // Parameters; no bias: undefined.
   at::Tensor weight, bias;
 };
 
@@ -101,10 +103,12 @@ class DTENSOR_API Linear final : public Module {
 class DTENSOR_API Embedding final : public Module {
  public:
   Embedding(std::int64_t count, std::int64_t size, std::int64_t padding_idx = -1, at::TensorOptions options = {});
+  // int64 of any sizes to one dimension more.
   at::Tensor forward(const at::Tensor& ids) const;
   void reset_parameters() override;
   std::int64_t output_dim(const std::string&) const override { return 1; }
   std::int64_t input_dim(const std::string&) const override { return 0; }
+  // A parameter.
   at::Tensor weight;
 
  private:
@@ -115,8 +119,10 @@ class DTENSOR_API Embedding final : public Module {
 class DTENSOR_API LayerNorm final : public Module {
  public:
   explicit LayerNorm(std::int64_t size, double eps = 1e-5, bool bias = true, at::TensorOptions options = {});
+  // [..., size], over the last dimension.
   at::Tensor forward(const at::Tensor& x) const;
   void reset_parameters() override;
+  // Parameters; no bias: undefined.
   at::Tensor weight, bias;
 
  private:
@@ -128,8 +134,10 @@ class DTENSOR_API LayerNorm final : public Module {
 class DTENSOR_API RMSNorm final : public Module {
  public:
   explicit RMSNorm(std::int64_t size, double eps = 1e-6, at::TensorOptions options = {});
+  // [..., size], over the last dimension.
   at::Tensor forward(const at::Tensor& x) const;
   void reset_parameters() override;
+  // A parameter.
   at::Tensor weight;
 
  private:
@@ -141,6 +149,7 @@ class DTENSOR_API RMSNorm final : public Module {
 // any shape that broadcasts to [batch, heads, sequence, sequence], says all that may be seen: `causal` is not added.
 class DTENSOR_API Attention final : public Module {
  public:
+  // Of the layer.
   struct Options {
     // Features, and heads of queries, which divide them.
     std::int64_t hidden = 0, heads = 1;
@@ -166,6 +175,7 @@ enum class Activation : std::uint8_t { gelu, swiglu };
 // gelu: down(gelu(up(x))). swiglu: down(silu(gate(x)) * up(x)).
 class DTENSOR_API MLP final : public Module {
  public:
+  // Of the layer.
   struct Options {
     // Features outside and inside, which activation, biases, dtype and device.
     std::int64_t hidden = 0, ffn = 0;
@@ -186,7 +196,9 @@ class DTENSOR_API MLP final : public Module {
 class DTENSOR_API Block final : public Module {
  public:
   Block(const Attention::Options& attention, const MLP::Options& mlp);
+  // [batch, sequence, hidden].
   at::Tensor forward(const at::Tensor& x) const;
+  // Its parts, in the order of their use.
   LayerNorm ln1;
   Attention attn;
   LayerNorm ln2;

@@ -75,6 +75,7 @@ struct ShardParameter {
 struct ReplicateParameter {};
 // An activation point by its full name ("h.0.attn.scores").
 struct ConstrainActivation {
+  // On the plan's axis.
   Placement placement;
 };
 
@@ -101,6 +102,7 @@ class DTENSOR_API ParallelModel {
   // One parameter or activation point.
   struct Decision {
     std::string name;  // of a parameter or activation point
+    // On the plan's axis.
     Placement placement;
     std::string entry;  // the pattern; empty: no entry, Replicate
   };

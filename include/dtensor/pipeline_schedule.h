@@ -42,6 +42,7 @@ constexpr bool has_microbatch(ActionKind kind) { return kind < ActionKind::unsha
 
 // One thing that a rank does.
 struct Action {
+  // What is done, and of which stage.
   ActionKind kind = ActionKind::forward;
   int stage = 0;
   int microbatch = -1;  // -1 where the action has none
@@ -140,11 +141,13 @@ using CostFunction = std::function<double(const Action&)>;
 
 // An action and when it ran.
 struct TimedAction {
+  // What ran, and from when to when.
   Action action;
   double begin = 0, end = 0;
 };
 // Of all ranks.
 struct Timeline {
+  // Of each rank, in order.
   std::vector<std::vector<TimedAction>> ranks;
   double makespan = 0;                // from the first action to the end of the last
   double bubble = 0;                  // the share of ranks x makespan in which nothing is computed

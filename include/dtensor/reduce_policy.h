@@ -10,6 +10,7 @@
 
 namespace dtensor {
 
+// How reductions over ranks are done.
 struct ReducePolicy {
   // kFloat: half types are carried in float until they are reduced; kDouble: float too. Nothing: as the tensors are.
   std::optional<c10::ScalarType> accumulate = {};
@@ -24,6 +25,7 @@ class DTENSOR_API ReduceScope {
  public:
   explicit ReduceScope(ReducePolicy policy);
 
+  // The one in force on this thread.
   static ReducePolicy current();
 
  private:

@@ -31,8 +31,8 @@ class DTENSOR_API ScopeFrame {
 
 }  // namespace detail
 
-template <class T>
 // A value of its type that counts on this thread while it lives; the innermost one counts.
+template <class T>
 class ScopedValue {
  public:
   explicit ScopedValue(T value, bool watched = false)

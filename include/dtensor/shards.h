@@ -14,7 +14,7 @@ namespace dtensor {
 // So many elements from this one on.
 struct Segment {
   std::int64_t offset;  // global index along the dimension
-  std::int64_t length;
+  std::int64_t length;  // none is fine
   friend bool operator==(const Segment&, const Segment&) = default;
 };
 // In local order, which is rising. One segment (possibly empty) unless a StridedShard has no matching axes to its

@@ -88,6 +88,7 @@ DTENSOR_API DTensor distribute_tensor_from(const at::Tensor& tensor, const Devic
 struct LocalMapOptions {
   std::vector<Placements> in_placements;       // one per input, or empty: as they are
   std::vector<Placements> in_grad_placements;  // one per input, or empty: inferred
+  // One per result, or empty: agreed.
   std::vector<std::vector<std::int64_t>> out_sizes;
 };
 // On the local tensors of one rank.

@@ -6,6 +6,7 @@
 
 namespace dtensor {
 
+// What is done around a wait.
 struct WaitHooks {
   void* (*release)() = nullptr;        // gives the lock up where this thread holds it; null where it does not
   void (*take_back)(void*) = nullptr;  // gets what release() returned, if that was not null

@@ -51,6 +51,7 @@ class DTENSOR_API Dispatcher {
 
  protected:
   explicit Dispatcher(Communicator ranks) : ranks_(std::move(ranks)) {}
+  // As ranks().
   Communicator ranks_;
 };
 // Shared by the layers of a model.
@@ -68,6 +69,7 @@ struct CapacityOptions {
   DropPolicy drop = DropPolicy::position;
 };
 
+// For experts that are all on this rank.
 DTENSOR_API DispatcherPtr local_dispatcher();
 // Every rank sees every token and computes its experts' part; one reduction.
 DTENSOR_API DispatcherPtr all_gather_dispatcher(const Communicator& ranks);

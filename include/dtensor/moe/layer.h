@@ -39,6 +39,7 @@ class DTENSOR_API Experts final : public nn::Module {
  public:
   Experts(std::int64_t experts, std::int64_t hidden, std::int64_t ffn, bool gated, at::TensorOptions options);
   void reset_parameters() override;
+  // The weights; w3 where the activation is gated.
   at::Tensor w1, w2, w3;
 };
 
@@ -47,6 +48,7 @@ class DTENSOR_API SharedExpert final : public nn::Module {
  public:
   SharedExpert(std::int64_t hidden, std::int64_t ffn, bool gated, at::TensorOptions options);
   void reset_parameters() override;
+  // The weights; w3 where the activation is gated.
   at::Tensor w1, w2, w3;
 };
 

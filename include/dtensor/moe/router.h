@@ -54,6 +54,7 @@ struct TokenLayout {
   std::int64_t first = -1;     // the number of the first token here; -1: the tokens come in order of `ranks`
   at::Tensor index;            // [tokens] number of each token, where they do not follow each other
   std::int64_t sequences = 1;  // of the batch, and here; tokens are in order of sequences
+  // Sequences that this rank has tokens of.
   std::int64_t sequences_here = 1;
   Communicator sequence_ranks;  // those with other tokens of the same sequences
   double share = 1;             // of the losses: 1 / the number of ranks that hold these same tokens
@@ -63,6 +64,7 @@ struct TokenLayout {
 class DTENSOR_API SharedCounts {
  public:
   explicit SharedCounts(at::Tensor local) : local_(std::move(local)) {}
+  // Of this rank alone.
   const at::Tensor& local() const { return local_; }
   // [ranks, experts], on the CPU. Collective over `ranks` the first time; begin() starts it.
   at::Tensor of_ranks(const Communicator& ranks);
@@ -113,6 +115,7 @@ DTENSOR_API RoutingStrategyPtr make_strategy(RouterChoice choice);
 
 // What a router decided.
 struct Routing {
+  // Number of experts.
   std::int64_t expert_count = 0;
   at::Tensor experts;                            // [tokens, choices] int64; expert_count: none
   at::Tensor weights;                            // [tokens, choices], differentiable
@@ -132,6 +135,7 @@ DTENSOR_API Routing route(const at::Tensor& x, const at::Tensor& gate, const Rou
 
 // Which of the batch's tokens are here: tokens of all ranks and of those before this one. May be collective.
 struct TokenRange {
+  // Of all ranks, and of those before this one.
   std::int64_t total = 0, first = 0;
 };
 // Of the tokens that `routing` is about.

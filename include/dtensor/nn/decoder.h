@@ -24,37 +24,46 @@
 
 namespace dtensor::nn {
 
+// What a norm computes.
 enum class NormKind : std::uint8_t {
   rms,         // x / rms(x) * w (arXiv:1910.07467)
   rms_offset,  // x / rms(x) * (1 + w), as in Gemma
   layer,       // with a bias
 };
+// Of the MLP.
 enum class Nonlinearity : std::uint8_t { silu, gelu, gelu_tanh, relu };
 
 // Keys and values through a bottleneck (DeepSeek-V2, arXiv:2405.04434): x is projected to `kv_rank` numbers, from which
 // each head's keys and values are made, and to `rope_size` numbers of a key that all heads share and positions turn.
 struct LatentAttention {
   std::int64_t q_rank = 0;  // queries through a bottleneck too; 0: not
+  // The bottleneck of keys and values; sizes of a head's turned part, of the rest, and of its values.
   std::int64_t kv_rank = 0, rope_size = 0, nope_size = 0, value_size = 0;
 };
 
 // Low-rank adapters (LoRA, arXiv:2106.09685): y + alpha / rank * B A x, A uniform as a Linear's weight, B zero.
 struct LoraOptions {
   std::int64_t rank = 0;  // 0: none
+  // The adapter's weight is alpha / rank.
   double alpha = 1;
   std::vector<std::string> targets = {"q_proj", "v_proj"};  // last names of the projections that have one
 };
 
+// All choices of a decoder.
 struct DTENSOR_API DecoderConfig {
+  // Words, features of a token, layers, features inside an MLP.
   std::int64_t vocabulary = 0, hidden = 0, layers = 0, ffn = 0;
   std::int64_t heads = 1, kv_heads = 0;  // kv_heads 0: as many; fewer: groups of query heads share keys and values
   std::int64_t head_size = 0;            // 0: hidden / heads
   std::int64_t learned_positions = 0;    // rows of a table of positions that is added to the embedding; 0: none
+  // Of all norms, and what is added to the mean square.
   NormKind norm = NormKind::rms;
   double norm_eps = 1e-6;
   bool post_norms = false;  // of what attention and MLP put out too, before it is added (Gemma 2 and 3)
   bool qk_norm = false;     // of each head's query and key (Qwen 3, Gemma 3)
+  // Biases of the projections.
   bool qkv_bias = false, o_bias = false, mlp_bias = false;
+  // Of the MLP.
   Nonlinearity activation = Nonlinearity::silu;
   bool gated = true;                                // down(activation(gate(x)) * up(x)); else down(activation(up(x)))
   bool tied = false;                                // the head's weight is the embedding's
@@ -62,14 +71,17 @@ struct DTENSOR_API DecoderConfig {
   double attention_scale = 0;                       // of scores; 0: 1 / sqrt(head_size)
   double attention_softcap = 0, logit_softcap = 0;  // c tanh(x / c) of scores, of logits; 0: none
   std::vector<RopeOptions> ropes = {};              // those that layers name
+  // What differs between layers.
   struct Layer {
     std::int64_t window = 0;  // > 0: a token sees the last `window` tokens, itself included
     std::int64_t rope = 0;    // of `ropes`; -1: none
     bool experts = false;     // in the place of the MLP
   };
   std::vector<Layer> layer = {};  // one a layer; empty: all by default, without rope where there is none
+  // In the place of projections to heads.
   std::optional<LatentAttention> latent = {};
   std::optional<MoeOptions> experts = {};  // hidden and tensor are the model's
+  // Of all layers.
   LoraOptions lora = {};
   at::TensorOptions tensor = {};  // of the parameters
 
@@ -77,11 +89,14 @@ struct DTENSOR_API DecoderConfig {
   DecoderConfig checked() const;
 };
 
+// A norm over the last dimension.
 class DTENSOR_API Norm final : public Module {
  public:
   Norm(std::int64_t size, NormKind kind, double eps, at::TensorOptions options);
+  // [..., features].
   at::Tensor forward(const at::Tensor& x) const;
   void reset_parameters() override;
+  // Parameters; undefined: none.
   at::Tensor weight, bias;
 
  private:
@@ -96,10 +111,12 @@ class DTENSOR_API Projection final : public Module {
   Projection(std::int64_t in, std::int64_t out, bool bias, at::TensorOptions options);
   void adapt(std::int64_t rank, double alpha);  // before the model is placed
   void reset_adapter();                         // fills it as at first; nothing where there is none
+  // [..., in] to [..., out].
   at::Tensor forward(const at::Tensor& x) const;
   void reset_parameters() override;
   std::int64_t output_dim(const std::string& parameter) const override;
   std::int64_t input_dim(const std::string& parameter) const override;
+  // Parameters; undefined: none.
   at::Tensor weight, bias, lora_a, lora_b;
   // The weight with the adapter in it; the weight itself where there is none.
   at::Tensor merged() const;
@@ -115,6 +132,7 @@ struct DecoderPass {
   std::vector<Rope::Angles> angles{};  // one for each of the configuration's ropes
 };
 
+// Of one layer: heads, groups or a bottleneck, positions, window, cache.
 class DTENSOR_API DecoderAttention final : public Module {
  public:
   DecoderAttention(const DecoderConfig& config, std::int64_t layer);
@@ -136,9 +154,11 @@ class DTENSOR_API DecoderAttention final : public Module {
   Projection o_proj_;
 };
 
+// The MLP of a layer.
 class DTENSOR_API FeedForward final : public Module {
  public:
   explicit FeedForward(const DecoderConfig& config);
+  // [..., hidden].
   at::Tensor forward(const at::Tensor& x) const;
 
  private:
@@ -147,13 +167,17 @@ class DTENSOR_API FeedForward final : public Module {
   Projection up_proj_, down_proj_;
 };
 
+// Attention and MLP or experts, with their norms, added to the input.
 class DTENSOR_API DecoderBlock final : public Module {
  public:
   DecoderBlock(const DecoderConfig& config, std::int64_t layer);
+  // Of forward().
   struct Output {
+    // As x.
     at::Tensor y;
     at::Tensor loss;  // of the router; undefined: none
   };
+  // x: [batch, sequence, hidden].
   Output forward(const at::Tensor& x, const DecoderPass& pass) const;
 
  private:
@@ -166,9 +190,11 @@ class DTENSOR_API DecoderBlock final : public Module {
   std::unique_ptr<Norm> mlp_post_norm_;
 };
 
+// Embedding, blocks, norm and head.
 class DTENSOR_API Decoder final : public Module {
  public:
   explicit Decoder(const DecoderConfig& config);
+  // What it was made from, and its layers.
   const DecoderConfig& config() const { return config_; }
   const std::vector<std::unique_ptr<DecoderBlock>>& blocks() const { return blocks_; }
 

@@ -20,6 +20,7 @@ class DTENSOR_API KVCache {
   // `capacity`: tokens a sequence at most. Memory is made when a layer first appends.
   KVCache(std::int64_t layers, std::int64_t capacity);
 
+  // As given.
   std::int64_t layers() const { return static_cast<std::int64_t>(entries_.size()); }
   std::int64_t capacity() const { return capacity_; }
   std::int64_t length() const { return length_; }  // tokens that every layer has

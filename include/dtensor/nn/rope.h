@@ -12,6 +12,7 @@
 
 namespace dtensor::nn {
 
+// How far positions reach.
 enum class RopeScaling : std::uint8_t {
   none,
   linear,    // positions are divided by `factor` (arXiv:2306.15595)
@@ -21,11 +22,14 @@ enum class RopeScaling : std::uint8_t {
   llama3,    // as yarn, the ramp over wavelengths (Llama 3.1)
 };
 
+// Which elements are turned, and how fast.
 struct RopeOptions {
   std::int64_t size = 0;  // elements of a head that are turned, its first ones; even
+  // Pair i turns by position * base ** (-2 i / size).
   double base = 10000;
   bool interleaved = false;        // elements 2 i and 2 i + 1 are a pair; else i and i + size / 2
   std::int64_t max_positions = 0;  // of the model, scaling included (dynamic)
+  // How far positions reach, and by what factor.
   RopeScaling scaling = RopeScaling::none;
   double factor = 1;
   std::int64_t original_positions = 0;           // trained on, without scaling (yarn, longrope, llama3)
@@ -37,15 +41,18 @@ struct RopeOptions {
   std::optional<double> attention_factor = {};  // multiplies sine and cosine; by default the scaling's own
 };
 
+// The angles of positions, and turning by them.
 class DTENSOR_API Rope {
  public:
   explicit Rope(RopeOptions options);  // an error where the options contradict each other
+  // As given.
   const RopeOptions& options() const { return options_; }
 
   // [size / 2] float64 on the CPU: radians from one position to the next, for a sequence of `length` tokens.
   at::Tensor frequencies(std::int64_t length) const;
   double attention_factor() const;
 
+  // Of a run of positions.
   struct Angles {
     at::Tensor cos, sin;  // [count, size / 2], the attention factor in them
   };

@@ -12,11 +12,13 @@
 
 namespace dtensor {
 
+// The learning rate of a step, to be given to Optimizer::set_lr.
 class DTENSOR_API LearningRate {
  public:
   using Function = std::function<double(std::int64_t step)>;  // steps count from 0
   explicit LearningRate(Function rate);                       // one of the user's own
 
+  // The same at every step.
   static LearningRate constant(double lr);
   // From lr at step 0 to `last` at step `steps` and from there on: along a line, or half a period of a cosine
   // (Loshchilov and Hutter, arXiv:1608.03983).

@@ -93,8 +93,8 @@ class DTENSOR_API CombinedOptimizer final : public Optimizer {
   std::vector<std::unique_ptr<Optimizer>> parts_;
 };
 
-template <class Options>
 // Parameters with common options.
+template <class Options>
 struct ParameterGroup {
   std::vector<at::Tensor> parameters;  // leaves of floating point, without Partial
   // Of all of them.
@@ -164,6 +164,7 @@ class GroupOptimizer : public SlotOptimizer {
   // Of this optimizer.
   using Group = ParameterGroup<Options>;
 
+  // As those of Optimizer.
   std::size_t group_count() const override { return options_.size(); }
   double lr(std::size_t group = 0) const override { return options_.at(group).lr; }
   using Optimizer::set_lr;
