@@ -144,7 +144,9 @@ HeadLayout layout_of(const std::vector<DTensor>& projections) {
 }
 
 at::Tensor local_at(const at::Tensor& x, const Placements& placements) {
-  return x.defined() ? DTensor(x).redistribute(placements).to_local() : x;
+  if (!x.defined()) return x;
+  const DTensor given(x);
+  return given.placements() == placements ? given.to_local() : given.redistribute(placements).to_local();
 }
 
 }  // namespace
