@@ -4,9 +4,9 @@
 
 #include <set>
 
-#include "debug/module_scope.h"
 #include "dtensor/debug.h"
 #include "dtensor/events.h"
+#include "scope/module_scope.h"
 
 namespace dtensor {
 

@@ -8,7 +8,7 @@
 
 #include <optional>
 
-#include "debug/module_scope.h"
+#include "scope/module_scope.h"
 
 namespace dtensor {
 

@@ -3,10 +3,10 @@
 
 #include <thread>
 
-#include "debug/module_scope.h"
 #include "dtensor/hooks.h"
 #include "other_device/register.h"
 #include "other_device/step.h"
+#include "scope/module_scope.h"
 
 namespace dtensor::test {
 namespace {

@@ -1,7 +1,7 @@
 // Module scopes: each thread's stack of names, and for each scope that was closed while somebody recorded, the range of
 // autograd sequence numbers that it covered. A node belongs to the smallest range that holds its number. What was
 // recorded goes to the threads on which autograd runs a backward pass.
-#include "debug/module_scope.h"
+#include "scope/module_scope.h"
 
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/function.h>
