@@ -26,9 +26,20 @@ class Environment {
   }
 
  private:
-  static constexpr const char* kNames[] = {
-      "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "RANK", "WORLD_SIZE", "SLURM_PROCID",
-      "SLURM_NTASKS",         "SLURM_STEP_NUM_TASKS", "PMIX_RANK"};
+  static constexpr const char* kNames[] = {"DTENSOR_RANK",
+                                           "DTENSOR_WORLD_SIZE",
+                                           "MASTER_ADDR",
+                                           "MASTER_PORT",
+                                           "OMPI_COMM_WORLD_RANK",
+                                           "OMPI_COMM_WORLD_SIZE",
+                                           "PMI_RANK",
+                                           "PMI_SIZE",
+                                           "RANK",
+                                           "WORLD_SIZE",
+                                           "SLURM_PROCID",
+                                           "SLURM_NTASKS",
+                                           "SLURM_STEP_NUM_TASKS",
+                                           "PMIX_RANK"};
 };
 
 struct Launched {
@@ -208,6 +219,26 @@ TEST(Launch, ThreadsUnderAProcessLauncherAreRefused) {
 TEST(Launch, ALauncherOfOneProcessIsNone) {
   const Environment launcher({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}});
   EXPECT_EQ(launched({"--ranks", "2"}).ranks, 2);
+}
+
+// Sockets need no launcher for one process, and no second one.
+TEST(Launch, SocketsAreABackendLikeOthers) {
+  const Environment none({});
+  std::string backend;
+  const auto out = launched({"--backend", "socket"}, [&](Communicator world) { backend = world.backend().name(); });
+  EXPECT_EQ(out.status, 0) << out.error;
+  EXPECT_EQ(backend, "socket");
+}
+
+TEST(Launch, VariablesSetByHandComeFirst) {
+  const Environment launcher({{"DTENSOR_RANK", "1"},
+                              {"DTENSOR_WORLD_SIZE", "3"},
+                              {"OMPI_COMM_WORLD_RANK", "0"},
+                              {"OMPI_COMM_WORLD_SIZE", "2"}});
+  const auto e = launcher_environment();
+  EXPECT_EQ(e.rank, 1);
+  EXPECT_EQ(e.size, 3);
+  EXPECT_FALSE(e.mpi);
 }
 
 TEST(Launch, SeesWhoStartedIt) {
