@@ -164,7 +164,8 @@ using RuleFunction = std::function<Rule(const OpArgs&)>;
 // Operand 0 seen with the sizes of result 0 (row-major order of elements kept).
 DTENSOR_API Rule view_factors(at::IntArrayRef in_sizes, at::IntArrayRef out_sizes);
 
-// The rules of all operators. Filled before ranks run.
+// The rules of all operators, shared by thread ranks: while they run, register finished rules only, and change none
+// returned.
 class DTENSOR_API RuleBook {
  public:
   // The one of this process.

@@ -11,6 +11,7 @@ namespace {
 struct Tables {
   std::shared_mutex mutex;
   std::unordered_map<std::string, std::shared_ptr<RuleEntry>> by_name;
+  std::vector<std::shared_ptr<RuleEntry>> replaced;  // whoever registered one may still hold its reference
   std::vector<std::pair<at::Tag, RuleEntryPtr>> by_tag;
 };
 
@@ -22,7 +23,9 @@ Tables& tables() {
 RuleEntry& put(const std::string& op, std::shared_ptr<RuleEntry> entry) {
   const std::unique_lock lock(tables().mutex);
   ++book_version;
-  return *(tables().by_name[op] = std::move(entry));
+  auto& place = tables().by_name[op];
+  if (place != nullptr) tables().replaced.push_back(std::move(place));
+  return *(place = std::move(entry));
 }
 
 std::shared_ptr<RuleEntry> entry_because(RuleSource source, std::string why) {

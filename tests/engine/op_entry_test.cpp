@@ -5,6 +5,7 @@
 #include "dtensor/inspect.h"
 #include "dtensor/rule.h"
 #include "ops/op_entry.h"
+#include "sharding_prop/rule_list.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {
@@ -40,6 +41,15 @@ TEST(OpEntry, ARuleThatComesAfterTheFirstCallTellsWhatIsPartOfTheKey) {
     RuleBook::get().rule("op_entry::shift", "... -> ...").no_meta().reads_scalars();
     EXPECT_EQ(misses_of(x, 5, 6), 1u);
   });
+}
+
+// Thread ranks share the book: what one is still adding to is not freed when another registers the operator too.
+TEST(OpEntry, RanksThatRegisterTheSameOperatorDoNotFreeEachOthersRule) {
+  run_local(4, [](const Communicator&) {
+    for (int i = 0; i < 2000; ++i) RuleBook::get().rule("op_entry::nobody", "mk, kn -> mn").linear({0}, {1}).whole("k");
+  });
+  const auto lines = rules_as_text();
+  EXPECT_TRUE(std::ranges::any_of(lines, [](const auto& line) { return line.starts_with("op_entry::nobody: "); }));
 }
 
 // A Partial that was reduced for an earlier reader keeps both forms: a write is to the tensor, not to its reduced form.
