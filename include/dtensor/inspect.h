@@ -60,7 +60,8 @@ enum class Checks : std::uint8_t {
   values,
 };
 
-// While it lives, for debugging. Every rank opens and closes it between the same operators.
+// While it lives, for debugging. Ranks open it between the same operators. DTENSOR_CHECKED=calls|values: one around
+// every rank's function.
 class DTENSOR_API Checked {
  public:
   explicit Checked(Checks checks = Checks::values);

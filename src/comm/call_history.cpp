@@ -6,13 +6,10 @@
 #include <memory>
 #include <sstream>
 
+#include "comm/hash.h"
+
 namespace dtensor {
 namespace {
-
-std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) {
-  hash = (hash ^ word) * 0xff51afd7ed558ccdull;
-  return hash ^ (hash >> 32);
-}
 
 const CallHistory::Line* line_at(const MemberCalls& member, std::uint64_t number) {
   const auto it =

@@ -8,6 +8,7 @@
 #include "comm/describe.h"
 #include "comm/launch_flags.h"
 #include "comm/local/run_local.h"
+#include "scope/checked.h"
 
 namespace dtensor {
 namespace {
@@ -80,7 +81,11 @@ int launch(int argc, char** argv, const std::function<void(Communicator)>& fn, R
     const LaunchFlags flags = parse_launch_flags(argc, argv);
     environment.threads = flags.ranks != 0 ? flags.ranks : static_cast<int>(flags.mesh);
     if (const ProcessMain run = choose(flags, environment)) {
-      return finish_output(run(argc, argv, fn, options, environment));
+      const auto checked_fn = [&](const Communicator& world) {
+        const CheckedByEnvironment checked;
+        fn(world);
+      };
+      return finish_output(run(argc, argv, checked_fn, options, environment));
     }
     return finish_output(launch_threads(std::max(environment.threads, 1), fn, options));
   } catch (const LaunchError& e) {

@@ -13,6 +13,7 @@
 #include <sstream>
 
 #include "comm/call_history.h"
+#include "comm/hash.h"
 #include "comm/kept_text.h"
 #include "dtensor/debug.h"
 #include "mesh/world_state.h"
@@ -24,17 +25,6 @@ using Operands = c10::ArrayRef<c10::TensorImpl*>;
 using Args = c10::ArrayRef<c10::IValue>;
 
 constexpr std::size_t kShownTensors = 3;  // of a list
-
-std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) {
-  hash = (hash ^ word) * 0xff51afd7ed558ccdull;
-  return hash ^ (hash >> 32);
-}
-
-std::uint64_t hash_of(const std::string& text) {
-  std::uint64_t hash = 1469598103934665603ull;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
-  return hash;
-}
 
 // A plain tensor of one number, whose value counts as that of a float does.
 bool is_number(const c10::TensorImpl* impl) {

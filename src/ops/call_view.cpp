@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/UndefinedTensorImpl.h>
 
+#include "comm/hash.h"
 #include "comm/reduce_policy.h"
 
 namespace dtensor {
@@ -45,10 +46,7 @@ void CallKey::value(const c10::IValue& value_in, bool values) {
 
 std::uint64_t CallKey::hash() const {
   std::uint64_t hash = 0x9E3779B97F4A7C15ull ^ size();
-  for (auto word : *this) {
-    hash = (hash ^ word) * 0xff51afd7ed558ccdull;
-    hash ^= hash >> 32;
-  }
+  for (auto word : *this) hash = mixed(hash, word);
   return hash;
 }
 

@@ -77,8 +77,6 @@ void report_moves(const OpEntry& entry, const CachedCall& call) {
   TORCH_WARN(moves_text(entry, call));
 }
 
-Checked::Checked(Checks checks) : scope_({checks}, true) {}
-
 std::string explain(const std::function<void()>& fn) {
   std::string text;
   const ScopedValue<Explanation> scope({&text}, true);

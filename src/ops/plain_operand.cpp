@@ -1,6 +1,7 @@
 // Which plain operands are compared over the mesh, and at which calls.
 #include "ops/plain_operand.h"
 
+#include "comm/hash.h"
 #include "mesh/same_content.h"
 #include "ops/inspect_state.h"
 
@@ -15,7 +16,7 @@ const char* argument_name(const OpEntry& entry, std::size_t arg) {
 // belongs to one rank), sizes and types of plain operands, never their strides.
 std::uint64_t kind_of_call(const OpEntry& entry, const CallView& view) {
   std::uint64_t hash = entry.index + 1;
-  const auto add = [&](std::uint64_t word) { hash = (hash ^ word) * 0xff51afd7ed558ccdull, hash ^= hash >> 32; };
+  const auto add = [&](std::uint64_t word) { hash = mixed(hash, word); };
   for (const auto* impl : view.operands) {
     add(impl == nullptr ? 0 : 1);
     if (impl == nullptr) continue;

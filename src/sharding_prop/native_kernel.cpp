@@ -36,9 +36,11 @@ void run_native(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
 }
 
 c10::DispatchKeySet registered_mode() {
-  static auto* const handle = new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerFallback(
-      kMode, c10::KernelFunction::makeFromBoxedFunction<&run_native>(), "dtensor: native kernels of meta tensors"));
-  (void)handle;  // for the program's life
+  // For the program's life; volatile, so that it is stored, and no leak checker takes it for lost.
+  static c10::RegistrationHandleRAII* volatile handle =
+      new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerFallback(
+          kMode, c10::KernelFunction::makeFromBoxedFunction<&run_native>(), "dtensor: native kernels of meta tensors"));
+  (void)handle;
   return c10::DispatchKeySet(kMode);
 }
 

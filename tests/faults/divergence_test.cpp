@@ -3,11 +3,26 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <optional>
+
 #include "comm/call_history.h"
 #include "faults/errors.h"
 
 namespace dtensor::test {
 namespace {
+
+// For one test; others of this program may have been started under it.
+class CheckedVariable {
+ public:
+  explicit CheckedVariable(const char* value) { value == nullptr ? ::unsetenv(kName) : ::setenv(kName, value, 1); }
+  ~CheckedVariable() { former_.has_value() ? ::setenv(kName, former_->c_str(), 1) : ::unsetenv(kName); }
+
+ private:
+  static constexpr auto kName = "DTENSOR_CHECKED";
+  std::optional<std::string> former_ =
+      std::getenv(kName) ? std::optional<std::string>(std::getenv(kName)) : std::nullopt;
+};
 
 void expect_told(const Divergence& kind, const std::string& text, int rank) {
   for (const auto& part : {std::string("their operators differ, first in call"), kind.says,
@@ -43,9 +58,26 @@ TEST(Divergence, ProgramsThatDoNotPartAreLeftAlone) {
 
 // What would go by unseen: sums and means move the same bytes.
 TEST(Divergence, GoesByWhereNothingIsChecked) {
+  const CheckedVariable unset(nullptr);
   const auto kind = divergences()[0];
   const auto errors = errors_of(2, [&](Communicator world) { run_divergence(kind, world, world.rank() == 1); });
   for (const auto& text : errors) EXPECT_EQ(text, "") << kind.name;
+}
+
+TEST(Divergence, IsToldOfProgramsThatDoNotAskWhereTheEnvironmentDoes) {
+  const auto kind = divergences()[0];
+  for (const char* value : {"calls", "values"}) {
+    const CheckedVariable variable(value);
+    const auto errors = errors_of(2, [&](Communicator world) { run_divergence(kind, world, world.rank() == 1); });
+    for (int r = 0; r < 2; ++r) expect_told(kind, errors[static_cast<std::size_t>(r)], r);
+  }
+  const CheckedVariable variable("call");
+  try {
+    run_local(2, [](const Communicator&) {});
+    FAIL() << "a variable that says nothing known";
+  } catch (const c10::Error& e) {
+    EXPECT_TRUE(contains(e.what(), "DTENSOR_CHECKED=call: expected calls or values")) << e.what();
+  }
 }
 
 TEST(Divergence, IsToldOfWhoeverDiffersAndSinceWhen) {

@@ -11,6 +11,7 @@
 #include "comm/local/backend.h"
 #include "comm/local/thread_pool.h"
 #include "comm/rank_exit.h"
+#include "scope/checked.h"
 
 namespace dtensor {
 namespace local {
@@ -57,6 +58,7 @@ RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunO
       set_up_thread(intra_op);
       auto backend = make_backend(group, rank);
       backend->set_record(world->record(rank));
+      const CheckedByEnvironment checked;
       fn(Communicator(std::move(backend)));
     } catch (...) {
       first.record(rank, std::current_exception());

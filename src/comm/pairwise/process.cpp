@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <thread>
+#include <vector>
 
 #include "comm/describe.h"
 #include "comm/launchers.h"
@@ -40,7 +42,8 @@ void end_if_others_failed(Job& job) {
 }  // namespace
 
 int run_process(std::unique_ptr<Transport> transport, const std::function<void(Communicator)>& fn, RunOptions options) {
-  auto* job = new Job(std::move(transport), options);  // kept: communicators may outlive this call
+  static auto& jobs = *new std::vector<std::unique_ptr<Job>>;  // kept: communicators may outlive this call
+  auto* job = jobs.emplace_back(std::make_unique<Job>(std::move(transport), options)).get();
   if (!job->transport().abort_ends_all()) std::thread([job] { end_if_others_failed(*job); }).detach();
   try {
     share_cores(options, job->transport().local_size());

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "comm/hash.h"
 #include "comm/launch_flags.h"
 
 namespace dtensor::sockets {
@@ -25,13 +26,6 @@ int port(const std::string& text) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error == std::errc{} && end == text.data() + text.size() && value > 0 && value < 65526) return value;
   throw LaunchError("MASTER_PORT=" + text + " is not a port from 1 to 65525");
-}
-
-// FNV-1a, the same in every process.
-std::uint64_t hash(std::string_view text) {
-  std::uint64_t value = 0xcbf29ce484222325u;
-  for (const char c : text) value = (value ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return value;
 }
 
 // The first of a list of hosts as Slurm writes it: "node[07-09,12],gpu3" is node07.
@@ -56,7 +50,7 @@ Place meeting_place(const LauncherEnvironment& e, std::chrono::milliseconds time
     if (host.empty()) {
       host = first_host(text_of(text_of("SLURM_STEP_NODELIST").empty() ? "SLURM_NODELIST" : "SLURM_STEP_NODELIST"));
     }
-    if (number.empty()) number = std::to_string(kFirstSlurmPort + hash(slurm_job) % kSlurmPorts);
+    if (number.empty()) number = std::to_string(kFirstSlurmPort + hash_of(slurm_job) % kSlurmPorts);
   }
   if (host.empty() || number.empty()) {
     throw LaunchError(e.launcher + " gives no MASTER_ADDR and MASTER_PORT, where the " + std::to_string(e.size) +
@@ -64,8 +58,8 @@ Place meeting_place(const LauncherEnvironment& e, std::chrono::milliseconds time
   }
   place.host = host;
   place.port = port(number);
-  place.job = hash(number + "|" + text_of("TORCHELASTIC_RUN_ID") + "|" + text_of("TORCHELASTIC_RESTART_COUNT") + "|" +
-                   (e.launcher == "srun" ? slurm_job : ""));
+  place.job = hash_of(number + "|" + text_of("TORCHELASTIC_RUN_ID") + "|" + text_of("TORCHELASTIC_RESTART_COUNT") +
+                      "|" + (e.launcher == "srun" ? slurm_job : ""));
   return place;
 }
 

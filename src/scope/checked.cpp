@@ -1,0 +1,21 @@
+// Checked, and the one that the environment asks for.
+#include "scope/checked.h"
+
+#include <c10/util/Exception.h>
+
+#include <cstdlib>
+#include <string_view>
+
+namespace dtensor {
+
+Checked::Checked(Checks checks) : scope_({checks}, true) {}
+
+std::optional<Checks> checks_of_environment() {
+  const char* const value = std::getenv("DTENSOR_CHECKED");
+  if (value == nullptr || std::string_view(value).empty()) return std::nullopt;
+  if (value == std::string_view("calls")) return Checks::calls;
+  TORCH_CHECK_VALUE(value == std::string_view("values"), "DTENSOR_CHECKED=", value, ": expected calls or values");
+  return Checks::values;
+}
+
+}  // namespace dtensor
