@@ -78,7 +78,7 @@ void add_generate(CLI::App& app, SampleOptions& s) {
 
 void add_train(CLI::App& app, TrainOptions& t) {
   app.add_option("--data", t.data, "text files, folders of them, or JSONL files")->required();
-  app.add_option("--field", t.field, "of each line of a JSONL file")->capture_default_str();
+  app.add_option("--text-field", t.field, "of each line of a JSONL file")->capture_default_str();
   app.add_option("--eval", t.eval, "the same, to judge the model by");
   app.add_option("--eval-every", t.eval_every, "steps; default: at the end")->check(CLI::Range(1, 1 << 30));
   app.add_option("--steps", t.steps, "optimizer steps")->check(CLI::Range(1, 1 << 30))->capture_default_str();

@@ -13,6 +13,7 @@
 #include "generate.h"
 #include "logits.h"
 #include "text.h"
+#include "text_stream.h"
 #include "train.h"
 
 namespace llm {
@@ -31,46 +32,22 @@ void run_logits(const Options& options, const Family& family, const dtensor::Com
   if (world.rank() == 0) write_safetensors(options.out, "logits", logits);
 }
 
-// Tells new text as it is whole: a character's bytes may come with several tokens.
-class Stream {
- public:
-  explicit Stream(const train::Tokenizer* tokenizer) : tokenizer_(tokenizer) {}
-  void operator()(std::int64_t token) {
-    if (tokenizer_ == nullptr) return;
-    waiting_.push_back(static_cast<std::int32_t>(token));
-    const std::string text = tokenizer_->decode(waiting_);
-    if (ends_within_character(text)) return;
-    finish();
-  }
-  void finish() {
-    if (tokenizer_ != nullptr && !waiting_.empty()) std::cout << tokenizer_->decode(waiting_) << std::flush;
-    waiting_.clear();
-  }
-
- private:
-  static bool ends_within_character(const std::string& text) {
-    for (std::size_t back = 1; back <= std::min<std::size_t>(4, text.size()); ++back) {
-      const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-      if (byte < 0x80) return false;
-      if (byte >= 0xC0) return back < (byte >= 0xF0 ? 4u : byte >= 0xE0 ? 3u : 2u);
-    }
-    return false;
-  }
-  const train::Tokenizer* tokenizer_;
-  std::vector<std::int32_t> waiting_;
-};
-
 void run_generate(const Options& options, const Family& family, const dtensor::Communicator& world,
-                  const train::Tokenizer* tokenizer) {
+                  const tokenizer::Tokenizer* tokenizer) {
   check_tokens(family, options.tokens, options.sample.max_new_tokens);
   const Model model = loaded_model(options, family, world);
   const bool tells = world.rank() == 0;
-  Stream stream(tells ? tokenizer : nullptr);
-  if (tells && tokenizer != nullptr) std::cout << options.prompt << std::flush;
-  const auto tokens = generate(model, world, options.tokens, options.sample, family.end_tokens, std::ref(stream));
-  stream.finish();
+  std::optional<TextStream> stream;
+  if (tells && tokenizer != nullptr) {
+    std::cout << options.prompt << std::flush;
+    stream.emplace(*tokenizer, options.tokens);
+  }
+  const auto tell = [&](std::int64_t token) {
+    if (stream) std::cout << stream->add(token) << std::flush;
+  };
+  const auto tokens = generate(model, world, options.tokens, options.sample, family.end_tokens, tell);
   if (!tells) return;
-  if (tokenizer != nullptr) std::cout << "\n";
+  if (stream) std::cout << stream->finish() << "\n";
   if (tokenizer == nullptr || options.sample.print_tokens) std::cout << c10::Join(",", tokens) << std::endl;
 }
 
@@ -82,7 +59,7 @@ void run_export(const Options& options, const Family& family, const dtensor::Com
 }
 
 void run_command(const Options& options, const Family& family, const dtensor::Communicator& world,
-                 const train::Tokenizer* tokenizer) {
+                 const tokenizer::Tokenizer* tokenizer) {
   switch (options.command) {
     case Command::logits:
       return run_logits(options, family, world);
@@ -123,10 +100,10 @@ int run(int argc, char** argv) {
   if (exit_status) return *exit_status;
   const Family family = read_family(options.model);
   check_outputs(options);
-  std::optional<train::Tokenizer> tokenizer;
+  std::optional<tokenizer::Tokenizer> tokenizer;
   if (!options.prompt.empty()) {
     tokenizer = read_tokenizer(options.model);
-    const auto ids = tokenizer->encode(options.prompt);
+    const auto ids = tokenizer->encode(options.prompt, /*frame=*/true);
     options.tokens.assign(ids.begin(), ids.end());
   }
   std::string usage_error;

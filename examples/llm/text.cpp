@@ -70,28 +70,34 @@ class Reader {
 
   void add_text(const std::string& text) {
     if (!tokenizer_) tokenizer_ = read_tokenizer(folder_);
-    const auto ids = tokenizer_->encode(text);
+    const auto ids = tokenizer_->encode(text, /*frame=*/true);
     tokens_.insert(tokens_.end(), ids.begin(), ids.end());
     end();
   }
 
   void end() {
-    if (!family_.end_tokens.empty()) tokens_.push_back(static_cast<std::int32_t>(family_.end_tokens.front()));
+    const auto& ends = family_.end_tokens;
+    const bool ended = !tokens_.empty() && std::find(ends.begin(), ends.end(), tokens_.back()) != ends.end();
+    if (!ends.empty() && !ended) tokens_.push_back(static_cast<std::int32_t>(ends.front()));
   }
 
   const Family& family_;
   const std::string &folder_, &field_;
-  std::optional<train::Tokenizer> tokenizer_;
+  std::optional<tokenizer::Tokenizer> tokenizer_;
   std::vector<std::int32_t> tokens_;
 };
 
 }  // namespace
 
-train::Tokenizer read_tokenizer(const std::string& folder) {
+tokenizer::Tokenizer read_tokenizer(const std::string& folder) {
   const auto path = fs::path(folder) / "tokenizer.json";
   if (!fs::exists(path))
     throw UsageError(fmt::format("no {}: give token ids (--tokens, lists in JSONL)", path.string()));
-  return train::Tokenizer::read(path.string());
+  try {
+    return tokenizer::Tokenizer::read(path.string());
+  } catch (const tokenizer::Error& error) {
+    throw UsageError(error.what());
+  }
 }
 
 std::vector<std::int32_t> read_tokens(const std::vector<std::string>& paths, const std::string& field,

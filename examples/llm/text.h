@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "hf_config.h"
+#include "tokenizer/tokenizer.h"
 #include "train/data.h"
-#include "train/tokenizer.h"
 
 namespace llm {
 
 // FOLDER/tokenizer.json. Throws UsageError where it is missing or of a kind that is not served.
-train::Tokenizer read_tokenizer(const std::string& folder);
+tokenizer::Tokenizer read_tokenizer(const std::string& folder);
 
 // The tokens of all files, one after the other: text files as they are, of each line of a .jsonl file its `field`, a
 // text or a list of ids. After each file and line comes the token that ends a text, where the family has one. The

@@ -115,9 +115,8 @@ void add_training_flags(CLI::App& app, Options& o) {
 
 void add_file_flags(CLI::App& app, Options& o) {
   app.add_option("--data", o.data, "text files or folders; default: LibTorch's headers");
-  app.add_option(
-      "--tokenizer", o.tokenizer,
-      "byte-pair encoding: a tokenizer.json, a merges.txt or a folder with either, or 'shipped'; default: bytes");
+  app.add_option("--tokenizer", o.tokenizer,
+                 "a tokenizer.json, a merges.txt or a folder with either, or 'shipped'; default: bytes");
   app.add_option("--save", o.save, "write a checkpoint to this folder at the end");
   app.add_option("--save-every", o.save_every, "and after every so many steps, in the background")
       ->check(CLI::Range(1, 100'000'000));

@@ -34,7 +34,18 @@ void append_file(const fs::path& path, std::string& text) {
 
 }  // namespace
 
-Corpus Corpus::read(const std::vector<std::string>& paths, std::int64_t sequence, const Tokenizer* tokenizer) {
+std::string shipped_tokenizer() { return DTENSOR_TRAIN_TOKENIZER; }
+
+tokenizer::Tokenizer read_tokenizer(const std::string& name) {
+  try {
+    return tokenizer::Tokenizer::read(name == "shipped" ? shipped_tokenizer() : name);
+  } catch (const tokenizer::Error& error) {
+    throw UsageError(std::string("--tokenizer: ") + error.what());
+  }
+}
+
+Corpus Corpus::read(const std::vector<std::string>& paths, std::int64_t sequence,
+                    const tokenizer::Tokenizer* tokenizer) {
   Corpus corpus;
   for (const std::string& path : paths.empty() ? std::vector<std::string>{DTENSOR_TRAIN_TEXT} : paths) {
     for (const fs::path& file : files_under(path)) {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace train {
 
@@ -22,13 +22,18 @@ struct BatchShape {
   bool documents = false;  // each sequence is made of pieces of text, each ended by kEndOfDocument
 };
 
+// The vocabulary that is shipped, trained on LibTorch's headers (tools/tokenizer/make.py).
+std::string shipped_tokenizer();
+// A file or folder, or `shipped`. Throws UsageError where it cannot be read.
+tokenizer::Tokenizer read_tokenizer(const std::string& name);
+
 class Corpus {
  public:
   // Files, or folders whose files are taken in sorted order; none: the headers of the LibTorch of this build. Throws
   // UsageError for a path that does not exist or cannot be read, and where there is less text than one sequence.
   // Without a tokenizer, tokens are bytes.
   static Corpus read(const std::vector<std::string>& paths, std::int64_t sequence,
-                     const Tokenizer* tokenizer = nullptr);
+                     const tokenizer::Tokenizer* tokenizer = nullptr);
   // Tokens that are there already.
   static Corpus of(std::vector<std::int32_t> tokens, std::int64_t sequence);
 

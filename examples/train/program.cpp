@@ -172,7 +172,7 @@ void check_files(const Options& options) {
 
 Corpus read_corpus(Options& options) {
   if (options.tokenizer.empty()) return Corpus::read(options.data, options.seq);
-  const auto tokenizer = options.tokenizer == "shipped" ? Tokenizer::shipped() : Tokenizer::read(options.tokenizer);
+  const auto tokenizer = read_tokenizer(options.tokenizer);
   const auto room = gpt_config(options).vocabulary;
   if (options.model != "tiny" && tokenizer.size() > room) {
     throw UsageError(fmt::format("--tokenizer: {} tokens for a vocabulary of {}", tokenizer.size(), room));

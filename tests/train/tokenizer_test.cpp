@@ -1,102 +1,18 @@
-// The tokenizer gives what the Python package `tokenizers` gives (recorded by tools/tokenizer/make.py), and models
-// train on its tokens, whose ids fill a vocabulary that is split over ranks.
-#include "train/tokenizer.h"
-
+// Models train on a tokenizer's tokens, whose ids fill a vocabulary that is split over ranks.
 #include <gtest/gtest.h>
-#include <rapidcheck/gtest.h>
 
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "dtensor/launch.h"
 #include "support/data.h"
 #include "train/compare.h"
 #include "train/run.h"
-#include "train/words.h"
 
 namespace {
 
-using train::Tokenizer;
-namespace fs = std::filesystem;
-
-const Tokenizer& shipped() {
-  static const auto tokenizer = Tokenizer::shipped();
+const tokenizer::Tokenizer& shipped() {
+  static const auto tokenizer = train::read_tokenizer("shipped");
   return tokenizer;
-}
-
-TEST(Tokenizer, GivesWhatThePythonPackageGives) {
-  const auto data = nlohmann::json::parse(std::ifstream(dtensor::test::data_path("tokenizer.json")));
-  EXPECT_GT(data["cases"].size(), 80U);
-  for (const auto& c : data["cases"]) {
-    const auto text = c["text"].get<std::string>();
-    const auto ids = shipped().encode(text);
-    EXPECT_EQ(ids, c["ids"].get<std::vector<std::int32_t>>()) << text;
-    EXPECT_EQ(shipped().decode(ids), text);
-  }
-  EXPECT_EQ(shipped().size(), 1024);
-}
-
-RC_GTEST_PROP(Tokenizer, AnyBytesComeBack, (const std::string& bytes)) {
-  RC_ASSERT(shipped().decode(shipped().encode(bytes)) == bytes);
-  std::string joined;
-  for (const auto word : train::words_of(bytes)) {
-    RC_ASSERT(!word.empty());
-    joined += word;
-  }
-  RC_ASSERT(joined == bytes);
-}
-
-fs::path folder() {
-  const auto path = fs::temp_directory_path() / ("dtensor_tokenizer_" + std::to_string(::getpid()));
-  fs::create_directories(path);
-  return path;
-}
-
-std::string write(const char* name, const std::string& text) {
-  std::ofstream(folder() / name) << text;
-  return (folder() / name).string();
-}
-
-// Without a vocabulary ids are GPT-2's: 256 bytes, '!' first, then one for each merge, then the end of a text.
-TEST(Tokenizer, ReadsMergesAlone) {
-  const auto path = write("merges.txt", "#version: 0.2\nl o\nlo w\n\xC4\xA0 low\n");  // U+0120 stands for a space
-  const auto tokenizer = Tokenizer::read(path);
-  EXPECT_EQ(tokenizer.size(), 256 + 3 + 1);
-  EXPECT_EQ(tokenizer.encode("low low!<|endoftext|>"), (std::vector<std::int32_t>{257, 258, 0, 259}));
-  EXPECT_EQ(Tokenizer::read(folder().string()).size(), 260);
-  write("vocab.json", R"({"l": 300, "lo": 5})");
-  EXPECT_THROW(Tokenizer::read(path), train::UsageError);  // bytes without an id
-  fs::remove_all(folder());
-}
-
-std::string refusal(const std::string& text) {
-  try {
-    Tokenizer::read(write("tokenizer.json", text));
-  } catch (const train::UsageError& error) {
-    return error.what();
-  }
-  return "none";
-}
-
-TEST(Tokenizer, WhatItDoesNotServeIsAnError) {
-  const auto good = nlohmann::json::parse(std::ifstream(Tokenizer::shipped_path()));
-  const auto with = [&](const char* pointer, const nlohmann::json& value) {
-    auto changed = good;
-    changed[nlohmann::json::json_pointer(pointer)] = value;
-    return refusal(changed.dump());
-  };
-  EXPECT_EQ(refusal(good.dump()), "none");
-  EXPECT_NE(refusal("{").find("is no tokenizer.json"), std::string::npos);
-  EXPECT_NE(with("/model/type", "Unigram").find("not BPE"), std::string::npos);
-  EXPECT_NE(with("/model/byte_fallback", true).find("byte_fallback is not served"), std::string::npos);
-  EXPECT_NE(with("/pre_tokenizer/type", "Whitespace").find("must be ByteLevel"), std::string::npos);
-  EXPECT_NE(with("/pre_tokenizer/add_prefix_space", true).find("must be ByteLevel"), std::string::npos);
-  EXPECT_NE(with("/normalizer", {{"type", "NFC"}}).find("a normalizer is not served"), std::string::npos);
-  EXPECT_NE(with("/model/merges", {"ab"}).find("is no pair"), std::string::npos);
-  EXPECT_NE(with("/model/merges", {"q qqq"}).find("no id for the bytes"), std::string::npos);
-  fs::remove_all(folder());
 }
 
 train::Options options() {

@@ -4,17 +4,17 @@
     pip install tokenizers
     tools/tokenizer/make.py train FOLDER [SIZE]   trains byte-pair encoding on a folder's text files (the default corpus of
                                                   train is LibTorch's include/ATen); writes examples/train/tokenizer.json
-    tools/tokenizer/make.py record                writes tests/data/tokenizer.json: texts and their tokens
-    tools/tokenizer/make.py classes               writes examples/train/unicode_classes.inl: letters, numbers, spaces
+    tools/tokenizer/make.py record                writes tests/data/tokenizer: a small tokenizer.json made as each family of
+                                                  models has it, and cases.json with texts, their ids and what these decode to
 """
 import json
 import pathlib
 import random
 import sys
-import unicodedata
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "examples/train/tokenizer.json"
+DATA = ROOT / "tests/data/tokenizer"
 
 
 def train(folder, size):
@@ -32,64 +32,145 @@ def train(folder, size):
 
 
 TEXTS = [
-    "", " ", "\n", "a", "Hello, world!", "it's we're I'll they've I'm he'd don't 'S'T", "  two  spaces   three ",
+    "", " ", "\n", "a", "Hello, world!", "it's we're I'll they've I'm he'd don't 'S'T IT'S WE'LL", "  two  spaces   three ",
     "tabs\tand\r\nlines\n\n\n  end  ", "int main() {\n  return at::Tensor(0x1F) + 3.14e-10;\n}\n",
     "template <class T>\nstruct TORCH_API Function final : public Node {};", "naïve café — “quoted” … £5 ½ ² Ⅷ",
     "Привет, мир! Γειά σου 123 κόσμε", "日本語のテキスト 数字１２３ と記号。", "한국어 العربية עברית हिन्दी ไทย",
     "emoji 😀😃👩‍👩‍👧 flags 🇩🇪", "mixed\u00a0nbsp\u2003em\u3000ideographic\u200bzero\u0085nel", "a\u0301 combining e\u0308",
     "<|endoftext|>", "one<|endoftext|>two <|endoftext|> three<|endoftext|><|endoftext|>", "<|endoftext", "_snake_case__9a9",
-    "\u0000\u0001\u007f control", "ſ İ ß ŉ 'ſ", "x" * 300,
+    "\u0000\u0001\u007f control", "ſ İ ß ŉ 'ſ", "x" * 300, "12345678 1,234.5", "<s>begin</s> and <s> more</s>  ", "▁marks▁▁ of▁ its own",
+    "camelCaseWords HTTPServer ÀÉÎ", "q\u0323\u0307 \u1e69 \u0344 \uac00\u11a8 \u1112\u1161\u11ab \u2126 \u0958 A\u030a\u0327",
+    "sp<mask>  <mask> next<mask>", "a\n\nb\n\n\nc \n d", "!!! ?? (x) [y] {z}/path/to", "    indented\n        twice\n",
 ]
 
 
 def random_texts(count):
     draw = random.Random(1)
-    alphabet = "abcXYZ'019 \n\t_(){};:,.<>äßЖ漢字😀½²\u00a0\u3000-"
-    return ["".join(draw.choice(alphabet) for _ in range(draw.randrange(1, 60))) for _ in range(count)]
+    alphabet = "abcXYZ'019 \n\t_(){};:,.<>äßЖ漢字😀½²\u00a0\u3000-\u0301\u0323e▁각"
+    texts = ["".join(draw.choice(alphabet) for _ in range(draw.randrange(1, 60))) for _ in range(count)]
+    draw = random.Random(2)
+    for _ in range(count):  # any characters that have been in Unicode for long
+        codes = [draw.choice([draw.randrange(32, 127), draw.randrange(0xA0, 0x250), draw.randrange(0x370, 0x3FF),
+                              draw.randrange(0x400, 0x4FF), draw.randrange(0x4E00, 0x9FA5), draw.randrange(0xAC00, 0xD7A3),
+                              draw.randrange(0x1100, 0x1200), draw.randrange(0x1E00, 0x1EFF), draw.randrange(0x300, 0x345),
+                              draw.randrange(0x2000, 0x2060), draw.randrange(0x900, 0x97F)])
+                 for _ in range(draw.randrange(1, 40))]
+        texts.append("".join(map(chr, codes)))
+    return texts
+
+
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+TEKKEN = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
+          r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+DEEPSEEK = [r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+",
+            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"]
+
+
+def byte_level(name, patterns, normalizer=None, frame=None, **model):
+    """As Llama 3, Qwen, newer Mistral and DeepSeek: expressions cut, bytes are joined."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE(**model))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(p), "isolated") for p in patterns] + [pre_tokenizers.ByteLevel(False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=440, special_tokens=["<|endoftext|>", "<s>", "</s>"], show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(TEXTS * 4, trainer)
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, rstrip=True)])
+    if frame:
+        tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), processors.TemplateProcessing(
+            single=frame, special_tokens=[("<s>", 1), ("</s>", 2)])])
+    return json.loads(tokenizer.to_str())
+
+
+def with_byte_tokens(tokenizer, trainer, frame, texts=None):
+    """Trains; the tokens of bytes are then no added ones, as in files that were converted from sentencepiece."""
+    from tokenizers import processors
+
+    tokenizer.train_from_iterator((texts or TEXTS) * 4, trainer)
+    if frame:
+        tokenizer.post_processor = processors.TemplateProcessing(single=frame, special_tokens=[("<s>", 1), ("</s>", 2)])
+    file = json.loads(tokenizer.to_str())
+    file["added_tokens"] = [t for t in file["added_tokens"] if not t["content"].startswith("<0x")]
+    return file
+
+
+BYTES = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
+
+
+def sentencepiece(normalizer, pre_tokenizer, decoder, cut_for_training, frame="<s> $A"):
+    """As Llama 2, Mistral and Gemma: characters are joined, unknown ones are bytes."""
+    from tokenizers import Tokenizer, models, trainers
+
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer, tokenizer.decoder = normalizer, decoder
+    tokenizer.pre_tokenizer = cut_for_training
+    trainer = trainers.BpeTrainer(vocab_size=520, special_tokens=BYTES, show_progress=False, limit_alphabet=80)
+    file = with_byte_tokens(tokenizer, trainer, frame)
+    file["pre_tokenizer"] = json.loads(pre_tokenizer.__getstate__()) if pre_tokenizer is not None else None
+    return file
+
+
+def unigram(byte_fallback):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    if byte_fallback:
+        tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    special = BYTES if byte_fallback else BYTES[:3]
+    trainer = trainers.UnigramTrainer(vocab_size=420 if byte_fallback else 160, special_tokens=special, unk_token="<unk>",
+                                      show_progress=False)
+    file = with_byte_tokens(tokenizer, trainer, "<s> $A </s>", TEXTS[:10] + TEXTS[-4:])  # few characters: others are unknown
+    file["model"]["byte_fallback"] = byte_fallback
+    return file
+
+
+def families():
+    from tokenizers import decoders, normalizers, pre_tokenizers
+
+    mark = "▁"
+    to_marks = normalizers.Replace(" ", mark)
+    plain = [decoders.Replace(mark, " "), decoders.ByteFallback(), decoders.Fuse()]
+    metaspace = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    spaces = pre_tokenizers.Split(" ", "merged_with_previous")
+    return {
+        "gpt2": json.loads(SHIPPED.read_text()),
+        "llama2": sentencepiece(normalizers.Sequence([normalizers.Prepend(mark), to_marks]), None,
+                                decoders.Sequence(plain + [decoders.Strip(" ", 1, 0)]), pre_tokenizers.Metaspace()),
+        "mistral": sentencepiece(None, metaspace, decoders.Sequence(plain + [decoders.Strip(" ", 1, 0)]), pre_tokenizers.Metaspace()),
+        "gemma": sentencepiece(to_marks, spaces, decoders.Sequence(plain), pre_tokenizers.Split(mark, "merged_with_next")),
+        "llama3": byte_level("llama3", [LLAMA3], frame="<s> $A", ignore_merges=True),
+        "qwen": byte_level("qwen", [QWEN], normalizers.NFC()),
+        "tekken": byte_level("tekken", [TEKKEN], frame="<s> $A </s>"),
+        "deepseek": byte_level("deepseek", DEEPSEEK, normalizers.Sequence([])),
+        "unigram": unigram(False),
+        "unigram_bytes": unigram(True),
+    }
 
 
 def record():
     import tokenizers
 
-    tokenizer = tokenizers.Tokenizer.from_file(str(SHIPPED))
-    texts = TEXTS + random_texts(60)
-    cases = [{"text": t, "ids": tokenizer.encode(t).ids} for t in texts]
-    for case in cases:
-        assert tokenizer.decode(case["ids"], skip_special_tokens=False) == case["text"], case
-    path = ROOT / "tests/data/tokenizer.json"
-    path.write_text(json.dumps({"tokenizers": tokenizers.__version__, "cases": cases}) + "\n")
-    print(f"{path}: {len(cases)} texts")
-
-
-def ranges(holds):
-    found, first = [], None
-    for code in range(0x110001):
-        inside = code < 0x110000 and holds(code)
-        if inside and first is None:
-            first = code
-        if not inside and first is not None:
-            found.append((first, code - 1))
-            first = None
-    return found
-
-
-def classes():
-    kinds = {"kLetters": "L", "kNumbers": "N"}
-    text = ["// Made by tools/tokenizer/make.py classes, from Unicode " + unicodedata.unidata_version + ". Ranges, both ends included.\n"]
-    tables = {name: ranges(lambda c, k=kind: unicodedata.category(chr(c))[0] == k) for name, kind in kinds.items()}
-    white = set(range(9, 14)) | {0x20, 0x85, 0xA0, 0x1680, 0x2028, 0x2029, 0x202F, 0x205F, 0x3000} | set(range(0x2000, 0x200B))
-    tables["kSpaces"] = ranges(lambda c: c in white)
-    for name, found in tables.items():
-        text.append(f"constexpr Range {name}[] = {{\n")
-        line = "   "
-        for first, last in found:
-            item = f" {{0x{first:x}, 0x{last:x}}},"
-            if len(line) + len(item) > 138:
-                text.append(line + "\n")
-                line = "   "
-            line += item
-        text.append(line + "\n};\n")
-    (ROOT / "examples/train/unicode_classes.inl").write_text("".join(text))
+    DATA.mkdir(exist_ok=True)
+    texts = TEXTS + random_texts(40)
+    recorded = {"tokenizers": tokenizers.__version__, "texts": texts, "families": {}}
+    for name, file in families().items():
+        text = json.dumps(file, ensure_ascii=False, separators=(",", ":"))
+        if name != "gpt2":
+            (DATA / f"{name}.json").write_text(text + "\n")
+        tokenizer = tokenizers.Tokenizer.from_str(text)
+        encoded = [tokenizer.encode(t, add_special_tokens=False).ids for t in texts]
+        recorded["families"][name] = {
+            "ids": encoded, "framed": tokenizer.encode("Hello, world!").ids, "size": tokenizer.get_vocab_size(),
+            "texts": [tokenizer.decode(ids, skip_special_tokens=False) for ids in encoded],
+            "without_special": tokenizer.decode(tokenizer.encode("a<s>b</s>").ids)}
+        same = sum(t == again for t, again in zip(texts, recorded["families"][name]["texts"]))
+        print(f"{name}: {tokenizer.get_vocab_size()} tokens, {same} of {len(texts)} texts come back")
+    (DATA / "cases.json").write_text(json.dumps(recorded, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":
@@ -98,7 +179,5 @@ if __name__ == "__main__":
         train(sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 1024)
     elif command == "record":
         record()
-    elif command == "classes":
-        classes()
     else:
         sys.exit(__doc__)

@@ -1,0 +1,26 @@
+// How a text is cut into the pieces that a model encodes one by one: the pre-tokenizers of tokenizer.json.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+namespace tokenizer {
+
+struct Piece {
+  std::string text;
+  bool begins = false;  // with the first character of the whole text
+};
+using Pieces = std::vector<Piece>;
+using PreTokenizer = std::function<Pieces(const Piece&)>;
+
+// ByteLevel, Split, Metaspace, Digits, and a Sequence of them; null: one piece. Throws Error for others.
+PreTokenizer make_pre_tokenizer(const nlohmann::json& description);
+
+// GPT-2 writes a byte as a printable character: itself where it is one of Latin-1, else the next free one from 256 on.
+const std::array<std::uint32_t, 256>& printable_bytes();
+
+}  // namespace tokenizer

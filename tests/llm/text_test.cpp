@@ -1,0 +1,170 @@
+// Texts in and out: prompts, training texts and lines of JSONL by the model's tokenizer; new text told as it is whole.
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include "llm/program.h"
+#include "llm/text.h"
+#include "llm/text_stream.h"
+#include "recorded.h"
+#include "tokenizer/unicode.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+// The folder of a family with a tokenizer of its 64 ids: letters, some pairs and, for all else, bytes.
+class Folder {
+ public:
+  explicit Folder(const std::string& family) {
+    fs::remove_all(path_);
+    fs::create_directories(path_);
+    for (const auto& entry : fs::directory_iterator(recorded::folder(family))) fs::copy(entry.path(), path_);
+    std::vector<std::string> tokens = {"<unk>", "<s>", "</s>", "\u2581", "th", "he", "\u2581t"};
+    for (char c = 'a'; c <= 'z'; ++c) tokens.emplace_back(1, c);
+    for (const char* byte : {"E6", "BC", "A2", "C3", "A9", "F0", "9F", "98", "80", "0A"})
+      tokens.push_back(std::string("<0x") + byte + ">");
+    while (tokens.size() < 64) tokens.push_back("," + std::to_string(tokens.size()));
+    json vocabulary;
+    for (std::size_t i = 0; i < tokens.size(); ++i) vocabulary[tokens[i]] = i;
+    const auto special = [](const char* text, int id) {
+      return json{{"content", text}, {"id", id}, {"special", true}};
+    };
+    write("tokenizer.json",
+          {{"added_tokens", {special("<s>", 1), special("</s>", 2)}},
+           {"normalizer", {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "\u2581"}}},
+           {"post_processor", json::parse(R"({"type": "TemplateProcessing",
+                                "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}],
+                                "special_tokens": {"<s>": {"ids": [1]}}})")},
+           {"decoder", json::parse(R"({"type": "Sequence", "decoders": [{"type": "Replace",
+                                "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]})")},
+           {"model",
+            {{"type", "BPE"},
+             {"vocab", vocabulary},
+             {"byte_fallback", true},
+             {"unk_token", "<unk>"},
+             {"fuse_unk", true},
+             {"merges", {"t h", "h e", "\u2581 t"}}}}});
+  }
+  ~Folder() { fs::remove_all(path_); }
+  std::string str() const { return path_.string(); }
+  std::string write(const std::string& name, const json& value) const { return write_text(name, value.dump()); }
+  std::string write_text(const std::string& name, const std::string& text) const {
+    std::ofstream(path_ / name) << text;
+    return (path_ / name).string();
+  }
+
+ private:
+  fs::path path_ = fs::temp_directory_path() / ("dtensor_llm_text_" + std::to_string(::getpid()));
+};
+
+struct Output {
+  int status;
+  std::string text;
+};
+
+Output run(std::vector<std::string> words) {
+  words.insert(words.begin(), "llm");
+  std::vector<char*> arguments;
+  for (auto& word : words) arguments.push_back(word.data());
+  testing::internal::CaptureStdout();
+  const int status = llm::run_program(static_cast<int>(arguments.size()), arguments.data());
+  return {status, testing::internal::GetCapturedStdout()};
+}
+
+// Prompt, what the model's tokens say, and their ids, which are those that the prompt's ids give.
+TEST(Text, APromptIsContinuedOnEveryMesh) {
+  const Folder folder("llama2");
+  const auto tokenizer = llm::read_tokenizer(folder.str());
+  const std::string prompt = "the thé 漢";
+  const auto ids = tokenizer.encode(prompt, true);
+  EXPECT_EQ(ids, (tokenizer::Ids{1, 4, 11, 3, 4, 36, 37, 3, 33, 34, 35}));
+  std::vector<std::string> told;
+  for (const char* mesh : {"tp=1", "tp=2"}) {
+    const std::vector<std::string> common = {"generate", "--model", folder.str(), "--max-new-tokens",
+                                             "20",       "--mesh",  mesh,         "--print-tokens"};
+    auto by_text = common, by_ids = common;
+    by_text.insert(by_text.end(), {"--prompt", prompt});
+    by_ids.insert(by_ids.end(), {"--tokens", c10::Join(",", ids)});
+    const auto text = run(by_text), numbers = run(by_ids);
+    ASSERT_EQ(text.status, 0);
+    auto all = ids;
+    std::istringstream list(numbers.text);
+    for (std::string id; std::getline(list, id, ',');) all.push_back(std::stoi(id));
+    EXPECT_EQ(all.size(), ids.size() + 20);
+    EXPECT_EQ(text.text, tokenizer.decode(all, false) + "\n" + numbers.text);
+    told.push_back(text.text);
+  }
+  EXPECT_EQ(told[0], told[1]);
+}
+
+TEST(Text, FilesAndLinesBecomeFramedAndEndedTokens) {
+  const Folder folder("llama2");
+  auto family = llm::read_family(folder.str());
+  family.end_tokens = {2};
+  const auto tokens = [&](const std::string& path, const char* field = "text") {
+    return llm::read_tokens({path}, field, family, folder.str());
+  };
+  const auto plain = folder.write_text("corpus.txt", "the a");
+  const auto lines = folder.write_text("corpus.jsonl", R"({"text": "the", "said": "a b"})"
+                                                       "\n\n"
+                                                       R"({"text": [7, 8], "said": "c"})"
+                                                       "\n");
+  EXPECT_EQ(tokens(plain), (std::vector<std::int32_t>{1, 4, 11, 3, 7, 2}));
+  EXPECT_EQ(tokens(lines), (std::vector<std::int32_t>{1, 4, 11, 2, 7, 8, 2}));
+  EXPECT_EQ(tokens(lines, "said"), (std::vector<std::int32_t>{1, 7, 3, 8, 2, 1, 9, 2}));
+  EXPECT_THROW(tokens(lines, "other"), llm::UsageError);
+  // What the program does with them: a step of training a kind of file, the field asked for by a flag.
+  for (const auto& [path, field] : {std::pair(plain, "text"), std::pair(lines, "said")}) {
+    const auto out = run({"train", "--model", folder.str(), "--data", path, "--text-field", field, "--steps", "2",
+                          "--seq", "4", "--batch", "2", "--mesh", "shard=2"});
+    EXPECT_EQ(out.status, 0);
+    EXPECT_NE(out.text.find("step 2/2"), std::string::npos) << out.text;
+  }
+  EXPECT_EQ(run({"train", "--model", folder.str(), "--data", lines, "--text-field", "other"}).status, 2);
+}
+
+bool ends_whole(const std::string& text) {
+  std::size_t at = 0;
+  std::uint32_t last = 0;
+  while (at < text.size()) {
+    const auto c = tokenizer::character_at(text, at);
+    last = c.code, at = c.end;
+  }
+  return last < tokenizer::kStrayByte;
+}
+
+// Whatever the tokens: the parts are the whole; where the text is all characters, each part is.
+RC_GTEST_PROP(Text, PartsOfAStreamAreTheWhole, ()) {
+  const std::string family = *rc::gen::element("llama2", "mistral", "gemma", "llama3", "unigram_bytes");
+  static std::map<std::string, tokenizer::Tokenizer> read;
+  auto found = read.find(family);
+  if (found == read.end()) {
+    const auto path = dtensor::test::data_path("tokenizer/" + family + ".json");
+    found = read.emplace(family, tokenizer::Tokenizer::read(path)).first;
+  }
+  const auto& own = found->second;
+  tokenizer::Ids ids;
+  const bool text = *rc::gen::arbitrary<bool>();
+  if (text) {
+    for (const auto word : *rc::gen::container<std::vector<std::string>>(
+             rc::gen::element<std::string>("the ", "é", "漢字", "😀", " ", "\n", "  a", "<s>", "▁", "xyz")))
+      for (const auto id : own.encode(word)) ids.push_back(id);
+  } else {
+    ids = *rc::gen::container<tokenizer::Ids>(rc::gen::inRange(0, static_cast<std::int32_t>(own.size())));
+  }
+  const std::size_t cut = ids.empty() ? 0 : *rc::gen::inRange<std::size_t>(0, ids.size());
+  const std::vector<std::int64_t> prompt(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(cut));
+  const auto before = own.decode({prompt.begin(), prompt.end()}, false);
+  llm::TextStream stream(own, prompt);
+  std::string told;
+  for (std::size_t i = cut; i < ids.size(); ++i) {
+    const auto part = stream.add(ids[i]);
+    told += part;
+    RC_ASSERT(!text || part.empty() || ends_whole(before + told));
+  }
+  told += stream.finish();
+  RC_ASSERT(before + told == own.decode(ids, false));
+}
+
+}  // namespace

@@ -1,0 +1,184 @@
+// Tokenizers give what the Python package `tokenizers` gives (recorded by tools/tokenizer/make.py) for a file made as
+// each family of models has it, and refuse what they do not serve.
+#include "tokenizer/tokenizer.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "support/data.h"
+#include "tokenizer/unicode.h"
+
+namespace {
+
+using nlohmann::json;
+using tokenizer::Ids;
+using tokenizer::Tokenizer;
+namespace fs = std::filesystem;
+
+json read(const std::string& path) { return json::parse(std::ifstream(path)); }
+
+std::string path_of(const std::string& family) {
+  return dtensor::test::data_path(family == "gpt2" ? "../../examples/train/tokenizer.json"
+                                                   : "tokenizer/" + family + ".json");
+}
+
+const json& recorded() {
+  static const json cases = read(dtensor::test::data_path("tokenizer/cases.json"));
+  return cases;
+}
+
+class Family : public testing::TestWithParam<const char*> {
+ protected:
+  const json& expected() const { return recorded().at("families").at(GetParam()); }
+  const Tokenizer own = Tokenizer::read(path_of(GetParam()));
+};
+
+TEST_P(Family, GivesWhatThePythonPackageGives) {
+  const auto& texts = recorded().at("texts");
+  ASSERT_GT(texts.size(), 100U);
+  EXPECT_EQ(own.size(), expected().at("size"));
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    const auto text = texts[i].get<std::string>();
+    const auto ids = own.encode(text);
+    EXPECT_EQ(ids, expected().at("ids")[i].get<Ids>()) << text;
+    const auto again = expected().at("texts")[i].get<std::string>();
+    if (again.find("\uFFFD") == std::string::npos) {  // bytes that are no text stay bytes here
+      EXPECT_EQ(own.decode(ids), again) << text;
+    }
+  }
+}
+
+TEST_P(Family, FramesATextAndLeavesSpecialTokensOut) {
+  EXPECT_EQ(own.encode("Hello, world!", true), expected().at("framed").get<Ids>());
+  EXPECT_EQ(own.decode(own.encode("a<s>b</s>", true), false), expected().at("without_special").get<std::string>());
+  EXPECT_EQ(own.decode({-1, 1 << 20}), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Family,
+                         testing::Values("gpt2", "llama2", "mistral", "gemma", "llama3", "qwen", "tekken", "deepseek",
+                                         "unigram", "unigram_bytes"),
+                         [](const auto& info) { return std::string(info.param); });
+
+RC_GTEST_PROP(Tokenizer, AnyBytesComeBackWhereTheVocabularyHasAllOfThem, (const std::string& bytes)) {
+  for (const char* family : {"gpt2", "llama3", "tekken", "deepseek"}) {
+    const auto own = Tokenizer::read(path_of(family));
+    const bool trims = bytes.find("<mask>") != std::string::npos;
+    RC_ASSERT(trims || own.decode(own.encode(bytes)) == bytes);
+  }
+}
+
+// Encoded at once in time that grows with the text, not its square: all of it is one piece.
+TEST(Tokenizer, ALongTextWithoutPiecesIsOneOfManyPairs) {
+  const auto own = Tokenizer::read(path_of("llama2"));
+  std::string text;
+  for (int i = 0; i < 20000; ++i) text += "words and more ";
+  EXPECT_EQ(own.decode(own.encode(text)), text);
+}
+
+// By random characters, against properties of the forms: what is composed is a fixed point, and both have one
+// decomposition.
+RC_GTEST_PROP(Normalisation, FormsAreConsistent, ()) {
+  const auto code =
+      rc::gen::oneOf(rc::gen::inRange<std::uint32_t>(1, 0x500), rc::gen::inRange<std::uint32_t>(0x1100, 0x1200),
+                     rc::gen::inRange<std::uint32_t>(0x1E00, 0x2000), rc::gen::inRange<std::uint32_t>(0xAC00, 0xD7A4));
+  std::string text;
+  for (const auto c : *rc::gen::container<std::vector<std::uint32_t>>(code)) tokenizer::append(text, c);
+  const auto short_form = tokenizer::composed(text), long_form = tokenizer::decomposed(text);
+  RC_ASSERT(tokenizer::composed(short_form) == short_form);
+  RC_ASSERT(tokenizer::composed(long_form) == short_form);
+  RC_ASSERT(tokenizer::decomposed(short_form) == long_form);
+  RC_ASSERT(tokenizer::decomposed(long_form) == long_form);
+}
+
+TEST(Normalisation, ComposesWhatUnicodeSays) {
+  EXPECT_EQ(tokenizer::composed("A\u030a"), "\u00c5");
+  EXPECT_EQ(tokenizer::composed("\u212b"), "\u00c5");                // a sign that stands for a letter
+  EXPECT_EQ(tokenizer::composed("q\u0307\u0323"), "q\u0323\u0307");  // marks in order of their classes
+  EXPECT_EQ(tokenizer::composed("\u0958"), "\u0915\u093c");          // excluded from composition
+  EXPECT_EQ(tokenizer::composed("\u1112\u1161\u11ab"), "\ud55c");    // Hangul
+  EXPECT_EQ(tokenizer::composed("a\u0302\u0301"), "\u1ea5");         // twice
+  EXPECT_EQ(tokenizer::composed("a\u0330\u0301"), "\u00e1\u0330");   // over a mark of another class
+  EXPECT_EQ(tokenizer::composed("a\u0305\u0301"), "a\u0305\u0301");  // not over one of its own
+  EXPECT_EQ(tokenizer::composed("\xff\xcc"
+                                "a\u030a"),
+            "\xff\xcc\u00e5");  // stray bytes stay
+}
+
+class Folder {
+ public:
+  Folder() { fs::create_directories(path_); }
+  ~Folder() { fs::remove_all(path_); }
+  std::string write(const char* name, const std::string& text) const {
+    std::ofstream(path_ / name) << text;
+    return (path_ / name).string();
+  }
+  std::string str() const { return path_.string(); }
+
+ private:
+  fs::path path_ = fs::temp_directory_path() / ("dtensor_tokenizer_" + std::to_string(::getpid()));
+};
+
+// Without a vocabulary ids are GPT-2's: 256 bytes, '!' first, then one for each merge, then the end of a text.
+TEST(Tokenizer, ReadsMergesAlone) {
+  const Folder folder;
+  const auto path = folder.write("merges.txt", "#version: 0.2\nl o\nlo w\n\u0120 low\n");  // U+0120 stands for a space
+  const auto own = Tokenizer::read(path);
+  EXPECT_EQ(own.size(), 256 + 3 + 1);
+  EXPECT_EQ(own.encode("low low!<|endoftext|>"), (Ids{257, 258, 0, 259}));
+  EXPECT_EQ(Tokenizer::read(folder.str()).size(), 260);
+  folder.write("vocab.json", R"({"l": 300, "lo": 5})");
+  EXPECT_THROW(Tokenizer::read(path), tokenizer::Error);  // merges of tokens without an id
+}
+
+std::string refusal(const std::string& text) {
+  const Folder folder;
+  try {
+    Tokenizer::read(folder.write("tokenizer.json", text));
+  } catch (const tokenizer::Error& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+TEST(Tokenizer, WhatItDoesNotServeIsAnError) {
+  const auto good = read(path_of("llama3"));
+  const auto with = [&](const char* pointer, const json& value) {
+    auto changed = good;
+    changed[json::json_pointer(pointer)] = value;
+    return refusal(changed.dump());
+  };
+  const auto with_pattern = [&](const char* pattern) {
+    return with("/pre_tokenizer/pretokenizers/0/pattern", {{"Regex", pattern}});
+  };
+  const std::pair<std::string, const char*> refused[] = {
+      {refusal("{"), "is no JSON"},
+      {refusal("{}"), "is no tokenizer.json"},
+      {with("/model/type", "WordPiece"), "a model of type WordPiece is not served"},
+      {with("/model/dropout", 0.5), "dropout 0.5 is not served"},
+      {with("/pre_tokenizer", {{"type", "BertPreTokenizer"}}), "pre-tokenizer of type BertPreTokenizer"},
+      {with("/normalizer", {{"type", "Precompiled"}}), "normalizer of type Precompiled"},
+      {with("/decoder", {{"type", "WordPiece"}}), "decoder of type WordPiece"},
+      {with("/post_processor", {{"type", "BertProcessing"}}), "post-processor of type BertProcessing"},
+      {with("/model/merges", {"ab"}), "is no pair"},
+      {with("/model/merges", {"q qqq"}), "no id for the token 'qqq'"},
+      {with("/model/vocab/new", 1 << 30), "id 1073741824 of 'new' is out of range"},
+      {with("/added_tokens/0/single_word", true), "single_word"},
+      {with_pattern("(a"), "no ')' at character 2"},
+      {with_pattern("a)"), "a ')' too many at character 1"},
+      {with_pattern("(a*)*"), "a repeat without end of what may be empty"},
+      {with_pattern("[a"), "no ']'"},
+      {with_pattern("\\p{Q}"), "no category 'Q'"},
+      {with_pattern("(?<=a)b"), "a kind of group that is not served"},
+      {with_pattern("a{3,2}"), "counts in the wrong order"},
+      {with_pattern("\\bword"), "an escape that is not served"},
+  };
+  EXPECT_EQ(refusal(good.dump()), "none");
+  for (const auto& [told, expected] : refused)
+    EXPECT_NE(told.find(expected), std::string::npos) << told << "\n" << expected;
+}
+
+}  // namespace
