@@ -1,6 +1,7 @@
 # Whether the Python module is built. In: DTENSOR_WITH_PYTHON (AUTO: where a Python with a torch of the LibTorch's release is
-# found, ON: an error where it is not, OFF), Python3_EXECUTABLE. Out: DTENSOR_PYTHON_MODULE (TRUE or FALSE), its reason in *_WHY,
-# DTENSOR_PYTHON_TORCH (that torch's folder).
+# found, ON: an error where it is not, OFF), Python3_EXECUTABLE (by default the one that scripts/setup.sh made, where it also got
+# the LibTorch, else the first one found). Out: DTENSOR_PYTHON_MODULE (TRUE or FALSE), its reason in *_WHY, DTENSOR_PYTHON_TORCH
+# (that torch's folder).
 set(DTENSOR_WITH_PYTHON AUTO CACHE STRING "Build the Python module: AUTO, ON or OFF")
 set_property(CACHE DTENSOR_WITH_PYTHON PROPERTY STRINGS AUTO ON OFF)
 set(DTENSOR_PYTHON_MODULE FALSE)
@@ -25,6 +26,12 @@ function(_dtensor_python_problem folder why)
 endfunction()
 
 if(DTENSOR_WITH_PYTHON)
+  dtensor_cache_folder(_cache)
+  set(_python ${_cache}/python-${LIBTORCH_VERSION}/bin/python)
+  string(FIND "${LIBTORCH_ROOT}" "${_cache}/" _position)
+  if(NOT Python3_EXECUTABLE AND _position EQUAL 0 AND EXISTS ${_python})
+    set(Python3_EXECUTABLE ${_python})
+  endif()
   find_package(Python3 QUIET COMPONENTS Interpreter Development.Module)
   set(_why "no Python with headers was found (python3-dev)")
   if(Python3_FOUND)

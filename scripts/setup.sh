@@ -12,13 +12,15 @@ packages=(g++ cmake ninja-build ccache git python3 python3-venv nlohmann-json3-d
 python=${PYTHON:-python3}
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/dtensor
 home=$cache/libtorch-$torch_version
+python_home=$cache/python-$torch_version
+python_wheels=(typing_extensions sympy mpmath numpy filelock setuptools expecttest)  # what `import torch` and its op_db want
 stamp=build/.setup
 
 say() { echo "setup: $*"; }
 fail() { echo "setup: $*" >&2; exit 1; }
 
 # The stamp names what it was made from and the LibTorch that was found; both must still be so.
-inputs() { { cat scripts/setup.sh cmake/LocateLibTorch.cmake; echo "${LIBTORCH:-}|${CMAKE_PREFIX_PATH:-}|$cache|$python"; } | sha256sum | cut -c1-16; }
+inputs() { { cat scripts/setup.sh scripts/cuda_stubs.py cmake/LocateLibTorch.cmake; echo "${LIBTORCH:-}|${CMAKE_PREFIX_PATH:-}|$cache|$python"; } | sha256sum | cut -c1-16; }
 done_before() {
   [ -e "$stamp" ] || return 1
   local sum root
@@ -47,6 +49,7 @@ install_packages() {
     return
   fi
   local missing=() name
+  [ -e "$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))' 2> /dev/null)/Python.h" ] || packages+=(python3-dev)
   for name in "${packages[@]}"; do
     [ "$(dpkg-query -W -f='${db:Status-Status}' "$name" 2> /dev/null)" = installed ] || missing+=("$name")
   done
@@ -62,17 +65,22 @@ install_packages() {
 
 libtorch_root() { cmake -P cmake/LocateLibTorch.cmake; }
 
-# Into a folder of its own, renamed when it is whole, so that an interrupted installation leaves nothing that looks like one.
-install_libtorch() {
+# What is installed goes into a folder of its own, renamed when it is whole, so that an interrupted installation leaves nothing
+# that looks like one.
+lock_cache() {
   mkdir -p "$cache"
   exec 9> "$cache/.lock"
   flock 9
+  rm -rf "$cache"/.partial-*
+  trap 'rm -rf "$cache"/.partial-*' EXIT
+}
+
+install_libtorch() {
+  lock_cache
   root=$(libtorch_root)
   [ -z "$root" ] || return 0  # another clone was faster
-  rm -rf "$cache"/.partial-*
   rm -rf "$home"  # not usable, or it would have been found
   partial=$(mktemp -d "$cache/.partial-XXXXXX")
-  trap 'rm -rf "$partial"' EXIT
   say "installing LibTorch $torch_version (540 MB to fetch, 1.2 GB on disk) into $home"
   "$python" -m venv "$partial/venv" || fail "$python cannot make a virtual environment (Debian: python3-venv)"
   install_wheels "torch==$torch_version"
@@ -88,6 +96,30 @@ install_wheels() {
     fail "pip could not install $*: it needs a network, $(df -h --output=avail "$cache" | tail -n 1 | tr -d ' ') are free in $cache, and $("$python" --version) must have a wheel of it (PYTHON=... picks another Python)"
 }
 
+# A Python that imports the wheel which was fetched: hard links to it, the few packages that it wants, and libraries that stand for
+# CUDA's (scripts/cuda_stubs.py). In a folder of its own, for C++ programs on a machine with a GPU must not find those.
+install_python() {
+  local made_from partial torch site
+  made_from=$({ cat scripts/cuda_stubs.py; echo "${python_wheels[*]}"; } | sha256sum)
+  lock_cache
+  [ "$(cat "$python_home/.made-from" 2> /dev/null)" != "$made_from" ] || return 0
+  say "making a Python with torch $torch_version for the tests (30 MB to fetch) in $python_home"
+  partial=$(mktemp -d "$cache/.partial-XXXXXX")
+  torch=$(dirname "$root")
+  "$python" -m venv --without-pip "$partial/venv" || return 1
+  site=$(echo "$partial"/venv/lib/python3*/site-packages)
+  cp -al "$torch"/{torch,torchgen,functorch} "$torch"/torch-*.dist-info "$site" || return 1
+  if [ -d "$torch/nvidia" ]; then cp -al "$torch/nvidia" "$site" || return 1; fi
+  "$python" scripts/cuda_stubs.py "$site/torch/lib" "$site/nvidia/cu13/lib" || return 1
+  "$home/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target "$site" "${python_wheels[@]}" \
+    < /dev/null || return 1
+  "$partial/venv/bin/python" -c 'import torch' || return 1
+  echo "$made_from" > "$partial/venv/.made-from"
+  rm -rf "$python_home"
+  mv "$partial/venv" "$python_home" || return 1
+  rm -f build/*/.inputs-*  # configurations look again
+}
+
 if done_before; then exit 0; fi
 install_packages
 root=$(libtorch_root)
@@ -95,5 +127,8 @@ root=$(libtorch_root)
 root=$(libtorch_root)
 [ -n "$root" ] || fail "LibTorch was installed into $home, but is not usable there (see above)"
 say "LibTorch $(sed -nE 's/^#define TORCH_VERSION_(MAJOR|MINOR|PATCH) +([0-9]+).*/\2/p' "$root"/include/torch/headeronly/version.h | paste -sd.) in $root"
+case $root in
+  "$home"/*) install_python || say "no Python with torch could be made; the tests of the Python package will be skipped" ;;
+esac
 mkdir -p build
 printf '%s\n%s\n' "$(inputs)" "$root" > "$stamp"

@@ -224,7 +224,7 @@ def compare_layouts(model, kind, family, layouts, meshes, seed, can_generate):
             for size in mesh_shape:
                 ranks *= size
             try:
-                different = dtensor.run(ranks, on_rank, timeout=120)[0]
+                different = dtensor.run(ranks, on_rank, timeout=300)[0]
             except Exception as error:
                 different = [f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"]
             if different:

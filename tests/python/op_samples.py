@@ -172,7 +172,7 @@ def check(op, shape, seed, count):
     if not trees:
         return []
     try:
-        by_rank = dtensor.run(ranks_of(shape), on_ranks, op, trees, shape, seed, timeout=30)
+        by_rank = dtensor.run(ranks_of(shape), on_ranks, op, trees, shape, seed, timeout=120)
     except Exception as error:
         return [("alone", f"{type(error).__name__}: {str(error)[:200]}")]
     found = []

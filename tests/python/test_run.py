@@ -72,7 +72,7 @@ class Run(unittest.TestCase):
             def total(self):
                 return dtensor.ones(4, device_mesh=mesh_of((2,)), placements=[Partial()]).sum().item()
 
-        self.assertEqual(dtensor.run(2, lambda: [Holder().total for _ in range(3)], timeout=20), [[4, 4, 4]] * 2)
+        self.assertEqual(dtensor.run(2, lambda: [Holder().total for _ in range(3)], timeout=120), [[4, 4, 4]] * 2)
 
     def test_nested(self):
         inner = dtensor.run(2, lambda: (dtensor.rank(), dtensor.run(2, dtensor.rank), dtensor.world_size()))
@@ -82,7 +82,7 @@ class Run(unittest.TestCase):
 class Interpreter(unittest.TestCase):
     """Calls that torch makes while it holds the interpreter lock: with it they would never end."""
 
-    def check(self, fn, timeout=60):
+    def check(self, fn, timeout=120):
         whole = torch.arange(24.0).reshape(4, 6)
         expected = fn(whole.clone())
 
