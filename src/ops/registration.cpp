@@ -37,14 +37,30 @@ c10::KernelFunction kernel_of(const OpEntry& entry) {
   return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<OperatorFunctor>(entry));
 }
 
+using Handles = std::vector<c10::RegistrationHandleRAII>;
+
 // In place of a composite kernel. A DTensor's autograd key is that of the meta device.
-template <class Function>
-void register_composite(const char* name, const char* overload, Function* function,
-                        std::vector<c10::RegistrationHandleRAII>& handles) {
+void register_composite(const char* name, const char* overload, const c10::KernelFunction& kernel, Handles& handles) {
   for (const auto key : {kDTensorKey, c10::DispatchKey::AutogradMeta}) {
-    handles.push_back(c10::Dispatcher::singleton().registerImpl(
-        {name, overload}, key, c10::KernelFunction::makeFromUnboxedRuntimeFunction(function), std::nullopt, nullptr,
-        "dtensor"));
+    handles.push_back(
+        c10::Dispatcher::singleton().registerImpl({name, overload}, key, kernel, std::nullopt, nullptr, "dtensor"));
+  }
+}
+
+void write_to_out(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  copied_out(op, *stack);
+}
+
+void register_composites(Handles& handles) {
+  using c10::KernelFunction;
+  register_composite("aten::tensor_split", "tensor_indices_or_sections",
+                     KernelFunction::makeFromUnboxedRuntimeFunction(&tensor_split_special), handles);
+  register_composite("aten::scaled_dot_product_attention", "",
+                     KernelFunction::makeFromUnboxedRuntimeFunction(&attention_special), handles);
+  const auto copied = KernelFunction::makeFromBoxedFunction<&write_to_out>();
+  register_composite("aten::matmul", "out", copied, handles);
+  for (const char* overload : {"out", "out_tol_tensor", "atol_rtol_tensor_out", "atol_rtol_float_out"}) {
+    register_composite("aten::linalg_matrix_rank", overload, copied, handles);
   }
 }
 
@@ -52,11 +68,10 @@ void register_all() {
   add_rank_exit_hook(&clear_cache);  // a cached mesh would keep its communicators
   add_rank_exit_hook(&drop_unused_specs);
   auto& dispatcher = c10::Dispatcher::singleton();
-  static auto& handles = *new std::vector<c10::RegistrationHandleRAII>();  // for the program's life
+  static auto& handles = *new Handles();  // for the program's life
   handles.push_back(dispatcher.registerFallback(kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(),
                                                 "dtensor fallback"));
-  register_composite("aten::tensor_split", "tensor_indices_or_sections", &tensor_split_special, handles);
-  register_composite("aten::scaled_dot_product_attention", "", &attention_special, handles);
+  register_composites(handles);
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
     if (!op || !needs_kernel(*op) || op->hasKernelForDispatchKey(kDTensorKey)) continue;

@@ -16,15 +16,10 @@ DTensor on_mesh(const char* name, std::int64_t ndim, const DeviceMesh& mesh, Pla
   if (placements.empty()) placements.resize(static_cast<std::size_t>(mesh.ndim()));
   placements = normalize_placements(std::move(placements), ndim, mesh.shape());
   const bool requires_grad = options.requires_grad();
-  const auto make_there = [&](Placements there) {
-    MeshScope scope(mesh, std::move(there));
+  DTensor result = [&] {
+    const MeshScope scope(mesh, std::move(placements));
     return DTensor(make(options.device(mesh.device_type()).requires_grad(std::nullopt)));
-  };
-  // The whole tensor is what was asked for: on a Partial axis it is not what each rank holds.
-  Placements whole = placements;
-  for (auto& p : whole) p = p.is_partial() ? Replicate() : p;
-  DTensor result = make_there(whole);
-  if (whole != placements) result = result.redistribute(std::move(placements));
+  }();
   if (requires_grad) result.requires_grad_();
   return result;
 }

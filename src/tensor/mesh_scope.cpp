@@ -11,6 +11,7 @@
 
 #include "autograd/local_autograd.h"
 #include "dtensor/scoped_value.h"
+#include "dtensor/tensor.h"
 #include "mesh/mesh_impl.h"
 #include "ops/kernel.h"
 #include "ops/special/special.h"
@@ -118,7 +119,7 @@ at::Tensor make_random(const Scope& scope, const OpInfo& op, const Stack& stack,
   return result;
 }
 
-at::Tensor make_in_scope(const Scope& scope, const OpInfo& op, const Stack& args) {
+at::Tensor make_whole(const Scope& scope, const OpInfo& op, const Stack& args) {
   const auto kind = kind_of(op);
   if (kind == Factory::positional) {
     const auto whole = call(op, on_device(scope.mesh->device, op, args));
@@ -130,6 +131,16 @@ at::Tensor make_in_scope(const Scope& scope, const OpInfo& op, const Stack& args
   if (kind == Factory::random) return make_random(scope, op, args, spec);
   if (auto writable = make_writable(op, args, spec); writable.defined()) return writable;
   return make_dtensor(spec, spec->mesh->is_member ? make_constant(op, args, *spec) : at::Tensor());
+}
+
+// On a Partial axis the whole tensor is what was asked for, not what each rank holds.
+at::Tensor make_in_scope(const Scope& scope, const OpInfo& op, const Stack& args) {
+  const auto is_partial = [](const Placement& p) { return p.is_partial(); };
+  if (std::none_of(scope.placements.begin(), scope.placements.end(), is_partial)) return make_whole(scope, op, args);
+  Scope whole = scope;
+  std::replace_if(whole.placements.begin(), whole.placements.end(), is_partial, Replicate());
+  const DTensor made(make_whole(whole, op, args));
+  return made.redistribute(placements_for(scope, made.dim()));
 }
 
 void factory_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {

@@ -21,6 +21,29 @@ TEST(MeshScope, FactoriesGiveOneDevicesValues) {
   });
 }
 
+TEST(MeshScope, OnPartialAxesTheWholeIsWhatWasAskedFor) {
+  for (const auto op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max, ReduceOp::product}) {
+    on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
+      const Placements placements{Partial(op), Shard(0)};
+      manual_seed(mesh, 5);
+      const auto drawn = randn({3, 2}, mesh, {Replicate(), Shard(0)}, at::kDouble).full_tensor();
+      manual_seed(mesh, 5);
+      std::vector<DTensor> made;
+      {
+        const MeshScope scope(mesh, placements);
+        const auto options = at::TensorOptions(at::kDouble);
+        made = {DTensor(at::ones({3, 2}, options)), DTensor(at::arange(3, options)),
+                DTensor(at::randn({3, 2}, options))};
+      }
+      const std::vector<at::Tensor> expected{at::ones({3, 2}, at::kDouble), at::arange(3, at::kDouble), drawn};
+      for (std::size_t i = 0; i < made.size(); ++i) {
+        EXPECT_EQ(made[i].placements(), placements) << i;
+        expect_close(made[i], expected[i], c10::str("factory ", i));
+      }
+    });
+  }
+}
+
 TEST(MeshScope, RandomFactoriesDoNotDependOnTheLayout) {
   const auto draw = [](const Shape& shape, const Placements& placements) {
     at::Tensor result;

@@ -127,6 +127,7 @@ Table make_table() {
       {"aten::_to_copy", to_copy},
       {"aten::_has_same_storage_numel", has_same_storage_numel},
       {"aten::_linalg_check_errors", check_linalg_errors},
+      {"aten::linalg_eigvals.out", [](const OpEntry& entry, Stack& stack) { copied_out(entry.op, stack); }},
   };
   add_decomposed(table);
   return table;

@@ -14,6 +14,9 @@ void resize_special(const OpEntry& entry, torch::jit::Stack& stack);
 void factory_out_special(const OpEntry& entry, torch::jit::Stack& stack);
 void amp_unscale_special(const OpEntry& entry, torch::jit::Stack& stack);
 
+// Of an overload with out=: what the overload without it returns, copied to `out`, which is resized to it.
+void copied_out(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
 // Of operators that autograd decomposes before the engine sees them (registered beside the others).
 std::vector<at::Tensor> tensor_split_special(const at::Tensor& self, const at::Tensor& where, std::int64_t dim);
 at::Tensor attention_special(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -1,0 +1,63 @@
+// out= overloads that compute into memory of `out`, exchange it, or forget it where operands are no plain tensors: the
+// overload that returns its result is called instead, and the result is copied.
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+
+#include "ops/kernel.h"
+#include "ops/special/special.h"
+
+namespace dtensor {
+namespace {
+
+c10::OperatorHandle find_returning_overload(const c10::FunctionSchema& out_schema) {
+  const auto& wanted = out_schema.arguments();
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.name != out_schema.name()) continue;
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.name.c_str(), name.overload_name.c_str());
+    const auto& given = op.schema().arguments();
+    const auto alike = [](const c10::Argument& a, const c10::Argument& b) {
+      return a.name() == b.name() && *a.type() == *b.type();
+    };
+    if (given.size() + 1 == wanted.size() && std::equal(given.begin(), given.end(), wanted.begin(), alike)) return op;
+  }
+  TORCH_INTERNAL_ASSERT(false, out_schema.operator_name(), " has no overload without out=");
+}
+
+// The overload that takes the same arguments without out=.
+c10::OperatorHandle returning_overload(const c10::OperatorHandle& out) {
+  static std::mutex mutex;
+  static auto& found = *new std::unordered_map<c10::OperatorName, c10::OperatorHandle>();  // for the program's life
+  const std::lock_guard lock(mutex);
+  const auto it = found.find(out.operator_name());
+  if (it != found.end()) return it->second;
+  return found.emplace(out.operator_name(), find_returning_overload(out.schema())).first->second;
+}
+
+void refuse_gradients(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> args) {
+  const bool wanted = c10::GradMode::is_enabled() && std::any_of(args.begin(), args.end(), [](const c10::IValue& arg) {
+                        return arg.isTensor() && arg.toTensor().requires_grad();
+                      });
+  TORCH_CHECK(!wanted, schema.name().substr(schema.name().find(':') + 2),
+              "(): functions with out=... arguments don't support automatic differentiation, but one of the arguments "
+              "requires grad.");
+}
+
+}  // namespace
+
+void copied_out(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  refuse_gradients(op.schema(), torch::jit::last(stack, op.schema().arguments().size()));
+  const at::Tensor out = torch::jit::pop(stack).toTensor();
+  returning_overload(op).callBoxed(stack);
+  const at::Tensor result = torch::jit::pop(stack).toTensor();
+  TORCH_CHECK(c10::canCast(result.scalar_type(), out.scalar_type()), op.schema().name(), ": a result of type ",
+              result.scalar_type(), " cannot be written to out= of type ", out.scalar_type());
+  if (out.sizes() != result.sizes()) out.resize_(result.sizes());
+  out.copy_(result);
+  stack.emplace_back(out);
+}
+
+}  // namespace dtensor
