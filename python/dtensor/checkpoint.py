@@ -6,14 +6,17 @@ Written by all ranks from any layout, read by all ranks into any other, one proc
 from __future__ import annotations
 
 import os
-from typing import Any, Iterator, MutableMapping
+from typing import Any, Iterator, MutableMapping, NamedTuple
 
 import torch
 
 from . import _C
 from ._C import PendingSave
 
-__all__ = ["save", "async_save", "load", "read_index", "load_safetensors", "PendingSave"]
+__all__ = [
+    "save", "async_save", "load", "load_newest", "read_index", "load_safetensors", "CheckpointSeries", "LoadedCheckpoint",
+    "PendingSave", "steps",
+]  # fmt: skip
 
 
 def _flat(state: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -97,6 +100,60 @@ def _put(state: Any, name: str, value: Any) -> None:
             inner = list(child) if isinstance(child, tuple) else child
             _put(inner, name[len(str(key)) + 1 :], value)
             state[key] = tuple(inner) if isinstance(child, tuple) else inner
+
+
+class LoadedCheckpoint(NamedTuple):
+    """What was taken up: its folder, empty where there was none; newer ones that are damaged, each with why."""
+
+    path: str
+    passed_over: list[str]
+
+
+def _taken(state_dict: dict[str, Any], found: tuple[str, list[str], dict[str, Any]]) -> LoadedCheckpoint:
+    path, passed_over, values = found
+    for name, value in values.items():
+        _put(state_dict, name, value)
+    return LoadedCheckpoint(path, passed_over)
+
+
+class CheckpointSeries:
+    """The checkpoints of one run: ``root/step-00000050`` and so on, the newest ``keep`` of them, and ``root/latest``.
+
+    One program at a time has a series in a folder. Everything is collective; an error on one rank is an error on all.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, keep: int = 3) -> None:
+        self._series = _C.CheckpointSeries(os.fspath(root), keep)
+
+    def load_newest(self, state_dict: dict[str, Any], *, allow_cast: bool = False) -> LoadedCheckpoint:
+        """Fills ``state_dict`` from the newest whole one, as :func:`load`; where there is none, it stays as it is."""
+        with torch.no_grad():
+            return _taken(state_dict, self._series.load_newest(*_parts(state_dict), allow_cast))
+
+    def save(self, state_dict: dict[str, Any], step: int, *, sync: bool = True) -> None:
+        """As :func:`save`; then ``latest`` is that of ``step``, and what is more than ``keep`` is removed."""
+        self._series.save(*_parts(state_dict), step, sync, False)
+
+    def async_save(self, state_dict: dict[str, Any], step: int, *, sync: bool = True) -> None:
+        """The same in the background: a later save or :meth:`finish` does the rest."""
+        self._series.save(*_parts(state_dict), step, sync, True)
+
+    def finish(self) -> None:
+        """What is being saved is whole afterwards."""
+        self._series.finish()
+
+
+def load_newest(
+    state_dict: dict[str, Any], root: str | os.PathLike[str], *, allow_cast: bool = False
+) -> LoadedCheckpoint:
+    """The newest whole checkpoint below ``root``, or ``root`` itself where it is one, as :func:`load`. Collective."""
+    with torch.no_grad():
+        return _taken(state_dict, _C.load_newest(os.fspath(root), *_parts(state_dict), allow_cast))
+
+
+def steps(root: str | os.PathLike[str]) -> list[int]:
+    """The steps that ``root`` has folders of, the newest first. Not collective."""
+    return _C.checkpoint_steps(os.fspath(root))
 
 
 def read_index(checkpoint_id: str | os.PathLike[str]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 // Checkpoints: lists of named tensors and plain values; nested dictionaries are flattened in checkpoint.py.
 #include "bind.h"
+#include "dtensor/checkpoint_series.h"
 
 namespace dtensor::python {
 namespace {
@@ -28,6 +29,64 @@ py::dict describe_index(const std::string& path) {
     tensors[py::str(entry.name)] = py::make_tuple(py::cast(entry.sizes), known ? py::cast(entry.dtype) : py::none());
   }
   return py::dict(py::arg("tensors") = tensors, py::arg("values") = index.values);
+}
+
+// A state dictionary as a Checkpoint, which keeps references: to tensors, and to values that stand here.
+class State {
+ public:
+  State(const StateTensors& tensors, CheckpointValues values) : values_(std::move(values)) {
+    state_.add("", tensors);
+    for (auto& [name, value] : values_) {
+      std::visit([&, &name = name](auto& v) { state_.add(name, v); }, value);
+    }
+  }
+  Checkpoint& get() { return state_; }
+  const CheckpointValues& values() const { return values_; }
+
+ private:
+  CheckpointValues values_;
+  Checkpoint state_;
+};
+
+// The path (empty: none was there), the damaged newer ones, and the values that were read.
+using Loaded = std::tuple<std::string, std::vector<std::string>, CheckpointValues>;
+
+Loaded loaded(LoadedCheckpoint found, const State& state) {
+  return {std::move(found.path), std::move(found.passed_over), state.values()};
+}
+
+void bind_series(py::module_& module) {
+  py::class_<CheckpointSeries>(module, "CheckpointSeries")
+      .def(py::init([](const std::string& root, std::int64_t keep) {
+             return CheckpointSeries(root, current_world(), keep);
+           }),
+           NoLock())
+      .def(
+          "save",
+          [](CheckpointSeries& series, const StateTensors& tensors, const CheckpointValues& values, std::int64_t step,
+             bool sync, bool background) {
+            State state(tensors, values);
+            const auto options = save_options(sync, false);
+            background ? series.save_async(state.get(), step, options) : series.save(state.get(), step, options);
+          },
+          NoLock())
+      .def("finish", &CheckpointSeries::finish, NoLock())
+      .def(
+          "load_newest",
+          [](CheckpointSeries& series, const StateTensors& tensors, const CheckpointValues& values, bool allow_cast) {
+            State state(tensors, values);
+            return loaded(series.load_newest(state.get(), load_options(true, false, false, allow_cast)), state);
+          },
+          NoLock());
+  module.def(
+      "load_newest",
+      [](const std::string& root, const StateTensors& tensors, const CheckpointValues& values, bool allow_cast) {
+        State state(tensors, values);
+        const auto options = load_options(true, false, false, allow_cast);
+        return loaded(load_newest(state.get(), root, current_world(), options), state);
+      },
+      NoLock());
+  module.def("checkpoint_steps", &checkpoint_steps, py::arg("root"));
 }
 
 }  // namespace
@@ -60,6 +119,7 @@ void bind_checkpoint(py::module_& module) {
       },
       NoLock());
   module.def("read_checkpoint_index", &describe_index);
+  bind_series(module);
 }
 
 }  // namespace dtensor::python

@@ -27,6 +27,8 @@ PYBIND11_MODULE(_C, module) {
   using namespace dtensor::python;
   dtensor::set_wait_hooks({&give_up_interpreter, &take_interpreter});
   pybind11::register_local_exception_translator(&translate);
+  pybind11::register_local_exception<dtensor::CommError>(module, "CommError", PyExc_RuntimeError).attr("__doc__") =
+      "A collective that could not finish: a peer failed, left, called something else or did not come in time.";
   module.attr("torch_version") = DTENSOR_TORCH_VERSION;
   module.attr("version") = DTENSOR_VERSION;
   bind_placement(module);
@@ -37,4 +39,6 @@ PYBIND11_MODULE(_C, module) {
   bind_parallel(module);
   bind_optim(module);
   bind_checkpoint(module);
+  bind_pipeline(module);
+  bind_moe(module);
 }

@@ -1,0 +1,146 @@
+"""Mixture of experts as a module for one device; :func:`apply_expert_parallel` says which ranks hold which experts."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import _C
+from ._api import as_parameter
+from ._C import Communicator, DeviceMesh
+
+__all__ = ["MixtureOfExperts", "RoutingStrategy", "apply_expert_parallel", "update_load_balancers"]
+
+
+class RoutingStrategy:
+    """Who chooses experts. Derive from it, and write :meth:`choose`."""
+
+    def choose(self, scores: torch.Tensor, top_k: int, bias: torch.Tensor) -> torch.Tensor:
+        """The experts of each token, [tokens, choices] int64; the number of experts stands for none.
+
+        ``scores`` [tokens, experts]: of this rank's tokens; ``bias`` [experts]: to be added for the choice only (zero
+        without a balancer). No gradient is recorded; not called for the same tokens on every rank.
+        """
+        raise NotImplementedError
+
+
+class MixtureOfExperts(nn.Module):
+    """A router, its experts (feed-forward networks), and the way between them.
+
+    ``hidden``: features of a token; ``ffn``: inside an expert. Each token visits ``top_k`` of ``experts``; ``choice``:
+    "tokens", "experts" or "round_robin", or a ``strategy`` of one's own. ``score``: "softmax" or "sigmoid".
+    ``aux_loss``, ``sequence_aux_loss``, ``z_loss``: coefficients of losses, which :attr:`loss` has after each pass, to be
+    added to the mean loss. ``shared_ffn``: a further expert that sees all. ``balance_rate``: of a bias that evens the
+    load (:func:`update_load_balancers`). ``activation``: "swiglu", "geglu", "glu", "gelu", "silu", "relu".
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        ffn: int,
+        *,
+        experts: int = 8,
+        top_k: int = 2,
+        score: str = "softmax",
+        choice: str = "tokens",
+        strategy: RoutingStrategy | None = None,
+        normalise: bool = False,
+        scale: float = 1,
+        groups: int = 1,
+        top_groups: int = 1,
+        jitter: float = 0,
+        aux_loss: float = 0,
+        sequence_aux_loss: float = 0,
+        z_loss: float = 0,
+        expert_capacity_factor: float = 1,
+        activation: str = "swiglu",
+        backend: str = "automatic",
+        shared_ffn: int = 0,
+        balance_rate: float = 0,
+        score_before_experts: bool = False,
+        scale_expert_gradients: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        options = {name: value for name, value in locals().items() if name not in ("self", "strategy", "__class__")}
+        options["dtype"] = dtype or torch.get_default_dtype()
+        self._arguments = options, strategy
+        self._layer = self._make()
+        self.loss: torch.Tensor | None = None
+        self._take_parameters()
+
+    def _make(self) -> Any:
+        options, strategy = self._arguments
+        name = "" if strategy is None else type(strategy).__name__
+        return _C.MoeLayer(options, None if strategy is None else strategy.choose, name)
+
+    def _take_parameters(self) -> None:
+        """The layer's tensors become parameters of modules by their names: gate.weight, experts.w1, ..."""
+        self._names = []
+        for name, tensor in self._layer.parameters():
+            *path, last = name.split(".")
+            module: nn.Module = self
+            for part in path:
+                if part not in module._modules:
+                    module.add_module(part, nn.Module())
+                module = module._modules[part]  # type: ignore[assignment]
+            module._parameters[last] = as_parameter(tensor)
+            self._names.append(name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "MixtureOfExperts":
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_layer", "loss")}
+        nn.Module.__init__(twin)
+        twin.__dict__.update(copy.deepcopy(state, memo))
+        twin._layer, twin.loss = twin._make(), None
+        return twin
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [tokens, hidden] or [batch, sequence, hidden]: a DTensor, or this rank's own tokens."""
+        parameters = [operator.attrgetter(name)(self) for name in self._names]
+        result, self.loss = self._layer.run(x, parameters, self.training)
+        return result
+
+    def set_dispatch(self, kind: str, *, factor: float = 0, drop: str = "position") -> None:
+        """How tokens travel: "all_to_all", "all_gather", "equal", or "capacity", with ``factor`` and whom it drops."""
+        self._layer.set_dispatch(kind, factor, drop)
+
+    @property
+    def load(self) -> torch.Tensor:
+        """[experts] entries of the last pass, on this rank."""
+        return self._layer.stats()[0]
+
+    @property
+    def dropped(self) -> int:
+        """Entries of the last pass that no expert took, on this rank."""
+        return self._layer.stats()[1]
+
+
+def _layers(model: nn.Module) -> list[MixtureOfExperts]:
+    return [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
+
+
+def apply_expert_parallel(
+    model: nn.Module, mesh: DeviceMesh, *, ep: str = "ep", edp: str = "edp", etp: str = "etp"
+) -> int:
+    """Moves the experts of every layer in ``model`` to ``mesh``: split by expert over ``ep``, each along its hidden
+    features over ``etp``, stored split over ``edp``. Before ``fully_shard`` of the rest and before optimizers are made.
+
+    The number of layers. Collective.
+    """
+    for layer in _layers(model):
+        layer._layer.assign([operator.attrgetter(name)(layer) for name in layer._names])
+        layer._layer.spread(mesh, ep, edp, etp)
+        layer._take_parameters()
+    return len(_layers(model))
+
+
+def update_load_balancers(model: nn.Module, ranks: Communicator) -> None:
+    """After an optimizer step: biases move towards an even load over ``ranks``, those with different tokens. Collective."""
+    for layer in _layers(model):
+        layer._layer.update_balancer(ranks)

@@ -1,0 +1,159 @@
+// Mixture of experts. A Python module keeps the parameters; each pass puts them where the C++ module looks for them, so
+// that what replaces a parameter (fully_shard, functional_call, a copy) needs no more than that.
+#include "dtensor/moe.h"
+
+#include "bind.h"
+
+namespace dtensor::python {
+namespace {
+
+using Named = std::vector<std::pair<std::string, at::Tensor>>;
+
+template <class Value>
+Value one_of(const char* what, const std::string& name, const std::vector<std::pair<const char*, Value>>& all) {
+  std::string known;
+  for (const auto& [text, value] : all) {
+    if (name == text) return value;
+    known += (known.empty() ? "" : ", ") + std::string(text);
+  }
+  TORCH_CHECK_VALUE(false, "MixtureOfExperts(", what, "=\"", name, "\"): not one of ", known);
+}
+
+// Who chooses, written in Python: choose(scores, top_k, bias) gives [tokens, choices] int64.
+class PythonStrategy final : public RoutingStrategy {
+ public:
+  PythonStrategy(std::function<at::Tensor(const at::Tensor&, std::int64_t, const at::Tensor&)> choose, std::string name)
+      : choose_(std::move(choose)), name_(std::move(name)) {}
+  Choice choose(const at::Tensor& scores, const RouterOptions& options, const TokenLayout&,
+                const at::Tensor& bias) const override {
+    const at::Tensor none = bias.defined() ? bias : at::zeros({scores.size(-1)}, scores.options());
+    Choice choice;
+    choice.experts = choose_(scores, options.top_k, none);
+    TORCH_CHECK(choice.experts.dim() == 2 && choice.experts.size(0) == scores.size(0) &&
+                    choice.experts.scalar_type() == at::kLong,
+                name_, ".choose() gave ", choice.experts.sizes(), " of ", choice.experts.scalar_type(),
+                " where [tokens = ", scores.size(0), ", choices] of int64 is needed");
+    choice.complete = false;
+    choice.same_width = false;
+    return choice;
+  }
+  const char* name() const override { return name_.c_str(); }
+
+ private:
+  std::function<at::Tensor(const at::Tensor&, std::int64_t, const at::Tensor&)> choose_;
+  std::string name_;
+};
+
+class Layer {
+ public:
+  explicit Layer(const MoeOptions& options) : module_(options) {}
+  Named parameters() {
+    Named result;
+    for (const auto& [name, slot] : module_.named_parameters()) result.emplace_back(name, *slot);
+    return result;
+  }
+  void assign(const std::vector<at::Tensor>& tensors) {
+    const NamedTensors slots = module_.named_parameters();
+    TORCH_CHECK(slots.size() == tensors.size(), "MixtureOfExperts has ", slots.size(), " parameters, not ",
+                tensors.size());
+    for (std::size_t i = 0; i < slots.size(); ++i) *slots[i].second = tensors[i];
+  }
+  std::pair<at::Tensor, std::optional<at::Tensor>> run(const at::Tensor& x, const std::vector<at::Tensor>& parameters,
+                                                       bool training) {
+    assign(parameters);
+    module_.train(training);
+    auto out = module_.run(x);
+    return {std::move(out.y), out.loss.defined() ? std::optional(std::move(out.loss)) : std::nullopt};
+  }
+  void set_dispatch(const std::string& kind, double factor, const std::string& drop) {
+    CapacityOptions capacity;
+    capacity.factor = factor;
+    capacity.drop = one_of<DropPolicy>("drop", drop,
+                                       {{"position", DropPolicy::position}, {"probability", DropPolicy::probability}});
+    module_.set_dispatch(one_of<DispatchKind>("dispatch", kind,
+                                              {{"all_to_all", DispatchKind::all_to_all},
+                                               {"all_gather", DispatchKind::all_gather},
+                                               {"capacity", DispatchKind::capacity},
+                                               {"equal", DispatchKind::equal}}),
+                         capacity);
+  }
+  std::pair<at::Tensor, std::int64_t> stats() const { return {module_.stats().load, module_.stats().dropped}; }
+  void spread(const DeviceMesh& mesh, const ExpertParallelOptions& options) {
+    apply_expert_parallel(module_, mesh, options);
+  }
+  void update_balancer(const Communicator& ranks) { update_load_balancers(module_, ranks); }
+
+ private:
+  MixtureOfExperts module_;
+};
+
+MoeOptions moe_options(const py::dict& given) {
+  MoeOptions options;
+  const auto text = [&](const char* name) { return given[name].cast<std::string>(); };
+  options.hidden = given["hidden"].cast<std::int64_t>();
+  options.ffn = given["ffn"].cast<std::int64_t>();
+  options.shared_ffn = given["shared_ffn"].cast<std::int64_t>();
+  options.balance_rate = given["balance_rate"].cast<double>();
+  options.score_before_experts = given["score_before_experts"].cast<bool>();
+  options.scale_expert_gradients = given["scale_expert_gradients"].cast<bool>();
+  options.tensor = at::TensorOptions(given["dtype"].cast<at::ScalarType>());
+  auto& router = options.router;
+  router.experts = given["experts"].cast<std::int64_t>();
+  router.top_k = given["top_k"].cast<std::int64_t>();
+  router.score = one_of<RouterScore>("score", text("score"),
+                                     {{"softmax", RouterScore::softmax}, {"sigmoid", RouterScore::sigmoid}});
+  router.choice = one_of<RouterChoice>("choice", text("choice"),
+                                       {{"tokens", RouterChoice::tokens},
+                                        {"experts", RouterChoice::experts},
+                                        {"round_robin", RouterChoice::round_robin}});
+  router.normalise = given["normalise"].cast<bool>();
+  router.scale = given["scale"].cast<double>();
+  router.groups = given["groups"].cast<std::int64_t>();
+  router.top_groups = given["top_groups"].cast<std::int64_t>();
+  router.jitter = given["jitter"].cast<double>();
+  router.aux_loss = given["aux_loss"].cast<double>();
+  router.sequence_aux_loss = given["sequence_aux_loss"].cast<double>();
+  router.z_loss = given["z_loss"].cast<double>();
+  router.expert_capacity_factor = given["expert_capacity_factor"].cast<double>();
+  options.experts.activation = one_of<ExpertActivation>("activation", text("activation"),
+                                                        {{"swiglu", ExpertActivation::swiglu},
+                                                         {"geglu", ExpertActivation::geglu},
+                                                         {"glu", ExpertActivation::glu},
+                                                         {"gelu", ExpertActivation::gelu},
+                                                         {"silu", ExpertActivation::silu},
+                                                         {"relu", ExpertActivation::relu}});
+  options.experts.backend = one_of<ExpertBackend>("backend", text("backend"),
+                                                  {{"automatic", ExpertBackend::automatic},
+                                                   {"loop", ExpertBackend::loop},
+                                                   {"batched", ExpertBackend::batched},
+                                                   {"grouped", ExpertBackend::grouped}});
+  return options;
+}
+
+}  // namespace
+
+void bind_moe(py::module_& module) {
+  py::class_<Layer>(module, "MoeLayer")
+      .def(py::init([](const py::dict& options, const py::object& choose, const std::string& name) {
+        MoeOptions given = moe_options(options);
+        if (!choose.is_none()) {
+          given.router.strategy = std::make_shared<PythonStrategy>(
+              choose.cast<std::function<at::Tensor(const at::Tensor&, std::int64_t, const at::Tensor&)>>(), name);
+        }
+        return std::make_unique<Layer>(given);
+      }))
+      .def("parameters", &Layer::parameters)
+      .def("run", &Layer::run, NoLock())
+      .def("assign", &Layer::assign)
+      .def("set_dispatch", &Layer::set_dispatch)
+      .def("stats", &Layer::stats)
+      .def("update_balancer", &Layer::update_balancer, NoLock())
+      .def(
+          "spread",
+          [](Layer& layer, const DeviceMesh& mesh, std::string ep, std::string edp, std::string etp) {
+            layer.spread(mesh, {std::move(ep), std::move(edp), std::move(etp)});
+          },
+          NoLock());
+}
+
+}  // namespace dtensor::python

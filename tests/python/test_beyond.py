@@ -1,0 +1,216 @@
+"""Names of the library's own: experts, pipelines and their schedules, series of checkpoints, errors of communication."""
+
+import copy
+import os
+import tempfile
+import unittest
+
+import torch
+from torch import nn
+
+import dtensor
+from dtensor import Replicate, Shard, moe, pipeline
+from dtensor.checkpoint import CheckpointSeries, load_newest, steps
+
+torch.manual_seed(0)
+TOKENS = torch.randn(12, 8).double()
+LAYERS = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4))).double()
+ROWS = torch.randn(6, 6).double(), torch.randn(6, 6).double()
+
+
+class InTurn(moe.RoutingStrategy):
+    """By the best score, but never the last expert."""
+
+    def choose(self, scores, top_k, bias):
+        return (scores + bias)[:, :-1].topk(top_k, -1).indices
+
+
+def layer(**options):
+    made = moe.MixtureOfExperts(8, 16, experts=4, dtype=torch.float64, **options)
+    for index, p in enumerate(made.parameters()):
+        nn.init.uniform_(p, -0.3, 0.3, generator=torch.Generator().manual_seed(index))
+    return made
+
+
+class Experts(unittest.TestCase):
+    def reference(self, **options):
+        one = layer(**options)
+        y = one(TOKENS)
+        y.square().sum().backward()
+        return one, y
+
+    def test_spread_over_ranks(self):
+        for options in [{}, {"shared_ffn": 4, "score": "sigmoid", "normalise": True}, {"strategy": InTurn()}]:
+            one, expected = self.reference(**options)
+            prototype = layer(**options)
+
+            def on_rank():
+                mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("ep",))
+                spread = copy.deepcopy(prototype)
+                self.assertEqual(dtensor.apply_expert_parallel(spread, mesh), 1)
+                self.assertEqual(spread.experts.w1.placements, (Shard(0),))
+                self.assertEqual(spread.experts.w1.to_local().shape[0], 2)
+                mine = TOKENS.chunk(2)[dtensor.rank()]
+                y = spread(mine)
+                y.square().sum().backward()
+                return y, spread.experts.w2.grad.full_tensor(), spread.load
+
+            results = dtensor.run(2, on_rank)
+            torch.testing.assert_close(torch.cat([y for y, _, _ in results]), expected)
+            for _, grad, _ in results:
+                torch.testing.assert_close(grad, one.experts.w2.grad)
+            self.assertEqual(sum(load for _, _, load in results).tolist(), one.load.tolist())
+            self.assertEqual(one.load.sum().item(), 24)
+
+    def test_a_strategy_chooses(self):
+        one, _ = self.reference(strategy=InTurn())
+        self.assertEqual(one.load[-1].item(), 0)
+        self.assertGreater(self.reference()[0].load[-1].item(), 0)
+
+        class Wrong(moe.RoutingStrategy):
+            def choose(self, scores, top_k, bias):
+                return scores
+
+        with self.assertRaisesRegex(RuntimeError, r"Wrong.choose\(\) gave \[12, 4\] of Double"):
+            layer(strategy=Wrong())(TOKENS)
+
+    def test_options(self):
+        with_loss = layer(aux_loss=0.1)
+        with_loss(TOKENS)
+        self.assertGreater(with_loss.loss.item(), 0)
+        self.assertIsNone(self.reference()[0].loss)
+        dropping = layer()
+        dropping.set_dispatch("capacity", factor=0.5)
+        dropping(TOKENS)
+        self.assertGreater(dropping.dropped, 0)
+        with self.assertRaisesRegex(ValueError, "score.*maximum.*softmax, sigmoid"):
+            layer(score="maximum")
+        self.assertEqual([name for name, _ in layer().named_parameters()][:2], ["gate.weight", "experts.w1"])
+
+    def test_a_parameter_that_is_replaced_counts(self):
+        one = layer()
+        before = one(TOKENS)
+        one.experts.w2 = nn.Parameter(one.experts.w2.detach() * 2)
+        torch.testing.assert_close(one(TOKENS), before * 2)
+        zero = {name: torch.zeros_like(p) for name, p in one.named_parameters()}
+        self.assertEqual(torch.func.functional_call(one, zero, TOKENS).abs().sum().item(), 0)
+
+    def test_balancers(self):
+        def on_rank():
+            balanced = layer(balance_rate=0.5)
+            balanced(TOKENS)
+            before = balanced.load
+            moe.update_load_balancers(balanced, dtensor.world())
+            for _ in range(3):
+                balanced(TOKENS)
+                moe.update_load_balancers(balanced, dtensor.world())
+            return before.tolist() == balanced.load.tolist()
+
+        self.assertEqual(dtensor.run(2, on_rank), [False, False])
+
+
+class Pipelines(unittest.TestCase):
+    def test_steps_are_one_devices(self):
+        one = copy.deepcopy(LAYERS)
+        expected = nn.functional.mse_loss(one(ROWS[0]), ROWS[1])
+        expected.backward()
+        expected_norm = nn.utils.get_total_norm([p.grad for p in one.parameters()])
+
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))
+            stages = copy.deepcopy(LAYERS)
+            line = pipeline.Pipeline(mesh, pipeline.make_schedule(name, 2, 3), nn.functional.mse_loss)
+            count = line.last_stage + 1
+            parts = [stages[4 * s // count : 4 * (s + 1) // count] for s in range(count)]
+            for stage in line.stages:
+                line.set_stage(stage, parts[stage])
+            first, last = 0 in line.stages, line.last_stage in line.stages
+            inputs = pipeline.microbatches(ROWS[0], 3) if first else []
+            targets = pipeline.microbatches(ROWS[1], 3) if last else []
+            result = line.step(inputs, targets)
+            self.assertAlmostEqual(line.evaluate(inputs, targets).item(), expected.item(), places=12)
+            self.assertEqual(len(result.live_activations), len(line.stages))
+            self.assertAlmostEqual(line.clip_grad_norm_(1e9).item(), expected_norm.item(), places=12)
+            self.assertAlmostEqual(result.loss.item(), expected.item(), places=12)
+            for stage in line.stages:
+                for a, b in zip(parts[stage].parameters(), one[4 * stage // count : 4 * (stage + 1) // count].parameters()):
+                    torch.testing.assert_close(a.grad, b.grad)
+
+        for name in ["gpipe", "1f1b", "interleaved", "zbv"]:
+            with self.subTest(name):
+                dtensor.run(2, on_rank)
+
+    def test_schedules_are_values(self):
+        schedule = pipeline.make_schedule("1f1b", 4, 8)
+        self.assertEqual((schedule.stages, schedule.microbatches, schedule.rank_of(3)), (4, 8, 3))
+        self.assertEqual(pipeline.live_activations(schedule), [4, 3, 2, 1])
+        self.assertEqual(pipeline.Schedule.parse(str(schedule)), schedule)
+        self.assertNotEqual(pipeline.make_schedule("gpipe", 4, 8), schedule)
+        whole = pipeline.with_communication(schedule, unsharded_stages=None)
+        self.assertIn("SEND_F", str(whole))
+        self.assertNotIn("UNSHARD", str(whole))
+        self.assertIn("UNSHARD", str(pipeline.with_communication(schedule)))
+        self.assertTrue(pipeline.check(whole, stages=4, microbatches=8)["in_order"])
+        self.assertLess(pipeline.simulate(schedule)["bubble"], pipeline.simulate(pipeline.make_schedule("gpipe", 4, 4))["bubble"])
+        self.assertIn("<svg", pipeline.simulate(schedule)["svg"])
+        self.assertEqual(schedule.actions[3][0], "3F0")
+        with self.assertRaisesRegex(RuntimeError, "F1"):
+            pipeline.check(pipeline.Schedule.parse("0F0 0B0 0B1 0F1"))
+        self.assertIn("zbv", pipeline.schedule_names())
+
+    def test_an_error_in_a_stage_ends_all(self):
+        def fails(x):
+            raise KeyError("in a stage")
+
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))
+            line = pipeline.Pipeline(mesh, pipeline.make_schedule("1f1b", 2, 2), nn.functional.mse_loss)
+            line.set_stage(dtensor.rank(), fails)
+            line.step(ROWS[0].chunk(2) if dtensor.rank() == 0 else [], ROWS[1].chunk(2) if dtensor.rank() == 1 else [])
+
+        with self.assertRaisesRegex(KeyError, "in a stage"):
+            dtensor.run(2, on_rank)
+
+
+class Series(unittest.TestCase):
+    def test_the_newest_whole_one(self):
+        def on_rank(root):
+            mesh = dtensor.init_device_mesh("cpu", (2,))
+            series = CheckpointSeries(root, keep=2)
+            state = {"w": dtensor.zeros(4, device_mesh=mesh, placements=[Shard(0)]), "step": 0, "note": ""}
+            self.assertEqual(series.load_newest(state), ("", []))
+            for step in [10, 20, 30]:
+                state["w"].fill_(step)
+                state.update(step=step, note=f"after {step}")
+                (series.async_save if step == 20 else series.save)(state, step, sync=False)
+            series.finish()
+            self.assertEqual(steps(root), [30, 20])
+            other = {"w": dtensor.zeros(4, device_mesh=mesh, placements=[Replicate()]), "step": 0, "note": ""}
+            found = load_newest(other, root)
+            self.assertEqual((os.path.basename(found.path), found.passed_over), ("step-00000030", []))
+            self.assertEqual((other["step"], other["note"], other["w"].tolist()), (30, "after 30", [30] * 4))
+
+        with tempfile.TemporaryDirectory() as folder:
+            dtensor.run(2, on_rank, os.path.join(folder, "run"))
+
+
+class Errors(unittest.TestCase):
+    def test_what_cannot_finish(self):
+        self.assertTrue(issubclass(dtensor.CommError, RuntimeError))
+        caught = []
+
+        def on_rank():
+            if dtensor.rank() == 0:
+                try:
+                    dtensor.barrier()
+                except dtensor.CommError as error:
+                    caught.append(str(error))
+                    raise
+
+        with self.assertRaises(RuntimeError):
+            dtensor.run(2, on_rank, timeout=5)
+        self.assertRegex(caught[0], "rank 1")
+
+
+if __name__ == "__main__":
+    unittest.main()
