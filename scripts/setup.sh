@@ -68,10 +68,7 @@ libtorch_root() { cmake -P cmake/LocateLibTorch.cmake; }
 # What is installed goes into a folder of its own, renamed when it is whole, so that an interrupted installation leaves nothing
 # that looks like one.
 lock_cache() {
-  mkdir -p "$cache"
-  exec 9> "$cache/.lock"
-  flock 9
-  rm -rf "$cache"/.partial-*
+  mkdir -p "$cache" && { exec 9> "$cache/.lock"; } && flock 9 && rm -rf "$cache"/.partial-* || return 1
   trap 'rm -rf "$cache"/.partial-*' EXIT
 }
 
@@ -101,10 +98,10 @@ install_wheels() {
 install_python() {
   local made_from partial torch site
   made_from=$({ cat scripts/cuda_stubs.py; echo "${python_wheels[*]}"; } | sha256sum)
-  lock_cache
+  lock_cache || return 1
   [ "$(cat "$python_home/.made-from" 2> /dev/null)" != "$made_from" ] || return 0
   say "making a Python with torch $torch_version for the tests (30 MB to fetch) in $python_home"
-  partial=$(mktemp -d "$cache/.partial-XXXXXX")
+  partial=$(mktemp -d "$cache/.partial-XXXXXX") || return 1
   torch=$(dirname "$root")
   "$python" -m venv --without-pip "$partial/venv" || return 1
   site=$(echo "$partial"/venv/lib/python3*/site-packages)
