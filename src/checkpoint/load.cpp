@@ -3,14 +3,13 @@
 
 #include <ATen/ATen.h>
 
-#include <map>
 #include <unordered_set>
 
-#include "checkpoint/coalesced_reader.h"
 #include "checkpoint/collective_errors.h"
-#include "checkpoint/file.h"
 #include "checkpoint/part.h"
+#include "checkpoint/read_ranges.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/shared_reads.h"
 #include "dtensor/debug_rank.h"
 
 namespace dtensor::files {
@@ -31,21 +30,17 @@ bool castable_dtype(const CheckpointEntry& entry) {
 }
 
 // The part's elements from the file, and the checksum of those that this rank answers for.
-Checksum read_part(const Part& part, const CheckpointEntry& entry, const File& file, bool verify) {
+Checksum read_part(const Part& part, const CheckpointEntry& entry, Files& files, SharedReads& reads, std::size_t i,
+                   bool verify) {
   Checksum sum;
-  const auto item = static_cast<std::int64_t>(c10::elementSize(entry.dtype));
-  for_each_piece(
-      part.local, entry.dtype, 0, part.ranges.numel(), true, [&](std::int64_t first, char* data, std::int64_t count) {
-        CoalescedReader reader(file);
-        part.ranges.each(first, first + count, [&](std::int64_t local, const Range& range) {
-          reader.want(entry.offset + range.global * item, range.length * item, data + (local - first) * item);
-        });
-        reader.flush();
-        if (!verify) return;
+  reads.fill(
+      i, part.local, entry.dtype,
+      [&](std::int64_t first, char* data, std::int64_t count) {
+        read_ranges(part.ranges, entry, files.of(entry.file), first, data, count);
+      },
+      [&](std::int64_t first, const char* data, std::int64_t count) {
         const std::int64_t from = std::max(first, part.begin), to = std::min(first + count, part.end);
-        part.ranges.each(from, to, [&](std::int64_t local, const Range& range) {
-          sum += checksum(data + (local - first) * item, item, range.length, range.global);
-        });
+        if (verify) sum += checksum_of(part.ranges, entry, from, data + (from - first) * item_of(entry), to - from);
       });
   return sum;
 }
@@ -114,20 +109,20 @@ void Loader::read(const StateTensors& targets, Problems problems) {
   problems.raise(what_);
   for (Wanted& w : wanted) w.landing = w.target.defined() ? landing_of(w.target) : at::Tensor();
   std::vector<Checksum> sums(wanted.size());
+  std::vector<std::string> parts;
+  for (const Wanted& w : wanted) parts.push_back(part_text(w.landing));
+  SharedReads reads(ranks_, parts);
+  Files files;
   const NoTimeout patience;  // as for the index
-  run_on_all(ranks_, what_, [&] {
-    std::map<std::string, File> files;
-    for (std::size_t i = 0; i < wanted.size(); ++i) {
-      const Wanted& w = wanted[i];
-      if (!w.target.defined()) continue;
-      const Part part = part_of(w.landing, static_cast<std::int64_t>(i));
-      if (!part.local.defined()) continue;
-      auto file = files.find(w.entry->file);
-      if (file == files.end()) file = files.emplace(w.entry->file, File::open_to_read(w.entry->file)).first;
-      sums[i] = read_part(part, *w.entry, file->second, options_.verify);
-      mark_written(w.landing);
-    }
-  });
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const Wanted& w = wanted[i];
+    if (!w.target.defined()) continue;
+    const Part part = part_of(w.landing, static_cast<std::int64_t>(i));
+    if (!part.local.defined()) continue;
+    sums[i] = read_part(part, *w.entry, files, reads, i, options_.verify);
+    mark_written(w.landing);
+  }
+  raise_on_all(ranks_, what_, reads.error());
   if (options_.verify) verify(wanted, sums);
   for (const Wanted& w : wanted) {
     if (w.target.defined()) take_landing(w.target, w.landing);

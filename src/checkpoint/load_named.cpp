@@ -1,17 +1,17 @@
 // Loads from folders of other programs: a tensor is filled from parts of stored ones, by a table of names.
 #include <ATen/ATen.h>
-#include <ATen/EmptyTensor.h>
 
 #include <algorithm>
-#include <map>
 #include <unordered_set>
 
-#include "checkpoint/coalesced_reader.h"
 #include "checkpoint/collective_errors.h"
-#include "checkpoint/file.h"
+#include "checkpoint/destination.h"
 #include "checkpoint/load.h"
+#include "checkpoint/named_checksums.h"
 #include "checkpoint/part.h"
+#include "checkpoint/read_ranges.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/shared_reads.h"
 #include "checkpoint/stored_pieces.h"
 #include "dtensor/debug_rank.h"
 #include "dtensor/tensor.h"
@@ -21,94 +21,6 @@ namespace dtensor::files {
 namespace {
 
 std::size_t at_index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
-// This rank's part of a tensor, by dimensions.
-struct Held {
-  at::Tensor local;  // undefined: nothing
-  std::vector<Segments> segments;
-};
-
-Held held_of(const at::Tensor& tensor) {
-  Held held;
-  if (!is_dtensor(tensor)) {
-    held.local = tensor.detach();
-    for (const std::int64_t n : tensor.sizes()) held.segments.push_back({{0, n}});
-    return held;
-  }
-  const DTensor placed(tensor);
-  const auto coordinate = placed.mesh().coordinate();
-  if (!coordinate) return held;
-  const at::NoGradGuard no_grad;
-  held.local = placed.to_local();
-  for (std::int64_t d = 0; d < placed.dim(); ++d) {
-    held.segments.push_back(shard_segments(placed.size(d), d, placed.placements(), placed.mesh().shape(), *coordinate));
-  }
-  return held;
-}
-
-struct Cut {
-  Segments both;                      // indices of the whole dimension
-  std::int64_t begin = 0, count = 0;  // the same as local indices
-};
-
-Cut intersection(const Segments& held, const Segment& range) {
-  Cut cut;
-  for (const Segment& s : held) {
-    const std::int64_t from = std::max(s.offset, range.offset);
-    const std::int64_t to = std::min(s.offset + s.length, range.offset + range.length);
-    if (from < to) {
-      cut.both.push_back({from, to - from});
-      cut.count += to - from;
-    } else if (s.offset < range.offset && cut.count == 0) {
-      cut.begin += s.length;
-      continue;
-    }
-    if (from < to && cut.both.size() == 1) cut.begin += from - s.offset;
-  }
-  return cut;
-}
-
-// Rows of `to` (in dimensions as stored) from the file.
-void read_rows(const at::Tensor& to, const ContiguousRanges& ranges, const CheckpointEntry& entry, const File& file) {
-  const auto item = static_cast<std::int64_t>(c10::elementSize(entry.dtype));
-  const std::int64_t rows = to.dim() == 0 ? 1 : to.size(0), inner = to.numel() / rows;
-  const std::int64_t step = std::max<std::int64_t>(1, kBufferBytes / std::max<std::int64_t>(1, inner * item));
-  for (std::int64_t row = 0; row < rows; row += step) {
-    const at::Tensor part = to.dim() == 0 ? to : to.narrow(0, row, std::min(step, rows - row));
-    const bool direct = part.is_cpu() && part.is_contiguous() && part.scalar_type() == entry.dtype;
-    const at::Tensor buffer = direct ? part : at::Tensor(at::detail::empty_cpu(part.sizes(), entry.dtype));
-    auto* data = static_cast<char*>(buffer.mutable_data_ptr());
-    CoalescedReader reader(file);
-    const std::int64_t first = row * inner;
-    ranges.each(first, first + part.numel(), [&](std::int64_t local, const Range& range) {
-      reader.want(entry.offset + range.global * item, range.length * item, data + (local - first) * item);
-    });
-    reader.flush();
-    if (!direct) part.copy_(buffer);
-  }
-}
-
-void read_piece(const Held& held, const StoredPiece& piece, const CheckpointEntry& entry, const File& file) {
-  at::Tensor to = held.local;
-  std::vector<Segments> wanted(at_index(piece.stored_dims()));
-  std::vector<Cut> cuts;
-  for (std::size_t d = 0; d < piece.in.size(); ++d) {
-    cuts.push_back(intersection(held.segments[d], piece.in[d]));
-    if (cuts.back().count == 0) return;
-    to = to.narrow(static_cast<std::int64_t>(d), cuts[d].begin, cuts[d].count);
-  }
-  for (std::int64_t s = 0; s < piece.stored_dims(); ++s) {
-    const auto d = at_index(piece.dim_of_tensor(s));
-    const std::int64_t shift = (piece.of_stored.dim == s ? piece.of_stored.begin : 0) - piece.in[d].offset;
-    for (Segment segment : cuts[d].both) {
-      segment.offset += shift;
-      wanted[at_index(s)].push_back(segment);
-    }
-  }
-  if (piece.index >= 0) to = to.squeeze(0);
-  if (piece.transposed) to = to.transpose(-1, -2);
-  read_rows(to, ContiguousRanges(entry.sizes, std::move(wanted)), entry, file);
-}
 
 // Sizes that the stored tensor must have; -1 where any will do that holds the range.
 bool sizes_fit(const StoredPiece& piece, at::IntArrayRef stored) {
@@ -203,22 +115,28 @@ void Loader::read_named(const StateTensors& targets, Problems problems) {
   std::vector<NamedTarget> found;
   run_on_all(ranks_, what_, [&] { found = match_names(manifest, targets, problems); });
   problems.raise(what_);
-  const NoTimeout patience;  // a slow disk on one rank is no fault of the others
   for (NamedTarget& f : found) f.landing = f.target.defined() ? landing_of(f.target) : at::Tensor();
-  run_on_all(ranks_, what_, [&] {
-    std::map<std::string, File> files;
-    for (const NamedTarget& f : found) {
-      if (!f.target.defined()) continue;
-      const Held held = held_of(f.landing);
-      if (!held.local.defined()) continue;
-      for (const auto& [piece, entry] : f.pieces) {
-        auto file = files.find(entry->file);
-        if (file == files.end()) file = files.emplace(entry->file, File::open_to_read(entry->file)).first;
-        read_piece(held, piece, *entry, file->second);
-      }
-      mark_written(f.landing);
+  NamedChecksums sums(index_, options_.verify);
+  std::vector<Destination> there;
+  std::vector<std::string> parts;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    sums.expect(found[i].pieces, manifest.tensors[i].homes);
+    for (const auto& [piece, entry] : found[i].pieces) {
+      there.push_back(destination(found[i].landing, piece, *entry));
+      parts.push_back(there.back().text());
     }
-  });
+  }
+  SharedReads reads(ranks_, parts);
+  Files files;
+  const NoTimeout patience;  // a slow disk on one rank is no fault of the others
+  for (std::size_t i = 0; i < there.size(); ++i) {
+    if (there[i].to.defined()) there[i].read(reads, i, files, sums);
+  }
+  for (const NamedTarget& f : found) {
+    if (f.landing.defined()) mark_written(f.landing);
+  }
+  raise_on_all(ranks_, what_, reads.error());
+  sums.verify(ranks_, what_);
   for (const NamedTarget& f : found) {
     if (f.target.defined()) take_landing(f.target, f.landing);
   }

@@ -113,6 +113,8 @@ std::int64_t touched(int descriptor) {
 
 }  // namespace
 
+std::string machine_name() { return host_name() + " " + first_line("/proc/sys/kernel/random/boot_id"); }
+
 std::string unique_name() {
   static std::atomic<int> count{0};
   return host_name() + "-" + std::to_string(::getpid()) + "-" + std::to_string(count++);

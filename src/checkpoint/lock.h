@@ -42,4 +42,7 @@ class FolderLock {
 // What tells this save's temporary names from any other's: host, process and a count.
 std::string unique_name();
 
+// The machine that this process is on, by name and start.
+std::string machine_name();
+
 }  // namespace dtensor::files

@@ -1,0 +1,33 @@
+// Where a stored tensor, or a part of it, goes on this rank.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/named_checksums.h"
+#include "checkpoint/read_ranges.h"
+#include "checkpoint/shared_reads.h"
+#include "checkpoint/stored_pieces.h"
+#include "dtensor/checkpoint.h"
+#include "dtensor/contiguous_ranges.h"
+
+namespace dtensor::files {
+
+struct Destination {
+  const CheckpointEntry* entry = nullptr;
+  at::Tensor to = {};                 // in dimensions as stored; undefined: nothing on this rank
+  std::vector<Segments> wanted = {};  // indices of the stored tensor, by dimension
+  bool answers = false;               // for the checksum of these elements, among those that hold the same
+
+  // Split within rows, short ranges lie between those of other ranks: whole rows are read, and each rank takes its
+  // part.
+  bool by_rows() const;
+  std::string text() const;  // for SharedReads
+  void read(SharedReads& reads, std::size_t i, Files& files, NamedChecksums& sums) const;
+};
+
+Destination destination(const at::Tensor& target, const StoredPiece& piece, const CheckpointEntry& entry);
+
+}  // namespace dtensor::files

@@ -1,0 +1,36 @@
+// Ranges of elements as ranges of bytes.
+#include "checkpoint/read_ranges.h"
+
+#include "checkpoint/coalesced_reader.h"
+
+namespace dtensor::files {
+
+const File& Files::of(const std::string& path) {
+  auto file = open_.find(path);
+  if (file == open_.end()) file = open_.emplace(path, File::open_to_read(path)).first;
+  return file->second;
+}
+
+std::int64_t item_of(const CheckpointEntry& entry) { return static_cast<std::int64_t>(c10::elementSize(entry.dtype)); }
+
+void read_ranges(const ContiguousRanges& ranges, const CheckpointEntry& entry, const File& file, std::int64_t first,
+                 char* data, std::int64_t count) {
+  const std::int64_t item = item_of(entry);
+  CoalescedReader reader(file);
+  ranges.each(first, first + count, [&](std::int64_t local, const ContiguousRanges::Range& range) {
+    reader.want(entry.offset + range.global * item, range.length * item, data + (local - first) * item);
+  });
+  reader.flush();
+}
+
+Checksum checksum_of(const ContiguousRanges& ranges, const CheckpointEntry& entry, std::int64_t first, const char* data,
+                     std::int64_t count) {
+  const std::int64_t item = item_of(entry);
+  Checksum sum;
+  ranges.each(first, first + count, [&](std::int64_t local, const ContiguousRanges::Range& range) {
+    sum += checksum(data + (local - first) * item, item, range.length, range.global);
+  });
+  return sum;
+}
+
+}  // namespace dtensor::files
