@@ -114,8 +114,12 @@ Whereabouts Step::first_whereabouts(int microbatch) const {
   Whereabouts where;
   for (std::size_t m = 0; m < context_.inputs.size(); ++m) {
     const std::int64_t rows = rows_of(context_.inputs[m]);
-    if (m == static_cast<std::size_t>(microbatch)) where.rows = {where.rows.total, rows, 0};
+    if (m == static_cast<std::size_t>(microbatch)) where.rows.first = where.rows.total, where.rows.count = rows;
     where.rows.total += rows;
+  }
+  // A step on some of a batch's rows (gradient accumulation over steps).
+  if (const auto* piece = ScopedValue<BatchRows::Range>::current(); piece && piece->count == where.rows.total) {
+    where.rows = {piece->first + where.rows.first, where.rows.count, piece->total};
   }
   return where;
 }
