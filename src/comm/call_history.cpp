@@ -55,19 +55,21 @@ std::uint64_t oldest_known(const std::vector<MemberCalls>& members) {
   return oldest;
 }
 
-}  // namespace
-
-CallHistory::Kept& CallHistory::kept() {
-  auto* known = kept_.load(std::memory_order_acquire);
+// What is there, made by whoever needs it first.
+template <class T>
+T& made(std::atomic<T*>& place) {
+  auto* known = place.load(std::memory_order_acquire);
   if (known != nullptr) return *known;
-  auto fresh = std::make_unique<Kept>();
-  return kept_.compare_exchange_strong(known, fresh.get()) ? *fresh.release() : *known;
+  auto fresh = std::make_unique<T>();
+  return place.compare_exchange_strong(known, fresh.get()) ? *fresh.release() : *known;
 }
+
+}  // namespace
 
 void CallHistory::add(const CallNote& call) {
   const auto number = operators_.load(std::memory_order_relaxed) + 1;
   const auto signature = std::max<std::uint64_t>(mixed(signature_.load(std::memory_order_relaxed), call.hash), 1);
-  Entry& entry = kept().entries[number % kKept];
+  Entry& entry = made(entries_)[number % kKept];
   entry.number.store(0, std::memory_order_relaxed);
   entry.text.store(call.text, std::memory_order_release);
   entry.module.store(call.module, std::memory_order_release);
@@ -94,10 +96,10 @@ std::string CallHistory::text_of(const Entry& entry) {
 std::vector<CallHistory::Line> CallHistory::lines() const {
   const auto last = operators_.load(std::memory_order_acquire);
   std::vector<Line> lines;
-  const auto* kept = kept_.load(std::memory_order_acquire);
-  if (kept == nullptr) return lines;
+  const auto* entries = entries_.load(std::memory_order_acquire);
+  if (entries == nullptr) return lines;
   for (auto number = last - std::min<std::uint64_t>(last, kKept - 1) + 1; number <= last; ++number) {
-    const Entry& entry = kept->entries[number % kKept];
+    const Entry& entry = (*entries)[number % kKept];
     if (entry.number.load(std::memory_order_acquire) != number) continue;
     Line line{number, entry.signature.load(std::memory_order_acquire), text_of(entry)};
     if (entry.number.load(std::memory_order_acquire) == number) lines.push_back(std::move(line));
@@ -106,16 +108,16 @@ std::vector<CallHistory::Line> CallHistory::lines() const {
 }
 
 void CallHistory::note_node(std::uint64_t node, const std::string* module) {
-  Node& entry = kept().nodes[node % kNodes];
+  Node& entry = made(nodes_)[node % kNodes];
   if (entry.number.load(std::memory_order_relaxed) == node + 1) return;  // by the first operator below it
   entry.module.store(module, std::memory_order_relaxed);
   entry.number.store(node + 1, std::memory_order_relaxed);
 }
 
 const std::string* CallHistory::module_of_node(std::uint64_t node) const {
-  const auto* kept = kept_.load(std::memory_order_acquire);
-  if (kept == nullptr) return nullptr;
-  const Node& entry = kept->nodes[node % kNodes];
+  const auto* nodes = nodes_.load(std::memory_order_acquire);
+  if (nodes == nullptr) return nullptr;
+  const Node& entry = (*nodes)[node % kNodes];
   return entry.number.load(std::memory_order_relaxed) == node + 1 ? entry.module.load(std::memory_order_relaxed)
                                                                   : nullptr;
 }

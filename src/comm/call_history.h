@@ -29,7 +29,7 @@ class CallHistory {
   static constexpr std::size_t kKept = 128;
 
   CallHistory() = default;
-  ~CallHistory() { delete kept_.load(); }
+  ~CallHistory() { delete entries_.load(), delete nodes_.load(); }
   CallHistory(const CallHistory&) = delete;
   CallHistory& operator=(const CallHistory&) = delete;
 
@@ -67,16 +67,15 @@ class CallHistory {
     std::atomic<const std::string*> module{nullptr};
   };
   static constexpr std::size_t kNodes = 4096;
-  struct Kept {
-    std::array<Entry, kKept> entries;
-    std::array<Node, kNodes> nodes;
-  };
-  Kept& kept();
+  using Entries = std::array<Entry, kKept>;
+  using Nodes = std::array<Node, kNodes>;
   static std::string text_of(const Entry& entry);
 
   std::atomic<std::uint64_t> operators_{0}, signature_{0};
   std::atomic<std::uint32_t> tensors_{0};
-  std::atomic<Kept*> kept_{nullptr};  // made when first needed: most meshes are never checked
+  // Made when first needed: most meshes are never checked, and many programs name no modules.
+  std::atomic<Entries*> entries_{nullptr};
+  std::atomic<Nodes*> nodes_{nullptr};
 };
 
 // What one member of a communicator says of its calls.

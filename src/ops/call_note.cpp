@@ -8,9 +8,12 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <array>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <sstream>
+#include <thread>
 
 #include "comm/call_history.h"
 #include "comm/hash.h"
@@ -171,7 +174,7 @@ const std::string* current_module(CallHistory& history) {
   const auto* module = kept_module(ModuleScope::path());
   if (torch::autograd::get_current_graph_task_id() < 0) {
     const auto nodes = at::sequence_number::peek();
-    if (at::GradMode::is_enabled() && nodes > 0) history.note_node(nodes - 1, module);
+    if (module != nullptr && at::GradMode::is_enabled() && nodes > 0) history.note_node(nodes - 1, module);
     return module;
   }
   if (module != nullptr) return module;  // recomputed
@@ -180,18 +183,39 @@ const std::string* current_module(CallHistory& history) {
   return kept_module(made_in != nullptr ? "the backward pass of " + *made_in : "the backward pass");
 }
 
+// Whether what this thread calls comes in an order that is the same on every rank. A backward pass over tensors on two
+// devices (parameters in host memory) runs on two threads: the operators of the one that called the first count.
+bool has_an_order() {
+  struct Pass {
+    std::atomic<int> pass{-1};
+    std::atomic<std::thread::id> thread{};
+  };
+  static std::array<Pass, 256> passes;  // under way on all ranks of the process
+  const int pass = torch::autograd::get_current_graph_task_id();
+  if (pass < 0) return true;
+  Pass& entry = passes[static_cast<std::size_t>(pass) % passes.size()];
+  const auto me = std::this_thread::get_id();
+  if (entry.pass.load(std::memory_order_acquire) == pass) return entry.thread.load(std::memory_order_relaxed) == me;
+  entry.thread.store(me, std::memory_order_relaxed);
+  entry.pass.store(pass, std::memory_order_release);
+  return true;
+}
+
 void note(const OpEntry& entry, Args args, Operands operands, const MeshImpl& mesh, const CallWords& words) {
+  auto& history = mesh.history();
+  if (!has_an_order()) return;
   Numbers numbers(words.hash);
   for (const auto* impl : operands) {
     if (impl == nullptr || !has_dtensor_key(impl)) continue;
-    numbers.hash = mixed(numbers.hash, static_cast<const DTensorImpl*>(impl)->origin());
+    const auto& tensor = *static_cast<const DTensorImpl*>(impl);
+    // Another mesh counts its own tensors, and some of this one's ranks may be none of its.
+    if (tensor.spec()->mesh.get() == &mesh) numbers.hash = mixed(numbers.hash, tensor.origin());
   }
   add_numbers(numbers, entry, args, operands);
   if (entry.is_random) {
     const auto state = mesh.state().rng();
     numbers.add(static_cast<double>(state.counter), mixed(state.seed, state.counter));
   }
-  auto& history = mesh.history();
   history.add({numbers.hash, words.text, current_module(history), numbers.shown});
 }
 

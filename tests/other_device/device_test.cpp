@@ -201,7 +201,8 @@ struct Places {
   void expect_on_host(const Net& net) const {
     for (const auto& [name, t] : net.p) {
       EXPECT_TRUE(on_host(t.detach())) << name;
-      EXPECT_TRUE(DTensor(t.detach()).to_local().is_pinned() || local_numel(t) == 0) << name;
+      const auto numel = local_numel(t);  // called on every rank
+      EXPECT_TRUE(DTensor(t.detach()).to_local().is_pinned() || numel == 0) << name;
       EXPECT_TRUE(!t.grad().defined() || on_host(t.grad())) << name;
     }
   }
