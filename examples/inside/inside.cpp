@@ -63,7 +63,7 @@ Report train(const dtensor::Communicator& world, c10::DeviceType device, const F
   Report report;
   {
     const at::NoGradGuard no_grad;
-    report.explained = dtensor::explain([&] { loss_of(); });
+    report.explained = dtensor::explain([&] { loss_of(); }, dtensor::Explain::calls);
   }
   dtensor::AdamW optimizer(net.parameters(), {.lr = 1e-2});
   const bool scales = flags.loss_scale > 0;

@@ -54,6 +54,9 @@ struct CollectiveCall {
   // can be looked up. A hash of 0: none, not compared.
   std::uint64_t operators = 0, signature = 0;
   std::shared_ptr<const CallHistory> history = {};
+  // The operator that it is called for, and the module; null: none. They live for the program. Not compared.
+  const std::string* caller = nullptr;
+  const std::string* module = nullptr;
 };
 
 // `outputs` are written, `inputs` read; the lists have one tensor or size() of them, as in Communicator. Tensors are

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "dtensor/export.h"
+#include "dtensor/phase.h"
 
 namespace dtensor {
 
@@ -30,9 +31,6 @@ class DTENSOR_API ModuleScope {
   const std::string* name_;
   std::uint64_t first_node_ = 0;
 };
-
-// Of a training step.
-enum class Phase : std::uint8_t { forward, backward };
 
 // What collectives are counted by.
 struct CommKey {

@@ -8,8 +8,10 @@
 #include <initializer_list>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "dtensor/export.h"
+#include "dtensor/phase.h"
 
 namespace dtensor {
 
@@ -23,6 +25,14 @@ struct Event {
   std::string axis;        // mesh dimension name(s) of a collective, else empty
   std::int64_t bytes = 0;  // received from other ranks; of an operator: to bring its operands where it needs them
   std::chrono::steady_clock::time_point begin, end;
+  std::string operands = {};  // of an operator: "f32[4, 8] [S(0), R], f32[8, 2] [R, R]"
+  // Of a collective: the world ranks that take part, and its number among theirs, so that each finds it in the events
+  // of the others. Of messages: none.
+  std::vector<std::int64_t> ranks = {};
+  std::uint64_t sequence = 0;
+  // The innermost ModuleScope ("" outside any), and whether forward or backward ran.
+  std::string module = {};
+  Phase phase = Phase::forward;
 };
 
 // Calls `listener` for each event of these kinds on this thread while it lives, and of backward passes that start

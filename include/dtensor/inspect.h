@@ -11,8 +11,14 @@
 
 namespace dtensor {
 
-// Runs fn and returns, for every operator that it calls on DTensors, the candidates, their prices and the choice.
-DTENSOR_API std::string explain(const std::function<void()>& fn);
+// What explain() tells.
+enum class Explain : std::uint8_t {
+  moves,  // what this rank received, by module and operator, in bytes, and which placements would avoid it
+  calls,  // of each operator on DTensors the candidates, their prices and the choice
+};
+
+// Runs fn and says what its operators did, and why.
+DTENSOR_API std::string explain(const std::function<void()>& fn, Explain what = Explain::moves);
 
 // What Strict refuses.
 enum class Strictness : std::uint8_t {

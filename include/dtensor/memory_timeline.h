@@ -36,10 +36,19 @@ class DTENSOR_API MemoryTimeline {
   const Sample& peak() const;  // since the start or the last reset_peak()
   // Looks for the peak from now on.
   void reset_peak();
+  // Memory that was made in one module and phase: activations are of forward, gradients of backward.
+  struct Holder {
+    // Where it was made, and how much of it lived.
+    std::string module;
+    Phase phase = Phase::forward;
+    std::int64_t bytes = 0;
+  };
+  // Who held memory at the peak, the largest first. Of memory that was made since the start.
+  std::vector<Holder> holders_at_peak() const;
   // All that was noted, in order of time.
   const std::vector<Sample>& samples() const;
   std::string csv() const;  // seconds,bytes,phase,module
-  // A drawing over time.
+  // A drawing over time: bytes against milliseconds, the backward passes shaded, the peak and who held it named.
   std::string svg(int width = 800, int height = 240) const;
 
  private:

@@ -6,10 +6,12 @@ namespace {
 
 std::string explain_call(const py::function& fn, const py::args& args, const py::kwargs& kwargs) {
   const py::gil_scoped_release no_lock;
-  return explain([&] {
-    const py::gil_scoped_acquire lock;
-    fn(*args, **kwargs);
-  });
+  return explain(
+      [&] {
+        const py::gil_scoped_acquire lock;
+        fn(*args, **kwargs);
+      },
+      Explain::calls);
 }
 
 const char* phase_name(Phase phase) { return phase == Phase::forward ? "forward" : "backward"; }

@@ -2,6 +2,7 @@
 #include "autograd/local_autograd.h"
 #include "dtensor/tensor.h"
 #include "placement/shard_map.h"
+#include "tensor/impl/call_error.h"
 
 namespace dtensor {
 
@@ -45,6 +46,20 @@ std::vector<DTensor> as_dtensors(std::vector<at::Tensor> tensors) {
   return results;
 }
 
+// As run_as, for a list.
+template <class Run>
+auto run_redistribute(const std::vector<DTensor>& tensors, const MeshInfo* mesh, Run&& run) {
+  static const std::string name = "redistribute";
+  const Caller caller(name);
+  try {
+    return run();
+  } catch (...) {
+    std::vector<c10::TensorImpl*> impls;
+    for (const auto& tensor : tensors) impls.push_back(tensor.defined() ? tensor.unsafeGetTensorImpl() : nullptr);
+    rethrow_from(name, impls, mesh);
+  }
+}
+
 void check_count(std::size_t placements, std::size_t tensors) {
   TORCH_CHECK(placements == tensors, "redistribute: ", placements, " placements for ", tensors, " tensors");
 }
@@ -52,27 +67,32 @@ void check_count(std::size_t placements, std::size_t tensors) {
 }  // namespace
 
 std::vector<DTensor> redistribute(const std::vector<DTensor>& tensors, std::vector<Placements> placements) {
-  check_count(placements.size(), tensors.size());
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const auto& spec = *checked_impl(tensors[i]).spec();
-    placements[i] = normalize_placements(std::move(placements[i]), tensors[i].dim(), spec.mesh->layout.shape);
-  }
-  return as_dtensors(redistribute_tensors({tensors.begin(), tensors.end()}, placements));
+  return run_redistribute(tensors, nullptr, [&] {
+    check_count(placements.size(), tensors.size());
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const auto& spec = *checked_impl(tensors[i]).spec();
+      placements[i] = normalize_placements(std::move(placements[i]), tensors[i].dim(), spec.mesh->layout.shape);
+    }
+    return as_dtensors(redistribute_tensors({tensors.begin(), tensors.end()}, placements));
+  });
 }
 
 std::vector<DTensor> redistribute(const std::vector<DTensor>& tensors, const DeviceMesh& mesh,
                                   std::vector<Placements> placements) {
   TORCH_CHECK(mesh, "redistribute: no mesh");
-  check_count(placements.size(), tensors.size());
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    checked_impl(tensors[i]);
-    placements[i] = normalize_placements(std::move(placements[i]), tensors[i].dim(), mesh.shape());
-  }
-  return as_dtensors(redistribute_tensors({tensors.begin(), tensors.end()}, mesh.impl(), placements));
+  return run_redistribute(tensors, mesh.impl().get(), [&] {
+    check_count(placements.size(), tensors.size());
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      checked_impl(tensors[i]);
+      placements[i] = normalize_placements(std::move(placements[i]), tensors[i].dim(), mesh.shape());
+    }
+    return as_dtensors(redistribute_tensors({tensors.begin(), tensors.end()}, mesh.impl(), placements));
+  });
 }
 
 at::Tensor DTensor::to_local(Placements grad_placements) const {
-  return unwrap_local(*this, std::move(grad_placements));
+  static const std::string name = "to_local";
+  return run_as(name, *this, nullptr, [&] { return unwrap_local(*this, std::move(grad_placements)); });
 }
 
 }  // namespace dtensor

@@ -10,6 +10,7 @@
 
 #include "comm/buffer_pool.h"
 #include "comm/call_history.h"
+#include "comm/caller.h"
 #include "comm/check.h"
 #include "comm/copy.h"
 #include "comm/describe.h"
@@ -46,12 +47,19 @@ void touched(at::TensorList outputs) {
 
 // Runs the backend's part, timed if somebody listens.
 template <class Run>
-auto report(const CollectiveCall& call, std::int64_t bytes, Run&& run) {
+auto report(const CommBackend& backend, const CollectiveCall& call, std::int64_t bytes, Run&& run) {
   if (!events_on(Event::Kind::collective)) return run();
-  const auto begin = std::chrono::steady_clock::now();
+  Event event;
+  event.kind = Event::Kind::collective;
+  event.name = to_string(call.kind);
+  event.axis = call.label ? *call.label : "";
+  event.bytes = bytes;
+  const bool message = call.kind == CollectiveKind::send || call.kind == CollectiveKind::recv;
+  if (!message) event.ranks = backend.ranks(), event.sequence = call.sequence;
+  event.begin = std::chrono::steady_clock::now();
   auto result = run();
-  emit_event({Event::Kind::collective, to_string(call.kind), call.label ? *call.label : "", bytes, begin,
-              std::chrono::steady_clock::now()});
+  event.end = std::chrono::steady_clock::now();
+  emit_event(std::move(event));
   return result;
 }
 
@@ -92,6 +100,8 @@ CollectiveCall Communicator::start_call(CollectiveKind kind, const at::Tensor& l
   call.dtype = like.defined() ? like.scalar_type() : at::kByte;
   call.label = label_;
   call.sequence = backend_->next_sequence(kind);
+  call.caller = Caller::current();
+  call.module = calling_module();
   const bool message = kind == CollectiveKind::send || kind == CollectiveKind::recv;  // each end is elsewhere
   if (!message && history_ && history_->signature() != 0) {
     call.operators = history_->operators();
@@ -114,7 +124,8 @@ Work Communicator::all_gather(at::TensorList outputs, const at::Tensor& input) c
   check_tensors(*backend_, call, outputs, input);
   check_same_sizes(call, outputs[rank()], input);
   touched(outputs);
-  return report(call, bytes_from_others(outputs, rank()), [&] { return backend_->all_gather(call, outputs, input); });
+  return report(*backend_, call, bytes_from_others(outputs, rank()),
+                [&] { return backend_->all_gather(call, outputs, input); });
 }
 
 Work Communicator::reduce_scatter(const at::Tensor& output, at::TensorList inputs, ReduceOp op) const {
@@ -130,7 +141,8 @@ Work Communicator::reduce_scatter(const at::Tensor& output, at::TensorList input
   check_same_sizes(call, output, inputs[rank()]);
   check_reduction(call);
   touched(output);
-  return report(call, bytes_of(output) * (size() - 1), [&] { return backend_->reduce_scatter(call, output, inputs); });
+  return report(*backend_, call, bytes_of(output) * (size() - 1),
+                [&] { return backend_->reduce_scatter(call, output, inputs); });
 }
 
 Work Communicator::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
@@ -139,7 +151,8 @@ Work Communicator::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
   check_tensors(*backend_, call, tensor, {});
   check_reduction(call);
   touched(tensor);
-  return report(call, 2 * bytes_of(tensor) * (size() - 1) / size(), [&] { return backend_->all_reduce(call, tensor); });
+  return report(*backend_, call, 2 * bytes_of(tensor) * (size() - 1) / size(),
+                [&] { return backend_->all_reduce(call, tensor); });
 }
 
 Work Communicator::all_reduce(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const {
@@ -150,7 +163,7 @@ Work Communicator::all_reduce(const at::Tensor& output, const at::Tensor& input,
   check_same_sizes(call, output, input);
   check_reduction(call);
   touched(output);
-  return report(call, 2 * bytes_of(output) * (size() - 1) / size(),
+  return report(*backend_, call, 2 * bytes_of(output) * (size() - 1) / size(),
                 [&] { return backend_->all_reduce(call, output, input); });
 }
 
@@ -166,7 +179,8 @@ Work Communicator::all_to_all(at::TensorList outputs, at::TensorList inputs) con
   check_tensors(*backend_, call, outputs, inputs);
   check_same_sizes(call, outputs[rank()], inputs[rank()]);
   touched(outputs);
-  return report(call, bytes_from_others(outputs, rank()), [&] { return backend_->all_to_all(call, outputs, inputs); });
+  return report(*backend_, call, bytes_from_others(outputs, rank()),
+                [&] { return backend_->all_to_all(call, outputs, inputs); });
 }
 
 namespace {
@@ -198,7 +212,7 @@ Work Communicator::all_gather_list(at::TensorList outputs, at::TensorList inputs
   check_lists(*backend_, call, outputs, inputs, "outputs");
   touched(outputs);
   const auto mine = outputs.slice(static_cast<std::size_t>(rank()) * inputs.size(), inputs.size());
-  return report(call, bytes_of_list(outputs) - bytes_of_list(mine),
+  return report(*backend_, call, bytes_of_list(outputs) - bytes_of_list(mine),
                 [&] { return backend_->all_gather_list(call, outputs, inputs); });
 }
 
@@ -211,7 +225,7 @@ Work Communicator::reduce_scatter_list(at::TensorList outputs, at::TensorList in
   check_lists(*backend_, call, inputs, outputs, "inputs");
   check_reduction(call);
   touched(outputs);
-  return report(call, bytes_of_list(outputs) * (size() - 1),
+  return report(*backend_, call, bytes_of_list(outputs) * (size() - 1),
                 [&] { return backend_->reduce_scatter_list(call, outputs, inputs); });
 }
 
@@ -222,7 +236,7 @@ Work Communicator::all_reduce_list(at::TensorList tensors, ReduceOp op) const {
   check_tensors(*backend_, call, tensors, {});
   check_reduction(call);
   touched(tensors);
-  return report(call, 2 * bytes_of_list(tensors) * (size() - 1) / size(),
+  return report(*backend_, call, 2 * bytes_of_list(tensors) * (size() - 1) / size(),
                 [&] { return backend_->all_reduce_list(call, tensors); });
 }
 
@@ -242,7 +256,7 @@ Work Communicator::broadcast(const at::Tensor& tensor, int root) const {
   check_tensors(*backend_, call, tensor, {});
   if (rank() != root) touched(tensor);
   const auto bytes = rank() == root ? 0 : bytes_of(tensor);
-  return report(call, bytes, [&] { return backend_->broadcast(call, tensor); });
+  return report(*backend_, call, bytes, [&] { return backend_->broadcast(call, tensor); });
 }
 
 Work Communicator::send(const at::Tensor& tensor, int peer, int tag) const {
@@ -252,7 +266,7 @@ Work Communicator::send(const at::Tensor& tensor, int peer, int tag) const {
   call.tag = tag;
   check_peer(*backend_, call);
   check_tensors(*backend_, call, {}, tensor);
-  return report(call, 0, [&] { return backend_->send(call, tensor); });
+  return report(*backend_, call, 0, [&] { return backend_->send(call, tensor); });
 }
 
 Work Communicator::recv(const at::Tensor& tensor, int peer, int tag) const {
@@ -262,12 +276,12 @@ Work Communicator::recv(const at::Tensor& tensor, int peer, int tag) const {
   check_peer(*backend_, call);
   check_tensors(*backend_, call, tensor, {});
   touched(tensor);
-  return report(call, bytes_of(tensor), [&] { return backend_->recv(call, tensor); });
+  return report(*backend_, call, bytes_of(tensor), [&] { return backend_->recv(call, tensor); });
 }
 
 void Communicator::barrier() const {
   const auto call = start_call(CollectiveKind::barrier, {});
-  report(call, 0, [&] { return backend_->barrier(call), 0; });
+  report(*backend_, call, 0, [&] { return backend_->barrier(call), 0; });
 }
 
 Communicator Communicator::split(int color, int key) const {

@@ -4,6 +4,8 @@
 #include <mutex>
 #include <utility>
 
+#include "scope/module_scope.h"
+
 namespace dtensor {
 namespace {
 
@@ -36,7 +38,10 @@ bool detail::anybody_hears(Event::Kind kind) {
   return found;
 }
 
-void emit_event(const Event& event) {
+void emit_event(Event event) {
+  Place place = current_place();
+  event.module = std::move(place.module);
+  event.phase = place.phase;
   ScopedValue<Listener>::for_each([&](const Listener& listener) {
     if ((listener.kinds & bit_of(event.kind)) == 0) return;
     const std::lock_guard lock(*listener.mutex);

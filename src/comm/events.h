@@ -13,7 +13,7 @@ bool anybody_hears(Event::Kind kind);
 // Whether anybody listens to this kind: build an Event only then.
 inline bool events_on(Event::Kind kind) { return scopes_watched() && detail::anybody_hears(kind); }
 
-// Gives `event` to every listener that wants its kind, innermost first.
-void emit_event(const Event& event);
+// Gives `event`, with module and phase of this thread, to every listener that wants its kind, innermost first.
+void emit_event(Event event);
 
 }  // namespace dtensor

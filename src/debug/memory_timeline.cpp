@@ -6,7 +6,11 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <optional>
+#include <unordered_map>
+#include <utility>
 
 #include "scope/module_scope.h"
 
@@ -15,22 +19,53 @@ namespace dtensor {
 struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
   explicit State(std::int64_t r) : resolution(r) {}
 
-  void reportMemoryUsage(void* /*ptr*/, std::int64_t change, std::size_t /*allocated*/, std::size_t /*reserved*/,
+  void reportMemoryUsage(void* ptr, std::int64_t change, std::size_t /*allocated*/, std::size_t /*reserved*/,
                          c10::Device /*device*/) override {
-    if (outer != nullptr) outer->reportMemoryUsage(nullptr, change, 0, 0, c10::Device(c10::kCPU));
+    if (outer != nullptr) outer->reportMemoryUsage(ptr, change, 0, 0, c10::Device(c10::kCPU));
+    const Place place = current_place();
+    if (change < 0) keep_peak_holders();
+    attribute(ptr, change, place);
     live += change;
     const bool highest = live > peak.bytes;
     const bool far = samples.empty() || std::abs(live - samples.back().bytes) >= resolution;
     if (!highest && !far) return;
-    const Place place = current_place();
     Sample sample{std::chrono::steady_clock::now(), live, place.module, place.phase};
-    if (highest) peak = sample;
+    if (highest) peak = sample, at_peak = true;
     if (far) samples.push_back(std::move(sample));
+  }
+
+  // The holders at the peak are those when memory is first given back after it.
+  void keep_peak_holders() {
+    if (std::exchange(at_peak, false)) peak_holders = holders;
+  }
+
+  // What is given back was made by whoever is known by its address; memory from before the start by nobody.
+  void attribute(void* ptr, std::int64_t change, const Place& place) {
+    if (change > 0) {
+      const Made made{change, {place.module, place.phase}};
+      const auto [block, fresh] = blocks.try_emplace(ptr, made);
+      if (!fresh) holders[block->second.by] -= block->second.bytes;  // given back unseen, on another thread
+      block->second = made;
+      holders[made.by] += change;
+      return;
+    }
+    const auto block = blocks.find(ptr);
+    if (block == blocks.end()) return;
+    holders[block->second.by] -= block->second.bytes;
+    blocks.erase(block);
   }
   bool memoryProfilingEnabled() const override { return true; }
 
   std::int64_t resolution, live = 0;
+  using Maker = std::pair<std::string, Phase>;
+  struct Made {
+    std::int64_t bytes;
+    Maker by;
+  };
   Sample peak;
+  bool at_peak = false;  // nothing was given back since
+  std::unordered_map<void*, Made> blocks;
+  std::map<Maker, std::int64_t> holders, peak_holders;
   std::vector<Sample> samples;
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   State* outer = nullptr;
@@ -56,40 +91,131 @@ const std::vector<MemoryTimeline::Sample>& MemoryTimeline::samples() const { ret
 void MemoryTimeline::reset_peak() {
   const Place place = current_place();
   state_->peak = {std::chrono::steady_clock::now(), state_->live, place.module, place.phase};
+  state_->at_peak = true;
+}
+
+std::vector<MemoryTimeline::Holder> MemoryTimeline::holders_at_peak() const {
+  std::vector<Holder> list;
+  for (const auto& [by, bytes] : state_->at_peak ? state_->holders : state_->peak_holders) {
+    if (bytes > 0) list.push_back({by.first, by.second, bytes});
+  }
+  std::stable_sort(list.begin(), list.end(), [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
+  return list;
 }
 
 namespace {
 
 double seconds(std::chrono::steady_clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
+const char* name_of(Phase phase) { return phase == Phase::forward ? "forward" : "backward"; }
+std::string name_of(const std::string& module) { return module.empty() ? "no module" : module; }
+
+// 1, 2 or 5 times a power of ten, such that `count` of them cover `range`.
+double tick_step(double range, int count) {
+  const double rough = range / count, power = std::pow(10.0, std::floor(std::log10(rough)));
+  for (const double factor : {1.0, 2.0, 5.0}) {
+    if (factor * power >= rough) return factor * power;
+  }
+  return 10 * power;
+}
+
+// The drawing: dark on white, whatever the page around it is.
+class Drawing {
+ public:
+  static constexpr double kLeft = 70, kTop = 34, kBottom = 40, kKey = 270;
+
+  Drawing(int width, int height, double end, double low, double high)
+      : width_(width), height_(height), end_(end), low_(low), high_(high) {
+    svg_ = fmt::format(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" "
+        "font-family=\"sans-serif\" font-size=\"12\" fill=\"#222\"><rect width=\"{0}\" height=\"{1}\" "
+        "fill=\"white\"/>\n",
+        width, height);
+  }
+  double x(double seconds) const { return kLeft + seconds / end_ * (width_ - kLeft - kKey); }
+  double y(double bytes) const { return height_ - kBottom - (bytes - low_) / (high_ - low_) * plot_height(); }
+  double plot_height() const { return height_ - kTop - kBottom; }
+  double key_left() const { return width_ - kKey + 16; }
+
+  void text(double x, double y, const char* anchor, const std::string& what) {
+    std::string escaped;
+    for (const char c : what) escaped += c == '<' ? "&lt;" : c == '&' ? "&amp;" : std::string(1, c);
+    svg_ += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, escaped);
+  }
+  void shade(double from, double to) {
+    svg_ += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"#f3e3c8\"/>\n",
+                        x(from), kTop, x(to) - x(from), plot_height());
+  }
+  void axes() {
+    const double right = width_ - kKey, bottom = height_ - kBottom;
+    const double step = tick_step((high_ - low_) / 1e6, 4), from = std::ceil(low_ / 1e6 / step) * step;
+    for (double mb = from; mb <= high_ / 1e6; mb += step) {
+      line(kLeft, y(mb * 1e6), right, y(mb * 1e6), "#ddd");
+      text(kLeft - 6, y(mb * 1e6) + 4, "end", fmt::format("{:.4g}", std::abs(mb) < step / 2 ? 0 : mb));
+    }
+    const double every = tick_step(end_ * 1e3, 6);
+    for (double ms = 0; ms <= end_ * 1e3; ms += every) {
+      line(x(ms / 1e3), bottom, x(ms / 1e3), bottom + 4, "#555");
+      text(x(ms / 1e3), bottom + 17, "middle", fmt::format("{:.4g}", ms));
+    }
+    line(kLeft, bottom, right, bottom, "#555");
+    line(kLeft, kTop, kLeft, bottom, "#555");
+    text((kLeft + right) / 2, bottom + 33, "middle", "ms");
+    text(kLeft - 6, kTop - 8, "end", "MB");
+  }
+  void line(double x1, double y1, double x2, double y2, const char* colour) {
+    svg_ += fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\"/>\n", x1, y1, x2,
+                        y2, colour);
+  }
+  void add(const std::string& element) { svg_ += element + "\n"; }
+  std::string str() const { return svg_ + "</svg>\n"; }
+
+ private:
+  double width_, height_, end_, low_, high_;
+  std::string svg_;
+};
+
 }  // namespace
 
 std::string MemoryTimeline::csv() const {
   std::string text = "seconds,bytes,phase,module\n";
   for (const Sample& s : samples()) {
-    text += fmt::format("{:.6f},{},{},{}\n", seconds(s.when - state_->begin), s.bytes,
-                        s.phase == Phase::forward ? "forward" : "backward", s.module);
+    text += fmt::format("{:.6f},{},{},{}\n", seconds(s.when - state_->begin), s.bytes, name_of(s.phase), s.module);
   }
   return text;
 }
 
-// A step curve, the peak marked with its module.
 std::string MemoryTimeline::svg(int width, int height) const {
   const auto& all = samples();
-  const double end = all.empty() ? 1 : std::max(seconds(all.back().when - state_->begin), 1e-9);
+  const auto when = [&](const Sample& s) { return seconds(s.when - state_->begin); };
+  const double end = std::max({all.empty() ? 0 : when(all.back()), when(peak()), 1e-6});
   double low = 0, high = std::max<double>(1, static_cast<double>(peak().bytes));
   for (const Sample& s : all) low = std::min(low, static_cast<double>(s.bytes));
-  const auto x = [&](const Sample& s) { return seconds(s.when - state_->begin) / end * (width - 20) + 10; };
-  const auto y = [&](double bytes) { return height - 20 - (bytes - low) / (high - low) * (height - 40); };
-  std::string path = fmt::format("M10,{:.1f}", y(0));
-  for (const Sample& s : all) path += fmt::format("H{:.1f}V{:.1f}", x(s), y(static_cast<double>(s.bytes)));
-  return fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" font-family=\"sans-serif\" "
-      "font-size=\"12\"><rect width=\"{0}\" height=\"{1}\" fill=\"white\"/><path d=\"{2}\" fill=\"none\" "
-      "stroke=\"#1f77b4\"/><circle cx=\"{3:.1f}\" cy=\"{4:.1f}\" r=\"3\" fill=\"#d62728\"/><text x=\"10\" y=\"14\">"
-      "peak {5:.3f} MB in {6} ({7})</text></svg>\n",
-      width, height, path, x(peak()), y(static_cast<double>(peak().bytes)), static_cast<double>(peak().bytes) / 1e6,
-      peak().module.empty() ? "no module" : peak().module, peak().phase == Phase::forward ? "forward" : "backward");
+  Drawing drawing(width, height, end, low, high);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i].phase == Phase::backward) drawing.shade(when(all[i]), i + 1 < all.size() ? when(all[i + 1]) : end);
+  }
+  drawing.axes();
+  std::string path = fmt::format("M{:.1f},{:.1f}", drawing.x(0), drawing.y(0));
+  for (const Sample& s : all) {
+    path += fmt::format("H{:.1f}V{:.1f}", drawing.x(when(s)), drawing.y(static_cast<double>(s.bytes)));
+  }
+  drawing.add(fmt::format("<path d=\"{}\" fill=\"none\" stroke=\"#1f77b4\" stroke-width=\"1.5\"/>", path));
+  drawing.add(fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"#d62728\"/>", drawing.x(when(peak())),
+                          drawing.y(static_cast<double>(peak().bytes))));
+  drawing.text(Drawing::kLeft + 8, 18, "start",
+               fmt::format("peak {:.3f} MB in {} ({}); backward is shaded", static_cast<double>(peak().bytes) / 1e6,
+                           name_of(peak().module), name_of(peak().phase)));
+  double key = Drawing::kTop + 12;
+  drawing.text(drawing.key_left(), key, "start", "held at the peak, MB");
+  for (const Holder& holder : holders_at_peak()) {
+    key += 18;
+    if (key > height - 8) break;
+    drawing.text(drawing.key_left(), key, "start",
+                 fmt::format("{:.3f} {} ({})", static_cast<double>(holder.bytes) / 1e6, name_of(holder.module),
+                             name_of(holder.phase)));
+  }
+  return drawing.str();
 }
 
 }  // namespace dtensor

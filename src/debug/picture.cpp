@@ -6,6 +6,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
+#include <map>
 #include <set>
 
 #include "dtensor/tensor.h"
@@ -131,11 +133,19 @@ std::string other_dims(const Grid& grid, const Placements& placements) {
   return text;
 }
 
-std::string colour_of(const std::string& ranks) {
-  static const char* const kColours[] = {"#a6cee3", "#b2df8a", "#fb9a99", "#fdbf6f", "#cab2d6", "#ffff99",
-                                         "#1f78b4", "#33a02c", "#e31a1c", "#ff7f00", "#6a3d9a", "#b15928"};
-  return kColours[std::hash<std::string>()(ranks) % std::size(kColours)];
-}
+// Pale, so that dark words are read on all of them; in the order in which sets of ranks come.
+class Colours {
+ public:
+  std::string of(const std::string& ranks) {
+    static constexpr std::array kPale = {"#a6cee3", "#b2df8a", "#fb9a99", "#fdbf6f", "#cab2d6", "#ffff99",
+                                         "#8dd3c7", "#d9d9d9", "#fccde5", "#ccebc5", "#bebada", "#e5c494"};
+    const auto next = known_.size();
+    return kPale[known_.emplace(ranks, next).first->second % kPale.size()];
+  }
+
+ private:
+  std::map<std::string, std::size_t> known_;
+};
 
 }  // namespace
 
@@ -165,6 +175,7 @@ std::string placement_text(at::IntArrayRef sizes, const DeviceMesh& mesh, const 
 std::string placement_svg(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements) {
   const Grid grid = grid_of(sizes, mesh, placements);
   constexpr double kSide = 320, kLeft = 60, kTop = 50;
+  Colours colours;
   const auto scaled = [&](std::size_t which, std::int64_t index) {
     if (which >= grid.cuts.size()) return static_cast<double>(index) * kSide;
     const auto& cuts = grid.cuts[which];
@@ -173,7 +184,7 @@ std::string placement_svg(at::IntArrayRef sizes, const DeviceMesh& mesh, const P
   };
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" font-family=\"sans-serif\" "
-      "font-size=\"12\">"
+      "font-size=\"12\" fill=\"#222\">"
       "<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/><text x=\"8\" y=\"18\">{2}</text>\n",
       kLeft + kSide + 300, kTop + kSide + 20, title(sizes, mesh, placements));
   for (std::int64_t r = 0; r < cell_count(grid, 0); ++r) {
@@ -187,7 +198,7 @@ std::string placement_svg(at::IntArrayRef sizes, const DeviceMesh& mesh, const P
       svg += fmt::format(
           "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"{}\" stroke=\"black\"/>"
           "<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>\n",
-          x, y, width, height, colour_of(ranks), x + width / 2, y + height / 2, ranks);
+          x, y, width, height, colours.of(ranks), x + width / 2, y + height / 2, ranks);
     }
   }
   return svg + "</svg>\n";

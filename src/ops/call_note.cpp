@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "comm/call_history.h"
+#include "comm/caller.h"
 #include "comm/hash.h"
 #include "comm/kept_text.h"
 #include "dtensor/debug.h"
@@ -161,13 +162,6 @@ void add_numbers(Numbers& numbers, const OpEntry& entry, Args args, Operands ope
 }
 
 // --- place ---
-
-const std::string* kept_module(std::string path) {
-  static thread_local const std::string* last = nullptr;
-  if (path.empty()) return nullptr;
-  if (last == nullptr || *last != path) last = &kept_text(path);
-  return last;
-}
 
 // Of what runs forward, the module scope; of what runs backward, the one in which the autograd node was made.
 const std::string* current_module(CallHistory& history) {

@@ -1,4 +1,5 @@
 // A call as the propagation sees it.
+#include "mesh/mesh_impl.h"
 #include "ops/prepare.h"
 
 namespace dtensor {
@@ -51,10 +52,8 @@ void check_one_mesh(const OpEntry& entry, const OpCall& call) {
   if (entry.by_position()) return;
   for (const auto& operand : call.operands) {
     TORCH_CHECK(!operand.spec || operand.spec->mesh == call.mesh, entry.name(),
-                ": operands on two meshes: ", c10::Join(", ", call.mesh->layout.shape), " over ranks [",
-                c10::Join(", ", call.mesh->layout.ranks), "] and ", c10::Join(", ", operand.spec->mesh->layout.shape),
-                " over ranks [", c10::Join(", ", operand.spec->mesh->layout.ranks),
-                "]. Redistribute one of them onto the other's mesh (full_tensor, then distribute_tensor).");
+                ": operands on two meshes: ", acting(*call.mesh).str(), " and ", acting(*operand.spec->mesh).str(),
+                ". Redistribute one of them onto the other's mesh: redistribute(mesh, placements).");
   }
 }
 

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "dtensor/inspect.h"
+#include "ops/explain.h"
 #include "scope/scoped_value.h"
 #include "sharding_prop/propagate.h"
 
@@ -27,6 +28,9 @@ bool first_report_of(const c10::OperatorName& name) {
   std::lock_guard lock(mutex);
   return reported.insert(c10::toString(name)).second;
 }
+
+// What all ranks of a mesh would say is said by its first.
+bool speaks_for(const MeshInfo& mesh) { return mesh.world_rank == mesh.layout.ranks[0]; }
 
 std::string moves_text(const OpEntry& entry, const CachedCall& call) {
   auto text = c10::str(entry.name(), " moves ", call.implicit_bytes, " bytes to the rank that receives most:");
@@ -58,11 +62,11 @@ void record_explanation(const std::string& text) {
   if (recording_explanations()) *ScopedValue<Explanation>::current()->text += text + "\n";
 }
 
-void report_replicated(const OpEntry& entry, const Decision& decision) {
+void report_replicated(const OpEntry& entry, const OpCall& call, const Decision& decision) {
   if (!decision.warn_replicated) return;
   TORCH_CHECK(!strict_mode(), entry.name(),
               " has no sharding rule and would run replicated, which Strict refuses. Add a rule (docs/rules.md).");
-  if (!first_report_of(entry.name())) return;
+  if (!speaks_for(*call.mesh) || !first_report_of(entry.name())) return;
   TORCH_WARN(entry.name(),
              " has no sharding rule: it runs replicated, on gathered operands. Add a rule "
              "(docs/rules.md) to keep it sharded. (Said once per operator.)");
@@ -70,14 +74,15 @@ void report_replicated(const OpEntry& entry, const Decision& decision) {
 
 void report_moves(const OpEntry& entry, const CachedCall& call) {
   if (call.implicit_bytes == 0) return;
+  note_moves(call);
   const auto* moves = ScopedValue<ImplicitMoves>::current();
   if (moves == nullptr || *moves == ImplicitMoves::allowed) return;
   TORCH_CHECK(*moves != ImplicitMoves::refused, moves_text(entry, call),
               " ExplicitRedistribution refuses that. Redistribute the operands first.");
-  TORCH_WARN(moves_text(entry, call));
+  if (speaks_for(*call.mesh)) TORCH_WARN(moves_text(entry, call));
 }
 
-std::string explain(const std::function<void()>& fn) {
+std::string explain_calls(const std::function<void()>& fn) {
   std::string text;
   const ScopedValue<Explanation> scope({&text}, true);
   fn();

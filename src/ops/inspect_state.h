@@ -1,6 +1,9 @@
 // Per-thread switches and records behind dtensor/inspect.h.
 #pragma once
 
+#include <functional>
+#include <string>
+
 #include "ops/cached_call.h"
 #include "ops/op_entry.h"
 #include "sharding_prop/decision.h"
@@ -14,12 +17,15 @@ bool checked_values();  // one that compares values too
 // An operator whose operands move between ranks unasked: a warning or an error, as ExplicitRedistribution says.
 void report_moves(const OpEntry& entry, const CachedCall& call);
 
-// explain(): notes the candidates of this call; nothing unless a record is being made.
+// Runs fn and returns the candidates, prices and choices of its calls.
+std::string explain_calls(const std::function<void()>& fn);
+// Notes the candidates of this call; nothing unless a record is being made.
 void record_explanation(const OpCall& call);
 void record_explanation(const std::string& text);
 bool recording_explanations();
 
-// An operator that runs replicated for want of a rule: one warning per operator and process, an error under Strict.
-void report_replicated(const OpEntry& entry, const Decision& decision);
+// An operator that runs replicated for want of a rule: one warning per operator by the mesh's first rank, an
+// error under Strict.
+void report_replicated(const OpEntry& entry, const OpCall& call, const Decision& decision);
 
 }  // namespace dtensor

@@ -14,6 +14,7 @@
 #include "ops/plain_operand.h"
 #include "ops/prepare.h"
 #include "ops/result_check.h"
+#include "tensor/impl/call_error.h"
 
 namespace dtensor {
 namespace {
@@ -43,13 +44,43 @@ SpecPtr destination_of_gradient() {
   return impl == nullptr ? SpecPtr() : impl->spec();
 }
 
-CachedCallPtr decide(const OpEntry& entry, const torch::jit::Stack& stack, const CallView& view) {
+// `fresh`: whether it was not known.
+CachedCallPtr decide(const OpEntry& entry, const torch::jit::Stack& stack, const CallView& view, bool& fresh) {
   auto call = cache_find(entry.index, view.key);
-  if (!call) return cache_insert(entry.index, prepare_call(entry, arguments(entry, stack), view));
+  fresh = call == nullptr;
+  if (fresh) return cache_insert(entry.index, prepare_call(entry, arguments(entry, stack), view));
   if (C10_UNLIKELY(recording_explanations())) {
     record_explanation(describe_call(entry, arguments(entry, stack), view));
   }
   return call;
+}
+
+// Those of a call, lists flattened, each held.
+using HeldTensors = c10::SmallVector<at::Tensor, 4>;
+
+HeldTensors tensors_of(c10::ArrayRef<c10::IValue> args) {
+  HeldTensors tensors;
+  const auto add = [&](const c10::IValue& value) {
+    if (value.isTensor() && value.toTensor().defined()) tensors.push_back(value.toTensor());
+  };
+  for (const auto& arg : args) {
+    add(arg);
+    if (!arg.isList()) continue;
+    for (const auto& item : arg.toListRef()) add(item);
+  }
+  return tensors;
+}
+
+std::vector<c10::TensorImpl*> impls_of(at::TensorList tensors) {
+  std::vector<c10::TensorImpl*> impls;
+  for (const auto& tensor : tensors) impls.push_back(tensor.unsafeGetTensorImpl());
+  return impls;
+}
+
+std::vector<const TensorSpec*> specs_of(const CachedCall& call) {
+  std::vector<const TensorSpec*> specs;
+  for (const auto& input : call.inputs) specs.push_back(input.from.get());
+  return specs;
 }
 
 void run_with_event(const OpEntry& entry, const CachedCall& call, const CallView& view, torch::jit::Stack& stack) {
@@ -57,10 +88,11 @@ void run_with_event(const OpEntry& entry, const CachedCall& call, const CallView
   event.kind = Event::Kind::op;
   event.name = c10::toString(entry.name());
   event.bytes = call.implicit_bytes;
+  event.operands = operands_text(specs_of(call));
   event.begin = std::chrono::steady_clock::now();
   execute_call(entry, call, view, stack);
   event.end = std::chrono::steady_clock::now();
-  emit_event(event);
+  emit_event(std::move(event));
 }
 
 void run_call(const OpEntry& entry, const CachedCall& call, const CallView& view, torch::jit::Stack& stack) {
@@ -81,12 +113,57 @@ void run_checked(const OpEntry& entry, const CachedCall& call, const CallView& v
   count_results(entry, stack);
 }
 
+// The kernel may have taken the arguments from the stack by when it throws.
 void run_special(const OpEntry& entry, torch::jit::Stack& stack) {
   if (C10_UNLIKELY(checked_calls())) note_special_call(entry, arguments(entry, stack));
-  entry.special(entry, stack);
+  const Caller caller(entry.text());
+  const auto given = tensors_of(arguments(entry, stack));
+  try {
+    entry.special(entry, stack);
+  } catch (...) {
+    rethrow_from(entry.text(), impls_of(given));
+  }
+}
+
+void run_decided(const OpEntry& entry, const CachedCall& call, const CallView& view, torch::jit::Stack& stack) {
+  try {
+    if (C10_UNLIKELY(call.implicit_bytes != 0)) report_moves(entry, call);
+    checked_calls() ? run_checked(entry, call, view, stack) : run_call(entry, call, view, stack);
+  } catch (...) {
+    rethrow_from_call(entry, call);
+  }
+}
+
+void say_where_memory_is(const c10::IValue& result) {
+  if (result.isTensorList()) {
+    for (const auto& item : result.toListRef()) say_where_memory_is(item);
+  }
+  if (!result.isTensor() || !result.toTensor().defined()) return;
+  if (auto* impl = dtensor_or_null(result.toTensor()); impl != nullptr && !impl->has_storage()) {
+    say_where_memory_is(*impl);
+  }
+}
+
+void begin_call(const OpEntry& entry, const CallView& view) {
+  try {
+    enter_call(entry, *view.mesh);
+  } catch (...) {
+    rethrow_from(entry.text(), view.operands);
+  }
+}
+
+CachedCallPtr decide_for(const OpEntry& entry, torch::jit::Stack& stack, const CallView& view, bool& fresh) {
+  try {
+    if (C10_UNLIKELY(view.has_plain)) check_plain_operands(entry, arguments(entry, stack), view);
+    return decide(entry, stack, view, fresh);
+  } catch (...) {
+    rethrow_from(entry.text(), view.operands);
+  }
 }
 
 }  // namespace
+
+void rethrow_from_call(const OpEntry& entry, const CachedCall& call) { rethrow_from(entry.text(), specs_of(call)); }
 
 void refuse_call(const OpEntry& entry, const MeshInfo& mesh) {
   refuse_other_rank(acting(mesh).record(), c10::str(entry.text(), ": a DTensor on ", acting(mesh).str()));
@@ -108,13 +185,14 @@ void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
     view.key.spec(view.destination.get());
   }
   if (C10_UNLIKELY(view.mesh == nullptr)) return entry.op.callBoxed(stack);  // a list without DTensors
-  enter_call(entry, *view.mesh);
+  begin_call(entry, view);
   if (C10_UNLIKELY(keeping_results()) && take_kept_result(entry, stack)) return;
-  if (C10_UNLIKELY(view.has_plain)) check_plain_operands(entry, arguments(entry, stack), view);
-  const auto call = decide(entry, stack, view);
-  if (C10_UNLIKELY(call->implicit_bytes != 0)) report_moves(entry, *call);
-  if (C10_UNLIKELY(checked_calls())) return run_checked(entry, *call, view, stack);
-  run_call(entry, *call, view, stack);
+  const Caller caller(entry.text());
+  bool fresh = false;
+  const auto call = decide_for(entry, stack, view, fresh);
+  run_decided(entry, *call, view, stack);
+  if (C10_LIKELY(!fresh)) return;
+  for (auto r = stack.size() - entry.returns.size(); r < stack.size(); ++r) say_where_memory_is(stack[r]);
 }
 
 }  // namespace dtensor

@@ -3,6 +3,7 @@
 
 #include "comm/rank_record.h"
 #include "mesh/mesh_impl.h"
+#include "ops/cached_call.h"
 #include "ops/op_entry.h"
 
 namespace dtensor {
@@ -15,6 +16,9 @@ void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack);
 
 // Whether a scope is open that wants to see each call of an operator (listeners, explanations, kept results, checks).
 bool operators_watched();
+
+// tensor/impl/call_error.h for a decided call.
+[[noreturn]] void rethrow_from_call(const OpEntry& entry, const CachedCall& call);
 
 [[noreturn]] void refuse_call(const OpEntry& entry, const MeshInfo& mesh);
 

@@ -169,8 +169,12 @@ struct Kernel<Op, Ret(Args...)> {
     (note(view, args), ...);
     const auto* call = view.exchanged ? nullptr : find_simple(*entry, view);
     if (C10_UNLIKELY(call == nullptr)) return run_boxed<Ret, Args...>(*entry, args...);
-    enter_call(*entry, *view.mesh);
-    return hit(*call, view, std::index_sequence_for<Args...>(), args...);
+    try {
+      enter_call(*entry, *view.mesh);
+      return hit(*call, view, std::index_sequence_for<Args...>(), args...);
+    } catch (...) {
+      rethrow_from_call(*entry, *call);
+    }
   }
 
   template <std::size_t... I>

@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "placement/shard_map.h"
+#include "placement/short_name.h"
 
 namespace dtensor {
 namespace {
@@ -28,37 +29,6 @@ at::DimVector derive_local_sizes(const MeshInfo& mesh, const Placements& placeme
 template <class Test>
 bool any(const Placements& placements, Test test) {
   return std::any_of(placements.begin(), placements.end(), test);
-}
-
-const char* short_name(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::ScalarType::Float:
-      return "f32";
-    case c10::ScalarType::Double:
-      return "f64";
-    case c10::ScalarType::Half:
-      return "f16";
-    case c10::ScalarType::BFloat16:
-      return "bf16";
-    case c10::ScalarType::Long:
-      return "i64";
-    case c10::ScalarType::Int:
-      return "i32";
-    case c10::ScalarType::Short:
-      return "i16";
-    case c10::ScalarType::Char:
-      return "i8";
-    case c10::ScalarType::Byte:
-      return "u8";
-    case c10::ScalarType::Bool:
-      return "bool";
-    case c10::ScalarType::ComplexFloat:
-      return "c64";
-    case c10::ScalarType::ComplexDouble:
-      return "c128";
-    default:
-      return c10::toString(dtype);
-  }
 }
 
 struct SpecKey {
@@ -129,6 +99,37 @@ std::array<TableShard, kTableShards>& shards_of_table() {
 }
 
 }  // namespace
+
+const char* short_name(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Float:
+      return "f32";
+    case c10::ScalarType::Double:
+      return "f64";
+    case c10::ScalarType::Half:
+      return "f16";
+    case c10::ScalarType::BFloat16:
+      return "bf16";
+    case c10::ScalarType::Long:
+      return "i64";
+    case c10::ScalarType::Int:
+      return "i32";
+    case c10::ScalarType::Short:
+      return "i16";
+    case c10::ScalarType::Char:
+      return "i8";
+    case c10::ScalarType::Byte:
+      return "u8";
+    case c10::ScalarType::Bool:
+      return "bool";
+    case c10::ScalarType::ComplexFloat:
+      return "c64";
+    case c10::ScalarType::ComplexDouble:
+      return "c128";
+    default:
+      return c10::toString(dtype);
+  }
+}
 
 TensorSpec::TensorSpec(MeshRef mesh_ref, Placements placements_given, at::DimVector global_sizes,
                        at::DimVector global_strides, c10::ScalarType scalar_type)

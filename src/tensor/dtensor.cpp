@@ -10,6 +10,7 @@
 #include "mesh/mesh_impl.h"
 #include "ops/kernel.h"
 #include "placement/shard_map.h"
+#include "tensor/impl/call_error.h"
 #include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor {
@@ -25,8 +26,11 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
   TORCH_CHECK(!is_dtensor(local), "from_local: the local tensor is a DTensor already: ", DTensor(local).spec_str());
   TORCH_CHECK(!local.defined() || local.is_meta() || local.device().type() == mesh.device_type(),
               "from_local: the local tensor is on ", local.device(), ", and tensors of ", mesh.str(), " are not");
-  placements = normalize_placements(std::move(placements), local.dim(), mesh.shape());
-  return DTensor(wrap_local(local, infer_spec(local, mesh.impl(), std::move(placements), sizes, strides)));
+  static const std::string name = "from_local";
+  return run_as(name, local, mesh.impl().get(), [&] {
+    placements = normalize_placements(std::move(placements), local.dim(), mesh.shape());
+    return DTensor(wrap_local(local, infer_spec(local, mesh.impl(), std::move(placements), sizes, strides)));
+  });
 }
 
 at::Tensor DTensor::full_tensor(Placements grad_placements) const {
@@ -35,7 +39,10 @@ at::Tensor DTensor::full_tensor(Placements grad_placements) const {
               spec->str());
   // Every rank then holds the same values and, unless told otherwise, the same gradient.
   const bool told = !grad_placements.empty();
-  return unwrap_local(redistribute(Placements(placements().size())), std::move(grad_placements), !told);
+  static const std::string name = "full_tensor";
+  return run_as(name, *this, nullptr, [&] {
+    return unwrap_local(redistribute(Placements(placements().size())), std::move(grad_placements), !told);
+  });
 }
 
 DTensor& DTensor::redistribute_(Placements placements) {
@@ -54,9 +61,12 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Plac
   ensure_registered();
   TORCH_CHECK(tensor.defined(), "distribute_tensor: undefined tensor");
   TORCH_CHECK(mesh, "distribute_tensor: no mesh");
-  placements = normalize_placements(std::move(placements), tensor.dim(), mesh.shape());
-  if (is_dtensor(tensor)) return DTensor(tensor).redistribute(mesh, std::move(placements));
-  return DTensor(split_plain(synchronise_content(tensor, *mesh.impl()), mesh.impl(), std::move(placements)));
+  static const std::string name = "distribute_tensor";
+  return run_as(name, tensor, mesh.impl().get(), [&] {
+    placements = normalize_placements(std::move(placements), tensor.dim(), mesh.shape());
+    if (is_dtensor(tensor)) return DTensor(tensor).redistribute(mesh, std::move(placements));
+    return DTensor(split_plain(synchronise_content(tensor, *mesh.impl()), mesh.impl(), std::move(placements)));
+  });
 }
 
 DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements, int source) {
@@ -65,10 +75,13 @@ DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh,
   const auto& ranks = comm.ranks();
   const auto root = std::find(ranks.begin(), ranks.end(), source);
   TORCH_CHECK(root != ranks.end(), "distribute_tensor_from: source rank ", source, " is not in ", mesh.str());
-  auto whole = tensor.detach().to(mesh.device_type()).contiguous().clone();
-  comm.broadcast(whole, static_cast<int>(root - ranks.begin())).wait();
-  return DTensor(
-      split_plain(whole, mesh.impl(), normalize_placements(std::move(placements), whole.dim(), mesh.shape())));
+  static const std::string name = "distribute_tensor_from";
+  return run_as(name, tensor, mesh.impl().get(), [&] {
+    placements = normalize_placements(std::move(placements), tensor.dim(), mesh.shape());
+    auto whole = tensor.detach().to(mesh.device_type()).contiguous().clone();
+    comm.broadcast(whole, static_cast<int>(root - ranks.begin())).wait();
+    return DTensor(split_plain(whole, mesh.impl(), std::move(placements)));
+  });
 }
 
 // No communication, so that a debugger may print.

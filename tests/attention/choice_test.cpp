@@ -18,7 +18,7 @@ TEST(AttentionChoice, AScopeChoosesAndExplainTells) {
       const auto c = split_case(2, strategy);
       const auto in = distributed(c, tensors_of(c), mesh);
       const AttentionStrategyScope scope(strategy);
-      const auto text = explain([&] { attend(c, in, {}); });
+      const auto text = explain([&] { attend(c, in, {}); }, Explain::calls);
       const bool all = strategy == AttentionStrategy::automatic;
       for (const auto* name : {"ring", "gather", "ulysses"}) {
         const bool offered = text.find(std::string(": ") + name + ":") != std::string::npos;
@@ -36,7 +36,7 @@ TEST(AttentionChoice, TheChoiceWeighsBalanceAgainstBytes) {
     std::string text;
     on_mesh({2}, [&](const DeviceMesh& mesh) {
       const auto x = distribute_tensor(at::zeros({1, heads, length, 8}), mesh, {Shard(2)});
-      const auto told = explain([&] { at::scaled_dot_product_attention(x, x, x, {}, 0, causal); });
+      const auto told = explain([&] { at::scaled_dot_product_attention(x, x, x, {}, 0, causal); }, Explain::calls);
       if (mesh.coordinate()->front() == 0) text = told.substr(told.find("* "));
     });
     return text.substr(0, text.find('\n'));
@@ -55,7 +55,7 @@ TEST(AttentionChoice, ARingWithinUlysses) {
   c.options.causal = true;
   on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
     const auto in = distributed(c, tensors_of(c), mesh);
-    const auto told = explain([&] { attend(c, in, {}); });
+    const auto told = explain([&] { attend(c, in, {}); }, Explain::calls);
     const auto chosen = told.substr(told.find("* "), told.find('\n', told.find("* ")) - told.find("* "));
     EXPECT_NE(chosen.find(": ring"), std::string::npos) << told;
     EXPECT_NE(chosen.find(": ulysses"), std::string::npos) << told;
@@ -95,7 +95,7 @@ TEST(AttentionChoice, KeysOfAWholeQueryStayWhereTheyAre) {
 TEST(AttentionChoice, TheChoiceKnowsZigzagToBeBalanced) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::zeros({1, 2, 2048, 8}), mesh, {ZigzagShard(2)});
-    const auto told = explain([&] { at::scaled_dot_product_attention(x, x, x, {}, 0, true); });
+    const auto told = explain([&] { at::scaled_dot_product_attention(x, x, x, {}, 0, true); }, Explain::calls);
     EXPECT_EQ(told.find("axis 0: ring", told.find("* ")), told.find("* ") + 2) << told;
   });
 }

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "dtensor/debug.h"
@@ -91,6 +92,97 @@ TEST(MemoryTimeline, FollowsBackward) {
   EXPECT_EQ(memory.peak().phase, Phase::backward);
 }
 
+// Two blocks, of which the larger was made inside a module; what is given back before the peak holds nothing there.
+TEST(MemoryTimeline, NamesWhoHoldsMemoryAtThePeak) {
+  const std::string name = "h.0";
+  MemoryTimeline memory;
+  at::Tensor outside = at::empty({1000}, at::kByte), inside;
+  {
+    const ModuleScope scope(name);
+    inside = at::empty({5000}, at::kByte);
+  }
+  at::empty({400}, at::kByte);
+  outside.reset();
+  const at::Tensor later = at::empty({300}, at::kByte);  // no new peak
+  const auto holders = memory.holders_at_peak();
+  ASSERT_EQ(holders.size(), 2U);
+  EXPECT_EQ(holders[0].module, "h.0");
+  EXPECT_EQ(holders[0].bytes, 5000);
+  EXPECT_EQ(holders[0].phase, Phase::forward);
+  EXPECT_EQ(holders[1].module, "");
+  EXPECT_EQ(holders[1].bytes, 1400);
+  EXPECT_EQ(holders[0].bytes + holders[1].bytes, memory.peak().bytes);
+  const auto svg = memory.svg();
+  for (const char* part :
+       {"held at the peak, MB", "0.005 h.0 (forward)", "0.001 no module (forward)", ">ms<", ">MB<"}) {
+    EXPECT_NE(svg.find(part), std::string::npos) << part << svg;
+  }
+}
+
+// Of a sum of shares that gelu needs whole, and of a gather that the program asked for.
+TEST(Explain, TellsOnlyWhatMovesByModuleAndWhatWouldAvoidIt) {
+  on_2x2([](const DeviceMesh& mesh) {
+    const std::string name = "h.0";
+    const at::Tensor x = ones({8, 8}, mesh, {Shard(0), Shard(0)}), w = ones({8, 6}, mesh, {Replicate(), Shard(1)});
+    const at::Tensor shares = DTensor::from_local(at::ones({4, 6}), mesh, {Partial(), Replicate()});
+    const auto still = explain([&] { at::relu(at::mul(x, x)); });
+    EXPECT_EQ(still, "nothing moves\n");
+    const auto told = explain([&] {
+      {
+        const ModuleScope scope(name);
+        at::gelu(shares);
+      }
+      DTensor(w).full_tensor();
+    });
+    // An all_reduce of 4 x 6 floats brings 2 (n - 1) / n of them; the gather of halves one half.
+    EXPECT_EQ(told,
+              "outside any module: 96 bytes\n  full_tensor: 1 all_gather over tp, 96 bytes\n"
+              "h.0: 96 bytes\n  aten::gelu: 1 all_reduce over dp, 96 bytes\n"
+              "    avoided by operand 0 in [R, R] (it is f32[4, 6] on [2, 2] [P(sum), R])\ntogether: 192 bytes\n");
+    const auto calls = explain([&] { at::mm(x, w); }, Explain::calls);
+    EXPECT_NE(calls.find("rule mk, kn -> mn"), std::string::npos) << calls;
+  });
+}
+
+TEST(Events, CarryOperandsModulesPhasesAndMembers) {
+  on_2x2([](const DeviceMesh& mesh) {
+    const std::string name = "h.0";
+    std::vector<Event> events;
+    const at::Tensor x = DTensor::from_local(at::ones({4, 6}), mesh, {Partial(), Replicate()});
+    {
+      const EventListener listener([&](const Event& event) { events.push_back(event); });
+      const ModuleScope scope(name);
+      at::gelu(x);
+    }
+    const auto find = [&](const std::string& what) {
+      return std::find_if(events.begin(), events.end(), [&](const Event& e) { return e.name == what; });
+    };
+    const auto op = find("aten::gelu"), reduce = find("all_reduce");
+    ASSERT_TRUE(op != events.end() && reduce != events.end());
+    EXPECT_EQ(op->operands, "f32[4, 6] [P(sum), R]");
+    EXPECT_EQ(op->module, "h.0");
+    EXPECT_EQ(reduce->module, "h.0");
+    EXPECT_EQ(reduce->axis, "dp");
+    const std::int64_t column = mesh.world().rank() % 2;
+    EXPECT_EQ(reduce->ranks, (std::vector<std::int64_t>{column, column + 2}));
+    EXPECT_GT(reduce->sequence, 0U);
+  });
+}
+
+// Dark words on pale ground, whatever the page: the page's own colour is not inherited.
+TEST(Picture, ColoursItsWordsItself) {
+  on_2x2([](const DeviceMesh& mesh) {
+    const auto svg = placement_svg(ones({8, 8}, mesh, {Shard(0), Shard(1)}));
+    EXPECT_NE(svg.find("fill=\"#222\""), std::string::npos);
+    EXPECT_NE(svg.find("fill=\"white\""), std::string::npos);
+    std::set<std::string> colours;
+    for (auto at = svg.find("stroke=\"black\""); at != std::string::npos; at = svg.find("stroke=\"black\"", at + 1)) {
+      colours.insert(svg.substr(at - 9, 7));
+    }
+    EXPECT_EQ(colours.size(), 4U) << svg;  // one for each set of ranks
+  });
+}
+
 TEST(Picture, NamesTheRanksOfEachPart) {
   on_2x2([](const DeviceMesh& mesh) {
     EXPECT_EQ(placement_text({5, 4}, mesh, {Shard(0), Shard(1)}),
@@ -157,12 +249,20 @@ TEST(DebugRank, OthersWaitWithoutTimingOut) {
     EXPECT_THROW(debug_rank(world, 3), c10::Error);
   });
   EXPECT_EQ(order, (std::vector<int>{0, 1, 2}));
-  // Afterwards waits time out again.
+  // Afterwards waits time out again: rank 0 comes when the other has waited in vain, however late threads start here.
+  std::atomic<bool> timed_out{false};
   EXPECT_ANY_THROW(run_local(
       2,
-      [](Communicator world) {
-        if (world.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(700));
-        world.barrier();
+      [&](Communicator world) {
+        for (int i = 0; world.rank() == 0 && !timed_out && i < 3000; ++i) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        }
+        try {
+          world.barrier();
+        } catch (const CommError&) {
+          timed_out = true;
+          throw;
+        }
       },
       options));
 }

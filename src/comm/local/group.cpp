@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "comm/call_history.h"
+#include "comm/caller.h"
 #include "comm/describe.h"
 #include "comm/local/mailbox.h"
 
@@ -20,7 +21,8 @@ Group::Group(std::shared_ptr<World> world, std::vector<std::int64_t> ranks, std:
       members_(ranks_.size()) {}
 
 std::string Group::describe_call(const Published& p) const {
-  return describe(p.call, p.outputs, p.inputs) + " on " + describe_group(p.call.label ? *p.call.label : label_, ranks_);
+  return describe(p.call, p.outputs, p.inputs) + " on " +
+         describe_group(p.call.label ? *p.call.label : label_, ranks_) + caller_text(p.call);
 }
 
 std::vector<std::int64_t> Group::missing(std::uint64_t arrivals) const {
@@ -61,7 +63,8 @@ bool same_sizes(at::TensorList a, at::TensorList b) {
 }  // namespace
 
 std::string Group::disagreement(std::uint64_t sequence) const {
-  std::string out = "ranks disagree on " + describe_group(label_, ranks_) + ": ";
+  const auto& label = published(0, sequence).call.label;
+  std::string out = "ranks disagree on " + describe_group(label ? *label : label_, ranks_) + ": ";
   std::vector<MemberCalls> members;
   for (int i = 0; i < size(); ++i) members.push_back(calls_of(ranks_[i], published(i, sequence).call));
   if (const auto difference = first_difference(members); !difference.empty()) {
@@ -69,8 +72,8 @@ std::string Group::disagreement(std::uint64_t sequence) const {
   }
   for (int i = 0; i < size(); ++i) {
     const Published& p = published(i, sequence);
-    out +=
-        (i > 0 ? "; rank " : "rank ") + std::to_string(ranks_[i]) + " called " + describe(p.call, p.outputs, p.inputs);
+    out += (i > 0 ? "; rank " : "rank ") + std::to_string(ranks_[i]) + " called ";
+    out += describe(p.call, p.outputs, p.inputs) + caller_text(p.call);
   }
   return out + world_->recent(ranks_);
 }

@@ -7,6 +7,7 @@
 
 #include "comm/buffer_pool.h"
 #include "comm/call_history.h"
+#include "comm/caller.h"
 #include "comm/copy.h"
 #include "comm/describe.h"
 
@@ -18,7 +19,8 @@ bool packed_already(const at::Tensor& t) { return t.is_contiguous() && !t.is_con
 }  // namespace
 
 std::string Members::describe(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) const {
-  return dtensor::describe(call, outputs, inputs) + " on " + describe_group(call.label ? *call.label : label, ranks);
+  return dtensor::describe(call, outputs, inputs) + " on " + describe_group(call.label ? *call.label : label, ranks) +
+         caller_text(call);
 }
 
 Collective::Collective(Members& members, const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs)

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "comm/caller.h"
 #include "comm/describe.h"
 
 namespace dtensor::pairwise {
@@ -34,22 +35,24 @@ Header::Header(const CollectiveCall& call, std::uint64_t group, const Sizes& giv
       dtype(static_cast<std::int32_t>(call.dtype)),
       peer(call.peer),
       gives(gives),
-      expects(expects) {}
+      expects(expects) {
+  if (call.caller != nullptr || call.module != nullptr) caller_text(call).copy(caller, sizeof caller - 1);
+}
 
 std::string Header::str() const {
   const auto what = static_cast<CollectiveKind>(kind);
   std::string out = std::string(to_string(what)) + " #" + std::to_string(sequence);
-  if (what == CollectiveKind::barrier) return out;
+  if (what == CollectiveKind::barrier) return out + caller;
   out += " (";
   if (what == CollectiveKind::all_reduce || what == CollectiveKind::reduce_scatter) {
     out += std::string(reduce_op_name(static_cast<ReduceOp>(op))) + ", ";
   }
   if (what == CollectiveKind::broadcast) out += "root " + std::to_string(peer) + ", ";
   out += std::string(c10::toString(static_cast<at::ScalarType>(dtype))) + ' ';
-  if (gives == expects) return out + gives.str() + ")";
-  if (expects.dims < 0) return out + gives.str() + ")";
-  if (gives.dims < 0) return out + expects.str() + ")";
-  return out + "gives " + gives.str() + ", expects " + expects.str() + ")";
+  const auto end = std::string(")") + caller;
+  if (gives == expects || expects.dims < 0) return out + gives.str() + end;
+  if (gives.dims < 0) return out + expects.str() + end;
+  return out + "gives " + gives.str() + ", expects " + expects.str() + end;
 }
 
 bool fits(const Header& mine, const Header& theirs) {

@@ -28,6 +28,7 @@ struct Header {
   std::int64_t payload_tag = 0;  // send only: under which the data comes
   Sizes gives;                   // what this rank sends to the other
   Sizes expects;                 // what it wants from the other
+  char caller[96] = {};          // " for aten::mm in h.0", cut
 
   Header() = default;
   Header(const CollectiveCall& call, std::uint64_t group, const Sizes& gives, const Sizes& expects);

@@ -54,7 +54,7 @@ std::string schedule_svg(const std::vector<std::vector<TimedAction>>& ranks) {
   const double scale = last > first ? kWidth / (last - first) : 0;
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" font-family=\"sans-serif\" "
-      "font-size=\"11\"><rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>"
+      "font-size=\"11\" fill=\"#222\"><rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>"
       "<text x=\"8\" y=\"18\">{2} ranks, {3} stages, {4:.6g} long</text>\n",
       kLeft + kWidth + 20, kTop + kRow * static_cast<double>(ranks.size()) + 10, ranks.size(), stages, last - first);
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {

@@ -6,6 +6,7 @@
 
 #include "comm/call_history.h"
 #include "mesh/mesh_impl.h"
+#include "tensor/impl/call_error.h"
 
 namespace dtensor {
 namespace {
@@ -213,6 +214,7 @@ void share_writes(const at::Tensor& local, const at::Tensor& of) {
 at::Tensor make_dtensor(SpecPtr spec, at::Tensor local, std::int64_t offset) {
   auto impl = c10::make_intrusive<DTensorImpl>(std::move(spec), std::move(local), offset);
   impl->count_origin();
+  say_where_memory_is(*impl);
   return at::Tensor(std::move(impl));
 }
 

@@ -1,0 +1,31 @@
+// Modules are looked up when a collective starts: other ranks may ask for them while this one runs on.
+#include "comm/caller.h"
+
+#include "comm/kept_text.h"
+#include "scope/module_scope.h"
+
+namespace dtensor {
+
+// Most calls come from the module of the call before.
+const std::string* kept_module(const std::string& path) {
+  static thread_local const std::string* last = nullptr;
+  if (path.empty()) return nullptr;
+  if (last == nullptr || *last != path) last = &kept_text(path);
+  return last;
+}
+
+const std::string* calling_module() {
+  const Place place = current_place();
+  if (place.phase == Phase::forward) return kept_module(place.module);
+  static const std::string backward = "the backward pass";
+  return place.module.empty() ? &backward : kept_module(backward + " of " + place.module);
+}
+
+std::string caller_text(const CollectiveCall& call) {
+  std::string text;
+  if (call.caller != nullptr) text += " for " + *call.caller;
+  if (call.module != nullptr) text += " in " + *call.module;
+  return text;
+}
+
+}  // namespace dtensor

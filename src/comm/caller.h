@@ -1,0 +1,39 @@
+// For which operator, and in which module, this thread communicates: what ranks that disagree tell of each other.
+#pragma once
+
+#include <string>
+
+#include "dtensor/comm_backend.h"
+
+namespace dtensor {
+
+// While it lives, what this thread communicates is for `name` (an operator, redistribute), which lives for the program.
+// The outermost counts: what the program called.
+class Caller {
+ public:
+  explicit Caller(const std::string& name) : outer_(current_) {
+    if (outer_ == nullptr) current_ = &name;
+  }
+  ~Caller() { current_ = outer_; }
+  Caller(const Caller&) = delete;
+  Caller& operator=(const Caller&) = delete;
+
+  static const std::string* current() { return current_; }  // null: none
+
+ private:
+  const std::string* outer_;
+  static thread_local const std::string* current_;
+};
+
+inline constinit thread_local const std::string* Caller::current_ = nullptr;
+
+// `path` as a text that lives for the program; null where it is empty.
+const std::string* kept_module(const std::string& path);
+
+// The module that runs on this thread, "the backward pass of h.0" and the like in backward; null: none.
+const std::string* calling_module();
+
+// " for aten::mm in h.0", of those that are not null.
+std::string caller_text(const CollectiveCall& call);
+
+}  // namespace dtensor

@@ -1,0 +1,93 @@
+// Cold: nothing of this runs before something was thrown.
+#include "tensor/impl/call_error.h"
+
+#include "placement/short_name.h"
+
+namespace dtensor {
+namespace {
+
+constexpr std::size_t kShownOperands = 8;
+
+// Marks what has been told already.
+class CallError final : public CommError {
+  using CommError::CommError;
+};
+
+class Words {
+ public:
+  explicit Words(const MeshInfo* mesh) : mesh_(mesh) {}
+
+  // f32[4, 8] [S(0), R]; with its mesh where that is not the call's.
+  void add(const TensorSpec& spec) {
+    if (mesh_ == nullptr) mesh_ = spec.mesh.get();
+    auto text = c10::str(short_name(spec.dtype), at::IntArrayRef(spec.sizes), ' ', to_string(spec.placements));
+    add(spec.mesh.get() == mesh_ ? text : text + " on " + acting(*spec.mesh).str());
+  }
+  void add(const c10::TensorImpl& impl) {
+    if (has_dtensor_key(&impl)) return add(*static_cast<const DTensorImpl&>(impl).spec());
+    add(c10::str("plain ", c10::toString(c10::typeMetaToScalarType(impl.dtype())), impl.sizes()));
+  }
+  std::string operands() const {
+    return count_ > kShownOperands ? c10::str(text_, ", ... of ", count_, " tensors") : text_;
+  }
+  std::string str(const std::string& name) const {
+    auto text = c10::str("in ", name, "(", operands(), ")");
+    if (mesh_ != nullptr) text += " on " + acting(*mesh_).str();
+    if (const auto* module = calling_module()) text += ", in " + *module;
+    return text;
+  }
+
+ private:
+  void add(const std::string& operand) {
+    if (++count_ <= kShownOperands) text_ += (count_ > 1 ? ", " : "") + operand;
+  }
+
+  const MeshInfo* mesh_;
+  std::string text_;
+  std::size_t count_ = 0;
+};
+
+Words words_of(SpecList operands) {
+  Words words(nullptr);
+  for (const auto* spec : operands) {
+    if (spec != nullptr) words.add(*spec);
+  }
+  return words;
+}
+
+[[noreturn]] void rethrow_with(const std::string& words) {
+  try {
+    throw;
+  } catch (c10::Error& error) {
+    if (error.context().empty()) error.add_context(words);
+    throw;
+  } catch (const CallError&) {
+    throw;
+  } catch (const CommError& error) {
+    throw CallError(c10::str(error.what(), " (", words, ")"));
+  }
+}
+
+}  // namespace
+
+std::string operands_text(SpecList operands) { return words_of(operands).operands(); }
+
+void say_where_memory_is(DTensorImpl& tensor) {
+  static const std::string text =
+      "Cannot access the data of a DTensor, which has no memory of its own (data_ptr, accessors, printing, "
+      "torch::save): "
+      "take this rank's part, DTensor(t).to_local(), or the whole, DTensor(t).full_tensor(); Checkpoint saves DTensors";
+  tensor.release_storage_and_set_meta_custom_data_ptr_error_msg_(text);
+}
+
+void rethrow_from(const std::string& name, c10::ArrayRef<c10::TensorImpl*> operands, const MeshInfo* mesh) {
+  Words words(mesh);
+  for (const auto* impl : operands) {
+    if (impl != nullptr) words.add(*impl);
+  }
+  rethrow_with(words.str(name));
+}
+
+void rethrow_from(const std::string& name, SpecList operands) { rethrow_with(words_of(operands).str(name)); }
+
+}  // namespace dtensor
