@@ -22,11 +22,12 @@ if(TARGET dtensor_cuda)
 endif()
 install(TARGETS ${_libraries} EXPORT dtensorTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT dtensorTargets NAMESPACE dtensor:: DESTINATION ${_package_folder})
-if(TARGET verify_checkpoint)
-  set_target_properties(verify_checkpoint PROPERTIES
-    INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${LIBTORCH_ROOT}/lib")
-  install(TARGETS verify_checkpoint RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-endif()
+foreach(tool verify_checkpoint verify_rules)
+  if(TARGET ${tool})
+    set_target_properties(${tool} PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${LIBTORCH_ROOT}/lib")
+    install(TARGETS ${tool} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  endif()
+endforeach()
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/dtensor DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/dtensorConfig.cmake.in ${CMAKE_BINARY_DIR}/dtensorConfig.cmake

@@ -5,8 +5,8 @@
 
 #include <random>
 
-#include "oracle/oracle.h"
 #include "sharding_prop/call_builder.h"
+#include "verify/oracle.h"
 
 namespace dtensor::testing {
 namespace {

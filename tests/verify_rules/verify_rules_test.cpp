@@ -5,8 +5,8 @@
 #include "aten_cases/case_file.h"
 #include "ops/op_entry.h"
 #include "support/data.h"
-#include "verify_rules/search.h"
-#include "verify_rules/traffic.h"
+#include "verify/search.h"
+#include "verify/traffic.h"
 
 namespace dtensor::verify {
 namespace {

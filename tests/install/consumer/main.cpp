@@ -1,6 +1,8 @@
-// A stranger's program: knows <dtensor/dtensor.h> and nothing else. The ten-line program of the README, whose numbers,
-// forward and backward, must be those of plain ATen on one device.
+// A stranger's program: knows the installed headers and nothing else. The ten-line program of the README, whose
+// numbers, forward and backward, must be those of plain ATen on one device.
 #include <dtensor/dtensor.h>
+#include <dtensor/verify_rules.h>
+#include <torch/library.h>
 
 #include <cstdio>
 #include <string>
@@ -54,8 +56,27 @@ void compare(const Communicator& world) {
   if (world.rank() == 0) std::printf("%lld ranks: the numbers of one device\n", static_cast<long long>(n));
 }
 
+at::Tensor scale_rows(const at::Tensor& x, const at::Tensor& by) { return x * by.unsqueeze(1); }
+
+// A rule of its own is right, and offers all that is; a wrong one is found.
+void prove_own_rule() {
+  const std::string op = "consumer::scale_rows";
+  const std::vector<c10::IValue> call = {at::randn({8, 6}), at::randn({8})};
+  RuleBook::get().rule(op, Rule("mn, m -> mn").linear({0}, {1}).no_meta());
+  const RuleReport right = verify_rule(op, call, 2, true);
+  TORCH_CHECK(right.offered > 0 && right.unsound.empty() && right.missing.empty(), right.unsound, right.missing);
+  TORCH_CHECK(verify_rule_on_mesh(op, call, {2, 2}).empty(), "wrong on a mesh of two axes");
+  RuleBook::get().rule(op,
+                       Rule("mn, k -> mn").no_meta());  // as if rows had nothing to do with `by`
+  TORCH_CHECK(!verify_rule(op, call, 2).unsound.empty(), "a wrong rule was not found");
+}
+
 }  // namespace
 
+TORCH_LIBRARY(consumer, m) { m.def("scale_rows(Tensor x, Tensor by) -> Tensor"); }
+TORCH_LIBRARY_IMPL(consumer, CPU, m) { m.impl("scale_rows", scale_rows); }
+
 int main(int argc, char** argv) {
+  prove_own_rule();
   return launch(argc, argv, [](Communicator world) { compare(world); });
 }

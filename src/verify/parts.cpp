@@ -1,8 +1,8 @@
 // Slicing and gluing for the oracle: contributions of Partials, parts by the shard map, replicas that must agree.
 #include <ATen/ATen.h>
 
-#include "oracle/oracle.h"
 #include "placement/shard_map.h"
+#include "verify/oracle.h"
 
 namespace dtensor {
 namespace {

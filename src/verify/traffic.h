@@ -1,7 +1,7 @@
 // What local kernels send besides the redistributions that plans tell of.
 #pragma once
 
-#include "oracle/oracle.h"
+#include "verify/oracle.h"
 
 namespace dtensor::verify {
 

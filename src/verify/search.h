@@ -5,17 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "oracle/oracle.h"
+#include "dtensor/verify_rules.h"
+#include "verify/oracle.h"
 
 namespace dtensor::verify {
 
-struct Report {
-  int offered = 0, sound = 0;        // strategies that the rule offers; those that hold
-  int by_kernel = 0;                 // offered with a local kernel, which only ranks can run
-  std::vector<std::string> unsound;  // offered and wrong
-  std::vector<std::string> missing;  // true and not offered
-  std::vector<double> bytes;         // per placement of the operands: moved, also inside kernels, over the least
-};
+using Report = RuleReport;
 
 // `search`: look for what is not offered. That runs the operator on parts which do not belong together, and some
 // kernels of ATen write past their results then: do it in a process that may die.

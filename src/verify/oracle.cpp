@@ -1,5 +1,5 @@
 // Runs samples rank by rank and compares.
-#include "oracle/oracle.h"
+#include "verify/oracle.h"
 
 #include <ATen/ATen.h>
 

@@ -1,5 +1,5 @@
 // Tries all combinations and prices them by the bytes that bring operands there.
-#include "verify_rules/search.h"
+#include "verify/search.h"
 
 #include <ATen/ATen.h>
 
@@ -8,7 +8,7 @@
 
 #include "redistribute/plan/plan.h"
 #include "sharding_prop/propagate.h"
-#include "verify_rules/traffic.h"
+#include "verify/traffic.h"
 
 namespace dtensor::verify {
 namespace {

@@ -1,5 +1,5 @@
 // Runs the call on thread ranks and listens.
-#include "verify_rules/traffic.h"
+#include "verify/traffic.h"
 
 #include <ATen/ATen.h>
 
