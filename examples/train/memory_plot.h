@@ -16,6 +16,7 @@ namespace train {
 
 struct MemorySample {
   double seconds = 0;  // since the step began
+  dtensor::Phase phase = dtensor::Phase::forward;
   // Bytes. Gradients: reduced ones and those that wait for their unit's. Rest: activations, and what operators need.
   std::int64_t parameters = 0, optimizer = 0, gradients = 0, gathered = 0, rest = 0;
 };
@@ -29,7 +30,7 @@ class MemoryRecord {
   const std::vector<MemorySample>& samples() const { return samples_; }
 
  private:
-  void add();
+  void add(dtensor::Phase phase);
 
   std::vector<at::Tensor> parameters_;
   std::optional<dtensor::FsdpUnit> unit_;

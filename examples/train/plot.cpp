@@ -79,11 +79,20 @@ std::string curve_style(std::size_t index) {
                      index == 0 ? "stroke-linecap=\"round\"" : "stroke-dasharray=\"7 3\"");
 }
 
+// As wide as its longest name, at the right edge, on a ground of its own so that curves do not run through the words.
 void legend(std::string& svg, const Picture& picture, double top) {
+  constexpr double kLetter = 7.6, kLine = 50, kRow = 22;  // at this font's size, with room to spare
+  std::size_t longest = 0;
+  for (const Curve& curve : picture.curves) longest = std::max(longest, curve.name.size());
+  const double width = kLine + kLetter * static_cast<double>(longest) + 12;
+  const double left = std::max(kLeft + 8, kWidth - kRight - width);
+  svg += fmt::format(
+      "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"#fff\" fill-opacity=\"0.85\"/>\n",
+      left - 6, top + 4, kWidth - kRight - left + 6, kRow * static_cast<double>(picture.curves.size()) + 6);
   for (std::size_t i = 0; i < picture.curves.size(); ++i) {
-    const double y = top + 18 + 22 * static_cast<double>(i);
-    line(svg, kWidth - 330, y, kWidth - 290, y, curve_style(i).c_str());
-    text(svg, kWidth - 280, y + 4, "start", picture.curves[i].name);
+    const double y = top + 18 + kRow * static_cast<double>(i);
+    line(svg, left, y, left + kLine - 10, y, curve_style(i).c_str());
+    text(svg, left + kLine, y + 4, "start", picture.curves[i].name);
   }
 }
 
@@ -100,7 +109,7 @@ void loss_panel(std::string& svg, const Picture& picture, double top, double hei
   const double margin = std::max(0.06 * (high - low), 1e-6);
   const double steps = static_cast<double>(picture.curves.front().values.size());
   const Panel panel{top, height, std::max(steps - 1, 1.0), low - margin, high + margin};
-  axes(svg, panel, nice_ticks(panel.y_low, panel.y_high, 6), false, "loss");
+  axes(svg, panel, nice_ticks(panel.y_low, panel.y_high, 6), false, picture.y_name);
   for (std::size_t i = 0; i < picture.curves.size(); ++i) {
     polyline(svg, panel, picture.curves[i].values, curve_style(i));
   }

@@ -16,6 +16,7 @@ struct Picture {
   std::vector<Curve> curves = {};       // of one length; later ones are drawn thinner, above earlier ones
   std::vector<double> difference = {};  // relative, one a step; empty: no lower panel
   double bound = 0;                     // drawn into the lower panel
+  std::string y_name = "loss";          // what the curves show
 };
 
 std::string to_svg(const Picture& picture);

@@ -2,6 +2,7 @@
 #include "progress.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -27,6 +28,15 @@ std::string moved_text(const BytesByAxis& moved, std::size_t steps) {
   return text.empty() ? "nothing" : text;
 }
 
+// A line that a terminal wraps is not taken back by the next one.
+std::string cut_to_terminal(std::string line, int descriptor) {
+  winsize size{};
+  const bool known = ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
+  const std::size_t width = known ? size.ws_col - 1u : 79u;
+  if (line.size() > width) line.resize(width);
+  return line;
+}
+
 Progress::Progress(std::int64_t steps) : steps_(steps), terminal_(isatty(STDERR_FILENO) == 1) {}
 
 void Progress::show(const StepRecord& record) {
@@ -40,7 +50,9 @@ void Progress::show(const StepRecord& record) {
       fmt::format("step {:>{}}/{} [{:<{}}] loss {:.4f}  {:.0f} tokens/s  received {}", done,
                   std::to_string(steps_).size(), steps_, bar, kWidth, record.loss,
                   static_cast<double>(record.tokens) / std::max(smooth_seconds_, 1e-9), moved_text(record.moved));
-  std::fputs((terminal_ ? "\r\033[K" + line + (last ? "\n" : "") : line + "\n").c_str(), stderr);
+  const std::string shown =
+      terminal_ ? "\r\033[K" + cut_to_terminal(line, STDERR_FILENO) + (last ? "\n" : "") : line + "\n";
+  std::fputs(shown.c_str(), stderr);
   std::fflush(stderr);
 }
 

@@ -159,9 +159,9 @@ void train_step(const Job& job, Optimizer& optimizer, StepRecord& record) {
 StepRecord run_step(const Job& job, Optimizer& optimizer, std::int64_t step) {
   const Options& o = job.options;
   StepRecord record{.step = step, .tokens = o.batch * o.seq, .lr = optimizer.next_lr()};
-  const auto begin = std::chrono::steady_clock::now();
+  record.start = std::chrono::steady_clock::now();
   train_step(job, optimizer, record);
-  record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - record.start).count();
   if (o.experts && o.experts->show_load && job.stages == nullptr) {
     add_load(job.model, job.mesh ? job.mesh.world() : dtensor::Communicator(), o.experts->etp, record);
   }

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -22,21 +23,30 @@ const char* category(dtensor::Event::Kind kind) {
   return "?";
 }
 
-// Slices that one operator causes lie within its time, so a viewer nests them below it.
-std::string slice(int rank, const dtensor::Event& event, std::chrono::steady_clock::time_point start) {
-  using Microseconds = std::chrono::duration<double, std::micro>;
-  nlohmann::json json = {{"ph", "X"}, {"pid", rank}, {"tid", 0}, {"name", event.name}, {"cat", category(event.kind)}};
-  json["ts"] = Microseconds(event.begin - start).count();
-  json["dur"] = Microseconds(event.end - event.begin).count();
-  if (event.bytes > 0) json["args"]["bytes received"] = event.bytes;
-  if (!event.axis.empty()) json["args"]["mesh axis"] = event.axis;
-  return json.dump();
+// Rows of a rank, in the viewer's order.
+enum Row { kOperators, kActions, kSteps, kPhases, kModules };
+constexpr const char* kRows[] = {"operators and collectives", "pipeline actions", "steps", "phases", "modules"};
+
+// The same number on all members, and no other collective's.
+std::uint64_t meeting_of(const dtensor::Event& event) {
+  std::uint64_t hash = 1469598103934665603ull;
+  const auto mix = [&](std::uint64_t word) { hash = (hash ^ word) * 1099511628211ull, hash ^= hash >> 29; };
+  for (const char c : event.name + event.axis) mix(static_cast<unsigned char>(c));
+  for (const auto rank : event.ranks) mix(static_cast<std::uint64_t>(rank));
+  mix(event.sequence);
+  return hash >> 12;  // a number that JSON readers keep
 }
 
 std::string process_name(int rank) {
   const nlohmann::json json = {
       {"ph", "M"}, {"pid", rank}, {"name", "process_name"}, {"args", {{"name", "rank " + std::to_string(rank)}}}};
-  return json.dump();
+  std::string text = json.dump();
+  for (int row = kOperators; row <= kModules; ++row) {
+    const nlohmann::json name = {
+        {"ph", "M"}, {"pid", rank}, {"tid", row}, {"name", "thread_name"}, {"args", {{"name", kRows[row]}}}};
+    text += ",\n" + name.dump();
+  }
+  return text;
 }
 
 at::Tensor to_bytes(const std::string& text) {
@@ -60,30 +70,106 @@ std::vector<at::Tensor> gather(const dtensor::Communicator& world, const std::st
 Trace::Trace(const dtensor::Communicator& world)
     : world_(world),
       start_((world.barrier(), std::chrono::steady_clock::now())),
+      memory_(std::int64_t{1} << 40),  // asked at each event, so that it need not keep samples
       listener_([this](const dtensor::Event& event) { add(event); }) {}
 
-void Trace::add(const dtensor::Event& event) { add_slice(slice(world_.rank(), event, start_)); }
+double Trace::microseconds(Time time) const { return std::chrono::duration<double, std::micro>(time - start_).count(); }
 
-void Trace::add_slice(const std::string& json) {
+void Trace::add_json(const std::string& json) {
   slices_ += slices_.empty() ? "" : ",\n";
   slices_ += json;
 }
 
-void Trace::add(const StepRecord& record) {
-  const double begin = std::chrono::duration<double, std::micro>(record.began - start_).count();
-  for (const auto& [action, from, to] : record.actions) {
-    const nlohmann::json json = {{"ph", "X"},
+void Trace::add_slice(int row, const std::string& name, Time begin, Time end) {
+  const nlohmann::json json = {{"ph", "X"},
+                               {"pid", world_.rank()},
+                               {"tid", row},
+                               {"name", name},
+                               {"cat", kRows[row]},
+                               {"ts", microseconds(begin)},
+                               {"dur", microseconds(end) - microseconds(begin)}};
+  add_json(json.dump());
+}
+
+// An arrow from the first member through the others to the last: it begins when the first came and ends when the last
+// has gone.
+void Trace::add_flow(const dtensor::Event& event) {
+  const bool first = event.ranks.front() == world_.rank(), last = event.ranks.back() == world_.rank();
+  const auto at = first ? event.begin : last ? event.end : event.begin + (event.end - event.begin) / 2;
+  nlohmann::json json = {{"ph", first  ? "s"
+                                : last ? "f"
+                                       : "t"},
+                         {"pid", world_.rank()},
+                         {"tid", static_cast<int>(kOperators)},
+                         {"name", event.name},
+                         {"cat", "collective"},
+                         {"id", meeting_of(event)},
+                         {"ts", microseconds(at)}};
+  if (last) json["bp"] = "e";
+  add_json(json.dump());
+}
+
+// Slices that one operator causes lie within its time, so a viewer nests them below it.
+void Trace::add(const dtensor::Event& event) {
+  nlohmann::json json = {{"ph", "X"},
+                         {"pid", world_.rank()},
+                         {"tid", static_cast<int>(kOperators)},
+                         {"name", event.name},
+                         {"cat", category(event.kind)},
+                         {"ts", microseconds(event.begin)},
+                         {"dur", microseconds(event.end) - microseconds(event.begin)}};
+  auto& args = json["args"] = nlohmann::json::object();
+  if (event.bytes > 0) args["bytes received"] = event.bytes;
+  if (!event.axis.empty()) args["mesh axis"] = event.axis;
+  if (!event.module.empty()) args["module"] = event.module;
+  if (!event.operands.empty()) args["operands"] = event.operands;
+  add_json(json.dump());
+  if (event.ranks.size() > 1) add_flow(event);
+  const bool backward = event.phase == dtensor::Phase::backward;
+  extend(phases_, backward ? "backward" : "forward", event);
+  extend(modules_, event.module + (event.module.empty() || !backward ? "" : " (backward)"), event);
+  const nlohmann::json memory = {{"ph", "C"},
                                  {"pid", world_.rank()},
-                                 {"tid", 1},
-                                 {"name", dtensor::pipeline::to_string(action)},
-                                 {"cat", "action"},
-                                 {"ts", begin + 1e6 * from},
-                                 {"dur", 1e6 * (to - from)}};
-    add_slice(json.dump());
+                                 {"name", "memory beyond the start"},
+                                 {"ts", microseconds(event.end)},
+                                 {"args", {{"bytes", memory_.live()}}}};
+  add_json(memory.dump());
+}
+
+void Trace::extend(std::vector<Span>& spans, const std::string& name, const dtensor::Event& event) {
+  if (spans.empty() || spans.back().name != name) return spans.push_back({name, event.begin, event.end});
+  spans.back().begin = std::min(spans.back().begin, event.begin);
+  spans.back().end = std::max(spans.back().end, event.end);
+}
+
+// What runs forward after a step's last backward is the optimizer.
+void Trace::add_phases(const StepRecord& record, Time end) {
+  std::size_t last = phases_.size();
+  for (std::size_t i = 0; i < phases_.size(); ++i) {
+    if (phases_[i].name == "backward" && phases_[i].begin < end) last = i;
+  }
+  for (std::size_t i = 0; i < phases_.size(); ++i) {
+    const auto from = std::max(phases_[i].begin, record.start), to = std::min(phases_[i].end, end);
+    if (from < to) add_slice(kPhases, i > last ? "optimizer" : phases_[i].name, from, to);
+  }
+}
+
+void Trace::add(const StepRecord& record) {
+  const auto after = [](Time time, double seconds) {
+    return time + std::chrono::duration_cast<Time::duration>(std::chrono::duration<double>(seconds));
+  };
+  const auto end = after(record.start, record.seconds);
+  add_slice(kSteps, "step " + std::to_string(record.step), record.start, end);
+  add_phases(record, end);
+  for (const auto& [action, from, to] : record.actions) {
+    add_slice(kActions, dtensor::pipeline::to_string(action), after(record.began, from), after(record.began, to));
   }
 }
 
 void Trace::write(const std::string& path) {
+  for (const auto& span : modules_) {
+    if (!span.name.empty()) add_slice(kModules, span.name, span.begin, span.end);
+  }
   const std::string mine = process_name(world_.rank()) + (slices_.empty() ? "" : ",\n") + slices_;
   const std::vector<at::Tensor> texts = gather(world_, mine);
   if (world_.rank() != 0) return;

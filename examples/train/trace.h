@@ -1,12 +1,16 @@
-// A trace of a run in Chrome's format (chrome://tracing, Perfetto): a process a rank, a slice an operator,
-// redistribution or collective.
+// A trace of a run in Chrome's format (chrome://tracing, Perfetto): a process a rank; rows of operators,
+// redistributions and collectives, of steps, of phases, of modules and of a pipeline's actions; arrows between the
+// members of a collective; the memory that each rank holds.
 #pragma once
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "dtensor/comm.h"
+#include "dtensor/debug.h"
 #include "dtensor/events.h"
+#include "dtensor/memory_timeline.h"
 #include "run.h"
 
 namespace train {
@@ -16,18 +20,33 @@ class Trace {
  public:
   explicit Trace(const dtensor::Communicator& world);  // collective
 
-  // The actions of a pipeline's step, in a row of their own.
+  // A step, its phases and, of a pipeline, its actions. Steps come in their order.
   void add(const StepRecord& record);
   // Brings all ranks' slices to rank 0, which writes the file. Collective.
   void write(const std::string& path);
 
  private:
+  using Time = std::chrono::steady_clock::time_point;
+  // While a phase or module ran without another between.
+  struct Span {
+    std::string name;
+    Time begin, end;
+  };
+
   void add(const dtensor::Event& event);
-  void add_slice(const std::string& json);
+  void add_flow(const dtensor::Event& event);
+  void add_phases(const StepRecord& record, Time end);
+  void add_slice(int row, const std::string& name, Time begin, Time end);
+  void add_json(const std::string& json);
+  static void extend(std::vector<Span>& spans, const std::string& name, const dtensor::Event& event);
+  double microseconds(Time time) const;
 
   dtensor::Communicator world_;
-  std::chrono::steady_clock::time_point start_;
+  Time start_;
   std::string slices_;  // JSON objects with commas between
+  std::vector<Span> phases_, modules_;
+  dtensor::MemoryTimeline memory_;
+  dtensor::CommDebugMode modules_of_backward_;
   dtensor::EventListener listener_;
 };
 

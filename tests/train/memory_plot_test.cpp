@@ -56,6 +56,8 @@ TEST(MemoryPlot, ShowsWhatAStepHolds) {
   EXPECT_EQ(sharded.front().gradients, 0);
   EXPECT_GT(sharded.back().gradients, 0);
   EXPECT_GT(highest(sharded, &MemorySample::rest), 0);
+  EXPECT_EQ(sharded.front().phase, dtensor::Phase::forward);
+  EXPECT_EQ(sharded.back().phase, dtensor::Phase::backward);
 
   o.reshard = "false";
   const auto kept = record(o, {1, 2, 1}, predicted);
@@ -74,6 +76,16 @@ TEST(MemoryPlot, DrawsEachKindAndItsBytes) {
     EXPECT_NE(svg.find(text), std::string::npos) << text << svg;
   }
   EXPECT_NE(train::memory_svg("none", {}).find("</svg>"), std::string::npos);
+}
+
+TEST(MemoryPlot, HasAxesUnitsAndPhases) {
+  const auto svg = train::memory_svg("t", {{.seconds = 0.001, .parameters = 3000000},
+                                           {.seconds = 0.002, .phase = dtensor::Phase::backward, .parameters = 3000000},
+                                           {.seconds = 0.003, .phase = dtensor::Phase::backward, .parameters = 3000000},
+                                           {.seconds = 0.004, .parameters = 3000000}});
+  for (const char* text : {">MB<", ">ms of one step<", ">forward<", ">backward<", ">optimizer<", ">3<", ">4<"}) {
+    EXPECT_NE(svg.find(text), std::string::npos) << text << svg;
+  }
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "train/log.h"
 #include "train/plan.h"
 #include "train/plot.h"
+#include "train/progress.h"
 
 namespace {
 
@@ -142,6 +143,24 @@ TEST(Plot, HoldsEachCurveItsNameAndTheBound) {
     EXPECT_NE(svg.find(part), std::string::npos) << part;
   }
   EXPECT_EQ(svg.find("nan"), std::string::npos);
+}
+
+// At 13 px no letter of the plot's font is wider than 10, and most are 7: the longest name of a real run.
+TEST(Plot, ALegendIsNotCut) {
+  const std::string name = "replicate=1, shard=2, cp=1, tp=2, pp=1 (4 thread ranks)";
+  const std::string svg =
+      to_svg({.title = "t", .curves = {{"one device", {1, 2}}, {name, {1, 2}}}, .y_name = "height"});
+  const auto at = svg.find(">" + name);
+  ASSERT_NE(at, std::string::npos);
+  const auto from = svg.rfind("x=\"", at) + 3;
+  EXPECT_LE(std::stod(svg.substr(from)) + 7.2 * static_cast<double>(name.size()), 860);
+  EXPECT_NE(svg.find(">height<"), std::string::npos);
+  EXPECT_EQ(svg.find(">loss<"), std::string::npos);
+}
+
+TEST(Progress, LinesFitWhereTheWidthIsNotKnown) {
+  EXPECT_EQ(cut_to_terminal(std::string(200, 'x'), -1).size(), 79U);
+  EXPECT_EQ(cut_to_terminal("short", -1), "short");
 }
 
 TEST(Plot, FlatAndBrokenCurvesStillDraw) {
