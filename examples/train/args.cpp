@@ -132,7 +132,8 @@ void add_file_flags(CLI::App& app, Options& o) {
       ->default_str("latest");
   app.add_option("--log", o.log, "write one JSON line a step to this file");
   app.add_option("--plot", o.plot, "write the loss curve to this SVG file");
-  app.add_flag("--memory", o.memory, "fsdp: print the memory of rank 0, as predicted and as measured");
+  app.add_flag("--memory", o.memory,
+               "fsdp: print the memory of rank 0 (with pp: of a rank of each part), as predicted and as measured");
   app.add_option("--memory-plot", o.memory_plot,
                  "write what rank 0's memory goes to in the last step to this SVG file");
   app.add_option("--trace", o.trace, "write a Chrome trace of operators and collectives to this JSON file");
@@ -204,9 +205,6 @@ Dtype parse_dtype(const std::string& text) {
 }
 
 void check_sequence(const CLI::App& app, const Options& o) {
-  if (o.documents && !o.tokenizer.empty()) {
-    throw UsageError("--documents ends them by a token that is no byte, which --tokenizer does not leave free");
-  }
   for (const char* flag : {"--cp-strategy", "--sequence-placement"}) {
     const bool split = o.mesh && o.mesh->cp > 1;
     if (!split && app.count(flag) > 0) throw UsageError(fmt::format("{} needs a --mesh with cp", flag));
@@ -220,13 +218,11 @@ void check_pipeline(const CLI::App& app, const Options& o) {
     if (!stages && app.count(flag) > 0) throw UsageError(fmt::format("{} needs a --mesh with pp", flag));
   }
   if (!stages) return;
-  for (const char* flag : {"--grad-accum", "--memory", "--memory-plot", "--load-plot"}) {
-    if (app.get_option_no_throw(flag) != nullptr && app.count(flag) > 0) {
-      throw UsageError(fmt::format("{} is not served with stages (pp)", flag));
-    }
-  }
   if (o.parallel != "fsdp") throw UsageError("stages (pp) need --parallel fsdp");
-  if (o.microbatches > o.batch) throw UsageError("--microbatches: more pieces than sequences in a batch");
+  if (o.microbatches > o.batch / o.grad_accum) {
+    throw UsageError(o.grad_accum == 1 ? "--microbatches: more pieces than sequences in a batch"
+                                       : "--microbatches: more pieces than sequences in a piece of --grad-accum");
+  }
 }
 
 void check_optimizer(const CLI::App& app, const Options& o) {
@@ -282,7 +278,6 @@ Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_st
   check_pipeline(app, options);
   check_sequence(app, options);
   check_optimizer(app, options);
-  if (options.mesh && options.mesh->pp > 1) options.grad_accum = options.microbatches;  // pieces of a batch, either way
   if (options.experts) {
     check_experts(app, *options.experts);
     if (options.experts->router == "experts") options.experts->balance = "none";

@@ -14,6 +14,8 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+constexpr std::int64_t kEndOfDocument = 256;  // where tokens are bytes: no byte
+
 struct MeshShape {
   std::int64_t replicate = 1, shard = 1, tp = 1, pp = 1, cp = 1;
   std::int64_t size() const { return pp * stage_size(); }
@@ -75,8 +77,9 @@ struct Options {
   std::int64_t batch = 0, seq = 0, hidden = 0, layers = 0;  // 0: the model's default
   std::uint64_t seed = 0;
   std::vector<std::string> data;
-  std::string tokenizer;        // a file or folder, or "shipped"; empty: tokens are bytes
-  std::int64_t vocabulary = 0;  // the tokenizer's; 0: the model's
+  std::string tokenizer;                          // a file or folder, or "shipped"; empty: tokens are bytes
+  std::int64_t vocabulary = 0;                    // the tokenizer's; 0: the model's
+  std::int64_t end_of_document = kEndOfDocument;  // the tokenizer's end of a text
   std::string log, plot, memory_plot, trace;
   std::string save, load;                   // folders of checkpoints
   std::int64_t save_every = 0;              // 0: only at the end

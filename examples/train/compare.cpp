@@ -30,9 +30,11 @@ double largest(const std::vector<double>& values) {
   return result;
 }
 
-// Losses of a router over the batch, and capacities, are no sums over the pieces of a batch.
+// Losses of a router over the batch, capacities, and tokens that are chosen among all are no sums over its pieces.
 bool is_sum_over_pieces(const Options& options) {
-  return !options.experts || (options.experts->balance != "aux" && options.experts->dispatcher != "capacity");
+  if (!options.experts) return true;
+  const auto& e = *options.experts;
+  return e.balance != "aux" && e.dispatcher != "capacity" && e.router != "experts";
 }
 
 double floor_of(const Options& options) {
@@ -57,7 +59,7 @@ Comparison compare_with_one_device(const Options& options, const Corpus& corpus,
     return all;
   };
   const bool sums = is_sum_over_pieces(options);
-  result.reference = from_there(losses(train_on_one_device(options, corpus, sums ? 1 : options.grad_accum)));
+  result.reference = from_there(losses(train_on_one_device(options, corpus, sums ? 1 : 0)));
   result.difference = relative_difference(losses(records), result.reference);
   result.largest = largest(result.difference);
   result.first = result.difference.front();

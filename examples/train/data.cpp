@@ -7,9 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "args.h"
 #include "hash.h"
-#include "model.h"
 
 namespace train {
 namespace fs = std::filesystem;
@@ -44,16 +42,28 @@ tokenizer::Tokenizer read_tokenizer(const std::string& name) {
   }
 }
 
+std::string end_of_text(const tokenizer::Tokenizer& tokenizer) {
+  for (const char* end : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"}) {
+    const auto ids = tokenizer.encode(end);
+    if (ids.size() == 1 && tokenizer.decode(ids, /*with_special=*/false).empty()) return end;
+  }
+  return "";
+}
+
 Corpus Corpus::read(const std::vector<std::string>& paths, std::int64_t sequence,
                     const tokenizer::Tokenizer* tokenizer) {
   Corpus corpus;
+  const std::string end = tokenizer != nullptr ? end_of_text(*tokenizer) : "";
+  std::size_t ends = 0;  // bytes that no file has
   for (const std::string& path : paths.empty() ? std::vector<std::string>{DTENSOR_TRAIN_TEXT} : paths) {
     for (const fs::path& file : files_under(path)) {
       append_file(file, corpus.text_);
+      corpus.bytes_ = corpus.text_.size() - ends;
+      corpus.text_ += end;
+      ends += end.size();
       ++corpus.files_;
     }
   }
-  corpus.bytes_ = corpus.text_.size();
   if (tokenizer != nullptr) {
     corpus.tokens_ = tokenizer->encode(corpus.text_);
     corpus.text_.clear();
@@ -76,18 +86,19 @@ void Corpus::check_length(std::int64_t sequence) const {
 }
 
 // One token more than a sequence. Documents have between an eighth and a half of the sequence.
-void Corpus::fill(std::uint64_t seed, std::int64_t row, bool documents, std::vector<std::int64_t>& tokens) const {
+void Corpus::fill(std::uint64_t seed, std::int64_t row, const BatchShape& shape,
+                  std::vector<std::int64_t>& tokens) const {
   const auto length = static_cast<std::uint64_t>(tokens.size());
   const std::uint64_t starts = this->tokens() - length + 1;
   const std::uint64_t row_hash = hash64(seed, row);
   std::uint64_t at = row_hash % starts, left = length;
   for (std::uint64_t t = 0, document = 0; t < length; ++t) {
-    if (documents && (t == 0 || tokens[t - 1] == kEndOfDocument)) {
+    if (shape.documents && (t == 0 || tokens[t - 1] == shape.end)) {
       at = hash64(row_hash, 2 * document) % starts;
       left = length / 8 + hash64(row_hash, 2 * document + 1) % (length / 2 - length / 8 + 1);
       ++document;
     }
-    tokens[t] = left-- == 0 ? kEndOfDocument : token(at++);
+    tokens[t] = left-- == 0 ? shape.end : token(at++);
   }
 }
 
@@ -95,7 +106,7 @@ Batch Corpus::batch(std::uint64_t seed, std::int64_t step, const BatchShape& sha
   at::Tensor ids = at::empty({shape.batch, shape.sequence}, at::kLong), targets = at::empty_like(ids);
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(shape.sequence) + 1);
   for (std::int64_t b = 0; b < shape.batch; ++b) {
-    fill(seed, step * shape.batch + b, shape.documents, tokens);
+    fill(seed, step * shape.batch + b, shape, tokens);
     std::copy(tokens.begin(), tokens.end() - 1, ids.mutable_data_ptr<std::int64_t>() + b * shape.sequence);
     std::copy(tokens.begin() + 1, tokens.end(), targets.mutable_data_ptr<std::int64_t>() + b * shape.sequence);
   }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "args.h"
 #include "tokenizer/tokenizer.h"
 
 namespace train {
@@ -19,19 +20,23 @@ struct Batch {
 
 struct BatchShape {
   std::int64_t batch, sequence;
-  bool documents = false;  // each sequence is made of pieces of text, each ended by kEndOfDocument
+  bool documents = false;             // each sequence is made of pieces of text,
+  std::int64_t end = kEndOfDocument;  // each ended by this token
 };
 
 // The vocabulary that is shipped, trained on LibTorch's headers (tools/tokenizer/make.py).
 std::string shipped_tokenizer();
 // A file or folder, or `shipped`. Throws UsageError where it cannot be read.
 tokenizer::Tokenizer read_tokenizer(const std::string& name);
+// The special token that ends a text: <|endoftext|>, <|end_of_text|>, </s> or <eos>, the first of these that there is;
+// empty: none.
+std::string end_of_text(const tokenizer::Tokenizer& tokenizer);
 
 class Corpus {
  public:
   // Files, or folders whose files are taken in sorted order; none: the headers of the LibTorch of this build. Throws
   // UsageError for a path that does not exist or cannot be read, and where there is less text than one sequence.
-  // Without a tokenizer, tokens are bytes.
+  // Without a tokenizer, tokens are bytes; with one, its end of a text (if it has one) ends each file.
   static Corpus read(const std::vector<std::string>& paths, std::int64_t sequence,
                      const tokenizer::Tokenizer* tokenizer = nullptr);
   // Tokens that are there already.
@@ -47,7 +52,7 @@ class Corpus {
   std::int64_t token(std::uint64_t at) const {
     return text_.empty() ? tokens_[at] : static_cast<unsigned char>(text_[at]);
   }
-  void fill(std::uint64_t seed, std::int64_t row, bool documents, std::vector<std::int64_t>& tokens) const;
+  void fill(std::uint64_t seed, std::int64_t row, const BatchShape& shape, std::vector<std::int64_t>& tokens) const;
 
   std::string text_;                  // empty where there are
   std::vector<std::int32_t> tokens_;  // these

@@ -4,25 +4,34 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "plot.h"
 
 namespace train {
 
-void add_load(Gpt& model, const dtensor::Communicator& world, std::int64_t repeated, StepRecord& record) {
-  const auto layers = dtensor::moe_layers(model);
-  std::vector<at::Tensor> parts;
-  for (auto* layer : layers) {
-    parts.push_back(layer->stats().load);
-    parts.push_back(at::tensor({layer->stats().dropped}));
+LoadCount::LoadCount(Gpt& model)
+    : layers_(dtensor::moe_layers(model)),
+      table_(at::zeros({static_cast<std::int64_t>(layers_.size()), layers_.front()->options().router.experts + 1},
+                       at::kLong)) {}
+
+void LoadCount::add(dtensor::nn::Module& part) {
+  for (const auto* layer : dtensor::moe_layers(part)) {
+    const auto at = std::find(layers_.begin(), layers_.end(), layer) - layers_.begin();
+    const at::Tensor row = table_[at];
+    row.narrow(0, 0, row.size(0) - 1).add_(layer->stats().load);
+    row[-1].add_(layer->stats().dropped);
   }
-  auto all = at::cat(parts);
-  if (world && world.size() > 1) world.all_reduce(all, dtensor::ReduceOp::sum).wait();
-  const auto table =
-      all.view({static_cast<std::int64_t>(layers.size()), -1}).to(at::kDouble) / static_cast<double>(repeated);
+}
+
+void LoadCount::finish(const dtensor::Communicator& world, std::int64_t repeated, StepRecord& record) {
+  if (world.size() > 1) world.all_reduce(table_, dtensor::ReduceOp::sum).wait();
+  const auto table = table_.to(at::kDouble) / static_cast<double>(repeated);
   const auto load = table.narrow(1, 0, table.size(1) - 1);
   const auto ratio = load.amax({1}) / load.mean(1).clamp_min(1e-9);
   record.imbalance.assign(ratio.const_data_ptr<double>(), ratio.const_data_ptr<double>() + ratio.numel());
   record.dropped = table.select(1, table.size(1) - 1).sum().item<std::int64_t>();
+  table_.zero_();
 }
 
 namespace {

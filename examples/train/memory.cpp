@@ -4,17 +4,13 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 
-#include "dtensor/tensor.h"
+#include "bytes.h"
 
 namespace train {
 namespace {
-
-std::int64_t local_bytes(const at::Tensor& tensor) {
-  const at::Tensor local = dtensor::is_dtensor(tensor) ? dtensor::DTensor(tensor.detach()).to_local() : tensor;
-  return static_cast<std::int64_t>(local.nbytes());
-}
 
 // Peak resident bytes of this process; 0 where the system does not say.
 std::int64_t peak_resident() {
@@ -25,28 +21,137 @@ std::int64_t peak_resident() {
   return 0;
 }
 
-}  // namespace
+int states_of(const std::string& optimizer) { return optimizer == "sgd" ? 1 : 2; }
 
-void MemoryUse::predict(const std::vector<dtensor::FsdpUnit>& units, const std::string& optimizer) {
-  resident_before = peak_resident();
-  predicted = dtensor::predict_memory(units, optimizer == "sgd" ? 1 : 2);
+// What waits for the last piece of a batch is that of all units, not of one.
+std::int64_t waiting_gradients(const std::vector<dtensor::FsdpUnit>& units) {
+  std::int64_t bytes = 0;
+  for (const auto& unit : units) bytes += unit.gradient_bytes();
+  return bytes;
 }
 
-void MemoryUse::measure_parameters(const dtensor::NamedTensors& parameters) {
+// The most that is gathered at once where the schedule says when: the stages between their UNSHARD and RESHARD.
+std::int64_t unsharded_at_once(const std::vector<dtensor::pipeline::Action>& actions,
+                               const std::vector<std::int64_t>& bytes_of_stage) {
+  using Kind = dtensor::pipeline::ActionKind;
+  std::int64_t now = 0, most = 0;
+  for (const auto& action : actions) {
+    const auto bytes = bytes_of_stage[static_cast<std::size_t>(action.stage)];
+    if (action.kind == Kind::unshard) most = std::max(most, now += bytes);
+    if (action.kind == Kind::reshard) now -= bytes;
+  }
+  return most;
+}
+
+// A sum over ranks that is still to be made.
+bool is_unreduced(const at::Tensor& gradient) {
+  if (!dtensor::is_dtensor(gradient)) return false;
+  const dtensor::DTensor sum(gradient);
+  const auto mesh = sum.mesh();
+  for (std::size_t axis = 0; axis < sum.placements().size(); ++axis) {
+    if (sum.placements()[axis].is_partial() && mesh.size(static_cast<std::int64_t>(axis)) > 1) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void MemoryUse::predict(const std::vector<dtensor::FsdpUnit>& units, const Options& options) {
+  predicted = dtensor::predict_memory(units, states_of(options.optimizer));
+  if (options.grad_accum > 1) predicted.unreduced = waiting_gradients(units);
+}
+
+// A stage's units are gathered and dropped one after the other within an action: none is needed at both of its ends.
+// One of another stage may be there beside it.
+void MemoryUse::predict_in_stages(const std::vector<std::vector<dtensor::FsdpUnit>>& units, const std::vector<int>& own,
+                                  const dtensor::pipeline::Schedule& schedule, const Options& options) {
+  std::vector<std::int64_t> bytes_of_stage(units.size());
+  std::vector<dtensor::FsdpUnit> all;
+  std::int64_t largest = 0, second = 0, together = 0;
+  for (const int stage : own) {
+    for (const auto& unit : units[static_cast<std::size_t>(stage)]) {
+      all.push_back(unit);
+      bytes_of_stage[static_cast<std::size_t>(stage)] += unit.gathered_bytes();
+      const auto bytes = unit.gathered_bytes();
+      second = std::max(second, std::min(largest, bytes));
+      largest = std::max(largest, bytes);
+    }
+    together += bytes_of_stage[static_cast<std::size_t>(stage)];
+  }
+  predicted = dtensor::predict_memory(all, states_of(options.optimizer));
+  predicted.unreduced = waiting_gradients(all);
+  const auto rank = static_cast<std::size_t>(schedule.rank_of(own.front()));
+  predicted.gathered = options.reshard == "false" ? together : largest + (own.size() > 1 ? second : 0);
+  if (schedule.has(dtensor::pipeline::ActionKind::unshard)) {
+    predicted.gathered = unsharded_at_once(schedule.ranks[rank], bytes_of_stage);
+  }
+}
+
+// Collectives come with everything that is gathered, between pieces and between messages of a pipeline, when gradients
+// of the pieces before wait.
+void MemoryUse::begin(const dtensor::NamedTensors& parameters, std::vector<dtensor::FsdpUnit> counts) {
+  counts_ = std::move(counts);
+  resident_before = peak_resident();
+  for (const auto& [name, slot] : parameters) parameters_.push_back(*slot);
+  listener_ = std::make_shared<dtensor::EventListener>([this](const dtensor::Event&) { measure_now(); },
+                                                       dtensor::EventListener::Kinds{dtensor::Event::Kind::collective});
+}
+
+void MemoryUse::measure_now() {
+  std::int64_t waiting = 0, gathered = 0;
+  for (const auto& unit : counts_) gathered += unit.stats().gathered_bytes;
+  measured.gathered = std::max(measured.gathered, gathered);
+  for (const auto& p : parameters_) {
+    if (is_unreduced(p.grad())) waiting += local_bytes(p.grad());
+  }
+  measured.unreduced = std::max(measured.unreduced, waiting);
+}
+
+void MemoryUse::measure_parameters() {
   std::int64_t shards = 0, gradients = 0;
-  for (const auto& [name, slot] : parameters) {
-    shards += local_bytes(*slot);
-    if (slot->grad().defined()) gradients += local_bytes(slot->grad());
+  for (const auto& p : parameters_) {
+    shards += local_bytes(p);
+    gradients += local_bytes(p.grad());
   }
   measured.parameters = std::max(measured.parameters, shards);
   measured.gradients = std::max(measured.gradients, gradients);
 }
 
-void MemoryUse::measure_peaks(const dtensor::FsdpStats& stats, int ranks) {
-  measured.gathered = stats.peak_gathered_bytes;
-  measured.unreduced = stats.peak_unreduced_bytes;
+void MemoryUse::end(const dtensor::DeviceMesh& mesh) {
+  listener_.reset();
+  parameters_.clear();
+  for (const auto& unit : counts_) measured.unreduced = std::max(measured.unreduced, unit.stats().peak_unreduced_bytes);
+  counts_.clear();
   resident = peak_resident();
-  ranks_here = ranks;
+  ranks_here = mesh.world().size();
+  const auto& axes = mesh.names();
+  if (std::find(axes.begin(), axes.end(), "pp") != axes.end()) gather_over(mesh);
+}
+
+namespace {
+
+constexpr std::array kBytes = {&dtensor::FsdpMemory::parameters, &dtensor::FsdpMemory::gradients,
+                               &dtensor::FsdpMemory::optimizer, &dtensor::FsdpMemory::gathered,
+                               &dtensor::FsdpMemory::unreduced};
+
+}  // namespace
+
+void MemoryUse::gather_over(const dtensor::DeviceMesh& mesh) {
+  const auto line = mesh.communicator("pp");
+  std::vector<std::int64_t> own{mesh.world().rank()};
+  for (const auto* memory : {&predicted, &measured}) {
+    for (const auto bytes : kBytes) own.push_back(memory->*bytes);
+  }
+  std::vector<at::Tensor> all;
+  for (int i = 0; i < line.size(); ++i) all.push_back(at::empty({static_cast<std::int64_t>(own.size())}, at::kLong));
+  line.all_gather(all, at::tensor(own)).wait();
+  for (const at::Tensor& row : all) {
+    const auto* value = row.const_data_ptr<std::int64_t>();
+    OfRank& r = of_pipeline.emplace_back(OfRank{*value++, {}, {}});
+    for (auto* memory : {&r.predicted, &r.measured}) {
+      for (const auto bytes : kBytes) memory->*bytes = *value++;
+    }
+  }
 }
 
 }  // namespace train

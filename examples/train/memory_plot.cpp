@@ -8,18 +8,13 @@
 #include <array>
 #include <utility>
 
+#include "bytes.h"
 #include "dtensor/tensor.h"
 #include "plot.h"
 #include "progress.h"
 
 namespace train {
 namespace {
-
-std::int64_t local_bytes(const at::Tensor& tensor) {
-  if (!tensor.defined()) return 0;
-  return static_cast<std::int64_t>(
-      (dtensor::is_dtensor(tensor) ? dtensor::DTensor(tensor.detach()).to_local() : tensor).nbytes());
-}
 
 std::int64_t gradient_bytes(const std::vector<at::Tensor>& parameters) {
   std::int64_t bytes = 0;
@@ -29,9 +24,10 @@ std::int64_t gradient_bytes(const std::vector<at::Tensor>& parameters) {
 
 }  // namespace
 
-MemoryRecord::MemoryRecord(const dtensor::NamedTensors& parameters, const std::vector<dtensor::FsdpUnit>& units,
+MemoryRecord::MemoryRecord(const dtensor::NamedTensors& parameters, std::vector<dtensor::FsdpUnit> counts,
                            std::int64_t optimizer)
-    : optimizer_(optimizer),
+    : counts_(std::move(counts)),
+      optimizer_(optimizer),
       begin_(std::chrono::steady_clock::now()),
       timeline_(std::int64_t{1} << 40),
       listener_([this](const dtensor::Event& event) { add(event.phase); }, {dtensor::Event::Kind::op}) {
@@ -40,7 +36,6 @@ MemoryRecord::MemoryRecord(const dtensor::NamedTensors& parameters, const std::v
     parameters_.push_back(*slot);
     parameter_bytes_ += local_bytes(*slot);
   }
-  if (!units.empty()) unit_ = units.front();
   gradients_before_ = gradient_bytes(parameters_);
   adding_ = false;
 }
@@ -51,7 +46,11 @@ void MemoryRecord::add(dtensor::Phase phase) {
                  .phase = phase,
                  .parameters = parameter_bytes_,
                  .optimizer = optimizer_};
-  const auto stats = unit_ ? unit_->stats() : dtensor::FsdpStats();
+  dtensor::FsdpStats stats;
+  for (const auto& unit : counts_) {
+    stats.gathered_bytes += unit.stats().gathered_bytes;
+    stats.unreduced_bytes += unit.stats().unreduced_bytes;
+  }
   const auto reduced = gradient_bytes(parameters_);
   s.gradients = reduced + stats.unreduced_bytes;
   s.gathered = stats.gathered_bytes;
@@ -160,7 +159,7 @@ void draw_key(std::string& svg, const MemorySample& peak) {
 
 }  // namespace
 
-std::string memory_svg(const std::string& title, const std::vector<MemorySample>& samples) {
+std::string memory_svg(const std::string& title, const std::vector<MemorySample>& samples, std::int64_t top) {
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
       "font-family=\"sans-serif\" font-size=\"12\" fill=\"#222\"><rect width=\"100%\" height=\"100%\" "
@@ -170,11 +169,27 @@ std::string memory_svg(const std::string& title, const std::vector<MemorySample>
   if (samples.empty()) return svg + "</svg>\n";
   const auto peak = *std::max_element(samples.begin(), samples.end(),
                                       [](const auto& a, const auto& b) { return total(a) < total(b); });
-  const Axes axes{std::max(samples.back().seconds, 1e-9), std::max<double>(1, static_cast<double>(total(peak)))};
+  const Axes axes{std::max(samples.back().seconds, 1e-9),
+                  std::max<double>(1, static_cast<double>(top > 0 ? top : total(peak)))};
   draw_layers(svg, axes, samples);
   draw_axes(svg, axes);
   draw_phases(svg, axes, samples);
   draw_key(svg, peak);
+  return svg + "</svg>\n";
+}
+
+std::string memory_svg(const std::vector<MemoryPanel>& panels) {
+  constexpr std::size_t kColumns = 2;
+  std::int64_t top = 0;
+  for (const auto& panel : panels) {
+    for (const auto& sample : panel.samples) top = std::max(top, total(sample));
+  }
+  std::string svg = fmt::format("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" width=\"100%\">\n",
+                                kColumns * kWidth, static_cast<double>((panels.size() + 1) / kColumns) * kHeight);
+  for (std::size_t i = 0; i < panels.size(); ++i) {
+    svg += fmt::format("<g transform=\"translate({},{})\">{}</g>\n", static_cast<double>(i % kColumns) * kWidth, static_cast<double>(i / kColumns) * kHeight,
+                       memory_svg(panels[i].title, panels[i].samples, top));
+  }
   return svg + "</svg>\n";
 }
 

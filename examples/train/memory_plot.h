@@ -24,16 +24,16 @@ struct MemorySample {
 // Follows this rank, on this thread, while it lives: a sample at each operator of the engine.
 class MemoryRecord {
  public:
-  // `units`: none where parameters are gathered one by one. `optimizer`: bytes of its states.
-  MemoryRecord(const dtensor::NamedTensors& parameters, const std::vector<dtensor::FsdpUnit>& units,
-               std::int64_t optimizer);
+  // `counts`: a unit of each schedule of units; none where parameters are gathered one by one. `optimizer`: bytes of
+  // its states.
+  MemoryRecord(const dtensor::NamedTensors& parameters, std::vector<dtensor::FsdpUnit> counts, std::int64_t optimizer);
   const std::vector<MemorySample>& samples() const { return samples_; }
 
  private:
   void add(dtensor::Phase phase);
 
   std::vector<at::Tensor> parameters_;
-  std::optional<dtensor::FsdpUnit> unit_;
+  std::vector<dtensor::FsdpUnit> counts_;
   std::int64_t parameter_bytes_ = 0, optimizer_ = 0, gradients_before_ = 0;
   bool adding_ = false;  // looking at a DTensor is an operator, too
   std::chrono::steady_clock::time_point begin_;
@@ -42,7 +42,15 @@ class MemoryRecord {
   dtensor::EventListener listener_;
 };
 
-// Layers one above the other over the time of the step, and the bytes of each at the highest moment.
-std::string memory_svg(const std::string& title, const std::vector<MemorySample>& samples);
+// Layers one above the other over the time of the step, and the bytes of each at the highest moment. `top`: bytes at
+// the upper edge; 0: as many as the highest moment has.
+std::string memory_svg(const std::string& title, const std::vector<MemorySample>& samples, std::int64_t top = 0);
+
+// Such pictures of one or several runs side by side, two in a row, on one scale.
+struct MemoryPanel {
+  std::string title;
+  std::vector<MemorySample> samples;
+};
+std::string memory_svg(const std::vector<MemoryPanel>& panels);
 
 }  // namespace train

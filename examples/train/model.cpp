@@ -68,8 +68,8 @@ Block::Block(const GptConfig& c)
 namespace {
 
 // Numbers of the documents, from 0: a document's end belongs to it.
-at::Tensor documents_of(const at::Tensor& ids) {
-  const at::Tensor ends = at::eq(ids, kEndOfDocument).to(at::kLong);
+at::Tensor documents_of(const at::Tensor& ids, std::int64_t end) {
+  const at::Tensor ends = at::eq(ids, end).to(at::kLong);
   return ends.cumsum(1) - ends;
 }
 
@@ -122,7 +122,7 @@ std::vector<dtensor::pipeline::Layer> Gpt::layers() const {
   using Tensors = dtensor::pipeline::Tensors;
   const auto embed = [this](const Tensors& in) {
     Tensors out{dropout(config_.dropout, wte_.forward(constrain("in", in[0])))};
-    if (config_.documents) out.push_back(documents_of(in[0]));
+    if (config_.documents) out.push_back(documents_of(in[0], config_.end_of_document));
     return out;
   };
   const auto head = [this](Tensors in) {

@@ -24,17 +24,16 @@ struct ExpertConfig {
 
 struct GptConfig {
   std::int64_t vocabulary = 257, hidden = 64, heads = 4, layers = 4, ffn = 256;
-  std::int64_t kv_heads = 0;  // 0: heads; fewer: groups of query heads share keys and values
-  bool rope = false;          // rotary positions (else there are none)
-  bool documents = false;     // the token kEndOfDocument ends a document, beyond which attention does not see
+  std::int64_t kv_heads = 0;           // 0: heads; fewer: groups of query heads share keys and values
+  bool rope = false;                   // rotary positions (else there are none)
+  bool documents = false;              // attention does not see beyond a document,
+  std::int64_t end_of_document = 256;  // which this token ends
   double layer_norm_eps = 1e-5;
   double dropout = 0;              // on the embedding and on each residual branch
   bool checkpoint_blocks = false;  // each block is computed again in backward
   at::TensorOptions tensor = {};   // of the parameters
   std::optional<ExpertConfig> experts = {};
 };
-
-constexpr std::int64_t kEndOfDocument = 256;  // no byte
 
 GptConfig tiny();      // the reference transformer of tests/data/transformer.json
 GptConfig gpt_153m();  // Embedding(50257, 1024), 4 blocks, no bias, exact GELU

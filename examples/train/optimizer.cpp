@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "dtensor/tensor.h"
+#include "bytes.h"
 
 namespace train {
 
@@ -91,10 +91,7 @@ void Optimizer::add_to(dtensor::Checkpoint& checkpoint) {
 std::int64_t Optimizer::state_bytes() const {
   std::int64_t bytes = 0;
   for (const at::Tensor& p : parameters_) {
-    for (const auto& [name, tensor] : rule_->state(p)) {
-      bytes += static_cast<std::int64_t>(
-          (dtensor::is_dtensor(tensor) ? dtensor::DTensor(tensor).to_local() : tensor).nbytes());
-    }
+    for (const auto& [name, tensor] : rule_->state(p)) bytes += local_bytes(tensor);
   }
   return bytes;
 }

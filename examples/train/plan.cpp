@@ -1,8 +1,6 @@
 // The plan: where each tensor lives on a mesh (replicate, shard, cp, tp).
 #include "plan.h"
 
-#include <numeric>
-
 #include "dtensor/moe.h"
 
 namespace train {
@@ -78,35 +76,20 @@ dtensor::FsdpOptions fsdp_options(const Options& options) {
   return how;
 }
 
-// The same on the axis over which experts are stored split. Of a number of neighbours as many as divide it.
-dtensor::FsdpOptions expert_options(dtensor::FsdpOptions how, std::int64_t edp) {
-  how.shard_axis = "edp";
-  how.more_shard_axes = {};
-  if (const auto* given = std::get_if<std::int64_t>(&how.reshard_after_forward)) {
-    const auto neighbours = *given, fitting = std::gcd(neighbours, edp);
-    how.reshard_after_forward = true;
-    if (neighbours == 1 || fitting > 1) how.reshard_after_forward = fitting;
-  }
-  return how;
-}
-
-// On their sparse view of the ranks; none where there are no experts, or one rank has all.
-dtensor::DeviceMesh distribute_experts(dtensor::nn::Module& model, const dtensor::DeviceMesh& mesh,
-                                       const Options& options) {
-  if (!options.experts || mesh.size() == 1) return {};
+// On their sparse view of the ranks; nothing where there are no experts, or one rank has all.
+void distribute_experts(dtensor::nn::Module& model, const dtensor::DeviceMesh& mesh, const Options& options) {
+  if (!options.experts || mesh.size() == 1) return;
   const auto shape =
       fit_sparse(*options.experts, {mesh.size("replicate"), mesh.size("shard"), mesh.size("tp"), 1, mesh.size("cp")});
   const auto sparse = mesh.view({shape.edp, shape.ep, shape.etp}, {"edp", "ep", "etp"});
   dtensor::apply_expert_parallel(model, sparse);
-  return sparse;
 }
 
-// A block's experts, if there are any, then the rest of it.
-void shard_block(dtensor::nn::Module& block, const dtensor::DeviceMesh& mesh, const dtensor::DeviceMesh& sparse,
-                 const dtensor::FsdpOptions& how, std::vector<dtensor::FsdpUnit>& units) {
-  if (sparse)
-    units.push_back(fully_shard(dtensor::expert_parameters(block), sparse, expert_options(how, sparse.size("edp"))));
-  units.push_back(fully_shard(block, mesh, how));
+// Experts, which lie on a mesh of their own, become a unit beside the block's.
+void shard_block(dtensor::nn::Module& block, const dtensor::DeviceMesh& mesh, const dtensor::FsdpOptions& how,
+                 std::vector<dtensor::FsdpUnit>& units) {
+  fully_shard(block, mesh, how);
+  for (auto& unit : dtensor::units_of(block.parameters())) units.push_back(std::move(unit));
 }
 
 // The entries of a plan that are about the child of that name ("h.3" goes by "h.*"), as that module sees them.
@@ -124,7 +107,7 @@ dtensor::ParallelPlan part_of_plan(const dtensor::ParallelPlan& plan, const std:
 
 // Experts first, so that each rank makes its part only; then what is left, and units of both in one schedule.
 std::vector<dtensor::FsdpUnit> distribute(Gpt& model, const dtensor::DeviceMesh& mesh, const Options& options) {
-  const auto sparse = distribute_experts(model, mesh, options);
+  distribute_experts(model, mesh, options);
   parallelize(model, mesh, tensor_parallel_plan(options));
   if (options.parallel != "fsdp") {
     shard_storage(model.named_parameters(), mesh);
@@ -132,33 +115,31 @@ std::vector<dtensor::FsdpUnit> distribute(Gpt& model, const dtensor::DeviceMesh&
   }
   const auto how = fsdp_options(options);
   std::vector<dtensor::FsdpUnit> units;
-  for (const auto& block : model.blocks()) shard_block(*block, mesh, sparse, how, units);
+  for (const auto& block : model.blocks()) shard_block(*block, mesh, how, units);
   units.push_back(fully_shard(model, mesh, how));
   return units;
 }
 
-std::vector<dtensor::FsdpUnit> distribute(Gpt& model, const Stages& stages, const Options& options) {
+std::vector<std::vector<dtensor::FsdpUnit>> distribute(const Stages& stages, const Options& options) {
   const auto plan = tensor_parallel_plan(options);
   const auto how = fsdp_options(options);
-  std::vector<dtensor::FsdpUnit> units;
+  std::vector<std::vector<dtensor::FsdpUnit>> all;
   for (int stage = 0; stage < stages.count(); ++stage) {
-    dtensor::NamedTensors rest;
+    auto& units = all.emplace_back();
+    dtensor::NamedTensors whole;
     dtensor::DeviceMesh mesh;
     for (const Stages::Part& part : stages.parts()) {
       if (part.stage != stage) continue;
       mesh = part.mesh;
       const bool block = part.name.starts_with("h.");
-      const auto sparse = block ? distribute_experts(*part.module, mesh, options) : dtensor::DeviceMesh();
+      if (block) distribute_experts(*part.module, mesh, options);
       parallelize(*part.module, mesh, part_of_plan(plan, part.name));
-      if (block) {
-        shard_block(*part.module, mesh, sparse, how, units);
-      } else {
-        for (auto& item : part.module->named_parameters(part.name)) rest.push_back(std::move(item));
-      }
+      if (block) shard_block(*part.module, mesh, how, units);
+      for (auto& item : part.module->named_parameters(part.name)) whole.push_back(std::move(item));
     }
-    if (!rest.empty()) units.push_back(fully_shard(rest, mesh, how));
+    if (!whole.empty()) units.push_back(fully_shard(whole, mesh, how));  // what is left, and one schedule for all
   }
-  return units;
+  return all;
 }
 
 dtensor::Placements batch_placements(const Options& options) {

@@ -25,8 +25,8 @@ dtensor::ParallelPlan tensor_parallel_plan(const Options& options);
 // units in the order of their use.
 std::vector<dtensor::FsdpUnit> distribute(Gpt& model, const dtensor::DeviceMesh& mesh, const Options& options);
 
-// The same of a model in stages, each on the mesh of its own.
-std::vector<dtensor::FsdpUnit> distribute(Gpt& model, const Stages& stages, const Options& options);
+// The same of a model in stages, each on the mesh of its own: the units of each stage.
+std::vector<std::vector<dtensor::FsdpUnit>> distribute(const Stages& stages, const Options& options);
 
 // ids, targets and, by propagation, every activation between blocks: the batch over replicate and shard,
 // the sequence over cp.

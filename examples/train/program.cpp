@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <fstream>
 #include <iostream>
 
 #include "compare.h"
@@ -41,7 +42,8 @@ std::vector<StepRecord> train_and_show(const dtensor::Communicator& world, const
     log.add(record);
     progress.show(record);
   };
-  return train_on_mesh(world, options, corpus, on_step, options.memory ? &memory : nullptr);
+  memory.sampled = !options.memory_plot.empty();
+  return train_on_mesh(world, options, corpus, on_step, options.memory || memory.sampled ? &memory : nullptr);
 }
 
 void check_heads(const Options& options) {
@@ -137,6 +139,10 @@ int report(const Options& options, const Corpus& corpus, const Outcome& outcome)
   print(table);
   if (options.experts) write_load(options, outcome.records);
   if (options.memory) print(memory_table(outcome.memory));
+  if (!options.memory_plot.empty()) {
+    std::ofstream(options.memory_plot) << memory_svg("memory of rank 0: " + outcome.where, outcome.memory.samples);
+    fmt::print("memory picture: {}\n", options.memory_plot);
+  }
   if (!options.compare) {
     write_plot(options, outcome, nullptr);
     return 0;
@@ -178,6 +184,11 @@ Corpus read_corpus(Options& options) {
     throw UsageError(fmt::format("--tokenizer: {} tokens for a vocabulary of {}", tokenizer.size(), room));
   }
   options.vocabulary = tokenizer.size();
+  if (options.documents) {
+    const auto end = tokenizer.encode(end_of_text(tokenizer));
+    if (end.empty()) throw UsageError("--documents: the tokenizer has no token that ends a text, as <|endoftext|>");
+    options.end_of_document = end.front();
+  }
   return Corpus::read(options.data, options.seq, &tokenizer);
 }
 

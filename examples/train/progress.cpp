@@ -106,16 +106,25 @@ std::string both(std::int64_t predicted, std::int64_t measured) {
          bytes_text(static_cast<double>(measured));
 }
 
+void add_rows(Table& rows, const dtensor::FsdpMemory& predicted, const dtensor::FsdpMemory& measured) {
+  rows.push_back({"memory: parameters", both(predicted.parameters, measured.parameters)});
+  rows.push_back({"gradients", both(predicted.gradients, measured.gradients)});
+  rows.push_back({"optimizer", both(predicted.optimizer, measured.optimizer)});
+  rows.push_back({"gathered, at most", both(predicted.gathered, measured.gathered)});
+  rows.push_back({"gradients to be reduced", both(predicted.unreduced, measured.unreduced)});
+  rows.push_back({"together, at most", both(predicted.total(), measured.total())});
+}
+
 }  // namespace
 
 Table memory_table(const MemoryUse& memory) {
-  const auto &predicted = memory.predicted, &measured = memory.measured;
-  Table rows = {{"memory: parameters", both(predicted.parameters, measured.parameters)},
-                {"gradients", both(predicted.gradients, measured.gradients)},
-                {"optimizer", both(predicted.optimizer, measured.optimizer)},
-                {"gathered, at most", both(predicted.gathered, measured.gathered)},
-                {"gradients to be reduced", both(predicted.unreduced, measured.unreduced)},
-                {"together, at most", both(predicted.total(), measured.total())}};
+  Table rows;
+  if (memory.of_pipeline.empty()) add_rows(rows, memory.predicted, memory.measured);
+  for (std::size_t part = 0; part < memory.of_pipeline.size(); ++part) {
+    const auto& r = memory.of_pipeline[part];
+    rows.push_back({fmt::format("rank {}", r.rank), fmt::format("pp {}", part)});
+    add_rows(rows, r.predicted, r.measured);
+  }
   rows.push_back({"resident", fmt::format("{} at most; grew by {} while training, activations of {} rank(s) included",
                                           bytes_text(static_cast<double>(memory.resident)),
                                           bytes_text(static_cast<double>(memory.resident - memory.resident_before)),

@@ -2,7 +2,6 @@
 #include "run.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
 #include <chrono>
 #include <fstream>
@@ -15,7 +14,6 @@
 #include "dtensor/random.h"
 #include "dtensor/tensor.h"
 #include "load.h"
-#include "memory_plot.h"
 #include "optimizer.h"
 #include "plan.h"
 #include "stages.h"
@@ -75,6 +73,7 @@ GptConfig gpt_config(const Options& options) {
   if (options.layers > 0) config.layers = options.layers;
   config.rope = options.rope;
   config.documents = options.documents;
+  config.end_of_document = options.end_of_document;
   config.kv_heads = options.kv_heads;
   if (options.vocabulary > 0 && options.model == "tiny") config.vocabulary = options.vocabulary;
   if (options.experts) config.experts = expert_config(*options.experts, config.hidden);
@@ -83,16 +82,38 @@ GptConfig gpt_config(const Options& options) {
 
 namespace {
 
+// The first ones are larger by a row where `count` does not divide.
+std::vector<std::int64_t> equal_parts(std::int64_t rows, std::int64_t count) {
+  std::vector<std::int64_t> parts;
+  for (std::int64_t i = 0; i < count; ++i) parts.push_back(rows / count + (i < rows % count ? 1 : 0));
+  return parts;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> pieces_of_batch(const Options& options) {
+  const auto pieces = equal_parts(options.batch, options.grad_accum);
+  if (!options.mesh || options.mesh->pp == 1) return pieces;
+  std::vector<std::int64_t> all;
+  for (const auto piece : pieces) {
+    for (const auto part : equal_parts(piece, options.microbatches)) all.push_back(part);
+  }
+  return all;
+}
+
+namespace {
+
 struct Job {
   const Options& options;
   const Corpus& corpus;
   Gpt& model;
-  dtensor::DeviceMesh batch_mesh = {};  // empty: the batch stays as it is
-  std::int64_t pieces = 1;
-  dtensor::DeviceMesh mesh = {};                          // empty: one device, which neither loads nor saves
-  MemoryUse* memory = nullptr;                            // null: not measured
-  Stages* stages = nullptr;                               // null: no pipeline
-  const std::vector<dtensor::FsdpUnit>* units = nullptr;  // of rank 0 where its memory is drawn
+  dtensor::DeviceMesh batch_mesh = {};         // empty: the batch stays as it is
+  std::vector<std::int64_t> pieces;            // their rows
+  dtensor::DeviceMesh mesh = {};               // empty: one device, which neither loads nor saves
+  MemoryUse* memory = nullptr;                 // null: not measured
+  Stages* stages = nullptr;                    // null: no pipeline
+  std::vector<dtensor::FsdpUnit> counts = {};  // one of each schedule on this rank, which has its statistics
+  LoadCount* load = nullptr;                   // null: not counted
 };
 
 double to_number(const at::Tensor& scalar) {
@@ -105,14 +126,16 @@ at::Tensor placed(const Job& job, const at::Tensor& t) {
 }
 
 // Forward and backward of one piece of the batch; its share of the mean loss.
-double run_piece(const Job& job, const at::Tensor& ids, const at::Tensor& targets, double share) {
+double run_piece(const Job& job, const Batch& piece, double share) {
+  if (job.stages != nullptr) return job.stages->run(piece, share);
   at::Tensor loss;
   {
     const dtensor::ComputeScope scope(job.model.named_parameters());
-    const auto out = job.model.run(placed(job, ids));
-    loss = token_loss(scope.output(out.logits), placed(job, targets));
+    const auto out = job.model.run(placed(job, piece.ids));
+    loss = token_loss(scope.output(out.logits), placed(job, piece.targets));
     if (!out.router_losses.empty()) loss = loss + at::stack(out.router_losses).sum();
   }
+  if (job.load != nullptr) job.load->add(job.model);
   if (share != 1) loss = loss * share;
   loss.backward();
   return to_number(loss);
@@ -120,21 +143,21 @@ double run_piece(const Job& job, const at::Tensor& ids, const at::Tensor& target
 
 double run_batch(const Job& job, const Batch& batch) {
   const dtensor::AttentionStrategyScope strategy(dtensor::parse_attention_strategy(job.options.cp_strategy));
-  if (job.stages != nullptr) return job.stages->run(batch);
-  if (job.pieces == 1) return run_piece(job, batch.ids, batch.targets, 1);
-  const auto ids = dtensor::pipeline::microbatches(batch.ids, static_cast<int>(job.pieces)),
-             targets = dtensor::pipeline::microbatches(batch.targets, static_cast<int>(job.pieces));
-  const auto random = job.batch_mesh ? get_rng_state(job.batch_mesh) : dtensor::RngState();
+  if (job.pieces.size() == 1) return run_piece(job, batch, 1);
+  const auto draws = job.mesh ? job.mesh : job.batch_mesh;
+  const auto random = draws ? get_rng_state(draws) : dtensor::RngState();
   double loss = 0;
   std::int64_t first = 0;
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    const double share = static_cast<double>(ids[i].numel()) / static_cast<double>(batch.ids.numel());
-    const dtensor::BatchRows rows({first, ids[i].size(0), batch.ids.size(0)});  // dropout is that of the whole batch
-    if (job.batch_mesh) set_rng_state(job.batch_mesh, random);
+  for (std::size_t i = 0; i < job.pieces.size(); ++i) {
+    const auto count = job.pieces[i];
+    const dtensor::BatchRows rows({first, count, batch.ids.size(0)});  // dropout is that of the whole batch
+    if (draws) set_rng_state(draws, random);
     std::optional<dtensor::NoGradientSync> later;
-    if (i + 1 < ids.size()) later.emplace();
-    loss += run_piece(job, ids[i], targets[i], share);
-    first += ids[i].size(0);
+    if (i + 1 < job.pieces.size()) later.emplace();
+    const double share = static_cast<double>(count) / static_cast<double>(batch.ids.size(0));
+    loss += run_piece(job, {batch.ids.narrow(0, first, count), batch.targets.narrow(0, first, count)}, share);
+    if (job.memory != nullptr) job.memory->measure_now();
+    first += count;
   }
   return loss;
 }
@@ -144,12 +167,9 @@ void train_step(const Job& job, Optimizer& optimizer, StepRecord& record) {
   const Options& o = job.options;
   const dtensor::EventListener listener([&](const dtensor::Event& event) { record.moved[event.axis] += event.bytes; },
                                         {dtensor::Event::Kind::collective});
-  record.loss = run_batch(job, job.corpus.batch(o.seed, record.step, {o.batch, o.seq, o.documents}));
-  if (job.stages != nullptr) {
-    record.began = job.stages->last_step().begin;
-    record.actions = job.stages->last_step().actions;
-  }
-  if (job.memory != nullptr) job.memory->measure_parameters(job.model.named_parameters());
+  record.loss = run_batch(job, job.corpus.batch(o.seed, record.step, {o.batch, o.seq, o.documents, o.end_of_document}));
+  if (job.stages != nullptr) std::tie(record.began, record.actions) = job.stages->take_actions();
+  if (job.memory != nullptr) job.memory->measure_parameters();
   record.grad_norm = to_number(optimizer.step());
   if (job.stages != nullptr) return job.stages->update_load_balancers();
   if (o.experts)
@@ -162,9 +182,7 @@ StepRecord run_step(const Job& job, Optimizer& optimizer, std::int64_t step) {
   record.start = std::chrono::steady_clock::now();
   train_step(job, optimizer, record);
   record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - record.start).count();
-  if (o.experts && o.experts->show_load && job.stages == nullptr) {
-    add_load(job.model, job.mesh ? job.mesh.world() : dtensor::Communicator(), o.experts->etp, record);
-  }
+  if (job.load != nullptr) job.load->finish(job.mesh.world(), o.experts->etp, record);
   return record;
 }
 
@@ -179,16 +197,12 @@ std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
   std::vector<StepRecord> records;
   for (std::int64_t step = state.begin(); step < o.steps; ++step) {
     std::optional<MemoryRecord> memory;
-    if (step + 1 == o.steps && !o.memory_plot.empty()) {
-      const auto states = optimizer.state_bytes();  // collective
-      if (job.units != nullptr) memory.emplace(job.model.named_parameters(), *job.units, states);
+    if (step + 1 == o.steps && job.memory != nullptr && job.memory->sampled) {
+      memory.emplace(job.model.named_parameters(), job.counts, optimizer.state_bytes());
     }
     records.push_back(run_step(job, optimizer, step));
-    if (memory) {
-      std::ofstream(o.memory_plot) << memory_svg(fmt::format("memory of rank 0: {}", job.mesh.str()),
-                                                 memory->samples());
-      memory.reset();
-    }
+    if (memory) job.memory->samples = memory->samples();
+    memory.reset();
     if (on_step) on_step(records.back());
     records.back().left_by = state.after(step);
     if (records.back().left_by != 0) break;
@@ -214,17 +228,32 @@ void make_plain(Gpt& model) {
 
 namespace {
 
+// On a mesh, with what was asked for beside training: its memory, the load of its experts.
+std::vector<StepRecord> run_job(Job job, const OnStep& on_step) {
+  dtensor::manual_seed(job.mesh, job.options.seed);
+  job.model.reset();
+  std::optional<LoadCount> load;
+  if (job.options.experts && job.options.experts->show_load) job.load = &load.emplace(job.model);
+  if (job.stages != nullptr && job.load != nullptr) job.stages->on_forward([&](auto& part) { load->add(part); });
+  if (job.memory == nullptr) return run_steps(job, on_step);
+  job.memory->begin(job.model.named_parameters(), job.counts);
+  auto records = run_steps(job, on_step);
+  job.memory->end(job.mesh);
+  return records;
+}
+
 std::vector<StepRecord> train_in_stages(const dtensor::Communicator& world, const Options& options,
-                                        const Corpus& corpus, const OnStep& on_step) {
+                                        const Corpus& corpus, const OnStep& on_step, MemoryUse* memory) {
   const dtensor::DeviceMesh mesh = make_pipeline_mesh(world, fit_mesh(options, world.size()));
   Gpt model(meta_config(options));
   Stages stages(model, mesh, options);
-  const auto units = distribute(model, stages, options);
+  const auto units = distribute(stages, options);
   stages.set();
-  dtensor::manual_seed(mesh, options.seed);
-  model.reset();
-  auto records =
-      run_steps({.options = options, .corpus = corpus, .model = model, .mesh = mesh, .stages = &stages}, on_step);
+  Job job{.options = options, .corpus = corpus, .model = model, .mesh = mesh, .memory = memory, .stages = &stages};
+  job.pieces = equal_parts(options.batch, options.grad_accum);
+  for (const int stage : stages.own()) job.counts.push_back(units[static_cast<std::size_t>(stage)].front());
+  if (memory != nullptr) memory->predict_in_stages(units, stages.own(), stages.schedule(), options);
+  auto records = run_job(job, on_step);
   if (options.schedule_plot.empty()) return records;
   const std::string picture = stages.picture();
   if (world.rank() == 0) std::ofstream(options.schedule_plot) << picture;
@@ -235,19 +264,15 @@ std::vector<StepRecord> train_in_stages(const dtensor::Communicator& world, cons
 
 std::vector<StepRecord> train_on_mesh(const dtensor::Communicator& world, const Options& options, const Corpus& corpus,
                                       const OnStep& on_step, MemoryUse* memory) {
-  if (options.mesh && options.mesh->pp > 1) return train_in_stages(world, options, corpus, on_step);
+  if (options.mesh && options.mesh->pp > 1) return train_in_stages(world, options, corpus, on_step, memory);
   const dtensor::DeviceMesh mesh = make_mesh(world, fit_mesh(options, world.size()));
   Gpt model(meta_config(options));
+  Job job{.options = options, .corpus = corpus, .model = model, .batch_mesh = mesh, .mesh = mesh, .memory = memory};
   const auto units = distribute(model, mesh, options);
-  dtensor::manual_seed(mesh, options.seed);
-  model.reset();
-  Job job{options, corpus, model, mesh, options.grad_accum, mesh, memory};
-  if (!options.memory_plot.empty() && world.rank() == 0) job.units = &units;
-  if (memory == nullptr) return run_steps(job, on_step);
-  memory->predict(units, options.optimizer);
-  auto records = run_steps(job, on_step);
-  memory->measure_peaks(units.front().stats(), world.size());
-  return records;
+  if (!units.empty()) job.counts = {units.front()};
+  job.pieces = pieces_of_batch(options);
+  if (memory != nullptr) memory->predict(units, options);
+  return run_job(job, on_step);
 }
 
 std::vector<StepRecord> train_on_one_device(const Options& options, const Corpus& corpus, std::int64_t pieces) {
@@ -260,7 +285,10 @@ std::vector<StepRecord> train_on_one_device(const Options& options, const Corpus
     model.reset();
     const bool plain = options.dropout == 0;
     if (plain) make_plain(model);
-    records = run_steps({options, corpus, model, plain ? dtensor::DeviceMesh() : mesh, pieces}, {});
+    Job job{.options = options, .corpus = corpus, .model = model};
+    if (!plain) job.batch_mesh = mesh;
+    job.pieces = pieces == 0 ? pieces_of_batch(options) : equal_parts(options.batch, pieces);
+    records = run_steps(job, {});
   });
   return records;
 }

@@ -94,23 +94,33 @@ pipeline::StageFunction Stages::stage_function(int stage) const {
   return [this, run, stage](const pipeline::Tensors& inputs) {
     const dtensor::ComputeScope scope(parameters_of(stage));
     pipeline::Tensors outputs = run(inputs);
+    for (const Part& part : parts_) {
+      if (on_forward_ && part.stage == stage) on_forward_(*part.module);
+    }
     if (stage == pipeline_.last_stage()) outputs[0] = scope.output(outputs[0]);
     return outputs;
   };
 }
 
-double Stages::run(const Batch& batch) {
+double Stages::run(const Batch& piece, double share) {
   const auto mesh = pipeline_.stage_mesh();
   const auto placed = [&](const at::Tensor& whole) {
     std::vector<pipeline::Tensors> pieces;
-    for (const at::Tensor& piece : pipeline::microbatches(whole, options_.microbatches)) {
-      pieces.push_back({distribute_tensor(piece, mesh, batch_placements(options_))});
+    for (const at::Tensor& part : pipeline::microbatches(whole, options_.microbatches)) {
+      pieces.push_back({distribute_tensor(part, mesh, batch_placements(options_))});
     }
     return pieces;
   };
-  last_step_ = pipeline_.step(placed(batch.ids), placed(batch.targets));
+  last_step_ = pipeline_.step(placed(piece.ids), placed(piece.targets), {.loss_scale = share});
+  if (actions_.empty()) began_ = last_step_.begin;
+  const auto later = std::chrono::duration<double>(last_step_.begin - began_).count();
+  for (const auto& [action, begin, end] : last_step_.actions) actions_.push_back({action, begin + later, end + later});
   pipeline_.give_gradients_elsewhere(model_.parameters());
-  return last_step_.loss.item<double>();
+  return last_step_.loss.item<double>() * share;
+}
+
+std::pair<std::chrono::steady_clock::time_point, Stages::Actions> Stages::take_actions() {
+  return {began_, std::exchange(actions_, {})};
 }
 
 std::string Stages::picture() const { return pipeline::schedule_svg(pipeline_.gather_actions(last_step_.actions)); }

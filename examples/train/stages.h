@@ -1,6 +1,10 @@
 // A pipeline of the model: which layers are on which stage, and a step on microbatches.
 #pragma once
 
+#include <chrono>
+#include <functional>
+#include <utility>
+
 #include "args.h"
 #include "data.h"
 #include "dtensor/pipeline.h"
@@ -30,9 +34,17 @@ class Stages {
   // Tells the pipeline the stages, whose parameters are distributed by now.
   void set();
 
-  // Forward and backward of a batch that every rank has; its mean loss.
-  double run(const Batch& batch);
-  const dtensor::pipeline::StepResult& last_step() const { return last_step_; }
+  const std::vector<int>& own() const { return pipeline_.stages(); }  // of this rank
+  const dtensor::pipeline::Schedule& schedule() const { return pipeline_.schedule(); }
+
+  // Forward and backward of a piece of a batch, which every rank has; what its mean loss adds to the batch's, of which
+  // it is `share`.
+  double run(const Batch& piece, double share);
+  // Called after each forward pass, with each part of the model that this rank ran.
+  void on_forward(std::function<void(dtensor::nn::Module&)> told) { on_forward_ = std::move(told); }
+  // What this rank did since it was last asked: since when, and what in which of the seconds from then.
+  using Actions = std::vector<dtensor::pipeline::TimedAction>;
+  std::pair<std::chrono::steady_clock::time_point, Actions> take_actions();
   void update_load_balancers();
   // The last step as measured, as a picture. Collective.
   std::string picture() const;
@@ -47,6 +59,9 @@ class Stages {
   std::vector<int> stage_of_;  // each layer
   std::vector<Part> parts_;
   dtensor::pipeline::StepResult last_step_;
+  std::function<void(dtensor::nn::Module&)> on_forward_;
+  std::chrono::steady_clock::time_point began_;
+  Actions actions_;
 };
 
 // Throws UsageError where --schedule is neither a name nor a file with a schedule for this many ranks.

@@ -35,7 +35,6 @@ const Corpus& corpus() {
 
 std::vector<StepRecord> run(const MeshShape& shape, Options o) {
   o.mesh = shape;
-  if (shape.pp > 1) o.grad_accum = o.microbatches;
   std::vector<StepRecord> records;
   dtensor::run_local(static_cast<int>(shape.size()), [&](dtensor::Communicator world) {
     auto mine = train_on_mesh(world, o, corpus(), {});

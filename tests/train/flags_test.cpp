@@ -142,6 +142,8 @@ std::vector<Row> rows_of_both() {
       {"--clip", {"0.001"}, loss_later, {"--optimizer", "sgd"}},
       {"--data", {dtensor::test::data_path("optim.json")}, loss_at_once},
       {"--tokenizer", {"shipped"}, loss_at_once},
+      {"--tokenizer", {"shipped"}, loss_at_once, {"--documents"}},
+      {"--documents", {}, loss_at_once, {"--tokenizer", "shipped"}},
       {"--save", {in_folder("saved")}, [](const Run&, const Run&) { return fs::exists(folder() / "saved"); }},
       {"--load",
        {in_folder("saved")},
@@ -167,6 +169,9 @@ std::vector<Row> rows_of_both() {
       {"--microbatches", {"2"}, less("pp"), kOnStages},
       {"--chunks", {"3"}, more("pp"), {"--mesh", "pp=2", "--layers", "4", "--schedule", "interleaved"}},
       {"--schedule-plot", {in_folder("steps.svg")}, writes("steps.svg", "</svg>"), kOnStages},
+      {"--grad-accum", {"2"}, more("pp"), {"--mesh", "pp=2", "--layers", "4", "--microbatches", "2"}},
+      {"--memory", {}, says("pp 1"), kOnStages},
+      {"--memory-plot", {in_folder("staged.svg")}, writes("staged.svg", "gathered units"), kOnStages},
       {"--trace", {in_folder("trace.json")}, writes("trace.json", "traceEvents")},
       {"--trace", {in_folder("actions.json")}, writes("actions.json", "1RECV_F0"), kOnStages},
   };
@@ -197,6 +202,7 @@ std::vector<Row> rows_of_moe() {
       {"--block", {"128"}, says("3 passes, 3456 rows"), {"--counters", "--expert-backend", "grouped"}},
       {"--counters", {}, says("entries counted 3, sorted 3 times")},
       {"--load-plot", {in_folder("load.svg")}, writes("load.svg", "</svg>")},
+      {"--load-plot", {in_folder("staged_load.svg")}, writes("staged_load.svg", "layer 3"), kOnStages},
   };
 }
 
@@ -283,8 +289,8 @@ TEST(FlagsOfPrograms, WhatCannotBeIsOneLineWithTheProgramsName) {
       {Kind::experts, {"--ranks", "2", "--ep", "3"}, "moe: --ep 3 must divide both the ranks (2) and the experts (8)"},
       {Kind::dense, {"--shampoo-eps", "1"}, "train: --shampoo-eps needs --optimizer shampoo"},
       {Kind::dense,
-       {"--documents", "--tokenizer", "shipped"},
-       "train: --documents ends them by a token that is no byte"},
+       {"--mesh", "pp=2", "--grad-accum", "2", "--microbatches", "3"},
+       "train: --microbatches: more pieces than sequences in a piece of --grad-accum"},
       {Kind::dense, {"--tokenizer", "/nowhere"}, "train: --tokenizer: /nowhere: no such file or folder"},
       {Kind::experts, {"--etp", "3"}, "moe: --etp 3: 1, or as many as tp (1)"},
       {Kind::experts, {"--top-k", "9"}, "moe: --top-k 9 of 8 experts"},

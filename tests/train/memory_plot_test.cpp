@@ -4,8 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+
 #include "dtensor/launch.h"
-#include "train/load.h"
+#include "train/compare.h"
+#include "train/layouts.h"
 #include "train/plan.h"
 #include "train/run.h"
 
@@ -31,7 +35,11 @@ std::vector<MemorySample> record(const train::Options& o, train::MeshShape shape
       const auto place = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, train::batch_placements()); };
       for (const auto& [name, p] : model.named_parameters()) p->mutable_grad().reset();
       std::optional<train::MemoryRecord> memory;
-      if (step == 1) memory.emplace(model.named_parameters(), units, 1000);
+      if (step == 1)
+        memory.emplace(model.named_parameters(),
+                       std::vector(units.begin(), units.begin() + std::min<std::ptrdiff_t>(
+                                                                      1, static_cast<std::ptrdiff_t>(units.size()))),
+                       1000);
       train::token_loss(model.forward(place(batch.ids)), place(batch.targets)).backward();
       if (memory && world.rank() == 0) samples = memory->samples();
     }
@@ -67,6 +75,46 @@ TEST(MemoryPlot, ShowsWhatAStepHolds) {
   const auto replicas = record(options(), {2, 1, 1}, predicted);
   EXPECT_EQ(highest(replicas, &MemorySample::gathered), 0);
   EXPECT_GT(replicas.front().parameters, sharded.front().parameters * 3 / 2);
+}
+
+// What docs/benchmarks.md shows: on one scale, and less of everything that is split.
+TEST(MemoryPlot, LayoutsAreDrawnSideBySide) {
+  auto o = options();
+  o.steps = 2;
+  const auto corpus = train::Corpus::read({}, o.seq);
+  const auto runs = train::run_layouts(o, corpus, train::usual_layouts());
+  ASSERT_EQ(runs.size(), 5U);
+  const auto one_device = train::losses(train::train_on_one_device(o, corpus));
+  for (const auto& run : runs) {
+    ASSERT_GT(run.memory.size(), 20U) << run.name;
+    for (const double d : train::relative_difference(run.losses, one_device)) EXPECT_LE(d, 1e-5) << run.name;
+    EXPECT_EQ(run.memory.front().optimizer, 2 * run.memory.front().parameters) << run.name;
+  }
+  const auto parameters = [&](std::size_t i) { return static_cast<double>(runs[i].memory.front().parameters); };
+  EXPECT_NEAR(parameters(1) / parameters(0), 0.25, 0.01);  // FSDP of 4 ranks
+  EXPECT_NEAR(parameters(2) / parameters(0), 0.5, 0.01);   // HSDP: of 2
+  EXPECT_NEAR(parameters(4) / parameters(0), 0.25, 0.02);  // 2x2x2: two ways
+  EXPECT_EQ(highest(runs[0].memory, &MemorySample::gathered), 0);
+  EXPECT_GT(highest(runs[1].memory, &MemorySample::gathered), 0);
+
+  const auto folder = std::filesystem::temp_directory_path() / ("dtensor_figures_" + std::to_string(::getpid()));
+  std::filesystem::create_directories(folder);
+  train::write_figures(folder.string(), o, one_device, runs);
+  for (const char* name : {"layouts_loss.svg", "layouts_memory.svg"}) {
+    std::ifstream in(folder / name);
+    const std::string svg((std::istreambuf_iterator<char>(in)), {});
+    for (const auto& run : runs) EXPECT_NE(svg.find(run.name), std::string::npos) << name << " " << run.name;
+  }
+  std::filesystem::remove_all(folder);
+}
+
+// A panel that holds a quarter as much is drawn a quarter as high.
+TEST(MemoryPlot, PanelsHaveOneScale) {
+  const std::vector<MemorySample> low{{.seconds = 1, .parameters = 1000}}, high{{.seconds = 1, .parameters = 4000}};
+  const auto svg = train::memory_svg({{"low", low}, {"high", high}});
+  EXPECT_NE(svg.find(train::memory_svg("low", low, 4000)), std::string::npos);
+  EXPECT_NE(svg.find(train::memory_svg("high", high)), std::string::npos);
+  EXPECT_NE(train::memory_svg("low", low, 4000), train::memory_svg("low", low));
 }
 
 TEST(MemoryPlot, DrawsEachKindAndItsBytes) {

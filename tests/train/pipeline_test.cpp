@@ -4,6 +4,7 @@
 
 #include <fstream>
 
+#include "dtensor/events.h"
 #include "dtensor/pipeline_schedule.h"
 #include "resume.h"
 #include "train/compare.h"
@@ -19,7 +20,6 @@ Options options() {
   o.layers = 4;
   o.batch = 7;  // not divisible
   o.microbatches = 3;
-  o.grad_accum = 3;
   o.steps = 4;
   return o;
 }
@@ -34,7 +34,8 @@ std::vector<StepRecord> run(const MeshShape& shape, Options o) {
   return records;
 }
 
-void expect_one_device(const MeshShape& shape, const Options& o) {
+void expect_one_device(const MeshShape& shape, Options o) {
+  o.mesh = shape;
   const auto compared = train::compare_with_one_device(o, resume::corpus(), run(shape, o));
   EXPECT_LE(compared.largest, 1e-9) << shape.str() << " " << o.schedule;
 }
@@ -72,6 +73,112 @@ TEST(Stages, ExpertsToo) {
   for (const char* balance : {"none", "bias", "aux"}) {
     o.experts->balance = balance;
     expect_one_device({.shard = 2, .tp = 2, .pp = 2}, o);
+  }
+}
+
+// Several steps of the pipeline for one of the optimizer, on pieces of 4 and 3 sequences.
+TEST(Stages, AccumulateOverPieces) {
+  Options o = options();
+  o.grad_accum = 2;
+  for (const char* schedule : {"1f1b", "zbv"}) {
+    o.schedule = schedule;
+    expect_one_device({.shard = 2, .pp = 2}, o);
+  }
+  o.dropout = 0.1;  // by the index in the whole batch
+  o.checkpoint_activations = true;
+  expect_one_device({.tp = 2, .pp = 2}, o);
+  o.experts.emplace().ep = 2;
+  expect_one_device({.shard = 2, .pp = 2}, o);
+}
+
+// Gradients travel once a step of the optimizer, however many pieces there are; activations with each microbatch. The
+// first step is left out: it learns which gradients to wait for.
+TEST(Stages, PiecesAreReducedOnce) {
+  Options o = options();
+  o.batch = 8, o.microbatches = 2, o.mesh = MeshShape{.shard = 2, .pp = 2};
+  const auto of_last_step = [&](std::int64_t pieces) {
+    o.grad_accum = pieces;
+    std::pair<std::int64_t, std::int64_t> reductions_and_messages;
+    dtensor::run_local(4, [&](dtensor::Communicator world) {
+      std::pair<std::int64_t, std::int64_t> mine;
+      const dtensor::EventListener listener(
+          [&](const dtensor::Event& e) {
+            mine.first += e.name == "reduce_scatter";
+            mine.second += e.axis == "pp" && e.bytes > 0;
+          },
+          {dtensor::Event::Kind::collective});
+      train::train_on_mesh(world, o, resume::corpus(), [&](const StepRecord&) {
+        if (world.rank() == 0) reductions_and_messages = mine;
+        mine = {};
+      });
+    });
+    return reductions_and_messages;
+  };
+  const auto [once, few] = of_last_step(1);
+  const auto [twice, many] = of_last_step(2);
+  EXPECT_EQ(once, 3);  // of rank 0's stage: two blocks and the embedding
+  EXPECT_EQ(twice, once);
+  EXPECT_GT(many, few);
+}
+
+// What --memory prints, of each part of the pipeline: known to the byte but for what waits to be reduced.
+TEST(Stages, MemoryIsPredictedOnEachRank) {
+  Options o = options();
+  o.steps = 2;
+  const auto memory_of = [](Options of, const MeshShape& shape) {
+    of.mesh = shape;
+    train::MemoryUse memory;
+    dtensor::run_local(static_cast<int>(shape.size()), [&](dtensor::Communicator world) {
+      train::MemoryUse mine;
+      train::train_on_mesh(world, of, resume::corpus(), {}, &mine);
+      if (world.rank() == 0) memory = mine;
+    });
+    return memory;
+  };
+  for (const bool experts : {false, true}) {
+    if (experts) o.experts.emplace().ep = 1;
+    const auto whole = memory_of(o, {.shard = 2});
+    for (const char* schedule : {"gpipe", "1f1b", "zbv"}) {
+      for (const char* reshard : {"true", "false"}) {
+        SCOPED_TRACE(c10::str(schedule, ", reshard ", reshard, experts ? ", experts" : ""));
+        o.schedule = schedule, o.reshard = reshard;
+        const auto memory = memory_of(o, {.shard = 2, .pp = 2});
+        std::int64_t parameters = 0, gathered = 0;
+        ASSERT_EQ(memory.of_pipeline.size(), 2U);
+        for (const auto& [rank, predicted, measured] : memory.of_pipeline) {
+          EXPECT_EQ(measured.parameters, predicted.parameters);
+          EXPECT_EQ(measured.gradients, predicted.gradients);
+          EXPECT_EQ(measured.optimizer, predicted.optimizer);
+          const bool exact = o.schedule != "zbv" || o.reshard == "false";  // of two stages, one unit or two
+          EXPECT_LE(measured.gathered, predicted.gathered);
+          EXPECT_GE(measured.gathered, exact ? predicted.gathered : predicted.gathered / 2);
+          EXPECT_GT(measured.unreduced, predicted.unreduced / 2);
+          EXPECT_LE(measured.unreduced, predicted.unreduced);
+          parameters += measured.parameters, gathered += measured.gathered;
+        }
+        EXPECT_EQ(memory.of_pipeline[1].rank, 2);
+        EXPECT_EQ(parameters, whole.measured.parameters);
+        EXPECT_LE(gathered, 2 * parameters + 4096);
+      }
+    }
+  }
+}
+
+// Of every layer, wherever it is, over all microbatches: what one pass over the whole batch counts.
+TEST(Stages, TheLoadOfExpertsIsThatOfTheWholeBatch) {
+  Options o = options();
+  auto& experts = o.experts.emplace();
+  experts.ep = 2, experts.balance = "none", experts.dispatcher = "capacity", experts.capacity = 8;
+  const auto whole = run({.shard = 2}, o);
+  for (const auto& shape : {MeshShape{.shard = 2, .pp = 2}, MeshShape{.tp = 2, .pp = 2}}) {
+    const auto staged = run(shape, o);
+    for (std::size_t step = 0; step < whole.size(); ++step) {
+      ASSERT_EQ(staged[step].imbalance.size(), 4U);
+      for (std::size_t layer = 0; layer < 4; ++layer) {
+        EXPECT_DOUBLE_EQ(staged[step].imbalance[layer], whole[step].imbalance[layer]) << shape.str() << " " << layer;
+      }
+      EXPECT_EQ(staged[step].dropped, 0);
+    }
   }
 }
 

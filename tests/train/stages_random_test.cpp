@@ -49,7 +49,7 @@ Options any_options() {
   o.mesh = any_mesh();
   o.schedule = *rc::gen::elementOf(dtensor::pipeline::schedule_names());
   o.microbatches = one_of({1, 2, 3, 5, 8});
-  o.grad_accum = o.microbatches;
+  o.grad_accum = one_of<std::int64_t>({1, 1, 2});
   o.batch = o.microbatches * 4 + *rc::gen::inRange(0, 4);
   o.layers = 2 * o.mesh->pp;
   o.steps = 3;
@@ -70,9 +70,9 @@ Options any_options() {
 }
 
 std::string str(const Options& o) {
-  return c10::str(o.mesh->str(), " ", o.schedule, ", ", o.microbatches, " microbatches of ", o.batch, ", ",
-                  train::to_string(o.dtype), o.bf16 ? " bf16" : "", ", ", o.optimizer, ", dropout ", o.dropout,
-                  ", clip ", o.clip, o.checkpoint_activations ? ", recomputed" : "", ", reshard ", o.reshard,
+  return c10::str(o.mesh->str(), " ", o.schedule, ", ", o.microbatches, " microbatches of ", o.batch, " in ",
+                  o.grad_accum, ", ", train::to_string(o.dtype), o.bf16 ? " bf16" : "", ", ", o.optimizer, ", dropout ",
+                  o.dropout, ", clip ", o.clip, o.checkpoint_activations ? ", recomputed" : "", ", reshard ", o.reshard,
                   o.loss_parallel ? ", loss parallel" : "", o.sequence_parallel ? ", sequence parallel" : "",
                   ", sequences of ", o.seq, o.rope ? ", rope" : "", ", kv heads ", o.kv_heads,
                   o.documents ? ", documents" : "", ", ", o.cp_strategy, o.zigzag_sequence ? ", zigzag" : "",

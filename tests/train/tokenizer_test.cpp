@@ -1,6 +1,8 @@
 // Models train on a tokenizer's tokens, whose ids fill a vocabulary that is split over ranks.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <set>
 
 #include "dtensor/launch.h"
@@ -40,6 +42,37 @@ TEST(Tokenizer, ModelsTrainOnItsTokens) {
   const auto corpus = train::Corpus::read({dtensor::test::data_path("optim.json")}, o.seq, &shipped());
   EXPECT_LT(corpus.tokens(), corpus.bytes());
   expect_one_device(o, corpus, {{1, 1, 2}, {1, 2, 1}});
+}
+
+// Its end of a text ends each file and each piece of text in a sequence, beyond which attention does not see.
+TEST(Tokenizer, ItsEndOfATextEndsDocuments) {
+  const auto folder = std::filesystem::temp_directory_path() / ("dtensor_documents_" + std::to_string(::getpid()));
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "a.txt") << "int a;";
+  std::ofstream(folder / "b.txt") << "int b;";
+  const auto end = shipped().encode(train::end_of_text(shipped()));
+  ASSERT_EQ(end.size(), 1U);
+  const auto files = train::Corpus::read({folder.string()}, 2, &shipped());
+  EXPECT_EQ(files.bytes(), 12U);
+  EXPECT_EQ(files.tokens(), shipped().encode("int a;").size() + shipped().encode("int b;").size() + 2);
+  std::filesystem::remove_all(folder);
+
+  auto o = options();
+  o.vocabulary = shipped().size();
+  o.documents = true, o.end_of_document = end[0];
+  const auto corpus = train::Corpus::read({dtensor::test::data_path("optim.json")}, o.seq, &shipped());
+  const auto batch = corpus.batch(o.seed, 0, {o.batch, o.seq, true, o.end_of_document});
+  EXPECT_GE((batch.ids == end[0]).sum().item<std::int64_t>(), o.batch);
+  expect_one_device(o, corpus, {{1, 1, 2}, {1, 2, 1}});
+  for (const bool ends : {true, false}) {
+    o.end_of_document = ends ? end[0] : 1000;
+    train::Gpt model(train::gpt_config(o));
+    for (const at::Tensor& p : model.parameters()) p.detach().normal_();
+    const auto after = [&](std::int64_t first) {
+      return model.forward(at::tensor({first, std::int64_t{end[0]}, std::int64_t{7}}).unsqueeze(0)).select(1, 2);
+    };
+    EXPECT_EQ(at::equal(after(5), after(6)), ends);
+  }
 }
 
 // 50257 is odd: two ranks of tp hold 25129 and 25128 classes. Ids and targets are from all over the vocabulary, so that

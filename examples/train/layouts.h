@@ -1,0 +1,33 @@
+// One model under parallelism of each kind, for figures: the curves of its loss, and what a step of each holds.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "args.h"
+#include "data.h"
+#include "memory_plot.h"
+
+namespace train {
+
+struct Layout {
+  std::string name;
+  MeshShape shape;
+};
+// Data parallel, fully sharded, hybrid and tensor parallel on 4 ranks, and all of them on 8.
+std::vector<Layout> usual_layouts();
+
+struct LayoutRun {
+  std::string name;
+  std::vector<double> losses;
+  std::vector<MemorySample> memory;  // of the last step, on rank 0
+};
+// Trains on thread ranks, one layout after the other.
+std::vector<LayoutRun> run_layouts(Options options, const Corpus& corpus, const std::vector<Layout>& layouts);
+
+// FOLDER/layouts_loss.svg, with one device's curve beneath and the largest difference from it, and
+// FOLDER/layouts_memory.svg.
+void write_figures(const std::string& folder, const Options& options, const std::vector<double>& one_device,
+                   const std::vector<LayoutRun>& runs);
+
+}  // namespace train
