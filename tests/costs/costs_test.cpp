@@ -19,6 +19,7 @@ TEST(Costs, AStepCommunicatesWhatTheFormulaSays) {
     const auto step = measure(options, corpus);
     const auto expected = Formula(options).counts();
     EXPECT_EQ(step.cache_misses, 0U) << name;
+    EXPECT_EQ(step.by_module, step.all) << name << "\nCommDebugMode\n" << text(step.by_module) << text(step.all);
     EXPECT_EQ(step.counts, expected) << name << "\nmeasured\n" << text(step.counts) << "formula\n" << text(expected);
   }
 }
@@ -31,7 +32,13 @@ TEST(Costs, AStepHoldsWhatTheFormulaSays) {
     EXPECT_EQ(step.measured.parameters, formula.parameter_bytes()) << name;
     EXPECT_EQ(step.measured.gradients, formula.parameter_bytes()) << name;
     EXPECT_EQ(step.measured.optimizer, 2 * formula.parameter_bytes()) << name;
+    EXPECT_EQ(step.predicted.parameters, formula.parameter_bytes()) << name;
+    EXPECT_EQ(step.predicted.gradients, formula.parameter_bytes()) << name;
+    EXPECT_EQ(step.predicted.optimizer, 2 * formula.parameter_bytes()) << name;
     EXPECT_EQ(step.predicted.gathered, formula.gathered_bytes()) << name;
+    EXPECT_LE(step.measured.unreduced, step.predicted.unreduced) << name;
+    // Several pieces: the gradients of all units wait for the last one, in full, from the first one on.
+    if (options.grad_accum > 1) EXPECT_EQ(step.measured.unreduced, formula.waiting_bytes()) << name;
     // A block that is recomputed is used before its experts' unit and after.
     const bool both = options.experts && options.checkpoint_activations;
     const auto units = formula.units();

@@ -84,6 +84,18 @@ class Formula {
     return bytes;
   }
 
+  // Gradients as one piece of a batch leaves them, of all parameters that a unit splits or replicates.
+  Int waiting_bytes() const {
+    Int bytes = 0;
+    for (const auto& unit : units()) {
+      const bool reduced = unit.ranks > 1 || (r > 1 && unit.axis == "shard");
+      if (reduced) bytes += unit.sum([](const Matrix& m) { return m.rows * m.width * 4; });
+    }
+    // Norms of split sequences are sums over tp.
+    if (bytes == 0 && o.sequence_parallel) bytes = (2 * config.layers + 1) * 2 * config.hidden * 4;
+    return bytes;
+  }
+
   // The unit in use beside the one for both ends of the model, or everything.
   Int gathered_bytes() const {
     Int all = 0, largest = 0;

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 
+#include "dtensor/debug.h"
 #include "dtensor/events.h"
 #include "dtensor/inspect.h"
 #include "dtensor/launch.h"
@@ -15,10 +17,12 @@ struct Count {
   std::int64_t calls = 0, bytes = 0;  // received from other ranks
   friend bool operator==(const Count&, const Count&) = default;
 };
+inline void add(Count& count, std::int64_t calls, std::int64_t bytes) { count.calls += calls, count.bytes += bytes; }
 using Counts = std::map<std::string, Count>;  // by "all_gather shard"; "scalars": sums of single numbers, on any axis
 
 struct Step {
   Counts counts;
+  Counts all, by_module;  // with single numbers too: as events, and as CommDebugMode's sums over modules and phases
   dtensor::FsdpMemory predicted, measured;
   std::uint64_t cache_misses = 0;  // of decisions, in that step
 };
@@ -29,13 +33,13 @@ inline Step measure(train::Options options, const train::Corpus& corpus) {
   if (options.experts) options.experts->show_load = false;
   Step result;
   dtensor::run_local(static_cast<int>(options.mesh->size()), [&](const dtensor::Communicator& world) {
-    Counts counts;
+    Counts counts, all;
+    std::optional<dtensor::CommDebugMode> comms;
     const dtensor::EventListener listener(
         [&](const dtensor::Event& event) {
+          add(all[event.name + " " + event.axis], 1, event.bytes);
           const bool scalar = event.name == "all_reduce" && event.bytes <= 16;
-          auto& count = counts[scalar ? "scalars" : event.name + " " + event.axis];
-          ++count.calls;
-          if (!scalar) count.bytes += event.bytes;
+          add(counts[scalar ? "scalars" : event.name + " " + event.axis], 1, scalar ? 0 : event.bytes);
         },
         {dtensor::Event::Kind::collective});
     train::MemoryUse memory;
@@ -43,9 +47,16 @@ inline Step measure(train::Options options, const train::Corpus& corpus) {
     const auto forget = [&](const train::StepRecord& record) {
       if (record.step == 2 && world.rank() == 0) {
         result.counts = counts;
+        result.all = all;
+        for (const auto& [key, count] : comms->counts()) {
+          add(result.by_module[key.kind + " " + key.axis], count.calls, count.bytes);
+        }
         result.cache_misses = dtensor::cache_stats().misses - misses;
       }
       counts.clear();
+      all.clear();
+      comms.reset();
+      if (record.step == 1) comms.emplace();
       misses = dtensor::cache_stats().misses;
     };
     train::train_on_mesh(world, options, corpus, forget, &memory);
