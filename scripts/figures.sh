@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# scripts/figures.sh [BUILD]: draws docs/layouts_loss.svg and docs/layouts_memory.svg anew.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+"${1:-build/release}/examples/figures" docs --steps 50 --layers 4 --batch 16
