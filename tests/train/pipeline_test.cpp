@@ -34,6 +34,12 @@ std::vector<StepRecord> run(const MeshShape& shape, Options o) {
   return records;
 }
 
+Options narrow() {
+  Options o = options();
+  o.hidden = 16, o.steps = 2;
+  return o;
+}
+
 void expect_one_device(const MeshShape& shape, Options o) {
   o.mesh = shape;
   const auto compared = train::compare_with_one_device(o, resume::corpus(), run(shape, o));
@@ -78,7 +84,7 @@ TEST(Stages, ExpertsToo) {
 
 // Several steps of the pipeline for one of the optimizer, on pieces of 4 and 3 sequences.
 TEST(Stages, AccumulateOverPieces) {
-  Options o = options();
+  Options o = narrow();
   o.grad_accum = 2;
   for (const char* schedule : {"1f1b", "zbv"}) {
     o.schedule = schedule;
@@ -94,7 +100,7 @@ TEST(Stages, AccumulateOverPieces) {
 // Gradients travel once a step of the optimizer, however many pieces there are; activations with each microbatch. The
 // first step is left out: it learns which gradients to wait for.
 TEST(Stages, PiecesAreReducedOnce) {
-  Options o = options();
+  Options o = narrow();
   o.batch = 8, o.microbatches = 2, o.mesh = MeshShape{.shard = 2, .pp = 2};
   const auto of_last_step = [&](std::int64_t pieces) {
     o.grad_accum = pieces;
@@ -123,8 +129,7 @@ TEST(Stages, PiecesAreReducedOnce) {
 
 // What --memory prints, of each part of the pipeline: known to the byte but for what waits to be reduced.
 TEST(Stages, MemoryIsPredictedOnEachRank) {
-  Options o = options();
-  o.steps = 2;
+  Options o = narrow();
   const auto memory_of = [](Options of, const MeshShape& shape) {
     of.mesh = shape;
     train::MemoryUse memory;
@@ -166,7 +171,7 @@ TEST(Stages, MemoryIsPredictedOnEachRank) {
 
 // Of every layer, wherever it is, over all microbatches: what one pass over the whole batch counts.
 TEST(Stages, TheLoadOfExpertsIsThatOfTheWholeBatch) {
-  Options o = options();
+  Options o = narrow();
   auto& experts = o.experts.emplace();
   experts.ep = 2, experts.balance = "none", experts.dispatcher = "capacity", experts.capacity = 8;
   const auto whole = run({.shard = 2}, o);
