@@ -122,7 +122,7 @@ TEST(Stages, PiecesAreReducedOnce) {
   };
   const auto [once, few] = of_last_step(1);
   const auto [twice, many] = of_last_step(2);
-  EXPECT_EQ(once, 3);  // of rank 0's stage: two blocks and the embedding
+  EXPECT_EQ(once, 4);  // of rank 0's stage: three blocks and the embedding
   EXPECT_EQ(twice, once);
   EXPECT_GT(many, few);
 }
