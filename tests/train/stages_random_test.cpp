@@ -49,7 +49,6 @@ Options any_options() {
   o.mesh = any_mesh();
   o.schedule = *rc::gen::elementOf(dtensor::pipeline::schedule_names());
   o.microbatches = one_of({1, 2, 3, 5, 8});
-  o.grad_accum = one_of<std::int64_t>({1, 1, 2});
   o.batch = o.microbatches * 4 + *rc::gen::inRange(0, 4);
   o.layers = 2 * o.mesh->pp;
   o.steps = 3;
