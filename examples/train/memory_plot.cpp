@@ -187,8 +187,9 @@ std::string memory_svg(const std::vector<MemoryPanel>& panels) {
   std::string svg = fmt::format("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" width=\"100%\">\n",
                                 kColumns * kWidth, static_cast<double>((panels.size() + 1) / kColumns) * kHeight);
   for (std::size_t i = 0; i < panels.size(); ++i) {
-    svg += fmt::format("<g transform=\"translate({},{})\">{}</g>\n", static_cast<double>(i % kColumns) * kWidth, static_cast<double>(i / kColumns) * kHeight,
-                       memory_svg(panels[i].title, panels[i].samples, top));
+    svg +=
+        fmt::format("<g transform=\"translate({},{})\">{}</g>\n", static_cast<double>(i % kColumns) * kWidth,
+                    static_cast<double>(i / kColumns) * kHeight, memory_svg(panels[i].title, panels[i].samples, top));
   }
   return svg + "</svg>\n";
 }
