@@ -25,7 +25,7 @@ void LoadCount::add(dtensor::nn::Module& part) {
 }
 
 void LoadCount::finish(const dtensor::Communicator& world, std::int64_t repeated, StepRecord& record) {
-  if (world.size() > 1) world.all_reduce(table_, dtensor::ReduceOp::sum).wait();
+  if (world && world.size() > 1) world.all_reduce(table_, dtensor::ReduceOp::sum).wait();
   const auto table = table_.to(at::kDouble) / static_cast<double>(repeated);
   const auto load = table.narrow(1, 0, table.size(1) - 1);
   const auto ratio = load.amax({1}) / load.mean(1).clamp_min(1e-9);

@@ -182,7 +182,7 @@ StepRecord run_step(const Job& job, Optimizer& optimizer, std::int64_t step) {
   record.start = std::chrono::steady_clock::now();
   train_step(job, optimizer, record);
   record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - record.start).count();
-  if (job.load != nullptr) job.load->finish(job.mesh.world(), o.experts->etp, record);
+  if (job.load != nullptr) job.load->finish(job.mesh ? job.mesh.world() : dtensor::Communicator(), o.experts->etp, record);
   return record;
 }
 
@@ -287,6 +287,8 @@ std::vector<StepRecord> train_on_one_device(const Options& options, const Corpus
     if (plain) make_plain(model);
     Job job{.options = options, .corpus = corpus, .model = model};
     if (!plain) job.batch_mesh = mesh;
+    std::optional<LoadCount> load;
+    if (options.experts && options.experts->show_load) job.load = &load.emplace(model);
     job.pieces = pieces == 0 ? pieces_of_batch(options) : equal_parts(options.batch, pieces);
     records = run_steps(job, {});
   });

@@ -71,7 +71,11 @@ std::shared_ptr<Message> Mailbox::post(Group& group, int me, const CollectiveCal
 
 void Mailbox::wait(Group& group, const Message& message) {
   const auto place = [&] { return text(group, message); };
-  const auto peer = [&] { return std::vector<std::int64_t>{group.ranks()[message.call.peer]}; };
+  // Nobody is missing from a message that has been met, whether or not its waiter has seen it: it waits for no one.
+  const auto peer = [&] {
+    const bool alone = message.state.load() == Message::State::posted;
+    return alone ? std::vector<std::int64_t>{group.ranks()[message.call.peer]} : std::vector<std::int64_t>();
+  };
   group.waits().wait({group.ranks()[message.me], place, peer},
                      [&] { return message.state.load() == Message::State::done; });
   if (group.world().failed()) group.world().throw_failure();
