@@ -182,7 +182,8 @@ StepRecord run_step(const Job& job, Optimizer& optimizer, std::int64_t step) {
   record.start = std::chrono::steady_clock::now();
   train_step(job, optimizer, record);
   record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - record.start).count();
-  if (job.load != nullptr) job.load->finish(job.mesh ? job.mesh.world() : dtensor::Communicator(), o.experts->etp, record);
+  if (job.load != nullptr)
+    job.load->finish(job.mesh ? job.mesh.world() : dtensor::Communicator(), o.experts->etp, record);
   return record;
 }
 
