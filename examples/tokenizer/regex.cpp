@@ -2,7 +2,6 @@
 #include "tokenizer/regex.h"
 
 #include <algorithm>
-#include <tuple>
 
 #include "tokenizer/unicode.h"
 
@@ -36,19 +35,8 @@ void Regex::emit(const Node& node) {
     case Node::Kind::sequence:
       for (const Node& part : node.parts) emit(part);
       return;
-    case Node::Kind::alternatives: {
-      std::vector<std::size_t> ends;
-      for (std::size_t i = 0; i < node.parts.size(); ++i) {
-        const bool last = i + 1 == node.parts.size();
-        const std::size_t fork = last ? kNone : emit(Op{Op::Kind::fork});
-        emit(node.parts[i]);
-        if (last) break;
-        ends.push_back(emit(Op{Op::Kind::jump}));
-        ops_[fork].target = ops_.size();
-      }
-      for (const std::size_t end : ends) ops_[end].target = ops_.size();
-      return;
-    }
+    case Node::Kind::alternatives:
+      return emit_alternatives(node);
     case Node::Kind::repeat: {
       if (node.mode != Node::Mode::possessive) return emit_repeat(node);
       const std::size_t atomic = emit(Op{Op::Kind::atomic});
@@ -71,6 +59,18 @@ void Regex::emit(const Node& node) {
       emit(Op{Op::Kind::at_end});
       return;
   }
+}
+
+void Regex::emit_alternatives(const Node& node) {
+  std::vector<std::size_t> ends;
+  for (std::size_t i = 0; i + 1 < node.parts.size(); ++i) {
+    const std::size_t fork = emit(Op{Op::Kind::fork});
+    emit(node.parts[i]);
+    ends.push_back(emit(Op{Op::Kind::jump}));
+    ops_[fork].target = ops_.size();
+  }
+  emit(node.parts.back());
+  for (const std::size_t end : ends) ops_[end].target = ops_.size();
 }
 
 // A lazy fork tries to leave first: it jumps over the jump into the body.
@@ -105,46 +105,44 @@ void Regex::emit_any_number(const Node& node) {
 }
 
 std::size_t Regex::run(std::size_t op, std::size_t at, const std::vector<std::uint32_t>& codes) const {
-  std::vector<std::pair<std::size_t, std::size_t>> others;  // ways not gone yet
-  while (true) {
-    const Op& o = ops_[op];
-    bool fits = true;
-    ++op;
-    switch (o.kind) {
-      case Op::Kind::set:
-        fits = at < codes.size() && sets_[o.target].has(codes[at]);
-        ++at;
-        break;
-      case Op::Kind::fork:
-        others.emplace_back(o.target, at);
-        break;
-      case Op::Kind::jump:
-        op = o.target;
-        break;
-      case Op::Kind::look_ahead:
-        fits = (run(op, at, codes) != kNone) != o.negated;
-        op = o.target;
-        break;
-      case Op::Kind::atomic: {
-        const std::size_t end = run(op, at, codes);
-        fits = end != kNone;
-        at = end, op = o.target;
-        break;
-      }
-      case Op::Kind::at_begin:
-        fits = at == 0;
-        break;
-      case Op::Kind::at_end:
-        fits = at == codes.size();
-        break;
-      case Op::Kind::match:
-        return at;
-    }
-    if (fits) continue;
+  std::vector<Way> others;  // not gone yet
+  Way way{op, at};
+  while (ops_[way.op].kind != Op::Kind::match) {
+    if (go_on(way, others, codes)) continue;
     if (others.empty()) return kNone;
-    std::tie(op, at) = others.back();
+    way = others.back();
     others.pop_back();
   }
+  return way.at;
+}
+
+bool Regex::go_on(Way& way, std::vector<Way>& others, const std::vector<std::uint32_t>& codes) const {
+  const Op& o = ops_[way.op++];
+  switch (o.kind) {
+    case Op::Kind::set:
+      return way.at < codes.size() && sets_[o.target].has(codes[way.at++]);
+    case Op::Kind::fork:
+      others.push_back({o.target, way.at});
+      return true;
+    case Op::Kind::jump:
+      way.op = o.target;
+      return true;
+    case Op::Kind::look_ahead: {
+      const bool found = run(way.op, way.at, codes) != kNone;
+      way.op = o.target;
+      return found != o.negated;
+    }
+    case Op::Kind::atomic:
+      way = {o.target, run(way.op, way.at, codes)};
+      return way.at != kNone;
+    case Op::Kind::at_begin:
+      return way.at == 0;
+    case Op::Kind::at_end:
+      return way.at == codes.size();
+    case Op::Kind::match:
+      break;
+  }
+  return true;
 }
 
 std::vector<std::pair<std::size_t, std::size_t>> Regex::find_all(std::string_view text) const {

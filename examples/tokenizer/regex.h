@@ -49,10 +49,17 @@ class Regex {
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
   void emit(const Node& node);
+  void emit_alternatives(const Node& node);
   void emit_repeat(const Node& node);
   void emit_any_number(const Node& node);
   std::size_t emit(Op op);
+  // Where a match from operation `op` on ends that begins at character `at`; kNone: nowhere.
   std::size_t run(std::size_t op, std::size_t at, const std::vector<std::uint32_t>& codes) const;
+  struct Way {
+    std::size_t op, at;
+  };
+  // One operation; false where this way ends.
+  bool go_on(Way& way, std::vector<Way>& others, const std::vector<std::uint32_t>& codes) const;
 
   std::vector<Op> ops_;
   std::vector<CharacterSet> sets_;

@@ -3,8 +3,11 @@
 
 #include <ATen/ATen.h>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <algorithm>
 #include <cstring>
+
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -29,12 +32,8 @@ constexpr const char* kRows[] = {"operators and collectives", "pipeline actions"
 
 // The same number on all members, and no other collective's.
 std::uint64_t meeting_of(const dtensor::Event& event) {
-  std::uint64_t hash = 1469598103934665603ull;
-  const auto mix = [&](std::uint64_t word) { hash = (hash ^ word) * 1099511628211ull, hash ^= hash >> 29; };
-  for (const char c : event.name + event.axis) mix(static_cast<unsigned char>(c));
-  for (const auto rank : event.ranks) mix(static_cast<std::uint64_t>(rank));
-  mix(event.sequence);
-  return hash >> 12;  // a number that JSON readers keep
+  const auto text = fmt::format("{} {} {} {}", event.name, event.axis, fmt::join(event.ranks, ","), event.sequence);
+  return std::hash<std::string>{}(text) >> 12;  // a number that JSON readers keep
 }
 
 std::string process_name(int rank) {

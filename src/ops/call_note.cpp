@@ -8,12 +8,9 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include <array>
-#include <atomic>
 #include <bit>
 #include <cstring>
 #include <sstream>
-#include <thread>
 
 #include "comm/call_history.h"
 #include "comm/caller.h"
@@ -21,6 +18,7 @@
 #include "comm/kept_text.h"
 #include "dtensor/debug.h"
 #include "mesh/world_state.h"
+#include "tensor/impl/call_order.h"
 
 namespace dtensor {
 namespace {
@@ -177,27 +175,9 @@ const std::string* current_module(CallHistory& history) {
   return kept_module(made_in != nullptr ? "the backward pass of " + *made_in : "the backward pass");
 }
 
-// Whether what this thread calls comes in an order that is the same on every rank. A backward pass over tensors on two
-// devices (parameters in host memory) runs on two threads: the operators of the one that called the first count.
-bool has_an_order() {
-  struct Pass {
-    std::atomic<int> pass{-1};
-    std::atomic<std::thread::id> thread{};
-  };
-  static std::array<Pass, 256> passes;  // under way on all ranks of the process
-  const int pass = torch::autograd::get_current_graph_task_id();
-  if (pass < 0) return true;
-  Pass& entry = passes[static_cast<std::size_t>(pass) % passes.size()];
-  const auto me = std::this_thread::get_id();
-  if (entry.pass.load(std::memory_order_acquire) == pass) return entry.thread.load(std::memory_order_relaxed) == me;
-  entry.thread.store(me, std::memory_order_relaxed);
-  entry.pass.store(pass, std::memory_order_release);
-  return true;
-}
-
 void note(const OpEntry& entry, Args args, Operands operands, const MeshImpl& mesh, const CallWords& words) {
   auto& history = mesh.history();
-  if (!has_an_order()) return;
+  if (!in_call_order()) return;
   Numbers numbers(words.hash);
   for (const auto* impl : operands) {
     if (impl == nullptr || !has_dtensor_key(impl)) continue;

@@ -8,12 +8,14 @@
 #include "dtensor/inspect.h"
 #include "llm/generate.h"
 #include "recorded.h"
+#include "support/bytes_read.h"
 
 namespace {
 
 using dtensor::Communicator;
 using dtensor::DTensor;
 using dtensor::run_local;
+using dtensor::test::bytes_read;
 
 constexpr const char* kDense[] = {"llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2"};
 
@@ -107,16 +109,6 @@ TEST(Work, TheCacheRefusesMoreThanItsCapacityAndGradients) {
     }
     EXPECT_THROW(model.decoder->forward(at::ones({1, 2}, at::kLong), &cache), c10::Error);
   });
-}
-
-// What this thread asked read() for.
-std::int64_t bytes_read() {
-  std::ifstream file("/proc/thread-self/io");
-  std::string word;
-  std::int64_t bytes = 0;
-  file >> word >> bytes;
-  EXPECT_EQ(word, "rchar:");
-  return bytes;
 }
 
 // A folder of one linear layer's weights, 4 MiB: by names, turned, and as a stack.

@@ -1,6 +1,7 @@
 // DTensors on a mesh of another device type than the CPU's: where tensors live, what trains, what is refused.
 #include <torch/csrc/autograd/autograd.h>
 
+#include <atomic>
 #include <thread>
 
 #include "dtensor/hooks.h"
@@ -190,6 +191,40 @@ TEST(OtherDevice, WhatABackwardDoesOnAutogradsThreadsKnowsItsModule) {
     });
     y.sum().backward();
     EXPECT_EQ(std::count(seen.begin(), seen.end(), "aten::mul.Scalar in block"), 1) << c10::Join(", ", seen);
+    autograd.set_multithreading_enabled(false);
+  });
+}
+
+// On either rank another of the two threads of one backward pass is ahead: between them there is no order to compare.
+TEST(OtherDevice, CheckedComparesOneOfAutogradsThreads) {
+  on_device_mesh({1, 2}, [](const DeviceMesh& mesh) {
+    auto& autograd = c10::AutogradState::get_tls_state();
+    autograd.set_multithreading_enabled(true);
+    const Checked checked(Checks::calls);
+    const auto x = distribute_tensor(at::ones({4, 3}), mesh, {Replicate(), Shard(0)}).requires_grad_();
+    const at::Tensor host = at::ones({2}).requires_grad_();
+    const at::Tensor other = x.detach();
+    const bool device_first = mesh.coordinate()->back() == 0;
+    std::atomic<bool> began{false}, device_done{false}, host_done{false};
+    const auto wait_for = [](const std::atomic<bool>& flag) {
+      while (!flag) std::this_thread::yield();
+    };
+    const at::Tensor there = x * 2, here = host * 2;
+    there.register_hook([&](const at::Tensor& gradient) {
+      began = true;
+      if (!device_first) wait_for(host_done);
+      at::tanh(gradient);
+      device_done = true;
+      return gradient;
+    });
+    here.register_hook([&](const at::Tensor& gradient) {
+      wait_for(device_first ? device_done : began);
+      at::relu(other);
+      host_done = true;
+      return gradient;
+    });
+    torch::autograd::backward({there.sum(), here.sum()}, {});
+    EXPECT_TRUE(at::equal(host_value(x.grad()), at::full({4, 3}, 2.0)));
     autograd.set_multithreading_enabled(false);
   });
 }

@@ -7,6 +7,7 @@
 #include "comm/call_history.h"
 #include "mesh/mesh_impl.h"
 #include "tensor/impl/call_error.h"
+#include "tensor/impl/call_order.h"
 
 namespace dtensor {
 namespace {
@@ -86,7 +87,9 @@ TensorExtras& DTensorImpl::make_extras() {
   return *extras_;
 }
 
-void DTensorImpl::count_origin() { origin_ = acting(*spec_->mesh).history().count_tensor(); }
+void DTensorImpl::count_origin() {
+  if (in_call_order()) origin_ = acting(*spec_->mesh).history().count_tensor();
+}
 
 void DTensorImpl::reset(SpecPtr spec, at::Tensor local) {
   spec_ = std::move(spec);

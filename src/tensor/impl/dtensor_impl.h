@@ -77,7 +77,7 @@ class DTensorImpl final : public c10::TensorImpl {
   }
 
   // The how many-th tensor of its mesh this is (detached copies: that of), the same number on all ranks that make the
-  // same tensors: tells equal ones apart where calls are compared. 0: not counted.
+  // same tensors in one order: tells equal ones apart where calls are compared. 0: not counted.
   std::uint32_t origin() const { return origin_; }
   void count_origin();
 
