@@ -41,12 +41,12 @@ function(dtensor_compile_like_room target)
   target_precompile_headers(${target} REUSE_FROM dtensor_pch)
 endfunction()
 
-# Puts files into the list `variable` in place of those of src/ that it lists: each includes DTENSOR_BATCH of them by "room/file.cpp",
-# a name that is the same in every clone, which CMake's own unity builds do not give the compiler cache. An empty file costs
+# Puts files into the list `variable` in place of those of `folder` that it lists: each includes DTENSOR_BATCH of them by
+# "room/file.cpp", a name that is the same in every clone, which CMake's own unity builds do not give the compiler cache. An empty file costs
 # above a second, in which templates of LibTorch's headers are instantiated that a precompiled header cannot keep. Files of a
 # room share one namespace then: helpers in unnamed namespaces need names of their own.
 set(DTENSOR_BATCH 3 CACHE STRING "How many files of src/ are compiled together; 1 rebuilds quickest after a change of one")
-function(dtensor_batch variable name)
+function(dtensor_batch variable name folder)
   set(files ${${variable}})
   list(SORT files)
   set(batches)
@@ -54,7 +54,7 @@ function(dtensor_batch variable name)
   while(files)
     list(SUBLIST files 0 ${DTENSOR_BATCH} batch)
     list(REMOVE_ITEM files ${batch})
-    list(TRANSFORM batch REPLACE "^${CMAKE_SOURCE_DIR}/src/(.*)$" "#include \"\\1\"\n")
+    list(TRANSFORM batch REPLACE "^${folder}/(.*)$" "#include \"\\1\"\n")
     string(JOIN "" text ${batch})
     math(EXPR count "${count} + 1")
     file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/batches/${name}_${count}.cpp CONTENT "${text}" @ONLY)
@@ -79,7 +79,7 @@ function(dtensor_room name)
     list(FILTER sources EXCLUDE REGEX "/comm/mpi/")
   endif()
   if(DTENSOR_BATCH GREATER 1)
-    dtensor_batch(sources ${target})
+    dtensor_batch(sources ${target} ${CMAKE_SOURCE_DIR}/src)
   endif()
   add_library(${target} OBJECT ${sources})
   if(DTENSOR_BATCH GREATER 1)  # of types in unnamed namespaces, which gcc takes for those of a header

@@ -27,10 +27,10 @@ from ._api import (  # noqa: E402
     DTensor, arange, distribute_module, distribute_tensor, empty, full, local_map, ones, rand, randn, redistribute, zeros,
 )  # fmt: skip
 from ._C import Checked, CommError, Communicator, DeviceMesh, EventListener, ExplicitRedistribution, MeshScope, Strict  # noqa: E402
-from ._C import init_device_mesh, placement_svg, placement_text  # noqa: E402
+from ._C import attention, attention_strategy, init_device_mesh, placement_svg, placement_text  # noqa: E402
 from ._random import get_rng_state, manual_seed, set_rng_state  # noqa: E402
 from ._world import barrier, is_thread_rank, rank, run, world, world_size  # noqa: E402
-from .debug import CommDebugMode, explain  # noqa: E402
+from .debug import CommDebugMode, MemoryTimeline, explain  # noqa: E402
 from .experimental import implicit_replication  # noqa: E402
 from .placement_types import (  # noqa: E402
     BlockShard, Partial, Placement, RaggedShard, Replicate, Shard, StridedShard, ZigzagShard,
@@ -39,7 +39,7 @@ from .placement_types import (  # noqa: E402
 from . import checkpoint, fsdp, moe, optim, parallel, pipeline  # noqa: E402
 from .checkpoint import load, save  # noqa: E402
 from .fsdp import fully_shard  # noqa: E402
-from .moe import MixtureOfExperts, RoutingStrategy, apply_expert_parallel  # noqa: E402
+from .moe import MixtureOfExperts, RoutedExperts, RoutingStrategy, apply_expert_parallel  # noqa: E402
 from .parallel import parallelize_module  # noqa: E402
 
 __version__ = _C.version

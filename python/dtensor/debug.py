@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from . import _C
-from ._C import Checked, EventListener, ExplicitRedistribution, Strict, cache_stats, clear_cache  # noqa: F401
+from ._C import Checked, EventListener, ExplicitRedistribution, MemoryTimeline, Strict, cache_stats, clear_cache  # noqa: F401
 
-__all__ = ["CommDebugMode", "explain", "Strict", "Checked", "ExplicitRedistribution", "EventListener"]
+__all__ = ["CommDebugMode", "explain", "Strict", "Checked", "ExplicitRedistribution", "EventListener", "MemoryTimeline"]
 
 
 class CommDebugMode:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import operator
-from typing import Any
+import weakref
+from typing import Any, Iterable
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from . import _C
 from ._api import as_parameter
 from ._C import Communicator, DeviceMesh
 
-__all__ = ["MixtureOfExperts", "RoutingStrategy", "apply_expert_parallel", "update_load_balancers"]
+__all__ = ["MixtureOfExperts", "RoutedExperts", "RoutingStrategy", "apply_expert_parallel", "update_load_balancers"]
 
 
 class RoutingStrategy:
@@ -91,6 +92,9 @@ class MixtureOfExperts(nn.Module):
             module._parameters[last] = as_parameter(tensor)
             self._names.append(name)
 
+    def _give_parameters(self) -> None:
+        self._layer.assign([operator.attrgetter(name)(self) for name in self._names])
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "MixtureOfExperts":
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
@@ -121,26 +125,91 @@ class MixtureOfExperts(nn.Module):
         return self._layer.stats()[1]
 
 
-def _layers(model: nn.Module) -> list[MixtureOfExperts]:
-    return [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
+class RoutedExperts(nn.Module):
+    """Modules of any kind, of which each token visits those that a router of one's own chose.
+
+    ``experts``: modules that turn rows [n, D] into rows [n, D], n perhaps 0, each row for itself; their names are "0",
+    "1", ... Once :func:`apply_expert_parallel` has spread them, rows and parameters are DTensors on the ranks that hold
+    the expert, and a module is called on those ranks only.
+    """
+
+    def __init__(self, experts: Iterable[nn.Module]) -> None:
+        super().__init__()
+        for number, expert in enumerate(experts):
+            self.add_module(str(number), expert)
+        self._layer = self._make()
+
+    def _slots(self) -> list[list[tuple[nn.Module, str]]]:
+        """Where the parameters of each expert hang; a tied one once."""
+        result = []
+        for expert in self.children():
+            named = [name.rpartition(".") for name, _ in expert.named_parameters()]
+            result.append([(expert.get_submodule(path), key) for path, _, key in named])
+        return result
+
+    def _make(self) -> Any:
+        layer, own = _C.RoutedLayer(), weakref.ref(self)  # the layer must not keep the module that keeps it
+
+        def forward(name: str) -> Any:
+            return lambda rows: own()._modules[name](rows)  # type: ignore[union-attr,misc]
+
+        for name, expert in self._modules.items():
+            layer.add(list(expert.named_parameters()), forward(name))  # type: ignore[union-attr]
+        return layer
+
+    def _give_parameters(self) -> None:
+        self._layer.assign([[module._parameters[key] for module, key in slots] for slots in self._slots()])
+
+    def _take_parameters(self) -> None:
+        for slots, tensors in zip(self._slots(), self._layer.parameters()):
+            for (module, key), tensor in zip(slots, tensors):
+                module._parameters[key] = as_parameter(tensor, module._parameters[key].requires_grad)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "RoutedExperts":
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        nn.Module.__init__(twin)
+        twin.__dict__.update(copy.deepcopy({name: v for name, v in self.__dict__.items() if name != "_layer"}, memo))
+        twin._layer = twin._make()
+        return twin
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The sum of ``weights[t, j]`` times expert ``ids[t, j]`` of ``x[t]``, as ``x``.
+
+        ``x`` [tokens, D] or [batch, sequence, D]; ``ids`` (int64; the number of experts stands for none) and
+        ``weights`` with D replaced by the number of choices. All plain (each rank its own tokens), or all DTensors.
+        """
+        self._give_parameters()
+        return self._layer.run(x, ids, weights)
+
+    @property
+    def load(self) -> torch.Tensor:
+        """[experts] entries of the last pass, on this rank."""
+        return self._layer.load()
+
+
+def _layers(model: nn.Module, kind: Any) -> list[Any]:
+    return [module for module in model.modules() if isinstance(module, kind)]
 
 
 def apply_expert_parallel(
     model: nn.Module, mesh: DeviceMesh, *, ep: str = "ep", edp: str = "edp", etp: str = "etp"
 ) -> int:
     """Moves the experts of every layer in ``model`` to ``mesh``: split by expert over ``ep``, each along its hidden
-    features over ``etp``, stored split over ``edp``. Before ``fully_shard`` of the rest and before optimizers are made.
+    features over ``etp``, stored split over ``edp``; those of :class:`RoutedExperts` by expert over ``ep``, with
+    replicas over ``edp``. Before ``fully_shard`` of the rest and before optimizers are made.
 
     The number of layers. Collective.
     """
-    for layer in _layers(model):
-        layer._layer.assign([operator.attrgetter(name)(layer) for name in layer._names])
+    layers = _layers(model, (MixtureOfExperts, RoutedExperts))
+    for layer in layers:
+        layer._give_parameters()
         layer._layer.spread(mesh, ep, edp, etp)
         layer._take_parameters()
-    return len(_layers(model))
+    return len(layers)
 
 
 def update_load_balancers(model: nn.Module, ranks: Communicator) -> None:
     """After an optimizer step: biases move towards an even load over ``ranks``, those with different tokens. Collective."""
-    for layer in _layers(model):
+    for layer in _layers(model, MixtureOfExperts):
         layer._layer.update_balancer(ranks)

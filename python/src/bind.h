@@ -30,6 +30,8 @@ void bind_optim(py::module_& module);
 void bind_checkpoint(py::module_& module);
 void bind_pipeline(py::module_& module);
 void bind_moe(py::module_& module);
+void bind_routed_experts(py::module_& module);
+void bind_attention(py::module_& module);
 
 // The communicator of all ranks that the calling thread's program runs on; see world.cpp.
 Communicator current_world();

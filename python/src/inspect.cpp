@@ -1,5 +1,6 @@
 // Asking the engine what it does: explanations, counts of collectives, events, strictness, drawings.
 #include "bind.h"
+#include "dtensor/memory_timeline.h"
 
 namespace dtensor::python {
 namespace {
@@ -37,6 +38,72 @@ class CommCounts {
   std::map<CommKey, CommCount> counts_;
   std::string table_;
 };
+
+// What a MemoryTimeline noted, which can still be read when the scope is over.
+class MemoryRecord {
+ public:
+  explicit MemoryRecord(std::int64_t resolution) : resolution_(resolution) {}
+  void enter() {
+    TORCH_CHECK(!timeline_, "this MemoryTimeline is open already");
+    timeline_ = std::make_unique<MemoryTimeline>(resolution_);
+  }
+  void leave() {
+    if (!timeline_) return;
+    peak_ = timeline_->peak();
+    holders_ = timeline_->holders_at_peak();
+    csv_ = timeline_->csv();
+    svg_ = timeline_->svg();
+    timeline_.reset();
+  }
+  std::int64_t live() const {
+    TORCH_CHECK(timeline_, "MemoryTimeline.live: the timeline is not open");
+    return timeline_->live();
+  }
+  void reset_peak() {
+    TORCH_CHECK(timeline_, "MemoryTimeline.reset_peak: the timeline is not open");
+    timeline_->reset_peak();
+  }
+  py::tuple peak() const {
+    const auto& sample = timeline_ ? timeline_->peak() : peak_;
+    return py::make_tuple(sample.bytes, sample.module, phase_name(sample.phase));
+  }
+  py::list holders_at_peak() const {
+    py::list result;
+    for (const auto& holder : timeline_ ? timeline_->holders_at_peak() : holders_)
+      result.append(py::make_tuple(holder.module, phase_name(holder.phase), holder.bytes));
+    return result;
+  }
+  std::string csv() const { return timeline_ ? timeline_->csv() : csv_; }
+  std::string svg() const { return timeline_ ? timeline_->svg() : svg_; }
+
+ private:
+  std::int64_t resolution_;
+  std::unique_ptr<MemoryTimeline> timeline_;
+  MemoryTimeline::Sample peak_;
+  std::vector<MemoryTimeline::Holder> holders_;
+  std::string csv_, svg_;
+};
+
+void bind_memory(py::module_& module) {
+  py::class_<MemoryRecord>(
+      module, "MemoryTimeline",
+      "While open, follows what this rank allocates and frees, in bytes from its start; what it noted "
+      "stays afterwards.\nA sample is kept where bytes differ from the last one's by resolution.")
+      .def(py::init<std::int64_t>(), py::arg("resolution") = 0)
+      .def("__enter__",
+           [](py::object self) {
+             self.cast<MemoryRecord&>().enter();
+             return self;
+           })
+      .def("__exit__", [](MemoryRecord& self, const py::args&) { self.leave(); })
+      .def("live", &MemoryRecord::live, "Bytes that live now.")
+      .def("reset_peak", &MemoryRecord::reset_peak, "Looks for the peak from now on.")
+      .def("peak", &MemoryRecord::peak, "(bytes, module, \"forward\" or \"backward\") of the highest moment.")
+      .def("holders_at_peak", &MemoryRecord::holders_at_peak,
+           "(module, phase, bytes) of who held it, the largest first.")
+      .def("csv", &MemoryRecord::csv, "All samples: seconds,bytes,phase,module.")
+      .def("svg", &MemoryRecord::svg, "A drawing of bytes over time.");
+}
 
 py::list rows(const CommCounts& mode) {
   py::list result;
@@ -101,6 +168,7 @@ void bind_inspect(py::module_& module) {
       .def("leave", &CommCounts::leave)
       .def("rows", &rows, "(kind, axis, module, phase, calls, bytes received) for each kind of collective.")
       .def("table", &CommCounts::table);
+  bind_memory(module);
   bind_scopes(module);
   module.def(
       "cache_stats",

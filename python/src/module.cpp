@@ -41,4 +41,6 @@ PYBIND11_MODULE(_C, module) {
   bind_checkpoint(module);
   bind_pipeline(module);
   bind_moe(module);
+  bind_routed_experts(module);
+  bind_attention(module);
 }

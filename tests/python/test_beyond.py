@@ -1,4 +1,4 @@
-"""Names of the library's own: experts, pipelines and their schedules, series of checkpoints, errors of communication."""
+"""Names of the library's own: attention, timelines, pipelines and their schedules, series of checkpoints, errors of communication."""
 
 import copy
 import os
@@ -9,104 +9,60 @@ import torch
 from torch import nn
 
 import dtensor
-from dtensor import Replicate, Shard, moe, pipeline
+from dtensor import Replicate, Shard, pipeline
 from dtensor.checkpoint import CheckpointSeries, load_newest, steps
 
 torch.manual_seed(0)
-TOKENS = torch.randn(12, 8).double()
 LAYERS = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4))).double()
 ROWS = torch.randn(6, 6).double(), torch.randn(6, 6).double()
 
 
-class InTurn(moe.RoutingStrategy):
-    """By the best score, but never the last expert."""
+class AttentionStrategies(unittest.TestCase):
+    def test_a_strategy_is_taken(self):
+        q, k, v = (torch.randn(2, 4, 8, 4, generator=torch.Generator().manual_seed(n)).double() for n in range(3))
+        expected = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        windowed = dtensor.attention(q, k, v, causal=True, window=3)
 
-    def choose(self, scores, top_k, bias):
-        return (scores + bias)[:, :-1].topk(top_k, -1).indices
-
-
-def layer(**options):
-    made = moe.MixtureOfExperts(8, 16, experts=4, dtype=torch.float64, **options)
-    for index, p in enumerate(made.parameters()):
-        nn.init.uniform_(p, -0.3, 0.3, generator=torch.Generator().manual_seed(index))
-    return made
-
-
-class Experts(unittest.TestCase):
-    def reference(self, **options):
-        one = layer(**options)
-        y = one(TOKENS)
-        y.square().sum().backward()
-        return one, y
-
-    def test_spread_over_ranks(self):
-        for options in [{}, {"shared_ffn": 4, "score": "sigmoid", "normalise": True}, {"strategy": InTurn()}]:
-            one, expected = self.reference(**options)
-            prototype = layer(**options)
-
-            def on_rank():
-                mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("ep",))
-                spread = copy.deepcopy(prototype)
-                self.assertEqual(dtensor.apply_expert_parallel(spread, mesh), 1)
-                self.assertEqual(spread.experts.w1.placements, (Shard(0),))
-                self.assertEqual(spread.experts.w1.to_local().shape[0], 2)
-                mine = TOKENS.chunk(2)[dtensor.rank()]
-                y = spread(mine)
-                y.square().sum().backward()
-                return y, spread.experts.w2.grad.full_tensor(), spread.load
-
-            results = dtensor.run(2, on_rank)
-            torch.testing.assert_close(torch.cat([y for y, _, _ in results]), expected)
-            for _, grad, _ in results:
-                torch.testing.assert_close(grad, one.experts.w2.grad)
-            self.assertEqual(sum(load for _, _, load in results).tolist(), one.load.tolist())
-            self.assertEqual(one.load.sum().item(), 24)
-
-    def test_a_strategy_chooses(self):
-        one, _ = self.reference(strategy=InTurn())
-        self.assertEqual(one.load[-1].item(), 0)
-        self.assertGreater(self.reference()[0].load[-1].item(), 0)
-
-        class Wrong(moe.RoutingStrategy):
-            def choose(self, scores, top_k, bias):
-                return scores
-
-        with self.assertRaisesRegex(RuntimeError, r"Wrong.choose\(\) gave \[12, 4\] of Double"):
-            layer(strategy=Wrong())(TOKENS)
-
-    def test_options(self):
-        with_loss = layer(aux_loss=0.1)
-        with_loss(TOKENS)
-        self.assertGreater(with_loss.loss.item(), 0)
-        self.assertIsNone(self.reference()[0].loss)
-        dropping = layer()
-        dropping.set_dispatch("capacity", factor=0.5)
-        dropping(TOKENS)
-        self.assertGreater(dropping.dropped, 0)
-        with self.assertRaisesRegex(ValueError, "score.*maximum.*softmax, sigmoid"):
-            layer(score="maximum")
-        self.assertEqual([name for name, _ in layer().named_parameters()][:2], ["gate.weight", "experts.w1"])
-
-    def test_a_parameter_that_is_replaced_counts(self):
-        one = layer()
-        before = one(TOKENS)
-        one.experts.w2 = nn.Parameter(one.experts.w2.detach() * 2)
-        torch.testing.assert_close(one(TOKENS), before * 2)
-        zero = {name: torch.zeros_like(p) for name, p in one.named_parameters()}
-        self.assertEqual(torch.func.functional_call(one, zero, TOKENS).abs().sum().item(), 0)
-
-    def test_balancers(self):
         def on_rank():
-            balanced = layer(balance_rate=0.5)
-            balanced(TOKENS)
-            before = balanced.load
-            moe.update_load_balancers(balanced, dtensor.world())
-            for _ in range(3):
-                balanced(TOKENS)
-                moe.update_load_balancers(balanced, dtensor.world())
-            return before.tolist() == balanced.load.tolist()
+            mesh = dtensor.init_device_mesh("cpu", (2,))
+            operands = [dtensor.distribute_tensor(t, mesh, [Shard(2)]) for t in (q, k, v)]
+            counts = {}
+            for name in ["ring", "gather", "ulysses"]:
+                with dtensor.attention_strategy(name), dtensor.CommDebugMode() as comm:
+                    y = nn.functional.scaled_dot_product_attention(*operands, is_causal=True)
+                torch.testing.assert_close(y.full_tensor(), expected)
+                counts[name] = set(comm.get_comm_counts())
+            narrow = dtensor.attention(*operands, causal=True, window=3)
+            torch.testing.assert_close(narrow.full_tensor(), windowed)
+            return counts
 
-        self.assertEqual(dtensor.run(2, on_rank), [False, False])
+        for counts in dtensor.run(2, on_rank):
+            self.assertIn("all_gather", counts["gather"])
+            self.assertIn("all_to_all", counts["ulysses"])
+            self.assertFalse({"all_gather", "all_to_all"} & counts["ring"])
+
+    def test_another_name_is_refused(self):
+        with self.assertRaisesRegex(Exception, "spiral"):
+            dtensor.attention_strategy("spiral")
+
+
+class MemoryTimelines(unittest.TestCase):
+    def test_bytes_of_a_rank(self):
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,))
+            with dtensor.MemoryTimeline() as timeline:
+                kept = dtensor.zeros(64, 32, device_mesh=mesh, placements=[Shard(0)], dtype=torch.float64)
+                live = timeline.live()
+                torch.zeros(1000, dtype=torch.float64)
+            del kept
+            return live, timeline.peak(), timeline.csv(), timeline.svg()
+
+        for live, (peak, _, phase), csv, svg in dtensor.run(2, on_rank):
+            self.assertEqual((live, peak, phase), (32 * 32 * 8, 32 * 32 * 8 + 8000, "forward"))
+            self.assertTrue(csv.startswith("seconds,bytes,phase,module"))
+            self.assertIn("<svg", svg)
+        with self.assertRaisesRegex(RuntimeError, "not open"):
+            dtensor.MemoryTimeline().live()
 
 
 class Pipelines(unittest.TestCase):
