@@ -36,8 +36,8 @@ const Operand& operand_at(const OpArgs& args, int operand) {
 }  // namespace
 
 const Extents& Extents::require(std::size_t rank) const {
-  TORCH_CHECK_INDEX(size() >= rank, as_call(*op_).info->name(), ": operand `", std::string(op_->operand_arg(operand_)),
-                    "` needs at least ", rank, " dimensions, but its sizes are ", op_->sizes(operand_));
+  TORCH_CHECK(size() >= rank, as_call(*op_).info->name(), ": operand `", std::string(op_->operand_arg(operand_)),
+              "` needs at least ", rank, " dimensions, but its sizes are ", op_->sizes(operand_));
   return *this;
 }
 

@@ -1,10 +1,11 @@
 """Samples of torch's own op_db on DTensors at random placements beside plain tensors: forward, gradients of the
-first and second order, in place, out=.
+first and second order, in place, out=; or with --errors the calls that torch's op_db says are refused.
 
-    python op_samples.py [--ops add,mm] [--samples 2] [--seed 0] [--meshes 2,2x2] [--limit 100]
+    python op_samples.py [--ops add,mm] [--samples 2] [--seed 0] [--meshes 2,2x2] [--limit 100] [--complex] [--errors]
 
 An operator's sample counts as equal, refused (the same error on every rank, which the call on plain tensors has not), wrong
-(other values), or alone (ranks disagree on whether there is an error). Prints all but the equal ones, and a summary.
+(other values; or a result, or an error of another class, where torch has an error), or alone (ranks disagree on whether there
+is an error). Prints all but the equal ones, and a summary.
 """
 
 from __future__ import annotations
@@ -40,31 +41,37 @@ def draws():
     return [op for op in op_db if op.name not in SKIPPED | INDEFINITE and not op.name.startswith("_refs")]
 
 
-def dtype_of(op):
-    for dtype in (torch.float64, torch.float32, torch.int64, torch.bool):
+def dtype_of(op, complex_numbers=False):
+    for dtype in (torch.complex128,) if complex_numbers else (torch.float64, torch.float32, torch.int64, torch.bool):
         if dtype in op.supported_dtypes("cpu"):
             return dtype
     return None
 
 
-def samples_of(op, draw, count):
+def is_inexact(t):
+    return t.is_floating_point() or t.is_complex()
+
+
+def tensors_of(tree):
+    return [t for t in _pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
+
+
+def is_usable(tree):
+    tensors = tensors_of(tree)
+    return bool(tensors) and all(t.layout == torch.strided and not t.is_meta and t.dim() <= 64 for t in tensors)
+
+
+def samples_of(op, draw, count, dtype):
     """(arguments, keyword arguments) of some samples, plain, with whether they want gradients."""
-    dtype = dtype_of(op)
     if dtype is None:
         return []
-    grad = op.supports_autograd and dtype.is_floating_point
+    grad = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
     try:
         found = list(op.sample_inputs("cpu", dtype, requires_grad=grad))
     except Exception:
         return []
     picked = draw.sample(found, min(count, len(found)))
-    usable = []
-    for sample in picked:
-        tree = ((sample.input, *sample.args), sample.kwargs)
-        tensors = [t for t in _pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
-        if tensors and all(t.layout == torch.strided and not t.is_complex() for t in tensors):
-            usable.append(tree)
-    return usable
+    return [tree for tree in (((s.input, *s.args), s.kwargs) for s in picked) if is_usable(tree)]
 
 
 def leaf_copy(t):
@@ -79,23 +86,30 @@ def call(op, tree, mode):
         op.get_inplace()(target, *args[1:], **kwargs)
         return [target], []
     results = op(*args, **kwargs)
-    outs = [t for t in _pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
+    outs = tensors_of(results)
     if mode == "out":
         with torch.no_grad():
             given = torch.zeros_like(outs[0])
             op(*args, **kwargs, out=given)
         return [given], []
-    inputs = [t for t in _pytree.tree_leaves(tree) if isinstance(t, torch.Tensor) and t.requires_grad]
-    through = [t for t in outs if t.requires_grad and t.is_floating_point()]
+    inputs = [t for t in tensors_of(tree) if t.requires_grad]
+    return outs, gradients(outs, inputs, mode == "second order")
+
+
+def gradients(outs, inputs, second_order):
+    """Those of the sum of squares, and where it is wanted those of the sum of their squares."""
+    through = [t for t in outs if t.requires_grad and is_inexact(t)]
     if not inputs or not through:
-        return outs, []
-    total = sum((t * t).sum() for t in through)
-    grads = list(torch.autograd.grad(total, inputs, allow_unused=True, create_graph=mode == "second order"))
-    if mode != "second order":
-        return outs, grads
+        return []
+    grads = list(torch.autograd.grad(squares(through), inputs, allow_unused=True, create_graph=second_order))
+    if not second_order:
+        return grads
     again = [g for g in grads if g is not None and g.requires_grad]
-    second = torch.autograd.grad(sum((g * g).sum() for g in again), inputs, allow_unused=True) if again else []
-    return outs, grads + list(second)
+    return grads + list(torch.autograd.grad(squares(again), inputs, allow_unused=True) if again else [])
+
+
+def squares(tensors):
+    return sum((t * t.conj()).real.sum() if t.is_complex() else (t * t).sum() for t in tensors)
 
 
 def modes_of(op, tree):
@@ -115,10 +129,10 @@ def whole(t):
 
 def tolerance_of(tree):
     """That of the least exact floating-point tensor."""
-    kinds = {t.dtype for t in _pytree.tree_leaves(tree) if isinstance(t, torch.Tensor) and t.is_floating_point()}
+    kinds = {t.dtype for t in tensors_of(tree) if is_inexact(t)}
     if kinds & {torch.float16, torch.bfloat16}:
         return 2e-2
-    return 1e-8 if kinds <= {torch.float64} else 1e-4
+    return 1e-8 if kinds <= {torch.float64, torch.complex128} else 1e-4
 
 
 def same(a, b, tolerance):
@@ -127,7 +141,32 @@ def same(a, b, tolerance):
         return other is None or not bool(other.any())
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return torch.allclose(a.double(), b.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    return torch.allclose(a.to(wide), b.to(wide), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def placer(mesh, draw, partial):
+    """What puts a plain tensor anywhere on the mesh."""
+
+    def place(t):
+        placements = random_placements(draw, t.dim(), mesh.ndim, partial and t.is_floating_point())
+        return spread(t.detach(), mesh, placements).requires_grad_(t.requires_grad)
+
+    return place
+
+
+def first_line(error):
+    return (str(error).splitlines() or [""])[0][:200]
+
+
+def judge(results, expected, near, label):
+    """A rank's verdict on its results and gradients."""
+    (outs, grads), (expected_outs, expected_grads) = [[[whole(t) for t in ts] for ts in pair] for pair in (results, expected)]
+    if len(outs) != len(expected_outs) or not all(same(a, b, near) for a, b in zip(outs, expected_outs)):
+        return f"wrong: {label}"
+    if not all(same(a, b, near) for a, b in zip(grads, expected_grads)):
+        return f"wrong gradients: {label}"
+    return "equal"
 
 
 def on_ranks(op, trees, shape, seed):
@@ -135,46 +174,19 @@ def on_ranks(op, trees, shape, seed):
     mesh, verdicts = mesh_of(shape), []
     for index, (tree, mode, expected) in enumerate(trees):
         draw = random.Random(f"{op.name} {op.variant_test_name} {index} {seed}")
-        partial = mode != "in place"  # what a share is written into stays one
-
-        def place(t):
-            placements = random_placements(draw, t.dim(), mesh.ndim, partial and t.is_floating_point())
-            return spread(t.detach(), mesh, placements).requires_grad_(t.requires_grad)
-
+        place = placer(mesh, draw, mode != "in place")  # what a share is written into stays one
         try:
-            outs, grads = call(op, _pytree.tree_map_only(torch.Tensor, place, tree), mode)
-            outs, grads = [whole(t) for t in outs], [whole(t) for t in grads]
-            near = tolerance_of((tree, expected))
-            fine = len(outs) == len(expected[0]) and all(same(a, b, near) for a, b in zip(outs, expected[0]))
-            fine_grads = all(same(a, b, near) for a, b in zip(grads, expected[1]))
-            what = "equal" if fine and fine_grads else "wrong" if not fine else "wrong gradients"
-            verdicts.append(what if what == "equal" else f"{what}: {mode}")
+            results = call(op, _pytree.tree_map_only(torch.Tensor, place, tree), mode)
+            verdicts.append(judge(results, expected, tolerance_of((tree, expected)), mode))
         except Exception as error:
-            text = str(error).splitlines()
-            verdicts.append(f"{type(error).__name__}: {mode}: {text[0][:200] if text else ''}")
+            verdicts.append(f"{type(error).__name__}: {mode}: {first_line(error)}")
             if "waits" in verdicts[-1] or "failed" in verdicts[-1]:
                 break
     return verdicts
 
 
-def check(op, shape, seed, count):
-    """(sample index, verdict) of all samples: equal, wrong, refused or alone, with a text."""
-    draw = random.Random(f"{op.name} {op.variant_test_name} {seed}")
-    torch.manual_seed(seed)
-    trees = []
-    for tree in samples_of(op, draw, count):
-        for mode in modes_of(op, tree):
-            try:
-                outs, grads = call(op, _pytree.tree_map_only(torch.Tensor, leaf_copy, tree), mode)
-            except Exception:
-                continue  # on one device too
-            trees.append((tree, mode, ([whole(t) for t in outs], [whole(t) for t in grads])))
-    if not trees:
-        return []
-    try:
-        by_rank = dtensor.run(ranks_of(shape), on_ranks, op, trees, shape, seed, timeout=120)
-    except Exception as error:
-        return [("alone", f"{type(error).__name__}: {str(error)[:200]}")]
+def together(by_rank):
+    """(verdict, text) of each case from what the ranks say of it."""
     found = []
     for verdicts in zip(*by_rank):
         kinds = {v.split(":")[0] for v in verdicts}
@@ -187,6 +199,73 @@ def check(op, shape, seed, count):
     return found
 
 
+def run_cases(shape, on_rank, *args):
+    try:
+        return together(dtensor.run(ranks_of(shape), on_rank, *args, timeout=120))
+    except Exception as error:
+        return [("alone", f"{type(error).__name__}: {first_line(error)}")]
+
+
+def check(op, shape, seed, count, complex_numbers=False):
+    """(verdict, text) of all samples: equal, wrong, refused or alone."""
+    draw = random.Random(f"{op.name} {op.variant_test_name} {seed}")
+    torch.manual_seed(seed)
+    trees = []
+    for tree in samples_of(op, draw, count, dtype_of(op, complex_numbers)):
+        for mode in modes_of(op, tree):
+            try:
+                outs, grads = call(op, _pytree.tree_map_only(torch.Tensor, leaf_copy, tree), mode)
+            except Exception:
+                continue  # on one device too
+            trees.append((tree, mode, ([whole(t) for t in outs], [whole(t) for t in grads])))
+    return run_cases(shape, on_ranks, op, trees, shape, seed) if trees else []
+
+
+# An index out of range is an error of the ranks that hold it: looking at all would be an exchange in each call.
+OF_THE_DATA = {"gather", "scatter", "scatter_add", "scatter_reduce", "take_along_dim"}
+# ATen's kernel for meta tensors, which is asked first, has another class than its kernel for CPUs.
+OTHER_CLASS = {"narrow_copy"}
+
+
+def error_on_ranks(op, cases, shape, seed):
+    mesh, verdicts = mesh_of(shape), []
+    for index, (tree, expected) in enumerate(cases):
+        place = placer(mesh, random.Random(f"{op.name} {index} {seed}"), True)
+        args, kwargs = _pytree.tree_map_only(torch.Tensor, place, tree)
+        try:
+            op(*args, **kwargs)
+            verdicts.append(f"wrong: no error, where torch has {expected.__name__}")
+        except Exception as error:
+            kind, known = type(error).__name__, isinstance(error, expected) or op.name in OTHER_CLASS
+            verdicts.append("equal" if known else f"wrong: {kind} for {expected.__name__}: {first_line(error)}")
+            if "waits" in str(error):
+                verdicts[-1] = f"alone: {first_line(error)}"
+                break
+    return verdicts
+
+
+def check_errors(op, shape, seed, count):
+    """(verdict, text) of calls that torch refuses on plain tensors."""
+    if op.error_inputs_func is None:
+        return []
+    try:
+        found = list(op.error_inputs("cpu"))
+    except Exception:
+        return []
+    cases = []
+    for case in random.Random(seed).sample(found, min(count, len(found))):
+        tree = ((case.sample_input.input, *case.sample_input.args), case.sample_input.kwargs)
+        if not is_usable(tree):
+            continue
+        args, kwargs = _pytree.tree_map_only(torch.Tensor, leaf_copy, tree)
+        try:
+            op(*args, **kwargs)
+        except Exception as error:
+            cases.append((tree, type(error)))
+    found = run_cases(shape, error_on_ranks, op, cases, shape, seed) if cases else []
+    return [("equal", text) if v == "alone" and op.name in OF_THE_DATA and "equal" in text else (v, text) for v, text in found]
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--ops", default="")
@@ -194,16 +273,24 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--meshes", default="2,2x2")
     parser.add_argument("--limit", type=int, default=0, help="so many operators, drawn by the seed")
+    parser.add_argument("--complex", action="store_true", help="samples of complex numbers")
+    parser.add_argument("--errors", action="store_true", help="calls that torch refuses")
+    parser.add_argument("--after", default="", help="only operators whose names come later than this one")
     flags = parser.parse_args()
     warnings.simplefilter("ignore")
     wanted = set(filter(None, flags.ops.split(",")))
-    ops = [op for op in draws() if not wanted or op.name in wanted]
+    ops = [op for op in draws() if (not wanted or op.name in wanted) and op.name > flags.after]
     if flags.limit:
         ops = random.Random(flags.seed).sample(ops, min(flags.limit, len(ops)))
     counts = {"equal": 0, "refused": 0, "wrong": 0, "alone": 0}
     for op in ops:
         for mesh in flags.meshes.split(","):
-            for verdict, text in check(op, tuple(int(n) for n in mesh.split("x")), flags.seed, flags.samples):
+            shape = tuple(int(n) for n in mesh.split("x"))
+            if flags.errors:
+                found = check_errors(op, shape, flags.seed, flags.samples)
+            else:
+                found = check(op, shape, flags.seed, flags.samples, flags.complex)
+            for verdict, text in found:
                 counts[verdict] += 1
                 if verdict != "equal":
                     print(f"{verdict} {op.name}{'.' if op.variant_test_name else ''}{op.variant_test_name} {mesh}: {text}", flush=True)

@@ -22,6 +22,37 @@ class OpSamples(unittest.TestCase):
                 counts[verdict] += 1
         self.assertGreater(counts["equal"], 9 * counts["refused"])
 
+    def judge_draw(self, count, seed, check, *also, refused=False):
+        """How many cases came out equal; any other verdict fails."""
+        ops = [op for op in op_samples.draws() if not refused or op.error_inputs_func is not None]
+        drawn = random.Random(seed).sample(ops, min(trials(count), len(ops))) + [op for op in ops if op.name in also]
+        equal = 0
+        for op in drawn:
+            for verdict, text in check(op):
+                self.assertEqual(verdict, "equal", f"{op.name} {op.variant_test_name}: {text}")
+                equal += 1
+        return equal
+
+    def test_a_draw_of_complex_samples(self):
+        self.assertGreater(self.judge_draw(20, 1, lambda op: op_samples.check(op, (2,), 0, 1, complex_numbers=True)), 10)
+
+    def test_errors_are_those_of_torch(self):
+        # The sizes that a rule needs and does not get are ormqr's own error.
+        equal = self.judge_draw(30, 2, lambda op: op_samples.check_errors(op, (2,), 0, 3), "ormqr", "gather", refused=True)
+        self.assertGreater(equal, 30)
+
+    def test_a_call_without_its_error_is_seen(self):
+        op = next(op for op in op_samples.draws() if op.name == "ormqr")
+
+        class Silent:
+            def __getattr__(self, name):
+                return getattr(op, name)
+
+            def __call__(self, *args, **kwargs):
+                return args[0] if isinstance(args[0], op_samples.DTensor) else op(*args, **kwargs)
+
+        self.assertEqual({verdict for verdict, _ in op_samples.check_errors(Silent(), (2,), 0, 3)}, {"wrong"})
+
     def test_wrong_results_are_seen(self):
         op = next(op for op in op_samples.draws() if op.name == "mul")
 
