@@ -1,7 +1,7 @@
 """Tiny random models of the transformers package on random layouts beside one device: logits, loss, gradients, a step of
 AdamW, greedy generation, all in float64.
 
-    python families.py [--all] [--families llama,gpt2] [--layouts dp,fsdp,last,mixed] [--meshes 2,2x2] [--seed 0]
+    python families.py [--all] [--families llama,gpt2] [--layouts dp,fsdp,last,mixed] [--meshes 2,2x2] [--seed 0] [--generation]
 
 prints a line for each model and layout that is not equal, and a summary.
 """
@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import copy
 import io
+import math
 import random
 import sys
 import time
@@ -22,90 +23,10 @@ from torch import nn
 
 import dtensor
 from dtensor import Replicate, Shard
-
-TINY = {
-    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 48, "max_position_embeddings": 64, "head_dim": 8, "n_embd": 32, "n_layer": 2, "n_head": 4,
-    "n_positions": 64, "n_ctx": 64, "n_inner": 48, "d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_heads": 4, "ffn_dim": 48,
-    "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "word_embed_proj_dim": 32, "rotary_dim": 4, "embedding_size": 32,
-    "num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 24, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
-    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
-    "attention_dropout": 0.0, "hidden_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "dropout": 0.0,
-    "activation_dropout": 0.0, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "dropout_rate": 0.0,
-    "layerdrop": 0.0, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, "decoder_start_token_id": 1,
-    "sliding_window": 8, "mamba_d_state": 8, "state_size": 8, "ssm_state_size": 8, "time_step_rank": 4, "is_decoder": True,
-    "attention_hidden_size": 32, "ffn_hidden_size": 48, "multi_query_group_num": 2, "hidden_act_dim": 8,
-    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96, "num_kv_shared_layers": 0, "lru_width": 32,
-    "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "lm_head_dim": 32, "num_key_value_groups": 2,
-}  # fmt: skip
+import tiny_models
+from tiny_models import NoTinyModel, known_families
 
 CI = ["gpt2", "llama", "qwen3", "gemma2", "phi3", "mixtral", "opt", "bloom", "gpt_neox", "olmo2", "bert", "t5"]
-
-
-class NoTinyModel(Exception):
-    """The package has the model, and no tiny one could be made of it here: the layouts say nothing about it."""
-
-
-def known_families():
-    from transformers.models.auto import modeling_auto as auto
-
-    names = {**auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, **auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}
-    names.update(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    return sorted(names)
-
-
-def make(family):
-    import transformers
-    from transformers.models.auto import modeling_auto as auto
-
-    try:
-        return make_tiny(family, transformers, auto)
-    except NoTinyModel:
-        raise
-    except Exception as error:
-        raise NoTinyModel(f"{type(error).__name__}: {error}") from error
-
-
-def make_tiny(family, transformers, auto):
-    config_class = transformers.CONFIG_MAPPING[family]
-    default = config_class()
-    fixed = {key for key in dir(config_class) if isinstance(getattr(config_class, key), property)}  # told by others
-    options = {key: value for key, value in TINY.items() if hasattr(default, key) and key not in fixed}
-    if "kv_lora_rank" in options:  # multi-head latent attention: every head has its keys
-        options["num_key_value_heads"] = options["num_attention_heads"]
-    for key in ["layer_types", "mlp_layer_types", "layers_block_type"]:
-        if key not in fixed and isinstance(getattr(default, key, None), list):
-            options[key] = getattr(default, key)[:2]
-    for names, kind in [
-        (auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "AutoModelForCausalLM"),
-        (auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, "AutoModelForSeq2SeqLM"),
-        (auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, "AutoModelForMaskedLM"),
-    ]:
-        if family in names:
-            break
-    if kind == "AutoModelForMaskedLM":
-        options.pop("is_decoder", None)
-    options["experts_implementation"] = "eager"  # the grouped kernel knows no float64
-    if kind == "AutoModelForSeq2SeqLM":
-        options["decoder_start_token_id"] = 1
-        options.pop("is_decoder", None)
-    config = config_class(**options)
-    build = getattr(transformers, kind).from_config
-    with torch.device("meta"):
-        size = sum(p.numel() for p in build(copy.deepcopy(config)).parameters())
-    if size > 4_000_000:
-        raise NoTinyModel(f"it stays large: {size} parameters")
-    model = build(config).double().eval()
-    if getattr(model, "generation_config", None) is not None:
-        model.generation_config.eos_token_id = None
-    return model, kind
-
-
-def batch():
-    generator = torch.Generator().manual_seed(7)
-    return torch.randint(2, 96, (4, 6), generator=generator)
 
 
 @contextlib.contextmanager
@@ -128,32 +49,38 @@ def single_is_double():
 class Result:
     """What one program gives; DTensors are read whole."""
 
-    def __init__(self, model, kind, ids, generate):
-        seq2seq = kind == "AutoModelForSeq2SeqLM"
-        out = model(input_ids=ids, labels=ids)
-        out.loss.backward()
-        self.loss = self.whole(out.loss)
-        self.logits = self.whole(out.logits)
+    def __init__(self, tiny, place):
+        out = tiny.model(**{key: place(t) for key, t in tiny.inputs.items()}, **tiny.told)
+        named = {key: t for key, t in out.items() if isinstance(t, torch.Tensor) and t.is_floating_point()}
+        loss = named.pop("loss") if "loss" in named else sum((t * t).mean() for t in named.values())
+        loss.backward()
+        model = tiny.model
+        self.loss = self.whole(loss)
+        self.outputs = {key: self.whole(t) for key, t in named.items()}
         self.gradients = {n: self.whole(p.grad) for n, p in model.named_parameters() if p.grad is not None}
         torch.optim.AdamW(model.parameters(), lr=1e-3).step()
         self.parameters = {n: self.whole(p) for n, p in model.named_parameters()}
         self.tokens = None
-        if generate:
+        if tiny.prompt is not None:
             with torch.no_grad():
-                more = {} if seq2seq else {"pad_token_id": 0}
-                self.tokens = self.whole(model.generate(ids, max_new_tokens=3, do_sample=False, **more))
+                prompt = {key: place(t) for key, t in tiny.prompt.items()}
+                self.tokens = self.whole(model.generate(**prompt, max_new_tokens=3, do_sample=False, **tiny.generating))
 
     @staticmethod
     def whole(t):
         t = t.detach()
         return (t.full_tensor() if isinstance(t, dtensor.DTensor) else t).clone()
 
+    @staticmethod
+    def near(a, b):
+        return a is b or (a.shape == b.shape and torch.allclose(a, b, rtol=1e-7, atol=1e-9, equal_nan=True))
+
     def differences(self, other):
         found = []
-        for name in ["loss", "logits", "tokens"]:
-            a, b = getattr(self, name), getattr(other, name)
-            if a is not None and (a.shape != b.shape or not torch.allclose(a, b, rtol=1e-7, atol=1e-9)):
+        for name in ["loss", "tokens"]:
+            if not self.near(getattr(self, name), getattr(other, name)):
                 found.append(name)
+        found += [name for name, a in self.outputs.items() if not self.near(a, other.outputs[name])]
         for kind in ["gradients", "parameters"]:
             a, b = getattr(self, kind), getattr(other, kind)
             if a.keys() != b.keys():
@@ -194,17 +121,20 @@ def place_parameters(model, mesh, layout, draw):
 def compare(family, layouts, meshes, seed=0, generate=True):
     """(layout, mesh, what differs or the error) for each case that is not equal, and how many cases there were."""
     torch.manual_seed(seed)
-    model, kind = make(family)
-    can_generate = generate and kind != "AutoModelForMaskedLM"
+    tiny = tiny_models.make(family)
+    if not generate:
+        tiny.prompt = None
     with single_is_double():
-        return compare_layouts(model, kind, family, layouts, meshes, seed, can_generate)
+        return compare_layouts(tiny, family, layouts, meshes, seed)
 
 
-def compare_layouts(model, kind, family, layouts, meshes, seed, can_generate):
+def compare_layouts(tiny, family, layouts, meshes, seed):
     try:
-        expected = Result(copy.deepcopy(model), kind, batch(), can_generate)
+        expected = Result(copy.deepcopy(tiny), lambda t: t)
     except Exception as error:
         raise NoTinyModel(f"on one device: {type(error).__name__}: {error}") from error
+    if not bool(expected.loss.isfinite()):
+        raise NoTinyModel("on one device: the loss is not finite")
     failures, cases = [], 0
     for layout in layouts:
         for mesh_shape in meshes:
@@ -213,22 +143,72 @@ def compare_layouts(model, kind, family, layouts, meshes, seed, can_generate):
             def on_rank():
                 mesh = dtensor.init_device_mesh("cpu", mesh_shape, mesh_dim_names=("a", "b")[: len(mesh_shape)])
                 draw = random.Random(f"{family} {layout} {mesh_shape} {seed}")
-                placed = place_parameters(copy.deepcopy(model), mesh, layout, draw)
+                placed = copy.deepcopy(tiny)
+                place_parameters(placed.model, mesh, layout, draw)
                 rows = [Shard(0)] * mesh.ndim if layout in ("dp", "fsdp") else [Replicate()] * mesh.ndim
                 if layout == "mixed":
                     rows = [draw.choice([Shard(0), Replicate()]) for _ in range(mesh.ndim)]
-                ids = dtensor.distribute_tensor(batch(), mesh, rows)
-                return expected.differences(Result(placed, kind, ids, can_generate))
+                return expected.differences(Result(placed, lambda t: dtensor.distribute_tensor(t, mesh, rows)))
 
-            ranks = 1
-            for size in mesh_shape:
-                ranks *= size
             try:
-                different = dtensor.run(ranks, on_rank, timeout=300)[0]
+                different = dtensor.run(math.prod(mesh_shape), on_rank, timeout=300)[0]
             except Exception as error:
                 different = [f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"]
             if different:
                 failures.append((layout, mesh_shape, different[:3]))
+    return failures, cases
+
+
+# What `generate` is told beside the greedy choice with a growing cache, which every case has.
+GENERATION = {
+    "sampling": {"do_sample": True, "top_k": 8},
+    "beams": {"do_sample": False, "num_beams": 3},
+    "beams of samples": {"do_sample": True, "num_beams": 2},
+    "static cache": {"do_sample": False, "cache_implementation": "static"},
+}
+
+
+def generated(tiny, mesh_shape, layout, options, seed=5):
+    """The tokens on that layout. Random numbers are the mesh's own, alike on every one of them, of one rank too."""
+
+    def on_rank():
+        mesh = dtensor.init_device_mesh("cpu", mesh_shape, mesh_dim_names=("a", "b")[: len(mesh_shape)])
+        placed = copy.deepcopy(tiny)
+        place_parameters(placed.model, mesh, layout, random.Random(f"{layout} {mesh_shape}"))
+        rows = [Shard(0) if layout in ("dp", "fsdp") else Replicate()] * mesh.ndim
+        prompt = {key: dtensor.distribute_tensor(t, mesh, rows) for key, t in placed.prompt.items()}
+        dtensor.manual_seed(seed)
+        with torch.no_grad():
+            return placed.model.generate(**prompt, max_new_tokens=4, **options, **placed.generating).full_tensor()
+
+    return dtensor.run(math.prod(mesh_shape), on_rank, timeout=300)[0]
+
+
+def compare_generation(family, layouts, meshes, ways=tuple(GENERATION)):
+    """As `compare`, for the ways of GENERATION; a deterministic one also gives what plain tensors give."""
+    torch.manual_seed(0)
+    tiny, failures, cases = tiny_models.make(family), [], 0
+    if tiny.prompt is None:
+        raise NoTinyModel("it does not generate")
+    with single_is_double():
+        for way in ways:
+            options = GENERATION[way]
+            expected = generated(tiny, (1,), "dp", options)
+            if not options["do_sample"]:
+                with torch.no_grad():
+                    plain = tiny.model.generate(**tiny.prompt, max_new_tokens=4, **options, **tiny.generating)
+                if not torch.equal(plain, expected):
+                    failures.append((way, (1,), ["other tokens than plain tensors"]))
+            for layout in layouts:
+                for mesh_shape in meshes:
+                    cases += 1
+                    try:
+                        same = torch.equal(generated(tiny, mesh_shape, layout, options), expected)
+                        different = [] if same else ["other tokens"]
+                    except Exception as error:
+                        different = [f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"]
+                    if different:
+                        failures.append((f"{way} {layout}", mesh_shape, different))
     return failures, cases
 
 
@@ -240,16 +220,23 @@ def main():
     parser.add_argument("--layouts", default="dp,fsdp,last,mixed")
     parser.add_argument("--meshes", default="2,2x2")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--generation", action="store_true", help="sampling, beams and a static cache instead")
     parser.add_argument("--verbose", action="store_true")
     flags = parser.parse_args()
+    import transformers
+
     warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
     meshes = [tuple(int(n) for n in mesh.split("x")) for mesh in flags.meshes.split(",")]
     equal, wrong, none = 0, 0, []
     for family in (f for f in known_families() if f > flags.after) if flags.all else flags.families.split(","):
         begin = time.time()
         try:
             with contextlib.redirect_stderr(sys.stderr if flags.verbose else io.StringIO()):
-                failures, cases = compare(family, flags.layouts.split(","), meshes, flags.seed)
+                if flags.generation:
+                    failures, cases = compare_generation(family, flags.layouts.split(","), meshes)
+                else:
+                    failures, cases = compare(family, flags.layouts.split(","), meshes, flags.seed)
         except NoTinyModel as error:
             none.append(family)
             print(f"{family}: no tiny model ({str(error).splitlines()[0][:150]})", flush=True)
