@@ -9,6 +9,7 @@
 #include <string>
 
 #include "dtensor/comm_backend.h"
+#include "scope/thread_state.h"
 
 namespace dtensor {
 
@@ -30,12 +31,11 @@ class RankRecord : public std::enable_shared_from_this<RankRecord> {
   std::string recent() const;
 
   // Whether this thread may act for this rank: it is the rank's own, or none of a thread rank's (a helper, autograd's).
-  bool is_mine() const { return this_rank_ == nullptr || this_rank_ == this; }
-  static const RankRecord* of_this_thread() { return this_rank_; }
+  bool is_mine() const { return of_this_thread() == nullptr || of_this_thread() == this; }
+  static const RankRecord* of_this_thread() { return thread_state.rank; }
   std::shared_ptr<RankRecord> shared() const { return const_cast<RankRecord*>(this)->shared_from_this(); }
 
  private:
-  friend class RankThread;
   static constexpr std::size_t kKept = 32;
   static constexpr unsigned kKindShift = 56;
   struct Entry {
@@ -52,19 +52,16 @@ class RankRecord : public std::enable_shared_from_this<RankRecord> {
     next_.store(at + 1, std::memory_order_release);
   }
 
-  static thread_local const RankRecord* this_rank_;
   std::string name_;
   std::atomic<std::uint64_t> next_{0};
   std::array<Entry, kKept> entries_;
 };
 
-inline constinit thread_local const RankRecord* RankRecord::this_rank_ = nullptr;
-
 // While it lives, this thread is that rank.
 class RankThread {
  public:
-  explicit RankThread(const RankRecord& rank) : former_(RankRecord::this_rank_) { RankRecord::this_rank_ = &rank; }
-  ~RankThread() { RankRecord::this_rank_ = former_; }
+  explicit RankThread(const RankRecord& rank) : former_(thread_state.rank) { thread_state.rank = &rank; }
+  ~RankThread() { thread_state.rank = former_; }
   RankThread(const RankThread&) = delete;
   RankThread& operator=(const RankThread&) = delete;
 

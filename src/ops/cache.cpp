@@ -1,22 +1,10 @@
-// The per-thread decision cache: open hashing by key, the last hit of each operator tried first.
+// The per-thread decision cache: hashing by key, the recent hits of each operator tried first.
 #include "ops/cache.h"
 
 #include <algorithm>
-#include <unordered_map>
 
 namespace dtensor {
 namespace {
-
-struct OpCache {
-  CachedCallPtr last;
-  std::unordered_multimap<std::uint64_t, CachedCallPtr> calls;
-};
-
-struct ThreadCache {
-  std::vector<OpCache> ops;
-  CacheStats stats;
-  std::size_t limit = kDefaultCacheLimit;
-};
 
 ThreadCache& thread_cache() {
   static thread_local ThreadCache cache;
@@ -27,18 +15,23 @@ bool same_key(const CallKey& a, const CallKey& b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
 }
 
+CachedCallPtr& recent_of(OpCache& cache, const CallKey& key) {
+  return cache.recent[key.empty() ? 0 : OpCache::slot_of(key.front())];
+}
+
 // Null on a miss.
 const CachedCallPtr* find(ThreadCache& thread, std::uint32_t op_index, const CallKey& key) {
   if (op_index >= thread.ops.size()) thread.ops.resize(op_index + 1);
   auto& cache = thread.ops[op_index];
-  if (cache.last == nullptr || !same_key(cache.last->key, key)) {
+  auto& recent = recent_of(cache, key);
+  if (recent == nullptr || !same_key(recent->key, key)) {
     const auto [begin, end] = cache.calls.equal_range(key.hash());
     const auto it = std::find_if(begin, end, [&](const auto& entry) { return same_key(entry.second->key, key); });
     if (it == end) return nullptr;
-    cache.last = it->second;
+    recent = it->second;
   }
   ++thread.stats.hits;
-  return &cache.last;
+  return &recent;
 }
 
 }  // namespace
@@ -68,7 +61,8 @@ CachedCallPtr cache_insert(std::uint32_t op_index, std::unique_ptr<CachedCall> c
   }
   ++thread.stats.entries;
   const auto hash = call->hash;
-  return cache.last = cache.calls.emplace(hash, std::move(call))->second;
+  const auto kept = cache.calls.emplace(hash, std::move(call))->second;
+  return recent_of(cache, kept->key) = kept;
 }
 
 CacheStats cache_stats() { return thread_cache().stats; }

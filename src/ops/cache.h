@@ -2,14 +2,39 @@
 // decides what a hit would have found, and never communicates, so that each thread may forget what it likes.
 #pragma once
 
+#include <array>
 #include <memory>
+#include <unordered_map>
+#include <vector>
 
 #include "dtensor/inspect.h"
 #include "ops/cached_call.h"
+#include "scope/thread_state.h"
 
 namespace dtensor {
 
 using CachedCallPtr = std::shared_ptr<const CachedCall>;
+
+// The calls of one operator. Those found last are looked at first, one for each of a few values of a key's first word,
+// which is the spec of the first operand of most.
+struct OpCache {
+  static constexpr std::size_t kRecent = 4;
+  static std::size_t slot_of(std::uint64_t first_word) { return (first_word >> 6 ^ first_word >> 9) % kRecent; }
+
+  std::array<CachedCallPtr, kRecent> recent;
+  std::unordered_multimap<std::uint64_t, CachedCallPtr> calls;
+};
+
+struct ThreadCache {
+  std::vector<OpCache> ops;
+  CacheStats stats;
+  std::size_t limit = kDefaultCacheLimit;
+
+  ThreadCache() { thread_state.cache = this; }
+  ~ThreadCache() { thread_state.cache = nullptr; }
+  ThreadCache(const ThreadCache&) = delete;
+  ThreadCache& operator=(const ThreadCache&) = delete;
+};
 
 // Null on a miss. What a call may forget while it runs (its hooks may run operators) is kept alive by the pointer.
 CachedCallPtr cache_find(std::uint32_t op_index, const CallKey& key);

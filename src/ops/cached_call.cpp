@@ -3,10 +3,10 @@
 
 namespace dtensor {
 
-void bump_versions(const CachedCall& call, const CallView& view) {
+void bump_versions(const CachedCall& call, c10::ArrayRef<c10::TensorImpl*> operands) {
   for (const auto i : call.written) {
-    if (!has_dtensor_key(view.operands[i])) continue;
-    const auto& tensor = *as_dtensor(view.operands[i]);
+    if (!has_dtensor_key(operands[i])) continue;
+    const auto& tensor = *as_dtensor(operands[i]);
     const bool counts = tensor.local().defined() && tensor.local().unsafeGetTensorImpl()->version_counter().enabled();
     // In line for those that have a counter: there may be hundreds.
     counts ? tensor.local().unsafeGetTensorImpl()->bump_version() : count_local_write(tensor);

@@ -75,7 +75,8 @@ struct CachedCall {
   // The one size list that is replaced by its local value, for the unboxed kernels; -1: none.
   int size_patch_arg = -1;
   std::vector<c10::SymInt> size_patch;
-  bool unboxable = false;  // simple, and nothing replaced but that
+  // Simple, nothing replaced but that, and no operand about which more has to be asked than the key says.
+  bool unboxable = false;
   Executor executor = Executor::general;
   std::vector<bool> absent;  // list positions on meshes without this rank, while others are here; empty: none
   bool reduces = false;      // one of the inputs does
@@ -87,7 +88,7 @@ struct CachedCall {
 };
 
 // The same for all operands that the call wrote to.
-void bump_versions(const CachedCall& call, const CallView& view);
+void bump_versions(const CachedCall& call, c10::ArrayRef<c10::TensorImpl*> operands);
 // An error unless `local` has the sizes that `spec` asks for: a wrong rule must not become a wrong number.
 void check_local_sizes(const OpEntry& entry, const CachedCall& call, const TensorSpec& spec, const at::Tensor& local);
 

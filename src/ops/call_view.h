@@ -17,22 +17,20 @@
 
 namespace dtensor {
 
-class CallKey : public c10::SmallVector<std::uint64_t, 40> {
+// The words of a key, by kind of argument. Self has word(std::uint64_t).
+template <class Self>
+class KeyWords {
  public:
   // `values`: whether numbers count, or only their kinds (which decide type promotion).
   void integer(std::int64_t value, bool values = true) { number(kInt, static_cast<std::uint64_t>(value), values); }
   void boolean(bool value, bool values = true) { number(kBool, value ? 1 : 0, values); }
   void real(double value, bool values) { number(kDouble, std::bit_cast<std::uint64_t>(value), values); }
-  void list(std::size_t count) { push_back(kList | count << 8); }
-  void none() { push_back(kNone); }
-  void absent() { push_back(kAbsent); }
-  void spec(const TensorSpec* spec) { push_back(reinterpret_cast<std::uint64_t>(spec)); }
-  void plain(const c10::TensorImpl& impl);
-  void policy(c10::ScalarType accumulate) { push_back(kPolicy | static_cast<std::uint64_t>(accumulate) << 8); }
-  void value(const c10::IValue& value, bool values);
-  std::uint64_t hash() const;
+  void list(std::size_t count) { word(kList | count << 8); }
+  void none() { word(kNone); }
+  void absent() { word(kAbsent); }
+  void spec(const TensorSpec* spec) { word(reinterpret_cast<std::uint64_t>(spec)); }
 
- private:
+ protected:
   enum Tag : std::uint64_t {
     kAbsent = 1,
     kPlain,
@@ -48,9 +46,19 @@ class CallKey : public c10::SmallVector<std::uint64_t, 40> {
     kPolicy
   };
   void number(Tag tag, std::uint64_t bits, bool values) {
-    push_back(tag);
-    if (values) push_back(bits);
+    word(tag);
+    if (values) word(bits);
   }
+  void word(std::uint64_t word) { static_cast<Self*>(this)->word(word); }
+};
+
+class CallKey : public c10::SmallVector<std::uint64_t, 40>, public KeyWords<CallKey> {
+ public:
+  void word(std::uint64_t word) { push_back(word); }
+  void plain(const c10::TensorImpl& impl);
+  void policy(c10::ScalarType accumulate) { push_back(kPolicy | static_cast<std::uint64_t>(accumulate) << 8); }
+  void value(const c10::IValue& value, bool values);
+  std::uint64_t hash() const;
 };
 
 struct CallView {

@@ -115,7 +115,7 @@ void write_moved_views(const Frame& frame) {
 }
 
 void after_writes(const Frame& frame) {
-  bump_versions(frame.call, frame.view);
+  bump_versions(frame.call, frame.view.operands);
   write_moved_views(frame);
 }
 

@@ -170,9 +170,10 @@ Executor executor_of(const OpEntry& entry, const CachedCall& call, bool member) 
   return simple ? Executor::simple : Executor::general;
 }
 
-void prepare_unboxed(CachedCall& call) {
+// Plain operands are counted and compared by the boxed kernel, and those in host memory brought to the device.
+void prepare_unboxed(CachedCall& call, const CallView& view) {
   const auto& patches = call.decision.patches;
-  call.unboxable = call.executor == Executor::simple && patches.size() <= 1;
+  call.unboxable = call.executor == Executor::simple && patches.size() <= 1 && !view.has_plain && !view.has_stored();
   if (!call.unboxable || patches.empty()) return;
   call.unboxable = patches[0].value.isIntList();
   if (!call.unboxable) return;
@@ -296,7 +297,7 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
   if (member) call->wide = plan_wide_call(entry, *call, handler);
   call->implicit_bytes = count_implicit_bytes(entry, *call);
   call->executor = executor_of(entry, *call, member);
-  prepare_unboxed(*call);
+  prepare_unboxed(*call, view);
   return call;
 }
 

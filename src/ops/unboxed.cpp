@@ -7,10 +7,8 @@
 namespace dtensor::unboxed {
 
 const CachedCall* find_simple(const OpEntry& entry, const CallView& view) {
-  if (view.mesh == nullptr || view.has_stored()) return nullptr;
   if (scopes_watched() && operators_watched()) return nullptr;
-  // The boxed kernel counts and compares plain operands, and brings moved views up to date.
-  if (view.has_plain || view.has_moved_view) return nullptr;
+  if (view.has_moved_view) return nullptr;  // the boxed kernel brings it up to date
   const auto* call = cache_find_hit(entry.index, view.key);
   return call != nullptr && call->unboxable ? call : nullptr;
 }

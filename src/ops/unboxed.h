@@ -12,43 +12,70 @@
 #include "ops/cache.h"
 #include "ops/inspect_state.h"
 #include "ops/kernel.h"
+#include "ops/recent_call.h"
 
 namespace dtensor::unboxed {
 
-// --- key: one overload per argument type ---
-inline void note(CallView& view, const at::Tensor& value) { view.add(value.unsafeGetTensorImpl()); }
-inline void note(CallView& view, const std::optional<at::Tensor>& value) {
+// --- key: one overload per argument type; View: CallView or RecentCall ---
+template <class View>
+void note(View& view, const at::Tensor& value) {
+  view.add(value.unsafeGetTensorImpl());
+}
+template <class View>
+void note(View& view, const std::optional<at::Tensor>& value) {
   view.add(value.has_value() ? value->unsafeGetTensorImpl() : nullptr);
 }
-inline void note(CallView& view, at::TensorList values) { view.add(values); }
-inline void note(CallView& view, std::int64_t value) { view.key.integer(value); }
-inline void note(CallView& view, const c10::SymInt& value) { view.key.integer(value.expect_int()); }
-inline void note(CallView& view, bool value) { view.key.boolean(value); }
-inline void note(CallView& view, double value) { view.key.real(value, view.scalars); }
-inline void note(CallView& view, const at::Scalar& value) {
+template <class View>
+void note(View& view, at::TensorList values) {
+  view.add(values);
+}
+template <class View>
+void note(View& view, std::int64_t value) {
+  view.key.integer(value);
+}
+template <class View>
+void note(View& view, const c10::SymInt& value) {
+  view.key.integer(value.expect_int());
+}
+template <class View>
+void note(View& view, bool value) {
+  view.key.boolean(value);
+}
+template <class View>
+void note(View& view, double value) {
+  view.key.real(value, view.scalars);
+}
+template <class View>
+void note(View& view, const at::Scalar& value) {
   if (value.isFloatingPoint()) return view.key.real(value.toDouble(), view.scalars);
   if (value.isIntegral(false)) return view.key.integer(value.toLong(), view.scalars);
   view.key.value(c10::IValue(value), view.scalars);
 }
-inline void note(CallView& view, c10::SymIntArrayRef values) {
+template <class View>
+void note(View& view, c10::SymIntArrayRef values) {
   view.key.list(values.size());
   for (const auto& value : values) view.key.integer(value.expect_int());
 }
-inline void note(CallView& view, at::IntArrayRef values) {
+template <class View>
+void note(View& view, at::IntArrayRef values) {
   view.key.list(values.size());
   for (auto value : values) view.key.integer(value);
 }
-inline void note(CallView& view, at::OptionalIntArrayRef values) {
+template <class View>
+void note(View& view, at::OptionalIntArrayRef values) {
   values.has_value() ? note(view, *values) : view.key.none();
 }
-inline void note(CallView& view, at::ScalarType value) { view.key.integer(static_cast<std::int64_t>(value)); }
-template <std::size_t N>
-void note(CallView& view, const std::array<bool, N>& values) {
+template <class View>
+void note(View& view, at::ScalarType value) {
+  view.key.integer(static_cast<std::int64_t>(value));
+}
+template <class View, std::size_t N>
+void note(View& view, const std::array<bool, N>& values) {
   view.key.list(N);
   for (bool value : values) view.key.boolean(value);
 }
-template <class T>
-void note(CallView& view, const std::optional<T>& value) {
+template <class View, class T>
+void note(View& view, const std::optional<T>& value) {
   if (!value.has_value()) return view.key.none();
   if constexpr (std::is_enum_v<T>) {
     view.key.integer(static_cast<std::int64_t>(*value));
@@ -58,7 +85,10 @@ void note(CallView& view, const std::optional<T>& value) {
     view.key.value(c10::IValue(*value), true);
   }
 }
-inline void note(CallView& view, std::string_view value) { view.key.value(c10::IValue(std::string(value)), true); }
+template <class View>
+void note(View& view, std::string_view value) {
+  view.key.value(c10::IValue(std::string(value)), true);
+}
 
 // A copy to the meta device is no DTensor's business (special/to_copy.cpp), and the key does not hold devices.
 inline bool asks_for_meta(const std::optional<at::Device>& value) { return value.has_value() && value->is_meta(); }
@@ -110,25 +140,55 @@ decltype(auto) local_argument(const CachedCall& call, T& value) {
   }
 }
 
+// --- the local call ---
+
+template <class T>
+c10::DispatchKeySet keys_of(const T&) {
+  return {};
+}
+inline c10::DispatchKeySet keys_of(const at::Tensor& value) { return value.key_set(); }
+inline c10::DispatchKeySet keys_of(const std::optional<at::Tensor>& value) {
+  return value.has_value() ? value->key_set() : c10::DispatchKeySet();
+}
+// Of lists nothing is asked: the usual way is as fast.
+inline c10::DispatchKeySet keys_of(const BorrowedTensors&) { return c10::DispatchKeySet(c10::DispatchKeySet::FULL); }
+
+// What stands above a backend has seen the call on DTensors, and is not asked again about plain dense tensors.
+inline constexpr auto kKeysAbove = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
+
+inline bool is_dense(c10::DispatchKeySet keys) {
+  const auto below = keys - kKeysAbove;
+  return below == c10::DispatchKeySet(c10::DispatchKey::CPU) || below == c10::DispatchKeySet(c10::DispatchKey::CUDA);
+}
+
+template <class Op, class... Args>
+decltype(auto) call_local(Args&&... args) {
+  const auto keys = (keys_of(args) | ... | c10::DispatchKeySet());
+  if (C10_LIKELY(is_dense(keys))) return Op::redispatch(keys - kKeysAbove, std::forward<Args>(args)...);
+  return Op::call(std::forward<Args>(args)...);
+}
+
 // --- results ---
 
-inline at::Tensor wrap(const OpEntry& entry, const CachedCall& call, const CallView& view, std::size_t index,
+using Operands = c10::ArrayRef<c10::TensorImpl*>;
+
+inline at::Tensor wrap(const OpEntry& entry, const CachedCall& call, Operands operands, std::size_t index,
                        at::Tensor&& local) {
   const auto& action = call.outputs[index];
   if (!action.spec || !local.defined()) return std::move(local);
   check_local_sizes(entry, call, *action.spec, local);
   if (C10_UNLIKELY(out_of_order(action, local))) local = in_order_of(std::move(local), *action.spec);
-  const auto offset = action.base < 0 ? 0 : view.operands[action.base]->storage_offset() + action.offset_delta;
+  const auto offset = action.base < 0 ? 0 : operands[action.base]->storage_offset() + action.offset_delta;
   auto impl = c10::make_intrusive<DTensorImpl>(*action.prototype, std::move(local), offset);
-  if (action.base >= 0) impl->become_view_of(*as_dtensor(view.operands[action.base]));
-  if (action.source >= 0) inherit_source(*impl, *as_dtensor(view.operands[action.source]));
+  if (action.base >= 0) impl->become_view_of(*as_dtensor(operands[action.base]));
+  if (action.source >= 0) inherit_source(*impl, *as_dtensor(operands[action.source]));
   return at::Tensor(std::move(impl));
 }
 
 template <class Tuple, std::size_t... I>
-Tuple wrap_all(const OpEntry& entry, const CachedCall& call, const CallView& view, Tuple&& locals,
+Tuple wrap_all(const OpEntry& entry, const CachedCall& call, Operands operands, Tuple&& locals,
                std::index_sequence<I...>) {
-  return Tuple(wrap(entry, call, view, I, std::get<I>(std::move(locals)))...);
+  return Tuple(wrap(entry, call, operands, I, std::get<I>(std::move(locals)))...);
 }
 
 // A simple hit, or null.
@@ -155,6 +215,16 @@ Ret run_boxed(const OpEntry& entry, Args... args) {
   }
 }
 
+template <class... Args>
+constexpr bool begins_with_tensor = false;
+template <class First, class... Rest>
+constexpr bool begins_with_tensor<First, Rest...> = std::is_same_v<std::remove_cvref_t<First>, at::Tensor>;
+
+template <class First, class... Rest>
+const First& first_of(const First& first, const Rest&...) {
+  return first;
+}
+
 template <class Op, class Signature>
 struct Kernel;
 
@@ -165,35 +235,48 @@ struct Kernel<Op, Ret(Args...)> {
   static Ret run(Args... args) {
     if (C10_UNLIKELY((asks_for_meta(args) || ...))) return run_boxed<Ret, Args...>(*entry, args...);
     c10::impl::ExcludeDispatchKeyGuard guard(engine_excluded_keys());
+    if constexpr (begins_with_tensor<Args...>) {
+      RecentCall recent(*entry, first_of(args...));
+      (note(recent, args), ...);
+      if (const auto* call = recent.found()) return run_found(*call, recent.operands(), args...);
+    }
+    return run_by_key(args...);
+  }
+
+  C10_NOINLINE static Ret run_by_key(Args... args) {
     CallView view(*entry);
     (note(view, args), ...);
     const auto* call = view.exchanged ? nullptr : find_simple(*entry, view);
     if (C10_UNLIKELY(call == nullptr)) return run_boxed<Ret, Args...>(*entry, args...);
+    return run_found(*call, view.operands, args...);
+  }
+
+  C10_ALWAYS_INLINE static Ret run_found(const CachedCall& call, Operands operands, Args... args) {
     try {
-      enter_call(*entry, *view.mesh);
-      return hit(*call, view, std::index_sequence_for<Args...>(), args...);
+      enter_call(*entry, *call.mesh);
+      return hit(call, operands, std::index_sequence_for<Args...>(), args...);
     } catch (...) {
-      rethrow_from_call(*entry, *call);
+      rethrow_from_call(*entry, call);
     }
   }
 
   template <std::size_t... I>
-  static Ret hit(const CachedCall& call, const CallView& view, std::index_sequence<I...>, Args... args) {
+  static Ret hit(const CachedCall& call, Operands operands, std::index_sequence<I...>, Args... args) {
     if constexpr (std::is_same_v<Ret, at::Tensor>) {
-      return wrap(*entry, call, view, 0, Op::call(local_argument<I>(call, args)...));
+      return wrap(*entry, call, operands, 0, call_local<Op>(local_argument<I>(call, args)...));
     } else if constexpr (std::is_same_v<Ret, at::Tensor&>) {
-      Op::call(local_argument<I>(call, args)...);
-      bump_versions(call, view);
+      call_local<Op>(local_argument<I>(call, args)...);
+      bump_versions(call, operands);
       return first_mutable(args...);
     } else if constexpr (std::is_void_v<Ret>) {
-      Op::call(local_argument<I>(call, args)...);
-      bump_versions(call, view);
+      call_local<Op>(local_argument<I>(call, args)...);
+      bump_versions(call, operands);
     } else if constexpr (std::is_same_v<Ret, std::vector<at::Tensor>>) {
-      auto locals = Op::call(local_argument<I>(call, args)...);
-      for (std::size_t i = 0; i < locals.size(); ++i) locals[i] = wrap(*entry, call, view, i, std::move(locals[i]));
+      auto locals = call_local<Op>(local_argument<I>(call, args)...);
+      for (std::size_t i = 0; i < locals.size(); ++i) locals[i] = wrap(*entry, call, operands, i, std::move(locals[i]));
       return locals;
     } else {
-      return wrap_all(*entry, call, view, Op::call(local_argument<I>(call, args)...),
+      return wrap_all(*entry, call, operands, call_local<Op>(local_argument<I>(call, args)...),
                       std::make_index_sequence<std::tuple_size_v<Ret>>());
     }
   }

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "placement/spec.h"
+#include "scope/thread_state.h"
 
 namespace dtensor {
 
@@ -26,6 +27,8 @@ class DTensorImpl final : public c10::TensorImpl {
   // The hit path: metadata copied from a prototype with the same spec.
   DTensorImpl(const DTensorImpl& prototype, at::Tensor local, std::int64_t offset);
   ~DTensorImpl() override;
+  static void* operator new(std::size_t size) { return thread_state.tensors.take(size); }
+  static void operator delete(void* memory) { thread_state.tensors.give(memory); }
 
   const SpecPtr& spec() const { return spec_; }
   const at::Tensor& local() const { return local_; }

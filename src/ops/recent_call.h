@@ -1,0 +1,86 @@
+// The usual case of a hit: a call as it was made before. Its arguments are compared with that call's key as they come,
+// and no key is built.
+#pragma once
+
+#include <array>
+
+#include "ops/cache.h"
+#include "scope/scoped_value.h"
+
+namespace dtensor {
+
+// Takes the words of a key and says whether they are those of another.
+class KeyMatch : public KeyWords<KeyMatch> {
+ public:
+  KeyMatch() = default;  // of no key
+  explicit KeyMatch(const CallKey& key) : next_(key.begin()), end_(key.end()), differs_(false) {}
+
+  void word(std::uint64_t word) {
+    if (C10_LIKELY(next_ != end_ && *next_ == word)) {
+      ++next_;
+    } else {
+      differ();
+    }
+  }
+  void value(const c10::IValue& /*value*/, bool /*values*/) { differ(); }  // of kinds that are rare
+  void differ() { next_ = end_ = nullptr, differs_ = true; }
+  bool is_whole() const { return !differs_ && next_ == end_; }
+
+ private:
+  const std::uint64_t* next_ = nullptr;
+  const std::uint64_t* end_ = nullptr;
+  bool differs_ = true;
+};
+
+// Used as a CallView is. Whatever a key does not say (scopes, moved views, leaves without a reducer) makes it differ,
+// so that the whole way is gone.
+class RecentCall {
+ public:
+  C10_ALWAYS_INLINE RecentCall(const OpEntry& entry, const at::Tensor& first) : scalars(entry.rule().reads_scalars) {
+    call_ = scopes_watched() ? nullptr : recent(entry.index, dtensor_or_null(first));
+    key = call_ != nullptr && call_->unboxable ? KeyMatch(call_->key) : KeyMatch();
+  }
+
+  KeyMatch key;
+  const bool scalars;  // values of floats are part of the key
+
+  void add(c10::TensorImpl* impl) {
+    if (impl == nullptr || !has_dtensor_key(impl)) return add_plain(impl);
+    auto* tensor = as_dtensor(impl);
+    if (C10_UNLIKELY(tensor->extras() != nullptr || !is_watched(*tensor))) return key.differ();
+    keep(tensor);
+    key.spec(tensor->spec().get());
+  }
+  void add(at::TensorList /*values*/) { key.differ(); }
+
+  // The call, or null.
+  const CachedCall* found() {
+    if (C10_UNLIKELY(!key.is_whole())) return nullptr;
+    ++thread_->stats.hits;
+    return call_;
+  }
+  c10::ArrayRef<c10::TensorImpl*> operands() const { return {operands_.data(), count_}; }
+
+ private:
+  const CachedCall* recent(std::uint32_t op_index, const DTensorImpl* first) const {
+    if (thread_ == nullptr || first == nullptr || op_index >= thread_->ops.size()) return nullptr;
+    const auto word = reinterpret_cast<std::uint64_t>(first->spec().get());
+    return thread_->ops[op_index].recent[OpCache::slot_of(word)].get();
+  }
+  void add_plain(c10::TensorImpl* impl) {
+    if (impl != nullptr && impl != c10::UndefinedTensorImpl::singleton()) return key.differ();
+    keep(nullptr);
+    key.absent();
+  }
+  void keep(c10::TensorImpl* impl) {
+    if (count_ == operands_.size()) return key.differ();
+    operands_[count_++] = impl;
+  }
+
+  ThreadCache* const thread_ = thread_state.cache;
+  const CachedCall* call_;
+  std::size_t count_ = 0;
+  std::array<c10::TensorImpl*, 10> operands_;
+};
+
+}  // namespace dtensor

@@ -1,0 +1,131 @@
+// The short way of a hit: a call whose arguments are those of one before. Whatever differs in one argument is another
+// call, and what the short way leaves out (scopes, plain operands, Partials that were reduced) takes the whole way.
+#include <gtest/gtest.h>
+
+#include <rapidcheck/gtest.h>
+
+#include <thread>
+
+#include "dtensor/events.h"
+#include "dtensor/inspect.h"
+#include "ops/cache.h"
+#include "support/ranks.h"
+
+namespace dtensor::test {
+namespace {
+
+using Operands = std::vector<at::Tensor>;
+using Call = std::function<at::Tensor(const Operands&)>;
+
+at::Tensor undefined_or(const at::Tensor& t, bool undefined) { return undefined ? at::Tensor() : t; }
+
+// Of one operator, calls that differ in one argument.
+std::vector<Call> variants() {
+  std::vector<Call> calls;
+  for (const double alpha : {1.0, 2.0, 0.5}) {
+    calls.push_back([=](const Operands& t) { return at::add(t[0], t[1], alpha); });
+  }
+  calls.push_back([](const Operands& t) { return at::add(t[0], t[1], 2); });
+  calls.push_back([](const Operands& t) { return at::add(t[0], t[0]); });
+  calls.push_back([](const Operands& t) { return at::add(t[0], t[2]); });
+  calls.push_back([](const Operands& t) { return at::add(t[0], t[3].select(0, 0)); });
+  for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{24}, {4, 6}, {2, 2, 6}, {6, 4}}) {
+    calls.push_back([=](const Operands& t) { return t[0].view(sizes); });
+  }
+  for (const std::vector<std::int64_t>& dims : {std::vector<std::int64_t>{0}, {1}, {0, 1}}) {
+    for (const bool keep : {false, true}) {
+      calls.push_back([=](const Operands& t) { return at::sum(t[0], dims, keep); });
+    }
+  }
+  calls.push_back([](const Operands& t) { return at::sum(t[0], {0}, false, at::kDouble); });
+  for (const bool bias : {false, true}) {
+    calls.push_back([=](const Operands& t) {
+      return std::get<0>(at::native_layer_norm(t[0], {6}, t[2], undefined_or(t[2], !bias), 1e-5));
+    });
+  }
+  calls.push_back([](const Operands& t) { return at::softmax(t[0], 0); });
+  calls.push_back([](const Operands& t) { return at::softmax(t[0], 1); });
+  return calls;
+}
+
+Placement any_placement() {
+  return *rc::gen::element(Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1)), Placement(Partial()));
+}
+
+RC_GTEST_PROP(RecentCall, CallsThatDifferInOneArgumentAreTold, ()) {
+  const int ranks = *rc::gen::inRange(1, 4);
+  std::vector<Placement> first, second;
+  for (int i = 0; i < 6; ++i) first.push_back(any_placement()), second.push_back(any_placement());
+  const auto order = *rc::gen::container<std::vector<std::size_t>>(120, rc::gen::inRange<std::size_t>(0, 1000));
+  on_mesh({ranks}, [&](const DeviceMesh& mesh) {
+    const auto calls = variants();
+    const Operands whole = {at::arange(24, at::kFloat).view({4, 6}), at::arange(24, at::kFloat).view({4, 6}) * 3 - 7,
+                            at::arange(6, at::kFloat) + 1, at::arange(12, at::kFloat).view({2, 6})};
+    std::vector<Operands> placed;
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      const auto put = [&](const at::Tensor& t, const Placement& p) {
+        const bool splits = p.is_shard() && p.dim() < t.dim();
+        const auto whole_on_ranks = distribute_tensor(t, mesh, {Replicate()});
+        return at::Tensor(p.is_partial() || splits ? whole_on_ranks.redistribute({p}) : whole_on_ranks);
+      };
+      placed.push_back({put(whole[0], first[i]), put(whole[1], second[i]), put(whole[2], second[i]), whole[3]});
+    }
+    for (const auto number : order) {
+      const auto& call = calls[number % calls.size()];
+      const auto got = call(placed[number / calls.size() % placed.size()]);
+      RC_ASSERT(at::allclose(DTensor(got).full_tensor(), call(whole), 1e-5, 1e-5));
+    }
+  });
+}
+
+// Shapes take turns in a model: each is found, and counted once.
+TEST(RecentCall, EveryRepeatedCallIsOneHit) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    std::vector<at::Tensor> tensors;
+    for (std::int64_t n = 1; n <= 12; ++n) tensors.push_back(distribute_tensor(at::ones({n, 4}), mesh, {Shard(0)}));
+    for (int round = 0; round < 4; ++round) {
+      const auto before = cache_stats();
+      for (const auto& t : tensors) at::neg(t);
+      const auto after = cache_stats();
+      EXPECT_EQ(after.hits - before.hits, round == 0 ? 0u : tensors.size());
+      if (round > 0) EXPECT_EQ(after.misses, before.misses);
+    }
+  });
+}
+
+// A call that was known outside a scope is seen by who listens inside.
+TEST(RecentCall, AScopeSeesEveryCall) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)});
+    for (int i = 0; i < 3; ++i) at::neg(x);
+    int seen = 0;
+    {
+      const EventListener listener([&](const Event&) { ++seen; }, {Event::Kind::op});
+      for (int i = 0; i < 3; ++i) at::neg(x);
+    }
+    at::neg(x);
+    EXPECT_EQ(seen, 3);
+  });
+}
+
+// What operators keep of freed results is bounded, and goes with the thread.
+TEST(RecentCall, MemoryKeptForResultsIsBounded) {
+  run_local(1, [](const Communicator& world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {1});
+    const auto x = distribute_tensor(at::ones({4}), mesh, {Replicate()});
+    std::vector<at::Tensor> results;
+    for (std::size_t i = 0; i < 3 * KeptBlocks::kMost; ++i) results.push_back(at::neg(x));
+    const auto few = thread_state.tensors.count();
+    results.clear();
+#if C10_ASAN_ENABLED || defined(__SANITIZE_THREAD__)
+    EXPECT_EQ(thread_state.tensors.count(), few);
+#else
+    EXPECT_LT(few, KeptBlocks::kMost);
+    EXPECT_EQ(thread_state.tensors.count(), KeptBlocks::kMost);
+#endif
+    std::thread([results = std::vector<at::Tensor>(100, at::neg(x))]() mutable { results.clear(); }).join();
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test
