@@ -25,24 +25,32 @@ TEST(AttentionMemory, ARingHoldsTwoBlocksBesideItsOwn) {
   }
 }
 
-// In backward: the sums of three gradients, two blocks of keys and values, gradients of the block at hand, of the one
-// before on their way home and of the own one from elsewhere, and what a tile gives. None of it grows with the ranks.
-TEST(AttentionMemory, ARingsBackwardHoldsNoMoreOnMoreRanks) {
-  for (const std::int64_t ranks : {4, 6}) {
-    Case c = split_case(ranks, AttentionStrategy::ring);
-    c.batch = 1, c.heads = c.groups = 8, c.features = c.values = 64, c.queries = c.keys = 256 * ranks;
-    c.dtype = at::kFloat;
-    on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
-      const auto x = at::ones({c.batch, c.heads, c.queries, c.features}, at::kFloat);
-      const auto in = distributed(c, {x, x, x, x}, mesh);
-      const auto grad = distribute_tensor(x, mesh, c.where[0]);
-      const AttentionStrategyScope scope(c.strategy);
-      const auto result = attend(c, in, {});
-      const MemoryTimeline memory;
-      torch::autograd::grad({result}, in, {grad});
-      const std::int64_t part = c.heads * c.queries / ranks * c.features * 4;
-      EXPECT_LE(static_cast<double>(memory.peak().bytes), 1.1 * static_cast<double>((3 + 4 + 2 + 2 + 2 + 4) * part));
-    });
+// In backward: the gradients of the own q, k and v, two blocks of keys and values, and of an eighth of the heads the
+// gradients at hand, on their way home and of the own block from elsewhere, two each, and what a tile gives, four. None
+// of it grows with the ranks.
+TEST(AttentionMemory, ARingsBackwardHoldsItsOwnGradientsAndTwoBlocks) {
+  for (const std::int64_t ranks : {2, 4}) {
+    for (const bool zigzag : {false, true}) {
+      Case c = split_case(ranks, AttentionStrategy::ring);
+      c.batch = 1, c.heads = c.groups = 32, c.features = c.values = 128, c.queries = c.keys = 128 * ranks;
+      c.dtype = at::kFloat;
+      c.options.causal = zigzag;
+      if (zigzag) c.where = {{ZigzagShard(2)}, {ZigzagShard(2)}, {ZigzagShard(2)}};
+      on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
+        const auto x = at::ones({c.batch, c.heads, c.queries, c.features}, at::kFloat);
+        const auto in = distributed(c, {x, x, x, x}, mesh);
+        const auto grad = distribute_tensor(x, mesh, c.where[0]);
+        const AttentionStrategyScope scope(c.strategy);
+        const auto result = attend(c, in, {});
+        const MemoryTimeline memory;
+        torch::autograd::grad({result}, in, {grad});
+        const std::int64_t rows = c.heads * c.queries / ranks, part = rows * c.features * 4, statistics = 2 * rows * 4;
+        const auto parts = static_cast<double>(3 + 4) + (2 + 2 + 2 + 4) / 8.0;
+        EXPECT_LE(static_cast<double>(memory.peak().bytes),
+                  1.1 * (parts * static_cast<double>(part) + static_cast<double>(statistics)))
+            << c.str();
+      });
+    }
   }
 }
 
@@ -61,6 +69,31 @@ TEST(AttentionMemory, NothingOfTheSizeOfTheScoresIsHeldUnderDropout) {
     EXPECT_LE(memory.peak().bytes,
               c.heads * c.queries / 2 * c.keys / 2 * 4);  // scores of one block: 4,096 x 4,096 floats
   });
+}
+
+// Each row of the batch packed of other documents: what a ring needs of one row, and never rows times columns.
+TEST(AttentionMemory, DocumentsOfRowsTakeNoScoresMatrix) {
+  for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {
+    Case c = split_case(2, strategy);
+    c.batch = 2, c.heads = c.groups = 2, c.features = c.values = 8, c.queries = c.keys = 8192;
+    c.dtype = at::kFloat;
+    c.by_aten = false;
+    c.options.causal = true;
+    c.rows = {{0, 1000, 5000}, {0, 4096, 4097, 8000}};
+    c.where = {{ZigzagShard(2)}, {ZigzagShard(2)}, {ZigzagShard(2)}};
+    on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
+      const auto t = tensors_of(c);
+      const auto in = distributed(c, t, mesh);
+      const auto grad = distribute_tensor(t.grad, mesh, c.where[0]);
+      const AttentionStrategyScope scope(c.strategy);
+      const MemoryTimeline memory;
+      const auto result = attend(c, in, {});
+      torch::autograd::grad({result}, in, {grad});
+      const std::int64_t part = c.batch * c.heads * c.queries / 2 * c.features * 4;  // a megabyte
+      EXPECT_LE(memory.peak().bytes, 24 * part) << to_string(strategy);
+      EXPECT_LT(24 * part, c.queries / 2 * c.keys);  // bytes of a mask of one row of the batch
+    });
+  }
 }
 
 // Saved for backward: the operands where they are, the result, a number a row.
