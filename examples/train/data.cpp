@@ -102,6 +102,24 @@ void Corpus::fill(std::uint64_t seed, std::int64_t row, const BatchShape& shape,
   }
 }
 
+Batch Batch::narrow(std::int64_t first, std::int64_t count) const {
+  const auto rows = [&](const at::Tensor& t) { return t.defined() ? t.narrow(0, first, count) : t; };
+  return {rows(ids), rows(targets), rows(documents)};
+}
+
+at::Tensor documents_of(const at::Tensor& ids, std::int64_t end) {
+  const std::int64_t batch = ids.size(0), length = ids.size(1);
+  const at::Tensor documents = at::full({batch, length}, length, at::kLong);
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const auto* row = ids.const_data_ptr<std::int64_t>() + b * length;
+    auto* next = documents.mutable_data_ptr<std::int64_t>() + b * length;
+    for (std::int64_t t = 0; t < length; ++t) {
+      if (t == 0 || row[t - 1] == end) *next++ = t;
+    }
+  }
+  return documents;
+}
+
 Batch Corpus::batch(std::uint64_t seed, std::int64_t step, const BatchShape& shape) const {
   at::Tensor ids = at::empty({shape.batch, shape.sequence}, at::kLong), targets = at::empty_like(ids);
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(shape.sequence) + 1);
@@ -110,7 +128,7 @@ Batch Corpus::batch(std::uint64_t seed, std::int64_t step, const BatchShape& sha
     std::copy(tokens.begin(), tokens.end() - 1, ids.mutable_data_ptr<std::int64_t>() + b * shape.sequence);
     std::copy(tokens.begin() + 1, tokens.end(), targets.mutable_data_ptr<std::int64_t>() + b * shape.sequence);
   }
-  return {ids, targets};
+  return {ids, targets, shape.documents ? documents_of(ids, shape.end) : at::Tensor()};
 }
 
 }  // namespace train

@@ -16,7 +16,15 @@ namespace train {
 
 struct Batch {
   at::Tensor ids, targets;  // int64 [batch, sequence]; targets are the next tokens
+  // int64 [batch, sequence]: the positions where the documents of a row begin, then the length of a sequence as often
+  // as it takes to fill the row. Undefined where there are none.
+  at::Tensor documents = {};
+  // Some rows of it.
+  Batch narrow(std::int64_t first, std::int64_t count) const;
 };
+
+// Batch::documents of these ids, where `end` is the last token of each document.
+at::Tensor documents_of(const at::Tensor& ids, std::int64_t end);
 
 struct BatchShape {
   std::int64_t batch, sequence;

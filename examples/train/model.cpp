@@ -65,28 +65,10 @@ Block::Block(const GptConfig& c)
   if (moe_) register_module("moe", *moe_);
 }
 
-namespace {
-
-// Numbers of the documents, from 0: a document's end belongs to it.
-at::Tensor documents_of(const at::Tensor& ids, std::int64_t end) {
-  const at::Tensor ends = at::eq(ids, end).to(at::kLong);
-  return ends.cumsum(1) - ends;
-}
-
-// [batch, 1, sequence, sequence]: whether the row's token sees the column's, which is not later and of its document.
-at::Tensor mask_of(const at::Tensor& documents) {
-  if (!documents.defined()) return {};
-  const at::Tensor position = at::arange(documents.size(1), at::TensorOptions(at::kLong).device(documents.device()));
-  const at::Tensor same = at::eq(documents.unsqueeze(2), documents.unsqueeze(1));
-  return same.logical_and(at::ge(position.unsqueeze(1), position)).unsqueeze(1);
-}
-
-}  // namespace
-
 std::vector<at::Tensor> Block::forward(const at::Tensor& input, const at::Tensor& documents) const {
   const ModuleScope scope(name());
   const at::Tensor x = constrain("in", input);
-  const at::Tensor h = x + dropout(dropout_, attn_.forward(ln1_.forward(x), mask_of(documents)));
+  const at::Tensor h = x + dropout(dropout_, attn_.forward(ln1_.forward(x), /*mask=*/{}, documents));
   const auto normal = ln2_.forward(h);
   const auto made = moe_ ? moe_->run(normal) : dtensor::MixtureOfExperts::Output{mlp_->forward(normal), {}};
   const auto y = constrain("out", h + dropout(dropout_, made.y));
@@ -122,7 +104,7 @@ std::vector<dtensor::pipeline::Layer> Gpt::layers() const {
   using Tensors = dtensor::pipeline::Tensors;
   const auto embed = [this](const Tensors& in) {
     Tensors out{dropout(config_.dropout, wte_.forward(constrain("in", in[0])))};
-    if (config_.documents) out.push_back(documents_of(in[0], config_.end_of_document));
+    out.insert(out.end(), in.begin() + 1, in.end());  // the documents
     return out;
   };
   const auto head = [this](Tensors in) {
@@ -141,8 +123,11 @@ std::vector<dtensor::pipeline::Layer> Gpt::layers() const {
   return layers;
 }
 
-Gpt::Output Gpt::run(const at::Tensor& ids) const {
+Gpt::Output Gpt::run(const at::Tensor& ids, const at::Tensor& documents) const {
+  TORCH_CHECK(documents.defined() == config_.documents, "the model ",
+              config_.documents ? "asks where documents begin" : "knows nothing of documents");
   dtensor::pipeline::Tensors values{ids};
+  if (documents.defined()) values.push_back(documents);
   for (const dtensor::pipeline::Layer& layer : layers()) values = layer.forward(values);
   return {values[0], {values.begin() + 1, values.end()}};
 }

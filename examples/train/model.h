@@ -24,10 +24,9 @@ struct ExpertConfig {
 
 struct GptConfig {
   std::int64_t vocabulary = 257, hidden = 64, heads = 4, layers = 4, ffn = 256;
-  std::int64_t kv_heads = 0;           // 0: heads; fewer: groups of query heads share keys and values
-  bool rope = false;                   // rotary positions (else there are none)
-  bool documents = false;              // attention does not see beyond a document,
-  std::int64_t end_of_document = 256;  // which this token ends
+  std::int64_t kv_heads = 0;  // 0: heads; fewer: groups of query heads share keys and values
+  bool rope = false;          // rotary positions (else there are none)
+  bool documents = false;     // attention does not see beyond a document
   double layer_norm_eps = 1e-5;
   double dropout = 0;              // on the embedding and on each residual branch
   bool checkpoint_blocks = false;  // each block is computed again in backward
@@ -51,8 +50,8 @@ class Mlp final : public dtensor::nn::Module {
 class Block final : public dtensor::nn::Module {
  public:
   explicit Block(const GptConfig& config);
-  // documents: undefined, or the number of each token's document, int64 [batch, sequence]. Returns the router's loss
-  // too, where it has one.
+  // documents: undefined, or where each row's begin (Batch::documents). Returns the router's loss too, where it has
+  // one.
   std::vector<at::Tensor> forward(const at::Tensor& x, const at::Tensor& documents = {}) const;
 
  private:
@@ -72,9 +71,10 @@ class Gpt final : public dtensor::nn::Module {
     at::Tensor logits;                      // [batch, sequence, vocabulary]
     std::vector<at::Tensor> router_losses;  // scalars, to be added to the mean loss
   };
-  Output run(const at::Tensor& ids) const;  // ids: int64 [batch, sequence]
-  // The same as layers in a row, for the stages of a pipeline: the embedding takes the ids, a block the activation, the
-  // documents (where the model knows of any) and the routers' losses so far, the head puts out the logits and these
+  // ids: int64 [batch, sequence]; documents as in Batch, where the model is made for them.
+  Output run(const at::Tensor& ids, const at::Tensor& documents = {}) const;
+  // The same as layers in a row, for the stages of a pipeline: the embedding takes the ids and the documents (if any),
+  // a block the activation, the documents and the routers' losses so far, the head puts out the logits and these
   // losses.
   std::vector<dtensor::pipeline::Layer> layers() const;
   at::Tensor forward(const at::Tensor& ids) const { return run(ids).logits; }

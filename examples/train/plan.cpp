@@ -146,4 +146,6 @@ dtensor::Placements batch_placements(const Options& options) {
   return {Shard(0), Shard(0), options.zigzag_sequence ? dtensor::ZigzagShard(1) : Shard(1), Replicate()};
 }
 
+dtensor::Placements rows_placements() { return {Shard(0), Shard(0), Replicate(), Replicate()}; }
+
 }  // namespace train

@@ -31,5 +31,7 @@ std::vector<std::vector<dtensor::FsdpUnit>> distribute(const Stages& stages, con
 // ids, targets and, by propagation, every activation between blocks: the batch over replicate and shard,
 // the sequence over cp.
 dtensor::Placements batch_placements(const Options& options = {});
+// What says something of a row of the batch, whole where the sequence is split: where its documents begin.
+dtensor::Placements rows_placements();
 
 }  // namespace train

@@ -73,7 +73,6 @@ GptConfig gpt_config(const Options& options) {
   if (options.layers > 0) config.layers = options.layers;
   config.rope = options.rope;
   config.documents = options.documents;
-  config.end_of_document = options.end_of_document;
   config.kv_heads = options.kv_heads;
   if (options.vocabulary > 0 && options.model == "tiny") config.vocabulary = options.vocabulary;
   if (options.experts) config.experts = expert_config(*options.experts, config.hidden);
@@ -121,8 +120,8 @@ double to_number(const at::Tensor& scalar) {
                                      : scalar.item<double>();
 }
 
-at::Tensor placed(const Job& job, const at::Tensor& t) {
-  return job.batch_mesh ? at::Tensor(distribute_tensor(t, job.batch_mesh, batch_placements(job.options))) : t;
+at::Tensor placed(const Job& job, const at::Tensor& t, const dtensor::Placements& where) {
+  return job.batch_mesh && t.defined() ? at::Tensor(distribute_tensor(t, job.batch_mesh, where)) : t;
 }
 
 // Forward and backward of one piece of the batch; its share of the mean loss.
@@ -131,8 +130,9 @@ double run_piece(const Job& job, const Batch& piece, double share) {
   at::Tensor loss;
   {
     const dtensor::ComputeScope scope(job.model.named_parameters());
-    const auto out = job.model.run(placed(job, piece.ids));
-    loss = token_loss(scope.output(out.logits), placed(job, piece.targets));
+    const auto tokens = batch_placements(job.options);
+    const auto out = job.model.run(placed(job, piece.ids, tokens), placed(job, piece.documents, rows_placements()));
+    loss = token_loss(scope.output(out.logits), placed(job, piece.targets, tokens));
     if (!out.router_losses.empty()) loss = loss + at::stack(out.router_losses).sum();
   }
   if (job.load != nullptr) job.load->add(job.model);
@@ -155,7 +155,7 @@ double run_batch(const Job& job, const Batch& batch) {
     std::optional<dtensor::NoGradientSync> later;
     if (i + 1 < job.pieces.size()) later.emplace();
     const double share = static_cast<double>(count) / static_cast<double>(batch.ids.size(0));
-    loss += run_piece(job, {batch.ids.narrow(0, first, count), batch.targets.narrow(0, first, count)}, share);
+    loss += run_piece(job, batch.narrow(first, count), share);
     if (job.memory != nullptr) job.memory->measure_now();
     first += count;
   }

@@ -104,14 +104,16 @@ pipeline::StageFunction Stages::stage_function(int stage) const {
 
 double Stages::run(const Batch& piece, double share) {
   const auto mesh = pipeline_.stage_mesh();
-  const auto placed = [&](const at::Tensor& whole) {
-    std::vector<pipeline::Tensors> pieces;
-    for (const at::Tensor& part : pipeline::microbatches(whole, options_.microbatches)) {
-      pieces.push_back({distribute_tensor(part, mesh, batch_placements(options_))});
-    }
-    return pieces;
+  const auto add = [&](std::vector<pipeline::Tensors>& to, const at::Tensor& whole, const dtensor::Placements& where) {
+    const auto parts = pipeline::microbatches(whole, options_.microbatches);
+    to.resize(parts.size());
+    for (std::size_t i = 0; i < parts.size(); ++i) to[i].push_back(distribute_tensor(parts[i], mesh, where));
   };
-  last_step_ = pipeline_.step(placed(piece.ids), placed(piece.targets), {.loss_scale = share});
+  std::vector<pipeline::Tensors> inputs, targets;
+  add(inputs, piece.ids, batch_placements(options_));
+  if (piece.documents.defined()) add(inputs, piece.documents, rows_placements());
+  add(targets, piece.targets, batch_placements(options_));
+  last_step_ = pipeline_.step(inputs, targets, {.loss_scale = share});
   if (actions_.empty()) began_ = last_step_.begin;
   const auto later = std::chrono::duration<double>(last_step_.begin - began_).count();
   for (const auto& [action, begin, end] : last_step_.actions) actions_.push_back({action, begin + later, end + later});

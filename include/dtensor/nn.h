@@ -147,6 +147,7 @@ class DTENSOR_API RMSNorm final : public Module {
 
 // Scaled dot-product attention on [batch, sequence, hidden]. kv_heads < heads: grouped queries. A mask (true: seen), of
 // any shape that broadcasts to [batch, heads, sequence, sequence], says all that may be seen: `causal` is not added.
+// Documents (AttentionOptions::row_documents, int64 [batch, D]) do not see each other; `causal` and a mask hold beside.
 class DTENSOR_API Attention final : public Module {
  public:
   // Of the layer.
@@ -162,7 +163,7 @@ class DTENSOR_API Attention final : public Module {
     at::TensorOptions tensor = {};
   };
   explicit Attention(const Options& options);
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask = {}) const;
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask = {}, const at::Tensor& documents = {}) const;
   Linear q_proj, k_proj, v_proj, o_proj;
 
  private:

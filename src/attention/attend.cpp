@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include "attention/rows.h"
 #include "attention/setup.h"
 #include "autograd/leaf_hook.h"
 #include "dtensor/autograd_node.h"
@@ -30,10 +31,13 @@ struct AttentionBackward final : Node {
         v(in[2], false),
         sinks(in[3], false),
         whole_mask(given_mask, false),
+        documents(setup.options.row_documents, false),
         local_mask(mask.values, false),
         out(result.out, false),
         lse(result.lse, false),
-        own_rows(mask.own_rows) {}
+        own_rows(mask.own_rows) {
+    setup.options.row_documents = at::Tensor();
+  }
 
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return variable_list(4);
@@ -46,9 +50,9 @@ struct AttentionBackward final : Node {
       Scores scores = setup.scores;
       scores.mask = local_mask.unpack();
       scores.own_rows = own_rows;
-      found =
-          backward_pass(scores, setup.blocks, local_inputs(setup, in[0], in[1], in[2]), {out.unpack(), lse.unpack()},
-                        last_dense(local_of(grad)), in[3].defined() ? local_of(in[3]) : in[3]);
+      found = backward_of_rows(scores, setup.documents, setup.blocks, local_inputs(setup, in[0], in[1], in[2]),
+                               {out.unpack(), lse.unpack()}, last_dense(local_of(grad)),
+                               in[3].defined() ? local_of(in[3]) : in[3]);
     }
     variable_list result(4);
     result[0] = query_gradient(setup, found.in.q);
@@ -62,6 +66,7 @@ struct AttentionBackward final : Node {
   variable_list again(const variable_list& in, const at::Tensor& grad) {
     AttentionOptions options = setup.options;
     options.mask = whole_mask.unpack();
+    options.row_documents = documents.unpack();
     options.sinks = in[3];
     const auto result = plain_attention(in[0], in[1], in[2], options, kept_weights(setup));
     variable_list asked;
@@ -77,12 +82,12 @@ struct AttentionBackward final : Node {
   }
 
   void release_variables() override {
-    for (auto* saved : {&q, &k, &v, &sinks, &whole_mask, &local_mask, &out, &lse}) saved->reset_data();
+    for (auto* saved : {&q, &k, &v, &sinks, &whole_mask, &documents, &local_mask, &out, &lse}) saved->reset_data();
   }
   std::string name() const override { return "AttentionBackward"; }
 
   Setup setup;
-  SavedVariable q, k, v, sinks, whole_mask, local_mask, out, lse;
+  SavedVariable q, k, v, sinks, whole_mask, documents, local_mask, out, lse;
   bool own_rows;
 };
 
@@ -106,8 +111,8 @@ Forward run_forward(const Setup& setup, const variable_list& in, const LocalMask
   Scores scores = setup.scores;
   scores.mask = mask.values;
   scores.own_rows = mask.own_rows;
-  Forward result = forward_pass(scores, setup.blocks, local_inputs(setup, in[0], in[1], in[2]),
-                                in[3].defined() ? local_of(in[3]) : in[3]);
+  Forward result = forward_of_rows(scores, setup.documents, setup.blocks, local_inputs(setup, in[0], in[1], in[2]),
+                                   in[3].defined() ? local_of(in[3]) : in[3]);
   result.out = in_order_of(result.out, *setup.out);
   return result;
 }
@@ -148,12 +153,24 @@ SpecPtr spec_or_replicate(const at::Tensor& t, const TensorSpec& like) {
   return intern_spec(like.mesh, Placements(like.placements.size()), t.sizes(), t.strides(), t.scalar_type());
 }
 
+// At least one is a DTensor.
+Operands operands_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  const auto& first = *first_spec(q, k, v);
+  return {spec_or_replicate(q, first), spec_or_replicate(k, first), spec_or_replicate(v, first)};
+}
+
+Pattern pattern_of(const AttentionOptions& options) { return {options.causal, options.window, options.documents}; }
+
 }  // namespace
 
 AxisMask sequence_axes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  const auto* first = first_spec(q, k, v);
-  if (first == nullptr) return 0;
-  return sequence_axes({spec_or_replicate(q, *first), spec_or_replicate(k, *first), spec_or_replicate(v, *first)});
+  return first_spec(q, k, v) == nullptr ? 0 : sequence_axes(operands_of(q, k, v));
+}
+
+Moves moves_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options,
+               AttentionStrategy strategy) {
+  const auto operands = operands_of(q, k, v);
+  return moves_into(find_layout(operands, pattern_of(options), strategy), operands);
 }
 
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options,
@@ -166,7 +183,7 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   const auto query = as_dtensor_here(q), key = as_dtensor_here(k), value = as_dtensor_here(v);
   const auto sinks = as_dtensor_here(options.sinks);
   const Operands operands{dtensor_or_null(query)->spec(), dtensor_or_null(key)->spec(), dtensor_or_null(value)->spec()};
-  const Pattern pattern{options.causal, options.window, options.documents};
+  const Pattern pattern = pattern_of(options);
   auto layout =
       text == nullptr ? find_layout(operands, pattern, strategy) : search_layout(operands, pattern, strategy, text);
   const auto in = laid_out(query, key, value, sinks, layout);

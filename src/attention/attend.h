@@ -15,6 +15,10 @@ void check_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, c
 // The axes that split the sequence of the operands; 0 where none of them is a DTensor.
 AxisMask sequence_axes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
+// What the call moves before it begins.
+Moves moves_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options,
+               AttentionStrategy strategy);
+
 // A result that is kept, to be given out where the same call runs again: the DTensor before heads go back to the
 // sequence, and the local log-sum-exp.
 struct KeptForward {

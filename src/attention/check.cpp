@@ -2,6 +2,18 @@
 #include "attention/attend.h"
 
 namespace dtensor::attention_parts {
+namespace {
+
+void check_row_documents(const at::Tensor& q, const at::Tensor& k, const AttentionOptions& o) {
+  const auto& rows = o.row_documents;
+  if (!rows.defined()) return;
+  TORCH_CHECK(rows.dim() == 2 && rows.scalar_type() == at::kLong && rows.size(0) == q.size(0) && rows.size(1) > 0,
+              "attention: documents of rows are int64 [", q.size(0), ", D], not ", rows.scalar_type(), rows.sizes());
+  TORCH_CHECK(q.size(2) == k.size(2) && o.documents.empty(), "attention: documents of rows need as many queries as ",
+              "keys and no documents of the batch: ", q.size(2), " and ", k.size(2), ", ", o.documents.size());
+}
+
+}  // namespace
 
 void check_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& o) {
   const auto sizes = [&] { return c10::str("q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes()); };
@@ -21,6 +33,7 @@ void check_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, c
       "attention: documents begin at ascending positions from 0, not at ", at::IntArrayRef(o.documents));
   TORCH_CHECK(o.documents.empty() || q.size(2) == k.size(2),
               "attention: documents need as many queries as keys: ", sizes());
+  check_row_documents(q, k, o);
   TORCH_CHECK(!o.sinks.defined() || (o.sinks.dim() == 1 && o.sinks.size(0) == q.size(1)),
               "attention: sinks need one number for each of ", q.size(1), " heads");
   if (!o.mask.defined()) return;

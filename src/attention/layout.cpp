@@ -275,6 +275,23 @@ Layout search_layout(const Operands& operands, const Pattern& pattern, Attention
   return std::move(list[best].layout);
 }
 
+Moves moves_into(const Layout& layout, const Operands& o) {
+  Moves moves;
+  const auto add = [&](const char* name, const TensorSpec& from, Placements to) {
+    for (std::size_t a = 0; a < to.size(); ++a) {
+      if (has_axis(layout.ulysses, a) && splits(from.placements[a], kRows)) to[a] = from.placements[a];
+    }
+    const auto bytes = plan_redistribute(from, to).bytes_moved;
+    if (bytes == 0) return;
+    moves.bytes += bytes;
+    moves.text += c10::str(" ", name, " ", from.str(), " -> ", to_string(to), ";");
+  };
+  add("q", *o.q, layout.q);
+  add("k", *o.k, layout.kv);
+  add("v", *o.v, layout.kv);
+  return moves;
+}
+
 std::vector<Segments> rows_of_members(const MeshInfo& mesh, std::int64_t length, const Placements& placements,
                                       AxisMask axes) {
   std::vector<Segments> all;

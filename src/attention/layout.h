@@ -35,6 +35,14 @@ Layout search_layout(const Operands& operands, const Pattern& pattern, Attention
 // The same, remembered by this thread: a search looks at every rank of the mesh.
 Layout find_layout(const Operands& operands, const Pattern& pattern, AttentionStrategy strategy);
 
+// What has to move before attention can begin because operands do not lie as one layout has them. What attention itself
+// exchanges is no part of it, heads for rows (ulysses) neither.
+struct Moves {
+  std::int64_t bytes = 0;  // received by the ranks that receive most
+  std::string text;        // which operand goes where
+};
+Moves moves_into(const Layout& layout, const Operands& operands);
+
 // The rows along dimension 2 of every rank along `axes` through this one, in the order of their communicator.
 std::vector<Segments> rows_of_members(const MeshInfo& mesh, std::int64_t length, const Placements& placements,
                                       AxisMask axes);

@@ -11,6 +11,14 @@ namespace {
 
 constexpr double kUnseen = -std::numeric_limits<double>::infinity();
 
+// [B, 1, L, S]: whether a query and a key are in one of their row's documents.
+at::Tensor in_one_document(const at::Tensor& starts, std::int64_t length) {
+  const auto positions = at::arange(length, at::TensorOptions(at::kLong).device(starts.device()));
+  const auto numbers = at::searchsorted(starts.contiguous(), positions.expand({starts.size(0), length}).contiguous(),
+                                        /*out_int32=*/false, /*right=*/true);
+  return numbers.unsqueeze(2).eq(numbers.unsqueeze(1)).unsqueeze(1);
+}
+
 // [L, S]; undefined where all is seen.
 at::Tensor seen_by_position(const AttentionOptions& o, std::int64_t queries, std::int64_t keys, at::Device device) {
   if (!o.causal && o.window == 0 && o.documents.empty()) return {};
@@ -27,6 +35,9 @@ at::Tensor seen_by_position(const AttentionOptions& o, std::int64_t queries, std
 at::Tensor with_masks(at::Tensor scores, const AttentionOptions& o) {
   const auto seen = seen_by_position(o, scores.size(2), scores.size(3), scores.device());
   if (seen.defined()) scores = scores.masked_fill(seen.logical_not(), kUnseen);
+  if (o.row_documents.defined()) {
+    scores = scores.masked_fill(in_one_document(o.row_documents, scores.size(2)).logical_not(), kUnseen);
+  }
   if (!o.mask.defined()) return scores;
   return o.mask.scalar_type() == at::kBool ? scores.masked_fill(o.mask.logical_not(), kUnseen) : scores + o.mask;
 }

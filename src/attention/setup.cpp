@@ -64,6 +64,41 @@ at::Tensor local_of(const at::Tensor& tensor) {
 
 at::Tensor last_dense(const at::Tensor& t) { return t.stride(-1) == 1 || t.size(-1) <= 1 ? t : t.contiguous(); }
 
+namespace {
+
+// Positions where a row's documents begin, without what fills it up.
+std::vector<std::int64_t> documents_of(const at::Tensor& row, std::int64_t length) {
+  const c10::ArrayRef<std::int64_t> all(row.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(row.numel()));
+  TORCH_CHECK(all.front() == 0 && std::is_sorted(all.begin(), all.end()) && all.back() <= length,
+              "attention: documents of a row begin at ascending positions from 0 up to ", length, ", not at ", all);
+  return {all.begin(), std::lower_bound(all.begin(), all.end(), length)};
+}
+
+// Of this rank's rows of the batch.
+std::vector<std::vector<std::int64_t>> local_documents(at::Tensor rows, const Setup& s) {
+  const at::NoGradGuard no_grad;
+  const auto length = s.k->sizes[2];
+  if (dtensor_or_null(rows) == nullptr) {
+    std::vector<at::Tensor> parts;
+    for (const Segment& part : own_part(*s.q->mesh, s.q->sizes[0], 0, s.layout.q)) {
+      parts.push_back(rows.narrow(0, part.offset, part.length));
+    }
+    if (parts.empty()) return {};
+    rows = at::cat(parts);
+  } else {
+    Placements wanted(s.layout.q.size());
+    for (std::size_t a = 0; a < wanted.size(); ++a) {
+      if (s.layout.q[a].is_shard(0)) wanted[a] = s.layout.q[a];
+    }
+    rows = local_of(redistribute_tensors({rows}, {std::move(wanted)})[0]);
+  }
+  std::vector<std::vector<std::int64_t>> documents;
+  for (const at::Tensor& row : rows.contiguous().unbind()) documents.push_back(documents_of(row, length));
+  return documents;
+}
+
+}  // namespace
+
 Setup setup_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Layout layout,
                const AttentionOptions& options) {
   Setup s;
@@ -84,6 +119,7 @@ Setup setup_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, La
     if (split && s.layout.kv[a].is_replicate()) s.summed |= AxisMask{1} << a;
   }
   if (!s.q->mesh->is_member) return s;
+  if (options.row_documents.defined()) s.documents = local_documents(options.row_documents, s);
   s.blocks = blocks_of(s);
   auto region = region_of(*s.q);
   region.sizes = {region.sizes[0], s.q->sizes[1], s.q->sizes[2], s.k->sizes[2]};

@@ -22,8 +22,9 @@ struct Setup {
   SpecPtr q, k, v, out;  // as laid out
   Scores scores;         // without the mask
   Blocks blocks;
-  AttentionOptions options;  // without tensors
-  AxisMask summed = 0;       // axes where gradients of keys and values, which every rank has there, are shares of a sum
+  AttentionOptions options;                          // without the mask and the sinks
+  std::vector<std::vector<std::int64_t>> documents;  // of this rank's rows of the batch; empty: those of the pattern
+  AxisMask summed = 0;  // axes where gradients of keys and values, which every rank has there, are shares of a sum
 };
 
 // `q`, `k` and `v` are laid out. Counts a random operator where there is dropout.

@@ -1,6 +1,7 @@
 // Attention, MLP and the pre-norm block.
 #include <ATen/ATen.h>
 
+#include "dtensor/attention.h"
 #include "dtensor/debug.h"
 #include "dtensor/nn.h"
 
@@ -51,15 +52,17 @@ Attention::Attention(const Options& options)
   register_module("o_proj", o_proj);
 }
 
-at::Tensor Attention::forward(const at::Tensor& input, const at::Tensor& mask) const {
+at::Tensor Attention::forward(const at::Tensor& input, const at::Tensor& mask, const at::Tensor& documents) const {
   const ModuleScope scope(name());
   const at::Tensor x = constrain("in", input);
   const at::Tensor q = rotate(split_heads(q_proj.forward(x), options_.heads), options_.rope);
   const at::Tensor k = rotate(split_heads(k_proj.forward(x), options_.kv_heads), options_.rope);
   const at::Tensor v = split_heads(v_proj.forward(x), options_.kv_heads);
+  const auto given = mask.defined() ? std::optional(mask) : std::nullopt;
   const bool causal = options_.causal && !mask.defined(), grouped = options_.kv_heads < options_.heads;
-  const at::Tensor y = at::scaled_dot_product_attention(q, k, v, mask.defined() ? std::optional(mask) : std::nullopt,
-                                                        0.0, causal, std::nullopt, grouped);
+  const at::Tensor y = documents.defined()
+                           ? attention(q, k, v, {.mask = mask, .causal = causal, .row_documents = documents})
+                           : at::scaled_dot_product_attention(q, k, v, given, 0.0, causal, std::nullopt, grouped);
   return constrain("out", o_proj.forward(y.transpose(1, 2).flatten(2, 3)));
 }
 

@@ -72,14 +72,18 @@ void report_replicated(const OpEntry& entry, const OpCall& call, const Decision&
              "(docs/rules.md) to keep it sharded. (Said once per operator.)");
 }
 
+void report_moves(const MeshInfo& mesh, const std::function<std::string()>& text) {
+  const auto* moves = ScopedValue<ImplicitMoves>::current();
+  if (moves == nullptr || *moves == ImplicitMoves::allowed) return;
+  TORCH_CHECK(*moves != ImplicitMoves::refused, text(),
+              " ExplicitRedistribution refuses that. Redistribute the operands first.");
+  if (speaks_for(mesh)) TORCH_WARN(text());
+}
+
 void report_moves(const OpEntry& entry, const CachedCall& call) {
   if (call.implicit_bytes == 0) return;
   note_moves(call);
-  const auto* moves = ScopedValue<ImplicitMoves>::current();
-  if (moves == nullptr || *moves == ImplicitMoves::allowed) return;
-  TORCH_CHECK(*moves != ImplicitMoves::refused, moves_text(entry, call),
-              " ExplicitRedistribution refuses that. Redistribute the operands first.");
-  if (speaks_for(*call.mesh)) TORCH_WARN(moves_text(entry, call));
+  report_moves(*call.mesh, [&] { return moves_text(entry, call); });
 }
 
 std::string explain_calls(const std::function<void()>& fn) {

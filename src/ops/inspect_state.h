@@ -17,6 +17,9 @@ bool checked_values();  // one that compares values too
 // An operator whose operands move between ranks unasked: a warning or an error, as ExplicitRedistribution says.
 void report_moves(const OpEntry& entry, const CachedCall& call);
 
+// The same for a call that is no operator's; `text` says what moves.
+void report_moves(const MeshInfo& mesh, const std::function<std::string()>& text);
+
 // Runs fn and returns the candidates, prices and choices of its calls.
 std::string explain_calls(const std::function<void()>& fn);
 // Notes the candidates of this call; nothing unless a record is being made.

@@ -87,8 +87,8 @@ ResultCheck::ResultCheck(const OpEntry& entry, const CachedCall& call, const Cal
   if (call.executor == Executor::absent || !content_counts_) return;
   for (std::size_t i = 0; i < entry.args.size() && !entry.gives_view; ++i) {
     if (entry.args[i].mutated || entry.args[i].kind == ArgKind::other) continue;  // what is written may hold anything
-    const auto what = c10::str("operand `", entry.schema().arguments()[i].name(), "`");
-    for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) { compare_replicas(what, tensor); });
+    const auto what = c10::str(entry.name(), ": operand `", entry.schema().arguments()[i].name(), "`");
+    for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) { check_replicas(what, tensor); });
   }
   if (!is_comparable(entry, view) || !pick_call(entry, view)) return;
   for (std::size_t i = 0; i < entry.args.size(); ++i) {
@@ -102,8 +102,8 @@ void ResultCheck::compare(const Stack& stack) const {
   if (call_.executor == Executor::absent || !content_counts_) return;
   const bool fresh = !entry_.gives_view && !entry_.mutates;  // not of memory that the program has yet to fill
   for (std::size_t r = 0; r < count && fresh; ++r) {
-    const auto what = c10::str("result ", r);
-    for_each_tensor(stack[first + r], [&](const at::Tensor& tensor) { compare_replicas(what, tensor); });
+    const auto what = c10::str(entry_.name(), ": result ", r);
+    for_each_tensor(stack[first + r], [&](const at::Tensor& tensor) { check_replicas(what, tensor); });
   }
   if (wholes_.empty()) return;
   auto expected = wholes_;
@@ -116,16 +116,23 @@ void ResultCheck::compare(const Stack& stack) const {
   for (std::size_t r = 0; r < told; ++r) compare_whole(c10::str("result ", r), stack[first + r], expected[r]);
 }
 
-void ResultCheck::compare_replicas(const std::string& what, const at::Tensor& tensor) const {
+void check_replicas(const std::string& what, const at::Tensor& tensor) {
   auto* impl = dtensor_or_null(tensor);
   if (impl == nullptr || is_stand_in(*impl) || !impl->spec()->mesh->is_member) return;
   const auto& spec = *impl->spec();
   const auto axes = replicated_axes(spec);
   if (axes == 0 || tensor.is_meta()) return;
   check_equal_across(acting(*spec.mesh), axes, fresh_local(*impl),
-                     c10::str(entry_.name(), ": ", what, ", ", spec.str(),
+                     c10::str(what, ", ", spec.str(),
                               ", is labelled Replicate and differs between ranks. Label what ranks hold as it is "
                               "(from_local with Shard or Partial), or mend the rule that labelled it"));
+}
+
+void check_parts(const std::string& what, const at::Tensor& actual, const at::Tensor& expected,
+                 const std::string& why) {
+  const auto parts = whole_value(actual);
+  TORCH_CHECK(parts.sizes() == expected.sizes() && are_close(parts, expected), what,
+              ", put together from its parts, differs from the whole computation's: ", why);
 }
 
 void ResultCheck::compare_whole(const std::string& what, const c10::IValue& actual, const c10::IValue& expected) const {

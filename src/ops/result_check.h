@@ -7,6 +7,13 @@
 
 namespace dtensor {
 
+// Throws, on every rank of the mesh, where ranks that replicate the DTensor hold other values. Collective; nothing for
+// plain tensors.
+void check_replicas(const std::string& what, const at::Tensor& tensor);
+// Throws where the parts of `actual` do not make up `expected`, which is plain; `why` says what is wrong then.
+// Collective.
+void check_parts(const std::string& what, const at::Tensor& actual, const at::Tensor& expected, const std::string& why);
+
 class ResultCheck {
  public:
   // Before the call; the arguments are on top of the stack. Collective.
@@ -15,7 +22,6 @@ class ResultCheck {
   void compare(const torch::jit::Stack& stack) const;
 
  private:
-  void compare_replicas(const std::string& what, const at::Tensor& tensor) const;
   void compare_whole(const std::string& what, const c10::IValue& actual, const c10::IValue& expected) const;
 
   const OpEntry& entry_;

@@ -18,7 +18,9 @@ struct Case {
   std::vector<Placements> where{{Shard(2)}, {Shard(2)}, {Shard(2)}};
   Placements mask_where;  // empty: a plain mask
   AttentionStrategy strategy = AttentionStrategy::automatic;
-  bool by_aten = true;  // at::scaled_dot_product_attention
+  std::vector<std::vector<std::int64_t>> rows;  // documents of each row of the batch, instead of the options'
+  Placements rows_where;                        // empty: plain ones
+  bool by_aten = true;                          // at::scaled_dot_product_attention
   std::uint64_t seed = 1;
 
   std::string str() const {
@@ -27,6 +29,7 @@ struct Case {
                          options.window, " documents ", options.documents, " dropout ", options.dropout,
                          options.sinks.defined() ? " sinks" : "", " ", to_string(strategy), by_aten ? " ATen" : "");
     for (const auto& p : where) text += " " + to_string(p);
+    for (const auto& row : rows) text += c10::str(" row ", row);
     if (options.mask.defined()) {
       text += c10::str(" mask ", options.mask.scalar_type(), options.mask.sizes(), " ", to_string(mask_where));
     }
@@ -50,11 +53,11 @@ inline Tensors tensors_of(const Case& c) {
 }
 
 // Element by element.
-inline at::Tensor seen_in(const Case& c) {
+inline at::Tensor seen_in(const Case& c, const std::vector<std::int64_t>& documents) {
   auto seen = at::ones({c.queries, c.keys}, at::kBool);
   const auto document = [&](std::int64_t i) {
     std::int64_t d = 0;
-    for (const auto start : c.options.documents) d += i >= start ? 1 : 0;
+    for (const auto start : documents) d += i >= start ? 1 : 0;
     return d;
   };
   auto* data = seen.data_ptr<bool>();
@@ -66,6 +69,28 @@ inline at::Tensor seen_in(const Case& c) {
     }
   }
   return seen;
+}
+
+// [L, S], or [B, 1, L, S] where rows have documents of their own.
+inline at::Tensor seen_in(const Case& c) {
+  if (c.rows.empty()) return seen_in(c, c.options.documents);
+  std::vector<at::Tensor> seen;
+  for (const auto& documents : c.rows) seen.push_back(seen_in(c, documents));
+  return at::stack(seen).unsqueeze(1);
+}
+
+// As attention() takes them.
+inline at::Tensor row_documents(const Case& c) {
+  if (c.rows.empty()) return {};
+  std::size_t most = 0;
+  for (const auto& row : c.rows) most = std::max(most, row.size());
+  const auto all = at::full({std::ssize(c.rows), static_cast<std::int64_t>(most)}, c.keys, at::kLong);
+  for (std::size_t b = 0; b < c.rows.size(); ++b) {
+    for (std::size_t d = 0; d < c.rows[b].size(); ++d) {
+      all[static_cast<std::int64_t>(b)][static_cast<std::int64_t>(d)] = c.rows[b][d];
+    }
+  }
+  return all;
 }
 
 // What one device gives; `kept`: what dropout keeps, divided by its share.
@@ -122,6 +147,10 @@ inline at::Tensor attend(const Case& c, const std::vector<at::Tensor>& in, const
   AttentionOptions options = c.options;
   options.mask = mask;
   options.sinks = in.size() == 4 ? in[3] : at::Tensor();
+  options.row_documents = row_documents(c);
+  if (!c.rows_where.empty() && is_dtensor(in[0])) {
+    options.row_documents = distribute_tensor(options.row_documents, DTensor(in[0]).mesh(), c.rows_where);
+  }
   return attention(in[0], in[1], in[2], options);
 }
 

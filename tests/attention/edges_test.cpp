@@ -163,6 +163,108 @@ TEST(AttentionEdges, PlainMasksAreCompared) {
   });
 }
 
+// Documents of rows, plain and of the mesh: equal to plain ATen, twice differentiable, mistakes named.
+TEST(AttentionEdges, DocumentsOfRows) {
+  Case c = small();
+  c.batch = 3, c.by_aten = false;
+  c.rows = {{0, 4}, {0}, {0, 1, 2, 9}};
+  for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {
+    c.strategy = strategy;
+    for (const Placements& where : {Placements{}, Placements{Replicate()}, Placements{Shard(0)}}) {
+      c.rows_where = where;
+      check_case(c);
+    }
+  }
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const auto t = tensors_of(c);
+    const auto twice = [&](const std::vector<at::Tensor>& in) {
+      const auto y = attend(c, in, {});
+      const auto first = torch::autograd::grad({y.square().sum()}, in, {}, true, true);
+      return torch::autograd::grad({first[0].square().sum() + first[1].sum()}, in);
+    };
+    std::vector<at::Tensor> plain;
+    for (const auto& x : t.inputs(c)) plain.push_back(x.detach().clone().requires_grad_());
+    require(attend(c, plain, {}), expected_result(c, plain, {}), c, "plain tensors");
+    const auto wanted = twice(plain), found = twice(distributed(c, t, mesh));
+    for (std::size_t i = 0; i < 3; ++i) require(DTensor(found[i]).full_tensor(), wanted[i], c, "second derivative");
+  });
+}
+
+TEST(AttentionEdges, MistakesInDocumentsOfRowsAreNamed) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto c = small();
+    const auto in = distributed(c, tensors_of(c), mesh);
+    const auto says = [&](const at::Tensor& rows, const std::string& part) {
+      try {
+        attention(in[0], in[1], in[2], {.row_documents = rows});
+        ADD_FAILURE() << "no error about " << part;
+      } catch (const c10::Error& e) {
+        EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
+      }
+    };
+    const auto rows = [](const std::vector<std::int64_t>& row) { return at::tensor(row).expand({2, -1}); };
+    says(rows({1, 5}), "from 0 up to 10, not at [1, 5]");
+    says(rows({0, 5, 3}), "from 0 up to 10, not at [0, 5, 3]");
+    says(rows({0, 11}), "from 0 up to 10, not at [0, 11]");
+    says(at::zeros({3, 1}, at::kLong), "are int64 [2, D], not Long[3, 1]");
+    says(at::zeros({2, 1}), "are int64 [2, D], not Float[2, 1]");
+  });
+}
+
+// What the operands' disagreement moves is refused and counted; what attention itself exchanges is what was asked for.
+TEST(AttentionEdges, MovesBeforeAttentionAreRefusedOnRequest) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {
+      auto c = small(strategy);
+      const AttentionStrategyScope scope(strategy);
+      std::int64_t counted = 0;
+      const EventListener listener([&](const Event& e) { counted += e.name == "dtensor::attention" ? e.bytes : 0; },
+                                   {Event::Kind::op});
+      {
+        const ExplicitRedistribution explicitly;
+        attend(c, distributed(c, tensors_of(c), mesh), {});
+        EXPECT_EQ(counted, 0) << to_string(strategy);
+        c.where[1] = {Shard(3)};  // k, whose rows are split as v's are
+        const auto in = distributed(c, tensors_of(c), mesh);
+        EXPECT_THROW(attend(c, in, {}), c10::Error) << to_string(strategy);
+      }
+      attend(c, distributed(c, tensors_of(c), mesh), {});
+      EXPECT_EQ(counted, 2 * 4 * 10 * 4 * kItem / 4) << to_string(strategy);  // of k, the other rank's quarter
+    }
+  });
+}
+
+// Checked runs plain ATen on the whole beside: a tensor that is labelled Replicate and is not, and nothing else,
+// throws.
+TEST(AttentionEdges, CheckedComparesWithTheWhole) {
+  for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {
+    auto c = small(strategy);
+    c.by_aten = false;
+    c.options.sinks = at::arange(4, at::kDouble);
+    c.rows = {{0, 3}, {0, 5, 8}};
+    on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
+      const Checked checked;
+      const auto t = tensors_of(c);
+      const auto in = distributed(c, t, mesh);
+      const AttentionStrategyScope scope(strategy);
+      const CommDebugMode comms;
+      const auto y = attend(c, in, {});
+      EXPECT_GE(comms.total("all_gather").calls, 4) << comms.table();  // the whole of q, k, v and the result
+      require(DTensor(y).full_tensor(), expected_result(c, t.inputs(c), {}), c, "the result");
+    });
+  }
+  auto c = small();
+  EXPECT_THROW(on_mesh(c.mesh,
+                       [&](const DeviceMesh& mesh) {
+                         const Checked checked;
+                         auto in = distributed(c, tensors_of(c), mesh);
+                         const auto mine = at::full({2, 4, 10, 4}, mesh.coordinate()->front(), at::kDouble);
+                         in[0] = DTensor::from_local(mine, mesh, {Replicate()});
+                         attend(c, in, {});
+                       }),
+               std::exception);
+}
+
 TEST(AttentionEdges, ThreeDimensions) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = Draw(4).normal({4, 9, 6});

@@ -61,6 +61,13 @@ void draw_mask(Draw& draw, Case& c) {
   }
 }
 
+void draw_documents(Draw& draw, std::vector<std::int64_t>& starts, std::int64_t length) {
+  starts = {0};
+  while (draw.integer(0, 2) > 0 && starts.back() + 1 < length) {
+    starts.push_back(draw.integer(starts.back() + 1, length - 1));
+  }
+}
+
 void draw_options(Draw& draw, Case& c) {
   draw_mask(draw, c);
   c.options.causal = draw.coin() && !(c.by_aten && c.options.mask.defined());
@@ -70,9 +77,12 @@ void draw_options(Draw& draw, Case& c) {
   if (draw.coin()) c.options.window = draw.integer(1, std::min<std::int64_t>(c.keys, 12));
   if (draw.coin()) c.options.sinks = draw.normal({c.heads}, c.dtype);
   if (c.queries != c.keys || draw.coin()) return;
-  c.options.documents = {0};
-  while (draw.integer(0, 2) > 0 && c.options.documents.back() + 1 < c.keys) {
-    c.options.documents.push_back(draw.integer(c.options.documents.back() + 1, c.keys - 1));
+  if (draw.coin()) return draw_documents(draw, c.options.documents, c.keys);
+  c.rows.resize(static_cast<std::size_t>(c.batch));
+  for (auto& row : c.rows) draw_documents(draw, row, c.keys);
+  if (!draw.coin()) return;
+  for (std::size_t a = 0; a < c.mesh.size(); ++a) {
+    c.rows_where.push_back(one_of<Placement>(draw, {Shard(0), Shard(1), Replicate()}));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "dtensor/events.h"
+#include "dtensor/memory_timeline.h"
 #include "mesh_run.h"
 #include "train/compare.h"
 #include "train/run.h"
@@ -104,6 +105,39 @@ TEST(ContextParallel, ExpertsOnTheLayoutOfTheParityRuns) {
   o.experts->etp = 2;
   o.experts->ep = 2;
   expect_one_device({.shard = 2, .tp = 2, .cp = 2}, o);
+}
+
+// Of forward and backward on one of two ranks, beside what is held before.
+std::int64_t peak_of_a_step(const Options& o) {
+  std::int64_t peak = 0;
+  dtensor::run_local(2, [&](dtensor::Communicator world) {
+    const auto mesh = make_mesh(world, {.cp = 2});
+    GptConfig config = gpt_config(o);
+    config.tensor = config.tensor.device(at::kMeta);
+    Gpt model(config);
+    distribute(model, mesh, o);
+    dtensor::manual_seed(mesh, 1);
+    model.reset();
+    const auto batch = corpus().batch(0, 0, {o.batch, o.seq, o.documents});
+    const auto ids = distribute_tensor(batch.ids, mesh, batch_placements(o));
+    const auto targets = distribute_tensor(batch.targets, mesh, batch_placements(o));
+    at::Tensor documents;
+    if (o.documents) documents = distribute_tensor(batch.documents, mesh, rows_placements());
+    const dtensor::MemoryTimeline memory;
+    token_loss(model.run(ids, documents).logits, targets).backward();
+    if (world.rank() == 0) peak = memory.peak().bytes;
+  });
+  return peak;
+}
+
+// Where documents begin is told by positions: no rank holds whether each token sees each other.
+TEST(ContextParallel, DocumentsTakeNoMaskOfAllPairs) {
+  Options o = small(Dtype::float32);
+  o.batch = 1, o.seq = 4096, o.layers = 1, o.zigzag_sequence = true;
+  const auto with = peak_of_a_step(o);
+  o.documents = false;
+  const auto without = peak_of_a_step(o);
+  EXPECT_LE(with - without, o.seq * o.seq / 16) << with << " against " << without;
 }
 
 struct Moved {

@@ -11,6 +11,7 @@
 #include "ops/inspect_state.h"
 #include "ops/kept_results.h"
 #include "ops/plain_operand.h"
+#include "ops/special/attention_check.h"
 #include "ops/special/special.h"
 
 namespace dtensor {
@@ -33,13 +34,44 @@ const MeshInfo* one_mesh(std::initializer_list<const at::Tensor*> tensors) {
   return cpu ? mesh : nullptr;
 }
 
-void check_plain(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask) {
+const OpEntry& entry_of_attention() {
   static const OpEntry& entry =
       entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::scaled_dot_product_attention", ""));
-  const std::vector<c10::IValue> args{
-      q, k, v, mask.defined() ? c10::IValue(mask) : c10::IValue(), 0.0, false, c10::IValue(), false};
-  const CallView view(entry, args);
-  if (view.has_plain) check_plain_operands(entry, args, view);
+  return entry;
+}
+
+// As a call of ATen's operator; `mask` may be another operand that tells which keys are seen.
+std::vector<c10::IValue> call_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const at::Tensor& mask) {
+  return {q, k, v, mask.defined() ? c10::IValue(mask) : c10::IValue(), 0.0, false, c10::IValue(), false};
+}
+
+void check_plain(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask) {
+  const auto args = call_of(q, k, v, mask);
+  const CallView view(entry_of_attention(), args);
+  if (view.has_plain) check_plain_operands(entry_of_attention(), args, view);
+}
+
+// Under Checked, on members of the mesh.
+std::optional<AttentionCheck> check_before(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                           const AttentionOptions& options) {
+  if (C10_LIKELY(!checked_values())) return std::nullopt;
+  const auto args = call_of(q, k, v, options.mask);
+  const CallView view(entry_of_attention(), args);
+  if (!view.mesh->is_member) return std::nullopt;
+  return AttentionCheck(q, k, v, options, pick_call(entry_of_attention(), view));
+}
+
+// Says what operands that do not lie alike move; returns the bytes.
+std::int64_t report_moves_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const AttentionOptions& options, AttentionStrategy strategy) {
+  if (C10_LIKELY(!scopes_watched() && !events_on(Event::Kind::op))) return 0;
+  const auto moves = attention_parts::moves_of(q, k, v, options, strategy);
+  if (moves.bytes == 0) return 0;
+  report_moves(*one_mesh({&q, &k, &v}), [&] {
+    return c10::str("attention moves ", moves.bytes, " bytes to the rank that receives most:", moves.text);
+  });
+  return moves.bytes;
 }
 
 // Selective recomputation knows attention by the kernel that one device runs.
@@ -62,14 +94,18 @@ KeptForward kept_forward() {
 at::Tensor attend_checked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options) {
   check_plain(q, k, v, options.mask);
-  const auto* strategy = ScopedValue<AttentionStrategy>::current();
+  if (options.row_documents.defined()) check_plain(q, k, v, options.row_documents);
+  const auto* scope = ScopedValue<AttentionStrategy>::current();
+  const auto strategy = scope == nullptr ? AttentionStrategy::automatic : *scope;
+  const auto moved = report_moves_of(q, k, v, options, strategy);
+  const auto check = check_before(q, k, v, options);
   std::string text;
   const auto begin = std::chrono::steady_clock::now();
-  const auto out = attend(q, k, v, options, strategy == nullptr ? AttentionStrategy::automatic : *strategy,
-                          recording_explanations() ? &text : nullptr, kept_forward());
+  const auto out = attend(q, k, v, options, strategy, recording_explanations() ? &text : nullptr, kept_forward());
   if (events_on(Event::Kind::op))
-    emit_event({Event::Kind::op, "dtensor::attention", "", 0, begin, std::chrono::steady_clock::now()});
+    emit_event({Event::Kind::op, "dtensor::attention", "", moved, begin, std::chrono::steady_clock::now()});
   if (!text.empty()) record_explanation("attention\n" + text);
+  if (check) check->compare(out);
   return out;
 }
 
@@ -114,8 +150,8 @@ at::Tensor attention_special(const at::Tensor& q, const at::Tensor& k, const at:
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
   attention_parts::check_call(q, k, v, options);
   const bool learnt_mask = options.mask.defined() && options.mask.requires_grad() && at::GradMode::is_enabled();
-  const bool ours =
-      one_mesh({&q, &k, &v}) != nullptr && one_mesh({&q, &k, &v, &options.mask, &options.sinks}) != nullptr;
+  const bool ours = one_mesh({&q, &k, &v}) != nullptr &&
+                    one_mesh({&q, &k, &v, &options.mask, &options.sinks, &options.row_documents}) != nullptr;
   if (!ours || learnt_mask || q.numel() == 0) {
     return attention_parts::plain_attention(q, k, v, options);
   }
