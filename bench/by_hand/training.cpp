@@ -1,0 +1,77 @@
+#include "by_hand/training.h"
+
+#include <ATen/ATen.h>
+
+#include <chrono>
+
+#include "dtensor/dtensor.h"
+
+namespace by_hand {
+
+Weights make_weights(const train::Options& options) {
+  Weights weights;
+  dtensor::run_local(1, [&](const dtensor::Communicator& world) {
+    const auto mesh = dtensor::init_device_mesh(world, at::kCPU, {1});
+    auto config = train::gpt_config(options);
+    config.tensor = config.tensor.device(at::kMeta);
+    train::Gpt model(config);
+    dtensor::parallelize(model, mesh, {});
+    dtensor::manual_seed(mesh, options.seed);
+    model.reset();
+    std::map<std::string, at::Tensor> by_name;
+    for (const auto& [name, tensor] : model.named_parameters()) {
+      by_name[name] = dtensor::DTensor(tensor->detach()).full_tensor().clone();
+    }
+    weights.embedding = by_name.at("wte.weight");
+    weights.norm = by_name.at("ln.weight"), weights.norm_bias = by_name.at("ln.bias");
+    weights.head = by_name.at("lm_head.weight");
+    for (std::int64_t i = 0; i < config.layers; ++i) {
+      auto& block = weights.blocks.emplace_back();
+      for (const char* name :
+           {"ln1.weight", "ln1.bias", "attn.q_proj.weight", "attn.k_proj.weight", "attn.v_proj.weight",
+            "attn.o_proj.weight", "ln2.weight", "ln2.bias", "mlp.ffn1.weight", "mlp.ffn2.weight"}) {
+        block.push_back(by_name.at(c10::str("h.", i, ".", name)));
+      }
+    }
+  });
+  return weights;
+}
+
+namespace {
+
+struct AdamW {
+  std::vector<at::Tensor> first, second, steps;
+
+  void step(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& gradients, double lr) {
+    for (const auto& p : parameters) {
+      if (first.size() == parameters.size()) break;
+      first.push_back(at::zeros_like(p)), second.push_back(at::zeros_like(p)),
+          steps.push_back(at::zeros({}, at::kFloat));
+    }
+    at::_foreach_add_(steps, 1);
+    at::_fused_adamw_(parameters, gradients, first, second, {}, steps, lr, 0.9, 0.95, 0.1, 1e-8, false, false);
+  }
+};
+
+}  // namespace
+
+Losses Training::run(const train::Options& o, const train::Corpus& corpus) {
+  using Clock = std::chrono::steady_clock;
+  Losses losses;
+  AdamW adamw;
+  for (std::int64_t step = 0; step < o.steps; ++step) {
+    const auto begin = Clock::now();
+    losses.loss.push_back(forward_backward(corpus.batch(o.seed, step, {o.batch, o.seq})));
+    const at::NoGradGuard no_grad;
+    const auto slices = gradients();
+    const double norm = total_norm(slices);
+    if (norm > o.clip) at::_foreach_mul_(slices, o.clip / (norm + 1e-6));
+    const double reached = o.warmup == 0 ? 1.0 : static_cast<double>(step + 1) / static_cast<double>(o.warmup);
+    adamw.step(parameters(), slices, o.lr * std::min(1.0, reached));
+    forget_gradients();
+    losses.seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+  return losses;
+}
+
+}  // namespace by_hand
