@@ -47,12 +47,12 @@ struct AttentionOptions {
   std::int64_t window = 0;           // > 0: query i sees keys with |i - j| < window
   // Position of each document's first token, ascending from 0: tokens see their own document. Needs L = S.
   std::vector<std::int64_t> documents = {};
-  // The same for each row of the batch, instead of `documents`: int64 [B, D], the positions of row b's documents and
+  // [H]: a further score for each head that takes part in the softmax and has no value (attention sinks).
+  at::Tensor sinks = {};
+  // Documents of each row of the batch, instead of `documents`: int64 [B, D], the positions of row b's documents and
   // then S, as often as it takes to fill the row. Plain tensors count as Replicate. No row's scores are ever a matrix
   // of S x S in memory because of them, as those of a mask are.
   at::Tensor row_documents = {};
-  // [H]: a further score for each head that takes part in the softmax and has no value (attention sinks).
-  at::Tensor sinks = {};
 };
 
 // Softmax(q k^T scale + masks) v. q: [B, H, L, E], k: [B, G, S, E], v: [B, G, S, F] with H a multiple of G (groups of
