@@ -16,6 +16,7 @@ struct Bench : bench::Training {
   train::Options job;
   std::vector<std::int64_t> hidden = {64, 256, 512};
   int runs = 5;
+  std::string only;  // ours or by-hand, for a profiler
 };
 
 Bench parse(int argc, char** argv) {
@@ -26,6 +27,8 @@ Bench parse(int argc, char** argv) {
   app.remove_option(app.get_option("--hidden"));
   app.add_option("--hidden", bench.hidden, "widths of the model")->delimiter(',');
   app.add_option("--runs", bench.runs, "of each in turn");
+  app.add_option("--only", bench.only, "ours or by-hand alone, for a profiler")
+      ->check(CLI::IsMember({"ours", "by-hand"}));
   app.parse(argc, argv);
   return bench;
 }
@@ -67,12 +70,26 @@ Outcome on_one_device(const Bench& bench, const dtensor::Communicator& world, co
   return result;
 }
 
-void compare(const Bench& bench, const std::string& mode, std::int64_t hidden, const dtensor::Communicator& world,
-             const train::Corpus& corpus) {
+train::Options options_of(const Bench& bench, const std::string& mode, std::int64_t hidden, int ranks) {
   train::Options options = bench.job;
   options.hidden = hidden;
   options.steps += bench.warmup;
-  options.mesh = mode == "fsdp" ? train::MeshShape{1, world.size(), 1} : train::MeshShape{1, 1, world.size()};
+  options.mesh = mode == "fsdp" ? train::MeshShape{1, ranks, 1} : train::MeshShape{1, 1, ranks};
+  return options;
+}
+
+void run_one(const Bench& bench, const std::string& mode, std::int64_t hidden, const dtensor::Communicator& world,
+             const train::Corpus& corpus) {
+  const auto options = options_of(bench, mode, hidden, world.size());
+  const auto result = bench.only == "ours" ? of_records(train::train_on_mesh(world, options, corpus, {}), bench.warmup)
+                                           : by_hand_on(bench, mode, world, options, corpus);
+  if (world.rank() == 0) std::cout << nlohmann::json{{"mode", mode}, {bench.only, result.ms}}.dump() << std::endl;
+}
+
+void compare(const Bench& bench, const std::string& mode, std::int64_t hidden, const dtensor::Communicator& world,
+             const train::Corpus& corpus) {
+  if (!bench.only.empty()) return run_one(bench, mode, hidden, world, corpus);
+  const auto options = options_of(bench, mode, hidden, world.size());
   const bool threads = std::string(world.backend_name()) == "local";
   std::vector<double> ours, by_hand, single, to_hand, to_single;
   double difference = 0;

@@ -27,7 +27,8 @@ struct EventListener::State : ScopedValue<Listener> {
 EventListener::EventListener(std::function<void(const Event&)> listener, Kinds kinds) {
   std::uint8_t bits = 0;
   for (const auto kind : kinds) bits |= bit_of(kind);
-  state_ = std::make_unique<State>(Listener{std::move(listener), bits}, true);
+  const bool hears_operators = (bits & bit_of(Event::Kind::op)) != 0;
+  state_ = std::make_unique<State>(Listener{std::move(listener), bits}, hears_operators);
 }
 
 EventListener::~EventListener() = default;

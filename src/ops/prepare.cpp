@@ -134,7 +134,8 @@ void plan_write_backs(CachedCall& call) {
       continue;
     }
     const auto& own = input.from->placements;
-    input.write_back = !input.plan.empty() || input.result->placements != own;
+    input.write_back =
+        !input.plan.empty() || !lie_alike(*with_placements(*input.from, input.result->placements), *input.from);
     if (input.write_back)
       input.write_back_plan = plan_redistribute(*with_placements(*input.from, input.result->placements), own);
   }

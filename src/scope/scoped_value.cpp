@@ -32,7 +32,11 @@ struct ScopeFrame::State final : c10::DebugInfoBase {
   State(const std::type_info& of_type, std::shared_ptr<const void> of_value, bool is_watched)
       : type(of_type), value(std::move(of_value)), watched(is_watched), below(DebugInfo::current()), outer(top()) {}
 
-  static State* top() { return dynamic_cast<State*>(DebugInfo::get(own_kind<c10::DebugInfoKind>())); }
+  static State* top() {
+    auto* info = DebugInfo::get(own_kind<c10::DebugInfoKind>());
+    if constexpr (std::is_enum_v<c10::DebugInfoKind>) return dynamic_cast<State*>(info);  // it may be another's
+    return static_cast<State*>(info);
+  }
   static void mark_thread() {
     bool any = false;
     for (const auto* s = top(); s != nullptr && !any; s = s->outer) any = s->watched && s->open;

@@ -9,6 +9,7 @@
 #include "dtensor/events.h"
 #include "dtensor/inspect.h"
 #include "ops/cache.h"
+#include "ops/prepare.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {
@@ -105,6 +106,45 @@ TEST(RecentCall, AScopeSeesEveryCall) {
     }
     at::neg(x);
     EXPECT_EQ(seen, 3);
+  });
+}
+
+// Who counts collectives only, as a training loop may at every step, does not slow operators down.
+TEST(RecentCall, AListenerToCollectivesLeavesOperatorsTheirShortWay) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)});
+    int collectives = 0;
+    const EventListener listener([&](const Event&) { ++collectives; }, {Event::Kind::collective});
+    EXPECT_FALSE(scopes_watched());
+    x.redistribute({Replicate()});
+    EXPECT_EQ(collectives, 1);
+    const EventListener all([](const Event&) {});
+    EXPECT_TRUE(scopes_watched());
+  });
+}
+
+// An axis of one rank holds everything, whatever the placement calls it: states that lie otherwise than their parameter
+// on it are written in place.
+TEST(RecentCall, AWriteOverAnAxisOfOneRankNeedsNoCopy) {
+  on_mesh({1, 2}, [](const DeviceMesh& mesh) {
+    const at::Tensor whole = at::arange(24, at::kFloat).view({4, 6});
+    for (const Placement& on_two : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
+      const auto placed = [&](const Placement& on_one) {
+        return std::vector<at::Tensor>{distribute_tensor(whole, mesh, {on_one, on_two})};
+      };
+      const auto parameter = placed(Shard(0).as_storage()), gradient = placed(Shard(1));
+      const auto first = placed(Replicate()), second = placed(Shard(1));
+      const std::vector<at::Tensor> none, step{at::ones({})};
+      const auto& entry = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::_fused_adamw_", ""));
+      const std::vector<c10::IValue> args{parameter, gradient, first, second, none,  step, 0.1, 0.9,
+                                          0.99,      0.0,      1e-8,  false,  false, {},   {}};
+      EXPECT_TRUE(prepare_call(entry, args, CallView(entry, args))->executor == Executor::simple) << c10::str(on_two);
+      const std::vector<at::Tensor> same{whole.clone()}, plain{whole.clone()}, m{whole.clone()}, v{whole.clone()};
+      at::_fused_adamw_(parameter, gradient, first, second, {}, step, 0.1, 0.9, 0.99, 0.0, 1e-8, false, false);
+      at::_fused_adamw_(same, plain, m, v, {}, step, 0.1, 0.9, 0.99, 0.0, 1e-8, false, false);
+      EXPECT_TRUE(at::equal(DTensor(parameter[0]).full_tensor(), same[0]));
+      EXPECT_TRUE(at::equal(DTensor(first[0]).full_tensor(), m[0]));
+    }
   });
 }
 
