@@ -9,7 +9,7 @@
 namespace dtensor::test {
 namespace {
 
-constexpr std::int64_t kBatch = 2, kHeads = 2, kSize = 4, kState = 3, kKernel = 4, kChunks = 8;
+constexpr std::int64_t kHeads = 2, kSize = 4, kState = 3, kKernel = 4, kChunks = 8;
 constexpr std::int64_t kHidden = kHeads * kSize;
 
 using Tensors = std::vector<at::Tensor>;
@@ -22,7 +22,7 @@ at::Tensor short_convolution(const at::Tensor& x, const at::Tensor& filter) {
 }
 
 at::Tensor chunked(const at::Tensor& x, at::IntArrayRef inner) {
-  std::vector<std::int64_t> sizes{kBatch, kChunks, x.size(1) / kChunks};
+  std::vector<std::int64_t> sizes{x.size(0), kChunks, x.size(1) / kChunks};
   sizes.insert(sizes.end(), inner.begin(), inner.end());
   return x.view(sizes);
 }
@@ -50,7 +50,7 @@ at::Tensor selective_scan(const at::Tensor& x, const at::Tensor& a, const at::Te
   const at::Tensor flat = states.permute({0, 2, 1, 3, 4}).flatten(3);                   // [b, h, chunk, n p]
   const at::Tensor entering = at::matmul(between, flat).unflatten(3, {kState, kSize}).permute({0, 2, 1, 3, 4});
   const at::Tensor far = at::matmul(C.unsqueeze(2), entering) * sums.exp().unsqueeze(-1);
-  return (near + far).permute({0, 1, 3, 2, 4}).reshape({kBatch, x.size(1), kHidden});
+  return (near + far).permute({0, 1, 3, 2, 4}).reshape({x.size(0), x.size(1), kHidden});
 }
 
 at::Tensor mamba(const at::Tensor& u, const Tensors& w) {
@@ -84,7 +84,7 @@ at::Tensor delta_rule(const at::Tensor& q, const at::Tensor& k, const at::Tensor
   const at::Tensor to_end = (K * (total - sums).exp().unsqueeze(-1)).transpose(-1, -2);  // [.., size, l]
   const at::Tensor carried = at::eye(kSize, at::kDouble) * total.exp().unsqueeze(-1) - at::matmul(to_end, W);
   const at::Tensor added = at::matmul(to_end, U);
-  Tensors states{at::zeros({kBatch, kHeads, kSize, kSize}, at::kDouble)};
+  Tensors states{at::zeros({q.size(0), kHeads, kSize, kSize}, at::kDouble)};
   const auto T = carried.unbind(1), A = added.unbind(1);  // small: one matrix a chunk
   for (std::int64_t c = 0; c + 1 < kChunks; ++c) states.push_back(at::matmul(T[c], states.back()) + A[c]);
   states[0] = states[1] * 0;
@@ -92,7 +92,7 @@ at::Tensor delta_rule(const at::Tensor& q, const at::Tensor& k, const at::Tensor
   const at::Tensor fresh = U - at::matmul(W, entering);
   const at::Tensor far = at::matmul(Q * sums.exp().unsqueeze(-1), entering);
   const at::Tensor y = far + at::matmul(at::matmul(Q, K.transpose(-1, -2)) * decay, fresh);
-  return y.permute({0, 1, 3, 2, 4}).reshape({kBatch, q.size(1), kHidden});
+  return y.permute({0, 1, 3, 2, 4}).reshape({q.size(0), q.size(1), kHidden});
 }
 
 at::Tensor gated_delta(const at::Tensor& u, const Tensors& w) {
@@ -136,12 +136,12 @@ struct Bytes {
 };
 
 // Against one device; the bytes that the busiest rank received.
-Bytes compare(const Layer& layer, Tensors (*make)(Draw&), std::int64_t ranks, std::int64_t length,
+Bytes compare(const Layer& layer, Tensors (*make)(Draw&), std::int64_t ranks, std::int64_t batch, std::int64_t length,
               const Placement& placement) {
   std::vector<std::int64_t> bytes(static_cast<std::size_t>(ranks)), forward = bytes;
   on_mesh({ranks}, [&](const DeviceMesh& mesh) {
     Draw draw(3);
-    const at::Tensor u = draw.normal({kBatch, length, kHidden});
+    const at::Tensor u = draw.normal({batch, length, kHidden});
     const Tensors weights = make(draw);
     Tensors plain, placed;
     for (const auto& w : weights) {
@@ -167,20 +167,25 @@ struct Case {
   const char* name;
   Layer layer;
   Tensors (*weights)(Draw&);
-  bool also_backward;  // bytes of it do not depend on the length either
+  bool also_backward;  // where ranks could split the batch as well, bytes of it do not depend on the length either
 };
 
 class StateSpace : public testing::TestWithParam<Case> {};
 
-// With the number of chunks given, the length of the sequence does not matter to what crosses ranks. In the backward
-// pass of the delta rule some gradients change their layout on the way, which moves parts of activations.
+// With the number of chunks given, the length of the sequence does not matter to what crosses ranks, forward and
+// backward. Where the batch can be split among the ranks too, some gradients of the delta rule change their layout on
+// the way, since states cross by batch, which moves parts of activations in the backward pass.
 TEST_P(StateSpace, MovesStatesAndTheRowsBeforeAConvolutionOnly) {
   const Case& c = GetParam();
-  for (const std::int64_t ranks : {2, 4}) {
-    const Bytes once = compare(c.layer, c.weights, ranks, 64, Shard(1));
-    const Bytes twice = compare(c.layer, c.weights, ranks, 128, Shard(1));
-    EXPECT_EQ(once.forward, twice.forward) << ranks;
-    if (c.also_backward) EXPECT_EQ(once.all, twice.all) << ranks;
+  for (const std::int64_t batch : {1, 2}) {
+    for (const std::int64_t ranks : {2, 4}) {
+      const Bytes once = compare(c.layer, c.weights, ranks, batch, 64, Shard(1));
+      const Bytes twice = compare(c.layer, c.weights, ranks, batch, 128, Shard(1));
+      EXPECT_EQ(once.forward, twice.forward) << ranks << " ranks, " << batch;
+      if (c.also_backward || batch < ranks) {
+        EXPECT_EQ(once.all, twice.all) << ranks << " ranks, " << batch;
+      }
+    }
   }
 }
 
@@ -192,8 +197,8 @@ INSTANTIATE_TEST_SUITE_P(Layers, StateSpace,
 // Where the parts do not come out even in chunks, they are right all the same.
 TEST_P(StateSpace, IsThatOfOneDeviceOnUnevenParts) {
   const Case& c = GetParam();
-  compare(c.layer, c.weights, 3, 40, Shard(1));
-  compare(c.layer, c.weights, 2, 64, ZigzagShard(1));
+  compare(c.layer, c.weights, 3, 2, 40, Shard(1));
+  compare(c.layer, c.weights, 2, 2, 64, ZigzagShard(1));
 }
 
 }  // namespace
