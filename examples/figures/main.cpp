@@ -1,11 +1,15 @@
-// Draws the figures of docs/benchmarks.md anew: the transformer of examples/train under each usual layout, its loss
-// beside one device's, and what a step holds on rank 0.
+// Draws the figures of the documentation anew: the transformer of examples/train under each usual layout, its loss
+// beside one device's, and what a step holds on rank 0; and what long sequences cost when they are split over ranks.
 //
 //   figures FOLDER [flags of train, as --steps 50 --hidden 32]
+//   figures --long-sequences FOLDER [TOKENS]
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 
+#include "long_sequence/picture.h"
 #include "train/compare.h"
 #include "train/layouts.h"
 #include "train/run.h"
@@ -24,14 +28,34 @@ int draw(const std::string& folder, int argc, char** argv) {
   return 0;
 }
 
+// An eighth, a quarter, a half and all of the tokens on 1, 2 and 4 ranks.
+int draw_long_sequences(const std::string& folder, std::int64_t longest) {
+  if (longest < 8) throw train::UsageError("--long-sequences needs 8 tokens at least");
+  const std::vector<std::int64_t> tokens{longest / 8, longest / 4, longest / 2, longest};
+  std::vector<long_sequence::Line> lines;
+  for (const int ranks : {1, 2, 4}) {
+    auto& line = lines.emplace_back(long_sequence::Line{ranks, {}});
+    for (const auto length : tokens) line.costs.push_back(long_sequence::cost_of(ranks, length));
+  }
+  const auto path = std::filesystem::path(folder) / "long_sequences.svg";
+  if (!(std::ofstream(path) << long_sequence::costs_svg(tokens, lines))) {
+    throw train::UsageError("cannot write " + path.string());
+  }
+  std::printf("figures: %s\n", path.c_str());
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2) {
-    std::fputs("usage: figures FOLDER [flags of train]\n", stderr);
+  if (argc < 2 || (argc == 2 && argv[1] == std::string("--long-sequences"))) {
+    std::fputs("usage: figures FOLDER [flags of train], or figures --long-sequences FOLDER [TOKENS]\n", stderr);
     return 2;
   }
   try {
+    if (argv[1] == std::string("--long-sequences")) {
+      return draw_long_sequences(argv[2], argc > 3 ? std::atoll(argv[3]) : 8192);
+    }
     return draw(argv[1], argc - 1, argv + 1);
   } catch (const train::UsageError& error) {
     std::cerr << "figures: " << error.what() << "\n";
