@@ -134,7 +134,10 @@ inline void require(const at::Tensor& actual, const at::Tensor& expected, const 
   TORCH_CHECK(actual.scalar_type() == c.dtype, what, " is ", actual.scalar_type(), ": ", c.str());
   const double tolerance = c.dtype == at::kDouble ? 1e-9 : c.dtype == at::kFloat ? 2e-4 : 6e-2;
   const auto found = actual.to(expected.scalar_type());
-  TORCH_CHECK(at::allclose(found, expected, tolerance, tolerance), what, " is ",
+  // Shares of a sum are rounded to half types before they are added: beside the largest, small ones are that far away.
+  const bool half = c.dtype == at::kBFloat16 || c.dtype == at::kHalf;
+  const double largest = half && expected.numel() > 0 ? expected.abs().max().item<double>() : 1;
+  TORCH_CHECK(at::allclose(found, expected, tolerance, tolerance * std::max(largest, 1.0)), what, " is ",
               (found - expected).abs().max().item<double>(), " away: ", c.str());
 }
 
