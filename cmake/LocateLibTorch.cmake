@@ -57,6 +57,19 @@ function(dtensor_libtorch_problem root why)
   endif()
 endfunction()
 
+# The folder of the torch that the interpreter would import, or empty. pip hides it from builds by PYTHONPATH.
+function(dtensor_torch_of_python python out)
+  set(script "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s and s.origin else '')")
+  foreach(environment "" "--unset=PYTHONPATH")
+    execute_process(COMMAND ${CMAKE_COMMAND} -E env ${environment} ${python} -c "${script}"
+      OUTPUT_VARIABLE folder OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    if(folder)
+      break()
+    endif()
+  endforeach()
+  set(${out} "${folder}" PARENT_SCOPE)
+endfunction()
+
 function(_dtensor_libtorch_candidates out)
   string(REPLACE ":" ";" prefixes "$ENV{CMAKE_PREFIX_PATH}")
   set(found)
@@ -71,9 +84,7 @@ function(_dtensor_libtorch_candidates out)
   find_program(DTENSOR_PYTHON NAMES "$ENV{PYTHON}" python3)
   mark_as_advanced(DTENSOR_PYTHON)
   if(DTENSOR_PYTHON)
-    execute_process(
-      COMMAND ${DTENSOR_PYTHON} -c "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s and s.origin else '')"
-      OUTPUT_VARIABLE folder OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    dtensor_torch_of_python(${DTENSOR_PYTHON} folder)
     list(APPEND found ${folder})
   endif()
   dtensor_cache_folder(cache)

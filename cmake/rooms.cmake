@@ -42,8 +42,8 @@ function(dtensor_compile_like_room target)
 endfunction()
 
 # Puts files into the list `variable` in place of those of `folder` that it lists: each includes DTENSOR_BATCH of them by
-# "room/file.cpp", a name that is the same in every clone, which CMake's own unity builds do not give the compiler cache. An empty file costs
-# above a second, in which templates of LibTorch's headers are instantiated that a precompiled header cannot keep. Files of a
+# "room/file.cpp", a name that is the same in every clone, which CMake's own unity builds do not give the compiler cache. An
+# empty file costs above a second, in which templates of LibTorch's headers are instantiated that a precompiled header cannot keep. Files of a
 # room share one namespace then: helpers in unnamed namespaces need names of their own.
 set(DTENSOR_BATCH 3 CACHE STRING "How many files of src/ are compiled together; 1 rebuilds quickest after a change of one")
 function(dtensor_batch variable name folder)
