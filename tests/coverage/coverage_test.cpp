@@ -31,7 +31,8 @@ std::string first_difference(const std::string& a, const std::string& b) {
 }
 
 TEST(Coverage, PageIsUpToDate) {
-  const std::string now = coverage::page(coverage::table()), written = read(test::data_path("../../docs/coverage.md"));
+  const std::string now = coverage::page(coverage::table()), file = read(test::data_path("../../docs/coverage.md"));
+  const std::string written = file.substr(0, file.find(coverage::kByHand));
   EXPECT_TRUE(now == written) << first_difference(now, written)
                               << "\nIf that is meant: tools/coverage docs/coverage.md";
 }

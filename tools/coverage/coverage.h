@@ -30,7 +30,8 @@ struct Entry {
 // One entry per overload of the namespace, by name.
 std::vector<Entry> table(const std::string& name_space = "aten");
 std::string name_of(Kind kind);
-// docs/coverage.md
+// docs/coverage.md up to what is written there by hand, which begins with this line.
 std::string page(const std::vector<Entry>& entries);
+inline constexpr const char* kByHand = "\n## Compared from Python\n";
 
 }  // namespace dtensor::coverage

@@ -1,6 +1,7 @@
-// Prints the coverage table, or with a file name writes it there.
+// Prints the coverage table, or with a file name writes it there, before what is written there by hand.
 #include <fstream>
 #include <iostream>
+#include <sstream>
 
 #include "coverage/coverage.h"
 #include "dtensor/launch.h"
@@ -11,8 +12,11 @@ int main(int argc, char** argv) {
     std::cout << page;
     return dtensor::finish_output(0);
   }
+  std::ostringstream before;
+  before << std::ifstream(argv[1]).rdbuf();
+  const auto by_hand = before.str().find(dtensor::coverage::kByHand);
   std::ofstream out(argv[1]);
-  out << page;
+  out << page << (by_hand == std::string::npos ? "" : before.str().substr(by_hand));
   out.flush();
   return out ? 0 : 1;
 }
