@@ -14,6 +14,9 @@ set(CMAKE_CXX_FLAGS_DEBUG "-Og -g -D_GLIBCXX_ASSERTIONS")
 add_compile_options(-Wall -Wextra -Wpedantic)  # in the precompiled header too, or gcc rejects it
 
 set(DTENSOR_SANITIZE "" CACHE STRING "Sanitizers of the whole build, as in -fsanitize=")
+if(DTENSOR_SANITIZE MATCHES "undefined")  # at -O2 its checks double the time of a compilation
+  set(CMAKE_CXX_FLAGS_RELEASE "-O1 -g1")
+endif()
 if(DTENSOR_SANITIZE)
   add_compile_options(-fsanitize=${DTENSOR_SANITIZE} -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${DTENSOR_SANITIZE})
