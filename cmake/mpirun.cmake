@@ -8,6 +8,6 @@ endif()
 # dtensor_add_mpi_test(name ranks program arguments...)
 function(dtensor_add_mpi_test name ranks program)
   add_test(NAME ${name} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${program} ${ARGN})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 900 PROCESSORS ${ranks}
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${test_timeout} PROCESSORS ${ranks}
     ENVIRONMENT "${DTENSOR_MPI_ENVIRONMENT};${test_environment}")
 endfunction()
