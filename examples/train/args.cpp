@@ -43,6 +43,9 @@ void add_model_flags(CLI::App& app, Options& o) {
   app.add_flag("--rope", o.rope, "rotary positions");
   app.add_option("--kv-heads", o.kv_heads, "heads of keys and values, a divisor of the heads; default: as many")
       ->check(CLI::Range(1, 1 << 10));
+  app.add_option("--predict-tokens", o.predict_tokens,
+                 "how many of the next tokens are predicted, each by a head of its own")
+      ->check(CLI::Range(1, 1 << 10));
   app.add_flag("--documents", o.documents, "sequences packed of documents, which do not see each other");
   app.add_option("--dropout", o.dropout, "probability")->check(CLI::Range(0.0, 0.99));
 }

@@ -65,6 +65,7 @@ struct Options {
   bool compare = false, bf16 = false, memory = false;
   bool rope = false, documents = false;
   std::int64_t kv_heads = 0;         // 0: the model's heads
+  std::int64_t predict_tokens = 1;   // each by a head of its own
   std::string cp_strategy = "auto";  // of attention over cp
   bool zigzag_sequence = false;      // over cp: head-tail pairs of chunks instead of chunks
   std::int64_t grad_accum = 1;

@@ -87,6 +87,10 @@ Gpt::Gpt(const GptConfig& c)
   }
   register_module("ln", ln_);
   register_module("lm_head", lm_head_);
+  for (std::int64_t d = 1; d < c.predict_tokens; ++d) {
+    further_heads_.push_back(std::make_unique<dtensor::nn::Linear>(c.hidden, c.vocabulary, /*bias=*/false, c.tensor));
+    register_module("further_heads." + std::to_string(d - 1), *further_heads_.back());
+  }
 }
 
 std::vector<at::Tensor> Gpt::run_block(const Block& block, const std::vector<at::Tensor>& in) const {
@@ -108,8 +112,12 @@ std::vector<dtensor::pipeline::Layer> Gpt::layers() const {
     return out;
   };
   const auto head = [this](Tensors in) {
-    in[0] = constrain("out", lm_head_.forward(ln_.forward(in[0])));
+    const at::Tensor h = ln_.forward(in[0]);
     if (config_.documents) in.erase(in.begin() + 1);
+    in[0] = constrain("out", lm_head_.forward(h));
+    for (std::size_t d = 0; d < further_heads_.size(); ++d) {
+      in.insert(in.begin() + 1 + static_cast<std::ptrdiff_t>(d), further_heads_[d]->forward(h));
+    }
     return in;
   };
   const auto hidden = static_cast<double>(config_.hidden);
@@ -119,7 +127,7 @@ std::vector<dtensor::pipeline::Layer> Gpt::layers() const {
                       [this, &block = *blocks_[i]](const Tensors& in) { return run_block(block, in); },
                       hidden * (4 * hidden + 2 * static_cast<double>(config_.ffn))});
   }
-  layers.push_back({"lm_head", head, hidden * static_cast<double>(config_.vocabulary)});
+  layers.push_back({"lm_head", head, hidden * static_cast<double>(config_.vocabulary * config_.predict_tokens)});
   return layers;
 }
 
@@ -129,7 +137,8 @@ Gpt::Output Gpt::run(const at::Tensor& ids, const at::Tensor& documents) const {
   dtensor::pipeline::Tensors values{ids};
   if (documents.defined()) values.push_back(documents);
   for (const dtensor::pipeline::Layer& layer : layers()) values = layer.forward(values);
-  return {values[0], {values.begin() + 1, values.end()}};
+  const auto routers = values.begin() + config_.predict_tokens;
+  return {{values.begin(), routers}, {routers, values.end()}};
 }
 
 std::int64_t parameter_count(GptConfig config) {
@@ -142,6 +151,16 @@ std::int64_t parameter_count(GptConfig config) {
 at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& targets) {
   const bool narrow = logits.scalar_type() == at::kBFloat16 || logits.scalar_type() == at::kHalf;
   return at::cross_entropy_loss(logits.flatten(0, 1).to(narrow ? at::kFloat : logits.scalar_type()), targets.flatten());
+}
+
+at::Tensor token_losses(const std::vector<at::Tensor>& logits, const at::Tensor& targets) {
+  constexpr std::int64_t kIgnored = -100;
+  at::Tensor sum = token_loss(logits.front(), targets);
+  for (std::size_t d = 1; d < logits.size(); ++d) {
+    const auto shift = static_cast<std::int64_t>(d);
+    sum = sum + token_loss(logits[d], at::constant_pad_nd(targets, {-shift, shift}, kIgnored));
+  }
+  return logits.size() == 1 ? sum : sum / static_cast<double>(logits.size());
 }
 
 }  // namespace train

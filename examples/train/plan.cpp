@@ -34,6 +34,9 @@ dtensor::ParallelPlan tensor_parallel_plan(const Options& options) {
       {"h.*.attn.o_proj", row},
       {"lm_head", ColwiseParallel{.in = in, .out = classes}},
   };
+  if (options.predict_tokens > 1) {
+    plan.emplace_back("further_heads.*", ColwiseParallel{.in = in, .out = classes});
+  }
   if (in) plan.emplace_back("h.*.attn", PrepareModuleInput{*in});
   if (options.experts) return plan;  // which are split over a mesh of their own, and take tokens as they come
   plan.emplace_back("h.*.mlp.ffn1", column);
@@ -94,7 +97,8 @@ void shard_block(dtensor::nn::Module& block, const dtensor::DeviceMesh& mesh, co
 
 // The entries of a plan that are about the child of that name ("h.3" goes by "h.*"), as that module sees them.
 dtensor::ParallelPlan part_of_plan(const dtensor::ParallelPlan& plan, const std::string& child) {
-  const std::string name = child.starts_with("h.") ? "h.*" : child;
+  const auto number = child.rfind('.');  // "h.3", "further_heads.0"
+  const std::string name = number == std::string::npos ? child : child.substr(0, number) + ".*";
   dtensor::ParallelPlan part;
   for (const auto& [pattern, style] : plan) {
     if (pattern == name) part.emplace_back("", style);

@@ -51,6 +51,9 @@ void check_heads(const Options& options) {
   if (config.kv_heads > 0 && config.heads % config.kv_heads != 0) {
     throw UsageError(fmt::format("--kv-heads {} does not divide the {} heads", config.kv_heads, config.heads));
   }
+  if (options.predict_tokens > options.seq) {
+    throw UsageError(fmt::format("--predict-tokens {}: sequences have {} tokens", options.predict_tokens, options.seq));
+  }
   if (config.rope && config.hidden / config.heads % 2 != 0) {
     throw UsageError(fmt::format("--rope needs heads of an even size, not {}", config.hidden / config.heads));
   }

@@ -74,6 +74,7 @@ GptConfig gpt_config(const Options& options) {
   config.rope = options.rope;
   config.documents = options.documents;
   config.kv_heads = options.kv_heads;
+  config.predict_tokens = options.predict_tokens;
   if (options.vocabulary > 0 && options.model == "tiny") config.vocabulary = options.vocabulary;
   if (options.experts) config.experts = expert_config(*options.experts, config.hidden);
   return config;
@@ -131,8 +132,9 @@ double run_piece(const Job& job, const Batch& piece, double share) {
   {
     const dtensor::ComputeScope scope(job.model.named_parameters());
     const auto tokens = batch_placements(job.options);
-    const auto out = job.model.run(placed(job, piece.ids, tokens), placed(job, piece.documents, rows_placements()));
-    loss = token_loss(scope.output(out.logits), placed(job, piece.targets, tokens));
+    auto out = job.model.run(placed(job, piece.ids, tokens), placed(job, piece.documents, rows_placements()));
+    for (at::Tensor& logits : out.logits) logits = scope.output(logits);
+    loss = token_losses(out.logits, placed(job, piece.targets, tokens));
     if (!out.router_losses.empty()) loss = loss + at::stack(out.router_losses).sum();
   }
   if (job.load != nullptr) job.load->add(job.model);

@@ -42,10 +42,14 @@ pipeline::Schedule schedule_of(const Options& options, int ranks) {
 
 namespace {
 
-at::Tensor mean_loss(const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
-  const at::Tensor loss = token_loss(outputs[0], targets[0]);
-  if (outputs.size() == 1) return loss;
-  return loss + at::stack(std::vector<at::Tensor>(outputs.begin() + 1, outputs.end())).sum();
+// Of the outputs of the last stage: logits of each head, then the routers' losses.
+pipeline::LossFunction mean_loss(std::int64_t heads) {
+  return [heads](const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
+    const auto routers = outputs.begin() + heads;
+    const at::Tensor loss = token_losses({outputs.begin(), routers}, targets[0]);
+    if (routers == outputs.end()) return loss;
+    return loss + at::stack(std::vector<at::Tensor>(routers, outputs.end())).sum();
+  };
 }
 
 std::vector<int> stages_of(const Gpt& model, const pipeline::Schedule& schedule) {
@@ -62,9 +66,9 @@ std::vector<int> stages_of(const Gpt& model, const pipeline::Schedule& schedule)
 Stages::Stages(Gpt& model, const dtensor::DeviceMesh& mesh, const Options& options)
     : model_(model),
       options_(options),
-      pipeline_(mesh, schedule_of(options, static_cast<int>(mesh.size("pp"))), mean_loss),
+      pipeline_(mesh, schedule_of(options, static_cast<int>(mesh.size("pp"))), mean_loss(options.predict_tokens)),
       stage_of_(stages_of(model, pipeline_.schedule())) {
-  const auto& children = model.children();  // wte, blocks, ln, lm_head: the last two are one layer
+  const auto& children = model.children();  // wte, blocks, then ln and the heads, which are one layer
   for (std::size_t i = 0; i < children.size(); ++i) {
     const int stage = stage_of_[std::min(i, stage_of_.size() - 1)];
     parts_.push_back({children[i].first, children[i].second, pipeline_.stage_mesh(stage), stage});
@@ -97,7 +101,11 @@ pipeline::StageFunction Stages::stage_function(int stage) const {
     for (const Part& part : parts_) {
       if (on_forward_ && part.stage == stage) on_forward_(*part.module);
     }
-    if (stage == pipeline_.last_stage()) outputs[0] = scope.output(outputs[0]);
+    const auto heads = stage == pipeline_.last_stage() ? options_.predict_tokens : 0;
+    for (std::int64_t h = 0; h < heads; ++h) {
+      auto& logits = outputs[static_cast<std::size_t>(h)];
+      logits = scope.output(logits);
+    }
     return outputs;
   };
 }

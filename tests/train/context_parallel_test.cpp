@@ -92,6 +92,20 @@ TEST(ContextParallel, WithEachOptionAlone) {
   expect_one_device({.tp = 2, .cp = 2}, o);
 }
 
+// Heads that say the tokens after the next one too: their targets lie across the border of two ranks.
+TEST(ContextParallel, SeveralTokensArePredicted) {
+  Options o = small();
+  o.steps = 5, o.predict_tokens = 3;
+  for (const bool zigzag : {false, true}) {
+    o.zigzag_sequence = zigzag;
+    for (const MeshShape& shape : std::vector<MeshShape>{{.cp = 3}, {.shard = 2, .cp = 2}, {.pp = 2, .cp = 2}}) {
+      expect_one_device(shape, o);
+    }
+  }
+  o.loss_parallel = o.sequence_parallel = true;
+  expect_one_device({.tp = 2, .cp = 2}, o);
+}
+
 // HSDP 4 (DP 2, CP 2, EP 4) + TP 2: two replicas of what two parts of the sequence store between them.
 TEST(ContextParallel, ExpertsOnTheLayoutOfTheParityRuns) {
   Options o = small();
@@ -124,7 +138,7 @@ std::int64_t peak_of_a_step(const Options& o) {
     at::Tensor documents;
     if (o.documents) documents = distribute_tensor(batch.documents, mesh, rows_placements());
     const dtensor::MemoryTimeline memory;
-    token_loss(model.run(ids, documents).logits, targets).backward();
+    token_losses(model.run(ids, documents).logits, targets).backward();
     if (world.rank() == 0) peak = memory.peak().bytes;
   });
   return peak;
