@@ -1,6 +1,7 @@
 // A training step beside the same transformer distributed by hand (bench/by_hand), in turns: one JSON line a mode and a
-// size. On thread ranks one device with as many threads as there are ranks is measured too.
+// size.
 //   bench_by_hand [--mode fsdp,tp] [--hidden 64,256,512] [--runs 5] [--steps 20] [--warmup 5] [--ranks N]
+//   [--one-device]
 // Under mpirun the ranks are processes.
 #include "by_hand/training.h"
 
@@ -16,6 +17,7 @@ struct Bench : bench::Training {
   train::Options job;
   std::vector<std::int64_t> hidden = {64, 256, 512};
   int runs = 5;
+  bool one_device = false;
   std::string only;  // ours or by-hand, for a profiler
 };
 
@@ -27,6 +29,7 @@ Bench parse(int argc, char** argv) {
   app.remove_option(app.get_option("--hidden"));
   app.add_option("--hidden", bench.hidden, "widths of the model")->delimiter(',');
   app.add_option("--runs", bench.runs, "of each in turn");
+  app.add_flag("--one-device", bench.one_device, "beside thread ranks, one device with as many threads");
   app.add_option("--only", bench.only, "ours or by-hand alone, for a profiler")
       ->check(CLI::IsMember({"ours", "by-hand"}));
   app.parse(argc, argv);
@@ -56,20 +59,6 @@ Outcome by_hand_on(const Bench& bench, const std::string& mode, const dtensor::C
   return outcome(losses.seconds, losses.loss.back(), bench.warmup);
 }
 
-// The other ranks wait meanwhile, and leave their cores to it.
-Outcome on_one_device(const Bench& bench, const dtensor::Communicator& world, const train::Options& options,
-                      const train::Corpus& corpus) {
-  Outcome result;
-  if (world.rank() == 0) {
-    const int threads = at::get_num_threads();
-    at::set_num_threads(world.size());
-    result = of_records(train::train_on_one_device(options, corpus), bench.warmup);
-    at::set_num_threads(threads);
-  }
-  world.barrier();
-  return result;
-}
-
 train::Options options_of(const Bench& bench, const std::string& mode, std::int64_t hidden, int ranks) {
   train::Options options = bench.job;
   options.hidden = hidden;
@@ -86,34 +75,71 @@ void run_one(const Bench& bench, const std::string& mode, std::int64_t hidden, c
   if (world.rank() == 0) std::cout << nlohmann::json{{"mode", mode}, {bench.only, result.ms}}.dump() << std::endl;
 }
 
-void compare(const Bench& bench, const std::string& mode, std::int64_t hidden, const dtensor::Communicator& world,
-             const train::Corpus& corpus) {
-  if (!bench.only.empty()) return run_one(bench, mode, hidden, world, corpus);
-  const auto options = options_of(bench, mode, hidden, world.size());
-  const bool threads = std::string(world.backend_name()) == "local";
-  std::vector<double> ours, by_hand, single, to_hand, to_single;
-  double difference = 0;
-  for (int run = 0; run < bench.runs; ++run) {
-    const auto a = of_records(train::train_on_mesh(world, options, corpus, {}), bench.warmup);
-    const auto b = by_hand_on(bench, mode, world, options, corpus);
-    ours.push_back(a.ms), by_hand.push_back(b.ms), to_hand.push_back(a.ms / b.ms);
-    difference = std::max(difference, std::abs(a.loss - b.loss));
-    if (!threads) continue;
-    single.push_back(on_one_device(bench, world, options, corpus).ms);
-    to_single.push_back(a.ms / single.back());
-  }
+// What was measured of one mode and size, a value a run.
+struct Comparison {
+  std::vector<double> ours, by_hand, one_device, to_hand, to_one_device;
+  double loss_difference = 0;
+  std::string backend;
+};
+
+// On rank 0.
+void run_both(const Bench& bench, const std::string& mode, const train::Options& options,
+              const dtensor::Communicator& world, const train::Corpus& corpus, Comparison& comparison) {
+  const auto a = of_records(train::train_on_mesh(world, options, corpus, {}), bench.warmup);
+  const auto b = by_hand_on(bench, mode, world, options, corpus);
   if (world.rank() != 0) return;
+  comparison.ours.push_back(a.ms), comparison.by_hand.push_back(b.ms), comparison.to_hand.push_back(a.ms / b.ms);
+  comparison.loss_difference = std::max(comparison.loss_difference, std::abs(a.loss - b.loss));
+  comparison.backend = world.backend_name();
+}
+
+void print(const Bench& bench, const std::string& mode, std::int64_t hidden, const Comparison& comparison) {
   nlohmann::json line = {{"bench", "by_hand"},
                          {"mode", mode},
-                         {"backend", world.backend_name()},
-                         {"ranks", world.size()},
+                         {"backend", comparison.backend},
+                         {"ranks", bench.ranks},
                          {"hidden", hidden},
-                         {"ms", bench::median(ours)},
-                         {"ms_by_hand", bench::median(by_hand)},
-                         {"ratio", bench::median(to_hand)},
-                         {"loss_difference", difference}};
-  if (threads) line["ms_one_device"] = bench::median(single), line["ratio_one_device"] = bench::median(to_single);
+                         {"ms", bench::median(comparison.ours)},
+                         {"ms_by_hand", bench::median(comparison.by_hand)},
+                         {"ratio", bench::median(comparison.to_hand)},
+                         {"loss_difference", comparison.loss_difference}};
+  if (!comparison.one_device.empty()) {
+    line["ms_one_device"] = bench::median(comparison.one_device);
+    line["ratio_one_device"] = bench::median(comparison.to_one_device);
+  }
   std::cout << line.dump() << std::endl;
+}
+
+// Thread ranks, which are gone when one device has the cores.
+void compare_in_threads(const Bench& bench, const std::string& mode, std::int64_t hidden, const train::Corpus& corpus) {
+  const auto options = options_of(bench, mode, hidden, bench.ranks);
+  Comparison comparison;
+  at::set_num_threads(bench.ranks);
+  for (int run = 0; run < bench.runs; ++run) {
+    dtensor::run_local(bench.ranks, [&](const dtensor::Communicator& world) {
+      run_both(bench, mode, options, world, corpus, comparison);
+    });
+    comparison.one_device.push_back(of_records(train::train_on_one_device(options, corpus), bench.warmup).ms);
+    comparison.to_one_device.push_back(comparison.ours.back() / comparison.one_device.back());
+  }
+  print(bench, mode, hidden, comparison);
+}
+
+void compare(Bench bench, const std::string& mode, std::int64_t hidden, const dtensor::Communicator& world,
+             const train::Corpus& corpus) {
+  if (!bench.only.empty()) return run_one(bench, mode, hidden, world, corpus);
+  Comparison comparison;
+  bench.ranks = world.size();
+  const auto options = options_of(bench, mode, hidden, world.size());
+  for (int run = 0; run < bench.runs; ++run) run_both(bench, mode, options, world, corpus, comparison);
+  if (world.rank() == 0) print(bench, mode, hidden, comparison);
+}
+
+template <class Run>
+void for_each_case(const Bench& bench, const Run& run) {
+  for (const auto& mode : bench.modes) {
+    for (const auto hidden : bench.hidden) run(mode, hidden);
+  }
 }
 
 }  // namespace
@@ -121,9 +147,11 @@ void compare(const Bench& bench, const std::string& mode, std::int64_t hidden, c
 int main(int argc, char** argv) {
   const Bench bench = parse(argc, argv);
   const auto corpus = train::Corpus::read({}, bench.job.seq);
+  if (bench.one_device) {
+    for_each_case(bench, [&](const auto& mode, auto hidden) { compare_in_threads(bench, mode, hidden, corpus); });
+    return 0;
+  }
   return dtensor::launch(argc, argv, [&](dtensor::Communicator world) {
-    for (const auto& mode : bench.modes) {
-      for (const auto hidden : bench.hidden) compare(bench, mode, hidden, world, corpus);
-    }
+    for_each_case(bench, [&](const auto& mode, auto hidden) { compare(bench, mode, hidden, world, corpus); });
   });
 }

@@ -31,5 +31,9 @@ echo
 echo "== Comparing what ranks call (Checked) at every collective: a training step with and without"
 "$bench/bench_train" --mode fsdp_checked,tp_checked --hidden 64
 echo
+echo "== A training step against the same transformer distributed by hand, and against one device"
+"$bench/bench_by_hand" --ranks 2 --one-device
+if command -v mpirun > /dev/null; then mpirun -n 2 "$bench/bench_by_hand"; fi
+echo
 echo "== Against PyTorch's DTensor"
 python3 bench/side_by_side.py "$bench"

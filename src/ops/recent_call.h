@@ -47,7 +47,7 @@ class RecentCall {
   void add(c10::TensorImpl* impl) {
     if (impl == nullptr || !has_dtensor_key(impl)) return add_plain(impl);
     auto* tensor = as_dtensor(impl);
-    if (C10_UNLIKELY(tensor->extras() != nullptr || !is_watched(*tensor))) return key.differ();
+    if (C10_UNLIKELY(has_other_forms(*tensor) || !is_watched(*tensor))) return key.differ();
     keep(tensor);
     key.spec(tensor->spec().get());
   }
@@ -66,6 +66,12 @@ class RecentCall {
     if (thread_ == nullptr || first == nullptr || op_index >= thread_->ops.size()) return nullptr;
     const auto word = reinterpret_cast<std::uint64_t>(first->spec().get());
     return thread_->ops[op_index].recent[OpCache::slot_of(word)].get();
+  }
+  // Data that is elsewhere, or kept in another form. A schedule's hooks are not asked where nothing has to move.
+  static bool has_other_forms(const DTensorImpl& tensor) {
+    const auto* extras = tensor.extras();
+    return C10_UNLIKELY(extras != nullptr) &&
+           (extras->moved.has_value() || extras->reduced.value || extras->unrounded.value.defined() || extras->stored);
   }
   void add_plain(c10::TensorImpl* impl) {
     if (impl != nullptr && impl != c10::UndefinedTensorImpl::singleton()) return key.differ();
