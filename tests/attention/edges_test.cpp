@@ -247,10 +247,12 @@ TEST(AttentionEdges, CheckedComparesWithTheWhole) {
       const auto t = tensors_of(c);
       const auto in = distributed(c, t, mesh);
       const AttentionStrategyScope scope(strategy);
+      const auto wanted = expected_result(c, t.inputs(c), {});
+      const MeshScope within(mesh);
       const CommDebugMode comms;
       const auto y = attend(c, in, {});
       EXPECT_GE(comms.total("all_gather").calls, 4) << comms.table();  // the whole of q, k, v and the result
-      require(DTensor(y).full_tensor(), expected_result(c, t.inputs(c), {}), c, "the result");
+      require(DTensor(y).full_tensor(), wanted, c, "the result");
     });
   }
   auto c = small();
