@@ -52,19 +52,19 @@ void Exchange::watch(c10::function_ref<std::string()> place, Clock::time_point b
   if (job_.failed()) job_.throw_failure(place());
   if (TerminationWatch::requested()) throw CommError(job_.ended_by_signal(batch_->missing()) + report(place));
   const auto now = Clock::now();
-  if (now - begin > job_.options().timeout && !timeouts_suspended()) {
-    fail("timeout after " + seconds(job_.options().timeout), place);
-  }
+  const bool late = now - begin > job_.options().timeout && !timeouts_suspended();
+  watch_leavers(place, now, late);
+  if (late) fail("timeout after " + seconds(job_.options().timeout), place);
   const bool told = what != For::data && now - begin > kTelling && !timeouts_suspended();
   if (told && job_.post_wait(place(), batch_->missing(), sent_tag)) fail("ranks wait for each other", place);
-  watch_leavers(place, now);
 }
 
-void Exchange::watch_leavers(c10::function_ref<std::string()> place, Clock::time_point now) {
+// What a rank sent before it left may still be on its way, but not when time is up: then that it left is the reason.
+void Exchange::watch_leavers(c10::function_ref<std::string()> place, Clock::time_point now, bool late) {
   for (auto rank : batch_->missing()) {
     if (!job_.left(rank)) continue;
     if (noticed_leaving_ == Clock::time_point{}) noticed_leaving_ = now;
-    if (now - noticed_leaving_ < kLeaving) continue;
+    if (!late && now - noticed_leaving_ < kLeaving) continue;
     fail("rank " + std::to_string(rank) + " returned from its function while others wait for it", place);
   }
 }

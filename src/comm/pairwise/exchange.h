@@ -47,7 +47,7 @@ class Exchange {
   };
   void watch(c10::function_ref<std::string()> place, std::chrono::steady_clock::time_point begin, For what,
              std::int64_t sent_tag);
-  void watch_leavers(c10::function_ref<std::string()> place, std::chrono::steady_clock::time_point now);
+  void watch_leavers(c10::function_ref<std::string()> place, std::chrono::steady_clock::time_point now, bool late);
   [[noreturn]] void fail(const std::string& what, c10::function_ref<std::string()> place);
   std::string report(c10::function_ref<std::string()> place) const;
 
