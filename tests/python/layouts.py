@@ -8,7 +8,7 @@ import random
 import torch
 
 import dtensor
-from dtensor import Partial, Replicate, Shard
+from dtensor import Partial, RaggedShard, Replicate, Shard, StridedShard, ZigzagShard
 
 SHAPES = [(1,), (2,), (3,), (2, 2)]
 
@@ -34,19 +34,45 @@ def random_placements(draw: random.Random, ndim: int, axes: int, partial: bool =
     return [draw.choice(kinds) for _ in range(axes)]
 
 
+def ragged(draw: random.Random, dim: int, size: int, ranks: int) -> dtensor.Placement:
+    """Any sizes, none for some ranks too."""
+    cuts = sorted(draw.randint(0, size) for _ in range(ranks - 1))
+    return RaggedShard(dim, [end - begin for begin, end in zip([0, *cuts], [*cuts, size])])
+
+
+def any_placements(draw: random.Random, sizes: torch.Size, mesh: dtensor.DeviceMesh, partial: bool = False) -> list[dtensor.Placement]:
+    """Of every kind: shards that are uneven, ragged, strided or paired from both ends, and each reduction."""
+    placements = random_placements(draw, len(sizes), mesh.ndim, partial)
+    for axis, placement in enumerate(placements):
+        dims = {p.dim for p in placements[:axis] + placements[axis + 1 :] if p.is_shard()}
+        if placement.is_shard() and placement.dim not in dims:  # those of one dimension together stay plain
+            ranks = mesh.size(axis)
+            others = [ragged(draw, placement.dim, sizes[placement.dim], ranks), ZigzagShard(placement.dim), StridedShard(placement.dim, 2)]
+            placements[axis] = draw.choice([placement, placement, *others])
+        elif placement.is_partial():
+            placements[axis] = Partial(draw.choice(["sum", "sum", "avg", "max", "min", "product"]))
+    return placements
+
+
+def noise_of(kind: str, like: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
+    """What a rank adds to its share of a Partial, without a change of the whole; whole numbers, so that shares of what is whole
+    add up to it exactly (a target that is compared with 1)."""
+    noise = torch.arange(like.numel()).remainder(5).add(1).to(like.dtype).reshape(like.shape)
+    if kind in ("max", "min"):
+        return noise * (0 if rank == 0 else -1 if kind == "max" else 1)
+    own = (-1) ** rank * (rank + 1)
+    return noise * (own - (sum((-1) ** r * (r + 1) for r in range(ranks)) if rank == 0 else 0))
+
+
 def spread(tensor: torch.Tensor, mesh: dtensor.DeviceMesh, placements: list[dtensor.Placement]) -> torch.Tensor:
-    """distribute_tensor, with shares of a Partial that differ on every rank."""
+    """distribute_tensor, with shares of a Partial that differ on every rank (where none is a product, whose shares are x and 1)."""
     whole = dtensor.distribute_tensor(tensor, mesh, placements)
-    if not any(p.is_partial("sum") for p in placements) or not tensor.is_floating_point():
+    kinds = [next((k for k in ("sum", "avg", "max", "min") if p.is_partial(k)), "") for p in placements]
+    if not any(kinds) or not tensor.is_floating_point() or any(p.is_partial("product") for p in placements):
         return whole
     local = whole.to_local().clone()
-    for axis, placement in enumerate(placements):
-        if placement.is_partial("sum"):
+    for axis, kind in enumerate(kinds):
+        if kind:
             group = mesh.get_group(axis)
-            # Whole numbers: shares of what is whole add up to it exactly (a target that is compared with 1).
-            noise = torch.arange(local.numel()).remainder(5).add(1).to(local.dtype).reshape(local.shape)
-            local += noise * ((-1) ** group.rank * (group.rank + 1))
-            total = sum((-1) ** r * (r + 1) for r in range(group.size))
-            if group.rank == 0:
-                local -= noise * total
+            local += noise_of(kind, local, group.rank, group.size)
     return dtensor.DTensor.from_local(local, mesh, placements, shape=tensor.shape, stride=tensor.stride())

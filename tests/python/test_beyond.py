@@ -41,6 +41,27 @@ class AttentionStrategies(unittest.TestCase):
             self.assertIn("all_to_all", counts["ulysses"])
             self.assertFalse({"all_gather", "all_to_all"} & counts["ring"])
 
+    def test_results_lie_as_on_one_device(self):
+        """A view of them is possible where it is there: of queries that are broadcast, of one token, transposed."""
+        draw = torch.Generator().manual_seed(0)
+        keys = torch.randn(4, 6, 5, 8, generator=draw)
+        queries = [torch.randn(n, 8, generator=draw).expand(4, 6, n, 8) for n in (1, 3)]
+        queries += [torch.randn(4, n, 6, 8, generator=draw).transpose(1, 2) for n in (1, 3)]
+        queries += [torch.randn(4, 1, 3, 8, generator=draw).expand(4, 6, 3, 8), torch.randn(6, 4, 3, 8, generator=draw).transpose(0, 1)]
+        expected = [nn.functional.scaled_dot_product_attention(q, keys, keys) for q in queries]
+
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,))
+            placed = dtensor.distribute_tensor(keys, mesh, [Replicate()])
+            made = []
+            for q in queries:
+                strided = dtensor.DTensor.from_local(q, mesh, [Replicate()], shape=q.shape, stride=q.stride())
+                made.append(nn.functional.scaled_dot_product_attention(strided, placed, placed).stride())
+            return made
+
+        for made in dtensor.run(2, on_rank):
+            self.assertEqual(made, [t.stride() for t in expected])
+
     def test_another_name_is_refused(self):
         with self.assertRaisesRegex(Exception, "spiral"):
             dtensor.attention_strategy("spiral")

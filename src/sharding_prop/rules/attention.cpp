@@ -2,6 +2,8 @@
 // heads are groups (g) over the heads of keys and values (h). So may the queries, unless a causal mask makes them
 // depend on their position. Keys and features are whole: a split sequence has ways of its own (src/attention), and
 // comes here only where these do not serve.
+#include <ATen/ExpandUtils.h>
+
 #include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
 
@@ -49,15 +51,12 @@ at::DimVector without_last(at::DimVector sizes) { return sizes.pop_back(), sizes
 // [B, H, L, E] in memory order [B, L, H, E].
 OutputMeta by_token(at::IntArrayRef sizes, c10::ScalarType dtype) { return permuted(sizes, {0, 2, 1, 3}, dtype); }
 
-// Dimension order of the query's memory.
+// As at::empty_like(query) lays its dimensions out, of which some may be broadcast or have one entry.
 OutputMeta like_query(const OpArgs& op, const at::DimVector& sizes) {
-  std::vector<int> order{3, 2, 1, 0};
-  const auto key = [&](int d) {
-    const auto stride = op.strides(0)[static_cast<std::size_t>(d)];
-    return stride == 0 ? INT64_MAX : stride;
-  };
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return key(a) > key(b); });
-  return permuted(sizes, order, op.dtype(0));
+  OutputMeta meta = dense_meta(sizes, op.dtype(0));
+  const auto strides = at::infer_dense_strides(sizes, op.strides(0));
+  meta.strides.assign(strides.begin(), strides.end());
+  return meta;
 }
 
 c10::ScalarType accumulate(c10::ScalarType type) {
