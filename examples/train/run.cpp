@@ -108,7 +108,7 @@ struct Job {
   const Corpus& corpus;
   Gpt& model;
   dtensor::DeviceMesh batch_mesh = {};         // empty: the batch stays as it is
-  std::vector<std::int64_t> pieces;            // their rows
+  std::vector<std::int64_t> pieces = {};       // their rows
   dtensor::DeviceMesh mesh = {};               // empty: one device, which neither loads nor saves
   MemoryUse* memory = nullptr;                 // null: not measured
   Stages* stages = nullptr;                    // null: no pipeline

@@ -38,7 +38,9 @@ TEST(Costs, AStepHoldsWhatTheFormulaSays) {
     EXPECT_EQ(step.predicted.gathered, formula.gathered_bytes()) << name;
     EXPECT_LE(step.measured.unreduced, step.predicted.unreduced) << name;
     // Several pieces: the gradients of all units wait for the last one, in full, from the first one on.
-    if (options.grad_accum > 1) EXPECT_EQ(step.measured.unreduced, formula.waiting_bytes()) << name;
+    if (options.grad_accum > 1) {
+      EXPECT_EQ(step.measured.unreduced, formula.waiting_bytes()) << name;
+    }
     // A block that is recomputed is used before its experts' unit and after.
     const bool both = options.experts && options.checkpoint_activations;
     const auto units = formula.units();

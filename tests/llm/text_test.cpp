@@ -147,7 +147,7 @@ RC_GTEST_PROP(Text, PartsOfAStreamAreTheWhole, ()) {
   tokenizer::Ids ids;
   const bool text = *rc::gen::arbitrary<bool>();
   if (text) {
-    for (const auto word : *rc::gen::container<std::vector<std::string>>(
+    for (const auto& word : *rc::gen::container<std::vector<std::string>>(
              rc::gen::element<std::string>("the ", "é", "漢字", "😀", " ", "\n", "  a", "<s>", "▁", "xyz")))
       for (const auto id : own.encode(word)) ids.push_back(id);
   } else {

@@ -204,8 +204,9 @@ inline void run_trial(const Trial& trial, const Reference& reference, const Comm
   const auto limits = pipeline::live_activations(pipe.schedule());
   int live = 0;
   for (const int most : result.live_activations) live += most;
-  if (pipe.stages().size() == 1)
+  if (pipe.stages().size() == 1) {
     EXPECT_LE(live, limits[static_cast<std::size_t>(mesh.local_rank("pp"))]) << trial.str();
+  }
 }
 
 }  // namespace dtensor::test::pipelines
