@@ -72,10 +72,14 @@ void report_replicated(const OpEntry& entry, const OpCall& call, const Decision&
              "(docs/rules.md) to keep it sharded. (Said once per operator.)");
 }
 
-void report_moves(const MeshInfo& mesh, const std::function<std::string()>& text) {
+bool moves_judged() {
   const auto* moves = ScopedValue<ImplicitMoves>::current();
-  if (moves == nullptr || *moves == ImplicitMoves::allowed) return;
-  TORCH_CHECK(*moves != ImplicitMoves::refused, text(),
+  return moves != nullptr && *moves != ImplicitMoves::allowed;
+}
+
+void report_moves(const MeshInfo& mesh, const std::function<std::string()>& text) {
+  if (!moves_judged()) return;
+  TORCH_CHECK(!holds(ImplicitMoves::refused), text(),
               " ExplicitRedistribution refuses that. Redistribute the operands first.");
   if (speaks_for(mesh)) TORCH_WARN(text());
 }

@@ -14,6 +14,9 @@ bool strict_mode();
 bool checked_calls();   // any Checked
 bool checked_values();  // one that compares values too
 
+// Whether ExplicitRedistribution warns of moves that were not asked for, or refuses them.
+bool moves_judged();
+
 // An operator whose operands move between ranks unasked: a warning or an error, as ExplicitRedistribution says.
 void report_moves(const OpEntry& entry, const CachedCall& call);
 

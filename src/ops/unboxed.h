@@ -225,6 +225,29 @@ const First& first_of(const First& first, const Rest&...) {
   return first;
 }
 
+// The local operator, and what becomes of its results.
+template <class Op, class Ret, std::size_t... I, class... Args>
+Ret run_here(const OpEntry& entry, const CachedCall& call, Operands operands, std::index_sequence<I...>,
+             Args&... args) {
+  if constexpr (std::is_same_v<Ret, at::Tensor>) {
+    return wrap(entry, call, operands, 0, call_local<Op>(local_argument<I>(call, args)...));
+  } else if constexpr (std::is_same_v<Ret, at::Tensor&>) {
+    call_local<Op>(local_argument<I>(call, args)...);
+    bump_versions(call, operands);
+    return first_mutable(args...);
+  } else if constexpr (std::is_void_v<Ret>) {
+    call_local<Op>(local_argument<I>(call, args)...);
+    bump_versions(call, operands);
+  } else if constexpr (std::is_same_v<Ret, std::vector<at::Tensor>>) {
+    auto locals = call_local<Op>(local_argument<I>(call, args)...);
+    for (std::size_t i = 0; i < locals.size(); ++i) locals[i] = wrap(entry, call, operands, i, std::move(locals[i]));
+    return locals;
+  } else {
+    return wrap_all(entry, call, operands, call_local<Op>(local_argument<I>(call, args)...),
+                    std::make_index_sequence<std::tuple_size_v<Ret>>());
+  }
+}
+
 template <class Op, class Signature>
 struct Kernel;
 
@@ -254,30 +277,9 @@ struct Kernel<Op, Ret(Args...)> {
   C10_ALWAYS_INLINE static Ret run_found(const CachedCall& call, Operands operands, Args... args) {
     try {
       enter_call(*entry, *call.mesh);
-      return hit(call, operands, std::index_sequence_for<Args...>(), args...);
+      return run_here<Op, Ret>(*entry, call, operands, std::index_sequence_for<Args...>(), args...);
     } catch (...) {
       rethrow_from_call(*entry, call);
-    }
-  }
-
-  template <std::size_t... I>
-  static Ret hit(const CachedCall& call, Operands operands, std::index_sequence<I...>, Args... args) {
-    if constexpr (std::is_same_v<Ret, at::Tensor>) {
-      return wrap(*entry, call, operands, 0, call_local<Op>(local_argument<I>(call, args)...));
-    } else if constexpr (std::is_same_v<Ret, at::Tensor&>) {
-      call_local<Op>(local_argument<I>(call, args)...);
-      bump_versions(call, operands);
-      return first_mutable(args...);
-    } else if constexpr (std::is_void_v<Ret>) {
-      call_local<Op>(local_argument<I>(call, args)...);
-      bump_versions(call, operands);
-    } else if constexpr (std::is_same_v<Ret, std::vector<at::Tensor>>) {
-      auto locals = call_local<Op>(local_argument<I>(call, args)...);
-      for (std::size_t i = 0; i < locals.size(); ++i) locals[i] = wrap(*entry, call, operands, i, std::move(locals[i]));
-      return locals;
-    } else {
-      return wrap_all(*entry, call, operands, call_local<Op>(local_argument<I>(call, args)...),
-                      std::make_index_sequence<std::tuple_size_v<Ret>>());
     }
   }
 };

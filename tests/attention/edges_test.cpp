@@ -217,6 +217,12 @@ TEST(AttentionEdges, MovesBeforeAttentionAreRefusedOnRequest) {
     for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {
       auto c = small(strategy);
       const AttentionStrategyScope scope(strategy);
+      {
+        auto other = c;
+        other.where[1] = {Shard(3)};
+        const ExplicitRedistribution explicitly;  // with nobody who listens
+        EXPECT_THROW(attend(other, distributed(other, tensors_of(other), mesh), {}), c10::Error);
+      }
       std::int64_t counted = 0;
       const EventListener listener([&](const Event& e) { counted += e.name == "dtensor::attention" ? e.bytes : 0; },
                                    {Event::Kind::op});

@@ -6,6 +6,7 @@
 #include "attention/cases.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/pipeline.h"
+#include "support/draws.h"
 
 namespace dtensor::test {
 namespace {
@@ -203,16 +204,8 @@ void any_layers_have_the_gradients_of_one_device() {
   check(t);
 }
 
-// RC_PARAMS="max_success=3000" for more.
 TEST(AttentionLayers, InUnitsAndStagesEqualOneDevice) {
-  auto params = rc::detail::configuration().testParams;
-  if (std::getenv("RC_PARAMS") == nullptr) params.maxSuccess = 40;
-  rc::detail::TestMetadata metadata;
-  metadata.id = "layers of attention on split sequences";
-  const auto result = rc::detail::checkTestable(any_layers_have_the_gradients_of_one_device, metadata, params);
-  std::ostringstream told;
-  rc::detail::printResultMessage(result, told);
-  EXPECT_TRUE(result.is<rc::detail::SuccessResult>()) << told.str();
+  check_draws("layers of attention on split sequences", any_layers_have_the_gradients_of_one_device, 40);
 }
 
 }  // namespace

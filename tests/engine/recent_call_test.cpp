@@ -2,14 +2,17 @@
 // call, and what the short way leaves out (scopes, plain operands, Partials that were reduced) takes the whole way.
 #include <gtest/gtest.h>
 
+#include <ATen/record_function.h>
 #include <rapidcheck/gtest.h>
 
 #include <thread>
 
 #include "dtensor/events.h"
+#include "dtensor/hooks.h"
 #include "dtensor/inspect.h"
 #include "ops/cache.h"
 #include "ops/prepare.h"
+#include "ops/recent_call.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {
@@ -91,6 +94,39 @@ TEST(RecentCall, EveryRepeatedCallIsOneHit) {
       EXPECT_EQ(after.hits - before.hits, round == 0 ? 0u : tensors.size());
       EXPECT_EQ(after.misses - before.misses, round == 0 ? tensors.size() : 0u);
     }
+  });
+}
+
+// What the short way is: the call is found without a key, and the profiler sees it on DTensors alone.
+TEST(RecentCall, ARepeatedCallIsFoundAndRecordedOnce) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)});
+    const DTensor parameter(distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)}).requires_grad_());
+    set_use_hook(parameter, [](const DTensor&, const Placements&, at::ScalarType) { return at::Tensor(); });
+    const auto& entry = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::neg", ""));
+    const auto is_found = [&](const at::Tensor& t) {
+      RecentCall recent(entry, t);
+      recent.add(t.unsafeGetTensorImpl());
+      return recent.found() != nullptr;
+    };
+    EXPECT_FALSE(is_found(x));
+    at::neg(x);
+    EXPECT_TRUE(is_found(x));
+    at::neg(parameter);  // a leaf that was not seen before gets its reducer
+    EXPECT_TRUE(is_found(parameter)) << "nothing has to move for it";
+    {
+      const EventListener listener([](const Event&) {});
+      EXPECT_FALSE(is_found(x));
+    }
+    static thread_local int recorded;
+    recorded = 0;
+    const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& f) {
+      recorded += std::string_view(f.name()) == "aten::neg" ? 1 : 0;
+      return std::unique_ptr<at::ObserverContext>();
+    }));
+    at::neg(x);
+    at::removeCallback(handle);
+    EXPECT_EQ(recorded, 1);
   });
 }
 

@@ -24,6 +24,7 @@ from torch import nn
 import dtensor
 from dtensor import Replicate, Shard
 import tiny_models
+from layouts import shapes
 from tiny_models import NoTinyModel, known_families
 
 CI = ["gpt2", "llama", "qwen3", "gemma2", "phi3", "mixtral", "opt", "bloom", "gpt_neox", "olmo2", "bert", "t5"]
@@ -227,7 +228,7 @@ def main():
 
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    meshes = [tuple(int(n) for n in mesh.split("x")) for mesh in flags.meshes.split(",")]
+    meshes = shapes(flags.meshes)
     equal, wrong, none = 0, 0, []
     for family in (f for f in known_families() if f > flags.after) if flags.all else flags.families.split(","):
         begin = time.time()

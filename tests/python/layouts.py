@@ -76,3 +76,22 @@ def spread(tensor: torch.Tensor, mesh: dtensor.DeviceMesh, placements: list[dten
             group = mesh.get_group(axis)
             local += noise_of(kind, local, group.rank, group.size)
     return dtensor.DTensor.from_local(local, mesh, placements, shape=tensor.shape, stride=tensor.stride())
+
+
+def shapes(text: str) -> list[tuple[int, ...]]:
+    """Shapes of meshes as a flag names them: "2,2x2"."""
+    return [tuple(int(n) for n in mesh.split("x")) for mesh in text.split(",")]
+
+
+def report(subjects, name_of, meshes: str, verdicts) -> int:
+    """Prints what of verdicts(subject, mesh shape), pairs of a verdict and a text, is not "equal", and how many there are of each.
+    Returns the exit status."""
+    counts = {"equal": 0, "refused": 0, "wrong": 0, "alone": 0}
+    for subject in subjects:
+        for shape in shapes(meshes):
+            for verdict, text in verdicts(subject, shape):
+                counts[verdict] += 1
+                if verdict != "equal":
+                    print(f"{verdict} {name_of(subject)} {'x'.join(map(str, shape))}: {text}", flush=True)
+    print(", ".join(f"{name} {count}" for name, count in counts.items()), f"of {len(subjects)}")
+    return 1 if counts["wrong"] or counts["alone"] else 0

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from layouts import mesh_of
+from layouts import mesh_of, report
 from op_samples import first_line, gradients, is_inexact, is_usable, judge, leaf_copy, placer, run_cases, tensors_of, tolerance_of, whole
 
 RANDOM = {"nn.FractionalMaxPool2d", "nn.FractionalMaxPool3d"}  # they draw their windows
@@ -119,16 +119,9 @@ def main():
     flags = parser.parse_args()
     warnings.simplefilter("ignore")
     wanted = set(filter(None, flags.modules.split(",")))
-    counts = {"equal": 0, "refused": 0, "wrong": 0, "alone": 0}
     modules = [module for module in draws() if not wanted or module.name in wanted]
-    for info in modules:
-        for mesh in flags.meshes.split(","):
-            for verdict, text in check(info, tuple(int(n) for n in mesh.split("x")), flags.seed, flags.samples):
-                counts[verdict] += 1
-                if verdict != "equal":
-                    print(f"{verdict} {info.name} {mesh}: {text}", flush=True)
-    print(", ".join(f"{name} {count}" for name, count in counts.items()), f"of {len(modules)} modules")
-    return 1 if counts["wrong"] or counts["alone"] else 0
+    return report(modules, lambda info: info.name, flags.meshes,
+                  lambda info, shape: check(info, shape, flags.seed, flags.samples))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from torch.utils import _pytree
 
 import dtensor
 from dtensor import DTensor
-from layouts import any_placements, mesh_of, ranks_of, spread
+from layouts import any_placements, mesh_of, ranks_of, report, spread
 
 # Results without content, random ones, and what is about memory: nothing to compare with.
 SKIPPED = {
@@ -290,20 +290,13 @@ def main():
     ops = [op for op in draws() if (not wanted or op.name in wanted) and op.name > flags.after]
     if flags.limit:
         ops = random.Random(flags.seed).sample(ops, min(flags.limit, len(ops)))
-    counts = {"equal": 0, "refused": 0, "wrong": 0, "alone": 0}
-    for op in ops:
-        for mesh in flags.meshes.split(","):
-            shape = tuple(int(n) for n in mesh.split("x"))
-            if flags.errors:
-                found = check_errors(op, shape, flags.seed, flags.samples)
-            else:
-                found = check(op, shape, flags.seed, flags.samples, flags.complex)
-            for verdict, text in found:
-                counts[verdict] += 1
-                if verdict != "equal":
-                    print(f"{verdict} {op.name}{'.' if op.variant_test_name else ''}{op.variant_test_name} {mesh}: {text}", flush=True)
-    print(", ".join(f"{name} {count}" for name, count in counts.items()), f"of {len(ops)} operators")
-    return 1 if counts["wrong"] or counts["alone"] else 0
+
+    def verdicts(op, shape):
+        if flags.errors:
+            return check_errors(op, shape, flags.seed, flags.samples)
+        return check(op, shape, flags.seed, flags.samples, flags.complex)
+
+    return report(ops, lambda op: ".".join(filter(None, (op.name, op.variant_test_name))), flags.meshes, verdicts)
 
 
 if __name__ == "__main__":

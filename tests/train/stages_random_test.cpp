@@ -5,6 +5,7 @@
 
 #include "dtensor/pipeline_schedule.h"
 #include "resume.h"
+#include "support/draws.h"
 #include "train/compare.h"
 
 namespace {
@@ -89,16 +90,9 @@ void any_pipeline_has_the_curve_of_one_device() {
   RC_ASSERT(compared.equal() || (RC_LOG() << str(o) << ": " << compared.largest << " of " << compared.bound, false));
 }
 
-// A run takes seconds: a dozen, unless RC_PARAMS="max_success=200" asks for more.
+// A run takes seconds.
 TEST(Stages, AnyPipelineHasTheCurveOfOneDevice) {
-  auto params = rc::detail::configuration().testParams;
-  if (std::getenv("RC_PARAMS") == nullptr) params.maxSuccess = 12;
-  rc::detail::TestMetadata metadata;
-  metadata.id = "any pipeline has the curve of one device";
-  const auto result = rc::detail::checkTestable(any_pipeline_has_the_curve_of_one_device, metadata, params);
-  std::ostringstream told;
-  rc::detail::printResultMessage(result, told);
-  EXPECT_TRUE(result.is<rc::detail::SuccessResult>()) << told.str();
+  dtensor::test::check_draws("any pipeline has the curve of one device", any_pipeline_has_the_curve_of_one_device, 12);
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ std::optional<AttentionCheck> check_before(const at::Tensor& q, const at::Tensor
 // Says what operands that do not lie alike move; returns the bytes.
 std::int64_t report_moves_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const AttentionOptions& options, AttentionStrategy strategy) {
-  if (C10_LIKELY(!scopes_watched() && !events_on(Event::Kind::op))) return 0;
+  if (C10_LIKELY(!moves_judged() && !events_on(Event::Kind::op))) return 0;
   const auto moves = attention_parts::moves_of(q, k, v, options, strategy);
   if (moves.bytes == 0) return 0;
   report_moves(*one_mesh({&q, &k, &v}), [&] {
