@@ -20,6 +20,7 @@ struct InputAction {
   SpecPtr resized;                   // not null: the operator gives it other sizes, and so another spec
   bool write_back = false;           // the result is computed in a temporary and copied into the operand
   bool reduces = false;              // a Partial becomes Replicate and nothing else changes
+  bool reshards = false;             // an axis that shards `from` shards `to` otherwise
   SpecPtr result;                    // mutated: the spec in which the local call leaves it
   RedistributePlan write_back_plan;  // result -> from
 };
@@ -80,6 +81,7 @@ struct CachedCall {
   Executor executor = Executor::general;
   std::vector<bool> absent;  // list positions on meshes without this rank, while others are here; empty: none
   bool reduces = false;      // one of the inputs does
+  bool reshards = false;     // one of the inputs does
   bool moves_list = false;   // entries of a list are redistributed, more than one
   std::shared_ptr<const WideCall> wide;  // Executor::wide only
   // Received by the rank that receives most, for operands that the program did not ask to move.

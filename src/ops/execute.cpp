@@ -254,6 +254,7 @@ void execute_absent(Frame& frame, Stack& stack, std::size_t first) {
     frame.operands.push_back(impl == nullptr ? at::Tensor()
                                              : at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(impl)));
   }
+  if (frame.call.reshards) return_gradients(frame);
   stack.resize(first);
   // The members' local kernel counts one random operator; the count is the world's.
   if (frame.entry.is_random && frame.call.local_kernel != nullptr) (void)next_random_key(acting(*frame.call.mesh));

@@ -26,4 +26,7 @@ struct Frame {
 // redistributed where the decision says so, and patched numbers. Collective where something moves.
 void unwrap_arguments(Frame& frame, torch::jit::Stack& stack, std::size_t first);
 
+// Gradients of operands that are moved from shard to shard will come back to where these lie.
+void return_gradients(const Frame& frame);
+
 }  // namespace dtensor

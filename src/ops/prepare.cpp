@@ -1,6 +1,7 @@
 // The miss path: asks the propagation, and makes plans, specs and prototypes of the decision.
 #include "ops/prepare.h"
 
+#include "autograd/gradient_home.h"
 #include "mesh/mesh_impl.h"
 #include "ops/inspect_state.h"
 #include "ops/whole_call_check.h"
@@ -44,6 +45,7 @@ InputAction make_input(const OpEntry& entry, const Operand& operand, const Place
   if (action.to != action.from) action.plan = plan_redistribute(*action.from, action.to->placements);
   action.result = action.to;
   action.reduces = entry.reads_only() && !mutated && only_reduces(action.from->placements, action.to->placements);
+  action.reshards = !action.plan.empty() && shards_otherwise(*action.from, *action.to);
   return action;
 }
 
@@ -263,6 +265,7 @@ void prepare_inputs(const OpEntry& entry, const OpCall& described, const CallVie
     call.inputs.push_back(make_input(entry, operand, call.decision.inputs[i], written));
     call.input_specs.push_back(call.inputs.back().to);
     call.reduces = call.reduces || call.inputs.back().reduces;
+    call.reshards = call.reshards || call.inputs.back().reshards;
   }
 }
 

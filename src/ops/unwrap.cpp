@@ -3,6 +3,7 @@
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
 
+#include "autograd/gradient_home.h"
 #include "autograd/moved_view.h"
 #include "autograd/source.h"
 #include "ops/frame.h"
@@ -129,6 +130,13 @@ void unwrap_arguments(Frame& frame, Stack& stack, std::size_t first) {
     }
   }
   for (const auto& patch : frame.call.decision.patches) stack[first + patch.arg] = patch.value;
+  if (frame.call.reshards) return_gradients(frame);
+}
+
+void return_gradients(const Frame& frame) {
+  for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
+    if (frame.call.inputs[i].reshards) bring_gradient_home(frame.operands[i]);
+  }
 }
 
 }  // namespace dtensor

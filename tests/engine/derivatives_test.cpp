@@ -69,6 +69,25 @@ at::Tensor second_order(const Function& f, const at::Tensor& given) {
   return torch::autograd::grad({grad.square().sum()}, {x})[0];
 }
 
+// unbind takes a dimension that is split: its operand moves to another, and the gradient back.
+TEST(Backward, AMovedOperandsGradientLiesWhereTheOperandDoes) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    Draw draw(1);
+    const at::Tensor x = draw.normal({4, 6});
+    for (const Placement& placement : {Shard(1), ZigzagShard(1)}) {
+      const auto leaf = at::Tensor(distribute_tensor(x, mesh, {placement})).requires_grad_();
+      const at::Tensor doubled = leaf * 2;
+      const auto columns = doubled.unbind(1);
+      ASSERT_EQ(DTensor(columns[0]).placements(), Placements{Shard(0)});
+      Placements found;
+      doubled.register_hook([&](const at::Tensor& gradient) { found = DTensor(gradient).placements(); });
+      at::stack(columns).square().sum().backward();
+      EXPECT_EQ(found, Placements{placement});
+      expect_close(leaf.grad(), 8 * x, "gradient");
+    }
+  });
+}
+
 TEST(DoubleBackward, OfNormsTakesAPlainUpstreamGradient) {
   Draw draw(5);
   const at::Tensor x = draw.normal({4, 6, 3}), weight = draw.normal({3}), channels = draw.normal({6});

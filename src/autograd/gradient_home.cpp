@@ -1,0 +1,63 @@
+// A hook on the node that made the operand: autograd sees global tensors and so no move, and a gradient that stayed
+// where its operator left it would draw larger ones with it (a state's those of the whole sequence).
+#include "autograd/gradient_home.h"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+
+#include "dtensor/tensor.h"
+#include "placement/shard_map.h"
+
+namespace dtensor {
+namespace {
+
+bool shards_otherwise(const Placements& from, const Placements& to) {
+  for (std::size_t a = 0; a < from.size(); ++a) {
+    if (from[a].is_shard() && to[a].is_shard() && from[a].as_storage(false) != to[a].as_storage(false)) return true;
+  }
+  return false;
+}
+
+class GradientHome final : public torch::autograd::FunctionPreHook {
+ public:
+  GradientHome(SpecPtr home, std::size_t output) : home_(std::move(home)), output_(output) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
+    auto all = grads;
+    auto& gradient = all.at(output_);
+    if (is_dtensor(gradient)) gradient = brought_home(DTensor(gradient));
+    return all;
+  }
+
+ private:
+  at::Tensor brought_home(const DTensor& gradient) const {
+    auto placements = gradient.placements();
+    const auto& spec = *dtensor_or_null(gradient)->spec();
+    if (spec.mesh != home_->mesh || !shards_otherwise(placements, home_->placements)) return gradient;
+    for (std::size_t a = 0; a < placements.size(); ++a) {
+      if (placements[a].is_shard() && home_->placements[a].is_shard()) {
+        placements[a] = home_->placements[a].as_storage(false);
+      }
+    }
+    return at_most_one_ragged(placements) ? gradient.redistribute(placements) : gradient;
+  }
+
+  SpecPtr home_;
+  std::size_t output_;
+};
+
+}  // namespace
+
+bool shards_otherwise(const TensorSpec& from, const TensorSpec& to) {
+  return shards_otherwise(from.placements, to.placements);
+}
+
+void bring_gradient_home(const at::Tensor& operand) {
+  if (!at::GradMode::is_enabled() || !operand.defined() || !operand.requires_grad()) return;
+  const auto* tensor = dtensor_or_null(operand);
+  const auto& node = operand.grad_fn();
+  if (tensor == nullptr || node == nullptr) return;
+  node->add_tensor_pre_hook(std::make_unique<GradientHome>(tensor->spec(), operand.output_nr()));
+}
+
+}  // namespace dtensor
