@@ -6,12 +6,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 
+#include "dtensor/launch.h"
 #include "long_sequence/picture.h"
 #include "train/compare.h"
 #include "train/layouts.h"
+#include "train/output.h"
 #include "train/run.h"
 
 namespace {
@@ -38,9 +39,7 @@ int draw_long_sequences(const std::string& folder, std::int64_t longest) {
     for (const auto length : tokens) line.costs.push_back(long_sequence::cost_of(ranks, length));
   }
   const auto path = std::filesystem::path(folder) / "long_sequences.svg";
-  if (!(std::ofstream(path) << long_sequence::costs_svg(tokens, lines))) {
-    throw train::UsageError("cannot write " + path.string());
-  }
+  train::write_file(path.string(), long_sequence::costs_svg(tokens, lines));
   std::printf("figures: %s\n", path.c_str());
   return 0;
 }
@@ -54,11 +53,14 @@ int main(int argc, char** argv) {
   }
   try {
     if (argv[1] == std::string("--long-sequences")) {
-      return draw_long_sequences(argv[2], argc > 3 ? std::atoll(argv[3]) : 8192);
+      return dtensor::finish_output(draw_long_sequences(argv[2], argc > 3 ? std::atoll(argv[3]) : 8192));
     }
-    return draw(argv[1], argc - 1, argv + 1);
+    return dtensor::finish_output(draw(argv[1], argc - 1, argv + 1));
   } catch (const train::UsageError& error) {
     std::cerr << "figures: " << error.what() << "\n";
     return 2;
+  } catch (const std::exception& error) {
+    std::cerr << "figures: " << error.what() << "\n";
+    return 1;
   }
 }

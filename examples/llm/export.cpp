@@ -11,6 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 
+#include "train/output.h"
+
 namespace llm {
 namespace {
 
@@ -32,7 +34,7 @@ void set_dtype(const fs::path& config, at::ScalarType dtype) {
                      : dtype == at::kHalf     ? "float16"
                                               : "float32";
   j[j.contains("torch_dtype") && !j.contains("dtype") ? "torch_dtype" : "dtype"] = name;
-  std::ofstream(config) << j.dump(2) << "\n";
+  train::write_file(config.string(), j.dump(2) + "\n");
 }
 
 void copy_other_files(const std::string& source, const std::string& out) {
@@ -81,11 +83,7 @@ dtensor::StateTensors converted(const dtensor::StateTensors& tensors, const std:
 void check_export(const std::string& source, const std::string& out) {
   std::error_code ignored;
   if (fs::equivalent(source, out, ignored)) throw UsageError(fmt::format("--out: {} is the model's own folder", out));
-  try {
-    dtensor::check_can_save(out, {.keep_foreign = true});
-  } catch (const c10::Error& error) {
-    throw UsageError(fmt::format("--out: {}", error.what_without_backtrace()));
-  }
+  train::check_can_save("--out", out, /*keep_foreign=*/true);
 }
 
 at::ScalarType widest_stored(const std::string& folder) {

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtensor/tensor.h"
+#include "train/output.h"
 
 namespace llm {
 
@@ -33,8 +34,7 @@ void write_safetensors(const std::string& path, const std::string& name, const a
   file.write(reinterpret_cast<const char*>(&length), sizeof length);
   file << text;
   file.write(static_cast<const char*>(values.const_data_ptr()), static_cast<std::streamsize>(values.nbytes()));
-  file.close();
-  if (!file) throw UsageError(fmt::format("--out: cannot write {}", path));
+  train::close_written(file, path);
 }
 
 void check_tokens(const Family& family, const std::vector<std::int64_t>& tokens, std::int64_t more) {

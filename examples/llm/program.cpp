@@ -15,6 +15,7 @@
 #include "text.h"
 #include "text_stream.h"
 #include "train.h"
+#include "train/output.h"
 
 namespace llm {
 namespace {
@@ -76,12 +77,8 @@ void run_command(const Options& options, const Family& family, const dtensor::Co
 void check_outputs(const Options& options) {
   const bool folder = options.command == Command::train || options.command == Command::exports;
   if (folder && !options.out.empty()) check_export(options.model, options.out);
-  if (options.train.save.empty()) return;
-  try {
-    dtensor::check_can_save(options.train.save);
-  } catch (const c10::Error& error) {
-    throw UsageError(fmt::format("--save: {}", error.what_without_backtrace()));
-  }
+  if (options.command == Command::logits) train::check_writable("--out", options.out);
+  train::check_can_save("--save", options.train.save);
 }
 
 // Prints once, whatever the number of processes.
@@ -97,7 +94,7 @@ int report_usage_error(const std::string& message) {
 int run(int argc, char** argv) {
   std::optional<int> exit_status;
   Options options = parse_args(argc, argv, exit_status);
-  if (exit_status) return *exit_status;
+  if (exit_status) return dtensor::finish_output(*exit_status);
   const Family family = read_family(options.model);
   check_outputs(options);
   std::optional<tokenizer::Tokenizer> tokenizer;

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "cost.h"
+#include "dtensor/launch.h"
 
 int main(int argc, char** argv) {
   const std::int64_t longest = argc > 1 ? std::atoll(argv[1]) : 4096;
@@ -16,5 +17,5 @@ int main(int argc, char** argv) {
     std::printf("  %8.1f%8.1f%8.1f", costs[0].bytes / 1048576, costs[1].bytes / 1048576, costs[2].bytes / 1048576);
     std::printf("  %8.3f%8.3f%8.3f\n", costs[0].seconds, costs[1].seconds, costs[2].seconds);
   }
-  return 0;
+  return dtensor::finish_output(0);
 }

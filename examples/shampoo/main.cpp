@@ -90,7 +90,7 @@ constexpr const char* kHelp =
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (asks_for_help(argc, argv)) return std::fputs(kHelp, stdout) < 0 ? 1 : 0;
+  if (asks_for_help(argc, argv)) return std::fputs(kHelp, stdout), dtensor::finish_output(0);
   std::atomic<bool> equal{true};
   const auto once = [&](const dtensor::Communicator& world) {
     if (!run(world)) equal = false;

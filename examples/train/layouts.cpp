@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 
 #include "compare.h"
 #include "dtensor/launch.h"
+#include "output.h"
 #include "plot.h"
 #include "run.h"
 
@@ -52,7 +52,7 @@ void write_figures(const std::string& folder, const Options& options, const std:
   }
   const std::filesystem::path path(folder);
   write_svg((path / "layouts_loss.svg").string(), loss);
-  std::ofstream(path / "layouts_memory.svg") << memory_svg(panels);
+  write_file((path / "layouts_memory.svg").string(), memory_svg(panels));
 }
 
 }  // namespace train

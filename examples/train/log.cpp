@@ -1,27 +1,14 @@
 // The log: one JSON object a line, one line a step, written as training goes.
 #include "log.h"
 
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "dtensor/checkpoint.h"
+#include "output.h"
 
 namespace train {
 
-void check_writable(const std::string& flag, const std::string& path) {
-  if (path.empty() || std::ofstream(path, std::ios::app)) return;
-  throw UsageError(flag + ": cannot write " + path);
-}
-
-void check_can_save(const std::string& flag, const std::string& path) {
-  if (path.empty()) return;
-  try {
-    dtensor::check_can_save(path);
-  } catch (const c10::Error& error) {
-    throw UsageError(flag + ": " + error.what_without_backtrace());
-  }
-}
-
-StepLog::StepLog(const std::string& path) {
+StepLog::StepLog(const std::string& path) : path_(path) {
   check_writable("--log", path);
   if (!path.empty()) out_.open(path, std::ios::trunc);
 }
@@ -32,6 +19,16 @@ void StepLog::add(const StepRecord& record) {
                                  {"lr", record.lr},     {"tokens", record.tokens}, {"seconds", record.seconds}};
   line["bytes_received"] = record.moved;
   out_ << line.dump() << std::endl;  // flushed, so that it can be followed
+  if (out_) return;
+  if (!lacks_) std::fprintf(stderr, "--log: %s cannot be written (a full disk?); training goes on\n", path_.c_str());
+  lacks_ = true;
+  out_.clear();  // there may be room again
+}
+
+void StepLog::close() {
+  if (!out_.is_open()) return;
+  if (lacks_) out_.setstate(std::ios::failbit);
+  close_written(out_, path_);
 }
 
 }  // namespace train

@@ -11,15 +11,15 @@ namespace train {
 class StepLog {
  public:
   explicit StepLog(const std::string& path);  // empty: no log. Throws UsageError where it cannot be written.
+  // A line that cannot be written is told at once, on standard error, and does not end the training.
   void add(const StepRecord& record);
+  // Throws std::runtime_error where any line is missing.
+  void close();
 
  private:
+  std::string path_;
   std::ofstream out_;
+  bool lacks_ = false;
 };
-
-// Throws UsageError unless a file can be written there. Leaves an existing file as it is.
-void check_writable(const std::string& flag, const std::string& path);
-// Throws UsageError where a checkpoint could not be saved in that folder.
-void check_can_save(const std::string& flag, const std::string& path);
 
 }  // namespace train

@@ -6,7 +6,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <fstream>
+
+#include "output.h"
 
 namespace train {
 
@@ -152,8 +153,6 @@ std::string to_svg(const Picture& picture) {
   return svg + "</svg>\n";
 }
 
-void write_svg(const std::string& path, const Picture& picture) {
-  std::ofstream(path, std::ios::trunc) << to_svg(picture);
-}
+void write_svg(const std::string& path, const Picture& picture) { write_file(path, to_svg(picture)); }
 
 }  // namespace train

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <cstdio>
-#include <fstream>
 #include <iostream>
 
 #include "compare.h"
@@ -13,6 +12,7 @@
 #include "dtensor/launch.h"
 #include "load.h"
 #include "log.h"
+#include "output.h"
 #include "plot.h"
 #include "progress.h"
 #include "run.h"
@@ -43,7 +43,9 @@ std::vector<StepRecord> train_and_show(const dtensor::Communicator& world, const
     progress.show(record);
   };
   memory.sampled = !options.memory_plot.empty();
-  return train_on_mesh(world, options, corpus, on_step, options.memory || memory.sampled ? &memory : nullptr);
+  auto records = train_on_mesh(world, options, corpus, on_step, options.memory || memory.sampled ? &memory : nullptr);
+  log.close();
+  return records;
 }
 
 void check_heads(const Options& options) {
@@ -143,7 +145,7 @@ int report(const Options& options, const Corpus& corpus, const Outcome& outcome)
   if (options.experts) write_load(options, outcome.records);
   if (options.memory) print(memory_table(outcome.memory));
   if (!options.memory_plot.empty()) {
-    std::ofstream(options.memory_plot) << memory_svg("memory of rank 0: " + outcome.where, outcome.memory.samples);
+    write_file(options.memory_plot, memory_svg("memory of rank 0: " + outcome.where, outcome.memory.samples));
     fmt::print("memory picture: {}\n", options.memory_plot);
   }
   if (!options.compare) {
@@ -198,7 +200,7 @@ Corpus read_corpus(Options& options) {
 int run(Kind program, int argc, char** argv) {
   std::optional<int> exit_status;
   Options options = parse_args(program, argc, argv, exit_status);
-  if (exit_status) return *exit_status;
+  if (exit_status) return dtensor::finish_output(*exit_status);
   check_files(options);
   const Corpus corpus = read_corpus(options);
   Outcome outcome;
@@ -209,7 +211,7 @@ int run(Kind program, int argc, char** argv) {
   if (status != 0) return status;
   if (!outcome.usage_error.empty()) return report_usage_error(program, outcome.usage_error);
   if (!outcome.records.empty() && outcome.records.back().left_by != 0) return kLeft;
-  return outcome.reports ? report(options, corpus, outcome) : 0;
+  return outcome.reports ? dtensor::finish_output(report(options, corpus, outcome)) : 0;
 }
 
 }  // namespace

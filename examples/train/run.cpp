@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 
 #include <chrono>
-#include <fstream>
 #include <optional>
 
 #include "dtensor/attention.h"
@@ -15,6 +14,7 @@
 #include "dtensor/tensor.h"
 #include "load.h"
 #include "optimizer.h"
+#include "output.h"
 #include "plan.h"
 #include "stages.h"
 #include "state.h"
@@ -259,7 +259,7 @@ std::vector<StepRecord> train_in_stages(const dtensor::Communicator& world, cons
   auto records = run_job(job, on_step);
   if (options.schedule_plot.empty()) return records;
   const std::string picture = stages.picture();
-  if (world.rank() == 0) std::ofstream(options.schedule_plot) << picture;
+  if (world.rank() == 0) write_file(options.schedule_plot, picture);
   return records;
 }
 

@@ -11,6 +11,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "output.h"
+
 namespace train {
 namespace {
 
@@ -179,6 +181,7 @@ void Trace::write(const std::string& path) {
     out.write(static_cast<const char*>(texts[rank].const_data_ptr()), texts[rank].numel());
   }
   out << "\n]}\n";
+  close_written(out, path);
 }
 
 }  // namespace train

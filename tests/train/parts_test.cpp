@@ -10,6 +10,7 @@
 #include "train/compare.h"
 #include "train/data.h"
 #include "train/log.h"
+#include "train/output.h"
 #include "train/plan.h"
 #include "train/plot.h"
 #include "train/progress.h"
