@@ -37,6 +37,17 @@ TEST_F(Files, WhatASaveReturnedForIsThereAfterAnyKill) {
   }
 }
 
+// Of which one is killed most times: what it saved is there, the others end, and say which rank is missing.
+TEST_F(Files, ProcessesLeaveWhatTheySavedAndEndWithTheOneThatIsKilled) {
+  for (const Over over : {Over::sockets, Over::mpi}) {
+    if (over == Over::mpi && !fs::exists(sibling("test_mpi_faults"))) continue;  // built without MPI
+    const KillReport report = run_kills({program_, folder_, campaign(1), 2, 2, 512, 16, over});
+    EXPECT_EQ(report.trials, campaign(1));
+    EXPECT_TRUE(report.good()) << to_string(over) << ": " << report.first_problem;
+    EXPECT_EQ(report.one + report.launcher + report.all, report.trials);
+  }
+}
+
 TEST_F(Files, NoDamageIsSilent) {
   const CorruptionReport report = run_corruptions({folder_, campaign(300), 7});
   EXPECT_EQ(report.first_problem, "");

@@ -21,10 +21,11 @@ class Child {
   // Its exit status, or -signal; waits at most so long, then kills it and returns `kHung`.
   int wait(std::chrono::seconds most);
   bool ended();
+  pid_t session() const { return session_; }  // of its own, that what it starts belongs to
   static constexpr int kHung = -1000;
 
  private:
-  pid_t pid_ = -1;
+  pid_t pid_ = -1, session_ = -1;
   int status_ = kHung;
 };
 

@@ -1,182 +1,163 @@
 // A save that has returned must be there whatever happens next; one that has not may be there whole, or not at all.
+// Where one process of several is killed, the others end, and say why.
 #include "faults/kills.h"
 
-#include <fcntl.h>
+#include <c10/util/Exception.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <cmath>
+#include <cstdio>
 #include <filesystem>
-#include <optional>
 #include <random>
+#include <regex>
 #include <thread>
 
 #include "dtensor/checkpoint_series.h"
-#include "dtensor/tensor.h"
-#include "faults/child.h"
+#include "dtensor/mesh.h"
 #include "faults/state.h"
+#include "faults/victim.h"
 
 namespace dtensor::faults {
 namespace {
 
 namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
 
-enum class At : std::int64_t { start, load, save, step };
+constexpr std::chrono::seconds kHung{90};
+constexpr double kLate = 5;
 
-// Memory that both processes see, so that what the victim wrote last is there after SIGKILL.
-struct Progress {
-  std::atomic<std::int64_t> at{0}, saved{0};
-};
-
-class SharedProgress {
+class Campaign {
  public:
-  explicit SharedProgress(const std::string& folder) {
-    const int descriptor = ::open((folder + ".progress").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    TORCH_CHECK(descriptor >= 0 && ::ftruncate(descriptor, sizeof(Progress)) == 0, "cannot make ", folder, ".progress");
-    void* memory = ::mmap(nullptr, sizeof(Progress), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-    ::close(descriptor);
-    TORCH_CHECK(memory != MAP_FAILED, "cannot map ", folder, ".progress");
-    progress_ = static_cast<Progress*>(memory);
+  explicit Campaign(const KillOptions& options) : o_(options), progress_(options.folder), random_(options.seed) {
+    progress_->campaign = ::getpid();
   }
-  SharedProgress(const SharedProgress&) = delete;
-  SharedProgress& operator=(const SharedProgress&) = delete;
-  ~SharedProgress() { ::munmap(progress_, sizeof(Progress)); }
-  Progress* operator->() const { return progress_; }
-
- private:
-  Progress* progress_;
-};
-
-DeviceMesh mesh_of(const Communicator& world) { return init_device_mesh(world, at::kCPU, {world.size()}); }
-
-// One checkpoint that is replaced, or a series; what was saved in the background counts once it is finished.
-class Saves {
- public:
-  Saves(const std::string& folder, const Communicator& world, std::int64_t keep) : folder_(folder), world_(world) {
-    if (keep > 0) series_.emplace(folder, world, keep);
-  }
-  // The step that is certain to be there afterwards.
-  std::int64_t save(KnownState& state, bool background) {
-    const std::int64_t before = pending_step_, step = state.step();
-    pending_step_ = step;
-    if (series_) {
-      background ? series_->save_async(state.checkpoint(), step) : series_->save(state.checkpoint(), step);
-    } else {
-      if (pending_) pending_->wait();
-      pending_.reset();
-      if (background) pending_ = state.checkpoint().save_async(folder_, world_);
-      if (!background) state.checkpoint().save(folder_, world_);
+  KillReport run() {
+    for (; report_.trials < o_.trials && report_.good(); ++report_.trials) {
+      kill_once();
+      if (report_.good()) look();
     }
-    return background ? before : step;
+    return report_;
   }
 
  private:
-  std::string folder_;
-  Communicator world_;
-  std::optional<CheckpointSeries> series_;
-  std::optional<PendingSave> pending_;
-  std::int64_t pending_step_ = 0;
+  enum class Kill : std::uint8_t { one, launcher, all };
+
+  std::int64_t below(std::int64_t n) { return std::uniform_int_distribution<std::int64_t>(0, n - 1)(random_); }
+  void note(int& count, const std::string& what) {
+    ++count;
+    if (report_.first_problem.empty()) report_.first_problem = "trial " + std::to_string(report_.trials) + ": " + what;
+  }
+
+  void kill_once();
+  bool comes_to(StartedJob& job, const Progress::Process& victim, std::int64_t phase);
+  void kill(const StartedJob& job, const Progress::Process& victim);
+  void see_the_others_end(StartedJob& job, std::int64_t rank);
+  void look();
+
+  const KillOptions o_;
+  SharedProgress progress_;
+  std::mt19937_64 random_;
+  KillReport report_;
+  Kill kill_ = Kill::all;
 };
 
-void be_a_victim(const Communicator& world, const std::string& folder, std::int64_t keep, std::int64_t rows) {
-  const SharedProgress progress(folder);
-  const bool tells = world.rank() == 0;
-  const auto be_at = [&](At at) {
-    if (tells) progress->at = static_cast<std::int64_t>(at);
-  };
-  be_at(At::load);
-  KnownState state(mesh_of(world), rows);
-  Saves saves(folder, world, keep);
-  load_newest(state.checkpoint(), folder, world);
-  TORCH_CHECK(state.problem().empty(), state.problem());
-  for (;;) {
-    be_at(At::step);
-    state.go_to(state.step() + 1);
-    be_at(At::save);
-    const std::int64_t certain = saves.save(state, state.step() % 2 == 0);
-    if (tells && certain > progress->saved) progress->saved = certain;
+// Until it is in the phase that this trial is about, then a while longer: from microseconds to a tenth of a second.
+bool Campaign::comes_to(StartedJob& job, const Progress::Process& victim, std::int64_t phase) {
+  const auto deadline = Clock::now() + kHung;
+  while (victim.entered < phase && !job.any_ended() && Clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
+  if (Clock::now() > deadline) note(report_.hung, "it did not come to phase " + std::to_string(phase));
+  const double starting = o_.over == Over::mpi ? 1e6 : 3e5;
+  const double log = std::uniform_real_distribution<double>(1.5, 5)(random_);
+  const double micros = phase == 0 ? starting * static_cast<double>(below(1000)) / 1000 : std::pow(10, log);
+  std::this_thread::sleep_for(std::chrono::microseconds(static_cast<std::int64_t>(micros)));
+  if (!job.any_ended()) return true;
+  note(report_.wrong, "the victim ended by itself: " + job.output());
+  return false;
 }
 
-// What is there now, on one rank more or less than saved it.
-void look(const KillOptions& o, const SharedProgress& progress, KillReport& report) {
-  const auto note = [&](int& count, const std::string& what) {
-    ++count;
-    if (report.first_problem.empty()) report.first_problem = "trial " + std::to_string(report.trials) + ": " + what;
-  };
+void Campaign::kill(const StartedJob& job, const Progress::Process& victim) {
+  kill_ = o_.over == Over::threads || victim.one_more_than_rank == 0 || below(8) == 0 ? Kill::all : Kill::one;
+  if (o_.over == Over::mpi && kill_ == Kill::one && below(8) == 0) kill_ = Kill::launcher;
+  if (kill_ == Kill::one) {
+    ::kill(static_cast<pid_t>(victim.process.load()), SIGKILL);
+  } else if (kill_ == Kill::launcher) {
+    job.kill_launcher();
+  } else {
+    job.kill_all();
+  }
+  ++(kill_ == Kill::one ? report_.one : kill_ == Kill::launcher ? report_.launcher : report_.all);
+}
+
+void Campaign::see_the_others_end(StartedJob& job, std::int64_t rank) {
+  const auto took = job.all_gone(kHung.count());
+  if (!took) return note(report_.hung, "processes are left: " + job.output());
+  report_.slowest = std::max(report_.slowest, *took);
+  if (*took > kLate) {
+    ++report_.late;
+    std::printf("trial %d: gone after %.2f s, killed in phase %lld: %s\n", report_.trials, *took,
+                static_cast<long long>(report_.at_last), job.output().c_str());
+  }
+  if (kill_ != Kill::one) return;
+  const std::string said = job.output(), who = "rank " + std::to_string(rank);
+  const std::regex by_a_rank("rank [0-9]+: [^\n]*" + who + "[^\n]*\\[rank|rank [0-9]+: [^\n]*" + who +
+                             "[^\n]* waits in|rank [0-9]+: [^\n]*waits in [^\n]*" + who);
+  if (std::regex_search(said, by_a_rank)) ++report_.told;
+  if (said.find(who) == std::string::npos) note(report_.unclear, "nobody says that " + who + " is missing: " + said);
+}
+
+void Campaign::kill_once() {
+  progress_->trial = report_.trials;
+  progress_->processes = 0;
+  for (auto& process : progress_->all) {
+    process.process = process.one_more_than_rank = process.at = process.entered = 0;
+  }
+  StartedJob job({o_.program, "run", o_.folder, "--ranks", std::to_string(o_.ranks), "--keep", std::to_string(o_.keep),
+                  "--rows", std::to_string(o_.rows), "--trial", std::to_string(report_.trials)},
+                 o_.over, o_.ranks, o_.folder + ".output");
+  const auto& victim = progress_->all[o_.over == Over::threads ? 0 : static_cast<std::size_t>(below(o_.ranks))];
+  // Starting and loading in two of twelve trials each, else in one of the first steps and saves.
+  const std::int64_t draw = below(12), phase = draw < 4 ? draw / 2 : draw - 2;
+  if (!comes_to(job, victim, phase)) return;
+  report_.at_last = victim.at;
+  ++report_.at.at(static_cast<std::size_t>(report_.at_last));
+  kill(job, victim);
+  see_the_others_end(job, victim.one_more_than_rank - 1);
+}
+
+// What is there now, on one to three ranks.
+void Campaign::look() {
   std::string problem;
   std::int64_t step = 0;
   try {
-    run_local(1 + report.trials % 3, [&](Communicator world) {
-      KnownState state(mesh_of(world), o.rows);
-      load_newest(state.checkpoint(), o.folder, world);
+    run_local(1 + report_.trials % 3, [&](Communicator world) {
+      KnownState state(init_device_mesh(world, at::kCPU, {world.size()}), o_.rows);
+      load_newest(state.checkpoint(), o_.folder, world);
       const std::string mine = state.problem();
       if (world.rank() != 0) return;
       problem = mine, step = state.step();
     });
   } catch (const std::exception& error) {
-    return note(report.lost, error.what());
+    return note(report_.lost, error.what());
   }
-  if (!problem.empty()) return note(report.wrong, problem);
-  if (step < progress->saved) {
-    note(report.lost, "step " + std::to_string(step) + " after " + std::to_string(progress->saved) + " was saved");
+  if (!problem.empty()) return note(report_.wrong, problem);
+  if (step < progress_->saved) {
+    note(report_.lost, "step " + std::to_string(step) + " after " + std::to_string(progress_->saved) + " was saved");
   }
-  report.last_step = step;
-}
-
-void kill_once(const KillOptions& o, const SharedProgress& progress, std::mt19937_64& random, KillReport& report) {
-  const auto micros = [&](std::int64_t most) {
-    return std::chrono::microseconds(std::uniform_int_distribution<std::int64_t>(0, most)(random));
-  };
-  const auto goal = static_cast<At>(std::uniform_int_distribution<std::int64_t>(0, 3)(random));
-  progress->at = 0;
-  Child victim({o.program, "run", o.folder, "--ranks", std::to_string(o.ranks), "--keep", std::to_string(o.keep),
-                "--rows", std::to_string(o.rows)},
-               o.folder + ".output");
-  // Until it is at what this trial is about, then a random while longer.
-  while (goal != At::start && progress->at < static_cast<std::int64_t>(goal == At::step ? At::save : goal)) {
-    if (victim.ended()) break;
-    std::this_thread::sleep_for(std::chrono::microseconds(200));
-  }
-  std::this_thread::sleep_for(goal == At::start ? micros(300'000) : micros(goal == At::load ? 20'000 : 100'000));
-  const auto at = static_cast<At>(progress->at.load());
-  ++(at == At::start  ? report.starting
-     : at == At::load ? report.loading
-     : at == At::save ? report.saving
-                      : report.stepping);
-  const bool alive = !victim.ended();
-  victim.kill(SIGKILL);
-  const int status = victim.wait(std::chrono::seconds(5));
-  ++report.trials;
-  if (status == Child::kHung) ++report.hung;
-  if (!alive && report.first_problem.empty()) {
-    ++report.wrong;
-    report.first_problem =
-        "the victim ended by itself with " + std::to_string(status) + ", see " + o.folder + ".output";
-  }
+  report_.last_step = step;
 }
 
 }  // namespace
 
-int run_victim(const std::string& folder, int ranks, std::int64_t keep, std::int64_t rows) {
-  run_local(ranks, [&](Communicator world) { be_a_victim(world, folder, keep, rows); });
-  return 0;
-}
-
 KillReport run_kills(const KillOptions& options) {
+  TORCH_CHECK(options.ranks <= 16, "kills: at most 16 ranks");
   fs::remove_all(options.folder);
   fs::remove(options.folder + ".lock");
   fs::remove(options.folder + ".progress");
   fs::create_directories(fs::absolute(options.folder).parent_path());
-  const SharedProgress progress(options.folder);
-  std::mt19937_64 random(options.seed);
-  KillReport report;
-  for (int trial = 0; trial < options.trials && report.good(); ++trial) {
-    kill_once(options, progress, random, report);
-    look(options, progress, report);
-  }
-  return report;
+  return Campaign(options).run();
 }
 
 }  // namespace dtensor::faults

@@ -1,8 +1,11 @@
 // Runs that are killed without warning, again and again, and taken up each time from what they left.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
+
+#include "faults/job.h"
 
 namespace dtensor::faults {
 
@@ -13,22 +16,27 @@ struct KillOptions {
   std::int64_t keep = 2;  // 0: one checkpoint, replaced
   std::int64_t rows = 4096;
   std::uint64_t seed = 0;
+  // Between processes most trials kill one of them and watch the others, some the launcher, some all at once.
+  Over over = Over::threads;
 };
 
 struct KillReport {
-  int trials = 0, starting = 0, loading = 0, saving = 0, stepping = 0;  // what the victim was at when it was killed
-  int lost = 0;                                                         // less was there than a save had returned for
-  int wrong = 0;                                                        // what was loaded is not that of its step
+  int trials = 0;
+  std::array<int, 6> at = {};          // what the victim was at when it was killed (victim.h)
+  std::int64_t at_last = 0;            // in the last trial
+  int one = 0, launcher = 0, all = 0;  // what was killed
+  int told = 0;                        // a rank that was left said which one was missing and what it waited in
+  int late = 0;                        // what was left was there for more than 5 s
+  double slowest = 0;                  // seconds until the last process was gone
+  int lost = 0;                        // less was there than a save had returned for
+  int wrong = 0;                       // what was loaded is not that of its step
   int hung = 0;
+  int unclear = 0;  // nobody said which rank was missing
   std::int64_t last_step = 0;
   std::string first_problem = {};
-  bool good() const { return lost + wrong + hung == 0; }
+  bool good() const { return lost + wrong + hung + unclear == 0; }
 };
 
 KillReport run_kills(const KillOptions& options);
-
-// The victim: takes up what is there, checks it, and saves after every step, in the background at each second one,
-// until it is killed. What it is at, and the last step that a save has returned for, stand in the file FOLDER.progress.
-int run_victim(const std::string& folder, int ranks, std::int64_t keep, std::int64_t rows);
 
 }  // namespace dtensor::faults

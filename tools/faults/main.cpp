@@ -1,6 +1,6 @@
 // Campaigns of faults against checkpoints (docs/reliability.md): processes killed, bytes damaged, programs in each
 // other's way. tests/faults runs a few trials of each; by hand, as many as wanted:
-//   faults kills --trials 500; faults corruptions --trials 2000; faults rivals --trials 50
+//   faults kills --trials 500 --over mpi; faults corruptions --trials 2000; faults rivals --trials 50
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
@@ -9,15 +9,17 @@
 #include "faults/headers.h"
 #include "faults/kills.h"
 #include "faults/rivals.h"
+#include "faults/victim.h"
 
 namespace {
 
 using namespace dtensor::faults;
 
 struct Flags {
+  std::string over = "threads";
   std::string folder = (std::filesystem::temp_directory_path() / "dtensor_faults").string();
   int trials = 100, ranks = 2;
-  std::int64_t keep = 2, rows = 4096, step = 0;
+  std::int64_t keep = 2, rows = 4096, step = 0, trial = 0;
   std::uint64_t seed = 0;
 };
 
@@ -29,12 +31,19 @@ int tell(const std::string& problem) {
 }
 
 int kills(const Flags& f) {
-  const KillReport r = run_kills({own_path(), f.folder, f.trials, f.ranks, f.keep, f.rows, f.seed});
+  const Over over = over_of(f.over);
+  const KillReport r = run_kills({own_path(), f.folder, f.trials, f.ranks, f.keep, f.rows, f.seed, over});
   std::printf(
-      "| kills, %s | %d | %d while starting, %d loading, %d saving, %d in a step | lost %d, wrong %d, hung %d |\n",
-      f.keep > 0 ? "a series" : "one folder", r.trials, r.starting, r.loading, r.saving, r.stepping, r.lost, r.wrong,
-      r.hung);
+      "| kills, %s, %d %s | %d | %d starting, %d loading, %d in a step, %d saving, %d saving in the background, %d in "
+      "the step meanwhile | lost %d, wrong %d, hung %d, unclear %d |\n",
+      f.keep > 0 ? "a series" : "one folder", f.ranks, f.over.c_str(), r.trials, r.at[0], r.at[1], r.at[2], r.at[3],
+      r.at[4], r.at[5], r.lost, r.wrong, r.hung, r.unclear);
   std::printf("the run came to step %lld\n", static_cast<long long>(r.last_step));
+  if (over != Over::threads) {
+    std::printf("killed: one process %d times (a rank said so with its place %d times), the launcher %d, all %d\n",
+                r.one, r.told, r.launcher, r.all);
+    std::printf("all processes gone after %.2f s at most; after more than 5 s: %d\n", r.slowest, r.late);
+  }
   return tell(r.first_problem);
 }
 
@@ -72,7 +81,10 @@ int main(int argc, char** argv) {
     CLI::App* command = app.add_subcommand(name, what);
     command->add_option("folder", f.folder, "emptied, and worked in")->capture_default_str();
     command->add_option("--trials", f.trials)->capture_default_str();
-    command->add_option("--ranks", f.ranks, "thread ranks")->capture_default_str();
+    command->add_option("--ranks", f.ranks, "of each run")->capture_default_str();
+    command->add_option("--over", f.over, "ranks of `kills` are threads, or processes over sockets or mpi")
+        ->capture_default_str();
+    command->add_option("--trial", f.trial);
     command->add_option("--keep", f.keep, "checkpoints of a series; 0: one folder, replaced")->capture_default_str();
     command->add_option("--rows", f.rows, "of the largest tensor, 256 bytes each")->capture_default_str();
     command->add_option("--step", f.step);
@@ -83,7 +95,8 @@ int main(int argc, char** argv) {
   add("corruptions", "checkpoints with damaged bytes and files", corruptions);
   add("headers", "headers and JSON files changed piece by piece", headers);
   add("rivals", "two programs saving to one folder", rivals);
-  add("run", "what `kills` kills", [](const Flags& o) { return run_victim(o.folder, o.ranks, o.keep, o.rows); });
+  add("run", "what `kills` kills",
+      [](const Flags& o) { return run_victim(o.folder, o.ranks, o.keep, o.rows, o.trial); });
   add("save", "one of two rivals", [](const Flags& o) { return run_rival(o.folder, o.ranks, o.step, o.rows); });
   CLI11_PARSE(app, argc, argv);
   return status;
