@@ -5,6 +5,8 @@
 
 #include <sstream>
 
+#include "comm/rank_record.h"
+
 namespace dtensor {
 namespace {
 
@@ -53,6 +55,11 @@ std::string describe_group(const std::string& label, const std::vector<std::int6
   for (std::size_t i = 0; i < ranks.size(); ++i) out << (i > 0 ? ", " : "") << ranks[i];
   out << '}';
   return out.str();
+}
+
+std::string last_of(std::int64_t rank, const RankRecord* record) {
+  const std::string recent = record == nullptr ? "" : record->recent();
+  return recent.empty() ? "" : "; last of rank " + std::to_string(rank) + ": " + recent;
 }
 
 std::string current_exception_text() {

@@ -16,6 +16,9 @@ DTENSOR_API const char* reduce_op_name(ReduceOp op);
 // tp {0, 2}: the label, if any, and the world ranks.
 DTENSOR_API std::string describe_group(const std::string& label, const std::vector<std::int64_t>& ranks);
 
+// ; last of rank 1: aten::mm, all_reduce #3 on tp. Empty where there is no record, or nothing in it. Of any thread.
+DTENSOR_API std::string last_of(std::int64_t rank, const RankRecord* record);
+
 // The message of the exception in flight, without a backtrace.
 DTENSOR_API std::string current_exception_text();
 

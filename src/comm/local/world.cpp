@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/describe.h"
+
 namespace dtensor::local {
 namespace {
 
@@ -76,9 +78,7 @@ std::string World::recent(c10::ArrayRef<std::int64_t> ranks) const {
   constexpr std::size_t kShownRanks = 4;
   std::string out;
   for (const auto rank : ranks.slice(0, std::min(ranks.size(), kShownRanks))) {
-    const auto& record = ranks_[rank].record;
-    const auto text = record ? record->recent() : "";
-    if (!text.empty()) out += "; last of rank " + std::to_string(rank) + ": " + text;
+    out += last_of(rank, ranks_[rank].record.get());
   }
   return out;
 }

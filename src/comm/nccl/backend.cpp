@@ -259,13 +259,15 @@ class NcclBackend final : public CommBackend {
 }  // namespace
 
 std::shared_ptr<CommBackend> make_world_backend(std::shared_ptr<IdExchange> ids, int rank, int size, int device,
-                                                RunOptions options) {
+                                                RunOptions options, std::shared_ptr<RankRecord> record) {
   check(cudaSetDevice(device), "cudaSetDevice");
   std::vector<std::int64_t> ranks(size);
   std::iota(ranks.begin(), ranks.end(), 0);
-  auto* watchdog = new Watchdog(rank, options.timeout, ids);
+  auto* watchdog = new Watchdog(rank, options.timeout, ids, record);
   auto shared = std::make_shared<Device>(Device{std::move(ids), device, watchdog});
-  return std::make_shared<NcclBackend>(std::move(shared), std::move(ranks), rank, "world", "");
+  auto backend = std::make_shared<NcclBackend>(std::move(shared), std::move(ranks), rank, "world", "");
+  backend->set_record(std::move(record));
+  return backend;
 }
 
 }  // namespace dtensor::nccl

@@ -8,8 +8,9 @@
 
 namespace dtensor::nccl {
 
-// The world of `size` ranks, of which this is `rank`, on CUDA device `device` of this machine. Collective.
+// The world of `size` ranks, of which this is `rank`, on CUDA device `device` of this machine. `record`: of what this
+// rank does, on whatever backend. Collective.
 std::shared_ptr<CommBackend> make_world_backend(std::shared_ptr<IdExchange> ids, int rank, int size, int device,
-                                                RunOptions options);
+                                                RunOptions options, std::shared_ptr<RankRecord> record);
 
 }  // namespace dtensor::nccl

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "comm/describe.h"
 #include "comm/launchers.h"
 #include "comm/nccl/check.h"
 
@@ -50,8 +51,9 @@ bool Event::passed() const {
   return true;
 }
 
-Watchdog::Watchdog(int rank, std::chrono::milliseconds timeout, std::shared_ptr<IdExchange> ids)
-    : rank_(rank), timeout_(timeout), ids_(std::move(ids)) {
+Watchdog::Watchdog(int rank, std::chrono::milliseconds timeout, std::shared_ptr<IdExchange> ids,
+                   std::shared_ptr<RankRecord> record)
+    : rank_(rank), timeout_(timeout), ids_(std::move(ids)), record_(std::move(record)) {
   stop_at_exit();
   std::thread([this] { loop(); }).detach();  // lives as long as the process
 }
@@ -98,15 +100,17 @@ void Watchdog::fail(const std::string& text) {
   {
     std::lock_guard lock(mutex_);
     if (!failure_.empty()) return;
-    failure_ = text;  // no further call begins
+    failure_ = text + last();  // no further call begins
   }
   std::unique_lock calls(calls_, kCallEnds);
-  if (!calls.owns_lock()) end_process(rank_, text);
+  if (!calls.owns_lock()) end_process(rank_, text + last());
   std::lock_guard lock(mutex_);
   for (ncclComm_t comm : open_) ncclCommAbort(comm);
   open_.clear();
   watched_.clear();
 }
+
+std::string Watchdog::last() const { return last_of(rank_, record_.get()); }
 
 std::string Watchdog::trouble() {
   std::lock_guard lock(mutex_);
@@ -150,7 +154,7 @@ void Watchdog::loop() {
     } catch (const std::exception& e) {
       text = e.what();
     }
-    if (!text.empty()) end_process(rank_, text);
+    if (!text.empty()) end_process(rank_, text + last());
   }
 }
 

@@ -50,7 +50,8 @@ void Exchange::fail(const std::string& what, c10::function_ref<std::string()> pl
 void Exchange::watch(c10::function_ref<std::string()> place, Clock::time_point begin, For what, std::int64_t sent_tag) {
   job_.poll();
   if (job_.failed()) job_.throw_failure(place());
-  if (TerminationWatch::requested()) throw CommError(job_.ended_by_signal(batch_->missing()) + report(place));
+  if (TerminationWatch::requested())
+    throw CommError(job_.ended_by_signal(batch_->missing()) + report(place) + job_.last());
   const auto now = Clock::now();
   const bool late = now - begin > job_.options().timeout && !timeouts_suspended();
   watch_leavers(place, now, late);

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "comm/describe.h"
 #include "comm/pairwise/termination.h"
 
 namespace dtensor::pairwise {
@@ -50,10 +51,10 @@ std::string Job::failure() {
 }
 
 void Job::throw_failure(const std::string& place) {
-  const auto recent = record_ ? record_->recent() : "";
-  const auto last = recent.empty() ? "" : "; last of rank " + std::to_string(rank_) + ": " + recent;
-  throw CommError(failure() + " [rank " + std::to_string(rank_) + " was in " + place + last + "]");
+  throw CommError(failure() + " [rank " + std::to_string(rank_) + " was in " + place + last() + "]");
 }
+
+std::string Job::last() const { return last_of(rank_, record_.get()); }
 
 void Job::hear(const Word& word) {
   Peer& peer = peers_[word.from];

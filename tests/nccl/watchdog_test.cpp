@@ -1,0 +1,97 @@
+// What the watchdog of NCCL says where a collective does not end, an event fails or a rank aborts: with what this rank
+// did last, as the other backends say it. CUDA and NCCL are stand-ins, which say what the test tells them to.
+#include "comm/nccl/watchdog.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "comm/rank_record.h"
+
+namespace {
+
+std::atomic<cudaError_t> event_state{cudaErrorNotReady};
+std::atomic<ncclResult_t> comm_state{ncclSuccess};
+int comm_of_test = 0;  // whose address stands for a communicator
+
+}  // namespace
+
+extern "C" {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return *event = nullptr, cudaSuccess; }
+cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventQuery(cudaEvent_t) { return event_state; }
+const char* cudaGetErrorString(cudaError_t) { return "a stand-in's error"; }
+ncclResult_t ncclCommAbort(ncclComm_t) { return ncclSuccess; }
+ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* state) { return *state = comm_state, ncclSuccess; }
+const char* ncclGetErrorString(ncclResult_t) { return "a stand-in's result"; }
+const char* ncclGetLastError(ncclComm_t) { return ""; }
+}
+
+namespace dtensor::nccl {
+namespace {
+
+const std::string kLast = "; last of rank 1: all_gather #1, aten::mm, all_reduce #2";
+
+class NoExchange final : public IdExchange {
+ public:
+  void share(void*, std::size_t, const std::vector<std::int64_t>&, const std::string&) override {}
+  void abort(const std::string&) override {}
+  std::string failure() override { return ""; }
+};
+
+// As rank 1 has come to its second collective. Lives as long as the process, as the watchdog does.
+Watchdog& watching(std::chrono::milliseconds timeout) {
+  static const std::string mm = "aten::mm";
+  const auto record = std::make_shared<RankRecord>(1, 2);
+  record->note(CollectiveKind::all_gather, 1, nullptr);
+  record->note(mm);
+  record->note(CollectiveKind::all_reduce, 2, nullptr);
+  static auto& all = *new std::vector<Watchdog*>;
+  auto* watchdog = all.emplace_back(new Watchdog(1, timeout, std::make_shared<NoExchange>(), record));
+  const auto comm = reinterpret_cast<ncclComm_t>(&comm_of_test);
+  watchdog->open(comm);
+  watchdog->watch(std::make_shared<Event>(), comm, "all_reduce #2 (sum, Float [4]) on {0, 1}");
+  return *watchdog;
+}
+
+// Until the watchdog ends the process.
+void wait_for(std::chrono::milliseconds timeout) {
+  watching(timeout);
+  std::this_thread::sleep_for(std::chrono::minutes(1));
+}
+
+TEST(Watchdog, ATimeoutSaysWhatTheRankDidLast) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(wait_for(std::chrono::milliseconds(1)), testing::ExitedWithCode(1),
+              std::string("rank 1: timeout after 1 ms: waits in all_reduce #2 \\(sum, Float \\[4\\]\\) on \\{0, 1\\}") +
+                  kLast + "\n");
+}
+
+TEST(Watchdog, SoDoErrorsOfTheDeviceAndOfTheCommunicator) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto fails = [](cudaError_t event, ncclResult_t comm) {
+    event_state = event, comm_state = comm;
+    wait_for(std::chrono::minutes(1));
+  };
+  EXPECT_EXIT(fails(cudaErrorNotReady, ncclRemoteError), testing::ExitedWithCode(1),
+              std::string("rank 1: a stand-in's result in all_reduce #2 .*") + kLast);
+  EXPECT_EXIT(fails(cudaErrorUnknown, ncclSuccess), testing::ExitedWithCode(1),
+              std::string("rank 1: a collective on the GPU: a stand-in's error") + kLast);
+}
+
+TEST(Watchdog, AnAbortOfAnotherRankIsThrownWithIt) {
+  Watchdog& watchdog = watching(std::chrono::minutes(1));
+  watchdog.check();
+  watchdog.fail("rank 0 aborted: out of data");
+  try {
+    watchdog.check();
+    FAIL() << "no error";
+  } catch (const CommError& error) {
+    EXPECT_EQ(error.what(), std::string("rank 0 aborted: out of data") + kLast);
+  }
+}
+
+}  // namespace
+}  // namespace dtensor::nccl
