@@ -62,6 +62,15 @@ struct CallWords {
   const std::string* text = nullptr;  // null: not made yet
 };
 
+// What this rank has to see of the indices among its operands before it runs its part (ops/index_bounds.h).
+struct IndexBound {
+  std::uint32_t operand = 0;
+  bool before = false;    // looked at before operands are laid out for the local call, else afterwards
+  bool from_end = false;  // -1 is the last
+  std::int64_t dim = 0, size = 0;
+  std::int64_t ignored = 0;  // an index that stands for none
+};
+
 struct CachedCall {
   CallKey key;
   std::uint64_t hash = 0;
@@ -79,6 +88,7 @@ struct CachedCall {
   // Simple, nothing replaced but that, and no operand about which more has to be asked than the key says.
   bool unboxable = false;
   Executor executor = Executor::general;
+  std::vector<IndexBound> bounds;
   std::vector<bool> absent;  // list positions on meshes without this rank, while others are here; empty: none
   bool reduces = false;      // one of the inputs does
   bool reshards = false;     // one of the inputs does

@@ -5,6 +5,7 @@
 #include "autograd/moved_view.h"
 #include "autograd/source.h"
 #include "ops/frame.h"
+#include "ops/index_bounds.h"
 #include "ops/inspect_state.h"
 #include "ops/wide_call.h"
 #include "random/state.h"
@@ -276,7 +277,9 @@ void execute_call(const OpEntry& entry, const CachedCall& call, const CallView& 
   if (call.executor == Executor::simple) return execute_simple(frame, stack, first);
   if (call.executor == Executor::inplace_view) return execute_inplace_view(frame, stack, first);
   if (call.executor == Executor::absent) return execute_absent(frame, stack, first);
+  if (!call.bounds.empty()) check_index_bounds(frame, /*before=*/true);
   unwrap_arguments(frame, stack, first);
+  if (!call.bounds.empty()) check_index_bounds(frame, /*before=*/false);
   if (call.executor == Executor::wide && worth_widening(call, view)) return execute_wide(frame, stack, first);
   run_local_call(frame, stack, first);
   write_back_operands(frame);

@@ -3,6 +3,7 @@
 
 #include "autograd/gradient_home.h"
 #include "mesh/mesh_impl.h"
+#include "ops/index_bounds.h"
 #include "ops/inspect_state.h"
 #include "ops/whole_call_check.h"
 #include "ops/wide_call.h"
@@ -167,7 +168,7 @@ Executor executor_of(const OpEntry& entry, const CachedCall& call, bool member) 
   if (call.wide != nullptr) return Executor::wide;
   const auto moves = [](const InputAction& i) { return i.write_back || i.out || !i.plan.empty(); };
   const auto remakes = [](const OutputAction& o) { return o.detached || o.dynamic; };
-  const bool simple = call.local_kernel == nullptr && call.absent.empty() && !entry.is_random &&
+  const bool simple = call.local_kernel == nullptr && call.absent.empty() && call.bounds.empty() && !entry.is_random &&
                       std::none_of(call.inputs.begin(), call.inputs.end(), moves) &&
                       std::none_of(call.outputs.begin(), call.outputs.end(), remakes);
   return simple ? Executor::simple : Executor::general;
@@ -300,6 +301,7 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
   call->moves_list = moves_list(described, *call);
   if (member) call->wide = plan_wide_call(entry, *call, handler);
   call->implicit_bytes = count_implicit_bytes(entry, *call);
+  if (member) call->bounds = index_bounds(entry, described, *call);
   call->executor = executor_of(entry, *call, member);
   prepare_unboxed(*call, view);
   return call;

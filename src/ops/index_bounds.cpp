@@ -1,0 +1,189 @@
+// Which operators have indices, into what, and whether all are there.
+#include "ops/index_bounds.h"
+
+#include <c10/core/WrapDimMinimal.h>
+
+#include <algorithm>
+#include <optional>
+#include <unordered_map>
+
+#include "autograd/moved_view.h"
+#include "ops/frame.h"
+#include "ops/handlers/local_args.h"
+
+namespace dtensor {
+namespace {
+
+enum class Into : std::uint8_t { dim, rows, classes, whole, listed };
+
+struct Indexing {
+  const char* index = "index";  // the argument
+  const char* data = "self";
+  Into into = Into::dim;  // the argument of that name, dimension 0, a loss's classes, the flat tensor, one each
+  bool from_end = false;  // negative indices count from there
+};
+
+const Indexing* indexing_of(const OpEntry& entry) {
+  static const std::unordered_map<std::string_view, Indexing> known = {
+      {"gather", {}},
+      {"scatter", {}},
+      {"scatter_add", {}},
+      {"scatter_reduce", {}},
+      {"index_select", {}},
+      {"index_add", {}},
+      {"index_copy", {}},
+      {"index_reduce", {}},
+      {"index_fill", {.from_end = true}},
+      {"take", {.into = Into::whole, .from_end = true}},
+      {"put", {.into = Into::whole, .from_end = true}},
+      {"index", {.index = "indices", .into = Into::listed, .from_end = true}},
+      {"index_put", {.index = "indices", .into = Into::listed, .from_end = true}},
+      {"_index_put_impl", {.index = "indices", .into = Into::listed, .from_end = true}},
+      {"embedding", {.index = "indices", .data = "weight", .into = Into::rows}},
+      {"nll_loss_forward", {.index = "target", .into = Into::classes}},
+      {"nll_loss2d_forward", {.index = "target", .into = Into::classes}},
+  };
+  std::string_view name = entry.schema().name();
+  name.remove_prefix(name.find("::") + 2);
+  if (name.ends_with('_')) name.remove_suffix(1);
+  const auto found = known.find(name);
+  return found == known.end() ? nullptr : &found->second;
+}
+
+int argument(const OpEntry& entry, const char* name) {
+  const auto at = entry.schema().argumentIndexWithName(name);
+  return at ? *at : -1;
+}
+
+bool has_elements(at::IntArrayRef sizes) { return c10::multiply_integers(sizes) > 0; }
+
+bool is_whole(const SpecPtr& spec) { return spec && !spec->has_partial && shard_axes(spec.get()) == 0; }
+
+// Of a tensor with elements.
+bool some_part_is_empty(const SpecPtr& spec) {
+  if (!spec || !has_elements(spec->sizes)) return false;
+  for (std::int64_t d = 0; d < spec->dim(); ++d) {
+    const AxisMask axes = shard_axes(spec.get(), d);
+    int members = 1;
+    for (std::size_t a = 0; a < spec->placements.size(); ++a) {
+      if (axes >> a & 1) members *= static_cast<int>(spec->mesh->layout.shape[a]);
+    }
+    if (members == 1) continue;
+    for (const auto& segments : segments_of_members(*spec, d, axes, members)) {
+      if (total_length(segments) == 0) return true;
+    }
+  }
+  return false;
+}
+
+bool some_rank_has_nothing(const CachedCall& call) {
+  const auto is_empty = [](const auto& action) { return some_part_is_empty(action); };
+  return std::any_of(call.input_specs.begin(), call.input_specs.end(), is_empty) ||
+         std::any_of(call.output_specs.begin(), call.output_specs.end(), is_empty);
+}
+
+// What is indexed: its dimension and size; size 0: it has no such dimension, which is another error.
+void set_size(IndexBound& bound, const OpEntry& entry, const Indexing& how, const Operand& index, const Operand& data,
+              const OpCall& call) {
+  const std::int64_t rank = data.dim();
+  if (how.into == Into::whole) {
+    bound.size = c10::multiply_integers(data.sizes);
+    return;
+  }
+  if (how.into == Into::dim) bound.dim = call.args[static_cast<std::size_t>(argument(entry, "dim"))].toInt();
+  if (how.into == Into::dim && rank > 0) bound.dim = c10::maybe_wrap_dim(bound.dim, rank);
+  if (how.into == Into::classes) bound.dim = rank == 1 ? 0 : 1;
+  if (how.into == Into::listed) bound.dim = index.list_index;
+  if (rank == 0) bound.size = 1;
+  if (bound.dim < rank) bound.size = data.sizes[static_cast<std::size_t>(bound.dim)];
+}
+
+// The operator's own words do for the rest.
+bool is_looked_at(const IndexBound& bound, const Operand& index) {
+  const bool integers = index.dtype == at::kLong || index.dtype == at::kInt;
+  return integers && bound.size > 0 && has_elements(index.sizes);
+}
+
+// Whether all of `low` + index are in [0, size). The sign of one of two differences is set where an index is below or
+// above; a loop without a branch or comparison, which every processor has in wide registers.
+template <class T>
+bool surely_within(const at::Tensor& index, std::int64_t low, std::int64_t size) {
+  using Unsigned = std::make_unsigned_t<T>;
+  const T* values = index.const_data_ptr<T>();
+  const std::int64_t n = index.numel();
+  const auto shift = static_cast<Unsigned>(low), last = static_cast<Unsigned>(size - 1);
+  Unsigned signs = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const Unsigned place = static_cast<Unsigned>(values[i]) + shift;
+    signs |= place | (last - place);
+  }
+  return static_cast<T>(signs) >= 0;
+}
+
+std::optional<std::int64_t> first_beyond(const IndexBound& bound, const at::Tensor& index) {
+  const auto values = index.to(at::kLong).contiguous();
+  const auto *begin = values.const_data_ptr<std::int64_t>(), *end = begin + values.numel();
+  const std::int64_t low = bound.from_end ? -bound.size : 0;
+  const auto* found = std::find_if(
+      begin, end, [&](std::int64_t value) { return value != bound.ignored && (value < low || value >= bound.size); });
+  return found == end ? std::nullopt : std::optional(*found);
+}
+
+void check_bound(const IndexBound& bound, const at::Tensor& local) {
+  if (!local.defined() || !local.is_cpu() || local.numel() == 0) return;
+  const auto index = local.contiguous();
+  const std::int64_t low = bound.from_end ? bound.size : 0;
+  if (index.scalar_type() == at::kInt ? surely_within<std::int32_t>(index, low, low + bound.size)
+                                      : surely_within<std::int64_t>(index, low, low + bound.size)) {
+    return;
+  }
+  const auto beyond = first_beyond(bound, index);
+  TORCH_CHECK_INDEX(!beyond, "index ", beyond.value_or(0), " is out of bounds for dimension ", bound.dim, " with size ",
+                    bound.size);
+}
+
+}  // namespace
+
+std::vector<IndexBound> index_bounds(const OpEntry& entry, const OpCall& described, const CachedCall& call) {
+  const auto* how = indexing_of(entry);
+  if (how == nullptr) return {};
+  const int index_arg = argument(entry, how->index), data_arg = argument(entry, how->data);
+  const Operand* data = nullptr;
+  for (const auto& operand : described.operands) {
+    if (operand.arg == data_arg) data = &operand;
+    const bool is_mask = operand.arg == index_arg && (operand.dtype == at::kBool || operand.dtype == at::kByte);
+    if (is_mask && how->into == Into::listed) return {};  // it may stand for several dimensions
+  }
+  if (index_arg < 0 || data == nullptr || !has_elements(data->sizes)) return {};
+  const bool idle = some_rank_has_nothing(call);
+  std::vector<IndexBound> bounds;
+  for (std::size_t i = 0; i < described.operands.size(); ++i) {
+    const auto& operand = described.operands[i];
+    const auto& input = call.inputs[i];
+    if (operand.arg != index_arg || !operand.defined || !input.from) continue;
+    const bool before = is_whole(input.from), after = is_whole(input.to);
+    if (!(before && !after) && !(idle && (before || after))) continue;
+    IndexBound bound{static_cast<std::uint32_t>(i), before, how->from_end};
+    set_size(bound, entry, *how, operand, *data, described);
+    const int ignored = how->into == Into::classes ? argument(entry, "ignore_index") : -1;
+    if (ignored >= 0) bound.ignored = described.args[static_cast<std::size_t>(ignored)].toInt();
+    if (is_looked_at(bound, operand)) bounds.push_back(bound);
+  }
+  return bounds;
+}
+
+void check_index_bounds(const Frame& frame, bool before) {
+  for (const auto& bound : frame.call.bounds) {
+    if (bound.before != before) continue;
+    auto* impl = frame.view.operands[bound.operand];
+    if (!before) {
+      check_bound(bound, frame.locals[bound.operand]);
+    } else if (has_dtensor_key(impl)) {
+      check_bound(bound, fresh_local(*as_dtensor(impl)));
+    } else {
+      check_bound(bound, at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(impl)));
+    }
+  }
+}
+
+}  // namespace dtensor
