@@ -156,10 +156,12 @@ def attention(
     window: int = 0,
     documents: Sequence[int] = [],
     sinks: torch.Tensor | None = None,
+    row_documents: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """softmax(q k^T scale + mask) v of q [B, H, L, E], k [B, G, S, E], v [B, G, S, F]: [B, H, L, F] as q.
 
     ``window``: query i sees keys with |i - j| < window; ``documents``: each one's first position; ``sinks``: [H].
+    ``row_documents``: int64 [B, D], documents of each row of the batch instead, filled up with S; no mask is made of them.
     """
 
 class PendingSave:

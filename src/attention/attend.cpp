@@ -8,6 +8,7 @@
 #include "attention/rows.h"
 #include "attention/setup.h"
 #include "autograd/leaf_hook.h"
+#include "comm/caller.h"
 #include "dtensor/autograd_node.h"
 #include "placement/stride_order.h"
 
@@ -41,6 +42,7 @@ struct AttentionBackward final : Node {
 
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return variable_list(4);
+    const Caller caller(caller_name());
     const variable_list in{q.unpack(), k.unpack(), v.unpack(), sinks.unpack()};
     if (at::GradMode::is_enabled()) return again(in, grads[0]);
     const auto grad = redistribute_tensors({as_dtensor_like(grads[0], *setup.out)}, {setup.layout.q})[0];
@@ -162,6 +164,11 @@ Operands operands_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 Pattern pattern_of(const AttentionOptions& options) { return {options.causal, options.window, options.documents}; }
 
 }  // namespace
+
+const std::string& caller_name() {
+  static const std::string name = "dtensor::attention";
+  return name;
+}
 
 AxisMask sequence_axes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   return first_spec(q, k, v) == nullptr ? 0 : sequence_axes(operands_of(q, k, v));

@@ -9,6 +9,9 @@
 
 namespace dtensor::attention_parts {
 
+// For whom attention communicates, forward and backward.
+const std::string& caller_name();
+
 // Throws with the values unless sizes, types and options fit each other. The same on every rank.
 void check_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options);
 

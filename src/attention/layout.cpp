@@ -284,7 +284,7 @@ Moves moves_into(const Layout& layout, const Operands& o) {
     const auto bytes = plan_redistribute(from, to).bytes_moved;
     if (bytes == 0) return;
     moves.bytes += bytes;
-    moves.text += c10::str(" ", name, " ", from.str(), " -> ", to_string(to), ";");
+    moves.operands.push_back({name, from.str(), std::move(to)});
   };
   add("q", *o.q, layout.q);
   add("k", *o.k, layout.kv);

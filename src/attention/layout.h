@@ -38,8 +38,13 @@ Layout find_layout(const Operands& operands, const Pattern& pattern, AttentionSt
 // What has to move before attention can begin because operands do not lie as one layout has them. What attention itself
 // exchanges is no part of it, heads for rows (ulysses) neither.
 struct Moves {
+  struct Operand {
+    const char* name;
+    std::string from;  // its spec
+    Placements to;
+  };
   std::int64_t bytes = 0;  // received by the ranks that receive most
-  std::string text;        // which operand goes where
+  std::vector<Operand> operands;
 };
 Moves moves_into(const Layout& layout, const Operands& operands);
 

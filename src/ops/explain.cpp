@@ -103,13 +103,19 @@ std::string explain_moves(const std::function<void()>& fn) {
 
 }  // namespace
 
-void note_moves(const CachedCall& call) {
+bool explaining_moves() { return ScopedValue<MoveLog*>::current() != nullptr; }
+
+void note_move(const std::string& operand, const std::string& from, const Placements& to) {
   auto* const* log = ScopedValue<MoveLog*>::current();
-  if (log == nullptr) return;
+  if (log != nullptr) (*log)->avoid(fmt::format("{} in {} (it is {})", operand, to_string(to), from));
+}
+
+void note_moves(const CachedCall& call) {
+  if (!explaining_moves()) return;
   for (std::size_t i = 0; i < call.inputs.size(); ++i) {
     const auto& input = call.inputs[i];
     if (input.plan.bytes_moved == 0) continue;
-    (*log)->avoid(fmt::format("operand {} in {} (it is {})", i, to_string(input.to->placements), input.from->str()));
+    note_move(fmt::format("operand {}", i), input.from->str(), input.to->placements);
   }
 }
 

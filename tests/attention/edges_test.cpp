@@ -309,5 +309,33 @@ TEST(AttentionEdges, TheMathBackendStaysRight) {
   });
 }
 
+// explain()'s list of moves: what a ring moves is counted by attention, forward and backward; queries that lie
+// otherwise are what placements would avoid.
+TEST(AttentionEdges, ExplainsListOfMovesHoldsWhatAttentionMoves) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto c = split_case(2, AttentionStrategy::ring);
+    const auto t = tensors_of(c);
+    const auto in = distributed(c, t, mesh);
+    const auto grad = distribute_tensor(t.grad, mesh, {Shard(2)});
+    const AttentionStrategyScope scope(c.strategy);
+    const std::int64_t others = 2 * c.batch * c.groups * c.keys * c.features * kItem / 2;  // keys and values
+    at::Tensor y;
+    const auto says = [](const std::string& told, const std::string& part) {
+      EXPECT_NE(told.find(part), std::string::npos) << part << " in\n" << told;
+    };
+    const auto forward = explain([&] { y = attend(c, in, {}); });
+    says(forward, "outside any module: " + std::to_string(others) + " bytes\n  dtensor::attention: ");
+    EXPECT_EQ(forward.find("avoided"), std::string::npos) << forward;
+    const auto backward = explain([&] { torch::autograd::grad({y}, in, {grad}); });
+    says(backward, "dtensor::attention: ");
+    says(backward, "together: " + std::to_string(2 * others) + " bytes");  // again, and gradients to their owners
+    const auto turned = distribute_tensor(t.q, mesh, {Shard(0)});
+    says(explain([&] {
+           attend(c, {turned, in[1], in[2]}, {});
+         }),
+         "    avoided by q in [S(2)] (it is f64[2, 12, 24, 4] on [2] [S(0)])\n");
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test

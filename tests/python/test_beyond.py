@@ -62,6 +62,27 @@ class AttentionStrategies(unittest.TestCase):
         for made in dtensor.run(2, on_rank):
             self.assertEqual(made, [t.stride() for t in expected])
 
+    def test_documents_of_each_row(self):
+        """As a mask that is made of them, which is refused where they have another number of rows."""
+        draw = torch.Generator().manual_seed(0)
+        q, k, v = (torch.randn(2, 2, 9, 4, generator=draw).double() for _ in range(3))
+        starts = torch.tensor([[0, 4, 9], [0, 2, 7]])
+        document = (torch.arange(9)[None, :, None] >= starts[:, None]).sum(2)
+        mask = (document[:, None, :, None] == document[:, None, None]) & torch.ones(9, 9).tril().bool()
+        expected = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        torch.testing.assert_close(dtensor.attention(q, k, v, causal=True, row_documents=starts), expected)
+
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,))
+            operands = [dtensor.distribute_tensor(t, mesh, [Shard(2)]) for t in (q, k, v)]
+            y = dtensor.attention(*operands, causal=True, row_documents=starts)
+            torch.testing.assert_close(y.full_tensor(), expected)
+            with self.assertRaisesRegex(Exception, "row_documents|rows"):
+                dtensor.attention(*operands, row_documents=starts[:1])
+            return y.placements
+
+        self.assertEqual(dtensor.run(2, on_rank), [(Shard(2),)] * 2)
+
     def test_another_name_is_refused(self):
         with self.assertRaisesRegex(Exception, "spiral"):
             dtensor.attention_strategy("spiral")

@@ -7,7 +7,9 @@
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 
 #include "attention/attend.h"
+#include "comm/caller.h"
 #include "comm/events.h"
+#include "ops/explain.h"
 #include "ops/inspect_state.h"
 #include "ops/kept_results.h"
 #include "ops/plain_operand.h"
@@ -65,11 +67,15 @@ std::optional<AttentionCheck> check_before(const at::Tensor& q, const at::Tensor
 // Says what operands that do not lie alike move; returns the bytes.
 std::int64_t report_moves_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const AttentionOptions& options, AttentionStrategy strategy) {
-  if (C10_LIKELY(!moves_judged() && !events_on(Event::Kind::op))) return 0;
+  if (C10_LIKELY(!moves_judged() && !events_on(Event::Kind::op) && !explaining_moves())) return 0;
   const auto moves = attention_parts::moves_of(q, k, v, options, strategy);
   if (moves.bytes == 0) return 0;
+  for (const auto& move : moves.operands) note_move(move.name, move.from, move.to);
   report_moves(*one_mesh({&q, &k, &v}), [&] {
-    return c10::str("attention moves ", moves.bytes, " bytes to the rank that receives most:", moves.text);
+    auto text = c10::str("attention moves ", moves.bytes, " bytes to the rank that receives most:");
+    for (const auto& move : moves.operands)
+      text += c10::str(" ", move.name, " ", move.from, " -> ", to_string(move.to), ";");
+    return text;
   });
   return moves.bytes;
 }
@@ -93,6 +99,7 @@ KeptForward kept_forward() {
 
 at::Tensor attend_checked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options) {
+  const Caller caller(attention_parts::caller_name());
   check_plain(q, k, v, options.mask);
   if (options.row_documents.defined()) check_plain(q, k, v, options.row_documents);
   const auto* scope = ScopedValue<AttentionStrategy>::current();
@@ -103,7 +110,7 @@ at::Tensor attend_checked(const at::Tensor& q, const at::Tensor& k, const at::Te
   const auto begin = std::chrono::steady_clock::now();
   const auto out = attend(q, k, v, options, strategy, recording_explanations() ? &text : nullptr, kept_forward());
   if (events_on(Event::Kind::op))
-    emit_event({Event::Kind::op, "dtensor::attention", "", moved, begin, std::chrono::steady_clock::now()});
+    emit_event({Event::Kind::op, attention_parts::caller_name(), "", moved, begin, std::chrono::steady_clock::now()});
   if (!text.empty()) record_explanation("attention\n" + text);
   if (check) check->compare(out);
   return out;
