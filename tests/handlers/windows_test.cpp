@@ -27,8 +27,8 @@ Tensors run(const std::function<at::Tensor(const Tensors&)>& op, const Tensors& 
 
 struct Setup {
   std::int64_t places, batch, in, out, groups;
-  Shape sizes, kernel, stride, padding, dilation;
-  bool bias;
+  Shape sizes, kernel, stride, padding, dilation, extra;  // extra: output_padding
+  bool bias, transposed;
 };
 
 std::vector<std::int64_t> any(std::int64_t count, std::int64_t low, std::int64_t high) {
@@ -51,26 +51,33 @@ Setup any_setup() {
     s.sizes[d] = std::max(s.sizes[d], s.dilation[d] * (s.kernel[d] - 1) + 1 - 2 * s.padding[d]);
   }
   s.bias = *rc::gen::arbitrary<bool>();
+  s.transposed = *rc::gen::arbitrary<bool>();
+  s.extra = Shape(s.kernel.size(), 0);
+  for (std::size_t d = 0; s.transposed && d < s.sizes.size(); ++d) {
+    s.extra[d] = *rc::gen::inRange<std::int64_t>(0, std::max(s.stride[d], s.dilation[d]));
+    const auto most = (s.sizes[d] - 1) * s.stride[d] + s.dilation[d] * (s.kernel[d] - 1) + s.extra[d];
+    s.padding[d] = std::min(s.padding[d], most / 2);  // a row is left
+  }
   return s;
 }
 
 std::string text_of(const Setup& s) {
   return c10::str("sizes ", at::IntArrayRef(s.sizes), " kernel ", at::IntArrayRef(s.kernel), " stride ",
                   at::IntArrayRef(s.stride), " padding ", at::IntArrayRef(s.padding), " dilation ",
-                  at::IntArrayRef(s.dilation), " groups ", s.groups);
+                  at::IntArrayRef(s.dilation), " groups ", s.groups,
+                  s.transposed ? c10::str(" transposed, ", at::IntArrayRef(s.extra)) : "");
 }
 
 at::Tensor convolve(const Setup& s, const Tensors& leaves) {
-  const Shape none(s.kernel.size(), 0);
   return at::convolution(leaves[0], leaves[1], s.bias ? std::optional(leaves[2]) : std::nullopt, s.stride, s.padding,
-                         s.dilation, false, none, s.groups);
+                         s.dilation, s.transposed, s.extra, s.groups);
 }
 
 RC_GTEST_PROP(Windows, ConvolutionsOverSplitPlacesAreThoseOfOneDevice, ()) {
   const auto shape = *rc::gen::elementOf(std::vector<Shape>{{2}, {3}, {4}, {2, 2}});
   const Setup s = any_setup();
   const auto seed = *rc::gen::inRange<std::uint64_t>(0, 10000);
-  Shape input{s.batch, s.in}, filter{s.out, s.in / s.groups};
+  Shape input{s.batch, s.in}, filter = s.transposed ? Shape{s.in, s.out / s.groups} : Shape{s.out, s.in / s.groups};
   input.insert(input.end(), s.sizes.begin(), s.sizes.end());
   filter.insert(filter.end(), s.kernel.begin(), s.kernel.end());
   on_mesh(shape, [&](const DeviceMesh& mesh) {

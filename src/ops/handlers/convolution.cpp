@@ -33,7 +33,10 @@ void skip_empty(LocalCall& call) {
 
 void convolution(LocalCall& call) {
   const LocalArgs args(call);
-  if (splits_places(args.spec("input"))) return convolve_split_places(call, own_groups(args));
+  if (splits_places(args.spec("input"))) {
+    return args.flag("transposed") ? convolve_transposed_places(call, own_groups(args))
+                                   : convolve_split_places(call, own_groups(args));
+  }
   if (give_zeros_if_empty(call)) return;
   set(call, "groups", own_groups(args));
   call.info.op.callBoxed(call.stack);
@@ -46,7 +49,8 @@ void convolution_backward(LocalCall& call) {
   // Split groups split the bias; split input channels do not.
   const bool counts_bias = is_first(args.integer("groups") == 1 ? args.spec("input") : nullptr, 1);
   if (split) {
-    convolve_split_places_backward(call, own_groups(args));
+    args.flag("transposed") ? convolve_transposed_places_backward(call, own_groups(args))
+                            : convolve_split_places_backward(call, own_groups(args));
   } else {
     set(call, "groups", own_groups(args));
     if (!args.value("bias_sizes").isNone()) set(call, "bias_sizes", std::vector{args.tensor("grad_output").size(1)});

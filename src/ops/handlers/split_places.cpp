@@ -6,20 +6,12 @@
 
 #include <functional>
 
-#include "ops/handlers/local_args.h"
-#include "ops/handlers/windows.h"
+#include "ops/handlers/pieces.h"
 
 namespace dtensor {
 namespace {
 
-using Exchanges = std::vector<WindowExchange>;
-using Piece = WindowExchange::Piece;
 using Stack = torch::jit::Stack;
-
-std::int64_t entry(const LocalArgs& args, const char* name, std::size_t i) {
-  const auto list = args.value(name).toIntVector();
-  return list[list.size() == 1 ? 0 : i];
-}
 
 // Of each place (dimension 2 and on) that `input` and the tensor of windows (result, or its gradient) split.
 Exchanges exchanges_of_places(const LocalCall& call, const LocalArgs& args, const TensorSpec& input,
@@ -35,23 +27,6 @@ Exchanges exchanges_of_places(const LocalCall& call, const LocalArgs& args, cons
   return all;
 }
 
-at::Tensor looked_at(const at::Tensor& fetched, std::int64_t dim, const Piece& piece, const at::Scalar& value = 0) {
-  const auto rows = fetched.narrow(dim, piece.from, piece.length);
-  if (piece.before == 0 && piece.after == 0) return rows;
-  std::vector<std::int64_t> amounts(static_cast<std::size_t>(2 * (fetched.dim() - dim)), 0);
-  amounts[amounts.size() - 2] = piece.before;
-  amounts[amounts.size() - 1] = piece.after;
-  return at::constant_pad_nd(rows, amounts, value);
-}
-
-at::Tensor joined(const std::vector<at::Tensor>& parts, std::int64_t dim) {
-  return parts.size() == 1 ? parts.front() : at::cat(parts, dim);
-}
-
-std::int64_t index_of(const LocalCall& call, const char* name) {
-  return *call.info.schema().argumentIndexWithName(name);
-}
-
 // The operator's arguments without padding along the places that are split, which pieces bring along.
 Stack arguments_for_pieces(const LocalCall& call, const LocalArgs& args, const Exchanges& places) {
   const auto arguments = torch::jit::last(call.stack, call.info.args.size());
@@ -63,11 +38,6 @@ Stack arguments_for_pieces(const LocalCall& call, const LocalArgs& args, const E
   for (const auto& place : places) padding[static_cast<std::size_t>(place.dim() - 2)] = 0;
   stack[index_of(call, "padding")] = c10::IValue(padding);
   return stack;
-}
-
-at::Tensor zeros_of(const LocalCall& call, const SpecPtr& spec) {
-  if (!spec) return {};
-  return at::zeros(spec->local_sizes, at::TensorOptions(spec->dtype).device(at::Device(call.mesh.device)));
 }
 
 // `run` on what each piece of the result looks at, from place `next` on.
@@ -113,16 +83,6 @@ std::vector<std::int64_t> places_of(const TensorSpec& spec) {
   std::vector<std::int64_t> places;
   for (std::int64_t d = 2; d < std::ssize(spec.sizes); ++d) places.push_back(d);
   return places;
-}
-
-at::Tensor fetch(const Exchanges& places, at::Tensor local) {
-  for (const auto& place : places) local = place.fetch(local);
-  return local;
-}
-
-at::Tensor give_back(const Exchanges& places, at::Tensor shares) {
-  for (auto place = places.rbegin(); place != places.rend(); ++place) shares = place->give_back(shares);
-  return shares;
 }
 
 // Of the fetched rows, none where this rank has none to compute.

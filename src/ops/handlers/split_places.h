@@ -10,6 +10,9 @@ bool splits_places(const TensorSpec* input);
 // `groups`: those of this rank's channels.
 void convolve_split_places(LocalCall& call, std::int64_t groups);
 void convolve_split_places_backward(LocalCall& call, std::int64_t groups);
+// The same where it is transposed.
+void convolve_transposed_places(LocalCall& call, std::int64_t groups);
+void convolve_transposed_places_backward(LocalCall& call, std::int64_t groups);
 // constant_pad_nd along split dimensions; negative amounts cut.
 void pad_split(LocalCall& call);
 // flip of split dimensions.

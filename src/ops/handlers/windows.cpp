@@ -13,8 +13,14 @@ struct Range {
   std::int64_t begin, end;
 };
 
+std::int64_t rounded_down(std::int64_t a, std::int64_t b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
+
 // What the windows of these rows of the result span, within the operand's n rows and beyond.
 Range span_of(const Segment& rows, const Window& w) {
+  if (w.transposed) {
+    const std::int64_t last = rows.offset + rows.length - 1 + w.before;
+    return {rounded_down(rows.offset + w.before - w.length, w.stride) + 1, rounded_down(last, w.stride) + 1};
+  }
   return {rows.offset * w.stride - w.before, (rows.offset + rows.length - 1) * w.stride - w.before + w.length};
 }
 
@@ -58,8 +64,9 @@ std::vector<WindowExchange::Piece> pieces_of(const Segments& rows, const Segment
     const Range span = span_of(s, window), inside = clipped(span, n);
     // A span that lies in the padding altogether is all before it.
     const std::int64_t length = inside.end - inside.begin, before = length > 0 ? inside.begin - span.begin : 0;
-    pieces.push_back({first, s.length, length > 0 ? position_in(fetched, inside.begin) : 0, length, before,
-                      span.end - span.begin - length - before});
+    const std::int64_t after = span.end - span.begin - length - before;
+    pieces.push_back({first, s.length, length > 0 ? position_in(fetched, inside.begin) : 0, length,
+                      window.transposed ? 0 : before, window.transposed ? 0 : after, s.offset, inside.begin});
     first += s.length;
   }
   return pieces;
@@ -78,6 +85,8 @@ WindowExchange::WindowExchange(const MeshImpl& mesh, const TensorSpec& operand, 
   const auto me = static_cast<std::size_t>(members_.rank());
   if (!window.mirrored) pieces_ = pieces_of(rows[me], fetched_[me], window, n);
 }
+
+const Segments& WindowExchange::fetched() const { return fetched_[static_cast<std::size_t>(members_.rank())]; }
 
 Region WindowExchange::region(const at::Tensor& local, const Segments& rows) const {
   Region region;

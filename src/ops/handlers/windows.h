@@ -12,10 +12,12 @@
 namespace dtensor {
 
 // Row j of the result looks at rows [j * stride - before, j * stride - before + length) of the operand; what of that
-// lies outside of it is padding. Mirrored: at row n - 1 - j of n, which is how a flip sees it.
+// lies outside of it is padding. Transposed: row i of the operand is looked at by rows
+// [i * stride - before, i * stride - before + length) of the result. Mirrored: at row n - 1 - j of n, which is how a
+// flip sees it.
 struct Window {
   std::int64_t stride = 1, before = 0, length = 1;
-  bool mirrored = false;
+  bool mirrored = false, transposed = false;
 };
 
 class WindowExchange {
@@ -28,10 +30,12 @@ class WindowExchange {
   struct Piece {
     std::int64_t first, rows;    // of this rank's part of the result
     std::int64_t from, length;   // of the fetched rows
-    std::int64_t before, after;  // rows of padding on either side; negative never
+    std::int64_t before, after;  // rows of padding on either side; negative never; none where it is transposed
+    std::int64_t row, begin;     // in the whole result and operand: where both begin
   };
   const std::vector<Piece>& pieces() const { return pieces_; }  // none where it is mirrored
   std::int64_t dim() const { return dim_; }
+  const Segments& fetched() const;  // the rows that this rank looks at
 
   // Collective over the ranks that split the dimension, whether they have rows or not.
   // The rows of the operand that this rank looks at, of its own and of others, in their order.

@@ -1,6 +1,6 @@
 // Convolution: batch, groups, and input and output channels shard (a sharded input channel leaves a Partial sum), and
-// places, of which ranks bring each other the rows that their windows reach; not where it is transposed. A local kernel
-// sets the group count and the bias size of the part.
+// places, of which ranks bring each other the rows that their windows reach, or that reach them where it is transposed.
+// A local kernel sets the group count and the bias size of the part.
 #include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
 
@@ -33,8 +33,7 @@ std::string filled(std::string text, const Places& places) {
   return text;
 }
 
-Rule with_places(const char* text, const char* kernel, bool transposed, at::IntArrayRef input) {
-  if (transposed) return Rule(text);
+Rule with_places(const char* text, const char* kernel, at::IntArrayRef input) {
   const Places places = places_of(input);
   Rule rule(filled(text, places));
   return places.split.empty() ? rule : elastic(rule.handled(places.split, kernel), places.split);
@@ -46,10 +45,9 @@ Channels channels(const OpArgs& op) {
 
 Rule convolution(const OpArgs& op) {
   const auto [transposed, groups] = channels(op);
-  const char* text = transposed ? (groups ? "n(gi!)S!, (gi)o!S, +(go) -> n(go)S" : "niS!, ioS, +o -> noS")
+  const char* text = transposed ? (groups ? "n(gi!)S, (gi)o!T, +(go) -> n(go)S" : "niS, ioT, +o -> noS")
                                 : (groups ? "n(gi!)S, (go!)iT, +(go) -> n(go)S" : "niS, oiT, +o -> noS");
-  Rule rule =
-      with_places(text, kKernel, transposed, op.sizes(0)).handled("no", kKernel).nonempty("i").linear({0, 2}, {1, 2});
+  Rule rule = with_places(text, kKernel, op.sizes(0)).handled("no", kKernel).nonempty("i").linear({0, 2}, {1, 2});
   return groups ? rule.handled("g", kKernel) : rule;
 }
 
@@ -57,12 +55,9 @@ Rule convolution(const OpArgs& op) {
 Rule convolution_backward(const OpArgs& op) {
   const auto [transposed, groups] = channels(op);
   const char* text =
-      transposed ? (groups ? "n(go!)S!, n(gi!)S, (gi)oS -> n(gi)S, (gi)oS, (go)" : "noS!, niS, ioS -> niS, ioS, o")
+      transposed ? (groups ? "n(go!)S, n(gi!)S, (gi)oT -> n(gi)S, (gi)oT, (go)" : "noS, niS, ioT -> niS, ioT, o")
                  : (groups ? "n(go!)S, n(gi!)S, (go)iT -> n(gi)S, (go)iT, (go)" : "noS, niS, oiT -> niS, oiT, o");
-  Rule rule = with_places(text, kBackwardKernel, transposed, op.sizes(1))
-                  .handled("nio", kBackwardKernel)
-                  .nonempty("i")
-                  .linear({0});
+  Rule rule = with_places(text, kBackwardKernel, op.sizes(1)).handled("nio", kBackwardKernel).nonempty("i").linear({0});
   return groups ? rule.handled("g", kBackwardKernel) : rule;
 }
 

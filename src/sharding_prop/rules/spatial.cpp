@@ -1,5 +1,5 @@
-// Pooling, padding, resampling and their backward: batch and channels shard, the places that a window looks at are
-// whole.
+// Pooling, padding, resampling and their backward: batch and channels shard; places where windows of fixed sizes go
+// over them, else they are whole.
 #include <ATen/native/Pool.h>
 
 #include "sharding_prop/rules/metas.h"
@@ -11,6 +11,11 @@ namespace {
 // `count` trailing dimensions are whole in every operand and result.
 Rule places(std::size_t count) { return Rule("N S!* -> N S*; S = " + std::to_string(count)).handled("N", kSkipEmpty); }
 
+// The same where windows of fixed sizes go over the places: the kernel brings what a rank's windows look at.
+Rule window_places(std::size_t count, const char* kernel) {
+  return elastic(Rule("N S* -> N S*; S = " + std::to_string(count)).handled("N", kernel).handled("S", kernel), "S");
+}
+
 // Kernels write where the indices say, one for each element of the gradient, and trust the dimensions.
 void check_gradient(const OpArgs& call, std::size_t count) {
   TORCH_CHECK(call.sizes(1).size() <= count + 2, "the gradient of a pooling of ", count,
@@ -21,8 +26,8 @@ void check_gradient(const OpArgs& call, std::size_t count) {
 }
 
 // Gradients of operators that pick or average: linear in the incoming gradient, of operand 1's sizes.
-void add_gradients(RuleBook& book, std::size_t count, std::initializer_list<const char*> ops) {
-  const Rule rule = places(count).linear({0});
+void add_gradients(RuleBook& book, const Rule& whole, std::size_t count, std::initializer_list<const char*> ops) {
+  const Rule rule = Rule(whole).linear({0});
   const auto checked = [rule, count](const OpArgs& call) { return check_gradient(call, count), rule; };
   for (const char* op : ops) {
     book.rule(std::string("aten::") + op, checked, rule.str() + ", indices of the gradient's sizes")
@@ -104,13 +109,14 @@ std::vector<OutputMeta> shuffled_outputs(const OpArgs& op) {
 }
 
 void add_pooling(RuleBook& book) {
-  for (const auto& [op, count] :
-       {std::pair{"avg_pool1d", 1}, {"adaptive_avg_pool1d", 1}, {"avg_pool2d", 2}, {"avg_pool3d", 3}}) {
-    book.rule(std::string("aten::") + op, places(count).linear({0}));
+  for (const auto& [op, count] : {std::pair{"avg_pool2d", 2}, {"avg_pool3d", 3}}) {
+    book.rule(std::string("aten::") + op, window_places(count, "avg_pool_split").linear({0}));
   }
-  for (const char* op : {"aten::max_pool2d_with_indices", "aten::adaptive_max_pool2d"}) book.rule(op, places(2));
+  for (const char* op : {"aten::avg_pool1d", "aten::adaptive_avg_pool1d"}) book.rule(op, places(1).linear({0}));
+  book.rule("aten::max_pool2d_with_indices", window_places(2, "max_pool_split"));
+  book.rule("aten::max_pool3d_with_indices", window_places(3, "max_pool_split")).outputs(max_pool3d_outputs);
+  book.rule("aten::adaptive_max_pool2d", places(2));
   book.rule("aten::adaptive_max_pool3d", places(3));
-  book.rule("aten::max_pool3d_with_indices", places(3)).outputs(max_pool3d_outputs);
   for (const char* op : {"aten::_adaptive_avg_pool2d", "aten::adaptive_avg_pool2d"}) {
     book.rule(op, places(2).linear({0})).outputs(output_size);
   }
@@ -119,12 +125,17 @@ void add_pooling(RuleBook& book) {
   }
   book.rule("aten::max_unpool2d", places(2)).outputs(unpooled_outputs);
   book.rule("aten::max_unpool3d", places(3)).outputs(unpooled_outputs);
-  add_gradients(book, 2,
-                {"avg_pool2d_backward", "_adaptive_avg_pool2d_backward", "max_pool2d_with_indices_backward",
-                 "adaptive_max_pool2d_backward", "fractional_max_pool2d_backward"});
-  add_gradients(book, 3,
-                {"avg_pool3d_backward", "_adaptive_avg_pool3d_backward", "adaptive_avg_pool3d_backward",
-                 "max_pool3d_with_indices_backward", "adaptive_max_pool3d_backward", "fractional_max_pool3d_backward"});
+  for (const std::size_t count : {2, 3}) {
+    const std::string name = "pool" + std::to_string(count) + "d", max = "max_" + name + "_with_indices_backward";
+    add_gradients(book, window_places(count, "avg_pool_split_backward"), count,
+                  {("avg_" + name + "_backward").c_str()});
+    add_gradients(book, window_places(count, "max_pool_split_backward"), count, {max.c_str()});
+  }
+  add_gradients(book, places(2), 2,
+                {"_adaptive_avg_pool2d_backward", "adaptive_max_pool2d_backward", "fractional_max_pool2d_backward"});
+  add_gradients(book, places(3), 3,
+                {"_adaptive_avg_pool3d_backward", "adaptive_avg_pool3d_backward", "adaptive_max_pool3d_backward",
+                 "fractional_max_pool3d_backward"});
   // The samples are [batch, channel, places].
   for (const char* count : {"2", "3"}) {
     book.rule(std::string("aten::fractional_max_pool") + count + "d",

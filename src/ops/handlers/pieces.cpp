@@ -1,0 +1,43 @@
+// Exchanges one after the other, and pieces of what they brought.
+#include "ops/handlers/pieces.h"
+
+namespace dtensor {
+
+std::int64_t entry(const LocalArgs& args, const char* name, std::size_t place) {
+  const auto list = args.value(name).toIntVector();
+  return list[list.size() == 1 ? 0 : place];
+}
+
+std::int64_t index_of(const LocalCall& call, const char* name) {
+  return *call.info.schema().argumentIndexWithName(name);
+}
+
+at::Tensor looked_at(const at::Tensor& fetched, std::int64_t dim, const Piece& piece, const at::Scalar& value) {
+  const auto rows = fetched.narrow(dim, piece.from, piece.length);
+  if (piece.before == 0 && piece.after == 0) return rows;
+  std::vector<std::int64_t> amounts(static_cast<std::size_t>(2 * (fetched.dim() - dim)), 0);
+  amounts[amounts.size() - 2] = piece.before;
+  amounts[amounts.size() - 1] = piece.after;
+  return at::constant_pad_nd(rows, amounts, value);
+}
+
+at::Tensor joined(const std::vector<at::Tensor>& parts, std::int64_t dim) {
+  return parts.size() == 1 ? parts.front() : at::cat(parts, dim);
+}
+
+at::Tensor zeros_of(const LocalCall& call, const SpecPtr& spec) {
+  if (!spec) return {};
+  return at::zeros(spec->local_sizes, at::TensorOptions(spec->dtype).device(at::Device(call.mesh.device)));
+}
+
+at::Tensor fetch(const Exchanges& places, at::Tensor local) {
+  for (const auto& place : places) local = place.fetch(local);
+  return local;
+}
+
+at::Tensor give_back(const Exchanges& places, at::Tensor shares) {
+  for (auto place = places.rbegin(); place != places.rend(); ++place) shares = place->give_back(shares);
+  return shares;
+}
+
+}  // namespace dtensor

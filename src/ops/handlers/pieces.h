@@ -1,0 +1,25 @@
+// What kernels over split places share: several exchanges one after the other, and pieces of what they brought.
+#pragma once
+
+#include "ops/handlers/local_args.h"
+#include "ops/handlers/windows.h"
+
+namespace dtensor {
+
+// One for each dimension that is split, in rising order.
+using Exchanges = std::vector<WindowExchange>;
+using Piece = WindowExchange::Piece;
+
+// An int[] argument that may name one number for all places.
+std::int64_t entry(const LocalArgs& args, const char* name, std::size_t place);
+std::int64_t index_of(const LocalCall& call, const char* name);  // of the argument, on a stack of them alone
+
+// The rows of a piece, `value` where its windows look at padding.
+at::Tensor looked_at(const at::Tensor& fetched, std::int64_t dim, const Piece& piece, const at::Scalar& value = 0);
+at::Tensor joined(const std::vector<at::Tensor>& parts, std::int64_t dim);
+at::Tensor zeros_of(const LocalCall& call, const SpecPtr& spec);  // undefined for no spec
+
+at::Tensor fetch(const Exchanges& places, at::Tensor local);
+at::Tensor give_back(const Exchanges& places, at::Tensor shares);
+
+}  // namespace dtensor

@@ -1,0 +1,143 @@
+// Transposed convolutions whose places are split: a rank's rows of the result are reached by rows of the input, its own
+// and a few of its neighbours'. The gradient of the input is a convolution, whose windows look at rows of the result.
+#include <functional>
+
+#include "ops/handlers/pieces.h"
+#include "ops/handlers/split_places.h"
+
+namespace dtensor {
+namespace {
+
+using Stack = torch::jit::Stack;
+using Tensors = std::vector<at::Tensor>;
+
+Exchanges exchanges_of_places(const LocalCall& call, const LocalArgs& args, const TensorSpec& operand,
+                              const TensorSpec& result, bool transposed) {
+  Exchanges all;
+  const auto weight = args.tensor("weight");
+  for (std::int64_t d = 2; d < std::ssize(operand.sizes); ++d) {
+    if (shard_axes(&operand, d) == 0) continue;
+    const auto i = static_cast<std::size_t>(d - 2);
+    const auto length = entry(args, "dilation", i) * (weight.size(d) - 1) + 1;
+    all.emplace_back(
+        call.mesh, operand, result, d,
+        Window{entry(args, "stride", i), entry(args, "padding", i), length, /*mirrored=*/false, transposed});
+  }
+  return all;
+}
+
+// The operator's arguments for a piece, whose results come whole along the places that are split.
+Stack arguments_for_pieces(const LocalCall& call, const LocalArgs& args, const Exchanges& places, std::int64_t groups) {
+  const auto arguments = torch::jit::last(call.stack, call.info.args.size());
+  Stack stack(arguments.begin(), arguments.end());
+  for (const char* name : {"padding", "output_padding"}) {
+    std::vector<std::int64_t> amounts;
+    for (std::int64_t d = 2; d < args.tensor("input").dim(); ++d) {
+      amounts.push_back(entry(args, name, static_cast<std::size_t>(d - 2)));
+    }
+    for (const auto& place : places) amounts[static_cast<std::size_t>(place.dim() - 2)] = 0;
+    stack[index_of(call, name)] = c10::IValue(amounts);
+  }
+  stack[index_of(call, "groups")] = groups;
+  return stack;
+}
+
+// Writes what `found` and `out` have in common: row 0 of `found` is row `offset` of `out`.
+void write_common(at::Tensor out, at::Tensor found, const std::vector<std::pair<std::int64_t, std::int64_t>>& offsets) {
+  for (const auto& [dim, offset] : offsets) {
+    const auto first = std::max<std::int64_t>(offset, 0), last = std::min(out.size(dim), offset + found.size(dim));
+    if (last <= first) return;
+    out = out.narrow(dim, first, last - first);
+    found = found.narrow(dim, first - offset, last - first);
+  }
+  out.copy_(found);
+}
+
+using Offsets = std::vector<std::pair<std::int64_t, std::int64_t>>;
+
+// `run` on the rows that each piece of `out` looks at; what it gives begins where these rows do.
+void over_pieces(const LocalArgs& args, const Exchanges& places, const at::Tensor& out, const at::Tensor& fetched,
+                 const Offsets& offsets, const std::function<at::Tensor(const at::Tensor&)>& run) {
+  if (offsets.size() == places.size()) return write_common(out, run(fetched), offsets);
+  const auto& place = places[offsets.size()];
+  const auto dim = place.dim();
+  const auto i = static_cast<std::size_t>(dim - 2);
+  for (const Piece& piece : place.pieces()) {
+    if (piece.length == 0) continue;
+    auto inner = offsets;
+    inner.emplace_back(dim, piece.begin * entry(args, "stride", i) - entry(args, "padding", i) - piece.row);
+    over_pieces(args, places, out.narrow(dim, piece.first, piece.rows), looked_at(fetched, dim, piece), inner, run);
+  }
+}
+
+// `run` on each piece of the input, the gradient of its result, and the input's own gradient to be written.
+void backward_over_pieces(const Exchanges& places, std::size_t next, const Tensors& input_and_gradient,
+                          const at::Tensor& fetched,
+                          const std::function<void(const Tensors& input_and_gradient, const at::Tensor& grad)>& run) {
+  if (next == places.size()) return run(input_and_gradient, fetched);
+  const auto dim = places[next].dim();
+  for (const Piece& piece : places[next].pieces()) {
+    Tensors parts;
+    for (const auto& t : input_and_gradient) {
+      parts.push_back(t.defined() ? t.narrow(dim, piece.first, piece.rows) : t);
+    }
+    backward_over_pieces(places, next + 1, parts, looked_at(fetched, dim, piece), run);
+  }
+}
+
+at::Tensor sum_but_channels(const at::Tensor& grad) {
+  std::vector<std::int64_t> dims{0};
+  for (std::int64_t d = 2; d < grad.dim(); ++d) dims.push_back(d);
+  return grad.sum(dims);
+}
+
+}  // namespace
+
+void convolve_transposed_places(LocalCall& call, std::int64_t groups) {
+  const LocalArgs args(call);
+  const auto places = exchanges_of_places(call, args, *args.spec("input"), *call.outputs[0], /*transposed=*/true);
+  const auto fetched = fetch(places, args.tensor("input"));
+  const auto bias = args.tensor("bias");
+  const auto result = zeros_of(call, call.outputs[0]);
+  if (result.numel() > 0 && fetched.numel() > 0 && args.tensor("weight").numel() > 0) {
+    Stack stack = arguments_for_pieces(call, args, places, groups);
+    stack[index_of(call, "bias")] = c10::IValue();
+    over_pieces(args, places, result, fetched, {}, [&](const at::Tensor& input) {
+      Stack piece = stack;
+      piece[index_of(call, "input")] = input;
+      call.info.op.callBoxed(piece);
+      return piece.back().toTensor();
+    });
+  }
+  if (bias.defined()) {
+    std::vector<std::int64_t> sizes(static_cast<std::size_t>(result.dim()), 1);
+    sizes[1] = bias.size(0);
+    result.add_(bias.view(sizes));
+  }
+  give(call, {result});
+}
+
+void convolve_transposed_places_backward(LocalCall& call, std::int64_t groups) {
+  const LocalArgs args(call);
+  const auto grad = args.tensor("grad_output"), input = args.tensor("input");
+  const auto places = exchanges_of_places(call, args, *args.spec("grad_output"), *args.spec("input"), false);
+  const auto fetched = fetch(places, grad);
+  const Tensors results{zeros_of(call, call.outputs[0]), zeros_of(call, call.outputs[1]),
+                        call.outputs[2] ? sum_but_channels(grad) : at::Tensor()};
+  if (input.numel() > 0 && args.tensor("weight").numel() > 0) {
+    Stack stack = arguments_for_pieces(call, args, places, groups);
+    stack[index_of(call, "bias_sizes")] = c10::IValue();
+    stack[index_of(call, "output_mask")] = std::vector<bool>{results[0].defined(), results[1].defined(), false};
+    backward_over_pieces(places, 0, {input, results[0]}, fetched, [&](const Tensors& rows, const at::Tensor& of_rows) {
+      Stack piece = stack;
+      piece[index_of(call, "grad_output")] = of_rows;
+      piece[index_of(call, "input")] = rows[0];
+      call.info.op.callBoxed(piece);
+      if (rows[1].defined()) rows[1].copy_(piece[0].toTensor());
+      if (results[1].defined()) results[1].add_(piece[1].toTensor());
+    });
+  }
+  give(call, results);
+}
+
+}  // namespace dtensor
