@@ -17,17 +17,51 @@ std::uint64_t mix(std::uint64_t z) {
   return z ^ (z >> 32);
 }
 
+constexpr std::int64_t kBatch = 64;  // elements; a loop over so many is one that the compiler vectorises
+
 template <class Word>
-std::uint64_t sum_of(const char* data, std::int64_t count, std::uint64_t first) {
+[[gnu::always_inline]] inline std::uint64_t sum_body(const char* data, std::int64_t count, std::uint64_t first) {
   constexpr std::uint64_t kGolden = 0x9E3779B97F4A7C15u;
   std::uint64_t sum = 0, weyl = first * kGolden;
-  for (std::int64_t i = 0; i < count; ++i, weyl += kGolden) {
-    Word bits;
-    std::memcpy(&bits, data + i * static_cast<std::int64_t>(sizeof bits), sizeof bits);
-    sum += mix(bits + weyl);
-  }
+  const auto add = [&](std::int64_t elements) __attribute__((always_inline)) {
+    for (std::int64_t i = 0; i < elements; ++i) {
+      Word bits;
+      std::memcpy(&bits, data + i * static_cast<std::int64_t>(sizeof bits), sizeof bits);
+      sum += mix(bits + weyl + static_cast<std::uint64_t>(i) * kGolden);
+    }
+    data += elements * static_cast<std::int64_t>(sizeof(Word));
+    weyl += static_cast<std::uint64_t>(elements) * kGolden;
+  };
+  for (; count >= kBatch; count -= kBatch) add(kBatch);
+  add(count);
   return sum;
 }
+
+// The same text where products of 64 bits are one instruction for eight: twice as fast, so that a folder that is in
+// memory already is verified about as fast as it is read.
+#if defined(__x86_64__)
+template <class Word>
+[[gnu::target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512")]] std::uint64_t sum_wide(
+    const char* data, std::int64_t count, std::uint64_t first) {
+  return sum_body<Word>(data, count, first);
+}
+
+bool have_wide() {
+  static const bool yes = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
+  return yes;
+}
+
+template <class Word>
+std::uint64_t sum_of(const char* data, std::int64_t count, std::uint64_t first) {
+  return have_wide() ? sum_wide<Word>(data, count, first) : sum_body<Word>(data, count, first);
+}
+#else
+template <class Word>
+std::uint64_t sum_of(const char* data, std::int64_t count, std::uint64_t first) {
+  return sum_body<Word>(data, count, first);
+}
+#endif
 
 }  // namespace
 

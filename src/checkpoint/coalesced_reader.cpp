@@ -6,7 +6,8 @@
 namespace dtensor::files {
 namespace {
 
-constexpr std::int64_t kWindow = 1 << 20, kLong = 64 << 10, kGap = 16 << 10;
+// A system call costs as much as two KiB from the page cache; disks give pages of four.
+constexpr std::int64_t kWindow = 1 << 20, kLong = 1 << 10, kGap = 4 << 10;
 constexpr std::size_t kMost = 1 << 14;  // ranges
 
 }  // namespace

@@ -11,7 +11,7 @@
 namespace dtensor::files {
 namespace {
 
-constexpr std::int64_t kShort = 64 << 10;   // bytes of a range; longer ones are read by themselves
+constexpr std::int64_t kShort = 1 << 10;    // bytes of a range; of longer ones a system call costs less than handing on
 constexpr std::int64_t kLongRow = 1 << 20;  // bytes; each rank that takes part has at least one row in a buffer
 
 std::size_t dim_index(std::int64_t i) { return static_cast<std::size_t>(i); }

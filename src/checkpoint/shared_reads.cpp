@@ -80,8 +80,8 @@ std::int64_t SharedReads::most(std::size_t i, at::ScalarType stored) const {
   return std::max<std::int64_t>(1, bytes / static_cast<std::int64_t>(c10::elementSize(stored)));
 }
 
-// All read their shares before any is handed on, so that they read at the same time. Who reads first depends on the
-// tensor, so that small ones take turns.
+// All read their pieces of a round before any is handed on, so that they read at the same time, and what is handed on
+// or summed is in a cache still. Who reads first depends on the tensor, so that small ones take turns.
 void SharedReads::fill_round(std::size_t i, const std::vector<Piece>& pieces, const OnElements& read) {
   const Communicator* group = groups_[i];
   const auto turn = [&](std::size_t piece) {
@@ -116,7 +116,7 @@ void SharedReads::fill(std::size_t i, const at::Tensor& to, at::ScalarType store
   };
   cut_by_sizes(to.detach(), most(i, stored), 0, [&](const at::Tensor& part, std::int64_t first) {
     round.push_back({part, direct ? part : at::Tensor(at::detail::empty_cpu(part.sizes(), stored)), first});
-    if (!direct && round.size() == readers(i)) finish();
+    if (round.size() == readers(i)) finish();
   });
   if (!round.empty()) finish();
 }

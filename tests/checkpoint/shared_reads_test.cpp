@@ -19,6 +19,7 @@ struct How {
   Placements placements;
   bool by_names, transposed;
   at::ScalarType dtype = at::kFloat;
+  std::int64_t row = 2048;  // elements
 };
 void PrintTo(const How& how, std::ostream* out) { *out << how.name; }
 
@@ -47,7 +48,7 @@ class SharedReads : public testing::TestWithParam<How> {
 
 TEST_P(SharedReads, EachByteIsReadOnce) {
   const Folder folder;
-  const auto value = at::arange(2 << 20, at::kFloat).view({1024, 2048});
+  const auto value = at::arange(2 << 20, at::kFloat).view({-1, GetParam().row});
   const auto bytes = static_cast<std::int64_t>(value.nbytes());
   const auto read = load(folder, value);
   std::int64_t sum = 0;
@@ -59,19 +60,23 @@ TEST_P(SharedReads, EachByteIsReadOnce) {
   EXPECT_LE(sum, bytes + (64 << 10));  // headers
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SharedReads,
-                         testing::Values(How{"replicated", {Replicate(), Replicate()}, false, false},
-                                         How{"replicated, by names", {Replicate(), Replicate()}, true, false},
-                                         How{"rows on one axis", {Shard(0), Replicate()}, true, false},
-                                         How{"rows", {Shard(0), Shard(0)}, true, false},
-                                         How{"columns", {Replicate(), Shard(1)}, true, false},
-                                         How{"columns on both axes", {Shard(1), Shard(1)}, true, false},
-                                         How{"rows and columns", {Shard(0), Shard(1)}, true, false},
-                                         How{"turned", {Replicate(), Shard(0)}, true, true},
-                                         How{"turned columns", {Shard(1), Replicate()}, true, true},
-                                         How{"converted", {Replicate(), Replicate()}, true, false, at::kBFloat16},
-                                         How{"converted columns", {Shard(0), Shard(1)}, true, false, at::kDouble},
-                                         How{"converted, of ours", {Shard(0), Replicate()}, false, false, at::kHalf}));
+INSTANTIATE_TEST_SUITE_P(
+    All, SharedReads,
+    testing::Values(How{"replicated", {Replicate(), Replicate()}, false, false},
+                    How{"replicated, by names", {Replicate(), Replicate()}, true, false},
+                    How{"rows on one axis", {Shard(0), Replicate()}, true, false},
+                    How{"rows", {Shard(0), Shard(0)}, true, false},
+                    How{"columns", {Replicate(), Shard(1)}, true, false},
+                    How{"columns on both axes", {Shard(1), Shard(1)}, true, false},
+                    How{"columns of ours", {Replicate(), Shard(1)}, false, false},
+                    How{"short rows", {Replicate(), Shard(1)}, true, false, at::kFloat, 256},
+                    How{"short rows on both axes", {Shard(1), Shard(1)}, true, false, at::kFloat, 64},
+                    How{"rows and columns", {Shard(0), Shard(1)}, true, false},
+                    How{"turned", {Replicate(), Shard(0)}, true, true},
+                    How{"turned columns", {Shard(1), Replicate()}, true, true},
+                    How{"converted", {Replicate(), Replicate()}, true, false, at::kBFloat16},
+                    How{"converted columns", {Shard(0), Shard(1)}, true, false, at::kDouble},
+                    How{"converted, of ours", {Shard(0), Replicate()}, false, false, at::kHalf}));
 
 // Beside what is loaded, and whatever its size: 4 MiB of buffers, and what a rank takes out of one of them.
 TEST(SharedReads, BuffersDoNotGrowWithTheTensor) {
@@ -90,6 +95,23 @@ TEST(SharedReads, BuffersDoNotGrowWithTheTensor) {
       load_state(folder / "there", world, {{"w", w}}, options);
       EXPECT_LE(memory.peak().bytes, 6 << 20);  // of 12 MiB that are read
     }
+  });
+}
+
+// Columns of a KiB or more are read to where they belong: nothing is handed on and no rank reads another's.
+TEST(SharedReads, LongColumnsNeedNoBuffer) {
+  const Folder folder;
+  run_local(1, [&](Communicator world) {
+    save_state(folder / "there", world, {{"w", at::zeros({1536, 2048})}}, {}, {.sync = false});
+  });
+  run_local(2, [&](Communicator world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2});
+    const at::Tensor w = zeros({1536, 2048}, mesh, {Shard(1)});
+    LoadOptions options;
+    options.names = {{"w", "w"}};
+    const MemoryTimeline memory;
+    load_state(folder / "there", world, {{"w", w}}, options);
+    EXPECT_LE(memory.peak().bytes, 64 << 10);
   });
 }
 
