@@ -99,7 +99,9 @@ void add_train(CLI::App& app, TrainOptions& t) {
       ->check(CLI::Range(0, 1 << 16))
       ->capture_default_str();
   app.add_option("--lora-alpha", t.lora_alpha, "default: twice the rank")->check(CLI::NonNegativeNumber);
-  app.add_option("--lora-targets", t.lora_targets, "projections that are adapted")->delimiter(',');
+  app.add_option("--lora-targets", t.lora_targets,
+                 "projections that are adapted; default: q_proj and v_proj, behind a bottleneck q_b_proj and kv_b_proj")
+      ->delimiter(',');
   app.add_option("--seed", t.seed, "of batches and adapters")->capture_default_str();
   app.add_option("--save", t.save, "write the training state to this folder at the end");
   app.add_option("--save-every", t.save_every, "and after every so many steps")->check(CLI::Range(1, 1 << 30));

@@ -40,8 +40,8 @@ struct TrainOptions {
   std::string schedule = "constant";
   double lr = 1e-4, weight_decay = 0.01, clip = 1;
   std::int64_t lora_rank = 0;
-  double lora_alpha = 0;  // 0: twice the rank
-  std::vector<std::string> lora_targets = {"q_proj", "v_proj"};
+  double lora_alpha = 0;                  // 0: twice the rank
+  std::vector<std::string> lora_targets;  // empty: what makes queries and values
   std::uint64_t seed = 0;
   std::string save, load;
   std::int64_t save_every = 0;

@@ -34,7 +34,7 @@ void run_train(const Options& options, const Family& family, const dtensor::Comm
   const auto held_out = read_tokens(o.eval, o.field, family, options.model);
   if (!o.eval.empty()) check_tokens_of(held_out, "--eval", o);
   const MeshSizes sizes = fit_mesh(options.mesh, world.size(), family);
-  const ModelOptions how{.dtype = options.dtype, .lora = lora_options(o), .always_mesh = true};
+  const ModelOptions how{.dtype = options.dtype, .lora = lora_options(o, family.config), .always_mesh = true};
   dtensor::manual_seed(init_device_mesh(world, at::kCPU, {world.size()}), o.seed);
   const Model model = make_model(family, sizes, world, how);
   load_parameters(model, family, options.model, world);

@@ -16,7 +16,8 @@ namespace llm {
 // By flags: --schedule over --steps, after --warmup of them. wsd decays over the last tenth.
 dtensor::LearningRate learning_rate(const TrainOptions& options);
 
-dtensor::nn::LoraOptions lora_options(const TrainOptions& options);
+// Without --lora-targets: what makes queries and values of this model.
+dtensor::nn::LoraOptions lora_options(const TrainOptions& options, const dtensor::nn::DecoderConfig& config);
 
 struct StepRecord {
   std::int64_t step = 0;

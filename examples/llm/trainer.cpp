@@ -40,9 +40,12 @@ dtensor::LearningRate learning_rate(const TrainOptions& o) {
   return rate().after_warmup(o.warmup);
 }
 
-dtensor::nn::LoraOptions lora_options(const TrainOptions& o) {
+dtensor::nn::LoraOptions lora_options(const TrainOptions& o, const dtensor::nn::DecoderConfig& config) {
   const double alpha = o.lora_alpha > 0 ? o.lora_alpha : 2 * static_cast<double>(o.lora_rank);
-  return {.rank = o.lora_rank, .alpha = alpha, .targets = o.lora_targets};
+  std::vector<std::string> targets = o.lora_targets;
+  if (targets.empty() && !config.latent) targets = {"q_proj", "v_proj"};
+  if (targets.empty()) targets = {config.latent->q_rank > 0 ? "q_b_proj" : "q_proj", "kv_b_proj"};
+  return {.rank = o.lora_rank, .alpha = alpha, .targets = std::move(targets)};
 }
 
 Trainer::Trainer(const Model& model, const TrainOptions& options)

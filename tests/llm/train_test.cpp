@@ -64,6 +64,10 @@ void set_adapters(const llm::Model& model) {
   }
 }
 
+dtensor::nn::LoraOptions lora_of(const std::string& family, const llm::TrainOptions& options) {
+  return llm::lora_options(options, llm::read_family(recorded::folder(family)).config);
+}
+
 class Training : public testing::TestWithParam<Case> {};
 
 TEST_P(Training, OfAllParametersHasTheLossesOfTransformers) {
@@ -79,12 +83,11 @@ TEST_P(Training, OfAllParametersHasTheLossesOfTransformers) {
 TEST_P(Training, OfAdaptersHasTheLossesOfTransformers) {
   const auto& [family, mesh] = GetParam();
   const auto expected = recorded::expected(family).all;
-  if (!expected.contains("lora")) GTEST_SKIP() << "no projections q_proj and v_proj there";
   run_local(static_cast<int>(mesh.ranks()), [&](dtensor::Communicator world) {
     auto options = options_of(expected);
     options.lora_rank = expected.at("lora").at("rank");
     options.lora_alpha = expected.at("lora").at("alpha");
-    const auto model = recorded::model(family, mesh, world, {.lora = llm::lora_options(options), .always_mesh = true});
+    const auto model = recorded::model(family, mesh, world, {.lora = lora_of(family, options), .always_mesh = true});
     set_adapters(model);
     llm::Trainer trainer(model, options);
     expect_losses(trainer, batch_of(expected), expected.at("lora").at("losses"));
@@ -145,32 +148,34 @@ TEST(Export, WritesWhatWasRead) {
   }
 }
 
-// Adapters are merged: the exported model, without any, has the logits of the adapted one. In another dtype the
-// configuration says so.
+// Adapters are merged, into what is transposed or one matrix there too: the exported model, without any, has the logits
+// of the adapted one. In another dtype the configuration says so.
 TEST(Export, MergesAdaptersAndConverts) {
   const Folder folder;
-  const auto expected = recorded::expected("mistral");
-  run_local(2, [&](dtensor::Communicator world) {
-    const auto source = recorded::folder("mistral");
-    auto options = options_of(expected.all);
-    options.lora_rank = 3;
-    const auto model =
-        recorded::model("mistral", {.tp = 2}, world, {.lora = llm::lora_options(options), .always_mesh = true});
-    set_adapters(model);
-    llm::Trainer trainer(model, options);
-    for (int i = 0; i < 3; ++i) trainer.step(batch_of(expected.all));
-    const auto adapted = llm::logits_of(model, expected.tokens);
-    EXPECT_GT((adapted.to(at::kDouble) - expected.logits).abs().max().item<double>(), 1e-2);
-    llm::export_folder(model, llm::read_family(source), source, folder / "merged", world);
-    llm::export_folder(model, llm::read_family(source), source, folder / "half", world, at::kBFloat16);
-    const auto family = llm::read_family(folder / "merged");
-    const auto again = llm::make_model(family, {.shard = 2}, world);
-    llm::load_parameters(again, family, folder / "merged", world);
-    EXPECT_LE((llm::logits_of(again, expected.tokens) - adapted).abs().max().item<double>(), 1e-5);
-  });
-  EXPECT_EQ(recorded::read(folder / "half/config.json").at("dtype"), "bfloat16");
-  for (const auto& entry : dtensor::read_checkpoint_index(folder / "half").entries)
-    EXPECT_EQ(entry.dtype, at::kBFloat16);
+  for (const std::string family : {"mistral", "gpt2", "deepseek_v3"}) {
+    const auto expected = recorded::expected(family);
+    const auto source = recorded::folder(family), merged = folder / (family + "_merged"),
+               half = folder / (family + "_half");
+    run_local(2, [&](dtensor::Communicator world) {
+      auto options = options_of(expected.all);
+      options.lora_rank = 3;
+      const auto model =
+          recorded::model(family, {.tp = 2}, world, {.lora = lora_of(family, options), .always_mesh = true});
+      set_adapters(model);
+      llm::Trainer trainer(model, options);
+      for (int i = 0; i < 3; ++i) trainer.step(batch_of(expected.all));
+      const auto adapted = llm::logits_of(model, expected.tokens);
+      EXPECT_GT((adapted.to(at::kDouble) - expected.logits).abs().max().item<double>(), 1e-2) << family;
+      llm::export_folder(model, llm::read_family(source), source, merged, world);
+      llm::export_folder(model, llm::read_family(source), source, half, world, at::kBFloat16);
+      const auto read = llm::read_family(merged);
+      const auto again = llm::make_model(read, {.shard = 2}, world);
+      llm::load_parameters(again, read, merged, world);
+      EXPECT_LE((llm::logits_of(again, expected.tokens) - adapted).abs().max().item<double>(), 1e-5) << family;
+    });
+    EXPECT_EQ(recorded::read(half + "/config.json").at("dtype"), "bfloat16");
+    for (const auto& entry : dtensor::read_checkpoint_index(half).entries) EXPECT_EQ(entry.dtype, at::kBFloat16);
+  }
 }
 
 // Three steps and two more on another mesh are five steps.

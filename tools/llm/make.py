@@ -101,32 +101,47 @@ def losses(model, parameters):
     return found
 
 
-class Adapted(torch.nn.Module):
-    """y + alpha / rank * B A x (LoRA, arXiv:2106.09685), A from a formula so that the C++ side has the same."""
+class Adapter(torch.nn.Module):
+    """alpha / rank * B A x (LoRA, arXiv:2106.09685), A from a formula so that the C++ side has the same."""
 
-    def __init__(self, base):
+    def __init__(self, inputs, outputs):
         super().__init__()
-        self.base = base
-        outputs, inputs = base.weight.shape
         start = torch.sin(torch.arange(1, RANK * inputs + 1, dtype=torch.float64)).view(RANK, inputs) / math.sqrt(inputs)
         self.A = torch.nn.Parameter(start.float())
         self.B = torch.nn.Parameter(torch.zeros(outputs, RANK))
 
     def forward(self, x):
-        return self.base(x) + ALPHA / RANK * (x @ self.A.T @ self.B.T)
+        return ALPHA / RANK * (x @ self.A.T @ self.B.T)
+
+
+class Adapted(torch.nn.Module):
+    """A layer whose outputs lie in `adapters` equal ranges; None: a range without one."""
+
+    def __init__(self, base, adapters):
+        super().__init__()
+        self.base, self.adapters = base, torch.nn.ModuleList(adapters)
+
+    def forward(self, x):
+        y = self.base(x)
+        added = [a(x) if a is not None else torch.zeros_like(part)
+                 for a, part in zip(self.adapters, y.chunk(len(self.adapters), dim=-1))]
+        return y + torch.cat(added, dim=-1)
 
 
 def adapt(model):
-    """Adapters on q_proj and v_proj of each layer; nothing else is trained."""
+    """Adapters on what makes queries and values of each layer; nothing else is trained."""
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    trained = []
-    for layer in model.model.layers:
-        for name in ("q_proj", "v_proj"):
-            adapted = Adapted(getattr(layer.self_attn, name))
-            setattr(layer.self_attn, name, adapted)
-            trained += [adapted.A, adapted.B]
-    return trained
+    kind = model.config.model_type
+    for layer in model.transformer.h if kind == "gpt2" else model.model.layers:
+        if kind == "gpt2":  # queries, keys and values are one matrix there
+            size = model.config.n_embd
+            layer.attn.c_attn = Adapted(layer.attn.c_attn, [Adapter(size, size), None, Adapter(size, size)])
+            continue
+        for name in ("q_b_proj", "kv_b_proj") if kind == "deepseek_v3" else ("q_proj", "v_proj"):
+            base = getattr(layer.self_attn, name)
+            setattr(layer.self_attn, name, Adapted(base, [Adapter(base.in_features, base.out_features)]))
+    return [p for p in model.parameters() if p.requires_grad]
 
 
 def expected(folder):
@@ -138,8 +153,7 @@ def expected(folder):
     result = {"tokens": TOKENS, "logits": [round(x, 8) for x in logits.flatten().tolist()],
               "greedy": made[0, len(TOKENS):].tolist(), "batch": BATCH, "lr": LR, "losses": full}
     fresh = load(folder)
-    if hasattr(fresh, "model") and hasattr(fresh.model.layers[0].self_attn, "v_proj"):
-        result["lora"] = {"rank": RANK, "alpha": ALPHA, "losses": losses(fresh, adapt(fresh))}
+    result["lora"] = {"rank": RANK, "alpha": ALPHA, "losses": losses(fresh, adapt(fresh))}
     return result
 
 
