@@ -62,5 +62,15 @@ TEST_F(Campaign, PairsOfCollectivesAreToldBetweenProcesses) {
   }
 }
 
+// Those that cannot see it are told by the one that does.
+TEST_F(Campaign, AnIndexBeyondItsDimensionEndsAllProcessesWithTheReason) {
+  const auto out = run(2, "--index");
+  for (int r = 0; r < 2; ++r) {
+    const auto line = line_of(out.output, r);
+    EXPECT_TRUE(contains(line, "index 9 is out of bounds for dimension 0 with size 5")) << out.output;
+    EXPECT_TRUE(contains(line, "in aten::gather(")) << out.output;
+  }
+}
+
 }  // namespace
 }  // namespace dtensor::test

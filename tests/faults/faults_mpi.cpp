@@ -1,5 +1,6 @@
-// Over MPI: `--divergence N` and `--pair A B` are programs that must end with a message, for campaign_test.cpp to run
-// (one failure ends a job, so each is a job of its own). Without arguments, programs that do not part.
+// Over MPI: `--divergence N`, `--pair A B` and `--index` are programs that must end with a message, for
+// campaign_test.cpp to run (one failure ends a job, so each is a job of its own). Without arguments, programs that do
+// not part.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -31,12 +32,23 @@ void run_pair(const Communicator& world, std::size_t usual, std::size_t astray) 
   world.barrier();
 }
 
+// An index that is split: only the last rank sees what is wrong.
+void run_index(const Communicator& world) {
+  const auto mesh = init_device_mesh(world, at::kCPU, {world.size()});
+  at::Tensor index = at::zeros({world.size(), 4}, at::kLong);
+  index[world.size() - 1][2] = 9;
+  const at::Tensor x = distribute_tensor(at::ones({5, 4}), mesh, {Replicate()});
+  const at::Tensor rows = at::gather(x, 0, distribute_tensor(index, mesh, {Shard(0)}));
+  DTensor(rows.sum()).full_tensor();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const auto number = [&](int i) { return static_cast<std::size_t>(argc > i ? std::atoi(argv[i]) : 0); };
   const bool divergence = argc > 2 && std::strcmp(argv[1], "--divergence") == 0;
   const bool pair = argc > 3 && std::strcmp(argv[1], "--pair") == 0;
+  const bool index = argc > 1 && std::strcmp(argv[1], "--index") == 0;
   RunOptions options;
   options.timeout = std::chrono::seconds(20);
   return launch(
@@ -44,6 +56,7 @@ int main(int argc, char** argv) {
       [&](Communicator world) {
         if (divergence) return run_divergence(world, number(2));
         if (pair) return run_pair(world, number(2), number(3));
+        if (index) return run_index(world);
         run_right_programs(world);
       },
       options);

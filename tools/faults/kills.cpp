@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kHung{90};
+constexpr std::chrono::seconds kHung{300};
 constexpr double kLate = 5;
 
 class Campaign {

@@ -89,12 +89,10 @@ int run_victim(const std::string& folder, int ranks, std::int64_t keep, std::int
   own.process = ::getpid();
   std::string words[] = {"faults", "--ranks", std::to_string(ranks)};
   char* argv[] = {words[0].data(), words[1].data(), words[2].data(), nullptr};
-  return launch(3, argv,
-                [&](Communicator world) {
-                  const bool is_told = world.backend_name() != std::string("local") || world.rank() == 0;
-                  be_a_victim(world, folder, keep, rows, progress, is_told ? &own : nullptr);
-                },
-                {.timeout = std::chrono::seconds(60)});
+  return launch(3, argv, [&](Communicator world) {
+    const bool is_told = world.backend_name() != std::string("local") || world.rank() == 0;
+    be_a_victim(world, folder, keep, rows, progress, is_told ? &own : nullptr);
+  });
 }
 
 }  // namespace dtensor::faults
