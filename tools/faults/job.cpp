@@ -26,7 +26,8 @@ std::vector<pid_t> processes_of(pid_t session) {
     const int process = std::atoi(entry.path().filename().c_str());
     if (process <= 0) continue;
     std::ifstream in(entry.path() / "stat");
-    const std::string all(std::istreambuf_iterator<char>(in), {});
+    std::string all;
+    std::getline(in, all);  // unlike an iterator, it does not throw where the process has gone since
     const auto name_end = all.rfind(')');
     char state = 'X';
     int parent = 0, group = 0, own_session = 0;
