@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "attention/attend.h"
+#include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor::attention_parts {
 namespace {
@@ -49,10 +50,66 @@ at::Tensor weights_of(const at::Tensor& scores, const at::Tensor& sinks) {
   return at::_safe_softmax(wide, -1).narrow(3, 0, scores.size(3));
 }
 
+bool is_plain(const at::Tensor& t) { return !t.defined() || dtensor_or_null(t) == nullptr; }
+
+// Whether documents can be computed one by one. DTensors stay whole: what is cut out of a split sequence moves; and so
+// do weights of which some are dropped, since each document would draw its own.
+bool goes_by_documents(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& o,
+                       const at::Tensor& kept) {
+  const bool plain = is_plain(q) && is_plain(k) && is_plain(v) && is_plain(o.mask) && is_plain(o.sinks);
+  const bool several = o.documents.size() > 1 || (o.row_documents.defined() && q.size(0) > 0 && k.size(2) > 0);
+  return several && plain && is_plain(o.row_documents) && !kept.defined() && o.dropout == 0;
+}
+
+// Of a mask that broadcasts to [B, H, L, S].
+at::Tensor cut(const at::Tensor& mask, std::int64_t dim, std::int64_t begin, std::int64_t length) {
+  const auto own = mask.defined() ? mask.dim() + dim - 4 : -1;
+  return own < 0 || mask.size(own) == 1 ? mask : mask.narrow(own, begin, length);
+}
+
+std::vector<std::int64_t> starts_of(const at::Tensor& row, std::int64_t length) {
+  std::vector<std::int64_t> starts;
+  for (std::int64_t i = 0; i < row.size(0); ++i) {
+    const auto start = row.const_data_ptr<std::int64_t>()[i];
+    if (start < length) starts.push_back(start);
+  }
+  return starts;
+}
+
+at::Tensor document_by_document(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                const AttentionOptions& o) {
+  std::vector<at::Tensor> parts;
+  auto options = o;
+  options.documents.clear();
+  for (std::size_t d = 0; d < o.documents.size(); ++d) {
+    const auto begin = o.documents[d], end = d + 1 < o.documents.size() ? o.documents[d + 1] : q.size(2);
+    const auto of = [&](const at::Tensor& t) { return t.narrow(2, begin, end - begin); };
+    options.mask = cut(cut(o.mask, 2, begin, end - begin), 3, begin, end - begin);
+    parts.push_back(plain_attention(of(q), of(k), of(v), options));
+  }
+  return at::cat(parts, 2);
+}
+
+at::Tensor row_by_row(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& o) {
+  const auto starts = o.row_documents.cpu().contiguous();
+  std::vector<at::Tensor> rows;
+  auto options = o;
+  options.row_documents = at::Tensor();
+  for (std::int64_t b = 0; b < q.size(0); ++b) {
+    options.documents = starts_of(starts[b], q.size(2));
+    options.mask = cut(o.mask, 0, b, 1);
+    rows.push_back(plain_attention(q.narrow(0, b, 1), k.narrow(0, b, 1), v.narrow(0, b, 1), options));
+  }
+  return at::cat(rows, 0);
+}
+
 }  // namespace
 
 at::Tensor plain_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& o,
                            const at::Tensor& kept) {
+  if (goes_by_documents(q, k, v, o, kept)) {
+    return o.row_documents.defined() ? row_by_row(q, k, v, o) : document_by_document(q, k, v, o);
+  }
   const auto groups = k.size(1) == 0 ? 1 : q.size(1) / k.size(1);
   const auto keys = groups == 1 ? k : k.repeat_interleave(groups, 1);
   const auto values = groups == 1 ? v : v.repeat_interleave(groups, 1);

@@ -96,6 +96,52 @@ TEST(AttentionMemory, DocumentsOfRowsTakeNoScoresMatrix) {
   }
 }
 
+// Of plain tensors: against the formula.
+void check_plain_gradients(const Case& c) {
+  const auto t = tensors_of(c);
+  std::vector<at::Tensor> in;
+  for (const auto& x : t.inputs(c)) in.push_back(x.detach().clone().requires_grad_());
+  const auto wanted = torch::autograd::grad({expected_result(c, in, {})}, in, {t.grad});
+  const auto found = torch::autograd::grad({attend(c, in, c.options.mask)}, in, {t.grad});
+  for (std::size_t i = 0; i < in.size(); ++i) require(found[i], wanted[i], c, "gradient " + std::to_string(i));
+}
+
+// Plain tensors hold the scores of one document at a time, whatever else masks them, and give what the formula does.
+TEST(AttentionMemory, DocumentsOfPlainTensorsTakeTheirOwnMatrices) {
+  constexpr std::int64_t kLength = 512, kDocument = 64, kHeads = 4;
+  Case c = split_case(1, AttentionStrategy::automatic);
+  c.batch = 2, c.heads = kHeads, c.groups = 2, c.features = c.values = 8, c.queries = c.keys = kLength;
+  c.by_aten = false;
+  c.options.causal = true;
+  c.options.sinks = Draw(5).normal({kHeads});
+  for (const bool of_rows : {false, true}) {
+    for (const bool masked : {false, true}) {
+      c.options.documents.clear(), c.rows.clear();
+      if (of_rows) c.rows.resize(2);
+      for (std::int64_t i = 0; i < kLength / kDocument; ++i) {
+        if (!of_rows) c.options.documents.push_back(i * kDocument);
+        if (of_rows) c.rows[0].push_back(i * kDocument);
+        if (of_rows && i != 3) c.rows[1].push_back(i == 0 ? 0 : i * kDocument - 5);
+      }
+      c.options.mask = masked ? Draw(6).normal({2, 1, kLength, kLength}) : at::Tensor();
+      run_local(1, [&](Communicator) {
+        const auto t = tensors_of(c);
+        const std::vector<at::Tensor> in{t.q, t.k, t.v, c.options.sinks};
+        const auto wanted = expected_result(c, in, {});
+        const at::NoGradGuard no_grad;
+        const MemoryTimeline memory;
+        const auto found = attend(c, in, c.options.mask);
+        const std::int64_t longest = of_rows ? 2 * kDocument : kDocument;
+        const std::int64_t scores = c.batch * kHeads * longest * longest * kItem, part = t.q.numel() * kItem;
+        EXPECT_LE(memory.peak().bytes, 6 * scores + 4 * part) << c.str();
+        EXPECT_LT(6 * scores + 4 * part, c.batch * kHeads * kLength * kLength * kItem);
+        require(found, wanted, c, "the result");
+      });
+      check_plain_gradients(c);
+    }
+  }
+}
+
 // Saved for backward: the operands where they are, the result, a number a row.
 TEST(AttentionMemory, NoGatheredKeysAreSaved) {
   for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather}) {
