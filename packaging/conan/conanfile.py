@@ -28,6 +28,7 @@ class DTensor(ConanFile):
         toolchain = CMakeToolchain(self, generator="Ninja")
         for part in ("TESTS", "EXAMPLES", "TOOLS", "BENCH"):
             toolchain.cache_variables["DTENSOR_BUILD_" + part] = False
+        toolchain.cache_variables["DTENSOR_WITH_PYTHON"] = "OFF"  # pip's
         toolchain.user_presets_path = False
         toolchain.generate()
 

@@ -18,4 +18,5 @@ class Dtensor(CMakePackage):
     def cmake_args(self):
         torch = join_path(self.spec["py-torch"].package.module.python_platlib, "torch")
         parts = [self.define("DTENSOR_BUILD_" + part, False) for part in ("TESTS", "EXAMPLES", "TOOLS", "BENCH")]
-        return [self.define("LIBTORCH", torch), self.define("DTENSOR_WITH_MPI", "ON" if "+mpi" in self.spec else "OFF"), *parts]
+        mpi = self.define("DTENSOR_WITH_MPI", "ON" if "+mpi" in self.spec else "OFF")
+        return [self.define("LIBTORCH", torch), self.define("DTENSOR_WITH_PYTHON", "OFF"), mpi, *parts]
