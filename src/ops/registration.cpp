@@ -39,12 +39,28 @@ c10::KernelFunction kernel_of(const OpEntry& entry) {
 
 using Handles = std::vector<c10::RegistrationHandleRAII>;
 
+void register_kernel(const char* name, const char* overload, c10::DispatchKey key, c10::KernelFunction kernel,
+                     Handles& handles) {
+  handles.push_back(c10::Dispatcher::singleton().registerImpl({name, overload}, key, std::move(kernel), std::nullopt,
+                                                              nullptr, "dtensor"));
+}
+
 // In place of a composite kernel. A DTensor's autograd key is that of the meta device.
 void register_composite(const char* name, const char* overload, const c10::KernelFunction& kernel, Handles& handles) {
   for (const auto key : {kDTensorKey, c10::DispatchKey::AutogradMeta}) {
-    handles.push_back(
-        c10::Dispatcher::singleton().registerImpl({name, overload}, key, kernel, std::nullopt, nullptr, "dtensor"));
+    register_kernel(name, overload, key, kernel, handles);
   }
+}
+
+// Below autograd it is an operator like others.
+void register_linear(Handles& handles) {
+  using c10::KernelFunction;
+  register_kernel("aten::linear_backward", "", c10::DispatchKey::CompositeExplicitAutograd,
+                  KernelFunction::makeFromUnboxedRuntimeFunction(&linear_backward_kernel), handles);
+  register_kernel("aten::linear", "", c10::DispatchKey::AutogradMeta,
+                  KernelFunction::makeFromUnboxedRuntimeFunction(&linear_special), handles);
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::linear", "");
+  register_kernel("aten::linear", "", kDTensorKey, kernel_of(entry_of(op)), handles);
 }
 
 void write_to_out(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
@@ -72,6 +88,7 @@ void register_all() {
   handles.push_back(dispatcher.registerFallback(kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(),
                                                 "dtensor fallback"));
   register_composites(handles);
+  register_linear(handles);
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
     if (!op || !needs_kernel(*op) || op->hasKernelForDispatchKey(kDTensorKey)) continue;

@@ -32,6 +32,8 @@
 #include <ATen/ops/gelu_backward_ops.h>
 #include <ATen/ops/gelu_ops.h>
 #include <ATen/ops/linalg_vector_norm_ops.h>
+#include <ATen/ops/linear_backward_ops.h>
+#include <ATen/ops/linear_ops.h>
 #include <ATen/ops/log_ops.h>
 #include <ATen/ops/masked_fill_ops.h>
 #include <ATen/ops/mean_ops.h>
@@ -85,10 +87,10 @@ Table hottest() {
       at::_ops::masked_fill_Scalar, at::_ops::linalg_vector_norm, at::_ops::neg, at::_ops::pow_Tensor_Scalar,
       at::_ops::rsqrt, at::_ops::exp, at::_ops::log, at::_ops::sqrt, at::_ops::tanh, at::_ops::sigmoid, at::_ops::relu,
       at::_ops::gelu, at::_ops::gelu_backward, at::_ops::silu, at::_ops::silu_backward, at::_ops::threshold_backward,
-      at::_ops::where_self, at::_ops::mm, at::_ops::bmm, at::_ops::addmm, at::_ops::view, at::_ops::_unsafe_view,
-      at::_ops::t, at::_ops::transpose_int, at::_ops::permute, at::_ops::expand, at::_ops::unsqueeze,
-      at::_ops::squeeze_dim, at::_ops::select_int, at::_ops::slice_Tensor, at::_ops::alias, at::_ops::detach,
-      at::_ops::clone, at::_ops::copy_, at::_ops::zero_, at::_ops::fill__Scalar, at::_ops::sum,
+      at::_ops::where_self, at::_ops::mm, at::_ops::bmm, at::_ops::addmm, at::_ops::linear, at::_ops::linear_backward,
+      at::_ops::view, at::_ops::_unsafe_view, at::_ops::t, at::_ops::transpose_int, at::_ops::permute, at::_ops::expand,
+      at::_ops::unsqueeze, at::_ops::squeeze_dim, at::_ops::select_int, at::_ops::slice_Tensor, at::_ops::alias,
+      at::_ops::detach, at::_ops::clone, at::_ops::copy_, at::_ops::zero_, at::_ops::fill__Scalar, at::_ops::sum,
       at::_ops::sum_dim_IntList, at::_ops::mean, at::_ops::mean_dim, at::_ops::native_layer_norm,
       at::_ops::native_layer_norm_backward, at::_ops::_softmax, at::_ops::_softmax_backward_data,
       at::_ops::_log_softmax, at::_ops::_log_softmax_backward_data, at::_ops::embedding, at::_ops::_to_copy,

@@ -17,14 +17,9 @@ bool is_sharded_on(const Problem& p, std::size_t axis) {
                      [&](const OperandState& o) { return o.spec && own(o)[axis].is_shard(); });
 }
 
-bool occurs(const TensorState& tensor, int factor) {
-  return std::any_of(tensor.dims.begin(), tensor.dims.end(),
-                     [&](const RuleDim& dim) { return std::find(dim.begin(), dim.end(), factor) != dim.end(); });
-}
-
 bool occurs_in_operands(const Problem& p, int factor) {
   return std::any_of(p.operands.begin(), p.operands.end(),
-                     [&](const OperandState& o) { return o.used && occurs(o, factor); });
+                     [&](const OperandState& o) { return o.used && o.has(factor); });
 }
 
 // Only the result has it: splitting it costs nothing, and gains something only where the result is wanted so.

@@ -31,6 +31,7 @@ class Binder {
     for (std::size_t r = 0; r < p_.results.size(); ++r) {
       const Term* term = term_for(data_.results, r);
       p_.results[r].free = term != nullptr && (term->absent || (term->optional && p_.results[r].absent));
+      if (term != nullptr) p_.results[r].reads = term->reads;
     }
     each([&](auto& tensor) { drop_units(tensor); });
     each([&](auto& tensor) { check_sizes(tensor); });
@@ -218,15 +219,10 @@ class Binder {
     }
   }
 
-  static bool has_factor(const TensorState& tensor, int factor) {
-    return std::any_of(tensor.dims.begin(), tensor.dims.end(),
-                       [&](const RuleDim& dim) { return std::find(dim.begin(), dim.end(), factor) != dim.end(); });
-  }
-
   void mark_contracted() {
     for (std::size_t f = 0; f < p_.factors.size(); ++f) {
       p_.factors[f].contracted = std::any_of(p_.results.begin(), p_.results.end(), [&](const ResultState& result) {
-        return result.used && !result.free && !has_factor(result, static_cast<int>(f));
+        return result.used && !result.free && !result.has(static_cast<int>(f));
       });
     }
   }

@@ -23,6 +23,11 @@ struct TensorState {
   bool absent = false;
   RuleTerm dims;
   std::int64_t rank = 0;
+
+  bool has(int factor) const {
+    return std::any_of(dims.begin(), dims.end(),
+                       [&](const RuleDim& dim) { return std::find(dim.begin(), dim.end(), factor) != dim.end(); });
+  }
 };
 
 struct OperandState : TensorState {
@@ -36,8 +41,9 @@ struct OperandState : TensorState {
 
 struct ResultState : TensorState {
   const OutputMeta* meta = nullptr;
-  int alias = -1;     // operand that it is (in-place, out=)
-  bool free = false;  // the rule says that it is Replicate whatever is sharded
+  int alias = -1;             // operand that it is (in-place, out=)
+  bool free = false;          // the rule says that it is Replicate whatever is sharded
+  std::uint32_t reads = ~0u;  // bit i: it is computed of operand i
 };
 
 struct Problem {

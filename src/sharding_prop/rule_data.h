@@ -40,11 +40,12 @@ struct PackUse {
 };
 
 struct Term {
-  bool absent = false;    // never sharded
-  bool once = false;      // '+': added once, so Replicate may become Partial
-  bool repeat = false;    // '*': every further operand of the list
-  bool optional = false;  // '?': absent where the sizes are others
-  int ellipsis = -1;      // position of '...' among dims
+  bool absent = false;        // never sharded
+  bool once = false;          // '+': added once, so Replicate may become Partial
+  bool repeat = false;        // '*': every further operand of the list
+  bool optional = false;      // '?': absent where the sizes are others
+  int ellipsis = -1;          // position of '...' among dims
+  std::uint32_t reads = ~0u;  // '@': bit i: the result is computed of operand i; of all where nothing is said
   RuleTerm dims;
   std::vector<PackUse> packs;
 };

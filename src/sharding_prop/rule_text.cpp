@@ -78,7 +78,16 @@ class Parser {
     }
     term.optional = accept("?");
     term.repeat = accept("*");
+    if (accept("@")) term.reads = parse_operands();
     return term;
+  }
+
+  // 12: operands 1 and 2
+  std::uint32_t parse_operands() {
+    std::uint32_t operands = 0;
+    for (; std::isdigit(static_cast<unsigned char>(peek())) != 0; ++at_) operands |= 1u << (peek() - '0');
+    if (operands == 0) fail("expected the operands that the result is computed of");
+    return operands;
   }
 
   bool parse_dim(Term& term) {
@@ -179,7 +188,13 @@ std::string term_text(const RuleData& data, const Term& term) {
     if (term.ellipsis == static_cast<int>(i)) text += "...";
     if (i < term.dims.size()) text += dim_text(data, term.dims[i]);
   }
-  return text + (term.optional ? "?" : "") + (term.repeat ? "*" : "");
+  text += std::string(term.optional ? "?" : "") + (term.repeat ? "*" : "");
+  if (term.reads == ~0u) return text;
+  text += '@';
+  for (int i = 0; i < 10; ++i) {
+    if ((term.reads >> i & 1u) != 0) text += std::to_string(i);
+  }
+  return text;
 }
 
 std::string terms_text(const RuleData& data, const std::vector<Term>& terms) {

@@ -38,7 +38,28 @@ std::optional<Placement> operand_placement(const Problem& p, const OperandState&
   return Replicate();
 }
 
+bool reads(const ResultState& result, std::size_t operand) {
+  return operand >= 32 || (result.reads >> operand & 1u) != 0;
+}
+
+// Whether any operand that the result is computed of is split along the factor. A result of others is the same on all
+// ranks.
+bool depends_on(const Problem& p, const ResultState& result, int factor) {
+  if (result.reads == ~0u) return true;
+  for (std::size_t i = 0; i < p.operands.size(); ++i) {
+    if (reads(result, i) && p.operands[i].used && p.operands[i].has(factor)) return true;
+  }
+  return false;
+}
+
+bool depends_on_group(const Problem& p, const ResultState& result, int group) {
+  const Rule::Operands& members = p.data->groups[static_cast<std::size_t>(group)].operands;
+  return std::any_of(members.begin(), members.end(),
+                     [&](int i) { return i < 0 || reads(result, static_cast<std::size_t>(i)); });
+}
+
 Placement contracted_placement(const Problem& p, std::size_t result, int factor, bool& valid) {
+  if (!depends_on(p, p.results[result], factor)) return Replicate();
   if (!p.factors[static_cast<std::size_t>(factor)].handled) {
     if (p.results[result].absent) valid = false;
     return Partial(p.data->reduce);
@@ -52,6 +73,7 @@ Placement result_placement(const Problem& p, std::size_t result, const Assignmen
                            bool& valid) {
   const AxisChoice& c = chosen[axis];
   if (c.kind == Kind::replicate || p.results[result].free) return Replicate();
+  if (c.kind == Kind::group && !depends_on_group(p, p.results[result], c.index)) return Replicate();
   if (c.kind == Kind::group) return Partial(c.op);
   if (auto shard = shard_of_factor(p, p.results[result], chosen, axis, valid)) return *shard;
   return contracted_placement(p, result, c.index, valid);

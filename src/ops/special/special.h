@@ -18,10 +18,16 @@ void amp_unscale_special(const OpEntry& entry, torch::jit::Stack& stack);
 void copied_out(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 // Of operators that autograd decomposes before the engine sees them (registered beside the others).
+at::Tensor linear_special(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
 std::vector<at::Tensor> tensor_split_special(const at::Tensor& self, const at::Tensor& where, std::int64_t dim);
 at::Tensor attention_special(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const std::optional<at::Tensor>& mask, double dropout, bool causal,
                              std::optional<double> scale, bool gqa);
+
+// Of plain tensors: ATen has this operator for some backends only.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward_kernel(const at::Tensor& x, const at::Tensor& grad,
+                                                                      const at::Tensor& weight,
+                                                                      std::array<bool, 3> mask);
 
 // Fills `out` by global index with what the random factory `op` would make, called with `args` (rand, randint, ...).
 void draw_as(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const at::Tensor& out);

@@ -1,4 +1,5 @@
 // Matrix products: contracted factors leave a Partial sum, biases are added once.
+#include "sharding_prop/rule_data.h"
 #include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
 
@@ -6,8 +7,9 @@ namespace dtensor {
 void add_product_rules(RuleBook& book) {
   // beta * self + alpha * a * b. A kernel without products multiplies self by beta, which integers refuse where beta is
   // none: every rank needs some.
-  const auto biased = [&](const char* op, const char* text, const char* contracted) -> Rule& {
-    const Rule rule = Rule(text).linear({0, 1}, {0, 2});
+  const auto biased = [&](const char* op, const Rule& text, const char* contracted) -> Rule& {
+    const bool first = text.data().operands[0].once;
+    const Rule rule = first ? Rule(text).linear({0, 1}, {0, 2}) : Rule(text).linear({0, 2}, {1, 2});
     const auto for_call = [rule, contracted](const OpArgs& call) {
       return c10::isIntegralType(call.dtype(1), true) ? Rule(rule).nonempty(contracted) : rule;
     };
@@ -39,8 +41,8 @@ void add_product_rules(RuleBook& book) {
   book.rule("aten::addmv", addmv, "+m, mk, k -> m, nonempty for integers and an expanded self");
   book.rule("aten::addr", "+mn, m, n -> mn").linear({0, 1}, {0, 2});
   book.rule("aten::ger", "m, n -> mn").linear({0}, {1});
-  book.rule("aten::linear", "...k, nk, +n -> ...n").linear({0, 2}, {1, 2});
-  book.rule("aten::linear_backward", "...k, ...n, nk -> ~, ~, ~").whole("kn");
+  biased("aten::linear", "...k, nk, +n -> ...n", "k");
+  book.rule("aten::linear_backward", "...k, ...n, nk -> ...k@12, nk@01, n@1").linear({0}, {1}, {2});
   book.rule("aten::trace", "i!j! -> ");
 }
 
