@@ -85,6 +85,23 @@ void Corpus::check_length(std::int64_t sequence) const {
                    " are too few for --seq " + std::to_string(sequence));
 }
 
+std::uint64_t Corpus::fingerprint() const {
+  std::uint64_t hash = 0;
+  for (std::size_t i = 0; i < tokens(); ++i) hash = hash64(0, hash + static_cast<std::uint64_t>(token(i)));
+  return hash;
+}
+
+void Corpus::check_same(const dtensor::Communicator& world) const {
+  const auto mine = at::empty({2}, at::kLong), all = at::empty({world.size(), 2}, at::kLong);
+  mine[0].fill_(static_cast<std::int64_t>(tokens())), mine[1].fill_(static_cast<std::int64_t>(fingerprint()));
+  world.all_gather(all.unbind(0), mine).wait();
+  for (int rank = 1; rank < world.size(); ++rank) {
+    if (at::equal(all[rank], all[0])) continue;
+    throw UsageError(c10::str("--data: rank ", rank, " reads ", all[rank][0].item<std::int64_t>(), " tokens, rank 0 ",
+                              all[0][0].item<std::int64_t>(), ", and not the same ones"));
+  }
+}
+
 // One token more than a sequence. Documents have between an eighth and a half of the sequence.
 void Corpus::fill(std::uint64_t seed, std::int64_t row, const BatchShape& shape,
                   std::vector<std::int64_t>& tokens) const {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "args.h"
+#include "dtensor/comm.h"
 #include "tokenizer/tokenizer.h"
 
 namespace train {
@@ -50,6 +51,9 @@ class Corpus {
   // Tokens that are there already.
   static Corpus of(std::vector<std::int32_t> tokens, std::int64_t sequence);
 
+  // An error that names them where ranks hold other tokens than rank 0. Collective.
+  void check_same(const dtensor::Communicator& world) const;
+
   Batch batch(std::uint64_t seed, std::int64_t step, const BatchShape& shape) const;
   std::size_t bytes() const { return bytes_; }
   std::size_t tokens() const { return text_.empty() ? tokens_.size() : text_.size(); }
@@ -57,6 +61,7 @@ class Corpus {
 
  private:
   void check_length(std::int64_t sequence) const;
+  std::uint64_t fingerprint() const;
   std::int64_t token(std::uint64_t at) const {
     return text_.empty() ? tokens_[at] : static_cast<unsigned char>(text_[at]);
   }

@@ -122,7 +122,7 @@ double to_number(const at::Tensor& scalar) {
 }
 
 at::Tensor placed(const Job& job, const at::Tensor& t, const dtensor::Placements& where) {
-  return job.batch_mesh && t.defined() ? at::Tensor(distribute_tensor(t, job.batch_mesh, where)) : t;
+  return job.batch_mesh && t.defined() ? place_batch(t, job.batch_mesh, where) : t;
 }
 
 // Forward and backward of one piece of the batch; its share of the mean loss.
@@ -233,6 +233,7 @@ namespace {
 
 // On a mesh, with what was asked for beside training: its memory, the load of its experts.
 std::vector<StepRecord> run_job(Job job, const OnStep& on_step) {
+  job.corpus.check_same(job.mesh.world());
   dtensor::manual_seed(job.mesh, job.options.seed);
   job.model.reset();
   std::optional<LoadCount> load;

@@ -115,7 +115,7 @@ double Stages::run(const Batch& piece, double share) {
   const auto add = [&](std::vector<pipeline::Tensors>& to, const at::Tensor& whole, const dtensor::Placements& where) {
     const auto parts = pipeline::microbatches(whole, options_.microbatches);
     to.resize(parts.size());
-    for (std::size_t i = 0; i < parts.size(); ++i) to[i].push_back(distribute_tensor(parts[i], mesh, where));
+    for (std::size_t i = 0; i < parts.size(); ++i) to[i].push_back(place_batch(parts[i], mesh, where));
   };
   std::vector<pipeline::Tensors> inputs, targets;
   add(inputs, piece.ids, batch_placements(options_));

@@ -61,6 +61,9 @@ KeptResults::KeptResults(std::set<std::string> operators) {
   if (operators.empty()) return;
   state_ = std::make_shared<State>();
   state_->operators = std::move(operators);
+  // The products that linear is made of on one device name it, too.
+  const bool products = state_->operators.count("aten::mm") + state_->operators.count("aten::addmm") != 0;
+  if (products) state_->operators.insert("aten::linear");
 }
 
 KeptResults::Record::Record(const KeptResults& results) : scope_({results.state_.get()}, true) {}

@@ -58,8 +58,6 @@ class Formula {
     count_units(all);
     count_tensor_parallel(all);
     if (o.experts) count_experts(all);
-    // Ids and targets are plain tensors that must be alike on all ranks: their hashes are compared.
-    add(all, "all_gather replicate_shard_cp_tp", 2 * pieces, 2 * pieces * (r * s * t - 1) * kHashes);
     // The number of targets of a batch that is split, and its loss when it is read.
     all["scalars"].calls = r * s > 1 ? 2 * pieces : 0;
     count_norm(all);
@@ -108,8 +106,6 @@ class Formula {
   }
 
  private:
-  static constexpr Int kHashes = 536;
-
   static void add(Counts& all, const std::string& key, Int calls, Int bytes) {
     all[key].calls += calls;
     all[key].bytes += bytes;

@@ -28,6 +28,7 @@ TEST(ForwardMode, ValuesAndTangentsAreOneDevices) {
       {"sin", [](auto& x) { return x.sin(); }},
       {"mul", [](auto& x) { return x * x + 2 * x; }},
       {"mm", [](auto& x) { return x.t().mm(x); }},
+      {"linear", [](auto& x) { return at::linear(x, x * 2); }},
       {"sum", [](auto& x) { return x.sum(0); }},
       {"mean", [](auto& x) { return x.mean(); }},
       {"softmax", [](auto& x) { return x.softmax(-1); }},

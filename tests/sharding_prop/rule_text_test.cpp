@@ -11,7 +11,7 @@ namespace {
 TEST(RuleText, PrintsWhatItParses) {
   for (const char* text : {"mk, kn -> mn", "+mn, mk, kn -> mn", "...k, nk! -> ...n", "(ij)k -> ijk", "m_, ~ -> m",
                            "k, k -> ", "...* -> ..., ...", " -> ", "N D!, D -> N D=_; D = shape",
-                           "X[dim!, k=i] -> X[dim?]_, i?*", "ab -> ba | a -> a"}) {
+                           "X[dim!, k=i] -> X[dim?]_, i?*", "ab -> ba | a -> a", "ab, a -> b@01, a@1"}) {
     const Rule rule(text);
     const Rule again(rule.str());
     EXPECT_EQ(again.str(), rule.str()) << text;
@@ -37,7 +37,7 @@ TEST(RuleText, ACopyIsARuleOfItsOwn) {
 
 TEST(RuleText, RefusesNonsense) {
   for (const char* text : {"mk, kn", "m(k -> m", "mk -> mk)", "...m... -> m", "m?? -> m", "X[] -> X", "X[dim -> X",
-                           "X[dim=?] -> X", "...X -> X", "(X) -> x", "x -> x; D", "x -> x |"}) {
+                           "X[dim=?] -> X", "...X -> X", "(X) -> x", "x -> x; D", "x -> x |", "x -> x@"}) {
     EXPECT_THROW(Rule{text}, c10::Error) << text;
   }
   EXPECT_THROW(Rule("m -> m").whole("x"), c10::Error);

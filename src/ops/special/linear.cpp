@@ -7,7 +7,6 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
-#include "ops/kept_results.h"
 #include "ops/special/special.h"
 #include "tensor/impl/dtensor_impl.h"
 
@@ -88,14 +87,12 @@ auto node_of(const at::Tensor& x, const at::Tensor& weight, const std::optional<
 
 bool is_dtensor(const at::Tensor& t) { return dtensor_or_null(t) != nullptr; }
 
-// ATen's composite kernel judges calls that do not fit, and serves forward-mode derivatives and selective
-// recomputation, which knows the products by their names.
+// ATen's composite kernel judges calls that do not fit, and serves forward-mode derivatives.
 bool takes(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   const bool biased = bias.has_value() && bias->defined();
   if (!is_dtensor(x) || !is_dtensor(weight) || (biased && !is_dtensor(*bias))) return false;
   if (x.dim() < 2 || weight.dim() != 2 || x.sizes().back() != weight.sizes()[1]) return false;
   if (biased && (bias->dim() != 1 || bias->sizes()[0] != weight.sizes()[0])) return false;
-  if (keeping_results()) return false;
   using torch::autograd::isFwGradDefined;
   return !isFwGradDefined(x) && !isFwGradDefined(weight) && !isFwGradDefined(bias);
 }
