@@ -84,12 +84,16 @@ void Schedule::gather(Unit& unit) {
 // No gradient tells when an unsynchronised backward pass is through with a unit, nor does what was recorded, if this is
 // the first pass: it goes when another is used, and may have to be gathered again.
 bool Schedule::is_untold(const Unit& unit) const {
-  return phase_ == kBackward && unit.recorded[kBackward] == 0 && NoGradientSync::active();
+  return phase_ == kBackward && unit.recorded[kBackward].none() && NoGradientSync::active();
 }
 
 void Schedule::release(Unit& unit) {
   if (!unit.is_gathered()) return;
-  if (unit.uses > 0 && !is_untold(unit)) unit.recorded[phase_] = unit.uses;
+  if (unit.uses > 0 && is_untold(unit)) {
+    unit.untold.push_back(unit.uses);
+  } else if (unit.uses > 0) {
+    unit.recorded[phase_].note(unit.uses);
+  }
   unit.uses = 0;
   if (unit.held) return;
   phase_ == kForward&& unit.wants_shrinking() ? unit.shrink() : unit.drop();
@@ -107,15 +111,14 @@ void Schedule::let_go(Unit& unit) {
   release(unit);
 }
 
-// A unit is through when it was used as often as the last time. The first time, in forward, when each of its parameters
-// was used (what is used at the beginning and at the end of a model stays); in backward, when its gradients are
-// reduced.
+// A unit is through when it was used as often as one of the last times. The first time, in forward, when each of its
+// parameters was used (what is used at the beginning and at the end of a model stays); in backward, when its gradients
+// are reduced.
 bool Schedule::is_finished(const Unit& unit) const {
   if (unit.prefetched || unit.uses == 0) return false;
   if (phase_ != kBackward && !unit.reshards) return false;
   if (is_untold(unit)) return true;
-  const auto last_time = unit.recorded[phase_];
-  if (last_time > 0) return unit.uses >= last_time;
+  if (!unit.recorded[phase_].none()) return unit.recorded[phase_].may_be_all(unit.uses);
   return phase_ == kBackward ? unit.frozen() : unit.all_used();
 }
 
@@ -142,7 +145,7 @@ void Schedule::limit_inference() {
 void Schedule::switch_phase(Phase phase) {
   if (phase == phase_) return;
   for (auto* unit : units_) {
-    if (unit->uses > 0) unit->recorded[phase_] = unit->uses;
+    if (unit->uses > 0) unit->recorded[phase_].note(unit->uses);
     unit->uses = 0;
     for (auto& p : unit->parameters) p.used = false;
   }
@@ -183,6 +186,12 @@ void Schedule::enter_pass(int pass) {
   at_backward_end([this, pass, alive = std::move(alive)] { end_pass(pass); });
 }
 
+// Dropped once: those were all.
+void Schedule::learn_untold(Unit& unit) {
+  const auto uses = std::exchange(unit.untold, {});
+  if (uses.size() == 1) unit.recorded[kBackward].note(uses[0]);
+}
+
 void Schedule::learn_segments(Unit& unit) {
   if (unit.arrivals > 0 && (unit.awaited > 0 || unit.reductions > 1)) unit.awaited = unit.arrivals;
   unit.arrivals = unit.reductions = 0;
@@ -201,6 +210,7 @@ void Schedule::end_pass(int pass) {
   finish_reductions();
   for (auto* unit : units_) {
     release(*unit);
+    learn_untold(*unit);
     unit->share.reset();
     for (auto& p : unit->parameters) p.expected = false;
     learn_segments(*unit);
@@ -218,6 +228,7 @@ void Schedule::abandon_passes() {
     release(*unit);
     unit->pending_pass = -1;
     unit->arrivals = unit->reductions = 0;
+    unit->untold.clear();
     for (auto& p : unit->parameters) {
       p.expected = false;
       p.pending.reset();

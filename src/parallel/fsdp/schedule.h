@@ -38,6 +38,7 @@ class Schedule {
   void end_pass(int pass);
   void abandon_passes();
   static void learn_segments(Unit& unit);
+  static void learn_untold(Unit& unit);
   void switch_phase(Phase phase);
   void release_finished(const Unit& next);
   void limit_inference();

@@ -17,6 +17,23 @@ class Schedule;
 
 enum Phase : std::uint8_t { kForward, kBackward, kInference, kPhases };
 
+// How often a unit was used in each of the last passes. Microbatches of other sizes may be computed in other ways,
+// which use it more or less often.
+class UseCounts {
+ public:
+  bool none() const { return passes_ == 0; }
+  void note(std::int64_t uses) { last_[passes_++ % last_.size()] = uses; }
+  // Whether a pass of so many uses may be through: as one of the last ones was, or with more than any had.
+  bool may_be_all(std::int64_t uses) const {
+    const auto known = last_.begin() + static_cast<std::ptrdiff_t>(std::min(passes_, last_.size()));
+    return std::find(last_.begin(), known, uses) != known || uses >= *std::max_element(last_.begin(), known);
+  }
+
+ private:
+  std::array<std::int64_t, 16> last_ = {};
+  std::size_t passes_ = 0;
+};
+
 struct Parameter {
   std::string name;
   using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
@@ -81,12 +98,13 @@ struct FsdpUnit::Impl {
   std::vector<at::Tensor> inputs;  // of the gather under way
 
   std::shared_ptr<fsdp::Schedule> schedule;
-  std::int64_t uses = 0;                                  // of the gathered copy, in this phase
-  std::array<std::int64_t, fsdp::kPhases> recorded = {};  // how many there were the last time
-  bool warned = false;                                    // that its param_dtype has no effect
-  bool prefetched = false;                                // gathered, but not used yet
-  bool held = false;                                      // by unshard(): release() keeps the copy
-  int pending_pass = -1;                                  // backward pass of the first pending gradient
+  std::int64_t uses = 0;                                     // of the gathered copy, in this phase
+  std::array<fsdp::UseCounts, fsdp::kPhases> recorded = {};  // how many there were
+  std::vector<std::int64_t> untold;  // the same of this backward pass, each time that it was dropped without being told
+  bool warned = false;               // that its param_dtype has no effect
+  bool prefetched = false;           // gathered, but not used yet
+  bool held = false;                 // by unshard(): release() keeps the copy
+  int pending_pass = -1;             // backward pass of the first pending gradient
   // In this pass: gradients that came, reductions. How many must come before they are reduced, where the pass before
   // reduced more than once (several recomputed segments); 0: as soon as the expected ones are there.
   std::int64_t arrivals = 0, reductions = 0, awaited = 0;
