@@ -229,7 +229,7 @@ def check(op, shape, seed, count, complex_numbers=False):
     return run_cases(shape, on_ranks, op, trees, shape, seed) if trees else []
 
 
-# An index out of range is an error of the ranks that hold it: looking at all would be an exchange in each call.
+# An index out of range is an error of every rank that has all of the index, and these draws split it.
 OF_THE_DATA = {"gather", "scatter", "scatter_add", "scatter_reduce", "take_along_dim"}
 # ATen's kernel for meta tensors, which is asked first, has another class than its kernel for CPUs.
 OTHER_CLASS = {"narrow_copy"}
