@@ -201,7 +201,9 @@ TEST(Stages, ClippedNormsHaveTheSameBitsForAnyNumberOfStages) {
   Options o = options();
   o.dtype = train::Dtype::float32;
   o.clip = 0.1;
-  const auto one = run({.shard = 2}, o);
+  Options in_pieces = o;  // the same microbatches, one after the other
+  in_pieces.grad_accum = o.microbatches;
+  const auto one = run({.shard = 2}, in_pieces);
   for (const std::int64_t pp : {2, 4}) {
     const auto several = run({.shard = 2, .pp = pp}, o);
     for (std::size_t step = 0; step < one.size(); ++step) {
