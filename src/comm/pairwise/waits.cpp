@@ -17,9 +17,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kCertain{500};  // for which a cycle must stay as it is
-// For others to say that they were asked to end, too: on a loaded machine they hear of it late. Open MPI kills after a
-// second.
-constexpr std::chrono::milliseconds kAnswer{600};
+// For others to say that they were asked to end, too. Open MPI kills a second after it asked, so on a loaded machine a
+// longer wait loses the lines of ranks that had something to say.
+constexpr std::chrono::milliseconds kAnswer{200};
 
 }  // namespace
 
