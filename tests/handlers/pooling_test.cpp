@@ -5,7 +5,7 @@
 #include <rapidcheck.h>
 
 #include "dtensor/dtensor.h"
-#include "dtensor/events.h"
+#include "handlers/rows_received.h"
 #include "support/draws.h"
 #include "support/ranks.h"
 
@@ -116,16 +116,6 @@ void any_pooling_is_that_of_one_device() {
 
 TEST(Pooling, OverSplitPlacesIsThatOfOneDevice) {
   check_draws("pooling over split places", any_pooling_is_that_of_one_device, 100);
-}
-
-// Rows that this rank received, of `row` bytes each.
-template <class Body>
-std::int64_t rows_received(std::int64_t row, const Body& body) {
-  std::int64_t bytes = 0;
-  const EventListener listener([&](const Event& e) { bytes += e.bytes; }, {Event::Kind::collective});
-  body();
-  EXPECT_EQ(bytes % row, 0);
-  return bytes / row;
 }
 
 constexpr std::int64_t kChannels = 3, kRanks = 4, kRow = 8 * kChannels;

@@ -5,7 +5,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "dtensor/dtensor.h"
-#include "dtensor/events.h"
+#include "handlers/rows_received.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {
@@ -158,16 +158,6 @@ RC_GTEST_PROP(Windows, FlipsOfSplitDimensionsAreThoseOfOneDevice, ()) {
     for (std::size_t i = 0; i < got.size(); ++i) expect_close(got[i], expected[i], to_string(placements));
     if (x.numel() > 0) RC_ASSERT(DTensor(got[0]).placements() == placements);
   });
-}
-
-// Rows that this rank received, of `row` bytes each.
-template <class Body>
-std::int64_t rows_received(std::int64_t row, const Body& body) {
-  std::int64_t bytes = 0;
-  const EventListener listener([&](const Event& e) { bytes += e.bytes; }, {Event::Kind::collective});
-  body();
-  EXPECT_EQ(bytes % row, 0);
-  return bytes / row;
 }
 
 // A convolution whose result is as long as its input: (k - 1) / 2 rows of each neighbour, once.

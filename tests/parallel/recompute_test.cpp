@@ -317,6 +317,22 @@ TEST(Checkpoint, IsOnePassForSchedulesAndKeepsWhatItIsTold) {
   });
 }
 
+// linear is one operator of the engine and a product on one device, by whose name its result is kept.
+TEST(Checkpoint, KeepsLinearByTheNameOfItsProduct) {
+  test::on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor w = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)}).requires_grad_();
+    const at::Tensor x = distribute_tensor(at::ones({4, 4}), mesh, {Replicate()}).requires_grad_();
+    const auto products = [&](const std::set<std::string>& keep) {
+      int count = 0;
+      const EventListener ops([&](const Event& e) { count += e.name == "aten::linear"; }, {Event::Kind::op});
+      checkpoint([&](const at::Tensor& t) { return at::linear(t, w).exp(); }, x, {.keep = keep}).sum().backward();
+      return count;
+    };
+    EXPECT_EQ(products({}), 2);
+    for (const char* name : {"aten::mm", "aten::addmm", "aten::linear"}) EXPECT_EQ(products({name}), 1) << name;
+  });
+}
+
 // Named activation points, and the names that counts are filed under, hold in the second run.
 TEST(Checkpoint, PlansAndModuleNamesHoldInTheSecondRun) {
   run_local(2, [](Communicator world) {

@@ -83,6 +83,20 @@ TEST(Data, FoldersAreReadInSortedOrder) {
   EXPECT_EQ(batch.targets[0][9].item<int>(), 'd');
 }
 
+// Batches are placed as each rank has them, so that ranks of other texts would train on a mixture.
+TEST(Data, RanksWithOtherTextsAreToldOnEachOfThem) {
+  const auto corpus_of = [](int last) { return train::Corpus::of({1, 2, 3, 4, last}, 2); };
+  dtensor::run_local(3, [&](const dtensor::Communicator& world) {
+    EXPECT_NO_THROW(corpus_of(5).check_same(world));
+    try {
+      corpus_of(world.rank() == 2 ? 6 : 5).check_same(world);
+      ADD_FAILURE() << "rank " << world.rank() << " took another text";
+    } catch (const train::UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find("rank 2 reads 5 tokens"), std::string::npos) << error.what();
+    }
+  });
+}
+
 TEST(Data, MissingOrShortTextIsAUsageError) {
   EXPECT_NE(usage_error_of([] { Corpus::read({"no/such/file"}, 4); }).find("no/such/file"), std::string::npos);
   const fs::path folder = temporary_folder("short");

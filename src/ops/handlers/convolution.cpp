@@ -18,15 +18,6 @@ std::int64_t own_groups(const LocalArgs& args) {
   return args.integer("groups") * in_part / in_whole;
 }
 
-// Of the ranks among which `dim` is split.
-bool is_first(const TensorSpec* spec, std::int64_t dim) {
-  const AxisMask axes = shard_axes(spec, dim);
-  for (std::size_t a = 0; a < 32 && axes >> a != 0; ++a) {
-    if ((axes >> a & 1) && spec->mesh->coordinate[a] != 0) return false;
-  }
-  return true;
-}
-
 void skip_empty(LocalCall& call) {
   if (!give_zeros_if_empty(call)) call.info.op.callBoxed(call.stack);
 }
@@ -46,18 +37,13 @@ void convolution_backward(LocalCall& call) {
   const LocalArgs args(call);
   const bool split = splits_places(args.spec("input"));
   if (!split && give_zeros_if_empty(call)) return;
-  // Split groups split the bias; split input channels do not.
-  const bool counts_bias = is_first(args.integer("groups") == 1 ? args.spec("input") : nullptr, 1);
   if (split) {
-    args.flag("transposed") ? convolve_transposed_places_backward(call, own_groups(args))
-                            : convolve_split_places_backward(call, own_groups(args));
-  } else {
-    set(call, "groups", own_groups(args));
-    if (!args.value("bias_sizes").isNone()) set(call, "bias_sizes", std::vector{args.tensor("grad_output").size(1)});
-    call.info.op.callBoxed(call.stack);
+    return args.flag("transposed") ? convolve_transposed_places_backward(call, own_groups(args))
+                                   : convolve_split_places_backward(call, own_groups(args));
   }
-  auto& bias = call.stack.back();
-  if (!counts_bias && bias.isTensor() && bias.toTensor().defined()) bias.toTensor().zero_();
+  set(call, "groups", own_groups(args));
+  if (!args.value("bias_sizes").isNone()) set(call, "bias_sizes", std::vector{args.tensor("grad_output").size(1)});
+  call.info.op.callBoxed(call.stack);
 }
 
 // N, C, HxW and the group count are arguments.

@@ -51,12 +51,12 @@ Rule convolution(const OpArgs& op) {
   return groups ? rule.handled("g", kKernel) : rule;
 }
 
-// The bias' gradient does not know the input channels: the kernel counts it once.
+// The bias' gradient is that of the results alone: split input channels leave it whole.
 Rule convolution_backward(const OpArgs& op) {
   const auto [transposed, groups] = channels(op);
   const char* text =
-      transposed ? (groups ? "n(go!)S, n(gi!)S, (gi)oT -> n(gi)S, (gi)oT, (go)" : "noS, niS, ioT -> niS, ioT, o")
-                 : (groups ? "n(go!)S, n(gi!)S, (go)iT -> n(gi)S, (go)iT, (go)" : "noS, niS, oiT -> niS, oiT, o");
+      transposed ? (groups ? "n(go!)S, n(gi!)S, (gi)oT -> n(gi)S, (gi)oT, (go)@0" : "noS, niS, ioT -> niS, ioT, o@0")
+                 : (groups ? "n(go!)S, n(gi!)S, (go)iT -> n(gi)S, (go)iT, (go)@0" : "noS, niS, oiT -> niS, oiT, o@0");
   Rule rule = with_places(text, kBackwardKernel, op.sizes(1)).handled("nio", kBackwardKernel).nonempty("i").linear({0});
   return groups ? rule.handled("g", kBackwardKernel) : rule;
 }

@@ -1,5 +1,4 @@
 // Matrix products: contracted factors leave a Partial sum, biases are added once.
-#include "sharding_prop/rule_data.h"
 #include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
 
@@ -7,9 +6,7 @@ namespace dtensor {
 void add_product_rules(RuleBook& book) {
   // beta * self + alpha * a * b. A kernel without products multiplies self by beta, which integers refuse where beta is
   // none: every rank needs some.
-  const auto biased = [&](const char* op, const Rule& text, const char* contracted) -> Rule& {
-    const bool first = text.data().operands[0].once;
-    const Rule rule = first ? Rule(text).linear({0, 1}, {0, 2}) : Rule(text).linear({0, 2}, {1, 2});
+  const auto biased = [&](const char* op, const Rule& rule, const char* contracted) -> Rule& {
     const auto for_call = [rule, contracted](const OpArgs& call) {
       return c10::isIntegralType(call.dtype(1), true) ? Rule(rule).nonempty(contracted) : rule;
     };
@@ -24,11 +21,11 @@ void add_product_rules(RuleBook& book) {
     return Rule("k, k -> ").linear({0}, {1});
   };
   for (const char* op : {"aten::dot", "aten::vdot"}) book.rule(op, dot, "k, k -> ");
-  biased("aten::addmm", "+mn, mk, kn -> mn", "k");
+  biased("aten::addmm", Rule("+mn, mk, kn -> mn").linear({0, 1}, {0, 2}), "k");
   book.rule("aten::_addmm_activation", "+mn, mk!, k!n -> mn");
-  biased("aten::baddbmm", "+bmn, bmk, bkn -> bmn", "k");
+  biased("aten::baddbmm", Rule("+bmn, bmk, bkn -> bmn").linear({0, 1}, {0, 2}), "k");
   // addbmm_ gives a smaller self the result's sizes.
-  biased("aten::addbmm", "+mn, bmk, bkn -> mn", "bk").outputs([](const OpArgs& op) {
+  biased("aten::addbmm", Rule("+mn, bmk, bkn -> mn").linear({0, 1}, {0, 2}), "bk").outputs([](const OpArgs& op) {
     return std::vector{dense_meta({op.sizes(1)[1], op.sizes(2)[2]}, op.dtype(1))};
   });
   // The kernel returns a self that is expanded as it is where a rank has no rows or no products.
@@ -41,7 +38,7 @@ void add_product_rules(RuleBook& book) {
   book.rule("aten::addmv", addmv, "+m, mk, k -> m, nonempty for integers and an expanded self");
   book.rule("aten::addr", "+mn, m, n -> mn").linear({0, 1}, {0, 2});
   book.rule("aten::ger", "m, n -> mn").linear({0}, {1});
-  biased("aten::linear", "...k, nk, +n -> ...n", "k");
+  biased("aten::linear", Rule("...k, nk, +n -> ...n").linear({0, 2}, {1, 2}), "k");
   book.rule("aten::linear_backward", "...k, ...n, nk -> ...k@12, nk@01, n@1").linear({0}, {1}, {2});
   book.rule("aten::trace", "i!j! -> ");
 }

@@ -1,0 +1,20 @@
+// What windows over split dimensions bring from neighbours, counted.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "dtensor/events.h"
+
+namespace dtensor::test {
+
+// Rows that this rank received, of `row` bytes each.
+template <class Body>
+std::int64_t rows_received(std::int64_t row, const Body& body) {
+  std::int64_t bytes = 0;
+  const EventListener listener([&](const Event& e) { bytes += e.bytes; }, {Event::Kind::collective});
+  body();
+  EXPECT_EQ(bytes % row, 0);
+  return bytes / row;
+}
+
+}  // namespace dtensor::test
