@@ -58,8 +58,8 @@ class Formula {
     count_units(all);
     count_tensor_parallel(all);
     if (o.experts) count_experts(all);
-    // The number of targets of a batch that is split, and its loss when it is read.
-    all["scalars"].calls = r * s > 1 ? 2 * pieces : 0;
+    // The number of targets of a batch that is split, together with its loss.
+    all["scalars"].calls = r * s > 1 ? pieces : 0;
     count_norm(all);
     std::erase_if(all, [](const auto& entry) { return entry.second.calls == 0; });
     return all;

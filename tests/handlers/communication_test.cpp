@@ -27,14 +27,17 @@ TEST(Communication, Softmax) {
 TEST(Communication, LossesAndEmbeddings) {
   const auto x = at::rand({3, 5});
   const auto target = at::zeros({3}, at::kLong);
-  EXPECT_EQ(collectives_of({"nll_loss_forward",
-                            "",
-                            "nll_loss_forward",
-                            {x, target, c10::IValue(), 1, -100},
-                            {kSplit, kWhole, {}},
-                            {kPartial, kWhole},
-                            {2}}),
-            kOneReduce);
+  for (const auto& [of_self, of_target] : {std::pair{kSplit, kWhole}, {Placements{Shard(0)}, Placements{Shard(0)}}}) {
+    EXPECT_EQ(collectives_of({"nll_loss_forward",
+                              "",
+                              "nll_loss_forward",
+                              {x, target, c10::IValue(), 1, -100},
+                              {of_self, of_target, {}},
+                              {kWhole, kWhole},
+                              {2}}),
+              kOneReduce)
+        << "the number and its total weight together";
+  }
   EXPECT_EQ(collectives_of({"nll_loss_backward",
                             "",
                             "nll_loss_backward",

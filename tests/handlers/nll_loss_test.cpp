@@ -51,20 +51,22 @@ struct Loss {
     if (weight.isNone()) return {};
     return by_role({}, weight_split ? Shard(0) : Replicate(), {});
   }
+  bool each() const { return reduction == 0 && form != 0; }  // ATen sums one sample
+  KernelCase forward() const {
+    return {name("forward"),
+            "",
+            "nll_loss_forward",
+            {self, target, weight, reduction, ignore},
+            {self_placements(), target_placements(), weight_placements()},
+            {each() ? by_role({}, flip() ? Partial() : Replicate(), Shard(0)) : replicated(mesh), replicated(mesh)},
+            mesh};
+  }
   std::string name(const std::string& end) const { return (form == 2 ? "nll_loss2d_" : "nll_loss_") + end; }
 };
 
 RC_GTEST_PROP(NllLoss, Forward, ()) {
   const Loss l;
-  const auto split = flip() ? Partial() : Replicate();
-  const auto out = l.by_role({}, split, l.reduction == 0 ? Shard(0) : split);
-  check_case({l.name("forward"),
-              "",
-              "nll_loss_forward",
-              {l.self, l.target, l.weight, l.reduction, l.ignore},
-              {l.self_placements(), l.target_placements(), l.weight_placements()},
-              {out, replicated(l.mesh)},
-              l.mesh});
+  check_case(l.forward());
 }
 
 RC_GTEST_PROP(NllLoss, Backward, ()) {

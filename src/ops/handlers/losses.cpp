@@ -183,11 +183,10 @@ void nll_loss_forward(LocalCall& call) {
     return give(call, {loss, at::zeros({}, self.options())});
   }
   const AxisMask axes = t.class_axes | t.batch_axes;
-  const auto total = all_reduce(call.mesh, own_total_weight(t, type), ReduceOp::sum, axes);
-  auto sum = loss.sum(type);
-  if (reduction == at::Reduction::Mean) sum = sum / total;
-  sum = reduce_contribution(call, sum, ReduceOp::sum, axes);
-  give(call, {sum.to(self.scalar_type()), total.to(self.scalar_type())});
+  const auto sums = all_reduce(call.mesh, at::stack({loss.sum(type), own_total_weight(t, type)}), ReduceOp::sum, axes);
+  const auto total = sums[1];
+  const auto value = reduction == at::Reduction::Mean ? sums[0] / total : sums[0];
+  give(call, {value.to(self.scalar_type()), total.to(self.scalar_type())});
 }
 
 // total_weight is the global one, so ATen's gradient of the local classes is already right.
