@@ -15,9 +15,11 @@ while IFS='|' read -r _ experiment command names _; do
   line=$(sed 's/^ *`//; s/` *$//' <<< "$command")
   read -r -a words <<< "$line"
   commands=$((commands + 1))
-  if ! "${words[@]}" > out 2>&1; then
-    tail -n 5 out
-    fail "$line"
+  "${words[@]}" > out 2> errors
+  status=$?
+  if [ $status -ne 0 ]; then
+    tail -n 5 out && tail -n 20 errors
+    fail "$line: status $status"
   elif [[ $line == *--gtest_filter=* ]] && ! grep -q '  PASSED  . [1-9]' out; then
     fail "$line runs no test"
   fi

@@ -34,16 +34,21 @@ bool compare(const dtensor::Communicator& world, const Experiment& base) {
   };
   show("one device", reference);
   double spread = 0;
-  for (const std::int64_t pieces : {2, 4}) {
+  for (const std::int64_t pieces : {2, 4, 8}) {
     spread =
         std::max(spread, show("one device, batch in " + std::to_string(pieces), train_on_one_device(base, pieces)));
   }
-  const double bound = base.dtype == at::kDouble ? 1e-9 : std::max(1e-5, 3 * spread);
+  const double bound = base.dtype == at::kDouble ? 1e-9 : std::max(1e-5, 5 * spread);
   bool equal = true;
   for (const Layout& layout : layouts(world.size())) {
     const std::string sizes =
         std::to_string(layout.replicate) + "x" + std::to_string(layout.shard) + "x" + std::to_string(layout.tp);
-    equal = show(layout.name + " " + sizes, train(world, layout, base)) <= bound && equal;
+    const double differs = show(layout.name + " " + sizes, train(world, layout, base));
+    if (shows && !(differs <= bound)) {
+      std::fprintf(stderr, "shampoo: %s leaves one device's curve: %.1e, bound %.1e\n", layout.name.c_str(), differs,
+                   bound);
+    }
+    equal = differs <= bound && equal;
   }
   Experiment wrong = base;
   const Layout sharded{"SHARD", 1, world.size(), 1};
