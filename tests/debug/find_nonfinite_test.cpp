@@ -1,0 +1,181 @@
+// The operator and the module that first made a value that is not finite, the same on every rank; what merely passed
+// it on, or was told to make it, is not named.
+#include "dtensor/find_nonfinite.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <mutex>
+#include <set>
+
+#include "dtensor/dtensor.h"
+#include "support/ranks.h"
+
+namespace {
+
+using namespace dtensor;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Two linear layers with a square root between them, which is NaN of negative numbers.
+struct Net {
+  at::Tensor first, second;
+
+  at::Tensor operator()(const at::Tensor& x) const {
+    static const std::string outer = "net", a = "first", root = "root", b = "second";
+    const ModuleScope net(outer);
+    at::Tensor y;
+    {
+      const ModuleScope scope(a);
+      y = at::mm(x, first);
+    }
+    {
+      const ModuleScope scope(root);
+      y = at::sqrt(y);
+    }
+    const ModuleScope scope(b);
+    return at::mm(y, second);
+  }
+};
+
+Net net_on(const DeviceMesh& mesh) {
+  return {distribute_tensor(at::ones({4, 4}), mesh, {Replicate(), Shard(1)}).requires_grad_(),
+          distribute_tensor(at::ones({4, 2}), mesh, {Replicate(), Shard(0)}).requires_grad_()};
+}
+
+// Eight rows over four ranks of a 2x2 mesh; one of them makes the root NaN.
+at::Tensor rows_with(double value, std::int64_t row, const DeviceMesh& mesh) {
+  at::Tensor x = at::ones({8, 4});
+  x[row].fill_(value);
+  return distribute_tensor(x, mesh, {Shard(0), Replicate()});
+}
+
+TEST(FindNonfinite, AllRanksNameTheModuleThatOneRanksShardMadeNan) {
+  std::mutex mutex;
+  std::set<std::string> told;
+  run_local(4, [&](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"});
+    const Net net = net_on(mesh);
+    const at::Tensor x = rows_with(-1, 5, mesh);  // ranks 2 and 3 have it
+    const auto report = find_nonfinite([&] { net(x).sum().backward(); }, world);
+    ASSERT_TRUE(report.nan);
+    EXPECT_EQ(report.nan->module, "net.root");
+    EXPECT_EQ(report.nan->op, "aten::sqrt");
+    EXPECT_EQ(report.nan->phase, Phase::forward);
+    EXPECT_EQ(report.nan->rank, 2);
+    EXPECT_FALSE(report.nan->given);
+    EXPECT_FALSE(report.infinite);
+    const std::lock_guard lock(mutex);
+    told.insert(report.str());
+  });
+  EXPECT_EQ(told, std::set<std::string>({"NaN first in net.root, forward, by aten::sqrt on rank 2"}));
+}
+
+TEST(FindNonfinite, BackwardIsToldByTheModuleOfItsForward) {
+  run_local(4, [](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"});
+    const Net net = net_on(mesh);
+    const at::Tensor x = rows_with(0, 1, mesh);  // sqrt(0) is 0, its derivative is infinite
+    at::Tensor loss;
+    const auto report = find_nonfinite([&] { (loss = net(x).sum()).backward(); }, world);
+    EXPECT_TRUE(std::isfinite(DTensor(loss.detach()).full_tensor().item<double>()));
+    ASSERT_TRUE(report.infinite);
+    EXPECT_EQ(report.infinite->module, "net.root");
+    EXPECT_EQ(report.infinite->phase, Phase::backward);
+    EXPECT_EQ(report.infinite->rank, 0);
+  });
+}
+
+TEST(FindNonfinite, WhatIsGivenOrWantedIsNobodysDoing) {
+  run_local(2, [](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"dp"});
+    const at::Tensor x = rand({4, 4}, mesh, {Shard(0)});
+    const at::Tensor mask = distribute_tensor(at::ones({4, 4}, at::kBool).tril(), mesh, {Shard(0)});
+    const auto finite = find_nonfinite(
+        [&] {
+          const at::Tensor memory = at::empty_like(x).fill_(1), wide = x.new_empty({4, 8});
+          at::softmax(x.masked_fill(mask.logical_not(), -kInfinity), -1).sum();
+        },
+        world);
+    EXPECT_FALSE(finite.nan) << finite.str();
+    EXPECT_FALSE(finite.infinite) << finite.str();
+    EXPECT_EQ(finite.str(), "a second pass over the same batch had finite values only");
+
+    const at::Tensor bad = distribute_tensor(at::full({4, 4}, std::nan("")), mesh, {Shard(0)});
+    const auto given = find_nonfinite([&] { at::add(bad, x).sum(); }, world);
+    ASSERT_TRUE(given.nan);
+    EXPECT_TRUE(given.nan->given);
+    EXPECT_EQ(given.str(), "NaN was there already, first read outside any module, forward, by aten::add on rank 0");
+
+    const auto made = find_nonfinite([&] { at::add(bad, x), at::log(at::mul(x, -1)); }, world);
+    ASSERT_TRUE(made.nan);
+    EXPECT_EQ(made.nan->op, "aten::log") << made.str();  // whoever made one comes before who was given one
+  });
+}
+
+TEST(FindNonfinite, OverflowIsToldBesideTheNanThatItBecame) {
+  const at::Tensor x = at::full({3}, 1000.0f);  // plain tensors, no ranks
+  const auto report = find_nonfinite([&] {
+    const at::Tensor e = at::exp(x);
+    at::div(e, e.sum());
+  });
+  ASSERT_TRUE(report.nan && report.infinite);
+  EXPECT_EQ(report.str(),
+            "NaN first outside any module, forward, by aten::div on rank 0; infinite values first outside any module, "
+            "forward, by aten::exp on rank 0");
+}
+
+TEST(CheckStepFinite, RunsNothingWhileNumbersAreFiniteAndSaysWhatTheyWere) {
+  const auto never = [] { FAIL() << "the pass ran"; };
+  check_step_finite({.step = 1, .loss = 2, .gradient_norm = 3}, never);
+  const auto text = [](StepNumbers numbers) -> std::string {
+    try {
+      check_step_finite(numbers, [] { at::log(at::full({2}, -1.0)); });
+    } catch (const NonFiniteError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(text({.step = 7, .loss = std::nan("")}),
+            "step 7: the loss is NaN: NaN first outside any module, forward, by aten::log on rank 0. No parameter was "
+            "changed.");
+  EXPECT_NE(text({.step = 7, .gradient_norm = kInfinity}).find("step 7: the norm of the gradients is inf: "),
+            std::string::npos);
+}
+
+// A loop as a user writes it: the batch goes bad at step 2, on one rank's rows only.
+TEST(CheckStepFinite, StopsEveryRankBeforeTheParametersChange) {
+  std::mutex mutex;
+  std::set<std::string> told;
+  run_local(4, [&](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"});
+    const Net net = net_on(mesh);
+    SGD optimizer({net.first, net.second}, {.lr = 1e-3});
+    at::Tensor before;
+    std::int64_t step = 0;
+    try {
+      for (; step < 5; ++step) {
+        before = DTensor(net.first.detach()).full_tensor().clone();
+        const at::Tensor x = rows_with(step == 2 ? -1 : 1, 7, mesh);
+        at::Tensor loss;
+        const auto pass = [&] { (loss = net(x).square().mean()).backward(); };
+        pass();
+        const double norm = clip_grad_norm_({net.first, net.second}, 1.0).item<double>();
+        check_step_finite({step, DTensor(loss.detach()).full_tensor().item<double>(), norm}, pass, world);
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+    } catch (const NonFiniteError& error) {
+      const std::lock_guard lock(mutex);
+      told.insert(error.what());
+    }
+    EXPECT_EQ(step, 2);
+    EXPECT_TRUE(at::equal(DTensor(net.first.detach()).full_tensor(), before));
+    EXPECT_FALSE(at::equal(before, at::ones({4, 4})));  // the steps before changed them
+  });
+  EXPECT_EQ(told, std::set<std::string>({"step 2: the loss is NaN: NaN first in net.root, forward, by aten::sqrt on "
+                                         "rank 2. No parameter was changed."}));
+}
+
+}  // namespace
