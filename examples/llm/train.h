@@ -29,7 +29,8 @@ class Trainer {
  public:
   Trainer(const Model& model, const TrainOptions& options);
 
-  // One step on ids and the tokens after them, int64 [batch, sequence], the same on every rank. Collective.
+  // One step on ids and the tokens after them, int64 [batch, sequence], the same on every rank. Collective. Throws
+  // dtensor::NonFiniteError, before anything is updated, where the loss or the norm of the gradients is not finite.
   StepRecord step(const train::Batch& batch);
   // The mean loss, without a step. Collective.
   double loss(const train::Batch& batch) const;

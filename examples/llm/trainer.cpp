@@ -5,6 +5,7 @@
 #include <bit>
 #include <unordered_set>
 
+#include "dtensor/find_nonfinite.h"
 #include "dtensor/tensor.h"
 #include "train.h"
 #include "train/model.h"
@@ -77,11 +78,16 @@ at::Tensor Trainer::mean_loss(const train::Batch& batch) const {
 
 StepRecord Trainer::step(const train::Batch& batch) {
   StepRecord record{.step = steps_done_, .lr = rate_(steps_done_)};
-  const at::Tensor loss = mean_loss(batch);
-  loss.backward();
-  record.loss = to_number(loss);
+  const auto pass = [&] {
+    const at::Tensor loss = mean_loss(batch);
+    loss.backward();
+    record.loss = to_number(loss);
+  };
+  pass();
   const double most = options_.clip > 0 ? options_.clip : std::numeric_limits<double>::infinity();
   record.grad_norm = to_number(dtensor::clip_grad_norm_(parameters_, most));
+  const auto ranks = model_.mesh ? model_.mesh.world() : dtensor::Communicator();
+  check_step_finite({record.step + 1, record.loss, record.grad_norm}, pass, ranks);
   optimizer_->set_lr(record.lr);
   optimizer_->step();
   optimizer_->zero_grad();

@@ -96,9 +96,10 @@ std::int64_t Optimizer::state_bytes() const {
   return bytes;
 }
 
-at::Tensor Optimizer::step() {
+at::Tensor Optimizer::step(const std::function<void(const at::Tensor&)>& look) {
   at::Tensor norm =
       options_.clip > 0 ? dtensor::clip_grad_norm_(parameters_, options_.clip) : gradient_norm(parameters_);
+  if (look) look(norm);
   rule_->set_lr(next_lr());
   rule_->step();
   rule_->zero_grad();

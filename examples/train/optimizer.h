@@ -2,6 +2,7 @@
 // asked for. Plain tensors and DTensors take the same path.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -24,8 +25,9 @@ class Optimizer {
  public:
   Optimizer(const dtensor::NamedTensors& parameters, OptimizerOptions options);
 
-  // Clips, updates and forgets the gradients. Returns their global norm before clipping, a scalar tensor.
-  at::Tensor step();
+  // Clips, updates and forgets the gradients. Returns their global norm before clipping, a scalar tensor. `look` is
+  // told it before anything is updated; what it throws leaves the parameters as they were.
+  at::Tensor step(const std::function<void(const at::Tensor& norm)>& look = {});
   double next_lr() const;            // what the next step() uses
   std::int64_t state_bytes() const;  // of what this rank keeps for the parameters. Collective
   void add_to(dtensor::Checkpoint& checkpoint);

@@ -8,6 +8,7 @@
 
 #include "dtensor/attention.h"
 #include "dtensor/events.h"
+#include "dtensor/find_nonfinite.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
 #include "dtensor/random.h"
@@ -143,10 +144,13 @@ double run_piece(const Job& job, const Batch& piece, double share) {
   return to_number(loss);
 }
 
+dtensor::DeviceMesh mesh_of_draws(const Job& job) { return job.mesh ? job.mesh : job.batch_mesh; }
+dtensor::Communicator world_of(const Job& job) { return job.mesh ? job.mesh.world() : dtensor::Communicator(); }
+
 double run_batch(const Job& job, const Batch& batch) {
   const dtensor::AttentionStrategyScope strategy(dtensor::parse_attention_strategy(job.options.cp_strategy));
   if (job.pieces.size() == 1) return run_piece(job, batch, 1);
-  const auto draws = job.mesh ? job.mesh : job.batch_mesh;
+  const auto draws = mesh_of_draws(job);
   const auto random = draws ? get_rng_state(draws) : dtensor::RngState();
   double loss = 0;
   std::int64_t first = 0;
@@ -169,10 +173,20 @@ void train_step(const Job& job, Optimizer& optimizer, StepRecord& record) {
   const Options& o = job.options;
   const dtensor::EventListener listener([&](const dtensor::Event& event) { record.moved[event.axis] += event.bytes; },
                                         {dtensor::Event::Kind::collective});
-  record.loss = run_batch(job, job.corpus.batch(o.seed, record.step, {o.batch, o.seq, o.documents, o.end_of_document}));
+  const auto draws = mesh_of_draws(job);
+  const auto random = draws ? get_rng_state(draws) : dtensor::RngState();
+  const Batch batch = job.corpus.batch(o.seed, record.step, {o.batch, o.seq, o.documents, o.end_of_document});
+  record.loss = run_batch(job, batch);
   if (job.stages != nullptr) std::tie(record.began, record.actions) = job.stages->take_actions();
   if (job.memory != nullptr) job.memory->measure_parameters();
-  record.grad_norm = to_number(optimizer.step());
+  const auto again = [&] {
+    if (draws) set_rng_state(draws, random);
+    run_batch(job, batch);
+  };
+  optimizer.step([&](const at::Tensor& norm) {
+    record.grad_norm = to_number(norm);
+    check_step_finite({record.step + 1, record.loss, record.grad_norm}, again, world_of(job));
+  });
   if (job.stages != nullptr) return job.stages->update_load_balancers();
   if (o.experts)
     dtensor::update_load_balancers(job.model, job.mesh ? job.mesh.communicator() : dtensor::Communicator());
@@ -184,8 +198,7 @@ StepRecord run_step(const Job& job, Optimizer& optimizer, std::int64_t step) {
   record.start = std::chrono::steady_clock::now();
   train_step(job, optimizer, record);
   record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - record.start).count();
-  if (job.load != nullptr)
-    job.load->finish(job.mesh ? job.mesh.world() : dtensor::Communicator(), o.experts->etp, record);
+  if (job.load != nullptr) job.load->finish(world_of(job), o.experts->etp, record);
   return record;
 }
 
@@ -193,7 +206,7 @@ std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
   const Options& o = job.options;
   Optimizer optimizer(job.model.named_parameters(),
                       {.name = o.optimizer, .lr = o.lr, .clip = o.clip, .warmup = o.warmup, .shampoo = o.shampoo});
-  RunState state(o, job.mesh ? job.mesh.world() : dtensor::Communicator());
+  RunState state(o, world_of(job));
   state.parts().add("model", job.model);
   optimizer.add_to(state.parts());
   if (job.mesh) state.parts().add_random("random", job.mesh);

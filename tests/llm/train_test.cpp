@@ -2,6 +2,7 @@
 // taken up on another mesh, and what a trained model is exported as.
 #include <gtest/gtest.h>
 
+#include "dtensor/find_nonfinite.h"
 #include "llm/export.h"
 #include "llm/train.h"
 #include "recorded.h"
@@ -94,6 +95,25 @@ TEST_P(Training, OfAdaptersHasTheLossesOfTransformers) {
     for (const auto& [name, slot] : model.decoder->named_parameters()) {
       EXPECT_EQ(slot->grad().defined() || slot->requires_grad(), llm::is_adapter(name)) << name;
     }
+  });
+}
+
+TEST(TrainingOverflow, StopsBeforeTheOptimizerTakesWhatIsNotFinite) {
+  const auto expected = recorded::expected("llama3").all;
+  run_local(2, [&](dtensor::Communicator world) {
+    auto options = options_of(expected);
+    options.lr = 1e38;
+    const auto model = recorded::model("llama3", {.tp = 2}, world, {.always_mesh = true});
+    llm::Trainer trainer(model, options);
+    const auto batch = batch_of(expected);
+    const auto whole = [&] { return dtensor::DTensor(model.decoder->parameters().front()).full_tensor().clone(); };
+    at::Tensor before;
+    const auto train = [&] {
+      for (int step = 0; step < 4; ++step) before = whole(), trainer.step(batch);
+    };
+    EXPECT_THROW(train(), dtensor::NonFiniteError);
+    EXPECT_TRUE(at::allclose(whole(), before, 0, 0, true));
+    EXPECT_GE(trainer.steps_done(), 1);
   });
 }
 
