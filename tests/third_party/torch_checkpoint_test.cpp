@@ -1,0 +1,156 @@
+// torch::optim's optimizers through Checkpoint: five steps on one mesh, five on another, as ten on one device; by the
+// parameters' names, as this library's optimizers save theirs.
+#include <gtest/gtest.h>
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include <filesystem>
+
+#include "dtensor/checkpoint.h"
+#include "dtensor/torch_optimizer.h"
+#include "support/ranks.h"
+
+namespace dtensor::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Folder {
+ public:
+  Folder() : path_(fs::temp_directory_path() / ("dtensor_torch_optimizer_" + std::to_string(::getpid()))) {
+    fs::remove_all(path_);
+  }
+  ~Folder() { fs::remove_all(path_); }
+  std::string str() const { return path_.string(); }
+
+ private:
+  fs::path path_;
+};
+
+// An uneven matrix and a vector, which count as a model.
+struct Net {
+  at::Tensor weight, bias;
+  NamedTensors named_parameters() { return {{"fc.weight", &weight}, {"fc.bias", &bias}}; }
+};
+
+at::Tensor values(const Shape& sizes) { return Draw(9).normal(sizes); }
+
+Net net_on(const DeviceMesh& mesh, std::int64_t dim) {
+  return {
+      distribute_tensor(values({5, 6}), mesh, {Shard(dim)}).requires_grad_(),
+      distribute_tensor(values({5}), mesh, {dim == 0 ? Placement(Shard(0)) : Placement(Replicate())}).requires_grad_()};
+}
+
+at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t.detach(); }
+
+// The gradient is the parameter's own value and a part that differs by step.
+template <class Optim>
+void train(Net& net, Optim& optimizer, int first, int last) {
+  for (int step = first; step < last; ++step) {
+    for (auto* p : {&net.weight, &net.bias}) p->mutable_grad() = p->detach() * 0.5 + 0.1 * (step + 1);
+    optimizer.step();
+  }
+}
+
+template <class Optim, class Options>
+void expect_goes_on_elsewhere(const Options& options, const std::vector<std::string>& slots) {
+  const Folder folder;
+  Net plain{values({5, 6}).requires_grad_(), values({5}).requires_grad_()};
+  Optim uninterrupted({plain.weight, plain.bias}, options);
+  train(plain, uninterrupted, 0, 10);
+  run_local(3, [&](Communicator world) {
+    Net net = net_on(init_device_mesh(world, at::kCPU, {3}), 0);
+    Optim optimizer({net.weight, net.bias}, options);
+    train(net, optimizer, 0, 5);
+    optimizer.param_groups()[0].options().set_lr(0.02);
+    TorchOptimizer saved(optimizer, net);
+    Checkpoint().add("model", net.named_parameters()).add("optimizer", saved).save(folder.str(), world);
+  });
+  for (const auto& slot : slots) {
+    const auto entries = read_checkpoint_index(folder.str()).entries;
+    const auto name = "optimizer.fc.weight." + slot;
+    EXPECT_EQ(std::count_if(entries.begin(), entries.end(), [&](const auto& e) { return e.name == name; }), 1) << name;
+  }
+  run_local(2, [&](Communicator world) {
+    Net net = net_on(init_device_mesh(world, at::kCPU, {2}), 1);
+    at::NoGradGuard no_grad;
+    net.weight.zero_(), net.bias.zero_();
+    Optim optimizer({net.weight, net.bias}, options);
+    TorchOptimizer saved(optimizer, net);
+    Checkpoint state;
+    state.add("model", net.named_parameters()).add("optimizer", saved).load(folder.str(), world);
+    EXPECT_EQ(saved.lr(), 0.02);
+    saved.set_lr(uninterrupted.param_groups()[0].options().get_lr());
+    train(net, optimizer, 5, 10);
+    expect_close(whole(net.weight), plain.weight.detach(), "weight", 1e-12);
+    expect_close(whole(net.bias), plain.bias.detach(), "bias", 1e-12);
+    for (const auto& [name, tensor] : saved.state(net.weight)) {
+      EXPECT_EQ(DTensor(tensor).placements(), DTensor(net.weight).placements()) << name;
+    }
+  });
+}
+
+TEST(TorchOptimizer, GoesOnOnAnotherMesh) {
+  expect_goes_on_elsewhere<torch::optim::Adam>(torch::optim::AdamOptions(0.01).amsgrad(true),
+                                               {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"});
+  expect_goes_on_elsewhere<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01), {"exp_avg", "exp_avg_sq"});
+  expect_goes_on_elsewhere<torch::optim::SGD>(torch::optim::SGDOptions(0.01).momentum(0.9), {"momentum_buffer"});
+  expect_goes_on_elsewhere<torch::optim::SGD>(torch::optim::SGDOptions(0.01), {});
+  expect_goes_on_elsewhere<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.01), {"sum"});
+  expect_goes_on_elsewhere<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01).momentum(0.9).centered(true),
+                                                  {"square_avg", "momentum_buffer", "grad_avg"});
+}
+
+// A run of torch::optim::AdamW is taken up by this library's, which saves under the same names.
+TEST(TorchOptimizer, AndTheLibrarysOwnTakeUpEachOthersRuns) {
+  const Folder folder;
+  run_local(2, [&](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
+    Net net = net_on(mesh, 0);
+    torch::optim::AdamW optimizer({net.weight, net.bias}, torch::optim::AdamWOptions(0.01));
+    train(net, optimizer, 0, 3);
+    TorchOptimizer saved(optimizer, net);
+    Checkpoint().add("optimizer", saved).add("model", net.named_parameters()).save(folder.str(), world);
+
+    Net other = net_on(mesh, 1);
+    AdamW ours({{.parameters = {other.weight, other.bias},
+                 .options = {.lr = 0.5, .fused = false},
+                 .names = {"fc.weight", "fc.bias"}}});
+    Checkpoint().add("optimizer", ours).add("model", other.named_parameters()).load(folder.str(), world);
+    EXPECT_EQ(ours.lr(), 0.01);
+    train(net, optimizer, 3, 6);
+    train(other, ours, 3, 6);
+    expect_close(whole(other.weight), whole(net.weight), "weight", 1e-12);
+  });
+}
+
+TEST(TorchOptimizer, SaysWhatDoesNotFit) {
+  run_local(2, [](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
+    Net net = net_on(mesh, 0), other = net_on(mesh, 0);
+    torch::optim::Adam optimizer({net.weight, net.bias});
+    EXPECT_THROW(TorchOptimizer(optimizer, other), c10::Error);  // names of other tensors
+    TorchOptimizer saved(optimizer, net);
+    EXPECT_TRUE(saved.state(net.weight).empty());
+    EXPECT_THROW(saved.load_state_dict({{}, {{"fc.wieght.step", 3}}}), c10::Error);
+    EXPECT_TRUE(optimizer.state().empty());
+  });
+}
+
+// A module of torch::nn names its parameters itself.
+TEST(TorchOptimizer, TakesTheNamesOfATorchModule) {
+  run_local(2, [](Communicator world) {
+    const MeshScope scope(init_device_mesh(world, at::kCPU, {2}));
+    torch::nn::Sequential model(torch::nn::Linear(4, 2));
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    model->forward(at::ones({3, 4})).sum().backward();
+    TorchOptimizer saved(optimizer, *model);
+    saved.step();
+    const auto state = saved.state_dict();
+    EXPECT_EQ(state.tensors.at(0).first, "0.weight.momentum_buffer");
+    EXPECT_EQ(state.scalars, (StateScalars{{"group0.lr", 0.1}}));
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test
