@@ -69,7 +69,7 @@ Report train(const dtensor::Communicator& world, c10::DeviceType device, const F
   const bool scales = flags.loss_scale > 0;
   dtensor::GradScaler scaler({.init_scale = scales ? flags.loss_scale : 1, .enabled = scales});
   for (std::int64_t step = 0; step < flags.steps; ++step) {
-    const dtensor::CommDebugMode comms;
+    const dtensor::CommDebugMode comms(net.named_parameters());
     const at::Tensor loss = loss_of();
     scaler.scale(loss).backward();
     report.skipped += scaler.step(net.parameters(), [&] { optimizer.step(); }) ? 0 : 1;

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "dtensor/export.h"
+#include "dtensor/named_tensors.h"
 #include "dtensor/phase.h"
 
 namespace dtensor {
@@ -39,8 +40,12 @@ struct CommKey {
   std::string module;  // "" outside any ModuleScope
   // Whether forward or backward ran.
   Phase phase = Phase::forward;
+  // The parameter that was gathered, or whose gradient was reduced; of several at once (a unit, a list) what their
+  // names have in common, and how many they are: "h.0.* (12)". "" for activations, and where no names were given.
+  std::string parameter = {};
   friend bool operator<(const CommKey& a, const CommKey& b) {
-    return std::tie(a.module, a.phase, a.kind, a.axis) < std::tie(b.module, b.phase, b.kind, b.axis);
+    return std::tie(a.module, a.phase, a.kind, a.axis, a.parameter) <
+           std::tie(b.module, b.phase, b.kind, b.axis, b.parameter);
   }
 };
 
@@ -55,6 +60,9 @@ struct CommCount {
 class DTENSOR_API CommDebugMode {
  public:
   CommDebugMode();
+  // With a model's parameters as they are placed now, collectives are told apart by those that they are for
+  // (CommKey::parameter).
+  explicit CommDebugMode(const NamedTensors& parameters);
   ~CommDebugMode();
   CommDebugMode(const CommDebugMode&) = delete;
   CommDebugMode& operator=(const CommDebugMode&) = delete;

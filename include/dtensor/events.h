@@ -2,6 +2,8 @@
 // test where nobody listens.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -33,6 +35,28 @@ struct Event {
   // The innermost ModuleScope ("" outside any), and whether forward or backward ran.
   std::string module = {};
   Phase phase = Phase::forward;
+  // Of a collective: the parameters that it gathers or whose gradients it reduces, each by the storage of its local
+  // part; of several at once, all of them. Empty: activations, and what no CollectivesOf names.
+  std::vector<const void*> parameters = {};
+};
+
+// While it lives, collectives of this thread are for these tensors, beside those of outer ones; so CommDebugMode can
+// name them. The library says so of operands that it moves, of gradients of leaves and of the units of fully_shard.
+class DTENSOR_API CollectivesOf {
+ public:
+  // Local parts; called where somebody listens to collectives, and only then.
+  using LocalParts = std::function<std::vector<at::Tensor>()>;
+  explicit CollectivesOf(LocalParts parts);
+  ~CollectivesOf();
+  CollectivesOf(const CollectivesOf&) = delete;
+  CollectivesOf& operator=(const CollectivesOf&) = delete;
+
+  // The storages of all that live on this thread.
+  static std::vector<const void*> storages();
+
+ private:
+  LocalParts parts_;
+  const CollectivesOf* outer_;
 };
 
 // Calls `listener` for each event of these kinds on this thread while it lives, and of backward passes that start

@@ -1,5 +1,6 @@
 // The DTensor handle: what it tells of itself, and how it changes placements.
 #include "autograd/local_autograd.h"
+#include "dtensor/events.h"
 #include "dtensor/tensor.h"
 #include "placement/shard_map.h"
 #include "tensor/impl/call_error.h"
@@ -51,6 +52,11 @@ template <class Run>
 auto run_redistribute(const std::vector<DTensor>& tensors, const MeshInfo* mesh, Run&& run) {
   static const std::string name = "redistribute";
   const Caller caller(name);
+  const CollectivesOf of([&] {
+    std::vector<at::Tensor> locals;
+    for (const auto& tensor : tensors) locals.push_back(tensor.defined() ? checked_impl(tensor).local() : at::Tensor());
+    return locals;
+  });
   try {
     return run();
   } catch (...) {

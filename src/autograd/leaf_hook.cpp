@@ -11,6 +11,7 @@
 
 #include "autograd/leaf_reduction.h"
 #include "autograd/local_autograd.h"
+#include "dtensor/events.h"
 
 namespace dtensor {
 namespace {
@@ -115,6 +116,7 @@ class LeafReducer final : public torch::autograd::FunctionPreHook {
     if (!given.defined()) return {given};
     const bool sole = given.use_count() == 1;
     const auto leaf = handle_of(leaf_);
+    const CollectivesOf of([this] { return std::vector<at::Tensor>{leaf_.local()}; });
     const auto wanted = reduced_placements(*leaf_.spec());
     const auto gradient = as_dtensor_of(leaf, given);
     hook_after_accumulation(leaf);

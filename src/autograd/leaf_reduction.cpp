@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "comm/reduce_policy.h"
+#include "dtensor/events.h"
 #include "dtensor/hooks.h"
 #include "mesh/mesh_impl.h"
 #include "redistribute/bucket.h"
@@ -38,6 +39,7 @@ struct Flight {
   Bucket bucket = {};
 
   void start() {
+    const CollectivesOf of([this] { return leaves(); });
     for (auto& w : list) {
       w.plan = find_plan(w.spec(), w.wanted);
       bucket.add(*w.plan, w.spec(), w.local());
@@ -45,12 +47,20 @@ struct Flight {
     bucket.advance();
   }
   void land() {
-    bucket.finish();
+    {
+      const CollectivesOf of([this] { return leaves(); });
+      bucket.finish();
+    }
     for (std::size_t k = 0; k < list.size(); ++k) {
       const auto& w = list[k];
       const auto sum = bucket[k].to(w.spec().dtype);
       accumulate_gradient(w.leaf, DTensor(make_dtensor(with_placements(w.spec(), w.wanted), sum)));
     }
+  }
+  std::vector<at::Tensor> leaves() const {
+    std::vector<at::Tensor> locals;
+    for (const auto& w : list) locals.push_back(dtensor_or_null(w.leaf)->local());
+    return locals;
   }
 };
 

@@ -56,6 +56,7 @@ auto report(const CommBackend& backend, const CollectiveCall& call, std::int64_t
   event.bytes = bytes;
   const bool message = call.kind == CollectiveKind::send || call.kind == CollectiveKind::recv;
   if (!message) event.ranks = backend.ranks(), event.sequence = call.sequence;
+  event.parameters = CollectivesOf::storages();
   event.begin = std::chrono::steady_clock::now();
   auto result = run();
   event.end = std::chrono::steady_clock::now();

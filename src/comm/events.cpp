@@ -33,6 +33,28 @@ EventListener::EventListener(std::function<void(const Event&)> listener, Kinds k
 
 EventListener::~EventListener() = default;
 
+namespace {
+
+constinit thread_local const CollectivesOf* innermost_parts = nullptr;
+
+}  // namespace
+
+CollectivesOf::CollectivesOf(LocalParts parts) : parts_(std::move(parts)), outer_(innermost_parts) {
+  innermost_parts = this;
+}
+
+CollectivesOf::~CollectivesOf() { innermost_parts = outer_; }
+
+std::vector<const void*> CollectivesOf::storages() {
+  std::vector<const void*> all;
+  for (const auto* of = innermost_parts; of != nullptr; of = of->outer_) {
+    for (const at::Tensor& part : of->parts_()) {
+      if (part.defined() && part.has_storage()) all.push_back(part.storage().unsafeGetStorageImpl());
+    }
+  }
+  return all;
+}
+
 bool detail::anybody_hears(Event::Kind kind) {
   bool found = false;
   ScopedValue<Listener>::for_each([&](const Listener& l) { found = found || (l.kinds & bit_of(kind)) != 0; });

@@ -2,15 +2,63 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
+#include <unordered_map>
 
 #include "dtensor/debug.h"
 #include "dtensor/events.h"
+#include "dtensor/tensor.h"
 #include "scope/module_scope.h"
 
 namespace dtensor {
 
+namespace {
+
+// Parameters by the storages of their local parts, which views, saved copies and the engine's operands share.
+class ParameterNames {
+ public:
+  explicit ParameterNames(const NamedTensors& parameters) {
+    const at::NoGradGuard no_grad;
+    for (const auto& [name, tensor] : parameters) {
+      if (!is_dtensor(*tensor) || !DTensor(*tensor).mesh().is_member()) continue;
+      const auto local = DTensor(*tensor).to_local();
+      if (local.has_storage()) names_.try_emplace(local.storage().unsafeGetStorageImpl(), name);
+    }
+  }
+
+  // "h.0.attn.q_proj.weight"; of several what they have in common: "h.0.* (12)".
+  std::string of(const std::vector<const void*>& storages) const {
+    std::set<std::string> found;
+    for (const void* storage : storages) {
+      if (const auto* name = find(storage)) found.insert(*name);
+    }
+    if (found.size() < 2) return found.empty() ? "" : *found.begin();
+    return fmt::format("{}* ({})", common(*found.begin(), *found.rbegin()), found.size());
+  }
+
+ private:
+  // They are sorted, so what the first and the last have in common is common to all; up to a whole part of the name.
+  static std::string common(const std::string& first, const std::string& last) {
+    const auto differs = std::mismatch(first.begin(), first.end(), last.begin(), last.end()).first;
+    const auto dot = std::string(first.begin(), differs).rfind('.');
+    return dot == std::string::npos ? "" : first.substr(0, dot + 1);
+  }
+
+  const std::string* find(const void* storage) const {
+    const auto found = names_.find(storage);
+    return found == names_.end() ? nullptr : &found->second;
+  }
+
+  std::unordered_map<const void*, std::string> names_;
+};
+
+}  // namespace
+
 struct CommDebugMode::State {
+  explicit State(const NamedTensors& parameters) : names(parameters) {}
+
+  const ParameterNames names;
   NodeRecorder recorder;
   std::map<CommKey, CommCount> counts;
   EventListener listener{[this](const Event& event) { hear(event); }};
@@ -18,13 +66,14 @@ struct CommDebugMode::State {
   void hear(const Event& event) {
     const Place place = current_place();  // operators too: they move the place of a backward pass
     if (event.kind != Event::Kind::collective) return;
-    CommCount& count = counts[{event.name, event.axis, place.module, place.phase}];
+    CommCount& count = counts[{event.name, event.axis, place.module, place.phase, names.of(event.parameters)}];
     ++count.calls;
     count.bytes += event.bytes;
   }
 };
 
-CommDebugMode::CommDebugMode() : state_(std::make_unique<State>()) {}
+CommDebugMode::CommDebugMode() : CommDebugMode(NamedTensors()) {}
+CommDebugMode::CommDebugMode(const NamedTensors& parameters) : state_(std::make_unique<State>(parameters)) {}
 CommDebugMode::~CommDebugMode() = default;
 
 const std::map<CommKey, CommCount>& CommDebugMode::counts() const { return state_->counts; }
@@ -62,19 +111,26 @@ CommCount CommDebugMode::total(const std::string& kind, Phase phase, const std::
 }
 
 std::string CommDebugMode::table() const {
-  std::size_t width = 6;
-  for (const auto& [key, count] : counts()) width = std::max(width, key.module.size());
-  std::string text = fmt::format("{:<{}}  {:<8}  {:<14}  {:<16}  {:>6}  {:>12}\n", "module", width, "phase",
-                                 "collective", "axis", "calls", "bytes");
-  const auto add = [&](const CommKey& key, const CommCount& count) {
-    text +=
-        fmt::format("{:<{}}  {:<8}  {:<14}  {:<16}  {:>6}  {:>12}\n", key.module, width,
-                    key.phase == Phase::forward ? "forward" : "backward", key.kind, key.axis, count.calls, count.bytes);
+  std::size_t width = 6, named = 0;  // the column of parameters is there where any is known
+  for (const auto& [key, count] : counts()) {
+    width = std::max(width, key.module.size());
+    if (!key.parameter.empty()) named = std::max({named, key.parameter.size(), std::size_t{9}});
+  }
+  std::string text;
+  const auto add = [&](const std::string& module, const std::string& phase, const std::string& kind,
+                       const std::string& axis, const std::string& parameter, auto calls, auto bytes) {
+    text += fmt::format("{:<{}}  {:<8}  {:<14}  {:<16}  ", module, width, phase, kind, axis);
+    if (named > 0) text += fmt::format("{:<{}}  ", parameter, named);
+    text += fmt::format("{:>6}  {:>12}\n", calls, bytes);
   };
-  for (const auto& [key, count] : counts()) add(key, count);
+  add("module", "phase", "collective", "axis", "parameter", "calls", "bytes");
+  for (const auto& [key, count] : counts()) {
+    const char* phase = key.phase == Phase::forward ? "forward" : "backward";
+    add(key.module, phase, key.kind, key.axis, key.parameter, count.calls, count.bytes);
+  }
   const CommCount sum = total();
-  return text + fmt::format("{:<{}}  {:<8}  {:<14}  {:<16}  {:>6}  {:>12}\n", "total", width, "", "", "", sum.calls,
-                            sum.bytes);
+  add("total", "", "", "", "", sum.calls, sum.bytes);
+  return text;
 }
 
 }  // namespace dtensor

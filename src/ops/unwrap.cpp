@@ -6,6 +6,7 @@
 #include "autograd/gradient_home.h"
 #include "autograd/moved_view.h"
 #include "autograd/source.h"
+#include "dtensor/events.h"
 #include "ops/frame.h"
 #include "redistribute/bucket.h"
 #include "redistribute/execute.h"
@@ -34,6 +35,7 @@ at::Tensor moved_input(const Frame& frame, std::size_t index, const at::Tensor& 
   if (tensor != nullptr) {
     if (auto ready = provided(*tensor, action); ready.defined()) return ready;
   }
+  const CollectivesOf of([&local] { return std::vector<at::Tensor>{local}; });
   const auto* unrounded = tensor == nullptr ? nullptr : tensor->unrounded();
   auto moved = execute_plan(action.plan, unrounded == nullptr ? local : *unrounded, *action.from);
   if (unrounded != nullptr) moved = moved.to(action.from->dtype);
@@ -92,6 +94,11 @@ void move_lists(Frame& frame) {
     const auto& action = frame.call.inputs[i];
     bucket.add(action.plan, *action.from, local_of(frame.view.operands[i]));
   }
+  const CollectivesOf of([&] {
+    std::vector<at::Tensor> locals;
+    for (const auto i : operands) locals.push_back(local_of(frame.view.operands[i]));
+    return locals;
+  });
   bucket.finish();
   for (std::size_t k = 0; k < operands.size(); ++k) {
     frame.moved[operands[k]] = in_order_of(bucket[k], *frame.call.inputs[operands[k]].to);

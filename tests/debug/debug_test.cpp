@@ -44,6 +44,63 @@ TEST(CommDebugMode, FilesCollectivesUnderModulesForwardAndBackward) {
   });
 }
 
+TEST(CommDebugMode, NamesTheParametersThatCollectivesAreFor) {
+  on_2x2([](const DeviceMesh& mesh) {
+    at::Tensor norm = distribute_tensor(at::ones({4}), mesh, {Replicate(), Replicate()}).requires_grad_();
+    at::Tensor w = distribute_tensor(at::ones({4, 6}), mesh, {Shard(1), Shard(0)}).requires_grad_();
+    const at::Tensor x = distribute_tensor(at::ones({8, 4}), mesh, {Shard(0), Replicate()});
+    const CommDebugMode comms({{"h.0.norm", &norm}, {"h.0.w", &w}});
+    const auto of = [&](const std::string& name, Phase phase) {
+      return comms.total([&](const CommKey& key) { return key.parameter == name && key.phase == phase; });
+    };
+    const at::Tensor gathered = DTensor(w).redistribute({Replicate(), Shard(0)});
+    EXPECT_EQ(of("h.0.w", Phase::forward).calls, 1) << comms.table();
+    EXPECT_EQ(of("h.0.w", Phase::forward).bytes, 2 * 3 * 4) << comms.table();  // the other half of [2, 6] floats
+    at::mm(x, w.t().t()).sum();                                                // views of a parameter are it
+    EXPECT_GT(of("h.0.w", Phase::forward).calls, 1) << comms.table();
+    at::mul(x, norm).sum().backward();
+    EXPECT_EQ(of("h.0.norm", Phase::backward).calls, 1) << comms.table();  // its gradient, over dp
+    EXPECT_EQ(of("h.0.norm", Phase::backward).bytes, 4 * 4) << comms.table();
+    DTensor(at::relu(x)).full_tensor();
+    EXPECT_EQ(of("", Phase::forward).calls, 1) << comms.table();  // an activation is no parameter
+    EXPECT_NE(comms.table().find("parameter"), std::string::npos) << comms.table();
+  });
+}
+
+TEST(CommDebugMode, NamesUnitsByWhatTheirParametersHaveInCommon) {
+  run_local(2, [](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"shard"});
+    std::vector<at::Tensor> w;
+    for (int i = 0; i < 3; ++i) w.push_back(at::ones({4, 4}).requires_grad_());
+    const NamedTensors all = {{"h.0.attn.q", &w[0]}, {"h.0.mlp.up", &w[1]}, {"head", &w[2]}};
+    fully_shard(NamedTensors(all.begin(), all.begin() + 2), mesh);
+    fully_shard(NamedTensors(all.begin() + 2, all.end()), mesh);
+    const CommDebugMode comms(all);
+    at::Tensor x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)});
+    for (const auto& [name, tensor] : all) x = at::mm(x, *tensor);
+    x.sum().backward();
+    const auto of = [&](const std::string& name, const std::string& kind) {
+      return comms.total([&](const CommKey& key) { return key.parameter == name && key.kind == kind; });
+    };
+    const std::int64_t half = 4 * 4 / 2 * 4;  // of a matrix, which the other rank has
+    for (const char* kind : {"all_gather", "reduce_scatter"}) {
+      EXPECT_EQ(of("h.0.* (2)", kind).bytes, 2 * half) << comms.table();
+      EXPECT_EQ(of("head", kind).bytes, half) << comms.table();
+    }
+    EXPECT_EQ(comms.total("reduce_scatter").calls, 2) << comms.table();
+  });
+}
+
+TEST(CommDebugMode, WithoutNamesItsTableIsAsBefore) {
+  on_2x2([](const DeviceMesh& mesh) {
+    const at::Tensor w = distribute_tensor(at::ones({4, 6}), mesh, {Shard(1), Shard(0)});
+    const CommDebugMode comms;
+    DTensor(w).full_tensor();
+    EXPECT_EQ(comms.counts().begin()->first.parameter, "");
+    EXPECT_EQ(comms.table().find("parameter"), std::string::npos);
+  });
+}
+
 TEST(MemoryTimeline, CountsThisRanksBytesByModule) {
   run_local(2, [](Communicator world) {
     const std::string name = "big";

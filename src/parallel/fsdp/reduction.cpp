@@ -7,6 +7,7 @@
 
 #include <map>
 
+#include "dtensor/events.h"
 #include "dtensor/hooks.h"
 
 namespace dtensor::fsdp {
@@ -169,12 +170,14 @@ std::int64_t local_bytes(const at::Tensor& gradient) {
 
 Reduction::Reduction(Unit& of) : unit(of) {
   for (const auto& p : unit.parameters) bytes += p.pending.defined() ? local_bytes(p.pending) : 0;
+  const CollectivesOf parameters([this] { return unit.local_parts(); });
   items = take_pending(unit);
   const at::AutoDispatchBelowADInplaceOrView below;
   scatters = start_scatters(unit, items);
 }
 
 int Reduction::sum_up(bool over_replicas) {
+  const CollectivesOf of([this] { return unit.local_parts(); });
   const at::AutoDispatchBelowADInplaceOrView below;
   for (auto& scatter : scatters) finish_scatter(unit, scatter);
   scatters.clear();

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include "dtensor/events.h"
 #include "parallel/fsdp/schedule.h"
 
 namespace dtensor {
@@ -89,6 +90,14 @@ bool FsdpUnit::Impl::all_fresh() const {
   return true;
 }
 
+std::vector<at::Tensor> FsdpUnit::Impl::local_parts() const {
+  std::vector<at::Tensor> parts;
+  for (const auto& p : parameters) {
+    if (const auto tensor = p.lock(); p.fetched && tensor.defined()) parts.push_back(local_of(tensor));
+  }
+  return parts;
+}
+
 void FsdpUnit::Impl::make_views() {
   for (auto& p : parameters) {
     if (!p.fetched) continue;
@@ -100,6 +109,7 @@ void FsdpUnit::Impl::make_views() {
 // Zero bytes are gathered too where every parameter is empty: nobody waits for anything.
 void FsdpUnit::Impl::start_gather() {
   const at::AutoDispatchBelowADInplaceOrView below;
+  const CollectivesOf of([this] { return local_parts(); });
   const bool from_shares = share.defined() && all_fresh();
   flat = gathers.empty({flat_bytes}, at::TensorOptions(at::kByte).device(mesh.device_type()));
   make_views();

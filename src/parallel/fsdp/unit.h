@@ -82,6 +82,7 @@ struct FsdpUnit::Impl {
   bool frozen() const;
   bool all_used() const;
   bool complete() const;  // every expected gradient is there
+  std::vector<at::Tensor> local_parts() const;
 
   const DeviceMesh mesh, home;  // where is computed; where parameters, gradients and states are kept
   const FsdpOptions options;
