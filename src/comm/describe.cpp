@@ -3,7 +3,9 @@
 
 #include <c10/util/Exception.h>
 
+#include <cstdlib>
 #include <sstream>
+#include <string_view>
 
 #include "comm/rank_record.h"
 
@@ -71,6 +73,18 @@ std::string current_exception_text() {
     return e.what();
   } catch (...) {
     return "an exception that is no std::exception";
+  }
+}
+
+std::string current_exception_trace() {
+  const char* asked = std::getenv("TORCH_SHOW_CPP_STACKTRACES");
+  if (asked == nullptr || std::string_view(asked) != "1") return "";
+  try {
+    throw;
+  } catch (const c10::Error& e) {
+    return std::string(e.what()).substr(std::string_view(e.what_without_backtrace()).size());
+  } catch (...) {
+    return "";
   }
 }
 

@@ -21,5 +21,7 @@ DTENSOR_API std::string last_of(std::int64_t rank, const RankRecord* record);
 
 // The message of the exception in flight, without a backtrace.
 DTENSOR_API std::string current_exception_text();
+// Its backtrace, where it has one and TORCH_SHOW_CPP_STACKTRACES is 1: several lines; else "".
+DTENSOR_API std::string current_exception_trace();
 
 }  // namespace dtensor

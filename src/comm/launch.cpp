@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
+#include <sstream>
 
 #include "comm/describe.h"
 #include "comm/launch_flags.h"
@@ -20,7 +21,7 @@ int launch_threads(int ranks, const std::function<void(Communicator)>& fn, RunOp
     if (!result.error) return 0;
     std::rethrow_exception(result.error);
   } catch (...) {  // of a rank, or of starting them
-    print_failure(std::max(result.rank, 0), current_exception_text());
+    print_failure(std::max(result.rank, 0), current_exception_text(), current_exception_trace());
   }
   return 1;
 }
@@ -58,11 +59,14 @@ ProcessMain choose(const LaunchFlags& flags, const LauncherEnvironment& e) {
 
 }  // namespace
 
-void print_failure(int rank, const std::string& text) {
-  std::string line = "rank " + std::to_string(rank) + ": " + text;
+void print_failure(int rank, const std::string& text, const std::string& trace) {
+  const std::string head = "rank " + std::to_string(rank) + ": ";
+  std::string line = head + text;
   line.erase(line.find_last_not_of(" \n") + 1);
   std::replace(line.begin(), line.end(), '\n', ' ');
   line += '\n';
+  std::istringstream frames(trace);
+  for (std::string frame; std::getline(frames, frame);) line += frame.empty() ? "" : head + "  " + frame + "\n";
   std::fputs(line.c_str(), stderr);  // one call: lines of several processes do not mix
   std::fflush(stderr);
 }

@@ -32,7 +32,7 @@ DTENSOR_API ProcessMain socket_main();
 ProcessMain nccl_main();
 DTENSOR_API void register_nccl_main(ProcessMain main);
 
-// Prints "rank r: text" on stderr, as one line.
-DTENSOR_API void print_failure(int rank, const std::string& text);
+// Prints "rank r: text" on stderr, as one line, and behind it, where there is one, a backtrace, a line for each frame.
+DTENSOR_API void print_failure(int rank, const std::string& text, const std::string& trace = "");
 
 }  // namespace dtensor

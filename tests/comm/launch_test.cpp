@@ -98,6 +98,19 @@ TEST(Launch, ThreadsThatCannotBeStartedAreAnError) {
   EXPECT_EXIT(start(), ::testing::ExitedWithCode(1), "cannot start thread [0-9]+ of the 1000 that thread ranks need");
 }
 
+TEST(Launch, ABacktraceFollowsTheLineOfThreadRanksWhereItIsAskedFor) {
+  const Environment none({});
+  const auto fails = [](Communicator world) { TORCH_CHECK(world.rank() != 1, "no such file"); };
+  EXPECT_EQ(launched({"--ranks", "2"}, fails).error, "rank 1: no such file\n");
+  setenv("TORCH_SHOW_CPP_STACKTRACES", "1", 1);
+  const auto shown = launched({"--ranks", "2"}, fails).error;
+  setenv("TORCH_SHOW_CPP_STACKTRACES", "0", 1);
+  EXPECT_EQ(lines(launched({"--ranks", "2"}, fails).error), 1);
+  unsetenv("TORCH_SHOW_CPP_STACKTRACES");
+  EXPECT_EQ(shown.find("rank 1: no such file\nrank 1:   Exception raised from "), 0U) << shown;
+  EXPECT_NE(shown.find("\nrank 1:   frame #1: "), std::string::npos) << shown;
+}
+
 TEST(Launch, ThreadsByFlags) {
   const Environment none({});
   EXPECT_EQ(launched({}).ranks, 1);

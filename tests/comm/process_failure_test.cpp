@@ -85,6 +85,17 @@ TEST_P(ProcessFailure, WhatEveryRankSaysIsSaidOnce) {
   const auto first = out.output.find("no such file");
   EXPECT_NE(line_of(out.output, 0).find("no such file"), std::string::npos) << out.output;
   EXPECT_EQ(out.output.find("no such file", first + 1), std::string::npos) << out.output;
+  EXPECT_EQ(out.output.find("frame #"), std::string::npos) << out.output;  // no backtrace unless it is asked for
+}
+
+TEST_P(ProcessFailure, ABacktraceFollowsWhereItIsAskedFor) {
+  setenv("TORCH_SHOW_CPP_STACKTRACES", "1", 1);
+  const Ended with = GetParam().run(3, program, "everybody");
+  unsetenv("TORCH_SHOW_CPP_STACKTRACES");
+  EXPECT_NE(with.status, 0);
+  const auto frame = with.output.find("rank 0:   frame #0: ");
+  ASSERT_NE(frame, std::string::npos) << with.output;
+  EXPECT_LT(with.output.find("no such file"), frame) << with.output;  // behind the line
 }
 
 TEST_P(ProcessFailure, AHandlerOfTheProgramIsLeftToItself) {

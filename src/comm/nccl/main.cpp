@@ -51,7 +51,7 @@ int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunO
         devices, [&](Communicator cpu) { fn(nccl_communicator(cpu, cpu.rank(), options)); }, options);
     return 0;
   } catch (...) {
-    print_failure(0, current_exception_text());
+    print_failure(0, current_exception_text(), current_exception_trace());
     return 1;
   }
 }

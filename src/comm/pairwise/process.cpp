@@ -54,8 +54,9 @@ int run_process(std::unique_ptr<Transport> transport, const std::function<void(C
     job->leave();
   } catch (...) {
     const std::string text = current_exception_text();
+    const std::string trace = current_exception_trace();  // takes a while, which others would not wait for later
     job->fail("rank " + std::to_string(job->rank()) + " failed: " + text);
-    if (job->is_first_to_print(text)) print_failure(job->rank(), text);
+    if (job->is_first_to_print(text)) print_failure(job->rank(), text, trace);
     job->end();
   }
   job->close();
