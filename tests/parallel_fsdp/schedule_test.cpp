@@ -36,6 +36,24 @@ TEST(FsdpSchedule, HoldsAsManyUnitsAsTheBudgetSays) {
   }
 }
 
+// Two graphs at a time, as schedules of pipelines have them: what one pass ends is no reason to forget the other's.
+TEST(FsdpSchedule, AUnitIsReducedOnceAPassWhateverWasComputedBefore) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    Tower tower(3);
+    const auto unit = fully_shard(tower.list(), mesh);
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor first = tower.loss(sharded(input(), mesh)), second = tower.loss(sharded(input(), mesh), step);
+      for (const auto& loss : {first, second}) {
+        const auto before = unit.stats().reduce_scatters;
+        loss.backward();
+        EXPECT_EQ(unit.stats().reduce_scatters - before, 1) << "step " << step;
+      }
+      EXPECT_EQ(unit.stats().unreduced_bytes, 0);
+      EXPECT_EQ(unit.stats().gathered_bytes, 0);
+    }
+  });
+}
+
 // Forward of what is recomputed runs without grad mode, and is no inference: units are dropped, kept, or reduced to the
 // share of some neighbours as they are in other steps, and backward gathers each once for recomputation and gradients.
 TEST(FsdpSchedule, RecomputationGathersNothingMore) {

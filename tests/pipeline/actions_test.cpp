@@ -145,6 +145,38 @@ TEST(PipelineActions, ReduceGradReducesWhereItStands) {
   }
 }
 
+// Of several parameters too, and from the first step on: gpipe has run every forward before the first backward ends.
+TEST(PipelineActions, AUnitIsReducedOnceAStep) {
+  constexpr int kStages = 2, kWeights = 3, kSteps = 3;
+  for (const std::string name : {"gpipe", "1f1b", "zb-h1"}) {
+    for (const int microbatches : {1, 2, 4}) {
+      run_local(2 * kStages, [&](const Communicator& world) {
+        const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {kStages, 2}, {"pp", "shard"});
+        Pipeline pipe(mesh, pipeline::make_schedule(name, kStages, microbatches), mean_loss);
+        Draw draw(7);
+        const at::Tensor x = draw.normal({2 * microbatches, kSize});
+        Tensors weights;
+        for (int k = 0; k < kWeights; ++k) weights.push_back(draw.normal({kSize, kSize}).requires_grad_());
+        const FsdpUnit unit = fully_shard(NamedTensors{{"a", &weights[0]}, {"b", &weights[1]}, {"c", &weights[2]}},
+                                          pipe.stage_mesh(), {.shard_axis = "shard"});
+        const auto forward = [&](const Tensors& in) {
+          at::Tensor out = in[0];
+          for (const auto& weight : weights) out = at::tanh(at::mm(out, weight));
+          return Tensors{out};
+        };
+        pipe.set_stage(pipe.stages()[0], forward, weights);
+        std::vector<Tensors> parts;
+        for (const auto& part : pipeline::microbatches(x, microbatches))
+          parts.push_back({distribute_tensor(part, pipe.stage_mesh(), {Shard(0)})});
+        for (int step = 1; step <= kSteps; ++step) {
+          pipe.step(parts, parts);
+          EXPECT_EQ(unit.stats().reduce_scatters, step) << name << " of " << microbatches << " in step " << step;
+        }
+      });
+    }
+  }
+}
+
 // Gradient accumulation over steps: the first step reduces nothing, whoever would have reduced in it.
 TEST(PipelineActions, NoGradientSyncLeavesTheReductionToALaterStep) {
   for (const bool by_action : {false, true}) {

@@ -75,6 +75,7 @@ void Schedule::add_pending(const Unit& unit, Parameter& p, const DTensor& parame
     gradient = p.pending.add(gradient);
   }
   p.pending = std::move(gradient);
+  p.arrived = true;
   count_unreduced(bytes_of(p.pending));
 }
 

@@ -192,6 +192,13 @@ void Schedule::learn_untold(Unit& unit) {
   if (uses.size() == 1) unit.recorded[kBackward].note(uses[0]);
 }
 
+// What this pass brought is expected again. A later graph may be there already, of another microbatch, whose uses were
+// noted before this pass ended.
+void Schedule::learn_expected(Unit& unit) {
+  if (unit.arrivals == 0) return;
+  for (auto& p : unit.parameters) p.expected = std::exchange(p.arrived, false);
+}
+
 void Schedule::learn_segments(Unit& unit) {
   if (unit.arrivals > 0 && (unit.awaited > 0 || unit.reductions > 1)) unit.awaited = unit.arrivals;
   unit.arrivals = unit.reductions = 0;
@@ -212,7 +219,7 @@ void Schedule::end_pass(int pass) {
     release(*unit);
     learn_untold(*unit);
     unit->share.reset();
-    for (auto& p : unit->parameters) p.expected = false;
+    learn_expected(*unit);
     learn_segments(*unit);
   }
   switch_phase(kForward);
@@ -230,7 +237,7 @@ void Schedule::abandon_passes() {
     unit->arrivals = unit->reductions = 0;
     unit->untold.clear();
     for (auto& p : unit->parameters) {
-      p.expected = false;
+      p.expected = p.arrived = false;
       p.pending.reset();
     }
   }

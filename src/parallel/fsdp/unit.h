@@ -50,6 +50,7 @@ struct Parameter {
   std::uint64_t generation = 0;  // of the parameter when it was gathered
   bool used = false;             // since then
   bool expected = false;         // used with a graph: its gradient is to come
+  bool arrived = false;          // in this pass
   at::Tensor pending;            // its gradient, not reduced yet
 
   at::Tensor lock() const;  // undefined if it is gone
