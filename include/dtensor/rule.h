@@ -137,6 +137,10 @@ class DTENSOR_API Rule {
   Rule& leaves_memory();     // results hold whatever the memory held
   Rule& own_state();         // results after the first are for the operator's own backward: nobody else compares them
   Rule& draws_nothing();     // though it is tagged as random
+  // The second argument of tensors holds indices into operand 0: `along` the dimension that an argument of that name or
+  // a number gives, "flat", or "each" for a list with an entry per dimension. `from_end`: -1 is the last one;
+  // `ignored`: the argument whose value is no index.
+  Rule& indexes(std::string along, bool from_end = false, std::string ignored = {});
 
   // The dimensions that [name] means, counted from the left, where they are not those of an argument with that name.
   Rule& dims(std::string name, Dims fn);

@@ -1,11 +1,8 @@
-// Which operators have indices, into what, and whether all are there.
+// Whether all indices are there.
 #include "ops/index_bounds.h"
-
-#include <c10/core/WrapDimMinimal.h>
 
 #include <algorithm>
 #include <optional>
-#include <unordered_map>
 
 #include "autograd/moved_view.h"
 #include "ops/frame.h"
@@ -13,47 +10,6 @@
 
 namespace dtensor {
 namespace {
-
-enum class Into : std::uint8_t { dim, rows, classes, whole, listed };
-
-struct Indexing {
-  const char* index = "index";  // the argument
-  const char* data = "self";
-  Into into = Into::dim;  // the argument of that name, dimension 0, a loss's classes, the flat tensor, one each
-  bool from_end = false;  // negative indices count from there
-};
-
-const Indexing* indexing_of(const OpEntry& entry) {
-  static const std::unordered_map<std::string_view, Indexing> known = {
-      {"gather", {}},
-      {"scatter", {}},
-      {"scatter_add", {}},
-      {"scatter_reduce", {}},
-      {"index_select", {}},
-      {"index_add", {}},
-      {"index_copy", {}},
-      {"index_reduce", {}},
-      {"index_fill", {.from_end = true}},
-      {"take", {.into = Into::whole, .from_end = true}},
-      {"put", {.into = Into::whole, .from_end = true}},
-      {"index", {.index = "indices", .into = Into::listed, .from_end = true}},
-      {"index_put", {.index = "indices", .into = Into::listed, .from_end = true}},
-      {"_index_put_impl", {.index = "indices", .into = Into::listed, .from_end = true}},
-      {"embedding", {.index = "indices", .data = "weight", .into = Into::rows}},
-      {"nll_loss_forward", {.index = "target", .into = Into::classes}},
-      {"nll_loss2d_forward", {.index = "target", .into = Into::classes}},
-  };
-  std::string_view name = entry.schema().name();
-  name.remove_prefix(name.find("::") + 2);
-  if (name.ends_with('_')) name.remove_suffix(1);
-  const auto found = known.find(name);
-  return found == known.end() ? nullptr : &found->second;
-}
-
-int argument(const OpEntry& entry, const char* name) {
-  const auto at = entry.schema().argumentIndexWithName(name);
-  return at ? *at : -1;
-}
 
 bool has_elements(at::IntArrayRef sizes) { return c10::multiply_integers(sizes) > 0; }
 
@@ -82,20 +38,30 @@ bool some_rank_has_nothing(const CachedCall& call) {
          std::any_of(call.output_specs.begin(), call.output_specs.end(), is_empty);
 }
 
-// What is indexed: its dimension and size; size 0: it has no such dimension, which is another error.
-void set_size(IndexBound& bound, const OpEntry& entry, const Indexing& how, const Operand& index, const Operand& data,
-              const OpCall& call) {
+// What is indexed: its dimension (of fewer than a number says the last one) and size; size 0: it has no such dimension,
+// which is another error.
+void set_size(IndexBound& bound, const Indexing& how, const Operand& index, const Operand& data, const OpCall& call) {
   const std::int64_t rank = data.dim();
-  if (how.into == Into::whole) {
+  if (how.along == "flat") {
     bound.size = c10::multiply_integers(data.sizes);
     return;
   }
-  if (how.into == Into::dim) bound.dim = call.args[static_cast<std::size_t>(argument(entry, "dim"))].toInt();
-  if (how.into == Into::dim && rank > 0) bound.dim = c10::maybe_wrap_dim(bound.dim, rank);
-  if (how.into == Into::classes) bound.dim = rank == 1 ? 0 : 1;
-  if (how.into == Into::listed) bound.dim = index.list_index;
+  if (how.along == "each") {
+    bound.dim = index.list_index;
+  } else if (call.has_arg(how.along)) {
+    bound.dim = rank == 0 ? 0 : call.dim(how.along);
+  } else {
+    bound.dim = std::min<std::int64_t>(std::stoll(how.along), std::max<std::int64_t>(rank - 1, 0));
+  }
   if (rank == 0) bound.size = 1;
   if (bound.dim < rank) bound.size = data.sizes[static_cast<std::size_t>(bound.dim)];
+}
+
+// Where the schema has its second argument of tensors.
+int index_argument(const OpEntry& entry) {
+  int arg = 1;
+  while (!entry.args[static_cast<std::size_t>(arg)].holds_tensors()) ++arg;
+  return arg;
 }
 
 // The operator's own words do for the rest.
@@ -145,16 +111,15 @@ void check_bound(const IndexBound& bound, const at::Tensor& local) {
 }  // namespace
 
 std::vector<IndexBound> index_bounds(const OpEntry& entry, const OpCall& described, const CachedCall& call) {
-  const auto* how = indexing_of(entry);
-  if (how == nullptr) return {};
-  const int index_arg = argument(entry, how->index), data_arg = argument(entry, how->data);
-  const Operand* data = nullptr;
+  const Indexing& how = entry.rule().data().indexing;
+  if (how.along.empty() || described.operands.empty()) return {};
+  const int index_arg = index_argument(entry);
+  const Operand& data = described.operands[0];
   for (const auto& operand : described.operands) {
-    if (operand.arg == data_arg) data = &operand;
     const bool is_mask = operand.arg == index_arg && (operand.dtype == at::kBool || operand.dtype == at::kByte);
-    if (is_mask && how->into == Into::listed) return {};  // it may stand for several dimensions
+    if (is_mask && how.along == "each") return {};  // it may stand for several dimensions
   }
-  if (index_arg < 0 || data == nullptr || !has_elements(data->sizes)) return {};
+  if (!has_elements(data.sizes)) return {};
   const bool idle = some_rank_has_nothing(call);
   std::vector<IndexBound> bounds;
   for (std::size_t i = 0; i < described.operands.size(); ++i) {
@@ -163,10 +128,9 @@ std::vector<IndexBound> index_bounds(const OpEntry& entry, const OpCall& describ
     if (operand.arg != index_arg || !operand.defined || !input.from) continue;
     const bool before = is_whole(input.from), after = is_whole(input.to);
     if (!(before && !after) && !(idle && (before || after))) continue;
-    IndexBound bound{static_cast<std::uint32_t>(i), before, how->from_end};
-    set_size(bound, entry, *how, operand, *data, described);
-    const int ignored = how->into == Into::classes ? argument(entry, "ignore_index") : -1;
-    if (ignored >= 0) bound.ignored = described.args[static_cast<std::size_t>(ignored)].toInt();
+    IndexBound bound{static_cast<std::uint32_t>(i), before, how.from_end};
+    set_size(bound, how, operand, data, described);
+    if (!how.ignored.empty()) bound.ignored = described.integer(how.ignored);
     if (is_looked_at(bound, operand)) bounds.push_back(bound);
   }
   return bounds;

@@ -115,6 +115,11 @@ Rule& Rule::leaves_memory() { return edit().leaves_memory = true, *this; }
 Rule& Rule::own_state() { return edit().own_state = true, *this; }
 Rule& Rule::draws_nothing() { return edit().draws_nothing = true, *this; }
 
+Rule& Rule::indexes(std::string along, bool from_end, std::string ignored) {
+  edit().indexing = {std::move(along), from_end, std::move(ignored)};
+  return *this;
+}
+
 Rule& Rule::dims(std::string name, Dims fn) {
   edit().dims.emplace_back(std::move(name), std::move(fn));
   return *this;

@@ -74,6 +74,13 @@ struct Group {
 
 enum class StorageView : std::uint8_t { replicate, shard, keep };
 
+// As Rule::indexes says; nothing where `along` is empty.
+struct Indexing {
+  std::string along;
+  bool from_end = false;
+  std::string ignored;
+};
+
 struct RuleData : Terms {
   std::string text;
   std::string about;  // what the function does that gives the terms
@@ -98,6 +105,7 @@ struct RuleData : Terms {
   bool letters_give_sizes = false;
   bool by_position = false, overwrites = false, asks_destination = false;  // of the operator, as Rule says
   bool leaves_memory = false, own_state = false, draws_nothing = false;
+  Indexing indexing;
 };
 
 // Throws with the text and the position.

@@ -273,6 +273,10 @@ class Permissions {
     if (data_.leaves_memory) add("leaves memory");
     if (data_.own_state) add("own state");
     if (data_.draws_nothing) add("draws nothing");
+    const auto& [along, from_end, ignored] = data_.indexing;
+    if (!along.empty()) {
+      add("indexes {}{}{}", along, from_end ? " from both ends" : "", ignored.empty() ? "" : " but " + ignored);
+    }
   }
 
   const RuleData& data_;

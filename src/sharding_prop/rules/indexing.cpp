@@ -73,7 +73,7 @@ std::vector<OutputMeta> table_gradient(const OpArgs& op) {
 }
 
 void add_embedding(RuleBook& book) {
-  book.rule("aten::embedding", "vd, ... -> ...d").linear({0}).handled("v", "embedding_vocab");
+  book.rule("aten::embedding", "vd, ... -> ...d").linear({0}).handled("v", "embedding_vocab").indexes("0");
   book.replicate("aten::embedding_renorm_", "rows are scaled where the indices say");
   book.replicate("aten::embedding_renorm", "rows are scaled where the indices say");
   book.rule("aten::embedding_dense_backward", embedding_backward, "...d, ... -> vd, by scale_grad_by_freq")
@@ -133,7 +133,7 @@ void add_searches(RuleBook& book) {
       .outputs(search_outputs);
   book.rule("aten::isin.Tensor_Tensor", "..., ~ -> ...");
   book.rule("aten::isin.Scalar_Tensor", "~ -> ~");
-  book.rule("aten::take", "~, ... -> ...");  // self as if it were flat
+  book.rule("aten::take", "~, ... -> ...").indexes("flat", true);
   for (const char* op : {"aten::put", "aten::masked_scatter"}) {
     book.replicate(op, "places are counted through the whole tensor");
   }
@@ -178,21 +178,24 @@ void add_embedding_bag(RuleBook& book) {
 // Operands: self, index, source. The index and what goes with it have a factor of their own along `dim`.
 void add_along(RuleBook& book) {
   // An index without elements may have any number of dimensions.
-  book.rule("aten::gather", "X[dim!], X[dim=i] -> X[dim=i] | X!, Y! -> Y").structural({0});
+  book.rule("aten::gather", "X[dim!], X[dim=i] -> X[dim=i] | X!, Y! -> Y").structural({0}).indexes("dim");
   for (const char* op : {"aten::scatter", "aten::scatter_reduce.two"}) {
-    book.rule(op, "X[dim!], X[dim=i!], X[dim=i] -> X[dim]");
+    book.rule(op, "X[dim!], X[dim=i!], X[dim=i] -> X[dim]").indexes("dim");
   }
-  book.rule("aten::scatter_add", "+X[dim!], X[dim=i], X[dim=i] -> X[dim]").linear({0, 2});
+  book.rule("aten::scatter_add", "+X[dim!], X[dim=i], X[dim=i] -> X[dim]").linear({0, 2}).indexes("dim");
   // self or the index may be one number.
-  book.rule("aten::index_select", ", j! -> | X[dim!], i -> X[dim=i] | X[dim!],  -> X[dim=_]").structural({0});
+  book.rule("aten::index_select", ", j! -> | X[dim!], i -> X[dim=i] | X[dim!],  -> X[dim=_]")
+      .structural({0})
+      .indexes("dim");
   // The meta kernels of two of these select entry 0, which need not exist.
   const auto as_self = [](const OpArgs& op) { return std::vector{dense_meta(op.sizes(0), op.dtype(0))}; };
   book.rule("aten::index_add", ", ~, ~ -> | +X[dim!], i, X[dim=i] -> X[dim] | +X[dim!], , X[dim=_] -> X[dim]")
       .linear({0, 2})
-      .outputs(as_self);
-  book.rule("aten::index_copy", "X[dim!], ~, X[dim=_] -> X[dim]");
-  book.rule("aten::index_reduce", "X[dim!], ~, X[dim=_] -> X[dim]").outputs(as_self);
-  book.rule("aten::index_fill", "X[dim!], ~, ~ -> X[dim]");
+      .outputs(as_self)
+      .indexes("dim");
+  book.rule("aten::index_copy", "X[dim!], ~, X[dim=_] -> X[dim]").indexes("dim");
+  book.rule("aten::index_reduce", "X[dim!], ~, X[dim=_] -> X[dim]").outputs(as_self).indexes("dim");
+  book.rule("aten::index_fill", "X[dim!], ~, ~ -> X[dim]").indexes("dim", true);
 }
 
 }  // namespace
@@ -203,10 +206,12 @@ void add_indexing_rules(RuleBook& book) {
   add_embedding(book);
   add_data_dependent(book);
   add_along(book);
-  for (const char* op : {"aten::index", "aten::_unsafe_index"}) book.rule(op, index, "what is not indexed");
+  for (const char* op : {"aten::index", "aten::_unsafe_index"}) {
+    book.rule(op, index, "what is not indexed").indexes("each", true);
+  }
   for (const char* op :
        {"aten::index_put", "aten::_unsafe_index_put", "aten::_index_put_impl", "aten::_index_put_impl_"}) {
-    book.rule(op, index_put, "what is not indexed");
+    book.rule(op, index_put, "what is not indexed").indexes("each", true);
   }
 }
 

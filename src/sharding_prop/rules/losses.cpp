@@ -62,7 +62,8 @@ Rule nll_loss(const OpArgs& op) {
 
 void add_nll(RuleBook& book) {
   const auto forward = [&](const char* op) -> Rule& {
-    return book.rule(op, nll_loss, "ncS, nS, c -> , | ncS, nS, c -> nS, | c, , c -> , with one number reduced");
+    return book.rule(op, nll_loss, "ncS, nS, c -> , | ncS, nS, c -> nS, | c, , c -> , with one number reduced")
+        .indexes("1", false, "ignore_index");
   };
   // The total weight is that of the whole batch, so a part of the batch needs no exchange.
   const auto backward = [&](const char* op) -> Rule& {
