@@ -67,6 +67,26 @@ TEST(Errors, AMatrixThatIsNotPositiveDefiniteIsToldAsOnOneDevice) {
       "linalg.cholesky: (Batch element 2)");
 }
 
+// Which matrix of the batch it is and where, whatever part of the batch a rank has.
+TEST(Errors, ASingularFactorIsToldAsOnOneDevice) {
+  at::Tensor factors = at::eye(3).repeat({4, 1, 1});
+  factors[2][1][1] = 0;
+  for (const Placement placement : {Shard(0), Shard(1), Replicate(), Partial()}) {
+    expect_same_error(
+        [&](const DeviceMesh& mesh) { at::cholesky_inverse(distribute_tensor(factors, mesh, {placement})); },
+        "cholesky_inverse: (Batch element 2): The diagonal element 2 is zero");
+  }
+  expect_same_error(
+      [&](const DeviceMesh& mesh) { at::cholesky_inverse(distribute_tensor(factors[2], mesh, {Shard(0)})); },
+      "cholesky_inverse: The diagonal element 2 is zero");
+  on_mesh({3}, [&](const DeviceMesh& mesh) {
+    const at::Tensor good = at::eye(3).repeat({4, 1, 1}).mul(2), none = at::ones({4, 0, 0});
+    expect_close(at::cholesky_inverse(distribute_tensor(good, mesh, {Shard(0)})), at::cholesky_inverse(good),
+                 "inverse");
+    EXPECT_EQ(at::cholesky_inverse(distribute_tensor(none, mesh, {Shard(0)})).numel(), 0);
+  });
+}
+
 // Rules look at dimensions that these have not.
 TEST(Errors, TooFewDimensionsAreAnErrorAndNoCrash) {
   const auto vector = [](const DeviceMesh& mesh) { return split(mesh, {4}); };

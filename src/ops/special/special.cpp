@@ -2,8 +2,11 @@
 #include "ops/special/special.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ops/_linalg_check_errors.h>
 #include <ATen/ops/any.h>
+#include <ATen/ops/argmax.h>
 #include <ATen/ops/clone.h>
+#include <ATen/ops/diagonal.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/item.h>
 #include <ATen/ops/select.h>
@@ -98,6 +101,17 @@ void check_linalg_errors(const OpEntry& entry, Stack& stack) {
   entry.op.callBoxed(stack);
 }
 
+// Refuses a matrix with a zero on its diagonal: by its place in the batch, of which a rank's kernel knows a part.
+void cholesky_inverse(const OpEntry& entry, Stack& stack) {
+  const at::Tensor factor = torch::jit::peek(stack, 0, entry.args.size()).toTensor();
+  if (factor.dim() > 2 && factor.numel() > 0) {
+    const auto zeros = at::diagonal(factor, 0, -2, -1).eq(0);
+    const auto first = zeros.to(at::kInt).argmax(-1).add(1).mul(zeros.any(-1));
+    at::_linalg_check_errors(first.to(at::kInt), "cholesky_inverse", /*is_matrix=*/false);
+  }
+  run_by_rule(entry, stack);
+}
+
 using Table = std::unordered_map<std::string, SpecialKernel>;
 
 void add_decomposed(Table& table) {
@@ -127,6 +141,8 @@ Table make_table() {
       {"aten::_to_copy", to_copy},
       {"aten::_has_same_storage_numel", has_same_storage_numel},
       {"aten::_linalg_check_errors", check_linalg_errors},
+      {"aten::cholesky_inverse", cholesky_inverse},
+      {"aten::cholesky_inverse.out", cholesky_inverse},
       {"aten::linalg_eigvals.out", [](const OpEntry& entry, Stack& stack) { copied_out(entry.op, stack); }},
   };
   add_decomposed(table);
