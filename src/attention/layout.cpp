@@ -9,6 +9,7 @@
 #include "dtensor/contiguous_ranges.h"
 #include "placement/shard_map.h"
 #include "redistribute/plan/cost.h"
+#include "redistribute/plan/layout.h"
 #include "redistribute/plan/plan.h"
 
 namespace dtensor::attention_parts {
@@ -18,22 +19,6 @@ constexpr std::int64_t kBatch = 0, kHeads = 1, kRows = 2;
 constexpr double kOperationsPerSecond = 5e10;  // of one rank
 
 bool splits(const Placement& p, std::int64_t dim) { return p.is_shard(dim) && !p.is_storage(); }
-
-Coordinate member_coordinate(const MeshInfo& mesh, AxisMask axes, std::int64_t member) {
-  Coordinate at = mesh.coordinate;
-  for (std::int64_t a = mesh.layout.ndim() - 1; a >= 0; --a) {
-    if (!has_axis(axes, static_cast<std::size_t>(a))) continue;
-    at[a] = member % mesh.layout.shape[a];
-    member /= mesh.layout.shape[a];
-  }
-  return at;
-}
-
-std::int64_t ranks_along(const MeshInfo& mesh, AxisMask axes) {
-  std::int64_t ranks = 1;
-  for (std::size_t a = 0; a < mesh.layout.shape.size(); ++a) ranks *= has_axis(axes, a) ? mesh.layout.shape[a] : 1;
-  return ranks;
-}
 
 // Whether every rank that has a query head has the head of keys that it looks at.
 bool heads_meet(const Operands& o, const Placements& q, const Placements& kv) {
@@ -46,8 +31,7 @@ bool heads_meet(const Operands& o, const Placements& q, const Placements& kv) {
     for (const Segment& s : shard_segments(heads, kHeads, q, layout.shape, at)) {
       for (std::int64_t h = s.offset; h < s.offset + s.length; ++h) {
         const auto group = h / (heads / groups);
-        const auto holds = [&](const Segment& g) { return group >= g.offset && group < g.offset + g.length; };
-        if (std::none_of(held.begin(), held.end(), holds)) return false;
+        if (overlap(held, {Segment{group, 1}}) == 0) return false;
       }
     }
   }
@@ -176,7 +160,7 @@ Price price_of(const Operands& o, const Pattern& pattern, const Layout& layout) 
                     redistribute_cost(*with_placements(*o.v, layout.kv), layout.used);
   }
   price.total = price.moving + price.computing;
-  const auto ranks = static_cast<double>(ranks_along(*o.q->mesh, layout.ring));
+  const auto ranks = static_cast<double>(ranks_along(o.q->mesh->layout.shape, layout.ring));
   if (ranks == 1) return price;
   const double block = bytes_of(*o.k, layout.used) + bytes_of(*o.v, layout.used);
   const double turns = (ranks - 1) * (2 * kStartSeconds + block / kBytesPerSecond);
@@ -290,20 +274,6 @@ Moves moves_into(const Layout& layout, const Operands& o) {
   add("k", *o.k, layout.kv);
   add("v", *o.v, layout.kv);
   return moves;
-}
-
-std::vector<Segments> rows_of_members(const MeshInfo& mesh, std::int64_t length, const Placements& placements,
-                                      AxisMask axes) {
-  std::vector<Segments> all;
-  const auto members = ranks_along(mesh, axes);
-  for (std::int64_t m = 0; m < members; ++m) {
-    all.push_back(shard_segments(length, kRows, placements, mesh.layout.shape, member_coordinate(mesh, axes, m)));
-  }
-  return all;
-}
-
-Segments own_part(const MeshInfo& mesh, std::int64_t size, std::int64_t dim, const Placements& placements) {
-  return shard_segments(size, dim, placements, mesh.layout.shape, mesh.coordinate);
 }
 
 }  // namespace dtensor::attention_parts

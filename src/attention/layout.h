@@ -26,8 +26,6 @@ struct Layout {
 // Axes of more than one rank that split the sequence of some operand.
 AxisMask sequence_axes(const Operands& operands);
 
-inline bool has_axis(AxisMask axes, std::size_t axis) { return (axes >> axis & 1) != 0; }
-
 // The cheapest layout, or the one that `strategy` asks for: the same on every rank. `text`, if given, receives
 // candidates and prices.
 Layout search_layout(const Operands& operands, const Pattern& pattern, AttentionStrategy strategy,
@@ -47,11 +45,5 @@ struct Moves {
   std::vector<Operand> operands;
 };
 Moves moves_into(const Layout& layout, const Operands& operands);
-
-// The rows along dimension 2 of every rank along `axes` through this one, in the order of their communicator.
-std::vector<Segments> rows_of_members(const MeshInfo& mesh, std::int64_t length, const Placements& placements,
-                                      AxisMask axes);
-// What this rank has of dimension `dim`.
-Segments own_part(const MeshInfo& mesh, std::int64_t size, std::int64_t dim, const Placements& placements);
 
 }  // namespace dtensor::attention_parts

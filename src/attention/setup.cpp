@@ -7,10 +7,12 @@
 
 #include "autograd/moved_view.h"
 #include "dtensor/contiguous_ranges.h"
+#include "placement/shard_map.h"
 #include "placement/stride_order.h"
 #include "random/region.h"
 #include "random/state.h"
 #include "redistribute/execute.h"
+#include "redistribute/region.h"
 
 namespace dtensor::attention_parts {
 namespace {
@@ -26,12 +28,12 @@ SpecPtr result_spec(const Setup& s) {
 // The local head of keys of each local query head; empty where they are equal groups in order.
 std::vector<std::int64_t> heads_of(const TensorSpec& q, const TensorSpec& k, const Layout& layout) {
   std::vector<std::int64_t> held, heads;
-  for (const Segment& s : own_part(*q.mesh, k.sizes[1], 1, layout.used)) {
+  for (const Segment& s : own_segments(*q.mesh, k.sizes[1], 1, layout.used)) {
     for (std::int64_t g = s.offset; g < s.offset + s.length; ++g) held.push_back(g);
   }
   if (held.empty()) return {};
   const auto share = q.sizes[1] / k.sizes[1];
-  for (const Segment& s : own_part(*q.mesh, q.sizes[1], 1, layout.q)) {
+  for (const Segment& s : own_segments(*q.mesh, q.sizes[1], 1, layout.q)) {
     for (std::int64_t h = s.offset; h < s.offset + s.length; ++h) {
       heads.push_back(std::find(held.begin(), held.end(), h / share) - held.begin());
     }
@@ -45,8 +47,8 @@ std::vector<std::int64_t> heads_of(const TensorSpec& q, const TensorSpec& k, con
 Blocks blocks_of(const Setup& s) {
   Blocks blocks;
   const auto& mesh = *s.q->mesh;
-  blocks.q = rows_of_members(mesh, s.q->sizes[2], s.layout.q, s.layout.ring);
-  blocks.kv = rows_of_members(mesh, s.k->sizes[2], s.layout.used, s.layout.ring);
+  blocks.q = segments_of_members(mesh, s.q->sizes[2], 2, s.layout.q, s.layout.ring);
+  blocks.kv = segments_of_members(mesh, s.k->sizes[2], 2, s.layout.used, s.layout.ring);
   blocks.heads = heads_of(*s.q, *s.k, s.layout);
   if (s.layout.merge != 0) blocks.merge = acting(mesh).communicator(s.layout.merge);
   if (s.layout.ring == 0) return blocks;
@@ -79,12 +81,9 @@ std::vector<std::vector<std::int64_t>> local_documents(at::Tensor rows, const Se
   const at::NoGradGuard no_grad;
   const auto length = s.k->sizes[2];
   if (dtensor_or_null(rows) == nullptr) {
-    std::vector<at::Tensor> parts;
-    for (const Segment& part : own_part(*s.q->mesh, s.q->sizes[0], 0, s.layout.q)) {
-      parts.push_back(rows.narrow(0, part.offset, part.length));
-    }
-    if (parts.empty()) return {};
-    rows = at::cat(parts);
+    const auto held = own_segments(*s.q->mesh, s.q->sizes[0], 0, s.layout.q);
+    if (held.empty()) return {};
+    rows = take(rows, 0, held);
   } else {
     Placements wanted(s.layout.q.size());
     for (std::size_t a = 0; a < wanted.size(); ++a) {
@@ -149,10 +148,7 @@ std::pair<Placements, bool> mask_layout(const TensorSpec& mask, const Layout& la
 at::Tensor cut_plain(at::Tensor mask, const Setup& s) {
   for (const std::int64_t d : {0, 1}) {
     if (mask.size(d) == 1) continue;
-    const auto held = own_part(*s.q->mesh, s.q->sizes[static_cast<std::size_t>(d)], d, s.layout.q);
-    std::vector<at::Tensor> parts;
-    for (const Segment& segment : held) parts.push_back(mask.narrow(d, segment.offset, segment.length));
-    mask = parts.size() == 1 ? parts.front() : at::cat(parts, d);
+    mask = take(mask, d, own_segments(*s.q->mesh, s.q->sizes[static_cast<std::size_t>(d)], d, s.layout.q));
   }
   return mask;
 }

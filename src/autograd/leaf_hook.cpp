@@ -20,12 +20,6 @@ DTensor handle_of(DTensorImpl& impl) {
   return DTensor(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&impl)));
 }
 
-Placements reduced_placements(const TensorSpec& leaf) {
-  auto placements = leaf.placements;
-  for (auto& p : placements) p = p.is_partial() ? Replicate() : p.as_storage(false);
-  return placements;
-}
-
 const TensorHooks* hooks_on(const DTensorImpl& impl) {
   return impl.extras() == nullptr ? nullptr : impl.extras()->hooks.get();
 }
@@ -117,7 +111,7 @@ class LeafReducer final : public torch::autograd::FunctionPreHook {
     const bool sole = given.use_count() == 1;
     const auto leaf = handle_of(leaf_);
     const CollectivesOf of([this] { return std::vector<at::Tensor>{leaf_.local()}; });
-    const auto wanted = reduced_placements(*leaf_.spec());
+    const auto wanted = without_partial(leaf_.spec()->placements);
     const auto gradient = as_dtensor_of(leaf, given);
     hook_after_accumulation(leaf);
     if (is_captured(leaf)) return {brought_home(gradient.redistribute(wanted), leaf)};
@@ -175,7 +169,7 @@ const UseHook* use_hook(const DTensor& parameter) {
 }
 
 Placements gradient_placements(const DTensor& parameter) {
-  return reduced_placements(*dtensor_or_null(parameter)->spec());
+  return without_partial(dtensor_or_null(parameter)->spec()->placements);
 }
 
 void accumulate_gradient(const DTensor& parameter, const DTensor& gradient) {

@@ -57,24 +57,10 @@ struct FromLocalBackward final : Node {
 };
 
 // Axes on which a default Replicate gradient has to be verified.
-AxisMask replicated_axes(const TensorSpec& spec) {
-  AxisMask mask = 0;
-  for (std::size_t i = 0; i < spec.placements.size(); ++i) {
-    if (spec.placements[i].is_replicate() && spec.mesh->layout.shape[i] > 1) mask |= 1u << i;
-  }
-  return mask;
-}
-
-AxisMask all_axes(const TensorSpec& spec) {
-  AxisMask mask = 0;
-  for (std::size_t i = 0; i < spec.placements.size(); ++i) mask |= spec.mesh->layout.shape[i] > 1 ? 1u << i : 0u;
-  return mask;
-}
-
 // Of a local tensor that met DTensors, and so counted as Replicate: its gradient is a DTensor too.
 at::Tensor local_gradient(const at::Tensor& grad, const TensorSpec& spec) {
   if (!is_dtensor(grad)) return grad;
-  TORCH_CHECK(replicated_axes(spec) == all_axes(spec), "to_local: the local part of ", spec.str(),
+  TORCH_CHECK(spec.replicated_axes() == spec.mesh->several, "to_local: the local part of ", spec.str(),
               " was used among DTensors, where it counts as the same tensor on every rank, and a gradient of it cannot "
               "be told apart by rank; use the DTensor itself, or local tensors alone");
   const DTensor whole(grad);
@@ -145,7 +131,7 @@ at::Tensor unwrap_local(const at::Tensor& tensor, Placements grad_placements, bo
   watch_leaf(*impl);
   AxisMask check = 0;
   if (grad_placements.empty()) {
-    check = trust_replicate ? 0 : replicated_axes(*spec);
+    check = trust_replicate ? 0 : spec->replicated_axes();
     grad_placements = without_partial(spec->placements);
     for (std::size_t i = 0; i < grad_placements.size(); ++i) {
       if (spec->placements[i].is_partial(ReduceOp::avg)) grad_placements[i] = Partial();

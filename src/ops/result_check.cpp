@@ -12,14 +12,6 @@ namespace {
 
 using torch::jit::Stack;
 
-AxisMask replicated_axes(const TensorSpec& spec) {
-  AxisMask mask = 0;
-  for (std::size_t a = 0; a < spec.placements.size(); ++a) {
-    if (spec.placements[a].is_replicate() && spec.mesh->layout.shape[a] > 1) mask |= 1u << a;
-  }
-  return mask;
-}
-
 // Each tensor of a value, be it one or a list.
 template <class F>
 void for_each_tensor(const c10::IValue& value, const F& visit) {
@@ -120,7 +112,7 @@ void check_replicas(const std::string& what, const at::Tensor& tensor) {
   auto* impl = dtensor_or_null(tensor);
   if (impl == nullptr || is_stand_in(*impl) || !impl->spec()->mesh->is_member) return;
   const auto& spec = *impl->spec();
-  const auto axes = replicated_axes(spec);
+  const auto axes = spec.replicated_axes();
   if (axes == 0 || tensor.is_meta()) return;
   check_equal_across(acting(*spec.mesh), axes, fresh_local(*impl),
                      c10::str(what, ", ", spec.str(),

@@ -2,17 +2,13 @@
 #include <ATen/ATen.h>
 
 #include "dtensor/debug.h"
+#include "dtensor/hooks.h"
 #include "dtensor/parallelize.h"
 #include "dtensor/tensor.h"
 #include "parallel/parallel_model.h"
 
 namespace dtensor {
 namespace {
-
-Placements gradient_of(Placements placements) {
-  for (Placement& p : placements) p = p.is_partial() ? Replicate() : p.as_storage(false);
-  return placements;
-}
 
 // Plain tensors count as Replicate.
 DTensor on_mesh(const at::Tensor& x, const DeviceMesh& mesh) {
@@ -43,7 +39,7 @@ at::Tensor constrain(const at::Tensor& x, const Placements& placements) {
   if (wanted != input.placements()) return input.redistribute(wanted);
   if (!x.requires_grad() || !at::GradMode::is_enabled()) return x;
   const at::Tensor result = at::alias(x);
-  result.register_hook([gradient = gradient_of(wanted)](const at::Tensor& grad) -> at::Tensor {
+  result.register_hook([gradient = gradient_placements(DTensor(result))](const at::Tensor& grad) -> at::Tensor {
     return is_dtensor(grad) ? DTensor(grad).redistribute(gradient) : grad;
   });
   return result;

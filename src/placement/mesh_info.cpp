@@ -1,7 +1,6 @@
 // Mesh layouts: checks, and where a world rank sits.
 #include "placement/mesh_info.h"
 
-#include <c10/util/ArrayRef.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -43,13 +42,23 @@ bool contains(const std::vector<std::int64_t>& ranks, std::int64_t rank) {
 
 }  // namespace
 
-Coordinate coordinate_of_index(const MeshLayout& layout, std::int64_t index) {
-  Coordinate coordinate(layout.shape.size());
-  for (std::int64_t i = layout.ndim() - 1; i >= 0; --i) {
-    coordinate[i] = index % layout.shape[i];
-    index /= layout.shape[i];
+std::int64_t ranks_along(c10::IntArrayRef mesh_shape, AxisMask axes) {
+  std::int64_t ranks = 1;
+  for (std::size_t a = 0; a < mesh_shape.size(); ++a) ranks *= has_axis(axes, a) ? mesh_shape[a] : 1;
+  return ranks;
+}
+
+Coordinate coordinate_along(c10::IntArrayRef mesh_shape, AxisMask axes, std::int64_t index, Coordinate at) {
+  for (std::size_t a = mesh_shape.size(); a-- > 0;) {
+    if (!has_axis(axes, a)) continue;
+    at[a] = index % mesh_shape[a];
+    index /= mesh_shape[a];
   }
-  return coordinate;
+  return at;
+}
+
+Coordinate coordinate_of_index(const MeshLayout& layout, std::int64_t index) {
+  return coordinate_along(layout.shape, ~AxisMask{0}, index, Coordinate(layout.shape.size()));
 }
 
 MeshInfo::MeshInfo(MeshLayout mesh_layout, std::int64_t rank, c10::DeviceType device_type,
@@ -59,6 +68,7 @@ MeshInfo::MeshInfo(MeshLayout mesh_layout, std::int64_t rank, c10::DeviceType de
       world_rank(rank),
       is_member(contains(layout.ranks, rank)),
       coordinate(coordinate_of_rank(layout, rank)),
+      several(axes_where(layout.shape.size(), [&](std::size_t a) { return layout.shape[a] > 1; })),
       computes_(std::move(computes)) {}
 
 }  // namespace dtensor

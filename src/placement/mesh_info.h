@@ -3,6 +3,7 @@
 #pragma once
 
 #include <c10/core/DeviceType.h>
+#include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
@@ -24,8 +25,21 @@ struct MeshLayout {
 
 using AxisMask = std::uint32_t;  // bit i: mesh dimension i
 
+inline bool has_axis(AxisMask axes, std::size_t axis) { return (axes >> axis & 1) != 0; }
+// Those of `count` axes for which `test` holds.
+template <class Test>
+AxisMask axes_where(std::size_t count, Test test) {
+  AxisMask axes = 0;
+  for (std::size_t axis = 0; axis < count; ++axis) axes |= test(axis) ? AxisMask{1} << axis : 0;
+  return axes;
+}
+// How many ranks a line along `axes` has.
+std::int64_t ranks_along(c10::IntArrayRef mesh_shape, AxisMask axes);
+
 using Coordinate = c10::SmallVector<std::int64_t, 4>;
 
+// `at` moved to the `index`-th rank along `axes`, row-major.
+Coordinate coordinate_along(c10::IntArrayRef mesh_shape, AxisMask axes, std::int64_t index, Coordinate at);
 // Coordinate of the `index`-th entry of MeshLayout::ranks.
 Coordinate coordinate_of_index(const MeshLayout& layout, std::int64_t index);
 
@@ -38,6 +52,7 @@ struct MeshInfo : c10::intrusive_ptr_target {
   const std::int64_t world_rank;
   const bool is_member;         // whether world_rank is in layout.ranks
   const Coordinate coordinate;  // empty unless is_member
+  const AxisMask several;       // axes of more than one rank
 
   // Writes to inference tensors, which have no versions of their own: the same number on all ranks of the mesh.
   std::uint32_t writes() const { return writes_; }

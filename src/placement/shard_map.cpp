@@ -139,6 +139,20 @@ Segments shard_segments(std::int64_t n, std::int64_t dim, const Placements& plac
   return shard_segments(n, split_order(dim, placements, mesh_shape), mesh_shape, coordinate);
 }
 
+Segments own_segments(const MeshInfo& mesh, std::int64_t n, std::int64_t dim, const Placements& placements) {
+  return shard_segments(n, dim, placements, mesh.layout.shape, mesh.coordinate);
+}
+
+std::vector<Segments> segments_of_members(const MeshInfo& mesh, std::int64_t n, std::int64_t dim,
+                                          const Placements& placements, AxisMask axes) {
+  const auto& shape = mesh.layout.shape;
+  std::vector<Segments> all;
+  for (std::int64_t m = 0; m < ranks_along(shape, axes); ++m) {
+    all.push_back(shard_segments(n, dim, placements, shape, coordinate_along(shape, axes, m, mesh.coordinate)));
+  }
+  return all;
+}
+
 at::DimVector local_sizes(at::IntArrayRef sizes, const Placements& placements, at::IntArrayRef mesh_shape,
                           at::IntArrayRef coordinate) {
   at::DimVector local(sizes.begin(), sizes.end());

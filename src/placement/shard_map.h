@@ -34,6 +34,11 @@ SplitOrder split_order(std::int64_t dim, const Placements& placements, at::IntAr
 Segments shard_segments(std::int64_t n, const SplitOrder& order, at::IntArrayRef mesh_shape,
                         at::IntArrayRef coordinate);
 
+// What this rank holds of a dimension; and each rank along `axes` through it, in the order of their communicator.
+Segments own_segments(const MeshInfo& mesh, std::int64_t n, std::int64_t dim, const Placements& placements);
+std::vector<Segments> segments_of_members(const MeshInfo& mesh, std::int64_t n, std::int64_t dim,
+                                          const Placements& placements, AxisMask axes);
+
 at::DimVector local_sizes(at::IntArrayRef sizes, const Placements& placements, at::IntArrayRef mesh_shape,
                           at::IntArrayRef coordinate);
 

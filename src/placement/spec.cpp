@@ -146,6 +146,10 @@ TensorSpec::TensorSpec(MeshRef mesh_ref, Placements placements_given, at::DimVec
               at::IntArrayRef(strides), " differ in length");
 }
 
+AxisMask TensorSpec::replicated_axes() const {
+  return mesh->several & axes_where(placements.size(), [&](std::size_t a) { return placements[a].is_replicate(); });
+}
+
 std::string TensorSpec::str() const {
   std::ostringstream out;
   out << short_name(dtype) << at::IntArrayRef(sizes) << " on " << at::IntArrayRef(mesh->layout.shape) << ' '

@@ -28,6 +28,7 @@ struct TensorSpec : c10::intrusive_ptr_target {
   const bool has_shard;  // storage shards included
   const bool has_storage;
 
+  AxisMask replicated_axes() const;  // of more than one rank
   std::int64_t dim() const { return static_cast<std::int64_t>(sizes.size()); }
   std::string str() const;  // f32[64, 1024] on [2, 2] [S(0), R]
 };

@@ -47,6 +47,12 @@ std::int64_t position_in(const Segments& held, std::int64_t index) {
   return before;
 }
 
+at::Tensor take(const at::Tensor& whole, std::int64_t dim, const Segments& segments) {
+  std::vector<at::Tensor> parts;
+  for (const auto& s : segments) parts.push_back(whole.narrow(dim, s.offset, s.length));
+  return parts.size() == 1 ? parts.front() : at::cat(parts, dim);
+}
+
 std::optional<at::Tensor> view_of(const at::Tensor& local, const Region& held, const Region& part) {
   at::DimVector offsets, lengths;
   for (std::size_t dim = 0; dim < part.dims.size(); ++dim) {

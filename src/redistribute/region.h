@@ -11,6 +11,9 @@ namespace dtensor {
 // Where global index `index` lies in the concatenation of `held`, or would, were it there.
 std::int64_t position_in(const Segments& held, std::int64_t index);
 
+// The slices of `whole` along `dim` that the segments name.
+at::Tensor take(const at::Tensor& whole, std::int64_t dim, const Segments& segments);
+
 // `part` of the region `held` that `local` stores: a view if it is one range of each dimension, else none.
 std::optional<at::Tensor> view_of(const at::Tensor& local, const Region& held, const Region& part);
 // The same, copied where it has to be.

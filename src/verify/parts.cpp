@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "placement/shard_map.h"
+#include "redistribute/region.h"
 #include "verify/oracle.h"
 
 namespace dtensor {
@@ -46,12 +47,6 @@ at::Tensor contribution(const at::Tensor& whole, ReduceOp op, std::int64_t parts
   return whole;
 }
 
-at::Tensor take_segments(const at::Tensor& whole, std::int64_t dim, const Segments& segments) {
-  std::vector<at::Tensor> parts;
-  for (const Segment& s : segments) parts.push_back(whole.narrow(dim, s.offset, s.length));
-  return parts.size() == 1 ? parts[0] : at::cat(parts, dim);
-}
-
 struct Places {
   std::vector<at::Tensor> index;  // per dimension, the global indices
 };
@@ -62,7 +57,7 @@ Places places_of(at::IntArrayRef sizes, const Placements& placements, at::IntArr
   for (std::size_t d = 0; d < sizes.size(); ++d) {
     const at::Tensor all = at::arange(sizes[d], at::kLong);
     places.index.push_back(
-        take_segments(all, 0, shard_segments(sizes[d], static_cast<std::int64_t>(d), placements, shape, coordinate)));
+        take(all, 0, shard_segments(sizes[d], static_cast<std::int64_t>(d), placements, shape, coordinate)));
   }
   return places;
 }
@@ -130,7 +125,7 @@ at::Tensor take_part(const at::Tensor& whole, const Placements& placements, at::
     part = contribution(part, placements[a].reduce_op(), mesh_shape[a], coordinate[a], seed * 7 + a);
   }
   for (std::int64_t d = 0; d < whole.dim(); ++d) {
-    part = take_segments(part, d, shard_segments(whole.size(d), d, placements, mesh_shape, coordinate));
+    part = take(part, d, shard_segments(whole.size(d), d, placements, mesh_shape, coordinate));
   }
   return part;
 }

@@ -197,7 +197,7 @@ void expect_same(const at::Tensor& actual, const at::Tensor& expected, const std
 }
 
 // Where one device itself meets NaN or infinity on the way, the formulas that ATen takes for tensor subclasses may give
-// another result: with two zeros the gradient of prod is zero there whatever comes from above, here the product of both.
+// another result: with two zeros the gradient of prod is zero there whatever comes from above, here a product.
 bool stays_finite(const std::vector<Link>& chain, const at::Tensor& start) {
   bool finite = true;
   const auto look = [&](const at::Tensor& tensor) { finite &= tensor.isfinite().all().item<bool>(); };

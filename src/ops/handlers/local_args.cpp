@@ -8,32 +8,12 @@
 namespace dtensor {
 namespace {
 
-AxisMask larger_than_one(const MeshInfo& mesh, AxisMask axes) {
-  for (std::int64_t a = 0; a < mesh.layout.ndim(); ++a) {
-    if (mesh.layout.shape[a] == 1) axes &= ~(AxisMask{1} << a);
-  }
-  return axes;
-}
-
-template <class Predicate>
-AxisMask axes_where(const TensorSpec* spec, Predicate predicate) {
-  AxisMask axes = 0;
-  if (spec == nullptr) return axes;
-  for (std::size_t a = 0; a < spec->placements.size(); ++a) {
-    if (predicate(spec->placements[a])) axes |= AxisMask{1} << a;
-  }
-  return larger_than_one(*spec->mesh, axes);
-}
-
-// Coordinate of the `member`-th rank along `axes`, row-major.
-Coordinate coordinate_of_member(const MeshInfo& mesh, AxisMask axes, std::int64_t member) {
-  Coordinate at = mesh.coordinate;
-  for (std::int64_t a = mesh.layout.ndim() - 1; a >= 0; --a) {
-    if (!(axes >> a & 1)) continue;
-    at[a] = member % mesh.layout.shape[a];
-    member /= mesh.layout.shape[a];
-  }
-  return at;
+// Axes of more than one rank whose placement `test` holds for; none for a null spec.
+template <class Test>
+AxisMask axes_of(const TensorSpec* spec, Test test) {
+  if (spec == nullptr) return 0;
+  return spec->mesh->several &
+         axes_where(spec->placements.size(), [&](std::size_t a) { return test(spec->placements[a]); });
 }
 
 }  // namespace
@@ -101,29 +81,22 @@ std::string_view base_name(const LocalCall& call) {
 }
 
 AxisMask shard_axes(const TensorSpec* spec, at::IntArrayRef dims) {
-  return axes_where(spec, [&](const Placement& p) {
+  return axes_of(spec, [&](const Placement& p) {
     return p.is_shard() && std::find(dims.begin(), dims.end(), p.dim()) != dims.end();
   });
 }
 
 AxisMask shard_axes(const TensorSpec* spec) {
-  return axes_where(spec, [](const Placement& p) { return p.is_shard(); });
+  return axes_of(spec, [](const Placement& p) { return p.is_shard(); });
 }
 
 Segments own_segments(const TensorSpec* spec, std::int64_t dim, std::int64_t n) {
   if (spec == nullptr) return {Segment{0, n}};
-  const auto& mesh = *spec->mesh;
-  return shard_segments(n, dim, spec->placements, mesh.layout.shape, mesh.coordinate);
+  return own_segments(*spec->mesh, n, dim, spec->placements);
 }
 
-std::vector<Segments> segments_of_members(const TensorSpec& spec, std::int64_t dim, AxisMask axes, int members) {
-  std::vector<Segments> all;
-  const auto& mesh = *spec.mesh;
-  for (int m = 0; m < members; ++m) {
-    all.push_back(
-        shard_segments(spec.sizes[dim], dim, spec.placements, mesh.layout.shape, coordinate_of_member(mesh, axes, m)));
-  }
-  return all;
+std::vector<Segments> segments_of_members(const TensorSpec& spec, std::int64_t dim, AxisMask axes) {
+  return segments_of_members(*spec.mesh, spec.sizes[static_cast<std::size_t>(dim)], dim, spec.placements, axes);
 }
 
 OwnIndex to_own(const at::Tensor& global, const Segments& segments) {
@@ -150,12 +123,6 @@ at::Tensor to_global(const at::Tensor& local, const Segments& segments) {
   return global;
 }
 
-at::Tensor take(const at::Tensor& whole, std::int64_t dim, const Segments& segments) {
-  std::vector<at::Tensor> parts;
-  for (const auto& s : segments) parts.push_back(whole.narrow(dim, s.offset, s.length));
-  return parts.size() == 1 ? parts.front() : at::cat(parts, dim);
-}
-
 void check_indices(const at::Tensor& index, std::int64_t size, const char* what) {
   if (index.numel() == 0) return;
   if (!index.is_cpu()) return at::_assert_async(index.ge(0).logical_and_(index.lt(size)).all(), what);
@@ -166,7 +133,7 @@ void check_indices(const at::Tensor& index, std::int64_t size, const char* what)
 }
 
 at::Tensor all_reduce(const MeshImpl& mesh, at::Tensor tensor, ReduceOp op, AxisMask axes) {
-  axes = larger_than_one(mesh, axes);
+  axes &= mesh.several;
   if (axes == 0 || tensor.numel() == 0) return tensor;
   const bool is_bool = tensor.scalar_type() == at::kBool;
   auto buffer = (is_bool ? tensor.to(at::kByte) : tensor).contiguous();

@@ -51,7 +51,7 @@ AxisMask shard_axes(const TensorSpec* spec);  // any dimension
 Segments own_segments(const TensorSpec* spec, std::int64_t dim, std::int64_t n);
 
 // The segments of each rank along `axes`, in the order of their communicator.
-std::vector<Segments> segments_of_members(const TensorSpec& spec, std::int64_t dim, AxisMask axes, int members);
+std::vector<Segments> segments_of_members(const TensorSpec& spec, std::int64_t dim, AxisMask axes);
 
 // A tensor of global indices seen from this rank: whether it holds each, and where (0 where it does not).
 struct OwnIndex {
@@ -60,8 +60,6 @@ struct OwnIndex {
 };
 OwnIndex to_own(const at::Tensor& global, const Segments& segments);
 at::Tensor to_global(const at::Tensor& local, const Segments& segments);
-// The slices of `whole` along `dim` that the segments name.
-at::Tensor take(const at::Tensor& whole, std::int64_t dim, const Segments& segments);
 
 // As ATen: error unless every index is in [0, size); an assertion on the device where reading it would synchronise.
 void check_indices(const at::Tensor& index, std::int64_t size, const char* what);

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "ops/handlers/local_args.h"
+#include "redistribute/region.h"
 
 namespace dtensor {
 namespace {

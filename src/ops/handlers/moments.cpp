@@ -1,5 +1,6 @@
 // Moments over split dimensions: variances, layer norm, batch norm.
 #include "ops/handlers/local_args.h"
+#include "redistribute/region.h"
 
 namespace dtensor {
 namespace {

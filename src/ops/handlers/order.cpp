@@ -4,6 +4,7 @@
 
 #include "ops/handlers/local_args.h"
 #include "redistribute/execute.h"
+#include "redistribute/region.h"
 
 namespace dtensor {
 namespace {
@@ -215,7 +216,7 @@ void sort(LocalCall& call) {
   const AxisMask axes = shard_axes(spec, r.dim);
   if (axes == 0) return give(call, sorted_plain(x, r));
   const auto& comm = call.mesh.communicator(axes);
-  const auto members = segments_of_members(*spec, r.dim, axes, comm.size());
+  const auto members = segments_of_members(*spec, r.dim, axes);
   const bool whole = spec->sizes[r.dim] <= kSmall || !in_order(members) || x.scalar_type() == at::kUInt64;
   give(call, whole ? sort_of_whole(*spec, x, r) : sort_split(comm, *spec, x, r, members));
 }
@@ -281,7 +282,7 @@ void topk(LocalCall& call) {
   auto [values, indices] = at::topk(x, std::min(wanted, x.size(r.dim)), r.dim, r.largest, true);
   indices = to_global(indices, own_segments(spec, r.dim, spec->sizes[r.dim]));
   const auto& comm = call.mesh.communicator(axes);
-  const auto members = segments_of_members(*spec, r.dim, axes, comm.size());
+  const auto members = segments_of_members(*spec, r.dim, axes);
   values = gather_offers(comm, values, wanted, r.dim, members);
   indices = gather_offers(comm, indices, wanted, r.dim, members);
   auto [best, where] = at::topk(values, wanted, r.dim, r.largest, true);

@@ -3,19 +3,13 @@
 #include <algorithm>
 
 #include "ops/handlers/local_args.h"
+#include "redistribute/plan/layout.h"
+#include "redistribute/region.h"
 
 namespace dtensor {
 namespace {
 
-// Where the element at this global index lies among the segments that a rank holds; -1: not there.
-std::int64_t place_in(const Segments& segments, std::int64_t index) {
-  std::int64_t before = 0;
-  for (const auto& segment : segments) {
-    if (index >= segment.offset && index < segment.offset + segment.length) return before + index - segment.offset;
-    before += segment.length;
-  }
-  return -1;
-}
+bool holds(const Segments& segments, std::int64_t index) { return overlap(segments, {Segment{index, 1}}) > 0; }
 
 std::int64_t wrapped(std::int64_t index, std::int64_t size) { return index < 0 ? index + size : index; }
 
@@ -25,11 +19,10 @@ void select_row(LocalCall& call) {
   const auto dim = args.dim();
   const auto index = wrapped(args.integer("index"), spec.sizes[static_cast<std::size_t>(dim)]);
   const auto& comm = call.communicator();
-  const auto segments = segments_of_members(spec, dim, call.decision.handled_axes, comm.size());
-  const auto owner =
-      std::find_if(segments.begin(), segments.end(), [&](const auto& s) { return place_in(s, index) >= 0; });
+  const auto segments = segments_of_members(spec, dim, call.decision.handled_axes);
+  const auto owner = std::find_if(segments.begin(), segments.end(), [&](const auto& s) { return holds(s, index); });
   const auto root = static_cast<int>(owner - segments.begin());
-  auto row = root == comm.rank() ? args.tensor("self").select(dim, place_in(*owner, index)).clone()
+  auto row = root == comm.rank() ? args.tensor("self").select(dim, position_in(*owner, index)).clone()
                                  : at::empty(call.outputs[0]->local_sizes, args.tensor("self").options());
   comm.broadcast(row, root).wait();
   give(call, {row});
@@ -42,8 +35,9 @@ void select_row_backward(LocalCall& call) {
   const auto dim = args.integer("dim") < 0 ? args.integer("dim") + out.dim() : args.integer("dim");
   const auto size = out.sizes[static_cast<std::size_t>(dim)];
   auto result = at::zeros(out.local_sizes, grad.options());
-  const auto at = place_in(own_segments(&out, dim, size), wrapped(args.integer("index"), size));
-  if (at >= 0) result.select(dim, at).copy_(grad);
+  const auto own = own_segments(&out, dim, size);
+  const auto index = wrapped(args.integer("index"), size);
+  if (holds(own, index)) result.select(dim, position_in(own, index)).copy_(grad);
   give(call, {result});
 }
 

@@ -83,7 +83,7 @@ void scan(LocalCall& call) {
   const auto& comm = call.mesh.communicator(axes);
   const auto own = own_segments(spec, dim, spec->sizes[dim]);
   auto scanned = scan_segments(x, dim, own, kind, type);
-  const auto parts = gather_totals(comm, scanned, dim, segments_of_members(*spec, dim, axes, comm.size()));
+  const auto parts = gather_totals(comm, scanned, dim, segments_of_members(*spec, dim, axes));
   for (std::size_t i = 0; i < own.size(); ++i) scanned[i] = add_before(scanned[i], dim, own[i].offset, parts, kind);
   give(call, {(scanned.size() == 1 ? scanned.front() : at::cat(scanned, dim)).to(out)});
 }

@@ -79,8 +79,8 @@ WindowExchange::WindowExchange(const MeshImpl& mesh, const TensorSpec& operand, 
     : members_(mesh.communicator(shard_axes(&operand, dim))), dim_(dim) {
   const AxisMask axes = shard_axes(&operand, dim);
   const auto n = operand.sizes[static_cast<std::size_t>(dim)];
-  held_ = segments_of_members(operand, dim, axes, members_.size());
-  const auto rows = segments_of_members(result, dim, axes, members_.size());
+  held_ = segments_of_members(operand, dim, axes);
+  const auto rows = segments_of_members(result, dim, axes);
   for (const Segments& of_member : rows) fetched_.push_back(rows_looked_at(of_member, window, n));
   const auto me = static_cast<std::size_t>(members_.rank());
   if (!window.mirrored) pieces_ = pieces_of(rows[me], fetched_[me], window, n);

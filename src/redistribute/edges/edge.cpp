@@ -20,14 +20,7 @@ EdgeCall::EdgeCall(const Edge& the_edge, const MeshImpl& the_mesh, const Geometr
 std::vector<Coordinate> EdgeCall::members() const {
   std::vector<Coordinate> members;
   for (std::int64_t i = 0, n = geometry.group_size(edge.axes); i < n; ++i) {
-    Coordinate member = mesh.coordinate;
-    std::int64_t rest = i;
-    for (std::size_t axis = member.size(); axis-- > 0;) {
-      if (!(edge.axes >> axis & 1)) continue;
-      member[axis] = rest % geometry.mesh[axis];
-      rest /= geometry.mesh[axis];
-    }
-    members.push_back(std::move(member));
+    members.push_back(coordinate_along(geometry.mesh, edge.axes, i, mesh.coordinate));
   }
   return members;
 }

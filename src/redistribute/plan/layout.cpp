@@ -38,16 +38,6 @@ bool has_pieces(const Layout& layout) {
   });
 }
 
-Coordinate coordinate_along(AxisMask axes, at::IntArrayRef mesh, std::int64_t index) {
-  Coordinate coordinate(mesh.size(), 0);
-  for (std::size_t axis = mesh.size(); axis-- > 0;) {
-    if (!(axes >> axis & 1)) continue;
-    coordinate[axis] = index % mesh[axis];
-    index /= mesh[axis];
-  }
-  return coordinate;
-}
-
 // Calls body with each coordinate along `axes` (0 elsewhere), or with a sample; tells whether it was all of them.
 template <class Body>
 bool for_each_coordinate(AxisMask axes, const Geometry& geometry, Body body) {
@@ -55,7 +45,7 @@ bool for_each_coordinate(AxisMask axes, const Geometry& geometry, Body body) {
   const std::int64_t looked_at = std::min(count, kRanksLookedAt);
   for (std::int64_t i = 0; i < looked_at; ++i) {
     const std::int64_t index = looked_at == 1 ? 0 : i * (count - 1) / (looked_at - 1);
-    body(coordinate_along(axes, geometry.mesh, index));
+    body(coordinate_along(geometry.mesh, axes, index, Coordinate(geometry.mesh.size(), 0)));
   }
   return looked_at == count;
 }
@@ -86,11 +76,7 @@ bool finds_all(const Layout& from, const Layout& to, std::size_t dim, AxisMask a
   const AxisMask along = axes & axes_of(from.orders[dim]);
   std::int64_t found = 0;
   for (std::int64_t i = 0; i < geometry.group_size(along); ++i) {
-    Coordinate peer = coordinate_along(along, geometry.mesh, i);
-    for (std::size_t axis = 0; axis < peer.size(); ++axis) {
-      if (!(along >> axis & 1)) peer[axis] = at[axis];
-    }
-    found += overlap(want, part(from, dim, geometry, peer));
+    found += overlap(want, part(from, dim, geometry, coordinate_along(geometry.mesh, along, i, at)));
   }
   return found == total_length(want);
 }
@@ -106,11 +92,7 @@ bool suffices(const Layout& from, const Layout& to, AxisMask axes, const Geometr
 
 }  // namespace
 
-std::int64_t Geometry::group_size(AxisMask axes) const {
-  std::int64_t size = 1;
-  for (std::size_t axis = 0; axis < mesh.size(); ++axis) size *= axes >> axis & 1 ? mesh[axis] : 1;
-  return size;
-}
+std::int64_t Geometry::group_size(AxisMask axes) const { return ranks_along(mesh, axes); }
 
 std::int64_t Geometry::numel() const {
   std::int64_t n = 1;
@@ -159,7 +141,7 @@ std::int64_t largest_part(const Layout& layout, const Geometry& geometry) {
   std::int64_t largest = 1;
   // Chunks come in descending sizes, so the first rank's part is the largest; of a ragged split the rank with most; of
   // a zigzag split, whose parts differ by one element, any.
-  Coordinate at = coordinate_along(0, geometry.mesh, 0);
+  Coordinate at(geometry.mesh.size(), 0);
   for (std::size_t dim = 0; dim < layout.orders.size(); ++dim) {
     const SplitOrder& order = layout.orders[dim];
     const at::IntArrayRef ragged = order.empty() ? at::IntArrayRef() : order[0].ragged;
@@ -169,14 +151,17 @@ std::int64_t largest_part(const Layout& layout, const Geometry& geometry) {
   return largest;
 }
 
-std::int64_t overlap(const Segments& a, const Segments& b) {
-  std::int64_t total = 0;
+Segments common(const Segments& a, const Segments& b) {
+  Segments out;
   for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+    const std::int64_t begin = std::max(a[i].offset, b[j].offset);
     const std::int64_t a_end = a[i].offset + a[i].length, b_end = b[j].offset + b[j].length;
-    total += std::max(std::min(a_end, b_end) - std::max(a[i].offset, b[j].offset), std::int64_t{0});
+    if (begin < std::min(a_end, b_end)) out.push_back({begin, std::min(a_end, b_end) - begin});
     a_end <= b_end ? ++i : ++j;
   }
-  return total;
+  return out;
 }
+
+std::int64_t overlap(const Segments& a, const Segments& b) { return total_length(common(a, b)); }
 
 }  // namespace dtensor

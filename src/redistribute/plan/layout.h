@@ -39,7 +39,8 @@ Traffic exchange_traffic(const Layout& from, const Layout& to, const Geometry& g
 // Elements of the largest local part.
 std::int64_t largest_part(const Layout& layout, const Geometry& geometry);
 
-// Elements along one dimension that both hold.
+// Elements along one dimension that both hold; and how many.
+Segments common(const Segments& a, const Segments& b);
 std::int64_t overlap(const Segments& a, const Segments& b);
 
 }  // namespace dtensor

@@ -19,13 +19,6 @@ bool commute(const Placement& a, const Placement& b) {
   return a.reduce_op() == b.reduce_op() || (additive(a) && additive(b));
 }
 
-template <class Test>
-AxisMask axes_where(std::size_t count, Test test) {
-  AxisMask axes = 0;
-  for (std::size_t axis = 0; axis < count; ++axis) axes |= test(axis) ? bit(axis) : 0;
-  return axes;
-}
-
 // Whether reductions over `axes`, or their introduction, may be done while the other axes stay: those to the right of
 // each are nested inside it.
 bool reorderable(const Placements& inner, const Placements& outer, AxisMask axes) {

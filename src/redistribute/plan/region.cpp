@@ -8,17 +8,6 @@
 namespace dtensor {
 namespace {
 
-Segments common(const Segments& a, const Segments& b) {
-  Segments out;
-  for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {
-    const std::int64_t begin = std::max(a[i].offset, b[j].offset);
-    const std::int64_t a_end = a[i].offset + a[i].length, b_end = b[j].offset + b[j].length;
-    if (begin < std::min(a_end, b_end)) out.push_back({begin, std::min(a_end, b_end) - begin});
-    a_end <= b_end ? ++i : ++j;
-  }
-  return out;
-}
-
 // The ranges of `a` outside those of `b`, both in rising order.
 Segments without(const Segments& a, const Segments& b) {
   Segments out;
