@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <vector>
 
 #include "dtensor/comm.h"
@@ -23,7 +24,9 @@ class DTENSOR_API BucketedAllToAll {
   void send(std::size_t bucket, int peer, const at::Tensor& piece);
   void receive(std::size_t bucket, int peer, const at::Tensor& target);
   // Fills all targets. Collective; empties the buckets.
-  void run();
+  void run() { start()(); }
+  // The same in the background where the backend can; the targets are filled when what it returns has been called.
+  std::function<void()> start();
 
  private:
   struct Bucket {
@@ -32,7 +35,7 @@ class DTENSOR_API BucketedAllToAll {
     bool remote;
     std::vector<std::vector<at::Tensor>> out, in;  // per member
   };
-  static void exchange(Bucket& bucket);
+  static std::function<void()> begin(Bucket bucket);
 
   std::vector<Bucket> buckets_;
 };

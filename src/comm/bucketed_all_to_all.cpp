@@ -31,12 +31,13 @@ at::Tensor packed(const std::vector<at::Tensor>& pieces, const at::TensorOptions
   return parts.empty() ? at::empty({0}, options) : at::cat(parts);
 }
 
-at::Tensor buffer_for(const std::vector<at::Tensor>& targets, const at::TensorOptions& options) {
+at::Tensor buffer_for(const Communicator& members, const std::vector<at::Tensor>& targets,
+                      const at::TensorOptions& options) {
   const auto dtype = options.dtype().toScalarType();
   if (goes_alone(targets, dtype)) return targets[0];
   std::int64_t bytes = 0;
   for (const at::Tensor& target : targets) bytes += static_cast<std::int64_t>(target.nbytes());
-  return at::empty({bytes / static_cast<std::int64_t>(c10::elementSize(dtype))}, options);
+  return members.empty({bytes / static_cast<std::int64_t>(c10::elementSize(dtype))}, options);
 }
 
 void unpack(const at::Tensor& buffer, const std::vector<at::Tensor>& targets, at::ScalarType dtype) {
@@ -72,12 +73,12 @@ void BucketedAllToAll::receive(std::size_t bucket, int peer, const at::Tensor& t
   buckets_[bucket].in[static_cast<std::size_t>(peer)].push_back(target);
 }
 
-void BucketedAllToAll::exchange(Bucket& bucket) {
+std::function<void()> BucketedAllToAll::begin(Bucket bucket) {
   const auto self = static_cast<std::size_t>(bucket.members.rank());
   TORCH_CHECK(bucket.out[self].size() == bucket.in[self].size(), "a rank sends itself ", bucket.out[self].size(),
               " pieces and receives ", bucket.in[self].size());
   for (std::size_t k = 0; k < bucket.in[self].size(); ++k) bucket.in[self][k].copy_(bucket.out[self][k]);
-  if (!bucket.remote || bucket.members.size() == 1) return;
+  if (!bucket.remote || bucket.members.size() == 1) return [] {};
   bucket.in[self].clear();
   bucket.out[self].clear();
   auto options = at::TensorOptions(bucket.dtype);
@@ -89,14 +90,21 @@ void BucketedAllToAll::exchange(Bucket& bucket) {
   }
   std::vector<at::Tensor> inputs, outputs;
   for (const auto& pieces : bucket.out) inputs.push_back(packed(pieces, options));
-  for (const auto& targets : bucket.in) outputs.push_back(buffer_for(targets, options));
-  bucket.members.all_to_all(outputs, inputs).wait();
-  for (std::size_t peer = 0; peer < outputs.size(); ++peer) unpack(outputs[peer], bucket.in[peer], bucket.dtype);
+  for (const auto& targets : bucket.in) outputs.push_back(buffer_for(bucket.members, targets, options));
+  auto work = bucket.members.all_to_all(outputs, inputs);
+  return [bucket = std::move(bucket), outputs, work]() mutable {
+    work.wait();
+    for (std::size_t peer = 0; peer < outputs.size(); ++peer) unpack(outputs[peer], bucket.in[peer], bucket.dtype);
+  };
 }
 
-void BucketedAllToAll::run() {
-  for (Bucket& bucket : buckets_) exchange(bucket);
+std::function<void()> BucketedAllToAll::start() {
+  std::vector<std::function<void()>> under_way;
+  for (Bucket& bucket : buckets_) under_way.push_back(begin(std::move(bucket)));
   buckets_.clear();
+  return [under_way = std::move(under_way)] {
+    for (const auto& finish : under_way) finish();
+  };
 }
 
 }  // namespace dtensor

@@ -10,6 +10,7 @@
 
 #include "comm/events.h"
 #include "comm/reduce_policy.h"
+#include "dtensor/bucketed_all_to_all.h"
 #include "redistribute/buffers.h"
 #include "redistribute/edges/edge.h"
 #include "redistribute/execute.h"
@@ -51,24 +52,6 @@ const Communicator& communicator_of(const Group& group) {
   return acting(*group[0]->from->mesh).communicator(edge_of(*group[0]).axes);
 }
 
-// A flat buffer and the parts of it that stand for tensors of these sizes.
-std::vector<at::Tensor> parts_of(const at::Tensor& flat, const std::vector<at::DimVector>& sizes) {
-  std::vector<at::Tensor> parts;
-  std::int64_t offset = 0;
-  for (const auto& size : sizes) {
-    const auto numel = c10::multiply_integers(size);
-    parts.push_back(flat.narrow(0, offset, numel).view(size));
-    offset += numel;
-  }
-  return parts;
-}
-
-std::int64_t total(const std::vector<at::DimVector>& sizes) {
-  std::int64_t sum = 0;
-  for (const auto& size : sizes) sum += c10::multiply_integers(size);
-  return sum;
-}
-
 // The sums are views of one buffer in their specs' order of dimensions.
 Finish all_reduce(const Group& group) {
   std::int64_t count = 0, offset = 0;
@@ -88,29 +71,37 @@ Finish all_reduce(const Group& group) {
   };
 }
 
+// What a group's calls receive.
+struct Incoming {
+  explicit Incoming(const Group& group) : calls(calls_of(group)) {
+    for (const auto& call : calls) results.push_back(result_buffer(call.wanted.sizes(), call.local));
+    for (std::size_t k = 0; k < calls.size(); ++k) receives.emplace_back(results[k], calls[k].wanted);
+  }
+  void finish(const Group& group) const {
+    for (const auto& pending : receives) pending.finish();
+    step(group, results);
+  }
+
+  const std::vector<EdgeCall> calls;
+  std::vector<at::Tensor> results;
+  std::vector<PendingReceives> receives;
+};
+
 // Lists for the communicator: position m * n + k is tensor k for (or from) member m.
 Finish all_gather(const Group& group) {
-  struct Gather {
-    std::vector<EdgeCall> calls;
-    std::vector<at::Tensor> results;
-    std::vector<PendingReceives> receives;
-  };
   const auto members = call_of(*group[0]).members().size(), n = group.size();
-  const auto gather = std::make_shared<Gather>();
-  gather->calls = calls_of(group);
+  const auto incoming = std::make_shared<Incoming>(group);
   std::vector<at::Tensor> outputs(members * n), inputs;
-  for (const auto& call : gather->calls) gather->results.push_back(result_buffer(call.wanted.sizes(), call.local));
   for (std::size_t k = 0; k < n; ++k) {
-    const auto& call = gather->calls[k];
-    auto& receives = gather->receives.emplace_back(gather->results[k], call.wanted);
+    const auto& call = incoming->calls[k];
+    auto& receives = incoming->receives[k];
     for (const auto& member : call.members()) receives.expect(region_of(call.from, call.geometry, member));
     for (std::size_t m = 0; m < members; ++m) outputs[m * n + k] = receives.views()[m];
     inputs.push_back(call.local);
   }
-  return [group, gather, work = communicator_of(group).all_gather_list(outputs, inputs)]() mutable {
+  return [group, incoming, work = communicator_of(group).all_gather_list(outputs, inputs)]() mutable {
     work.wait();
-    for (const auto& receives : gather->receives) receives.finish();
-    step(group, gather->results);
+    incoming->finish(group);
   };
 }
 
@@ -132,46 +123,24 @@ Finish reduce_scatter(const Group& group) {
       };
 }
 
-struct Exchange {
-  std::vector<EdgeCall> calls;
-  std::vector<std::vector<Region>> regions;     // that come from each member
-  std::vector<std::vector<at::Tensor>> coming;  // and where they are received
-  std::vector<at::Tensor> departures, receives;
-};
-
-Exchange pack_exchange(const Group& group) {
-  const auto members = call_of(*group[0]).members().size();
-  Exchange e{calls_of(group), std::vector<std::vector<Region>>(members), {}, {}, {}};
-  for (std::size_t m = 0; m < members; ++m) {
-    std::vector<at::Tensor> leaving;
-    std::vector<at::DimVector> sizes;
-    for (const auto& call : e.calls) {
-      const auto member = call.members()[m];
-      const auto theirs = region_of(call.to, call.geometry, member);
-      leaving.push_back(read_part(call.local, call.held, common(call.held, theirs)).reshape({-1}));
-      e.regions[m].push_back(common(region_of(call.from, call.geometry, member), call.wanted));
-      sizes.push_back(e.regions[m].back().sizes());
-    }
-    e.departures.push_back(at::cat(leaving));
-    e.receives.push_back(result_buffer({total(sizes)}, group[0]->at));
-    e.coming.push_back(parts_of(e.receives.back(), sizes));
-  }
-  return e;
-}
-
 Finish all_to_all(const Group& group) {
-  const auto exchange = std::make_shared<Exchange>(pack_exchange(group));
-  auto work = communicator_of(group).all_to_all(exchange->receives, exchange->departures);
-  return [group, exchange, work]() mutable {
-    work.wait();
-    for (std::size_t k = 0; k < group.size(); ++k) {
-      const auto& call = exchange->calls[k];
-      auto result = result_buffer(call.wanted.sizes(), call.local);
-      for (std::size_t m = 0; m < exchange->coming.size(); ++m) {
-        write_part(result, call.wanted, exchange->regions[m][k], exchange->coming[m][k]);
-      }
-      step(*group[k], std::move(result));
+  const auto incoming = std::make_shared<Incoming>(group);
+  BucketedAllToAll pieces;
+  const auto bucket = pieces.bucket(communicator_of(group), group[0]->at.scalar_type());
+  for (std::size_t k = 0; k < group.size(); ++k) {
+    const auto& call = incoming->calls[k];
+    auto& receives = incoming->receives[k];
+    const auto members = call.members();
+    for (std::size_t m = 0; m < members.size(); ++m) {
+      const auto theirs = common(call.held, region_of(call.to, call.geometry, members[m]));
+      pieces.send(bucket, static_cast<int>(m), read_part(call.local, call.held, theirs));
+      receives.expect(common(region_of(call.from, call.geometry, members[m]), call.wanted));
+      pieces.receive(bucket, static_cast<int>(m), receives.views()[m]);
     }
+  }
+  return [group, incoming, finish = pieces.start()] {
+    finish();
+    incoming->finish(group);
   };
 }
 
