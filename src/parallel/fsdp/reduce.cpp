@@ -26,15 +26,15 @@ at::Tensor on_mesh(const DeviceMesh& mesh, const DTensor& sum) {
   return DTensor::from_local(sum.to_local().to(mesh.device_type()), mesh, sum.placements(), sum.sizes(), sum.strides());
 }
 
-// An axis of one rank holds everything, whatever the placement calls it: called as the reduced gradient will have it,
-// so that gradients of several passes are of one kind.
+// Without a graph. An axis of one rank holds everything, whatever the placement calls it: called as the reduced gradient
+// will have it, so that gradients of several passes are of one kind.
 DTensor named_alike(const Parameter& p, const DTensor& gradient) {
   const auto mesh = gradient.mesh();
   auto placements = gradient.placements();
   for (std::size_t axis = 0; axis < placements.size(); ++axis) {
     if (mesh.size(static_cast<std::int64_t>(axis)) == 1) placements[axis] = p.reduced[axis];
   }
-  if (placements == gradient.placements()) return gradient;
+  if (placements == gradient.placements()) return DTensor(gradient.detach());
   return DTensor::from_local(gradient.to_local(), mesh, placements, gradient.sizes(), gradient.strides());
 }
 
@@ -52,7 +52,7 @@ void Schedule::gradient(Unit& unit, std::size_t k, const DTensor& parameter, con
   enter_pass(pass);
   switch_phase(kBackward);
   if (unit.pending_pass < 0) unit.pending_pass = pass;
-  add_pending(unit, unit.parameters[k], parameter, gradient.detach());
+  add_pending(unit, unit.parameters[k], parameter, gradient);
   // A unit over several recomputed segments is complete after each of them.
   if (++unit.arrivals < unit.awaited || !unit.complete()) return;
   ++unit.reductions;

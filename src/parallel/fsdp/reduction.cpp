@@ -46,7 +46,7 @@ std::vector<Item> take_pending(Unit& unit) {
     const auto tensor = p.lock();
     if (!tensor.defined()) continue;
     auto wanted = before_reduction(unit, p, gradient.placements());
-    auto local = gradient.redistribute(wanted).to_local();
+    auto local = (wanted == gradient.placements() ? gradient : gradient.redistribute(wanted)).to_local();
     items.push_back({&p, DTensor(tensor), std::move(local), std::move(wanted)});
   }
   unit.pending_pass = -1;
