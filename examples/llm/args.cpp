@@ -103,14 +103,13 @@ void add_train(CLI::App& app, TrainOptions& t) {
                  "projections that are adapted; default: q_proj and v_proj, behind a bottleneck q_b_proj and kv_b_proj")
       ->delimiter(',');
   app.add_option("--seed", t.seed, "of batches and adapters")->capture_default_str();
-  app.add_option("--save", t.save, "write the training state to this folder at the end");
-  app.add_option("--save-every", t.save_every, "and after every so many steps")->check(CLI::Range(1, 1 << 30));
-  app.add_option("--load", t.load, "go on from this training state, saved on any mesh");
+  add_run_flags(app, t);
 }
 
 void check(const Options& o) {
   const bool needs_prompt = o.command == Command::logits || o.command == Command::generate;
   if (needs_prompt && o.tokens.empty() && o.prompt.empty()) throw UsageError("--tokens or --prompt is required");
+  check_run_flags(o.train);
 }
 
 at::ScalarType dtype_of(const std::string& name) {

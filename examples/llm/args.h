@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "train/run_flags.h"
 #include "usage_error.h"
 
 namespace llm {
@@ -31,20 +32,19 @@ struct SampleOptions {
   bool print_tokens = false, ignore_end = false;
 };
 
-struct TrainOptions {
+struct TrainOptions : train::RunFlags {
+  TrainOptions() { batch = 4, seq = 64; }
+
   std::vector<std::string> data;  // text files, folders of them, JSONL files
   std::string field = "text";     // of each line of a JSONL file
   std::vector<std::string> eval;  // the same, not trained on
   std::int64_t eval_every = 0;    // steps; 0: at the end
-  std::int64_t steps = 100, batch = 4, seq = 64, warmup = 0;
+  std::int64_t warmup = 0;
   std::string schedule = "constant";
   double lr = 1e-4, weight_decay = 0.01, clip = 1;
   std::int64_t lora_rank = 0;
   double lora_alpha = 0;                  // 0: twice the rank
   std::vector<std::string> lora_targets;  // empty: what makes queries and values
-  std::uint64_t seed = 0;
-  std::string save, load;
-  std::int64_t save_every = 0;
 };
 
 struct Options {

@@ -10,7 +10,7 @@
 #include "dtensor/fully_shard.h"
 #include "dtensor/moe.h"
 #include "dtensor/parallelize.h"
-#include "dtensor/tensor.h"
+#include "train/data.h"
 
 namespace llm {
 
@@ -104,9 +104,9 @@ void load_parameters(const Model& model, const Family& family, const std::string
 
 at::Tensor Model::place(const at::Tensor& ids, bool split_batch) const {
   if (!mesh) return ids;
-  if (split_batch) return distribute_tensor(ids, mesh, {dtensor::Shard(0), dtensor::Shard(0), dtensor::Replicate()});
-  const Placements whole(static_cast<std::size_t>(mesh.ndim()));
-  return dtensor::DTensor::from_local(ids, mesh, whole, ids.sizes());  // nothing to agree on, so no collective a token
+  const auto rows = split_batch ? Placements{dtensor::Shard(0), dtensor::Shard(0), dtensor::Replicate()}
+                                : Placements(static_cast<std::size_t>(mesh.ndim()));
+  return train::place_batch(ids, mesh, rows);
 }
 
 }  // namespace llm

@@ -5,7 +5,7 @@
 #include <c10/util/StringUtil.h>
 #include <fmt/format.h>
 
-#include <cstdlib>
+#include <atomic>
 #include <iostream>
 
 #include "dtensor/launch.h"
@@ -16,6 +16,7 @@
 #include "text_stream.h"
 #include "train.h"
 #include "train/output.h"
+#include "train/signals.h"
 
 namespace llm {
 namespace {
@@ -59,18 +60,20 @@ void run_export(const Options& options, const Family& family, const dtensor::Com
   export_folder(model, family, options.model, options.out, world, options.asked_dtype);
 }
 
-void run_command(const Options& options, const Family& family, const dtensor::Communicator& world,
-                 const tokenizer::Tokenizer* tokenizer) {
+// The signal on which training was left; else 0.
+int run_command(const Options& options, const Family& family, const dtensor::Communicator& world,
+                const tokenizer::Tokenizer* tokenizer) {
   switch (options.command) {
     case Command::logits:
-      return run_logits(options, family, world);
+      return run_logits(options, family, world), 0;
     case Command::generate:
-      return run_generate(options, family, world, tokenizer);
+      return run_generate(options, family, world, tokenizer), 0;
     case Command::train:
       return run_train(options, family, world);
     case Command::exports:
-      return run_export(options, family, world);
+      return run_export(options, family, world), 0;
   }
+  return 0;
 }
 
 // Before anything is read: what cannot be written in the end.
@@ -78,17 +81,7 @@ void check_outputs(const Options& options) {
   const bool folder = options.command == Command::train || options.command == Command::exports;
   if (folder && !options.out.empty()) check_export(options.model, options.out);
   if (options.command == Command::logits) train::check_writable("--out", options.out);
-  train::check_can_save("--save", options.train.save);
-}
-
-// Prints once, whatever the number of processes.
-int report_usage_error(const std::string& message) {
-  for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID"}) {
-    const char* rank = std::getenv(variable);
-    if (rank != nullptr && std::string(rank) != "0") return 2;
-  }
-  std::cerr << "llm: " << message << "\n";
-  return 2;
+  check_run_files(options.train);
 }
 
 int run(int argc, char** argv) {
@@ -104,15 +97,18 @@ int run(int argc, char** argv) {
     options.tokens.assign(ids.begin(), ids.end());
   }
   std::string usage_error;
+  std::atomic<int> left{0};
+  std::optional<train::LeaveSignals> signals;  // without a place to save to, they end the program as they do any other
+  if (!options.train.save.empty()) signals.emplace();
   const int status = dtensor::launch(argc, argv, [&](dtensor::Communicator world) {
     try {
-      run_command(options, family, world, tokenizer ? &*tokenizer : nullptr);
+      left = run_command(options, family, world, tokenizer ? &*tokenizer : nullptr);
     } catch (const UsageError& error) {  // the same on every rank
       if (world.rank() == 0) usage_error = error.what();
     }
   });
-  if (!usage_error.empty()) return report_usage_error(usage_error);
-  return status;
+  if (!usage_error.empty()) return train::report_usage_error("llm", usage_error);
+  return status == 0 && left != 0 ? train::kLeft : status;
 }
 
 }  // namespace
@@ -121,7 +117,7 @@ int run_program(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const UsageError& error) {
-    return report_usage_error(error.what());
+    return train::report_usage_error("llm", error.what());
   } catch (const std::exception& error) {
     std::cerr << "llm: " << error.what() << "\n";
     return 1;

@@ -3,11 +3,12 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
-
 #include "dtensor/random.h"
 #include "export.h"
 #include "text.h"
+#include "train/plot.h"
+#include "train/run_output.h"
+#include "train/state.h"
 
 namespace llm {
 namespace {
@@ -17,22 +18,41 @@ void check_tokens_of(const std::vector<std::int32_t>& tokens, const char* flag, 
   throw UsageError(fmt::format("{}: {} tokens are too few for --seq {}", flag, tokens.size(), o.seq));
 }
 
-void tell(const StepRecord& r, std::int64_t steps) {
-  fmt::print("step {}/{}  loss {:.6f}  lr {:.3g}  gradient norm {:.4g}\n", r.step + 1, steps, r.loss, r.lr,
-             r.grad_norm);
-  std::fflush(stdout);
+// Trains up to --steps; the signal on which the run was left, else 0.
+int train_steps(Trainer& trainer, train::RunState& state, train::RunOutput& output, const train::Corpus& corpus,
+                const std::vector<std::int32_t>& held_out, const TrainOptions& o) {
+  const auto judge = [&] {
+    if (!held_out.empty()) output.add_evaluation(trainer.steps_done(), evaluate(trainer, held_out, o));
+  };
+  while (trainer.steps_done() < o.steps) {
+    const auto record = trainer.step(corpus.batch(o.seed, trainer.steps_done(), {o.batch, o.seq}));
+    output.add(record);
+    const std::int64_t done = trainer.steps_done();
+    if (o.eval_every > 0 && done % o.eval_every == 0 && done < o.steps) judge();
+    if (const int signal = state.after(record.step); signal != 0) return signal;
+  }
+  judge();
+  return 0;
+}
+
+void plot(const TrainOptions& o, const std::string& model, const std::vector<double>& losses) {
+  if (o.plot.empty() || losses.empty()) return;
+  train::write_svg(o.plot,
+                   {.title = fmt::format("{}: {} steps of adamw", model, losses.size()), .curves = {{"loss", losses}}});
+  fmt::print("picture: {}\n", o.plot);
 }
 
 }  // namespace
 
-void run_train(const Options& options, const Family& family, const dtensor::Communicator& world) {
+int run_train(const Options& options, const Family& family, const dtensor::Communicator& world) {
   const TrainOptions& o = options.train;
-  const bool tells = world.rank() == 0;
   auto tokens = read_tokens(o.data, o.field, family, options.model);
   check_tokens_of(tokens, "--data", o);
   const auto corpus = train::Corpus::of(std::move(tokens), o.seq);
   const auto held_out = read_tokens(o.eval, o.field, family, options.model);
   if (!o.eval.empty()) check_tokens_of(held_out, "--eval", o);
+  corpus.check_same(world);  // batches are placed without being compared
+  if (!held_out.empty()) train::Corpus::of(held_out, o.seq).check_same(world);
   const MeshSizes sizes = fit_mesh(options.mesh, world.size(), family);
   const ModelOptions how{.dtype = options.dtype, .lora = lora_options(o, family.config), .always_mesh = true};
   dtensor::manual_seed(init_device_mesh(world, at::kCPU, {world.size()}), o.seed);
@@ -40,24 +60,16 @@ void run_train(const Options& options, const Family& family, const dtensor::Comm
   load_parameters(model, family, options.model, world);
   model.decoder->train();
   Trainer trainer(model, o);
-  if (!o.load.empty()) trainer.load(o.load, world);
-  const auto judge = [&] {
-    if (held_out.empty()) return;
-    const double loss = evaluate(trainer, held_out, o);
-    if (tells)
-      fmt::print("evaluation after {} steps: loss {:.6f}, perplexity {:.4f}\n", trainer.steps_done(), loss,
-                 std::exp(loss));
-  };
-  while (trainer.steps_done() < o.steps) {
-    const auto record = trainer.step(corpus.batch(o.seed, trainer.steps_done(), {o.batch, o.seq}));
-    if (tells) tell(record, o.steps);
-    const std::int64_t done = trainer.steps_done();
-    if (o.eval_every > 0 && done % o.eval_every == 0 && done < o.steps) judge();
-    if (!o.save.empty() && (done == o.steps || (o.save_every > 0 && done % o.save_every == 0)))
-      trainer.save(o.save, world);
-  }
-  judge();
-  if (!options.out.empty()) export_folder(model, family, options.model, options.out, world, options.asked_dtype);
+  train::RunState state(o, world);
+  trainer.add_to(state.parts());
+  trainer.go_on_after(state.begin());
+  train::RunOutput output(o, world.rank() == 0);
+  const int left = train_steps(trainer, state, output, corpus, held_out, o);
+  output.close();
+  if (world.rank() == 0) plot(o, options.model, output.losses());
+  if (left == 0 && !options.out.empty())
+    export_folder(model, family, options.model, options.out, world, options.asked_dtype);
+  return left;
 }
 
 }  // namespace llm

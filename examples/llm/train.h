@@ -10,6 +10,7 @@
 #include "dtensor/optim/learning_rate.h"
 #include "model.h"
 #include "train/data.h"
+#include "train/step_record.h"
 
 namespace llm {
 
@@ -19,11 +20,6 @@ dtensor::LearningRate learning_rate(const TrainOptions& options);
 // Without --lora-targets: what makes queries and values of this model.
 dtensor::nn::LoraOptions lora_options(const TrainOptions& options, const dtensor::nn::DecoderConfig& config);
 
-struct StepRecord {
-  std::int64_t step = 0;
-  double loss = 0, lr = 0, grad_norm = 0;  // before the step
-};
-
 // A model that learns: AdamW over what is trained.
 class Trainer {
  public:
@@ -31,19 +27,18 @@ class Trainer {
 
   // One step on ids and the tokens after them, int64 [batch, sequence], the same on every rank. Collective. Throws
   // dtensor::NonFiniteError, before anything is updated, where the loss or the norm of the gradients is not finite.
-  StepRecord step(const train::Batch& batch);
+  train::StepRecord step(const train::Batch& batch);
   // The mean loss, without a step. Collective.
   double loss(const train::Batch& batch) const;
   std::int64_t steps_done() const { return steps_done_; }
 
-  // What is trained, the optimizer and the number of steps; on any mesh. What would make other batches of the same
-  // steps is compared: a UsageError.
-  void save(const std::string& folder, const dtensor::Communicator& world);
-  void load(const std::string& folder, const dtensor::Communicator& world);
+  // After so many steps of a run that is taken up.
+  void go_on_after(std::int64_t steps) { steps_done_ = steps; }
+  // What is trained and the optimizer, which must outlive the checkpoint; on any mesh.
+  void add_to(dtensor::Checkpoint& checkpoint);
 
  private:
   at::Tensor mean_loss(const train::Batch& batch) const;
-  dtensor::Checkpoint state();
 
   const Model& model_;
   TrainOptions options_;
@@ -51,13 +46,14 @@ class Trainer {
   dtensor::NamedTensors trained_;
   std::vector<at::Tensor> parameters_;
   std::unique_ptr<dtensor::Optimizer> optimizer_;
-  std::int64_t steps_done_ = 0, seed_, batch_, sequence_;
+  std::int64_t steps_done_ = 0;
 };
 
 // The mean loss over all of a corpus, in batches of sequences that follow each other. Collective.
 double evaluate(const Trainer& trainer, const std::vector<std::int32_t>& tokens, const TrainOptions& options);
 
-// All of it: reads texts and model, trains, tells rank 0's terminal, saves, exports.
-void run_train(const Options& options, const Family& family, const dtensor::Communicator& world);
+// All of it: reads texts and model, trains, tells rank 0's terminal and files, saves, exports. Returns the signal on
+// which the run was saved and left, before it was through; else 0.
+int run_train(const Options& options, const Family& family, const dtensor::Communicator& world);
 
 }  // namespace llm

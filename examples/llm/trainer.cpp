@@ -2,9 +2,9 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
-#include <bit>
 #include <unordered_set>
 
+#include "dtensor/events.h"
 #include "dtensor/find_nonfinite.h"
 #include "dtensor/tensor.h"
 #include "train.h"
@@ -50,13 +50,7 @@ dtensor::nn::LoraOptions lora_options(const TrainOptions& o, const dtensor::nn::
 }
 
 Trainer::Trainer(const Model& model, const TrainOptions& options)
-    : model_(model),
-      options_(options),
-      rate_(learning_rate(options)),
-      trained_(trained_parameters(*model.decoder)),
-      seed_(std::bit_cast<std::int64_t>(options.seed)),
-      batch_(options.batch),
-      sequence_(options.seq) {
+    : model_(model), options_(options), rate_(learning_rate(options)), trained_(trained_parameters(*model.decoder)) {
   dtensor::AdamW::Group group{
       .parameters = {}, .options = {.lr = options.lr, .weight_decay = options.weight_decay}, .names = {}};
   for (const auto& [name, tensor] : trained_) {
@@ -76,8 +70,11 @@ at::Tensor Trainer::mean_loss(const train::Batch& batch) const {
   return loss;
 }
 
-StepRecord Trainer::step(const train::Batch& batch) {
-  StepRecord record{.step = steps_done_, .lr = rate_(steps_done_)};
+train::StepRecord Trainer::step(const train::Batch& batch) {
+  train::StepRecord record{.step = steps_done_, .tokens = batch.ids.numel(), .lr = rate_(steps_done_)};
+  record.start = std::chrono::steady_clock::now();
+  const dtensor::EventListener listener([&](const dtensor::Event& event) { record.moved[event.axis] += event.bytes; },
+                                        {dtensor::Event::Kind::collective});
   const auto pass = [&] {
     const at::Tensor loss = mean_loss(batch);
     loss.backward();
@@ -92,6 +89,7 @@ StepRecord Trainer::step(const train::Batch& batch) {
   optimizer_->step();
   optimizer_->zero_grad();
   ++steps_done_;
+  record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - record.start).count();
   return record;
 }
 
@@ -100,21 +98,8 @@ double Trainer::loss(const train::Batch& batch) const {
   return to_number(mean_loss(batch));
 }
 
-dtensor::Checkpoint Trainer::state() {
-  dtensor::Checkpoint state;
-  state.add("model", trained_).add("optimizer", *optimizer_);
-  state.add("step", steps_done_).add("seed", seed_).add("batch", batch_).add("sequence", sequence_);
-  return state;
-}
-
-void Trainer::save(const std::string& folder, const dtensor::Communicator& world) { state().save(folder, world); }
-
-void Trainer::load(const std::string& folder, const dtensor::Communicator& world) {
-  state().load(folder, world);
-  if (std::bit_cast<std::uint64_t>(seed_) != options_.seed || batch_ != options_.batch || sequence_ != options_.seq) {
-    throw UsageError(fmt::format("--load: {} was trained with --seed {} --batch {} --seq {}", folder,
-                                 std::bit_cast<std::uint64_t>(seed_), batch_, sequence_));
-  }
+void Trainer::add_to(dtensor::Checkpoint& checkpoint) {
+  checkpoint.add("model", trained_).add("optimizer", *optimizer_);
 }
 
 double evaluate(const Trainer& trainer, const std::vector<std::int32_t>& tokens, const TrainOptions& o) {

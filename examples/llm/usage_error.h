@@ -1,7 +1,7 @@
 // What the user asked for and cannot have: one line and exit status 2.
 #pragma once
 
-#include "train/args.h"
+#include "train/run_flags.h"
 
 namespace llm {
 

@@ -120,21 +120,7 @@ void add_file_flags(CLI::App& app, Options& o) {
   app.add_option("--data", o.data, "text files or folders; default: LibTorch's headers");
   app.add_option("--tokenizer", o.tokenizer,
                  "a tokenizer.json, a merges.txt or a folder with either, or 'shipped'; default: bytes");
-  app.add_option("--save", o.save, "write a checkpoint to this folder at the end");
-  app.add_option("--save-every", o.save_every, "and after every so many steps, in the background")
-      ->check(CLI::Range(1, 100'000'000));
-  app.add_option("--keep", o.keep,
-                 "make --save a folder of the newest so many checkpoints, step-00000050 and so on, and a link 'latest'")
-      ->check(CLI::Range(1, 1'000'000));
-  app.add_option("--load", o.load, "go on from this checkpoint, saved on any mesh, up to --steps in all");
-  app.add_option(
-         "--resume", o.resume,
-         "go on from the newest whole checkpoint of --save (or of the folder given), if there is one; a damaged "
-         "one is passed over for the one before")
-      ->expected(0, 1)
-      ->default_str("latest");
-  app.add_option("--log", o.log, "write one JSON line a step to this file");
-  app.add_option("--plot", o.plot, "write the loss curve to this SVG file");
+  add_run_flags(app, o);
   app.add_flag("--memory", o.memory,
                "fsdp: print the memory of rank 0 (with pp: of a rank of each part), as predicted and as measured");
   app.add_option("--memory-plot", o.memory_plot,
@@ -243,10 +229,7 @@ void settle_sizes(Options& o) {
   if (o.bf16 && o.parallel != "fsdp") throw UsageError("--mixed-precision bf16 needs --parallel fsdp");
   if (o.memory && o.parallel != "fsdp") throw UsageError("--memory needs --parallel fsdp");
   if (o.reshard != "true" && o.parallel != "fsdp") throw UsageError("--reshard-after-forward needs --parallel fsdp");
-  if (o.save_every > 0 && o.save.empty()) throw UsageError("--save-every needs --save");
-  if (o.keep > 0 && o.save.empty()) throw UsageError("--keep needs --save");
-  if (o.resume == "latest" && o.save.empty()) throw UsageError("--resume needs --save, or the name of a folder");
-  if (!o.resume.empty() && !o.load.empty()) throw UsageError("--resume and --load are two ways to go on: give one");
+  check_run_flags(o);
   if (o.grad_accum > o.batch) throw UsageError("--grad-accum: more pieces than sequences in a batch");
   if (!o.mesh || !o.ranks) return;
   if (*o.ranks != o.mesh->size()) fit_mesh(o, *o.ranks);
@@ -289,15 +272,6 @@ Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_st
     }
   }
   return options;
-}
-
-int report_usage_error(Kind program, const std::string& message) {
-  for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID"}) {
-    const char* rank = std::getenv(variable);
-    if (rank != nullptr && std::string(rank) != "0") return 2;
-  }
-  std::cerr << to_string(program) << ": " << message << "\n";
-  return 2;
 }
 
 }  // namespace train

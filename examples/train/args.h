@@ -3,16 +3,12 @@
 
 #include <cstdint>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
-namespace train {
+#include "run_flags.h"
 
-// The user asked for something that cannot be: one line, exit status 2.
-class UsageError : public std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
+namespace train {
 
 constexpr std::int64_t kEndOfDocument = 256;  // where tokens are bytes: no byte
 
@@ -54,7 +50,7 @@ struct SparseShape {
   std::int64_t edp = 1, ep = 1, etp = 1;
 };
 
-struct Options {
+struct Options : RunFlags {
   std::optional<MeshShape> mesh;  // default: every rank on `shard`
   std::optional<int> ranks;
   std::string backend, model = "tiny", optimizer = "adamw";
@@ -74,18 +70,13 @@ struct Options {
   int microbatches = 4, chunks = 0;  // chunks: stages of a rank; 0: the schedule's own number
   ShampooFlags shampoo = {};
   double dropout = 0, lr = 1e-3, clip = 1;
-  std::int64_t steps = 100, warmup = 10;
-  std::int64_t batch = 0, seq = 0, hidden = 0, layers = 0;  // 0: the model's default
-  std::uint64_t seed = 0;
+  std::int64_t warmup = 10;
+  std::int64_t hidden = 0, layers = 0;  // 0: the model's default, as of batch and seq
   std::vector<std::string> data;
   std::string tokenizer;                          // a file or folder, or "shipped"; empty: tokens are bytes
   std::int64_t vocabulary = 0;                    // the tokenizer's; 0: the model's
   std::int64_t end_of_document = kEndOfDocument;  // the tokenizer's end of a text
-  std::string log, plot, memory_plot, trace;
-  std::string save, load;                   // folders of checkpoints
-  std::int64_t save_every = 0;              // 0: only at the end
-  std::int64_t keep = 0;                    // 0: `save` is the checkpoint; else a folder of the newest so many
-  std::string resume;                       // "latest": the newest of `save`; or a folder; empty: from the beginning
+  std::string memory_plot, trace;
   std::optional<ExpertFlags> experts = {};  // none: a dense model
 };
 
@@ -104,8 +95,5 @@ Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_st
 MeshShape fit_mesh(const Options& options, int ranks);
 // Throws UsageError where it does not fit.
 SparseShape fit_sparse(const ExpertFlags& flags, const MeshShape& dense);
-
-// Prints `NAME: message` on stderr, from the first process of a launched program only. Returns 2.
-int report_usage_error(Kind program, const std::string& message);
 
 }  // namespace train

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "dtensor/tensor.h"
 #include "hash.h"
 
 namespace train {
@@ -146,6 +147,12 @@ Batch Corpus::batch(std::uint64_t seed, std::int64_t step, const BatchShape& sha
     std::copy(tokens.begin() + 1, tokens.end(), targets.mutable_data_ptr<std::int64_t>() + b * shape.sequence);
   }
   return {ids, targets, shape.documents ? documents_of(ids, shape.end) : at::Tensor()};
+}
+
+at::Tensor place_batch(const at::Tensor& whole, const dtensor::DeviceMesh& mesh, const dtensor::Placements& where) {
+  const dtensor::Placements everywhere(static_cast<std::size_t>(mesh.ndim()));
+  const auto placed = dtensor::DTensor::from_local(whole, mesh, everywhere, whole.sizes());
+  return where == everywhere ? placed : placed.redistribute(where);
 }
 
 }  // namespace train

@@ -11,6 +11,8 @@
 
 #include "args.h"
 #include "dtensor/comm.h"
+#include "dtensor/mesh.h"
+#include "dtensor/placement.h"
 #include "tokenizer/tokenizer.h"
 
 namespace train {
@@ -71,5 +73,8 @@ class Corpus {
   std::vector<std::int32_t> tokens_;  // these
   std::size_t files_ = 0, bytes_ = 0;
 };
+
+// A tensor of a batch, which each rank has whole and the same: nothing is agreed, so there is no collective.
+at::Tensor place_batch(const at::Tensor& whole, const dtensor::DeviceMesh& mesh, const dtensor::Placements& where);
 
 }  // namespace train

@@ -4,7 +4,7 @@
 #include <fstream>
 #include <string>
 
-#include "run.h"
+#include "step_record.h"
 
 namespace train {
 

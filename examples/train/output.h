@@ -4,7 +4,7 @@
 #include <fstream>
 #include <string>
 
-#include "args.h"
+#include "run_flags.h"
 
 namespace train {
 

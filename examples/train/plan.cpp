@@ -146,11 +146,6 @@ std::vector<std::vector<dtensor::FsdpUnit>> distribute(const Stages& stages, con
   return all;
 }
 
-at::Tensor place_batch(const at::Tensor& whole, const dtensor::DeviceMesh& mesh, const dtensor::Placements& where) {
-  const dtensor::Placements everywhere(static_cast<std::size_t>(mesh.ndim()));
-  return dtensor::DTensor::from_local(whole, mesh, everywhere, whole.sizes()).redistribute(where);
-}
-
 dtensor::Placements batch_placements(const Options& options) {
   return {Shard(0), Shard(0), options.zigzag_sequence ? dtensor::ZigzagShard(1) : Shard(1), Replicate()};
 }

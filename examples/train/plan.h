@@ -31,8 +31,6 @@ std::vector<std::vector<dtensor::FsdpUnit>> distribute(const Stages& stages, con
 // ids, targets and, by propagation, every activation between blocks: the batch over replicate and shard,
 // the sequence over cp.
 dtensor::Placements batch_placements(const Options& options = {});
-// Of a batch that each rank has whole, the same on all: nothing is agreed, so there is no collective.
-at::Tensor place_batch(const at::Tensor& whole, const dtensor::DeviceMesh& mesh, const dtensor::Placements& where);
 // What says something of a row of the batch, whole where the sequence is split: where its documents begin.
 dtensor::Placements rows_placements();
 

@@ -8,14 +8,12 @@
 
 #include "compare.h"
 #include "data.h"
-#include "dtensor/checkpoint_series.h"
 #include "dtensor/launch.h"
 #include "load.h"
-#include "log.h"
 #include "output.h"
 #include "plot.h"
-#include "progress.h"
 #include "run.h"
+#include "run_output.h"
 #include "signals.h"
 #include "stages.h"
 #include "trace.h"
@@ -35,16 +33,12 @@ struct Outcome {
 std::vector<StepRecord> train_and_show(const dtensor::Communicator& world, const Options& options, const Corpus& corpus,
                                        MemoryUse& memory) {
   const bool shows = world.rank() == 0;
-  StepLog log(shows ? options.log : "");
-  Progress progress(options.steps);
-  const auto on_step = [&](const StepRecord& record) {
-    if (!shows) return;
-    log.add(record);
-    progress.show(record);
-  };
+  RunOutput output(options, shows);
   memory.sampled = !options.memory_plot.empty();
-  auto records = train_on_mesh(world, options, corpus, on_step, options.memory || memory.sampled ? &memory : nullptr);
-  log.close();
+  auto records = train_on_mesh(
+      world, options, corpus, [&](const StepRecord& record) { output.add(record); },
+      options.memory || memory.sampled ? &memory : nullptr);
+  output.close();
   return records;
 }
 
@@ -164,21 +158,11 @@ int report(const Options& options, const Corpus& corpus, const Outcome& outcome)
 }
 
 void check_files(const Options& options) {
-  check_writable("--log", options.log);
-  check_writable("--plot", options.plot);
+  check_run_files(options);
   check_writable("--memory-plot", options.memory_plot);
   check_writable("--trace", options.trace);
   check_writable("--schedule-plot", options.schedule_plot);
   if (options.experts) check_writable("--load-plot", options.experts->load_plot);
-  if (options.keep == 0) return check_can_save("--save", options.save);
-  const auto steps = dtensor::checkpoint_steps(options.save);
-  if (!steps.empty() && options.resume.empty()) {
-    throw UsageError(
-        fmt::format("--save {} has checkpoints of a run, the newest of step {}: go on from it with --resume, "
-                    "or name another folder",
-                    options.save, steps.front()));
-  }
-  check_can_save("--save", dtensor::checkpoint_of_step(options.save, 0));
 }
 
 Corpus read_corpus(Options& options) {
@@ -209,7 +193,7 @@ int run(Kind program, int argc, char** argv) {
   const int status =
       dtensor::launch(argc, argv, [&](dtensor::Communicator world) { run_rank(world, options, corpus, outcome); });
   if (status != 0) return status;
-  if (!outcome.usage_error.empty()) return report_usage_error(program, outcome.usage_error);
+  if (!outcome.usage_error.empty()) return report_usage_error(to_string(program), outcome.usage_error);
   if (!outcome.records.empty() && outcome.records.back().left_by != 0) return kLeft;
   return outcome.reports ? dtensor::finish_output(report(options, corpus, outcome)) : 0;
 }
@@ -220,7 +204,7 @@ int run_program(Kind program, int argc, char** argv) {
   try {
     return run(program, argc, argv);
   } catch (const UsageError& error) {
-    return report_usage_error(program, error.what());
+    return report_usage_error(to_string(program), error.what());
   } catch (const std::exception& error) {
     std::cerr << to_string(program) << ": " << error.what() << "\n";
     return 1;

@@ -7,6 +7,10 @@
 
 namespace train {
 
+// Exit status of a run that saves (--save) and was asked to leave by SIGTERM or SIGUSR1: it saved after the step under
+// way, and --resume goes on.
+inline constexpr int kLeft = 75;  // EX_TEMPFAIL of sysexits.h: to be tried again
+
 // Notes the signals while it lives, for the whole process; one at a time.
 class LeaveSignals {
  public:

@@ -11,12 +11,12 @@
 
 namespace train {
 
-RunState::RunState(const Options& options, dtensor::Communicator world)
-    : options_(options),
+RunState::RunState(const RunFlags& flags, dtensor::Communicator world)
+    : flags_(flags),
       world_(std::move(world)),
-      seed_(std::bit_cast<std::int64_t>(options.seed)),
-      batch_(options.batch),
-      sequence_(options.seq) {
+      seed_(std::bit_cast<std::int64_t>(flags.seed)),
+      batch_(flags.batch),
+      sequence_(flags.seq) {
   parts_.add("step", step_).add("seed", seed_).add("batch", batch_).add("sequence", sequence_);
 }
 
@@ -25,13 +25,13 @@ void RunState::say(const std::string& line) const {
 }
 
 std::string RunState::take_up() {
-  if (!options_.load.empty()) {
-    parts_.load(options_.load, world_);
-    return options_.load;
+  if (!flags_.load.empty()) {
+    parts_.load(flags_.load, world_);
+    return flags_.load;
   }
-  if (options_.resume.empty()) return "";
-  const std::string from = options_.resume == "latest" ? options_.save : options_.resume;
-  const bool own = series_ && options_.resume == "latest";
+  if (flags_.resume.empty()) return "";
+  const std::string from = flags_.resume == "latest" ? flags_.save : flags_.resume;
+  const bool own = series_ && flags_.resume == "latest";
   const auto loaded = own ? series_->load_newest(parts_) : dtensor::load_newest(parts_, from, world_);
   for (const std::string& why : loaded.passed_over) say("passed over, damaged: " + why);
   say(loaded.path.empty() ? "nothing to resume in " + from + ": beginning at step 0"
@@ -41,16 +41,16 @@ std::string RunState::take_up() {
 
 std::int64_t RunState::begin() {
   if (!world_) return 0;
-  if (options_.keep > 0) series_.emplace(options_.save, world_, options_.keep);
+  if (flags_.keep > 0) series_.emplace(flags_.save, world_, flags_.keep);
   const std::string from = take_up();
   if (from.empty()) return 0;
-  if (std::bit_cast<std::uint64_t>(seed_) != options_.seed || batch_ != options_.batch || sequence_ != options_.seq) {
+  if (std::bit_cast<std::uint64_t>(seed_) != flags_.seed || batch_ != flags_.batch || sequence_ != flags_.seq) {
     throw UsageError(fmt::format("{} was trained with --seed {} --batch {} --seq {}", from,
                                  std::bit_cast<std::uint64_t>(seed_), batch_, sequence_));
   }
-  if (step_ >= options_.steps) {
+  if (step_ >= flags_.steps) {
     throw UsageError(
-        fmt::format("{} has {} steps behind it, and --steps {} asks for no more", from, step_, options_.steps));
+        fmt::format("{} has {} steps behind it, and --steps {} asks for no more", from, step_, flags_.steps));
   }
   return step_;
 }
@@ -63,16 +63,16 @@ int RunState::requested() const {
 }
 
 int RunState::after(std::int64_t step) {
-  if (!world_ || options_.save.empty()) return 0;
+  if (!world_ || flags_.save.empty()) return 0;
   step_ = step + 1;
-  const bool last = step_ == options_.steps;
+  const bool last = step_ == flags_.steps;
   const int signal = last ? 0 : requested();
-  const bool due = options_.save_every > 0 && step_ % options_.save_every == 0;
+  const bool due = flags_.save_every > 0 && step_ % flags_.save_every == 0;
   if (last || signal != 0 || due) save(last || signal != 0);
   if (signal != 0) {
     say(fmt::format("{}: saved to {} after step {} of {}; --resume goes on", LeaveSignals::name(signal),
-                    options_.keep > 0 ? dtensor::checkpoint_of_step(options_.save, step_) : options_.save, step_,
-                    options_.steps));
+                    flags_.keep > 0 ? dtensor::checkpoint_of_step(flags_.save, step_) : flags_.save, step_,
+                    flags_.steps));
   }
   return signal;
 }
@@ -81,8 +81,8 @@ void RunState::save(bool wait) {
   if (series_) return wait ? series_->save(parts_, step_) : series_->save_async(parts_, step_);
   if (pending_) pending_->wait();
   pending_.reset();
-  if (wait) return parts_.save(options_.save, world_);
-  pending_ = parts_.save_async(options_.save, world_);
+  if (wait) return parts_.save(flags_.save, world_);
+  pending_ = parts_.save_async(flags_.save, world_);
 }
 
 }  // namespace train

@@ -4,16 +4,16 @@
 
 #include <optional>
 
-#include "args.h"
 #include "dtensor/checkpoint.h"
 #include "dtensor/checkpoint_series.h"
+#include "run_flags.h"
 
 namespace train {
 
 class RunState {
  public:
   // `world` empty (one device beside a mesh): neither loads nor saves.
-  RunState(const Options& options, dtensor::Communicator world);
+  RunState(const RunFlags& flags, dtensor::Communicator world);
 
   // To be told of everything that must be as it was: parameters, optimizer, random numbers.
   dtensor::Checkpoint& parts() { return parts_; }
@@ -30,7 +30,7 @@ class RunState {
   void save(bool wait);
   void say(const std::string& line) const;
 
-  const Options& options_;
+  const RunFlags flags_;
   dtensor::Communicator world_;
   std::int64_t step_ = 0, seed_, batch_, sequence_;
   dtensor::Checkpoint parts_;

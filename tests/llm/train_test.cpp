@@ -6,6 +6,7 @@
 #include "llm/export.h"
 #include "llm/train.h"
 #include "recorded.h"
+#include "train/state.h"
 
 namespace {
 
@@ -198,6 +199,11 @@ TEST(Export, MergesAdaptersAndConverts) {
   }
 }
 
+llm::TrainOptions with_folders(llm::TrainOptions options, std::string save, std::string load) {
+  options.steps = 3, options.save = std::move(save), options.load = std::move(load);
+  return options;
+}
+
 // Three steps and two more on another mesh are five steps.
 TEST(Run, IsLeftAndTakenUpOnAnotherMesh) {
   const Folder folder;
@@ -208,18 +214,25 @@ TEST(Run, IsLeftAndTakenUpOnAnotherMesh) {
     const auto model = recorded::model("qwen3", {.shard = 2, .tp = 2}, world, {.always_mesh = true});
     llm::Trainer trainer(model, options_of(expected));
     expect_losses(trainer, batch, {losses[0], losses[1], losses[2]});
-    trainer.save(folder / "state", world);
+    train::RunState state(with_folders(options_of(expected), folder / "state", ""), world);
+    trainer.add_to(state.parts());
+    state.begin();
+    EXPECT_EQ(state.after(2), 0);  // the last of its steps
   });
   run_local(3, [&](dtensor::Communicator world) {
     const auto model = recorded::model("qwen3", {.tp = 3}, world, {.always_mesh = true});
     llm::Trainer trainer(model, options_of(expected));
-    trainer.load(folder / "state", world);
-    EXPECT_EQ(trainer.steps_done(), 3);
+    auto options = with_folders(options_of(expected), "", folder / "state");
+    options.steps = 5;
+    train::RunState state(options, world);
+    trainer.add_to(state.parts());
+    EXPECT_EQ(state.begin(), 3);
+    trainer.go_on_after(3);
     expect_losses(trainer, batch, {losses[3], losses[4]});
-    auto other = options_of(expected);
-    other.seed = 1;
-    llm::Trainer refuses(model, other);
-    EXPECT_THROW(refuses.load(folder / "state", world), llm::UsageError);
+    options.seed = 1;  // other batches
+    train::RunState refuses(options, world);
+    trainer.add_to(refuses.parts());
+    EXPECT_THROW(refuses.begin(), llm::UsageError);
   });
 }
 

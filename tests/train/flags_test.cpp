@@ -164,6 +164,9 @@ std::vector<Row> rows_of_both() {
       {"--save-every", {"1"}, says("--save-every needs --save")},  // FlagsOfPrograms.SavesOnTheWay has the rest
       {"--log", {in_folder("other.jsonl")}, writes("other.jsonl", "loss")},
       {"--plot", {in_folder("loss.svg")}, writes("loss.svg", "</svg>")},
+      {"--tensorboard",
+       {in_folder("board")},
+       [](const Run&, const Run&) { return fs::exists(folder() / "board") && !fs::is_empty(folder() / "board"); }},
       {"--memory", {}, says("memory: parameters"), kOnShard},
       {"--memory-plot", {in_folder("memory.svg")}, writes("memory.svg", "gathered units"), kOnShard},
       {"--schedule", {"interleaved"}, more("pp"), kOnStages},
@@ -270,7 +273,8 @@ TEST(FlagsOfPrograms, EachHasARow) {
 
 TEST(FlagsOfPrograms, SavesOnTheWay) {
   const auto path = in_folder("on_the_way");
-  const train::Options o{.steps = 3, .batch = 2, .seq = 4, .hidden = 16, .layers = 1, .save = path, .save_every = 1};
+  train::Options o;
+  o.steps = 3, o.batch = 2, o.seq = 4, o.hidden = 16, o.layers = 1, o.save = path, o.save_every = 1;
   std::vector<bool> there;
   dtensor::run_local(1, [&](dtensor::Communicator world) {
     const auto corpus = train::Corpus::read({dtensor::test::data_path("transformer.json")}, o.seq);

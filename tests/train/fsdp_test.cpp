@@ -132,12 +132,11 @@ TEST(FsdpCollectives, MixedPrecisionGathersAsOftenAndHalfTheBytes) {
 TEST(FsdpMemory, IsPredicted) {
   for (const bool bf16 : {false, true}) {
     dtensor::run_local(2, [&](dtensor::Communicator world) {
-      train::Options options{.mesh = train::MeshShape{1, 2, 1},
-                             .optimizer = bf16 ? "adamw" : "sgd",
-                             .bf16 = bf16,
-                             .steps = 2,
-                             .batch = 2,
-                             .seq = 16};
+      train::Options options;
+      options.mesh = train::MeshShape{1, 2, 1};
+      options.optimizer = bf16 ? "adamw" : "sgd";
+      options.bf16 = bf16;
+      options.steps = 2, options.batch = 2, options.seq = 16;
       train::MemoryUse memory;
       train::train_on_mesh(world, options, train::Corpus::read({}, options.seq), {}, &memory);
       const auto &predicted = memory.predicted, &measured = memory.measured;

@@ -1,0 +1,112 @@
+// `llm train` is run as `train` is: the same flags save it, take it up, let it be left and tell of its steps.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "dtensor/checkpoint_series.h"
+#include "llm/program.h"
+#include "recorded.h"
+#include "train/signals.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+class LlmTrain : public testing::Test {
+ protected:
+  LlmTrain() : folder_(fs::temp_directory_path() / ("dtensor_llm_runner_" + std::to_string(::getpid()))) {
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+    std::ofstream text(path("text.jsonl"));
+    for (int line = 0; line < 12; ++line) {
+      nlohmann::json ids;
+      for (int i = 0; i < 20; ++i) ids.push_back(3 + (7 * line + 5 * i + line * i) % 50);
+      text << nlohmann::json{{"text", ids}}.dump() << "\n";
+    }
+  }
+  ~LlmTrain() override { fs::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  int run(const std::string& mesh, const Words& more) const {
+    Words words = {
+        "llm", "train",   "--model", recorded::folder("llama3"), "--data", path("text.jsonl"), "--mesh", mesh, "--seq",
+        "8",   "--dtype", "float64"};
+    words.insert(words.end(), more.begin(), more.end());
+    std::vector<char*> argv;
+    for (auto& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    testing::internal::CaptureStdout();
+    testing::internal::CaptureStderr();
+    const int status = llm::run_program(static_cast<int>(words.size()), argv.data());
+    testing::internal::GetCapturedStdout();
+    error_ = testing::internal::GetCapturedStderr();
+    return status;
+  }
+
+  std::vector<double> losses(const std::string& log) const {
+    std::vector<double> all;
+    std::ifstream in(path(log));
+    for (std::string line; std::getline(in, line);) all.push_back(nlohmann::json::parse(line).at("loss"));
+    return all;
+  }
+
+  const fs::path folder_;
+  mutable std::string error_;
+};
+
+TEST_F(LlmTrain, IsTakenUpFromTheNewestCheckpointOnAnotherMesh) {
+  ASSERT_EQ(run("tp=2", {"--steps", "5", "--log", path("whole.jsonl")}), 0) << error_;
+  const Words keeps = {"--save", path("run"), "--keep", "2", "--resume"};
+  const auto with = [&](Words more) {
+    more.insert(more.end(), keeps.begin(), keeps.end());
+    return more;
+  };
+  ASSERT_EQ(run("shard=2", with({"--steps", "3", "--save-every", "1", "--log", path("a.jsonl"), "--plot",
+                                 path("loss.svg"), "--tensorboard", path("board")})),
+            0)
+      << error_;
+  EXPECT_EQ(dtensor::checkpoint_steps(path("run")), (std::vector<std::int64_t>{3, 2}));
+  EXPECT_TRUE(fs::file_size(path("loss.svg")) > 0 && !fs::is_empty(path("board")));
+  ASSERT_EQ(run("tp=2", with({"--steps", "5", "--log", path("b.jsonl")})), 0) << error_;
+  const auto whole = losses("whole.jsonl"), rest = losses("b.jsonl");
+  auto both = losses("a.jsonl");
+  both.insert(both.end(), rest.begin(), rest.end());
+  ASSERT_EQ(both.size(), whole.size());
+  for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(both[i], whole[i], 1e-9) << i;
+  EXPECT_EQ(run("tp=2", {"--steps", "5", "--keep", "2", "--save", path("run")}), 2);  // without --resume
+  EXPECT_NE(error_.find("go on from it with --resume"), std::string::npos) << error_;
+}
+
+TEST_F(LlmTrain, SavesAndLeavesWhenItIsAsked) {
+  std::atomic<bool> over{false};
+  std::thread asks([&] {
+    std::error_code none;
+    const auto begun = [&] {
+      return fs::exists(path("log.jsonl"), none) && fs::file_size(path("log.jsonl"), none) > 0;
+    };
+    while (!over && !begun()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    if (!over) ::kill(::getpid(), SIGTERM);
+  });
+  const int status = run("tp=2", {"--steps", "1000000", "--save", path("left"), "--log", path("log.jsonl")});
+  over = true;
+  asks.join();
+  EXPECT_EQ(status, train::kLeft) << error_;
+  EXPECT_NE(error_.find("SIGTERM: saved to"), std::string::npos) << error_;
+  const auto steps = std::to_string(losses("log.jsonl").size());
+  EXPECT_EQ(run("tp=2", {"--steps", steps, "--load", path("left")}), 2);  // so many are behind it
+  EXPECT_NE(error_.find("has " + steps + " steps behind it"), std::string::npos) << error_;
+}
+
+TEST_F(LlmTrain, RefusesFlagsThatDoNotGoTogether) {
+  EXPECT_EQ(run("tp=2", {"--keep", "2"}), 2);
+  EXPECT_EQ(error_, "llm: --keep needs --save\n");
+}
+
+}  // namespace
