@@ -26,8 +26,8 @@ at::Tensor on_mesh(const DeviceMesh& mesh, const DTensor& sum) {
   return DTensor::from_local(sum.to_local().to(mesh.device_type()), mesh, sum.placements(), sum.sizes(), sum.strides());
 }
 
-// Without a graph. An axis of one rank holds everything, whatever the placement calls it: called as the reduced gradient
-// will have it, so that gradients of several passes are of one kind.
+// Without a graph. An axis of one rank holds everything, whatever the placement calls it: called as the reduced
+// gradient will have it, so that gradients of several passes are of one kind.
 DTensor named_alike(const Parameter& p, const DTensor& gradient) {
   const auto mesh = gradient.mesh();
   auto placements = gradient.placements();
