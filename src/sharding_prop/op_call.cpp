@@ -8,14 +8,6 @@ namespace {
 
 const OpCall& as_call(const OpArgs& args) { return static_cast<const OpCall&>(args); }
 
-int find_arg(const OpCall& call, std::string_view name) {
-  const auto& arguments = call.info->schema().arguments();
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].name() == name) return static_cast<int>(i);
-  }
-  return -1;
-}
-
 std::vector<std::int64_t> to_integers(const c10::IValue& value) {
   if (value.isNone()) return {};
   if (value.isInt()) return {value.toInt()};
@@ -43,12 +35,14 @@ const Extents& Extents::require(std::size_t rank) const {
 
 const c10::IValue& OpArgs::arg(std::string_view name) const {
   const OpCall& call = as_call(*this);
-  const int index = find_arg(call, name);
-  TORCH_CHECK(index >= 0, call.info->name(), " has no argument '", std::string(name), "'");
-  return call.args[static_cast<std::size_t>(index)];
+  const auto index = call.info->schema().argumentIndexWithName(name);
+  TORCH_CHECK(index, call.info->name(), " has no argument '", std::string(name), "'");
+  return call.args[static_cast<std::size_t>(*index)];
 }
 
-bool OpArgs::has_arg(std::string_view name) const { return find_arg(as_call(*this), name) >= 0; }
+bool OpArgs::has_arg(std::string_view name) const {
+  return as_call(*this).info->schema().argumentIndexWithName(name).has_value();
+}
 
 std::int64_t OpArgs::integer(std::string_view name) const {
   const std::vector<std::int64_t> values = integers(name);
@@ -117,7 +111,7 @@ c10::DeviceType OpArgs::device() const {
 
 int OpArgs::operand(std::string_view name) const {
   const OpCall& call = as_call(*this);
-  const int index = find_arg(call, name);
+  const int index = call.info->schema().argumentIndexWithName(name).value_or(-1);
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
     if (call.operands[i].arg == index) return static_cast<int>(i);
   }

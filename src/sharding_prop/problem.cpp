@@ -2,12 +2,13 @@
 #include "sharding_prop/problem.h"
 
 namespace dtensor {
-namespace {
 
 const Term* term_for(const std::vector<Term>& terms, std::size_t index) {
   if (index < terms.size()) return &terms[index];
   return !terms.empty() && terms.back().repeat ? &terms.back() : nullptr;
 }
+
+namespace {
 
 at::IntArrayRef sizes_of(const OperandState& tensor) { return tensor.operand->sizes; }
 at::IntArrayRef sizes_of(const ResultState& tensor) { return tensor.meta->sizes; }

@@ -7,6 +7,9 @@
 
 namespace dtensor {
 
+// The term of a tensor; null: it has none.
+const Term* term_for(const std::vector<Term>& terms, std::size_t index);
+
 struct FactorState {
   std::int64_t size = -1;
   bool whole = false;

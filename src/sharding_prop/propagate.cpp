@@ -76,27 +76,20 @@ AxisMask handled_axes(const Problem& p, const Assignment& chosen) {
   return mask;
 }
 
-int arg_index(const OpCall& call, const std::string& name) {
-  const auto& arguments = call.info->schema().arguments();
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].name() == name) return static_cast<int>(i);
-  }
-  TORCH_CHECK(false, call.info->name(), ": the rule patches '", name, "', which is no argument");
-}
-
 at::DimVector local_sizes_of(const Problem& p, const OutputDecision& output) {
   return local_sizes(output.meta.sizes, output.placements, p.mesh_shape(), p.mesh->coordinate);
 }
 
 void add_size_patch(const Problem& p, const std::string& name, int result, bool strides, Decision& decision) {
-  const int index = arg_index(*p.call, name);
-  if (p.call->args[static_cast<std::size_t>(index)].isNone()) return;
+  const auto index = p.call->info->schema().argumentIndexWithName(name);
+  TORCH_CHECK(index, p.call->info->name(), ": the rule patches '", name, "', which is no argument");
+  if (p.call->args[static_cast<std::size_t>(*index)].isNone()) return;
   const OutputDecision& output = decision.outputs.at(static_cast<std::size_t>(result));
   const at::DimVector local = local_sizes_of(p, output);
   if (local == output.meta.sizes) return;
   const auto value =
       strides ? at::infer_dense_strides(local, output.meta.strides) : std::vector(local.begin(), local.end());
-  decision.patches.push_back({index, c10::IValue(value)});
+  decision.patches.push_back({*index, c10::IValue(value)});
 }
 
 void add_patches(const Problem& p, Decision& decision) {

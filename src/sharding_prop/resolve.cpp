@@ -24,22 +24,17 @@ const std::vector<c10::OperatorName>& overloads_of(const std::string& name) {
   return it == table->end() ? none : it->second;
 }
 
-const c10::Argument* argument_named(const c10::FunctionSchema& schema, const std::string& name) {
-  for (const c10::Argument& argument : schema.arguments()) {
-    if (argument.name() == name) return &argument;
-  }
-  return nullptr;
-}
-
 // Whether `base` takes what `derived` takes, but for out arguments and for options with defaults (dtype, layout, ...).
 bool same_inputs(const c10::FunctionSchema& base, const c10::FunctionSchema& derived, const OpInfo& info) {
   for (std::size_t i = 0; i < derived.arguments().size(); ++i) {
     if (info.is_out(static_cast<int>(i))) continue;
-    const c10::Argument* other = argument_named(base, derived.arguments()[i].name());
-    if (other == nullptr || other->is_out() || *other->type() != *derived.arguments()[i].type()) return false;
+    const auto at = base.argumentIndexWithName(derived.arguments()[i].name());
+    if (!at) return false;
+    const c10::Argument& other = base.arguments()[static_cast<std::size_t>(*at)];
+    if (other.is_out() || *other.type() != *derived.arguments()[i].type()) return false;
   }
   return std::all_of(base.arguments().begin(), base.arguments().end(), [&](const c10::Argument& argument) {
-    return argument.default_value().has_value() || argument_named(derived, argument.name()) != nullptr;
+    return argument.default_value().has_value() || derived.argumentIndexWithName(argument.name()).has_value();
   });
 }
 

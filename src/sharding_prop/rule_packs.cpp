@@ -4,19 +4,13 @@
 
 #include <charconv>
 
-#include "sharding_prop/op_call.h"
-#include "sharding_prop/rule_data.h"
+#include "sharding_prop/problem.h"
 
 namespace dtensor {
 namespace {
 
 constexpr std::int64_t kUnknown = -1;
 using Positions = std::vector<std::int64_t>;
-
-const Term* term_for(const std::vector<Term>& terms, std::size_t index) {
-  if (index < terms.size()) return &terms[index];
-  return !terms.empty() && terms.back().repeat ? &terms.back() : nullptr;
-}
 
 std::size_t at(const PackPlace& place) { return static_cast<std::size_t>(place.pack); }
 

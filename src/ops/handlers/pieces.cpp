@@ -40,4 +40,35 @@ at::Tensor give_back(const Exchanges& places, at::Tensor shares) {
   return shares;
 }
 
+Exchanges exchanges_of_convolution(const LocalCall& call, const LocalArgs& args, const TensorSpec& operand,
+                                   const TensorSpec& result, bool transposed) {
+  Exchanges all;
+  const auto weight = args.tensor("weight");
+  for (std::int64_t d = 2; d < std::ssize(operand.sizes); ++d) {
+    if (shard_axes(&operand, d) == 0) continue;
+    const auto i = static_cast<std::size_t>(d - 2);
+    const auto length = entry(args, "dilation", i) * (weight.size(d) - 1) + 1;
+    all.emplace_back(
+        call.mesh, operand, result, d,
+        Window{entry(args, "stride", i), entry(args, "padding", i), length, /*mirrored=*/false, transposed});
+  }
+  return all;
+}
+
+torch::jit::Stack arguments_of_convolution(const LocalCall& call, const LocalArgs& args, const Exchanges& places,
+                                           std::int64_t groups) {
+  const auto arguments = torch::jit::last(call.stack, call.info.args.size());
+  torch::jit::Stack stack(arguments.begin(), arguments.end());
+  for (const char* name : {"padding", "output_padding"}) {
+    std::vector<std::int64_t> amounts;
+    for (std::int64_t d = 2; d < args.tensor("input").dim(); ++d) {
+      amounts.push_back(entry(args, name, static_cast<std::size_t>(d - 2)));
+    }
+    for (const auto& place : places) amounts[static_cast<std::size_t>(place.dim() - 2)] = 0;
+    stack[index_of(call, name)] = c10::IValue(amounts);
+  }
+  stack[index_of(call, "groups")] = groups;
+  return stack;
+}
+
 }  // namespace dtensor

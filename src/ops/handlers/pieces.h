@@ -19,6 +19,15 @@ at::Tensor looked_at(const at::Tensor& fetched, std::int64_t dim, const Piece& p
 at::Tensor joined(const std::vector<at::Tensor>& parts, std::int64_t dim);
 at::Tensor zeros_of(const LocalCall& call, const SpecPtr& spec);  // undefined for no spec
 
+// Of each place (dimension 2 and on) that a convolution's `operand` and `result` (or its gradient) split; `transposed`:
+// rows of the operand are those that reach the result's.
+Exchanges exchanges_of_convolution(const LocalCall& call, const LocalArgs& args, const TensorSpec& operand,
+                                   const TensorSpec& result, bool transposed = false);
+// Its arguments for a piece: no padding along the places that are split, which pieces bring along or whose results come
+// whole.
+torch::jit::Stack arguments_of_convolution(const LocalCall& call, const LocalArgs& args, const Exchanges& places,
+                                           std::int64_t groups);
+
 at::Tensor fetch(const Exchanges& places, at::Tensor local);
 at::Tensor give_back(const Exchanges& places, at::Tensor shares);
 

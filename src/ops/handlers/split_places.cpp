@@ -13,33 +13,6 @@ namespace {
 
 using Stack = torch::jit::Stack;
 
-// Of each place (dimension 2 and on) that `input` and the tensor of windows (result, or its gradient) split.
-Exchanges exchanges_of_places(const LocalCall& call, const LocalArgs& args, const TensorSpec& input,
-                              const TensorSpec& windows) {
-  Exchanges all;
-  const auto weight = args.tensor("weight");
-  for (std::int64_t d = 2; d < std::ssize(input.sizes); ++d) {
-    if (shard_axes(&input, d) == 0) continue;
-    const auto i = static_cast<std::size_t>(d - 2);
-    const auto length = entry(args, "dilation", i) * (weight.size(d) - 1) + 1;
-    all.emplace_back(call.mesh, input, windows, d, Window{entry(args, "stride", i), entry(args, "padding", i), length});
-  }
-  return all;
-}
-
-// The operator's arguments without padding along the places that are split, which pieces bring along.
-Stack arguments_for_pieces(const LocalCall& call, const LocalArgs& args, const Exchanges& places) {
-  const auto arguments = torch::jit::last(call.stack, call.info.args.size());
-  Stack stack(arguments.begin(), arguments.end());
-  std::vector<std::int64_t> padding;
-  for (std::int64_t d = 2; d < args.tensor("input").dim(); ++d) {
-    padding.push_back(entry(args, "padding", static_cast<std::size_t>(d - 2)));
-  }
-  for (const auto& place : places) padding[static_cast<std::size_t>(place.dim() - 2)] = 0;
-  stack[index_of(call, "padding")] = c10::IValue(padding);
-  return stack;
-}
-
 // `run` on what each piece of the result looks at, from place `next` on.
 at::Tensor over_pieces(const Exchanges& places, std::size_t next, const at::Tensor& fetched,
                        const std::function<at::Tensor(const at::Tensor&)>& run) {
@@ -96,12 +69,11 @@ bool splits_places(const TensorSpec* input) { return input != nullptr && shard_a
 
 void convolve_split_places(LocalCall& call, std::int64_t groups) {
   const LocalArgs args(call);
-  const auto places = exchanges_of_places(call, args, *args.spec("input"), *call.outputs[0]);
+  const auto places = exchanges_of_convolution(call, args, *args.spec("input"), *call.outputs[0]);
   const auto fetched = fetch(places, args.tensor("input"));
   auto result = zeros_of(call, call.outputs[0]);
   if (result.numel() > 0 && args.tensor("weight").numel() > 0) {
-    Stack stack = arguments_for_pieces(call, args, places);
-    stack[index_of(call, "groups")] = groups;
+    Stack stack = arguments_of_convolution(call, args, places, groups);
     result = over_pieces(places, 0, fetched, [&](const at::Tensor& input) {
       Stack piece = stack;
       piece[index_of(call, "input")] = input;
@@ -115,13 +87,12 @@ void convolve_split_places(LocalCall& call, std::int64_t groups) {
 void convolve_split_places_backward(LocalCall& call, std::int64_t groups) {
   const LocalArgs args(call);
   const auto grad = args.tensor("grad_output"), weight = args.tensor("weight");
-  const auto places = exchanges_of_places(call, args, *args.spec("input"), *args.spec("grad_output"));
+  const auto places = exchanges_of_convolution(call, args, *args.spec("input"), *args.spec("grad_output"));
   const auto fetched = fetch(places, args.tensor("input"));
   Gradients sums{zeros_of(call, call.outputs[1]), zeros_of(call, call.outputs[2])};
   at::Tensor shares;
   if (grad.numel() > 0 && weight.numel() > 0) {
-    Stack stack = arguments_for_pieces(call, args, places);
-    stack[index_of(call, "groups")] = groups;
+    Stack stack = arguments_of_convolution(call, args, places, groups);
     if (!args.value("bias_sizes").isNone()) stack[index_of(call, "bias_sizes")] = std::vector{grad.size(1)};
     shares = backward_over_pieces(places, 0, grad, fetched, [&](const at::Tensor& of_rows, const at::Tensor& input) {
       Stack piece = stack;

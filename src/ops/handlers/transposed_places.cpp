@@ -11,37 +11,6 @@ namespace {
 using Stack = torch::jit::Stack;
 using Tensors = std::vector<at::Tensor>;
 
-Exchanges exchanges_of_places(const LocalCall& call, const LocalArgs& args, const TensorSpec& operand,
-                              const TensorSpec& result, bool transposed) {
-  Exchanges all;
-  const auto weight = args.tensor("weight");
-  for (std::int64_t d = 2; d < std::ssize(operand.sizes); ++d) {
-    if (shard_axes(&operand, d) == 0) continue;
-    const auto i = static_cast<std::size_t>(d - 2);
-    const auto length = entry(args, "dilation", i) * (weight.size(d) - 1) + 1;
-    all.emplace_back(
-        call.mesh, operand, result, d,
-        Window{entry(args, "stride", i), entry(args, "padding", i), length, /*mirrored=*/false, transposed});
-  }
-  return all;
-}
-
-// The operator's arguments for a piece, whose results come whole along the places that are split.
-Stack arguments_for_pieces(const LocalCall& call, const LocalArgs& args, const Exchanges& places, std::int64_t groups) {
-  const auto arguments = torch::jit::last(call.stack, call.info.args.size());
-  Stack stack(arguments.begin(), arguments.end());
-  for (const char* name : {"padding", "output_padding"}) {
-    std::vector<std::int64_t> amounts;
-    for (std::int64_t d = 2; d < args.tensor("input").dim(); ++d) {
-      amounts.push_back(entry(args, name, static_cast<std::size_t>(d - 2)));
-    }
-    for (const auto& place : places) amounts[static_cast<std::size_t>(place.dim() - 2)] = 0;
-    stack[index_of(call, name)] = c10::IValue(amounts);
-  }
-  stack[index_of(call, "groups")] = groups;
-  return stack;
-}
-
 // Writes what `found` and `out` have in common: row 0 of `found` is row `offset` of `out`.
 void write_common(at::Tensor out, at::Tensor found, const std::vector<std::pair<std::int64_t, std::int64_t>>& offsets) {
   for (const auto& [dim, offset] : offsets) {
@@ -95,12 +64,12 @@ at::Tensor sum_but_channels(const at::Tensor& grad) {
 
 void convolve_transposed_places(LocalCall& call, std::int64_t groups) {
   const LocalArgs args(call);
-  const auto places = exchanges_of_places(call, args, *args.spec("input"), *call.outputs[0], /*transposed=*/true);
+  const auto places = exchanges_of_convolution(call, args, *args.spec("input"), *call.outputs[0], /*transposed=*/true);
   const auto fetched = fetch(places, args.tensor("input"));
   const auto bias = args.tensor("bias");
   const auto result = zeros_of(call, call.outputs[0]);
   if (result.numel() > 0 && fetched.numel() > 0 && args.tensor("weight").numel() > 0) {
-    Stack stack = arguments_for_pieces(call, args, places, groups);
+    Stack stack = arguments_of_convolution(call, args, places, groups);
     stack[index_of(call, "bias")] = c10::IValue();
     over_pieces(args, places, result, fetched, {}, [&](const at::Tensor& input) {
       Stack piece = stack;
@@ -120,12 +89,12 @@ void convolve_transposed_places(LocalCall& call, std::int64_t groups) {
 void convolve_transposed_places_backward(LocalCall& call, std::int64_t groups) {
   const LocalArgs args(call);
   const auto grad = args.tensor("grad_output"), input = args.tensor("input");
-  const auto places = exchanges_of_places(call, args, *args.spec("grad_output"), *args.spec("input"), false);
+  const auto places = exchanges_of_convolution(call, args, *args.spec("grad_output"), *args.spec("input"));
   const auto fetched = fetch(places, grad);
   const Tensors results{zeros_of(call, call.outputs[0]), zeros_of(call, call.outputs[1]),
                         call.outputs[2] ? sum_but_channels(grad) : at::Tensor()};
   if (input.numel() > 0 && args.tensor("weight").numel() > 0) {
-    Stack stack = arguments_for_pieces(call, args, places, groups);
+    Stack stack = arguments_of_convolution(call, args, places, groups);
     stack[index_of(call, "bias_sizes")] = c10::IValue();
     stack[index_of(call, "output_mask")] = std::vector<bool>{results[0].defined(), results[1].defined(), false};
     backward_over_pieces(places, 0, {input, results[0]}, fetched, [&](const Tensors& rows, const at::Tensor& of_rows) {
