@@ -52,7 +52,12 @@ void Schedule::gradient(Unit& unit, std::size_t k, const DTensor& parameter, con
   enter_pass(pass);
   switch_phase(kBackward);
   if (unit.pending_pass < 0) unit.pending_pass = pass;
-  add_pending(unit, unit.parameters[k], parameter, gradient);
+  auto& p = unit.parameters[k];
+  if (unit.arrivals == 0 && p.fetched && !p.expected) {
+    // Of a graph that is older than the end of the pass before: like that one's, as far as is known.
+    for (auto& other : unit.parameters) other.expected |= other.came;
+  }
+  add_pending(unit, p, parameter, gradient);
   // A unit over several recomputed segments is complete after each of them.
   if (++unit.arrivals < unit.awaited || !unit.complete()) return;
   ++unit.reductions;

@@ -192,11 +192,11 @@ void Schedule::learn_untold(Unit& unit) {
   if (uses.size() == 1) unit.recorded[kBackward].note(uses[0]);
 }
 
-// What this pass brought is expected again. A later graph may be there already, of another microbatch, whose uses were
-// noted before this pass ended.
-void Schedule::learn_expected(Unit& unit) {
-  if (unit.arrivals == 0) return;
-  for (auto& p : unit.parameters) p.expected = std::exchange(p.arrived, false);
+void Schedule::forget_expected(Unit& unit) {
+  for (auto& p : unit.parameters) {
+    p.expected = false;
+    if (unit.arrivals > 0) p.came = std::exchange(p.arrived, false);
+  }
 }
 
 void Schedule::learn_segments(Unit& unit) {
@@ -219,7 +219,7 @@ void Schedule::end_pass(int pass) {
     release(*unit);
     learn_untold(*unit);
     unit->share.reset();
-    learn_expected(*unit);
+    if (!NoGradientSync::active()) forget_expected(*unit);  // else a later microbatch may have its graph already
     learn_segments(*unit);
   }
   switch_phase(kForward);
@@ -237,7 +237,7 @@ void Schedule::abandon_passes() {
     unit->arrivals = unit->reductions = 0;
     unit->untold.clear();
     for (auto& p : unit->parameters) {
-      p.expected = p.arrived = false;
+      p.expected = p.arrived = p.came = false;
       p.pending.reset();
     }
   }

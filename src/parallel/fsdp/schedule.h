@@ -37,7 +37,7 @@ class Schedule {
   void enter_pass(int pass);
   void end_pass(int pass);
   void abandon_passes();
-  static void learn_expected(Unit& unit);
+  static void forget_expected(Unit& unit);
   static void learn_segments(Unit& unit);
   static void learn_untold(Unit& unit);
   void switch_phase(Phase phase);

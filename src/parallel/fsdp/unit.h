@@ -51,6 +51,7 @@ struct Parameter {
   bool used = false;             // since then
   bool expected = false;         // used with a graph: its gradient is to come
   bool arrived = false;          // in this pass
+  bool came = false;             // in the last one that reduced any of the unit's
   at::Tensor pending;            // its gradient, not reduced yet
 
   at::Tensor lock() const;  // undefined if it is gone
