@@ -72,6 +72,9 @@ void add_generate(CLI::App& app, SampleOptions& s) {
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   app.add_option("--seed", s.seed, "of the draws; the same text on every mesh")->capture_default_str();
+  app.add_option("--split-cache", s.split_cache,
+                 "keys and values of the tokens before are shared out over the ranks of this axis")
+      ->check(CLI::IsMember({"dp", "shard"}));
   app.add_flag("--print-tokens", s.print_tokens, "the new tokens' ids, separated by commas, as the last line");
   app.add_flag("--ignore-end", s.ignore_end, "go on after a token that ends a text");
 }

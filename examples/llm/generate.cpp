@@ -41,7 +41,7 @@ std::vector<std::int64_t> generate(const Model& model, const dtensor::Communicat
                                    const std::function<void(std::int64_t)>& on_token) {
   const at::NoGradGuard no_grad;
   const auto length = static_cast<std::int64_t>(prompt.size());
-  dtensor::nn::KVCache cache(model.decoder->config().layers, length + options.max_new_tokens);
+  dtensor::nn::KVCache cache(model.decoder->config().layers, length + options.max_new_tokens, options.split_cache);
   at::Tensor ids = at::tensor(prompt, at::kLong).unsqueeze(0);
   std::vector<std::int64_t> made;
   while (static_cast<std::int64_t>(made.size()) < options.max_new_tokens) {

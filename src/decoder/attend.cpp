@@ -40,6 +40,38 @@ at::Tensor capped(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   return ungrouped(at::matmul(at::softmax(scores, -1, wide).to(q.scalar_type()), v), queries);
 }
 
+// [L, own]: whether a query sees a key of this rank's.
+at::Tensor shared_mask(std::int64_t first, std::int64_t queries, const at::Tensor& k, const Communicator& sharers,
+                       std::int64_t window) {
+  const auto options = at::TensorOptions(at::kLong).device(k.device());
+  const at::Tensor places = at::arange(k.size(2), options) * sharers.size() + sharers.rank();
+  const at::Tensor behind = at::arange(first, first + queries, options).unsqueeze(1) - places;
+  return window > 0 ? at::logical_and(behind >= 0, behind < window) : behind >= 0;
+}
+
+// Of this rank's keys, side by side as rows [B, G, H / G * L, F + 2]: weighted values, the sum of weights, the largest
+// score; of no key: zeros, zero, minus infinity.
+at::Tensor own_share(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask,
+                     const AttendOptions& o) {
+  const std::int64_t groups = k.size(1), queries = q.size(2);
+  const double never = -std::numeric_limits<double>::infinity();
+  const auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor rows = grouped(q, groups);
+  if (k.size(2) == 0) {
+    const at::Tensor none = at::zeros({q.size(0), groups, rows.size(2), v.size(3) + 2}, q.options().dtype(wide));
+    none.select(3, v.size(3) + 1).fill_(never);
+    return none;
+  }
+  at::Tensor scores = at::matmul(rows, k.transpose(2, 3)).to(wide) * o.scale;
+  if (o.softcap > 0) scores = at::tanh(scores / o.softcap) * o.softcap;
+  scores = scores.unflatten(2, {q.size(1) / groups, queries}).masked_fill(mask.logical_not(), never).flatten(2, 3);
+  const at::Tensor largest = scores.amax(-1, /*keepdim=*/true);
+  // Where a query sees none of them, the weights are exp(-inf - 0).
+  const at::Tensor weights = (scores - largest.masked_fill(largest == never, 0)).exp();
+  const at::Tensor values = at::matmul(weights.to(v.scalar_type()), v).to(wide);
+  return at::cat({values, weights.sum(-1, /*keepdim=*/true), largest}, 3);
+}
+
 at::Tensor sdpa(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& mask,
                 bool causal, double scale) {
   return at::scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale, q.size(1) != k.size(1));
@@ -63,6 +95,19 @@ at::Tensor attend(const at::Tensor& q, at::Tensor k, at::Tensor v, const AttendO
     return attention(q, k, v, options);
   }
   return sdpa(q, k, v, mask_of(q, k, o.window), false, o.scale);
+}
+
+at::Tensor attend_shared(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t first,
+                         const Communicator& sharers, const AttendOptions& o) {
+  const std::int64_t queries = q.size(2), size = v.size(3);
+  const at::Tensor mine = own_share(q, k, v, shared_mask(first, queries, k, sharers, o.window), o).contiguous();
+  const at::Tensor all = mine.new_empty({sharers.size(), mine.size(0), mine.size(1), mine.size(2), mine.size(3)});
+  sharers.all_gather(all.unbind(0), mine).wait();
+  const at::Tensor largest = all.narrow(4, size + 1, 1);
+  const at::Tensor scaled = all.narrow(4, 0, size + 1) * (largest - largest.amax(0)).exp();
+  const at::Tensor sum = scaled.sum(0);
+  const at::Tensor y = sum.narrow(3, 0, size) / sum.narrow(3, size, 1);
+  return ungrouped(y.to(q.scalar_type()), queries);
 }
 
 }  // namespace dtensor::nn

@@ -106,9 +106,17 @@ at::Tensor DecoderAttention::over_heads(const Projected& p, const DecoderPass& p
   } else {
     q = turned(q), k = turned(by_heads(p.k, c.head_size)), v = by_heads(p.v, c.head_size);
   }
-  if (local && pass.cache != nullptr) std::tie(k, v) = pass.cache->append(layer_, k, v);
-  const at::Tensor y = q.size(1) == 0 ? at::empty({q.size(0), 0, q.size(2), v.size(3)}, q.options())
-                                      : attend(q, k, v, {c.attention_scale, c.attention_softcap, layer.window});
+  const bool cached = local && pass.cache != nullptr;
+  if (cached) std::tie(k, v) = pass.cache->append(layer_, k, v);
+  const AttendOptions options{c.attention_scale, c.attention_softcap, layer.window};
+  at::Tensor y;
+  if (q.size(1) == 0) {
+    y = at::empty({q.size(0), 0, q.size(2), v.size(3)}, q.options());
+  } else if (cached && pass.cache->sharers(layer_)) {
+    y = attend_shared(q, k, v, pass.first, pass.cache->sharers(layer_), options);
+  } else {
+    y = attend(q, k, v, options);
+  }
   return y.transpose(1, 2).flatten(2, 3);
 }
 

@@ -3,12 +3,39 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "dtensor/tensor.h"
 
 namespace dtensor::nn {
+namespace {
 
-KVCache::KVCache(std::int64_t layers, std::int64_t capacity)
-    : entries_(static_cast<std::size_t>(layers)), capacity_(capacity) {
+// Of the first `count` tokens, how many a rank holds where they are shared out in turn.
+std::int64_t own_count(std::int64_t count, const Communicator& sharers) {
+  return sharers ? (count - sharers.rank() + sharers.size() - 1) / sharers.size() : count;
+}
+
+// This rank's of the tokens from `first` on.
+at::Tensor own_of(const at::Tensor& x, std::int64_t first, const Communicator& sharers) {
+  if (!sharers) return x;
+  const std::int64_t n = sharers.size(), skip = ((sharers.rank() - first) % n + n) % n;
+  return x.slice(2, std::min(skip, x.size(2)), std::nullopt, n);
+}
+
+// [batch, heads, own, E] of each rank to all tokens' in their order.
+at::Tensor in_order(const at::Tensor& own, std::int64_t length, const Communicator& sharers) {
+  const std::int64_t n = sharers.size(), most = (length + n - 1) / n;
+  const at::Tensor mine = at::constant_pad_nd(own, {0, 0, 0, most - own.size(2)}).contiguous();
+  std::vector<at::Tensor> all;
+  for (std::int64_t r = 0; r < n; ++r) all.push_back(at::empty_like(mine));
+  sharers.all_gather(all, mine).wait();
+  return at::stack(all, 3).flatten(2, 3).narrow(2, 0, length);
+}
+
+}  // namespace
+
+KVCache::KVCache(std::int64_t layers, std::int64_t capacity, std::string sequence_axis)
+    : entries_(static_cast<std::size_t>(layers)), capacity_(capacity), sequence_axis_(std::move(sequence_axis)) {
   TORCH_CHECK(layers > 0 && capacity > 0, "KVCache: ", layers, " layers of ", capacity, " tokens; both at least 1");
 }
 
@@ -35,15 +62,18 @@ std::pair<at::Tensor, at::Tensor> KVCache::append(std::int64_t layer, const at::
   TORCH_CHECK(length_ + n <= capacity_, "KVCache: ", length_, " tokens and ", n, " more are beyond its capacity of ",
               capacity_);
   const auto make = [&](const at::Tensor& like) {
-    return at::empty({like.size(0), like.size(1), capacity_, like.size(3)}, like.options());
+    return at::empty({like.size(0), like.size(1), own_count(capacity_, e.sharers), like.size(3)}, like.options());
   };
   if (!e.keys.defined()) e.keys = make(keys), e.values = make(values);
   TORCH_CHECK(e.keys.size(0) == keys.size(0) && e.keys.size(1) == keys.size(1), "KVCache: keys of sizes ", keys.sizes(),
               " for a cache of sizes ", e.keys.sizes());
-  e.keys.narrow(2, length_, n).copy_(keys);
-  e.values.narrow(2, length_, n).copy_(values);
-  return {e.keys.narrow(2, 0, length_ + n), e.values.narrow(2, 0, length_ + n)};
+  const std::int64_t before = own_count(length_, e.sharers), after = own_count(length_ + n, e.sharers);
+  e.keys.narrow(2, before, after - before).copy_(own_of(keys, length_, e.sharers));
+  e.values.narrow(2, before, after - before).copy_(own_of(values, length_, e.sharers));
+  return {e.keys.narrow(2, 0, after), e.values.narrow(2, 0, after)};
 }
+
+const Communicator& KVCache::sharers(std::int64_t layer) const { return entries_[position(layer)].sharers; }
 
 void KVCache::truncate(std::int64_t length) {
   TORCH_CHECK(length >= 0 && length <= length_, "KVCache: truncate to ", length, " of ", length_, " tokens");
@@ -53,6 +83,14 @@ void KVCache::truncate(std::int64_t length) {
 void KVCache::set_layout(std::int64_t layer, const DeviceMesh& mesh, Placements placements, std::int64_t batch,
                          std::int64_t heads) {
   Entry& e = entries_[position(layer)];
+  if (!sequence_axis_.empty() && !e.mesh) {
+    const std::int64_t axis = mesh.dim(sequence_axis_);
+    const Placement& placement = placements[static_cast<std::size_t>(axis)];
+    TORCH_CHECK(mesh.size(axis) == 1 || placement.is_replicate(), "KVCache: tokens cannot be shared out over axis '",
+                sequence_axis_, "' of ", mesh.str(), ", which splits ", placement.is_shard(0) ? "the batch" : "heads",
+                " already");
+    if (mesh.size(axis) > 1) e.sharers = mesh.communicator(axis);
+  }
   e.mesh = mesh;
   e.placements = std::move(placements);
   e.batch = batch, e.heads = heads;
@@ -60,7 +98,8 @@ void KVCache::set_layout(std::int64_t layer, const DeviceMesh& mesh, Placements 
 
 at::Tensor KVCache::whole(const Entry& e, const at::Tensor& kept) const {
   TORCH_CHECK(kept.defined(), "KVCache: nothing was appended yet");
-  const at::Tensor seen = kept.narrow(2, 0, length_);
+  const at::Tensor own = kept.narrow(2, 0, own_count(length_, e.sharers));
+  const at::Tensor seen = e.sharers ? in_order(own, length_, e.sharers) : own;
   if (!e.mesh) return seen;
   return DTensor::from_local(seen, e.mesh, e.placements, {e.batch, e.heads, length_, kept.size(3)});
 }

@@ -46,27 +46,57 @@ TEST_P(Families, HaveTheLogitsAndGreedyTokensOfTransformers) {
 
 INSTANTIATE_TEST_SUITE_P(All, Families, testing::ValuesIn(cases()));
 
-// The cache holds what a pass over all tokens would compute, however the tokens come.
+// The cache holds what a pass over all tokens would compute, however the tokens come, split by heads and along the
+// sequence.
+void expect_same_in_pieces(const std::string& family, const llm::MeshSizes& mesh, const std::string& sequence_axis) {
+  const auto expected = recorded::expected(family);
+  dtensor::run_local(static_cast<int>(mesh.ranks()), [&](dtensor::Communicator world) {
+    const at::NoGradGuard no_grad;
+    const auto model = recorded::model(family, mesh, world);
+    const auto ids = at::tensor(expected.tokens, at::kLong).unsqueeze(0);
+    dtensor::nn::KVCache cache(model.decoder->config().layers, ids.size(1), sequence_axis);
+    std::vector<at::Tensor> pieces;
+    for (const auto& [first, count] :
+         std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 1}, {1, 7}, {8, 4}, {12, 1}}) {
+      const auto piece = model.decoder->forward(model.place(ids.narrow(1, first, count)), &cache);
+      pieces.push_back(dtensor::DTensor(piece).full_tensor());
+    }
+    const auto logits = at::cat(pieces, 1).squeeze(0).to(at::kDouble);
+    EXPECT_LE((logits - expected.logits).abs().max().item<double>(), 1e-5) << family;
+    // One token back and again: the same.
+    cache.truncate(ids.size(1) - 1);
+    const auto again = model.decoder->forward(model.place(ids.narrow(1, ids.size(1) - 1, 1)), &cache);
+    EXPECT_TRUE(at::equal(dtensor::DTensor(again).full_tensor(), pieces.back())) << family;
+  });
+}
+
 TEST(Decoder, GivesTheSameLogitsInPieces) {
   for (const std::string family : {"gemma2", "mistral", "deepseek_v3", "gpt2"}) {
-    const auto expected = recorded::expected(family);
-    dtensor::run_local(2, [&](dtensor::Communicator world) {
-      const at::NoGradGuard no_grad;
-      const auto model = recorded::model(family, {.tp = 2}, world);
-      const auto ids = at::tensor(expected.tokens, at::kLong).unsqueeze(0);
-      dtensor::nn::KVCache cache(model.decoder->config().layers, ids.size(1));
-      std::vector<at::Tensor> pieces;
-      for (const auto& [first, count] :
-           std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 1}, {1, 7}, {8, 4}, {12, 1}}) {
-        const auto piece = model.decoder->forward(model.place(ids.narrow(1, first, count)), &cache);
-        pieces.push_back(dtensor::DTensor(piece).full_tensor());
+    expect_same_in_pieces(family, {.tp = 2}, "");
+  }
+}
+
+// Three ranks of which two have no key of the first token; heads and tokens split at once.
+TEST(Decoder, GivesTheSameLogitsWhereTokensAreSharedOut) {
+  for (const std::string family : {"llama3", "gemma2", "mistral", "deepseek_v3", "gpt2"}) {
+    expect_same_in_pieces(family, {.dp = 3}, "dp");
+    expect_same_in_pieces(family, {.shard = 2, .tp = 2}, "shard");
+  }
+}
+
+TEST(Generate, SharesOutItsCache) {
+  const auto expected = recorded::expected("gemma3");
+  for (const std::string axis : {"dp", "tp"}) {
+    dtensor::run_local(4, [&](dtensor::Communicator world) {
+      const auto model = recorded::model("gemma3", {.dp = 2, .tp = 2}, world);
+      llm::SampleOptions greedy;
+      greedy.max_new_tokens = static_cast<std::int64_t>(expected.greedy.size());
+      greedy.split_cache = axis;
+      if (axis == "dp") {
+        EXPECT_EQ(llm::generate(model, world, expected.tokens, greedy, {}), expected.greedy);
+      } else {
+        EXPECT_THROW(llm::generate(model, world, expected.tokens, greedy, {}), c10::Error);
       }
-      const auto logits = at::cat(pieces, 1).squeeze(0).to(at::kDouble);
-      EXPECT_LE((logits - expected.logits).abs().max().item<double>(), 1e-5) << family;
-      // One token back and again: the same.
-      cache.truncate(ids.size(1) - 1);
-      const auto again = model.decoder->forward(model.place(ids.narrow(1, ids.size(1) - 1, 1)), &cache);
-      EXPECT_TRUE(at::equal(dtensor::DTensor(again).full_tensor(), pieces.back())) << family;
     });
   }
 }

@@ -92,6 +92,34 @@ TEST(Work, KeysAndValuesStaySplitByHeads) {
   });
 }
 
+// A token costs one all_gather a layer more: of each head's value, its weight and the largest score. Memory is that of
+// the rank's own tokens of the capacity, 11 of 32 and 10.
+TEST(Work, TokensOfACacheMayBeSharedOut) {
+  run_local(3, [](Communicator world) {
+    const auto model = recorded::model("llama3", {.dp = 3}, world);
+    const auto& config = model.decoder->config();
+    Steps steps{model, dtensor::nn::KVCache(config.layers, 32, "dp")}, whole{model};
+    const auto decode = [&](Steps& by) { by({1, 2, 3, 4}), by({5}); };
+    decode(steps), decode(whole);
+    const std::int64_t own = world.rank() < 2 ? 11 : 10;
+    EXPECT_EQ(steps.cache.bytes(), config.layers * 2 * config.kv_heads * own * config.head_size * 4);
+    EXPECT_EQ(whole.cache.bytes(), config.layers * 2 * config.kv_heads * 32 * config.head_size * 4);
+    EXPECT_LE((DTensor(steps.cache.keys(0)).full_tensor() - DTensor(whole.cache.keys(0)).full_tensor())
+                  .abs()
+                  .max()
+                  .item<double>(),
+              1e-6);
+    const auto misses = dtensor::cache_stats().misses;
+    const dtensor::CommDebugMode comm;
+    steps({6});
+    EXPECT_EQ(dtensor::cache_stats().misses, misses);
+    EXPECT_EQ(comm.total().calls, config.layers) << comm.table();
+    const auto gathered = comm.total("all_gather", "dp");
+    EXPECT_EQ(gathered.calls, config.layers) << comm.table();
+    EXPECT_EQ(gathered.bytes, config.layers * 2 * config.heads * (config.head_size + 2) * 4) << comm.table();
+  });
+}
+
 TEST(Work, TheCacheRefusesMoreThanItsCapacityAndGradients) {
   run_local(1, [](Communicator world) {
     const auto model = recorded::model("llama2", {}, world);

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,11 +15,14 @@
 namespace dtensor::nn {
 
 // Belongs to one rank: holds its sequences and its heads. What attention does with it is local, so that a token costs
-// no decision and no collective but those of the layers around it.
+// no decision and no collective but those of the layers around it, and, where tokens are shared out, one all_gather a
+// layer.
 class DTENSOR_API KVCache {
  public:
-  // `capacity`: tokens a sequence at most. Memory is made when a layer first appends.
-  KVCache(std::int64_t layers, std::int64_t capacity);
+  // `capacity`: tokens a sequence at most. Memory is made when a layer first appends. `sequence_axis`: of the mesh;
+  // its ranks hold every n-th token each, token p the rank p % n, so that a sequence may be n times as long. The axis
+  // must split neither the batch nor heads, which is an error; "": each rank holds all tokens.
+  KVCache(std::int64_t layers, std::int64_t capacity, std::string sequence_axis = "");
 
   // As given.
   std::int64_t layers() const { return static_cast<std::int64_t>(entries_.size()); }
@@ -27,19 +31,22 @@ class DTENSOR_API KVCache {
   std::int64_t bytes() const;                      // on this rank
 
   // Local keys [batch, heads, n, E] and values [batch, heads, n, F] of the tokens from length() on; returns views of
-  // all up to and with these. An error beyond the capacity.
+  // all up to and with these, or of this rank's among them. An error beyond the capacity.
   std::pair<at::Tensor, at::Tensor> append(std::int64_t layer, const at::Tensor& keys, const at::Tensor& values);
   void advance(std::int64_t count) { length_ += count; }  // once all layers have appended
   // Forgets what comes after the first `length` tokens.
   void truncate(std::int64_t length);
 
-  // Of all tokens: [batch, heads, length, E]. DTensors where attention ran on a mesh.
+  // Of all tokens: [batch, heads, length, E]. DTensors where attention ran on a mesh. Collective where tokens are
+  // shared out.
   at::Tensor keys(std::int64_t layer) const;
   at::Tensor values(std::int64_t layer) const;
 
   // Told by attention that runs on a mesh: where what this rank appends stands in the whole.
   void set_layout(std::int64_t layer, const DeviceMesh& mesh, Placements placements, std::int64_t batch,
                   std::int64_t heads);
+  // Among whom the layer's tokens are shared out; none: each rank has all.
+  const Communicator& sharers(std::int64_t layer) const;
 
  private:
   struct Entry {
@@ -47,12 +54,14 @@ class DTENSOR_API KVCache {
     DeviceMesh mesh;
     Placements placements;
     std::int64_t batch = 0, heads = 0;
+    Communicator sharers;
   };
   at::Tensor whole(const Entry& entry, const at::Tensor& kept) const;
   std::size_t position(std::int64_t layer) const;
 
   std::vector<Entry> entries_;
   std::int64_t capacity_, length_ = 0;
+  std::string sequence_axis_;
 };
 
 }  // namespace dtensor::nn
