@@ -56,7 +56,6 @@ struct FromLocalBackward final : Node {
   double share;
 };
 
-// Axes on which a default Replicate gradient has to be verified.
 // Of a local tensor that met DTensors, and so counted as Replicate: its gradient is a DTensor too.
 at::Tensor local_gradient(const at::Tensor& grad, const TensorSpec& spec) {
   if (!is_dtensor(grad)) return grad;

@@ -1,4 +1,4 @@
-// How ranks speak about a checkpoint: texts to all, sums of numbers, and one error for all where any of them fails.
+// How ranks speak about a checkpoint: sums of numbers, and one error for all where any of them fails.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -7,11 +7,10 @@
 #include <vector>
 
 #include "dtensor/comm.h"
+#include "texts/texts.h"
 
 namespace dtensor::files {
 
-std::vector<std::string> gather_texts(const Communicator& ranks, const std::string& text);
-std::string broadcast_text(const Communicator& ranks, const std::string& text, int root);
 void reduce_numbers(const Communicator& ranks, std::vector<std::int64_t>& numbers, ReduceOp op);
 
 // Throws on every rank where any gives an error, with all of them: "WHAT: rank 2: ...".

@@ -18,6 +18,7 @@
 #include "dtensor/tensor.h"
 #include "scope/module_scope.h"
 #include "sharding_prop/op_info.h"
+#include "texts/texts.h"
 
 namespace dtensor {
 namespace {
@@ -174,16 +175,6 @@ std::int64_t order_of(const Seen& seen, int rank) {
   return (seen.what.given ? kGiven : 0) + seen.call * kRanks + rank;
 }
 
-std::string broadcast_text(const std::string& text, int root, const Communicator& ranks) {
-  const at::Tensor length = at::scalar_tensor(static_cast<std::int64_t>(text.size()), at::kLong);
-  ranks.broadcast(length, root).wait();
-  const at::Tensor bytes = at::zeros({length.item<std::int64_t>()}, at::kByte);
-  auto* data = reinterpret_cast<char*>(bytes.mutable_data_ptr());
-  if (ranks.rank() == root) text.copy(data, text.size());
-  ranks.broadcast(bytes, root).wait();
-  return {data, static_cast<std::size_t>(bytes.numel())};
-}
-
 std::optional<NonFinite> first_of_all(const Seen& seen, const Communicator& ranks) {
   if (!ranks) return seen.call < 0 ? std::nullopt : std::optional(seen.what);
   const at::Tensor order = at::scalar_tensor(order_of(seen, ranks.rank()), at::kLong);
@@ -192,7 +183,7 @@ std::optional<NonFinite> first_of_all(const Seen& seen, const Communicator& rank
   if (first == kNothing) return std::nullopt;
   NonFinite what{.rank = static_cast<int>(first % kRanks), .given = first >= kGiven};
   const char* phase = seen.what.phase == Phase::forward ? "f" : "b";
-  const auto text = broadcast_text(phase + seen.what.op + "\n" + seen.what.module, what.rank, ranks);
+  const auto text = broadcast_text(ranks, phase + seen.what.op + "\n" + seen.what.module, what.rank);
   const auto line = text.find('\n');
   what.phase = text.front() == 'f' ? Phase::forward : Phase::backward;
   what.op = text.substr(1, line - 1);

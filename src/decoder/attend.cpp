@@ -40,9 +40,10 @@ at::Tensor capped(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   return ungrouped(at::matmul(at::softmax(scores, -1, wide).to(q.scalar_type()), v), queries);
 }
 
-// [L, own]: whether a query sees a key of this rank's.
+// [L, own]: whether a query sees a key of this rank's; undefined where it sees each.
 at::Tensor shared_mask(std::int64_t first, std::int64_t queries, const at::Tensor& k, const Communicator& sharers,
                        std::int64_t window) {
+  if (queries == 1 && window == 0) return {};
   const auto options = at::TensorOptions(at::kLong).device(k.device());
   const at::Tensor places = at::arange(k.size(2), options) * sharers.size() + sharers.rank();
   const at::Tensor behind = at::arange(first, first + queries, options).unsqueeze(1) - places;
@@ -64,7 +65,9 @@ at::Tensor own_share(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   }
   at::Tensor scores = at::matmul(rows, k.transpose(2, 3)).to(wide) * o.scale;
   if (o.softcap > 0) scores = at::tanh(scores / o.softcap) * o.softcap;
-  scores = scores.unflatten(2, {q.size(1) / groups, queries}).masked_fill(mask.logical_not(), never).flatten(2, 3);
+  if (mask.defined()) {
+    scores = scores.unflatten(2, {q.size(1) / groups, queries}).masked_fill(mask.logical_not(), never).flatten(2, 3);
+  }
   const at::Tensor largest = scores.amax(-1, /*keepdim=*/true);
   // Where a query sees none of them, the weights are exp(-inf - 0).
   const at::Tensor weights = (scores - largest.masked_fill(largest == never, 0)).exp();

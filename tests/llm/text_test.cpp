@@ -98,6 +98,18 @@ TEST(Text, APromptIsContinuedOnEveryMesh) {
   EXPECT_EQ(told[0], told[1]);
 }
 
+TEST(Text, TheCacheIsSplitOverTheAxisThatIsAskedFor) {
+  const auto asked = [](const char* axis) {
+    std::string words[] = {"llm", "generate", "--model", "m", "--tokens", "1", "--mesh", "dp=2", "--split-cache", axis};
+    std::vector<char*> argv;
+    for (auto& word : words) argv.push_back(word.data());
+    std::optional<int> status;
+    return llm::parse_args(static_cast<int>(argv.size()), argv.data(), status).sample.split_cache;
+  };
+  EXPECT_EQ(asked("dp"), "dp");
+  EXPECT_THROW(asked("tp"), llm::UsageError);  // it splits heads
+}
+
 TEST(Text, FilesAndLinesBecomeFramedAndEndedTokens) {
   const Folder folder("llama2");
   auto family = llm::read_family(folder.str());

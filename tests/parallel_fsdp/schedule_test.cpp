@@ -36,50 +36,6 @@ TEST(FsdpSchedule, HoldsAsManyUnitsAsTheBudgetSays) {
   }
 }
 
-// Two graphs at a time, as schedules of pipelines have them: what one pass ends is no reason to forget the other's.
-TEST(FsdpSchedule, AUnitIsReducedOnceAPassWhateverWasComputedBefore) {
-  on_mesh({2}, [](const DeviceMesh& mesh) {
-    Tower tower(3);
-    const auto unit = fully_shard(tower.list(), mesh);
-    for (int step = 0; step < 3; ++step) {
-      const at::Tensor first = tower.loss(sharded(input(), mesh)), second = tower.loss(sharded(input(), mesh), step);
-      for (const auto& loss : {first, second}) {
-        const auto before = unit.stats().reduce_scatters;
-        loss.backward();
-        EXPECT_EQ(unit.stats().reduce_scatters - before, 1) << "step " << step;
-      }
-      EXPECT_EQ(unit.stats().unreduced_bytes, 0);
-      EXPECT_EQ(unit.stats().gathered_bytes, 0);
-    }
-  });
-}
-
-// Adapters of several tasks in one unit: what the step before used is not waited for.
-TEST(FsdpSchedule, AUnitIsReducedAtOnceThoughEachStepUsesOthersOfItsParameters) {
-  on_mesh({2}, [](const DeviceMesh& mesh) {
-    constexpr int kBlocks = 5, kTasks = 2;
-    Tower tower(kBlocks * (1 + kTasks));
-    std::vector<FsdpUnit> units;
-    const auto weight = [&](int i) { return tower.w[static_cast<std::size_t>(i)]; };
-    for (int block = 0; block < kBlocks; ++block) {
-      NamedTensors list;
-      for (int k = 0; k <= kTasks; ++k) list.push_back(tower.layer(block * (1 + kTasks) + k)[0]);
-      units.push_back(fully_shard(list, mesh));
-    }
-    fully_shard(tower.list(), mesh);  // joins them
-    for (int step = 0; step < 5; ++step) {
-      units[0].reset_peaks();
-      at::Tensor x = sharded(input(), mesh);
-      for (int block = 0; block < kBlocks; ++block) {
-        x = at::gelu(at::linear(x, weight(block * (1 + kTasks))));
-        x = at::linear(x, weight(block * (1 + kTasks) + 1 + step % kTasks));
-      }
-      x.square().mean().backward();
-      EXPECT_LE(units[0].stats().peak_unreduced_bytes, units[0].gradient_bytes()) << "step " << step;
-    }
-  });
-}
-
 // Forward of what is recomputed runs without grad mode, and is no inference: units are dropped, kept, or reduced to the
 // share of some neighbours as they are in other steps, and backward gathers each once for recomputation and gradients.
 TEST(FsdpSchedule, RecomputationGathersNothingMore) {
