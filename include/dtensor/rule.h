@@ -117,12 +117,11 @@ class DTENSOR_API Rule {
   Rule& handled(std::string_view names, std::string kernel);
   Rule& handled_gives(ReduceOp op);
   Rule& handled_gives_replicate();
-  // Result `result` is Replicate (not Partial) whatever handled factor it lacks.
-  Rule& handled_replicates(int result);
-  Rule& kernel(std::string name);   // the local kernel runs always
-  Rule& writes(Operands operands);  // written, though the schema does not say so: they keep their placements
-  Rule& unread(int operand);        // its values do not matter, only its sizes: a Partial need not be reduced
-  Rule& ignored(int operand);       // neither: it is given as it is
+  Rule& handled_gives_replicate_scalars();  // results of no dimensions are Replicate, others Partial
+  Rule& kernel(std::string name);           // the local kernel runs always
+  Rule& writes(Operands operands);          // written, though the schema does not say so: they keep their placements
+  Rule& unread(int operand);                // its values do not matter, only its sizes: a Partial need not be reduced
+  Rule& ignored(int operand);               // neither: it is given as it is
   Rule& local_strides(std::string arg, int result = 0);  // int[] argument replaced by dense local strides
   Rule& local_size(std::string arg, int result = 0);     // int[] argument replaced by the result's local sizes
   Rule& sees_storage();                                  // storage shards count as what they are

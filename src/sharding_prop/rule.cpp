@@ -77,7 +77,9 @@ Rule& Rule::handled_gives(ReduceOp op) {
 }
 
 Rule& Rule::handled_gives_replicate() { return edit().handled_result = HandledResult::replicate, *this; }
-Rule& Rule::handled_replicates(int result) { return edit().handled_replicates |= 1u << result, *this; }
+Rule& Rule::handled_gives_replicate_scalars() {
+  return edit().handled_result = HandledResult::replicate_scalars, *this;
+}
 
 Rule& Rule::kernel(std::string name) {
   edit().handler = std::move(name);

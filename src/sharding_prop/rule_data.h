@@ -11,7 +11,7 @@
 
 namespace dtensor {
 
-enum class HandledResult : std::uint8_t { partial, replicate };
+enum class HandledResult : std::uint8_t { partial, replicate_scalars, replicate };
 
 struct Factor {
   std::string name;
@@ -96,7 +96,6 @@ struct RuleData : Terms {
   bool handler_always = false;
   HandledResult handled_result = HandledResult::partial;
   ReduceOp handled_op = ReduceOp::sum;
-  std::uint32_t handled_replicates = 0;  // bit i: result i
   StorageView storage = StorageView::replicate;
   bool reads_scalars = false;
   std::uint32_t unread = 0, ignored = 0, written = 0;  // bit i: operand i

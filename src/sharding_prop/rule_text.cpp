@@ -230,8 +230,9 @@ class Permissions {
     if (data_.batch.whole) add("... whole");
     if (!data_.handler.empty()) add("{}kernel {}", data_.handler_always ? "always " : "", data_.handler);
     if (data_.handled_result == HandledResult::replicate) add("gives R");
+    if (data_.handled_result == HandledResult::replicate_scalars) add("scalars R");
     if (data_.handled_op != ReduceOp::sum) add("gives P({})", to_string(data_.handled_op));
-    add_bits("gives R: result", data_.handled_replicates), add_bits("writes", data_.written);
+    add_bits("writes", data_.written);
     add_bits("unread", data_.unread), add_bits("ignored", data_.ignored);
     if (data_.storage != StorageView::replicate)
       add("{} storage", data_.storage == StorageView::keep ? "keeps" : "sees");

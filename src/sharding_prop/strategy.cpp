@@ -64,8 +64,9 @@ Placement contracted_placement(const Problem& p, std::size_t result, int factor,
     if (p.results[result].absent) valid = false;
     return Partial(p.data->reduce);
   }
-  const bool replicate =
-      p.data->handled_result == HandledResult::replicate || (p.data->handled_replicates >> result & 1u) != 0;
+  const bool scalar = p.results[result].meta->sizes.empty();
+  const HandledResult given = p.data->handled_result;
+  const bool replicate = given == HandledResult::replicate || (given == HandledResult::replicate_scalars && scalar);
   return replicate ? Replicate() : Partial(p.data->handled_op);
 }
 

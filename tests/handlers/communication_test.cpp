@@ -61,7 +61,7 @@ TEST(Communication, Reductions) {
       collectives_of({"mean", "dim", "mean_global_count", {x, one, false, c10::IValue()}, {kSplit}, {kPartial}, {2}}),
       kNothing);
   EXPECT_EQ(
-      collectives_of({"amax", "", "reduce_with_identity", {x, one, false}, {kSplit}, {{Partial(ReduceOp::max)}}, {2}}),
+      collectives_of({"amax", "", "max_with_identity", {x, one, false}, {kSplit}, {{Partial(ReduceOp::max)}}, {2}}),
       kNothing);
   EXPECT_EQ(collectives_of({"argmax", "", "argmax_sharded", {x, 1, false}, {kSplit}, {kWhole}, {2}}), kTwoGathers);
   EXPECT_EQ(collectives_of({"cumsum", "", "cumsum_sharded", {x, 1, c10::IValue()}, {kSplit}, {kSplit}, {2}}),

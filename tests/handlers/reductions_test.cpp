@@ -74,7 +74,7 @@ RC_GTEST_PROP(Identity, AmaxAmin, ()) {
   const bool max = flip();
   check_case({max ? "amax" : "amin",
               "",
-              "reduce_with_identity",
+              max ? "max_with_identity" : "min_with_identity",
               {any_values(r.sizes), r.dims, r.keepdim},
               {r.placements},
               {r.out(max ? ReduceOp::max : ReduceOp::min)},
@@ -86,42 +86,33 @@ RC_GTEST_PROP(Identity, MaxMinOfAll, ()) {
   const bool max = flip();
   check_case({max ? "max" : "min",
               "",
-              "reduce_with_identity",
+              max ? "max_with_identity" : "min_with_identity",
               {any_values(r.sizes)},
               {r.placements},
               {r.out_all(r.whole, max ? ReduceOp::max : ReduceOp::min)},
               r.mesh});
 }
 
-RC_GTEST_PROP(Identity, AminmaxProdAnyAll, ()) {
+RC_GTEST_PROP(Identity, Aminmax, ()) {
   const Reduction r;
   const auto x = any_values(r.sizes);
   if (r.ndim > 0) {
     check_case({"aminmax",
                 "",
-                "reduce_with_identity",
+                "aminmax_with_identity",
                 {x, r.dim, r.keepdim},
                 {r.placements},
                 {r.out_dim(r.whole, ReduceOp::min), r.out_dim(r.whole, ReduceOp::max)},
                 r.mesh});
   }
-  check_case({"prod",
-              "",
-              "reduce_with_identity",
-              {x, c10::IValue()},
-              {r.placements},
-              {r.out_all(r.whole, ReduceOp::product)},
-              r.mesh});
-  check_case({"any", "", "reduce_with_identity", {x}, {r.placements}, {r.out_all(r.whole, ReduceOp::max)}, r.mesh});
-  check_case(
-      {"all", "dims", "reduce_with_identity", {x, r.dims, r.keepdim}, {r.placements}, {r.out(ReduceOp::min)}, r.mesh});
 }
 
 RC_GTEST_PROP(ArgMax, AlongDim, ()) {
   const Reduction r(1);
-  check_case({flip() ? "argmax" : "argmin",
+  const bool max = flip();
+  check_case({max ? "argmax" : "argmin",
               "",
-              "argmax_sharded",
+              max ? "argmax_sharded" : "argmin_sharded",
               {any_values(r.sizes), r.dim, r.keepdim},
               {r.placements},
               {r.out_dim(true)},
@@ -130,9 +121,10 @@ RC_GTEST_PROP(ArgMax, AlongDim, ()) {
 
 RC_GTEST_PROP(ArgMax, Flat, ()) {
   const Reduction r;
-  check_case({flip() ? "argmax" : "argmin",
+  const bool max = flip();
+  check_case({max ? "argmax" : "argmin",
               "",
-              "argmax_sharded",
+              max ? "argmax_sharded" : "argmin_sharded",
               {any_values(r.sizes), c10::IValue(), r.keepdim},
               {r.placements},
               {reduced(r.placements, all_dims(r.ndim), r.keepdim, true)},
@@ -141,9 +133,10 @@ RC_GTEST_PROP(ArgMax, Flat, ()) {
 
 RC_GTEST_PROP(ArgMax, MaxDim, ()) {
   const Reduction r(1);
-  check_case({flip() ? "max" : "min",
+  const bool max = flip();
+  check_case({max ? "max" : "min",
               "dim",
-              "max_dim_sharded",
+              max ? "max_dim_sharded" : "min_dim_sharded",
               {any_values(r.sizes), r.dim, r.keepdim},
               {r.placements},
               {r.out_dim(true), r.out_dim(true)},
@@ -206,7 +199,8 @@ RC_GTEST_PROP(Variance, EveryForm, ()) {
   auto x = at::randn(r.sizes) + (flip() ? 1000 : 0);
   x = flip() ? x.to(any_float()) : at::complex(x, at::randn(r.sizes));
   const auto out = r.out_whole();
-  check_case({op, "correction", "var_sharded", {x, r.dims, correction, r.keepdim}, {r.placements}, {out, out}, r.mesh});
+  const std::string kernel = op.starts_with("std") ? "std_sharded" : "var_sharded";
+  check_case({op, "correction", kernel, {x, r.dims, correction, r.keepdim}, {r.placements}, {out, out}, r.mesh});
 }
 
 RC_GTEST_PROP(Scan, CumsumCumprod, ()) {

@@ -41,11 +41,12 @@ Moments global_moments(const LocalCall& call, const at::Tensor& self, at::IntArr
   return {mean, all_reduce(call.mesh, own.squares + shift * own_count, ReduceOp::sum, axes)};
 }
 
+template <bool root>
 void variance(LocalCall& call) {
   const LocalArgs args(call);
   const auto self = args.tensor("self");
-  TORCH_CHECK(self.is_floating_point() || self.is_complex(), base_name(call),
-              " only support floating point and complex dtypes");
+  TORCH_CHECK(self.is_floating_point() || self.is_complex(),
+              "std and var only support floating point and complex dtypes");
   const auto dims = args.reduced_dims();
   const double count = count_of(args.global_sizes("self"), dims);
   const auto given = args.value("correction");
@@ -53,7 +54,7 @@ void variance(LocalCall& call) {
   const AxisMask axes = shard_axes(args.spec("self"), dims);
   const auto [mean, squares] = global_moments(call, self, dims, count, args.flag("keepdim"), axes);
   auto result = squares / std::max(count - correction, 0.0);
-  if (base_name(call).substr(0, 3) == "std") result = result.sqrt();
+  if (root) result = result.sqrt();
   std::vector<at::Tensor> results{result.to(call.outputs[0]->dtype)};
   if (call.outputs.size() > 1) results.push_back(mean.to(call.outputs[1]->dtype));
   give(call, std::move(results));
@@ -275,7 +276,8 @@ void batch_norm_backward(LocalCall& call) {
 }  // namespace
 
 void add_moment_kernels(LocalKernels& kernels) {
-  kernels.emplace("var_sharded", variance);
+  kernels.emplace("var_sharded", variance<false>);
+  kernels.emplace("std_sharded", variance<true>);
   kernels.emplace("layer_norm_sharded", layer_norm);
   kernels.emplace("layer_norm_backward_sharded", layer_norm_backward);
   kernels.emplace("batch_norm_global", batch_norm);

@@ -3,8 +3,6 @@
 // form (multinomial, rrelu) run on whole operands with a generator that every rank seeds alike.
 #include <ATen/CPUGeneratorImpl.h>
 
-#include <array>
-
 #include "ops/handlers/local_args.h"
 #include "random/fill.h"
 #include "random/state.h"
@@ -75,33 +73,6 @@ void geometric(const Fill& f) { fill_geometric(f.target, f.region, f.key, f.numb
 void cauchy(const Fill& f) { fill_cauchy(f.target, f.region, f.key, f.number("median"), f.number("sigma", 1)); }
 void log_normal(const Fill& f) { fill_log_normal(f.target, f.region, f.key, f.number("mean", 1), f.number("std", 2)); }
 
-struct Entry {
-  std::string_view name;
-  void (*fill)(const Fill&);
-};
-
-constexpr std::array<Entry, 12> kFills{{{"uniform", uniform},
-                                        {"rand_like", uniform},
-                                        {"normal", normal},
-                                        {"normal_functional", normal},
-                                        {"randn_like", normal},
-                                        {"bernoulli", bernoulli},
-                                        {"random", integers},
-                                        {"randint_like", integers},
-                                        {"exponential", exponential},
-                                        {"geometric", geometric},
-                                        {"cauchy", cauchy},
-                                        {"log_normal", log_normal}}};
-
-auto fill_of(const LocalCall& call) {
-  auto name = base_name(call);
-  if (name.back() == '_') name.remove_suffix(1);
-  for (const auto& entry : kFills) {
-    if (entry.name == name) return entry.fill;
-  }
-  TORCH_CHECK(false, call.info.name(), ": no random fill of this name");
-}
-
 void check_no_generator(const LocalCall& call, const LocalArgs& args) {
   TORCH_CHECK(!args.has("generator") || args.value("generator").isNone(), call.info.name(),
               ": a generator has no meaning for a DTensor, whose values depend on the mesh's random state; seed that "
@@ -114,10 +85,10 @@ at::Tensor fresh(const LocalCall& call, const TensorSpec& spec) {
   return at::empty(spec.local_sizes, at::TensorOptions(spec.dtype).device(at::Device(call.mesh.device)));
 }
 
+template <void (*fill)(const Fill&)>
 void random_fill(LocalCall& call) {
   const LocalArgs args(call);
   check_no_generator(call, args);
-  const auto fill = fill_of(call);
   const auto& spec = *call.outputs[0];
   const auto key = next_random_key(call.mesh);
   const auto target = is_inplace(call) ? args.tensor("self") : fresh(call, spec);
@@ -160,7 +131,14 @@ void random_replicated(LocalCall& call) {
 }  // namespace
 
 void add_random_kernels(LocalKernels& kernels) {
-  kernels.emplace("random_fill", random_fill);
+  kernels.emplace("fill_uniform", random_fill<uniform>);
+  kernels.emplace("fill_normal", random_fill<normal>);
+  kernels.emplace("fill_bernoulli", random_fill<bernoulli>);
+  kernels.emplace("fill_integers", random_fill<integers>);
+  kernels.emplace("fill_exponential", random_fill<exponential>);
+  kernels.emplace("fill_geometric", random_fill<geometric>);
+  kernels.emplace("fill_cauchy", random_fill<cauchy>);
+  kernels.emplace("fill_log_normal", random_fill<log_normal>);
   kernels.emplace("dropout_global", dropout_global);
   kernels.emplace("random_replicated", random_replicated);
 }

@@ -1,4 +1,5 @@
 // Reductions, of values and of positions, and squeezes of split dimensions.
+#include <array>
 #include <limits>
 
 #include "ops/handlers/local_args.h"
@@ -26,19 +27,7 @@ void mean(LocalCall& call) {
   give(call, {reduce_contribution(call, sum, ReduceOp::sum, axes).to(out)});
 }
 
-ReduceOp op_of(std::string_view name) {
-  if (name == "amax" || name == "max" || name == "any") return ReduceOp::max;
-  if (name == "amin" || name == "min" || name == "all") return ReduceOp::min;
-  TORCH_CHECK(name == "prod", "reduce_with_identity: no identity is known for ", name);
-  return ReduceOp::product;
-}
-
-std::vector<ReduceOp> ops_of(const LocalCall& call) {
-  if (base_name(call) == "aminmax") return {ReduceOp::min, ReduceOp::max};
-  return {op_of(base_name(call))};
-}
-
-std::vector<at::Tensor> identities(const LocalCall& call, const at::Tensor& self, const std::vector<ReduceOp>& ops) {
+std::vector<at::Tensor> identities(const LocalCall& call, const at::Tensor& self, c10::ArrayRef<ReduceOp> ops) {
   std::vector<at::Tensor> results;
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const auto& spec = *call.outputs[i];
@@ -49,23 +38,22 @@ std::vector<at::Tensor> identities(const LocalCall& call, const at::Tensor& self
 }
 
 // The whole tensor has a value, of which this part knows nothing.
-bool lacks_value(const LocalCall& call, const at::Tensor& self, at::IntArrayRef whole, at::IntArrayRef dims) {
-  const auto name = base_name(call);
-  if (name == "prod" || name == "any" || name == "all") return false;
+bool lacks_value(const at::Tensor& self, at::IntArrayRef whole, at::IntArrayRef dims) {
   const auto has_none = [&](at::IntArrayRef sizes) {
     return std::any_of(dims.begin(), dims.end(), [&](std::int64_t d) { return sizes[d] == 0; });
   };
   return has_none(self.sizes()) && !has_none(whole);
 }
 
+// `extremes`: of each result.
+template <ReduceOp... extremes>
 void reduce_with_identity(LocalCall& call) {
+  constexpr std::array ops{extremes...};
   const LocalArgs args(call);
   const auto dims = args.reduced_dims();
   const AxisMask axes = shard_axes(args.spec("self"), dims);
   const auto self = args.tensor("self");
-  const auto ops = ops_of(call);
-  auto results =
-      lacks_value(call, self, args.global_sizes("self"), dims) ? identities(call, self, ops) : run_plain(call);
+  auto results = lacks_value(self, args.global_sizes("self"), dims) ? identities(call, self, ops) : run_plain(call);
   for (std::size_t i = 0; i < ops.size(); ++i) {
     results[i] = reduce_contribution(call, results[i], ops[i], axes, static_cast<int>(i));
   }
@@ -81,8 +69,6 @@ constexpr std::int64_t kNoIndex = std::numeric_limits<std::int64_t>::max();
 struct Best {
   at::Tensor value, index;
 };
-
-bool is_largest(const LocalCall& call) { return base_name(call).find("max") != std::string_view::npos; }
 
 Best best_along(const at::Tensor& x, std::int64_t dim, bool keepdim, bool largest) {
   if (x.dim() > 0 && x.size(dim) == 0) {
@@ -138,9 +124,8 @@ Best choose(const at::Tensor& values, const at::Tensor& indices, bool largest) {
   return {best, indices.masked_fill(hit.logical_not(), kNoIndex).amin(0)};
 }
 
-Best best(const LocalCall& call) {
+Best best(const LocalCall& call, bool largest) {
   const LocalArgs args(call);
-  const bool largest = is_largest(call);
   auto own = best_of_part(args, largest);
   const AxisMask axes = shard_axes(args.spec("self"), args.reduced_dims());
   if (axes == 0 || own.value.numel() == 0) return own;
@@ -149,10 +134,14 @@ Best best(const LocalCall& call) {
   return choose(values, gather(comm, own.index), largest);
 }
 
-void argmax(LocalCall& call) { give(call, {best(call).index}); }
+template <bool largest>
+void position(LocalCall& call) {
+  give(call, {best(call, largest).index});
+}
 
-void max_dim(LocalCall& call) {
-  auto found = best(call);
+template <bool largest>
+void value_and_position(LocalCall& call) {
+  auto found = best(call, largest);
   give(call, {found.value, found.index});
 }
 
@@ -167,7 +156,7 @@ void squeeze_global(LocalCall& call) {
   for (const auto d : args.reduced_dims()) {
     if (sizes[static_cast<std::size_t>(d)] == 1) dims.push_back(d);
   }
-  if (base_name(call) == "squeeze_copy") return give(call, {self.squeeze(dims).clone()});
+  if (!call.info.gives_view && !call.info.inplace) return give(call, {self.squeeze(dims).clone()});
   const bool in_place = call.info.inplace;
   torch::jit::drop(call.stack, call.info.args.size());
   call.stack.emplace_back(in_place ? self.squeeze_(dims) : self.squeeze(dims));
@@ -177,9 +166,13 @@ void squeeze_global(LocalCall& call) {
 
 void add_reduction_kernels(LocalKernels& kernels) {
   kernels.emplace("mean_global_count", mean);
-  kernels.emplace("reduce_with_identity", reduce_with_identity);
-  kernels.emplace("argmax_sharded", argmax);
-  kernels.emplace("max_dim_sharded", max_dim);
+  kernels.emplace("max_with_identity", reduce_with_identity<ReduceOp::max>);
+  kernels.emplace("min_with_identity", reduce_with_identity<ReduceOp::min>);
+  kernels.emplace("aminmax_with_identity", reduce_with_identity<ReduceOp::min, ReduceOp::max>);
+  kernels.emplace("argmax_sharded", position<true>);
+  kernels.emplace("argmin_sharded", position<false>);
+  kernels.emplace("max_dim_sharded", value_and_position<true>);
+  kernels.emplace("min_dim_sharded", value_and_position<false>);
   kernels.emplace("squeeze_global", squeeze_global);
 }
 

@@ -51,18 +51,13 @@ std::vector<OutputMeta> nll2d_outputs(const OpArgs& op) {
   return {dense_meta(each ? op.sizes(1) : at::IntArrayRef(), op.dtype(0)), dense_meta({}, op.dtype(0))};
 }
 
-// Batch, classes and places; the target lacks the class. The loss is one number, or one each. One number is reduced
-// with the total weight that backward needs anyway.
-Rule nll_loss(const OpArgs& op) {
-  Rule rule("ncS, nS, c -> , | ncS, nS, c -> nS, | c, , c -> , ");
-  rule.handled("ncS", "nll_loss_forward").handled_replicates(1);
-  const bool each = op.integer("reduction") == at::Reduction::None && op.sizes(0).size() > 1;  // ATen sums one sample
-  return each ? rule : rule.handled_replicates(0);
-}
-
 void add_nll(RuleBook& book) {
+  // Batch, classes and places; the target lacks the class. The loss is one number, or one each. One number is reduced
+  // with the total weight that backward needs anyway.
   const auto forward = [&](const char* op) -> Rule& {
-    return book.rule(op, nll_loss, "ncS, nS, c -> , | ncS, nS, c -> nS, | c, , c -> , with one number reduced")
+    return book.rule(op, "ncS, nS, c -> , | ncS, nS, c -> nS, | c, , c -> , ")
+        .handled("ncS", "nll_loss_forward")
+        .handled_gives_replicate_scalars()
         .indexes("1", false, "ignore_index");
   };
   // The total weight is that of the whole batch, so a part of the batch needs no exchange.

@@ -24,15 +24,23 @@ std::vector<OutputMeta> dropout_outputs(const OpArgs& op) {
 }  // namespace
 
 void add_random_rules(RuleBook& book) {
-  for (const char* op :
-       {"aten::uniform_", "aten::normal_", "aten::random_", "aten::exponential_", "aten::cauchy_", "aten::log_normal_",
-        "aten::geometric_", "aten::bernoulli_", "aten::bernoulli", "aten::normal.Tensor_float",
-        "aten::normal.float_Tensor", "aten::normal.Tensor_Tensor", "aten::uniform", "aten::normal_functional",
-        "aten::random", "aten::exponential", "aten::cauchy", "aten::log_normal", "aten::geometric"}) {
-    book.rule(op, Rule("...* -> ...*").kernel("random_fill"));
-  }
-  for (const char* op : {"aten::rand_like", "aten::randn_like", "aten::randint_like"}) {
-    book.rule(op, Rule("...* -> ...*").unread(0).sees_storage().kernel("random_fill"));
+  const auto add = [&](const char* kernel, std::initializer_list<const char*> operators) {
+    for (const char* op : operators) book.rule(op, Rule("...* -> ...*").kernel(kernel));
+  };
+  add("fill_uniform", {"aten::uniform_", "aten::uniform"});
+  add("fill_normal", {"aten::normal_", "aten::normal_functional", "aten::normal.Tensor_float",
+                      "aten::normal.float_Tensor", "aten::normal.Tensor_Tensor"});
+  add("fill_bernoulli", {"aten::bernoulli_", "aten::bernoulli"});
+  add("fill_integers", {"aten::random_", "aten::random"});
+  add("fill_exponential", {"aten::exponential_", "aten::exponential"});
+  add("fill_geometric", {"aten::geometric_", "aten::geometric"});
+  add("fill_cauchy", {"aten::cauchy_", "aten::cauchy"});
+  add("fill_log_normal", {"aten::log_normal_", "aten::log_normal"});
+  // Of the operand only sizes count.
+  for (const auto& [op, kernel] : {std::pair{"aten::rand_like", "fill_uniform"},
+                                   {"aten::randn_like", "fill_normal"},
+                                   {"aten::randint_like", "fill_integers"}}) {
+    book.rule(op, Rule("...* -> ...*").unread(0).sees_storage().kernel(kernel));
   }
   book.rule("aten::native_dropout", Rule("... -> ..., ...").outputs(dropout_outputs).kernel("dropout_global"));
   // The local kernel random_replicated (ops/handlers/random.cpp) gives them a generator that all ranks seed alike.

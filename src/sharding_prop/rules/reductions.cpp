@@ -30,7 +30,8 @@ void add_simple(RuleBook& book) {
                                  {"aten::max", ReduceOp::max},
                                  {"aten::amin", ReduceOp::min},
                                  {"aten::min", ReduceOp::min}}) {
-    book.rule(op, kReduced).monotone({0}, kind).reduce(kind).handled("dim", "reduce_with_identity").handled_gives(kind);
+    const char* kernel = kind == ReduceOp::max ? "max_with_identity" : "min_with_identity";
+    book.rule(op, kReduced).monotone({0}, kind).reduce(kind).handled("dim", kernel).handled_gives(kind);
   }
 }
 
@@ -39,13 +40,13 @@ void add_by_kernel(RuleBook& book) {
   const auto add = [&](const char* op, const char* kernel) -> Rule& {
     return book.rule(op, kReduced).handled("dim", kernel).handled_gives_replicate();
   };
-  add("aten::aminmax", "reduce_with_identity");
-  for (const char* op : {"aten::argmax", "aten::argmin"}) add(op, "argmax_sharded");
-  for (const char* op : {"aten::max.dim", "aten::min.dim"}) add(op, "max_dim_sharded");
-  for (const char* op :
-       {"aten::var.correction", "aten::std.correction", "aten::var_mean.correction", "aten::std_mean.correction"}) {
-    add(op, "var_sharded");
-  }
+  add("aten::aminmax", "aminmax_with_identity");
+  add("aten::argmax", "argmax_sharded");
+  add("aten::argmin", "argmin_sharded");
+  add("aten::max.dim", "max_dim_sharded");
+  add("aten::min.dim", "min_dim_sharded");
+  for (const char* op : {"aten::var.correction", "aten::var_mean.correction"}) add(op, "var_sharded");
+  for (const char* op : {"aten::std.correction", "aten::std_mean.correction"}) add(op, "std_sharded");
   add("aten::logsumexp", "logsumexp_sharded");
   for (const char* op : {"aten::linalg_vector_norm", "aten::norm"}) add(op, "vector_norm_sharded").reads_scalars();
 }
