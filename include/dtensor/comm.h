@@ -99,14 +99,13 @@ class DTENSOR_API Communicator {
   // `reason` and this rank.
   void abort(const std::string& reason) const;
 
-  // Who moves the bytes.
-  CommBackend& backend() const { return *backend_; }
-  // For state that must live as long as this rank's communicator (held weakly). A backend must not be kept alive by the
-  // subgroups made from it.
-  const std::shared_ptr<CommBackend>& shared_backend() const { return backend_; }
   friend bool operator==(const Communicator& a, const Communicator& b) { return a.backend_ == b.backend_; }
 
  private:
+  // Who moves the bytes, for backends and for state that lives as long as this rank's communicator (held weakly: a
+  // backend must not be kept alive by the subgroups made from it).
+  friend const std::shared_ptr<CommBackend>& backend_of(const Communicator& comm) { return comm.backend_; }
+
   // `like`: a tensor of the dtype that moves, or undefined.
   CollectiveCall start_call(CollectiveKind kind, const at::Tensor& like) const;
 

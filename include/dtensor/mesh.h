@@ -76,10 +76,10 @@ class DTENSOR_API DeviceMesh {
   std::string str() const;      // DeviceMesh(cpu, replicate=2, tp=2, ranks=[0, 1, 2, 3])
   std::string picture() const;  // drawn as nested boxes, rows and columns named
 
-  // For the library itself.
-  const c10::intrusive_ptr<MeshImpl>& impl() const { return impl_; }
-
  private:
+  // For the library itself.
+  friend const c10::intrusive_ptr<MeshImpl>& impl_of(const DeviceMesh& mesh) { return mesh.impl_; }
+
   c10::intrusive_ptr<MeshImpl> impl_;
 };
 

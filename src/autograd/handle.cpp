@@ -86,13 +86,13 @@ std::vector<DTensor> redistribute(const std::vector<DTensor>& tensors, std::vect
 std::vector<DTensor> redistribute(const std::vector<DTensor>& tensors, const DeviceMesh& mesh,
                                   std::vector<Placements> placements) {
   TORCH_CHECK(mesh, "redistribute: no mesh");
-  return run_redistribute(tensors, mesh.impl().get(), [&] {
+  return run_redistribute(tensors, impl_of(mesh).get(), [&] {
     check_count(placements.size(), tensors.size());
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       checked_impl(tensors[i]);
       placements[i] = normalize_placements(std::move(placements[i]), tensors[i].dim(), mesh.shape());
     }
-    return as_dtensors(redistribute_tensors({tensors.begin(), tensors.end()}, mesh.impl(), placements));
+    return as_dtensors(redistribute_tensors({tensors.begin(), tensors.end()}, impl_of(mesh), placements));
   });
 }
 

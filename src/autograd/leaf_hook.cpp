@@ -36,7 +36,7 @@ bool is_captured(const at::Tensor& leaf) {
 DTensor as_dtensor_of(const DTensor& leaf, const at::Tensor& grad) {
   if (is_dtensor(grad)) return DTensor(grad);
   const Placements replicated(leaf.placements().size());
-  return DTensor(wrap_local(grad, infer_spec(grad, leaf.mesh().impl(), replicated, grad.sizes(), grad.strides())));
+  return DTensor(wrap_local(grad, infer_spec(grad, impl_of(leaf.mesh()), replicated, grad.sizes(), grad.strides())));
 }
 
 // Gradients of what is kept in host memory end there.

@@ -17,7 +17,7 @@ MeshImpl::MeshImpl(MeshLayout layout, Communicator world, c10::DeviceType device
     : MeshInfo(std::move(layout), world.rank(), device, std::move(computes)),
       world_(std::move(world)),
       state_(std::move(state)),
-      record_(world_.backend().shared_record()),
+      record_(backend_of(world_)->shared_record()),
       history_(std::make_shared<CallHistory>()),
       by_mask_(std::size_t{1} << this->layout.ndim()) {}
 

@@ -44,10 +44,10 @@ std::shared_ptr<WorldState> WorldState::of(const Communicator& world) {
   std::vector<std::shared_ptr<WorldState>> gone;
   const std::lock_guard lock(registry_mutex);
   auto& worlds = registry();
-  auto it = worlds.find(world.shared_backend());
+  auto it = worlds.find(backend_of(world));
   if (it == worlds.end()) {
     gone = take_expired(worlds);
-    it = worlds.emplace(world.shared_backend(), std::make_shared<WorldState>()).first;
+    it = worlds.emplace(backend_of(world), std::make_shared<WorldState>()).first;
   }
   return it->second;
 }

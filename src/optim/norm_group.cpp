@@ -52,7 +52,7 @@ NormGroup::Member& NormGroup::member_of(const DeviceMesh& mesh) {
 
 const NormGroup::Member* NormGroup::find(const DeviceMesh& mesh) const {
   for (const Member& member : members_) {
-    if (member.mesh.impl() == mesh.impl() || member.mesh == mesh) return &member;
+    if (impl_of(member.mesh) == impl_of(mesh) || member.mesh == mesh) return &member;
   }
   return nullptr;
 }

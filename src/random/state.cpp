@@ -11,7 +11,7 @@ namespace {
 
 WorldState& state_of(const DeviceMesh& mesh) {
   TORCH_CHECK(mesh, "the random state belongs to a mesh's world: this DeviceMesh is empty");
-  return mesh.impl()->state();
+  return impl_of(mesh)->state();
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ at::ScalarType travelling_type(const RedistributePlan& plan, at::ScalarType own,
   if (asked == at::ScalarType::Undefined) return own;
   // One reduction is rounded once by most backends: then it travels in half the bytes.
   const bool alone = std::none_of(first + 1, plan.edges.end(), reduces);
-  return alone && mesh.communicator(first->axes).backend().accumulates_in(own) == asked ? own : asked;
+  return alone && backend_of(mesh.communicator(first->axes))->accumulates_in(own) == asked ? own : asked;
 }
 
 at::Tensor run_edges(const RedistributePlan& plan, const at::Tensor& local, const TensorSpec& from) {

@@ -27,9 +27,9 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
   TORCH_CHECK(!local.defined() || local.is_meta() || local.device().type() == mesh.device_type(),
               "from_local: the local tensor is on ", local.device(), ", and tensors of ", mesh.str(), " are not");
   static const std::string name = "from_local";
-  return run_as(name, local, mesh.impl().get(), [&] {
+  return run_as(name, local, impl_of(mesh).get(), [&] {
     placements = normalize_placements(std::move(placements), local.dim(), mesh.shape());
-    return DTensor(wrap_local(local, infer_spec(local, mesh.impl(), std::move(placements), sizes, strides)));
+    return DTensor(wrap_local(local, infer_spec(local, impl_of(mesh), std::move(placements), sizes, strides)));
   });
 }
 
@@ -62,10 +62,10 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Plac
   TORCH_CHECK(tensor.defined(), "distribute_tensor: undefined tensor");
   TORCH_CHECK(mesh, "distribute_tensor: no mesh");
   static const std::string name = "distribute_tensor";
-  return run_as(name, tensor, mesh.impl().get(), [&] {
+  return run_as(name, tensor, impl_of(mesh).get(), [&] {
     placements = normalize_placements(std::move(placements), tensor.dim(), mesh.shape());
     if (is_dtensor(tensor)) return DTensor(tensor).redistribute(mesh, std::move(placements));
-    return DTensor(split_plain(synchronise_content(tensor, *mesh.impl()), mesh.impl(), std::move(placements)));
+    return DTensor(split_plain(synchronise_content(tensor, *impl_of(mesh)), impl_of(mesh), std::move(placements)));
   });
 }
 
@@ -76,11 +76,11 @@ DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh,
   const auto root = std::find(ranks.begin(), ranks.end(), source);
   TORCH_CHECK(root != ranks.end(), "distribute_tensor_from: source rank ", source, " is not in ", mesh.str());
   static const std::string name = "distribute_tensor_from";
-  return run_as(name, tensor, mesh.impl().get(), [&] {
+  return run_as(name, tensor, impl_of(mesh).get(), [&] {
     placements = normalize_placements(std::move(placements), tensor.dim(), mesh.shape());
     auto whole = tensor.detach().to(mesh.device_type()).contiguous().clone();
     comm.broadcast(whole, static_cast<int>(root - ranks.begin())).wait();
-    return DTensor(split_plain(whole, mesh.impl(), std::move(placements)));
+    return DTensor(split_plain(whole, impl_of(mesh), std::move(placements)));
   });
 }
 

@@ -196,7 +196,7 @@ MeshScope::MeshScope(DeviceMesh mesh, Placements placements) {
   if (placements.empty()) placements.resize(static_cast<std::size_t>(mesh.ndim()));
   TORCH_CHECK(static_cast<std::int64_t>(placements.size()) == mesh.ndim(), "MeshScope: ", placements.size(),
               " placements for ", mesh.str());
-  state_ = std::make_unique<State>(Scope{mesh.impl(), std::move(placements)});
+  state_ = std::make_unique<State>(Scope{impl_of(mesh), std::move(placements)});
   c10::impl::tls_set_dispatch_key_included(kScopeKey, true);
 }
 

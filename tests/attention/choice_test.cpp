@@ -113,7 +113,7 @@ RC_GTEST_PROP(AttentionChoice, RememberedIsSearched, ()) {
     Draw draw(seed);
     const auto spec = [&](std::int64_t batch, std::int64_t heads, std::int64_t rows) {
       const at::DimVector sizes{batch, heads, rows, 4};
-      return intern_spec(mesh.impl(), draw.placements_of(mesh, sizes, false), sizes, c10::contiguous_strides(sizes),
+      return intern_spec(impl_of(mesh), draw.placements_of(mesh, sizes, false), sizes, c10::contiguous_strides(sizes),
                          draw.coin() ? at::kFloat : at::kDouble);
     };
     for (int i = 0; i < 20; ++i) {

@@ -127,10 +127,10 @@ TEST(Failure, RanksThatWaitForEachOtherAcrossCommunicatorsEndAtOnce) {
 
 TEST(Failure, AbortWakesEveryoneWithTheReason) {
   const auto out = outcome(3, [](Communicator world) {
-    EXPECT_EQ(world.backend().failure(), "");
+    EXPECT_EQ(backend_of(world)->failure(), "");
     world.barrier();
     if (world.rank() == 0) world.abort("out of data");
-    const auto told = [&] { return has(world.backend().failure(), {"rank 0 aborted", "out of data"}); };
+    const auto told = [&] { return has(backend_of(world)->failure(), {"rank 0 aborted", "out of data"}); };
     while (!told()) std::this_thread::yield();
     world.barrier();
   });

@@ -238,7 +238,7 @@ TEST(Launch, ALauncherOfOneProcessIsNone) {
 TEST(Launch, SocketsAreABackendLikeOthers) {
   const Environment none({});
   std::string backend;
-  const auto out = launched({"--backend", "socket"}, [&](Communicator world) { backend = world.backend().name(); });
+  const auto out = launched({"--backend", "socket"}, [&](Communicator world) { backend = backend_of(world)->name(); });
   EXPECT_EQ(out.status, 0) << out.error;
   EXPECT_EQ(backend, "socket");
 }

@@ -267,7 +267,7 @@ std::optional<Trial> draw_trial(const Numbers& numbers, Draw& draw) {
 
 // Some operands stay plain.
 void run_on_ranks(const Trial& trial, const DeviceMesh& mesh, std::uint64_t seed, int times, bool disturb) {
-  CacheOfARank cache(seed + static_cast<std::uint64_t>(mesh.impl()->world_rank));
+  CacheOfARank cache(seed + static_cast<std::uint64_t>(impl_of(mesh)->world_rank));
   for (int time = 0; time < times; ++time) {
     Draw mine(seed);
     const auto distributed = [&](const at::Tensor& t) {

@@ -27,7 +27,7 @@ std::vector<at::Tensor> norms_on_rank(const std::vector<Entry>& entries, double 
   std::vector<SpecPtr> inputs, outputs;
   for (const auto& e : entries) {
     const auto& mesh = meshes[e.mesh];
-    locals.push_back(mesh.is_member() ? slice_for(e.whole, e.placements, *mesh.impl()) : at::Tensor());
+    locals.push_back(mesh.is_member() ? slice_for(e.whole, e.placements, *impl_of(mesh)) : at::Tensor());
     inputs.push_back(spec_for(e.whole, e.placements, mesh));
     outputs.push_back(spec_for(at::zeros({}), Placements(e.placements.size()), mesh));
   }
@@ -35,7 +35,7 @@ std::vector<at::Tensor> norms_on_rank(const std::vector<Entry>& entries, double 
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_foreach_norm", "Scalar");
   Decision decision;
   const OpInfo info(op);
-  LocalCall call{info, stack, decision, inputs, outputs, acting(*meshes[0].impl())};
+  LocalCall call{info, stack, decision, inputs, outputs, acting(*impl_of(meshes[0]))};
   find_local_kernel("foreach_norm")(call);
   return stack.at(0).toTensorVector();
 }

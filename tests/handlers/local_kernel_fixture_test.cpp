@@ -125,7 +125,7 @@ Bound bind(const KernelCase& c, const DeviceMesh& mesh) {
     const bool tensor = value.isTensor() && value.toTensor().defined();
     bound.specs.push_back(tensor && !placements.empty() ? spec_for(value.toTensor(), placements, mesh) : SpecPtr());
     if (!tensor) return {};
-    return placements.empty() ? value.toTensor() : slice_for(value.toTensor(), placements, *mesh.impl());
+    return placements.empty() ? value.toTensor() : slice_for(value.toTensor(), placements, *impl_of(mesh));
   };
   const auto& arguments = find_op(c).schema().arguments();
   for (std::size_t i = 0; i < c.args.size(); ++i) {
@@ -164,7 +164,7 @@ std::vector<at::Tensor> run_on_rank(const KernelCase& c, const std::vector<at::T
   for (auto& value : bound.stack) stack.push_back(std::move(value));
   const auto op = find_op(c);
   const OpInfo info(op);
-  LocalCall call{info, stack, decision, bound.specs, outputs, acting(*mesh.impl())};
+  LocalCall call{info, stack, decision, bound.specs, outputs, acting(*impl_of(mesh))};
   find_local_kernel(c.kernel)(call);
   if (!stack.at(0).isString()) throw std::runtime_error("fixture: the kernel ate the stack");
   auto results = flatten(stack);
@@ -186,7 +186,7 @@ at::Tensor slice_for(const at::Tensor& whole, const Placements& placements, cons
 }
 
 SpecPtr spec_for(const at::Tensor& whole, const Placements& placements, const DeviceMesh& mesh) {
-  return intern_spec(mesh.impl(), placements, whole.sizes(), whole.strides(), whole.scalar_type());
+  return intern_spec(impl_of(mesh), placements, whole.sizes(), whole.strides(), whole.scalar_type());
 }
 
 // var() warns where it gives NaN, for some hundred cases.

@@ -59,11 +59,11 @@ TEST(DeviceMesh, EveryLineOfEveryMeshTalks) {
     run_local(static_cast<int>(n), [&](Communicator world) {
       const auto mesh = init_device_mesh(world, at::kCPU, shape);
       for (AxisMask mask = 0; mask < (1U << shape.size()); ++mask) {
-        const auto& comm = mesh.impl()->communicator(mask);
+        const auto& comm = impl_of(mesh)->communicator(mask);
         const auto ranks = gathered_ranks(comm, world.rank());
         EXPECT_EQ(ranks, comm.ranks());
         EXPECT_EQ(ranks[comm.rank()], world.rank());
-        EXPECT_EQ(&comm, &mesh.impl()->communicator(mask));
+        EXPECT_EQ(&comm, &impl_of(mesh)->communicator(mask));
       }
     });
   }
@@ -82,10 +82,10 @@ TEST(DeviceMesh, PermutedRanksGiveCommunicatorsInMeshOrder) {
 TEST(DeviceMesh, EqualMeshesAreOneObject) {
   run_local(4, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"});
-    EXPECT_EQ(mesh.impl(), init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"}).impl());
-    EXPECT_EQ(mesh["tp"].impl(), mesh["tp"].impl());
-    EXPECT_EQ(mesh.flatten("all").view({2, 2}, {"dp", "tp"}).impl(), mesh.impl());
-    EXPECT_EQ((mesh[{"dp", "tp"}]).impl(), mesh.impl());
+    EXPECT_EQ(impl_of(mesh), impl_of(init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"})));
+    EXPECT_EQ(impl_of(mesh["tp"]), impl_of(mesh["tp"]));
+    EXPECT_EQ(impl_of(mesh.flatten("all").view({2, 2}, {"dp", "tp"})), impl_of(mesh));
+    EXPECT_EQ(impl_of(mesh[{"dp", "tp"}]), impl_of(mesh));
     EXPECT_NE(mesh, init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "cp"}));
     EXPECT_NE(mesh, init_device_mesh(world, at::kCPU, {4, 1}, {"dp", "tp"}));
     EXPECT_NE(mesh, (mesh[{"tp", "dp"}]));
@@ -103,7 +103,7 @@ TEST(DeviceMesh, EqualAcrossThreadRanks) {
     meshes.push_back(mesh);
   });
   EXPECT_EQ(meshes[0], meshes[1]);
-  EXPECT_NE(meshes[0].impl(), meshes[1].impl());
+  EXPECT_NE(impl_of(meshes[0]), impl_of(meshes[1]));
 }
 
 TEST(DeviceMesh, CommunicatorsAreSharedByRankSet) {
@@ -114,7 +114,7 @@ TEST(DeviceMesh, CommunicatorsAreSharedByRankSet) {
     EXPECT_EQ(mesh.communicator(), world);
     EXPECT_EQ(mesh.communicator("tp").label(), "tp");
     EXPECT_EQ(mesh["tp"].flatten("x").communicator().label(), "x");
-    EXPECT_EQ(mesh.impl()->communicator(0b110).label(), "dp_tp");
+    EXPECT_EQ(impl_of(mesh)->communicator(0b110).label(), "dp_tp");
     EXPECT_EQ(mesh.communicator("pp").size(), 1);
   });
 }
@@ -162,7 +162,7 @@ TEST(WorldState, LivesAndDiesWithTheWorld) {
     }
     EXPECT_EQ(get_rng_state(init_device_mesh(world, at::kCPU, {1})).seed, 5U);  // no mesh lived in between
     state = WorldState::of(world);
-    backend = world.shared_backend();
+    backend = backend_of(world);
   });
   EXPECT_TRUE(backend.expired());
   run_local(1, [&](Communicator world) {  // the next world sweeps
@@ -177,13 +177,13 @@ TEST(WorldState, OneCounterForAllMeshesOfAWorld) {
     const auto tp = mesh["tp"];
     manual_seed(mesh, 9);
     EXPECT_EQ(get_rng_state(tp), (RngState{9, 0}));
-    EXPECT_EQ(next_random_key(*tp.impl()).op, 0U);
-    EXPECT_EQ(next_random_key(*mesh.impl()).op, 1U);
+    EXPECT_EQ(next_random_key(*impl_of(tp)).op, 0U);
+    EXPECT_EQ(next_random_key(*impl_of(mesh)).op, 1U);
     const auto saved = get_rng_state(mesh);
     EXPECT_EQ(saved, (RngState{9, 2}));
-    (void)next_random_key(*mesh.impl());
+    (void)next_random_key(*impl_of(mesh));
     set_rng_state(tp, saved);
-    const auto key = next_random_key(*mesh.impl());
+    const auto key = next_random_key(*impl_of(mesh));
     EXPECT_EQ(key.seed, 9U);
     EXPECT_EQ(key.op, 2U);
   });

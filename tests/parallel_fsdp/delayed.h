@@ -64,7 +64,7 @@ class DelayedBackend final : public CommBackend {
     return std::make_shared<DelayedBackend>(inner_.subgroup(members, label));
   }
   void abort(const std::string& reason) override { inner_.abort(reason); }
-  std::string failure() override { return inner_.backend().failure(); }
+  std::string failure() override { return backend_of(inner_)->failure(); }
 
  private:
   template <class Run>

@@ -120,7 +120,7 @@ void run(std::vector<Case>& cases, const Shape& mesh) {
     for (Case& c : cases) {
       const at::Tensor& local = c.inputs[world.rank()];
       const at::DimVector strides(c.sizes.size(), 1);
-      const SpecPtr spec = intern_spec(device_mesh.impl(), c.from, c.sizes, strides, c.dtype);
+      const SpecPtr spec = intern_spec(impl_of(device_mesh), c.from, c.sizes, strides, c.dtype);
       const at::Tensor before = local.clone();
       c.outputs[world.rank()] = redistribute_local(local, *spec, c.to);
       if (!at::equal(local, before)) throw std::runtime_error("the input was written to");
@@ -247,7 +247,7 @@ TEST(Execute, LargeTensors) {
 TEST(Execute, ZeroDimensions) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
-    const SpecPtr partial = intern_spec(mesh.impl(), {Partial()}, {}, {}, at::kFloat);
+    const SpecPtr partial = intern_spec(impl_of(mesh), {Partial()}, {}, {}, at::kFloat);
     const at::Tensor sum = redistribute_local(at::full({}, world.rank() + 1.0F), *partial, {Replicate()});
     if (sum.item<float>() != 3) throw std::runtime_error("1 + 2");
   });
@@ -256,7 +256,7 @@ TEST(Execute, ZeroDimensions) {
 TEST(Execute, NegativeZeroSurvivesBeingPartial) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
-    const SpecPtr spec = intern_spec(mesh.impl(), {Shard(0)}, {4}, {1}, at::kFloat);
+    const SpecPtr spec = intern_spec(impl_of(mesh), {Shard(0)}, {4}, {1}, at::kFloat);
     const SpecPtr partial = with_placements(*spec, {Partial()});
     const at::Tensor back =
         redistribute_local(redistribute_local(at::full({2}, -0.0), *spec, {Partial()}), *partial, {Shard(0)});
@@ -268,7 +268,7 @@ TEST(Execute, ConjugateAndNegativeViewsAreResolved) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
     const at::Tensor z = at::view_as_complex(at::arange(8, at::kFloat).reshape({4, 2}));
-    const SpecPtr spec = intern_spec(mesh.impl(), {Shard(0)}, {8}, {1}, at::kComplexFloat);
+    const SpecPtr spec = intern_spec(impl_of(mesh), {Shard(0)}, {8}, {1}, at::kComplexFloat);
     const at::Tensor whole = redistribute_local(z.conj(), *spec, {Replicate()});
     const at::Tensor want = at::cat({z, z}).conj().resolve_conj();
     if (!at::equal(at::view_as_real(whole.resolve_conj()), at::view_as_real(want))) throw std::runtime_error("conj");
@@ -283,7 +283,7 @@ TEST(Execute, ResultsOfCollectivesAreContiguousAndFresh) {
                                    {Partial(), Replicate()},
                                    {Partial(), Shard(1)},
                                    {Replicate(), Partial(ReduceOp::max)}}) {
-      const SpecPtr spec = intern_spec(mesh.impl(), {from}, {4, 6}, {6, 1}, at::kFloat);
+      const SpecPtr spec = intern_spec(impl_of(mesh), {from}, {4, 6}, {6, 1}, at::kFloat);
       const at::Tensor local = at::rand({spec->local_sizes[1], spec->local_sizes[0]}).t();
       const at::Tensor result = redistribute_local(local, *spec, {to});
       if (!result.is_contiguous() || result.is_alias_of(local)) throw std::runtime_error(from.str() + to.str());
@@ -294,7 +294,7 @@ TEST(Execute, ResultsOfCollectivesAreContiguousAndFresh) {
 TEST(Execute, WrongLocalSizesAreRefused) {
   const auto wrong = [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
-    redistribute_local(at::zeros({3}), *intern_spec(mesh.impl(), {Shard(0)}, {4}, {1}, at::kFloat), {Replicate()});
+    redistribute_local(at::zeros({3}), *intern_spec(impl_of(mesh), {Shard(0)}, {4}, {1}, at::kFloat), {Replicate()});
   };
   try {
     run_local(2, wrong);
@@ -309,7 +309,7 @@ TEST(Execute, EventsCarryPlanAndBytes) {
   std::vector<Event> events;
   run_local(2, [&](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
-    const SpecPtr spec = intern_spec(mesh.impl(), {Shard(0)}, {4}, {1}, at::kFloat);
+    const SpecPtr spec = intern_spec(impl_of(mesh), {Shard(0)}, {4}, {1}, at::kFloat);
     std::vector<Event> mine;
     {
       EventListener listener([&](const Event& e) { mine.push_back(e); });

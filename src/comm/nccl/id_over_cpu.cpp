@@ -19,7 +19,7 @@ class CpuExchange final : public IdExchange {
     for (std::size_t i = 1; i < members.size(); ++i) cpu_.send(id, static_cast<int>(members[i]), kTag).wait();
   }
   void abort(const std::string& text) override { cpu_.abort(text); }
-  std::string failure() override { return cpu_.backend().failure(); }
+  std::string failure() override { return backend_of(cpu_)->failure(); }
 
  private:
   Communicator cpu_;

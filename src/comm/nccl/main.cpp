@@ -63,7 +63,7 @@ int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunO
 
 Communicator nccl_communicator(const Communicator& cpu, int device, RunOptions options) {
   return Communicator(nccl::make_world_backend(nccl::exchange_over(cpu), cpu.rank(), cpu.size(), device, options,
-                                               cpu.backend().shared_record()));
+                                               backend_of(cpu)->shared_record()));
 }
 
 }  // namespace dtensor

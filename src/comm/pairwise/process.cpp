@@ -48,7 +48,7 @@ int run_process(std::unique_ptr<Transport> transport, const std::function<void(C
   try {
     share_cores(options, job->transport().local_size());
     const Communicator world(make_world_backend(*job));
-    job->set_record(world.backend().shared_record());
+    job->set_record(backend_of(world)->shared_record());
     fn(world);
     run_rank_exit_hooks();
     job->leave();
