@@ -86,17 +86,14 @@ double median(std::vector<double> values) {
 }
 
 // Seconds of the slowest rank, and the largest peak beside the tensors that are loaded into.
-std::pair<double, std::int64_t> load(const fs::path& folder, const std::vector<Weight>& all, int ranks, bool touched) {
+std::pair<double, std::int64_t> load(const fs::path& folder, const std::vector<Weight>& all, int ranks) {
   std::vector<double> time(static_cast<std::size_t>(ranks));
   std::vector<std::int64_t> peak(time.size());
   dtensor::run_local(ranks, [&](const dtensor::Communicator& world) {
     const auto rank = static_cast<std::size_t>(world.rank());
     const auto mesh = dtensor::init_device_mesh(world, at::kCPU, {ranks}, {"tp"});
     dtensor::StateTensors targets;
-    for (const Weight& w : all) {
-      targets.emplace_back("model." + w.name, dtensor::zeros(w.sizes, mesh, w.placements));
-      if (touched) targets.back().second.fill_(1);
-    }
+    for (const Weight& w : all) targets.emplace_back("model." + w.name, dtensor::zeros(w.sizes, mesh, w.placements));
     dtensor::LoadOptions options;
     options.names = {{"model.**", "**"}};
     const dtensor::MemoryTimeline memory(1 << 20);
@@ -112,7 +109,7 @@ std::pair<double, std::int64_t> load(const fs::path& folder, const std::vector<W
 int main(int argc, char** argv) {
   double gigabytes = 2;
   int ranks = 2, turns = 5;
-  bool checksums = false, touched = false;
+  bool checksums = false;
   std::string split = "tp";
   std::string where = fs::temp_directory_path().string();
   CLI::App app("Loading beside cat.");
@@ -121,7 +118,6 @@ int main(int argc, char** argv) {
   app.add_option("--turns", turns)->capture_default_str();
   app.add_option("--split", split, "tp, shard or none")->capture_default_str();
   app.add_flag("--checksums", checksums, "a folder of the library's own, which is verified");
-  app.add_flag("--touched", touched, "into memory that the program has written before, as an initialised model's");
   app.add_option("--folder", where, "where the folder is made")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   const fs::path folder = fs::path(where) / c10::str("dtensor_bench_load_", ::getpid());
@@ -135,7 +131,7 @@ int main(int argc, char** argv) {
     const double plain = seconds([&] {
       if (std::system(cat.c_str()) != 0) std::exit(1);
     });
-    const auto [own, peak] = load(folder, all, ranks, touched);
+    const auto [own, peak] = load(folder, all, ranks);
     cats.push_back(plain), loads.push_back(own);
     std::printf("cat %.2f GB/s, load %.2f GB/s on %d ranks, %.1f MiB beside the tensors\n", bytes / plain / 1e9,
                 bytes / own / 1e9, ranks, static_cast<double>(peak) / (1 << 20));
