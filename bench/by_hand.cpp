@@ -21,10 +21,8 @@ struct Bench : bench::Training {
   std::string only;  // ours or by-hand, for a profiler
 };
 
-Bench parse(int argc, char** argv) {
-  Bench bench;
+void add_flags(CLI::App& app, Bench& bench) {
   bench.modes = {"fsdp", "tp"};
-  CLI::App app("Step time of training on a mesh beside the same written by hand");
   bench::add_training_flags(app, bench, bench.job);
   app.remove_option(app.get_option("--hidden"));
   app.add_option("--hidden", bench.hidden, "widths of the model")->delimiter(',');
@@ -32,8 +30,6 @@ Bench parse(int argc, char** argv) {
   app.add_flag("--one-device", bench.one_device, "beside thread ranks, one device with as many threads");
   app.add_option("--only", bench.only, "ours or by-hand alone, for a profiler")
       ->check(CLI::IsMember({"ours", "by-hand"}));
-  app.parse(argc, argv);
-  return bench;
 }
 
 struct Outcome {
@@ -145,7 +141,10 @@ void for_each_case(const Bench& bench, const Run& run) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const Bench bench = parse(argc, argv);
+  Bench bench;
+  CLI::App app("Step time of training on a mesh beside the same written by hand");
+  add_flags(app, bench);
+  CLI11_PARSE(app, argc, argv);
   const auto corpus = train::Corpus::read({}, bench.job.seq);
   if (bench.one_device) {
     for_each_case(bench, [&](const auto& mode, auto hidden) { compare_in_threads(bench, mode, hidden, corpus); });

@@ -20,14 +20,10 @@ struct Bench : bench::Training {
   bool kinds = false;
 };
 
-Bench parse(int argc, char** argv) {
-  Bench bench;
+void add_flags(CLI::App& app, Bench& bench) {
   bench.modes = {"moe_local", "moe_ep", "moe_forced", "moe_equal"};
-  CLI::App app("Step time of training a mixture of experts");
   bench::add_training_flags(app, bench, bench.job);
   app.add_flag("--kinds", bench.kinds, "print the collectives of a step by kind");
-  app.parse(argc, argv);
-  return bench;
 }
 
 train::Options options_of(const Bench& bench, const std::string& mode) {
@@ -80,7 +76,10 @@ void run(const Bench& bench, const dtensor::Communicator& world, const train::Co
 }  // namespace
 
 int main(int argc, char** argv) {
-  const Bench bench = parse(argc, argv);
+  Bench bench;
+  CLI::App app("Step time of training a mixture of experts");
+  add_flags(app, bench);
+  CLI11_PARSE(app, argc, argv);
   const auto corpus = train::Corpus::read({}, bench.job.seq);
   return dtensor::launch(argc, argv, [&](dtensor::Communicator world) { run(bench, world, corpus); });
 }

@@ -16,15 +16,6 @@ struct Bench : bench::Training {
   train::Options job;
 };
 
-Bench parse(int argc, char** argv) {
-  Bench bench;
-  bench.modes = {"single", "fsdp", "tp", "tp_lp"};
-  CLI::App app("Step time and memory of training on a mesh");
-  bench::add_training_flags(app, bench, bench.job);
-  app.parse(argc, argv);
-  return bench;
-}
-
 // MiB, the most that this process ever held. Thread ranks share it.
 double peak_memory() {
   rusage usage{};
@@ -100,7 +91,11 @@ void run(const Bench& bench, const dtensor::Communicator& world, const train::Co
 }  // namespace
 
 int main(int argc, char** argv) {
-  const Bench bench = parse(argc, argv);
+  Bench bench;
+  bench.modes = {"single", "fsdp", "tp", "tp_lp"};
+  CLI::App app("Step time and memory of training on a mesh");
+  bench::add_training_flags(app, bench, bench.job);
+  CLI11_PARSE(app, argc, argv);
   const auto corpus = train::Corpus::read({}, bench.job.seq);
   return dtensor::launch(argc, argv, [&](dtensor::Communicator world) { run(bench, world, corpus); });
 }
