@@ -60,7 +60,7 @@ c10::Device device_of(at::TensorList tensors) {
 struct Known {
   Known(at::TensorList tensors, const NormGroup& group, double p, c10::Device device);
   at::Tensor added, common;         // by tensor
-  at::Tensor plain;                 // of all plain tensors together, a number
+  at::Tensor plain;                 // of all plain tensors together, a number; undefined: there are none
   std::vector<std::int64_t> kinds;  // by tensor; that after the last: no copies
 };
 
@@ -83,7 +83,7 @@ Known::Known(at::TensorList tensors, const NormGroup& group, double p, c10::Devi
   }
   added = optim::power_sums(own, p, device);
   common = optim::power_sums(alike, p, device);
-  plain = optim::power_sums(without_mesh, p, device).sum();
+  if (group.has_plain()) plain = optim::power_sums(without_mesh, p, device).sum();
 }
 
 // Plain tensors have no mesh that says who sums them: where ranks hold different ones, each would be clipped by another
@@ -111,7 +111,7 @@ at::Tensor exchange(const Known& known, const NormGroup& group) {
   if (group.has_plain()) parts.push_back(at::stack({known.plain, known.plain.square()}));
   const at::Tensor all = parts.size() == 1 ? known.added.clone() : at::cat(parts);
   comm.all_reduce(all, ReduceOp::sum).wait();
-  at::Tensor sums = all.narrow(0, 0, known.added.size(0));
+  at::Tensor sums = parts.size() == 1 ? all : all.narrow(0, 0, known.added.size(0));
   if (copies) {
     const auto held = at::cat({all.narrow(0, sums.size(0), rest.size(0)).clamp_min(1), at::ones({1}, all.options())});
     sums = sums / held.index_select(0, at::tensor(known.kinds, at::kLong).to(all.device()));
@@ -127,27 +127,38 @@ at::Tensor exchange_largest(const Known& known, const NormGroup& group) {
   return at::maximum(largest, known.common);
 }
 
-at::Tensor norms_of(at::TensorList tensors, const NormGroup& group, double p) {
+// By tensor: the sums of p-th powers; for infinity the norms themselves.
+at::Tensor powers_of(at::TensorList tensors, const NormGroup& group, double p) {
   TORCH_CHECK(p > 0, "get_total_norm: norm_type must be positive, not ", p);
   if (tensors.empty()) return at::zeros({0}, at::kDouble);
   const Known known(tensors, group, p, device_of(tensors));
-  return std::isinf(p) ? exchange_largest(known, group) : exchange(known, group).pow(1 / p);
+  return std::isinf(p) ? exchange_largest(known, group) : exchange(known, group);
 }
+
+at::Tensor root(const at::Tensor& powers, double p) { return std::isinf(p) ? powers : powers.pow(1 / p); }
 
 // Added up one after the other, so that the result has the same bits however the tensors are spread over groups of
 // ranks (the stages of a pipeline).
 at::Tensor total_norm(at::TensorList tensors, const NormGroup& group, const NormOptions& options) {
   const double p = options.norm_type;
-  const at::Tensor norms = norms_of(tensors, group, p);
-  at::Tensor total = at::zeros({}, norms.options());
-  if (!tensors.empty()) total = std::isinf(p) ? norms.amax() : norms.pow(p).cumsum(0).select(0, -1).pow(1 / p);
+  const at::Tensor powers = powers_of(tensors, group, p);
+  at::Tensor total = at::zeros({}, powers.options());
+  if (!tensors.empty()) total = std::isinf(p) ? powers.amax() : root(powers.cumsum(0).select(0, -1), p);
   TORCH_CHECK(!options.error_if_nonfinite || std::isfinite(total.item<double>()), "the total norm of order ", p, " of ",
               tensors.size(), " tensors is ", total.item<double>());
   return total.to(result_type(tensors));
 }
 
+// In host memory without operators, of which each costs as much as scaling a small tensor.
+at::Tensor factor_of(const at::Tensor& norm, double max_norm) {
+  constexpr double kEpsilon = 1e-6;  // as in torch.nn.utils.clip_grad_norm_
+  if (!norm.is_cpu()) return at::clamp_max(max_norm / (norm + kEpsilon), 1.0);
+  const double ratio = max_norm / (norm.item<double>() + kEpsilon);
+  return at::scalar_tensor(ratio > 1 ? 1.0 : ratio, norm.options());  // NaN stays
+}
+
 void scale(const std::vector<at::Tensor>& gradients, const at::Tensor& norm, double max_norm) {
-  const at::Tensor factor = at::clamp_max(max_norm / (norm + 1e-6), 1.0);
+  const at::Tensor factor = factor_of(norm, max_norm);
   if (factor.is_cpu() && factor.item<double>() == 1) return;
   std::vector<at::Tensor> here, elsewhere;
   for (const at::Tensor& g : gradients) (optim::device_of_data(g) == factor.device() ? here : elsewhere).push_back(g);
@@ -161,7 +172,7 @@ at::Tensor get_norms(at::TensorList tensors, NormOptions options) {
   const at::NoGradGuard no_grad;
   const auto reduced = without_partials(tensors.vec());
   const NormGroup group(reduced);
-  return group.outside() ? at::Tensor() : norms_of(reduced, group, options.norm_type);
+  return group.outside() ? at::Tensor() : root(powers_of(reduced, group, options.norm_type), options.norm_type);
 }
 
 void clip_grads_with_norm_(at::TensorList parameters, double max_norm, const at::Tensor& total_norm) {

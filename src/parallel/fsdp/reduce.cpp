@@ -26,18 +26,6 @@ at::Tensor on_mesh(const DeviceMesh& mesh, const DTensor& sum) {
   return DTensor::from_local(sum.to_local().to(mesh.device_type()), mesh, sum.placements(), sum.sizes(), sum.strides());
 }
 
-// Without a graph. An axis of one rank holds everything, whatever the placement calls it: called as the reduced
-// gradient will have it, so that gradients of several passes are of one kind.
-DTensor named_alike(const Parameter& p, const DTensor& gradient) {
-  const auto mesh = gradient.mesh();
-  auto placements = gradient.placements();
-  for (std::size_t axis = 0; axis < placements.size(); ++axis) {
-    if (mesh.size(static_cast<std::int64_t>(axis)) == 1) placements[axis] = p.reduced[axis];
-  }
-  if (placements == gradient.placements()) return DTensor(gradient.detach());
-  return DTensor::from_local(gradient.to_local(), mesh, placements, gradient.sizes(), gradient.strides());
-}
-
 // Whether an earlier gradient was not reduced, or not brought to where the unit keeps its gradients.
 bool joins(const Unit& unit, const Parameter& p, const DTensor& earlier, const DTensor& gradient) {
   if (unit.is_offloaded()) return earlier.mesh() == gradient.mesh();
@@ -66,18 +54,18 @@ void Schedule::gradient(Unit& unit, std::size_t k, const DTensor& parameter, con
 }
 
 void Schedule::add_pending(const Unit& unit, Parameter& p, const DTensor& parameter, at::Tensor gradient) {
-  gradient = named_alike(p, DTensor(gradient));
+  if (gradient.requires_grad()) gradient = gradient.detach();
   // What NoGradientSync left joins it.
   if (is_dtensor(parameter.grad())) {
-    const auto earlier = named_alike(p, DTensor(parameter.grad()));
-    if (joins(unit, p, earlier, DTensor(gradient))) {
-      gradient = earlier.add(gradient);
+    const auto earlier = named_alike(p, DTensor(parameter.grad())), own = named_alike(p, DTensor(gradient));
+    if (joins(unit, p, earlier, own)) {
+      gradient = earlier.add(own);
       parameter.mutable_grad().reset();
     }
   }
   if (p.pending.defined()) {  // of another segment
     count_unreduced(-bytes_of(p.pending));
-    gradient = p.pending.add(gradient);
+    gradient = named_alike(p, DTensor(p.pending)).add(named_alike(p, DTensor(gradient)));
   }
   p.pending = std::move(gradient);
   p.arrived = true;

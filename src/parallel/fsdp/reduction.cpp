@@ -45,8 +45,9 @@ std::vector<Item> take_pending(Unit& unit) {
     p.expected = false;
     const auto tensor = p.lock();
     if (!tensor.defined()) continue;
-    auto wanted = before_reduction(unit, p, gradient.placements());
-    auto local = (wanted == gradient.placements() ? gradient : gradient.redistribute(wanted)).to_local();
+    const Placements given = names_of(p, gradient);
+    auto wanted = before_reduction(unit, p, given);
+    auto local = (wanted == given ? gradient : named_alike(p, gradient).redistribute(wanted)).to_local();
     items.push_back({&p, DTensor(tensor), std::move(local), std::move(wanted)});
   }
   unit.pending_pass = -1;
@@ -167,6 +168,21 @@ std::int64_t local_bytes(const at::Tensor& gradient) {
 }
 
 }  // namespace
+
+Placements names_of(const Parameter& p, const DTensor& gradient) {
+  Placements placements = gradient.placements();
+  const DeviceMesh mesh = gradient.mesh();
+  for (std::size_t axis = 0; axis < placements.size(); ++axis) {
+    if (mesh.shape()[axis] == 1) placements[axis] = p.reduced[axis];
+  }
+  return placements;
+}
+
+DTensor named_alike(const Parameter& p, const DTensor& gradient) {
+  const Placements placements = names_of(p, gradient);
+  if (placements == gradient.placements()) return gradient;
+  return DTensor::from_local(gradient.to_local(), gradient.mesh(), placements, gradient.sizes(), gradient.strides());
+}
 
 Reduction::Reduction(Unit& of) : unit(of) {
   for (const auto& p : unit.parameters) bytes += p.pending.defined() ? local_bytes(p.pending) : 0;

@@ -7,6 +7,11 @@
 
 namespace dtensor::fsdp {
 
+// An axis of one rank holds everything, whatever the placement calls it: called as the reduced gradient will have it,
+// so that gradients of several passes are of one kind.
+Placements names_of(const Parameter& p, const DTensor& gradient);
+DTensor named_alike(const Parameter& p, const DTensor& gradient);  // without a graph
+
 struct Item {
   Parameter* p;
   DTensor parameter;
