@@ -15,7 +15,10 @@ namespace dtensor::files {
 namespace {
 
 int checked_open(const std::string& path, int flags, const char* what) {
-  const int descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+  int descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+  if (descriptor < 0 && errno == EPERM && (flags & O_NOATIME) != 0) {  // for the file's owner alone
+    descriptor = ::open(path.c_str(), (flags & ~O_NOATIME) | O_CLOEXEC);
+  }
   TORCH_CHECK(descriptor >= 0, "cannot ", what, " ", path, ": ", std::strerror(errno));
   return descriptor;
 }
@@ -44,9 +47,10 @@ File File::create(const std::string& path, std::int64_t size) {
 
 File File::open_to_write(const std::string& path) { return {path, checked_open(path, O_WRONLY, "write")}; }
 
-// Without waiting for somebody to write to a pipe of that name.
+// Without waiting for somebody to write to a pipe of that name, and without noting the time of every read, which costs
+// short ones a quarter of theirs.
 File File::open_to_read(const std::string& path) {
-  File file(path, checked_open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY, "read"));
+  File file(path, checked_open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_NOATIME, "read"));
   file.size();
   return file;
 }
