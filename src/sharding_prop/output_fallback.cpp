@@ -41,7 +41,7 @@ c10::ScalarType result_type(const std::string& name, const OpCall& call, std::si
   }
   if (among(name, {"count_nonzero", "argmax", "argmin"})) return c10::ScalarType::Long;
   if (among(name, {"complex", "polar"})) return c10::toComplexType(type);
-  if (among(name, {"abs", "var", "std"})) return c10::toRealValueType(type);
+  if (among(name, {"abs", "var", "std", "powsum", "linalg__powsum"})) return c10::toRealValueType(type);
   if (among(name, {"var_mean", "std_mean"})) return r == 0 ? c10::toRealValueType(type) : type;
   if (name == "angle") return c10::toRealValueType(floating(type));
   if (among(name, {"native_dropout_backward", "mvlgamma", "logsumexp", "logcumsumexp", "mean", "logit"})) {

@@ -139,5 +139,93 @@ TEST(Mistakes, TheHuberLossHasTheTypeOfItsInput) {
   });
 }
 
+// Kernels that read where other operands' sizes or values lead them.
+TEST(Mistakes, GradientsReadNothingBesideTheirOperands) {
+  expect_same_error(
+      [](const DeviceMesh& m) {
+        const auto row = [&] { return split(m, {3, 1, 1}); };
+        at::native_layer_norm_backward(split(m, {0, 2, 3}), split(m, {3, 2, 3}), {2, 3}, row(), row(), split(m, {2, 3}),
+                                       split(m, {2, 3}), {true, true, true});
+      },
+      "upstream gradient of sizes [0, 2, 3]");
+  const auto attention = [](const DeviceMesh& m, const Shape& grad, const Shape& rows) {
+    const auto x = [&] { return split(m, {3, 4, 2, 8}); };
+    at::_scaled_dot_product_flash_attention_for_cpu_backward(split(m, grad), x(), x(), x(), x(), split(m, rows), 0,
+                                                             false);
+  };
+  expect_same_error(
+      [&](const DeviceMesh& m) {
+        attention(m, {3, 4, 2, 8}, {3, 0, 2});
+      },
+      "`logsumexp` of sizes [3, 0, 2]");
+  expect_same_error([&](const DeviceMesh& m) { attention(m, {3, 0, 8}, {3, 4, 2}); }, "`grad_out` of sizes [3, 0, 8]");
+  expect_same_error(
+      [](const DeviceMesh& m) {
+        at::_segment_reduce_backward(split(m, {4}), split(m, {4}), split(m, {0}), "max", split(m, {4}, at::kLong), {},
+                                     0);
+      },
+      "lengths add up to 4 of 0 rows");
+}
+
+TEST(Mistakes, WindowsOfNothingAndNormsOfNothingAreRefused) {
+  expect_same_error(
+      [](const DeviceMesh& m) {
+        at::convolution(split(m, {1, 3, 4, 4}), split(m, {3, 3, 3, 0}), split(m, {3}), {2, 2}, {2, 2}, {1, 1}, true,
+                        {1, 1}, 1);
+      },
+      "kernel size should be greater than zero");
+  expect_same_error(
+      [](const DeviceMesh& m) {
+        at::native_batch_norm(split(m, {3, 1, 0, 2}), {}, {}, split(m, {1}), split(m, {1}), true, 0.1, 1e-5);
+      },
+      "at least one element");
+}
+
+// A target that only one rank sees is told to all before any throws.
+TEST(Mistakes, ATargetOutOfBoundsIsOneErrorWhereTargetsAreSplit) {
+  for (const bool places : {false, true}) {
+    expect_same_error(
+        [&](const DeviceMesh& m) {
+          const Shape sizes = places ? Shape{6, 2, 1, 2} : Shape{6, 2}, targets = places ? Shape{6, 1, 2} : Shape{6};
+          const at::Tensor wrong = at::zeros(targets, at::kLong);
+          wrong.view({-1})[-1] = 7;
+          at::cross_entropy_loss(split(m, sizes), distribute_tensor(wrong, m, {Shard(0)}));
+        },
+        "a target is out of bounds");
+  }
+}
+
+// Each piece of a split place has a destination of its own.
+TEST(Mistakes, WindowsOverSplitPlacesWriteToWhatIsGiven) {
+  const at::Tensor x = at::randn({2, 3, 7, 6}, at::kDouble), w = at::randn({3, 2, 3, 3}, at::kDouble);
+  on_mesh({3}, [&](const DeviceMesh& m) {
+    const auto check = [&](const auto& op) {
+      at::Tensor expected = at::empty({0}, at::kDouble);
+      op(x, w, expected);
+      at::Tensor placed = distribute_tensor(at::zeros_like(expected), m, {Shard(2)});
+      op(distribute_tensor(x, m, {Shard(2)}), distribute_tensor(w, m, {Replicate()}), placed);
+      expect_close(placed, expected, "out=");
+    };
+    check([](const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
+      at::convolution_out(out, a, b, {}, {2, 2}, {1, 1}, {1, 1}, true, {1, 1}, 1);
+    });
+    check([](const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
+      at::convolution_out(out, a, b.transpose(0, 1), {}, {2, 2}, {1, 1}, {1, 1}, false, {0, 0}, 1);
+    });
+    check([](const at::Tensor& a, const at::Tensor&, at::Tensor& out) {
+      at::avg_pool2d_out(out, a, {3, 3}, {2, 2}, {1, 1});
+    });
+  });
+}
+
+TEST(Mistakes, PowerSumsOfComplexNumbersAreReal) {
+  const at::Tensor x = at::randn({4, 3}, at::kComplexDouble);
+  on_mesh({2}, [&](const DeviceMesh& m) {
+    const auto sums = at::_foreach_powsum({distribute_tensor(x, m, {Shard(0)})}, 2);
+    EXPECT_EQ(sums[0].scalar_type(), at::kDouble);
+    expect_close(sums[0], at::_foreach_powsum({x}, 2)[0], "powsum");
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test

@@ -123,6 +123,7 @@ struct Targets {
   at::Tensor weight;  // of the local classes; may be undefined
   std::int64_t ignore_index;
   AxisMask class_axes, batch_axes;
+  bool fit = true;  // those of this rank are classes; other devices than CPUs assert for themselves
 };
 
 std::int64_t class_dim(const at::Tensor& self) { return self.dim() == 1 ? 0 : 1; }
@@ -134,8 +135,17 @@ at::Tensor own_weight(const LocalArgs& args, const Segments& classes, AxisMask c
   return take(weight, 0, classes).contiguous();
 }
 
-void check_targets(const at::Tensor& target, const at::Tensor& valid, std::int64_t classes) {
-  check_indices(target.masked_fill(valid.logical_not(), 0), std::max<std::int64_t>(classes, 1), "nll_loss: target");
+bool are_classes(const at::Tensor& target, std::int64_t ignored, std::int64_t classes) {
+  if (target.numel() == 0) return true;
+  const at::Tensor known = target.masked_fill(target.eq(ignored), 0);
+  const std::int64_t size = std::max<std::int64_t>(classes, 1);
+  if (!known.is_cpu()) return check_indices(known, size, "nll_loss: target"), true;
+  const auto [low, high] = at::aminmax(known);
+  return low.item<std::int64_t>() >= 0 && high.item<std::int64_t>() < size;
+}
+
+void check_fit(bool fit, const LocalArgs& args) {
+  TORCH_CHECK_INDEX(fit, "nll_loss: a target is out of bounds for a prediction of sizes ", args.global_sizes("self"));
 }
 
 Targets targets_of(const LocalArgs& args) {
@@ -146,11 +156,11 @@ Targets targets_of(const LocalArgs& args) {
   Targets t{args.tensor("target").to(at::kLong), args.tensor("weight"), args.integer("ignore_index"), 0, 0};
   t.class_axes = shard_axes(args.spec("self"), dim);
   t.batch_axes = shard_axes(args.spec("self")) & ~t.class_axes;
-  if (t.class_axes == 0) return t;
+  t.fit = are_classes(t.target, t.ignore_index, classes);
+  if (t.class_axes == 0 || !t.fit) return t;
   const auto segments = own_segments(args.spec("self"), dim, classes);
   const auto index = to_own(t.target, segments);
   const auto valid = t.target.ne(t.ignore_index);
-  check_targets(t.target, valid, classes);
   t.target = index.local.masked_fill(index.own.logical_and(valid).logical_not_(), kIgnored);
   t.ignore_index = kIgnored;
   t.weight = own_weight(args, segments, t.class_axes);
@@ -178,13 +188,18 @@ void nll_loss_forward(LocalCall& call) {
   const Targets t = targets_of(args);
   const auto reduction = args.integer("reduction");
   const auto type = accumulate_type(self.scalar_type());
-  auto loss = each_loss(self, t);
   if (reduction == at::Reduction::None && self.dim() > 1) {  // ATen sums a single sample
-    loss = reduce_contribution(call, loss, ReduceOp::sum, t.class_axes);
+    check_fit(t.fit, args);
+    const auto loss = reduce_contribution(call, each_loss(self, t), ReduceOp::sum, t.class_axes);
     return give(call, {loss, at::zeros({}, self.options())});
   }
   const AxisMask axes = t.class_axes | t.batch_axes;
-  const auto sums = all_reduce(call.mesh, at::stack({loss.sum(type), own_total_weight(t, type)}), ReduceOp::sum, axes);
+  const at::Tensor none = at::zeros({}, self.options().dtype(type));
+  auto parts = t.fit ? std::vector{each_loss(self, t).sum(type), own_total_weight(t, type)} : std::vector{none, none};
+  // Where targets are split, only some ranks see that one is wrong: all are told before any throws.
+  if (self.is_cpu()) parts.push_back(t.fit ? none : at::ones_like(none));
+  const auto sums = all_reduce(call.mesh, at::stack(parts), ReduceOp::sum, axes);
+  check_fit(!self.is_cpu() || sums[2].item<double>() == 0, args);
   const auto total = sums[1];
   const auto value = reduction == at::Reduction::Mean ? sums[0] / total : sums[0];
   give(call, {value.to(self.scalar_type()), total.to(self.scalar_type())});
@@ -196,6 +211,7 @@ void nll_loss_backward(LocalCall& call) {
   const auto self = args.tensor("self"), grad = args.tensor("grad_output"), total = args.tensor("total_weight");
   const auto reduction = args.integer("reduction");
   const Targets t = targets_of(args);
+  check_fit(t.fit, args);
   const bool spatial = self.dim() > 2;
   give(call, {spatial ? at::nll_loss2d_backward(grad, self, t.target, t.weight, reduction, t.ignore_index, total)
                       : at::nll_loss_backward(grad, self, t.target, t.weight, reduction, t.ignore_index, total)});

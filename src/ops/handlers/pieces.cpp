@@ -30,6 +30,13 @@ at::Tensor zeros_of(const LocalCall& call, const SpecPtr& spec) {
   return at::zeros(spec->local_sizes, at::TensorOptions(spec->dtype).device(at::Device(call.mesh.device)));
 }
 
+void run_piece(const LocalCall& call, torch::jit::Stack& piece) {
+  for (std::size_t i = 0; i < piece.size(); ++i) {
+    if (call.info.args[i].out) piece[i] = at::empty({0}, piece[i].toTensor().options());
+  }
+  call.info.op.callBoxed(piece);
+}
+
 at::Tensor fetch(const Exchanges& places, at::Tensor local) {
   for (const auto& place : places) local = place.fetch(local);
   return local;

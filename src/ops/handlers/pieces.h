@@ -28,6 +28,10 @@ Exchanges exchanges_of_convolution(const LocalCall& call, const LocalArgs& args,
 torch::jit::Stack arguments_of_convolution(const LocalCall& call, const LocalArgs& args, const Exchanges& places,
                                            std::int64_t groups);
 
+// The operator on the arguments of one piece, which its results replace. A destination (out=) is of all pieces
+// together, so each has one of its own.
+void run_piece(const LocalCall& call, torch::jit::Stack& piece);
+
 at::Tensor fetch(const Exchanges& places, at::Tensor local);
 at::Tensor give_back(const Exchanges& places, at::Tensor shares);
 

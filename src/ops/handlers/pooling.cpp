@@ -120,7 +120,7 @@ void avg_pool_split(LocalCall& call) {
     over_pieces(places, pool, {sums}, fetched, 0, {}, [&](const auto& results, const at::Tensor& rows, const Begins&) {
       Stack piece = stack;
       piece[index_of(call, "self")] = rows;
-      call.info.op.callBoxed(piece);
+      run_piece(call, piece);
       results[0].copy_(piece.back().toTensor());
     });
   }
@@ -176,7 +176,7 @@ void avg_pool_split_backward(LocalCall& call) {
                          Stack piece = stack;
                          piece[index_of(call, "grad_output")] = of_rows.contiguous();
                          piece[index_of(call, "self")] = at::empty(sizes, shares.options());
-                         call.info.op.callBoxed(piece);
+                         run_piece(call, piece);
                          return piece.back().toTensor();
                        });
   }
@@ -219,7 +219,7 @@ void max_pool_split(LocalCall& call) {
                           const auto& results, const at::Tensor& rows, const Begins& begins) {
     Stack piece = stack;
     piece[index_of(call, "self")] = rows;
-    call.info.op.callBoxed(piece);
+    run_piece(call, piece);
     results[0].copy_(piece[0].toTensor());
     auto found = coordinates(piece[1].toTensor(), pool.last_of(rows.sizes()));
     for (std::size_t k = 0; k < places.size(); ++k) {

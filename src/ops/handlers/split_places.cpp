@@ -77,7 +77,7 @@ void convolve_split_places(LocalCall& call, std::int64_t groups) {
     result = over_pieces(places, 0, fetched, [&](const at::Tensor& input) {
       Stack piece = stack;
       piece[index_of(call, "input")] = input;
-      call.info.op.callBoxed(piece);
+      run_piece(call, piece);
       return piece.back().toTensor();
     });
   }
@@ -98,7 +98,7 @@ void convolve_split_places_backward(LocalCall& call, std::int64_t groups) {
       Stack piece = stack;
       piece[index_of(call, "grad_output")] = of_rows;
       piece[index_of(call, "input")] = input;
-      call.info.op.callBoxed(piece);
+      run_piece(call, piece);
       sums.add(piece[1].toTensor(), piece[2].toTensor());
       return piece[0].toTensor();
     });

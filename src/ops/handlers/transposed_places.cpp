@@ -74,7 +74,7 @@ void convolve_transposed_places(LocalCall& call, std::int64_t groups) {
     over_pieces(args, places, result, fetched, {}, [&](const at::Tensor& input) {
       Stack piece = stack;
       piece[index_of(call, "input")] = input;
-      call.info.op.callBoxed(piece);
+      run_piece(call, piece);
       return piece.back().toTensor();
     });
   }
@@ -101,7 +101,7 @@ void convolve_transposed_places_backward(LocalCall& call, std::int64_t groups) {
       Stack piece = stack;
       piece[index_of(call, "grad_output")] = of_rows;
       piece[index_of(call, "input")] = rows[0];
-      call.info.op.callBoxed(piece);
+      run_piece(call, piece);
       if (rows[1].defined()) rows[1].copy_(piece[0].toTensor());
       if (results[1].defined()) results[1].add_(piece[1].toTensor());
     });

@@ -76,6 +76,18 @@ std::vector<OutputMeta> gradients_by_token(const OpArgs& op) {
   return outputs;
 }
 
+// The kernel reads where the query's sizes lead it.
+std::vector<OutputMeta> cpu_gradients(const OpArgs& op) {
+  const at::DimVector sizes = attention_sizes(op, 1, 3), rows = without_last(sizes);
+  for (const int i : {0, 4}) {
+    TORCH_CHECK(op.sizes(i).equals(sizes), "the gradient of attention: `", i == 0 ? "grad_out" : "out", "` of sizes ",
+                op.sizes(i), " for a result of sizes ", at::IntArrayRef(sizes));
+  }
+  TORCH_CHECK(op.sizes(5).equals(rows), "the gradient of attention: `logsumexp` of sizes ", op.sizes(5),
+              " for rows of sizes ", at::IntArrayRef(rows));
+  return gradients_by_token(op);
+}
+
 std::vector<OutputMeta> flash_outputs(const OpArgs& op) {
   const at::DimVector sizes = attention_sizes(op, 0, 2);
   std::vector<OutputMeta> outputs{like_query(op, sizes), dense_meta(without_last(sizes), c10::ScalarType::Float)};
@@ -119,7 +131,7 @@ std::vector<OutputMeta> efficient_gradients(const OpArgs& op) {
 void add_attention_rules(RuleBook& book) {
   add(book, "flash_attention_for_cpu", "b(hg)le!, bhs!e, bhs!f!, b(hg)ls -> b(hg)lf, b(hg)l", cpu_outputs);
   add(book, "flash_attention_for_cpu_backward",
-      "b(hg)lf!, b(hg)le!, bhs!e, bhsf, b(hg)lf, b(hg)l, b(hg)ls -> b(hg)le, bhse, bhsf", gradients_by_token);
+      "b(hg)lf!, b(hg)le!, bhs!e, bhsf, b(hg)lf, b(hg)l, b(hg)ls -> b(hg)le, bhse, bhsf", cpu_gradients);
   add(book, "flash_attention", "b(hg)le!, bhs!e, bhs!f! -> b(hg)lf, b(hg)l, ~*", flash_outputs);
   add(book, "flash_attention_backward",
       "b(hg)lf!, b(hg)le!, bhs!e, bhsf, b(hg)lf, b(hg)l, ~, ~, ~, ~ -> b(hg)le, bhse, bhsf", gradients_by_token);

@@ -67,6 +67,8 @@ std::vector<OutputMeta> convolution_outputs(const OpArgs& op) {
   const auto stride = op.integers("stride", places), padding = op.integers("padding", places);
   const auto dilation = op.integers("dilation", places), extra = op.integers("output_padding", places);
   const bool transposed = op.boolean("transposed");
+  TORCH_CHECK(c10::multiply_integers(op.sizes(1).require(2).slice(2)) != 0,
+              "kernel size should be greater than zero, but got a weight of sizes ", op.sizes(1));
   at::DimVector sizes{op.sizes(0)[0], transposed ? op.sizes(1)[1] * op.integer("groups") : op.sizes(1)[0]};
   for (std::size_t d = 0; d < places; ++d) {
     const auto window = dilation[d] * (op.sizes(1)[d + 2] - 1) + 1, size = op.sizes(0)[d + 2];

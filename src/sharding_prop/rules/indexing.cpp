@@ -116,12 +116,12 @@ Rule segment_reduce_backward(const OpArgs& op) {
   const auto ends = op.sizes(by_length ? 3 : 4);
   const auto axis = op.integer("axis");
   at::DimVector expected(data.begin(), data.end());
-  const bool fits = axis >= 0 && axis < static_cast<std::int64_t>(expected.size()) && ends.size() == axis + 1;
+  const bool fits = axis >= 0 && axis < static_cast<std::int64_t>(expected.size()) && std::ssize(ends) == axis + 1;
   if (fits) expected[static_cast<std::size_t>(axis)] = ends.back() - (by_length ? 0 : 1);
   TORCH_CHECK(fits && output.equals(expected) && grad.equals(expected), "the gradient of segment_reduce along ", axis,
               ": data of sizes ", data, " and ", by_length ? "lengths" : "offsets", " of sizes ", ends,
               " do not go with an output of sizes ", output, " and a gradient of sizes ", grad);
-  return "~, ~, ~, ~, ~ -> ~";
+  return Rule("~, ~, ~, ~, ~ -> ~").kernel("segment_reduce_backward");
 }
 
 void add_searches(RuleBook& book) {

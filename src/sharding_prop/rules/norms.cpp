@@ -27,8 +27,10 @@ std::vector<OutputMeta> layer_norm_outputs(const OpArgs& op) {
   return {dense_meta(op.sizes(0), op.dtype(0)), stats, stats};
 }
 
-// The kernel reads as many as there are rows, whatever their sizes.
-void check_statistics(const OpArgs& op) {
+// The kernel reads as many as there are elements and rows, whatever their sizes.
+void check_of_input(const OpArgs& op) {
+  TORCH_CHECK(op.sizes(0).equals(op.sizes(1)), "the gradient of a norm: an upstream gradient of sizes ", op.sizes(0),
+              " does not belong to an input of sizes ", op.sizes(1));
   const at::DimVector expected = stats_sizes(op, 1);
   for (const char* name : {"mean", "rstd"}) {
     const int i = op.has_arg(name) ? op.operand(name) : -1;
@@ -39,7 +41,7 @@ void check_statistics(const OpArgs& op) {
 }
 
 std::vector<OutputMeta> backward_outputs(const OpArgs& op, int first_parameter) {
-  check_statistics(op);
+  check_of_input(op);
   auto outputs = like_operands(op, {1});
   const auto asked = static_cast<int>(op.arg("output_mask").toBoolList().size());
   for (int i = first_parameter; i + 1 < first_parameter + asked; ++i) {
@@ -67,8 +69,7 @@ Rule batch_norm(const OpArgs& op, bool by_name) {
 }
 
 std::vector<OutputMeta> batch_norm_outputs(const OpArgs& op, bool by_name) {
-  const bool flagged = op.has_arg("training") || op.has_arg("train") || op.has_arg("update");
-  TORCH_CHECK(flagged || !by_name || c10::multiply_integers(op.sizes(0)) != 0,
+  TORCH_CHECK(!trains(op, by_name) || c10::multiply_integers(op.sizes(0)) != 0,
               "input tensor must have at least one element, but got input_sizes = ", op.sizes(0));
   const std::int64_t channels = trains(op, by_name) ? op.sizes(0)[1] : 0;
   const OutputMeta stats = dense_meta({channels}, stats_dtype(op));
