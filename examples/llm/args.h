@@ -29,7 +29,7 @@ struct SampleOptions {
   double temperature = 0;  // 0: the likeliest token
   double top_p = 1;        // only the likeliest tokens that have this much probability together
   std::uint64_t seed = 0;
-  std::string split_cache;  // over which axis the tokens that are kept are shared out; empty: none
+  std::string split_cache = {};  // over which axis the tokens that are kept are shared out; empty: none
   bool print_tokens = false, ignore_end = false;
 };
 

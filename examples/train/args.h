@@ -42,7 +42,7 @@ struct ExpertFlags {
   std::int64_t groups = 1, top_groups = 1, block = 0;
   bool score_before = false, counters = false;
   bool show_load = true;  // counts tokens over ranks each step
-  std::string load_plot;
+  std::string load_plot = {};
 };
 
 // How the ranks of the dense mesh hold the experts.
@@ -51,9 +51,9 @@ struct SparseShape {
 };
 
 struct Options : RunFlags {
-  std::optional<MeshShape> mesh;  // default: every rank on `shard`
-  std::optional<int> ranks;
-  std::string backend, model = "tiny", optimizer = "adamw";
+  std::optional<MeshShape> mesh = {};  // default: every rank on `shard`
+  std::optional<int> ranks = {};
+  std::string backend = {}, model = "tiny", optimizer = "adamw";
   Dtype dtype = Dtype::float32;
   std::string parallel = "fsdp";  // or plain: placements alone, every parameter gathered where it is used
   std::string reshard = "true";   // after forward: true, false or a number of ranks
@@ -66,17 +66,17 @@ struct Options : RunFlags {
   bool zigzag_sequence = false;      // over cp: head-tail pairs of chunks instead of chunks
   std::int64_t grad_accum = 1;
   std::string schedule = "1f1b";  // of a pipeline: a name, or a file with a schedule as text
-  std::string schedule_plot;
+  std::string schedule_plot = {};
   int microbatches = 4, chunks = 0;  // chunks: stages of a rank; 0: the schedule's own number
   ShampooFlags shampoo = {};
   double dropout = 0, lr = 1e-3, clip = 1;
   std::int64_t warmup = 10;
   std::int64_t hidden = 0, layers = 0;  // 0: the model's default, as of batch and seq
-  std::vector<std::string> data;
-  std::string tokenizer;                          // a file or folder, or "shipped"; empty: tokens are bytes
+  std::vector<std::string> data = {};
+  std::string tokenizer = {};                     // a file or folder, or "shipped"; empty: tokens are bytes
   std::int64_t vocabulary = 0;                    // the tokenizer's; 0: the model's
   std::int64_t end_of_document = kEndOfDocument;  // the tokenizer's end of a text
-  std::string memory_plot, trace;
+  std::string memory_plot = {}, trace = {};
   std::optional<ExpertFlags> experts = {};  // none: a dense model
 };
 

@@ -23,8 +23,8 @@ struct OutputMeta {
   bool defined = true;      // false: an undefined tensor, or a return that is no tensor
   bool from_local = false;  // sizes are known only from the (replicated) local result: data-dependent operators
   // Global sizes and strides.
-  at::DimVector sizes;
-  at::DimVector strides;
+  at::DimVector sizes = {};
+  at::DimVector strides = {};
   std::int64_t offset_delta = 0;  // views: storage offset minus that of the aliased operand
   // Of the result.
   c10::ScalarType dtype = c10::ScalarType::Undefined;

@@ -86,7 +86,9 @@ void play(int me, Transport& transport, const std::vector<Sent>& messages, bool 
   finish(transport, receives);
   finish(transport, sends);
   for (const auto& [sent, bytes] : taken) {
-    if (sent != nullptr) EXPECT_TRUE(bytes == sent->bytes) << bytes.size();
+    if (sent != nullptr) {
+      EXPECT_TRUE(bytes == sent->bytes) << bytes.size();
+    }
   }
 }
 

@@ -47,7 +47,9 @@ RC_GTEST_PROP(Sort, OfASplitVector, ()) {
     const auto what = c10::str(DTensor(dx).spec_str(), descending ? " descending" : "");
     expect_same(std::get<0>(actual), std::get<0>(expected), what);
     expect_same(std::get<1>(actual), std::get<1>(expected), what + " indices");
-    if (n > 0 && shape != Shape{1}) EXPECT_EQ(DTensor(std::get<0>(actual)).placements(), placements) << what;
+    if (n > 0 && shape != Shape{1}) {
+      EXPECT_EQ(DTensor(std::get<0>(actual)).placements(), placements) << what;
+    }
     expect_same(at::argsort(dx, /*stable=*/true, 0, descending), std::get<1>(expected), what + " argsort");
     expect_same(at::msort(dx), std::get<0>(at::sort(x, /*stable=*/true, 0, false)), what + " msort");
   });

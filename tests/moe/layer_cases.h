@@ -12,12 +12,12 @@
 namespace dtensor::test::layer {
 
 struct Case {
-  MoeOptions options;
+  MoeOptions options = {};
   DispatchKind kind = DispatchKind::all_to_all;
-  CapacityOptions capacity;
-  Shape dense, sparse;  // dp x tp, edp x ep x etp
-  Placement tp;         // of the input
-  Shape input;
+  CapacityOptions capacity = {};
+  Shape dense = {}, sparse = {};  // dp x tp, edp x ep x etp
+  Placement tp = {};              // of the input
+  Shape input = {};
   std::uint64_t seed = 0;
 
   int ranks() const { return count(dense); }

@@ -59,7 +59,9 @@ TEST(Strategies, ForcedBalanceKeepsChoiceAndPlanForEachSize) {
       for (const std::int64_t count : {8, 12, 8, 12, 12}) {
         const bool first = layer.stats().load.defined() ? false : true;
         const auto c = count_pass(layer, place(tokens(count))).counters;
-        if (first) EXPECT_EQ(c.kept_choices, 0);
+        if (first) {
+          EXPECT_EQ(c.kept_choices, 0);
+        }
         EXPECT_EQ(c.histograms, c.kept_choices == 1 ? 0 : 1);
         EXPECT_EQ(c.sorts, c.histograms);
         EXPECT_EQ(c.equal_exchanges, equal ? 1 : 0);
@@ -218,7 +220,9 @@ Result run_block(MoeOptions options, const at::Tensor& x, int ranks, std::int64_
   on_ranks(ranks, options, [&](auto& layer, const auto& place) {
     const auto input = place(x).requires_grad_();
     const auto pass = count_pass(layer, input);
-    if (aligned_rows >= 0) EXPECT_EQ(pass.counters.aligned_rows, aligned_rows);
+    if (aligned_rows >= 0) {
+      EXPECT_EQ(pass.counters.aligned_rows, aligned_rows);
+    }
     pass.y.square().sum().backward();
     Result mine{DTensor(pass.y.detach()).full_tensor(), DTensor(input.grad()).full_tensor(), {}};
     for (const auto& p : layer.parameters()) mine.gradients.push_back(DTensor(p.grad()).full_tensor());

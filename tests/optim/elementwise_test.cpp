@@ -138,7 +138,9 @@ void check_list_operators(const std::vector<Item>& items, const Communicator& wo
   const auto same_as = [&](const std::vector<at::Tensor>& lists, const std::vector<at::Tensor>& wholes,
                            const char* op) {
     for (std::size_t i = 0; i < wholes.size(); ++i) {
-      if (is_here(lists[i])) EXPECT_TRUE(at::equal(whole_of(lists[i]), wholes[i])) << op << " " << i;
+      if (is_here(lists[i])) {
+        EXPECT_TRUE(at::equal(whole_of(lists[i]), wholes[i])) << op << " " << i;
+      }
     }
   };
   same_as(at::_foreach_maximum(a, b), at::_foreach_maximum(wa, wb), "maximum");

@@ -74,7 +74,9 @@ std::int64_t peak_of_step(const std::string& schedule, int count, bool recompute
       const MemoryTimeline timeline;
       pipe.step(parts, parts);
       weight.mutable_grad().reset();
-      if (step == 3) EXPECT_LE(timeline.live(), kSmall) << schedule;  // nothing stays behind (pytorch#136766)
+      if (step == 3) {
+        EXPECT_LE(timeline.live(), kSmall) << schedule;  // nothing stays behind (pytorch#136766)
+      }
       if (step == 3 && world.rank() == 1) peak = timeline.peak().bytes;
     }
   });

@@ -78,11 +78,16 @@ TEST(BetweenMeshes, RandomPairsAreExactAndMoveWhatIsLacking) {
       const std::string what = c10::str("seed ", seed, ": ", source.spec_str(), " to ", moved.spec_str());
       ASSERT_EQ(moved.mesh(), to.mesh) << what;
       ASSERT_EQ(moved.placements(), to.placements) << what;
-      if (to.mesh.is_member()) EXPECT_TRUE(moved.full_tensor().equal(whole)) << what;
-      if (to.mesh.is_member() && !has_partial(to.placements))
+      if (to.mesh.is_member()) {
+        EXPECT_TRUE(moved.full_tensor().equal(whole)) << what;
+      }
+      if (to.mesh.is_member() && !has_partial(to.placements)) {
         EXPECT_TRUE(moved.to_local().equal(part_of(to, whole))) << what;
+      }
       const bool same = from.mesh == to.mesh;
-      if (!same && !has_partial(from.placements)) EXPECT_EQ(bytes, 8 * lacked(from, to, whole)) << what;
+      if (!same && !has_partial(from.placements)) {
+        EXPECT_EQ(bytes, 8 * lacked(from, to, whole)) << what;
+      }
     });
   }
 }
@@ -125,7 +130,9 @@ TEST(BetweenMeshes, AListOfDtypesIsOneExchange) {
     }
     EXPECT_EQ(collectives, world.rank() <= 3 ? 1 : 0);
     for (std::size_t i = 0; i < wholes.size(); ++i) {
-      if (right.is_member()) EXPECT_TRUE(moved[i].full_tensor().equal(wholes[i])) << i;
+      if (right.is_member()) {
+        EXPECT_TRUE(moved[i].full_tensor().equal(wholes[i])) << i;
+      }
     }
   });
 }
@@ -177,7 +184,9 @@ TEST(BetweenMeshes, DistributeTensorTakesThemToo) {
     const DeviceMesh left = device_mesh(world, at::kCPU, {0, 1}, {2}), right = device_mesh(world, at::kCPU, {2}, {1});
     const at::Tensor whole = at::arange(5);
     const DTensor moved = distribute_tensor(distribute_tensor(whole, left, {Shard(0)}), right, {Replicate()});
-    if (right.is_member()) EXPECT_TRUE(moved.to_local().equal(whole));
+    if (right.is_member()) {
+      EXPECT_TRUE(moved.to_local().equal(whole));
+    }
   });
 }
 

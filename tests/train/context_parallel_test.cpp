@@ -79,7 +79,7 @@ TEST(ContextParallel, CurvesOfZigzagSequencesAreThatOfOneDevice) {
 TEST(ContextParallel, WithEachOptionAlone) {
   Options o = small();
   o.steps = 4;
-  for (const auto change : std::vector<std::function<void(Options&)>>{
+  for (const auto& change : std::vector<std::function<void(Options&)>>{
            [](Options& x) { x.dropout = 0.2; }, [](Options& x) { x.checkpoint_activations = true; },
            [](Options& x) { x.parallel = "plain"; }, [](Options& x) { x.reshard = "2"; },
            [](Options& x) { x.grad_accum = 2; }, [](Options& x) { x.zigzag_sequence = true; },
@@ -198,7 +198,9 @@ TEST(ContextParallel, UnitsAreGatheredAndReducedOverShardAndCpAtOnce) {
   EXPECT_EQ(moved.calls.at("all_gather shard_cp"), 2 * blocks + 1);
   EXPECT_EQ(moved.calls.at("reduce_scatter shard_cp"), blocks + 1);
   for (const auto& [name, count] : moved.calls) {
-    if (name != "reduce_scatter shard_cp") EXPECT_EQ(name.find("reduce_scatter"), std::string::npos) << name << count;
+    if (name != "reduce_scatter shard_cp") {
+      EXPECT_EQ(name.find("reduce_scatter"), std::string::npos) << name << count;
+    }
   }
 }
 

@@ -31,9 +31,10 @@ inline double whole(const at::Tensor& t) {
 }
 
 inline train::Options options(const Variant& variant) {
-  return {.parallel = variant.units ? "fsdp" : "plain",
-          .loss_parallel = variant.loss_parallel,
-          .sequence_parallel = variant.sequence_parallel};
+  train::Options o;
+  o.parallel = variant.units ? "fsdp" : "plain";
+  o.loss_parallel = variant.loss_parallel, o.sequence_parallel = variant.sequence_parallel;
+  return o;
 }
 
 inline Curves run_on_mesh(const dtensor::Communicator& world, const Variant& variant) {

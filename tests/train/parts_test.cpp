@@ -207,7 +207,9 @@ TEST(Plan, EveryParameterIsPlacedAsMeant) {
       GptConfig config = tiny();
       config.tensor = config.tensor.device(at::kMeta);
       Gpt model(config);
-      distribute(model, make_mesh(world, shape), {.parallel = parallel});
+      Options o;
+      o.parallel = parallel;
+      distribute(model, make_mesh(world, shape), o);
       if (world.rank() != 0) return;
       for (const auto& [name, t] : model.named_parameters()) {
         placements[name] = dtensor::to_string(dtensor::DTensor(*t).placements());

@@ -15,7 +15,8 @@ using train::Options;
 constexpr std::int64_t kSteps = 36;
 
 Options options() {
-  Options o{.optimizer = "shampoo", .dtype = train::Dtype::float64, .warmup = 4};
+  Options o;
+  o.optimizer = "shampoo", o.dtype = train::Dtype::float64, o.warmup = 4;
   o.steps = kSteps, o.batch = 8, o.seq = 8, o.hidden = 16, o.layers = 1;
   o.shampoo = {.frequency = 3, .start = 2, .eps = 1e-4};
   return o;

@@ -57,7 +57,9 @@ TEST_F(Leave, ARunLeftOnEitherSignalGoesOnOnOtherRanks) {
       ASSERT_TRUE(first.size() == 5 || first.size() == 6) << first.size();
       EXPECT_EQ(first.back().left_by, signal);
       EXPECT_LE(resume::largest_difference(first, whole), 1e-9);
-      if (keep > 0) EXPECT_EQ(dtensor::checkpoint_steps(folder_).front(), std::ssize(first));
+      if (keep > 0) {
+        EXPECT_EQ(dtensor::checkpoint_steps(folder_).front(), std::ssize(first));
+      }
       const auto rest = run(3, saving(keep));
       EXPECT_EQ(rest.front().step, std::ssize(first));
       EXPECT_EQ(rest.size(), 10 - first.size());

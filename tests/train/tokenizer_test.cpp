@@ -18,7 +18,8 @@ const tokenizer::Tokenizer& shipped() {
 }
 
 train::Options options() {
-  train::Options o{.dtype = train::Dtype::float64, .warmup = 2};
+  train::Options o;
+  o.dtype = train::Dtype::float64, o.warmup = 2;
   o.steps = 5, o.batch = 4, o.seq = 16, o.hidden = 8, o.layers = 1;
   return o;
 }

@@ -45,10 +45,6 @@ std::string text_of(const c10::IValue& value) {
 
 std::string name_of(const c10::OperatorHandle& op) { return c10::toString(op.operator_name()); }
 
-bool takes(const c10::FunctionSchema& schema, const std::string& name) {
-  return schema.argumentIndexWithName(name).has_value();
-}
-
 // The arguments of `known` for the arguments of the same names; what only `op` has (out=) is an empty tensor.
 std::optional<PlainCall> as_relative(const PlainCall& known, const std::vector<at::Tensor>& results,
                                      const c10::OperatorHandle& op) {

@@ -24,8 +24,8 @@ struct MoeOptions {
   // Features of a token, and inside each expert.
   std::int64_t hidden = 0, ffn = 0;
   // Who chooses experts, and how they compute.
-  RouterOptions router;
-  ExpertOptions experts;
+  RouterOptions router = {};
+  ExpertOptions experts = {};
   std::int64_t shared_ffn = 0;          // a shared expert's; 0: none
   double balance_rate = 0;              // of LoadBalancer; 0: none
   bool score_before_experts = false;    // tokens are weighted on their way to experts, not results on their way back
