@@ -195,6 +195,16 @@ TEST(Mistakes, ATargetOutOfBoundsIsOneErrorWhereTargetsAreSplit) {
   }
 }
 
+TEST(Mistakes, TargetsOfOtherSizesAreRefusedWhateverTheirValues) {
+  expect_same_error(
+      [](const DeviceMesh& m) {
+        at::nll_loss2d_forward(split(m, {4, 2, 1, 3}, at::kFloat, 3),
+                               distribute_tensor(at::full({2, 1, 3}, 7, at::kLong), m, {Shard(0)}), {},
+                               at::Reduction::Mean, -100);
+      },
+      "size mismatch (got input: [4, 2, 1, 3] , target: [2, 1, 3]");
+}
+
 // Each piece of a split place has a destination of its own.
 TEST(Mistakes, WindowsOverSplitPlacesWriteToWhatIsGiven) {
   const at::Tensor x = at::randn({2, 3, 7, 6}, at::kDouble), w = at::randn({3, 2, 3, 3}, at::kDouble);

@@ -47,6 +47,9 @@ void add_elementwise(RuleBook& book) {
 }
 
 std::vector<OutputMeta> nll2d_outputs(const OpArgs& op) {
+  const auto self = op.sizes(0);
+  const bool fits = self.size() == 4 && op.sizes(1).equals({self[0], self[2], self[3]});
+  TORCH_CHECK(fits, "size mismatch (got input: ", self, " , target: ", op.sizes(1));
   const bool each = op.integer("reduction") == at::Reduction::None;
   return {dense_meta(each ? op.sizes(1) : at::IntArrayRef(), op.dtype(0)), dense_meta({}, op.dtype(0))};
 }
