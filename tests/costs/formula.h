@@ -58,7 +58,7 @@ class Formula {
     count_units(all);
     count_tensor_parallel(all);
     if (o.experts) count_experts(all);
-    // The number of targets of a batch that is split, together with its loss.
+    // The number of targets of a batch that is split, together with its loss and whether one is out of bounds.
     all["scalars"].calls = r * s > 1 ? pieces : 0;
     count_norm(all);
     std::erase_if(all, [](const auto& entry) { return entry.second.calls == 0; });

@@ -38,7 +38,7 @@ inline Step measure(train::Options options, const train::Corpus& corpus) {
     const dtensor::EventListener listener(
         [&](const dtensor::Event& event) {
           add(all[event.name + " " + event.axis], 1, event.bytes);
-          const bool scalar = event.name == "all_reduce" && event.bytes <= 16;
+          const bool scalar = event.name == "all_reduce" && event.bytes < 24;  // up to three
           add(counts[scalar ? "scalars" : event.name + " " + event.axis], 1, scalar ? 0 : event.bytes);
         },
         {dtensor::Event::Kind::collective});
