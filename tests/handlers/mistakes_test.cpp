@@ -181,6 +181,15 @@ TEST(Mistakes, WindowsOfNothingAndNormsOfNothingAreRefused) {
       "at least one element");
 }
 
+TEST(Mistakes, AConvolutionsGradientIsOfItsInputsBatch) {
+  expect_same_error(
+      [](const DeviceMesh& m) {
+        at::convolution_backward(split(m, {1, 3, 6}), split(m, {0, 3, 4}), split(m, {3, 3, 3}), at::IntArrayRef{3}, {2},
+                                 {2}, {1}, true, {1}, 1, {true, true, true});
+      },
+      "upstream gradient of sizes [1, 3, 6]");
+}
+
 // A target that only one rank sees is told to all before any throws.
 TEST(Mistakes, ATargetOutOfBoundsIsOneErrorWhereTargetsAreSplit) {
   for (const bool places : {false, true}) {

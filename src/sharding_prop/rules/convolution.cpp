@@ -79,6 +79,8 @@ std::vector<OutputMeta> convolution_outputs(const OpArgs& op) {
 }
 
 std::vector<OutputMeta> backward_outputs(const OpArgs& op) {
+  TORCH_CHECK(op.sizes(0)[0] == op.sizes(1)[0], "the gradient of a convolution: an upstream gradient of sizes ",
+              op.sizes(0), " does not belong to an input of sizes ", op.sizes(1));
   const auto channels = op.boolean("transposed") ? op.sizes(2)[1] * op.integer("groups") : op.sizes(2)[0];
   auto outputs = like_operands(op, {1, 2});
   outputs.push_back(dense_meta({channels}, op.dtype(0)));
