@@ -165,6 +165,12 @@ TEST(Mistakes, GradientsReadNothingBesideTheirOperands) {
                                      0);
       },
       "lengths add up to 4 of 0 rows");
+  expect_same_error(
+      [](const DeviceMesh& m) {
+        const at::Tensor offsets = distribute_tensor(at::arange(5) * 2, m, {Replicate()});
+        at::_segment_reduce_backward(split(m, {4}), split(m, {4}), split(m, {6}), "max", {}, offsets, 0);
+      },
+      "offsets reach 8 of 6 rows");
 }
 
 TEST(Mistakes, WindowsOfNothingAndNormsOfNothingAreRefused) {
@@ -233,6 +239,10 @@ TEST(Mistakes, WindowsOverSplitPlacesWriteToWhatIsGiven) {
     });
     check([](const at::Tensor& a, const at::Tensor&, at::Tensor& out) {
       at::avg_pool2d_out(out, a, {3, 3}, {2, 2}, {1, 1});
+    });
+    check([](const at::Tensor& a, const at::Tensor&, at::Tensor& out) {
+      at::Tensor indices = at::zeros_like(out, at::kLong);
+      at::max_pool2d_with_indices_out(out, indices, a, {3, 3}, {2, 2}, {1, 1});
     });
   });
 }
