@@ -18,7 +18,7 @@ TEST(Mistakes, TheWholeCallIsJudgedWherePartsDiffer) {
         at::convolution_backward(split(m, {1, 3, 4, 6}), split(m, {1, 3, 4, 4}), split(m, {3, 3, 3, 3}),
                                  at::IntArrayRef{3}, {2, 2}, {2, 2}, {1, 1}, true, {1, 1}, 1, {true, true, true});
       },
-      "tensor.size[2] == 6");
+      "whose result has sizes [1, 3, 6, 6]");
   expect_same_error(
       [](const DeviceMesh& m) {
         at::upsample_nearest1d_backward(split(m, {2, 3, 5}, at::kByte), {5}, {2, 3, 4});
@@ -171,6 +171,102 @@ TEST(Mistakes, GradientsReadNothingBesideTheirOperands) {
         at::_segment_reduce_backward(split(m, {4}), split(m, {4}), split(m, {6}), "max", {}, offsets, 0);
       },
       "offsets reach 8 of 6 rows");
+  expect_same_error(
+      [](const DeviceMesh& m) {
+        const at::Tensor offsets = distribute_tensor(at::arange(5) * 2, m, {Replicate()});
+        at::segment_reduce(split(m, {6}), "max", {}, {}, offsets);
+      },
+      "offsets reach 8 of 6 rows");
+  expect_same_error(
+      [](const DeviceMesh& m) {
+        at::segment_reduce(split(m, {5, 6}), "sum", split(m, {1, 3}, at::kLong), {}, {}, 1);
+      },
+      "cannot have lengths of sizes [1, 3]");
+}
+
+// ATen's kernels write where the indices say.
+TEST(Mistakes, GradientsOfPoolingStayWithinTheirPlanes) {
+  const auto indices = [](const DeviceMesh& m, std::int64_t value, std::int64_t dim) {
+    return distribute_tensor(at::full({3, 3, 3, 2}, value, at::kLong), m, {Shard(dim)});
+  };
+  for (const std::int64_t dim : {0, 1}) {
+    const auto expect_refused = [&](const auto& backward) {
+      expect_same_error(
+          [&](const DeviceMesh& m) {
+            backward(split(m, {3, 3, 2, 2}, at::kFloat, dim), split(m, {3, 3, 4, 4}, at::kFloat, dim),
+                     distribute_tensor(at::full({3, 3, 2, 2}, 16, at::kLong), m, {Replicate()}));
+          },
+          "index 16 is out of bounds for size 16");
+    };
+    expect_refused(
+        [](const auto& grad, const auto& x, const auto& at) { at::adaptive_max_pool2d_backward(grad, x, at); });
+    expect_refused([](const auto& grad, const auto& x, const auto& at) {
+      at::max_pool2d_with_indices_backward(grad, x, {2, 2}, {2, 2}, {0, 0}, {1, 1}, false, at);
+    });
+    expect_refused([](const auto& grad, const auto& x, const auto& at) {
+      at::fractional_max_pool2d_backward(grad, x, {2, 2}, {2, 2}, at);
+    });
+  }
+  for (const std::int64_t value : {-1, 24, 40}) {
+    expect_same_error(
+        [&](const DeviceMesh& m) {
+          at::max_pool2d_with_indices_backward(split(m, {3, 3, 3, 2}, at::kFloat, 2),
+                                               split(m, {3, 3, 6, 4}, at::kFloat, 2), {2, 2}, {2, 2}, {0, 0}, {1, 1},
+                                               false, indices(m, value, 2));
+        },
+        "an index lies outside of its window");
+  }
+}
+
+TEST(Mistakes, PoolingIsOfNonemptyPlanes) {
+  const auto pool = [](const Shape& sizes) {
+    return [sizes](const DeviceMesh& m) {
+      at::max_pool3d_with_indices(split(m, sizes), {3, 3, 3}, {2, 2, 2}, {0, 0, 0}, {1, 1, 1}, true);
+    };
+  };
+  expect_same_error(pool({1, 0, 3, 6, 5}), "non-zero size for non-batch dimensions");
+  expect_same_error(pool({1, 4, 1, 0, 1}), "non-zero size for non-batch dimensions");
+  expect_same_error(pool({4, 3, 3, 4, 3, 1}), "4D or 5D");
+}
+
+TEST(Mistakes, ParametersOfNormsHaveTheirSizesAndType) {
+  const auto layer_norm = [](const Shape& bias, at::ScalarType weight) {
+    return [=](const DeviceMesh& m) {
+      const auto x = [&] { return split(m, {4, 8, 3}); };
+      at::native_layer_norm_backward(x(), x(), {3}, split(m, {4, 8, 1}), split(m, {4, 8, 1}), split(m, {3}, weight),
+                                     split(m, bias), {true, true, true});
+    };
+  };
+  expect_same_error(layer_norm({0}, at::kFloat), "`bias` of sizes [0]");
+  expect_same_error(layer_norm({3}, at::kLong), "expected scalar type Float but found Long");
+  const auto batch_norm = [](std::int64_t variances, at::ScalarType type, const Shape& saved) {
+    return [=](const DeviceMesh& m) {
+      at::Tensor out = split(m, {0}), mean = split(m, saved), deviation = split(m, {0});
+      const auto channels = [&](std::int64_t count, at::ScalarType of) { return split(m, {count}, of); };
+      at::native_batch_norm_out(out, mean, deviation, split(m, {3, 2, 4}), channels(2, at::kFloat),
+                                channels(2, at::kFloat), channels(2, type), channels(variances, at::kFloat), false, 0.1,
+                                1e-5);
+    };
+  };
+  expect_same_error(batch_norm(1, at::kFloat, {0}), "`running_var` of sizes [1]");
+  expect_same_error(batch_norm(2, at::kLong, {0}), "found Long (`running_mean`)");
+  expect_same_error(batch_norm(2, at::kFloat, {1, 4}), "`save_mean` has one dimension");
+}
+
+TEST(Mistakes, GradientsOfBagsStayWithinThem) {
+  const auto gradient = [](std::int64_t bags, std::int64_t index, std::int64_t dim) {
+    return [=](const DeviceMesh& m) {
+      const auto list = [&](const at::Tensor& t) { return distribute_tensor(t, m, {Replicate()}); };
+      const auto offsets = list(at::tensor({0, 3}, at::kLong)), none = list(at::zeros({0}, at::kLong));
+      at::_embedding_bag_backward(split(m, {bags, 5}, at::kFloat, dim), list(at::full({5}, index, at::kLong)), offsets,
+                                  none, list(at::tensor({3, 2}, at::kLong)), offsets, 10, false, 0, false, {}, -1);
+    };
+  };
+  for (const std::int64_t dim : {0, 1}) {
+    expect_same_error(gradient(0, 1, dim), "bag");
+    expect_same_error(gradient(1, 1, dim), "bag");
+    expect_same_error(gradient(2, 10, dim), "index");
+  }
 }
 
 TEST(Mistakes, WindowsOfNothingAndNormsOfNothingAreRefused) {
@@ -243,6 +339,11 @@ TEST(Mistakes, WindowsOverSplitPlacesWriteToWhatIsGiven) {
     check([](const at::Tensor& a, const at::Tensor&, at::Tensor& out) {
       at::Tensor indices = at::zeros_like(out, at::kLong);
       at::max_pool2d_with_indices_out(out, indices, a, {3, 3}, {2, 2}, {1, 1});
+    });
+    check([](const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
+      at::Tensor of_weight = at::zeros_like(b), of_bias = at::zeros({2}, a.options());
+      at::convolution_backward_out(out, of_weight, of_bias, at::ones({2, 2, 14, 12}, a.options()), a, b,
+                                   at::IntArrayRef{2}, {2, 2}, {1, 1}, {1, 1}, true, {1, 1}, 1, {true, true, true});
     });
   });
 }

@@ -27,7 +27,7 @@ std::string load_api() {
   if (library == nullptr) library = open_library(DTENSOR_MPI_LIBRARY);
   if (library == nullptr) return std::string("MPI cannot be loaded: ") + dlerror();
   loaded = static_cast<const Api*>(dlsym(library, kApiSymbol));
-  return loaded != nullptr ? "" : std::string(DTENSOR_MPI_LIBRARY) + " has no table of MPI's functions";
+  return loaded != nullptr ? "" : c10::str(DTENSOR_MPI_LIBRARY, " has no table of MPI's functions");
 }
 
 const Api& api() { return *loaded; }

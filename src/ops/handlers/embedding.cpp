@@ -118,9 +118,24 @@ void embedding_bag(LocalCall& call) {
   give(call, {sums, bags, sizes, maxima});
 }
 
+// ATen's kernels read where indices and bags say. Sizes of bags may be missing where nothing is divided by them.
+void check_bags(const LocalArgs& args, std::int64_t rows) {
+  const auto indices = args.tensor("indices"), bags = bags_of(args, indices), grad = args.tensor("grad");
+  TORCH_CHECK(grad.dim() == 2 && indices.dim() == 1 && bags.sizes() == indices.sizes(),
+              "the gradient of embedding_bag: ", "indices of sizes ", indices.sizes(), " in bags ", bags.sizes(),
+              ", upstream gradient of sizes ", grad.sizes());
+  check_indices(indices, rows, "the gradient of embedding_bag: index");
+  check_indices(bags, grad.size(0), "the gradient of embedding_bag: bag");
+  TORCH_CHECK(args.integer("mode") == kSum || !args.has("bag_size") || args.tensor("bag_size").numel() >= grad.size(0),
+              "the gradient of embedding_bag: `bag_size` of sizes ", args.tensor("bag_size").sizes(), " for ",
+              grad.size(0), " bags");
+}
+
 // A factor's gradient is its row times that of its bag: zero where the row is another rank's.
 void embedding_bag_factors_backward(LocalCall& call) {
   const LocalArgs args(call);
+  check_bags(args, args.global_sizes("weight")[0]);
+  if (shard_axes(args.spec("weight"), 0) == 0) return call.info.op.callBoxed(call.stack);
   const auto weight = args.tensor("weight"), indices = args.tensor("indices");
   const auto own = rows_held(args, own_segments(args.spec("weight"), 0, args.global_sizes("weight")[0]));
   auto result = at::zeros({indices.numel()}, weight.options());
@@ -138,6 +153,8 @@ void embedding_bag_factors_backward(LocalCall& call) {
 void embedding_bag_backward(LocalCall& call) {
   const LocalArgs args(call);
   const auto& out = *call.outputs[0];
+  check_bags(args, out.sizes[0]);
+  if (shard_axes(&out, 0) == 0) return call.info.op.callBoxed(call.stack);
   const auto segments = own_segments(&out, 0, out.sizes[0]);
   const std::int64_t row_count = total_length(segments);
   if (args.integer("mode") == kMax) return give(call, {scatter_maxima(args, segments, row_count)});
@@ -153,8 +170,8 @@ void embedding_bag_backward(LocalCall& call) {
 
 void add_embedding_kernels(LocalKernels& kernels) {
   kernels.emplace("embedding_bag_vocab", embedding_bag);
-  kernels.emplace("embedding_bag_factors_backward_vocab", embedding_bag_factors_backward);
-  kernels.emplace("embedding_bag_backward_vocab", embedding_bag_backward);
+  kernels.emplace("embedding_bag_factors_backward", embedding_bag_factors_backward);
+  kernels.emplace("embedding_bag_backward", embedding_bag_backward);
   kernels.emplace("embedding_vocab", embedding);
   kernels.emplace("embedding_backward_vocab", embedding_backward);
 }

@@ -1,6 +1,8 @@
 // Exchanges one after the other, and pieces of what they brought.
 #include "ops/handlers/pieces.h"
 
+#include "ops/returning_overload.h"
+
 namespace dtensor {
 
 std::int64_t entry(const LocalArgs& args, const char* name, std::size_t place) {
@@ -31,10 +33,9 @@ at::Tensor zeros_of(const LocalCall& call, const SpecPtr& spec) {
 }
 
 void run_piece(const LocalCall& call, torch::jit::Stack& piece) {
-  for (std::size_t i = 0; i < piece.size(); ++i) {
-    if (call.info.args[i].out) piece[i] = at::empty({0}, piece[i].toTensor().options());
-  }
-  call.info.op.callBoxed(piece);
+  if (!call.info.has_out) return call.info.op.callBoxed(piece);
+  while (call.info.args[piece.size() - 1].out) piece.pop_back();
+  returning_overload(call.info.op).callBoxed(piece);
 }
 
 at::Tensor fetch(const Exchanges& places, at::Tensor local) {

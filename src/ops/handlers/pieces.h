@@ -29,7 +29,7 @@ torch::jit::Stack arguments_of_convolution(const LocalCall& call, const LocalArg
                                            std::int64_t groups);
 
 // The operator on the arguments of one piece, which its results replace. A destination (out=) is of all pieces
-// together, so each has one of its own.
+// together, so they go without.
 void run_piece(const LocalCall& call, torch::jit::Stack& piece);
 
 at::Tensor fetch(const Exchanges& places, at::Tensor local);

@@ -234,19 +234,40 @@ void max_pool_split(LocalCall& call) {
   give(call, {values, indices});
 }
 
+// ATen's kernels write where the indices say, whether a plane of the input has that place or not.
+void run_if_within_planes(LocalCall& call, std::size_t count) {
+  const LocalArgs args(call);
+  const auto sizes = args.global_sizes("self");
+  const auto plane = c10::multiply_integers(sizes.slice(sizes.size() - std::min(count, sizes.size())));
+  check_indices(args.tensor("indices"), plane, "the gradient of a pooling: index");
+  if (!give_zeros_if_empty(call)) call.info.op.callBoxed(call.stack);
+}
+
+// Ranks bring each other what lies within their windows, and no more.
+void check_within_windows(const at::Tensor& within) {
+  if (!within.is_cpu()) return at::_assert_async(within.all(), "an index lies outside of its window");
+  TORCH_CHECK_INDEX(within.all().item<bool>(), "the gradient of a pooling: an index lies outside of its window");
+}
+
 void max_pool_split_backward(LocalCall& call) {
   const LocalArgs args(call);
   const auto self = args.tensor("self"), grad = args.tensor("grad_output");
   const Pool pool(call, args, self.dim());
   const auto places = exchanges(call, pool, args.spec("self"), args.spec("grad_output"));
-  if (places.empty()) return give_zeros_if_empty(call) ? void() : call.info.op.callBoxed(call.stack);
+  if (places.empty()) return run_if_within_planes(call, pool.kernel.size());
   const auto shares = zeros_of_fetched(self, places, accumulate_type(grad.scalar_type()));
   if (grad.numel() > 0) {
-    auto found = coordinates(args.tensor("indices"), pool.last_of(args.global_sizes("self")));
+    const auto plane = pool.last_of(args.global_sizes("self"));
+    const auto indices = args.tensor("indices");
+    auto within = indices.ge(0).logical_and_(indices.lt(c10::multiply_integers(plane)));
+    auto found = coordinates(indices, plane);
     for (const auto& place : places) {
       auto& rows = found[pool.place(place.dim())];
-      rows = to_own(rows, place.fetched()).local;
+      const auto index = to_own(rows, place.fetched());
+      within.logical_and_(index.own);
+      rows = index.local;
     }
+    check_within_windows(within);
     const auto flat = flat_index(found, pool.last_of(shares.sizes()));
     const auto first = static_cast<std::int64_t>(self.dim() - pool.count);
     shares.flatten(first).scatter_add_(first, flat.flatten(first), grad.to(shares.scalar_type()).flatten(first));
@@ -261,6 +282,8 @@ void add_pooling_kernels(LocalKernels& kernels) {
   kernels.emplace("avg_pool_split_backward", avg_pool_split_backward);
   kernels.emplace("max_pool_split", max_pool_split);
   kernels.emplace("max_pool_split_backward", max_pool_split_backward);
+  kernels.emplace("pool2d_backward_by_indices", [](LocalCall& call) { run_if_within_planes(call, 2); });
+  kernels.emplace("pool3d_backward_by_indices", [](LocalCall& call) { run_if_within_planes(call, 3); });
 }
 
 }  // namespace dtensor

@@ -4,38 +4,13 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
-#include <mutex>
-#include <unordered_map>
 
 #include "ops/kernel.h"
+#include "ops/returning_overload.h"
 #include "ops/special/special.h"
 
 namespace dtensor {
 namespace {
-
-c10::OperatorHandle find_returning_overload(const c10::FunctionSchema& out_schema) {
-  const auto& wanted = out_schema.arguments();
-  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    if (name.name != out_schema.name()) continue;
-    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.name.c_str(), name.overload_name.c_str());
-    const auto& given = op.schema().arguments();
-    const auto alike = [](const c10::Argument& a, const c10::Argument& b) {
-      return a.name() == b.name() && *a.type() == *b.type();
-    };
-    if (given.size() + 1 == wanted.size() && std::equal(given.begin(), given.end(), wanted.begin(), alike)) return op;
-  }
-  TORCH_INTERNAL_ASSERT(false, out_schema.operator_name(), " has no overload without out=");
-}
-
-// The overload that takes the same arguments without out=.
-c10::OperatorHandle returning_overload(const c10::OperatorHandle& out) {
-  static std::mutex mutex;
-  static auto& found = *new std::unordered_map<c10::OperatorName, c10::OperatorHandle>();  // for the program's life
-  const std::lock_guard lock(mutex);
-  const auto it = found.find(out.operator_name());
-  if (it != found.end()) return it->second;
-  return found.emplace(out.operator_name(), find_returning_overload(out.schema())).first->second;
-}
 
 void refuse_gradients(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> args) {
   const bool wanted = c10::GradMode::is_enabled() && std::any_of(args.begin(), args.end(), [](const c10::IValue& arg) {

@@ -62,25 +62,32 @@ Rule convolution_backward(const OpArgs& op) {
 }
 
 // Places after a window has gone over them; the transpose undoes it.
-std::vector<OutputMeta> convolution_outputs(const OpArgs& op) {
-  const std::size_t places = op.sizes(1).require(2).size() - 2;
+at::DimVector sizes_after(const OpArgs& op, int input_at, int weight_at) {
+  const Extents input = op.sizes(input_at), weight = op.sizes(weight_at);
+  const std::size_t places = weight.require(2).size() - 2;
   const auto stride = op.integers("stride", places), padding = op.integers("padding", places);
   const auto dilation = op.integers("dilation", places), extra = op.integers("output_padding", places);
   const bool transposed = op.boolean("transposed");
-  TORCH_CHECK(c10::multiply_integers(op.sizes(1).require(2).slice(2)) != 0,
-              "kernel size should be greater than zero, but got a weight of sizes ", op.sizes(1));
-  at::DimVector sizes{op.sizes(0)[0], transposed ? op.sizes(1)[1] * op.integer("groups") : op.sizes(1)[0]};
+  TORCH_CHECK(c10::multiply_integers(weight.slice(2)) != 0,
+              "kernel size should be greater than zero, but got a weight of sizes ", weight);
+  at::DimVector sizes{input[0], transposed ? weight[1] * op.integer("groups") : weight[0]};
   for (std::size_t d = 0; d < places; ++d) {
-    const auto window = dilation[d] * (op.sizes(1)[d + 2] - 1) + 1, size = op.sizes(0)[d + 2];
+    const auto window = dilation[d] * (weight[d + 2] - 1) + 1, size = input[d + 2];
     sizes.push_back(transposed ? (size - 1) * stride[d] - 2 * padding[d] + window + extra[d]
                                : (size + 2 * padding[d] - window) / stride[d] + 1);
   }
-  return {dense_meta(sizes, op.dtype(0))};
+  return sizes;
+}
+
+std::vector<OutputMeta> convolution_outputs(const OpArgs& op) {
+  return {dense_meta(sizes_after(op, 0, 1), op.dtype(0))};
 }
 
 std::vector<OutputMeta> backward_outputs(const OpArgs& op) {
-  TORCH_CHECK(op.sizes(0)[0] == op.sizes(1)[0], "the gradient of a convolution: an upstream gradient of sizes ",
-              op.sizes(0), " does not belong to an input of sizes ", op.sizes(1));
+  const at::DimVector expected = sizes_after(op, 1, 2);
+  TORCH_CHECK(op.sizes(0).equals(expected), "the gradient of a convolution: an upstream gradient of sizes ",
+              op.sizes(0), " does not belong to an input of sizes ", op.sizes(1), " and a weight of sizes ",
+              op.sizes(2), ", whose result has sizes ", at::IntArrayRef(expected));
   const auto channels = op.boolean("transposed") ? op.sizes(2)[1] * op.integer("groups") : op.sizes(2)[0];
   auto outputs = like_operands(op, {1, 2});
   outputs.push_back(dense_meta({channels}, op.dtype(0)));

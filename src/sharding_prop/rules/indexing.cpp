@@ -108,20 +108,37 @@ std::vector<OutputMeta> search_outputs(const OpArgs& op) {
   return {dense_meta(self < 0 ? at::IntArrayRef() : op.sizes(self), type)};
 }
 
-// grad, output, data, lengths, offsets -> the gradient of data. The kernel reads where sizes that fit would lead it.
+// The sizes of a reduction of segments, of which offsets count before lengths. The kernels read where sizes that do not
+// fit would lead them.
+at::DimVector reduced_segments(const OpArgs& op, int data_at, int lengths_at, int offsets_at) {
+  const bool by_length = !op.defined(offsets_at);
+  TORCH_CHECK(!by_length || op.defined(lengths_at), "a reduction of segments needs lengths or offsets");
+  const at::IntArrayRef data = op.sizes(data_at), ends = op.sizes(by_length ? lengths_at : offsets_at);
+  const auto axis = c10::maybe_wrap_dim(op.integer("axis"), std::ssize(data));
+  const auto outer = static_cast<std::size_t>(axis);
+  TORCH_CHECK(ends.size() == outer + 1 && outer < data.size() && data.slice(0, outer).equals(ends.slice(0, outer)) &&
+                  (by_length || ends.back() > 0),
+              "segments of data of sizes ", data, " along dimension ", axis, " cannot have ",
+              by_length ? "lengths" : "offsets", " of sizes ", ends);
+  at::DimVector sizes(data);
+  sizes[outer] = ends.back() - (by_length ? 0 : 1);
+  return sizes;
+}
+
+// data, lengths, indices, offsets -> the reduced segments.
+Rule segment_reduce(const OpArgs& op) {
+  TORCH_CHECK(!op.defined(2), "segment_reduce takes no indices");
+  reduced_segments(op, 0, 1, 3);
+  return Rule("~, ~, ~, ~ -> ~").kernel("segments");
+}
+
+// grad, output, data, lengths, offsets -> the gradient of data.
 Rule segment_reduce_backward(const OpArgs& op) {
-  const auto grad = op.sizes(0), output = op.sizes(1), data = op.sizes(2);
-  const bool by_length = op.defined(3);
-  TORCH_CHECK(by_length || op.defined(4), "the gradient of segment_reduce needs lengths or offsets");
-  const auto ends = op.sizes(by_length ? 3 : 4);
-  const auto axis = op.integer("axis");
-  at::DimVector expected(data.begin(), data.end());
-  const bool fits = axis >= 0 && axis < static_cast<std::int64_t>(expected.size()) && std::ssize(ends) == axis + 1;
-  if (fits) expected[static_cast<std::size_t>(axis)] = ends.back() - (by_length ? 0 : 1);
-  TORCH_CHECK(fits && output.equals(expected) && grad.equals(expected), "the gradient of segment_reduce along ", axis,
-              ": data of sizes ", data, " and ", by_length ? "lengths" : "offsets", " of sizes ", ends,
-              " do not go with an output of sizes ", output, " and a gradient of sizes ", grad);
-  return Rule("~, ~, ~, ~, ~ -> ~").kernel("segment_reduce_backward");
+  const at::DimVector expected = reduced_segments(op, 2, 3, 4);
+  TORCH_CHECK(op.sizes(1).equals(expected) && op.sizes(0).equals(expected),
+              "the gradient of segment_reduce: segments of sizes ", expected, " do not go with an output of sizes ",
+              op.sizes(1), " and a gradient of sizes ", op.sizes(0));
+  return Rule("~, ~, ~, ~, ~ -> ~").kernel("segments");
 }
 
 void add_searches(RuleBook& book) {
@@ -137,7 +154,8 @@ void add_searches(RuleBook& book) {
   for (const char* op : {"aten::put", "aten::masked_scatter"}) {
     book.replicate(op, "places are counted through the whole tensor");
   }
-  book.replicate("aten::segment_reduce", "segments begin where the data says");
+  book.rule("aten::segment_reduce", segment_reduce, "~, ~, ~, ~ -> ~: segments begin where the data says")
+      .outputs([](const OpArgs& op) { return std::vector{dense_meta(reduced_segments(op, 0, 1, 3), op.dtype(0))}; });
   book.rule("aten::_segment_reduce_backward", segment_reduce_backward,
             "~, ~, ~, ~, ~ -> ~: segments begin where the data says")
       .outputs([](const OpArgs& op) { return std::vector{dense_meta(op.sizes(2), op.dtype(2))}; });
@@ -166,12 +184,15 @@ void add_embedding_bag(RuleBook& book) {
     // grad and, of one of them, a table beside indices, offsets and counts
     book.rule(op, "_d, _d?* -> vd")
         .linear({0})
-        .handled("v", "embedding_bag_backward_vocab")
+        .handled("v", "embedding_bag_backward")
+        .kernel("embedding_bag_backward")
         .asks_destination()
         .outputs(table_gradient);
   }
-  book.rule("aten::_embedding_bag_per_sample_weights_backward",
-            Rule("_d, vd, ~, ~, ~ -> _").linear({0}).handled("v", "embedding_bag_factors_backward_vocab"))
+  book.rule("aten::_embedding_bag_per_sample_weights_backward", Rule("_d, vd, ~, ~, ~ -> _")
+                                                                    .linear({0})
+                                                                    .handled("v", "embedding_bag_factors_backward")
+                                                                    .kernel("embedding_bag_factors_backward"))
       .outputs([](const OpArgs& op) { return std::vector{dense_meta(op.sizes(2), op.dtype(0))}; });
 }
 

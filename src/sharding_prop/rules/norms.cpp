@@ -27,8 +27,21 @@ std::vector<OutputMeta> layer_norm_outputs(const OpArgs& op) {
   return {dense_meta(op.sizes(0), op.dtype(0)), stats, stats};
 }
 
+// Kernels take a parameter's memory as it is: of these sizes, and of the input's type or float beside half types.
+void check_parameter(const OpArgs& op, const char* name, int input, at::IntArrayRef sizes) {
+  const int i = op.has_arg(name) ? op.operand(name) : -1;
+  if (i < 0 || !op.defined(i)) return;
+  const c10::ScalarType type = op.dtype(input);
+  const bool half = type == c10::ScalarType::Half || type == c10::ScalarType::BFloat16;
+  TORCH_CHECK(op.sizes(i).equals(sizes), "norm of an input of sizes ", op.sizes(input), ": `", name, "` of sizes ",
+              op.sizes(i), ", expected ", sizes);
+  TORCH_CHECK(op.dtype(i) == type || (half && op.dtype(i) == c10::ScalarType::Float), "norm of an input of type ", type,
+              ": expected scalar type ", type, " but found ", op.dtype(i), " (`", name, "`)");
+}
+
 // The kernel reads as many as there are elements and rows, whatever their sizes.
 void check_of_input(const OpArgs& op) {
+  for (const char* name : {"weight", "bias"}) check_parameter(op, name, 1, op.integers("normalized_shape"));
   TORCH_CHECK(op.sizes(0).equals(op.sizes(1)), "the gradient of a norm: an upstream gradient of sizes ", op.sizes(0),
               " does not belong to an input of sizes ", op.sizes(1));
   const at::DimVector expected = stats_sizes(op, 1);
@@ -62,6 +75,14 @@ bool trains(const OpArgs& op, bool by_name) {
 Rule batch_norm(const OpArgs& op, bool by_name) {
   Rule rule("ncS, c?* -> ncS, c?, c?, ~*");
   rule.handled("nS", "batch_norm_global").kernel("batch_norm_global").handled_gives_replicate();
+  for (const char* name : {"weight", "bias", "running_mean", "running_var"}) {
+    check_parameter(op, name, 0, {op.sizes(0)[1]});
+  }
+  for (const char* name : {"save_mean", "save_invstd"}) {
+    const int out = op.has_arg(name) ? op.operand(name) : -1;
+    TORCH_CHECK(out < 0 || op.sizes(out).size() == 1, "batch norm: `", name, "` has one dimension, got ",
+                op.sizes(out));
+  }
   const int mean = op.operand("running_mean"), variance = op.operand("running_var");
   const bool known = mean >= 0 && op.defined(mean) && op.defined(variance);
   TORCH_CHECK(trains(op, by_name) || known, "batch norm in evaluation needs running_mean and running_var");

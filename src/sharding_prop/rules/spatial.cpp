@@ -52,6 +52,12 @@ std::vector<OutputMeta> unpooled_outputs(const OpArgs& op) {
 }
 
 std::vector<OutputMeta> max_pool3d_outputs(const OpArgs& op) {
+  const auto input = op.sizes(0);
+  TORCH_CHECK(input.size() == 4 || input.size() == 5,
+              "max_pool3d: non-empty 4D or 5D (batch mode) tensor expected for ", "input, got sizes ", input);
+  TORCH_CHECK(c10::multiply_integers(input.slice(input.size() - 4)) != 0,
+              "max_pool3d: expected input to have non-zero ", "size for non-batch dimensions, but input has sizes ",
+              input);
   const auto kernel = op.integers("kernel_size", 3), padding = op.integers("padding", 3);
   const auto dilation = op.integers("dilation", 3);
   const auto stride = op.integers("stride").empty() ? kernel : op.integers("stride", 3);
@@ -129,13 +135,15 @@ void add_pooling(RuleBook& book) {
     const std::string name = "pool" + std::to_string(count) + "d", max = "max_" + name + "_with_indices_backward";
     add_gradients(book, window_places(count, "avg_pool_split_backward"), count,
                   {("avg_" + name + "_backward").c_str()});
-    add_gradients(book, window_places(count, "max_pool_split_backward"), count, {max.c_str()});
+    add_gradients(book, window_places(count, "max_pool_split_backward").kernel("max_pool_split_backward"), count,
+                  {max.c_str()});
+    const std::string adaptive = "adaptive_max_" + name + "_backward",
+                      fractional = "fractional_max_" + name + "_backward", kernel = name + "_backward_by_indices";
+    add_gradients(book, places(count).handled("N", kernel).kernel(kernel), count,
+                  {adaptive.c_str(), fractional.c_str()});
   }
-  add_gradients(book, places(2), 2,
-                {"_adaptive_avg_pool2d_backward", "adaptive_max_pool2d_backward", "fractional_max_pool2d_backward"});
-  add_gradients(book, places(3), 3,
-                {"_adaptive_avg_pool3d_backward", "adaptive_avg_pool3d_backward", "adaptive_max_pool3d_backward",
-                 "fractional_max_pool3d_backward"});
+  add_gradients(book, places(2), 2, {"_adaptive_avg_pool2d_backward"});
+  add_gradients(book, places(3), 3, {"_adaptive_avg_pool3d_backward", "adaptive_avg_pool3d_backward"});
   // The samples are [batch, channel, places].
   for (const char* count : {"2", "3"}) {
     book.rule(std::string("aten::fractional_max_pool") + count + "d",
