@@ -56,7 +56,7 @@ bool takes_any_values(const OpEntry& entry) {
 }
 
 bool must_be_checked(const OpEntry& entry, const CachedCall& call) {
-  if (entry.is_random || entry.by_position() || entry.gives_view || entry.inplace_view) return false;
+  if (entry.is_random || entry.gives_view || entry.inplace_view) return false;
   const bool replaced = call.local_kernel != nullptr && !has_usual_types(call);
   return (replaced || has_other_parts(call)) && is_small(call) && takes_any_values(entry);
 }

@@ -35,6 +35,29 @@ TEST(Mistakes, TheWholeCallIsJudgedWherePartsDiffer) {
         at::grid_sampler_2d(split(m, {2, 3, 5, 20}), split(m, {1, 2, 2}), 0, 1, false);
       },
       "grid_sampler(): expected");
+  expect_same_error(
+      [](const DeviceMesh& m) {
+        at::Tensor out = split(m, {0});
+        at::linalg_householder_product_out(out, split(m, {2, 1, 5, 5}), split(m, {1, 1, 5}));
+      },
+      "batch dimensions of tau");
+  expect_same_error(
+      [](const DeviceMesh& m) {
+        at::Tensor out = split(m, {0});
+        at::grid_sampler_2d_out(out, split(m, {1, 3, 5, 20}), split(m, {2, 13, 10, 2}), 0, 0, false);
+      },
+      "grid_sampler(): expected grid and input to have same batch size");
+  expect_same_error(
+      [](const DeviceMesh& m) {
+        at::_foreach_powsum({split(m, {4, 3}, at::kBool), split(m, {8})}, 2);
+      },
+      "not implemented for 'Long'");
+  expect_same_error(
+      [](const DeviceMesh& m) {
+        at::fractional_max_pool3d_backward(split(m, {2, 3, 2, 3, 2}), split(m, {2, 1, 5, 5, 5}), {2, 2, 2}, {2, 3, 2},
+                                           split(m, {2, 3, 2, 3, 2}, at::kLong));
+      },
+      "does not belong to an input of sizes [2, 1, 5, 5, 5]");
 }
 
 // What the library computes in its own way takes the types that the operator takes.
@@ -239,6 +262,12 @@ TEST(Mistakes, ParametersOfNormsHaveTheirSizesAndType) {
   };
   expect_same_error(layer_norm({0}, at::kFloat), "`bias` of sizes [0]");
   expect_same_error(layer_norm({3}, at::kLong), "expected scalar type Float but found Long");
+  expect_same_error(
+      [](const DeviceMesh& m) {
+        at::native_layer_norm_backward(split(m, {1, 2, 3}, at::kLong), split(m, {1, 2, 3}), {3}, split(m, {1, 2, 1}),
+                                       split(m, {1, 2, 1}), {}, {}, {true, false, false});
+      },
+      "expected scalar type Float but found Long");
   const auto batch_norm = [](std::int64_t variances, at::ScalarType type, const Shape& saved) {
     return [=](const DeviceMesh& m) {
       at::Tensor out = split(m, {0}), mean = split(m, saved), deviation = split(m, {0});
@@ -281,6 +310,17 @@ TEST(Mistakes, WindowsOfNothingAndNormsOfNothingAreRefused) {
         at::native_batch_norm(split(m, {3, 1, 0, 2}), {}, {}, split(m, {1}), split(m, {1}), true, 0.1, 1e-5);
       },
       "at least one element");
+}
+
+TEST(Mistakes, ALinearMapsGradientIsOfItsInputAndWeight) {
+  const auto gradient = [](const Shape& grad) {
+    return [grad](const DeviceMesh& m) {
+      at::linear_backward(split(m, {3, 3}), distribute_tensor(at::ones(grad), m, {Replicate()}), split(m, {3, 3}),
+                          {true, true, true});
+    };
+  };
+  expect_same_error(gradient({}), "without a dimension of features");
+  expect_same_error(gradient({2, 3}), "(3x2 and 3x3)");  // ATen's product of matrices
 }
 
 TEST(Mistakes, AConvolutionsGradientIsOfItsInputsBatch) {

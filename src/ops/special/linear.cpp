@@ -20,13 +20,15 @@ using torch::autograd::variable_list;
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 at::Tensor as_rows(const at::Tensor& t) {
+  TORCH_CHECK(t.dim() > 0, "the gradient of linear: an operand without a dimension of features");
   return t.reshape({c10::multiply_integers(t.sizes().slice(0, t.sizes().size() - 1)), t.sizes().back()});
 }
 
 at::Tensor gradient_of_input(const at::Tensor& grad, const at::Tensor& weight) {
+  const auto rows = as_rows(grad).mm(weight.conj());
   auto sizes = grad.sizes().vec();
   sizes.back() = weight.size(1);
-  return as_rows(grad).mm(weight.conj()).view(sizes);
+  return rows.view(sizes);
 }
 
 // Of operators that autograd knows.

@@ -57,8 +57,15 @@ void add_outputs(RuleBook& book) {
   };
   for (const char* op : {"aten::linalg_matrix_exp", "aten::linalg_matrix_sqrth"}) add(op, "...__ -> ...__", like(0));
   add("aten::cholesky_inverse", "...__ -> ...__", columns(0));
-  add("aten::linalg_householder_product", "...__, ..._ -> ...__", columns(0));
-  add("aten::ormqr", "...__, ..._, ...__ -> ...__", columns(2));
+  const auto reflected = [columns](int matrix) {
+    return [columns, matrix](const OpArgs& op) {
+      TORCH_CHECK(op.sizes(0).drop_back(2).equals(op.sizes(1).drop_back(1)), "expected batch dimensions of tau to be ",
+                  "equal to input.shape[:-2], got tau of sizes ", op.sizes(1), " for an input of sizes ", op.sizes(0));
+      return columns(matrix)(op);
+    };
+  };
+  add("aten::linalg_householder_product", "...__, ..._ -> ...__", reflected(0));
+  add("aten::ormqr", "...__, ..._, ...__ -> ...__", reflected(2));
   add("aten::cholesky_solve", "...__, ...__ -> ...__", [](const OpArgs& op) { return broadcast_solution(op, 0); });
   add("aten::linalg_solve_triangular", "...__, ...__ -> ...__",
       [](const OpArgs& op) { return broadcast_solution(op, 1); });

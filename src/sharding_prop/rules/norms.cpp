@@ -44,6 +44,8 @@ void check_of_input(const OpArgs& op) {
   for (const char* name : {"weight", "bias"}) check_parameter(op, name, 1, op.integers("normalized_shape"));
   TORCH_CHECK(op.sizes(0).equals(op.sizes(1)), "the gradient of a norm: an upstream gradient of sizes ", op.sizes(0),
               " does not belong to an input of sizes ", op.sizes(1));
+  TORCH_CHECK(op.dtype(0) == op.dtype(1), "the gradient of a norm: expected scalar type ", op.dtype(1), " but found ",
+              op.dtype(0), ", an upstream gradient of another type than the input");
   const at::DimVector expected = stats_sizes(op, 1);
   for (const char* name : {"mean", "rstd"}) {
     const int i = op.has_arg(name) ? op.operand(name) : -1;

@@ -20,6 +20,10 @@ Rule window_places(std::size_t count, const char* kernel) {
 void check_gradient(const OpArgs& call, std::size_t count) {
   TORCH_CHECK(call.sizes(1).size() <= count + 2, "the gradient of a pooling of ", count,
               " dimensions: the input has sizes ", call.sizes(1), ", more than batch, channels and these");
+  TORCH_CHECK(call.sizes(0).size() == call.sizes(1).size() &&
+                  call.sizes(0).drop_back(count).equals(call.sizes(1).drop_back(count)),
+              "the gradient of a pooling: an upstream gradient of sizes ", call.sizes(0),
+              " does not belong to an input of sizes ", call.sizes(1));
   const int indices = call.operand("indices");
   TORCH_CHECK(indices < 0 || call.sizes(indices).equals(call.sizes(0)), "the gradient of a pooling: indices of sizes ",
               call.sizes(indices), " for a gradient of sizes ", call.sizes(0));
@@ -185,13 +189,23 @@ std::vector<OutputMeta> grid_gradients(const OpArgs& op) {
   return outputs;
 }
 
+std::vector<OutputMeta> sampled_outputs(const OpArgs& op) {
+  const auto input = op.sizes(0).require(3), grid = op.sizes(1).require(2);
+  TORCH_CHECK(input[0] == grid[0],
+              "grid_sampler(): expected grid and input to have same batch size, but got input with ", "sizes ", input,
+              " and grid with sizes ", grid);
+  at::DimVector sizes(grid.drop_back(1));
+  sizes.insert(sizes.begin() + 1, input[1]);
+  return {dense_meta(sizes, op.dtype(0))};
+}
+
 void add_grids(RuleBook& book) {
   for (const char* op : {"aten::grid_sampler_2d", "aten::_grid_sampler_2d_cpu_fallback"}) {
-    book.rule(op, "nc__, nhw_ -> nchw").linear({0});
+    book.rule(op, "nc__, nhw_ -> nchw").linear({0}).outputs(sampled_outputs);
     book.rule(std::string(op) + "_backward", Rule("nchw, nc__, nhw_ -> nc__, nhw_").linear({0}))
         .outputs(grid_gradients);
   }
-  book.rule("aten::grid_sampler_3d", "nc___, ndhw_ -> ncdhw").linear({0});
+  book.rule("aten::grid_sampler_3d", "nc___, ndhw_ -> ncdhw").linear({0}).outputs(sampled_outputs);
   book.rule("aten::grid_sampler_3d_backward", Rule("ncdhw, nc___, ndhw_ -> nc___, ndhw_").linear({0}))
       .outputs(grid_gradients);
   book.rule("aten::cudnn_grid_sampler", "nc__, nhw_ -> nchw").linear({0});
