@@ -116,7 +116,9 @@ int main(int argc, char** argv) {
   app.add_option("--gigabytes", gigabytes)->capture_default_str();
   app.add_option("--ranks", ranks)->capture_default_str();
   app.add_option("--turns", turns)->capture_default_str();
-  app.add_option("--split", split, "tp, shard or none")->capture_default_str();
+  app.add_option("--split", split, "how the weights are split")
+      ->check(CLI::IsMember({"tp", "shard", "none"}))
+      ->capture_default_str();
   app.add_flag("--checksums", checksums, "a folder of the library's own, which is verified");
   app.add_option("--folder", where, "where the folder is made")->capture_default_str();
   CLI11_PARSE(app, argc, argv);

@@ -34,7 +34,7 @@ const std::vector<std::pair<const char*, Draws>>& random_operators() {
   static const std::vector<std::pair<const char*, Draws>> all{
       {"normal_", [](at::Tensor t) { return t.normal_(1, 2); }},
       {"uniform_", [](at::Tensor t) { return t.uniform_(-1, 1); }},
-      {"bernoulli", [](const at::Tensor& t) { return at::bernoulli(t + 0.5); }},
+      {"bernoulli", [](at::Tensor t) { return at::bernoulli(t.add_(0.5)); }},
       {"randint_like", [](const at::Tensor& t) { return at::randint_like(t, 9); }},
       {"dropout", [](const at::Tensor& t) { return at::dropout(t + 1, 0.4, true); }},
       {"exponential_ of a transpose", [](const at::Tensor& t) {

@@ -122,7 +122,7 @@ void embedding_bag(LocalCall& call) {
 void check_bags(const LocalArgs& args, std::int64_t rows) {
   const auto indices = args.tensor("indices"), bags = bags_of(args, indices), grad = args.tensor("grad");
   TORCH_CHECK(grad.dim() == 2 && indices.dim() == 1 && bags.sizes() == indices.sizes(),
-              "the gradient of embedding_bag: ", "indices of sizes ", indices.sizes(), " in bags ", bags.sizes(),
+              "the gradient of embedding_bag: indices of sizes ", indices.sizes(), " in bags ", bags.sizes(),
               ", upstream gradient of sizes ", grad.sizes());
   check_indices(indices, rows, "the gradient of embedding_bag: index");
   check_indices(bags, grad.size(0), "the gradient of embedding_bag: bag");

@@ -59,8 +59,9 @@ void add_outputs(RuleBook& book) {
   add("aten::cholesky_inverse", "...__ -> ...__", columns(0));
   const auto reflected = [columns](int matrix) {
     return [columns, matrix](const OpArgs& op) {
-      TORCH_CHECK(op.sizes(0).drop_back(2).equals(op.sizes(1).drop_back(1)), "expected batch dimensions of tau to be ",
-                  "equal to input.shape[:-2], got tau of sizes ", op.sizes(1), " for an input of sizes ", op.sizes(0));
+      TORCH_CHECK(op.sizes(0).drop_back(2).equals(op.sizes(1).drop_back(1)),
+                  "expected batch dimensions of tau to be equal to input.shape[:-2], got tau of sizes ", op.sizes(1),
+                  " for an input of sizes ", op.sizes(0));
       return columns(matrix)(op);
     };
   };

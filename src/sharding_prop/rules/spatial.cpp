@@ -58,10 +58,9 @@ std::vector<OutputMeta> unpooled_outputs(const OpArgs& op) {
 std::vector<OutputMeta> max_pool3d_outputs(const OpArgs& op) {
   const auto input = op.sizes(0);
   TORCH_CHECK(input.size() == 4 || input.size() == 5,
-              "max_pool3d: non-empty 4D or 5D (batch mode) tensor expected for ", "input, got sizes ", input);
+              "max_pool3d: non-empty 4D or 5D (batch mode) tensor expected for input, got sizes ", input);
   TORCH_CHECK(c10::multiply_integers(input.slice(input.size() - 4)) != 0,
-              "max_pool3d: expected input to have non-zero ", "size for non-batch dimensions, but input has sizes ",
-              input);
+              "max_pool3d: expected input to have non-zero size for non-batch dimensions, but input has sizes ", input);
   const auto kernel = op.integers("kernel_size", 3), padding = op.integers("padding", 3);
   const auto dilation = op.integers("dilation", 3);
   const auto stride = op.integers("stride").empty() ? kernel : op.integers("stride", 3);
@@ -192,7 +191,7 @@ std::vector<OutputMeta> grid_gradients(const OpArgs& op) {
 std::vector<OutputMeta> sampled_outputs(const OpArgs& op) {
   const auto input = op.sizes(0).require(3), grid = op.sizes(1).require(2);
   TORCH_CHECK(input[0] == grid[0],
-              "grid_sampler(): expected grid and input to have same batch size, but got input with ", "sizes ", input,
+              "grid_sampler(): expected grid and input to have same batch size, but got input with sizes ", input,
               " and grid with sizes ", grid);
   at::DimVector sizes(grid.drop_back(1));
   sizes.insert(sizes.begin() + 1, input[1]);
