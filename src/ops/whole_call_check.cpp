@@ -55,8 +55,14 @@ bool takes_any_values(const OpEntry& entry) {
   });
 }
 
+// Lists may hold plain tensors, which an in-place call would change, and tensors of other meshes.
+bool has_stand_ins(const CachedCall& call) {
+  return std::all_of(call.inputs.begin(), call.inputs.end(), [](const InputAction& input) { return bool(input.to); });
+}
+
 bool must_be_checked(const OpEntry& entry, const CachedCall& call) {
   if (entry.is_random || entry.gives_view || entry.inplace_view) return false;
+  if (entry.by_position() && !has_stand_ins(call)) return false;
   const bool replaced = call.local_kernel != nullptr && !has_usual_types(call);
   return (replaced || has_other_parts(call)) && is_small(call) && takes_any_values(entry);
 }
@@ -74,9 +80,15 @@ class StandIns {
   }
 
  private:
+  // What the call may write to is left as it is.
+  c10::IValue copy_of(const c10::IValue& value) const {
+    if (!value.isTensor() || !value.toTensor().defined()) return value;
+    const at::Tensor& plain = value.toTensor();
+    return at::full(plain.sizes(), value_, plain.options());
+  }
   c10::IValue next(const c10::IValue& value) {
     const auto& input = call_.inputs[next_++];
-    if (!input.to) return value;
+    if (!input.to) return copy_of(value);
     return at::full(input.to->sizes, value_, at::TensorOptions(input.to->dtype).device(call_.mesh->device));
   }
   template <class List>
