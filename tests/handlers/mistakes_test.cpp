@@ -43,6 +43,12 @@ TEST(Mistakes, TheWholeCallIsJudgedWherePartsDiffer) {
       "batch dimensions of tau");
   expect_same_error(
       [](const DeviceMesh& m) {
+        const at::Tensor index = distribute_tensor(at::ones({1}, at::kLong), m, {Replicate()});
+        at::index_put(split(m, {5, 5, 5}), {index}, split(m, {2, 5, 5}), /*accumulate=*/true);
+      },
+      "cannot be broadcast to indexing result of shape [1, 5, 5]");
+  expect_same_error(
+      [](const DeviceMesh& m) {
         at::Tensor out = split(m, {0});
         at::grid_sampler_2d_out(out, split(m, {1, 3, 5, 20}), split(m, {2, 13, 10, 2}), 0, 0, false);
       },
@@ -250,6 +256,7 @@ TEST(Mistakes, PoolingIsOfNonemptyPlanes) {
   expect_same_error(pool({1, 0, 3, 6, 5}), "non-zero size for non-batch dimensions");
   expect_same_error(pool({1, 4, 1, 0, 1}), "non-zero size for non-batch dimensions");
   expect_same_error(pool({4, 3, 3, 4, 3, 1}), "4D or 5D");
+  expect_same_error(pool({0, 4, 2, 1, 4}), "output size is too small");
 }
 
 TEST(Mistakes, ParametersOfNormsHaveTheirSizesAndType) {

@@ -3,6 +3,7 @@
 #include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
 
+#include <ATen/ExpandUtils.h>
 #include <c10/core/WrapDimMinimal.h>
 
 namespace dtensor {
@@ -50,11 +51,27 @@ Rule index(const OpArgs& op) {
   return Rule(x.self + x.indices + " -> " + x.result).structural({0});
 }
 
+// Of self[indices], to which values are broadcast: the kernel judges the part of its rank.
+at::DimVector indexed_sizes(const OpArgs& op, const Advanced& x, int end) {
+  at::DimVector shared, sizes;
+  for (int i = 1; i < end; ++i) {
+    if (op.defined(i)) shared = at::infer_size_dimvector(shared, op.sizes(i));
+  }
+  for (const char letter : x.result) {
+    const auto b = x.broadcast.find(letter);
+    sizes.push_back(b < shared.size() ? shared[b] : op.sizes(0)[static_cast<std::size_t>(letter - 'a')]);
+  }
+  return sizes;
+}
+
 // Which of several equal indices wins depends on their order, so the indices are whole unless values add up.
 Rule index_put(const OpArgs& op) {
   const int values = op.operand("values");
   if (has_mask(op, values)) return Rule();
   const Advanced x = advanced(op, values);
+  const auto indexed = indexed_sizes(op, x, values);
+  TORCH_CHECK(at::is_expandable_to(op.sizes(values), indexed), "shape mismatch: value tensor of shape ",
+              op.sizes(values), " cannot be broadcast to indexing result of shape ", at::IntArrayRef(indexed));
   const bool add = op.boolean("accumulate");
   const std::size_t lacks = x.result.size() - std::min(x.result.size(), op.sizes(values).size());
   Rule rule((add ? "+" : "") + x.self + x.indices + ", " + x.result.substr(lacks) + " -> " + x.self);

@@ -69,6 +69,9 @@ std::vector<OutputMeta> max_pool3d_outputs(const OpArgs& op) {
     places.push_back(at::native::pooling_output_shape(op.sizes(0).from_end(3 - d), kernel[d], padding[d], stride[d],
                                                       dilation[d], op.boolean("ceil_mode")));
   }
+  TORCH_CHECK(std::all_of(places.begin(), places.end(), [](std::int64_t size) { return size > 0; }),
+              "max_pool3d: given input size ", input, ", calculated output size ", at::IntArrayRef(places),
+              ": output size is too small");
   OutputMeta values = with_places(op, places), indices = values;
   indices.dtype = c10::ScalarType::Long;
   return {values, indices};
