@@ -80,15 +80,9 @@ class StandIns {
   }
 
  private:
-  // What the call may write to is left as it is.
-  c10::IValue copy_of(const c10::IValue& value) const {
-    if (!value.isTensor() || !value.toTensor().defined()) return value;
-    const at::Tensor& plain = value.toTensor();
-    return at::full(plain.sizes(), value_, plain.options());
-  }
   c10::IValue next(const c10::IValue& value) {
     const auto& input = call_.inputs[next_++];
-    if (!input.to) return copy_of(value);
+    if (!input.to) return value;
     return at::full(input.to->sizes, value_, at::TensorOptions(input.to->dtype).device(call_.mesh->device));
   }
   template <class List>

@@ -213,52 +213,6 @@ TEST(Mistakes, GradientsReadNothingBesideTheirOperands) {
       "cannot have lengths of sizes [1, 3]");
 }
 
-// ATen's kernels write where the indices say.
-TEST(Mistakes, GradientsOfPoolingStayWithinTheirPlanes) {
-  const auto indices = [](const DeviceMesh& m, std::int64_t value, std::int64_t dim) {
-    return distribute_tensor(at::full({3, 3, 3, 2}, value, at::kLong), m, {Shard(dim)});
-  };
-  for (const std::int64_t dim : {0, 1}) {
-    const auto expect_refused = [&](const auto& backward) {
-      expect_same_error(
-          [&](const DeviceMesh& m) {
-            backward(split(m, {3, 3, 2, 2}, at::kFloat, dim), split(m, {3, 3, 4, 4}, at::kFloat, dim),
-                     distribute_tensor(at::full({3, 3, 2, 2}, 16, at::kLong), m, {Replicate()}));
-          },
-          "index 16 is out of bounds for size 16");
-    };
-    expect_refused(
-        [](const auto& grad, const auto& x, const auto& at) { at::adaptive_max_pool2d_backward(grad, x, at); });
-    expect_refused([](const auto& grad, const auto& x, const auto& at) {
-      at::max_pool2d_with_indices_backward(grad, x, {2, 2}, {2, 2}, {0, 0}, {1, 1}, false, at);
-    });
-    expect_refused([](const auto& grad, const auto& x, const auto& at) {
-      at::fractional_max_pool2d_backward(grad, x, {2, 2}, {2, 2}, at);
-    });
-  }
-  for (const std::int64_t value : {-1, 24, 40}) {
-    expect_same_error(
-        [&](const DeviceMesh& m) {
-          at::max_pool2d_with_indices_backward(split(m, {3, 3, 3, 2}, at::kFloat, 2),
-                                               split(m, {3, 3, 6, 4}, at::kFloat, 2), {2, 2}, {2, 2}, {0, 0}, {1, 1},
-                                               false, indices(m, value, 2));
-        },
-        "an index lies outside of its window");
-  }
-}
-
-TEST(Mistakes, PoolingIsOfNonemptyPlanes) {
-  const auto pool = [](const Shape& sizes) {
-    return [sizes](const DeviceMesh& m) {
-      at::max_pool3d_with_indices(split(m, sizes), {3, 3, 3}, {2, 2, 2}, {0, 0, 0}, {1, 1, 1}, true);
-    };
-  };
-  expect_same_error(pool({1, 0, 3, 6, 5}), "non-zero size for non-batch dimensions");
-  expect_same_error(pool({1, 4, 1, 0, 1}), "non-zero size for non-batch dimensions");
-  expect_same_error(pool({4, 3, 3, 4, 3, 1}), "4D or 5D");
-  expect_same_error(pool({0, 4, 2, 1, 4}), "output size is too small");
-}
-
 TEST(Mistakes, ParametersOfNormsHaveTheirSizesAndType) {
   const auto layer_norm = [](const Shape& bias, at::ScalarType weight) {
     return [=](const DeviceMesh& m) {
@@ -330,15 +284,6 @@ TEST(Mistakes, ALinearMapsGradientIsOfItsInputAndWeight) {
   expect_same_error(gradient({2, 3}), "(3x2 and 3x3)");  // ATen's product of matrices
 }
 
-TEST(Mistakes, AConvolutionsGradientIsOfItsInputsBatch) {
-  expect_same_error(
-      [](const DeviceMesh& m) {
-        at::convolution_backward(split(m, {1, 3, 6}), split(m, {0, 3, 4}), split(m, {3, 3, 3}), at::IntArrayRef{3}, {2},
-                                 {2}, {1}, true, {1}, 1, {true, true, true});
-      },
-      "upstream gradient of sizes [1, 3, 6]");
-}
-
 // A target that only one rank sees is told to all before any throws.
 TEST(Mistakes, ATargetOutOfBoundsIsOneErrorWhereTargetsAreSplit) {
   for (const bool places : {false, true}) {
@@ -361,38 +306,6 @@ TEST(Mistakes, TargetsOfOtherSizesAreRefusedWhateverTheirValues) {
                                at::Reduction::Mean, -100);
       },
       "size mismatch (got input: [4, 2, 1, 3] , target: [2, 1, 3]");
-}
-
-// Each piece of a split place has a destination of its own.
-TEST(Mistakes, WindowsOverSplitPlacesWriteToWhatIsGiven) {
-  const at::Tensor x = at::randn({2, 3, 7, 6}, at::kDouble), w = at::randn({3, 2, 3, 3}, at::kDouble);
-  on_mesh({3}, [&](const DeviceMesh& m) {
-    const auto check = [&](const auto& op) {
-      at::Tensor expected = at::empty({0}, at::kDouble);
-      op(x, w, expected);
-      at::Tensor placed = distribute_tensor(at::zeros_like(expected), m, {Shard(2)});
-      op(distribute_tensor(x, m, {Shard(2)}), distribute_tensor(w, m, {Replicate()}), placed);
-      expect_close(placed, expected, "out=");
-    };
-    check([](const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
-      at::convolution_out(out, a, b, {}, {2, 2}, {1, 1}, {1, 1}, true, {1, 1}, 1);
-    });
-    check([](const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
-      at::convolution_out(out, a, b.transpose(0, 1), {}, {2, 2}, {1, 1}, {1, 1}, false, {0, 0}, 1);
-    });
-    check([](const at::Tensor& a, const at::Tensor&, at::Tensor& out) {
-      at::avg_pool2d_out(out, a, {3, 3}, {2, 2}, {1, 1});
-    });
-    check([](const at::Tensor& a, const at::Tensor&, at::Tensor& out) {
-      at::Tensor indices = at::zeros_like(out, at::kLong);
-      at::max_pool2d_with_indices_out(out, indices, a, {3, 3}, {2, 2}, {1, 1});
-    });
-    check([](const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
-      at::Tensor of_weight = at::zeros_like(b), of_bias = at::zeros({2}, a.options());
-      at::convolution_backward_out(out, of_weight, of_bias, at::ones({2, 2, 14, 12}, a.options()), a, b,
-                                   at::IntArrayRef{2}, {2, 2}, {1, 1}, {1, 1}, true, {1, 1}, 1, {true, true, true});
-    });
-  });
 }
 
 TEST(Mistakes, PowerSumsOfComplexNumbersAreReal) {

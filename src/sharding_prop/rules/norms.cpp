@@ -29,7 +29,7 @@ std::vector<OutputMeta> layer_norm_outputs(const OpArgs& op) {
 
 // Kernels take a parameter's memory as it is: of these sizes, and of the input's type or float beside half types.
 void check_parameter(const OpArgs& op, const char* name, int input, at::IntArrayRef sizes) {
-  const int i = op.has_arg(name) ? op.operand(name) : -1;
+  const int i = op.operand(name);
   if (i < 0 || !op.defined(i)) return;
   const c10::ScalarType type = op.dtype(input);
   const bool half = type == c10::ScalarType::Half || type == c10::ScalarType::BFloat16;
@@ -48,7 +48,7 @@ void check_of_input(const OpArgs& op) {
               op.dtype(0), ", an upstream gradient of another type than the input");
   const at::DimVector expected = stats_sizes(op, 1);
   for (const char* name : {"mean", "rstd"}) {
-    const int i = op.has_arg(name) ? op.operand(name) : -1;
+    const int i = op.operand(name);
     TORCH_CHECK(i < 0 || !op.defined(i) || op.sizes(i).equals(expected), "the gradient of a norm: `", name,
                 "` of sizes ", op.sizes(i), " does not belong to an input of sizes ", op.sizes(1), ", whose are ",
                 at::IntArrayRef(expected));
@@ -81,7 +81,7 @@ Rule batch_norm(const OpArgs& op, bool by_name) {
     check_parameter(op, name, 0, {op.sizes(0)[1]});
   }
   for (const char* name : {"save_mean", "save_invstd"}) {
-    const int out = op.has_arg(name) ? op.operand(name) : -1;
+    const int out = op.operand(name);
     TORCH_CHECK(out < 0 || op.sizes(out).size() == 1, "batch norm: `", name, "` has one dimension, got ",
                 op.sizes(out));
   }
