@@ -67,6 +67,13 @@ const std::map<std::string, Body>& cases() {
        }},
       {"shapes", [](Communicator world) { reduce(world, world.rank() == 1 ? 5 : 4); }},
       {"big shapes", [](Communicator world) { reduce(world, world.rank() == 1 ? 500000 : 400000); }},
+      // As many bytes in as many tensors, which do not fit one by one.
+      {"lists",
+       [](Communicator world) {
+         const auto first = world.rank() == 1 ? 100000 : 20000;
+         const std::vector<at::Tensor> sums = {at::ones({first}), at::ones({120000 - first})};
+         world.all_reduce_list(sums, ReduceOp::sum).wait();
+       }},
       {"message",
        [](Communicator world) {
          if (world.rank() == 0) world.send(at::ones({300000}), 1, 7).wait();

@@ -46,56 +46,6 @@ TEST_P(Conformance, AllGatherMovesEveryDtypeUnevenAndStrided) {
   });
 }
 
-// Lists in one collective: tensors of different dtypes and sizes, uneven between members, views of any strides.
-TEST_P(Conformance, ListsAreGathered) {
-  on_ranks(ranks(), [&](Communicator world) {
-    const std::vector<at::ScalarType> dtypes = {at::kFloat, at::kBFloat16, at::kLong, at::kBool};
-    for (std::size_t n = 1; n <= dtypes.size(); ++n) {
-      std::vector<at::Tensor> expected, outputs, inputs;
-      for (int i = 0; i < world.size(); ++i) {
-        for (std::size_t k = 0; k < n; ++k) {
-          const auto seed = static_cast<std::int64_t>(k) + i;
-          expected.push_back(sample({piece(i, seed), 3}, at::kInt, seed).to(dtypes[k]));
-          outputs.push_back(strided_like(at::zeros_like(expected.back()), static_cast<int>(seed) % 4));
-          if (i == world.rank()) inputs.push_back(strided_like(expected.back(), static_cast<int>(k)));
-        }
-      }
-      world.all_gather_list(outputs, inputs).wait();
-      for (std::size_t i = 0; i < expected.size(); ++i)
-        EXPECT_TRUE(at::equal(outputs[i], expected[i])) << n << ' ' << i;
-    }
-  });
-}
-
-TEST_P(Conformance, ListsAreReduced) {
-  on_ranks(ranks(), [&](Communicator world) {
-    for (std::size_t n = 1; n <= 3; ++n) {
-      const auto part = [&](int from, int to, std::size_t k) {
-        return sample({piece(to, static_cast<std::int64_t>(k)), 2}, at::kDouble, from * 10 + to);
-      };
-      std::vector<at::Tensor> inputs, outputs, whole;
-      for (int to = 0; to < world.size(); ++to) {
-        for (std::size_t k = 0; k < n; ++k) inputs.push_back(strided_like(part(world.rank(), to, k), (to + n) % 4));
-      }
-      for (std::size_t k = 0; k < n; ++k) {
-        outputs.push_back(at::zeros_like(part(0, world.rank(), k)));
-        whole.push_back(part(world.rank(), 0, k));
-      }
-      world.reduce_scatter_list(outputs, inputs, ReduceOp::sum).wait();
-      world.all_reduce_list(whole, ReduceOp::sum).wait();
-      for (std::size_t k = 0; k < n; ++k) {
-        at::Tensor scattered = part(0, world.rank(), k), reduced = part(0, 0, k);
-        for (int i = 1; i < world.size(); ++i) {
-          scattered = scattered + part(i, world.rank(), k);
-          reduced = reduced + part(i, 0, k);
-        }
-        EXPECT_TRUE(at::equal(outputs[k], scattered)) << n << ' ' << k;
-        EXPECT_TRUE(at::equal(whole[k], reduced)) << n << ' ' << k;
-      }
-    }
-  });
-}
-
 TEST_P(Conformance, AllToAllMovesUnevenPieces) {
   on_ranks(ranks(), [&](Communicator world) {
     const int me = world.rank();

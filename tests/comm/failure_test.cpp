@@ -206,6 +206,12 @@ std::vector<Disagreement> disagreements() {
          w.all_to_all(lists(w, {3}), inputs).wait();
        },
        {"all_to_all", "[2]", "[3]"}},
+      {"sizes in a list",
+       [](Communicator w) {
+         const std::int64_t first = w.rank() == 1 ? 4 : 3;
+         w.all_reduce_list({at::ones({first}), at::ones({7 - first})}, ReduceOp::sum).wait();
+       },
+       {"all_reduce"}},
   };
 }
 

@@ -55,6 +55,10 @@ TEST_P(ProcessFailure, Shapes) {
   ends("big shapes", {0, 1, 2}, {"disagree", "rank 1 called all_reduce #1 (sum, Float [500000])"});
 }
 
+TEST_P(ProcessFailure, ListsThatDoNotFit) {
+  ends("lists", {0, 1, 2}, {"disagree", "rank 1 called all_reduce #1 (sum, Float 2 tensors of 480000 bytes"});
+}
+
 TEST_P(ProcessFailure, AMessageThatDoesNotFit) {
   ends("message", {0, 1, 2}, {"rank 0 called send", "[300000]", "[3]"});
 }

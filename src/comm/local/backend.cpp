@@ -1,6 +1,7 @@
 // Collectives of thread ranks: each is one pass over memory between the members' own tensors, with nothing in between.
 #include "comm/local/backend.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "comm/copy.h"
@@ -70,6 +71,10 @@ class LocalBackend final : public CommBackend {
     return {};
   }
 
+  Work all_reduce_list(const CollectiveCall& call, at::TensorList tensors) override {
+    return reduce_everywhere({call, tensors, {}});
+  }
+
   Work all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
     const Published mine{call, outputs, inputs};
     group_->exchange(rank(), mine,
@@ -114,23 +119,36 @@ class LocalBackend final : public CommBackend {
     reduce_views(target, sources, 0, output.numel(), call.dtype, call.op);
   }
 
-  // Each rank reduces its share of the elements and writes the result into everybody's tensor.
+  // Each rank reduces its share of the elements, of all tensors one after the other, and writes the result into
+  // everybody's.
   Work reduce_everywhere(const Published& mine) {
     group_->exchange(rank(), mine, [&] {
-      const CollectiveCall& call = mine.call;
-      const DimOrder order = memory_order(peer(call, 0).outputs[0]);  // the same on all ranks
-      c10::SmallVector<FlatView, 8> targets, sources;
-      bool apart = false;
-      for (int i = 0; i < size(); ++i) {
-        const Published& p = peer(call, i);
-        apart |= !p.inputs.empty();
-        targets.emplace_back(p.outputs[0], order);
-        sources.emplace_back(p.inputs.empty() ? p.outputs[0] : p.inputs[0], order);
+      std::int64_t total = 0, before = 0;
+      for (const auto& t : mine.outputs) total += t.numel();
+      const Share share = share_of(total, rank(), size());
+      for (std::size_t k = 0; k < mine.outputs.size(); ++k) {
+        const auto numel = mine.outputs[k].numel();
+        const auto begin = std::clamp<std::int64_t>(share.begin - before, 0, numel);
+        const auto end = std::clamp<std::int64_t>(share.end - before, 0, numel);
+        if (begin < end) reduce_everywhere(mine.call, k, begin, end);
+        before += numel;
       }
-      const auto [begin, end] = share_of(targets[0].numel(), rank(), size());
-      reduce_views(targets, apart ? sources : targets, begin, end, call.dtype, call.op);
     });
     return {};
+  }
+
+  // Elements [begin, end) of tensor k.
+  void reduce_everywhere(const CollectiveCall& call, std::size_t k, std::int64_t begin, std::int64_t end) {
+    const DimOrder order = memory_order(peer(call, 0).outputs[k]);  // the same on all ranks
+    c10::SmallVector<FlatView, 8> targets, sources;
+    bool apart = false;
+    for (int i = 0; i < size(); ++i) {
+      const Published& p = peer(call, i);
+      apart |= !p.inputs.empty();
+      targets.emplace_back(p.outputs[k], order);
+      sources.emplace_back(p.inputs.empty() ? p.outputs[k] : p.inputs[k], order);
+    }
+    reduce_views(targets, apart ? sources : targets, begin, end, call.dtype, call.op);
   }
 
   const Published& peer(const CollectiveCall& call, int i) const { return group_->published(i, call.sequence); }

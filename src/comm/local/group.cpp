@@ -98,7 +98,7 @@ void Group::compare(int me, const Published& mine) {
         break;
       case CollectiveKind::all_reduce:
       case CollectiveKind::broadcast:
-        good = mine.outputs[0].sizes() == p.outputs[0].sizes();
+        good = same_sizes(mine.outputs, p.outputs);
         break;
       default:
         break;

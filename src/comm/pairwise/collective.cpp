@@ -44,16 +44,22 @@ at::Tensor Collective::landing(const at::Tensor& t) {
   return place;
 }
 
+void copy_landed(const at::Tensor& to, const at::Tensor& landing) {
+  if (!landing.is_same(to)) copy_tensor(to, landing);
+}
+
+// Lists have a tensor or several for each member that they are of.
 Sizes Collective::gives(int i) const {
   switch (call_.kind) {
     case CollectiveKind::all_gather:
-      return Sizes(inputs_[0]);
+      return Sizes(inputs_);
     case CollectiveKind::reduce_scatter:
+      return Sizes(inputs_.slice(static_cast<std::size_t>(i) * outputs_.size(), outputs_.size()));
     case CollectiveKind::all_to_all:
       return Sizes(inputs_[i]);
     case CollectiveKind::all_reduce:
     case CollectiveKind::broadcast:
-      return Sizes(outputs_[0]);
+      return Sizes(outputs_);
     default:
       return {};
   }
@@ -62,12 +68,13 @@ Sizes Collective::gives(int i) const {
 Sizes Collective::expects(int i) const {
   switch (call_.kind) {
     case CollectiveKind::all_gather:
+      return Sizes(outputs_.slice(static_cast<std::size_t>(i) * inputs_.size(), inputs_.size()));
     case CollectiveKind::all_to_all:
       return Sizes(outputs_[i]);
     case CollectiveKind::reduce_scatter:
     case CollectiveKind::all_reduce:
     case CollectiveKind::broadcast:
-      return Sizes(outputs_[0]);
+      return Sizes(outputs_);
     default:
       return {};
   }
@@ -151,7 +158,7 @@ void Collective::compare(const std::vector<Header>& mine, const std::vector<Head
   members_.job.throw_failure(place());
 }
 
-void Collective::run_parts(const std::vector<Part>& parts) {
+void Collective::run_parts(const std::vector<Parts>& parts) {
   const int n = members_.size(), me = members_.me;
   const bool with_headers = members_.job.options().check_calls && !compared_;
   compared_ = true;
@@ -170,11 +177,15 @@ void Collective::run_parts(const std::vector<Part>& parts) {
     mine[to(k)] = Header(call_, members_.id, gives(to(k)), expects(to(k)));
     headers.send(&mine[to(k)], sizeof(Header), members_.ranks[to(k)]);
   }
-  for (int k = 1; k < n; ++k) data.send(parts[to(k)].give, parts[to(k)].give_bytes, members_.ranks[to(k)]);
+  for (int k = 1; k < n; ++k) {
+    for (const Part& part : parts[to(k)]) data.send(part.give, part.give_bytes, members_.ranks[to(k)]);
+  }
   const auto where = [&] { return place(); };
   headers.wait(where, Exchange::For::arrival);
   if (with_headers) compare(mine, theirs);
-  for (int k = 1; k < n; ++k) data.recv(parts[from(k)].take, parts[from(k)].take_bytes, members_.ranks[from(k)]);
+  for (int k = 1; k < n; ++k) {
+    for (const Part& part : parts[from(k)]) data.recv(part.take, part.take_bytes, members_.ranks[from(k)]);
+  }
   data.wait(where);
 }
 

@@ -1,6 +1,8 @@
 // One collective of this process with each of its peers.
 #pragma once
 
+#include <c10/util/SmallVector.h>
+
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,7 +23,7 @@ struct Members {
   std::string describe(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) const;
 };
 
-// Bytes to and from one peer; null: none.
+// Bytes to and from one peer in one message each; null: none.
 struct Part {
   const void* give = nullptr;
   std::int64_t give_bytes = 0;
@@ -29,29 +31,39 @@ struct Part {
   std::int64_t take_bytes = 0;
 };
 
+using Parts = c10::SmallVector<Part, 1>;
+
+inline Part giving(const at::Tensor& dense) {
+  return {dense.const_data_ptr(), static_cast<std::int64_t>(dense.nbytes()), nullptr, 0};
+}
+inline Part taking(const at::Tensor& dense) {
+  return {nullptr, 0, dense.data_ptr(), static_cast<std::int64_t>(dense.nbytes())};
+}
+
 class Collective {
  public:
   Collective(Members& members, const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs);
 
-  // Sends give(i) to and receives take(i) from each other member i, headers first where calls are compared. `tensors`:
-  // what owns the memory.
-  template <class PartOf>
-  void run(PartOf&& part_of) {
-    std::vector<Part> parts(members_.size());
+  // Sends what parts_of(i) gives to and receives what it takes from each other member i, in the order of the parts,
+  // headers first where calls are compared.
+  template <class PartsOf>
+  void run(PartsOf&& parts_of) {
+    std::vector<Parts> parts(members_.size());
     for (int i = 0; i < members_.size(); ++i) {
-      if (i != members_.me) parts[i] = part_of(i);
+      if (i != members_.me) parts[i] = parts_of(i);
     }
     run_parts(parts);
   }
+  // `tensor` owns memory that is used until the collective is over.
   void keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
 
   // `t` itself if its bytes lie in row-major order, else a packed copy, which is kept.
   at::Tensor packed(const at::Tensor& t);
-  // `t` itself in that case, else memory of its size to receive into.
+  // `t` itself in that case, else memory of its size to receive into, from where copy_landed takes it.
   at::Tensor landing(const at::Tensor& t);
 
  private:
-  void run_parts(const std::vector<Part>& parts);
+  void run_parts(const std::vector<Parts>& parts);
   Sizes gives(int i) const;
   Sizes expects(int i) const;
   void compare(const std::vector<Header>& mine, const std::vector<Header>& theirs);
@@ -64,5 +76,7 @@ class Collective {
   std::vector<at::Tensor> kept_;
   bool compared_ = false;
 };
+
+void copy_landed(const at::Tensor& to, const at::Tensor& landing);
 
 }  // namespace dtensor::pairwise

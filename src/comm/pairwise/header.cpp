@@ -5,6 +5,7 @@
 
 #include "comm/caller.h"
 #include "comm/describe.h"
+#include "comm/hash.h"
 
 namespace dtensor::pairwise {
 
@@ -18,8 +19,28 @@ Sizes::Sizes(const at::Tensor& tensor) : dims(tensor.dim()) {
   }
 }
 
+Sizes::Sizes(at::TensorList list) {
+  if (list.size() == 1) {
+    *this = Sizes(list[0]);
+    return;
+  }
+  std::uint64_t bytes = 0, hash = 0;
+  const auto add = [&](std::int64_t word) { hash = mixed(hash, static_cast<std::uint64_t>(word)); };
+  for (const at::Tensor& tensor : list) {
+    bytes += tensor.nbytes();
+    add(static_cast<std::int64_t>(tensor.scalar_type()));
+    add(tensor.dim());
+    for (const std::int64_t length : tensor.sizes()) add(length);
+  }
+  dims = kList;
+  size[0] = std::ssize(list);
+  size[1] = static_cast<std::int64_t>(bytes);
+  size[2] = static_cast<std::int64_t>(hash);
+}
+
 std::string Sizes::str() const {
-  if (dims < 0) return "nothing";
+  if (dims == kNone) return "nothing";
+  if (dims == kList) return std::to_string(size[0]) + " tensors of " + std::to_string(size[1]) + " bytes";
   std::string out = "[";
   for (int d = 0; d < std::min<std::int64_t>(dims, kDims); ++d) out += (d > 0 ? ", " : "") + std::to_string(size[d]);
   return out + "]";
@@ -50,8 +71,8 @@ std::string Header::str() const {
   if (what == CollectiveKind::broadcast) out += "root " + std::to_string(peer) + ", ";
   out += std::string(c10::toString(static_cast<at::ScalarType>(dtype))) + ' ';
   const auto end = std::string(")") + caller;
-  if (gives == expects || expects.dims < 0) return out + gives.str() + end;
-  if (gives.dims < 0) return out + expects.str() + end;
+  if (gives == expects || expects.dims == Sizes::kNone) return out + gives.str() + end;
+  if (gives.dims == Sizes::kNone) return out + expects.str() + end;
   return out + "gives " + gives.str() + ", expects " + expects.str() + end;
 }
 

@@ -8,14 +8,17 @@
 
 namespace dtensor::pairwise {
 
-// Sizes of a tensor in a fixed space; the trailing dimensions of one with more than kDims are multiplied together.
+// Sizes of a tensor in a fixed space; the trailing dimensions of one with more than kDims are multiplied together. Of a
+// list of several tensors how many they are, their bytes, and a hash of each one's dtype and sizes.
 struct Sizes {
   static constexpr int kDims = 8;
-  std::int64_t dims = -1;  // -1: no tensor
+  static constexpr std::int64_t kNone = -1, kList = -2;
+  std::int64_t dims = kNone;
   std::int64_t size[kDims] = {};
 
   Sizes() = default;
   explicit Sizes(const at::Tensor& tensor);
+  explicit Sizes(at::TensorList list);
   friend bool operator==(const Sizes&, const Sizes&) = default;
   std::string str() const;
 };

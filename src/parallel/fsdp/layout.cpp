@@ -1,6 +1,7 @@
 // Arithmetic of placements and pieces; no communication.
 #include "parallel/fsdp/layout.h"
 
+#include <ATen/core/DimVector.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/accumulate.h>
 
@@ -102,8 +103,14 @@ std::int64_t Layout::numel() const {
   return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
 }
 
-at::Tensor Layout::piece(const at::Tensor& gathered, std::size_t rank) const {
+Layout Layout::of_rank(std::size_t rank) const {
   Shape part = sizes;
+  part[static_cast<std::size_t>(dim)] = pieces[rank].length;
+  return make_layout(part, strides);
+}
+
+at::Tensor Layout::piece(const at::Tensor& gathered, std::size_t rank) const {
+  at::DimVector part(sizes);
   part[static_cast<std::size_t>(dim)] = pieces[rank].length;
   return view_of(gathered, gathered.scalar_type(), part, gathered.strides(),
                  pieces[rank].offset * gathered.stride(dim));

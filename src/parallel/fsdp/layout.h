@@ -45,6 +45,8 @@ struct Layout {
   std::vector<Piece> pieces;  // along `dim`, of each rank that splits it
   std::int64_t numel() const;
 
+  // Dense by itself, in one piece.
+  Layout of_rank(std::size_t rank) const;
   // Views of a gathered local tensor (or of an unreduced gradient), one for each rank that splits it.
   at::Tensor piece(const at::Tensor& gathered, std::size_t rank) const;
 };

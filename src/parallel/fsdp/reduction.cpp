@@ -65,21 +65,16 @@ at::Tensor in_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
 
 // Dense, in the parameter's order of dimensions: views of one buffer.
 std::vector<at::Tensor> shard_buffers(const Unit& unit, const std::vector<Item*>& items, at::ScalarType dtype) {
-  const auto me = static_cast<std::size_t>(unit.reduces.rank());
-  std::vector<Layout> layouts;
   std::int64_t total = 0;
-  for (const auto* item : items) {
-    auto sizes = item->p->layout.sizes;
-    sizes[static_cast<std::size_t>(item->p->layout.dim)] = item->p->layout.pieces[me].length;
-    layouts.push_back(make_layout(sizes, item->p->layout.strides));
-    total += layouts.back().numel();
-  }
+  for (const auto* item : items) total += item->p->shard.numel();
   const auto flat = unit.reduces.empty({total}, at::TensorOptions(dtype).device(unit.mesh.device_type()));
   std::vector<at::Tensor> buffers;
+  buffers.reserve(items.size());
   std::int64_t offset = 0;
-  for (const auto& layout : layouts) {
-    buffers.push_back(view_of(flat, dtype, layout.sizes, layout.strides, offset));
-    offset += layout.numel();
+  for (const auto* item : items) {
+    const Layout& shard = item->p->shard;
+    buffers.push_back(view_of(flat, dtype, shard.sizes, shard.strides, offset));
+    offset += shard.numel();
   }
   return buffers;
 }

@@ -55,6 +55,9 @@ void FsdpUnit::Impl::place_in_flat() {
 
 void FsdpUnit::Impl::make_communicators() {
   gathers = reduces = mesh.communicator(axes.shard);
+  for (auto& p : parameters) {
+    if (p.sharded) p.shard = p.layout.of_rank(static_cast<std::size_t>(reduces.rank()));
+  }
   const auto* group = std::get_if<std::int64_t>(&options.reshard_after_forward);
   if (group != nullptr) {
     reshards = *group > 1;

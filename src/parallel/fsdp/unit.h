@@ -43,7 +43,7 @@ struct Parameter {
   at::ScalarType dtype, gather_dtype;
   bool sharded = false;     // over more than one rank: there is something to gather
   bool fetched = false;     // part of the unit's gathered copy: sharded ones, and whatever is kept in host memory
-  Layout layout;            // fetched ones
+  Layout layout, shard;     // fetched ones: gathered; this rank's part alone
   std::int64_t offset = 0;  // in the unit's flat buffer, in elements of gather_dtype
 
   at::Tensor full;               // gathered: a view of the flat buffer

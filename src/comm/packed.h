@@ -1,0 +1,41 @@
+// Tensors of a list one after the other in one flat tensor.
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <vector>
+
+namespace dtensor {
+
+// What the packing of tensors calls is no part of anybody's graph, mode or mesh.
+struct PackingScope {
+  at::AutoDispatchBelowADInplaceOrView below;
+  c10::impl::ExcludeDispatchKeyGuard no_mesh_scope{c10::DispatchKey::DeferredInit};
+};
+
+// to[...] = from[...] on one device.
+void copy_part(const at::Tensor& to, const at::Tensor& from);
+
+// Of bytes, where dtypes may differ, or of numbers that can be reduced. What lies in one block is copied without a
+// tensor that stands for its place: a list has dozens of entries, and a view costs as much as copying a few kilobytes.
+struct Packed {
+  at::Tensor flat;
+  std::vector<std::int64_t> offsets;  // in bytes
+
+  // Room for `list`, which is not empty.
+  static Packed bytes(at::TensorList list);
+  static Packed numbers(at::TensorList list);
+
+  void fill(at::TensorList list) const;
+  void unpack(at::TensorList list) const;
+
+ private:
+  static Packed make(at::TensorList list, at::ScalarType dtype, std::int64_t alignment);
+  bool is_block(const at::Tensor& t) const;
+  char* place(std::size_t k) const { return static_cast<char*>(flat.data_ptr()) + offsets[k]; }
+  at::Tensor part(std::size_t k, const at::Tensor& like) const;
+};
+
+}  // namespace dtensor
