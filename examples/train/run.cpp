@@ -115,6 +115,7 @@ struct Job {
   Stages* stages = nullptr;                    // null: no pipeline
   std::vector<dtensor::FsdpUnit> counts = {};  // one of each schedule on this rank, which has its statistics
   LoadCount* load = nullptr;                   // null: not counted
+  dtensor::NamedTensors parameters = model.named_parameters();  // the places that every step looks at
 };
 
 double to_number(const at::Tensor& scalar) {
@@ -131,7 +132,7 @@ double run_piece(const Job& job, const Batch& piece, double share) {
   if (job.stages != nullptr) return job.stages->run(piece, share);
   at::Tensor loss;
   {
-    const dtensor::ComputeScope scope(job.model.named_parameters());
+    const dtensor::ComputeScope scope(job.parameters);
     const auto tokens = batch_placements(job.options);
     auto out = job.model.run(placed(job, piece.ids, tokens), placed(job, piece.documents, rows_placements()));
     for (at::Tensor& logits : out.logits) logits = scope.output(logits);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "dtensor/tensor.h"
 #include "optim/lists.h"
@@ -59,7 +60,7 @@ c10::Device device_of(at::TensorList tensors) {
 // same.
 struct Known {
   Known(at::TensorList tensors, const NormGroup& group, double p, c10::Device device);
-  at::Tensor added, common;         // by tensor
+  at::Tensor added, common;         // by tensor; undefined: the ranks have none alike
   at::Tensor plain;                 // of all plain tensors together, a number; undefined: there are none
   std::vector<std::int64_t> kinds;  // by tensor; that after the last: no copies
 };
@@ -67,6 +68,7 @@ struct Known {
 Known::Known(at::TensorList tensors, const NormGroup& group, double p, c10::Device device) {
   std::vector<at::Tensor> own(tensors.size()), alike(tensors.size()), without_mesh;
   const std::int64_t none = group.kinds_of_copies() + 1;
+  bool any_alike = false;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor& t = tensors[i];
     kinds.push_back(none);
@@ -80,9 +82,10 @@ Known::Known(at::TensorList tensors, const NormGroup& group, double p, c10::Devi
     const Share share = group.share(t, i);
     const bool added_up = share == Share::here || kinds.back() != none;
     if (share != Share::elsewhere) (added_up ? own : alike)[i] = DTensor(t).to_local();
+    any_alike |= !added_up;
   }
   added = optim::power_sums(own, p, device);
-  common = optim::power_sums(alike, p, device);
+  if (any_alike) common = optim::power_sums(alike, p, device);
   if (group.has_plain()) plain = optim::power_sums(without_mesh, p, device).sum();
 }
 
@@ -101,7 +104,7 @@ void check_plain(const at::Tensor& mine, const at::Tensor& sums, std::int64_t n)
 // tells plain tensors apart.
 at::Tensor exchange(const Known& known, const NormGroup& group) {
   const Communicator& comm = group.communicator();
-  if (!comm || comm.size() == 1) return known.added + known.common;
+  if (!comm || comm.size() == 1) return known.common.defined() ? known.added + known.common : known.added;
   at::Tensor rest = at::zeros({group.kinds_of_copies() + 1}, at::kDouble);
   for (std::int64_t k = 0; k < group.kinds_of_copies(); ++k) rest[k] = group.holds_copy(k) ? 1 : 0;
   rest[group.kinds_of_copies()] = 1;  // every rank has the plain ones
@@ -109,7 +112,7 @@ at::Tensor exchange(const Known& known, const NormGroup& group) {
   std::vector<at::Tensor> parts{known.added};
   if (copies) parts.push_back(rest.to(known.added.device()));
   if (group.has_plain()) parts.push_back(at::stack({known.plain, known.plain.square()}));
-  const at::Tensor all = parts.size() == 1 ? known.added.clone() : at::cat(parts);
+  const at::Tensor all = parts.size() == 1 ? known.added : at::cat(parts);
   comm.all_reduce(all, ReduceOp::sum).wait();
   at::Tensor sums = parts.size() == 1 ? all : all.narrow(0, 0, known.added.size(0));
   if (copies) {
@@ -117,14 +120,14 @@ at::Tensor exchange(const Known& known, const NormGroup& group) {
     sums = sums / held.index_select(0, at::tensor(known.kinds, at::kLong).to(all.device()));
   }
   if (group.has_plain() && all.is_cpu()) check_plain(known.plain, all.narrow(0, all.size(0) - 2, 2), comm.size());
-  return sums + known.common;
+  return known.common.defined() ? sums + known.common : sums;
 }
 
 at::Tensor exchange_largest(const Known& known, const NormGroup& group) {
-  const at::Tensor largest = known.added.clone();
+  const at::Tensor& largest = known.added;
   const Communicator& comm = group.communicator();
   if (comm && comm.size() > 1) comm.all_reduce(largest, ReduceOp::max).wait();
-  return at::maximum(largest, known.common);
+  return known.common.defined() ? at::maximum(largest, known.common) : largest;
 }
 
 // By tensor: the sums of p-th powers; for infinity the norms themselves.
@@ -139,11 +142,17 @@ at::Tensor root(const at::Tensor& powers, double p) { return std::isinf(p) ? pow
 
 // Added up one after the other, so that the result has the same bits however the tensors are spread over groups of
 // ranks (the stages of a pipeline).
+at::Tensor sum_in_order(const at::Tensor& powers) {
+  if (!powers.is_cpu()) return powers.cumsum(0).select(0, -1);
+  const auto* begin = powers.const_data_ptr<double>();  // without operators, as factor_of
+  return at::scalar_tensor(std::accumulate(begin, begin + powers.numel(), 0.0), powers.options());
+}
+
 at::Tensor total_norm(at::TensorList tensors, const NormGroup& group, const NormOptions& options) {
   const double p = options.norm_type;
   const at::Tensor powers = powers_of(tensors, group, p);
   at::Tensor total = at::zeros({}, powers.options());
-  if (!tensors.empty()) total = std::isinf(p) ? powers.amax() : root(powers.cumsum(0).select(0, -1), p);
+  if (!tensors.empty()) total = std::isinf(p) ? powers.amax() : root(sum_in_order(powers), p);
   TORCH_CHECK(!options.error_if_nonfinite || std::isfinite(total.item<double>()), "the total norm of order ", p, " of ",
               tensors.size(), " tensors is ", total.item<double>());
   return total.to(result_type(tensors));

@@ -129,14 +129,24 @@ class Formula {
     return {{{here, width, element}, {here, width, element}, {here, width, element}}, "edp", sparse.edp};
   }
 
+  // Where backward begins, beside the unit of both ends: what forward used last. A layer that is recomputed begins with
+  // its attention instead, whose unit its experts' has replaced.
+  std::size_t kept_for_backward(const std::vector<Unit>& list) const {
+    const std::size_t block = list.size() - 2, of_experts = block - 1;
+    if (!o.experts || list[of_experts].ranks == 1) return block;
+    return o.checkpoint_activations ? list.size() : of_experts;
+  }
+
   // In forward and, where it was dropped, in backward: of all ranks, or of as many neighbours as keep a copy.
   void count_units(Counts& all) const {
     const auto list = units();
-    for (const auto& unit : list) {
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const Unit& unit = list[i];
       if (unit.ranks > 1) {
         const auto gather = "all_gather " + unit.axis;
+        const bool dropped = o.reshard != "false" && i + 1 != list.size() && i != kept_for_backward(list);
         add(all, gather, pieces, pieces * unit.received());
-        if (o.reshard != "false" && &unit != &list.back()) add(all, gather, pieces, pieces * again(unit));
+        if (dropped) add(all, gather, pieces, pieces * again(unit));
         add(all, "reduce_scatter " + unit.axis, 1, unit.shard() * (unit.ranks - 1));
       }
       if (r > 1 && unit.axis == "shard") add(all, "all_reduce replicate", 1, reduced(unit.shard(), r));

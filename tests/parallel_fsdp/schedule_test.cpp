@@ -36,6 +36,47 @@ TEST(FsdpSchedule, HoldsAsManyUnitsAsTheBudgetSays) {
   }
 }
 
+// Both ends of the tower are one unit, as embedding and head are: backward begins with it and then the unit that
+// forward has used before its second use. That stays, and is dropped where another forward pass follows instead.
+TEST(FsdpSchedule, WhatForwardEndsWithStaysForBackward) {
+  const std::int64_t layer = 320;
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    Tower plain(6), tower(6);
+    const auto ends = fully_shard({tower.layer(0)[0], tower.layer(5)[0]}, mesh);
+    for (int i = 1; i < 5; ++i) fully_shard(tower.layer(i), mesh);
+    fully_shard(tower.list(), mesh);  // joins them
+    const auto x = sharded(input(), mesh);
+    const auto gathers = [&](auto&& body) {
+      auto unit = ends;
+      unit.reset_peaks();
+      const auto before = ends.stats().all_gathers;
+      body();
+      EXPECT_LE(ends.stats().peak_gathered_bytes, 3 * layer);  // the ends and one layer
+      return ends.stats().all_gathers - before;
+    };
+    // All five units, and three layers again: the first time too.
+    for (int k = 0; k < 3; ++k) {
+      EXPECT_EQ(gathers([&] { tower.loss(x).backward(); }), 5 + 3);
+      plain.loss(input()).backward();
+      EXPECT_EQ(ends.stats().gathered_bytes, 0);
+    }
+    at::Tensor first, second;
+    EXPECT_EQ(gathers([&] { first = tower.loss(x); }), 5);
+    EXPECT_EQ(ends.stats().gathered_bytes, 3 * layer);
+    EXPECT_EQ(gathers([&] { second = tower.loss(x); }),
+              5);  // the ends were used too often to stay, the layer is not used
+    gathers([&] { (first + second).backward(); });
+    EXPECT_EQ(ends.stats().gathered_bytes, 0);
+    (plain.loss(input()) * 2).backward();
+    (void)tower.loss(x);
+    {
+      const at::NoGradGuard no_grad;
+      gathers([&] { (void)tower.loss(x); });
+    }
+    expect_same_gradients(tower.w, plain.w);
+  });
+}
+
 // Forward of what is recomputed runs without grad mode, and is no inference: units are dropped, kept, or reduced to the
 // share of some neighbours as they are in other steps, and backward gathers each once for recomputation and gradients.
 TEST(FsdpSchedule, RecomputationGathersNothingMore) {

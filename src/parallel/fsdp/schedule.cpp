@@ -44,6 +44,7 @@ void Schedule::leave(Unit& unit) {
   for (auto& order : order_) std::erase(order, &unit);
   std::erase(running_, &unit);
   if (current_ == &unit) current_ = nullptr;
+  if (kept_ == &unit || kept_at_ == &unit) kept_ = nullptr;
   if (scattering_ && &scattering_->unit == &unit) scattering_.reset();
   if (summing_ && &summing_->unit == &unit) summing_.reset();
 }
@@ -88,6 +89,7 @@ bool Schedule::is_untold(const Unit& unit) const {
 }
 
 void Schedule::release(Unit& unit) {
+  if (kept_ == &unit) kept_ = nullptr;
   if (!unit.is_gathered()) return;
   if (unit.uses > 0 && is_untold(unit)) {
     unit.untold.push_back(unit.uses);
@@ -122,9 +124,33 @@ bool Schedule::is_finished(const Unit& unit) const {
   return phase_ == kBackward ? unit.frozen() : unit.all_used();
 }
 
+// Whether forward goes on with a unit that it has used before, which backward will use first and `unit` then: what
+// forward ends with is not gathered again, and no more is there than before. The first time any second use is taken for
+// the end.
+bool Schedule::begins_backward(const Unit& unit, const Unit& next) const {
+  if (phase_ != kForward || next.uses == 0) return false;
+  const auto& order = order_[kBackward];
+  const auto first = std::find_if(order.begin(), order.end(), [&](const Unit* other) { return other != &next; });
+  return order.empty() || (first != order.end() && *first == &unit);
+}
+
+void Schedule::keep_for_backward(Unit& unit, const Unit& next) {
+  unit.recorded[phase_].note(std::exchange(unit.uses, 0));
+  kept_ = &unit;
+  kept_at_ = &next;
+}
+
+// Forward goes on after all, or again: at most two units are there.
+void Schedule::drop_kept(const Unit& next) {
+  if (kept_ == nullptr || phase_ == kBackward || (phase_ == kForward && &next == kept_at_)) return;
+  kept_ == &next ? static_cast<void>(kept_ = nullptr) : release(*kept_);
+}
+
 void Schedule::release_finished(const Unit& next) {
+  drop_kept(next);
   for (auto* unit : units_) {
-    if (unit != &next && unit->is_gathered() && is_finished(*unit)) release(*unit);
+    if (unit == &next || !unit->is_gathered() || !is_finished(*unit)) continue;
+    begins_backward(*unit, next) ? keep_for_backward(*unit, next) : release(*unit);
   }
   if (phase_ == kInference) limit_inference();
 }
@@ -151,6 +177,7 @@ void Schedule::switch_phase(Phase phase) {
   }
   if (!running_.empty()) order_[phase_] = std::exchange(running_, {});
   phase_ = phase;
+  if (phase == kBackward) kept_ = nullptr;
   if (phase == kBackward && order_[kBackward].empty()) {
     order_[kBackward].assign(order_[kForward].rbegin(), order_[kForward].rend());
   }

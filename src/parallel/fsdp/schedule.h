@@ -43,6 +43,9 @@ class Schedule {
   void switch_phase(Phase phase);
   void release_finished(const Unit& next);
   void limit_inference();
+  bool begins_backward(const Unit& unit, const Unit& next) const;
+  void keep_for_backward(Unit& unit, const Unit& next);
+  void drop_kept(const Unit& next);
   bool is_finished(const Unit& unit) const;
   bool is_untold(const Unit& unit) const;
   void gather(Unit& unit);
@@ -60,6 +63,8 @@ class Schedule {
   std::set<int> passes_;  // backward passes under way
   Phase phase_ = kForward;
   Unit* current_ = nullptr;                          // the last one used
+  Unit* kept_ = nullptr;                             // finished in forward, but backward begins with it
+  const Unit* kept_at_ = nullptr;                    // the unit whose use ended forward's use of that one
   std::array<std::vector<Unit*>, kPhases> order_;    // first uses, in the last phase of that kind
   std::unique_ptr<Reduction> scattering_, summing_;  // under way
   std::vector<Unit*> running_;                       // in this phase

@@ -94,9 +94,12 @@ bool FsdpUnit::Impl::all_fresh() const {
 }
 
 std::vector<at::Tensor> FsdpUnit::Impl::local_parts() const {
+  const at::NoGradGuard no_grad;
   std::vector<at::Tensor> parts;
+  parts.reserve(parameters.size());
   for (const auto& p : parameters) {
-    if (const auto tensor = p.lock(); p.fetched && tensor.defined()) parts.push_back(local_of(tensor));
+    if (!p.fetched) continue;
+    if (const auto tensor = p.lock(); tensor.defined()) parts.push_back(DTensor(tensor).to_local());
   }
   return parts;
 }
