@@ -88,7 +88,7 @@ struct Row {
   Words beside = {};  // of both runs
 };
 
-const Words kOnShard = {"--mesh", "shard=2"}, kOnTp = {"--mesh", "tp=2"}, kOnFour = {"--mesh", "shard=4"};
+const Words kOnShard = {"--mesh", "shard=2"}, kOnTp = {"--mesh", "tp=2"};
 const Words kOnCp = {"--mesh", "cp=2", "--cp-strategy", "gather"};
 const Words kOnStages = {"--mesh", "pp=2", "--layers", "4"};
 
@@ -118,8 +118,8 @@ std::vector<Row> rows_of_both() {
       {"--layers", {"2"}, loss_at_once},
       {"--loss-parallel", {}, less("tp"), kOnTp},
       {"--parallel", {"plain"}, more("shard"), kOnShard},
-      {"--reshard-after-forward", {"false"}, less("shard"), kOnShard},
-      {"--reshard-after-forward", {"2"}, less("shard"), kOnFour},
+      {"--reshard-after-forward", {"false"}, less("shard"), {"--mesh", "shard=2", "--layers", "2"}},
+      {"--reshard-after-forward", {"2"}, less("shard"), {"--mesh", "shard=4", "--layers", "2"}},
       {"--mixed-precision", {"bf16"}, less("shard"), kOnShard},
       {"--sequence-parallel", {}, other("tp"), kOnTp},
       {"--checkpoint-activations", {}, more("tp"), kOnTp},
