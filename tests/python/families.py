@@ -194,12 +194,15 @@ def compare_generation(family, layouts, meshes, ways=tuple(GENERATION)):
     with single_is_double():
         for way in ways:
             options = GENERATION[way]
-            expected = generated(tiny, (1,), "dp", options)
-            if not options["do_sample"]:
+            try:
                 with torch.no_grad():
                     plain = tiny.model.generate(**tiny.prompt, max_new_tokens=4, **options, **tiny.generating)
-                if not torch.equal(plain, expected):
-                    failures.append((way, (1,), ["other tokens than plain tensors"]))
+            except Exception as error:
+                print(f"{family} does not generate by {way} on plain tensors: {str(error).splitlines()[0][:150]}", flush=True)
+                continue
+            expected = generated(tiny, (1,), "dp", options)
+            if not options["do_sample"] and not torch.equal(plain, expected):
+                failures.append((way, (1,), ["other tokens than plain tensors"]))
             for layout in layouts:
                 for mesh_shape in meshes:
                     cases += 1
