@@ -97,7 +97,7 @@ class DTENSOR_API CommBackend {
   // By default copies and reduces in place.
   virtual Work all_reduce(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input);
   virtual Work all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) = 0;
-  // Lists as in Communicator. By default packed into one tensor a member (comm/packed.cpp).
+  // Lists as in Communicator. By default packed into one tensor a member.
   virtual Work all_gather_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs);
   virtual Work reduce_scatter_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs);
   virtual Work all_reduce_list(const CollectiveCall& call, at::TensorList tensors);

@@ -35,9 +35,9 @@ struct MixedPrecision {
 
 // How a unit is split, gathered and reduced.
 struct FsdpOptions {
-  // true: gathered parameters are dropped after their last use in forward and gathered again in backward. false: they
-  // stay until backward ends. A number: in between each rank keeps its share among that many neighbours on the shard
-  // axis (a divisor of its size), so that backward gathers over those alone.
+  // true: gathered parameters are dropped after their last use in forward and gathered again in backward, but for those
+  // that backward begins with. false: they stay until backward ends. A number: in between each rank keeps its share
+  // among that many neighbours on the shard axis (a divisor of its size), so that backward gathers over those alone.
   std::variant<bool, std::int64_t> reshard_after_forward = true;
   MixedPrecision precision = {};
   // How many bytes of gathered parameters may wait for their use, ahead of the unit in use, in the order recorded in

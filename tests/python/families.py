@@ -198,7 +198,7 @@ def compare_generation(family, layouts, meshes, ways=tuple(GENERATION)):
                 with torch.no_grad():
                     plain = tiny.model.generate(**tiny.prompt, max_new_tokens=4, **options, **tiny.generating)
             except Exception as error:
-                print(f"{family} does not generate by {way} on plain tensors: {str(error).splitlines()[0][:150]}", flush=True)
+                print(f"{family} does not generate by {way} on plain tensors: {repr(error)[:150]}", flush=True)
                 continue
             expected = generated(tiny, (1,), "dp", options)
             if not options["do_sample"] and not torch.equal(plain, expected):

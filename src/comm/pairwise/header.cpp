@@ -2,12 +2,18 @@
 #include "comm/pairwise/header.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "comm/caller.h"
 #include "comm/describe.h"
 #include "comm/hash.h"
 
 namespace dtensor::pairwise {
+namespace {
+
+constexpr int kShown = 6;  // tensors of a list in a message
+
+}  // namespace
 
 Sizes::Sizes(const at::Tensor& tensor) : dims(tensor.dim()) {
   for (std::int64_t d = 0; d < dims; ++d) {
@@ -24,23 +30,37 @@ Sizes::Sizes(at::TensorList list) {
     *this = Sizes(list[0]);
     return;
   }
-  std::uint64_t bytes = 0, hash = 0;
+  std::uint64_t hash = 0;
   const auto add = [&](std::int64_t word) { hash = mixed(hash, static_cast<std::uint64_t>(word)); };
-  for (const at::Tensor& tensor : list) {
-    bytes += tensor.nbytes();
-    add(static_cast<std::int64_t>(tensor.scalar_type()));
-    add(tensor.dim());
-    for (const std::int64_t length : tensor.sizes()) add(length);
+  for (std::size_t k = 0; k < list.size(); ++k) {
+    add(static_cast<std::int64_t>(list[k].scalar_type()));
+    add(list[k].dim());
+    for (const std::int64_t length : list[k].sizes()) add(length);
+    if (k < kShown) size[kDims - kShown + k] = list[k].numel();
   }
   dims = kList;
   size[0] = std::ssize(list);
-  size[1] = static_cast<std::int64_t>(bytes);
-  size[2] = static_cast<std::int64_t>(hash);
+  size[1] = static_cast<std::int64_t>(hash);
 }
+
+namespace {
+
+// As many as a message shows; the hash tells apart what looks alike.
+std::string list_text(const std::int64_t* size) {
+  std::string out = std::to_string(size[0]) + " tensors of";
+  for (std::int64_t k = 0; k < std::min<std::int64_t>(size[0], kShown); ++k) {
+    out += (k > 0 ? ", " : " ") + std::to_string(size[Sizes::kDims - kShown + k]);
+  }
+  char hash[24];
+  std::snprintf(hash, sizeof hash, "%08x", static_cast<unsigned>(size[1]));
+  return out + (size[0] > kShown ? ", ..." : "") + " elements, types and sizes " + hash;
+}
+
+}  // namespace
 
 std::string Sizes::str() const {
   if (dims == kNone) return "nothing";
-  if (dims == kList) return std::to_string(size[0]) + " tensors of " + std::to_string(size[1]) + " bytes";
+  if (dims == kList) return list_text(size);
   std::string out = "[";
   for (int d = 0; d < std::min<std::int64_t>(dims, kDims); ++d) out += (d > 0 ? ", " : "") + std::to_string(size[d]);
   return out + "]";

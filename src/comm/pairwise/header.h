@@ -9,7 +9,7 @@
 namespace dtensor::pairwise {
 
 // Sizes of a tensor in a fixed space; the trailing dimensions of one with more than kDims are multiplied together. Of a
-// list of several tensors how many they are, their bytes, and a hash of each one's dtype and sizes.
+// list of several tensors how many they are, a hash of all dtypes and sizes, and the elements of the first ones.
 struct Sizes {
   static constexpr int kDims = 8;
   static constexpr std::int64_t kNone = -1, kList = -2;

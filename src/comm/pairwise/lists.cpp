@@ -37,7 +37,7 @@ class Coalesced {
   Packed packed_;
 };
 
-std::vector<at::Tensor> packed(Collective& collective, at::TensorList list) {
+std::vector<at::Tensor> all_dense(Collective& collective, at::TensorList list) {
   std::vector<at::Tensor> dense;
   for (const at::Tensor& t : list) collective.keep(dense.emplace_back(collective.packed(t)));
   return dense;
@@ -127,7 +127,7 @@ void gather(const Members& members, Collective& collective, at::TensorList outpu
   const std::size_t n = inputs.size();
   const Coalesced mine(inputs, PackedAs::bytes);
   mine.pack();
-  const std::vector<at::Tensor> given = packed(collective, mine.tensors());
+  const std::vector<at::Tensor> given = all_dense(collective, mine.tensors());
   std::vector<std::pair<Coalesced, std::vector<at::Tensor>>> taken;  // of the others, and where it lands
   collective.run([&](int i) {
     auto& [theirs, landings] =
@@ -161,7 +161,7 @@ void reduce_parts(const Members& members, Collective& collective, const Collecti
   sources[members.me] = parts_for(members.me).tensors();
   collective.run([&](int i) {
     Parts parts;
-    give(parts, packed(collective, parts_for(i).tensors()));
+    give(parts, all_dense(collective, parts_for(i).tensors()));
     sources[i] = take_like(collective, parts, sums.tensors());
     return parts;
   });
@@ -175,7 +175,7 @@ void reduce_whole(const Members& members, Collective& collective, const Collecti
   all.pack();
   std::size_t bytes = 0;
   for (const at::Tensor& t : tensors) bytes += t.nbytes();
-  const std::vector<at::Tensor> flats = packed(collective, all.tensors());
+  const std::vector<at::Tensor> flats = all_dense(collective, all.tensors());
   bytes <= kSmallReduce ? reduce_everywhere(members, collective, call, flats)
                         : reduce_shares(members, collective, call, flats);
   for (std::size_t k = 0; k < flats.size(); ++k) copy_landed(all.tensors()[k], flats[k]);
