@@ -1,6 +1,6 @@
 # One object target per room of src/. A room is a folder; its sources are found by name, and a folder in it that is declared as
 # a room of its own is none of it. Backends are chosen by file, never by #ifdef: src/comm/mpi/ where MPI is built,
-# src/comm/no_mpi.cpp where it is not; src/comm/nccl/, src/random/cuda/ and src/moe/cuda/ belong to the library dtensor_cuda, so
+# src/comm/launch/no_mpi.cpp where it is not; src/comm/nccl/, src/random/cuda/ and src/moe/cuda/ belong to the library dtensor_cuda, so
 # that programs for the CPU never load CUDA's libraries.
 add_library(dtensor_pch OBJECT ${CMAKE_SOURCE_DIR}/cmake/pch.cpp)
 target_link_libraries(dtensor_pch PUBLIC LibTorch::torch_cpu)
@@ -74,7 +74,7 @@ function(dtensor_room name)
   endforeach()
   list(FILTER sources EXCLUDE REGEX "/(comm/mpi/library|comm/nccl|random/cuda|moe/cuda)/")
   if(DTENSOR_MPI)
-    list(FILTER sources EXCLUDE REGEX "/comm/no_mpi\\.cpp$")
+    list(FILTER sources EXCLUDE REGEX "/comm/launch/no_mpi\\.cpp$")
   else()
     list(FILTER sources EXCLUDE REGEX "/comm/mpi/")
   endif()

@@ -8,7 +8,7 @@
 #include "attention/rows.h"
 #include "attention/setup.h"
 #include "autograd/leaf_hook.h"
-#include "comm/caller.h"
+#include "comm/record/caller.h"
 #include "dtensor/autograd_node.h"
 #include "placement/stride_order.h"
 

@@ -8,15 +8,15 @@
 #include <algorithm>
 #include <numeric>
 
-#include "comm/buffer_pool.h"
-#include "comm/call_history.h"
-#include "comm/caller.h"
+#include "comm/memory/buffer_pool.h"
+#include "comm/record/call_history.h"
+#include "comm/record/caller.h"
 #include "comm/check.h"
-#include "comm/copy.h"
+#include "comm/memory/copy.h"
 #include "comm/describe.h"
 #include "comm/events.h"
-#include "comm/kept_text.h"
-#include "comm/rank_record.h"
+#include "comm/record/kept_text.h"
+#include "comm/record/rank_record.h"
 #include "dtensor/comm_backend.h"
 
 namespace dtensor {

@@ -7,7 +7,7 @@
 #include <sstream>
 #include <string_view>
 
-#include "comm/rank_record.h"
+#include "comm/record/rank_record.h"
 
 namespace dtensor {
 namespace {

@@ -1,7 +1,7 @@
 // Where the CUDA library leaves its entry point, so that this library needs nothing of CUDA.
 #include <atomic>
 
-#include "comm/launchers.h"
+#include "comm/launch/launchers.h"
 
 namespace dtensor {
 namespace {

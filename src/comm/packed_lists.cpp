@@ -1,6 +1,6 @@
 // Lists of tensors in one collective, for backends that move one tensor a member: packed into one, and unpacked when
 // the work is waited for.
-#include "comm/packed.h"
+#include "comm/memory/packed.h"
 #include "dtensor/comm_backend.h"
 
 namespace dtensor {

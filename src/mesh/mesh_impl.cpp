@@ -5,8 +5,8 @@
 
 #include <numeric>
 
-#include "comm/call_history.h"
-#include "comm/rank_record.h"
+#include "comm/record/call_history.h"
+#include "comm/record/rank_record.h"
 #include "mesh/layout.h"
 #include "mesh/world_state.h"
 

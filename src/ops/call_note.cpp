@@ -12,10 +12,10 @@
 #include <cstring>
 #include <sstream>
 
-#include "comm/call_history.h"
-#include "comm/caller.h"
-#include "comm/hash.h"
-#include "comm/kept_text.h"
+#include "comm/record/call_history.h"
+#include "comm/record/caller.h"
+#include "comm/record/hash.h"
+#include "comm/record/kept_text.h"
 #include "dtensor/debug.h"
 #include "mesh/world_state.h"
 #include "tensor/impl/call_order.h"

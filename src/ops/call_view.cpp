@@ -4,7 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/UndefinedTensorImpl.h>
 
-#include "comm/hash.h"
+#include "comm/record/hash.h"
 #include "comm/reduce_policy.h"
 
 namespace dtensor {

@@ -9,7 +9,7 @@
 #include <set>
 #include <tuple>
 
-#include "comm/caller.h"
+#include "comm/record/caller.h"
 #include "comm/events.h"
 #include "dtensor/inspect.h"
 #include "ops/inspect_state.h"

@@ -1,7 +1,7 @@
 // The boxed kernel that stands under ATen's dispatcher for every operator, and its registration.
 #pragma once
 
-#include "comm/rank_record.h"
+#include "comm/record/rank_record.h"
 #include "mesh/mesh_impl.h"
 #include "ops/cached_call.h"
 #include "ops/op_entry.h"

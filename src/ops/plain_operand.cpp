@@ -1,7 +1,7 @@
 // Which plain operands are compared over the mesh, and at which calls.
 #include "ops/plain_operand.h"
 
-#include "comm/hash.h"
+#include "comm/record/hash.h"
 #include "mesh/same_content.h"
 #include "ops/inspect_state.h"
 

@@ -5,7 +5,7 @@
 
 #include <mutex>
 
-#include "comm/rank_exit.h"
+#include "comm/launch/rank_exit.h"
 #include "dtensor/inspect.h"
 #include "ops/kernel.h"
 #include "ops/special/special.h"

@@ -3,8 +3,8 @@
 
 #include <ATen/ATen.h>
 
-#include "comm/buffer_pool.h"
-#include "comm/copy.h"
+#include "comm/memory/buffer_pool.h"
+#include "comm/memory/copy.h"
 
 namespace dtensor {
 

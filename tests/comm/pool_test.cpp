@@ -3,7 +3,7 @@
 
 #include <thread>
 
-#include "comm/buffer_pool.h"
+#include "comm/memory/buffer_pool.h"
 #include "comm/events.h"
 #include "comm/fixture.h"
 

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/launch_flags.h"
+#include "comm/launch/launch_flags.h"
 #include "comm/socket/environment.h"
 #include "comm/socket/meet.h"
 #include "comm/socket/stream.h"

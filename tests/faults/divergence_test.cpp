@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <optional>
 
-#include "comm/call_history.h"
+#include "comm/record/call_history.h"
 #include "faults/errors.h"
 
 namespace dtensor::test {

@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "comm/kept_text.h"
+#include "comm/record/kept_text.h"
 #include "dtensor/dtensor.h"
 #include "faults/errors.h"
 #include "placement/spec.h"

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/rank_record.h"
+#include "comm/record/rank_record.h"
 
 namespace {
 

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <numeric>
 
-#include "comm/copy.h"
-#include "comm/host_memory.h"
+#include "comm/memory/copy.h"
+#include "comm/memory/host_memory.h"
 #include "comm/local/mailbox.h"
-#include "comm/reduce.h"
+#include "comm/memory/reduce.h"
 
 namespace dtensor::local {
 namespace {

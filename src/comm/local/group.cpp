@@ -5,8 +5,8 @@
 
 #include <thread>
 
-#include "comm/call_history.h"
-#include "comm/caller.h"
+#include "comm/record/call_history.h"
+#include "comm/record/caller.h"
 #include "comm/describe.h"
 #include "comm/local/mailbox.h"
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "comm/copy.h"
+#include "comm/memory/copy.h"
 #include "comm/describe.h"
 
 namespace dtensor::local {

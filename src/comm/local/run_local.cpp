@@ -10,7 +10,7 @@
 #include "comm/describe.h"
 #include "comm/local/backend.h"
 #include "comm/local/thread_pool.h"
-#include "comm/rank_exit.h"
+#include "comm/launch/rank_exit.h"
 #include "scope/checked.h"
 
 namespace dtensor {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/rank_record.h"
+#include "comm/record/rank_record.h"
 #include "dtensor/comm.h"
 
 namespace dtensor::local {

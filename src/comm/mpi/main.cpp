@@ -2,7 +2,7 @@
 #include <c10/util/Exception.h>
 
 #include "comm/describe.h"
-#include "comm/launchers.h"
+#include "comm/launch/launchers.h"
 #include "comm/mpi/transport.h"
 #include "comm/pairwise/process.h"
 

@@ -4,7 +4,7 @@
 #include <cstdlib>
 
 #include "comm/describe.h"
-#include "comm/launchers.h"
+#include "comm/launch/launchers.h"
 #include "comm/nccl/backend.h"
 #include "comm/nccl/check.h"
 #include "dtensor/cuda.h"

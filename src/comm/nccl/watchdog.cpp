@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "comm/describe.h"
-#include "comm/launchers.h"
+#include "comm/launch/launchers.h"
 #include "comm/nccl/check.h"
 
 namespace dtensor::nccl {

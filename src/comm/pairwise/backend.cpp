@@ -7,8 +7,8 @@
 #include <map>
 #include <numeric>
 
-#include "comm/copy.h"
 #include "comm/describe.h"
+#include "comm/memory/copy.h"
 #include "comm/pairwise/collective.h"
 #include "comm/pairwise/lists.h"
 #include "comm/pairwise/message.h"
@@ -59,7 +59,7 @@ class ProcessBackend final : public CommBackend {
       std::vector<at::Tensor> landings(size());
       collective.run([&](int i) {
         landings[i] = collective.landing(outputs[i]);
-        return Parts{giving(collective.packed(inputs[i])), taking(landings[i])};
+        return Parts{giving(collective.dense(inputs[i])), taking(landings[i])};
       });
       for (int i = 0; i < size(); ++i) {
         if (i != rank()) copy_landed(outputs[i], landings[i]);
@@ -71,7 +71,7 @@ class ProcessBackend final : public CommBackend {
   Work broadcast(const CollectiveCall& call, const at::Tensor& tensor) override {
     return guarded(call, tensor, {}, [&](Collective& collective) {
       const bool root = rank() == call.peer;
-      const at::Tensor flat = root ? collective.packed(tensor) : collective.landing(tensor);
+      const at::Tensor flat = root ? collective.dense(tensor) : collective.landing(tensor);
       collective.run([&](int i) {
         if (root) return Parts{giving(flat)};
         return i == call.peer ? Parts{taking(flat)} : Parts{};

@@ -5,16 +5,16 @@
 
 #include <array>
 
-#include "comm/buffer_pool.h"
-#include "comm/call_history.h"
-#include "comm/caller.h"
-#include "comm/copy.h"
 #include "comm/describe.h"
+#include "comm/memory/buffer_pool.h"
+#include "comm/memory/copy.h"
+#include "comm/record/call_history.h"
+#include "comm/record/caller.h"
 
 namespace dtensor::pairwise {
 namespace {
 
-bool packed_already(const at::Tensor& t) { return t.is_contiguous() && !t.is_conj() && !t.is_neg(); }
+bool is_dense(const at::Tensor& t) { return t.is_contiguous() && !t.is_conj() && !t.is_neg(); }
 
 }  // namespace
 
@@ -30,15 +30,15 @@ Collective::Collective(Members& members, const CollectiveCall& call, at::TensorL
   if (members.job.failed()) members.job.throw_failure(place());
 }
 
-at::Tensor Collective::packed(const at::Tensor& t) {
-  if (packed_already(t)) return t;
+at::Tensor Collective::dense(const at::Tensor& t) {
+  if (is_dense(t)) return t;
   at::Tensor copy = landing(t);
   copy_tensor(copy, t);
   return copy;
 }
 
 at::Tensor Collective::landing(const at::Tensor& t) {
-  if (packed_already(t)) return t;
+  if (is_dense(t)) return t;
   at::Tensor place = pooled_empty(t.sizes(), t.scalar_type());
   keep(place);
   return place;

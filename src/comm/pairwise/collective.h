@@ -57,8 +57,8 @@ class Collective {
   // `tensor` owns memory that is used until the collective is over.
   void keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
 
-  // `t` itself if its bytes lie in row-major order, else a packed copy, which is kept.
-  at::Tensor packed(const at::Tensor& t);
+  // `t` itself if its bytes lie in row-major order, else a copy where they do, which is kept.
+  at::Tensor dense(const at::Tensor& t);
   // `t` itself in that case, else memory of its size to receive into, from where copy_landed takes it.
   at::Tensor landing(const at::Tensor& t);
 

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "comm/caller.h"
+#include "comm/record/caller.h"
 #include "comm/describe.h"
-#include "comm/hash.h"
+#include "comm/record/hash.h"
 
 namespace dtensor::pairwise {
 namespace {

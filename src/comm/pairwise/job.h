@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "comm/pairwise/transport.h"
-#include "comm/rank_record.h"
+#include "comm/record/rank_record.h"
 #include "dtensor/comm.h"
 
 namespace dtensor::pairwise {

@@ -2,10 +2,10 @@
 // order of ranks.
 #include "comm/pairwise/lists.h"
 
-#include "comm/buffer_pool.h"
-#include "comm/copy.h"
-#include "comm/packed.h"
-#include "comm/reduce.h"
+#include "comm/memory/buffer_pool.h"
+#include "comm/memory/copy.h"
+#include "comm/memory/packed.h"
+#include "comm/memory/reduce.h"
 
 namespace dtensor::pairwise {
 namespace {
@@ -39,7 +39,7 @@ class Coalesced {
 
 std::vector<at::Tensor> all_dense(Collective& collective, at::TensorList list) {
   std::vector<at::Tensor> dense;
-  for (const at::Tensor& t : list) collective.keep(dense.emplace_back(collective.packed(t)));
+  for (const at::Tensor& t : list) collective.keep(dense.emplace_back(collective.dense(t)));
   return dense;
 }
 

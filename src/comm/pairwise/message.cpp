@@ -5,8 +5,8 @@
 #include <atomic>
 #include <thread>
 
-#include "comm/buffer_pool.h"
-#include "comm/copy.h"
+#include "comm/memory/buffer_pool.h"
+#include "comm/memory/copy.h"
 #include "comm/describe.h"
 
 namespace dtensor::pairwise {

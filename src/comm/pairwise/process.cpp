@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "comm/describe.h"
-#include "comm/launchers.h"
+#include "comm/launch/launchers.h"
 #include "comm/pairwise/backend.h"
-#include "comm/rank_exit.h"
+#include "comm/launch/rank_exit.h"
 
 namespace dtensor::pairwise {
 namespace {

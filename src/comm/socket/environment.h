@@ -3,7 +3,7 @@
 
 #include <chrono>
 
-#include "comm/launchers.h"
+#include "comm/launch/launchers.h"
 #include "comm/socket/store.h"
 
 namespace dtensor::sockets {

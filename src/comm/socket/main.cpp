@@ -1,7 +1,7 @@
 // One process of a launched program, connected to the others by sockets: no MPI and no GPU.
 #include "comm/describe.h"
-#include "comm/launch_flags.h"
-#include "comm/launchers.h"
+#include "comm/launch/launch_flags.h"
+#include "comm/launch/launchers.h"
 #include "comm/pairwise/process.h"
 #include "comm/socket/environment.h"
 #include "comm/socket/transport.h"

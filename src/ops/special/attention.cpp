@@ -7,7 +7,7 @@
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 
 #include "attention/attend.h"
-#include "comm/caller.h"
+#include "comm/record/caller.h"
 #include "comm/events.h"
 #include "ops/explain.h"
 #include "ops/inspect_state.h"

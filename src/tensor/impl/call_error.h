@@ -2,7 +2,7 @@
 // the mesh, the module.
 #pragma once
 
-#include "comm/caller.h"
+#include "comm/record/caller.h"
 #include "mesh/mesh_impl.h"
 #include "tensor/impl/dtensor_impl.h"
 

@@ -4,7 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "comm/call_history.h"
+#include "comm/record/call_history.h"
 #include "mesh/mesh_impl.h"
 #include "tensor/impl/call_error.h"
 #include "tensor/impl/call_order.h"

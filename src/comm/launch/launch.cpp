@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "comm/describe.h"
-#include "comm/launch_flags.h"
+#include "comm/launch/launch_flags.h"
 #include "comm/local/run_local.h"
 #include "scope/checked.h"
 

@@ -1,5 +1,5 @@
 // The list of rank exit hooks.
-#include "comm/rank_exit.h"
+#include "comm/launch/rank_exit.h"
 
 #include <mutex>
 #include <vector>

@@ -1,12 +1,12 @@
 // Entries are written by the rank's own thread and read by others only after the ranks have met with different hashes,
 // perhaps while the rank runs on: whatever was overwritten meanwhile is left out.
-#include "comm/call_history.h"
+#include "comm/record/call_history.h"
 
 #include <algorithm>
 #include <memory>
 #include <sstream>
 
-#include "comm/hash.h"
+#include "comm/record/hash.h"
 
 namespace dtensor {
 namespace {

@@ -1,5 +1,5 @@
 // The text of a record, and of a tensor in the wrong hands.
-#include "comm/rank_record.h"
+#include "comm/record/rank_record.h"
 
 #include <c10/util/Exception.h>
 

@@ -1,6 +1,6 @@
 // Walks strided memory in runs along the innermost dimension, after merging dimensions that lie adjacent, so that a
 // slice of a large tensor is a few long runs and a dense tensor is one.
-#include "comm/flat_view.h"
+#include "comm/memory/flat_view.h"
 
 #include <algorithm>
 #include <array>

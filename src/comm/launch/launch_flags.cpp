@@ -1,6 +1,6 @@
 // Reads `--ranks N`, `--mesh a=2,b=2` and `--backend NAME` (also with `=`), and the variables that launchers set. A
 // program may have flags of the same names: a `--mesh` that is a file and a `--backend` of another library are its own.
-#include "comm/launch_flags.h"
+#include "comm/launch/launch_flags.h"
 
 #include <algorithm>
 #include <charconv>

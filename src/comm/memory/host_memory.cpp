@@ -1,5 +1,5 @@
 // The list of declared device types.
-#include "comm/host_memory.h"
+#include "comm/memory/host_memory.h"
 
 #include <atomic>
 

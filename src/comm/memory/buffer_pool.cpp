@@ -1,7 +1,7 @@
 // The pool: free blocks by size class, oldest given back first when more than the limit is cached. A class is a power
 // of two in eight steps, so at most 1/8 of a block is unused. Small requests are left to the C library, which caches
 // them.
-#include "comm/buffer_pool.h"
+#include "comm/memory/buffer_pool.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/Allocator.h>

@@ -1,6 +1,6 @@
 // Reductions over strided sequences: finds the longest stretches that lie adjacent in every tensor and gives them to
 // the kernels (reduce_kernels.inl); packs what is finer.
-#include "comm/reduce.h"
+#include "comm/memory/reduce.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -13,7 +13,7 @@
 #include <cstring>
 #include <memory>
 
-#include "comm/half_blocks.h"
+#include "comm/memory/half_blocks.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -76,7 +76,7 @@ struct Min {
 namespace any_processor {
 inline void store_tile(void* to, const void* tile, std::size_t bytes) { std::memcpy(to, tile, bytes); }
 inline void stream_tile(void* to, const void* tile, std::size_t bytes) { std::memcpy(to, tile, bytes); }
-#include "comm/reduce_kernels.inl"
+#include "comm/memory/reduce_kernels.inl"
 }  // namespace any_processor
 
 #if defined(__x86_64__)
@@ -97,7 +97,7 @@ inline void stream_tile(void* to, const void* tile, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes / sizeof(__m256i); ++i)
     _mm256_stream_si256(target + i, _mm256_load_si256(source + i));
 }
-#include "comm/reduce_kernels.inl"
+#include "comm/memory/reduce_kernels.inl"
 }  // namespace avx2
 #pragma GCC pop_options
 

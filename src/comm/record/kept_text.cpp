@@ -1,5 +1,5 @@
 // A set that is never destroyed: records may be written while statics are torn down.
-#include "comm/kept_text.h"
+#include "comm/record/kept_text.h"
 
 #include <mutex>
 #include <unordered_set>

@@ -1,6 +1,6 @@
 // bfloat16 is integer arithmetic that the compiler vectorises anywhere; half uses the processor's conversion where it
 // has one (asked at run time) and c10's otherwise.
-#include "comm/half_blocks.h"
+#include "comm/memory/half_blocks.h"
 
 #include <bit>
 

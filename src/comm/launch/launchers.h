@@ -22,7 +22,7 @@ struct LauncherEnvironment {
 using ProcessMain = int (*)(int argc, char** argv, const std::function<void(Communicator)>& fn, RunOptions options,
                             const LauncherEnvironment& environment);
 
-// src/comm/mpi, or src/comm/no_mpi.cpp, where it is null.
+// src/comm/mpi, or src/comm/launch/no_mpi.cpp, where it is null.
 DTENSOR_API ProcessMain mpi_main();
 
 // src/comm/socket.

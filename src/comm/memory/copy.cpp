@@ -1,6 +1,6 @@
 // Chooses how to copy: one block where both lie alike in memory, long rows where the innermost runs are adjacent, and
 // ATen's copy for anything finer.
-#include "comm/copy.h"
+#include "comm/memory/copy.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "comm/stream.h"
+#include "comm/memory/stream.h"
 
 namespace dtensor {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "comm/flat_view.h"
+#include "comm/memory/flat_view.h"
 #include "dtensor/placement.h"
 
 namespace dtensor {

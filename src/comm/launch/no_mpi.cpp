@@ -1,5 +1,5 @@
 // Stands in for src/comm/mpi where MPI was not built.
-#include "comm/launchers.h"
+#include "comm/launch/launchers.h"
 
 namespace dtensor {
 

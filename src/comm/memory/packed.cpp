@@ -1,10 +1,10 @@
 // Packing and unpacking.
-#include "comm/packed.h"
+#include "comm/memory/packed.h"
 
 #include <ATen/ATen.h>
 
-#include "comm/buffer_pool.h"
-#include "comm/copy.h"
+#include "comm/memory/buffer_pool.h"
+#include "comm/memory/copy.h"
 
 namespace dtensor {
 namespace {

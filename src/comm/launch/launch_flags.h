@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "comm/launchers.h"
+#include "comm/launch/launchers.h"
 
 namespace dtensor {
 

@@ -1,7 +1,7 @@
 // Modules are looked up when a collective starts: other ranks may ask for them while this one runs on.
-#include "comm/caller.h"
+#include "comm/record/caller.h"
 
-#include "comm/kept_text.h"
+#include "comm/record/kept_text.h"
 #include "scope/module_scope.h"
 
 namespace dtensor {
