@@ -39,6 +39,9 @@ DTENSOR_API void set_reduce_hook(const DTensor& parameter, ReduceHook hook);
 DTENSOR_API Placements gradient_placements(const DTensor& parameter);
 // Adds to parameter.grad(), or sets it, and calls the gradient hook.
 DTENSOR_API void accumulate_gradient(const DTensor& parameter, const DTensor& gradient);
+// The same of a gradient given by this rank's part, in the parameter's dtype and with these placements on its mesh; the
+// part is taken over. Throws where its sizes or dtype are others.
+DTENSOR_API void accumulate_gradient(const DTensor& parameter, at::Tensor local, const Placements& placements);
 
 // The number of the backward pass that runs on this thread (the innermost, where they nest); -1: none.
 DTENSOR_API int current_backward();

@@ -12,6 +12,7 @@
 #include "autograd/leaf_reduction.h"
 #include "autograd/local_autograd.h"
 #include "dtensor/events.h"
+#include "placement/stride_order.h"
 
 namespace dtensor {
 namespace {
@@ -158,6 +159,15 @@ void watch_leaf_slow(DTensorImpl& impl) {
   meta->hooks_.push_back(std::make_unique<LeafReducer>(impl));
 }
 
+const DerivedSpecs& TensorHooks::specs(const DTensorImpl& parameter) {
+  const auto& stored = parameter.spec();
+  if (specs_.stored != stored) {
+    specs_ = {stored, with_placements(*stored, gathered_placements(stored->placements)),
+              with_placements(*stored, without_partial(stored->placements))};
+  }
+  return specs_;
+}
+
 void set_use_hook(const DTensor& parameter, UseHook hook) { hooks_of(parameter).use = std::move(hook); }
 void set_gradient_hook(const DTensor& parameter, GradientHook hook) { hooks_of(parameter).gradient = std::move(hook); }
 void set_reduce_hook(const DTensor& parameter, ReduceHook hook) { hooks_of(parameter).reduce = std::move(hook); }
@@ -186,6 +196,16 @@ void accumulate_gradient(const DTensor& parameter, const DTensor& gradient) {
   const auto* hooks = hooks_on(*dtensor_or_null(parameter));
   if (hooks != nullptr && hooks->gradient) hooks->gradient(parameter);
   if (auto* after = hook_after_accumulation(parameter)) after->run(parameter);
+}
+
+void accumulate_gradient(const DTensor& parameter, at::Tensor local, const Placements& placements) {
+  const auto& impl = *dtensor_or_null(parameter);
+  const auto& reduced = hooks_of(parameter).specs(impl).reduced;
+  const SpecPtr spec = reduced->placements == placements ? reduced : with_placements(*impl.spec(), placements);
+  TORCH_CHECK(local.sizes().equals(spec->local_sizes) && local.scalar_type() == spec->dtype,
+              "accumulate_gradient: a local gradient of sizes ", local.sizes(), " and dtype ", local.scalar_type(),
+              " is no part of ", spec->str(), ", which has [", c10::Join(", ", spec->local_sizes), "] here");
+  accumulate_gradient(parameter, DTensor(make_dtensor(spec, in_order_of(std::move(local), *spec))));
 }
 
 namespace {

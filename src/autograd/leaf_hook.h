@@ -7,12 +7,23 @@
 
 namespace dtensor {
 
+// What a parameter's placements become: those of the gathered one, and of its reduced gradient.
+struct DerivedSpecs {
+  SpecPtr stored, gathered, reduced;
+};
+
 struct TensorHooks {
   explicit TensorHooks(const c10::intrusive_ptr<c10::TensorImpl>& impl) : owner(impl) {}
+  // Kept, since every use of a parameter asks.
+  const DerivedSpecs& specs(const DTensorImpl& parameter);
+
   UseHook use;
   GradientHook gradient;
   ReduceHook reduce;
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> owner;
+
+ private:
+  DerivedSpecs specs_;
 };
 
 void watch_leaf_slow(DTensorImpl& impl);

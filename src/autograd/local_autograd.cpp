@@ -107,6 +107,13 @@ Placements without_partial(Placements placements) {
   return placements;
 }
 
+Placements gathered_placements(Placements placements) {
+  for (auto& p : placements) {
+    if (p.is_storage()) p = Replicate();
+  }
+  return placements;
+}
+
 DTensor as_dtensor_like(const at::Tensor& grad, const TensorSpec& spec) {
   if (is_dtensor(grad)) return DTensor(grad);
   auto mesh = c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&acting(*spec.mesh)));

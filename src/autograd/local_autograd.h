@@ -9,6 +9,8 @@ namespace dtensor {
 
 // Placements of a gradient: Partial taken by Replicate, storage flags dropped.
 Placements without_partial(Placements placements);
+// Placements of a parameter where an operator needs it: storage shards are whole.
+Placements gathered_placements(Placements placements);
 
 // The spec of a DTensor that has `local` here. Empty `sizes`: agreed across the mesh (collective), or an error on every
 // rank. Empty `strides`: contiguous, or the local tensor's dimension order.

@@ -30,19 +30,20 @@ bool holds(const DTensorImpl& operand, const DTensorImpl& parameter) {
   return source.generation == parameter.generation() && source.own == tensor.generation();
 }
 
-Placements without_storage(Placements placements) {
-  for (auto& p : placements) {
-    if (p.is_storage()) p = Replicate();
-  }
-  return placements;
-}
-
 // Whether every storage shard of `from` is to be something else: only then is the whole parameter wanted.
 bool gathers(const TensorSpec& from, const TensorSpec& to) {
   for (std::size_t i = 0; i < from.placements.size(); ++i) {
     if (from.placements[i].is_storage() && from.placements[i] == to.placements[i]) return false;
   }
   return from.has_storage;
+}
+
+// On an axis of one rank all placements are the same data.
+bool same_data(const TensorSpec& from, const TensorSpec& to) {
+  for (std::size_t i = 0; i < from.placements.size(); ++i) {
+    if (has_axis(from.mesh->several, i) && from.placements[i] != to.placements[i]) return false;
+  }
+  return true;
 }
 
 // Walks `distance` elements of memory laid out by `from` (global) in memory laid out by `to` (this rank's part of it):
@@ -99,12 +100,14 @@ at::Tensor provided_by_schedule(const DTensorImpl& operand, const TensorSpec& to
   const auto& parameter = *dtensor_or_null(owner);
   if (!holds(operand, parameter)) return {};
   const auto dtype = c10::typeMetaToScalarType(operand.dtype());
-  auto gathered = use(DTensor(owner), without_storage(parameter.spec()->placements), dtype);
+  const auto& whole = source_of(operand).hooks->specs(parameter).gathered;
+  auto gathered = use(DTensor(owner), whole->placements, dtype);
   if (!gathered.defined()) return {};
   if (gathered.scalar_type() != dtype) gathered = gathered.to(dtype);
-  const auto from = with_placements(*operand.spec(), without_storage(operand.spec()->placements));
+  const auto& own = *operand.spec();
+  const auto from = &own == parameter.spec().get() ? whole : with_placements(own, gathered_placements(own.placements));
   auto local = view_in(gathered, *parameter.spec(), operand, *from);
-  return from->placements == to.placements ? local : redistribute_local(local, *from, to.placements);
+  return same_data(*from, to) ? local : redistribute_local(local, *from, to.placements);
 }
 
 at::Tensor gathered_local(const DTensor& operand, const Placements& wanted) {

@@ -8,13 +8,13 @@
 #include <algorithm>
 #include <numeric>
 
-#include "comm/memory/buffer_pool.h"
-#include "comm/record/call_history.h"
-#include "comm/record/caller.h"
 #include "comm/check.h"
-#include "comm/memory/copy.h"
 #include "comm/describe.h"
 #include "comm/events.h"
+#include "comm/memory/buffer_pool.h"
+#include "comm/memory/copy.h"
+#include "comm/record/call_history.h"
+#include "comm/record/caller.h"
 #include "comm/record/kept_text.h"
 #include "comm/record/rank_record.h"
 #include "dtensor/comm_backend.h"

@@ -5,7 +5,8 @@
 
 namespace dtensor {
 
-// Adds the call to its mesh's history (comm/record/call_history.h). `args`: as on the stack, before anything is replaced.
+// Adds the call to its mesh's history (comm/record/call_history.h). `args`: as on the stack, before anything is
+// replaced.
 void note_checked_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view,
                        const CachedCall& call);
 // Counts its results, by which later calls are told apart.

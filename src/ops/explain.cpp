@@ -9,8 +9,8 @@
 #include <set>
 #include <tuple>
 
-#include "comm/record/caller.h"
 #include "comm/events.h"
+#include "comm/record/caller.h"
 #include "dtensor/inspect.h"
 #include "ops/inspect_state.h"
 #include "scope/module_scope.h"

@@ -140,25 +140,33 @@ at::Tensor powers_of(at::TensorList tensors, const NormGroup& group, double p) {
 
 at::Tensor root(const at::Tensor& powers, double p) { return std::isinf(p) ? powers : powers.pow(1 / p); }
 
-// Added up one after the other, so that the result has the same bits however the tensors are spread over groups of
-// ranks (the stages of a pipeline).
-at::Tensor sum_in_order(const at::Tensor& powers) {
-  if (!powers.is_cpu()) return powers.cumsum(0).select(0, -1);
-  const auto* begin = powers.const_data_ptr<double>();  // without operators, as factor_of
-  return at::scalar_tensor(std::accumulate(begin, begin + powers.numel(), 0.0), powers.options());
+// Sums are added up one after the other, so that the result has the same bits however the tensors are spread over
+// groups of ranks (the stages of a pipeline).
+at::Tensor total_of(const at::Tensor& powers, double p) {
+  if (powers.numel() == 0) return at::zeros({}, powers.options());
+  return std::isinf(p) ? powers.amax() : root(powers.cumsum(0).select(0, -1), p);
+}
+
+// The same in host memory, without operators, of which each costs as much as scaling a small tensor.
+double total_on_host(const at::Tensor& powers, double p) {
+  const auto* begin = powers.const_data_ptr<double>();
+  const auto* end = begin + powers.numel();
+  if (std::isinf(p)) return std::accumulate(begin, end, 0.0, optim::larger);
+  const double sum = std::accumulate(begin, end, 0.0);
+  return p == 2 ? std::sqrt(sum) : std::pow(sum, 1 / p);
 }
 
 at::Tensor total_norm(at::TensorList tensors, const NormGroup& group, const NormOptions& options) {
   const double p = options.norm_type;
   const at::Tensor powers = powers_of(tensors, group, p);
-  at::Tensor total = at::zeros({}, powers.options());
-  if (!tensors.empty()) total = std::isinf(p) ? powers.amax() : root(sum_in_order(powers), p);
+  const at::TensorOptions result(result_type(tensors));
+  const at::Tensor total = powers.is_cpu() ? at::scalar_tensor(total_on_host(powers, p), result)
+                                           : total_of(powers, p).to(result.device(powers.device()));
   TORCH_CHECK(!options.error_if_nonfinite || std::isfinite(total.item<double>()), "the total norm of order ", p, " of ",
               tensors.size(), " tensors is ", total.item<double>());
-  return total.to(result_type(tensors));
+  return total;
 }
 
-// In host memory without operators, of which each costs as much as scaling a small tensor.
 at::Tensor factor_of(const at::Tensor& norm, double max_norm) {
   constexpr double kEpsilon = 1e-6;  // as in torch.nn.utils.clip_grad_norm_
   if (!norm.is_cpu()) return at::clamp_max(max_norm / (norm + kEpsilon), 1.0);

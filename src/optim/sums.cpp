@@ -3,8 +3,6 @@
 
 #include <ATen/ATen.h>
 
-#include <cmath>
-
 #pragma GCC optimize("O3")  // the sums over lanes become vector instructions
 
 namespace dtensor::optim {
@@ -13,8 +11,6 @@ namespace {
 constexpr std::int64_t kSmall = 1 << 14;  // elements; beyond, ATen's vectorised and threaded kernels win
 
 bool is_half(const at::Tensor& t) { return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16; }
-
-double larger(double a, double b) { return b > a || std::isnan(b) ? b : a; }
 
 template <class T, class Term>
 double sum(const T* x, std::int64_t n, Term term) {

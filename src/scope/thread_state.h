@@ -10,9 +10,10 @@ class RankRecord;
 struct ThreadCache;
 
 struct ThreadState {
-  const RankRecord* rank = nullptr;  // which rank this thread is (comm/record/rank_record.h); null: none of a thread rank's
-  ThreadCache* cache = nullptr;      // the decisions made on it (ops/cache.h); null: none yet
-  KeptBlocks tensors;                // memory of DTensorImpls
+  const RankRecord* rank =
+      nullptr;                   // which rank this thread is (comm/record/rank_record.h); null: none of a thread rank's
+  ThreadCache* cache = nullptr;  // the decisions made on it (ops/cache.h); null: none yet
+  KeptBlocks tensors;            // memory of DTensorImpls
 };
 
 inline constinit thread_local ThreadState thread_state;

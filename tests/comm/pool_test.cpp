@@ -3,9 +3,9 @@
 
 #include <thread>
 
-#include "comm/memory/buffer_pool.h"
 #include "comm/events.h"
 #include "comm/fixture.h"
+#include "comm/memory/buffer_pool.h"
 
 namespace dtensor::test {
 namespace {
@@ -20,6 +20,19 @@ TEST(BufferPool, AFreedBlockComesBack) {
   const at::Tensor again = pooled_empty({2, 1 << 19}, at::kFloat);
   EXPECT_EQ(again.data_ptr(), first);
   EXPECT_EQ(pool_stats().hits, before.hits + 1);
+}
+
+// Which the processor's caches hold yet.
+TEST(BufferPool, TheLatestOfASizeComesBackFirst) {
+  constexpr int kBlocks = 3;
+  std::vector<at::Tensor> held;
+  std::vector<const void*> order;
+  for (int i = 0; i < kBlocks; ++i) held.push_back(pooled_empty({1 << 20}, at::kByte));
+  for (at::Tensor& t : held) order.insert(order.begin(), t.data_ptr()), t.reset();
+  for (const void* expected : order) {
+    held.push_back(pooled_empty({1 << 20}, at::kByte));
+    EXPECT_EQ(held.back().data_ptr(), expected);
+  }
 }
 
 TEST(BufferPool, TensorsAreOrdinary) {

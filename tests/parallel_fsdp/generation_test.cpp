@@ -52,6 +52,24 @@ TEST(Generation, AGatheredUnitSeesSetDataAndEveryWrite) {
   });
 }
 
+// To other placements with as many elements on each rank, to whole ones, and back.
+TEST(Generation, AUnitServesAParameterOnlyWhereItPutIt) {
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const at::NoGradGuard no_grad;
+    Draw draw(3);
+    const auto plain = draw.normal({4, 4}), x = draw.normal({6, 4});
+    at::Tensor w = plain.clone();
+    const auto unit = fully_shard({{"w", &w}}, mesh, {.reshard_after_forward = false});
+    const auto split = distribute_tensor(x, mesh, {Shard(0)});
+    for (const Placement& place : {Shard(0).as_storage(), Shard(1).as_storage(), Replicate(), Shard(0).as_storage()}) {
+      DTensor(w).redistribute_({place});
+      const auto before = unit.stats().all_gathers;
+      for (int use = 0; use < 2; ++use) expect_close(at::mm(split, w), at::mm(x, plain), place.str());
+      EXPECT_EQ(unit.stats().all_gathers - before, place.is_shard(0) ? 1 : 0) << place.str();
+    }
+  });
+}
+
 TEST(Generation, AGatheredUnitOfInferenceTensorsSeesWrites) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const c10::InferenceMode inference;

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <numeric>
 
+#include "comm/local/mailbox.h"
 #include "comm/memory/copy.h"
 #include "comm/memory/host_memory.h"
-#include "comm/local/mailbox.h"
 #include "comm/memory/reduce.h"
 
 namespace dtensor::local {

@@ -5,10 +5,10 @@
 
 #include <thread>
 
-#include "comm/record/call_history.h"
-#include "comm/record/caller.h"
 #include "comm/describe.h"
 #include "comm/local/mailbox.h"
+#include "comm/record/call_history.h"
+#include "comm/record/caller.h"
 
 namespace dtensor::local {
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <thread>
 
-#include "comm/memory/copy.h"
 #include "comm/describe.h"
+#include "comm/memory/copy.h"
 
 namespace dtensor::local {
 namespace {

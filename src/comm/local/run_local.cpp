@@ -8,9 +8,9 @@
 #include <thread>
 
 #include "comm/describe.h"
+#include "comm/launch/rank_exit.h"
 #include "comm/local/backend.h"
 #include "comm/local/thread_pool.h"
-#include "comm/launch/rank_exit.h"
 #include "scope/checked.h"
 
 namespace dtensor {

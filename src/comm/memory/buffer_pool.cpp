@@ -1,4 +1,5 @@
-// The pool: free blocks by size class, oldest given back first when more than the limit is cached. A class is a power
+// The pool: free blocks by size class. Of a class the latest one given is the next taken, since the processor's caches
+// hold it; the oldest of all go back to the system when more than the limit is kept. A class is a power
 // of two in eight steps, so at most 1/8 of a block is unused. Small requests are left to the C library, which caches
 // them.
 #include "comm/memory/buffer_pool.h"
@@ -64,7 +65,7 @@ class Pool {
   void give(void* data, std::size_t size) {
     std::lock_guard lock(mutex_);
     blocks_.push_back({data, size});
-    by_size_.emplace(size, std::prev(blocks_.end()));
+    by_size_.emplace_hint(by_size_.lower_bound(size), size, std::prev(blocks_.end()));  // first of its size
     stats_.cached_bytes += size;
     shrink(limit_);
   }

@@ -46,6 +46,7 @@ void Packed::unpack(at::TensorList list) const {
 
 Packed Packed::make(at::TensorList list, at::ScalarType dtype, std::int64_t alignment) {
   Packed packed;
+  packed.offsets.reserve(list.size());
   std::int64_t total = 0;
   for (const auto& t : list) {
     packed.offsets.push_back(total);

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "comm/record/caller.h"
 #include "comm/describe.h"
+#include "comm/record/caller.h"
 #include "comm/record/hash.h"
 
 namespace dtensor::pairwise {

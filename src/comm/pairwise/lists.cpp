@@ -22,6 +22,8 @@ enum class PackedAs : std::uint8_t { bytes, numbers };
 class Coalesced {
  public:
   Coalesced(at::TensorList list, PackedAs as) {
+    short_.reserve(list.size());
+    tensors_.reserve(list.size());
     for (const at::Tensor& t : list) (list.size() > 1 && t.nbytes() < kLongTensor ? short_ : tensors_).push_back(t);
     if (short_.empty()) return;
     packed_ = as == PackedAs::bytes ? Packed::bytes(short_) : Packed::numbers(short_);

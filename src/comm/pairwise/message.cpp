@@ -5,9 +5,9 @@
 #include <atomic>
 #include <thread>
 
+#include "comm/describe.h"
 #include "comm/memory/buffer_pool.h"
 #include "comm/memory/copy.h"
-#include "comm/describe.h"
 
 namespace dtensor::pairwise {
 namespace {

@@ -10,8 +10,8 @@
 
 #include "comm/describe.h"
 #include "comm/launch/launchers.h"
-#include "comm/pairwise/backend.h"
 #include "comm/launch/rank_exit.h"
+#include "comm/pairwise/backend.h"
 
 namespace dtensor::pairwise {
 namespace {

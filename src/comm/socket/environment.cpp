@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "comm/record/hash.h"
 #include "comm/launch/launch_flags.h"
+#include "comm/record/hash.h"
 
 namespace dtensor::sockets {
 namespace {

@@ -172,11 +172,14 @@ Targets targets_of(const LocalArgs& args) {
   return t;
 }
 
-at::Tensor each_loss(const at::Tensor& self, const Targets& t) {
+std::tuple<at::Tensor, at::Tensor> loss_and_weight(const at::Tensor& self, const Targets& t, std::int64_t reduction) {
   const bool spatial = self.dim() > 2;
-  const auto result = spatial ? at::nll_loss2d_forward(self, t.target, t.weight, at::Reduction::None, t.ignore_index)
-                              : at::nll_loss_forward(self, t.target, t.weight, at::Reduction::None, t.ignore_index);
-  return std::get<0>(result);
+  return spatial ? at::nll_loss2d_forward(self, t.target, t.weight, reduction, t.ignore_index)
+                 : at::nll_loss_forward(self, t.target, t.weight, reduction, t.ignore_index);
+}
+
+at::Tensor each_loss(const at::Tensor& self, const Targets& t) {
+  return std::get<0>(loss_and_weight(self, t, at::Reduction::None));
 }
 
 // Sum of the weights of this rank's valid targets.
@@ -187,24 +190,45 @@ at::Tensor own_total_weight(const Targets& t, at::ScalarType type) {
   return t.weight.to(type).take(index).masked_fill_(valid.logical_not(), 0).sum();
 }
 
+// Of this rank's targets: the sum of the losses, and of the weights. In float at least, which ATen does not promise.
+std::tuple<at::Tensor, at::Tensor> own_sums(const at::Tensor& self, const Targets& t) {
+  const auto type = accumulate_type(self.scalar_type());
+  if (type == self.scalar_type()) return loss_and_weight(self, t, at::Reduction::Sum);
+  return {each_loss(self, t).sum(type), own_total_weight(t, type)};
+}
+
+// In host memory: numbers, since each operator on a small tensor costs more than all of this.
+void reduce_on_host(LocalCall& call, const LocalArgs& args, const Targets& t, AxisMask axes) {
+  const auto self = args.tensor("self");
+  double parts[3] = {0, 0, t.fit ? 0.0 : 1.0};
+  if (t.fit) {
+    const auto [loss, total] = own_sums(self, t);
+    parts[0] = loss.item<double>(), parts[1] = total.item<double>();
+  }
+  const auto type = accumulate_type(self.scalar_type());
+  const auto sums =
+      all_reduce(call.mesh, at::tensor(at::ArrayRef<double>(parts), type), ReduceOp::sum, axes).to(at::kDouble);
+  const auto* sum = sums.const_data_ptr<double>();
+  // Where targets are split, only some ranks see that one is wrong: all are told before any throws.
+  check_fit(sum[2] == 0, args);
+  const double value = args.integer("reduction") == at::Reduction::Mean ? sum[0] / sum[1] : sum[0];
+  give(call, {at::scalar_tensor(value, self.options()), at::scalar_tensor(sum[1], self.options())});
+}
+
 void nll_loss_forward(LocalCall& call) {
   const LocalArgs args(call);
   const auto self = args.tensor("self");
   const Targets t = targets_of(args);
   const auto reduction = args.integer("reduction");
-  const auto type = accumulate_type(self.scalar_type());
   if (reduction == at::Reduction::None && self.dim() > 1) {  // ATen sums a single sample
     check_fit(t.fit, args);
     const auto loss = reduce_contribution(call, each_loss(self, t), ReduceOp::sum, t.class_axes);
     return give(call, {loss, at::zeros({}, self.options())});
   }
   const AxisMask axes = t.class_axes | t.batch_axes;
-  const at::Tensor none = at::zeros({}, self.options().dtype(type));
-  auto parts = t.fit ? std::vector{each_loss(self, t).sum(type), own_total_weight(t, type)} : std::vector{none, none};
-  // Where targets are split, only some ranks see that one is wrong: all are told before any throws.
-  if (self.is_cpu()) parts.push_back(t.fit ? none : at::ones_like(none));
-  const auto sums = all_reduce(call.mesh, at::stack(parts), ReduceOp::sum, axes);
-  check_fit(!self.is_cpu() || sums[2].item<double>() == 0, args);
+  if (self.is_cpu()) return reduce_on_host(call, args, t, axes);
+  const auto [loss, weight] = own_sums(self, t);
+  const auto sums = all_reduce(call.mesh, at::stack({loss, weight}), ReduceOp::sum, axes);
   const auto total = sums[1];
   const auto value = reduction == at::Reduction::Mean ? sums[0] / total : sums[0];
   give(call, {value.to(self.scalar_type()), total.to(self.scalar_type())});

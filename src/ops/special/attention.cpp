@@ -7,8 +7,8 @@
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 
 #include "attention/attend.h"
-#include "comm/record/caller.h"
 #include "comm/events.h"
+#include "comm/record/caller.h"
 #include "ops/explain.h"
 #include "ops/inspect_state.h"
 #include "ops/kept_results.h"

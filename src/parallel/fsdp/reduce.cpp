@@ -98,12 +98,12 @@ bool Schedule::take_leftovers(const Unit& unit, Parameter& p) {
   const auto tensor = p.lock();
   if (!tensor.defined() || !is_dtensor(tensor.grad())) return false;
   const DTensor sum(tensor.grad());
-  auto goal = p.reduced;
-  if (NoReplicaSync::active() && unit.axes.replicate >= 0) {
-    const auto axis = static_cast<std::size_t>(unit.axes.replicate);
-    goal[axis] = sum.placements()[axis];
+  const auto left = NoReplicaSync::active() ? unit.axes.replicate : -1;
+  bool reduced = sum.mesh() == unit.home;
+  for (std::size_t axis = 0; reduced && axis < p.reduced.size(); ++axis) {
+    reduced = static_cast<std::int64_t>(axis) == left || sum.placements()[axis] == p.reduced[axis];
   }
-  if (sum.placements() == goal && sum.mesh() == unit.home) return false;
+  if (reduced) return false;
   p.pending = on_mesh(unit.mesh, sum);
   tensor.mutable_grad().reset();
   count_unreduced(bytes_of(p.pending));

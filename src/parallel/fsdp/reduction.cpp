@@ -39,6 +39,7 @@ Placements before_reduction(const Unit& unit, const Parameter& p, const Placemen
 
 std::vector<Item> take_pending(Unit& unit) {
   std::vector<Item> items;
+  items.reserve(unit.parameters.size());
   for (auto& p : unit.parameters) {
     if (!p.pending.defined()) continue;
     const DTensor gradient(std::exchange(p.pending, at::Tensor()));
@@ -83,6 +84,8 @@ Scatter start_scatter(const Unit& unit, std::vector<Item*> items, at::ScalarType
   Scatter scatter{std::move(items), {}, {}, {}};
   scatter.outputs = shard_buffers(unit, scatter.items, dtype);
   std::vector<at::Tensor> wide;
+  wide.reserve(scatter.items.size());
+  scatter.inputs.reserve(scatter.items.size() * static_cast<std::size_t>(unit.reduces.size()));
   for (const auto* item : scatter.items) wide.push_back(in_dtype(item->local, dtype));
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(unit.reduces.size()); ++rank) {
     for (std::size_t k = 0; k < wide.size(); ++k) {
@@ -112,6 +115,10 @@ void join_accumulated(Item& item, std::size_t axis) {
   if (!is_dtensor(sum) || DTensor(sum).placements() != item.placements) return;
   item.local = in_dtype(item.local, item.p->dtype) + DTensor(sum).to_local().to(item.local.device());
   item.parameter.mutable_grad().reset();
+}
+
+bool any_sum_on(std::size_t axis, const std::vector<Item>& items) {
+  return std::any_of(items.begin(), items.end(), [&](const Item& item) { return item.placements[axis].is_partial(); });
 }
 
 // Those that are sums on the axis, by the dtype in which they are summed.
@@ -154,8 +161,9 @@ std::vector<Sum> start_sums(const Unit& unit, const Communicator& comm, std::siz
 
 void accumulate(const Item& item, const DeviceMesh& home) {
   const auto& p = *item.p;
-  const auto local = in_dtype(item.local, p.dtype).to(home.device_type());
-  accumulate_gradient(item.parameter, DTensor::from_local(local, home, item.placements, p.sizes, p.strides));
+  auto local = in_dtype(item.local, p.dtype);
+  if (local.device().type() != home.device_type()) local = local.to(home.device_type());
+  accumulate_gradient(item.parameter, std::move(local), item.placements);
 }
 
 std::int64_t local_bytes(const at::Tensor& gradient) {
@@ -195,7 +203,7 @@ int Reduction::sum_up(bool over_replicas) {
   int collectives = 0;
   for (std::size_t axis = 0; axis < static_cast<std::size_t>(unit.mesh.ndim()); ++axis) {
     const auto index = static_cast<std::int64_t>(axis);
-    if (index == unit.axes.replicate) continue;
+    if (index == unit.axes.replicate || !any_sum_on(axis, items)) continue;
     const auto comm = unit.mesh.communicator(index);
     auto sums = start_sums(unit, comm, axis, items);
     for (auto& sum : sums) sum.work.wait();

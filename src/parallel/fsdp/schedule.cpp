@@ -13,9 +13,14 @@ namespace {
 // What was gathered in a narrower dtype than the parameter's serves that dtype only.
 bool serves(const Parameter& p, at::ScalarType dtype) { return p.gather_dtype == p.dtype || p.gather_dtype == dtype; }
 
-bool unchanged(const Parameter& p, const DTensor& parameter) {
-  return parameter.placements() == p.own && parameter.sizes() == at::IntArrayRef(p.sizes) &&
-         parameter.strides() == at::IntArrayRef(p.strides);
+// Compared once a generation: a parameter is used several times in each.
+bool unchanged(Parameter& p, const DTensor& parameter) {
+  const auto generation = parameter.generation();
+  if (std::exchange(p.compared, generation) != generation) {
+    p.unchanged = parameter.placements() == p.own && parameter.sizes() == at::IntArrayRef(p.sizes) &&
+                  parameter.strides() == at::IntArrayRef(p.strides);
+  }
+  return p.unchanged;
 }
 
 // A model that computes in the parameters' own dtype has forgotten its ComputeScope.

@@ -133,6 +133,8 @@ at::Tensor FsdpUnit::Impl::shard_on_device(const Parameter& p, const at::Tensor&
 
 void FsdpUnit::Impl::gather_shards() {
   std::vector<at::Tensor> outputs;
+  inputs.reserve(parameters.size());
+  outputs.reserve(parameters.size() * static_cast<std::size_t>(gathers.size()));
   for (auto& p : parameters) {
     if (!p.fetched) continue;
     const auto tensor = p.lock();

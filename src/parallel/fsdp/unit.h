@@ -45,6 +45,8 @@ struct Parameter {
   bool fetched = false;     // part of the unit's gathered copy: sharded ones, and whatever is kept in host memory
   Layout layout, shard;     // fetched ones: gathered; this rank's part alone
   std::int64_t offset = 0;  // in the unit's flat buffer, in elements of gather_dtype
+  std::uint64_t compared = UINT64_MAX;  // generation of the parameter when `unchanged` was found out
+  bool unchanged = false;               // it is placed and laid out as it was here
 
   at::Tensor full;               // gathered: a view of the flat buffer
   std::uint64_t generation = 0;  // of the parameter when it was gathered
