@@ -1,6 +1,8 @@
 // The miss path: asks the propagation, and makes plans, specs and prototypes of the decision.
 #include "ops/prepare.h"
 
+#include <numeric>
+
 #include "autograd/gradient_home.h"
 #include "mesh/mesh_impl.h"
 #include "ops/index_bounds.h"
@@ -28,10 +30,14 @@ bool only_reduces(const Placements& from, const Placements& to) {
   return from != to;
 }
 
-// An out= tensor with fewer dimensions than its result becomes another.
-bool fits(const Placements& placements, std::int64_t rank) {
-  return std::all_of(placements.begin(), placements.end(),
-                     [&](const Placement& p) { return !p.is_shard() || p.dim() < rank; });
+// What an out= tensor becomes may have dimensions that it lacks, or parts that are no parts of its elements.
+bool fits(const Placements& placements, at::IntArrayRef sizes) {
+  return std::all_of(placements.begin(), placements.end(), [&](const Placement& p) {
+    if (!p.is_shard()) return true;
+    if (p.dim() >= static_cast<std::int64_t>(sizes.size())) return false;
+    const auto parts = p.ragged_sizes();
+    return parts.empty() || std::accumulate(parts.begin(), parts.end(), std::int64_t{0}) == sizes[p.dim()];
+  });
 }
 
 InputAction make_input(const OpEntry& entry, const Operand& operand, const Placements& needed, bool mutated) {
@@ -41,7 +47,7 @@ InputAction make_input(const OpEntry& entry, const Operand& operand, const Place
   action.mutated = mutated;
   action.out = arg.out;
   if (!operand.spec) return action;
-  const bool stays = needed.empty() || needed == operand.spec->placements || (arg.out && !fits(needed, operand.dim()));
+  const bool stays = needed.empty() || needed == operand.spec->placements || (arg.out && !fits(needed, operand.sizes));
   action.to = stays ? operand.spec : with_placements(*operand.spec, needed);
   if (action.to != action.from) action.plan = plan_redistribute(*action.from, action.to->placements);
   action.result = action.to;
@@ -111,12 +117,9 @@ OutputAction make_output(const OutputDecision& decision, const CachedCall& call)
   return action;
 }
 
-// Its own, or those of the result where it has no such dimension any more.
-Placements placements_that_fit(const TensorSpec& own, const TensorSpec& result) {
-  for (const auto& p : own.placements) {
-    if (p.is_shard() && p.dim() >= result.dim()) return result.placements;
-  }
-  return own.placements;
+// Its own, or those of the result where that has other dimensions or elements than they split.
+const Placements& placements_that_fit(const TensorSpec& own, const TensorSpec& result) {
+  return fits(own.placements, result.sizes) ? own.placements : result.placements;
 }
 
 // In-place and out=: where the local call leaves the operand, and how that gets back into the operand's own placements.

@@ -229,6 +229,24 @@ TEST(Errors, ResultsWrittenToOtherSizesAreThoseOfOneDevice) {
   });
 }
 
+// Ragged parts are those of one size: a destination of another, plain or itself ragged, has none of them.
+TEST(Errors, RaggedResultsAreWrittenToOtherSizes) {
+  const at::Tensor x = at::eye(3, at::kDouble).expand({2, 3, 3}).clone().mul_(4);
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const auto ragged = [&](const at::Tensor& t, const Shape& parts) {
+      return at::Tensor(distribute_tensor(t, mesh, {RaggedShard(0, parts)}));
+    };
+    at::Tensor lower = ragged(at::zeros_like(x), {2, 0}), info = at::empty({0}, at::kInt);
+    at::linalg_cholesky_ex_out(lower, info, ragged(x, {2, 0}));
+    expect_close(lower, at::linalg_cholesky(x), "L");
+    expect_close(info, at::zeros({2}, at::kInt), "info");
+    at::Tensor out = ragged(at::zeros({5, 3, 3}, at::kDouble), {1, 4});
+    at::sinh_out(out, ragged(x, {2, 0}));
+    expect_close(out, at::sinh(x), "sinh");
+    EXPECT_EQ(DTensor(out).placements(), Placements{RaggedShard(0, Shape{2, 0})});
+  });
+}
+
 // What a program reads of the strides is what one device says.
 TEST(Strides, OfTransformsAndPoolsAreOneDevices) {
   const at::Tensor x = at::arange(2 * 3 * 4 * 6, at::kDouble).reshape({2, 3, 4, 6});

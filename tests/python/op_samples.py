@@ -11,6 +11,7 @@ is an error). Prints all but the equal ones, and a summary.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import sys
 import warnings
@@ -61,6 +62,17 @@ def is_usable(tree):
     return bool(tensors) and all(t.layout == torch.strided and not t.is_meta and t.dim() <= 64 for t in tensors)
 
 
+def make_exact(t):
+    """Rounds to multiples of 2^-40, so that shares of a Partial, which differ by whole numbers, add up to the very value: an
+    operator that compares values (searchsorted, histogram) finds the same. What is tiny or large stays as it is."""
+    if t.dtype != torch.float64 or t.is_meta or t.layout != torch.strided or not t.numel():
+        return
+    values = t.detach()
+    rounded = torch.ldexp(torch.round(torch.ldexp(values, torch.tensor(40))), torch.tensor(-40))
+    with torch.no_grad(), contextlib.suppress(RuntimeError):  # elements that share memory
+        t.data.copy_(torch.where((values.abs() < 1024) & (rounded != 0), rounded, values))
+
+
 def samples_of(op, draw, count, dtype):
     """(arguments, keyword arguments) of some samples, plain, with whether they want gradients."""
     if dtype is None:
@@ -72,6 +84,8 @@ def samples_of(op, draw, count, dtype):
         return []
     picked = draw.sample(found, min(count, len(found)))
     trees = [((s.input, *s.args), s.kwargs) for s in picked]
+    for t in tensors_of(trees):
+        make_exact(t)
     return [tree for tree in trees if is_usable(tree) and not tree[1].get("dropout_p")]  # random, too
 
 
