@@ -100,23 +100,28 @@ void check_plain(const at::Tensor& mine, const at::Tensor& sums, std::int64_t n)
               " on this rank); sum gradients over the ranks first, or make ", "the parameters DTensors");
 }
 
+// 1 for each kind of copies that this rank holds; the last of the plain tensors, which every rank has.
+at::Tensor held_here(const NormGroup& group) {
+  at::Tensor held = at::ones({group.kinds_of_copies() + 1}, at::kDouble);
+  for (std::int64_t k = 0; k < group.kinds_of_copies(); ++k) held[k] = group.holds_copy(k) ? 1 : 0;
+  return held;
+}
+
 // The sums by tensor, each logical element counted once. One exchange: the sums, how many hold each kind, and what
 // tells plain tensors apart.
 at::Tensor exchange(const Known& known, const NormGroup& group) {
   const Communicator& comm = group.communicator();
   if (!comm || comm.size() == 1) return known.common.defined() ? known.added + known.common : known.added;
-  at::Tensor rest = at::zeros({group.kinds_of_copies() + 1}, at::kDouble);
-  for (std::int64_t k = 0; k < group.kinds_of_copies(); ++k) rest[k] = group.holds_copy(k) ? 1 : 0;
-  rest[group.kinds_of_copies()] = 1;  // every rank has the plain ones
-  const bool copies = group.kinds_of_copies() > 0 || group.has_plain();
+  const std::int64_t kinds = group.kinds_of_copies();
+  const bool copies = kinds > 0 || group.has_plain();
   std::vector<at::Tensor> parts{known.added};
-  if (copies) parts.push_back(rest.to(known.added.device()));
+  if (copies) parts.push_back(held_here(group).to(known.added.device()));
   if (group.has_plain()) parts.push_back(at::stack({known.plain, known.plain.square()}));
   const at::Tensor all = parts.size() == 1 ? known.added : at::cat(parts);
   comm.all_reduce(all, ReduceOp::sum).wait();
   at::Tensor sums = parts.size() == 1 ? all : all.narrow(0, 0, known.added.size(0));
   if (copies) {
-    const auto held = at::cat({all.narrow(0, sums.size(0), rest.size(0)).clamp_min(1), at::ones({1}, all.options())});
+    const auto held = at::cat({all.narrow(0, sums.size(0), kinds + 1).clamp_min(1), at::ones({1}, all.options())});
     sums = sums / held.index_select(0, at::tensor(known.kinds, at::kLong).to(all.device()));
   }
   if (group.has_plain() && all.is_cpu()) check_plain(known.plain, all.narrow(0, all.size(0) - 2, 2), comm.size());
