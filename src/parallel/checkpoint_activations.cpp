@@ -143,6 +143,17 @@ void refuse_captured(const variable_list& outputs, const Asked& asked) {
   }
 }
 
+// Takes the gradients of a segment's inputs as they come. Those of other leaves may wait, as sums, for the end of the
+// outer pass, which goes on with these before.
+void take_gradients(const variable_list& inputs, variable_list& taken) {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!is_dtensor(inputs[i]) || !inputs[i].requires_grad()) continue;
+    set_reduce_hook(DTensor(inputs[i]), [&gradient = taken[i]](const DTensor& input, const at::Tensor& given) {
+      gradient = DTensor(given).redistribute(gradient_placements(input));
+    });
+  }
+}
+
 // Differentiates what the second run gave, as far as the first run's results were used; the inputs' gradients.
 variable_list run_backward(const variable_list& outputs, const variable_list& grads, const variable_list& inputs) {
   variable_list roots, root_grads;
@@ -161,8 +172,11 @@ variable_list run_backward(const variable_list& outputs, const variable_list& gr
   }
   const PartOfBackward part;
   if (asked == nullptr) {
+    take_gradients(inputs, result);
     torch::autograd::backward(roots, root_grads);
-    for (const auto i : wanted) result[i] = inputs[i].grad();
+    for (const auto i : wanted) {
+      if (!result[i].defined()) result[i] = inputs[i].grad();  // plain tensors; DTensors under NoGradientSync
+    }
   } else if (!wanted.empty()) {
     variable_list leaves;
     for (const auto i : wanted) leaves.push_back(inputs[i]);

@@ -88,6 +88,33 @@ struct Stack : nn::Module {
 };
 
 // The schedule of fully_shard: units of a block, one unit of both.
+// The gradient of a segment's input is a sum over tp, which a leaf's may wait as; what is before the segment needs it.
+TEST(Checkpoint, WhatIsBeforeASegmentHasItsGradient) {
+  test::Draw draw(9);
+  const at::Tensor scale = draw.normal({4}), x = draw.normal({64, 4}), up = draw.normal({4, 8}),
+                   down = draw.normal({8, 4});
+  const auto loss = [](const at::Tensor& y) { return y.square().sum(); };
+  const auto segment = [](const std::vector<at::Tensor>& in) {
+    return std::vector{at::mm(at::gelu(at::mm(in[0], in[1])), in[2])};
+  };
+  at::Tensor plain = scale.clone().requires_grad_();
+  loss(segment({x * plain, up, down})[0]).backward();
+  test::on_mesh({2}, [&](const DeviceMesh& mesh) {
+    for (const bool unreduced : {false, true}) {
+      const auto put = [&](const at::Tensor& t, const Placement& p) { return distribute_tensor(t, mesh, {p}); };
+      const at::Tensor own = put(scale, Replicate()).requires_grad_(), columns = put(up, Shard(1)),
+                       rows = put(down, Shard(0)), input = put(x, Replicate());
+      {
+        std::optional<NoGradientSync> off;
+        if (unreduced) off.emplace();
+        loss(checkpoint(segment, {input * own, columns, rows})[0]).backward();
+      }
+      ASSERT_TRUE(own.grad().defined());
+      test::expect_close(own.grad(), plain.grad(), unreduced ? "without synchronisation" : "with it");
+    }
+  });
+}
+
 TEST(Checkpoint, IsRightUnderFullyShard) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"shard"});
