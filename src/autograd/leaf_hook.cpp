@@ -199,8 +199,9 @@ void accumulate_gradient(const DTensor& parameter, const DTensor& gradient) {
 }
 
 void accumulate_gradient(const DTensor& parameter, at::Tensor local, const Placements& placements) {
+  auto& hooks = hooks_of(parameter);  // an error where it is undefined
   const auto& impl = *dtensor_or_null(parameter);
-  const auto& reduced = hooks_of(parameter).specs(impl).reduced;
+  const auto& reduced = hooks.specs(impl).reduced;
   const SpecPtr spec = reduced->placements == placements ? reduced : with_placements(*impl.spec(), placements);
   TORCH_CHECK(local.sizes().equals(spec->local_sizes) && local.scalar_type() == spec->dtype,
               "accumulate_gradient: a local gradient of sizes ", local.sizes(), " and dtype ", local.scalar_type(),

@@ -143,7 +143,7 @@ void refuse_captured(const variable_list& outputs, const Asked& asked) {
   }
 }
 
-// Takes the gradients of a segment's inputs as they come. Those of other leaves may wait, as sums, for the end of the
+// Reduces the gradients of a segment's inputs at once: those of other leaves may wait, as sums, for the end of the
 // outer pass, which goes on with these before.
 void take_gradients(const variable_list& inputs, variable_list& taken) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {

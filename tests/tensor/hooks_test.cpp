@@ -64,6 +64,8 @@ TEST(Hooks, ALocalGradientIsAccumulatedOrRefused) {
     expect_close(w.grad(), at::full({4, 3}, 2.0, at::kDouble), "shares");
     EXPECT_ANY_THROW(accumulate_gradient(w, at::ones({4, 3}, at::kDouble), gradient_placements(w)));
     EXPECT_ANY_THROW(accumulate_gradient(w, at::ones({2, 3}), gradient_placements(w)));
+    EXPECT_ANY_THROW(accumulate_gradient(w, at::Tensor(), gradient_placements(w)));
+    EXPECT_ANY_THROW(accumulate_gradient(DTensor(), part, {Replicate()}));
   });
 }
 
