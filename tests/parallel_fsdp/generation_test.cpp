@@ -1,9 +1,8 @@
 // What was derived from a tensor (a gathered unit, a cast, a reduced or unrounded form, a moved view) is not used once
 // the tensor has changed, by whatever alias it was written to or whatever replaced its data.
-#include "dtensor/fully_shard.h"
-#include "support/ranks.h"
-
 #include <c10/core/InferenceMode.h>
+
+#include "parallel_fsdp/tower.h"
 
 namespace dtensor::test {
 namespace {
@@ -66,6 +65,29 @@ TEST(Generation, AUnitServesAParameterOnlyWhereItPutIt) {
       const auto before = unit.stats().all_gathers;
       for (int use = 0; use < 2; ++use) expect_close(at::mm(split, w), at::mm(x, plain), place.str());
       EXPECT_EQ(unit.stats().all_gathers - before, place.is_shard(0) ? 1 : 0) << place.str();
+    }
+  });
+}
+
+// The others of its unit are gathered without it, and every gradient is that of one device.
+TEST(Generation, AParameterThatWasPutElsewhereLeavesTheGathersOfItsUnit) {
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    Tower plain(3), tower(3);
+    const auto unit = fully_shard(tower.list(), mesh);
+    const auto x = sharded(input(), mesh);
+    for (const Placement& place : {Shard(0).as_storage(), Shard(1).as_storage(), Replicate(), Shard(0).as_storage()}) {
+      {
+        const at::NoGradGuard no_grad;
+        DTensor(tower.w[1]).redistribute_({place});
+        tower.w[1].mutable_grad().reset(), plain.w[1].mutable_grad().reset();
+      }
+      for (int step = 0; step < 2; ++step) {
+        const auto loss = tower.loss(x), wanted = plain.loss(input());
+        expect_close(loss, wanted, place.str());
+        loss.backward(), wanted.backward();
+        expect_same_gradients(tower.w, plain.w);
+      }
+      EXPECT_EQ(unit.stats().gathered_bytes, 0);
     }
   });
 }

@@ -13,16 +13,6 @@ namespace {
 // What was gathered in a narrower dtype than the parameter's serves that dtype only.
 bool serves(const Parameter& p, at::ScalarType dtype) { return p.gather_dtype == p.dtype || p.gather_dtype == dtype; }
 
-// Compared once a generation: a parameter is used several times in each.
-bool unchanged(Parameter& p, const DTensor& parameter) {
-  const auto generation = parameter.generation();
-  if (std::exchange(p.compared, generation) != generation) {
-    p.unchanged = parameter.placements() == p.own && parameter.sizes() == at::IntArrayRef(p.sizes) &&
-                  parameter.strides() == at::IntArrayRef(p.strides);
-  }
-  return p.unchanged;
-}
-
 // A model that computes in the parameters' own dtype has forgotten its ComputeScope.
 void warn_of_dtype(Unit& unit, const Parameter& p, const DTensor& parameter, at::ScalarType dtype) {
   if (dtype != p.dtype || !at::GradMode::is_enabled() || !parameter.requires_grad()) return;
@@ -57,7 +47,7 @@ void Schedule::leave(Unit& unit) {
 at::Tensor Schedule::use(Unit& unit, std::size_t k, const DTensor& parameter, const Placements& gathered,
                          at::ScalarType dtype) {
   auto& p = unit.parameters[k];
-  if (!p.fetched || gathered != p.gathered || !unchanged(p, parameter)) return {};
+  if (!p.fetched || gathered != p.gathered || !p.is_where_put(parameter)) return {};
   if (!serves(p, dtype)) return warn_of_dtype(unit, p, parameter, dtype), at::Tensor();
   const int pass = current_backward();
   pass >= 0 ? enter_pass(pass) : abandon_passes();

@@ -32,6 +32,16 @@ Communicator twin_of(const Communicator& comm) {
 
 at::Tensor fsdp::Parameter::lock() const { return at::Tensor(tensor.lock()); }
 
+// Compared once a generation: a parameter is used several times in each.
+bool fsdp::Parameter::is_where_put(const DTensor& parameter) {
+  const auto current = parameter.generation();
+  if (std::exchange(compared_, current) != current) {
+    where_put_ = parameter.placements() == own && parameter.sizes() == at::IntArrayRef(sizes) &&
+                 parameter.strides() == at::IntArrayRef(strides);
+  }
+  return where_put_;
+}
+
 FsdpUnit::Impl::Impl(std::vector<Parameter> list, const DeviceMesh& on, const FsdpOptions& how, fsdp::Axes where)
     : mesh(on), home(how.cpu_offload ? on.offloaded() : on), options(how), axes(where), parameters(std::move(list)) {
   const auto* keep_or_drop = std::get_if<bool>(&options.reshard_after_forward);
@@ -108,8 +118,34 @@ void FsdpUnit::Impl::make_views() {
   for (auto& p : parameters) {
     if (!p.fetched) continue;
     p.full = fsdp::view_of(flat, p.gather_dtype, p.layout.sizes, p.layout.strides, p.offset);
-    p.used = false;
+    p.pieces.clear();
+    if (!p.sharded) continue;
+    for (std::size_t rank = 0; rank < p.layout.pieces.size(); ++rank) p.pieces.push_back(p.layout.piece(p.full, rank));
   }
+}
+
+// A view costs as much as gathering a small parameter, and a unit has some for each parameter and rank: they are made
+// once, and a storage that nobody else knows changes its memory.
+void FsdpUnit::Impl::take_memory() {
+  auto fresh = gathers.empty({flat_bytes}, at::TensorOptions(at::kByte).device(mesh.device_type()));
+  if (emptied.defined()) {
+    flat = std::exchange(emptied, at::Tensor());
+    flat.storage().set_data_ptr_noswap(std::move(fresh.storage().mutable_data_ptr()));
+  } else {
+    flat = std::move(fresh);
+    make_views();
+  }
+  for (auto& p : parameters) p.used = false;
+}
+
+// Not so where a result is a view of a gathered parameter, which lives as long as its holder wants.
+bool FsdpUnit::Impl::holds_views_alone() const {
+  std::size_t views = 1;  // flat itself
+  const auto alone = [&](const at::Tensor& view) { return ++views, view.use_count() == 1; };
+  for (const auto& p : parameters) {
+    if (p.fetched && !(alone(p.full) && std::all_of(p.pieces.begin(), p.pieces.end(), alone))) return false;
+  }
+  return flat.use_count() == 1 && flat.storage().use_count() == views;
 }
 
 // Zero bytes are gathered too where every parameter is empty: nobody waits for anything.
@@ -117,8 +153,7 @@ void FsdpUnit::Impl::start_gather() {
   const at::AutoDispatchBelowADInplaceOrView below;
   const CollectivesOf of([this] { return local_parts(); });
   const bool from_shares = share.defined() && all_fresh();
-  flat = gathers.empty({flat_bytes}, at::TensorOptions(at::kByte).device(mesh.device_type()));
-  make_views();
+  take_memory();
   uses = 0;
   from_shares ? gather_shares() : gather_shards();
   share.reset();
@@ -132,6 +167,7 @@ at::Tensor FsdpUnit::Impl::shard_on_device(const Parameter& p, const at::Tensor&
 }
 
 void FsdpUnit::Impl::gather_shards() {
+  std::vector<const Parameter*> gathered;
   std::vector<at::Tensor> outputs;
   inputs.reserve(parameters.size());
   outputs.reserve(parameters.size() * static_cast<std::size_t>(gathers.size()));
@@ -140,14 +176,18 @@ void FsdpUnit::Impl::gather_shards() {
     const auto tensor = p.lock();
     TORCH_CHECK(tensor.defined(), "fully_shard: parameter '", p.name, "' is gone, but others of its unit are used");
     p.generation = DTensor(tensor).generation();
+    if (!p.is_where_put(DTensor(tensor))) continue;
     auto shard = shard_on_device(p, tensor);
-    p.sharded ? inputs.push_back(std::move(shard)) : static_cast<void>(p.full.copy_(shard));
+    if (p.sharded) {
+      inputs.push_back(std::move(shard));
+      gathered.push_back(&p);
+    } else {
+      p.full.copy_(shard);
+    }
   }
   if (inputs.empty()) return;
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(gathers.size()); ++rank) {
-    for (const auto& p : parameters) {
-      if (p.sharded) outputs.push_back(p.layout.piece(p.full, rank));
-    }
+    for (const auto* p : gathered) outputs.push_back(p->pieces[rank]);
   }
   work = gathers.all_gather_list(outputs, inputs);
 }
@@ -177,7 +217,12 @@ void FsdpUnit::Impl::finish_gather() {
 
 void FsdpUnit::Impl::drop() {
   finish_gather();
-  for (auto& p : parameters) p.full.reset();
+  if (flat.defined() && holds_views_alone()) {
+    flat.storage().set_data_ptr_noswap(c10::DataPtr(nullptr, flat.device()));
+    emptied = std::move(flat);
+  } else if (flat.defined()) {
+    for (auto& p : parameters) p.full.reset(), p.pieces.clear();
+  }
   flat.reset();
   prefetched = false;
 }

@@ -45,18 +45,24 @@ struct Parameter {
   bool fetched = false;     // part of the unit's gathered copy: sharded ones, and whatever is kept in host memory
   Layout layout, shard;     // fetched ones: gathered; this rank's part alone
   std::int64_t offset = 0;  // in the unit's flat buffer, in elements of gather_dtype
-  std::uint64_t compared = UINT64_MAX;  // generation of the parameter when `unchanged` was found out
-  bool unchanged = false;               // it is placed and laid out as it was here
 
-  at::Tensor full;               // gathered: a view of the flat buffer
-  std::uint64_t generation = 0;  // of the parameter when it was gathered
-  bool used = false;             // since then
-  bool expected = false;         // used with a graph: its gradient is to come
-  bool arrived = false;          // in this pass
-  bool came = false;             // in the last one that reduced any of the unit's
-  at::Tensor pending;            // its gradient, not reduced yet
+  at::Tensor full;                 // gathered: a view of the flat buffer
+  std::vector<at::Tensor> pieces;  // of it, by rank: where each one's part lands
+  std::uint64_t generation = 0;    // of the parameter when it was gathered
+  bool used = false;               // since then
+  bool expected = false;           // used with a graph: its gradient is to come
+  bool arrived = false;            // in this pass
+  bool came = false;               // in the last one that reduced any of the unit's
+  at::Tensor pending;              // its gradient, not reduced yet
 
   at::Tensor lock() const;  // undefined if it is gone
+  // Whether it is placed and laid out as when it came to the unit. What its owner has put elsewhere since then is
+  // neither gathered with the unit nor served by it.
+  bool is_where_put(const DTensor& parameter);
+
+ private:
+  std::uint64_t compared_ = UINT64_MAX;  // generation of the parameter when that was found out
+  bool where_put_ = false;
 };
 
 }  // namespace dtensor::fsdp
@@ -99,6 +105,7 @@ struct FsdpUnit::Impl {
   std::vector<int> neighbours;                     // this rank's, on the shard axes
 
   at::Tensor flat, share;  // bytes: the gathered copy; this rank's part of it while it is shrunk
+  at::Tensor emptied;      // the copy before without its memory, of which the parameters' views serve again
   Work work;
   std::vector<at::Tensor> inputs;  // of the gather under way
 
@@ -118,6 +125,8 @@ struct FsdpUnit::Impl {
   void place_in_flat();
   void make_communicators();
   void make_views();
+  void take_memory();
+  bool holds_views_alone() const;
   at::Tensor shard_on_device(const fsdp::Parameter& p, const at::Tensor& tensor) const;
   void gather_shards();
   void gather_shares();

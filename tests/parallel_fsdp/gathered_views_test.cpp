@@ -1,0 +1,58 @@
+// The views of a gathered copy are made once; its memory comes and goes.
+#include <gtest/gtest.h>
+
+#include "parallel/fsdp/precision.h"
+#include "parallel/fsdp/unit.h"
+#include "parallel_fsdp/tower.h"
+
+namespace dtensor::test {
+namespace {
+
+const fsdp::Parameter& parameter_of(const at::Tensor& tensor) {
+  std::size_t k = 0;
+  auto* unit = fsdp::unit_of(tensor, k);
+  return unit->parameters[k];
+}
+
+TEST(FsdpViews, ServeAgainInOtherMemory) {
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    Tower plain(3), tower(3);
+    const auto units = tower.shard(mesh);
+    std::vector<const c10::TensorImpl*> views;
+    for (int step = 0; step < 3; ++step) {
+      tower.loss(sharded(input(), mesh)).backward();
+      plain.loss(input()).backward();
+      expect_same_gradients(tower.w, plain.w);
+      EXPECT_EQ(units[0].stats().gathered_bytes, 0);
+      for (std::size_t i = 0; i < 3; ++i) {
+        const auto& p = parameter_of(tower.w[i]);
+        EXPECT_EQ(p.full.storage().data(), nullptr);  // the memory is given back
+        if (step == 0) views.push_back(p.full.unsafeGetTensorImpl());
+        EXPECT_EQ(p.full.unsafeGetTensorImpl(), views[i]);
+      }
+    }
+  });
+}
+
+TEST(FsdpViews, WhatSomebodyHoldsKeepsItsMemory) {
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    Tower plain(3), tower(3);
+    const auto units = tower.shard(mesh);
+    const at::NoGradGuard no_grad;
+    const auto x = sharded(input(), mesh);
+    const auto former = plain.w[0].clone();
+    const auto diagonal = tower.w[0].diagonal();  // of every rank's part, and so a view of the gathered copy
+    EXPECT_EQ(DTensor(diagonal).to_local().storage().unsafeGetStorageImpl(),
+              parameter_of(tower.w[0]).full.storage().unsafeGetStorageImpl());
+    const auto held = DTensor(diagonal).to_local();
+    for (int step = 0; step < 3; ++step) {
+      expect_close(tower.loss(x), plain.loss(input()), "other units take what memory is free");
+      for (auto* w : {&plain.w[0], &tower.w[0]}) w->mul_(1.5);
+      expect_close(held, former.diagonal(), "a view of what was gathered first");
+    }
+    expect_close(diagonal, plain.w[0].diagonal(), "a view of the parameter");
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test
