@@ -144,9 +144,9 @@ class DTENSOR_API ComputeScope {
  private:
   void enter(const State& state);
 
-  std::shared_ptr<const State> outer_;
   std::vector<std::pair<at::Tensor*, at::Tensor>> kept_;
   std::optional<at::ScalarType> output_dtype_;
+  std::optional<ScopedValue<std::shared_ptr<const State>>> scope_;
 };
 
 // For this thread, while it lives: backward reduces gradients over the shard axis only and leaves the sum over replicas

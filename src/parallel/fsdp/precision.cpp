@@ -33,8 +33,6 @@ struct ComputeScope::State {
 };
 
 namespace {
-thread_local std::shared_ptr<const ComputeScope::State> compute_scope;
-
 // Casts are made before anything else of a forward pass, so autograd would come to them last, with the gradients of all
 // units waiting. Like a leaf's accumulation, theirs is to run as soon as it can.
 at::Tensor cast_of(const at::Tensor& parameter, at::ScalarType dtype) {
@@ -44,12 +42,15 @@ at::Tensor cast_of(const at::Tensor& parameter, at::ScalarType dtype) {
 }
 }  // namespace
 
-std::shared_ptr<const ComputeScope::State> ComputeScope::in_force() { return compute_scope; }
+std::shared_ptr<const ComputeScope::State> ComputeScope::in_force() {
+  const auto* innermost = ScopedValue<std::shared_ptr<const State>>::current();
+  return innermost == nullptr ? nullptr : *innermost;
+}
 
-ComputeScope::ComputeScope(const NamedTensors& parameters) : outer_(compute_scope) {
+ComputeScope::ComputeScope(const NamedTensors& parameters) {
   std::map<const c10::TensorImpl*, at::Tensor> casts;  // tied ones stay tied
   auto state = std::make_shared<State>();
-  state->outer = outer_;
+  state->outer = in_force();
   for (const auto& [name, slot] : parameters) {
     std::size_t k = 0;
     const auto* unit = fsdp::unit_of(*slot, k);
@@ -62,14 +63,14 @@ ComputeScope::ComputeScope(const NamedTensors& parameters) : outer_(compute_scop
     state->casts.push_back({slot, *slot, cast});
   }
   enter(*state);
-  compute_scope = std::move(state);
+  scope_.emplace(std::move(state));
 }
 
-ComputeScope::ComputeScope(const std::shared_ptr<const State>& again) : outer_(compute_scope) {
+ComputeScope::ComputeScope(const std::shared_ptr<const State>& again) {
   std::vector<const State*> chain;  // innermost first
   for (const auto* state = again.get(); state != nullptr; state = state->outer.get()) chain.push_back(state);
   std::for_each(chain.rbegin(), chain.rend(), [&](const State* state) { enter(*state); });
-  compute_scope = again;
+  scope_.emplace(again);
 }
 
 // A slot that has the cast, or something else, by now stays as it is.
@@ -83,7 +84,6 @@ void ComputeScope::enter(const State& state) {
 
 ComputeScope::~ComputeScope() {
   for (auto& [slot, parameter] : kept_) *slot = std::move(parameter);
-  compute_scope = std::move(outer_);
 }
 
 at::Tensor ComputeScope::output(const at::Tensor& result) const {
