@@ -6,10 +6,20 @@
 
 #include "dtensor/moe/dispatch.h"
 #include "dtensor/moe/exchange.h"
+#include "moe/dispatch_details.h"
 #include "moe/weighted_rows.h"
 
 namespace dtensor {
 namespace {
+
+struct TokensOfRanks final : DispatchDetails {
+  explicit TokensOfRanks(std::vector<std::int64_t> of_each) : count(std::move(of_each)) {}
+  const std::vector<std::int64_t> count;
+};
+
+const std::vector<std::int64_t>& tokens_of(const DispatchPlan& plan) {
+  return moe::details_of<TokensOfRanks>(plan, "AllGather").count;
+}
 
 class AllGather final : public Dispatcher {
  public:
@@ -20,13 +30,13 @@ class AllGather final : public Dispatcher {
     TORCH_CHECK(local * size() == routing.expert_count, "AllGather: ", routing.expert_count, " experts on ", size(),
                 " ranks");
     DispatchPlan plan;
-    plan.rank_tokens = tokens_of_ranks(routing);
+    plan.details = std::make_shared<TokensOfRanks>(tokens_of_ranks(routing));
     auto experts = routing.experts;
     plan.weights = routing.weights;
     if (size() > 1) {
-      experts = gather_rows_of_ranks(experts, plan.rank_tokens, ranks_) - ranks_.rank() * local;
+      experts = gather_rows_of_ranks(experts, tokens_of(plan), ranks_) - ranks_.rank() * local;
       experts = at::where(experts < 0, local, experts);
-      plan.weights = gather_rows_of_ranks(plan.weights, plan.rank_tokens, ranks_);
+      plan.weights = gather_rows_of_ranks(plan.weights, tokens_of(plan), ranks_);
     }
     const auto sorted = sort_by_bin(experts, local);
     plan.position = sorted.position.view(experts.sizes());
@@ -38,14 +48,14 @@ class AllGather final : public Dispatcher {
 
   at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const Meanwhile& meanwhile) const override {
     if (meanwhile) meanwhile();
-    const auto all = size() > 1 ? gather_rows_of_ranks(x, plan.rank_tokens, ranks_) : x;
+    const auto all = size() > 1 ? gather_rows_of_ranks(x, tokens_of(plan), ranks_) : x;
     return moe::sent_rows(all, plan);
   }
 
   at::Tensor combine(const at::Tensor& rows, const DispatchPlan& plan, const at::Tensor& base,
                      at::TensorList) const override {
     auto sum = combine_rows(rows, plan.position, plan.weighs_before ? at::Tensor() : plan.weights);
-    if (size() > 1) sum = sum_rows_of_ranks(sum, plan.rank_tokens, ranks_);
+    if (size() > 1) sum = sum_rows_of_ranks(sum, tokens_of(plan), ranks_);
     return base.defined() ? base + sum : sum;
   }
 

@@ -8,9 +8,11 @@
 
 #include <mutex>
 #include <numeric>
+#include <utility>
 
 #include "dtensor/moe/exchange.h"
 #include "moe/counting.h"
+#include "moe/dispatch_details.h"
 #include "moe/weighted_rows.h"
 
 namespace dtensor {
@@ -21,21 +23,31 @@ using Sizes = std::vector<std::int64_t>;
 int size_of(const Communicator& ranks) { return ranks ? ranks.size() : 1; }
 int rank_of(const Communicator& ranks) { return ranks ? ranks.rank() : 0; }
 
+// Of an exchange of rows.
+struct RowDetails final : DispatchDetails {
+  Sizes send_splits, take_splits;         // rows to and from each rank
+  Sizes blocks, order;                    // of the rows taken; how they are put in order of local experts
+  std::shared_ptr<SharedCounts> pending;  // counts still on their way
+};
+
+RowDetails& details_of(const DispatchPlan& plan) { return moe::details_of<RowDetails>(plan, "an exchange of rows"); }
+
 // Completes a plan from counts [ranks, experts]: what each rank has for each expert.
 void plan_rows(DispatchPlan& plan, const at::Tensor& counts, int me) {
+  auto& details = details_of(plan);
   const auto ranks = counts.size(0), experts = counts.size(1), local = experts / ranks;
   const auto* count = counts.const_data_ptr<std::int64_t>();
   plan.rows.assign(local, 0);
   for (std::int64_t r = 0; r < ranks; ++r) {
     const auto* to_me = count + r * experts + me * local;
     const auto* mine = count + me * experts + r * local;
-    plan.send_splits.push_back(std::accumulate(mine, mine + local, std::int64_t{0}));
-    plan.take_splits.push_back(std::accumulate(to_me, to_me + local, std::int64_t{0}));
-    plan.blocks.insert(plan.blocks.end(), to_me, to_me + local);
+    details.send_splits.push_back(std::accumulate(mine, mine + local, std::int64_t{0}));
+    details.take_splits.push_back(std::accumulate(to_me, to_me + local, std::int64_t{0}));
+    details.blocks.insert(details.blocks.end(), to_me, to_me + local);
     for (std::int64_t e = 0; e < local; ++e) plan.rows[e] += to_me[e];
   }
   for (std::int64_t e = 0; e < local; ++e) {
-    for (std::int64_t r = 0; r < ranks; ++r) plan.order.push_back(r * local + e);
+    for (std::int64_t r = 0; r < ranks; ++r) details.order.push_back(r * local + e);
   }
 }
 
@@ -47,29 +59,32 @@ class RowExchange : public Dispatcher {
   DispatchPlan prepare(const Routing& routing, const TokenLayout&) const override {
     check_experts(routing);
     auto plan = sort_entries(routing);
-    plan.pending = routing.counts;
+    details_of(plan).pending = routing.counts;
     routing.counts->begin(ranks_);  // on its way while dispatch() copies rows
     return plan;
   }
 
   at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const Meanwhile& meanwhile) const override {
+    const auto& details = details_of(plan);
     const auto sorted = moe::sent_rows(x, plan);
     if (size_of(ranks_) == 1) {  // the host need not know how many rows an expert has
-      if (plan.pending) plan.counts = plan.pending->local();
+      if (details.pending) plan.counts = details.pending->local();
       if (plan.counts.is_cpu()) plan.host_rows();
       if (meanwhile) meanwhile();
       return sorted;
     }
-    if (plan.pending) take_counts(plan);
-    const auto taken = all_to_all(sorted, plan.take_splits, plan.send_splits, ranks_, meanwhile);
-    return reorder_blocks(taken, plan.blocks, plan.order);
+    if (details.pending) take_counts(plan);
+    const auto taken = all_to_all(sorted, details.take_splits, details.send_splits, ranks_, meanwhile);
+    return reorder_blocks(taken, details.blocks, details.order);
   }
 
   at::Tensor combine(const at::Tensor& rows, const DispatchPlan& plan, const at::Tensor& base,
                      at::TensorList keep) const override {
     auto back = rows;
     if (size_of(ranks_) > 1) {
-      back = all_to_all(spread_blocks(rows, plan.blocks, plan.order), plan.send_splits, plan.take_splits, ranks_);
+      const auto& details = details_of(plan);
+      const auto spread = spread_blocks(rows, details.blocks, details.order);
+      back = all_to_all(spread, details.send_splits, details.take_splits, ranks_);
     }
     const auto weights = plan.weighs_before ? at::Tensor() : plan.weights;
     return base.defined() ? add_combined(base, back, plan.position, weights, keep)
@@ -85,10 +100,10 @@ class RowExchange : public Dispatcher {
   }
 
   void take_counts(DispatchPlan& plan) const {
-    const auto local = plan.pending->local().size(0) / size_of(ranks_);
-    plan_rows(plan, plan.pending->of_ranks(ranks_), rank_of(ranks_));
-    plan.counts = plan.pending->on_device(ranks_).narrow(1, rank_of(ranks_) * local, local).sum(0);
-    plan.pending.reset();
+    const auto pending = std::exchange(details_of(plan).pending, nullptr);
+    const auto local = pending->local().size(0) / size_of(ranks_);
+    plan_rows(plan, pending->of_ranks(ranks_), rank_of(ranks_));
+    plan.counts = pending->on_device(ranks_).narrow(1, rank_of(ranks_) * local, local).sum(0);
   }
 
   static DispatchPlan sort_entries(const Routing& routing) {
@@ -100,6 +115,7 @@ class RowExchange : public Dispatcher {
     plan.position = sorted.position.view(routing.experts.sizes());
     plan.weights = routing.weights;
     plan.sent = sorted.order.size(0);
+    plan.details = std::make_shared<RowDetails>();
     return plan;
   }
 
@@ -193,24 +209,25 @@ class EqualExchange final : public RowExchange {
   }
 
   void pad_segments(DispatchPlan& plan) const {
+    auto& details = details_of(plan);
     const auto ranks = static_cast<std::int64_t>(size_of(ranks_));
     const auto local = static_cast<std::int64_t>(plan.rows.size());
     const auto segment = segment_size(plan, ranks);
     const bool exact =
-        std::all_of(plan.send_splits.begin(), plan.send_splits.end(), [&](auto s) { return s == segment; }) &&
-        std::all_of(plan.take_splits.begin(), plan.take_splits.end(), [&](auto s) { return s == segment; });
+        std::all_of(details.send_splits.begin(), details.send_splits.end(), [&](auto s) { return s == segment; }) &&
+        std::all_of(details.take_splits.begin(), details.take_splits.end(), [&](auto s) { return s == segment; });
     if (exact) return;
     shift_positions(plan, segment);
     Sizes blocks, order;
     for (std::int64_t r = 0; r < ranks; ++r) {
-      blocks.insert(blocks.end(), plan.blocks.begin() + r * local, plan.blocks.begin() + (r + 1) * local);
-      blocks.push_back(segment - plan.take_splits[r]);
+      blocks.insert(blocks.end(), details.blocks.begin() + r * local, details.blocks.begin() + (r + 1) * local);
+      blocks.push_back(segment - details.take_splits[r]);
     }
-    for (const auto b : plan.order) order.push_back(b / local * (local + 1) + b % local);
-    plan.blocks = blocks;
-    plan.order = order;
-    plan.send_splits.assign(ranks, segment);
-    plan.take_splits.assign(ranks, segment);
+    for (const auto b : details.order) order.push_back(b / local * (local + 1) + b % local);
+    details.blocks = blocks;
+    details.order = order;
+    details.send_splits.assign(ranks, segment);
+    details.take_splits.assign(ranks, segment);
     plan.sent = ranks * segment;
   }
 
@@ -230,11 +247,12 @@ class EqualExchange final : public RowExchange {
   mutable std::int64_t kept_first_ = -1;
 
   static void shift_positions(DispatchPlan& plan, std::int64_t segment) {
-    Sizes ends(plan.send_splits.size());
-    std::partial_sum(plan.send_splits.begin(), plan.send_splits.end(), ends.begin());
+    const Sizes& splits = details_of(plan).send_splits;
+    Sizes ends(splits.size());
+    std::partial_sum(splits.begin(), splits.end(), ends.begin());
     const auto bounds = at::tensor(ends, plan.position.options());
     const auto target = at::bucketize(plan.position, bounds, false, /*right=*/true);
-    const auto starts = bounds - at::tensor(plan.send_splits, plan.position.options());
+    const auto starts = bounds - at::tensor(splits, plan.position.options());
     plan.position = plan.position - starts.index_select(0, target.flatten()).view_as(target) + target * segment;
   }
 };

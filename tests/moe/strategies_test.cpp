@@ -160,6 +160,21 @@ class Counting final : public Dispatcher {
   std::atomic<int>& calls_;
 };
 
+TEST(Strategies, APlanOfAnotherKindOfDispatcherIsRefused) {
+  const auto x = tokens(8);
+  RouterOptions router;
+  router.experts = 4;
+  const auto routing = route(x, at::ones({4, x.size(1)}, x.options()), router, {});
+  const auto rows = all_to_all_dispatcher({}), gathered = all_gather_dispatcher({});
+  auto plan = gathered->prepare(routing, {}), none = DispatchPlan();
+  for (auto* given : {&plan, &none}) {
+    EXPECT_NE(error_of([&] { rows->dispatch(x, *given); }).find("was not prepared by a dispatcher of this kind"),
+              std::string::npos);
+  }
+  auto other = rows->prepare(routing, {});
+  EXPECT_EQ(error_of([&] { rows->dispatch(x, other); }), "no error");
+}
+
 TEST(Strategies, AUsersOwnExchangeIsMadeForTheRanksOfTheExperts) {
   std::atomic<int> calls = 0;
   on_ranks(2, small_options(), [&](auto& layer, const auto& place) {

@@ -15,19 +15,21 @@
 
 namespace dtensor {
 
+// What a strategy knows of a pass beyond what all strategies do.
+struct DTENSOR_API DispatchDetails {
+  virtual ~DispatchDetails() = default;
+};
+
 // What one forward pass does; made by prepare().
 struct DispatchPlan {
-  at::Tensor position;         // [tokens, choices] the row of each entry among those sent; -1: dropped
-  at::Tensor weights;          // [tokens, choices]
-  bool weighs_before = false;  // rows are multiplied by them before they are sent, results are not
-  std::int64_t sent = 0;       // rows
-  std::vector<std::int64_t> send_splits, take_splits;  // rows to and from each rank
-  std::vector<std::int64_t> blocks, order;             // of the rows taken; how they are put in order of local experts
-  at::Tensor counts;                                   // [local experts] int64: rows of each, where the rows are
-  std::vector<std::int64_t> rows;                      // the same; empty off the CPU where no exchange needs it
-  std::int64_t dropped = 0;                            // entries of this rank
-  std::vector<std::int64_t> rank_tokens;               // AllGather: tokens of each rank
-  std::shared_ptr<SharedCounts> pending;               // counts still on their way
+  at::Tensor position;                       // [tokens, choices] the row of each entry among those sent; -1: dropped
+  at::Tensor weights;                        // [tokens, choices]
+  bool weighs_before = false;                // rows are multiplied by them before they are sent, results are not
+  std::int64_t sent = 0;                     // rows
+  at::Tensor counts;                         // [local experts] int64: rows of each, where the rows are
+  std::vector<std::int64_t> rows;            // the same; empty off the CPU where no exchange needs it
+  std::int64_t dropped = 0;                  // entries of this rank
+  std::shared_ptr<DispatchDetails> details;  // of the dispatcher that made the plan
 
   at::IntArrayRef host_rows();  // reads `counts` where nobody has yet
 };
