@@ -87,7 +87,6 @@ struct Stack : nn::Module {
   nn::Block first, second;
 };
 
-// The schedule of fully_shard: units of a block, one unit of both.
 // The gradient of a segment's input is a sum over tp, which a leaf's may wait as; what is before the segment needs it.
 TEST(Checkpoint, WhatIsBeforeASegmentHasItsGradient) {
   test::Draw draw(9);
@@ -105,9 +104,16 @@ TEST(Checkpoint, WhatIsBeforeASegmentHasItsGradient) {
       const at::Tensor own = put(scale, Replicate()).requires_grad_(), columns = put(up, Shard(1)),
                        rows = put(down, Shard(0)), input = put(x, Replicate());
       {
+        const CommDebugMode comms;
         std::optional<NoGradientSync> off;
         if (unreduced) off.emplace();
         loss(checkpoint(segment, {input * own, columns, rows})[0]).backward();
+        const auto forward = comms.total("all_reduce", Phase::forward),
+                   backward = comms.total("all_reduce", Phase::backward);
+        EXPECT_EQ(forward.calls, 1);  // the result's; not again in the recomputation
+        EXPECT_EQ(backward.calls, unreduced ? 0 : 1);
+        EXPECT_EQ(comms.total().calls, forward.calls + backward.calls);
+        EXPECT_LE(comms.total().bytes, (unreduced ? 1 : 2) * x.numel() * 8);
       }
       ASSERT_TRUE(own.grad().defined());
       test::expect_close(own.grad(), plain.grad(), unreduced ? "without synchronisation" : "with it");
@@ -115,6 +121,7 @@ TEST(Checkpoint, WhatIsBeforeASegmentHasItsGradient) {
   });
 }
 
+// The schedule of fully_shard: units of a block, one unit of both.
 TEST(Checkpoint, IsRightUnderFullyShard) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"shard"});
