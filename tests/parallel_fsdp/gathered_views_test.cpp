@@ -15,23 +15,25 @@ const fsdp::Parameter& parameter_of(const at::Tensor& tensor) {
 }
 
 TEST(FsdpViews, ServeAgainInOtherMemory) {
-  on_mesh({2}, [&](const DeviceMesh& mesh) {
-    Tower plain(3), tower(3);
-    const auto units = tower.shard(mesh);
-    std::vector<const c10::TensorImpl*> views;
-    for (int step = 0; step < 3; ++step) {
-      tower.loss(sharded(input(), mesh)).backward();
-      plain.loss(input()).backward();
-      expect_same_gradients(tower.w, plain.w);
-      EXPECT_EQ(units[0].stats().gathered_bytes, 0);
-      for (std::size_t i = 0; i < 3; ++i) {
-        const auto& p = parameter_of(tower.w[i]);
-        EXPECT_EQ(p.full.storage().data(), nullptr);  // the memory is given back
-        if (step == 0) views.push_back(p.full.unsafeGetTensorImpl());
-        EXPECT_EQ(p.full.unsafeGetTensorImpl(), views[i]);
+  for (const std::variant<bool, std::int64_t> reshard : {std::variant<bool, std::int64_t>(true), {2L}}) {
+    on_mesh({4}, [&](const DeviceMesh& mesh) {
+      Tower plain(3), tower(3);
+      const auto units = tower.shard(mesh, {.reshard_after_forward = reshard});
+      std::vector<const c10::TensorImpl*> views;
+      for (int step = 0; step < 3; ++step) {
+        tower.loss(sharded(input(), mesh)).backward();
+        plain.loss(input()).backward();
+        expect_same_gradients(tower.w, plain.w);
+        EXPECT_EQ(units[0].stats().gathered_bytes, 0);
+        for (std::size_t i = 0; i < 3; ++i) {
+          const auto& p = parameter_of(tower.w[i]);
+          EXPECT_EQ(p.full.storage().data(), nullptr);  // the memory is given back
+          if (step == 0) views.push_back(p.full.unsafeGetTensorImpl());
+          EXPECT_EQ(p.full.unsafeGetTensorImpl(), views[i]);
+        }
       }
-    }
-  });
+    });
+  }
 }
 
 TEST(FsdpViews, WhatSomebodyHoldsKeepsItsMemory) {

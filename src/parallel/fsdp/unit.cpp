@@ -229,9 +229,11 @@ void FsdpUnit::Impl::drop() {
 
 void FsdpUnit::Impl::shrink() {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const auto mine = shares_of(flat)[static_cast<std::size_t>(neighbours_comm.rank())];
-  share = neighbours_comm.empty(mine.sizes(), mine.options());
-  share.copy_(mine);
+  {
+    const auto mine = shares_of(flat)[static_cast<std::size_t>(neighbours_comm.rank())];
+    share = neighbours_comm.empty(mine.sizes(), mine.options());
+    share.copy_(mine);
+  }
   drop();
 }
 
