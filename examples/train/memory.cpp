@@ -21,8 +21,6 @@ std::int64_t peak_resident() {
   return 0;
 }
 
-int states_of(const std::string& optimizer) { return optimizer == "sgd" ? 1 : 2; }
-
 // What waits for the last piece of a batch is that of all units, not of one.
 std::int64_t waiting_gradients(const std::vector<dtensor::FsdpUnit>& units) {
   std::int64_t bytes = 0;
@@ -57,7 +55,7 @@ bool is_unreduced(const at::Tensor& gradient) {
 }  // namespace
 
 void MemoryUse::predict(const std::vector<dtensor::FsdpUnit>& units, const Options& options) {
-  predicted = dtensor::predict_memory(units, states_of(options.optimizer));
+  predicted = dtensor::predict_memory(units);
   if (options.grad_accum > 1) predicted.unreduced = waiting_gradients(units);
 }
 
@@ -78,7 +76,7 @@ void MemoryUse::predict_in_stages(const std::vector<std::vector<dtensor::FsdpUni
     }
     together += bytes_of_stage[static_cast<std::size_t>(stage)];
   }
-  predicted = dtensor::predict_memory(all, states_of(options.optimizer));
+  predicted = dtensor::predict_memory(all);
   predicted.unreduced = waiting_gradients(all);
   const auto rank = static_cast<std::size_t>(schedule.rank_of(own.front()));
   predicted.gathered = options.reshard == "false" ? together : largest + (own.size() > 1 ? second : 0);

@@ -30,7 +30,7 @@ struct MemoryUse {
   };
   std::vector<OfRank> of_pipeline = {};
 
-  // Two states a parameter, one for sgd; what Shampoo and Muon keep is another amount.
+  // All but the optimizer's states, which the optimizer tells.
   void predict(const std::vector<dtensor::FsdpUnit>& units, const Options& options);
   // In stages, of which this rank has `own`: `units` of each stage.
   void predict_in_stages(const std::vector<std::vector<dtensor::FsdpUnit>>& units, const std::vector<int>& own,

@@ -31,12 +31,13 @@ std::unique_ptr<dtensor::Optimizer> one_group(const NamedTensors& parameters, co
 
 // The matrices of the blocks; embeddings, head and a router's gate are look-up tables rather than maps, and experts are
 // packed in tensors of three dimensions.
+bool is_map(const std::string& name, const at::Tensor& parameter) {
+  return parameter.dim() == 2 && name.starts_with("h.") && !name.ends_with("gate.weight");
+}
+
 std::unique_ptr<dtensor::Optimizer> muon(const NamedTensors& parameters, const OptimizerOptions& o) {
   NamedTensors matrices, rest;
-  for (const auto& item : parameters) {
-    const bool maps = item.second->dim() == 2 && item.first.starts_with("h.") && !item.first.ends_with("gate.weight");
-    (maps ? matrices : rest).push_back(item);
-  }
+  for (const auto& item : parameters) (is_map(item.first, *item.second) ? matrices : rest).push_back(item);
   const dtensor::MuonOptions options{.lr = o.lr, .weight_decay = o.weight_decay, .match_adamw_rms = true};
   std::vector<std::unique_ptr<dtensor::Optimizer>> parts;
   parts.push_back(one_group<dtensor::Muon>(matrices, options));
@@ -65,6 +66,17 @@ std::unique_ptr<dtensor::Optimizer> make(const NamedTensors& parameters, const O
   throw std::invalid_argument("no optimizer is called " + o.name);
 }
 
+// Of the states that have a parameter's shape. Shampoo and Muon keep those of half types in single precision.
+std::int64_t state_bytes_of(const OptimizerOptions& o, const std::string& name, const at::Tensor& parameter) {
+  const bool muon = o.name == "muon" && is_map(name, parameter);
+  const bool one = o.name == "sgd" || muon || (o.name == "shampoo" && o.shampoo.grafting == "none");
+  const bool wide = parameter.element_size() == 2 && (muon || o.name == "shampoo");
+  return local_bytes(parameter) * (one ? 1 : 2) * (wide ? 2 : 1);
+}
+
+// What its owner keeps of a block; state() hands it out in equal parts.
+bool is_of_block(const std::string& name) { return name.starts_with("factor.") || name.starts_with("root."); }
+
 at::Tensor gradient_norm(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& p : parameters) gradients.push_back(p.grad());
@@ -75,7 +87,7 @@ at::Tensor gradient_norm(const std::vector<at::Tensor>& parameters) {
 
 Optimizer::Optimizer(const NamedTensors& parameters, OptimizerOptions options)
     : options_(std::move(options)), rule_(make(parameters, options_)) {
-  for (const auto& [name, tensor] : parameters) parameters_.push_back(*tensor);
+  for (const auto& [name, tensor] : parameters) names_.push_back(name), parameters_.push_back(*tensor);
 }
 
 double Optimizer::next_lr() const {
@@ -89,9 +101,19 @@ void Optimizer::add_to(dtensor::Checkpoint& checkpoint) {
 }
 
 std::int64_t Optimizer::state_bytes() const {
-  std::int64_t bytes = 0;
+  const auto* shampoo = dynamic_cast<const dtensor::Shampoo*>(rule_.get());
+  std::int64_t bytes = shampoo == nullptr ? 0 : shampoo->owned_bytes();
   for (const at::Tensor& p : parameters_) {
-    for (const auto& [name, tensor] : rule_->state(p)) bytes += local_bytes(tensor);
+    for (const auto& [name, tensor] : rule_->state(p)) bytes += is_of_block(name) ? 0 : local_bytes(tensor);
+  }
+  return bytes;
+}
+
+std::int64_t Optimizer::predicted_state_bytes() const {
+  const auto* shampoo = dynamic_cast<const dtensor::Shampoo*>(rule_.get());
+  std::int64_t bytes = shampoo == nullptr ? 0 : shampoo->predicted_bytes();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    bytes += state_bytes_of(options_, names_[i], parameters_[i]);
   }
   return bytes;
 }

@@ -28,14 +28,18 @@ class Optimizer {
   // Clips, updates and forgets the gradients. Returns their global norm before clipping, a scalar tensor. `look` is
   // told it before anything is updated; what it throws leaves the parameters as they were.
   at::Tensor step(const std::function<void(const at::Tensor& norm)>& look = {});
-  double next_lr() const;            // what the next step() uses
-  std::int64_t state_bytes() const;  // of what this rank keeps for the parameters. Collective
+  double next_lr() const;  // what the next step() uses
+  // Of what this rank keeps for the parameters, and of what it will keep once every parameter had a step (with Shampoo:
+  // and its inverse roots). The first is collective.
+  std::int64_t state_bytes() const;
+  std::int64_t predicted_state_bytes() const;
   void add_to(dtensor::Checkpoint& checkpoint);
 
  private:
   OptimizerOptions options_;
   std::int64_t steps_done_ = 0;
   std::unique_ptr<dtensor::Optimizer> rule_;
+  std::vector<std::string> names_;
   std::vector<at::Tensor> parameters_;
 };
 

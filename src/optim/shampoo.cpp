@@ -145,6 +145,18 @@ std::int64_t Shampoo::owned_bytes() const {
   return bytes;
 }
 
+std::int64_t Shampoo::predicted_bytes() const {
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < entries().size(); ++i) {
+    const auto element = static_cast<std::int64_t>(c10::elementSize(entries()[i].dtype));
+    for (const Preconditioner& p : state_->blocks[i]) {
+      if (!state_->exchange.owned(p.block)) continue;
+      for (const auto d : p.shape.shape) bytes += 2 * d * d * element;
+    }
+  }
+  return bytes;
+}
+
 void Shampoo::update(const std::vector<Entry*>& active) {
   std::vector<Moving> moving;
   for (const optim::Bucket& b : optim::make_buckets(active, false)) {

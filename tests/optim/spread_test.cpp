@@ -158,6 +158,8 @@ TEST(Spread, WorkIsShared) {
     for (const Placements& placements : {Placements{Replicate(), Replicate()}, Placements{Replicate(), Shard(0)}}) {
       const at::Tensor p = distribute_tensor(Draw(1).normal({16, 8}), mesh, placements).requires_grad_();
       Shampoo optimizer({p}, {.frequency = 1, .start = 1, .block_size = 4});
+      EXPECT_EQ(optimizer.owned_bytes(), 0);
+      EXPECT_EQ(optimizer.predicted_bytes(), 2 * 2 * 2 * 16 * 8);
       p.mutable_grad() = distribute_tensor(Draw(2).normal({16, 8}), mesh, placements);
       optimizer.step();
       EXPECT_EQ(optimizer.owned_bytes(), 2 * 2 * 2 * 16 * 8);  // 2 of 8 blocks, factors and roots, left and right

@@ -132,12 +132,23 @@ TEST(FsdpCollectives, MixedPrecisionGathersAsOftenAndHalfTheBytes) {
 
 // What --memory prints. Everything but what is in flight is known to the byte.
 TEST(FsdpMemory, IsPredicted) {
-  for (const bool bf16 : {false, true}) {
+  struct Case {
+    const char* optimizer;
+    train::Dtype dtype = train::Dtype::float32;
+    const char* grafting = "adam";
+    bool bf16 = false;
+  };
+  for (const Case& c :
+       {Case{"adamw", train::Dtype::float32, "adam", true}, Case{"sgd"}, Case{"muon"},
+        Case{"muon", train::Dtype::bfloat16}, Case{"shampoo"}, Case{"shampoo", train::Dtype::bfloat16, "none"}}) {
+    SCOPED_TRACE(c10::str(c.optimizer, " ", to_string(c.dtype), " ", c.grafting));
     dtensor::run_local(2, [&](dtensor::Communicator world) {
       train::Options options;
       options.mesh = train::MeshShape{1, 2, 1};
-      options.optimizer = bf16 ? "adamw" : "sgd";
-      options.bf16 = bf16;
+      options.optimizer = c.optimizer;
+      options.dtype = c.dtype;
+      options.shampoo = {.frequency = 1, .start = 1, .grafting = c.grafting};
+      options.bf16 = c.bf16;
       options.steps = 2, options.batch = 2, options.seq = 16;
       train::MemoryUse memory;
       train::train_on_mesh(world, options, train::Corpus::read({}, options.seq), {}, &memory);

@@ -45,8 +45,9 @@ class DTENSOR_API Shampoo final : public GroupOptimizer<ShampooOptions> {
   explicit Shampoo(const std::vector<Group>& groups);
   ~Shampoo() override;
 
-  // Bytes of the factors and roots that this rank owns.
+  // Bytes of the factors and roots that this rank owns; and of those that it will own once every block has them.
   std::int64_t owned_bytes() const;
+  std::int64_t predicted_bytes() const;
 
  private:
   void update(const std::vector<Entry*>& active) override;
