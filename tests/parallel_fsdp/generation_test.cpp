@@ -3,6 +3,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include "parallel_fsdp/tower.h"
+#include "support/errors.h"
 
 namespace dtensor::test {
 namespace {
@@ -87,6 +88,21 @@ TEST(Generation, AParameterThatWasPutElsewhereLeavesTheGathersOfItsUnit) {
         loss.backward(), wanted.backward();
         expect_same_gradients(tower.w, plain.w);
       }
+      EXPECT_EQ(unit.stats().gathered_bytes, 0);
+    }
+  });
+}
+
+// Nothing is served of a gather that failed: each use says so anew, and afterwards nothing counts as gathered.
+TEST(Generation, AGatherThatFailedServesNothing) {
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    Tower tower(2);
+    const auto unit = fully_shard(tower.list(), mesh);
+    const auto x = sharded(input(), mesh);
+    const at::NoGradGuard no_grad;
+    tower.w[1].reset();
+    for (int use = 0; use < 3; ++use) {
+      EXPECT_NE(error_of([&] { at::linear(x, tower.w[0]); }).find("parameter 'w1' is gone"), std::string::npos);
       EXPECT_EQ(unit.stats().gathered_bytes, 0);
     }
   });

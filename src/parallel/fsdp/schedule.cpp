@@ -73,7 +73,13 @@ void Schedule::note_use(Unit& unit, Parameter& p, const DTensor& parameter) {
 void Schedule::gather(Unit& unit) {
   if (!unit.is_gathered()) count_gathered(unit.flat_bytes);
   unit.drop();
-  unit.start_gather();
+  try {
+    unit.start_gather();
+  } catch (...) {
+    unit.abandon_gather();
+    count_gathered(-unit.flat_bytes);
+    throw;
+  }
   ++stats.all_gathers;
 }
 

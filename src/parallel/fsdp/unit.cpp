@@ -210,9 +210,22 @@ void FsdpUnit::Impl::gather_shares() {
 
 void FsdpUnit::Impl::finish_gather() {
   if (inputs.empty()) return;
-  work.wait();
+  try {
+    work.wait();
+  } catch (...) {
+    abandon_gather();
+    throw;
+  }
   work = Work();
   inputs.clear();
+}
+
+void FsdpUnit::Impl::abandon_gather() {
+  work = Work();
+  inputs.clear();
+  for (auto& p : parameters) p.full.reset(), p.pieces.clear();
+  flat.reset();
+  prefetched = false;
 }
 
 void FsdpUnit::Impl::drop() {

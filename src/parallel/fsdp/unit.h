@@ -82,6 +82,8 @@ struct FsdpUnit::Impl {
   bool all_fresh() const;  // of all parameters, though the copy may be gone
   void start_gather();
   void finish_gather();
+  // What did not come whole serves nobody.
+  void abandon_gather();
   void drop();
   // Drops all but this rank's share among its neighbours (reshard_after_forward = a number).
   void shrink();
