@@ -26,43 +26,29 @@ at::Tensor on_mesh(const DeviceMesh& mesh, const DTensor& sum) {
   return DTensor::from_local(sum.to_local().to(mesh.device_type()), mesh, sum.placements(), sum.sizes(), sum.strides());
 }
 
-// Whether an earlier gradient was not reduced, or not brought to where the unit keeps its gradients.
-bool joins(const Unit& unit, const Parameter& p, const DTensor& earlier, const DTensor& gradient) {
-  if (unit.is_offloaded()) return earlier.mesh() == gradient.mesh();
-  return earlier.placements() == gradient.placements() && earlier.placements() != p.reduced;
-}
-
 }  // namespace
 
 void Schedule::gradient(Unit& unit, std::size_t k, const DTensor& parameter, const at::Tensor& gradient) {
-  const at::NoGradGuard no_grad;
   const int pass = current_backward();
   enter_pass(pass);
   switch_phase(kBackward);
-  if (unit.pending_pass < 0) unit.pending_pass = pass;
   auto& p = unit.parameters[k];
+  const at::NoGradGuard no_grad;
+  if (unit.pending_pass < 0) unit.pending_pass = pass;
   if (unit.arrivals == 0 && p.fetched && !p.expected) {
     // Of a graph that is older than the end of the pass before: like that one's, as far as is known.
     for (auto& other : unit.parameters) other.expected |= other.came;
   }
-  add_pending(unit, p, parameter, gradient);
+  add_pending(p, gradient);
   // A unit over several recomputed segments is complete after each of them.
   if (++unit.arrivals < unit.awaited || !unit.complete()) return;
   ++unit.reductions;
-  reduce(unit);
+  reduce(unit, gradient);
   release(unit);
 }
 
-void Schedule::add_pending(const Unit& unit, Parameter& p, const DTensor& parameter, at::Tensor gradient) {
+void Schedule::add_pending(Parameter& p, at::Tensor gradient) {
   if (gradient.requires_grad()) gradient = gradient.detach();
-  // What NoGradientSync left joins it.
-  if (is_dtensor(parameter.grad())) {
-    const auto earlier = named_alike(p, DTensor(parameter.grad())), own = named_alike(p, DTensor(gradient));
-    if (joins(unit, p, earlier, own)) {
-      gradient = earlier.add(own);
-      parameter.mutable_grad().reset();
-    }
-  }
   if (p.pending.defined()) {  // of another segment
     count_unreduced(-bytes_of(p.pending));
     gradient = named_alike(p, DTensor(p.pending)).add(named_alike(p, DTensor(gradient)));
@@ -74,9 +60,9 @@ void Schedule::add_pending(const Unit& unit, Parameter& p, const DTensor& parame
 
 // Where collectives run in the background, two reductions are under way at most: the reduce-scatter of the unit that
 // was completed last, and the sum over replicas of the one before.
-void Schedule::reduce(Unit& unit) {
+void Schedule::reduce(Unit& unit, const at::Tensor& arriving) {
   advance_reductions();
-  scattering_ = std::make_unique<Reduction>(unit);
+  scattering_ = std::make_unique<Reduction>(unit, arriving);
   stats.reduce_scatters += static_cast<std::int64_t>(scattering_->scatters.size());
   if (!unit.reduces.asynchronous()) finish_reductions();
 }
@@ -84,9 +70,10 @@ void Schedule::reduce(Unit& unit) {
 void Schedule::advance_reductions() {
   if (const auto done = std::move(summing_)) done->finish();
   if (!scattering_) return;
-  summing_ = std::move(scattering_);
-  stats.all_reduces += summing_->sum_up(!NoReplicaSync::active());
-  count_unreduced(-summing_->bytes);
+  auto next = std::move(scattering_);
+  stats.all_reduces += next->sum_up(!NoReplicaSync::active());
+  count_unreduced(-next->bytes);
+  summing_ = std::move(next);
 }
 
 void Schedule::finish_reductions() {
@@ -105,7 +92,7 @@ bool Schedule::take_leftovers(const Unit& unit, Parameter& p) {
   }
   if (reduced) return false;
   p.pending = on_mesh(unit.mesh, sum);
-  tensor.mutable_grad().reset();
+  p.earlier = EarlierGradient(DTensor(tensor));
   count_unreduced(bytes_of(p.pending));
   return true;
 }

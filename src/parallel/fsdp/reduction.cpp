@@ -37,19 +37,74 @@ Placements before_reduction(const Unit& unit, const Parameter& p, const Placemen
   return result;
 }
 
-std::vector<Item> take_pending(Unit& unit) {
+// Whether an earlier gradient was not reduced over the shard axes, or not brought to where the unit keeps its
+// gradients. What waits for the sum over replicas alone joins before that.
+bool is_unreduced(const Unit& unit, const Parameter& p, const DTensor& earlier) {
+  if (unit.is_offloaded()) return earlier.mesh() == unit.mesh;
+  const auto placements = names_of(p, earlier);
+  for (std::size_t axis = 0; axis < placements.size(); ++axis) {
+    if (static_cast<std::int64_t>(axis) != unit.axes.replicate && placements[axis] != p.reduced[axis]) return true;
+  }
+  return false;
+}
+
+// Where either is a sum yet, both are made one.
+DTensor added(const Parameter& p, const DTensor& earlier, const DTensor& gradient) {
+  const auto sum = named_alike(p, earlier), own = named_alike(p, gradient);
+  if (sum.placements() == own.placements()) return DTensor(sum.add(own));
+  Placements both = own.placements();
+  for (std::size_t axis = 0; axis < both.size(); ++axis) {
+    if (sum.placements()[axis].is_partial()) both[axis] = sum.placements()[axis];
+  }
+  return DTensor(sum.redistribute(both).add(own.redistribute(both)));
+}
+
+// What NoGradientSync left joins the gradient only now: a pass that throws before leaves it as it was.
+void join_earlier(const Unit& unit, const Parameter& p, const DTensor& parameter, DTensor& gradient,
+                  EarlierGradient& earlier) {
+  if (!is_dtensor(parameter.grad()) || !is_unreduced(unit, p, DTensor(parameter.grad()))) return;
+  earlier = EarlierGradient(parameter);
+  gradient = added(p, earlier.sum(), gradient);
+}
+
+// Whether nobody else sees the memory of a gradient, of which others have that many handles. A view keeps alive what it
+// is a view of, as other views of that do.
+bool is_sole(const DTensor& gradient, std::size_t others, const at::Tensor& local) {
+  const bool view = gradient.is_view();
+  return gradient.use_count() == 1 + others && !(view && gradient._base().use_count() > 1) && local.use_count() == 2 &&
+         local.storage().use_count() <= (view ? 2u : 1u);
+}
+
+// The local part of what is to be reduced, which becomes .grad, or is summed in place, where it is not scattered:
+// autograd gives one tensor to several parameters, and hooks may keep it.
+at::Tensor local_to_reduce(const Unit& unit, const Parameter& p, const DTensor& gradient, const Placements& wanted,
+                           const at::Tensor& arriving) {
+  constexpr std::size_t kHandlesOfHook =
+      2;  // what autograd's hook has of an arriving gradient: its argument and a copy
+  const bool as_is = wanted == names_of(p, gradient);
+  auto local = (as_is ? gradient : named_alike(p, gradient).redistribute(wanted)).to_local();
+  if (C10_UNLIKELY(local.is_conj() || local.is_neg())) return local.resolve_conj().resolve_neg();
+  if (p.sharded && is_sum_on_shards(unit, wanted)) return local;
+  if (!local.is_alias_of(gradient.to_local())) return local;
+  local = gradient.to_local();
+  return is_sole(gradient, gradient.is_same(arriving) ? kHandlesOfHook : 0, local) ? local : local.clone();
+}
+
+std::vector<Item> take_pending(Unit& unit, const at::Tensor& arriving) {
   std::vector<Item> items;
   items.reserve(unit.parameters.size());
   for (auto& p : unit.parameters) {
     if (!p.pending.defined()) continue;
-    const DTensor gradient(std::exchange(p.pending, at::Tensor()));
+    DTensor gradient(std::exchange(p.pending, at::Tensor()));
+    auto earlier = std::exchange(p.earlier, EarlierGradient());
     p.expected = false;
     const auto tensor = p.lock();
     if (!tensor.defined()) continue;
-    const Placements given = names_of(p, gradient);
-    auto wanted = before_reduction(unit, p, given);
-    auto local = (wanted == given ? gradient : named_alike(p, gradient).redistribute(wanted)).to_local();
-    items.push_back({&p, DTensor(tensor), std::move(local), std::move(wanted)});
+    const DTensor parameter(tensor);
+    join_earlier(unit, p, parameter, gradient, earlier);
+    auto wanted = before_reduction(unit, p, names_of(p, gradient));
+    auto local = local_to_reduce(unit, p, gradient, wanted, arriving);
+    items.push_back({&p, parameter, std::move(local), std::move(wanted), std::move(earlier)});
   }
   unit.pending_pass = -1;
   return items;
@@ -108,13 +163,19 @@ void finish_scatter(const Unit& unit, Scatter& scatter) {
   scatter.inputs.clear();
 }
 
-// What earlier passes left reduced over the shard axis only joins before the sum over replicas.
-void join_accumulated(Item& item, std::size_t axis) {
-  if (!item.placements[axis].is_partial()) return;
-  const auto sum = item.parameter.grad();
-  if (!is_dtensor(sum) || DTensor(sum).placements() != item.placements) return;
-  item.local = in_dtype(item.local, item.p->dtype) + DTensor(sum).to_local().to(item.local.device());
-  item.parameter.mutable_grad().reset();
+// What earlier passes left reduced over the shard axis only joins before the sum over replicas. A gradient that is
+// whole on those is one replica's share of it.
+void join_accumulated(const Unit& unit, Item& item, std::size_t axis) {
+  const auto& grad = item.parameter.grad();
+  if (!is_dtensor(grad) || !DTensor(grad).placements()[axis].is_partial()) return;
+  auto as_sum = item.placements;
+  as_sum[axis] = DTensor(grad).placements()[axis];
+  if (DTensor(grad).placements() != as_sum) return;
+  const bool mine = item.placements[axis].is_partial() || unit.replicas.rank() == 0;
+  item.earlier = EarlierGradient(item.parameter);
+  item.placements = as_sum;
+  const auto sum = item.earlier.sum().to_local().to(item.local.device());
+  item.local = mine ? in_dtype(item.local, item.p->dtype) + sum : sum.clone();
 }
 
 bool any_sum_on(std::size_t axis, const std::vector<Item>& items) {
@@ -187,10 +248,10 @@ DTensor named_alike(const Parameter& p, const DTensor& gradient) {
   return DTensor::from_local(gradient.to_local(), gradient.mesh(), placements, gradient.sizes(), gradient.strides());
 }
 
-Reduction::Reduction(Unit& of) : unit(of) {
+Reduction::Reduction(Unit& of, const at::Tensor& arriving) : unit(of) {
   for (const auto& p : unit.parameters) bytes += p.pending.defined() ? local_bytes(p.pending) : 0;
   const CollectivesOf parameters([this] { return unit.local_parts(); });
-  items = take_pending(unit);
+  items = take_pending(unit, arriving);
   const at::AutoDispatchBelowADInplaceOrView below;
   scatters = start_scatters(unit, items);
 }
@@ -211,7 +272,7 @@ int Reduction::sum_up(bool over_replicas) {
   }
   if (unit.axes.replicate < 0) return collectives;
   const auto axis = static_cast<std::size_t>(unit.axes.replicate);
-  for (auto& item : items) join_accumulated(item, axis);
+  for (auto& item : items) join_accumulated(unit, item, axis);
   if (!over_replicas) return collectives;
   replica_sums = start_sums(unit, unit.replicas, axis, items);
   return collectives + (unit.replicas.size() > 1 ? static_cast<int>(replica_sums.size()) : 0);
@@ -219,7 +280,16 @@ int Reduction::sum_up(bool over_replicas) {
 
 void Reduction::finish() {
   for (auto& sum : replica_sums) sum.work.wait();
-  for (const auto& item : items) accumulate(item, unit.home);
+  for (auto& item : items) {
+    item.earlier.done();
+    accumulate(item, unit.home);
+  }
+}
+
+void Reduction::discard() {
+  for (auto& item : items) item.earlier.done();
+  for (auto& scatter : scatters) scatter.work.wait();
+  for (auto& sum : replica_sums) sum.work.wait();
 }
 
 }  // namespace dtensor::fsdp

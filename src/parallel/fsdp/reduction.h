@@ -17,6 +17,7 @@ struct Item {
   DTensor parameter;
   at::Tensor local;       // of the gradient
   Placements placements;  // of the gradient, as far as it is
+  EarlierGradient earlier;
 };
 
 // One reduce-scatter: gradients of one dtype.
@@ -36,9 +37,11 @@ struct Sum {
 // Made of what is pending, with its reduce-scatter under way. sum_up waits for that, sums over the other axes and
 // starts the sum over replicas; finish waits for it and accumulates.
 struct Reduction {
-  explicit Reduction(FsdpUnit::Impl& of);
+  // `arriving`: the gradient with which the unit is complete, while its reduce hook runs.
+  Reduction(FsdpUnit::Impl& of, const at::Tensor& arriving);
   int sum_up(bool over_replicas);  // how many collectives
   void finish();
+  void discard();  // instead: what is under way ends, but counts for nothing
 
   FsdpUnit::Impl& unit;
   std::int64_t bytes = 0;  // unreduced

@@ -52,8 +52,9 @@ class Schedule {
   void note_use(Unit& unit, Parameter& p, const DTensor& parameter);
   void prefetch(const Unit& unit);
   bool may_prefetch(const Unit& by, const Unit& next) const;
-  void reduce(Unit& unit);
-  void add_pending(const Unit& unit, Parameter& p, const DTensor& parameter, at::Tensor gradient);
+  void finish_gather(Unit& unit);
+  void reduce(Unit& unit, const at::Tensor& arriving = {});
+  void add_pending(Parameter& p, at::Tensor gradient);
   void advance_reductions();
   bool take_leftovers(const Unit& unit, Parameter& p);
   void count_gathered(std::int64_t bytes);

@@ -34,6 +34,27 @@ class UseCounts {
   std::size_t passes_ = 0;
 };
 
+// What NoGradientSync or NoReplicaSync left in .grad, taken out to be reduced together with a new gradient. It comes
+// back where that fails.
+class EarlierGradient {
+ public:
+  EarlierGradient() = default;
+  explicit EarlierGradient(const DTensor& parameter)
+      : parameter_(parameter), sum_(std::exchange(parameter.mutable_grad(), at::Tensor())) {}
+  EarlierGradient(EarlierGradient&&) noexcept = default;
+  EarlierGradient& operator=(EarlierGradient&&) noexcept = default;
+  ~EarlierGradient() {
+    if (sum_.defined() && !parameter_.grad().defined()) parameter_.mutable_grad() = std::move(sum_);
+  }
+  DTensor sum() const { return DTensor(sum_); }
+  // It is part of what is accumulated next.
+  void done() { sum_.reset(); }
+
+ private:
+  DTensor parameter_;
+  at::Tensor sum_;
+};
+
 struct Parameter {
   std::string name;
   using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
@@ -54,6 +75,7 @@ struct Parameter {
   bool arrived = false;            // in this pass
   bool came = false;               // in the last one that reduced any of the unit's
   at::Tensor pending;              // its gradient, not reduced yet
+  EarlierGradient earlier;         // where that is only what NoGradientSync left
 
   at::Tensor lock() const;  // undefined if it is gone
   // Whether it is placed and laid out as when it came to the unit. What its owner has put elsewhere since then is

@@ -1,0 +1,108 @@
+// Autograd gives one gradient to several parameters (of a sum), and hooks may keep it: what is reduced is the unit's
+// own.
+#include "parallel_fsdp/tower.h"
+
+namespace dtensor::test {
+namespace {
+
+using List = std::vector<at::Tensor>;
+using Loss = std::function<at::Tensor(const List&, const at::Tensor&)>;
+
+List parameters(const std::vector<Shape>& sizes) {
+  Draw draw(3);
+  List list;
+  for (const auto& s : sizes) list.push_back(draw.normal(s).requires_grad_());
+  return list;
+}
+
+List in_a_unit(const List& plain, const DeviceMesh& mesh) {
+  List copy;
+  NamedTensors list;
+  for (const auto& t : plain) copy.push_back(t.detach().clone().requires_grad_());
+  for (std::size_t i = 0; i < copy.size(); ++i) list.emplace_back("p" + std::to_string(i), &copy[i]);
+  fully_shard(list, mesh);
+  return copy;
+}
+
+DeviceMesh hsdp(const Communicator& world, std::int64_t replicas, std::int64_t shards) {
+  return init_device_mesh(world, at::kCPU, {replicas, shards}, {"replicate", "shard"});
+}
+
+// Several passes accumulate; then one gradient is written to, as clipping does. `one_device`: what is expected, where
+// plain autograd would not give it.
+void expect_as_on_one_device(const DeviceMesh& mesh, const List& plain, const Loss& loss, Loss one_device = {}) {
+  if (!one_device) one_device = loss;
+  const auto mine = in_a_unit(plain, mesh);
+  const auto x = Draw(5).normal({8, 4});
+  const auto on = distribute_tensor(x, mesh, {Shard(0), Shard(0)});
+  for (int pass = 0; pass < 3; ++pass) {
+    one_device(plain, x).backward();
+    loss(mine, on).backward();
+    expect_same_gradients(mine, plain);
+  }
+  for (const auto& list : {plain, mine}) list[0].grad().mul_(3);
+  expect_same_gradients(mine, plain);
+}
+
+TEST(FsdpSharedGradients, OfScalars) {
+  run_local(2, [](const Communicator& world) {
+    expect_as_on_one_device(hsdp(world, 1, 2), parameters({{}, {}, {}}), [](const List& p, const at::Tensor& x) {
+      return ((p[0] + p[1] + p[2]) * x).sum() + (p[0] + p[2]).square();
+    });
+  });
+}
+
+TEST(FsdpSharedGradients, OfWeightsThatOneRankHoldsWhole) {
+  for (const Shape& mesh : {Shape{2, 1}, Shape{1, 2}, Shape{2, 2}}) {
+    run_local(count(mesh), [&](const Communicator& world) {
+      const auto on = hsdp(world, mesh[0], mesh[1]);
+      const auto two = parameters({{4, 4}, {4, 4}});
+      const Loss of_sum = [](const List& p, const at::Tensor& x) { return at::mm(x, p[0] + p[1]).square().sum(); };
+      expect_as_on_one_device(on, two, of_sum);
+    });
+  }
+}
+
+// Plain autograd lets their gradients share memory.
+TEST(FsdpSharedGradients, OfViews) {
+  run_local(2, [](const Communicator& world) {
+    const Loss of_sum = [](const List& p, const at::Tensor& x) { return at::mm(x, p[0] + p[1]).square().sum(); };
+    const Loss of_views = [](const List& p, const at::Tensor& x) {
+      return at::mm(x, (p[0].view(16) + p[1].view(16)).view({4, 4})).square().sum();
+    };
+    expect_as_on_one_device(hsdp(world, 2, 1), parameters({{4, 4}, {4, 4}}), of_views, of_sum);
+  });
+}
+
+TEST(FsdpSharedGradients, OfWeightsOfLayers) {
+  run_local(2, [](const Communicator& world) {
+    const Loss loss = [](const List& p, const at::Tensor& x) {
+      return (at::linear(x, p[0], p[1]) + at::linear(x.tanh(), p[2], p[3])).square().mean();
+    };
+    expect_as_on_one_device(hsdp(world, 2, 1), parameters({{4, 4}, {4}, {4, 4}, {4}}), loss);
+  });
+}
+
+TEST(FsdpSharedGradients, AHookKeepsItsGradient) {
+  for (const Shape& mesh : {Shape{2, 1}, Shape{1, 2}}) {
+    run_local(2, [&](const Communicator& world) {
+      const auto on = hsdp(world, mesh[0], mesh[1]);
+      const auto plain = parameters({{4, 4}, {}});
+      const auto mine = in_a_unit(plain, on);
+      const auto x = Draw(5).normal({8, 4});
+      at::Tensor kept[2], want[2];
+      for (std::size_t i = 0; i < 2; ++i) {
+        mine[i].register_hook([&kept, i](const at::Tensor& g) { kept[i] = g; });
+        plain[i].register_hook([&want, i](const at::Tensor& g) { want[i] = g; });
+      }
+      const auto loss = [](const List& p, const at::Tensor& in) { return (at::mm(in, p[0]).square() * p[1]).sum(); };
+      loss(plain, x).backward();
+      loss(mine, distribute_tensor(x, on, {Shard(0), Shard(0)})).backward();
+      for (std::size_t i = 0; i < 2; ++i) expect_close(kept[i], want[i], "kept gradient " + std::to_string(i));
+      expect_same_gradients(mine, plain);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace dtensor::test
