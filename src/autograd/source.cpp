@@ -20,6 +20,14 @@ at::Tensor owner_of(const DTensorImpl& impl) { return at::Tensor(source_of(impl)
 
 bool is_cast(const DTensorImpl& impl, const DTensorImpl& parameter) { return impl.dtype() != parameter.dtype(); }
 
+// Whether a result reads its operand's memory as something else: conjugated, negated, or in another dtype (bits, the
+// real part). No view of what was gathered is that.
+bool reads_otherwise(const DTensorImpl& result, const DTensorImpl& operand) {
+  if (result.is_conj() != operand.is_conj() || result.is_neg() != operand.is_neg()) return true;
+  return is_cast(result, operand) && result.local().defined() && operand.local().defined() &&
+         result.local().is_alias_of(operand.local());
+}
+
 // Whether the tensor, a stand-in or not, still has the parameter's values. A cast must be as old as they are; a view
 // sees what is written to the parameter, until that is given other data.
 bool holds(const DTensorImpl& operand, const DTensorImpl& parameter) {
@@ -78,7 +86,7 @@ at::Tensor view_in(const at::Tensor& gathered, const TensorSpec& parameter, cons
 }  // namespace
 
 void inherit_source_slow(DTensorImpl& result, const DTensorImpl& operand) {
-  if (!result.spec()->has_storage) return;
+  if (!result.spec()->has_storage || reads_otherwise(result, operand)) return;
   const auto owner = owner_of(operand);
   if (!owner.defined()) return;
   const auto& parameter = *dtensor_or_null(owner);
