@@ -52,12 +52,20 @@ DTensor brought_home(const DTensor& gradient, const DTensor& leaf) {
 }
 
 // What NoGradientSync left unreduced joins the new gradient: all is reduced once.
-DTensor joined_by_unreduced(const DTensor& leaf, const DTensor& gradient, const Placements& wanted) {
+EarlierGradient take_unreduced(const DTensor& leaf, const Placements& wanted) {
   const auto& sum = leaf.grad();
-  if (!is_dtensor(sum) || (DTensor(sum).placements() == wanted && DTensor(sum).mesh() == leaf.mesh())) return gradient;
-  const DTensor all(sum + gradient);
-  leaf.mutable_grad().reset();
-  return all;
+  if (!is_dtensor(sum) || (DTensor(sum).placements() == wanted && DTensor(sum).mesh() == leaf.mesh())) return {};
+  return EarlierGradient(leaf);
+}
+
+// Whether nobody else sees the memory of a gradient that autograd gives once. A view keeps alive what it is a view of,
+// as other views of that do.
+bool is_sole(const at::Tensor& given) {
+  const auto* impl = dtensor_or_null(given);
+  if (impl == nullptr || given.use_count() > 1 || !impl->local().defined()) return false;
+  const bool view = given.is_view();
+  return !(view && given._base().use_count() > 1) && impl->local().use_count() == 1 &&
+         impl->local().storage().use_count() <= (view ? 2u : 1u);
 }
 
 // In memory of its own, laid out as the leaf where that is dense: what autograd promises of .grad. `sole`: nobody else
@@ -109,7 +117,7 @@ class LeafReducer final : public torch::autograd::FunctionPreHook {
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
     const auto& given = grads.at(0);
     if (!given.defined()) return {given};
-    const bool sole = given.use_count() == 1;
+    const bool sole = is_sole(given);
     const auto leaf = handle_of(leaf_);
     const CollectivesOf of([this] { return std::vector<at::Tensor>{leaf_.local()}; });
     const auto wanted = without_partial(leaf_.spec()->placements);
@@ -120,15 +128,21 @@ class LeafReducer final : public torch::autograd::FunctionPreHook {
       accumulate_gradient(leaf, owned(gradient, leaf, given, sole));
     } else if (const auto* hooks = hooks_on(leaf_); hooks != nullptr && hooks->reduce) {
       hooks->reduce(leaf, gradient);
-    } else if (const auto all = joined_by_unreduced(leaf, gradient, wanted); !waits(leaf, all, wanted)) {
-      accumulate_gradient(leaf, owned(brought_home(all.redistribute(wanted), leaf), leaf, given, sole));
+    } else {
+      reduce(leaf, gradient, given, sole);
     }
     return {at::Tensor()};
   }
 
  private:
-  bool waits(const DTensor& leaf, const DTensor& gradient, const Placements& wanted) const {
-    return leaf_.spec()->mesh->computes() == nullptr && reduce_at_end(leaf, gradient, wanted);
+  void reduce(const DTensor& leaf, const DTensor& gradient, const at::Tensor& given, bool sole) const {
+    const auto wanted = without_partial(leaf_.spec()->placements);
+    auto earlier = take_unreduced(leaf, wanted);
+    const DTensor all = earlier.sum().defined() ? DTensor(earlier.sum() + gradient) : gradient;
+    if (leaf_.spec()->mesh->computes() == nullptr && reduce_at_end(leaf, all, wanted, earlier)) return;
+    const auto reduced = owned(brought_home(all.redistribute(wanted), leaf), leaf, given, sole);
+    earlier.done();
+    accumulate_gradient(leaf, reduced);
   }
 
   DTensorImpl& leaf_;  // outlives its autograd metadata, where this is

@@ -18,12 +18,14 @@ namespace dtensor {
 namespace {
 
 // That many bytes of gradients are reduced without waiting for more: what is in flight beside backward, and what is
-// packed, stays bounded. Counted in global sizes, which every rank knows alike.
+// packed, stays bounded. Counted in global sizes, and for each mesh, since every rank of a mesh knows those alike; what
+// else a rank waits for, on meshes that others are not in, must not move that moment.
 constexpr std::int64_t kEnough = std::int64_t{25} << 20;
 
 struct Waiting {
   DTensor leaf, gradient;
   Placements wanted;
+  EarlierGradient earlier = {};  // part of the gradient
   std::shared_ptr<const RedistributePlan> plan = {};
 
   const TensorSpec& spec() const { return *dtensor_or_null(gradient)->spec(); }
@@ -52,8 +54,9 @@ struct Flight {
       bucket.finish();
     }
     for (std::size_t k = 0; k < list.size(); ++k) {
-      const auto& w = list[k];
+      auto& w = list[k];
       const auto sum = bucket[k].to(w.spec().dtype);
+      w.earlier.done();
       accumulate_gradient(w.leaf, DTensor(make_dtensor(with_placements(w.spec(), w.wanted), sum)));
     }
   }
@@ -71,10 +74,12 @@ class Pass {
   void finish();
 
  private:
-  void flush();
+  std::int64_t& bytes_on(const DeviceMesh& mesh);
+  std::vector<Waiting> take(const DeviceMesh& mesh);
+  void reduce(std::vector<Waiting> list);
 
   std::vector<Waiting> waiting_;
-  std::int64_t bytes_ = 0;
+  std::vector<std::pair<DeviceMesh, std::int64_t>> bytes_;  // that wait
   std::vector<std::unique_ptr<Flight>> flights_;
 };
 
@@ -102,24 +107,43 @@ void Pass::add(Waiting waiting) {
   });
   if (same != waiting_.end()) {  // of a segment that is recomputed
     same->gradient = DTensor(same->gradient + waiting.gradient);
+    if (waiting.earlier.sum().defined()) same->earlier = std::move(waiting.earlier);
     return;
   }
-  bytes_ += waiting.gradient.numel() * static_cast<std::int64_t>(waiting.gradient.element_size());
+  const DeviceMesh mesh = waiting.gradient.mesh();
+  auto& bytes = bytes_on(mesh);
+  bytes += waiting.gradient.numel() * static_cast<std::int64_t>(waiting.gradient.element_size());
   waiting_.push_back(std::move(waiting));
-  if (bytes_ >= kEnough) flush();
+  if (bytes < kEnough) return;
+  bytes = 0;
+  reduce(take(mesh));
 }
 
-void Pass::flush() {
-  bytes_ = 0;
-  if (waiting_.empty()) return;
-  auto flight = std::make_unique<Flight>(Flight{std::exchange(waiting_, {})});
+std::int64_t& Pass::bytes_on(const DeviceMesh& mesh) {
+  const auto known = std::find_if(bytes_.begin(), bytes_.end(), [&](const auto& b) { return b.first == mesh; });
+  return (known == bytes_.end() ? bytes_.emplace_back(mesh, 0) : *known).second;
+}
+
+std::vector<Waiting> Pass::take(const DeviceMesh& mesh) {
+  const auto mine = std::stable_partition(waiting_.begin(), waiting_.end(),
+                                          [&](const Waiting& w) { return !(w.gradient.mesh() == mesh); });
+  std::vector<Waiting> list(std::make_move_iterator(mine), std::make_move_iterator(waiting_.end()));
+  waiting_.erase(mine, waiting_.end());
+  return list;
+}
+
+void Pass::reduce(std::vector<Waiting> list) {
+  if (list.empty()) return;
+  auto flight = std::make_unique<Flight>(Flight{std::move(list)});
   flight->start();
-  flight->bucket.in_background() ? flights_.push_back(std::move(flight)) : flight->land();
+  if (!flight->bucket.in_background()) return flight->land();
+  for (auto& w : flight->list) w.earlier.done();  // rather than keep its memory until backward ends
+  flights_.push_back(std::move(flight));
 }
 
 void Pass::finish() {
   const at::NoGradGuard no_grad;
-  flush();
+  reduce(std::exchange(waiting_, {}));
   for (const auto& flight : std::exchange(flights_, {})) flight->land();
 }
 
@@ -147,10 +171,17 @@ std::optional<Placements> waiting_placements(const DTensor& gradient, const Plac
 
 }  // namespace
 
-bool reduce_at_end(const DTensor& leaf, const DTensor& gradient, const Placements& wanted) {
+EarlierGradient::EarlierGradient(const DTensor& leaf)
+    : leaf_(leaf), sum_(std::exchange(leaf.mutable_grad(), at::Tensor())) {}
+
+EarlierGradient::~EarlierGradient() {
+  if (sum_.defined() && !leaf_.grad().defined()) leaf_.mutable_grad() = std::move(sum_);
+}
+
+bool reduce_at_end(const DTensor& leaf, const DTensor& gradient, const Placements& wanted, EarlierGradient& earlier) {
   if (at::GradMode::is_enabled()) return false;  // the reduction is part of the gradient's own graph
   const auto waits = waiting_placements(gradient, wanted);
-  if (waits) Pass::current().add({leaf, gradient.redistribute(*waits), wanted});
+  if (waits) Pass::current().add({leaf, gradient.redistribute(*waits), wanted, std::move(earlier)});
   return waits.has_value();
 }
 

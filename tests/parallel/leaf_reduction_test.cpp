@@ -109,6 +109,45 @@ TEST(LeafReduction, ManyBytesDoNotWaitForMore) {
   });
 }
 
+// A rank that is in more meshes than another waits for more gradients, and must not reduce earlier for it.
+TEST(LeafReduction, ManyBytesOnOverlappingMeshesAreReducedAtTheSameMoments) {
+  run_local(4, [](const Communicator& world) {
+    const std::int64_t size = 4 << 20;  // of floats: 16 MiB
+    const auto part = init_device_mesh(world, at::kCPU, {2}), whole = init_device_mesh(world, at::kCPU, {4});
+    const auto leaf_on = [&](const DeviceMesh& mesh) {
+      return at::Tensor(zeros({size}, mesh, {Replicate()})).requires_grad_();
+    };
+    const auto loss_of = [](const at::Tensor& leaf, const DeviceMesh& mesh) {
+      return (distribute_tensor(at::ones({mesh.size(), 1}), mesh, {Shard(0)}) * leaf).sum();
+    };
+    const auto a = leaf_on(part);
+    std::vector<at::Tensor> leaves, losses;
+    for (int i = 0; i < 4; ++i) {
+      leaves.push_back(leaf_on(whole));
+      losses.push_back(loss_of(leaves.back(), whole));
+    }
+    losses.push_back(loss_of(a, part));
+    torch::autograd::backward(losses, {});
+    for (const auto& leaf : leaves) EXPECT_TRUE(at::equal(DTensor(leaf.grad()).to_local(), at::full({size}, 4.0F)));
+    if (!part.is_member()) return;
+    EXPECT_TRUE(at::equal(DTensor(a.grad()).to_local(), at::full({size}, 2.0F)));
+  });
+}
+
+// Autograd gives them views of one tensor.
+TEST(LeafReduction, GradientsOfViewsShareNoMemory) {
+  for (const auto& placement : {Replicate(), Shard(0)}) {
+    on_mesh({2}, [&](const DeviceMesh& mesh) {
+      const auto a = distribute_tensor(at::ones({4, 4}), mesh, {placement}).requires_grad_();
+      const auto b = distribute_tensor(at::ones({4, 4}), mesh, {placement}).requires_grad_();
+      for (int pass = 0; pass < 3; ++pass) (a.view(16) + b.view(16)).square().sum().backward();
+      a.grad().mul_(2);
+      expect_close(a.grad(), at::full({4, 4}, 24.0F), "written to");
+      expect_close(b.grad(), at::full({4, 4}, 12.0F), "not written to");
+    });
+  }
+}
+
 // What autograd::grad gives is reduced too, with a graph where one is asked for; .grad is left alone.
 TEST(LeafReduction, GradientsThatAreAskedForDoNotWait) {
   for (const bool create_graph : {false, true}) {
