@@ -15,6 +15,9 @@ inline void note(const std::string& what) {
   if (delayed_log != nullptr) delayed_log->push_back(what);
 }
 
+// How many of this thread's next collectives throw when they are waited for.
+inline thread_local int delayed_failures = 0;
+
 class LateWork final : public Work::Impl {
  public:
   explicit LateWork(std::function<void()> run) : run_(std::move(run)) {}
@@ -22,7 +25,12 @@ class LateWork final : public Work::Impl {
     if (run_) run_();
   }
   void wait() override {
-    if (run_) std::exchange(run_, {})();
+    if (!run_) return;
+    const auto run = std::exchange(run_, {});
+    const bool fails = delayed_failures > 0;
+    if (fails) --delayed_failures;
+    TORCH_CHECK(!fails, "a collective that fails");
+    run();
   }
   bool done() override { return !run_; }
 

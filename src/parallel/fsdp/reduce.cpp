@@ -99,6 +99,7 @@ bool Schedule::take_leftovers(const Unit& unit, Parameter& p) {
 
 // Gradients that an earlier pass left unreduced, of parameters that had none in this one.
 void Schedule::reduce_leftovers(Unit& unit) {
+  forget_failed_passes();
   bool any = false;
   for (auto& p : unit.parameters) any |= take_leftovers(unit, p);
   if (any) reduce(unit);

@@ -50,13 +50,17 @@ at::Tensor Schedule::use(Unit& unit, std::size_t k, const DTensor& parameter, co
   if (!p.fetched || gathered != p.gathered || !p.is_where_put(parameter)) return {};
   if (!serves(p, dtype)) return warn_of_dtype(unit, p, parameter, dtype), at::Tensor();
   const int pass = current_backward();
-  pass >= 0 ? enter_pass(pass) : abandon_passes();
+  if (pass >= 0) {
+    enter_pass(pass);
+  } else if (!passes_.empty()) {
+    abandon_passes();
+  }
   const bool trains = at::GradMode::is_enabled() || RunsAgain::active();
   switch_phase(pass >= 0 ? kBackward : trains ? kForward : kInference);
   if (current_ != &unit) release_finished(unit);
   current_ = &unit;
   if (!unit.is_fresh(p, parameter)) gather(unit);
-  unit.finish_gather();
+  finish_gather(unit);
   note_use(unit, p, parameter);
   return p.full;
 }
@@ -72,8 +76,8 @@ void Schedule::note_use(Unit& unit, Parameter& p, const DTensor& parameter) {
 
 void Schedule::gather(Unit& unit) {
   if (!unit.is_gathered()) count_gathered(unit.flat_bytes);
-  unit.drop();
   try {
+    unit.drop();
     unit.start_gather();
   } catch (...) {
     unit.abandon_gather();
@@ -81,6 +85,15 @@ void Schedule::gather(Unit& unit) {
     throw;
   }
   ++stats.all_gathers;
+}
+
+void Schedule::finish_gather(Unit& unit) {
+  try {
+    unit.finish_gather();
+  } catch (...) {
+    count_gathered(-unit.flat_bytes);
+    throw;
+  }
 }
 
 // No gradient tells when an unsynchronised backward pass is through with a unit, nor does what was recorded, if this is
@@ -99,8 +112,8 @@ void Schedule::release(Unit& unit) {
   }
   unit.uses = 0;
   if (unit.held) return;
+  count_gathered(-unit.flat_bytes);  // whatever comes of a gather that is under way still
   phase_ == kForward&& unit.wants_shrinking() ? unit.shrink() : unit.drop();
-  count_gathered(-unit.flat_bytes);
 }
 
 void Schedule::hold(Unit& unit) {
@@ -205,13 +218,15 @@ void Schedule::prefetch(const Unit& unit) {
 }
 
 void Schedule::enter_pass(int pass) {
-  if (!passes_.insert(pass).second) return;
+  forget_failed_passes();
+  if (std::any_of(passes_.begin(), passes_.end(), [&](const Pass& open) { return open.id == pass; })) return;
   // The last unit could go while its gradients are on their way.
-  std::vector<at::Tensor> alive;
+  const auto alive = std::make_shared<std::vector<at::Tensor>>();
   for (const auto* unit : units_) {
-    for (const auto& p : unit->parameters) alive.push_back(p.lock());
+    for (const auto& p : unit->parameters) alive->push_back(p.lock());
   }
-  at_backward_end([this, pass, alive = std::move(alive)] { end_pass(pass); });
+  passes_.push_back({pass, alive});
+  at_backward_end([this, pass, alive] { end_pass(pass); });
 }
 
 // Dropped once: those were all.
@@ -237,7 +252,7 @@ void Schedule::end_pass(int pass) {
   for (auto* unit : units_) {
     if (unit->pending_pass == pass) reduce(*unit);
   }
-  passes_.erase(pass);
+  std::erase_if(passes_, [&](const Pass& open) { return open.id == pass || open.lives.expired(); });
   if (!passes_.empty()) return;  // an inner one: a recomputation
   if (!NoGradientSync::active()) {
     for (auto* unit : units_) reduce_leftovers(*unit);
@@ -254,20 +269,38 @@ void Schedule::end_pass(int pass) {
   current_ = nullptr;
 }
 
-// A pass that threw never ended. What it left is of no use.
+// A pass that threw never ended. What it left is of no use, least of all to a later pass over a graph that was there
+// before it.
+void Schedule::forget_failed_passes() {
+  const auto failed = [](const Pass& open) { return open.lives.expired(); };
+  if (C10_LIKELY(std::none_of(passes_.begin(), passes_.end(), failed))) return;
+  std::erase_if(passes_, failed);
+  if (passes_.empty()) return abandon_passes();
+  for (auto* unit : units_) {  // one within another, which goes on
+    const auto its = [&](const Pass& open) { return open.id == unit->pending_pass; };
+    if (std::none_of(passes_.begin(), passes_.end(), its)) abandon(*unit);
+  }
+}
+
+void Schedule::abandon(Unit& unit) {
+  unit.pending_pass = -1;
+  unit.arrivals = unit.reductions = 0;
+  unit.untold.clear();
+  for (auto& p : unit.parameters) {
+    p.expected = p.arrived = p.came = false;
+    p.pending.reset();
+  }
+}
+
 void Schedule::abandon_passes() {
-  if (passes_.empty()) return;
+  const at::NoGradGuard no_grad;
   passes_.clear();
-  finish_reductions();
+  for (auto* under_way : {&summing_, &scattering_}) {
+    if (const auto reduction = std::move(*under_way)) reduction->discard();
+  }
   for (auto* unit : units_) {
     release(*unit);
-    unit->pending_pass = -1;
-    unit->arrivals = unit->reductions = 0;
-    unit->untold.clear();
-    for (auto& p : unit->parameters) {
-      p.expected = p.arrived = p.came = false;
-      p.pending.reset();
-    }
+    abandon(*unit);
   }
   stats.unreduced_bytes = 0;
   switch_phase(kForward);

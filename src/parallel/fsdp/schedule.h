@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <set>
 #include <vector>
 
 #include "parallel/fsdp/reduction.h"
@@ -36,7 +35,9 @@ class Schedule {
  private:
   void enter_pass(int pass);
   void end_pass(int pass);
+  void forget_failed_passes();
   void abandon_passes();
+  static void abandon(Unit& unit);
   static void forget_expected(Unit& unit);
   static void learn_segments(Unit& unit);
   static void learn_untold(Unit& unit);
@@ -61,7 +62,11 @@ class Schedule {
   void count_unreduced(std::int64_t bytes);
 
   std::vector<Unit*> units_;
-  std::set<int> passes_;  // backward passes under way
+  struct Pass {
+    int id;
+    std::weak_ptr<const void> lives;  // what its end callback owns: gone where it threw
+  };
+  std::vector<Pass> passes_;  // backward passes under way
   Phase phase_ = kForward;
   Unit* current_ = nullptr;                          // the last one used
   Unit* kept_ = nullptr;                             // finished in forward, but backward begins with it
