@@ -134,6 +134,7 @@ Parameter describe(const std::string& name, const at::Tensor& tensor, const Devi
   p.reduced = gradient_placements(placed);
   p.sizes = tensor.sizes().vec();
   p.strides = tensor.strides().vec();
+  p.home = placed.mesh();
   p.dtype = tensor.scalar_type();
   p.gather_dtype = compute_dtype(options.precision, name, p.dtype);
   p.sharded = shard.is_shard() && shard_ranks(mesh, axes) > 1 && mesh.is_member();

@@ -26,6 +26,31 @@ at::Tensor on_mesh(const DeviceMesh& mesh, const DTensor& sum) {
   return DTensor::from_local(sum.to_local().to(mesh.device_type()), mesh, sum.placements(), sum.sizes(), sum.strides());
 }
 
+// As the engine reduces what has no schedule: in a graph where the backward pass makes one, and to where the parameter
+// is now.
+void reduce_alone(const DTensor& parameter, const DTensor& gradient) {
+  TORCH_CHECK(!at::GradMode::is_enabled() || gradient.mesh() == parameter.mesh(),
+              "fully_shard: the gradient of a parameter in host memory (", parameter.spec_str(),
+              ") cannot have a graph (create_graph): its copy to the host would not be part of it");
+  const auto goal = gradient_placements(parameter);
+  EarlierGradient earlier;
+  DTensor reduced = gradient;
+  if (const auto& sum = parameter.grad(); is_dtensor(sum) && DTensor(sum).placements() != goal) {
+    earlier = EarlierGradient(parameter);
+    reduced = DTensor(earlier.sum().add(gradient));
+  }
+  reduced = reduced.redistribute(goal);
+  earlier.done();
+  if (!gradient.mesh().is_member()) return accumulate_gradient(parameter, reduced);
+  const auto shares_memory = [&] {
+    const at::NoGradGuard no_graph;
+    return reduced.to_local().is_alias_of(gradient.to_local());
+  };
+  if (shares_memory()) reduced = DTensor(reduced.clone()).redistribute(goal);
+  if (reduced.requires_grad()) return accumulate_gradient(parameter, reduced);
+  accumulate_gradient(parameter, reduced.to_local().to(parameter.mesh().device_type()), goal);
+}
+
 }  // namespace
 
 void Schedule::gradient(Unit& unit, std::size_t k, const DTensor& parameter, const at::Tensor& gradient) {
@@ -33,6 +58,11 @@ void Schedule::gradient(Unit& unit, std::size_t k, const DTensor& parameter, con
   enter_pass(pass);
   switch_phase(kBackward);
   auto& p = unit.parameters[k];
+  // The unit's collectives have no graph (create_graph), and know only what is where the unit put it.
+  if (at::GradMode::is_enabled() || !p.is_where_put(parameter)) {
+    p.expected = false;
+    return reduce_alone(parameter, DTensor(gradient));
+  }
   const at::NoGradGuard no_grad;
   if (unit.pending_pass < 0) unit.pending_pass = pass;
   if (unit.arrivals == 0 && p.fetched && !p.expected) {
@@ -83,7 +113,7 @@ void Schedule::finish_reductions() {
 // Whether there was something to take.
 bool Schedule::take_leftovers(const Unit& unit, Parameter& p) {
   const auto tensor = p.lock();
-  if (!tensor.defined() || !is_dtensor(tensor.grad())) return false;
+  if (!tensor.defined() || !is_dtensor(tensor.grad()) || !p.is_where_put(DTensor(tensor))) return false;
   const DTensor sum(tensor.grad());
   const auto left = NoReplicaSync::active() ? unit.axes.replicate : -1;
   bool reduced = sum.mesh() == unit.home;
@@ -115,7 +145,9 @@ void reduce_gradients(at::TensorList parameters) {
   std::set<std::shared_ptr<fsdp::Schedule>> schedules;
   for (const at::Tensor& parameter : parameters) {
     std::size_t k = 0;
-    if (auto* unit = fsdp::unit_of(parameter, k); unit != nullptr && unit->mesh.is_member() && unit->has_work()) {
+    auto* unit = fsdp::unit_of(parameter, k);
+    const bool in_unit = unit != nullptr && unit->parameters[k].is_where_put(DTensor(parameter));
+    if (in_unit && unit->mesh.is_member() && unit->has_work()) {
       unit->schedule->reduce_leftovers(*unit);
       schedules.insert(unit->schedule);
     } else if (is_dtensor(parameter) && is_dtensor(parameter.grad())) {

@@ -37,7 +37,8 @@ bool fsdp::Parameter::is_where_put(const DTensor& parameter) {
   const auto current = parameter.generation();
   if (std::exchange(compared_, current) != current) {
     where_put_ = parameter.placements() == own && parameter.sizes() == at::IntArrayRef(sizes) &&
-                 parameter.strides() == at::IntArrayRef(strides);
+                 parameter.strides() == at::IntArrayRef(strides) && parameter.scalar_type() == dtype &&
+                 parameter.mesh() == home;
   }
   return where_put_;
 }

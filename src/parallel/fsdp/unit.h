@@ -61,6 +61,7 @@ struct Parameter {
   Weak tensor{c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
   Placements own, gathered, reduced;  // as stored, as computed with, as its gradient ends
   Shape sizes, strides;               // global
+  DeviceMesh home;                    // where it is stored
   at::ScalarType dtype, gather_dtype;
   bool sharded = false;     // over more than one rank: there is something to gather
   bool fetched = false;     // part of the unit's gathered copy: sharded ones, and whatever is kept in host memory
