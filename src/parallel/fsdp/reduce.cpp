@@ -142,14 +142,15 @@ void reduce_gradients(at::TensorList parameters) {
   std::vector<at::Tensor> owners;
   std::vector<DTensor> sums;
   std::vector<Placements> goals;
-  std::set<std::shared_ptr<fsdp::Schedule>> schedules;
+  std::vector<std::shared_ptr<fsdp::Schedule>> schedules;  // in one order on every rank
   for (const at::Tensor& parameter : parameters) {
     std::size_t k = 0;
     auto* unit = fsdp::unit_of(parameter, k);
     const bool in_unit = unit != nullptr && unit->parameters[k].is_where_put(DTensor(parameter));
     if (in_unit && unit->mesh.is_member() && unit->has_work()) {
       unit->schedule->reduce_leftovers(*unit);
-      schedules.insert(unit->schedule);
+      const bool known = std::find(schedules.begin(), schedules.end(), unit->schedule) != schedules.end();
+      if (!known) schedules.push_back(unit->schedule);
     } else if (is_dtensor(parameter) && is_dtensor(parameter.grad())) {
       const DTensor sum(parameter.grad());
       Placements goal = gradient_placements(DTensor(parameter));

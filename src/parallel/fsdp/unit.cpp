@@ -243,6 +243,7 @@ void FsdpUnit::Impl::drop() {
 
 void FsdpUnit::Impl::shrink() {
   const at::AutoDispatchBelowADInplaceOrView below;
+  finish_gather();  // unshard() may have left it under way
   {
     const auto mine = shares_of(flat)[static_cast<std::size_t>(neighbours_comm.rank())];
     share = neighbours_comm.empty(mine.sizes(), mine.options());
