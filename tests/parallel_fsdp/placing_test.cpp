@@ -173,6 +173,8 @@ TEST(FsdpPlacing, MistakesAreSaid) {
     EXPECT_THROW(fully_shard(tower.list(), named, {.shard_axis = "c"}), c10::Error);
     EXPECT_THROW(fully_shard(tower.list(), named, {.reshard_after_forward = std::int64_t{3}, .shard_axis = "b"}),
                  c10::Error);
+    EXPECT_THROW(fully_shard(tower.list(), mesh, {.more_shard_axes = {"cp"}}), c10::Error);  // axes without names
+    EXPECT_THROW(fully_shard(tower.list(), mesh.view({4}), {.more_shard_axes = {"cp"}}), c10::Error);
     tower.w[0] = distribute_tensor(tower.w[0].detach(), named, {Replicate(), Shard(0)});
     EXPECT_THROW(fully_shard(tower.list(), named, {.shard_axis = "b"}), c10::Error);  // split for computing
     const auto used = at::ones({2}, at::kDouble).requires_grad_();

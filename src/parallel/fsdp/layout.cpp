@@ -52,11 +52,11 @@ void add_more_axes(Axes& axes, const DeviceMesh& mesh, const FsdpOptions& option
 
 Axes find_axes(const DeviceMesh& mesh, const FsdpOptions& options) {
   const auto named = axis_named(mesh, options.shard_axis);
-  if (named < 0 && mesh.ndim() == 1) return {{0}, -1};
-  TORCH_CHECK(named >= 0 || (mesh.ndim() == 2 && mesh.names().empty()), "fully_shard: ", mesh.str(),
+  const bool by_place = named < 0 && mesh.ndim() == 1;
+  TORCH_CHECK(by_place || named >= 0 || (mesh.ndim() == 2 && mesh.names().empty()), "fully_shard: ", mesh.str(),
               " has no axis named '", options.shard_axis, "'; name the axis to shard over in FsdpOptions::shard_axis");
-  if (named < 0) return {{1}, 0};
   Axes axes{{named}, axis_named(mesh, options.replicate_axis)};
+  if (named < 0) axes = by_place ? Axes{{0}, -1} : Axes{{1}, 0};
   add_more_axes(axes, mesh, options);
   return axes;
 }
