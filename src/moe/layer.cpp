@@ -217,7 +217,7 @@ ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {
 at::Tensor MixtureOfExperts::run_experts_here(const at::Tensor& rows, DispatchPlan& plan, const Pass& pass) {
   const auto weights = local_experts(pass);
   const auto run = [&](const at::Tensor& all, at::IntArrayRef counts) {
-    return run_experts(all, counts, weights, options_.experts, &cache_);
+    return run_experts(all, counts, weights, options_.experts, cache);
   };
   const bool own_tokens = parallel_ && parallel_->etp && !pass.mapping.etp_shares;
   if (own_tokens) return moe::over_etp(rows, plan.host_rows(), parallel_->etp, run);
