@@ -178,7 +178,8 @@ MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
   plan.weighs_before = options_.score_before_experts;
   at::Tensor from_shared;  // computed while rows are under way
   const auto sent = dispatcher_->dispatch(rows, plan, [&] { from_shared = run_shared(x); });
-  stats_ = {routing.counts->local(), plan.dropped};
+  const auto& load = routing.counts->local();  // a strategy that keeps its order keeps this, too
+  stats_ = {routing.order ? load.clone() : load, plan.dropped};
   const auto made = run_experts_here(sent, plan, {mapping, routing});
   const auto base = shared_rows(from_shared, mapping, rows.sizes());
   auto y = moe::from_part(
