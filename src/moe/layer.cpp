@@ -89,10 +89,14 @@ MixtureOfExperts::MixtureOfExperts(const MoeOptions& options)
 
 MixtureOfExperts::~MixtureOfExperts() = default;
 
-// The bias starts at zero on every rank, wherever the gate came to be.
+// The bias starts at zero on every rank, wherever the gate came to be, and the load of the step is none.
 void MixtureOfExperts::reset_parameters() {
   if (!balancer_) return;
-  if (!balancer_->bias.is_meta()) return static_cast<void>(local_view(balancer_->bias).zero_());
+  if (!balancer_->bias.is_meta()) {
+    local_view(balancer_->bias).zero_();
+    balancer_->counts.zero_();
+    return;
+  }
   const auto device = gate.weight.device();
   LoadBalancer fresh(balancer_->bias.size(0), balancer_->rate, at::TensorOptions().device(device));
   balancer_->bias = fresh.bias;
