@@ -81,6 +81,7 @@ at::Tensor weigh(const at::Tensor& scores, const at::Tensor& experts, bool compl
     const auto none = experts == o.experts;
     weights = scores.gather(1, experts.masked_fill(none, 0)).masked_fill(none, 0);
   } else {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // which would narrow it
     weights = scores.gather(1, experts);
   }
   if (o.normalise) weights = weights / (weights.sum(1, /*keepdim=*/true) + 1e-20);
