@@ -41,15 +41,13 @@ SharedCounts::Exchange& SharedCounts::exchange(const Communicator& ranks) {
     fresh.counts = mine;
     return fresh;
   }
-  fresh.counts = at::empty({ranks.size(), local_.size(0)}, local_.options());
-  fresh.work = ranks.all_gather(fresh.counts.split(1), mine);
-  return fresh;
+  return exchanges_.emplace_back(std::move(fresh));  // one that failed is none
 }
 
 void SharedCounts::begin(const Communicator& ranks) { exchange(ranks); }
 
 at::Tensor SharedCounts::rows_of(const at::Tensor& counts, const Exchange& done, const Communicator& ranks) {
-  if (done.ranks == ranks || !ranks || ranks.size() == 1) return counts;
+  if (done.ranks == ranks || counts.size(0) == 1) return counts;
   return counts.index_select(0, at::tensor(places_among(ranks, done.ranks)).to(counts.device()));
 }
 
