@@ -130,7 +130,7 @@ TokenMapping make_plain_mapping(const at::Tensor& x, const DeviceMesh& mesh) {
   b.layout.ranks = ranks;
   b.layout.sequence_ranks = x.dim() == 2 ? ranks : Communicator();
   b.layout.sequences_here = x.dim() == 2 ? 1 : x.size(0);
-  b.layout.sequences = b.layout.sequences_here * (x.dim() == 2 || !ranks ? 1 : ranks.size());
+  b.layout.sequences = x.dim() == 2 || !ranks ? b.layout.sequences_here : -1;  // others may have other numbers of them
   return b;
 }
 
