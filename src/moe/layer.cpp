@@ -9,6 +9,7 @@
 #include "dtensor/moe/exchange.h"
 #include "dtensor/moe/routed_experts.h"
 #include "moe/counting.h"
+#include "moe/dispatch_details.h"
 #include "moe/parallel.h"
 #include "moe/token_mapping.h"
 
@@ -143,6 +144,13 @@ at::Tensor jittered(const at::Tensor& x, double jitter) {
   return at::rand_like(x.detach(), x.options().dtype(at::kFloat)).mul_(2 * jitter).add_(1 - jitter);
 }
 
+void check_equal_tokens(const Dispatcher& dispatcher, const moe::TokenMapping& mapping) {
+  if (mapping.fewest == mapping.most || dynamic_cast<const moe::NeedsEqualTokens*>(&dispatcher) == nullptr) return;
+  TORCH_CHECK(false, dispatcher.name(), ": ", mapping.layout.total, " tokens on ", mapping.layout.ranks.size(),
+              " ranks, ", mapping.fewest, " to ", mapping.most,
+              " on each; all ranks must have equally many (all_to_all_dispatcher takes any)");
+}
+
 // What a shared expert made, as rows of this rank's tokens to which results may be added. Undefined where it lies
 // otherwise (a sum over tp) or a gradient is recorded, which adds whole tensors anyway.
 at::Tensor shared_rows(const at::Tensor& made, const moe::TokenMapping& mapping, at::IntArrayRef rows) {
@@ -167,6 +175,7 @@ MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
               " for a hidden size of ", options_.hidden);
   const auto& mapping = seen_->mappings.of(x, parallel_ ? parallel_->mesh : DeviceMesh(),
                                            parallel_ ? parallel_->etp_ranks : std::vector<std::int64_t>());
+  check_equal_tokens(*dispatcher_, mapping);
   const auto tokens = moe::to_tokens(x, mapping);
   const auto part = moe::local_part(tokens, mapping);
   const auto rows = part.reshape({-1, options_.hidden});
@@ -221,6 +230,8 @@ ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {
 
 at::Tensor MixtureOfExperts::run_experts_here(const at::Tensor& rows, DispatchPlan& plan, const Pass& pass) {
   const auto weights = local_experts(pass);
+  // DTensors know of every write to them; plain tensors do not know of one through data().
+  auto* cache = weights.parameters.empty() ? nullptr : &cache_;
   const auto run = [&](const at::Tensor& all, at::IntArrayRef counts) {
     return run_experts(all, counts, weights, options_.experts, cache);
   };
