@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "dtensor/checkpoint.h"
 #include "names.h"
@@ -50,6 +51,13 @@ Nonlinearity activation_of(const Json& j) {
   return Nonlinearity::silu;
 }
 
+// A number that others are divided by; `otherwise`: where the key is missing.
+std::int64_t positive(const Json& j, const char* key, std::optional<std::int64_t> otherwise = std::nullopt) {
+  const std::int64_t n = otherwise ? value_or<std::int64_t>(j, key, *otherwise) : j.at(key).get<std::int64_t>();
+  if (n <= 0) throw UsageError(fmt::format("config.json: {} is {}, and must be at least 1", key, n));
+  return n;
+}
+
 // What families of Llama's kind share.
 DecoderConfig llama(const Json& j) {
   DecoderConfig c;
@@ -57,7 +65,7 @@ DecoderConfig llama(const Json& j) {
   c.hidden = j.at("hidden_size");
   c.layers = j.at("num_hidden_layers");
   c.ffn = j.at("intermediate_size");
-  c.heads = j.at("num_attention_heads");
+  c.heads = positive(j, "num_attention_heads");
   c.kv_heads = value_or<std::int64_t>(j, "num_key_value_heads", c.heads);
   c.head_size = value_or<std::int64_t>(j, "head_dim", c.hidden / c.heads);
   c.norm_eps = value_or(j, "rms_norm_eps", 1e-6);
@@ -124,8 +132,8 @@ DecoderConfig gemma2(const Json& j) {
 DecoderConfig gemma3(const Json& j) {
   DecoderConfig c = gemma(j);
   c.qk_norm = true;
-  const auto pattern = value_or<std::int64_t>(
-      j, j.contains("sliding_window_pattern") ? "sliding_window_pattern" : "_sliding_window_pattern", 6);
+  const auto pattern =
+      positive(j, j.contains("sliding_window_pattern") ? "sliding_window_pattern" : "_sliding_window_pattern", 6);
   set_windows(j, c, [&](std::int64_t i) { return (i + 1) % pattern != 0; });
   c.ropes = {rope_of(j, c.head_size, "full_attention"), rope_of(j, c.head_size, "sliding_attention")};
   for (auto& layer : c.layer) layer.rope = layer.window > 0 ? 1 : 0;
@@ -152,7 +160,7 @@ DecoderConfig qwen3_moe(const Json& j) {
   DecoderConfig c = qwen3(j);
   c.experts = experts(j, "num_experts", j.at("moe_intermediate_size"));
   c.experts->router.normalise = value_or(j, "norm_topk_prob", false);
-  const auto step = value_or<std::int64_t>(j, "decoder_sparse_step", 1);
+  const auto step = positive(j, "decoder_sparse_step", 1);
   const auto dense = value_or<std::vector<std::int64_t>>(j, "mlp_only_layers", {});
   for (std::int64_t i = 0; i < c.layers; ++i) {
     const bool listed = std::find(dense.begin(), dense.end(), i) != dense.end();
@@ -196,7 +204,7 @@ DecoderConfig gpt2(const Json& j) {
   c.vocabulary = j.at("vocab_size");
   c.hidden = j.at("n_embd");
   c.layers = j.at("n_layer");
-  c.heads = j.at("n_head");
+  c.heads = positive(j, "n_head");
   c.ffn = value_or<std::int64_t>(j, "n_inner", 4 * c.hidden);
   c.learned_positions = j.at("n_positions");
   c.norm = dtensor::nn::NormKind::layer;

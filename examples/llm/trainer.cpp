@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "dtensor/events.h"
@@ -9,6 +10,7 @@
 #include "dtensor/tensor.h"
 #include "train.h"
 #include "train/model.h"
+#include "usage_error.h"
 
 namespace llm {
 namespace {
@@ -46,6 +48,10 @@ dtensor::nn::LoraOptions lora_options(const TrainOptions& o, const dtensor::nn::
   std::vector<std::string> targets = o.lora_targets;
   if (targets.empty() && !config.latent) targets = {"q_proj", "v_proj"};
   if (targets.empty()) targets = {config.latent->q_rank > 0 ? "q_b_proj" : "q_proj", "kv_b_proj"};
+  const bool head = std::find(targets.begin(), targets.end(), "lm_head") != targets.end();
+  if (o.lora_rank > 0 && head && config.tied) {  // merged, it would be another matrix than the embedding
+    throw UsageError("--lora-targets: lm_head is the embedding's own matrix in this model (tie_word_embeddings)");
+  }
   return {.rank = o.lora_rank, .alpha = alpha, .targets = std::move(targets)};
 }
 

@@ -36,6 +36,7 @@ struct AttentionBackward final : Node {
         local_mask(mask.values, false),
         out(result.out, false),
         lse(result.lse, false),
+        top(result.top, false),
         own_rows(mask.own_rows) {
     setup.options.row_documents = at::Tensor();
   }
@@ -53,7 +54,7 @@ struct AttentionBackward final : Node {
       scores.mask = local_mask.unpack();
       scores.own_rows = own_rows;
       found = backward_of_rows(scores, setup.documents, setup.blocks, local_inputs(setup, in[0], in[1], in[2]),
-                               {out.unpack(), lse.unpack()}, last_dense(local_of(grad)),
+                               {out.unpack(), lse.unpack(), top.unpack()}, last_dense(local_of(grad)),
                                in[3].defined() ? local_of(in[3]) : in[3]);
     }
     variable_list result(4);
@@ -84,12 +85,13 @@ struct AttentionBackward final : Node {
   }
 
   void release_variables() override {
-    for (auto* saved : {&q, &k, &v, &sinks, &whole_mask, &documents, &local_mask, &out, &lse}) saved->reset_data();
+    for (auto* saved : {&q, &k, &v, &sinks, &whole_mask, &documents, &local_mask, &out, &lse, &top})
+      saved->reset_data();
   }
   std::string name() const override { return "AttentionBackward"; }
 
   Setup setup;
-  SavedVariable q, k, v, sinks, whole_mask, documents, local_mask, out, lse;
+  SavedVariable q, k, v, sinks, whole_mask, documents, local_mask, out, lse, top;
   bool own_rows;
 };
 
@@ -119,16 +121,25 @@ Forward run_forward(const Setup& setup, const variable_list& in, const LocalMask
   return result;
 }
 
+// What a row's sum is made of, as one tensor to be kept.
+at::Tensor packed(const Forward& result) {
+  return result.top.defined() ? at::stack({result.lse, result.top}, 3) : result.lse;
+}
+Forward unpacked(const at::Tensor& out, const at::Tensor& kept) {
+  if (!kept.defined() || kept.dim() == 3) return {out, kept};
+  return {out, kept.select(3, 0), kept.select(3, 1)};
+}
+
 at::Tensor run(Setup setup, const variable_list& in, const at::Tensor& mask, const KeptForward& kept) {
   const auto local = local_mask(mask, setup);
   Forward result;
   at::Tensor out;
   if (kept.take && kept.take(out, result.lse)) {
-    result.out = local_of(out);
+    result = unpacked(local_of(out), result.lse);
   } else {
     if (setup.q->mesh->is_member) result = run_forward(setup, in, local);
     out = make_dtensor(setup.out, result.out);
-    if (kept.keep) kept.keep(out, result.lse);
+    if (kept.keep) kept.keep(out, packed(result));
   }
   const bool graph = at::GradMode::is_enabled() && std::any_of(in.begin(), in.end(), [](const at::Tensor& t) {
                        return t.defined() && t.requires_grad();
@@ -161,9 +172,12 @@ Operands operands_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   return {spec_or_replicate(q, first), spec_or_replicate(k, first), spec_or_replicate(v, first)};
 }
 
-Pattern pattern_of(const AttentionOptions& options) { return {options.causal, options.window, options.documents}; }
-
 }  // namespace
+
+Pattern pattern_of(const AttentionOptions& options, const Operands& o) {
+  const auto longest = std::max<std::int64_t>({o.q->sizes[2], o.k->sizes[2], 1});
+  return {options.causal, std::min(options.window, longest), options.documents};
+}
 
 const std::string& caller_name() {
   static const std::string name = "dtensor::attention";
@@ -177,7 +191,7 @@ AxisMask sequence_axes(const at::Tensor& q, const at::Tensor& k, const at::Tenso
 Moves moves_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options,
                AttentionStrategy strategy) {
   const auto operands = operands_of(q, k, v);
-  return moves_into(find_layout(operands, pattern_of(options), strategy), operands);
+  return moves_into(find_layout(operands, pattern_of(options, operands), strategy), operands);
 }
 
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options,
@@ -190,7 +204,7 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   const auto query = as_dtensor_here(q), key = as_dtensor_here(k), value = as_dtensor_here(v);
   const auto sinks = as_dtensor_here(options.sinks);
   const Operands operands{dtensor_or_null(query)->spec(), dtensor_or_null(key)->spec(), dtensor_or_null(value)->spec()};
-  const Pattern pattern = pattern_of(options);
+  const Pattern pattern = pattern_of(options, operands);
   auto layout =
       text == nullptr ? find_layout(operands, pattern, strategy) : search_layout(operands, pattern, strategy, text);
   const auto in = laid_out(query, key, value, sinks, layout);

@@ -22,8 +22,14 @@ AxisMask sequence_axes(const at::Tensor& q, const at::Tensor& k, const at::Tenso
 Moves moves_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options,
                AttentionStrategy strategy);
 
+// Positions where a row's documents begin, without what fills it up. `row`: int64 on the CPU, contiguous.
+std::vector<std::int64_t> documents_of_row(const at::Tensor& row, std::int64_t length);
+
+// A window that is longer than the sequence is one as long as it.
+Pattern pattern_of(const AttentionOptions& options, const Operands& operands);
+
 // A result that is kept, to be given out where the same call runs again: the DTensor before heads go back to the
-// sequence, and the local log-sum-exp.
+// sequence, and the local log-sum-exp (with the rows' tops, where some are apart).
 struct KeptForward {
   std::function<bool(at::Tensor& out, at::Tensor& lse)> take = {};  // false: compute it
   std::function<void(const at::Tensor& out, const at::Tensor& lse)> keep = {};

@@ -51,6 +51,7 @@ class BackwardPass {
     rows_.grad = grad;
     rows_.out = result.out;
     rows_.lse = result.lse.masked_fill(result.lse.eq(kUnseenRow), -kUnseenRow);
+    rows_.top = result.top;
     rows_.delta = (grad.to(type) * result.out.to(type)).sum(3);
     sum_ = {zeros(in.q), zeros(in.k), zeros(in.v)};
   }
@@ -102,7 +103,8 @@ class BackwardPass {
     if (scores.mask.defined() && scores.mask.size(1) > 1) scores.mask = query_heads(scores.mask, some);
     for (const Tile& tile : tiles) {
       const auto of_rows = [&](const at::Tensor& t) { return rows_of(query_heads(t, some), tile.q); };
-      const RowState rows{of_rows(rows_.grad), of_rows(rows_.out), of_rows(rows_.lse), of_rows(rows_.delta)};
+      const RowState rows{of_rows(rows_.grad), of_rows(rows_.out), of_rows(rows_.lse),
+                          rows_.top.defined() ? of_rows(rows_.top) : at::Tensor(), of_rows(rows_.delta)};
       const auto found = tile_gradients(scores, tile, of_tile(tile, queries, keys, values), rows);
       rows_of(dq, tile.q).add_(found.q);
       heads_.add(rows_of(dk, tile.kv), found.k);
@@ -146,7 +148,9 @@ class BackwardPass {
 
   at::Tensor sinks_gradient(const at::Tensor& sinks) const {
     if (!sinks.defined()) return {};
-    const auto weight = (sinks.to(rows_.lse.scalar_type()).view({1, -1, 1}) - rows_.lse).exp_();
+    auto score = sinks.to(rows_.lse.scalar_type()).view({1, -1, 1});
+    if (rows_.top.defined()) score = score - rows_.top;
+    const auto weight = (score - rows_.lse).exp_();
     return weight.mul_(rows_.delta).sum(at::IntArrayRef{0, 2}).neg_().to(sinks.scalar_type());
   }
 

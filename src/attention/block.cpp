@@ -11,6 +11,7 @@ namespace dtensor::attention_parts {
 namespace {
 
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
+constexpr double kFar = 1e3;  // beside it the logarithm of a sum is right to 6e-5 in float
 constexpr std::int64_t kScoresAtOnce = std::int64_t{1} << 20;  // elements of a part of the score matrix
 
 bool by_flash(const Scores& scores, const Inputs& in) {
@@ -141,19 +142,24 @@ std::int64_t rows_at_once(const Tile& tile, const Inputs& in) {
   return std::clamp<std::int64_t>(kScoresAtOnce / row, 1, tile.q.length);
 }
 
-Partial math_forward(const Scores& scores, const Tile& tile, const Inputs& in) {
+Partial math_forward(const Scores& scores, const Tile& tile, const Inputs& in, bool apart) {
   const auto rows = rows_at_once(tile, in);
-  std::vector<at::Tensor> outs, sums;
+  std::vector<at::Tensor> outs, sums, tops;
   for (std::int64_t first = 0; first < tile.q.length; first += rows) {
     const Slice slice(scores, tile, in, first, std::min(rows, tile.q.length - first));
     auto weights = slice.scores();
+    if (apart) {
+      const auto top = weights.amax({3}, true);
+      tops.push_back(top.masked_fill(are_far(top).logical_not(), 0));
+      weights.sub_(tops.back());
+    }
     const auto lse = at::logsumexp(weights, {3}, true);
     weights.sub_(lse.masked_fill(lse.eq(kNothing), 0)).exp_();
     if (const auto kept = slice.kept(); kept.defined()) weights.mul_(kept);
     outs.push_back(slice.times(weights, slice.v));
     sums.push_back(lse.squeeze(3));
   }
-  return {at::cat(outs, 2), at::cat(sums, 2)};
+  return {at::cat(outs, 2), at::cat(sums, 2), apart ? at::cat(tops, 2).squeeze(3) : at::Tensor()};
 }
 
 Inputs math_backward(const Scores& scores, const Tile& tile, const Inputs& in, const RowState& rows) {
@@ -165,7 +171,9 @@ Inputs math_backward(const Scores& scores, const Tile& tile, const Inputs& in, c
     const Slice slice(scores, tile, in, first, count);
     const auto part = [&](const at::Tensor& t) { return t.narrow(2, first, count).to(slice.q.scalar_type()); };
     const auto grad = part(rows.grad);
-    auto weights = slice.scores().sub_(part(rows.lse).unsqueeze(3)).exp_();
+    auto weights = slice.scores();
+    if (rows.top.defined()) weights.sub_(part(rows.top).unsqueeze(3));
+    weights.sub_(part(rows.lse).unsqueeze(3)).exp_();
     auto dweights = slice.times(grad, slice.v.transpose(2, 3));
     const auto kept = slice.kept();
     const auto dv = slice.over_rows(kept.defined() ? weights * kept : weights, grad);
@@ -185,11 +193,19 @@ Inputs math_backward(const Scores& scores, const Tile& tile, const Inputs& in, c
 at::ScalarType accumulate_type(at::ScalarType type) { return at::toOpMathType(type); }
 
 Partial attend_tile(const Scores& scores, const Tile& tile, const Inputs& in) {
-  return by_flash(scores, in) ? flash_forward(scores, tile, in) : math_forward(scores, tile, in);
+  return by_flash(scores, in) ? flash_forward(scores, tile, in) : math_forward(scores, tile, in, /*apart=*/false);
 }
 
+Partial attend_tile_apart(const Scores& scores, const Tile& tile, const Inputs& in) {
+  return math_forward(scores, tile, in, /*apart=*/true);
+}
+
+at::Tensor are_far(const at::Tensor& numbers) { return numbers.abs().gt(kFar).logical_and_(numbers.isfinite()); }
+
 Inputs tile_gradients(const Scores& scores, const Tile& tile, const Inputs& in, const RowState& rows) {
-  return by_flash(scores, in) ? flash_backward(scores, tile, in, rows) : math_backward(scores, tile, in, rows);
+  const bool apart = rows.top.defined() && rows.top.ne(0).any().item<bool>();
+  return by_flash(scores, in) && !apart ? flash_backward(scores, tile, in, rows)
+                                        : math_backward(scores, tile, in, rows);
 }
 
 bool mask_sees(const Scores& scores, const Tile& tile) {

@@ -33,6 +33,8 @@ void check_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, c
       "attention: documents begin at ascending positions from 0, not at ", at::IntArrayRef(o.documents));
   TORCH_CHECK(o.documents.empty() || q.size(2) == k.size(2),
               "attention: documents need as many queries as keys: ", sizes());
+  TORCH_CHECK(o.documents.empty() || o.documents.back() <= q.size(2), "attention: documents begin at positions up to ",
+              q.size(2), ", not at ", at::IntArrayRef(o.documents));
   check_row_documents(q, k, o);
   TORCH_CHECK(!o.sinks.defined() || (o.sinks.dim() == 1 && o.sinks.size(0) == q.size(1)),
               "attention: sinks need one number for each of ", q.size(1), " heads");

@@ -12,6 +12,7 @@ namespace dtensor::attention_parts {
 namespace {
 
 constexpr double kUnmerged = -std::numeric_limits<double>::infinity();
+constexpr double kNegligible = 100;                            // exp(-100) of a sum is nothing, even in double
 constexpr std::int64_t kResultAtOnce = std::int64_t{1} << 20;  // bytes of a tile's result before it is merged
 
 // The result while blocks are still coming.
@@ -34,45 +35,82 @@ class Merger {
     return first;
   }
 
+  // Whether some row of the part is far from zero and not far below what its row has already.
+  bool loses_sums(const Tile& tile, std::int64_t head, const Partial& part) const {
+    const auto rows = [&](const at::Tensor& t) { return rows_of(t.narrow(1, head, part.out.size(1)), tile.q); };
+    const auto have = top_.defined() ? rows(lse_) + rows(top_) : rows(lse_);
+    return are_far(part.lse).logical_and_(part.lse.ge(have - kNegligible)).any().item<bool>();
+  }
+
   void add(const Tile& tile, std::int64_t head, const Partial& part, bool first) {
     const auto rows = [&](const at::Tensor& t) { return rows_of(t.narrow(1, head, part.out.size(1)), tile.q); };
     const auto lse = rows(lse_), out = rows(out_);
-    if (first) {
+    if (part.top.defined() && !top_.defined()) top_ = at::zeros_like(lse_);
+    if (first && !part.top.defined()) {
       out.copy_(part.out);
       lse.copy_(part.lse);
       return;
     }
-    const auto sum = at::logaddexp(lse, part.lse);
+    auto more = part.lse;
+    if (top_.defined()) more = to_one_top(lse, rows(top_), part);
+    const auto sum = at::logaddexp(lse, more);
     const auto share = [&](const at::Tensor& of) {
       return (of - sum).exp_().masked_fill_(sum.eq(kUnmerged), 0).unsqueeze_(3);
     };
-    out.mul_(share(lse)).addcmul_(part.out.to(out.scalar_type()), share(part.lse));
+    out.mul_(share(lse)).addcmul_(part.out.to(out.scalar_type()), share(more));
     lse.copy_(sum);
   }
 
-  // With what other ranks found for the same queries among other keys.
-  void combine(const Communicator& comm) {
-    const auto top = lse_.clone();
-    comm.all_reduce(top, ReduceOp::max).wait();
+  // With what other ranks found for the same queries among other keys. `apart`: some may have rows far from zero.
+  void combine(const Communicator& comm, bool apart) {
+    const auto top = apart ? meet(comm) : lse_.clone();
+    if (!apart) comm.all_reduce(top, ReduceOp::max).wait();
     const auto nothing = top.eq(kUnmerged);
     const auto share = (lse_ - top).exp_().masked_fill_(nothing, 0);
     out_.mul_(share.unsqueeze(3));
     comm.all_reduce_list({out_, share}, ReduceOp::sum).wait();
     out_.div_(share.masked_fill(nothing, 1).unsqueeze_(3));
-    lse_ = top.add_(share.log());
+    lse_ = top + share.log();
   }
 
   Forward finish(const at::Tensor& sinks, at::ScalarType type) {
     if (sinks.defined()) {
-      const auto sum = at::logaddexp(lse_, sinks.to(lse_.scalar_type()).view({1, -1, 1}));
+      auto score = sinks.to(lse_.scalar_type()).view({1, -1, 1});
+      if (top_.defined()) {
+        const auto top = at::where((lse_ + top_).ge(score), top_, 0);
+        lse_ = lse_ + (top_ - top);
+        score = score - top;
+        top_ = top;
+      }
+      const auto sum = at::logaddexp(lse_, score);
       out_.mul_((lse_ - sum).exp_().masked_fill_(sum.eq(kUnmerged), 0).unsqueeze_(3));
       lse_ = sum;
     }
-    return {out_.to(type), lse_};
+    return {out_.to(type), lse_, top_};
   }
 
  private:
+  // Rows here and in the part over the top of the greater sum; returns the part's.
+  static at::Tensor to_one_top(const at::Tensor& lse, const at::Tensor& top, const Partial& part) {
+    const auto other = part.top.defined() ? part.top : at::zeros_like(top);
+    const auto one = at::where((part.lse + other).gt(lse + top), other, top);
+    lse.add_(top - one);
+    top.copy_(one);
+    return part.lse + (other - one);
+  }
+
+  // Rows over one top on all ranks; returns what to take them over besides: the greatest sum, where no top is apart.
+  at::Tensor meet(const Communicator& comm) {
+    const auto own = top_.defined() ? top_ : at::zeros_like(lse_);
+    const auto both = at::stack({own.masked_fill(lse_.eq(kUnmerged), kUnmerged), lse_ + own});
+    comm.all_reduce(both, ReduceOp::max).wait();
+    top_ = both[0].masked_fill(both[0].eq(kUnmerged), 0);
+    lse_ = lse_ + (own - top_);
+    return both[1].masked_fill(top_.ne(0), 0);
+  }
+
   at::Tensor out_, lse_;
+  at::Tensor top_;  // to be added to lse_; undefined: zeros
   std::vector<char> touched_;
 };
 
@@ -90,7 +128,9 @@ void attend(const Scores& scores, const Tile& tile, const Inputs& in, Merger& me
     Scores some = scores;
     if (some.mask.defined() && some.mask.size(1) > 1) some.mask = some.mask.narrow(1, g * share, count * share);
     const Inputs part{in.q.narrow(1, g * share, count * share), in.k.narrow(1, g, count), in.v.narrow(1, g, count)};
-    merger.add(tile, g * share, attend_tile(some, tile, part), first);
+    auto found = attend_tile(some, tile, part);
+    if (adds_numbers(some) && merger.loses_sums(tile, g * share, found)) found = attend_tile_apart(some, tile, part);
+    merger.add(tile, g * share, found, first);
   }
 }
 
@@ -117,7 +157,7 @@ Forward forward_pass(const Scores& scores, const Blocks& blocks, const Inputs& i
       compute(in_buffer(plan.computed(plan.before(turn)), block.runs), block.k, block.v);
     }
     finish(sent);
-    if (blocks.merge) merger.combine(blocks.merge);
+    if (blocks.merge) merger.combine(blocks.merge, adds_numbers(scores));
   }
   return merger.finish(sinks, in.q.scalar_type());
 }

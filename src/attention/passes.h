@@ -22,8 +22,9 @@ struct Blocks {
 };
 
 struct Forward {
-  at::Tensor out;  // as q, with v's features
-  at::Tensor lse;  // [b, h, l], sinks included
+  at::Tensor out;       // as q, with v's features
+  at::Tensor lse;       // [b, h, l], sinks included
+  at::Tensor top = {};  // as Partial's
 };
 
 // `sinks`: [h] or undefined.

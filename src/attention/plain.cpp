@@ -1,6 +1,7 @@
 // Attention in plain ATen: what dtensor::attention() means.
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -67,15 +68,6 @@ at::Tensor cut(const at::Tensor& mask, std::int64_t dim, std::int64_t begin, std
   return own < 0 || mask.size(own) == 1 ? mask : mask.narrow(own, begin, length);
 }
 
-std::vector<std::int64_t> starts_of(const at::Tensor& row, std::int64_t length) {
-  std::vector<std::int64_t> starts;
-  for (std::int64_t i = 0; i < row.size(0); ++i) {
-    const auto start = row.const_data_ptr<std::int64_t>()[i];
-    if (start < length) starts.push_back(start);
-  }
-  return starts;
-}
-
 at::Tensor document_by_document(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                 const AttentionOptions& o) {
   std::vector<at::Tensor> parts;
@@ -96,7 +88,7 @@ at::Tensor row_by_row(const at::Tensor& q, const at::Tensor& k, const at::Tensor
   auto options = o;
   options.row_documents = at::Tensor();
   for (std::int64_t b = 0; b < q.size(0); ++b) {
-    options.documents = starts_of(starts[b], q.size(2));
+    options.documents = documents_of_row(starts[b], q.size(2));
     options.mask = cut(o.mask, 0, b, 1);
     rows.push_back(plain_attention(q.narrow(0, b, 1), k.narrow(0, b, 1), v.narrow(0, b, 1), options));
   }
@@ -104,6 +96,13 @@ at::Tensor row_by_row(const at::Tensor& q, const at::Tensor& k, const at::Tensor
 }
 
 }  // namespace
+
+std::vector<std::int64_t> documents_of_row(const at::Tensor& row, std::int64_t length) {
+  const at::IntArrayRef all(row.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(row.numel()));
+  TORCH_CHECK(all.front() == 0 && std::is_sorted(all.begin(), all.end()) && all.back() <= length,
+              "attention: documents of a row begin at ascending positions from 0 up to ", length, ", not at ", all);
+  return {all.begin(), std::lower_bound(all.begin(), all.end(), length)};
+}
 
 at::Tensor plain_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& o,
                            const at::Tensor& kept) {

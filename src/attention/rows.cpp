@@ -40,14 +40,17 @@ Forward forward_of_rows(const Scores& scores, const Documents& documents, const 
                         const at::Tensor& sinks) {
   if (documents.empty()) return forward_pass(scores, blocks, in, sinks);
   const at::Tensor out = empty_result(in);
-  std::vector<at::Tensor> lse;
+  std::vector<at::Tensor> lse, tops;
+  bool apart = false;
   for (std::int64_t b = 0; b < std::ssize(documents); ++b) {
     const Scores own = scores_of(scores, documents[static_cast<std::size_t>(b)], b);
     const Forward result = forward_pass(own, blocks, row(in, b), sinks);
     row(out, b).copy_(result.out);
     lse.push_back(result.lse);
+    apart = apart || result.top.defined();
+    tops.push_back(result.top.defined() ? result.top : at::zeros_like(result.lse));
   }
-  return {out, at::cat(lse)};
+  return {out, at::cat(lse), apart ? at::cat(tops) : at::Tensor()};
 }
 
 Backward backward_of_rows(const Scores& scores, const Documents& documents, const Blocks& blocks, const Inputs& in,
@@ -56,8 +59,9 @@ Backward backward_of_rows(const Scores& scores, const Documents& documents, cons
   Backward all{{at::empty_like(in.q), at::empty_like(in.k), at::empty_like(in.v)}, {}};
   for (std::int64_t b = 0; b < std::ssize(documents); ++b) {
     const Scores own = scores_of(scores, documents[static_cast<std::size_t>(b)], b);
-    const auto found =
-        backward_pass(own, blocks, row(in, b), {row(result.out, b), row(result.lse, b)}, row(grad, b), sinks);
+    const Forward of_row{row(result.out, b), row(result.lse, b),
+                         result.top.defined() ? row(result.top, b) : at::Tensor()};
+    const auto found = backward_pass(own, blocks, row(in, b), of_row, row(grad, b), sinks);
     row(all.in.q, b).copy_(found.in.q);
     row(all.in.k, b).copy_(found.in.k);
     row(all.in.v, b).copy_(found.in.v);

@@ -68,14 +68,6 @@ at::Tensor last_dense(const at::Tensor& t) { return t.stride(-1) == 1 || t.size(
 
 namespace {
 
-// Positions where a row's documents begin, without what fills it up.
-std::vector<std::int64_t> documents_of(const at::Tensor& row, std::int64_t length) {
-  const c10::ArrayRef<std::int64_t> all(row.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(row.numel()));
-  TORCH_CHECK(all.front() == 0 && std::is_sorted(all.begin(), all.end()) && all.back() <= length,
-              "attention: documents of a row begin at ascending positions from 0 up to ", length, ", not at ", all);
-  return {all.begin(), std::lower_bound(all.begin(), all.end(), length)};
-}
-
 // Of this rank's rows of the batch.
 std::vector<std::vector<std::int64_t>> local_documents(at::Tensor rows, const Setup& s) {
   const at::NoGradGuard no_grad;
@@ -92,7 +84,7 @@ std::vector<std::vector<std::int64_t>> local_documents(at::Tensor rows, const Se
     rows = local_of(redistribute_tensors({rows}, {std::move(wanted)})[0]);
   }
   std::vector<std::vector<std::int64_t>> documents;
-  for (const at::Tensor& row : rows.contiguous().unbind()) documents.push_back(documents_of(row, length));
+  for (const at::Tensor& row : rows.contiguous().unbind()) documents.push_back(documents_of_row(row, length));
   return documents;
 }
 
@@ -108,7 +100,7 @@ Setup setup_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, La
   s.out = result_spec(s);
   s.options = options;
   s.options.mask = s.options.sinks = at::Tensor();
-  s.scores.pattern = {options.causal, options.window, options.documents};
+  s.scores.pattern = pattern_of(options, {s.q, s.k, s.v});
   s.scores.scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(s.q->sizes[3])));
   s.scores.dropout = options.dropout;
   // Every rank of the world counts a random operator.

@@ -38,6 +38,15 @@ std::int64_t permuted(std::int64_t index, std::int64_t n, std::uint64_t key) {
   return static_cast<std::int64_t>(x);
 }
 
+// Splits of [batch, sequence], dimensions counted from the first.
+Placements resolved(Placements placements) {
+  for (Placement& p : placements) {
+    TORCH_CHECK(!p.is_partial(), "TokenBatches: token ids are no shares of a sum, as ", to_string(placements), " says");
+    if (p.is_shard() && p.dim() < 0) p = p.with_dim(p.dim() + 2);
+  }
+  return placements;
+}
+
 }  // namespace
 
 TokenBatches::TokenBatches(TokenFiles files, TokenBatchOptions options) : files_(std::move(files)), options_(options) {
@@ -69,8 +78,9 @@ TokenBatches::Batch TokenBatches::at(std::int64_t step) const {
   return batch;
 }
 
-TokenBatches::Batch TokenBatches::at(std::int64_t step, const DeviceMesh& mesh, const Placements& placements) const {
+TokenBatches::Batch TokenBatches::at(std::int64_t step, const DeviceMesh& mesh, const Placements& given) const {
   TORCH_CHECK(step >= 0, "TokenBatches: step ", step, " is negative");
+  const Placements placements = resolved(given);
   const std::vector<std::int64_t> sizes{options_.batch, options_.sequence};
   std::vector<std::int64_t> ids, targets;
   std::int64_t rows = 0, columns = 0;

@@ -9,7 +9,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 
@@ -100,9 +102,15 @@ void TokenFiles::read(std::int64_t first, std::int64_t count, std::int64_t* to) 
 void write_token_file(const std::string& path, c10::IntArrayRef tokens, TokenDtype dtype) {
   const std::int64_t most = dtype == TokenDtype::uint16 ? std::numeric_limits<std::uint16_t>::max()
                                                         : std::numeric_limits<std::uint32_t>::max();
-  std::ofstream out(path, std::ios::binary);
   for (const std::int64_t token : tokens) {
     TORCH_CHECK(token >= 0 && token <= most, "write_token_file: token ", token, " is not in [0, ", most, "]");
+  }
+  // Beside the file, which stays as it was where this fails; but a device or a pipe is written to.
+  std::error_code unknown;
+  const bool direct = std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown);
+  const std::string temporary = direct ? path : path + "." + std::to_string(::getpid()) + ".part";
+  std::ofstream out(temporary, std::ios::binary);
+  for (const std::int64_t token : tokens) {
     const auto word = static_cast<std::uint32_t>(token);
     const auto half = static_cast<std::uint16_t>(token);
     if (dtype == TokenDtype::uint16) {
@@ -112,7 +120,9 @@ void write_token_file(const std::string& path, c10::IntArrayRef tokens, TokenDty
     }
   }
   out.close();
-  TORCH_CHECK(out, "write_token_file: cannot write ", path);
+  const bool written = out && (direct || std::rename(temporary.c_str(), path.c_str()) == 0);
+  if (!written && !direct) ::unlink(temporary.c_str());
+  TORCH_CHECK(written, "write_token_file: cannot write ", path);
 }
 
 }  // namespace dtensor

@@ -2,6 +2,7 @@
 #include "dtensor/nn/rope.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <cmath>
@@ -109,7 +110,10 @@ Rope::Angles Rope::angles(std::int64_t first, std::int64_t count, at::TensorOpti
   if (depends_on_length(options_.scaling)) return make(first, count, length, like);
   const bool kept = kept_.cos.defined() && kept_.cos.size(0) >= length && kept_.cos.scalar_type() == like.dtype() &&
                     kept_.cos.device() == like.device();
-  if (!kept) kept_ = make(0, std::max<std::int64_t>(2 * length, 64), length, like);
+  if (!kept) {
+    const c10::InferenceMode off(false);  // what is kept serves passes with gradients, too
+    kept_ = make(0, std::max<std::int64_t>(2 * length, 64), length, like);
+  }
   return {kept_.cos.narrow(0, first, count), kept_.sin.narrow(0, first, count)};
 }
 

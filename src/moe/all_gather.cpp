@@ -2,11 +2,10 @@
 // summed where the tokens live.
 #include <ATen/ATen.h>
 
-#include <numeric>
-
 #include "dtensor/moe/dispatch.h"
 #include "dtensor/moe/exchange.h"
 #include "moe/dispatch_details.h"
+#include "moe/router_parts.h"
 #include "moe/weighted_rows.h"
 
 namespace dtensor {
@@ -30,7 +29,8 @@ class AllGather final : public Dispatcher {
     TORCH_CHECK(local * size() == routing.expert_count, "AllGather: ", routing.expert_count, " experts on ", size(),
                 " ranks");
     DispatchPlan plan;
-    plan.details = std::make_shared<TokensOfRanks>(tokens_of_ranks(routing));
+    TORCH_CHECK(size() == 1 || !routing.by_experts, "AllGather: not for RouterChoice::experts");
+    plan.details = std::make_shared<TokensOfRanks>(moe::tokens_of_ranks(routing, ranks_));
     auto experts = routing.experts;
     plan.weights = routing.weights;
     if (size() > 1) {
@@ -63,15 +63,6 @@ class AllGather final : public Dispatcher {
 
  private:
   int size() const { return ranks_ ? ranks_.size() : 1; }
-
-  // From the numbers of entries, of which each token has equally many.
-  std::vector<std::int64_t> tokens_of_ranks(const Routing& routing) const {
-    const auto here = routing.experts.size(0);
-    if (size() == 1) return {here};
-    TORCH_CHECK(!routing.by_experts, "AllGather: not for RouterChoice::experts");
-    const auto entries = routing.counts->of_ranks(ranks_).sum(1).div(routing.experts.size(1), "floor");
-    return {entries.const_data_ptr<std::int64_t>(), entries.const_data_ptr<std::int64_t>() + size()};
-  }
 };
 
 }  // namespace

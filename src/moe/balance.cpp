@@ -47,10 +47,14 @@ at::Tensor counts_of_sequences(const Routing& routing, const TokenLayout& layout
 at::Tensor sequence_loss(const at::Tensor& p, const Routing& routing, const TokenLayout& layout, double tokens) {
   const auto counts = counts_of_sequences(routing, layout).to(p.scalar_type());
   const auto sums = by_sequence(p, layout).sum(1);
-  const double length = tokens / static_cast<double>(layout.sequences);
+  const auto here = static_cast<double>(p.size(0));
+  if (here == 0) return sums.sum();  // no share of it, but a graph
+  // Sequences are of one length: where nobody has counted them, that of those here tells their number.
+  const double sequences = layout.sequences >= 0 ? static_cast<double>(layout.sequences)
+                                                 : tokens * static_cast<double>(layout.sequences_here) / here;
+  const double length = tokens / sequences;
   const double entries = length * static_cast<double>(routing.experts.size(1));
-  return (counts * sums).sum() *
-         (static_cast<double>(routing.expert_count) / entries / length / static_cast<double>(layout.sequences));
+  return (counts * sums).sum() * (static_cast<double>(routing.expert_count) / entries / length / sequences);
 }
 
 void add(at::Tensor& sum, const at::Tensor& loss, double factor) {
@@ -64,8 +68,7 @@ at::Tensor router_loss(const at::Tensor& logits, const Routing& routing, const R
   if (o.aux_loss == 0 && o.sequence_aux_loss == 0 && o.z_loss == 0) return {};
   TORCH_CHECK(!routing.by_experts || (o.aux_loss == 0 && o.sequence_aux_loss == 0),
               "route: experts that choose are balanced; aux losses are for tokens that choose");
-  const auto tokens = static_cast<double>(
-      layout.total >= 0 ? layout.total : (routing.by_experts ? logits.size(0) : token_range(routing, layout).total));
+  const auto tokens = static_cast<double>(layout.total >= 0 ? layout.total : token_range(routing, layout).total);
   const auto p = probabilities(routing, o);
   at::Tensor sum;
   if (o.aux_loss != 0) add(sum, switch_loss(p, routing, layout, tokens), o.aux_loss * layout.share);

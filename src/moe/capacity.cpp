@@ -76,8 +76,13 @@ std::int64_t drop_over_capacity(Routing& routing, const TokenLayout& layout, con
   routing.experts = experts.masked_fill(over, routing.expert_count).view_as(routing.experts);
   routing.order.reset();
   routing.counts = std::make_shared<SharedCounts>(count_bins(routing.experts, routing.expert_count));
-  routing.empty = over.sum().item<std::int64_t>();
-  return routing.empty;
+  const auto dropped = over.sum().item<std::int64_t>();
+  if (routing.empty == 0) {  // which would go on saying that every place has an expert, on all ranks alike
+    routing.empty = dropped > 0 ? dropped : -1;
+  } else {
+    routing.empty = routing.experts.eq(routing.expert_count).sum().item<std::int64_t>();
+  }
+  return dropped;
 }
 
 }  // namespace dtensor

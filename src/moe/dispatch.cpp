@@ -13,6 +13,7 @@
 #include "dtensor/moe/exchange.h"
 #include "moe/counting.h"
 #include "moe/dispatch_details.h"
+#include "moe/router_parts.h"
 #include "moe/weighted_rows.h"
 
 namespace dtensor {
@@ -142,12 +143,13 @@ class CapacityExchange final : public RowExchange {
 
 // The numbers of rows follow from the rule by which experts were chosen. Segments to all ranks have one size: rows
 // first, then zero rows, which are left out on arrival.
-class EqualExchange final : public RowExchange {
+class EqualExchange final : public RowExchange, public moe::NeedsEqualTokens {
  public:
   explicit EqualExchange(Communicator ranks) : RowExchange(std::move(ranks), "EqualAllToAll") {}
 
   DispatchPlan prepare(const Routing& routing, const TokenLayout& layout) const override {
-    TORCH_CHECK(routing.round_robin, "EqualAllToAll: the router must choose in turn (RouterChoice::round_robin)");
+    TORCH_CHECK(routing.round_robin, "EqualAllToAll: the router must choose in turn (RouterChoice::round_robin) with ",
+                "equally many tokens on all ranks (all_to_all_dispatcher takes any)");
     TORCH_CHECK(!layout.index.defined(), "EqualAllToAll: tokens of a rank must follow each other in the batch");
     const auto here = routing.experts.size(0);
     const std::int64_t spread = layout.ranks ? layout.ranks.size() : 1;
@@ -193,19 +195,28 @@ class EqualExchange final : public RowExchange {
 
   at::Tensor counts_by_rule(const Routing& routing, const TokenLayout& layout) const {
     const auto experts = routing.expert_count, entries = routing.experts.numel();
-    const auto me = rank_of(ranks_);
-    const auto place = layout.ranks ? layout.ranks.rank() : 0;
-    const auto mine = layout.first >= 0 ? layout.first * routing.experts.size(1) : place * entries;
+    const auto places = places_of_members(layout);
     auto counts = at::empty({size_of(ranks_), experts}, at::kLong);
     auto* count = counts.mutable_data_ptr<std::int64_t>();
     for (int r = 0; r < size_of(ranks_); ++r) {
-      const auto first = ((mine + (r - me) * entries) % experts + experts) % experts;
+      const auto first = places[static_cast<std::size_t>(r)] * entries % experts;
       for (std::int64_t e = 0; e < experts; ++e) {
         const auto turn = (e - first + experts) % experts;  // when it is first taken
         count[r * experts + e] = entries > turn ? (entries - turn - 1) / experts + 1 : 0;
       }
     }
     return counts;
+  }
+
+  // Which part of the batch each of the ranks that share the experts has. Where nobody else has other tokens, each has
+  // a batch of its own.
+  Sizes places_of_members(const TokenLayout& layout) const {
+    const auto members = static_cast<std::size_t>(size_of(ranks_));
+    if (!layout.ranks || !ranks_) return Sizes(members, layout.ranks ? layout.ranks.rank() : 0);
+    auto places = moe::places_among(ranks_, layout.ranks);
+    TORCH_CHECK(places.size() == members, "EqualAllToAll: of the ", members, " ranks that share the experts ",
+                members - places.size(), " have no tokens of their own (all_to_all_dispatcher takes any)");
+    return places;
   }
 
   void pad_segments(DispatchPlan& plan) const {

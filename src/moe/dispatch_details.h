@@ -7,6 +7,12 @@
 
 namespace dtensor::moe {
 
+// A dispatcher that relies on equally many tokens on all ranks. A rank sees by its own number of them that this is not
+// so, but others may not see it by theirs.
+struct NeedsEqualTokens {
+  virtual ~NeedsEqualTokens() = default;
+};
+
 // Throws where another kind of dispatcher made the plan, or nobody.
 template <class Details>
 Details& details_of(const DispatchPlan& plan, const char* dispatcher) {

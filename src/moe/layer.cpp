@@ -9,6 +9,7 @@
 #include "dtensor/moe/exchange.h"
 #include "dtensor/moe/routed_experts.h"
 #include "moe/counting.h"
+#include "moe/dispatch_details.h"
 #include "moe/parallel.h"
 #include "moe/token_mapping.h"
 
@@ -89,10 +90,14 @@ MixtureOfExperts::MixtureOfExperts(const MoeOptions& options)
 
 MixtureOfExperts::~MixtureOfExperts() = default;
 
-// The bias starts at zero on every rank, wherever the gate came to be.
+// The bias starts at zero on every rank, wherever the gate came to be, and the load of the step is none.
 void MixtureOfExperts::reset_parameters() {
   if (!balancer_) return;
-  if (!balancer_->bias.is_meta()) return static_cast<void>(local_view(balancer_->bias).zero_());
+  if (!balancer_->bias.is_meta()) {
+    local_view(balancer_->bias).zero_();
+    balancer_->counts.zero_();
+    return;
+  }
   const auto device = gate.weight.device();
   LoadBalancer fresh(balancer_->bias.size(0), balancer_->rate, at::TensorOptions().device(device));
   balancer_->bias = fresh.bias;
@@ -139,6 +144,13 @@ at::Tensor jittered(const at::Tensor& x, double jitter) {
   return at::rand_like(x.detach(), x.options().dtype(at::kFloat)).mul_(2 * jitter).add_(1 - jitter);
 }
 
+void check_equal_tokens(const Dispatcher& dispatcher, const moe::TokenMapping& mapping) {
+  if (mapping.fewest == mapping.most || dynamic_cast<const moe::NeedsEqualTokens*>(&dispatcher) == nullptr) return;
+  TORCH_CHECK(false, dispatcher.name(), ": ", mapping.layout.total, " tokens on ", mapping.layout.ranks.size(),
+              " ranks, ", mapping.fewest, " to ", mapping.most,
+              " on each; all ranks must have equally many (all_to_all_dispatcher takes any)");
+}
+
 // What a shared expert made, as rows of this rank's tokens to which results may be added. Undefined where it lies
 // otherwise (a sum over tp) or a gradient is recorded, which adds whole tensors anyway.
 at::Tensor shared_rows(const at::Tensor& made, const moe::TokenMapping& mapping, at::IntArrayRef rows) {
@@ -163,6 +175,7 @@ MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
               " for a hidden size of ", options_.hidden);
   const auto& mapping = seen_->mappings.of(x, parallel_ ? parallel_->mesh : DeviceMesh(),
                                            parallel_ ? parallel_->etp_ranks : std::vector<std::int64_t>());
+  check_equal_tokens(*dispatcher_, mapping);
   const auto tokens = moe::to_tokens(x, mapping);
   const auto part = moe::local_part(tokens, mapping);
   const auto rows = part.reshape({-1, options_.hidden});
@@ -178,7 +191,8 @@ MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
   plan.weighs_before = options_.score_before_experts;
   at::Tensor from_shared;  // computed while rows are under way
   const auto sent = dispatcher_->dispatch(rows, plan, [&] { from_shared = run_shared(x); });
-  stats_ = {routing.counts->local(), plan.dropped};
+  const auto& load = routing.counts->local();  // a strategy that keeps its order keeps this, too
+  stats_ = {routing.order ? load.clone() : load, plan.dropped};
   const auto made = run_experts_here(sent, plan, {mapping, routing});
   const auto base = shared_rows(from_shared, mapping, rows.sizes());
   auto y = moe::from_part(
@@ -216,8 +230,10 @@ ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {
 
 at::Tensor MixtureOfExperts::run_experts_here(const at::Tensor& rows, DispatchPlan& plan, const Pass& pass) {
   const auto weights = local_experts(pass);
+  // DTensors know of every write to them; plain tensors do not know of one through data().
+  auto* cache = weights.parameters.empty() ? nullptr : &cache_;
   const auto run = [&](const at::Tensor& all, at::IntArrayRef counts) {
-    return run_experts(all, counts, weights, options_.experts, &cache_);
+    return run_experts(all, counts, weights, options_.experts, cache);
   };
   const bool own_tokens = parallel_ && parallel_->etp && !pass.mapping.etp_shares;
   if (own_tokens) return moe::over_etp(rows, plan.host_rows(), parallel_->etp, run);

@@ -42,7 +42,11 @@ struct SpreadBackward final : Node {
 };
 
 bool is_identity(at::IntArrayRef sizes, at::IntArrayRef order) {
-  return sizes.size() == order.size() && std::is_sorted(order.begin(), order.end());
+  if (sizes.size() != order.size()) return false;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    if (order[i] != static_cast<std::int64_t>(i)) return false;
+  }
+  return true;
 }
 
 Sizes sizes_in_order(at::IntArrayRef sizes, at::IntArrayRef order) {
@@ -133,7 +137,7 @@ at::Tensor reorder_blocks(const at::Tensor& input, at::IntArrayRef sizes, at::In
     const auto blocks = input.split_with_sizes(sizes, 0);
     std::vector<at::Tensor> placed;
     for (const auto block : order) placed.push_back(blocks.at(block));
-    result = at::cat(placed);
+    result = placed.empty() ? input.narrow(0, 0, 0).clone() : at::cat(placed);
   }
   if (!moe::needs_graph(input)) return result;
   return moe::with_node(result, moe::make_node<ReorderBackward>(sizes.vec(), order.vec()), input);
@@ -146,11 +150,16 @@ at::Tensor spread_blocks(const at::Tensor& input, at::IntArrayRef sizes, at::Int
     at::AutoDispatchBelowADInplaceOrView guard;
     std::vector<at::Tensor> blocks(sizes.size());
     const auto pieces = input.split_with_sizes(sizes_in_order(sizes, order), 0);
-    for (std::size_t i = 0; i < order.size(); ++i) blocks.at(order[i]) = pieces[i];
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-      if (!blocks[i].defined()) blocks[i] = at::zeros({sizes[i], input.size(1)}, input.options());
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      auto& block = blocks.at(order[i]);
+      block = block.defined() ? block + pieces[i] : pieces[i];  // named twice: both are its gradient
     }
-    result = at::cat(blocks);
+    at::DimVector like(input.sizes());
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      like[0] = sizes[i];
+      if (!blocks[i].defined()) blocks[i] = at::zeros(like, input.options());
+    }
+    result = blocks.empty() ? input.narrow(0, 0, 0).clone() : at::cat(blocks);
   }
   if (!moe::needs_graph(input)) return result;
   return moe::with_node(result, moe::make_node<SpreadBackward>(sizes.vec(), order.vec()), input);

@@ -9,9 +9,8 @@
 
 namespace dtensor {
 
-namespace {
+namespace moe {
 
-// Rows of the members of `some` among those of `all`; less where one is missing.
 std::vector<std::int64_t> places_among(const Communicator& some, const Communicator& all) {
   std::vector<std::int64_t> places;
   for (const auto rank : some.ranks()) {
@@ -20,6 +19,21 @@ std::vector<std::int64_t> places_among(const Communicator& some, const Communica
   }
   return places;
 }
+
+std::vector<std::int64_t> tokens_of_ranks(const Routing& routing, const Communicator& ranks) {
+  const auto here = routing.experts.size(0);
+  if (!ranks || ranks.size() == 1) return {here};
+  const bool complete = routing.empty == 0 && !routing.by_experts;  // alike on all ranks
+  if (!complete) return exchange_splits(std::vector<std::int64_t>(static_cast<std::size_t>(ranks.size()), here), ranks);
+  const auto tokens = routing.counts->of_ranks(ranks).sum(1).div(routing.experts.size(1), "floor");
+  return {tokens.const_data_ptr<std::int64_t>(), tokens.const_data_ptr<std::int64_t>() + ranks.size()};
+}
+
+}  // namespace moe
+
+namespace {
+
+using moe::places_among;
 
 bool serves(const Communicator& all, const Communicator& some) {
   if (all == some) return true;
@@ -34,22 +48,18 @@ SharedCounts::Exchange& SharedCounts::exchange(const Communicator& ranks) {
     if (serves(done.ranks, ranks)) return done;
   }
   const at::NoGradGuard no_grad;
-  exchanges_.push_back({ranks, {}, {}, {}});
-  auto& fresh = exchanges_.back();
-  const auto mine = local_.unsqueeze(0);
-  if (!ranks || ranks.size() == 1) {
-    fresh.counts = mine;
-    return fresh;
+  Exchange fresh{ranks, local_.unsqueeze(0), {}, {}};
+  if (ranks && ranks.size() > 1) {
+    fresh.counts = at::empty({ranks.size(), local_.size(0)}, local_.options());
+    fresh.work = ranks.all_gather(fresh.counts.split(1), local_.unsqueeze(0));
   }
-  fresh.counts = at::empty({ranks.size(), local_.size(0)}, local_.options());
-  fresh.work = ranks.all_gather(fresh.counts.split(1), mine);
-  return fresh;
+  return exchanges_.emplace_back(std::move(fresh));  // one that failed is none
 }
 
 void SharedCounts::begin(const Communicator& ranks) { exchange(ranks); }
 
 at::Tensor SharedCounts::rows_of(const at::Tensor& counts, const Exchange& done, const Communicator& ranks) {
-  if (done.ranks == ranks || !ranks || ranks.size() == 1) return counts;
+  if (done.ranks == ranks || counts.size(0) == 1) return counts;
   return counts.index_select(0, at::tensor(places_among(ranks, done.ranks)).to(counts.device()));
 }
 
@@ -71,6 +81,7 @@ namespace {
 using namespace moe;
 
 at::Tensor gate_logits(const at::Tensor& x, const at::Tensor& gate) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // which would narrow it
   const auto type = at::toOpMathType(at::promote_types(x.scalar_type(), gate.scalar_type()));
   return at::linear(x.to(type), gate.to(type));
 }
@@ -139,10 +150,13 @@ TokenRange token_range(const Routing& routing, const TokenLayout& layout) {
   const auto here = routing.experts.size(0);
   if (!layout.ranks || layout.ranks.size() == 1) return {here, 0};
   if (layout.total >= 0 && layout.first >= 0) return {layout.total, layout.first};
-  const auto entries = routing.counts->of_ranks(layout.ranks).sum(1);  // top_k of each token
-  const auto choices = routing.experts.size(1);
-  return {entries.sum().item<std::int64_t>() / choices,
-          entries.narrow(0, 0, layout.ranks.rank()).sum().item<std::int64_t>() / choices};
+  const auto tokens = moe::tokens_of_ranks(routing, layout.ranks);
+  TokenRange range;
+  for (std::size_t r = 0; r < tokens.size(); ++r) {
+    range.total += tokens[r];
+    if (static_cast<int>(r) < layout.ranks.rank()) range.first += tokens[r];
+  }
+  return range;
 }
 
 }  // namespace dtensor

@@ -5,6 +5,13 @@
 
 namespace dtensor::moe {
 
+// Rows of the members of `some` among those of `all`; less where one is missing.
+std::vector<std::int64_t> places_among(const Communicator& some, const Communicator& all);
+
+// Tokens of each of `ranks`: by the numbers of entries where every place has an expert, else by an exchange.
+// Collective.
+std::vector<std::int64_t> tokens_of_ranks(const Routing& routing, const Communicator& ranks);
+
 // [tokens, choices], padded with o.experts; choices: the most experts that one token here has. Collective.
 at::Tensor choose_by_expert(const at::Tensor& scores, const RouterOptions& o, const TokenLayout& layout);
 

@@ -99,10 +99,26 @@ at::Tensor combine_elsewhere(const at::Tensor& rows, const at::Tensor& position,
   return (weight.defined() ? each * weight.to(sum_type(rows)).unsqueeze(2) : each).sum(1).to(rows.scalar_type());
 }
 
-// The entry at each sorted place.
+// The entry at each sorted place; one beyond the last where none names it.
 at::Tensor entry_of_place(const at::Tensor& position, std::int64_t kept) {
   const auto entries = at::arange(position.numel(), position.options());
-  return at::zeros({kept + 1}, position.options()).scatter_(0, or_last(position, kept), entries).narrow(0, 0, kept);
+  return at::full({kept + 1}, position.numel(), position.options())
+      .scatter_(0, or_last(position, kept), entries)
+      .narrow(0, 0, kept);
+}
+
+// Of rows [tokens, D], for each sorted place the one of its token; zeros where none names it.
+at::Tensor rows_of_places(const at::Tensor& rows, const at::Tensor& entry, std::int64_t choices) {
+  return with_zero_row(rows).index_select(0, at::div(entry, choices, "floor"));
+}
+
+// Memory for `kept` rows of which `position` names some: zero, unless all are named and so written to. On the CPU.
+at::Tensor rows_to_fill(const at::Tensor& position, std::int64_t kept, std::int64_t width,
+                        const at::TensorOptions& options) {
+  const auto* place = position.const_data_ptr<std::int64_t>();
+  const auto entries = position.numel();
+  const bool all = kept <= entries && std::count_if(place, place + entries, [](auto p) { return p >= 0; }) == kept;
+  return all ? at::empty({kept, width}, options) : at::zeros({kept, width}, options);
 }
 
 SortedBins sort_elsewhere(const at::Tensor& ids, const at::Tensor& counts, std::int64_t kept) {
@@ -162,16 +178,9 @@ at::Tensor expand_kernel(const at::Tensor& x, const at::Tensor& position, std::i
     loops->expand(x.contiguous(), position.contiguous(), result);
     return result;
   }
-  if (!x.is_cpu()) {
-    if (kept <= position.numel()) {
-      return x.index_select(0, at::div(entry_of_place(position, kept), position.size(1), "floor"));
-    }
-    const auto tokens = at::arange(x.size(0), position.options()).repeat_interleave(position.size(1));
-    return at::zeros({kept, x.size(1)}, x.options()).index_copy_(0, position.flatten(), x.index_select(0, tokens));
-  }
+  if (!x.is_cpu()) return rows_of_places(x, entry_of_place(position, kept), position.size(1));
   const auto from = x.contiguous(), places = position.contiguous();
-  const bool gaps = kept > places.numel();  // padding
-  auto result = gaps ? at::zeros({kept, x.size(1)}, x.options()) : at::empty({kept, x.size(1)}, x.options());
+  auto result = rows_to_fill(places, kept, x.size(1), x.options());
   const auto bytes = static_cast<std::int64_t>(x.size(1) * x.element_size());
   const auto choices = position.size(1);
   const auto* place = places.const_data_ptr<std::int64_t>();
@@ -228,7 +237,7 @@ void add_combined_kernel(const at::Tensor& base, const at::Tensor& rows, const a
 std::pair<at::Tensor, at::Tensor> combine_backward_kernel(const at::Tensor& grad, const at::Tensor& rows,
                                                           const at::Tensor& position, const at::Tensor& weight) {
   if (const auto* loops = loops_of(rows)) {
-    auto d_rows = at::empty(rows.sizes(), rows.options());
+    auto d_rows = at::zeros(rows.sizes(), rows.options());
     auto d_weight = at::empty(weight.sizes(), weight.options().dtype(sum_type(rows)));
     loops->combine_backward(grad.contiguous(), rows.contiguous(), position.contiguous(), in_sum_type(weight, rows),
                             d_rows, d_weight);
@@ -236,15 +245,16 @@ std::pair<at::Tensor, at::Tensor> combine_backward_kernel(const at::Tensor& grad
   }
   if (!rows.is_cpu()) {
     const auto entry = entry_of_place(position, rows.size(0));
-    const auto spread = grad.index_select(0, at::div(entry, position.size(1), "floor")).to(sum_type(rows));
+    const auto spread = rows_of_places(grad, entry, position.size(1)).to(sum_type(rows));
     const auto dots = at::constant_pad_nd((rows.to(sum_type(rows)) * spread).sum(1), {0, 1});
     const auto by_entry = dots.index_select(0, or_last(position, rows.size(0))).view(weight.sizes());
-    const auto factor = weight.flatten().index_select(0, entry).to(sum_type(rows)).unsqueeze(1);
+    const auto weights = at::constant_pad_nd(weight.flatten(), {0, 1});
+    const auto factor = weights.index_select(0, entry).to(sum_type(rows)).unsqueeze(1);
     return {(spread * factor).to(rows.scalar_type()), by_entry.to(weight.scalar_type())};
   }
   const auto g = grad.contiguous(), from = rows.contiguous(), places = position.contiguous();
   const auto factor = weight.to(sum_type(rows)).contiguous();
-  auto d_rows = at::empty_like(from), d_weight = at::empty_like(factor);
+  auto d_rows = rows_to_fill(places, rows.size(0), rows.size(1), rows.options()), d_weight = at::empty_like(factor);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "combine_rows_backward", [&] {
     using Sum = at::opmath_type<scalar_t>;
     combine_backward_loop(Extent(position, rows), g.const_data_ptr<scalar_t>(), from.const_data_ptr<scalar_t>(),

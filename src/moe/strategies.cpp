@@ -2,9 +2,11 @@
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <limits>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <tuple>
 
 #include "moe/counting.h"
@@ -45,17 +47,11 @@ class ForceLoadBalance final : public RoutingStrategy {
  public:
   Choice choose(const at::Tensor& scores, const RouterOptions& o, const TokenLayout& layout,
                 const at::Tensor&) const override {
-    if (layout.index.defined()) return {.experts = in_turn(scores, o, layout), .in_turn = true};
-    const Key key{
-        scores.size(0),         first_token(scores, layout) % o.experts, o.experts, o.top_k, scores.device().type(),
-        scores.device().index()};
-    const std::lock_guard lock(mutex_);  // layers and thread ranks may share it
-    if (const auto found = kept_.find(key); found != kept_.end()) {
-      moe::count(&MoeCounters::kept_choices);
-      return found->second;
-    }
-    if (kept_.size() >= kMost) kept_.clear();
-    return kept_.emplace(key, make(scores, o, layout)).first->second;
+    if (layout.index.defined()) return {.experts = in_turn(scores, o, layout.index), .in_turn = true};
+    const Place place = place_of(scores.size(0), layout);
+    auto choice = kept_for(scores, o, place.first % o.experts);
+    choice.in_turn = place.equal;
+    return choice;
   }
   const char* name() const override { return "ForceLoadBalance"; }
 
@@ -63,20 +59,42 @@ class ForceLoadBalance final : public RoutingStrategy {
   using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, c10::DeviceType, c10::DeviceIndex>;
   static constexpr std::size_t kMost = 64;  // sizes of inputs kept
 
-  static std::int64_t first_token(const at::Tensor& scores, const TokenLayout& layout) {
-    return layout.first >= 0 ? layout.first : (layout.ranks ? layout.ranks.rank() * scores.size(0) : 0);
+  struct Place {
+    std::int64_t first = 0;  // token of the batch
+    bool equal = true;       // all ranks have equally many, as far as anybody knows
+  };
+
+  // Plain tokens tell nobody how many there are before them: ranks tell each other.
+  static Place place_of(std::int64_t here, const TokenLayout& layout) {
+    if (layout.first >= 0 || !layout.ranks || layout.ranks.size() == 1)
+      return {std::max<std::int64_t>(layout.first, 0)};
+    const std::vector<std::int64_t> told(static_cast<std::size_t>(layout.ranks.size()), here);
+    const auto tokens = exchange_splits(told, layout.ranks);
+    const bool equal = std::all_of(tokens.begin(), tokens.end(), [&](auto count) { return count == tokens[0]; });
+    return {std::accumulate(tokens.begin(), tokens.begin() + layout.ranks.rank(), std::int64_t{0}), equal};
   }
 
-  static at::Tensor in_turn(const at::Tensor& scores, const RouterOptions& o, const TokenLayout& layout) {
+  Choice kept_for(const at::Tensor& scores, const RouterOptions& o, std::int64_t first) const {
+    const auto device = scores.device();
+    const Key key{scores.size(0), first, o.experts, o.top_k, device.type(), device.index()};
+    const std::lock_guard lock(mutex_);  // layers and thread ranks may share it
+    if (const auto found = kept_.find(key); found != kept_.end()) {
+      moe::count(&MoeCounters::kept_choices);
+      return found->second;
+    }
+    if (kept_.size() >= kMost) kept_.clear();
+    return kept_.emplace(key, make(scores, o, first)).first->second;
+  }
+
+  static at::Tensor in_turn(const at::Tensor& scores, const RouterOptions& o, const at::Tensor& token) {
     const auto longs = scores.options().dtype(at::kLong);
-    const auto first = first_token(scores, layout);
-    const auto token = layout.index.defined() ? layout.index : at::arange(first, first + scores.size(0), longs);
     return (token.unsqueeze(1) * o.top_k + at::arange(o.top_k, longs)).remainder(o.experts);
   }
 
-  static Choice make(const at::Tensor& scores, const RouterOptions& o, const TokenLayout& layout) {
+  static Choice make(const at::Tensor& scores, const RouterOptions& o, std::int64_t first) {
     const c10::InferenceMode off(false);  // what is kept serves passes with gradients, too
-    const auto experts = in_turn(scores, o, layout);
+    const auto longs = scores.options().dtype(at::kLong);
+    const auto experts = in_turn(scores, o, at::arange(first, first + scores.size(0), longs));
     auto order = std::make_shared<const SortedBins>(
         sort_by_bin(experts, o.experts, count_bins(experts, o.experts), experts.numel()));
     return {.experts = experts, .order = std::move(order), .in_turn = true};

@@ -6,9 +6,12 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
+#include <tuple>
 
 #include "dtensor/factories.h"
 #include "dtensor/hooks.h"
+#include "dtensor/shards.h"
 #include "moe/node.h"
 
 namespace dtensor::moe {
@@ -62,6 +65,26 @@ void fill_layout(TokenMapping& b, bool in_order) {
   layout.sequences_here = one_sequence ? 1 : numbers.size(0);
   layout.sequence_ranks = communicator_over(
       b.mesh, axes_that(b, [&](std::int64_t a) { return is_cut(a) && (one_sequence || b.tokens[a].dim() > 0); }));
+}
+
+// The fewest and the most tokens that a rank has.
+std::pair<std::int64_t, std::int64_t> extremes_of(const TokenMapping& b) {
+  std::int64_t least = std::numeric_limits<std::int64_t>::max(), most = 0;
+  for (std::int64_t rank = 0; rank < b.mesh.size(); ++rank) {
+    std::vector<std::int64_t> coordinate(static_cast<std::size_t>(b.mesh.ndim()));
+    for (auto [a, rest] = std::pair(b.mesh.ndim() - 1, rank); a >= 0; rest /= b.mesh.size(a), --a) {
+      coordinate[static_cast<std::size_t>(a)] = rest % b.mesh.size(a);
+    }
+    std::int64_t tokens = 1;
+    for (std::size_t d = 0; d + 1 < b.sizes.size(); ++d) {
+      std::int64_t length = 0;
+      const auto dim = static_cast<std::int64_t>(d);
+      for (const auto& s : shard_segments(b.sizes[d], dim, b.tokens, b.mesh.shape(), coordinate)) length += s.length;
+      tokens *= length;
+    }
+    least = std::min(least, tokens), most = std::max(most, tokens);
+  }
+  return {least, most};
 }
 
 Placements reduced(Placements placements) {
@@ -120,6 +143,7 @@ TokenMapping make_token_mapping(const DTensor& x, at::IntArrayRef etp) {
     if (b.mesh.size(a) > 1 && b.tokens[a].is_replicate()) b.result[a] = Partial();
   }
   fill_layout(b, in_order);
+  std::tie(b.fewest, b.most) = extremes_of(b);
   return b;
 }
 
@@ -130,7 +154,7 @@ TokenMapping make_plain_mapping(const at::Tensor& x, const DeviceMesh& mesh) {
   b.layout.ranks = ranks;
   b.layout.sequence_ranks = x.dim() == 2 ? ranks : Communicator();
   b.layout.sequences_here = x.dim() == 2 ? 1 : x.size(0);
-  b.layout.sequences = b.layout.sequences_here * (x.dim() == 2 || !ranks ? 1 : ranks.size());
+  b.layout.sequences = x.dim() == 2 || !ranks ? b.layout.sequences_here : -1;  // others may have other numbers of them
   return b;
 }
 

@@ -21,7 +21,8 @@ struct TokenMapping {
   Placements tokens;  // all ranks have different ones, but for the ranks of `etp`
   Placements result;  // of what the combination gives: Partial where experts are split over ranks with the same tokens
   TokenLayout layout;
-  bool etp_shares = false;  // the ranks of etp hold the same tokens
+  std::int64_t fewest = 0, most = 0;  // tokens of a rank; alike where the input is plain, which tells nobody
+  bool etp_shares = false;            // the ranks of etp hold the same tokens
 };
 
 // How an axis is called here: by its number where the mesh has no names. And this rank's slice along such axes.

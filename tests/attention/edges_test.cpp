@@ -206,6 +206,9 @@ TEST(AttentionEdges, MistakesInDocumentsOfRowsAreNamed) {
     says(rows({1, 5}), "from 0 up to 10, not at [1, 5]");
     says(rows({0, 5, 3}), "from 0 up to 10, not at [0, 5, 3]");
     says(rows({0, 11}), "from 0 up to 10, not at [0, 11]");
+    const auto plain = at::zeros({2, 4, 10, 4});
+    EXPECT_THROW(attention(plain, plain, plain, {.row_documents = rows({1, 5})}), c10::Error);
+    EXPECT_THROW(attention(in[0], in[1], in[2], {.documents = {0, 11}}), c10::Error);
     says(at::zeros({3, 1}, at::kLong), "are int64 [2, D], not Long[3, 1]");
     says(at::zeros({2, 1}), "are int64 [2, D], not Float[2, 1]");
   });

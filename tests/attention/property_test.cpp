@@ -53,7 +53,10 @@ void draw_mask(Draw& draw, Case& c) {
   if (draw.coin()) sizes.erase(sizes.begin(), sizes.begin() + draw.integer(1, 2));
   c.options.mask = draw.normal(sizes, c.dtype);
   if (kind == 3) c.options.mask = c.options.mask.lt(draw.integer(-1, 1));
-  if (kind == 2 && draw.coin()) c.options.mask = c.options.mask.masked_fill(c.options.mask.lt(0), -INFINITY);
+  // Half types are compared with double, in which scores are not lost beside -1e9.
+  const bool half = c.dtype == at::kBFloat16 || c.dtype == at::kHalf;
+  const double hidden = draw.coin() && !half ? -1e9 : -INFINITY;
+  if (kind == 2 && draw.coin()) c.options.mask = c.options.mask.masked_fill(c.options.mask.lt(0), hidden);
   if (!draw.coin()) return;
   for (std::size_t a = 0; a < c.mesh.size(); ++a) {
     const auto dim = draw.integer(-1, static_cast<std::int64_t>(sizes.size()) - 1);

@@ -1,4 +1,5 @@
 // Frequencies and attention factors of each scaling, beside those that transformers computes.
+#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
 #include "llm/rope_config.h"
@@ -51,6 +52,16 @@ TEST(Rope, TurnsPairs) {
     }
     EXPECT_TRUE(at::equal(y.narrow(3, 6, 2), x.narrow(3, 6, 2)));
   }
+}
+
+// Angles that generating has kept serve training.
+TEST(Rope, KeepsAnglesForEveryMode) {
+  const dtensor::nn::Rope rope({.size = 4});
+  {
+    const c10::InferenceMode inference;
+    rope.angles(0, 3, at::kFloat);
+  }
+  EXPECT_FALSE(rope.angles(0, 3, at::kFloat).cos.is_inference());
 }
 
 TEST(Rope, RefusesOptionsThatContradict) {

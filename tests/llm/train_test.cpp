@@ -169,6 +169,38 @@ TEST(Export, WritesWhatWasRead) {
   }
 }
 
+// What others are divided by.
+TEST(Config, RefusesZerosThatWouldBeDividedBy) {
+  const std::string common = R"("vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8)";
+  const std::string experts = R"("num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 4)";
+  const Folder folder;
+  const std::pair<const char*, std::string> cases[] = {
+      {"num_attention_heads", R"({"model_type": "llama", "num_attention_heads": 0, )" + common + "}"},
+      {"decoder_sparse_step", R"({"model_type": "qwen3_moe", "num_attention_heads": 2, "decoder_sparse_step": 0, )" +
+                                  common + ", " + experts + "}"},
+      {"sliding_window_pattern",
+       R"({"model_type": "gemma3_text", "num_attention_heads": 2, "sliding_window_pattern": 0, )" + common + "}"}};
+  for (const auto& [key, text] : cases) {
+    std::ofstream(folder / "config.json") << text;
+    try {
+      llm::read_family(folder / "");
+      ADD_FAILURE() << key;
+    } catch (const llm::UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find(c10::str(key, " is 0")), std::string::npos) << error.what();
+    }
+  }
+}
+
+// An adapted head would be another matrix than the embedding that it is.
+TEST(Adapters, OfATiedHeadAreRefused) {
+  llm::TrainOptions options;
+  options.lora_rank = 2, options.lora_targets = {"lm_head"};
+  dtensor::nn::DecoderConfig config;
+  EXPECT_EQ(llm::lora_options(options, config).targets, options.lora_targets);
+  config.tied = true;
+  EXPECT_THROW(llm::lora_options(options, config), llm::UsageError);
+}
+
 // Adapters are merged, into what is transposed or one matrix there too: the exported model, without any, has the logits
 // of the adapted one. In another dtype the configuration says so.
 TEST(Export, MergesAdaptersAndConverts) {

@@ -16,6 +16,7 @@ struct Case {
   DispatchKind kind = DispatchKind::all_to_all;
   CapacityOptions capacity = {};
   Shape dense = {}, sparse = {};  // dp x tp, edp x ep x etp
+  bool ep_outside = false;        // ep x edp x etp: the ranks of ep do not follow each other in the batch
   Placement tp = {};              // of the input
   Shape input = {};
   std::uint64_t seed = 0;
@@ -23,9 +24,9 @@ struct Case {
   int ranks() const { return count(dense); }
   std::string str() const {
     const auto& r = options.router;
-    return c10::str("seed ", seed, ": dense ", dense, " sparse ", sparse, " tp ", tp.str(), " input ", input,
-                    " dispatch ", static_cast<int>(kind), " capacity ", capacity.factor, "/",
-                    static_cast<int>(capacity.drop), " experts ", r.experts, " top ", r.top_k, " choice ",
+    return c10::str("seed ", seed, ": dense ", dense, " sparse ", sparse, ep_outside ? " ep outside" : "", " tp ",
+                    tp.str(), " input ", input, " dispatch ", static_cast<int>(kind), " capacity ", capacity.factor,
+                    "/", static_cast<int>(capacity.drop), " experts ", r.experts, " top ", r.top_k, " choice ",
                     static_cast<int>(r.choice), " groups ", r.groups, "/", r.top_groups, " weighs before ",
                     options.score_before_experts, " losses ", r.aux_loss, " ", r.sequence_aux_loss, " ", r.z_loss);
   }
@@ -83,11 +84,13 @@ inline Case draw_case(std::uint64_t seed) {
   c.options.score_before_experts = draw.integer(0, 3) == 0;
   c.tp = draw.coin() ? Replicate() : Shard(draw.integer(0, 1));
   c.input = {draw.integer(1, 5), draw.integer(1, 4), 4};
-  if (c.options.router.choice == RouterChoice::round_robin && c.tp.is_replicate() && c.sparse[2] == c.dense[1]) {
-    c.input[0] = c.dense[0] * draw.integer(1, 2);
+  const bool same_tokens = c.tp.is_replicate() && c.sparse[2] == c.dense[1];
+  if (c.options.router.choice == RouterChoice::round_robin && (c.tp.is_replicate() || c.tp.dim() == 0)) {
+    c.input[0] = c.dense[0] * (same_tokens ? 1 : c.dense[1]) * draw.integer(1, 2);
     c.kind = draw.coin() ? DispatchKind::equal : c.kind;
     if (c.kind == DispatchKind::equal) c.capacity = {};
   }
+  c.ep_outside = draw.coin();
   return c;
 }
 
@@ -140,7 +143,9 @@ inline Outcome run_plain(const Case& c, const Values& v) {
 }
 
 inline void place(MixtureOfExperts& layer, const Case& c, const DeviceMesh& dense) {
-  apply_expert_parallel(layer, dense.view(c.sparse, {"edp", "ep", "etp"}));
+  const auto& s = c.sparse;
+  apply_expert_parallel(
+      layer, c.ep_outside ? dense.view({s[1], s[0], s[2]}, {"ep", "edp", "etp"}) : dense.view(s, {"edp", "ep", "etp"}));
   NamedTensors rest;
   for (const auto& item : layer.named_parameters()) {
     if (!is_dtensor(*item.second) && c.seed % 3 != 0) rest.push_back(item);

@@ -100,10 +100,33 @@ TEST(TokenBatches, EpochsAndSeedsDifferInOrder) {
   EXPECT_TRUE(at::equal(ordered.at(0).ids.view(-1), at::arange(1000)));
 }
 
+// A file that cannot be written as it should is as it was.
+TEST(TokenFiles, ABadTokenLeavesTheFileAlone) {
+  const auto path = path_of("kept");
+  write_token_file(path, {1, 2, 3, 4});
+  EXPECT_THROW(write_token_file(path, {9, 8, 70000}), c10::Error);
+  EXPECT_EQ(TokenFiles({path}).size(), 4);
+  write_token_file(path, {9, 8});
+  EXPECT_EQ(TokenFiles({path}).size(), 2);
+}
+
+// Ids are no shares of a sum; dimensions may be counted from the last.
+TEST(TokenBatches, TakeSplitsInPlacementsOfAnyForm) {
+  const auto paths = counting({10}, TokenDtype::uint16);
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const TokenBatches batches(TokenFiles(paths), {2, 3, 0, false});
+    EXPECT_THROW(batches.at(0, mesh, {Partial()}), c10::Error);
+    for (const std::int64_t dim : {-1, -2}) {
+      EXPECT_TRUE(at::equal(DTensor(batches.at(0, mesh, {Shard(dim)}).ids).full_tensor(), batches.at(0).ids)) << dim;
+    }
+  });
+}
+
 TEST(TokenFiles, MistakesAreNamed) {
   EXPECT_THROW(TokenFiles({path_of("none")}), c10::Error);
   EXPECT_THROW(TokenFiles({::testing::TempDir()}), c10::Error);
   EXPECT_THROW(write_token_file(path_of("big"), {70000}), c10::Error);
+  EXPECT_FALSE(std::filesystem::exists(path_of("big")));
   const auto paths = counting({9}, TokenDtype::uint16);
   EXPECT_THROW(TokenFiles(paths, TokenDtype::uint32), c10::Error);  // 18 bytes
   EXPECT_THROW(TokenBatches(TokenFiles(paths), {1, 9}), c10::Error);

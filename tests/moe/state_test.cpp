@@ -1,0 +1,90 @@
+// What a layer keeps from pass to pass: weights, counts, statistics; and what surrounds a pass.
+#include <ATen/autocast_mode.h>
+#include <gtest/gtest.h>
+
+#include "small_layer.h"
+
+namespace dtensor::test {
+namespace {
+
+MoeOptions in_turn() {
+  auto options = small_options();
+  options.router.choice = RouterChoice::round_robin;
+  return options;
+}
+
+TEST(MoeState, WritesThroughDataAreSeen) {
+  MixtureOfExperts layer(in_turn()), other(in_turn());
+  fill(layer, 3), fill(other, 3);
+  const at::NoGradGuard no_grad;
+  const auto x = Draw(7).normal({8, 8});
+  layer.forward(x);
+  layer.experts.w2.data().mul_(2);  // which leaves the version as it is
+  other.experts.w2.mul_(2);
+  expect_close(layer.forward(x), other.forward(x), "y");
+}
+
+TEST(MoeState, StatisticsAreTheUsers) {
+  MixtureOfExperts layer(in_turn());
+  fill(layer, 3);
+  const at::NoGradGuard no_grad;
+  const auto x = Draw(7).normal({8, 8});
+  const auto y = layer.forward(x);
+  layer.stats().load.add_(1);
+  EXPECT_TRUE(at::equal(layer.forward(x), y));
+}
+
+TEST(MoeState, AResetForgetsTheLoad) {
+  auto options = small_options();
+  options.balance_rate = 0.1;
+  MixtureOfExperts layer(options);
+  layer.forward(Draw(1).normal({6, 8}));
+  layer.reset();
+  EXPECT_EQ(layer.balancer()->counts.sum().item<std::int64_t>(), 0);
+}
+
+TEST(MoeState, CountsOfOneRankServeAfterThoseOfAll) {
+  run_local(2, [](Communicator world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2, 1}, {"a", "b"});
+    SharedCounts counts(at::full({3}, world.rank() + 1, at::kLong));
+    counts.of_ranks(world);
+    EXPECT_TRUE(at::equal(counts.of_ranks(mesh.communicator(1)), counts.local().unsqueeze(0)));
+  });
+}
+
+TEST(MoeState, TheGateIsNotNarrowedByAutocast) {
+  RouterOptions o;
+  o.experts = 4;
+  const auto x = Draw(1).normal({6, 8}, at::kFloat), gate = Draw(2).normal({4, 8}, at::kFloat);
+  const auto plain = route(x, gate, o);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const auto cast = route(x, gate, o);
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  EXPECT_TRUE(at::equal(cast.scores, plain.scores));
+}
+
+// Rows that no position names.
+TEST(MoeState, RowsWithoutANameAreZero) {
+  const auto position = at::tensor({0, -1, 2, -1}, at::kLong).view({2, 2});
+  const auto unnamed = at::tensor({1, 3}, at::kLong);
+  for (const bool weighted : {false, true}) {
+    const auto rows = at::ones({4, 64}, at::kDouble).requires_grad_();
+    combine_rows(rows, position, weighted ? at::ones({2, 2}, at::kDouble) : at::Tensor()).sum().backward();
+    EXPECT_EQ(rows.grad().index_select(0, unnamed).abs().max().item<double>(), 0) << weighted;
+  }
+  const auto spread = expand_rows(at::ones({2, 64}, at::kDouble), position, 4);
+  EXPECT_EQ(spread.index_select(0, unnamed).abs().max().item<double>(), 0);
+}
+
+// A block may be named twice, or none, and rows may have any sizes.
+TEST(MoeState, BlocksMayBeNamedTwice) {
+  const auto x = Draw(1).normal({3, 2, 2}).requires_grad_();
+  const auto twice = reorder_blocks(x, {1, 2}, {0, 0});
+  EXPECT_TRUE(at::equal(twice, at::cat({x.narrow(0, 0, 1), x.narrow(0, 0, 1)})));
+  twice.sum().backward();
+  EXPECT_TRUE(at::equal(x.grad(), at::cat({at::full({1, 2, 2}, 2, at::kDouble), at::zeros({2, 2, 2}, at::kDouble)})));
+  EXPECT_EQ(reorder_blocks(x, {1, 2}, {}).sizes(), at::IntArrayRef({0, 2, 2}));
+}
+
+}  // namespace
+}  // namespace dtensor::test
