@@ -80,13 +80,17 @@ def load(
     before anything is written.
     """
     tensors, values = _parts(state_dict)
+    path = os.fspath(checkpoint_id)
+    if values and not allow_missing:  # told before a tensor is written
+        there = _C.load_state(path, [], False, True, True, False)
+        for name in values:
+            if name not in there:
+                raise ValueError(f"load: {path} has no value {name!r}")
     with torch.no_grad():
-        found = _C.load_state(os.fspath(checkpoint_id), tensors, verify, allow_missing, allow_unexpected, allow_cast)
+        found = _C.load_state(path, tensors, verify, allow_missing, allow_unexpected, allow_cast)
     for name in values:
         if name in found:
             _put(state_dict, name, found[name])
-        elif not allow_missing:
-            raise ValueError(f"load: {os.fspath(checkpoint_id)} has no value {name!r}")
 
 
 def _put(state: Any, name: str, value: Any) -> None:

@@ -1,4 +1,5 @@
 // The functions on lists of tensors, and saves in the background.
+#include <exception>
 #include <future>
 #include <utility>
 
@@ -38,8 +39,9 @@ void check_can_save(const std::string& directory, const SaveOptions& options) {
 }
 
 struct PendingSave::Impl {
-  files::Saver saver;
+  std::unique_ptr<files::Saver> saver;
   std::future<void> writing;
+  std::exception_ptr failed = nullptr;  // what wait() threw; then there is no saver
 };
 
 PendingSave::PendingSave(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -52,7 +54,7 @@ PendingSave& PendingSave::operator=(PendingSave&& other) noexcept {
 PendingSave::~PendingSave() {
   if (impl_ == nullptr) return;
   if (impl_->writing.valid()) impl_->writing.wait();
-  impl_->saver.drop();
+  if (impl_->saver) impl_->saver->drop();
 }
 
 bool PendingSave::done() const {
@@ -61,15 +63,23 @@ bool PendingSave::done() const {
 
 void PendingSave::wait() {
   if (impl_ == nullptr) return;
-  const std::unique_ptr<Impl> impl = std::move(impl_);
-  impl->saver.finish([&] { impl->writing.wait(); });
+  if (impl_->failed) std::rethrow_exception(impl_->failed);
+  try {
+    impl_->saver->finish([&] { impl_->writing.wait(); });
+  } catch (...) {
+    impl_->failed = std::current_exception();
+    impl_->saver.reset();  // and the copies that it has
+    throw;
+  }
+  impl_.reset();
 }
 
 PendingSave save_state_async(const std::string& directory, const Communicator& ranks, const StateTensors& tensors,
                              const CheckpointValues& values, const SaveOptions& options) {
-  auto impl = std::make_unique<PendingSave::Impl>(files::Saver(directory, ranks, tensors, values, options));
-  impl->saver.copy_parts();
-  impl->writing = std::async(std::launch::async, [saver = &impl->saver] { saver->write(); });
+  auto impl = std::make_unique<PendingSave::Impl>();
+  impl->saver = std::make_unique<files::Saver>(directory, ranks, tensors, values, options);
+  impl->saver->copy_parts();
+  impl->writing = std::async(std::launch::async, [saver = impl->saver.get()] { saver->write(); });
   return PendingSave(std::move(impl));
 }
 

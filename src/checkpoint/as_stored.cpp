@@ -36,7 +36,8 @@ at::Tensor value_of(at::Tensor value, const files::StoredPiece& piece) {
 }
 
 at::Tensor joined(const std::string& name, std::vector<Part>& parts) {
-  if (parts.size() == 1 && parts[0].piece.of_stored.count < 0) return parts[0].value;
+  const IndexRange& only = parts[0].piece.of_stored;
+  if (parts.size() == 1 && only.begin == 0 && only.count < 0) return parts[0].value;
   const auto begin = [](const Part& part) { return part.piece.of_stored.begin; };
   std::sort(parts.begin(), parts.end(), [&](const Part& a, const Part& b) { return begin(a) < begin(b); });
   std::vector<at::Tensor> values;

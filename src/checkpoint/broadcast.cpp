@@ -4,8 +4,10 @@
 
 #include <cstring>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "checkpoint/collective_errors.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/part.h"
 #include "checkpoint/problems.h"
 #include "checkpoint/safetensors.h"
@@ -27,8 +29,11 @@ std::vector<CheckpointEntry> agree_on_source(const StateTensors& full, const Com
   } else if (ranks.rank() == source) {
     error = error_of([&] {
       CheckpointIndex index;
+      std::unordered_set<std::string> names;
       for (const auto& [name, tensor] : full) {
         TORCH_CHECK(tensor.defined() && !is_dtensor(tensor), "'", name, "' is no plain tensor");
+        TORCH_CHECK(!tensor.is_meta(), "'", name, "' is on the meta device: it has no values");
+        TORCH_CHECK(names.insert(name).second, "two tensors at the source are called '", name, "'");
         index.entries.push_back({.name = name, .dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec()});
       }
       text = index_text(index);
@@ -51,11 +56,17 @@ void take(const ContiguousRanges& ranges, std::int64_t first, std::int64_t count
 }
 
 at::Tensor row_major_on_host(const at::Tensor& local) {
-  if (local.is_cpu() && local.is_contiguous()) return local;
+  if (is_plain_memory(local, local.scalar_type())) return local;
   return at::detail::empty_cpu(local.sizes(), local.scalar_type());
 }
 
-void broadcast_one(const at::Tensor& full, const at::Tensor& target, const Communicator& ranks, int source) {
+// What fails on one rank is kept, so that nobody is left waiting for it.
+void broadcast_one(const at::Tensor& full, const at::Tensor& target, const Communicator& ranks, int source,
+                   std::string& error) {
+  const auto keep = [&](const auto& fn) {
+    const std::string own = error_of(fn);
+    if (error.empty()) error = own;
+  };
   const at::NoGradGuard no_grad;
   const at::Tensor landing = landing_of(target);
   const Part part = part_of(landing, 0);
@@ -69,22 +80,25 @@ void broadcast_one(const at::Tensor& full, const at::Tensor& target, const Commu
     const at::Tensor piece = buffer.narrow(0, 0, std::min(most, numel - first));
     char* data = static_cast<char*>(piece.mutable_data_ptr());
     if (ranks.rank() == source) {
-      for_each_piece(full, full.scalar_type(), first, first + piece.numel(), false,
-                     [&](std::int64_t at, const char* from, std::int64_t count) {
-                       std::memcpy(data + (at - first) * item, from, static_cast<std::size_t>(count * item));
-                     });
+      const auto put = [&](std::int64_t at, const char* from, std::int64_t count) {
+        std::memcpy(data + (at - first) * item, from, static_cast<std::size_t>(count * item));
+      };
+      keep([&] { for_each_piece(full, first, first + piece.numel(), put); });
     }
     ranks.broadcast(piece, source).wait();
     if (to != nullptr) take(part.ranges, first, piece.numel(), data, item, to, next);
   }
-  if (host.defined() && !host.is_same(part.local)) part.local.copy_(host);
+  if (host.defined() && !host.is_same(part.local)) keep([&] { part.local.copy_(host); });
   mark_written(landing);
   take_landing(target, landing);
 }
 
 void compare(const std::vector<CheckpointEntry>& entries, const StateTensors& targets, Problems& problems) {
-  std::unordered_map<std::string, at::Tensor> wanted(targets.begin(), targets.end());
-  for (const auto& [name, target] : targets) problems.here.push_back(name);
+  std::unordered_map<std::string, at::Tensor> wanted;
+  for (const auto& [name, target] : targets) {
+    TORCH_CHECK(wanted.emplace(name, target).second, "two targets are called '", name, "'");
+    problems.here.push_back(name);
+  }
   for (const CheckpointEntry& e : entries) {
     problems.there.push_back(e.name);
     const auto found = wanted.find(e.name);
@@ -96,6 +110,9 @@ void compare(const std::vector<CheckpointEntry>& entries, const StateTensors& ta
     if (t.sizes() != e.sizes || t.scalar_type() != e.dtype) {
       problems.mismatched.push_back(c10::str("'", e.name, "' is ", e.dtype, " ", at::IntArrayRef(e.sizes),
                                              " at the source, ", t.scalar_type(), " ", t.sizes(), " here"));
+    } else if (needs_reduction(t)) {
+      problems.mismatched.push_back(
+          c10::str("'", e.name, "' is ", DTensor(t).spec_str(), " here; broadcast it into placements without Partial"));
     }
     wanted.erase(found);
   }
@@ -117,10 +134,12 @@ void broadcast_state(const StateTensors& full, const Communicator& ranks, const 
   });
   const std::unordered_map<std::string, at::Tensor> given(full.begin(), full.end()),
       wanted(targets.begin(), targets.end());
+  std::string error;
   for (const CheckpointEntry& e : entries) {
     const auto found = given.find(e.name);
-    broadcast_one(found == given.end() ? at::Tensor() : found->second, wanted.at(e.name), ranks, source);
+    broadcast_one(found == given.end() ? at::Tensor() : found->second, wanted.at(e.name), ranks, source, error);
   }
+  raise_on_all(ranks, kWhat, error);
 }
 
 StateTensors broadcast_state(const StateTensors& full, const DeviceMesh& mesh, const PlaceState& place, int source) {

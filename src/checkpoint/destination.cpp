@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "checkpoint/part.h"
+#include "checkpoint/safetensors.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor::files {
@@ -15,30 +16,6 @@ constexpr std::int64_t kShort = 1 << 10;    // bytes of a range; of longer ones 
 constexpr std::int64_t kLongRow = 1 << 20;  // bytes; each rank that takes part has at least one row in a buffer
 
 std::size_t dim_index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
-// This rank's part of a tensor, by dimensions.
-struct Held {
-  at::Tensor local;  // undefined: nothing
-  std::vector<Segments> segments;
-};
-
-Held held_of(const at::Tensor& tensor) {
-  Held held;
-  if (!is_dtensor(tensor)) {
-    held.local = tensor.detach();
-    for (const std::int64_t n : tensor.sizes()) held.segments.push_back({{0, n}});
-    return held;
-  }
-  const DTensor placed(tensor);
-  const auto coordinate = placed.mesh().coordinate();
-  if (!coordinate) return held;
-  const at::NoGradGuard no_grad;
-  held.local = placed.to_local();
-  for (std::int64_t d = 0; d < placed.dim(); ++d) {
-    held.segments.push_back(shard_segments(placed.size(d), d, placed.placements(), placed.mesh().shape(), *coordinate));
-  }
-  return held;
-}
 
 struct Cut {
   Segments both;                      // indices of the whole dimension
@@ -60,12 +37,6 @@ Cut intersection(const Segments& held, const Segment& range) {
     if (from < to && cut.both.size() == 1) cut.begin += from - s.offset;
   }
   return cut;
-}
-
-std::string segments_text(const Segments& segments) {
-  std::string text;
-  for (const Segment& s : segments) text += std::to_string(s.offset) + "+" + std::to_string(s.length) + " ";
-  return text + ",";
 }
 
 // What of `whole` the segments name, dimension 0 apart.
@@ -97,6 +68,19 @@ std::string Destination::text() const {
   return text;
 }
 
+// Of the rows that this rank takes part in.
+std::vector<std::int64_t> Destination::row_sizes() const {
+  std::vector<std::int64_t> sizes = entry->sizes;
+  sizes[0] = total_length(wanted[0]);
+  return sizes;
+}
+
+void Destination::prepare(SharedReads& reads, std::size_t i) const {
+  if (!by_rows()) return reads.prepare(i, to, entry->dtype);
+  const auto sizes = row_sizes();
+  reads.reserve(i, numel_of(sizes), entry->dtype, numel_of(sizes) / sizes[0]);
+}
+
 void Destination::read(SharedReads& reads, std::size_t i, Files& files, NamedChecksums& sums) const {
   const ContiguousRanges ranges(entry->sizes, wanted);
   if (!by_rows()) {
@@ -111,10 +95,9 @@ void Destination::read(SharedReads& reads, std::size_t i, Files& files, NamedChe
     return;
   }
   std::vector<Segments> whole = {wanted[0]};
-  std::vector<std::int64_t> sizes = entry->sizes;
+  const std::vector<std::int64_t> sizes = row_sizes();
   for (std::size_t d = 1; d < sizes.size(); ++d) whole.push_back({{0, sizes[d]}});
   const ContiguousRanges rows(entry->sizes, whole);
-  sizes[0] = total_length(wanted[0]);
   const std::int64_t inner = rows.numel() / sizes[0], own = ranges.numel() / sizes[0];
   reads.each_block(
       i, rows.numel(), inner, entry->dtype,
@@ -135,7 +118,7 @@ void Destination::read(SharedReads& reads, std::size_t i, Files& files, NamedChe
 Destination destination(const at::Tensor& target, const StoredPiece& piece, const CheckpointEntry& entry) {
   Destination there{.entry = &entry};
   if (!target.defined()) return there;
-  const Held held = held_of(target);
+  const Held held = held_by(target);
   if (!held.local.defined()) return there;
   const at::NoGradGuard no_grad;
   at::Tensor to = held.local.detach();
@@ -156,7 +139,7 @@ Destination destination(const at::Tensor& target, const StoredPiece& piece, cons
   }
   if (piece.index >= 0) to = to.squeeze(0);
   there.to = piece.transposed ? to.transpose(-1, -2) : to;
-  there.answers = is_first_replica(target);
+  there.answers = held.replica == 0;
   return there;
 }
 

@@ -25,7 +25,11 @@ struct Destination {
   // part.
   bool by_rows() const;
   std::string text() const;  // for SharedReads
+  void prepare(SharedReads& reads, std::size_t i) const;
   void read(SharedReads& reads, std::size_t i, Files& files, NamedChecksums& sums) const;
+
+ private:
+  std::vector<std::int64_t> row_sizes() const;
 };
 
 Destination destination(const at::Tensor& target, const StoredPiece& piece, const CheckpointEntry& entry);

@@ -16,17 +16,22 @@ namespace dtensor::files {
 namespace {
 
 CheckpointIndex shared_index(const std::string& path, const Communicator& ranks, const std::string& what) {
-  std::string text, error;
+  std::string text, error, refused;
   ranks.barrier();
   const NoTimeout patience;  // all ranks are here; what is waited for is rank 0's disk
-  if (ranks.rank() == 0) error = error_of([&] { text = index_text(read_checkpoint_index(path)); });
+  if (ranks.rank() == 0) {
+    error = error_of([&] {
+      try {
+        text = index_text(read_checkpoint_index(path));
+      } catch (const c10::ValueError& e) {
+        refused = e.what_without_backtrace();
+      }
+    });
+  }
   raise_on_all(ranks, what, error);
+  refused = broadcast_text(ranks, refused, 0);
+  TORCH_CHECK_VALUE(refused.empty(), what, ": ", refused);
   return parse_index(broadcast_text(ranks, text, 0));
-}
-
-// Not those that ATen does not have, or has for storage only.
-bool castable_dtype(const CheckpointEntry& entry) {
-  return entry.dtype != at::ScalarType::Undefined && entry.dtype != at::ScalarType::Float4_e2m1fn_x2;
 }
 
 // The part's elements from the file, and the checksum of those that this rank answers for.
@@ -59,16 +64,21 @@ const CheckpointEntry* Loader::find(const std::string& name) const {
 
 // The entry's name counts: the tensor may have several.
 void Loader::compare(const Listed& tensor, const CheckpointEntry& entry, Problems& problems) const {
-  const bool same_dtype = tensor.dtype == entry.dtype;
-  const bool castable = options_.allow_cast && castable_dtype(entry);
   if (at::IntArrayRef(tensor.sizes) != entry.sizes) {
     problems.mismatched.push_back(c10::str("'", entry.name, "' has sizes ", at::IntArrayRef(entry.sizes), " there, ",
                                            at::IntArrayRef(tensor.sizes), " here"));
-  } else if (!same_dtype && !castable) {
-    const std::string there = castable_dtype(entry) ? c10::str(entry.dtype) : entry.format_dtype;
-    problems.mismatched.push_back(c10::str("'", entry.name, "' is ", there, " there, ", tensor.dtype, " here",
-                                           castable_dtype(entry) ? " (allow_cast converts)" : ""));
+  } else {
+    compare_dtype(tensor, entry, problems);
   }
+}
+
+void Loader::compare_dtype(const Listed& tensor, const CheckpointEntry& entry, Problems& problems) const {
+  // Not those that ATen does not have, or has for storage only.
+  const bool castable = entry.dtype != at::ScalarType::Undefined && entry.dtype != at::ScalarType::Float4_e2m1fn_x2;
+  if (tensor.dtype == entry.dtype || (options_.allow_cast && castable)) return;
+  problems.mismatched.push_back(c10::str("'", entry.name, "' is ",
+                                         castable ? c10::str(entry.dtype) : entry.format_dtype, " there, ",
+                                         tensor.dtype, " here", castable ? " (allow_cast converts)" : ""));
 }
 
 std::vector<Loader::Wanted> Loader::match(const Manifest& manifest, const StateTensors& targets,
@@ -107,20 +117,28 @@ void Loader::read(const StateTensors& targets, Problems problems) {
   const Manifest manifest = agree_on(targets, ranks_, Purpose::load, what_);
   std::vector<Wanted> wanted = match(manifest, targets, problems);
   problems.raise(what_);
-  for (Wanted& w : wanted) w.landing = w.target.defined() ? landing_of(w.target) : at::Tensor();
+  std::vector<std::string> texts;
+  std::vector<Part> parts;
+  run_on_all(ranks_, what_, [&] {
+    for (Wanted& w : wanted) {
+      if (w.target.defined()) w.landing = landing_of(w.target);
+      texts.push_back(part_text(w.landing));
+      parts.push_back(part_of(w.landing, std::ssize(parts)));
+    }
+  });
+  SharedReads reads(ranks_, texts);
+  run_on_all(ranks_, what_, [&] {
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      if (parts[i].local.defined()) reads.prepare(i, parts[i].local, wanted[i].entry->dtype);
+    }
+  });
   std::vector<Checksum> sums(wanted.size());
-  std::vector<std::string> parts;
-  for (const Wanted& w : wanted) parts.push_back(part_text(w.landing));
-  SharedReads reads(ranks_, parts);
   Files files;
   const NoTimeout patience;  // as for the index
   for (std::size_t i = 0; i < wanted.size(); ++i) {
-    const Wanted& w = wanted[i];
-    if (!w.target.defined()) continue;
-    const Part part = part_of(w.landing, static_cast<std::int64_t>(i));
-    if (!part.local.defined()) continue;
-    sums[i] = read_part(part, *w.entry, files, reads, i, options_.verify);
-    mark_written(w.landing);
+    if (!parts[i].local.defined()) continue;
+    sums[i] = read_part(parts[i], *wanted[i].entry, files, reads, i, options_.verify);
+    mark_written(wanted[i].landing);
   }
   raise_on_all(ranks_, what_, reads.error());
   if (options_.verify) verify(wanted, sums);

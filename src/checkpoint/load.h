@@ -37,6 +37,7 @@ class Loader {
   };
   std::vector<Wanted> match(const Manifest& manifest, const StateTensors& targets, Problems& problems) const;
   void compare(const Listed& tensor, const CheckpointEntry& entry, Problems& problems) const;
+  void compare_dtype(const Listed& tensor, const CheckpointEntry& entry, Problems& problems) const;
   void verify(const std::vector<Wanted>& wanted, const std::vector<Checksum>& own) const;
   void check_tied(const std::vector<Wanted>& wanted, const std::vector<Checksum>& all) const;
 

@@ -49,9 +49,8 @@ void Loader::compare_piece(const StoredPiece& piece, const CheckpointEntry& entr
     problems.mismatched.push_back(c10::str("'", entry.name, "' has sizes ", at::IntArrayRef(entry.sizes),
                                            " there, which do not fit '", tensor.name, "' of sizes ",
                                            at::IntArrayRef(tensor.sizes), piece.transposed ? ", transposed" : ""));
-  } else if (tensor.dtype != entry.dtype && (!options_.allow_cast || entry.dtype == at::ScalarType::Undefined)) {
-    problems.mismatched.push_back(c10::str("'", entry.name, "' is ", entry.dtype, " there, ", tensor.dtype, " here",
-                                           options_.allow_cast ? "" : " (allow_cast converts)"));
+  } else {
+    compare_dtype(tensor, entry, problems);
   }
 }
 
@@ -115,18 +114,25 @@ void Loader::read_named(const StateTensors& targets, Problems problems) {
   std::vector<NamedTarget> found;
   run_on_all(ranks_, what_, [&] { found = match_names(manifest, targets, problems); });
   problems.raise(what_);
-  for (NamedTarget& f : found) f.landing = f.target.defined() ? landing_of(f.target) : at::Tensor();
   NamedChecksums sums(index_, options_.verify);
   std::vector<Destination> there;
   std::vector<std::string> parts;
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    sums.expect(found[i].pieces, manifest.tensors[i].homes);
-    for (const auto& [piece, entry] : found[i].pieces) {
-      there.push_back(destination(found[i].landing, piece, *entry));
-      parts.push_back(there.back().text());
+  run_on_all(ranks_, what_, [&] {
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      sums.expect(found[i].pieces, manifest.tensors[i].homes);
+      found[i].landing = found[i].target.defined() ? landing_of(found[i].target) : at::Tensor();
+      for (const auto& [piece, entry] : found[i].pieces) {
+        there.push_back(destination(found[i].landing, piece, *entry));
+        parts.push_back(there.back().text());
+      }
     }
-  }
+  });
   SharedReads reads(ranks_, parts);
+  run_on_all(ranks_, what_, [&] {
+    for (std::size_t i = 0; i < there.size(); ++i) {
+      if (there[i].to.defined()) there[i].prepare(reads, i);
+    }
+  });
   Files files;
   const NoTimeout patience;  // a slow disk on one rank is no fault of the others
   for (std::size_t i = 0; i < there.size(); ++i) {

@@ -17,12 +17,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-bool needs_reduction(const at::Tensor& tensor) {
-  if (!is_dtensor(tensor)) return false;
-  const Placements& placements = DTensor(tensor).placements();
-  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
-}
-
 void check(const std::string& name, const at::Tensor& tensor, Purpose purpose) {
   TORCH_CHECK(!name.empty() && name != "__metadata__", "'", name, "' cannot be the name of a tensor");
   TORCH_CHECK(tensor.defined(), "tensor '", name, "' is undefined");
@@ -36,20 +30,21 @@ void check(const std::string& name, const at::Tensor& tensor, Purpose purpose) {
               is_dtensor(tensor) ? DTensor(tensor).spec_str() : "", "; load it into placements without Partial");
 }
 
-// Each mesh once: text and ranks.
+// Each mesh once: text and ranks. Those of a mesh count within the communicator that it was made on, which may be a
+// part of the world, so that only the ranks of the world tell one mesh from another.
 struct MeshTable {
   Json json = Json::array();
-  std::vector<DeviceMesh> known = {};
 
   std::int64_t number(const at::Tensor& tensor) {
     if (!is_dtensor(tensor)) return -1;
     const DeviceMesh mesh = DTensor(tensor).mesh();
-    const auto found = std::find(known.begin(), known.end(), mesh);
-    const auto position = found - known.begin();
-    if (found == known.end()) {
-      known.push_back(mesh);
-      json.push_back({mesh.str(), mesh.ranks().vec()});
-    }
+    const Communicator world = mesh.world();
+    std::vector<std::int64_t> ranks;
+    for (const std::int64_t rank : mesh.ranks()) ranks.push_back(world.ranks()[static_cast<std::size_t>(rank)]);
+    const bool of_part = at::IntArrayRef(ranks) != mesh.ranks();
+    const Json entry = {of_part ? c10::str(mesh.str(), " of world ranks ", ranks) : mesh.str(), ranks};
+    const auto position = std::find(json.begin(), json.end(), entry) - json.begin();
+    if (position == std::ssize(json)) json.push_back(entry);
     return position;
   }
 };
@@ -199,6 +194,12 @@ Manifest merge(const Communicator& ranks, const Json& own, const std::string& va
 }
 
 }  // namespace
+
+bool needs_reduction(const at::Tensor& tensor) {
+  if (!is_dtensor(tensor)) return false;
+  const Placements& placements = DTensor(tensor).placements();
+  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
+}
 
 Manifest agree_on(const StateTensors& mine, const Communicator& ranks, Purpose purpose, const std::string& what,
                   const CheckpointValues& values) {

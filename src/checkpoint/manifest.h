@@ -31,6 +31,8 @@ enum class Purpose : std::uint8_t {
   load   // every rank of a view that shares no memory with its base must, since writing to the base takes them all
 };
 
+bool needs_reduction(const at::Tensor& tensor);  // it has a Partial placement
+
 // Collective. Errors (a tensor that cannot be saved, lists that contradict each other) are the same on every rank.
 // `values` must be equal on all ranks.
 Manifest agree_on(const StateTensors& mine, const Communicator& ranks, Purpose purpose, const std::string& what,

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "checkpoint/read_ranges.h"
-#include "dtensor/tensor.h"
+#include "checkpoint/safetensors.h"
 
 namespace dtensor::files {
 
@@ -33,8 +33,8 @@ void NamedChecksums::add(const CheckpointEntry& entry, const ContiguousRanges& r
 
 // Either each use takes all of it, or they are ranges of one dimension that follow each other.
 std::int64_t NamedChecksums::times_read(const Stored& stored) {
-  std::int64_t numel = 1, times = 0;
-  for (const std::int64_t size : stored.entry->sizes) numel *= size;
+  const std::int64_t numel = numel_of(stored.entry->sizes);
+  std::int64_t times = 0;
   std::vector<Use> uses = stored.uses;
   if (std::all_of(uses.begin(), uses.end(), [&](const Use& use) { return use.piece.numel() == numel; })) {
     for (const Use& use : uses) times += use.homes;
@@ -60,8 +60,7 @@ void NamedChecksums::verify(const Communicator& ranks, const std::string& what) 
   std::vector<std::string> damaged;
   std::size_t i = 0;
   for (const auto& [name, stored] : stored_) {
-    std::int64_t numel = 1;
-    for (const std::int64_t size : stored.entry->sizes) numel *= size;
+    const std::int64_t numel = numel_of(stored.entry->sizes);
     const Checksum expected = times({*stored.entry->checksum, numel}, numel == 0 ? 0 : times_read(stored));
     const Checksum& found = all[i++];
     if (found.count == 0 || found.count != expected.count) continue;  // some rank did not ask for its part
@@ -69,17 +68,6 @@ void NamedChecksums::verify(const Communicator& ranks, const std::string& what) 
   }
   TORCH_CHECK(damaged.empty(), what, ": the checksum of ", c10::Join(", ", damaged),
               " is not that of what was read: the file is damaged");
-}
-
-bool is_first_replica(const at::Tensor& tensor) {
-  if (!is_dtensor(tensor)) return true;
-  const DTensor placed(tensor);
-  const auto coordinate = placed.mesh().coordinate();
-  if (!coordinate) return false;
-  for (std::size_t axis = 0; axis < coordinate->size(); ++axis) {
-    if (!placed.placements()[axis].is_shard() && (*coordinate)[axis] != 0) return false;
-  }
-  return true;
 }
 
 }  // namespace dtensor::files

@@ -41,7 +41,4 @@ class NamedChecksums {
   std::map<std::string, Stored> stored_;
 };
 
-// Of the ranks of a tensor's mesh that hold the same part, the first.
-bool is_first_replica(const at::Tensor& tensor);
-
 }  // namespace dtensor::files

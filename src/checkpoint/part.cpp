@@ -17,27 +17,10 @@ constexpr std::int64_t kShortRange = 512;    // bytes; a system call costs more 
 constexpr std::int64_t kManyRows = 16;       // for each rank
 constexpr std::int64_t kLeastShare = 16384;  // elements; below, sharing costs more than it saves
 
-struct Replica {
-  std::int64_t index = 0, count = 1;
-};
-
-// Among the ranks of a mesh that hold the same part.
-Replica replica_of(const DTensor& tensor, at::IntArrayRef coordinate) {
-  Replica replica;
-  const DeviceMesh mesh = tensor.mesh();
-  for (std::int64_t axis = 0; axis < mesh.ndim(); ++axis) {
-    const auto a = static_cast<std::size_t>(axis);
-    if (tensor.placements()[a].is_shard()) continue;
-    replica.index = replica.index * mesh.size(axis) + coordinate[a];
-    replica.count *= mesh.size(axis);
-  }
-  return replica;
-}
-
-void share(Part& part, Replica replica, std::int64_t position) {
+void share(Part& part, const Held& held, std::int64_t position) {
   const std::int64_t n = part.ranges.numel();
-  const std::int64_t each = std::max((n + replica.count - 1) / replica.count, kLeastShare);
-  const std::int64_t turn = (replica.index + position) % replica.count;
+  const std::int64_t each = std::max((n + held.replicas - 1) / held.replicas, kLeastShare);
+  const std::int64_t turn = (held.replica + position) % held.replicas;
   part.begin = std::min(n, turn * each);
   part.end = std::min(n, part.begin + each);
 }
@@ -55,62 +38,42 @@ std::int64_t range_bytes(const DTensor& tensor) {
   return (tensor.size(last) + parts - 1) / parts * inner;
 }
 
-bool is_plain_memory(const at::Tensor& local, at::ScalarType dtype) {
-  return local.is_cpu() && local.scalar_type() == dtype && local.is_contiguous() && !local.is_conj() && !local.is_neg();
-}
-
-// One buffer's worth: `block` has `count` elements, the first of which is local element `first`.
-void through_buffer(const at::Tensor& block, at::ScalarType dtype, std::int64_t first, std::int64_t begin,
-                    std::int64_t end, bool write, const OnPiece& fn) {
-  const std::int64_t from = std::max(begin, first), to = std::min(end, first + block.numel());
-  if (from >= to) return;
-  const at::Tensor buffer = at::detail::empty_cpu(block.sizes(), dtype);  // unseen by a MeshScope
-  const bool partly = to - from < block.numel();
-  if (!write || partly) buffer.copy_(block);
-  char* data = static_cast<char*>(buffer.mutable_data_ptr());
-  fn(from, data + (from - first) * static_cast<std::int64_t>(buffer.element_size()), to - from);
-  if (write) block.copy_(buffer);
-}
-
-void walk(const at::Tensor& block, at::ScalarType dtype, std::int64_t first, std::int64_t begin, std::int64_t end,
-          bool write, const OnPiece& fn) {
-  if (block.numel() == 0 || first >= end || first + block.numel() <= begin) return;
-  const std::int64_t most = kBufferBytes / static_cast<std::int64_t>(c10::elementSize(dtype));
-  if (block.dim() == 0 || block.numel() <= most) return through_buffer(block, dtype, first, begin, end, write, fn);
-  const std::int64_t inner = block.numel() / block.size(0);
-  if (inner > most) {
-    for (std::int64_t i = 0; i < block.size(0); ++i)
-      walk(block.select(0, i), dtype, first + i * inner, begin, end, write, fn);
-    return;
-  }
-  const std::int64_t rows = most / inner;
-  for (std::int64_t i = 0; i < block.size(0); i += rows) {
-    const std::int64_t count = std::min(rows, block.size(0) - i);
-    through_buffer(block.narrow(0, i, count), dtype, first + i * inner, begin, end, write, fn);
-  }
-}
-
 }  // namespace
 
-Part part_of(const at::Tensor& tensor, std::int64_t position) {
+Held held_by(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
-  std::vector<Segments> held;
+  Held held;
+  if (!tensor.defined()) return held;
   if (!is_dtensor(tensor)) {
-    for (const std::int64_t n : tensor.sizes()) held.push_back({{0, n}});
-    Part part{tensor, ContiguousRanges(tensor.sizes(), std::move(held))};
-    share(part, {}, position);
-    return part;
+    held.local = tensor.detach();
+    for (const std::int64_t n : tensor.sizes()) held.segments.push_back({{0, n}});
+    return held;
   }
   const DTensor placed(tensor);
-  const auto coordinate = placed.mesh().coordinate();
-  if (!coordinate) return {{}, ContiguousRanges({0}, {{{0, 0}}})};
+  const DeviceMesh mesh = placed.mesh();
+  const auto coordinate = mesh.coordinate();
+  if (!coordinate) return held;
+  held.local = placed.to_local();
   for (std::int64_t d = 0; d < placed.dim(); ++d) {
-    held.push_back(shard_segments(placed.size(d), d, placed.placements(), placed.mesh().shape(), *coordinate));
+    held.segments.push_back(shard_segments(placed.size(d), d, placed.placements(), mesh.shape(), *coordinate));
   }
-  Part part{placed.to_local(), ContiguousRanges(placed.sizes(), std::move(held))};
-  TORCH_CHECK(part.local.numel() == part.ranges.numel(), "the part of ", placed.spec_str(), " has ", part.local.numel(),
+  for (std::int64_t axis = 0; axis < mesh.ndim(); ++axis) {
+    const auto a = static_cast<std::size_t>(axis);
+    if (placed.placements()[a].is_shard()) continue;
+    held.replica = held.replica * mesh.size(axis) + (*coordinate)[a];
+    held.replicas *= mesh.size(axis);
+  }
+  return held;
+}
+
+Part part_of(const at::Tensor& tensor, std::int64_t position) {
+  Held held = held_by(tensor);
+  if (!held.local.defined()) return {{}, ContiguousRanges({0}, {{{0, 0}}})};
+  Part part{held.local, ContiguousRanges(tensor.sizes(), std::move(held.segments))};
+  TORCH_CHECK(part.local.numel() == part.ranges.numel(), "the part of ",
+              is_dtensor(tensor) ? DTensor(tensor).spec_str() : "a tensor", " has ", part.local.numel(),
               " elements where ", part.ranges.numel(), " were expected");
-  share(part, replica_of(placed, *coordinate), position);
+  share(part, held, position);
   return part;
 }
 
@@ -128,16 +91,36 @@ at::Tensor to_be_written(const at::Tensor& tensor) {
   return placements == given.placements() ? tensor : given.redistribute(std::move(placements));
 }
 
-void for_each_piece(const at::Tensor& local, at::ScalarType dtype, std::int64_t begin, std::int64_t end, bool write,
-                    const OnPiece& fn) {
+bool is_plain_memory(const at::Tensor& local, at::ScalarType dtype) {
+  return local.is_cpu() && local.scalar_type() == dtype && local.is_contiguous() && !local.is_conj() && !local.is_neg();
+}
+
+void cut_by_sizes(const at::Tensor& whole, std::int64_t most, const OnPart& fn, std::int64_t first) {
+  if (whole.dim() == 0 || whole.numel() <= most) return fn(whole, first);
+  const std::int64_t inner = whole.numel() / whole.size(0), rows = std::max<std::int64_t>(1, most / inner);
+  for (std::int64_t row = 0; row < whole.size(0); row += rows) {
+    if (inner > most) {
+      cut_by_sizes(whole.select(0, row), most, fn, first + row * inner);
+    } else {
+      fn(whole.narrow(0, row, std::min(rows, whole.size(0) - row)), first + row * inner);
+    }
+  }
+}
+
+void for_each_piece(const at::Tensor& local, std::int64_t begin, std::int64_t end, const OnPiece& fn) {
   if (begin >= end) return;
-  if (is_plain_memory(local, dtype)) {
-    char* data = static_cast<char*>(write ? local.mutable_data_ptr() : const_cast<void*>(local.const_data_ptr()));
-    fn(begin, data + begin * static_cast<std::int64_t>(local.element_size()), end - begin);
-    return;
+  const auto item = static_cast<std::int64_t>(local.element_size());
+  if (is_plain_memory(local, local.scalar_type())) {
+    return fn(begin, static_cast<const char*>(local.const_data_ptr()) + begin * item, end - begin);
   }
   const at::NoGradGuard no_grad;
-  walk(local.detach(), dtype, 0, begin, end, write, fn);
+  cut_by_sizes(local.detach(), kBufferBytes / item, [&](const at::Tensor& block, std::int64_t first) {
+    const std::int64_t from = std::max(begin, first), to = std::min(end, first + block.numel());
+    if (from >= to) return;
+    const at::Tensor buffer = at::detail::empty_cpu(block.sizes(), block.scalar_type());  // unseen by a MeshScope
+    buffer.copy_(block);
+    fn(from, static_cast<const char*>(buffer.const_data_ptr()) + (from - first) * item, to - from);
+  });
 }
 
 at::Tensor landing_of(const at::Tensor& target) {

@@ -23,6 +23,14 @@ struct Part {
   std::int64_t item() const { return static_cast<std::int64_t>(local.element_size()); }
 };
 
+// What this rank holds of a tensor, by dimensions, and which one of the ranks that hold the same it is.
+struct Held {
+  at::Tensor local = {};  // undefined: nothing
+  std::vector<Segments> segments = {};
+  std::int64_t replica = 0, replicas = 1;
+};
+Held held_by(const at::Tensor& tensor);  // nothing of an undefined one
+
 // `position` in the list of all tensors spreads the work over ranks.
 Part part_of(const at::Tensor& tensor, std::int64_t position);
 
@@ -30,12 +38,18 @@ Part part_of(const at::Tensor& tensor, std::int64_t position);
 // dimension 0 instead. Collective over its mesh where it is not the tensor itself.
 at::Tensor to_be_written(const at::Tensor& tensor);
 
+// Whether its elements lie in host memory one after the other, as they are in a file of that dtype.
+bool is_plain_memory(const at::Tensor& local, at::ScalarType dtype);
+
+// fn(part, first) for parts of at most so many elements that follow each other row-major, by sizes alone: alike on all
+// ranks, whatever the strides.
+using OnPart = std::function<void(const at::Tensor& part, std::int64_t first)>;
+void cut_by_sizes(const at::Tensor& whole, std::int64_t most, const OnPart& fn, std::int64_t first = 0);
+
 // fn(first, data, count) for pieces of the flat local elements [begin, end), row-major, on the host: the tensor's own
-// memory where it is that, else a buffer of at most kBufferBytes in `dtype`, which is copied to the tensor afterwards
-// where `write` says so, and filled from it before otherwise.
-using OnPiece = std::function<void(std::int64_t first, char* data, std::int64_t count)>;
-void for_each_piece(const at::Tensor& local, at::ScalarType dtype, std::int64_t begin, std::int64_t end, bool write,
-                    const OnPiece& fn);
+// memory where it is that, else copies of at most kBufferBytes.
+using OnPiece = std::function<void(std::int64_t first, const char* data, std::int64_t count)>;
+void for_each_piece(const at::Tensor& local, std::int64_t begin, std::int64_t end, const OnPiece& fn);
 
 // The tensor whose memory is filled for `target`: itself, or a copy of a view that shares no memory with its base.
 at::Tensor landing_of(const at::Tensor& target);

@@ -7,27 +7,31 @@
 
 namespace dtensor {
 
+namespace {
+
+// What is read for the parts: what they want of it, and what they do with it.
+struct Reading {
+  const files::Loader& loader;
+  files::Problems& problems;
+  bool allow_missing;
+  StateTensors targets = {};
+  std::map<std::string, bool> known = {};              // values that a part has asked for
+  std::vector<std::function<void()>> afterwards = {};  // once all is read and verified
+  // Parts that take all values of a prefix which no other part asks for: after those, the longest prefix first.
+  std::multimap<std::size_t, std::function<void()>, std::greater<>> by_prefix = {};
+
+  template <class Value>
+  void value(const std::string& name, std::function<void(const Value&)> take);
+};
+
+}  // namespace
+
 struct Checkpoint::Part {
-  virtual ~Part() = default;
-  virtual void save(StateTensors& tensors, CheckpointValues& values) const = 0;
-
-  struct Reading {
-    const files::Loader& loader;
-    files::Problems& problems;
-    bool allow_missing;
-    StateTensors targets = {};
-    std::map<std::string, bool> known = {};              // values that a part has asked for
-    std::vector<std::function<void()>> afterwards = {};  // once all is read and verified
-
-    template <class Value>
-    void value(const std::string& name, std::function<void(const Value&)> take);
-  };
-  virtual void load(Reading& reading) = 0;
+  std::function<void(StateTensors&, CheckpointValues&)> save;
+  std::function<void(Reading&)> load;
 };
 
 namespace {
-
-using Part = Checkpoint::Part;
 
 std::string joined(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : prefix + "." + name;
@@ -40,10 +44,12 @@ std::optional<CheckpointValue> converted(const CheckpointValue& value, const Che
   return {};
 }
 
-}  // namespace
+void put(CheckpointValues& values, const std::string& name, const CheckpointValue& value) {
+  TORCH_CHECK(values.emplace(name, value).second, "two parts of a checkpoint have a value called '", name, "'");
+}
 
 template <class Value>
-void Checkpoint::Part::Reading::value(const std::string& name, std::function<void(const Value&)> take) {
+void Reading::value(const std::string& name, std::function<void(const Value&)> take) {
   known[name] = true;
   const auto found = loader.values().find(name);
   if (found == loader.values().end()) {
@@ -58,113 +64,35 @@ void Checkpoint::Part::Reading::value(const std::string& name, std::function<voi
   afterwards.emplace_back([take = std::move(take), v = std::get<Value>(*value)] { take(v); });
 }
 
-namespace {
-
-struct TensorsPart final : Part {
-  TensorsPart(std::string p, NamedTensors t) : prefix(std::move(p)), tensors(std::move(t)) {}
-  void save(StateTensors& out, CheckpointValues&) const override {
-    for (const auto& [name, tensor] : tensors) out.emplace_back(joined(prefix, name), *tensor);
-  }
-  void load(Reading& reading) override {
-    for (const auto& [name, tensor] : tensors) reading.targets.emplace_back(joined(prefix, name), *tensor);
-  }
-  std::string prefix;
-  NamedTensors tensors;
-};
-
-struct HandlesPart final : Part {
-  HandlesPart(const std::string& prefix, const StateTensors& list) {
-    for (const auto& [name, tensor] : list) handles.emplace_back(joined(prefix, name), tensor);
-  }
-  void save(StateTensors& out, CheckpointValues&) const override {
-    out.insert(out.end(), handles.begin(), handles.end());
-  }
-  void load(Reading& reading) override {
-    reading.targets.insert(reading.targets.end(), handles.begin(), handles.end());
-  }
-  StateTensors handles;
-};
-
 template <class Value>
-struct ValuePart final : Part {
-  ValuePart(std::string n, Value& v) : name(std::move(n)), value(v) {}
-  void save(StateTensors&, CheckpointValues& values) const override { values.emplace(name, value); }
-  void load(Reading& reading) override {
-    reading.value<Value>(name, [this](const Value& read) { value = read; });
-  }
-  std::string name;
-  Value& value;
-};
+Checkpoint::Part value_part(const std::string& name, Value& value) {
+  return {
+      [name, &value](StateTensors&, CheckpointValues& values) { put(values, name, value); },
+      [name, &value](Reading& reading) { reading.value<Value>(name, [&value](const Value& read) { value = read; }); }};
+}
 
-struct ScalerPart final : Part {
-  ScalerPart(std::string p, GradScaler& s) : prefix(std::move(p)), scaler(s) {}
-  void save(StateTensors&, CheckpointValues& values) const override {
-    values.emplace(joined(prefix, "scale"), scaler.state().scale);
-    values.emplace(joined(prefix, "good_steps"), scaler.state().good_steps);
-  }
-  void load(Reading& reading) override {
-    reading.value<double>(joined(prefix, "scale"), [this](double scale) {
-      scaler.set_state({scale, scaler.state().good_steps});
-    });
-    reading.value<std::int64_t>(joined(prefix, "good_steps"), [this](std::int64_t steps) {
-      scaler.set_state({scaler.state().scale, steps});
-    });
-  }
-  std::string prefix;
-  GradScaler& scaler;
-};
-
-struct RandomPart final : Part {
-  RandomPart(std::string p, DeviceMesh m) : prefix(std::move(p)), mesh(std::move(m)) {}
-  void save(StateTensors&, CheckpointValues& values) const override {
-    const RngState state = get_rng_state(mesh);
-    values.emplace(joined(prefix, "seed"), std::bit_cast<std::int64_t>(state.seed));
-    values.emplace(joined(prefix, "counter"), std::bit_cast<std::int64_t>(state.counter));
-  }
-  void load(Reading& reading) override {
-    const auto number = [&](const char* what, std::uint64_t RngState::*field) {
-      reading.value<std::int64_t>(joined(prefix, what), [this, field](std::int64_t read) {
-        RngState state = get_rng_state(mesh);
-        state.*field = std::bit_cast<std::uint64_t>(read);
-        set_rng_state(mesh, state);
-      });
-    };
-    number("seed", &RngState::seed);
-    number("counter", &RngState::counter);
-  }
-  std::string prefix;
-  DeviceMesh mesh;
-};
-
-struct OptimizerPart final : Part {
-  OptimizerPart(std::string p, Optimizer& o) : prefix(std::move(p)), optimizer(o) {}
-  void save(StateTensors& tensors, CheckpointValues& values) const override {
-    const OptimizerState state = optimizer.state_dict();
-    for (const auto& [name, tensor] : state.tensors) tensors.emplace_back(joined(prefix, name), tensor);
-    for (const auto& [name, value] : state.scalars) values.emplace(joined(prefix, name), value);
-  }
-  void load(Reading& reading) override {
-    const std::string begin = joined(prefix, "");
-    StateScalars scalars;
-    for (const auto& [name, value] : reading.loader.values()) {
-      if (!name.starts_with(begin)) continue;
-      reading.known[name] = true;
-      if (const auto number = converted(value, double{})) {
-        scalars.emplace_back(name.substr(begin.size()), std::get<double>(*number));
-      }
-    }
-    try {
-      StateTargets targets = optimizer.state_targets(
-          scalars, [&](const std::string& name) { return reading.loader.find(begin + name) != nullptr; });
-      for (auto& [name, tensor] : targets.tensors) reading.targets.emplace_back(begin + name, tensor);
-      reading.afterwards.emplace_back([commit = std::move(targets.commit)] { commit(); });
-    } catch (const c10::Error& error) {  // alike on every rank
-      reading.problems.mismatched.push_back(error.what_without_backtrace());
+// Of the scalars that begin with the prefix; an optimizer saves some always, its learning rates at least.
+void load_optimizer(Reading& reading, const std::string& begin, Optimizer& optimizer) {
+  StateScalars scalars;
+  for (const auto& [name, value] : reading.loader.values()) {
+    if (!name.starts_with(begin) || !reading.known.emplace(name, true).second) continue;
+    if (const auto number = converted(value, double{})) {
+      scalars.emplace_back(name.substr(begin.size()), std::get<double>(*number));
     }
   }
-  std::string prefix;
-  Optimizer& optimizer;
-};
+  try {
+    StateTargets targets = optimizer.state_targets(
+        scalars, [&](const std::string& name) { return reading.loader.find(begin + name) != nullptr; });
+    if (scalars.empty() && targets.tensors.empty()) {  // it stays as it is
+      if (!reading.allow_missing) reading.problems.missing.push_back(begin + "group0.lr");
+      return;
+    }
+    for (auto& [name, tensor] : targets.tensors) reading.targets.emplace_back(begin + name, tensor);
+    reading.afterwards.emplace_back([commit = std::move(targets.commit)] { commit(); });
+  } catch (const c10::Error& error) {  // alike on every rank
+    reading.problems.mismatched.push_back(error.what_without_backtrace());
+  }
+}
 
 }  // namespace
 
@@ -177,31 +105,72 @@ Checkpoint& Checkpoint::add(const std::string& name, at::Tensor& tensor) {
   return add("", NamedTensors{{name, &tensor}});
 }
 Checkpoint& Checkpoint::add(const std::string& prefix, const NamedTensors& tensors) {
-  return add(std::make_unique<TensorsPart>(prefix, tensors));
+  const auto list = [prefix, tensors](StateTensors& to) {
+    for (const auto& [name, tensor] : tensors) to.emplace_back(joined(prefix, name), *tensor);
+  };
+  return add(std::make_unique<Part>(Part{[list](StateTensors& out, CheckpointValues&) { list(out); },
+                                         [list](Reading& reading) { list(reading.targets); }}));
 }
 Checkpoint& Checkpoint::add(const std::string& prefix, const StateTensors& handles) {
-  return add(std::make_unique<HandlesPart>(prefix, handles));
+  const auto list = [prefix, handles](StateTensors& to) {
+    for (const auto& [name, tensor] : handles) to.emplace_back(joined(prefix, name), tensor);
+  };
+  return add(std::make_unique<Part>(Part{[list](StateTensors& out, CheckpointValues&) { list(out); },
+                                         [list](Reading& reading) { list(reading.targets); }}));
 }
 Checkpoint& Checkpoint::add(const std::string& prefix, Optimizer& optimizer) {
-  return add(std::make_unique<OptimizerPart>(prefix, optimizer));
+  const auto save = [prefix, &optimizer](StateTensors& tensors, CheckpointValues& values) {
+    const OptimizerState state = optimizer.state_dict();
+    for (const auto& [name, tensor] : state.tensors) tensors.emplace_back(joined(prefix, name), tensor);
+    for (const auto& [name, value] : state.scalars) put(values, joined(prefix, name), value);
+  };
+  const auto load = [begin = joined(prefix, ""), &optimizer](Reading& reading) {
+    reading.by_prefix.emplace(begin.size(), [&] { load_optimizer(reading, begin, optimizer); });
+  };
+  return add(std::make_unique<Part>(Part{save, load}));
 }
 Checkpoint& Checkpoint::add(const std::string& prefix, GradScaler& scaler) {
-  return add(std::make_unique<ScalerPart>(prefix, scaler));
+  const std::string scale = joined(prefix, "scale"), good_steps = joined(prefix, "good_steps");
+  const auto save = [=, &scaler](StateTensors&, CheckpointValues& values) {
+    put(values, scale, scaler.state().scale);
+    put(values, good_steps, scaler.state().good_steps);
+  };
+  const auto load = [=, &scaler](Reading& reading) {
+    reading.value<double>(scale, [&](double read) { scaler.set_state({read, scaler.state().good_steps}); });
+    reading.value<std::int64_t>(good_steps, [&](std::int64_t n) { scaler.set_state({scaler.state().scale, n}); });
+  };
+  return add(std::make_unique<Part>(Part{save, load}));
 }
 Checkpoint& Checkpoint::add(const std::string& name, std::int64_t& value) {
-  return add(std::make_unique<ValuePart<std::int64_t>>(name, value));
+  return add(std::make_unique<Part>(value_part(name, value)));
 }
 Checkpoint& Checkpoint::add(const std::string& name, double& value) {
-  return add(std::make_unique<ValuePart<double>>(name, value));
+  return add(std::make_unique<Part>(value_part(name, value)));
 }
 Checkpoint& Checkpoint::add(const std::string& name, bool& value) {
-  return add(std::make_unique<ValuePart<bool>>(name, value));
+  return add(std::make_unique<Part>(value_part(name, value)));
 }
 Checkpoint& Checkpoint::add(const std::string& name, std::string& value) {
-  return add(std::make_unique<ValuePart<std::string>>(name, value));
+  return add(std::make_unique<Part>(value_part(name, value)));
 }
 Checkpoint& Checkpoint::add_random(const std::string& prefix, const DeviceMesh& mesh) {
-  return add(std::make_unique<RandomPart>(prefix, mesh));
+  const std::string seed = joined(prefix, "seed"), counter = joined(prefix, "counter");
+  const auto save = [=](StateTensors&, CheckpointValues& values) {
+    put(values, seed, std::bit_cast<std::int64_t>(get_rng_state(mesh).seed));
+    put(values, counter, std::bit_cast<std::int64_t>(get_rng_state(mesh).counter));
+  };
+  const auto load = [=](Reading& reading) {
+    const auto number = [&](const std::string& name, std::uint64_t RngState::*field) {
+      reading.value<std::int64_t>(name, [mesh, field](std::int64_t read) {
+        RngState state = get_rng_state(mesh);
+        state.*field = std::bit_cast<std::uint64_t>(read);
+        set_rng_state(mesh, state);
+      });
+    };
+    number(seed, &RngState::seed);
+    number(counter, &RngState::counter);
+  };
+  return add(std::make_unique<Part>(Part{save, load}));
 }
 
 void Checkpoint::save(const std::string& directory, const Communicator& ranks, const SaveOptions& options) const {
@@ -222,8 +191,9 @@ PendingSave Checkpoint::save_async(const std::string& directory, const Communica
 void Checkpoint::load(const std::string& path, const Communicator& ranks, const LoadOptions& options) {
   files::Loader loader(path, ranks, options);
   files::Problems problems;
-  Part::Reading reading{loader, problems, options.allow_missing};
+  Reading reading{loader, problems, options.allow_missing};
   for (const auto& part : parts_) part->load(reading);
+  for (const auto& [length, load] : reading.by_prefix) load();
   for (const auto& [name, value] : loader.values()) {
     if (!options.allow_unexpected && !reading.known.contains(name)) problems.unexpected.push_back(name);
     problems.there.push_back(name);

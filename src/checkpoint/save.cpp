@@ -41,6 +41,19 @@ std::vector<at::Tensor> by_manifest(const Manifest& manifest, const StateTensors
   return result;
 }
 
+// This rank's share of it, alone.
+Part copy_of(const Part& part) {
+  Part copy = part;
+  copy.local = at::detail::empty_cpu({part.end - part.begin}, part.local.scalar_type());
+  copy.base = part.begin;
+  char* to = static_cast<char*>(copy.local.mutable_data_ptr());
+  const std::int64_t item = part.item();
+  for_each_piece(part.local, part.begin, part.end, [&](std::int64_t first, const char* data, std::int64_t count) {
+    std::memcpy(to + (first - part.begin) * item, data, static_cast<std::size_t>(count * item));
+  });
+  return copy;
+}
+
 }  // namespace
 
 Saver::Saver(std::string directory, const Communicator& ranks, const StateTensors& tensors, CheckpointValues values,
@@ -77,22 +90,12 @@ void Saver::copy_parts() {
   const at::NoGradGuard no_grad;
   std::vector<Part> parts;
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    if (!tensors_[i].defined()) {
-      parts.push_back({{}, ContiguousRanges({0}, {{{0, 0}}})});
-      continue;
-    }
-    parts.push_back(part(i));
-    Part& p = parts.back();
-    if (!p.local.defined()) continue;
-    at::Tensor copy = at::detail::empty_cpu({p.end - p.begin}, p.local.scalar_type());
-    char* to = static_cast<char*>(copy.mutable_data_ptr());
-    const std::int64_t item = p.item();
-    for_each_piece(p.local, p.local.scalar_type(), p.begin, p.end, false,
-                   [&](std::int64_t first, const char* data, std::int64_t count) {
-                     std::memcpy(to + (first - p.begin) * item, data, static_cast<std::size_t>(count * item));
-                   });
-    p.local = std::move(copy);
-    p.base = p.begin;
+    parts.push_back(part_of({}, 0));
+    if (!tensors_[i].defined()) continue;
+    keep_error([&] {
+      Part own = part(i);
+      if (own.local.defined() && error_.empty()) parts.back() = copy_of(own);
+    });
     tensors_[i].reset();
   }
   parts_ = std::move(parts);
@@ -106,7 +109,7 @@ void Saver::write_part(const Part& part, std::size_t index) {
   std::optional<File> file;
   if (writes) file.emplace(File::open_to_write(temporary_ + "/" + entry.file));
   const std::int64_t item = part.item();
-  for_each_piece(part.local, entry.dtype, part.begin - part.base, part.end - part.base, false,
+  for_each_piece(part.local, part.begin - part.base, part.end - part.base,
                  [&](std::int64_t first, const char* data, std::int64_t count) {
                    first += part.base;
                    part.ranges.each(first, first + count, [&](std::int64_t local, const Range& range) {
@@ -117,16 +120,20 @@ void Saver::write_part(const Part& part, std::size_t index) {
                  });
 }
 
-// A rank whose disk fails still takes part in the reduction of Partial tensors that follow.
+// A rank whose disk or memory fails still takes part in the reduction of Partial tensors that follow.
+void Saver::keep_error(const std::function<void()>& fn) {
+  const std::string error = error_of(fn);
+  if (error_.empty()) error_ = error;
+}
+
 void Saver::write() noexcept {
   for (std::size_t i = 0; i < own_.size(); ++i) {
     const bool copied = i < parts_.size();
     if (!copied && !tensors_[i].defined()) continue;
-    const std::string error = error_of([&] {
+    keep_error([&] {
       const Part p = part(i);
       if (error_.empty()) write_part(p, i);
     });
-    if (error_.empty()) error_ = error;
   }
   if (!error_.empty() || !options_.sync) return;
   error_ = error_of([&] {

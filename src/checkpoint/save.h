@@ -21,7 +21,8 @@ class Saver {
   Saver(std::string directory, const Communicator& ranks, const StateTensors& tensors, CheckpointValues values,
         const SaveOptions& options);
 
-  // Replaces the tensors by copies of what this rank will write. Collective where to_be_written is.
+  // Replaces the tensors by copies of what this rank will write. Collective where to_be_written is. What fails is told
+  // by finish().
   void copy_parts();
   // Writes this rank's part. Collective where to_be_written is, unless parts were copied. Does not throw: what fails is
   // told by finish().
@@ -34,6 +35,7 @@ class Saver {
  private:
   Part part(std::size_t index) const;
   void write_part(const Part& part, std::size_t index);
+  void keep_error(const std::function<void()>& fn);
   void check_sums();
 
   std::string begin(const std::string& directory);

@@ -6,11 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <regex>
 
 #include "checkpoint/lock.h"
 
@@ -39,26 +39,20 @@ void sync_folder(const std::string& folder) {
   ::close(descriptor);
 }
 
-bool is_number(const std::string& text) {
-  return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
-}
-
 // HOST-PID-COUNT, as unique_name() makes them.
-bool is_unique_name(const std::string& text) {
-  const auto count = text.rfind('-');
-  if (count == std::string::npos || count == 0) return false;
-  const auto pid = text.rfind('-', count - 1);
-  return pid != std::string::npos && is_number(text.substr(count + 1)) &&
-         is_number(text.substr(pid + 1, count - pid - 1));
-}
+constexpr const char* kUnique = "-.+-[0-9]+-[0-9]+";
 
 // The rest of the name of a folder beside `directory` whose name begins with `directory`'s and ".saving".
 std::vector<std::pair<fs::path, std::string>> leftovers(const std::string& directory) {
   const fs::path path = fs::absolute(directory);
   const std::string begin = path.filename().string() + kSaving;
   std::vector<std::pair<fs::path, std::string>> found;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(path.parent_path(), ignored)) {
+  std::error_code error, ignored;
+  const fs::directory_iterator beside(path.parent_path(), error);
+  // A folder that nobody may list can still be saved to; one that cannot be read for now is not taken for an empty one.
+  TORCH_CHECK(!error || is_absent(error) || error == std::errc::permission_denied, "cannot read the folder ",
+              path.parent_path().string(), ": ", error.message());
+  for (const auto& entry : beside) {
     const std::string name = entry.path().filename().string();
     if (name.starts_with(begin) && entry.is_directory(ignored)) {
       found.emplace_back(entry.path(), name.substr(begin.size()));
@@ -69,13 +63,11 @@ std::vector<std::pair<fs::path, std::string>> leftovers(const std::string& direc
 
 // Whether a save that was interrupted left it: by a name of our making, or by the plain one of older releases.
 bool is_abandoned(const fs::path& folder, const std::string& rest) {
-  if (rest.empty()) return only_checkpoint_files(folder.string());
-  return rest.starts_with('-') && is_unique_name(rest.substr(1));
+  return rest.empty() ? only_checkpoint_files(folder.string()) : std::regex_match(rest, std::regex(kUnique));
 }
 
 bool is_aside(const std::string& rest) {
-  return rest.starts_with('-') && rest.ends_with(kAside) &&
-         is_unique_name(rest.substr(1, rest.size() - 1 - std::strlen(kAside)));
+  return std::regex_match(rest, std::regex(kUnique + ("\\" + std::string(kAside))));
 }
 
 // Links where the file system can, so that a large file is not written again.
@@ -94,21 +86,13 @@ void bring_foreign_files(const std::string& from, const std::string& to) {
 
 }  // namespace
 
+bool is_absent(const std::error_code& error) {
+  return error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory;
+}
+
 bool is_checkpoint_file(const std::string& name) {
-  if (name == kValuesFile || name == kIndexFile || name == "model.safetensors") return true;
-  constexpr const char* kPattern = "model-#-of-#.safetensors";
-  std::size_t at = 0;
-  for (const char* p = kPattern; *p != '\0'; ++p) {
-    std::size_t length = 1;
-    if (*p == '#') {
-      for (length = 0; std::isdigit(static_cast<unsigned char>(name[at + length])) != 0;) ++length;
-      if (length < 5) return false;
-    } else if (name[at] != *p) {
-      return false;
-    }
-    at += length;
-  }
-  return at == name.size();
+  static const std::regex tensors("model(-[0-9]{5,}-of-[0-9]{5,})?\\.safetensors");
+  return name == kValuesFile || name == kIndexFile || std::regex_match(name, tensors);
 }
 
 bool only_checkpoint_files(const std::string& folder) {
@@ -119,7 +103,7 @@ bool only_checkpoint_files(const std::string& folder) {
 }
 
 std::string without_slash(std::string directory) {
-  while (directory.size() > 1 && directory.ends_with('/')) directory.pop_back();
+  while (directory.size() > 1 && (directory.ends_with('/') || directory.ends_with("/."))) directory.pop_back();
   TORCH_CHECK(!directory.empty() && directory != "/", "a checkpoint needs the name of a folder");
   return directory;
 }
@@ -134,6 +118,9 @@ std::string resolve(const std::string& directory) {
 }
 
 void refuse_to_lose(const std::string& directory, bool keep_foreign) {
+  const std::string last = fs::path(directory).filename().string();
+  TORCH_CHECK(last != "." && last != "..", "a checkpoint needs the name of a folder, which '", directory,
+              "' does not give");
   std::error_code error;
   const auto status = fs::status(directory, error);
   if (status.type() == fs::file_type::not_found) return;
@@ -194,7 +181,12 @@ void put_in_place(const std::string& temporary, const std::string& directory, bo
   } else {
     const std::string before = temporary + kAside;
     checked_rename(directory, before);
-    checked_rename(temporary, directory);
+    try {
+      checked_rename(temporary, directory);
+    } catch (...) {
+      std::rename(before.c_str(), directory.c_str());
+      throw;
+    }
     if (sync) sync_folder(parent);
     remove_folder(before);
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <system_error>
 #include <vector>
 
 namespace dtensor::files {
@@ -12,6 +13,8 @@ inline constexpr const char* kIndexFile = "model.safetensors.index.json";
 // Whether it is a name that a checkpoint gives its files: the two above, model.safetensors,
 // model-00001-of-00002.safetensors.
 bool is_checkpoint_file(const std::string& name);
+
+bool is_absent(const std::error_code& error);  // there is nothing, or no folder, of that name
 
 bool only_checkpoint_files(const std::string& folder);
 

@@ -38,8 +38,10 @@ std::int64_t step_of(const std::string& name) {
 
 std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(folder, ignored)) names.push_back(entry.path().filename().string());
+  std::error_code error;
+  const fs::directory_iterator entries(folder, error);
+  TORCH_CHECK(!error || is_absent(error), "cannot read the folder ", folder, ": ", error.message());
+  for (const auto& entry : entries) names.push_back(entry.path().filename().string());
   return names;
 }
 
@@ -104,12 +106,25 @@ std::vector<std::string> candidates(const std::string& root) {
   return paths;
 }
 
+// Paths need not be UTF-8, which JSON's text would have to be.
+std::string texts_as_one(const std::vector<std::string>& texts) {
+  const auto bytes = nlohmann::json::to_cbor(nlohmann::json(texts));
+  return {bytes.begin(), bytes.end()};
+}
+
 std::string one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
 }
 
-// Empty where it was loaded, else why not: damage only. What does not fit, and a rank that is gone, are thrown on.
+// Whether that is wrong with what `path` holds. A system that did not give it for now (too many open files, a server
+// that is away, no memory) says nothing of it, and what is gone comes back with its disk.
+bool tells_of_damage(std::string why, const std::string& path) {
+  c10::ReplaceAll(why, path, "");
+  return why.find(" damaged") != std::string::npos || why.find(" is truncated") != std::string::npos;
+}
+
+// Empty where it was loaded, else why not. What does not fit, and a rank that is gone, are thrown on.
 std::string try_load(Checkpoint& state, const std::string& path, const Communicator& ranks,
                      const LoadOptions& options) {
   try {
@@ -120,6 +135,27 @@ std::string try_load(Checkpoint& state, const std::string& path, const Communica
   } catch (const c10::Error& error) {
     return one_line(error.what_without_backtrace());
   }
+}
+
+// load_newest, and the folders among those passed over that are damaged.
+LoadedCheckpoint take_newest(Checkpoint& state, const std::string& root, const Communicator& ranks,
+                             const LoadOptions& options, std::vector<std::string>& damaged) {
+  const std::string what = "load the newest checkpoint of " + root;
+  std::string text, error;
+  if (ranks.rank() == 0) error = error_of([&] { text = texts_as_one(candidates(without_slash(root))); });
+  raise_on_all(ranks, what, error);
+  LoadedCheckpoint loaded;
+  for (const std::string path : nlohmann::json::from_cbor(broadcast_text(ranks, text, 0))) {
+    const std::string why = try_load(state, path, ranks, options);
+    if (why.empty()) {
+      loaded.path = path;
+      return loaded;
+    }
+    loaded.passed_over.push_back(why);
+    if (tells_of_damage(why, path)) damaged.push_back(path);
+  }
+  TORCH_CHECK(loaded.passed_over.empty(), what, ": none of them can be read: ", c10::Join("; ", loaded.passed_over));
+  return loaded;
 }
 
 }  // namespace
@@ -173,9 +209,11 @@ CheckpointSeries& CheckpointSeries::operator=(CheckpointSeries&&) noexcept = def
 CheckpointSeries::~CheckpointSeries() = default;
 
 LoadedCheckpoint CheckpointSeries::load_newest(Checkpoint& state, const LoadOptions& options) {
-  const std::vector<std::int64_t> steps = checkpoint_steps(impl_->root);
-  LoadedCheckpoint loaded = dtensor::load_newest(state, impl_->root, impl_->ranks, options);
-  for (std::size_t i = 0; i < loaded.passed_over.size() && i < steps.size(); ++i) impl_->damaged.insert(steps[i]);
+  std::vector<std::string> damaged;
+  LoadedCheckpoint loaded = files::take_newest(state, impl_->root, impl_->ranks, options, damaged);
+  for (const std::string& path : damaged) {
+    impl_->damaged.insert(files::step_of(std::filesystem::path(path).filename().string()));
+  }
   return loaded;
 }
 
@@ -209,22 +247,8 @@ std::vector<std::int64_t> checkpoint_steps(const std::string& root) {
 
 LoadedCheckpoint load_newest(Checkpoint& state, const std::string& root, const Communicator& ranks,
                              const LoadOptions& options) {
-  using namespace files;
-  const std::string what = "load the newest checkpoint of " + root;
-  std::string text, error;
-  if (ranks.rank() == 0) error = error_of([&] { text = nlohmann::json(candidates(without_slash(root))).dump(); });
-  raise_on_all(ranks, what, error);
-  LoadedCheckpoint loaded;
-  for (const std::string path : nlohmann::json::parse(broadcast_text(ranks, text, 0))) {
-    const std::string why = try_load(state, path, ranks, options);
-    if (why.empty()) {
-      loaded.path = path;
-      return loaded;
-    }
-    loaded.passed_over.push_back(why);
-  }
-  TORCH_CHECK(loaded.passed_over.empty(), what, ": all of them are damaged: ", c10::Join("; ", loaded.passed_over));
-  return loaded;
+  std::vector<std::string> damaged;
+  return files::take_newest(state, root, ranks, options, damaged);
 }
 
 }  // namespace dtensor

@@ -31,21 +31,6 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-// Into parts of at most so many elements that follow each other, by sizes alone: alike on all ranks, whatever the
-// strides.
-template <class F>
-void cut_by_sizes(const at::Tensor& to, std::int64_t most, std::int64_t first, const F& fn) {
-  if (to.dim() == 0 || to.numel() <= most) return fn(to, first);
-  const std::int64_t inner = to.numel() / to.size(0), rows = std::max<std::int64_t>(1, most / inner);
-  for (std::int64_t row = 0; row < to.size(0); row += rows) {
-    if (inner > most) {
-      cut_by_sizes(to.select(0, row), most, first + row * inner, fn);
-    } else {
-      fn(to.narrow(0, row, std::min(rows, to.size(0) - row)), first + row * inner);
-    }
-  }
-}
-
 char* data_of(const at::Tensor& memory) { return static_cast<char*>(memory.mutable_data_ptr()); }
 
 }  // namespace
@@ -74,10 +59,30 @@ std::size_t SharedReads::readers(std::size_t i) const {
   return groups_[i] == nullptr ? 1 : static_cast<std::size_t>(groups_[i]->size());
 }
 
-// Elements of a piece.
-std::int64_t SharedReads::most(std::size_t i, at::ScalarType stored) const {
+// Elements of a piece: whole rows of `inner`.
+std::int64_t SharedReads::most(std::size_t i, at::ScalarType stored, std::int64_t inner) const {
   const std::int64_t bytes = kBufferBytes / static_cast<std::int64_t>(readers(i));
-  return std::max<std::int64_t>(1, bytes / static_cast<std::int64_t>(c10::elementSize(stored)));
+  return std::max<std::int64_t>(1, bytes / static_cast<std::int64_t>(c10::elementSize(stored)) / inner) * inner;
+}
+
+void SharedReads::reserve(std::size_t i, std::int64_t numel, at::ScalarType stored, std::int64_t inner) {
+  const std::int64_t round = most(i, stored, inner) * static_cast<std::int64_t>(readers(i));
+  const std::int64_t bytes = std::min(numel, round) * static_cast<std::int64_t>(c10::elementSize(stored));
+  if (buffer_.defined() && buffer_.numel() >= bytes) return;
+  buffer_.reset();
+  buffer_ = at::detail::empty_cpu({bytes}, at::kByte);  // unseen by a MeshScope
+}
+
+void SharedReads::prepare(std::size_t i, const at::Tensor& to, at::ScalarType stored) {
+  if (!is_plain_memory(to, stored)) reserve(i, to.numel(), stored);
+}
+
+// Of the buffer, what follows the pieces of this round.
+at::Tensor SharedReads::memory_after(const std::vector<Piece>& round, at::IntArrayRef sizes,
+                                     at::ScalarType stored) const {
+  std::size_t used = 0;
+  for (const Piece& piece : round) used += piece.memory.nbytes();
+  return at::from_blob(data_of(buffer_) + used, sizes, stored);
 }
 
 // All read their pieces of a round before any is handed on, so that they read at the same time, and what is handed on
@@ -90,8 +95,7 @@ void SharedReads::fill_round(std::size_t i, const std::vector<Piece>& pieces, co
   const int own = group == nullptr ? 0 : group->rank();
   for (std::size_t p = 0; p < pieces.size(); ++p) {
     const at::Tensor& memory = pieces[p].memory;
-    if (turn(p) != own || !error_.empty()) continue;
-    error_ = error_of([&] { read(pieces[p].first, data_of(memory), memory.numel()); });
+    if (turn(p) == own) keep_error([&] { read(pieces[p].first, data_of(memory), memory.numel()); });
   }
   if (group == nullptr) return;
   for (std::size_t p = 0; p < pieces.size(); ++p) {
@@ -104,18 +108,21 @@ void SharedReads::fill(std::size_t i, const at::Tensor& to, at::ScalarType store
                        const OnElements& filled) {
   if (to.numel() == 0) return;
   const at::NoGradGuard no_grad;
-  const bool direct = to.is_cpu() && to.is_contiguous() && to.scalar_type() == stored && !to.is_conj() && !to.is_neg();
+  const bool direct = is_plain_memory(to, stored);
+  prepare(i, to, stored);
   std::vector<Piece> round;
   const auto finish = [&] {
     fill_round(i, round, read);
-    for (const Piece& piece : round) {
-      filled(piece.first, data_of(piece.memory), piece.memory.numel());
-      if (!direct) piece.to.copy_(piece.memory);
-    }
+    keep_error([&] {
+      for (const Piece& piece : round) {
+        filled(piece.first, data_of(piece.memory), piece.memory.numel());
+        if (!direct) piece.to.copy_(piece.memory);
+      }
+    });
     round.clear();
   };
-  cut_by_sizes(to.detach(), most(i, stored), 0, [&](const at::Tensor& part, std::int64_t first) {
-    round.push_back({part, direct ? part : at::Tensor(at::detail::empty_cpu(part.sizes(), stored)), first});
+  cut_by_sizes(to.detach(), most(i, stored), [&](const at::Tensor& part, std::int64_t first) {
+    round.push_back({part, direct ? part : memory_after(round, part.sizes(), stored), first});
     if (round.size() == readers(i)) finish();
   });
   if (!round.empty()) finish();
@@ -124,31 +131,39 @@ void SharedReads::fill(std::size_t i, const at::Tensor& to, at::ScalarType store
 void SharedReads::each_block(std::size_t i, std::int64_t numel, std::int64_t inner, at::ScalarType stored,
                              const OnElements& read, const OnElements& take) {
   const at::NoGradGuard no_grad;
-  const std::int64_t step = std::max<std::int64_t>(1, most(i, stored) / inner) * inner;
+  reserve(i, numel, stored, inner);
+  const std::int64_t step = most(i, stored, inner);
   for (std::int64_t first = 0; first < numel;) {
     std::vector<Piece> round;
     for (; first < numel && round.size() < readers(i); first += step) {
-      const std::int64_t count = std::min(step, numel - first);
-      round.push_back({{}, at::Tensor(at::detail::empty_cpu({count}, stored)), first});
+      round.push_back({{}, memory_after(round, {std::min(step, numel - first)}, stored), first});
     }
     fill_round(i, round, read);
-    for (const Piece& piece : round) take(piece.first, data_of(piece.memory), piece.memory.numel());
+    keep_error([&] {
+      for (const Piece& piece : round) take(piece.first, data_of(piece.memory), piece.memory.numel());
+    });
   }
 }
 
+void SharedReads::keep_error(const std::function<void()>& fn) {
+  if (error_.empty()) error_ = error_of(fn);
+}
+
+std::string segments_text(const Segments& segments) {
+  std::string text;
+  for (const Segment& s : segments) text += std::to_string(s.offset) + "+" + std::to_string(s.length) + " ";
+  return text + ",";
+}
+
 std::string part_text(const at::Tensor& tensor) {
-  if (!tensor.defined()) return "";
-  if (!is_dtensor(tensor)) return "all";
-  const DTensor placed(tensor);
-  const auto coordinate = placed.mesh().coordinate();
-  if (!coordinate) return "";
+  const Held held = held_by(tensor);
+  if (!held.local.defined()) return "";
   std::string text;
   bool all = true;
-  for (std::int64_t d = 0; d < placed.dim(); ++d) {
-    const auto held = shard_segments(placed.size(d), d, placed.placements(), placed.mesh().shape(), *coordinate);
-    all = all && held.size() == 1 && held[0].length == placed.size(d);
-    for (const Segment& s : held) text += std::to_string(s.offset) + "+" + std::to_string(s.length) + " ";
-    text += ", ";
+  for (std::size_t d = 0; d < held.segments.size(); ++d) {
+    const Segments& segments = held.segments[d];
+    all = all && segments.size() == 1 && segments[0].length == tensor.size(static_cast<std::int64_t>(d));
+    text += segments_text(segments);
   }
   return all ? "all" : text;
 }

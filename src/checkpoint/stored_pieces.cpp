@@ -1,35 +1,17 @@
-// Patterns with what their stars stood for, and rows of a table as ranges.
+// Rows of a table as ranges.
 #include "checkpoint/stored_pieces.h"
 
 #include <c10/util/Exception.h>
 
-#include <optional>
+#include <algorithm>
 
 #include "checkpoint/safetensors.h"
+#include "names/names.h"
 
 namespace dtensor::files {
 namespace {
 
-using Captures = std::vector<std::string>;
-
-// What each star of the pattern stands for in the name, the shortest first; nothing where it does not match.
-std::optional<Captures> captures(std::string_view pattern, std::string_view name) {
-  if (pattern.empty()) return name.empty() ? std::optional(Captures()) : std::nullopt;
-  if (pattern[0] != '*') {
-    if (name.empty() || name[0] != pattern[0]) return std::nullopt;
-    return captures(pattern.substr(1), name.substr(1));
-  }
-  const bool any = pattern.starts_with("**");
-  for (std::size_t used = 0;; ++used) {
-    if (auto rest = captures(pattern.substr(any ? 2 : 1), name.substr(used))) {
-      rest->insert(rest->begin(), std::string(name.substr(0, used)));
-      return rest;
-    }
-    if (used == name.size() || (!any && name[used] == '.')) return std::nullopt;
-  }
-}
-
-std::string filled_in(const StoredName& row, const Captures& stars, std::int64_t index) {
+std::string filled_in(const StoredName& row, const std::vector<std::string>& stars, std::int64_t index) {
   std::string text;
   std::size_t star = 0;
   for (std::size_t i = 0; i < row.stored.size(); ++i) {
@@ -63,11 +45,36 @@ StoredPiece piece_of(const std::string& name, at::IntArrayRef sizes, const Store
   return piece;
 }
 
+bool overlap(const std::vector<Segment>& a, const std::vector<Segment>& b) {
+  for (std::size_t d = 0; d < a.size(); ++d) {
+    const std::int64_t begin = std::max(a[d].offset, b[d].offset);
+    if (begin >= std::min(a[d].offset + a[d].length, b[d].offset + b[d].length)) return false;
+  }
+  return true;
+}
+
 void check_filled(const std::string& name, at::IntArrayRef sizes, const std::vector<StoredPiece>& pieces) {
   std::int64_t filled = 0;
   for (const StoredPiece& piece : pieces) filled += piece.numel();
   TORCH_CHECK(pieces.empty() || filled == numel_of(sizes), "the rows for '", name, "' of sizes ", sizes, " fill ",
               filled, " of its ", numel_of(sizes), " elements");
+  // As many as there are may still be some of them twice.
+  for (auto a = pieces.begin(); a != pieces.end(); ++a) {
+    const auto again = std::find_if(a + 1, pieces.end(), [&](const StoredPiece& b) { return overlap(a->in, b.in); });
+    TORCH_CHECK(again == pieces.end(), "the rows for '", name, "' of sizes ", sizes, " fill elements twice: '",
+                a->stored, "' and '", again->stored, "' go to the same");
+  }
+}
+
+void check_row(const StoredName& row, const std::string& name, at::IntArrayRef sizes, bool stacked) {
+  const std::int64_t dims = std::ssize(sizes) - (stacked ? 1 : 0);
+  TORCH_CHECK(dims >= 0, "'", row.stored, "' stacks tensors, and '", name, "' has no dimension");
+  TORCH_CHECK(!row.transposed || dims >= 2, "'", row.tensor, "' is transposed there, and '", name, "' has sizes ",
+              sizes);
+  const IndexRange& there = row.of_stored;
+  if (there.begin == 0 && there.count < 0) return;
+  TORCH_CHECK(there.begin >= 0 && there.dim >= 0 && there.dim < dims, "'", row.tensor, "' is what '", row.stored,
+              "' has from index ", there.begin, " of dimension ", there.dim, " on, and '", name, "' has sizes ", sizes);
 }
 
 }  // namespace
@@ -89,21 +96,19 @@ std::vector<StoredPiece> stored_pieces(const std::string& name, at::IntArrayRef 
   const std::string* pattern = nullptr;
   for (const StoredName& row : names) {
     if (row.tensor.empty()) continue;  // what is passed over
-    const auto stars = captures(row.tensor, name);
-    if (!stars || (pattern != nullptr && *pattern != row.tensor)) continue;
+    std::vector<std::string> stars;
+    if (!matches(row.tensor, name, false, &stars) || (pattern != nullptr && *pattern != row.tensor)) continue;
     pattern = &row.tensor;
     StoredPiece piece = piece_of(name, sizes, row);
     const bool stacked = row.stored.find('#') != std::string::npos;
-    TORCH_CHECK(!stacked || !sizes.empty(), "'", row.stored, "' stacks tensors, and '", name, "' has no dimension");
-    TORCH_CHECK(!piece.transposed || piece.in.size() >= (stacked ? 3 : 2), "'", row.tensor,
-                "' is transposed there, and '", name, "' has sizes ", sizes);
+    check_row(row, name, sizes, stacked);
     piece.renamed = !stacked && !row.transposed && row.of_stored.begin == 0 && row.of_stored.count < 0 &&
                     piece.numel() == numel_of(sizes);
     const Segment first = stacked ? piece.in[0] : Segment{-1, 1};
     for (std::int64_t i = first.offset; i < first.offset + first.length; ++i) {
       piece.index = i;
       if (stacked) piece.in[0] = {i, 1};
-      piece.stored = filled_in(row, *stars, i);
+      piece.stored = filled_in(row, stars, i);
       pieces.push_back(piece);
     }
   }

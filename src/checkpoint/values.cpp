@@ -75,8 +75,9 @@ std::uint64_t checksum_of(const Json& json) {
 
 void check_version(const Json& json, const std::string& path) {
   const std::int64_t version = whole_number(member(json, "version", path, "it"), path, "its version");
-  TORCH_CHECK(version >= 1 && version <= kVersion, path, " has version ", version, "; this library reads up to ",
-              kVersion);
+  // No damage: another library can read it.
+  TORCH_CHECK_VALUE(version >= 1 && version <= kVersion, path, " has version ", version, "; this library reads up to ",
+                    kVersion);
   TORCH_CHECK((version > 1) == json.contains("checksum"), path, " is damaged: it says that its version is ", version,
               ", and has ", version > 1 ? "no checksum" : "a checksum, as later ones have");
   if (version == 1) return;
@@ -139,11 +140,12 @@ std::string index_text(const CheckpointIndex& index) {
     list.push_back({e.name, static_cast<int>(e.dtype), e.sizes, e.file, e.offset, e.bytes,
                     e.checksum ? Json(hex(*e.checksum)) : Json(), e.format_dtype});
   }
-  return Json{{"entries", std::move(list)}, {"values", to_json(index.values)}}.dump();
+  const auto bytes = Json::to_cbor({{"entries", std::move(list)}, {"values", to_json(index.values)}});
+  return {bytes.begin(), bytes.end()};  // not as JSON's text, which has to be UTF-8: paths need not be
 }
 
 CheckpointIndex parse_index(const std::string& text) {
-  const Json json = Json::parse(text);
+  const Json json = Json::from_cbor(text);
   CheckpointIndex index;
   index.values = values_of(json.at("values"), "the index");
   for (const Json& e : json.at("entries")) {

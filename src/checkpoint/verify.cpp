@@ -5,6 +5,7 @@
 #include "checkpoint/collective_errors.h"
 #include "checkpoint/file.h"
 #include "checkpoint/part.h"
+#include "checkpoint/read_ranges.h"
 #include "checkpoint/safetensors.h"
 
 namespace dtensor {
@@ -14,8 +15,7 @@ namespace {
 std::string problem_of(const CheckpointEntry& entry, std::vector<char>& buffer) {
   const File file = File::open_to_read(entry.file);
   const std::int64_t numel = numel_of(entry.sizes);
-  const auto item =
-      entry.dtype == at::ScalarType::Undefined ? 1 : static_cast<std::int64_t>(c10::elementSize(entry.dtype));
+  const std::int64_t item = entry.dtype == at::ScalarType::Undefined ? 1 : item_of(entry);
   Checksum sum;
   for (std::int64_t at = 0; at < entry.bytes;) {
     const std::int64_t bytes = std::min(entry.bytes - at, kBufferBytes);

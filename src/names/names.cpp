@@ -6,15 +6,18 @@
 
 namespace dtensor {
 
-bool matches(std::string_view pattern, std::string_view name, bool across_dots) {
+bool matches(std::string_view pattern, std::string_view name, bool across_dots, std::vector<std::string>* stars) {
   if (pattern.empty()) return name.empty();
   if (pattern[0] != '*') {
-    return !name.empty() && name[0] == pattern[0] && matches(pattern.substr(1), name.substr(1), across_dots);
+    return !name.empty() && name[0] == pattern[0] && matches(pattern.substr(1), name.substr(1), across_dots, stars);
   }
   const bool both = pattern.starts_with("**"), any = both || across_dots;
   const std::string_view rest = pattern.substr(both ? 2 : 1);
   for (std::size_t used = 0;; ++used) {
-    if (matches(rest, name.substr(used), across_dots)) return true;
+    if (matches(rest, name.substr(used), across_dots, stars)) {
+      if (stars != nullptr) stars->insert(stars->begin(), std::string(name.substr(0, used)));
+      return true;
+    }
     if (used == name.size() || (!any && name[used] == '.')) return false;
   }
 }

@@ -8,7 +8,9 @@
 namespace dtensor {
 
 // "*": any characters but dots, or any `across_dots`; "**": any.
-bool matches(std::string_view pattern, std::string_view name, bool across_dots = false);
+// `stars`: what each of them stands for, the shortest first; untouched where it does not match.
+bool matches(std::string_view pattern, std::string_view name, bool across_dots = false,
+             std::vector<std::string>* stars = nullptr);
 
 // Up to `count` names, the nearest first by edit distance.
 std::vector<std::string> nearest_names(const std::string& pattern, const std::vector<std::string>& names,
