@@ -69,17 +69,22 @@ bool is_sole(const at::Tensor& given) {
 }
 
 // In memory of its own, laid out as the leaf where that is dense: what autograd promises of .grad. `sole`: nobody else
-// has the given gradient.
+// has the given gradient. Whether memory is shared is each rank's own matter (an empty part may be memory by itself), so
+// it changes neither strides nor which tensor this is in the comparison of calls.
 DTensor owned(const DTensor& gradient, const DTensor& leaf, const at::Tensor& given, bool sole) {
   if (gradient.requires_grad()) return DTensor(gradient.clone()).redistribute(gradient.placements());
-  const auto& spec = *dtensor_or_null(gradient)->spec();
-  const auto& local = dtensor_or_null(gradient)->local();
+  auto* impl = dtensor_or_null(gradient);
+  const auto& spec = *impl->spec();
+  const auto& local = impl->local();
   if (!local.defined()) return gradient;
   const bool shared = !sole && (!is_dtensor(given) || local.is_alias_of(dtensor_or_null(given)->local()));
-  const bool dense = leaf.is_non_overlapping_and_dense();
-  if (!shared && (!dense || gradient.strides() == leaf.strides())) return gradient;
+  const auto strides = leaf.is_non_overlapping_and_dense() ? leaf.strides().vec()
+                                                           : at::infer_dense_strides(gradient.sizes(), spec.strides);
+  if (!shared && gradient.strides() == strides) {
+    impl->count_origin();
+    return gradient;
+  }
   const at::AutoDispatchBelowADInplaceOrView below;
-  const auto strides = dense ? leaf.strides().vec() : at::infer_dense_strides(gradient.sizes(), spec.strides);
   const auto copy = at::empty_strided(local.sizes(), at::infer_dense_strides(local.sizes(), strides), local.options());
   return DTensor(
       make_dtensor(intern_spec(spec.mesh, spec.placements, spec.sizes, strides, spec.dtype), copy.copy_(local)));

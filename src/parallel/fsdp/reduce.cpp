@@ -42,13 +42,11 @@ void reduce_alone(const DTensor& parameter, const DTensor& gradient) {
   reduced = reduced.redistribute(goal);
   earlier.done();
   if (!gradient.mesh().is_member()) return accumulate_gradient(parameter, reduced);
-  const auto shares_memory = [&] {
-    const at::NoGradGuard no_graph;
-    return reduced.to_local().is_alias_of(gradient.to_local());
-  };
-  if (shares_memory()) reduced = DTensor(reduced.clone()).redistribute(goal);
-  if (reduced.requires_grad()) return accumulate_gradient(parameter, reduced);
-  accumulate_gradient(parameter, reduced.to_local().to(parameter.mesh().device_type()), goal);
+  // A copy, as autograd makes where gradients have graphs.
+  if (reduced.requires_grad()) return accumulate_gradient(parameter, DTensor(reduced.clone()).redistribute(goal));
+  const auto local = reduced.to_local().to(parameter.mesh().device_type());
+  // No operator, since whether memory is shared is each rank's own matter.
+  accumulate_gradient(parameter, local.is_alias_of(gradient.to_local()) ? local.clone() : local, goal);
 }
 
 }  // namespace
