@@ -192,9 +192,10 @@ double momentum_of(const LocalArgs& args) {
   return args.value(args.has("momentum") ? "momentum" : "exponential_average_factor").toDouble();
 }
 
-// Returned, or written to out=; the running statistics are written already.
+// Returned, or written to out=; the running statistics are written already. Results that nobody asked for are undefined.
 void finish(LocalCall& call, std::vector<at::Tensor> results) {
   const auto& arguments = call.info.args;
+  const auto reserve = LocalArgs(call).tensor("input").options().dtype(at::kByte);
   std::size_t next = 0;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (!arguments[i].out || next >= results.size()) continue;
@@ -202,7 +203,6 @@ void finish(LocalCall& call, std::vector<at::Tensor> results) {
     ++next;
   }
   torch::jit::drop(call.stack, arguments.size());
-  const auto reserve = results[0].options().dtype(at::kByte);
   for (std::size_t i = 0; i < call.info.returns.size(); ++i) {
     if (i >= results.size()) results.push_back(at::empty({0}, reserve));
     call.stack.emplace_back(std::move(results[i]));
