@@ -1,5 +1,5 @@
 """Samples of torch's own op_db on DTensors at random placements beside plain tensors: forward, gradients of the
-first and second order, in place, out=; or with --errors the calls that torch's op_db says are refused.
+first and second order, of all inputs and of some results by some inputs, in place, out=; or with --errors the calls that torch's op_db says are refused.
 
     python op_samples.py [--ops add,mm] [--samples 2] [--seed 0] [--meshes 2,2x2] [--limit 100] [--complex] [--errors]
 
@@ -34,6 +34,9 @@ SKIPPED = {
 }  # fmt: skip
 # Eigenvectors, null spaces, ...: right up to signs and order, or on the whole of several results.
 INDEFINITE = {"linalg.eig", "linalg.eigh", "linalg.svd", "svd", "symeig", "linalg.qr", "qr", "geqrf", "linalg.lu", "lu"}
+
+# ATen's kernel, called by itself, takes another order of memory for row-major.
+ROW_MAJOR = {"torch.ops.aten._scaled_dot_product_flash_attention_for_cpu"}
 
 
 def draws():
@@ -108,12 +111,23 @@ def call(op, tree, mode):
             op(*args, **kwargs, out=given)
         return [given], []
     inputs = [t for t in tensors_of(tree) if t.requires_grad]
-    return outs, gradients(outs, inputs, mode == "second order")
-
-
-def gradients(outs, inputs, second_order):
-    """Those of the sum of squares, and where it is wanted those of the sum of their squares."""
     through = [t for t in outs if t.requires_grad and is_inexact(t)]
+    if mode.startswith("partly"):
+        return outs, gradients_of_some(through, inputs, random.Random(mode))
+    return outs, gradients(through, inputs, mode == "second order")
+
+
+def gradients_of_some(through, inputs, draw):
+    """Some results are left out, and gradients come in strides of 0, as that of a sum is."""
+    if not inputs or not through:
+        return []
+    through = draw.sample(through, draw.randint(1, len(through)))
+    loss = squares(through) if draw.random() < 0.5 else sum((t.real if t.is_complex() else t).sum() for t in through)
+    return list(torch.autograd.grad(loss, inputs, allow_unused=True))
+
+
+def gradients(through, inputs, second_order):
+    """Those of the sum of squares, and where it is wanted those of the sum of their squares."""
     if not inputs or not through:
         return []
     grads = list(torch.autograd.grad(squares(through), inputs, allow_unused=True, create_graph=second_order))
@@ -135,7 +149,23 @@ def modes_of(op, tree):
         modes.append("in place")
     if op.supports_out:
         modes.append("out")
+    if op.supports_autograd and any(t.requires_grad for t in tensors_of(tree)):
+        modes.append("partly")
     return modes
+
+
+def of_some(tree, draw, reorder):
+    """Some of the inputs want no gradient, so that backward operators leave out results; some lie otherwise in memory."""
+    trained = [t for t in tensors_of(tree) if t.requires_grad]
+    kept = {id(t) for t in draw.sample(trained, draw.randint(1, len(trained)))}
+
+    def other(t):
+        order = draw.sample(range(t.dim()), t.dim())
+        back = [order.index(d) for d in range(t.dim())]
+        placed = t.detach().permute(order).contiguous().permute(back) if reorder and draw.random() < 0.5 else t.detach()
+        return placed.requires_grad_(id(t) in kept)
+
+    return _pytree.tree_map_only(torch.Tensor, other, tree)
 
 
 def whole(t):
@@ -235,6 +265,8 @@ def check(op, shape, seed, count, complex_numbers=False):
     trees = []
     for tree in samples_of(op, draw, count, dtype_of(op, complex_numbers)):
         for mode in modes_of(op, tree):
+            if mode == "partly":
+                tree, mode = of_some(tree, draw, op.name not in ROW_MAJOR), f"partly {draw.randrange(1000)}"
             try:
                 outs, grads = call(op, _pytree.tree_map_only(torch.Tensor, leaf_copy, tree), mode)
             except Exception:
