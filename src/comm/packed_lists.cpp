@@ -1,5 +1,6 @@
 // Lists of tensors in one collective, for backends that move one tensor a member: packed into one, and unpacked when
-// the work is waited for.
+// the collective is over.
+#include "comm/followed_work.h"
 #include "comm/memory/packed.h"
 #include "dtensor/comm_backend.h"
 
@@ -12,27 +13,11 @@ struct Unpacking {
   Packed from;
 };
 
-class UnpackingWork final : public Work::Impl {
- public:
-  UnpackingWork(Work work, std::vector<Unpacking> rest) : work_(std::move(work)), rest_(std::move(rest)) {}
-  void wait() override {
-    work_.wait();
+Work unpacking(Work work, std::vector<Unpacking> rest) {
+  return followed(std::move(work), [rest = std::move(rest)] {
     const at::AutoDispatchBelowADInplaceOrView below;
-    for (const auto& [to, from] : std::exchange(rest_, {})) from.unpack(to);
-  }
-  bool done() override { return rest_.empty() && work_.done(); }
-
- private:
-  Work work_;
-  std::vector<Unpacking> rest_;
-};
-
-// Unpacks at once where the collective is over.
-Work unpacking(bool later, Work work, std::vector<Unpacking> rest) {
-  auto impl = std::make_shared<UnpackingWork>(std::move(work), std::move(rest));
-  if (later) return Work(std::move(impl));
-  impl->wait();
-  return {};
+    for (const auto& [to, from] : rest) from.unpack(to);
+  });
 }
 
 }  // namespace
@@ -57,7 +42,7 @@ Work CommBackend::all_gather_list(const CollectiveCall& call, at::TensorList out
     rest.push_back({theirs.vec(), Packed::bytes(theirs)});
     flats.push_back(rest.back().from.flat);
   }
-  return unpacking(asynchronous(), all_gather(flat_call, flats, mine.flat), std::move(rest));
+  return unpacking(all_gather(flat_call, flats, mine.flat), std::move(rest));
 }
 
 Work CommBackend::reduce_scatter_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) {
@@ -72,7 +57,7 @@ Work CommBackend::reduce_scatter_list(const CollectiveCall& call, at::TensorList
     flats.push_back(packed.flat);
   }
   const auto mine = Packed::numbers(outputs);
-  return unpacking(asynchronous(), reduce_scatter(call, mine.flat, flats), {{outputs.vec(), mine}});
+  return unpacking(reduce_scatter(call, mine.flat, flats), {{outputs.vec(), mine}});
 }
 
 Work CommBackend::all_reduce_list(const CollectiveCall& call, at::TensorList tensors) {
@@ -80,7 +65,7 @@ Work CommBackend::all_reduce_list(const CollectiveCall& call, at::TensorList ten
   const PackingScope scope;
   const auto packed = Packed::numbers(tensors);
   packed.fill(tensors);
-  return unpacking(asynchronous(), all_reduce(call, packed.flat), {{tensors.vec(), packed}});
+  return unpacking(all_reduce(call, packed.flat), {{tensors.vec(), packed}});
 }
 
 }  // namespace dtensor

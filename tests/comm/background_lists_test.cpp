@@ -1,0 +1,71 @@
+// Lists on a backend whose collectives run in the background: packed, and unpacked when they are through.
+#include "parallel_fsdp/delayed.h"
+
+namespace dtensor::test {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+TEST(BackgroundLists, AreThereWhenTheirWorkIsDropped) {
+  run_local(2, [](Communicator world) {
+    const Communicator late = delayed(world);
+    const Tensors gathered = {at::zeros({2}), at::zeros({3}), at::zeros({2}), at::zeros({3})};
+    const Tensors sums = {at::ones({2}), at::ones({5})}, parts = {at::zeros({2}), at::zeros({3})};
+    late.all_gather_list(gathered, {at::ones({2}), at::ones({3})});
+    late.all_reduce_list(sums, ReduceOp::sum);
+    late.reduce_scatter_list(parts, {at::ones({2}), at::ones({3}), at::ones({2}), at::ones({3})}, ReduceOp::sum);
+    for (const auto& t : gathered) EXPECT_TRUE(t.eq(1).all().item<bool>());
+    for (const auto& t : sums) EXPECT_TRUE(t.eq(2).all().item<bool>());
+    for (const auto& t : parts) EXPECT_TRUE(t.eq(2).all().item<bool>());
+  });
+}
+
+// What is through after a few looks, by itself.
+class SoonWork final : public Work::Impl {
+ public:
+  void wait() override {}
+  bool done() override { return --looks_ <= 0; }
+
+ private:
+  int looks_ = 3;
+};
+
+class SoonBackend final : public CommBackend {
+ public:
+  explicit SoonBackend(Communicator inner) : CommBackend(inner.rank(), inner.ranks()), inner_(std::move(inner)) {}
+  const char* name() const override { return "soon"; }
+  bool supports(c10::DeviceType) const override { return true; }
+  bool asynchronous() const override { return true; }
+  Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) override {
+    inner_.all_reduce(tensor, call.op).wait();
+    return Work(std::make_shared<SoonWork>());
+  }
+  Work all_gather(const CollectiveCall&, at::TensorList, const at::Tensor&) override { return {}; }
+  Work reduce_scatter(const CollectiveCall&, const at::Tensor&, at::TensorList) override { return {}; }
+  Work all_to_all(const CollectiveCall&, at::TensorList, at::TensorList) override { return {}; }
+  Work broadcast(const CollectiveCall&, const at::Tensor&) override { return {}; }
+  Work send(const CollectiveCall&, const at::Tensor&) override { return {}; }
+  Work recv(const CollectiveCall&, const at::Tensor&) override { return {}; }
+  void barrier(const CollectiveCall&) override {}
+  std::shared_ptr<CommBackend> subgroup(at::IntArrayRef, const std::string&) override { return nullptr; }
+  void abort(const std::string&) override {}
+  std::string failure() override { return ""; }
+
+ private:
+  Communicator inner_;
+};
+
+TEST(BackgroundLists, AreThroughWhenTheirCollectiveIs) {
+  run_local(2, [](Communicator world) {
+    const Communicator soon(std::make_shared<SoonBackend>(world));
+    const Tensors sums = {at::ones({2}), at::ones({5})};
+    const Work work = soon.all_reduce_list(sums, ReduceOp::sum);
+    int looks = 1;
+    while (!work.done() && looks < 10) ++looks;
+    EXPECT_LT(looks, 10);
+    for (const auto& t : sums) EXPECT_TRUE(t.eq(2).all().item<bool>());
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test
