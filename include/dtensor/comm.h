@@ -58,8 +58,9 @@ class DTENSOR_API Communicator {
   const char* backend_name() const;                // "local", "mpi", "nccl"
   const std::vector<std::int64_t>& ranks() const;  // world rank of each member
 
-  // Tensors may be views of any strides; all members give equal dtypes, and sizes that match pairwise. Every call is
-  // collective over the members and must come in the same order on each. `outputs[i]` is filled from member i.
+  // Tensors may be views of any strides, conjugated ones too; all members give equal dtypes, and sizes that match
+  // pairwise. Every call is collective over the members and must come in the same order on each. `outputs[i]` is filled
+  // from member i.
   Work all_gather(at::TensorList outputs, const at::Tensor& input) const;
   // `inputs[i]` goes to member i; `output` has the sizes of inputs[rank()].
   Work reduce_scatter(const at::Tensor& output, at::TensorList inputs, ReduceOp op) const;

@@ -60,8 +60,9 @@ struct CollectiveCall {
 };
 
 // `outputs` are written, `inputs` read; the lists have one tensor or size() of them, as in Communicator. Tensors are
-// views of any strides without internal overlap, on one device, of `call.dtype`; inputs have no conjugate or negative
-// bit. What the caller passes lives until the call returns; an asynchronous backend keeps the tensors in its Work.
+// views of any strides without internal overlap, on one device, of `call.dtype`; the bits in their memory are their
+// values (no conjugate or negative bit). What the caller passes lives until the call returns; an asynchronous backend
+// keeps the tensors in its Work.
 class DTENSOR_API CommBackend {
  public:
   // `ranks`: the world rank of each member.

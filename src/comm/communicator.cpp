@@ -17,6 +17,7 @@
 #include "comm/record/caller.h"
 #include "comm/record/kept_text.h"
 #include "comm/record/rank_record.h"
+#include "comm/values.h"
 #include "dtensor/comm_backend.h"
 
 namespace dtensor {
@@ -28,21 +29,6 @@ std::int64_t bytes_from_others(at::TensorList outputs, int me) {
   std::int64_t bytes = 0;
   for (int i = 0; i < static_cast<int>(outputs.size()); ++i) bytes += i == me ? 0 : bytes_of(outputs[i]);
   return bytes;
-}
-
-// What a backend reads must be the bits in memory.
-at::Tensor plain(const at::Tensor& t) { return t.resolve_conj().resolve_neg(); }
-
-bool all_plain(at::TensorList list) {
-  return std::none_of(list.begin(), list.end(),
-                      [](const auto& t) { return t.defined() && (t.is_conj() || t.is_neg()); });
-}
-
-// Autograd counts in-place changes by version; the backends write behind its back.
-void touched(at::TensorList outputs) {
-  for (const auto& t : outputs) {
-    if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
-  }
 }
 
 // Runs the backend's part, timed if somebody listens.
@@ -120,6 +106,7 @@ const std::vector<std::int64_t>& Communicator::ranks() const { return backend_->
 
 Work Communicator::all_gather(at::TensorList outputs, const at::Tensor& input) const {
   if (!all_plain(input)) return all_gather(outputs, plain(input));
+  if (!all_plain(outputs)) return into_plain(*this, outputs, false, [&](auto out) { return all_gather(out, input); });
   const auto call = start_call(CollectiveKind::all_gather, input);
   check_list(*backend_, call, outputs, "outputs");
   check_tensors(*backend_, call, outputs, input);
@@ -130,10 +117,9 @@ Work Communicator::all_gather(at::TensorList outputs, const at::Tensor& input) c
 }
 
 Work Communicator::reduce_scatter(const at::Tensor& output, at::TensorList inputs, ReduceOp op) const {
-  if (!all_plain(inputs)) {
-    std::vector<at::Tensor> resolved;
-    for (const auto& t : inputs) resolved.push_back(plain(t));
-    return reduce_scatter(output, resolved, op);
+  if (!all_plain(inputs)) return reduce_scatter(output, plain(inputs), op);
+  if (!all_plain(output)) {
+    return into_plain(*this, output, false, [&](auto out) { return reduce_scatter(out[0], inputs, op); });
   }
   auto call = start_call(CollectiveKind::reduce_scatter, output);
   call.op = op;
@@ -147,6 +133,7 @@ Work Communicator::reduce_scatter(const at::Tensor& output, at::TensorList input
 }
 
 Work Communicator::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
+  if (!all_plain(tensor)) return into_plain(*this, tensor, true, [&](auto t) { return all_reduce(t[0], op); });
   auto call = start_call(CollectiveKind::all_reduce, tensor);
   call.op = op;
   check_tensors(*backend_, call, tensor, {});
@@ -158,6 +145,9 @@ Work Communicator::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
 
 Work Communicator::all_reduce(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const {
   if (!all_plain(input)) return all_reduce(output, plain(input), op);
+  if (!all_plain(output)) {
+    return into_plain(*this, output, false, [&](auto out) { return all_reduce(out[0], input, op); });
+  }
   auto call = start_call(CollectiveKind::all_reduce, output);
   call.op = op;
   check_tensors(*backend_, call, output, input);
@@ -169,11 +159,8 @@ Work Communicator::all_reduce(const at::Tensor& output, const at::Tensor& input,
 }
 
 Work Communicator::all_to_all(at::TensorList outputs, at::TensorList inputs) const {
-  if (!all_plain(inputs)) {
-    std::vector<at::Tensor> resolved;
-    for (const auto& t : inputs) resolved.push_back(plain(t));
-    return all_to_all(outputs, resolved);
-  }
+  if (!all_plain(inputs)) return all_to_all(outputs, plain(inputs));
+  if (!all_plain(outputs)) return into_plain(*this, outputs, false, [&](auto out) { return all_to_all(out, inputs); });
   const auto call = start_call(CollectiveKind::all_to_all, inputs.empty() ? at::Tensor() : inputs[0]);
   check_list(*backend_, call, outputs, "outputs");
   check_list(*backend_, call, inputs, "inputs");
@@ -208,7 +195,11 @@ std::int64_t bytes_of_list(at::TensorList list) {
 }  // namespace
 
 Work Communicator::all_gather_list(at::TensorList outputs, at::TensorList inputs) const {
-  TORCH_CHECK(!inputs.empty() && all_plain(inputs), "all_gather: a list must have tensors, without conjugate bits");
+  TORCH_CHECK(!inputs.empty(), "all_gather: an empty list");
+  if (!all_plain(inputs)) return all_gather_list(outputs, plain(inputs));
+  if (!all_plain(outputs)) {
+    return into_plain(*this, outputs, false, [&](auto out) { return all_gather_list(out, inputs); });
+  }
   const auto call = start_call(CollectiveKind::all_gather, inputs[0]);
   check_lists(*backend_, call, outputs, inputs, "outputs");
   touched(outputs);
@@ -218,8 +209,11 @@ Work Communicator::all_gather_list(at::TensorList outputs, at::TensorList inputs
 }
 
 Work Communicator::reduce_scatter_list(at::TensorList outputs, at::TensorList inputs, ReduceOp op) const {
-  TORCH_CHECK(!outputs.empty() && all_plain(inputs),
-              "reduce_scatter: a list must have tensors, without conjugate bits");
+  TORCH_CHECK(!outputs.empty(), "reduce_scatter: an empty list");
+  if (!all_plain(inputs)) return reduce_scatter_list(outputs, plain(inputs), op);
+  if (!all_plain(outputs)) {
+    return into_plain(*this, outputs, false, [&](auto out) { return reduce_scatter_list(out, inputs, op); });
+  }
   auto call = start_call(CollectiveKind::reduce_scatter, outputs[0]);
   call.op = op;
   check_tensors(*backend_, call, outputs, {});
@@ -232,6 +226,7 @@ Work Communicator::reduce_scatter_list(at::TensorList outputs, at::TensorList in
 
 Work Communicator::all_reduce_list(at::TensorList tensors, ReduceOp op) const {
   TORCH_CHECK(!tensors.empty(), "all_reduce: an empty list");
+  if (!all_plain(tensors)) return into_plain(*this, tensors, true, [&](auto t) { return all_reduce_list(t, op); });
   auto call = start_call(CollectiveKind::all_reduce, tensors[0]);
   call.op = op;
   check_tensors(*backend_, call, tensors, {});
@@ -251,6 +246,10 @@ at::Tensor Communicator::empty(at::IntArrayRef sizes, at::TensorOptions options)
 bool Communicator::asynchronous() const { return backend_->asynchronous(); }
 
 Work Communicator::broadcast(const at::Tensor& tensor, int root) const {
+  if (!all_plain(tensor)) {
+    if (rank() == root) return broadcast(plain(tensor), root);
+    return into_plain(*this, tensor, false, [&](auto t) { return broadcast(t[0], root); });
+  }
   auto call = start_call(CollectiveKind::broadcast, tensor);
   call.peer = root;
   check_peer(*backend_, call);
@@ -271,6 +270,7 @@ Work Communicator::send(const at::Tensor& tensor, int peer, int tag) const {
 }
 
 Work Communicator::recv(const at::Tensor& tensor, int peer, int tag) const {
+  if (!all_plain(tensor)) return into_plain(*this, tensor, false, [&](auto t) { return recv(t[0], peer, tag); });
   auto call = start_call(CollectiveKind::recv, tensor);
   call.peer = peer;
   call.tag = tag;

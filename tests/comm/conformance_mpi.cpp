@@ -61,6 +61,7 @@ TEST(MpiMessages, DISABLED_MoreThanTwoToThe31Elements) {
 #include "comm/conformance_test.cpp"  // the same tests
 #include "comm/fixture_test.cpp"
 #include "comm/groups_test.cpp"
+#include "comm/lazy_bits_test.cpp"
 #include "comm/lists_test.cpp"
 
 int main(int argc, char** argv) {
