@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
 
+#include <algorithm>
+
 #include "comm/describe.h"
 
 namespace dtensor {
@@ -20,14 +22,14 @@ void check_tensor(const CommBackend& backend, const CollectiveCall& call, const 
               " backend does not move tensors on ", tensor.device());
 }
 
-// all_gather may find its input already in place, in its own output.
 bool same_view(const at::Tensor& a, const at::Tensor& b) {
   return a.data_ptr() == b.data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
-void check_overlap(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input) {
+// `in_place`: the input may be that output itself.
+void check_overlap(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input, bool in_place) {
   if (!output.is_alias_of(input) || output.numel() == 0 || input.numel() == 0) return;
-  if (call.kind == CollectiveKind::all_gather && same_view(output, input)) return;
+  if (in_place && same_view(output, input)) return;
   TORCH_CHECK(at::get_overlap_status(output, input) == at::MemOverlapStatus::No ||
                   at::get_overlap_status(output, input) == at::MemOverlapStatus::TooHard,
               to_string(call.kind), ": an output overlaps an input, sizes ", output.sizes(), " and ", input.sizes());
@@ -38,11 +40,28 @@ void check_overlap(const CollectiveCall& call, const at::Tensor& output, const a
 void check_tensors(const CommBackend& backend, const CollectiveCall& call, at::TensorList outputs,
                    at::TensorList inputs) {
   for (const auto& input : inputs) check_tensor(backend, call, input);
-  for (const auto& output : outputs) {
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const at::Tensor& output = outputs[i];
     check_tensor(backend, call, output);
     TORCH_CHECK(at::has_internal_overlap(output) != at::MemOverlap::Yes, to_string(call.kind),
                 ": an output whose elements share memory, sizes ", output.sizes(), ", strides ", output.strides());
-    for (const auto& input : inputs) check_overlap(call, output, input);
+    const bool mine = call.kind == CollectiveKind::all_gather && static_cast<int>(i) == backend.rank();
+    for (const auto& input : inputs) check_overlap(call, output, input, mine);
+  }
+}
+
+void check_apart(const CommBackend& backend, const CollectiveCall& call, at::TensorList all, at::TensorList one) {
+  const auto storage_of = [](const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); };
+  c10::SmallVector<const c10::StorageImpl*, 16> storages;
+  for (const auto& t : one) storages.push_back(storage_of(t));
+  std::sort(storages.begin(), storages.end());
+  const std::size_t first = static_cast<std::size_t>(backend.rank()) * one.size();
+  const bool gathers = call.kind == CollectiveKind::all_gather;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (!std::binary_search(storages.begin(), storages.end(), storage_of(all[i]))) continue;
+    for (std::size_t k = 0; k < one.size(); ++k) {
+      check_overlap(call, gathers ? all[i] : one[k], gathers ? one[k] : all[i], gathers && i == first + k);
+    }
   }
 }
 

@@ -8,6 +8,8 @@ namespace dtensor {
 // Each throws c10::Error with the values that it objects to. `call` gives the kind and dtype.
 void check_tensors(const CommBackend& backend, const CollectiveCall& call, at::TensorList outputs,
                    at::TensorList inputs);
+// Of lists: `all` has the tensors of `one` for each member. An input may be this member's own output of a gather.
+void check_apart(const CommBackend& backend, const CollectiveCall& call, at::TensorList all, at::TensorList one);
 void check_list(const CommBackend& backend, const CollectiveCall& call, at::TensorList list, const char* what);
 void check_same_sizes(const CollectiveCall& call, const at::Tensor& mine_out, const at::Tensor& mine_in);
 void check_peer(const CommBackend& backend, const CollectiveCall& call);

@@ -184,6 +184,7 @@ void check_lists(const CommBackend& backend, CollectiveCall call, at::TensorList
     for (std::size_t i = k; i < all.size(); i += one.size()) check_tensors(backend, call, all[i], {});
     check_same_sizes(call, all[static_cast<std::size_t>(backend.rank()) * one.size() + k], one[k]);
   }
+  check_apart(backend, call, all, one);
 }
 
 std::int64_t bytes_of_list(at::TensorList list) {

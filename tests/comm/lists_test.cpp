@@ -89,6 +89,21 @@ TEST_P(Lists, LongTensorsAreNotPacked) {
   });
 }
 
+// As of single tensors: who writes where another rank reads gives it whatever is there at that moment.
+TEST(ListsInPlace, AreRefusedButForAnOwnPart) {
+  on_ranks(2, [](Communicator world) {
+    const auto next = 1 - world.rank();
+    std::vector<at::Tensor> inputs;
+    for (int i = 0; i < 4; ++i) inputs.push_back(at::ones({4}));
+    const std::vector<at::Tensor> others = {inputs[2 * next], inputs[2 * next + 1]};
+    EXPECT_THROW(world.reduce_scatter_list(others, inputs, ReduceOp::sum).wait(), c10::Error);
+    EXPECT_THROW(world.all_gather_list(inputs, others).wait(), c10::Error);
+    EXPECT_THROW(world.all_gather({inputs[0], inputs[1]}, inputs[static_cast<std::size_t>(next)]).wait(), c10::Error);
+    const auto own = static_cast<std::size_t>(2 * world.rank());
+    EXPECT_NO_THROW(world.all_gather_list(inputs, {inputs[own], inputs[own + 1]}).wait());
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, Lists, ::testing::Values(1, 2, 3, 4), ::testing::PrintToStringParamName());
 
 }  // namespace
