@@ -120,11 +120,13 @@ void Group::withdraw(int me, const Published& mine) {
 }
 
 void Group::exchange(int me, const Published& mine, c10::function_ref<void()> move, bool again) {
-  if (world_->failed()) world_->throw_failure();
   Member& member = members_[me];
-  member.slots[mine.call.sequence & 1] = mine;
+  // Before the look at the failure: a member that leaves because of it waits for all who are inside, so none may go in
+  // unseen after it has found nobody.
   member.inside.store(true);
   try {
+    if (world_->failed()) world_->throw_failure();
+    member.slots[mine.call.sequence & 1] = mine;
     rendezvous(me, mine);
     compare(me, mine);
     move();

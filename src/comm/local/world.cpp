@@ -23,7 +23,7 @@ void World::fail(std::string text) {
   std::lock_guard lock(mutex_);
   if (failed_.load(std::memory_order_relaxed)) return;
   failure_ = std::move(text);
-  failed_.store(true, std::memory_order_release);
+  failed_.store(true);
 }
 
 std::string World::failure() const {

@@ -27,7 +27,7 @@ class World {
 
   // The first failure ends everything: every wait, now and later, throws its text.
   void fail(std::string text);
-  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  bool failed() const { return failed_.load(); }
   std::string failure() const;
   [[noreturn]] void throw_failure() const;
 

@@ -1,0 +1,56 @@
+// Failures that come at an inconvenient moment.
+#include <atomic>
+#include <thread>
+
+#include "comm/fixture.h"
+#include "comm/record/call_history.h"
+
+namespace dtensor::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+template <class Condition>
+bool within(milliseconds time, Condition&& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + time;
+  while (!condition() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(milliseconds(1));
+  return condition();
+}
+
+// A history whose last owner is the slot of a published call: it dies while its rank publishes the next but one.
+std::shared_ptr<const CallHistory> dying(std::function<void()> last_words) {
+  static const std::string text = "aten::add";
+  auto* history = new CallHistory;
+  history->add({.hash = 1, .text = &text});
+  return {history, [last_words](const CallHistory* h) { last_words(), delete h; }};
+}
+
+// Rank 1 has begun to publish a collective when the run fails; rank 0 must not go before rank 1 is through.
+TEST(LateFailure, NobodyReadsTheMemoryOfARankThatHasGone) {
+  std::atomic<bool> entered{false}, gone{false}, through{false};
+  const auto body = [&](Communicator world) {
+    if (world.rank() == 2) {
+      within(milliseconds(5000), [&] { return entered.load(); });
+      std::this_thread::sleep_for(milliseconds(50));
+      return world.abort("stop");
+    }
+    const Communicator pair = world.subgroup({0, 1});
+    std::vector<at::Tensor> out = {at::zeros({2}), at::zeros({2})};
+    const at::Tensor mine = at::ones({2});
+    const auto linger = [&] { entered = true, within(milliseconds(300), [&] { return gone.load(); }); };
+    pair.with_history(world.rank() == 1 ? dying(linger) : nullptr).all_gather(out, mine).wait();
+    pair.all_gather(out, mine).wait();
+    for (const auto& t : out) t.zero_();
+    EXPECT_THROW(pair.all_gather(out, mine).wait(), CommError);
+    if (world.rank() == 1) through = true;
+    if (world.rank() == 0) {
+      mine.fill_(7), gone = true;
+      within(milliseconds(5000), [&] { return through.load(); });  // its memory is there as long as anybody may read it
+    }
+    EXPECT_FALSE(out[0].eq(7).any().item<bool>());
+  };
+  run_local(3, body);
+}
+
+}  // namespace
+}  // namespace dtensor::test
