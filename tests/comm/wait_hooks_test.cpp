@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <mutex>
+#include <thread>
 
 #include "dtensor/comm.h"
 
@@ -45,6 +47,29 @@ TEST(WaitHooks, AreRunAroundEveryWait) {
         }
       },
       options);
+  set_wait_hooks({});
+}
+
+// Each leaves when the others are through, who need the lock for that. Ends the program where they block each other.
+TEST(WaitHooks, AreRunWhereACollectiveFails) {
+  set_wait_hooks({&give_up, &take_back});
+  std::atomic<bool> over{false};
+  std::thread run([&] {
+    EXPECT_THROW(run_local(4,
+                           [](const Communicator& world) {
+                             if (world.rank() == 3) {
+                               std::this_thread::sleep_for(std::chrono::milliseconds(100));
+                               throw std::runtime_error("the disk is full");
+                             }
+                             const HeldLock lock;
+                             world.barrier();
+                           }),
+                 std::runtime_error);
+    over = true;
+  });
+  for (int look = 0; look < 10000 && !over; ++look) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  if (!over) std::fputs("ranks that leave a collective block each other\n", stderr), std::_Exit(1);
+  run.join();
   set_wait_hooks({});
 }
 

@@ -9,6 +9,7 @@
 #include "comm/local/mailbox.h"
 #include "comm/record/call_history.h"
 #include "comm/record/caller.h"
+#include "comm/released_lock.h"
 
 namespace dtensor::local {
 
@@ -114,6 +115,7 @@ void Group::withdraw(int me, const Published& mine) {
                current_exception_text());
   members_[me].inside.store(false);
   waits_.wake();
+  const ReleasedLock others_may_run;  // some need it to get out
   for (const auto& member : members_) {
     while (member.inside.load()) std::this_thread::yield();
   }
