@@ -34,6 +34,7 @@ class DTENSOR_API Work {
   explicit Work(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   // Blocks until the outputs are usable by this thread (on CUDA: by the current stream). Throws CommError.
   void wait();
+  // Whether wait() would not block: also where it would throw, so that who polls hears of a failure.
   bool done() const;
 
  private:

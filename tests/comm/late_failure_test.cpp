@@ -52,5 +52,21 @@ TEST(LateFailure, NobodyReadsTheMemoryOfARankThatHasGone) {
   run_local(3, body);
 }
 
+// Who polls must not poll for ever.
+TEST(LateFailure, AMessageThatCannotComeIsDone) {
+  for (const bool throws : {true, false}) {
+    const auto body = [&](Communicator world) {
+      if (world.rank() == 1) {
+        if (throws) throw std::runtime_error("the disk is full");
+        return;
+      }
+      const Work work = world.recv(at::zeros({2}), 1);
+      EXPECT_TRUE(within(milliseconds(3000), [&] { return work.done(); }));
+      Work(work).wait();
+    };
+    EXPECT_ANY_THROW(run_local(2, body));
+  }
+}
+
 }  // namespace
 }  // namespace dtensor::test

@@ -81,6 +81,10 @@ TEST_P(ProcessFailure, AReceiveAgainstACollectiveEndsAtOnce) {
   ends("recv", {0, 1, 2}, {"ranks wait for each other", "recv #1 (from 1, tag 0", "all_reduce #1", "last of rank"});
 }
 
+TEST_P(ProcessFailure, WhoPollsHearsOfIt) {
+  ends("polls", {0}, {"rank 1 returned from its function", "recv #1 (from 1"});
+}
+
 TEST_P(ProcessFailure, RanksThatWaitForEachOtherAcrossCommunicatorsEndAtOnce) {
   ends("axes", {0, 1, 2}, {"ranks wait for each other", "barrier #1 on tp {0, 1}", "all_reduce #1"});
 }

@@ -18,7 +18,7 @@ class LocalWork final : public Work::Impl {
       : group_(std::move(group)), mail_(std::move(mail)), message_(std::move(message)) {}
   ~LocalWork() override { mail_->finish(*group_, *message_); }
   void wait() override { mail_->wait(*group_, *message_); }
-  bool done() override { return message_->state.load() == Message::State::done; }
+  bool done() override { return mail_->is_over(*group_, *message_); }
 
  private:
   std::shared_ptr<Group> group_;

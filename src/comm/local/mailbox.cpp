@@ -81,6 +81,11 @@ void Mailbox::wait(Group& group, const Message& message) {
   if (group.world().failed()) group.world().throw_failure();
 }
 
+bool Mailbox::is_over(Group& group, const Message& message) const {
+  if (message.state.load() == Message::State::done || group.world().failed()) return true;
+  return group.world().left(group.ranks()[message.call.peer]);  // which has taken its half before, or never will
+}
+
 void Mailbox::finish(Group& group, Message& message) noexcept {
   if (message.state.load() == Message::State::done) return;
   try {

@@ -25,6 +25,8 @@ class Mailbox {
   std::shared_ptr<Message> post(Group& group, int me, const CollectiveCall& call, const at::Tensor& tensor);
   // Blocks until the message is through. Throws CommError.
   void wait(Group& group, const Message& message);
+  // Whether wait() would not block: also where it would throw, or who polls would poll for ever.
+  bool is_over(Group& group, const Message& message) const;
   // For a Work that dies: waits, and on failure takes the message back, so that nobody touches its tensor.
   void finish(Group& group, Message& message) noexcept;
 

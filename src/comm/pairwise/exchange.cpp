@@ -70,6 +70,15 @@ void Exchange::watch_leavers(c10::function_ref<std::string()> place, Clock::time
   }
 }
 
+bool Exchange::is_hopeless(c10::function_ref<std::string()> place) {
+  job_.poll();
+  try {
+    if (!job_.failed()) watch_leavers(place, Clock::now(), false);
+  } catch (const CommError&) {  // the job knows of it
+  }
+  return job_.failed();
+}
+
 void Exchange::wait(c10::function_ref<std::string()> place, For what, std::int64_t sent_tag) {
   if (test()) return;
   const ReleasedLock others_may_run;

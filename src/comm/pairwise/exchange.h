@@ -32,6 +32,8 @@ class Exchange {
   void keep(std::shared_ptr<void> memory) { kept_.others.push_back(std::move(memory)); }
 
   bool test() { return done_ || (done_ = batch_->test()); }  // progress; whether all is through
+  // Whether wait() would throw: looks for failures and for peers that have left, for those who test and never wait.
+  bool is_hopeless(c10::function_ref<std::string()> place);
   // What a wait is for: peers who have not come yet, or who have yet to take a message, which others are told of, so
   // that ranks that wait for each other find out; or data, which may take as long as they do.
   enum class For { arrival, taking, data };

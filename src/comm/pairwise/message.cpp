@@ -89,7 +89,9 @@ class SendWork final : public MessageWork {
     data_->wait(where, Exchange::For::taking, message_tag(*members_, call_.tag));
   }
 
-  bool done() override { return (!header_ || header_->test()) && data_->test(); }
+  bool done() override {
+    return ((!header_ || header_->test()) && data_->test()) || data_->is_hopeless([&] { return place(); });
+  }
 
  private:
   std::unique_ptr<Exchange> header_, data_;
@@ -144,7 +146,7 @@ class RecvWork final : public MessageWork, public PendingReceive {
     if (finished_) return true;
     if (!data_ && header_->test()) announced();
     if (data_ && data_->test()) finish();
-    return finished_;
+    return finished_ || (data_ ? data_ : header_)->is_hopeless([&] { return place(); });
   }
 
   // The peer's send may wait for this, while this rank waits for another message.
