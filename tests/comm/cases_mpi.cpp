@@ -130,7 +130,20 @@ const std::map<std::string, Body>& cases() {
 
 }  // namespace
 
+// A process may start its part of a job again; rank 0, where the others look for each other, is the last to do so.
+int launch_twice(int argc, char** argv) {
+  bool first = false;
+  const auto body = [&](const Communicator& world) {
+    reduce(world, 4);
+    first = world.rank() == 0;
+  };
+  if (const int status = launch(argc, argv, body); status != 0) return status;
+  if (first) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  return launch(argc, argv, body);
+}
+
 int run_case(const char* name, int argc, char** argv) {
+  if (std::string(name) == "twice") return launch_twice(argc, argv);
   const auto found = cases().find(name);
   if (found == cases().end()) return std::fprintf(stderr, "no case %s\n", name), 2;
   RunOptions options;

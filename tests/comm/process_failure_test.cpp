@@ -85,6 +85,12 @@ TEST_P(ProcessFailure, WhoPollsHearsOfIt) {
   ends("polls", {0}, {"rank 1 returned from its function", "recv #1 (from 1"});
 }
 
+TEST(SocketFailure, AJobThatIsStartedAgainMeetsAgain) {
+  if (!std::filesystem::exists(program)) GTEST_SKIP() << "built without MPI";
+  const Ended out = processes(3, program, "twice");
+  EXPECT_EQ(out.status, 0) << out.output;
+}
+
 TEST_P(ProcessFailure, RanksThatWaitForEachOtherAcrossCommunicatorsEndAtOnce) {
   ends("axes", {0, 1, 2}, {"ranks wait for each other", "barrier #1 on tp {0, 1}", "all_reduce #1"});
 }
