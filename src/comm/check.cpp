@@ -82,8 +82,8 @@ void check_peer(const CommBackend& backend, const CollectiveCall& call) {
 
 void check_reduction(const CollectiveCall& call) {
   const bool number = c10::isFloatingType(call.dtype) || c10::isComplexType(call.dtype);
-  TORCH_CHECK(number || c10::isIntegralType(call.dtype, /*includeBool=*/true), to_string(call.kind), ": no ",
-              reduce_op_name(call.op), " for ", c10::toString(call.dtype));
+  TORCH_CHECK((number && call.dtype != at::kComplexHalf) || c10::isIntegralType(call.dtype, /*includeBool=*/true),
+              to_string(call.kind), ": no ", reduce_op_name(call.op), " for ", c10::toString(call.dtype));
   TORCH_CHECK(!c10::isFloat8Type(call.dtype), to_string(call.kind), ": no reduction of ", c10::toString(call.dtype),
               "; cast first");
   TORCH_CHECK(call.op != ReduceOp::avg || number, to_string(call.kind), ": no avg for ", c10::toString(call.dtype),

@@ -68,5 +68,13 @@ TEST(LateFailure, AMessageThatCannotComeIsDone) {
   }
 }
 
+// An error of the call, as for other types: the run goes on.
+TEST(Misuse, OfATypeThatHasNoSumsEndsNoRun) {
+  run_local(2, [](Communicator world) {
+    EXPECT_THROW(world.all_reduce(at::zeros({2}, at::kComplexHalf), ReduceOp::sum).wait(), c10::Error);
+    world.barrier();
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test
