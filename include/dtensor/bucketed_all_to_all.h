@@ -23,7 +23,7 @@ class DTENSOR_API BucketedAllToAll {
   // `peer`: rank in the bucket's communicator. The tensors may be views of any strides.
   void send(std::size_t bucket, int peer, const at::Tensor& piece);
   void receive(std::size_t bucket, int peer, const at::Tensor& target);
-  // Fills all targets. Collective; empties the buckets.
+  // Fills all targets. Collective; closes the buckets, also where it throws: what comes next opens its own.
   void run() { start()(); }
   // The same in the background where the backend can; the targets are filled when what it returns has been called.
   std::function<void()> start();
@@ -35,6 +35,7 @@ class DTENSOR_API BucketedAllToAll {
     bool remote;
     std::vector<std::vector<at::Tensor>> out, in;  // per member
   };
+  Bucket& opened(std::size_t bucket, int peer);
   static std::function<void()> begin(Bucket bucket);
 
   std::vector<Bucket> buckets_;

@@ -4,6 +4,10 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <utility>
+
+#include "comm/memory/packed.h"
+#include "comm/values.h"
 
 namespace dtensor {
 namespace {
@@ -15,7 +19,13 @@ void sort_for_bytes(std::vector<at::Tensor>& pieces) {
 }
 
 at::Tensor flat(const at::Tensor& piece, at::ScalarType dtype) {
-  return piece.scalar_type() == dtype ? piece.reshape({-1}) : piece.contiguous().view({-1}).view(dtype);
+  return piece.scalar_type() == dtype ? piece.reshape({-1}) : plain(piece).contiguous().view({-1}).view(dtype);
+}
+
+// Counted as a write, and no part of a graph: as what communicators write.
+void put(const at::Tensor& target, const at::Tensor& values) {
+  target.copy_(values);
+  touched(target);
 }
 
 // A single piece goes as it is.
@@ -46,7 +56,7 @@ void unpack(const at::Tensor& buffer, const std::vector<at::Tensor>& targets, at
   std::int64_t offset = 0;
   for (const at::Tensor& target : targets) {
     const auto count = static_cast<std::int64_t>(target.nbytes()) / unit;
-    target.copy_(buffer.narrow(0, offset, count).view(target.scalar_type()).view(target.sizes()));
+    put(target, buffer.narrow(0, offset, count).view(target.scalar_type()).view(target.sizes()));
     offset += count;
   }
 }
@@ -65,19 +75,28 @@ std::size_t BucketedAllToAll::bucket(const Communicator& members, at::ScalarType
   return buckets_.size() - 1;
 }
 
+BucketedAllToAll::Bucket& BucketedAllToAll::opened(std::size_t bucket, int peer) {
+  TORCH_CHECK(bucket < buckets_.size(), "BucketedAllToAll: no bucket ", bucket, " of the ", buckets_.size(),
+              " that were opened since the last run");
+  const int members = buckets_[bucket].members.size();
+  TORCH_CHECK(peer >= 0 && peer < members, "BucketedAllToAll: rank ", peer, " of a communicator of ", members);
+  return buckets_[bucket];
+}
+
 void BucketedAllToAll::send(std::size_t bucket, int peer, const at::Tensor& piece) {
-  buckets_[bucket].out[static_cast<std::size_t>(peer)].push_back(piece);
+  opened(bucket, peer).out[static_cast<std::size_t>(peer)].push_back(piece);
 }
 
 void BucketedAllToAll::receive(std::size_t bucket, int peer, const at::Tensor& target) {
-  buckets_[bucket].in[static_cast<std::size_t>(peer)].push_back(target);
+  opened(bucket, peer).in[static_cast<std::size_t>(peer)].push_back(target);
 }
 
 std::function<void()> BucketedAllToAll::begin(Bucket bucket) {
+  const PackingScope scope;
   const auto self = static_cast<std::size_t>(bucket.members.rank());
   TORCH_CHECK(bucket.out[self].size() == bucket.in[self].size(), "a rank sends itself ", bucket.out[self].size(),
               " pieces and receives ", bucket.in[self].size());
-  for (std::size_t k = 0; k < bucket.in[self].size(); ++k) bucket.in[self][k].copy_(bucket.out[self][k]);
+  for (std::size_t k = 0; k < bucket.in[self].size(); ++k) put(bucket.in[self][k], bucket.out[self][k]);
   if (!bucket.remote || bucket.members.size() == 1) return [] {};
   bucket.in[self].clear();
   bucket.out[self].clear();
@@ -94,14 +113,14 @@ std::function<void()> BucketedAllToAll::begin(Bucket bucket) {
   auto work = bucket.members.all_to_all(outputs, inputs);
   return [bucket = std::move(bucket), outputs, work]() mutable {
     work.wait();
+    const PackingScope below;
     for (std::size_t peer = 0; peer < outputs.size(); ++peer) unpack(outputs[peer], bucket.in[peer], bucket.dtype);
   };
 }
 
 std::function<void()> BucketedAllToAll::start() {
   std::vector<std::function<void()>> under_way;
-  for (Bucket& bucket : buckets_) under_way.push_back(begin(std::move(bucket)));
-  buckets_.clear();
+  for (Bucket& bucket : std::exchange(buckets_, {})) under_way.push_back(begin(std::move(bucket)));
   return [under_way = std::move(under_way)] {
     for (const auto& finish : under_way) finish();
   };

@@ -1,0 +1,105 @@
+// Exchanges of one's own: pieces of any kind, and what is left after an error.
+#include "dtensor/bucketed_all_to_all.h"
+
+#include <gtest/gtest.h>
+
+#include "dtensor/mesh.h"
+#include "dtensor/mesh_scope.h"
+#include "support/ranks.h"
+
+namespace dtensor::test {
+namespace {
+
+// Sends a piece to the other of two ranks and returns what came from there.
+at::Tensor swapped(BucketedAllToAll& exchange, const Communicator& world, const at::Tensor& piece) {
+  const auto bucket = exchange.bucket(world, piece.scalar_type());
+  const int other = 1 - world.rank();
+  at::Tensor target = at::zeros_like(piece);
+  exchange.send(bucket, other, piece);
+  exchange.receive(bucket, other, target);
+  exchange.run();
+  return target;
+}
+
+TEST(Bucketed, ServesAgainAfterAnError) {
+  run_local(2, [](Communicator world) {
+    BucketedAllToAll exchange;
+    const auto bucket = exchange.bucket(world, at::kFloat);
+    exchange.send(bucket, world.rank(), at::ones({2}));  // and never received
+    EXPECT_THROW(exchange.run(), c10::Error);
+    EXPECT_TRUE(swapped(exchange, world, at::ones({3})).eq(1).all().item<bool>());
+  });
+}
+
+TEST(Bucketed, RefusesBucketsAndRanksThatAreNotThere) {
+  run_local(2, [](Communicator world) {
+    BucketedAllToAll exchange;
+    EXPECT_THROW(exchange.send(0, 0, at::ones({2})), c10::Error);
+    const auto bucket = exchange.bucket(world, at::kFloat);
+    EXPECT_THROW(exchange.send(bucket, 2, at::ones({2})), c10::Error);
+    EXPECT_THROW(exchange.receive(bucket, -1, at::ones({2})), c10::Error);
+    exchange.run();
+    EXPECT_THROW(exchange.receive(bucket, 0, at::ones({2})), c10::Error);  // run() has emptied it
+  });
+}
+
+TEST(Bucketed, RunsInsideAMeshScope) {
+  run_local(2, [](Communicator world) {
+    const auto piece = at::full({3}, world.rank());
+    const MeshScope scope(init_device_mesh(world, at::kCPU, {2}));
+    BucketedAllToAll exchange;
+    const auto bucket = exchange.bucket(world, at::kLong);
+    const at::Tensor target = at::empty_like(piece);
+    exchange.send(bucket, 1 - world.rank(), piece);
+    exchange.receive(bucket, 1 - world.rank(), target);
+    exchange.run();
+    EXPECT_EQ(target[0].item<std::int64_t>(), 1 - world.rank());
+  });
+}
+
+// As many as they like, to parameters too: how many pieces travel is no matter of autograd.
+TEST(Bucketed, FillsParametersAndIsNoPartOfAGraph) {
+  run_local(2, [](Communicator world) {
+    for (const std::size_t pieces : {1, 2}) {
+      BucketedAllToAll exchange;
+      const auto bucket = exchange.bucket(world, at::kFloat);
+      std::vector<at::Tensor> targets;
+      std::vector<std::int64_t> versions;
+      const auto send = [&](int peer, const at::Tensor& target) {
+        exchange.send(bucket, peer, (at::ones({2}).requires_grad_() * 3));
+        exchange.receive(bucket, peer, targets.emplace_back(target));
+        versions.push_back(target._version());
+      };
+      for (std::size_t k = 0; k < pieces; ++k) {
+        send(0, at::zeros({2}).requires_grad_()), send(1, at::zeros({2}).requires_grad_());
+        send(0, at::zeros({2})), send(1, at::zeros({2}));
+      }
+      exchange.run();
+      for (std::size_t k = 0; k < targets.size(); ++k) {
+        EXPECT_TRUE(targets[k].detach().eq(3).all().item<bool>());
+        EXPECT_TRUE(targets[k].is_leaf());
+        EXPECT_EQ(targets[k]._version(), versions[k] + 1);
+      }
+    }
+  });
+}
+
+TEST(Bucketed, ConjugatePiecesGoAsBytes) {
+  run_local(2, [](Communicator world) {
+    const int other = 1 - world.rank();
+    const at::Tensor z = at::complex(at::arange(3, at::kFloat), at::arange(3, at::kFloat) + 1);
+    const at::Tensor taken = at::zeros_like(z), numbers = at::zeros({2});
+    BucketedAllToAll exchange;
+    const auto bucket = exchange.bucket(world, at::kByte);
+    exchange.send(bucket, other, at::ones({2}));
+    exchange.send(bucket, other, z.conj());
+    exchange.receive(bucket, other, numbers);
+    exchange.receive(bucket, other, taken);
+    exchange.run();
+    EXPECT_TRUE(at::equal(taken, z.conj().resolve_conj()));
+    EXPECT_TRUE(numbers.eq(1).all().item<bool>());
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test
