@@ -120,7 +120,7 @@ class DTENSOR_API Communicator {
 // How ranks are run.
 struct RunOptions {
   std::chrono::milliseconds timeout{std::chrono::minutes(5)};  // of one wait in a collective
-  bool set_threads = true;                                     // give each rank cores/ranks intra-op threads
+  bool set_threads = true;  // give each rank cores/ranks intra-op threads; else thread ranks have as many as the caller
   // Compare the members' calls (kind, dtype, sizes, operation) before their data is used, in the backends where that
   // costs messages (MPI; they travel with the data). Thread ranks always compare.
   bool check_calls = true;

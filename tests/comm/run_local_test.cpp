@@ -1,4 +1,5 @@
 // Thread ranks: nested runs, reused threads, more ranks than cores, random programs.
+#include <ATen/Parallel.h>
 #include <rapidcheck.h>
 
 #include <atomic>
@@ -64,6 +65,21 @@ TEST(RunLocal, ManyRanksOnFewCores) {
       EXPECT_EQ(x[4].item<double>(), 16 * i);
     }
   });
+}
+
+TEST(RunLocal, ThreadsOfOperatorsAreThoseOfTheRunAlone) {
+  const auto of_new_thread = [] {
+    int threads = 0;
+    std::thread([&] { threads = at::get_num_threads(); }).join();
+    return threads;
+  };
+  const int before = at::get_num_threads();
+  at::set_num_threads(4);
+  run_local(2, [](Communicator) { EXPECT_EQ(at::get_num_threads(), 2); });
+  EXPECT_EQ(of_new_thread(), 4);
+  EXPECT_EQ(at::get_num_threads(), 4);
+  run_local(2, [](Communicator) { EXPECT_EQ(at::get_num_threads(), 4); }, {.set_threads = false});
+  at::set_num_threads(before);
 }
 
 // A random program of collectives on random subgroups, the same on every rank, checked by value.

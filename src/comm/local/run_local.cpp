@@ -22,7 +22,6 @@ namespace {
 void set_up_thread(int intra_op_threads) {
   c10::AutogradState::set_tls_state(c10::AutogradState(/*grad_mode=*/true, /*inference_mode=*/false,
                                                        /*fw_grad_mode=*/true, /*multithreading_enabled=*/false));
-  if (intra_op_threads <= 0) return;
   at::get_num_threads();  // until it has run on a thread, set_num_threads changes the whole process
   at::set_num_threads(intra_op_threads);
 }
@@ -47,7 +46,8 @@ RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunO
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   auto world = std::make_shared<World>(ranks, options, ranks + running_threads() > cores);
   const auto group = make_world_group(world);
-  const int intra_op = options.set_threads ? std::max(1, at::get_num_threads() / ranks) : 0;
+  const int threads = at::get_num_threads();
+  const int intra_op = options.set_threads ? std::max(1, threads / ranks) : threads;
   static std::atomic<std::uint64_t> runs{0};
   const auto run = ++runs;
   for (int r = 0; r < ranks; ++r) world->set_record(r, std::make_shared<RankRecord>(r, ranks, run));
@@ -67,6 +67,7 @@ RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunO
     run_rank_exit_hooks();
     world->leave(rank);
   });
+  at::set_num_threads(threads);  // ATen gives new threads of the process what was set last on any
   return first.result();
 }
 
