@@ -119,7 +119,7 @@ class DTENSOR_API Communicator {
 
 // How ranks are run.
 struct RunOptions {
-  std::chrono::milliseconds timeout{std::chrono::minutes(5)};  // of one wait in a collective
+  std::chrono::milliseconds timeout{std::chrono::minutes(5)};  // of one wait in a collective; max(): none
   bool set_threads = true;  // give each rank cores/ranks intra-op threads; else thread ranks have as many as the caller
   // Compare the members' calls (kind, dtype, sizes, operation) before their data is used, in the backends where that
   // costs messages (MPI; they travel with the data). Thread ranks always compare.

@@ -1,8 +1,14 @@
 // Whether waits may time out.
 #pragma once
 
+#include <chrono>
+
 namespace dtensor {
 
 bool timeouts_suspended();
+
+// A timeout that clocks can count with: those who wait for ever ask for the longest time that there is, which would
+// wrap round when it is added to now.
+std::chrono::milliseconds countable(std::chrono::milliseconds timeout);
 
 }  // namespace dtensor

@@ -67,6 +67,15 @@ TEST(RunLocal, ManyRanksOnFewCores) {
   });
 }
 
+TEST(RunLocal, ATimeoutOfForeverIsNone) {
+  const auto body = [](Communicator world) {
+    if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    world.barrier();
+  };
+  EXPECT_NO_THROW(run_local(2, body, {.timeout = std::chrono::milliseconds::max()}));
+  EXPECT_NO_THROW(run_local(2, body, {.timeout = std::chrono::hours(24 * 365 * 1000)}));
+}
+
 TEST(RunLocal, ThreadsOfOperatorsAreThoseOfTheRunAlone) {
   const auto of_new_thread = [] {
     int threads = 0;

@@ -9,6 +9,7 @@
 #include "comm/describe.h"
 #include "comm/launch/launch_flags.h"
 #include "comm/local/run_local.h"
+#include "comm/no_timeout.h"
 #include "scope/checked.h"
 
 namespace dtensor {
@@ -89,6 +90,7 @@ int launch(int argc, char** argv, const std::function<void(Communicator)>& fn, R
         const CheckedByEnvironment checked;
         fn(world);
       };
+      options.timeout = countable(options.timeout);
       return finish_output(run(argc, argv, checked_fn, options, environment));
     }
     return finish_output(launch_threads(std::max(environment.threads, 1), fn, options));

@@ -11,6 +11,7 @@
 #include "comm/launch/rank_exit.h"
 #include "comm/local/backend.h"
 #include "comm/local/thread_pool.h"
+#include "comm/no_timeout.h"
 #include "scope/checked.h"
 
 namespace dtensor {
@@ -43,6 +44,7 @@ class FirstError {
 
 RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunOptions options) {
   TORCH_CHECK(ranks >= 1, "run_local: ", ranks, " ranks");
+  options.timeout = countable(options.timeout);
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   auto world = std::make_shared<World>(ranks, options, ranks + running_threads() > cores);
   const auto group = make_world_group(world);
