@@ -68,6 +68,14 @@ TEST(LateFailure, AMessageThatCannotComeIsDone) {
   }
 }
 
+// Whoever drops a receive goes on with what the tensor held before: that cannot be a success.
+TEST(LateFailure, ADroppedMessageThatNeverCameIsNoSuccess) {
+  const auto body = [](Communicator world) {
+    if (world.rank() == 0) world.recv(at::zeros({2}), 1);
+  };
+  EXPECT_THROW(run_local(2, body), CommError);
+}
+
 // An error of the call, as for other types: the run goes on.
 TEST(Misuse, OfATypeThatHasNoSumsEndsNoRun) {
   run_local(2, [](Communicator world) {

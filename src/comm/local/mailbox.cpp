@@ -88,9 +88,11 @@ bool Mailbox::is_over(Group& group, const Message& message) const {
 
 void Mailbox::finish(Group& group, Message& message) noexcept {
   if (message.state.load() == Message::State::done) return;
+  const bool known = group.world().failed();
   try {
     wait(group, message);
-  } catch (...) {  // the next call on any communicator throws the same
+  } catch (...) {  // the next call on any communicator throws the same, and if there is none, the end of the rank
+    if (!known) group.world().miss_failure(group.ranks()[message.me]);
     std::lock_guard lock(mutex_);
     auto& queue = (is_send(message) ? sends_ : recvs_)[key(message.me, message.call)];
     std::erase_if(queue, [&](const auto& m) { return m.get() == &message; });

@@ -62,6 +62,7 @@ RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunO
       backend->set_record(world->record(rank));
       const CheckedByEnvironment checked;
       fn(Communicator(std::move(backend)));
+      if (world->missed_failure(rank)) world->throw_failure();
     } catch (...) {
       first.record(rank, std::current_exception());
       world->fail("rank " + std::to_string(rank) + " failed: " + current_exception_text());
