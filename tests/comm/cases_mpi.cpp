@@ -110,6 +110,18 @@ const std::map<std::string, Body>& cases() {
        [](Communicator world) {
          if (world.rank() == 0) poll_for_message(world, 1);
        }},
+      {"helpers",
+       [](Communicator world) {
+         const Communicator helpers = world.subgroup({0, 1, 2});
+         const auto late = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1200)); };
+         std::thread helper([&] {
+           if (world.rank() == 0) late();
+           helpers.barrier();
+         });
+         if (world.rank() != 0) late();
+         world.barrier();
+         helper.join();
+       }},
       {"everybody", [](Communicator) { TORCH_CHECK(false, "no such file"); }},
       {"own handler", save_when_asked},
       {"interrupted",

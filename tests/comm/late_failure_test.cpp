@@ -76,6 +76,24 @@ TEST(LateFailure, ADroppedMessageThatNeverCameIsNoSuccess) {
   EXPECT_THROW(run_local(2, body), CommError);
 }
 
+// A helper of one rank waits for that of another, which is about to come, and so does a rank: nobody waits for good.
+TEST(LateFailure, HelpersThatWaitAreNoRanksThatWaitForEachOther) {
+  run_local(2, [](Communicator world) {
+    const Communicator ranks = world.subgroup({0, 1}), helpers = world.subgroup({0, 1});
+    std::thread helper([&] {
+      if (world.rank() == 0) std::this_thread::sleep_for(milliseconds(300));
+      helpers.barrier();
+    });
+    if (world.rank() == 1) std::this_thread::sleep_for(milliseconds(300));
+    try {
+      ranks.barrier();
+    } catch (const CommError& e) {
+      ADD_FAILURE() << e.what();
+    }
+    helper.join();
+  });
+}
+
 // An error of the call, as for other types: the run goes on.
 TEST(Misuse, OfATypeThatHasNoSumsEndsNoRun) {
   run_local(2, [](Communicator world) {

@@ -91,6 +91,12 @@ TEST(SocketFailure, AJobThatIsStartedAgainMeetsAgain) {
   EXPECT_EQ(out.status, 0) << out.output;
 }
 
+// Of one rank its own thread waits, of the others a helper: each for those who are about to come.
+TEST_P(ProcessFailure, HelpersThatWaitAreNone) {
+  const Ended out = GetParam().run(3, program, "helpers");
+  EXPECT_EQ(out.status, 0) << out.output;
+}
+
 TEST_P(ProcessFailure, RanksThatWaitForEachOtherAcrossCommunicatorsEndAtOnce) {
   ends("axes", {0, 1, 2}, {"ranks wait for each other", "barrier #1 on tp {0, 1}", "all_reduce #1"});
 }

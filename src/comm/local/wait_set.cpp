@@ -34,8 +34,9 @@ class PostedPlace {
   PostedPlace(const PostedPlace&) = delete;
   PostedPlace& operator=(const PostedPlace&) = delete;
 
-  // True where the wait can never end.
+  // True where the wait can never end. Not where a helper of the rank waits, whose own thread goes on meanwhile.
   bool post(const WaitText& text) {
+    if (RankRecord::of_this_thread() == nullptr) return false;
     if (!posted_) place_ = text.place();
     posted_ = true;
     return world_.post_wait(rank_, place_, text.missing);

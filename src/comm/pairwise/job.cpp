@@ -24,7 +24,11 @@ constexpr std::chrono::milliseconds kOthersText{300};  // for them to say what t
 }  // namespace
 
 Job::Job(std::unique_ptr<Transport> transport, RunOptions options)
-    : transport_(std::move(transport)), options_(options), rank_(transport_->rank()), size_(transport_->size()) {
+    : transport_(std::move(transport)),
+      options_(options),
+      rank_(transport_->rank()),
+      size_(transport_->size()),
+      thread_(std::this_thread::get_id()) {
   const int here = transport_->local_size() > 0 ? transport_->local_size() : size_;
   crowded_ = here > static_cast<int>(std::thread::hardware_concurrency());
   peers_ = std::vector<Peer>(size_);

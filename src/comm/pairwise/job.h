@@ -126,7 +126,8 @@ class Job {
   std::uint64_t waits_ = 0;
   Cycle suspected_;
   std::chrono::steady_clock::time_point suspected_since_{};
-  std::thread::id thread_;  // the one that waited first
+  const std::thread::id thread_;  // the one that made this, and runs the rank's function
+  std::thread::id waited_first_;
   bool several_threads_ = false;
 };
 

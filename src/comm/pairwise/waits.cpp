@@ -5,6 +5,8 @@
 // comes after all headers that it has sent. Or it is for a message to be taken by a rank that receives nothing from
 // this one, and cannot begin to while it waits itself. So ranks on a cycle that stays as it is are waiting for good;
 // the delay before it is believed is for messages that overtake each other.
+#include <unistd.h>
+
 #include <algorithm>
 #include <sstream>
 
@@ -45,10 +47,13 @@ Job::Wait Job::Wait::read(const std::string& text) {
   return wait;
 }
 
+// A helper may wait while the rank goes on, so it is one of several though no other has waited yet. The process's own
+// thread is none: a language's binding has the rank's function held open on another.
 bool Job::several_threads() {
   const auto me = std::this_thread::get_id();
-  if (thread_ == std::thread::id()) thread_ = me;
-  return several_threads_ = several_threads_ || thread_ != me;
+  const bool helper = me != thread_ && gettid() != getpid();
+  if (waited_first_ == std::thread::id()) waited_first_ = me;
+  return several_threads_ = several_threads_ || helper || waited_first_ != me;
 }
 
 bool Job::post_wait(const std::string& place, const std::vector<std::int64_t>& missing, std::int64_t sent_tag) {
