@@ -110,7 +110,8 @@ SplitOrder split_order(std::int64_t dim, const Placements& placements, at::IntAr
   }
   for (auto axis = static_cast<std::int64_t>(placements.size()) - 1; axis >= 0; --axis) {
     const Placement& p = placements[axis];
-    if (!p.is_shard(dim) || p.is_ragged()) continue;
+    // An axis of one rank splits nothing, and must not keep others from nesting by what it is called.
+    if (!p.is_shard(dim) || p.is_ragged() || mesh_shape[axis] == 1) continue;
     const std::int64_t position = p.is_zigzag() ? -1 : position_after(order, p.split_factor(), axis, mesh_shape);
     SplitStep step{static_cast<std::int32_t>(axis), position >= 0 ? 1 : static_cast<std::int32_t>(p.split_factor())};
     step.zigzag = p.is_zigzag();

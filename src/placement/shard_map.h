@@ -17,7 +17,8 @@ namespace dtensor {
 // Chunk `index` of `n` elements over `parts` ranks.
 Segment chunk(std::int64_t n, std::int64_t parts, std::int64_t index);
 
-// The order in which mesh axes split a dimension. `pieces` is 1 except for a StridedShard without matching axes, or a
+// The order in which mesh axes split a dimension; those of one rank do not, whatever they are called (a RaggedShard
+// stays, whose one part must be the whole). `pieces` is 1 except for a StridedShard without matching axes, or a
 // ZigzagShard with a split factor: these first cut what they get into `pieces` chunks, take their part of each, and
 // hold the concatenation.
 struct SplitStep {
