@@ -179,7 +179,7 @@ void remember_reduced(const Frame& frame, const Stack& stack, std::size_t first)
   for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
     const auto& action = frame.call.inputs[i];
     if (!action.reduces || !has_dtensor_key(frame.view.operands[i])) continue;
-    if (is_stand_in(*as_dtensor(frame.view.operands[i]))) continue;
+    if (is_stand_in(*as_dtensor(frame.view.operands[i])) || !action.from->mesh->is_member) continue;
     if (is_result(stack, first, frame.locals[i])) continue;
     as_dtensor(frame.view.operands[i])->remember_reduced(action.to, frame.locals[i]);
   }
