@@ -63,8 +63,9 @@ Finish all_reduce(const Group& group) {
     sums.back().copy_(p->at);
     offset += p->at.numel();
   }
-  // One by itself has its own sizes, as execute_plan gives it: other ranks may have more tensors, on meshes of theirs.
-  const auto sent = group.size() == 1 ? flat.view(group[0]->at.sizes()) : flat;
+  // One by itself goes as execute_plan sends it, element by element of the tensor: other ranks may have more tensors,
+  // on meshes of theirs, or this one alone.
+  const auto& sent = group.size() == 1 ? sums[0] : flat;
   return [group, sums, work = communicator_of(group).all_reduce(sent, op_of(*group[0]))]() mutable {
     work.wait();
     step(group, sums);

@@ -31,5 +31,16 @@ TEST(Lists, PartialsOfMeshesThatARankIsNotInAreReducedByOthers) {
   });
 }
 
+// A rank that holds one entry moves it by itself, one that holds two packs them: element by element the same.
+TEST(Lists, EntriesLaidOutOtherwiseMeetThoseOfRanksThatHoldMore) {
+  run_local(3, [](const Communicator& world) {
+    const Overlapping meshes(world);
+    const at::Tensor a = numbers(1).t(), b = numbers(2);
+    const auto roots = at::_foreach_sqrt({halves(a, meshes.left), halves(b, meshes.right)});
+    if (meshes.left.is_member()) test::expect_close(roots[0], a.sqrt(), "left");
+    if (meshes.right.is_member()) test::expect_close(roots[1], b.sqrt(), "right");
+  });
+}
+
 }  // namespace
 }  // namespace dtensor
