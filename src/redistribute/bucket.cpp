@@ -176,18 +176,21 @@ std::vector<Group> groups_of(std::deque<Pending>& pending) {
   return groups;
 }
 
-// Types that are carried in another while they are reduced, and tensors without memory of their own, go by themselves.
-bool goes_alone(const at::Tensor& local) {
-  const auto type = local.scalar_type();
-  return c10::isFloat8Type(type) || carried_type(type) != at::ScalarType::Undefined || local._is_zerotensor() ||
-         local.is_conj() || local.is_neg();
+// Types that are carried in another while they are reduced go by themselves. A rank's own tensor decides nothing: those
+// of other ranks may have conjugate bits where this one has none.
+bool goes_alone(at::ScalarType type) {
+  return c10::isFloat8Type(type) || carried_type(type) != at::ScalarType::Undefined;
 }
 
 }  // namespace
 
 void Bucket::add(const RedistributePlan& plan, const TensorSpec& from, at::Tensor local) {
-  const bool alone = goes_alone(local);
+  const bool alone = goes_alone(local.scalar_type());
   const Geometry geometry{from.sizes, from.mesh->layout.shape, static_cast<std::int64_t>(local.element_size())};
+  if (!alone && !plan.empty()) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    local = plain_bits(local);
+  }
   pending_.push_back({&plan, &from, geometry, local, alone ? execute_plan(plan, local, from) : local, 0, !alone});
 }
 

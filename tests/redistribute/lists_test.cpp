@@ -42,5 +42,23 @@ TEST(Lists, EntriesLaidOutOtherwiseMeetThoseOfRanksThatHoldMore) {
   });
 }
 
+// What a rank's own tensor is like decides nothing about what ranks send together.
+TEST(Lists, ConjugateBitsOfOneRankDoNotPartIt) {
+  test::on_mesh({2}, [](const DeviceMesh& mesh) {
+    const bool first = mesh.coordinate()->at(0) == 0;
+    const at::Tensor a = at::complex(numbers(0), numbers(5)).t();
+    const at::Tensor conjugate = first ? a.conj() : a.conj().resolve_conj();
+    const at::Tensor zeros = first ? at::_efficientzerotensor({3, 3}, a.options()) : at::zeros_like(a);
+    for (const at::Tensor& local : {conjugate, zeros}) {
+      const auto share = DTensor::from_local(local, mesh, {Partial()}, {3, 3}, a.strides());
+      const DTensor whole = DTensor::from_local(numbers(1), mesh, {Replicate()}, {3, 3});
+      const auto alone = redistribute({share, whole}, {{Replicate()}, {Replicate()}});
+      EXPECT_TRUE(at::equal(alone[0].to_local(), 2 * local));
+      const auto packed = redistribute({share, share}, {{Replicate()}, {Replicate()}});
+      EXPECT_TRUE(at::equal(packed[1].to_local(), 2 * local));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace dtensor
