@@ -4,6 +4,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <c10/core/Contiguity.h>
 
 #include <algorithm>
 #include <numeric>
@@ -18,7 +19,7 @@ namespace {
 constexpr std::int64_t kMaxDims = 64;  // as in ATen
 
 struct LocalShape {
-  std::vector<std::int64_t> sizes;
+  std::vector<std::int64_t> sizes, strides;
   std::int64_t dtype;
   std::int64_t hash;
 };
@@ -30,23 +31,26 @@ const Communicator& all_ranks(const MeshImpl& mesh) {
 // One entry per rank of the mesh, in the order of layout.ranks. `what` is the caller, for the error.
 std::vector<LocalShape> exchange_shapes(const MeshImpl& mesh, const at::Tensor& local, const char* what,
                                         std::int64_t hash = 0) {
-  constexpr std::int64_t kHeader = 3;
+  constexpr std::int64_t kHeader = 3, kRow = kHeader + 2 * kMaxDims;
   const auto& comm = all_ranks(mesh);
   at::AutoDispatchBelowADInplaceOrView guard;
-  auto mine = at::full({kMaxDims + kHeader}, -1, at::kLong);
+  auto mine = at::full({kRow}, -1, at::kLong);
   auto* out = mine.mutable_data_ptr<std::int64_t>();
   out[0] = local.dim();
   out[1] = static_cast<std::int64_t>(local.scalar_type());
   out[2] = hash;
-  std::copy_n(local.sizes().begin(), std::min(local.dim(), kMaxDims), out + kHeader);
-  auto all = at::empty({comm.size(), kMaxDims + kHeader}, at::kLong);
+  const auto dims = std::min(local.dim(), kMaxDims);
+  std::copy_n(local.sizes().begin(), dims, out + kHeader);
+  std::copy_n(local.strides().begin(), dims, out + kHeader + kMaxDims);
+  auto all = at::empty({comm.size(), kRow}, at::kLong);
   comm.all_gather(all.unbind(0), mine).wait();
   std::vector<LocalShape> shapes;
   for (int r = 0; r < comm.size(); ++r) {
-    const auto* row = all.const_data_ptr<std::int64_t>() + r * (kMaxDims + kHeader);
+    const auto* row = all.const_data_ptr<std::int64_t>() + r * kRow;
     TORCH_CHECK(row[0] <= kMaxDims, what, ": a tensor has at most ", kMaxDims, " dimensions; rank ",
                 mesh.layout.ranks[r], ": ", row[0]);
-    shapes.push_back({{row + kHeader, row + kHeader + row[0]}, row[1], row[2]});
+    const auto *sizes = row + kHeader, *strides = sizes + kMaxDims;
+    shapes.push_back({{sizes, sizes + row[0]}, {strides, strides + row[0]}, row[1], row[2]});
   }
   return shapes;
 }
@@ -96,9 +100,39 @@ at::DimVector agree_sizes(const MeshImpl& mesh, const Placements& placements, co
   return sizes;
 }
 
-// Dense strides whose dimension order is that of the local tensor.
-at::DimVector strides_like(const at::Tensor& local, at::IntArrayRef sizes) {
-  if (!local.defined() || local.is_contiguous()) return c10::contiguous_strides(sizes);
+// Dense strides whose dimension order is that of a local tensor.
+at::DimVector strides_like(at::IntArrayRef local, at::IntArrayRef strides, at::IntArrayRef sizes) {
+  if (c10::_compute_contiguous<std::int64_t>(local, strides, c10::multiply_integers(local))) {
+    return c10::contiguous_strides(sizes);
+  }
+  return at::DimVector(at::infer_dense_strides(sizes, strides));
+}
+
+// Global strides must be the same on every rank, and a short part does not show an order: the largest one's counts.
+at::DimVector agree_strides(const std::vector<LocalShape>& shapes, at::IntArrayRef sizes) {
+  const auto& largest = *std::max_element(shapes.begin(), shapes.end(), [](const auto& a, const auto& b) {
+    return c10::multiply_integers(a.sizes) < c10::multiply_integers(b.sizes);
+  });
+  return strides_like(largest.sizes, largest.strides, sizes);
+}
+
+// Whether each rank's part shows the order of all dimensions.
+bool all_show_order(const MeshImpl& mesh, const Placements& placements, at::IntArrayRef sizes) {
+  for (std::int64_t r = 0; r < mesh.layout.size(); ++r) {
+    const auto part = local_sizes(sizes, placements, mesh.layout.shape, coordinate_of_index(mesh.layout, r));
+    for (std::size_t d = 0; d < sizes.size(); ++d) {
+      if (part[d] < 2 && sizes[d] > 1) return false;
+    }
+  }
+  return true;
+}
+
+// Without asking: the local order where no rank can take another for its own, else row-major.
+at::DimVector strides_alone(const at::Tensor& local, const MeshImpl& mesh, const Placements& placements,
+                            at::IntArrayRef sizes) {
+  if (!local.defined() || local.is_contiguous() || !all_show_order(mesh, placements, sizes)) {
+    return c10::contiguous_strides(sizes);
+  }
   return at::DimVector(at::infer_dense_strides(sizes, local.strides()));
 }
 
@@ -114,13 +148,16 @@ at::Tensor take_from_first_rank(const MeshImpl& mesh, const at::Tensor& tensor) 
 
 SpecPtr infer_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& mesh, Placements placements,
                    at::IntArrayRef sizes, at::IntArrayRef strides) {
-  at::DimVector global(sizes.begin(), sizes.end());
+  at::DimVector global(sizes.begin(), sizes.end()), global_strides(strides.begin(), strides.end());
   const bool given = !sizes.empty() || local.dim() == 0;
   TORCH_CHECK(given || mesh->is_member, "from_local: world rank ", mesh->world_rank,
               " is outside the mesh and must be told the global sizes");
-  if (!given) {
-    global = mesh->layout.size() == 1 ? at::DimVector(local.sizes())
-                                      : agree_sizes(*mesh, placements, exchange_shapes(*mesh, local, "from_local"));
+  if (!given && mesh->layout.size() == 1) {
+    global = at::DimVector(local.sizes());
+  } else if (!given) {
+    const auto shapes = exchange_shapes(*mesh, local, "from_local");
+    global = agree_sizes(*mesh, placements, shapes);
+    if (strides.empty()) global_strides = agree_strides(shapes, global);
   }
   if (given && mesh->is_member) {
     const auto expected = local_sizes(global, placements, mesh->layout.shape, mesh->coordinate);
@@ -128,7 +165,7 @@ SpecPtr infer_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& 
                 " where sizes [", c10::Join(", ", global), "] with placements ", to_string(placements), " ask for [",
                 c10::Join(", ", expected), "] at coordinate [", c10::Join(", ", mesh->coordinate), "]");
   }
-  const at::DimVector global_strides = strides.empty() ? strides_like(local, global) : at::DimVector(strides);
+  if (global_strides.empty()) global_strides = strides_alone(local, *mesh, placements, global);
   TORCH_CHECK(global_strides.size() == global.size(), "from_local: ", global_strides.size(), " strides for ",
               global.size(), " sizes");
   return intern_spec(mesh, std::move(placements), global, global_strides, local.scalar_type());
@@ -138,14 +175,16 @@ at::Tensor synchronise_content(const at::Tensor& tensor, const MeshImpl& mesh) {
   if (!mesh.is_member || mesh.layout.size() == 1) return tensor;
   const auto shapes = exchange_shapes(mesh, tensor, "distribute_tensor",
                                       tensor.is_meta() ? 0 : static_cast<std::int64_t>(content_hash(tensor)));
-  bool equal = true;
+  bool equal = true, laid_out_alike = true;
   for (const auto& shape : shapes) {
     TORCH_CHECK(shape.sizes == shapes[0].sizes && shape.dtype == shapes[0].dtype,
                 "distribute_tensor: every rank gives the whole tensor, but their sizes or dtypes differ: ",
                 list_shapes(mesh.layout, shapes));
     equal = equal && shape.hash == shapes[0].hash;
+    laid_out_alike = laid_out_alike && shape.strides == shapes[0].strides;
   }
-  return equal ? tensor : take_from_first_rank(mesh, tensor);
+  if (!equal) return take_from_first_rank(mesh, tensor);
+  return laid_out_alike ? tensor : tensor.clone(at::MemoryFormat::Contiguous);
 }
 
 }  // namespace dtensor

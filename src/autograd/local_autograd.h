@@ -13,13 +13,14 @@ Placements without_partial(Placements placements);
 Placements gathered_placements(Placements placements);
 
 // The spec of a DTensor that has `local` here. Empty `sizes`: agreed across the mesh (collective), or an error on every
-// rank. Empty `strides`: contiguous, or the local tensor's dimension order.
+// rank. Empty `strides`: dense and alike on every rank, in the dimension order of the largest local tensor where sizes
+// are agreed, else in the local tensor's where every rank's shows one.
 SpecPtr infer_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& mesh, Placements placements,
                    at::IntArrayRef sizes, at::IntArrayRef strides);
 
 // `tensor` where all ranks of the mesh hold the same; else with the content of the mesh's first rank, as PyTorch does
-// (thread ranks that call at::randn share one generator and so draw differently). Sizes or dtypes that differ are an
-// error on every rank. Collective.
+// (thread ranks that call at::randn share one generator and so draw differently); row-major where it is laid out
+// otherwise on some rank. Sizes or dtypes that differ are an error on every rank. Collective.
 at::Tensor synchronise_content(const at::Tensor& tensor, const MeshImpl& mesh);
 
 // from_local. Gradient: in the forward placements, Partial taking Replicate (Partial(avg): divided by the ranks).

@@ -1,0 +1,71 @@
+// Global strides are the same on every rank, however the ranks' own tensors are laid out: lists are packed by them, and
+// whether a view is one is told by them.
+#include "support/ranks.h"
+
+namespace dtensor::test {
+namespace {
+
+void expect_one_order(const DeviceMesh& mesh, const DTensor& x, const std::string& what) {
+  const auto mine = at::tensor(x.strides(), at::kLong);
+  const auto all = at::empty({mesh.size(), x.dim()}, at::kLong);
+  mesh.communicator().all_gather(all.unbind(0), mine).wait();
+  EXPECT_TRUE(all.eq(all[0]).all().item<bool>()) << what << "\n" << all;
+}
+
+at::Tensor column_major(const at::Tensor& t) { return t.t().contiguous().t(); }
+
+bool odd(const DeviceMesh& mesh) { return mesh.world().rank() % 2 == 1; }
+
+TEST(Strides, OfPlainTensorsThatRanksLayOutOtherwise) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto whole = at::arange(6, at::kDouble).view({2, 3});
+    const auto given = odd(mesh) ? column_major(whole) : whole;
+    for (const Placement& p : {Replicate(), Shard(1), Partial()}) {
+      const auto x = distribute_tensor(given, mesh, {p});
+      expect_one_order(mesh, x, x.spec_str());
+      expect_close(x.view({6}), whole.view({6}), x.spec_str());
+    }
+  });
+}
+
+TEST(Strides, OfSharesThatRanksLayOutOtherwiseAddUp) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto share = at::arange(9, at::kDouble).view({3, 3});
+    const auto x = DTensor::from_local(odd(mesh) ? column_major(share) : share, mesh, {Partial()});
+    expect_one_order(mesh, x, "from_local");
+    for (const auto& sum : redistribute({x, x}, {{Replicate()}, {Replicate()}})) {
+      EXPECT_TRUE(at::equal(sum.to_local(), 2 * share)) << sum.to_local();
+    }
+  });
+}
+
+// A part of one row, or of none, is row-major and column-major at once.
+TEST(Strides, OfPartsTooShortToShowAnOrder) {
+  on_mesh({4}, [](const DeviceMesh& mesh) {
+    for (const std::int64_t rows : {1, 5, 8}) {
+      const auto whole = column_major(at::arange(3 * rows, at::kDouble).view({rows, 3}));
+      const auto mine = DTensor(distribute_tensor(whole, mesh, {Shard(0)})).to_local();
+      const auto local = column_major(mine);
+      for (const auto& x : {DTensor::from_local(local, mesh, {Shard(0)}),
+                            DTensor::from_local(local, mesh, {Shard(0)}, whole.sizes())}) {
+        expect_one_order(mesh, x, c10::str(rows, " rows"));
+        expect_close(x.reshape({3 * rows}), whole.reshape({3 * rows}), c10::str(rows, " rows"));
+      }
+    }
+  });
+}
+
+TEST(Strides, OfGradientsThatArriveAtShortParts) {
+  on_mesh({4}, [](const DeviceMesh& mesh) {
+    const auto whole = at::arange(15, at::kDouble).view({5, 3}), weight = at::arange(15, at::kDouble).view({3, 5});
+    const at::Tensor x = distribute_tensor(whole, mesh, {Shard(0)}).requires_grad_();
+    const auto y = x * 1;
+    y.register_hook([&](const at::Tensor& gradient) { expect_one_order(mesh, DTensor(gradient), "gradient"); });
+    const auto part = DTensor::from_local(weight, mesh, {Replicate()}).redistribute({Shard(1)}).to_local();
+    (DTensor(y).to_local().t() * part).sum().backward();
+    expect_close(x.grad(), weight.t(), "gradient");
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test
