@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "comm/memory/packed.h"
+
 namespace dtensor {
 
 // FNV-1a over eight bytes at a time, each word mixed down first (its low bits alone would never see the high ones).
@@ -33,7 +35,7 @@ namespace {
 // The hashes that each rank gives, in rank order. Collective.
 std::vector<std::vector<std::int64_t>> exchange_hashes(const Communicator& comm,
                                                        const std::vector<std::uint64_t>& mine) {
-  at::AutoDispatchBelowADInplaceOrView guard;
+  const PackingScope plain;
   const auto count = static_cast<std::int64_t>(mine.size());
   const auto sent = at::empty({count}, at::kLong), gathered = at::empty({comm.size(), count}, at::kLong);
   std::memcpy(sent.mutable_data_ptr(), mine.data(), mine.size() * sizeof(std::uint64_t));

@@ -2,6 +2,7 @@
 #include "placement/stride_order.h"
 
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <numeric>
@@ -52,6 +53,8 @@ at::Tensor in_order_of(at::Tensor local, const TensorSpec& spec) {
     strides[*it] = step;
     step *= std::max<std::int64_t>(local.size(*it), 1);
   }
+  // A MeshScope would make a DTensor of it.
+  const c10::impl::ExcludeDispatchKeyGuard no_scope(c10::DispatchKey::DeferredInit);
   auto dense = at::empty_strided(local.sizes(), strides, local.options());
   return dense.copy_(local);
 }

@@ -137,5 +137,25 @@ TEST(MeshScope, WrittenOutTensorsAndIndicesOfTriangles) {
   }
 }
 
+// What the library makes for itself on the way is plain: numbers that ranks exchange, copies in another memory order.
+TEST(MeshScope, TensorsMayEnterAndLeaveTheMesh) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto plain = at::arange(12, at::kDouble).view({4, 3}), turned = plain.t().contiguous().t();
+    const MeshScope scope(mesh);
+    for (const auto& given : {plain, turned}) {
+      const at::Tensor x = distribute_tensor(given, mesh, {Replicate()}).requires_grad_();
+      EXPECT_TRUE(at::equal(DTensor(x).to_local().detach(), plain));
+      (DTensor(x).to_local() * given).sum().backward();  // compares the ranks' gradients
+      EXPECT_TRUE(at::equal(DTensor(x.grad()).to_local(), plain));
+      const auto joined = DTensor::from_local(given, mesh, {Shard(0)});
+      EXPECT_EQ(joined.size(0), 8);
+      EXPECT_TRUE(at::equal(joined.full_tensor().narrow(0, 4, 4), plain));
+      const auto row_major = DTensor::from_local(given, mesh, {Shard(1)}, {4, 6}, {6, 1});
+      EXPECT_TRUE(at::equal(row_major.to_local(), plain));
+      EXPECT_TRUE(at::equal(distribute_tensor_from(given, mesh, {Shard(0)}, 1).full_tensor(), plain));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test
