@@ -15,7 +15,9 @@ namespace dtensor {
 std::uint64_t content_hash(const at::Tensor& tensor) {
   constexpr std::uint64_t kPrime = 1099511628211ull;
   at::AutoDispatchBelowADInplaceOrView guard;
-  const auto flat = tensor.resolve_conj().resolve_neg().contiguous().cpu();
+  // Zeros that autograd makes have no memory at all.
+  const auto stored = tensor._is_zerotensor() ? tensor.clone() : tensor;
+  const auto flat = stored.resolve_conj().resolve_neg().contiguous().cpu();
   const auto* bytes = static_cast<const unsigned char*>(flat.const_data_ptr());
   std::uint64_t hash = 1469598103934665603ull;
   const auto add = [&](std::uint64_t word) { hash = (hash ^ word ^ (word >> 32)) * kPrime, hash ^= hash >> 29; };

@@ -111,5 +111,15 @@ TEST(Distribute, LocalReplicasOfDifferentSizesAreAnErrorOnEveryRank) {
   EXPECT_EQ(errors, 2);
 }
 
+// Such as autograd makes, which have no memory.
+TEST(Distribute, ZerosWithoutMemory) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const Placement& p : {Replicate(), Shard(0), Partial()}) {
+      const auto x = distribute_tensor(at::_efficientzerotensor({4}, at::kDouble), mesh, {p});
+      EXPECT_TRUE(at::equal(x.full_tensor(), at::zeros({4}, at::kDouble))) << p;
+    }
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test
