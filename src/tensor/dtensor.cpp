@@ -71,15 +71,16 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Plac
 
 DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements, int source) {
   ensure_registered();
-  const auto comm = mesh.communicator();
-  const auto& ranks = comm.ranks();
+  TORCH_CHECK(tensor.defined(), "distribute_tensor_from: undefined tensor");
+  TORCH_CHECK(mesh, "distribute_tensor_from: no mesh");
+  const auto ranks = mesh.ranks();
   const auto root = std::find(ranks.begin(), ranks.end(), source);
   TORCH_CHECK(root != ranks.end(), "distribute_tensor_from: source rank ", source, " is not in ", mesh.str());
   static const std::string name = "distribute_tensor_from";
   return run_as(name, tensor, impl_of(mesh).get(), [&] {
     placements = normalize_placements(std::move(placements), tensor.dim(), mesh.shape());
-    auto whole = tensor.detach().to(mesh.device_type()).contiguous().clone();
-    comm.broadcast(whole, static_cast<int>(root - ranks.begin())).wait();
+    auto whole = tensor.detach().to(mesh.device_type()).clone(at::MemoryFormat::Contiguous);
+    if (mesh.is_member()) mesh.communicator().broadcast(whole, static_cast<int>(root - ranks.begin())).wait();
     return DTensor(split_plain(whole, impl_of(mesh), std::move(placements)));
   });
 }

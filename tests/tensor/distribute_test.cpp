@@ -121,5 +121,19 @@ TEST(Distribute, ZerosWithoutMemory) {
   });
 }
 
+// Where they hold nothing, as distribute_tensor gives it.
+TEST(Distribute, RanksOutsideTheMeshHaveAHandleToo) {
+  run_local(3, [](const Communicator& world) {
+    const DeviceMesh pair = device_mesh(world, at::kCPU, {2, 0}, {2});
+    const auto whole = at::arange(5, at::kDouble);
+    const auto given = world.rank() == 0 ? whole : at::zeros({5}, at::kDouble);
+    const auto x = distribute_tensor_from(given, pair, {Shard(0)}, 0);
+    EXPECT_EQ(x.sizes(), whole.sizes());
+    EXPECT_FALSE(pair.is_member() && !at::equal(x.full_tensor(), whole));
+    const auto everywhere = x.redistribute(init_device_mesh(world, at::kCPU, {3}), {Replicate()});
+    EXPECT_TRUE(at::equal(everywhere.to_local(), whole));
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test
