@@ -45,6 +45,20 @@ at::Tensor DTensor::full_tensor(Placements grad_placements) const {
   });
 }
 
+namespace {
+
+// In place where that can be; a gradient that has a graph (create_graph) becomes another tensor of that graph.
+void move_gradient(const DTensor& tensor, const Placements& placements) {
+  DTensor gradient(tensor.grad());
+  if (gradient.is_leaf() && !gradient.is_view() && gradient.mesh() == tensor.mesh()) {
+    gradient.redistribute_(placements);
+  } else {
+    tensor.mutable_grad() = gradient.redistribute(tensor.mesh(), placements);
+  }
+}
+
+}  // namespace
+
 DTensor& DTensor::redistribute_(Placements placements) {
   auto* impl = dtensor_or_null(*this);
   TORCH_CHECK(impl != nullptr, "redistribute_: undefined DTensor");
@@ -52,8 +66,9 @@ DTensor& DTensor::redistribute_(Placements placements) {
               spec_str(), "); use redistribute");
   placements = normalize_placements(std::move(placements), dim(), impl->spec()->mesh->layout.shape);
   auto to = with_placements(*impl->spec(), placements);
-  impl->reset(to, move_local(*impl, placements));
-  if (is_dtensor(grad())) DTensor(mutable_grad()).redistribute_(std::move(placements));
+  auto local = move_local(*impl, placements);
+  if (is_dtensor(grad())) move_gradient(*this, placements);
+  impl->reset(std::move(to), std::move(local));
   return *this;
 }
 

@@ -1,4 +1,6 @@
 // The border between local tensors and DTensors: values, agreed sizes and gradients.
+#include <torch/csrc/autograd/autograd.h>
+
 #include <atomic>
 
 #include "support/ranks.h"
@@ -127,6 +129,21 @@ TEST(Border, ScalarReadsGiveTheLogicalValueOnEveryRank) {
     EXPECT_EQ(x.sum().item<double>(), 10);
     EXPECT_EQ(x.select(0, 4).item<double>(), 4);
     EXPECT_TRUE(at::equal(x, x.redistribute({Replicate()})));
+  });
+}
+
+// As a tensor of that graph: the leaf must not move without its gradient.
+TEST(Border, RedistributeInPlaceTakesAGradientWithAGraphAlong) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto whole = at::arange(5, at::kDouble);
+    const at::Tensor x = distribute_tensor(whole, mesh, {Shard(0)}).requires_grad_();
+    (x * x * x).sum().backward({}, /*keep_graph=*/true, /*create_graph=*/true);
+    DTensor(x).redistribute_({Replicate()});
+    EXPECT_EQ(DTensor(x).placements(), (Placements{Replicate()}));
+    EXPECT_EQ(DTensor(x.grad()).placements(), (Placements{Replicate()}));
+    const auto second = torch::autograd::grad({x.grad().sum()}, {x})[0];
+    expect_close(second, 6 * whole, "second derivative");
+    x.mutable_grad() = at::Tensor();  // else it keeps itself alive
   });
 }
 
