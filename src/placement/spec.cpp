@@ -22,8 +22,10 @@ constexpr std::size_t kTableShards = 16;
 constexpr std::size_t kSweepAt = 256;  // entries of a table shard
 
 at::DimVector derive_local_sizes(const MeshInfo& mesh, const Placements& placements, const at::DimVector& sizes) {
-  if (!mesh.is_member) return at::DimVector(std::max<std::size_t>(sizes.size(), 1), 0);
-  return local_sizes(sizes, placements, mesh.layout.shape, mesh.coordinate);
+  const auto& shape = mesh.layout.shape;
+  if (mesh.is_member) return local_sizes(sizes, placements, shape, mesh.coordinate);
+  (void)local_sizes(sizes, placements, shape, Coordinate(shape.size(), 0));  // what does not fit is an error here too
+  return at::DimVector(std::max<std::size_t>(sizes.size(), 1), 0);
 }
 
 template <class Test>
