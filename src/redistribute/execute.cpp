@@ -44,13 +44,15 @@ at::ScalarType travelling_type(const RedistributePlan& plan, at::ScalarType own,
   return alone && backend_of(mesh.communicator(first->axes))->accumulates_in(own) == asked ? own : asked;
 }
 
+// Only as far as the last reduction does the tensor travel in another type.
 at::Tensor run_edges(const RedistributePlan& plan, const at::Tensor& local, const TensorSpec& from) {
   const auto own = local.scalar_type(), type = travelling_type(plan, own, acting(*from.mesh));
-  if (type != own) return run_edges(plan, local.to(type), from).to(own);
-  const Geometry geometry{from.sizes, from.mesh->layout.shape, static_cast<std::int64_t>(local.element_size())};
-  at::Tensor current = plain_bits(local);
+  const auto last = std::find_if(plan.edges.rbegin(), plan.edges.rend(), reduces);
+  const Geometry geometry{from.sizes, from.mesh->layout.shape, static_cast<std::int64_t>(c10::elementSize(type))};
+  at::Tensor current = plain_bits(local.to(type));
   for (const Edge& edge : plan.edges) {
     current = run(EdgeCall(edge, acting(*from.mesh), geometry, current, !current.is_alias_of(local)));
+    if (type != own && &edge == &*last) current = current.to(own);
   }
   return current;
 }

@@ -16,6 +16,13 @@ at::Scalar extreme(bool lowest) {
   return lowest ? std::numeric_limits<T>::lowest() : std::numeric_limits<T>::max();
 }
 
+// Of a type of 8 bits that has no infinities: they would become NaN.
+template <class T>
+at::Scalar finite_extreme(bool lowest) {
+  using Limits = std::numeric_limits<T>;
+  return static_cast<float>(lowest ? Limits::lowest() : Limits::max());
+}
+
 // The least (or greatest) value of a type.
 at::Scalar extreme_of(at::ScalarType dtype, bool lowest) {
   switch (dtype) {
@@ -37,6 +44,12 @@ at::Scalar extreme_of(at::ScalarType dtype, bool lowest) {
       return extreme<std::uint32_t>(lowest);
     case at::kUInt64:
       return extreme<std::uint64_t>(lowest);
+    case at::kFloat8_e4m3fn:
+      return finite_extreme<c10::Float8_e4m3fn>(lowest);
+    case at::kFloat8_e4m3fnuz:
+      return finite_extreme<c10::Float8_e4m3fnuz>(lowest);
+    case at::kFloat8_e5m2fnuz:
+      return finite_extreme<c10::Float8_e5m2fnuz>(lowest);
     default:
       TORCH_CHECK(at::isFloatingType(dtype), "Partial(max) and Partial(min) have no meaning for ", dtype);
       return lowest ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();
@@ -53,6 +66,7 @@ at::Scalar identity(ReduceOp op, at::ScalarType dtype) {
     case ReduceOp::product:
       return 1;
     default:
+      if (at::isComplexType(dtype)) return c10::complex<double>(-0.0, -0.0);
       return at::isFloatingType(dtype) ? at::Scalar(-0.0) : at::Scalar(0);
   }
 }
