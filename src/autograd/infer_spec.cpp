@@ -149,24 +149,23 @@ at::Tensor take_from_first_rank(const MeshImpl& mesh, const at::Tensor& tensor) 
 
 SpecPtr infer_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& mesh, Placements placements,
                    at::IntArrayRef sizes, at::IntArrayRef strides) {
-  at::DimVector global(sizes.begin(), sizes.end()), global_strides(strides.begin(), strides.end());
   const bool given = !sizes.empty() || local.dim() == 0;
   TORCH_CHECK(given || mesh->is_member, "from_local: world rank ", mesh->world_rank,
               " is outside the mesh and must be told the global sizes");
-  if (!given && mesh->layout.size() == 1) {
-    global = at::DimVector(local.sizes());
-  } else if (!given) {
-    const auto shapes = exchange_shapes(*mesh, local, "from_local");
-    global = agree_sizes(*mesh, placements, shapes);
-    if (strides.empty()) global_strides = agree_strides(shapes, global);
-  }
+  std::vector<LocalShape> shapes;  // where ranks have to agree
+  if (!given && mesh->layout.size() > 1) shapes = exchange_shapes(*mesh, local, "from_local");
+  const at::DimVector global = !shapes.empty() ? agree_sizes(*mesh, placements, shapes)
+                               : given         ? at::DimVector(sizes)
+                                               : at::DimVector(local.sizes());
   if (given && mesh->is_member) {
     const auto expected = local_sizes(global, placements, mesh->layout.shape, mesh->coordinate);
     TORCH_CHECK(local.sizes().equals(expected), "from_local: the local tensor has sizes ", local.sizes(),
                 " where sizes [", c10::Join(", ", global), "] with placements ", to_string(placements), " ask for [",
                 c10::Join(", ", expected), "] at coordinate [", c10::Join(", ", mesh->coordinate), "]");
   }
-  if (global_strides.empty()) global_strides = strides_alone(local, *mesh, placements, global);
+  const at::DimVector global_strides = !strides.empty()  ? at::DimVector(strides)
+                                       : !shapes.empty() ? agree_strides(shapes, global)
+                                                         : strides_alone(local, *mesh, placements, global);
   TORCH_CHECK(global_strides.size() == global.size(), "from_local: ", global_strides.size(), " strides for ",
               global.size(), " sizes");
   return intern_spec(mesh, std::move(placements), global, global_strides, local.scalar_type());
