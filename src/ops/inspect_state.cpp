@@ -62,11 +62,11 @@ void record_explanation(const std::string& text) {
   if (recording_explanations()) *ScopedValue<Explanation>::current()->text += text + "\n";
 }
 
-void report_replicated(const OpEntry& entry, const OpCall& call, const Decision& decision) {
-  if (!decision.warn_replicated) return;
+void report_replicated(const OpEntry& entry, const CachedCall& call, bool fresh) {
+  if (C10_LIKELY(!call.decision.warn_replicated)) return;
   TORCH_CHECK(!strict_mode(), entry.name(),
               " has no sharding rule and would run replicated, which Strict refuses. Add a rule (docs/rules.md).");
-  if (!speaks_for(*call.mesh) || !first_report_of(entry.name())) return;
+  if (!fresh || !speaks_for(*call.mesh) || !first_report_of(entry.name())) return;
   TORCH_WARN(entry.name(),
              " has no sharding rule: it runs replicated, on gathered operands. Add a rule "
              "(docs/rules.md) to keep it sharded. (Said once per operator.)");

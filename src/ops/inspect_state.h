@@ -30,8 +30,8 @@ void record_explanation(const OpCall& call);
 void record_explanation(const std::string& text);
 bool recording_explanations();
 
-// An operator that runs replicated for want of a rule: one warning per operator by the mesh's first rank, an
-// error under Strict.
-void report_replicated(const OpEntry& entry, const OpCall& call, const Decision& decision);
+// An operator that runs replicated for want of a rule: an error under Strict, at every call, and where the call was not
+// known (`fresh`) one warning per operator by the mesh's first rank.
+void report_replicated(const OpEntry& entry, const CachedCall& call, bool fresh);
 
 }  // namespace dtensor

@@ -48,10 +48,12 @@ SpecPtr destination_of_gradient() {
 CachedCallPtr decide(const OpEntry& entry, const torch::jit::Stack& stack, const CallView& view, bool& fresh) {
   auto call = cache_find(entry.index, view.key);
   fresh = call == nullptr;
-  if (fresh) return cache_insert(entry.index, prepare_call(entry, arguments(entry, stack), view));
-  if (C10_UNLIKELY(recording_explanations())) {
+  if (fresh) {
+    call = cache_insert(entry.index, prepare_call(entry, arguments(entry, stack), view));
+  } else if (C10_UNLIKELY(recording_explanations())) {
     record_explanation(describe_call(entry, arguments(entry, stack), view));
   }
+  report_replicated(entry, *call, fresh);
   return call;
 }
 

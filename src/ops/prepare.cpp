@@ -294,7 +294,6 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
   call->decision = propagate(described);
   place_on_device(entry, args, *call);
   record_explanation(described);
-  report_replicated(entry, described, call->decision);
   prepare_inputs(entry, described, view, *call);
   prepare_outputs(entry, *call);
   const auto handler = handler_of(entry, call->decision);
