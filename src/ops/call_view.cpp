@@ -162,6 +162,14 @@ c10::intrusive_ptr<DTensorImpl> stand_in(DTensorImpl& stored) {
 
 }  // namespace
 
+bool CallView::lacks_fractions() const {
+  return std::none_of(operands.begin(), operands.end(), [](const auto* impl) {
+    if (impl == nullptr || impl->is_wrapped_number()) return false;
+    const auto type = c10::typeMetaToScalarType(impl->dtype());
+    return c10::isFloatingType(type) || c10::isComplexType(type);
+  });
+}
+
 DTensorImpl* CallView::stand_in_of(DTensorImpl* operand) const {
   for (const auto& impl : stand_ins_) {
     if (impl->extras()->stored.get() == operand) return impl.get();

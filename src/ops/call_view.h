@@ -99,6 +99,10 @@ struct CallView {
     key.spec(spec);
   }
 
+  // Whether no operand says in which type fractions are: numbers beside tensors do not. A result that is one is then in
+  // the default type, which no argument tells.
+  bool lacks_fractions() const;
+
   // Whether tensors in host memory take part, perhaps beside others.
   bool has_stored() const { return mixed || (mesh != nullptr && mesh->computes() != nullptr); }
 

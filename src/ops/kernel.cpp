@@ -154,6 +154,14 @@ void begin_call(const OpEntry& entry, const CallView& view) {
   }
 }
 
+// Integers that become fractions do so in this type.
+void note_default_type(CallView& view) {
+  const auto type = c10::get_default_dtype_as_scalartype();
+  if (C10_UNLIKELY(type != c10::ScalarType::Float) && view.lacks_fractions()) {
+    view.key.integer(static_cast<std::int64_t>(type));
+  }
+}
+
 CachedCallPtr decide_for(const OpEntry& entry, torch::jit::Stack& stack, const CallView& view, bool& fresh) {
   try {
     if (C10_UNLIKELY(view.has_plain)) check_plain_operands(entry, arguments(entry, stack), view);
@@ -187,6 +195,7 @@ void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
     view.key.spec(view.destination.get());
   }
   if (C10_UNLIKELY(view.mesh == nullptr)) return entry.op.callBoxed(stack);  // a list without DTensors
+  note_default_type(view);
   begin_call(entry, view);
   if (C10_UNLIKELY(keeping_results()) && take_kept_result(entry, stack)) return;
   const Caller caller(entry.text());

@@ -177,10 +177,18 @@ Executor executor_of(const OpEntry& entry, const CachedCall& call, bool member) 
   return simple ? Executor::simple : Executor::general;
 }
 
-// Plain operands are counted and compared by the boxed kernel, and those in host memory brought to the device.
+bool gives_fractions(const CachedCall& call) {
+  return std::any_of(call.decision.outputs.begin(), call.decision.outputs.end(), [](const OutputDecision& output) {
+    return output.mesh && (c10::isFloatingType(output.meta.dtype) || c10::isComplexType(output.meta.dtype));
+  });
+}
+
+// Plain operands are counted and compared by the boxed kernel, and those in host memory brought to the device; it also
+// asks for the default type.
 void prepare_unboxed(CachedCall& call, const CallView& view) {
   const auto& patches = call.decision.patches;
-  call.unboxable = call.executor == Executor::simple && patches.size() <= 1 && !view.has_plain && !view.has_stored();
+  call.unboxable = call.executor == Executor::simple && patches.size() <= 1 && !view.has_plain && !view.has_stored() &&
+                   !(view.lacks_fractions() && gives_fractions(call));
   if (!call.unboxable || patches.empty()) return;
   call.unboxable = patches[0].value.isIntList();
   if (!call.unboxable) return;

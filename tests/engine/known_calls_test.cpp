@@ -35,5 +35,34 @@ TEST(KnownCalls, StrictRefusesWhatRanReplicatedBefore) {
   });
 }
 
+struct DefaultType {
+  explicit DefaultType(at::ScalarType type) : former(c10::get_default_dtype()) {
+    c10::set_default_dtype(c10::scalarTypeToTypeMeta(type));
+  }
+  ~DefaultType() { c10::set_default_dtype(former); }
+  const caffe2::TypeMeta former;
+};
+
+// Of integers, in the type that is the default at the time of the call; twice, since a known call takes another way.
+TEST(KnownCalls, FractionsAreInTheDefaultTypeOfTheirCall) {
+  on_mesh({1}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = shards(mesh), y = DTensor(x).to_local();
+    const std::vector<std::function<at::Tensor(const at::Tensor&)>> calls{
+        [](const at::Tensor& t) { return at::div(t, t); },
+        [](const at::Tensor& t) { return at::sqrt(t); },
+        [](const at::Tensor& t) { return at::mul(t, 0.5); },
+        [](const at::Tensor& t) { return at::_foreach_div(std::vector<at::Tensor>{t}, std::vector<at::Tensor>{t})[0]; },
+    };
+    for (int i = 0; i < 6; ++i) {
+      const DefaultType type(i % 3 == 0 ? at::kFloat : i % 3 == 1 ? at::kDouble : at::kBFloat16);
+      for (const auto& run : calls) {
+        const auto expected = run(y), result = run(x);
+        EXPECT_EQ(result.scalar_type(), expected.scalar_type());
+        EXPECT_TRUE(at::equal(DTensor(result).to_local(), expected));
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test
