@@ -11,6 +11,16 @@ ThreadCache& thread_cache() {
   return cache;
 }
 
+// The same without what was decided by another book.
+ThreadCache& current_cache() {
+  auto& thread = thread_cache();
+  if (C10_UNLIKELY(!thread.is_current())) {
+    clear_cache();
+    thread.book = book_version.load(std::memory_order_acquire);
+  }
+  return thread;
+}
+
 bool same_key(const CallKey& a, const CallKey& b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
 }
@@ -37,12 +47,12 @@ const CachedCallPtr* find(ThreadCache& thread, std::uint32_t op_index, const Cal
 }  // namespace
 
 const CachedCall* cache_find_hit(std::uint32_t op_index, const CallKey& key) {
-  const auto* call = find(thread_cache(), op_index, key);
+  const auto* call = find(current_cache(), op_index, key);
   return call == nullptr ? nullptr : call->get();
 }
 
 CachedCallPtr cache_find(std::uint32_t op_index, const CallKey& key) {
-  auto& thread = thread_cache();
+  auto& thread = current_cache();
   const auto* call = find(thread, op_index, key);
   if (call != nullptr) return *call;
   ++thread.stats.misses;
@@ -50,7 +60,7 @@ CachedCallPtr cache_find(std::uint32_t op_index, const CallKey& key) {
 }
 
 CachedCallPtr cache_insert(std::uint32_t op_index, std::unique_ptr<CachedCall> call) {
-  auto& thread = thread_cache();
+  auto& thread = current_cache();
   if (op_index >= thread.ops.size()) thread.ops.resize(op_index + 1);
   OpCache former;  // the destructors of cached meshes may run code that asks for the cache
   auto& cache = thread.ops[op_index];

@@ -29,6 +29,11 @@ struct ThreadCache {
   std::vector<OpCache> ops;
   CacheStats stats;
   std::size_t limit = kDefaultCacheLimit;
+  std::uint64_t book = 0;  // the rule book's version when these were decided
+
+  // A rule that was added, or refused, since then may decide otherwise; and what ranks remember must make no
+  // difference.
+  bool is_current() const { return book == book_version.load(std::memory_order_acquire); }
 
   ThreadCache() { thread_state.cache = this; }
   ~ThreadCache() { thread_state.cache = nullptr; }

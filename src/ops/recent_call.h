@@ -63,7 +63,9 @@ class RecentCall {
 
  private:
   const CachedCall* recent(std::uint32_t op_index, const DTensorImpl* first) const {
-    if (thread_ == nullptr || first == nullptr || op_index >= thread_->ops.size()) return nullptr;
+    if (thread_ == nullptr || first == nullptr || op_index >= thread_->ops.size() || !thread_->is_current()) {
+      return nullptr;
+    }
     const auto word = reinterpret_cast<std::uint64_t>(first->spec().get());
     return thread_->ops[op_index].recent[OpCache::slot_of(word)].get();
   }

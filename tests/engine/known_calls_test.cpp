@@ -35,6 +35,24 @@ TEST(KnownCalls, StrictRefusesWhatRanReplicatedBefore) {
   });
 }
 
+// One rank remembers what was decided before, the other does not: both go by the book.
+TEST(KnownCalls, RulesThatComeLaterCount) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = shards(mesh);
+    const auto everyone = [&] { mesh.communicator().all_reduce(at::zeros({1}), ReduceOp::sum).wait(); };
+    call("late", x), call("refused", x);
+    everyone();
+    if (mesh.world().rank() == 0) {
+      RuleBook::get().rule("known_calls::late", "X -> X").no_meta();
+      RuleBook::get().refuse("known_calls::refused", "it is no longer served");
+      clear_cache();
+    }
+    everyone();
+    EXPECT_EQ(DTensor(call("late", x)).placements(), (Placements{Shard(0)}));
+    EXPECT_NE(error_of([&] { call("refused", x); }).find("it is no longer served"), std::string::npos);
+  });
+}
+
 struct DefaultType {
   explicit DefaultType(at::ScalarType type) : former(c10::get_default_dtype()) {
     c10::set_default_dtype(c10::scalarTypeToTypeMeta(type));
