@@ -38,6 +38,13 @@ std::vector<std::size_t> by_decreasing_stride(const at::Tensor& base) {
   return order;
 }
 
+// The step along a dimension of the base that a stride of the view is; 0: none. An expanded dimension is stood still
+// in.
+std::int64_t step_of(std::int64_t wanted, std::int64_t stride) {
+  if (stride == 0) return wanted == 0 ? 1 : 0;
+  return wanted % stride == 0 ? wanted / stride : 0;
+}
+
 bool find_walks(const at::Tensor& base, const Strided& want, std::vector<Walk>& walks) {
   walks.assign(static_cast<std::size_t>(base.dim()), Walk());
   std::int64_t offset = want.offset - base.storage_offset();
@@ -46,15 +53,14 @@ bool find_walks(const at::Tensor& base, const Strided& want, std::vector<Walk>& 
   for (auto d : by_decreasing_stride(base)) {
     const auto stride = base.stride(d), size = base.size(d);
     auto& walk = walks[d];
-    if (size > 1) {
+    if (size > 1 && stride > 0) {
       walk.start = offset / stride;
       offset %= stride;
     }
     if (walk.start >= std::max<std::int64_t>(size, 1)) return false;
     for (std::size_t v = 0; v < want.sizes.size() && size > 1; ++v) {
-      const auto step = want.strides[v] / stride;
-      const bool fits = !used[v] && want.sizes[v] > 1 && want.strides[v] % stride == 0 && step >= 1 &&
-                        walk.start + (want.sizes[v] - 1) * step < size;
+      const auto step = step_of(want.strides[v], stride);
+      const bool fits = !used[v] && want.sizes[v] > 1 && step >= 1 && walk.start + (want.sizes[v] - 1) * step < size;
       if (!fits) continue;
       used[v] = true;
       walk.step = step;
@@ -127,7 +133,9 @@ at::Tensor view_of_whole(const at::Tensor& base, const Strided& want) {
   auto view =
       make_dtensor(intern_spec(spec->mesh, replicate, want.sizes, want.strides, spec->dtype), part, want.offset);
   auto* result = as_dtensor(view.unsafeGetTensorImpl());
-  whole.is_alias_of(impl->local()) ? result->become_view_of(*impl) : result->materialise_view_of(*impl);
+  const bool moved =
+      whole.defined() ? !whole.is_alias_of(impl->local()) : !find_plan(*impl->spec(), replicate)->empty();
+  moved ? result->materialise_view_of(*impl) : result->become_view_of(*impl);
   return view;
 }
 
