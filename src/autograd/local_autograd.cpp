@@ -46,7 +46,8 @@ double average_share(const TensorSpec& spec) {
 struct FromLocalBackward final : Node {
   explicit FromLocalBackward(SpecPtr s) : spec(std::move(s)), share(average_share(*spec)) {}
   variable_list apply(variable_list&& grads) override {
-    if (!grads[0].defined()) return {at::Tensor()};
+    // Outside the mesh there is no part of it.
+    if (!grads[0].defined() || !spec->mesh->is_member) return {at::Tensor()};
     const auto wanted = without_partial(spec->placements);
     auto local = as_dtensor_like(grads[0], *spec).redistribute(wanted).to_local(wanted);
     return {share == 1 ? local : local.mul(share)};

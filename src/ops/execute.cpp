@@ -82,6 +82,11 @@ void overwrite(c10::TensorImpl& operand, SpecPtr spec, const at::Tensor& local) 
   plain.resize_(local.sizes()).copy_(local);
 }
 
+// On a rank outside its mesh, which has nothing to write: a destination takes the sizes that it takes there.
+void take_sizes_outside(c10::TensorImpl* operand, const InputAction& action) {
+  if (action.resized && has_dtensor_key(operand)) as_dtensor(operand)->reset(action.resized, at::Tensor());
+}
+
 void take_sizes(c10::TensorImpl& operand, const InputAction& action, const at::Tensor& local) {
   const TensorSpec& spec = *action.result;
   if (action.resized) {
@@ -95,8 +100,12 @@ void take_sizes(c10::TensorImpl& operand, const InputAction& action, const at::T
 void write_back_operands(const Frame& frame) {
   for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
     const auto& action = frame.call.inputs[i];
-    if (!action.write_back || !action.from->mesh->is_member) continue;
+    if (!action.write_back) continue;
     auto* impl = frame.view.operands[i];
+    if (!action.from->mesh->is_member) {
+      take_sizes_outside(impl, action);
+      continue;
+    }
     if (took_other_sizes(action, frame.locals[i])) {
       take_sizes(*impl, action, frame.locals[i]);
       continue;
@@ -125,6 +134,8 @@ at::Tensor wrap(const Frame& frame, const OutputAction& action, const at::Tensor
   if (action.absent) return {};
   if (!action.spec || (!local.defined() && action.spec->mesh->is_member)) return local;
   if (action.dynamic) {
+    TORCH_CHECK(local.defined(), frame.entry.name(), ": only the data tell how large its result is, and world rank ",
+                action.spec->mesh->world_rank, ", which is outside the mesh, has none");
     return make_dtensor(
         intern_spec(action.spec->mesh, action.spec->placements, local.sizes(), local.strides(), local.scalar_type()),
         local);
@@ -201,21 +212,28 @@ void push_absent_results(const Frame& frame, Stack& stack) {
   }
 }
 
-// t_, squeeze_, ...: the local operator changes the metadata of its operand, which to_local() may have handed out.
-void execute_inplace_view(Frame& frame, Stack& stack, std::size_t first) {
-  auto* self = as_dtensor(frame.view.operands[0]);
-  fresh_local(*self);
-  frame.operands.push_back(stack[first].toTensor());
+// What becomes of the local tensor: of an alias, since to_local() may have handed it out. Undefined outside the mesh.
+at::Tensor view_in_place(const Frame& frame, Stack& stack, std::size_t first, const at::Tensor& left) {
   const auto& input = frame.call.inputs[0];
-  const bool moves = !input.plan.empty();
-  // Others that share the memory will not see later writes: those are refused then.
-  const bool shared = moves && self->local().storage().use_count() > 1;
-  const at::Tensor left = self->local();
-  auto local = moves ? in_order_of(execute_plan(input.plan, self->local(), *input.from), *input.to) : self->local();
+  if (!left.defined()) return left;
+  auto local = input.plan.empty() ? left : in_order_of(execute_plan(input.plan, left, *input.from), *input.to);
   local = local.alias();
   stack[first] = local;
   for (const auto& patch : frame.call.decision.patches) stack[first + patch.arg] = patch.value;
   run_local_call(frame, stack, first);
+  return local;
+}
+
+// t_, squeeze_, ...: the local operator changes the metadata of its operand.
+void execute_inplace_view(Frame& frame, Stack& stack, std::size_t first) {
+  auto* self = as_dtensor(frame.view.operands[0]);
+  fresh_local(*self);
+  frame.operands.push_back(stack[first].toTensor());
+  const bool moves = !frame.call.inputs[0].plan.empty();
+  const at::Tensor left = self->local();
+  // Others that share the memory will not see later writes: those are refused then.
+  const bool shared = moves && left.defined() && left.storage().use_count() > 1;
+  auto local = view_in_place(frame, stack, first, left);
   const bool was_moved = self->is_detached_view();
   const auto base = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(self->base());
   const auto& output = frame.call.decision.outputs[0];
@@ -256,6 +274,9 @@ void execute_absent(Frame& frame, Stack& stack, std::size_t first) {
                                              : at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(impl)));
   }
   if (frame.call.reshards) return_gradients(frame);
+  for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
+    take_sizes_outside(frame.view.operands[i], frame.call.inputs[i]);
+  }
   stack.resize(first);
   // The members' local kernel counts one random operator; the count is the world's.
   if (frame.entry.is_random && frame.call.local_kernel != nullptr) (void)next_random_key(acting(*frame.call.mesh));

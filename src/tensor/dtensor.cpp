@@ -28,7 +28,10 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
               "from_local: the local tensor is on ", local.device(), ", and tensors of ", mesh.str(), " are not");
   static const std::string name = "from_local";
   return run_as(name, local, impl_of(mesh).get(), [&] {
-    placements = normalize_placements(std::move(placements), local.dim(), mesh.shape());
+    // What is given outside the mesh has no dimensions that count.
+    const bool told = !mesh.is_member() && !sizes.empty();
+    const auto ndim = told ? static_cast<std::int64_t>(sizes.size()) : local.dim();
+    placements = normalize_placements(std::move(placements), ndim, mesh.shape());
     return DTensor(wrap_local(local, infer_spec(local, impl_of(mesh), std::move(placements), sizes, strides)));
   });
 }

@@ -86,11 +86,13 @@ at::Tensor make_writable(const OpInfo& op, const Stack& stack, const SpecPtr& sp
   const bool asked = op.name().name == "aten::empty" && spec->dim() == 1;
   if (!asked || stack[op.dtype_arg].isNone()) return {};
   const auto& mesh = *spec->mesh;
-  if (mesh.device != c10::kCPU || mesh.computes() != nullptr || !mesh.is_member) return {};
-  const auto mine = shard_segments(spec->sizes[0], 0, spec->placements, mesh.layout.shape, mesh.coordinate);
-  if (mine.size() != 1 || spec->has_partial) return {};
+  if (mesh.device != c10::kCPU || mesh.computes() != nullptr || spec->has_partial) return {};
+  Segments mine{{0, 0}};
+  if (mesh.is_member) mine = shard_segments(spec->sizes[0], 0, spec->placements, mesh.layout.shape, mesh.coordinate);
+  if (mine.size() != 1) return {};
   const auto whole = call(op, stack);
-  auto result = make_dtensor(spec, whole.narrow(0, mine[0].offset, mine[0].length));
+  const auto part = whole.narrow(0, mine[0].offset, mine[0].length);
+  auto result = make_dtensor(spec, mesh.is_member ? part : at::Tensor());
   dtensor_or_null(result)->lend_memory(whole.storage());
   return result;
 }

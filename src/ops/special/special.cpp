@@ -14,8 +14,8 @@
 
 #include <unordered_map>
 
+#include "autograd/moved_view.h"
 #include "ops/kernel.h"
-#include "redistribute/execute.h"
 #include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor {
@@ -93,11 +93,10 @@ void step_on_copies(const OpEntry& entry, Stack& stack) {
 void check_linalg_errors(const OpEntry& entry, Stack& stack) {
   c10::IValue& operand = torch::jit::peek(stack, 0, entry.args.size());
   const at::Tensor info = operand.toTensor();
-  if (!info.any().item<bool>()) return torch::jit::drop(stack, entry.args.size());
-  if (auto* impl = dtensor_or_null(info)) {
-    const auto& spec = *impl->spec();
-    operand = redistribute_local(impl->local(), spec, Placements(spec.placements.size()));
-  }
+  const auto* impl = dtensor_or_null(info);
+  const bool outside = impl != nullptr && !impl->spec()->mesh->is_member;  // the members find out
+  if (outside || !info.any().item<bool>()) return torch::jit::drop(stack, entry.args.size());
+  operand = whole_value(info);
   entry.op.callBoxed(stack);
 }
 
