@@ -3,7 +3,9 @@
 // on the position (arange, eye, tril_indices, ...) are made whole and cut.
 #include "dtensor/mesh_scope.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -76,8 +78,10 @@ at::Tensor global_shape(const OpInfo& op, const Stack& stack) {
                    at::TensorOptions(dtype.isNone() ? at::kLong : dtype.toScalarType()).device(at::kMeta));
 }
 
+// In the spec's order of dimensions: views of the whole are views of the part.
 at::Tensor empty_local(const TensorSpec& spec) {
-  return at::empty(spec.local_sizes, at::TensorOptions(spec.dtype).device(at::Device(spec.mesh->device)));
+  return at::empty_strided(spec.local_sizes, at::infer_dense_strides(spec.local_sizes, spec.strides),
+                           at::TensorOptions(spec.dtype).device(at::Device(spec.mesh->device)));
 }
 
 // at::tensor and torch::tensor make an empty vector of a given dtype and write their numbers straight into its memory,

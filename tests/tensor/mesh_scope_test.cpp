@@ -108,6 +108,20 @@ TEST(MeshScope, PlainOperatorsInsideKeepTheirTemporariesPlain) {
   });
 }
 
+// Memory that is asked for in an order is in that order on each rank, so that what is a view on one device is one here.
+TEST(MeshScope, EmptyTensorsLieAsTheyAreAskedTo) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const auto& placement : {Replicate(), Shard(0), Shard(1)}) {
+      const MeshScope scope(mesh, {placement});
+      const auto columns = at::empty_strided({4, 6}, {1, 4}, at::kDouble).fill_(1);
+      const auto image =
+          at::empty({2, 4, 3, 5}, at::TensorOptions(at::kDouble), at::MemoryFormat::ChannelsLast).fill_(1);
+      EXPECT_EQ(columns.t().view({-1}).sum().item<double>(), 24) << placement.str();
+      EXPECT_EQ(image.permute({0, 2, 3, 1}).view({-1}).sum().item<double>(), 120) << placement.str();
+    }
+  });
+}
+
 TEST(MeshScope, WrittenOutTensorsAndIndicesOfTriangles) {
   const auto make = [] {
     return std::vector<at::Tensor>{torch::tensor({1, 2, 3, 4, 5}),
