@@ -29,7 +29,7 @@ class DTENSOR_API KeptResults {
     State* state;
   };
 
-  // While it lives, this thread's results of the operators are kept.
+  // While it lives, this thread's results of the operators are kept, instead of those of an earlier run.
   class DTENSOR_API Record {
    public:
     explicit Record(const KeptResults& results);

@@ -66,7 +66,10 @@ KeptResults::KeptResults(std::set<std::string> operators) {
   if (products) state_->operators.insert("aten::linear");
 }
 
-KeptResults::Record::Record(const KeptResults& results) : scope_({results.state_.get()}, true) {}
+// What an earlier run left, one that threw perhaps, is not this one's.
+KeptResults::Record::Record(const KeptResults& results) : scope_({results.state_.get()}, true) {
+  if (results.state_) results.state_->results.clear();
+}
 
 KeptResults::Replay::Replay(const KeptResults& results)
     : scope_({results.state_.get()}, true), no_record_({nullptr}, true) {
