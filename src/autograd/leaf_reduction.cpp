@@ -11,6 +11,7 @@
 #include "dtensor/events.h"
 #include "dtensor/hooks.h"
 #include "mesh/mesh_impl.h"
+#include "placement/stride_order.h"
 #include "redistribute/bucket.h"
 #include "tensor/impl/dtensor_impl.h"
 
@@ -29,6 +30,11 @@ struct Waiting {
   std::shared_ptr<const RedistributePlan> plan = {};
 
   const TensorSpec& spec() const { return *dtensor_or_null(gradient)->spec(); }
+  // Laid out as the leaf where that is dense: what autograd promises of .grad.
+  SpecPtr reduced() const {
+    const auto strides = leaf.is_non_overlapping_and_dense() ? leaf.strides() : at::IntArrayRef(spec().strides);
+    return intern_spec(spec().mesh, wanted, spec().sizes, strides, spec().dtype);
+  }
   // Under a ReducePolicy: the unrounded shares.
   const at::Tensor& local() const {
     const auto* unrounded = dtensor_or_null(gradient)->unrounded();
@@ -55,9 +61,10 @@ struct Flight {
     }
     for (std::size_t k = 0; k < list.size(); ++k) {
       auto& w = list[k];
-      const auto sum = bucket[k].to(w.spec().dtype);
+      const auto spec = w.reduced();
+      const auto sum = in_order_of(bucket[k].to(spec->dtype), *spec);
       w.earlier.done();
-      accumulate_gradient(w.leaf, DTensor(make_dtensor(with_placements(w.spec(), w.wanted), sum)));
+      accumulate_gradient(w.leaf, DTensor(make_dtensor(spec, sum)));
     }
   }
   std::vector<at::Tensor> leaves() const {

@@ -149,6 +149,15 @@ TEST(LeafReduction, GradientsOfViewsShareNoMemory) {
 }
 
 // What autograd::grad gives is reduced too, with a graph where one is asked for; .grad is left alone.
+TEST(LeafReduction, GradientsLieAsTheirLeafDoes) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor w = distribute_tensor(at::ones({3, 4}).t(), mesh, {Replicate()}).requires_grad_();
+    (w * distribute_tensor(at::ones({6, 4, 3}), mesh, {Shard(0)})).sum().backward();
+    EXPECT_EQ(w.grad().strides(), (at::IntArrayRef{1, 4}));
+    EXPECT_EQ(w.grad().t().view({-1}).sum().item<float>(), 72);
+  });
+}
+
 TEST(LeafReduction, GradientsThatAreAskedForDoNotWait) {
   for (const bool create_graph : {false, true}) {
     on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
