@@ -144,12 +144,16 @@ DTensorImpl* DTensorImpl::fresh_reduced() {
 }
 
 bool DTensorImpl::has_moved() const { return extras_->moved.has_value(); }
-DTensorImpl* DTensorImpl::base() const { return is_detached_view() ? extras_->moved->base.get() : nullptr; }
+DTensorImpl* DTensorImpl::base() const {
+  return is_detached_view() && !base_has_left() ? extras_->moved->base.get() : nullptr;
+}
 
 void DTensorImpl::materialise_view_of(DTensorImpl& base) {
   auto& moved = make_extras().moved.emplace();
   moved.base = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(&base);
+  moved.left = base.local_.unsafeGetTensorImpl()->version_counter();
   moved.generation = base.generation();
+  moved.data = base.make_extras().data;
 }
 
 void DTensorImpl::leave_behind(const at::Tensor& left) {
@@ -158,9 +162,26 @@ void DTensorImpl::leave_behind(const at::Tensor& left) {
   moved.generation = writes_to(moved.left, *spec_->mesh);
 }
 
+bool DTensorImpl::base_has_left() const {
+  const auto& moved = *extras_->moved;
+  return moved.base && moved.base->extras_->data != moved.data;
+}
+
+namespace {
+
+// Whether nothing had been written to the base, and it had not been re-placed, by when set_data took its data away.
+bool was_fresh_then(const MaterialisedView& view, const DTensorImpl& base) {
+  const auto replaced = base.replacements() - static_cast<std::uint32_t>(view.generation >> 32);
+  return replaced == base.extras()->data - view.data &&
+         writes_to(view.left, *base.spec()->mesh) == static_cast<std::uint32_t>(view.generation);
+}
+
+}  // namespace
+
 bool DTensorImpl::base_has_changed() const {
   if (!extras_->moved) return false;
   const auto& moved = *extras_->moved;
+  if (base_has_left()) return !was_fresh_then(moved, *moved.base);
   if (moved.base && moved.base->is_stale()) return true;  // a materialised view itself
   return moved.generation != (moved.base ? moved.base->generation() : writes_to(moved.left, *spec_->mesh));
 }
@@ -168,7 +189,9 @@ bool DTensorImpl::base_has_changed() const {
 void DTensorImpl::take_fresh(at::Tensor local) {
   local_ = std::move(local);
   ++replacements_;
-  extras_->moved->generation = extras_->moved->base->generation();
+  auto& moved = *extras_->moved;
+  moved.left = moved.base->local_.unsafeGetTensorImpl()->version_counter();
+  moved.generation = moved.base->generation();
 }
 
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c10::VariableVersion& version_counter,
@@ -200,6 +223,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   auto* other = as_dtensor(impl.get());
   storage_offset_ = other->storage_offset_;
   reset(other->spec_, other->local_);
+  if (extras_ != nullptr) ++extras_->data;
   if (other->is_detached_view()) make_extras().moved = other->extras_->moved;
 }
 

@@ -64,7 +64,7 @@ class DTensorImpl final : public c10::TensorImpl {
   void leave_behind(const at::Tensor& left);
   bool is_detached_view() const { return C10_UNLIKELY(extras_ != nullptr) && has_moved(); }
   bool is_stale() const { return C10_UNLIKELY(extras_ != nullptr) && base_has_changed(); }
-  DTensorImpl* base() const;
+  DTensorImpl* base() const;          // null: of no moved view, or of one whose base has other data now
   void take_fresh(at::Tensor local);  // what the base holds now
 
   // The reduced form of a Partial that an operator had to reduce: its next readers (backward too) take it instead of
@@ -100,6 +100,7 @@ class DTensorImpl final : public c10::TensorImpl {
   std::uint32_t writes() const;
   bool has_moved() const;
   bool base_has_changed() const;
+  bool base_has_left() const;
   DTensorImpl* fresh_reduced();
   const at::Tensor* fresh_unrounded() const;
 
@@ -120,8 +121,10 @@ struct DerivedCopy {
 // A view that shares no memory with its base.
 struct MaterialisedView {
   c10::intrusive_ptr<DTensorImpl> base = {};  // null: it cannot be brought up to date
-  c10::VariableVersion left{c10::VariableVersion::DISABLED};
-  std::uint64_t generation = 0;  // of the base, or of what was left behind
+  c10::VariableVersion left{
+      c10::VariableVersion::DISABLED};  // counts the writes to the base's memory, or to what was left
+  std::uint64_t generation = 0;         // of the base, or of what was left behind
+  std::uint32_t data = 0;               // of the base (TensorExtras::data)
 };
 
 // The parameter that a tensor is, or is a view or cast of (autograd/source.h).
@@ -140,6 +143,7 @@ struct TensorExtras {
   std::optional<MaterialisedView> moved = {};
   DerivedCopy<c10::intrusive_ptr<DTensorImpl>> reduced = {};
   DerivedCopy<at::Tensor> unrounded = {};
+  std::uint32_t data = 0;  // how often set_data gave the tensor other data: views that moved before keep the former
 };
 
 inline bool has_dtensor_key(const c10::TensorImpl* impl) { return impl->key_set().has(kDTensorKey); }

@@ -1,0 +1,54 @@
+// Views that had to be moved, and a base that is given other data or is resized: they keep what they were made of, are
+// brought up to date before they are looked at, and gathers are told.
+#include "dtensor/inspect.h"
+#include "dtensor/views.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace dtensor::test {
+namespace {
+
+at::Tensor eight(at::ScalarType type = at::kDouble) { return at::arange(8, type).view({4, 2}); }
+
+at::Tensor shards(const DeviceMesh& mesh, const at::Tensor& whole) {
+  return distribute_tensor(whole, mesh, {Shard(0)});
+}
+
+at::Tensor moved_rows(const at::Tensor& x) {
+  const auto rows = x.narrow(0, 1, 2);
+  EXPECT_TRUE(is_materialised_view(rows));
+  return rows;
+}
+
+TEST(MovedBases, ViewsKeepTheDataThatSetDataTakesAway) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const bool placed_otherwise : {false, true}) {
+      at::Tensor x = shards(mesh, eight());
+      at::Tensor rows = moved_rows(x);
+      if (placed_otherwise) DTensor(x).redistribute_({Shard(1)}), (void)(rows + 0);
+      for (int i = 0; i < 2; ++i) {
+        x.set_data(shards(mesh, eight() + 100));
+        expect_close(rows, eight().narrow(0, 1, 2), "former data");
+        expect_close(rows.select(1, 0), eight().narrow(0, 1, 2).select(1, 0), "a view of it");
+      }
+      EXPECT_NE(error_of([&] { rows.fill_(7); }).find("the write would be lost"), std::string::npos);
+      expect_close(x, eight() + 100, "new data");
+      x.mul_(2);
+      expect_close(rows + 0, eight().narrow(0, 1, 2), "former data");
+    }
+  });
+}
+
+TEST(MovedBases, ViewsThatWereOldByThenAreAnError) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    at::Tensor x = shards(mesh, eight());
+    const at::Tensor rows = moved_rows(x);
+    x.mul_(2);
+    x.set_data(shards(mesh, eight() + 100));
+    EXPECT_NE(error_of([&] { (void)(rows + 0); }).find("after its base changed"), std::string::npos);
+    expect_close(moved_rows(x), eight().narrow(0, 1, 2) + 100, "taken again");
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test
