@@ -50,5 +50,30 @@ TEST(MovedBases, ViewsThatWereOldByThenAreAnError) {
   });
 }
 
+TEST(MovedBases, ResizingTakesWhatTheBaseHoldsNow) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = shards(mesh, eight());
+    const at::Tensor rows = moved_rows(x);
+    x.mul_(10);
+    rows.resize_({3});
+    expect_close(rows, at::arange(2, 5, at::kDouble) * 10, "resized");
+  });
+}
+
+TEST(MovedBases, UnscalingReachesTheBase) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = shards(mesh, eight(at::kFloat));
+    const std::vector<at::Tensor> rows{moved_rows(x)};
+    x.mul_(4);
+    at::Tensor found = at::zeros({1});
+    at::_amp_foreach_non_finite_check_and_unscale_(rows, found, at::full({1}, 0.25));
+    auto expected = eight(at::kFloat) * 4;
+    expected.narrow(0, 1, 2).div_(4);
+    expect_close(rows[0], expected.narrow(0, 1, 2), "view");
+    expect_close(x, expected, "base");
+    EXPECT_EQ(found.item<float>(), 0);
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test

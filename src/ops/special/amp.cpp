@@ -16,7 +16,11 @@ at::Tensor local_gradient(const at::Tensor& tensor) {
     TORCH_CHECK(!p.is_partial(), "_amp_foreach_non_finite_check_and_unscale_: a gradient is not reduced yet, ",
                 impl->spec()->str());
   }
-  const at::Tensor& local = impl->local();
+  TORCH_CHECK(!impl->is_detached_view() || reaches_base(*impl),
+              "_amp_foreach_non_finite_check_and_unscale_: a gradient is a view whose base had to be redistributed, so "
+              "what is written to it would be lost, ",
+              impl->spec()->str());
+  const at::Tensor& local = fresh_local(*impl);
   // to_local() handed it out: whoever saved it for backward must notice the write.
   if (local.defined() && !local.is_inference()) local.unsafeGetTensorImpl()->bump_version();
   return local;
@@ -37,6 +41,14 @@ void write_whole(const at::Tensor& tensor, const at::Tensor& value) {
   impl->local().copy_(redistribute_local(value, *replicate, impl->spec()->placements));
 }
 
+// What was written to views that had to be moved.
+void write_bases(at::TensorList tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    auto* impl = dtensor_or_null(tensor);
+    if (impl != nullptr && impl->is_detached_view()) write_through(*impl);
+  }
+}
+
 void agree(const at::Tensor& found, const MeshInfo& mesh) {
   if (!mesh.is_member || mesh.layout.ranks.size() == 1) return;
   const auto axes = static_cast<AxisMask>((1u << mesh.layout.ndim()) - 1);
@@ -50,7 +62,8 @@ void amp_unscale_special(const OpEntry& entry, torch::jit::Stack& stack) {
   const auto arguments = torch::jit::pop(stack, entry.args.size());
   std::vector<MeshRef> meshes;
   c10::List<at::Tensor> parts;
-  for (const at::Tensor& tensor : arguments[0].toTensorVector()) {
+  const auto tensors = arguments[0].toTensorVector();
+  for (const at::Tensor& tensor : tensors) {
     note_mesh(tensor, meshes);
     const at::Tensor local = local_gradient(tensor);
     if (local.defined()) parts.push_back(local);
@@ -58,6 +71,7 @@ void amp_unscale_special(const OpEntry& entry, torch::jit::Stack& stack) {
   const at::Tensor found = whole_value(arguments[1].toTensor());
   torch::jit::Stack call{parts, found, whole_value(arguments[2].toTensor())};
   if (!parts.empty()) entry.op.callBoxed(call);
+  write_bases(tensors);
   // Ranks that are in two meshes carry the news from one to the other: over a chain of n meshes it takes n rounds.
   for (std::size_t round = 0; round < meshes.size(); ++round) {
     for (const auto& mesh : meshes) agree(found, *mesh);

@@ -1,5 +1,6 @@
 // resize_ and resize_as_ speak of memory too: the elements in row-major order, cut or followed by whatever. Where the
 // sizes change the tensor becomes Replicate, since its shards have nothing to do with the new shape.
+#include "autograd/moved_view.h"
 #include "ops/special/special.h"
 #include "redistribute/execute.h"
 #include "tensor/impl/dtensor_impl.h"
@@ -11,7 +12,7 @@ void resize_global(const at::Tensor& tensor, at::IntArrayRef sizes) {
   auto* impl = as_dtensor(tensor.unsafeGetTensorImpl());
   const auto& spec = *impl->spec();
   const Placements replicate(spec.placements.size());
-  at::Tensor whole = redistribute_local(impl->local(), spec, replicate);
+  at::Tensor whole = redistribute_local(fresh_local(*impl), spec, replicate);
   if (whole.defined()) whole = whole.clone(at::MemoryFormat::Contiguous).resize_(sizes);
   const at::DimVector strides = c10::contiguous_strides(sizes);
   impl->reset(intern_spec(spec.mesh, replicate, sizes, strides, spec.dtype), whole);
