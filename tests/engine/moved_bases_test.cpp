@@ -39,6 +39,7 @@ TEST(MovedBases, ViewsKeepTheDataThatSetDataTakesAway) {
   });
 }
 
+// What was written before is in no rank's hands any more.
 TEST(MovedBases, ViewsThatWereOldByThenAreAnError) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     at::Tensor x = shards(mesh, eight());
@@ -72,6 +73,20 @@ TEST(MovedBases, UnscalingReachesTheBase) {
     expect_close(rows[0], expected.narrow(0, 1, 2), "view");
     expect_close(x, expected, "base");
     EXPECT_EQ(found.item<float>(), 0);
+  });
+}
+
+TEST(MovedBases, GathersForWhatSpeaksOfMemoryAreToldOrRefused) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = shards(mesh, at::arange(16, at::kDouble).view({4, 4}));
+    const ExplicitRedistribution refused;
+    for (const auto& run :
+         std::vector<std::function<void()>>{[&] { at::as_strided(x, {4}, {5}); }, [&] { x.resize_({5}); }}) {
+      const auto error = error_of(run);
+      EXPECT_NE(error.find("ExplicitRedistribution refuses that"), std::string::npos) << error;
+    }
+    EXPECT_EQ(at::as_strided(x, {4}, {4}).sizes(), (at::IntArrayRef{4}));  // a column: nothing moves
+    EXPECT_EQ(x.sizes(), (at::IntArrayRef{4, 4}));
   });
 }
 

@@ -126,6 +126,7 @@ at::Tensor view_of_whole(const at::Tensor& base, const Strided& want) {
   auto* impl = as_dtensor(base.unsafeGetTensorImpl());
   const Placements replicate(impl->spec()->placements.size());
   const auto spec = with_placements(*impl->spec(), replicate);
+  report_gather("as_strided", *impl->spec(), replicate);
   const auto whole = in_order_of(redistribute_local(fresh_local(*impl), *impl->spec(), replicate), *spec);
   const auto offset = want.offset - base.storage_offset();
   const auto part =

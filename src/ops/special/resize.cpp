@@ -12,6 +12,7 @@ void resize_global(const at::Tensor& tensor, at::IntArrayRef sizes) {
   auto* impl = as_dtensor(tensor.unsafeGetTensorImpl());
   const auto& spec = *impl->spec();
   const Placements replicate(spec.placements.size());
+  report_gather("resize_", spec, replicate);
   at::Tensor whole = redistribute_local(fresh_local(*impl), spec, replicate);
   if (whole.defined()) whole = whole.clone(at::MemoryFormat::Contiguous).resize_(sizes);
   const at::DimVector strides = c10::contiguous_strides(sizes);

@@ -15,6 +15,8 @@
 #include <unordered_map>
 
 #include "autograd/moved_view.h"
+#include "ops/explain.h"
+#include "ops/inspect_state.h"
 #include "ops/kernel.h"
 #include "tensor/impl/dtensor_impl.h"
 
@@ -165,6 +167,16 @@ std::vector<at::Tensor> tensor_split_special(const at::Tensor& self, const at::T
   std::vector<std::int64_t> indices;
   for (std::int64_t i = 0; i < where.size(0); ++i) indices.push_back(where.select(0, i).item<std::int64_t>());
   return at::tensor_split(self, indices, dim);
+}
+
+void report_gather(const char* name, const TensorSpec& from, const Placements& to) {
+  const auto bytes = find_plan(from, to)->bytes_moved;
+  if (bytes == 0) return;
+  note_move("operand 0", from.str(), to);
+  report_moves(*from.mesh, [&] {
+    return c10::str(name, " moves ", bytes, " bytes to the rank that receives most: operand 0 ", from.str(), " -> ",
+                    to_string(to), ";");
+  });
 }
 
 SpecialKernel find_special(const OpInfo& op) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/op_entry.h"
+#include "placement/spec.h"
 
 namespace dtensor {
 
@@ -31,6 +32,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward_kernel(const at::
 
 // Fills `out` by global index with what the random factory `op` would make, called with `args` (rand, randint, ...).
 void draw_as(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const at::Tensor& out);
+
+// An operand that is gathered for an operator which speaks of memory: what ExplicitRedistribution says to that.
+void report_gather(const char* name, const TensorSpec& from, const Placements& to);
 
 // Gives a DTensor other sizes: the elements in row-major order, cut or followed by whatever, Replicate.
 void resize_global(const at::Tensor& tensor, at::IntArrayRef sizes);
