@@ -21,10 +21,31 @@ Placements gradient_of_input(std::size_t index, const std::vector<Placements>& i
 }
 
 DeviceMesh mesh_of(const std::vector<at::Tensor>& inputs) {
+  DeviceMesh mesh;
   for (const auto& input : inputs) {
-    if (is_dtensor(input)) return DTensor(input).mesh();
+    if (!is_dtensor(input)) continue;
+    const auto its = DTensor(input).mesh();
+    TORCH_CHECK(!mesh || mesh == its, "local_map: inputs on two meshes: ", mesh.str(), " and ", its.str());
+    mesh = its;
   }
-  TORCH_CHECK(false, "local_map: none of the ", inputs.size(), " inputs is a DTensor");
+  TORCH_CHECK(mesh, "local_map: none of the ", inputs.size(), " inputs is a DTensor");
+  return mesh;
+}
+
+// One each, or none at all.
+void check_count(const char* what, std::size_t given, std::size_t of, const char* each) {
+  TORCH_CHECK(given == 0 || given == of, "local_map: ", given, " ", what, " for ", of, " ", each);
+}
+
+void check_options(const DeviceMesh& mesh, std::size_t inputs, const std::vector<Placements>& outputs,
+                   const LocalMapOptions& options) {
+  check_count("in_placements", options.in_placements.size(), inputs, "inputs");
+  check_count("in_grad_placements", options.in_grad_placements.size(), inputs, "inputs");
+  check_count("out_sizes", options.out_sizes.size(), outputs.size(), "out_placements");
+  for (const auto& placements : outputs) {
+    TORCH_CHECK(static_cast<std::int64_t>(placements.size()) == mesh.ndim(), "local_map: out_placements ",
+                to_string(placements), " do not fit ", mesh.str(), ": one placement per mesh dimension is needed");
+  }
 }
 
 }  // namespace
@@ -32,8 +53,7 @@ DeviceMesh mesh_of(const std::vector<at::Tensor>& inputs) {
 std::vector<at::Tensor> local_map(const LocalFunction& fn, const std::vector<at::Tensor>& inputs,
                                   const std::vector<Placements>& out_placements, const LocalMapOptions& options) {
   const auto mesh = mesh_of(inputs);
-  TORCH_CHECK(options.in_placements.empty() || options.in_placements.size() == inputs.size(),
-              "local_map: ", options.in_placements.size(), " in_placements for ", inputs.size(), " inputs");
+  check_options(mesh, inputs.size(), out_placements, options);
   std::vector<at::Tensor> moved = inputs;
   std::vector<Placements> placements(inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) {

@@ -1,0 +1,40 @@
+// What is asked of the border between local tensors and DTensors and does not fit is an error of one text on every
+// rank, and leaves everything as it was.
+#include "dtensor/hooks.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace dtensor::test {
+namespace {
+
+at::Tensor numbers() { return at::arange(8, at::kDouble).view({4, 2}); }
+
+TEST(BorderMistakes, OptionsOfLocalMapAreOneForEach) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(numbers(), mesh, {Shard(0)}).requires_grad_();
+    const auto message = [&](const std::vector<Placements>& outputs, const LocalMapOptions& options) {
+      const auto sum = [](const auto& in) { return std::vector<at::Tensor>{in[0] + in[1]}; };
+      return error_of([&] { local_map(sum, {x, x}, outputs, options); });
+    };
+    EXPECT_NE(message({{Shard(0)}}, {{}, {{Shard(0)}}, {}}).find("1 in_grad_placements for 2 inputs"),
+              std::string::npos);
+    EXPECT_NE(message({{Shard(0)}}, {{{Shard(0)}}, {}, {}}).find("1 in_placements for 2 inputs"), std::string::npos);
+    EXPECT_NE(message({{Shard(0)}}, {{}, {}, {{4, 2}, {4, 2}}}).find("2 out_sizes for 1 out_p"), std::string::npos);
+    EXPECT_NE(message({{}}, {}).find("one placement per mesh dimension is needed"), std::string::npos);
+    EXPECT_EQ(message({{Shard(0)}}, {}), "no error");
+  });
+}
+
+TEST(BorderMistakes, InputsOfLocalMapAreOnOneMesh) {
+  run_local(4, [](Communicator world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"a", "b"});
+    const at::Tensor x = distribute_tensor(numbers(), mesh, {Replicate(), Replicate()});
+    const at::Tensor y = distribute_tensor(numbers(), mesh["b"], {Shard(0)});
+    const auto sum = [](const auto& in) { return std::vector<at::Tensor>{in[0] + in[1].sum()}; };
+    const auto error = error_of([&] { local_map(sum, {x, y}, {{Replicate(), Replicate()}}); });
+    EXPECT_NE(error.find("inputs on two meshes"), std::string::npos) << error;
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test
