@@ -199,7 +199,7 @@ const UseHook* use_hook(const DTensor& parameter) {
 }
 
 Placements gradient_placements(const DTensor& parameter) {
-  return without_partial(dtensor_or_null(parameter)->spec()->placements);
+  return without_partial(checked_impl(parameter).spec()->placements);
 }
 
 void accumulate_gradient(const DTensor& parameter, const DTensor& gradient) {

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "autograd/leaf_hook.h"
+#include "autograd/local_autograd.h"
 #include "dtensor/hooks.h"
 #include "redistribute/execute.h"
 
@@ -119,7 +120,7 @@ at::Tensor provided_by_schedule(const DTensorImpl& operand, const TensorSpec& to
 }
 
 at::Tensor gathered_local(const DTensor& operand, const Placements& wanted) {
-  const auto& impl = *dtensor_or_null(operand);
+  const auto& impl = checked_impl(operand);
   if (has_source(impl)) {
     const at::AutoDispatchBelowADInplaceOrView below;
     if (auto ready = provided_by_schedule(impl, *with_placements(*impl.spec(), wanted)); ready.defined()) return ready;

@@ -36,5 +36,10 @@ TEST(BorderMistakes, InputsOfLocalMapAreOnOneMesh) {
   });
 }
 
+TEST(BorderMistakes, UndefinedTensorsHaveNoGradientsAndAreNotGathered) {
+  EXPECT_NE(error_of([] { gradient_placements(DTensor()); }).find("undefined DTensor"), std::string::npos);
+  EXPECT_NE(error_of([] { gathered_local(DTensor(), {Replicate()}); }).find("undefined DTensor"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace dtensor::test
