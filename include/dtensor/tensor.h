@@ -49,7 +49,8 @@ class DTENSOR_API DTensor : public at::Tensor {
   // the elements that it wants and lacks, each once. Collective over the ranks of both meshes; on ranks outside `mesh`
   // the result has no local tensor. Differentiable.
   DTensor redistribute(const DeviceMesh& mesh, Placements placements) const;
-  // In place: every handle to this tensor sees it. Not differentiable; refuses non-leaf tensors that require grad.
+  // In place: every handle to this tensor sees it. Its gradient goes along, to the placements that gradients of such a
+  // tensor have (Partial takes Replicate). Not differentiable; refuses views, and non-leaf tensors that require grad.
   DTensor& redistribute_(Placements placements);
 
   // A number that advances with every write to this tensor, through whatever alias (views, detached copies,

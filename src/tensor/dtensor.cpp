@@ -70,7 +70,7 @@ DTensor& DTensor::redistribute_(Placements placements) {
   placements = normalize_placements(std::move(placements), dim(), impl->spec()->mesh->layout.shape);
   auto to = with_placements(*impl->spec(), placements);
   auto local = move_local(*impl, placements);
-  if (is_dtensor(grad())) move_gradient(*this, placements);
+  if (is_dtensor(grad())) move_gradient(*this, without_partial(std::move(placements)));
   impl->reset(std::move(to), std::move(local));
   return *this;
 }

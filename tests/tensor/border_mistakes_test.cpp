@@ -25,6 +25,7 @@ TEST(BorderMistakes, OptionsOfLocalMapAreOneForEach) {
   });
 }
 
+// Axes of another mesh say nothing of this one's.
 TEST(BorderMistakes, InputsOfLocalMapAreOnOneMesh) {
   run_local(4, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"a", "b"});
@@ -39,6 +40,20 @@ TEST(BorderMistakes, InputsOfLocalMapAreOnOneMesh) {
 TEST(BorderMistakes, UndefinedTensorsHaveNoGradientsAndAreNotGathered) {
   EXPECT_NE(error_of([] { gradient_placements(DTensor()); }).find("undefined DTensor"), std::string::npos);
   EXPECT_NE(error_of([] { gathered_local(DTensor(), {Replicate()}); }).find("undefined DTensor"), std::string::npos);
+}
+
+// As backward passes leave it: no stored shard, no shares of a sum.
+TEST(BorderMistakes, GradientsFollowToThePlacementsOfGradients) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    DTensor x = distribute_tensor(numbers(), mesh, {Shard(1)});
+    x.requires_grad_();
+    x.square().sum().backward();
+    for (const auto& p : {Placement(Shard(0).as_storage()), Placement(Partial()), Placement(Replicate())}) {
+      x.redistribute_({p});
+      EXPECT_EQ(DTensor(x.grad()).placements(), gradient_placements(x)) << p.str();
+      expect_close(x.grad(), numbers() * 2, "gradient");
+    }
+  });
 }
 
 }  // namespace
