@@ -10,6 +10,7 @@
 #include "dtensor/tensor.h"
 #include "optim/lists.h"
 #include "optim/norm_group.h"
+#include "optim/scope.h"
 #include "optim/sums.h"
 
 namespace dtensor {
@@ -191,14 +192,14 @@ void scale(const std::vector<at::Tensor>& gradients, const at::Tensor& norm, dou
 }  // namespace
 
 at::Tensor get_norms(at::TensorList tensors, NormOptions options) {
-  const at::NoGradGuard no_grad;
+  const optim::PlainScope scope;
   const auto reduced = without_partials(tensors.vec());
   const NormGroup group(reduced);
   return group.outside() ? at::Tensor() : root(powers_of(reduced, group, options.norm_type), options.norm_type);
 }
 
 void clip_grads_with_norm_(at::TensorList parameters, double max_norm, const at::Tensor& total_norm) {
-  const at::NoGradGuard no_grad;
+  const optim::PlainScope scope;
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& p : parameters) {
     if (p.grad().defined()) gradients.push_back(p.grad());
@@ -207,14 +208,14 @@ void clip_grads_with_norm_(at::TensorList parameters, double max_norm, const at:
 }
 
 at::Tensor get_total_norm(at::TensorList tensors, NormOptions options) {
-  const at::NoGradGuard no_grad;
+  const optim::PlainScope scope;
   const auto reduced = without_partials(tensors.vec());
   const NormGroup group(reduced);
   return group.outside() ? at::Tensor() : total_norm(reduced, group, options);
 }
 
 at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, NormOptions options) {
-  const at::NoGradGuard no_grad;
+  const optim::PlainScope scope;
   std::vector<at::Tensor> gradients, described;  // without a gradient here, the parameter still names its mesh
   for (const at::Tensor& p : parameters) gradients.push_back(p.grad());
   gradients = without_partials(std::move(gradients));

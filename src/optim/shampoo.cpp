@@ -8,6 +8,7 @@
 #include "optim/exchange.h"
 #include "optim/lists.h"
 #include "optim/roots.h"
+#include "optim/scope.h"
 #include "optim/updates.h"
 
 namespace dtensor {
@@ -210,7 +211,10 @@ at::Tensor spread(const at::Tensor& owned, std::int64_t size, const OptimizerEnt
 
 // Where such a matrix is to be read into; spread likewise.
 at::Tensor spread_target(std::int64_t size, const OptimizerEntry& entry) {
-  if (!is_dtensor(entry.parameter)) return at::zeros({size, size}, entry.parameter.options().dtype(entry.dtype));
+  if (!is_dtensor(entry.parameter)) {
+    const optim::PlainScope scope;
+    return at::zeros({size, size}, entry.parameter.options().dtype(entry.dtype));
+  }
   const DeviceMesh mesh = DTensor(entry.parameter).mesh();
   return zeros({size, size}, mesh, Placements(static_cast<std::size_t>(mesh.ndim()), Shard(0)),
                at::TensorOptions(entry.dtype));
@@ -229,7 +233,6 @@ std::string name_of(const std::string& prefix, const char* what, std::size_t blo
 }  // namespace
 
 void Shampoo::save_more(const Entry& entry, const std::string& prefix, OptimizerState& state) const {
-  const at::NoGradGuard no_grad;
   const auto& blocks = state_->of(entry, entries());
   for (std::size_t b = 0; b < blocks.size() && entry.steps > 0; ++b) {
     for (std::size_t k = 0; k < blocks[b].shape.shape.size(); ++k) {
@@ -258,7 +261,7 @@ void Shampoo::more_targets(Entry& entry, std::int64_t steps, const std::string& 
       if (steps >= options(entry.group).start) one("root", roots);
     }
     commits.emplace_back([this, &block = blocks[b], factors, roots] {
-      const at::NoGradGuard no_grad;
+      const optim::PlainScope scope;
       const auto take = [&](const std::vector<at::Tensor>& from, std::vector<at::Tensor>& to) {
         to.clear();
         for (const at::Tensor& target : from) {
