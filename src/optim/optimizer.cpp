@@ -96,12 +96,17 @@ void SlotOptimizer::step() {
   const optim::PlainScope scope;
   std::vector<Entry*> active;
   for (Entry& entry : entries_) {
-    if (!entry.parameter.grad().defined()) continue;
-    ++entry.steps;
-    active.push_back(&entry);
+    if (entry.parameter.grad().defined()) active.push_back(&entry);
   }
   if (active.size() < entries_.size()) check_trained(active.size());
-  if (!active.empty()) update(active);
+  for (Entry* entry : active) ++entry->steps;
+  try {
+    if (!active.empty()) update(active);
+  } catch (
+      ...) {  // such a step does not count, or the next would correct its averages for one more than they have seen
+    for (Entry* entry : active) --entry->steps;
+    throw;
+  }
 }
 
 void SlotOptimizer::check_trained(std::size_t active) {

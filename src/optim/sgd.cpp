@@ -56,9 +56,12 @@ void SGD::update(const std::vector<Entry*>& active) {
     const bool fused = options(entry->group).fused && optim::fits_fused(entry->parameter);
     kinds[(fused ? 0 : 2) + (first ? 1 : 0)].push_back(entry);
   }
+  // A gradient that does not fit is an error before any parameter has changed.
+  std::vector<Bucket> buckets[4];
+  for (int kind = 0; kind < 4; ++kind) buckets[kind] = optim::make_buckets(kinds[kind], kind < 2);
   for (int kind = 0; kind < 4; ++kind) {
     const bool fused = kind < 2, first = kind % 2 == 1;
-    for (const Bucket& b : optim::make_buckets(kinds[kind], fused)) {
+    for (const Bucket& b : buckets[kind]) {
       fused ? fused_step(b, options(b.group), first) : foreach_step(b, options(b.group), first);
     }
   }
