@@ -80,11 +80,15 @@ void SlotOptimizer::add_parameters(std::size_t group, const std::vector<at::Tens
                                    const std::vector<std::string>& names) {
   TORCH_CHECK(names.empty() || names.size() == parameters.size(), "optimizer: ", names.size(), " names for ",
               parameters.size(), " parameters");
+  std::unordered_set<std::string> known;
+  for (const Entry& entry : entries_) known.insert(entry.name);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     std::string name = names.empty() ? std::to_string(entries_.size()) : names[i];
     check_parameter(parameters[i], name);
     const bool fresh = index_.emplace(parameters[i].unsafeGetTensorImpl(), entries_.size()).second;
     TORCH_CHECK(fresh, "optimizer: parameter ", name, " is there twice (tied weights are listed once)");
+    TORCH_CHECK(known.insert(name).second, "optimizer: the name ", name, " is that of two parameters (names that are ",
+                "not given are numbers), whose saved states could not be told apart");
     const auto dtype = parameters[i].scalar_type();
     const bool half = dtype == at::kHalf || dtype == at::kBFloat16;
     entries_.push_back({std::move(name), parameters[i], group, 0, std::vector<at::Tensor>(slot_names_.size()),

@@ -99,7 +99,7 @@ struct ParameterGroup {
   std::vector<at::Tensor> parameters;  // leaves of floating point, without Partial
   // Of all of them.
   Options options = {};
-  std::vector<std::string> names = {};  // for saved state; by default the index over all groups
+  std::vector<std::string> names = {};  // for saved state, each once; by default the index over all groups
 };
 
 // One parameter as an optimizer keeps it.
