@@ -23,6 +23,18 @@ void take_prefixed(const std::string& prefix, const std::vector<std::pair<std::s
   }
 }
 
+// What no part would look at, such as the state of a single optimizer.
+void check_prefixes(const StateScalars& scalars, std::size_t parts) {
+  std::vector<std::string> unknown;
+  for (const auto& [name, value] : scalars) {
+    bool known = false;
+    for (std::size_t i = 0; i < parts; ++i) known |= name.starts_with(std::to_string(i) + ".");
+    if (!known) unknown.push_back(name);
+  }
+  TORCH_CHECK(unknown.empty(), "load_state_dict: the state has ", c10::Join(", ", unknown),
+              ", which belong to none of ", parts, " optimizers (their names begin with the number of a part)");
+}
+
 }  // namespace
 
 CombinedOptimizer::CombinedOptimizer(std::vector<std::unique_ptr<Optimizer>> parts) : parts_(std::move(parts)) {
@@ -94,6 +106,7 @@ OptimizerState CombinedOptimizer::state_dict() const {
 }
 
 StateTargets CombinedOptimizer::state_targets(const StateScalars& scalars, const Saved& saved) {
+  check_prefixes(scalars, parts_.size());
   StateTargets all;
   std::vector<std::function<void()>> commits;
   for (std::size_t i = 0; i < parts_.size(); ++i) {

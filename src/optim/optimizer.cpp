@@ -169,12 +169,12 @@ OptimizerState SlotOptimizer::state_dict() const {
   return state;
 }
 
-std::vector<at::Tensor> SlotOptimizer::slot_targets(const Entry& entry, const Saved& saved,
+std::vector<at::Tensor> SlotOptimizer::slot_targets(const Entry& entry, std::int64_t steps, const Saved& saved,
                                                     StateTensors& tensors) const {
   std::vector<at::Tensor> slots(slot_names_.size());
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const std::string name = entry.name + "." + slot_names_[i];
-    if (!saved(name)) continue;
+    if (!saved(name) && (steps == 0 || !always_has(entry, i))) continue;
     slots[i] = at::zeros_like(entry.parameter, entry.parameter.options().dtype(entry.dtype));
     tensors.emplace_back(name, slots[i]);
   }
@@ -210,7 +210,7 @@ StateTargets SlotOptimizer::state_targets(const StateScalars& scalars, const Sav
   }
   for (Entry& entry : entries_) {
     const auto steps = static_cast<std::int64_t>(number(entry.name + ".step").value_or(0));
-    commits.emplace_back([&entry, steps, slots = slot_targets(entry, saved, targets.tensors)] {
+    commits.emplace_back([&entry, steps, slots = slot_targets(entry, steps, saved, targets.tensors)] {
       entry.steps = steps;
       entry.slots = slots;
     });

@@ -247,6 +247,11 @@ void Shampoo::save_more(const Entry& entry, const std::string& prefix, Optimizer
   }
 }
 
+bool Shampoo::always_has(const Entry& entry, std::size_t slot) const {
+  const ShampooOptions& o = options(entry.group);
+  return slot == 0 ? o.beta1 != 0 : o.grafting == Grafting::adam;
+}
+
 void Shampoo::more_targets(Entry& entry, std::int64_t steps, const std::string& prefix, StateTensors& tensors,
                            std::vector<std::function<void()>>& commits) {
   auto& blocks = state_->of(entry, entries());

@@ -28,5 +28,51 @@ TEST(State, ANameBelongsToOneParameter) {
   EXPECT_EQ(error({{{a}, {}, {"w"}}, {{b}, {}, {"v"}}}), "no error");
 }
 
+TEST(State, OfAnotherOptimizerOrLackingAPartIsRefused) {
+  const at::Tensor p = trained({3, 2});
+  SGD sgd({p}, {.momentum = 0.9});
+  AdamW adamw({p});
+  Adagrad adagrad({p});
+  Muon muon({p});
+  Shampoo shampoo({p});
+  const std::vector<Optimizer*> all{&sgd, &adamw, &adagrad, &muon, &shampoo};
+  for (Optimizer* optimizer : all) optimizer->step();
+  EXPECT_TRUE(refuses(adamw, sgd.state_dict(), "0.exp_avg is missing"));
+  EXPECT_TRUE(refuses(adagrad, adamw.state_dict(), "0.sum is missing"));
+  EXPECT_TRUE(refuses(muon, adamw.state_dict(), "0.momentum_buffer is missing"));
+  EXPECT_TRUE(refuses(shampoo, adamw.state_dict(), "0.graft_exp_avg_sq is missing"));
+  for (Optimizer* optimizer : all) {
+    OptimizerState state = optimizer->state_dict();
+    EXPECT_EQ(error_of([&] { optimizer->load_state_dict(state); }), "no error");
+    if (optimizer == &sgd) continue;  // which may have run without momentum
+    const std::string name = state.tensors.front().first;
+    state.tensors.erase(state.tensors.begin());
+    EXPECT_TRUE(refuses(*optimizer, state, name + " is missing")) << name;
+  }
+}
+
+// Not so what a setting leaves out, or was left out when it was saved.
+TEST(State, WithoutMomentaOrGraftingIsWhole) {
+  const at::Tensor p = trained({3, 2});
+  const ShampooOptions bare{.beta1 = 0, .grafting = Grafting::none};
+  Shampoo shampoo({p}, bare), again({p}, bare);
+  SGD plain({p}), with_momentum({p}, {.momentum = 0.9});
+  shampoo.step(), plain.step();
+  EXPECT_EQ(error_of([&] { again.load_state_dict(shampoo.state_dict()); }), "no error");
+  EXPECT_EQ(error_of([&] { with_momentum.load_state_dict(plain.state_dict()); }), "no error");
+}
+
+TEST(State, OfOneOptimizerIsNoneOfSeveral) {
+  const at::Tensor w = trained({3, 2}), b = trained({3});
+  const auto combined = muon_with_adamw({w}, {}, {b}, {});
+  AdamW one({{{w, b}, {}, {"w", "b"}}});
+  combined->step(), one.step();
+  EXPECT_TRUE(refuses(*combined, one.state_dict(), "group0.lr, w.step, b.step"));
+  EXPECT_FALSE(combined->state(w).empty());
+  OptimizerState three = combined->state_dict();
+  three.scalars.emplace_back("2.group0.lr", 0.1);
+  EXPECT_TRUE(refuses(*combined, three, "2.group0.lr"));
+}
+
 }  // namespace
 }  // namespace dtensor::test

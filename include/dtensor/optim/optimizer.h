@@ -139,6 +139,8 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
   // Targets for it; commits take them. `steps`: the entry's in the saved state.
   virtual void more_targets(Entry& /*entry*/, std::int64_t /*steps*/, const std::string& /*prefix*/,
                             StateTensors& /*tensors*/, std::vector<std::function<void()>>& /*commits*/) {}
+  // Whether each parameter that has taken a step has this slot, so that a saved state without it is an error.
+  virtual bool always_has(const Entry& /*entry*/, std::size_t /*slot*/) const { return true; }
 
   // In the order of the groups.
   const std::vector<Entry>& entries() const { return entries_; }
@@ -146,7 +148,8 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
 
  private:
   StateTensors slots_of(const Entry& entry, const std::string& prefix) const;
-  std::vector<at::Tensor> slot_targets(const Entry& entry, const Saved& saved, StateTensors& tensors) const;
+  std::vector<at::Tensor> slot_targets(const Entry& entry, std::int64_t steps, const Saved& saved,
+                                       StateTensors& tensors) const;
   void check_known(const StateScalars& scalars) const;
 
   std::vector<std::string> slot_names_;

@@ -54,6 +54,7 @@ class DTENSOR_API Shampoo final : public GroupOptimizer<ShampooOptions> {
   void save_more(const Entry& entry, const std::string& prefix, OptimizerState& state) const override;
   void more_targets(Entry& entry, std::int64_t steps, const std::string& prefix, StateTensors& tensors,
                     std::vector<std::function<void()>>& commits) override;
+  bool always_has(const Entry& entry, std::size_t slot) const override;
 
   struct State;
   std::unique_ptr<State> state_;
