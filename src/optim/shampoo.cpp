@@ -226,6 +226,12 @@ at::Tensor collect(const at::Tensor& spread) {
   return DTensor(spread).mesh().is_member() ? DTensor(spread).full_tensor() : at::Tensor();
 }
 
+// The owner's, which is one until the first are taken (`start` may have been lowered); undefined on other ranks.
+at::Tensor root_of(const Preconditioner& p, std::size_t dim, const at::Tensor& factor) {
+  if (dim < p.roots.size()) return p.roots[dim];
+  return factor.defined() ? at::eye(factor.size(0), factor.options()) : at::Tensor();
+}
+
 std::string name_of(const std::string& prefix, const char* what, std::size_t block, std::size_t dim) {
   return prefix + what + "." + std::to_string(block) + "." + std::to_string(dim);
 }
@@ -237,12 +243,13 @@ void Shampoo::save_more(const Entry& entry, const std::string& prefix, Optimizer
   for (std::size_t b = 0; b < blocks.size() && entry.steps > 0; ++b) {
     for (std::size_t k = 0; k < blocks[b].shape.shape.size(); ++k) {
       const std::int64_t size = blocks[b].shape.shape[k];
-      const auto one = [&](const char* what, const std::vector<at::Tensor>& owned) {
-        const at::Tensor mine = k < owned.size() ? owned[k] : at::Tensor();
+      const auto one = [&](const char* what, const at::Tensor& mine) {
         state.tensors.emplace_back(name_of(prefix, what, b, k), spread(mine, size, entry));
       };
-      one("factor", blocks[b].factors);
-      if (entry.steps >= options(entry.group).start) one("root", blocks[b].roots);
+      const auto& factors = blocks[b].factors;
+      const at::Tensor factor = k < factors.size() ? factors[k] : at::Tensor();
+      one("factor", factor);
+      if (entry.steps >= options(entry.group).start) one("root", root_of(blocks[b], k, factor));
     }
   }
 }

@@ -74,5 +74,31 @@ TEST(State, OfOneOptimizerIsNoneOfSeveral) {
   EXPECT_TRUE(refuses(*combined, three, "2.group0.lr"));
 }
 
+// `start` lowered between two steps: until the next roots are taken they are one, and so they are saved.
+TEST(State, RootsThatWereNotTakenYetAreSavedAsOne) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const bool placed : {true, false}) {
+      const auto put = [&](std::uint64_t seed) -> at::Tensor {
+        const at::Tensor whole = Draw(seed).normal({4, 3});
+        return placed ? at::Tensor(distribute_tensor(whole, mesh, {Shard(0)})) : whole;
+      };
+      const auto step = [&](Optimizer& optimizer, const at::Tensor& p, std::uint64_t number) {
+        p.mutable_grad() = put(10 + number);
+        optimizer.step();
+      };
+      const at::Tensor p = put(1).requires_grad_();
+      Shampoo optimizer({p}, {.frequency = 100, .start = 10});
+      for (int i = 0; i < 4; ++i) step(optimizer, p, i);
+      optimizer.options().start = 3;
+      step(optimizer, p, 4);
+      const at::Tensor q = p.detach().clone().requires_grad_();
+      Shampoo again({q}, {.frequency = 100, .start = 3});
+      again.load_state_dict(optimizer.state_dict());
+      step(optimizer, p, 5), step(again, q, 5);
+      expect_close(whole_of(q), whole_of(p), placed ? "placed" : "plain");
+    }
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test
