@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <unordered_map>
 #include <vector>
 
 #include "dtensor/export.h"
@@ -34,12 +35,15 @@ class DTENSOR_API GradScaler {
   explicit GradScaler(const Options& options);
 
   at::Tensor scale(const at::Tensor& loss) const;  // differentiable; in float where the loss is half
-  // Divides the gradients of `parameters`, DTensors on any meshes and plain ones, by the scale, in place. Collective
-  // over their meshes. Whether all ranks found them finite. At most once before update(), for the same parameters.
+  // Divides the gradients of `parameters`, DTensors on any meshes and plain ones, by the scale, in place. Whether all
+  // ranks found them finite. Collective over their meshes (over the world, where plain ones are among DTensors that do
+  // not cover it): every rank gives the same list, parameters included that have no gradient here or whose mesh it is
+  // not in; a rank outside all of the meshes is not told. At most once before update() for a parameter.
   bool unscale_(const std::vector<at::Tensor>& parameters);
-  // Unscales unless that was done, and runs `step` if the gradients were finite; whether it did.
+  // Unscales those for which that was not done (each optimizer of several has parameters of its own), and runs `step`
+  // if the gradients were finite; whether it did.
   bool step(const std::vector<at::Tensor>& parameters, const std::function<void()>& step);
-  void update();  // the scale for the next step
+  void update();  // the scale for the next step, by all that was unscaled
 
   // The scale of the next loss, and all that a checkpoint needs.
   double get_scale() const { return state_.scale; }
@@ -49,7 +53,7 @@ class DTENSOR_API GradScaler {
  private:
   Options options_;
   State state_;
-  bool unscaled_ = false, finite_ = true;
+  std::unordered_map<const c10::TensorImpl*, bool> unscaled_;  // since the last update: whether they were finite
 };
 
 }  // namespace dtensor

@@ -1,10 +1,13 @@
-// The scale is a number of the program, the same on every rank because found-inf is.
+// The scale is a number of the program, the same on every rank because found-inf is. Local parts are looked at, and one
+// number is agreed on over the ranks of all meshes.
 #include "dtensor/grad_scaler.h"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
+#include <set>
 
 #include "dtensor/tensor.h"
 
@@ -15,6 +18,108 @@ namespace {
 double within_floats(double scale) {
   constexpr double smallest = std::numeric_limits<float>::min();
   return std::clamp(scale, smallest, 1 / smallest);
+}
+
+using Ranks = std::vector<std::int64_t>;
+
+Ranks sorted_ranks(const DeviceMesh& mesh) {
+  Ranks ranks = mesh.ranks().vec();
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+// Which ranks must agree: those of all meshes that the parameters name, and the world where some have none.
+struct Members {
+  std::vector<DeviceMesh> meshes;  // each once
+  bool plain = false;
+
+  void add(const at::Tensor& tensor) {
+    if (!is_dtensor(tensor)) {
+      plain = true;
+      return;
+    }
+    const DeviceMesh mesh = DTensor(tensor).mesh();
+    if (std::find(meshes.begin(), meshes.end(), mesh) == meshes.end()) meshes.push_back(mesh);
+  }
+
+  // The ranks that news from the first mesh reaches by those that are in two meshes.
+  Ranks reached() const {
+    Ranks all = sorted_ranks(meshes.front());
+    for (std::size_t round = 1; round < meshes.size(); ++round) {
+      for (const DeviceMesh& mesh : meshes) {
+        const Ranks ranks = sorted_ranks(mesh);
+        Ranks joined;
+        std::set_union(all.begin(), all.end(), ranks.begin(), ranks.end(), std::back_inserter(joined));
+        if (joined.size() < all.size() + ranks.size()) all = std::move(joined);
+      }
+    }
+    return all;
+  }
+  Ranks all() const {
+    std::set<std::int64_t> all;
+    for (const DeviceMesh& mesh : meshes) all.insert(mesh.ranks().begin(), mesh.ranks().end());
+    return {all.begin(), all.end()};
+  }
+};
+
+void take_largest(const at::Tensor& found, const Communicator& ranks) {
+  if (ranks.size() > 1) ranks.all_reduce(found, ReduceOp::max).wait();
+}
+
+// Ranks that are in two meshes carry the news from one to the other: over a chain of n meshes it takes n rounds. So it
+// may be that each rank names a slice of its own; where meshes have no rank in common, every rank names all of them.
+void agree(const at::Tensor& found, const Members& members) {
+  if (members.meshes.empty()) return;
+  const DeviceMesh& first = members.meshes.front();
+  const Ranks all = members.all();
+  const auto count = static_cast<std::int64_t>(all.size());
+  if (members.plain && count < first.world().size()) return take_largest(found, first.world());
+  if (members.reached() != all) {
+    if (!std::binary_search(all.begin(), all.end(), first.world().rank())) return;
+    return take_largest(found, device_mesh(first.world(), first.device_type(), all, {count}).communicator());
+  }
+  for (std::size_t round = 0; round < members.meshes.size(); ++round) {
+    for (const DeviceMesh& mesh : members.meshes) {
+      if (mesh.is_member()) take_largest(found, mesh.communicator());
+    }
+  }
+}
+
+// This rank's part, to be written to; undefined outside the mesh. Shares of a gradient may be finite where their sum is
+// not.
+at::Tensor local_gradient(const at::Tensor& gradient) {
+  if (!is_dtensor(gradient)) return gradient;
+  const DTensor d(gradient);
+  for (const Placement& p : d.placements()) {
+    TORCH_CHECK(!p.is_partial(), "GradScaler: a gradient is not reduced yet, ", d.spec_str());
+  }
+  if (!d.mesh().is_member()) return {};
+  if (!gradient.is_inference()) gradient.unsafeGetTensorImpl()->bump_version();  // whoever saved it notices
+  return d.to_local();
+}
+
+// Whether all gradients were finite.
+bool unscale(const std::vector<at::Tensor>& parameters, double inverse) {
+  const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard no_mesh_scope(
+      c10::DispatchKey::DeferredInit);  // whose factories these are not
+  Members members;
+  std::vector<at::Tensor> locals;
+  for (const at::Tensor& p : parameters) {
+    members.add(p.grad().defined() ? p.grad() : p);
+    const at::Tensor local = p.grad().defined() ? local_gradient(p.grad()) : at::Tensor();
+    if (local.defined()) locals.push_back(local);
+  }
+  const auto device = !locals.empty()          ? locals.front().device()
+                      : members.meshes.empty() ? c10::Device(at::kCPU)
+                                               : c10::Device(members.meshes.front().device_type());
+  const auto options = at::TensorOptions(at::kFloat).device(device);
+  at::Tensor found = at::zeros({1}, options);
+  if (!locals.empty()) {
+    at::_amp_foreach_non_finite_check_and_unscale_(locals, found, at::full({1}, inverse, options));
+  }
+  agree(found, members);
+  return found.item<float>() == 0;
 }
 
 }  // namespace
@@ -35,39 +140,36 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
 }
 
 bool GradScaler::unscale_(const std::vector<at::Tensor>& parameters) {
-  TORCH_CHECK(!unscaled_, "GradScaler: unscale_ was called before, without update() since");
-  unscaled_ = true;
-  finite_ = true;
-  if (!options_.enabled) return true;
-  at::NoGradGuard no_grad;
-  std::vector<at::Tensor> gradients;
   for (const at::Tensor& p : parameters) {
-    if (p.grad().defined()) gradients.push_back(p.grad());
+    TORCH_CHECK(!unscaled_.contains(p.unsafeGetTensorImpl()), "GradScaler: unscale_ was called before for a parameter ",
+                "of sizes ", p.sizes(), ", without update() since");
   }
-  if (gradients.empty()) return true;
-  const auto float_on_device = at::TensorOptions(at::kFloat).device(gradients[0].device());
-  at::Tensor found = at::zeros({1}, float_on_device);
-  const at::Tensor inverse = at::full({1}, 1 / state_.scale, float_on_device);
-  at::_amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse);
-  finite_ = found.item<float>() == 0;
-  return finite_;
+  const bool finite = !options_.enabled || unscale(parameters, 1 / state_.scale);
+  for (const at::Tensor& p : parameters) unscaled_.emplace(p.unsafeGetTensorImpl(), finite);
+  return finite;
 }
 
 bool GradScaler::step(const std::vector<at::Tensor>& parameters, const std::function<void()>& step) {
-  if (!unscaled_) unscale_(parameters);
-  if (finite_) step();
-  return finite_;
+  std::vector<at::Tensor> rest;
+  for (const at::Tensor& p : parameters) {
+    if (!unscaled_.contains(p.unsafeGetTensorImpl())) rest.push_back(p);
+  }
+  if (!rest.empty()) unscale_(rest);
+  const bool finite = std::all_of(parameters.begin(), parameters.end(),
+                                  [&](const at::Tensor& p) { return unscaled_.at(p.unsafeGetTensorImpl()); });
+  if (finite) step();
+  return finite;
 }
 
 void GradScaler::update() {
-  unscaled_ = false;
+  const bool finite = std::all_of(unscaled_.begin(), unscaled_.end(), [](const auto& entry) { return entry.second; });
+  unscaled_.clear();
   if (!options_.enabled) return;
-  if (!finite_) {
+  if (!finite) {
     state_ = {within_floats(state_.scale * options_.backoff_factor), 0};
   } else if (++state_.good_steps == options_.growth_interval) {
     state_ = {within_floats(state_.scale * options_.growth_factor), 0};
   }
-  finite_ = true;
 }
 
 }  // namespace dtensor

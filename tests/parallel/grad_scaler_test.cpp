@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "dtensor/dtensor.h"
+#include "support/errors.h"
 #include "support/ranks.h"
 
 namespace {
@@ -74,6 +75,86 @@ TEST(GradScaler, ThousandsOfOverflowsLeaveAScale) {
     EXPECT_TRUE(scaler.unscale_({p}));
     EXPECT_NEAR(p.grad()[0].item<double>(), 2, 1e-5) << scaler.get_scale();
   }
+}
+
+at::Tensor with_gradient(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {
+  const at::Tensor p = distribute_tensor(whole, mesh, placements).requires_grad_();
+  p.mutable_grad() = p.detach() * 16;
+  return p;
+}
+
+// Two stages of a pipeline, of which no rank is in both; and a plain parameter beside a mesh of half the ranks.
+TEST(GradScaler, AnOverflowIsHeardOnMeshesApartAndBesidePlainParameters) {
+  run_local(4, [](Communicator world) {
+    const DeviceMesh first = device_mesh(world, at::kCPU, {0, 1}, {2}),
+                     second = device_mesh(world, at::kCPU, {2, 3}, {2});
+    for (const bool poison : {true, false}) {
+      const at::Tensor a = with_gradient(at::ones({4}), first, {Shard(0)});
+      const at::Tensor b = with_gradient(at::ones({4}), second, {Shard(0)});
+      if (poison && world.rank() == 3) DTensor(b.grad()).to_local().fill_(std::nan(""));
+      EXPECT_EQ(GradScaler().unscale_({a, b}), !poison) << "rank " << world.rank();
+      const at::Tensor plain = at::ones({2}).requires_grad_();
+      plain.mutable_grad() = at::ones({2});
+      EXPECT_EQ(GradScaler().unscale_({plain, b}), !poison) << "rank " << world.rank();
+    }
+  });
+}
+
+// A rank outside a parameter's mesh need not have run its backward pass.
+TEST(GradScaler, GradientsThatARankDoesNotHaveLeaveNobodyWaiting) {
+  run_local(3, [](Communicator world) {
+    const DeviceMesh all = init_device_mesh(world, at::kCPU, {3}), two = device_mesh(world, at::kCPU, {0, 1}, {2});
+    const at::Tensor a = with_gradient(at::ones({4}), all, {Shard(0)});
+    const at::Tensor b = with_gradient(at::ones({4}), two, {Shard(0)});
+    if (!two.is_member()) b.mutable_grad().reset();
+    if (world.rank() == 1) DTensor(b.grad()).to_local().fill_(std::nan(""));
+    EXPECT_FALSE(GradScaler().unscale_({a, b}));
+    world.barrier();
+  });
+}
+
+TEST(GradScaler, AGradientThatWasRefusedIsUnscaledLater) {
+  test::on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor p = distribute_tensor(at::ones({3}), mesh, {Replicate()}).requires_grad_();
+    p.mutable_grad() = DTensor::from_local(at::full({3}, 8.f), mesh, {Partial()}, {3});
+    GradScaler scaler({.init_scale = 8});
+    EXPECT_NE(test::error_of([&] { scaler.unscale_({p}); }).find("not reduced yet"), std::string::npos);
+    p.mutable_grad() = DTensor(p.grad()).redistribute({Replicate()});
+    const auto version = p.grad()._version();
+    EXPECT_TRUE(scaler.step({p}, [] {}));
+    test::expect_close(p.grad(), at::full({3}, 2.f), "unscaled");
+    EXPECT_GT(p.grad()._version(), version);
+  });
+}
+
+TEST(GradScaler, EachOfSeveralOptimizersHasItsGradientsUnscaled) {
+  const at::Tensor a = at::ones({2}).requires_grad_(), b = at::ones({2}).requires_grad_();
+  GradScaler scaler({.init_scale = 8});
+  const auto gradients = [&](double of_b) {
+    a.mutable_grad() = at::full({2}, 16.f), b.mutable_grad() = at::full({2}, of_b, at::kFloat);
+  };
+  gradients(16);
+  EXPECT_TRUE(scaler.step({a}, [] {}));
+  EXPECT_TRUE(scaler.step({a, b}, [] {}));
+  for (const at::Tensor& p : {a, b}) test::expect_close(p.grad(), at::full({2}, 2.f), "unscaled once");
+  scaler.update();
+  gradients(std::nan(""));
+  EXPECT_FALSE(scaler.step({b}, [] {}));
+  EXPECT_TRUE(scaler.step({a}, [] {}));
+  scaler.update();
+  EXPECT_EQ(scaler.get_scale(), 4);  // by the overflow of either
+}
+
+// A mesh's scope is not for what the scaler makes.
+TEST(GradScaler, WorksInAMeshScope) {
+  test::on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor p = with_gradient(at::ones({3}), mesh, {Shard(0)});
+    {
+      const MeshScope scope(mesh, {Shard(0)});
+      EXPECT_TRUE(GradScaler({.init_scale = 8}).step({p}, [] {}));
+    }
+    test::expect_close(p.grad(), at::full({3}, 2.f), "unscaled");
+  });
 }
 
 }  // namespace
