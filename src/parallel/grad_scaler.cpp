@@ -167,7 +167,7 @@ void GradScaler::update() {
   if (!options_.enabled) return;
   if (!finite) {
     state_ = {within_floats(state_.scale * options_.backoff_factor), 0};
-  } else if (++state_.good_steps == options_.growth_interval) {
+  } else if (++state_.good_steps >= options_.growth_interval) {  // beyond it where a state of longer intervals was set
     state_ = {within_floats(state_.scale * options_.growth_factor), 0};
   }
 }

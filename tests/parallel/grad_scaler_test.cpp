@@ -145,6 +145,17 @@ TEST(GradScaler, EachOfSeveralOptimizersHasItsGradientsUnscaled) {
   EXPECT_EQ(scaler.get_scale(), 4);  // by the overflow of either
 }
 
+// Resumed with shorter intervals than the state was saved with.
+TEST(GradScaler, GrowsAfterAnIntervalThatIsOverAlready) {
+  const at::Tensor p = at::ones({2}).requires_grad_();
+  GradScaler scaler({.init_scale = 8, .growth_interval = 4});
+  scaler.set_state({8, 10});
+  p.mutable_grad() = at::ones({2});
+  scaler.step({p}, [] {});
+  scaler.update();
+  EXPECT_EQ(scaler.get_scale(), 16);
+}
+
 // A mesh's scope is not for what the scaler makes.
 TEST(GradScaler, WorksInAMeshScope) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
