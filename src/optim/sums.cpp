@@ -61,6 +61,16 @@ bool small_powers(const at::Tensor& t, double p, double& result) {
 
 using Positions = std::vector<std::int64_t>;
 
+// ATen adds up in single precision what is no double; where that overflowed, again in double, as the loops do. Only
+// host memory is looked at.
+at::Tensor wide_norm(const at::Tensor& local, const at::Tensor& norm, double p) {
+  if (!norm.is_cpu() || std::isinf(p) || norm.scalar_type() == at::kDouble || std::isfinite(norm.item<double>())) {
+    return norm;
+  }
+  const auto wide = local.is_complex() ? at::kComplexDouble : at::kDouble;
+  return at::linalg_vector_norm(local, p, c10::nullopt, /*keepdim=*/false, wide);
+}
+
 // Fills the entries of `sums` at these positions from ATen's list norm.
 void add_norms(const std::vector<at::Tensor>& locals, const Positions& positions, double p,
                std::optional<at::ScalarType> dtype, at::Tensor& sums) {
@@ -68,7 +78,7 @@ void add_norms(const std::vector<at::Tensor>& locals, const Positions& positions
   std::vector<at::Tensor> chosen;
   for (const std::int64_t i : positions) chosen.push_back(locals[static_cast<std::size_t>(i)]);
   std::vector<at::Tensor> norms = at::_foreach_norm(chosen, p, dtype);
-  for (at::Tensor& norm : norms) norm = norm.to(sums.options());
+  for (std::size_t k = 0; k < norms.size(); ++k) norms[k] = wide_norm(chosen[k], norms[k], p).to(sums.options());
   const at::Tensor all = at::stack(norms);
   sums.index_copy_(0, at::tensor(positions).to(sums.device()), std::isinf(p) ? all : all.pow(p));
 }
