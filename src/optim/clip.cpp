@@ -62,9 +62,18 @@ c10::Device device_of(at::TensorList tensors) {
 struct Known {
   Known(at::TensorList tensors, const NormGroup& group, double p, c10::Device device);
   at::Tensor added, common;         // by tensor; undefined: the ranks have none alike
-  at::Tensor plain;                 // of all plain tensors together, a number; undefined: there are none
+  at::Tensor plain;                 // the norm of all plain tensors together; undefined: there are none
   std::vector<std::int64_t> kinds;  // by tensor; that after the last: no copies
 };
+
+at::Tensor root(const at::Tensor& powers, double p) { return std::isinf(p) ? powers : powers.pow(1 / p); }
+
+// Sums are added up one after the other, so that the result has the same bits however the tensors are spread over
+// groups of ranks (the stages of a pipeline).
+at::Tensor total_of(const at::Tensor& powers, double p) {
+  if (powers.numel() == 0) return at::zeros({}, powers.options());
+  return std::isinf(p) ? powers.amax() : root(powers.cumsum(0).select(0, -1), p);
+}
 
 Known::Known(at::TensorList tensors, const NormGroup& group, double p, c10::Device device) {
   std::vector<at::Tensor> own(tensors.size()), alike(tensors.size()), without_mesh;
@@ -87,18 +96,28 @@ Known::Known(at::TensorList tensors, const NormGroup& group, double p, c10::Devi
   }
   added = optim::power_sums(own, p, device);
   if (any_alike) common = optim::power_sums(alike, p, device);
-  if (group.has_plain()) plain = optim::power_sums(without_mesh, p, device).sum();
+  if (group.has_plain()) plain = total_of(optim::power_sums(without_mesh, p, device), p);
 }
 
 // Plain tensors have no mesh that says who sums them: where ranks hold different ones, each would be clipped by another
-// norm and go its own way. `sums`: over n ranks of the value and of its square.
-void check_plain(const at::Tensor& mine, const at::Tensor& sums, std::int64_t n) {
-  const double sum = sums[0].item<double>(), squares = sums[1].item<double>(), mean = sum / static_cast<double>(n);
-  const double spread = squares / static_cast<double>(n) - mean * mean;
-  TORCH_CHECK(!std::isfinite(mean) || spread <= 1e-10 * mean * mean,
-              "the total norm: plain tensors must be the same on every rank, and are not (the sum of their powers is ",
-              mean, " on average, ", mine.item<double>(),
+// norm and go its own way.
+void check_plain(bool same, double typical, const at::Tensor& mine) {
+  TORCH_CHECK(same, "the total norm: plain tensors must be the same on every rank, and are not (their norm is ",
+              typical, " on average, ", mine.item<double>(),
               " on this rank); sum gradients over the ranks first, or make ", "the parameters DTensors");
+}
+
+// `sums`: over n ranks of the norm and of its square.
+void check_sums(const at::Tensor& mine, const at::Tensor& sums, std::int64_t n) {
+  const double count = static_cast<double>(n), mean = sums[0].item<double>() / count;
+  const double squares = sums[1].item<double>() / count;  // of doubles may overflow
+  check_plain(!std::isfinite(squares) || squares - mean * mean <= 1e-10 * mean * mean, mean, mine);
+}
+
+// `ends`: the largest norm and, negated, the smallest.
+void check_ends(const at::Tensor& mine, const at::Tensor& ends) {
+  const double most = ends[0].item<double>(), least = -ends[1].item<double>();
+  check_plain(!std::isfinite(most) || !std::isfinite(least) || most - least <= 1e-5 * most, (most + least) / 2, mine);
 }
 
 // 1 for each kind of copies that this rank holds; the last of the plain tensors, which every rank has.
@@ -125,14 +144,21 @@ at::Tensor exchange(const Known& known, const NormGroup& group) {
     const auto held = at::cat({all.narrow(0, sums.size(0), kinds + 1).clamp_min(1), at::ones({1}, all.options())});
     sums = sums / held.index_select(0, at::tensor(known.kinds, at::kLong).to(all.device()));
   }
-  if (group.has_plain() && all.is_cpu()) check_plain(known.plain, all.narrow(0, all.size(0) - 2, 2), comm.size());
+  if (group.has_plain() && all.is_cpu()) check_sums(known.plain, all.narrow(0, all.size(0) - 2, 2), comm.size());
   return known.common.defined() ? sums + known.common : sums;
 }
 
 at::Tensor exchange_largest(const Known& known, const NormGroup& group) {
-  const at::Tensor& largest = known.added;
   const Communicator& comm = group.communicator();
-  if (comm && comm.size() > 1) comm.all_reduce(largest, ReduceOp::max).wait();
+  if (!comm || comm.size() == 1) {
+    return known.common.defined() ? at::maximum(known.added, known.common) : known.added;
+  }
+  const auto count = known.added.size(0);
+  at::Tensor all = known.added;
+  if (group.has_plain()) all = at::cat({all, at::stack({known.plain, known.plain.neg()})});
+  comm.all_reduce(all, ReduceOp::max).wait();
+  if (group.has_plain() && all.is_cpu()) check_ends(known.plain, all.narrow(0, count, 2));
+  const at::Tensor largest = all.narrow(0, 0, count);
   return known.common.defined() ? at::maximum(largest, known.common) : largest;
 }
 
@@ -142,15 +168,6 @@ at::Tensor powers_of(at::TensorList tensors, const NormGroup& group, double p) {
   if (tensors.empty()) return at::zeros({0}, at::kDouble);
   const Known known(tensors, group, p, device_of(tensors));
   return std::isinf(p) ? exchange_largest(known, group) : exchange(known, group);
-}
-
-at::Tensor root(const at::Tensor& powers, double p) { return std::isinf(p) ? powers : powers.pow(1 / p); }
-
-// Sums are added up one after the other, so that the result has the same bits however the tensors are spread over
-// groups of ranks (the stages of a pipeline).
-at::Tensor total_of(const at::Tensor& powers, double p) {
-  if (powers.numel() == 0) return at::zeros({}, powers.options());
-  return std::isinf(p) ? powers.amax() : root(powers.cumsum(0).select(0, -1), p);
 }
 
 // The same in host memory, without operators, of which each costs as much as scaling a small tensor.

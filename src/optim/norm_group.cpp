@@ -33,8 +33,7 @@ NormGroup::NormGroup(at::TensorList tensors) {
   outside_ =
       !plain && std::all_of(members_.begin(), members_.end(), [](const Member& m) { return m.coordinate.empty(); });
   if (outside_) return;
-  const bool whole_world = !plain || members_.front().mesh.size() == members_.front().mesh.world().size();
-  if (same_ranks() && whole_world) {
+  if (same_ranks() && !plain) {
     choose_line();
   } else {
     choose_all(plain);
@@ -63,7 +62,7 @@ bool NormGroup::same_ranks() const {
                      [&](const Member& m) { return sorted_ranks(m.mesh) == first; });
 }
 
-// All ranks are in all meshes: only split axes need an exchange.
+// All ranks are in all meshes and nothing needs to be compared: only split axes need an exchange.
 void NormGroup::choose_line() {
   std::int64_t axes = 0;
   for (const Member& member : members_) {
@@ -82,7 +81,7 @@ void NormGroup::choose_line() {
   if (axes > 1) communicator_ = members_.front().mesh.communicator();
 }
 
-// Ranks that are not in some mesh need its norms too. Plain tensors are on every rank of the world.
+// Ranks that are not in some mesh need its norms too. Plain tensors are on every rank of the world, which compare them.
 void NormGroup::choose_all(bool plain) {
   const DeviceMesh& first = members_.front().mesh;
   if (plain) {

@@ -10,6 +10,37 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+std::string error_beside(const DeviceMesh& mesh, const Placements& placements, const at::Tensor& plain, double p) {
+  const at::Tensor placed = distribute_tensor(at::ones({4, 4}), mesh, placements);
+  return error_of([&] { get_total_norm({placed, plain}, {.norm_type = p}); });
+}
+
+// Also where DTensors alone would need no exchange, or one along another axis than the one on which the plain differ.
+TEST(ClipAgreement, PlainTensorsAreComparedWhateverLiesBesideThem) {
+  on_mesh({2, 2}, [](const DeviceMesh& mesh) {
+    const at::Tensor same = at::full({2}, 3.0f), other = at::full({2}, mesh.world().rank() < 2 ? 1.0f : 2.0f);
+    for (const Placements& placements :
+         {Placements{Replicate(), Replicate()}, Placements{Replicate(), Shard(0)}, Placements{Shard(0), Shard(1)}}) {
+      for (const double p : {1.0, 2.0, kInfinity}) {
+        const auto what = to_string(placements) + " of order " + std::to_string(p);
+        EXPECT_EQ(error_beside(mesh, placements, same, p), "no error") << what;
+        EXPECT_NE(error_beside(mesh, placements, other, p).find("plain tensors must be the same"), std::string::npos)
+            << what;
+      }
+    }
+  });
+}
+
+TEST(ClipAgreement, EqualPlainTensorsOfAnySizeAreNoError) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const double value : {0.0, 1e-45, 1e-30, 1e18, 1e38}) {
+      for (const double p : {1.0, 3.0, 10.0, kInfinity}) {
+        EXPECT_EQ(error_beside(mesh, {Shard(0)}, at::full({3}, value, at::kFloat), p), "no error") << value << " " << p;
+      }
+    }
+  });
+}
+
 // Large tensors are summed by ATen in single precision; a shard of them may be small.
 TEST(ClipAgreement, SquaresThatOverflowDoSoOnNoLayout) {
   on_mesh({4}, [](const DeviceMesh& mesh) {
