@@ -179,10 +179,12 @@ double total_on_host(const at::Tensor& powers, double p) {
   return p == 2 ? std::sqrt(sum) : std::pow(sum, 1 / p);
 }
 
-at::Tensor total_norm(at::TensorList tensors, const NormGroup& group, const NormOptions& options) {
+// `described`: tensors of the same dtypes, on ranks that hold nothing of some too.
+at::Tensor total_norm(at::TensorList tensors, at::TensorList described, const NormGroup& group,
+                      const NormOptions& options) {
   const double p = options.norm_type;
   const at::Tensor powers = powers_of(tensors, group, p);
-  const at::TensorOptions result(result_type(tensors));
+  const at::TensorOptions result(result_type(described));
   const at::Tensor total = powers.is_cpu() ? at::scalar_tensor(total_on_host(powers, p), result)
                                            : total_of(powers, p).to(result.device(powers.device()));
   TORCH_CHECK(!options.error_if_nonfinite || std::isfinite(total.item<double>()), "the total norm of order ", p, " of ",
@@ -206,6 +208,15 @@ void scale(const std::vector<at::Tensor>& gradients, const at::Tensor& norm, dou
   if (!elsewhere.empty()) at::_foreach_mul_(elsewhere, factor.to(optim::device_of_data(elsewhere.front())));
 }
 
+// A rank outside all meshes has no total norm, and nothing to scale.
+void check_elsewhere(const std::vector<at::Tensor>& gradients) {
+  for (const at::Tensor& g : gradients) {
+    TORCH_CHECK(is_dtensor(g) && !DTensor(g).mesh().is_member(),
+                "clip_grads_with_norm_: no total norm for a gradient of ", "sizes ", g.sizes(),
+                " that this rank holds");
+  }
+}
+
 }  // namespace
 
 at::Tensor get_norms(at::TensorList tensors, NormOptions options) {
@@ -221,6 +232,7 @@ void clip_grads_with_norm_(at::TensorList parameters, double max_norm, const at:
   for (const at::Tensor& p : parameters) {
     if (p.grad().defined()) gradients.push_back(p.grad());
   }
+  if (!total_norm.defined()) return check_elsewhere(gradients);
   if (!gradients.empty()) scale(gradients, total_norm, max_norm);
 }
 
@@ -228,7 +240,7 @@ at::Tensor get_total_norm(at::TensorList tensors, NormOptions options) {
   const optim::PlainScope scope;
   const auto reduced = without_partials(tensors.vec());
   const NormGroup group(reduced);
-  return group.outside() ? at::Tensor() : total_norm(reduced, group, options);
+  return group.outside() ? at::Tensor() : total_norm(reduced, reduced, group, options);
 }
 
 at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, NormOptions options) {
@@ -243,7 +255,7 @@ at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, NormOptio
   }
   const NormGroup group(described);
   if (group.outside()) return {};
-  const at::Tensor norm = total_norm(gradients, group, options);
+  const at::Tensor norm = total_norm(gradients, described, group, options);
   clip_grads_with_norm_(parameters, max_norm, norm);
   return norm;
 }

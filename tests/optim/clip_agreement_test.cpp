@@ -41,6 +41,31 @@ TEST(ClipAgreement, EqualPlainTensorsOfAnySizeAreNoError) {
   });
 }
 
+// A rank outside a mesh need not have run its backward pass.
+TEST(ClipAgreement, TheNormHasOneDtypeOnAllRanks) {
+  run_local(3, [](Communicator world) {
+    const DeviceMesh all = init_device_mesh(world, at::kCPU, {3}), two = device_mesh(world, at::kCPU, {0, 1}, {2});
+    const at::Tensor a = distribute_tensor(at::ones({4}), all, {Replicate()}).requires_grad_();
+    const at::Tensor b = distribute_tensor(at::ones({4}, at::kDouble), two, {Shard(0)}).requires_grad_();
+    a.mutable_grad() = distribute_tensor(at::full({4}, 0.7f), all, {Replicate()});
+    if (two.is_member()) b.mutable_grad() = b.detach() * 1.3;
+    EXPECT_EQ(clip_grad_norm_({a, b}, 0.1).scalar_type(), at::kDouble);
+  });
+}
+
+TEST(ClipAgreement, ARankOutsideScalesNothingByTheNormThatItDoesNotHave) {
+  run_local(2, [](Communicator world) {
+    const DeviceMesh first = device_mesh(world, at::kCPU, {0}, {1});
+    const at::Tensor p = distribute_tensor(at::ones({4}), first, {Shard(0)}).requires_grad_();
+    p.mutable_grad() = p.detach() * 4;
+    clip_grads_with_norm_({p}, 1, get_total_norm({p.grad()}));
+    if (first.is_member()) expect_close(p.grad(), at::full({4}, 0.5f), "clipped", 1e-5);
+    const at::Tensor plain = at::ones({2}).requires_grad_();
+    plain.mutable_grad() = at::ones({2});
+    EXPECT_NE(error_of([&] { clip_grads_with_norm_({plain}, 1, {}); }).find("no total norm"), std::string::npos);
+  });
+}
+
 // Large tensors are summed by ATen in single precision; a shard of them may be small.
 TEST(ClipAgreement, SquaresThatOverflowDoSoOnNoLayout) {
   on_mesh({4}, [](const DeviceMesh& mesh) {

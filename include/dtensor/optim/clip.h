@@ -33,7 +33,7 @@ DTENSOR_API at::Tensor get_norms(at::TensorList tensors, NormOptions options = {
 DTENSOR_API at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, NormOptions options = {});
 
 // The second half of that, for a total norm that is known already: scales the gradients in place by
-// min(1, max_norm / (total_norm + 1e-6)).
+// min(1, max_norm / (total_norm + 1e-6)). Undefined on a rank outside all meshes, where it does nothing.
 DTENSOR_API void clip_grads_with_norm_(at::TensorList parameters, double max_norm, const at::Tensor& total_norm);
 
 }  // namespace dtensor
