@@ -10,10 +10,14 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <limits>
 #include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
 
 #include "dtensor/tensor.h"
 #include "scope/module_scope.h"
@@ -26,6 +30,7 @@ namespace {
 struct Values {
   bool nan = false, infinite = false;
   bool any_tensor = false;  // of any dtype: a factory has none
+  at::Tensor dtensor;       // the first of them
 
   void add(double least, double greatest) {
     nan = nan || std::isnan(least) || std::isnan(greatest);
@@ -40,16 +45,26 @@ at::Tensor local_part(const at::Tensor& tensor) {
   return d.mesh().is_member() ? d.to_local().detach() : at::Tensor();
 }
 
+// What all ranks of the operator's mesh call alike.
+std::int64_t name_of_call(const at::RecordFunction& op, const at::Tensor& dtensor) {
+  std::string name = op.name();
+  for (const std::int64_t rank : DTensor(dtensor).mesh().ranks()) name += " " + std::to_string(rank);
+  return static_cast<std::int64_t>(std::hash<std::string>()(name) >> 2) +
+         1;  // 0 is an operator of plain tensors, which is this rank's own
+}
+
 void look_at(const at::Tensor& tensor, Values& values) {
   if (!tensor.defined()) return;
   values.any_tensor = true;
+  if (!values.dtensor.defined() && is_dtensor(tensor)) values.dtensor = tensor;
   at::Tensor local = local_part(tensor);
   if (!local.defined() || local.is_meta() || local.layout() != at::kStrided || local.numel() == 0) return;
   if (local.is_complex()) local = at::view_as_real(local.resolve_conj());
   const auto dtype = local.scalar_type();
   if (dtype != at::kFloat && dtype != at::kDouble && dtype != at::kHalf && dtype != at::kBFloat16) return;
   const auto [least, greatest] = at::aminmax(local);  // either is NaN where any element is
-  values.add(least.item<double>(), greatest.item<double>());
+  const double from = least.item<double>(), to = greatest.item<double>();
+  values.add(from, to);
 }
 
 void look_at(const c10::IValue& value, Values& values) {
@@ -59,41 +74,56 @@ void look_at(const c10::IValue& value, Values& values) {
   for (const c10::IValue& item : value.toListRef()) look_at(item, values);
 }
 
-bool leaves_memory(const at::RecordFunction& call) {
+std::optional<c10::OperatorHandle> operator_of(const at::RecordFunction& call) {
   const auto name = call.operator_name();
-  const auto op = name ? c10::Dispatcher::singleton().findSchema(*name) : std::nullopt;
+  return name ? c10::Dispatcher::singleton().findSchema(*name) : std::nullopt;
+}
+
+bool leaves_memory(const at::RecordFunction& call) {
+  const auto op = operator_of(call);
   return op && OpInfo(*op).rule().data().leaves_memory;
 }
 
-// What this rank saw first. `call` counts the operators that the pass called, from 0; -1: nothing seen.
+// What this rank saw. `call` counts the operators that the pass called, from 0.
 struct Seen {
-  std::int64_t call = -1;
+  std::int64_t call = 0;
+  std::int64_t name = 0;  // of the call
   NonFinite what = {};
+};
+
+// What one rank has to say of one kind, NaN or infinite values.
+struct Findings {
+  std::vector<Seen> made;                                // of finite operands, in order
+  std::optional<Seen> given;                             // the first that had such an operand
+  std::unordered_map<std::int64_t, std::int64_t> reads;  // the names of the calls that had one
+
+  void add(const Seen& seen, bool read, bool put) {
+    if (read) reads.emplace(seen.call, seen.name);
+    if (!put) return;
+    if (!read) made.push_back(seen);
+    if (read && !given) given = seen;
+  }
 };
 
 class Watch {
  public:
   void add(const at::RecordFunction& op, std::int64_t call, const Place& place, const Values& read, const Values& put) {
+    if (!read.any_tensor || (!read.nan && !read.infinite && !put.nan && !put.infinite)) return;
+    if ((put.nan || put.infinite) && leaves_memory(op)) return;
+    const std::int64_t name = read.dtensor.defined() ? name_of_call(op, read.dtensor) : 0;
+    const Seen seen{call, name, {.module = place.module, .op = op.name(), .phase = place.phase}};
     const std::lock_guard lock(mutex_);
-    const bool begins_nan = put.nan && read.any_tensor && better(nan_, read.nan);
-    const bool begins_infinite =
-        put.infinite && read.any_tensor && !read.infinite && !read.nan && better(infinite_, false);
-    if ((!begins_nan && !begins_infinite) || leaves_memory(op)) return;
-    const NonFinite what{.module = place.module, .op = op.name(), .phase = place.phase, .given = read.nan};
-    if (begins_nan) nan_ = {call, what};
-    if (begins_infinite) infinite_ = {call, what};
+    nan_.add(seen, read.nan, put.nan);
+    infinite_.add(seen, read.infinite || read.nan, put.infinite);
   }
   std::int64_t next_call() { return calls_++; }
-  const Seen& nan() const { return nan_; }
-  const Seen& infinite() const { return infinite_; }
+  const Findings& nan() const { return nan_; }
+  const Findings& infinite() const { return infinite_; }
 
  private:
-  // The first counts; one that made it comes before all that were given it.
-  static bool better(const Seen& now, bool given) { return now.call < 0 || (now.what.given && !given); }
-
   std::atomic<std::int64_t> calls_ = 0;  // autograd's threads tell of their part of a pass at the same time
   std::mutex mutex_;
-  Seen nan_, infinite_;
+  Findings nan_, infinite_;
 };
 
 // RecordFunction::inputs() says in a program without NDEBUG that it is called outside a callback, since LibTorch itself
@@ -167,28 +197,62 @@ class Listening {
 };
 
 constexpr std::int64_t kNothing = std::numeric_limits<std::int64_t>::max();
-constexpr std::int64_t kRanks = std::int64_t{1} << 20, kGiven = std::int64_t{1} << 62;
+constexpr std::int64_t kRanks = std::int64_t{1} << 20;
 
-// The smaller, the sooner: those that were given it last, then by calls, then by rank.
-std::int64_t order_of(const Seen& seen, int rank) {
-  if (seen.call < 0) return kNothing;
-  return (seen.what.given ? kGiven : 0) + seen.call * kRanks + rank;
+std::int64_t over_ranks(const Communicator& ranks, std::int64_t mine, ReduceOp op) {
+  const at::Tensor number = at::scalar_tensor(mine, at::kLong);
+  ranks.all_reduce(number, op).wait();
+  return number.item<std::int64_t>();
 }
 
-std::optional<NonFinite> first_of_all(const Seen& seen, const Communicator& ranks) {
-  if (!ranks) return seen.call < 0 ? std::nullopt : std::optional(seen.what);
-  const at::Tensor order = at::scalar_tensor(order_of(seen, ranks.rank()), at::kLong);
-  ranks.all_reduce(order, ReduceOp::min).wait();
-  const auto first = order.item<std::int64_t>();
-  if (first == kNothing) return std::nullopt;
-  NonFinite what{.rank = static_cast<int>(first % kRanks), .given = first >= kGiven};
-  const char* phase = seen.what.phase == Phase::forward ? "f" : "b";
-  const auto text = broadcast_text(ranks, phase + seen.what.op + "\n" + seen.what.module, what.rank);
+// Of all ranks the one that saw one after the fewest calls; kNothing: nobody did. Call and rank in one number.
+std::int64_t first_order(const Communicator& ranks, const Seen* mine) {
+  return over_ranks(ranks, mine == nullptr ? kNothing : mine->call * kRanks + ranks.rank(), ReduceOp::min);
+}
+
+// What rank `first % kRanks` saw, told to all.
+Seen told(const Communicator& ranks, std::int64_t first, const Seen* mine) {
+  Seen seen{first / kRanks, 0, {.rank = static_cast<int>(first % kRanks)}};
+  const bool here = ranks.rank() == seen.what.rank;
+  seen.name = over_ranks(ranks, here ? mine->name : 0, ReduceOp::max);
+  const std::string phase = here && mine->what.phase == Phase::backward ? "b" : "f";
+  const auto text = broadcast_text(ranks, here ? phase + mine->what.op + "\n" + mine->what.module : "", seen.what.rank);
   const auto line = text.find('\n');
-  what.phase = text.front() == 'f' ? Phase::forward : Phase::backward;
-  what.op = text.substr(1, line - 1);
-  what.module = text.substr(line + 1);
-  return what;
+  seen.what.phase = text.front() == 'f' ? Phase::forward : Phase::backward;
+  seen.what.op = text.substr(1, line - 1);
+  seen.what.module = text.substr(line + 1);
+  return seen;
+}
+
+// Whether a rank of the operator's mesh had such an operand in the same call, so that it may have come from there.
+bool came_from_another(const Communicator& ranks, const Seen& seen, const Findings& mine) {
+  const auto read = mine.reads.find(seen.call);
+  const bool same = seen.name != 0 && read != mine.reads.end() && read->second == seen.name;
+  return over_ranks(ranks, same ? 1 : 0, ReduceOp::max) != 0;
+}
+
+// Who made it comes before all that were given it.
+std::optional<NonFinite> first_of_all(const Findings& mine, bool also_given, const Communicator& ranks) {
+  const auto as_given = [](NonFinite what) {
+    what.given = true;
+    return what;
+  };
+  const Seen* given = mine.given && also_given ? &*mine.given : nullptr;
+  if (!ranks) {
+    if (!mine.made.empty()) return mine.made.front().what;
+    return given == nullptr ? std::nullopt : std::optional(as_given(given->what));
+  }
+  for (std::size_t next = 0;;) {
+    const Seen* made = next < mine.made.size() ? &mine.made[next] : nullptr;
+    const std::int64_t first = first_order(ranks, made);
+    if (first == kNothing) break;
+    const Seen seen = told(ranks, first, made);
+    if (!came_from_another(ranks, seen, mine)) return seen.what;
+    while (next < mine.made.size() && mine.made[next].call <= seen.call && mine.made[next].name == seen.name) ++next;
+  }
+  const std::int64_t first = first_order(ranks, given);
+  if (first == kNothing) return std::nullopt;
+  return as_given(told(ranks, first, given).what);
 }
 
 std::string words_of(double value) { return std::isnan(value) ? "NaN" : value > 0 ? "inf" : "-inf"; }
@@ -216,7 +280,8 @@ NonFiniteReport find_nonfinite(const std::function<void()>& pass, const Communic
     const Listening listening;
     pass();
   }
-  return {.nan = first_of_all(watch.nan(), ranks), .infinite = first_of_all(watch.infinite(), ranks)};
+  return {.nan = first_of_all(watch.nan(), /*also_given=*/true, ranks),
+          .infinite = first_of_all(watch.infinite(), /*also_given=*/false, ranks)};
 }
 
 void check_step_finite(const StepNumbers& numbers, const std::function<void()>& pass, const Communicator& ranks) {

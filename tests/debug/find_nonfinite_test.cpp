@@ -126,6 +126,26 @@ TEST(FindNonfinite, OverflowIsToldBesideTheNanThatItBecame) {
             "forward, by aten::exp on rank 0");
 }
 
+// One rank's shard of a parameter has NaN, or infinity; the product gathers it on all.
+TEST(FindNonfinite, WhatAnotherRanksShardBringsIsNotThisRanksDoing) {
+  run_local(2, [](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"dp"});
+    const at::Tensor x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)});
+    const auto weight = [&](double value) {
+      at::Tensor w = at::ones({4, 4});
+      w[0][0] = value;
+      return distribute_tensor(w, mesh, {Shard(0).as_storage()});
+    };
+    const at::Tensor nan = weight(std::nan("")), infinite = weight(kInfinity);
+    EXPECT_EQ(find_nonfinite([&] { at::mm(x, nan); }, world).str(),
+              "NaN was there already, first read outside any module, forward, by aten::mm on rank 0");
+    EXPECT_FALSE(find_nonfinite([&] { at::mm(x, infinite); }, world).infinite);
+    const auto later = find_nonfinite([&] { at::mm(x, nan), at::log(x - 2); }, world);
+    ASSERT_TRUE(later.nan);
+    EXPECT_EQ(later.nan->op, "aten::log") << later.str();
+  });
+}
+
 TEST(CheckStepFinite, RunsNothingWhileNumbersAreFiniteAndSaysWhatTheyWere) {
   const auto never = [] { FAIL() << "the pass ran"; };
   check_step_finite({.step = 1, .loss = 2, .gradient_norm = 3}, never);
