@@ -45,6 +45,15 @@ at::Tensor local_part(const at::Tensor& tensor) {
   return d.mesh().is_member() ? d.to_local().detach() : at::Tensor();
 }
 
+// A rank that has nothing of what a maximum or a minimum is taken of gives the infinity that changes none as its share.
+bool is_share_of_extreme(const at::Tensor& tensor) {
+  if (!is_dtensor(tensor)) return false;
+  const Placements& placements = DTensor(tensor).placements();
+  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) {
+    return p.is_partial() && (p.reduce_op() == ReduceOp::max || p.reduce_op() == ReduceOp::min);
+  });
+}
+
 // What all ranks of the operator's mesh call alike.
 std::int64_t name_of_call(const at::RecordFunction& op, const at::Tensor& dtensor) {
   std::string name = op.name();
@@ -64,7 +73,7 @@ void look_at(const at::Tensor& tensor, Values& values) {
   if (dtype != at::kFloat && dtype != at::kDouble && dtype != at::kHalf && dtype != at::kBFloat16) return;
   const auto [least, greatest] = at::aminmax(local);  // either is NaN where any element is
   const double from = least.item<double>(), to = greatest.item<double>();
-  values.add(from, to);
+  if (!is_share_of_extreme(tensor) || std::isnan(from)) values.add(from, to);
 }
 
 void look_at(const c10::IValue& value, Values& values) {
@@ -150,7 +159,20 @@ struct Call final : at::ObserverContext {
   std::int64_t number = 0;
   Place place;
   Values read;
+  std::vector<c10::IValue> written;  // operands, where nothing is returned
 };
+
+// Many list operators return nothing of what they write.
+std::vector<c10::IValue> written_operands(const at::RecordFunction& call, c10::ArrayRef<const c10::IValue> inputs) {
+  const auto op = operator_of(call);
+  if (!op || !op->schema().returns().empty()) return {};
+  std::vector<c10::IValue> written;
+  const auto& arguments = op->schema().arguments();
+  for (std::size_t i = 0; i < std::min(arguments.size(), inputs.size()); ++i) {
+    if (arguments[i].alias_info() != nullptr && arguments[i].alias_info()->isWrite()) written.push_back(inputs[i]);
+  }
+  return written;
+}
 
 std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& op) {
   auto call = std::make_unique<Call>();
@@ -166,6 +188,7 @@ std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& op) {
   call->number = (*watch)->next_call();
   call->place = current_place();
   for (const c10::IValue& value : op.*opened(Inputs{})) look_at(value, call->read);
+  call->written = written_operands(op, op.*opened(Inputs{}));
   return call;
 }
 
@@ -178,6 +201,7 @@ void finish(const at::RecordFunction& op, at::ObserverContext* started) {
   const at::NoGradGuard no_grad;
   Values put;
   for (const c10::IValue& value : op.outputs()) look_at(value, put);
+  for (const c10::IValue& value : call.written) look_at(value, put);
   (*watch)->add(op, call.number, call.place, call.read, put);
 }
 

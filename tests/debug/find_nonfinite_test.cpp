@@ -146,6 +146,28 @@ TEST(FindNonfinite, WhatAnotherRanksShardBringsIsNotThisRanksDoing) {
   });
 }
 
+// Rank 2 holds no row of two: its share of the largest is minus infinity.
+TEST(FindNonfinite, SharesOfRanksThatHoldNothingAreNoValues) {
+  run_local(3, [](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3}, {"dp"});
+    const at::Tensor x = distribute_tensor(at::ones({2, 4}), mesh, {Shard(0)});
+    const auto report = find_nonfinite(
+        [&] {
+          x.amax(0).sum(), x.amin(0).sum(), x.max().mul(2), x.mean(0).sum(), x.var(0).sum();
+          x.logsumexp(0).sum(), at::softmax(x, 0).sum();
+        },
+        world);
+    EXPECT_FALSE(report.nan || report.infinite) << report.str();
+  });
+}
+
+TEST(FindNonfinite, ListOperatorsThatReturnNothingAreSeen) {
+  const std::vector<at::Tensor> list{at::ones({2}), at::ones({3})};
+  const auto report = find_nonfinite([&] { at::_foreach_div_(list, 0); });
+  ASSERT_TRUE(report.infinite);
+  EXPECT_EQ(report.infinite->op, "aten::_foreach_div_");
+}
+
 TEST(CheckStepFinite, RunsNothingWhileNumbersAreFiniteAndSaysWhatTheyWere) {
   const auto never = [] { FAIL() << "the pass ran"; };
   check_step_finite({.step = 1, .loss = 2, .gradient_norm = 3}, never);
