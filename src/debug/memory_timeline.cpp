@@ -30,8 +30,15 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
     const bool far = samples.empty() || std::abs(live - samples.back().bytes) >= resolution;
     if (!highest && !far) return;
     Sample sample{std::chrono::steady_clock::now(), live, place.module, place.phase};
-    if (highest) peak = sample, at_peak = true;
+    if (highest) peak = sample, at_peak = true, peak_noted = far;
     if (far) samples.push_back(std::move(sample));
+  }
+
+  // The highest is kept however near it was to the sample before it; which that is, is known when somebody asks.
+  void note_peak() {
+    if (std::exchange(peak_noted, true)) return;
+    const auto later = [](const Sample& a, const Sample& b) { return a.when < b.when; };
+    samples.insert(std::upper_bound(samples.begin(), samples.end(), peak, later), peak);
   }
 
   // The holders at the peak are those when memory is first given back after it.
@@ -63,7 +70,8 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
     Maker by;
   };
   Sample peak;
-  bool at_peak = false;  // nothing was given back since
+  bool at_peak = false;    // nothing was given back since
+  bool peak_noted = true;  // among the samples
   std::unordered_map<void*, Made> blocks;
   std::map<Maker, std::int64_t> holders, peak_holders;
   std::vector<Sample> samples;
@@ -86,10 +94,15 @@ MemoryTimeline::~MemoryTimeline() { state_->guard.reset(); }
 
 std::int64_t MemoryTimeline::live() const { return state_->live; }
 const MemoryTimeline::Sample& MemoryTimeline::peak() const { return state_->peak; }
-const std::vector<MemoryTimeline::Sample>& MemoryTimeline::samples() const { return state_->samples; }
+
+const std::vector<MemoryTimeline::Sample>& MemoryTimeline::samples() const {
+  state_->note_peak();
+  return state_->samples;
+}
 
 void MemoryTimeline::reset_peak() {
   const Place place = current_place();
+  state_->note_peak();
   state_->peak = {std::chrono::steady_clock::now(), state_->live, place.module, place.phase};
   state_->at_peak = true;
 }

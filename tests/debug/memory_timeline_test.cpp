@@ -1,0 +1,43 @@
+// A coarse timeline thins out what it keeps, but never the highest moment.
+#include "dtensor/memory_timeline.h"
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+namespace dtensor {
+namespace {
+
+std::int64_t highest(const MemoryTimeline& memory) {
+  std::int64_t most = 0;
+  for (const auto& sample : memory.samples()) most = std::max(most, sample.bytes);
+  return most;
+}
+
+bool in_order(const MemoryTimeline& memory) {
+  const auto& all = memory.samples();
+  return std::is_sorted(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.when < b.when; });
+}
+
+TEST(MemoryTimeline, KeepsTheHighestSampleAtAnyResolution) {
+  for (const std::int64_t resolution : {0, 1000, 1 << 20}) {
+    MemoryTimeline memory(resolution);
+    at::Tensor first = at::empty({1000}, at::kByte), second = at::empty({500000}, at::kByte);
+    second.reset();
+    EXPECT_EQ(highest(memory), memory.peak().bytes) << resolution;
+    second = at::empty({700000}, at::kByte);
+    const std::int64_t before = memory.peak().bytes;
+    second.reset();
+    memory.reset_peak();  // what was the highest stays
+    const at::Tensor third = at::empty({3000000}, at::kByte), fourth = at::empty({100}, at::kByte);
+    const auto& all = memory.samples();
+    EXPECT_TRUE(std::any_of(all.begin(), all.end(), [&](const auto& s) { return s.bytes == before; })) << resolution;
+    EXPECT_EQ(highest(memory), memory.peak().bytes) << resolution;
+    EXPECT_TRUE(in_order(memory)) << resolution;
+  }
+}
+
+}  // namespace
+}  // namespace dtensor
