@@ -113,7 +113,7 @@ class TorchOptimizer final : public Optimizer {
     for (const auto& [name, parameter] : parameters_) {
       auto* state = state_of(parameter);
       if (state == nullptr) continue;
-      if constexpr (requires { state->step(); }) {
+      if constexpr (kCounts) {
         all.scalars.emplace_back(name + ".step", static_cast<double>(state->step()));
       }
       add_tensors(*state, name + ".", all.tensors);
@@ -134,9 +134,15 @@ class TorchOptimizer final : public Optimizer {
     for (const auto& [name, parameter] : parameters_) {
       const auto steps = numbers.extract(name + ".step");
       auto state = fresh_state(name, parameter, saved, targets.tensors);
-      if (state == nullptr && steps.empty()) continue;  // it had none yet
-      if (state == nullptr) state = std::make_shared<State>();
-      if constexpr (requires { state->step(); }) {
+      if (state == nullptr) {
+        TORCH_CHECK(!kCounts || steps.empty() || steps.mapped() == 0, "load_state_dict: the state has ", name,
+                    ".step, but none of the tensors that this optimizer keeps; was it saved by another one?");
+        commits.emplace_back([this, parameter = parameter] {  // it had none yet
+          optimizer_.state().erase(parameter.unsafeGetTensorImpl());
+        });
+        continue;
+      }
+      if constexpr (kCounts) {
         if (!steps.empty()) state->step(static_cast<std::int64_t>(steps.mapped()));
       }
       commits.emplace_back([this, parameter = parameter, state] {
@@ -153,6 +159,7 @@ class TorchOptimizer final : public Optimizer {
 
  private:
   using State = typename detail::TorchParamState<Optim>::type;
+  static constexpr bool kCounts = requires(State & state) { state.step(); };
 
   static std::string rate_name(std::size_t group) { return "group" + std::to_string(group) + ".lr"; }
 

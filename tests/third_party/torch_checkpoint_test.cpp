@@ -137,6 +137,37 @@ TEST(TorchOptimizer, SaysWhatDoesNotFit) {
   });
 }
 
+// What was saved before a parameter's first step has no state of it, and that is what is loaded.
+TEST(TorchOptimizer, GoesBackToBeforeTheFirstStep) {
+  const at::Tensor start = values({5}), p = start.clone().requires_grad_();
+  torch::optim::AdamW optimizer(std::vector<at::Tensor>{p}, torch::optim::AdamWOptions(0.1));
+  TorchOptimizer saved(optimizer, StateTensors{{"p", p}});
+  const OptimizerState fresh = saved.state_dict();
+  const auto step = [&] {
+    p.data().copy_(start);
+    p.mutable_grad() = start * 0.1;
+    optimizer.step();
+    return p.detach().clone();
+  };
+  const at::Tensor first = step();
+  saved.load_state_dict(fresh);
+  EXPECT_TRUE(saved.state(p).empty());
+  EXPECT_TRUE(at::equal(step(), first));
+}
+
+TEST(TorchOptimizer, RefusesStepsWithoutMoments) {
+  const at::Tensor p = values({5}).requires_grad_();
+  p.mutable_grad() = at::ones_like(p);
+  SGD plain({{{p}, {}, {"p"}}});
+  plain.step();
+  torch::optim::AdamW adamw(std::vector<at::Tensor>{p});
+  torch::optim::SGD sgd(std::vector<at::Tensor>{p}, torch::optim::SGDOptions(0.1).momentum(0.9));
+  EXPECT_THROW(TorchOptimizer(adamw, StateTensors{{"p", p}}).load_state_dict(plain.state_dict()), c10::Error);
+  EXPECT_TRUE(adamw.state().empty());
+  TorchOptimizer(sgd, StateTensors{{"p", p}}).load_state_dict(plain.state_dict());  // of no momentum: it begins now
+  sgd.step();
+}
+
 // A module of torch::nn names its parameters itself.
 TEST(TorchOptimizer, TakesTheNamesOfATorchModule) {
   run_local(2, [](Communicator world) {
