@@ -48,8 +48,9 @@ SGD::SGD(const std::vector<Group>& groups) : GroupOptimizer(groups, {"momentum_b
   for (const Group& group : groups) check(group.options);
 }
 
-// A parameter's first step starts its momentum, so it is another call.
+// Options may have changed since. A parameter's first step starts its momentum, so it is another call.
 void SGD::update(const std::vector<Entry*>& active) {
+  for (std::size_t g = 0; g < group_count(); ++g) check(options(g));
   std::vector<Entry*> kinds[4];
   for (Entry* entry : active) {
     const bool first = options(entry->group).momentum != 0 && !entry->slots[0].defined();

@@ -61,5 +61,19 @@ TEST(Failures, AStepThatThrewChangedNothingAndDoesNotCount) {
   });
 }
 
+// Options are looked at when a step takes them, as when an optimizer is made of them.
+TEST(Failures, OptionsThatChangedToNonsenseAreAnError) {
+  const at::Tensor p = Draw(1).normal({3, 2}).requires_grad_();
+  p.mutable_grad() = Draw(2).normal({3, 2});
+  Shampoo shampoo({p}, {.start = 1});
+  shampoo.step();
+  shampoo.options().frequency = 0;
+  EXPECT_NE(error_of([&] { shampoo.step(); }).find("must be at least 1"), std::string::npos);
+  SGD sgd({p}, {.momentum = 0.5});
+  sgd.options().nesterov = true;
+  sgd.options().dampening = 0.5;
+  EXPECT_NE(error_of([&] { sgd.step(); }).find("Nesterov's momentum"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace dtensor::test
