@@ -266,6 +266,8 @@ std::optional<NonFinite> first_of_all(const Findings& mine, bool also_given, con
     if (!mine.made.empty()) return mine.made.front().what;
     return given == nullptr ? std::nullopt : std::optional(as_given(given->what));
   }
+  // What a MeshScope makes DTensors of is the program's.
+  const c10::impl::ExcludeDispatchKeyGuard no_mesh_scope(c10::DispatchKey::DeferredInit);
   for (std::size_t next = 0;;) {
     const Seen* made = next < mine.made.size() ? &mine.made[next] : nullptr;
     const std::int64_t first = first_order(ranks, made);

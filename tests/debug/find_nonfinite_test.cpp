@@ -168,6 +168,15 @@ TEST(FindNonfinite, ListOperatorsThatReturnNothingAreSeen) {
   EXPECT_EQ(report.infinite->op, "aten::_foreach_div_");
 }
 
+TEST(FindNonfinite, AgreesInAMeshScope) {
+  run_local(2, [](Communicator world) {
+    const MeshScope scope(init_device_mesh(world, at::kCPU, {2}, {"dp"}), {Shard(0)});
+    const auto report = find_nonfinite([] { at::log(at::full({4}, -1.0)); }, world);
+    ASSERT_TRUE(report.nan);
+    EXPECT_EQ(report.nan->op, "aten::log");
+  });
+}
+
 TEST(CheckStepFinite, RunsNothingWhileNumbersAreFiniteAndSaysWhatTheyWere) {
   const auto never = [] { FAIL() << "the pass ran"; };
   check_step_finite({.step = 1, .loss = 2, .gradient_norm = 3}, never);

@@ -122,6 +122,21 @@ TEST(TokenBatches, TakeSplitsInPlacementsOfAnyForm) {
   });
 }
 
+// A whole batch is plain tensors, and a placed one placed as it is asked for, in the scope of a mesh as outside.
+TEST(TokenBatches, AMeshScopePlacesNothing) {
+  const auto paths = counting({20}, TokenDtype::uint16);
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const TokenBatches batches(TokenFiles(paths), {2, 3, 0, true});
+    const auto expected = batches.at(1);
+    const MeshScope scope(mesh, {Shard(1)});
+    const auto whole = batches.at(1), placed = batches.at(1, mesh, {Shard(0)});
+    ASSERT_FALSE(is_dtensor(whole.ids) || is_dtensor(whole.targets));
+    EXPECT_TRUE(at::equal(whole.ids, expected.ids));
+    EXPECT_EQ(DTensor(placed.targets).placements(), Placements{Shard(0)});
+    EXPECT_TRUE(at::equal(DTensor(placed.targets).full_tensor(), expected.targets));
+  });
+}
+
 TEST(TokenFiles, MistakesAreNamed) {
   EXPECT_THROW(TokenFiles({path_of("none")}), c10::Error);
   EXPECT_THROW(TokenFiles({::testing::TempDir()}), c10::Error);
