@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <optional>
 #include <unordered_set>
 
@@ -160,7 +161,8 @@ OptimizerState SlotOptimizer::state_dict() const {
   for (std::size_t g = 0; g < group_count(); ++g)
     state.scalars.emplace_back("group" + std::to_string(g) + ".lr", lr(g));
   for (const Entry& entry : entries_) {
-    if (entry.steps == 0) continue;
+    const bool any = std::any_of(entry.slots.begin(), entry.slots.end(), [](const auto& s) { return s.defined(); });
+    if (entry.steps == 0 && !any) continue;  // torch::optim::SGD saves momenta without steps
     state.scalars.emplace_back(entry.name + ".step", static_cast<double>(entry.steps));
     const StateTensors slots = slots_of(entry, entry.name + ".");
     state.tensors.insert(state.tensors.end(), slots.begin(), slots.end());

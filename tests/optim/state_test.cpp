@@ -62,6 +62,16 @@ TEST(State, WithoutMomentaOrGraftingIsWhole) {
   EXPECT_EQ(error_of([&] { with_momentum.load_state_dict(plain.state_dict()); }), "no error");
 }
 
+// torch::optim::SGD counts no steps.
+TEST(State, MomentaWithoutStepsAreSavedAgain) {
+  const at::Tensor p = trained({3}), momentum = Draw(3).normal({3});
+  SGD sgd({p}, {.momentum = 0.9}), again({p}, {.momentum = 0.9});
+  sgd.load_state_dict({.tensors = {{"0.momentum_buffer", momentum}}, .scalars = {}});
+  again.load_state_dict(sgd.state_dict());
+  ASSERT_EQ(again.state(p).size(), 1U);
+  expect_close(again.state(p)[0].second, momentum, "momentum");
+}
+
 TEST(State, OfOneOptimizerIsNoneOfSeveral) {
   const at::Tensor w = trained({3, 2}), b = trained({3});
   const auto combined = muon_with_adamw({w}, {}, {b}, {});
