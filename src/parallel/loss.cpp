@@ -24,7 +24,7 @@ struct Call {
   bool linear = false;
   at::Tensor weight = {};   // local [own classes]
   at::Tensor targets = {};  // local [t]
-  at::Tensor given = {};    // targets as they were given
+  at::Tensor given = {};    // the same as a whole, for who differentiates a gradient
   double weight_sum = 0;
   std::vector<std::int64_t> token_sizes = {};  // global
   // After forward:
@@ -203,7 +203,9 @@ void set_weight(Call& call, at::ScalarType type) {
   call.weight_sum = static_cast<double>(call.shard.count);
   if (!call.options.weight.defined()) return;
   at::NoGradGuard no_grad;
-  const at::Tensor weight = call.options.weight.to(compute_type(type));
+  // A copy, as of the targets: the user's may hold something else by the time of backward.
+  at::Tensor& weight = call.options.weight;
+  weight = weight.detach().to(compute_type(type), /*non_blocking=*/false, /*copy=*/true);
   const at::Tensor whole = is_dtensor(weight) ? DTensor(weight).full_tensor() : weight;
   call.weight_sum = whole.sum().item<double>();
   call.weight = whole.narrow(0, call.shard.first, call.shard.own);
@@ -231,15 +233,15 @@ at::Tensor on_one_device(const at::Tensor& values, const std::optional<at::Tenso
                          Call call) {
   call.shard.own = call.shard.count = call.linear ? head->size(0) : values.size(-1);
   set_weight(call, values.scalar_type());
-  call.given = targets;
-  call.targets = targets.reshape({-1}).to(at::kLong);
+  call.given = targets.detach().clone();
+  call.targets = call.given.reshape({-1}).to(at::kLong);
   return CrossEntropy::apply(values, head, std::make_shared<Call>(std::move(call)));
 }
 
 void set_targets(Call& call, const at::Tensor& targets) {
   at::NoGradGuard no_grad;
-  call.given = targets;
-  call.targets = local_part(brought(targets, call.shard.mesh, call.shard.tokens)).reshape({-1}).to(at::kLong);
+  call.given = brought(targets, call.shard.mesh, call.shard.tokens).clone();
+  call.targets = local_part(call.given).reshape({-1}).to(at::kLong);
 }
 
 }  // namespace
