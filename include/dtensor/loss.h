@@ -36,7 +36,7 @@ DTENSOR_API at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor&
 // cross_entropy(linear(hidden, weight), targets) in pieces of `chunk` tokens of each rank: no more logits than
 // [chunk, a rank's classes] exist at once, in forward or backward, where they are computed again. hidden [...,
 // features], weight [classes, features]. Differentiable with respect to both; with create_graph all
-// of a rank's logits exist at once.
+// of a rank's logits exist at once. Under autocast both are cast as linear's operands are.
 DTENSOR_API at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                             const at::Tensor& targets, const CrossEntropyOptions& options = {},
                                             std::int64_t chunk = 1024);

@@ -4,6 +4,7 @@
 #include "dtensor/loss.h"
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "parallel/class_shard.h"
@@ -34,6 +35,7 @@ struct Call {
   LossTerms terms() const { return {options, shard, weight, weight_sum}; }
 };
 using CallPtr = std::shared_ptr<Call>;
+using NoAutocast = c10::impl::ExcludeDispatchKeyGuard;
 
 at::ScalarType compute_type(at::ScalarType type) {
   return type == at::kHalf || type == at::kBFloat16 ? at::kFloat : type;
@@ -150,6 +152,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
                             CallPtr call) {
     const at::Tensor head = weight.value_or(at::Tensor());
     at::AutoDispatchBelowADInplaceOrView below;
+    const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
     const at::Tensor rows = rows_of(values);
     const TokenLoss parts = forward_chunks(*call, rows, call->linear ? local_part(head) : at::Tensor());
     call->state = parts.state;
@@ -167,6 +170,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     if (at::GradMode::is_enabled()) {
       return gradient_with_graph({saved[0], saved[1], call.given, call.options}, grads[0]);
     }
+    const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
     const at::Tensor head = call.linear ? local_part(saved[1]) : at::Tensor();
     const Gradients local = backward_chunks(call, rows_of(saved[0]), head, scales_of(call, grads[0]));
     const at::Tensor rows = local.rows.view(local_part(saved[0]).sizes());
@@ -238,6 +242,15 @@ at::Tensor on_one_device(const at::Tensor& values, const std::optional<at::Tenso
   return CrossEntropy::apply(values, head, std::make_shared<Call>(std::move(call)));
 }
 
+// What autocast makes of an operand of a linear layer. Here, since backward, which makes the logits again, may run
+// outside of it: both passes must see the same ones.
+at::Tensor as_autocast(const at::Tensor& operand) {
+  const auto device = operand.device().type();
+  if (!at::autocast::is_autocast_enabled(device)) return operand;
+  const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
+  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), operand, device);
+}
+
 void set_targets(Call& call, const at::Tensor& targets) {
   at::NoGradGuard no_grad;
   call.given = brought(targets, call.shard.mesh, call.shard.tokens).clone();
@@ -266,10 +279,11 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, co
   return CrossEntropy::apply(values, std::optional<at::Tensor>(), std::make_shared<Call>(std::move(call)));
 }
 
-at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-                                const CrossEntropyOptions& options, std::int64_t chunk) {
-  TORCH_CHECK(weight.dim() == 2 && hidden.dim() >= 1 && hidden.size(-1) == weight.size(1),
-              "linear_cross_entropy: hidden ", hidden.sizes(), " against weight ", weight.sizes());
+at::Tensor linear_cross_entropy(const at::Tensor& given_hidden, const at::Tensor& given_weight,
+                                const at::Tensor& targets, const CrossEntropyOptions& options, std::int64_t chunk) {
+  TORCH_CHECK(given_weight.dim() == 2 && given_hidden.dim() >= 1 && given_hidden.size(-1) == given_weight.size(1),
+              "linear_cross_entropy: hidden ", given_hidden.sizes(), " against weight ", given_weight.sizes());
+  const at::Tensor hidden = as_autocast(given_hidden), weight = as_autocast(given_weight);
   TORCH_CHECK(chunk > 0, "linear_cross_entropy: chunks of ", chunk, " tokens");
   check_sizes(hidden, targets, options, weight.size(0));
   Call call{.options = options, .chunk = chunk, .linear = true, .token_sizes = targets.sizes().vec()};

@@ -35,4 +35,38 @@ TEST(CrossEntropy, TargetsAndWeightsMayChangeBeforeBackward) {
   });
 }
 
+// Backward makes the logits again, outside of autocast: those of forward.
+TEST(LinearCrossEntropy, UnderAutocastIsLinearUnderAutocast) {
+  test::on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const auto type : {at::kFloat, at::kBFloat16}) {
+      test::Draw draw(2);
+      const at::Tensor h = draw.normal({6, 4}, type), w = draw.normal({5, 4}, at::kFloat) * 3;
+      const at::Tensor targets = draw.integers({6}, 5);
+      const auto gradients = [&](const Placement& rows, const Placement& classes, auto&& loss_of) {
+        const at::Tensor hidden = distribute_tensor(h, mesh, {rows}).requires_grad_();
+        const at::Tensor weight = distribute_tensor(w, mesh, {classes}).requires_grad_();
+        at::autocast::set_autocast_enabled(at::kCPU, true);
+        const at::Tensor loss = loss_of(hidden, weight);
+        at::autocast::set_autocast_enabled(at::kCPU, false);
+        at::autocast::clear_cache();
+        loss.backward();
+        EXPECT_EQ(weight.grad().scalar_type(), at::kFloat);
+        return std::vector{DTensor(loss.detach()).full_tensor(), DTensor(hidden.grad()).full_tensor(),
+                           DTensor(weight.grad()).full_tensor()};
+      };
+      const auto expected = gradients(Replicate(), Replicate(), [&](const at::Tensor& x, const at::Tensor& head) {
+        return at::cross_entropy_loss(at::linear(x, head), targets);
+      });
+      for (const Placement& classes : {Replicate(), Shard(0), Shard(0).as_storage()}) {
+        const auto actual = gradients(Shard(0), classes, [&](const at::Tensor& x, const at::Tensor& head) {
+          return linear_cross_entropy(x, head, targets, {}, 2);
+        });
+        for (std::size_t i = 0; i < 3; ++i) test::expect_close(actual[i], expected[i], c10::str(type, i), 2e-2);
+        // Of one token's logits it adds up to zero over the classes, if the softmax is that of the forward pass.
+        EXPECT_LT(actual[2].sum(0).abs().max().item<float>(), 5e-3) << type;
+      }
+    }
+  });
+}
+
 }  // namespace
