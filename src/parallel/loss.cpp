@@ -122,10 +122,21 @@ struct Gradients {
   at::Tensor rows, head;  // local
 };
 
+// A sum over many chunks is formed in float at least: one of a half type soon swallows what is added to it.
+void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+  if (!sum.defined()) {
+    sum = at::mm(a, b).to(compute_type(a.scalar_type()));
+  } else if (sum.scalar_type() == a.scalar_type()) {
+    sum.addmm_(a, b);
+  } else {
+    sum.add_(at::mm(a, b));
+  }
+}
+
 Gradients backward_chunks(const Call& call, const at::Tensor& rows, const at::Tensor& head, const Scales& scales) {
   const std::int64_t tokens = rows.size(0), step = step_of(call, tokens);
   Gradients result;
-  if (call.linear) result = {at::zeros_like(rows), at::zeros_like(head)};
+  if (call.linear) result.rows = at::zeros_like(rows);
   for (std::int64_t begin = 0; begin == 0 || begin < tokens; begin += step) {
     const std::int64_t count = std::min(step, tokens - begin);
     const auto cut = [&](const at::Tensor& t) { return t.narrow(0, begin, count); };
@@ -136,8 +147,9 @@ Gradients backward_chunks(const Call& call, const at::Tensor& rows, const at::Te
     if (!call.linear) return {grad, {}};
     at::Tensor piece = cut(result.rows);
     at::mm_out(piece, grad, head);
-    result.head.addmm_(grad.t(), cut(rows));
+    add_product(result.head, grad.t(), cut(rows));
   }
+  if (call.linear) result.head = result.head.to(head.scalar_type());
   return result;
 }
 

@@ -69,4 +69,14 @@ TEST(LinearCrossEntropy, UnderAutocastIsLinearUnderAutocast) {
   });
 }
 
+// Whose gradient is a sum over more chunks than a bfloat16 has steps.
+TEST(LinearCrossEntropy, AHalfWeightsGradientIsRoundedOnce) {
+  const std::int64_t tokens = 1024;
+  const at::Tensor hidden = at::ones({tokens, 2}, at::kBFloat16);
+  const at::Tensor weight = at::zeros({2, 2}, at::kBFloat16).requires_grad_();
+  linear_cross_entropy(hidden, weight, at::zeros({tokens}, at::kLong), {.reduction = LossReduction::sum}, 2).backward();
+  EXPECT_EQ(weight.grad().scalar_type(), at::kBFloat16);
+  test::expect_close(weight.grad(), at::tensor({-512, -512, 512, 512}).view({2, 2}).to(at::kBFloat16), "gradient");
+}
+
 }  // namespace
