@@ -71,6 +71,19 @@ struct Holder : torch::CustomClassHolder {
   std::shared_ptr<Call> call;
 };
 
+// Both runs make casts of their own: those that autocast keeps of weights would be without a graph after the first run,
+// which has none, and those of the second, which nobody clears, would serve the next step with weights of this one.
+class OwnCasts {
+ public:
+  OwnCasts() : kept_(at::autocast::is_autocast_cache_enabled()) { at::autocast::set_autocast_cache_enabled(false); }
+  ~OwnCasts() { at::autocast::set_autocast_cache_enabled(kept_); }
+  OwnCasts(const OwnCasts&) = delete;
+  OwnCasts& operator=(const OwnCasts&) = delete;
+
+ private:
+  bool kept_;
+};
+
 // The surroundings of the first run, while it lives.
 class AsBefore {
  public:
@@ -97,6 +110,7 @@ class AsBefore {
  private:
   Call& call_;
   Autocast autocast_;
+  OwnCasts casts_;
   ModuleScope module_;
   ParallelModel::Scope plan_;
   KeptResults::Replay kept_;
@@ -193,6 +207,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     ctx->save_for_backward(inputs.vec());
     const KeptResults::Record record(call->kept);
     const RunsAgain again;
+    const OwnCasts casts;
     auto results = call->fn(inputs.vec());
     for (const at::Tensor& t : results) call->results.push_back(described(t));
     return results;

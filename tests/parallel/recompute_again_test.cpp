@@ -1,0 +1,67 @@
+// The second run of a segment is the first one again: under autocast, within scopes that are gone by then, and in what
+// it does not compute.
+#include <ATen/autocast_mode.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "dtensor/dtensor.h"
+#include "dtensor/memory_timeline.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace {
+
+using namespace dtensor;
+using dtensor::test::error_of;
+
+// As torch.autocast does: what it has cast is forgotten at its end.
+class AutocastToHalf {
+ public:
+  AutocastToHalf() {
+    at::autocast::increment_nesting();
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+  }
+  ~AutocastToHalf() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+  }
+};
+
+// A weight that the segment and what follows it use, over steps that change it, with backward within autocast or after.
+// On one rank: what autocast has cast belongs to the process, and threads that are ranks forget it for each other.
+TEST(Checkpoint, CastsOfAutocastAreThoseOfTheRun) {
+  test::on_mesh({1}, [](const DeviceMesh& mesh) {
+    test::Draw draw(4);
+    const at::Tensor value = draw.normal({4, 4}, at::kFloat), start = draw.normal({4, 4}, at::kFloat);
+    for (const bool inside : {false, true}) {
+      const auto train = [&](bool again) {
+        const at::Tensor w = distribute_tensor(start, mesh, {Replicate()}).requires_grad_();
+        const at::Tensor x = distribute_tensor(value, mesh, {Shard(0)});
+        const auto body = [&](const at::Tensor& t) { return at::mm(t, w).tanh(); };
+        std::vector<at::Tensor> seen;
+        for (int step = 0; step < 3; ++step) {
+          w.mutable_grad().reset();
+          at::Tensor loss;
+          {
+            const AutocastToHalf autocast;
+            loss = at::mm(again ? checkpoint(body, x) : body(x), w).sum();
+            if (inside) loss.backward();
+          }
+          if (!inside) loss.backward();
+          seen.push_back(DTensor(loss.detach()).full_tensor());
+          seen.push_back(DTensor(w.grad()).full_tensor());
+          const at::NoGradGuard no_grad;
+          w.add_(0.5);
+        }
+        return seen;
+      };
+      const auto expected = train(false), actual = train(true);
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        // Gradients of two casts are added up in float, those of one in bfloat16.
+        test::expect_close(actual[i], expected[i], c10::str("step ", i / 2, " inside ", inside), 4e-2);
+      }
+    }
+  });
+}
+
+}  // namespace
