@@ -205,6 +205,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
                                at::TensorList inputs) {
     ctx->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(call));
     ctx->save_for_backward(inputs.vec());
+    ctx->set_materialize_grads(false);  // results that nobody used give no gradients, not even zeros
     const KeptResults::Record record(call->kept);
     const RunsAgain again;
     const OwnCasts casts;

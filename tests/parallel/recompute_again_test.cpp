@@ -64,4 +64,20 @@ TEST(Checkpoint, CastsOfAutocastAreThoseOfTheRun) {
   });
 }
 
+// As without recomputation: an optimizer leaves parameters without a gradient alone, but not those with one of zeros.
+TEST(Checkpoint, WhatNobodyUsedHasNoGradient) {
+  test::on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto put = [&] { return distribute_tensor(at::ones({4, 4}), mesh, {Replicate()}).requires_grad_(); };
+    const at::Tensor used = put(), unused = put(), x = put(), other = put();
+    const CommDebugMode comms;
+    const auto both = [&](const std::vector<at::Tensor>& in) {
+      return std::vector{at::mm(in[0], used), at::mm(in[1], unused)};
+    };
+    checkpoint(both, {x, other})[0].sum().backward();
+    EXPECT_TRUE(used.grad().defined() && x.grad().defined());
+    EXPECT_FALSE(unused.grad().defined() || other.grad().defined());
+    EXPECT_EQ(comms.total().calls, 0) << comms.table();
+  });
+}
+
 }  // namespace
