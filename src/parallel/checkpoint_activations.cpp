@@ -219,8 +219,9 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
                 "checkpoint: no gradient of a gradient (create_graph): a recomputed segment is differentiated in a "
                 "pass of its own, inside of backward, and the graph of that ends there. Run the segment without "
                 "checkpoint where its gradient is differentiated");
-    Call& call = *static_cast<Holder*>(ctx->saved_data["call"].toCapsule().get())->call;
     const variable_list inputs = detached(ctx->get_saved_variables());
+    auto& kept_call = static_cast<Holder*>(ctx->saved_data["call"].toCapsule().get())->call;
+    Call& call = *kept_call;
     variable_list outputs;
     {
       const AsBefore as_before(call);
@@ -236,6 +237,8 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     }
     variable_list result(2);
     for (auto& gradient : run_backward(outputs, grads, inputs)) result.push_back(std::move(gradient));
+    // With the saved inputs goes what was kept, or it would stay as long as somebody holds the loss.
+    if (!torch::autograd::get_current_graph_task_keep_graph()) kept_call.reset();
     return result;
   }
 };

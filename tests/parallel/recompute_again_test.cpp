@@ -80,4 +80,23 @@ TEST(Checkpoint, WhatNobodyUsedHasNoGradient) {
   });
 }
 
+// Somebody who prints the loss of the last step holds its graph while the next step runs.
+TEST(Checkpoint, BackwardGivesBackWhatWasKept) {
+  test::on_mesh({1}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(at::rand({64, 64}), mesh, {Replicate()}).requires_grad_();
+    const std::int64_t activation = 64 * 64 * 4;
+    const auto body = [](const at::Tensor& t) { return at::mm(t, t).exp(); };
+    const MemoryTimeline memory;
+    const at::Tensor loss = checkpoint(body, x, {.keep = {"aten::mm"}}).sum();
+    torch::autograd::backward({loss}, {}, /*retain_graph=*/true);
+    const at::Tensor once = x.grad().clone();
+    loss.backward();
+    test::expect_close(x.grad(), DTensor(once * 2).full_tensor(), "twice");
+    x.mutable_grad().reset();
+    EXPECT_LT(memory.live(), 2 * activation);  // `once` is there
+    const auto text = error_of([&] { loss.backward(); });
+    EXPECT_NE(text.find("backward through the graph a second time"), std::string::npos) << text;
+  });
+}
+
 }  // namespace
