@@ -24,7 +24,7 @@ struct CheckpointOptions {
 using CheckpointedFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
 // fn(inputs), of which only the inputs (and what options.keep names) stay until backward. fn runs again there: it may
-// draw random numbers on the inputs' mesh (the same ones), and use parameters that it captures, but must not change
+// draw random numbers of DTensors on any mesh (the same ones), and use parameters that it captures, but must not change
 // anything else. Gradients of captured parameters are accumulated once. An input that is changed in place before
 // backward is an error. Segments nest. Not differentiable twice, and autograd::grad finds gradients of the inputs only:
 // errors, both. Without grad mode it is fn(inputs).

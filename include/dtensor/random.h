@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "dtensor/export.h"
 #include "dtensor/mesh.h"
@@ -24,6 +26,35 @@ DTENSOR_API void manual_seed(const DeviceMesh& mesh, std::uint64_t seed);
 DTENSOR_API RngState get_rng_state(const DeviceMesh& mesh);
 DTENSOR_API void set_rng_state(const DeviceMesh& mesh, RngState state);
 
+// Which worlds a function drew random numbers of, and where each stood before: with that it draws the same ones again.
+class DTENSOR_API RandomDraws {
+ public:
+  // While it lives, this thread's draws are noted.
+  class DTENSOR_API Record {
+   public:
+    explicit Record(RandomDraws& draws) : scope_(&draws) {}
+
+   private:
+    ScopedValue<RandomDraws*> scope_;
+  };
+  // While it lives, those worlds stand where they stood before the first draw; then where they stood until now.
+  class DTENSOR_API Replay {
+   public:
+    explicit Replay(const RandomDraws& draws);
+    ~Replay();
+    Replay(const Replay&) = delete;
+    Replay& operator=(const Replay&) = delete;
+
+   private:
+    std::vector<std::pair<DeviceMesh, RngState>> now_;
+  };
+
+  void note(const DeviceMesh& mesh, RngState before);  // a draw; the first of each world counts
+
+ private:
+  std::vector<std::pair<DeviceMesh, RngState>> before_;  // a mesh of each world
+};
+
 // While it lives, random tensors of `count` rows, or of a multiple where rows were flattened with dimensions behind
 // them, count as rows [first, first + count) of a batch of `total`: a microbatch gets the values that its rows would
 // get in the whole batch. Other sizes along dim 0 are as ever.
@@ -35,6 +66,9 @@ class DTENSOR_API BatchRows {
     std::int64_t first = 0, count = 0, total = 0;
   };
   explicit BatchRows(Range range) : scope_(range) {}
+
+  // The innermost of this thread; of no rows outside any, which changes nothing.
+  static Range in_force();
 
  private:
   ScopedValue<Range> scope_;

@@ -8,7 +8,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -54,8 +53,7 @@ struct Call {
   std::string module;  // path of the ModuleScopes around it
   ParallelModel plan = ParallelModel::in_force();
   Autocast autocast = Autocast::now();
-  DeviceMesh mesh;  // whose random numbers fn may draw; none: no DTensor among the inputs
-  RngState random;
+  RandomDraws random;
   KeptResults kept;
   std::shared_ptr<const ComputeScope::State> compute = ComputeScope::in_force();
   ReducePolicy reduce = ReduceScope::current();
@@ -88,27 +86,20 @@ class OwnCasts {
 class AsBefore {
  public:
   explicit AsBefore(Call& call)
-      : call_(call),
-        autocast_(Autocast::now()),
+      : autocast_(Autocast::now()),
         module_(call.module),
         plan_(call.plan),
         kept_(call.kept),
         compute_(call.compute),
-        reduce_(call.reduce) {
+        reduce_(call.reduce),
+        random_(call.random) {
     call.autocast.set();
-    if (!call.mesh) return;
-    random_ = get_rng_state(call.mesh);
-    set_rng_state(call.mesh, call.random);
   }
-  ~AsBefore() {
-    autocast_.set();
-    if (random_) set_rng_state(call_.mesh, *random_);
-  }
+  ~AsBefore() { autocast_.set(); }
   AsBefore(const AsBefore&) = delete;
   AsBefore& operator=(const AsBefore&) = delete;
 
  private:
-  Call& call_;
   Autocast autocast_;
   OwnCasts casts_;
   ModuleScope module_;
@@ -116,7 +107,7 @@ class AsBefore {
   KeptResults::Replay kept_;
   ComputeScope compute_;
   ReduceScope reduce_;
-  std::optional<RngState> random_;
+  RandomDraws::Replay random_;
 };
 
 variable_list detached(const variable_list& saved) {
@@ -207,6 +198,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     ctx->save_for_backward(inputs.vec());
     ctx->set_materialize_grads(false);  // results that nobody used give no gradients, not even zeros
     const KeptResults::Record record(call->kept);
+    const RandomDraws::Record draws(call->random);
     const RunsAgain again;
     const OwnCasts casts;
     auto results = call->fn(inputs.vec());
@@ -252,11 +244,6 @@ std::vector<at::Tensor> checkpoint(const CheckpointedFunction& fn, const std::ve
   call->fn = fn;
   call->module = ModuleScope::path();
   call->kept = KeptResults(options.keep);
-  for (const at::Tensor& t : inputs) {
-    if (call->mesh || !is_dtensor(t)) continue;
-    call->mesh = DTensor(t).mesh();
-    call->random = get_rng_state(call->mesh);
-  }
   // Results must require grad even where only captured parameters do.
   const at::Tensor always = at::empty({0}).requires_grad_();
   return Checkpoint::apply(call, always, at::TensorList(inputs));

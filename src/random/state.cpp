@@ -3,6 +3,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "dtensor/random.h"
 #include "mesh/world_state.h"
 
@@ -18,11 +20,35 @@ WorldState& state_of(const DeviceMesh& mesh) {
 
 RandomKey next_random_key(const MeshImpl& mesh) {
   const auto state = mesh.state().advance_rng();
+  ScopedValue<RandomDraws*>::for_each([&](RandomDraws* draws) {
+    draws->note(DeviceMesh(c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&mesh))), state);
+  });
   return {state.seed, state.counter};
 }
 
 void manual_seed(const DeviceMesh& mesh, std::uint64_t seed) { state_of(mesh).set_rng({seed, 0}); }
 RngState get_rng_state(const DeviceMesh& mesh) { return state_of(mesh).rng(); }
 void set_rng_state(const DeviceMesh& mesh, RngState state) { state_of(mesh).set_rng(state); }
+
+void RandomDraws::note(const DeviceMesh& mesh, RngState before) {
+  const auto known = [&](const auto& entry) { return &state_of(entry.first) == &state_of(mesh); };
+  if (std::none_of(before_.begin(), before_.end(), known)) before_.emplace_back(mesh, before);
+}
+
+RandomDraws::Replay::Replay(const RandomDraws& draws) {
+  for (const auto& [mesh, before] : draws.before_) {
+    now_.emplace_back(mesh, get_rng_state(mesh));
+    set_rng_state(mesh, before);
+  }
+}
+
+RandomDraws::Replay::~Replay() {
+  for (const auto& [mesh, now] : now_) set_rng_state(mesh, now);
+}
+
+BatchRows::Range BatchRows::in_force() {
+  const auto* rows = ScopedValue<Range>::current();
+  return rows == nullptr ? Range{} : *rows;
+}
 
 }  // namespace dtensor
