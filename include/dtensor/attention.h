@@ -33,6 +33,9 @@ class DTENSOR_API AttentionStrategyScope {
  public:
   explicit AttentionStrategyScope(AttentionStrategy strategy) : scope_(strategy) {}
 
+  // The innermost of this thread.
+  static AttentionStrategy in_force();
+
  private:
   ScopedValue<AttentionStrategy> scope_;
 };

@@ -11,10 +11,12 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "dtensor/attention.h"
 #include "dtensor/debug.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
 #include "dtensor/kept_results.h"
+#include "dtensor/mesh_scope.h"
 #include "dtensor/parallelize.h"
 #include "dtensor/random.h"
 #include "dtensor/reduce_policy.h"
@@ -57,6 +59,9 @@ struct Call {
   KeptResults kept;
   std::shared_ptr<const ComputeScope::State> compute = ComputeScope::in_force();
   ReducePolicy reduce = ReduceScope::current();
+  AttentionStrategy strategy = AttentionStrategyScope::in_force();
+  BatchRows::Range rows = BatchRows::in_force();
+  std::shared_ptr<const MeshScope::Setting> factories = MeshScope::in_force();
   std::vector<std::string> results;  // what fn gave
 };
 
@@ -92,6 +97,9 @@ class AsBefore {
         kept_(call.kept),
         compute_(call.compute),
         reduce_(call.reduce),
+        strategy_(call.strategy),
+        rows_(call.rows),
+        factories_(call.factories),
         random_(call.random) {
     call.autocast.set();
   }
@@ -107,6 +115,9 @@ class AsBefore {
   KeptResults::Replay kept_;
   ComputeScope compute_;
   ReduceScope reduce_;
+  AttentionStrategyScope strategy_;
+  BatchRows rows_;
+  MeshScope factories_;
   RandomDraws::Replay random_;
 };
 

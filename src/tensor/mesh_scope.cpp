@@ -23,14 +23,17 @@
 
 namespace dtensor {
 
+struct MeshScope::Setting {
+  c10::intrusive_ptr<MeshImpl> mesh;
+  Placements placements;
+};
+
 namespace {
 
 constexpr auto kScopeKey = c10::DispatchKey::DeferredInit;
 
-struct Scope {
-  c10::intrusive_ptr<MeshImpl> mesh;
-  Placements placements;
-};
+using Scope = MeshScope::Setting;
+using ScopePtr = std::shared_ptr<const Scope>;
 
 using torch::jit::Stack;
 
@@ -151,7 +154,7 @@ at::Tensor make_in_scope(const Scope& scope, const OpInfo& op, const Stack& args
 
 void factory_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard guard(kScopeKey);
-  const auto* scope = ScopedValue<Scope>::current();
+  const auto scope = MeshScope::in_force();
   if (scope == nullptr) return op.callBoxed(*stack);
   auto result = make_in_scope(*scope, entry_of(op), torch::jit::pop(*stack, op.schema().arguments().size()));
   stack->emplace_back(std::move(result));
@@ -190,9 +193,21 @@ void register_factories() {
 
 }  // namespace
 
-struct MeshScope::State : ScopedValue<Scope> {
+struct MeshScope::State : ScopedValue<ScopePtr> {
   using ScopedValue::ScopedValue;
 };
+
+ScopePtr MeshScope::in_force() {
+  const auto* scope = ScopedValue<ScopePtr>::current();
+  return scope == nullptr ? nullptr : *scope;
+}
+
+MeshScope::MeshScope(std::shared_ptr<const Setting> again) {
+  const bool none = again == nullptr && in_force() == nullptr;
+  if (none) return;
+  state_ = std::make_unique<State>(std::move(again));
+  c10::impl::tls_set_dispatch_key_included(kScopeKey, true);
+}
 
 MeshScope::MeshScope(DeviceMesh mesh, Placements placements) {
   ensure_registered();
@@ -202,13 +217,13 @@ MeshScope::MeshScope(DeviceMesh mesh, Placements placements) {
   if (placements.empty()) placements.resize(static_cast<std::size_t>(mesh.ndim()));
   TORCH_CHECK(static_cast<std::int64_t>(placements.size()) == mesh.ndim(), "MeshScope: ", placements.size(),
               " placements for ", mesh.str());
-  state_ = std::make_unique<State>(Scope{impl_of(mesh), std::move(placements)});
+  state_ = std::make_unique<State>(std::make_shared<const Scope>(Scope{impl_of(mesh), std::move(placements)}));
   c10::impl::tls_set_dispatch_key_included(kScopeKey, true);
 }
 
 MeshScope::~MeshScope() {
   state_.reset();
-  if (ScopedValue<Scope>::current() == nullptr) c10::impl::tls_set_dispatch_key_included(kScopeKey, false);
+  if (ScopedValue<ScopePtr>::current() == nullptr) c10::impl::tls_set_dispatch_key_included(kScopeKey, false);
 }
 
 }  // namespace dtensor

@@ -99,4 +99,62 @@ TEST(Checkpoint, BackwardGivesBackWhatWasKept) {
   });
 }
 
+// The gradient of a mask is the mask. Token ids are plain, and a second world has numbers of its own.
+TEST(Checkpoint, DrawsTheSameNumbersWhateverItsInputs) {
+  run_local(2, [](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
+    const DeviceMesh other = init_device_mesh(world.subgroup({0, 1}, "second world"), at::kCPU, {2});
+    manual_seed(mesh, 3);
+    manual_seed(other, 4);
+    const at::Tensor w = distribute_tensor(at::ones({6, 8}), mesh, {Replicate()}).requires_grad_();
+    const at::Tensor second = distribute_tensor(at::ones({6, 8}), other, {Shard(1)}).requires_grad_();
+    const auto masks = [&](const at::Tensor& ids) {
+      return std::vector{at::dropout(at::embedding(w, ids), 0.5, true), at::dropout(second, 0.5, true)};
+    };
+    const auto nested = [&](const std::vector<at::Tensor>& in) {
+      return checkpoint([&](const std::vector<at::Tensor>& ids) { return masks(ids[0]); }, in);
+    };
+    const auto y = checkpoint(nested, {at::arange(6, at::kLong)});
+    const RngState after = get_rng_state(mesh), after_second = get_rng_state(other);
+    torch::autograd::backward({y[0].sum(), y[1].sum()});
+    test::expect_close(w.grad(), DTensor(y[0].detach()).full_tensor(), "embeddings");
+    test::expect_close(second.grad(), DTensor(y[1].detach()).full_tensor(), "of the second world");
+    EXPECT_TRUE(get_rng_state(mesh) == after && get_rng_state(other) == after_second);
+  });
+}
+
+// Scopes that end before backward, and those that began after forward.
+TEST(Checkpoint, FactoriesAndRowsOfTheBatchAreThoseOfTheFirstRun) {
+  test::on_mesh({2}, [](const DeviceMesh& mesh) {
+    manual_seed(mesh, 3);
+    const at::Tensor x = distribute_tensor(at::ones({4, 8}), mesh, {Shard(0)}).requires_grad_();
+    const auto check = [&](const char* what, const at::Tensor& y) {
+      x.mutable_grad().reset();
+      y.sum().backward();
+      test::expect_close(x.grad(), DTensor(y.detach()).full_tensor(), what);
+    };
+    const auto mask = [](const at::Tensor& t) { return at::dropout(t, 0.5, true); };
+    const auto draw = [](const at::Tensor& t) { return t * at::rand({4, 8}); };
+    const auto in_scopes = [&](const auto& body) {
+      const BatchRows rows({4, 4, 8});
+      const MeshScope scope(mesh);
+      return checkpoint(body, x);
+    };
+    check("rows", in_scopes(mask));
+    check("factories", in_scopes(draw));
+    bool plain = true;
+    const at::Tensor outside = checkpoint(
+        [&](const at::Tensor& t) {
+          plain = plain && !is_dtensor(at::ones({8}));
+          return mask(t);
+        },
+        x);
+    const BatchRows rows({4, 4, 8});
+    const MeshScope scope(mesh);
+    check("scopes of backward", outside);
+    EXPECT_TRUE(plain);
+    EXPECT_TRUE(is_dtensor(at::ones({8})));
+  });
+}
+
 }  // namespace

@@ -102,8 +102,7 @@ at::Tensor attend_checked(const at::Tensor& q, const at::Tensor& k, const at::Te
   const Caller caller(attention_parts::caller_name());
   check_plain(q, k, v, options.mask);
   if (options.row_documents.defined()) check_plain(q, k, v, options.row_documents);
-  const auto* scope = ScopedValue<AttentionStrategy>::current();
-  const auto strategy = scope == nullptr ? AttentionStrategy::automatic : *scope;
+  const auto strategy = AttentionStrategyScope::in_force();
   const auto moved = report_moves_of(q, k, v, options, strategy);
   const auto check = check_before(q, k, v, options);
   std::string text;
@@ -163,6 +162,11 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
     return attention_parts::plain_attention(q, k, v, options);
   }
   return attend_checked(q, k, v, options);
+}
+
+AttentionStrategy AttentionStrategyScope::in_force() {
+  const auto* scope = ScopedValue<AttentionStrategy>::current();
+  return scope == nullptr ? AttentionStrategy::automatic : *scope;
 }
 
 const char* to_string(AttentionStrategy strategy) {
