@@ -20,6 +20,7 @@
 #include "dtensor/parallelize.h"
 #include "dtensor/random.h"
 #include "dtensor/reduce_policy.h"
+#include "dtensor/scoped_value.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor {
@@ -131,12 +132,28 @@ variable_list detached(const variable_list& saved) {
 }
 
 using Asked = std::unordered_map<torch::autograd::Node*, torch::autograd::GraphTask::ExecInfo>;
+// What the pass around a segment's own one was told, for segments within it.
+struct AskedAround {
+  const Asked* asked;
+};
 
 // Null: every leaf's gradient is accumulated. Else the pass was told which gradients it is for (autograd::grad,
 // backward with inputs).
 const Asked* asked_by_name() {
   const auto* asked = torch::autograd::get_current_graph_task_exec_info();
   return asked != nullptr && !asked->empty() ? asked : nullptr;
+}
+
+bool wants(const Asked& asked, torch::autograd::Node* node) {
+  const auto found = asked.find(node);
+  return found != asked.end() && (found->second.needed_ || found->second.captures_);
+}
+
+// By the pass that runs, or by one around it: segments nest.
+bool is_asked(const Asked& asked, torch::autograd::Node* node) {
+  bool is = wants(asked, node);
+  ScopedValue<AskedAround>::for_each([&](const AskedAround& around) { is = is || wants(*around.asked, node); });
+  return is;
 }
 
 // The pass does not know that a captured parameter is part of its graph: it would find no gradient of it.
@@ -150,8 +167,7 @@ void refuse_captured(const variable_list& outputs, const Asked& asked) {
   while (!open.empty()) {
     auto* node = open.back();
     open.pop_back();
-    const auto found = asked.find(node);
-    TORCH_CHECK(found == asked.end() || !(found->second.needed_ || found->second.captures_),
+    TORCH_CHECK(!is_asked(asked, node),
                 "checkpoint: autograd::grad, or backward with inputs, asks for the gradient of a parameter that a "
                 "recomputed segment captures. The segment's graph is made anew in backward, where the pass does not "
                 "look for it: give the parameter to the segment as an input, or call backward without inputs");
@@ -196,6 +212,7 @@ variable_list run_backward(const variable_list& outputs, const variable_list& gr
   } else if (!wanted.empty()) {
     variable_list leaves;
     for (const auto i : wanted) leaves.push_back(inputs[i]);
+    const ScopedValue<AskedAround> around({asked});
     const auto found = torch::autograd::grad(roots, leaves, root_grads, {}, false, /*allow_unused=*/true);
     for (std::size_t k = 0; k < wanted.size(); ++k) result[wanted[k]] = found[k];
   }

@@ -157,4 +157,23 @@ TEST(Checkpoint, FactoriesAndRowsOfTheBatchAreThoseOfTheFirstRun) {
   });
 }
 
+// The pass inside of a segment is told of the segment's inputs only; a segment in it must know what the whole is for.
+TEST(Checkpoint, NestedSegmentsSayWhichGradientsTheyCannotGive) {
+  test::on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)}).requires_grad_();
+    const at::Tensor w = distribute_tensor(at::ones({4, 4}), mesh, {Replicate()}).requires_grad_();
+    const auto inner = [&](const at::Tensor& in) { return at::mm(in, w).exp(); };
+    const auto outer = [&](const at::Tensor& in) { return checkpoint(inner, in); };
+    const auto loss = [&] { return checkpoint(outer, x * 2).sum(); };
+    const at::Tensor held = w * 1;
+    const auto some = error_of([&] {
+      torch::autograd::grad({loss()}, {x, w}, {}, false, false, /*allow_unused=*/true);
+    });
+    EXPECT_NE(some.find("a recomputed segment captures"), std::string::npos) << some;
+    const auto inputs = error_of([&] { torch::autograd::backward({loss()}, {}, false, false, {x, w}); });
+    EXPECT_NE(inputs.find("a recomputed segment captures"), std::string::npos) << inputs;
+    EXPECT_EQ(error_of([&] { torch::autograd::grad({loss()}, {x}); }), "no error");
+  });
+}
+
 }  // namespace
