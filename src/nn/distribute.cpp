@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include <unordered_map>
+#include <unordered_set>
 
 #include "dtensor/factories.h"
 #include "dtensor/nn.h"
@@ -27,9 +28,10 @@ at::Tensor placed(const at::Tensor& tensor, const DeviceMesh& mesh, Placements p
 
 void distribute(const NamedTensors& tensors, const DeviceMesh& mesh, const Module::Place& place) {
   std::unordered_map<const c10::TensorImpl*, at::Tensor> done;  // tied tensors: once; keeps the old ones alive
+  std::unordered_set<const at::Tensor*> seen;  // a module that is registered twice lists its members twice
   std::vector<at::Tensor> old;
   for (const auto& [name, tensor] : tensors) {
-    if (!tensor->defined()) continue;
+    if (!tensor->defined() || !seen.insert(tensor).second) continue;
     const auto found = done.find(tensor->unsafeGetTensorImpl());
     if (found == done.end()) {
       old.push_back(*tensor);

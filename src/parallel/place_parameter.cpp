@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <map>
+#include <unordered_set>
 
 #include "dtensor/factories.h"
 #include "dtensor/tensor.h"
@@ -103,7 +104,9 @@ void place_parameters(const NamedTensors& parameters, const DeviceMesh& mesh, st
   at::NoGradGuard no_grad;
   const auto placements = placement_by_tensor(parameters, place);
   std::map<const c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> done;  // old and new; the old one kept alive
+  std::unordered_set<const at::Tensor*> seen;  // a module that is registered twice lists its members twice
   for (const auto& [name, tensor] : parameters) {
+    if (!seen.insert(tensor).second) continue;
     auto& [old, fresh] = done[tensor->unsafeGetTensorImpl()];
     if (!fresh.defined()) {
       old = *tensor;

@@ -1,0 +1,39 @@
+// Plans on models that share modules, that have followed a plan before, and the plan of none.
+#include "dtensor/parallelize.h"
+#include "support/ranks.h"
+
+namespace {
+
+using namespace dtensor;
+
+// One layer in two places (ALBERT, arXiv:1909.11942).
+struct Shared : nn::Module {
+  Shared() : layer(4, 4) {
+    register_module("first", layer);
+    register_module("second", layer);
+  }
+  nn::Linear layer;
+};
+
+TEST(Plan, AModuleThatIsRegisteredTwiceIsPlacedOnce) {
+  test::on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const ParallelPlan& plan : {ParallelPlan{{"first", ColwiseParallel()}, {"second", ColwiseParallel()}},
+                                     ParallelPlan{{"second", ColwiseParallel()}}}) {
+      Shared model;
+      parallelize(model, mesh, plan);
+      EXPECT_EQ(DTensor(model.layer.weight).placements(), Placements{Shard(0)});
+      EXPECT_EQ(DTensor(model.layer.bias).placements(), Placements{Shard(0)});
+      EXPECT_TRUE(model.layer.weight.requires_grad());
+    }
+    Shared model;
+    std::vector<std::string> asked;
+    model.distribute(mesh, [&](const std::string& name, const at::Tensor&) {
+      asked.push_back(name);
+      return Placements{name.starts_with("first") ? Shard(0) : Replicate()};
+    });
+    EXPECT_EQ(asked, (std::vector<std::string>{"first.weight", "first.bias"}));
+    EXPECT_EQ(DTensor(model.layer.weight).placements(), Placements{Shard(0)});
+  });
+}
+
+}  // namespace
