@@ -235,8 +235,18 @@ ParallelModel parallelize(const NamedTensors& parameters, const DeviceMesh& mesh
   return ParallelModel(carry_out(names, mesh, plan, options));
 }
 
-const std::vector<ParallelModel::Decision>& ParallelModel::parameters() const { return state_->parameters; }
-const std::vector<ParallelModel::Decision>& ParallelModel::activations() const { return state_->activations; }
+namespace {
+
+// That of none has decided nothing.
+const ParallelModel::State& decided(const std::shared_ptr<const ParallelModel::State>& state) {
+  static const ParallelModel::State none;
+  return state ? *state : none;
+}
+
+}  // namespace
+
+const std::vector<ParallelModel::Decision>& ParallelModel::parameters() const { return decided(state_).parameters; }
+const std::vector<ParallelModel::Decision>& ParallelModel::activations() const { return decided(state_).activations; }
 
 std::string ParallelModel::str() const {
   std::string text;

@@ -36,4 +36,10 @@ TEST(Plan, AModuleThatIsRegisteredTwiceIsPlacedOnce) {
   });
 }
 
+TEST(Plan, ThatOfNoneHasDecidedNothing) {
+  const ParallelModel none = ParallelModel::in_force();
+  EXPECT_TRUE(none.parameters().empty() && none.activations().empty());
+  EXPECT_EQ(none.str(), "");
+}
+
 }  // namespace
