@@ -39,6 +39,7 @@ ClassShard class_shard(const DeviceMesh& mesh, std::int64_t count, const Placeme
     if (class_placements[static_cast<std::size_t>(axis)].is_shard()) shard.class_axes.push_back(axis);
     if (tokens[static_cast<std::size_t>(axis)].is_shard()) shard.token_axes.push_back(axis);
   }
+  if (!mesh.is_member()) return shard;
   at::NoGradGuard no_grad;
   const at::Tensor mine = DTensor(arange(count, mesh, class_placements, at::kLong)).to_local();
   shard.own = mine.numel();

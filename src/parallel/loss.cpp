@@ -159,21 +159,36 @@ Placements partial_on(Placements placements, const std::vector<std::int64_t>& ax
   return placements;
 }
 
+// On a rank outside the mesh: what the members have, of which it has nothing.
+at::Tensor absent(const Call& call, const Placements& placements, at::IntArrayRef sizes, at::ScalarType type) {
+  const c10::impl::ExcludeDispatchKeyGuard no_mesh_scope(c10::DispatchKey::DeferredInit);
+  const auto options = at::TensorOptions(type).device(call.shard.mesh.device_type());
+  const at::Tensor nothing =
+      sizes.empty() ? at::empty({}, options) : at::empty(std::vector<std::int64_t>(sizes.size()), options);
+  return DTensor::from_local(nothing, call.shard.mesh, placements, sizes);
+}
+
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& values, const std::optional<at::Tensor>& weight,
                             CallPtr call) {
     const at::Tensor head = weight.value_or(at::Tensor());
     at::AutoDispatchBelowADInplaceOrView below;
     const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
+    ctx->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(call));
+    ctx->save_for_backward({values, head});
+    if (call->shard.is_absent()) return absent_loss(*call, compute_type(values.scalar_type()));
     const at::Tensor rows = rows_of(values);
     const TokenLoss parts = forward_chunks(*call, rows, call->linear ? local_part(head) : at::Tensor());
     call->state = parts.state;
-    ctx->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(call));
-    ctx->save_for_backward({values, head});
     if (call->options.reduction == LossReduction::none) {
       return unreduced(*call, parts, local_part(values).sizes().slice(0, values.dim() - 1));
     }
     return wrapped(*call, reduced(*call, parts), Placements(call->shard.tokens.size()), {});
+  }
+
+  static at::Tensor absent_loss(const Call& call, at::ScalarType type) {
+    if (call.options.reduction == LossReduction::none) return absent(call, call.shard.tokens, call.token_sizes, type);
+    return absent(call, Placements(call.shard.tokens.size()), {}, type);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -183,18 +198,26 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
       return gradient_with_graph({saved[0], saved[1], call.given, call.options}, grads[0]);
     }
     const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
-    const at::Tensor head = call.linear ? local_part(saved[1]) : at::Tensor();
-    const Gradients local = backward_chunks(call, rows_of(saved[0]), head, scales_of(call, grads[0]));
-    const at::Tensor rows = local.rows.view(local_part(saved[0]).sizes());
-    variable_list result(3);
-    Placements placements = call.shard.mesh ? DTensor(saved[0]).placements() : Placements();
-    if (call.linear && call.shard.mesh) placements = partial_on(placements, call.shard.class_axes);
-    result[0] = wrapped(call, rows, placements, saved[0].sizes());
-    if (call.linear) {
-      if (call.shard.mesh) placements = partial_on(DTensor(saved[1]).placements(), call.shard.token_axes);
-      result[1] = wrapped(call, local.head, placements, saved[1].sizes());
+    Gradients local;
+    if (!call.shard.is_absent()) {
+      const at::Tensor head = call.linear ? local_part(saved[1]) : at::Tensor();
+      local = backward_chunks(call, rows_of(saved[0]), head, scales_of(call, grads[0]));
+      local.rows = local.rows.view(local_part(saved[0]).sizes());
     }
+    variable_list result(3);
+    result[0] =
+        as_gradient(call, local.rows, saved[0], call.linear ? call.shard.class_axes : std::vector<std::int64_t>());
+    if (call.linear) result[1] = as_gradient(call, local.head, saved[1], call.shard.token_axes);
     return result;
+  }
+
+  // A sum over the axes on which the operand is whole and what it meets is split.
+  static at::Tensor as_gradient(const Call& call, const at::Tensor& local, const at::Tensor& operand,
+                                const std::vector<std::int64_t>& sums) {
+    if (!call.shard.mesh) return local;
+    const Placements placements = partial_on(DTensor(operand).placements(), sums);
+    if (call.shard.is_absent()) return absent(call, placements, operand.sizes(), operand.scalar_type());
+    return wrapped(call, local, placements, operand.sizes());
   }
 
   struct Holder : torch::CustomClassHolder {
@@ -217,7 +240,7 @@ void check_sizes(const at::Tensor& values, const at::Tensor& targets, const Cros
 
 void set_weight(Call& call, at::ScalarType type) {
   call.weight_sum = static_cast<double>(call.shard.count);
-  if (!call.options.weight.defined()) return;
+  if (!call.options.weight.defined() || call.shard.is_absent()) return;
   at::NoGradGuard no_grad;
   // A copy, as of the targets: the user's may hold something else by the time of backward.
   at::Tensor& weight = call.options.weight;
@@ -266,7 +289,7 @@ at::Tensor as_autocast(const at::Tensor& operand) {
 void set_targets(Call& call, const at::Tensor& targets) {
   at::NoGradGuard no_grad;
   call.given = brought(targets, call.shard.mesh, call.shard.tokens).clone();
-  call.targets = local_part(call.given).reshape({-1}).to(at::kLong);
+  if (!call.shard.is_absent()) call.targets = local_part(call.given).reshape({-1}).to(at::kLong);
 }
 
 }  // namespace

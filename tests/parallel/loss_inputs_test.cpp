@@ -79,4 +79,32 @@ TEST(LinearCrossEntropy, AHalfWeightsGradientIsRoundedOnce) {
   test::expect_close(weight.grad(), at::tensor({-512, -512, 512, 512}).view({2, 2}).to(at::kBFloat16), "gradient");
 }
 
+// A stage of a pipeline has handles to the loss of another: what it computes with them is nothing, without an error.
+TEST(CrossEntropy, RanksOutsideTheMeshTakeNoPart) {
+  run_local(3, [](Communicator world) {
+    const DeviceMesh mesh = device_mesh(world, at::kCPU, {0, 1}, {2}), last = device_mesh(world, at::kCPU, {2}, {1});
+    test::Draw draw(5);
+    const at::Tensor h = draw.normal({4, 3}), w = draw.normal({5, 3}), targets = draw.integers({4}, 5);
+    const at::Tensor plain_h = h.clone().requires_grad_(), plain_w = w.clone().requires_grad_();
+    const at::Tensor expected = at::cross_entropy_loss(at::linear(plain_h, plain_w), targets, {}, at::Reduction::None);
+    (expected.sum() + expected.mean()).backward();
+    for (const bool linear : {false, true}) {
+      const at::Tensor hidden = distribute_tensor(h, last, {Replicate()}).requires_grad_();
+      const at::Tensor weight = distribute_tensor(w, mesh, {Shard(0)}).requires_grad_();
+      const at::Tensor x = DTensor(hidden).redistribute(mesh, {Replicate()});
+      const at::Tensor classes = distribute_tensor(targets, mesh, {Replicate()});
+      const auto loss_of = [&](LossReduction reduction) {
+        return linear ? linear_cross_entropy(x, weight, classes, {.reduction = reduction})
+                      : cross_entropy(at::linear(x, weight), classes, {.reduction = reduction});
+      };
+      const at::Tensor each = loss_of(LossReduction::none), mean = loss_of(LossReduction::mean);
+      EXPECT_EQ(each.sizes(), at::IntArrayRef({4}));
+      EXPECT_EQ(mean.dim(), 0);
+      (each.sum() + mean).backward();
+      if (mesh.is_member()) test::expect_close(weight.grad(), plain_w.grad(), "weight");
+      if (last.is_member()) test::expect_close(hidden.grad(), plain_h.grad(), "hidden");
+    }
+  });
+}
+
 }  // namespace
