@@ -75,6 +75,14 @@ class Between {
   bool recomputes_ = false;
 };
 
+// What is kept is what hooks have made of it (those of the tensor that the node made, its retain_grad, the node's own):
+// the second half begins behind them.
+void forget_hooks(Node& node) {
+  node.tensor_pre_hooks().clear();
+  node.retains_grad_hooks().clear();
+  node.pre_hooks().clear();
+}
+
 Tensors whole_backward(const Tensors& outputs, const Tensors& gradients, const Tensors& inputs) {
   torch::autograd::backward(outputs, gradients);
   Tensors results;
@@ -111,8 +119,10 @@ Tensors SplitBackward::backward_input(const Tensors& outputs, const Tensors& gra
       if (graph.leads_to_inputs(edge.function.get())) edge = Edge();
       open = open || edge.is_valid();
     }
+    if (!open) continue;
+    forget_hooks(*node);
     const variable_list& grads = arrived[node];
-    for (std::size_t k = 0; open && k < grads.size(); ++k) {
+    for (std::size_t k = 0; k < grads.size(); ++k) {
       if (!grads[k].defined()) continue;
       roots_.emplace_back(node->getptr(), static_cast<std::uint32_t>(k));
       arrived_.push_back(grads[k]);

@@ -98,6 +98,32 @@ TEST(SplitBackward, HalvesMakeTheWhole) {
   }
 }
 
+// Hooks on what lies between weights and inputs change the gradients of both, as often as in a whole backward.
+TEST(SplitBackward, HooksOfIntermediateTensorsRunOnce) {
+  const auto gradients = [](bool splits) {
+    Draw draw(3);
+    const auto leaf = [&] { return draw.normal({kSize, kSize}).requires_grad_(); };
+    const at::Tensor x = leaf(), a = leaf(), b = leaf();
+    const at::Tensor h = at::mm(x, a);
+    int calls = 0;
+    h.register_hook([&](const at::Tensor& g) { return ++calls, g * 2; });
+    h.retain_grad();
+    const at::Tensor y = at::mm(h, b), gradient = draw.normal({kSize, kSize});
+    if (splits) {
+      SplitBackward split;
+      const at::Tensor of_x = split.backward_input({y}, {gradient}, {x})[0];
+      split.backward_weight();
+      x.mutable_grad() = of_x;
+    } else {
+      y.backward(gradient);
+    }
+    EXPECT_EQ(calls, 1) << splits;
+    return Tensors{x.grad(), a.grad(), b.grad(), h.grad()};
+  };
+  const Tensors whole = gradients(false), halves = gradients(true);
+  for (std::size_t i = 0; i < whole.size(); ++i) test::expect_close(halves[i], whole[i], c10::str("gradient ", i));
+}
+
 TEST(SplitBackward, AProductEach) {
   test::on_mesh({1}, [&](const DeviceMesh& mesh) {
     const auto leaf = [&] { return distribute_tensor(at::ones({kSize, kSize}), mesh, {Replicate()}).requires_grad_(); };
