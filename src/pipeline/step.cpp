@@ -39,6 +39,7 @@ Step::Step(const StepContext& context, Messages& messages)
     : context_(context),
       messages_(messages),
       last_(context.schedule.stages() - 1),
+      trains_(context.schedule.has(ActionKind::backward) || context.schedule.has(ActionKind::backward_input)),
       random_(get_rng_state(context.mesh)) {
   for (const Action& action : context.schedule.ranks[static_cast<std::size_t>(context.rank)]) {
     const bool ends = action.kind == ActionKind::backward || action.kind == ActionKind::backward_weight;
@@ -61,6 +62,7 @@ void Step::run() {
     actions_.push_back({action, begin, seconds()});
   }
   messages_.finish();
+  reduce_input_gradients();
 }
 
 std::vector<int> Step::live_activations() const {
@@ -206,16 +208,31 @@ Tensors Step::run_backward(Slot& mine, bool splits) {
   return all;
 }
 
-// Those of the batch are the user's, who finds them in .grad: a whole backward has put them there.
+// Those of the batch are the user's, who finds them in .grad: a whole backward has put them there. A sum has memory of
+// its own: what autograd returns may be the gradient of another input too, or what backward_weight still needs.
 void Step::keep_input_gradients(Slot& mine, bool splits) {
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; splits && i < mine.inputs.size(); ++i) {
     const at::Tensor& gradient = mine.input_gradients[i];
-    if (!gradient.defined()) continue;
+    const auto same = [&](const at::Tensor& input) { return input.is_same(mine.inputs[i]); };
+    const auto here = mine.inputs.begin() + static_cast<std::ptrdiff_t>(i);
+    if (!gradient.defined() || std::any_of(mine.inputs.begin(), here, same)) continue;
     at::Tensor& sum = mine.inputs[i].mutable_grad();
-    sum.defined() ? static_cast<void>(sum.add_(gradient)) : static_cast<void>(sum = gradient);
+    sum.defined() ? static_cast<void>(sum.add_(gradient)) : static_cast<void>(sum = gradient.clone());
   }
   mine.input_gradients.clear();
+}
+
+// The last microbatch's are reduced in its backward; those of the others were not.
+void Step::reduce_input_gradients() {
+  if (!trains_ || !is_local(0) || NoGradientSync::active()) return;
+  Tensors wanted;
+  for (const Tensors& inputs : context_.inputs) {
+    for (const at::Tensor& input : inputs) {
+      if (input.defined() && input.requires_grad()) wanted.push_back(input);
+    }
+  }
+  reduce_gradients(wanted);
 }
 
 // What is gathered does not outlive its action, unless its owner or the schedule says so.

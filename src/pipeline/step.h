@@ -71,6 +71,7 @@ class Step {
   void backward(const Action& action);
   static Tensors run_backward(Slot& slot, bool splits);
   static void keep_input_gradients(Slot& slot, bool splits);
+  void reduce_input_gradients();
   void reshard_after_forward(int stage);
   void weight(const Action& action);
   bool synchronises(int stage);
@@ -79,6 +80,7 @@ class Step {
   const StepContext& context_;
   Messages& messages_;
   const int last_;
+  const bool trains_;
   std::map<std::pair<int, int>, Slot> slots_;
   std::map<int, Count> counts_;
   const RngState random_;  // as the step begins

@@ -1,0 +1,94 @@
+// The batch as leaves of the step's graph: inputs of stage 0 that want a gradient.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "dtensor/pipeline.h"
+#include "support/ranks.h"
+
+namespace dtensor {
+namespace {
+
+using pipeline::Pipeline;
+using pipeline::Tensors;
+using test::Draw;
+
+constexpr std::int64_t kSize = 4;
+constexpr int kMicrobatches = 3;
+const char* const kSchedules[] = {"1f1b", "zb-h1"};  // a whole backward, a split one
+
+at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
+
+// One stage on a line of one rank, beside `tp` others: product with a weight that is split over them.
+void on_one_stage(const std::string& schedule, int tp,
+                  const std::function<void(Pipeline& pipe, const at::Tensor& weight)>& body) {
+  run_local(tp, [&](const Communicator& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {1, tp}, {"pp", "tp"});
+    Pipeline pipe(mesh, pipeline::make_schedule(schedule, 1, kMicrobatches), mean_loss);
+    Draw draw(2);
+    body(pipe, distribute_tensor(draw.normal({kSize, kSize}), pipe.stage_mesh(), {Shard(1)}).requires_grad_());
+  });
+}
+
+at::Tensor rows_on(const Pipeline& pipe, Draw& draw) {
+  return distribute_tensor(draw.normal({2, kSize}), pipe.stage_mesh(), {Replicate()});
+}
+
+std::vector<Tensors> targets_on(const Pipeline& pipe, Draw& draw) {
+  std::vector<Tensors> targets;
+  for (int m = 0; m < kMicrobatches; ++m) targets.push_back({rows_on(pipe, draw)});
+  return targets;
+}
+
+// Autograd gives both summands the same tensor.
+TEST(PipelineInputs, GradientsOfTwoShareNoMemory) {
+  for (const std::string schedule : kSchedules) {
+    on_one_stage(schedule, 1, [&](Pipeline& pipe, const at::Tensor& weight) {
+      Draw draw(3);
+      pipe.set_stage(0, [&](const Tensors& in) { return Tensors{at::mm(in[0] + in[1], weight)}; });
+      std::vector<Tensors> inputs;
+      for (int m = 0; m < kMicrobatches; ++m)
+        inputs.push_back({rows_on(pipe, draw).requires_grad_(), rows_on(pipe, draw).requires_grad_()});
+      const auto targets = targets_on(pipe, draw);
+      pipe.step(inputs, targets);
+      const at::Tensor once = DTensor(inputs[0][0].grad()).full_tensor().clone();
+      pipe.step(inputs, targets);
+      for (const at::Tensor& input : inputs[0]) test::expect_close(input.grad(), once * 2, schedule);
+    });
+  }
+}
+
+// Twice among a microbatch's, and in all of them.
+TEST(PipelineInputs, OneThatIsGivenSeveralTimesCountsAsOften) {
+  for (const std::string schedule : kSchedules) {
+    on_one_stage(schedule, 1, [&](Pipeline& pipe, const at::Tensor& weight) {
+      Draw draw(3);
+      pipe.set_stage(0, [&](const Tensors& in) { return Tensors{at::mm(in[0] * in[1], weight)}; });
+      const at::Tensor x = rows_on(pipe, draw).requires_grad_(), y = rows_on(pipe, draw);
+      pipe.step(std::vector<Tensors>(kMicrobatches, {x, x}), std::vector<Tensors>(kMicrobatches, {y}));
+      const at::Tensor plain = DTensor(x.detach()).full_tensor().clone().requires_grad_();
+      const at::Tensor out = at::mm(plain * plain, DTensor(weight.detach()).full_tensor());
+      at::mse_loss(out, DTensor(y).full_tensor()).backward();
+      test::expect_close(x.grad(), plain.grad(), schedule);
+    });
+  }
+}
+
+// As without a pipeline: what a weight's columns give is summed, in every microbatch and not in the last one alone.
+TEST(PipelineInputs, GradientsAreInThePlacementsOfTheirInputs) {
+  for (const std::string schedule : kSchedules) {
+    on_one_stage(schedule, 2, [&](Pipeline& pipe, const at::Tensor& weight) {
+      Draw draw(3);
+      pipe.set_stage(0, [&](const Tensors& in) { return Tensors{at::mm(in[0], weight)}; });
+      std::vector<Tensors> inputs;
+      for (int m = 0; m < kMicrobatches; ++m) inputs.push_back({rows_on(pipe, draw).requires_grad_(), at::Tensor()});
+      const auto targets = targets_on(pipe, draw);
+      for (int step = 0; step < 2; ++step) pipe.step(inputs, targets);
+      for (const Tensors& input : inputs) {
+        EXPECT_EQ(DTensor(input[0].grad()).placements(), Placements{Replicate()}) << schedule;
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace dtensor
