@@ -137,13 +137,13 @@ void Step::forward(const Action& action) {
     const BatchRows rows(mine.where.rows);
     set_rng_state(context_.mesh, {random_.seed, random_.counter + mine.where.random_operators});
     mine.outputs = context_.stages.at(action.stage).forward(mine.inputs);
+    if (action.stage == last_) add_loss(mine, action.microbatch);  // which may draw random numbers, too
     mine.where.random_operators = get_rng_state(context_.mesh).counter - random_.counter;
     random_operators_ = std::max(random_operators_, mine.where.random_operators);
   }
   reshard_after_forward(action.stage);
   Count& count = counts_[action.stage];
   count.most = std::max(count.most, ++count.now);
-  if (action.stage == last_) return add_loss(mine, action.microbatch);
   if (is_local(action.stage + 1)) {
     Slot& next = slots_[{action.stage + 1, action.microbatch}];
     next.inputs = as_leaves(mine.outputs);

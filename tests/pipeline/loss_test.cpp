@@ -1,0 +1,81 @@
+// The loss function is called with each microbatch, and is what one device would compute all the same.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "dtensor/pipeline.h"
+#include "dtensor/random.h"
+#include "support/ranks.h"
+
+namespace dtensor {
+namespace {
+
+using pipeline::Pipeline;
+using pipeline::Tensors;
+using test::Draw;
+
+constexpr int kMicrobatches = 3;
+
+std::vector<Tensors> parts_on(const DeviceMesh& mesh, const at::Tensor& batch) {
+  std::vector<Tensors> parts;
+  for (const at::Tensor& part : pipeline::microbatches(batch, kMicrobatches))
+    parts.push_back({distribute_tensor(part, mesh, {Shard(0)})});
+  return parts;
+}
+
+// Outputs are thinned out at random.
+at::Tensor noisy_loss(const Tensors& outputs, const Tensors& targets) {
+  return at::mse_loss(at::dropout(outputs[0], 0.5, true), targets[0]);
+}
+
+struct Trained {
+  std::vector<double> losses;
+  at::Tensor gradient;
+  std::uint64_t random_operators = 0;
+};
+
+Trained on_one_device(const at::Tensor& x, const at::Tensor& y, int steps) {
+  Trained trained;
+  run_local(1, [&](const Communicator& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {1}, {"one"});
+    manual_seed(mesh, 5);
+    const auto placed = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, {Replicate()}); };
+    const at::Tensor weight = placed(at::ones({4}, at::kDouble)).requires_grad_();
+    for (int step = 0; step < steps; ++step) {
+      const at::Tensor loss = noisy_loss({at::dropout(placed(x) * weight, 0.2, true)}, {placed(y)});
+      loss.backward();
+      trained.losses.push_back(loss.item<double>());
+    }
+    trained.gradient = DTensor(weight.grad()).full_tensor();
+    trained.random_operators = get_rng_state(mesh).counter;
+  });
+  return trained;
+}
+
+TEST(PipelineLoss, ItsRandomNumbersAreThoseOfOneDevice) {
+  constexpr int kSteps = 2;
+  Draw draw(1);
+  const at::Tensor x = draw.normal({8, 4}), y = draw.normal({8, 4});
+  const Trained expected = on_one_device(x, y, kSteps);
+  for (const std::string schedule : {"1f1b", "zb-h1"}) {
+    run_local(4, [&](const Communicator& world) {
+      const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"pp", "dp"});
+      Pipeline pipe(mesh, pipeline::make_schedule(schedule, 2, kMicrobatches), noisy_loss);
+      manual_seed(mesh, 5);
+      const int stage = pipe.stages()[0];
+      const at::Tensor ones = at::ones({4}, at::kDouble);
+      const at::Tensor weight = distribute_tensor(ones, pipe.stage_mesh(), {Replicate()}).requires_grad_();
+      pipe.set_stage(stage, [&, stage](const Tensors& in) {
+        return stage == 0 ? Tensors{at::dropout(in[0] * weight, 0.2, true)} : in;
+      });
+      for (int step = 0; step < kSteps; ++step) {
+        const auto result = pipe.step(parts_on(pipe.stage_mesh(), x), parts_on(pipe.stage_mesh(), y));
+        EXPECT_NEAR(result.loss.item<double>(), expected.losses[static_cast<std::size_t>(step)], 1e-12) << schedule;
+      }
+      EXPECT_EQ(get_rng_state(mesh).counter, expected.random_operators) << schedule;
+      if (stage == 0) test::expect_close(weight.grad(), expected.gradient, schedule);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace dtensor
