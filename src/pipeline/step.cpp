@@ -162,7 +162,7 @@ void Step::add_loss(Slot& mine, int microbatch) {
     mine.output_gradients = {at::Tensor()};
     return;
   }
-  const at::Tensor part = loss.detach().to(at::kDouble).mul(share);
+  const at::Tensor part = loss.detach().to(at::kDouble).reshape({}).mul(share);
   loss_ = loss_.defined() ? loss_ + part : part;
   mine.outputs = {loss};
   mine.output_gradients = {at::full_like(loss, share * context_.loss_scale)};

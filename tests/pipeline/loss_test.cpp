@@ -77,5 +77,22 @@ TEST(PipelineLoss, ItsRandomNumbersAreThoseOfOneDevice) {
   }
 }
 
+// A number is a number, whatever its dimensions.
+TEST(PipelineLoss, MayHaveADimensionOfOneElement) {
+  run_local(2, [](const Communicator& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {1, 2}, {"pp", "dp"});
+    const auto loss = [](const Tensors& outputs, const Tensors& targets) {
+      return at::mse_loss(outputs[0], targets[0]).reshape({1, 1});
+    };
+    Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 1, kMicrobatches), loss);
+    pipe.set_stage(0, [](const Tensors& in) { return in; });
+    Draw draw(1);
+    const at::Tensor x = draw.normal({8, 4}), y = draw.normal({8, 4});
+    const auto result = pipe.step(parts_on(pipe.stage_mesh(), x), parts_on(pipe.stage_mesh(), y));
+    EXPECT_EQ(result.loss.dim(), 0);
+    EXPECT_NEAR(result.loss.item<double>(), at::mse_loss(x, y).item<double>(), 1e-12);
+  });
+}
+
 }  // namespace
 }  // namespace dtensor
