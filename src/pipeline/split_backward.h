@@ -16,6 +16,8 @@ class SplitBackward {
   Tensors backward_input(const Tensors& outputs, const Tensors& gradients, const Tensors& inputs);
   // Adds the weights' gradients to .grad, through all hooks and once each, however often a weight is used.
   void backward_weight();
+  // Whether nothing is left for it.
+  bool empty() const { return roots_.empty(); }
 
  private:
   torch::autograd::edge_list roots_;

@@ -42,10 +42,11 @@ Step::Step(const StepContext& context, Messages& messages)
       trains_(context.schedule.has(ActionKind::backward) || context.schedule.has(ActionKind::backward_input)),
       random_(get_rng_state(context.mesh)) {
   for (const Action& action : context.schedule.ranks[static_cast<std::size_t>(context.rank)]) {
-    const bool ends = action.kind == ActionKind::backward || action.kind == ActionKind::backward_weight;
+    const bool whole = action.kind == ActionKind::backward;
     Count& count = counts_[action.stage];
     count.name = "stage " + std::to_string(action.stage);
-    count.backwards_left += ends;
+    count.inputs_left += whole || action.kind == ActionKind::backward_input;
+    count.weights_left += whole || action.kind == ActionKind::backward_weight;
     count.unshards |= action.kind == ActionKind::unshard;
     count.reduces |= action.kind == ActionKind::reduce_grad;
   }
@@ -174,10 +175,13 @@ void Step::backward(const Action& action) {
   Slot& mine = slot(action);
   {
     std::optional<NoGradientSync> later;
-    if (splits || !synchronises(action.stage)) later.emplace();
+    if (!synchronises(action)) later.emplace();
     const BatchRows rows(mine.where.rows);  // for what is computed again
     mine.input_gradients = run_backward(mine, splits);
   }
+  Count& count = counts_[action.stage];
+  --count.inputs_left;
+  count.halves += mine.split && !mine.split->empty();
   if (action.stage == 0) keep_input_gradients(mine, splits);
   mine.inputs.clear();
   mine.outputs.clear();
@@ -249,22 +253,33 @@ void Step::weight(const Action& action) {
   Slot& mine = slot(action);
   {
     std::optional<NoGradientSync> later;
-    if (!synchronises(action.stage)) later.emplace();
-    if (mine.split) mine.split->backward_weight();
+    if (!synchronises(action)) later.emplace();
+    if (mine.split && !mine.split->empty()) {
+      mine.split->backward_weight();
+      --counts_[action.stage].halves;
+    }
     mine.split.reset();
   }
   end_of_microbatch(action.stage);
 }
 
-// In the stage's last backward of the step, unless the schedule says when, or the caller that a later step does.
-bool Step::synchronises(int stage) {
-  return counts_[stage].backwards_left == 1 && !counts_[stage].reduces && !NoGradientSync::active();
+// Gradients are reduced where the stage computes them, unless the schedule says when, or the caller that a later step
+// does.
+bool Step::reduces_here(int stage) { return !counts_[stage].reduces && !NoGradientSync::active(); }
+
+// In the last backward of the step that computes gradients of the stage's weights. That is the last I where segments
+// are recomputed, which leave nothing to W; of an I that leaves them, nothing would be reduced anyway.
+bool Step::synchronises(const Action& action) {
+  const Count& count = counts_[action.stage];
+  const bool last = action.kind == ActionKind::backward_weight ? count.inputs_left == 0 && count.halves == 1
+                                                               : count.inputs_left == 1 && count.halves == 0;
+  return last && reduces_here(action.stage);
 }
 
 void Step::end_of_microbatch(int stage) {
-  if (synchronises(stage)) reduce_gradients(context_.stages.at(stage).list());  // what this backward did not reach
   Count& count = counts_[stage];
-  --count.backwards_left;
+  const bool last = --count.weights_left == 0;
+  if (last && reduces_here(stage)) reduce_gradients(context_.stages.at(stage).list());  // what backward did not reach
   --count.now;
 }
 

@@ -56,7 +56,9 @@ class Step {
   };
   struct Count {
     std::string name;  // for messages and traces
-    int now = 0, most = 0, backwards_left = 0;
+    int now = 0, most = 0;
+    int inputs_left = 0, weights_left = 0;   // B and I, B and W that are still to come
+    int halves = 0;                          // microbatches whose I has left something to W
     bool unshards = false, reduces = false;  // this schedule has the stage's UNSHARD, its REDUCE_GRAD
     std::vector<FsdpUnit> units = {};
   };
@@ -74,7 +76,8 @@ class Step {
   void reduce_input_gradients();
   void reshard_after_forward(int stage);
   void weight(const Action& action);
-  bool synchronises(int stage);
+  bool reduces_here(int stage);
+  bool synchronises(const Action& action);
   void end_of_microbatch(int stage);
 
   const StepContext& context_;
