@@ -49,16 +49,25 @@ class Reader {
   const std::int64_t* at_;
 };
 
-// Of a tensor: defined, wants a gradient, dtype, sizes and strides, placements (none of a plain one), local sizes.
+bool is_dense(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_dense(); }
+
+// In the order of memory that the sender has, as a view may need it; what has gaps or repeats itself arrives in order.
+at::DimVector strides_there(const at::Tensor& tensor, const at::Tensor& local) {
+  return is_dense(local) ? at::DimVector(tensor.strides()) : c10::contiguous_strides(tensor.sizes());
+}
+
+// Of a tensor: defined, wants a gradient, dtype, sizes and strides, placements (none of a plain one), local sizes and
+// strides.
 void describe(Numbers& header, const at::Tensor& tensor, const at::Tensor& local) {
   header.push_back(tensor.defined());
   if (!tensor.defined()) return;
   header.push_back(tensor.requires_grad());
   header.push_back(static_cast<std::int64_t>(tensor.scalar_type()));
   append(header, tensor.sizes());
-  append(header, tensor.strides());
+  append(header, strides_there(tensor, local));
   append(header, is_dtensor(tensor) ? to_string(DTensor(tensor).placements()) : "");
   append(header, local.sizes());
+  append(header, strides_there(local, local));
 }
 
 at::Tensor numbers_tensor(Numbers& numbers) {
@@ -90,7 +99,7 @@ void Messages::send(const Tensors& tensors, const Whereabouts& where, int peer, 
   for (const at::Tensor& tensor : tensors) {
     const at::Tensor local = is_dtensor(tensor) ? DTensor(tensor).to_local() : tensor;
     describe(header, tensor, local);
-    if (tensor.defined()) sent.tensors.push_back(local.contiguous());
+    if (tensor.defined()) sent.tensors.push_back(is_dense(local) ? local : local.contiguous());
   }
   header[0] = static_cast<std::int64_t>(header.size());
   header.resize(std::max<std::size_t>(header.size(), kHeader));
@@ -125,9 +134,9 @@ std::pair<Tensors, Whereabouts> Messages::receive(int peer, int channel) {
     const auto dtype = static_cast<at::ScalarType>(read.number());
     const Numbers sizes = read.list(), strides = read.list();
     const std::string placements = read.text();
-    const Numbers local_sizes = read.list();
+    const Numbers local_sizes = read.list(), local_strides = read.list();
     const auto device = slice_ ? slice_.device_type() : c10::DeviceType::CPU;
-    tensor = at::empty(local_sizes, at::TensorOptions(dtype).device(device));
+    tensor = at::empty_strided(local_sizes, local_strides, at::TensorOptions(dtype).device(device));
     line_.recv(tensor, peer).wait();
     if (!placements.empty()) tensor = DTensor::from_local(tensor, slice_, parse_placements(placements), sizes, strides);
     if (wants_gradient) tensor.requires_grad_();

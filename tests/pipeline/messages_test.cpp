@@ -1,0 +1,75 @@
+// What passes from stage to stage is what one device's layers would pass on: values, and how they lie in memory.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "dtensor/pipeline.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace dtensor {
+namespace {
+
+using pipeline::Pipeline;
+using pipeline::Tensors;
+using test::Draw;
+
+at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
+
+// One stage makes a tensor of x, the next one makes of that again what the loss compares with x.
+struct Way {
+  std::string name;
+  std::function<at::Tensor(const at::Tensor&)> there, back;
+};
+
+const std::vector<Way>& ways() {
+  static const std::vector<Way> all{
+      {"transposed", [](const at::Tensor& x) { return x.transpose(1, 3); },
+       [](const at::Tensor& x) {
+         return x.transpose(1, 3).view({x.size(0), -1});
+       }},
+      {"channels last", [](const at::Tensor& x) { return x.contiguous(at::MemoryFormat::ChannelsLast); },
+       [](const at::Tensor& x) {
+         return x.permute({0, 2, 3, 1}).view({x.size(0), -1});
+       }},
+      {"expanded",
+       [](const at::Tensor& x) {
+         return x.unsqueeze(1).expand({-1, 2, -1, -1, -1});
+       },
+       [](const at::Tensor& x) { return x.sum(1).flatten(1); }},
+      {"with gaps", [](const at::Tensor& x) { return x.slice(3, 0, 2); },
+       [](const at::Tensor& x) { return (x * 3).transpose(1, 2).flatten(1); }}};
+  return all;
+}
+
+TEST(PipelineMessages, KeepTheOrderOfMemory) {
+  for (const bool plain : {true, false}) {
+    for (const Way& way : ways()) {
+      run_local(plain ? 2 : 4, [&](const Communicator& world) {
+        const DeviceMesh mesh = plain ? init_device_mesh(world, at::kCPU, {2}, {"pp"})
+                                      : init_device_mesh(world, at::kCPU, {2, 2}, {"pp", "dp"});
+        Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 2, 2), mean_loss);
+        const int stage = pipe.stages()[0];
+        pipe.set_stage(stage, [&](const Tensors& in) { return Tensors{(stage == 0 ? way.there : way.back)(in[0])}; });
+        const auto placed = [&](const at::Tensor& t) {
+          std::vector<Tensors> parts;
+          for (const at::Tensor& part : pipeline::microbatches(t, 2))
+            parts.push_back({plain ? part : distribute_tensor(part, pipe.stage_mesh(), {Shard(0)})});
+          return parts;
+        };
+        Draw draw(1);
+        const at::Tensor x = draw.normal({4, 2, 3, 5}), y = at::zeros_like(way.back(way.there(x)));
+        const at::Tensor whole = x.clone().requires_grad_();
+        const at::Tensor loss = at::mse_loss(way.back(way.there(whole)), y);
+        loss.backward();
+        std::vector<Tensors> inputs = placed(x);
+        for (Tensors& input : inputs) input[0].requires_grad_();
+        EXPECT_NEAR(pipe.step(inputs, placed(y)).loss.item<double>(), loss.item<double>(), 1e-12) << way.name;
+        for (std::int64_t m = 0; m < 2 && stage == 0; ++m)
+          test::expect_close(inputs[static_cast<std::size_t>(m)][0].grad(), whole.grad().narrow(0, 2 * m, 2), way.name);
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dtensor
