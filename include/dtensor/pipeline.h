@@ -22,7 +22,8 @@ namespace dtensor::pipeline {
 using Tensors = std::vector<at::Tensor>;
 
 // Part of a model as a function of the tensors that the part before it returns; of the first, of the step's inputs.
-// Tensors that a later part needs (a skip connection, an auxiliary loss) are passed on.
+// Tensors that a later part needs (a skip connection, an auxiliary loss) are passed on. DTensors among them lie on the
+// mesh of the stage.
 using StageFunction = std::function<Tensors(const Tensors&)>;
 
 // A model as layers in a row, which stages are made of.

@@ -70,6 +70,17 @@ void describe(Numbers& header, const at::Tensor& tensor, const at::Tensor& local
   append(header, strides_there(local, local));
 }
 
+// Placements are told, not the mesh that they are of: it must be the stage's, or one that arranges its ranks alike.
+at::Tensor local_part(const at::Tensor& tensor, const DeviceMesh& slice) {
+  if (!is_dtensor(tensor)) return tensor;
+  const DeviceMesh mesh = DTensor(tensor).mesh();
+  TORCH_CHECK(slice && mesh.ranks() == slice.ranks() && mesh.shape() == slice.shape(),
+              "pipeline: a stage passes on a tensor that lies on ", mesh.str(), "; the next stage takes what lies on ",
+              slice ? "the stage's mesh, " + slice.str() : "no mesh (plain tensors)",
+              ", or on another that arranges these ranks alike: redistribute it there first");
+  return DTensor(tensor).to_local();
+}
+
 at::Tensor numbers_tensor(Numbers& numbers) {
   return at::from_blob(numbers.data(), {static_cast<std::int64_t>(numbers.size())}, at::kLong);
 }
@@ -97,7 +108,7 @@ void Messages::send(const Tensors& tensors, const Whereabouts& where, int peer, 
                  static_cast<std::int64_t>(where.random_operators),
                  static_cast<std::int64_t>(tensors.size())};
   for (const at::Tensor& tensor : tensors) {
-    const at::Tensor local = is_dtensor(tensor) ? DTensor(tensor).to_local() : tensor;
+    const at::Tensor local = local_part(tensor, slice_);
     describe(header, tensor, local);
     if (tensor.defined()) sent.tensors.push_back(is_dense(local) ? local : local.contiguous());
   }

@@ -71,5 +71,31 @@ TEST(PipelineMessages, KeepTheOrderOfMemory) {
   }
 }
 
+// Placements of the same ranks in another order would be other parts of the tensor.
+TEST(PipelineMessages, TensorsOfAnotherMeshAreRefused) {
+  const auto error_with = [](const std::vector<std::string>& axes, const Placements& placements) {
+    return test::error_of([&] {
+      run_local(8, [&](const Communicator& world) {
+        const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2, 2}, {"pp", "dp", "tp"});
+        Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 2, 1), mean_loss);
+        const at::Tensor x = at::arange(16, at::kDouble).view({4, 4}), y = x * 2;
+        const DeviceMesh there = mesh[axes];
+        pipe.set_stage(pipe.stages()[0], [&](const Tensors& in) {
+          return Tensors{pipe.stages()[0] == 0 ? distribute_tensor(x, there, placements) : in[0] * 2};
+        });
+        const auto placed = [&](const at::Tensor& t) {
+          return Tensors{distribute_tensor(t, pipe.stage_mesh(), {Replicate(), Replicate()})};
+        };
+        EXPECT_EQ(pipe.evaluate({placed(x)}, {placed(y)}).item<double>(), 0);
+      });
+    });
+  };
+  const Placements split{Shard(0), Shard(1)};
+  EXPECT_EQ(error_with({"dp", "tp"}, split), "no error");
+  for (const std::string& error : {error_with({"tp", "dp"}, split), error_with({"tp"}, {Shard(0)})}) {
+    EXPECT_NE(error.find("the next stage takes what lies on the stage's mesh"), std::string::npos) << error;
+  }
+}
+
 }  // namespace
 }  // namespace dtensor
