@@ -71,7 +71,7 @@ struct StepResult {
 class DTENSOR_API Pipeline {
  public:
   // `mesh` has options.axis, along which `schedule` has a line for each rank. The schedule is checked, and gets its
-  // communication if it has none.
+  // sends and receives if it has none.
   Pipeline(const DeviceMesh& mesh, Schedule schedule, LossFunction loss, PipelineOptions options = {});
   ~Pipeline();
   Pipeline(Pipeline&&) noexcept;

@@ -93,11 +93,11 @@ struct CommunicationOptions {
   // (were the times of actions those of Costs()), possibly long before its use, and no order of waiting is a deadlock.
   bool rendezvous = false;
 };
-// Adds to a schedule of computation only what moves data. A send follows what it sends. A receive comes right before
-// what needs it, so that a wait for it keeps nothing from running, unless a message that the same rank sent earlier is
-// needed later: that is received first (it costs no wait, and messages between two ranks stay in order, for transports
-// without tags). Neighbouring stages on one rank need neither. RESHARD and REDUCE_GRAD follow the last use and the last
-// B or W of a stage.
+// Adds to a schedule of computation only what moves data; an UNSHARD, RESHARD or REDUCE_GRAD that is there stays, where
+// none is asked for. A send follows what it sends. A receive comes right before what needs it, so that a wait for it
+// keeps nothing from running, unless a message that the same rank sent earlier is needed later: that is received first
+// (it costs no wait, and messages between two ranks stay in order, for transports without tags). Neighbouring stages on
+// one rank need neither. RESHARD and REDUCE_GRAD follow the last use and the last B or W of a stage.
 DTENSOR_API Schedule with_communication(const Schedule& schedule, const CommunicationOptions& options = {});
 
 // What a schedule is checked against.

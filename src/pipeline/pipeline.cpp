@@ -29,7 +29,7 @@ DeviceMesh slice_of(const DeviceMesh& mesh, const std::string& axis, std::int64_
 bool communicates(const Schedule& schedule) {
   for (const auto& actions : schedule.ranks) {
     for (const Action& action : actions) {
-      if (!is_compute(action.kind)) return true;
+      if (is_communication(action.kind)) return true;
     }
   }
   return false;

@@ -97,5 +97,26 @@ TEST(PipelineMessages, TensorsOfAnotherMeshAreRefused) {
   }
 }
 
+// UNSHARD, RESHARD and REDUCE_GRAD move nothing from stage to stage.
+TEST(PipelineMessages, AreAddedToASchedulesOtherActions) {
+  run_local(2, [](const Communicator& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
+    auto schedule = pipeline::Schedule::parse("0F0 0F1 0B0 0B1 0REDUCE_GRAD\n1UNSHARD 1F0 1B0 1F1 1B1 1RESHARD");
+    schedule.ranks[1].push_back({pipeline::ActionKind::reduce_grad, 1});
+    Pipeline pipe(mesh, schedule, mean_loss);
+    const at::Tensor weight = at::ones({3}, at::kDouble).requires_grad_();
+    const auto forward = [&](const Tensors& in) {
+      TORCH_CHECK(in.size() == 1, "a stage was run on ", in.size(), " tensors");
+      return Tensors{in[0] * weight};
+    };
+    pipe.set_stage(world.rank(), forward, {weight});
+    const at::Tensor x = at::arange(3, at::kDouble).expand({2, 3});
+    std::vector<Tensors> inputs, targets;
+    for (const at::Tensor& part : pipeline::microbatches(x, 2)) inputs.push_back({part}), targets.push_back({part * 2});
+    EXPECT_NEAR(pipe.step(inputs, targets).loss.item<double>(), at::mse_loss(x, x * 2).item<double>(), 1e-12);
+    test::expect_close(weight.grad(), x[0] * x[0] * -2 / 3, "weight");
+  });
+}
+
 }  // namespace
 }  // namespace dtensor

@@ -144,6 +144,13 @@ std::vector<Action> merge(const std::vector<Action>& actions, const std::vector<
   return out;
 }
 
+// Whether an action may stand in a schedule that is to be completed: what is put in is not there yet.
+bool may_be_there(ActionKind kind, const CommunicationOptions& options) {
+  const bool shards = kind == ActionKind::unshard || kind == ActionKind::reshard;
+  return is_compute(kind) || (shards && !options.unsharded_stages) ||
+         (kind == ActionKind::reduce_grad && !options.reduce_grad);
+}
+
 }  // namespace
 
 Schedule with_communication(const Schedule& schedule, const CommunicationOptions& options) {
@@ -151,7 +158,8 @@ Schedule with_communication(const Schedule& schedule, const CommunicationOptions
               options.unsharded_stages.value_or(0), "; a rank computes with one stage at least");
   const ScheduleIndex index(schedule);
   index.for_each([&](Place place) {
-    TORCH_CHECK(is_compute(index.at(place).kind), "pipeline schedule: it communicates already: ", index.name(place));
+    TORCH_CHECK(may_be_there(index.at(place).kind, options),
+                "pipeline schedule: it communicates already: ", index.name(place));
   });
   check(schedule, {.forward_only = !schedule.has(ActionKind::backward) && !schedule.has(ActionKind::backward_input)});
   const Gaps messages = options.rendezvous ? simultaneous_ends(index) : late_receives(index);
