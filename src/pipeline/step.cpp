@@ -60,6 +60,7 @@ void Step::run() {
   for (const Action& action : context_.schedule.ranks[static_cast<std::size_t>(context_.rank)]) {
     const double begin = seconds();
     run(action);
+    if (!trains_) forget(action);
     actions_.push_back({action, begin, seconds()});
   }
   messages_.finish();
@@ -108,6 +109,14 @@ void Step::run(const Action& action) {
       if (!NoGradientSync::active()) reduce_gradients(context_.stages.at(s).list());
       return;
   }
+}
+
+// In evaluation: what no later action needs. Outputs are needed until they are sent; another stage here has its own.
+void Step::forget(const Action& action) {
+  const bool sent = action.kind == ActionKind::send_forward;
+  const bool stays = action.kind == ActionKind::forward && (action.stage == last_ || is_local(action.stage + 1));
+  if (action.kind == ActionKind::forward) slot(action).inputs.clear();
+  if (sent || stays) slot(action).outputs.clear();
 }
 
 Whereabouts Step::first_whereabouts(int microbatch) const {

@@ -68,6 +68,7 @@ class Step {
   int channel(int stage, int microbatch, bool forward) const;
   void run(const Action& action);
   void forward(const Action& action);
+  void forget(const Action& action);
   Whereabouts first_whereabouts(int microbatch) const;
   void add_loss(Slot& slot, int microbatch);
   void backward(const Action& action);

@@ -55,6 +55,31 @@ TEST(PipelineMemory, ActivationsAreThoseOfTheSchedulesTable) {
   }
 }
 
+// The last stage of two, whose input is a message: it holds one microbatch's after the other.
+TEST(PipelineMemory, EvaluationHoldsOneMicrobatch) {
+  constexpr std::int64_t kRows = 1 << 14, kMessage = kRows * 8;
+  for (const std::string name : {"1f1b", "zb-h1"}) {
+    std::vector<std::int64_t> peaks;
+    for (const int count : {2, 16}) {
+      std::int64_t peak = 0;
+      run_local(2, [&](const Communicator& world) {
+        const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
+        Pipeline pipe(mesh, pipeline::make_schedule(name, 2, count), mean_loss);
+        for (const int stage : pipe.stages()) pipe.set_stage(stage, keep_result);
+        const std::vector<Tensors> parts(static_cast<std::size_t>(count), {at::zeros({kRows}, at::kDouble)});
+        pipe.evaluate(parts, parts);
+        world.barrier();
+        const MemoryTimeline timeline;
+        pipe.evaluate(parts, parts);
+        if (world.rank() == 1) peak = timeline.peak().bytes;
+      });
+      peaks.push_back(peak);
+    }
+    // What rank 0 has computed ahead waits there; here, there is a message and what is made of it.
+    EXPECT_LE(peaks[1], peaks[0] + 2 * kMessage + kSmall) << name;
+  }
+}
+
 std::int64_t peak_of_step(const std::string& schedule, int count, bool recompute) {
   constexpr std::int64_t kSize = 256;
   std::int64_t peak = 0;
