@@ -59,6 +59,7 @@ struct Pipeline::Impl {
   bool has_last() const { return stages.contains(last); }
   void set_stage(int stage, Stage what);
   void check_step(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets) const;
+  void check_leaves(const std::vector<Tensors>& inputs) const;
   std::vector<double> shares(const std::vector<Tensors>& targets) const;
   StepResult run(const Schedule& what, const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets,
                  double loss_scale);
@@ -133,6 +134,9 @@ void Pipeline::Impl::check_step(const std::vector<Tensors>& inputs, const std::v
               " microbatches");
   TORCH_CHECK(!has_last() || targets.size() == count, "pipeline: ", targets.size(), " targets for ", count,
               " microbatches");
+}
+
+void Pipeline::Impl::check_leaves(const std::vector<Tensors>& inputs) const {
   for (std::size_t m = 0; stages.contains(0) && m < inputs.size(); ++m) {
     for (const at::Tensor& input : inputs[m]) {
       TORCH_CHECK(!input.defined() || !input.requires_grad() || input.is_leaf(), "pipeline: an input of microbatch ", m,
@@ -178,6 +182,7 @@ StepResult Pipeline::step(const std::vector<Tensors>& inputs, const std::vector<
                           StepOptions options) {
   if (!impl_->mesh.is_member()) return {};
   impl_->check_step(inputs, targets);  // before anything is put aside
+  impl_->check_leaves(inputs);
   for (TiedParameter& parameter : impl_->tied) parameter.begin_step();
   StepResult result = impl_->run(impl_->schedule, inputs, targets, options.loss_scale);
   for (TiedParameter& parameter : impl_->tied) parameter.end_step();

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "dtensor/pipeline.h"
+#include "support/errors.h"
 #include "support/ranks.h"
 
 namespace dtensor {
@@ -88,6 +89,20 @@ TEST(PipelineInputs, GradientsAreInThePlacementsOfTheirInputs) {
       }
     });
   }
+}
+
+// No gradient is computed that could be kept from its operators.
+TEST(PipelineInputs, MayBeResultsOfOperatorsInEvaluation) {
+  on_one_stage("1f1b", 1, [](Pipeline& pipe, const at::Tensor& weight) {
+    pipe.set_stage(0, [&](const Tensors& in) { return Tensors{at::mm(in[0], weight)}; });
+    Draw draw(3);
+    const auto targets = targets_on(pipe, draw);
+    std::vector<Tensors> inputs;
+    for (const Tensors& target : targets) inputs.push_back({at::mm(target[0], weight)});
+    EXPECT_FALSE(pipe.evaluate(inputs, targets).requires_grad());
+    const std::string error = test::error_of([&] { pipe.step(inputs, targets); });
+    EXPECT_NE(error.find("is the result of operators and wants a gradient"), std::string::npos) << error;
+  });
 }
 
 }  // namespace
