@@ -5,6 +5,7 @@
 
 #include "dtensor/optim/clip.h"
 #include "dtensor/tensor.h"
+#include "pipeline/norms.h"
 #include "pipeline/step.h"
 #include "pipeline/tied.h"
 
@@ -196,49 +197,26 @@ at::Tensor Pipeline::evaluate(const std::vector<Tensors>& inputs, const std::vec
   return impl_->run(impl_->evaluation, inputs, targets, 1).loss;
 }
 
-namespace {
-
-// Of each stage of this rank: how many parameters it has, and in the second row whether that was not told.
-at::Tensor counts_of(const std::map<int, Stage>& stages, int last, c10::DeviceType device) {
-  at::Tensor counts = at::zeros({2, last + 1}, at::kLong);
-  for (const auto& [index, stage] : stages) {
-    counts[0][index] = static_cast<std::int64_t>(stage.list().size());
-    counts[1][index] = stage.parameters ? 0 : 1;
-  }
-  return counts.to(device);
-}
-
-}  // namespace
-
 // Each parameter's norm has a place in one list, the model's order, which every rank then adds up alike.
 at::Tensor Pipeline::clip_grad_norm_(double max_norm) {
+  const Impl& p = *impl_;
   const at::NoGradGuard no_grad;
-  const auto device = impl_->mesh.device_type();
-  at::Tensor counts = counts_of(impl_->stages, impl_->last, device);
-  impl_->line.all_reduce(counts, ReduceOp::sum).wait();
-  counts = counts.cpu();
-  for (int stage = 0; stage <= impl_->last; ++stage) {
-    TORCH_CHECK(counts[1][stage].item<std::int64_t>() == 0, "pipeline: clip_grad_norm_ needs the parameters of stage ",
-                stage, ", which set_stage was not given");
-  }
-  const at::Tensor ends = counts[0].cumsum(0);
+  const auto device = p.mesh.device_type();
+  const at::Tensor ends = norm_ends(p.own, p.stages, p.last, p.line, device);
+  CountedOnce once(p.tied, p.stages, p.last, p.line, device);
   at::Tensor norms = at::zeros({ends[-1].item<std::int64_t>()}, at::TensorOptions(at::kDouble).device(device));
-  std::vector<at::Tensor> own;
-  for (const auto& [index, stage] : impl_->stages) {
+  for (const auto& [index, stage] : p.stages) {
     if (stage.list().empty()) continue;
     std::vector<at::Tensor> counted;
-    for (const at::Tensor& p : stage.list()) {
-      const bool elsewhere = std::any_of(impl_->tied.begin(), impl_->tied.end(),
-                                         [&](const TiedParameter& tied) { return tied.counts_elsewhere(p); });
-      counted.push_back(elsewhere ? at::Tensor() : p.grad());
-      own.push_back(p);
+    for (const at::Tensor& parameter : stage.list()) {
+      counted.push_back(once.counts(parameter, index) ? parameter.grad() : at::Tensor());
     }
     const auto count = static_cast<std::int64_t>(counted.size());
     norms.narrow(0, ends[index].item<std::int64_t>() - count, count).copy_(get_norms(counted));
   }
-  impl_->line.all_reduce(norms, ReduceOp::sum).wait();
+  p.line.all_reduce(norms, ReduceOp::sum).wait();
   const at::Tensor total = get_total_norm(norms.unbind());
-  clip_grads_with_norm_(own, max_norm, total);
+  clip_grads_with_norm_(once.parameters(), max_norm, total);
   return total;
 }
 

@@ -3,6 +3,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "dtensor/tensor.h"
 
 namespace dtensor::pipeline {
@@ -27,7 +29,6 @@ TiedParameter::TiedParameter(const std::string& name, Communicator line, std::ve
     if (counts[static_cast<std::size_t>(i)].item<std::int64_t>() > 0) members.push_back(i);
   }
   TORCH_CHECK(!members.empty(), "pipeline: no rank has a copy of the tied parameter ", name);
-  first_ = members.front() == line.rank();
   if (!copies_.empty() && members.size() > 1) holders_ = line.subgroup(members, "tied");
 }
 
@@ -54,11 +55,8 @@ void TiedParameter::end_step() {
   }
 }
 
-bool TiedParameter::counts_elsewhere(const at::Tensor& tensor) const {
-  for (std::size_t i = 0; i < copies_.size(); ++i) {
-    if (copies_[i].is_same(tensor)) return !first_ || i > 0;
-  }
-  return false;
+bool TiedParameter::is_copy(const at::Tensor& tensor) const {
+  return std::any_of(copies_.begin(), copies_.end(), [&](const at::Tensor& copy) { return copy.is_same(tensor); });
 }
 
 }  // namespace dtensor::pipeline

@@ -14,12 +14,10 @@ class TiedParameter {
   void begin_step();
   // Collective over the ranks with copies.
   void end_step();
-  // Whether it is a copy that a norm of all parameters leaves to another.
-  bool counts_elsewhere(const at::Tensor& tensor) const;
+  bool is_copy(const at::Tensor& tensor) const;
 
  private:
   std::vector<at::Tensor> copies_, before_;
-  bool first_ = false;  // of the ranks with copies
   Communicator holders_;
 };
 

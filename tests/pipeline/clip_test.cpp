@@ -1,0 +1,100 @@
+// The norm over all stages is that of one device's list of parameters.
+#include "dtensor/optim/clip.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "dtensor/pipeline.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace dtensor {
+namespace {
+
+using pipeline::Pipeline;
+using pipeline::Schedule;
+using pipeline::Tensors;
+using test::Draw;
+
+constexpr double kMaxNorm = 0.1;
+
+at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
+Tensors pass(const Tensors& in) { return in; }
+
+at::Tensor with_gradient(const at::Tensor& gradient) {
+  const at::Tensor parameter = at::zeros_like(gradient).requires_grad_();
+  parameter.mutable_grad() = gradient.clone();
+  return parameter;
+}
+
+// A V has the first and the last stage on one rank: an embedding that is the head's weight is one tensor there.
+TEST(PipelineClip, AParameterOfTwoStagesCountsOnce) {
+  for (const int ranks : {1, 2}) {
+    for (const bool tied : {false, true}) {
+      run_local(ranks, [&](const Communicator& world) {
+        const std::string what = c10::str(ranks, " ranks, tied ", tied);
+        const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {ranks}, {"pp"});
+        Pipeline pipe(mesh, pipeline::make_schedule("zbv", ranks, 2), mean_loss);
+        Draw draw(1);
+        const at::Tensor shared = with_gradient(draw.normal({3, 3})), other = with_gradient(draw.normal({5}));
+        const at::Tensor of_shared = shared.grad().clone(), of_other = other.grad().clone();
+        const bool has_shared = world.rank() == 0;
+        for (const int stage : pipe.stages()) {
+          const bool outer = stage == 0 || stage == pipe.last_stage();
+          pipe.set_stage(stage, pass, outer ? Tensors{shared} : stage == 1 ? Tensors{other} : Tensors{});
+        }
+        if (tied) pipe.tie("shared", has_shared ? Tensors{shared, shared} : Tensors{});
+        Tensors expected{with_gradient(of_shared)};
+        if (ranks == 2) expected.push_back(with_gradient(of_other));
+        const double norm = clip_grad_norm_(expected, kMaxNorm).item<double>();
+        EXPECT_NEAR(pipe.clip_grad_norm_(kMaxNorm).item<double>(), norm, 1e-12) << what;
+        if (has_shared) test::expect_close(shared.grad(), expected[0].grad(), what);
+        if (world.rank() == 1) test::expect_close(other.grad(), expected[1].grad(), what);
+      });
+    }
+  }
+}
+
+// Adding up 1e16 and then 1 twice is another sum than adding 1 twice and then 1e16.
+TEST(PipelineClip, OfCopiesTheFirstInTheModelCountsWhicheverRankHasIt) {
+  const auto norm_on = [](int ranks, const std::string& schedule) {
+    double norm = 0;
+    run_local(ranks, [&](const Communicator& world) {
+      const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {ranks}, {"pp"});
+      Pipeline pipe(mesh, Schedule::parse(schedule), mean_loss);
+      const auto parameter = [](double gradient) { return with_gradient(at::full({1}, gradient, at::kDouble)); };
+      Tensors copies;
+      for (const int stage : pipe.stages()) {
+        copies.push_back(parameter(1e8));
+        const at::Tensor& copy = copies.back();
+        const auto own = stage == 0 ? Tensors{copy, parameter(1)} : Tensors{parameter(1), copy};
+        pipe.set_stage(stage, pass, own);
+      }
+      pipe.tie("copies", copies);
+      norm = pipe.clip_grad_norm_(1).item<double>();
+      world.barrier();
+    });
+    return norm;
+  };
+  const double together = norm_on(1, "0F0 1F0 1B0 0B0");
+  EXPECT_EQ(norm_on(2, "0F0 0B0\n1F0 1B0"), together);
+  EXPECT_EQ(norm_on(2, "1F0 1B0\n0F0 0B0"), together);
+}
+
+TEST(PipelineClip, AStageThatWasNeverSetIsNamedOnEveryRank) {
+  std::atomic<int> refused = 0;
+  run_local(2, [&](const Communicator& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
+    Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 2, 2), mean_loss);
+    if (world.rank() == 0) pipe.set_stage(0, pass, {with_gradient(at::ones({3}))});
+    const auto error = test::error_of([&] { pipe.clip_grad_norm_(kMaxNorm); });
+    EXPECT_NE(error.find("needs the parameters of stage 1"), std::string::npos) << error;
+    ++refused;
+  });
+  EXPECT_EQ(refused, 2);
+}
+
+}  // namespace
+}  // namespace dtensor
