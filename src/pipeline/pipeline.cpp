@@ -185,9 +185,14 @@ StepResult Pipeline::step(const std::vector<Tensors>& inputs, const std::vector<
   impl_->check_step(inputs, targets);  // before anything is put aside
   impl_->check_leaves(inputs);
   for (TiedParameter& parameter : impl_->tied) parameter.begin_step();
-  StepResult result = impl_->run(impl_->schedule, inputs, targets, options.loss_scale);
-  for (TiedParameter& parameter : impl_->tied) parameter.end_step();
-  return result;
+  try {
+    StepResult result = impl_->run(impl_->schedule, inputs, targets, options.loss_scale);
+    for (TiedParameter& parameter : impl_->tied) parameter.end_step();
+    return result;
+  } catch (...) {
+    for (TiedParameter& parameter : impl_->tied) parameter.abandon_step();
+    throw;
+  }
 }
 
 at::Tensor Pipeline::evaluate(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets) {

@@ -1,10 +1,13 @@
-// Copies have equal placements, so their local parts are summed where they lie.
+// Copies have equal placements, so their local parts are summed where they lie, as soon as gradients are in those
+// placements; as they come, each copy's may be in others.
 #include "pipeline/tied.h"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
 
+#include "dtensor/fully_shard.h"
+#include "dtensor/hooks.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor::pipeline {
@@ -12,15 +15,21 @@ namespace {
 
 at::Tensor local_part(const at::Tensor& tensor) { return is_dtensor(tensor) ? DTensor(tensor).to_local() : tensor; }
 
-// Gradients come in their parameter's placements.
-at::Tensor gradient_of(const at::Tensor& parameter) {
-  return parameter.grad().defined() ? parameter.grad() : at::zeros_like(parameter);
+std::vector<at::Tensor> each_once(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& tensor : tensors) {
+    const auto same = [&](const at::Tensor& other) { return other.is_same(tensor); };
+    if (std::none_of(result.begin(), result.end(), same)) result.push_back(tensor);
+  }
+  return result;
 }
+
+bool gradients_wait() { return NoGradientSync::active() || NoReplicaSync::active(); }
 
 }  // namespace
 
-TiedParameter::TiedParameter(const std::string& name, Communicator line, std::vector<at::Tensor> copies)
-    : copies_(std::move(copies)), before_(copies_.size()) {
+TiedParameter::TiedParameter(const std::string& name, Communicator line, const std::vector<at::Tensor>& copies)
+    : copies_(each_once(copies)), before_(copies_.size()) {
   std::vector<at::Tensor> counts;
   for (int i = 0; i < line.size(); ++i) counts.push_back(at::empty({1}, at::kLong));
   line.all_gather(counts, at::full({1}, static_cast<std::int64_t>(copies_.size()), at::kLong)).wait();
@@ -29,30 +38,54 @@ TiedParameter::TiedParameter(const std::string& name, Communicator line, std::ve
     if (counts[static_cast<std::size_t>(i)].item<std::int64_t>() > 0) members.push_back(i);
   }
   TORCH_CHECK(!members.empty(), "pipeline: no rank has a copy of the tied parameter ", name);
+  first_ = members.front() == line.rank();
   if (!copies_.empty() && members.size() > 1) holders_ = line.subgroup(members, "tied");
 }
 
 void TiedParameter::begin_step() {
-  for (std::size_t i = 0; i < copies_.size(); ++i) {
+  aside_ = !waits_;
+  for (std::size_t i = 0; aside_ && i < copies_.size(); ++i) {
     before_[i] = copies_[i].grad();
     copies_[i].mutable_grad().reset();
   }
 }
 
+void TiedParameter::abandon_step() {
+  for (std::size_t i = 0; aside_ && i < copies_.size(); ++i) copies_[i].mutable_grad() = std::move(before_[i]);
+  aside_ = false;
+}
+
 void TiedParameter::end_step() {
   if (copies_.empty()) return;
   const at::NoGradGuard no_grad;
-  at::Tensor sum = gradient_of(copies_[0]);
-  for (std::size_t i = 1; i < copies_.size(); ++i) {
-    if (!copies_[i].is_same(copies_[0])) sum = sum + gradient_of(copies_[i]);
+  if (!gradients_wait()) return sum_up();
+  // An earlier sum is the part of one copy, so that the next sum has it once.
+  at::Tensor& part = copies_[0].mutable_grad();
+  if (first_ && before_[0].defined()) part = part.defined() ? before_[0] + part : before_[0];
+  before_.assign(copies_.size(), at::Tensor());
+  aside_ = false;
+  waits_ = true;
+}
+
+// The gradients of copies that no step reaches stay undefined, as on one device.
+void TiedParameter::sum_up() {
+  reduce_gradients(copies_);
+  at::Tensor sum;
+  for (const at::Tensor& copy : copies_) {
+    if (copy.grad().defined()) sum = sum.defined() ? sum + copy.grad() : copy.grad().clone();
   }
-  sum = sum.clone();
-  if (holders_) holders_.all_reduce(local_part(sum), ReduceOp::sum).wait();
+  const bool any = sum.defined();
+  if (!any) sum = at::zeros_like(copies_[0]);
+  const at::Tensor local = local_part(sum);
+  const at::Tensor found = at::full({1}, any ? 1 : 0, local.options());
+  if (holders_) holders_.all_reduce_list({local, found}, ReduceOp::sum).wait();
+  const bool reached = at::real(found).item<double>() > 0;
   for (std::size_t i = 0; i < copies_.size(); ++i) {
-    if (i > 0 && copies_[i].is_same(copies_[0])) continue;
-    copies_[i].mutable_grad() = before_[i].defined() ? before_[i] + sum : sum.clone();
-    before_[i].reset();
+    at::Tensor& gradient = copies_[i].mutable_grad();
+    gradient = std::move(before_[i]);
+    if (reached) gradient = gradient.defined() ? gradient + sum : sum.clone();
   }
+  aside_ = waits_ = false;
 }
 
 bool TiedParameter::is_copy(const at::Tensor& tensor) const {

@@ -1,0 +1,172 @@
+// Copies of a parameter on several stages have the gradient of one parameter, whatever the step before did.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include "dtensor/fully_shard.h"
+#include "dtensor/hooks.h"
+#include "dtensor/pipeline.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace dtensor {
+namespace {
+
+using pipeline::Pipeline;
+using pipeline::Tensors;
+using test::Draw;
+
+constexpr std::int64_t kSize = 4;
+
+at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
+
+enum class Sync { all, none, shards };  // of a step: NoGradientSync, NoReplicaSync
+
+// A step of the model x -> tanh(x w v) w', w being tied.
+struct OneStep {
+  Sync sync;
+  bool first_uses_it;  // stage 0 its copy
+  bool zeroed;         // gradients before the step
+};
+
+struct Trial {
+  bool sharded, frozen;
+  std::vector<OneStep> steps;  // the last one syncs all
+};
+
+std::ostream& operator<<(std::ostream& out, const Trial& trial) {
+  out << (trial.sharded ? "sharded" : "whole") << (trial.frozen ? ", frozen" : "");
+  for (const OneStep& s : trial.steps) out << "; " << static_cast<int>(s.sync) << s.first_uses_it << s.zeroed;
+  return out;
+}
+
+at::Tensor first_half(const at::Tensor& x, const at::Tensor& w, const at::Tensor& v, bool uses_it) {
+  return at::tanh(at::mm(uses_it ? at::mm(x, w) : x, v));
+}
+
+Tensors reference(const Trial& trial, const at::Tensor& w0, const at::Tensor& v0, const at::Tensor& x) {
+  const at::Tensor w = w0.clone().requires_grad_(!trial.frozen), v = v0.clone().requires_grad_();
+  for (const OneStep& step : trial.steps) {
+    for (const at::Tensor& p : {w, v}) {
+      if (step.zeroed) p.mutable_grad().reset();
+    }
+    at::mse_loss(at::mm(first_half(x, w, v, step.first_uses_it), w.t()), x).backward();
+  }
+  return {w.grad(), v.grad()};
+}
+
+void run_trial(const Trial& trial) {
+  Draw draw(1);
+  const at::Tensor w0 = draw.normal({kSize, kSize}), v0 = draw.normal({kSize, kSize}), x = draw.normal({8, kSize});
+  const Tensors expected = reference(trial, w0, v0, x);
+  run_local(8, [&](const Communicator& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2, 2}, {"pp", "replicate", "shard"});
+    Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 2, 2), mean_loss);
+    at::Tensor w = w0.clone().requires_grad_(!trial.frozen), v = v0.clone().requires_grad_();
+    const int stage = pipe.stages()[0];
+    for (at::Tensor* p : {&w, &v}) {
+      if (!trial.sharded) *p = distribute_tensor(p->detach(), pipe.stage_mesh(), {Replicate(), Replicate()});
+    }
+    w.requires_grad_(!trial.frozen), v.requires_grad_();
+    if (trial.sharded) fully_shard(NamedTensors{{"w", &w}, {"v", &v}}, pipe.stage_mesh());
+    bool first_uses_it = true;
+    pipe.set_stage(
+        stage,
+        [&](const Tensors& in) {
+          return Tensors{stage == 0 ? first_half(in[0], w, v, first_uses_it) : at::mm(in[0], w.t())};
+        },
+        stage == 0 ? Tensors{w, v} : Tensors{w});
+    pipe.tie("w", {w});
+    std::vector<Tensors> parts;
+    for (const at::Tensor& part : pipeline::microbatches(x, 2))
+      parts.push_back({distribute_tensor(part, pipe.stage_mesh(), {Shard(0), Shard(0)})});
+    for (const OneStep& step : trial.steps) {
+      for (const at::Tensor& p : {w, v}) {
+        if (step.zeroed) p.mutable_grad().reset();
+      }
+      std::optional<NoGradientSync> later;
+      std::optional<NoReplicaSync> shards_only;
+      if (step.sync == Sync::none) later.emplace();
+      if (step.sync == Sync::shards) shards_only.emplace();
+      first_uses_it = step.first_uses_it;
+      pipe.step(parts, parts);
+    }
+    const std::string what = c10::str(trial, ", stage ", stage);
+    EXPECT_EQ(w.grad().defined(), !trial.frozen) << what;
+    if (stage == 0) test::expect_close(v.grad(), expected[1], what);
+    if (trial.frozen || !w.grad().defined()) return;
+    const Placements placements{Replicate(), trial.sharded ? Placement(Shard(0)) : Placement(Replicate())};
+    EXPECT_EQ(DTensor(w.grad()).placements(), placements) << what;
+    test::expect_close(w.grad(), expected[0], what);
+  });
+}
+
+TEST(PipelineTied, GradientsWaitForALaterStep) {
+  for (const bool sharded : {false, true}) {
+    for (const Sync sync : {Sync::none, Sync::shards}) {
+      for (const bool uses : {true, false}) {
+        run_trial({sharded, false, {{sync, uses, false}, {Sync::all, true, false}}});
+        run_trial({sharded, false, {{Sync::all, true, false}, {sync, uses, false}, {Sync::all, uses, false}}});
+      }
+    }
+  }
+}
+
+RC_GTEST_PROP(PipelineTied, AnyStepsGiveTheGradientOfOneDevice, ()) {
+  Trial trial{*rc::gen::arbitrary<bool>(), *rc::gen::inRange(0, 4) == 0, {}};
+  const auto steps = *rc::gen::inRange(1, 6);
+  for (int s = 0; s < steps; ++s) {
+    const auto sync = s + 1 == steps ? Sync::all : *rc::gen::element(Sync::all, Sync::none, Sync::shards);
+    trial.steps.push_back({sync, *rc::gen::arbitrary<bool>(), *rc::gen::inRange(0, 3) == 0});
+  }
+  run_trial(trial);
+  RC_ASSERT(!testing::Test::HasFailure());
+}
+
+// Optimizers decay what has a gradient of zeros.
+TEST(PipelineTied, FrozenCopiesGetNoGradient) { run_trial({false, true, {{Sync::all, true, false}}}); }
+
+TEST(PipelineTied, ACopyThatIsListedTwiceCountsOnce) {
+  run_local(1, [](const Communicator& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {1}, {"pp"});
+    Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 1, 1), mean_loss);
+    Draw draw(1);
+    const at::Tensor a = draw.normal({kSize, kSize}).requires_grad_(), x = draw.normal({2, kSize});
+    const at::Tensor b = a.detach().clone().requires_grad_(), one = a.detach().clone().requires_grad_();
+    pipe.set_stage(0, [&](const Tensors& in) { return Tensors{at::mm(at::mm(in[0], a), b)}; }, {a, b});
+    pipe.tie("w", {a, b, b});
+    for (int step = 0; step < 2; ++step) {
+      pipe.step({{x}}, {{x}});
+      at::mse_loss(at::mm(at::mm(x, one), one), x).backward();
+    }
+    for (const at::Tensor& copy : {a, b}) test::expect_close(copy.grad(), one.grad(), "copy");
+  });
+}
+
+// As gradients of all other parameters do.
+TEST(PipelineTied, EarlierGradientsOutliveAStepThatThrows) {
+  run_local(1, [](const Communicator& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {1}, {"pp"});
+    Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 1, 2), mean_loss);
+    const at::Tensor w = at::ones({3}, at::kDouble).requires_grad_();
+    int calls = 0;
+    pipe.set_stage(0,
+                   [&](const Tensors& in) {
+                     TORCH_CHECK(++calls != 4, "no more of this");
+                     return Tensors{in[0] * w};
+                   },
+                   {w});
+    pipe.tie("w", {w});
+    const std::vector<Tensors> parts(2, {at::full({1, 3}, 2, at::kDouble)}), zeros(2, {at::zeros({1, 3}, at::kDouble)});
+    pipe.step(parts, zeros);
+    const at::Tensor once = w.grad().clone();
+    EXPECT_EQ(test::error_of([&] { pipe.step(parts, zeros); }), "no more of this");
+    ASSERT_TRUE(w.grad().defined());
+    test::expect_close(w.grad(), once, "after the step that threw");
+    pipe.step(parts, zeros);
+    test::expect_close(w.grad(), once * 2, "after the next");
+  });
+}
+
+}  // namespace
+}  // namespace dtensor
