@@ -67,7 +67,8 @@ struct StepResult {
   std::chrono::steady_clock::time_point begin;  // when the step began, on this rank
 };
 
-// One training step at a time over the ranks of a mesh. Every rank of the mesh makes it alike and calls alike.
+// One training step at a time over the ranks of a mesh. Every rank of the mesh makes it alike and calls alike; ranks
+// outside of it may, and take part in nothing: what is returned there is empty.
 class DTENSOR_API Pipeline {
  public:
   // `mesh` has options.axis, along which `schedule` has a line for each rank. The schedule is checked, and gets its

@@ -125,6 +125,7 @@ void Pipeline::Impl::set_stage(int stage, Stage what) {
 }
 
 void Pipeline::tie(const std::string& name, const std::vector<at::Tensor>& copies) {
+  if (!impl_->mesh.is_member()) return;
   impl_->tied.emplace_back(name, impl_->line, copies);
 }
 
@@ -205,6 +206,7 @@ at::Tensor Pipeline::evaluate(const std::vector<Tensors>& inputs, const std::vec
 // Each parameter's norm has a place in one list, the model's order, which every rank then adds up alike.
 at::Tensor Pipeline::clip_grad_norm_(double max_norm) {
   const Impl& p = *impl_;
+  if (!p.mesh.is_member()) return {};
   const at::NoGradGuard no_grad;
   const auto device = p.mesh.device_type();
   const at::Tensor ends = norm_ends(p.own, p.stages, p.last, p.line, device);
@@ -235,6 +237,7 @@ void Pipeline::give_gradients_elsewhere(const std::vector<at::Tensor>& parameter
 
 std::vector<std::vector<TimedAction>> Pipeline::gather_actions(const std::vector<TimedAction>& own) const {
   const Impl& p = *impl_;
+  if (!p.mesh.is_member()) return {};
   std::vector<at::Tensor> times;
   for (const auto& actions : p.schedule.ranks) {
     times.push_back(at::empty({static_cast<std::int64_t>(actions.size()), 2}, at::kDouble));

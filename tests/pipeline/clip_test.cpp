@@ -96,5 +96,22 @@ TEST(PipelineClip, AStageThatWasNeverSetIsNamedOnEveryRank) {
   EXPECT_EQ(refused, 2);
 }
 
+// A mesh on part of the world: the others may run the same program.
+TEST(PipelineClip, RanksOutsideTheMeshTakePartInNothing) {
+  run_local(3, [](const Communicator& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
+    Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 2, 2), mean_loss);
+    const at::Tensor weight = at::ones({2}, at::kDouble).requires_grad_();
+    for (const int stage : pipe.stages())
+      pipe.set_stage(stage, [&](const Tensors& in) { return Tensors{in[0] * weight}; }, {weight});
+    pipe.tie("weight", pipe.stages().empty() ? Tensors{} : Tensors{weight});
+    const std::vector<Tensors> parts(2, {at::full({1, 2}, 3, at::kDouble)});
+    const auto result = pipe.step(parts, parts);
+    pipe.give_gradients_elsewhere({weight});
+    EXPECT_EQ(pipe.clip_grad_norm_(kMaxNorm).defined(), mesh.is_member());
+    EXPECT_EQ(pipe.gather_actions(result.actions).size(), mesh.is_member() ? 2 : 0);
+  });
+}
+
 }  // namespace
 }  // namespace dtensor
