@@ -3,6 +3,7 @@
 #include "pipeline/messages.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/strides.h>
 
 #include <cstring>
 
@@ -71,7 +72,7 @@ void describe(Numbers& header, const at::Tensor& tensor, const at::Tensor& local
 }
 
 // Placements are told, not the mesh that they are of: it must be the stage's, or one that arranges its ranks alike.
-at::Tensor local_part(const at::Tensor& tensor, const DeviceMesh& slice) {
+at::Tensor part_on_stage(const at::Tensor& tensor, const DeviceMesh& slice) {
   if (!is_dtensor(tensor)) return tensor;
   const DeviceMesh mesh = DTensor(tensor).mesh();
   TORCH_CHECK(slice && mesh.ranks() == slice.ranks() && mesh.shape() == slice.shape(),
@@ -108,7 +109,7 @@ void Messages::send(const Tensors& tensors, const Whereabouts& where, int peer, 
                  static_cast<std::int64_t>(where.random_operators),
                  static_cast<std::int64_t>(tensors.size())};
   for (const at::Tensor& tensor : tensors) {
-    const at::Tensor local = local_part(tensor, slice_);
+    const at::Tensor local = part_on_stage(tensor, slice_);
     describe(header, tensor, local);
     if (tensor.defined()) sent.tensors.push_back(is_dense(local) ? local : local.contiguous());
   }

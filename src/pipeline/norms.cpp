@@ -3,6 +3,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 namespace dtensor::pipeline {
 
 at::Tensor norm_ends(const std::vector<int>& own, const std::map<int, Stage>& stages, int last,

@@ -10,8 +10,11 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
+
+#include "dtensor/hooks.h"
 
 namespace dtensor::pipeline {
 namespace {
@@ -83,7 +86,9 @@ void forget_hooks(Node& node) {
   node.pre_hooks().clear();
 }
 
-Tensors whole_backward(const Tensors& outputs, const Tensors& gradients, const Tensors& inputs) {
+Tensors whole_backward(const Tensors& outputs, const Tensors& gradients, const Tensors& inputs, bool reduces) {
+  std::optional<NoGradientSync> later;
+  if (!reduces) later.emplace();
   torch::autograd::backward(outputs, gradients);
   Tensors results;
   for (const at::Tensor& input : inputs) {
@@ -95,11 +100,13 @@ Tensors whole_backward(const Tensors& outputs, const Tensors& gradients, const T
 
 }  // namespace
 
-Tensors SplitBackward::backward_input(const Tensors& outputs, const Tensors& gradients, const Tensors& inputs) {
+Tensors SplitBackward::backward_input(const Tensors& outputs, const Tensors& gradients, const Tensors& inputs,
+                                      bool reduces) {
   torch::autograd::edge_list roots;
   for (const at::Tensor& output : outputs) roots.push_back(torch::autograd::impl::gradient_edge(output));
   const Between graph(roots, inputs);
-  if (graph.recomputes()) return whole_backward(outputs, gradients, inputs);
+  if (graph.recomputes()) return whole_backward(outputs, gradients, inputs, reduces);
+  const NoGradientSync later;  // to a schedule, this is no pass that should have brought gradients
   std::unordered_map<Node*, variable_list> arrived;
   for (Node* node : graph.on_the_way()) node->add_pre_hook(std::make_unique<Keep>(&arrived[node]));
   Tensors results(inputs.size());

@@ -12,8 +12,8 @@ namespace dtensor::pipeline {
 class SplitBackward {
  public:
   // Gradients of `inputs`, undefined where none arrives. Where the graph holds a segment that is recomputed, whose
-  // weights autograd does not see, those of the weights are computed too.
-  Tensors backward_input(const Tensors& outputs, const Tensors& gradients, const Tensors& inputs);
+  // weights autograd does not see, those of the weights are computed too, and reduced over ranks where `reduces`.
+  Tensors backward_input(const Tensors& outputs, const Tensors& gradients, const Tensors& inputs, bool reduces = true);
   // Adds the weights' gradients to .grad, through all hooks and once each, however often a weight is used.
   void backward_weight();
   // Whether nothing is left for it.

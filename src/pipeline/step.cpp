@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
+
 #include "dtensor/debug.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/tensor.h"
@@ -183,10 +185,11 @@ void Step::backward(const Action& action) {
   const bool splits = action.kind == ActionKind::backward_input;
   Slot& mine = slot(action);
   {
+    const bool reduces = synchronises(action);
     std::optional<NoGradientSync> later;
-    if (!synchronises(action)) later.emplace();
+    if (!splits && !reduces) later.emplace();
     const BatchRows rows(mine.where.rows);  // for what is computed again
-    mine.input_gradients = run_backward(mine, splits);
+    mine.input_gradients = run_backward(mine, splits, reduces);
   }
   Count& count = counts_[action.stage];
   --count.inputs_left;
@@ -203,14 +206,14 @@ void Step::backward(const Action& action) {
 }
 
 // The gradients of the inputs, undefined ones where none is wanted or came.
-Tensors Step::run_backward(Slot& mine, bool splits) {
+Tensors Step::run_backward(Slot& mine, bool splits, bool reduces) {
   const auto [outputs, gradients] = with_gradients(mine.outputs, mine.output_gradients);
   const auto wants = [](const at::Tensor& input) { return input.defined() && input.requires_grad(); };
   Tensors leaves;
   std::copy_if(mine.inputs.begin(), mine.inputs.end(), std::back_inserter(leaves), wants);
   Tensors found(leaves.size());
   if (!outputs.empty() && splits) {
-    found = mine.split.emplace().backward_input(outputs, gradients, leaves);
+    found = mine.split.emplace().backward_input(outputs, gradients, leaves, reduces);
   } else if (!outputs.empty()) {
     torch::autograd::backward(outputs, gradients);
     for (std::size_t i = 0; i < leaves.size(); ++i) found[i] = leaves[i].grad();
@@ -277,7 +280,7 @@ void Step::weight(const Action& action) {
 bool Step::reduces_here(int stage) { return !counts_[stage].reduces && !NoGradientSync::active(); }
 
 // In the last backward of the step that computes gradients of the stage's weights. That is the last I where segments
-// are recomputed, which leave nothing to W; of an I that leaves them, nothing would be reduced anyway.
+// are recomputed, which leave nothing to W; an I that leaves them reduces nothing.
 bool Step::synchronises(const Action& action) {
   const Count& count = counts_[action.stage];
   const bool last = action.kind == ActionKind::backward_weight ? count.inputs_left == 0 && count.halves == 1

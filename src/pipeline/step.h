@@ -72,7 +72,7 @@ class Step {
   Whereabouts first_whereabouts(int microbatch) const;
   void add_loss(Slot& slot, int microbatch);
   void backward(const Action& action);
-  static Tensors run_backward(Slot& slot, bool splits);
+  static Tensors run_backward(Slot& slot, bool splits, bool reduces);
   static void keep_input_gradients(Slot& slot, bool splits);
   void reduce_input_gradients();
   void reshard_after_forward(int stage);
