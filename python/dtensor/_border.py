@@ -36,11 +36,21 @@ def placed(tensor: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> torc
     return tensor.redistribute(placements=wanted)
 
 
+def _hooked(tensor: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """``tensor``, whose gradient goes through ``hook`` at this point and nowhere else."""
+    if not (tensor.requires_grad and torch.is_grad_enabled()):
+        return tensor
+    view = tensor.view_as(tensor)
+    view.register_hook(hook)
+    return view
+
+
 class LocalBatches:
     """Each rank's plain inputs are its rows of a global batch; outputs with rows are given back as the rank's own.
 
-    Gradients come out as means over ranks, as PyTorch's data parallelism has them: what comes back for a rank's rows is
-    divided by the number of ranks that have rows of their own.
+    Gradients of parameters come out as means over ranks, as PyTorch's data parallelism has them: what comes back for a
+    rank's rows is divided by the number of ranks that have rows of their own. What goes on from there to the rank's own
+    inputs is multiplied by it again: it is the gradient of that rank's loss, which another module may stand before.
     """
 
     def __init__(self, mesh: DeviceMesh, axes: list[int]) -> None:
@@ -60,7 +70,9 @@ class LocalBatches:
 
         def wrap(t: torch.Tensor) -> torch.Tensor:
             own = t.dim() > 0 and t.shape[0] == rows
-            return _C.from_local(t, self.mesh, self.placements, None, None) if own else t
+            if not own:
+                return t
+            return _C.from_local(_hooked(t, lambda grad: grad * self.parts), self.mesh, self.placements, None, None)
 
         return map_tensors(wrap, (args, kwargs))
 
@@ -77,8 +89,4 @@ class LocalBatches:
         rows = on_mesh and any(p.is_shard(0) and q.is_shard(0) for p, q in zip(t.placements, self.placements))
         if not rows:
             return t.full_tensor()
-        local = t.redistribute(placements=self.placements).to_local()
-        if local.requires_grad:
-            local = local.view_as(local)
-            local.register_hook(lambda grad: grad / self.parts)
-        return local
+        return _hooked(t.redistribute(placements=self.placements).to_local(), lambda grad: grad / self.parts)
