@@ -15,40 +15,60 @@ from . import _C
 __all__ = ["AdamW", "SGD", "Adagrad", "Muon", "Shampoo", "clip_grad_norm_", "get_total_norm"]
 
 
+def _plain(name: str, value: Any) -> bool | int | float | str:
+    """Numbers of NumPy and tensors of one element are numbers, too."""
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"option {name} is a number, not {value!r}") from None
+
+
 class _Optimizer(torch.optim.Optimizer):
-    _betas = False
+    _kind: str  # what C++ calls it
+    _made: Any = None
+    _given: list[dict[str, Any] | None]  # options that the groups of the one in C++ have
 
     def __init__(self, params: Any, **defaults: Any) -> None:
         super().__init__(params, defaults)
-        self._made: Any = None
+
+    def _options(self, group: dict[str, Any]) -> dict[str, Any]:
+        options = {key: group[key] for key in self.defaults}
+        if "betas" in options:
+            options["beta1"], options["beta2"] = options.pop("betas")
+        return {key: _plain(key, value) for key, value in options.items()}
 
     def _core(self) -> Any:
         if self._made is None:
-            groups = []
-            for group in self.param_groups:
-                options = {key: value for key, value in group.items() if key in self.defaults}
-                if "betas" in options:
-                    options["beta1"], options["beta2"] = options.pop("betas")
-                groups.append((group["params"], options, group.get("param_names", [])))
-            self._made = _C.make_optimizer(type(self).__name__, groups)
+            options = [self._options(group) for group in self.param_groups]
+            groups = [(g["params"], o, g.get("param_names", [])) for g, o in zip(self.param_groups, options)]
+            self._made, self._given = _C.make_optimizer(self._kind, groups), list(options)
         return self._made
 
+    def _take_options(self) -> None:
+        """What a scheduler, or the program, has changed in a group counts from the next step on."""
+        core = self._core()
+        for index, group in enumerate(self.param_groups):
+            options = self._options(group)
+            if options != self._given[index]:
+                core.set_options(index, options)
+                self._given[index] = options
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if getattr(self, "_made", None) is not None:
+        if self._made is not None:
             raise RuntimeError("parameter groups are added before the first step")
         super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One update of every parameter that has a gradient. The groups' ``lr`` is read at every step."""
+        """One update of every parameter that has a gradient. The groups' options are read at every step."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        core = self._core()
-        for index, group in enumerate(self.param_groups):
-            core.set_lr(index, float(group["lr"]))
-        core.step()
+        self._take_options()
+        self._made.step()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -63,12 +83,15 @@ class _Optimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes a state of the same parameters, saved on any layout. Collective."""
         self._core().load_state_dict(list(state_dict["tensors"].items()), list(state_dict["scalars"].items()))
-        for group, lr in zip(self.param_groups, state_dict["lr"]):
+        for index, (group, lr) in enumerate(zip(self.param_groups, state_dict["lr"])):
             group["lr"] = lr
+            self._given[index] = None  # the state's rate may be in force there
 
 
 class AdamW(_Optimizer):
     """Adam with decoupled weight decay. ``fused=False`` gives the same bits on every layout."""
+
+    _kind = "AdamW"
 
     def __init__(
         self,
@@ -85,6 +108,8 @@ class AdamW(_Optimizer):
 
 class SGD(_Optimizer):
     """Gradient descent with momentum."""
+
+    _kind = "SGD"
 
     def __init__(
         self,
@@ -106,6 +131,8 @@ class SGD(_Optimizer):
 class Adagrad(_Optimizer):
     """Adagrad."""
 
+    _kind = "Adagrad"
+
     def __init__(
         self,
         params: Any,
@@ -123,6 +150,8 @@ class Adagrad(_Optimizer):
 
 class Muon(_Optimizer):
     """Muon for matrices; give the rest to AdamW."""
+
+    _kind = "Muon"
 
     def __init__(
         self,
@@ -144,6 +173,8 @@ class Muon(_Optimizer):
 
 class Shampoo(_Optimizer):
     """Distributed Shampoo: blocks of parameters are preconditioned by the ranks that own them."""
+
+    _kind = "Shampoo"
 
     def __init__(
         self,

@@ -47,17 +47,52 @@ void read(Options& o, ShampooOptions& to) {
   take(o, "block_size", to.block_size), take(o, "merge_to", to.merge_to);
 }
 
+template <class Settings>
+void read_all(Options options, Settings& to) {
+  take(options, "lr", to.lr);
+  read(options, to);
+  TORCH_CHECK_TYPE(options.empty(), "unknown option ", options.begin()->first);
+}
+
 template <class Made, class Settings>
 std::unique_ptr<Optimizer> make(Groups groups) {
   std::vector<ParameterGroup<Settings>> result;
   for (auto& [parameters, options, names] : groups) {
     ParameterGroup<Settings> group{parameters, {}, names};
-    take(options, "lr", group.options.lr);
-    read(options, group.options);
-    TORCH_CHECK_TYPE(options.empty(), "unknown option ", options.begin()->first);
+    read_all(std::move(options), group.options);
     result.push_back(std::move(group));
   }
   return std::make_unique<Made>(result);
+}
+
+// What the state was made by stays.
+template <class Settings>
+void check_change(const Settings& /*from*/, const Settings& /*to*/) {}
+void check_change(const ShampooOptions& from, const ShampooOptions& to) {
+  TORCH_CHECK_VALUE(from.block_size == to.block_size && from.merge_to == to.merge_to,
+                    "block_size and merge_to shape the state of Shampoo: they stay ", from.block_size, " and ",
+                    from.merge_to, " after the first step");
+}
+
+// Whether `optimizer` is of that kind, whose group then has these options from its next step on.
+template <class Made, class Settings>
+bool set(Optimizer& optimizer, std::size_t group, const Options& options) {
+  auto* made = dynamic_cast<Made*>(&optimizer);
+  if (made == nullptr) return false;
+  Settings to = made->options(group);
+  read_all(options, to);
+  check_change(made->options(group), to);
+  const Made judge(std::vector<ParameterGroup<Settings>>{{{}, to, {}}});  // as when an optimizer is made with them
+  made->options(group) = to;
+  return true;
+}
+
+void set_options(Optimizer& optimizer, std::size_t group, const Options& options) {
+  const bool known =
+      set<AdamW, AdamWOptions>(optimizer, group, options) || set<SGD, SGDOptions>(optimizer, group, options) ||
+      set<Adagrad, AdagradOptions>(optimizer, group, options) || set<Muon, MuonOptions>(optimizer, group, options) ||
+      set<Shampoo, ShampooOptions>(optimizer, group, options);
+  TORCH_INTERNAL_ASSERT(known);
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const std::string& kind, Groups groups) {
@@ -74,7 +109,7 @@ std::unique_ptr<Optimizer> make_optimizer(const std::string& kind, Groups groups
 void bind_optim(py::module_& module) {
   py::class_<Optimizer>(module, "Optimizer")
       .def("step", &Optimizer::step, NoLock())
-      .def("set_lr", [](Optimizer& o, std::size_t group, double lr) { o.set_lr(group, lr); })
+      .def("set_options", &set_options)
       .def(
           "state_dict",
           [](const Optimizer& o) {

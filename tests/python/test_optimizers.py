@@ -1,0 +1,86 @@
+"""The library's optimizers as torch's: numbers of any kind, options that change between steps, classes that derive from them."""
+
+import unittest
+from fractions import Fraction
+
+import torch
+
+import dtensor
+
+
+def steps(make, between=lambda optimizer, step: None, count=6):
+    """Where a parameter goes under gradients that are the same for every optimizer."""
+    parameter = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64, requires_grad=True)
+    optimizer = make([parameter])
+    for step in range(count):
+        parameter.grad = torch.tensor([1.0, 2.0, -3.0], dtype=torch.float64) * (step - 2) + 0.5
+        optimizer.step()
+        between(optimizer, step)
+    return parameter.detach()
+
+
+class Numbers(unittest.TestCase):
+    def test_of_numpy_and_of_tensors_count_as_what_they_are(self):
+        expected = steps(lambda ps: dtensor.optim.AdamW(ps, lr=0.1, betas=(0.5, 0.75), eps=0.25, weight_decay=0.125))
+        kinds = [Fraction, torch.tensor]
+        try:
+            import numpy
+
+            kinds += [numpy.float32, numpy.float64]
+        except ImportError:
+            pass
+        for of in kinds:
+            betas = of(0.5), of(0.75)
+            found = steps(lambda ps: dtensor.optim.AdamW(ps, lr=0.1, betas=betas, eps=of(0.25), weight_decay=of(0.125)))
+            self.assertTrue(torch.equal(found, expected), of)
+
+    def test_what_is_none_is_refused(self):
+        for value in [None, "much", [0.1]]:
+            with self.assertRaisesRegex(TypeError, "weight_decay is a number"):
+                steps(lambda ps: dtensor.optim.AdamW(ps, weight_decay=value))
+
+
+class Groups(unittest.TestCase):
+    """What is changed in a group counts from the next step on, as with torch's."""
+
+    def compare(self, make, between=lambda optimizer, step: None):
+        ours, theirs = (steps(lambda ps: make(module, ps), between) for module in (dtensor.optim, torch.optim))
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+    def test_schedulers_that_cycle_momentum(self):
+        def scheduled(module, name, ps, **options):
+            optimizer = getattr(module, name)(ps, lr=0.1, **options)
+            optimizer.cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=8)
+            return optimizer
+
+        self.compare(lambda module, ps: scheduled(module, "AdamW", ps), lambda o, _: o.cycle.step())
+        self.compare(lambda module, ps: scheduled(module, "SGD", ps, momentum=0.9), lambda o, _: o.cycle.step())
+
+    def test_options_that_a_program_changes(self):
+        def decay(optimizer, step):
+            optimizer.param_groups[0]["weight_decay"] = 0.1 * step
+            optimizer.param_groups[0]["eps"] = 0.01 * step + 1e-8
+
+        self.compare(lambda module, ps: module.AdamW(ps, lr=0.1), decay)
+        self.compare(lambda module, ps: module.Adagrad(ps, lr=0.1), decay)
+
+    def test_what_cannot_be_is_refused(self):
+        def shape(optimizer, step):
+            optimizer.param_groups[0]["block_size"] = 2
+
+        with self.assertRaisesRegex(ValueError, "block_size and merge_to .* stay 1024"):
+            steps(lambda ps: dtensor.optim.Shampoo(ps), shape)
+        with self.assertRaisesRegex(RuntimeError, "Nesterov"):
+            steps(lambda ps: dtensor.optim.SGD(ps, momentum=0.9, nesterov=True), lambda o, _: o.param_groups[0].update(momentum=0))
+
+
+class Classes(unittest.TestCase):
+    def test_one_that_derives_is_what_it_derives_from(self):
+        class Slow(dtensor.optim.AdamW):
+            pass
+
+        self.assertTrue(torch.equal(steps(lambda ps: Slow(ps, lr=0.1)), steps(lambda ps: dtensor.optim.AdamW(ps, lr=0.1))))
+
+
+if __name__ == "__main__":
+    unittest.main()
