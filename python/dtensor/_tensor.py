@@ -108,6 +108,15 @@ def _mesh_state(mesh: Any) -> tuple[Any, ...]:
     return mesh.device_type, mesh.mesh.tolist(), mesh.mesh_dim_names, mesh.get_coordinate()
 
 
+def _rebuild_mesh(device_type: str, ranks: Any, names: Any) -> Any:
+    return _C.DeviceMesh(device_type, ranks, names)
+
+
+def _reduce_mesh(mesh: Any) -> Any:
+    """A mesh is a value: the same ranks of the program that loads it; a slice knows what it is a slice of."""
+    return _rebuild_mesh, _mesh_state(mesh)[:3], mesh.__dict__ or None
+
+
 def _rebuild(
     local: torch.Tensor, mesh_state: Any, placements: Any, size: Any, stride: Any, requires_grad: bool
 ) -> torch.Tensor:
@@ -188,4 +197,7 @@ def install() -> None:
         _redirect(torch.Tensor, name, for_dtensors)
     for name in ("__repr__", "__deepcopy__"):
         _redirect(torch.nn.Parameter, name, _ELSEWHERE[name])
-    torch.serialization.add_safe_globals([_rebuild, _C.Placement])
+    _C.DeviceMesh.__copy__ = lambda mesh: mesh  # type: ignore[attr-defined]
+    _C.DeviceMesh.__deepcopy__ = lambda mesh, memo: mesh  # type: ignore[attr-defined]
+    _C.DeviceMesh.__reduce__ = _reduce_mesh  # type: ignore[assignment,method-assign]
+    torch.serialization.add_safe_globals([_rebuild, _rebuild_mesh, _C.DeviceMesh, _C.Placement])
