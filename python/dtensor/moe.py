@@ -36,7 +36,7 @@ class MixtureOfExperts(nn.Module):
     "tokens", "experts" or "round_robin", or a ``strategy`` of one's own. ``score``: "softmax" or "sigmoid".
     ``aux_loss``, ``sequence_aux_loss``, ``z_loss``: coefficients of losses, which :attr:`loss` has after each pass, to be
     added to the mean loss. ``shared_ffn``: a further expert that sees all. ``balance_rate``: of a bias that evens the
-    load (:func:`update_load_balancers`). ``activation``: "swiglu", "geglu", "glu", "gelu", "silu", "relu".
+    load (:func:`update_load_balancers`), the buffer ``balance``. ``activation``: "swiglu", "geglu", "glu", "gelu", "silu", "relu".
     """
 
     def __init__(
@@ -70,8 +70,12 @@ class MixtureOfExperts(nn.Module):
         options = {name: value for name, value in locals().items() if name not in ("self", "strategy", "__class__")}
         options["dtype"] = dtype or torch.get_default_dtype()
         self._arguments = options, strategy
+        self._dispatch: tuple[Any, ...] | None = None
+        self._spread: tuple[Any, ...] | None = None
         self._layer = self._make()
         self.loss: torch.Tensor | None = None
+        for name, tensor in self._layer.buffers():
+            self.register_buffer(name, tensor)
         self._take_parameters()
 
     def _make(self) -> Any:
@@ -89,11 +93,16 @@ class MixtureOfExperts(nn.Module):
                 if part not in module._modules:
                     module.add_module(part, nn.Module())
                 module = module._modules[part]  # type: ignore[assignment]
-            module._parameters[last] = as_parameter(tensor)
+            former = module._parameters.get(last)
+            module._parameters[last] = as_parameter(tensor, former is None or former.requires_grad)
             self._names.append(name)
+        self._names += self._buffers
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [operator.attrgetter(name)(self) for name in self._names]
 
     def _give_parameters(self) -> None:
-        self._layer.assign([operator.attrgetter(name)(self) for name in self._names])
+        self._layer.assign(self._tensors())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "MixtureOfExperts":
         twin = type(self).__new__(type(self))
@@ -102,17 +111,20 @@ class MixtureOfExperts(nn.Module):
         nn.Module.__init__(twin)
         twin.__dict__.update(copy.deepcopy(state, memo))
         twin._layer, twin.loss = twin._make(), None
+        if twin._dispatch is not None:
+            twin._layer.set_dispatch(*twin._dispatch)
+        _spread_again(twin)
         return twin
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [tokens, hidden] or [batch, sequence, hidden]: a DTensor, or this rank's own tokens."""
-        parameters = [operator.attrgetter(name)(self) for name in self._names]
-        result, self.loss = self._layer.run(x, parameters, self.training)
+        result, self.loss = self._layer.run(x, self._tensors(), self.training)
         return result
 
     def set_dispatch(self, kind: str, *, factor: float = 0, drop: str = "position") -> None:
         """How tokens travel: "all_to_all", "all_gather", "equal", or "capacity", with ``factor`` and whom it drops."""
         self._layer.set_dispatch(kind, factor, drop)
+        self._dispatch = kind, factor, drop
 
     @property
     def load(self) -> torch.Tensor:
@@ -137,6 +149,7 @@ class RoutedExperts(nn.Module):
         super().__init__()
         for number, expert in enumerate(experts):
             self.add_module(str(number), expert)
+        self._spread: tuple[Any, ...] | None = None
         self._layer = self._make()
 
     def _slots(self) -> list[list[tuple[nn.Module, str]]]:
@@ -171,6 +184,7 @@ class RoutedExperts(nn.Module):
         nn.Module.__init__(twin)
         twin.__dict__.update(copy.deepcopy({name: v for name, v in self.__dict__.items() if name != "_layer"}, memo))
         twin._layer = twin._make()
+        _spread_again(twin)
         return twin
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -186,6 +200,14 @@ class RoutedExperts(nn.Module):
     def load(self) -> torch.Tensor:
         """[experts] entries of the last pass, on this rank."""
         return self._layer.load()
+
+
+def _spread_again(layer: Any) -> None:
+    """What a layer in C++ is told of experts that lie on their mesh already."""
+    if layer._spread is not None:
+        layer._give_parameters()
+        layer._layer.spread(*layer._spread)
+        layer._take_parameters()
 
 
 def _layers(model: nn.Module, kind: Any) -> list[Any]:
@@ -205,6 +227,7 @@ def apply_expert_parallel(
     for layer in layers:
         layer._give_parameters()
         layer._layer.spread(mesh, ep, edp, etp)
+        layer._spread = mesh, ep, edp, etp
         layer._take_parameters()
     return len(layers)
 
@@ -212,4 +235,5 @@ def apply_expert_parallel(
 def update_load_balancers(model: nn.Module, ranks: Communicator) -> None:
     """After an optimizer step: biases move towards an even load over ``ranks``, those with different tokens. Collective."""
     for layer in _layers(model, MixtureOfExperts):
+        layer._give_parameters()
         layer._layer.update_balancer(ranks)

@@ -52,15 +52,24 @@ class Layer {
     for (const auto& [name, slot] : module_.named_parameters()) result.emplace_back(name, *slot);
     return result;
   }
+  // The bias of the balancer.
+  Named buffers() {
+    Named result;
+    for (const auto& [name, slot] : module_.named_buffers()) result.emplace_back(name, *slot);
+    return result;
+  }
+  // Parameters, then buffers.
   void assign(const std::vector<at::Tensor>& tensors) {
-    const NamedTensors slots = module_.named_parameters();
-    TORCH_CHECK(slots.size() == tensors.size(), "MixtureOfExperts has ", slots.size(), " parameters, not ",
+    NamedTensors slots = module_.named_parameters();
+    const NamedTensors more = module_.named_buffers();
+    slots.insert(slots.end(), more.begin(), more.end());
+    TORCH_CHECK(slots.size() == tensors.size(), "MixtureOfExperts has ", slots.size(), " parameters and buffers, not ",
                 tensors.size());
     for (std::size_t i = 0; i < slots.size(); ++i) *slots[i].second = tensors[i];
   }
-  std::pair<at::Tensor, std::optional<at::Tensor>> run(const at::Tensor& x, const std::vector<at::Tensor>& parameters,
+  std::pair<at::Tensor, std::optional<at::Tensor>> run(const at::Tensor& x, const std::vector<at::Tensor>& tensors,
                                                        bool training) {
-    assign(parameters);
+    assign(tensors);
     module_.train(training);
     auto out = module_.run(x);
     return {std::move(out.y), out.loss.defined() ? std::optional(std::move(out.loss)) : std::nullopt};
@@ -143,6 +152,7 @@ void bind_moe(py::module_& module) {
         return std::make_unique<Layer>(given);
       }))
       .def("parameters", &Layer::parameters)
+      .def("buffers", &Layer::buffers)
       .def("run", &Layer::run, NoLock())
       .def("assign", &Layer::assign)
       .def("set_dispatch", &Layer::set_dispatch)
