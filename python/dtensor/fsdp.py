@@ -7,6 +7,7 @@ from typing import Any, Callable, Sequence
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from . import _C
 from ._api import as_parameter
@@ -46,20 +47,19 @@ class CPUOffloadPolicy(OffloadPolicy):
 class FSDPModule:
     """What ``fully_shard`` adds to a module's class."""
 
-    _fsdp_unit: Any
+    _fsdp_units: list[Any]  # one, or those of several calls
+    _fsdp_casts: set[tuple[int, str]]  # where casts stand while forward runs: the module's id and the parameter's key
     _fsdp_no_sync: Any = None
-
-    def _fsdp_units(self, recurse: bool) -> list[Any]:
-        modules = self.modules() if recurse else [self]  # type: ignore[attr-defined]
-        return [m._fsdp_unit for m in modules if isinstance(m, FSDPModule)]
 
     def unshard(self, async_op: bool = False) -> None:
         """Gathers this unit's parameters now, and keeps them until :meth:`reshard`. Collective."""
-        self._fsdp_unit.unshard()
+        for unit in self._fsdp_units:
+            unit.unshard()
 
     def reshard(self) -> None:
         """Drops the gathered copy."""
-        self._fsdp_unit.reshard()
+        for unit in self._fsdp_units:
+            unit.reshard()
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """Whether backward passes that start from now on, on this thread, reduce gradients over ranks.
@@ -78,7 +78,16 @@ class FSDPModule:
 
     def fsdp_stats(self) -> dict[str, int]:
         """Collectives and bytes since the model's first unit was made, on this rank, over all its units."""
-        return self._fsdp_unit.stats()
+        return self._fsdp_units[0].stats()
+
+
+# What stands for a parameter that a unit took, for other modules that have it, too: they meet fully_shard later.
+_taken = WeakTensorKeyDictionary()
+
+
+def _tie_again(slots: list[tuple[str, nn.Module, str]]) -> None:
+    for _, module, key in slots:
+        module._parameters[key] = _taken.get(module._parameters[key], module._parameters[key])
 
 
 def _slots(modules: Sequence[nn.Module], ignored: set[Any]) -> list[tuple[str, nn.Module, str]]:
@@ -130,8 +139,8 @@ def fully_shard(
     """Makes one unit of those parameters of ``module`` that are in none yet; call it for each block, then for the model.
 
     Parameters are stored split over the ranks of ``mesh`` (of two dimensions the first replicates), gathered for use in
-    one collective a unit, their gradients reduced in one. A unit's parameters are replaced: make the optimizer
-    afterwards. ``mesh`` may be a slice of a larger mesh on whose other axes parameters are placed already (tensor
+    one collective a unit, their gradients reduced in one. A unit's parameters are replaced, a tied one wherever this
+    function meets it: make the optimizer afterwards. ``mesh`` may be a slice of a larger mesh on whose other axes parameters are placed already (tensor
     parallelism). ``reshard_after_forward``: False keeps gathered parameters until backward ends.
 
     The module takes DTensors, or plain tensors, which are each rank's own rows: then outputs are plain too, and gradients
@@ -139,30 +148,53 @@ def fully_shard(
     """
     modules = module if isinstance(module, list) else [module]
     slots = _slots(modules, ignored_params or set())
+    _tie_again(slots)
     if mesh is None:
         mesh = _C.init_device_mesh("cpu", [_C.world().size], mesh_dim_names=["shard"])
     whole = _whole_mesh(mesh, slots)
     options = _options(mesh, mp_policy, reshard_after_forward, offload_policy)
     if shard_placement_fn is not None:
-        placements = {name: shard_placement_fn(m._parameters[key]) for name, m, key in slots}
-        options.set_shard_dims({name: p.dim for name, p in placements.items() if p is not None})
+        options.set_shard_dims(_shard_dims(shard_placement_fn, slots))
     unit, tensors = _C.fully_shard([(name, m._parameters[key]) for name, m, key in slots], whole, options)
     for (_, m, key), tensor in zip(slots, tensors):
-        m._parameters[key] = as_parameter(tensor, m._parameters[key].requires_grad)
-    own = set(unit.names())
+        former = m._parameters[key]
+        m._parameters[key] = as_parameter(tensor, former.requires_grad)
+        if former is not tensor:
+            _taken[former] = m._parameters[key]
+    cast = _to_cast(modules, slots)
     for m in modules:
         _add_methods(m, unit)
         _add_border(m, mesh, whole)
         if mp_policy.param_dtype is not None or mp_policy.output_dtype is not None:
-            _add_casts(m, [slot for slot in slots if slot[0] in own], mp_policy)
+            m._fsdp_casts |= {(id(slot_module), key) for _, slot_module, key in cast}
+            _add_casts(m, cast, mp_policy)
     return module
+
+
+def _shard_dims(fn: Callable[[nn.Parameter], Placement | None], slots: list[tuple[str, nn.Module, str]]) -> dict[str, int]:
+    dims = {}
+    for name, module, key in slots:
+        placement = fn(module._parameters[key])
+        if placement is not None:
+            if str(placement) != f"S({placement.dim})":
+                raise ValueError(f"fully_shard: shard_placement_fn gives {placement!r} for {name!r}; Shard(dim) or None is needed")
+            dims[name] = placement.dim
+    return dims
+
+
+def _to_cast(modules: Sequence[nn.Module], slots: list[tuple[str, nn.Module, str]]) -> list[tuple[str, nn.Module, str]]:
+    """All but those at which units within see to it themselves: a tied parameter is of one unit, but used at each name."""
+    within = [inner for m in modules for inner in m.modules() if isinstance(inner, FSDPModule)]
+    seen_to = set().union(*(inner._fsdp_casts for inner in within))
+    return [slot for slot in slots if (id(slot[1]), slot[2]) not in seen_to]
 
 
 def _add_methods(module: nn.Module, unit: Any) -> None:
     cls = type(module)
     if not isinstance(module, FSDPModule):
         module.__class__ = type(f"FSDP{cls.__name__}", (FSDPModule, cls), {"__module__": cls.__module__})
-    module._fsdp_unit = unit
+        module._fsdp_units, module._fsdp_casts = [], set()
+    module._fsdp_units.append(unit)
 
 
 def _add_border(module: nn.Module, mesh: DeviceMesh, whole: DeviceMesh) -> None:

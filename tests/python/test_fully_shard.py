@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import dtensor
-from dtensor.fsdp import fully_shard
+from dtensor import Partial, Replicate, Shard
+from dtensor.fsdp import MixedPrecisionPolicy, fully_shard
 
 torch.manual_seed(0)
 ROWS = torch.randn(12, 6).double()
@@ -51,6 +52,97 @@ class PlainRows(unittest.TestCase):
             ranks, shape, names = draw.choice([(2, (2,), ("dp",)), (3, (3,), None), (4, (2, 2), ("replicate", "shard"))])
             count = draw.randint(1, 4)
             self.check(LAYERS[:count], sorted(draw.sample(range(count), draw.randint(1, count))), ranks, shape, names)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(6, 8)
+        self.up = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 6, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.up(self.embed(ids))))
+
+
+TIED, IDS = Tied(), torch.randint(0, 6, (4, 5))
+
+
+class MixedPrecision(unittest.TestCase):
+    def test_a_tied_weight_is_cast_wherever_it_is_used(self):
+        plain = copy.deepcopy(TIED)
+        plain(IDS).square().mean().backward()
+
+        def on_rank(units):
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+            module, seen = copy.deepcopy(TIED), []
+            for part in (module.embed, module.up, module.head):
+                part.register_forward_hook(lambda m, args, y: seen.append(m.weight.dtype))
+            for part in [*(module.get_submodule(name) for name in units), module]:
+                fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+            module(IDS.chunk(2)[dtensor.rank()]).float().square().mean().backward()
+            self.assertEqual(seen, [torch.bfloat16] * 3)
+            self.assertIs(module.head.weight, module.embed.weight)
+            for p, q in zip(module.parameters(), plain.parameters()):
+                torch.testing.assert_close(p.grad.full_tensor(), q.grad, rtol=0.05, atol=0.01)
+
+        for units in [[], ["embed"], ["head"], ["up"], ["embed", "head"]]:
+            with self.subTest(units):
+                dtensor.run(2, on_rank, units)
+
+
+class TiedWeights(unittest.TestCase):
+    def test_stay_one_whatever_is_a_unit(self):
+        plain = copy.deepcopy(TIED)
+        plain(IDS).square().mean().backward()
+
+        def on_rank(units):
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+            module = copy.deepcopy(TIED)
+            for part in [*(module.get_submodule(name) for name in units), module]:
+                fully_shard(part, mesh=mesh)
+            self.assertIs(module.head.weight, module.embed.weight)
+            module(IDS.chunk(2)[dtensor.rank()]).square().mean().backward()
+            for p, q in zip(module.parameters(), plain.parameters()):
+                torch.testing.assert_close(p.grad.full_tensor(), q.grad)
+
+        for units in [["embed"], ["head", "up"], ["head", "embed"]]:
+            dtensor.run(2, on_rank, units)
+
+
+class Calls(unittest.TestCase):
+    def test_a_second_call_leaves_what_the_first_made(self):
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+            module = copy.deepcopy(LAYERS[0])
+            bias = module[0].bias
+            fully_shard(module, mesh=mesh, ignored_params={bias})
+            of_weight = self.gathered(module)
+            self.assertGreater(of_weight, 0)
+            fully_shard(module, mesh=mesh, ignored_params={bias})
+            self.assertEqual(self.gathered(module), of_weight)
+            fully_shard(module, mesh=mesh)  # a unit of what is left
+            self.assertGreater(self.gathered(module), of_weight)
+
+        dtensor.run(2, on_rank)
+
+    def gathered(self, module):
+        module.unshard()
+        held = module.fsdp_stats()["gathered_bytes"]
+        module.reshard()
+        return held
+
+    def test_what_is_no_plain_shard_is_refused(self):
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+            for wrong in [Replicate(), Partial(), dtensor.StridedShard(0, 2)]:
+                with self.assertRaisesRegex(ValueError, r"shard_placement_fn gives .* for '0.weight'"):
+                    fully_shard(copy.deepcopy(LAYERS[0]), mesh=mesh, shard_placement_fn=lambda p: wrong)
+            module = fully_shard(copy.deepcopy(LAYERS[0]), mesh=mesh, shard_placement_fn=lambda p: Shard(-1))
+            self.assertEqual(module[0].weight.placements[0].dim, 1)
+
+        dtensor.run(2, on_rank)
 
 
 if __name__ == "__main__":

@@ -73,10 +73,10 @@ def rows(t, rank, ranks):
 
 
 class FullyShard(unittest.TestCase):
-    def shard(self, mesh, net=NET, **options):
+    def shard(self, mesh, net=NET, blocks=None, **options):
         module = copy.deepcopy(net)
         for block in module.blocks:
-            fully_shard(block, mesh=mesh, **options)
+            fully_shard(block, mesh=mesh, **(blocks or options))
         return fully_shard(module, mesh=mesh, **options)
 
     def test_signature_takes_their_arguments(self):
@@ -177,7 +177,8 @@ class FullyShard(unittest.TestCase):
         def check():
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
-            module = self.shard(mesh, copy.deepcopy(NET).float(), mp_policy=policy)
+            of_blocks = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}
+            module = self.shard(mesh, copy.deepcopy(NET).float(), blocks=of_blocks, mp_policy=policy)
             seen = []
             module.blocks[0].up.register_forward_hook(lambda m, a, y: seen.append((m.weight.dtype, y.dtype)))
             ids, targets = [dtensor.distribute_tensor(t, mesh, [Shard(0)]) for t in (IDS, TARGETS)]
