@@ -175,13 +175,17 @@ def distribute_module(
     """Makes every parameter and buffer of ``module`` a DTensor on ``device_mesh``.
 
     ``partition_fn(name, submodule, mesh)`` may replace parameters of a submodule; what it leaves plain is replicated.
+    What is tied stays so: what is put in one of its places counts for all.
     ``input_fn(module, inputs, mesh)`` and ``output_fn(module, outputs, mesh)`` run before and after ``forward``.
     """
-    mesh = _mesh(device_mesh)
+    mesh, ties = _mesh(device_mesh), Ties(module)
     for name, submodule in module.named_modules():
         if partition_fn is not None:
             partition_fn(name, submodule, mesh)
+    ties.restore()
+    for submodule in module.modules():
         replace_tensors(submodule, lambda _, t: t if _C.is_dtensor(t) else distribute_tensor(t.detach(), mesh))
+    ties.restore()
     if input_fn is not None:
         module.register_forward_pre_hook(lambda m, inputs: input_fn(m, inputs, mesh))
     if output_fn is not None:
@@ -199,6 +203,38 @@ def replace_tensors(module: nn.Module, make: Callable[[str, torch.Tensor], torch
     for name, buffer in module._buffers.items() if buffers else ():
         if buffer is not None:
             module._buffers[name] = make(name, buffer)
+
+
+class Ties:
+    """Parameters and buffers of a module that are one tensor under several names, to be so when others stand in their places."""
+
+    def __init__(self, module: nn.Module) -> None:
+        places: dict[int, list[tuple[str, dict[str, Any], str]]] = {}
+        for path, submodule in module.named_modules():
+            for tensors in (submodule._parameters, submodule._buffers):
+                for key, tensor in tensors.items():
+                    if tensor is not None:
+                        places.setdefault(id(tensor), []).append((".".join(filter(None, [path, key])), tensors, key))
+        self._former = [(slots[0][1][slots[0][2]], slots) for slots in places.values() if len(slots) > 1]
+
+    def restore(self) -> None:
+        """What was put in one of the places counts for all; placements that differ are an error."""
+        for former, slots in self._former:
+            now = [(name, tensors.get(key)) for name, tensors, key in slots]
+            fresh = [(name, tensor) for name, tensor in now if tensor is not None and tensor is not former]
+            for name, tensor in fresh[1:]:
+                self._check(*fresh[0], name, tensor)
+            for _, tensors, key in slots if fresh else ():
+                tensors[key] = fresh[0][1]
+
+    @staticmethod
+    def _check(name: str, tensor: torch.Tensor, other: str, its: torch.Tensor) -> None:
+        known = _C.is_dtensor(tensor) and _C.is_dtensor(its)
+        if known and (tensor.device_mesh, tensor.placements) != (its.device_mesh, its.placements):
+            raise ValueError(
+                f"{name!r} and {other!r} are one tensor, which is to be {tensor.placements} on {tensor.device_mesh} and "
+                f"{its.placements} on {its.device_mesh}: place both alike, or untie them before"
+            )
 
 
 def as_parameter(tensor: torch.Tensor, requires_grad: bool = True) -> nn.Parameter:

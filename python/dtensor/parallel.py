@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from . import _C
-from ._api import distribute_tensor, replace_tensors
+from ._api import Ties, distribute_tensor, replace_tensors
 from ._border import placed
 from ._C import DeviceMesh, Placement
 from .placement_types import Replicate, Shard
@@ -30,6 +30,8 @@ Layouts = Placement | Sequence[Placement | None] | None
 
 class ParallelStyle:
     """How one module is parallel: its parameters, then its first inputs and its outputs."""
+
+    src_data_rank: int | None = 0  # whose values count where ranks differ; parallelize_module() sets it
 
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         raise NotImplementedError
@@ -95,13 +97,12 @@ class _Border:
         module.register_forward_hook(leave)
 
 
-def _place_parameters(module: nn.Module, mesh: DeviceMesh, place: dict[str, Placement]) -> None:
+def _place_parameters(module: nn.Module, mesh: DeviceMesh, place: dict[str, Placement], source: int | None) -> None:
+    def placed_(name: str, t: torch.Tensor) -> torch.Tensor:
+        return distribute_tensor(t.detach(), mesh, [place.get(name, Replicate())], src_data_rank=source)
+
     for submodule in module.modules():
-        replace_tensors(
-            submodule,
-            lambda name, t: distribute_tensor(t.detach(), mesh, [place.get(name, Replicate())]),
-            buffers=False,
-        )
+        replace_tensors(submodule, placed_, buffers=False)
 
 
 class ColwiseParallel(ParallelStyle):
@@ -120,7 +121,7 @@ class ColwiseParallel(ParallelStyle):
 
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         dim = 1 if isinstance(module, nn.Embedding) else 0
-        _place_parameters(module, mesh, {"weight": Shard(dim), "bias": Shard(0)})
+        _place_parameters(module, mesh, {"weight": Shard(dim), "bias": Shard(0)}, self.src_data_rank)
         border = _Border(mesh)
         border.inputs(module, self.input_layouts, Replicate())
         border.outputs(module, self.output_layouts, self.use_local_output)
@@ -143,7 +144,7 @@ class RowwiseParallel(ParallelStyle):
 
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         embedding = isinstance(module, nn.Embedding)
-        _place_parameters(module, mesh, {"weight": Shard(0 if embedding else 1)})
+        _place_parameters(module, mesh, {"weight": Shard(0 if embedding else 1)}, self.src_data_rank)
         border = _Border(mesh)
         border.inputs(module, self.input_layouts, Replicate() if embedding else Shard(-1))
         border.outputs(module, self.output_layouts, self.use_local_output)
@@ -158,7 +159,7 @@ class SequenceParallel(ParallelStyle):
         self.use_local_output = use_local_output
 
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        _place_parameters(module, mesh, {})
+        _place_parameters(module, mesh, {}, self.src_data_rank)
         border = _Border(mesh)
         border.inputs(module, Shard(self.sequence_dim), Shard(self.sequence_dim))
         border.outputs(module, None, self.use_local_output)
@@ -207,8 +208,13 @@ class PrepareModuleOutput(ParallelStyle):
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         def leave(m: nn.Module, args: Any, outputs: Any) -> Any:
             several = isinstance(outputs, tuple)
-            results = []
-            for value, layout, desired in zip(outputs if several else (outputs,), self.layouts, self.desired):
+            values, results = outputs if several else (outputs,), []
+            if len(values) != len(self.layouts):
+                raise ValueError(
+                    f"module outputs and output_layouts should have the same length: {len(values)} outputs of "
+                    f"{type(m).__name__}, {len(self.layouts)} layouts (None for one that stays as it is)"
+                )
+            for value, layout, desired in zip(values, self.layouts, self.desired):
                 value = _arrive(value, mesh, layout, desired)
                 results.append(value.to_local() if self.use_local_output and _C.is_dtensor(value) else value)
             return tuple(results) if several else results[0]
@@ -252,20 +258,26 @@ def parallelize_module(
 ) -> nn.Module:
     """Applies a style to ``module``, or styles to the submodules that a plan names, over a 1-D ``device_mesh``.
 
-    Parameters are replaced: make the optimizer afterwards. An entry that matches no submodule is an error.
+    Parameters are replaced: make the optimizer afterwards. An entry that matches no submodule is an error. Where ranks'
+    values differ, those of ``src_data_rank`` of the mesh count. What is tied stays so: an entry for one of its names
+    counts for all, and entries that contradict each other are an error.
     """
     mesh = _C.init_device_mesh("cpu", [_C.world().size]) if device_mesh is None else device_mesh
     if mesh.ndim != 1:
         raise ValueError(f"parallelize_module needs a mesh of one dimension, such as mesh['tp'], not {mesh}")
+    ties, result = Ties(module), module
     if isinstance(parallelize_plan, ParallelStyle):
-        return parallelize_plan.apply(module, mesh)
+        parallelize_plan.src_data_rank = src_data_rank
+        result, parallelize_plan = parallelize_plan.apply(module, mesh), None
     for pattern, style in (parallelize_plan or {}).items():
         found = [m for name, m in module.named_modules() if _matches(pattern, name)]
         if not found:
             raise ValueError(f"parallelize_module: {pattern!r} matches no submodule of {type(module).__name__}")
+        style.src_data_rank = src_data_rank
         for submodule in found:
             style.apply(submodule, mesh)
-    return module
+    ties.restore()
+    return result
 
 
 @contextlib.contextmanager

@@ -1,0 +1,94 @@
+"""Plans and distributed modules whose weights are tied, whose ranks differ, whose modules put out more than one tensor."""
+
+import copy
+import unittest
+
+import torch
+from torch import nn
+
+import dtensor
+from dtensor import Replicate, Shard
+from dtensor.parallel import ColwiseParallel, PrepareModuleOutput, RowwiseParallel, SequenceParallel, parallelize_module
+from test_fully_shard import IDS, TIED
+
+ROWS = RowwiseParallel(input_layouts=Replicate())
+
+
+class Tied(unittest.TestCase):
+    """One tensor under two names stays one: its gradient is that of both uses."""
+
+    def check(self, distribute, placement):
+        plain = copy.deepcopy(TIED)
+        plain(IDS).square().mean().backward()
+
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+            module = distribute(copy.deepcopy(TIED), mesh)
+            self.assertIs(module.head.weight, module.embed.weight)
+            self.assertEqual(module.embed.weight.placements, (placement,))
+            module(IDS).square().mean().backward()
+            torch.testing.assert_close(module.head.weight.grad.full_tensor(), plain.head.weight.grad)
+
+        dtensor.run(2, on_rank)
+
+    def test_in_a_plan(self):
+        for plan in [{"embed": ROWS, "head": ColwiseParallel(output_layouts=Replicate())}, {"embed": ROWS}]:
+            self.check(lambda module, mesh: parallelize_module(module, mesh, plan), Shard(0))
+
+    def test_in_a_distributed_module(self):
+        def split(name, module, mesh):
+            if name == "head":
+                module.weight = nn.Parameter(dtensor.distribute_tensor(module.weight.detach(), mesh, [Shard(1)]))
+
+        self.check(lambda module, mesh: dtensor.distribute_module(module, mesh), Replicate())
+        self.check(lambda module, mesh: dtensor.distribute_module(module, mesh, split), Shard(1))
+
+    def test_entries_that_contradict_each_other_are_refused(self):
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+            with self.assertRaisesRegex(ValueError, "'embed.weight' and 'head.weight' are one tensor"):
+                parallelize_module(copy.deepcopy(TIED), mesh, {"embed": ColwiseParallel(), "head": ColwiseParallel()})
+
+        dtensor.run(2, on_rank)
+
+
+class Sources(unittest.TestCase):
+    def test_values_of_the_rank_that_is_named(self):
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+            found = []
+            for style in [ColwiseParallel(), RowwiseParallel(), SequenceParallel()]:
+                for source in [0, 1, None]:
+                    module = nn.Linear(4, 4)
+                    nn.init.constant_(module.weight, dtensor.rank())
+                    nn.init.constant_(module.bias, dtensor.rank())
+                    plan = {"0": style} if source == 1 else style
+                    whole = nn.Sequential(module) if source == 1 else module
+                    parallelize_module(whole, mesh, plan, src_data_rank=source)
+                    found.append((module.weight.sum().item(), module.bias.sum().item()))
+            return found
+
+        self.assertEqual(dtensor.run(2, on_rank), [[(0, 0), (16, 4), (0, 0)] * 3] * 2)
+
+
+class Outputs(unittest.TestCase):
+    def test_as_many_layouts_as_outputs(self):
+        class Several(nn.Module):
+            def forward(self, x):
+                return x, x + 1, "text"
+
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+            for few in [Shard(0), (Shard(0), None), (Shard(0), None, None, None)]:
+                style = PrepareModuleOutput(output_layouts=few, desired_output_layouts=few)
+                with self.assertRaisesRegex(ValueError, "3 outputs of Several"):
+                    parallelize_module(Several(), mesh, style)(torch.ones(2))
+            layouts = {"output_layouts": (Shard(0), None, None), "desired_output_layouts": (Replicate(), None, None)}
+            x, y, text = parallelize_module(Several(), mesh, PrepareModuleOutput(**layouts))(torch.ones(2))
+            self.assertEqual((x.shape[0], y.tolist(), text), (4, [2, 2], "text"))
+
+        dtensor.run(2, on_rank)
+
+
+if __name__ == "__main__":
+    unittest.main()
