@@ -31,10 +31,15 @@ def _flat(state: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _parts(state: Any) -> tuple[list[tuple[str, torch.Tensor]], dict[str, Any]]:
-    tensors, values = [], {}
+    tensors, values, seen = [], {}, set()
     for name, value in _flat(state):
+        if name in seen:
+            raise ValueError(f"a checkpoint has one entry of a name; {name!r} is there twice, since dots join the keys")
+        seen.add(name)
         if isinstance(value, torch.Tensor):
             tensors.append((name, value.detach()))
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError(f"a checkpoint holds integers of 64 bits; {name!r} is {value} (as a text it fits)")
         elif isinstance(value, (bool, int, float, str)):
             values[name] = value
         else:
@@ -103,7 +108,13 @@ def _put(state: Any, name: str, value: Any) -> None:
         if name.startswith(f"{key}.") and isinstance(child, (dict, MutableMapping, list, tuple)):
             inner = list(child) if isinstance(child, tuple) else child
             _put(inner, name[len(str(key)) + 1 :], value)
-            state[key] = tuple(inner) if isinstance(child, tuple) else inner
+            state[key] = _like(child, inner) if isinstance(child, tuple) else inner
+
+
+def _like(former: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
+    """A tuple of the former's class, those with names of their fields included."""
+    make = getattr(type(former), "_make", type(former))
+    return make(items)
 
 
 class LoadedCheckpoint(NamedTuple):
