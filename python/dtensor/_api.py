@@ -97,12 +97,15 @@ def _check_replicas(tensor: torch.Tensor) -> None:
 class _GradPlacements(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, placements: list[Placement]) -> torch.Tensor:
-        ctx.placements = placements
+        ctx.mesh, ctx.placements = tensor.device_mesh, placements
         return tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradients[0].redistribute(placements=ctx.placements), None
+        gradient = gradients[0]
+        if not _C.is_dtensor(gradient):  # whole, as a plain tensor among DTensors is
+            gradient = _C.from_local(gradient, ctx.mesh, None, list(gradient.shape), list(gradient.stride()))
+        return gradient.redistribute(placements=ctx.placements), None
 
 
 def _with_grad_placements(tensor: torch.Tensor, placements: list[Placement]) -> torch.Tensor:
@@ -248,6 +251,14 @@ def as_parameter(tensor: torch.Tensor, requires_grad: bool = True) -> nn.Paramet
     return tensor.requires_grad_(requires_grad)  # type: ignore[return-value]
 
 
+def _number(value: Any) -> Any:
+    """A number of Python's own: those of NumPy, and tensors of one element, would be taken for complex ones."""
+    number = value.item() if hasattr(value, "item") else value
+    if isinstance(number, int) and not -(2**63) <= number < 2**63:
+        raise OverflowError(f"{number} is beyond the integers of 64 bits")
+    return number
+
+
 def _sizes(size: tuple[Any, ...]) -> list[int]:
     return [int(n) for n in (size[0] if len(size) == 1 and isinstance(size[0], (list, tuple)) else size)]
 
@@ -290,7 +301,7 @@ def full(
     placements: Placements = None,
 ) -> DTensor:
     """``fill_value`` everywhere."""
-    return _C.full(_sizes((size,)), fill_value, _mesh(device_mesh), as_placements(placements), dtype, requires_grad)
+    return _C.full(_sizes((size,)), _number(fill_value), _mesh(device_mesh), as_placements(placements), dtype, requires_grad)
 
 
 def arange(
@@ -301,4 +312,4 @@ def arange(
     placements: Placements = None,
 ) -> DTensor:
     """0, 1, ..., below ``end``."""
-    return _C.arange(end, _mesh(device_mesh), as_placements(placements), dtype)
+    return _C.arange(_number(end), _mesh(device_mesh), as_placements(placements), dtype)

@@ -7,6 +7,7 @@ for DTensors; for plain tensors they are what they were.
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any, Callable
 
@@ -101,6 +102,8 @@ def _deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     if tensor.grad is not None:
         result.grad = tensor.grad.detach().clone()
     memo[id(tensor)] = result
+    if type(tensor) is not torch.nn.Parameter:  # as torch copies them
+        result.__dict__.update(copy.deepcopy(tensor.__dict__, memo))
     return result
 
 
@@ -148,8 +151,9 @@ def _numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:
 
 
 def _new_tensor(tensor: torch.Tensor, data: Any, **options: Any) -> torch.Tensor:
-    options.setdefault("dtype", tensor.dtype)
-    options.setdefault("device", tensor.device)
+    for name in ("dtype", "device"):
+        if options.get(name) is None:
+            options[name] = getattr(tensor, name)
     return torch.tensor(data, **options)
 
 

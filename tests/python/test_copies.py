@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import dtensor
-from dtensor import Shard
+from dtensor import DTensor, Partial, Replicate, Shard
 from layouts import mesh_of
 
 
@@ -31,6 +31,55 @@ class Meshes(unittest.TestCase):
             self.assertEqual(copy.deepcopy(module).mesh, mesh["a"])
 
         dtensor.run(4, on_rank)
+
+
+class LikeTorch(unittest.TestCase):
+    """What torch does with a plain tensor."""
+
+    def test_a_copy_has_the_attributes(self):
+        def on_rank():
+            tensors = [torch.ones(2), dtensor.ones(2, device_mesh=mesh_of((2,)))]
+            for t in tensors:
+                t.tag = ["a"]
+                twin = copy.deepcopy(t)
+                self.assertEqual((twin.tag, twin.tag is t.tag), (["a"], False))
+
+        dtensor.run(2, on_rank)
+
+    def test_numbers_of_any_kind_fill(self):
+        numbers = [True, 3, 1.5, 2j, torch.tensor(2.5), torch.tensor(3), torch.tensor(True)]
+        try:
+            import numpy
+
+            numbers += [numpy.float32(1.5), numpy.float64(1.5), numpy.int32(3), numpy.bool_(True), numpy.complex64(2j)]
+        except ImportError:
+            pass
+        mesh = mesh_of((1,))
+        for number in numbers:
+            whole = dtensor.full((2,), number, device_mesh=mesh).to_local()
+            plain = number.item() if hasattr(number, "item") else number
+            self.assertEqual((whole.dtype, whole.tolist()), (torch.full((2,), plain).dtype, [number] * 2), repr(number))
+        self.assertEqual(dtensor.arange(torch.tensor(2.0), device_mesh=mesh).to_local().dtype, torch.float32)
+        with self.assertRaises(OverflowError):
+            dtensor.full((2,), 2**63, device_mesh=mesh)
+
+    def test_none_is_the_tensors_own(self):
+        t = dtensor.ones(2, device_mesh=mesh_of((1,)), dtype=torch.float64)
+        self.assertEqual(t.new_tensor([1, 2], dtype=None, device=None).dtype, torch.float64)
+
+    def test_a_plain_gradient_is_a_whole_one(self):
+        def on_rank():
+            found = []
+            for placement in [Replicate(), Shard(0), Partial()]:
+                for options in [{}, {"grad_placements": [placement]}, {"grad_placements": [Replicate()]}]:
+                    local = torch.ones(2, requires_grad=True)
+                    whole = DTensor.from_local(local, mesh_of((2,)), [placement], **options)
+                    whole.backward(torch.arange(float(whole.numel())))
+                    found.append(local.grad.tolist())
+            return found
+
+        for rank, found in enumerate(dtensor.run(2, on_rank)):
+            self.assertEqual(found, [[0, 1]] * 3 + [[2 * rank, 2 * rank + 1]] * 3 + [[0, 1]] * 3)
 
 
 if __name__ == "__main__":
