@@ -3,7 +3,9 @@
 // whose function hands over the communicator and returns, or throws, when the program ends.
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -18,6 +20,7 @@ thread_local std::optional<Communicator> rank_world;  // of a thread rank
 class ProcessWorld {
  public:
   Communicator get() {
+    TORCH_CHECK(!forked(), "this process was forked from a rank and is none itself; start it anew (spawn) instead");
     std::unique_lock lock(mutex_);
     if (!started_) start();
     changed_.wait(lock, [&] { return world_ || over_; });
@@ -31,6 +34,7 @@ class ProcessWorld {
 
   // The exit status. `failure`: what this rank died of, which ends the others.
   int close(const std::string& failure) {
+    if (forked()) return 0;
     std::unique_lock lock(mutex_);
     if (!started_) return 0;
     clear_cache();
@@ -44,8 +48,15 @@ class ProcessWorld {
   }
 
  private:
+  // A fork has the memory, but not the thread that launch() runs on.
+  bool forked() const {
+    const pid_t of = process_;
+    return of != 0 && of != ::getpid();
+  }
+
   void start() {
     started_ = true;
+    process_ = ::getpid();
     thread_ = std::thread([this] {
       std::string name = "python";
       char* argv[] = {name.data(), nullptr};
@@ -69,6 +80,7 @@ class ProcessWorld {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::thread thread_;
+  std::atomic<pid_t> process_{0};  // that started it
   std::optional<Communicator> world_;
   std::string failure_;
   int threads_ = 0, status_ = 0;

@@ -1,6 +1,8 @@
 """Ranks as threads of one process: results, errors, and that nobody holds the interpreter while it waits."""
 
 import functools
+import subprocess
+import sys
 import threading
 import unittest
 
@@ -77,6 +79,31 @@ class Run(unittest.TestCase):
     def test_nested(self):
         inner = dtensor.run(2, lambda: (dtensor.rank(), dtensor.run(2, dtensor.rank), dtensor.world_size()))
         self.assertEqual(inner, [(0, [0, 1], 2), (1, [0, 1], 2)])
+
+
+class Forks(unittest.TestCase):
+    """A process that a rank forked ends, whichever way, and the rank goes on."""
+
+    PROGRAM = """
+import os, sys, dtensor
+dtensor.barrier()
+if os.fork() == 0:
+    {child}
+print("status", os.waitstatus_to_exitcode(os.wait()[1]))
+dtensor.barrier()
+"""
+
+    def run_program(self, child):
+        text = self.PROGRAM.format(child=child)
+        return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+
+    def test_end_as_processes_do(self):
+        for child, status in [("sys.exit(3)", 3), ("raise KeyError('there')", 1), ("os._exit(4)", 4)]:
+            done = self.run_program(child)
+            self.assertEqual((done.stdout, done.returncode), (f"status {status}\n", 0), done.stderr)
+
+    def test_are_no_ranks(self):
+        self.assertIn("forked from a rank", self.run_program("dtensor.barrier()").stderr)
 
 
 class Interpreter(unittest.TestCase):
