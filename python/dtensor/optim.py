@@ -199,15 +199,22 @@ class Shampoo(_Optimizer):
         )  # fmt: skip
 
 
+def _list(tensors: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
 def get_total_norm(
-    tensors: Iterable[torch.Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False
+    tensors: torch.Tensor | Iterable[torch.Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False
 ) -> torch.Tensor:
     """The norm of all elements of plain tensors and DTensors on any meshes, plain, with one collective at most."""
-    return _C.get_total_norm(list(tensors), norm_type, error_if_nonfinite)
+    return _C.get_total_norm(_list(tensors), norm_type, error_if_nonfinite)
 
 
 def clip_grad_norm_(
-    parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
 ) -> torch.Tensor:
     """Scales gradients so that their total norm is at most ``max_norm``; the norm before, with one collective at most."""
-    return _C.clip_grad_norm_(list(parameters), max_norm, norm_type, error_if_nonfinite)
+    return _C.clip_grad_norm_(_list(parameters), max_norm, norm_type, error_if_nonfinite)

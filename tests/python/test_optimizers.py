@@ -82,5 +82,17 @@ class Classes(unittest.TestCase):
         self.assertTrue(torch.equal(steps(lambda ps: Slow(ps, lr=0.1)), steps(lambda ps: dtensor.optim.AdamW(ps, lr=0.1))))
 
 
+class Norms(unittest.TestCase):
+    def test_one_tensor_is_a_list_of_one(self):
+        for shape in [(3, 2), (4,), ()]:
+            found = []
+            for module in [dtensor.optim, torch.nn.utils]:
+                parameter = torch.ones(shape, requires_grad=True)
+                parameter.grad = torch.full(shape, 10.0)
+                norm = module.clip_grad_norm_(parameter, 1.0).item()
+                found.append((norm, module.get_total_norm(parameter.grad).item()))
+            torch.testing.assert_close(*found)
+
+
 if __name__ == "__main__":
     unittest.main()
