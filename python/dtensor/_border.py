@@ -60,19 +60,23 @@ class LocalBatches:
         for axis in axes:
             self.parts *= mesh.size(axis)
         self._open = False
+        self._rows = -1  # of all ranks together
 
     def enter(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         tensors = tensors_in((args, kwargs))
         self._open = bool(tensors) and not any(_C.is_dtensor(t) for t in tensors)
         if not self._open:
             return args, kwargs
-        rows = next((t.shape[0] for t in tensors if t.dim() > 0), None)
+        rows, self._rows = next((t.shape[0] for t in tensors if t.dim() > 0), None), -1
 
         def wrap(t: torch.Tensor) -> torch.Tensor:
             own = t.dim() > 0 and t.shape[0] == rows
             if not own:
                 return t
-            return _C.from_local(_hooked(t, lambda grad: grad * self.parts), self.mesh, self.placements, None, None)
+            local = _hooked(t, lambda grad: grad * self.parts)
+            whole = _C.from_local(local, self.mesh, self.placements, None, None)
+            self._rows = whole.shape[0]
+            return whole
 
         return map_tensors(wrap, (args, kwargs))
 
@@ -85,8 +89,8 @@ class LocalBatches:
     def _unwrap(self, t: torch.Tensor) -> torch.Tensor:
         if not _C.is_dtensor(t):
             return t
-        on_mesh = t.device_mesh == self.mesh
-        rows = on_mesh and any(p.is_shard(0) and q.is_shard(0) for p, q in zip(t.placements, self.placements))
-        if not rows:
+        split = any(p.is_shard(0) and q.is_shard(0) for p, q in zip(t.placements, self.placements))
+        as_many = t.dim() > 0 and t.shape[0] == self._rows  # operators may have moved them: an index, a sort
+        if t.device_mesh != self.mesh or not (split or as_many):
             return t.full_tensor()
         return _hooked(t.redistribute(placements=self.placements).to_local(), lambda grad: grad / self.parts)

@@ -53,6 +53,31 @@ class PlainRows(unittest.TestCase):
             count = draw.randint(1, 4)
             self.check(LAYERS[:count], sorted(draw.sample(range(count), draw.randint(1, count))), ranks, shape, names)
 
+    def test_rows_that_operators_moved_are_given_back(self):
+        class Moves(nn.Module):
+            def __init__(self, move):
+                super().__init__()
+                self.layer, self.move = copy.deepcopy(LAYERS[0]), move
+
+            def forward(self, x):
+                return self.move(self.layer(x))
+
+        def on_rank(move):
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+            module = fully_shard(Moves(move), mesh=mesh)
+            y = module(ROWS[:n].chunk(2)[dtensor.rank()])
+            torch.testing.assert_close(y, move(LAYERS[0](ROWS[:n])).chunk(2)[dtensor.rank()])
+            y.square().mean().backward()
+            return module.layer[0].weight.grad.full_tensor()
+
+        for move in [lambda y: y[torch.arange(n - 1, -1, -1)], lambda y: y.sort(0).values, lambda y: y.roll(1, 0)]:
+            for n in (8, 7):
+                plain = Moves(move)
+                parts = plain(ROWS[:n]).chunk(2)
+                (sum(part.square().mean() for part in parts) / 2).backward()
+                for grad in dtensor.run(2, on_rank, move):
+                    torch.testing.assert_close(grad, plain.layer[0].weight.grad)
+
 
 class Tied(nn.Module):
     def __init__(self):
