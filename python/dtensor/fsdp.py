@@ -61,6 +61,16 @@ class FSDPModule:
         for unit in self._fsdp_units:
             unit.reshard()
 
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """What makes new data like the old (``to_empty``) says nothing of gathering: the parameters stay the unit's."""
+        former = [(p, p.placements) for p in self.parameters(recurse) if _C.is_dtensor(p)]  # type: ignore[attr-defined]
+        result = super()._apply(fn, recurse)  # type: ignore[misc]
+        for parameter, own in former:
+            if parameter.placements == tuple(p.as_storage(False) for p in own) != own:
+                with torch.no_grad():
+                    parameter.redistribute_(own)
+        return result
+
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """Whether backward passes that start from now on, on this thread, reduce gradients over ranks.
 

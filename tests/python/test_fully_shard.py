@@ -152,6 +152,25 @@ class Calls(unittest.TestCase):
 
         dtensor.run(2, on_rank)
 
+    def test_memory_that_is_made_anew_is_the_units(self):
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+            with torch.device("meta"):
+                module = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)).double()
+            for part in (module[0], module):
+                fully_shard(part, mesh=mesh)
+            own = [p.placements for p in module.parameters()]
+            module.to_empty(device="cpu")
+            self.assertEqual([p.placements for p in module.parameters()], own)
+            module.load_state_dict(plain.state_dict())
+            before = module.fsdp_stats()
+            rows = ROWS.chunk(2)[dtensor.rank()]
+            torch.testing.assert_close(module(rows), plain(rows))
+            self.assertEqual(module.fsdp_stats()["all_gathers"], before["all_gathers"] + 2)
+
+        plain = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)).double()
+        dtensor.run(2, on_rank)
+
     def gathered(self, module):
         module.unshard()
         held = module.fsdp_stats()["gathered_bytes"]
