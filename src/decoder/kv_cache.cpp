@@ -2,6 +2,7 @@
 #include "dtensor/nn/kv_cache.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 
@@ -62,6 +63,7 @@ std::pair<at::Tensor, at::Tensor> KVCache::append(std::int64_t layer, const at::
   TORCH_CHECK(length_ + n <= capacity_, "KVCache: ", length_, " tokens and ", n, " more are beyond its capacity of ",
               capacity_);
   const auto make = [&](const at::Tensor& like) {
+    const c10::InferenceMode off(false);  // what is kept serves tokens that come without it, too
     return at::empty({like.size(0), like.size(1), own_count(capacity_, e.sharers), like.size(3)}, like.options());
   };
   if (!e.keys.defined()) e.keys = make(keys), e.values = make(values);
