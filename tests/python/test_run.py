@@ -106,6 +106,33 @@ dtensor.barrier()
         self.assertIn("forked from a rank", self.run_program("dtensor.barrier()").stderr)
 
 
+class Listeners(unittest.TestCase):
+    PROGRAM = """
+import torch, dtensor
+
+def on_rank():
+    mesh = dtensor.init_device_mesh("cpu", (2,))
+    t = dtensor.ones(4, 4, device_mesh=mesh, placements=[dtensor.Shard(0)], requires_grad=True)
+    heard = []
+    listener = dtensor.EventListener(lambda *event: heard.append(event))
+    listener.__enter__()
+    y = (t @ t).sum()
+    t.register_hook(lambda grad: listener.__exit__())
+    y.backward()
+    del listener
+    before = len(heard)
+    (t + 1).sum().item()
+    return 0 < before == len(heard)
+
+print(dtensor.run(2, on_rank))
+"""
+
+    def test_may_be_closed_within_a_backward_pass(self):
+        """Which knows it to its end, and then lets go of it without the interpreter lock."""
+        done = subprocess.run([sys.executable, "-c", self.PROGRAM], capture_output=True, text=True, timeout=120)
+        self.assertEqual((done.stdout, done.returncode), ("[True, True]\n", 0), done.stderr)
+
+
 class Interpreter(unittest.TestCase):
     """Calls that torch makes while it holds the interpreter lock: with it they would never end."""
 
