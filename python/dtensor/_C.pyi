@@ -437,7 +437,7 @@ class Pipeline:
         self,
         stage: int,
         forward: Callable[[list[torch.Tensor]], list[torch.Tensor]],
-        parameters: Sequence[torch.Tensor],
+        parameters: Sequence[torch.Tensor] | None,
         /,
     ) -> None: ...
     def tie(self, name: str, copies: Sequence[torch.Tensor], /) -> None: ...

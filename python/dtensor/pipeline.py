@@ -94,6 +94,7 @@ class Pipeline:
         if ignore_index is not None:
             counted = _C.valid_targets(ignore_index)
         self._pipeline = _C.Pipeline(mesh, schedule, lambda outs, targets: loss(*outs, *targets), axis, counted)
+        self._modules: dict[int, tuple[torch.nn.Module, list[torch.Tensor]]] = {}  # stages that are modules, and what they had
 
     @property
     def stages(self) -> list[int]:
@@ -119,11 +120,23 @@ class Pipeline:
     ) -> None:
         """What a stage of this rank computes, a function or module from tensors to a tensor or several.
 
-        ``parameters``: the stage's; by default the module's own.
+        ``parameters``: the stage's; by default those that the module has at each step. Those of a function are not known
+        without, which is an error where they are needed (:meth:`clip_grad_norm_`, stages under ``fully_shard``).
         """
-        if parameters is None:
-            parameters = list(forward.parameters()) if isinstance(forward, torch.nn.Module) else []
-        self._pipeline.set_stage(stage, lambda inputs: _list(forward(*inputs)), list(parameters))
+        self._modules.pop(stage, None)
+        given = None if parameters is None else list(parameters)
+        if given is None and isinstance(forward, torch.nn.Module):
+            given = list(forward.parameters())
+        self._pipeline.set_stage(stage, lambda inputs: _list(forward(*inputs)), given)
+        if parameters is None and isinstance(forward, torch.nn.Module):
+            self._modules[stage] = forward, given or []
+
+    def _look_again(self) -> None:
+        """Parameters of modules may have been replaced (``fully_shard``) since they were told."""
+        for stage, (module, told) in list(self._modules.items()):
+            now = list(module.parameters())
+            if len(now) != len(told) or any(a is not b for a, b in zip(now, told)):
+                self.set_stage(stage, module)
 
     def tie(self, name: str, copies: Sequence[torch.Tensor]) -> None:
         """This rank's copies of a parameter that several stages use; gradients are summed. Collective."""
@@ -134,6 +147,7 @@ class Pipeline:
 
         ``inputs``: one entry a microbatch on the ranks of stage 0, ``targets``: on those of the last; elsewhere empty.
         """
+        self._look_again()
         return StepResult(*self._pipeline.step([_list(t) for t in inputs], [_list(t) for t in targets], loss_scale))
 
     def evaluate(self, inputs: Sequence[Tensors], targets: Sequence[Tensors]) -> torch.Tensor:
@@ -142,4 +156,5 @@ class Pipeline:
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Over the parameters of all stages; the total norm, float64. Collective."""
+        self._look_again()
         return self._pipeline.clip_grad_norm_(max_norm)

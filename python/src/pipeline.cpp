@@ -109,8 +109,10 @@ void bind_pipeline(py::module_& module) {
       .def("schedule", &pl::Pipeline::schedule)
       .def(
           "set_stage",
-          [](pl::Pipeline& pipeline, int stage, pl::StageFunction forward, std::vector<at::Tensor> parameters) {
-            pipeline.set_stage(stage, std::move(forward), std::move(parameters));
+          [](pl::Pipeline& pipeline, int stage, pl::StageFunction forward,
+             std::optional<std::vector<at::Tensor>> parameters) {
+            if (!parameters) return pipeline.set_stage(stage, std::move(forward));
+            pipeline.set_stage(stage, std::move(forward), std::move(*parameters));
           },
           NoLock())
       .def("tie", &pl::Pipeline::tie, NoLock())

@@ -1,0 +1,69 @@
+"""Stages whose parameters are not told, or are replaced after they were."""
+
+import copy
+import unittest
+
+import torch
+from torch import nn
+
+import dtensor
+from dtensor import pipeline
+
+torch.manual_seed(0)
+LAYERS = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)]).double()
+ROWS = torch.randn(6, 6).double(), torch.randn(6, 6).double()
+
+
+class Parameters(unittest.TestCase):
+    def norm(self, layers):
+        one = copy.deepcopy(layers)
+        nn.functional.mse_loss(one[1](one[0](ROWS[0])), ROWS[1]).backward()
+        return nn.utils.get_total_norm([p.grad for p in one.parameters()]).item()
+
+    def run_step(self, line):
+        first, last = 0 in line.stages, line.last_stage in line.stages
+        line.step(pipeline.microbatches(ROWS[0], 2) if first else [], pipeline.microbatches(ROWS[1], 2) if last else [])
+
+    def line(self):
+        mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))
+        schedule = pipeline.with_communication(pipeline.make_schedule("1f1b", 2, 2), unsharded_stages=None, reduce_grad=False)
+        return pipeline.Pipeline(mesh, schedule, nn.functional.mse_loss)
+
+    def test_of_functions_are_not_known(self):
+        def on_rank(told):
+            line, layers = self.line(), copy.deepcopy(LAYERS)
+            for stage in line.stages:
+                given = list(layers[stage].parameters()) if told or stage == 1 else None
+                line.set_stage(stage, lambda x, layer=layers[stage]: layer(x), given)
+            self.run_step(line)
+            if told:
+                return line.clip_grad_norm_(1e9).item()
+            with self.assertRaisesRegex(RuntimeError, "parameters of stage 0, which set_stage was not given"):
+                line.clip_grad_norm_(1e9)
+
+        for norm in dtensor.run(2, on_rank, True):
+            self.assertAlmostEqual(norm, self.norm(LAYERS), places=12)
+        dtensor.run(2, on_rank, False)
+
+    def test_of_modules_are_those_at_the_step(self):
+        changed = copy.deepcopy(LAYERS)
+        with torch.no_grad():
+            changed[0].weight.mul_(3)
+
+        def on_rank():
+            line, layers = self.line(), copy.deepcopy(LAYERS)
+            for stage in line.stages:
+                line.set_stage(stage, layers[stage])
+            layers[0].weight = nn.Parameter(layers[0].weight.detach() * 3)
+            self.run_step(line)
+            norm = line.clip_grad_norm_(1e-3).item()
+            return norm, [p.grad.norm().item() ** 2 for stage in line.stages for p in layers[stage].parameters()]
+
+        results = dtensor.run(2, on_rank)
+        for norm, _ in results:
+            self.assertAlmostEqual(norm, self.norm(changed), places=12)
+        self.assertAlmostEqual(sum(sum(squares) for _, squares in results) ** 0.5, 1e-3, places=6)
+
+
+if __name__ == "__main__":
+    unittest.main()
