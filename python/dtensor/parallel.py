@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import inspect
 from typing import Any, Iterator, Sequence
 
 import torch
@@ -52,6 +53,13 @@ def _as_list(layouts: Layouts) -> list[Placement | None]:
     return [layouts] if layouts is None or isinstance(layouts, Placement) else list(layouts)
 
 
+def _parameter_names(fn: Any) -> list[str]:
+    try:
+        return list(inspect.signature(fn).parameters)
+    except (TypeError, ValueError):  # of C, which has no names
+        return []
+
+
 class _Border:
     """Hooks that bring inputs and outputs to where a style wants them."""
 
@@ -60,15 +68,19 @@ class _Border:
         self._came_plain = False
 
     def inputs(self, module: nn.Module, layouts: Layouts, desired: Layouts) -> None:
-        first, second = _as_list(layouts), _as_list(desired)
+        """The first inputs, which may come by their names, too."""
+        pairs = list(zip(_as_list(layouts), _as_list(desired)))
+        by_name = dict(zip(_parameter_names(module.forward), pairs))
 
-        def arrive(m: nn.Module, args: Any) -> Any:
-            tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        def arrive(m: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+            tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
             self._came_plain = not any(_C.is_dtensor(t) for t in tensors)
-            pairs = list(zip(first, second)) + [(None, None)] * (len(args) - len(first))
-            return tuple(_arrive(a, self._mesh, *pair) for a, pair in zip(args, pairs))
+            whole = pairs + [(None, None)] * (len(args) - len(pairs))
+            placed_ = tuple(_arrive(a, self._mesh, *pair) for a, pair in zip(args, whole))
+            named = {key: _arrive(a, self._mesh, *by_name.get(key, (None, None))) for key, a in kwargs.items()}
+            return placed_, named
 
-        module.register_forward_pre_hook(arrive)
+        module.register_forward_pre_hook(arrive, with_kwargs=True)
 
     def keyword_inputs(self, module: nn.Module, layouts: dict[str, Placement], desired: dict[str, Placement]) -> None:
         def arrive(m: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:

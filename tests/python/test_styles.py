@@ -8,7 +8,9 @@ from torch import nn
 
 import dtensor
 from dtensor import Replicate, Shard
-from dtensor.parallel import ColwiseParallel, PrepareModuleOutput, RowwiseParallel, SequenceParallel, parallelize_module
+from dtensor.parallel import (
+    ColwiseParallel, PrepareModuleInput, PrepareModuleOutput, RowwiseParallel, SequenceParallel, parallelize_module,
+)  # fmt: skip
 from test_fully_shard import IDS, TIED
 
 ROWS = RowwiseParallel(input_layouts=Replicate())
@@ -69,6 +71,28 @@ class Sources(unittest.TestCase):
             return found
 
         self.assertEqual(dtensor.run(2, on_rank), [[(0, 0), (16, 4), (0, 0)] * 3] * 2)
+
+
+class Inputs(unittest.TestCase):
+    def test_count_by_position_and_by_name(self):
+        class Difference(nn.Module):
+            def forward(self, a, b, *, c=0):
+                return a - b + c
+
+        def on_rank():
+            mesh, rank = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), dtensor.rank()
+            style = PrepareModuleInput(input_layouts=(Shard(0), Shard(0)), desired_input_layouts=(Replicate(), Shard(0)))
+            module = parallelize_module(Difference(), mesh, style)
+            a, b = torch.arange(2.0) + 2 * rank, torch.ones(2) * rank
+            for y in [module(a, b), module(a, b=b), module(b=b, a=a), module(a, b=b, c=torch.zeros(4))]:
+                self.assertEqual(y.tolist(), [0, 1, 1, 2])
+            layer = nn.Linear(2, 4)
+            nn.init.ones_(layer.weight), nn.init.zeros_(layer.bias)
+            parallelize_module(layer, mesh, ColwiseParallel(input_layouts=Shard(0), output_layouts=Shard(0)))
+            self.assertEqual(layer(input=a[None]).tolist(), layer(a[None]).tolist())
+            self.assertEqual(layer(input=a[None]).tolist(), [[1 + 4 * rank] * 4])
+
+        dtensor.run(2, on_rank)
 
 
 class Outputs(unittest.TestCase):
