@@ -61,10 +61,14 @@ class LocalBatches:
             self.parts *= mesh.size(axis)
         self._open = False
         self._rows = -1  # of all ranks together
+        self._around: DeviceMesh | None = None  # the mesh of activations, of which that of the parameters is a slice
 
     def enter(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         tensors = tensors_in((args, kwargs))
-        self._open = bool(tensors) and not any(_C.is_dtensor(t) for t in tensors)
+        meshes = [t.device_mesh for t in tensors if _C.is_dtensor(t)]
+        self._open, self._around = bool(tensors) and not meshes, next(filter(self._is_within, meshes), None)
+        if self._around is not None:
+            return map_tensors(self._lower, (args, kwargs))
         if not self._open:
             return args, kwargs
         rows, self._rows = next((t.shape[0] for t in tensors if t.dim() > 0), None), -1
@@ -80,7 +84,31 @@ class LocalBatches:
 
         return map_tensors(wrap, (args, kwargs))
 
+    def _is_within(self, mesh: DeviceMesh) -> bool:
+        names, mine = mesh.mesh_dim_names or (), self.mesh.mesh_dim_names
+        return bool(mine) and mesh.ndim > self.mesh.ndim and set(mine) <= set(names) and mesh[list(mine)] == self.mesh
+
+    def _lower(self, t: torch.Tensor) -> torch.Tensor:
+        """Of activations that other modules share out over further axes: whole on those, where this one knows none."""
+        if not _C.is_dtensor(t) or t.device_mesh != self._around:
+            return t
+        names = self._around.mesh_dim_names
+        own = [names.index(name) for name in self.mesh.mesh_dim_names]
+        whole = [p if axis in own else Placement.replicate() for axis, p in enumerate(t.placements)]
+        local = t.redistribute(placements=whole).to_local()
+        return _C.from_local(local, self.mesh, [whole[axis] for axis in own], list(t.shape), list(t.stride()))
+
+    def _lift(self, t: torch.Tensor) -> torch.Tensor:
+        if not _C.is_dtensor(t) or t.device_mesh != self.mesh:
+            return t
+        of = dict(zip(self.mesh.mesh_dim_names, t.placements))
+        placements = [of.get(name, Placement.replicate()) for name in self._around.mesh_dim_names]
+        return _C.from_local(t.to_local(), self._around, placements, list(t.shape), list(t.stride()))
+
     def leave(self, outputs: Any) -> Any:
+        if self._around is not None:
+            outputs = map_tensors(self._lift, outputs)
+            self._around = None
         if not self._open:
             return outputs
         self._open = False

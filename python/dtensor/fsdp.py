@@ -151,7 +151,7 @@ def fully_shard(
     Parameters are stored split over the ranks of ``mesh`` (of two dimensions the first replicates), gathered for use in
     one collective a unit, their gradients reduced in one. A unit's parameters are replaced, a tied one wherever this
     function meets it: make the optimizer afterwards. ``mesh`` may be a slice of a larger mesh on whose other axes parameters are placed already (tensor
-    parallelism). ``reshard_after_forward``: False keeps gathered parameters until backward ends.
+    parallelism); units without such parameters lie on the slice, and take activations of the larger mesh. ``reshard_after_forward``: False keeps gathered parameters until backward ends.
 
     The module takes DTensors, or plain tensors, which are each rank's own rows: then outputs are plain too, and gradients
     are means over ranks, as with PyTorch's ``fully_shard``.

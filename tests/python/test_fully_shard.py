@@ -10,6 +10,7 @@ from torch import nn
 import dtensor
 from dtensor import Partial, Replicate, Shard
 from dtensor.fsdp import MixedPrecisionPolicy, fully_shard
+from dtensor.parallel import ColwiseParallel, parallelize_module
 
 torch.manual_seed(0)
 ROWS = torch.randn(12, 6).double()
@@ -134,6 +135,36 @@ class TiedWeights(unittest.TestCase):
 
         for units in [["embed"], ["head", "up"], ["head", "embed"]]:
             dtensor.run(2, on_rank, units)
+
+
+class BesideTensorParallelism(unittest.TestCase):
+    """Units over an axis of a mesh, on whose other axis some of their parameters are placed, all, or none."""
+
+    def test_any_parts_are_units(self):
+        plain = copy.deepcopy(TIED).double()
+        plain.head.weight = nn.Parameter(plain.head.weight.detach().clone())
+        expected = plain(IDS)
+        expected.square().mean().backward()
+
+        def on_rank(units, wraps):
+            mesh = dtensor.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+            module = copy.deepcopy(plain)
+            module.zero_grad()
+            parallelize_module(module, mesh["tp"], {"up": ColwiseParallel()})
+            for part in [*(module.get_submodule(name) for name in units), module]:
+                fully_shard(part, mesh=mesh["dp"])
+            own = IDS.chunk(2)[mesh.get_local_rank("dp")]
+            ids = own if wraps else dtensor.distribute_tensor(IDS, mesh, [Shard(0), Replicate()])
+            y = module(ids)
+            y.square().mean().backward()
+            torch.testing.assert_close(y if wraps else y.full_tensor(), plain(own) if wraps else expected)
+            for p, q in zip(module.parameters(), plain.parameters()):
+                torch.testing.assert_close(p.grad.full_tensor(), q.grad)
+
+        for units in [[], ["embed"], ["up", "head"], ["embed", "up", "head"]]:
+            for wraps in [True, False]:
+                with self.subTest(units, wraps=wraps):
+                    dtensor.run(4, on_rank, units, wraps)
 
 
 class Calls(unittest.TestCase):
