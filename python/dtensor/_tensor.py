@@ -137,7 +137,7 @@ def _rebuild(
 def _reduce(tensor: torch.Tensor, protocol: int) -> Any:
     if not tensor.is_leaf:
         raise RuntimeError("a DTensor within a graph cannot be pickled; detach() it, or pickle to_local()")
-    local = tensor.to_local().detach() if not tensor.requires_grad else tensor.detach().to_local()
+    local = tensor.detach().to_local() if tensor.device_mesh.is_member() else torch.empty(0, dtype=tensor.dtype)
     spec = _mesh_state(tensor.device_mesh), tensor.placements, tuple(tensor.shape), tensor.stride()
     return _rebuild, (local, *spec, tensor.requires_grad)
 

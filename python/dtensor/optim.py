@@ -28,13 +28,14 @@ def _plain(name: str, value: Any) -> bool | int | float | str:
 class _Optimizer(torch.optim.Optimizer):
     _kind: str  # what C++ calls it
     _made: Any = None
+    _kept: dict[str, Any] | None = None  # the state of the one that this is a copy of
     _given: list[dict[str, Any] | None]  # options that the groups of the one in C++ have
 
     def __init__(self, params: Any, **defaults: Any) -> None:
         super().__init__(params, defaults)
 
     def _options(self, group: dict[str, Any]) -> dict[str, Any]:
-        options = {key: group[key] for key in self.defaults}
+        options = {key: group[key] for key in self.defaults if key != "differentiable"}  # which torch adds to a copy's
         if "betas" in options:
             options["beta1"], options["beta2"] = options.pop("betas")
         return {key: _plain(key, value) for key, value in options.items()}
@@ -44,7 +45,18 @@ class _Optimizer(torch.optim.Optimizer):
             options = [self._options(group) for group in self.param_groups]
             groups = [(g["params"], o, g.get("param_names", [])) for g, o in zip(self.param_groups, options)]
             self._made, self._given = _C.make_optimizer(self._kind, groups), list(options)
+            if self._kept is not None:
+                self._load(self._kept)
+                self._kept = None
         return self._made
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = self._kept if self._made is None else self.state_dict()
+        return {**super().__getstate__(), "_kept": kept}
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self._core().load_state_dict(list(state["tensors"].items()), list(state["scalars"].items()))
+        self._given = [None] * len(self.param_groups)  # the state's rates are in force there
 
     def _take_options(self) -> None:
         """What a scheduler, or the program, has changed in a group counts from the next step on."""
@@ -82,10 +94,9 @@ class _Optimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes a state of the same parameters, saved on any layout. Collective."""
-        self._core().load_state_dict(list(state_dict["tensors"].items()), list(state_dict["scalars"].items()))
-        for index, (group, lr) in enumerate(zip(self.param_groups, state_dict["lr"])):
+        self._load(state_dict)
+        for group, lr in zip(self.param_groups, state_dict["lr"]):
             group["lr"] = lr
-            self._given[index] = None  # the state's rate may be in force there
 
 
 class AdamW(_Optimizer):

@@ -33,6 +33,21 @@ class Meshes(unittest.TestCase):
         dtensor.run(4, on_rank)
 
 
+class Elsewhere(unittest.TestCase):
+    def test_tensors_of_a_mesh_that_this_rank_is_not_in(self):
+        """As the states of a pipeline's other stages are."""
+
+        def on_rank():
+            mesh = dtensor.DeviceMesh("cpu", [1])
+            for t in [dtensor.ones(4, device_mesh=mesh), nn.Parameter(dtensor.zeros(3, 2, device_mesh=mesh, placements=[Shard(0)]))]:
+                for again in [pickle.loads(pickle.dumps(t)), copy.copy(t), copy.deepcopy(t)]:
+                    self.assertEqual((again.shape, again.placements, again.dtype), (t.shape, t.placements, t.dtype))
+                    self.assertEqual((type(again), again.requires_grad, again.device_mesh), (type(t), t.requires_grad, mesh))
+                    self.assertTrue(dtensor.rank() == 0 or torch.equal(again, t))
+
+        dtensor.run(2, on_rank)
+
+
 class LikeTorch(unittest.TestCase):
     """What torch does with a plain tensor."""
 

@@ -1,5 +1,7 @@
 """The library's optimizers as torch's: numbers of any kind, options that change between steps, classes that derive from them."""
 
+import copy
+import pickle
 import unittest
 from fractions import Fraction
 
@@ -80,6 +82,28 @@ class Classes(unittest.TestCase):
             pass
 
         self.assertTrue(torch.equal(steps(lambda ps: Slow(ps, lr=0.1)), steps(lambda ps: dtensor.optim.AdamW(ps, lr=0.1))))
+
+    def test_a_copy_goes_on_by_itself(self):
+        """With the moments and the count of steps that the first has."""
+        kinds = {"AdamW": {}, "SGD": {"momentum": 0.9}, "Adagrad": {}, "Shampoo": {"start": 1, "frequency": 1}}
+        for name, options in kinds.items():
+            for copied in [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))]:
+                first = self.pair(name, options)
+                self.steps(*first, 3)
+                second = copied(copied(first))
+                for pair in (first, second):
+                    self.steps(*pair, 2)
+                self.assertIsNot(first[0], second[0])
+                self.assertTrue(torch.equal(first[0], second[0]), name)
+
+    def pair(self, name, options):
+        parameter = torch.tensor([[1.0, -2.0], [3.0, 0.5]], dtype=torch.float64, requires_grad=True)
+        return parameter, getattr(dtensor.optim, name)([parameter], lr=0.1, **options)
+
+    def steps(self, parameter, optimizer, count):
+        for step in range(count):
+            parameter.grad = torch.tensor([[1.0, 2.0], [-3.0, 1.0]], dtype=torch.float64) * (step + 1)
+            optimizer.step()
 
 
 class Norms(unittest.TestCase):
