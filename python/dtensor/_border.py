@@ -15,6 +15,9 @@ from . import _C
 from ._C import DeviceMesh, Placement
 
 
+Scale = Callable[[torch.Tensor], torch.Tensor]
+
+
 def map_tensors(fn: Callable[[torch.Tensor], torch.Tensor], values: Any) -> Any:
     """``fn`` of every tensor in nested lists, tuples, dictionaries and what is registered as such."""
     return _pytree.tree_map_only(torch.Tensor, fn, values)
@@ -36,12 +39,29 @@ def placed(tensor: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> torc
     return tensor.redistribute(placements=wanted)
 
 
-def _hooked(tensor: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """``tensor``, whose gradient goes through ``hook`` at this point and nowhere else."""
+class _Crossed(torch.autograd.Function):
+    """``now(gradient)``; what comes back for it, where a gradient has one of its own, is ``then`` of that, and so on in turn."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: torch.Tensor, now: Scale, then: Scale) -> torch.Tensor:
+        ctx.now, ctx.then = now, then
+        return now(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        return _Crossed.apply(gradients[0], ctx.then, ctx.now), None, None
+
+
+def _hooked(tensor: torch.Tensor, scale: Scale) -> torch.Tensor:
+    """``tensor``, whose gradient is scaled at this point and nowhere else.
+
+    It goes between what is of one rank and what is of all. A gradient of a gradient comes there on its way back, and as
+    it is: on one side it is of a mean over ranks, on the other of a rank's own, and the scale is in its value already.
+    """
     if not (tensor.requires_grad and torch.is_grad_enabled()):
         return tensor
     view = tensor.view_as(tensor)
-    view.register_hook(hook)
+    view.register_hook(lambda gradient: _Crossed.apply(gradient, scale, torch.clone))
     return view
 
 

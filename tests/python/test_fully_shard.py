@@ -54,6 +54,28 @@ class PlainRows(unittest.TestCase):
             count = draw.randint(1, 4)
             self.check(LAYERS[:count], sorted(draw.sample(range(count), draw.randint(1, count))), ranks, shape, names)
 
+    def test_gradients_of_gradients(self):
+        """A penalty on what comes back to the inputs, as for plain modules."""
+
+        def penalty(module, x):
+            (grad,) = torch.autograd.grad(module(x).pow(3).mean(), x, create_graph=True)
+            grad.square().sum().backward()
+            return x.grad
+
+        def on_rank(ranks):
+            mesh = dtensor.init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp",))
+            module = nn.Sequential(*(fully_shard(copy.deepcopy(layer), mesh=mesh) for layer in LAYERS[:2]))
+            own = penalty(module, ROWS.chunk(ranks)[dtensor.rank()].clone().requires_grad_())
+            return own, [p.grad.full_tensor() for p in module.parameters()]
+
+        for ranks in (2, 3):
+            plain = nn.Sequential(*copy.deepcopy(LAYERS[:2]))
+            expected = [penalty(plain, rows.clone().requires_grad_()) for rows in ROWS.chunk(ranks)]
+            for (own, grads), theirs in zip(dtensor.run(ranks, on_rank, ranks), expected):
+                torch.testing.assert_close(own, theirs)
+                for grad, p in zip(grads, plain.parameters()):
+                    torch.testing.assert_close(grad, p.grad / ranks)
+
     def test_rows_that_operators_moved_are_given_back(self):
         class Moves(nn.Module):
             def __init__(self, move):
