@@ -115,7 +115,16 @@ std::uint32_t DTensorImpl::writes() const {
   return writes_to(local_.unsafeGetTensorImpl()->version_counter(), *spec_->mesh);
 }
 
+// A view of an ordinary tensor is one in inference mode, too: autograd has it share the other's count of writes.
+void DTensorImpl::be_ordinary_as(const DTensorImpl& base) {
+  const auto keys = base.key_set() & c10::autograd_dispatch_keyset_with_ADInplaceOrView;
+  if (keys.empty() || !is_inference()) return;
+  key_set_ = key_set_ | keys;
+  set_version_counter(c10::VariableVersion(/*version=*/0));
+}
+
 void DTensorImpl::become_view_of(const DTensorImpl& base) {
+  be_ordinary_as(base);
   if (C10_UNLIKELY(base.is_detached_view())) make_extras().moved = base.extras_->moved;
   share_writes(local_, base.local_);
 }
@@ -149,6 +158,7 @@ DTensorImpl* DTensorImpl::base() const {
 }
 
 void DTensorImpl::materialise_view_of(DTensorImpl& base) {
+  be_ordinary_as(base);
   auto& moved = make_extras().moved.emplace();
   moved.base = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(&base);
   moved.left = base.local_.unsafeGetTensorImpl()->version_counter();

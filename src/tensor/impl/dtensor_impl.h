@@ -96,6 +96,7 @@ class DTensorImpl final : public c10::TensorImpl {
 
  private:
   const char* tensorimpl_type_name() const override { return "DTensor"; }
+  void be_ordinary_as(const DTensorImpl& base);
   void take_metadata(std::int64_t offset);
   std::uint32_t writes() const;
   bool has_moved() const;

@@ -1,0 +1,44 @@
+// Views, in inference mode, of tensors that were made outside it: parameters and buffers of a model that generates.
+#include <c10/core/InferenceMode.h>
+#include <gtest/gtest.h>
+
+#include "support/ranks.h"
+
+namespace dtensor::test {
+namespace {
+
+TEST(InferenceViews, OfOrdinaryTensorsAreOrdinary) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor whole = at::arange(24, at::kDouble).reshape({6, 4});
+    for (const Placement placement : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
+      at::Tensor x = distribute_tensor(whole, mesh, {placement});
+      const c10::InferenceMode mode;
+      for (const bool leaf : {false, true}) {
+        if (leaf) x.requires_grad_();
+        expect_close(x.detach(), whole, "detach");
+        expect_close(x.view({24}), whole.view({24}), "view");
+        expect_close(x.t(), whole.t(), "t");
+        expect_close(x.narrow(0, 1, 3), whole.narrow(0, 1, 3), "narrow");
+        expect_close(x.select(1, 2), whole.select(1, 2), "select");
+        expect_close(x.unsqueeze(0) + 1, whole.unsqueeze(0) + 1, "unsqueeze");
+      }
+      EXPECT_EQ(x.detach().is_inference(), whole.detach().is_inference());
+      EXPECT_TRUE((x * 2).is_inference());
+    }
+  });
+}
+
+// What is written through such a view is in the tensor, and counted.
+TEST(InferenceViews, WriteToTheirBase) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    at::Tensor x = distribute_tensor(at::zeros({4, 2}), mesh, {Shard(0)});
+    {
+      const c10::InferenceMode mode;
+      x.narrow(1, 0, 1).fill_(1);
+    }
+    expect_close(x.sum(), at::full({}, 4.0), "sum");
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test
