@@ -29,7 +29,7 @@ constexpr std::size_t kForeseenBytes = 1024;                  // how far ahead i
 constexpr std::int64_t kLongestRow = 1 << 16;                 // bytes; the processor follows longer ones by itself
 constexpr std::int64_t kBlock = 1024;                         // elements that are packed at once
 constexpr std::int64_t kShortRun = 64;                        // below: packing is cheaper than a call of the kernels
-constexpr std::int64_t kStreamBytes = std::int64_t{1} << 20;  // results that large bypass the cache
+constexpr std::int64_t kStreamedResult = std::int64_t{1} << 20;  // results that large bypass the cache
 
 template <class T>
 struct Accumulator {
@@ -182,7 +182,7 @@ void reduce_run(void* out, const void* const* in, int n, std::int64_t count, at:
 void reduce_views(Views targets, Views sources, std::int64_t begin, std::int64_t end, at::ScalarType dtype,
                   ReduceOp op) {
   const bool in_place = targets.data() == sources.data();  // then the target's lines are in the cache already
-  const bool large = (end - begin) * static_cast<std::int64_t>(c10::elementSize(dtype)) >= kStreamBytes;
+  const bool large = (end - begin) * static_cast<std::int64_t>(c10::elementSize(dtype)) >= kStreamedResult;
   Reducer reducer(targets, sources, dtype, op, large && !in_place);
   for (std::int64_t at = begin; at < end;) {
     const std::int64_t run = common_run(targets, sources, at, end - at);
