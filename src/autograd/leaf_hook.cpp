@@ -70,8 +70,8 @@ bool is_sole(const at::Tensor& given) {
 }
 
 // In memory of its own, laid out as the leaf where that is dense: what autograd promises of .grad. `sole`: nobody else
-// has the given gradient. Whether memory is shared is each rank's own matter (an empty part may be memory by itself), so
-// it changes neither strides nor which tensor this is in the comparison of calls.
+// has the given gradient. Whether memory is shared is each rank's own matter (an empty part may be memory by itself),
+// so it changes neither strides nor which tensor this is in the comparison of calls.
 DTensor owned(const DTensor& gradient, const DTensor& leaf, const at::Tensor& given, bool sole) {
   if (gradient.requires_grad()) return DTensor(gradient.clone()).redistribute(gradient.placements());
   auto* impl = dtensor_or_null(gradient);

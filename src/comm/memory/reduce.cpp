@@ -24,11 +24,11 @@
 namespace dtensor {
 namespace {
 
-constexpr std::int64_t kTile = 128;                           // elements that the kernels have in the cache at once
-constexpr std::size_t kForeseenBytes = 1024;                  // how far ahead inputs are fetched
-constexpr std::int64_t kLongestRow = 1 << 16;                 // bytes; the processor follows longer ones by itself
-constexpr std::int64_t kBlock = 1024;                         // elements that are packed at once
-constexpr std::int64_t kShortRun = 64;                        // below: packing is cheaper than a call of the kernels
+constexpr std::int64_t kTile = 128;                              // elements that the kernels have in the cache at once
+constexpr std::size_t kForeseenBytes = 1024;                     // how far ahead inputs are fetched
+constexpr std::int64_t kLongestRow = 1 << 16;                    // bytes; the processor follows longer ones by itself
+constexpr std::int64_t kBlock = 1024;                            // elements that are packed at once
+constexpr std::int64_t kShortRun = 64;                           // below: packing is cheaper than a call of the kernels
 constexpr std::int64_t kStreamedResult = std::int64_t{1} << 20;  // results that large bypass the cache
 
 template <class T>

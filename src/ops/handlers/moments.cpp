@@ -192,7 +192,8 @@ double momentum_of(const LocalArgs& args) {
   return args.value(args.has("momentum") ? "momentum" : "exponential_average_factor").toDouble();
 }
 
-// Returned, or written to out=; the running statistics are written already. Results that nobody asked for are undefined.
+// Returned, or written to out=; the running statistics are written already. Results that nobody asked for are
+// undefined.
 void finish(LocalCall& call, std::vector<at::Tensor> results) {
   const auto& arguments = call.info.args;
   const auto reserve = LocalArgs(call).tensor("input").options().dtype(at::kByte);
