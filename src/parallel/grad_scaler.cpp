@@ -8,6 +8,7 @@
 #include <iterator>
 #include <limits>
 #include <set>
+#include <unordered_set>
 
 #include "dtensor/tensor.h"
 
@@ -140,12 +141,16 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
 }
 
 bool GradScaler::unscale_(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> once;  // a tied weight may be listed under each of its names
+  std::unordered_set<const c10::TensorImpl*> listed;
   for (const at::Tensor& p : parameters) {
+    if (!listed.insert(p.unsafeGetTensorImpl()).second) continue;
+    once.push_back(p);
     TORCH_CHECK(!unscaled_.contains(p.unsafeGetTensorImpl()), "GradScaler: unscale_ was called before for a parameter ",
                 "of sizes ", p.sizes(), ", without update() since");
   }
-  const bool finite = !options_.enabled || unscale(parameters, 1 / state_.scale);
-  for (const at::Tensor& p : parameters) unscaled_.emplace(p.unsafeGetTensorImpl(), finite);
+  const bool finite = !options_.enabled || unscale(once, 1 / state_.scale);
+  for (const at::Tensor& p : once) unscaled_.emplace(p.unsafeGetTensorImpl(), finite);
   return finite;
 }
 

@@ -145,6 +145,13 @@ TEST(GradScaler, EachOfSeveralOptimizersHasItsGradientsUnscaled) {
   EXPECT_EQ(scaler.get_scale(), 4);  // by the overflow of either
 }
 
+TEST(GradScaler, AWeightThatIsListedTwiceIsDividedOnce) {
+  const at::Tensor tied = at::ones({2}).requires_grad_();
+  tied.mutable_grad() = at::full({2}, 16.f);
+  EXPECT_TRUE(GradScaler({.init_scale = 8}).step({tied, tied}, [] {}));
+  test::expect_close(tied.grad(), at::full({2}, 2.f), "divided once");
+}
+
 // Resumed with shorter intervals than the state was saved with.
 TEST(GradScaler, GrowsAfterAnIntervalThatIsOverAlready) {
   const at::Tensor p = at::ones({2}).requires_grad_();
