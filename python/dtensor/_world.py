@@ -18,7 +18,8 @@ def run(ranks: int, fn: Callable[..., Any], *args: Any, timeout: float = 300.0, 
     """Runs ``fn(*args, **kwargs)`` on ``ranks`` threads of this process, each of which is a rank.
 
     Returns what the ranks return, in their order. The first exception of a rank ends the others where they wait and is
-    raised here, with a note that says which rank's it is. ``timeout``: seconds that a collective waits for a rank.
+    raised here, with a note that says which rank's it is. ``timeout``: seconds that a collective waits for a rank;
+    infinity is none.
 
     Real numbers, one process: for notebooks, tests and debuggers. What ``fn`` must not do: wait for another rank with
     Python's own means while it holds a lock that the other needs; change what the process has once for all its threads

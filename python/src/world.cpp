@@ -131,7 +131,10 @@ py::list run(int ranks, const py::object& fn, double timeout) {
   Outcome outcome;
   outcome.results.resize(static_cast<std::size_t>(std::max(ranks, 0)));
   RunOptions options;
-  options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout * 1000));
+  TORCH_CHECK_VALUE(timeout > 0, "run: a timeout of ", timeout, " seconds");
+  constexpr double kForever = 1e12;  // seconds; infinity is no number of milliseconds
+  options.timeout = timeout < kForever ? std::chrono::milliseconds(static_cast<std::int64_t>(timeout * 1000))
+                                       : std::chrono::milliseconds::max();
   std::exception_ptr other;
   {
     const py::gil_scoped_release no_lock;

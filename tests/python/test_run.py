@@ -32,6 +32,13 @@ class Run(unittest.TestCase):
         self.assertEqual(caught.exception.__notes__, ["[rank 1 of 3]"])
         self.assertEqual(dtensor.run(2, dtensor.rank), [0, 1])  # and the next run is sound
 
+    def test_a_timeout_may_be_infinite(self):
+        total = lambda: dtensor.ones(4, device_mesh=mesh_of((2,)), placements=[Shard(0)]).sum().item()  # noqa: E731
+        self.assertEqual(dtensor.run(2, total, timeout=float("inf")), [4.0, 4.0])
+        for nonsense in (0, -1, float("nan")):
+            with self.assertRaisesRegex(ValueError, "timeout"):
+                dtensor.run(2, total, timeout=nonsense)
+
     def test_a_rank_that_leaves_is_told(self):
         def leaves():
             if dtensor.rank() == 0:
