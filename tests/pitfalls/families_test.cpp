@@ -60,6 +60,17 @@ TEST(Families, PoolingPaddingResampling) {
                    [](const auto& t) { return at::grid_sampler(t[0], t[1].tanh(), 0, 0, false); });
 }
 
+// ATen factors contiguous matrices transposed, and asks the whole batch in backward which it did.
+TEST(Families, FactorsOfBatchesInAnyOrderOfMemory) {
+  const auto b = real({5, 3, 2}, 2);
+  const auto a = (real({3, 5, 3}) + 3 * at::eye(3, at::kDouble).unsqueeze(1)).transpose(0, 1);  // rows, batch, columns
+  for (const auto& matrices : {a, a.contiguous(), a.contiguous().mT()}) {
+    equal_everywhere("slogdet", {matrices}, [](const auto& t) { return std::get<1>(at::linalg_slogdet(t[0])); });
+    equal_everywhere("det", {matrices}, [](const auto& t) { return at::linalg_det(t[0]); });
+    equal_everywhere("solve", {matrices, b}, [](const auto& t) { return at::linalg_solve(t[0], t[1]); });
+  }
+}
+
 TEST(Families, LinearAlgebraAndTransforms) {
   const auto a = real({5, 3, 3}) + 3 * at::eye(3, at::kDouble), b = real({5, 3, 2}, 2);
   equal_everywhere("solve", {a, b}, [](const auto& t) { return at::linalg_solve(t[0], t[1]); });

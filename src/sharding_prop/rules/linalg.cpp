@@ -11,6 +11,9 @@ namespace {
 // Matrices and vectors are whole; `...` are batches.
 Rule batches(const char* text) { return Rule(text).handled("...", kSkipEmpty); }
 
+// What is factored, the matrix or its transpose, is decided by the whole batch's order of memory.
+Rule factored(const char* text) { return Rule(text).handled("...", "factor_as_whole").kernel("factor_as_whole"); }
+
 // LAPACK's order: columns follow each other.
 OutputMeta by_columns(at::IntArrayRef sizes, c10::ScalarType dtype) {
   OutputMeta meta = dense_meta(sizes, dtype);
@@ -82,8 +85,8 @@ bool is_vector(const OpArgs& op, int a, int b) {
 }
 
 Rule solve_ex(const OpArgs& op) {
-  return batches(is_vector(op, 0, 1) ? "...__, ..._ -> ..._, ...__, ..._, ..."
-                                     : "...__, ...__ -> ...__, ...__, ..._, ...");
+  return factored(is_vector(op, 0, 1) ? "...__, ..._ -> ..._, ...__, ..._, ..."
+                                      : "...__, ...__ -> ...__, ...__, ..._, ...");
 }
 
 Rule lstsq(const OpArgs& op) {
@@ -137,9 +140,9 @@ void add_distances(RuleBook& book) {
 }  // namespace
 
 void add_linalg_rules(RuleBook& book) {
-  constexpr std::pair<const char*, const char*> kTexts[] = {{"aten::_linalg_det", "...__ -> ..., ...__, ..._"},
-                                                            {"aten::_linalg_slogdet", "...__ -> ..., ..., ...__, ..._"},
-                                                            {"aten::_linalg_eigh", "...__ -> ..._, ...__"},
+  book.rule("aten::_linalg_det", factored("...__ -> ..., ...__, ..._"));
+  book.rule("aten::_linalg_slogdet", factored("...__ -> ..., ..., ...__, ..._"));
+  constexpr std::pair<const char*, const char*> kTexts[] = {{"aten::_linalg_eigh", "...__ -> ..._, ...__"},
                                                             {"aten::_linalg_eigvals", "...__ -> ..._"},
                                                             {"aten::linalg_eigvals", "...__ -> ..._"},
                                                             {"aten::_linalg_svd", "...__ -> ...__, ..._, ...__"},
