@@ -54,7 +54,7 @@ struct AttentionBackward final : Node {
       scores.mask = local_mask.unpack();
       scores.own_rows = own_rows;
       found = backward_of_rows(scores, setup.documents, setup.blocks, local_inputs(setup, in[0], in[1], in[2]),
-                               {out.unpack(), lse.unpack(), top.unpack()}, last_dense(local_of(grad)),
+                               {last_dense(out.unpack()), lse.unpack(), top.unpack()}, last_dense(local_of(grad)),
                                in[3].defined() ? local_of(in[3]) : in[3]);
     }
     variable_list result(4);
