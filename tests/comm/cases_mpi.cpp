@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "comm/fixture.h"
+#include "dtensor/dtensor.h"
 #include "dtensor/launch.h"
 
 namespace dtensor::test {
@@ -67,6 +68,17 @@ const std::map<std::string, Body>& cases() {
        [](Communicator world) {
          if (world.rank() != 1) reduce(world, 4);
          world.barrier();
+       }},
+      {"caught",
+       [](Communicator world) {
+         const auto mesh = init_device_mesh(world, at::kCPU, {3});
+         const at::Tensor ids = distribute_tensor(at::tensor({1, 99, 2}, at::kLong), mesh, {Shard(0)});
+         const at::Tensor table = distribute_tensor(at::ones({4, 8}), mesh, {Replicate()});
+         try {
+           DTensor(at::embedding(table, ids)).full_tensor();
+         } catch (const c10::Error&) {
+           world.barrier();
+         }
        }},
       {"stuck",
        [](Communicator world) {

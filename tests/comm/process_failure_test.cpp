@@ -46,6 +46,10 @@ TEST_P(ProcessFailure, ARankThatReturned) {
 
 TEST_P(ProcessFailure, ARankThatIsBehind) { ends("behind", {0, 1, 2}, {"disagree", "rank 1 called barrier #1"}); }
 
+TEST_P(ProcessFailure, ARankThatCaughtAnErrorOfItsOwn) {
+  ends("caught", {0, 1, 2}, {"rank 1 failed: index out of range in self", "; then ranks disagree", "called barrier"});
+}
+
 TEST_P(ProcessFailure, ARankThatDoesNotCome) {
   ends("stuck", {0, 2}, {"timeout after 1500 ms", "waits in all_reduce #1 (sum, Float [4]) on {0, 1, 2} for rank 1"});
 }

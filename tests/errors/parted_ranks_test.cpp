@@ -57,6 +57,38 @@ TEST(PartedRanks, AxesInDifferentOrder) {
       Alike::message);
 }
 
+// Only the rank that holds the wrong index sees it, and its program goes on with something else.
+TEST(PartedRanks, OneCaughtWhatTheOthersDidNotMeet) {
+  const auto look_up = [](const DeviceMesh& mesh) {
+    const at::Tensor table = ones({4, 8}, mesh, {Replicate()});
+    const at::Tensor ids = distribute_tensor(at::tensor({1, 2, 3, 99}, at::kLong), mesh, {Shard(0)});
+    return DTensor(at::embedding(table, ids)).full_tensor();
+  };
+  const auto texts = texts_of(2, [&](const Communicator& world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"dp"});
+    try {
+      look_up(mesh);
+    } catch (const c10::Error&) {
+      world.barrier();
+    }
+  });
+  expect_told(texts,
+              {"ranks disagree on", "rank 1 failed: index out of range in self", "; then ranks disagree on",
+               "rank 1 called barrier"},
+              Alike::message);
+}
+
+// What all met, and caught, is no reason.
+TEST(PartedRanks, AnErrorOfAllIsNotTold) {
+  const auto texts = texts_of(2, [&](const Communicator& world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"dp"});
+    EXPECT_THROW(at::mm(sums(mesh, "dp"), sums(mesh, "dp")), c10::Error);
+    world.rank() == 0 ? world.barrier() : static_cast<void>(DTensor(sums(mesh, "dp")).full_tensor());
+  });
+  expect_told(texts, {"ranks disagree on"}, Alike::message);
+  for (const auto& text : texts) EXPECT_EQ(text.find("failed"), std::string::npos) << text;
+}
+
 TEST(PartedRanks, TensorOfAnotherRank) {
   at::Tensor shared;
   const auto texts = texts_of(2, [&](const Communicator& world) {

@@ -65,7 +65,8 @@ bool same_sizes(at::TensorList a, at::TensorList b) {
 
 std::string Group::disagreement(std::uint64_t sequence) const {
   const auto& label = published(0, sequence).call.label;
-  std::string out = "ranks disagree on " + describe_group(label ? *label : label_, ranks_) + ": ";
+  std::string out =
+      world_->failed_before(ranks_) + "ranks disagree on " + describe_group(label ? *label : label_, ranks_) + ": ";
   std::vector<MemberCalls> members;
   for (int i = 0; i < size(); ++i) members.push_back(calls_of(ranks_[i], published(i, sequence).call));
   if (const auto difference = first_difference(members); !difference.empty()) {

@@ -2,6 +2,7 @@
 #include "comm/local/mailbox.h"
 
 #include <algorithm>
+#include <array>
 #include <thread>
 
 #include "comm/describe.h"
@@ -41,9 +42,10 @@ void Mailbox::deliver(Group& group, Message& mine, Message& other) {
   const Message& from = is_send(mine) ? mine : other;
   const Message& to = is_send(mine) ? other : mine;
   if (from.call.dtype != to.call.dtype || from.tensor.sizes() != to.tensor.sizes()) {
-    group.world().fail("ranks disagree: rank " + std::to_string(group.ranks()[from.me]) + " called " +
-                       text(group, from) + "; rank " + std::to_string(group.ranks()[to.me]) + " called " +
-                       text(group, to) + group.world().recent({group.ranks()[from.me], group.ranks()[to.me]}));
+    const std::array both{group.ranks()[from.me], group.ranks()[to.me]};
+    group.world().fail(group.world().failed_before(both) + "ranks disagree: rank " + std::to_string(both[0]) +
+                       " called " + text(group, from) + "; rank " + std::to_string(both[1]) + " called " +
+                       text(group, to) + group.world().recent(both));
     return;
   }
   try {

@@ -80,13 +80,13 @@ void WaitSet::asleep(const WaitText& text, c10::function_ref<bool()> ready) {
     const auto left = deadline - std::chrono::steady_clock::now();
     const bool late = left <= left.zero();
     if (late && !timeouts_suspended()) {
-      world_.fail("timeout after " + seconds(world_.timeout()) + ": " + report(text));
+      fail("timeout after " + seconds(world_.timeout()), text);
       continue;
     }
     const auto slice = late ? std::chrono::steady_clock::duration(kSlice)
                             : std::min<std::chrono::steady_clock::duration>(left, kSlice);
     const bool waited = condition_.wait_for(lock, slice) == std::cv_status::timeout;
-    if (waited && place.post(text)) world_.fail("ranks wait for each other: " + report(text));
+    if (waited && place.post(text)) fail("ranks wait for each other", text);
   }
 }
 
@@ -95,20 +95,19 @@ void WaitSet::check(const WaitText& text, c10::function_ref<bool()> ready) {
     throw CommError(world_.failure() + " [rank " + std::to_string(text.rank) + " was in " + text.place() + "]");
   for (auto rank : text.missing()) {
     if (!world_.left(rank) || ready()) continue;
-    world_.fail("rank " + std::to_string(rank) +
-                " returned from its function while others wait for it: " + report(text));
+    fail("rank " + std::to_string(rank) + " returned from its function while others wait for it", text);
   }
 }
 
-std::string WaitSet::report(const WaitText& text) const {
-  std::string out = "rank " + std::to_string(text.rank) + " waits in " + text.place() + " for rank";
+void WaitSet::fail(const std::string& what, const WaitText& text) const {
+  std::string out = what + ": rank " + std::to_string(text.rank) + " waits in " + text.place() + " for rank";
   const auto missing = text.missing();
   out += missing.size() > 1 ? "s" : "";
   for (std::size_t i = 0; i < missing.size(); ++i) out += (i > 0 ? ", " : " ") + std::to_string(missing[i]);
   for (auto rank : missing) out += "; " + world_.whereabouts(rank);
   std::vector<std::int64_t> concerned{text.rank};
   concerned.insert(concerned.end(), missing.begin(), missing.end());
-  return out + world_.recent(concerned);
+  world_.fail(world_.failed_before(concerned) + out + world_.recent(concerned));
 }
 
 }  // namespace dtensor::local

@@ -56,7 +56,7 @@ class WaitSet {
   bool give_way(c10::function_ref<bool()> ready) const;
   void asleep(const WaitText& text, c10::function_ref<bool()> ready);
   void check(const WaitText& text, c10::function_ref<bool()> ready);
-  std::string report(const WaitText& text) const;
+  void fail(const std::string& what, const WaitText& text) const;
 
   World& world_;
   std::atomic<int> sleepers_{0};

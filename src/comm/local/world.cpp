@@ -74,6 +74,15 @@ void World::end_wait(std::int64_t rank) {
   ranks_[rank].place.clear();
 }
 
+std::string World::failed_before(c10::ArrayRef<std::int64_t> ranks) const {
+  std::vector<std::pair<std::int64_t, std::string>> errors;
+  for (const auto rank : ranks) {
+    const auto& record = ranks_[rank].record;
+    errors.emplace_back(rank, record == nullptr ? "" : record->last_error());
+  }
+  return dtensor::failed_before(errors);
+}
+
 std::string World::recent(c10::ArrayRef<std::int64_t> ranks) const {
   constexpr std::size_t kShownRanks = 4;
   std::string out;

@@ -42,6 +42,8 @@ class World {
   // What each rank did last, for reports.
   void set_record(std::int64_t rank, std::shared_ptr<RankRecord> record) { ranks_[rank].record = std::move(record); }
   const std::shared_ptr<RankRecord>& record(std::int64_t rank) const { return ranks_[rank].record; }
+  // What some of these ranks failed in before, as a message begins with it.
+  std::string failed_before(c10::ArrayRef<std::int64_t> ranks) const;
   // "; last of rank 0: ...; last of rank 2: ...", of the first few.
   std::string recent(c10::ArrayRef<std::int64_t> ranks) const;
 

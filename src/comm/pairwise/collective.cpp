@@ -147,8 +147,11 @@ void Collective::compare(const std::vector<Header>& mine, const std::vector<Head
     if (i != members_.me && !fits(mine[i], theirs[i])) bad = i;
   }
   if (bad < 0) return;
-  std::string text =
-      "ranks disagree on " + describe_group(call_.label ? *call_.label : members_.label, members_.ranks) + ": ";
+  std::vector<std::pair<std::int64_t, std::string>> errors;
+  for (int i = 0; i < members_.size(); ++i)
+    errors.emplace_back(members_.ranks[i], i == members_.me ? mine[bad].error : theirs[i].error);
+  std::string text = failed_before(errors) + "ranks disagree on " +
+                     describe_group(call_.label ? *call_.label : members_.label, members_.ranks) + ": ";
   text += different_operators(mine[bad], theirs);
   for (int i = 0; i < members_.size(); ++i) {
     const Header& header = i == members_.me ? mine[bad] : theirs[i];
@@ -172,9 +175,11 @@ void Collective::run_parts(const std::vector<Parts>& parts) {
   headers.keep(both);
   const auto from = [&](int k) { return (me + n - k) % n; };  // not all ranks turn to the same one at once
   const auto to = [&](int k) { return (me + k) % n; };
+  const auto error = with_headers ? members_.job.last_error() : std::string();
   for (int k = 1; k < n && with_headers; ++k) headers.recv(&theirs[from(k)], sizeof(Header), members_.ranks[from(k)]);
   for (int k = 1; k < n && with_headers; ++k) {
     mine[to(k)] = Header(call_, members_.id, gives(to(k)), expects(to(k)));
+    mine[to(k)].note_error(error);
     headers.send(&mine[to(k)], sizeof(Header), members_.ranks[to(k)]);
   }
   for (int k = 1; k < n; ++k) {

@@ -32,9 +32,11 @@ struct Header {
   Sizes gives;                   // what this rank sends to the other
   Sizes expects;                 // what it wants from the other
   char caller[96] = {};          // " for aten::mm in h.0", cut
+  char error[192] = {};          // of an operator of this rank shortly before, cut; empty: none
 
   Header() = default;
   Header(const CollectiveCall& call, std::uint64_t group, const Sizes& gives, const Sizes& expects);
+  void note_error(const std::string& text) { text.copy(error, sizeof error - 1); }
   // all_reduce #3 (sum, Float, gives [4, 5])
   std::string str() const;
 };

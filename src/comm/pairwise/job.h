@@ -62,6 +62,7 @@ class Job {
   // For reports: what this rank did last.
   void set_record(std::shared_ptr<RankRecord> record) { record_ = std::move(record); }
   std::string last() const;  // as messages end with it
+  std::string last_error() const { return record_ == nullptr ? "" : record_->last_error(); }
   // What is known of another rank: "; rank 1 waits in ... for rank 0", or nothing.
   std::string whereabouts(std::int64_t rank);
 

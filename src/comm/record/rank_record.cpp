@@ -37,6 +37,30 @@ std::string RankRecord::recent() const {
   return out;
 }
 
+void RankRecord::note_error(std::string text) {
+  const std::lock_guard lock(error_mutex_);
+  error_ = std::move(text);
+  error_at_.store(next_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+}
+
+std::string RankRecord::last_error() const {
+  const auto at = error_at_.load(std::memory_order_acquire);
+  if (at == 0 || next_.load(std::memory_order_acquire) - (at - 1) > kShown) return "";
+  const std::lock_guard lock(error_mutex_);
+  return error_;
+}
+
+std::string failed_before(const std::vector<std::pair<std::int64_t, std::string>>& errors) {
+  std::string out;
+  bool differ = false;
+  for (const auto& [rank, text] : errors) {
+    differ = differ || text != errors[0].second;
+    if (text.empty()) continue;
+    out += (out.empty() ? "rank " : ", rank ") + std::to_string(rank) + " failed: " + text;
+  }
+  return differ ? out + "; then " : "";
+}
+
 void refuse_other_rank(const RankRecord& owner, const std::string& what) {
   TORCH_CHECK(
       false, what, " of ", owner.str(), " is used by a thread of ", RankRecord::of_this_thread()->str(),

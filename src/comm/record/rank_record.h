@@ -6,7 +6,10 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "dtensor/comm_backend.h"
 #include "scope/thread_state.h"
@@ -29,6 +32,11 @@ class RankRecord : public std::enable_shared_from_this<RankRecord> {
   // The last operators and collectives, the latest last: "aten::mm, all_reduce #3 tp, aten::add.Tensor"; empty: none.
   // Callable from any thread.
   std::string recent() const;
+
+  // An operator of this rank threw. A program that catches that and goes on may part from ranks on which it did not
+  // throw, and they are then told of it. Forgotten when some more operators have been called.
+  void note_error(std::string text);
+  std::string last_error() const;  // empty: none. Callable from any thread
 
   // Whether this thread may act for this rank: it is the rank's own, or none of a thread rank's (a helper, autograd's).
   bool is_mine() const { return of_this_thread() == nullptr || of_this_thread() == this; }
@@ -55,7 +63,14 @@ class RankRecord : public std::enable_shared_from_this<RankRecord> {
   std::string name_;
   std::atomic<std::uint64_t> next_{0};
   std::array<Entry, kKept> entries_;
+  mutable std::mutex error_mutex_;
+  std::string error_;
+  std::atomic<std::uint64_t> error_at_{0};  // the entries before it, and one more; 0: none
 };
+
+// "rank 1 failed: index 7 is out of bounds ...; then ", of ranks with their last errors; empty where all had the same,
+// or none.
+std::string failed_before(const std::vector<std::pair<std::int64_t, std::string>>& errors);
 
 // While it lives, this thread is that rank.
 class RankThread {

@@ -1,6 +1,7 @@
 // Cold: nothing of this runs before something was thrown.
 #include "tensor/impl/call_error.h"
 
+#include "comm/record/rank_record.h"
 #include "placement/short_name.h"
 
 namespace dtensor {
@@ -30,6 +31,10 @@ class Words {
   std::string operands() const {
     return count_ > kShownOperands ? c10::str(text_, ", ... of ", count_, " tensors") : text_;
   }
+  // Other ranks are told of it, should this one part from them by it.
+  void note_error(const char* text) const {
+    if (mesh_ != nullptr) acting(*mesh_).record().note_error(text);
+  }
   std::string str(const std::string& name) const {
     auto text = c10::str("in ", name, "(", operands(), ")");
     if (mesh_ != nullptr) text += " on " + acting(*mesh_).str();
@@ -55,11 +60,13 @@ Words words_of(SpecList operands) {
   return words;
 }
 
-[[noreturn]] void rethrow_with(const std::string& words) {
+[[noreturn]] void rethrow_with(const std::string& name, const Words& operands) {
+  const auto words = operands.str(name);
   try {
     throw;
   } catch (c10::Error& error) {
     if (error.context().empty()) error.add_context(words);
+    operands.note_error(error.what_without_backtrace());
     throw;
   } catch (const CallError&) {
     throw;
@@ -85,9 +92,9 @@ void rethrow_from(const std::string& name, c10::ArrayRef<c10::TensorImpl*> opera
   for (const auto* impl : operands) {
     if (impl != nullptr) words.add(*impl);
   }
-  rethrow_with(words.str(name));
+  rethrow_with(name, words);
 }
 
-void rethrow_from(const std::string& name, SpecList operands) { rethrow_with(words_of(operands).str(name)); }
+void rethrow_from(const std::string& name, SpecList operands) { rethrow_with(name, words_of(operands)); }
 
 }  // namespace dtensor
