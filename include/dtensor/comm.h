@@ -49,7 +49,7 @@ class DTENSOR_API CommError : public std::runtime_error {
 // A group of ranks that communicate. A cheap handle; calls are collective unless they say otherwise.
 class DTENSOR_API Communicator {
  public:
-  Communicator() = default;  // no communicator
+  Communicator() = default;  // no communicator: false, and a c10::Error where it is used
   explicit Communicator(std::shared_ptr<CommBackend> backend);
 
   explicit operator bool() const { return backend_ != nullptr; }
@@ -60,8 +60,8 @@ class DTENSOR_API Communicator {
   const std::vector<std::int64_t>& ranks() const;  // world rank of each member
 
   // Tensors may be views of any strides, conjugated ones too; all members give equal dtypes, and sizes that match
-  // pairwise. Every call is collective over the members and must come in the same order on each. `outputs[i]` is filled
-  // from member i.
+  // pairwise. Every call is collective over the members and must come in the same order on each. `outputs[i]` is filled from
+  // member i.
   Work all_gather(at::TensorList outputs, const at::Tensor& input) const;
   // `inputs[i]` goes to member i; `output` has the sizes of inputs[rank()].
   Work reduce_scatter(const at::Tensor& output, at::TensorList inputs, ReduceOp op) const;
@@ -108,6 +108,7 @@ class DTENSOR_API Communicator {
   // backend must not be kept alive by the subgroups made from it).
   friend const std::shared_ptr<CommBackend>& backend_of(const Communicator& comm) { return comm.backend_; }
 
+  CommBackend& backend() const;
   // `like`: a tensor of the dtype that moves, or undefined.
   CollectiveCall start_call(CollectiveKind kind, const at::Tensor& like) const;
 

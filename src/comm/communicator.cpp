@@ -5,9 +5,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include <algorithm>
-#include <numeric>
-
 #include "comm/check.h"
 #include "comm/describe.h"
 #include "comm/events.h"
@@ -78,7 +75,7 @@ Communicator::Communicator(std::shared_ptr<CommBackend> backend) : backend_(std:
 }
 
 CollectiveCall Communicator::start_call(CollectiveKind kind, const at::Tensor& like) const {
-  auto& record = backend_->record();
+  auto& record = backend().record();
   if (C10_UNLIKELY(!record.is_mine())) {
     refuse_other_rank(record, std::string(to_string(kind)) + ": a communicator " + describe_group(label(), ranks()));
   }
@@ -86,7 +83,7 @@ CollectiveCall Communicator::start_call(CollectiveKind kind, const at::Tensor& l
   call.kind = kind;
   call.dtype = like.defined() ? like.scalar_type() : at::kByte;
   call.label = label_;
-  call.sequence = backend_->next_sequence(kind);
+  call.sequence = backend().next_sequence(kind);
   call.caller = Caller::current();
   call.module = calling_module();
   const bool message = kind == CollectiveKind::send || kind == CollectiveKind::recv;  // each end is elsewhere
@@ -99,21 +96,26 @@ CollectiveCall Communicator::start_call(CollectiveKind kind, const at::Tensor& l
   return call;
 }
 
-int Communicator::rank() const { return backend_->rank(); }
-int Communicator::size() const { return backend_->size(); }
-const char* Communicator::backend_name() const { return backend_->name(); }
-const std::vector<std::int64_t>& Communicator::ranks() const { return backend_->ranks(); }
+CommBackend& Communicator::backend() const {
+  TORCH_CHECK(backend_ != nullptr, "no communicator: one that was made by default, or moved from, or is of no color");
+  return *backend_;
+}
+
+int Communicator::rank() const { return backend().rank(); }
+int Communicator::size() const { return backend().size(); }
+const char* Communicator::backend_name() const { return backend().name(); }
+const std::vector<std::int64_t>& Communicator::ranks() const { return backend().ranks(); }
 
 Work Communicator::all_gather(at::TensorList outputs, const at::Tensor& input) const {
   if (!all_plain(input)) return all_gather(outputs, plain(input));
   if (!all_plain(outputs)) return into_plain(*this, outputs, false, [&](auto out) { return all_gather(out, input); });
-  const auto call = start_call(CollectiveKind::all_gather, input);
-  check_list(*backend_, call, outputs, "outputs");
-  check_tensors(*backend_, call, outputs, input);
+  auto call = start_call(CollectiveKind::all_gather, input);
+  check_list(backend(), call, outputs, "outputs");
+  check_tensors(backend(), call, outputs, input);
   check_same_sizes(call, outputs[rank()], input);
   touched(outputs);
-  return report(*backend_, call, bytes_from_others(outputs, rank()),
-                [&] { return backend_->all_gather(call, outputs, input); });
+  return report(backend(), call, bytes_from_others(outputs, rank()),
+                [&] { return backend().all_gather(call, outputs, input); });
 }
 
 Work Communicator::reduce_scatter(const at::Tensor& output, at::TensorList inputs, ReduceOp op) const {
@@ -123,24 +125,24 @@ Work Communicator::reduce_scatter(const at::Tensor& output, at::TensorList input
   }
   auto call = start_call(CollectiveKind::reduce_scatter, output);
   call.op = op;
-  check_list(*backend_, call, inputs, "inputs");
-  check_tensors(*backend_, call, output, inputs);
+  check_list(backend(), call, inputs, "inputs");
+  check_tensors(backend(), call, output, inputs);
   check_same_sizes(call, output, inputs[rank()]);
   check_reduction(call);
   touched(output);
-  return report(*backend_, call, bytes_of(output) * (size() - 1),
-                [&] { return backend_->reduce_scatter(call, output, inputs); });
+  return report(backend(), call, bytes_of(output) * (size() - 1),
+                [&] { return backend().reduce_scatter(call, output, inputs); });
 }
 
 Work Communicator::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
   if (!all_plain(tensor)) return into_plain(*this, tensor, true, [&](auto t) { return all_reduce(t[0], op); });
   auto call = start_call(CollectiveKind::all_reduce, tensor);
   call.op = op;
-  check_tensors(*backend_, call, tensor, {});
+  check_tensors(backend(), call, tensor, {});
   check_reduction(call);
   touched(tensor);
-  return report(*backend_, call, 2 * bytes_of(tensor) * (size() - 1) / size(),
-                [&] { return backend_->all_reduce(call, tensor); });
+  return report(backend(), call, 2 * bytes_of(tensor) * (size() - 1) / size(),
+                [&] { return backend().all_reduce(call, tensor); });
 }
 
 Work Communicator::all_reduce(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const {
@@ -150,25 +152,25 @@ Work Communicator::all_reduce(const at::Tensor& output, const at::Tensor& input,
   }
   auto call = start_call(CollectiveKind::all_reduce, output);
   call.op = op;
-  check_tensors(*backend_, call, output, input);
+  check_tensors(backend(), call, output, input);
   check_same_sizes(call, output, input);
   check_reduction(call);
   touched(output);
-  return report(*backend_, call, 2 * bytes_of(output) * (size() - 1) / size(),
-                [&] { return backend_->all_reduce(call, output, input); });
+  return report(backend(), call, 2 * bytes_of(output) * (size() - 1) / size(),
+                [&] { return backend().all_reduce(call, output, input); });
 }
 
 Work Communicator::all_to_all(at::TensorList outputs, at::TensorList inputs) const {
   if (!all_plain(inputs)) return all_to_all(outputs, plain(inputs));
   if (!all_plain(outputs)) return into_plain(*this, outputs, false, [&](auto out) { return all_to_all(out, inputs); });
-  const auto call = start_call(CollectiveKind::all_to_all, inputs.empty() ? at::Tensor() : inputs[0]);
-  check_list(*backend_, call, outputs, "outputs");
-  check_list(*backend_, call, inputs, "inputs");
-  check_tensors(*backend_, call, outputs, inputs);
+  auto call = start_call(CollectiveKind::all_to_all, inputs.empty() ? at::Tensor() : inputs[0]);
+  check_list(backend(), call, outputs, "outputs");
+  check_list(backend(), call, inputs, "inputs");
+  check_tensors(backend(), call, outputs, inputs);
   check_same_sizes(call, outputs[rank()], inputs[rank()]);
   touched(outputs);
-  return report(*backend_, call, bytes_from_others(outputs, rank()),
-                [&] { return backend_->all_to_all(call, outputs, inputs); });
+  return report(backend(), call, bytes_from_others(outputs, rank()),
+                [&] { return backend().all_to_all(call, outputs, inputs); });
 }
 
 namespace {
@@ -201,12 +203,12 @@ Work Communicator::all_gather_list(at::TensorList outputs, at::TensorList inputs
   if (!all_plain(outputs)) {
     return into_plain(*this, outputs, false, [&](auto out) { return all_gather_list(out, inputs); });
   }
-  const auto call = start_call(CollectiveKind::all_gather, inputs[0]);
-  check_lists(*backend_, call, outputs, inputs, "outputs");
+  auto call = start_call(CollectiveKind::all_gather, inputs[0]);
+  check_lists(backend(), call, outputs, inputs, "outputs");
   touched(outputs);
   const auto mine = outputs.slice(static_cast<std::size_t>(rank()) * inputs.size(), inputs.size());
-  return report(*backend_, call, bytes_of_list(outputs) - bytes_of_list(mine),
-                [&] { return backend_->all_gather_list(call, outputs, inputs); });
+  return report(backend(), call, bytes_of_list(outputs) - bytes_of_list(mine),
+                [&] { return backend().all_gather_list(call, outputs, inputs); });
 }
 
 Work Communicator::reduce_scatter_list(at::TensorList outputs, at::TensorList inputs, ReduceOp op) const {
@@ -217,12 +219,12 @@ Work Communicator::reduce_scatter_list(at::TensorList outputs, at::TensorList in
   }
   auto call = start_call(CollectiveKind::reduce_scatter, outputs[0]);
   call.op = op;
-  check_tensors(*backend_, call, outputs, {});
-  check_lists(*backend_, call, inputs, outputs, "inputs");
+  check_tensors(backend(), call, outputs, {});
+  check_lists(backend(), call, inputs, outputs, "inputs");
   check_reduction(call);
   touched(outputs);
-  return report(*backend_, call, bytes_of_list(outputs) * (size() - 1),
-                [&] { return backend_->reduce_scatter_list(call, outputs, inputs); });
+  return report(backend(), call, bytes_of_list(outputs) * (size() - 1),
+                [&] { return backend().reduce_scatter_list(call, outputs, inputs); });
 }
 
 Work Communicator::all_reduce_list(at::TensorList tensors, ReduceOp op) const {
@@ -230,11 +232,11 @@ Work Communicator::all_reduce_list(at::TensorList tensors, ReduceOp op) const {
   if (!all_plain(tensors)) return into_plain(*this, tensors, true, [&](auto t) { return all_reduce_list(t, op); });
   auto call = start_call(CollectiveKind::all_reduce, tensors[0]);
   call.op = op;
-  check_tensors(*backend_, call, tensors, {});
+  check_tensors(backend(), call, tensors, {});
   check_reduction(call);
   touched(tensors);
-  return report(*backend_, call, 2 * bytes_of_list(tensors) * (size() - 1) / size(),
-                [&] { return backend_->all_reduce_list(call, tensors); });
+  return report(backend(), call, 2 * bytes_of_list(tensors) * (size() - 1) / size(),
+                [&] { return backend().all_reduce_list(call, tensors); });
 }
 
 at::Tensor Communicator::empty(at::IntArrayRef sizes, at::TensorOptions options) const {
@@ -244,7 +246,7 @@ at::Tensor Communicator::empty(at::IntArrayRef sizes, at::TensorOptions options)
   return at::empty(sizes, options);
 }
 
-bool Communicator::asynchronous() const { return backend_->asynchronous(); }
+bool Communicator::asynchronous() const { return backend().asynchronous(); }
 
 Work Communicator::broadcast(const at::Tensor& tensor, int root) const {
   if (!all_plain(tensor)) {
@@ -253,11 +255,11 @@ Work Communicator::broadcast(const at::Tensor& tensor, int root) const {
   }
   auto call = start_call(CollectiveKind::broadcast, tensor);
   call.peer = root;
-  check_peer(*backend_, call);
-  check_tensors(*backend_, call, tensor, {});
+  check_peer(backend(), call);
+  check_tensors(backend(), call, tensor, {});
   if (rank() != root) touched(tensor);
   const auto bytes = rank() == root ? 0 : bytes_of(tensor);
-  return report(*backend_, call, bytes, [&] { return backend_->broadcast(call, tensor); });
+  return report(backend(), call, bytes, [&] { return backend().broadcast(call, tensor); });
 }
 
 Work Communicator::send(const at::Tensor& tensor, int peer, int tag) const {
@@ -265,9 +267,9 @@ Work Communicator::send(const at::Tensor& tensor, int peer, int tag) const {
   auto call = start_call(CollectiveKind::send, tensor);
   call.peer = peer;
   call.tag = tag;
-  check_peer(*backend_, call);
-  check_tensors(*backend_, call, {}, tensor);
-  return report(*backend_, call, 0, [&] { return backend_->send(call, tensor); });
+  check_peer(backend(), call);
+  check_tensors(backend(), call, {}, tensor);
+  return report(backend(), call, 0, [&] { return backend().send(call, tensor); });
 }
 
 Work Communicator::recv(const at::Tensor& tensor, int peer, int tag) const {
@@ -275,46 +277,15 @@ Work Communicator::recv(const at::Tensor& tensor, int peer, int tag) const {
   auto call = start_call(CollectiveKind::recv, tensor);
   call.peer = peer;
   call.tag = tag;
-  check_peer(*backend_, call);
-  check_tensors(*backend_, call, tensor, {});
+  check_peer(backend(), call);
+  check_tensors(backend(), call, tensor, {});
   touched(tensor);
-  return report(*backend_, call, bytes_of(tensor), [&] { return backend_->recv(call, tensor); });
+  return report(backend(), call, bytes_of(tensor), [&] { return backend().recv(call, tensor); });
 }
 
 void Communicator::barrier() const {
-  const auto call = start_call(CollectiveKind::barrier, {});
-  report(*backend_, call, 0, [&] { return backend_->barrier(call), 0; });
-}
-
-Communicator Communicator::split(int color, int key) const {
-  const auto n = static_cast<std::size_t>(size());
-  std::vector<std::int64_t> answers(2 * n);
-  std::int64_t mine[] = {color, key};
-  const at::Tensor all = at::from_blob(answers.data(), {size(), 2}, at::kLong);
-  std::vector<at::Tensor> rows;
-  for (int i = 0; i < size(); ++i) rows.push_back(all.select(0, i));
-  all_gather(rows, at::from_blob(mine, {2}, at::kLong)).wait();
-  if (color < 0) return {};
-  std::vector<std::int64_t> members;
-  for (std::size_t i = 0; i < n; ++i) {
-    if (answers[2 * i] == color) members.push_back(static_cast<std::int64_t>(i));
-  }
-  std::stable_sort(members.begin(), members.end(),
-                   [&](auto a, auto b) { return answers[2 * a + 1] < answers[2 * b + 1]; });
-  return subgroup(members);
-}
-
-Communicator Communicator::subgroup(at::IntArrayRef members, std::string label) const {
-  std::vector<std::int64_t> sorted = members.vec();
-  std::sort(sorted.begin(), sorted.end());
-  TORCH_CHECK(!members.empty() && sorted.front() >= 0 && sorted.back() < size() &&
-                  std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end(),
-              "subgroup: the members ", members, " are not distinct ranks of a communicator of ", size());
-  TORCH_CHECK(std::binary_search(sorted.begin(), sorted.end(), rank()), "subgroup: rank ", rank(),
-              " is not among the members ", members);
-  auto made = backend_->subgroup(members, label);
-  made->set_record(backend_->shared_record());
-  return Communicator(std::move(made)).with_label(std::move(label));
+  auto call = start_call(CollectiveKind::barrier, {});
+  report(backend(), call, 0, [&] { return backend().barrier(call), 0; });
 }
 
 Communicator Communicator::with_label(std::string label) const {
@@ -335,6 +306,6 @@ const std::string& Communicator::label() const {
   return label_ ? *label_ : kNone;
 }
 
-void Communicator::abort(const std::string& reason) const { backend_->abort(reason); }
+void Communicator::abort(const std::string& reason) const { backend().abort(reason); }
 
 }  // namespace dtensor
