@@ -60,7 +60,8 @@ class DTENSOR_API Communicator {
   const std::vector<std::int64_t>& ranks() const;  // world rank of each member
 
   // Tensors may be views of any strides, conjugated ones too; all members give equal dtypes, and sizes that match
-  // pairwise. Every call is collective over the members and must come in the same order on each. `outputs[i]` is filled from
+  // pairwise. Every call is collective over the members and must come in the same order on each; one
+  // whose arguments are refused (c10::Error) is none, on this rank as on the others. `outputs[i]` is filled from
   // member i.
   Work all_gather(at::TensorList outputs, const at::Tensor& input) const;
   // `inputs[i]` goes to member i; `output` has the sizes of inputs[rank()].
@@ -111,6 +112,7 @@ class DTENSOR_API Communicator {
   CommBackend& backend() const;
   // `like`: a tensor of the dtype that moves, or undefined.
   CollectiveCall start_call(CollectiveKind kind, const at::Tensor& like) const;
+  void number(CollectiveCall& call) const;
 
   std::shared_ptr<CommBackend> backend_;
   std::shared_ptr<const std::string> label_;

@@ -83,7 +83,6 @@ CollectiveCall Communicator::start_call(CollectiveKind kind, const at::Tensor& l
   call.kind = kind;
   call.dtype = like.defined() ? like.scalar_type() : at::kByte;
   call.label = label_;
-  call.sequence = backend().next_sequence(kind);
   call.caller = Caller::current();
   call.module = calling_module();
   const bool message = kind == CollectiveKind::send || kind == CollectiveKind::recv;  // each end is elsewhere
@@ -92,8 +91,13 @@ CollectiveCall Communicator::start_call(CollectiveKind kind, const at::Tensor& l
     call.signature = history_->signature();
     call.history = history_;
   }
-  record.note(kind, call.sequence, recorded_as_);
   return call;
+}
+
+// A call whose arguments are refused is none: other ranks do not hear of it, so it must not move this one's numbers.
+void Communicator::number(CollectiveCall& call) const {
+  call.sequence = backend().next_sequence(call.kind);
+  backend().record().note(call.kind, call.sequence, recorded_as_);
 }
 
 CommBackend& Communicator::backend() const {
@@ -113,6 +117,7 @@ Work Communicator::all_gather(at::TensorList outputs, const at::Tensor& input) c
   check_list(backend(), call, outputs, "outputs");
   check_tensors(backend(), call, outputs, input);
   check_same_sizes(call, outputs[rank()], input);
+  number(call);
   touched(outputs);
   return report(backend(), call, bytes_from_others(outputs, rank()),
                 [&] { return backend().all_gather(call, outputs, input); });
@@ -129,6 +134,7 @@ Work Communicator::reduce_scatter(const at::Tensor& output, at::TensorList input
   check_tensors(backend(), call, output, inputs);
   check_same_sizes(call, output, inputs[rank()]);
   check_reduction(call);
+  number(call);
   touched(output);
   return report(backend(), call, bytes_of(output) * (size() - 1),
                 [&] { return backend().reduce_scatter(call, output, inputs); });
@@ -140,6 +146,7 @@ Work Communicator::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
   call.op = op;
   check_tensors(backend(), call, tensor, {});
   check_reduction(call);
+  number(call);
   touched(tensor);
   return report(backend(), call, 2 * bytes_of(tensor) * (size() - 1) / size(),
                 [&] { return backend().all_reduce(call, tensor); });
@@ -155,6 +162,7 @@ Work Communicator::all_reduce(const at::Tensor& output, const at::Tensor& input,
   check_tensors(backend(), call, output, input);
   check_same_sizes(call, output, input);
   check_reduction(call);
+  number(call);
   touched(output);
   return report(backend(), call, 2 * bytes_of(output) * (size() - 1) / size(),
                 [&] { return backend().all_reduce(call, output, input); });
@@ -168,6 +176,7 @@ Work Communicator::all_to_all(at::TensorList outputs, at::TensorList inputs) con
   check_list(backend(), call, inputs, "inputs");
   check_tensors(backend(), call, outputs, inputs);
   check_same_sizes(call, outputs[rank()], inputs[rank()]);
+  number(call);
   touched(outputs);
   return report(backend(), call, bytes_from_others(outputs, rank()),
                 [&] { return backend().all_to_all(call, outputs, inputs); });
@@ -205,6 +214,7 @@ Work Communicator::all_gather_list(at::TensorList outputs, at::TensorList inputs
   }
   auto call = start_call(CollectiveKind::all_gather, inputs[0]);
   check_lists(backend(), call, outputs, inputs, "outputs");
+  number(call);
   touched(outputs);
   const auto mine = outputs.slice(static_cast<std::size_t>(rank()) * inputs.size(), inputs.size());
   return report(backend(), call, bytes_of_list(outputs) - bytes_of_list(mine),
@@ -222,6 +232,7 @@ Work Communicator::reduce_scatter_list(at::TensorList outputs, at::TensorList in
   check_tensors(backend(), call, outputs, {});
   check_lists(backend(), call, inputs, outputs, "inputs");
   check_reduction(call);
+  number(call);
   touched(outputs);
   return report(backend(), call, bytes_of_list(outputs) * (size() - 1),
                 [&] { return backend().reduce_scatter_list(call, outputs, inputs); });
@@ -234,6 +245,7 @@ Work Communicator::all_reduce_list(at::TensorList tensors, ReduceOp op) const {
   call.op = op;
   check_tensors(backend(), call, tensors, {});
   check_reduction(call);
+  number(call);
   touched(tensors);
   return report(backend(), call, 2 * bytes_of_list(tensors) * (size() - 1) / size(),
                 [&] { return backend().all_reduce_list(call, tensors); });
@@ -257,6 +269,7 @@ Work Communicator::broadcast(const at::Tensor& tensor, int root) const {
   call.peer = root;
   check_peer(backend(), call);
   check_tensors(backend(), call, tensor, {});
+  number(call);
   if (rank() != root) touched(tensor);
   const auto bytes = rank() == root ? 0 : bytes_of(tensor);
   return report(backend(), call, bytes, [&] { return backend().broadcast(call, tensor); });
@@ -269,6 +282,7 @@ Work Communicator::send(const at::Tensor& tensor, int peer, int tag) const {
   call.tag = tag;
   check_peer(backend(), call);
   check_tensors(backend(), call, {}, tensor);
+  number(call);
   return report(backend(), call, 0, [&] { return backend().send(call, tensor); });
 }
 
@@ -279,12 +293,14 @@ Work Communicator::recv(const at::Tensor& tensor, int peer, int tag) const {
   call.tag = tag;
   check_peer(backend(), call);
   check_tensors(backend(), call, tensor, {});
+  number(call);
   touched(tensor);
   return report(backend(), call, bytes_of(tensor), [&] { return backend().recv(call, tensor); });
 }
 
 void Communicator::barrier() const {
   auto call = start_call(CollectiveKind::barrier, {});
+  number(call);
   report(backend(), call, 0, [&] { return backend().barrier(call), 0; });
 }
 

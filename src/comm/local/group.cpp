@@ -63,17 +63,24 @@ bool same_sizes(at::TensorList a, at::TensorList b) {
 }
 }  // namespace
 
-std::string Group::disagreement(std::uint64_t sequence) const {
-  const auto& label = published(0, sequence).call.label;
+// Members that have counted differently published in slots of either parity, beside what is left of calls that are
+// over.
+const Published& Group::latest(int i) const {
+  const auto& [even, odd] = members_[i].slots;
+  return even.call.sequence > odd.call.sequence ? even : odd;
+}
+
+std::string Group::disagreement() const {
+  const auto& label = latest(0).call.label;
   std::string out =
       world_->failed_before(ranks_) + "ranks disagree on " + describe_group(label ? *label : label_, ranks_) + ": ";
   std::vector<MemberCalls> members;
-  for (int i = 0; i < size(); ++i) members.push_back(calls_of(ranks_[i], published(i, sequence).call));
+  for (int i = 0; i < size(); ++i) members.push_back(calls_of(ranks_[i], latest(i).call));
   if (const auto difference = first_difference(members); !difference.empty()) {
     out += "their operators differ, " + difference + "; ";
   }
   for (int i = 0; i < size(); ++i) {
-    const Published& p = published(i, sequence);
+    const Published& p = latest(i);
     out += (i > 0 ? "; rank " : "rank ") + std::to_string(ranks_[i]) + " called ";
     out += describe(p.call, p.outputs, p.inputs) + caller_text(p.call);
   }
@@ -107,7 +114,7 @@ void Group::compare(int me, const Published& mine) {
     }
   }
   if (good) return;
-  world_->fail(disagreement(sequence));
+  world_->fail(disagreement());
   world_->throw_failure();
 }
 

@@ -63,7 +63,8 @@ class Group {
 
   void rendezvous(int me, const Published& mine);
   void compare(int me, const Published& mine);
-  std::string disagreement(std::uint64_t sequence) const;
+  const Published& latest(int i) const;
+  std::string disagreement() const;
   std::vector<std::int64_t> missing(std::uint64_t arrivals) const;
   void withdraw(int me, const Published& mine);
 
