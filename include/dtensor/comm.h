@@ -60,7 +60,8 @@ class DTENSOR_API Communicator {
   const std::vector<std::int64_t>& ranks() const;  // world rank of each member
 
   // Tensors may be views of any strides, conjugated ones too; all members give equal dtypes, and sizes that match
-  // pairwise. Every call is collective over the members and must come in the same order on each; one
+  // pairwise. Outputs have no memory in common, with each other or with inputs (but for the input that is this rank's
+  // own output of a gather). Every call is collective over the members and must come in the same order on each; one
   // whose arguments are refused (c10::Error) is none, on this rank as on the others. `outputs[i]` is filled from
   // member i.
   Work all_gather(at::TensorList outputs, const at::Tensor& input) const;

@@ -1,5 +1,5 @@
 // What every backend may rely on: defined plain tensors of one dtype on one supported device, outputs that do not
-// overlap themselves or an input, reductions that mean something for their dtype.
+// overlap themselves, each other or an input, reductions that mean something for their dtype.
 #include "comm/check.h"
 
 #include <ATen/ATen.h>
@@ -35,7 +35,30 @@ void check_overlap(const CollectiveCall& call, const at::Tensor& output, const a
               to_string(call.kind), ": an output overlaps an input, sizes ", output.sizes(), " and ", input.sizes());
 }
 
+// The memory that an output has for certain: all of it where it has no gaps, else its first element, so that columns of
+// one matrix are told apart, and one view that comes twice is seen.
+struct Extent {
+  const char *begin, *end;
+  const at::Tensor* output;
+};
+
 }  // namespace
+
+void check_disjoint(const CollectiveCall& call, at::TensorList outputs) {
+  if (outputs.size() < 2) return;
+  c10::SmallVector<Extent, 16> extents;
+  for (const auto& output : outputs) {
+    if (output.numel() == 0) continue;
+    const auto* begin = static_cast<const char*>(output.data_ptr());
+    const bool dense = output.unsafeGetTensorImpl()->is_non_overlapping_and_dense_or_false();
+    extents.push_back({begin, begin + (dense ? output.nbytes() : output.element_size()), &output});
+  }
+  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+  for (std::size_t i = 1; i < extents.size(); ++i) {
+    TORCH_CHECK(extents[i - 1].end <= extents[i].begin, to_string(call.kind), ": two outputs overlap, sizes ",
+                extents[i - 1].output->sizes(), " and ", extents[i].output->sizes());
+  }
+}
 
 void check_tensors(const CommBackend& backend, const CollectiveCall& call, at::TensorList outputs,
                    at::TensorList inputs) {
@@ -48,6 +71,7 @@ void check_tensors(const CommBackend& backend, const CollectiveCall& call, at::T
     const bool mine = call.kind == CollectiveKind::all_gather && static_cast<int>(i) == backend.rank();
     for (const auto& input : inputs) check_overlap(call, output, input, mine);
   }
+  check_disjoint(call, outputs);
 }
 
 void check_apart(const CommBackend& backend, const CollectiveCall& call, at::TensorList all, at::TensorList one) {

@@ -214,6 +214,7 @@ Work Communicator::all_gather_list(at::TensorList outputs, at::TensorList inputs
   }
   auto call = start_call(CollectiveKind::all_gather, inputs[0]);
   check_lists(backend(), call, outputs, inputs, "outputs");
+  check_disjoint(call, outputs);
   number(call);
   touched(outputs);
   const auto mine = outputs.slice(static_cast<std::size_t>(rank()) * inputs.size(), inputs.size());

@@ -36,6 +36,7 @@ TEST(RefusedCalls, AreNone) {
   });
 }
 
+// Ranks that have parted all the same say what each of them called, not what is left of earlier calls.
 TEST(RefusedCalls, RanksThatCountDifferentlySayWhatTheyCalled) {
   run_local(2, [](Communicator world) {
     for (int i = 0; i < 3; ++i) gather_something(world);
@@ -48,6 +49,35 @@ TEST(RefusedCalls, RanksThatCountDifferentlySayWhatTheyCalled) {
       EXPECT_NE(text.find("rank 0 called all_reduce #5 (sum, Float [4])"), std::string::npos) << text;
       EXPECT_NE(text.find("rank 1 called all_reduce #4 (sum, Float [5])"), std::string::npos) << text;
     }
+  });
+}
+
+// What is in them then is what came last, which is another rank's on threads than between processes.
+TEST(RefusedCalls, OutputsThatOverlap) {
+  run_local(2, [](Communicator world) {
+    const at::Tensor x = at::ones({4}), y = at::ones({4}), matrix = at::ones({4, 4});
+    const auto part = [&](std::int64_t first) { return x.narrow(0, first, 3); };
+    expect_refused("two outputs overlap", [&] { world.all_gather({x, x}, y); });
+    expect_refused("two outputs overlap", [&] { world.all_gather({part(1), part(0)}, at::ones({3})); });
+    expect_refused("two outputs overlap", [&] { world.all_gather({matrix.select(1, 2), matrix.select(1, 2)}, y); });
+    expect_refused("two outputs overlap", [&] { world.all_to_all({x, x}, {y, y}); });
+    expect_refused("two outputs overlap", [&] { world.all_reduce_list({x, x}, ReduceOp::sum); });
+    expect_refused("two outputs overlap", [&] { world.reduce_scatter_list({x, x}, {y, y, y, y}, ReduceOp::sum); });
+    expect_refused("two outputs overlap", [&] {
+      world.all_gather_list({x, at::ones({4}), y, x}, {matrix[0], matrix[1]});
+    });
+    EXPECT_TRUE(x.eq(1).all().item<bool>());
+  });
+}
+
+TEST(RefusedCalls, OutputsBesideEachOtherAreNot) {
+  run_local(2, [](Communicator world) {
+    const at::Tensor both = at::zeros({4, 4}), none = at::zeros({0}), mine = at::full({4}, 1.0 + world.rank());
+    world.all_gather({both.select(1, 0), both.select(1, 1)}, mine).wait();
+    world.all_gather({both.select(0, 2), both.select(0, 3)}, mine).wait();
+    world.all_gather({none, none}, at::zeros({0})).wait();
+    EXPECT_TRUE(at::equal(
+        both, at::tensor({1., 2., 0., 0., 1., 2., 0., 0., 1., 1., 1., 1., 2., 2., 2., 2.}, at::kFloat).view({4, 4})));
   });
 }
 
