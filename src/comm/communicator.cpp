@@ -263,7 +263,10 @@ bool Communicator::asynchronous() const { return backend().asynchronous(); }
 
 Work Communicator::broadcast(const at::Tensor& tensor, int root) const {
   if (!all_plain(tensor)) {
-    if (rank() == root) return broadcast(plain(tensor), root);
+    if (rank() == root) {
+      const auto work = broadcast(plain(tensor), root);
+      return touched(tensor), work;
+    }
     return into_plain(*this, tensor, false, [&](auto t) { return broadcast(t[0], root); });
   }
   auto call = start_call(CollectiveKind::broadcast, tensor);
@@ -271,7 +274,7 @@ Work Communicator::broadcast(const at::Tensor& tensor, int root) const {
   check_peer(backend(), call);
   check_tensors(backend(), call, tensor, {});
   number(call);
-  if (rank() != root) touched(tensor);
+  touched(tensor);  // on the root too, where nothing is written: what is kept of the tensor is then old on every rank
   const auto bytes = rank() == root ? 0 : bytes_of(tensor);
   return report(backend(), call, bytes, [&] { return backend().broadcast(call, tensor); });
 }
