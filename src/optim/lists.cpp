@@ -3,6 +3,9 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <tuple>
+
 #include "dtensor/tensor.h"
 
 namespace dtensor::optim {
@@ -52,6 +55,17 @@ Bucket& bucket_of(std::vector<Bucket>& buckets, const OptimizerEntry& entry) {
   buckets.emplace_back();
   buckets.back().group = entry.group;
   return buckets.back();
+}
+
+// Not the order in which they were met: that is another one on ranks where some parameter of another mesh has no
+// gradient, and what follows communicates bucket by bucket.
+void sort_alike_on_all_ranks(std::vector<Bucket>& buckets) {
+  const auto key = [](const Bucket& bucket) {
+    const at::Tensor& first = bucket.parameters.front();
+    const c10::Device device = device_of_data(first);
+    return std::tuple(bucket.group, first.scalar_type(), device.type(), device.index());
+  };
+  std::sort(buckets.begin(), buckets.end(), [&](const Bucket& a, const Bucket& b) { return key(a) < key(b); });
 }
 
 }  // namespace
@@ -106,6 +120,7 @@ std::vector<Bucket> make_buckets(const std::vector<OptimizerEntry*>& active, boo
     bucket.parameters.push_back(parameter);
     bucket.gradients.push_back(std::move(gradient));
   }
+  sort_alike_on_all_ranks(buckets);
   return buckets;
 }
 

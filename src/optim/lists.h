@@ -37,6 +37,7 @@ at::Tensor gradient_of(const OptimizerEntry& entry);
 // Fused kernels walk the memory of all their operands alike.
 bool fits_fused(const at::Tensor& parameter);
 
+// By group, dtype and device, in an order that all ranks share whichever of the parameters have a gradient there.
 // `dense`: gradients take their parameter's strides.
 std::vector<Bucket> make_buckets(const std::vector<OptimizerEntry*>& active, bool dense);
 
