@@ -224,25 +224,30 @@ at::Tensor view_in_place(const Frame& frame, Stack& stack, std::size_t first, co
   return local;
 }
 
-// t_, squeeze_, ...: the local operator changes the metadata of its operand.
+// A tensor that holds the memory which `self` leaves when it is moved in place.
+c10::intrusive_ptr<DTensorImpl> former(const DTensorImpl& self) {
+  return c10::make_intrusive<DTensorImpl>(self.spec(), self.local(), self.storage_offset());
+}
+
+// t_, squeeze_, ...: the local operator changes the metadata of its operand. Where that had to be moved it becomes a
+// view of what it was: whether others share that memory, each rank sees otherwise (who holds to_local()'s tensor, parts
+// without elements), and they are to see later writes.
 void execute_inplace_view(Frame& frame, Stack& stack, std::size_t first) {
   auto* self = as_dtensor(frame.view.operands[0]);
   fresh_local(*self);
   frame.operands.push_back(stack[first].toTensor());
-  const bool moves = !frame.call.inputs[0].plan.empty();
+  const bool moves = !frame.call.inputs[0].plan.empty(), was_moved = self->is_detached_view();
   const at::Tensor left = self->local();
-  // Others that share the memory will not see later writes: those are refused then.
-  const bool shared = moves && left.defined() && left.storage().use_count() > 1;
   auto local = view_in_place(frame, stack, first, left);
-  const bool was_moved = self->is_detached_view();
-  const auto base = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(self->base());
+  auto base = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(self->base());
+  if (moves && !was_moved) base = former(*self);
   const auto& output = frame.call.decision.outputs[0];
   self->reset(intern_spec(output.mesh, output.placements, output.meta.sizes, output.meta.strides, output.meta.dtype),
               std::move(local));
   if (!moves) share_writes(self->local(), left);
   if (base) {
     self->materialise_view_of(*base);
-  } else if (shared || was_moved) {
+  } else if (was_moved) {
     self->leave_behind(left);
   }
   stack.resize(first);

@@ -59,7 +59,8 @@ class DTensorImpl final : public c10::TensorImpl {
   TensorExtras& make_extras();
 
   // A view whose data was moved by a redistribution shares no memory with its base (autograd/moved_view.h): it is stale
-  // once the base has changed. `left`: for a tensor that was moved in place, the local memory that others still share.
+  // once the base has changed. `left`: of a view whose base has other data by now, what it held before it was moved in
+  // place.
   void materialise_view_of(DTensorImpl& base);
   void leave_behind(const at::Tensor& left);
   bool is_detached_view() const { return C10_UNLIKELY(extras_ != nullptr) && has_moved(); }
