@@ -11,6 +11,7 @@
 #include "ops/execute.h"
 #include "ops/inspect_state.h"
 #include "ops/kept_results.h"
+#include "ops/list_order.h"
 #include "ops/plain_operand.h"
 #include "ops/prepare.h"
 #include "ops/result_check.h"
@@ -201,6 +202,7 @@ void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
   const Caller caller(entry.text());
   bool fresh = false;
   const auto call = decide_for(entry, stack, view, fresh);
+  if (C10_UNLIKELY(order_matters(entry, *call, view, arguments(entry, stack)))) return run_in_order(entry, stack);
   run_decided(entry, *call, view, stack);
   if (C10_LIKELY(!fresh)) return;
   for (auto r = stack.size() - entry.returns.size(); r < stack.size(); ++r) say_where_memory_is(stack[r]);

@@ -1,0 +1,16 @@
+// Operators on lists work through their positions one after the other: one that reads or writes what an earlier one
+// wrote sees that.
+#pragma once
+
+#include "ops/cached_call.h"
+#include "ops/call_view.h"
+
+namespace dtensor {
+
+// Whether a tensor that the call writes stands in another position too, in a call that moves operands: positions would
+// read and write copies that were made before the first of them ran. The same on every rank, in the mesh or not.
+bool order_matters(const OpEntry& entry, const CachedCall& call, const CallView& view, c10::ArrayRef<c10::IValue> args);
+// One call of the operator for each position.
+void run_in_order(const OpEntry& entry, torch::jit::Stack& stack);
+
+}  // namespace dtensor
