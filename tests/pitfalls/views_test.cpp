@@ -141,6 +141,22 @@ TEST(Views, InPlaceViewsKeepSpecAndLocalInStepB6) {
   });
 }
 
+// Bits of shares do not add up to those of the sum, nor is the greatest of what is negated the negated greatest.
+TEST(Views, BitsOfAnotherTypeAreThoseOfTheWholeB8) {
+  const std::pair<at::ScalarType, at::ScalarType> types[] = {
+      {at::kHalf, at::kBFloat16}, {at::kFloat, at::kHalf}, {at::kInt, at::kFloat}, {at::kDouble, at::kLong}};
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const double share = mesh.coordinate()->at(0) == 0 ? 1.5 : 1000.0;
+    for (const auto& [from, to] : types) {
+      const auto x = DTensor::from_local(at::full({4}, share).to(from), mesh, {Partial()}, {4}, {1});
+      require_same(whole_of(x.view(to)), DTensor(x).full_tensor().view(to), c10::str(from, " as ", to));
+      EXPECT_TRUE(DTensor(x.view(from)).placements()[0].is_partial());
+    }
+    const auto most = DTensor::from_local(at::full({4}, share), mesh, {Partial(ReduceOp::max)}, {4}, {1});
+    require_same(whole_of(at::_neg_view(most)), at::full({4}, -1000.0), "negated");
+  });
+}
+
 std::size_t collectives(const std::function<void()>& fn) {
   std::size_t count = 0;
   const EventListener listener([&](const Event&) { ++count; }, {Event::Kind::collective});

@@ -23,6 +23,12 @@ Rule view(const OpArgs& op) {
   return view_rule(view_factors(op.sizes(0), op.result(0).sizes)).local_size(op.has_arg("size") ? "size" : "shape");
 }
 
+// Bits that are read in another type are no sum of those of the shares.
+Rule bits(const OpArgs& op) {
+  const bool other = op.arg("dtype").toScalarType() != op.dtype(0);
+  return other ? Rule("X -> X").keeps_storage() : view_rule("X -> X");
+}
+
 // Which of the dimensions that a squeeze names have one element, and go; or which have others, and stay.
 Rule::Dims squeezed(bool goes) {
   return [goes](const OpArgs& op) {
@@ -44,7 +50,9 @@ void add(RuleBook& book, const char* text, std::initializer_list<const char*> op
 void add_texts(RuleBook& book) {
   add(book, "X -> X",
       {"aten::alias", "aten::detach", "aten::lift", "aten::lift_fresh", "aten::contiguous", "aten::_fw_primal",
-       "aten::_neg_view", "aten::_conj", "aten::real", "aten::imag", "aten::view.dtype"});
+       "aten::_conj", "aten::real", "aten::imag"});
+  // The greatest of what is negated is the negated least.
+  book.rule("aten::_neg_view", Rule("X -> X").linear({0}).keeps_storage());
   add(book, "ab -> ba | a -> a |  -> ", {"aten::t"});
   add(book, "X[dim0=a,dim1=b] -> X[dim1=a,dim0=b]", {"aten::transpose"});
   add(book, "X -> X[dim=_]", {"aten::unsqueeze"});
@@ -69,6 +77,7 @@ void add_view_rules(RuleBook& book) {
     book.rule(op, view, "common factors of both shapes");
   }
   book.rule("aten::permute", permute, "abc -> cab by dims");
+  book.rule("aten::view.dtype", bits, "X -> X");
   book.rule("aten::expand", view_rule("... -> ...")).local_size("size");
   // A rank that holds just one element of a dimension that stays would squeeze it all the same.
   book.rule("aten::squeeze", view_rule("X[ones!,others] -> X[ones=,others]"))
