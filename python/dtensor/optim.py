@@ -25,6 +25,20 @@ def _plain(name: str, value: Any) -> bool | int | float | str:
         raise TypeError(f"option {name} is a number, not {value!r}") from None
 
 
+def _to_save(group: dict[str, Any]) -> dict[str, Any]:
+    """A group's options, and what schedulers keep there, as a checkpoint takes them."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return type(value)(plain(item) for item in value)
+        try:
+            return _plain("", value)
+        except TypeError:  # a note of the program's own
+            return value
+
+    return {name: plain(value) for name, value in group.items() if name not in ("params", "param_names")}
+
+
 class _Optimizer(torch.optim.Optimizer):
     _kind: str  # what C++ calls it
     _made: Any = None
@@ -84,19 +98,33 @@ class _Optimizer(torch.optim.Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """``{"tensors": {name: tensor}, "scalars": {name: number}, "lr": [of each group]}``. Collective."""
+        """``{"tensors": {name: tensor}, "scalars": {name: number}, "lr": [of each group], "param_groups": [options of
+        each group]}``. Collective.
+        """
         tensors, scalars = self._core().state_dict()
         return {
             "tensors": dict(tensors),
             "scalars": dict(scalars),
             "lr": [float(group["lr"]) for group in self.param_groups],
+            "param_groups": [_to_save(group) for group in self.param_groups],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes a state of the same parameters, saved on any layout. Collective."""
-        self._load(state_dict)
-        for group, lr in zip(self.param_groups, state_dict["lr"]):
-            group["lr"] = lr
+        """Takes a state of the same parameters, saved on any layout, and the groups' options with it. Collective."""
+        saved = state_dict.get("param_groups") or [{} for _ in self.param_groups]  # states of before have rates alone
+        if not len(saved) == len(state_dict["lr"]) == len(self.param_groups):
+            raise ValueError(f"the state is one of {len(saved)} parameter groups; there are {len(self.param_groups)}")
+        former = [dict(group) for group in self.param_groups]
+        try:  # the options first: they say what a parameter's state is made of
+            for group, options, lr in zip(self.param_groups, saved, state_dict["lr"]):
+                group.update(options, lr=lr)
+            self._take_options()
+            self._load(state_dict)
+        except BaseException:
+            for group, options in zip(self.param_groups, former):
+                group.clear()
+                group.update(options)
+            raise
 
 
 class AdamW(_Optimizer):

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import tempfile
 import unittest
 from fractions import Fraction
 
@@ -74,6 +75,73 @@ class Groups(unittest.TestCase):
             steps(lambda ps: dtensor.optim.Shampoo(ps), shape)
         with self.assertRaisesRegex(RuntimeError, "Nesterov"):
             steps(lambda ps: dtensor.optim.SGD(ps, momentum=0.9, nesterov=True), lambda o, _: o.param_groups[0].update(momentum=0))
+
+
+class Saved(unittest.TestCase):
+    """A state has the options, as torch's does: what a scheduler or a program changed goes on after a load."""
+
+    def go_on(self, module, name, options, through, change=lambda optimizer: None):
+        """Where a run ends that is saved after three steps, and taken up by another optimizer, made with other options."""
+
+        def parts(**given):
+            parameter = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64, requires_grad=True)
+            optimizer = getattr(module, name)([parameter], lr=0.1, **given)
+            return parameter, optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.3, total_steps=9)
+
+        def steps(parameter, optimizer, scheduler):
+            for step in range(3):
+                parameter.grad = parameter.detach() * (step + 1) + 0.5
+                optimizer.step()
+                scheduler.step()
+
+        first, second = parts(**options), parts(**({"momentum": 0.5} if name == "SGD" else {}))
+        steps(*first)
+        change(first[1])
+        with torch.no_grad():
+            second[0].copy_(first[0])
+        second[1].load_state_dict(through(first[1].state_dict(), second[1]))
+        second[2].load_state_dict(first[2].state_dict())
+        steps(*second)
+        return second[0].detach()
+
+    def through_a_checkpoint(self, state, optimizer):
+        with tempfile.TemporaryDirectory() as folder:
+            dtensor.save(state, folder + "/state")
+            read = copy.deepcopy(state)
+            for group in read["param_groups"]:
+                group.update({key: 0.5 for key, value in group.items() if isinstance(value, float)})
+            dtensor.load(read, folder + "/state")
+            return read
+
+    def test_options_go_on_as_torchs_do(self):
+        def change(optimizer):
+            optimizer.param_groups[0]["weight_decay"] = 0.25
+
+        for name, options in [("SGD", {"momentum": 0.9, "weight_decay": 0.1}), ("AdamW", {"betas": (0.5, 0.75), "eps": 1e-3})]:
+            expected = self.go_on(torch.optim, name, options, lambda state, _: copy.deepcopy(state), change)
+            for through in [lambda state, _: copy.deepcopy(state), self.through_a_checkpoint]:
+                found = self.go_on(dtensor.optim, name, options, through, change)
+                torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+    def test_states_without_options_have_rates(self):
+        parameter = torch.ones(2, requires_grad=True)
+        one, other = (dtensor.optim.AdamW([parameter], lr=rate, eps=rate) for rate in (0.5, 0.25))
+        state = one.state_dict()
+        del state["param_groups"]
+        other.load_state_dict(state)
+        self.assertEqual([other.param_groups[0][key] for key in ("lr", "eps")], [0.5, 0.25])
+
+    def test_one_that_does_not_fit_changes_nothing(self):
+        parameters = [torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)]
+        one, other = (dtensor.optim.AdamW([p], lr=rate) for p, rate in zip(parameters, (0.5, 0.25)))
+        two = dtensor.optim.AdamW([{"params": [p]} for p in parameters])
+        parameters[0].grad = torch.ones(2)
+        one.step()
+        with self.assertRaisesRegex(RuntimeError, "sizes"):
+            other.load_state_dict(one.state_dict())
+        self.assertEqual(other.param_groups[0]["lr"], 0.25)
+        with self.assertRaisesRegex(ValueError, "1 parameter groups; there are 2"):
+            two.load_state_dict(one.state_dict())
 
 
 class Classes(unittest.TestCase):
