@@ -6,7 +6,8 @@ a module is plain, it is wrapped on the way in and unwrapped on the way out; whe
 
 from __future__ import annotations
 
-from typing import Any, Callable
+import array
+from typing import Any, Callable, NamedTuple
 
 import torch
 from torch.utils import _pytree
@@ -65,6 +66,25 @@ def _hooked(tensor: torch.Tensor, scale: Scale) -> torch.Tensor:
     return view
 
 
+def _everywhere(flags: list[bool], mesh: DeviceMesh) -> list[bool]:
+    """What is so on every rank of ``mesh``. Collective."""
+    numbers = array.array("q", flags)
+    view = torch.frombuffer(numbers, dtype=torch.int64)  # plain within a MeshScope, too
+    mesh.get_group().all_reduce(view, "min")
+    return [bool(number) for number in numbers]
+
+
+class _Call(NamedTuple):
+    """A call of the module that is under way; calls of a module within itself have one each."""
+
+    wrapped: bool = False  # inputs came plain
+    rows: int = -1  # of all ranks together
+    around: DeviceMesh | None = None  # the mesh of activations, of which that of the parameters is a slice
+
+    def close(self) -> None:
+        """Nothing to put back."""
+
+
 class LocalBatches:
     """Each rank's plain inputs are its rows of a global batch; outputs with rows are given back as the rank's own.
 
@@ -79,66 +99,72 @@ class LocalBatches:
         self.parts = 1
         for axis in axes:
             self.parts *= mesh.size(axis)
-        self._open = False
-        self._rows = -1  # of all ranks together
-        self._around: DeviceMesh | None = None  # the mesh of activations, of which that of the parameters is a slice
+        self.calls: list[_Call] = []
 
     def enter(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         tensors = tensors_in((args, kwargs))
         meshes = [t.device_mesh for t in tensors if _C.is_dtensor(t)]
-        self._open, self._around = bool(tensors) and not meshes, next(filter(self._is_within, meshes), None)
-        if self._around is not None:
-            return map_tensors(self._lower, (args, kwargs))
-        if not self._open:
-            return args, kwargs
-        rows, self._rows = next((t.shape[0] for t in tensors if t.dim() > 0), None), -1
+        around = next(filter(self._is_within, meshes), None)
+        if around is not None:
+            inputs, call = map_tensors(lambda t: self._lower(t, around), (args, kwargs)), _Call(around=around)
+        elif tensors and not meshes:
+            inputs, rows = self._wrap(args, kwargs, [t for t in tensors if t.dim() > 0])
+            call = _Call(wrapped=True, rows=rows)
+        else:
+            inputs, call = (args, kwargs), _Call()
+        self.calls.append(call)
+        return inputs
+
+    def _wrap(self, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> tuple[Any, int]:
+        """Inputs with as many rows as the first has, on every rank, and the rows of all ranks together."""
+        rows = [t.shape[0] == tensors[0].shape[0] for t in tensors]
+        if len(rows) > 1 and self.mesh.is_member():  # a rank's number may be that of something else's by chance
+            rows = _everywhere(rows, self.mesh)
+        own, total = {id(t) for t, is_rows in zip(tensors, rows) if is_rows}, -1
 
         def wrap(t: torch.Tensor) -> torch.Tensor:
-            own = t.dim() > 0 and t.shape[0] == rows
-            if not own:
+            nonlocal total
+            if id(t) not in own:
                 return t
             local = _hooked(t, lambda grad: grad * self.parts)
             whole = _C.from_local(local, self.mesh, self.placements, None, None)
-            self._rows = whole.shape[0]
+            total = whole.shape[0]
             return whole
 
-        return map_tensors(wrap, (args, kwargs))
+        return map_tensors(wrap, (args, kwargs)), total
 
     def _is_within(self, mesh: DeviceMesh) -> bool:
         names, mine = mesh.mesh_dim_names or (), self.mesh.mesh_dim_names
         return bool(mine) and mesh.ndim > self.mesh.ndim and set(mine) <= set(names) and mesh[list(mine)] == self.mesh
 
-    def _lower(self, t: torch.Tensor) -> torch.Tensor:
+    def _lower(self, t: torch.Tensor, around: DeviceMesh) -> torch.Tensor:
         """Of activations that other modules share out over further axes: whole on those, where this one knows none."""
-        if not _C.is_dtensor(t) or t.device_mesh != self._around:
+        if not _C.is_dtensor(t) or t.device_mesh != around:
             return t
-        names = self._around.mesh_dim_names
+        names = around.mesh_dim_names
         own = [names.index(name) for name in self.mesh.mesh_dim_names]
         whole = [p if axis in own else Placement.replicate() for axis, p in enumerate(t.placements)]
         local = t.redistribute(placements=whole).to_local()
         return _C.from_local(local, self.mesh, [whole[axis] for axis in own], list(t.shape), list(t.stride()))
 
-    def _lift(self, t: torch.Tensor) -> torch.Tensor:
+    def _lift(self, t: torch.Tensor, around: DeviceMesh) -> torch.Tensor:
         if not _C.is_dtensor(t) or t.device_mesh != self.mesh:
             return t
         of = dict(zip(self.mesh.mesh_dim_names, t.placements))
-        placements = [of.get(name, Placement.replicate()) for name in self._around.mesh_dim_names]
-        return _C.from_local(t.to_local(), self._around, placements, list(t.shape), list(t.stride()))
+        placements = [of.get(name, Placement.replicate()) for name in around.mesh_dim_names]
+        return _C.from_local(t.to_local(), around, placements, list(t.shape), list(t.stride()))
 
     def leave(self, outputs: Any) -> Any:
-        if self._around is not None:
-            outputs = map_tensors(self._lift, outputs)
-            self._around = None
-        if not self._open:
-            return outputs
-        self._open = False
-        return map_tensors(self._unwrap, outputs)
+        call = self.calls.pop()
+        if call.around is not None:
+            return map_tensors(lambda t: self._lift(t, call.around), outputs)
+        return map_tensors(lambda t: self._unwrap(t, call.rows), outputs) if call.wrapped else outputs
 
-    def _unwrap(self, t: torch.Tensor) -> torch.Tensor:
+    def _unwrap(self, t: torch.Tensor, rows: int) -> torch.Tensor:
         if not _C.is_dtensor(t):
             return t
         split = any(p.is_shard(0) and q.is_shard(0) for p, q in zip(t.placements, self.placements))
-        as_many = t.dim() > 0 and t.shape[0] == self._rows  # operators may have moved them: an index, a sort
+        as_many = t.dim() > 0 and t.shape[0] == rows  # operators may have moved them: an index, a sort
         if t.device_mesh != self.mesh or not (split or as_many):
             return t.full_tensor()
         return _hooked(t.redistribute(placements=self.placements).to_local(), lambda grad: grad / self.parts)

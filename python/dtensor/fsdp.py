@@ -49,6 +49,7 @@ class FSDPModule:
 
     _fsdp_units: list[Any]  # one, or those of several calls
     _fsdp_casts: set[tuple[int, str]]  # where casts stand while forward runs: the module's id and the parameter's key
+    _fsdp_calls: list[list[Any]]  # what calls that are under way have opened, the innermost last
     _fsdp_no_sync: Any = None
 
     def unshard(self, async_op: bool = False) -> None:
@@ -60,6 +61,16 @@ class FSDPModule:
         """Drops the gathered copy."""
         for unit in self._fsdp_units:
             unit.reshard()
+
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        """A call that raises leaves nothing open: calls of a module within itself would take it for theirs."""
+        before = [len(calls) for calls in self._fsdp_calls]
+        try:
+            return super()._call_impl(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            for calls, count in zip(self._fsdp_calls, before):
+                while len(calls) > count:
+                    calls.pop().close()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         """What makes new data like the old (``to_empty``) says nothing of gathering: the parameters stay the unit's."""
@@ -203,7 +214,7 @@ def _add_methods(module: nn.Module, unit: Any) -> None:
     cls = type(module)
     if not isinstance(module, FSDPModule):
         module.__class__ = type(f"FSDP{cls.__name__}", (FSDPModule, cls), {"__module__": cls.__module__})
-        module._fsdp_units, module._fsdp_casts = [], set()
+        module._fsdp_units, module._fsdp_casts, module._fsdp_calls = [], set(), []
     module._fsdp_units.append(unit)
 
 
@@ -211,33 +222,46 @@ def _add_border(module: nn.Module, mesh: DeviceMesh, whole: DeviceMesh) -> None:
     names = whole.mesh_dim_names or ()
     axes = list(range(mesh.ndim)) if whole == mesh else [names.index(name) for name in mesh.mesh_dim_names]
     border = LocalBatches(whole, axes)
+    module._fsdp_calls.append(border.calls)
     module.register_forward_pre_hook(lambda m, args, kwargs: border.enter(args, kwargs), with_kwargs=True)
     module.register_forward_hook(lambda m, args, outputs: border.leave(outputs))
 
 
+class _OpenCasts:
+    """Casts in the places of parameters, until it is closed."""
+
+    def __init__(self, slots: list[tuple[str, nn.Module, str]]) -> None:
+        self._slots = slots
+        self._kept = [module._parameters[key] for _, module, key in slots]
+        self._casts = _C.Casts([(name, tensor) for (name, _, _), tensor in zip(slots, self._kept)])
+        self._put(self._casts.tensors())
+
+    def _put(self, tensors: list[Any]) -> None:
+        for (_, module, key), tensor in zip(self._slots, tensors):
+            module._parameters[key] = tensor
+
+    def close(self) -> None:
+        self._put(self._kept)
+        self._casts.close()
+
+
 def _add_casts(module: nn.Module, slots: list[tuple[str, nn.Module, str]], policy: MixedPrecisionPolicy) -> None:
     """While ``forward`` runs, casts stand in the places of the unit's parameters."""
-    open_casts: list[tuple[Any, list[Any]]] = []
+    open_casts: list[_OpenCasts] = []
+    module._fsdp_calls.append(open_casts)
 
     def cast(t: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
         return t.to(dtype) if dtype is not None and t.is_floating_point() else t
 
     def enter(m: nn.Module, args: Any, kwargs: Any) -> Any:
-        kept = [slot_module._parameters[key] for _, slot_module, key in slots]
-        casts = _C.Casts([(name, tensor) for (name, _, _), tensor in zip(slots, kept)])
-        for (_, slot_module, key), tensor in zip(slots, casts.tensors()):
-            slot_module._parameters[key] = tensor  # type: ignore[assignment]
-        open_casts.append((casts, kept))
+        open_casts.append(_OpenCasts(slots))
         if not policy.cast_forward_inputs:
             return args, kwargs
         return map_tensors(lambda t: cast(t, policy.param_dtype), (args, kwargs))
 
     def leave(m: nn.Module, args: Any, outputs: Any) -> Any:
-        casts, kept = open_casts.pop()
-        for (_, slot_module, key), tensor in zip(slots, kept):
-            slot_module._parameters[key] = tensor
-        casts.close()
+        open_casts.pop().close()
         return map_tensors(lambda t: cast(t, policy.output_dtype), outputs)
 
     module.register_forward_pre_hook(enter, with_kwargs=True)
-    module.register_forward_hook(leave, always_call=True)
+    module.register_forward_hook(leave)

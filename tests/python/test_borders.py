@@ -1,0 +1,104 @@
+"""Plain inputs of modules under fully_shard: what is rows, calls of a module within itself, calls that raise."""
+
+import copy
+import unittest
+
+import torch
+from torch import nn
+
+import dtensor
+from dtensor.fsdp import MixedPrecisionPolicy, fully_shard
+
+torch.manual_seed(0)
+ROWS = torch.randn(7, 4).double()
+
+
+def unit(module, **options):
+    return fully_shard(copy.deepcopy(module), mesh=dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",)), **options)
+
+
+class Bias(nn.Module):
+    """Rows, and tables that are every rank's."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4).double()
+
+    def forward(self, x, table, **more):
+        return self.layer(x) + table.sum() + sum(t.sum() for t in more.values())
+
+
+class Twice(nn.Module):
+    """A module that calls itself, and may go on where that raises."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.fails = layer, False
+
+    def forward(self, x, depth=2):
+        if depth == 0:
+            if self.fails:
+                raise ValueError("at the bottom")
+            return x
+        y = torch.tanh(self.layer(x))
+        try:
+            return self(y, depth - 1)
+        except ValueError:
+            return self.layer(y)
+
+
+class Rows(unittest.TestCase):
+    def test_a_table_with_as_many_as_one_rank_has_is_none(self):
+        """4 and 3 rows: the table has as many as those of the first rank alone."""
+        plain, tables = Bias(), {"table": torch.randn(4, 2).double(), "further": torch.randn(3, 2).double()}
+
+        def on_rank():
+            own = ROWS.split([4, 3])[dtensor.rank()]
+            module = unit(plain)
+            torch.testing.assert_close(module(own, **tables), plain(own, **tables))
+
+        dtensor.run(2, on_rank, timeout=20)
+
+
+class Calls(unittest.TestCase):
+    def test_within_itself_give_back_plain_rows(self):
+        plain = Twice(nn.Linear(4, 4).double())
+
+        def on_rank(fails):
+            module = unit(plain)
+            module.fails = fails
+            for own in (ROWS[:3], ROWS[3:6]):
+                y = module(own)
+                self.assertFalse(isinstance(y, dtensor.DTensor))
+                torch.testing.assert_close(y, plain(own))
+
+        for fails in (False, True):
+            plain.fails = fails
+            dtensor.run(2, on_rank, fails)
+
+    def test_that_raise_leave_their_casts_to_themselves(self):
+        """A hook that raises before the call has cast its parameters, within one that has."""
+        plain = Twice(nn.Linear(4, 4))
+
+        def refuse(module, args):
+            if len(args) > 1 and args[1] == 0:
+                raise ValueError("no further")
+
+        def on_rank():
+            seen, twin = [], copy.deepcopy(plain)
+            twin.layer.register_forward_hook(lambda m, args, y: seen.append(m.weight.dtype))
+            twin.register_forward_pre_hook(refuse)
+            module = unit(twin, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+            for _ in range(2):
+                self.assertEqual(module(ROWS[:2].float(), 1).dtype, torch.bfloat16)
+                self.assertEqual(module.layer.weight.dtype, torch.float32)
+            with self.assertRaisesRegex(ValueError, "no further"):
+                module(ROWS[:2].float(), 0)
+            self.assertEqual(module(ROWS[:2].float(), 1).dtype, torch.bfloat16)
+            return [str(dtype) for dtype in seen]
+
+        self.assertEqual(dtensor.run(2, on_rank), [["torch.bfloat16"] * 6] * 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
