@@ -233,7 +233,11 @@ def apply_expert_parallel(
 
 
 def update_load_balancers(model: nn.Module, ranks: Communicator) -> None:
-    """After an optimizer step: biases move towards an even load over ``ranks``, those with different tokens. Collective."""
-    for layer in _layers(model, MixtureOfExperts):
+    """After an optimizer step: biases move towards an even load over ``ranks``, those with different tokens.
+
+    Collective, once for all layers.
+    """
+    layers = _layers(model, MixtureOfExperts)
+    for layer in layers:
         layer._give_parameters()
-        layer._layer.update_balancer(ranks)
+    _C.update_load_balancers([layer._layer for layer in layers], ranks)

@@ -90,11 +90,19 @@ class Layer {
   void spread(const DeviceMesh& mesh, const ExpertParallelOptions& options) {
     apply_expert_parallel(module_, mesh, options);
   }
-  void update_balancer(const Communicator& ranks) { update_load_balancers(module_, ranks); }
+  LoadBalancer* balancer() { return module_.balancer(); }
 
  private:
   MixtureOfExperts module_;
 };
+
+void update_balancers(const std::vector<Layer*>& layers, const Communicator& ranks) {
+  std::vector<LoadBalancer*> balancers;
+  for (auto* layer : layers) {
+    if (layer->balancer() != nullptr) balancers.push_back(layer->balancer());
+  }
+  update_load_balancers(balancers, ranks);
+}
 
 MoeOptions moe_options(const py::dict& given) {
   MoeOptions options;
@@ -157,13 +165,13 @@ void bind_moe(py::module_& module) {
       .def("assign", &Layer::assign)
       .def("set_dispatch", &Layer::set_dispatch)
       .def("stats", &Layer::stats)
-      .def("update_balancer", &Layer::update_balancer, NoLock())
       .def(
           "spread",
           [](Layer& layer, const DeviceMesh& mesh, std::string ep, std::string edp, std::string etp) {
             layer.spread(mesh, {std::move(ep), std::move(edp), std::move(etp)});
           },
           NoLock());
+  module.def("update_load_balancers", &update_balancers, NoLock());
 }
 
 }  // namespace dtensor::python

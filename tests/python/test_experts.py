@@ -125,7 +125,12 @@ class Experts(unittest.TestCase):
             balanced = layer(balance_rate=0.5)
             balanced(TOKENS)
             before = balanced.load
-            moe.update_load_balancers(balanced, dtensor.world())
+            both = nn.ModuleList([balanced, nn.Linear(2, 2), layer(balance_rate=0.5), layer()])
+            both[2](TOKENS)
+            with dtensor.CommDebugMode() as comm:
+                moe.update_load_balancers(both, dtensor.world())
+            self.assertEqual(comm.get_comm_counts(), {"all_reduce": 1})
+            self.assertTrue(both[2].balance.any())
             for _ in range(3):
                 balanced(TOKENS)
                 moe.update_load_balancers(balanced, dtensor.world())
