@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 import weakref
 from typing import Any, Iterable
@@ -78,8 +77,8 @@ class MixtureOfExperts(nn.Module):
             self.register_buffer(name, tensor)
         self._take_parameters()
 
-    def _make(self) -> Any:
-        options, strategy = self._arguments
+    def _make(self, device: str = "cpu") -> Any:
+        options, strategy = {**self._arguments[0], "device": device}, self._arguments[1]
         name = "" if strategy is None else type(strategy).__name__
         return _C.MoeLayer(options, None if strategy is None else strategy.choose, name)
 
@@ -96,7 +95,7 @@ class MixtureOfExperts(nn.Module):
             former = module._parameters.get(last)
             module._parameters[last] = as_parameter(tensor, former is None or former.requires_grad)
             self._names.append(name)
-        self._names += self._buffers
+        self._names += [name for name, _ in self._layer.buffers()]
 
     def _tensors(self) -> list[torch.Tensor]:
         return [operator.attrgetter(name)(self) for name in self._names]
@@ -104,17 +103,18 @@ class MixtureOfExperts(nn.Module):
     def _give_parameters(self) -> None:
         self._layer.assign(self._tensors())
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "MixtureOfExperts":
-        twin = type(self).__new__(type(self))
-        memo[id(self)] = twin
-        state = {name: value for name, value in self.__dict__.items() if name not in ("_layer", "loss")}
-        nn.Module.__init__(twin)
-        twin.__dict__.update(copy.deepcopy(state, memo))
-        twin._layer, twin.loss = twin._make(), None
-        if twin._dispatch is not None:
-            twin._layer.set_dispatch(*twin._dispatch)
-        _spread_again(twin)
-        return twin
+    def _check_can_spread(self) -> None:
+        """Each parameter is one of the layer's."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**_without_layer(self), "loss": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._layer = self._make("meta")  # its tensors are here: none are drawn anew
+        if self._dispatch is not None:
+            self._layer.set_dispatch(*self._dispatch)
+        _spread_again(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [tokens, hidden] or [batch, sequence, hidden]: a DTensor, or this rank's own tokens."""
@@ -147,15 +147,17 @@ class RoutedExperts(nn.Module):
 
     def __init__(self, experts: Iterable[nn.Module]) -> None:
         super().__init__()
+        self._expert_names: list[str] = []
         for number, expert in enumerate(experts):
             self.add_module(str(number), expert)
+            self._expert_names.append(str(number))
         self._spread: tuple[Any, ...] | None = None
         self._layer = self._make()
 
     def _slots(self) -> list[list[tuple[nn.Module, str]]]:
-        """Where the parameters of each expert hang; a tied one once."""
+        """Where the parameters of each expert hang; one that is tied within it once."""
         result = []
-        for expert in self.children():
+        for expert in (self.get_submodule(name) for name in self._expert_names):
             named = [name.rpartition(".") for name, _ in expert.named_parameters()]
             result.append([(expert.get_submodule(path), key) for path, _, key in named])
         return result
@@ -166,26 +168,36 @@ class RoutedExperts(nn.Module):
         def forward(name: str) -> Any:
             return lambda rows: own()._modules[name](rows)  # type: ignore[union-attr,misc]
 
-        for name, expert in self._modules.items():
-            layer.add(list(expert.named_parameters()), forward(name))  # type: ignore[union-attr]
+        for name in self._expert_names:
+            layer.add(list(self.get_submodule(name).named_parameters()), forward(name))
         return layer
 
     def _give_parameters(self) -> None:
         self._layer.assign([[module._parameters[key] for module, key in slots] for slots in self._slots()])
+
+    def _check_can_spread(self) -> None:
+        owners: dict[torch.Tensor, str] = {}
+        for name in self._expert_names:
+            for key, parameter in self.get_submodule(name).named_parameters():
+                other = owners.setdefault(parameter, name)
+                if other != name:
+                    raise ValueError(
+                        f"RoutedExperts: {key!r} of expert {name} is one tensor with a parameter of expert {other}, which "
+                        f"may be on other ranks: untie them before apply_expert_parallel"
+                    )
 
     def _take_parameters(self) -> None:
         for slots, tensors in zip(self._slots(), self._layer.parameters()):
             for (module, key), tensor in zip(slots, tensors):
                 module._parameters[key] = as_parameter(tensor, module._parameters[key].requires_grad)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "RoutedExperts":
-        twin = type(self).__new__(type(self))
-        memo[id(self)] = twin
-        nn.Module.__init__(twin)
-        twin.__dict__.update(copy.deepcopy({name: v for name, v in self.__dict__.items() if name != "_layer"}, memo))
-        twin._layer = twin._make()
-        _spread_again(twin)
-        return twin
+    def __getstate__(self) -> dict[str, Any]:
+        return _without_layer(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._layer = self._make()
+        _spread_again(self)
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The sum of ``weights[t, j]`` times expert ``ids[t, j]`` of ``x[t]``, as ``x``.
@@ -200,6 +212,11 @@ class RoutedExperts(nn.Module):
     def load(self) -> torch.Tensor:
         """[experts] entries of the last pass, on this rank."""
         return self._layer.load()
+
+
+def _without_layer(module: nn.Module) -> dict[str, Any]:
+    """What copies and pickles take along; they make a layer in C++ of their own."""
+    return {name: value for name, value in module.__dict__.items() if name != "_layer"}
 
 
 def _spread_again(layer: Any) -> None:
@@ -224,6 +241,8 @@ def apply_expert_parallel(
     The number of layers. Collective.
     """
     layers = _layers(model, (MixtureOfExperts, RoutedExperts))
+    for layer in layers:
+        layer._check_can_spread()
     for layer in layers:
         layer._give_parameters()
         layer._layer.spread(mesh, ep, edp, etp)

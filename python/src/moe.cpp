@@ -46,7 +46,11 @@ class PythonStrategy final : public RoutingStrategy {
 
 class Layer {
  public:
-  explicit Layer(const MoeOptions& options) : module_(options) {}
+  explicit Layer(const MoeOptions& options) : module_(options) {
+    auto* own = module_.balancer();
+    if (own && own->counts.is_meta())
+      own->counts = LoadBalancer(own->counts.size(0), own->rate).counts;  // are not given
+  }
   Named parameters() {
     Named result;
     for (const auto& [name, slot] : module_.named_parameters()) result.emplace_back(name, *slot);
@@ -113,7 +117,8 @@ MoeOptions moe_options(const py::dict& given) {
   options.balance_rate = given["balance_rate"].cast<double>();
   options.score_before_experts = given["score_before_experts"].cast<bool>();
   options.scale_expert_gradients = given["scale_expert_gradients"].cast<bool>();
-  options.tensor = at::TensorOptions(given["dtype"].cast<at::ScalarType>());
+  options.tensor = at::TensorOptions(given["dtype"].cast<at::ScalarType>())
+                       .device(c10::Device(text("device")));  // meta: for tensors that are there already
   auto& router = options.router;
   router.experts = given["experts"].cast<std::int64_t>();
   router.top_k = given["top_k"].cast<std::int64_t>();

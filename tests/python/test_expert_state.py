@@ -1,6 +1,8 @@
 """Copies, saved states and frozen parameters of mixtures of experts."""
 
 import copy
+import io
+import pickle
 import unittest
 
 import torch
@@ -74,6 +76,93 @@ class State(unittest.TestCase):
             return [name for name, p in spread.named_parameters() if not p.requires_grad]
 
         self.assertEqual(dtensor.run(2, on_rank), [["gate.weight", "experts.w1"]] * 2)
+
+    def test_pickles_are_copies(self):
+        """torch.save(model), workers that are spawned, and copy.copy's own way."""
+        experts = [nn.Linear(8, 8).double() for _ in range(4)]
+        chosen = torch.arange(12).remainder(4)[:, None], torch.ones(12, 1).double()
+        balanced = self.balanced()
+        balanced.set_dispatch("capacity", factor=0.5)
+
+        def saved(module):
+            file = io.BytesIO()
+            torch.save(module, file)
+            file.seek(0)
+            return torch.load(file, weights_only=False)
+
+        def check(module, more, tokens):
+            y = module(tokens, *more)
+            for copied in [lambda m: pickle.loads(pickle.dumps(m)), saved, copy.deepcopy]:
+                torch.testing.assert_close(copied(module)(tokens, *more), y)
+
+        def on_rank(prototype, more):
+            mesh, module = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("ep",)), copy.deepcopy(prototype)
+            own = [t.chunk(2)[dtensor.rank()] for t in (TOKENS, *more)]
+            dtensor.apply_expert_parallel(module, mesh)
+            check(module, own[1:], own[0])
+
+        for prototype, more in [(balanced, ()), (moe.RoutedExperts(experts), chosen)]:
+            check(prototype, more, TOKENS)
+            dtensor.run(2, on_rank, prototype, more)
+
+    def test_a_copy_draws_no_numbers(self):
+        drawn = []
+        for copies in (0, 1):
+            made = layer()
+            torch.manual_seed(0)
+            for _ in range(copies):
+                copy.deepcopy(made)
+            drawn.append(torch.rand(3))
+        self.assertTrue(torch.equal(*drawn))
+
+
+class Derived(unittest.TestCase):
+    """Layers that have more than the library's: buffers, a router of their own, modules beside the experts."""
+
+    class Counting(moe.MixtureOfExperts):
+        def __init__(self):
+            super().__init__(8, 16, experts=4, dtype=torch.float64, balance_rate=0.5)
+            self.register_buffer("seen", torch.zeros(4))
+            self.norm = nn.LayerNorm(8).double()
+
+        def forward(self, x):
+            y = super().forward(self.norm(x))
+            self.seen += self.load
+            return y
+
+    class Routing(moe.RoutedExperts):
+        def __init__(self):
+            super().__init__([nn.Linear(8, 8).double() for _ in range(4)])
+            self.router = nn.Linear(8, 4).double()
+
+        def forward(self, x):
+            weights, ids = self.router(x).softmax(-1).topk(2, -1)
+            return super().forward(x, ids, weights)
+
+    def test_are_spread_and_copied(self):
+        for kind in (self.Counting, self.Routing):
+            plain = kind()
+            expected = plain(TOKENS)
+
+            def on_rank():
+                module = copy.deepcopy(plain)
+                dtensor.apply_expert_parallel(module, dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("ep",)))
+                own = TOKENS.chunk(2)[dtensor.rank()]
+                return module(own), copy.deepcopy(module)(own)
+
+            for found in zip(*dtensor.run(2, on_rank)):
+                torch.testing.assert_close(torch.cat(found), expected)
+
+    def test_experts_that_are_one_stay_here(self):
+        one, other = nn.Linear(8, 8).double(), nn.Linear(8, 8).double()
+        other.weight = one.weight
+        ids, weights = torch.arange(12).remainder(2)[:, None], torch.ones(12, 1).double()
+        for experts in ([one, one], [one, other]):
+            routed = moe.RoutedExperts(experts)
+            expected = torch.stack([expert(TOKENS) for expert in experts], 1)
+            torch.testing.assert_close(routed(TOKENS, ids, weights), expected.gather(1, ids[..., None].expand(-1, -1, 8))[:, 0])
+            with self.assertRaisesRegex(ValueError, "'weight' of expert 1 is one tensor with a parameter of expert 0"):
+                dtensor.apply_expert_parallel(routed, dtensor.init_device_mesh("cpu", (1,), mesh_dim_names=("ep",)))
 
 
 if __name__ == "__main__":
