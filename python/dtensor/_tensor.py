@@ -121,8 +121,9 @@ def _reduce_mesh(mesh: Any) -> Any:
 
 
 def _rebuild(
-    local: torch.Tensor, mesh_state: Any, placements: Any, size: Any, stride: Any, requires_grad: bool
-) -> torch.Tensor:
+    local: torch.Tensor, mesh_state: Any, placements: Any, size: Any, stride: Any, requires_grad: bool,
+    attributes: Any = None,
+) -> torch.Tensor:  # fmt: skip
     device_type, ranks, names, coordinate = mesh_state
     mesh = _C.DeviceMesh(device_type, ranks, names)
     if mesh.get_coordinate() != coordinate:
@@ -131,6 +132,7 @@ def _rebuild(
             f"{mesh.get_coordinate()}: each rank loads what it saved; to load on another layout use dtensor.save and load"
         )
     result = _C.from_local(local, mesh, list(placements), list(size), list(stride))
+    result.__dict__.update(attributes or {})
     return result.requires_grad_(requires_grad)
 
 
@@ -139,7 +141,7 @@ def _reduce(tensor: torch.Tensor, protocol: int) -> Any:
         raise RuntimeError("a DTensor within a graph cannot be pickled; detach() it, or pickle to_local()")
     local = tensor.detach().to_local() if tensor.device_mesh.is_member() else torch.empty(0, dtype=tensor.dtype)
     spec = _mesh_state(tensor.device_mesh), tensor.placements, tuple(tensor.shape), tensor.stride()
-    return _rebuild, (local, *spec, tensor.requires_grad)
+    return _rebuild, (local, *spec, tensor.requires_grad, torch._utils._get_obj_state(tensor) or None)
 
 
 def _array(tensor: torch.Tensor, dtype: Any = None, **kwargs: Any) -> Any:
@@ -178,6 +180,18 @@ _ELSEWHERE: dict[str, Callable[..., Any]] = {
 _ORIGINAL: dict[str, Callable[..., Any]] = {}
 
 
+def _plain_stays_plain(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn`` makes a tensor to be filled with the memory of another, which is plain: within a MeshScope, too."""
+    of_scopes = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("DeferredInit"))
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(of_scopes):
+            return fn(*args, **kwargs)
+
+    return call
+
+
 def _redirect(owner: type, name: str, for_dtensors: Callable[..., Any]) -> None:
     original = getattr(owner, name)
     is_dtensor = _C.is_dtensor
@@ -194,6 +208,8 @@ def _redirect(owner: type, name: str, for_dtensors: Callable[..., Any]) -> None:
 
 def install() -> None:
     """Once, on import."""
+    torch.Tensor.__deepcopy__ = _plain_stays_plain(torch.Tensor.__deepcopy__)  # type: ignore[method-assign]
+    torch._utils._rebuild_tensor = _plain_stays_plain(torch._utils._rebuild_tensor)  # of all that is unpickled
     for name, attribute in _ATTRIBUTES.items():
         attribute.__set_name__(torch.Tensor, name)
         setattr(torch.Tensor, name, attribute)

@@ -1,4 +1,6 @@
 // DeviceMesh with the names of torch.distributed.device_mesh.
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
 #include "bind.h"
 
 namespace dtensor::python {
@@ -58,7 +60,11 @@ void bind_values(py::class_<DeviceMesh>& mesh) {
       .def_property_readonly("ndim", &DeviceMesh::ndim)
       .def_property_readonly("shape", [](const DeviceMesh& m) { return py::tuple(py::cast(m.shape().vec())); })
       .def_property_readonly(
-          "mesh", [](const DeviceMesh& m) { return at::tensor(m.ranks(), at::kLong).reshape(m.shape()); },
+          "mesh",
+          [](const DeviceMesh& m) {
+            const c10::impl::ExcludeDispatchKeyGuard plain{c10::DispatchKey::DeferredInit};  // within a MeshScope, too
+            return at::tensor(m.ranks(), at::kLong).reshape(m.shape());
+          },
           "World ranks, an int64 tensor of the mesh's shape.")
       .def("size", &size_of, py::arg("mesh_dim") = py::none(), "Ranks in the mesh, or along one of its dimensions.")
       .def("get_coordinate", &DeviceMesh::coordinate, "This rank's index in each dimension; None outside the mesh.")

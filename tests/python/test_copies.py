@@ -96,6 +96,64 @@ class LikeTorch(unittest.TestCase):
         for rank, found in enumerate(dtensor.run(2, on_rank)):
             self.assertEqual(found, [[0, 1]] * 3 + [[2 * rank, 2 * rank + 1]] * 3 + [[0, 1]] * 3)
 
+    def test_pickles_have_the_attributes(self):
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+            for kind in (lambda t: t, nn.Parameter):
+                tensor = kind(dtensor.distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
+                tensor.note = ["kept"]
+                file = io.BytesIO()
+                torch.save(tensor, file)
+                file.seek(0)
+                copies = [copy.copy(tensor), pickle.loads(pickle.dumps(tensor)), torch.load(file)]
+                self.assertEqual([c.note for c in copies], [["kept"]] * 3)
+
+        dtensor.run(2, on_rank)
+
+
+class WithinMeshScopes(unittest.TestCase):
+    """What was plain before is plain in a copy, and what is local stays so: a rank may do it alone."""
+
+    def test_copies_and_pickles_of_plain_tensors(self):
+        batch_norm = nn.BatchNorm1d(3)
+        for key, buffer in batch_norm.named_buffers():
+            buffer.note = key
+
+        def saved(module):
+            file = io.BytesIO()
+            torch.save(module.state_dict(), file)
+            file.seek(0)
+            twin = nn.BatchNorm1d(3)
+            twin.load_state_dict(torch.load(file))
+            return twin
+
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+            for copied in [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved]:
+                with dtensor.MeshScope(mesh, [Shard(0)]):
+                    twin = copied(batch_norm)
+                if copied is not saved:
+                    self.assertFalse(any(isinstance(t, DTensor) for t in twin.state_dict().values()))
+                for a, b in zip(twin.state_dict().values(), batch_norm.state_dict().values()):
+                    self.assertTrue(torch.equal(a, b))
+            tensor = dtensor.distribute_tensor(torch.arange(4), mesh, [Shard(0)])
+            with dtensor.MeshScope(mesh, [Shard(0)]):
+                twin = pickle.loads(pickle.dumps(tensor))
+            self.assertEqual((twin.tolist(), twin.placements), ([0, 1, 2, 3], tensor.placements))
+
+        dtensor.run(2, on_rank)
+
+    def test_a_mesh_tells_its_ranks_to_one_rank_alone(self):
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
+            with dtensor.MeshScope(mesh, [Shard(0), Shard(1)]):
+                if dtensor.rank() == 1:
+                    self.assertFalse(isinstance(mesh.mesh, DTensor))
+                    self.assertEqual(mesh.mesh.tolist(), [[0], [1]])
+                    self.assertEqual(pickle.loads(pickle.dumps(mesh)), mesh)
+
+        dtensor.run(2, on_rank, timeout=20)
+
 
 if __name__ == "__main__":
     unittest.main()
