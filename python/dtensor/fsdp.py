@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from typing import Any, Callable, Sequence
 
 import torch
@@ -44,13 +45,15 @@ class CPUOffloadPolicy(OffloadPolicy):
     pin_memory: bool = True
 
 
+_of_thread = threading.local()  # no_sync: the scope that set_requires_gradient_sync(False) opened, whichever module's
+
+
 class FSDPModule:
     """What ``fully_shard`` adds to a module's class."""
 
     _fsdp_units: list[Any]  # one, or those of several calls
     _fsdp_casts: set[tuple[int, str]]  # where casts stand while forward runs: the module's id and the parameter's key
     _fsdp_calls: list[list[Any]]  # what calls that are under way have opened, the innermost last
-    _fsdp_no_sync: Any = None
 
     def unshard(self, async_op: bool = False) -> None:
         """Gathers this unit's parameters now, and keeps them until :meth:`reshard`. Collective."""
@@ -88,11 +91,11 @@ class FSDPModule:
         Gradients left unreduced join those of the next pass that does. It counts for all modules: ``recurse`` is taken
         for true.
         """
-        scope = self.__dict__.pop("_fsdp_no_sync", None)
+        scope = _of_thread.__dict__.pop("no_sync", None)
         if scope is not None:
             scope.__exit__()
         if not requires_gradient_sync:
-            self.__dict__["_fsdp_no_sync"] = _C.NoGradientSync().__enter__()
+            _of_thread.no_sync = _C.NoGradientSync().__enter__()
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Nothing to do: every pass finishes its own reductions."""
