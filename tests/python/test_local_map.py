@@ -1,0 +1,76 @@
+"""local_map as torch.distributed.tensor.experimental has it: placements that are None, arguments that are no tensors."""
+
+import unittest
+
+import torch
+
+import dtensor
+from dtensor import DTensor, Partial, Replicate, Shard, local_map
+
+X = torch.arange(24.0, dtype=torch.float64).reshape(4, 6)
+
+
+class LocalMap(unittest.TestCase):
+    def everywhere(self, check, shape=(2,)):
+        ranks = torch.Size(shape).numel()
+        dtensor.run(ranks, lambda: check(dtensor.init_device_mesh("cpu", shape, mesh_dim_names=tuple("ab"[: len(shape)]))))
+
+    def test_inputs_that_stay_as_they_are(self):
+        def check(mesh):
+            x = dtensor.distribute_tensor(X, mesh, [Shard(0)]).requires_grad_()
+            w = torch.full((6,), 2.0, dtype=torch.float64)
+            scaled = local_map(lambda w, factor, x, add=None: x * w * factor, [[Shard(0)]], [None, None, [Shard(0)]])
+            y = scaled(w, 3, x)
+            torch.testing.assert_close(y.full_tensor(), X * 6)
+            y.sum().backward()
+            torch.testing.assert_close(x.grad.full_tensor(), torch.full_like(X, 6))
+            columns = x.detach().redistribute(placements=[Shard(1)])
+            both = local_map(lambda a, b: (a.sum(1), b.sum(0)), ([Shard(0)], [Shard(0)]), (None, [Shard(1)]))
+            for found, dim in zip(both(x.detach(), columns), (1, 0)):
+                torch.testing.assert_close(found.full_tensor(), X.sum(dim))
+
+        self.everywhere(check)
+
+    def test_gradients_that_stay_as_they_are(self):
+        def check(mesh):
+            x = dtensor.distribute_tensor(X, mesh, [Shard(0)]).requires_grad_()
+            w = dtensor.distribute_tensor(X, mesh, [Replicate()]).requires_grad_()
+            product = local_map(
+                lambda x, w: (x * w.chunk(2)[dtensor.rank()]).sum(), [[Partial()]], [[Shard(0)], [Replicate()]], [None, [Partial()]]
+            )
+            product(x, w).backward()
+            torch.testing.assert_close(x.grad.full_tensor(), X)
+            torch.testing.assert_close(w.grad.full_tensor(), X)
+
+        self.everywhere(check)
+
+    def test_outputs_that_stay_what_they_are(self):
+        def check(mesh):
+            x = dtensor.distribute_tensor(X, mesh, [Shard(0)])
+            for found in [
+                local_map(lambda x: (x.shape[0], x + 1), (None, [Shard(0)]))(x),
+                local_map(lambda x: [x.sum(), x + 1, "note"], (None, [Shard(0)], None))(x),
+            ]:
+                self.assertFalse(isinstance(found[0], DTensor))
+                torch.testing.assert_close(found[1].full_tensor(), X + 1)
+            self.assertEqual(local_map(lambda x: x.shape[0], [None])(x), 2)
+            with self.assertRaisesRegex(RuntimeError, "returned 1 values for 2 out_placements"):
+                local_map(lambda x: x, ([Shard(0)], [Shard(0)]))(x)
+            with self.assertRaisesRegex(RuntimeError, "2 in_placements for 1 inputs"):
+                local_map(lambda x: x, ([Shard(0)],), ([Shard(0)], None))(x)
+
+        self.everywhere(check)
+
+    def test_one_output_on_several_dimensions(self):
+        def check(mesh):
+            placements = [Shard(0), Shard(1)]
+            x = dtensor.distribute_tensor(X, mesh, placements)
+            y = local_map(lambda x: x + 1, out_placements=placements)(x)
+            self.assertEqual(y.placements, tuple(placements))
+            torch.testing.assert_close(y.full_tensor(), X + 1)
+
+        self.everywhere(check, (2, 2))
+
+
+if __name__ == "__main__":
+    unittest.main()
