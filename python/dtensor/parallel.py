@@ -109,8 +109,20 @@ class _Border:
         module.register_forward_hook(leave)
 
 
+def _check_is_here(tensor: torch.Tensor, name: str, mesh: DeviceMesh) -> None:
+    """Slices of a mesh that moved to themselves what is split over other axes would wait for each other."""
+    names, own = tensor.device_mesh.mesh_dim_names or (), mesh.mesh_dim_names or ()
+    if any(axis not in own and not p.is_replicate() for axis, p in zip(names, tensor.placements)):
+        raise ValueError(
+            f"parallelize_module: {name} is {tensor.placements} on {tensor.device_mesh} already, of which the ranks of "
+            f"{mesh} have parts only; call parallelize_module first, then fully_shard"
+        )
+
+
 def _place_parameters(module: nn.Module, mesh: DeviceMesh, place: dict[str, Placement], source: int | None) -> None:
     def placed_(name: str, t: torch.Tensor) -> torch.Tensor:
+        if _C.is_dtensor(t):
+            _check_is_here(t, f"{name!r} of {type(module).__name__}", mesh)
         return distribute_tensor(t.detach(), mesh, [place.get(name, Replicate())], src_data_rank=source)
 
     for submodule in module.modules():
@@ -243,11 +255,18 @@ class PrepareModuleInputOutput(ParallelStyle):
         *,
         input_layouts: Layouts = None,
         desired_input_layouts: Layouts = None,
+        input_kwarg_layouts: dict[str, Placement] | None = None,
+        desired_input_kwarg_layouts: dict[str, Placement] | None = None,
+        use_local_input: bool = False,
         output_layouts: Layouts,
         desired_output_layouts: Layouts,
         use_local_output: bool = True,
     ) -> None:
-        self._before = PrepareModuleInput(input_layouts=input_layouts, desired_input_layouts=desired_input_layouts)
+        self._before = PrepareModuleInput(
+            input_layouts=input_layouts, desired_input_layouts=desired_input_layouts,
+            input_kwarg_layouts=input_kwarg_layouts, desired_input_kwarg_layouts=desired_input_kwarg_layouts,
+            use_local_output=use_local_input,
+        )  # fmt: skip
         self._after = PrepareModuleOutput(
             output_layouts=output_layouts, desired_output_layouts=desired_output_layouts, use_local_output=use_local_output
         )

@@ -204,7 +204,7 @@ class FullyShard(unittest.TestCase):
 class Parallelize(unittest.TestCase):
     def test_names_and_signatures(self):
         for name in ["ColwiseParallel", "RowwiseParallel", "SequenceParallel", "PrepareModuleInput", "PrepareModuleOutput",
-                     "parallelize_module"]:  # fmt: skip
+                     "PrepareModuleInputOutput", "parallelize_module"]:  # fmt: skip
             theirs, ours = getattr(their_parallel, name), getattr(parallel, name)
             lacks = set(inspect.signature(theirs).parameters) - set(inspect.signature(ours).parameters)
             self.assertEqual(lacks, set(), name)

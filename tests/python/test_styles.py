@@ -9,7 +9,8 @@ from torch import nn
 import dtensor
 from dtensor import Replicate, Shard
 from dtensor.parallel import (
-    ColwiseParallel, PrepareModuleInput, PrepareModuleOutput, RowwiseParallel, SequenceParallel, parallelize_module,
+    ColwiseParallel, PrepareModuleInput, PrepareModuleInputOutput, PrepareModuleOutput, RowwiseParallel, SequenceParallel,
+    parallelize_module,
 )  # fmt: skip
 from test_fully_shard import IDS, TIED
 
@@ -54,6 +55,22 @@ class Tied(unittest.TestCase):
         dtensor.run(2, on_rank)
 
 
+class Placed(unittest.TestCase):
+    def test_what_is_split_over_other_axes_is_refused(self):
+        """Each slice of the mesh would move it to itself, and wait for the others."""
+
+        def on_rank(names):
+            mesh = dtensor.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+            module = dtensor.fully_shard(copy.deepcopy(TIED), mesh=mesh[names])
+            with self.assertRaisesRegex(ValueError, "'weight' of Linear is .* call parallelize_module first"):
+                parallelize_module(module, mesh["tp"], {"up": ColwiseParallel()})
+            whole = dtensor.distribute_module(copy.deepcopy(TIED), mesh)
+            parallelize_module(whole, mesh["tp"], {"up": ColwiseParallel()})
+            self.assertEqual(whole.up.weight.placements, (Shard(0),))
+
+        dtensor.run(4, on_rank, "dp", timeout=20)
+
+
 class Sources(unittest.TestCase):
     def test_values_of_the_rank_that_is_named(self):
         def on_rank():
@@ -93,6 +110,27 @@ class Inputs(unittest.TestCase):
             self.assertEqual(layer(input=a[None]).tolist(), [[1 + 4 * rank] * 4])
 
         dtensor.run(2, on_rank)
+
+
+    def test_by_name_where_outputs_are_prepared_too(self):
+        class Scale(nn.Module):
+            def forward(self, x, *, factor):
+                return x * factor
+
+        x = torch.arange(8.0).reshape(4, 2)
+
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+            style = PrepareModuleInputOutput(
+                input_layouts=Shard(0), desired_input_layouts=Replicate(), input_kwarg_layouts={"factor": Shard(0)},
+                desired_input_kwarg_layouts={"factor": Replicate()}, output_layouts=Replicate(), desired_output_layouts=Shard(0),
+            )  # fmt: skip
+            own = x.chunk(2)[dtensor.rank()]
+            torch.testing.assert_close(parallelize_module(Scale(), mesh, style)(own, factor=own), own * own)
+
+        dtensor.run(2, on_rank)
+        with self.assertRaisesRegex(NotImplementedError, "local_map"):
+            PrepareModuleInputOutput(output_layouts=Shard(0), desired_output_layouts=Shard(0), use_local_input=True)
 
 
 class Outputs(unittest.TestCase):
