@@ -185,6 +185,8 @@ def fully_shard(
         m._parameters[key] = as_parameter(tensor, former.requires_grad)
         if former is not tensor:
             _taken[former] = m._parameters[key]
+    for slot_module in {id(slot_module): slot_module for _, slot_module, _ in slots}.values():
+        slot_module.register_load_state_dict_pre_hook(_fill_assigned)
     cast = _to_cast(modules, slots)
     for m in modules:
         _add_methods(m, unit)
@@ -193,6 +195,20 @@ def fully_shard(
             m._fsdp_casts |= {(id(slot_module), key) for _, slot_module, key in cast}
             _add_casts(m, cast, mp_policy)
     return module
+
+
+def _fill_assigned(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *rest: Any) -> None:
+    """load_state_dict(assign=True) would put tensors of no unit in the places of its parameters: they take the values."""
+    if not metadata.get("assign_to_params_buffers", False):
+        return
+    for key, own in module._parameters.items():
+        given = state.get(prefix + key)
+        if given is own or not isinstance(given, torch.Tensor) or not _C.is_dtensor(own):
+            continue
+        if (given.shape, given.dtype) == (own.shape, own.dtype):
+            with torch.no_grad():
+                own.copy_(given)
+            state[prefix + key] = own  # of the copy of the dictionary that load_state_dict makes
 
 
 def _shard_dims(fn: Callable[[nn.Parameter], Placement | None], slots: list[tuple[str, nn.Module, str]]) -> dict[str, int]:

@@ -1,0 +1,65 @@
+"""load_state_dict(assign=True) of units of fully_shard, as programs fill models that were made on the meta device."""
+
+import copy
+import unittest
+
+import torch
+from torch import nn
+
+import dtensor
+from dtensor import Replicate, Shard
+from dtensor.fsdp import MixedPrecisionPolicy, fully_shard
+
+torch.manual_seed(0)
+PLAIN = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+ROWS = torch.randn(4, 4)
+
+
+class Assigned(unittest.TestCase):
+    def check(self, values, policy, tolerance):
+        plain = copy.deepcopy(PLAIN)
+        plain(ROWS).square().mean().backward()
+
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+            with torch.device("meta"):
+                module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+            for part in (module[0], module):
+                fully_shard(part, mesh=mesh, mp_policy=policy)
+            former = list(module.parameters())
+            module.load_state_dict({key: values(t, mesh) for key, t in PLAIN.state_dict().items()}, assign=True)
+            self.assertTrue(all(a is b for a, b in zip(module.parameters(), former)))  # what an optimizer may have
+            before = module.fsdp_stats()["all_gathers"]
+            y = module(ROWS.chunk(2)[dtensor.rank()])
+            self.assertEqual(module.fsdp_stats()["all_gathers"], before + 2)
+            self.assertEqual(y.dtype, policy.param_dtype or torch.float32)
+            y.float().square().mean().backward()
+            for p, q in zip(module.parameters(), plain.parameters()):
+                torch.testing.assert_close(p.grad.full_tensor(), q.grad, rtol=tolerance, atol=tolerance)
+                torch.testing.assert_close(p.detach().full_tensor(), q.detach())
+
+        dtensor.run(2, on_rank)
+
+    def test_values_become_the_units(self):
+        kinds = [lambda t, mesh: t.clone()]  # whole ones, and placed ones
+        for placement in (Shard(0), Replicate()):
+            kinds.append(lambda t, mesh, placement=placement: dtensor.distribute_tensor(t, mesh, [placement]))
+        for values in kinds:
+            self.check(values, MixedPrecisionPolicy(), 1e-6)
+            self.check(values, MixedPrecisionPolicy(param_dtype=torch.bfloat16), 0.05)
+
+    def test_other_dtypes_are_taken_as_they_are(self):
+        """As torch does; the parameters are no unit's then."""
+
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+            module = fully_shard(copy.deepcopy(PLAIN), mesh=mesh)
+            doubles = copy.deepcopy(PLAIN).double()
+            module.load_state_dict(doubles.state_dict(), assign=True)
+            torch.testing.assert_close(module(ROWS.double()), doubles(ROWS.double()))
+
+        dtensor.run(2, on_rank)
+
+
+if __name__ == "__main__":
+    unittest.main()
