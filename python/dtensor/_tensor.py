@@ -120,6 +120,23 @@ def _reduce_mesh(mesh: Any) -> Any:
     return _rebuild_mesh, _mesh_state(mesh)[:3], mesh.__dict__ or None
 
 
+def _know_flattened(cls: Any) -> None:
+    """``mesh["dp_cp"]`` is what ``mesh["dp", "cp"]._flatten("dp_cp")`` made, as in ``torch.distributed.device_mesh``."""
+    slices, flattens = cls.__getitem__, cls._flatten
+
+    def get(mesh: Any, names: Any) -> Any:
+        made = mesh.__dict__.get("_flattened", {}).get(names) if isinstance(names, str) else None
+        return slices(mesh, names) if made is None else made
+
+    def flatten(mesh: Any, mesh_dim_name: str = "") -> Any:
+        flat = flattens(mesh, mesh_dim_name)
+        if mesh_dim_name and mesh_dim_name not in (flat._root.mesh_dim_names or ()):
+            flat._root.__dict__.setdefault("_flattened", {})[mesh_dim_name] = flat
+        return flat
+
+    cls.__getitem__, cls._flatten = functools.wraps(slices)(get), functools.wraps(flattens)(flatten)
+
+
 def _rebuild(
     local: torch.Tensor, mesh_state: Any, placements: Any, size: Any, stride: Any, requires_grad: bool,
     attributes: Any = None,
@@ -220,4 +237,5 @@ def install() -> None:
     _C.DeviceMesh.__copy__ = lambda mesh: mesh  # type: ignore[attr-defined]
     _C.DeviceMesh.__deepcopy__ = lambda mesh, memo: mesh  # type: ignore[attr-defined]
     _C.DeviceMesh.__reduce__ = _reduce_mesh  # type: ignore[assignment,method-assign]
+    _know_flattened(_C.DeviceMesh)
     torch.serialization.add_safe_globals([_rebuild, _rebuild_mesh, _C.DeviceMesh, _C.Placement])

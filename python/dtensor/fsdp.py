@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from typing import Any, Callable, Sequence
 
@@ -131,7 +132,27 @@ def _whole_mesh(mesh: DeviceMesh, slots: list[tuple[str, nn.Module, str]]) -> De
     root = getattr(mesh, "_root", None)
     placed = (module._parameters[key] for _, module, key in slots)
     elsewhere = any(_C.is_dtensor(p) and p.device_mesh != mesh for p in placed)
-    return root if root is not None and elsewhere else mesh
+    return _with_axes(root, mesh) if root is not None and elsewhere else mesh
+
+
+def _with_axes(root: DeviceMesh, mesh: DeviceMesh) -> DeviceMesh:
+    """``root``, with those of its axes in one that are one in ``mesh`` (``_flatten``)."""
+    for name in mesh.mesh_dim_names or ():
+        if name not in (root.mesh_dim_names or ()):
+            root = _merged(root, name, mesh[name])
+    return root
+
+
+def _merged(root: DeviceMesh, name: str, flat: DeviceMesh) -> DeviceMesh:
+    shape, names = root.shape, root.mesh_dim_names or ("",) * root.ndim
+    for count in (*range(2, root.ndim + 1), 1):
+        for begin in range(root.ndim - count + 1):
+            end = begin + count
+            if math.prod(shape[begin:end]) == flat.size():
+                view = root.view((*shape[:begin], flat.size(), *shape[end:]), (*names[:begin], name, *names[end:]))
+                if view[name] == flat:
+                    return view
+    raise ValueError(f"fully_shard: {flat} is not neighbouring axes of {root}, on which parameters are placed, in one")
 
 
 def _options(mesh: DeviceMesh, policy: MixedPrecisionPolicy, reshard: bool | int | None, offload: Any) -> Any:
