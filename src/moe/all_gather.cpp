@@ -5,6 +5,7 @@
 #include "dtensor/moe/dispatch.h"
 #include "dtensor/moe/exchange.h"
 #include "moe/dispatch_details.h"
+#include "moe/node.h"
 #include "moe/router_parts.h"
 #include "moe/weighted_rows.h"
 
@@ -25,6 +26,7 @@ class AllGather final : public Dispatcher {
   explicit AllGather(Communicator ranks) : Dispatcher(std::move(ranks)) {}
 
   DispatchPlan prepare(const Routing& routing, const TokenLayout&) const override {
+    const moe::NoMeshScope plain;
     const auto local = routing.expert_count / size();
     TORCH_CHECK(local * size() == routing.expert_count, "AllGather: ", routing.expert_count, " experts on ", size(),
                 " ranks");

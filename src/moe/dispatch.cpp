@@ -13,6 +13,7 @@
 #include "dtensor/moe/exchange.h"
 #include "moe/counting.h"
 #include "moe/dispatch_details.h"
+#include "moe/node.h"
 #include "moe/router_parts.h"
 #include "moe/weighted_rows.h"
 
@@ -185,6 +186,7 @@ class EqualExchange final : public RowExchange, public moe::NeedsEqualTokens {
  private:
   DispatchPlan make_plan(const Routing& routing, const TokenLayout& layout) const {
     const c10::InferenceMode off(false);  // it serves passes with gradients, too
+    const moe::NoMeshScope plain;
     auto plan = sort_entries(routing);
     plan.weights = at::Tensor();
     plan_rows(plan, counts_by_rule(routing, layout), rank_of(ranks_));

@@ -10,6 +10,7 @@
 #include "dtensor/moe/routed_experts.h"
 #include "moe/counting.h"
 #include "moe/dispatch_details.h"
+#include "moe/node.h"
 #include "moe/parallel.h"
 #include "moe/token_mapping.h"
 
@@ -173,6 +174,12 @@ MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
   const auto x = constrain("in", input);
   TORCH_CHECK(x.dim() >= 2 && x.size(-1) == options_.hidden, "MixtureOfExperts: input ", x.sizes(),
               " for a hidden size of ", options_.hidden);
+  const auto out = run_tokens(x, {local_view(input), local_view(x)});
+  return {constrain("out", out.y), out.loss};
+}
+
+MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::vector<at::Tensor> keep) {
+  const moe::NoMeshScope plain;  // strategies and dispatchers of the user's own see local tensors, too
   const auto& mapping = seen_->mappings.of(x, parallel_ ? parallel_->mesh : DeviceMesh(),
                                            parallel_ ? parallel_->etp_ranks : std::vector<std::int64_t>());
   check_equal_tokens(*dispatcher_, mapping);
@@ -195,10 +202,10 @@ MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
   stats_ = {routing.order ? load.clone() : load, plan.dropped};
   const auto made = run_experts_here(sent, plan, {mapping, routing});
   const auto base = shared_rows(from_shared, mapping, rows.sizes());
-  auto y = moe::from_part(
-      dispatcher_->combine(made, plan, base, {local_view(input), local_view(x), rows}).view(part.sizes()), mapping);
+  keep.push_back(rows);
+  auto y = moe::from_part(dispatcher_->combine(made, plan, base, keep).view(part.sizes()), mapping);
   if (from_shared.defined() && !base.defined()) y = from_shared + y;
-  return {constrain("out", y), moe::from_share(routing.loss, mapping)};
+  return {y, moe::from_share(routing.loss, mapping)};
 }
 
 at::Tensor MixtureOfExperts::run_shared(const at::Tensor& x) const {

@@ -1,6 +1,8 @@
 // How a function on local tensors gets a gradient: by a node of its own (dtensor/autograd_node.h).
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
@@ -12,6 +14,16 @@ using dtensor::make_node;
 using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
+
+// What is allocated for local tensors is plain, whatever a MeshScope makes of the user's own calls of factories.
+struct NoMeshScope {
+  c10::impl::ExcludeDispatchKeyGuard no_mesh_scope{c10::DispatchKey::DeferredInit};
+};
+
+// Local tensors are computed with by ATen alone: no graph, no DTensors made by a MeshScope.
+struct LocalScope : NoMeshScope {
+  at::AutoDispatchBelowADInplaceOrView below;
+};
 
 template <class... Inputs>
 bool needs_graph(const Inputs&... inputs) {

@@ -5,6 +5,7 @@
 #include <ATen/OpMathType.h>
 
 #include "dtensor/moe/exchange.h"
+#include "moe/node.h"
 #include "moe/router_parts.h"
 
 namespace dtensor {
@@ -48,6 +49,7 @@ SharedCounts::Exchange& SharedCounts::exchange(const Communicator& ranks) {
     if (serves(done.ranks, ranks)) return done;
   }
   const at::NoGradGuard no_grad;
+  const moe::NoMeshScope plain;
   Exchange fresh{ranks, local_.unsqueeze(0), {}, {}};
   if (ranks && ranks.size() > 1) {
     fresh.counts = at::empty({ranks.size(), local_.size(0)}, local_.options());
@@ -60,6 +62,7 @@ void SharedCounts::begin(const Communicator& ranks) { exchange(ranks); }
 
 at::Tensor SharedCounts::rows_of(const at::Tensor& counts, const Exchange& done, const Communicator& ranks) {
   if (done.ranks == ranks || counts.size(0) == 1) return counts;
+  const moe::NoMeshScope plain;
   return counts.index_select(0, at::tensor(places_among(ranks, done.ranks)).to(counts.device()));
 }
 
@@ -129,6 +132,7 @@ RoutingStrategy::Choice choose(const at::Tensor& scores, const RouterOptions& o,
 Routing route(const at::Tensor& x, const at::Tensor& gate, const RouterOptions& options, const TokenLayout& layout,
               const at::Tensor& bias) {
   check_options(x, gate, options);
+  const NoMeshScope plain;
   Routing routing;
   routing.expert_count = options.experts;
   const auto logits = gate_logits(x, gate);

@@ -234,6 +234,7 @@ struct SumCopiesBackward final : Node {
   explicit SumCopiesBackward(Communicator c) : copies(std::move(c)) {}
   variable_list apply(variable_list&& grads) override {
     const at::NoGradGuard no_grad;
+    const NoMeshScope plain;
     auto sum = grads[0].defined() ? grads[0].clone(at::MemoryFormat::Contiguous) : input_metadata(0).zeros_like();
     copies.all_reduce(sum, ReduceOp::sum).wait();
     return {sum};
@@ -267,7 +268,7 @@ at::Tensor sum_copies(at::Tensor local, const DeviceMesh& mesh, const TokenMappi
   if (!copies) return local;
   at::Tensor result;
   {
-    at::AutoDispatchBelowADInplaceOrView guard;
+    const LocalScope guard;
     result = local.view(local.sizes());
   }
   return with_node(result, make_node<SumCopiesBackward>(copies), local);

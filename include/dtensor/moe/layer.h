@@ -101,6 +101,8 @@ class DTENSOR_API MixtureOfExperts final : public nn::Module {
 
  private:
   struct Pass;
+  // `keep`: what results must not be written into.
+  Output run_tokens(const at::Tensor& x, std::vector<at::Tensor> keep);
   at::Tensor run_experts_here(const at::Tensor& rows, DispatchPlan& plan, const Pass& pass);
   ExpertWeights local_experts(const Pass& pass) const;
   at::Tensor run_shared(const at::Tensor& x) const;

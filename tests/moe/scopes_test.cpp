@@ -1,0 +1,75 @@
+// A layer runs in whatever scope its program is in: its local tensors stay plain.
+#include <gtest/gtest.h>
+
+#include "small_layer.h"
+
+namespace dtensor::test {
+namespace {
+
+struct Way {
+  DispatchKind kind = DispatchKind::all_to_all;
+  CapacityOptions capacity = {};
+  RouterChoice choice = RouterChoice::tokens;
+  ExpertBackend backend = ExpertBackend::automatic;
+};
+
+std::vector<at::Tensor> run_way(const Way& way, const DeviceMesh& mesh, const at::Tensor& values, bool in_scope) {
+  auto o = small_options(way.backend == ExpertBackend::grouped ? at::kFloat : at::kDouble);
+  o.router.choice = way.choice;
+  o.experts.backend = way.backend;
+  o.shared_ffn = 4;
+  o.balance_rate = 0.1;
+  o.scale_expert_gradients = true;
+  if (way.choice == RouterChoice::tokens) o.router.sequence_aux_loss = o.router.aux_loss = 0.1;
+  MixtureOfExperts layer(o);
+  fill(layer, 3);
+  apply_expert_parallel(layer, mesh.view({1, 2}, {"edp", "ep"}));
+  layer.set_dispatch(way.kind, way.capacity);
+  const auto x = distribute_tensor(values.to(o.tensor.dtype()), mesh, {Shard(0)}).requires_grad_();
+  std::optional<MeshScope> scope;
+  if (in_scope) scope.emplace(mesh);
+  const auto out = layer.run(x);
+  auto loss = out.y.square().sum();
+  if (out.loss.defined()) loss = loss + out.loss;
+  loss.backward();
+  update_load_balancers(layer, mesh.communicator());
+  std::vector<at::Tensor> results{out.y.detach(), x.grad(), layer.balancer()->bias};
+  for (const auto& p : layer.parameters()) results.push_back(p.grad());
+  for (auto& t : results) t = is_dtensor(t) ? DTensor(t).full_tensor() : t;
+  return results;
+}
+
+TEST(MoeScopes, ALayerInAMeshScopeIsTheLayerOutsideOfIt) {
+  const auto values = Draw(1).normal({8, 8});
+  const std::vector<Way> ways = {{},
+                                 {.kind = DispatchKind::all_gather},
+                                 {.kind = DispatchKind::capacity, .capacity = {0.7, DropPolicy::position}},
+                                 {.kind = DispatchKind::capacity, .capacity = {0.7, DropPolicy::probability}},
+                                 {.kind = DispatchKind::equal, .choice = RouterChoice::round_robin},
+                                 {.choice = RouterChoice::experts},
+                                 {.backend = ExpertBackend::grouped}};
+  run_local(2, [&](Communicator world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"dp"});
+    for (std::size_t w = 0; w < ways.size(); ++w) {
+      const auto wanted = run_way(ways[w], mesh, values, false), got = run_way(ways[w], mesh, values, true);
+      for (std::size_t i = 0; i < wanted.size(); ++i) expect_close(got[i], wanted[i], c10::str("way ", w, " ", i));
+    }
+  });
+}
+
+TEST(MoeScopes, AModelOfExpertsMayBeMadeAndTrainedInOneMeshScope) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const MeshScope scope(mesh);
+    MixtureOfExperts layer(small_options());
+    RoutedExperts list;
+    for (int i = 0; i < 2; ++i) list.add(std::make_unique<nn::Linear>(8, 8, true, at::kDouble));
+    apply_expert_parallel(list, mesh);
+    const auto x = at::randn({4, 8}, at::kDouble), ids = at::zeros({4, 1}, at::kLong);
+    const auto y = list.forward(layer.forward(x), ids, at::ones({4, 1}, at::kDouble));
+    y.sum().backward();
+    EXPECT_TRUE(layer.experts.w1.grad().defined() && layer.gate.weight.grad().defined());
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test
