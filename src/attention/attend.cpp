@@ -65,17 +65,18 @@ struct AttentionBackward final : Node {
     return result;
   }
 
-  // Differentiable: the whole once more, by plain ATen.
+  // Differentiable: the whole once more, by plain ATen. Each operand has an alias of its own there: two of them may be
+  // one tensor, or one may have been computed from another, and what flows from operand to operand is the graph's.
   variable_list again(const variable_list& in, const at::Tensor& grad) {
+    variable_list own = in, asked;
+    for (at::Tensor& t : own) {
+      if (t.defined() && t.requires_grad()) asked.push_back(t = at::alias(t));
+    }
     AttentionOptions options = setup.options;
     options.mask = whole_mask.unpack();
     options.row_documents = documents.unpack();
-    options.sinks = in[3];
-    const auto result = plain_attention(in[0], in[1], in[2], options, kept_weights(setup));
-    variable_list asked;
-    for (const at::Tensor& t : in) {
-      if (t.defined() && t.requires_grad()) asked.push_back(t);
-    }
+    options.sinks = own[3];
+    const auto result = plain_attention(own[0], own[1], own[2], options, kept_weights(setup));
     auto found = torch::autograd::grad({result}, asked, {grad}, true, true);
     variable_list all(4);
     for (std::size_t i = 0, next = 0; i < in.size(); ++i) {
