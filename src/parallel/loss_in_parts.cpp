@@ -39,17 +39,20 @@ at::Tensor LossInParts::value() const {
   return options.reduction == LossReduction::none ? loss.reshape(targets.sizes()) : loss;
 }
 
+// Each tensor has an alias of its own there: logits may have been computed from the head's weight (tied embeddings),
+// and what flows that way is the graph's.
 std::vector<at::Tensor> gradient_with_graph(const LossInParts& loss, const at::Tensor& grad) {
+  LossInParts own = loss;
   std::vector<at::Tensor> wanted, result(3);
-  for (const auto& t : {loss.values, loss.head}) {
-    if (t.defined() && t.requires_grad()) wanted.push_back(t);
+  for (at::Tensor* t : {&own.values, &own.head}) {
+    if (t->defined() && t->requires_grad()) wanted.push_back(*t = at::alias(*t));
   }
   if (wanted.empty()) return result;
   const PartOfBackward part;
-  auto found = torch::autograd::grad({loss.value()}, wanted, {grad}, /*retain_graph=*/true, /*create_graph=*/true);
+  auto found = torch::autograd::grad({own.value()}, wanted, {grad}, /*retain_graph=*/true, /*create_graph=*/true);
   auto next = found.begin();
-  if (loss.values.requires_grad()) result[0] = *next++;
-  if (loss.head.defined() && loss.head.requires_grad()) result[1] = *next;
+  if (own.values.requires_grad()) result[0] = *next++;
+  if (own.head.defined() && own.head.requires_grad()) result[1] = *next;
   return result;
 }
 

@@ -35,6 +35,28 @@ TEST(CrossEntropy, TargetsAndWeightsMayChangeBeforeBackward) {
   });
 }
 
+// The head's weight is the embedding's: with a graph, what reaches it through the hidden features counts once.
+TEST(LinearCrossEntropy, OfATiedWeightHasItsGradientWithAGraph) {
+  test::on_mesh({2}, [](const DeviceMesh& mesh) {
+    test::Draw draw(3);
+    const at::Tensor words = draw.normal({5, 4}), ids = draw.integers({6}, 5), targets = draw.integers({6}, 5);
+    const auto both = [&](const at::Tensor& w, const at::Tensor& loss) {
+      const at::Tensor first = torch::autograd::grad({loss}, {w}, {}, true, true)[0];
+      return std::pair(first.detach(), torch::autograd::grad({first.square().sum()}, {w})[0]);
+    };
+    const at::Tensor plain = words.clone().requires_grad_();
+    const auto wanted =
+        both(plain, at::cross_entropy_loss(at::linear(at::embedding(plain, ids).tanh(), plain), targets));
+    for (const Placement& where : {Replicate(), Shard(0)}) {
+      const at::Tensor w = distribute_tensor(words, mesh, {where}).requires_grad_();
+      const at::Tensor hidden = at::embedding(w, distribute_tensor(ids, mesh, {Shard(0)})).tanh();
+      const auto found = both(w, linear_cross_entropy(hidden, w, distribute_tensor(targets, mesh, {Shard(0)})));
+      test::expect_close(found.first, wanted.first, "first derivative, words " + to_string(Placements{where}));
+      test::expect_close(found.second, wanted.second, "second derivative, words " + to_string(Placements{where}));
+    }
+  });
+}
+
 // Backward makes the logits again, outside of autocast: those of forward.
 TEST(LinearCrossEntropy, UnderAutocastIsLinearUnderAutocast) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
