@@ -236,6 +236,12 @@ GptConfig meta_config(const Options& options) {
   return config;
 }
 
+// In a step, of elements that the mesh's generator numbers: for dropout, and for what a router's inputs are jittered
+// by.
+bool draws_random_numbers(const Options& options) {
+  return options.dropout > 0 || (options.experts && options.experts->jitter > 0);
+}
+
 void make_plain(Gpt& model) {
   for (const auto& [name, tensor] : model.named_parameters()) {
     *tensor = dtensor::DTensor(tensor->detach()).full_tensor().clone().requires_grad_();
@@ -302,7 +308,7 @@ std::vector<StepRecord> train_on_one_device(const Options& options, const Corpus
     parallelize(model, mesh, {});
     dtensor::manual_seed(mesh, options.seed);
     model.reset();
-    const bool plain = options.dropout == 0;
+    const bool plain = !draws_random_numbers(options);
     if (plain) make_plain(model);
     Job job{.options = options, .corpus = corpus, .model = model};
     if (!plain) job.batch_mesh = mesh;

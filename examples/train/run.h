@@ -27,9 +27,9 @@ std::vector<StepRecord> train_on_mesh(const dtensor::Communicator& world, const 
 // Rows of the pieces that the run takes its batch in: --grad-accum of them, each in the microbatches of its pipeline.
 std::vector<std::int64_t> pieces_of_batch(const Options& options);
 
-// Plain tensors, no mesh. With dropout: a mesh of one rank, since ATen's own generator numbers by order of calls. The
-// batch is summed in `pieces` parts, which changes rounding only; 0: in those of the run, for losses of a router and
-// whatever else is no sum over pieces.
+// Plain tensors, no mesh. Where a step draws random numbers (dropout, a router's jitter): a mesh of one rank, since
+// ATen's own generator numbers by order of calls. The batch is summed in `pieces` parts, which changes rounding only;
+// 0: in those of the run, for losses of a router and whatever else is no sum over pieces.
 std::vector<StepRecord> train_on_one_device(const Options& options, const Corpus& corpus, std::int64_t pieces = 1);
 
 }  // namespace train
