@@ -60,7 +60,8 @@ void MemoryUse::predict(const std::vector<dtensor::FsdpUnit>& units, const Optio
 }
 
 // A stage's units are gathered and dropped one after the other within an action: none is needed at both of its ends.
-// One of another stage may be there beside it.
+// One of another stage may be there beside it. A stage that is all of the model is as without a pipeline: embedding and
+// head are one unit.
 void MemoryUse::predict_in_stages(const std::vector<std::vector<dtensor::FsdpUnit>>& units, const std::vector<int>& own,
                                   const dtensor::pipeline::Schedule& schedule, const Options& options) {
   std::vector<std::int64_t> bytes_of_stage(units.size());
@@ -78,11 +79,12 @@ void MemoryUse::predict_in_stages(const std::vector<std::vector<dtensor::FsdpUni
   }
   predicted = dtensor::predict_memory(all);
   predicted.unreduced = waiting_gradients(all);
-  const auto rank = static_cast<std::size_t>(schedule.rank_of(own.front()));
-  predicted.gathered = options.reshard == "false" ? together : largest + (own.size() > 1 ? second : 0);
-  if (schedule.has(dtensor::pipeline::ActionKind::unshard)) {
-    predicted.gathered = unsharded_at_once(schedule.ranks[rank], bytes_of_stage);
+  if (schedule.stages() > 1) {
+    predicted.gathered = options.reshard == "false" ? together : largest + (own.size() > 1 ? second : 0);
   }
+  if (own.empty() || !schedule.has(dtensor::pipeline::ActionKind::unshard)) return;
+  const auto rank = static_cast<std::size_t>(schedule.rank_of(own.front()));
+  predicted.gathered = unsharded_at_once(schedule.ranks[rank], bytes_of_stage);
 }
 
 // Collectives come with everything that is gathered, between pieces and between messages of a pipeline, when gradients

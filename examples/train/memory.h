@@ -32,7 +32,7 @@ struct MemoryUse {
 
   // All but the optimizer's states, which the optimizer tells.
   void predict(const std::vector<dtensor::FsdpUnit>& units, const Options& options);
-  // In stages, of which this rank has `own`: `units` of each stage.
+  // In stages, of which this rank has `own` (a schedule may leave it without any): `units` of each stage.
   void predict_in_stages(const std::vector<std::vector<dtensor::FsdpUnit>>& units, const std::vector<int>& own,
                          const dtensor::pipeline::Schedule& schedule, const Options& options);
 

@@ -185,7 +185,7 @@ void train_step(const Job& job, Optimizer& optimizer, StepRecord& record) {
     run_batch(job, batch);
   };
   optimizer.step([&](const at::Tensor& norm) {
-    record.grad_norm = to_number(norm);
+    record.grad_norm = job.stages != nullptr ? job.stages->on_every_rank(norm) : to_number(norm);
     check_step_finite({record.step + 1, record.loss, record.grad_norm}, again, world_of(job));
   });
   if (job.stages != nullptr) return job.stages->update_load_balancers();

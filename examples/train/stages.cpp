@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <fstream>
 #include <sstream>
 
@@ -139,6 +140,17 @@ void Stages::update_load_balancers() {
   for (const Part& part : parts_) {
     if (part.mesh.is_member()) dtensor::update_load_balancers(*part.module, part.mesh.communicator());
   }
+}
+
+double Stages::on_every_rank(const at::Tensor& number) const {
+  const auto& ranks = pipeline_.schedule().ranks;
+  if (std::none_of(ranks.begin(), ranks.end(), [](const auto& actions) { return actions.empty(); })) {
+    return number.item<double>();
+  }
+  const auto mesh = pipeline_.stage_mesh(0);
+  const at::Tensor told = at::full({1}, number.defined() ? number.item<double>() : 0.0, at::kDouble);
+  mesh.world().broadcast(told, static_cast<int>(mesh.ranks().front())).wait();
+  return told.item<double>();
 }
 
 }  // namespace train

@@ -46,6 +46,9 @@ class Stages {
   using Actions = std::vector<dtensor::pipeline::TimedAction>;
   std::pair<std::chrono::steady_clock::time_point, Actions> take_actions();
   void update_load_balancers();
+  // A number of the whole model that ranks without a stage were not told (a norm), on every rank. Collective where the
+  // schedule leaves such ranks.
+  double on_every_rank(const at::Tensor& number) const;
   // The last step as measured, as a picture. Collective.
   std::string picture() const;
 
