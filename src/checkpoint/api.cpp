@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "checkpoint/collective_errors.h"
-#include "checkpoint/file.h"
-#include "checkpoint/load.h"
+#include "checkpoint/format/file.h"
+#include "checkpoint/format/saved_folder.h"
+#include "checkpoint/load/load.h"
 #include "checkpoint/save.h"
-#include "checkpoint/saved_folder.h"
 #include "dtensor/debug_rank.h"
 
 namespace dtensor {

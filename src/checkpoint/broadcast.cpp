@@ -7,11 +7,11 @@
 #include <unordered_set>
 
 #include "checkpoint/collective_errors.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/format/values.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/part.h"
 #include "checkpoint/problems.h"
-#include "checkpoint/safetensors.h"
-#include "checkpoint/values.h"
 #include "dtensor/factories.h"
 #include "dtensor/tensor.h"
 

@@ -6,12 +6,15 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/format/checksum.h"
 #include "dtensor/comm.h"
 #include "texts/texts.h"
 
 namespace dtensor::files {
 
 void reduce_numbers(const Communicator& ranks, std::vector<std::int64_t>& numbers, ReduceOp op);
+// The checksums of all ranks, added up.
+std::vector<Checksum> sum_over_ranks(const Communicator& ranks, const std::vector<Checksum>& own);
 
 // Throws on every rank where any gives an error, with all of them: "WHAT: rank 2: ...".
 void raise_on_all(const Communicator& ranks, const std::string& what, const std::string& error);

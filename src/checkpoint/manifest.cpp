@@ -8,7 +8,7 @@
 #include <unordered_set>
 
 #include "checkpoint/collective_errors.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/safetensors.h"
 #include "dtensor/tensor.h"
 #include "dtensor/views.h"
 

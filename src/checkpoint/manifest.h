@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/values.h"
+#include "checkpoint/format/values.h"
 #include "dtensor/checkpoint.h"
 
 namespace dtensor::files {

@@ -2,7 +2,7 @@
 #include <bit>
 #include <utility>
 
-#include "checkpoint/load.h"
+#include "checkpoint/load/load.h"
 #include "dtensor/random.h"
 
 namespace dtensor {

@@ -7,10 +7,10 @@
 #include <cstring>
 #include <unordered_map>
 
-#include "checkpoint/checksum.h"
 #include "checkpoint/collective_errors.h"
-#include "checkpoint/file.h"
-#include "checkpoint/saved_folder.h"
+#include "checkpoint/format/checksum.h"
+#include "checkpoint/format/file.h"
+#include "checkpoint/format/saved_folder.h"
 #include "dtensor/debug_rank.h"
 #include "dtensor/tensor.h"
 

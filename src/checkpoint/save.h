@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/checksum.h"
-#include "checkpoint/lock.h"
+#include "checkpoint/format/checksum.h"
+#include "checkpoint/format/lock.h"
+#include "checkpoint/format/safetensors.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/part.h"
-#include "checkpoint/safetensors.h"
 #include "dtensor/checkpoint.h"
 
 namespace dtensor::files {

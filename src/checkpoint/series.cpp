@@ -8,8 +8,8 @@
 #include <set>
 
 #include "checkpoint/collective_errors.h"
-#include "checkpoint/lock.h"
-#include "checkpoint/saved_folder.h"
+#include "checkpoint/format/lock.h"
+#include "checkpoint/format/saved_folder.h"
 #include "dtensor/debug_rank.h"
 
 namespace dtensor {

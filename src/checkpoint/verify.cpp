@@ -1,12 +1,12 @@
 // A checkpoint on disk against its own checksums, by one process without ranks.
 #include <algorithm>
 
-#include "checkpoint/checksum.h"
 #include "checkpoint/collective_errors.h"
-#include "checkpoint/file.h"
+#include "checkpoint/format/checksum.h"
+#include "checkpoint/format/file.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/load/read_ranges.h"
 #include "checkpoint/part.h"
-#include "checkpoint/read_ranges.h"
-#include "checkpoint/safetensors.h"
 
 namespace dtensor {
 namespace files {

@@ -3,7 +3,7 @@
 // After GoogleTest.
 #include <rapidcheck.h>
 
-#include "checkpoint/checksum.h"
+#include "checkpoint/format/checksum.h"
 #include "checkpoint/folder.h"
 
 namespace dtensor::test {

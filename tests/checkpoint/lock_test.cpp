@@ -1,5 +1,5 @@
 // One program saves to a folder at a time: who holds it, who takes it over, what is left behind.
-#include "checkpoint/lock.h"
+#include "checkpoint/format/lock.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -5,7 +5,7 @@
 #include <array>
 #include <atomic>
 
-#include "checkpoint/shared_reads.h"
+#include "checkpoint/load/shared_reads.h"
 #include "dtensor/memory_timeline.h"
 #include "folder.h"
 #include "support/bytes_read.h"

@@ -1,14 +1,14 @@
 // Values, checkpoint.json and the index that ranks send each other, as JSON. Numbers that JSON lacks (infinities, NaN)
 // are objects {"double": "inf"}.
-#include "checkpoint/values.h"
+#include "checkpoint/format/values.h"
 
 #include <charconv>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/json.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/json.h"
+#include "checkpoint/format/safetensors.h"
 
 namespace dtensor::files {
 namespace {

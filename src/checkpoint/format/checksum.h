@@ -3,9 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
-
-#include "dtensor/comm.h"
 
 namespace dtensor::files {
 
@@ -28,8 +25,5 @@ Checksum checksum(const char* data, std::int64_t item, std::int64_t count, std::
 inline Checksum times(const Checksum& one, std::int64_t copies) {
   return {one.sum * static_cast<std::uint64_t>(copies), one.count * copies};
 }
-
-// The checksums of all ranks, added up. Collective.
-std::vector<Checksum> sum_over_ranks(const Communicator& ranks, const std::vector<Checksum>& own);
 
 }  // namespace dtensor::files

@@ -1,12 +1,12 @@
 // Parts of stored tensors and parts of this rank, brought together.
-#include "checkpoint/destination.h"
+#include "checkpoint/load/destination.h"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
 
+#include "checkpoint/format/safetensors.h"
 #include "checkpoint/part.h"
-#include "checkpoint/safetensors.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor::files {

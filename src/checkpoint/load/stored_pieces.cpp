@@ -1,11 +1,11 @@
 // Rows of a table as ranges.
-#include "checkpoint/stored_pieces.h"
+#include "checkpoint/load/stored_pieces.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/safetensors.h"
 #include "names/names.h"
 
 namespace dtensor::files {

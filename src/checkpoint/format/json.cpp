@@ -1,5 +1,5 @@
 // The parser's own limits, and sentences instead of the parser's errors.
-#include "checkpoint/json.h"
+#include "checkpoint/format/json.h"
 
 #include <c10/util/Exception.h>
 

@@ -1,5 +1,5 @@
 // How a checkpoint's folder appears: written under another name, then exchanged with what was there.
-#include "checkpoint/saved_folder.h"
+#include "checkpoint/format/saved_folder.h"
 
 #include <c10/util/Exception.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 #include <filesystem>
 #include <regex>
 
-#include "checkpoint/lock.h"
+#include "checkpoint/format/lock.h"
 
 namespace dtensor::files {
 namespace {

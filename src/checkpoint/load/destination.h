@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/named_checksums.h"
-#include "checkpoint/read_ranges.h"
-#include "checkpoint/shared_reads.h"
-#include "checkpoint/stored_pieces.h"
+#include "checkpoint/load/named_checksums.h"
+#include "checkpoint/load/read_ranges.h"
+#include "checkpoint/load/shared_reads.h"
+#include "checkpoint/load/stored_pieces.h"
 #include "dtensor/checkpoint.h"
 #include "dtensor/contiguous_ranges.h"
 

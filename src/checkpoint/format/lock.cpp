@@ -1,6 +1,6 @@
 // flock tells at once whether an owner on this machine lives, and on network file systems that pass it on, on any.
 // Where it does not reach other hosts, the owner's name in the file and the file's age do.
-#include "checkpoint/lock.h"
+#include "checkpoint/format/lock.h"
 
 #include <c10/util/Exception.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 // Groups of ranks, and turns of reading.
-#include "checkpoint/shared_reads.h"
+#include "checkpoint/load/shared_reads.h"
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "checkpoint/collective_errors.h"
-#include "checkpoint/lock.h"
+#include "checkpoint/format/lock.h"
 #include "checkpoint/part.h"
 #include "dtensor/shards.h"
 #include "dtensor/tensor.h"

@@ -4,9 +4,9 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/file.h"
-#include "checkpoint/json.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/file.h"
+#include "checkpoint/format/json.h"
+#include "checkpoint/format/safetensors.h"
 
 namespace dtensor::files {
 namespace {

@@ -1,12 +1,12 @@
 // Which stored tensors are read whole, and what their parts add up to.
-#include "checkpoint/named_checksums.h"
+#include "checkpoint/load/named_checksums.h"
 
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
 
-#include "checkpoint/read_ranges.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/load/read_ranges.h"
 
 namespace dtensor::files {
 

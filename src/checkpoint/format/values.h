@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/checksum.h"
+#include "checkpoint/format/checksum.h"
 #include "dtensor/checkpoint.h"
 
 namespace dtensor::files {

@@ -1,7 +1,7 @@
 // Ranges of elements as ranges of bytes.
-#include "checkpoint/read_ranges.h"
+#include "checkpoint/load/read_ranges.h"
 
-#include "checkpoint/coalesced_reader.h"
+#include "checkpoint/format/coalesced_reader.h"
 
 namespace dtensor::files {
 

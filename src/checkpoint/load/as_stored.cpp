@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include "checkpoint/stored_pieces.h"
+#include "checkpoint/load/stored_pieces.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor {

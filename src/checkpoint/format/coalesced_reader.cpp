@@ -1,5 +1,5 @@
 // Short ranges close together go through a window of at most 1 MiB.
-#include "checkpoint/coalesced_reader.h"
+#include "checkpoint/format/coalesced_reader.h"
 
 #include <cstring>
 

@@ -1,15 +1,15 @@
 // Each rank reads the ranges of its own elements, and all together verify what they read.
-#include "checkpoint/load.h"
+#include "checkpoint/load/load.h"
 
 #include <ATen/ATen.h>
 
 #include <unordered_set>
 
 #include "checkpoint/collective_errors.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/load/read_ranges.h"
+#include "checkpoint/load/shared_reads.h"
 #include "checkpoint/part.h"
-#include "checkpoint/read_ranges.h"
-#include "checkpoint/safetensors.h"
-#include "checkpoint/shared_reads.h"
 #include "dtensor/debug_rank.h"
 
 namespace dtensor::files {

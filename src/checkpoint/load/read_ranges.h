@@ -4,8 +4,8 @@
 #include <map>
 #include <string>
 
-#include "checkpoint/checksum.h"
-#include "checkpoint/file.h"
+#include "checkpoint/format/checksum.h"
+#include "checkpoint/format/file.h"
 #include "dtensor/checkpoint.h"
 #include "dtensor/contiguous_ranges.h"
 

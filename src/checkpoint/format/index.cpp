@@ -4,11 +4,11 @@
 #include <set>
 #include <unordered_map>
 
-#include "checkpoint/file.h"
-#include "checkpoint/json.h"
-#include "checkpoint/safetensors.h"
-#include "checkpoint/saved_folder.h"
-#include "checkpoint/values.h"
+#include "checkpoint/format/file.h"
+#include "checkpoint/format/json.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/format/saved_folder.h"
+#include "checkpoint/format/values.h"
 
 namespace dtensor {
 namespace files {

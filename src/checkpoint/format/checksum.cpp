@@ -1,12 +1,10 @@
 // The mix: Weyl sequence of the index added to the bits, then two rounds of xor-shift and odd multiplication. For a
 // given index it is a bijection of the bits, so changing one element always changes the sum.
-#include "checkpoint/checksum.h"
+#include "checkpoint/format/checksum.h"
 
 #include <c10/util/Exception.h>
 
 #include <cstring>
-
-#include "checkpoint/collective_errors.h"
 
 namespace dtensor::files {
 namespace {
@@ -79,25 +77,6 @@ Checksum checksum(const char* data, std::int64_t item, std::int64_t count, std::
     default:
       TORCH_CHECK(false, "checksum: elements of ", item, " bytes");
   }
-}
-
-// Sums mod 2^64 by sums of their halves, which do not overflow.
-std::vector<Checksum> sum_over_ranks(const Communicator& ranks, const std::vector<Checksum>& own) {
-  std::vector<std::int64_t> numbers;
-  numbers.reserve(3 * own.size());
-  for (const Checksum& c : own) {
-    numbers.push_back(static_cast<std::int64_t>(c.sum & 0xFFFFFFFFu));
-    numbers.push_back(static_cast<std::int64_t>(c.sum >> 32));
-    numbers.push_back(c.count);
-  }
-  reduce_numbers(ranks, numbers, ReduceOp::sum);
-  std::vector<Checksum> all;
-  all.reserve(own.size());
-  for (std::size_t i = 0; i < numbers.size(); i += 3) {
-    all.push_back(
-        {static_cast<std::uint64_t>(numbers[i]) + (static_cast<std::uint64_t>(numbers[i + 1]) << 32), numbers[i + 2]});
-  }
-  return all;
 }
 
 }  // namespace dtensor::files

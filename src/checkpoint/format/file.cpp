@@ -1,5 +1,5 @@
 // Byte ranges of files by pread and pwrite.
-#include "checkpoint/file.h"
+#include "checkpoint/format/file.h"
 
 #include <c10/util/Exception.h>
 #include <fcntl.h>

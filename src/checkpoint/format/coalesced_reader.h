@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "checkpoint/file.h"
+#include "checkpoint/format/file.h"
 
 namespace dtensor::files {
 

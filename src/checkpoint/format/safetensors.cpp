@@ -1,5 +1,5 @@
 // What is written: eight bytes of length, a JSON object, the tensors' bytes without a hole.
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/safetensors.h"
 
 #include <algorithm>
 #include <bit>

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/checksum.h"
-#include "checkpoint/stored_pieces.h"
+#include "checkpoint/format/checksum.h"
+#include "checkpoint/load/stored_pieces.h"
 #include "dtensor/checkpoint.h"
 #include "dtensor/contiguous_ranges.h"
 

@@ -6,10 +6,10 @@
 #include <unordered_set>
 #include <vector>
 
-#include "checkpoint/checksum.h"
+#include "checkpoint/format/checksum.h"
+#include "checkpoint/load/stored_pieces.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/problems.h"
-#include "checkpoint/stored_pieces.h"
 #include "dtensor/checkpoint.h"
 
 namespace dtensor::files {
