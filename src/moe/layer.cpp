@@ -9,9 +9,9 @@
 #include "dtensor/moe/exchange.h"
 #include "dtensor/moe/routed_experts.h"
 #include "moe/counting.h"
-#include "moe/dispatch_details.h"
+#include "moe/dispatch/dispatch_details.h"
+#include "moe/experts/parallel.h"
 #include "moe/node.h"
-#include "moe/parallel.h"
 #include "moe/token_mapping.h"
 
 namespace dtensor {

@@ -4,10 +4,10 @@
 
 #include "dtensor/moe/dispatch.h"
 #include "dtensor/moe/exchange.h"
-#include "moe/dispatch_details.h"
+#include "moe/dispatch/dispatch_details.h"
+#include "moe/dispatch/weighted_rows.h"
 #include "moe/node.h"
-#include "moe/router_parts.h"
-#include "moe/weighted_rows.h"
+#include "moe/routing/router_parts.h"
 
 namespace dtensor {
 namespace {

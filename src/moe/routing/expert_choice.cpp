@@ -2,7 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "dtensor/moe/exchange.h"
-#include "moe/router_parts.h"
+#include "moe/routing/router_parts.h"
 
 namespace dtensor::moe {
 namespace {

@@ -3,7 +3,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "dtensor/tensor.h"
-#include "moe/router_parts.h"
+#include "moe/routing/router_parts.h"
 
 namespace dtensor {
 namespace moe {

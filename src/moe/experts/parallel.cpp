@@ -1,5 +1,5 @@
 // Expert parallelism: experts move to a sparse view of the ranks.
-#include "moe/parallel.h"
+#include "moe/experts/parallel.h"
 
 #include <ATen/ATen.h>
 

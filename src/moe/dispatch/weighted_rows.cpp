@@ -1,5 +1,5 @@
 // The rows that a dispatcher sends.
-#include "moe/weighted_rows.h"
+#include "moe/dispatch/weighted_rows.h"
 
 #include <ATen/ATen.h>
 

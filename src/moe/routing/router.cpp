@@ -6,7 +6,7 @@
 
 #include "dtensor/moe/exchange.h"
 #include "moe/node.h"
-#include "moe/router_parts.h"
+#include "moe/routing/router_parts.h"
 
 namespace dtensor {
 

@@ -10,7 +10,7 @@
 #include <tuple>
 
 #include "moe/counting.h"
-#include "moe/router_parts.h"
+#include "moe/routing/router_parts.h"
 
 namespace dtensor {
 namespace {
