@@ -179,9 +179,9 @@ MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
 }
 
 MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::vector<at::Tensor> keep) {
-  const moe::NoMeshScope plain;  // strategies and dispatchers of the user's own see local tensors, too
   const auto& mapping = seen_->mappings.of(x, parallel_ ? parallel_->mesh : DeviceMesh(),
                                            parallel_ ? parallel_->etp_ranks : std::vector<std::int64_t>());
+  const moe::NoMeshScope plain;  // strategies and dispatchers of the user's own see local tensors, too
   check_equal_tokens(*dispatcher_, mapping);
   const auto tokens = moe::to_tokens(x, mapping);
   const auto part = moe::local_part(tokens, mapping);

@@ -57,13 +57,13 @@ TEST(MoeScopes, ALayerInAMeshScopeIsTheLayerOutsideOfIt) {
   });
 }
 
-TEST(MoeScopes, AModelOfExpertsMayBeMadeAndTrainedInOneMeshScope) {
+TEST(MoeScopes, ALayerMayBeMadeAndTrainedInOneMeshScope) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const MeshScope scope(mesh);
-    MixtureOfExperts layer(small_options());
     RoutedExperts list;
     for (int i = 0; i < 2; ++i) list.add(std::make_unique<nn::Linear>(8, 8, true, at::kDouble));
     apply_expert_parallel(list, mesh);
+    const MeshScope scope(mesh);
+    MixtureOfExperts layer(small_options());
     const auto x = at::randn({4, 8}, at::kDouble), ids = at::zeros({4, 1}, at::kLong);
     const auto y = list.forward(layer.forward(x), ids, at::ones({4, 1}, at::kDouble));
     y.sum().backward();

@@ -77,6 +77,7 @@ struct CombineBackward final : Node {
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
     if (!weighted) return {expand_rows(grads[0], position, kept), at::Tensor()};
+    const moe::NoMeshScope plain;
     const auto y = rows.unpack(), w = weight.unpack();
     if (at::GradMode::is_enabled()) return twice(grads[0], y, w);
     auto [dy, dw] = moe::combine_backward_kernel(grads[0], y, position, w);
@@ -90,7 +91,6 @@ struct CombineBackward final : Node {
 
   // The same from differentiable pieces.
   variable_list twice(const at::Tensor& grad, const at::Tensor& y, const at::Tensor& w) const {
-    const moe::NoMeshScope plain;
     const auto spread = expand_rows(grad, position, kept);
     const auto row_weight = expand_entries(w);
     const auto dots = (y * spread).sum(1).to(w.scalar_type());
