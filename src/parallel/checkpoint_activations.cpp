@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -219,6 +220,15 @@ variable_list run_backward(const variable_list& outputs, const variable_list& gr
   return result;
 }
 
+// A result that somebody else holds (a parameter, a constant that the segment captures) would itself become part of the
+// graph, for good: its next use would lead into this pass's. A handle of its own does so in its place.
+void give_own_handles(variable_list& results, at::TensorList inputs) {
+  for (at::Tensor& t : results) {
+    const auto is_this = [&](const at::Tensor& input) { return input.is_same(t); };
+    if (t.defined() && t.use_count() > 1 && std::none_of(inputs.begin(), inputs.end(), is_this)) t = t.detach();
+  }
+}
+
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
   static variable_list forward(AutogradContext* ctx, std::shared_ptr<Call> call, const at::Tensor& /*always*/,
                                at::TensorList inputs) {
@@ -230,6 +240,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     const RunsAgain again;
     const OwnCasts casts;
     auto results = call->fn(inputs.vec());
+    give_own_handles(results, inputs);
     for (const at::Tensor& t : results) call->results.push_back(described(t));
     return results;
   }
