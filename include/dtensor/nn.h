@@ -66,6 +66,7 @@ class DTENSOR_API Module {
   // "out".
   std::vector<std::string> activation_points() const;
   void set_constraint(const std::string& point, Constraint constraint);  // empty: none
+  const Constraint& constraint(const std::string& point);                // empty: none
 
   const std::string& name() const { return name_; }  // in its parent
 
@@ -78,6 +79,8 @@ class DTENSOR_API Module {
   at::Tensor constrain(const char* point, const at::Tensor& x) const;  // x itself where no plan says more
 
  private:
+  Constraint& own_constraint(const std::string& point);
+
   std::vector<std::pair<std::string, at::Tensor*>> parameters_, buffers_;
   std::vector<std::pair<std::string, Module*>> children_;
   std::vector<std::pair<std::string, Constraint>> points_;

@@ -137,7 +137,8 @@ class DTENSOR_API ParallelModel {
 // memory for their part; DTensors on `mesh` or on a slice of it keep their placements on the other axes and are
 // re-placed on the plan's. What no entry names is Replicate on the plan's axis, or stays as it is where its mesh has
 // axes of other names (experts after apply_expert_parallel). Errors: an entry that matches nothing
-// (with the nearest names), a tensor or activation point that two entries claim.
+// (with the nearest names), a tensor or activation point that two entries claim. Plans for several axes follow each
+// other: an nn::Module's activation points then have the placements of all, on one axis those of the last.
 DTENSOR_API ParallelModel parallelize(nn::Module& model, const DeviceMesh& mesh, const ParallelPlan& plan,
                                       const ParallelizeOptions& options = {});
 DTENSOR_API ParallelModel parallelize(const NamedTensors& parameters, const DeviceMesh& mesh, const ParallelPlan& plan,

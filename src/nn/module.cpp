@@ -102,8 +102,14 @@ std::vector<std::string> Module::activation_points() const {
 }
 
 void Module::set_constraint(const std::string& point, Constraint constraint) {
+  own_constraint(point) = std::move(constraint);
+}
+
+const Constraint& Module::constraint(const std::string& point) { return own_constraint(point); }
+
+Constraint& Module::own_constraint(const std::string& point) {
   for (auto& [name, own] : points_) {
-    if (name == point) return void(own = std::move(constraint));
+    if (name == point) return own;
   }
   TORCH_CHECK(false, "module '", name_, "' has no activation point '", point, "'; it has ",
               c10::Join(", ", activation_points()));

@@ -1,6 +1,8 @@
 // Activations are brought where a plan wants them, and their gradients with them.
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "dtensor/debug.h"
 #include "dtensor/hooks.h"
 #include "dtensor/parallelize.h"
@@ -29,6 +31,13 @@ Placements with_axis(const DTensor& x, std::size_t axis, Placement placement) {
   return placements;
 }
 
+// Where plain activations are put: the mesh that has the axes of all rules.
+const DeviceMesh& largest_mesh(const std::vector<ActivationRule>& rules) {
+  return std::max_element(rules.begin(), rules.end(),
+                          [](const auto& a, const auto& b) { return a.mesh.ndim() < b.mesh.ndim(); })
+      ->mesh;
+}
+
 }  // namespace
 
 at::Tensor constrain(const at::Tensor& x, const Placements& placements) {
@@ -50,12 +59,21 @@ at::Tensor constrain(const at::Tensor& x, const std::string& axis, Placement pla
   return constrain(x, with_axis(DTensor(x), static_cast<std::size_t>(DTensor(x).mesh().dim(axis)), placement));
 }
 
-at::Tensor follow(const ActivationRule& rule, const at::Tensor& x) {
-  const DTensor input = on_mesh(x, rule.mesh);
+bool same_axis(const ActivationRule& a, const ActivationRule& b) {
+  return a.axis_name == b.axis_name && (!a.axis_name.empty() || a.axis == b.axis);
+}
+
+at::Tensor follow(const std::vector<ActivationRule>& rules, const at::Tensor& x) {
+  const DTensor input = on_mesh(x, largest_mesh(rules));
   const DeviceMesh mesh = input.mesh();
-  const std::int64_t axis = mesh == rule.mesh ? rule.axis : mesh.dim(rule.axis_name);
-  const Placements wanted = with_axis(input, static_cast<std::size_t>(axis), rule.placement);
-  return rule.pins ? constrain(input, wanted) : input.redistribute(wanted);
+  Placements wanted = input.placements();
+  bool pins = false;
+  for (const ActivationRule& rule : rules) {
+    const std::int64_t axis = mesh == rule.mesh ? rule.axis : mesh.dim(rule.axis_name);
+    wanted[static_cast<std::size_t>(axis)] = normalised(rule.placement, input);
+    pins |= rule.pins;
+  }
+  return pins ? constrain(input, wanted) : input.redistribute(wanted);
 }
 
 ParallelModel ParallelModel::in_force() {
@@ -70,7 +88,7 @@ at::Tensor constrain(const char* point, const at::Tensor& x) {
   if (plan == nullptr || *plan == nullptr) return x;
   const std::string path = ModuleScope::path();
   const auto found = (*plan)->rules.find(path.empty() ? point : path + "." + point);
-  return found == (*plan)->rules.end() ? x : follow(found->second, x);
+  return found == (*plan)->rules.end() ? x : follow({found->second}, x);
 }
 
 }  // namespace dtensor

@@ -17,7 +17,10 @@ struct ActivationRule {
   bool pins = false;  // the gradient too, even where the activation is there already
 };
 
-at::Tensor follow(const ActivationRule& rule, const at::Tensor& x);
+// Whether both are about one axis, so that the later one counts.
+bool same_axis(const ActivationRule& a, const ActivationRule& b);
+// Those of one activation point, of several plans perhaps: each an axis of its own.
+at::Tensor follow(const std::vector<ActivationRule>& rules, const at::Tensor& x);
 
 struct ParallelModel::State {
   std::vector<Decision> parameters, activations;

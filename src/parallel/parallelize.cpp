@@ -200,6 +200,20 @@ std::shared_ptr<const ParallelModel::State> carry_out(const Names& names, const 
   return state;
 }
 
+// What a plan puts at an activation point of a module. A further plan, for another axis, adds to it.
+struct Follows {
+  std::vector<ActivationRule> rules;
+  at::Tensor operator()(const at::Tensor& x) const { return follow(rules, x); }
+};
+
+void add_rule(nn::Module& module, const std::string& point, const ActivationRule& rule) {
+  const auto* before = module.constraint(point).target<Follows>();
+  Follows all = before == nullptr ? Follows() : *before;
+  std::erase_if(all.rules, [&](const ActivationRule& other) { return same_axis(other, rule); });
+  all.rules.push_back(rule);
+  module.set_constraint(point, std::move(all));
+}
+
 void add_points(const std::string& module, const std::vector<std::string>& points, Names& names) {
   for (const std::string& point : points) names.points.push_back(point_of(module, point.c_str()));
 }
@@ -217,8 +231,7 @@ ParallelModel parallelize(nn::Module& model, const DeviceMesh& mesh, const Paral
   for (const auto& [name, module] : names.modules) {
     for (const std::string& point : module->activation_points()) {
       const auto rule = state->rules.find(point_of(name, point.c_str()));
-      if (rule == state->rules.end()) continue;
-      module->set_constraint(point, [r = rule->second](const at::Tensor& x) { return follow(r, x); });
+      if (rule != state->rules.end()) add_rule(*module, point, rule->second);
     }
   }
   return ParallelModel(std::move(state));
