@@ -240,12 +240,18 @@ void check_sizes(const at::Tensor& values, const at::Tensor& targets, const Cros
 
 void set_weight(Call& call, at::ScalarType type) {
   call.weight_sum = static_cast<double>(call.shard.count);
-  if (!call.options.weight.defined() || call.shard.is_absent()) return;
+  if (!call.options.weight.defined()) return;
   at::NoGradGuard no_grad;
   // A copy, as of the targets: the user's may hold something else by the time of backward.
   at::Tensor& weight = call.options.weight;
   weight = weight.detach().to(compute_type(type), /*non_blocking=*/false, /*copy=*/true);
-  const at::Tensor whole = is_dtensor(weight) ? DTensor(weight).full_tensor() : weight;
+  if (const auto& mesh = call.shard.mesh) {  // one for all ranks; ranks outside may hold a part of what is a DTensor
+    weight = distribute_tensor(weight, mesh, Placements(static_cast<std::size_t>(mesh.ndim())));
+  } else if (is_dtensor(weight)) {
+    weight = DTensor(weight).full_tensor();
+  }
+  if (call.shard.is_absent()) return;
+  const at::Tensor whole = local_part(weight);
   call.weight_sum = whole.sum().item<double>();
   call.weight = whole.narrow(0, call.shard.first, call.shard.own);
 }

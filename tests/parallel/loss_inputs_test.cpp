@@ -129,4 +129,35 @@ TEST(CrossEntropy, RanksOutsideTheMeshTakeNoPart) {
   });
 }
 
+// As a plain target's and any other plain tensor's that is distributed: the values of the first rank.
+TEST(CrossEntropy, WeightsThatDifferBetweenRanksAreThoseOfTheFirst) {
+  test::on_mesh({2}, [](const DeviceMesh& mesh) {
+    test::Draw draw(3);
+    const at::Tensor values = draw.normal({4, 6}), targets = draw.integers({4}, 6), w = draw.normal({6}).abs();
+    const at::Tensor mine = w + mesh.communicator().rank(), head = draw.normal({6, 6});
+    for (const Placement& p : {Shard(0), Shard(1)}) {
+      const at::Tensor logits = distribute_tensor(values, mesh, {p});
+      const at::Tensor expected = at::cross_entropy_loss(values, targets, w, at::Reduction::Mean, -100, 0.2);
+      const CrossEntropyOptions options{.weight = mine, .label_smoothing = 0.2};
+      test::expect_close(cross_entropy(logits, targets, options), expected, p.str());
+      const at::Tensor of_linear =
+          at::cross_entropy_loss(at::linear(values, head), targets, w, at::Reduction::Mean, -100, 0.2);
+      const at::Tensor hidden = distribute_tensor(values, mesh, {Shard(0)});
+      test::expect_close(linear_cross_entropy(hidden, head, targets, options), of_linear, p.str());
+    }
+  });
+}
+
+TEST(CrossEntropy, WeightsMayLieOnMoreRanksThanTheLogits) {
+  run_local(3, [](Communicator world) {
+    const DeviceMesh mesh = device_mesh(world, at::kCPU, {0, 1}, {2}),
+                     all = device_mesh(world, at::kCPU, {0, 1, 2}, {3});
+    test::Draw draw(4);
+    const at::Tensor values = draw.normal({4, 6}), targets = draw.integers({4}, 6), w = draw.normal({6}).abs();
+    const at::Tensor logits = distribute_tensor(values, mesh, {Shard(1)});
+    const at::Tensor loss = cross_entropy(logits, targets, {.weight = distribute_tensor(w, all, {Shard(0)})});
+    if (mesh.is_member()) test::expect_close(loss, at::cross_entropy_loss(values, targets, w), "loss");
+  });
+}
+
 }  // namespace
