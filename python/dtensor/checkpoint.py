@@ -6,12 +6,13 @@ Written by all ranks from any layout, read by all ranks into any other, one proc
 from __future__ import annotations
 
 import os
-from typing import Any, Iterator, MutableMapping, NamedTuple
+from typing import Any, Callable, Iterator, MutableMapping, NamedTuple
 
 import torch
 
 from . import _C
 from ._C import PendingSave
+from ._stateful import index_for, opened, take
 
 __all__ = [
     "save", "async_save", "load", "load_newest", "read_index", "load_safetensors", "CheckpointSeries", "LoadedCheckpoint",
@@ -53,11 +54,12 @@ def save(
     """Writes the folder ``checkpoint_id``, replacing a checkpoint of that name when all is written. Collective.
 
     ``state_dict``: nested dictionaries and lists of DTensors, and of plain tensors, numbers and texts that are equal on
-    all ranks. ``sync``: wait until the disk has it. ``keep_foreign``: files of others in the folder (a ``config.json``, a
+    all ranks; among its own values modules, optimizers and whatever else has a ``state_dict`` and a ``load_state_dict``.
+    ``sync``: wait until the disk has it. ``keep_foreign``: files of others in the folder (a ``config.json``, a
     tokenizer) stay; without it they are an error. An error anywhere is an error on every rank, and the former
     checkpoint stands.
     """
-    tensors, values = _parts(state_dict)
+    tensors, values = _parts(opened(state_dict))
     _C.save_state(os.fspath(checkpoint_id), tensors, values, sync, keep_foreign)
 
 
@@ -65,7 +67,7 @@ def async_save(
     state_dict: dict[str, Any], checkpoint_id: str | os.PathLike[str], *, sync: bool = True, keep_foreign: bool = False
 ) -> PendingSave:
     """The same in the background: tensors may be changed at once; ``wait()`` finishes it. Collective, both."""
-    tensors, values = _parts(state_dict)
+    tensors, values = _parts(opened(state_dict))
     return _C.save_state_async(os.fspath(checkpoint_id), tensors, values, sync, keep_foreign)
 
 
@@ -80,12 +82,16 @@ def load(
 ) -> None:
     """Fills the tensors of ``state_dict`` in place, and puts the saved numbers and texts where it has some. Collective.
 
+    Objects as in :func:`save` take their states; an optimizer that has not taken a step yet has none to fill, so give
+    the optimizer, not its ``state_dict()``.
+
     Ranks may be neither as many nor placed as those that saved; each reads its own parts. ``checkpoint_id``: such a
     folder, one in the layout of HuggingFace, or a ``.safetensors`` file. What does not fit is one list, a ValueError,
     before anything is written.
     """
-    tensors, values = _parts(state_dict)
     path = os.fspath(checkpoint_id)
+    state = opened(state_dict, index_for(state_dict, lambda: read_index(path)))
+    tensors, values = _parts(state)
     if values and not allow_missing:  # told before a tensor is written
         there = _C.load_state(path, [], False, True, True, False)
         for name in values:
@@ -95,7 +101,8 @@ def load(
         found = _C.load_state(path, tensors, verify, allow_missing, allow_unexpected, allow_cast)
     for name in values:
         if name in found:
-            _put(state_dict, name, found[name])
+            _put(state, name, found[name])
+    take(state_dict, state)
 
 
 def _put(state: Any, name: str, value: Any) -> None:
@@ -124,11 +131,25 @@ class LoadedCheckpoint(NamedTuple):
     passed_over: list[str]
 
 
-def _taken(state_dict: dict[str, Any], found: tuple[str, list[str], dict[str, Any]]) -> LoadedCheckpoint:
-    path, passed_over, values = found
+def _load_newest(state_dict: dict[str, Any], root: str, load_parts: Callable[..., Any], allow_cast: bool) -> LoadedCheckpoint:
+    state = opened(state_dict, index_for(state_dict, lambda: _newest_index(root)))
+    with torch.no_grad():
+        path, passed_over, values = load_parts(*_parts(state), allow_cast)
     for name, value in values.items():
-        _put(state_dict, name, value)
+        _put(state, name, value)
+    if path:
+        take(state_dict, state)
     return LoadedCheckpoint(path, passed_over)
+
+
+def _newest_index(root: str) -> dict[str, Any]:
+    """Of the newest one that has an index; its tensors may still be damaged, but are called as those of the one before."""
+    for folder in [*(os.path.join(root, f"step-{step:08d}") for step in steps(root)), root]:
+        try:
+            return read_index(folder)
+        except RuntimeError:
+            pass
+    return {"tensors": {}, "values": {}}
 
 
 class CheckpointSeries:
@@ -138,20 +159,20 @@ class CheckpointSeries:
     """
 
     def __init__(self, root: str | os.PathLike[str], *, keep: int = 3) -> None:
-        self._series = _C.CheckpointSeries(os.fspath(root), keep)
+        self._root = os.fspath(root)
+        self._series = _C.CheckpointSeries(self._root, keep)
 
     def load_newest(self, state_dict: dict[str, Any], *, allow_cast: bool = False) -> LoadedCheckpoint:
         """Fills ``state_dict`` from the newest whole one, as :func:`load`; where there is none, it stays as it is."""
-        with torch.no_grad():
-            return _taken(state_dict, self._series.load_newest(*_parts(state_dict), allow_cast))
+        return _load_newest(state_dict, self._root, self._series.load_newest, allow_cast)
 
     def save(self, state_dict: dict[str, Any], step: int, *, sync: bool = True) -> None:
         """As :func:`save`; then ``latest`` is that of ``step``, and what is more than ``keep`` is removed."""
-        self._series.save(*_parts(state_dict), step, sync, False)
+        self._series.save(*_parts(opened(state_dict)), step, sync, False)
 
     def async_save(self, state_dict: dict[str, Any], step: int, *, sync: bool = True) -> None:
         """The same in the background: a later save or :meth:`finish` does the rest."""
-        self._series.save(*_parts(state_dict), step, sync, True)
+        self._series.save(*_parts(opened(state_dict)), step, sync, True)
 
     def finish(self) -> None:
         """What is being saved is whole afterwards."""
@@ -162,8 +183,8 @@ def load_newest(
     state_dict: dict[str, Any], root: str | os.PathLike[str], *, allow_cast: bool = False
 ) -> LoadedCheckpoint:
     """The newest whole checkpoint below ``root``, or ``root`` itself where it is one, as :func:`load`. Collective."""
-    with torch.no_grad():
-        return _taken(state_dict, _C.load_newest(os.fspath(root), *_parts(state_dict), allow_cast))
+    root = os.fspath(root)
+    return _load_newest(state_dict, root, lambda *parts: _C.load_newest(root, *parts), allow_cast)
 
 
 def steps(root: str | os.PathLike[str]) -> list[int]:

@@ -1,0 +1,110 @@
+"""Objects that have a state (modules, optimizers, schedulers, scalers) among what a checkpoint holds.
+
+An optimizer before its first step has no state to read into: it gets room for what the checkpoint has of it.
+"""
+
+from __future__ import annotations
+
+import array
+import math
+from typing import Any, Callable, Iterable
+
+import torch
+
+from . import _C
+from .optim import _Optimizer
+from .placement_types import Replicate, Shard
+
+Index = dict[str, dict[str, Any]]  # of read_index
+
+
+def is_stateful(value: Any) -> bool:
+    return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def opened(state: Any, index: Index | None = None) -> Any:
+    """``state`` with objects replaced by what their ``state_dict`` gives; those of optimizers as in ``index``."""
+    if not isinstance(state, dict):
+        return state
+    return {key: _state_of(value, f"{key}.", index) if is_stateful(value) else value for key, value in state.items()}
+
+
+def take(state: Any, read: Any) -> None:
+    """Objects take what was read into their states; numbers and texts stand where they stood."""
+    for key, value in list(state.items()) if isinstance(state, dict) else ():
+        if is_stateful(value):
+            value.load_state_dict(read[key])
+        else:
+            state[key] = read[key]
+
+
+def index_for(state: Any, read: Callable[[], Index]) -> Index | None:
+    """What the checkpoint holds, where there are optimizers to make room for; on all ranks, or on none."""
+    if not isinstance(state, dict) or not any(isinstance(value, torch.optim.Optimizer) for value in state.values()):
+        return None
+    index, whole = None, array.array("q", [0])
+    try:
+        index, whole[0] = read(), 1
+    except (RuntimeError, ValueError, OSError):  # which load() will find, too, and tell on every rank
+        pass
+    _C.world().all_reduce(torch.frombuffer(whole, dtype=torch.int64), "min")
+    return index if whole[0] else None
+
+
+def _state_of(value: Any, prefix: str, index: Index | None) -> Any:
+    state = value.state_dict()
+    if index is None or not isinstance(value, torch.optim.Optimizer):
+        return state
+    own = {kind: {n[len(prefix) :]: v for n, v in index[kind].items() if n.startswith(prefix)} for kind in ("tensors", "values")}
+    (_fill_ours if isinstance(value, _Optimizer) else _fill_torchs)(value, state, own)
+    for number, group in enumerate(state.get("param_groups", ())):
+        for name, saved in _below(own["values"], f"param_groups.{number}."):
+            group.setdefault(name, saved)  # what a scheduler keeps there
+    return state
+
+
+def _below(entries: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
+    named = [(name[len(prefix) :], entry) for name, entry in entries.items() if name.startswith(prefix)]
+    return [(name, entry) for name, entry in named if "." not in name]
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _room(like: torch.Tensor, sizes: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
+    """As ``like``, where it has these sizes; otherwise split evenly over its ranks."""
+    sizes = tuple(sizes)
+    if sizes == tuple(like.shape):
+        return torch.zeros_like(like, dtype=dtype, requires_grad=False)
+    if not _C.is_dtensor(like):
+        return torch.zeros(sizes, dtype=dtype)
+    placement = Shard(0) if sizes else Replicate()
+    return _C.zeros(list(sizes), like.device_mesh, [placement] * like.device_mesh.ndim, dtype, False)
+
+
+def _fill_ours(optimizer: Any, state: dict[str, Any], own: Index) -> None:
+    names = [name for group in optimizer.param_groups for name in group.get("param_names", ())]
+    parameters = _parameters(optimizer)
+    by_name = dict(zip(names or map(str, range(len(parameters))), parameters))
+    for path, (sizes, dtype) in own["tensors"].items():
+        _, _, name = path.partition(".")
+        parts = name.split(".")
+        owner = next((".".join(parts[:n]) for n in range(len(parts) - 1, 0, -1) if ".".join(parts[:n]) in by_name), None)
+        if path.startswith("tensors.") and name not in state["tensors"] and owner is not None:
+            state["tensors"][name] = _room(by_name[owner], sizes, dtype)
+    for path, value in own["values"].items():
+        if path.startswith("scalars."):
+            state["scalars"].setdefault(path.partition(".")[2], value)
+    if not any(path.startswith("param_groups.") for path in own["values"]):  # of a version that saved rates alone
+        del state["param_groups"]
+
+
+def _fill_torchs(optimizer: torch.optim.Optimizer, state: dict[str, Any], own: Index) -> None:
+    for number, parameter in enumerate(_parameters(optimizer)):
+        room = dict(_below(own["values"], f"state.{number}."))
+        for name, (sizes, dtype) in _below(own["tensors"], f"state.{number}."):
+            counts = name == "step" or math.prod(sizes) <= 1 and tuple(sizes) != tuple(parameter.shape)  # plain, of all
+            room[name] = torch.zeros(sizes, dtype=dtype) if counts else _room(parameter, sizes, dtype)
+        if room:
+            state["state"][number] = {**room, **state["state"].get(number, {})}

@@ -1,0 +1,116 @@
+"""Runs that are taken up by programs whose optimizers have not taken a step: objects in the place of their states."""
+
+import copy
+import tempfile
+import unittest
+
+import torch
+from torch import nn
+
+import dtensor
+from dtensor import Shard, checkpoint
+from dtensor.fsdp import fully_shard
+
+torch.manual_seed(0)
+NET = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2), nn.Linear(2, 3)).double()
+NET[3].requires_grad_(False)
+ROWS = torch.randn(4, 4).double()
+KINDS = {
+    "torch.AdamW": lambda m: torch.optim.AdamW(m.parameters(), lr=0.1),
+    "torch.SGD": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
+    "torch.NAdam": lambda m: torch.optim.NAdam(m.parameters(), lr=0.1),
+    "torch.Adafactor": lambda m: torch.optim.Adafactor(m.parameters(), lr=0.1),
+    "AdamW": lambda m: dtensor.optim.AdamW(m.named_parameters(), lr=0.1),
+    "SGD": lambda m: dtensor.optim.SGD([{"params": [p]} for p in m.parameters()], lr=0.1, momentum=0.9),
+    "Shampoo": lambda m: dtensor.optim.Shampoo(m.parameters(), lr=0.1, start=2, frequency=2, block_size=4),
+}
+
+
+class Run:
+    def __init__(self, make, ranks):
+        self.model = copy.deepcopy(NET)
+        self.mesh = dtensor.init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp",))
+        fully_shard(self.model, mesh=self.mesh)
+        self.optimizer = make(self.model)
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.2, total_steps=9, cycle_momentum=False)
+
+    def steps(self, count):
+        rows = dtensor.distribute_tensor(ROWS, self.mesh, [Shard(0)])
+        for _ in range(count):
+            self.optimizer.zero_grad()
+            self.model(rows).square().mean().backward()
+            self.optimizer.step()
+            self.schedule.step()
+
+    def state(self, step=0):
+        return {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule, "step": step}
+
+    def weights(self):
+        return [p.detach().full_tensor() for p in self.model.parameters()]
+
+
+class Resuming(unittest.TestCase):
+    def check(self, make, folder):
+        def first():
+            run = Run(make, 2)
+            run.steps(3)
+            dtensor.save(run.state(3), folder + "/state")
+            checkpoint.CheckpointSeries(folder + "/series").save(run.state(3), 3)
+            run.steps(3)
+            return run.weights()
+
+        def second(ranks, load):
+            run = Run(make, ranks)
+            state = run.state()
+            load(state)
+            self.assertEqual((state["step"], state["optimizer"]), (3, run.optimizer))
+            run.steps(3)
+            return run.weights()
+
+        expected = dtensor.run(2, first)[0]
+        for ranks in (1, 2):
+            for load in [
+                lambda state: dtensor.load(state, folder + "/state"),
+                lambda state: checkpoint.load_newest(state, folder + "/series"),
+                lambda state: checkpoint.CheckpointSeries(folder + "/series").load_newest(state),
+            ]:
+                for found in dtensor.run(ranks, second, ranks, load):
+                    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+
+    def test_each_optimizer_goes_on(self):
+        for name, make in KINDS.items():
+            with self.subTest(name), tempfile.TemporaryDirectory() as folder:
+                self.check(make, folder)
+
+    def test_what_is_not_there_changes_nothing(self):
+        def on_rank(folder):
+            run = Run(KINDS["AdamW"], 2)
+            state = run.state(7)
+            self.assertEqual(checkpoint.load_newest(state, folder).path, "")
+            self.assertEqual(state["step"], 7)
+            with self.assertRaises((ValueError, RuntimeError)):
+                dtensor.load(state, folder + "/none")
+
+        with tempfile.TemporaryDirectory() as folder:
+            dtensor.run(2, on_rank, folder)
+
+    def test_states_with_rates_alone(self):
+        """As they were saved before options were."""
+
+        def on_rank(folder):
+            run = Run(KINDS["AdamW"], 2)
+            run.steps(2)
+            state = run.optimizer.state_dict()
+            del state["param_groups"]
+            dtensor.save({"optimizer": state}, folder)
+            twin = KINDS["AdamW"](run.model)
+            dtensor.load({"optimizer": twin}, folder)
+            self.assertEqual(twin.param_groups[0]["lr"], run.optimizer.param_groups[0]["lr"])
+            self.assertEqual(sorted(twin.state_dict()["tensors"]), sorted(state["tensors"]))
+
+        with tempfile.TemporaryDirectory() as folder:
+            dtensor.run(2, on_rank, folder + "/state")
+
+
+if __name__ == "__main__":
+    unittest.main()
