@@ -99,7 +99,8 @@ class DTENSOR_API FsdpUnit {
 //    every handle; the shard axis splits what those axes leave (a strided shard where they split the same dimension).
 //  - DTensors on another arrangement of these ranks, or some of them (experts), get a unit of their own there, first:
 //    along the axis on which they are stored split, or a 1-D mesh on which they are whole. With no such axis they stay.
-// A tensor that is listed twice counts once, under its first name. Ranks outside the mesh take part in nothing.
+// A tensor that is listed twice counts once, under its first name; so does a plain one that an earlier call replaced
+// under another name of the list. Ranks outside the mesh take part in nothing.
 DTENSOR_API FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh,
                                  const FsdpOptions& options = {});
 

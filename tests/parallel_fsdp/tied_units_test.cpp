@@ -1,0 +1,45 @@
+// Tied parameters whose names come to units in calls of their own.
+#include <gtest/gtest.h>
+
+#include "parallel_fsdp/tower.h"
+#include "support/errors.h"
+
+namespace dtensor::test {
+namespace {
+
+void train(const at::Tensor& in, const at::Tensor& out, const at::Tensor& ids) {
+  at::cross_entropy_loss(at::linear(at::embedding(in, ids), out), ids).backward();
+  const at::NoGradGuard no_grad;
+  in.sub_(in.grad(), 0.5);
+  in.mutable_grad().reset();
+}
+
+TEST(FsdpTied, AnEmbeddingThatIsAUnitOfItsOwnStaysTheHead) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor plain = Draw(1).normal({5, 4}).requires_grad_();
+    const auto ids = Draw(2).integers({6}, 5);
+    at::Tensor embedding = plain.detach().clone().requires_grad_(), head = embedding;
+    fully_shard({{"embedding", &embedding}}, mesh);
+    const auto rest = fully_shard({{"head", &head}, {"embedding", &embedding}}, mesh);
+    EXPECT_TRUE(head.is_same(embedding));
+    EXPECT_TRUE(rest.names().empty());
+    for (int step = 0; step < 2; ++step) {
+      train(embedding, head, sharded(ids, mesh));
+      train(plain, plain, ids);
+      expect_close(head.detach(), plain.detach(), c10::str("step ", step));
+    }
+  });
+}
+
+TEST(FsdpTied, NamesThatCameApartAreAnError) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    at::Tensor embedding = at::ones({5, 4}).requires_grad_(), head = embedding;
+    fully_shard({{"embedding", &embedding}}, mesh);
+    fully_shard({{"head", &head}}, mesh);
+    const auto text = error_of([&] { fully_shard({{"embedding", &embedding}, {"head", &head}}, mesh); });
+    EXPECT_NE(text.find("parameter 'head' was one tensor with that of 'embedding'"), std::string::npos) << text;
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test
