@@ -122,7 +122,7 @@ TokenMapping make_token_mapping(const DTensor& x, at::IntArrayRef etp) {
   b.mesh = b.token_mesh = x.mesh();
   b.sizes = x.sizes().vec();
   b.came = b.tokens = x.placements();
-  bool in_order = true;
+  bool in_order = true, cut_before = false;
   for (std::int64_t a = 0; a < b.mesh.ndim(); ++a) {
     auto& p = b.tokens[a];
     const bool cuts_tokens = p.is_shard() && p.dim() < x.dim() - 1;
@@ -135,8 +135,10 @@ TokenMapping make_token_mapping(const DTensor& x, at::IntArrayRef etp) {
         p = Shard(dim_to_cut(x, b.tokens, b.mesh.size(a)));
       }
     }
-    in_order = in_order &&
-               (b.mesh.size(a) == 1 || p.is_replicate() || (p.dim() == 0 && p.split_factor() == 1 && !p.is_zigzag()));
+    if (b.mesh.size(a) == 1 || p.is_replicate()) continue;
+    // A ragged shard splits first, wherever its axis stands.
+    in_order = in_order && p.dim() == 0 && p.split_factor() == 1 && !p.is_zigzag() && !(p.is_ragged() && cut_before);
+    cut_before = true;
   }
   b.result = b.tokens;
   for (std::int64_t a = 0; a < b.mesh.ndim(); ++a) {
