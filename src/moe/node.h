@@ -20,9 +20,11 @@ struct NoMeshScope {
   c10::impl::ExcludeDispatchKeyGuard no_mesh_scope{c10::DispatchKey::DeferredInit};
 };
 
-// Local tensors are computed with by ATen alone: no graph, no DTensors made by a MeshScope.
+// Local tensors are computed with by ATen alone: no graph, no DTensors made by a MeshScope, no types of autocast, of
+// which backward would know nothing.
 struct LocalScope : NoMeshScope {
   at::AutoDispatchBelowADInplaceOrView below;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
 template <class... Inputs>

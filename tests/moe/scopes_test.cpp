@@ -1,4 +1,5 @@
-// A layer runs in whatever scope its program is in: its local tensors stay plain.
+// A layer runs in whatever scope its program is in: its local tensors stay plain, its products are those of autocast.
+#include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 
 #include "small_layer.h"
@@ -68,6 +69,68 @@ TEST(MoeScopes, ALayerMayBeMadeAndTrainedInOneMeshScope) {
     const auto y = list.forward(layer.forward(x), ids, at::ones({4, 1}, at::kDouble));
     y.sum().backward();
     EXPECT_TRUE(layer.experts.w1.grad().defined() && layer.gate.weight.grad().defined());
+  });
+}
+
+struct Autocast {
+  Autocast() { at::autocast::set_autocast_enabled(at::kCPU, true); }
+  ~Autocast() {
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::clear_cache();
+  }
+};
+
+// Backward runs outside of it, on the types of forward.
+TEST(MoeScopes, UnderAutocastExpertsAreLinearLayersUnderAutocast) {
+  Draw draw(2);
+  const auto values = draw.normal({8, 8}, at::kFloat);
+  std::vector<at::Tensor> weights;
+  for (int i = 0; i < 3; ++i) weights.push_back(draw.normal({2, 8, 8}, at::kFloat).mul_(0.5));
+  const auto run = [&](at::IntArrayRef rows, ExpertBackend backend, bool packed) {
+    const auto x = values.clone().requires_grad_();
+    std::vector<at::Tensor> w;
+    for (const auto& each : weights) w.push_back(each.clone().requires_grad_());
+    const ExpertWeights all{w[0], w[1], w[2]};
+    const std::vector<ExpertWeights> one_by_one = {{w[0][0], w[1][0], w[2][0]}, {w[0][1], w[1][1], w[2][1]}};
+    at::Tensor y;
+    {
+      const Autocast autocast;
+      y = packed ? run_experts(x, rows, all, {.backend = backend})
+                 : run_experts(x, rows, one_by_one, {.backend = backend});
+    }
+    EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+    y.to(at::kFloat).square().sum().backward();
+    return std::vector<at::Tensor>{y.detach(), x.grad(), w[0].grad(), w[1].grad(), w[2].grad()};
+  };
+  for (const std::vector<std::int64_t>& rows : {std::vector<std::int64_t>{4, 4}, {3, 5}, {0, 8}}) {
+    const auto wanted = run(rows, ExpertBackend::loop, false);
+    for (const auto backend : {ExpertBackend::automatic, ExpertBackend::loop, ExpertBackend::grouped}) {
+      const auto got = run(rows, backend, true);
+      for (std::size_t i = 0; i < got.size(); ++i) expect_close(got[i], wanted[i], c10::str(rows, i), 3e-2);
+    }
+  }
+}
+
+TEST(MoeScopes, ALayerTrainsUnderAutocast) {
+  run_local(2, [](Communicator world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"shard"});
+    for (const std::int64_t top : {1, 4}) {  // all experts: as many rows each
+      auto o = small_options(at::kFloat);
+      o.router.top_k = top;
+      o.shared_ffn = 4;
+      MixtureOfExperts layer(o);
+      fill(layer, 3);
+      fully_shard(layer, mesh);
+      const auto x = distribute_tensor(Draw(1).normal({6, 8}, at::kFloat), mesh, {Shard(0)}).requires_grad_();
+      at::Tensor y;
+      {
+        const Autocast autocast;
+        y = layer.forward(x);
+      }
+      EXPECT_EQ(y.scalar_type(), at::kBFloat16) << top;
+      y.sum().backward();
+      for (const auto& p : layer.parameters()) EXPECT_EQ(p.grad().scalar_type(), at::kFloat);
+    }
   });
 }
 

@@ -1,5 +1,6 @@
 // One matrix product an expert, over rows that stand in order of experts, by three backends with one gradient.
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 
 #include "dtensor/moe/exchange.h"
 #include "dtensor/moe/experts.h"
@@ -13,6 +14,22 @@ using moe::Node;
 using moe::SavedVariable;
 using moe::variable_list;
 using Rows = std::vector<std::int64_t>;
+
+struct Operands {
+  at::Tensor x, weight;
+  WeightAgain again;
+};
+
+// What autocast makes of the operands of a linear layer, by whatever backend they are multiplied.
+Operands as_autocast(const at::Tensor& x, const at::Tensor& weight, WeightAgain again) {
+  const auto device = x.device().type();
+  if (!at::autocast::is_autocast_enabled(device)) return {x, weight, std::move(again)};
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const auto type = at::autocast::get_autocast_dtype(device);
+  Operands cast{at::autocast::cached_cast(type, x, device), at::autocast::cached_cast(type, weight, device), {}};
+  if (again) cast.again = [again, to = cast.weight.scalar_type()] { return again().to(to); };
+  return cast;
+}
 
 ExpertBackend settle(ExpertBackend backend, at::IntArrayRef rows) {
   if (backend == ExpertBackend::automatic) return moe::all_equal(rows) ? ExpertBackend::batched : ExpertBackend::loop;
@@ -138,11 +155,13 @@ at::Tensor AlignedGroups::spread(const at::Tensor& x) const { return expand_rows
 
 at::Tensor AlignedGroups::gather(const at::Tensor& y) const { return combine_rows(y, place.unsqueeze(1)); }
 
-at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& weight, const AlignedGroups& groups, WeightAgain again) {
-  TORCH_CHECK(x.dim() == 2 && weight.dim() == 3 && x.size(1) == weight.size(2) && x.size(0) == groups.rows &&
-                  weight.size(0) == groups.counts.size(0),
-              "grouped_mm: rows ", x.sizes(), ", weights ", weight.sizes(), " and ", groups.counts.size(0),
+at::Tensor grouped_mm(const at::Tensor& rows, const at::Tensor& weights, const AlignedGroups& groups,
+                      WeightAgain gather) {
+  TORCH_CHECK(rows.dim() == 2 && weights.dim() == 3 && rows.size(1) == weights.size(2) && rows.size(0) == groups.rows &&
+                  weights.size(0) == groups.counts.size(0),
+              "grouped_mm: rows ", rows.sizes(), ", weights ", weights.sizes(), " and ", groups.counts.size(0),
               " groups in ", groups.rows, " rows disagree");
+  auto [x, weight, again] = as_autocast(rows, weights, std::move(gather));
   at::Tensor result;
   {
     const moe::LocalScope guard;
@@ -152,12 +171,13 @@ at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& weight, const Align
   return moe::with_node(result, moe::make_node<AlignedMmBackward>(x, weight, groups, std::move(again)), x, weight);
 }
 
-at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef rows, ExpertBackend backend,
-                      WeightAgain again) {
-  TORCH_CHECK(x.dim() == 2 && weight.dim() == 3 && x.size(1) == weight.size(2), "grouped_mm: rows ", x.sizes(),
-              " and weights ", weight.sizes(), " disagree");
-  TORCH_CHECK(static_cast<std::int64_t>(rows.size()) == weight.size(0) && c10::sum_integers(rows) == x.size(0),
-              "grouped_mm: rows ", rows, " of ", x.sizes(), " for weights ", weight.sizes());
+at::Tensor grouped_mm(const at::Tensor& input, const at::Tensor& weights, at::IntArrayRef rows, ExpertBackend backend,
+                      WeightAgain gather) {
+  TORCH_CHECK(input.dim() == 2 && weights.dim() == 3 && input.size(1) == weights.size(2), "grouped_mm: rows ",
+              input.sizes(), " and weights ", weights.sizes(), " disagree");
+  TORCH_CHECK(static_cast<std::int64_t>(rows.size()) == weights.size(0) && c10::sum_integers(rows) == input.size(0),
+              "grouped_mm: rows ", rows, " of ", input.sizes(), " for weights ", weights.sizes());
+  auto [x, weight, again] = as_autocast(input, weights, std::move(gather));
   if (backend == ExpertBackend::grouped && x.size(0) > 0) {
     const moe::NoMeshScope plain;
     const auto groups = align_groups(at::tensor(rows, at::kLong).to(x.device()), x.size(0), moe::row_alignment(x));
