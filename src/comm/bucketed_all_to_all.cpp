@@ -33,6 +33,23 @@ bool goes_alone(const std::vector<at::Tensor>& pieces, at::ScalarType dtype) {
   return pieces.size() == 1 && pieces[0].scalar_type() == dtype;
 }
 
+// What lies in the memory of a target is copied: every piece is read before any target is written.
+void read_before_writing(std::vector<std::vector<at::Tensor>>& out, const std::vector<std::vector<at::Tensor>>& in) {
+  const auto storage_of = [](const at::Tensor& t) {
+    return t.has_storage() ? t.storage().unsafeGetStorageImpl() : nullptr;
+  };
+  std::vector<const void*> written;
+  for (const auto& targets : in) {
+    for (const at::Tensor& target : targets) written.push_back(storage_of(target));
+  }
+  std::sort(written.begin(), written.end());
+  for (auto& pieces : out) {
+    for (at::Tensor& piece : pieces) {
+      if (std::binary_search(written.begin(), written.end(), storage_of(piece))) piece = plain(piece).clone();
+    }
+  }
+}
+
 at::Tensor packed(const std::vector<at::Tensor>& pieces, const at::TensorOptions& options) {
   const auto dtype = options.dtype().toScalarType();
   if (goes_alone(pieces, dtype)) return pieces[0];
@@ -96,6 +113,7 @@ std::function<void()> BucketedAllToAll::begin(Bucket bucket) {
   const auto self = static_cast<std::size_t>(bucket.members.rank());
   TORCH_CHECK(bucket.out[self].size() == bucket.in[self].size(), "a rank sends itself ", bucket.out[self].size(),
               " pieces and receives ", bucket.in[self].size());
+  read_before_writing(bucket.out, bucket.in);
   for (std::size_t k = 0; k < bucket.in[self].size(); ++k) put(bucket.in[self][k], bucket.out[self][k]);
   if (!bucket.remote || bucket.members.size() == 1) return [] {};
   bucket.in[self].clear();

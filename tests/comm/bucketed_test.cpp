@@ -101,5 +101,30 @@ TEST(Bucketed, ConjugatePiecesGoAsBytes) {
   });
 }
 
+// All that is sent is as it was before anything came.
+TEST(Bucketed, PiecesMayLieWhereSomethingArrives) {
+  run_local(2, [](Communicator world) {
+    const int me = world.rank(), other = 1 - me;
+    for (const std::int64_t parts : {1, 2}) {  // alone, and packed
+      const at::Tensor x = at::arange(8, at::kFloat) + 10 * me, before = x.clone();
+      BucketedAllToAll exchange;
+      const auto bucket = exchange.bucket(world, at::kFloat);
+      const auto move = [&](int peer, std::int64_t from, std::int64_t to, std::int64_t count) {
+        exchange.send(bucket, peer, x.narrow(0, from, count));
+        exchange.receive(bucket, peer, x.narrow(0, to, count));
+      };
+      move(me, 0, 4, 2), move(me, 4, 0, 2);  // own ones change places
+      for (std::int64_t k = 0; k < parts; ++k) move(other, 2 + 4 * k, parts == 1 ? 2 : 6 - 4 * k, 2);
+      exchange.run();
+      const at::Tensor theirs = before + 10 * (other - me);
+      const auto piece = [](const at::Tensor& of, std::int64_t at) { return of.narrow(0, at, 2); };
+      const at::Tensor& last = parts == 1 ? before : theirs;
+      const at::Tensor expected = at::cat(
+          {piece(before, 4), piece(theirs, parts == 1 ? 2 : 6), piece(before, 0), piece(last, parts == 1 ? 6 : 2)});
+      EXPECT_TRUE(at::equal(x, expected)) << parts << "\n" << x << "\n" << expected;
+    }
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test
