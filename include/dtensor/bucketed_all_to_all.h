@@ -19,7 +19,7 @@ namespace dtensor {
 class DTENSOR_API BucketedAllToAll {
  public:
   // Returns the bucket: one per communicator and dtype. kByte: pieces of any dtypes, as bytes. `remote`: whether any
-  // member may send to another; else no collective is needed.
+  // member may send to another; else no collective is needed, and a piece for or from another is an error.
   std::size_t bucket(const Communicator& members, at::ScalarType dtype, bool remote = true);
   // `peer`: rank in the bucket's communicator. The tensors may be views of any strides.
   void send(std::size_t bucket, int peer, const at::Tensor& piece);

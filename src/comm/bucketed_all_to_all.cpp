@@ -50,6 +50,21 @@ void read_before_writing(std::vector<std::vector<at::Tensor>>& out, const std::v
   }
 }
 
+// Own pieces, and whether there are others than the bucket was opened for.
+void check(const std::vector<std::vector<at::Tensor>>& out, const std::vector<std::vector<at::Tensor>>& in,
+           std::size_t self, bool remote) {
+  TORCH_CHECK(out[self].size() == in[self].size(), "a rank sends itself ", out[self].size(), " pieces and receives ",
+              in[self].size());
+  for (std::size_t k = 0; k < in[self].size(); ++k) {
+    TORCH_CHECK(out[self][k].numel() == in[self][k].numel(), "a rank sends itself a piece of ", out[self][k].sizes(),
+                " and receives it as ", in[self][k].sizes());
+  }
+  for (std::size_t peer = 0; peer < out.size() && !remote; ++peer) {
+    TORCH_CHECK(peer == self || (out[peer].empty() && in[peer].empty()), "BucketedAllToAll: a piece for or from rank ",
+                peer, " in a bucket that was opened as one in which no member sends to another");
+  }
+}
+
 at::Tensor packed(const std::vector<at::Tensor>& pieces, const at::TensorOptions& options) {
   const auto dtype = options.dtype().toScalarType();
   if (goes_alone(pieces, dtype)) return pieces[0];
@@ -111,8 +126,7 @@ void BucketedAllToAll::receive(std::size_t bucket, int peer, const at::Tensor& t
 std::function<void()> BucketedAllToAll::begin(Bucket bucket) {
   const PackingScope scope;
   const auto self = static_cast<std::size_t>(bucket.members.rank());
-  TORCH_CHECK(bucket.out[self].size() == bucket.in[self].size(), "a rank sends itself ", bucket.out[self].size(),
-              " pieces and receives ", bucket.in[self].size());
+  check(bucket.out, bucket.in, self, bucket.remote);
   read_before_writing(bucket.out, bucket.in);
   for (std::size_t k = 0; k < bucket.in[self].size(); ++k) put(bucket.in[self][k], bucket.out[self][k]);
   if (!bucket.remote || bucket.members.size() == 1) return [] {};

@@ -126,5 +126,21 @@ TEST(Bucketed, PiecesMayLieWhereSomethingArrives) {
   });
 }
 
+TEST(Bucketed, RefusesWhatWouldBeLost) {
+  run_local(2, [](Communicator world) {
+    BucketedAllToAll exchange;
+    const auto alone = exchange.bucket(world, at::kFloat, /*remote=*/false);
+    exchange.send(alone, 1 - world.rank(), at::ones({2}));
+    exchange.receive(alone, 1 - world.rank(), at::zeros({2}));
+    EXPECT_THROW(exchange.run(), c10::Error);
+    const auto bucket = exchange.bucket(world, at::kFloat);
+    const at::Tensor target = at::zeros({4});
+    exchange.send(bucket, world.rank(), at::ones({1}));
+    exchange.receive(bucket, world.rank(), target);
+    EXPECT_THROW(exchange.run(), c10::Error);
+    EXPECT_TRUE(target.eq(0).all().item<bool>());
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test
