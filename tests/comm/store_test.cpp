@@ -95,5 +95,18 @@ TEST(SocketEnvironment, SlurmsFirstHostAndAPortOfTheJob) {
   unsetenv("MASTER_ADDR"), unsetenv("MASTER_PORT");
 }
 
+// A program may call launch() any number of times, each time a job of its own: there are ten ports.
+TEST(SocketStore, ServesAnyNumberOfJobsOneAfterTheOther) {
+  const int port = free_port();
+  for (std::uint64_t job = 1; job <= 12; ++job) {
+    Place place = place_at(port, 0, 2);
+    place.job = job;
+    Store first(place);
+    place.rank = 1;
+    first.put("word", std::to_string(job));
+    EXPECT_EQ(Store(place).get("word"), std::to_string(job));
+  }
+}
+
 }  // namespace
 }  // namespace dtensor::sockets

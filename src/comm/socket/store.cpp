@@ -1,12 +1,17 @@
 // Each request is a connection of its own. It begins with a magic number, the size of the world and the job, and the
-// table answers with the magic number at once, then when it has the value.
+// table answers with the magic number at once, then when it has the value. A process has one server at a port, with a
+// table for each job that it began there: ports are few, and a program may call launch() as often as it likes.
 #include "comm/socket/store.h"
+
+#include <unistd.h>
 
 #include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "comm/socket/stream.h"
 #include "dtensor/comm.h"
@@ -31,8 +36,6 @@ struct Request {
 
 class Server {
  public:
-  explicit Server(const Place& place) : world_(static_cast<std::uint32_t>(place.size)), job_(place.job) {}
-
   bool listen(int port) {
     listener_ = listen_tcp(port);
     if (!listener_.open()) return false;
@@ -44,52 +47,82 @@ class Server {
     }).detach();
     return true;
   }
+  // Of a process that was forked from this one it is not: threads stay behind.
+  bool serves(int port) const { return pid_ == getpid() && port_of(listener_) == port; }
+
+  void begin(const Place& place) {
+    const std::lock_guard lock(mutex_);
+    tables_.try_emplace(Job(place.size, place.job));
+  }
 
  private:
+  using Table = std::map<std::string, std::string>;
+  using Job = std::pair<std::uint32_t, std::uint64_t>;  // the size of its world, and its number
+
+  Table* table_of(const Request& request) {
+    const std::lock_guard lock(mutex_);
+    const auto found = tables_.find(Job(request.world, request.job));
+    return found == tables_.end() ? nullptr : &found->second;  // they stay where they are
+  }
+
   void serve(const Stream& peer) {
     Request request;
     peer.set_patience(kAnswer * 10);
     if (!peer.read_all(&request, sizeof request) || request.magic != kStoreMagic) return;
-    if (request.world != world_ || request.job != job_) return;
+    Table* table = table_of(request);
+    if (table == nullptr) return;
     if (request.key_bytes > kLongest || request.value_bytes > kLongest) return;
     std::string key(request.key_bytes, '\0'), value(request.value_bytes, '\0');
     if (!peer.write_all(&kStoreMagic, sizeof kStoreMagic) || !peer.read_all(key.data(), key.size())) return;
     if (!peer.read_all(value.data(), value.size())) return;
     if (request.put != 0) {
-      put(key, std::move(value));
+      put(*table, key, std::move(value));
     } else {
-      value = get(key);
+      value = get(*table, key);
     }
     const auto bytes = static_cast<std::uint32_t>(value.size());
     if (peer.write_all(&bytes, sizeof bytes)) peer.write_all(value.data(), value.size());
   }
 
-  void put(const std::string& key, std::string value) {
+  void put(Table& table, const std::string& key, std::string value) {
     const std::lock_guard lock(mutex_);
-    table_[key] = std::move(value);
+    table[key] = std::move(value);
     changed_.notify_all();
   }
-  std::string get(const std::string& key) {
+  std::string get(Table& table, const std::string& key) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return table_.count(key) != 0; });
-    return table_[key];
+    changed_.wait(lock, [&] { return table.count(key) != 0; });
+    return table[key];
   }
 
-  std::uint32_t world_;
-  std::uint64_t job_;
+  const pid_t pid_ = getpid();
   Stream listener_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<std::string, std::string> table_;
+  std::map<Job, Table> tables_;
 };
+
+// This process's server at that port, begun where there is none; null where the port is not free.
+Server* server_at(int port) {
+  static std::mutex mutex;
+  static auto& servers = *new std::vector<Server*>;  // kept
+  const std::lock_guard lock(mutex);
+  for (Server* server : servers) {
+    if (server->serves(port)) return server;
+  }
+  auto server = std::make_unique<Server>();
+  return server->listen(port) ? servers.emplace_back(server.release()) : nullptr;
+}
 
 }  // namespace
 
 Store::Store(Place place) : place_(std::move(place)) {
   if (place_.rank != 0) return;
-  auto* server = new Server(place_);  // kept
   for (int i = 0; i < kPorts; ++i) {
-    if (server->listen(place_.port + i)) return;
+    Server* server = server_at(place_.port + i);
+    if (server == nullptr) continue;
+    server->begin(place_);
+    return;
   }
   throw CommError("rank 0 can listen on none of the ports " + std::to_string(place_.port) + " to " +
                   std::to_string(place_.port + kPorts - 1));

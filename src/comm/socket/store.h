@@ -20,8 +20,8 @@ struct Place {
 
 class Store {
  public:
-  // On rank 0 also serves the table, on threads that live as long as the process: a peer may ask late. Throws CommError
-  // where none of the ports is free.
+  // On rank 0 also serves the table, on threads that live as long as the process: a peer may ask late. Tables of later
+  // jobs are served at the same port. Throws CommError where none of the ports is free.
   explicit Store(Place place);
 
   void put(const std::string& key, const std::string& value);
@@ -31,7 +31,8 @@ class Store {
   const std::string& own_host() const { return own_host_; }
 
  private:
-  bool ask(int port, bool put, const std::string& key, std::string& value);
+  bool ask(int port, bool put, const std::string& key,
+           std::string& value);
   void ask_all(bool put, const std::string& key, std::string& value);
 
   Place place_;
