@@ -2,6 +2,8 @@
 #include "comm/socket/store.h"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <cstdlib>
 #include <thread>
@@ -106,6 +108,26 @@ TEST(SocketStore, ServesAnyNumberOfJobsOneAfterTheOther) {
     first.put("word", std::to_string(job));
     EXPECT_EQ(Store(place).get("word"), std::to_string(job));
   }
+}
+
+// As one behind a firewall: a full queue of connections answers no further one.
+TEST(SocketStore, DoesNotWaitLongerForAHostThatDoesNotAnswer) {
+  const Stream silent(::socket(AF_INET, SOCK_STREAM, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  auto* name = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(bind(silent.fd(), name, sizeof address), 0);
+  ASSERT_EQ(listen(silent.fd(), 0), 0);
+  address.sin_port = htons(static_cast<std::uint16_t>(port_of(silent)));
+  std::vector<Stream> waiting;
+  for (int i = 0; i < 4; ++i) {
+    waiting.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
+    (void)connect(waiting.back().fd(), name, sizeof address);
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THROW(Store(place_at(port_of(silent), 1, 2, 300)).get("word"), CommError);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 
 }  // namespace

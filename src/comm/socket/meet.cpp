@@ -101,7 +101,7 @@ class Meeting {
     const Address address = Address::parse(store_.get(key(rank)));
     Stream stream;
     if (address.boot == boot_) stream = connect_unix(address.name);
-    if (!stream.open()) stream = connect_tcp(address.host, std::stoi(address.port));
+    if (!stream.open()) stream = connect_tcp(address.host, std::stoi(address.port), left());
     if (!stream.open() || !greet(std::move(stream), rank, address.boot == boot_)) {
       throw CommError(
           c10::str("rank ", place_.rank, " could not connect to rank ", rank, " at ", address.host, ":", address.port));

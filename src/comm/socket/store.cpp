@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -24,7 +25,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::uint64_t kStoreMagic = 0x64743a73746f7231;  // "dt:stor1"
 constexpr int kPorts = 10;
 constexpr std::uint32_t kLongest = 4096;
-constexpr std::chrono::seconds kAnswer{1};  // within which a table says that it is one
+constexpr std::chrono::seconds kAnswer{1};      // within which a table says that it is one
+constexpr std::chrono::seconds kConnection{5};  // within which a host that is there can be connected to
 constexpr std::chrono::milliseconds kRound{50};
 
 struct Request {
@@ -144,7 +146,7 @@ void Store::ask_all(bool put, const std::string& key, std::string& value) {
   do {
     for (int i = 0; i < kPorts; ++i) {
       const int port = found_ >= 0 ? found_ : place_.port + i;
-      if (ask(port, put, key, value)) {
+      if (ask(port, deadline, put, key, value)) {
         found_ = port;
         return;
       }
@@ -156,8 +158,12 @@ void Store::ask_all(bool put, const std::string& key, std::string& value) {
                   std::to_string(place_.timeout.count() / 1000) + " s");
 }
 
-bool Store::ask(int port, bool put, const std::string& key, std::string& value) {
-  const Stream server = connect_tcp(place_.host, port);
+bool Store::ask(int port, Clock::time_point deadline, bool put, const std::string& key, std::string& value) {
+  const auto left = [&] {
+    const auto time = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    return std::max(time, std::chrono::milliseconds(1));
+  };
+  const Stream server = connect_tcp(place_.host, port, std::min<std::chrono::milliseconds>(left(), kConnection));
   if (!server.open()) return false;
   server.set_patience(kAnswer);
   Request request;
@@ -170,7 +176,7 @@ bool Store::ask(int port, bool put, const std::string& key, std::string& value) 
   if (!server.write_all(&request, sizeof request) || !server.read_all(&answer, sizeof answer) || answer != kStoreMagic)
     return false;
   own_host_ = own_address(server);
-  server.set_patience(place_.timeout);
+  server.set_patience(left());
   std::uint32_t bytes = 0;
   if (!server.write_all(key.data(), key.size()) || (put && !server.write_all(value.data(), value.size()))) return false;
   if (!server.read_all(&bytes, sizeof bytes) || bytes > kLongest) return false;

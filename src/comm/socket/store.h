@@ -31,7 +31,7 @@ class Store {
   const std::string& own_host() const { return own_host_; }
 
  private:
-  bool ask(int port, bool put, const std::string& key,
+  bool ask(int port, std::chrono::steady_clock::time_point deadline, bool put, const std::string& key,
            std::string& value);
   void ask_all(bool put, const std::string& key, std::string& value);
 

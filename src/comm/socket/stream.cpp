@@ -126,13 +126,14 @@ Stream accept_within(const Stream& listener, std::chrono::milliseconds time) {
   return peer;
 }
 
-Stream connect_tcp(const std::string& host, int port) {
+Stream connect_tcp(const std::string& host, int port, std::chrono::milliseconds time) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
   if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return Stream();
   Stream stream;
   for (addrinfo* a = found; a != nullptr && !stream.open(); a = a->ai_next) {
     stream = Stream(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
+    if (stream.open()) stream.set_patience(time);
     if (stream.open() && connect(stream.fd(), a->ai_addr, a->ai_addrlen) != 0) stream.reset();
   }
   freeaddrinfo(found);

@@ -41,7 +41,8 @@ Stream listen_unix(const std::string& name);
 // The next connection, if one comes within `time`.
 Stream accept_within(const Stream& listener, std::chrono::milliseconds time);
 
-Stream connect_tcp(const std::string& host, int port);
+// Each address of the host is given this time: one that is not there may not even refuse.
+Stream connect_tcp(const std::string& host, int port, std::chrono::milliseconds time);
 Stream connect_unix(const std::string& name);
 // The address of this end, as others may use it.
 std::string own_address(const Stream& stream);
