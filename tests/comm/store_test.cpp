@@ -130,5 +130,15 @@ TEST(SocketStore, DoesNotWaitLongerForAHostThatDoesNotAnswer) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 
+TEST(SocketEnvironment, TheFirstHostOfSeveralRanges) {
+  const LauncherEnvironment e{"srun", 1, 4, false, 0};
+  for (const auto& [list, first] : {std::pair("rack[2-3,7]_node[04-09],login", "rack2_node04"),
+                                    std::pair("n[1,3]-ib", "n1-ib"), std::pair("login,n[1-2]", "login")}) {
+    setenv("SLURM_STEP_NODELIST", list, 1);
+    EXPECT_EQ(meeting_place(e, milliseconds(1)).host, first);
+  }
+  unsetenv("SLURM_STEP_NODELIST");
+}
+
 }  // namespace
 }  // namespace dtensor::sockets

@@ -28,12 +28,19 @@ int port(const std::string& text) {
   throw LaunchError("MASTER_PORT=" + text + " is not a port from 1 to 65525");
 }
 
-// The first of a list of hosts as Slurm writes it: "node[07-09,12],gpu3" is node07.
+// The first of a list of hosts as Slurm writes it: "rack[2-3]_node[07-09,12],gpu3" is rack2_node07.
 std::string first_host(const std::string& list) {
-  const auto bracket = list.find('['), comma = list.find(',');
-  if (bracket == std::string::npos || comma < bracket) return list.substr(0, comma);
-  const auto end = list.find_first_of("-,]", bracket);
-  return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1);
+  std::string host;
+  for (std::size_t at = 0; at < list.size() && list[at] != ','; ++at) {
+    if (list[at] != '[') {
+      host += list[at];
+      continue;
+    }
+    const auto end = list.find_first_of("-,]", at);
+    host += list.substr(at + 1, end - at - 1);
+    at = std::min(list.find(']', at), list.size());
+  }
+  return host;
 }
 
 }  // namespace
