@@ -37,7 +37,8 @@ class DTENSOR_API TokenFiles {
   std::shared_ptr<State> state_;
 };
 
-// Writes such a file. Throws c10::Error where a token does not fit the dtype.
+// Writes such a file, whole or not at all: of several who write it at once, the last is what is left. Throws c10::Error
+// where a token does not fit the dtype.
 DTENSOR_API void write_token_file(const std::string& path, c10::IntArrayRef tokens,
                                   TokenDtype dtype = TokenDtype::uint16);
 

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <random>
 
 #include "dtensor/data.h"
 
@@ -50,6 +51,14 @@ void widen(const std::vector<char>& bytes, std::int64_t count, std::int64_t* to)
     std::memcpy(&token, bytes.data() + i * static_cast<std::int64_t>(sizeof(Stored)), sizeof(Stored));
     to[i] = static_cast<std::int64_t>(token);
   }
+}
+
+// A name that no other writer of the file has, on other threads, in other processes or on other hosts.
+std::string temporary_beside(const std::string& path) {
+  static std::atomic<unsigned> written{0};
+  std::random_device random;
+  return path + "." + std::to_string(::getpid()) + "." + std::to_string(++written) + "." + std::to_string(random()) +
+         ".part";
 }
 
 }  // namespace
@@ -108,7 +117,7 @@ void write_token_file(const std::string& path, c10::IntArrayRef tokens, TokenDty
   // Beside the file, which stays as it was where this fails; but a device or a pipe is written to.
   std::error_code unknown;
   const bool direct = std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown);
-  const std::string temporary = direct ? path : path + "." + std::to_string(::getpid()) + ".part";
+  const std::string temporary = direct ? path : temporary_beside(path);
   std::ofstream out(temporary, std::ios::binary);
   for (const std::int64_t token : tokens) {
     const auto word = static_cast<std::uint32_t>(token);

@@ -152,5 +152,22 @@ TEST(TokenFiles, MistakesAreNamed) {
   EXPECT_THROW(files.read(5, 1, &token), c10::Error);  // and no signal
 }
 
+// Each rank its own; one of them is what is left, whole.
+TEST(TokenFiles, AreWrittenWholeByManyAtOnce) {
+  const auto path = path_of("many");
+  run_local(4, [&](Communicator world) {
+    const std::vector<std::int64_t> tokens(200000, world.rank());
+    for (int round = 0; round < 5; ++round) {
+      world.barrier();
+      EXPECT_NO_THROW(write_token_file(path, tokens));
+    }
+  });
+  const TokenFiles files({path});
+  ASSERT_EQ(files.size(), 200000);
+  std::vector<std::int64_t> all(200000);
+  files.read(0, files.size(), all.data());
+  EXPECT_EQ(std::set<std::int64_t>(all.begin(), all.end()).size(), 1U);
+}
+
 }  // namespace
 }  // namespace dtensor::test
