@@ -31,7 +31,8 @@ struct File {
 };
 
 File open_file(const std::string& path, TokenDtype dtype, std::int64_t first) {
-  File file{path, ::open(path.c_str(), O_RDONLY | O_CLOEXEC), first, 0};
+  // Not blocking: a pipe would be opened only when somebody writes to it, and is refused below.
+  File file{path, ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK), first, 0};
   TORCH_CHECK(file.descriptor >= 0, "TokenFiles: ", path, ": ", std::strerror(errno));
   struct stat status {};
   const bool regular = ::fstat(file.descriptor, &status) == 0 && S_ISREG(status.st_mode);

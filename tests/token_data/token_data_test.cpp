@@ -2,6 +2,7 @@
 // part, and every sequence once an epoch.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -167,6 +168,14 @@ TEST(TokenFiles, AreWrittenWholeByManyAtOnce) {
   std::vector<std::int64_t> all(200000);
   files.read(0, files.size(), all.data());
   EXPECT_EQ(std::set<std::int64_t>(all.begin(), all.end()).size(), 1U);
+}
+
+// Opening a pipe would wait for somebody who writes to it.
+TEST(TokenFiles, APipeIsRefused) {
+  const auto path = path_of("pipe");
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  EXPECT_THROW(TokenFiles({path}), c10::Error);
+  std::filesystem::remove(path);
 }
 
 }  // namespace
