@@ -45,7 +45,9 @@ struct PlainScope {
 };
 
 // Splits of [batch, sequence], dimensions counted from the first.
-Placements resolved(Placements placements) {
+Placements resolved(Placements placements, const DeviceMesh& mesh) {
+  TORCH_CHECK(static_cast<std::int64_t>(placements.size()) == mesh.ndim(), "TokenBatches: placements ",
+              to_string(placements), " do not fit ", mesh.str());
   for (Placement& p : placements) {
     TORCH_CHECK(!p.is_partial(), "TokenBatches: token ids are no shares of a sum, as ", to_string(placements), " says");
     if (p.is_shard() && p.dim() < 0) p = p.with_dim(p.dim() + 2);
@@ -88,7 +90,7 @@ TokenBatches::Batch TokenBatches::at(std::int64_t step) const {
 TokenBatches::Batch TokenBatches::at(std::int64_t step, const DeviceMesh& mesh, const Placements& given) const {
   TORCH_CHECK(step >= 0, "TokenBatches: step ", step, " is negative");
   const PlainScope scope;
-  const Placements placements = resolved(given);
+  const Placements placements = resolved(given, mesh);
   const std::vector<std::int64_t> sizes{options_.batch, options_.sequence};
   std::vector<std::int64_t> ids, targets;
   std::int64_t rows = 0, columns = 0;

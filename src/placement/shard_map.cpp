@@ -44,6 +44,7 @@ Segment ragged_part(std::int64_t n, at::IntArrayRef lengths, std::int64_t index)
   const std::int64_t total = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
   TORCH_CHECK(total == n, "a RaggedShard of parts ", lengths, " splits ", total, " elements, but the dimension has ",
               n);
+  TORCH_CHECK(index < std::ssize(lengths), "a RaggedShard of parts ", lengths, " has none for rank ", index);
   const auto* mine = lengths.begin() + index;
   return {std::accumulate(lengths.begin(), mine, std::int64_t{0}), *mine};
 }
@@ -137,6 +138,8 @@ Segments shard_segments(std::int64_t n, const SplitOrder& order, at::IntArrayRef
 
 Segments shard_segments(std::int64_t n, std::int64_t dim, const Placements& placements, at::IntArrayRef mesh_shape,
                         at::IntArrayRef coordinate) {
+  TORCH_CHECK(placements.size() <= mesh_shape.size() && coordinate.size() == mesh_shape.size(), "placements ",
+              to_string(placements), " and coordinate ", coordinate, " do not fit a mesh of shape ", mesh_shape);
   return shard_segments(n, split_order(dim, placements, mesh_shape), mesh_shape, coordinate);
 }
 

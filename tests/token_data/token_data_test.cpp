@@ -178,5 +178,15 @@ TEST(TokenFiles, APipeIsRefused) {
   std::filesystem::remove(path);
 }
 
+TEST(TokenBatches, RefusePlacementsOfAnotherMesh) {
+  const auto paths = counting({100}, TokenDtype::uint16);
+  on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
+    const TokenBatches batches(TokenFiles(paths), {4, 3});
+    EXPECT_THROW(batches.at(0, mesh, {Shard(0)}), c10::Error);
+    EXPECT_THROW(batches.at(0, mesh, {Replicate(), Replicate(), Shard(0)}), c10::Error);
+    EXPECT_THROW(batches.at(0, mesh, {RaggedShard(0, {4}), Replicate()}), c10::Error);
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test
