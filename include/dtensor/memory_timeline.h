@@ -14,7 +14,8 @@
 namespace dtensor {
 
 // Follows what this thread allocates and frees while it lives (with thread ranks: this rank). Bytes count from its
-// start: what was there before and is freed now counts negative. Nests; all hear. Not while a profiler runs.
+// start: what was there before and is freed now counts negative. Nests, and ends in any order; all hear. Not while a
+// profiler runs.
 class DTENSOR_API MemoryTimeline {
  public:
   // Memory at one moment.

@@ -16,12 +16,15 @@
 
 namespace dtensor {
 
+using DebugInfo = c10::ThreadLocalDebugInfo;
+
 struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
   explicit State(std::int64_t r) : resolution(r) {}
 
   void reportMemoryUsage(void* ptr, std::int64_t change, std::size_t /*allocated*/, std::size_t /*reserved*/,
                          c10::Device /*device*/) override {
     if (outer != nullptr) outer->reportMemoryUsage(ptr, change, 0, 0, c10::Device(c10::kCPU));
+    if (closed) return;
     const Place place = current_place();
     if (change < 0) keep_peak_holders();
     attribute(ptr, change, place);
@@ -63,6 +66,20 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
   }
   bool memoryProfilingEnabled() const override { return true; }
 
+  void open(const std::shared_ptr<State>& self) {
+    below = DebugInfo::current();
+    DebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, self);
+    entry = DebugInfo::current();
+  }
+  // Entries go from the top only: what was opened later than this one, another timeline or any scope, may live longer.
+  static void drop_closed() {
+    for (auto top = DebugInfo::current(); top != nullptr; top = DebugInfo::current()) {
+      const auto* s = dynamic_cast<State*>(DebugInfo::get(c10::DebugInfoKind::PROFILER_STATE));
+      if (s == nullptr || !s->closed || s->entry.lock() != top) return;
+      DebugInfo::_forceCurrentDebugInfo(std::shared_ptr<DebugInfo>(s->below));
+    }
+  }
+
   std::int64_t resolution, live = 0;
   using Maker = std::pair<std::string, Phase>;
   struct Made {
@@ -76,21 +93,28 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
   std::map<Maker, std::int64_t> holders, peak_holders;
   std::vector<Sample> samples;
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
-  State* outer = nullptr;
-  NodeRecorder recorder;
-  std::optional<c10::DebugInfoGuard> guard;
+  State* outer = nullptr;  // kept alive by what lies below
+  bool closed = false;
+  std::optional<NodeRecorder> recorder{std::in_place};
+  std::shared_ptr<DebugInfo> below;
+  std::weak_ptr<DebugInfo> entry;
 };
 
 MemoryTimeline::MemoryTimeline(std::int64_t resolution) : state_(std::make_shared<State>(resolution)) {
-  auto* present = c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE);
+  auto* present = DebugInfo::get(c10::DebugInfoKind::PROFILER_STATE);
   state_->outer = dynamic_cast<State*>(present);
   TORCH_CHECK(present == nullptr || state_->outer != nullptr, "MemoryTimeline: a profiler runs on this thread");
   state_->peak.when = state_->begin;
-  state_->guard.emplace(c10::DebugInfoKind::PROFILER_STATE, state_);
+  state_->open(state_);
 }
 
-// Autograd nodes made meanwhile may carry the state further, so the guard is what ends the listening.
-MemoryTimeline::~MemoryTimeline() { state_->guard.reset(); }
+// Autograd nodes made meanwhile, and entries above its own, may carry the state further: it hears nothing any more.
+MemoryTimeline::~MemoryTimeline() {
+  state_->closed = true;
+  State::drop_closed();
+  state_->recorder.reset();  // whose own entry lies below
+  State::drop_closed();
+}
 
 std::int64_t MemoryTimeline::live() const { return state_->live; }
 const MemoryTimeline::Sample& MemoryTimeline::peak() const { return state_->peak; }

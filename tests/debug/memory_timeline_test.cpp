@@ -4,8 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <algorithm>
+#include <memory>
+
+#include "dtensor/scoped_value.h"
 
 namespace dtensor {
 namespace {
@@ -37,6 +41,31 @@ TEST(MemoryTimeline, KeepsTheHighestSampleAtAnyResolution) {
     EXPECT_EQ(highest(memory), memory.peak().bytes) << resolution;
     EXPECT_TRUE(in_order(memory)) << resolution;
   }
+}
+
+bool is_heard() { return c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) != nullptr; }
+
+// The inner one goes on, and nothing is left of either.
+TEST(MemoryTimeline, TwoEndInAnyOrder) {
+  auto outer = std::make_unique<MemoryTimeline>(), inner = std::make_unique<MemoryTimeline>();
+  outer.reset();
+  const at::Tensor x = at::empty({1000}, at::kByte);
+  EXPECT_GE(inner->live(), 1000);
+  inner.reset();
+  EXPECT_FALSE(is_heard());
+}
+
+// A scope that was opened meanwhile holds, and what it hides is forgotten when it ends.
+TEST(MemoryTimeline, EndsBeforeAScopeThatWasOpenedLater) {
+  auto memory = std::make_unique<MemoryTimeline>();
+  {
+    const ScopedValue<double> scope(7);
+    memory.reset();
+    ASSERT_NE(ScopedValue<double>::current(), nullptr);
+    EXPECT_EQ(*ScopedValue<double>::current(), 7);
+  }
+  { const MemoryTimeline another; }
+  EXPECT_FALSE(is_heard());
 }
 
 }  // namespace
