@@ -72,6 +72,12 @@ void print_failure(int rank, const std::string& text, const std::string& trace) 
   std::fflush(stderr);
 }
 
+void write_out_printed() {
+  if (ftrylockfile(stdout) != 0) return;
+  std::fflush(stdout);
+  funlockfile(stdout);
+}
+
 int finish_output(int status) {
   std::cout.flush();
   const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0 || std::cout.bad();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iostream>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -35,6 +36,7 @@ void end_if_others_failed(Job& job) {
     if (job.closed() || job.ending()) return;
     print_failure(job.rank(),
                   job.failure() + " [rank " + std::to_string(job.rank()) + " did not notice: it was in no collective]");
+    write_out_printed();
     job.end();
   }
 }
@@ -57,6 +59,8 @@ int run_process(std::unique_ptr<Transport> transport, const std::function<void(C
     const std::string trace = current_exception_trace();  // takes a while, which others would not wait for later
     job->fail("rank " + std::to_string(job->rank()) + " failed: " + text);
     if (job->is_first_to_print(text)) print_failure(job->rank(), text, trace);
+    std::cout.flush();
+    write_out_printed();
     job->end();
   }
   job->close();
