@@ -1,5 +1,6 @@
 // Thread ranks: nested runs, reused threads, more ranks than cores, random programs.
 #include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
 #include <rapidcheck.h>
 
 #include <atomic>
@@ -120,6 +121,12 @@ TEST(RunLocal, RandomPrograms) {
       }
     });
   }));
+}
+
+// A rank's thread was another's before: what that left switched on is none of this one's.
+TEST(RunLocal, ThreadsAreAsNew) {
+  run_local(2, [](Communicator) { at::autocast::set_autocast_enabled(at::kCPU, true); });
+  run_local(2, [](Communicator) { EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU)); });
 }
 
 }  // namespace

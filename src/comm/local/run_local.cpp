@@ -2,6 +2,7 @@
 #include "comm/local/run_local.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
 #include <c10/core/AutogradState.h>
 
 #include <atomic>
@@ -56,6 +57,7 @@ RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunO
   FirstError first;
   run_on_threads(ranks, [&](int rank) {
     const RankThread thread(*world->record(rank));
+    const at::ThreadLocalStateGuard left_as_found{at::ThreadLocalState()};  // the next run's rank is another's
     try {
       set_up_thread(intra_op);
       auto backend = make_backend(group, rank);
