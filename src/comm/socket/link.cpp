@@ -12,7 +12,8 @@ namespace {
 
 constexpr std::size_t kPieces = 16;  // written by one call
 
-bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
+// The system's memory may be short for a moment, which is no end of the stream.
+bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM; }
 
 }  // namespace
 
