@@ -144,8 +144,12 @@ class RecvWork final : public MessageWork, public PendingReceive {
     const Turn turn(taken_);
     if (!turn.mine()) return false;
     if (finished_) return true;
-    if (!data_ && header_->test()) announced();
-    if (data_ && data_->test()) finish();
+    try {
+      if (!data_ && header_->test()) announced();
+      if (data_ && data_->test()) finish();
+    } catch (const CommError&) {  // which wait() throws
+      return true;
+    }
     return finished_ || (data_ ? data_ : header_)->is_hopeless([&] { return place(); });
   }
 

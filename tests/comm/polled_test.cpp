@@ -1,0 +1,52 @@
+// A receive that fails is over for who polls it, and wait() says why: on threads, between processes, and where the
+// tensor's bits are not its values.
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <thread>
+
+#include "comm/fixture.h"
+#include "comm/pairwise/backend.h"
+#include "comm/socket/transport.h"
+
+namespace dtensor::test {
+namespace {
+
+void expect_over_and_failed(Work work) {
+  EXPECT_NO_THROW(while (!work.done()) std::this_thread::yield());
+  for (int i = 0; i < 2; ++i) EXPECT_THROW(work.wait(), CommError);
+}
+
+TEST(Polled, AReceiveOfConjugatesFromARankThatHasGone) {
+  const auto polls = [](Communicator world) {
+    if (world.rank() == 1) return;
+    expect_over_and_failed(world.recv(at::zeros({3}, at::kComplexFloat), 1));
+    expect_over_and_failed(world.recv(at::zeros({3}, at::kComplexFloat).conj(), 1));
+  };
+  EXPECT_THROW(run_local(2, polls), CommError);
+}
+
+TEST(Polled, AReceiveBetweenProcessesThatDoesNotFit) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+  const auto rank = [&](int me, const std::function<void(const Communicator&)>& body) {
+    std::vector<sockets::Met> met(2);
+    met[static_cast<std::size_t>(1 - me)] = {sockets::Stream(ends[me]), true, 0};
+    pairwise::Job job(sockets::make_transport(me, std::move(met)), {.timeout = std::chrono::seconds(20)});
+    body(Communicator(pairwise::make_world_backend(job)));
+    job.close();
+  };
+  std::thread other([&] {
+    rank(1, [](const Communicator& world) {
+      EXPECT_THROW((world.send(at::ones({3}), 0).wait(), world.barrier()), CommError);
+    });
+  });
+  rank(0, [](const Communicator& world) {
+    const Work work = world.recv(at::zeros({4}), 1);
+    expect_over_and_failed(work);
+  });
+  other.join();
+}
+
+}  // namespace
+}  // namespace dtensor::test
