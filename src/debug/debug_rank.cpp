@@ -11,6 +11,8 @@
 #include <iostream>
 #include <thread>
 
+#include "dtensor/comm_backend.h"
+
 namespace dtensor {
 namespace {
 
@@ -22,8 +24,12 @@ bool is_traced() {
   return false;
 }
 
-void wait_for_debugger() {
-  while (!is_traced()) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+// Or for the end of the run, of which the barrier behind it tells.
+void wait_for_debugger(const Communicator& comm) {
+  while (!is_traced()) {
+    if (!backend_of(comm)->failure().empty()) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
   std::raise(SIGTRAP);  // of this thread: the debugger shows it
 }
 
@@ -48,7 +54,7 @@ void debug_rank(const Communicator& comm, int rank, const std::function<void()>&
   for (int turn = first; turn <= last; ++turn) {
     if (comm.rank() == turn) {
       if (!stop) std::cerr << attach_hint(comm, where) << std::endl;
-      stop ? stop() : wait_for_debugger();
+      stop ? stop() : wait_for_debugger(comm);
     }
     comm.barrier();
   }

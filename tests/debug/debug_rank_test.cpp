@@ -1,0 +1,20 @@
+// A rank that waits for a debugger, when the run is over.
+#include "dtensor/debug_rank.h"
+
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+
+namespace dtensor::test {
+namespace {
+
+TEST(DebugRank, DoesNotOutliveTheRun) {
+  const auto fails = [](Communicator world) {
+    if (world.rank() == 1) throw std::runtime_error("the disk is full");
+    EXPECT_THROW(debug_rank(world, 0), CommError);
+  };
+  EXPECT_THROW(run_local(2, fails), std::runtime_error);
+}
+
+}  // namespace
+}  // namespace dtensor::test
