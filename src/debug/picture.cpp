@@ -117,6 +117,13 @@ std::string title(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placement
   return partial ? text + ", ranks hold shares of the values" : text;
 }
 
+// Names of meshes' dimensions are whatever the program calls them.
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) out += c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '&' ? "&amp;" : std::string(1, c);
+  return out;
+}
+
 // Dimensions that are sharded and not drawn, rank by rank.
 std::string other_dims(const Grid& grid, const Placements& placements) {
   std::string text;
@@ -186,7 +193,7 @@ std::string placement_svg(at::IntArrayRef sizes, const DeviceMesh& mesh, const P
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" font-family=\"sans-serif\" "
       "font-size=\"12\" fill=\"#222\">"
       "<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/><text x=\"8\" y=\"18\">{2}</text>\n",
-      kLeft + kSide + 300, kTop + kSide + 20, title(sizes, mesh, placements));
+      kLeft + kSide + 300, kTop + kSide + 20, escaped(title(sizes, mesh, placements)));
   for (std::int64_t r = 0; r < cell_count(grid, 0); ++r) {
     const double y = kTop + scaled(0, r), height = kTop + scaled(0, r + 1) - y;
     svg += fmt::format("<text x=\"8\" y=\"{:.1f}\">{}</text>\n", y + height / 2, range_text(grid, 0, r));
