@@ -41,6 +41,46 @@ at::Tensor rectangle(at::Tensor tensor, const at::DimVector& begin, const at::Di
   return tensor;
 }
 
+// Which blocks could not be computed is known to their owners alone, who must not go their own way: each tells all
+// ranks of a bucket, beside the values.
+class Failures {
+ public:
+  void add(std::size_t result, const Exchange::Result& r, std::size_t bucket, const Communicator& members, int owner) {
+    Told& told = told_[{bucket, owner}];
+    told.members = members;
+    told.options = r.target.options();
+    told.results.push_back(result);
+    told.failed.push_back(r.failed ? 1 : 0);
+  }
+  void exchange(BucketedAllToAll& buckets) {
+    for (auto& [from, told] : told_) {
+      const auto [bucket, owner] = from;
+      told.flags = at::empty({static_cast<std::int64_t>(told.failed.size())}, told.options);
+      buckets.receive(bucket, owner, told.flags);
+      if (owner != told.members.rank()) continue;
+      const at::Tensor flags = at::tensor(told.failed, at::kDouble).to(told.options);
+      for (int peer = 0; peer < told.members.size(); ++peer) buckets.send(bucket, peer, flags);
+    }
+  }
+  void read(std::vector<bool>& failed) const {
+    for (const auto& [from, told] : told_) {
+      const at::Tensor flags = told.flags.to(at::TensorOptions(at::kDouble).device(at::kCPU));
+      for (std::size_t i = 0; i < told.results.size(); ++i)
+        failed[told.results[i]] = flags.const_data_ptr<double>()[i] != 0;
+    }
+  }
+
+ private:
+  struct Told {
+    Communicator members;
+    at::TensorOptions options;
+    std::vector<std::size_t> results;
+    std::vector<double> failed;  // of the owner
+    at::Tensor flags;            // as they arrive
+  };
+  std::map<std::pair<std::size_t, int>, Told> told_;  // by bucket and owner
+};
+
 }  // namespace
 
 std::size_t Exchange::add(const at::Tensor& tensor, Region region, double cost) {
@@ -199,23 +239,31 @@ std::vector<at::Tensor> Exchange::gather(const std::vector<Wanted>& wanted) {
   return results;
 }
 
-void Exchange::scatter(const std::vector<Result>& results) {
+std::vector<bool> Exchange::scatter(const std::vector<Result>& results) {
+  std::vector<bool> failed(results.size());
   BucketedAllToAll buckets;
-  for (const Result& r : results) {
+  Failures failures;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const Result& r = results[i];
     if (!blocks_[r.block].member) continue;
     const Entry& block = routed(r.block);
     if (!is_dtensor(block.tensor)) {
-      rectangle(r.target, block.region.begin, block.region.sizes).copy_(r.value);
+      failed[i] = r.failed;
+      if (!r.failed) rectangle(r.target, block.region.begin, block.region.sizes).copy_(r.value);
       continue;
     }
     const std::size_t bucket = buckets.bucket(block.members, r.target.scalar_type(), block.members.size() > 1);
     for (const Piece& p : block.mine) buckets.receive(bucket, block.owner_peer, rectangle(r.target, p.local, p.sizes));
+    if (r.may_fail) failures.add(i, r, bucket, block.members, block.owner_peer);
     if (!block.owned) continue;
     for (const Holder& h : block.holders) {
       for (const Piece& p : h.pieces) buckets.send(bucket, h.peer, rectangle(r.value, p.inside, p.sizes));
     }
   }
+  failures.exchange(buckets);
   buckets.run();
+  failures.read(failed);
+  return failed;
 }
 
 }  // namespace dtensor::optim

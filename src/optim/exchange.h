@@ -33,9 +33,11 @@ class Exchange {
     std::size_t block;
     at::Tensor value;   // whole on the owner; elsewhere undefined
     at::Tensor target;  // this rank's part of the whole tensor, of which the block's region is filled
+    bool may_fail = false, failed = false;  // the first alike on every rank, the second told by the owner
   };
-  // Collective. All values of one call that belong to tensors on the same ranks and dtype travel together.
-  void scatter(const std::vector<Result>& results);
+  // Collective. All values of one call that belong to tensors on the same ranks and dtype travel together. Returns
+  // which failed, on all ranks of a block's mesh alike; on others none.
+  std::vector<bool> scatter(const std::vector<Result>& results);
 
  private:
   // A rectangle that a rank holds of a block.

@@ -3,6 +3,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "dtensor/factories.h"
 #include "dtensor/tensor.h"
 #include "optim/exchange.h"
@@ -51,13 +53,24 @@ void accumulate(Preconditioner& p, const at::Tensor& gradient, const ShampooOpti
   }
 }
 
-void take_roots(Preconditioner& p, std::int64_t t, const ShampooOptions& o) {
-  if (t != o.start && (t < o.start || t % o.frequency != 0)) return;
+bool takes_roots(std::int64_t t, const ShampooOptions& o) {
+  return t == o.start || (t > o.start && t % o.frequency == 0);
+}
+
+// False where there are none, of a gradient that was not finite: the other ranks do not see it, so it is no error yet.
+bool take_roots(Preconditioner& p, std::int64_t t, const ShampooOptions& o) {
   const double correction = o.beta2 == 1 ? 1 : 1 - std::pow(o.beta2, static_cast<double>(t));
-  p.roots.clear();
+  std::vector<at::Tensor> roots;
   for (const at::Tensor& factor : p.factors) {
-    p.roots.push_back(optim::inverse_root(factor / correction, p.order(), o.eps));
+    if (!factor.isfinite().all().item<bool>()) return false;
+    try {
+      roots.push_back(optim::inverse_root(factor / correction, p.order(), o.eps));
+    } catch (const c10::LinAlgError&) {
+      return false;
+    }
   }
+  p.roots = std::move(roots);
+  return true;
 }
 
 at::Tensor direction(const Preconditioner& p, const at::Tensor& average, const at::Tensor& graft_squares) {
@@ -114,6 +127,18 @@ void check(const ShampooOptions& o) {
               o.frequency, " and block_size ", o.block_size, " must be at least 1");
 }
 
+// On all ranks of the parameter's mesh, after all that they exchange in the step.
+void check_roots(const std::vector<bool>& failed, const std::vector<const OptimizerEntry*>& of) {
+  const auto found = std::find(failed.begin(), failed.end(), true);
+  if (found == failed.end()) return;
+  const OptimizerEntry& entry = *of[static_cast<std::size_t>(found - failed.begin())];
+  TORCH_CHECK(
+      false, "Shampoo: the second moments of parameter ", entry.name, " of sizes ", entry.parameter.sizes(),
+      " have no inverse roots: a gradient of it was not finite, in this step or before; its state is of no use ",
+      "any more, so go on from a checkpoint, and leave such steps out (GradScaler, or error_if_nonfinite of ",
+      "clip_grad_norm_)");
+}
+
 }  // namespace
 
 Shampoo::Shampoo(std::vector<at::Tensor> parameters, ShampooOptions options)
@@ -159,11 +184,9 @@ std::int64_t Shampoo::predicted_bytes() const {
 }
 
 void Shampoo::update(const std::vector<Entry*>& active) {
-  for (std::size_t g = 0; g < group_count(); ++g) check(options(g));  // which may have changed since
+  for (std::size_t g = 0; g < group_count(); ++g) check(options(g));  // may have changed since
   std::vector<Moving> moving;
-  for (const optim::Bucket& b : optim::make_buckets(active, false)) {
-    average(b, options(b.group), moving);
-  }
+  for (const optim::Bucket& b : optim::make_buckets(active, false)) average(b, options(b.group), moving);
   std::vector<Exchange::Wanted> wanted;
   for (const Moving& m : moving) {
     for (const Preconditioner& p : state_->of(*m.entry, entries())) {
@@ -175,6 +198,7 @@ void Shampoo::update(const std::vector<Entry*>& active) {
   const std::vector<at::Tensor> gathered = state_->exchange.gather(wanted);
   auto next = gathered.begin();
   std::vector<Exchange::Result> results;
+  std::vector<const Entry*> of;  // each
   std::vector<optim::Update> updates;
   for (const Moving& m : moving) {
     const ShampooOptions& o = options(m.entry->group);
@@ -182,18 +206,20 @@ void Shampoo::update(const std::vector<Entry*>& active) {
     for (Preconditioner& p : state_->of(*m.entry, entries())) {
       const at::Tensor gradient = *next++, mean = m.preconditioned ? *next++ : at::Tensor();
       const at::Tensor squares = m.preconditioned && m.graft.defined() ? *next++ : at::Tensor();
-      at::Tensor result;
+      Exchange::Result result{p.block, {}, buffer, takes_roots(m.entry->steps, o)};
       if (state_->exchange.owned(p.block)) {
         accumulate(p, gradient.reshape(p.shape.shape), o);
-        take_roots(p, m.entry->steps, o);
-        if (mean.defined()) result = direction(p, mean.reshape(p.shape.shape), squares).reshape(p.shape.region.sizes);
+        result.failed = result.may_fail && !take_roots(p, m.entry->steps, o);
+        if (mean.defined()) {
+          result.value = direction(p, mean.reshape(p.shape.shape), squares).reshape(p.shape.region.sizes);
+        }
       }
-      if (m.preconditioned) results.push_back({p.block, result, buffer});
+      if (m.preconditioned) results.push_back(std::move(result)), of.push_back(m.entry);
     }
     const at::Tensor step = m.preconditioned ? optim::placed(buffer, *m.entry) : m.graft;
     updates.push_back({m.entry->parameter, step, o.lr * o.weight_decay, -o.lr});
   }
-  state_->exchange.scatter(results);
+  check_roots(state_->exchange.scatter(results), of);
   optim::apply(updates);
 }
 

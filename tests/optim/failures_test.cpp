@@ -75,5 +75,29 @@ TEST(Failures, OptionsThatChangedToNonsenseAreAnError) {
   EXPECT_NE(error_of([&] { sgd.step(); }).find("Nesterov's momentum"), std::string::npos);
 }
 
+// The owner of a block alone takes its roots. The error is everyone's.
+TEST(Failures, RootsOfAGradientThatWasNotFiniteAreOneErrorOnAllRanks) {
+  for (const bool later : {false, true}) {
+    on_mesh({3}, [&](const DeviceMesh& mesh) {
+      List parameters;
+      for (const std::int64_t rows : {2, 7, 1}) {
+        parameters.push_back(distribute_tensor(Draw(rows).normal({rows, 4}), mesh, {Shard(0)}).requires_grad_());
+      }
+      Shampoo optimizer({{parameters, {.frequency = 2, .start = 2, .block_size = 3}, {"a", "b", "c"}}});
+      const auto step = [&](std::uint64_t number, double factor) {
+        for (const at::Tensor& p : parameters) p.mutable_grad() = p.detach() * static_cast<double>(number);
+        if (factor != 1) parameters[1].mutable_grad() = parameters[1].grad() * factor;
+        optimizer.step();
+      };
+      step(1, 1);
+      if (later) step(2, 1), step(3, INFINITY);
+      for (int again = 0; again < 2; ++again) {
+        const std::string error = error_of([&] { step(4, NAN); });
+        EXPECT_NE(error.find("parameter b of sizes [7, 4] have no inverse roots"), std::string::npos) << error;
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace dtensor::test
