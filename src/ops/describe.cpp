@@ -14,6 +14,11 @@ SpecPtr spec_of(c10::TensorImpl* impl, const MeshRef& mesh, bool mutated) {
                      c10::typeMetaToScalarType(impl->dtype()));
 }
 
+// Ranks may lay out a plain tensor as they like, and all come to one decision, results' strides included.
+at::DimVector seen_strides(const c10::TensorImpl* impl) {
+  return has_dtensor_key(impl) ? at::DimVector(impl->strides()) : c10::contiguous_strides(impl->sizes());
+}
+
 Operand describe_operand(c10::TensorImpl* impl, int arg, int list_index, const MeshRef& mesh, bool mutated) {
   Operand operand;
   operand.arg = arg;
@@ -23,7 +28,7 @@ Operand describe_operand(c10::TensorImpl* impl, int arg, int list_index, const M
   operand.wrapped_number = impl->is_wrapped_number();
   operand.spec = spec_of(impl, mesh, mutated);
   operand.sizes = impl->sizes();
-  operand.strides = impl->strides();
+  operand.strides = seen_strides(impl);
   operand.dtype = c10::typeMetaToScalarType(impl->dtype());
   return operand;
 }

@@ -76,5 +76,24 @@ TEST(PlainOperands, AreComparedAtFewCalls) {
   });
 }
 
+// Ranks lay out equal values otherwise; lists of results are packed in the order of their strides.
+TEST(PlainOperands, MayLieInAnyOrderOnEachRank) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto values = at::arange(6, at::kDouble).view({2, 3});
+    const auto mine = mesh.coordinate()->front() == 0 ? values : values.t().contiguous().t();
+    std::vector<DTensor> results;
+    for (const double share : {1.0, 2.0}) {
+      const auto x = DTensor::from_local(at::full({2, 3}, share, at::kDouble), mesh, {Partial()}, {2, 3}, {3, 1});
+      results.emplace_back(at::mul(mine, x));
+      EXPECT_EQ(results.back().strides(), at::IntArrayRef({3, 1}));
+    }
+    const auto wholes = redistribute(results, {{Replicate()}, {Replicate()}});
+    for (const double k : {0, 1}) {
+      const auto whole = wholes[static_cast<std::size_t>(k)].to_local();
+      EXPECT_TRUE(at::equal(whole, values * (2 * (k + 1)))) << whole;
+    }
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test
