@@ -38,7 +38,7 @@ class DTENSOR_API KeptResults {
     ScopedValue<Recording> scope_;
   };
   // While it lives, they are given out instead of being computed. An error if the run differs from the recorded one, or
-  // if a result was changed in place since.
+  // if a result was changed in place since. Whether it made all the calls of that is asked by check_given().
   class DTENSOR_API Replay {
    public:
     explicit Replay(const KeptResults& results);
@@ -47,6 +47,10 @@ class DTENSOR_API KeptResults {
     ScopedValue<Replaying> scope_;
     ScopedValue<Recording> no_record_;
   };
+
+  // At the end of a run under Replay: an error if it made fewer of the calls than were recorded. It may have left out
+  // one before others, and been given the results of those.
+  void check_given() const;
 
  private:
   std::shared_ptr<State> state_;

@@ -76,6 +76,13 @@ KeptResults::Replay::Replay(const KeptResults& results)
   if (results.state_) results.state_->next = 0;
 }
 
+void KeptResults::check_given() const {
+  if (!state_ || state_->next == state_->results.size()) return;
+  TORCH_CHECK(false, state_->results[state_->next].entry->name(),
+              ": a function that runs again must make the same calls as before; it made ", state_->results.size(),
+              " of those that are kept before, and ", state_->next, " now");
+}
+
 bool keeping_results() { return scopes_watched() && (recording() != nullptr || replaying() != nullptr); }
 
 bool take_kept_result(const OpEntry& entry, torch::jit::Stack& stack) {

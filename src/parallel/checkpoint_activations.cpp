@@ -258,6 +258,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
       const AsBefore as_before(call);
       const at::AutoGradMode with_grad(true);
       outputs = call.fn(inputs);
+      call.kept.check_given();
     }
     TORCH_CHECK(outputs.size() == grads.size(), "checkpoint: the segment gave ", grads.size(),
                 " tensors in forward and ", outputs.size(), " in backward");

@@ -1,6 +1,7 @@
 // KeptResults: what one run of a function gave is given out in another.
 #include "dtensor/kept_results.h"
 
+#include "dtensor/checkpoint_activations.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -28,6 +29,20 @@ TEST(KeptResults, AreThoseOfTheLastRun) {
         EXPECT_NE(error_of([&] { at::mm(t, t); }).find("fewer"), std::string::npos);
       }
     }
+  });
+}
+
+// One that makes a product only the first time is given that of the other, which has the same sizes.
+TEST(KeptResults, AFunctionThatLeavesOutACallIsAnError) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)}).requires_grad_();
+    const auto once = [made = at::Tensor()](const at::Tensor& in) mutable {
+      if (!made.defined()) made = at::mm(in.detach(), in.detach());
+      return at::mm(in, made * 2).exp();
+    };
+    const auto y = checkpoint(once, x, {.keep = {"aten::mm"}});
+    const auto text = error_of([&] { y.sum().backward(); });
+    EXPECT_NE(text.find("it made 2 of those that are kept before, and 1 now"), std::string::npos) << text;
   });
 }
 
