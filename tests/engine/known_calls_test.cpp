@@ -35,6 +35,17 @@ TEST(KnownCalls, StrictRefusesWhatRanReplicatedBefore) {
   });
 }
 
+// Each rank's kernel would draw numbers of its own.
+TEST(KnownCalls, AttentionWithDropoutIsRefusedAfterOneWithout) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto q = distribute_tensor(at::ones({2, 2, 4, 8}), mesh, {Shard(0)});
+    const auto attend = [&](double dropout) { at::_scaled_dot_product_flash_attention_for_cpu(q, q, q, dropout); };
+    attend(0);
+    const auto text = error_of([&] { attend(0.5); });
+    EXPECT_NE(text.find("draws other numbers on each rank"), std::string::npos) << text;
+  });
+}
+
 // One rank remembers what was decided before, the other does not: both go by the book.
 TEST(KnownCalls, RulesThatComeLaterCount) {
   on_mesh({2}, [](const DeviceMesh& mesh) {

@@ -28,6 +28,7 @@ Rule& add(RuleBook& book, const std::string& name, const std::string& text, Rule
   return book.rule("aten::_scaled_dot_product_" + name, for_call, rule.str() + ", l! if is_causal")
       .own_state()
       .draws_nothing()
+      .reads_scalars()
       .outputs(std::move(outputs));
 }
 
