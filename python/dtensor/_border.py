@@ -163,8 +163,18 @@ class LocalBatches:
     def _unwrap(self, t: torch.Tensor, rows: int) -> torch.Tensor:
         if not _C.is_dtensor(t):
             return t
-        split = any(p.is_shard(0) and q.is_shard(0) for p, q in zip(t.placements, self.placements))
-        as_many = t.dim() > 0 and t.shape[0] == rows  # operators may have moved them: an index, a sort
-        if t.device_mesh != self.mesh or not (split or as_many):
+        dim = self._dim_of_rows(t, rows) if t.device_mesh == self.mesh else None
+        if dim is None:
             return t.full_tensor()
-        return _hooked(t.redistribute(placements=self.placements).to_local(), lambda grad: grad / self.parts)
+        own = [Placement.shard(dim) if q.is_shard() else q for q in self.placements]
+        return _hooked(t.redistribute(placements=own).to_local(), lambda grad: grad / self.parts)
+
+    def _dim_of_rows(self, t: torch.Tensor, rows: int) -> int | None:
+        """Where an output has rows: where it is split, behind the first dimension if the sizes say so, too."""
+        dims = {p.dim for p, q in zip(t.placements, self.placements) if p.is_shard() and q.is_shard()}
+        split = dims.pop() if len(dims) == 1 else None
+        if split == 0 or (split is not None and t.shape[split] == rows):
+            return split
+        if t.dim() > 0 and t.shape[0] == rows:  # operators may have moved them: an index, a sort
+            return 0
+        return split if split is not None and rows > 0 and t.shape[split] % rows == 0 and rows % self.parts == 0 else None

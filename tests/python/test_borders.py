@@ -60,6 +60,40 @@ class Rows(unittest.TestCase):
         dtensor.run(2, on_rank, timeout=20)
 
 
+class Outputs(unittest.TestCase):
+    """Rows need not be the first dimension of what comes out."""
+
+    def check(self, plain, count):
+        rows = torch.randn(count, 3, 4).double()
+        results = [plain(part) for part in rows.chunk(2)]
+        sum(y.square().mean() / 2 for result in results for y in result).backward()
+
+        def on_rank():
+            module = unit(plain)
+            found = module(rows.chunk(2)[dtensor.rank()])
+            for y, expected in zip(found, results[dtensor.rank()]):
+                torch.testing.assert_close(y, expected)
+            sum(y.square().mean() for y in found).backward()
+            for p, q in zip(module.parameters(), plain.parameters()):
+                torch.testing.assert_close(p.grad.full_tensor(), q.grad)
+
+        dtensor.run(2, on_rank)
+
+    def test_that_are_split_behind_the_first(self):
+        class Turned(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(4, 4).double()
+
+            def forward(self, x):
+                y = self.layer(x)
+                return y.transpose(0, 1), y[:, 0].t(), y.sum(-1).t(), y
+
+        for count in (4, 7):  # a square of all ranks' rows, and one that is cut unevenly
+            self.check(Turned(), count)
+            self.check(nn.GRU(4, 5, 2, batch_first=True).double(), count)
+
+
 class Calls(unittest.TestCase):
     def test_within_itself_give_back_plain_rows(self):
         plain = Twice(nn.Linear(4, 4).double())
