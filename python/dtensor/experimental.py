@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Iterator
 
-from ._api import local_map
+from ._local_map import local_map
 
 __all__ = ["implicit_replication", "local_map"]
 

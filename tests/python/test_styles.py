@@ -89,6 +89,23 @@ class Sources(unittest.TestCase):
 
         self.assertEqual(dtensor.run(2, on_rank), [[(0, 0), (16, 4), (0, 0)] * 3] * 2)
 
+    def test_are_counted_within_the_mesh(self):
+        """Of a slice, and of a mesh in another order than the world."""
+
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+            turned = dtensor.DeviceMesh("cpu", [3, 1, 2, 0])
+            mine = torch.full((4,), dtensor.rank())
+            for on in (mesh["tp"], mesh["dp"], turned, mesh):
+                for source in range(on.size()):
+                    whole = dtensor.distribute_tensor(mine, on, src_data_rank=source).full_tensor()
+                    self.assertEqual(whole.tolist(), [on.mesh.flatten()[source]] * 4)
+                for none in (on.size(), -1):
+                    with self.assertRaisesRegex(ValueError, f"src_data_rank={none} is none of the {on.size()} ranks"):
+                        dtensor.distribute_tensor(mine, on, src_data_rank=none)
+
+        dtensor.run(4, on_rank, timeout=20)
+
 
 class Inputs(unittest.TestCase):
     def test_count_by_position_and_by_name(self):
