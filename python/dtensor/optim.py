@@ -25,6 +25,11 @@ def _plain(name: str, value: Any) -> bool | int | float | str:
         raise TypeError(f"option {name} is a number, not {value!r}") from None
 
 
+def _or(result: Any, former: Any) -> Any:
+    """What a hook returned, if it did."""
+    return former if result is None else result
+
+
 def _to_save(group: dict[str, Any]) -> dict[str, Any]:
     """A group's options, and what schedulers keep there, as a checkpoint takes them."""
 
@@ -65,7 +70,7 @@ class _Optimizer(torch.optim.Optimizer):
         return self._made
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = self._kept if self._made is None else self.state_dict()
+        kept = self._kept if self._made is None else self._state()
         return {**super().__getstate__(), "_kept": kept}
 
     def _load(self, state: dict[str, Any]) -> None:
@@ -101,6 +106,14 @@ class _Optimizer(torch.optim.Optimizer):
         """``{"tensors": {name: tensor}, "scalars": {name: number}, "lr": [of each group], "param_groups": [options of
         each group]}``. Collective.
         """
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        state = self._state()
+        for after in self._optimizer_state_dict_post_hooks.values():
+            state = _or(after(self, state), state)
+        return state
+
+    def _state(self) -> dict[str, Any]:
         tensors, scalars = self._core().state_dict()
         return {
             "tensors": dict(tensors),
@@ -111,6 +124,13 @@ class _Optimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes a state of the same parameters, saved on any layout, and the groups' options with it. Collective."""
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = _or(before(self, state_dict), state_dict)
+        self._take_state(state_dict)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def _take_state(self, state_dict: dict[str, Any]) -> None:
         saved = state_dict.get("param_groups") or [{} for _ in self.param_groups]  # states of before have rates alone
         if not len(saved) == len(state_dict["lr"]) == len(self.param_groups):
             raise ValueError(f"the state is one of {len(saved)} parameter groups; there are {len(self.param_groups)}")
@@ -246,7 +266,7 @@ def get_total_norm(
     tensors: torch.Tensor | Iterable[torch.Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False
 ) -> torch.Tensor:
     """The norm of all elements of plain tensors and DTensors on any meshes, plain, with one collective at most."""
-    return _C.get_total_norm(_list(tensors), norm_type, error_if_nonfinite)
+    return _C.get_total_norm(_list(tensors), float(norm_type), error_if_nonfinite)
 
 
 def clip_grad_norm_(
@@ -256,4 +276,4 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
 ) -> torch.Tensor:
     """Scales gradients so that their total norm is at most ``max_norm``; the norm before, with one collective at most."""
-    return _C.clip_grad_norm_(_list(parameters), max_norm, norm_type, error_if_nonfinite)
+    return _C.clip_grad_norm_(_list(parameters), max_norm, float(norm_type), error_if_nonfinite)

@@ -144,6 +144,20 @@ class Saved(unittest.TestCase):
             two.load_state_dict(one.state_dict())
 
 
+    def test_hooks_see_states(self):
+        seen = []
+        for module in (torch.optim, dtensor.optim):
+            optimizer, calls = module.SGD([torch.ones(2, requires_grad=True)]), []
+            optimizer.register_state_dict_pre_hook(lambda o: calls.append("state"))
+            optimizer.register_state_dict_post_hook(lambda o, state: {**state, "note": "kept"})
+            optimizer.register_load_state_dict_pre_hook(lambda o, state: calls.append(state.pop("note")))
+            optimizer.register_load_state_dict_pre_hook(lambda o, state: calls.append("other") or {**state})
+            optimizer.register_load_state_dict_post_hook(lambda o: calls.append("loaded"))
+            optimizer.load_state_dict(optimizer.state_dict())
+            seen.append(calls)
+        self.assertEqual(*seen)
+
+
 class Classes(unittest.TestCase):
     def test_one_that_derives_is_what_it_derives_from(self):
         class Slow(dtensor.optim.AdamW):
@@ -182,7 +196,8 @@ class Norms(unittest.TestCase):
                 parameter = torch.ones(shape, requires_grad=True)
                 parameter.grad = torch.full(shape, 10.0)
                 norm = module.clip_grad_norm_(parameter, 1.0).item()
-                found.append((norm, module.get_total_norm(parameter.grad).item()))
+                largest = module.clip_grad_norm_(parameter, 0.5, norm_type="inf").item()
+                found.append((norm, largest, module.get_total_norm(parameter.grad, "inf").item()))
             torch.testing.assert_close(*found)
 
 
