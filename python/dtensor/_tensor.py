@@ -120,6 +120,10 @@ def _reduce_mesh(mesh: Any) -> Any:
     return _rebuild_mesh, _mesh_state(mesh)[:3], mesh.__dict__ or None
 
 
+def _schedule(text: str) -> Any:
+    return _C.Schedule.parse(text)
+
+
 def _know_flattened(cls: Any) -> None:
     """``mesh["dp_cp"]`` is what ``mesh["dp", "cp"]._flatten("dp_cp")`` made, as in ``torch.distributed.device_mesh``."""
     slices, flattens = cls.__getitem__, cls._flatten
@@ -234,8 +238,10 @@ def install() -> None:
         _redirect(torch.Tensor, name, for_dtensors)
     for name in ("__repr__", "__deepcopy__"):
         _redirect(torch.nn.Parameter, name, _ELSEWHERE[name])
-    _C.DeviceMesh.__copy__ = lambda mesh: mesh  # type: ignore[attr-defined]
-    _C.DeviceMesh.__deepcopy__ = lambda mesh, memo: mesh  # type: ignore[attr-defined]
+    for value in (_C.DeviceMesh, _C.Communicator, _C.Schedule):  # of which a copy is the same
+        value.__copy__ = lambda self: self  # type: ignore[attr-defined]
+        value.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
+    _C.Schedule.__reduce__ = lambda schedule: (_schedule, (str(schedule),))  # type: ignore[assignment,method-assign]
     _C.DeviceMesh.__reduce__ = _reduce_mesh  # type: ignore[assignment,method-assign]
     _know_flattened(_C.DeviceMesh)
-    torch.serialization.add_safe_globals([_rebuild, _rebuild_mesh, _C.DeviceMesh, _C.Placement])
+    torch.serialization.add_safe_globals([_rebuild, _rebuild_mesh, _schedule, _C.DeviceMesh, _C.Placement])

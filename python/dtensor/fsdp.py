@@ -16,7 +16,7 @@ from ._api import as_parameter
 from ._border import LocalBatches, map_tensors
 from ._C import DeviceMesh, Placement, reduce_gradients
 
-__all__ = ["fully_shard", "FSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "CPUOffloadPolicy", "reduce_gradients"]
+__all__ = ["fully_shard", "FSDPModule", "UnshardHandle", "MixedPrecisionPolicy", "OffloadPolicy", "CPUOffloadPolicy", "reduce_gradients"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +46,13 @@ class CPUOffloadPolicy(OffloadPolicy):
     pin_memory: bool = True
 
 
+class UnshardHandle:
+    """Of :meth:`FSDPModule.unshard`."""
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+
 _of_thread = threading.local()  # no_sync: the scope that set_requires_gradient_sync(False) opened, whichever module's
 
 
@@ -56,15 +63,25 @@ class FSDPModule:
     _fsdp_casts: set[tuple[int, str]]  # where casts stand while forward runs: the module's id and the parameter's key
     _fsdp_calls: list[list[Any]]  # what calls that are under way have opened, the innermost last
 
-    def unshard(self, async_op: bool = False) -> None:
-        """Gathers this unit's parameters now, and keeps them until :meth:`reshard`. Collective."""
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
+        """Gathers this unit's parameters now, and keeps them until :meth:`reshard`. Collective.
+
+        ``async_op``: returns a handle to be waited for; they are gathered when it is there.
+        """
         for unit in self._fsdp_units:
             unit.unshard()
+        return UnshardHandle() if async_op else None
 
     def reshard(self) -> None:
         """Drops the gathered copy."""
         for unit in self._fsdp_units:
             unit.reshard()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        raise TypeError(
+            "a module under fully_shard cannot be copied, since its parameters are gathered by schedules of their own: "
+            "copy it before fully_shard, or load its state_dict() into another; its parameters alone can be copied"
+        )
 
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
         """A call that raises leaves nothing open: calls of a module within itself would take it for theirs."""

@@ -33,6 +33,28 @@ class Meshes(unittest.TestCase):
         dtensor.run(4, on_rank)
 
 
+class Values(unittest.TestCase):
+    def test_schedules(self):
+        for name in dtensor.pipeline.schedule_names():
+            schedule = dtensor.pipeline.make_schedule(name, 2, 4)
+            for one in (schedule, dtensor.pipeline.with_communication(schedule)):
+                for twin in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+                    self.assertEqual(twin, one)
+
+    def test_modules_that_keep_a_communicator(self):
+        def on_rank():
+            module = nn.Linear(2, 2)
+            module.ranks = dtensor.world()
+            return copy.deepcopy(module).ranks.rank, copy.copy(module.ranks).size
+
+        self.assertEqual(dtensor.run(2, on_rank), [(0, 2), (1, 2)])
+
+    def test_modules_under_fully_shard_are_refused(self):
+        module = dtensor.fully_shard(nn.Linear(2, 2))
+        with self.assertRaisesRegex(TypeError, "copy it before fully_shard"):
+            copy.deepcopy(nn.Sequential(module))
+
+
 class Elsewhere(unittest.TestCase):
     def test_tensors_of_a_mesh_that_this_rank_is_not_in(self):
         """As the states of a pipeline's other stages are."""

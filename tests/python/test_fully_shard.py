@@ -225,7 +225,7 @@ class Calls(unittest.TestCase):
         dtensor.run(2, on_rank)
 
     def gathered(self, module):
-        module.unshard()
+        module.unshard(async_op=True).wait()
         held = module.fsdp_stats()["gathered_bytes"]
         module.reshard()
         return held
