@@ -121,20 +121,27 @@ void MixtureOfExperts::set_dispatch(DispatchKind kind, CapacityOptions capacity)
   });
 }
 
+namespace {
+
+DispatcherPtr made_by(const MixtureOfExperts::MakeDispatcher& make, const Communicator& ranks) {
+  auto made = make(ranks);
+  TORCH_CHECK(made, "MixtureOfExperts: set_dispatcher() made none");
+  return made;
+}
+
+}  // namespace
+
+// One that fails leaves the layer with what it had.
 void MixtureOfExperts::set_dispatcher(MakeDispatcher make) {
+  auto made = made_by(make, parallel_ ? parallel_->ep : Communicator());
   make_ = std::move(make);
-  make_dispatcher();
+  dispatcher_ = std::move(made);
 }
 
 void MixtureOfExperts::set_parallel(std::shared_ptr<const Parallel> parallel) {
+  dispatcher_ = made_by(make_, parallel ? parallel->ep : Communicator());
   parallel_ = std::move(parallel);
   seen_->mappings.clear();
-  make_dispatcher();
-}
-
-void MixtureOfExperts::make_dispatcher() {
-  dispatcher_ = make_(parallel_ ? parallel_->ep : Communicator());
-  TORCH_CHECK(dispatcher_, "MixtureOfExperts: set_dispatcher() made none");
 }
 
 namespace {

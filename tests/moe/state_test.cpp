@@ -43,6 +43,14 @@ TEST(MoeState, AResetForgetsTheLoad) {
   EXPECT_EQ(layer.balancer()->counts.sum().item<std::int64_t>(), 0);
 }
 
+TEST(MoeState, ADispatcherThatCannotBeMadeLeavesTheOneBefore) {
+  MixtureOfExperts layer(small_options());
+  const auto x = Draw(1).normal({4, 8});
+  const auto y = layer.forward(x).detach();
+  EXPECT_THROW(layer.set_dispatcher([](const Communicator&) { return DispatcherPtr(); }), c10::Error);
+  EXPECT_TRUE(at::equal(layer.forward(x), y));
+}
+
 TEST(MoeState, CountsOfOneRankServeAfterThoseOfAll) {
   run_local(2, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2, 1}, {"a", "b"});

@@ -106,7 +106,6 @@ class DTENSOR_API MixtureOfExperts final : public nn::Module {
   at::Tensor run_experts_here(const at::Tensor& rows, DispatchPlan& plan, const Pass& pass);
   ExpertWeights local_experts(const Pass& pass) const;
   at::Tensor run_shared(const at::Tensor& x) const;
-  void make_dispatcher();
 
   MoeOptions options_;
   std::unique_ptr<LoadBalancer> balancer_;
