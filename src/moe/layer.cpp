@@ -204,7 +204,7 @@ MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::
   auto plan = dispatcher_->prepare(routing, mapping.layout);
   plan.weighs_before = options_.score_before_experts;
   at::Tensor from_shared;  // computed while rows are under way
-  const auto sent = dispatcher_->dispatch(rows, plan, [&] { from_shared = run_shared(x); });
+  const auto sent = dispatcher_->dispatch(rows, plan, [&] { from_shared = run_shared(x, mapping); });
   const auto& load = routing.counts->local();  // a strategy that keeps its order keeps this, too
   stats_ = {routing.order ? load.clone() : load, plan.dropped};
   const auto made = run_experts_here(sent, plan, {mapping, routing});
@@ -215,9 +215,11 @@ MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::
   return {y, moe::from_share(routing.loss, mapping)};
 }
 
-at::Tensor MixtureOfExperts::run_shared(const at::Tensor& x) const {
+// Plain tokens are this rank's own; an operator would take them for the same on all ranks beside DTensors.
+at::Tensor MixtureOfExperts::run_shared(const at::Tensor& x, const moe::TokenMapping& mapping) const {
   if (!shared) return {};
-  return run_expert(x, {shared->w1, shared->w2, shared->w3}, options_.experts.activation);
+  const auto used = [&](const at::Tensor& w) { return mapping.mesh ? w : moe::whole_parameter(w, mapping); };
+  return run_expert(x, {used(shared->w1), used(shared->w2), used(shared->w3)}, options_.experts.activation);
 }
 
 ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {

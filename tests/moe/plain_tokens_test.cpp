@@ -85,5 +85,30 @@ TEST(PlainTokens, EntriesWithoutAnExpertAreCountedAfterDropping) {
   EXPECT_EQ(routing.empty, routing.experts.eq(4).sum().item<std::int64_t>());
 }
 
+// Whose weights are DTensors: gathered for this rank's tokens, as the gate's are.
+TEST(PlainTokens, MeetAShardedSharedExpert) {
+  auto options = small_options();
+  options.shared_ffn = 4;
+  const auto x = Draw(1).normal({4, 8});
+  MixtureOfExperts one(options);
+  fill(one, 3);
+  const auto wanted = one.forward(x);
+  wanted.square().sum().backward();
+  run_local(2, [&](Communicator world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"shard"});
+    for (const bool ep : {false, true}) {
+      MixtureOfExperts layer(options);
+      fill(layer, 3);
+      if (ep) apply_expert_parallel(layer, mesh.view({2}, {"ep"}));
+      fully_shard(layer, mesh);
+      const auto y = layer.forward(part_of(x, world, 1));
+      expect_close(y.detach(), part_of(wanted.detach(), world, 1), "y");
+      y.square().sum().backward();
+      const auto got = layer.parameters(), all = one.parameters();
+      for (std::size_t i = 0; i < all.size(); ++i) expect_close(got[i].grad(), all[i].grad(), c10::str(ep, i));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test

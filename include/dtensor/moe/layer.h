@@ -19,6 +19,10 @@
 
 namespace dtensor {
 
+namespace moe {
+struct TokenMapping;
+}
+
 // Of a layer.
 struct MoeOptions {
   // Features of a token, and inside each expert.
@@ -105,7 +109,7 @@ class DTENSOR_API MixtureOfExperts final : public nn::Module {
   Output run_tokens(const at::Tensor& x, std::vector<at::Tensor> keep);
   at::Tensor run_experts_here(const at::Tensor& rows, DispatchPlan& plan, const Pass& pass);
   ExpertWeights local_experts(const Pass& pass) const;
-  at::Tensor run_shared(const at::Tensor& x) const;
+  at::Tensor run_shared(const at::Tensor& x, const moe::TokenMapping& mapping) const;
 
   MoeOptions options_;
   std::unique_ptr<LoadBalancer> balancer_;
