@@ -35,10 +35,12 @@ int train_steps(Trainer& trainer, train::RunState& state, train::RunOutput& outp
   return 0;
 }
 
-void plot(const TrainOptions& o, const std::string& model, const std::vector<double>& losses) {
+void plot(const TrainOptions& o, const std::string& model, const train::RunOutput& output) {
+  const auto& losses = output.losses();
   if (o.plot.empty() || losses.empty()) return;
-  train::write_svg(o.plot,
-                   {.title = fmt::format("{}: {} steps of adamw", model, losses.size()), .curves = {{"loss", losses}}});
+  train::write_svg(o.plot, {.title = fmt::format("{}: {} steps of adamw", model, losses.size()),
+                            .curves = {{"loss", losses}},
+                            .first_step = output.first_step()});
   fmt::print("picture: {}\n", o.plot);
 }
 
@@ -66,7 +68,7 @@ int run_train(const Options& options, const Family& family, const dtensor::Commu
   train::RunOutput output(o, world.rank() == 0);
   const int left = train_steps(trainer, state, output, corpus, held_out, o);
   output.close();
-  if (world.rank() == 0) plot(o, options.model, output.losses());
+  if (world.rank() == 0) plot(o, options.model, output);
   if (left == 0 && !options.out.empty())
     export_folder(model, family, options.model, options.out, world, options.asked_dtype);
   return left;

@@ -73,7 +73,8 @@ void write_load(const Options& options, const std::vector<StepRecord>& records) 
   if (e.load_plot.empty()) return;
   Picture picture{.title = fmt::format("load of the busiest of {} experts over the mean, {} with balance {}", e.experts,
                                        e.dispatcher, e.balance),
-                  .y_name = "busiest over mean"};
+                  .y_name = "busiest over mean",
+                  .first_step = records.front().step};
   for (std::size_t layer = 0; layer < records.front().imbalance.size(); ++layer) {
     Curve curve{fmt::format("layer {}", layer), {}};
     for (const auto& r : records) curve.values.push_back(r.imbalance[layer]);

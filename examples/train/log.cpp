@@ -2,19 +2,45 @@
 #include "log.h"
 
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "output.h"
 
 namespace train {
 
-StepLog::StepLog(const std::string& path) : path_(path) {
-  check_writable("--log", path);
-  if (!path.empty()) out_.open(path, std::ios::trunc);
+namespace {
+
+// Whether it is a line of the log about a step before that.
+bool is_before(const std::string& line, std::int64_t step) {
+  const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const auto said = json.is_object() ? json.find("step") : json.end();
+  return json.is_object() && said != json.end() && said->is_number_integer() && said->get<std::int64_t>() < step;
+}
+
+// Bytes of the lines, whole ones, that the file begins with and that a run from this step on goes on behind. What was
+// logged after the checkpoint that it goes on from will come again.
+std::uintmax_t bytes_before(const std::string& path, std::int64_t first_step) {
+  if (first_step == 0 || !std::filesystem::is_regular_file(path)) return 0;
+  std::ifstream in(path, std::ios::binary);
+  std::uintmax_t bytes = 0;
+  for (std::string line; std::getline(in, line) && !in.eof() && is_before(line, first_step);) bytes += line.size() + 1;
+  return bytes;
+}
+
+}  // namespace
+
+StepLog::StepLog(const std::string& path) : path_(path) { check_writable("--log", path); }
+
+void StepLog::open(std::int64_t first_step) {
+  const auto kept = bytes_before(path_, first_step);
+  if (kept > 0) std::filesystem::resize_file(path_, kept);
+  out_.open(path_, kept > 0 ? std::ios::app : std::ios::trunc);
 }
 
 void StepLog::add(const StepRecord& record) {
-  if (!out_.is_open()) return;
+  if (path_.empty()) return;
+  if (!out_.is_open()) open(record.step);
   nlohmann::ordered_json line = {{"step", record.step}, {"loss", record.loss},     {"grad_norm", record.grad_norm},
                                  {"lr", record.lr},     {"tokens", record.tokens}, {"seconds", record.seconds}};
   line["bytes_received"] = record.moved;
@@ -26,7 +52,7 @@ void StepLog::add(const StepRecord& record) {
 }
 
 void StepLog::close() {
-  if (!out_.is_open()) return;
+  if (!out_.is_open() && !lacks_) return;
   if (lacks_) out_.setstate(std::ios::failbit);
   close_written(out_, path_);
 }

@@ -30,8 +30,8 @@ constexpr std::array<const char*, 4> kColours = {"#9ec5e8", "#c0392b", "#2e7d4f"
 
 // Maps data to pixels of one panel, y upwards.
 struct Panel {
-  double top, height, x_high, y_low, y_high;
-  double x(double value) const { return kLeft + value / std::max(x_high, 1e-12) * (kWidth - kLeft - kRight); }
+  double top, height, x_low, x_high, y_low, y_high;
+  double x(double value) const { return kLeft + (value - x_low) / (x_high - x_low) * (kWidth - kLeft - kRight); }
   double y(double value) const { return top + height - (value - y_low) / (y_high - y_low) * height; }
 };
 
@@ -55,7 +55,7 @@ void axes(std::string& svg, const Panel& panel, const std::vector<double>& y_tic
     text(svg, kLeft - 8, panel.y(tick) + 4, "end", powers ? fmt::format("1e{:.0f}", tick) : fmt::format("{:g}", tick));
   }
   const double bottom = panel.top + panel.height;
-  for (const double tick : nice_ticks(0, panel.x_high, 8)) {
+  for (const double tick : nice_ticks(panel.x_low, panel.x_high, 8)) {
     line(svg, panel.x(tick), bottom, panel.x(tick), bottom + 5, kFrame);
     text(svg, panel.x(tick), bottom + 19, "middle", fmt::format("{:g}", tick));
   }
@@ -69,7 +69,7 @@ void polyline(std::string& svg, const Panel& panel, const std::vector<double>& v
   svg += fmt::format("<polyline fill=\"none\" {} points=\"", style);
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (!std::isfinite(values[i])) continue;
-    svg += fmt::format("{:.1f},{:.1f} ", panel.x(static_cast<double>(i)), panel.y(values[i]));
+    svg += fmt::format("{:.1f},{:.1f} ", panel.x(panel.x_low + static_cast<double>(i)), panel.y(values[i]));
   }
   svg += "\"/>\n";
 }
@@ -97,6 +97,11 @@ void legend(std::string& svg, const Picture& picture, double top) {
   }
 }
 
+std::pair<double, double> steps_of(const Picture& picture) {
+  const auto first = static_cast<double>(picture.first_step);
+  return {first, first + std::max(static_cast<double>(picture.curves.front().values.size()) - 1, 1.0)};
+}
+
 void loss_panel(std::string& svg, const Picture& picture, double top, double height) {
   double low = INFINITY, high = -INFINITY;
   for (const Curve& curve : picture.curves) {
@@ -108,8 +113,8 @@ void loss_panel(std::string& svg, const Picture& picture, double top, double hei
   }
   if (!(low <= high)) low = high = 0;
   const double margin = std::max(0.06 * (high - low), 1e-6);
-  const double steps = static_cast<double>(picture.curves.front().values.size());
-  const Panel panel{top, height, std::max(steps - 1, 1.0), low - margin, high + margin};
+  const auto [first, last] = steps_of(picture);
+  const Panel panel{top, height, first, last, low - margin, high + margin};
   axes(svg, panel, nice_ticks(panel.y_low, panel.y_high, 6), false, picture.y_name);
   for (std::size_t i = 0; i < picture.curves.size(); ++i) {
     polyline(svg, panel, picture.curves[i].values, curve_style(i));
@@ -127,7 +132,8 @@ void difference_panel(std::string& svg, const Picture& picture, double top, doub
   }
   std::vector<double> logs;
   for (const double value : picture.difference) logs.push_back(value > 0 ? std::log10(value) : low - 1);
-  const Panel panel{top, height, std::max(static_cast<double>(logs.size()) - 1, 1.0), low - 1, high};
+  const auto [first, last] = steps_of(picture);
+  const Panel panel{top, height, first, last, low - 1, high};
   axes(svg, panel, nice_ticks(low, high, 5), true, "relative difference");
   text(svg, kLeft - 8, panel.y(low - 1) + 4, "end", "equal");
   polyline(svg, panel, logs, "stroke=\"#555\" stroke-width=\"1.3\"");

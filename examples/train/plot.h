@@ -1,6 +1,7 @@
 // The picture: loss curves over steps as SVG, and below them how far they lie apart.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@ struct Picture {
   std::vector<double> difference = {};  // relative, one a step; empty: no lower panel
   double bound = 0;                     // drawn into the lower panel
   std::string y_name = "loss";          // what the curves show
+  std::int64_t first_step = 0;          // of the values; of a run that goes on, another
 };
 
 std::string to_svg(const Picture& picture);

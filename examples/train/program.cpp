@@ -115,8 +115,9 @@ void run_rank(const dtensor::Communicator& world, const Options& options, const 
 
 void write_plot(const Options& options, const Outcome& outcome, const Comparison* comparison) {
   if (options.plot.empty()) return;
-  Picture picture{.title = fmt::format("{}: {} steps of {}, {}", options.model, options.steps, options.optimizer,
-                                       to_string(options.dtype))};
+  Picture picture{.title = fmt::format("{}: {} steps of {}, {}", options.model, outcome.records.size(),
+                                       options.optimizer, to_string(options.dtype)),
+                  .first_step = outcome.records.front().step};
   if (comparison != nullptr) {
     picture.curves.push_back({"one device", comparison->reference});
     picture.difference = comparison->difference;

@@ -27,7 +27,8 @@ void add_run_flags(CLI::App& app, RunFlags& f) {
          "one is passed over for the one before")
       ->expected(0, 1)
       ->default_str("latest");
-  app.add_option("--log", f.log, "write one JSON line a step to this file");
+  app.add_option("--log", f.log,
+                 "write one JSON line a step to this file, behind those of the steps before where a run goes on");
   app.add_option("--plot", f.plot, "write the loss curve to this SVG file");
   app.add_option("--tensorboard", f.tensorboard, "write an event file for TensorBoard to this folder");
 }

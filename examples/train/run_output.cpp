@@ -14,6 +14,7 @@ RunOutput::RunOutput(const RunFlags& flags, bool writes)
 
 void RunOutput::add(const StepRecord& r) {
   if (!writes_) return;
+  if (losses_.empty()) first_step_ = r.step;
   losses_.push_back(r.loss);
   log_.add(r);
   const std::int64_t done = r.step + 1;

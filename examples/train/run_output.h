@@ -18,6 +18,7 @@ class RunOutput {
   // The mean loss of held-out text after so many steps; a line on stdout.
   void add_evaluation(std::int64_t steps, double loss);
   const std::vector<double>& losses() const { return losses_; }  // of the steps so far, where it writes
+  std::int64_t first_step() const { return first_step_; }        // of them
   // Throws std::runtime_error where not all of the files was written.
   void close();
 
@@ -27,6 +28,7 @@ class RunOutput {
   TensorBoard board_;
   Progress progress_;
   std::vector<double> losses_;
+  std::int64_t first_step_ = 0;
 };
 
 }  // namespace train

@@ -84,6 +84,21 @@ TEST_F(LlmTrain, IsTakenUpFromTheNewestCheckpointOnAnotherMesh) {
   EXPECT_NE(error_.find("go on from it with --resume"), std::string::npos) << error_;
 }
 
+// One command line serves the first start and every later one: one log, one axis.
+TEST_F(LlmTrain, WritesOfTheStepsThatItGoesOnFrom) {
+  const auto to = [&](const char* steps) {
+    return run("tp=2", {"--steps", steps, "--save", path("run"), "--resume", "--log", path("log.jsonl"), "--plot",
+                        path("loss.svg")});
+  };
+  ASSERT_EQ(to("8"), 0) << error_;
+  ASSERT_EQ(to("12"), 0) << error_;
+  EXPECT_EQ(losses("log.jsonl").size(), 12U);
+  std::ifstream in(path("loss.svg"));
+  const std::string svg((std::istreambuf_iterator<char>(in)), {});
+  EXPECT_NE(svg.find(">11<"), std::string::npos);  // the last step, on the axis
+  EXPECT_EQ(svg.find(">0<"), std::string::npos);
+}
+
 TEST_F(LlmTrain, SavesAndLeavesWhenItIsAsked) {
   std::atomic<bool> over{false};
   std::thread asks([&] {
