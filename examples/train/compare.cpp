@@ -63,11 +63,13 @@ Comparison compare_with_one_device(const Options& options, const Corpus& corpus,
   result.difference = relative_difference(losses(records), result.reference);
   result.largest = largest(result.difference);
   result.first = result.difference.front();
+  result.first_step = records.front().step;
   result.bound = result.first_bound = floor_of(options);
   const bool has_spread = options.dtype != Dtype::float64 && options.batch > 1 && sums;
   if (!result.equal() && has_spread) {
     const auto split = from_there(losses(train_on_one_device(options, corpus, /*pieces=*/2)));
     result.bound = std::max(result.bound, 3 * largest(relative_difference(split, result.reference)));
+    if (result.first_step > 0) result.first_bound = result.bound;
   }
   return result;
 }

@@ -150,10 +150,10 @@ int report(const Options& options, const Corpus& corpus, const Outcome& outcome)
   std::fputs("training on one device to compare\n", stderr);
   const Comparison comparison = compare_with_one_device(options, corpus, outcome.records);
   fmt::print(
-      "largest relative difference of the loss from one device: {:.2e} (bound {:.2e}, {} steps; {:.2e} at step 0, "
+      "largest relative difference of the loss from one device: {:.2e} (bound {:.2e}, {} steps; {:.2e} at step {}, "
       "bound {:.2e}): {}\n",
-      comparison.largest, comparison.bound, comparison.difference.size(), comparison.first, comparison.first_bound,
-      comparison.equal() ? "the curves coincide" : "THE CURVES DIFFER");
+      comparison.largest, comparison.bound, comparison.difference.size(), comparison.first, comparison.first_step,
+      comparison.first_bound, comparison.equal() ? "the curves coincide" : "THE CURVES DIFFER");
   write_plot(options, outcome, &comparison);
   return comparison.equal() ? 0 : 1;
 }

@@ -7,6 +7,7 @@
 #include <regex>
 
 #include "support/data.h"
+#include "train/compare.h"
 #include "train/log.h"
 #include "train/plot.h"
 #include "train/program.h"
@@ -123,6 +124,23 @@ TEST_F(TakenUp, PicturesShowTheStepsThatWereRun) {
     EXPECT_GE(steps.back(), 25) << name;
   }
   EXPECT_NE(content("loss.svg").find(": 10 steps of"), std::string::npos);
+}
+
+// Where training amplifies rounding, it did so before the first step of a run that goes on. The curve is that of a
+// batch which is summed in another order.
+TEST(TakenUpRun, IsComparedWithRoundingThatWasAmplifiedBefore) {
+  train::Options o;
+  o.hidden = 16, o.layers = 1, o.batch = 4, o.seq = 8, o.steps = 80, o.lr = 0.2, o.warmup = 1;
+  const auto corpus = train::Corpus::read({dtensor::test::data_path("transformer.json")}, o.seq);
+  auto records = train::train_on_one_device(o, corpus, /*pieces=*/2);
+  const auto whole = train::compare_with_one_device(o, corpus, records);
+  EXPECT_EQ(whole.first_bound, 1e-5);  // of step 0
+  EXPECT_TRUE(whole.equal());
+  records.erase(records.begin(), records.begin() + 70);
+  const auto rest = train::compare_with_one_device(o, corpus, records);
+  EXPECT_GT(rest.first, 1e-5);
+  EXPECT_EQ(rest.first_step, 70);
+  EXPECT_TRUE(rest.equal()) << rest.first << " " << rest.first_bound;
 }
 
 }  // namespace
