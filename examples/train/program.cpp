@@ -44,6 +44,9 @@ std::vector<StepRecord> train_and_show(const dtensor::Communicator& world, const
 
 void check_heads(const Options& options) {
   const GptConfig config = gpt_config(options);
+  if (config.hidden % config.heads != 0) {
+    throw UsageError(fmt::format("--hidden {} is no multiple of the {} heads", config.hidden, config.heads));
+  }
   if (config.kv_heads > 0 && config.heads % config.kv_heads != 0) {
     throw UsageError(fmt::format("--kv-heads {} does not divide the {} heads", config.kv_heads, config.heads));
   }
@@ -92,14 +95,18 @@ std::string shape_text(const Options& options, int ranks) {
 void run_rank(const dtensor::Communicator& world, const Options& options, const Corpus& corpus, Outcome& outcome) {
   const std::string backend = world.backend_name();
   const bool only_rank_here = backend != "local";
-  const std::string usage_error = find_usage_error(world, options);
+  std::string usage_error = find_usage_error(world, options);
   std::vector<StepRecord> records;
   MemoryUse memory;
   dtensor::MoeCounters counters;
   if (usage_error.empty()) {
     std::optional<dtensor::MoeCounting> counting;
     if (options.experts && options.experts->counters) counting.emplace(counters);
-    records = train_and_trace(world, options, corpus, memory);
+    try {
+      records = train_and_trace(world, options, corpus, memory);
+    } catch (const UsageError& error) {  // what a checkpoint, other ranks' texts or the model's layers have to say
+      usage_error = error.what();
+    }
   }
   if (only_rank_here) memory.ranks_here = 1;
   if (world.rank() != 0 && !only_rank_here) return;  // thread ranks share `outcome`
@@ -193,8 +200,8 @@ int run(Kind program, int argc, char** argv) {
   if (!options.save.empty()) signals.emplace();
   const int status =
       dtensor::launch(argc, argv, [&](dtensor::Communicator world) { run_rank(world, options, corpus, outcome); });
-  if (status != 0) return status;
   if (!outcome.usage_error.empty()) return report_usage_error(to_string(program), outcome.usage_error);
+  if (status != 0) return status;
   if (!outcome.records.empty() && outcome.records.back().left_by != 0) return kLeft;
   return outcome.reports ? dtensor::finish_output(report(options, corpus, outcome)) : 0;
 }

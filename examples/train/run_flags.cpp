@@ -41,6 +41,7 @@ void check_run_flags(const RunFlags& f) {
 }
 
 void check_run_files(const RunFlags& f) {
+  if (!f.load.empty() && !std::filesystem::exists(f.load)) throw UsageError("--load: no checkpoint " + f.load);
   check_writable("--log", f.log);
   check_writable("--plot", f.plot);
   if (!f.tensorboard.empty()) {

@@ -1,0 +1,63 @@
+// What cannot be is one line and status 2, whoever of the program's parts finds it; what can be is not refused.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "support/data.h"
+#include "train/program.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using train::Kind;
+using Words = std::vector<std::string>;
+
+struct Ended {
+  int status;
+  std::string error;
+};
+
+Ended run(Kind program, const Words& more) {
+  Words words = {
+      train::to_string(program), "--batch", "4", "--seq", "8", "--data", dtensor::test::data_path("transformer.json")};
+  words.insert(words.end(), more.begin(), more.end());
+  std::vector<char*> argv;
+  for (auto& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  const int status = train::run_program(program, static_cast<int>(words.size()), argv.data());
+  testing::internal::GetCapturedStdout();
+  return {status, testing::internal::GetCapturedStderr()};
+}
+
+// The last line is the program's, with its name.
+void expect_refused(Kind program, const Words& words, const std::string& message) {
+  const auto [status, error] = run(program, words);
+  EXPECT_EQ(status, 2) << message << ": " << error;
+  EXPECT_NE(error.find(train::to_string(program) + (": " + message)), std::string::npos) << error;
+  EXPECT_EQ(error.find("rank "), std::string::npos) << error;
+}
+
+TEST(Usage, OfWhatTheRanksFindOutIsToldByTheProgram) {
+  const auto saved = (fs::temp_directory_path() / ("dtensor_usage_" + std::to_string(::getpid()))).string();
+  const Words small = {"--hidden", "16", "--layers", "1", "--steps"};
+  const auto with = [&](Words more) {
+    more.insert(more.begin(), small.begin(), small.end());
+    return more;
+  };
+  ASSERT_EQ(run(Kind::dense, with({"2", "--save", saved})).status, 0);
+  expect_refused(Kind::dense, with({"2", "--load", saved}),
+                 saved + " has 2 steps behind it, and --steps 2 asks for no more");
+  expect_refused(Kind::dense, with({"2", "--save", saved, "--resume", "--ranks", "2"}),
+                 saved + " has 2 steps behind it");
+  expect_refused(Kind::dense, with({"3", "--load", saved, "--seed", "1"}), saved + " was trained with --seed 0");
+  expect_refused(Kind::dense, with({"3", "--load", saved + "_not"}), "--load: no checkpoint " + saved + "_not");
+  expect_refused(Kind::dense, with({"2", "--mesh", "pp=2", "--schedule", "interleaved", "--chunks", "8"}),
+                 "--schedule: 16 stages for a model of 3 layers");
+  expect_refused(Kind::dense, {"--hidden", "18"}, "--hidden 18 is no multiple of the 4 heads");
+  fs::remove_all(saved);
+}
+
+}  // namespace
