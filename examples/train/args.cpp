@@ -50,12 +50,19 @@ void add_model_flags(CLI::App& app, Options& o) {
   app.add_option("--dropout", o.dropout, "probability")->check(CLI::Range(0.0, 0.99));
 }
 
+// A number is read as it is written here, in decimal digits; CLI11 would take one of another base too.
+std::string fault_of_reshard(const std::string& text) {
+  if (text == "true" || text == "false") return "";
+  const bool digits = !text.empty() && text.size() < 8 && text.find_first_not_of("0123456789") == std::string::npos;
+  return digits && std::stoll(text) > 0 ? "" : "'" + text + "' is not true, false or a number of ranks";
+}
+
 void add_parallel_flags(CLI::App& app, Options& o) {
   app.add_option("--parallel", o.parallel, "fsdp: blocks gathered and reduced as one; plain: each parameter by itself")
       ->check(CLI::IsMember({"fsdp", "plain"}))
       ->capture_default_str();
   app.add_option("--reshard-after-forward", o.reshard, "fsdp: true, false, or the number of ranks that keep a copy")
-      ->check(CLI::IsMember({"true", "false"}) | CLI::Range(1, 1 << 20))
+      ->check(fault_of_reshard)
       ->capture_default_str();
   app.add_option_function<std::string>(
          "--mixed-precision", [&o](const std::string& text) { o.bf16 = text == "bf16"; },

@@ -60,4 +60,17 @@ TEST(Usage, OfWhatTheRanksFindOutIsToldByTheProgram) {
   fs::remove_all(saved);
 }
 
+// 0x2 was taken for 2 by one reader and for 0 by the next, which divided by it.
+TEST(Usage, OfReshardAfterForwardIsDecimal) {
+  for (const char* text : {"0x2", "0b10", "2.0", "-1", "0", "", "yes", "99999999999"}) {
+    expect_refused(Kind::dense, {"--mesh", "shard=2", "--reshard-after-forward", text}, "--reshard-after-forward: '");
+  }
+  const Words two = {"--hidden", "16", "--layers", "1", "--steps", "1", "--mesh", "shard=2", "--reshard-after-forward"};
+  for (const char* text : {"1", "2", "02", "true", "false"}) {
+    Words words = two;
+    words.emplace_back(text);
+    EXPECT_EQ(run(Kind::dense, words).status, 0) << text;
+  }
+}
+
 }  // namespace
