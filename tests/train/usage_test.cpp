@@ -73,4 +73,11 @@ TEST(Usage, OfReshardAfterForwardIsDecimal) {
   }
 }
 
+TEST(Usage, WidthsAndCapacitiesBelowNothingAreRefused) {
+  for (const Words& words : std::vector<Words>{{"--ffn", "-3"}, {"--ffn", "0"}, {"--shared", "-3"}}) {
+    expect_refused(Kind::experts, words, words[0]);
+  }
+  expect_refused(Kind::experts, {"--dispatcher", "capacity", "--capacity", "-1"}, "--capacity");
+}
+
 }  // namespace
