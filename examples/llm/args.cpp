@@ -49,7 +49,7 @@ void add_common(CLI::App& app, Options& o, Texts& texts) {
   app.add_option("--model", o.model, "a folder with config.json and safetensors files")->required();
   app.add_option("--mesh", texts.mesh, "sizes of the mesh axes, e.g. dp=1,shard=2,ep=1,tp=2");
   app.add_option("--ranks", texts.ranks, "thread ranks of a single process; default: the mesh's");
-  app.add_option("--backend", texts.backend, "insist on one")->check(CLI::IsMember({"local", "mpi", "nccl"}));
+  app.add_option("--backend", texts.backend, "insist on one")->check(CLI::IsMember({"local", "mpi", "nccl", "socket"}));
   app.add_option("--dtype", texts.dtype, "to compute in; other dtypes of the folder are converted")
       ->check(CLI::IsMember({"float32", "float64", "bfloat16", "float16"}))
       ->capture_default_str();

@@ -28,7 +28,7 @@ namespace {
 void add_job_flags(CLI::App& app, Options& o, std::string& mesh, std::string& dtype) {
   app.add_option("--mesh", mesh, "sizes of the mesh axes, e.g. replicate=1,shard=2,tp=2");
   app.add_option("--ranks", o.ranks, "thread ranks of a single process")->check(CLI::Range(1, 1024));
-  app.add_option("--backend", o.backend, "insist on one")->check(CLI::IsMember({"local", "mpi", "nccl"}));
+  app.add_option("--backend", o.backend, "insist on one")->check(CLI::IsMember({"local", "mpi", "nccl", "socket"}));
   app.add_option("--dtype", dtype, "float32, float64 or bfloat16")
       ->check(CLI::IsMember({"float32", "float64", "bfloat16"}));
   app.add_flag("--compare", o.compare, "train on one device too and compare the loss curves");

@@ -47,7 +47,8 @@ int main(int argc, char** argv) {
   app.add_option("--ranks", ranks, "thread ranks of a single process")->check(CLI::Range(1, 4096));
   app.add_option("--debug-rank", stops, "the rank that stops for a debugger while the others wait; -1: each in turn")
       ->check(CLI::Range(-1, 4095));
-  app.add_option("--backend", backend, "local, mpi or nccl (default: by how the program was started)");
+  app.add_option("--backend", backend, "default: by how the program was started")
+      ->check(CLI::IsMember({"local", "mpi", "nccl", "socket"}));
   wiring::Flags flags;
   try {
     app.parse(argc, argv);

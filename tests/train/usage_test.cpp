@@ -80,4 +80,13 @@ TEST(Usage, WidthsAndCapacitiesBelowNothingAreRefused) {
   expect_refused(Kind::experts, {"--dispatcher", "capacity", "--capacity", "-1"}, "--capacity");
 }
 
+TEST(Usage, EveryBackendCanBeInsistedOn) {
+  const Words small = {"--hidden", "16", "--layers", "1", "--steps", "1", "--backend"};
+  for (const char* backend : {"local", "socket"}) {
+    Words words = small;
+    words.emplace_back(backend);
+    EXPECT_EQ(run(Kind::dense, words).status, 0) << backend;
+  }
+}
+
 }  // namespace
