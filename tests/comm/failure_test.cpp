@@ -159,7 +159,7 @@ struct Disagreement {
 
 // What ranks may disagree about; rank 1 does it wrong.
 std::vector<Disagreement> disagreements() {
-  auto lists = [](Communicator w, at::IntArrayRef sizes) { return std::vector<at::Tensor>(w.size(), at::ones(sizes)); };
+  auto lists = [](Communicator w, std::int64_t size) { return at::ones({w.size(), size}).unbind(0); };
   return {
       {"kind",
        [](Communicator w) {
@@ -187,23 +187,23 @@ std::vector<Disagreement> disagreements() {
       {"root", [](Communicator w) { w.broadcast(at::ones({2}), w.rank() == 1 ? 1 : 0).wait(); }, {"root 1", "root 0"}},
       {"gathered size",
        [lists](Communicator w) {
-         auto outputs = lists(w, {3});
+         auto outputs = lists(w, 3);
          if (w.rank() == 1) outputs[1] = at::ones({4});
          w.all_gather(outputs, at::ones({w.rank() == 1 ? 4 : 3})).wait();
        },
        {"all_gather", "[4]", "[3]"}},
       {"scattered size",
        [lists](Communicator w) {
-         auto inputs = lists(w, {3});
+         auto inputs = lists(w, 3);
          if (w.rank() == 1) inputs[0] = at::ones({4});
          w.reduce_scatter(at::ones({3}), inputs, ReduceOp::sum).wait();
        },
        {"reduce_scatter", "[4]", "[3]"}},
       {"exchanged size",
        [lists](Communicator w) {
-         auto inputs = lists(w, {3});
+         auto inputs = lists(w, 3);
          if (w.rank() == 1) inputs[0] = at::ones({2});
-         w.all_to_all(lists(w, {3}), inputs).wait();
+         w.all_to_all(lists(w, 3), inputs).wait();
        },
        {"all_to_all", "[2]", "[3]"}},
       {"sizes in a list",
