@@ -14,9 +14,9 @@ namespace dtensor {
 constexpr int kAllRanksInTurn = -1;
 
 // Called by every rank of `comm`: rank `rank` stops at this line, the others wait, however long it takes, or until the
-// run fails, which all ranks then throw. The stopped
-// rank prints where it is and how to attach to it. As soon as a debugger is attached, the thread traps into it here
-// (the caller is a few frames up); `continue` lets all ranks go on. `stop`: what the stopped rank does instead.
+// run fails, which all ranks then throw. The stopped rank prints where it is and how to attach to it. As soon as a
+// debugger is attached, the thread traps into it here (the caller is a few frames up); `continue` lets all ranks go on.
+// `stop`: what the stopped rank does instead.
 DTENSOR_API void debug_rank(const Communicator& comm, int rank = 0, const std::function<void()>& stop = {},
                             std::source_location where = std::source_location::current());
 
