@@ -35,10 +35,11 @@ std::size_t default_limit() {
   return std::min<std::size_t>(memory / 8, std::size_t{4} << 30);
 }
 
+// Null where there is none.
 void* system_block(std::size_t size) {
   const std::size_t alignment = size >= kHugePage ? kHugePage : kAlignment;
   void* block = nullptr;
-  TORCH_CHECK(posix_memalign(&block, alignment, size) == 0, "out of memory: a block of ", size, " bytes");
+  if (posix_memalign(&block, alignment, size) != 0) return nullptr;
   if (size >= kHugePage) madvise(block, size, MADV_HUGEPAGE);
   return block;
 }
@@ -59,7 +60,12 @@ class Pool {
       }
       ++stats_.misses;
     }
-    return system_block(size);
+    void* block = system_block(size);
+    if (block != nullptr) return block;
+    trim();  // what is kept here unused may be what is missing
+    block = system_block(size);
+    TORCH_CHECK(block != nullptr, "out of memory: a block of ", size, " bytes");
+    return block;
   }
 
   void give(void* data, std::size_t size) {
@@ -123,10 +129,16 @@ struct alignas(kAlignment) Header {
   std::size_t size;
 };
 
+void* small_block(std::size_t size) {
+  void* block = system_block(size);
+  TORCH_CHECK(block != nullptr, "out of memory: a block of ", size, " bytes");
+  return block;
+}
+
 void* allocate_block(std::size_t bytes) {
   const std::size_t needed = bytes + sizeof(Header);
   const std::size_t size = needed < kSmall ? needed : class_size(needed);
-  void* block = size < kSmall ? system_block(size) : pool().take(size);
+  void* block = size < kSmall ? small_block(size) : pool().take(size);
   static_cast<Header*>(block)->size = size;
   return static_cast<char*>(block) + sizeof(Header);
 }
