@@ -1,4 +1,5 @@
-// What memory this rank holds over time, and for which module: ATen's allocators report to it.
+// What memory this rank holds over time, and for which module: ATen's allocators report to it, and that of what
+// communicators put out.
 #pragma once
 
 #include <chrono>

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "dtensor/dtensor.h"
 #include "dtensor/scoped_value.h"
 
 namespace dtensor {
@@ -66,6 +67,25 @@ TEST(MemoryTimeline, EndsBeforeAScopeThatWasOpenedLater) {
   }
   { const MemoryTimeline another; }
   EXPECT_FALSE(is_heard());
+}
+
+// Gathered parameters are the most of it in many programs.
+TEST(MemoryTimeline, CountsWhatCollectivesPutOut) {
+  run_local(2, [](Communicator world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2});
+    const at::Tensor halves = distribute_tensor(at::ones({1 << 20}), mesh, {Shard(0)});
+    for (const std::int64_t count : {std::int64_t{3}, std::int64_t{1} << 20}) {
+      const MemoryTimeline memory;
+      auto whole = world.empty({count}, at::kFloat);
+      EXPECT_EQ(memory.live(), 4 * count);
+      whole.reset();
+      EXPECT_EQ(memory.live(), 0);
+    }
+    const MemoryTimeline memory;
+    const at::Tensor whole = DTensor(halves).full_tensor();
+    EXPECT_GE(memory.live(), 4 << 20);
+    EXPECT_LT(memory.live(), 5 << 20);
+  });
 }
 
 }  // namespace

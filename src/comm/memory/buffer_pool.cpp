@@ -126,8 +126,13 @@ Pool& pool() {
 
 // In front of each block: what the deleter needs. Keeps the data aligned.
 struct alignas(kAlignment) Header {
-  std::size_t size;
+  std::size_t size, bytes;  // of the block, and what was asked for
 };
+
+// As ATen's own allocator does: what a collective puts out is memory that the rank holds.
+void tell_profiler(void* data, std::int64_t change) {
+  if (c10::memoryProfilingEnabled()) c10::reportMemoryUsageToProfiler(data, change, 0, 0, c10::Device(c10::kCPU));
+}
 
 void* small_block(std::size_t size) {
   void* block = system_block(size);
@@ -139,14 +144,17 @@ void* allocate_block(std::size_t bytes) {
   const std::size_t needed = bytes + sizeof(Header);
   const std::size_t size = needed < kSmall ? needed : class_size(needed);
   void* block = size < kSmall ? small_block(size) : pool().take(size);
-  static_cast<Header*>(block)->size = size;
-  return static_cast<char*>(block) + sizeof(Header);
+  *static_cast<Header*>(block) = {size, bytes};
+  void* data = static_cast<char*>(block) + sizeof(Header);
+  tell_profiler(data, static_cast<std::int64_t>(bytes));
+  return data;
 }
 
 void free_block(void* data) {
   if (data == nullptr) return;
   void* block = static_cast<char*>(data) - sizeof(Header);
-  const std::size_t size = static_cast<Header*>(block)->size;
+  const auto [size, bytes] = *static_cast<Header*>(block);
+  tell_profiler(data, -static_cast<std::int64_t>(bytes));
   size < kSmall ? std::free(block) : pool().give(block, size);
 }
 
