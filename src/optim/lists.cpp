@@ -57,6 +57,18 @@ Bucket& bucket_of(std::vector<Bucket>& buckets, const OptimizerEntry& entry) {
   return buckets.back();
 }
 
+// Kernels over lists do not compare sizes, and would read and write beyond the smaller one.
+void check_sizes(const char* what, const at::Tensor& tensor, const OptimizerEntry& entry) {
+  TORCH_CHECK(tensor.sizes() == entry.parameter.sizes(), "optimizer: the ", what, " of parameter ", entry.name,
+              " has sizes ", tensor.sizes(), ", the parameter ", entry.parameter.sizes(),
+              " (was it replaced by one of other sizes after the gradient or the optimizer's state was made?)");
+}
+
+at::Tensor laid_out_like(at::Tensor tensor, const at::Tensor& parameter) {
+  return tensor.strides().equals(parameter.strides()) ? tensor
+                                                      : at::empty_like(parameter, tensor.options()).copy_(tensor);
+}
+
 // Not the order in which they were met: that is another one on ranks where some parameter of another mesh has no
 // gradient, and what follows communicates bucket by bucket.
 void sort_alike_on_all_ranks(std::vector<Bucket>& buckets) {
@@ -71,6 +83,7 @@ void sort_alike_on_all_ranks(std::vector<Bucket>& buckets) {
 }  // namespace
 
 at::Tensor gradient_of(const OptimizerEntry& entry) {
+  check_sizes("gradient", entry.parameter.grad(), entry);
   at::Tensor gradient = placed_like(entry.parameter.grad(), entry.parameter);
   return gradient.scalar_type() == entry.dtype ? gradient : gradient.to(entry.dtype);
 }
@@ -86,6 +99,7 @@ std::vector<at::Tensor> Bucket::slots(std::size_t index) const {
     at::Tensor& slot = entry->slots[index];
     if (!slot.defined()) slot = at::zeros_like(entry->parameter, entry->parameter.options().dtype(entry->dtype));
     slot = placed_like(std::move(slot), entry->parameter);  // the parameter may have been re-placed
+    if (dense) slot = laid_out_like(std::move(slot), entry->parameter);
     result.push_back(slot);
   }
   return result;
@@ -112,10 +126,12 @@ std::vector<Bucket> make_buckets(const std::vector<OptimizerEntry*>& active, boo
   for (OptimizerEntry* entry : active) {
     const at::Tensor& parameter = entry->parameter;
     at::Tensor gradient = gradient_of(*entry);
-    if (dense && !gradient.strides().equals(parameter.strides())) {
-      gradient = at::empty_like(parameter).copy_(gradient);
+    if (dense) gradient = laid_out_like(std::move(gradient), parameter);
+    for (const at::Tensor& slot : entry->slots) {
+      if (slot.defined()) check_sizes("state", slot, *entry);
     }
     Bucket& bucket = bucket_of(buckets, *entry);
+    bucket.dense = dense;
     bucket.entries.push_back(entry);
     bucket.parameters.push_back(parameter);
     bucket.gradients.push_back(std::move(gradient));

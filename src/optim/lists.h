@@ -14,10 +14,12 @@ namespace dtensor::optim {
 
 struct Bucket {
   std::size_t group = 0;
+  bool dense = false;
   std::vector<OptimizerEntry*> entries;
   std::vector<at::Tensor> parameters, gradients;
 
-  // Slot `index` of each entry; zeros like the parameter where it has none yet.
+  // Slot `index` of each entry; zeros like the parameter where it has none yet. Where the bucket is dense, in the
+  // parameter's strides, which may have changed since the step before.
   std::vector<at::Tensor> slots(std::size_t index) const;
   // The step count of each entry as a number on the parameter's device, shared where equal.
   std::vector<at::Tensor> steps() const;
@@ -38,7 +40,7 @@ at::Tensor gradient_of(const OptimizerEntry& entry);
 bool fits_fused(const at::Tensor& parameter);
 
 // By group, dtype and device, in an order that all ranks share whichever of the parameters have a gradient there.
-// `dense`: gradients take their parameter's strides.
+// `dense`: gradients and slots take their parameter's strides.
 std::vector<Bucket> make_buckets(const std::vector<OptimizerEntry*>& active, bool dense);
 
 }  // namespace dtensor::optim

@@ -2,6 +2,7 @@
 #include <cstdlib>
 
 #include "optim/mixture.h"
+#include "support/errors.h"
 
 namespace dtensor::test {
 namespace {
@@ -46,6 +47,50 @@ TEST(Lists, RanksWithoutAHandleToAnothersGradientStepAlike) {
     }
   });
   if (checked != nullptr) ::setenv("DTENSOR_CHECKED", former.c_str(), 1);
+}
+
+const std::vector<std::pair<const char*, Make>>& elementwise() {
+  static const std::vector<std::pair<const char*, Make>> all{
+      {"adamw", [](const List& p) { return std::make_unique<AdamW>(p); }},
+      {"sgd", [](const List& p) { return std::make_unique<SGD>(p, SGDOptions{.momentum = 0.9}); }},
+      {"adagrad", [](const List& p) { return std::make_unique<Adagrad>(p); }},
+      {"muon", [](const List& p) { return std::make_unique<Muon>(p); }},
+      {"shampoo", [](const List& p) { return std::make_unique<Shampoo>(p); }}};
+  return all;
+}
+
+// As a model becomes that is converted to another memory format between two steps.
+TEST(Lists, ParametersMayChangeTheirOrderInMemory) {
+  for (const auto& [name, make] : elementwise()) {
+    List expected{Draw(1).normal({4, 3}).requires_grad_()}, relaid{expected[0].detach().clone().requires_grad_()};
+    const auto first = make(expected), second = make(relaid);
+    for (const std::uint64_t step : {2, 3, 4}) {
+      for (const List* p : {&expected, &relaid}) p->front().mutable_grad() = Draw(step).normal({4, 3});
+      first->step(), second->step();
+      relaid[0].set_data(relaid[0].detach().t().contiguous().t());
+    }
+    expect_close(relaid[0].detach(), expected[0].detach(), name);
+  }
+}
+
+// Which were read and written beyond their ends.
+TEST(Lists, GradientsAndStateOfOtherSizesAreErrors) {
+  for (const auto& [name, make] : elementwise()) {
+    List p{at::ones({4, 4}).requires_grad_()};
+    const auto optimizer = make(p);
+    for (const Shape& sizes : {Shape{2, 4}, Shape{1}}) {
+      p[0].mutable_grad() = at::ones(sizes);
+      const std::string error = error_of([&] { optimizer->step(); });
+      EXPECT_NE(error.find("the gradient of parameter 0 has sizes"), std::string::npos) << name << ": " << error;
+    }
+    p[0].mutable_grad() = at::ones({4, 4});
+    optimizer->step();
+    p[0].mutable_grad().reset();
+    p[0].set_data(at::ones({8, 4}));
+    p[0].mutable_grad() = at::ones({8, 4});
+    const std::string error = error_of([&] { optimizer->step(); });
+    EXPECT_NE(error.find("the state of parameter 0 has sizes [4, 4]"), std::string::npos) << name << ": " << error;
+  }
 }
 
 }  // namespace
