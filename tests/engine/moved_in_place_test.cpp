@@ -52,5 +52,16 @@ TEST(MovedInPlace, WhatStaysKeepsItsMemory) {
   });
 }
 
+TEST(MovedInPlace, OutsideTheMeshNothingIsAsked) {
+  run_local(3, [](Communicator world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2});
+    const auto x = split_row(mesh), view = x.alias();
+    x.squeeze_(0);
+    x.add_(1);
+    EXPECT_EQ(x.sizes(), at::IntArrayRef({4}));
+    if (mesh.is_member()) require_close(view, (at::arange(4.0) + 1).unsqueeze(0), "view");
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test
