@@ -53,6 +53,12 @@ c10::SmallVector<Placement, 4> split_kinds(const Problem& p, int factor, std::si
   return found;
 }
 
+// Sums of few bits begin anew at their end; shares in more bits, or in fractions, would go on.
+bool goes_on(c10::ScalarType from, c10::ScalarType to) {
+  const bool few = c10::isIntegralType(from, false) && c10::elementSize(from) < sizeof(std::int64_t);
+  return few && (!c10::isIntegralType(to, false) || c10::elementSize(to) > c10::elementSize(from));
+}
+
 // Partial sums of whole numbers or of truth values do not survive a change of type; neither does an average.
 bool survives_types(const Problem& p, const Operand& operand, ReduceOp op) {
   const bool additive = op == ReduceOp::sum || op == ReduceOp::avg;
@@ -61,6 +67,7 @@ bool survives_types(const Problem& p, const Operand& operand, ReduceOp op) {
     if (!result.meta->defined || result.meta->dtype == operand.dtype) continue;
     const bool to_floating = c10::isFloatingType(result.meta->dtype) || c10::isComplexType(result.meta->dtype);
     if (operand.dtype == c10::ScalarType::Bool || (additive && floating && !to_floating)) return false;
+    if (additive && goes_on(operand.dtype, result.meta->dtype)) return false;
     if (!additive && result.meta->dtype != c10::ScalarType::Undefined) return false;
   }
   return true;

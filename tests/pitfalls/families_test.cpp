@@ -161,5 +161,26 @@ TEST(Families, AttentionD7) {
   }
 }
 
+// A sum of bytes begins anew at 256; in more bits, or in fractions, its shares would go on.
+TEST(Families, SumsOfFewBitsThatChangeTypeC9) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const auto& [type, a, b] :
+         {std::tuple{at::kByte, 200, 100}, {at::kChar, 100, 50}, {at::kShort, 30000, 3000}}) {
+      const auto share = at::full({3}, mesh.coordinate()->front() == 0 ? a : b, type);
+      const auto sum = [&] { return DTensor::from_local(share, mesh, {Partial()}, {3}, {1}); };
+      const auto whole = sum().full_tensor();
+      for (const auto& fn :
+           {Function([](const auto& t) { return t[0].to(at::kInt); }),
+            Function([](const auto& t) { return t[0].to(at::kFloat); }),
+            Function([](const auto& t) { return t[0].to(at::kChar); }),
+            Function([](const auto& t) { return t[0].sum(); }), Function([](const auto& t) { return t[0] / 2; }),
+            Function([](const auto& t) { return at::cumsum(t[0], 0); })}) {
+        require_same(whole_of(fn({sum()})), fn({whole}), c10::str("a sum of ", type));
+      }
+      EXPECT_TRUE(DTensor(sum() * 3).placements()[0].is_partial());
+    }
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test
