@@ -46,6 +46,17 @@ TEST(KnownCalls, AttentionWithDropoutIsRefusedAfterOneWithout) {
   });
 }
 
+// Also where a rank's part has no rows, of which ATen's kernel would say something.
+TEST(KnownCalls, APowerThatMarginLossesLackIsAnErrorOnEveryRank) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto x = distribute_tensor(at::ones({1, 4}), mesh, {Shard(0)});
+    const auto target = distribute_tensor(at::zeros({1}, at::kLong), mesh, {Shard(0)});
+    EXPECT_EQ(at::multi_margin_loss(x, target, 1).item<float>(), 0.75);
+    const auto text = error_of([&] { at::multi_margin_loss(x, target, 3); });
+    EXPECT_NE(text.find("only p == 1 and p == 2 supported"), std::string::npos) << text;
+  });
+}
+
 // One rank remembers what was decided before, the other does not: both go by the book.
 TEST(KnownCalls, RulesThatComeLaterCount) {
   on_mesh({2}, [](const DeviceMesh& mesh) {

@@ -98,9 +98,16 @@ void margin_loss_backward(LocalCall& call, const LocalArgs& args) {
   call.info.op.callBoxed(call.stack);
 }
 
+// ATen's kernel says so only where it has rows.
+void check_power(const LocalArgs& args) {
+  const double p = args.has("p") ? args.value("p").toScalar().toDouble() : 1;
+  TORCH_CHECK(p == 1 || p == 2, "only p == 1 and p == 2 supported");
+}
+
 void margin_loss(LocalCall& call) {
-  if (give_zeros_if_empty(call)) return;
   const LocalArgs args(call);
+  check_power(args);
+  if (give_zeros_if_empty(call)) return;
   if (args.integer("reduction") != at::Reduction::Mean) return call.info.op.callBoxed(call.stack);
   if (args.has("grad_output")) return margin_loss_backward(call, args);
   const double rows = row_count(args);
