@@ -18,7 +18,11 @@ from .placement_types import as_placements
 
 
 class _OfDTensors:
-    """An attribute that only DTensors have; ``hasattr(plain, name)`` stays false."""
+    """An attribute that only DTensors have; ``hasattr(plain, name)`` stays false.
+
+    It can be set and deleted, as torch (``torch.overrides``, and so ``torch.fx``) wants of all that is no method; what
+    a program sets is its own attribute of the tensor.
+    """
 
     def __init__(self, get: Callable[[torch.Tensor], Any]) -> None:
         self._get = get
@@ -29,9 +33,18 @@ class _OfDTensors:
     def __get__(self, tensor: torch.Tensor | None, owner: type | None = None) -> Any:
         if tensor is None:
             return self
+        if self._name in tensor.__dict__:
+            return tensor.__dict__[self._name]
         if not _C.is_dtensor(tensor):
             raise AttributeError(f"{type(tensor).__name__!r} object has no attribute {self._name!r}: it is no DTensor")
         return self._get(tensor)
+
+    def __set__(self, tensor: torch.Tensor, value: Any) -> None:
+        tensor.__dict__[self._name] = value
+
+    def __delete__(self, tensor: torch.Tensor) -> None:
+        if tensor.__dict__.pop(self._name, self) is self:
+            raise AttributeError(self._name)
 
 
 def _method(fn: Callable[..., Any]) -> _OfDTensors:
