@@ -64,9 +64,13 @@ class _Optimizer(torch.optim.Optimizer):
             options = [self._options(group) for group in self.param_groups]
             groups = [(g["params"], o, g.get("param_names", [])) for g, o in zip(self.param_groups, options)]
             self._made, self._given = _C.make_optimizer(self._kind, groups), list(options)
-            if self._kept is not None:
-                self._load(self._kept)
-                self._kept = None
+            try:
+                if self._kept is not None:
+                    self._load(self._kept)
+            except BaseException:  # the next call is not to go on without what was kept
+                self._made = None
+                raise
+            self._kept = None
         return self._made
 
     def __getstate__(self) -> dict[str, Any]:

@@ -178,6 +178,18 @@ class Classes(unittest.TestCase):
                 self.assertIsNot(first[0], second[0])
                 self.assertTrue(torch.equal(first[0], second[0]), name)
 
+    def test_a_copy_whose_state_does_not_fit_takes_no_step(self):
+        first = self.pair("AdamW", {})
+        self.steps(*first, 2)
+        _, twin = copy.deepcopy(first)
+        larger = torch.ones(5, requires_grad=True)
+        larger.grad = torch.ones(5)
+        twin.param_groups[0]["params"] = [larger]
+        for _ in range(2):
+            with self.assertRaisesRegex(RuntimeError, "sizes"):
+                twin.step()
+        self.assertTrue(torch.equal(larger, torch.ones(5)))
+
     def pair(self, name, options):
         parameter = torch.tensor([[1.0, -2.0], [3.0, 0.5]], dtype=torch.float64, requires_grad=True)
         return parameter, getattr(dtensor.optim, name)([parameter], lr=0.1, **options)
