@@ -241,7 +241,7 @@ def _fill_assigned(module: nn.Module, state: dict[str, Any], prefix: str, metada
         return
     for key, own in module._parameters.items():
         given = state.get(prefix + key)
-        if given is own or not isinstance(given, torch.Tensor) or not _C.is_dtensor(own):
+        if given is own or not isinstance(given, torch.Tensor) or given.is_meta or not _C.is_dtensor(own):
             continue
         if (given.shape, given.dtype) == (own.shape, own.dtype):
             with torch.no_grad():

@@ -48,7 +48,7 @@ class Assigned(unittest.TestCase):
             self.check(values, MixedPrecisionPolicy(), 1e-6)
             self.check(values, MixedPrecisionPolicy(param_dtype=torch.bfloat16), 0.05)
 
-    def test_other_dtypes_are_taken_as_they_are(self):
+    def test_other_dtypes_and_the_meta_device_are_taken_as_they_are(self):
         """As torch does; the parameters are no unit's then."""
 
         def on_rank():
@@ -57,6 +57,9 @@ class Assigned(unittest.TestCase):
             doubles = copy.deepcopy(PLAIN).double()
             module.load_state_dict(doubles.state_dict(), assign=True)
             torch.testing.assert_close(module(ROWS.double()), doubles(ROWS.double()))
+            module = fully_shard(copy.deepcopy(PLAIN), mesh=mesh)
+            module.load_state_dict({key: t.to("meta") for key, t in PLAIN.state_dict().items()}, assign=True)
+            self.assertTrue(all(p.is_meta for p in module.parameters()))
 
         dtensor.run(2, on_rank)
 
