@@ -18,6 +18,10 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor*>>;
 // Whoever puts another tensor in the place of a model's parameter says so: an optimizer that holds the former one would
 // train nothing.
 DTENSOR_API void note_replaced(const at::Tensor& former);
+DTENSOR_API void note_replaced(const at::Tensor& former, const at::Tensor& by);
 DTENSOR_API bool was_replaced(const at::Tensor& tensor);
+// Where one name of a tied tensor was replaced before and another still holds the former one, both hold what replaced
+// it: models are placed piece by piece. An error where two names got one each.
+DTENSOR_API void tie_again(const NamedTensors& tensors);
 
 }  // namespace dtensor

@@ -27,6 +27,7 @@ at::Tensor placed(const at::Tensor& tensor, const DeviceMesh& mesh, Placements p
 }  // namespace
 
 void distribute(const NamedTensors& tensors, const DeviceMesh& mesh, const Module::Place& place) {
+  tie_again(tensors);
   std::unordered_map<const c10::TensorImpl*, at::Tensor> done;  // tied tensors: once; keeps the old ones alive
   std::unordered_set<const at::Tensor*> seen;  // a module that is registered twice lists its members twice
   std::vector<at::Tensor> old;
@@ -36,7 +37,7 @@ void distribute(const NamedTensors& tensors, const DeviceMesh& mesh, const Modul
     if (found == done.end()) {
       old.push_back(*tensor);
       *tensor = done[old.back().unsafeGetTensorImpl()] = placed(*tensor, mesh, place(name, *tensor));
-      if (!tensor->is_same(old.back())) note_replaced(old.back());
+      if (!tensor->is_same(old.back())) note_replaced(old.back(), *tensor);
     } else {
       *tensor = found->second;
     }

@@ -178,6 +178,7 @@ std::int64_t axis_of(const DeviceMesh& mesh, const ParallelizeOptions& options) 
 
 std::shared_ptr<const ParallelModel::State> carry_out(const Names& names, const DeviceMesh& mesh,
                                                       const ParallelPlan& plan, const ParallelizeOptions& options) {
+  tie_again(names.parameters);
   Claims parameters, points;
   const std::int64_t axis = axis_of(mesh, options);
   match_plan(names, plan, mesh.size(axis), parameters, points);

@@ -115,7 +115,7 @@ void place_parameters(const NamedTensors& parameters, const DeviceMesh& mesh, st
       fresh = stays ? old : placed(old, mesh, axis, it == placements.end() ? Replicate() : it->second, name);
       if (!fresh.is_same(old)) {
         fresh.requires_grad_(old.requires_grad());
-        note_replaced(old);
+        note_replaced(old, fresh);
       }
     }
     *tensor = fresh;

@@ -1,7 +1,9 @@
 // Which tensors were parameters of a model that has others now. Known weakly, so that no address is mistaken for
 // another tensor's; for all threads, since a model may be made on one and trained on another.
+#include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
 
@@ -13,28 +15,81 @@ namespace {
 using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
 struct Replaced {
-  std::mutex mutex;
-  std::unordered_map<const c10::TensorImpl*, Weak> tensors;
+  Weak former;
+  std::vector<Weak> by;  // of each model that had it, and each thread's
+
+  // What two names got in its place is to be told apart as long as both live.
+  bool is_over() const {
+    return former.expired() && std::count_if(by.begin(), by.end(), [](const Weak& t) { return !t.expired(); }) < 2;
+  }
 };
 
-Replaced& replaced() {
-  static Replaced all;
+struct Registry {
+  std::mutex mutex;
+  std::unordered_map<const c10::TensorImpl*, Replaced> tensors;
+};
+
+Registry& registry() {
+  static Registry all;
   return all;
+}
+
+using Slots = std::unordered_map<const c10::TensorImpl*, const NamedTensors::value_type*>;
+
+// The slot that holds what replaced a tensor; null: none of these.
+const NamedTensors::value_type* successor(const Replaced& tensor, const Slots& slots) {
+  const NamedTensors::value_type* found = nullptr;
+  for (const Weak& by : tensor.by) {
+    const auto slot = slots.find(by._unsafe_get_target());
+    if (slot == slots.end()) continue;
+    TORCH_CHECK(found == nullptr, "parameters '", slot->second->first, "' and '", found == nullptr ? "" : found->first,
+                "' were one tensor, and each was placed without the other, so that they are two now. Name tied ",
+                "parameters in one call, or one of them alone before the call for the model");
+    found = slot->second;
+  }
+  return found;
 }
 
 }  // namespace
 
 void note_replaced(const at::Tensor& former) {
-  auto& all = replaced();
+  auto& all = registry();
   const std::lock_guard lock(all.mutex);
-  std::erase_if(all.tensors, [](const auto& entry) { return entry.second.expired(); });
-  all.tensors.emplace(former.unsafeGetTensorImpl(), Weak(former.getIntrusivePtr()));
+  std::erase_if(all.tensors, [](const auto& entry) { return entry.second.is_over(); });
+  all.tensors.emplace(former.unsafeGetTensorImpl(), Replaced{Weak(former.getIntrusivePtr()), {}});
+}
+
+void note_replaced(const at::Tensor& former, const at::Tensor& by) {
+  note_replaced(former);
+  auto& all = registry();
+  const std::lock_guard lock(all.mutex);
+  auto& known = all.tensors.at(former.unsafeGetTensorImpl()).by;
+  std::erase_if(known, [](const Weak& each) { return each.expired(); });
+  known.emplace_back(by.getIntrusivePtr());
 }
 
 bool was_replaced(const at::Tensor& tensor) {
-  auto& all = replaced();
+  auto& all = registry();
   const std::lock_guard lock(all.mutex);
   return all.tensors.contains(tensor.unsafeGetTensorImpl());
+}
+
+void tie_again(const NamedTensors& tensors) {
+  Slots slots;
+  for (const auto& item : tensors) {
+    if (item.second->defined()) slots.emplace(item.second->unsafeGetTensorImpl(), &item);
+  }
+  auto& all = registry();
+  const std::lock_guard lock(all.mutex);
+  std::vector<std::pair<const c10::TensorImpl*, at::Tensor>> ties;
+  for (const auto& [former, replaced] : all.tensors) {
+    if (const auto* by = successor(replaced, slots); by != nullptr) ties.emplace_back(former, *by->second);
+  }
+  for (const auto& [name, slot] : tensors) {
+    const auto tie = std::find_if(ties.begin(), ties.end(),
+                                  [&, held = slot->unsafeGetTensorImpl()](const auto& t) { return t.first == held; });
+    if (tie != ties.end()) *slot = tie->second;
+  }
 }
 
 }  // namespace dtensor

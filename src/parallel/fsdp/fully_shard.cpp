@@ -23,11 +23,6 @@ struct Member {
   at::Tensor operator()(const DTensor& parameter, const Placements& gathered, at::ScalarType dtype) const {
     return unit->schedule->use(*unit, k, parameter, gathered, dtype);
   }
-  const std::string& name() const { return unit->parameters[k].name; }
-  const c10::TensorImpl* former() const {  // null: it was a DTensor before
-    const auto* target = unit->parameters[k].former._unsafe_get_target();
-    return target == c10::UndefinedTensorImpl::singleton() ? nullptr : target;
-  }
 };
 
 const Member* member_of(const at::Tensor& tensor) {
@@ -247,21 +242,6 @@ void shard_elsewhere(const std::vector<OnMesh>& groups, const FsdpOptions& optio
   }
 }
 
-// Parameters of units by the plain tensors that they replaced, which other names of theirs may still hold.
-std::map<const c10::TensorImpl*, at::Tensor> by_former(const NamedTensors& parameters) {
-  std::map<const c10::TensorImpl*, at::Tensor> known;
-  for (const auto& [name, slot] : parameters) {
-    const auto* member = member_of(*slot);
-    const auto* former = member == nullptr ? nullptr : member->former();
-    if (former == nullptr) continue;
-    const auto [it, fresh] = known.emplace(former, *slot);
-    TORCH_CHECK(fresh || it->second.is_same(*slot), "fully_shard: parameter '", name, "' was one tensor with that of '",
-                member_of(it->second)->name(), "', and each was made a parameter of a unit without the other. Name ",
-                "tied parameters in one call, or the model's other name in a later one");
-  }
-  return known;
-}
-
 bool holds(const std::vector<OnMesh>& groups, const at::Tensor& tensor) {
   return std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
     return std::any_of(group.second.begin(), group.second.end(),
@@ -274,14 +254,15 @@ bool holds(const std::vector<OnMesh>& groups, const at::Tensor& tensor) {
 
 FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh, const FsdpOptions& options) {
   TORCH_CHECK(mesh, "fully_shard: no mesh");
+  tie_again(parameters);
   const auto elsewhere = fsdp::find_elsewhere(parameters, mesh);
   fsdp::shard_elsewhere(elsewhere, options);
   const auto axes = fsdp::find_axes(mesh, options);
   auto schedule = std::make_shared<fsdp::Schedule>();
   std::vector<fsdp::Parameter> list;
   std::vector<std::shared_ptr<fsdp::Unit>> joined;
-  auto placed = fsdp::by_former(parameters);  // tied ones, by what they were and by what they are
-  std::vector<at::Tensor> former;             // alive, so that no address is used twice
+  std::map<const c10::TensorImpl*, at::Tensor> placed;  // tied ones, by what they were and by what they are
+  std::vector<at::Tensor> former;                       // alive, so that no address is used twice
   for (const auto& [name, slot] : parameters) {
     if (const auto* member = fsdp::member_of(*slot)) {
       if (joined.empty() || joined.back() != member->unit) joined.push_back(member->unit);
@@ -292,11 +273,8 @@ FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh, con
     if (!known.defined()) {
       former.push_back(*slot);
       known = fsdp::place(name, *slot, mesh, axes, options);
+      if (!known.is_same(*slot)) note_replaced(*slot, known);
       list.push_back(fsdp::describe(name, known, mesh, axes, options));
-      if (!known.is_same(*slot)) {
-        note_replaced(*slot);
-        list.back().former = slot->getIntrusivePtr();
-      }
     }
     *slot = known;
   }

@@ -59,7 +59,6 @@ struct Parameter {
   std::string name;
   using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   Weak tensor{c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
-  Weak former{c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};  // the plain one that it replaced
   Placements own, gathered, reduced;  // as stored, as computed with, as its gradient ends
   Shape sizes, strides;               // global
   DeviceMesh home;                    // where it is stored
