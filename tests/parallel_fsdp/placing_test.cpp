@@ -3,6 +3,7 @@
 #include "dtensor/nn.h"
 #include "dtensor/parallelize.h"
 #include "parallel_fsdp/tower.h"
+#include "support/errors.h"
 
 #include <torch/csrc/autograd/autograd.h>
 
@@ -162,6 +163,24 @@ TEST(FsdpPlacing, ModulesOfBothKinds) {
     EXPECT_EQ(unit.stats().reduce_scatters, 1);
     model.items = {{"w", at::ones({4, 4})}};
     EXPECT_THROW(fully_shard(model, mesh), c10::Error);
+  });
+}
+
+TEST(FsdpPlacing, AGradientOnASliceIsAnErrorBeforeAnythingMoves) {
+  run_local(4, [](Communicator world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"shard", "tp"});
+    Tower tower(1);
+    tower.w[0] = distribute_tensor(tower.w[0].detach(), mesh["tp"], {Shard(0)}).requires_grad_();
+    tower.loss(distribute_tensor(input(), mesh["tp"], {Replicate()})).backward();
+    const auto text = error_of([&] { tower.shard(mesh); });
+    EXPECT_NE(text.find("parameter 'w0' has a gradient on"), std::string::npos) << text;
+    EXPECT_TRUE(DTensor(tower.w[0]).mesh() == mesh["tp"]);
+    tower.w[0].mutable_grad().reset();
+    tower.shard(mesh);
+    tower.loss(distribute_tensor(input(), mesh, {Shard(0), Replicate()})).backward();
+    const Tower plain(1);
+    plain.loss(input()).backward();
+    expect_same_gradients(tower.w, plain.w);
   });
 }
 

@@ -81,13 +81,15 @@ at::Tensor place_plain(const std::string& name, const at::Tensor& plain, const D
 }
 
 // In place: every handle sees it. Redistributed where it is, then kept in `home`.
-void place_dtensor(DTensor tensor, const DeviceMesh& mesh, const DeviceMesh& home, const Placements& lifted,
-                   const Placements& placements) {
+void place_dtensor(const std::string& name, DTensor tensor, const DeviceMesh& mesh, const DeviceMesh& home,
+                   const Placements& lifted, const Placements& placements) {
   const at::NoGradGuard no_grad;
   if (tensor.mesh() == home) {
     if (tensor.placements() != placements) tensor.redistribute_(placements);
     return;
   }
+  TORCH_CHECK(!tensor.grad().defined(), "fully_shard: parameter '", name, "' has a gradient on ", tensor.mesh().str(),
+              ", and moves to ", home.str(), "; shard a model before it is used");
   const auto local = mesh.is_member() ? tensor.to_local() : at::Tensor();
   auto placed = DTensor::from_local(local, mesh, lifted, tensor.sizes(), tensor.strides()).redistribute(placements);
   tensor.set_data(home == mesh ? placed : kept_at(home, placed));
@@ -118,7 +120,7 @@ at::Tensor place(const std::string& name, const at::Tensor& tensor, const Device
     stays |= given.is_ragged() && axes.shard.size() == 1 && !options.shard_dim && !options.shard_block;
   }
   const auto own = stays ? lifted : keep_blocks(add_shard(lifted, mesh, axes, dim), name, tensor, mesh, axes, options);
-  place_dtensor(DTensor(tensor), mesh, home, lifted, own);
+  place_dtensor(name, DTensor(tensor), mesh, home, lifted, own);
   return tensor;
 }
 
