@@ -166,6 +166,22 @@ TEST(FsdpPlacing, ModulesOfBothKinds) {
   });
 }
 
+TEST(FsdpPlacing, UnitsThatJoinBringTheirCounts) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    Tower tower(3);
+    const auto first = fully_shard(tower.layer(0), mesh), second = fully_shard(tower.layer(1), mesh);
+    first.unshard();
+    second.unshard();
+    second.reshard();
+    fully_shard(tower.list(), mesh);
+    EXPECT_EQ(first.stats().all_gathers, 2);
+    EXPECT_EQ(first.stats().gathered_bytes, first.gathered_bytes());
+    EXPECT_GE(first.stats().peak_gathered_bytes, first.gathered_bytes());
+    first.reshard();
+    EXPECT_EQ(first.stats().gathered_bytes, 0);
+  });
+}
+
 TEST(FsdpPlacing, AGradientOnASliceIsAnErrorBeforeAnythingMoves) {
   run_local(4, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"shard", "tp"});

@@ -29,12 +29,24 @@ void Schedule::join(const std::shared_ptr<Schedule>& schedule, Unit& unit) {
   if (former == schedule) return;
   schedule->units_.push_back(&unit);
   if (!former) return;
+  schedule->count_gathered(unit.held_bytes());
   former->leave(unit);
+  schedule->add_counts(*former);
   while (!former->units_.empty()) join(schedule, *former->units_.front());
 }
 
+// What the units of another schedule, which come to this one, have done. Gathered copies come with each.
+void Schedule::add_counts(Schedule& former) {
+  stats.all_gathers += std::exchange(former.stats.all_gathers, 0);
+  stats.reduce_scatters += std::exchange(former.stats.reduce_scatters, 0);
+  stats.all_reduces += std::exchange(former.stats.all_reduces, 0);
+  stats.peak_gathered_bytes = std::max(stats.peak_gathered_bytes, former.stats.peak_gathered_bytes);
+  stats.peak_unreduced_bytes = std::max(stats.peak_unreduced_bytes, former.stats.peak_unreduced_bytes);
+  count_unreduced(std::exchange(former.stats.unreduced_bytes, 0));
+}
+
 void Schedule::leave(Unit& unit) {
-  if (unit.is_gathered()) count_gathered(-unit.flat_bytes);
+  count_gathered(-unit.held_bytes());
   std::erase(units_, &unit);
   for (auto& order : order_) std::erase(order, &unit);
   std::erase(running_, &unit);

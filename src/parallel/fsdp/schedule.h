@@ -33,6 +33,7 @@ class Schedule {
   FsdpStats stats;
 
  private:
+  void add_counts(Schedule& former);
   void enter_pass(int pass);
   void end_pass(int pass);
   void forget_failed_passes();

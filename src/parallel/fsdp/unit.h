@@ -100,6 +100,10 @@ struct FsdpUnit::Impl {
 
   bool is_offloaded() const { return home != mesh; }
   bool is_gathered() const { return flat.defined(); }
+  // This rank's share of what was gathered, in between; all that is there.
+  std::int64_t kept_bytes() const { return share.defined() ? share.numel() : 0; }
+  std::int64_t held_bytes() const { return kept_bytes() + (is_gathered() ? flat_bytes : 0); }
+  std::int64_t share_bytes() const;  // of the largest of its neighbours' shares
   // Whether what was gathered of parameter k is still its value.
   bool is_fresh(const fsdp::Parameter& p, const DTensor& parameter) const;
   bool all_fresh() const;  // of all parameters, though the copy may be gone
