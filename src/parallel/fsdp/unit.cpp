@@ -226,6 +226,7 @@ void FsdpUnit::Impl::abandon_gather() {
   inputs.clear();
   for (auto& p : parameters) p.full.reset(), p.pieces.clear();
   flat.reset();
+  emptied.reset();  // whose views these were: there may have been no memory to put into it
   prefetched = false;
 }
 
