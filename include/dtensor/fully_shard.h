@@ -78,6 +78,7 @@ class DTENSOR_API FsdpUnit {
   const FsdpOptions& options() const;
   std::int64_t shard_bytes() const;     // of the parameters, on this rank
   std::int64_t gathered_bytes() const;  // of its gathered copy, in the dtypes that are gathered
+  std::int64_t kept_bytes() const;      // of that, between forward and backward, where neighbours keep shares
   std::int64_t gradient_bytes() const;  // of its unreduced gradients
   // Gathers the parameters, in the background where the backend can, and keeps them until reshard(): for schedules of
   // the caller's own (a pipeline's UNSHARD and RESHARD). A copy that is there and up to date is kept without a gather.

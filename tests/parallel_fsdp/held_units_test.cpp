@@ -130,6 +130,24 @@ TEST(FsdpSchedule, PredictedMemoryIsMeasuredMemory) {
   }
 }
 
+// Each rank's share among its neighbours stays from forward to backward, of every unit.
+TEST(FsdpSchedule, SharesOfNeighboursAreCountedAndPredicted) {
+  on_mesh({4}, [](const DeviceMesh& mesh) {
+    Tower tower(6, 64);
+    const auto units = tower.shard(mesh, {.reshard_after_forward = std::int64_t{2}, .prefetch_bytes = 0});
+    const auto one = units[0].gathered_bytes();
+    EXPECT_EQ(units[0].kept_bytes(), one / 2);
+    for (int step = 0; step < 3; ++step) {
+      const auto loss = tower.loss(sharded(input(4, 64), mesh));
+      EXPECT_GE(units[0].stats().gathered_bytes, 5 * one / 2) << step;
+      loss.backward();
+      EXPECT_EQ(units[0].stats().gathered_bytes, 0) << step;
+    }
+    EXPECT_LE(units[0].stats().peak_gathered_bytes, predict_memory(units).gathered);
+    EXPECT_GE(2 * units[0].stats().peak_gathered_bytes, predict_memory(units).gathered);
+  });
+}
+
 // A norm of every parameter, say: units of which a part is read do not stay.
 TEST(FsdpSchedule, ReadingParametersOutsideTrainingHoldsLittle) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {

@@ -88,6 +88,7 @@ void Schedule::note_use(Unit& unit, Parameter& p, const DTensor& parameter) {
 
 void Schedule::gather(Unit& unit) {
   if (!unit.is_gathered()) count_gathered(unit.flat_bytes);
+  const auto before = unit.kept_bytes();
   try {
     unit.drop();
     unit.start_gather();
@@ -96,6 +97,7 @@ void Schedule::gather(Unit& unit) {
     count_gathered(-unit.flat_bytes);
     throw;
   }
+  count_gathered(unit.kept_bytes() - before);
   ++stats.all_gathers;
 }
 
@@ -125,7 +127,10 @@ void Schedule::release(Unit& unit) {
   unit.uses = 0;
   if (unit.held) return;
   count_gathered(-unit.flat_bytes);  // whatever comes of a gather that is under way still
-  phase_ == kForward&& unit.wants_shrinking() ? unit.shrink() : unit.drop();
+  if (phase_ != kForward || !unit.wants_shrinking()) return unit.drop();
+  const auto before = unit.kept_bytes();
+  unit.shrink();
+  count_gathered(unit.kept_bytes() - before);
 }
 
 void Schedule::hold(Unit& unit) {
@@ -273,6 +278,7 @@ void Schedule::end_pass(int pass) {
   for (auto* unit : units_) {
     release(*unit);
     learn_untold(*unit);
+    count_gathered(-unit->kept_bytes());
     unit->share.reset();
     if (!NoGradientSync::active()) forget_expected(*unit);  // else a later microbatch may have its graph already
     learn_segments(*unit);

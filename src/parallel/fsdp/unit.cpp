@@ -193,9 +193,13 @@ void FsdpUnit::Impl::gather_shards() {
   work = gathers.all_gather_list(outputs, inputs);
 }
 
-std::vector<at::Tensor> FsdpUnit::Impl::shares_of(const at::Tensor& bytes) const {
+std::int64_t FsdpUnit::Impl::share_bytes() const {
   const auto count = static_cast<std::int64_t>(neighbours.size());
-  const auto each = aligned((flat_bytes + count - 1) / count);
+  return wants_shrinking() ? aligned((flat_bytes + count - 1) / count) : 0;
+}
+
+std::vector<at::Tensor> FsdpUnit::Impl::shares_of(const at::Tensor& bytes) const {
+  const auto count = static_cast<std::int64_t>(neighbours.size()), each = share_bytes();
   std::vector<at::Tensor> shares;
   for (std::int64_t i = 0; i < count; ++i) {
     const auto begin = std::min(i * each, flat_bytes);
