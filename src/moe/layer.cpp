@@ -205,7 +205,8 @@ MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::
   plan.weighs_before = options_.score_before_experts;
   at::Tensor from_shared;  // computed while rows are under way
   const auto sent = dispatcher_->dispatch(rows, plan, [&] { from_shared = run_shared(x, mapping); });
-  const auto& load = routing.counts->local();  // a strategy that keeps its order keeps this, too
+  if (!from_shared.defined()) from_shared = run_shared(x, mapping);  // by a dispatcher that does not call it
+  const auto& load = routing.counts->local();                        // a strategy that keeps its order keeps this, too
   stats_ = {routing.order ? load.clone() : load, plan.dropped};
   const auto made = run_experts_here(sent, plan, {mapping, routing});
   const auto base = shared_rows(from_shared, mapping, rows.sizes());

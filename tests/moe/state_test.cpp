@@ -51,6 +51,35 @@ TEST(MoeState, ADispatcherThatCannotBeMadeLeavesTheOneBefore) {
   EXPECT_TRUE(at::equal(layer.forward(x), y));
 }
 
+// Without anything to do while rows are under way.
+class NothingMeanwhile final : public Dispatcher {
+ public:
+  NothingMeanwhile() : Dispatcher({}) {}
+  DispatchPlan prepare(const Routing& r, const TokenLayout& l) const override { return inner_->prepare(r, l); }
+  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const Meanwhile&) const override {
+    return inner_->dispatch(x, plan);
+  }
+  at::Tensor combine(const at::Tensor& rows, const DispatchPlan& plan, const at::Tensor& base,
+                     at::TensorList keep) const override {
+    return inner_->combine(rows, plan, base, keep);
+  }
+  const char* name() const override { return "NothingMeanwhile"; }
+
+ private:
+  DispatcherPtr inner_ = local_dispatcher();
+};
+
+TEST(MoeState, ASharedExpertRunsWhateverTheDispatcherDoesMeanwhile) {
+  auto options = small_options();
+  options.shared_ffn = 4;
+  MixtureOfExperts layer(options);
+  fill(layer, 3);
+  const auto x = Draw(1).normal({4, 8});
+  const auto y = layer.forward(x).detach();
+  layer.set_dispatcher([](const Communicator&) { return std::make_shared<NothingMeanwhile>(); });
+  expect_close(layer.forward(x).detach(), y, "y");
+}
+
 TEST(MoeState, CountsOfOneRankServeAfterThoseOfAll) {
   run_local(2, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2, 1}, {"a", "b"});

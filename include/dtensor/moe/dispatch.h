@@ -42,7 +42,7 @@ class DTENSOR_API Dispatcher {
   virtual DispatchPlan prepare(const Routing& routing, const TokenLayout& layout) const = 0;
   // x [tokens, D] to rows in order of local experts: plan.rows[e] of expert e, by source rank, then by entry.
   // Differentiable, as combine() is. Completes the plan.
-  // `meanwhile` runs once, while the rows are under way.
+  // `meanwhile` runs once, while the rows are under way; a layer does it afterwards where that did not come.
   virtual at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const Meanwhile& meanwhile = {}) const = 0;
   // What the experts made of those rows, to [tokens, D].
   // `base`, if defined, is added (see add_combined).
