@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <regex>
 #include <set>
 
 #include "checkpoint/collective_errors.h"
@@ -45,13 +46,20 @@ std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
+// Whether `rest`, after "latest.", is what point_latest() adds. Anything else of such a name is somebody's.
+bool is_unfinished_link(const std::string& path, const std::string& rest) {
+  return fs::is_symlink(path) && std::regex_match(rest, std::regex(".+-[0-9]+-[0-9]+"));
+}
+
 // What a run that was killed left beside the folders of its steps. To be called while the series' lock is held.
 void clean_up_series(const std::string& root) {
   for (const std::string& name : names_in(root)) {
-    const std::string base = name.substr(0, name.find('.'));
-    if (base == name || (step_of(base) < 0 && base != kLatest)) continue;
-    if (name.ends_with(".lock") || base == kLatest) fs::remove(root + "/" + name);
-    if (name.find(".saving") != std::string::npos) clean_up(root + "/" + base);
+    const auto dot = name.find('.');
+    if (dot == std::string::npos) continue;
+    const std::string path = root + "/" + name, base = name.substr(0, dot), rest = name.substr(dot + 1);
+    const bool of_step = step_of(base) >= 0;
+    if (base == kLatest ? is_unfinished_link(path, rest) : of_step && rest == "lock") fs::remove(path);
+    if (of_step && rest.starts_with("saving")) clean_up(root + "/" + base);
   }
 }
 

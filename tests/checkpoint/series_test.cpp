@@ -162,5 +162,18 @@ TEST(Series, AKilledRunsLeftoversGo) {
   EXPECT_EQ(names, (std::vector<std::string>{"latest", "notes.txt", "step-00000020", "step-00000025"}));
 }
 
+// Of which a run makes links of its own for a moment.
+TEST(Series, WhatSomebodyCallsLatestStays) {
+  const Folder folder;
+  save_steps(folder / "run", 1, {10});
+  for (const char* name : {"latest.txt", "latest.lock", "latest.host-9-1"}) {
+    std::ofstream(folder / "run/" + name) << "mine";
+  }
+  save_steps(folder / "run", 1, {20});
+  for (const char* name : {"latest.txt", "latest.lock", "latest.host-9-1"}) {
+    EXPECT_TRUE(fs::exists(folder / "run/" + name)) << name;
+  }
+}
+
 }  // namespace
 }  // namespace dtensor::test
