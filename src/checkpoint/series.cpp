@@ -2,6 +2,7 @@
 #include "dtensor/checkpoint_series.h"
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -32,9 +33,9 @@ std::string number_text(std::int64_t step) {
 std::int64_t step_of(const std::string& name) {
   if (!name.starts_with(kStep)) return -1;
   const std::string digits = name.substr(std::string(kStep).size());
-  const bool number =
-      digits.size() >= kDigits && digits.size() <= 18 && digits.find_first_not_of("0123456789") == std::string::npos;
-  return number ? std::stoll(digits) : -1;
+  std::int64_t step = -1;
+  std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  return step >= 0 && digits == number_text(step) ? step : -1;
 }
 
 std::vector<std::string> names_in(const std::string& folder) {

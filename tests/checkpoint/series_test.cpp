@@ -5,6 +5,8 @@
 // After GoogleTest.
 #include <rapidcheck.h>
 
+#include <limits>
+
 #include "checkpoint/folder.h"
 
 namespace dtensor::test {
@@ -173,6 +175,17 @@ TEST(Series, WhatSomebodyCallsLatestStays) {
   for (const char* name : {"latest.txt", "latest.lock", "latest.host-9-1"}) {
     EXPECT_TRUE(fs::exists(folder / "run/" + name)) << name;
   }
+}
+
+// Nanoseconds since 1970 as steps. A number that is written otherwise than by this library is no step's folder.
+TEST(Series, StepsAreAllThatCountersHold) {
+  const Folder folder;
+  const std::int64_t now = 1'790'000'000'000'000'000, most = std::numeric_limits<std::int64_t>::max();
+  fs::create_directories(folder / "run/step-0000000030");
+  fs::create_directories(folder / "run/step-9999999999999999999");
+  save_steps(folder / "run", 2, {10, now, now + 1, most});
+  EXPECT_EQ(checkpoint_steps(folder / "run"), (Steps{most, now + 1}));
+  EXPECT_EQ(newest(folder / "run").first, most);
 }
 
 }  // namespace
