@@ -64,8 +64,13 @@ void clean_up_series(const std::string& root) {
   }
 }
 
-// Under another name first, so that a run that dies meanwhile leaves no half of it.
+// Under another name first, so that a run that dies meanwhile leaves no half of it. A link goes, and leaves what it
+// leads to.
 void remove_checkpoint(const std::string& folder) {
+  if (fs::is_symlink(folder)) {
+    fs::remove(folder);
+    return;
+  }
   if (!only_checkpoint_files(folder)) return;
   const std::string going = make_temporary(folder);
   fs::rename(folder, going);

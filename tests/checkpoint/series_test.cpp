@@ -188,5 +188,21 @@ TEST(Series, StepsAreAllThatCountersHold) {
   EXPECT_EQ(newest(folder / "run").first, most);
 }
 
+// Steps that were moved to another disk: the link goes, what it leads to stays.
+TEST(Series, LinksToStepsAreRotatedToo) {
+  const Folder folder;
+  save_steps(folder / "run", 3, {10, 20, 30});
+  fs::rename(folder / "run/step-00000010", folder / "far");
+  fs::create_directory_symlink(folder / "far", folder / "run/step-00000010");
+  fs::rename(folder / "run/step-00000020", folder / "lost");
+  fs::create_directory_symlink(folder / "nowhere", folder / "run/step-00000020");
+  save_steps(folder / "run", 1, {40});
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder / "run")) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(names, (std::vector<std::string>{"latest", "step-00000040"}));
+  EXPECT_TRUE(verify_checkpoint(folder / "far").empty());
+}
+
 }  // namespace
 }  // namespace dtensor::test
