@@ -1,14 +1,27 @@
 // Ranges of elements as ranges of bytes.
 #include "checkpoint/load/read_ranges.h"
 
+#include <algorithm>
+
 #include "checkpoint/format/coalesced_reader.h"
 
 namespace dtensor::files {
 
+namespace {
+
+constexpr std::size_t kMostOpen = 16;  // of each rank, of which a process may have many
+
+}  // namespace
+
 const File& Files::of(const std::string& path) {
-  auto file = open_.find(path);
-  if (file == open_.end()) file = open_.emplace(path, File::open_to_read(path)).first;
-  return file->second;
+  const auto found = std::find_if(open_.begin(), open_.end(), [&](const auto& file) { return file.first == path; });
+  if (found != open_.end()) {
+    open_.splice(open_.begin(), open_, found);
+  } else {
+    if (open_.size() == kMostOpen) open_.pop_back();
+    open_.emplace_front(path, File::open_to_read(path));
+  }
+  return open_.front().second;
 }
 
 std::int64_t item_of(const CheckpointEntry& entry) { return static_cast<std::int64_t>(c10::elementSize(entry.dtype)); }

@@ -1,8 +1,9 @@
 // A part of a stored tensor, as ranges of its elements: reading them, and their checksum.
 #pragma once
 
-#include <map>
+#include <list>
 #include <string>
+#include <utility>
 
 #include "checkpoint/format/checksum.h"
 #include "checkpoint/format/file.h"
@@ -11,13 +12,14 @@
 
 namespace dtensor::files {
 
-// Files that are read, each opened when it is first asked for.
+// Files that are read, opened when they are asked for. A folder may have more of them than a process may have open, so
+// only those that were asked for last stay open.
 class Files {
  public:
-  const File& of(const std::string& path);
+  const File& of(const std::string& path);  // until another is asked for
 
  private:
-  std::map<std::string, File> open_;
+  std::list<std::pair<std::string, File>> open_;  // the last one first
 };
 
 std::int64_t item_of(const CheckpointEntry& entry);  // bytes of an element

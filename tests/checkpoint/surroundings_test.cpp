@@ -1,0 +1,51 @@
+// What surrounds a checkpoint: how many files a process may have open, how long a header may be, the current folder.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include "checkpoint/folder.h"
+
+namespace dtensor::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct OpenFiles {
+  explicit OpenFiles(rlim_t most) {
+    ::getrlimit(RLIMIT_NOFILE, &before);
+    const rlimit fewer{most, before.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &fewer);
+  }
+  ~OpenFiles() { ::setrlimit(RLIMIT_NOFILE, &before); }
+  rlimit before{};
+};
+
+// 160 files, eight ranks that each read from all of them, and 1024 files that a process may have open: by far fewer
+// here.
+TEST(Surroundings, AFolderMayHaveMoreFilesThanAProcessMayHaveOpen) {
+  const Folder folder;
+  StateTensors saved;
+  for (int i = 0; i < 160; ++i) saved.emplace_back("t" + std::to_string(i), at::full({2}, static_cast<double>(i)));
+  run_local(
+      1, [&](Communicator world) { save_state(folder / "c", world, saved, {}, {.sync = false, .max_file_bytes = 1}); });
+  for (const bool by_names : {false, true}) {
+    on_mesh({2}, [&](const DeviceMesh& mesh) {
+      StateTensors targets;
+      for (const auto& [name, t] : saved)
+        targets.emplace_back(name, distribute_tensor(at::zeros({2}), mesh, {Shard(0)}));
+      mesh.world().barrier();
+      {
+        const OpenFiles few(120);
+        LoadOptions options;
+        if (by_names) options.names = {{.tensor = "**", .stored = "**"}};
+        load_state(folder / "c", mesh.world(), targets, options);
+        mesh.world().barrier();
+      }
+      for (std::size_t i = 0; i < saved.size(); ++i) {
+        EXPECT_TRUE(at::equal(DTensor(targets[i].second).full_tensor(), saved[i].second)) << by_names << " " << i;
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace dtensor::test
