@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include "checkpoint/folder.h"
+#include "checkpoint/safetensors.h"
 
 namespace dtensor::test {
 namespace {
@@ -45,6 +46,20 @@ TEST(Surroundings, AFolderMayHaveMoreFilesThanAProcessMayHaveOpen) {
       }
     });
   }
+}
+
+// A header that no reader takes would be known when the checkpoint is wanted back.
+TEST(Surroundings, HeadersAreNoLongerThanReadersTake) {
+  std::vector<CheckpointEntry> tensors;
+  for (int i = 0; i < 11; ++i) {
+    tensors.push_back({.name = std::string(9'500'000, 'n') + std::to_string(i), .dtype = at::kFloat, .sizes = {2, 3}});
+  }
+  const auto layout = files::lay_out(tensors, 5'000'000'000);
+  ASSERT_EQ(layout.headers.size(), 2U);
+  for (const auto& header : layout.headers) EXPECT_LE(header.text.size(), 100'000'008U);
+  EXPECT_NE(layout.entries[0].file, layout.entries[10].file);
+  tensors = {{.name = std::string(100'000'000, 'n'), .dtype = at::kFloat, .sizes = {2}}};
+  EXPECT_THROW(files::lay_out(tensors, 5'000'000'000), c10::Error);
 }
 
 }  // namespace

@@ -13,8 +13,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::uint64_t kLongestHeader = 100'000'000;
-
 struct FormatDtype {
   const char* name;
   at::ScalarType dtype;
@@ -137,8 +135,10 @@ std::string header_text(const File& file, std::int64_t bytes, const std::string&
   TORCH_CHECK(bytes >= static_cast<std::int64_t>(sizeof length), path, " is truncated or no safetensors file: it has ",
               bytes, " bytes");
   file.read(&length, sizeof length, 0);
-  TORCH_CHECK(length <= kLongestHeader && length <= static_cast<std::uint64_t>(bytes) - sizeof length, path,
-              " is truncated or no safetensors file: it says that its header has ", length, " bytes, and has ", bytes);
+  TORCH_CHECK(length <= static_cast<std::uint64_t>(kLongestHeader) &&
+                  length <= static_cast<std::uint64_t>(bytes) - sizeof length,
+              path, " is truncated or no safetensors file: it says that its header has ", length, " bytes, and has ",
+              bytes);
   std::string text(length, '\0');
   file.read(text.data(), static_cast<std::int64_t>(length), sizeof length);
   return text;

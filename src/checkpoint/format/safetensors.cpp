@@ -15,15 +15,27 @@ static_assert(std::endian::native == std::endian::little, "safetensors is little
 
 using Group = std::vector<std::size_t>;  // of one file
 
+// What a header takes to describe it, at most.
+std::int64_t described_bytes(const CheckpointEntry& entry) {
+  constexpr std::int64_t kNumber = 20, kRest = 100;
+  const std::int64_t bytes = std::ssize(Json(entry.name).dump()) + kNumber * (std::ssize(entry.sizes) + 2) + kRest;
+  TORCH_CHECK(bytes <= kLongestHeader - 2 * kRest, "a tensor whose name has ", entry.name.size(), " bytes (",
+              entry.name.substr(0, 40), "...) does not fit into a header");
+  return bytes;
+}
+
 std::vector<Group> split_into_files(const std::vector<CheckpointEntry>& tensors, std::int64_t max_file_bytes) {
+  constexpr std::int64_t kMetadata = 200;
   std::vector<Group> files(1);
-  std::int64_t filled = 0;
+  std::int64_t filled = 0, header = kMetadata;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (!files.back().empty() && filled + tensors[i].bytes > max_file_bytes) {
+    const std::int64_t described = described_bytes(tensors[i]);
+    const bool full = filled + tensors[i].bytes > max_file_bytes || header + described > kLongestHeader;
+    if (!files.back().empty() && full) {
       files.emplace_back();
-      filled = 0;
+      filled = 0, header = kMetadata;
     }
-    filled += tensors[i].bytes;
+    filled += tensors[i].bytes, header += described;
     files.back().push_back(i);
   }
   return files;

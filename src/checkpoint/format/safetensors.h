@@ -14,6 +14,9 @@ namespace dtensor::files {
 inline constexpr const char* kMark = "dtensor_checkpoint";
 inline constexpr int kVersion = 2;
 
+// Bytes of JSON at the beginning of a file at most; the format's reference refuses more.
+inline constexpr std::int64_t kLongestHeader = 100'000'000;
+
 // "F32", ...; null where the format has no name for it.
 const char* format_name(at::ScalarType dtype);
 // The sizes that the format gives a tensor: F4 counts elements, of which ATen's bytes hold two along the last
@@ -33,7 +36,7 @@ struct Layout {
 };
 
 // Tensors in the order given, but wider elements first within a file so that each is aligned; a new file where the next
-// tensor would exceed `max_file_bytes`.
+// tensor would exceed `max_file_bytes`, or its description the longest header. Throws where one description alone does.
 Layout lay_out(std::vector<CheckpointEntry> tensors, std::int64_t max_file_bytes);
 
 std::int64_t numel_of(at::IntArrayRef sizes);
