@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <thread>
+
 #include "checkpoint/folder.h"
 #include "checkpoint/safetensors.h"
 
@@ -60,6 +62,27 @@ TEST(Surroundings, HeadersAreNoLongerThanReadersTake) {
   EXPECT_NE(layout.entries[0].file, layout.entries[10].file);
   tensors = {{.name = std::string(100'000'000, 'n'), .dtype = at::kFloat, .sizes = {2}}};
   EXPECT_THROW(files::lay_out(tensors, 5'000'000'000), c10::Error);
+}
+
+// A save that began under a relative name ends where it began.
+TEST(Surroundings, TheCurrentFolderMayChangeMeanwhile) {
+  const Folder folder;
+  const struct Back {
+    fs::path path = fs::current_path();
+    ~Back() { fs::current_path(path); }
+  } back;
+  fs::create_directories(folder / "a");
+  fs::create_directories(folder / "b");
+  fs::current_path(folder / "a");
+  run_local(1, [&](Communicator world) {
+    PendingSave save = save_state_async("c", world, {{"w", at::ones({3})}}, {}, kQuick);
+    while (!save.done()) std::this_thread::yield();
+    fs::current_path(folder / "b");
+    save.wait();
+  });
+  EXPECT_TRUE(verify_checkpoint(folder / "a/c").empty());
+  EXPECT_FALSE(fs::exists(folder / "a/c.lock"));
+  EXPECT_TRUE(fs::is_empty(folder / "b"));
 }
 
 }  // namespace

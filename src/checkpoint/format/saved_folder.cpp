@@ -109,7 +109,7 @@ std::string without_slash(std::string directory) {
 }
 
 std::string resolve(const std::string& directory) {
-  std::string folder = without_slash(directory);
+  std::string folder = fs::absolute(without_slash(directory)).string();
   std::error_code error;
   if (!fs::is_symlink(folder, error)) return folder;
   const fs::path there = fs::canonical(folder, error);

@@ -19,7 +19,8 @@ bool is_absent(const std::error_code& error);  // there is nothing, or no folder
 bool only_checkpoint_files(const std::string& folder);
 
 std::string without_slash(std::string directory);
-// The folder itself where `directory` is a link to one. Throws where it is a link to nothing.
+// The folder itself where `directory` is a link to one, as an absolute path: a program may change its current folder
+// while a save is under way. Throws where it is a link to nothing.
 std::string resolve(const std::string& directory);
 // Throws where `directory` is no folder, or holds files that are not a checkpoint's, unless these are to stay.
 void refuse_to_lose(const std::string& directory, bool keep_foreign);
