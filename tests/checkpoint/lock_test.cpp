@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -89,6 +90,24 @@ TEST(Lock, OfAnotherHostIsTakenOverWhenItIsNotTouched) {
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(refusal(folder / "c"), "");
   EXPECT_GE(std::chrono::steady_clock::now() - begin, kShort.patience);
+}
+
+// The system cuts names at 15 bytes: perhaps within a character, which is no UTF-8 then.
+TEST(Lock, TheProgramMayHaveAnyName) {
+  const struct Before {
+    Before() { ::prctl(PR_GET_NAME, name); }
+    ~Before() { ::prctl(PR_SET_NAME, name); }
+    char name[17] = "";
+  } before;
+  for (const char* name : {"f\xc3\xbc"
+                           "nfzehnbuchs\xc3",
+                           "\xff"}) {
+    ::prctl(PR_SET_NAME, name);
+    const Folder folder;
+    EXPECT_NO_THROW(files::FolderLock(folder / "c"));
+    const files::FolderLock lock(folder / "c");
+    EXPECT_NO_THROW(lock.check_held());
+  }
 }
 
 TEST(Lock, AnOwnerTouchesIt) {

@@ -63,12 +63,13 @@ struct Owner {
   std::int64_t pid = 0, start = 0;
 };
 
+// A program's name need not be UTF-8, as JSON is: the system cuts it at 15 bytes, perhaps within a character.
 std::string own_text() {
-  return nlohmann::json{{"host", host_name()},  {"boot", first_line("/proc/sys/kernel/random/boot_id")},
-                        {"pid", ::getpid()},    {"start", start_of(::getpid())},
-                        {"since", now_text()},  {"program", first_line("/proc/self/comm")},
-                        {"name", unique_name()}}
-      .dump();
+  const nlohmann::json owner{{"host", host_name()},  {"boot", first_line("/proc/sys/kernel/random/boot_id")},
+                             {"pid", ::getpid()},    {"start", start_of(::getpid())},
+                             {"since", now_text()},  {"program", first_line("/proc/self/comm")},
+                             {"name", unique_name()}};
+  return owner.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 // None where the text is no owner's: a program that died before it wrote its name.
