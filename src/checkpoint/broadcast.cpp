@@ -21,6 +21,15 @@ namespace {
 
 constexpr const char* kWhat = "broadcast_state";
 
+// Throws unless the bytes of its memory are its values.
+void check_memory(const std::string& name, const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.defined(), "'", name, "' is undefined");
+  TORCH_CHECK(!tensor.is_meta(), "'", name, "' is on the meta device: it has no values");
+  TORCH_CHECK(tensor.layout() == at::kStrided, "'", name, "' is ", tensor.layout(), ", not dense");
+  TORCH_CHECK(!tensor.is_quantized(), "'", name, "' is ", tensor.scalar_type(),
+              ", whose scale is not in its memory; give at::int_repr() of it, and the scale");
+}
+
 // What the source has, known to all.
 std::vector<CheckpointEntry> agree_on_source(const StateTensors& full, const Communicator& ranks, int source) {
   std::string text, error;
@@ -32,7 +41,7 @@ std::vector<CheckpointEntry> agree_on_source(const StateTensors& full, const Com
       std::unordered_set<std::string> names;
       for (const auto& [name, tensor] : full) {
         TORCH_CHECK(tensor.defined() && !is_dtensor(tensor), "'", name, "' is no plain tensor");
-        TORCH_CHECK(!tensor.is_meta(), "'", name, "' is on the meta device: it has no values");
+        check_memory(name, tensor);
         TORCH_CHECK(names.insert(name).second, "two tensors at the source are called '", name, "'");
         index.entries.push_back({.name = name, .dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec()});
       }
@@ -96,6 +105,7 @@ void broadcast_one(const at::Tensor& full, const at::Tensor& target, const Commu
 void compare(const std::vector<CheckpointEntry>& entries, const StateTensors& targets, Problems& problems) {
   std::unordered_map<std::string, at::Tensor> wanted;
   for (const auto& [name, target] : targets) {
+    check_memory(name, target);
     TORCH_CHECK(wanted.emplace(name, target).second, "two targets are called '", name, "'");
     problems.here.push_back(name);
   }
