@@ -1,4 +1,4 @@
-// Targets whose memory does not tell their values.
+// Tensors whose memory does not tell their values, and tied ones of which ranks ask for different names.
 #include <ATen/ops/quantize_per_tensor.h>
 #include <gtest/gtest.h>
 
@@ -25,6 +25,24 @@ TEST(Broadcast, WhatHasNoValuesInItsMemoryIsRefused) {
   // Of 8 bits and a scale the bits alone would go out.
   expect_error(broadcast_errors(quantised(0.5), quantised(0.25), quantised(0.25)), {"'w' is QInt8", "int_repr"});
   expect_error(broadcast_errors(ones, quantised(0.25), quantised(0.25)), {"'w' is QInt8", "int_repr"});
+}
+
+TEST(Tied, EachRankMayAskForOtherNames) {
+  const Folder folder;
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const at::Tensor whole = at::arange(6), other = at::arange(6) + 1;
+    save_state(folder / "tied", mesh.world(), {{"a", whole}, {"b", whole}}, {}, kQuick);
+    save_state(folder / "apart", mesh.world(), {{"a", whole}, {"b", other}}, {}, kQuick);
+    for (const bool plain : {true, false}) {
+      at::Tensor target = at::zeros({6}, at::kLong);
+      if (!plain) target = distribute_tensor(target, mesh, {Shard(0)});
+      StateTensors targets{{"a", target}};
+      if (mesh.world().rank() == 0) targets.emplace_back("b", target);
+      load_state(folder / "tied", mesh.world(), targets);
+      EXPECT_TRUE(at::equal(plain ? target : DTensor(target).full_tensor(), whole));
+      EXPECT_THROW(load_state(folder / "apart", mesh.world(), targets), c10::Error);
+    }
+  });
 }
 
 }  // namespace
