@@ -6,10 +6,18 @@
 
 #include <algorithm>
 
+#include "dtensor/mesh_scope.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor::nn {
 namespace {
+
+// What is kept serves tokens that come in any mode, and no MeshScope makes DTensors of it.
+struct PlainMemory {
+  const c10::InferenceMode no_inference{false};
+  const MeshScope no_mesh{std::shared_ptr<const MeshScope::Setting>()};
+  const at::NoGradGuard no_grad;
+};
 
 // Of the first `count` tokens, how many a rank holds where they are shared out in turn.
 std::int64_t own_count(std::int64_t count, const Communicator& sharers) {
@@ -40,6 +48,19 @@ KVCache::KVCache(std::int64_t layers, std::int64_t capacity, std::string sequenc
   TORCH_CHECK(layers > 0 && capacity > 0, "KVCache: ", layers, " layers of ", capacity, " tokens; both at least 1");
 }
 
+KVCache::KVCache(const KVCache& other)
+    : entries_(other.entries_),
+      capacity_(other.capacity_),
+      length_(other.length_),
+      sequence_axis_(other.sequence_axis_) {
+  const PlainMemory plain;
+  for (Entry& e : entries_) {
+    if (!e.keys.defined()) continue;
+    e.keys = e.keys.clone();
+    e.values = e.values.clone();
+  }
+}
+
 std::size_t KVCache::position(std::int64_t layer) const {
   TORCH_CHECK(layer >= 0 && layer < layers(), "KVCache: layer ", layer, " of ", layers());
   return static_cast<std::size_t>(layer);
@@ -63,7 +84,7 @@ std::pair<at::Tensor, at::Tensor> KVCache::append(std::int64_t layer, const at::
   TORCH_CHECK(length_ + n <= capacity_, "KVCache: ", length_, " tokens and ", n, " more are beyond its capacity of ",
               capacity_);
   const auto make = [&](const at::Tensor& like) {
-    const c10::InferenceMode off(false);  // what is kept serves tokens that come without it, too
+    const PlainMemory plain;
     return at::empty({like.size(0), like.size(1), own_count(capacity_, e.sharers), like.size(3)}, like.options());
   };
   if (!e.keys.defined()) e.keys = make(keys), e.values = make(values);

@@ -1,16 +1,20 @@
-// A cache of keys and values by itself: what it holds serves every mode.
+// A cache of keys and values by itself: what it holds serves every mode, scope and rank, and copies are apart.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
-#include "dtensor/nn/kv_cache.h"
+#include "dtensor/nn/decoder.h"
+#include "support/ranks.h"
 
 namespace {
+
+using namespace dtensor;
+using nn::KVCache;
 
 // A prompt in inference mode, tokens without it, and the other way round.
 TEST(KvCache, HoldsTokensOfEveryMode) {
   for (const bool inference_first : {true, false}) {
-    dtensor::nn::KVCache cache(1, 4);
+    KVCache cache(1, 4);
     const at::Tensor keys = at::randn({1, 2, 4, 3}), values = at::randn({1, 2, 4, 5});
     for (const bool first : {true, false}) {
       const c10::InferenceMode mode(first == inference_first);
@@ -22,6 +26,57 @@ TEST(KvCache, HoldsTokensOfEveryMode) {
     EXPECT_TRUE(at::equal(cache.keys(0), keys));
     EXPECT_TRUE(at::equal(cache.values(0), values));
   }
+}
+
+// Two layers, two heads; latent: DeepSeek's bottleneck.
+nn::DecoderConfig config(bool latent = false) {
+  nn::DecoderConfig c;
+  c.vocabulary = 11, c.hidden = 8, c.layers = 2, c.ffn = 12, c.heads = 2;
+  c.ropes = {{.size = latent ? 2 : 4}};
+  if (latent) c.latent = nn::LatentAttention{.kv_rank = 4, .rope_size = 2, .nope_size = 2, .value_size = 3};
+  return c;
+}
+
+struct Model {
+  nn::Decoder decoder;
+
+  explicit Model(bool latent = false) : decoder(config(latent)) {
+    test::Draw draw(5);
+    const at::NoGradGuard no_grad;
+    for (const auto& [name, t] : decoder.named_parameters()) t->copy_(draw.normal(t->sizes().vec(), at::kFloat));
+  }
+  // Heads are split over "tp", if there is one.
+  explicit Model(const DeviceMesh& mesh, bool latent = false) : Model(latent) {
+    if (mesh.names()[0] == "tp") parallelize(decoder, mesh, nn::tensor_parallel_plan(config(latent)));
+    for (const auto& [name, t] : decoder.named_parameters()) {
+      if (!is_dtensor(*t)) *t = distribute_tensor(*t, mesh, Placements(static_cast<std::size_t>(mesh.ndim())));
+    }
+  }
+  at::Tensor operator()(const std::vector<std::int64_t>& tokens, KVCache& cache) const {
+    const at::NoGradGuard no_grad;
+    return decoder.forward(at::tensor(tokens, at::kLong).unsqueeze(0), &cache);
+  }
+  at::Tensor operator()(const DTensor& ids, KVCache& cache) const {
+    const at::NoGradGuard no_grad;
+    return decoder.forward(ids, &cache);
+  }
+};
+
+bool near(const at::Tensor& a, const at::Tensor& b) { return at::allclose(a, b, 1e-4, 1e-4); }
+
+// One prompt, gone on with in two ways.
+TEST(KvCache, CopiesHaveMemoryOfTheirOwn) {
+  const Model model;
+  KVCache whole(2, 8), one(2, 8), other(2, 8);
+  const at::Tensor wanted = model({1, 2, 3, 4, 5}, whole);
+  model({1, 2, 3}, one);
+  KVCache two = one;
+  other = one;
+  model({4}, one), model({7}, two), model({9}, other);
+  EXPECT_TRUE(near(model({5}, one).select(1, 0), wanted.select(1, 4)));
+  EXPECT_EQ(two.bytes(), one.bytes());
+  const KVCache moved = std::move(two);
+  EXPECT_EQ(moved.length(), 4);
 }
 
 }  // namespace

@@ -17,12 +17,19 @@ namespace dtensor::nn {
 // Belongs to one rank: holds its sequences and its heads. What attention does with it is local, so that a token costs
 // no decision and no collective but those of the layers around it, and, where tokens are shared out, one all_gather a
 // layer.
+//
+// A copy has memory of its own for as many tokens, so that a text can be gone on with in several ways.
 class DTENSOR_API KVCache {
  public:
   // `capacity`: tokens a sequence at most. Memory is made when a layer first appends. `sequence_axis`: of the mesh;
   // its ranks hold every n-th token each, token p the rank p % n, so that a sequence may be n times as long. The axis
   // must split neither the batch nor heads, which is an error; "": each rank holds all tokens.
   KVCache(std::int64_t layers, std::int64_t capacity, std::string sequence_axis = "");
+  KVCache(const KVCache& other);
+  KVCache(KVCache&&) noexcept = default;
+  KVCache& operator=(const KVCache& other) { return *this = KVCache(other); }
+  KVCache& operator=(KVCache&&) noexcept = default;
+  ~KVCache() = default;
 
   // As given.
   std::int64_t layers() const { return static_cast<std::int64_t>(entries_.size()); }
