@@ -74,22 +74,34 @@ std::int64_t KVCache::bytes() const {
   return sum;
 }
 
+bool KVCache::is_kept(const Entry& e, const at::Tensor& keys, const at::Tensor& values) {
+  const auto alike = [](const at::Tensor& kept, const at::Tensor& t) {
+    return kept.size(0) == t.size(0) && kept.size(1) == t.size(1) && kept.size(3) == t.size(3);
+  };
+  TORCH_CHECK(keys.dim() == 4 && values.dim() == 4 && values.sizes().slice(0, 3) == keys.sizes().slice(0, 3),
+              "KVCache: keys of sizes ", keys.sizes(), " and values of sizes ", values.sizes(),
+              " do not fit each other");
+  return e.keys.defined() && alike(e.keys, keys) && alike(e.values, values);
+}
+
 std::pair<at::Tensor, at::Tensor> KVCache::append(std::int64_t layer, const at::Tensor& keys,
                                                   const at::Tensor& values) {
   TORCH_CHECK(!at::GradMode::is_enabled() || !(keys.requires_grad() || values.requires_grad()),
               "KVCache: what it keeps has no gradient; generate under at::NoGradGuard, train without a cache");
   const at::NoGradGuard no_grad;
   Entry& e = entries_[position(layer)];
+  const bool kept = is_kept(e, keys, values);
   const std::int64_t n = keys.size(2);
+  TORCH_CHECK(kept || length_ == 0, "KVCache: keys of sizes ", keys.sizes(), " and values of sizes ", values.sizes(),
+              e.keys.defined() ? c10::str(" for a cache of sizes ", e.keys.sizes(), " and ", e.values.sizes())
+                               : c10::str(" of a layer that has none of the ", length_, " tokens before"));
   TORCH_CHECK(length_ + n <= capacity_, "KVCache: ", length_, " tokens and ", n, " more are beyond its capacity of ",
               capacity_);
   const auto make = [&](const at::Tensor& like) {
     const PlainMemory plain;
     return at::empty({like.size(0), like.size(1), own_count(capacity_, e.sharers), like.size(3)}, like.options());
   };
-  if (!e.keys.defined()) e.keys = make(keys), e.values = make(values);
-  TORCH_CHECK(e.keys.size(0) == keys.size(0) && e.keys.size(1) == keys.size(1), "KVCache: keys of sizes ", keys.sizes(),
-              " for a cache of sizes ", e.keys.sizes());
+  if (!kept) std::tie(e.keys, e.values) = std::pair(make(keys), make(values));
   const std::int64_t before = own_count(length_, e.sharers), after = own_count(length_ + n, e.sharers);
   e.keys.narrow(2, before, after - before).copy_(own_of(keys, length_, e.sharers));
   e.values.narrow(2, before, after - before).copy_(own_of(values, length_, e.sharers));
@@ -103,20 +115,29 @@ void KVCache::truncate(std::int64_t length) {
   length_ = length;
 }
 
+// All that is asked is known to every rank, so that all hear of what does not fit: of a batch of one row that is split,
+// the rank with the row would find its part as large as before.
 void KVCache::set_layout(std::int64_t layer, const DeviceMesh& mesh, Placements placements, std::int64_t batch,
                          std::int64_t heads) {
   Entry& e = entries_[position(layer)];
-  if (!sequence_axis_.empty() && !e.mesh) {
+  for (std::int64_t a = 0; a < mesh.ndim(); ++a) {
+    if (mesh.size(a) == 1) placements[static_cast<std::size_t>(a)] = Replicate();  // one rank has all either way
+  }
+  const bool same = e.mesh && e.mesh == mesh && e.placements == placements && e.batch == batch && e.heads == heads;
+  if (same) return;
+  TORCH_CHECK(!e.mesh || length_ == 0, "KVCache: it has ", length_, " tokens of ", e.batch, " sequences and ", e.heads,
+              " heads, ", to_string(e.placements), " on ", e.mesh.str(), ", and further ones are of ", batch,
+              " sequences and ", heads, " heads, ", to_string(placements), " on ", mesh.str());
+  Communicator sharers;
+  if (!sequence_axis_.empty()) {
     const std::int64_t axis = mesh.dim(sequence_axis_);
     const Placement& placement = placements[static_cast<std::size_t>(axis)];
     TORCH_CHECK(mesh.size(axis) == 1 || placement.is_replicate(), "KVCache: tokens cannot be shared out over axis '",
                 sequence_axis_, "' of ", mesh.str(), ", which splits ", placement.is_shard(0) ? "the batch" : "heads",
                 " already");
-    if (mesh.size(axis) > 1) e.sharers = mesh.communicator(axis);
+    if (mesh.size(axis) > 1 && mesh.is_member()) sharers = mesh.communicator(axis);
   }
-  e.mesh = mesh;
-  e.placements = std::move(placements);
-  e.batch = batch, e.heads = heads;
+  e = {{}, {}, mesh, std::move(placements), batch, heads, std::move(sharers)};
 }
 
 at::Tensor KVCache::whole(const Entry& e, const at::Tensor& kept) const {

@@ -62,7 +62,18 @@ struct Model {
   }
 };
 
+at::Tensor prompt(std::int64_t rows = 1) { return at::arange(3 * rows).view({rows, 3}); }
+
 bool near(const at::Tensor& a, const at::Tensor& b) { return at::allclose(a, b, 1e-4, 1e-4); }
+
+std::string error_of(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
 
 // One prompt, gone on with in two ways.
 TEST(KvCache, CopiesHaveMemoryOfTheirOwn) {
@@ -77,6 +88,51 @@ TEST(KvCache, CopiesHaveMemoryOfTheirOwn) {
   EXPECT_EQ(two.bytes(), one.bytes());
   const KVCache moved = std::move(two);
   EXPECT_EQ(moved.length(), 4);
+}
+
+TEST(KvCache, RefusesTokensOfOtherSizesAndTakesAllOnceItIsEmpty) {
+  const at::NoGradGuard no_grad;
+  const auto made = [](std::int64_t batch, std::int64_t heads, std::int64_t tokens, std::int64_t size) {
+    return at::ones({batch, heads, tokens, size});
+  };
+  KVCache cache(2, 8);
+  EXPECT_THROW(cache.append(0, made(2, 2, 3, 4), made(2, 2, 1, 4)), c10::Error);
+  EXPECT_THROW(cache.append(0, made(2, 2, 3, 4), made(1, 2, 3, 4)), c10::Error);
+  cache.append(0, made(2, 2, 3, 4), made(2, 2, 3, 5));
+  cache.advance(3);
+  EXPECT_THROW(cache.append(0, made(2, 2, 1, 1), made(2, 2, 1, 5)), c10::Error);
+  EXPECT_THROW(cache.append(0, made(2, 2, 1, 4), made(2, 2, 1, 1)), c10::Error);
+  EXPECT_THROW(cache.append(1, made(2, 2, 1, 4), made(2, 2, 1, 5)), c10::Error);  // it has none of those before
+  EXPECT_NE(error_of([&] { cache.append(0, made(1, 2, 1, 4), made(1, 2, 1, 5)); }).find("for a cache of sizes"),
+            std::string::npos);
+  cache.truncate(0);
+  cache.append(0, made(3, 1, 2, 6), made(3, 1, 2, 7));
+  cache.advance(2);
+  EXPECT_TRUE(at::equal(cache.values(0), made(3, 1, 2, 7)));
+}
+
+// The rank that has the one row found its keys as large as before, and waited for those of the other.
+TEST(KvCache, ABatchThatIsSplitOtherwiseIsOneErrorOnAllRanks) {
+  for (const char* axis : {"", "dp"}) {
+    run_local(2, [&](Communicator world) {
+      const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 1}, {"dp", "one"});
+      const Model model(mesh, true);
+      const auto ids = [&](const Placement& p, const Placement& of_one = Replicate()) {
+        return distribute_tensor(prompt(), mesh, {p, of_one});
+      };
+      KVCache cache(2, 8, axis);
+      model(ids(Replicate(), Shard(0)), cache);
+      cache.truncate(2);
+      EXPECT_EQ(error_of([&] { model(ids(Replicate()), cache); }), "");  // one rank has all of a batch either way
+      cache.truncate(3);
+      const auto error = error_of([&] { model(ids(Shard(0)), cache); });
+      EXPECT_NE(error.find("it has 3 tokens of 1 sequences and 2 heads"), std::string::npos) << error;
+      cache.truncate(0);
+      const bool shared = *axis != 0;
+      EXPECT_EQ(error_of([&] { model(ids(Shard(0)), cache); }).find("cannot be shared out") != std::string::npos,
+                shared);
+    });
+  }
 }
 
 }  // namespace

@@ -18,7 +18,8 @@ namespace dtensor::nn {
 // no decision and no collective but those of the layers around it, and, where tokens are shared out, one all_gather a
 // layer.
 //
-// A copy has memory of its own for as many tokens, so that a text can be gone on with in several ways.
+// A copy has memory of its own for as many tokens, so that a text can be gone on with in several ways. A cache that has
+// tokens takes further ones for the same sequences, placed as those were; one without any (truncate(0)) takes all.
 class DTENSOR_API KVCache {
  public:
   // `capacity`: tokens a sequence at most. Memory is made when a layer first appends. `sequence_axis`: of the mesh;
@@ -38,7 +39,8 @@ class DTENSOR_API KVCache {
   std::int64_t bytes() const;                      // on this rank
 
   // Local keys [batch, heads, n, E] and values [batch, heads, n, F] of the tokens from length() on; returns views of
-  // all up to and with these, or of this rank's among them. An error beyond the capacity.
+  // all up to and with these, or of this rank's among them. An error beyond the capacity, and where they are not of the
+  // sizes of those before.
   std::pair<at::Tensor, at::Tensor> append(std::int64_t layer, const at::Tensor& keys, const at::Tensor& values);
   void advance(std::int64_t count) { length_ += count; }  // once all layers have appended
   // Forgets what comes after the first `length` tokens.
@@ -49,7 +51,8 @@ class DTENSOR_API KVCache {
   at::Tensor keys(std::int64_t layer) const;
   at::Tensor values(std::int64_t layer) const;
 
-  // Told by attention that runs on a mesh: where what this rank appends stands in the whole.
+  // Told by attention that runs on a mesh: where what this rank appends stands in the whole. An error, the same on all
+  // ranks, where tokens that are kept stand otherwise.
   void set_layout(std::int64_t layer, const DeviceMesh& mesh, Placements placements, std::int64_t batch,
                   std::int64_t heads);
   // Among whom the layer's tokens are shared out; none: each rank has all.
@@ -65,6 +68,8 @@ class DTENSOR_API KVCache {
   };
   at::Tensor whole(const Entry& entry, const at::Tensor& kept) const;
   std::size_t position(std::int64_t layer) const;
+  // Whether the entry has memory for them.
+  static bool is_kept(const Entry& entry, const at::Tensor& keys, const at::Tensor& values);
 
   std::vector<Entry> entries_;
   std::int64_t capacity_, length_ = 0;
