@@ -151,9 +151,11 @@ HeadLayout layout_of(const std::vector<DTensor>& projections) {
   return layout;
 }
 
-at::Tensor local_at(const at::Tensor& x, const Placements& placements) {
+// A rank outside the mesh has none of the sequences and no heads.
+at::Tensor local_at(const at::Tensor& x, const Placements& placements, bool split) {
   if (!x.defined()) return x;
   const DTensor given(x);
+  if (!given.mesh().is_member()) return at::empty({0, x.size(1), split ? 0 : x.size(2)}, x.options());
   return given.placements() == placements ? given.to_local() : given.redistribute(placements).to_local();
 }
 
@@ -166,9 +168,10 @@ at::Tensor DecoderAttention::with_cache(const Projected& p, const DecoderPass& p
   const HeadLayout layout = layout_of({q, DTensor(p.k)});
   const std::int64_t groups = c.kv_heads, group = c.heads / groups;
   const std::int64_t kv_size = c.latent ? c.latent->nope_size + c.latent->value_size : c.head_size;
-  const Projected local{local_at(p.q, layout.split(2, groups, group * c.head_size)),
-                        local_at(p.k, layout.split(2, groups, kv_size)),
-                        local_at(p.v, layout.split(2, groups, kv_size)), local_at(p.shared, layout.rest)};
+  const Projected local{local_at(p.q, layout.split(2, groups, group * c.head_size), /*split=*/true),
+                        local_at(p.k, layout.split(2, groups, kv_size), /*split=*/true),
+                        local_at(p.v, layout.split(2, groups, kv_size), /*split=*/true),
+                        local_at(p.shared, layout.rest, /*split=*/false)};
   pass.cache->set_layout(layer_, q.mesh(), layout.split(1, groups, 1), q.size(0), groups);
   const at::Tensor y = over_heads(local, pass, /*local=*/true);
   const std::int64_t size = value_size(c);

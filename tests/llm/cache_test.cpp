@@ -135,4 +135,22 @@ TEST(KvCache, ABatchThatIsSplitOtherwiseIsOneErrorOnAllRanks) {
   }
 }
 
+TEST(KvCache, RanksOutsideTheMeshTakeNoPart) {
+  for (const bool latent : {false, true}) {
+    run_local(3, [&](Communicator world) {
+      const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"tp"});
+      const Model plain(latent), model(mesh, latent);
+      KVCache whole(2, 8), cache(2, 8);
+      const at::Tensor wanted = plain({0, 1, 2}, whole);
+      const at::Tensor found = model(distribute_tensor(prompt(), mesh, {Replicate()}), cache);
+      EXPECT_EQ(found.sizes(), wanted.sizes());
+      EXPECT_EQ(cache.keys(1).sizes(), whole.keys(1).sizes());
+      EXPECT_EQ(cache.length(), 3);
+      if (mesh.is_member()) {
+        EXPECT_TRUE(near(DTensor(found).full_tensor(), wanted));
+      }
+    });
+  }
+}
+
 }  // namespace
