@@ -5,6 +5,7 @@
 
 #include "decoder/attend.h"
 #include "dtensor/debug.h"
+#include "dtensor/mesh_scope.h"
 #include "dtensor/nn/decoder.h"
 #include "dtensor/tensor.h"
 
@@ -162,6 +163,7 @@ at::Tensor local_at(const at::Tensor& x, const Placements& placements, bool spli
 }  // namespace
 
 at::Tensor DecoderAttention::with_cache(const Projected& p, const DecoderPass& pass) const {
+  const MeshScope no_mesh{std::shared_ptr<const MeshScope::Setting>()};  // masks are this rank's
   if (!is_dtensor(p.q)) return over_heads(p, pass, /*local=*/true);
   const DecoderConfig& c = config_;
   const DTensor q(p.q);

@@ -153,4 +153,23 @@ TEST(KvCache, RanksOutsideTheMeshTakeNoPart) {
   }
 }
 
+// Within a MeshScope what a rank makes for itself is plain, and angles that were made there serve afterwards.
+TEST(KvCache, AMeshScopeChangesNothing) {
+  run_local(2, [](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"tp"});
+    const Model plain, model(mesh);
+    KVCache whole(2, 8), within(2, 8), afterwards(2, 8);
+    const at::Tensor wanted = plain({0, 1, 2}, whole), ids = prompt();
+    const DTensor tokens = distribute_tensor(ids, mesh, {Replicate()});
+    {
+      const MeshScope scope(mesh);
+      EXPECT_TRUE(near(DTensor(model(tokens, within)).full_tensor(), wanted));
+      const KVCache copy = within;
+      EXPECT_TRUE(near(DTensor(copy.keys(0)).full_tensor(), whole.keys(0)));
+      EXPECT_FALSE(is_dtensor(nn::Rope({.size = 4}).angles(0, 3, at::TensorOptions(at::kFloat)).cos));
+    }
+    EXPECT_TRUE(near(DTensor(model(tokens, afterwards)).full_tensor(), wanted));
+  });
+}
+
 }  // namespace
