@@ -122,7 +122,8 @@ DTENSOR_API std::vector<std::string> verify_checkpoint(const std::string& path);
 // References must outlive it. The same parts, in the same order, on every rank.
 class DTENSOR_API Checkpoint {
  public:
-  // Registers a part. A tensor is read into, or exchanged where it is plain and another one was saved.
+  // Registers a part. What the variable holds by then is saved, and is read into: sizes and dtype must be the stored
+  // ones, as in load_state().
   Checkpoint& add(const std::string& name, at::Tensor& tensor);
   Checkpoint& add(const std::string& prefix, const NamedTensors& tensors);  // names `prefix.name`; "": `name`
   Checkpoint& add(const std::string& prefix, const StateTensors& handles);  // read into in place
