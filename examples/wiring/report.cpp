@@ -18,8 +18,6 @@ using dtensor::Communicator;
 using dtensor::DeviceMesh;
 using Row = std::vector<std::string>;
 
-constexpr std::int64_t kRowBytes = 2048;  // of a row on its way to the other ranks
-
 at::Tensor number(std::int64_t value, const DeviceMesh& mesh) {
   return at::full({1}, value, at::TensorOptions(at::kLong).device(at::Device(mesh.device_type())));
 }
@@ -126,11 +124,13 @@ Row own_row(const DeviceMesh& mesh) {
   return row;
 }
 
+// All ranks' rows have the bytes of the longest: what a row lists grows with the ranks and the axes. A zero ends it.
 at::Tensor packed(const Row& row, const DeviceMesh& mesh) {
   std::string text;
   for (const auto& cell : row) text += cell + '\n';
-  TORCH_CHECK(static_cast<std::int64_t>(text.size()) <= kRowBytes, "a row of ", text.size(), " bytes is too long");
-  const auto bytes = at::zeros({kRowBytes}, at::kByte);
+  const auto longest = number(static_cast<std::int64_t>(text.size()) + 1, mesh);
+  mesh.world().all_reduce(longest, dtensor::ReduceOp::max).wait();
+  const auto bytes = at::zeros({longest.item<std::int64_t>()}, at::kByte);
   std::copy(text.begin(), text.end(), bytes.mutable_data_ptr<std::uint8_t>());
   return bytes.to(at::Device(mesh.device_type()));
 }

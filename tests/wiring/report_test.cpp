@@ -60,6 +60,21 @@ TEST(Wiring, RanksOutsideTheMeshAreListed) {
   });
 }
 
+// Rows grow with the ranks and the axes: of each pair of this mesh's axes that has the long one, a row lists all ranks.
+TEST(Wiring, RowsMayBeLong) {
+  constexpr std::int64_t kRanks = 72;
+  dtensor::run_local(kRanks, [&](dtensor::Communicator world) {
+    const auto mesh = dtensor::init_device_mesh(world, at::kCPU, {1, 1, kRanks, 1, 1, 1, 1, 1},
+                                                {"a", "b", "c", "d", "e", "f", "g", "h"});
+    const auto report = check(mesh);
+    EXPECT_TRUE(report.ok);
+    if (world.rank() != 0) return;
+    std::int64_t checked = 0;
+    for (auto at = report.text.find("] ok"); at != std::string::npos; at = report.text.find("] ok", at + 1)) ++checked;
+    EXPECT_EQ(checked, kRanks * (8 + 28 + 1));  // axes, pairs, the mesh
+  });
+}
+
 TEST(Wiring, MeshFlag) {
   EXPECT_TRUE(parse_mesh("").shape.empty());
   const auto flags = parse_mesh("replicate=1,shard=2,tp=12");
