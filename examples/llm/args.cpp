@@ -115,6 +115,14 @@ void check(const Options& o) {
   check_run_flags(o.train);
 }
 
+// What would be heeded by nobody.
+void check_train(const CLI::App& train, const TrainOptions& t) {
+  for (const char* flag : {"--lora-alpha", "--lora-targets"}) {
+    if (t.lora_rank == 0 && train.count(flag) > 0) throw UsageError(fmt::format("{} needs --lora-rank", flag));
+  }
+  if (t.eval_every > 0 && t.eval.empty()) throw UsageError("--eval-every needs --eval");
+}
+
 at::ScalarType dtype_of(const std::string& name) {
   static const std::map<std::string, at::ScalarType> known = {
       {"float32", at::kFloat}, {"float64", at::kDouble}, {"bfloat16", at::kBFloat16}, {"float16", at::kHalf}};
@@ -154,6 +162,7 @@ Options parse_args(int argc, char** argv, std::optional<int>& exit_status) {
     if (command->count("--dtype") > 0) o.asked_dtype = o.dtype;
   }
   check(o);
+  check_train(*train, o.train);
   return o;
 }
 

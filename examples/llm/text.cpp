@@ -15,8 +15,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<fs::path> files_under(const std::string& path) {
-  if (!fs::exists(path)) throw UsageError(fmt::format("--data: no file or folder {}", path));
+std::vector<fs::path> files_under(const std::string& path, const std::string& flag) {
+  if (!fs::exists(path)) throw UsageError(fmt::format("{}: no file or folder {}", flag, path));
   if (!fs::is_directory(path)) return {path};
   std::vector<fs::path> files;
   for (const auto& entry : fs::recursive_directory_iterator(path)) {
@@ -28,12 +28,12 @@ std::vector<fs::path> files_under(const std::string& path) {
 
 class Reader {
  public:
-  Reader(const Family& family, const std::string& folder, const std::string& field)
-      : family_(family), folder_(folder), field_(field) {}
+  Reader(const Family& family, const std::string& folder, const std::string& field, const std::string& flag)
+      : family_(family), folder_(folder), field_(field), flag_(flag) {}
 
   void add_file(const fs::path& path) {
     std::ifstream in(path, std::ios::binary);
-    if (!in) throw UsageError(fmt::format("--data: cannot read {}", path.string()));
+    if (!in) throw UsageError(fmt::format("{}: cannot read {}", flag_, path.string()));
     if (path.extension() == ".jsonl") return add_lines(in, path.string());
     add_text({std::istreambuf_iterator<char>(in), {}});
   }
@@ -44,11 +44,11 @@ class Reader {
     std::string line;
     for (std::int64_t number = 1; std::getline(in, line); ++number) {
       if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-      const auto where = fmt::format("--data: {}:{}", path, number);
+      const auto where = fmt::format("{}: {}:{}", flag_, path, number);
       try {
         const auto value = nlohmann::json::parse(line).at(field_);
         if (value.is_array()) {
-          add_ids(value.get<std::vector<std::int64_t>>(), where);
+          add_ids(value, where);
         } else {
           add_text(value.get<std::string>());
         }
@@ -58,12 +58,14 @@ class Reader {
     }
   }
 
-  void add_ids(const std::vector<std::int64_t>& ids, const std::string& where) {
-    for (const std::int64_t id : ids) {
-      if (id < 0 || id >= family_.config.vocabulary) {
-        throw UsageError(fmt::format("{}: {} is no id of a vocabulary of {}", where, id, family_.config.vocabulary));
+  // The parser would round 1.7 to an id.
+  void add_ids(const nlohmann::json& ids, const std::string& where) {
+    for (const auto& id : ids) {
+      if (!id.is_number_integer() || id < 0 || id >= family_.config.vocabulary) {
+        throw UsageError(
+            fmt::format("{}: {} is no id of a vocabulary of {}", where, id.dump(), family_.config.vocabulary));
       }
-      tokens_.push_back(static_cast<std::int32_t>(id));
+      tokens_.push_back(id.get<std::int32_t>());
     }
     end();
   }
@@ -82,7 +84,7 @@ class Reader {
   }
 
   const Family& family_;
-  const std::string &folder_, &field_;
+  const std::string &folder_, &field_, &flag_;
   std::optional<tokenizer::Tokenizer> tokenizer_;
   std::vector<std::int32_t> tokens_;
 };
@@ -101,10 +103,10 @@ tokenizer::Tokenizer read_tokenizer(const std::string& folder) {
 }
 
 std::vector<std::int32_t> read_tokens(const std::vector<std::string>& paths, const std::string& field,
-                                      const Family& family, const std::string& folder) {
-  Reader reader(family, folder, field);
+                                      const Family& family, const std::string& folder, const std::string& flag) {
+  Reader reader(family, folder, field, flag);
   for (const auto& path : paths) {
-    for (const auto& file : files_under(path)) reader.add_file(file);
+    for (const auto& file : files_under(path, flag)) reader.add_file(file);
   }
   return reader.take();
 }

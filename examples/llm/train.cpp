@@ -51,7 +51,7 @@ int run_train(const Options& options, const Family& family, const dtensor::Commu
   auto tokens = read_tokens(o.data, o.field, family, options.model);
   check_tokens_of(tokens, "--data", o);
   const auto corpus = train::Corpus::of(std::move(tokens), o.seq);
-  const auto held_out = read_tokens(o.eval, o.field, family, options.model);
+  const auto held_out = read_tokens(o.eval, o.field, family, options.model, "--eval");
   if (!o.eval.empty()) check_tokens_of(held_out, "--eval", o);
   corpus.check_same(world);  // batches are placed without being compared
   if (!held_out.empty()) train::Corpus::of(held_out, o.seq).check_same(world);

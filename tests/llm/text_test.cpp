@@ -137,6 +137,44 @@ TEST(Text, FilesAndLinesBecomeFramedAndEndedTokens) {
   EXPECT_EQ(run({"train", "--model", folder.str(), "--data", lines, "--text-field", "other"}).status, 2);
 }
 
+// What a parser would round to an id is none; and the flag is named that the file was given by.
+TEST(Text, WhatIsNoIdIsToldWithFlagAndLine) {
+  const Folder folder("llama2");
+  const auto fine = folder.write_text("fine.jsonl", R"({"text": [3, 4, 5, 6, 7, 8, 9]})");
+  const auto train = [&](const std::string& data, const std::string& eval) {
+    testing::internal::CaptureStderr();
+    const auto ended = run({"train", "--model", folder.str(), "--data", data, "--eval", eval, "--steps", "1", "--seq",
+                            "4", "--batch", "2"});
+    return std::pair(ended.status, testing::internal::GetCapturedStderr());
+  };
+  EXPECT_EQ(train(fine, fine).first, 0);
+  for (const char* id : {"1.7", "3.0", "-1", "64", "true", "null", "\"7\"", "18446744073709551615", "1e300"}) {
+    const auto bad = folder.write_text("bad.jsonl", std::string("\n{\"text\": [3, 4, 5, 6, 7, ") + id + "]}\n");
+    EXPECT_EQ(train(bad, fine).first, 2) << id;
+    const auto [status, error] = train(fine, bad);
+    EXPECT_EQ(status, 2) << id;
+    EXPECT_EQ(error.rfind("llm: --eval: " + bad + ":2: ", 0), 0U) << error;
+  }
+  EXPECT_EQ(train(fine, "/no/such").second, "llm: --eval: no file or folder /no/such\n");
+}
+
+TEST(Text, FlagsThatNobodyWouldHeedAreRefused) {
+  for (const auto& [flag, value, needs] : {std::tuple("--lora-alpha", "8", "--lora-rank"),
+                                           {"--lora-targets", "v_proj", "--lora-rank"},
+                                           {"--eval-every", "2", "--eval"}}) {
+    std::string words[] = {"llm", "train", "--model", "m", "--data", "d", flag, value};
+    std::vector<char*> argv;
+    for (auto& word : words) argv.push_back(word.data());
+    std::optional<int> ended;
+    try {
+      llm::parse_args(static_cast<int>(argv.size()), argv.data(), ended);
+      ADD_FAILURE() << flag;
+    } catch (const llm::UsageError& error) {
+      EXPECT_EQ(std::string(error.what()), std::string(flag) + " needs " + needs);
+    }
+  }
+}
+
 bool ends_whole(const std::string& text) {
   std::size_t at = 0;
   std::uint32_t last = 0;
