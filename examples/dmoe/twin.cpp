@@ -11,10 +11,12 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/moe.h"
 #include "dtensor/optim.h"
+#include "train/larger.h"
 
 namespace dmoe {
 
 using namespace dtensor;
+using train::larger;
 
 namespace {
 
@@ -191,17 +193,17 @@ Course run(const Communicator& world, Form form, at::ScalarType dtype) {
   return formulas ? run_formulas(world, form == Form::data_parallel, dtype) : run_layer(world, form, dtype);
 }
 
-double Difference::largest() const { return std::max({output, gradient, norm, parameter}); }
+double Difference::largest() const { return larger(larger(output, gradient), larger(norm, parameter)); }
 
 Difference difference(const Course& course, const Course& reference) {
   Difference d;
   for (std::size_t i = 0; i < reference.outputs.size(); ++i) {
-    d.output = std::max(d.output, apart(course.outputs.at(i), reference.outputs[i]));
-    d.norm = std::max(d.norm, std::abs(course.norms.at(i) / reference.norms[i] - 1));
+    d.output = larger(d.output, apart(course.outputs.at(i), reference.outputs[i]));
+    d.norm = larger(d.norm, std::abs(course.norms.at(i) / reference.norms[i] - 1));
   }
   for (std::size_t i = 0; i < reference.gradients.size(); ++i) {
-    d.gradient = std::max(d.gradient, apart(course.gradients.at(i), reference.gradients[i]));
-    d.parameter = std::max(d.parameter, apart(course.parameters.at(i), reference.parameters[i]));
+    d.gradient = larger(d.gradient, apart(course.gradients.at(i), reference.gradients[i]));
+    d.parameter = larger(d.parameter, apart(course.parameters.at(i), reference.parameters[i]));
   }
   return d;
 }

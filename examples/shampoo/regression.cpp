@@ -6,6 +6,7 @@
 #include "dtensor/mesh_scope.h"
 #include "dtensor/nn.h"
 #include "dtensor/tensor.h"
+#include "train/larger.h"
 
 namespace shampoo {
 
@@ -185,7 +186,7 @@ std::vector<double> train_on_one_device(const Experiment& e, std::int64_t pieces
 double deviation(const std::vector<double>& curve, const std::vector<double>& reference) {
   double largest = 0;
   for (std::size_t i = 0; i < curve.size(); ++i) {
-    largest = std::max(largest, std::abs(curve[i] - reference[i]) / std::abs(reference[i]));
+    largest = train::larger(largest, std::abs(curve[i] - reference[i]) / std::abs(reference[i]));
   }
   return largest;
 }

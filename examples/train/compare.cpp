@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "larger.h"
+
 namespace train {
 
 std::vector<double> losses(const std::vector<StepRecord>& records) {
@@ -23,10 +25,9 @@ std::vector<double> relative_difference(const std::vector<double>& values, const
 
 namespace {
 
-// NaN where any is: std::max would drop it.
 double largest(const std::vector<double>& values) {
   double result = 0;
-  for (const double value : values) result = value <= result ? result : value;
+  for (const double value : values) result = larger(result, value);
   return result;
 }
 

@@ -8,6 +8,7 @@
 
 #include "compare.h"
 #include "dtensor/launch.h"
+#include "larger.h"
 #include "output.h"
 #include "plot.h"
 #include "run.h"
@@ -48,7 +49,7 @@ void write_figures(const std::string& folder, const Options& options, const std:
     loss.curves.push_back({run.name, run.losses});
     panels.push_back({run.name, run.memory});
     const auto apart = relative_difference(run.losses, one_device);
-    for (std::size_t i = 0; i < apart.size(); ++i) loss.difference[i] = std::max(loss.difference[i], apart[i]);
+    for (std::size_t i = 0; i < apart.size(); ++i) loss.difference[i] = larger(loss.difference[i], apart[i]);
   }
   const std::filesystem::path path(folder);
   write_svg((path / "layouts_loss.svg").string(), loss);

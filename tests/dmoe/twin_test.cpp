@@ -23,6 +23,23 @@ TEST_P(Twin, EveryFormIsItsFormulas) {
   });
 }
 
+// Wherever it comes: NaN is within no bound.
+TEST(TwinDifference, OfWhatIsNoNumberIsNoEquality) {
+  const Course fine{
+      {at::ones({2}), at::ones({2})}, {at::ones({2}), at::ones({2})}, {at::ones({2}), at::ones({2})}, {1, 1}};
+  EXPECT_EQ(difference(fine, fine).largest(), 0);
+  for (const std::size_t at : {0, 1}) {
+    for (const auto member : {&Course::outputs, &Course::gradients, &Course::parameters}) {
+      Course broken = fine;
+      (broken.*member)[at] = at::full({2}, NAN);
+      EXPECT_FALSE(difference(broken, fine).largest() <= bound(at::kFloat)) << at;
+    }
+    Course broken = fine;
+    broken.norms[at] = NAN;
+    EXPECT_FALSE(difference(broken, fine).largest() <= bound(at::kFloat)) << at;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, Twin, testing::Values(at::kFloat, at::kBFloat16),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
 

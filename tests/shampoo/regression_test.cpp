@@ -37,6 +37,15 @@ TEST(Regression, OneDeviceAsStored) {
   EXPECT_LT(deviation(train_on_one_device({.options = no_grafting()}), stored("nograft_rederived_shards1")), 1e-4);
 }
 
+TEST(Regression, ACurveThatIsNoNumberDiffers) {
+  for (const std::vector<double>& curve :
+       {std::vector<double>{NAN, 1, 1}, {1, NAN, 1}, {1, 1, NAN}, {1, INFINITY, 1}}) {
+    EXPECT_FALSE(deviation(curve, {1, 1, 1}) <= 1e-5);
+  }
+  EXPECT_FALSE(deviation({1, 1, 1}, {1, NAN, 1}) <= 1e-5);
+  EXPECT_EQ(deviation({1, 1, 1}, {1, 1, 1}), 0);
+}
+
 void expect_same(const dtensor::ShampooOptions& options, const std::vector<Layout>& layouts) {
   const Experiment exact{.options = options, .dtype = at::kDouble};
   const auto reference = train_on_one_device(exact);

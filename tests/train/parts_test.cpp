@@ -200,6 +200,19 @@ TEST(Compare, TheLargestDifferenceCountsAndNanIsNoEquality) {
   EXPECT_TRUE((Comparison{.largest = 0, .bound = 0}.equal()));
 }
 
+TEST(Compare, ALossThatIsNoNumberIsNoEqualityWhereverItComes) {
+  Options o;
+  o.hidden = 16, o.layers = 1, o.batch = 2, o.seq = 4, o.steps = 3, o.dtype = Dtype::float64;
+  const Corpus corpus = Corpus::read({dtensor::test::data_path("transformer.json")}, o.seq);
+  const auto fine = train_on_one_device(o, corpus);
+  EXPECT_TRUE(compare_with_one_device(o, corpus, fine).equal());
+  for (std::size_t step = 0; step < fine.size(); ++step) {
+    auto broken = fine;
+    broken[step].loss = NAN;
+    EXPECT_FALSE(compare_with_one_device(o, corpus, broken).equal()) << step;
+  }
+}
+
 TEST(Plan, EveryParameterIsPlacedAsMeant) {
   const auto placed = [](const MeshShape& shape, const char* parallel) {
     std::map<std::string, std::string> placements;
