@@ -24,8 +24,6 @@ void fill_uniform(const at::Tensor& tensor, std::int64_t inputs) {
   tensor.uniform_(-bound, bound);
 }
 
-at::Tensor local_view(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).to_local() : t; }
-
 }  // namespace
 
 Experts::Experts(std::int64_t experts, std::int64_t hidden, std::int64_t ffn, bool gated, at::TensorOptions options)
@@ -95,7 +93,7 @@ MixtureOfExperts::~MixtureOfExperts() = default;
 void MixtureOfExperts::reset_parameters() {
   if (!balancer_) return;
   if (!balancer_->bias.is_meta()) {
-    local_view(balancer_->bias).zero_();
+    moe::local_view(balancer_->bias).zero_();
     balancer_->counts.zero_();
     return;
   }
@@ -181,7 +179,7 @@ MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
   const auto x = constrain("in", input);
   TORCH_CHECK(x.dim() >= 2 && x.size(-1) == options_.hidden, "MixtureOfExperts: input ", x.sizes(),
               " for a hidden size of ", options_.hidden);
-  const auto out = run_tokens(x, {local_view(input), local_view(x)});
+  const auto out = run_tokens(x, {moe::local_view(input), moe::local_view(x)});
   return {constrain("out", out.y), out.loss};
 }
 
@@ -195,9 +193,10 @@ MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::
   const auto rows = part.reshape({-1, options_.hidden});
   auto gate_input = rows;
   if (options_.router.jitter != 0 && is_training()) {
-    gate_input = rows * local_view(jittered(tokens, options_.router.jitter)).reshape(rows.sizes()).to(rows.dtype());
+    gate_input =
+        rows * moe::local_view(jittered(tokens, options_.router.jitter)).reshape(rows.sizes()).to(rows.dtype());
   }
-  const auto bias = balancer_ ? local_view(balancer_->bias) : at::Tensor();
+  const auto bias = balancer_ ? moe::local_view(balancer_->bias) : at::Tensor();
   const auto routing =
       route(gate_input, moe::whole_parameter(gate.weight, mapping), options_.router, mapping.layout, bias);
   if (balancer_ && is_training()) balancer_->count(routing);

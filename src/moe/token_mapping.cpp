@@ -174,6 +174,8 @@ const TokenMapping& TokenMappings::of(const at::Tensor& x, const DeviceMesh& exp
   return seen_.emplace_back(make_token_mapping(tensor, etp));
 }
 
+at::Tensor local_view(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).to_local() : t; }
+
 at::Tensor to_tokens(const at::Tensor& x, const TokenMapping& b) {
   return b.mesh ? DTensor(x).redistribute(b.tokens) : x;
 }

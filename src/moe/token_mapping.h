@@ -44,6 +44,8 @@ class TokenMappings {
   std::vector<TokenMapping> seen_;
 };
 
+// Each rank's own memory, also of a tensor that a MeshScope or a plan made a (replicated) DTensor.
+at::Tensor local_view(const at::Tensor& t);
 // x in `tokens` placements, and this rank's part of such a tensor.
 at::Tensor to_tokens(const at::Tensor& x, const TokenMapping& mapping);
 at::Tensor local_part(const at::Tensor& x, const TokenMapping& mapping);

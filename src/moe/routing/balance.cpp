@@ -4,6 +4,7 @@
 
 #include "dtensor/tensor.h"
 #include "moe/routing/router_parts.h"
+#include "moe/token_mapping.h"
 
 namespace dtensor {
 namespace moe {
@@ -79,16 +80,9 @@ at::Tensor router_loss(const at::Tensor& logits, const Routing& routing, const R
 
 }  // namespace moe
 
-namespace {
-
-// Each rank's own memory, also of a tensor that a MeshScope or a plan made a (replicated) DTensor.
-at::Tensor local_view(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).to_local() : t; }
-
-}  // namespace
-
 LoadBalancer::LoadBalancer(std::int64_t experts, double step, at::TensorOptions options)
-    : bias(local_view(at::zeros({experts}, options.dtype(at::kFloat)))),
-      counts(local_view(at::zeros({experts}, options.dtype(at::kLong)))),
+    : bias(moe::local_view(at::zeros({experts}, options.dtype(at::kFloat)))),
+      counts(moe::local_view(at::zeros({experts}, options.dtype(at::kLong)))),
       rate(step) {}
 
 void LoadBalancer::count(const Routing& routing) {
@@ -108,7 +102,7 @@ void update_load_balancers(const std::vector<LoadBalancer*>& balancers, const Co
   std::int64_t at = 0;
   for (auto* b : balancers) {
     const auto load = loads.narrow(0, at, b->counts.size(0)).to(b->bias.scalar_type());
-    local_view(b->bias).add_(at::sign(load.mean() - load), b->rate);
+    moe::local_view(b->bias).add_(at::sign(load.mean() - load), b->rate);
     b->counts.zero_();
     at += b->counts.size(0);
   }
