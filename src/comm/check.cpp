@@ -26,21 +26,27 @@ bool same_view(const at::Tensor& a, const at::Tensor& b) {
   return a.data_ptr() == b.data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
+// The memory that a tensor has for certain: all of it where it has no gaps, else its first element, so that columns of
+// one matrix are told apart, and one view that comes twice is seen.
+struct Extent {
+  const char *begin, *end;
+  const at::Tensor* tensor;
+};
+
+Extent extent_of(const at::Tensor& tensor) {
+  const auto* begin = static_cast<const char*>(tensor.data_ptr());
+  const bool dense = tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense_or_false();
+  return {begin, begin + (dense ? tensor.nbytes() : tensor.element_size()), &tensor};
+}
+
 // `in_place`: the input may be that output itself.
 void check_overlap(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input, bool in_place) {
   if (!output.is_alias_of(input) || output.numel() == 0 || input.numel() == 0) return;
   if (in_place && same_view(output, input)) return;
-  TORCH_CHECK(at::get_overlap_status(output, input) == at::MemOverlapStatus::No ||
-                  at::get_overlap_status(output, input) == at::MemOverlapStatus::TooHard,
-              to_string(call.kind), ": an output overlaps an input, sizes ", output.sizes(), " and ", input.sizes());
+  const Extent written = extent_of(output), read = extent_of(input);
+  TORCH_CHECK(written.end <= read.begin || read.end <= written.begin, to_string(call.kind),
+              ": an output overlaps an input, sizes ", output.sizes(), " and ", input.sizes());
 }
-
-// The memory that an output has for certain: all of it where it has no gaps, else its first element, so that columns of
-// one matrix are told apart, and one view that comes twice is seen.
-struct Extent {
-  const char *begin, *end;
-  const at::Tensor* output;
-};
 
 }  // namespace
 
@@ -48,15 +54,12 @@ void check_disjoint(const CollectiveCall& call, at::TensorList outputs) {
   if (outputs.size() < 2) return;
   c10::SmallVector<Extent, 16> extents;
   for (const auto& output : outputs) {
-    if (output.numel() == 0) continue;
-    const auto* begin = static_cast<const char*>(output.data_ptr());
-    const bool dense = output.unsafeGetTensorImpl()->is_non_overlapping_and_dense_or_false();
-    extents.push_back({begin, begin + (dense ? output.nbytes() : output.element_size()), &output});
+    if (output.numel() > 0) extents.push_back(extent_of(output));
   }
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
   for (std::size_t i = 1; i < extents.size(); ++i) {
     TORCH_CHECK(extents[i - 1].end <= extents[i].begin, to_string(call.kind), ": two outputs overlap, sizes ",
-                extents[i - 1].output->sizes(), " and ", extents[i].output->sizes());
+                extents[i - 1].tensor->sizes(), " and ", extents[i].tensor->sizes());
   }
 }
 

@@ -70,6 +70,23 @@ TEST(RefusedCalls, OutputsThatOverlap) {
   });
 }
 
+// Rows and columns alike: ranks would read what others have written already.
+TEST(RefusedCalls, InputsThatAreOutputs) {
+  run_local(2, [](Communicator world) {
+    const at::Tensor matrix = at::ones({4, 4}), column = matrix.select(1, 1);
+    for (const std::int64_t dim : {0, 1}) {
+      const auto both = matrix.narrow(dim, 0, 2).unbind(dim);
+      expect_refused("an output overlaps an input", [&] { world.all_to_all(both, both); });
+      expect_refused("an output overlaps an input", [&] { world.all_reduce(both[0], both[0], ReduceOp::sum); });
+      expect_refused("an output overlaps an input", [&] { world.reduce_scatter(both[1], both, ReduceOp::sum); });
+    }
+    const at::Tensor x = at::ones({4});
+    expect_refused("an output overlaps an input", [&] { world.all_reduce(x, x[1].expand({4}), ReduceOp::sum); });
+    world.all_reduce(column, matrix.select(1, 2), ReduceOp::sum).wait();
+    EXPECT_TRUE(column.eq(2).all().item<bool>());
+  });
+}
+
 TEST(RefusedCalls, OutputsBesideEachOtherAreNot) {
   run_local(2, [](Communicator world) {
     const at::Tensor both = at::zeros({4, 4}), none = at::zeros({0}), mine = at::full({4}, 1.0 + world.rank());
