@@ -60,8 +60,8 @@ class DTENSOR_API CollectivesOf {
 };
 
 // Calls `listener` for each event of these kinds on this thread while it lives, and of backward passes that start
-// meanwhile: on a thread of autograd's where those run there, one call at a time. Nests: all listeners hear. Operators
-// keep their fast path where nobody listens.
+// meanwhile: on a thread of autograd's where those run there, one call at a time. Nests: all listeners hear. One may
+// close itself while it hears. Operators keep their fast path where nobody listens.
 class DTENSOR_API EventListener {
  public:
   // The kinds that a listener hears.

@@ -78,6 +78,7 @@ const void* ScopeFrame::innermost(const std::type_info& type) {
 }
 
 void ScopeFrame::for_each(const std::type_info& type, const std::function<void(const void*)>& visit) {
+  const auto kept = DebugInfo::current();  // scopes that end while they are visited
   for (const auto* s = State::top(); s != nullptr; s = s->outer) {
     if (s->open && s->type == type) visit(s->value.get());
   }
