@@ -46,8 +46,8 @@ void end_if_others_failed(Job& job) {
 int run_process(std::unique_ptr<Transport> transport, const std::function<void(Communicator)>& fn, RunOptions options) {
   static auto& jobs = *new std::vector<std::unique_ptr<Job>>;  // kept: communicators may outlive this call
   auto* job = jobs.emplace_back(std::make_unique<Job>(std::move(transport), options)).get();
-  if (!job->transport().abort_ends_all()) std::thread([job] { end_if_others_failed(*job); }).detach();
   try {
+    if (!job->transport().abort_ends_all()) std::thread([job] { end_if_others_failed(*job); }).detach();
     share_cores(options, job->transport().local_size());
     const Communicator world(make_world_backend(*job));
     job->set_record(backend_of(world)->shared_record());

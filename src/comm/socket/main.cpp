@@ -22,8 +22,8 @@ int run(int, char**, const std::function<void(Communicator)>& fn, RunOptions opt
   std::unique_ptr<pairwise::Transport> transport;
   try {
     transport = make_transport(environment.rank, meet(place));
-  } catch (const CommError& e) {
-    return print_failure(environment.rank, e.what()), 1;
+  } catch (...) {
+    return print_failure(environment.rank, current_exception_text()), 1;
   }
   return pairwise::run_process(std::move(transport), fn, options);
 }
