@@ -60,15 +60,20 @@ TEST(MoeScopes, ALayerInAMeshScopeIsTheLayerOutsideOfIt) {
 
 TEST(MoeScopes, ALayerMayBeMadeAndTrainedInOneMeshScope) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
+    const MeshScope scope(mesh);
     RoutedExperts list;
     for (int i = 0; i < 2; ++i) list.add(std::make_unique<nn::Linear>(8, 8, true, at::kDouble));
+    const std::vector<at::Tensor> born = list.parameters();
     apply_expert_parallel(list, mesh);
-    const MeshScope scope(mesh);
     MixtureOfExperts layer(small_options());
     const auto x = at::randn({4, 8}, at::kDouble), ids = at::zeros({4, 1}, at::kLong);
     const auto y = list.forward(layer.forward(x), ids, at::ones({4, 1}, at::kDouble));
     y.sum().backward();
     EXPECT_TRUE(layer.experts.w1.grad().defined() && layer.gate.weight.grad().defined());
+    const bool first = mesh.communicator().rank() == 0;  // which has the one that all tokens go to
+    const auto mine = DTensor(list.parameters()[first ? 0 : 2].detach()).to_local();
+    EXPECT_TRUE(at::equal(mine, DTensor(born[first ? 0 : 2].detach()).full_tensor()));
+    EXPECT_TRUE(list.parameters()[0].requires_grad());
   });
 }
 

@@ -4,6 +4,8 @@
 
 #include <ATen/ATen.h>
 
+#include <map>
+
 #include "dtensor/debug.h"
 #include "dtensor/moe/dispatch.h"
 #include "dtensor/tensor.h"
@@ -50,6 +52,24 @@ std::int64_t coordinate(const DeviceMesh& mesh, std::int64_t i, std::int64_t axi
   return i % mesh.size(axis);
 }
 
+// Of an expert that was placed already (born in a MeshScope, or by a plan): what it was before. Collective.
+void make_plain(nn::Module& expert) {
+  auto tensors = expert.named_parameters();
+  const auto buffers = expert.named_buffers();
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  std::map<const c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> done;  // tied ones stay tied
+  for (const auto& [name, slot] : tensors) {
+    if (!slot->defined() || !is_dtensor(*slot)) continue;
+    auto& [former, whole] = done[slot->unsafeGetTensorImpl()];
+    if (!whole.defined()) {
+      former = *slot;
+      whole = DTensor(former.detach()).full_tensor().requires_grad_(former.requires_grad());
+      note_replaced(former);
+    }
+    *slot = whole;
+  }
+}
+
 }  // namespace
 
 void RoutedExperts::spread(const DeviceMesh& mesh, std::int64_t ep_axis, std::int64_t edp_axis) {
@@ -57,7 +77,7 @@ void RoutedExperts::spread(const DeviceMesh& mesh, std::int64_t ep_axis, std::in
   const auto ep = mesh.size(ep_axis), here = size() / ep;
   TORCH_CHECK(!p.mesh, "RoutedExperts: spread over ", p.mesh.str(), " already");
   TORCH_CHECK(size() > 0 && here * ep == size(), "apply_expert_parallel: ", size(), " experts on ", ep, " ranks");
-  p.mesh = mesh;
+  p.expert_mesh.clear();  // of a call that threw
   for (std::int64_t part = 0; part < ep; ++part) {
     std::vector<std::int64_t> holders;
     for (std::int64_t i = 0; i < mesh.size(); ++i) {
@@ -68,9 +88,11 @@ void RoutedExperts::spread(const DeviceMesh& mesh, std::int64_t ep_axis, std::in
                     {"expert_replicas"});  // a name that no slice of `mesh` has
     for (std::int64_t e = part * here; e < (part + 1) * here; ++e) {
       p.expert_mesh.push_back(slice);
+      make_plain(*p.modules[e]);
       p.modules[e]->distribute(slice, [](const auto&, const auto&) { return Placements{Replicate()}; });
     }
   }
+  p.mesh = mesh;
   if (!mesh.is_member()) return;  // experts of another stage of a pipeline: handles, which run nothing here
   p.first = mesh.coordinate()->at(ep_axis) * here;
   p.sources.resize(edp_axis < 0 ? 1 : mesh.size(edp_axis));
