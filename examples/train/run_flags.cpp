@@ -51,7 +51,9 @@ void check_run_files(const RunFlags& f) {
   }
   if (f.keep == 0) return check_can_save("--save", f.save);
   const auto steps = dtensor::checkpoint_steps(f.save);
-  if (!steps.empty() && f.resume.empty()) {
+  std::error_code none;
+  const bool own = f.resume == "latest" || std::filesystem::equivalent(f.resume, f.save, none);  // not another run's
+  if (!steps.empty() && !own) {
     throw UsageError(
         fmt::format("--save {} has checkpoints of a run, the newest of step {}: go on from it with --resume, "
                     "or name another folder",

@@ -60,6 +60,23 @@ TEST(Usage, OfWhatTheRanksFindOutIsToldByTheProgram) {
   fs::remove_all(saved);
 }
 
+// The newest checkpoint of such a folder would be that of the other run.
+TEST(Usage, ARunThatIsTakenUpElsewhereDoesNotMixWithAnother) {
+  const auto root = fs::temp_directory_path() / ("dtensor_mix_" + std::to_string(::getpid()));
+  const auto a = (root / "a").string(), b = (root / "b").string();
+  const auto train = [](const std::string& save, const char* steps, const Words& more) {
+    Words words = {"--hidden", "16", "--layers", "1", "--save", save, "--keep", "2", "--steps", steps};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  ASSERT_EQ(run(Kind::dense, train(a, "2", {})).status, 0);
+  ASSERT_EQ(run(Kind::dense, train(b, "6", {"--lr", "0.5"})).status, 0);
+  expect_refused(Kind::dense, train(b, "3", {"--resume", a}), "--save " + b + " has checkpoints of a run");
+  EXPECT_EQ(run(Kind::dense, train(a, "3", {"--resume", a})).status, 0);
+  EXPECT_EQ(run(Kind::dense, train((root / "c").string(), "4", {"--resume", a})).status, 0);
+  fs::remove_all(root);
+}
+
 // 0x2 was taken for 2 by one reader and for 0 by the next, which divided by it.
 TEST(Usage, OfReshardAfterForwardIsDecimal) {
   for (const char* text : {"0x2", "0b10", "2.0", "-1", "0", "", "yes", "99999999999"}) {
