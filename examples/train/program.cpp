@@ -200,6 +200,7 @@ int run(Kind program, int argc, char** argv) {
   if (!options.save.empty()) signals.emplace();
   const int status =
       dtensor::launch(argc, argv, [&](dtensor::Communicator world) { run_rank(world, options, corpus, outcome); });
+  signals.reset();  // nobody looks for them any more: the comparison may take as long as the run
   if (!outcome.usage_error.empty()) return report_usage_error(to_string(program), outcome.usage_error);
   if (status != 0) return status;
   if (!outcome.records.empty() && outcome.records.back().left_by != 0) return kLeft;

@@ -92,6 +92,25 @@ TEST_F(Leave, RotatesAndPassesOverWhatIsDamaged) {
   EXPECT_LE(resume::largest_difference(rest, whole), 1e-9);
 }
 
+// What comes when all is saved ends the program: the comparison behind it is not worth waiting for.
+TEST_F(Leave, ASignalWithinTheComparisonEndsTheProgram) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";  // a fork would lack the pool's threads
+  std::vector<std::string> words = {
+      "train", "--hidden", "16",  "--layers", "1",     "--batch",   "4",      "--seq",
+      "16",    "--steps",  "100", "--save",   folder_, "--compare", "--data", resume::options().data[0]};
+  const auto compare = [&] {
+    std::vector<char*> argv;
+    for (auto& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    std::thread([&] {
+      while (!fs::exists(folder_)) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      for (;; std::this_thread::sleep_for(std::chrono::milliseconds(2))) ::kill(::getpid(), SIGTERM);
+    }).detach();
+    std::_Exit(train::run_program(train::Kind::dense, static_cast<int>(words.size()), argv.data()));
+  };
+  EXPECT_EXIT(compare(), testing::KilledBySignal(SIGTERM), "training on one device to compare");
+}
+
 // The program's own status, by the way that a user starts it.
 TEST_F(Leave, TheProgramEndsWithAStatusOfItsOwn) {
   std::vector<std::string> words = {"train",
