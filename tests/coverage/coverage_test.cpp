@@ -44,6 +44,8 @@ TEST(Coverage, NothingIsUnknownAndFewAreReplicated) {
     replicated += entry.kind == coverage::Kind::replicate;
   }
   EXPECT_LE(replicated, 60);
+  const std::string says = "gathered for a reason (" + std::to_string(replicated) + ")";
+  EXPECT_NE(read(test::data_path("../../README.md")).find(says), std::string::npos) << "README.md: " << says;
 }
 
 at::Tensor scale_rows(const at::Tensor& x, const at::Tensor& s) { return x * s.unsqueeze(1); }
