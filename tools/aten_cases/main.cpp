@@ -113,7 +113,7 @@ int main(int argc, char** argv) {
   app.add_option("--op", flags.op, "only operators whose name contains this");
   app.add_option("--config", flags.config, "only this placement: R S0 Sl S0_first Sl_first P 2d_S0_Sl 2d_P_S0");
   app.add_option("--id", flags.id, "only this case");
-  app.add_option("--every", flags.every, "only every n-th case");
+  app.add_option("--every", flags.every, "only every n-th case")->check(CLI::Range(1, 1 << 30));
   app.add_option("--from", flags.from, "only cases from this number on (after a crash)");
   app.add_option("--ranks", flags.ranks, "thread ranks");
   app.add_option("--seconds", flags.seconds, "a case that takes longer ends the program");

@@ -120,7 +120,7 @@ int main(int argc, char** argv) {
   CLI::App app("Sharding rules against all that is true of samples.");
   app.add_option("--data", flags.data, "folder of recorded calls");
   app.add_option("--op", flags.op, "only operators whose name contains this");
-  app.add_option("--every", flags.every, "only every n-th case");
+  app.add_option("--every", flags.every, "only every n-th case")->check(CLI::Range(1, 1 << 30));
   app.add_option("--load", flags.load, "a shared library with operators and rules of your own");
   app.add_flag("--missing", flags.missing, "list the true strategies that are not offered");
   CLI11_PARSE(app, argc, argv);
