@@ -24,7 +24,7 @@ TEST(Polled, AReceiveFromARankThatHasGone) {
       const at::Tensor z = at::zeros({3}, at::kComplexFloat);
       expect_over_and_failed(world.recv(conjugated ? z.conj() : z, 1));
     };
-    EXPECT_THROW(run_local(2, polls), CommError);
+    run_local(2, polls);
   }
 }
 
