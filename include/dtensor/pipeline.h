@@ -35,7 +35,7 @@ struct Layer {
 };
 
 // Which stage each layer belongs to: `stages` runs of neighbours, none empty, whose dearest is as cheap as can be.
-// Pure.
+// Costs are finite and not negative. Pure.
 DTENSOR_API std::vector<int> balanced_stages(const std::vector<double>& costs, int stages);
 // The layers that `stage_of` puts on a stage, in a row.
 DTENSOR_API StageFunction stage_of_layers(const std::vector<Layer>& layers, const std::vector<int>& stage_of,
@@ -103,7 +103,9 @@ class DTENSOR_API Pipeline {
   // Forward and backward of all microbatches; gradients of the mean loss over the whole batch are added to .grad, and
   // reduced over the stage's mesh once. `inputs` has an entry for each microbatch on the ranks of stage 0 and is empty
   // elsewhere, `targets` on those of the last stage. Microbatches may differ in size, and steps in everything.
-  // Collective over the mesh. An exception of a stage that leaves its rank's function ends all ranks, with its text.
+  // Collective over the mesh. Mistakes in what is given are one error on all ranks, before anything has begun; so is a
+  // step without gradients (NoGradGuard). An exception of a stage that leaves its rank's function ends all ranks, with
+  // its text. Backward is not under the caller's autocast.
   StepResult step(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets, StepOptions options = {});
   // The mean loss alone, without gradients.
   at::Tensor evaluate(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets);

@@ -2,9 +2,15 @@
 #include "dtensor/pipeline.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
 
 #include "dtensor/optim/clip.h"
 #include "dtensor/tensor.h"
+#include "optim/scope.h"
 #include "pipeline/norms.h"
 #include "pipeline/step.h"
 #include "pipeline/tied.h"
@@ -62,8 +68,10 @@ struct Pipeline::Impl {
   void check_step(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets) const;
   void check_leaves(const std::vector<Tensors>& inputs) const;
   std::vector<double> shares(const std::vector<Tensors>& targets) const;
+  std::vector<double> checked_shares(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets,
+                                     bool trains) const;
   StepResult run(const Schedule& what, const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets,
-                 double loss_scale);
+                 const std::vector<double>& part, double loss_scale);
   at::Tensor agree(const Step& step, const RngState& before) const;
 };
 
@@ -151,10 +159,59 @@ std::vector<double> Pipeline::Impl::shares(const std::vector<Tensors>& targets) 
   if (!has_last()) return {};
   std::vector<double> weights;
   double total = 0;
-  for (const Tensors& t : targets) total += weights.emplace_back(options.weight(t));
+  for (const Tensors& t : targets) {
+    const double weight = weights.emplace_back(options.weight(t));
+    TORCH_CHECK(weight >= 0 && std::isfinite(weight), "pipeline: a microbatch weighs ", weight,
+                "; weights are finite and not negative");
+    total += weight;
+  }
   TORCH_CHECK(total > 0, "pipeline: the microbatches weigh ", total, " together; no target counts");
   for (double& weight : weights) weight /= total;
   return weights;
+}
+
+namespace {
+
+// What only some ranks can see is an error on all of them: the others would wait for messages, and take those of the
+// next step for this one's. `error`: this rank's, or nothing. Collective.
+void raise_everywhere(const std::string& error, const Communicator& ranks, c10::DeviceType device) {
+  constexpr std::int64_t kLongest = 2048;
+  const optim::PlainScope scope;
+  const at::TensorOptions there = at::TensorOptions(at::kLong).device(device);
+  const at::Tensor first = at::full({1}, error.empty() ? ranks.size() : ranks.rank(), there);
+  ranks.all_reduce(first, ReduceOp::min).wait();
+  const auto who = static_cast<int>(first.item<std::int64_t>());
+  if (who == ranks.size()) return;
+  at::Tensor text = at::zeros({kLongest}, at::kByte);
+  const std::size_t length = std::min(error.size(), static_cast<std::size_t>(kLongest) - 1);
+  std::memcpy(text.mutable_data_ptr<std::uint8_t>(), error.data(), length);
+  text = text.to(device);
+  ranks.broadcast(text, who).wait();
+  const at::Tensor here = text.cpu();
+  TORCH_CHECK(false, reinterpret_cast<const char*>(here.const_data_ptr<std::uint8_t>()));
+}
+
+}  // namespace
+
+// Before anything has begun. Of each microbatch, on the last stage's ranks.
+std::vector<double> Pipeline::Impl::checked_shares(const std::vector<Tensors>& inputs,
+                                                   const std::vector<Tensors>& targets, bool trains) const {
+  std::vector<double> result;
+  std::string error;
+  try {
+    TORCH_CHECK(!trains || (at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled()),
+                "pipeline: step() computes gradients, which NoGradGuard or InferenceMode forbids here; evaluate() ",
+                "computes the loss alone");
+    check_step(inputs, targets);
+    if (trains) check_leaves(inputs);
+    result = shares(targets);
+  } catch (const c10::Error& e) {
+    error = e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    error = c10::str("pipeline: the weight of a microbatch: ", e.what());
+  }
+  raise_everywhere(error, mesh.communicator(), mesh.device_type());
+  return result;
 }
 
 // What the last stage knows: the loss, and how many random operators the step ran, which all ranks count alike again.
@@ -169,25 +226,24 @@ at::Tensor Pipeline::Impl::agree(const Step& step, const RngState& before) const
 }
 
 StepResult Pipeline::Impl::run(const Schedule& what, const std::vector<Tensors>& inputs,
-                               const std::vector<Tensors>& targets, double loss_scale) {
+                               const std::vector<Tensors>& targets, const std::vector<double>& part,
+                               double loss_scale) {
   Messages messages(line, slice);
-  const auto part = shares(targets);
   const RngState before = get_rng_state(mesh);
   const StepContext context{mesh, what, rank, stages, loss, inputs, targets, part, loss_scale};
   Step step(context, messages);
   step.run();
-  const at::NoGradGuard no_grad;
+  const optim::PlainScope scope;
   return {agree(step, before), step.live_activations(), step.actions(), step.begin()};
 }
 
 StepResult Pipeline::step(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets,
                           StepOptions options) {
   if (!impl_->mesh.is_member()) return {};
-  impl_->check_step(inputs, targets);  // before anything is put aside
-  impl_->check_leaves(inputs);
+  const auto part = impl_->checked_shares(inputs, targets, true);  // before anything is put aside
   for (TiedParameter& parameter : impl_->tied) parameter.begin_step();
   try {
-    StepResult result = impl_->run(impl_->schedule, inputs, targets, options.loss_scale);
+    StepResult result = impl_->run(impl_->schedule, inputs, targets, part, options.loss_scale);
     for (TiedParameter& parameter : impl_->tied) parameter.end_step();
     return result;
   } catch (...) {
@@ -198,16 +254,16 @@ StepResult Pipeline::step(const std::vector<Tensors>& inputs, const std::vector<
 
 at::Tensor Pipeline::evaluate(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets) {
   if (!impl_->mesh.is_member()) return {};
-  impl_->check_step(inputs, targets);
+  const auto part = impl_->checked_shares(inputs, targets, false);
   const at::NoGradGuard no_grad;
-  return impl_->run(impl_->evaluation, inputs, targets, 1).loss;
+  return impl_->run(impl_->evaluation, inputs, targets, part, 1).loss;
 }
 
 // Each parameter's norm has a place in one list, the model's order, which every rank then adds up alike.
 at::Tensor Pipeline::clip_grad_norm_(double max_norm) {
   const Impl& p = *impl_;
   if (!p.mesh.is_member()) return {};
-  const at::NoGradGuard no_grad;
+  const optim::PlainScope scope;
   const auto device = p.mesh.device_type();
   const at::Tensor ends = norm_ends(p.own, p.stages, p.last, p.line, device);
   CountedOnce once(p.tied, p.stages, p.last, p.line, device);
@@ -238,6 +294,7 @@ void Pipeline::give_gradients_elsewhere(const std::vector<at::Tensor>& parameter
 std::vector<std::vector<TimedAction>> Pipeline::gather_actions(const std::vector<TimedAction>& own) const {
   const Impl& p = *impl_;
   if (!p.mesh.is_member()) return {};
+  const optim::PlainScope scope;
   std::vector<at::Tensor> times;
   for (const auto& actions : p.schedule.ranks) {
     times.push_back(at::empty({static_cast<std::int64_t>(actions.size()), 2}, at::kDouble));

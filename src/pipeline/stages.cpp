@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "dtensor/pipeline.h"
@@ -13,7 +14,11 @@ std::vector<int> balanced_stages(const std::vector<double>& costs, int stages) {
   const std::size_t layers = costs.size(), count = static_cast<std::size_t>(std::max(stages, 0));
   TORCH_CHECK(stages > 0 && count <= layers, "balanced_stages: ", layers, " layers do not fill ", stages, " stages");
   std::vector<double> upto(layers + 1);
-  for (std::size_t i = 0; i < layers; ++i) upto[i + 1] = upto[i] + costs[i];
+  for (std::size_t i = 0; i < layers; ++i) {
+    upto[i + 1] = upto[i] + costs[i];
+    TORCH_CHECK(costs[i] >= 0 && std::isfinite(upto[i + 1]), "balanced_stages: layer ", i, " costs ", costs[i],
+                "; costs and their sum must be finite, and not negative");
+  }
   const double never = std::numeric_limits<double>::infinity();
   std::vector<std::vector<double>> dearest(count + 1, std::vector<double>(layers + 1, never));
   std::vector<std::vector<std::size_t>> begin(count + 1, std::vector<std::size_t>(layers + 1));

@@ -1,0 +1,119 @@
+// Mistakes that the ranks of one stage alone can see.
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "dtensor/pipeline.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace dtensor::test {
+namespace {
+
+using pipeline::Pipeline;
+using pipeline::Tensors;
+using List = std::vector<Tensors>;
+
+at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
+
+List parts(const at::Tensor& batch, int count) {
+  List result;
+  for (const at::Tensor& part : pipeline::microbatches(batch, count)) result.push_back({part});
+  return result;
+}
+
+// Two stages of a weight each; the second is set by the test.
+struct Line {
+  at::Tensor weight, x = Draw(5).normal({4, 4});
+  double heavy = 2;  // a microbatch
+  Pipeline pipe;
+  explicit Line(const Communicator& world)
+      : weight(Draw(world.rank() + 1).normal({4, 4}).requires_grad_()),
+        pipe(init_device_mesh(world, at::kCPU, {2}, {"pp"}), pipeline::make_schedule("1f1b", 2, 2), mean_loss,
+             {.weight = [this](const Tensors& t) { return heavy * static_cast<double>(t.at(0).size(0)); }}) {}
+  void set(int stage) {
+    pipe.set_stage(stage, [this](const Tensors& in) { return Tensors{at::mm(in[0], weight)}; });
+  }
+};
+
+struct Mistake {
+  const char* says;
+  std::function<void(Line&)> make;
+};
+
+const std::vector<Mistake>& mistakes() {
+  static const std::vector<Mistake> all{
+      {"3 inputs for 2 microbatches", [](Line& l) { l.pipe.step(parts(l.x, 3), parts(l.x, 2)); }},
+      {"3 targets for 2 microbatches", [](Line& l) { l.pipe.step(parts(l.x, 2), parts(l.x, 3)); }},
+      {"3 targets for 2 microbatches", [](Line& l) { l.pipe.evaluate(parts(l.x, 2), parts(l.x, 3)); }},
+      {"no target counts",
+       [](Line& l) {
+         const Tensors none{l.x.narrow(0, 0, 0)};
+         l.pipe.step(parts(l.x, 2), {none, none});
+       }},
+      {"the weight of a microbatch",
+       [](Line& l) {
+         l.pipe.step(parts(l.x, 2), {{}, {}});
+       }},
+      {"a microbatch weighs -",
+       [](Line& l) {
+         l.heavy = -2;
+         l.pipe.step(parts(l.x, 2), parts(l.x, 2));
+       }},
+      {"a microbatch weighs inf",
+       [](Line& l) {
+         l.heavy = INFINITY;
+         l.pipe.step(parts(l.x, 2), parts(l.x, 2));
+       }},
+      {"is the result of operators",
+       [](Line& l) { l.pipe.step(parts(l.x.clone().requires_grad_() * 2, 2), parts(l.x, 2)); }},
+      {"step() computes gradients",
+       [](Line& l) {
+         const at::NoGradGuard no_grad;
+         l.pipe.step(parts(l.x, 2), parts(l.x, 2));
+       }},
+      {"step() computes gradients", [](Line& l) {
+         const c10::InferenceMode inference;
+         l.pipe.step(parts(l.x, 2), parts(l.x, 2));
+       }}};
+  return all;
+}
+
+// A program that catches it goes on with the next step, in which no rank meets messages of the one before.
+TEST(PipelineMistakes, AreOneErrorOnAllRanksAndLeaveNothingBehind) {
+  run_local(2, [](const Communicator& world) {
+    Line line(world);
+    line.set(world.rank());
+    const double expected = line.pipe.evaluate(parts(line.x, 2), parts(line.x, 2)).item<double>();
+    for (const Mistake& mistake : mistakes()) {
+      const std::string error = error_of([&] { mistake.make(line); });
+      EXPECT_NE(error.find(mistake.says), std::string::npos) << "rank " << world.rank() << ": " << error;
+      EXPECT_FALSE(line.weight.grad().defined()) << mistake.says;
+      line.heavy = 2;
+      EXPECT_EQ(line.pipe.step(parts(line.x, 2), parts(line.x, 2)).loss.item<double>(), expected) << mistake.says;
+      line.weight.mutable_grad().reset();
+    }
+  });
+}
+
+TEST(PipelineMistakes, AStageThatWasNeverSetIsToldByAllRanks) {
+  run_local(2, [](const Communicator& world) {
+    Line line(world);
+    if (world.rank() == 0) line.set(0);
+    const std::string error = error_of([&] { line.pipe.step(parts(line.x, 2), parts(line.x, 2)); });
+    EXPECT_NE(error.find("stage 1 was never set"), std::string::npos) << error;
+  });
+}
+
+TEST(PipelineMistakes, CostsOfLayersThatAreNoneAreRefused) {
+  for (const double cost : {-5., static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
+    EXPECT_NE(error_of([&] { pipeline::balanced_stages({1, cost, 1}, 3); }).find("layer 1 costs"), std::string::npos);
+  }
+  EXPECT_NE(error_of([] { pipeline::balanced_stages({1e308, 1e308}, 2); }).find("layer 1 costs"), std::string::npos);
+  EXPECT_EQ(pipeline::balanced_stages({0, 0, 2, 1}, 2).back(), 1);
+}
+
+}  // namespace
+}  // namespace dtensor::test
