@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "dtensor/tensor.h"
+#include "optim/scope.h"
 
 namespace dtensor::pipeline {
 namespace {
@@ -98,7 +99,7 @@ void Messages::forget_sent() {
 }
 
 void Messages::send(const Tensors& tensors, const Whereabouts& where, int peer, int channel) {
-  const at::NoGradGuard no_grad;
+  const optim::PlainScope scope;
   forget_sent();
   Sent& sent = sent_.emplace_back();
   Numbers header{0,
@@ -125,7 +126,7 @@ void Messages::send(const Tensors& tensors, const Whereabouts& where, int peer, 
 }
 
 std::pair<Tensors, Whereabouts> Messages::receive(int peer, int channel) {
-  const at::NoGradGuard no_grad;
+  const optim::PlainScope scope;
   Numbers header(kHeader);
   line_.recv(numbers_tensor(header), peer).wait();
   if (header[0] > kHeader) {

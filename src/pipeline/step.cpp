@@ -3,6 +3,7 @@
 #include "pipeline/step.h"
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
@@ -34,6 +35,24 @@ std::pair<Tensors, Tensors> with_gradients(const Tensors& outputs, const Tensors
   }
   return result;
 }
+
+// A step runs forward and backward in one call, which autocast may surround; backward is not to be under it, or what a
+// stage computes in full width would have narrow gradients.
+class WithoutAutocast {
+ public:
+  explicit WithoutAutocast(c10::DeviceType device) : device_(device), was_(at::autocast::is_autocast_enabled(device)) {
+    if (was_) at::autocast::set_autocast_enabled(device_, false);
+  }
+  ~WithoutAutocast() {
+    if (was_) at::autocast::set_autocast_enabled(device_, true);
+  }
+  WithoutAutocast(const WithoutAutocast&) = delete;
+  WithoutAutocast& operator=(const WithoutAutocast&) = delete;
+
+ private:
+  c10::DeviceType device_;
+  bool was_;
+};
 
 }  // namespace
 
@@ -185,6 +204,7 @@ void Step::backward(const Action& action) {
   const bool splits = action.kind == ActionKind::backward_input;
   Slot& mine = slot(action);
   {
+    const WithoutAutocast wide(context_.mesh.device_type());
     const bool reduces = synchronises(action);
     std::optional<NoGradientSync> later;
     if (!splits && !reduces) later.emplace();
@@ -264,6 +284,7 @@ void Step::weight(const Action& action) {
   const ModuleScope scope(counts_[action.stage].name);
   Slot& mine = slot(action);
   {
+    const WithoutAutocast wide(context_.mesh.device_type());
     std::optional<NoGradientSync> later;
     if (!synchronises(action)) later.emplace();
     if (mine.split && !mine.split->empty()) {
