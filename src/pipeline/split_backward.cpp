@@ -33,6 +33,24 @@ struct Keep final : torch::autograd::FunctionPreHook {
   variable_list* kept;
 };
 
+// A Keep at each of some nodes, while this lives: where the pass throws, too, after which the graph may still be used.
+class Keepers {
+ public:
+  explicit Keepers(const std::vector<Node*>& nodes) : nodes_(nodes) {
+    for (Node* node : nodes_) node->add_pre_hook(std::make_unique<Keep>(&arrived_[node]));
+  }
+  ~Keepers() {
+    for (Node* node : nodes_) node->pre_hooks().pop_back();
+  }
+  Keepers(const Keepers&) = delete;
+  Keepers& operator=(const Keepers&) = delete;
+  std::unordered_map<Node*, variable_list> take() { return std::move(arrived_); }
+
+ private:
+  const std::vector<Node*>& nodes_;
+  std::unordered_map<Node*, variable_list> arrived_;
+};
+
 // The graph below some roots, and which of its nodes lie on a way to the inputs.
 class Between {
  public:
@@ -108,10 +126,11 @@ Tensors SplitBackward::backward_input(const Tensors& outputs, const Tensors& gra
   if (graph.recomputes()) return whole_backward(outputs, gradients, inputs, reduces);
   const NoGradientSync later;  // to a schedule, this is no pass that should have brought gradients
   std::unordered_map<Node*, variable_list> arrived;
-  for (Node* node : graph.on_the_way()) node->add_pre_hook(std::make_unique<Keep>(&arrived[node]));
   Tensors results(inputs.size());
   if (!graph.on_the_way().empty()) {
+    Keepers keepers(graph.on_the_way());
     results = torch::autograd::grad(outputs, inputs, gradients, /*retain_graph=*/true, false, /*allow_unused=*/true);
+    arrived = keepers.take();
   }
   for (std::size_t i = 0; i < roots.size(); ++i) {  // ways to weights that no input leads to
     if (graph.leads_to_inputs(roots[i].function.get())) continue;
@@ -119,7 +138,6 @@ Tensors SplitBackward::backward_input(const Tensors& outputs, const Tensors& gra
     arrived_.push_back(gradients[i]);
   }
   for (Node* node : graph.on_the_way()) {
-    node->pre_hooks().pop_back();
     bool open = false;
     for (Edge& edge : node->next_edges()) {
       if (!edge.is_valid()) continue;

@@ -124,6 +124,16 @@ TEST(SplitBackward, HooksOfIntermediateTensorsRunOnce) {
   for (std::size_t i = 0; i < whole.size(); ++i) test::expect_close(halves[i], whole[i], c10::str("gradient ", i));
 }
 
+// What keeps gradients on their way is of the pass alone: the graph may be asked again after one that threw.
+TEST(SplitBackward, APassThatThrowsLeavesNoHooks) {
+  const at::Tensor x = at::ones({2, 2}).requires_grad_(), w = at::ones({2, 2}).requires_grad_();
+  const at::Tensor y = at::mm(x, w), z = y.sin();
+  y.register_hook([](const at::Tensor& g) -> at::Tensor { TORCH_CHECK(false, "no ", g.sizes()); });
+  EXPECT_ANY_THROW(pipeline::SplitBackward().backward_input({z}, {at::ones({2, 2})}, {x}));
+  EXPECT_TRUE(z.grad_fn()->pre_hooks().empty());
+  EXPECT_TRUE(y.grad_fn()->pre_hooks().empty());
+}
+
 TEST(SplitBackward, AProductEach) {
   test::on_mesh({1}, [&](const DeviceMesh& mesh) {
     const auto leaf = [&] { return distribute_tensor(at::ones({kSize, kSize}), mesh, {Replicate()}).requires_grad_(); };
