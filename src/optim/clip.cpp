@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <unordered_set>
 
 #include "dtensor/tensor.h"
 #include "optim/lists.h"
@@ -217,6 +218,16 @@ void check_elsewhere(const std::vector<at::Tensor>& gradients) {
   }
 }
 
+// A tied weight may be listed under each of its names; it has one gradient.
+std::vector<at::Tensor> each_once(at::TensorList parameters) {
+  std::vector<at::Tensor> once;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const at::Tensor& p : parameters) {
+    if (seen.insert(p.unsafeGetTensorImpl()).second) once.push_back(p);
+  }
+  return once;
+}
+
 }  // namespace
 
 at::Tensor get_norms(at::TensorList tensors, NormOptions options) {
@@ -229,7 +240,7 @@ at::Tensor get_norms(at::TensorList tensors, NormOptions options) {
 void clip_grads_with_norm_(at::TensorList parameters, double max_norm, const at::Tensor& total_norm) {
   const optim::PlainScope scope;
   std::vector<at::Tensor> gradients;
-  for (const at::Tensor& p : parameters) {
+  for (const at::Tensor& p : each_once(parameters)) {
     if (p.grad().defined()) gradients.push_back(p.grad());
   }
   if (!total_norm.defined()) return check_elsewhere(gradients);
@@ -243,8 +254,9 @@ at::Tensor get_total_norm(at::TensorList tensors, NormOptions options) {
   return group.outside() ? at::Tensor() : total_norm(reduced, reduced, group, options);
 }
 
-at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, NormOptions options) {
+at::Tensor clip_grad_norm_(at::TensorList listed, double max_norm, NormOptions options) {
   const optim::PlainScope scope;
+  const std::vector<at::Tensor> parameters = each_once(listed);
   std::vector<at::Tensor> gradients, described;  // without a gradient here, the parameter still names its mesh
   for (const at::Tensor& p : parameters) gradients.push_back(p.grad());
   gradients = without_partials(std::move(gradients));

@@ -57,8 +57,9 @@ void Optimizer::zero_grad(bool set_to_none) {
     if (set_to_none) {
       parameter.mutable_grad().reset();
     } else {
-      parameter.mutable_grad().detach_();
-      gradients.push_back(parameter.grad());
+      at::Tensor& gradient = parameter.mutable_grad();
+      gradient.grad_fn() ? gradient.detach_() : gradient.requires_grad_(false);  // views (of a bucket) do not detach_()
+      gradients.push_back(gradient);
     }
   }
   if (!gradients.empty()) at::_foreach_zero_(gradients);

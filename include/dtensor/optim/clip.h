@@ -29,7 +29,7 @@ DTENSOR_API at::Tensor get_total_norm(at::TensorList tensors, NormOptions option
 DTENSOR_API at::Tensor get_norms(at::TensorList tensors, NormOptions options = {});
 
 // Scales the parameters' gradients in place so that their total norm is at most max_norm; returns the norm before.
-// Partial gradients are replaced by reduced ones.
+// Partial gradients are replaced by reduced ones. A parameter that is listed twice (tied weights) counts once.
 DTENSOR_API at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, NormOptions options = {});
 
 // The second half of that, for a total norm that is known already: scales the gradients in place by
