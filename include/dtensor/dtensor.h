@@ -28,6 +28,7 @@
 #include "dtensor/parallelize.h"
 #include "dtensor/picture.h"
 #include "dtensor/placement.h"
+#include "dtensor/plain_scope.h"
 #include "dtensor/random.h"
 #include "dtensor/reduce_policy.h"
 #include "dtensor/rule.h"

@@ -1,5 +1,4 @@
 // DeviceMesh with the names of torch.distributed.device_mesh.
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "bind.h"
 
@@ -62,7 +61,7 @@ void bind_values(py::class_<DeviceMesh>& mesh) {
       .def_property_readonly(
           "mesh",
           [](const DeviceMesh& m) {
-            const c10::impl::ExcludeDispatchKeyGuard plain{c10::DispatchKey::DeferredInit};  // within a MeshScope, too
+            const NoMeshScope plain;  // within a MeshScope, too
             return at::tensor(m.ranks(), at::kLong).reshape(m.shape());
           },
           "World ranks, an int64 tensor of the mesh's shape.")

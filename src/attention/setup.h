@@ -6,15 +6,9 @@
 #include "attention/attend.h"
 #include "attention/passes.h"
 #include "autograd/local_autograd.h"
+#include "dtensor/plain_scope.h"
 
 namespace dtensor::attention_parts {
-
-// Local tensors are computed with by ATen alone: no graph, no DTensors made by a MeshScope, no second autocast.
-struct LocalScope {
-  at::AutoDispatchBelowADInplaceOrView below;
-  c10::impl::ExcludeDispatchKeyGuard no_mesh_scope{c10::DispatchKey::DeferredInit};
-  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
-};
 
 // What both passes need to know beside the tensors.
 struct Setup {

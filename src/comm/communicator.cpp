@@ -16,6 +16,7 @@
 #include "comm/record/rank_record.h"
 #include "comm/values.h"
 #include "dtensor/comm_backend.h"
+#include "dtensor/plain_scope.h"
 
 namespace dtensor {
 namespace {
@@ -255,7 +256,7 @@ Work Communicator::all_reduce_list(at::TensorList tensors, ReduceOp op) const {
 at::Tensor Communicator::empty(at::IntArrayRef sizes, at::TensorOptions options) const {
   if (options.device().is_cpu()) return pooled_empty(sizes, c10::typeMetaToScalarType(options.dtype()));
   const at::AutoDispatchBelowADInplaceOrView below;
-  const c10::impl::ExcludeDispatchKeyGuard no_scope(c10::DispatchKey::DeferredInit);
+  const NoMeshScope plain;
   return at::empty(sizes, options);
 }
 

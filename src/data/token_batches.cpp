@@ -1,12 +1,12 @@
 // Which sequences a step has: a permutation of all of them for each epoch, computed for one number at a time, so that
 // nothing is stored and any step can be asked for.
 #include <ATen/ATen.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include <bit>
 
 #include "dtensor/data.h"
+#include "dtensor/plain_scope.h"
 #include "dtensor/shards.h"
 #include "dtensor/tensor.h"
 
@@ -39,11 +39,6 @@ std::int64_t permuted(std::int64_t index, std::int64_t n, std::uint64_t key) {
   return static_cast<std::int64_t>(x);
 }
 
-// What is made of a file's tokens is no DTensor because a MeshScope is open.
-struct PlainScope {
-  c10::impl::ExcludeDispatchKeyGuard no_mesh_scope{c10::DispatchKey::DeferredInit};
-};
-
 // Splits of [batch, sequence], dimensions counted from the first.
 Placements resolved(Placements placements, const DeviceMesh& mesh) {
   TORCH_CHECK(static_cast<std::int64_t>(placements.size()) == mesh.ndim(), "TokenBatches: placements ",
@@ -74,7 +69,7 @@ std::int64_t TokenBatches::first_token(std::int64_t step, std::int64_t row) cons
 
 TokenBatches::Batch TokenBatches::at(std::int64_t step) const {
   TORCH_CHECK(step >= 0, "TokenBatches: step ", step, " is negative");
-  const PlainScope scope;
+  const NoMeshScope scope;
   const std::int64_t length = options_.sequence;
   Batch batch{at::empty({options_.batch, length}, at::kLong), {}};
   batch.targets = at::empty_like(batch.ids);
@@ -89,7 +84,7 @@ TokenBatches::Batch TokenBatches::at(std::int64_t step) const {
 
 TokenBatches::Batch TokenBatches::at(std::int64_t step, const DeviceMesh& mesh, const Placements& given) const {
   TORCH_CHECK(step >= 0, "TokenBatches: step ", step, " is negative");
-  const PlainScope scope;
+  const NoMeshScope scope;
   const Placements placements = resolved(given, mesh);
   const std::vector<std::int64_t> sizes{options_.batch, options_.sequence};
   std::vector<std::int64_t> ids, targets;

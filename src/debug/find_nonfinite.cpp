@@ -2,6 +2,7 @@
 // ends. Ranks then agree whose came first. Rejected: a dispatch mode, of which LibTorch has one to give
 // (native_kernel).
 #include "dtensor/find_nonfinite.h"
+#include "dtensor/plain_scope.h"
 
 #define FMT_HEADER_ONLY
 #include <ATen/ATen.h>
@@ -267,7 +268,7 @@ std::optional<NonFinite> first_of_all(const Findings& mine, bool also_given, con
     return given == nullptr ? std::nullopt : std::optional(as_given(given->what));
   }
   // What a MeshScope makes DTensors of is the program's.
-  const c10::impl::ExcludeDispatchKeyGuard no_mesh_scope(c10::DispatchKey::DeferredInit);
+  const NoMeshScope plain;
   for (std::size_t next = 0;;) {
     const Seen* made = next < mine.made.size() ? &mine.made[next] : nullptr;
     const std::int64_t first = first_order(ranks, made);

@@ -8,10 +8,10 @@
 #include "dtensor/debug.h"
 #include "dtensor/moe/exchange.h"
 #include "dtensor/moe/routed_experts.h"
+#include "dtensor/plain_scope.h"
 #include "moe/counting.h"
 #include "moe/dispatch/dispatch_details.h"
 #include "moe/experts/parallel.h"
-#include "moe/node.h"
 #include "moe/token_mapping.h"
 
 namespace dtensor {
@@ -186,7 +186,7 @@ MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
 MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::vector<at::Tensor> keep) {
   const auto& mapping = seen_->mappings.of(x, parallel_ ? parallel_->mesh : DeviceMesh(),
                                            parallel_ ? parallel_->etp_ranks : std::vector<std::int64_t>());
-  const moe::NoMeshScope plain;  // strategies and dispatchers of the user's own see local tensors, too
+  const NoMeshScope plain;  // strategies and dispatchers of the user's own see local tensors, too
   check_equal_tokens(*dispatcher_, mapping);
   const auto tokens = moe::to_tokens(x, mapping);
   const auto part = moe::local_part(tokens, mapping);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "comm/record/rank_record.h"
+#include "dtensor/plain_scope.h"
 #include "mesh/mesh_impl.h"
 #include "ops/cached_call.h"
 #include "ops/op_entry.h"
@@ -31,7 +32,7 @@ inline void enter_call(const OpEntry& entry, const MeshInfo& mesh) {
 
 // Below autograd, and outside a MeshScope: temporaries of a local computation are plain tensors.
 inline c10::DispatchKeySet engine_excluded_keys() {
-  return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(c10::DispatchKey::DeferredInit);
+  return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(kMeshScopeKey);
 }
 
 // Registers the kernels. Idempotent, thread-safe; every public entry point that makes a DTensor calls it (in a static

@@ -8,10 +8,10 @@
 #include <numeric>
 #include <unordered_set>
 
+#include "dtensor/plain_scope.h"
 #include "dtensor/tensor.h"
 #include "optim/lists.h"
 #include "optim/norm_group.h"
-#include "optim/scope.h"
 #include "optim/sums.h"
 
 namespace dtensor {
@@ -231,14 +231,14 @@ std::vector<at::Tensor> each_once(at::TensorList parameters) {
 }  // namespace
 
 at::Tensor get_norms(at::TensorList tensors, NormOptions options) {
-  const optim::PlainScope scope;
+  const PlainScope scope;
   const auto reduced = without_partials(tensors.vec());
   const NormGroup group(reduced);
   return group.outside() ? at::Tensor() : root(powers_of(reduced, group, options.norm_type), options.norm_type);
 }
 
 void clip_grads_with_norm_(at::TensorList parameters, double max_norm, const at::Tensor& total_norm) {
-  const optim::PlainScope scope;
+  const PlainScope scope;
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& p : each_once(parameters)) {
     if (p.grad().defined()) gradients.push_back(p.grad());
@@ -248,14 +248,14 @@ void clip_grads_with_norm_(at::TensorList parameters, double max_norm, const at:
 }
 
 at::Tensor get_total_norm(at::TensorList tensors, NormOptions options) {
-  const optim::PlainScope scope;
+  const PlainScope scope;
   const auto reduced = without_partials(tensors.vec());
   const NormGroup group(reduced);
   return group.outside() ? at::Tensor() : total_norm(reduced, reduced, group, options);
 }
 
 at::Tensor clip_grad_norm_(at::TensorList listed, double max_norm, NormOptions options) {
-  const optim::PlainScope scope;
+  const PlainScope scope;
   const std::vector<at::Tensor> parameters = each_once(listed);
   std::vector<at::Tensor> gradients, described;  // without a gradient here, the parameter still names its mesh
   for (const at::Tensor& p : parameters) gradients.push_back(p.grad());

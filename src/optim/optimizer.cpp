@@ -8,8 +8,8 @@
 #include <unordered_set>
 
 #include "dtensor/named_tensors.h"
+#include "dtensor/plain_scope.h"
 #include "dtensor/tensor.h"
-#include "optim/scope.h"
 
 namespace dtensor {
 namespace {
@@ -99,7 +99,7 @@ void SlotOptimizer::add_parameters(std::size_t group, const std::vector<at::Tens
 }
 
 void SlotOptimizer::step() {
-  const optim::PlainScope scope;
+  const PlainScope scope;
   std::vector<Entry*> active;
   for (Entry& entry : entries_) {
     if (entry.parameter.grad().defined()) active.push_back(&entry);
@@ -145,7 +145,7 @@ StateTensors SlotOptimizer::slots_of(const Entry& entry, const std::string& pref
 }
 
 StateTensors SlotOptimizer::state(const at::Tensor& parameter) const {
-  const optim::PlainScope scope;
+  const PlainScope scope;
   const auto found = index_.find(parameter.unsafeGetTensorImpl());
   TORCH_CHECK(found != index_.end(), "optimizer: asked for the state of a tensor that is not among its parameters");
   const Entry& entry = entries_[found->second];
@@ -157,7 +157,7 @@ StateTensors SlotOptimizer::state(const at::Tensor& parameter) const {
 }
 
 OptimizerState SlotOptimizer::state_dict() const {
-  const optim::PlainScope scope;
+  const PlainScope scope;
   OptimizerState state;
   for (std::size_t g = 0; g < group_count(); ++g)
     state.scalars.emplace_back("group" + std::to_string(g) + ".lr", lr(g));

@@ -6,11 +6,11 @@
 #include <algorithm>
 
 #include "dtensor/factories.h"
+#include "dtensor/plain_scope.h"
 #include "dtensor/tensor.h"
 #include "optim/exchange.h"
 #include "optim/lists.h"
 #include "optim/roots.h"
-#include "optim/scope.h"
 #include "optim/updates.h"
 
 namespace dtensor {
@@ -239,7 +239,7 @@ at::Tensor spread(const at::Tensor& owned, std::int64_t size, const OptimizerEnt
 // Where such a matrix is to be read into; spread likewise.
 at::Tensor spread_target(std::int64_t size, const OptimizerEntry& entry) {
   if (!is_dtensor(entry.parameter)) {
-    const optim::PlainScope scope;
+    const PlainScope scope;
     return at::zeros({size, size}, entry.parameter.options().dtype(entry.dtype));
   }
   const DeviceMesh mesh = DTensor(entry.parameter).mesh();
@@ -300,7 +300,7 @@ void Shampoo::more_targets(Entry& entry, std::int64_t steps, const std::string& 
       if (steps >= options(entry.group).start) one("root", roots);
     }
     commits.emplace_back([this, &block = blocks[b], factors, roots] {
-      const optim::PlainScope scope;
+      const PlainScope scope;
       const auto take = [&](const std::vector<at::Tensor>& from, std::vector<at::Tensor>& to) {
         to.clear();
         for (const at::Tensor& target : from) {

@@ -1,6 +1,7 @@
 // The scale is a number of the program, the same on every rank because found-inf is. Local parts are looked at, and one
 // number is agreed on over the ranks of all meshes.
 #include "dtensor/grad_scaler.h"
+#include "dtensor/plain_scope.h"
 
 #include <ATen/ATen.h>
 
@@ -102,8 +103,7 @@ at::Tensor local_gradient(const at::Tensor& gradient) {
 // Whether all gradients were finite.
 bool unscale(const std::vector<at::Tensor>& parameters, double inverse) {
   const at::NoGradGuard no_grad;
-  const c10::impl::ExcludeDispatchKeyGuard no_mesh_scope(
-      c10::DispatchKey::DeferredInit);  // whose factories these are not
+  const NoMeshScope plain;
   Members members;
   std::vector<at::Tensor> locals;
   for (const at::Tensor& p : parameters) {

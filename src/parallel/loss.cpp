@@ -2,6 +2,7 @@
 // classes, the loss is computed on local parts, and the gradients are DTensors again (partial sums where the classes or
 // the tokens were split).
 #include "dtensor/loss.h"
+#include "dtensor/plain_scope.h"
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
@@ -161,7 +162,7 @@ Placements partial_on(Placements placements, const std::vector<std::int64_t>& ax
 
 // On a rank outside the mesh: what the members have, of which it has nothing.
 at::Tensor absent(const Call& call, const Placements& placements, at::IntArrayRef sizes, at::ScalarType type) {
-  const c10::impl::ExcludeDispatchKeyGuard no_mesh_scope(c10::DispatchKey::DeferredInit);
+  const NoMeshScope plain;
   const auto options = at::TensorOptions(type).device(call.shard.mesh.device_type());
   const at::Tensor nothing =
       sizes.empty() ? at::empty({}, options) : at::empty(std::vector<std::int64_t>(sizes.size()), options);

@@ -7,8 +7,8 @@
 
 #include <cstring>
 
+#include "dtensor/plain_scope.h"
 #include "dtensor/tensor.h"
-#include "optim/scope.h"
 
 namespace dtensor::pipeline {
 namespace {
@@ -99,7 +99,7 @@ void Messages::forget_sent() {
 }
 
 void Messages::send(const Tensors& tensors, const Whereabouts& where, int peer, int channel) {
-  const optim::PlainScope scope;
+  const PlainScope scope;
   forget_sent();
   Sent& sent = sent_.emplace_back();
   Numbers header{0,
@@ -126,7 +126,7 @@ void Messages::send(const Tensors& tensors, const Whereabouts& where, int peer, 
 }
 
 std::pair<Tensors, Whereabouts> Messages::receive(int peer, int channel) {
-  const optim::PlainScope scope;
+  const PlainScope scope;
   Numbers header(kHeader);
   line_.recv(numbers_tensor(header), peer).wait();
   if (header[0] > kHeader) {

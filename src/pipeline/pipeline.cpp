@@ -9,8 +9,8 @@
 #include <cstring>
 
 #include "dtensor/optim/clip.h"
+#include "dtensor/plain_scope.h"
 #include "dtensor/tensor.h"
-#include "optim/scope.h"
 #include "pipeline/norms.h"
 #include "pipeline/step.h"
 #include "pipeline/tied.h"
@@ -176,7 +176,7 @@ namespace {
 // next step for this one's. `error`: this rank's, or nothing. Collective.
 void raise_everywhere(const std::string& error, const Communicator& ranks, c10::DeviceType device) {
   constexpr std::int64_t kLongest = 2048;
-  const optim::PlainScope scope;
+  const PlainScope scope;
   const at::TensorOptions there = at::TensorOptions(at::kLong).device(device);
   const at::Tensor first = at::full({1}, error.empty() ? ranks.size() : ranks.rank(), there);
   ranks.all_reduce(first, ReduceOp::min).wait();
@@ -233,7 +233,7 @@ StepResult Pipeline::Impl::run(const Schedule& what, const std::vector<Tensors>&
   const StepContext context{mesh, what, rank, stages, loss, inputs, targets, part, loss_scale};
   Step step(context, messages);
   step.run();
-  const optim::PlainScope scope;
+  const PlainScope scope;
   return {agree(step, before), step.live_activations(), step.actions(), step.begin()};
 }
 
@@ -263,7 +263,7 @@ at::Tensor Pipeline::evaluate(const std::vector<Tensors>& inputs, const std::vec
 at::Tensor Pipeline::clip_grad_norm_(double max_norm) {
   const Impl& p = *impl_;
   if (!p.mesh.is_member()) return {};
-  const optim::PlainScope scope;
+  const PlainScope scope;
   const auto device = p.mesh.device_type();
   const at::Tensor ends = norm_ends(p.own, p.stages, p.last, p.line, device);
   CountedOnce once(p.tied, p.stages, p.last, p.line, device);
@@ -294,7 +294,7 @@ void Pipeline::give_gradients_elsewhere(const std::vector<at::Tensor>& parameter
 std::vector<std::vector<TimedAction>> Pipeline::gather_actions(const std::vector<TimedAction>& own) const {
   const Impl& p = *impl_;
   if (!p.mesh.is_member()) return {};
-  const optim::PlainScope scope;
+  const PlainScope scope;
   std::vector<at::Tensor> times;
   for (const auto& actions : p.schedule.ranks) {
     times.push_back(at::empty({static_cast<std::int64_t>(actions.size()), 2}, at::kDouble));

@@ -8,8 +8,8 @@
 
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
+#include "dtensor/plain_scope.h"
 #include "dtensor/tensor.h"
-#include "optim/scope.h"
 
 namespace dtensor::pipeline {
 namespace {
@@ -31,7 +31,7 @@ bool gradients_wait() { return NoGradientSync::active() || NoReplicaSync::active
 
 TiedParameter::TiedParameter(const std::string& name, Communicator line, const std::vector<at::Tensor>& copies)
     : copies_(each_once(copies)), before_(copies_.size()) {
-  const optim::PlainScope scope;
+  const PlainScope scope;
   std::vector<at::Tensor> counts;
   for (int i = 0; i < line.size(); ++i) counts.push_back(at::empty({1}, at::kLong));
   line.all_gather(counts, at::full({1}, static_cast<std::int64_t>(copies_.size()), at::kLong)).wait();
@@ -59,7 +59,7 @@ void TiedParameter::abandon_step() {
 
 void TiedParameter::end_step() {
   if (copies_.empty()) return;
-  const optim::PlainScope scope;
+  const PlainScope scope;
   if (!gradients_wait()) return sum_up();
   // An earlier sum is the part of one copy, so that the next sum has it once.
   at::Tensor& part = copies_[0].mutable_grad();

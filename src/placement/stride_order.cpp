@@ -1,5 +1,6 @@
 // Compares and restores the memory order of local tensors.
 #include "placement/stride_order.h"
+#include "dtensor/plain_scope.h"
 
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -54,7 +55,7 @@ at::Tensor in_order_of(at::Tensor local, const TensorSpec& spec) {
     step *= std::max<std::int64_t>(local.size(*it), 1);
   }
   // A MeshScope would make a DTensor of it.
-  const c10::impl::ExcludeDispatchKeyGuard no_scope(c10::DispatchKey::DeferredInit);
+  const NoMeshScope plain;
   auto dense = at::empty_strided(local.sizes(), strides, local.options());
   return dense.copy_(local);
 }

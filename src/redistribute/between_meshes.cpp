@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "dtensor/bucketed_all_to_all.h"
+#include "dtensor/plain_scope.h"
 #include "mesh/mesh_impl.h"
 #include "mesh/world_state.h"
 #include "redistribute/buffers.h"
@@ -91,7 +92,7 @@ std::vector<at::Tensor> move_between_meshes(const std::vector<MeshMove>& moves) 
   const std::int64_t self = moves.front().to->mesh->world_rank;
   if (!std::binary_search(ranks.begin(), ranks.end(), self)) return results;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const c10::impl::ExcludeDispatchKeyGuard no_scope(c10::DispatchKey::DeferredInit);
+  const NoMeshScope plain;
   WorldState& state = acting(*moves.front().to->mesh).state();
   BucketedAllToAll exchange;
   const auto bucket = exchange.bucket(state.communicator(world, ranks, "meshes"), common_dtype(moves));

@@ -7,6 +7,7 @@
 #include "comm/events.h"
 #include "comm/reduce_policy.h"
 #include "dtensor/comm_backend.h"
+#include "dtensor/plain_scope.h"
 #include "redistribute/edges/edge.h"
 
 namespace dtensor {
@@ -78,7 +79,7 @@ at::Tensor execute_plan(const RedistributePlan& plan, const at::Tensor& local, c
               local.layout());
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   // A MeshScope would turn buffers into DTensors.
-  c10::impl::ExcludeDispatchKeyGuard no_scope(c10::DispatchKey::DeferredInit);
+  const NoMeshScope plain;
   if (!events_on(Event::Kind::redistribute)) return run_edges(plan, local, from);
   Event event{Event::Kind::redistribute, one_line(plan), "", plan.bytes_moved, std::chrono::steady_clock::now(), {}};
   at::Tensor result = run_edges(plan, local, from);

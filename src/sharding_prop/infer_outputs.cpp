@@ -2,6 +2,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "dtensor/plain_scope.h"
 #include "sharding_prop/build.h"
 #include "sharding_prop/native_kernel.h"
 #include "sharding_prop/output_fallback.h"
@@ -108,8 +109,7 @@ bool has_empty_operand(const OpCall& call) {
 void run_on_meta(OpCall& call) {
   // Temporaries of kernels are no DTensors, and no mode sees them.
   const c10::impl::ExcludeDispatchKeyGuard no_modes(
-      c10::DispatchKeySet(
-          {c10::DispatchKey::DeferredInit, c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}) |
+      c10::DispatchKeySet({kMeshScopeKey, c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}) |
       c10::autocast_dispatch_keyset);
   MetaStack meta(call);
   const NativeMetaKernels as_in_cpp;

@@ -12,6 +12,7 @@
 #include <mutex>
 
 #include "autograd/local_autograd.h"
+#include "dtensor/plain_scope.h"
 #include "dtensor/scoped_value.h"
 #include "dtensor/tensor.h"
 #include "mesh/mesh_impl.h"
@@ -29,8 +30,6 @@ struct MeshScope::Setting {
 };
 
 namespace {
-
-constexpr auto kScopeKey = c10::DispatchKey::DeferredInit;
 
 using Scope = MeshScope::Setting;
 using ScopePtr = std::shared_ptr<const Scope>;
@@ -153,7 +152,7 @@ at::Tensor make_in_scope(const Scope& scope, const OpInfo& op, const Stack& args
 }
 
 void factory_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
-  c10::impl::ExcludeDispatchKeyGuard guard(kScopeKey);
+  c10::impl::ExcludeDispatchKeyGuard guard(kMeshScopeKey);
   const auto scope = MeshScope::in_force();
   if (scope == nullptr) return op.callBoxed(*stack);
   auto result = make_in_scope(*scope, entry_of(op), torch::jit::pop(*stack, op.schema().arguments().size()));
@@ -163,9 +162,9 @@ void factory_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* s
 // Every other operator runs outside the scope: what a kernel allocates for itself is plain. Composite ones are made of
 // operators that are seen again, so they stay inside.
 void other_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kScopeKey);
+  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kMeshScopeKey);
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return op.redispatchBoxed(below, stack);
-  c10::impl::ExcludeDispatchKeyGuard guard(kScopeKey);
+  c10::impl::ExcludeDispatchKeyGuard guard(kMeshScopeKey);
   op.redispatchBoxed(below, stack);
 }
 
@@ -180,12 +179,12 @@ bool is_factory(const c10::OperatorHandle& op) {
 void register_factories() {
   auto& dispatcher = c10::Dispatcher::singleton();
   static auto& handles = *new std::vector<c10::RegistrationHandleRAII>();  // for the program's life
-  handles.push_back(dispatcher.registerFallback(kScopeKey, c10::KernelFunction::makeFromBoxedFunction<&other_kernel>(),
-                                                "dtensor mesh scope"));
+  handles.push_back(dispatcher.registerFallback(
+      kMeshScopeKey, c10::KernelFunction::makeFromBoxedFunction<&other_kernel>(), "dtensor mesh scope"));
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
     if (!op || !is_factory(*op)) continue;
-    handles.push_back(dispatcher.registerImpl(name, kScopeKey,
+    handles.push_back(dispatcher.registerImpl(name, kMeshScopeKey,
                                               c10::KernelFunction::makeFromBoxedFunction<&factory_kernel>(),
                                               std::nullopt, nullptr, "dtensor mesh scope"));
   }
@@ -206,7 +205,7 @@ MeshScope::MeshScope(std::shared_ptr<const Setting> again) {
   const bool none = again == nullptr && in_force() == nullptr;
   if (none) return;
   state_ = std::make_unique<State>(std::move(again));
-  c10::impl::tls_set_dispatch_key_included(kScopeKey, true);
+  c10::impl::tls_set_dispatch_key_included(kMeshScopeKey, true);
 }
 
 MeshScope::MeshScope(DeviceMesh mesh, Placements placements) {
@@ -218,12 +217,12 @@ MeshScope::MeshScope(DeviceMesh mesh, Placements placements) {
   TORCH_CHECK(static_cast<std::int64_t>(placements.size()) == mesh.ndim(), "MeshScope: ", placements.size(),
               " placements for ", mesh.str());
   state_ = std::make_unique<State>(std::make_shared<const Scope>(Scope{impl_of(mesh), std::move(placements)}));
-  c10::impl::tls_set_dispatch_key_included(kScopeKey, true);
+  c10::impl::tls_set_dispatch_key_included(kMeshScopeKey, true);
 }
 
 MeshScope::~MeshScope() {
   state_.reset();
-  if (ScopedValue<ScopePtr>::current() == nullptr) c10::impl::tls_set_dispatch_key_included(kScopeKey, false);
+  if (ScopedValue<ScopePtr>::current() == nullptr) c10::impl::tls_set_dispatch_key_included(kMeshScopeKey, false);
 }
 
 }  // namespace dtensor

@@ -1,18 +1,17 @@
 // Tensors of a list one after the other in one flat tensor.
 #pragma once
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <vector>
+
+#include "dtensor/plain_scope.h"
 
 namespace dtensor {
 
 // What the packing of tensors calls is no part of anybody's graph, mode or mesh.
-struct PackingScope {
+struct PackingScope : NoMeshScope {
   at::AutoDispatchBelowADInplaceOrView below;
-  c10::impl::ExcludeDispatchKeyGuard no_mesh_scope{c10::DispatchKey::DeferredInit};
 };
 
 // to[...] = from[...] on one device.

@@ -4,9 +4,9 @@
 
 #include "dtensor/moe/dispatch.h"
 #include "dtensor/moe/exchange.h"
+#include "dtensor/plain_scope.h"
 #include "moe/dispatch/dispatch_details.h"
 #include "moe/dispatch/weighted_rows.h"
-#include "moe/node.h"
 #include "moe/routing/router_parts.h"
 
 namespace dtensor {
@@ -26,7 +26,7 @@ class AllGather final : public Dispatcher {
   explicit AllGather(Communicator ranks) : Dispatcher(std::move(ranks)) {}
 
   DispatchPlan prepare(const Routing& routing, const TokenLayout&) const override {
-    const moe::NoMeshScope plain;
+    const NoMeshScope plain;
     const auto local = routing.expert_count / size();
     TORCH_CHECK(local * size() == routing.expert_count, "AllGather: ", routing.expert_count, " experts on ", size(),
                 " ranks");

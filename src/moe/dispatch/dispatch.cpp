@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "dtensor/moe/exchange.h"
+#include "dtensor/plain_scope.h"
 #include "moe/counting.h"
 #include "moe/dispatch/dispatch_details.h"
 #include "moe/dispatch/weighted_rows.h"
-#include "moe/node.h"
 #include "moe/routing/router_parts.h"
 
 namespace dtensor {
@@ -186,7 +186,7 @@ class EqualExchange final : public RowExchange, public moe::NeedsEqualTokens {
  private:
   DispatchPlan make_plan(const Routing& routing, const TokenLayout& layout) const {
     const c10::InferenceMode off(false);  // it serves passes with gradients, too
-    const moe::NoMeshScope plain;
+    const NoMeshScope plain;
     auto plan = sort_entries(routing);
     plan.weights = at::Tensor();
     plan_rows(plan, counts_by_rule(routing, layout), rank_of(ranks_));

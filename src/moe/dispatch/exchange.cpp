@@ -33,7 +33,7 @@ at::Tensor exchange(const at::Tensor& input, at::IntArrayRef output_splits, at::
   Work work;
   at::Tensor result;
   {
-    const moe::LocalScope guard;
+    const LocalScope guard;
     const auto from = input.contiguous();
     result = rows_like(from, sum(output_splits));
     work = comm.all_to_all(cut(result, output_splits), cut(from, input_splits));
@@ -47,7 +47,7 @@ at::Tensor exchange(const at::Tensor& input, at::IntArrayRef output_splits, at::
 // since peers may have one. (Autograd calls apply only of what the loss depends on, which is why outputs of a dispatch
 // are never left out of the graph.)
 at::Tensor arrived(const Node& node, const variable_list& grads) {
-  const moe::NoMeshScope plain;
+  const NoMeshScope plain;
   return grads[0].defined() ? grads[0] : node.input_metadata(0).zeros_like();
 }
 
@@ -117,7 +117,7 @@ at::Tensor all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at
 std::vector<std::int64_t> exchange_splits(at::IntArrayRef input_splits, const Communicator& comm) {
   check_splits("input splits", input_splits, comm);
   if (comm.size() == 1) return input_splits.vec();
-  const moe::NoMeshScope plain;
+  const NoMeshScope plain;
   const Splits ones(comm.size(), 1);
   const auto received = exchange(at::tensor(input_splits, at::kLong), ones, ones, comm);
   return {received.const_data_ptr<std::int64_t>(), received.const_data_ptr<std::int64_t>() + comm.size()};
@@ -133,7 +133,7 @@ at::Tensor gather_rows_of_ranks(const at::Tensor& input, at::IntArrayRef rows, c
   if (comm.size() == 1) return input;
   at::Tensor result;
   {
-    const moe::LocalScope guard;
+    const LocalScope guard;
     result = rows_like(input, sum(rows));
     comm.all_gather(cut(result, rows), input.contiguous()).wait();
   }
@@ -147,7 +147,7 @@ at::Tensor sum_rows_of_ranks(const at::Tensor& input, at::IntArrayRef rows, cons
   if (comm.size() == 1) return input;
   at::Tensor result;
   {
-    const moe::LocalScope guard;
+    const LocalScope guard;
     const auto from = input.contiguous();
     result = rows_like(from, rows[comm.rank()]);
     comm.reduce_scatter(result, cut(from, rows), ReduceOp::sum).wait();

@@ -77,7 +77,7 @@ struct CombineBackward final : Node {
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
     if (!weighted) return {expand_rows(grads[0], position, kept), at::Tensor()};
-    const moe::NoMeshScope plain;
+    const NoMeshScope plain;
     const auto y = rows.unpack(), w = weight.unpack();
     if (at::GradMode::is_enabled()) return twice(grads[0], y, w);
     auto [dy, dw] = moe::combine_backward_kernel(grads[0], y, position, w);
@@ -116,14 +116,14 @@ struct CombineBackward final : Node {
 }  // namespace
 
 at::Tensor count_bins(const at::Tensor& ids, std::int64_t bins) {
-  const moe::LocalScope guard;
+  const LocalScope guard;
   TORCH_CHECK(ids.scalar_type() == at::kLong, "count_bins: ids are int64, not ", ids.scalar_type());
   moe::count(&MoeCounters::histograms);
   return moe::count_kernel(ids.contiguous(), bins);
 }
 
 SortedBins sort_by_bin(const at::Tensor& ids, std::int64_t bins, const at::Tensor& counts, std::int64_t kept) {
-  const moe::LocalScope guard;
+  const LocalScope guard;
   TORCH_CHECK(ids.scalar_type() == at::kLong, "sort_by_bin: ids are int64, not ", ids.scalar_type());
   const auto entries = ids.contiguous().flatten();
   moe::count(&MoeCounters::sorts);
@@ -134,7 +134,7 @@ at::Tensor reorder_blocks(const at::Tensor& input, at::IntArrayRef sizes, at::In
   if (is_identity(sizes, order)) return input;
   at::Tensor result;
   {
-    const moe::LocalScope guard;
+    const LocalScope guard;
     const auto blocks = input.split_with_sizes(sizes, 0);
     std::vector<at::Tensor> placed;
     for (const auto block : order) placed.push_back(blocks.at(block));
@@ -148,7 +148,7 @@ at::Tensor spread_blocks(const at::Tensor& input, at::IntArrayRef sizes, at::Int
   if (is_identity(sizes, order)) return input;
   at::Tensor result;
   {
-    const moe::LocalScope guard;
+    const LocalScope guard;
     std::vector<at::Tensor> blocks(sizes.size());
     const auto pieces = input.split_with_sizes(sizes_in_order(sizes, order), 0);
     for (std::size_t i = 0; i < order.size(); ++i) {
@@ -171,7 +171,7 @@ at::Tensor expand_rows(const at::Tensor& x, const at::Tensor& position, std::int
               " for ", x.size(0), " tokens");
   at::Tensor result;
   {
-    const moe::LocalScope guard;
+    const LocalScope guard;
     result = moe::expand_kernel(x, position, kept);
   }
   if (!moe::needs_graph(x)) return result;
@@ -184,7 +184,7 @@ at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& position, cons
               " for positions ", position.sizes());
   at::Tensor result;
   {
-    const moe::LocalScope guard;
+    const LocalScope guard;
     result = moe::combine_kernel(rows, position, weight);
   }
   if (!moe::needs_graph(rows, weight)) return result;
@@ -198,7 +198,7 @@ at::Tensor add_combined(const at::Tensor& base, const at::Tensor& rows, const at
     return base + combine_rows(rows, position, weight);
   }
   {
-    const moe::LocalScope guard;
+    const LocalScope guard;
     moe::add_combined_kernel(base, rows, position, weight);
   }
   moe::count(&MoeCounters::in_place_combines);

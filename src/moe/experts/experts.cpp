@@ -83,7 +83,7 @@ at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const ExpertWe
     return run_packed(x, rows, cache->get(w), options.activation);
   }
   if (options.backend == ExpertBackend::grouped) {
-    const moe::NoMeshScope plain;
+    const NoMeshScope plain;
     return run_grouped_experts(x, at::tensor(rows, at::kLong).to(x.device()), w, options);
   }
   auto h = activate(grouped_mm(x, w.w1, rows, options.backend, w.again1), options.activation);
@@ -203,7 +203,7 @@ at::Tensor scale_expert_gradients(const at::Tensor& weight, const at::Tensor& lo
   if (!moe::needs_graph(weight)) return weight;
   at::Tensor factor, result;
   {
-    const moe::LocalScope guard;
+    const LocalScope guard;
     const auto loads = load.to(at::kDouble);
     factor = at::where(loads > 0, mean.to(at::kDouble) / loads, 1.0).view({-1, 1, 1}).to(weight.device());
     result = weight.view(weight.sizes());

@@ -87,7 +87,7 @@ struct GroupedMmBackward final : Node {
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
     TORCH_CHECK(!at::GradMode::is_enabled(), "grouped_mm: not differentiable twice; use the list of experts");
-    const moe::LocalScope guard;
+    const LocalScope guard;
     const auto grad = grads[0].contiguous();
     const auto from = x.unpack();
     at::Tensor dx, dw;
@@ -112,7 +112,7 @@ struct AlignedMmBackward final : Node {
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
     TORCH_CHECK(!at::GradMode::is_enabled(), "grouped_mm: not differentiable twice; use the list of experts");
-    const moe::LocalScope guard;
+    const LocalScope guard;
     const auto grad = grads[0].contiguous();
     at::Tensor dx, dw;
     if (task_should_compute_output(0)) dx = at::_grouped_mm(grad, again ? again() : weight.unpack(), groups.ends);
@@ -136,7 +136,7 @@ struct AlignedMmBackward final : Node {
 
 AlignedGroups align_groups(const at::Tensor& counts, std::int64_t rows, std::int64_t alignment) {
   TORCH_CHECK(alignment >= 1 && counts.dim() == 1, "align_groups: counts ", counts.sizes(), ", alignment ", alignment);
-  const moe::NoMeshScope plain;
+  const NoMeshScope plain;
   const auto ends = counts.cumsum(0);
   const auto padded_ends = counts.add(alignment - 1).div(alignment, "floor").mul(alignment).cumsum(0);
   const auto row = at::arange(rows, counts.options());
@@ -164,7 +164,7 @@ at::Tensor grouped_mm(const at::Tensor& rows, const at::Tensor& weights, const A
   auto [x, weight, again] = as_autocast(rows, weights, std::move(gather));
   at::Tensor result;
   {
-    const moe::LocalScope guard;
+    const LocalScope guard;
     result = at::_grouped_mm(x.contiguous(), weight.transpose(1, 2), groups.ends);
   }
   if (!moe::needs_graph(x, weight)) return result;
@@ -179,14 +179,14 @@ at::Tensor grouped_mm(const at::Tensor& input, const at::Tensor& weights, at::In
               "grouped_mm: rows ", rows, " of ", input.sizes(), " for weights ", weights.sizes());
   auto [x, weight, again] = as_autocast(input, weights, std::move(gather));
   if (backend == ExpertBackend::grouped && x.size(0) > 0) {
-    const moe::NoMeshScope plain;
+    const NoMeshScope plain;
     const auto groups = align_groups(at::tensor(rows, at::kLong).to(x.device()), x.size(0), moe::row_alignment(x));
     return groups.gather(grouped_mm(groups.spread(x), weight, groups, std::move(again)));
   }
   const auto settled = settle(backend, rows);
   at::Tensor result;
   {
-    const moe::LocalScope guard;
+    const LocalScope guard;
     result = multiply(x.contiguous(), weight.transpose(1, 2), rows, settled);
   }
   if (!moe::needs_graph(x, weight)) return result;

@@ -4,7 +4,7 @@
 
 #include "dtensor/moe/dispatch.h"
 #include "dtensor/moe/exchange.h"
-#include "moe/node.h"
+#include "dtensor/plain_scope.h"
 
 namespace dtensor {
 namespace {
@@ -65,7 +65,7 @@ std::int64_t drop_over_capacity(Routing& routing, const TokenLayout& layout, con
   TORCH_CHECK(!routing.by_experts, "capacity: experts that choose have one already (expert_capacity_factor)");
   TORCH_CHECK(options.factor > 0, "capacity: factor ", options.factor);
   const at::NoGradGuard no_grad;
-  const moe::NoMeshScope plain;
+  const NoMeshScope plain;
   const auto choices = routing.experts.size(1);
   const auto tokens = token_range(routing, layout).total;
   const auto capacity = static_cast<std::int64_t>(options.factor * static_cast<double>(choices * tokens) /

@@ -5,7 +5,7 @@
 #include <ATen/OpMathType.h>
 
 #include "dtensor/moe/exchange.h"
-#include "moe/node.h"
+#include "dtensor/plain_scope.h"
 #include "moe/routing/router_parts.h"
 
 namespace dtensor {
@@ -49,7 +49,7 @@ SharedCounts::Exchange& SharedCounts::exchange(const Communicator& ranks) {
     if (serves(done.ranks, ranks)) return done;
   }
   const at::NoGradGuard no_grad;
-  const moe::NoMeshScope plain;
+  const NoMeshScope plain;
   Exchange fresh{ranks, local_.unsqueeze(0), {}, {}};
   if (ranks && ranks.size() > 1) {
     fresh.counts = at::empty({ranks.size(), local_.size(0)}, local_.options());
@@ -62,7 +62,7 @@ void SharedCounts::begin(const Communicator& ranks) { exchange(ranks); }
 
 at::Tensor SharedCounts::rows_of(const at::Tensor& counts, const Exchange& done, const Communicator& ranks) {
   if (done.ranks == ranks || counts.size(0) == 1) return counts;
-  const moe::NoMeshScope plain;
+  const NoMeshScope plain;
   return counts.index_select(0, at::tensor(places_among(ranks, done.ranks)).to(counts.device()));
 }
 

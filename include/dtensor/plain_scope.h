@@ -1,0 +1,30 @@
+// For code that computes with local tensors by plain ATen: operators, dispatchers, optimizers of one's own.
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+namespace dtensor {
+
+// The dispatch key under which a MeshScope takes the calls of factories.
+inline constexpr auto kMeshScopeKey = c10::DispatchKey::DeferredInit;
+
+// Factories make plain tensors while it lives, whatever MeshScope is open.
+struct NoMeshScope {
+  c10::impl::ExcludeDispatchKeyGuard no_mesh_scope{kMeshScopeKey};
+};
+
+// The same without a graph, and numbers keep their width under autocast: what surrounds a step, a norm, a message.
+struct PlainScope : NoMeshScope {
+  at::NoGradGuard no_grad;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+};
+
+// The same below autograd, for the kernels of a function that has a node of its own.
+struct LocalScope : NoMeshScope {
+  at::AutoDispatchBelowADInplaceOrView below;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+};
+
+}  // namespace dtensor
