@@ -3,8 +3,8 @@
 // After GoogleTest.
 #include <rapidcheck.h>
 
-#include "checkpoint/format/checksum.h"
 #include "checkpoint/folder.h"
+#include "checkpoint/format/checksum.h"
 
 namespace dtensor::test {
 namespace {

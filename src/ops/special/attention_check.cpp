@@ -10,7 +10,7 @@ namespace dtensor {
 
 AttentionCheck::AttentionCheck(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const AttentionOptions& options, bool picked) {
-  const attention_parts::LocalScope scope;
+  const LocalScope scope;
   const auto replicas = [](const char* name, const at::Tensor& t) {
     if (t.defined()) check_replicas(c10::str("attention: operand `", name, "`"), t);
   };
@@ -23,7 +23,7 @@ AttentionCheck::AttentionCheck(const at::Tensor& q, const at::Tensor& k, const a
 }
 
 void AttentionCheck::compare(const at::Tensor& out) const {
-  const attention_parts::LocalScope scope;
+  const LocalScope scope;
   check_replicas("attention: the result", out);
   if (expected_.defined()) check_parts("attention: the result", out, expected_, "a strategy of attention is wrong");
 }
