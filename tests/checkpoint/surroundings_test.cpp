@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "checkpoint/folder.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/safetensors.h"
 
 namespace dtensor::test {
 namespace {
