@@ -75,7 +75,9 @@ TEST_P(Lists, LongTensorsAreNotPacked) {
   on_ranks(ranks(), [&](Communicator world) {
     if (std::string(world.backend_name()) == "local") return;  // one pool for all ranks, and nothing is ever packed
     const auto others = static_cast<std::size_t>(world.size() - 1);
-    const std::vector<at::Tensor> mine(3, at::ones({20000})), all(3 * (others + 1), at::zeros({20000}));
+    const std::vector<at::Tensor> mine(3, at::ones({20000}));
+    std::vector<at::Tensor> all;
+    for (std::size_t i = 0; i < 3 * (others + 1); ++i) all.push_back(at::zeros({20000}));
     const auto before = large_requests();
     world.all_gather_list(all, mine).wait();
     EXPECT_EQ(large_requests() - before, 0u);

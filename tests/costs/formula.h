@@ -95,7 +95,7 @@ class Formula {
   }
 
   // The unit in use beside the one for both ends of the model, or everything.
-  Int gathered_bytes() const {
+  Int in_use_bytes() const {
     Int all = 0, largest = 0;
     const auto list = units();
     for (const auto& unit : list) {
@@ -103,6 +103,16 @@ class Formula {
       if (&unit != &list.back()) largest = std::max(largest, unit.flat());
     }
     return o.reshard == "false" ? all : list.back().flat() + largest;
+  }
+  // And this rank's shares of the other units, where neighbours keep a copy between them.
+  Int gathered_bytes() const {
+    auto others = units();
+    others.pop_back();
+    others.erase(std::max_element(others.begin(), others.end(),
+                                  [](const Unit& a, const Unit& b) { return a.flat() < b.flat(); }));
+    Int bytes = in_use_bytes();
+    for (const auto& unit : others) bytes += kept_share(unit);
+    return bytes;
   }
 
  private:
@@ -137,6 +147,12 @@ class Formula {
     return o.checkpoint_activations ? list.size() : of_experts;
   }
 
+  // Of a unit between forward and backward.
+  Int kept_share(const Unit& unit) const {
+    if (o.reshard == "true" || o.reshard == "false" || std::stoll(o.reshard) >= unit.ranks) return 0;
+    return aligned(chunk(unit.flat(), std::stoll(o.reshard)));
+  }
+
   // In forward and, where it was dropped, in backward: of all ranks, or of as many neighbours as keep a copy.
   void count_units(Counts& all) const {
     const auto list = units();
@@ -155,7 +171,7 @@ class Formula {
 
   Int again(const Unit& unit) const {
     if (o.reshard == "true" || std::stoll(o.reshard) >= unit.ranks) return unit.received();
-    return unit.flat() - aligned(chunk(unit.flat(), std::stoll(o.reshard)));
+    return unit.flat() - kept_share(unit);
   }
 
   // Two sums a block each way (one where experts take the MLP's place), one for the embedding and one for the gradient

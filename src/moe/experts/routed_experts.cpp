@@ -52,14 +52,15 @@ std::int64_t coordinate(const DeviceMesh& mesh, std::int64_t i, std::int64_t axi
   return i % mesh.size(axis);
 }
 
-// Of an expert that was placed already (born in a MeshScope, or by a plan): what it was before. Collective.
-void make_plain(nn::Module& expert) {
+// Of an expert that was placed elsewhere (born in a MeshScope, or by a plan): what it was before. One that lies on
+// `there` is a copy of an expert that was spread. Collective.
+void make_plain(nn::Module& expert, const DeviceMesh& there) {
   auto tensors = expert.named_parameters();
   const auto buffers = expert.named_buffers();
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
   std::map<const c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> done;  // tied ones stay tied
   for (const auto& [name, slot] : tensors) {
-    if (!slot->defined() || !is_dtensor(*slot)) continue;
+    if (!slot->defined() || !is_dtensor(*slot) || DTensor(*slot).mesh() == there) continue;
     auto& [former, whole] = done[slot->unsafeGetTensorImpl()];
     if (!whole.defined()) {
       former = *slot;
@@ -88,7 +89,7 @@ void RoutedExperts::spread(const DeviceMesh& mesh, std::int64_t ep_axis, std::in
                     {"expert_replicas"});  // a name that no slice of `mesh` has
     for (std::int64_t e = part * here; e < (part + 1) * here; ++e) {
       p.expert_mesh.push_back(slice);
-      make_plain(*p.modules[e]);
+      make_plain(*p.modules[e], slice);
       p.modules[e]->distribute(slice, [](const auto&, const auto&) { return Placements{Replicate()}; });
     }
   }
