@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "dtensor/optim/clip.h"
 #include "dtensor/plain_scope.h"
@@ -14,6 +13,7 @@
 #include "pipeline/norms.h"
 #include "pipeline/step.h"
 #include "pipeline/tied.h"
+#include "texts/texts.h"
 
 namespace dtensor::pipeline {
 namespace {
@@ -174,21 +174,12 @@ namespace {
 
 // What only some ranks can see is an error on all of them: the others would wait for messages, and take those of the
 // next step for this one's. `error`: this rank's, or nothing. Collective.
-void raise_everywhere(const std::string& error, const Communicator& ranks, c10::DeviceType device) {
-  constexpr std::int64_t kLongest = 2048;
+void raise_everywhere(const std::string& error, const Communicator& ranks) {
   const PlainScope scope;
-  const at::TensorOptions there = at::TensorOptions(at::kLong).device(device);
-  const at::Tensor first = at::full({1}, error.empty() ? ranks.size() : ranks.rank(), there);
+  const at::Tensor first = at::full({1}, error.empty() ? ranks.size() : ranks.rank(), at::kLong);
   ranks.all_reduce(first, ReduceOp::min).wait();
   const auto who = static_cast<int>(first.item<std::int64_t>());
-  if (who == ranks.size()) return;
-  at::Tensor text = at::zeros({kLongest}, at::kByte);
-  const std::size_t length = std::min(error.size(), static_cast<std::size_t>(kLongest) - 1);
-  std::memcpy(text.mutable_data_ptr<std::uint8_t>(), error.data(), length);
-  text = text.to(device);
-  ranks.broadcast(text, who).wait();
-  const at::Tensor here = text.cpu();
-  TORCH_CHECK(false, reinterpret_cast<const char*>(here.const_data_ptr<std::uint8_t>()));
+  TORCH_CHECK(who == ranks.size(), broadcast_text(ranks, error, who));
 }
 
 }  // namespace
@@ -210,7 +201,7 @@ std::vector<double> Pipeline::Impl::checked_shares(const std::vector<Tensors>& i
   } catch (const std::exception& e) {
     error = c10::str("pipeline: the weight of a microbatch: ", e.what());
   }
-  raise_everywhere(error, mesh.communicator(), mesh.device_type());
+  raise_everywhere(error, mesh.communicator());
   return result;
 }
 
