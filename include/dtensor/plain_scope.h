@@ -21,7 +21,8 @@ struct PlainScope : NoMeshScope {
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
-// The same below autograd, for the kernels of a function that has a node of its own.
+// The same below autograd, where not even versions count: kernels of a function that has a node of its own, and copies
+// that are no part of anybody's graph, mode or mesh.
 struct LocalScope : NoMeshScope {
   at::AutoDispatchBelowADInplaceOrView below;
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};

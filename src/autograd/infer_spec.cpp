@@ -10,7 +10,7 @@
 #include <numeric>
 
 #include "autograd/local_autograd.h"
-#include "comm/memory/packed.h"
+#include "dtensor/plain_scope.h"
 #include "mesh/same_content.h"
 #include "placement/shard_map.h"
 
@@ -34,7 +34,7 @@ std::vector<LocalShape> exchange_shapes(const MeshImpl& mesh, const at::Tensor& 
                                         std::int64_t hash = 0) {
   constexpr std::int64_t kHeader = 3, kRow = kHeader + 2 * kMaxDims;
   const auto& comm = all_ranks(mesh);
-  const PackingScope plain;
+  const LocalScope plain;
   auto mine = at::full({kRow}, -1, at::kLong);
   auto* out = mine.mutable_data_ptr<std::int64_t>();
   out[0] = local.dim();

@@ -11,8 +11,8 @@
 
 #include "autograd/leaf_reduction.h"
 #include "autograd/local_autograd.h"
-#include "comm/memory/packed.h"
 #include "dtensor/events.h"
+#include "dtensor/plain_scope.h"
 #include "placement/stride_order.h"
 
 namespace dtensor {
@@ -85,7 +85,7 @@ DTensor owned(const DTensor& gradient, const DTensor& leaf, const at::Tensor& gi
     impl->count_origin();
     return gradient;
   }
-  const PackingScope plain;
+  const LocalScope plain;
   const auto copy = at::empty_strided(local.sizes(), at::infer_dense_strides(local.sizes(), strides), local.options());
   return DTensor(
       make_dtensor(intern_spec(spec.mesh, spec.placements, spec.sizes, strides, spec.dtype), copy.copy_(local)));

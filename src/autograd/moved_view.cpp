@@ -5,7 +5,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
 
-#include "comm/memory/packed.h"
+#include "dtensor/plain_scope.h"
 #include "placement/stride_order.h"
 #include "redistribute/execute.h"
 
@@ -24,7 +24,7 @@ at::Tensor scattered(const at::Tensor& values, const TensorSpec& spec) {
 
 at::Tensor memory_of(const DTensorImpl& base) {
   const auto values = gathered(base);
-  const PackingScope plain;
+  const LocalScope plain;
   return at::empty_strided(base.spec()->sizes, base.spec()->strides, values.options()).copy_(values);
 }
 

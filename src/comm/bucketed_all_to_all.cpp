@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/memory/packed.h"
 #include "comm/values.h"
+#include "dtensor/plain_scope.h"
 
 namespace dtensor {
 namespace {
@@ -124,7 +124,7 @@ void BucketedAllToAll::receive(std::size_t bucket, int peer, const at::Tensor& t
 }
 
 std::function<void()> BucketedAllToAll::begin(Bucket bucket) {
-  const PackingScope scope;
+  const LocalScope scope;
   const auto self = static_cast<std::size_t>(bucket.members.rank());
   check(bucket.out, bucket.in, self, bucket.remote);
   read_before_writing(bucket.out, bucket.in);
@@ -145,7 +145,7 @@ std::function<void()> BucketedAllToAll::begin(Bucket bucket) {
   auto work = bucket.members.all_to_all(outputs, inputs);
   return [bucket = std::move(bucket), outputs, work]() mutable {
     work.wait();
-    const PackingScope below;
+    const LocalScope below;
     for (std::size_t peer = 0; peer < outputs.size(); ++peer) unpack(outputs[peer], bucket.in[peer], bucket.dtype);
   };
 }

@@ -3,6 +3,7 @@
 #include "comm/followed_work.h"
 #include "comm/memory/packed.h"
 #include "dtensor/comm_backend.h"
+#include "dtensor/plain_scope.h"
 
 namespace dtensor {
 namespace {
@@ -25,7 +26,7 @@ Work unpacking(Work work, std::vector<Unpacking> rest) {
 Work CommBackend::all_gather_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) {
   const auto n = inputs.size();
   if (n == 1) return all_gather(call, outputs, inputs[0]);
-  const PackingScope scope;
+  const LocalScope scope;
   const auto mine = Packed::bytes(inputs);
   mine.fill(inputs);
   CollectiveCall flat_call = call;
@@ -48,7 +49,7 @@ Work CommBackend::all_gather_list(const CollectiveCall& call, at::TensorList out
 Work CommBackend::reduce_scatter_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) {
   const auto n = outputs.size();
   if (n == 1) return reduce_scatter(call, outputs[0], inputs);
-  const PackingScope scope;
+  const LocalScope scope;
   std::vector<at::Tensor> flats;
   for (int i = 0; i < size(); ++i) {
     const auto theirs = inputs.slice(static_cast<std::size_t>(i) * n, n);
@@ -62,7 +63,7 @@ Work CommBackend::reduce_scatter_list(const CollectiveCall& call, at::TensorList
 
 Work CommBackend::all_reduce_list(const CollectiveCall& call, at::TensorList tensors) {
   if (tensors.size() == 1) return all_reduce(call, tensors[0]);
-  const PackingScope scope;
+  const LocalScope scope;
   const auto packed = Packed::numbers(tensors);
   packed.fill(tensors);
   return unpacking(all_reduce(call, packed.flat), {{tensors.vec(), packed}});

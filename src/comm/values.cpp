@@ -8,6 +8,7 @@
 
 #include "comm/followed_work.h"
 #include "comm/memory/packed.h"
+#include "dtensor/plain_scope.h"
 
 namespace dtensor {
 namespace {
@@ -32,7 +33,7 @@ bool all_plain(at::TensorList list) { return std::all_of(list.begin(), list.end(
 
 at::Tensor plain(const at::Tensor& t) {
   if (is_plain(t)) return t;
-  const PackingScope scope;
+  const LocalScope scope;
   return t._is_zerotensor() ? t.clone() : t.resolve_conj().resolve_neg();
 }
 
@@ -46,7 +47,7 @@ Work into_plain(const Communicator& comm, at::TensorList outputs, bool read,
                 c10::function_ref<Work(at::TensorList)> call) {
   std::vector<at::Tensor> written = outputs.vec(), to, from;
   {
-    const PackingScope scope;
+    const LocalScope scope;
     for (at::Tensor& t : written) {
       if (is_plain(t)) continue;
       to.push_back(t);
@@ -56,7 +57,7 @@ Work into_plain(const Communicator& comm, at::TensorList outputs, bool read,
   auto work = call(written);
   touched(to);
   return followed(std::move(work), [to = std::move(to), from = std::move(from)] {
-    const PackingScope scope;
+    const LocalScope scope;
     for (std::size_t k = 0; k < to.size(); ++k) copy_part(to[k], from[k]);
   });
 }

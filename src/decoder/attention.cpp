@@ -5,8 +5,8 @@
 
 #include "decoder/attend.h"
 #include "dtensor/debug.h"
-#include "dtensor/mesh_scope.h"
 #include "dtensor/nn/decoder.h"
+#include "dtensor/plain_scope.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor::nn {
@@ -163,7 +163,7 @@ at::Tensor local_at(const at::Tensor& x, const Placements& placements, bool spli
 }  // namespace
 
 at::Tensor DecoderAttention::with_cache(const Projected& p, const DecoderPass& pass) const {
-  const MeshScope no_mesh{std::shared_ptr<const MeshScope::Setting>()};  // masks are this rank's
+  const NoMeshScope plain;  // masks are this rank's
   if (!is_dtensor(p.q)) return over_heads(p, pass, /*local=*/true);
   const DecoderConfig& c = config_;
   const DTensor q(p.q);

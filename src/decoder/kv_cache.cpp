@@ -6,16 +6,15 @@
 
 #include <algorithm>
 
-#include "dtensor/mesh_scope.h"
+#include "dtensor/plain_scope.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor::nn {
 namespace {
 
 // What is kept serves tokens that come in any mode, and no MeshScope makes DTensors of it.
-struct PlainMemory {
+struct PlainMemory : NoMeshScope {
   const c10::InferenceMode no_inference{false};
-  const MeshScope no_mesh{std::shared_ptr<const MeshScope::Setting>()};
   const at::NoGradGuard no_grad;
 };
 

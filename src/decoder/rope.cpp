@@ -8,15 +8,10 @@
 #include <cmath>
 #include <numbers>
 
-#include "dtensor/mesh_scope.h"
+#include "dtensor/plain_scope.h"
 
 namespace dtensor::nn {
 namespace {
-
-// Angles serve every mesh, within a MeshScope and after it.
-struct PlainTensors {
-  const MeshScope no_mesh{std::shared_ptr<const MeshScope::Setting>()};
-};
 
 // Where the ramp of yarn begins or ends: the frequency that makes `turns` turns over the original positions.
 double yarn_bound(const RopeOptions& o, double turns) {
@@ -89,7 +84,7 @@ void check(const RopeOptions& o) {
 Rope::Rope(RopeOptions options) : options_(std::move(options)) { check(options_); }
 
 at::Tensor Rope::frequencies(std::int64_t length) const {
-  const PlainTensors plain;
+  const NoMeshScope plain;  // angles serve every mesh, within a MeshScope and after it
   std::vector<double> values;
   for (std::int64_t i = 0; i < options_.size / 2; ++i) values.push_back(frequency(options_, i, length));
   return at::tensor(values, at::kDouble);
@@ -114,7 +109,7 @@ Rope::Angles Rope::make(std::int64_t first, std::int64_t count, std::int64_t len
 }
 
 Rope::Angles Rope::angles(std::int64_t first, std::int64_t count, at::TensorOptions like) const {
-  const PlainTensors plain;
+  const NoMeshScope plain;  // angles serve every mesh, within a MeshScope and after it
   const std::int64_t length = first + count;
   if (depends_on_length(options_.scaling)) return make(first, count, length, like);
   const bool kept = kept_.cos.defined() && kept_.cos.size(0) >= length && kept_.cos.scalar_type() == like.dtype() &&

@@ -5,14 +5,7 @@
 
 #include <vector>
 
-#include "dtensor/plain_scope.h"
-
 namespace dtensor {
-
-// What the packing of tensors calls is no part of anybody's graph, mode or mesh.
-struct PackingScope : NoMeshScope {
-  at::AutoDispatchBelowADInplaceOrView below;
-};
 
 // to[...] = from[...] on one device.
 void copy_part(const at::Tensor& to, const at::Tensor& from);

@@ -6,6 +6,7 @@
 #include "comm/memory/copy.h"
 #include "comm/memory/packed.h"
 #include "comm/memory/reduce.h"
+#include "dtensor/plain_scope.h"
 
 namespace dtensor::pairwise {
 namespace {
@@ -125,7 +126,7 @@ void reduce_everywhere(const Members& members, Collective& collective, const Col
 }  // namespace
 
 void gather(const Members& members, Collective& collective, at::TensorList outputs, at::TensorList inputs) {
-  const PackingScope scope;
+  const LocalScope scope;
   const std::size_t n = inputs.size();
   const Coalesced mine(inputs, PackedAs::bytes);
   mine.pack();
@@ -151,7 +152,7 @@ void gather(const Members& members, Collective& collective, at::TensorList outpu
 
 void reduce_parts(const Members& members, Collective& collective, const CollectiveCall& call, at::TensorList outputs,
                   at::TensorList inputs) {
-  const PackingScope scope;
+  const LocalScope scope;
   const std::size_t n = outputs.size();
   const auto parts_for = [&](int member) {
     Coalesced parts(inputs.slice(member * n, n), PackedAs::numbers);
@@ -172,7 +173,7 @@ void reduce_parts(const Members& members, Collective& collective, const Collecti
 }
 
 void reduce_whole(const Members& members, Collective& collective, const CollectiveCall& call, at::TensorList tensors) {
-  const PackingScope scope;
+  const LocalScope scope;
   const Coalesced all(tensors, PackedAs::numbers);
   all.pack();
   std::size_t bytes = 0;
