@@ -1,24 +1,16 @@
 // The buffer pool where the system has no more memory.
 #include <gtest/gtest.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <cstdlib>
-#include <fstream>
 
 #include "comm/memory/buffer_pool.h"
+#include "support/address_space.h"
 #include "support/sanitizer.h"
 
 namespace dtensor::test {
 namespace {
 
 constexpr std::int64_t kMegabyte = std::int64_t{1} << 20;
-
-std::size_t mapped_bytes() {
-  std::size_t pages = 0;
-  std::ifstream("/proc/self/statm") >> pages;
-  return pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-}
 
 // As `ulimit -v` does: what the pool keeps unused is enough for another block, but of another size.
 [[noreturn]] void take_what_is_kept() {
@@ -27,9 +19,7 @@ std::size_t mapped_bytes() {
     std::vector<at::Tensor> freed;
     for (int i = 0; i < 8; ++i) freed.push_back(pooled_empty({64 * kMegabyte}, at::kByte));
   }
-  const rlim_t most = mapped_bytes() + static_cast<std::size_t>(64 * kMegabyte);
-  const rlimit limit{most, most};
-  setrlimit(RLIMIT_AS, &limit);
+  leave_address_space(static_cast<std::uint64_t>(64 * kMegabyte));
   try {
     std::_Exit(pooled_empty({300 * kMegabyte}, at::kByte).defined() ? 0 : 1);
   } catch (const c10::Error& e) {

@@ -11,6 +11,7 @@
 #include "dtensor/checkpoint_series.h"
 #include "llm/program.h"
 #include "recorded.h"
+#include "support/captured.h"
 #include "train/signals.h"
 
 namespace {
@@ -39,15 +40,9 @@ class LlmTrain : public testing::Test {
         "llm", "train",   "--model", recorded::folder("llama3"), "--data", path("text.jsonl"), "--mesh", mesh, "--seq",
         "8",   "--dtype", "float64"};
     words.insert(words.end(), more.begin(), more.end());
-    std::vector<char*> argv;
-    for (auto& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    testing::internal::CaptureStdout();
-    testing::internal::CaptureStderr();
-    const int status = llm::run_program(static_cast<int>(words.size()), argv.data());
-    testing::internal::GetCapturedStdout();
-    error_ = testing::internal::GetCapturedStderr();
-    return status;
+    const auto ended = dtensor::test::captured(words, llm::run_program);
+    error_ = ended.error;
+    return ended.status;
   }
 
   std::vector<double> losses(const std::string& log) const {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
+#include "support/captured.h"
 #include "support/data.h"
 #include "train/compare.h"
 #include "train/log.h"
@@ -37,15 +38,10 @@ class TakenUp : public testing::Test {
                    "--data",
                    dtensor::test::data_path("transformer.json")};
     words.insert(words.end(), more.begin(), more.end());
-    std::vector<char*> argv;
-    for (auto& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    testing::internal::CaptureStdout();
-    testing::internal::CaptureStderr();
-    const int status = train::run_program(program, static_cast<int>(words.size()), argv.data());
-    error_ = testing::internal::GetCapturedStderr();
-    out_ = testing::internal::GetCapturedStdout();
-    return status;
+    const auto run = [&](int argc, char** argv) { return train::run_program(program, argc, argv); };
+    const auto ended = dtensor::test::captured(words, run);
+    out_ = ended.out, error_ = ended.error;
+    return ended.status;
   }
 
   std::vector<std::int64_t> logged(const char* name = "log.jsonl") const {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "support/captured.h"
 #include "support/data.h"
 #include "train/program.h"
 
@@ -13,28 +14,16 @@ namespace fs = std::filesystem;
 using train::Kind;
 using Words = std::vector<std::string>;
 
-struct Ended {
-  int status;
-  std::string error;
-};
-
-Ended run(Kind program, const Words& more) {
+dtensor::test::Captured run(Kind program, const Words& more) {
   Words words = {
       train::to_string(program), "--batch", "4", "--seq", "8", "--data", dtensor::test::data_path("transformer.json")};
   words.insert(words.end(), more.begin(), more.end());
-  std::vector<char*> argv;
-  for (auto& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
-  const int status = train::run_program(program, static_cast<int>(words.size()), argv.data());
-  testing::internal::GetCapturedStdout();
-  return {status, testing::internal::GetCapturedStderr()};
+  return dtensor::test::captured(words, [&](int argc, char** argv) { return train::run_program(program, argc, argv); });
 }
 
 // The last line is the program's, with its name.
 void expect_refused(Kind program, const Words& words, const std::string& message) {
-  const auto [status, error] = run(program, words);
+  const auto [status, out, error] = run(program, words);
   EXPECT_EQ(status, 2) << message << ": " << error;
   EXPECT_NE(error.find(train::to_string(program) + (": " + message)), std::string::npos) << error;
   EXPECT_EQ(error.find("rank "), std::string::npos) << error;
