@@ -135,22 +135,7 @@ void add_file_flags(CLI::App& app, Options& o) {
   app.add_option("--trace", o.trace, "write a Chrome trace of operators and collectives to this JSON file");
 }
 
-void add_expert_flags(CLI::App& app, ExpertFlags& e) {
-  app.add_option("--ep", e.ep, "ranks that share the experts of a layer; default: the most that fit")
-      ->check(CLI::Range(1, 1 << 20));
-  app.add_option("--etp", e.etp, "ranks that split each expert: 1, or as many as tp")->capture_default_str();
-  app.add_option("--experts", e.experts, "experts a layer")->check(CLI::Range(1, 4096))->capture_default_str();
-  app.add_option("--top-k", e.top_k, "experts a token")->check(CLI::Range(1, 64))->capture_default_str();
-  app.add_option("--ffn", e.ffn, "width of an expert; default: the hidden size")->check(CLI::Range(1, 1 << 20));
-  app.add_option("--shared", e.shared, "width of a shared expert; 0: none")
-      ->check(CLI::Range(0, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--dispatcher", e.dispatcher, "all-to-all, all-gather, capacity or equal (--balance forced)")
-      ->check(CLI::IsMember({"all-to-all", "all-gather", "capacity", "equal"}))
-      ->capture_default_str();
-  app.add_option("--capacity", e.capacity, "capacity factor of --dispatcher capacity; 0: none is dropped")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+void add_router_flags(CLI::App& app, ExpertFlags& e) {
   app.add_option("--balance", e.balance, "aux (a loss), bias (without a loss), none, forced (in turn)")
       ->check(CLI::IsMember({"aux", "bias", "none", "forced"}))
       ->capture_default_str();
@@ -167,6 +152,25 @@ void add_expert_flags(CLI::App& app, ExpertFlags& e) {
       ->check(CLI::NonNegativeNumber);
   app.add_option("--jitter", e.jitter, "the router's inputs are multiplied by uniform(1 - jitter, 1 + jitter)")
       ->check(CLI::Range(0.0, 1.0));
+}
+
+void add_expert_flags(CLI::App& app, ExpertFlags& e) {
+  app.add_option("--ep", e.ep, "ranks that share the experts of a layer; default: the most that fit")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--etp", e.etp, "ranks that split each expert: 1, or as many as tp")->capture_default_str();
+  app.add_option("--experts", e.experts, "experts a layer")->check(CLI::Range(1, 4096))->capture_default_str();
+  app.add_option("--top-k", e.top_k, "experts a token")->check(CLI::Range(1, 64))->capture_default_str();
+  app.add_option("--ffn", e.ffn, "width of an expert; default: the hidden size")->check(CLI::Range(1, 1 << 20));
+  app.add_option("--shared", e.shared, "width of a shared expert; 0: none")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--dispatcher", e.dispatcher, "all-to-all, all-gather, capacity or equal (--balance forced)")
+      ->check(CLI::IsMember({"all-to-all", "all-gather", "capacity", "equal"}))
+      ->capture_default_str();
+  app.add_option("--capacity", e.capacity, "capacity factor of --dispatcher capacity; 0: none is dropped")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  add_router_flags(app, e);
   app.add_flag("--score-before-experts", e.score_before, "weigh tokens before the experts, not their results after");
   app.add_option("--expert-backend", e.backend,
                  "automatic, loop (a product an expert) or grouped (one, on padded groups)")
