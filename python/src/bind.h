@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dtensor/dtensor.h"
@@ -19,6 +20,16 @@ namespace py = pybind11;
 // Whatever may wait for other ranks or compute gives up the interpreter lock: a rank that held it would keep the other
 // thread ranks from getting where it waits for them.
 using NoLock = py::call_guard<py::gil_scoped_release>;
+
+// The same for what py::init takes. NoLock beside py::init would also let pybind11 enter the new object into its table
+// of all objects without the lock, which thread ranks then write at once ("deallocate unregistered instance").
+template <class Result, class... Args>
+auto unlocked(Result (*make)(Args...)) {
+  return [make](Args... args) {
+    const py::gil_scoped_release no_lock;
+    return make(std::forward<Args>(args)...);
+  };
+}
 
 void bind_placement(py::module_& module);
 void bind_mesh(py::module_& module);

@@ -57,10 +57,9 @@ Loaded loaded(LoadedCheckpoint found, const State& state) {
 
 void bind_series(py::module_& module) {
   py::class_<CheckpointSeries>(module, "CheckpointSeries")
-      .def(py::init([](const std::string& root, std::int64_t keep) {
-             return CheckpointSeries(root, current_world(), keep);
-           }),
-           NoLock())
+      .def(py::init(unlocked(+[](const std::string& root, std::int64_t keep) {
+        return std::make_unique<CheckpointSeries>(root, current_world(), keep);
+      })))
       .def(
           "save",
           [](CheckpointSeries& series, const StateTensors& tensors, const CheckpointValues& values, std::int64_t step,

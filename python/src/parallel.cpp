@@ -82,7 +82,7 @@ void bind_parallel(py::module_& module) {
       .def("stats", &stats_of)
       .def("reset_peaks", &FsdpUnit::reset_peaks);
   py::class_<Casts>(module, "Casts")
-      .def(py::init<Named>(), NoLock())
+      .def(py::init(unlocked(+[](Named tensors) { return std::make_unique<Casts>(std::move(tensors)); })))
       .def("tensors", &Casts::tensors)
       .def("output", &Casts::output, NoLock())
       .def("close", &Casts::close);

@@ -96,8 +96,8 @@ void bind_pipeline(py::module_& module) {
   module.def("microbatches", &pl::microbatches, py::arg("batch"), py::arg("count"), NoLock(),
              "The batch in `count` parts along dimension 0, whose sizes differ by one at most.");
   py::class_<pl::Pipeline>(module, "Pipeline")
-      .def(py::init(&make_pipeline), py::arg("mesh"), py::arg("schedule"), py::arg("loss"), py::arg("axis"),
-           py::arg("weight"), NoLock())
+      .def(py::init(unlocked(&make_pipeline)), py::arg("mesh"), py::arg("schedule"), py::arg("loss"), py::arg("axis"),
+           py::arg("weight"))
       .def("stages", &pl::Pipeline::stages)
       .def("last_stage", &pl::Pipeline::last_stage)
       .def("stage_mesh",

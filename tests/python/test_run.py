@@ -3,13 +3,14 @@
 import functools
 import subprocess
 import sys
+import tempfile
 import threading
 import unittest
 
 import torch
 
 import dtensor
-from dtensor import Partial, Replicate, Shard
+from dtensor import _C, Partial, Replicate, Shard
 from layouts import mesh_of
 
 
@@ -31,6 +32,19 @@ class Run(unittest.TestCase):
             dtensor.run(3, fails)
         self.assertEqual(caught.exception.__notes__, ["[rank 1 of 3]"])
         self.assertEqual(dtensor.run(2, dtensor.rank), [0, 1])  # and the next run is sound
+
+    def test_objects_are_made_on_all_ranks_at_once(self):
+        """pybind11 keeps a table of all objects, which only the holder of the interpreter lock may write."""
+
+        def makes_many(root):
+            mesh = dtensor.init_device_mesh("cpu", (8,), mesh_dim_names=("pp",))
+            schedule = _C.schedule_with_communication(_C.make_schedule("1f1b", 8, 8), None, False)
+            for _ in range(2000):
+                _ = [_C.Casts([]) for _ in range(4)], _C.CheckpointSeries(root, 1)
+                _C.Pipeline(mesh, schedule, lambda outputs, targets: outputs[0], "pp", None)
+
+        with tempfile.TemporaryDirectory() as root:
+            dtensor.run(8, makes_many, root)
 
     def test_a_timeout_may_be_infinite(self):
         total = lambda: dtensor.ones(4, device_mesh=mesh_of((2,)), placements=[Shard(0)]).sum().item()  # noqa: E731
