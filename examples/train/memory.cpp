@@ -123,6 +123,7 @@ void MemoryUse::end(const dtensor::DeviceMesh& mesh) {
   for (const auto& unit : counts_) measured.unreduced = std::max(measured.unreduced, unit.stats().peak_unreduced_bytes);
   counts_.clear();
   resident = peak_resident();
+  pool = dtensor::memory_pool_stats();
   ranks_here = mesh.world().size();
   const auto& axes = mesh.names();
   if (std::find(axes.begin(), axes.end(), "pp") != axes.end()) gather_over(mesh);

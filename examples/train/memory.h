@@ -9,6 +9,7 @@
 #include "args.h"
 #include "dtensor/events.h"
 #include "dtensor/fully_shard.h"
+#include "dtensor/memory_pool.h"
 #include "dtensor/mesh.h"
 #include "dtensor/pipeline_schedule.h"
 #include "memory_plot.h"
@@ -20,6 +21,7 @@ struct MemoryUse {
   std::int64_t resident_before = 0;         // of this process, at its highest: before training, and after
   std::int64_t resident = 0;
   int ranks_here = 1;                      // in this process
+  dtensor::MemoryPoolStats pool = {};      // of this process, after training
   bool sampled = false;                    // whether the last step is followed:
   std::vector<MemorySample> samples = {};  // what it held, operator by operator
 

@@ -129,6 +129,9 @@ Table memory_table(const MemoryUse& memory) {
                                           bytes_text(static_cast<double>(memory.resident)),
                                           bytes_text(static_cast<double>(memory.resident - memory.resident_before)),
                                           memory.ranks_here)});
+  rows.push_back({"kept to be used again", fmt::format("{} of at most {} (set_memory_pool_limit)",
+                                                       bytes_text(static_cast<double>(memory.pool.cached_bytes)),
+                                                       bytes_text(static_cast<double>(memory.pool.limit_bytes)))});
   return rows;
 }
 

@@ -19,6 +19,7 @@
 #include "dtensor/inspect.h"
 #include "dtensor/launch.h"
 #include "dtensor/loss.h"
+#include "dtensor/memory_pool.h"
 #include "dtensor/memory_timeline.h"
 #include "dtensor/mesh.h"
 #include "dtensor/mesh_scope.h"

@@ -6,8 +6,12 @@ from typing import Any, Callable
 
 from . import _C
 from ._C import Checked, EventListener, ExplicitRedistribution, MemoryTimeline, Strict, cache_stats, clear_cache  # noqa: F401
+from ._C import empty_memory_pool, memory_pool_stats, set_memory_pool_limit
 
-__all__ = ["CommDebugMode", "explain", "Strict", "Checked", "ExplicitRedistribution", "EventListener", "MemoryTimeline"]
+__all__ = [
+    "CommDebugMode", "explain", "Strict", "Checked", "ExplicitRedistribution", "EventListener", "MemoryTimeline",
+    "empty_memory_pool", "memory_pool_stats", "set_memory_pool_limit",
+]  # fmt: skip
 
 
 class CommDebugMode:

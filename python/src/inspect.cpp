@@ -105,6 +105,19 @@ void bind_memory(py::module_& module) {
       .def("svg", &MemoryRecord::svg, "A drawing of bytes over time.");
 }
 
+void bind_memory_pool(py::module_& module) {
+  module.def(
+      "memory_pool_stats",
+      [] {
+        const MemoryPoolStats stats = memory_pool_stats();
+        return py::dict(py::arg("cached_bytes") = stats.cached_bytes, py::arg("limit_bytes") = stats.limit_bytes,
+                        py::arg("hits") = stats.hits, py::arg("misses") = stats.misses);
+      },
+      "What this process keeps of the memory of collectives' results, to use it again.");
+  module.def("set_memory_pool_limit", &set_memory_pool_limit, py::arg("bytes"), "What is kept at most; 0: nothing.");
+  module.def("empty_memory_pool", &empty_memory_pool, "Gives what is kept back to the system.");
+}
+
 py::list rows(const CommCounts& mode) {
   py::list result;
   for (const auto& [key, count] : mode.counts()) {
@@ -177,6 +190,7 @@ void bind_inspect(py::module_& module) {
       .def("rows", &rows, "(kind, axis, module, phase, calls, bytes received) for each kind of collective.")
       .def("table", &CommCounts::table);
   bind_memory(module);
+  bind_memory_pool(module);
   bind_scopes(module);
   module.def(
       "cache_stats",

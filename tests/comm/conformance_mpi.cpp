@@ -5,7 +5,9 @@
 
 #include "comm/cases_mpi.h"
 #include "comm/fixture.h"
+#include "comm/memory/available_memory.h"
 #include "dtensor/launch.h"
+#include "dtensor/memory_pool.h"
 
 namespace dtensor::test {
 namespace {
@@ -45,6 +47,12 @@ TEST(MpiMessages, LongOnesAreCut) {
     EXPECT_TRUE(at::equal(taken, at::arange(count, at::kFloat) * previous));
   }
   mpi::largest_message = usual;
+}
+
+// All of these processes are on one host.
+TEST(ProcessMemory, TheyShareWhatAPoolMayKeep) {
+  const auto together = std::min<std::size_t>(available_memory() / 8, std::size_t{4} << 30);
+  EXPECT_EQ(memory_pool_stats().limit_bytes, together / static_cast<std::size_t>(world_of_this_run.size()));
 }
 
 // Takes 2 GB a rank: run it by hand with --gtest_also_run_disabled_tests.

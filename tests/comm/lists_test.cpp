@@ -65,7 +65,7 @@ TEST_P(Lists, AreReduced) {
 }
 
 std::size_t large_requests() {
-  const PoolStats stats = pool_stats();
+  const MemoryPoolStats stats = memory_pool_stats();
   return stats.hits + stats.misses;
 }
 

@@ -1,8 +1,13 @@
 // The buffer pool where the system has no more memory.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
+#include <unistd.h>
 
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "comm/memory/available_memory.h"
 #include "comm/memory/buffer_pool.h"
 #include "support/address_space.h"
 #include "support/sanitizer.h"
@@ -14,7 +19,7 @@ constexpr std::int64_t kMegabyte = std::int64_t{1} << 20;
 
 // As `ulimit -v` does: what the pool keeps unused is enough for another block, but of another size.
 [[noreturn]] void take_what_is_kept() {
-  set_pool_limit(static_cast<std::size_t>(1024 * kMegabyte));
+  set_memory_pool_limit(static_cast<std::size_t>(1024 * kMegabyte));
   {
     std::vector<at::Tensor> freed;
     for (int i = 0; i < 8; ++i) freed.push_back(pooled_empty({64 * kMegabyte}, at::kByte));
@@ -26,6 +31,37 @@ constexpr std::int64_t kMegabyte = std::int64_t{1} << 20;
     std::fprintf(stderr, "%s\n", e.what_without_backtrace());
     std::_Exit(2);
   }
+}
+
+// In a process of its own: what a program chose stays.
+[[noreturn]] void share_and_choose() {
+  const auto alone = memory_pool_stats().limit_bytes;
+  share_pool_limit(3);
+  const auto of_three = memory_pool_stats().limit_bytes;
+  set_memory_pool_limit(12345);
+  share_pool_limit(3);
+  std::_Exit(alone > 0 && of_three == alone / 3 && memory_pool_stats().limit_bytes == 12345 ? 0 : 1);
+}
+
+TEST(PoolLimit, IsSharedByTheProcessesOfAHostUntilItIsChosen) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(share_and_choose(), ::testing::ExitedWithCode(0), "");
+}
+
+TEST(PoolLimit, KnowsTheLimitOfAContainer) {
+  const auto machine = available_memory("/nowhere");
+  EXPECT_GT(machine, std::size_t{1} << 26);
+  const auto group = [](const std::string& name, const std::string& text) {
+    const auto root = std::filesystem::temp_directory_path() / ("cgroup_" + std::to_string(getpid()));
+    std::filesystem::create_directories((root / name).parent_path());
+    std::ofstream(root / name) << text;
+    const auto bytes = available_memory(root);
+    std::filesystem::remove_all(root);
+    return bytes;
+  };
+  EXPECT_EQ(group("memory.max", "67108864\n"), std::size_t{67108864});
+  EXPECT_EQ(group("memory/memory.limit_in_bytes", "33554432"), std::size_t{33554432});
+  EXPECT_EQ(group("memory.max", "max\n"), machine);
 }
 
 TEST(PoolLimit, GivesBackWhatIsUnusedBeforeThereIsNoMemory) {

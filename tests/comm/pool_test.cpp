@@ -16,10 +16,10 @@ TEST(BufferPool, AFreedBlockComesBack) {
     const at::Tensor t = pooled_empty({1 << 20}, at::kFloat);
     first = t.data_ptr();
   }
-  const auto before = pool_stats();
+  const auto before = memory_pool_stats();
   const at::Tensor again = pooled_empty({2, 1 << 19}, at::kFloat);
   EXPECT_EQ(again.data_ptr(), first);
-  EXPECT_EQ(pool_stats().hits, before.hits + 1);
+  EXPECT_EQ(memory_pool_stats().hits, before.hits + 1);
 }
 
 // Which the processor's caches hold yet.
@@ -60,17 +60,17 @@ TEST(BufferPool, MayBeResizedAndRequireGrad) {
 }
 
 TEST(BufferPool, KeepsNoMoreThanItsLimit) {
-  trim_pool();
-  set_pool_limit(3 << 20);
+  empty_memory_pool();
+  set_memory_pool_limit(3 << 20);
   {
     std::vector<at::Tensor> held;
     for (int i = 0; i < 8; ++i) held.push_back(pooled_empty({1 << 20}, at::kByte));
   }
-  EXPECT_LE(pool_stats().cached_bytes, std::size_t{3 << 20});
-  EXPECT_GT(pool_stats().cached_bytes, std::size_t{0});
-  trim_pool();
-  EXPECT_EQ(pool_stats().cached_bytes, std::size_t{0});
-  set_pool_limit(std::size_t{1} << 30);
+  EXPECT_LE(memory_pool_stats().cached_bytes, std::size_t{3 << 20});
+  EXPECT_GT(memory_pool_stats().cached_bytes, std::size_t{0});
+  empty_memory_pool();
+  EXPECT_EQ(memory_pool_stats().cached_bytes, std::size_t{0});
+  set_memory_pool_limit(std::size_t{1} << 30);
 }
 
 TEST(BufferPool, ServesManyThreads) {

@@ -88,6 +88,24 @@ class AttentionStrategies(unittest.TestCase):
             dtensor.attention_strategy("spiral")
 
 
+class MemoryPool(unittest.TestCase):
+    def test_keeps_what_it_may(self):
+        def gathered():
+            x = dtensor.ones(1 << 18, device_mesh=mesh_of((2,)), placements=[Shard(0)])
+            return x.full_tensor().sum().item()
+
+        debug = dtensor.debug
+        usual = debug.memory_pool_stats()["limit_bytes"]
+        debug.empty_memory_pool()
+        self.assertEqual(dtensor.run(2, gathered), [1 << 18] * 2)
+        self.assertGreater(debug.memory_pool_stats()["cached_bytes"], 0)
+        debug.set_memory_pool_limit(0)
+        self.assertEqual(debug.memory_pool_stats()["cached_bytes"], 0)
+        dtensor.run(2, gathered)
+        self.assertEqual(debug.memory_pool_stats()["cached_bytes"], 0)
+        debug.set_memory_pool_limit(usual)
+
+
 class MemoryTimelines(unittest.TestCase):
     def test_bytes_of_a_rank(self):
         def on_rank():

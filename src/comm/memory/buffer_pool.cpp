@@ -8,7 +8,6 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/StorageImpl.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -16,6 +15,8 @@
 #include <list>
 #include <map>
 #include <mutex>
+
+#include "comm/memory/available_memory.h"
 
 namespace dtensor {
 namespace {
@@ -29,10 +30,8 @@ std::size_t class_size(std::size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-std::size_t default_limit() {
-  const auto memory =
-      static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  return std::min<std::size_t>(memory / 8, std::size_t{4} << 30);
+std::size_t default_limit(std::size_t processes) {
+  return std::min<std::size_t>(available_memory() / 8, std::size_t{4} << 30) / processes;
 }
 
 // Null where there is none.
@@ -79,6 +78,14 @@ class Pool {
   void set_limit(std::size_t bytes) {
     std::lock_guard lock(mutex_);
     limit_ = bytes;
+    chosen_ = true;
+    shrink(limit_);
+  }
+
+  void share(std::size_t processes) {
+    std::lock_guard lock(mutex_);
+    if (chosen_) return;
+    limit_ = default_limit(processes);
     shrink(limit_);
   }
 
@@ -87,9 +94,11 @@ class Pool {
     shrink(0);
   }
 
-  PoolStats stats() {
+  MemoryPoolStats stats() {
     std::lock_guard lock(mutex_);
-    return stats_;
+    MemoryPoolStats stats = stats_;
+    stats.limit_bytes = limit_;
+    return stats;
   }
 
  private:
@@ -114,8 +123,9 @@ class Pool {
   std::mutex mutex_;
   Blocks blocks_;
   Index by_size_;
-  std::size_t limit_ = default_limit();
-  PoolStats stats_;
+  std::size_t limit_ = default_limit(1);
+  bool chosen_ = false;  // the limit, by the program
+  MemoryPoolStats stats_;
 };
 
 // Never destroyed: tensors may die after main.
@@ -191,8 +201,10 @@ at::Tensor pooled_empty(at::IntArrayRef sizes, at::ScalarType dtype) {
   return tensor;
 }
 
-PoolStats pool_stats() { return pool().stats(); }
-void set_pool_limit(std::size_t bytes) { pool().set_limit(bytes); }
-void trim_pool() { pool().trim(); }
+void share_pool_limit(int processes) { pool().share(static_cast<std::size_t>(std::max(processes, 1))); }
+
+MemoryPoolStats memory_pool_stats() { return pool().stats(); }
+void set_memory_pool_limit(std::size_t bytes) { pool().set_limit(bytes); }
+void empty_memory_pool() { pool().trim(); }
 
 }  // namespace dtensor

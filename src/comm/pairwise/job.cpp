@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "comm/describe.h"
+#include "comm/memory/buffer_pool.h"
 #include "comm/pairwise/termination.h"
 
 namespace dtensor::pairwise {
@@ -30,6 +31,7 @@ Job::Job(std::unique_ptr<Transport> transport, RunOptions options)
       size_(transport_->size()),
       thread_(std::this_thread::get_id()) {
   const int here = transport_->local_size() > 0 ? transport_->local_size() : size_;
+  share_pool_limit(here);
   crowded_ = here > static_cast<int>(std::thread::hardware_concurrency());
   peers_ = std::vector<Peer>(size_);
   watch_for_termination(true);
