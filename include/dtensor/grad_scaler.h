@@ -46,9 +46,9 @@ class DTENSOR_API GradScaler {
   void update();  // the scale for the next step, by all that was unscaled
 
   // The scale of the next loss, and all that a checkpoint needs.
-  double get_scale() const { return state_.scale; }
+  double get_scale() const { return options_.enabled ? state_.scale : 1; }
   State state() const { return state_; }
-  void set_state(State state) { state_ = state; }
+  void set_state(State state);
 
  private:
   Options options_;

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <limits>
 #include <set>
@@ -128,7 +129,7 @@ bool unscale(const std::vector<at::Tensor>& parameters, double inverse) {
 GradScaler::GradScaler(const Options& options)
     : options_(options), state_{options.enabled ? options.init_scale : 1, 0} {
   TORCH_CHECK(options.growth_factor > 1 && options.backoff_factor < 1 && options.backoff_factor > 0 &&
-                  options.growth_interval > 0 && options.init_scale > 0,
+                  options.growth_interval > 0 && options.init_scale > 0 && std::isfinite(options.init_scale),
               "GradScaler: scale ", options.init_scale, ", growth ", options.growth_factor, " each ",
               options.growth_interval, " steps, backoff ", options.backoff_factor);
 }
@@ -138,6 +139,12 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
   // A half number times 65536 would overflow by itself.
   const bool half = loss.scalar_type() == at::kHalf || loss.scalar_type() == at::kBFloat16;
   return (half ? loss.to(at::kFloat) : loss) * state_.scale;
+}
+
+void GradScaler::set_state(State state) {
+  TORCH_CHECK(state.scale > 0 && std::isfinite(state.scale) && state.good_steps >= 0, "GradScaler: a state of scale ",
+              state.scale, " after ", state.good_steps, " steps; of another program, or none?");
+  state_ = state;
 }
 
 bool GradScaler::unscale_(const std::vector<at::Tensor>& parameters) {

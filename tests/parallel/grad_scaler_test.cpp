@@ -1,6 +1,8 @@
 // Loss scaling over several meshes: every rank skips the same steps.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "dtensor/dtensor.h"
 #include "support/errors.h"
 #include "support/ranks.h"
@@ -173,6 +175,26 @@ TEST(GradScaler, WorksInAMeshScope) {
     }
     test::expect_close(p.grad(), at::full({3}, 2.f), "unscaled");
   });
+}
+
+// A run in half precision that goes on in another one: the scale that was saved is out of force, also where it is given
+// to a pipeline.
+TEST(GradScaler, OneThatIsOffScalesByOneWhateverStateIsSet) {
+  GradScaler scaler({.enabled = false});
+  scaler.set_state({1024, 3});
+  EXPECT_EQ(scaler.get_scale(), 1);
+  EXPECT_EQ(scaler.scale(at::ones({})).item<double>(), 1);
+}
+
+TEST(GradScaler, AStateWithoutAScaleIsRefused) {
+  for (const double scale : {0., -8., static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
+    GradScaler scaler;
+    EXPECT_NE(test::error_of([&] {
+                scaler.set_state({scale, 0});
+              }).find("GradScaler: a state of scale"),
+              std::string::npos);
+    EXPECT_EQ(scaler.get_scale(), 65536);
+  }
 }
 
 }  // namespace
