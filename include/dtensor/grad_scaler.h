@@ -24,8 +24,11 @@ class DTENSOR_API GradScaler {
     // The first scale; its factors after growth_interval steps without and after one with an overflow.
     double init_scale = 65536, growth_factor = 2, backoff_factor = 0.5;
     std::int64_t growth_interval = 2000;  // steps without overflow before the scale grows
-    // Off: scales by 1 and skips nothing.
+    // Off: scales by 1 and skips nothing, whatever state is set.
     bool enabled = true;
+    // The ranks that skip a step together, where they do not all know of the same parameters: those of a pipeline,
+    // whose stages have plain ones or are known to their own ranks alone. None: those of the parameters' meshes.
+    DeviceMesh mesh = {};
   };
   struct State {
     double scale = 0;
@@ -38,7 +41,8 @@ class DTENSOR_API GradScaler {
   // Divides the gradients of `parameters`, DTensors on any meshes and plain ones, by the scale, in place. Whether all
   // ranks found them finite. Collective over their meshes (over the world, where plain ones are among DTensors that do
   // not cover it): every rank gives the same list, parameters included that have no gradient here or whose mesh it is
-  // not in; a rank outside all of the meshes is not told. At most once before update() for a parameter.
+  // not in; a rank outside all of the meshes is not told. With options.mesh collective over that, and each of its ranks
+  // may give a list of its own, of parameters on these ranks. At most once before update() for a parameter.
   bool unscale_(const std::vector<at::Tensor>& parameters);
   // Unscales those for which that was not done (each optimizer of several has parameters of its own), and runs `step`
   // if the gradients were finite; whether it did.

@@ -56,7 +56,7 @@ struct PipelineOptions {
 
 // Of one step.
 struct StepOptions {
-  double loss_scale = 1;  // what gradients are multiplied by (GradScaler)
+  double loss_scale = 1;  // what gradients are multiplied by (get_scale() of a GradScaler with the pipeline's mesh)
 };
 
 // What a step did.

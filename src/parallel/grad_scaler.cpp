@@ -33,6 +33,7 @@ Ranks sorted_ranks(const DeviceMesh& mesh) {
 
 // Which ranks must agree: those of all meshes that the parameters name, and the world where some have none.
 struct Members {
+  DeviceMesh given;                // all of them, where the caller has said it
   std::vector<DeviceMesh> meshes;  // each once
   bool plain = false;
 
@@ -42,7 +43,14 @@ struct Members {
       return;
     }
     const DeviceMesh mesh = DTensor(tensor).mesh();
+    if (given) check_within(mesh);
     if (std::find(meshes.begin(), meshes.end(), mesh) == meshes.end()) meshes.push_back(mesh);
+  }
+
+  void check_within(const DeviceMesh& mesh) const {
+    const Ranks all = sorted_ranks(given), some = sorted_ranks(mesh);
+    TORCH_CHECK(std::includes(all.begin(), all.end(), some.begin(), some.end()), "GradScaler: a parameter on ",
+                mesh.str(), ", some of whose ranks are not among those that skip steps together, ", given.str());
   }
 
   // The ranks that news from the first mesh reaches by those that are in two meshes.
@@ -72,6 +80,10 @@ void take_largest(const at::Tensor& found, const Communicator& ranks) {
 // Ranks that are in two meshes carry the news from one to the other: over a chain of n meshes it takes n rounds. So it
 // may be that each rank names a slice of its own; where meshes have no rank in common, every rank names all of them.
 void agree(const at::Tensor& found, const Members& members) {
+  if (members.given) {
+    if (members.given.is_member()) take_largest(found, members.given.communicator());
+    return;
+  }
   if (members.meshes.empty()) return;
   const DeviceMesh& first = members.meshes.front();
   const Ranks all = members.all();
@@ -102,10 +114,10 @@ at::Tensor local_gradient(const at::Tensor& gradient) {
 }
 
 // Whether all gradients were finite.
-bool unscale(const std::vector<at::Tensor>& parameters, double inverse) {
+bool unscale(const std::vector<at::Tensor>& parameters, double inverse, const DeviceMesh& mesh) {
   const at::NoGradGuard no_grad;
   const NoMeshScope plain;
-  Members members;
+  Members members{mesh, {}};
   std::vector<at::Tensor> locals;
   for (const at::Tensor& p : parameters) {
     members.add(p.grad().defined() ? p.grad() : p);
@@ -113,6 +125,7 @@ bool unscale(const std::vector<at::Tensor>& parameters, double inverse) {
     if (local.defined()) locals.push_back(local);
   }
   const auto device = !locals.empty()          ? locals.front().device()
+                      : mesh                   ? c10::Device(mesh.device_type())
                       : members.meshes.empty() ? c10::Device(at::kCPU)
                                                : c10::Device(members.meshes.front().device_type());
   const auto options = at::TensorOptions(at::kFloat).device(device);
@@ -147,6 +160,7 @@ void GradScaler::set_state(State state) {
   state_ = state;
 }
 
+// What is found of an empty list is noted under null: with options.mesh it is what the other ranks have found.
 bool GradScaler::unscale_(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> once;  // a tied weight may be listed under each of its names
   std::unordered_set<const c10::TensorImpl*> listed;
@@ -156,8 +170,9 @@ bool GradScaler::unscale_(const std::vector<at::Tensor>& parameters) {
     TORCH_CHECK(!unscaled_.contains(p.unsafeGetTensorImpl()), "GradScaler: unscale_ was called before for a parameter ",
                 "of sizes ", p.sizes(), ", without update() since");
   }
-  const bool finite = !options_.enabled || unscale(once, 1 / state_.scale);
-  for (const at::Tensor& p : once) unscaled_.emplace(p.unsafeGetTensorImpl(), finite);
+  const bool finite = !options_.enabled || unscale(once, 1 / state_.scale, options_.mesh);
+  if (once.empty()) listed.insert(nullptr);
+  for (const auto* p : listed) unscaled_.try_emplace(p, true).first->second &= finite;
   return finite;
 }
 
@@ -166,11 +181,13 @@ bool GradScaler::step(const std::vector<at::Tensor>& parameters, const std::func
   for (const at::Tensor& p : parameters) {
     if (!unscaled_.contains(p.unsafeGetTensorImpl())) rest.push_back(p);
   }
-  if (!rest.empty()) unscale_(rest);
+  const bool any = !parameters.empty();
+  if (any ? !rest.empty() : !unscaled_.contains(nullptr)) unscale_(rest);
   const bool finite = std::all_of(parameters.begin(), parameters.end(),
                                   [&](const at::Tensor& p) { return unscaled_.at(p.unsafeGetTensorImpl()); });
-  if (finite) step();
-  return finite;
+  if (!finite || (!any && !unscaled_.at(nullptr))) return false;
+  step();
+  return true;
 }
 
 void GradScaler::update() {

@@ -197,4 +197,33 @@ TEST(GradScaler, AStateWithoutAScaleIsRefused) {
   }
 }
 
+// Stages of which each rank knows its own: plain parameters, none at all, and one on a mesh of its stage.
+TEST(GradScaler, RanksOfOneMeshSkipAStepTogetherWhateverEachOfThemGives) {
+  run_local(4, [](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {4}), last = device_mesh(world, at::kCPU, {2, 3}, {2});
+    std::vector<at::Tensor> own;
+    if (world.rank() == 0) own = {at::ones({2}).requires_grad_()};
+    if (world.rank() > 1) own = {distribute_tensor(at::ones({4}), last, {Shard(0)}).requires_grad_()};
+    GradScaler scaler({.init_scale = 8, .mesh = mesh});
+    for (const int bad : {0, 3, -1}) {
+      for (const bool before : {true, false}) {
+        for (at::Tensor& p : own) p.mutable_grad() = p.detach() * (world.rank() == bad ? INFINITY : 1);
+        if (before) EXPECT_EQ(scaler.unscale_(own), bad < 0);
+        EXPECT_EQ(scaler.step(own, [] {}), bad < 0) << "rank " << world.rank();
+        scaler.update();
+      }
+    }
+    EXPECT_EQ(scaler.get_scale(), 0.5);
+  });
+}
+
+TEST(GradScaler, AParameterBeyondTheRanksThatSkipTogetherIsRefused) {
+  run_local(2, [](Communicator world) {
+    const DeviceMesh all = init_device_mesh(world, at::kCPU, {2}), one = device_mesh(world, at::kCPU, {0}, {1});
+    const at::Tensor p = with_gradient(at::ones({4}), all, {Shard(0)});
+    GradScaler scaler({.mesh = one});
+    EXPECT_NE(test::error_of([&] { scaler.unscale_({p}); }).find("skip steps together"), std::string::npos);
+  });
+}
+
 }  // namespace
