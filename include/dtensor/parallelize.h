@@ -111,11 +111,13 @@ class DTENSOR_API ParallelModel {
   const std::vector<Decision>& activations() const;
   std::string str() const;
 
-  // The model whose plan is in force on this thread; the plan of none, which changes nothing, outside any scope.
+  // What is in force on this thread, that of all scopes around; the plan of none, which changes nothing, outside any
+  // scope. Put in force elsewhere, it holds there as it does here, alone.
   static ParallelModel in_force();
 
   struct State;
-  // While it lives, named activation points of this thread follow the plan.
+  // While it lives, named activation points of this thread follow the plan, and those of the scopes around: of plans
+  // for one axis the innermost.
   class DTENSOR_API Scope {
    public:
     explicit Scope(const ParallelModel& model);

@@ -63,6 +63,11 @@ bool same_axis(const ActivationRule& a, const ActivationRule& b) {
   return a.axis_name == b.axis_name && (!a.axis_name.empty() || a.axis == b.axis);
 }
 
+void add_rule(std::vector<ActivationRule>& rules, const ActivationRule& rule) {
+  std::erase_if(rules, [&](const ActivationRule& other) { return same_axis(other, rule); });
+  rules.push_back(rule);
+}
+
 at::Tensor follow(const std::vector<ActivationRule>& rules, const at::Tensor& x) {
   const DTensor input = on_mesh(x, largest_mesh(rules));
   const DeviceMesh mesh = input.mesh();
@@ -76,19 +81,50 @@ at::Tensor follow(const std::vector<ActivationRule>& rules, const at::Tensor& x)
   return pins ? constrain(input, wanted) : input.redistribute(wanted);
 }
 
-ParallelModel ParallelModel::in_force() {
-  const auto* plan = ScopedValue<std::shared_ptr<const State>>::current();
-  return ParallelModel(plan == nullptr ? nullptr : *plan);
+namespace {
+
+using StatePtr = std::shared_ptr<const ParallelModel::State>;
+
+StatePtr current_state() {
+  const auto* plan = ScopedValue<StatePtr>::current();
+  return plan == nullptr ? nullptr : *plan;
 }
 
-ParallelModel::Scope::Scope(const ParallelModel& model) : scope_(model.state_) {}
+StatePtr joined(std::vector<StatePtr> plans) {
+  auto all = std::make_shared<ParallelModel::State>();
+  for (const StatePtr& plan : plans) {
+    all->parameters.insert(all->parameters.end(), plan->parameters.begin(), plan->parameters.end());
+    all->activations.insert(all->activations.end(), plan->activations.begin(), plan->activations.end());
+    for (const auto& [point, rules] : plan->rules) {
+      for (const ActivationRule& rule : rules) add_rule(all->rules[point], rule);
+    }
+  }
+  all->plans = std::move(plans);
+  return all;
+}
+
+// A plan within the scopes of others adds to them, as a further one of an nn::Module does.
+StatePtr put_in_force(const StatePtr& plan) {
+  if (!plan || !plan->plans.empty()) return plan;
+  const StatePtr around = current_state();
+  std::vector<StatePtr> plans = around ? around->plans : std::vector<StatePtr>();
+  std::erase(plans, plan);
+  plans.push_back(plan);
+  return joined(std::move(plans));
+}
+
+}  // namespace
+
+ParallelModel ParallelModel::in_force() { return ParallelModel(current_state()); }
+
+ParallelModel::Scope::Scope(const ParallelModel& model) : scope_(put_in_force(model.state_)) {}
 
 at::Tensor constrain(const char* point, const at::Tensor& x) {
-  const auto* plan = ScopedValue<std::shared_ptr<const ParallelModel::State>>::current();
+  const auto* plan = ScopedValue<StatePtr>::current();
   if (plan == nullptr || *plan == nullptr) return x;
   const std::string path = ModuleScope::path();
   const auto found = (*plan)->rules.find(path.empty() ? point : path + "." + point);
-  return found == (*plan)->rules.end() ? x : follow({found->second}, x);
+  return found == (*plan)->rules.end() ? x : follow(found->second, x);
 }
 
 }  // namespace dtensor

@@ -24,7 +24,12 @@ at::Tensor follow(const std::vector<ActivationRule>& rules, const at::Tensor& x)
 
 struct ParallelModel::State {
   std::vector<Decision> parameters, activations;
-  std::map<std::string, ActivationRule> rules;  // by activation point
+  std::map<std::string, std::vector<ActivationRule>> rules;  // by activation point: each an axis of its own
+  // Of what is in force: the plans that it is made of. Put in force again, it counts alone.
+  std::vector<std::shared_ptr<const State>> plans;
 };
+
+// After what is there, which it replaces on its axis.
+void add_rule(std::vector<ActivationRule>& rules, const ActivationRule& rule);
 
 }  // namespace dtensor

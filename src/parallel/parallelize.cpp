@@ -196,7 +196,7 @@ std::shared_ptr<const ParallelModel::State> carry_out(const Names& names, const 
   const std::string axis_name = mesh.names().empty() ? "" : mesh.names()[static_cast<std::size_t>(axis)];
   for (const auto& [name, by] : points) {
     state->activations.push_back({name, by.placement, by.entry});
-    state->rules.emplace(name, ActivationRule{mesh, axis, axis_name, by.placement, by.pins});
+    state->rules[name] = {ActivationRule{mesh, axis, axis_name, by.placement, by.pins}};
   }
   return state;
 }
@@ -207,11 +207,10 @@ struct Follows {
   at::Tensor operator()(const at::Tensor& x) const { return follow(rules, x); }
 };
 
-void add_rule(nn::Module& module, const std::string& point, const ActivationRule& rule) {
+void add_rules(nn::Module& module, const std::string& point, const std::vector<ActivationRule>& rules) {
   const auto* before = module.constraint(point).target<Follows>();
   Follows all = before == nullptr ? Follows() : *before;
-  std::erase_if(all.rules, [&](const ActivationRule& other) { return same_axis(other, rule); });
-  all.rules.push_back(rule);
+  for (const ActivationRule& rule : rules) add_rule(all.rules, rule);
   module.set_constraint(point, std::move(all));
 }
 
@@ -231,8 +230,8 @@ ParallelModel parallelize(nn::Module& model, const DeviceMesh& mesh, const Paral
   auto state = carry_out(names, mesh, plan, options);
   for (const auto& [name, module] : names.modules) {
     for (const std::string& point : module->activation_points()) {
-      const auto rule = state->rules.find(point_of(name, point.c_str()));
-      if (rule != state->rules.end()) add_rule(*module, point, rule->second);
+      const auto rules = state->rules.find(point_of(name, point.c_str()));
+      if (rules != state->rules.end()) add_rules(*module, point, rules->second);
     }
   }
   return ParallelModel(std::move(state));
