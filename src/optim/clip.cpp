@@ -218,6 +218,17 @@ void check_elsewhere(const std::vector<at::Tensor>& gradients) {
   }
 }
 
+// Without a gradient here, a parameter still names its mesh. Undefined parameters have none.
+struct Gradients {
+  explicit Gradients(at::TensorList parameters) {
+    for (const at::Tensor& p : parameters) reduced.push_back(p.defined() ? p.grad() : p);
+    reduced = without_partials(std::move(reduced));
+    for (std::size_t i = 0; i < reduced.size(); ++i)
+      described.push_back(reduced[i].defined() ? reduced[i] : parameters[i]);
+  }
+  std::vector<at::Tensor> reduced, described;
+};
+
 // A tied weight may be listed under each of its names; it has one gradient.
 std::vector<at::Tensor> each_once(at::TensorList parameters) {
   std::vector<at::Tensor> once;
@@ -233,8 +244,16 @@ std::vector<at::Tensor> each_once(at::TensorList parameters) {
 at::Tensor get_norms(at::TensorList tensors, NormOptions options) {
   const PlainScope scope;
   const auto reduced = without_partials(tensors.vec());
-  const NormGroup group(reduced);
+  const NormGroup group(reduced, options.mesh);
   return group.outside() ? at::Tensor() : root(powers_of(reduced, group, options.norm_type), options.norm_type);
+}
+
+at::Tensor get_grad_norms(at::TensorList parameters, NormOptions options) {
+  const PlainScope scope;
+  const Gradients gradients(parameters);
+  const NormGroup group(gradients.described, options.mesh);
+  if (group.outside()) return {};
+  return root(powers_of(gradients.reduced, group, options.norm_type), options.norm_type);
 }
 
 void clip_grads_with_norm_(at::TensorList parameters, double max_norm, const at::Tensor& total_norm) {
@@ -250,24 +269,21 @@ void clip_grads_with_norm_(at::TensorList parameters, double max_norm, const at:
 at::Tensor get_total_norm(at::TensorList tensors, NormOptions options) {
   const PlainScope scope;
   const auto reduced = without_partials(tensors.vec());
-  const NormGroup group(reduced);
+  const NormGroup group(reduced, options.mesh);
   return group.outside() ? at::Tensor() : total_norm(reduced, reduced, group, options);
 }
 
 at::Tensor clip_grad_norm_(at::TensorList listed, double max_norm, NormOptions options) {
   const PlainScope scope;
   const std::vector<at::Tensor> parameters = each_once(listed);
-  std::vector<at::Tensor> gradients, described;  // without a gradient here, the parameter still names its mesh
-  for (const at::Tensor& p : parameters) gradients.push_back(p.grad());
-  gradients = without_partials(std::move(gradients));
+  const Gradients gradients(parameters);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (gradients[i].defined() && !gradients[i].is_same(parameters[i].grad()))
-      parameters[i].mutable_grad() = gradients[i];
-    described.push_back(gradients[i].defined() ? gradients[i] : parameters[i]);
+    const at::Tensor& reduced = gradients.reduced[i];
+    if (reduced.defined() && !reduced.is_same(parameters[i].grad())) parameters[i].mutable_grad() = reduced;
   }
-  const NormGroup group(described);
+  const NormGroup group(gradients.described, options.mesh);
   if (group.outside()) return {};
-  const at::Tensor norm = total_norm(gradients, described, group, options);
+  const at::Tensor norm = total_norm(gradients.reduced, gradients.described, group, options);
   clip_grads_with_norm_(parameters, max_norm, norm);
   return norm;
 }

@@ -14,7 +14,7 @@ std::vector<std::int64_t> sorted_ranks(const DeviceMesh& mesh) {
 
 }  // namespace
 
-NormGroup::NormGroup(at::TensorList tensors) {
+NormGroup::NormGroup(at::TensorList tensors, const DeviceMesh& callers) {
   bool plain = false;
   for (const at::Tensor& tensor : tensors) {
     if (!is_dtensor(tensor)) {
@@ -30,14 +30,15 @@ NormGroup::NormGroup(at::TensorList tensors) {
   }
   has_plain_ = plain;
   if (members_.empty()) return;
-  outside_ =
-      !plain && std::all_of(members_.begin(), members_.end(), [](const Member& m) { return m.coordinate.empty(); });
+  const bool in_none =
+      std::all_of(members_.begin(), members_.end(), [](const Member& m) { return m.coordinate.empty(); });
+  outside_ = callers ? !callers.is_member() : !plain && in_none;
   if (outside_) return;
-  if (same_ranks() && !plain) {
+  if (same_ranks(callers) && !plain) {
     choose_line();
   } else {
-    choose_all(plain);
-    find_slices();
+    choose_all(plain, callers);
+    find_slices(callers);
   }
 }
 
@@ -56,10 +57,18 @@ const NormGroup::Member* NormGroup::find(const DeviceMesh& mesh) const {
   return nullptr;
 }
 
-bool NormGroup::same_ranks() const {
-  const auto first = sorted_ranks(members_.front().mesh);
-  return std::all_of(members_.begin() + 1, members_.end(),
-                     [&](const Member& m) { return sorted_ranks(m.mesh) == first; });
+bool NormGroup::same_ranks(const DeviceMesh& callers) const {
+  const auto first = sorted_ranks(callers ? callers : members_.front().mesh);
+  return std::all_of(members_.begin(), members_.end(), [&](const Member& m) { return sorted_ranks(m.mesh) == first; });
+}
+
+void NormGroup::check_within(const DeviceMesh& callers) const {
+  const auto all = sorted_ranks(callers);
+  for (const Member& member : members_) {
+    const auto some = sorted_ranks(member.mesh);
+    TORCH_CHECK(std::includes(all.begin(), all.end(), some.begin(), some.end()), "the total norm: a tensor on ",
+                member.mesh.str(), ", some of whose ranks are not among those that call, ", callers.str());
+  }
 }
 
 // All ranks are in all meshes and nothing needs to be compared: only split axes need an exchange.
@@ -81,9 +90,15 @@ void NormGroup::choose_line() {
   if (axes > 1) communicator_ = members_.front().mesh.communicator();
 }
 
-// Ranks that are not in some mesh need its norms too. Plain tensors are on every rank of the world, which compare them.
-void NormGroup::choose_all(bool plain) {
+// Ranks that are not in some mesh need its norms too. Plain tensors are on every rank that calls, which compare them:
+// the world, unless the callers are told.
+void NormGroup::choose_all(bool plain, const DeviceMesh& callers) {
   const DeviceMesh& first = members_.front().mesh;
+  if (callers) {
+    check_within(callers);
+    communicator_ = callers.communicator();
+    return;
+  }
   if (plain) {
     communicator_ = first.world();
     return;
@@ -100,9 +115,10 @@ void NormGroup::choose_all(bool plain) {
 }
 
 // Every rank finds the same ones in the same order, whether it is given its own slice or a handle to another's.
-void NormGroup::find_slices() {
+void NormGroup::find_slices(const DeviceMesh& callers) {
   std::vector<std::vector<std::int64_t>> ranks;
   for (const Member& member : members_) ranks.push_back(sorted_ranks(member.mesh));
+  if (callers) ranks.push_back(sorted_ranks(callers));
   for (std::size_t i = 0; i < members_.size(); ++i) {
     const bool inside = std::any_of(ranks.begin(), ranks.end(), [&](const auto& all) {
       return all.size() > ranks[i].size() && all.size() % ranks[i].size() == 0 &&

@@ -18,7 +18,8 @@ enum class Share {
 // Built from the same tensors (as to meshes and placements) on every rank. At most one collective serves them all.
 class NormGroup {
  public:
-  explicit NormGroup(at::TensorList tensors);
+  // `callers`: the ranks that build it, if they are told; else those of all meshes, and the world for plain tensors.
+  explicit NormGroup(at::TensorList tensors, const DeviceMesh& callers = {});
   NormGroup(const NormGroup&) = delete;
   NormGroup& operator=(const NormGroup&) = delete;
 
@@ -46,10 +47,11 @@ class NormGroup {
   };
   Member& member_of(const DeviceMesh& mesh);
   const Member* find(const DeviceMesh& mesh) const;
-  bool same_ranks() const;
+  bool same_ranks(const DeviceMesh& callers) const;
+  void check_within(const DeviceMesh& callers) const;
   void choose_line();
-  void choose_all(bool plain);
-  void find_slices();
+  void choose_all(bool plain, const DeviceMesh& callers);
+  void find_slices(const DeviceMesh& callers);
 
   std::vector<Member> members_;
   Communicator communicator_;

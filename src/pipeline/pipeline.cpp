@@ -263,10 +263,10 @@ at::Tensor Pipeline::clip_grad_norm_(double max_norm) {
     if (stage.list().empty()) continue;
     std::vector<at::Tensor> counted;
     for (const at::Tensor& parameter : stage.list()) {
-      counted.push_back(once.counts(parameter, index) ? parameter.grad() : at::Tensor());
+      counted.push_back(once.counts(parameter, index) ? parameter : at::Tensor());
     }
     const auto count = static_cast<std::int64_t>(counted.size());
-    norms.narrow(0, ends[index].item<std::int64_t>() - count, count).copy_(get_norms(counted));
+    norms.narrow(0, ends[index].item<std::int64_t>() - count, count).copy_(get_grad_norms(counted, {.mesh = p.slice}));
   }
   p.line.all_reduce(norms, ReduceOp::sum).wait();
   const at::Tensor total = get_total_norm(norms.unbind());

@@ -113,5 +113,54 @@ TEST(PipelineClip, RanksOutsideTheMeshTakePartInNothing) {
   });
 }
 
+// Each rank of `shape` = {pp, inner} gives its stage's parameters; a norm that all find, and the first gradient after.
+void expect_norm(double expected, const std::function<Tensors(const DeviceMesh& slice, int stage)>& parameters_of) {
+  const RunOptions soon{.timeout = std::chrono::seconds(10)};
+  run_local(
+      4,
+      [&](const Communicator& world) {
+        const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"pp", "inner"});
+        Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 2, 2), mean_loss);
+        const int stage = pipe.stages()[0];
+        const Tensors own = parameters_of(pipe.stage_mesh(), stage);
+        pipe.set_stage(stage, pass, own);
+        EXPECT_NEAR(pipe.clip_grad_norm_(expected / 2).item<double>(), expected, 1e-9) << "stage " << stage;
+        for (const at::Tensor& p : own) {
+          if (p.grad().defined() && (!is_dtensor(p) || DTensor(p).mesh().is_member()))
+            test::expect_close(p.grad(), at::full(p.sizes(), 1.5, at::kDouble), "clipped", 1e-5);
+        }
+      },
+      soon);
+}
+
+at::Tensor threes_on(const DeviceMesh& mesh, std::int64_t count) {
+  const at::Tensor p = distribute_tensor(at::zeros({count}, at::kDouble), mesh, {Shard(0)}).requires_grad_();
+  p.mutable_grad() = distribute_tensor(at::full({count}, 3, at::kDouble), mesh, {Shard(0)});
+  return p;
+}
+at::Tensor threes(std::int64_t count) { return with_gradient(at::full({count}, 3, at::kDouble)); }
+
+// The ranks of the other stage have no part in its norms, nor in the comparison of its plain parameters.
+TEST(PipelineClip, PlainParametersAmongDTensorsAreThoseOfTheirStage) {
+  expect_norm(6, [](const DeviceMesh& slice, int stage) {
+    return stage == 0 ? Tensors{threes_on(slice, 2), threes(1)} : Tensors{threes_on(slice, 1)};
+  });
+  expect_norm(6, [](const DeviceMesh& slice, int stage) {
+    return stage == 0 ? Tensors{threes_on(slice, 1), threes(1)} : Tensors{threes(1), threes_on(slice, 1)};
+  });
+}
+
+// With a gradient there or without one, as it is where a rank outside does not run what uses them.
+TEST(PipelineClip, ParametersOnSomeRanksOfTheirStageCountOnAll) {
+  for (const bool handles : {true, false}) {
+    expect_norm(6, [&](const DeviceMesh& slice, int stage) {
+      const DeviceMesh one = device_mesh(slice.world(), at::kCPU, {slice.ranks()[0]}, {1});
+      const at::Tensor p = threes_on(one, stage == 0 ? 3 : 1);
+      if (!handles && !one.is_member()) p.mutable_grad().reset();
+      return Tensors{p};
+    });
+  }
+}
+
 }  // namespace
 }  // namespace dtensor

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "dtensor/export.h"
+#include "dtensor/mesh.h"
 
 namespace dtensor {
 
@@ -11,6 +12,9 @@ namespace dtensor {
 struct NormOptions {
   double norm_type = 2;             // p > 0, infinity included
   bool error_if_nonfinite = false;  // waits for the value
+  // The ranks that call, among which are those of all tensors' meshes (a stage of a pipeline): they alone exchange,
+  // each of them learns the norm, and plain tensors are the same on them. None: as below.
+  DeviceMesh mesh = {};
 };
 
 // The p-norm of all elements of all tensors together, each logical element counted once whatever its placement (Partial
@@ -27,6 +31,8 @@ DTENSOR_API at::Tensor get_total_norm(at::TensorList tensors, NormOptions option
 // The p-norm of each of them, likewise: a plain float64 tensor of one dimension, 0 for undefined entries. The total
 // norm is the norm of these, added up in their order.
 DTENSOR_API at::Tensor get_norms(at::TensorList tensors, NormOptions options = {});
+// Those of the parameters' gradients. One without a gradient here, which other ranks may have, still names its mesh.
+DTENSOR_API at::Tensor get_grad_norms(at::TensorList parameters, NormOptions options = {});
 
 // Scales the parameters' gradients in place so that their total norm is at most max_norm; returns the norm before.
 // Partial gradients are replaced by reduced ones. A parameter that is listed twice (tied weights) counts once.
