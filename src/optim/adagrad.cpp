@@ -46,7 +46,7 @@ Adagrad::Adagrad(const std::vector<Group>& groups) : GroupOptimizer(groups, {"su
 void Adagrad::update(const std::vector<Entry*>& active) {
   std::vector<Entry*> fused, listed;
   for (Entry* entry : active) (optim::fits_fused(entry->parameter) ? fused : listed).push_back(entry);
-  // A gradient that does not fit is an error before any parameter has changed.
+  // What communicates, before any parameter has changed.
   const auto whole = optim::make_buckets(fused, true), lists = optim::make_buckets(listed, false);
   for (const Bucket& b : whole) {
     start_sums(b, options(b.group).initial_sum);

@@ -47,7 +47,7 @@ void AdamW::update(const std::vector<Entry*>& active) {
     const bool fits = options(entry->group).fused && optim::fits_fused(entry->parameter);
     (fits ? fused : listed).push_back(entry);
   }
-  // A gradient that does not fit is an error before any parameter has changed.
+  // What communicates, before any parameter has changed.
   const auto whole = optim::make_buckets(fused, true), lists = optim::make_buckets(listed, false);
   for (const Bucket& b : whole) fused_step(b, options(b.group));
   for (const Bucket& b : lists) foreach_step(b, options(b.group));

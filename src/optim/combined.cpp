@@ -48,7 +48,12 @@ CombinedOptimizer::CombinedOptimizer(std::vector<std::unique_ptr<Optimizer>> par
   }
 }
 
+void CombinedOptimizer::check_step() const {
+  for (const auto& part : parts_) part->check_step();
+}
+
 void CombinedOptimizer::step() {
+  check_step();
   for (const auto& part : parts_) part->step();
 }
 

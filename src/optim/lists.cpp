@@ -31,11 +31,7 @@ bool same_parts(const Placements& a, const Placements& b, at::IntArrayRef mesh_s
 namespace {
 
 at::Tensor placed_like(at::Tensor gradient, const at::Tensor& parameter) {
-  if (!is_dtensor(parameter)) {
-    TORCH_CHECK(!is_dtensor(gradient), "optimizer: a plain parameter of sizes ", parameter.sizes(),
-                " with a DTensor gradient; place the parameter too");
-    return gradient;
-  }
+  if (!is_dtensor(parameter)) return gradient;
   const DTensor p(parameter);
   if (!is_dtensor(gradient)) return distribute_tensor(gradient, p.mesh(), without_storage(p.placements()));
   const DTensor g(gradient);
@@ -82,8 +78,17 @@ void sort_alike_on_all_ranks(std::vector<Bucket>& buckets) {
 
 }  // namespace
 
+void check_entry(const OptimizerEntry& entry) {
+  const at::Tensor &parameter = entry.parameter, &gradient = parameter.grad();
+  check_sizes("gradient", gradient, entry);
+  TORCH_CHECK(is_dtensor(parameter) || !is_dtensor(gradient), "optimizer: a plain parameter of sizes ",
+              parameter.sizes(), " with a DTensor gradient; place the parameter too");
+  for (const at::Tensor& slot : entry.slots) {
+    if (slot.defined()) check_sizes("state", slot, entry);
+  }
+}
+
 at::Tensor gradient_of(const OptimizerEntry& entry) {
-  check_sizes("gradient", entry.parameter.grad(), entry);
   at::Tensor gradient = placed_like(entry.parameter.grad(), entry.parameter);
   return gradient.scalar_type() == entry.dtype ? gradient : gradient.to(entry.dtype);
 }
@@ -127,9 +132,6 @@ std::vector<Bucket> make_buckets(const std::vector<OptimizerEntry*>& active, boo
     const at::Tensor& parameter = entry->parameter;
     at::Tensor gradient = gradient_of(*entry);
     if (dense) gradient = laid_out_like(std::move(gradient), parameter);
-    for (const at::Tensor& slot : entry->slots) {
-      if (slot.defined()) check_sizes("state", slot, *entry);
-    }
     Bucket& bucket = bucket_of(buckets, *entry);
     bucket.dense = dense;
     bucket.entries.push_back(entry);

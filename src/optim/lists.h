@@ -32,6 +32,9 @@ Placements without_storage(Placements placements);
 // Whether both put the same elements on each rank: storage flags and axes of size 1 do not matter.
 bool same_parts(const Placements& a, const Placements& b, at::IntArrayRef mesh_shape);
 
+// Throws where a step cannot take the entry's gradient or state.
+void check_entry(const OptimizerEntry& entry);
+
 // The gradient in its entry's dtype, on the parameter's mesh and placements, so that elementwise operators need not
 // communicate.
 at::Tensor gradient_of(const OptimizerEntry& entry);
@@ -39,8 +42,8 @@ at::Tensor gradient_of(const OptimizerEntry& entry);
 // Fused kernels walk the memory of all their operands alike.
 bool fits_fused(const at::Tensor& parameter);
 
-// By group, dtype and device, in an order that all ranks share whichever of the parameters have a gradient there.
-// `dense`: gradients and slots take their parameter's strides.
+// Of entries that are checked. By group, dtype and device, in an order that all ranks share whichever of the parameters
+// have a gradient there. `dense`: gradients and slots take their parameter's strides.
 std::vector<Bucket> make_buckets(const std::vector<OptimizerEntry*>& active, bool dense);
 
 }  // namespace dtensor::optim

@@ -10,6 +10,7 @@
 #include "dtensor/named_tensors.h"
 #include "dtensor/plain_scope.h"
 #include "dtensor/tensor.h"
+#include "optim/lists.h"
 
 namespace dtensor {
 namespace {
@@ -104,7 +105,8 @@ void SlotOptimizer::step() {
   for (Entry& entry : entries_) {
     if (entry.parameter.grad().defined()) active.push_back(&entry);
   }
-  if (active.size() < entries_.size()) check_trained(active.size());
+  check_step();
+  if (active.empty()) warn_of_untrained();
   for (Entry* entry : active) ++entry->steps;
   try {
     if (!active.empty()) update(active);
@@ -115,16 +117,24 @@ void SlotOptimizer::step() {
   }
 }
 
-void SlotOptimizer::check_trained(std::size_t active) {
-  bool any_here = false;
+void SlotOptimizer::check_step() const {
+  check_options();
   for (const Entry& entry : entries_) {
-    any_here |= !is_dtensor(entry.parameter) || DTensor(entry.parameter).mesh().is_member();
-    if (entry.parameter.grad().defined()) continue;
+    if (entry.parameter.grad().defined()) {
+      optim::check_entry(entry);
+      continue;
+    }
     TORCH_CHECK(!was_replaced(entry.parameter), "optimizer: parameter ", entry.name, " of sizes ",
                 entry.parameter.sizes(), " was replaced by a DTensor in its model after the optimizer was made of it, ",
                 "so a step does not train the model; make the optimizer after fully_shard and parallelize");
   }
-  if (active > 0 || !any_here || std::exchange(warned_, true)) return;
+}
+
+void SlotOptimizer::warn_of_untrained() {
+  const bool any_here = std::any_of(entries_.begin(), entries_.end(), [](const Entry& entry) {
+    return !is_dtensor(entry.parameter) || DTensor(entry.parameter).mesh().is_member();
+  });
+  if (!any_here || std::exchange(warned_, true)) return;
   TORCH_WARN("optimizer: none of the ", entries_.size(), " parameters has a gradient, so this step changes nothing. ",
              "Was backward run, and on the tensors that the optimizer was made of?");
 }

@@ -48,16 +48,19 @@ SGD::SGD(const std::vector<Group>& groups) : GroupOptimizer(groups, {"momentum_b
   for (const Group& group : groups) check(group.options);
 }
 
-// Options may have changed since. A parameter's first step starts its momentum, so it is another call.
-void SGD::update(const std::vector<Entry*>& active) {
+void SGD::check_options() const {
   for (std::size_t g = 0; g < group_count(); ++g) check(options(g));
+}
+
+// A parameter's first step starts its momentum, so it is another call.
+void SGD::update(const std::vector<Entry*>& active) {
   std::vector<Entry*> kinds[4];
   for (Entry* entry : active) {
     const bool first = options(entry->group).momentum != 0 && !entry->slots[0].defined();
     const bool fused = options(entry->group).fused && optim::fits_fused(entry->parameter);
     kinds[(fused ? 0 : 2) + (first ? 1 : 0)].push_back(entry);
   }
-  // A gradient that does not fit is an error before any parameter has changed.
+  // What communicates, before any parameter has changed.
   std::vector<Bucket> buckets[4];
   for (int kind = 0; kind < 4; ++kind) buckets[kind] = optim::make_buckets(kinds[kind], kind < 2);
   for (int kind = 0; kind < 4; ++kind) {

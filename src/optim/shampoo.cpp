@@ -183,8 +183,11 @@ std::int64_t Shampoo::predicted_bytes() const {
   return bytes;
 }
 
+void Shampoo::check_options() const {
+  for (std::size_t g = 0; g < group_count(); ++g) check(options(g));
+}
+
 void Shampoo::update(const std::vector<Entry*>& active) {
-  for (std::size_t g = 0; g < group_count(); ++g) check(options(g));  // may have changed since
   std::vector<Moving> moving;
   for (const optim::Bucket& b : optim::make_buckets(active, false)) average(b, options(b.group), moving);
   std::vector<Exchange::Wanted> wanted;

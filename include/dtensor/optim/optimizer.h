@@ -61,6 +61,9 @@ class DTENSOR_API Optimizer {
   // among the parameters.
   using Saved = std::function<bool(const std::string& name)>;
   virtual StateTargets state_targets(const StateScalars& scalars, const Saved& saved) = 0;
+  // Throws what step() would throw of options, gradients and state, as far as that shows beforehand. Changes nothing,
+  // and communicates nothing.
+  virtual void check_step() const {}
   // Takes a state of the same parameters, on any layout: DTensors on the parameter's mesh with any placements, or
   // whole plain tensors. Errors name what is missing or has another shape.
   void load_state_dict(const OptimizerState& state);
@@ -69,12 +72,14 @@ class DTENSOR_API Optimizer {
   void zero_grad(bool set_to_none = true);
 };
 
-// One optimizer of several (Muon for matrices, AdamW for the rest). A parameter belongs to one of them.
+// One optimizer of several (Muon for matrices, AdamW for the rest). A parameter belongs to one of them. What a part
+// refuses in check_step() is an error before any part has stepped.
 class DTENSOR_API CombinedOptimizer final : public Optimizer {
  public:
   explicit CombinedOptimizer(std::vector<std::unique_ptr<Optimizer>> parts);
 
   void step() override;
+  void check_step() const override;
   std::vector<at::Tensor> parameters() const override;
   std::size_t group_count() const override;
   double lr(std::size_t group = 0) const override;
@@ -118,6 +123,7 @@ struct OptimizerEntry {
 class DTENSOR_API SlotOptimizer : public Optimizer {
  public:
   void step() final;  // without recording gradients
+  void check_step() const final;
   std::vector<at::Tensor> parameters() const override;
   StateTensors state(const at::Tensor& parameter) const override;
   OptimizerState state_dict() const override;
@@ -134,6 +140,8 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
 
   // `active`: the entries with a gradient, in order, their step counts already advanced.
   virtual void update(const std::vector<Entry*>& active) = 0;
+  // Options may have changed since the optimizer was made: throws where a step cannot take them.
+  virtual void check_options() const {}
   // State besides the slots, for one entry, under names that begin with `prefix`.
   virtual void save_more(const Entry& /*entry*/, const std::string& /*prefix*/, OptimizerState& /*state*/) const {}
   // Targets for it; commits take them. `steps`: the entry's in the saved state.
@@ -153,7 +161,7 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
   void check_known(const StateScalars& scalars) const;
 
   std::vector<std::string> slot_names_;
-  void check_trained(std::size_t active);
+  void warn_of_untrained();
 
   bool wide_, warned_ = false;
   std::vector<Entry> entries_;
