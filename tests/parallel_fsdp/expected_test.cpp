@@ -49,5 +49,17 @@ TEST(FsdpSchedule, AUnitIsReducedAtOnceThoughEachStepUsesOthersOfItsParameters) 
   });
 }
 
+// Of one rank there is nothing to be summed, so nothing waits, and nothing is predicted.
+TEST(FsdpSchedule, OnOneRankNoGradientIsUnreduced) {
+  on_mesh({1}, [](const DeviceMesh& mesh) {
+    Tower tower(2);
+    for (int i = 0; i < 2; ++i) fully_shard({tower.layer(i)[0]}, mesh);
+    const auto units = units_of(tower.w);
+    at::linear(at::linear(sharded(input(), mesh), tower.w[0]), tower.w[1]).square().mean().backward();
+    EXPECT_EQ(units[0].stats().peak_unreduced_bytes, 0);
+    EXPECT_EQ(predict_memory(units).unreduced, 0);
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test

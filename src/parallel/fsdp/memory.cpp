@@ -26,6 +26,7 @@ std::int64_t FsdpUnit::shard_bytes() const {
 std::int64_t FsdpUnit::gradient_bytes() const {
   std::int64_t bytes = 0;
   if (!impl_->mesh.is_member()) return 0;
+  if (impl_->mesh.size() == 1 && !impl_->is_offloaded()) return 0;  // none is a sum over ranks
   for (const auto& p : impl_->parameters) {
     const auto element = static_cast<std::int64_t>(c10::elementSize(p.dtype));
     bytes += p.sharded ? p.layout.numel() * element : local_bytes(p.lock());
