@@ -104,8 +104,10 @@ class DTENSOR_API Pipeline {
   // reduced over the stage's mesh once. `inputs` has an entry for each microbatch on the ranks of stage 0 and is empty
   // elsewhere, `targets` on those of the last stage. Microbatches may differ in size, and steps in everything.
   // Collective over the mesh. Mistakes in what is given are one error on all ranks, before anything has begun; so is a
-  // step without gradients (NoGradGuard). An exception of a stage that leaves its rank's function ends all ranks, with
-  // its text. Backward is not under the caller's autocast.
+  // step without gradients (NoGradGuard). An exception of a stage, of the loss or in backward is an error on all ranks
+  // when each has come to the end of its list: random numbers are then where they were, and the next step is a step as
+  // any other, once the gradients that this one left are dropped. (Where some ranks of a stage throw and its others
+  // wait for them in a collective, that is told as elsewhere.) Backward is not under the caller's autocast.
   StepResult step(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets, StepOptions options = {});
   // The mean loss alone, without gradients.
   at::Tensor evaluate(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets);

@@ -1,5 +1,6 @@
 // A message is a header of fixed size, which says how many tensors follow and what they are, then the tensors. Every
-// message has its header, so that sizes may change at any time without an agreement before.
+// message has its header, so that sizes may change at any time without an agreement before. Where there is none to be
+// sent, the header says why.
 #include "pipeline/messages.h"
 
 #include <ATen/ATen.h>
@@ -14,6 +15,7 @@ namespace dtensor::pipeline {
 namespace {
 
 constexpr std::int64_t kHeader = 128;  // numbers; longer ones follow in a message of their own
+constexpr std::int64_t kRefused = -1;  // in the place of the number of tensors; the reason follows
 
 using Numbers = std::vector<std::int64_t>;
 
@@ -98,10 +100,19 @@ void Messages::forget_sent() {
   }
 }
 
+void Messages::send_header(Numbers numbers, int peer, Sent& sent) {
+  numbers[0] = static_cast<std::int64_t>(numbers.size());
+  numbers.resize(std::max<std::size_t>(numbers.size(), kHeader));
+  sent.header = numbers_tensor(numbers).clone();
+  sent.works.push_back(line_.send(sent.header.narrow(0, 0, kHeader), peer));
+  const std::int64_t rest = sent.header.size(0) - kHeader;
+  if (rest > 0) sent.works.push_back(line_.send(sent.header.narrow(0, kHeader, rest), peer));
+}
+
 void Messages::send(const Tensors& tensors, const Whereabouts& where, int peer, int channel) {
   const PlainScope scope;
   forget_sent();
-  Sent& sent = sent_.emplace_back();
+  Sent sent;
   Numbers header{0,
                  channel,
                  where.rows.first,
@@ -114,15 +125,17 @@ void Messages::send(const Tensors& tensors, const Whereabouts& where, int peer, 
     describe(header, tensor, local);
     if (tensor.defined()) sent.tensors.push_back(is_dense(local) ? local : local.contiguous());
   }
-  header[0] = static_cast<std::int64_t>(header.size());
-  header.resize(std::max<std::size_t>(header.size(), kHeader));
-  const at::Tensor all = numbers_tensor(header).clone();
-  sent.works.push_back(line_.send(all.narrow(0, 0, kHeader), peer));
-  if (all.size(0) > kHeader) sent.works.push_back(line_.send(all.narrow(0, kHeader, all.size(0) - kHeader), peer));
-  for (std::size_t i = 0; i < sent.tensors.size(); ++i) {
-    sent.works.push_back(line_.send(sent.tensors[i], peer));
-  }
-  sent.tensors.push_back(all);
+  Sent& kept = sent_.emplace_back(std::move(sent));
+  send_header(std::move(header), peer, kept);
+  for (const at::Tensor& tensor : kept.tensors) kept.works.push_back(line_.send(tensor, peer));
+}
+
+void Messages::refuse(const std::string& reason, int peer, int channel) {
+  const PlainScope scope;
+  forget_sent();
+  Numbers header{0, channel, 0, 0, 0, 0, kRefused};
+  append(header, reason);
+  send_header(std::move(header), peer, sent_.emplace_back());
 }
 
 std::pair<Tensors, Whereabouts> Messages::receive(int peer, int channel) {
@@ -140,7 +153,9 @@ std::pair<Tensors, Whereabouts> Messages::receive(int peer, int channel) {
   Whereabouts where;
   for (std::int64_t* n : {&where.rows.first, &where.rows.count, &where.rows.total}) *n = read.number();
   where.random_operators = static_cast<std::uint64_t>(read.number());
-  Tensors tensors(static_cast<std::size_t>(read.number()));
+  const std::int64_t count = read.number();
+  if (count == kRefused) throw NoMessage{read.text()};
+  Tensors tensors(static_cast<std::size_t>(count));
   for (at::Tensor& tensor : tensors) {
     if (read.number() == 0) continue;
     const bool wants_gradient = read.number() != 0;

@@ -18,6 +18,11 @@ struct Whereabouts {
   std::uint64_t random_operators = 0;
 };
 
+// Received in the place of a message: why there is none.
+struct NoMessage {
+  std::string reason;
+};
+
 class Messages {
  public:
   // `line`: the ranks along the axis. `slice`: this stage's mesh, or none.
@@ -26,17 +31,21 @@ class Messages {
   // Returns at once. Messages arrive in the order in which they are sent; `channel` tells them apart, so that a mistake
   // is an error.
   void send(const Tensors& tensors, const Whereabouts& where, int peer, int channel);
-  // Blocks. Tensors that are to get a gradient are leaves that require one.
+  // In the place of a message that cannot be made, likewise.
+  void refuse(const std::string& reason, int peer, int channel);
+  // Blocks. Tensors that are to get a gradient are leaves that require one. Throws NoMessage where that was refused.
   std::pair<Tensors, Whereabouts> receive(int peer, int channel);
   // Blocks until all that was sent has been received.
   void finish();
 
  private:
   struct Sent {
+    at::Tensor header;
     Tensors tensors;
     std::vector<Work> works;
   };
   void forget_sent();
+  void send_header(std::vector<std::int64_t> numbers, int peer, Sent& sent);
 
   Communicator line_;
   DeviceMesh slice_;

@@ -223,7 +223,15 @@ StepResult Pipeline::Impl::run(const Schedule& what, const std::vector<Tensors>&
   const RngState before = get_rng_state(mesh);
   const StepContext context{mesh, what, rank, stages, loss, inputs, targets, part, loss_scale};
   Step step(context, messages);
-  step.run();
+  try {
+    step.run();
+    raise_everywhere(step.failure(), mesh.communicator());
+    step.finish();
+  } catch (...) {
+    set_rng_state(mesh, before);  // each rank has come to another place
+    if (step.thrown()) std::rethrow_exception(step.thrown());
+    throw;
+  }
   const PlainScope scope;
   return {agree(step, before), step.live_activations(), step.actions(), step.begin()};
 }

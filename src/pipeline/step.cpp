@@ -80,12 +80,10 @@ void Step::run() {
   const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - begin_).count(); };
   for (const Action& action : context_.schedule.ranks[static_cast<std::size_t>(context_.rank)]) {
     const double begin = seconds();
-    run(action);
-    if (!trains_) forget(action);
+    failure_.empty() ? attempt(action) : skip(action);
     actions_.push_back({action, begin, seconds()});
   }
   messages_.finish();
-  reduce_input_gradients();
 }
 
 std::vector<int> Step::live_activations() const {
@@ -99,8 +97,8 @@ int Step::channel(int stage, int microbatch, bool forward) const {
 }
 
 void Step::run(const Action& action) {
-  const int s = action.stage, m = action.microbatch;
-  const auto rank_of = [&](int stage) { return context_.schedule.rank_of(stage); };
+  const int s = action.stage;
+  const auto [peer, channel] = route_of(action);
   switch (action.kind) {
     case ActionKind::forward:
       return forward(action);
@@ -110,15 +108,15 @@ void Step::run(const Action& action) {
     case ActionKind::backward_weight:
       return weight(action);
     case ActionKind::send_forward:
-      return messages_.send(slot(action).outputs, slot(action).where, rank_of(s + 1), channel(s + 1, m, true));
+      return messages_.send(slot(action).outputs, slot(action).where, peer, channel);
     case ActionKind::recv_forward:
-      std::tie(slot(action).inputs, slot(action).where) = messages_.receive(rank_of(s - 1), channel(s, m, true));
+      std::tie(slot(action).inputs, slot(action).where) = messages_.receive(peer, channel);
       return;
     case ActionKind::send_backward:
-      messages_.send(slot(action).input_gradients, {}, rank_of(s - 1), channel(s - 1, m, false));
+      messages_.send(slot(action).input_gradients, {}, peer, channel);
       return slot(action).input_gradients.clear();
     case ActionKind::recv_backward:
-      slot(action).output_gradients = messages_.receive(rank_of(s + 1), channel(s, m, false)).first;
+      slot(action).output_gradients = messages_.receive(peer, channel).first;
       return;
     case ActionKind::unshard:
       for (const FsdpUnit& unit : counts_[s].units) unit.unshard();

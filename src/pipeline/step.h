@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <exception>
 #include <map>
 #include <optional>
 
@@ -35,7 +36,14 @@ struct StepContext {
 class Step {
  public:
   Step(const StepContext& context, Messages& messages);
+  // Where a stage throws, on this rank or on one whose messages are due here, the rest of the list is run without
+  // computing, so that no rank waits for another: each then comes to its end.
   void run();
+  // Why, and what was thrown on this rank, if anything was.
+  const std::string& failure() const { return failure_; }
+  const std::exception_ptr& thrown() const { return thrown_; }
+  // After a run that did not fail on any rank.
+  void finish() { reduce_input_gradients(); }
 
   // How many random operators a microbatch meets on its way through the stages that ran here.
   std::uint64_t random_operators() const { return random_operators_; }
@@ -66,6 +74,13 @@ class Step {
   Slot& slot(const Action& action) { return slots_[{action.stage, action.microbatch}]; }
   bool is_local(int stage) const { return context_.stages.contains(stage); }
   int channel(int stage, int microbatch, bool forward) const;
+  struct Route {
+    int peer, channel;
+  };
+  Route route_of(const Action& action) const;
+  void attempt(const Action& action);
+  void fail(const Action& action, const std::string& why);
+  void skip(const Action& action);
   void run(const Action& action);
   void forward(const Action& action);
   void forget(const Action& action);
@@ -90,6 +105,8 @@ class Step {
   const RngState random_;  // as the step begins
   std::uint64_t random_operators_ = 0;
   at::Tensor loss_;
+  std::string failure_;
+  std::exception_ptr thrown_;
   std::vector<TimedAction> actions_;
   std::chrono::steady_clock::time_point begin_;
 };

@@ -1,0 +1,131 @@
+// Exceptions of stages, losses and backward passes in the middle of a step, in programs that catch them and go on.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "dtensor/pipeline.h"
+#include "dtensor/random.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace dtensor::test {
+namespace {
+
+using pipeline::Pipeline;
+using pipeline::Tensors;
+
+constexpr int kMicrobatches = 4;
+
+struct Fault {
+  const char* where;  // "forward", "backward", "loss"
+  int stage, call;    // the how many-eth of its calls
+};
+
+std::vector<Tensors> parts(const at::Tensor& batch) {
+  std::vector<Tensors> result;
+  for (const at::Tensor& part : pipeline::microbatches(batch, kMicrobatches)) result.push_back({part});
+  return result;
+}
+
+// A weight on each stage, with dropout, under a fault that happens once.
+struct Model {
+  DeviceMesh mesh;
+  Fault fault;
+  std::map<std::string, int> calls = {};
+  std::map<int, at::Tensor> weights = {};
+  Pipeline pipe;
+
+  Model(const DeviceMesh& on, const std::string& schedule, Fault with)
+      : mesh(on), fault(with), pipe(mesh, pipeline::make_schedule(schedule, 2, kMicrobatches), loss()) {
+    for (const int stage : pipe.stages()) {
+      const at::Tensor whole = Draw(static_cast<std::uint64_t>(stage) + 1).normal({4, 4});
+      weights[stage] = distribute_tensor(whole, pipe.stage_mesh(), {Replicate()}).requires_grad_();
+      pipe.set_stage(stage, [this, stage](const Tensors& in) { return run(stage, in[0]); }, {weights[stage]});
+    }
+  }
+  void count(const char* where, int stage) {
+    if (fault.where != std::string(where) || stage != fault.stage) return;
+    TORCH_CHECK(++calls[where] != fault.call, where, " of stage ", stage, " is out of order");
+  }
+  Tensors run(int stage, const at::Tensor& in) {
+    count("forward", stage);
+    const at::Tensor out = at::dropout(at::mm(in, weights.at(stage)), 0.5, true);
+    out.register_hook([this, stage](const at::Tensor&) { count("backward", stage); });
+    return {out};
+  }
+  pipeline::LossFunction loss() {
+    return [this](const Tensors& outputs, const Tensors& targets) {
+      count("loss", fault.stage);
+      return at::mse_loss(outputs[0], targets[0]);
+    };
+  }
+  std::vector<Tensors> batch() const {
+    const at::Tensor x = Draw(9).normal({2 * kMicrobatches, 4});
+    std::vector<Tensors> result;
+    for (const Tensors& part : parts(x)) result.push_back({distribute_tensor(part[0], pipe.stage_mesh(), {Shard(0)})});
+    return result;
+  }
+};
+
+struct Outcome {
+  double loss;
+  std::map<int, at::Tensor> gradients;
+};
+
+Outcome outcome(Model& model) {
+  manual_seed(model.mesh, 3);
+  for (auto& [stage, weight] : model.weights) weight.mutable_grad().reset();
+  Outcome result{model.pipe.step(model.batch(), model.batch()).loss.item<double>(), {}};
+  for (auto& [stage, weight] : model.weights) result.gradients[stage] = DTensor(weight.grad()).full_tensor();
+  return result;
+}
+
+void expect_survived(const std::string& schedule, const Fault& fault) {
+  run_local(4,
+            [&](const Communicator& world) {
+              const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"pp", "dp"});
+              Model sound(mesh, schedule, {"nowhere", 0, 0}), model(mesh, schedule, fault);
+              const std::string what = c10::str(schedule, ", ", fault.where, " of stage ", fault.stage);
+              const Outcome expected = outcome(sound);
+              manual_seed(mesh, 5);
+              const std::string error = error_of([&] { model.pipe.step(model.batch(), model.batch()); });
+              EXPECT_NE(error.find("is out of order"), std::string::npos) << what << ": " << error;
+              EXPECT_EQ(get_rng_state(mesh).counter, (manual_seed(mesh, 5), get_rng_state(mesh).counter)) << what;
+              const Outcome found = outcome(model);
+              EXPECT_EQ(found.loss, expected.loss) << what;
+              for (const auto& [stage, gradient] : expected.gradients)
+                EXPECT_TRUE(at::equal(found.gradients.at(stage), gradient)) << what;
+            },
+            {.timeout = std::chrono::seconds(20)});
+}
+
+TEST(PipelineFailures, AnExceptionOfAStageIsOneErrorOnAllRanksAndTheNextStepIsRight) {
+  for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zbv"}) {
+    const int last = pipeline::make_schedule(schedule, 2, kMicrobatches).stages() - 1;
+    for (const int stage : {0, last}) {
+      expect_survived(schedule, {"forward", stage, 2});
+      expect_survived(schedule, {"backward", stage, 3});
+    }
+    expect_survived(schedule, {"loss", last, 4});
+  }
+}
+
+TEST(PipelineFailures, ALossThatIsNoNumberIsOneErrorInEvaluationToo) {
+  run_local(2,
+            [](const Communicator& world) {
+              const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
+              bool wrong = true;
+              Pipeline pipe(
+                  mesh, pipeline::make_schedule("1f1b", 2, kMicrobatches),
+                  [&](const Tensors& out, const Tensors& y) { return wrong ? out[0] : at::mse_loss(out[0], y[0]); });
+              pipe.set_stage(world.rank(), [](const Tensors& in) { return Tensors{in[0] * 2}; });
+              const auto x = parts(at::ones({kMicrobatches, 2}, at::kDouble));
+              const std::string error = error_of([&] { pipe.evaluate(x, x); });
+              EXPECT_NE(error.find("the loss of microbatch 0 has sizes"), std::string::npos) << error;
+              wrong = false;
+              EXPECT_EQ(pipe.evaluate(x, x).item<double>(), 9);
+            },
+            {.timeout = std::chrono::seconds(20)});
+}
+
+}  // namespace
+}  // namespace dtensor::test
