@@ -299,8 +299,12 @@ std::vector<std::vector<TimedAction>> Pipeline::gather_actions(const std::vector
     times.push_back(at::empty({static_cast<std::int64_t>(actions.size()), 2}, at::kDouble));
   }
   at::Tensor mine = at::empty_like(times[static_cast<std::size_t>(p.rank)]);
-  TORCH_CHECK(static_cast<std::int64_t>(own.size()) == mine.size(0), "gather_actions: ", own.size(),
-              " actions, not those of a step of this pipeline, which has ", mine.size(0), " here");
+  const bool known = static_cast<std::int64_t>(own.size()) == mine.size(0);
+  raise_everywhere(known
+                       ? ""
+                       : c10::str("gather_actions: ", own.size(),
+                                  " actions, not those of a step of this pipeline, which has ", mine.size(0), " here"),
+                   p.mesh.communicator());
   for (std::size_t i = 0; i < own.size(); ++i) {
     mine[static_cast<std::int64_t>(i)][0] = own[i].begin;
     mine[static_cast<std::int64_t>(i)][1] = own[i].end;

@@ -107,6 +107,18 @@ TEST(PipelineMistakes, AStageThatWasNeverSetIsToldByAllRanks) {
   });
 }
 
+TEST(PipelineMistakes, ActionsThatOneRankDoesNotHaveAreToldByAllRanks) {
+  run_local(2, [](const Communicator& world) {
+    Line line(world);
+    line.set(world.rank());
+    const auto actions = line.pipe.step(parts(line.x, 2), parts(line.x, 2)).actions;
+    const std::string error =
+        error_of([&] { line.pipe.gather_actions(world.rank() == 1 ? decltype(actions){} : actions); });
+    EXPECT_NE(error.find("gather_actions: 0 actions"), std::string::npos) << error;
+    EXPECT_EQ(line.pipe.gather_actions(actions).size(), 2U);
+  });
+}
+
 TEST(PipelineMistakes, CostsOfLayersThatAreNoneAreRefused) {
   for (const double cost : {-5., static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
     EXPECT_NE(error_of([&] { pipeline::balanced_stages({1, cost, 1}, 3); }).find("layer 1 costs"), std::string::npos);
