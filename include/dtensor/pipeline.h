@@ -21,7 +21,8 @@ namespace dtensor::pipeline {
 // What stages pass on.
 using Tensors = std::vector<at::Tensor>;
 
-// Part of a model as a function of the tensors that the part before it returns; of the first, of the step's inputs.
+// Part of a model as a function of the tensors that the part before it returns; of the first, of the step's inputs, of
+// which the first that has dimensions tells the rows of its microbatch.
 // Tensors that a later part needs (a skip connection, an auxiliary loss) are passed on. DTensors among them lie on the
 // mesh of the stage.
 using StageFunction = std::function<Tensors(const Tensors&)>;

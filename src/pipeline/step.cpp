@@ -139,8 +139,10 @@ void Step::forget(const Action& action) {
 }
 
 Whereabouts Step::first_whereabouts(int microbatch) const {
-  const auto rows_of = [](const Tensors& inputs) {
-    return inputs.empty() || inputs[0].dim() == 0 ? std::int64_t{0} : inputs[0].size(0);
+  const auto rows_of = [](const Tensors& inputs) {  // an input that is left out has none
+    const auto has_rows = [](const at::Tensor& input) { return input.defined() && input.dim() > 0; };
+    const auto first = std::find_if(inputs.begin(), inputs.end(), has_rows);
+    return first == inputs.end() ? std::int64_t{0} : first->size(0);
   };
   Whereabouts where;
   for (std::size_t m = 0; m < context_.inputs.size(); ++m) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "dtensor/pipeline.h"
+#include "dtensor/random.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -102,6 +103,27 @@ TEST(PipelineInputs, MayBeResultsOfOperatorsInEvaluation) {
     EXPECT_FALSE(pipe.evaluate(inputs, targets).requires_grad());
     const std::string error = test::error_of([&] { pipe.step(inputs, targets); });
     EXPECT_NE(error.find("is the result of operators and wants a gradient"), std::string::npos) << error;
+  });
+}
+
+// A mask that is left out, a number: the rows are those of the input after them, and so is what dropout draws.
+TEST(PipelineInputs, TheFirstThatHasRowsTellsThem) {
+  on_one_stage("1f1b", 2, [](Pipeline& pipe, const at::Tensor& weight) {
+    pipe.set_stage(0, [&](const Tensors& in) { return Tensors{at::dropout(at::mm(in.back(), weight), 0.5, true)}; });
+    Draw draw(3);
+    const std::vector<Tensors> alone = targets_on(pipe, draw), targets = targets_on(pipe, draw);
+    const auto loss_with = [&](const Tensors& before) {
+      std::vector<Tensors> inputs;
+      for (const Tensors& input : alone) {
+        inputs.push_back(before);
+        inputs.back().push_back(input[0]);
+      }
+      manual_seed(pipe.stage_mesh(), 7);
+      return pipe.evaluate(inputs, targets).item<double>();
+    };
+    const double expected = loss_with({});
+    EXPECT_EQ(loss_with({at::Tensor()}), expected);
+    EXPECT_EQ(loss_with({at::scalar_tensor(3)}), expected);
   });
 }
 
