@@ -15,6 +15,9 @@ namespace dtensor {
 // listed under each of its names.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor*>>;
 
+// Each of them once, where it stands first: lists of parameters may have a tied one under each of its names.
+DTENSOR_API std::vector<at::Tensor> each_once(at::TensorList tensors);
+
 // Whoever puts another tensor in the place of a model's parameter says so: an optimizer that holds the former one would
 // train nothing.
 DTENSOR_API void note_replaced(const at::Tensor& former);

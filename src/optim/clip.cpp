@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <unordered_set>
 
+#include "dtensor/named_tensors.h"
 #include "dtensor/plain_scope.h"
 #include "dtensor/tensor.h"
 #include "optim/lists.h"
@@ -228,16 +228,6 @@ struct Gradients {
   }
   std::vector<at::Tensor> reduced, described;
 };
-
-// A tied weight may be listed under each of its names; it has one gradient.
-std::vector<at::Tensor> each_once(at::TensorList parameters) {
-  std::vector<at::Tensor> once;
-  std::unordered_set<const c10::TensorImpl*> seen;
-  for (const at::Tensor& p : parameters) {
-    if (seen.insert(p.unsafeGetTensorImpl()).second) once.push_back(p);
-  }
-  return once;
-}
 
 }  // namespace
 

@@ -10,8 +10,8 @@
 #include <iterator>
 #include <limits>
 #include <set>
-#include <unordered_set>
 
+#include "dtensor/named_tensors.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor {
@@ -162,17 +162,14 @@ void GradScaler::set_state(State state) {
 
 // What is found of an empty list is noted under null: with options.mesh it is what the other ranks have found.
 bool GradScaler::unscale_(const std::vector<at::Tensor>& parameters) {
-  std::vector<at::Tensor> once;  // a tied weight may be listed under each of its names
-  std::unordered_set<const c10::TensorImpl*> listed;
-  for (const at::Tensor& p : parameters) {
-    if (!listed.insert(p.unsafeGetTensorImpl()).second) continue;
-    once.push_back(p);
+  const std::vector<at::Tensor> once = each_once(parameters);
+  for (const at::Tensor& p : once) {
     TORCH_CHECK(!unscaled_.contains(p.unsafeGetTensorImpl()), "GradScaler: unscale_ was called before for a parameter ",
                 "of sizes ", p.sizes(), ", without update() since");
   }
   const bool finite = !options_.enabled || unscale(once, 1 / state_.scale, options_.mesh);
-  if (once.empty()) listed.insert(nullptr);
-  for (const auto* p : listed) unscaled_.try_emplace(p, true).first->second &= finite;
+  for (const at::Tensor& p : once) unscaled_.emplace(p.unsafeGetTensorImpl(), finite);
+  if (once.empty()) unscaled_.try_emplace(nullptr, true).first->second &= finite;
   return finite;
 }
 

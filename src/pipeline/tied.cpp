@@ -8,6 +8,7 @@
 
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
+#include "dtensor/named_tensors.h"
 #include "dtensor/plain_scope.h"
 #include "dtensor/tensor.h"
 
@@ -15,15 +16,6 @@ namespace dtensor::pipeline {
 namespace {
 
 at::Tensor local_part(const at::Tensor& tensor) { return is_dtensor(tensor) ? DTensor(tensor).to_local() : tensor; }
-
-std::vector<at::Tensor> each_once(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> result;
-  for (const at::Tensor& tensor : tensors) {
-    const auto same = [&](const at::Tensor& other) { return other.is_same(tensor); };
-    if (std::none_of(result.begin(), result.end(), same)) result.push_back(tensor);
-  }
-  return result;
-}
 
 bool gradients_wait() { return NoGradientSync::active() || NoReplicaSync::active(); }
 
