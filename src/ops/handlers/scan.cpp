@@ -1,5 +1,7 @@
 // Cumulative sums and products along a split dimension: each rank scans its own segments, the totals are gathered, and
-// the totals of what lies before a segment are combined into it.
+// the totals of what lies before a segment are combined into it. Products of fractions go from segment to segment.
+#include <ATen/AccumulateType.h>
+
 #include "ops/handlers/local_args.h"
 
 namespace dtensor {
@@ -71,6 +73,50 @@ at::Tensor add_before(const at::Tensor& scanned, std::int64_t dim, std::int64_t 
   return before.defined() ? combine(scanned, before.unsqueeze(dim), kind) : scanned;
 }
 
+// A segment of a member of the communicator: which of its own it is.
+struct Turn {
+  std::int64_t offset;
+  int member;
+  std::size_t segment;
+};
+
+std::vector<Turn> in_order(const std::vector<Segments>& segments) {
+  std::vector<Turn> turns;
+  for (std::size_t m = 0; m < segments.size(); ++m) {
+    for (std::size_t i = 0; i < segments[m].size(); ++i) {
+      if (segments[m][i].length > 0) turns.push_back({segments[m][i].offset, static_cast<int>(m), i});
+    }
+  }
+  std::sort(turns.begin(), turns.end(), [](const Turn& a, const Turn& b) { return a.offset < b.offset; });
+  return turns;
+}
+
+// What the elements before have come to is the first factor.
+at::Tensor products_after(const at::Tensor& before, const at::Tensor& x, std::int64_t dim) {
+  if (!before.defined()) return at::cumprod(x, dim);
+  return at::cumprod(at::cat({before.unsqueeze(dim), x}, dim), dim).narrow(dim, 1, x.size(dim));
+}
+
+// A product that leaves the range of its type on the way and comes back does so, or does not, as one device's: each
+// segment goes on from the product of what is before it. Its own product may be infinite where that is zero.
+at::Tensor products_in_turn(const Communicator& comm, const at::Tensor& x, std::int64_t dim, const Segments& own,
+                            const std::vector<Segments>& segments) {
+  std::vector<at::Tensor> found;
+  std::int64_t begin = 0;
+  for (const auto& s : own) found.push_back(x.narrow(dim, std::exchange(begin, begin + s.length), s.length));
+  at::Tensor before;
+  const auto turns = in_order(segments);
+  for (const Turn& turn : turns) {
+    const bool mine = turn.member == comm.rank();
+    if (mine) found[turn.segment] = products_after(before, found[turn.segment], dim);
+    if (&turn == &turns.back()) break;
+    auto total = mine ? last(found[turn.segment], dim).contiguous() : at::sum(x.narrow(dim, 0, 0), dim);
+    comm.broadcast(total, turn.member).wait();
+    before = std::move(total);
+  }
+  return found.size() == 1 ? found.front() : at::cat(found, dim);
+}
+
 template <Scan kind>
 void scan(LocalCall& call) {
   const LocalArgs args(call);
@@ -82,8 +128,13 @@ void scan(LocalCall& call) {
   if (axes == 0) return give(call, {scan_local(x, dim, kind, type).to(out)});
   const auto& comm = call.mesh.communicator(axes);
   const auto own = own_segments(spec, dim, spec->sizes[dim]);
+  const auto segments = segments_of_members(*spec, dim, axes);
+  if (kind == Scan::product && !c10::isIntegralType(type, true)) {
+    const auto in_turn = x.to(at::toAccumulateType(out, x.is_cuda()));  // as the kernels multiply
+    return give(call, {products_in_turn(comm, in_turn, dim, own, segments).to(out)});
+  }
   auto scanned = scan_segments(x, dim, own, kind, type);
-  const auto parts = gather_totals(comm, scanned, dim, segments_of_members(*spec, dim, axes));
+  const auto parts = gather_totals(comm, scanned, dim, segments);
   for (std::size_t i = 0; i < own.size(); ++i) scanned[i] = add_before(scanned[i], dim, own[i].offset, parts, kind);
   give(call, {(scanned.size() == 1 ? scanned.front() : at::cat(scanned, dim)).to(out)});
 }
