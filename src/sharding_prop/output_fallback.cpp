@@ -47,7 +47,7 @@ c10::ScalarType result_type(const std::string& name, const OpCall& call, std::si
   if (among(name, {"native_dropout_backward", "mvlgamma", "logsumexp", "logcumsumexp", "mean", "logit"})) {
     return floating(type);
   }
-  if (among(name, {"prod", "nansum"}) && c10::isIntegralType(type, true)) return c10::ScalarType::Long;
+  if (among(name, {"prod", "nansum", "trace"}) && c10::isIntegralType(type, true)) return c10::ScalarType::Long;
   return type;
 }
 
