@@ -1,6 +1,7 @@
 // What several families share.
 #include "sharding_prop/rules/metas.h"
 
+#include <c10/core/MemoryFormat.h>
 #include <c10/util/strides.h>
 
 #include "sharding_prop/rule_data.h"
@@ -31,6 +32,15 @@ Rule::Dims padded_by(const char* arg) {
 
 OutputMeta dense_meta(at::IntArrayRef sizes, c10::ScalarType dtype) {
   return {true, false, at::DimVector(sizes), c10::contiguous_strides(sizes), 0, dtype};
+}
+
+OutputMeta suggested_meta(at::IntArrayRef sizes, at::IntArrayRef strides, c10::ScalarType dtype) {
+  OutputMeta meta = dense_meta(sizes, dtype);
+  if (c10::is_channels_last_strides_2d(sizes, strides))
+    meta.strides = at::DimVector(c10::get_channels_last_strides_2d(sizes));
+  if (c10::is_channels_last_strides_3d(sizes, strides))
+    meta.strides = at::DimVector(c10::get_channels_last_strides_3d(sizes));
+  return meta;
 }
 
 OutputMeta undefined_meta() { return {false}; }

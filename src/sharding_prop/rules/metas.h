@@ -20,6 +20,9 @@ Rule elastic(const Rule& rule, std::string_view names);
 Rule::Dims padded_by(const char* arg);
 
 OutputMeta dense_meta(at::IntArrayRef sizes, c10::ScalarType dtype);  // contiguous
+// In the order of memory that one device suggests for a tensor of these sizes and strides: that of channels last, where
+// it has it, else contiguous.
+OutputMeta suggested_meta(at::IntArrayRef sizes, at::IntArrayRef strides, c10::ScalarType dtype);
 OutputMeta undefined_meta();
 OutputMeta unknown_meta(c10::ScalarType dtype = c10::ScalarType::Undefined);  // the kernel's own affair
 

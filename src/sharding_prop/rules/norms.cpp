@@ -3,8 +3,6 @@
 #include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
 
-#include <ATen/ExpandUtils.h>
-
 namespace dtensor {
 namespace {
 
@@ -96,9 +94,7 @@ std::vector<OutputMeta> batch_norm_outputs(const OpArgs& op, bool by_name) {
               "input tensor must have at least one element, but got input_sizes = ", op.sizes(0));
   const std::int64_t channels = trains(op, by_name) ? op.sizes(0)[1] : 0;
   const OutputMeta stats = dense_meta({channels}, stats_dtype(op));
-  OutputMeta out = dense_meta(op.sizes(0), op.dtype(0));
-  out.strides = at::DimVector(at::infer_dense_strides(op.sizes(0), op.strides(0)));
-  std::vector<OutputMeta> outputs{out, stats, stats};
+  std::vector<OutputMeta> outputs{suggested_meta(op.sizes(0), op.strides(0), op.dtype(0)), stats, stats};
   if (op.result_count() > 3) outputs.push_back(dense_meta({0}, c10::ScalarType::Byte));
   return outputs;
 }
@@ -141,7 +137,10 @@ void add_batch_norm(RuleBook& book) {
 
 std::vector<OutputMeta> group_norm_outputs(const OpArgs& op) {
   const OutputMeta stats = dense_meta({op.integer("N"), op.integer("group")}, stats_dtype(op));
-  return {dense_meta(op.sizes(0), op.dtype(0)), stats, stats};
+  const bool ordered = op.device() == c10::DeviceType::CPU;
+  const OutputMeta out =
+      ordered ? suggested_meta(op.sizes(0), op.strides(0), op.dtype(0)) : dense_meta(op.sizes(0), op.dtype(0));
+  return {out, stats, stats};
 }
 
 std::vector<OutputMeta> group_norm_gradients(const OpArgs& op) {

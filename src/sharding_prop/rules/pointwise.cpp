@@ -1,4 +1,7 @@
 // Elementwise operators: one rule for all that LibTorch tags, and which of them keep a Partial.
+#include <ATen/ExpandUtils.h>
+
+#include "sharding_prop/rules/metas.h"
 #include "sharding_prop/rules/rules.h"
 
 namespace dtensor {
@@ -64,8 +67,12 @@ void add_untagged(RuleBook& book) {
     book.rule(op, "..., ~, ~, ~ -> ..., ...");
   }
   book.rule("aten::fake_quantize_per_channel_affine_cachemask", "X[axis!], ~, ~ -> X[axis], X[axis]");
-  // The buffer that CPU kernels keep for backward has the input's sizes; CUDA's is empty.
-  book.rule("aten::log_sigmoid_forward", "... -> ..., ...");
+  // The buffer that CPU kernels keep for backward has the input's sizes; CUDA's is empty. Both are contiguous on CPUs.
+  book.rule("aten::log_sigmoid_forward", "... -> ..., ...").outputs([](const OpArgs& op) {
+    OutputMeta meta = dense_meta(op.sizes(0), op.dtype(0));
+    if (op.device() != c10::DeviceType::CPU) meta.strides = at::infer_dense_strides(op.sizes(0), op.strides(0));
+    return std::vector{meta, meta};
+  });
 }
 
 }  // namespace
