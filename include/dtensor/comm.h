@@ -46,6 +46,9 @@ class DTENSOR_API CommError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// So many tags do the messages of a communicator have (Communicator::send and recv), from 0.
+inline constexpr int kMessageTags = 1024;
+
 // A group of ranks that communicate. A cheap handle; calls are collective unless they say otherwise.
 class DTENSOR_API Communicator {
  public:
@@ -79,6 +82,9 @@ class DTENSOR_API Communicator {
   Work reduce_scatter_list(at::TensorList outputs, at::TensorList inputs, ReduceOp op) const;
   Work all_reduce_list(at::TensorList tensors, ReduceOp op) const;
   Work broadcast(const at::Tensor& tensor, int root) const;  // in place
+  // Messages between two members meet in the order of their calls, those of each tag apart. On every backend a tag is
+  // at least 0 and less than kMessageTags, else an error. NCCL, which has none, takes all of a pair in the order of
+  // calls.
   Work send(const at::Tensor& tensor, int peer, int tag = 0) const;
   Work recv(const at::Tensor& tensor, int peer, int tag = 0) const;
   void barrier() const;

@@ -107,6 +107,12 @@ void check_peer(const CommBackend& backend, const CollectiveCall& call) {
               " of a communicator of ", backend.size());
 }
 
+void check_message(const CommBackend& backend, const CollectiveCall& call) {
+  check_peer(backend, call);
+  TORCH_CHECK(call.tag >= 0 && call.tag < kMessageTags, to_string(call.kind), ": tag ", call.tag, " is not in [0, ",
+              kMessageTags, ")");
+}
+
 void check_reduction(const CollectiveCall& call) {
   const bool number = c10::isFloatingType(call.dtype) || c10::isComplexType(call.dtype);
   TORCH_CHECK((number && call.dtype != at::kComplexHalf) || c10::isIntegralType(call.dtype, /*includeBool=*/true),

@@ -15,6 +15,8 @@ void check_apart(const CommBackend& backend, const CollectiveCall& call, at::Ten
 void check_list(const CommBackend& backend, const CollectiveCall& call, at::TensorList list, const char* what);
 void check_same_sizes(const CollectiveCall& call, const at::Tensor& mine_out, const at::Tensor& mine_in);
 void check_peer(const CommBackend& backend, const CollectiveCall& call);
+// The other end and the tag of a send or recv.
+void check_message(const CommBackend& backend, const CollectiveCall& call);
 void check_reduction(const CollectiveCall& call);
 
 }  // namespace dtensor

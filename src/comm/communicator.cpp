@@ -285,7 +285,7 @@ Work Communicator::send(const at::Tensor& tensor, int peer, int tag) const {
   auto call = start_call(CollectiveKind::send, tensor);
   call.peer = peer;
   call.tag = tag;
-  check_peer(backend(), call);
+  check_message(backend(), call);
   check_tensors(backend(), call, {}, tensor);
   number(call);
   return report(backend(), call, 0, [&] { return backend().send(call, tensor); });
@@ -296,7 +296,7 @@ Work Communicator::recv(const at::Tensor& tensor, int peer, int tag) const {
   auto call = start_call(CollectiveKind::recv, tensor);
   call.peer = peer;
   call.tag = tag;
-  check_peer(backend(), call);
+  check_message(backend(), call);
   check_tensors(backend(), call, tensor, {});
   number(call);
   touched(tensor);

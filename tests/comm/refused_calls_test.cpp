@@ -52,6 +52,22 @@ TEST(RefusedCalls, RanksThatCountDifferentlySayWhatTheyCalled) {
   });
 }
 
+// Threads took any tag, processes those below a bound that no header named.
+TEST(RefusedCalls, TagsBeyondTheirBound) {
+  run_local(2, [](Communicator world) {
+    const int other = 1 - world.rank();
+    const at::Tensor x = at::ones({2}), y = at::zeros({2});
+    for (const int tag : {-1, kMessageTags}) {
+      const std::string text = "tag " + std::to_string(tag) + " is not in [0, 1024)";
+      expect_refused("send: " + text, [&] { world.send(x, other, tag); });
+      expect_refused("recv: " + text, [&] { world.recv(y, other, tag); });
+    }
+    const Work sent = world.send(x, other, kMessageTags - 1);
+    world.recv(y, other, kMessageTags - 1).wait();
+    EXPECT_TRUE(at::equal(x, y));
+  });
+}
+
 // What is in them then is what came last, which is another rank's on threads than between processes.
 TEST(RefusedCalls, OutputsThatOverlap) {
   run_local(2, [](Communicator world) {

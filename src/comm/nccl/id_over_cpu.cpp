@@ -7,7 +7,7 @@
 namespace dtensor::nccl {
 namespace {
 
-constexpr int kTag = 1023;
+constexpr int kTag = kMessageTags - 1;
 
 class CpuExchange final : public IdExchange {
  public:

@@ -12,12 +12,9 @@
 namespace dtensor::pairwise {
 namespace {
 
-constexpr int kTags = 1024;  // of the user, for each communicator
-
 int message_tag(const Members& members, int tag) {
-  TORCH_CHECK(tag >= 0 && tag < kTags, "send/recv: tag ", tag, " is not in [0, ", kTags, ")");
-  const auto groups = static_cast<std::uint64_t>(members.job.largest_tag()) / kTags;
-  return static_cast<int>(members.id % std::max<std::uint64_t>(groups, 1)) * kTags + tag;
+  const auto groups = static_cast<std::uint64_t>(members.job.largest_tag()) / kMessageTags;
+  return static_cast<int>(members.id % std::max<std::uint64_t>(groups, 1)) * kMessageTags + tag;
 }
 
 class MessageWork : public Work::Impl {
