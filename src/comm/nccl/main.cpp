@@ -46,9 +46,14 @@ int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunO
     const auto body = [&](Communicator cpu) { fn(nccl_communicator(cpu, local_device(devices), options)); };
     return over(argc, argv, body, options, environment);
   }
+  const int ranks = environment.threads > 0 ? environment.threads : devices;
+  if (ranks > devices) {
+    return refuse(environment, "a rank needs a GPU of its own: " + std::to_string(ranks) +
+                                   " ranks, and this machine has " + std::to_string(devices));
+  }
   try {
     run_local(
-        devices, [&](Communicator cpu) { fn(nccl_communicator(cpu, cpu.rank(), options)); }, options);
+        ranks, [&](Communicator cpu) { fn(nccl_communicator(cpu, cpu.rank(), options)); }, options);
     return 0;
   } catch (...) {
     print_failure(0, current_exception_text(), current_exception_trace());

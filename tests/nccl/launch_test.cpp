@@ -1,0 +1,97 @@
+// How many ranks `--backend nccl` runs in one process. CUDA and the backend are stand-ins: a machine of three GPUs.
+#include "dtensor/launch.h"
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <numeric>
+
+#include "comm/nccl/backend.h"
+
+extern "C" cudaError_t cudaGetDeviceCount(int* count) { return *count = 3, cudaSuccess; }
+
+namespace dtensor::nccl {
+namespace {
+
+// Knows its rank.
+class NoBackend final : public CommBackend {
+ public:
+  using CommBackend::CommBackend;
+  const char* name() const override { return "nccl"; }
+  bool supports(c10::DeviceType) const override { return false; }
+  Work all_gather(const CollectiveCall&, at::TensorList, const at::Tensor&) override { return {}; }
+  Work reduce_scatter(const CollectiveCall&, const at::Tensor&, at::TensorList) override { return {}; }
+  Work all_reduce(const CollectiveCall&, const at::Tensor&) override { return {}; }
+  Work all_to_all(const CollectiveCall&, at::TensorList, at::TensorList) override { return {}; }
+  Work broadcast(const CollectiveCall&, const at::Tensor&) override { return {}; }
+  Work send(const CollectiveCall&, const at::Tensor&) override { return {}; }
+  Work recv(const CollectiveCall&, const at::Tensor&) override { return {}; }
+  void barrier(const CollectiveCall&) override {}
+  std::shared_ptr<CommBackend> subgroup(at::IntArrayRef, const std::string&) override { return nullptr; }
+  void abort(const std::string&) override {}
+  std::string failure() override { return ""; }
+};
+
+std::atomic<int> devices_used{0};  // a bit for each
+
+}  // namespace
+
+std::shared_ptr<CommBackend> make_world_backend(std::shared_ptr<IdExchange>, int rank, int size, int device, RunOptions,
+                                                std::shared_ptr<RankRecord> record) {
+  devices_used |= 1 << device;
+  std::vector<std::int64_t> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  auto backend = std::make_shared<NoBackend>(rank, std::move(ranks));
+  backend->set_record(std::move(record));
+  return backend;
+}
+
+namespace {
+
+struct Launched {
+  int status = -1, ranks = 0, devices = 0;
+  std::string error;
+};
+
+Launched launched(std::vector<std::string> args) {
+  for (const char* name : {"DTENSOR_RANK", "DTENSOR_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "RANK",
+                           "PMI_RANK", "PMI_SIZE", "WORLD_SIZE", "SLURM_PROCID"}) {
+    unsetenv(name);  // the launcher of the tests must not be seen
+  }
+  args.insert(args.begin(), {"program", "--backend", "nccl"});
+  std::vector<char*> argv;
+  for (auto& a : args) argv.push_back(a.data());
+  Launched out;
+  std::atomic<int> ranks{0};
+  devices_used = 0;
+  ::testing::internal::CaptureStderr();
+  out.status =
+      launch(static_cast<int>(argv.size()), argv.data(), [&](const Communicator& world) { ranks = world.size(); });
+  out.error = ::testing::internal::GetCapturedStderr();
+  out.ranks = ranks, out.devices = devices_used;
+  return out;
+}
+
+TEST(NcclLaunch, RunsAsManyRanksAsAreAskedFor) {
+  for (const auto& [args, ranks] : {std::pair<std::vector<std::string>, int>{{"--ranks", "2"}, 2},
+                                    {{"--mesh", "tp=2"}, 2},
+                                    {{"--ranks=1"}, 1},
+                                    {{}, 3}}) {
+    const auto out = launched(args);
+    EXPECT_EQ(out.status, 0) << out.error;
+    EXPECT_EQ(out.ranks, ranks);
+    EXPECT_EQ(out.devices, (1 << ranks) - 1);
+  }
+}
+
+TEST(NcclLaunch, RefusesMoreRanksThanGpus) {
+  const auto out = launched({"--ranks", "4"});
+  EXPECT_EQ(out.status, 2);
+  EXPECT_EQ(out.ranks, 0);
+  EXPECT_EQ(out.error, "nccl: a rank needs a GPU of its own: 4 ranks, and this machine has 3\n");
+}
+
+}  // namespace
+}  // namespace dtensor::nccl
