@@ -3,8 +3,10 @@
 #include "comm/nccl/watchdog.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
 #include <thread>
 #include <vector>
 
@@ -67,6 +69,30 @@ TEST(Watchdog, ATimeoutSaysWhatTheRankDidLast) {
   EXPECT_EXIT(wait_for(std::chrono::milliseconds(1)), testing::ExitedWithCode(1),
               std::string("rank 1: timeout after 1 ms: waits in all_reduce #2 \\(sum, Float \\[4\\]\\) on \\{0, 1\\}") +
                   kLast + "\n");
+}
+
+// Who asks for no timeout has none: the longest time that there is would wrap round as nanoseconds.
+TEST(Watchdog, TheLongestTimeoutIsNone) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto fails_later = [] {
+    watching(std::chrono::milliseconds::max());
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it looks every 50
+    comm_state = ncclRemoteError;
+    std::this_thread::sleep_for(std::chrono::minutes(1));
+  };
+  EXPECT_EXIT(fails_later(), testing::ExitedWithCode(1), "rank 1: a stand-in's result in all_reduce #2 ");
+}
+
+// Where standard output is a file or a pipe, what was printed is still with this process.
+TEST(Watchdog, WhatWasPrintedIsWrittenBeforeTheProcessEnds) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto prints = [] {
+    dup2(STDERR_FILENO, STDOUT_FILENO);
+    std::setvbuf(stdout, nullptr, _IOFBF, 1 << 12);
+    std::printf("printed before\n");
+    wait_for(std::chrono::milliseconds(1));
+  };
+  EXPECT_EXIT(prints(), testing::ExitedWithCode(1), "printed before\n");
 }
 
 TEST(Watchdog, SoDoErrorsOfTheDeviceAndOfTheCommunicator) {

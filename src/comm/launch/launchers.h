@@ -33,7 +33,7 @@ ProcessMain nccl_main();
 DTENSOR_API void register_nccl_main(ProcessMain main);
 
 // Writes out what this process has printed, before it ends without doing so; not where another thread is printing.
-void write_out_printed();
+DTENSOR_API void write_out_printed();
 
 // Prints "rank r: text" on stderr, as one line, and behind it, where there is one, a backtrace, a line for each frame.
 DTENSOR_API void print_failure(int rank, const std::string& text, const std::string& trace = "");

@@ -8,6 +8,7 @@
 #include "comm/describe.h"
 #include "comm/launch/launchers.h"
 #include "comm/nccl/check.h"
+#include "comm/no_timeout.h"
 
 namespace dtensor::nccl {
 namespace {
@@ -28,6 +29,7 @@ void stop_at_exit() {
 
 [[noreturn]] void end_process(int rank, const std::string& text) {
   print_failure(rank, text);
+  write_out_printed();
   std::_Exit(1);  // the launcher ends the others; their own watchdogs speak for them
 }
 
@@ -53,7 +55,7 @@ bool Event::passed() const {
 
 Watchdog::Watchdog(int rank, std::chrono::milliseconds timeout, std::shared_ptr<IdExchange> ids,
                    std::shared_ptr<RankRecord> record)
-    : rank_(rank), timeout_(timeout), ids_(std::move(ids)), record_(std::move(record)) {
+    : rank_(rank), timeout_(countable(timeout)), ids_(std::move(ids)), record_(std::move(record)) {
   stop_at_exit();
   std::thread([this] { loop(); }).detach();  // lives as long as the process
 }
