@@ -25,11 +25,13 @@ class DTENSOR_API DTensor : public at::Tensor {
   // Throws unless is_dtensor(tensor) or tensor is undefined.
   explicit DTensor(at::Tensor tensor);
 
-  // Collective where `sizes` is empty: local sizes are agreed across the ranks of the mesh (they must be the chunks of
-  // one global size; an error on every rank otherwise). Empty `strides`: dense ones, in the order of dimensions of the
-  // largest local tensor; where `sizes` are given, in that of the local tensors, which must be one on all ranks, or
-  // row-major where some rank's part is too short to show one, and outside the mesh. Differentiable: the gradient of
-  // `local` has the forward placements, Partial and Replicate taken literally (see docs/design.md, "border").
+  // Collective where `sizes` is empty and `local` has dimensions: local sizes are agreed across the ranks of the mesh
+  // (they must be the chunks of one global size; an error on every rank otherwise). Else nothing is exchanged: ranks
+  // that give other sizes or dtypes have parted, which Checked(Checks::calls) tells at the next collective. Empty
+  // `strides`: dense ones, in the order of dimensions of the largest local tensor; where `sizes` are given, in that of
+  // the local tensors, which must be one on all ranks, or row-major where some rank's part is too short to show one,
+  // and outside the mesh. Differentiable: the gradient of `local` has the forward placements, Partial and Replicate
+  // taken literally (see docs/design.md, "border").
   static DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements,
                             at::IntArrayRef sizes = {}, at::IntArrayRef strides = {});
 
