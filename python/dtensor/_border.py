@@ -166,15 +166,42 @@ class LocalBatches:
         dim = self._dim_of_rows(t, rows) if t.device_mesh == self.mesh else None
         if dim is None:
             return t.full_tensor()
-        own = [Placement.shard(dim) if q.is_shard() else q for q in self.placements]
-        return _hooked(t.redistribute(placements=own).to_local(), lambda grad: grad / self.parts)
+        apart = self._apart(t, dim, rows)
+        if apart is None:
+            return self._own(t, dim)
+        before, each = apart
+        return self._own(t.unflatten(dim, (before, rows, each)), dim + 1).flatten(dim, dim + 2)
+
+    def _own(self, t: torch.Tensor, dim: int) -> torch.Tensor:
+        placements = [Placement.shard(dim) if q.is_shard() else q for q in self.placements]
+        return _hooked(t.redistribute(placements=placements).to_local(), lambda grad: grad / self.parts)
+
+    def _apart(self, t: torch.Tensor, dim: int, rows: int) -> tuple[int, int] | None:
+        """Of an output with several entries a row: how many stand before all rows, and how many with each of them.
+
+        Chunks of such a dimension are the ranks' rows only where rows lie evenly and one after the other. Where they do
+        not, the split tells: operators leave rows where they are if these lie evenly, or split their entries.
+        """
+        entries, rest = divmod(t.shape[dim], rows) if rows > 0 else (0, 1)
+        split = next(p for p, q in zip(t.placements, self.placements) if q.is_shard())
+        before = split.split_factor if split.is_strided() and split.dim == dim else 1
+        even = rows % self.parts == 0
+        if rest or entries < 2 or (even and before == 1):
+            return None
+        if not even and before % rows == 0:
+            before //= rows
+        return (before, entries // before) if entries % before == 0 else (1, entries)
 
     def _dim_of_rows(self, t: torch.Tensor, rows: int) -> int | None:
         """Where an output has rows: where it is split, behind the first dimension if the sizes say so, too."""
         dims = {p.dim for p, q in zip(t.placements, self.placements) if p.is_shard() and q.is_shard()}
-        split = dims.pop() if len(dims) == 1 else None
+        split = next(iter(dims)) if len(dims) == 1 else None
         if split == 0 or (split is not None and t.shape[split] == rows):
             return split
         if t.dim() > 0 and t.shape[0] == rows:  # operators may have moved them: an index, a sort
             return 0
-        return split if split is not None and rows > 0 and t.shape[split] % rows == 0 and rows % self.parts == 0 else None
+        if not dims or rows <= 0:
+            return None
+        if rows % self.parts == 0:
+            return split if split is not None and t.shape[split] % rows == 0 else None
+        return 0 if t.shape[0] % rows == 0 else None  # tokens of rows that cannot be split evenly

@@ -93,6 +93,21 @@ class Outputs(unittest.TestCase):
             self.check(Turned(), count)
             self.check(nn.GRU(4, 5, 2, batch_first=True).double(), count)
 
+    def test_with_several_entries_a_row(self):
+        """Tokens of rows that are split unevenly; two views of all rows, one batch after the other."""
+
+        class Entries(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(4, 4).double()
+
+            def forward(self, x):
+                y = self.layer(x)
+                return y.flatten(0, 1), torch.stack([y, 2 * y]).flatten(0, 1)
+
+        for count in (4, 3, 7):
+            self.check(Entries(), count)
+
 
 class Calls(unittest.TestCase):
     def test_within_itself_give_back_plain_rows(self):
