@@ -82,6 +82,8 @@ _former_excepthook = sys.excepthook
 def _end_other_ranks(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """An exception that ends this process ends the whole job: the others would wait for it."""
     _former_excepthook(kind, error, trace)
+    if hasattr(sys, "ps1") or sys.flags.inspect:  # a prompt comes next, of a process that is a rank still
+        return
     text = "".join(traceback.format_exception_only(kind, error)).strip()
     _C.close_world(text or kind.__name__)
 
