@@ -79,8 +79,11 @@ class MixtureOfExperts(nn.Module):
 
     def _make(self, device: str = "cpu") -> Any:
         options, strategy = {**self._arguments[0], "device": device}, self._arguments[1]
-        name = "" if strategy is None else type(strategy).__name__
-        return _C.MoeLayer(options, None if strategy is None else strategy.choose, name)
+        if strategy is None:
+            return _C.MoeLayer(options, None, "")
+        own = weakref.ref(self)  # the layer must not keep what may keep this module
+        choose: Any = lambda *given: own()._arguments[1].choose(*given)  # type: ignore[union-attr] # noqa: E731
+        return _C.MoeLayer(options, choose, type(strategy).__name__)
 
     def _take_parameters(self) -> None:
         """The layer's tensors become parameters of modules by their names: gate.weight, experts.w1, ..."""

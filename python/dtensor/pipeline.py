@@ -5,6 +5,7 @@ Schedules are values: made by name, read from text, proved, simulated and drawn 
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Callable, NamedTuple, Sequence
 
 import torch
@@ -90,10 +91,14 @@ class Pipeline:
     ) -> None:
         if weight is not None and ignore_index is not None:
             raise ValueError("Pipeline: weight and ignore_index both say what a mean is over; give one of them")
-        counted = None if weight is None else lambda targets: float(weight(*targets))
+        self._loss, self._weight = loss, weight
+        self._forwards: dict[int, Callable[..., Tensors]] = {}  # of each stage
+        own = weakref.ref(self)  # what C++ keeps no garbage collector sees, and these functions may belong to who keeps the pipeline
+        counted = None if weight is None else lambda targets: float(own()._weight(*targets))  # type: ignore[union-attr,misc]
         if ignore_index is not None:
             counted = _C.valid_targets(ignore_index)
-        self._pipeline = _C.Pipeline(mesh, schedule, lambda outs, targets: loss(*outs, *targets), axis, counted)
+        mean: Any = lambda outs, targets: own()._loss(*outs, *targets)  # type: ignore[union-attr] # noqa: E731
+        self._pipeline = _C.Pipeline(mesh, schedule, mean, axis, counted)
         self._modules: dict[int, tuple[torch.nn.Module, list[torch.Tensor]]] = {}  # stages that are modules, and what they had
 
     @property
@@ -127,7 +132,9 @@ class Pipeline:
         given = None if parameters is None else list(parameters)
         if given is None and isinstance(forward, torch.nn.Module):
             given = list(forward.parameters())
-        self._pipeline.set_stage(stage, lambda inputs: _list(forward(*inputs)), given)
+        own = weakref.ref(self)
+        self._pipeline.set_stage(stage, lambda inputs: _list(own()._forwards[stage](*inputs)), given)  # type: ignore[union-attr]
+        self._forwards[stage] = forward
         if parameters is None and isinstance(forward, torch.nn.Module):
             self._modules[stage] = forward, given or []
 

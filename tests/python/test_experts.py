@@ -1,7 +1,9 @@
 """Mixture of experts and modules that a router chooses, on one rank and spread over some."""
 
 import copy
+import gc
 import unittest
+import weakref
 
 import torch
 from torch import nn
@@ -67,6 +69,16 @@ class Experts(unittest.TestCase):
 
         with self.assertRaisesRegex(RuntimeError, r"Wrong.choose\(\) gave \[12, 4\] of Double"):
             layer(strategy=Wrong())(TOKENS)
+
+    def test_a_strategy_may_know_its_layer(self):
+        """It keeps it no longer than the program does."""
+        strategy = InTurn()
+        strategy.layer = dtensor.MixtureOfExperts(6, 5, experts=3, top_k=1, strategy=strategy)
+        strategy.layer(torch.randn(4, 6))
+        gone = weakref.ref(strategy.layer)
+        del strategy
+        gc.collect()
+        self.assertIsNone(gone())
 
     def test_options(self):
         with_loss = layer(aux_loss=0.1)

@@ -1,7 +1,9 @@
 """Stages whose parameters are not told, or are replaced after they were."""
 
 import copy
+import gc
 import unittest
+import weakref
 
 import torch
 from torch import nn
@@ -63,6 +65,36 @@ class Parameters(unittest.TestCase):
         for norm, _ in results:
             self.assertAlmostEqual(norm, self.norm(changed), places=12)
         self.assertAlmostEqual(sum(sum(squares) for _, squares in results) ** 0.5, 1e-3, places=6)
+
+
+class Trainer:
+    """Keeps a pipeline whose functions are its own."""
+
+    def __init__(self):
+        mesh = dtensor.init_device_mesh("cpu", (1,), mesh_dim_names=("pp",))
+        self.line = pipeline.Pipeline(mesh, pipeline.make_schedule("gpipe", 1, 2), self.loss, weight=self.rows)
+        self.layers = copy.deepcopy(LAYERS)
+        self.line.set_stage(0, self.forward)
+
+    def forward(self, x):
+        return self.layers[1](self.layers[0](x))
+
+    def loss(self, outputs, targets):
+        return nn.functional.mse_loss(outputs, targets)
+
+    def rows(self, targets):
+        return len(targets)
+
+
+class Functions(unittest.TestCase):
+    def test_of_whoever_keeps_the_pipeline_do_not_keep_it(self):
+        trainer = Trainer()
+        trainer.line.step(pipeline.microbatches(ROWS[0], 2), pipeline.microbatches(ROWS[1], 2))
+        self.assertGreater(trainer.layers[0].weight.grad.norm(), 0)
+        gone = weakref.ref(trainer)
+        del trainer
+        gc.collect()
+        self.assertIsNone(gone())
 
 
 if __name__ == "__main__":
