@@ -128,13 +128,13 @@ class Pipeline:
         ``parameters``: the stage's; by default those that the module has at each step. Those of a function are not known
         without, which is an error where they are needed (:meth:`clip_grad_norm_`, stages under ``fully_shard``).
         """
-        self._modules.pop(stage, None)
         given = None if parameters is None else list(parameters)
         if given is None and isinstance(forward, torch.nn.Module):
             given = list(forward.parameters())
         own = weakref.ref(self)
         self._pipeline.set_stage(stage, lambda inputs: _list(own()._forwards[stage](*inputs)), given)  # type: ignore[union-attr]
         self._forwards[stage] = forward
+        self._modules.pop(stage, None)
         if parameters is None and isinstance(forward, torch.nn.Module):
             self._modules[stage] = forward, given or []
 

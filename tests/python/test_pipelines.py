@@ -96,6 +96,19 @@ class Functions(unittest.TestCase):
         gc.collect()
         self.assertIsNone(gone())
 
+    def test_that_are_refused_leave_a_stage_as_it_was(self):
+        """A schedule that gathers wants to know the parameters; the module that was there is looked at as before."""
+        mesh = dtensor.init_device_mesh("cpu", (1,), mesh_dim_names=("pp",))
+        line = pipeline.Pipeline(mesh, pipeline.with_communication(pipeline.make_schedule("gpipe", 1, 2)), nn.functional.mse_loss)
+        module = nn.Sequential(*copy.deepcopy(LAYERS))
+        line.set_stage(0, module)
+        with self.assertRaisesRegex(RuntimeError, "given no parameters of stage 0"):
+            line.set_stage(0, lambda x: x)
+        module[0].weight = nn.Parameter(module[0].weight.detach() * 3)
+        line.step(pipeline.microbatches(ROWS[0], 2), pipeline.microbatches(ROWS[1], 2))
+        own = nn.utils.get_total_norm([p.grad for p in module.parameters()])
+        self.assertAlmostEqual(line.clip_grad_norm_(1e9).item(), own.item(), places=12)
+
 
 if __name__ == "__main__":
     unittest.main()
