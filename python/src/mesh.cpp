@@ -27,7 +27,10 @@ py::object names_of(const DeviceMesh& mesh) {
 // [1, 2] and nested lists, tensors, numpy arrays: the ranks row by row, and their shape.
 DeviceMesh from_ranks(const std::string& device, const py::object& ranks,
                       std::optional<std::vector<std::string>> names) {
-  const auto whole = py::module_::import("torch").attr("as_tensor")(ranks).cast<at::Tensor>().to(at::kCPU, at::kLong);
+  const auto given = py::module_::import("torch").attr("as_tensor")(ranks).cast<at::Tensor>();
+  TORCH_CHECK_TYPE(given.numel() == 0 || at::isIntegralType(given.scalar_type(), /*includeBool=*/false),
+                   "DeviceMesh: ranks are integers, not ", given.scalar_type());
+  const auto whole = given.to(at::kCPU, at::kLong);
   const at::Tensor rows = whole.contiguous();
   const at::IntArrayRef list(rows.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(rows.numel()));
   const py::gil_scoped_release no_lock;

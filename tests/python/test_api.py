@@ -58,6 +58,9 @@ class Names(unittest.TestCase):
                 mesh.size(2)
             with self.assertRaisesRegex(RuntimeError, "ranks"):
                 dtensor.init_device_mesh("cpu", (5,))
+            for ranks in ([0.4, 1.2], torch.tensor([[0.0], [1.0]]), [0j], [True, False]):  # [0, 1] they are not
+                with self.assertRaisesRegex(TypeError, "ranks are integers, not"):
+                    dtensor.DeviceMesh("cpu", ranks)
 
         dtensor.run(4, check)
 
