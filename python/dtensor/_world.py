@@ -24,6 +24,7 @@ def run(ranks: int, fn: Callable[..., Any], *args: Any, timeout: float = 300.0, 
     Real numbers, one process: for notebooks, tests and debuggers. What ``fn`` must not do: wait for another rank with
     Python's own means while it holds a lock that the other needs; change what the process has once for all its threads
     (``torch.set_default_dtype``, ``os.chdir``); put one tensor or module that it changes into the hands of several ranks.
+    Threads that it starts are no ranks: give them the rank's number, mesh or tensors.
     """
     _unlock_cached_properties()
     if not callable(fn):

@@ -16,6 +16,8 @@ namespace dtensor::python {
 namespace {
 
 thread_local std::optional<Communicator> rank_world;  // of a thread rank
+thread_local bool of_process = false;  // this thread has asked, or run, where it cannot be a rank's helper
+std::atomic<int> runs_under_way{0};
 
 class ProcessWorld {
  public:
@@ -127,7 +129,15 @@ struct Outcome {
   }
 };
 
+struct UnderWay {
+  UnderWay() { ++runs_under_way; }
+  ~UnderWay() { --runs_under_way; }
+  UnderWay(const UnderWay&) = delete;
+  UnderWay& operator=(const UnderWay&) = delete;
+};
+
 py::list run(int ranks, const py::object& fn, double timeout) {
+  if (!rank_world) of_process = true;
   Outcome outcome;
   outcome.results.resize(static_cast<std::size_t>(std::max(ranks, 0)));
   RunOptions options;
@@ -137,6 +147,7 @@ py::list run(int ranks, const py::object& fn, double timeout) {
                                        : std::chrono::milliseconds::max();
   std::exception_ptr other;
   {
+    const UnderWay counted;
     const py::gil_scoped_release no_lock;
     try {
       run_local(
@@ -191,7 +202,17 @@ void bind_communicator(py::module_& module) {
 
 }  // namespace
 
-Communicator current_world() { return rank_world ? *rank_world : process_world().get(); }
+// A thread that a thread rank started would be rank 0 of a world of one: its share of the data would be rank 0's.
+Communicator current_world() {
+  if (rank_world) return *rank_world;
+  if (runs_under_way == 0) of_process = true;
+  Communicator world = process_world().get();
+  TORCH_CHECK(of_process || world.size() > 1,
+              "this thread is no rank: run() is under way, whose ranks are threads, and ",
+              "threads that these start (threading.Thread, ThreadPoolExecutor) belong to none; give them the rank's ",
+              "number, mesh or tensors");
+  return world;
+}
 
 void bind_world(py::module_& module) {
   bind_communicator(module);

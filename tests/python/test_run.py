@@ -6,6 +6,7 @@ import sys
 import tempfile
 import threading
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -45,6 +46,22 @@ class Run(unittest.TestCase):
 
         with tempfile.TemporaryDirectory() as root:
             dtensor.run(8, makes_many, root)
+
+    def test_threads_that_ranks_start_are_no_ranks(self):
+        """They were rank 0 of a world of one, each; a rank's number and mesh can be handed to them."""
+
+        def asks():
+            mesh = mesh_of((2,))
+            with ThreadPoolExecutor(1) as pool:
+                for ask in (dtensor.rank, dtensor.world_size, lambda: dtensor.DTensor.from_local(torch.ones(1))):
+                    with self.assertRaisesRegex(RuntimeError, "this thread is no rank"):
+                        pool.submit(ask).result()
+                return pool.submit(mesh.get_rank).result()
+
+        self.assertEqual(dtensor.run(2, asks), [0, 1])
+        with ThreadPoolExecutor(1) as pool:  # a thread of the program's, which has asked before, goes on
+            ask = lambda: pool.submit(dtensor.world_size).result()  # noqa: E731
+            self.assertEqual((ask(), dtensor.run(2, ask)), (1, [1, 1]))
 
     def test_a_timeout_may_be_infinite(self):
         total = lambda: dtensor.ones(4, device_mesh=mesh_of((2,)), placements=[Shard(0)]).sum().item()  # noqa: E731
