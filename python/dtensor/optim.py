@@ -94,6 +94,11 @@ class _Optimizer(torch.optim.Optimizer):
         if self._made is not None:
             raise RuntimeError("parameter groups are added before the first step")
         super().add_param_group(param_group)
+        try:  # options that are out of their range are told where they are given, as torch.optim does
+            _C.make_optimizer(self._kind, [([], self._options(self.param_groups[-1]), [])])
+        except BaseException:
+            self.param_groups.pop()
+            raise
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]

@@ -82,7 +82,9 @@ bool set(Optimizer& optimizer, std::size_t group, const Options& options) {
   Settings to = made->options(group);
   read_all(options, to);
   check_change(made->options(group), to);
-  const Made judge(std::vector<ParameterGroup<Settings>>{{{}, to, {}}});  // as when an optimizer is made with them
+  Settings judged = to;
+  judged.lr = 0;  // schedules may end below zero by rounding, and torch.optim takes what they give
+  const Made judge(std::vector<ParameterGroup<Settings>>{{{}, judged, {}}});  // as when an optimizer is made with them
   made->options(group) = to;
   return true;
 }

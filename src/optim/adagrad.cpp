@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "optim/lists.h"
+#include "optim/options.h"
 
 namespace dtensor {
 namespace {
@@ -36,14 +37,27 @@ void foreach_step(const Bucket& b, const AdagradOptions& o) {
   at::_foreach_addcdiv_(b.parameters, gradients, denominators, factors);
 }
 
+void check(const AdagradOptions& o) {
+  optim::check_not_negative("Adagrad", "lr_decay", o.lr_decay);
+  optim::check_not_negative("Adagrad", "weight_decay", o.weight_decay);
+  optim::check_not_negative("Adagrad", "initial_sum", o.initial_sum);
+  optim::check_not_negative("Adagrad", "eps", o.eps);
+}
+
 }  // namespace
 
 Adagrad::Adagrad(std::vector<at::Tensor> parameters, AdagradOptions options)
     : Adagrad(std::vector<Group>{{std::move(parameters), options}}) {}
 
-Adagrad::Adagrad(const std::vector<Group>& groups) : GroupOptimizer(groups, {"sum"}) {}
+Adagrad::Adagrad(const std::vector<Group>& groups) : GroupOptimizer(groups, {"sum"}) {
+  for (const Group& group : groups) {
+    optim::check_not_negative("Adagrad", "lr", group.options.lr);
+    check(group.options);
+  }
+}
 
 void Adagrad::update(const std::vector<Entry*>& active) {
+  for (std::size_t g = 0; g < group_count(); ++g) check(options(g));  // may have changed since
   std::vector<Entry*> fused, listed;
   for (Entry* entry : active) (optim::fits_fused(entry->parameter) ? fused : listed).push_back(entry);
   // What communicates, before any parameter has changed.

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "optim/lists.h"
+#include "optim/options.h"
 
 namespace dtensor {
 namespace {
@@ -34,14 +35,27 @@ void foreach_step(const Bucket& b, const AdamWOptions& o) {
   at::_foreach_addcdiv_(b.parameters, averages, denominators, factors);
 }
 
+void check(const AdamWOptions& o) {
+  optim::check_decay("AdamW", "beta1", o.beta1);
+  optim::check_decay("AdamW", "beta2", o.beta2);
+  optim::check_not_negative("AdamW", "eps", o.eps);
+  optim::check_not_negative("AdamW", "weight_decay", o.weight_decay);
+}
+
 }  // namespace
 
 AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
     : AdamW(std::vector<Group>{{std::move(parameters), options}}) {}
 
-AdamW::AdamW(const std::vector<Group>& groups) : GroupOptimizer(groups, {"exp_avg", "exp_avg_sq"}) {}
+AdamW::AdamW(const std::vector<Group>& groups) : GroupOptimizer(groups, {"exp_avg", "exp_avg_sq"}) {
+  for (const Group& group : groups) {
+    optim::check_not_negative("AdamW", "lr", group.options.lr);
+    check(group.options);
+  }
+}
 
 void AdamW::update(const std::vector<Entry*>& active) {
+  for (std::size_t g = 0; g < group_count(); ++g) check(options(g));  // may have changed since
   std::vector<Entry*> fused, listed;
   for (Entry* entry : active) {
     const bool fits = options(entry->group).fused && optim::fits_fused(entry->parameter);

@@ -6,6 +6,7 @@
 #include "dtensor/tensor.h"
 #include "optim/exchange.h"
 #include "optim/lists.h"
+#include "optim/options.h"
 #include "optim/roots.h"
 #include "optim/updates.h"
 
@@ -34,6 +35,13 @@ std::vector<at::Tensor> momenta(const optim::Bucket& b, const MuonOptions& o) {
   return o.nesterov ? at::_foreach_lerp(b.gradients, buffers, o.momentum) : buffers;
 }
 
+void check(const MuonOptions& o) {
+  optim::check_not_negative("Muon", "lr", o.lr);
+  optim::check_not_negative("Muon", "momentum", o.momentum);
+  optim::check_not_negative("Muon", "weight_decay", o.weight_decay);
+  TORCH_CHECK_VALUE(o.iterations >= 0, "Muon: iterations must not be negative, and are ", o.iterations);
+}
+
 }  // namespace
 
 struct Muon::State {
@@ -46,6 +54,7 @@ Muon::Muon(std::vector<at::Tensor> parameters, MuonOptions options)
 
 Muon::Muon(const std::vector<Group>& groups)
     : GroupOptimizer(groups, {"momentum_buffer"}, true), state_(std::make_unique<State>()) {
+  for (const Group& group : groups) check(group.options);
   for (const Entry& entry : entries()) {
     TORCH_CHECK(entry.parameter.dim() >= 2, "Muon: parameter ", entry.name, " of sizes ", entry.parameter.sizes(),
                 " is no matrix; give it to AdamW (muon_with_adamw)");
@@ -59,6 +68,7 @@ Muon::Muon(const std::vector<Group>& groups)
 Muon::~Muon() = default;
 
 void Muon::update(const std::vector<Entry*>& active) {
+  for (std::size_t g = 0; g < group_count(); ++g) check(options(g));  // may have changed since
   std::vector<Entry*> moving;
   std::vector<Exchange::Wanted> wanted;
   for (const optim::Bucket& b : optim::make_buckets(active, false)) {

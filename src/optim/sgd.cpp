@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "optim/lists.h"
+#include "optim/options.h"
 
 namespace dtensor {
 namespace {
@@ -35,8 +36,11 @@ void foreach_step(const Bucket& b, const SGDOptions& o, bool first) {
 }
 
 void check(const SGDOptions& o) {
-  TORCH_CHECK(!o.nesterov || (o.momentum > 0 && o.dampening == 0),
-              "SGD: Nesterov's momentum asks for momentum > 0 and dampening 0, not ", o.momentum, " and ", o.dampening);
+  optim::check_not_negative("SGD", "momentum", o.momentum);
+  optim::check_not_negative("SGD", "weight_decay", o.weight_decay);
+  TORCH_CHECK_VALUE(!o.nesterov || (o.momentum > 0 && o.dampening == 0),
+                    "SGD: Nesterov's momentum asks for momentum > 0 and dampening 0, not ", o.momentum, " and ",
+                    o.dampening);
 }
 
 }  // namespace
@@ -45,7 +49,10 @@ SGD::SGD(std::vector<at::Tensor> parameters, SGDOptions options)
     : SGD(std::vector<Group>{{std::move(parameters), options}}) {}
 
 SGD::SGD(const std::vector<Group>& groups) : GroupOptimizer(groups, {"momentum_buffer"}) {
-  for (const Group& group : groups) check(group.options);
+  for (const Group& group : groups) {
+    optim::check_not_negative("SGD", "lr", group.options.lr);
+    check(group.options);
+  }
 }
 
 void SGD::check_options() const {

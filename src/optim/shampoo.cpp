@@ -10,6 +10,7 @@
 #include "dtensor/tensor.h"
 #include "optim/exchange.h"
 #include "optim/lists.h"
+#include "optim/options.h"
 #include "optim/roots.h"
 #include "optim/updates.h"
 
@@ -123,8 +124,14 @@ struct Shampoo::State {
 namespace {
 
 void check(const ShampooOptions& o) {
-  TORCH_CHECK(o.start >= 1 && o.frequency >= 1 && o.block_size >= 1, "Shampoo: start ", o.start, ", frequency ",
-              o.frequency, " and block_size ", o.block_size, " must be at least 1");
+  optim::check_decay("Shampoo", "beta1", o.beta1);
+  if (o.beta2 != 1) optim::check_decay("Shampoo", "beta2", o.beta2);  // 1: a plain sum
+  optim::check_decay("Shampoo", "graft_beta2", o.graft_beta2);
+  optim::check_not_negative("Shampoo", "eps", o.eps);
+  optim::check_not_negative("Shampoo", "graft_eps", o.graft_eps);
+  optim::check_not_negative("Shampoo", "weight_decay", o.weight_decay);
+  TORCH_CHECK_VALUE(o.start >= 1 && o.frequency >= 1 && o.block_size >= 1, "Shampoo: start ", o.start, ", frequency ",
+                    o.frequency, " and block_size ", o.block_size, " must be at least 1");
 }
 
 // On all ranks of the parameter's mesh, after all that they exchange in the step.
@@ -146,7 +153,10 @@ Shampoo::Shampoo(std::vector<at::Tensor> parameters, ShampooOptions options)
 
 Shampoo::Shampoo(const std::vector<Group>& groups)
     : GroupOptimizer(groups, {"exp_avg", "graft_exp_avg_sq"}, true), state_(std::make_unique<State>()) {
-  for (const Group& group : groups) check(group.options);
+  for (const Group& group : groups) {
+    optim::check_not_negative("Shampoo", "lr", group.options.lr);
+    check(group.options);
+  }
   for (const Entry& entry : entries()) {
     const ShampooOptions& o = options(entry.group);
     auto& own = state_->blocks.emplace_back();

@@ -1,4 +1,6 @@
 // A step that threw: nothing has changed, and the next one is the first of its number.
+#include <cmath>
+
 #include "optim/mixture.h"
 #include "support/errors.h"
 
@@ -73,6 +75,31 @@ TEST(Failures, OptionsThatChangedToNonsenseAreAnError) {
   sgd.options().nesterov = true;
   sgd.options().dampening = 0.5;
   EXPECT_NE(error_of([&] { sgd.step(); }).find("Nesterov's momentum"), std::string::npos);
+}
+
+// As torch.optim's: a step would go uphill, or divide by zero. Schedules may pass below zero by rounding.
+TEST(Failures, OptionsOutOfTheirRangeAreAnError) {
+  const at::Tensor p = Draw(1).normal({3, 2}).requires_grad_();
+  p.mutable_grad() = Draw(2).normal({3, 2});
+  const double nan = std::nan("");
+  const auto refused = [](const auto& make) { return error_of(make).find("must") != std::string::npos; };
+  for (const double bad : {-1.0, nan}) {
+    EXPECT_TRUE(refused([&] { AdamW({p}, {.lr = bad}); }) && refused([&] { AdamW({p}, {.eps = bad}); }));
+    EXPECT_TRUE(refused([&] { SGD({p}, {.lr = bad}); }) && refused([&] { SGD({p}, {.momentum = bad}); }));
+    EXPECT_TRUE(refused([&] { Adagrad({p}, {.lr_decay = bad}); }) && refused([&] { Adagrad({p}, {.eps = bad}); }));
+    EXPECT_TRUE(refused([&] { Muon({p}, {.lr = bad}); }) && refused([&] { Muon({p}, {.weight_decay = bad}); }));
+    EXPECT_TRUE(refused([&] { Shampoo({p}, {.lr = bad}); }) && refused([&] { Shampoo({p}, {.graft_eps = bad}); }));
+  }
+  for (const double bad : {-0.1, 1.0, nan}) {
+    EXPECT_TRUE(refused([&] { AdamW({p}, {.beta1 = bad}); }) && refused([&] { AdamW({p}, {.beta2 = bad}); }));
+    EXPECT_TRUE(refused([&] { Shampoo({p}, {.beta1 = bad}); }) && refused([&] { Shampoo({p}, {.graft_beta2 = bad}); }));
+  }
+  AdamW adamw({p}, {});
+  adamw.options().beta2 = 1;
+  EXPECT_TRUE(refused([&] { adamw.step(); }));
+  SGD sgd({p}, {});
+  sgd.set_lr(-1e-20);
+  EXPECT_EQ(error_of([&] { sgd.step(); }), "no error");
 }
 
 // The owner of a block alone takes its roots. The error is everyone's.

@@ -1,6 +1,7 @@
 """The library's optimizers as torch's: numbers of any kind, options that change between steps, classes that derive from them."""
 
 import copy
+import inspect
 import pickle
 import tempfile
 import unittest
@@ -73,8 +74,24 @@ class Groups(unittest.TestCase):
 
         with self.assertRaisesRegex(ValueError, "block_size and merge_to .* stay 1024"):
             steps(lambda ps: dtensor.optim.Shampoo(ps), shape)
-        with self.assertRaisesRegex(RuntimeError, "Nesterov"):
+        with self.assertRaisesRegex(ValueError, "Nesterov"):
             steps(lambda ps: dtensor.optim.SGD(ps, momentum=0.9, nesterov=True), lambda o, _: o.param_groups[0].update(momentum=0))
+
+    def test_what_is_out_of_range_is_refused_where_torch_does(self):
+        """When an optimizer is made, or gets a group; rates of schedules may be what they are."""
+        common = {"lr": [-1.0, float("nan")], "weight_decay": [-1.0], "eps": [-1.0], "betas": [(1.0, 0.9), (0.9, 1.1), (-0.1, 0.9)]}
+        more = {"momentum": [-1.0], "lr_decay": [-1.0], "initial_accumulator_value": [-1.0], "nesterov": [True]}
+        for name in ("AdamW", "SGD", "Adagrad", "Muon", "Shampoo"):
+            for option, values in {**common, **more}.items():
+                if option in inspect.signature(getattr(dtensor.optim, name)).parameters and (name, option) != ("Muon", "nesterov"):
+                    for value in values:
+                        with self.assertRaises(ValueError, msg=f"{name} {option}={value}"):
+                            getattr(dtensor.optim, name)([torch.ones(2, 2, requires_grad=True)], **{option: value})
+        optimizer = dtensor.optim.SGD([torch.ones(2, requires_grad=True)])
+        with self.assertRaisesRegex(ValueError, "weight_decay must not be negative, and is -1"):
+            optimizer.add_param_group({"params": [torch.ones(2, requires_grad=True)], "weight_decay": -1.0})
+        self.assertEqual(len(optimizer.param_groups), 1)
+        steps(lambda ps: dtensor.optim.SGD(ps), lambda o, _: o.param_groups[0].update(lr=-1e-20))
 
 
 class Saved(unittest.TestCase):

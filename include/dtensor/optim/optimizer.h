@@ -98,7 +98,9 @@ class DTENSOR_API CombinedOptimizer final : public Optimizer {
   std::vector<std::unique_ptr<Optimizer>> parts_;
 };
 
-// Parameters with common options.
+// Parameters with common options. Options out of their range (negative, NaN, a decay of 1) are an error where an
+// optimizer is made with them, and at the step that they changed before, but for rates, which schedules may round below
+// zero.
 template <class Options>
 struct ParameterGroup {
   std::vector<at::Tensor> parameters;  // leaves of floating point, without Partial
