@@ -43,9 +43,10 @@ def train():
                 placements = [split if axis == "tp" else Replicate() for axis in names]
                 linear.weight = torch.nn.Parameter(dtensor.distribute_tensor(linear.weight.detach(), mesh, placements))
         dtensor.distribute_module(net, mesh)
-    for layer in net.model.layers:
-        dtensor.fully_shard(layer, mesh=mesh["dp"])
-    dtensor.fully_shard(net, mesh=mesh["dp"])
+    if "dp" in names:
+        for layer in net.model.layers:
+            dtensor.fully_shard(layer, mesh=mesh["dp"])
+        dtensor.fully_shard(net, mesh=mesh["dp"])
     if flags.model:
         dtensor.checkpoint.load_safetensors(net, flags.model)  # each rank reads its parts
     optimizer = dtensor.optim.AdamW(net.parameters(), lr=1e-3)

@@ -26,7 +26,8 @@ class Examples(unittest.TestCase):
             self.skipTest("transformers is not installed")
         one = self.losses()
         self.assertEqual(len(one), 3)
-        self.assertEqual(self.losses("--threads", "4", "--mesh", "dp=2,tp=2"), one)
+        for threads, mesh in (("4", "dp=2,tp=2"), ("2", "tp=2"), ("2", "dp=2")):
+            self.assertEqual(self.losses("--threads", threads, "--mesh", mesh), one)
 
     def test_notebook(self):
         with open(os.path.join(EXAMPLES, "placements.ipynb")) as file:
