@@ -7,6 +7,8 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <future>
+#include <map>
 #include <mutex>
 #include <thread>
 
@@ -106,19 +108,30 @@ class AsRank {
   std::optional<Communicator> former_;
 };
 
-// What the ranks of a run return, or the first error: the others' are its consequences.
+// What the ranks of a run return, or the first error: the others' are its consequences. Used under the interpreter
+// lock.
 struct Outcome {
   std::vector<py::object> results;
-  std::optional<py::error_already_set> error;
+  std::optional<py::error_already_set> error, interrupted;
   int failed = -1;
+
+  struct Rank {
+    unsigned long thread;
+    Communicator world;
+  };
+  std::map<int, Rank> under_way;
 
   void run_rank(const Communicator& world, const py::object& fn) {
     const at::ThreadLocalStateGuard put_back{at::ThreadLocalState()};  // pooled threads: what fn set ends with it
     const py::gil_scoped_acquire lock;
+    if (interrupted) throw std::runtime_error("interrupted");
     const AsRank as(world);
+    under_way[world.rank()] = {PyThread_get_thread_ident(), world};
     try {
       results[static_cast<std::size_t>(world.rank())] = fn();
+      under_way.erase(world.rank());
     } catch (py::error_already_set& e) {
+      under_way.erase(world.rank());
       if (failed < 0) {
         failed = world.rank();
         error.emplace(std::move(e));
@@ -126,6 +139,36 @@ struct Outcome {
       }
       throw std::runtime_error("after another rank");
     }
+  }
+
+  // What a signal handler raised ends all ranks: those that wait for others by the run's end, those that do not by the
+  // same error, which they meet wherever they are in Python.
+  void interrupt() {
+    py::error_already_set raised;
+    if (!interrupted) interrupted.emplace(std::move(raised));
+    for (const auto& [number, rank] : under_way) PyThreadState_SetAsyncExc(rank.thread, interrupted->type().ptr());
+    if (under_way.empty()) return;
+    const Communicator world = under_way.begin()->second.world;
+    const py::gil_scoped_release no_lock;
+    world.abort("interrupted");
+  }
+
+  // Without the lock. Python runs signal handlers on its main thread, and there only: were that to wait for the ranks,
+  // Ctrl-C would have no effect before they end.
+  void run_ranks(int ranks, const py::object& fn, const RunOptions& options) {
+    const int threads = at::get_num_threads();
+    auto over = std::async(std::launch::async, [&] {
+      at::get_num_threads();  // until it has run on a thread, set_num_threads changes the whole process
+      at::set_num_threads(threads);
+      run_local(
+          ranks, [&](const Communicator& world) { run_rank(world, fn); }, options);
+    });
+    constexpr auto kLook = std::chrono::milliseconds(50);
+    while (over.wait_for(kLook) != std::future_status::ready) {
+      const py::gil_scoped_acquire lock;
+      if (PyErr_CheckSignals() != 0) interrupt();
+    }
+    over.get();
   }
 };
 
@@ -136,26 +179,31 @@ struct UnderWay {
   UnderWay& operator=(const UnderWay&) = delete;
 };
 
-py::list run(int ranks, const py::object& fn, double timeout) {
-  if (!rank_world) of_process = true;
-  Outcome outcome;
-  outcome.results.resize(static_cast<std::size_t>(std::max(ranks, 0)));
+RunOptions options_of(double timeout) {
   RunOptions options;
   TORCH_CHECK_VALUE(timeout > 0, "run: a timeout of ", timeout, " seconds");
   constexpr double kForever = 1e12;  // seconds; infinity is no number of milliseconds
   options.timeout = timeout < kForever ? std::chrono::milliseconds(static_cast<std::int64_t>(timeout * 1000))
                                        : std::chrono::milliseconds::max();
+  return options;
+}
+
+py::list run(int ranks, const py::object& fn, double timeout) {
+  if (!rank_world) of_process = true;
+  Outcome outcome;
+  outcome.results.resize(static_cast<std::size_t>(std::max(ranks, 0)));
+  const RunOptions options = options_of(timeout);
   std::exception_ptr other;
   {
     const UnderWay counted;
     const py::gil_scoped_release no_lock;
     try {
-      run_local(
-          ranks, [&](const Communicator& world) { outcome.run_rank(world, fn); }, options);
+      outcome.run_ranks(ranks, fn, options);
     } catch (...) {
       other = std::current_exception();
     }
   }
+  if (outcome.interrupted) throw std::move(*outcome.interrupted);
   if (outcome.error) {
     const std::string note = "[rank " + std::to_string(outcome.failed) + " of " + std::to_string(ranks) + "]";
     if (py::hasattr(outcome.error->value(), "add_note")) outcome.error->value().attr("add_note")(note);

@@ -144,16 +144,6 @@ dtensor.barrier()
         self.assertIn("forked from a rank", self.run_program("dtensor.barrier()").stderr)
 
 
-class Prompts(unittest.TestCase):
-    def test_an_error_at_a_prompt_does_not_end_the_world(self):
-        """There it ends a line, not the process."""
-        for fails in ("", "1 / 0"):  # in the program before the prompt, and at the prompt
-            program = f"import dtensor; dtensor.barrier(); {fails}"
-            lines = "1 / 0\ndtensor.barrier()\nprint('rank', dtensor.rank())\n"
-            done = subprocess.run([sys.executable, "-i", "-c", program], input=lines, capture_output=True, text=True, timeout=60)
-            self.assertIn("rank 0\n", done.stdout, done.stderr)
-
-
 class Listeners(unittest.TestCase):
     PROGRAM = """
 import torch, dtensor
