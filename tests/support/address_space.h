@@ -9,13 +9,33 @@
 
 namespace dtensor::test {
 
-// This process may map `bytes` more than it has, and never more again.
-inline void leave_address_space(std::uint64_t bytes) {
+inline std::uint64_t mapped_bytes() {
   std::uint64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
-  const rlim_t most = pages * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE)) + bytes;
+  return pages * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+// This process may map `bytes` more than it has, and never more again.
+inline void leave_address_space(std::uint64_t bytes) {
+  const rlim_t most = mapped_bytes() + bytes;
   const rlimit limit{most, most};
   setrlimit(RLIMIT_AS, &limit);
 }
+
+// The same while it lives.
+class LittleAddressSpace {
+ public:
+  explicit LittleAddressSpace(std::uint64_t bytes) {
+    getrlimit(RLIMIT_AS, &before_);
+    const rlimit limit{mapped_bytes() + bytes, before_.rlim_max};
+    setrlimit(RLIMIT_AS, &limit);
+  }
+  LittleAddressSpace(const LittleAddressSpace&) = delete;
+  LittleAddressSpace& operator=(const LittleAddressSpace&) = delete;
+  ~LittleAddressSpace() { setrlimit(RLIMIT_AS, &before_); }
+
+ private:
+  rlimit before_{};
+};
 
 }  // namespace dtensor::test

@@ -130,11 +130,12 @@ FolderLock::FolderLock(const std::string& directory, LockTimes times)
     const bool written =
         ::ftruncate(descriptor_, 0) == 0 && ::pwrite(descriptor_, owner_.data(), owner_.size(), 0) == size;
     TORCH_CHECK(written, "cannot write ", path_, ": ", std::strerror(errno));
+    keep_beating(times.beat);
   } catch (...) {
+    if (descriptor_ >= 0 && is_mine()) ::unlink(path_.c_str());  // or every later save would find it held
     release();
     throw;
   }
-  keep_beating(times.beat);
 }
 
 // False where the file that was opened is not the one of that name any more: its owner has just removed it.

@@ -1,0 +1,68 @@
+// Saves where the system gives no thread to the folder's lock, which is kept fresh by one.
+#include <gtest/gtest.h>
+#include <pthread.h>
+
+#include <cstdlib>
+
+#include "checkpoint/folder.h"
+#include "support/address_space.h"
+#include "support/sanitizer.h"
+
+namespace dtensor::test {
+namespace {
+
+std::size_t entries_of(const std::string& folder) {
+  const std::filesystem::directory_iterator entries(folder);
+  return static_cast<std::size_t>(std::distance(begin(entries), end(entries)));
+}
+
+std::uint64_t stack_of_a_thread() {
+  pthread_attr_t attributes;
+  std::size_t bytes = 0;
+  if (pthread_getattr_default_np(&attributes) == 0) pthread_attr_getstacksize(&attributes, &bytes);
+  return bytes;
+}
+
+StateTensors state_of(const Communicator& world) {
+  const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {world.size()});
+  return {{"t", distribute_tensor(at::arange(8), mesh, {Shard(0)})}};
+}
+
+// Nothing is left beside the checkpoint: no lock, no temporary folder.
+int status_of(const Folder& folder) {
+  if (!verify_checkpoint(folder / "saved").empty()) return 3;
+  return entries_of(folder / "") == 1 ? 0 : 4;
+}
+
+// The process has no thread that ended, whose stack would serve anew: it is one of its own (a death test).
+int save_after_a_lock_without_a_thread() {
+  const Folder folder;
+  int refused = 0;
+  run_local(1, [&](Communicator world) {
+    const auto state = state_of(world);
+    try {
+      const LittleAddressSpace little(stack_of_a_thread() / 2);
+      save_state(folder / "saved", world, state, {}, kQuick);
+    } catch (const c10::Error&) {
+      ++refused;
+    }
+    save_state(folder / "saved", world, state, {}, kQuick);
+  });
+  return refused == 1 ? status_of(folder) : 5;
+}
+
+class SaveWithoutThreads : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (kSanitized) GTEST_SKIP() << "a sanitizer takes memory of its own";
+    ::testing::FLAGS_gtest_death_test_style = "threadsafe";  // a fork would lack the pool's threads
+  }
+};
+
+// The error left the folder locked by this process until it ended.
+TEST_F(SaveWithoutThreads, IsRefusedOnceAndNotEverAfter) {
+  EXPECT_EXIT(std::_Exit(save_after_a_lock_without_a_thread()), ::testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
+}  // namespace dtensor::test
