@@ -84,6 +84,7 @@ class DTENSOR_API PendingSave {
   std::unique_ptr<Impl> impl_;
 };
 // As save_state, as far as this rank's parts are copied; the rest follows with PendingSave::wait().
+// Where the system gives no thread, this rank's parts are written before it returns.
 DTENSOR_API PendingSave save_state_async(const std::string& directory, const Communicator& ranks,
                                          const StateTensors& tensors, const CheckpointValues& values = {},
                                          const SaveOptions& options = {});

@@ -1,6 +1,7 @@
 // The functions on lists of tensors, and saves in the background.
 #include <exception>
 #include <future>
+#include <system_error>
 #include <utility>
 
 #include "checkpoint/collective_errors.h"
@@ -74,12 +75,29 @@ void PendingSave::wait() {
   impl_.reset();
 }
 
+namespace {
+
+// Where the system gives no thread, this rank's part is written at once: the others, whose threads have begun, meet it
+// in wait(), and the save takes its time here instead of failing there.
+std::future<void> begin_writing(files::Saver& saver) {
+  try {
+    return std::async(std::launch::async, [&saver] { saver.write(); });
+  } catch (const std::system_error&) {
+    saver.write();
+    std::promise<void> written;
+    written.set_value();
+    return written.get_future();
+  }
+}
+
+}  // namespace
+
 PendingSave save_state_async(const std::string& directory, const Communicator& ranks, const StateTensors& tensors,
                              const CheckpointValues& values, const SaveOptions& options) {
   auto impl = std::make_unique<PendingSave::Impl>();
   impl->saver = std::make_unique<files::Saver>(directory, ranks, tensors, values, options);
   impl->saver->copy_parts();
-  impl->writing = std::async(std::launch::async, [saver = impl->saver.get()] { saver->write(); });
+  impl->writing = begin_writing(*impl->saver);
   return PendingSave(std::move(impl));
 }
 

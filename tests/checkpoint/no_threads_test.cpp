@@ -1,4 +1,5 @@
-// Saves where the system gives no thread to the folder's lock, which is kept fresh by one.
+// Saves where the system gives no thread: to the folder's lock, which is kept fresh by one, or to a save in the
+// background.
 #include <gtest/gtest.h>
 #include <pthread.h>
 
@@ -51,6 +52,18 @@ int save_after_a_lock_without_a_thread() {
   return refused == 1 ? status_of(folder) : 5;
 }
 
+// Room for one stack, which the lock's thread takes.
+int save_in_the_background_without_a_thread() {
+  const Folder folder;
+  run_local(1, [&](Communicator world) {
+    const auto state = state_of(world);
+    const LittleAddressSpace little(stack_of_a_thread() / 2 * 3);
+    auto pending = save_state_async(folder / "saved", world, state, {}, kQuick);
+    pending.wait();
+  });
+  return status_of(folder);
+}
+
 class SaveWithoutThreads : public testing::Test {
  protected:
   void SetUp() override {
@@ -62,6 +75,10 @@ class SaveWithoutThreads : public testing::Test {
 // The error left the folder locked by this process until it ended.
 TEST_F(SaveWithoutThreads, IsRefusedOnceAndNotEverAfter) {
   EXPECT_EXIT(std::_Exit(save_after_a_lock_without_a_thread()), ::testing::ExitedWithCode(0), "");
+}
+
+TEST_F(SaveWithoutThreads, InTheBackgroundIsWrittenByTheCaller) {
+  EXPECT_EXIT(std::_Exit(save_in_the_background_without_a_thread()), ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace
