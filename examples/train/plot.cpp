@@ -6,20 +6,24 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 
 #include "output.h"
 
 namespace train {
 
 std::vector<double> nice_ticks(double low, double high, int count) {
-  const double rough = std::max((high - low) / count, 1e-12);
+  if (!std::isfinite(low) || !std::isfinite(high)) return {};
+  // Marks closer than neighbouring doubles would be one mark, counted for ever.
+  const double closest = 8 * std::numeric_limits<double>::epsilon() * std::max(std::abs(low), std::abs(high));
+  const double rough = std::max({high / count - low / count, 1e-12, closest});
   const double power = std::pow(10.0, std::floor(std::log10(rough)));
   double step = 10 * power;
   for (const double factor : {5.0, 2.0, 1.0}) {
     if (factor * power >= rough) step = factor * power;
   }
   std::vector<double> ticks;
-  for (double i = std::ceil(low / step); i * step <= high + 1e-9 * step; ++i) ticks.push_back(i * step);
+  for (double i = std::ceil(low / step); i * step - high <= 1e-9 * step; ++i) ticks.push_back(i * step);
   return ticks;
 }
 
@@ -65,10 +69,13 @@ void axes(std::string& svg, const Panel& panel, const std::vector<double>& y_tic
   text(svg, 20, middle, "middle", y_name, fmt::format("transform=\"rotate(-90 20 {:.1f})\"", middle).c_str());
 }
 
+// What is not finite has no place in a panel, nor has what leaves no room for an axis beyond it.
+bool has_place(double value) { return std::abs(value) < 1e300; }
+
 void polyline(std::string& svg, const Panel& panel, const std::vector<double>& values, const std::string& style) {
   svg += fmt::format("<polyline fill=\"none\" {} points=\"", style);
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (!std::isfinite(values[i])) continue;
+    if (!has_place(values[i])) continue;
     svg += fmt::format("{:.1f},{:.1f} ", panel.x(panel.x_low + static_cast<double>(i)), panel.y(values[i]));
   }
   svg += "\"/>\n";
@@ -106,13 +113,14 @@ void loss_panel(std::string& svg, const Picture& picture, double top, double hei
   double low = INFINITY, high = -INFINITY;
   for (const Curve& curve : picture.curves) {
     for (const double value : curve.values) {
-      if (!std::isfinite(value)) continue;
+      if (!has_place(value)) continue;
       low = std::min(low, value);
       high = std::max(high, value);
     }
   }
   if (!(low <= high)) low = high = 0;
-  const double margin = std::max(0.06 * (high - low), 1e-6);
+  // Of a flat curve: so much that doubles of its size tell the edges apart.
+  const double margin = std::max({0.06 * (high - low), 1e-6, 1e-9 * std::max(std::abs(low), std::abs(high))});
   const auto [first, last] = steps_of(picture);
   const Panel panel{top, height, first, last, low - margin, high + margin};
   axes(svg, panel, nice_ticks(panel.y_low, panel.y_high, 6), false, picture.y_name);
@@ -131,7 +139,7 @@ void difference_panel(std::string& svg, const Picture& picture, double top, doub
     if (value > 0 && std::isfinite(value)) high = std::max(high, std::ceil(std::log10(value)));
   }
   std::vector<double> logs;
-  for (const double value : picture.difference) logs.push_back(value > 0 ? std::log10(value) : low - 1);
+  for (const double value : picture.difference) logs.push_back(value == 0 ? low - 1 : std::log10(value));
   const auto [first, last] = steps_of(picture);
   const Panel panel{top, height, first, last, low - 1, high};
   axes(svg, panel, nice_ticks(low, high, 5), true, "relative difference");

@@ -24,7 +24,8 @@ struct Picture {
 std::string to_svg(const Picture& picture);
 void write_svg(const std::string& path, const Picture& picture);
 
-// Tick positions at 1, 2 or 5 times a power of ten, about `count` of them, covering no more than [low, high].
+// Tick positions at 1, 2 or 5 times a power of ten, about `count` of them, covering no more than [low, high]. None
+// where either is not finite.
 std::vector<double> nice_ticks(double low, double high, int count);
 
 }  // namespace train
