@@ -56,8 +56,11 @@ Adagrad::Adagrad(const std::vector<Group>& groups) : GroupOptimizer(groups, {"su
   }
 }
 
+void Adagrad::check_options() const {
+  for (std::size_t g = 0; g < group_count(); ++g) check(options(g));
+}
+
 void Adagrad::update(const std::vector<Entry*>& active) {
-  for (std::size_t g = 0; g < group_count(); ++g) check(options(g));  // may have changed since
   std::vector<Entry*> fused, listed;
   for (Entry* entry : active) (optim::fits_fused(entry->parameter) ? fused : listed).push_back(entry);
   // What communicates, before any parameter has changed.

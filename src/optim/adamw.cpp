@@ -54,8 +54,11 @@ AdamW::AdamW(const std::vector<Group>& groups) : GroupOptimizer(groups, {"exp_av
   }
 }
 
+void AdamW::check_options() const {
+  for (std::size_t g = 0; g < group_count(); ++g) check(options(g));
+}
+
 void AdamW::update(const std::vector<Entry*>& active) {
-  for (std::size_t g = 0; g < group_count(); ++g) check(options(g));  // may have changed since
   std::vector<Entry*> fused, listed;
   for (Entry* entry : active) {
     const bool fits = options(entry->group).fused && optim::fits_fused(entry->parameter);

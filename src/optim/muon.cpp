@@ -36,7 +36,6 @@ std::vector<at::Tensor> momenta(const optim::Bucket& b, const MuonOptions& o) {
 }
 
 void check(const MuonOptions& o) {
-  optim::check_not_negative("Muon", "lr", o.lr);
   optim::check_not_negative("Muon", "momentum", o.momentum);
   optim::check_not_negative("Muon", "weight_decay", o.weight_decay);
   TORCH_CHECK_VALUE(o.iterations >= 0, "Muon: iterations must not be negative, and are ", o.iterations);
@@ -54,7 +53,10 @@ Muon::Muon(std::vector<at::Tensor> parameters, MuonOptions options)
 
 Muon::Muon(const std::vector<Group>& groups)
     : GroupOptimizer(groups, {"momentum_buffer"}, true), state_(std::make_unique<State>()) {
-  for (const Group& group : groups) check(group.options);
+  for (const Group& group : groups) {
+    optim::check_not_negative("Muon", "lr", group.options.lr);
+    check(group.options);
+  }
   for (const Entry& entry : entries()) {
     TORCH_CHECK(entry.parameter.dim() >= 2, "Muon: parameter ", entry.name, " of sizes ", entry.parameter.sizes(),
                 " is no matrix; give it to AdamW (muon_with_adamw)");
@@ -67,8 +69,11 @@ Muon::Muon(const std::vector<Group>& groups)
 
 Muon::~Muon() = default;
 
+void Muon::check_options() const {
+  for (std::size_t g = 0; g < group_count(); ++g) check(options(g));
+}
+
 void Muon::update(const std::vector<Entry*>& active) {
-  for (std::size_t g = 0; g < group_count(); ++g) check(options(g));  // may have changed since
   std::vector<Entry*> moving;
   std::vector<Exchange::Wanted> wanted;
   for (const optim::Bucket& b : optim::make_buckets(active, false)) {
