@@ -3,6 +3,8 @@
 
 #include <ATen/ATen.h>
 
+#include <limits>
+
 #pragma GCC optimize("O3")  // the sums over lanes become vector instructions
 
 namespace dtensor::optim {
@@ -61,12 +63,19 @@ bool small_powers(const at::Tensor& t, double p, double& result) {
 
 using Positions = std::vector<std::int64_t>;
 
-// ATen adds up in single precision what is no double; where that overflowed, again in double, as the loops do. Only
-// host memory is looked at.
+// Whether powers of this norm's size overflow in single precision, or elements whose powers vanish there would count.
+bool needs_double(const at::Tensor& local, double norm, double p) {
+  constexpr double kSmallest = std::numeric_limits<float>::min() / std::numeric_limits<float>::epsilon();
+  if (!std::isfinite(norm)) return true;
+  if (std::pow(norm, p) > static_cast<double>(local.numel()) * kSmallest) return false;
+  return norm > 0 || at::linalg_vector_norm(local, std::numeric_limits<double>::infinity()).item<double>() > 0;
+}
+
+// ATen adds up in single precision what is no double; where that does not hold the powers, again in double, as the
+// loops do. Only host memory is looked at.
 at::Tensor wide_norm(const at::Tensor& local, const at::Tensor& norm, double p) {
-  if (!norm.is_cpu() || std::isinf(p) || norm.scalar_type() == at::kDouble || std::isfinite(norm.item<double>())) {
-    return norm;
-  }
+  if (!norm.is_cpu() || std::isinf(p) || norm.scalar_type() == at::kDouble) return norm;
+  if (!needs_double(local, norm.item<double>(), p)) return norm;
   const auto wide = local.is_complex() ? at::kComplexDouble : at::kDouble;
   return at::linalg_vector_norm(local, p, c10::nullopt, /*keepdim=*/false, wide);
 }

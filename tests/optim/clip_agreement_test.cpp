@@ -84,5 +84,21 @@ TEST(ClipAgreement, SquaresThatOverflowDoSoOnNoLayout) {
   });
 }
 
+TEST(ClipAgreement, PowersThatVanishDoSoOnNoLayout) {
+  on_mesh({4}, [](const DeviceMesh& mesh) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kComplexFloat}) {
+      for (const auto& [p, around] : {std::pair(2.0, 1e-25), std::pair(2.0, 2e-22), std::pair(8.0, 1e-6)}) {
+        const double value = at::full({}, around, dtype == at::kBFloat16 ? dtype : at::kFloat).item<double>();
+        const at::Tensor whole = at::full({20000}, value, dtype);
+        const double expected = value * std::pow(20000, 1 / p);
+        for (const at::Tensor& t : {whole, at::Tensor(distribute_tensor(whole, mesh, {Shard(0)}))}) {
+          EXPECT_NEAR(get_norms({t}, {.norm_type = p}).item<double>(), expected, 1e-6 * expected) << dtype << " " << p;
+        }
+      }
+    }
+    EXPECT_EQ(get_total_norm({at::zeros({20000})}).item<double>(), 0);
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test
