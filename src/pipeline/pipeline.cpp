@@ -50,6 +50,16 @@ Schedule complete(Schedule schedule) {
   return communicates(schedule) ? schedule : with_communication(schedule, kMessagesOnly);
 }
 
+// What only some ranks can see is an error on all of them: the others would wait for messages, and take those of the
+// next step for this one's. `error`: this rank's, or nothing. Collective.
+void raise_everywhere(const std::string& error, const Communicator& ranks) {
+  const PlainScope scope;
+  const at::Tensor first = at::full({1}, error.empty() ? ranks.size() : ranks.rank(), at::kLong);
+  ranks.all_reduce(first, ReduceOp::min).wait();
+  const auto who = static_cast<int>(first.item<std::int64_t>());
+  TORCH_CHECK(who == ranks.size(), broadcast_text(ranks, error, who));
+}
+
 }  // namespace
 
 struct Pipeline::Impl {
@@ -134,6 +144,12 @@ void Pipeline::Impl::set_stage(int stage, Stage what) {
 
 void Pipeline::tie(const std::string& name, const std::vector<at::Tensor>& copies) {
   if (!impl_->mesh.is_member()) return;
+  std::string error;  // it would be summed up once for each of its names
+  for (const TiedParameter& other : impl_->tied) {
+    if (std::any_of(copies.begin(), copies.end(), [&](const at::Tensor& copy) { return other.is_copy(copy); }))
+      error = c10::str("pipeline: a copy of ", name, " is one of ", other.name(), " already; tie all copies at once");
+  }
+  raise_everywhere(error, impl_->mesh.communicator());
   impl_->tied.emplace_back(name, impl_->line, copies);
 }
 
@@ -169,20 +185,6 @@ std::vector<double> Pipeline::Impl::shares(const std::vector<Tensors>& targets) 
   for (double& weight : weights) weight /= total;
   return weights;
 }
-
-namespace {
-
-// What only some ranks can see is an error on all of them: the others would wait for messages, and take those of the
-// next step for this one's. `error`: this rank's, or nothing. Collective.
-void raise_everywhere(const std::string& error, const Communicator& ranks) {
-  const PlainScope scope;
-  const at::Tensor first = at::full({1}, error.empty() ? ranks.size() : ranks.rank(), at::kLong);
-  ranks.all_reduce(first, ReduceOp::min).wait();
-  const auto who = static_cast<int>(first.item<std::int64_t>());
-  TORCH_CHECK(who == ranks.size(), broadcast_text(ranks, error, who));
-}
-
-}  // namespace
 
 // Before anything has begun. Of each microbatch, on the last stage's ranks.
 std::vector<double> Pipeline::Impl::checked_shares(const std::vector<Tensors>& inputs,

@@ -21,8 +21,8 @@ bool gradients_wait() { return NoGradientSync::active() || NoReplicaSync::active
 
 }  // namespace
 
-TiedParameter::TiedParameter(const std::string& name, Communicator line, const std::vector<at::Tensor>& copies)
-    : copies_(each_once(copies)), before_(copies_.size()) {
+TiedParameter::TiedParameter(std::string name, Communicator line, const std::vector<at::Tensor>& copies)
+    : name_(std::move(name)), copies_(each_once(copies)), before_(copies_.size()) {
   const PlainScope scope;
   std::vector<at::Tensor> counts;
   for (int i = 0; i < line.size(); ++i) counts.push_back(at::empty({1}, at::kLong));
@@ -31,7 +31,7 @@ TiedParameter::TiedParameter(const std::string& name, Communicator line, const s
   for (int i = 0; i < line.size(); ++i) {
     if (counts[static_cast<std::size_t>(i)].item<std::int64_t>() > 0) members.push_back(i);
   }
-  TORCH_CHECK(!members.empty(), "pipeline: no rank has a copy of the tied parameter ", name);
+  TORCH_CHECK(!members.empty(), "pipeline: no rank has a copy of the tied parameter ", name_);
   first_ = members.front() == line.rank();
   if (!copies_.empty() && members.size() > 1) holders_ = line.subgroup(members, "tied");
 }

@@ -143,6 +143,22 @@ TEST(PipelineTied, ACopyThatIsListedTwiceCountsOnce) {
   });
 }
 
+// Whose gradient would be added up once for each of its names; only one of the ranks can see it.
+TEST(PipelineTied, ACopyOfTwoNamesIsAnErrorOnAllRanks) {
+  run_local(2, [](const Communicator& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
+    Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 2, 1), mean_loss);
+    const at::Tensor w = at::ones({kSize}, at::kDouble).requires_grad_(), v = at::ones({kSize}, at::kDouble);
+    pipe.set_stage(world.rank(), [&](const Tensors& in) { return Tensors{in[0] * w}; });
+    pipe.tie("w", {w});
+    const std::string error = test::error_of([&] { pipe.tie("again", {world.rank() == 1 ? w : v}); });
+    EXPECT_NE(error.find("a copy of again is one of w already"), std::string::npos) << error;
+    const std::vector<Tensors> x{{at::ones({1, kSize}, at::kDouble)}}, zeros{{at::zeros({1, kSize}, at::kDouble)}};
+    pipe.step(x, zeros);
+    test::expect_close(w.grad(), at::ones({kSize}, at::kDouble), "of mean((w w x)^2), 2 w^3 / 4 of each of two copies");
+  });
+}
+
 // As gradients of all other parameters do.
 TEST(PipelineTied, EarlierGradientsOutliveAStepThatThrows) {
   run_local(1, [](const Communicator& world) {
