@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "dtensor/fully_shard.h"
 #include "dtensor/pipeline.h"
 #include "dtensor/random.h"
 #include "support/errors.h"
@@ -26,6 +27,15 @@ std::vector<Tensors> parts(const at::Tensor& batch) {
   return result;
 }
 
+// Stages with a whole weight; with one that is gathered where it is used; with one that the schedule gathers.
+enum class Weights { whole, sharded, scheduled };
+
+pipeline::Schedule schedule_of(const std::string& name, Weights kind) {
+  const auto schedule = pipeline::make_schedule(name, 2, kMicrobatches);
+  if (kind != Weights::scheduled) return schedule;
+  return pipeline::with_communication(schedule, {.unsharded_stages = 1, .reduce_grad = true});
+}
+
 // A weight on each stage, with dropout, under a fault that happens once.
 struct Model {
   DeviceMesh mesh;
@@ -34,12 +44,17 @@ struct Model {
   std::map<int, at::Tensor> weights = {};
   Pipeline pipe;
 
-  Model(const DeviceMesh& on, const std::string& schedule, Fault with)
-      : mesh(on), fault(with), pipe(mesh, pipeline::make_schedule(schedule, 2, kMicrobatches), loss()) {
+  Model(const DeviceMesh& on, const std::string& schedule, Weights kind, Fault with)
+      : mesh(on), fault(with), pipe(mesh, schedule_of(schedule, kind), loss()) {
     for (const int stage : pipe.stages()) {
-      const at::Tensor whole = Draw(static_cast<std::uint64_t>(stage) + 1).normal({4, 4});
-      weights[stage] = distribute_tensor(whole, pipe.stage_mesh(), {Replicate()}).requires_grad_();
-      pipe.set_stage(stage, [this, stage](const Tensors& in) { return run(stage, in[0]); }, {weights[stage]});
+      at::Tensor& weight = weights[stage];
+      weight = Draw(static_cast<std::uint64_t>(stage) + 1).normal({4, 4}).requires_grad_();
+      if (kind == Weights::whole) {
+        weight = distribute_tensor(weight.detach(), pipe.stage_mesh(), {Replicate()}).requires_grad_();
+      } else {
+        fully_shard({{"weight", &weight}}, pipe.stage_mesh());
+      }
+      pipe.set_stage(stage, [this, stage](const Tensors& in) { return run(stage, in[0]); }, {weight});
     }
   }
   void count(const char* where, int stage) {
@@ -79,12 +94,13 @@ Outcome outcome(Model& model) {
   return result;
 }
 
-void expect_survived(const std::string& schedule, const Fault& fault) {
+void expect_survived(const std::string& schedule, const Fault& fault, Weights kind = Weights::whole) {
   run_local(4,
             [&](const Communicator& world) {
               const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"pp", "dp"});
-              Model sound(mesh, schedule, {"nowhere", 0, 0}), model(mesh, schedule, fault);
-              const std::string what = c10::str(schedule, ", ", fault.where, " of stage ", fault.stage);
+              Model sound(mesh, schedule, kind, {"nowhere", 0, 0}), model(mesh, schedule, kind, fault);
+              const std::string what =
+                  c10::str(schedule, ", ", fault.where, " of stage ", fault.stage, ", ", static_cast<int>(kind));
               const Outcome expected = outcome(sound);
               manual_seed(mesh, 5);
               const std::string error = error_of([&] { model.pipe.step(model.batch(), model.batch()); });
@@ -106,6 +122,18 @@ TEST(PipelineFailures, AnExceptionOfAStageIsOneErrorOnAllRanksAndTheNextStepIsRi
       expect_survived(schedule, {"backward", stage, 3});
     }
     expect_survived(schedule, {"loss", last, 4});
+  }
+}
+
+TEST(PipelineFailures, WhatTheStepHadGatheredIsDroppedAndGatheredAgain) {
+  for (const std::string schedule : {"1f1b", "zbv"}) {
+    const int last = pipeline::make_schedule(schedule, 2, kMicrobatches).stages() - 1;
+    for (const Weights kind : {Weights::sharded, Weights::scheduled}) {
+      for (const int stage : {0, last}) {
+        expect_survived(schedule, {"forward", stage, 3}, kind);
+        expect_survived(schedule, {"backward", stage, 2}, kind);
+      }
+    }
   }
 }
 
