@@ -27,7 +27,8 @@ using CheckpointedFunction = std::function<std::vector<at::Tensor>(const std::ve
 // draw random numbers of DTensors on any mesh (the same ones), and use parameters that it captures, but must not change
 // anything else. Gradients of captured parameters are accumulated once. An input that is changed in place before
 // backward is an error. Segments nest. Not differentiable twice, and autograd::grad finds gradients of the inputs only:
-// errors, both. Without grad mode it is fn(inputs).
+// errors, both. (backward with `inputs` that none of the segment's lead to does not run it: a parameter that it alone
+// captures stays without a gradient, as what is no part of the graph does.) Without grad mode it is fn(inputs).
 DTENSOR_API std::vector<at::Tensor> checkpoint(const CheckpointedFunction& fn, const std::vector<at::Tensor>& inputs,
                                                const CheckpointOptions& options = {});
 DTENSOR_API at::Tensor checkpoint(const std::function<at::Tensor(const at::Tensor&)>& fn, const at::Tensor& input,
