@@ -67,6 +67,11 @@ at::Tensor local_gradient(const at::Tensor& grad, const TensorSpec& spec) {
   return whole.redistribute(Placements(whole.placements().size())).to_local();
 }
 
+// A rank's gradient lies in memory as its own computation left it; all take the order of the tensor that went out.
+at::DimVector strides_of_gradient(const TensorSpec& spec) {
+  return has_dense_order(spec) ? at::DimVector(spec.strides) : at::DimVector(c10::contiguous_strides(spec.sizes));
+}
+
 struct ToLocalBackward final : Node {
   ToLocalBackward(SpecPtr s, Placements p, AxisMask check)
       : spec(std::move(s)), placements(std::move(p)), checked_axes(check) {}
@@ -83,7 +88,7 @@ struct ToLocalBackward final : Node {
                    "pass Replicate()"));
     }
     auto mesh = c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&acting(*spec->mesh)));
-    return {wrap_local(grad, infer_spec(grad, mesh, placements, spec->sizes, {}))};
+    return {wrap_local(grad, infer_spec(grad, mesh, placements, spec->sizes, strides_of_gradient(*spec)))};
   }
   std::string name() const override { return "ToLocalBackward"; }
   SpecPtr spec;

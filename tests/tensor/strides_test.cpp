@@ -1,5 +1,6 @@
 // Global strides are the same on every rank, however the ranks' own tensors are laid out: lists are packed by them, and
 // whether a view is one is told by them.
+#include "dtensor/inspect.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {
@@ -64,6 +65,25 @@ TEST(Strides, OfGradientsThatArriveAtShortParts) {
     const auto part = DTensor::from_local(weight, mesh, {Replicate()}).redistribute({Shard(1)}).to_local();
     (DTensor(y).to_local().t() * part).sum().backward();
     expect_close(x.grad(), weight.t(), "gradient");
+  });
+}
+
+// What a rank computes of its part is its own affair, and so is the order in which the gradient comes back.
+TEST(Strides, OfGradientsOfWhatEachRankComputesByItself) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const Checked calls(Checks::calls);
+    const auto rows = at::arange(24, at::kDouble).view({4, 6});
+    for (const auto& whole : {rows, column_major(rows)}) {
+      const at::Tensor x = distribute_tensor(whole, mesh, {Shard(0)}).requires_grad_();
+      const auto y = x * x;
+      y.register_hook([&](const at::Tensor& gradient) { expect_one_order(mesh, DTensor(gradient), "gradient"); });
+      const auto part = DTensor(y).to_local();
+      const auto turned = part.t().clone(at::MemoryFormat::Contiguous), part_of_rows = part.contiguous();
+      (odd(mesh) ? turned.mul(at::ones({6, 2}, at::kDouble)) : part_of_rows.mul(at::ones({2, 6}, at::kDouble)))
+          .sum()
+          .backward();
+      expect_close(x.grad(), 2 * whole, "gradient");
+    }
   });
 }
 
