@@ -168,6 +168,9 @@ SpecPtr infer_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& 
                                                          : strides_alone(local, *mesh, placements, global);
   TORCH_CHECK(global_strides.size() == global.size(), "from_local: ", global_strides.size(), " strides for ",
               global.size(), " sizes");
+  TORCH_CHECK(
+      std::all_of(global_strides.begin(), global_strides.end(), [](std::int64_t stride) { return stride >= 0; }),
+      "from_local: a negative stride in ", at::IntArrayRef(global_strides));
   return intern_spec(mesh, std::move(placements), global, global_strides, local.scalar_type());
 }
 
