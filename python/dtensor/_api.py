@@ -7,6 +7,7 @@ the implementation.
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Callable, Sequence
 
 import torch
@@ -79,7 +80,7 @@ class DTensor(torch.Tensor, metaclass=_DTensorMeta):
 
 
 def _ints(sizes: Sequence[int] | None) -> list[int] | None:
-    return None if sizes is None else [int(n) for n in sizes]
+    return None if sizes is None else [operator.index(n) for n in sizes]
 
 
 def _mesh(mesh: DeviceMesh | None) -> DeviceMesh:
@@ -240,7 +241,7 @@ def _number(value: Any) -> Any:
 
 
 def _sizes(size: tuple[Any, ...]) -> list[int]:
-    return [int(n) for n in (size[0] if len(size) == 1 and isinstance(size[0], (list, tuple)) else size)]
+    return [operator.index(n) for n in (size[0] if len(size) == 1 and isinstance(size[0], (list, tuple)) else size)]
 
 
 def _factory(name: str, doc: str) -> Callable[..., DTensor]:

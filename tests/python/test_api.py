@@ -151,6 +151,12 @@ class Tensors(unittest.TestCase):
             a = dtensor.randn(5, 3, **at).tolist()
             dtensor.manual_seed(3)
             self.assertEqual(dtensor.randn(5, 3, device_mesh=mesh).tolist(), a)
+            for size in ((2.7,), ([2, 3.0],), (torch.tensor(2.7),)):  # no integers, as torch says of its own
+                with self.assertRaises(TypeError):
+                    dtensor.zeros(*size, **at)
+            self.assertEqual(dtensor.zeros(torch.tensor(3), torch.Size([2])[0], **at).shape, (3, 2))
+            with self.assertRaises(TypeError):
+                DTensor.from_local(torch.ones(1), mesh, [Shard(0)], shape=[2.7], stride=[1])
             with self.assertRaisesRegex(NotImplementedError, "sparse"):
                 dtensor.ones(3, layout=torch.sparse_coo, device_mesh=mesh)
             with dtensor.MeshScope(mesh, [Shard(0)]):
