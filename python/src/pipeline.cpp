@@ -59,7 +59,11 @@ void bind_schedule(py::module_& module) {
       .def_property_readonly("actions", &actions_of, "Of each rank, as words: 0F3, 1SEND_B0, 2UNSHARD.")
       .def("rank_of", &pl::Schedule::rank_of, py::arg("stage"))
       .def("__str__", &pl::Schedule::str)
-      .def("__eq__", [](const pl::Schedule& a, const pl::Schedule& b) { return a == b; });
+      .def("__eq__",
+           [](const pl::Schedule& a, const py::object& b) {
+             return py::isinstance<pl::Schedule>(b) && a == b.cast<const pl::Schedule&>();
+           })
+      .def("__hash__", [](const pl::Schedule& s) { return std::hash<std::string>{}(s.str()); });
   module.def("schedule_names", &pl::schedule_names);
   module.def("make_schedule", &pl::make_schedule, py::arg("name"), py::arg("ranks"), py::arg("microbatches"),
              py::arg("chunks") = 0);

@@ -67,6 +67,14 @@ class Parameters(unittest.TestCase):
         self.assertAlmostEqual(sum(sum(squares) for _, squares in results) ** 0.5, 1e-3, places=6)
 
 
+class Schedules(unittest.TestCase):
+    def test_are_values(self):
+        schedule, same = (pipeline.make_schedule("1f1b", 2, 4) for _ in range(2))
+        self.assertEqual({schedule, same}, {schedule})
+        for other in (None, "1f1b", pipeline.make_schedule("gpipe", 2, 4)):
+            self.assertNotEqual(schedule, other)
+
+
 class Trainer:
     """Keeps a pipeline whose functions are its own."""
 
