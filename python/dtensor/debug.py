@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from . import _C
-from ._C import Checked, EventListener, ExplicitRedistribution, MemoryTimeline, Strict, cache_stats, clear_cache  # noqa: F401
+from ._C import Checked, ExplicitRedistribution, MemoryTimeline, Strict, cache_stats, clear_cache  # noqa: F401
 from ._C import empty_memory_pool, memory_pool_stats, set_memory_pool_limit
 
 __all__ = [
@@ -56,6 +56,27 @@ class CommDebugMode:
     def table(self) -> str:
         """All counts as a text table."""
         return self._counts.table()
+
+
+class EventListener:
+    """While open, ``fn(kind, name, axis, bytes, seconds)`` is called for each event of this rank."""
+
+    def __init__(self, fn: Callable[[str, str, str, int, float], object]) -> None:
+        if not callable(fn):
+            raise TypeError(f"EventListener(fn): fn must be callable, not {fn!r}")
+        self._fn = fn  # what C++ keeps no garbage collector sees, and this may belong to who keeps the listener
+        self._scope: Any = None
+
+    def __enter__(self) -> "EventListener":
+        if self._scope is not None:
+            raise RuntimeError("this EventListener is open already")
+        self._scope = _C.EventListener(self._fn).__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        scope, self._scope = self._scope, None
+        if scope is not None:
+            scope.__exit__()
 
 
 def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> str:

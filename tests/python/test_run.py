@@ -1,11 +1,13 @@
 """Ranks as threads of one process: results, errors, and that nobody holds the interpreter while it waits."""
 
 import functools
+import gc
 import subprocess
 import sys
 import tempfile
 import threading
 import unittest
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -169,6 +171,25 @@ print(dtensor.run(2, on_rank))
         """Which knows it to its end, and then lets go of it without the interpreter lock."""
         done = subprocess.run([sys.executable, "-c", self.PROGRAM], capture_output=True, text=True, timeout=120)
         self.assertEqual((done.stdout, done.returncode), ("[True, True]\n", 0), done.stderr)
+
+
+    def test_with_a_function_of_who_keeps_them_do_not_keep_it(self):
+        class Counter:
+            def __init__(self):
+                self.listener, self.heard = dtensor.EventListener(self.hear), 0
+
+            def hear(self, *event):
+                self.heard += 1
+
+        counter = Counter()
+        for expected in (1, 2):  # opened again
+            with counter.listener:
+                dtensor.ones(2, device_mesh=mesh_of((1,))).neg()
+            self.assertEqual(counter.heard, expected)
+        gone = weakref.ref(counter)
+        del counter
+        gc.collect()
+        self.assertIsNone(gone())
 
 
 class Interpreter(unittest.TestCase):
