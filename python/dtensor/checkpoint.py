@@ -5,8 +5,9 @@ Written by all ranks from any layout, read by all ranks into any other, one proc
 
 from __future__ import annotations
 
+import array
 import os
-from typing import Any, Callable, Iterator, MutableMapping, NamedTuple
+from typing import Any, Callable, Iterator, MutableMapping, NamedTuple, TypeVar
 
 import torch
 
@@ -48,6 +49,41 @@ def _parts(state: Any) -> tuple[list[tuple[str, torch.Tensor]], dict[str, Any]]:
     return tensors, values
 
 
+def _state_and_parts(state_dict: Any, index: Any) -> tuple[Any, list[tuple[str, torch.Tensor]], dict[str, Any]]:
+    state = opened(state_dict, index)
+    return state, *_parts(state)
+
+
+Prepared = TypeVar("Prepared")
+
+
+def _together(prepare: Callable[[], Prepared]) -> Prepared:
+    """What ``prepare`` gives; an error of it on one rank is one on all: others would wait for that one in what follows."""
+    error, result = None, None
+    try:
+        result = prepare()
+    except Exception as raised:
+        error = raised
+    world = _C.world()
+    first = array.array("q", [world.size if error is None else world.rank])
+    world.all_reduce(torch.frombuffer(first, dtype=torch.int64), "min")  # plain within a MeshScope, too
+    if first[0] < world.size:
+        text = _text_of(world, first[0], f"{type(error).__name__}: {error}")
+        raise error or RuntimeError(f"rank {first[0]} failed: {text}")
+    return result  # type: ignore[return-value]
+
+
+def _text_of(world: Any, rank: int, own: str) -> str:
+    """That rank's text, on all. Collective."""
+    data = bytearray(own.encode(errors="replace"))
+    size = array.array("q", [len(data)])
+    world.broadcast(torch.frombuffer(size, dtype=torch.int64), rank)
+    if world.rank != rank:
+        data = bytearray(size[0])
+    world.broadcast(torch.frombuffer(data, dtype=torch.uint8), rank)
+    return data.decode(errors="replace")
+
+
 def save(
     state_dict: dict[str, Any], checkpoint_id: str | os.PathLike[str], *, sync: bool = True, keep_foreign: bool = False
 ) -> None:
@@ -59,7 +95,7 @@ def save(
     tokenizer) stay; without it they are an error. An error anywhere is an error on every rank, and the former
     checkpoint stands.
     """
-    tensors, values = _parts(opened(state_dict))
+    tensors, values = _together(lambda: _parts(opened(state_dict)))
     _C.save_state(os.fspath(checkpoint_id), tensors, values, sync, keep_foreign)
 
 
@@ -67,7 +103,7 @@ def async_save(
     state_dict: dict[str, Any], checkpoint_id: str | os.PathLike[str], *, sync: bool = True, keep_foreign: bool = False
 ) -> PendingSave:
     """The same in the background: tensors may be changed at once; ``wait()`` finishes it. Collective, both."""
-    tensors, values = _parts(opened(state_dict))
+    tensors, values = _together(lambda: _parts(opened(state_dict)))
     return _C.save_state_async(os.fspath(checkpoint_id), tensors, values, sync, keep_foreign)
 
 
@@ -90,19 +126,23 @@ def load(
     before anything is written.
     """
     path = os.fspath(checkpoint_id)
-    state = opened(state_dict, index_for(state_dict, lambda: read_index(path)))
-    tensors, values = _parts(state)
+    index = index_for(state_dict, lambda: read_index(path))
+    state, tensors, values = _together(lambda: _state_and_parts(state_dict, index))
     if values and not allow_missing:  # told before a tensor is written
         there = _C.load_state(path, [], False, True, True, False)
-        for name in values:
-            if name not in there:
-                raise ValueError(f"load: {path} has no value {name!r}")
+        _together(lambda: _check_there(path, values, there))
     with torch.no_grad():
         found = _C.load_state(path, tensors, verify, allow_missing, allow_unexpected, allow_cast)
     for name in values:
         if name in found:
             _put(state, name, found[name])
     take(state_dict, state)
+
+
+def _check_there(path: str, values: dict[str, Any], there: dict[str, Any]) -> None:
+    for name in values:
+        if name not in there:
+            raise ValueError(f"load: {path} has no value {name!r}")
 
 
 def _put(state: Any, name: str, value: Any) -> None:
@@ -132,9 +172,10 @@ class LoadedCheckpoint(NamedTuple):
 
 
 def _load_newest(state_dict: dict[str, Any], root: str, load_parts: Callable[..., Any], allow_cast: bool) -> LoadedCheckpoint:
-    state = opened(state_dict, index_for(state_dict, lambda: _newest_index(root)))
+    index = index_for(state_dict, lambda: _newest_index(root))
+    state, tensors, values = _together(lambda: _state_and_parts(state_dict, index))
     with torch.no_grad():
-        path, passed_over, values = load_parts(*_parts(state), allow_cast)
+        path, passed_over, values = load_parts(tensors, values, allow_cast)
     for name, value in values.items():
         _put(state, name, value)
     if path:
@@ -168,11 +209,11 @@ class CheckpointSeries:
 
     def save(self, state_dict: dict[str, Any], step: int, *, sync: bool = True) -> None:
         """As :func:`save`; then ``latest`` is that of ``step``, and what is more than ``keep`` is removed."""
-        self._series.save(*_parts(opened(state_dict)), step, sync, False)
+        self._series.save(*_together(lambda: _parts(opened(state_dict))), step, sync, False)
 
     def async_save(self, state_dict: dict[str, Any], step: int, *, sync: bool = True) -> None:
         """The same in the background: a later save or :meth:`finish` does the rest."""
-        self._series.save(*_parts(opened(state_dict)), step, sync, True)
+        self._series.save(*_together(lambda: _parts(opened(state_dict))), step, sync, True)
 
     def finish(self) -> None:
         """What is being saved is whole afterwards."""

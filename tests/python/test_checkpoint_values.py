@@ -54,5 +54,39 @@ class Values(unittest.TestCase):
         self.assertEqual((found["progress"].inner[1].best, type(found["size"])), (2.0, torch.Size))
 
 
+class Errors(unittest.TestCase):
+    """What one rank alone cannot save or take is an error on every rank, and all can go on."""
+
+    def on_ranks(self, folder):
+        def broken():
+            raise KeyError("no state")
+
+        state = type("Stateful", (), {"state_dict": lambda self: broken(), "load_state_dict": lambda self, state: None})()
+        mine = dtensor.rank() == 1
+        wrong = {"value": object() if mine else 1, "tensor": torch.ones(2)}
+        fails = {"value": state if mine else 1, "tensor": torch.zeros(2)}
+        dtensor.save({"value": 3, "tensor": torch.full((2,), 7.0)}, f"{folder}/good")
+        series = dtensor.checkpoint.CheckpointSeries(f"{folder}/series")
+        series.save({"value": 3, "tensor": torch.full((2,), 7.0)}, 1)
+        for call, kind, why in [
+            (lambda: dtensor.save(wrong, f"{folder}/good"), TypeError, "'value' is a object"),
+            (lambda: dtensor.checkpoint.async_save(wrong, f"{folder}/good"), TypeError, "'value' is a object"),
+            (lambda: series.save(wrong, 2), TypeError, "'value' is a object"),
+            (lambda: dtensor.load(fails, f"{folder}/good"), KeyError, "no state"),
+            (lambda: series.load_newest(fails), KeyError, "no state"),
+            (lambda: dtensor.load({"value" if not mine else "other": 0}, f"{folder}/good", allow_unexpected=True), ValueError, "no value 'other'"),
+        ]:
+            with self.assertRaisesRegex(kind if mine else RuntimeError, why if mine else f"rank 1 failed: {kind.__name__}: .*{why}"):
+                call()
+            dtensor.barrier()
+        back = {"value": 0, "tensor": torch.zeros(2)}
+        dtensor.load(back, f"{folder}/good")
+        return back["value"], back["tensor"].tolist(), fails["tensor"].tolist(), dtensor.checkpoint.steps(f"{folder}/series")
+
+    def test_of_one_rank_are_those_of_all(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.assertEqual(dtensor.run(2, self.on_ranks, folder, timeout=60), [(3, [7, 7], [0, 0], [1])] * 2)
+
+
 if __name__ == "__main__":
     unittest.main()
