@@ -7,7 +7,6 @@
 #include <iostream>
 
 #include "compare.h"
-#include "data.h"
 #include "dtensor/launch.h"
 #include "load.h"
 #include "output.h"
@@ -19,6 +18,39 @@
 #include "trace.h"
 
 namespace train {
+
+void check_heads(const Options& options) {
+  const GptConfig config = gpt_config(options);
+  if (config.hidden % config.heads != 0) {
+    throw UsageError(fmt::format("--hidden {} is no multiple of the {} heads", config.hidden, config.heads));
+  }
+  if (config.kv_heads > 0 && config.heads % config.kv_heads != 0) {
+    throw UsageError(fmt::format("--kv-heads {} does not divide the {} heads", config.kv_heads, config.heads));
+  }
+  if (options.predict_tokens > options.seq) {
+    throw UsageError(fmt::format("--predict-tokens {}: sequences have {} tokens", options.predict_tokens, options.seq));
+  }
+  if (config.rope && config.hidden / config.heads % 2 != 0) {
+    throw UsageError(fmt::format("--rope needs heads of an even size, not {}", config.hidden / config.heads));
+  }
+}
+
+Corpus read_corpus(Options& options) {
+  if (options.tokenizer.empty()) return Corpus::read(options.data, options.seq);
+  const auto tokenizer = read_tokenizer(options.tokenizer);
+  const auto room = gpt_config(options).vocabulary;
+  if (options.model != "tiny" && tokenizer.size() > room) {
+    throw UsageError(fmt::format("--tokenizer: {} tokens for a vocabulary of {}", tokenizer.size(), room));
+  }
+  options.vocabulary = tokenizer.size();
+  if (options.documents) {
+    const auto end = tokenizer.encode(end_of_text(tokenizer));
+    if (end.empty()) throw UsageError("--documents: the tokenizer has no token that ends a text, as <|endoftext|>");
+    options.end_of_document = end.front();
+  }
+  return Corpus::read(options.data, options.seq, &tokenizer);
+}
+
 namespace {
 
 // What rank 0 has to tell after its peers are gone.
@@ -40,22 +72,6 @@ std::vector<StepRecord> train_and_show(const dtensor::Communicator& world, const
       options.memory || memory.sampled ? &memory : nullptr);
   output.close();
   return records;
-}
-
-void check_heads(const Options& options) {
-  const GptConfig config = gpt_config(options);
-  if (config.hidden % config.heads != 0) {
-    throw UsageError(fmt::format("--hidden {} is no multiple of the {} heads", config.hidden, config.heads));
-  }
-  if (config.kv_heads > 0 && config.heads % config.kv_heads != 0) {
-    throw UsageError(fmt::format("--kv-heads {} does not divide the {} heads", config.kv_heads, config.heads));
-  }
-  if (options.predict_tokens > options.seq) {
-    throw UsageError(fmt::format("--predict-tokens {}: sequences have {} tokens", options.predict_tokens, options.seq));
-  }
-  if (config.rope && config.hidden / config.heads % 2 != 0) {
-    throw UsageError(fmt::format("--rope needs heads of an even size, not {}", config.hidden / config.heads));
-  }
 }
 
 // Every rank comes to the same answer, so none waits for one that left.
@@ -171,22 +187,6 @@ void check_files(const Options& options) {
   check_writable("--trace", options.trace);
   check_writable("--schedule-plot", options.schedule_plot);
   if (options.experts) check_writable("--load-plot", options.experts->load_plot);
-}
-
-Corpus read_corpus(Options& options) {
-  if (options.tokenizer.empty()) return Corpus::read(options.data, options.seq);
-  const auto tokenizer = read_tokenizer(options.tokenizer);
-  const auto room = gpt_config(options).vocabulary;
-  if (options.model != "tiny" && tokenizer.size() > room) {
-    throw UsageError(fmt::format("--tokenizer: {} tokens for a vocabulary of {}", tokenizer.size(), room));
-  }
-  options.vocabulary = tokenizer.size();
-  if (options.documents) {
-    const auto end = tokenizer.encode(end_of_text(tokenizer));
-    if (end.empty()) throw UsageError("--documents: the tokenizer has no token that ends a text, as <|endoftext|>");
-    options.end_of_document = end.front();
-  }
-  return Corpus::read(options.data, options.seq, &tokenizer);
 }
 
 int run(Kind program, int argc, char** argv) {

@@ -1,0 +1,118 @@
+// Reads the command line, runs what a figure is of, draws it.
+#include "program.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <iostream>
+
+#include "dtensor/launch.h"
+#include "long_sequence/picture.h"
+#include "long_sequence/tokens.h"
+#include "train/compare.h"
+#include "train/layouts.h"
+#include "train/output.h"
+#include "train/program.h"
+#include "train/run.h"
+
+namespace figures {
+namespace {
+
+using train::UsageError;
+namespace fs = std::filesystem;
+
+constexpr const char* kUsage = "usage: figures FOLDER [flags of train], or figures --long-sequences FOLDER [TOKENS]";
+
+// Before the work.
+std::string file_in(const std::string& folder, const char* name) {
+  std::error_code none;
+  if (!fs::is_directory(folder, none)) throw UsageError("no folder " + folder);
+  auto path = (fs::path(folder) / name).string();
+  train::check_writable("FOLDER", path);
+  return path;
+}
+
+// Flags of train that would be heeded by nobody here, or by every layout's run in turn.
+void refuse_flags_of_one_run(const train::Options& o) {
+  const std::pair<const char*, bool> given[] = {{"--mesh", o.mesh.has_value()},
+                                                {"--ranks", o.ranks.has_value()},
+                                                {"--backend", !o.backend.empty()},
+                                                {"--compare", o.compare},
+                                                {"--memory", o.memory},
+                                                {"--memory-plot", !o.memory_plot.empty()},
+                                                {"--trace", !o.trace.empty()},
+                                                {"--save", !o.save.empty()},
+                                                {"--load", !o.load.empty()},
+                                                {"--resume", !o.resume.empty()},
+                                                {"--log", !o.log.empty()},
+                                                {"--plot", !o.plot.empty()},
+                                                {"--tensorboard", !o.tensorboard.empty()}};
+  for (const auto& [flag, is_given] : given) {
+    if (is_given) throw UsageError(std::string(flag) + " is of one run; figures trains once under each usual layout");
+  }
+}
+
+int draw(const std::string& folder, int argc, char** argv) {
+  std::optional<int> exit_status;
+  auto options = train::parse_args(train::Kind::dense, argc, argv, exit_status);
+  if (exit_status) return *exit_status;
+  refuse_flags_of_one_run(options);
+  const auto layouts = train::usual_layouts();
+  for (auto each = options; const auto& layout : layouts) {
+    each.mesh = layout.shape;
+    train::fit_mesh(each, static_cast<int>(layout.shape.size()));
+  }
+  train::check_heads(options);
+  const auto corpus = train::read_corpus(options);
+  const std::string loss = file_in(folder, "layouts_loss.svg"), memory = file_in(folder, "layouts_memory.svg");
+  const auto runs = train::run_layouts(options, corpus, layouts);
+  train::write_figures(folder, options, train::losses(train::train_on_one_device(options, corpus)), runs);
+  fmt::print("figures: {}, {}\n", loss, memory);
+  return 0;
+}
+
+// An eighth, a quarter, a half and all of the tokens on 1, 2 and 4 ranks.
+int draw_long_sequences(const std::string& folder, const std::string& longest_text) {
+  const auto longest = long_sequence::tokens_of(longest_text);
+  if (longest == 0) {
+    throw UsageError(fmt::format("--long-sequences: TOKENS is a number from {} to {}, not '{}'", long_sequence::kFewest,
+                                 long_sequence::kMost, longest_text));
+  }
+  const std::string path = file_in(folder, "long_sequences.svg");
+  const std::vector<std::int64_t> tokens{longest / 8, longest / 4, longest / 2, longest};
+  std::vector<long_sequence::Line> lines;
+  for (const int ranks : {1, 2, 4}) {
+    auto& line = lines.emplace_back(long_sequence::Line{ranks, {}});
+    for (const auto length : tokens) line.costs.push_back(long_sequence::cost_of(ranks, length));
+  }
+  train::write_file(path, long_sequence::costs_svg(tokens, lines));
+  fmt::print("figures: {}\n", path);
+  return 0;
+}
+
+int run(int argc, char** argv) {
+  const std::string first = argc > 1 ? argv[1] : "";
+  if (first == "--help" || first == "-h") return std::puts(kUsage), 0;
+  if (first == "--long-sequences") {
+    if (argc < 3 || argc > 4) throw UsageError(kUsage);
+    return draw_long_sequences(argv[2], argc > 3 ? argv[3] : "8192");
+  }
+  if (first.empty() || first.starts_with("-")) throw UsageError(kUsage);
+  return draw(first, argc - 1, argv + 1);
+}
+
+}  // namespace
+
+int run_program(int argc, char** argv) {
+  try {
+    return dtensor::finish_output(run(argc, argv));
+  } catch (const UsageError& error) {
+    std::cerr << "figures: " << error.what() << "\n";
+    return 2;
+  } catch (const std::exception& error) {
+    std::cerr << "figures: " << error.what() << "\n";
+    return 1;
+  }
+}
+
+}  // namespace figures

@@ -1,0 +1,100 @@
+// What figures cannot draw is one line and status 2, before anything is trained; what it is told of the model is
+// heeded.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "figures/program.h"
+#include "support/captured.h"
+#include "support/data.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+class Figures : public testing::Test {
+ protected:
+  Figures() { fs::remove_all(folder_), fs::create_directories(folder_); }
+  ~Figures() override { fs::remove_all(folder_); }
+
+  dtensor::test::Captured run(Words words) const {
+    words.insert(words.begin(), "figures");
+    return dtensor::test::captured(words, figures::run_program);
+  }
+  dtensor::test::Captured draw(const Words& more) const {
+    Words words = {folder_.string(),
+                   "--hidden",
+                   "16",
+                   "--layers",
+                   "1",
+                   "--steps",
+                   "2",
+                   "--data",
+                   dtensor::test::data_path("transformer.json")};
+    words.insert(words.end(), more.begin(), more.end());
+    return run(words);
+  }
+  void expect_refused(const dtensor::test::Captured& ended, const std::string& message) const {
+    EXPECT_EQ(ended.status, 2) << message << ": " << ended.error;
+    EXPECT_TRUE(ended.error.starts_with("figures: " + message)) << ended.error;
+    EXPECT_TRUE(fs::is_empty(folder_)) << message;
+  }
+  std::string curves() const {
+    std::ifstream in(folder_ / "layouts_loss.svg");
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+
+  const fs::path folder_ = fs::temp_directory_path() / ("dtensor_figures_usage_" + std::to_string(::getpid()));
+};
+
+// Each layout's run would have begun with the checkpoint of the one before, or the flag was passed over.
+TEST_F(Figures, RefusesWhatIsOfOneRun) {
+  const auto elsewhere = folder_.string() + "_not";
+  for (const Words& words : std::vector<Words>{{"--mesh", "tp=2"},
+                                               {"--ranks", "2"},
+                                               {"--backend", "local"},
+                                               {"--compare"},
+                                               {"--memory"},
+                                               {"--memory-plot", elsewhere},
+                                               {"--trace", elsewhere},
+                                               {"--save", elsewhere},
+                                               {"--load", elsewhere},
+                                               {"--resume", elsewhere},
+                                               {"--log", elsewhere},
+                                               {"--plot", elsewhere},
+                                               {"--tensorboard", elsewhere}}) {
+    expect_refused(draw(words), words[0] + " is of one run");
+    EXPECT_FALSE(fs::exists(elsewhere)) << words[0];
+  }
+}
+
+TEST_F(Figures, RefusesWhatCannotBe) {
+  expect_refused(run({folder_.string(), "--hidden", "18"}), "--hidden 18 is no multiple of the 4 heads");
+  expect_refused(draw({"--reshard-after-forward", "3"}), "--reshard-after-forward 3 does not divide");
+  expect_refused(draw({"--tokenizer", folder_.string() + "_not"}), "--tokenizer: ");
+  const auto no_folder = (folder_ / "none").string();
+  expect_refused(run({no_folder, "--steps", "1"}), "no folder " + no_folder);
+  expect_refused(run({"--long-sequences", no_folder, "8"}), "no folder " + no_folder);
+  for (const char* tokens : {"7", "12abc", "", "-8", "99999999999999999999", "0x20"}) {
+    expect_refused(run({"--long-sequences", folder_.string(), tokens}), "--long-sequences: TOKENS");
+  }
+  expect_refused(run({"--long-sequences", folder_.string(), "8", "9"}), "usage: ");
+  expect_refused(run({"--long-sequences"}), "usage: ");
+  expect_refused(run({"--steps", "1"}), "usage: ");
+  expect_refused(run({}), "usage: ");
+  const auto help = run({"--help"});
+  EXPECT_EQ(help.status, 0);
+  EXPECT_TRUE(help.out.starts_with("usage: ")) << help.out << help.error;
+}
+
+// The text as the tokenizer cuts it has other losses than its bytes.
+TEST_F(Figures, CutsTheTextAsTheTokenizerDoes) {
+  ASSERT_EQ(draw({}).status, 0);
+  const auto of_bytes = curves();
+  ASSERT_EQ(draw({"--tokenizer", "shipped"}).status, 0);
+  EXPECT_NE(curves(), of_bytes);
+}
+
+}  // namespace
