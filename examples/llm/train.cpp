@@ -62,7 +62,9 @@ int run_train(const Options& options, const Family& family, const dtensor::Commu
   load_parameters(model, family, options.model, world);
   model.decoder->train();
   Trainer trainer(model, o);
-  train::RunState state(o, world);
+  const train::RunText text{.tokens = static_cast<std::int64_t>(corpus.tokens()),
+                            .fingerprint = static_cast<std::int64_t>(corpus.fingerprint())};
+  train::RunState state(o, text, world);
   trainer.add_to(state.parts());
   trainer.go_on_after(state.begin());
   train::RunOutput output(o, world.rank() == 0);

@@ -60,10 +60,10 @@ class Corpus {
   std::size_t bytes() const { return bytes_; }
   std::size_t tokens() const { return text_.empty() ? tokens_.size() : text_.size(); }
   std::size_t files() const { return files_; }
+  std::uint64_t fingerprint() const;  // of all tokens, in their order
 
  private:
   void check_length(std::int64_t sequence) const;
-  std::uint64_t fingerprint() const;
   std::int64_t token(std::uint64_t at) const {
     return text_.empty() ? tokens_[at] : static_cast<unsigned char>(text_[at]);
   }

@@ -203,12 +203,20 @@ StepRecord run_step(const Job& job, Optimizer& optimizer, std::int64_t step) {
   return record;
 }
 
+// One device beside a mesh saves nothing that a text would have to be told by.
+RunText text_of(const Job& job) {
+  if (!job.mesh) return {};
+  return {.tokens = static_cast<std::int64_t>(job.corpus.tokens()),
+          .fingerprint = static_cast<std::int64_t>(job.corpus.fingerprint()),
+          .documents = job.options.documents};
+}
+
 std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
   const Options& o = job.options;
   Optimizer optimizer(job.model.named_parameters(),
                       {.name = o.optimizer, .lr = o.lr, .clip = o.clip, .warmup = o.warmup, .shampoo = o.shampoo});
   if (job.memory != nullptr) job.memory->predicted.optimizer = optimizer.predicted_state_bytes();
-  RunState state(o, world_of(job));
+  RunState state(o, text_of(job), world_of(job));
   state.parts().add("model", job.model);
   optimizer.add_to(state.parts());
   if (job.mesh) state.parts().add_random("random", job.mesh);

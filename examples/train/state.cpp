@@ -11,13 +11,17 @@
 
 namespace train {
 
-RunState::RunState(const RunFlags& flags, dtensor::Communicator world)
+RunState::RunState(const RunFlags& flags, const RunText& text, dtensor::Communicator world)
     : flags_(flags),
+      text_(text),
       world_(std::move(world)),
       seed_(std::bit_cast<std::int64_t>(flags.seed)),
       batch_(flags.batch),
-      sequence_(flags.seq) {
+      sequence_(flags.seq),
+      saved_text_(text) {
   parts_.add("step", step_).add("seed", seed_).add("batch", batch_).add("sequence", sequence_);
+  parts_.add("tokens", saved_text_.tokens).add("text", saved_text_.fingerprint);
+  parts_.add("documents", saved_text_.documents);
 }
 
 void RunState::say(const std::string& line) const {
@@ -39,15 +43,28 @@ std::string RunState::take_up() {
   return loaded.path;
 }
 
+// A step's batch is a function of these.
+void RunState::check_batches(const std::string& from) const {
+  if (std::bit_cast<std::uint64_t>(seed_) != flags_.seed || batch_ != flags_.batch || sequence_ != flags_.seq) {
+    throw UsageError(fmt::format("{} was trained with --seed {} --batch {} --seq {}", from,
+                                 std::bit_cast<std::uint64_t>(seed_), batch_, sequence_));
+  }
+  if (saved_text_.tokens != text_.tokens || saved_text_.fingerprint != text_.fingerprint) {
+    throw UsageError(
+        fmt::format("{} was trained on another text (--data and its tokenizer), of {} tokens; this one has {}", from,
+                    saved_text_.tokens, text_.tokens));
+  }
+  if (saved_text_.documents != text_.documents) {
+    throw UsageError(fmt::format("{} was trained {} --documents", from, saved_text_.documents ? "with" : "without"));
+  }
+}
+
 std::int64_t RunState::begin() {
   if (!world_) return 0;
   if (flags_.keep > 0) series_.emplace(flags_.save, world_, flags_.keep);
   const std::string from = take_up();
   if (from.empty()) return 0;
-  if (std::bit_cast<std::uint64_t>(seed_) != flags_.seed || batch_ != flags_.batch || sequence_ != flags_.seq) {
-    throw UsageError(fmt::format("{} was trained with --seed {} --batch {} --seq {}", from,
-                                 std::bit_cast<std::uint64_t>(seed_), batch_, sequence_));
-  }
+  check_batches(from);
   if (step_ >= flags_.steps) {
     throw UsageError(
         fmt::format("{} has {} steps behind it, and --steps {} asks for no more", from, step_, flags_.steps));

@@ -10,10 +10,16 @@
 
 namespace train {
 
+// What batches are cut from. A run that goes on with another text would have other batches.
+struct RunText {
+  std::int64_t tokens = 0, fingerprint = 0;  // of them, as a tokenizer made them
+  bool documents = false;                    // packed in sequences
+};
+
 class RunState {
  public:
   // `world` empty (one device beside a mesh): neither loads nor saves.
-  RunState(const RunFlags& flags, dtensor::Communicator world);
+  RunState(const RunFlags& flags, const RunText& text, dtensor::Communicator world);
 
   // To be told of everything that must be as it was: parameters, optimizer, random numbers.
   dtensor::Checkpoint& parts() { return parts_; }
@@ -26,13 +32,16 @@ class RunState {
 
  private:
   std::string take_up();  // what was loaded; empty: nothing
+  void check_batches(const std::string& from) const;
   int requested() const;
   void save(bool wait);
   void say(const std::string& line) const;
 
   const RunFlags flags_;
+  const RunText text_;
   dtensor::Communicator world_;
   std::int64_t step_ = 0, seed_, batch_, sequence_;
+  RunText saved_text_;
   dtensor::Checkpoint parts_;
   std::optional<dtensor::CheckpointSeries> series_;  // of --keep
   std::optional<dtensor::PendingSave> pending_;      // without it

@@ -119,4 +119,13 @@ TEST_F(LlmTrain, RefusesFlagsThatDoNotGoTogether) {
   EXPECT_EQ(error_, "llm: --keep needs --save\n");
 }
 
+// Adapters and losses of another text's batches.
+TEST_F(LlmTrain, GoesOnWithTheTextThatItBeganWith) {
+  ASSERT_EQ(run("tp=2", {"--steps", "2", "--save", path("run")}), 0) << error_;
+  fs::copy_file(path("text.jsonl"), path("more.jsonl"));
+  EXPECT_EQ(run("tp=2", {"--steps", "3", "--load", path("run"), "--data", path("more.jsonl")}), 2);
+  EXPECT_NE(error_.find("llm: " + path("run") + " was trained on another text"), std::string::npos) << error_;
+  EXPECT_EQ(run("shard=2", {"--steps", "3", "--load", path("run")}), 0) << error_;
+}
+
 }  // namespace

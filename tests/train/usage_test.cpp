@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 
 #include "support/captured.h"
 #include "support/data.h"
@@ -63,6 +64,38 @@ TEST(Usage, ARunThatIsTakenUpElsewhereDoesNotMixWithAnother) {
   expect_refused(Kind::dense, train(b, "3", {"--resume", a}), "--save " + b + " has checkpoints of a run");
   EXPECT_EQ(run(Kind::dense, train(a, "3", {"--resume", a})).status, 0);
   EXPECT_EQ(run(Kind::dense, train((root / "c").string(), "4", {"--resume", a})).status, 0);
+  fs::remove_all(root);
+}
+
+// Its batches would be others from there on, without a word.
+TEST(Usage, ARunGoesOnWithTheTextThatItBeganWith) {
+  const auto root = fs::temp_directory_path() / ("dtensor_text_" + std::to_string(::getpid()));
+  const auto bytes = (root / "bytes").string(), packed = (root / "packed").string();
+  fs::create_directories(root);
+  std::ofstream(root / "a.txt") << std::string(3000, 'a');
+  std::ofstream(root / "b.txt") << std::string(3000, 'b');
+  const auto train = [&](const char* text, const char* steps, const Words& more, bool refused = false) {
+    Words words = {"train", "--hidden", "16", "--layers", "1",   "--batch",
+                   "4",     "--seq",    "8",  "--steps",  steps, "--data"};
+    words.push_back((root / text).string());
+    words.insert(words.end(), more.begin(), more.end());
+    const auto run = [&](int argc, char** argv) { return train::run_program(Kind::dense, argc, argv); };
+    const auto ended = dtensor::test::captured(words, run);
+    EXPECT_EQ(ended.status, refused ? 2 : 0) << ended.error;
+    return ended.error;
+  };
+  train("a.txt", "2", {"--save", bytes});
+  train("a.txt", "2", {"--save", packed, "--documents"});
+  const auto says = [&](const std::string& error, const std::string& what) {
+    EXPECT_NE(error.find("train: " + what), std::string::npos) << error;
+    EXPECT_EQ(error.find("rank "), std::string::npos) << error;
+  };
+  const Words on_two = {"--ranks", "2", "--load", bytes};
+  says(train("b.txt", "3", on_two, true), bytes + " was trained on another text (--data and its tokenizer), of 3000");
+  says(train("a.txt", "3", {"--load", bytes, "--documents"}, true), bytes + " was trained without --documents");
+  says(train("a.txt", "3", {"--load", packed}, true), packed + " was trained with --documents");
+  fs::rename(root / "a.txt", root / "moved.txt");
+  train("moved.txt", "3", on_two);  // the same text, wherever it is
   fs::remove_all(root);
 }
 
