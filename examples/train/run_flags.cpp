@@ -50,6 +50,10 @@ void check_run_files(const RunFlags& f) {
     if (!std::filesystem::is_directory(f.tensorboard)) throw UsageError("--tensorboard: cannot make " + f.tensorboard);
   }
   if (f.keep == 0) return check_can_save("--save", f.save);
+  if (std::filesystem::exists(std::filesystem::path(f.save) / "checkpoint.json")) {
+    throw UsageError(
+        fmt::format("--keep: --save {} is a checkpoint itself, not a folder of several; name another folder", f.save));
+  }
   const auto steps = dtensor::checkpoint_steps(f.save);
   std::error_code none;
   const bool own = f.resume == "latest" || std::filesystem::equivalent(f.resume, f.save, none);  // not another run's

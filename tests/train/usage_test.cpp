@@ -44,6 +44,8 @@ TEST(Usage, OfWhatTheRanksFindOutIsToldByTheProgram) {
                  saved + " has 2 steps behind it");
   expect_refused(Kind::dense, with({"3", "--load", saved, "--seed", "1"}), saved + " was trained with --seed 0");
   expect_refused(Kind::dense, with({"3", "--load", saved + "_not"}), "--load: no checkpoint " + saved + "_not");
+  expect_refused(Kind::dense, with({"3", "--save", saved, "--keep", "2", "--resume"}),
+                 "--keep: --save " + saved + " is a checkpoint itself");
   expect_refused(Kind::dense, with({"2", "--mesh", "pp=2", "--schedule", "interleaved", "--chunks", "8"}),
                  "--schedule: 16 stages for a model of 3 layers");
   expect_refused(Kind::dense, {"--hidden", "18"}, "--hidden 18 is no multiple of the 4 heads");
