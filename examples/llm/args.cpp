@@ -156,6 +156,7 @@ Options parse_args(int argc, char** argv, std::optional<int>& exit_status) {
     throw UsageError(error.what());
   }
   o.command = *logits ? Command::logits : *generate ? Command::generate : *train ? Command::train : Command::exports;
+  for (const CLI::App* command : app.get_subcommands()) train::check_given(*command);
   if (!texts.mesh.empty()) o.mesh = parse_mesh(texts.mesh);
   o.dtype = dtype_of(texts.dtype);
   for (CLI::App* command : app.get_subcommands()) {

@@ -273,6 +273,7 @@ Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_st
   } catch (const CLI::ParseError& error) {
     throw UsageError(error.what());
   }
+  check_given(app);
   if (app.count("--mesh") > 0) options.mesh = parse_mesh(mesh);
   options.dtype = parse_dtype(dtype);
   settle_sizes(options);

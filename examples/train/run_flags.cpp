@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -31,6 +32,19 @@ void add_run_flags(CLI::App& app, RunFlags& f) {
                  "write one JSON line a step to this file, behind those of the steps before where a run goes on");
   app.add_option("--plot", f.plot, "write the loss curve to this SVG file");
   app.add_option("--tensorboard", f.tensorboard, "write an event file for TensorBoard to this folder");
+}
+
+void check_given(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->count() == 0) continue;
+    const bool number = option->get_type_name().starts_with("FLOAT");
+    for (const std::string& text : option->results()) {
+      if (text.empty()) throw UsageError(option->get_name() + ": nothing is given (an empty text)");
+      if (number && std::isnan(std::strtod(text.c_str(), nullptr))) {
+        throw UsageError(fmt::format("{}: {} is no number", option->get_name(), text));
+      }
+    }
+  }
 }
 
 void check_run_flags(const RunFlags& f) {

@@ -29,6 +29,9 @@ struct RunFlags {
 
 // --save and what belongs to it, --log, --plot, --tensorboard.
 void add_run_flags(CLI::App& app, RunFlags& flags);
+// Of a command line that was parsed: throws UsageError for a flag whose text is empty, as of a shell's variable that is
+// not set (the flag would be passed over), and for a number that is NaN, which every range lets through.
+void check_given(const CLI::App& app);
 // Throw UsageError: flags that do not go together; files and folders that could not be written, before the work.
 void check_run_flags(const RunFlags& flags);
 void check_run_files(const RunFlags& flags);

@@ -117,6 +117,10 @@ TEST_F(LlmTrain, SavesAndLeavesWhenItIsAsked) {
 TEST_F(LlmTrain, RefusesFlagsThatDoNotGoTogether) {
   EXPECT_EQ(run("tp=2", {"--keep", "2"}), 2);
   EXPECT_EQ(error_, "llm: --keep needs --save\n");
+  EXPECT_EQ(run("tp=2", {"--save", ""}), 2);
+  EXPECT_EQ(error_, "llm: --save: nothing is given (an empty text)\n");
+  EXPECT_EQ(run("tp=2", {"--weight-decay", "nan"}), 2);
+  EXPECT_EQ(error_, "llm: --weight-decay: nan is no number\n");
 }
 
 // Adapters and losses of another text's batches.

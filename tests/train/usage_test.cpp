@@ -101,6 +101,23 @@ TEST(Usage, ARunGoesOnWithTheTextThatItBeganWith) {
   fs::remove_all(root);
 }
 
+// A shell's variable that is not set was no flag at all: nothing was saved, or a run began anew and replaced what it
+// was to go on from.
+TEST(Usage, EmptyTextsAreRefused) {
+  for (const char* flag : {"--save", "--load", "--resume", "--log", "--plot", "--tensorboard", "--mesh", "--tokenizer",
+                           "--trace", "--memory-plot", "--data"}) {
+    expect_refused(Kind::dense, {"--steps", "1", flag, ""}, std::string(flag) + ": nothing is given");
+  }
+  expect_refused(Kind::experts, {"--steps", "1", "--load-plot", ""}, "--load-plot: nothing is given");
+}
+
+TEST(Usage, NoRangeHoldsNaN) {
+  for (const char* flag : {"--lr", "--clip", "--dropout"}) {
+    expect_refused(Kind::dense, {"--steps", "1", flag, "nan"}, std::string(flag) + ": nan is no number");
+  }
+  expect_refused(Kind::experts, {"--steps", "1", "--jitter", "-NaN"}, "--jitter: -NaN is no number");
+}
+
 // 0x2 was taken for 2 by one reader and for 0 by the next, which divided by it.
 TEST(Usage, OfReshardAfterForwardIsDecimal) {
   for (const char* text : {"0x2", "0b10", "2.0", "-1", "0", "", "yes", "99999999999"}) {
