@@ -101,7 +101,7 @@ void add_train(CLI::App& app, TrainOptions& t) {
   app.add_option("--lora-rank", t.lora_rank, "train low-rank adapters of this rank only; 0: all parameters")
       ->check(CLI::Range(0, 1 << 16))
       ->capture_default_str();
-  app.add_option("--lora-alpha", t.lora_alpha, "default: twice the rank")->check(CLI::NonNegativeNumber);
+  app.add_option("--lora-alpha", t.lora_alpha, "default: twice the rank")->check(CLI::PositiveNumber);
   app.add_option("--lora-targets", t.lora_targets,
                  "projections that are adapted; default: q_proj and v_proj, behind a bottleneck q_b_proj and kv_b_proj")
       ->delimiter(',');

@@ -90,6 +90,7 @@ int run(int argc, char** argv) {
   if (exit_status) return dtensor::finish_output(*exit_status);
   const Family family = read_family(options.model);
   check_outputs(options);
+  if (options.command == Command::train) check_lora_targets(options.train, family.config);
   std::optional<tokenizer::Tokenizer> tokenizer;
   if (!options.prompt.empty()) {
     tokenizer = read_tokenizer(options.model);

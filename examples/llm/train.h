@@ -20,6 +20,9 @@ dtensor::LearningRate learning_rate(const TrainOptions& options);
 // Without --lora-targets: what makes queries and values of this model.
 dtensor::nn::LoraOptions lora_options(const TrainOptions& options, const dtensor::nn::DecoderConfig& config);
 
+// Throws UsageError for one of --lora-targets that no projection of this model is called.
+void check_lora_targets(const TrainOptions& options, const dtensor::nn::DecoderConfig& config);
+
 // A model that learns: AdamW over what is trained.
 class Trainer {
  public:

@@ -1,8 +1,10 @@
 // Steps of training.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
 #include <unordered_set>
 
 #include "dtensor/events.h"
@@ -53,6 +55,22 @@ dtensor::nn::LoraOptions lora_options(const TrainOptions& o, const dtensor::nn::
     throw UsageError("--lora-targets: lm_head is the embedding's own matrix in this model (tie_word_embeddings)");
   }
   return {.rank = o.lora_rank, .alpha = alpha, .targets = std::move(targets)};
+}
+
+void check_lora_targets(const TrainOptions& o, const dtensor::nn::DecoderConfig& given) {
+  if (o.lora_rank == 0 || o.lora_targets.empty()) return;
+  auto config = given;
+  config.tensor = at::TensorOptions(at::kMeta);
+  dtensor::nn::Decoder decoder(config);
+  std::set<std::string> known;
+  for (const auto& [path, module] : decoder.named_modules()) {
+    if (dynamic_cast<dtensor::nn::Projection*>(module) != nullptr) known.insert(module->name());
+  }
+  for (const std::string& target : o.lora_targets) {
+    if (known.contains(target)) continue;
+    throw UsageError(fmt::format("--lora-targets: no projection of this model is called {}, only {}", target,
+                                 fmt::join(known, ", ")));
+  }
 }
 
 Trainer::Trainer(const Model& model, const TrainOptions& options)

@@ -123,6 +123,18 @@ TEST_F(LlmTrain, RefusesFlagsThatDoNotGoTogether) {
   EXPECT_EQ(error_, "llm: --weight-decay: nan is no number\n");
 }
 
+// One that is misspelt beside one that is not was passed over, and half of the adapters were missing.
+TEST_F(LlmTrain, RefusesTargetsThatNothingIsCalled) {
+  for (const char* targets : {"nonsense", "q_proj,nonsense"}) {
+    EXPECT_EQ(run("tp=2", {"--steps", "1", "--lora-rank", "2", "--lora-targets", targets}), 2) << targets;
+    EXPECT_TRUE(error_.starts_with("llm: --lora-targets: no projection of this model is called nonsense, only "))
+        << error_;
+    EXPECT_NE(error_.find("q_proj"), std::string::npos) << error_;
+  }
+  EXPECT_EQ(run("tp=2", {"--steps", "1", "--lora-rank", "2", "--lora-targets", "q_proj,down_proj"}), 0) << error_;
+  EXPECT_EQ(run("tp=2", {"--lora-rank", "2", "--lora-alpha", "0"}), 2);  // an adapter that does nothing
+}
+
 // Adapters and losses of another text's batches.
 TEST_F(LlmTrain, GoesOnWithTheTextThatItBeganWith) {
   ASSERT_EQ(run("tp=2", {"--steps", "2", "--save", path("run")}), 0) << error_;
