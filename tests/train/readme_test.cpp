@@ -1,0 +1,52 @@
+// The commands that README.md shows of train and moe are taken, on as many ranks as they start.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <regex>
+#include <sstream>
+
+#include "support/data.h"
+#include "train/args.h"
+
+namespace {
+
+using Words = std::vector<std::string>;
+
+// Each as words, the program's name first, and the ranks of its mpirun: 0 without one.
+std::vector<std::pair<Words, int>> commands() {
+  std::vector<std::pair<Words, int>> all;
+  std::ifstream readme(dtensor::test::data_path("../../README.md"));
+  const std::regex command("(?:mpirun -n ([0-9]+) )?build/release/examples/((?:train|moe) [^;#`]*)");
+  for (std::string line; std::getline(readme, line);) {
+    if (!line.starts_with("build/") && !line.starts_with("mpirun ")) continue;  // within sentences
+    for (std::sregex_iterator it(line.begin(), line.end(), command), end; it != end; ++it) {
+      std::istringstream text((*it)[2]);
+      const Words words{std::istream_iterator<std::string>(text), {}};
+      all.emplace_back(words, (*it)[1].matched ? std::stoi((*it)[1]) : 0);
+    }
+  }
+  return all;
+}
+
+TEST(Readme, CommandsAreTakenAsTheyStand) {
+  int count = 0;
+  for (auto& [words, processes] : commands()) {
+    std::string line;
+    std::vector<char*> argv;
+    for (auto& word : words) argv.push_back(word.data()), line += word + " ";
+    const auto kind = words[0] == "moe" ? train::Kind::experts : train::Kind::dense;
+    try {
+      std::optional<int> ended;
+      const auto options = train::parse_args(kind, static_cast<int>(argv.size()), argv.data(), ended);
+      const auto threads = options.ranks ? *options.ranks : options.mesh ? options.mesh->size() : 1;
+      const auto shape = train::fit_mesh(options, processes > 0 ? processes : static_cast<int>(threads));
+      if (options.experts) train::fit_sparse(*options.experts, shape);
+    } catch (const train::UsageError& error) {
+      ADD_FAILURE() << line << ": " << error.what();
+    }
+    ++count;
+  }
+  EXPECT_GT(count, 15);
+}
+
+}  // namespace
