@@ -51,7 +51,7 @@ Nonlinearity activation_of(const Json& j) {
   return Nonlinearity::silu;
 }
 
-// A number that others are divided by; `otherwise`: where the key is missing.
+// A size, or a number that others are divided by; `otherwise`: where the key is missing.
 std::int64_t positive(const Json& j, const char* key, std::optional<std::int64_t> otherwise = std::nullopt) {
   const std::int64_t n = otherwise ? value_or<std::int64_t>(j, key, *otherwise) : j.at(key).get<std::int64_t>();
   if (n <= 0) throw UsageError(fmt::format("config.json: {} is {}, and must be at least 1", key, n));
@@ -63,8 +63,8 @@ DecoderConfig llama(const Json& j) {
   DecoderConfig c;
   c.vocabulary = j.at("vocab_size");
   c.hidden = j.at("hidden_size");
-  c.layers = j.at("num_hidden_layers");
-  c.ffn = j.at("intermediate_size");
+  c.layers = positive(j, "num_hidden_layers");
+  c.ffn = positive(j, "intermediate_size");
   c.heads = positive(j, "num_attention_heads");
   c.kv_heads = value_or<std::int64_t>(j, "num_key_value_heads", c.heads);
   c.head_size = value_or<std::int64_t>(j, "head_dim", c.hidden / c.heads);
@@ -203,9 +203,9 @@ DecoderConfig gpt2(const Json& j) {
   DecoderConfig c;
   c.vocabulary = j.at("vocab_size");
   c.hidden = j.at("n_embd");
-  c.layers = j.at("n_layer");
+  c.layers = positive(j, "n_layer");
   c.heads = positive(j, "n_head");
-  c.ffn = value_or<std::int64_t>(j, "n_inner", 4 * c.hidden);
+  c.ffn = positive(j, "n_inner", 4 * c.hidden);
   c.learned_positions = j.at("n_positions");
   c.norm = dtensor::nn::NormKind::layer;
   c.norm_eps = value_or(j, "layer_norm_epsilon", 1e-5);

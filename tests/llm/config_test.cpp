@@ -1,0 +1,46 @@
+// A config.json whose sizes are none is told with the key and the number.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "llm/hf_config.h"
+#include "llm/usage_error.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// A vector of -1 layers was "cannot create std::vector larger than max_size()".
+TEST(Config, SizesBelowOneAreRefused) {
+  const auto folder = fs::temp_directory_path() / ("dtensor_llm_config_" + std::to_string(::getpid()));
+  fs::create_directories(folder);
+  const nlohmann::json llama = {{"model_type", "llama"},       {"vocab_size", 8},        {"hidden_size", 8},
+                                {"num_hidden_layers", 1},      {"intermediate_size", 8}, {"num_attention_heads", 2},
+                                {"max_position_embeddings", 8}};
+  const nlohmann::json gpt2 = {{"model_type", "gpt2"}, {"vocab_size", 8}, {"n_embd", 8},
+                               {"n_layer", 1},         {"n_head", 2},     {"n_positions", 8}};
+  const auto told = [&](nlohmann::json config, const char* key, int size) -> std::string {
+    config[key] = size;
+    std::ofstream(folder / "config.json") << config;
+    try {
+      llm::read_family(folder.string());
+    } catch (const llm::UsageError& error) {
+      return error.what();
+    }
+    return "taken";
+  };
+  for (const int size : {-1, 0}) {
+    for (const char* key : {"num_hidden_layers", "intermediate_size"}) {
+      EXPECT_NE(told(llama, key, size).find(key), std::string::npos) << told(llama, key, size);
+    }
+    for (const char* key : {"n_layer", "n_inner"}) {
+      EXPECT_NE(told(gpt2, key, size).find(key), std::string::npos) << told(gpt2, key, size);
+    }
+  }
+  EXPECT_EQ(told(llama, "num_hidden_layers", 2), "taken");
+  fs::remove_all(folder);
+}
+
+}  // namespace
