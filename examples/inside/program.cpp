@@ -1,0 +1,70 @@
+// Reads the command line, trains, prints what was asked for.
+#include "program.h"
+
+#include <CLI/CLI.hpp>
+
+#include <cmath>
+#include <cstdio>
+#include <optional>
+
+#include "dtensor/debug_rank.h"
+#include "dtensor/launch.h"
+#include "inside.h"
+
+namespace inside {
+namespace {
+
+struct Asked {
+  Flags flags;
+  std::int64_t ranks = 0;
+  bool explains = false, comms = false;
+  std::optional<int> stops;
+  std::string device = "cpu";
+};
+
+void add_flags(CLI::App& app, Asked& asked) {
+  app.add_option("--ranks", asked.ranks, "thread ranks of a single process")->check(CLI::Range(1, 1024));
+  app.add_option("--steps", asked.flags.steps, "optimizer steps")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  const auto no_nan = [](const std::string& text) {
+    return std::isnan(std::strtod(text.c_str(), nullptr)) ? text + " is no number" : std::string();
+  };
+  app.add_option("--loss-scale", asked.flags.loss_scale,
+                 "compute in half precision, the loss multiplied by this at first")
+      ->check(CLI::PositiveNumber)
+      ->check(no_nan);
+  app.add_flag("--cpu-offload", asked.flags.cpu_offload, "keep parameters, gradients and states in host memory");
+  app.add_option("--device", asked.device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  app.add_flag("--explain", asked.explains, "print candidates, prices and choices of a forward pass");
+  app.add_flag("--comms", asked.comms, "print the collectives of the last step by module");
+  app.add_option("--debug-rank", asked.stops,
+                 "the rank that stops for a debugger while the others wait; -1: each in turn")
+      ->check(CLI::Range(-1, 1023));
+}
+
+void run_rank(const dtensor::Communicator& world, const Asked& asked) {
+  if (asked.stops) dtensor::debug_rank(world, *asked.stops);
+  const auto report = train(world, asked.device == "cuda" ? at::kCUDA : at::kCPU, asked.flags);
+  if (world.rank() != 0) return;
+  if (asked.explains) std::printf("%s\n", report.explained.c_str());
+  if (asked.comms) std::printf("%s\n", report.communicated.c_str());
+  std::printf("loss %.4f -> %.4f in %zu steps, %d of them skipped, scale %g\n", report.losses.front(),
+              report.losses.back(), report.losses.size(), report.skipped, report.scale);
+}
+
+}  // namespace
+
+int run_program(int argc, char** argv) {
+  Asked asked;
+  CLI::App app("Trains a small network and shows what happens inside.", "inside");
+  add_flags(app, asked);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? dtensor::finish_output(0) : 2;
+  }
+  return dtensor::launch(argc, argv, [&](const dtensor::Communicator& world) { run_rank(world, asked); });
+}
+
+}  // namespace inside
