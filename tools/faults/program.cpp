@@ -1,0 +1,127 @@
+// The command line of the campaigns, and the row that each prints.
+#include "faults/program.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+
+#include "dtensor/launch.h"
+#include "faults/corruptions.h"
+#include "faults/headers.h"
+#include "faults/kills.h"
+#include "faults/rivals.h"
+#include "faults/victim.h"
+
+namespace dtensor::faults {
+namespace {
+
+struct Flags {
+  std::string over = "threads";
+  std::string folder = (std::filesystem::temp_directory_path() / "dtensor_faults").string();
+  int trials = 100, ranks = 2;
+  std::int64_t keep = 2, rows = 4096, step = 0, trial = 0;
+  std::uint64_t seed = 0;
+};
+
+std::string own_path() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
+
+int tell(const std::string& problem) {
+  if (!problem.empty()) std::printf("FIRST PROBLEM: %s\n", problem.c_str());
+  return problem.empty() ? 0 : 1;
+}
+
+int kills(const Flags& f) {
+  const Over over = over_of(f.over);
+  const KillReport r = run_kills({own_path(), f.folder, f.trials, f.ranks, f.keep, f.rows, f.seed, over});
+  std::printf(
+      "| kills, %s, %d %s | %d | %d starting, %d loading, %d in a step, %d saving, %d saving in the background, %d in "
+      "the step meanwhile | lost %d, wrong %d, hung %d, unclear %d |\n",
+      f.keep > 0 ? "a series" : "one folder", f.ranks, f.over.c_str(), r.trials, r.at[0], r.at[1], r.at[2], r.at[3],
+      r.at[4], r.at[5], r.lost, r.wrong, r.hung, r.unclear);
+  std::printf("the run came to step %lld\n", static_cast<long long>(r.last_step));
+  if (over != Over::threads) {
+    std::printf("killed: one process %d times (a rank said so with its place %d times), the launcher %d, all %d\n",
+                r.one, r.told, r.launcher, r.all);
+    std::printf("all processes gone after %.2f s at most; after more than 5 s: %d\n", r.slowest, r.late);
+  }
+  return tell(r.first_problem);
+}
+
+int corruptions(const Flags& f) {
+  const CorruptionReport r = run_corruptions({f.folder, f.trials, f.seed});
+  for (const auto& [what, c] : r.by_class) {
+    std::printf("| %s | %d | found %d, harmless %d | silent %d |\n", what.c_str(), c.found + c.harmless + c.silent,
+                c.found, c.harmless, c.silent);
+  }
+  return tell(r.first_problem);
+}
+
+int headers(const Flags& f) {
+  const HeaderReport r = run_headers({f.folder, f.trials, f.seed});
+  std::printf("| hostile headers and JSON | %d | refused %d, read %d | %s |\n", r.trials, r.refused, r.read,
+              r.first_problem.empty() ? "each with a sentence that names the file" : "a problem");
+  return tell(r.first_problem);
+}
+
+int rivals(const Flags& f) {
+  const RivalReport r = run_rivals({own_path(), f.folder, f.trials, f.ranks, f.rows});
+  std::printf("| two programs, one folder | %d | both saved %d, one %d, none %d | damaged %d, without the line %d |\n",
+              r.trials, r.both, r.one, r.none, r.damaged, r.unclear);
+  return tell(r.first_problem);
+}
+
+// Of every campaign, and of what they start.
+void add_flags(CLI::App& command, Flags& f) {
+  command.add_option("folder", f.folder, "emptied, and worked in")->capture_default_str();
+  command.add_option("--trials", f.trials)->check(CLI::Range(1, 1 << 30))->capture_default_str();
+  command.add_option("--ranks", f.ranks, "of each run")
+      ->check(CLI::Range(1, static_cast<int>(std::tuple_size_v<decltype(Progress::all)>)))
+      ->capture_default_str();
+  command.add_option("--over", f.over, "ranks of `kills` are threads, or processes over sockets or mpi")
+      ->check(CLI::IsMember({"threads", "sockets", "mpi"}))
+      ->capture_default_str();
+  command.add_option("--trial", f.trial)->check(CLI::NonNegativeNumber);
+  command.add_option("--keep", f.keep, "checkpoints of a series; 0: one folder, replaced")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command.add_option("--rows", f.rows, "of the largest tensor, 256 bytes each")
+      ->check(CLI::Range(1, 1 << 30))
+      ->capture_default_str();
+  command.add_option("--step", f.step)->check(CLI::NonNegativeNumber);
+  command.add_option("--seed", f.seed)->capture_default_str();
+}
+
+}  // namespace
+
+int run_program(int argc, char** argv) {
+  Flags f;
+  int (*run)(const Flags&) = nullptr;
+  CLI::App app("Faults against checkpoints: each campaign prints a row of its trials.", "faults");
+  app.require_subcommand(1);
+  const auto add = [&](const char* name, const char* what, int (*campaign)(const Flags&)) {
+    CLI::App* command = app.add_subcommand(name, what);
+    add_flags(*command, f);
+    command->callback([&run, campaign] { run = campaign; });
+  };
+  add("kills", "runs killed at random times and taken up again", kills);
+  add("corruptions", "checkpoints with damaged bytes and files", corruptions);
+  add("headers", "headers and JSON files changed piece by piece", headers);
+  add("rivals", "two programs saving to one folder", rivals);
+  add("run", "what `kills` kills",
+      [](const Flags& o) { return run_victim(o.folder, o.ranks, o.keep, o.rows, o.trial); });
+  add("save", "one of two rivals", [](const Flags& o) { return run_rival(o.folder, o.ranks, o.step, o.rows); });
+  try {
+    app.parse(argc, argv);
+    return finish_output(run(f));
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? finish_output(0) : 2;
+  } catch (const c10::Error& error) {
+    std::cerr << "faults: " << error.what_without_backtrace() << "\n";
+  } catch (const std::exception& error) {
+    std::cerr << "faults: " << error.what() << "\n";
+  }
+  return 1;
+}
+
+}  // namespace dtensor::faults
