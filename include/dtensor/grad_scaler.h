@@ -47,7 +47,7 @@ class DTENSOR_API GradScaler {
   // Unscales those for which that was not done (each optimizer of several has parameters of its own), and runs `step`
   // if the gradients were finite; whether it did.
   bool step(const std::vector<at::Tensor>& parameters, const std::function<void()>& step);
-  void update();  // the scale for the next step, by all that was unscaled
+  void update();  // the scale for the next step, by all that was unscaled; as it is, if nothing was
 
   // The scale of the next loss, and all that a checkpoint needs.
   double get_scale() const { return options_.enabled ? state_.scale : 1; }

@@ -188,9 +188,10 @@ bool GradScaler::step(const std::vector<at::Tensor>& parameters, const std::func
 }
 
 void GradScaler::update() {
+  const bool any = !unscaled_.empty();
   const bool finite = std::all_of(unscaled_.begin(), unscaled_.end(), [](const auto& entry) { return entry.second; });
   unscaled_.clear();
-  if (!options_.enabled) return;
+  if (!options_.enabled || !any) return;
   if (!finite) {
     state_ = {within_floats(state_.scale * options_.backoff_factor), 0};
   } else if (++state_.good_steps >= options_.growth_interval) {  // beyond it where a state of longer intervals was set

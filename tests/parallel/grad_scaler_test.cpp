@@ -197,6 +197,18 @@ TEST(GradScaler, AStateWithoutAScaleIsRefused) {
   }
 }
 
+// Pieces of a batch, of which the last one steps.
+TEST(GradScaler, AnUpdateAfterNoStepLeavesTheScale) {
+  const at::Tensor p = at::ones({2}).requires_grad_();
+  GradScaler scaler({.init_scale = 8, .growth_interval = 2});
+  for (int piece = 0; piece < 5; ++piece) scaler.update();
+  EXPECT_EQ(scaler.get_scale(), 8);
+  p.mutable_grad() = at::ones({2});
+  scaler.step({p}, [] {});
+  scaler.update();
+  EXPECT_EQ(scaler.state().good_steps, 1);
+}
+
 // Stages of which each rank knows its own: plain parameters, none at all, and one on a mesh of its stage.
 TEST(GradScaler, RanksOfOneMeshSkipAStepTogetherWhateverEachOfThemGives) {
   run_local(4, [](Communicator world) {
