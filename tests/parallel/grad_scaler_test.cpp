@@ -220,7 +220,9 @@ TEST(GradScaler, RanksOfOneMeshSkipAStepTogetherWhateverEachOfThemGives) {
     for (const int bad : {0, 3, -1}) {
       for (const bool before : {true, false}) {
         for (at::Tensor& p : own) p.mutable_grad() = p.detach() * (world.rank() == bad ? INFINITY : 1);
-        if (before) EXPECT_EQ(scaler.unscale_(own), bad < 0);
+        if (before) {
+          EXPECT_EQ(scaler.unscale_(own), bad < 0);
+        }
         EXPECT_EQ(scaler.step(own, [] {}), bad < 0) << "rank " << world.rank();
         scaler.update();
       }
