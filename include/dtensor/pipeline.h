@@ -97,8 +97,8 @@ class DTENSOR_API Pipeline {
   // A parameter that several stages use (an embedding tied to the head), each with a copy of its own on its ranks:
   // their gradients are summed at the end of a step that reduces gradients; where NoGradientSync or NoReplicaSync is
   // active, each copy keeps its part until then. Copies that no stage's gradient reaches get none. Called before the
-  // first step; `copies` are this rank's, equal and in equal placements wherever they are, each of one name. Collective:
-  // ranks without a copy give none.
+  // first step; `copies` are this rank's, equal and in equal placements wherever they are, each of one name.
+  // Collective: ranks without a copy give none.
   void tie(const std::string& name, const std::vector<at::Tensor>& copies);
 
   // Forward and backward of all microbatches; gradients of the mean loss over the whole batch are added to .grad, and
