@@ -198,9 +198,10 @@ Moves moves_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, co
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options,
                   AttentionStrategy strategy, std::string* text, const KeptForward& kept) {
   const auto* first = first_spec(q, k, v);
+  // Ranks may lay out a plain tensor as they like, and the result's strides are one on all of them.
   const auto as_dtensor_here = [&](const at::Tensor& t) {
     if (!t.defined() || dtensor_or_null(t) != nullptr) return t;
-    return split_plain(t, mesh_of(*first), Placements(first->placements.size()));
+    return split_plain(t.contiguous(), mesh_of(*first), Placements(first->placements.size()));
   };
   const auto query = as_dtensor_here(q), key = as_dtensor_here(k), value = as_dtensor_here(v);
   const auto sinks = as_dtensor_here(options.sinks);
