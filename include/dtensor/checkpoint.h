@@ -160,7 +160,8 @@ class DTENSOR_API Checkpoint {
   void save(const std::string& directory, const Communicator& ranks, const SaveOptions& options = {}) const;
   PendingSave save_async(const std::string& directory, const Communicator& ranks,
                          const SaveOptions& options = {}) const;
-  // Values, random state and optimizers change only when everything was read and verified.
+  // Values, random state and optimizers change only when everything was read and verified; values and random state not
+  // where an optimizer then throws.
   void load(const std::string& path, const Communicator& ranks, const LoadOptions& options = {});
 
   struct Part;

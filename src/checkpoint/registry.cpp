@@ -15,8 +15,10 @@ struct Reading {
   files::Problems& problems;
   bool allow_missing;
   StateTensors targets = {};
-  std::map<std::string, bool> known = {};              // values that a part has asked for
-  std::vector<std::function<void()>> afterwards = {};  // once all is read and verified
+  std::map<std::string, bool> known = {};  // values that a part has asked for
+  // Once all is read and verified: of optimizers, whose own code may refuse what was read; then of values and random
+  // state, which cannot fail, so that a load that throws leaves those as they were.
+  std::vector<std::function<void()>> of_optimizers = {}, of_values = {};
   // Parts that take all values of a prefix which no other part asks for: after those, the longest prefix first.
   std::multimap<std::size_t, std::function<void()>, std::greater<>> by_prefix = {};
 
@@ -61,7 +63,7 @@ void Reading::value(const std::string& name, std::function<void(const Value&)> t
     problems.mismatched.push_back("value '" + name + "' is of another type there");
     return;
   }
-  afterwards.emplace_back([take = std::move(take), v = std::get<Value>(*value)] { take(v); });
+  of_values.emplace_back([take = std::move(take), v = std::get<Value>(*value)] { take(v); });
 }
 
 template <class Value>
@@ -88,7 +90,7 @@ void load_optimizer(Reading& reading, const std::string& begin, Optimizer& optim
       return;
     }
     for (auto& [name, tensor] : targets.tensors) reading.targets.emplace_back(begin + name, tensor);
-    reading.afterwards.emplace_back([commit = std::move(targets.commit)] { commit(); });
+    reading.of_optimizers.emplace_back([commit = std::move(targets.commit)] { commit(); });
   } catch (const c10::Error& error) {  // alike on every rank
     reading.problems.mismatched.push_back(error.what_without_backtrace());
   }
@@ -200,7 +202,8 @@ void Checkpoint::load(const std::string& path, const Communicator& ranks, const 
   }
   for (const auto& [name, known] : reading.known) problems.here.push_back(name);
   loader.read(reading.targets, std::move(problems));
-  for (const auto& finish : reading.afterwards) finish();
+  for (const auto& finish : reading.of_optimizers) finish();
+  for (const auto& finish : reading.of_values) finish();
 }
 
 }  // namespace dtensor
