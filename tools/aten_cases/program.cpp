@@ -1,0 +1,136 @@
+// The command line of aten_cases, and the walk over the cases.
+#include "aten_cases/program.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <csignal>
+#include <cstring>
+#include <iostream>
+#include <map>
+#include <thread>
+
+#include "aten_cases/run_case.h"
+#include "dtensor/launch.h"
+
+namespace dtensor::cases {
+namespace {
+
+struct Flags {
+  std::string data = DTENSOR_CASES, op, config;
+  int id = -1, ranks = 4, every = 1, from = 0;
+  double seconds = 60;
+  bool table = false;
+};
+
+struct Counts {
+  int pass = 0, wrong = 0, raise = 0;
+  void add(Outcome::Kind kind) {
+    if (kind == Outcome::Kind::pass) ++pass;
+    if (kind == Outcome::Kind::wrong) ++wrong;
+    if (kind == Outcome::Kind::raise) ++raise;
+  }
+};
+
+// Ends the program, with the name of the case, when one takes too long.
+class Watchdog {
+ public:
+  explicit Watchdog(double seconds) : thread_([this, seconds] { watch(seconds); }) {}
+  ~Watchdog() {
+    over_ = true;
+    thread_.join();
+  }
+  void start(std::string text) {
+    const std::lock_guard lock(mutex_);
+    text_ = std::move(text);
+    since_ = std::chrono::steady_clock::now();
+  }
+
+ private:
+  void watch(double seconds) {
+    while (!over_) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      const std::lock_guard lock(mutex_);
+      if (std::chrono::steady_clock::now() - since_ < std::chrono::duration<double>(seconds)) continue;
+      std::cout << "HANGS " << text_ << std::endl;
+      std::_Exit(3);
+    }
+  }
+  std::mutex mutex_;
+  std::string text_;
+  std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
+  std::atomic<bool> over_ = false;
+  std::thread thread_;
+};
+
+// A crash names its case too.
+char current[512];
+void on_crash(int) {
+  const char* text = "CRASHES ";
+  (void)!write(STDOUT_FILENO, text, strlen(text));
+  (void)!write(STDOUT_FILENO, current, strlen(current));
+  (void)!write(STDOUT_FILENO, "\n", 1);
+  std::_Exit(4);
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find("\nException raised")); }
+
+int run(const Flags& flags, const std::vector<Case>& cases) {
+  std::signal(SIGSEGV, on_crash);
+  std::signal(SIGABRT, on_crash);
+  Watchdog watchdog(flags.seconds);
+  std::map<std::string, Counts> per_op;
+  Counts all;
+  for (const Case& c : cases) {
+    if (c.op().find(flags.op) == std::string::npos || (flags.id >= 0 && c.id() != flags.id)) continue;
+    if (c.id() % flags.every != 0 || c.id() < flags.from) continue;
+    for (const Config* config : distinct_configs(c)) {
+      if (!flags.config.empty() && config->name != flags.config) continue;
+      const std::string text = config->name + " " + c.text();
+      watchdog.start(text);
+      std::strncpy(current, text.c_str(), sizeof current - 1);
+      const Outcome outcome = run_case(c, *config, flags.ranks);
+      per_op[c.op()].add(outcome.kind);
+      all.add(outcome.kind);
+      if (outcome.kind == Outcome::Kind::pass) continue;
+      std::cout << (outcome.kind == Outcome::Kind::wrong ? "WRONG " : "RAISE ") << config->name << " " << c.text()
+                << "\n    " << first_line(outcome.text) << std::endl;
+    }
+  }
+  for (const auto& [op, counts] : per_op) {
+    if (!flags.table && counts.wrong + counts.raise == 0) continue;
+    std::cout << op << ": " << counts.pass << " pass, " << counts.wrong << " wrong, " << counts.raise << " raise\n";
+  }
+  std::cout << all.pass << " pass, " << all.wrong << " wrong, " << all.raise << " raise" << std::endl;
+  return all.wrong + all.raise == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+int run_program(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("Recorded calls of ATen operators, sharded, against one device.");
+  app.add_option("--data", flags.data, "folder with cases.json, tensors.json and tensors.bin");
+  app.add_option("--op", flags.op, "only operators whose name contains this");
+  app.add_option("--config", flags.config, "only this placement: R S0 Sl S0_first Sl_first P 2d_S0_Sl 2d_P_S0");
+  app.add_option("--id", flags.id, "only this case");
+  app.add_option("--every", flags.every, "only every n-th case")->check(CLI::Range(1, 1 << 30));
+  app.add_option("--from", flags.from, "only cases from this number on (after a crash)");
+  app.add_option("--ranks", flags.ranks, "thread ranks")->check(CLI::Range(1, 1024));
+  app.add_option("--seconds", flags.seconds, "a case that takes longer ends the program")->check(CLI::PositiveNumber);
+  app.add_flag("--table", flags.table, "all operators, not only those that fail");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? finish_output(0) : 2;
+  }
+  try {
+    return finish_output(run(flags, load_cases(flags.data)));
+  } catch (const c10::Error& error) {
+    std::cerr << error.what_without_backtrace() << "\n";
+  }
+  return 2;
+}
+
+}  // namespace dtensor::cases
