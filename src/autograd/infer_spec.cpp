@@ -101,12 +101,14 @@ at::DimVector agree_sizes(const MeshImpl& mesh, const Placements& placements, co
   return sizes;
 }
 
-// Dense strides whose dimension order is that of a local tensor.
+// Dense strides whose dimension order is that of a local tensor. A dimension of one element shows none.
 at::DimVector strides_like(at::IntArrayRef local, at::IntArrayRef strides, at::IntArrayRef sizes) {
-  if (c10::_compute_contiguous<std::int64_t>(local, strides, c10::multiply_integers(local))) {
-    return c10::contiguous_strides(sizes);
-  }
-  return at::DimVector(at::infer_dense_strides(sizes, strides));
+  const auto row_major = [](at::IntArrayRef lengths, at::IntArrayRef steps) {
+    return c10::_compute_contiguous<std::int64_t>(lengths, steps, c10::multiply_integers(lengths));
+  };
+  if (row_major(local, strides)) return c10::contiguous_strides(sizes);
+  const at::DimVector dense(at::infer_dense_strides(sizes, strides));
+  return row_major(sizes, dense) ? at::DimVector(c10::contiguous_strides(sizes)) : dense;
 }
 
 // Global strides must be the same on every rank, and a short part does not show an order: the largest one's counts.
@@ -131,10 +133,8 @@ bool all_show_order(const MeshImpl& mesh, const Placements& placements, at::IntA
 // Without asking: the local order where no rank can take another for its own, else row-major.
 at::DimVector strides_alone(const at::Tensor& local, const MeshImpl& mesh, const Placements& placements,
                             at::IntArrayRef sizes) {
-  if (!local.defined() || local.is_contiguous() || !all_show_order(mesh, placements, sizes)) {
-    return c10::contiguous_strides(sizes);
-  }
-  return at::DimVector(at::infer_dense_strides(sizes, local.strides()));
+  if (!local.defined() || !all_show_order(mesh, placements, sizes)) return c10::contiguous_strides(sizes);
+  return strides_like(local.sizes(), local.strides(), sizes);
 }
 
 // The same tensor with the bytes of the mesh's first rank; gradients flow to the tensor given here.

@@ -56,6 +56,20 @@ TEST(Strides, OfPartsTooShortToShowAnOrder) {
   });
 }
 
+// What the stride of a dimension of one element is says nothing of an order, and is each rank's own.
+TEST(Strides, OfPartsWithADimensionOfOneElement) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto values = at::arange(6, at::kDouble).view({2, 1, 3});
+    const auto apart = at::zeros({1, 2, 5}, at::kDouble).narrow(2, 0, 3).transpose(0, 1).copy_(values);
+    const auto local = odd(mesh) ? apart : values;
+    const auto x = DTensor::from_local(local, mesh, {Shard(0)}, {4, 1, 3});
+    expect_one_order(mesh, x, "row-major");
+    const auto images = DTensor::from_local(local.permute({1, 0, 2}), mesh, {Shard(1)}, {1, 4, 3});
+    expect_one_order(mesh, images, "one image");
+    expect_close(x.view({12}), at::cat({values, values}).view({12}), "values");
+  });
+}
+
 TEST(Strides, OfGradientsThatArriveAtShortParts) {
   on_mesh({4}, [](const DeviceMesh& mesh) {
     const auto whole = at::arange(15, at::kDouble).view({5, 3}), weight = at::arange(15, at::kDouble).view({3, 5});
