@@ -31,11 +31,12 @@ double largest(const std::vector<double>& values) {
   return result;
 }
 
-// Losses of a router over the batch, capacities, and tokens that are chosen among all are no sums over its pieces.
+// Losses of a router over the batch, capacities, tokens that are chosen among all, and experts that are taken in turn,
+// beginning anew with each piece, are no sums over its pieces.
 bool is_sum_over_pieces(const Options& options) {
   if (!options.experts) return true;
   const auto& e = *options.experts;
-  return e.balance != "aux" && e.dispatcher != "capacity" && e.router != "experts";
+  return e.balance != "aux" && e.balance != "forced" && e.dispatcher != "capacity" && e.router != "experts";
 }
 
 double floor_of(const Options& options) {
