@@ -91,7 +91,7 @@ class AttentionStrategies(unittest.TestCase):
 class MemoryPool(unittest.TestCase):
     def test_keeps_what_it_may(self):
         def gathered():
-            x = dtensor.ones(1 << 18, device_mesh=mesh_of((2,)), placements=[Shard(0)])
+            x = dtensor.ones(1 << 18, device_mesh=dtensor.init_device_mesh("cpu", (2,)), placements=[Shard(0)])
             return x.full_tensor().sum().item()
 
         debug = dtensor.debug
