@@ -49,16 +49,7 @@ void check(const AdagradOptions& o) {
 Adagrad::Adagrad(std::vector<at::Tensor> parameters, AdagradOptions options)
     : Adagrad(std::vector<Group>{{std::move(parameters), options}}) {}
 
-Adagrad::Adagrad(const std::vector<Group>& groups) : GroupOptimizer(groups, {"sum"}) {
-  for (const Group& group : groups) {
-    optim::check_not_negative("Adagrad", "lr", group.options.lr);
-    check(group.options);
-  }
-}
-
-void Adagrad::check_options() const {
-  for (std::size_t g = 0; g < group_count(); ++g) check(options(g));
-}
+Adagrad::Adagrad(const std::vector<Group>& groups) : GroupOptimizer(groups, {"sum"}, false, {"Adagrad", check}) {}
 
 void Adagrad::update(const std::vector<Entry*>& active) {
   std::vector<Entry*> fused, listed;

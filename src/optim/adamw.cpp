@@ -47,16 +47,8 @@ void check(const AdamWOptions& o) {
 AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
     : AdamW(std::vector<Group>{{std::move(parameters), options}}) {}
 
-AdamW::AdamW(const std::vector<Group>& groups) : GroupOptimizer(groups, {"exp_avg", "exp_avg_sq"}) {
-  for (const Group& group : groups) {
-    optim::check_not_negative("AdamW", "lr", group.options.lr);
-    check(group.options);
-  }
-}
-
-void AdamW::check_options() const {
-  for (std::size_t g = 0; g < group_count(); ++g) check(options(g));
-}
+AdamW::AdamW(const std::vector<Group>& groups)
+    : GroupOptimizer(groups, {"exp_avg", "exp_avg_sq"}, false, {"AdamW", check}) {}
 
 void AdamW::update(const std::vector<Entry*>& active) {
   std::vector<Entry*> fused, listed;

@@ -52,11 +52,7 @@ Muon::Muon(std::vector<at::Tensor> parameters, MuonOptions options)
     : Muon(std::vector<Group>{{std::move(parameters), options}}) {}
 
 Muon::Muon(const std::vector<Group>& groups)
-    : GroupOptimizer(groups, {"momentum_buffer"}, true), state_(std::make_unique<State>()) {
-  for (const Group& group : groups) {
-    optim::check_not_negative("Muon", "lr", group.options.lr);
-    check(group.options);
-  }
+    : GroupOptimizer(groups, {"momentum_buffer"}, true, {"Muon", check}), state_(std::make_unique<State>()) {
   for (const Entry& entry : entries()) {
     TORCH_CHECK(entry.parameter.dim() >= 2, "Muon: parameter ", entry.name, " of sizes ", entry.parameter.sizes(),
                 " is no matrix; give it to AdamW (muon_with_adamw)");
@@ -68,10 +64,6 @@ Muon::Muon(const std::vector<Group>& groups)
 }
 
 Muon::~Muon() = default;
-
-void Muon::check_options() const {
-  for (std::size_t g = 0; g < group_count(); ++g) check(options(g));
-}
 
 void Muon::update(const std::vector<Entry*>& active) {
   std::vector<Entry*> moving;

@@ -48,16 +48,7 @@ void check(const SGDOptions& o) {
 SGD::SGD(std::vector<at::Tensor> parameters, SGDOptions options)
     : SGD(std::vector<Group>{{std::move(parameters), options}}) {}
 
-SGD::SGD(const std::vector<Group>& groups) : GroupOptimizer(groups, {"momentum_buffer"}) {
-  for (const Group& group : groups) {
-    optim::check_not_negative("SGD", "lr", group.options.lr);
-    check(group.options);
-  }
-}
-
-void SGD::check_options() const {
-  for (std::size_t g = 0; g < group_count(); ++g) check(options(g));
-}
+SGD::SGD(const std::vector<Group>& groups) : GroupOptimizer(groups, {"momentum_buffer"}, false, {"SGD", check}) {}
 
 // A parameter's first step starts its momentum, so it is another call.
 void SGD::update(const std::vector<Entry*>& active) {

@@ -152,11 +152,8 @@ Shampoo::Shampoo(std::vector<at::Tensor> parameters, ShampooOptions options)
     : Shampoo(std::vector<Group>{{std::move(parameters), options}}) {}
 
 Shampoo::Shampoo(const std::vector<Group>& groups)
-    : GroupOptimizer(groups, {"exp_avg", "graft_exp_avg_sq"}, true), state_(std::make_unique<State>()) {
-  for (const Group& group : groups) {
-    optim::check_not_negative("Shampoo", "lr", group.options.lr);
-    check(group.options);
-  }
+    : GroupOptimizer(groups, {"exp_avg", "graft_exp_avg_sq"}, true, {"Shampoo", check}),
+      state_(std::make_unique<State>()) {
   for (const Entry& entry : entries()) {
     const ShampooOptions& o = options(entry.group);
     auto& own = state_->blocks.emplace_back();
@@ -191,10 +188,6 @@ std::int64_t Shampoo::predicted_bytes() const {
     }
   }
   return bytes;
-}
-
-void Shampoo::check_options() const {
-  for (std::size_t g = 0; g < group_count(); ++g) check(options(g));
 }
 
 void Shampoo::update(const std::vector<Entry*>& active) {

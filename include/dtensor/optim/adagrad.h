@@ -19,7 +19,6 @@ class DTENSOR_API Adagrad final : public GroupOptimizer<AdagradOptions> {
 
  private:
   void update(const std::vector<Entry*>& active) override;
-  void check_options() const override;
 };
 
 }  // namespace dtensor

@@ -23,7 +23,6 @@ class DTENSOR_API AdamW final : public GroupOptimizer<AdamWOptions> {
 
  private:
   void update(const std::vector<Entry*>& active) override;
-  void check_options() const override;
 };
 
 }  // namespace dtensor

@@ -32,7 +32,6 @@ class DTENSOR_API Muon final : public GroupOptimizer<MuonOptions> {
 
  private:
   void update(const std::vector<Entry*>& active) override;
-  void check_options() const override;
 
   struct State;
   std::unique_ptr<State> state_;

@@ -170,6 +170,13 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
   std::unordered_map<const c10::TensorImpl*, std::size_t> index_;
 };
 
+// What an optimizer says of the options of a group.
+template <class Options>
+struct OptionRules {
+  const char* optimizer = nullptr;          // its name, for errors
+  void (*check)(const Options&) = nullptr;  // throws where they are out of their range, but for the rate
+};
+
 // A SlotOptimizer whose groups have options with a learning rate `lr`.
 template <class Options>
 class GroupOptimizer : public SlotOptimizer {
@@ -187,15 +194,28 @@ class GroupOptimizer : public SlotOptimizer {
   const Options& options(std::size_t group = 0) const { return options_.at(group); }
 
  protected:
-  GroupOptimizer(const std::vector<Group>& groups, std::vector<std::string> slot_names, bool wide = false)
-      : SlotOptimizer(std::move(slot_names), wide) {
+  // With rules the groups' options are checked here, rates included, and at each step. Without, by nobody.
+  GroupOptimizer(const std::vector<Group>& groups, std::vector<std::string> slot_names, bool wide = false,
+                 OptionRules<Options> rules = {})
+      : SlotOptimizer(std::move(slot_names), wide), rules_(rules) {
     for (const Group& group : groups) {
       add_parameters(options_.size(), group.parameters, group.names);
       options_.push_back(group.options);
     }
+    if (rules_.check == nullptr) return;
+    for (const Options& options : options_) {
+      TORCH_CHECK_VALUE(options.lr >= 0, rules_.optimizer, ": lr must not be negative, and is ", options.lr);
+    }
+    GroupOptimizer::check_options();
+  }
+  void check_options() const override {
+    for (const Options& options : options_) {
+      if (rules_.check != nullptr) rules_.check(options);
+    }
   }
 
  private:
+  OptionRules<Options> rules_;
   std::vector<Options> options_;
 };
 

@@ -20,7 +20,6 @@ class DTENSOR_API SGD final : public GroupOptimizer<SGDOptions> {
 
  private:
   void update(const std::vector<Entry*>& active) override;
-  void check_options() const override;
   bool always_has(const Entry& /*entry*/, std::size_t /*slot*/) const override { return false; }
 };
 

@@ -51,7 +51,6 @@ class DTENSOR_API Shampoo final : public GroupOptimizer<ShampooOptions> {
 
  private:
   void update(const std::vector<Entry*>& active) override;
-  void check_options() const override;
   void save_more(const Entry& entry, const std::string& prefix, OptimizerState& state) const override;
   void more_targets(Entry& entry, std::int64_t steps, const std::string& prefix, StateTensors& tensors,
                     std::vector<std::function<void()>>& commits) override;
