@@ -1,5 +1,6 @@
 // Lists on a backend whose collectives run in the background: packed, and unpacked when they are through.
 #include "parallel_fsdp/delayed.h"
+#include "support/idle_backend.h"
 
 namespace dtensor::test {
 namespace {
@@ -30,26 +31,14 @@ class SoonWork final : public Work::Impl {
   int looks_ = 3;
 };
 
-class SoonBackend final : public CommBackend {
+class SoonBackend final : public IdleBackend {
  public:
-  explicit SoonBackend(Communicator inner) : CommBackend(inner.rank(), inner.ranks()), inner_(std::move(inner)) {}
-  const char* name() const override { return "soon"; }
-  bool supports(c10::DeviceType) const override { return true; }
+  explicit SoonBackend(Communicator inner) : IdleBackend(inner.rank(), inner.ranks()), inner_(std::move(inner)) {}
   bool asynchronous() const override { return true; }
   Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) override {
     inner_.all_reduce(tensor, call.op).wait();
     return Work(std::make_shared<SoonWork>());
   }
-  Work all_gather(const CollectiveCall&, at::TensorList, const at::Tensor&) override { return {}; }
-  Work reduce_scatter(const CollectiveCall&, const at::Tensor&, at::TensorList) override { return {}; }
-  Work all_to_all(const CollectiveCall&, at::TensorList, at::TensorList) override { return {}; }
-  Work broadcast(const CollectiveCall&, const at::Tensor&) override { return {}; }
-  Work send(const CollectiveCall&, const at::Tensor&) override { return {}; }
-  Work recv(const CollectiveCall&, const at::Tensor&) override { return {}; }
-  void barrier(const CollectiveCall&) override {}
-  std::shared_ptr<CommBackend> subgroup(at::IntArrayRef, const std::string&) override { return nullptr; }
-  void abort(const std::string&) override {}
-  std::string failure() override { return ""; }
 
  private:
   Communicator inner_;

@@ -9,30 +9,12 @@
 #include <numeric>
 
 #include "comm/nccl/backend.h"
+#include "support/idle_backend.h"
 
 extern "C" cudaError_t cudaGetDeviceCount(int* count) { return *count = 3, cudaSuccess; }
 
 namespace dtensor::nccl {
 namespace {
-
-// Knows its rank.
-class NoBackend final : public CommBackend {
- public:
-  using CommBackend::CommBackend;
-  const char* name() const override { return "nccl"; }
-  bool supports(c10::DeviceType) const override { return false; }
-  Work all_gather(const CollectiveCall&, at::TensorList, const at::Tensor&) override { return {}; }
-  Work reduce_scatter(const CollectiveCall&, const at::Tensor&, at::TensorList) override { return {}; }
-  Work all_reduce(const CollectiveCall&, const at::Tensor&) override { return {}; }
-  Work all_to_all(const CollectiveCall&, at::TensorList, at::TensorList) override { return {}; }
-  Work broadcast(const CollectiveCall&, const at::Tensor&) override { return {}; }
-  Work send(const CollectiveCall&, const at::Tensor&) override { return {}; }
-  Work recv(const CollectiveCall&, const at::Tensor&) override { return {}; }
-  void barrier(const CollectiveCall&) override {}
-  std::shared_ptr<CommBackend> subgroup(at::IntArrayRef, const std::string&) override { return nullptr; }
-  void abort(const std::string&) override {}
-  std::string failure() override { return ""; }
-};
 
 std::atomic<int> devices_used{0};  // a bit for each
 
@@ -43,7 +25,7 @@ std::shared_ptr<CommBackend> make_world_backend(std::shared_ptr<IdExchange>, int
   devices_used |= 1 << device;
   std::vector<std::int64_t> ranks(static_cast<std::size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
-  auto backend = std::make_shared<NoBackend>(rank, std::move(ranks));
+  auto backend = std::make_shared<test::IdleBackend>(rank, std::move(ranks));
   backend->set_record(std::move(record));
   return backend;
 }

@@ -26,4 +26,13 @@ Captured captured(std::vector<std::string> words, const Main& main) {
   return {status, testing::internal::GetCapturedStdout(), std::move(error)};
 }
 
+// Words that a program cannot take: status 2, and an error that names `part`.
+template <class Main>
+void expect_refused(const std::vector<std::string>& words, const std::string& part, const Main& main) {
+  const Captured ended = captured(words, main);
+  EXPECT_EQ(ended.status, 2) << part << ": " << ended.error;
+  EXPECT_NE(ended.error.find(part), std::string::npos) << ended.error;
+  EXPECT_EQ(ended.out, "") << part;
+}
+
 }  // namespace dtensor::test

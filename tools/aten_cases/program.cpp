@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <atomic>
 #include <csignal>
 #include <cstring>
@@ -12,14 +11,16 @@
 #include <thread>
 
 #include "aten_cases/run_case.h"
-#include "dtensor/launch.h"
+#include "aten_cases/selection.h"
+#include "run_tool.h"
 
 namespace dtensor::cases {
 namespace {
 
 struct Flags {
-  std::string data = DTENSOR_CASES, op, config;
-  int id = -1, ranks = 4, every = 1, from = 0;
+  Selection selection = {.data = DTENSOR_CASES};
+  std::string config;
+  int id = -1, ranks = 4, from = 0;
   double seconds = 60;
   bool table = false;
 };
@@ -83,8 +84,7 @@ int run(const Flags& flags, const std::vector<Case>& cases) {
   std::map<std::string, Counts> per_op;
   Counts all;
   for (const Case& c : cases) {
-    if (c.op().find(flags.op) == std::string::npos || (flags.id >= 0 && c.id() != flags.id)) continue;
-    if (c.id() % flags.every != 0 || c.id() < flags.from) continue;
+    if (!flags.selection.takes(c) || (flags.id >= 0 && c.id() != flags.id) || c.id() < flags.from) continue;
     for (const Config* config : distinct_configs(c)) {
       if (!flags.config.empty() && config->name != flags.config) continue;
       const std::string text = config->name + " " + c.text();
@@ -98,6 +98,7 @@ int run(const Flags& flags, const std::vector<Case>& cases) {
                 << "\n    " << first_line(outcome.text) << std::endl;
     }
   }
+  flags.selection.check_any(!per_op.empty());
   for (const auto& [op, counts] : per_op) {
     if (!flags.table && counts.wrong + counts.raise == 0) continue;
     std::cout << op << ": " << counts.pass << " pass, " << counts.wrong << " wrong, " << counts.raise << " raise\n";
@@ -110,27 +111,15 @@ int run(const Flags& flags, const std::vector<Case>& cases) {
 
 int run_program(int argc, char** argv) {
   Flags flags;
-  CLI::App app("Recorded calls of ATen operators, sharded, against one device.");
-  app.add_option("--data", flags.data, "folder with cases.json, tensors.json and tensors.bin");
-  app.add_option("--op", flags.op, "only operators whose name contains this");
+  CLI::App app("Recorded calls of ATen operators, sharded, against one device.", "aten_cases");
+  flags.selection.add_flags(app);
   app.add_option("--config", flags.config, "only this placement: R S0 Sl S0_first Sl_first P 2d_S0_Sl 2d_P_S0");
   app.add_option("--id", flags.id, "only this case");
-  app.add_option("--every", flags.every, "only every n-th case")->check(CLI::Range(1, 1 << 30));
   app.add_option("--from", flags.from, "only cases from this number on (after a crash)");
   app.add_option("--ranks", flags.ranks, "thread ranks")->check(CLI::Range(1, 1024));
   app.add_option("--seconds", flags.seconds, "a case that takes longer ends the program")->check(CLI::PositiveNumber);
   app.add_flag("--table", flags.table, "all operators, not only those that fail");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? finish_output(0) : 2;
-  }
-  try {
-    return finish_output(run(flags, load_cases(flags.data)));
-  } catch (const c10::Error& error) {
-    std::cerr << error.what_without_backtrace() << "\n";
-  }
-  return 2;
+  return run_tool(app, argc, argv, [&] { return run(flags, load_cases(flags.selection.data)); });
 }
 
 }  // namespace dtensor::cases

@@ -4,19 +4,31 @@
 #include <sstream>
 
 #include "coverage/coverage.h"
-#include "dtensor/launch.h"
+#include "run_tool.h"
 
-int main(int argc, char** argv) {
-  const std::string page = dtensor::coverage::page(dtensor::coverage::table());
-  if (argc == 1) {
-    std::cout << page;
-    return dtensor::finish_output(0);
-  }
+namespace {
+
+int write_to(const std::string& file, const std::string& page) {
   std::ostringstream before;
-  before << std::ifstream(argv[1]).rdbuf();
+  before << std::ifstream(file).rdbuf();
   const auto by_hand = before.str().find(dtensor::coverage::kByHand);
-  std::ofstream out(argv[1]);
+  std::ofstream out(file);
   out << page << (by_hand == std::string::npos ? "" : before.str().substr(by_hand));
   out.flush();
-  return out ? 0 : 1;
+  TORCH_CHECK(out, "cannot write ", file);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string file;
+  CLI::App app("The table of operators and what decides each.", "coverage");
+  app.add_option("file", file, "written instead of the output, before what is written there by hand");
+  return dtensor::run_tool(app, argc, argv, [&] {
+    const std::string page = dtensor::coverage::page(dtensor::coverage::table());
+    if (!file.empty()) return write_to(file, page);
+    std::cout << page;
+    return 0;
+  });
 }

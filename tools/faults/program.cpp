@@ -1,17 +1,16 @@
 // The command line of the campaigns, and the row that each prints.
 #include "faults/program.h"
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
 
-#include "dtensor/launch.h"
 #include "faults/corruptions.h"
 #include "faults/headers.h"
 #include "faults/kills.h"
 #include "faults/rivals.h"
 #include "faults/victim.h"
+#include "run_tool.h"
 
 namespace dtensor::faults {
 namespace {
@@ -111,17 +110,7 @@ int run_program(int argc, char** argv) {
   add("run", "what `kills` kills",
       [](const Flags& o) { return run_victim(o.folder, o.ranks, o.keep, o.rows, o.trial); });
   add("save", "one of two rivals", [](const Flags& o) { return run_rival(o.folder, o.ranks, o.step, o.rows); });
-  try {
-    app.parse(argc, argv);
-    return finish_output(run(f));
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? finish_output(0) : 2;
-  } catch (const c10::Error& error) {
-    std::cerr << "faults: " << error.what_without_backtrace() << "\n";
-  } catch (const std::exception& error) {
-    std::cerr << "faults: " << error.what() << "\n";
-  }
-  return 1;
+  return run_tool(app, argc, argv, [&] { return run(f); });
 }
 
 }  // namespace dtensor::faults

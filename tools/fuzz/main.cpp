@@ -3,13 +3,12 @@
 // dimensions.
 #include <ATen/Parallel.h>
 
-#include <CLI/CLI.hpp>
 #include <iostream>
 
-#include "dtensor/launch.h"
 #include "fuzz/guard.h"
 #include "fuzz/run.h"
 #include "fuzz/sweep.h"
+#include "run_tool.h"
 
 namespace dtensor::fuzz {
 namespace {
@@ -53,7 +52,7 @@ int main(int argc, char** argv) {
   std::uint64_t seed = 1;
   int first = 0, draws = 1000;
   std::string data = DTENSOR_CASES;
-  CLI::App app("Operators given tensors of the wrong rank, size, dtype or device.");
+  CLI::App app("Operators given tensors of the wrong rank, size, dtype or device.", "fuzz");
   app.add_option("--seed", seed, "of the draws");
   app.add_option("--first", first, "number of the first draw");
   app.add_option("--draws", draws, "how many");
@@ -62,11 +61,12 @@ int main(int argc, char** argv) {
   app.add_option("--data", data, "folder of recorded calls");
   bool list_refused = false;
   app.add_flag("--refused", list_refused, "list what one device takes and all ranks refuse alike");
-  CLI11_PARSE(app, argc, argv);
-  at::set_num_threads(1);  // children have no pool
-  fuzz::guard_memory();
-  const fuzz::Report report = sweep ? fuzz::run_sweep(seed, first, draws, list_refused)
-                                    : fuzz::run_mistakes(data, seed, first, draws, list_refused);
-  for (const auto& [word, count] : report.counts) std::cout << word << " " << count << "\n";
-  return finish_output(report.wrong.empty() ? 0 : 1);
+  return run_tool(app, argc, argv, [&] {
+    at::set_num_threads(1);  // children have no pool
+    fuzz::guard_memory();
+    const fuzz::Report report = sweep ? fuzz::run_sweep(seed, first, draws, list_refused)
+                                      : fuzz::run_mistakes(data, seed, first, draws, list_refused);
+    for (const auto& [word, count] : report.counts) std::cout << word << " " << count << "\n";
+    return report.wrong.empty() ? 0 : 1;
+  });
 }

@@ -8,22 +8,21 @@
 
 #include <ATen/Parallel.h>
 
-#include <CLI/CLI.hpp>
 #include <iostream>
 #include <map>
 #include <optional>
 
-#include "aten_cases/case_file.h"
-#include "dtensor/launch.h"
+#include "aten_cases/selection.h"
 #include "dtensor/verify_rules.h"
+#include "run_tool.h"
 
 namespace {
 
 using namespace dtensor;
 
 struct Flags {
-  std::string data = "tests/data/aten_cases", op, load;
-  int every = 1;
+  cases::Selection selection = {.data = "tests/data/aten_cases"};
+  std::string load;
   bool missing = false;
 };
 
@@ -96,8 +95,10 @@ int run(const Flags& flags) {
   at::set_num_threads(1);  // children have no pool
   std::map<std::string, Totals> per_op;
   Totals all;
-  for (const auto& c : cases::load_cases(flags.data)) {
-    if (c.op().find(flags.op) == std::string::npos || c.id() % flags.every != 0) continue;
+  bool any = false;
+  for (const auto& c : cases::load_cases(flags.selection.data)) {
+    if (!flags.selection.takes(c)) continue;
+    any = true;
     auto totals = verify_apart(c, flags, true);
     if (!totals) totals = verify_apart(c, flags, false);
     if (!totals) {
@@ -108,6 +109,7 @@ int run(const Flags& flags) {
     add(per_op[c.op()], *totals);
     add(all, *totals);
   }
+  flags.selection.check_any(any);
   for (const auto& [op, totals] : per_op) std::cout << op << ": " << totals << "\n";
   std::cout << "all: " << all << std::endl;
   return all.unsound == 0 ? 0 : 1;
@@ -117,17 +119,9 @@ int run(const Flags& flags) {
 
 int main(int argc, char** argv) {
   Flags flags;
-  CLI::App app("Sharding rules against all that is true of samples.");
-  app.add_option("--data", flags.data, "folder of recorded calls");
-  app.add_option("--op", flags.op, "only operators whose name contains this");
-  app.add_option("--every", flags.every, "only every n-th case")->check(CLI::Range(1, 1 << 30));
+  CLI::App app("Sharding rules against all that is true of samples.", "verify_rules");
+  flags.selection.add_flags(app);
   app.add_option("--load", flags.load, "a shared library with operators and rules of your own");
   app.add_flag("--missing", flags.missing, "list the true strategies that are not offered");
-  CLI11_PARSE(app, argc, argv);
-  try {
-    return dtensor::finish_output(run(flags));
-  } catch (const c10::Error& error) {
-    std::cerr << error.what_without_backtrace() << "\n";
-  }
-  return 2;
+  return dtensor::run_tool(app, argc, argv, [&] { return run(flags); });
 }

@@ -1,0 +1,28 @@
+// Which recorded calls a program takes, as its flags say.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "aten_cases/case_file.h"
+
+namespace dtensor::cases {
+
+struct Selection {
+  std::string data = {}, op = {};
+  int every = 1;
+
+  void add_flags(CLI::App& app) {
+    app.add_option("--data", data, "folder with cases.json, tensors.json and tensors.bin");
+    app.add_option("--op", op, "only operators whose name contains this");
+    app.add_option("--every", every, "only every n-th case")->check(CLI::Range(1, 1 << 30));
+  }
+  bool takes(const Case& c) const { return c.op().find(op) != std::string::npos && c.id() % every == 0; }
+  // An error where they are none, in the words of the flags.
+  void check_any(bool any) const {
+    TORCH_CHECK(any, "no recorded call in ", data, " is taken by --op '", op, "' --every ", every, " and other flags");
+  }
+};
+
+}  // namespace dtensor::cases
