@@ -25,23 +25,35 @@ bool same_key(const CallKey& a, const CallKey& b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
 }
 
-CachedCallPtr& recent_of(OpCache& cache, const CallKey& key) {
-  return cache.recent[key.empty() ? 0 : OpCache::slot_of(key.front())];
+std::uint64_t first_word(const CallKey& key) { return key.empty() ? 0 : key.front(); }
+
+const CachedCallPtr* find_recent(const OpCache& cache, const CallKey& key) {
+  for (std::size_t i = 0; i < OpCache::kRecent; ++i) {
+    if (cache.first_words[i] != first_word(key) || cache.recent[i] == nullptr) continue;
+    if (same_key(cache.recent[i]->key, key)) return &cache.recent[i];
+  }
+  return nullptr;
+}
+
+const CachedCallPtr& remember(OpCache& cache, const CachedCallPtr& call) {
+  const auto i = std::exchange(cache.oldest, (cache.oldest + 1) % OpCache::kRecent);
+  cache.first_words[i] = first_word(call->key);
+  return cache.recent[i] = call;
 }
 
 // Null on a miss.
 const CachedCallPtr* find(ThreadCache& thread, std::uint32_t op_index, const CallKey& key) {
   if (op_index >= thread.ops.size()) thread.ops.resize(op_index + 1);
   auto& cache = thread.ops[op_index];
-  auto& recent = recent_of(cache, key);
-  if (recent == nullptr || !same_key(recent->key, key)) {
+  const auto* call = find_recent(cache, key);
+  if (call == nullptr) {
     const auto [begin, end] = cache.calls.equal_range(key.hash());
     const auto it = std::find_if(begin, end, [&](const auto& entry) { return same_key(entry.second->key, key); });
     if (it == end) return nullptr;
-    recent = it->second;
+    call = &remember(cache, it->second);
   }
   ++thread.stats.hits;
-  return &recent;
+  return call;
 }
 
 }  // namespace
@@ -71,8 +83,7 @@ CachedCallPtr cache_insert(std::uint32_t op_index, std::unique_ptr<CachedCall> c
   }
   ++thread.stats.entries;
   const auto hash = call->hash;
-  const auto kept = cache.calls.emplace(hash, std::move(call))->second;
-  return recent_of(cache, kept->key) = kept;
+  return remember(cache, cache.calls.emplace(hash, std::move(call))->second);
 }
 
 CacheStats cache_stats() { return thread_cache().stats; }

@@ -15,13 +15,14 @@ namespace dtensor {
 
 using CachedCallPtr = std::shared_ptr<const CachedCall>;
 
-// The calls of one operator. Those found last are looked at first, one for each of a few values of a key's first word,
-// which is the spec of the first operand of most.
+// The calls of one operator. The last that were found are looked at first: their keys begin with these words, which are
+// the specs of most's first operands.
 struct OpCache {
-  static constexpr std::size_t kRecent = 4;
-  static std::size_t slot_of(std::uint64_t first_word) { return (first_word >> 6 ^ first_word >> 9) % kRecent; }
+  static constexpr std::size_t kRecent = 8;
 
+  std::array<std::uint64_t, kRecent> first_words = {};  // 0: none
   std::array<CachedCallPtr, kRecent> recent;
+  std::size_t oldest = 0;  // of them, which gives way to the next
   std::unordered_multimap<std::uint64_t, CachedCallPtr> calls;
 };
 

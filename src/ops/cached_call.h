@@ -1,6 +1,7 @@
 // A decision made ready to run: plans, interned specs and prototypes of the results. What a cache hit finds.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "ops/call_view.h"
@@ -71,7 +72,7 @@ struct IndexBound {
   std::int64_t ignored = 0;  // an index that stands for none
 };
 
-struct CachedCall {
+struct CachedCall : std::enable_shared_from_this<CachedCall> {
   CallKey key;
   std::uint64_t hash = 0;
   MeshRef mesh;
@@ -85,8 +86,10 @@ struct CachedCall {
   // The one size list that is replaced by its local value, for the unboxed kernels; -1: none.
   int size_patch_arg = -1;
   std::vector<c10::SymInt> size_patch;
-  // Simple, nothing replaced but that, and no operand about which more has to be asked than the key says.
+  // Simple but for operands to gather, nothing replaced but that, and no operand about which more has to be asked than
+  // the key says.
   bool unboxable = false;
+  bool gathers = false;  // of an unboxable one: operands in storage shards, which a schedule may have gathered
   Executor executor = Executor::general;
   std::vector<IndexBound> bounds;
   std::vector<bool> absent;  // list positions on meshes without this rank, while others are here; empty: none

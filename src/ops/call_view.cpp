@@ -34,9 +34,7 @@ void CallKey::value(const c10::IValue& value_in, bool values) {
     number(kComplex, std::bit_cast<std::uint64_t>(value_in.toComplexDouble().real()), values);
     number(kComplex, std::bit_cast<std::uint64_t>(value_in.toComplexDouble().imag()), values);
   } else if (value_in.isString()) {
-    const auto& text = value_in.toStringRef();
-    push_back(kString | text.size() << 8);
-    for (char c : text) push_back(static_cast<std::uint64_t>(c));
+    text(value_in.toStringRef());
   } else if (value_in.isDevice()) {
     push_back(kDevice | static_cast<std::uint64_t>(value_in.toDevice().type()) << 8);  // where results lie
   } else {

@@ -9,6 +9,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <bit>
+#include <string_view>
 
 #include "autograd/leaf_hook.h"
 #include "ops/op_entry.h"
@@ -28,7 +29,12 @@ class KeyWords {
   void list(std::size_t count) { word(kList | count << 8); }
   void none() { word(kNone); }
   void absent() { word(kAbsent); }
-  void spec(const TensorSpec* spec) { word(reinterpret_cast<std::uint64_t>(spec)); }
+  void text(std::string_view text) {
+    word(kString | text.size() << 8);
+    for (const char c : text) word(static_cast<std::uint64_t>(c));
+  }
+  void spec(const TensorSpec* spec) { word(word_of(spec)); }
+  static std::uint64_t word_of(const TensorSpec* spec) { return reinterpret_cast<std::uint64_t>(spec); }
 
  protected:
   enum Tag : std::uint64_t {

@@ -165,16 +165,32 @@ std::int64_t count_implicit_bytes(const OpEntry& entry, const CachedCall& call) 
   return bytes;
 }
 
+// Of the local operator and its results; what becomes of operands is another question.
+bool is_plain_call(const OpEntry& entry, const CachedCall& call) {
+  const auto remakes = [](const OutputAction& o) { return o.detached || o.dynamic; };
+  return call.local_kernel == nullptr && call.absent.empty() && call.bounds.empty() && !entry.is_random &&
+         std::none_of(call.outputs.begin(), call.outputs.end(), remakes);
+}
+
+bool moves(const InputAction& i) { return i.write_back || i.out || !i.plan.empty(); }
+
 Executor executor_of(const OpEntry& entry, const CachedCall& call, bool member) {
   if (entry.inplace_view) return Executor::inplace_view;
   if (!member) return Executor::absent;
   if (call.wide != nullptr) return Executor::wide;
-  const auto moves = [](const InputAction& i) { return i.write_back || i.out || !i.plan.empty(); };
-  const auto remakes = [](const OutputAction& o) { return o.detached || o.dynamic; };
-  const bool simple = call.local_kernel == nullptr && call.absent.empty() && call.bounds.empty() && !entry.is_random &&
-                      std::none_of(call.inputs.begin(), call.inputs.end(), moves) &&
-                      std::none_of(call.outputs.begin(), call.outputs.end(), remakes);
+  const bool simple = is_plain_call(entry, call) && std::none_of(call.inputs.begin(), call.inputs.end(), moves);
   return simple ? Executor::simple : Executor::general;
+}
+
+// Whether the call would be a simple one if its operands in storage shards were whole, none of them in a list.
+bool only_gathers(const OpEntry& entry, const CachedCall& call) {
+  const auto in_list = [](const auto& arg) { return arg.kind == ArgKind::tensor_list; };
+  const auto otherwise = [](const InputAction& i) {
+    return moves(i) && (i.mutated || i.out || i.write_back || !i.from->has_storage);
+  };
+  return call.executor == Executor::general && is_plain_call(entry, call) && call.implicit_bytes == 0 &&
+         !call.reduces && !call.reshards && std::none_of(entry.args.begin(), entry.args.end(), in_list) &&
+         std::none_of(call.inputs.begin(), call.inputs.end(), otherwise);
 }
 
 bool gives_fractions(const CachedCall& call) {
@@ -185,10 +201,11 @@ bool gives_fractions(const CachedCall& call) {
 
 // Plain operands are counted and compared by the boxed kernel, and those in host memory brought to the device; it also
 // asks for the default type.
-void prepare_unboxed(CachedCall& call, const CallView& view) {
+void prepare_unboxed(const OpEntry& entry, CachedCall& call, const CallView& view) {
   const auto& patches = call.decision.patches;
-  call.unboxable = call.executor == Executor::simple && patches.size() <= 1 && !view.has_plain && !view.has_stored() &&
-                   !(view.lacks_fractions() && gives_fractions(call));
+  call.gathers = only_gathers(entry, call);
+  call.unboxable = (call.executor == Executor::simple || call.gathers) && patches.size() <= 1 && !view.has_plain &&
+                   !view.has_stored() && !(view.lacks_fractions() && gives_fractions(call));
   if (!call.unboxable || patches.empty()) return;
   call.unboxable = patches[0].value.isIntList();
   if (!call.unboxable) return;
@@ -313,7 +330,7 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
   call->implicit_bytes = count_implicit_bytes(entry, *call);
   if (member) call->bounds = index_bounds(entry, described, *call);
   call->executor = executor_of(entry, *call, member);
-  prepare_unboxed(*call, view);
+  prepare_unboxed(entry, *call, view);
   return call;
 }
 

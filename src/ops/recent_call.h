@@ -1,4 +1,4 @@
-// The usual case of a hit: a call as it was made before. Its arguments are compared with that call's key as they come,
+// The usual case of a hit: a call as one of the last. Its arguments are compared with the keys of those as they come,
 // and no key is built.
 #pragma once
 
@@ -32,13 +32,30 @@ class KeyMatch : public KeyWords<KeyMatch> {
   bool differs_ = true;
 };
 
-// Used as a CallView is. Whatever a key does not say (scopes, moved views, leaves without a reducer) makes it differ,
-// so that the whole way is gone.
+// Used as a CallView is, once for each of the last calls with this first operand, while next(). Whatever a key does not
+// say (scopes, moved views, leaves without a reducer) makes it differ, so that the whole way is gone.
 class RecentCall {
  public:
   C10_ALWAYS_INLINE RecentCall(const OpEntry& entry, const at::Tensor& first) : scalars(entry.rule().reads_scalars) {
-    call_ = scopes_watched() ? nullptr : recent(entry.index, dtensor_or_null(first));
-    key = call_ != nullptr && call_->unboxable ? KeyMatch(call_->key) : KeyMatch();
+    const auto* tensor = dtensor_or_null(first);
+    if (tensor == nullptr || scopes_watched()) return;
+    if (thread_ == nullptr || entry.index >= thread_->ops.size() || !thread_->is_current()) return;
+    cache_ = &thread_->ops[entry.index];
+    first_ = CallKey::word_of(tensor->spec().get());
+  }
+
+  // Takes the next of those calls to compare with; false: there is none.
+  bool next() {
+    if (cache_ == nullptr) return false;
+    while (at_ < OpCache::kRecent) {
+      const auto i = at_++;
+      if (cache_->first_words[i] != first_ || !cache_->recent[i]->unboxable) continue;
+      call_ = cache_->recent[i].get();
+      key = KeyMatch(call_->key);
+      count_ = 0;
+      return true;
+    }
+    return false;
   }
 
   KeyMatch key;
@@ -62,13 +79,6 @@ class RecentCall {
   c10::ArrayRef<c10::TensorImpl*> operands() const { return {operands_.data(), count_}; }
 
  private:
-  const CachedCall* recent(std::uint32_t op_index, const DTensorImpl* first) const {
-    if (thread_ == nullptr || first == nullptr || op_index >= thread_->ops.size() || !thread_->is_current()) {
-      return nullptr;
-    }
-    const auto word = reinterpret_cast<std::uint64_t>(first->spec().get());
-    return thread_->ops[op_index].recent[OpCache::slot_of(word)].get();
-  }
   // Data that is elsewhere, or kept in another form. A schedule's hooks are not asked where nothing has to move.
   static bool has_other_forms(const DTensorImpl& tensor) {
     const auto* extras = tensor.extras();
@@ -86,8 +96,10 @@ class RecentCall {
   }
 
   ThreadCache* const thread_ = thread_state.cache;
-  const CachedCall* call_;
-  std::size_t count_ = 0;
+  const OpCache* cache_ = nullptr;
+  const CachedCall* call_ = nullptr;
+  std::uint64_t first_ = 0;
+  std::size_t at_ = 0, count_ = 0;
   std::array<c10::TensorImpl*, 10> operands_;
 };
 

@@ -8,11 +8,13 @@
 #include <thread>
 
 #include "dtensor/events.h"
+#include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
 #include "dtensor/inspect.h"
 #include "ops/cache.h"
 #include "ops/prepare.h"
 #include "ops/recent_call.h"
+#include "support/draws.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {
@@ -97,6 +99,21 @@ TEST(RecentCall, EveryRepeatedCallIsOneHit) {
   });
 }
 
+// How often the profiler sees an operator while fn runs: once for each call of the short way, twice for one of the
+// boxed kernel, whose local call goes through the dispatcher.
+int times_recorded(const char* name, const std::function<void()>& fn) {
+  static thread_local int recorded;
+  static thread_local std::string_view wanted;
+  recorded = 0, wanted = name;
+  const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& f) {
+    recorded += f.name() == wanted ? 1 : 0;
+    return std::unique_ptr<at::ObserverContext>();
+  }));
+  fn();
+  at::removeCallback(handle);
+  return recorded;
+}
+
 // What the short way is: the call is found without a key, and the profiler sees it on DTensors alone.
 TEST(RecentCall, ARepeatedCallIsFoundAndRecordedOnce) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
@@ -106,8 +123,11 @@ TEST(RecentCall, ARepeatedCallIsFoundAndRecordedOnce) {
     const auto& entry = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::neg", ""));
     const auto is_found = [&](const at::Tensor& t) {
       RecentCall recent(entry, t);
-      recent.add(t.unsafeGetTensorImpl());
-      return recent.found() != nullptr;
+      while (recent.next()) {
+        recent.add(t.unsafeGetTensorImpl());
+        if (recent.found() != nullptr) return true;
+      }
+      return false;
     };
     EXPECT_FALSE(is_found(x));
     at::neg(x);
@@ -118,15 +138,81 @@ TEST(RecentCall, ARepeatedCallIsFoundAndRecordedOnce) {
       const EventListener listener([](const Event&) {});
       EXPECT_FALSE(is_found(x));
     }
-    static thread_local int recorded;
-    recorded = 0;
-    const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& f) {
-      recorded += std::string_view(f.name()) == "aten::neg" ? 1 : 0;
-      return std::unique_ptr<at::ObserverContext>();
-    }));
-    at::neg(x);
-    at::removeCallback(handle);
-    EXPECT_EQ(recorded, 1);
+    EXPECT_EQ(times_recorded("aten::neg", [&] { at::neg(x); }), 1);
+  });
+}
+
+// As many as a model has for one sort of activations.
+TEST(RecentCall, CallsWithOneFirstOperandTakeTurns) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto x = distribute_tensor(at::ones({4, 2, 3, 2}), mesh, {Shard(0)});
+    const auto each = [&] {
+      for (const std::int64_t a : {1, 2}) {
+        for (const std::int64_t b : {2, 3}) at::transpose(x, a, b);
+      }
+      at::gelu(x, "tanh"), at::gelu(x, "none");
+    };
+    each();
+    EXPECT_EQ(times_recorded("aten::transpose", each), 4);
+    EXPECT_EQ(times_recorded("aten::gelu", each), 2);
+    EXPECT_TRUE(DTensor(at::gelu(x, "tanh")).full_tensor().equal(at::gelu(at::ones({4, 2, 3, 2}), "tanh")));
+    const auto& entry = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::gelu", ""));
+    for (const std::string_view how : {"tanh", "none", "nane"}) {
+      RecentCall recent(entry, x);
+      bool found = false;
+      while (!found && recent.next()) {
+        recent.add(x.unsafeGetTensorImpl());
+        recent.key.text(how);
+        found = recent.found() != nullptr;
+      }
+      EXPECT_EQ(found, how != "nane") << how;
+    }
+  });
+}
+
+// Parameters that a schedule has gathered do not take a call off the short way.
+TEST(RecentCall, OperandsThatAScheduleHasGathered) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor weight = Draw(3).normal({6, 4}), bias = Draw(4).normal({6}), plain = Draw(5).normal({8, 4});
+    at::Tensor w = weight.clone().requires_grad_(), b = bias.clone().requires_grad_();
+    at::Tensor alone = distribute_tensor(weight, mesh, {Shard(0).as_storage()});
+    fully_shard(NamedTensors{{"w", &w}, {"b", &b}}, mesh);
+    const auto x = distribute_tensor(plain, mesh, {Shard(0)});
+    const auto step = [&] { at::sum(at::linear(x, w, b)).backward(); };
+    step();
+    EXPECT_EQ(times_recorded("aten::linear", step), 1);
+    const at::Tensor gradient = at::mm(at::ones({6, 8}, at::kDouble), plain);
+    EXPECT_TRUE(at::allclose(DTensor(w.grad()).full_tensor(), 2 * gradient));
+    EXPECT_TRUE(at::allclose(DTensor(b.grad()).full_tensor(), at::full({6}, 16., at::kDouble)));
+    const auto expected = [&] { return at::linear(plain, DTensor(w).full_tensor(), bias); };
+    EXPECT_TRUE(at::allclose(DTensor(at::linear(x, w, b)).full_tensor(), expected()));
+    {
+      const at::NoGradGuard no_grad;
+      w.mul_(2);  // what was gathered is of no use now
+    }
+    EXPECT_TRUE(at::allclose(DTensor(at::linear(x, w, b)).full_tensor(), expected()));
+    for (int i = 0; i < 2; ++i) {  // no schedule has this one
+      EXPECT_TRUE(at::allclose(DTensor(at::linear(x, alone)).full_tensor(), at::linear(plain, weight)));
+    }
+  });
+}
+
+// A hook may run operators and drop what the cache knows.
+TEST(RecentCall, AHookMayClearTheCache) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto x = distribute_tensor(Draw(5).normal({8, 4}), mesh, {Shard(0)});
+    const at::Tensor weight = Draw(3).normal({6, 4});
+    const at::Tensor w = distribute_tensor(weight, mesh, {Shard(0).as_storage()}).requires_grad_();
+    int asked = 0;
+    set_use_hook(DTensor(w), [&](const DTensor&, const Placements&, at::ScalarType) {
+      clear_cache();
+      at::neg(x);
+      return ++asked % 2 == 0 ? weight : at::Tensor();
+    });
+    for (int i = 0; i < 6; ++i) {
+      EXPECT_TRUE(at::allclose(DTensor(at::linear(x, w)).full_tensor(), at::linear(DTensor(x).full_tensor(), weight)));
+    }
+    EXPECT_GE(asked, 6);
   });
 }
 
