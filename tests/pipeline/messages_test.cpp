@@ -2,6 +2,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
+#include "dtensor/events.h"
 #include "dtensor/pipeline.h"
 #include "support/errors.h"
 #include "support/ranks.h"
@@ -94,6 +97,38 @@ TEST(PipelineMessages, TensorsOfAnotherMeshAreRefused) {
   EXPECT_EQ(error_with({"dp", "tp"}, split), "no error");
   for (const std::string& error : {error_with({"tp", "dp"}, split), error_with({"tp"}, {Shard(0)})}) {
     EXPECT_NE(error.find("the next stage takes what lies on the stage's mesh"), std::string::npos) << error;
+  }
+}
+
+// Beside its messages a step communicates when it opens, when it closes and to tell the loss, whatever it has to do;
+// each message is received as a header and a tensor.
+TEST(PipelineMessages, AreAllThatAStepCommunicatesBetweenItsEnds) {
+  for (const std::string name : {"gpipe", "1f1b", "zb-h1"}) {
+    for (const int microbatches : {1, 4}) {
+      run_local(2, [&](const Communicator& world) {
+        const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
+        Pipeline pipe(mesh, pipeline::make_schedule(name, 2, microbatches), mean_loss);
+        const at::Tensor weight = Draw(1).normal({3}).requires_grad_();
+        pipe.set_stage(world.rank(), [&](const Tensors& in) { return Tensors{in[0] * weight}; }, {weight});
+        std::vector<Tensors> batch;
+        for (const auto& part : pipeline::microbatches(Draw(2).normal({8, 3}), microbatches)) batch.push_back({part});
+        std::map<std::string, int> count;
+        const auto counted = [&](const std::function<void()>& fn) {
+          count.clear();
+          const EventListener listener([&](const Event& e) { ++count[e.name]; }, {Event::Kind::collective});
+          fn();
+          return count;
+        };
+        const auto training = counted([&] { pipe.step(batch, batch); });
+        const std::map<std::string, int> expected{
+            {"all_reduce", 2}, {"broadcast", 1}, {"recv", 2 * microbatches}, {"send", 2 * microbatches}};
+        EXPECT_EQ(training, expected) << name << " of " << microbatches;
+        const auto evaluation = counted([&] { pipe.evaluate(batch, batch); });
+        const std::string own = world.rank() == 0 ? "send" : "recv";
+        const std::map<std::string, int> forward{{"all_reduce", 2}, {"broadcast", 1}, {own, 2 * microbatches}};
+        EXPECT_EQ(evaluation, forward) << name << " of " << microbatches;
+      });
+    }
   }
 }
 
