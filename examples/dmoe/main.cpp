@@ -12,6 +12,7 @@
 #include <cstdio>
 
 #include "dtensor/launch.h"
+#include "launch_flags.h"
 #include "twin.h"
 
 namespace {
@@ -39,6 +40,8 @@ bool compare(const dtensor::Communicator& world, at::ScalarType dtype) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  CLI::App app("A dropless MoE layer in each of its forms beside formulas in plain ATen.", "dmoe");
+  if (const auto status = launch_flags::parse(app, argc, argv)) return *status;
   std::atomic<bool> equal{true};
   const auto once = [&](const dtensor::Communicator& world) {
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {

@@ -6,11 +6,11 @@
 //   mpirun -n 4 shampoo        processes
 //
 // Exit status: 0; 1 where a layout left one device's curve.
-#include <algorithm>
 #include <atomic>
 #include <cstdio>
 
 #include "dtensor/launch.h"
+#include "launch_flags.h"
 #include "regression.h"
 
 namespace {
@@ -76,26 +76,16 @@ bool run(const dtensor::Communicator& world) {
   return equal;
 }
 
-bool asks_for_help(int argc, char** argv) {
-  return std::any_of(argv, argv + argc,
-                     [](const char* arg) { return std::string(arg) == "--help" || std::string(arg) == "-h"; });
-}
-
-constexpr const char* kHelp =
-    "Trains a small regression by distributed Shampoo on one device and on each mesh that fits the ranks, and by two "
-    "wrong\n"
-    "ways as a control; prints their losses side by side.\n\n"
-    "  shampoo [--ranks N] [--backend local|mpi|socket|nccl]\n"
-    "  mpirun -n N shampoo\n\n"
-    "  --ranks N       threads that are ranks (default 4)\n"
-    "  --backend NAME  who moves the bytes (default: by how the program was started)\n"
-    "  --help          this text\n\n"
-    "Exit status: 0; 1 where a layout left one device's curve; 2 for a start that makes no sense.\n";
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (asks_for_help(argc, argv)) return std::fputs(kHelp, stdout), dtensor::finish_output(0);
+  CLI::App app(
+      "Trains a small regression by distributed Shampoo on one device and on each mesh that fits the ranks (4 threads "
+      "by "
+      "default), and by two wrong ways as a control; prints their losses side by side.",
+      "shampoo");
+  app.footer("Exit status: 0; 1 where a layout left one device's curve; 2 for a start that makes no sense.");
+  if (const auto status = launch_flags::parse(app, argc, argv)) return *status;
   std::atomic<bool> equal{true};
   const auto once = [&](const dtensor::Communicator& world) {
     if (!run(world)) equal = false;

@@ -6,7 +6,6 @@
 //   wiring --ranks 2 --debug-rank 1                     rank 1 stops for a debugger first, -1: each in turn
 //
 // Exit status: 0; 1 where a collective failed or gave a wrong answer; 2 for a mesh that does not fit.
-#include <CLI/CLI.hpp>
 
 #include <atomic>
 #include <cstdio>
@@ -15,6 +14,7 @@
 
 #include "dtensor/debug_rank.h"
 #include "dtensor/launch.h"
+#include "launch_flags.h"
 #include "report.h"
 
 namespace {
@@ -39,22 +39,15 @@ void check_on(const dtensor::Communicator& world, wiring::Flags flags, const std
 
 int main(int argc, char** argv) {
   std::string text;
-  std::string backend;
-  std::int64_t ranks = 0;
   std::optional<int> stops;
   CLI::App app("Checks that every rank of a mesh reaches its peers.");
   app.add_option("--mesh", text, "NAME=SIZE,... (default: one dimension over all ranks)");
-  app.add_option("--ranks", ranks, "thread ranks of a single process")->check(CLI::Range(1, 4096));
   app.add_option("--debug-rank", stops, "the rank that stops for a debugger while the others wait; -1: each in turn")
       ->check(CLI::Range(-1, 4095));
-  app.add_option("--backend", backend, "default: by how the program was started")
-      ->check(CLI::IsMember({"local", "mpi", "nccl", "socket"}));
+  if (const auto status = launch_flags::parse(app, argc, argv)) return *status;
   wiring::Flags flags;
   try {
-    app.parse(argc, argv);
     flags = wiring::parse_mesh(text);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
   } catch (const std::invalid_argument& error) {
     std::fprintf(stderr, "wiring: %s\n", error.what());
     return 2;
