@@ -176,7 +176,7 @@ using Operands = c10::ArrayRef<c10::TensorImpl*>;
 inline at::Tensor wrap(const OpEntry& entry, const CachedCall& call, Operands operands, std::size_t index,
                        at::Tensor&& local) {
   const auto& action = call.outputs[index];
-  if (!action.spec || !local.defined()) return std::move(local);
+  if (!action.spec || !local.defined()) return action.absent ? at::Tensor() : std::move(local);
   check_local_sizes(entry, call, *action.spec, local);
   if (C10_UNLIKELY(out_of_order(action, local))) local = in_order_of(std::move(local), *action.spec);
   const auto offset = action.base < 0 ? 0 : operands[action.base]->storage_offset() + action.offset_delta;
