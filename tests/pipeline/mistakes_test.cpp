@@ -45,8 +45,8 @@ struct Mistake {
 
 const std::vector<Mistake>& mistakes() {
   static const std::vector<Mistake> all{
-      {"there is no stage 9; the last is stage 1", [](Line& l) { l.pipe.stage_mesh(9); }},
-      {"there is no stage -1", [](Line& l) { l.pipe.stage_mesh(-1); }},
+      {"no rank has stage 9 of 2", [](Line& l) { l.pipe.stage_mesh(9); }},
+      {"no rank has stage -1 of 2", [](Line& l) { l.pipe.stage_mesh(-1); }},
       {"3 inputs for 2 microbatches", [](Line& l) { l.pipe.step(parts(l.x, 3), parts(l.x, 2)); }},
       {"3 targets for 2 microbatches", [](Line& l) { l.pipe.step(parts(l.x, 2), parts(l.x, 3)); }},
       {"3 targets for 2 microbatches", [](Line& l) { l.pipe.evaluate(parts(l.x, 2), parts(l.x, 3)); }},
