@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 
 #include <chrono>
 #include <cstdint>
@@ -44,6 +45,12 @@ class DTENSOR_API Work {
 // A collective that could not finish: a peer failed, left, called something else or did not come in time.
 class DTENSOR_API CommError : public std::runtime_error {
   using std::runtime_error::runtime_error;
+};
+
+// Another rank's exception, told to this one, so that all end the same call (a step of a pipeline, say). The ranks can
+// go on; where they do not, run_local reports the exception itself.
+class DTENSOR_API PeerError : public c10::Error {
+  using c10::Error::Error;
 };
 
 // So many tags do the messages of a communicator have (Communicator::send and recv), from 0.

@@ -193,6 +193,10 @@ class CommCounts:
 class CommError(RuntimeError):
     """A collective that could not finish: a peer failed, left, called something else or did not come in time."""
 
+class PeerError(RuntimeError):
+    """Another rank's exception, told to this one, so that all end the same call (a step of a pipeline, say). The ranks
+    can go on; where they do not, run() raises the exception itself."""
+
 def run(ranks: int, fn: Callable[[], Any], timeout: float) -> list[Any]: ...
 def world() -> Communicator: ...
 def is_thread_rank() -> bool: ...

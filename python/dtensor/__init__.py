@@ -26,7 +26,8 @@ _tensor.install()
 from ._api import (  # noqa: E402
     DTensor, arange, distribute_module, distribute_tensor, empty, full, ones, rand, randn, redistribute, zeros,
 )  # fmt: skip
-from ._C import Checked, CommError, Communicator, DeviceMesh, ExplicitRedistribution, MeshScope, Strict  # noqa: E402
+from ._C import Checked, Communicator, DeviceMesh, ExplicitRedistribution, MeshScope, Strict  # noqa: E402
+from ._C import CommError, PeerError  # noqa: E402
 from ._C import attention, attention_strategy, init_device_mesh, placement_svg, placement_text  # noqa: E402
 from ._local_map import local_map  # noqa: E402
 from ._random import get_rng_state, manual_seed, set_rng_state  # noqa: E402

@@ -31,6 +31,7 @@ auto unlocked(Result (*make)(Args...)) {
   };
 }
 
+void bind_errors(py::module_& module);
 void bind_placement(py::module_& module);
 void bind_mesh(py::module_& module);
 void bind_tensor(py::module_& module);
@@ -43,6 +44,10 @@ void bind_pipeline(py::module_& module);
 void bind_moe(py::module_& module);
 void bind_routed_experts(py::module_& module);
 void bind_attention(py::module_& module);
+
+// What Python code raised, of the library's own; see errors.cpp.
+bool is_comm_error(const py::error_already_set& error);
+bool is_peer_error(const py::error_already_set& error);
 
 // The communicator of all ranks that the calling thread's program runs on; see world.cpp.
 Communicator current_world();

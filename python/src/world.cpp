@@ -108,8 +108,8 @@ class AsRank {
   std::optional<Communicator> former_;
 };
 
-// What the ranks of a run return, or the first error: the others' are its consequences. Used under the interpreter
-// lock.
+// What the ranks of a run return, or the first error: the others' are its consequences. An exception that other ranks
+// were told of goes before what they raise then. Used under the interpreter lock.
 struct Outcome {
   std::vector<py::object> results;
   std::optional<py::error_already_set> error, interrupted;
@@ -132,12 +132,11 @@ struct Outcome {
       under_way.erase(world.rank());
     } catch (py::error_already_set& e) {
       under_way.erase(world.rank());
-      if (failed < 0) {
-        failed = world.rank();
-        error.emplace(std::move(e));
-        throw std::runtime_error(py::str(error->value()).cast<std::string>());
-      }
-      throw std::runtime_error("after another rank");
+      const bool replaces = error && is_peer_error(*error) && !is_peer_error(e) && !is_comm_error(e);
+      if (error && !replaces) throw std::runtime_error("after another rank");
+      failed = world.rank();
+      error.emplace(std::move(e));
+      throw std::runtime_error(py::str(error->value()).cast<std::string>());
     }
   }
 

@@ -51,13 +51,16 @@ Schedule complete(Schedule schedule) {
 }
 
 // What only some ranks can see is an error on all of them: the others would wait for messages, and take those of the
-// next step for this one's. `error`: this rank's, or nothing. Collective.
+// next step for this one's. `error`: this rank's, or nothing, which makes it a PeerError. Collective.
 void raise_everywhere(const std::string& error, const Communicator& ranks) {
   const PlainScope scope;
   const at::Tensor first = at::full({1}, error.empty() ? ranks.size() : ranks.rank(), at::kLong);
   ranks.all_reduce(first, ReduceOp::min).wait();
   const auto who = static_cast<int>(first.item<std::int64_t>());
-  TORCH_CHECK(who == ranks.size(), broadcast_text(ranks, error, who));
+  if (who == ranks.size()) return;
+  const std::string text = broadcast_text(ranks, error, who);
+  if (error.empty()) throw PeerError({__func__, __FILE__, __LINE__}, text);
+  TORCH_CHECK(false, text);
 }
 
 }  // namespace
@@ -227,7 +230,7 @@ StepResult Pipeline::Impl::run(const Schedule& what, const std::vector<Tensors>&
   Step step(context, messages);
   try {
     step.run();
-    raise_everywhere(step.failure(), mesh.communicator());
+    raise_everywhere(step.thrown() ? step.failure() : "", mesh.communicator());
     step.finish();
   } catch (...) {
     set_rng_state(mesh, before);  // each rank has come to another place

@@ -169,5 +169,31 @@ TEST(Pipeline, AStageThatThrowsTellsAllRanks) {
   }
 }
 
+// Whoever ends first: the ranks that were told end with a PeerError, which the run is not reported to have failed of.
+TEST(Pipeline, ARunFailsOfWhatAStageThrew) {
+  for (const int failing : {0, 1, 2}) {
+    const auto program = [&](const Communicator& world) {
+      const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3}, {"pp"});
+      Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 3, 2), mean_loss);
+      pipe.set_stage(world.rank(), [&](const Tensors& in) {
+        TORCH_CHECK_INDEX(world.rank() != failing, "stage ", failing);
+        return in;
+      });
+      const std::vector<Tensors> inputs(2, {at::randn({2, kClasses})}), targets(2, {at::zeros({2}, at::kLong)});
+      try {
+        pipe.step(inputs, targets);
+      } catch (const c10::IndexError&) {
+        EXPECT_THROW(world.barrier(), CommError);  // it waits for another rank's end
+        throw;
+      } catch (const PeerError& e) {
+        EXPECT_NE(e.msg().find(c10::str("pipeline: in ", failing, "F0: stage ", failing)), std::string::npos)
+            << e.msg();
+        throw;
+      }
+    };
+    EXPECT_THROW(run_local(3, program), c10::IndexError);
+  }
+}
+
 }  // namespace
 }  // namespace dtensor

@@ -1,5 +1,6 @@
 """Names of the library's own: attention, timelines, pipelines and their schedules, series of checkpoints, errors of communication."""
 
+import contextlib
 import copy
 import os
 import tempfile
@@ -178,14 +179,25 @@ class Pipelines(unittest.TestCase):
         def fails(x):
             raise KeyError("in a stage")
 
-        def on_rank():
+        def on_rank(failing):
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))
             line = pipeline.Pipeline(mesh, pipeline.make_schedule("1f1b", 2, 2), nn.functional.mse_loss)
-            line.set_stage(dtensor.rank(), fails)
-            line.step(ROWS[0].chunk(2) if dtensor.rank() == 0 else [], ROWS[1].chunk(2) if dtensor.rank() == 1 else [])
+            line.set_stage(dtensor.rank(), fails if dtensor.rank() == failing else nn.Identity())
+            try:
+                line.step(
+                    ROWS[0].chunk(2) if dtensor.rank() == 0 else [], ROWS[1].chunk(2) if dtensor.rank() == 1 else []
+                )
+            except KeyError:
+                with contextlib.suppress(dtensor.CommError):
+                    dtensor.barrier()  # which waits for the other rank's end
+                raise
+            except dtensor.PeerError as error:
+                self.assertRegex(str(error), f"pipeline: in {failing}F0: KeyError: 'in a stage'")
+                raise
 
-        with self.assertRaisesRegex(KeyError, "in a stage"):
-            dtensor.run(2, on_rank)
+        for failing in [0, 1]:
+            with self.assertRaisesRegex(KeyError, "in a stage"):
+                dtensor.run(2, on_rank, failing)
 
 
 class Series(unittest.TestCase):

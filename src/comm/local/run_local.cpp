@@ -28,17 +28,37 @@ void set_up_thread(int intra_op_threads) {
   at::set_num_threads(intra_op_threads);
 }
 
+enum class Origin { own, peer, communication };
+
+// Within a handler.
+Origin current_origin() {
+  try {
+    throw;
+  } catch (const PeerError&) {
+    return Origin::peer;
+  } catch (const CommError&) {
+    return Origin::communication;
+  } catch (...) {
+    return Origin::own;
+  }
+}
+
+// The others are its consequences. Of an exception that other ranks were told of, they may be the first to end.
 class FirstError {
  public:
-  void record(int rank, std::exception_ptr error) {
+  void record_current(int rank) {
     std::lock_guard lock(mutex_);
-    if (!result_.error) result_ = {rank, std::move(error)};
+    const Origin origin = current_origin();
+    if (result_.error && !(told_ && origin == Origin::own)) return;
+    result_ = {rank, std::current_exception()};
+    told_ = origin == Origin::peer;
   }
   RunResult result() const { return result_; }
 
  private:
   std::mutex mutex_;
   RunResult result_;
+  bool told_ = false;  // by another rank
 };
 
 }  // namespace
@@ -66,7 +86,7 @@ RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunO
       fn(Communicator(std::move(backend)));
       if (world->missed_failure(rank)) world->throw_failure();
     } catch (...) {
-      first.record(rank, std::current_exception());
+      first.record_current(rank);
       world->fail("rank " + std::to_string(rank) + " failed: " + current_exception_text());
     }
     run_rank_exit_hooks();

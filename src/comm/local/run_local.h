@@ -8,7 +8,7 @@
 namespace dtensor::local {
 
 struct RunResult {
-  int rank = -1;             // of the first rank that threw; -1: none did
+  int rank = -1;             // of the first rank that threw what is no PeerError, if any did; -1: none threw
   std::exception_ptr error;  // what it threw
 };
 
