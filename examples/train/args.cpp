@@ -252,6 +252,19 @@ void settle_sizes(Options& o) {
 
 }  // namespace
 
+std::string model_flags(const Options& options) {
+  std::string flags = options.rope ? "--rope" : "no --rope";
+  if (!options.experts) return flags;
+  const ExpertFlags& e = *options.experts;
+  const char* chosen_by = e.balance == "forced"   ? "--balance forced"
+                          : e.router == "experts" ? "--router experts"
+                                                  : "--router tokens";
+  flags += fmt::format(" --top-k {} {}", e.top_k, chosen_by);
+  if (e.groups > 1) flags += fmt::format(" --groups {} --top-groups {}", e.groups, e.top_groups);
+  if (e.score_before) flags += " --score-before-experts";
+  return flags;
+}
+
 Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_status) {
   Options options;
   std::string mesh, dtype = "float32";

@@ -90,6 +90,9 @@ const char* to_string(Kind kind);  // the program's name: train, moe
 // program should end at once (--help).
 Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_status);
 
+// The flags that change what the model computes, but no parameter's name or size.
+std::string model_flags(const Options& options);
+
 // The mesh to train on with this many ranks. Throws UsageError where it does not fit, or where the number of
 // --reshard-after-forward does not divide its shard axis.
 MeshShape fit_mesh(const Options& options, int ranks);

@@ -216,7 +216,7 @@ std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
   Optimizer optimizer(job.model.named_parameters(),
                       {.name = o.optimizer, .lr = o.lr, .clip = o.clip, .warmup = o.warmup, .shampoo = o.shampoo});
   if (job.memory != nullptr) job.memory->predicted.optimizer = optimizer.predicted_state_bytes();
-  RunState state(o, text_of(job), world_of(job));
+  RunState state(o, text_of(job), model_flags(o), world_of(job));
   state.parts().add("model", job.model);
   optimizer.add_to(state.parts());
   if (job.mesh) state.parts().add_random("random", job.mesh);

@@ -11,17 +11,19 @@
 
 namespace train {
 
-RunState::RunState(const RunFlags& flags, const RunText& text, dtensor::Communicator world)
+RunState::RunState(const RunFlags& flags, const RunText& text, std::string model_flags, dtensor::Communicator world)
     : flags_(flags),
       text_(text),
+      model_flags_(std::move(model_flags)),
       world_(std::move(world)),
       seed_(std::bit_cast<std::int64_t>(flags.seed)),
       batch_(flags.batch),
       sequence_(flags.seq),
-      saved_text_(text) {
+      saved_text_(text),
+      saved_model_flags_(model_flags_) {
   parts_.add("step", step_).add("seed", seed_).add("batch", batch_).add("sequence", sequence_);
   parts_.add("tokens", saved_text_.tokens).add("text", saved_text_.fingerprint);
-  parts_.add("documents", saved_text_.documents);
+  parts_.add("documents", saved_text_.documents).add("model_flags", saved_model_flags_);
 }
 
 void RunState::say(const std::string& line) const {
@@ -59,12 +61,19 @@ void RunState::check_batches(const std::string& from) const {
   }
 }
 
+// It would go on as another function of the same parameters.
+void RunState::check_model(const std::string& from) const {
+  if (saved_model_flags_ == model_flags_) return;
+  throw UsageError(fmt::format("{} was trained with {}, not with {}", from, saved_model_flags_, model_flags_));
+}
+
 std::int64_t RunState::begin() {
   if (!world_) return 0;
   if (flags_.keep > 0) series_.emplace(flags_.save, world_, flags_.keep);
   const std::string from = take_up();
   if (from.empty()) return 0;
   check_batches(from);
+  check_model(from);
   if (step_ >= flags_.steps) {
     throw UsageError(
         fmt::format("{} has {} steps behind it, and --steps {} asks for no more", from, step_, flags_.steps));

@@ -144,4 +144,18 @@ TEST_F(LlmTrain, GoesOnWithTheTextThatItBeganWith) {
   EXPECT_EQ(run("shard=2", {"--steps", "3", "--load", path("run")}), 0) << error_;
 }
 
+TEST_F(LlmTrain, GoesOnWithTheScaleOfAdaptersThatItBeganWith) {
+  const std::vector<std::string> begin = {"--steps", "2", "--lora-rank", "2", "--save", path("run")};
+  const std::vector<std::string> go_on = {"--steps", "3", "--lora-rank", "2", "--load", path("run"), "--lora-alpha"};
+  const auto with = [](std::vector<std::string> words, const char* alpha) {
+    words.emplace_back(alpha);
+    return words;
+  };
+  ASSERT_EQ(run("tp=2", begin), 0) << error_;
+  EXPECT_EQ(run("tp=2", with(go_on, "8")), 2);
+  EXPECT_NE(error_.find(path("run") + " was trained with --lora-alpha 4, not with --lora-alpha 8"), std::string::npos)
+      << error_;
+  EXPECT_EQ(run("tp=2", with(go_on, "4")), 0) << error_;
+}
+
 }  // namespace

@@ -246,7 +246,7 @@ TEST(Run, IsLeftAndTakenUpOnAnotherMesh) {
     const auto model = recorded::model("qwen3", {.shard = 2, .tp = 2}, world, {.always_mesh = true});
     llm::Trainer trainer(model, options_of(expected));
     expect_losses(trainer, batch, {losses[0], losses[1], losses[2]});
-    train::RunState state(with_folders(options_of(expected), folder / "state", ""), {}, world);
+    train::RunState state(with_folders(options_of(expected), folder / "state", ""), {}, "", world);
     trainer.add_to(state.parts());
     state.begin();
     EXPECT_EQ(state.after(2), 0);  // the last of its steps
@@ -256,13 +256,13 @@ TEST(Run, IsLeftAndTakenUpOnAnotherMesh) {
     llm::Trainer trainer(model, options_of(expected));
     auto options = with_folders(options_of(expected), "", folder / "state");
     options.steps = 5;
-    train::RunState state(options, {}, world);
+    train::RunState state(options, {}, "", world);
     trainer.add_to(state.parts());
     EXPECT_EQ(state.begin(), 3);
     trainer.go_on_after(3);
     expect_losses(trainer, batch, {losses[3], losses[4]});
     options.seed = 1;  // other batches
-    train::RunState refuses(options, {}, world);
+    train::RunState refuses(options, {}, "", world);
     trainer.add_to(refuses.parts());
     EXPECT_THROW(refuses.begin(), llm::UsageError);
   });

@@ -101,6 +101,47 @@ TEST(Usage, ARunGoesOnWithTheTextThatItBeganWith) {
   fs::remove_all(root);
 }
 
+// The same parameters, of another function.
+TEST(Usage, ARunGoesOnWithTheModelThatItBeganWith) {
+  const auto saved = (fs::temp_directory_path() / ("dtensor_model_" + std::to_string(::getpid()))).string();
+  const auto words = [&](Kind kind, const char* flag, const char* steps, const Words& more) {
+    Words all = {"--hidden", "16", "--layers", "1", "--steps", steps, flag, saved};
+    if (kind == Kind::experts) all.insert(all.end(), {"--experts", "4"});
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  struct Change {
+    Kind kind;
+    Words begun, taken_up;
+    std::string told;
+  };
+  const std::string tokens = "no --rope --top-k 2 --router tokens";
+  const Change changes[] = {
+      {Kind::dense, {}, {"--rope"}, "no --rope, not with --rope"},
+      {Kind::dense, {"--rope"}, {}, "--rope, not with no --rope"},
+      {Kind::experts, {}, {"--top-k", "1"}, tokens + ", not with no --rope --top-k 1 --router tokens"},
+      {Kind::experts,
+       {"--balance", "none"},
+       {"--router", "experts"},
+       tokens + ", not with no --rope --top-k 2 --router experts"},
+      {Kind::experts,
+       {"--balance", "none"},
+       {"--balance", "forced"},
+       tokens + ", not with no --rope --top-k 2 --balance forced"},
+      {Kind::experts,
+       {},
+       {"--groups", "2", "--top-groups", "1"},
+       tokens + ", not with " + tokens + " --groups 2 --top-groups 1"},
+      {Kind::experts, {}, {"--score-before-experts"}, tokens + ", not with " + tokens + " --score-before-experts"},
+  };
+  for (const Change& c : changes) {
+    ASSERT_EQ(run(c.kind, words(c.kind, "--save", "1", c.begun)).status, 0);
+    expect_refused(c.kind, words(c.kind, "--load", "2", c.taken_up), saved + " was trained with " + c.told);
+    EXPECT_EQ(run(c.kind, words(c.kind, "--load", "2", c.begun)).status, 0) << c.told;
+    fs::remove_all(saved);
+  }
+}
+
 // A shell's variable that is not set was no flag at all: nothing was saved, or a run began anew and replaced what it
 // was to go on from.
 TEST(Usage, EmptyTextsAreRefused) {
