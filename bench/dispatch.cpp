@@ -1,9 +1,11 @@
 // What a DTensor costs over plain ATen, per operator: the same call on plain tensors and on DTensors of a mesh of one
-// rank, in turn, on one thread. Overhead is per returned tensor. A miss is a call that the decision cache has not seen.
+// rank, in turn, on one thread; layers with gathered parameters on two. Overhead is per returned tensor. A miss is a
+// call that the decision cache has not seen.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <benchmark/benchmark.h>
 #include <dtensor/dtensor.h>
+#include <dtensor/fully_shard.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -67,8 +69,9 @@ Operands distribute(const Operands& plain, const DeviceMesh& mesh, const Placeme
 
 class Report {
  public:
-  explicit Report(const Options& options) : options_(options) {
-    if (!options_.json) std::printf("%-28s %-10s %8s %18s\n", "operator", "placement", "ratio", "overhead us/tensor");
+  explicit Report(const Options& options, bool begins = true) : options_(options) {
+    if (begins && !options_.json)
+      std::printf("%-28s %-10s %8s %18s\n", "operator", "placement", "ratio", "overhead us/tensor");
   }
 
   void line(const std::string& name, const std::string& kind, const Pair& pair, int outputs) const {
@@ -200,6 +203,26 @@ void list_misses(const Report& report, const DeviceMesh& mesh) {
   }
 }
 
+// Layers whose parameters a unit of fully_shard has gathered, on two ranks at once: what each layer of such a model
+// costs.
+void gathered(const Options& options, const Communicator& world) {
+  at::set_num_threads(1);
+  const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"shard"});
+  const std::int64_t n = options.size;
+  Operands plain{at::randn({n, n}), at::randn({n, n}), at::randn({n}), {}, {}, {}, {}, {}, {}, {}}, ours = plain;
+  ours.x = distribute_tensor(at::randn({2 * n, n}), mesh, {Shard(0)});
+  for (at::Tensor* parameter : {&ours.y, &ours.weight}) *parameter = parameter->clone().requires_grad_();
+  const auto unit =
+      fully_shard(NamedTensors{{"y", &ours.y}, {"weight", &ours.weight}}, mesh, {.reshard_after_forward = false});
+  const at::NoGradGuard no_grad;
+  const auto compare = [&](const char* name, const auto& call) {
+    const Pair pair = bench::side_by_side([&] { call(plain); }, [&] { call(ours); }, options.calls, options.blocks);
+    if (world.rank() == 0) Report(options, false).line(name, "gathered", pair, 1);
+  };
+  compare("linear", [](const Operands& o) { keep(at::linear(o.x, o.y, o.weight)); });
+  compare("layer_norm", [n](const Operands& o) { keep(at::layer_norm(o.x, {n}, o.weight, o.weight)); });
+}
+
 void run(const Options& options, const Communicator& world) {
   at::set_num_threads(1);
   const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {1}, {"dp"});
@@ -228,4 +251,5 @@ int main(int argc, char** argv) {
   app.add_flag("--json", options.json, "one JSON object a line");
   CLI11_PARSE(app, argc, argv);
   run_local(1, [&](const Communicator& world) { run(options, world); });
+  run_local(2, [&](const Communicator& world) { gathered(options, world); });
 }

@@ -3,6 +3,9 @@
 
 #include <CLI/CLI.hpp>
 #include <optional>
+#include <string>
+
+#include "dtensor/launch.h"
 
 namespace launch_flags {
 
@@ -17,7 +20,7 @@ inline std::optional<int> parse(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    return app.exit(error) == 0 ? dtensor::finish_output(0) : 2;
   }
   return std::nullopt;
 }

@@ -6,7 +6,6 @@
 //   wiring --ranks 2 --debug-rank 1                     rank 1 stops for a debugger first, -1: each in turn
 //
 // Exit status: 0; 1 where a collective failed or gave a wrong answer; 2 for a mesh that does not fit.
-
 #include <atomic>
 #include <cstdio>
 #include <optional>

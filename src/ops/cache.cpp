@@ -52,23 +52,26 @@ const CachedCallPtr* find(ThreadCache& thread, std::uint32_t op_index, const Cal
     if (it == end) return nullptr;
     call = &remember(cache, it->second);
   }
-  ++thread.stats.hits;
   return call;
 }
 
 }  // namespace
 
-const CachedCall* cache_find_hit(std::uint32_t op_index, const CallKey& key) {
-  const auto* call = find(current_cache(), op_index, key);
-  return call == nullptr ? nullptr : call->get();
+const CachedCall* find_unboxable(std::uint32_t op_index, const CallKey& key) {
+  auto& thread = current_cache();
+  const auto* call = find(thread, op_index, key);
+  if (call == nullptr || !(*call)->unboxable) return nullptr;
+  ++thread.stats.hits;
+  return call->get();
 }
+
+void uncount_hit() { --thread_cache().stats.hits; }
 
 CachedCallPtr cache_find(std::uint32_t op_index, const CallKey& key) {
   auto& thread = current_cache();
   const auto* call = find(thread, op_index, key);
-  if (call != nullptr) return *call;
-  ++thread.stats.misses;
-  return nullptr;
+  ++(call != nullptr ? thread.stats.hits : thread.stats.misses);
+  return call != nullptr ? *call : nullptr;
 }
 
 CachedCallPtr cache_insert(std::uint32_t op_index, std::unique_ptr<CachedCall> call) {

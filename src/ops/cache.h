@@ -44,8 +44,10 @@ struct ThreadCache {
 
 // Null on a miss. What a call may forget while it runs (its hooks may run operators) is kept alive by the pointer.
 CachedCallPtr cache_find(std::uint32_t op_index, const CallKey& key);
-// The same for callers that run no other operator meanwhile; a miss is not counted, since they go on to cache_find.
-const CachedCall* cache_find_hit(std::uint32_t op_index, const CallKey& key);
+// The same for unboxed kernels, which run no other operator meanwhile. What they do not take is not counted, since they
+// go on to cache_find; nor is what they find they cannot take after all (uncount_hit).
+const CachedCall* find_unboxable(std::uint32_t op_index, const CallKey& key);
+void uncount_hit();
 CachedCallPtr cache_insert(std::uint32_t op_index, std::unique_ptr<CachedCall> call);
 
 }  // namespace dtensor

@@ -11,6 +11,7 @@
 #include "comm/events.h"
 #include "comm/record/caller.h"
 #include "ops/cache.h"
+#include "ops/gathered_operands.h"
 #include "ops/inspect_state.h"
 #include "ops/kernel.h"
 #include "ops/recent_call.h"
@@ -171,8 +172,6 @@ decltype(auto) call_local(Args&&... args) {
 
 // --- results ---
 
-using Operands = c10::ArrayRef<c10::TensorImpl*>;
-
 inline at::Tensor wrap(const OpEntry& entry, const CachedCall& call, Operands operands, std::size_t index,
                        at::Tensor&& local) {
   const auto& action = call.outputs[index];
@@ -190,57 +189,6 @@ template <class Tuple, std::size_t... I>
 Tuple wrap_all(const OpEntry& entry, const CachedCall& call, Operands operands, Tuple&& locals,
                std::index_sequence<I...>) {
   return Tuple(wrap(entry, call, operands, I, std::get<I>(std::move(locals)))...);
-}
-
-// --- parameters that a schedule has gathered ---
-
-// Those of the call's operands that have to be gathered, as their schedules have them. Runs hooks.
-class GatheredOperands {
- public:
-  GatheredOperands(const CachedCall& call, Operands operands);
-
-  bool complete() const { return complete_; }  // else the boxed kernel gathers
-  // Null: this operand stays as it is.
-  const std::optional<at::Tensor>* find(std::size_t operand) const {
-    for (const auto& [index, local] : locals_) {
-      if (index == operand) return &local;
-    }
-    return nullptr;
-  }
-
- private:
-  c10::SmallVector<std::pair<std::size_t, std::optional<at::Tensor>>, 2> locals_;
-  bool complete_ = true;
-};
-
-template <class T>
-constexpr bool is_operand = false;
-template <>
-inline constexpr bool is_operand<at::Tensor> = true;
-template <>
-inline constexpr bool is_operand<std::optional<at::Tensor>> = true;
-
-// Which operand argument `I` is, of arguments that are no lists.
-template <std::size_t I, class... Args>
-constexpr std::size_t operand_index() {
-  const bool operand[] = {is_operand<std::remove_cvref_t<Args>>...};
-  std::size_t index = 0;
-  for (std::size_t i = 0; i < I; ++i) index += operand[i] ? 1 : 0;
-  return index;
-}
-
-inline const at::Tensor& whole(const GatheredOperands& gathered, std::size_t operand, const at::Tensor& value) {
-  const auto* local = gathered.find(operand);
-  return local == nullptr ? value : **local;
-}
-inline const std::optional<at::Tensor>& whole(const GatheredOperands& gathered, std::size_t operand,
-                                              const std::optional<at::Tensor>& value) {
-  const auto* local = gathered.find(operand);
-  return local == nullptr ? value : *local;
-}
-template <class T>
-T& whole(const GatheredOperands& /*gathered*/, std::size_t /*operand*/, T& value) {
-  return value;  // no operand, or one that is written
 }
 
 // A simple hit, or null.
@@ -300,6 +248,25 @@ Ret run_here(const OpEntry& entry, const CachedCall& call, Operands operands, st
   }
 }
 
+// The same with what schedules have gathered in the place of those operands.
+template <class Op, class Ret, class... Args, std::size_t... I>
+C10_NOINLINE Ret run_gathered(const OpEntry& entry, const CachedCall& call, Operands operands,
+                              std::index_sequence<I...> all, Args... args) {
+  const auto kept = call.shared_from_this();  // hooks may run operators, for which the cache may forget this one
+  const Caller caller(entry.text());
+  try {
+    enter_call(entry, *call.mesh);
+    const GatheredOperands gathered(call, operands);
+    if (C10_LIKELY(gathered.complete())) {
+      return run_here<Op, Ret>(entry, call, operands, all, gathered.in_place_of(operand_index<I, Args...>(), args)...);
+    }
+  } catch (...) {
+    rethrow_from_call(entry, call);
+  }
+  uncount_hit();  // the boxed kernel counts it
+  return run_boxed<Ret, Args...>(entry, args...);
+}
+
 template <class Op, class Signature>
 struct Kernel;
 
@@ -329,30 +296,15 @@ struct Kernel<Op, Ret(Args...)> {
   }
 
   C10_ALWAYS_INLINE static Ret run_found(const CachedCall& call, Operands operands, Args... args) {
-    if (C10_UNLIKELY(call.gathers)) return run_gathered(call, operands, std::index_sequence_for<Args...>(), args...);
+    if (C10_UNLIKELY(call.gathers)) {
+      return run_gathered<Op, Ret, Args...>(*entry, call, operands, std::index_sequence_for<Args...>(), args...);
+    }
     try {
       enter_call(*entry, *call.mesh);
       return run_here<Op, Ret>(*entry, call, operands, std::index_sequence_for<Args...>(), args...);
     } catch (...) {
       rethrow_from_call(*entry, call);
     }
-  }
-
-  template <std::size_t... I>
-  C10_NOINLINE static Ret run_gathered(const CachedCall& call, Operands operands, std::index_sequence<I...> all,
-                                       Args... args) {
-    const auto kept = call.shared_from_this();  // hooks may run operators, for which the cache may forget this one
-    const Caller caller(entry->text());
-    try {
-      enter_call(*entry, *call.mesh);
-      const GatheredOperands gathered(call, operands);
-      if (C10_LIKELY(gathered.complete())) {
-        return run_here<Op, Ret>(*entry, call, operands, all, whole(gathered, operand_index<I, Args...>(), args)...);
-      }
-    } catch (...) {
-      rethrow_from_call(*entry, call);
-    }
-    return run_boxed<Ret, Args...>(*entry, args...);
   }
 };
 

@@ -19,7 +19,7 @@ struct Selection {
     app.add_option("--every", every, "only every n-th case")->check(CLI::Range(1, 1 << 30));
   }
   bool takes(const Case& c) const { return c.op().find(op) != std::string::npos && c.id() % every == 0; }
-  // An error where they are none, in the words of the flags.
+  // An error where there are none, in the words of the flags.
   void check_any(bool any) const {
     TORCH_CHECK(any, "no recorded call in ", data, " is taken by --op '", op, "' --every ", every, " and other flags");
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <functional>
@@ -209,9 +210,8 @@ class GroupOptimizer : public SlotOptimizer {
     GroupOptimizer::check_options();
   }
   void check_options() const override {
-    for (const Options& options : options_) {
-      if (rules_.check != nullptr) rules_.check(options);
-    }
+    if (rules_.check == nullptr) return;
+    for (const Options& options : options_) rules_.check(options);
   }
 
  private:
