@@ -69,9 +69,10 @@ Operands distribute(const Operands& plain, const DeviceMesh& mesh, const Placeme
 
 class Report {
  public:
-  explicit Report(const Options& options, bool begins = true) : options_(options) {
-    if (begins && !options_.json)
-      std::printf("%-28s %-10s %8s %18s\n", "operator", "placement", "ratio", "overhead us/tensor");
+  explicit Report(const Options& options) : options_(options) {}
+
+  void head() const {
+    if (!options_.json) std::printf("%-28s %-10s %8s %18s\n", "operator", "placement", "ratio", "overhead us/tensor");
   }
 
   void line(const std::string& name, const std::string& kind, const Pair& pair, int outputs) const {
@@ -217,7 +218,7 @@ void gathered(const Options& options, const Communicator& world) {
   const at::NoGradGuard no_grad;
   const auto compare = [&](const char* name, const auto& call) {
     const Pair pair = bench::side_by_side([&] { call(plain); }, [&] { call(ours); }, options.calls, options.blocks);
-    if (world.rank() == 0) Report(options, false).line(name, "gathered", pair, 1);
+    if (world.rank() == 0) Report(options).line(name, "gathered", pair, 1);
   };
   compare("linear", [](const Operands& o) { keep(at::linear(o.x, o.y, o.weight)); });
   compare("layer_norm", [n](const Operands& o) { keep(at::layer_norm(o.x, {n}, o.weight, o.weight)); });
@@ -227,6 +228,7 @@ void run(const Options& options, const Communicator& world) {
   at::set_num_threads(1);
   const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {1}, {"dp"});
   const Report report(options);
+  report.head();
   const Operands plain = make_plain(options);
   const std::pair<const char*, Placement> kinds[] = {{"replicate", Replicate()}, {"shard0", Shard(0)}};
   for (const auto& [kind, placement] : kinds) {

@@ -80,9 +80,8 @@ bool run(const dtensor::Communicator& world) {
 
 int main(int argc, char** argv) {
   CLI::App app(
-      "Trains a small regression by distributed Shampoo on one device and on each mesh that fits the ranks, and by "
-      "two\n"
-      "wrong ways as a control; prints their losses side by side. Four thread ranks, unless told otherwise.",
+      "Trains a small regression by distributed Shampoo, on one device, on each mesh that fits the ranks (default: 4\n"
+      "threads) and by two wrong ways as a control; prints their losses side by side.",
       "shampoo");
   app.footer("Exit status: 0; 1 where a layout left one device's curve; 2 for a start that makes no sense.");
   if (const auto status = launch_flags::parse(app, argc, argv)) return *status;

@@ -144,7 +144,8 @@ struct RunOptions {
 };
 
 // Runs fn on `ranks` threads of this process, one communicator over them all. The first exception is rethrown with its
-// rank in the message; the other ranks are woken. May be nested. Threads are pooled between calls.
+// rank in the message (of a PeerError, the exception that it told of); the other ranks are woken. May be nested.
+// Threads are pooled between calls.
 DTENSOR_API void run_local(int ranks, const std::function<void(Communicator)>& fn, RunOptions options = {});
 
 }  // namespace dtensor

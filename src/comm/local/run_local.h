@@ -8,7 +8,7 @@
 namespace dtensor::local {
 
 struct RunResult {
-  int rank = -1;             // of the first rank that threw what is no PeerError, if any did; -1: none threw
+  int rank = -1;             // of the first that threw, or whose exception that one's PeerError told of; -1: none
   std::exception_ptr error;  // what it threw
 };
 
