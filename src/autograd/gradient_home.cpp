@@ -9,14 +9,17 @@
 #include "placement/shard_map.h"
 
 namespace dtensor {
-namespace {
 
-bool shards_otherwise(const Placements& from, const Placements& to) {
-  for (std::size_t a = 0; a < from.size(); ++a) {
-    if (from[a].is_shard() && to[a].is_shard() && from[a].as_storage(false) != to[a].as_storage(false)) return true;
+bool shards_otherwise(const TensorSpec& from, const TensorSpec& to) {
+  for (std::size_t axis = 0; axis < from.placements.size(); ++axis) {
+    const Placement &a = from.placements[axis], &b = to.placements[axis];
+    if (from.mesh->layout.shape[axis] == 1 || !a.is_shard() || !b.is_shard()) continue;
+    if (a.as_storage(false) != b.as_storage(false)) return true;
   }
   return false;
 }
+
+namespace {
 
 class GradientHome final : public torch::autograd::FunctionPreHook {
  public:
@@ -33,7 +36,7 @@ class GradientHome final : public torch::autograd::FunctionPreHook {
   at::Tensor brought_home(const DTensor& gradient) const {
     auto placements = gradient.placements();
     const auto& spec = *dtensor_or_null(gradient)->spec();
-    if (spec.mesh != home_->mesh || !shards_otherwise(placements, home_->placements)) return gradient;
+    if (spec.mesh != home_->mesh || !shards_otherwise(spec, *home_)) return gradient;
     for (std::size_t a = 0; a < placements.size(); ++a) {
       if (placements[a].is_shard() && home_->placements[a].is_shard()) {
         placements[a] = home_->placements[a].as_storage(false);
@@ -47,10 +50,6 @@ class GradientHome final : public torch::autograd::FunctionPreHook {
 };
 
 }  // namespace
-
-bool shards_otherwise(const TensorSpec& from, const TensorSpec& to) {
-  return shards_otherwise(from.placements, to.placements);
-}
 
 void bring_gradient_home(const at::Tensor& operand) {
   if (!at::GradMode::is_enabled() || !operand.defined() || !operand.requires_grad()) return;

@@ -6,7 +6,7 @@
 
 namespace dtensor {
 
-// Whether an axis that shards `from` shards `to` otherwise.
+// Whether an axis of several ranks that shards `from` shards `to` otherwise.
 bool shards_otherwise(const TensorSpec& from, const TensorSpec& to);
 
 // The gradient of `operand`, once it is summed up, is brought to the shards that `operand` has now, on axes where it

@@ -147,10 +147,11 @@ void plan_write_backs(CachedCall& call) {
   }
 }
 
-// Storage shards are there to be gathered.
-bool only_gathers_storage(const Placements& from, const Placements& to) {
-  for (std::size_t a = 0; a < from.size(); ++a) {
-    if (from[a] != to[a] && !from[a].is_storage()) return false;
+// Storage shards are there to be gathered, and on an axis of one rank nothing moves.
+bool only_gathers_storage(const TensorSpec& from, const TensorSpec& to) {
+  for (std::size_t a = 0; a < from.placements.size(); ++a) {
+    const auto& own = from.placements[a];
+    if (from.mesh->layout.shape[a] > 1 && own != to.placements[a] && !own.is_storage()) return false;
   }
   return true;
 }
@@ -159,7 +160,7 @@ std::int64_t count_implicit_bytes(const OpEntry& entry, const CachedCall& call) 
   if (entry.returns.size() == 1 && entry.returns[0].is_number) return 0;
   std::int64_t bytes = 0;
   for (const auto& input : call.inputs) {
-    if (!input.from || only_gathers_storage(input.from->placements, input.to->placements)) continue;
+    if (!input.from || only_gathers_storage(*input.from, *input.to)) continue;
     bytes += input.plan.bytes_moved + input.write_back_plan.bytes_moved;
   }
   return bytes;

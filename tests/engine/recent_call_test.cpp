@@ -170,30 +170,40 @@ TEST(RecentCall, CallsWithOneFirstOperandTakeTurns) {
   });
 }
 
-// Parameters that a schedule has gathered do not take a call off the short way.
+// Parameters that a schedule has gathered do not take a call off the short way. `one`: how they are placed on an axis
+// of one rank, which moves nothing.
+void expect_gathered_in_the_short_way(const DeviceMesh& line, const Placement& one) {
+  const auto mesh = init_device_mesh(line.world(), at::kCPU, {1, 2}, {"tp", "shard"});
+  const at::Tensor weight = Draw(3).normal({6, 4}), bias = Draw(4).normal({6}), plain = Draw(5).normal({8, 4});
+  at::Tensor w = distribute_tensor(weight, mesh, {one, Replicate()}).requires_grad_();
+  at::Tensor b = distribute_tensor(bias, mesh, {one, Replicate()}).requires_grad_();
+  at::Tensor alone = distribute_tensor(weight, mesh, {one, Shard(0).as_storage()});
+  fully_shard(NamedTensors{{"w", &w}, {"b", &b}}, mesh);
+  const auto x = distribute_tensor(plain, mesh, {Replicate(), Shard(0)}).requires_grad_();
+  const auto ones = distribute_tensor(at::ones({8, 6}, at::kDouble), mesh, {Replicate(), Shard(0)});
+  const auto step = [&] { at::sum(at::linear(x, w, b) * ones).backward(); };  // the gradient comes in shards
+  step();
+  EXPECT_EQ(times_recorded("aten::linear", step), 1) << one;
+  EXPECT_EQ(times_recorded("aten::linear_backward", step), 0) << one << ": its node asks no dispatcher";
+  const at::Tensor gradient = at::mm(at::ones({6, 8}, at::kDouble), plain);
+  EXPECT_TRUE(at::allclose(DTensor(w.grad()).full_tensor(), 3 * gradient));
+  EXPECT_TRUE(at::allclose(DTensor(b.grad()).full_tensor(), at::full({6}, 24., at::kDouble)));
+  const auto expected = [&] { return at::linear(plain, DTensor(w).full_tensor(), bias); };
+  EXPECT_TRUE(at::allclose(DTensor(at::linear(x, w, b)).full_tensor(), expected()));
+  {
+    const at::NoGradGuard no_grad;
+    w.mul_(2);  // what was gathered is of no use now
+  }
+  EXPECT_TRUE(at::allclose(DTensor(at::linear(x, w, b)).full_tensor(), expected()));
+  for (int i = 0; i < 2; ++i) {  // no schedule has this one
+    EXPECT_TRUE(at::allclose(DTensor(at::linear(x, alone)).full_tensor(), at::linear(plain, weight)));
+  }
+}
+
 TEST(RecentCall, OperandsThatAScheduleHasGathered) {
-  on_mesh({2}, [](const DeviceMesh& mesh) {
-    const at::Tensor weight = Draw(3).normal({6, 4}), bias = Draw(4).normal({6}), plain = Draw(5).normal({8, 4});
-    at::Tensor w = weight.clone().requires_grad_(), b = bias.clone().requires_grad_();
-    at::Tensor alone = distribute_tensor(weight, mesh, {Shard(0).as_storage()});
-    fully_shard(NamedTensors{{"w", &w}, {"b", &b}}, mesh);
-    const auto x = distribute_tensor(plain, mesh, {Shard(0)});
-    const auto step = [&] { at::sum(at::linear(x, w, b)).backward(); };
-    step();
-    EXPECT_EQ(times_recorded("aten::linear", step), 1);
-    const at::Tensor gradient = at::mm(at::ones({6, 8}, at::kDouble), plain);
-    EXPECT_TRUE(at::allclose(DTensor(w.grad()).full_tensor(), 2 * gradient));
-    EXPECT_TRUE(at::allclose(DTensor(b.grad()).full_tensor(), at::full({6}, 16., at::kDouble)));
-    const auto expected = [&] { return at::linear(plain, DTensor(w).full_tensor(), bias); };
-    EXPECT_TRUE(at::allclose(DTensor(at::linear(x, w, b)).full_tensor(), expected()));
-    {
-      const at::NoGradGuard no_grad;
-      w.mul_(2);  // what was gathered is of no use now
-    }
-    EXPECT_TRUE(at::allclose(DTensor(at::linear(x, w, b)).full_tensor(), expected()));
-    for (int i = 0; i < 2; ++i) {  // no schedule has this one
-      EXPECT_TRUE(at::allclose(DTensor(at::linear(x, alone)).full_tensor(), at::linear(plain, weight)));
-    }
+  on_mesh({2}, [](const DeviceMesh& line) {
+    expect_gathered_in_the_short_way(line, Replicate());
+    expect_gathered_in_the_short_way(line, Shard(0));
   });
 }
 

@@ -336,5 +336,18 @@ TEST(Counts, AskedMovesAreNotRefusedH5) {
   });
 }
 
+// Whatever a placement says on an axis of one rank: a model that is tensor parallel there is one that is not.
+TEST(Counts, NothingMovesOnAnAxisOfOneRankH5) {
+  on_mesh({2, 1}, [](const DeviceMesh& mesh) {
+    const auto plain = Draw(1).normal({6, 5});
+    const auto x = distribute_tensor(plain, mesh, {Shard(0), Shard(0)});
+    const ExplicitRedistribution strict;
+    for (const Placement& one : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
+      const auto stored = distribute_tensor(plain, mesh, {Shard(0).as_storage(), one});
+      require_close(at::linear(x, stored), at::linear(plain, plain), c10::str(one));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test
