@@ -7,7 +7,6 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include "autograd/leaf_reduction.h"
 #include "autograd/local_autograd.h"
@@ -168,7 +167,6 @@ TensorHooks& hooks_of(const DTensor& tensor) {
 // other languages are put back.
 void watch_leaf_slow(DTensorImpl& impl) {
   auto* meta = static_cast<torch::autograd::AutogradMeta*>(impl.autograd_meta());
-  if (!meta->requires_grad_) return;  // no leaf, or none that is trained; it may become one
   const at::Tensor tensor = handle_of(impl);
   if (meta->cpp_hooks_list_ == nullptr) {
     auto there = std::move(meta->hooks_);

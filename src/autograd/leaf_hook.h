@@ -2,6 +2,8 @@
 // unreduced or whole gradients never pile up.
 #pragma once
 
+#include <torch/csrc/autograd/variable.h>
+
 #include "dtensor/hooks.h"
 #include "tensor/impl/dtensor_impl.h"
 
@@ -28,9 +30,13 @@ struct TensorHooks {
 
 void watch_leaf_slow(DTensorImpl& impl);
 
-inline bool is_watched(const DTensorImpl& impl) { return impl.has_reducer || impl.autograd_meta() == nullptr; }
+// Whether it needs no reducer, or has one. Results of operators need none: `requires_grad_` is of leaves alone.
+inline bool is_watched(const DTensorImpl& impl) {
+  const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(impl.autograd_meta());
+  return meta == nullptr || impl.has_reducer || !meta->requires_grad_;
+}
 
-// Called for every operand: gives a leaf that requires grad its reducer. A test of two fields once it has one.
+// Called for every operand: gives a leaf that requires grad its reducer. A test of three fields once it has one.
 inline void watch_leaf(DTensorImpl& impl) {
   if (!is_watched(impl)) watch_leaf_slow(impl);
 }

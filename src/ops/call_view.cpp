@@ -74,7 +74,7 @@ std::size_t CallView::add_usual(at::TensorList values) {
     auto* impl = values[i].unsafeGetTensorImpl();
     if (!has_dtensor_key(impl)) break;
     auto* tensor = as_dtensor(impl);
-    if (tensor->extras() != nullptr || !is_watched(*tensor)) break;
+    if (tensor->has_other_forms() || !is_watched(*tensor)) break;
     const auto* spec = tensor->spec().get();
     if (spec != known) {
       if (mesh == nullptr) mesh = spec->mesh.get();

@@ -97,7 +97,7 @@ struct CallView {
     if (impl == nullptr || !has_dtensor_key(impl)) return add_plain(impl);
     auto* tensor = as_dtensor(impl);
     watch_leaf(*tensor);
-    if (C10_UNLIKELY(tensor->extras() != nullptr || !stand_ins_.empty())) tensor = exchange(*tensor);
+    if (C10_UNLIKELY(tensor->has_other_forms() || !stand_ins_.empty())) tensor = exchange(*tensor);
     operands.push_back(tensor);
     const auto* spec = tensor->spec().get();
     if (mesh == nullptr) mesh = spec->mesh.get();

@@ -64,7 +64,7 @@ class RecentCall {
   void add(c10::TensorImpl* impl) {
     if (impl == nullptr || !has_dtensor_key(impl)) return add_plain(impl);
     auto* tensor = as_dtensor(impl);
-    if (C10_UNLIKELY(has_other_forms(*tensor) || !is_watched(*tensor))) return key.differ();
+    if (C10_UNLIKELY(tensor->has_other_forms() || !is_watched(*tensor))) return key.differ();
     keep(tensor);
     key.spec(tensor->spec().get());
   }
@@ -79,12 +79,6 @@ class RecentCall {
   c10::ArrayRef<c10::TensorImpl*> operands() const { return {operands_.data(), count_}; }
 
  private:
-  // Data that is elsewhere, or kept in another form. A schedule's hooks are not asked where nothing has to move.
-  static bool has_other_forms(const DTensorImpl& tensor) {
-    const auto* extras = tensor.extras();
-    return C10_UNLIKELY(extras != nullptr) &&
-           (extras->moved.has_value() || extras->reduced.value || extras->unrounded.value.defined() || extras->stored);
-  }
   void add_plain(c10::TensorImpl* impl) {
     if (impl != nullptr && impl != c10::UndefinedTensorImpl::singleton()) return key.differ();
     keep(nullptr);

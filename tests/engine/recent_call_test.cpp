@@ -134,6 +134,8 @@ TEST(RecentCall, ARepeatedCallIsFoundAndRecordedOnce) {
     EXPECT_TRUE(is_found(x));
     at::neg(parameter);  // a leaf that was not seen before gets its reducer
     EXPECT_TRUE(is_found(parameter)) << "nothing has to move for it";
+    EXPECT_TRUE(is_found(at::neg(parameter))) << "a new result in each step of training";
+    EXPECT_FALSE(is_found(at::neg(x).requires_grad_())) << "a leaf gets its reducer first";
     {
       const EventListener listener([](const Event&) {});
       EXPECT_FALSE(is_found(x));

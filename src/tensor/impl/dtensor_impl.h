@@ -57,6 +57,9 @@ class DTensorImpl final : public c10::TensorImpl {
   // What few tensors have; null for most.
   const TensorExtras* extras() const { return extras_.get(); }
   TensorExtras& make_extras();
+  // Whether an operator may have to take other data than local(): a moved view's, a reduced form, values that were not
+  // rounded, those on the device.
+  bool has_other_forms() const { return C10_UNLIKELY(extras_ != nullptr) && keeps_other_forms(); }
 
   // A view whose data was moved by a redistribution shares no memory with its base (autograd/moved_view.h): it is stale
   // once the base has changed. `left`: of a view whose base has other data by now, what it held before it was moved in
@@ -101,6 +104,7 @@ class DTensorImpl final : public c10::TensorImpl {
   void take_metadata(std::int64_t offset);
   std::uint32_t writes() const;
   bool has_moved() const;
+  bool keeps_other_forms() const;
   bool base_has_changed() const;
   bool base_has_left() const;
   DTensorImpl* fresh_reduced();
@@ -147,6 +151,10 @@ struct TensorExtras {
   DerivedCopy<at::Tensor> unrounded = {};
   std::uint32_t data = 0;  // how often set_data gave the tensor other data: views that moved before keep the former
 };
+
+inline bool DTensorImpl::keeps_other_forms() const {
+  return extras_->moved.has_value() || extras_->reduced.value || extras_->unrounded.value.defined() || extras_->stored;
+}
 
 inline bool has_dtensor_key(const c10::TensorImpl* impl) { return impl->key_set().has(kDTensorKey); }
 inline DTensorImpl* as_dtensor(c10::TensorImpl* impl) { return static_cast<DTensorImpl*>(impl); }
