@@ -11,6 +11,7 @@
 #include "dtensor/moe.h"
 #include "dtensor/parallelize.h"
 #include "train/data.h"
+#include "train/hash.h"
 
 namespace llm {
 
@@ -84,6 +85,36 @@ Model make_model(const Family& family, const MeshSizes& sizes, const dtensor::Co
 }
 
 bool is_adapter(const std::string& name) { return name.find(".lora_") != std::string::npos; }
+
+namespace {
+
+at::ScalarType bits_of(const at::Tensor& tensor) {
+  const auto bytes = tensor.element_size();
+  return bytes == 8 ? at::kLong : bytes == 4 ? at::kInt : at::kShort;
+}
+
+// Integers add up to the same in any order, and so on any mesh. Of what is split for storage alone the parts are added
+// up as they lie: nothing is gathered.
+std::int64_t sum_of_bits(const dtensor::DTensor& parameter) {
+  Placements placements = parameter.placements();
+  for (auto& placement : placements) placement = placement.as_storage(false);
+  const at::Tensor local = parameter.to_local();
+  const auto bits = dtensor::DTensor::from_local(local.view(bits_of(local)), parameter.mesh(), placements,
+                                                 parameter.sizes(), parameter.strides());
+  return dtensor::DTensor(bits.sum()).full_tensor().item<std::int64_t>();
+}
+
+}  // namespace
+
+std::uint64_t base_fingerprint(const Model& model) {
+  const at::NoGradGuard no_grad;
+  std::uint64_t hash = 0;
+  for (const auto& [name, tensor] : model.decoder->named_parameters()) {
+    if (is_adapter(name)) continue;
+    hash = train::hash64(0, hash + static_cast<std::uint64_t>(sum_of_bits(dtensor::DTensor(*tensor))));
+  }
+  return hash;
+}
 
 dtensor::StateTensors stored_state(const Model& model) {
   dtensor::StateTensors state;

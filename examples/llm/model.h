@@ -40,6 +40,9 @@ Model make_model(const Family& family, const MeshSizes& sizes, const dtensor::Co
 void load_parameters(const Model& model, const Family& family, const std::string& folder,
                      const dtensor::Communicator& world);
 bool is_adapter(const std::string& parameter);  // by its name
+// Of the bits of all parameters but adapters, which are trained over them: the same on every mesh. Needs a mesh.
+// Collective.
+std::uint64_t base_fingerprint(const Model& model);
 // All that a folder has of the model: parameters (adapters apart) and buffers.
 dtensor::StateTensors stored_state(const Model& model);
 

@@ -35,9 +35,10 @@ int train_steps(Trainer& trainer, train::RunState& state, train::RunOutput& outp
   return 0;
 }
 
-// What its parameters' names and sizes do not tell of the model.
-std::string model_flags(const dtensor::nn::LoraOptions& lora) {
-  return lora.rank > 0 ? fmt::format("--lora-alpha {}", lora.alpha) : "no --lora-rank";
+// What its parameters' names and sizes do not tell of the model. Without adapters all parameters are the checkpoint's.
+std::string model_flags(const Model& model, const dtensor::nn::LoraOptions& lora) {
+  if (lora.rank == 0) return "no --lora-rank";
+  return fmt::format("--lora-alpha {} over a --model of fingerprint {:016x}", lora.alpha, base_fingerprint(model));
 }
 
 void plot(const TrainOptions& o, const std::string& model, const train::RunOutput& output) {
@@ -69,7 +70,7 @@ int run_train(const Options& options, const Family& family, const dtensor::Commu
   Trainer trainer(model, o);
   const train::RunText text{.tokens = static_cast<std::int64_t>(corpus.tokens()),
                             .fingerprint = static_cast<std::int64_t>(corpus.fingerprint())};
-  train::RunState state(o, text, model_flags(how.lora), world);
+  train::RunState state(o, text, model_flags(model, how.lora), world);
   trainer.add_to(state.parts());
   trainer.go_on_after(state.begin());
   train::RunOutput output(o, world.rank() == 0);
