@@ -8,6 +8,8 @@
 #include <iostream>
 #include <sstream>
 
+#include "launch_flags.h"
+
 namespace {
 
 using dtensor::Communicator;
@@ -41,4 +43,8 @@ void exchange(const Communicator& world) {
 
 }  // namespace
 
-int main(int argc, char** argv) { return dtensor::launch(argc, argv, exchange); }
+int main(int argc, char** argv) {
+  CLI::App app("Two ranks exchange parts of different lengths.");
+  if (const auto status = launch_flags::parse(app, argc, argv)) return *status;
+  return dtensor::launch(argc, argv, exchange);
+}
