@@ -1,12 +1,12 @@
 // Time of a training step of examples/moe with experts over all ranks: one JSON line a mode, as the peer's script
 // prints.
 //   bench_moe [--mode moe_local,moe_ep,moe_forced,moe_equal] [--hidden 64] [--batch 8] [--seq 16] [--steps 20]
-//   [--warmup 5]
-//   [--ranks N]
+//   [--warmup 5] [--runs 1] [--ranks N]
 // moe_local is one device without DTensors, moe_ep the router's own choice; moe_forced and moe_equal the same forced
 // balance, exchanged with counts and without.
 #include <iostream>
 #include <map>
+#include <optional>
 
 #include "dtensor/events.h"
 #include "dtensor/launch.h"
@@ -18,12 +18,15 @@ namespace {
 struct Bench : bench::Training {
   train::Options job;
   bool kinds = false;
+  int runs = 1;
 };
 
 void add_flags(CLI::App& app, Bench& bench) {
   bench.modes = {"moe_local", "moe_ep", "moe_forced", "moe_equal"};
   bench::add_training_flags(app, bench, bench.job);
   app.add_flag("--kinds", bench.kinds, "print the collectives of a step by kind");
+  app.add_option("--runs", bench.runs, "of the modes in turn; of several, the others' times over the first's too")
+      ->check(CLI::PositiveNumber);
 }
 
 train::Options options_of(const Bench& bench, const std::string& mode) {
@@ -35,42 +38,71 @@ train::Options options_of(const Bench& bench, const std::string& mode) {
   return o;
 }
 
-void report(const Bench& bench, const std::string& mode, const char* backend, int ranks,
-            const std::vector<train::StepRecord>& records, std::int64_t collectives = 0) {
+using Counts = std::map<std::string, std::int64_t>;  // of collectives, by kind and axis
+
+// The median step in milliseconds.
+double report(const Bench& bench, const std::string& mode, const char* backend, int ranks,
+              const std::vector<train::StepRecord>& records, const Counts& kinds) {
+  const auto steps = static_cast<std::int64_t>(records.size());
+  std::int64_t collectives = 0;
+  for (const auto& [name, count] : kinds) {
+    collectives += count;
+    if (bench.kinds) std::cerr << name << " " << static_cast<double>(count) / static_cast<double>(steps) << "\n";
+  }
   std::vector<double> ms;
   for (const auto& record : records) ms.push_back(record.seconds * 1e3);
   const auto& last = records.back();
-  bench::print_training(bench, bench.job, mode, backend, ranks, std::move(ms),
-                        {{"ep_bytes", last.moved.count("ep") > 0 ? last.moved.at("ep") : 0},
-                         {"collectives", collectives / static_cast<std::int64_t>(records.size())},
-                         {"loss_last", last.loss}});
+  return bench::print_training(bench, bench.job, mode, backend, ranks, std::move(ms),
+                               {{"ep_bytes", last.moved.count("ep") > 0 ? last.moved.at("ep") : 0},
+                                {"collectives", collectives / steps},
+                                {"loss_last", last.loss}});
+}
+
+// The median step of a mode on rank 0; nothing elsewhere, nor of one device beside ranks.
+std::optional<double> run_mode(const Bench& bench, const std::string& mode, const dtensor::Communicator& world,
+                               const train::Corpus& corpus) {
+  const auto options = options_of(bench, mode);
+  if (mode == "moe_local") {
+    if (world.size() > 1) return std::nullopt;
+    return report(bench, mode, "none", 1, train::train_on_one_device(options, corpus), {});
+  }
+  Counts kinds;
+  std::vector<train::StepRecord> records;
+  {
+    const dtensor::EventListener counter([&](const dtensor::Event& event) { ++kinds[event.name + " " + event.axis]; },
+                                         {dtensor::Event::Kind::collective});
+    records = train::train_on_mesh(world, options, corpus, {});
+  }
+  std::optional<double> ms;
+  if (world.rank() == 0) ms = report(bench, mode, world.backend_name(), world.size(), records, kinds);
+  world.barrier();
+  return ms;
+}
+
+// Of each of the other modes, run by run, in which the modes take turns: what disturbs one disturbs the others.
+void print_ratios(const Bench& bench, const std::map<std::string, std::vector<double>>& ms) {
+  const auto& first = ms.at(bench.modes.front());
+  for (const auto& [mode, values] : ms) {
+    if (mode == bench.modes.front()) continue;
+    std::vector<double> ratios;
+    for (std::size_t run = 0; run < values.size(); ++run) ratios.push_back(values[run] / first[run]);
+    std::cout << nlohmann::json{{"bench", "train"},
+                                {"hidden", bench.job.hidden},
+                                {"runs", values.size()},
+                                {mode + " / " + bench.modes.front(), bench::median(ratios)}}
+                     .dump()
+              << std::endl;
+  }
 }
 
 void run(const Bench& bench, const dtensor::Communicator& world, const train::Corpus& corpus) {
-  for (const auto& mode : bench.modes) {
-    const auto options = options_of(bench, mode);
-    if (mode == "moe_local") {
-      if (world.size() == 1) report(bench, mode, "none", 1, train::train_on_one_device(options, corpus));
-      continue;
+  std::map<std::string, std::vector<double>> ms;
+  for (int run = 0; run < bench.runs; ++run) {
+    for (const auto& mode : bench.modes) {
+      if (const auto median = run_mode(bench, mode, world, corpus)) ms[mode].push_back(*median);
     }
-    std::int64_t collectives = 0;
-    std::map<std::string, std::int64_t> kinds;
-    std::vector<train::StepRecord> records;
-    {
-      const dtensor::EventListener counter(
-          [&](const dtensor::Event& event) {
-            ++collectives;
-            ++kinds[event.name + " " + event.axis];
-          },
-          {dtensor::Event::Kind::collective});
-      records = train::train_on_mesh(world, options, corpus, {});
-    }
-    if (world.rank() == 0) report(bench, mode, world.backend_name(), world.size(), records, collectives);
-    if (world.rank() == 0 && bench.kinds)
-      for (const auto& [name, count] : kinds)
-        std::cerr << name << " " << static_cast<double>(count) / records.size() << "\n";
-    world.barrier();
   }
+  if (bench.runs > 1 && ms.contains(bench.modes.front())) print_ratios(bench, ms);
 }
 
 }  // namespace

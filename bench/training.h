@@ -30,9 +30,10 @@ inline void add_training_flags(CLI::App& app, Training& training, train::Options
   app.add_option("--ranks", training.ranks, "thread ranks of a single process");
 }
 
-// `ms`: of each step, the ones before the measured ones included. Prints one line with the fields of `more` too.
-inline void print_training(const Training& training, const train::Options& job, const std::string& mode,
-                           const char* backend, int ranks, std::vector<double> ms, const nlohmann::json& more) {
+// `ms`: of each step, the ones before the measured ones included. Prints one line with the fields of `more` too, and
+// returns the median.
+inline double print_training(const Training& training, const train::Options& job, const std::string& mode,
+                             const char* backend, int ranks, std::vector<double> ms, const nlohmann::json& more) {
   ms.erase(ms.begin(), ms.begin() + training.warmup);
   const double median = bench::median(ms);
   nlohmann::json line = {{"bench", "train"},
@@ -45,6 +46,7 @@ inline void print_training(const Training& training, const train::Options& job, 
                          {"tokens_per_s", static_cast<double>(job.batch * job.seq) / median * 1e3}};
   line.update(more);
   std::cout << line.dump() << std::endl;
+  return median;
 }
 
 }  // namespace bench
