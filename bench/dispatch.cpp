@@ -138,6 +138,9 @@ void with_grad(const Report& report, const std::string& kind, Operands plain, Op
         at::Tensor(o.y_grad).mutable_grad().reset();
       },
       3, 500);
+  for (Operands* o : {&plain, &ours}) o->x_grad = at::neg(o->x_grad), o->y_grad = at::neg(o->y_grad);
+  report.compare("add, grad, of results", kind, plain, ours,
+                 [](const Operands& o) { keep(at::add(o.x_grad, o.y_grad)); });
 }
 
 void lists(const Report& report, const std::string& kind, const Operands& plain, const Operands& ours) {
