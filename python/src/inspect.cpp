@@ -197,7 +197,8 @@ void bind_inspect(py::module_& module) {
       [] {
         const CacheStats stats = cache_stats();
         return py::dict(py::arg("hits") = stats.hits, py::arg("misses") = stats.misses,
-                        py::arg("entries") = stats.entries, py::arg("evictions") = stats.evictions);
+                        py::arg("entries") = stats.entries, py::arg("evictions") = stats.evictions,
+                        py::arg("keyed") = stats.keyed, py::arg("boxed") = stats.boxed);
       },
       "Counts of this thread's cache of decisions.");
   module.def("clear_cache", &clear_cache);

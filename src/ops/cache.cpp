@@ -61,7 +61,7 @@ const CachedCall* find_unboxable(std::uint32_t op_index, const CallKey& key) {
   auto& thread = current_cache();
   const auto* call = find(thread, op_index, key);
   if (call == nullptr || !(*call)->unboxable) return nullptr;
-  ++thread.stats.hits;
+  ++thread.stats.hits, ++thread.stats.keyed;
   return call->get();
 }
 
@@ -70,8 +70,9 @@ void uncount_hit() { --thread_cache().stats.hits; }
 CachedCallPtr cache_find(std::uint32_t op_index, const CallKey& key) {
   auto& thread = current_cache();
   const auto* call = find(thread, op_index, key);
-  ++(call != nullptr ? thread.stats.hits : thread.stats.misses);
-  return call != nullptr ? *call : nullptr;
+  if (call == nullptr) return ++thread.stats.misses, nullptr;
+  ++thread.stats.hits, ++thread.stats.keyed, ++thread.stats.boxed;
+  return *call;
 }
 
 CachedCallPtr cache_insert(std::uint32_t op_index, std::unique_ptr<CachedCall> call) {

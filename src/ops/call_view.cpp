@@ -36,7 +36,7 @@ void CallKey::value(const c10::IValue& value_in, bool values) {
   } else if (value_in.isString()) {
     text(value_in.toStringRef());
   } else if (value_in.isDevice()) {
-    push_back(kDevice | static_cast<std::uint64_t>(value_in.toDevice().type()) << 8);  // where results lie
+    device(value_in.toDevice());
   } else {
     push_back(kOther);  // generators do not change a decision
   }

@@ -29,6 +29,7 @@ class KeyWords {
   void list(std::size_t count) { word(kList | count << 8); }
   void none() { word(kNone); }
   void absent() { word(kAbsent); }
+  void device(c10::Device device) { word(kDevice | static_cast<std::uint64_t>(device.type()) << 8); }  // of results
   void text(std::string_view text) {
     word(kString | text.size() << 8);
     for (const char c : text) word(static_cast<std::uint64_t>(c));

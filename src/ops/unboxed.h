@@ -81,6 +81,8 @@ void note(View& view, const std::optional<T>& value) {
   if (!value.has_value()) return view.key.none();
   if constexpr (std::is_enum_v<T>) {
     view.key.integer(static_cast<std::int64_t>(*value));
+  } else if constexpr (std::is_same_v<T, c10::Device>) {
+    view.key.device(*value);
   } else if constexpr (std::is_same_v<T, c10::SymInt> || std::is_arithmetic_v<T> || std::is_same_v<T, at::Scalar>) {
     note(view, *value);
   } else {

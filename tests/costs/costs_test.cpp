@@ -18,7 +18,7 @@ TEST(Costs, AStepCommunicatesWhatTheFormulaSays) {
   for (const auto& [name, options] : all_cases()) {
     const auto step = measure(options, corpus);
     const auto expected = Formula(options).counts();
-    EXPECT_EQ(step.cache_misses, 0U) << name;
+    EXPECT_EQ(step.calls.misses, 0U) << name;
     EXPECT_EQ(step.by_module, step.all) << name << "\nCommDebugMode\n" << text(step.by_module) << text(step.all);
     EXPECT_EQ(step.counts, expected) << name << "\nmeasured\n" << text(step.counts) << "formula\n" << text(expected);
   }
@@ -49,6 +49,25 @@ TEST(Costs, AStepHoldsWhatTheFormulaSays) {
     // Where experts are in use, which keep no share, those of some blocks lie beside them.
     const bool some = options.experts && formula.gathered_bytes() > formula.in_use_bytes();
     EXPECT_GE(step.measured.gathered, some ? formula.in_use_bytes() + 1 : formula.gathered_bytes()) << name;
+  }
+}
+
+// What a benchmark calls over and over is no training step, of which each result is new. Recomputation asks at each
+// call for results that were kept.
+TEST(Costs, LayersOfAStepTakeTheShortWay) {
+  const auto corpus = train::Corpus::read({}, 8);
+  for (const auto& [name, options] : all_cases()) {
+    if (options.checkpoint_activations || options.grad_accum > 1) continue;
+    const auto calls = measure(options, corpus).calls;
+    std::size_t parameters = 0;
+    for (const auto& unit : Formula(options).units()) parameters += unit.parameters.size();
+    EXPECT_GT(calls.hits, 200U) << name;
+    // Keys are built of the lists that are clipped and updated, and of parameters, whose memory is looked at one by
+    // one; in bf16 each is cast, of more kinds than are remembered.
+    EXPECT_LE(calls.keyed - calls.boxed, (options.bf16 ? 2 : 1) * parameters + 3) << name;
+    if (options.mesh->tp > 1 || options.experts) continue;  // what is summed over tp is no simple call
+    // There and back: each layer's attention, embedding and loss.
+    EXPECT_EQ(calls.boxed, 2 * (static_cast<std::uint64_t>(options.layers) + 2)) << name;
   }
 }
 

@@ -24,12 +24,18 @@ struct Step {
   Counts counts;
   Counts all, by_module;  // with single numbers too: as events, and as CommDebugMode's sums over modules and phases
   dtensor::FsdpMemory predicted, measured;
-  std::uint64_t cache_misses = 0;  // of decisions, in that step
+  dtensor::CacheStats calls;  // of operators on DTensors, in that step
 };
 
-// The last of three steps: caches and orders are recorded by then. Memory is the highest of all steps.
+inline dtensor::CacheStats operator-(dtensor::CacheStats a, const dtensor::CacheStats& b) {
+  a.hits -= b.hits, a.misses -= b.misses, a.keyed -= b.keyed, a.boxed -= b.boxed;
+  return a;
+}
+
+// The last of four steps: caches and orders are recorded by then. Memory is the highest of all steps. Ways of calls are
+// those of the step before, in which no module is asked for.
 inline Step measure(train::Options options, const train::Corpus& corpus) {
-  options.steps = 3;
+  options.steps = 4;
   if (options.experts) options.experts->show_load = false;
   Step result;
   dtensor::run_local(static_cast<int>(options.mesh->size()), [&](const dtensor::Communicator& world) {
@@ -43,21 +49,21 @@ inline Step measure(train::Options options, const train::Corpus& corpus) {
         },
         {dtensor::Event::Kind::collective});
     train::MemoryUse memory;
-    std::uint64_t misses = 0;
+    dtensor::CacheStats calls;
     const auto forget = [&](const train::StepRecord& record) {
-      if (record.step == 2 && world.rank() == 0) {
+      if (record.step == 3 && world.rank() == 0) {
         result.counts = counts;
         result.all = all;
         for (const auto& [key, count] : comms->counts()) {
           add(result.by_module[key.kind + " " + key.axis], count.calls, count.bytes);
         }
-        result.cache_misses = dtensor::cache_stats().misses - misses;
       }
       counts.clear();
       all.clear();
       comms.reset();
-      if (record.step == 1) comms.emplace();
-      misses = dtensor::cache_stats().misses;
+      if (record.step == 2) comms.emplace();
+      if (record.step == 2 && world.rank() == 0) result.calls = dtensor::cache_stats() - calls;
+      calls = dtensor::cache_stats();
     };
     train::train_on_mesh(world, options, corpus, forget, &memory);
     if (world.rank() == 0) result.predicted = memory.predicted, result.measured = memory.measured;
