@@ -28,7 +28,8 @@ c10::ScalarType carried_type(c10::ScalarType dtype) {
   return half || wide == Double ? wide : Undefined;
 }
 
-ReduceScope::ReduceScope(ReducePolicy policy) : scope_(checked(policy), true) {}
+// A scope of the usual policy only hides the one around it, by which operators look already.
+ReduceScope::ReduceScope(ReducePolicy policy) : scope_(checked(policy), /*watched=*/policy.accumulate.has_value()) {}
 
 ReducePolicy ReduceScope::current() {
   const auto* policy = ScopedValue<ReducePolicy>::current();

@@ -67,12 +67,13 @@ KeptResults::KeptResults(std::set<std::string> operators) {
 }
 
 // What an earlier run left, one that threw perhaps, is not this one's.
-KeptResults::Record::Record(const KeptResults& results) : scope_({results.state_.get()}, true) {
+KeptResults::Record::Record(const KeptResults& results)
+    : scope_({results.state_.get()}, /*watched=*/results.state_ != nullptr) {
   if (results.state_) results.state_->results.clear();
 }
 
 KeptResults::Replay::Replay(const KeptResults& results)
-    : scope_({results.state_.get()}, true), no_record_({nullptr}, true) {
+    : scope_({results.state_.get()}, /*watched=*/results.state_ != nullptr), no_record_({nullptr}) {
   if (results.state_) results.state_->next = 0;
 }
 
