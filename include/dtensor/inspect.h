@@ -86,8 +86,8 @@ class DTENSOR_API Checked {
 struct CacheStats {
   // Calls that were known and those that were not, decisions kept, and forgotten for room.
   std::uint64_t hits = 0, misses = 0, entries = 0, evictions = 0;
-  // Of the hits, those that took longer ways than comparing a call with the operator's last ones: keys that were built
-  // (of lists, and of calls in more ways than are remembered), and calls of boxed kernels, about a microsecond each.
+  // Hits that took longer ways than a comparison with the operator's last calls: keys that were built (of lists, of
+  // calls in more ways than are remembered), and among them those of boxed kernels, about a microsecond each.
   std::uint64_t keyed = 0, boxed = 0;
 };
 // The decision cache is this thread's, and only saves time: clearing or bounding it on one rank changes no result and

@@ -13,10 +13,25 @@ std::string text(const Counts& counts) {
   return all;
 }
 
+struct Measured {
+  Case the;
+  Step step;
+};
+
+// Each case runs once for all tests.
+const std::vector<Measured>& all_measured() {
+  static const auto all = [] {
+    const auto corpus = train::Corpus::read({}, 8);
+    std::vector<Measured> measured;
+    for (const auto& the : all_cases()) measured.push_back({the, measure(the.options, corpus)});
+    return measured;
+  }();
+  return all;
+}
+
 TEST(Costs, AStepCommunicatesWhatTheFormulaSays) {
-  const auto corpus = train::Corpus::read({}, 8);
-  for (const auto& [name, options] : all_cases()) {
-    const auto step = measure(options, corpus);
+  for (const auto& [the, step] : all_measured()) {
+    const auto& [name, options] = the;
     const auto expected = Formula(options).counts();
     EXPECT_EQ(step.calls.misses, 0U) << name;
     EXPECT_EQ(step.by_module, step.all) << name << "\nCommDebugMode\n" << text(step.by_module) << text(step.all);
@@ -25,9 +40,8 @@ TEST(Costs, AStepCommunicatesWhatTheFormulaSays) {
 }
 
 TEST(Costs, AStepHoldsWhatTheFormulaSays) {
-  const auto corpus = train::Corpus::read({}, 8);
-  for (const auto& [name, options] : all_cases()) {
-    const auto step = measure(options, corpus);
+  for (const auto& [the, step] : all_measured()) {
+    const auto& [name, options] = the;
     const Formula formula(options);
     EXPECT_EQ(step.measured.parameters, formula.parameter_bytes()) << name;
     EXPECT_EQ(step.measured.gradients, formula.parameter_bytes()) << name;
@@ -54,10 +68,10 @@ TEST(Costs, AStepHoldsWhatTheFormulaSays) {
 
 // What a benchmark calls over and over is no training step, of which each result is new.
 TEST(Costs, LayersOfAStepTakeTheShortWay) {
-  const auto corpus = train::Corpus::read({}, 8);
-  for (const auto& [name, options] : all_cases()) {
+  for (const auto& [the, step] : all_measured()) {
+    const auto& [name, options] = the;
+    const auto& calls = step.calls;
     if (options.grad_accum > 1) continue;
-    const auto calls = measure(options, corpus).calls;
     std::size_t parameters = 0;
     for (const auto& unit : Formula(options).units()) parameters += unit.parameters.size();
     EXPECT_GT(calls.hits, 200U) << name;
