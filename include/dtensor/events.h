@@ -35,23 +35,21 @@ struct Event {
   // The innermost ModuleScope ("" outside any), and whether forward or backward ran.
   std::string module = {};
   Phase phase = Phase::forward;
-  // Of a collective: the parameters that it gathers or whose gradients it reduces, each by the storage of its local
-  // part; of several at once, all of them. Empty: activations, and what no CollectivesOf names.
-  std::vector<const void*> parameters = {};
 };
 
 // While it lives, collectives of this thread are for these tensors, beside those of outer ones; so CommDebugMode can
 // name them. The library says so of operands that it moves, of gradients of leaves and of the units of fully_shard.
 class DTENSOR_API CollectivesOf {
  public:
-  // Local parts; called where somebody listens to collectives, and only then.
+  // Local parts; called where somebody asks for storages(), and only then.
   using LocalParts = std::function<std::vector<at::Tensor>()>;
   explicit CollectivesOf(LocalParts parts);
   ~CollectivesOf();
   CollectivesOf(const CollectivesOf&) = delete;
   CollectivesOf& operator=(const CollectivesOf&) = delete;
 
-  // The storages of all that live on this thread.
+  // Of all that live on this thread the storages of the local parts. For a listener that hears a collective: the
+  // parameters that it gathers or whose gradients it reduces; none for activations, and what no CollectivesOf names.
   static std::vector<const void*> storages();
 
  private:

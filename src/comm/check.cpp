@@ -6,24 +6,15 @@
 #include <ATen/MemoryOverlap.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "comm/describe.h"
 
 namespace dtensor {
 namespace {
 
-void check_tensor(const CommBackend& backend, const CollectiveCall& call, const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.defined(), to_string(call.kind), ": an undefined tensor");
-  TORCH_CHECK(tensor.layout() == at::kStrided && tensor.has_storage(), to_string(call.kind),
-              ": needs a plain strided tensor with storage; give a DTensor's to_local()");
-  TORCH_CHECK(tensor.scalar_type() == call.dtype, to_string(call.kind), ": tensors of different dtypes, ",
-              c10::toString(call.dtype), " and ", c10::toString(tensor.scalar_type()));
-  TORCH_CHECK(backend.supports(tensor.device().type()), to_string(call.kind), ": the ", backend.name(),
-              " backend does not move tensors on ", tensor.device());
-}
-
 bool same_view(const at::Tensor& a, const at::Tensor& b) {
-  return a.data_ptr() == b.data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides();
+  return a.const_data_ptr() == b.const_data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
 // The memory that a tensor has for certain: all of it where it has no gaps, else its first element, so that columns of
@@ -31,64 +22,68 @@ bool same_view(const at::Tensor& a, const at::Tensor& b) {
 struct Extent {
   const char *begin, *end;
   const at::Tensor* tensor;
+  bool output;
 };
+using Extents = c10::SmallVector<Extent, 32>;
 
-Extent extent_of(const at::Tensor& tensor) {
-  const auto* begin = static_cast<const char*>(tensor.data_ptr());
-  const bool dense = tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense_or_false();
-  return {begin, begin + (dense ? tensor.nbytes() : tensor.element_size()), &tensor};
+void add_extent(Extents& extents, const at::Tensor& tensor, bool output) {
+  if (tensor.numel() == 0) return;
+  const auto* begin = static_cast<const char*>(output ? tensor.mutable_data_ptr() : tensor.const_data_ptr());
+  const bool dense = tensor.is_contiguous() || tensor.is_non_overlapping_and_dense();
+  extents.push_back({begin, begin + (dense ? tensor.nbytes() : tensor.element_size()), &tensor, output});
 }
 
-// `in_place`: the input may be that output itself.
-void check_overlap(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input, bool in_place) {
-  if (!output.is_alias_of(input) || output.numel() == 0 || input.numel() == 0) return;
-  if (in_place && same_view(output, input)) return;
-  const Extent written = extent_of(output), read = extent_of(input);
-  TORCH_CHECK(written.end <= read.begin || read.end <= written.begin, to_string(call.kind),
-              ": an output overlaps an input, sizes ", output.sizes(), " and ", input.sizes());
+[[noreturn]] void fail(const CollectiveCall& call, const Extent& a, const Extent& b) {
+  TORCH_CHECK(!a.output || !b.output, to_string(call.kind), ": two outputs overlap, sizes ", a.tensor->sizes(), " and ",
+              b.tensor->sizes());
+  const auto& [output, input] = a.output ? std::tie(a, b) : std::tie(b, a);
+  TORCH_CHECK(false, to_string(call.kind), ": an output overlaps an input, sizes ", output.tensor->sizes(), " and ",
+              input.tensor->sizes());
 }
 
 }  // namespace
 
-void check_disjoint(const CollectiveCall& call, at::TensorList outputs) {
-  if (outputs.size() < 2) return;
-  c10::SmallVector<Extent, 16> extents;
-  for (const auto& output : outputs) {
-    if (output.numel() > 0) extents.push_back(extent_of(output));
-  }
-  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
-  for (std::size_t i = 1; i < extents.size(); ++i) {
-    TORCH_CHECK(extents[i - 1].end <= extents[i].begin, to_string(call.kind), ": two outputs overlap, sizes ",
-                extents[i - 1].tensor->sizes(), " and ", extents[i].tensor->sizes());
-  }
+void check_input(const CommBackend& backend, const CollectiveCall& call, const at::Tensor& tensor,
+                 at::ScalarType dtype) {
+  TORCH_CHECK(tensor.defined(), to_string(call.kind), ": an undefined tensor");
+  TORCH_CHECK(tensor.layout() == at::kStrided && tensor.has_storage(), to_string(call.kind),
+              ": needs a plain strided tensor with storage; give a DTensor's to_local()");
+  TORCH_CHECK(tensor.scalar_type() == dtype, to_string(call.kind), ": tensors of different dtypes, ",
+              c10::toString(dtype), " and ", c10::toString(tensor.scalar_type()));
+  TORCH_CHECK(backend.supports(tensor.device().type()), to_string(call.kind), ": the ", backend.name(),
+              " backend does not move tensors on ", tensor.device());
+}
+
+void check_output(const CommBackend& backend, const CollectiveCall& call, const at::Tensor& tensor,
+                  at::ScalarType dtype) {
+  check_input(backend, call, tensor, dtype);
+  TORCH_CHECK(tensor.is_contiguous() || at::has_internal_overlap(tensor) != at::MemOverlap::Yes, to_string(call.kind),
+              ": an output whose elements share memory, sizes ", tensor.sizes(), ", strides ", tensor.strides());
 }
 
 void check_tensors(const CommBackend& backend, const CollectiveCall& call, at::TensorList outputs,
                    at::TensorList inputs) {
-  for (const auto& input : inputs) check_tensor(backend, call, input);
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const at::Tensor& output = outputs[i];
-    check_tensor(backend, call, output);
-    TORCH_CHECK(at::has_internal_overlap(output) != at::MemOverlap::Yes, to_string(call.kind),
-                ": an output whose elements share memory, sizes ", output.sizes(), ", strides ", output.strides());
-    const bool mine = call.kind == CollectiveKind::all_gather && static_cast<int>(i) == backend.rank();
-    for (const auto& input : inputs) check_overlap(call, output, input, mine);
-  }
-  check_disjoint(call, outputs);
+  for (const auto& input : inputs) check_input(backend, call, input, call.dtype);
+  for (const auto& output : outputs) check_output(backend, call, output, call.dtype);
+  const auto rank = static_cast<std::size_t>(backend.rank());
+  check_apart(call, outputs, inputs, call.kind == CollectiveKind::all_gather ? rank : outputs.size());
 }
 
-void check_apart(const CommBackend& backend, const CollectiveCall& call, at::TensorList all, at::TensorList one) {
-  const auto storage_of = [](const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); };
-  c10::SmallVector<const c10::StorageImpl*, 16> storages;
-  for (const auto& t : one) storages.push_back(storage_of(t));
-  std::sort(storages.begin(), storages.end());
-  const std::size_t first = static_cast<std::size_t>(backend.rank()) * one.size();
-  const bool gathers = call.kind == CollectiveKind::all_gather;
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    if (!std::binary_search(storages.begin(), storages.end(), storage_of(all[i]))) continue;
-    for (std::size_t k = 0; k < one.size(); ++k) {
-      check_overlap(call, gathers ? all[i] : one[k], gathers ? one[k] : all[i], gathers && i == first + k);
-    }
+void check_apart(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs, std::size_t own) {
+  if (outputs.size() + inputs.size() < 2) return;
+  Extents extents;
+  for (const auto& output : outputs) add_extent(extents, output, true);
+  for (std::size_t k = 0; k < inputs.size(); ++k) {
+    const bool in_place = own + k < outputs.size() && same_view(outputs[own + k], inputs[k]);
+    if (!in_place) add_extent(extents, inputs[k], false);
+  }
+  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+  const Extent *output = nullptr, *input = nullptr;  // of those so far, which reach furthest
+  for (const Extent& e : extents) {
+    if (output != nullptr && e.begin < output->end) fail(call, *output, e);
+    if (e.output && input != nullptr && e.begin < input->end) fail(call, *input, e);
+    const Extent*& furthest = e.output ? output : input;
+    if (furthest == nullptr || e.end > furthest->end) furthest = &e;
   }
 }
 

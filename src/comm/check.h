@@ -5,13 +5,16 @@
 
 namespace dtensor {
 
-// Each throws c10::Error with the values that it objects to. `call` gives the kind and dtype.
+// Each throws c10::Error with the values that it objects to. `call` gives the kind.
+void check_input(const CommBackend& backend, const CollectiveCall& call, const at::Tensor& tensor,
+                 at::ScalarType dtype);
+void check_output(const CommBackend& backend, const CollectiveCall& call, const at::Tensor& tensor,
+                  at::ScalarType dtype);
+// All of the call's dtype, and apart from each other; only the input of a gather may be this member's own output.
 void check_tensors(const CommBackend& backend, const CollectiveCall& call, at::TensorList outputs,
                    at::TensorList inputs);
-// No two of them have memory in common.
-void check_disjoint(const CollectiveCall& call, at::TensorList outputs);
-// Of lists: `all` has the tensors of `one` for each member. An input may be this member's own output of a gather.
-void check_apart(const CommBackend& backend, const CollectiveCall& call, at::TensorList all, at::TensorList one);
+// No output has memory in common with another or with an input, except that inputs[k] may be outputs[own + k] itself.
+void check_apart(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs, std::size_t own);
 void check_list(const CommBackend& backend, const CollectiveCall& call, at::TensorList list, const char* what);
 void check_same_sizes(const CollectiveCall& call, const at::Tensor& mine_out, const at::Tensor& mine_in);
 void check_peer(const CommBackend& backend, const CollectiveCall& call);

@@ -40,7 +40,6 @@ auto report(const CommBackend& backend, const CollectiveCall& call, std::int64_t
   event.bytes = bytes;
   const bool message = call.kind == CollectiveKind::send || call.kind == CollectiveKind::recv;
   if (!message) event.ranks = backend.ranks(), event.sequence = call.sequence;
-  event.parameters = CollectivesOf::storages();
   event.begin = std::chrono::steady_clock::now();
   auto result = run();
   event.end = std::chrono::steady_clock::now();
@@ -185,18 +184,22 @@ Work Communicator::all_to_all(at::TensorList outputs, at::TensorList inputs) con
 
 namespace {
 
-// Tensor k of a list has its own dtype, the same on every member.
-void check_lists(const CommBackend& backend, CollectiveCall call, at::TensorList all, at::TensorList one,
-                 const char* what) {
+using CheckTensor = decltype(&check_input);
+
+// `all` has the tensors of `one` for each member; tensor k has its own dtype, the same on every member. Returns where
+// this member's are.
+std::size_t check_lists(const CommBackend& backend, const CollectiveCall& call, at::TensorList all, at::TensorList one,
+                        CheckTensor check_of_all, CheckTensor check_of_one, const char* what) {
   TORCH_CHECK(all.size() == one.size() * static_cast<std::size_t>(backend.size()), to_string(call.kind), ": ",
               all.size(), ' ', what, " for ", one.size(), " tensors of ", backend.size(), " ranks");
+  const std::size_t mine = static_cast<std::size_t>(backend.rank()) * one.size();
   for (std::size_t k = 0; k < one.size(); ++k) {
-    call.dtype = one[k].scalar_type();
-    check_tensors(backend, call, one[k], {});
-    for (std::size_t i = k; i < all.size(); i += one.size()) check_tensors(backend, call, all[i], {});
-    check_same_sizes(call, all[static_cast<std::size_t>(backend.rank()) * one.size() + k], one[k]);
+    const auto dtype = one[k].scalar_type();
+    check_of_one(backend, call, one[k], dtype);
+    for (std::size_t i = k; i < all.size(); i += one.size()) check_of_all(backend, call, all[i], dtype);
+    check_same_sizes(call, all[mine + k], one[k]);
   }
-  check_apart(backend, call, all, one);
+  return mine;
 }
 
 std::int64_t bytes_of_list(at::TensorList list) {
@@ -214,12 +217,11 @@ Work Communicator::all_gather_list(at::TensorList outputs, at::TensorList inputs
     return into_plain(*this, outputs, false, [&](auto out) { return all_gather_list(out, inputs); });
   }
   auto call = start_call(CollectiveKind::all_gather, inputs[0]);
-  check_lists(backend(), call, outputs, inputs, "outputs");
-  check_disjoint(call, outputs);
+  const auto own = check_lists(backend(), call, outputs, inputs, check_output, check_input, "outputs");
+  check_apart(call, outputs, inputs, own);
   number(call);
   touched(outputs);
-  const auto mine = outputs.slice(static_cast<std::size_t>(rank()) * inputs.size(), inputs.size());
-  return report(backend(), call, bytes_of_list(outputs) - bytes_of_list(mine),
+  return report(backend(), call, bytes_of_list(outputs) - bytes_of_list(outputs.slice(own, inputs.size())),
                 [&] { return backend().all_gather_list(call, outputs, inputs); });
 }
 
@@ -231,8 +233,8 @@ Work Communicator::reduce_scatter_list(at::TensorList outputs, at::TensorList in
   }
   auto call = start_call(CollectiveKind::reduce_scatter, outputs[0]);
   call.op = op;
-  check_tensors(backend(), call, outputs, {});
-  check_lists(backend(), call, inputs, outputs, "inputs");
+  check_lists(backend(), call, inputs, outputs, check_input, check_output, "inputs");
+  check_apart(call, outputs, inputs, outputs.size());
   check_reduction(call);
   number(call);
   touched(outputs);

@@ -66,7 +66,7 @@ struct CommDebugMode::State {
   void hear(const Event& event) {
     const Place place = current_place();  // operators too: they move the place of a backward pass
     if (event.kind != Event::Kind::collective) return;
-    CommCount& count = counts[{event.name, event.axis, place.module, place.phase, names.of(event.parameters)}];
+    CommCount& count = counts[{event.name, event.axis, place.module, place.phase, names.of(CollectivesOf::storages())}];
     ++count.calls;
     count.bytes += event.bytes;
   }

@@ -15,9 +15,13 @@ namespace {
 c10::SmallVector<std::int64_t, 6> dimension_order(at::IntArrayRef sizes, at::IntArrayRef strides) {
   c10::SmallVector<std::int64_t, 6> order;
   for (std::int64_t d = 0; d < static_cast<std::int64_t>(sizes.size()); ++d) {
-    if (sizes[d] != 1) order.push_back(d);
+    if (sizes[d] == 1) continue;
+    // By insertion: a stable sort of the library would allocate, which takes longer than this for a few dimensions.
+    auto place = order.size();
+    order.push_back(d);
+    for (; place > 0 && strides[order[place - 1]] < strides[d]; --place) order[place] = order[place - 1];
+    order[place] = d;
   }
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return strides[a] > strides[b]; });
   return order;
 }
 
