@@ -11,12 +11,10 @@
 namespace dtensor {
 
 bool shards_otherwise(const TensorSpec& from, const TensorSpec& to) {
-  for (std::size_t axis = 0; axis < from.placements.size(); ++axis) {
-    const Placement &a = from.placements[axis], &b = to.placements[axis];
-    if (from.mesh->layout.shape[axis] == 1 || !a.is_shard() || !b.is_shard()) continue;
-    if (a.as_storage(false) != b.as_storage(false)) return true;
-  }
-  return false;
+  const auto otherwise = [](const Placement& a, const Placement& b) {
+    return a.is_shard() && b.is_shard() && a.as_storage(false) != b.as_storage(false);
+  };
+  return axes_apart(from, to, otherwise) != 0;
 }
 
 namespace {

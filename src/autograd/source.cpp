@@ -47,14 +47,6 @@ bool gathers(const TensorSpec& from, const TensorSpec& to) {
   return from.has_storage;
 }
 
-// On an axis of one rank all placements are the same data.
-bool same_data(const TensorSpec& from, const TensorSpec& to) {
-  for (std::size_t i = 0; i < from.placements.size(); ++i) {
-    if (has_axis(from.mesh->several, i) && from.placements[i] != to.placements[i]) return false;
-  }
-  return true;
-}
-
 // Walks `distance` elements of memory laid out by `from` (global) in memory laid out by `to` (this rank's part of it):
 // the same step along each dimension.
 std::int64_t translate(std::int64_t distance, at::IntArrayRef sizes, at::IntArrayRef from, at::IntArrayRef to) {

@@ -23,11 +23,9 @@ void check_destination(const OpEntry& entry, const Operand& operand, const c10::
 }
 
 // Partial to Replicate on some axes, the others unchanged.
-bool only_reduces(const Placements& from, const Placements& to) {
-  for (std::size_t a = 0; a < from.size(); ++a) {
-    if (from[a] != to[a] && !(from[a].is_partial() && to[a].is_replicate())) return false;
-  }
-  return from != to;
+bool only_reduces(const TensorSpec& from, const TensorSpec& to) {
+  const auto otherwise = [](const Placement& a, const Placement& b) { return !a.is_partial() || !b.is_replicate(); };
+  return !same_data(from, to) && axes_apart(from, to, otherwise) == 0;
 }
 
 // What an out= tensor becomes may have dimensions that it lacks, or parts that are no parts of its elements.
@@ -51,18 +49,12 @@ InputAction make_input(const OpEntry& entry, const Operand& operand, const Place
   action.to = stays ? operand.spec : with_placements(*operand.spec, needed);
   if (action.to != action.from) action.plan = plan_redistribute(*action.from, action.to->placements);
   action.result = action.to;
-  action.reduces = entry.reads_only() && !mutated && only_reduces(action.from->placements, action.to->placements);
+  action.reduces = entry.reads_only() && !mutated && only_reduces(*action.from, *action.to);
   action.reshards = !action.plan.empty() && shards_otherwise(*action.from, *action.to);
   return action;
 }
 
-// An axis of one rank holds everything, whatever the placement calls it.
-bool lie_alike(const TensorSpec& a, const TensorSpec& b) {
-  for (std::size_t axis = 0; axis < a.placements.size(); ++axis) {
-    if (a.mesh->layout.shape[axis] > 1 && a.placements[axis] != b.placements[axis]) return false;
-  }
-  return a.strides == b.strides;
-}
+bool lie_alike(const TensorSpec& a, const TensorSpec& b) { return same_data(a, b) && a.strides == b.strides; }
 
 // Of a stored shard into another dtype; the shards stay where they are.
 bool is_cast(const OpEntry& entry, const CachedCall& call) {
@@ -147,13 +139,9 @@ void plan_write_backs(CachedCall& call) {
   }
 }
 
-// Storage shards are there to be gathered, and on an axis of one rank nothing moves.
+// Storage shards are there to be gathered.
 bool only_gathers_storage(const TensorSpec& from, const TensorSpec& to) {
-  for (std::size_t a = 0; a < from.placements.size(); ++a) {
-    const auto& own = from.placements[a];
-    if (from.mesh->layout.shape[a] > 1 && own != to.placements[a] && !own.is_storage()) return false;
-  }
-  return true;
+  return axes_apart(from, to, [](const Placement& own, const Placement&) { return !own.is_storage(); }) == 0;
 }
 
 std::int64_t count_implicit_bytes(const OpEntry& entry, const CachedCall& call) {

@@ -1,4 +1,9 @@
 // Calls that are refused for their arguments: on this rank alone, before any other hears of them.
+#include <rapidcheck.h>
+
+#include <algorithm>
+#include <utility>
+
 #include "comm/fixture.h"
 #include "dtensor/comm_backend.h"
 
@@ -96,11 +101,77 @@ TEST(RefusedCalls, InputsThatAreOutputs) {
       expect_refused("an output overlaps an input", [&] { world.all_reduce(both[0], both[0], ReduceOp::sum); });
       expect_refused("an output overlaps an input", [&] { world.reduce_scatter(both[1], both, ReduceOp::sum); });
     }
-    const at::Tensor x = at::ones({4});
-    expect_refused("an output overlaps an input", [&] { world.all_reduce(x, x[1].expand({4}), ReduceOp::sum); });
+    const at::Tensor x = at::ones({6}), y = at::ones({6});
+    expect_refused("an output overlaps an input", [&] { world.all_reduce(x, x[1].expand({6}), ReduceOp::sum); });
+    const auto one = [&](std::int64_t at) { return x.narrow(0, at, 1); };  // within an input, behind another
+    expect_refused("an output overlaps an input", [&] {
+      world.all_gather_list({y, one(4), at::ones({6}), at::ones({1})}, {x, one(1)});
+    });
     world.all_reduce(column, matrix.select(1, 2), ReduceOp::sum).wait();
     EXPECT_TRUE(column.eq(2).all().item<bool>());
   });
+}
+
+// Stretches of one buffer, [begin, end).
+using Stretch = std::pair<std::int64_t, std::int64_t>;
+
+bool meet(const Stretch& a, const Stretch& b) { return std::max(a.first, b.first) < std::min(a.second, b.second); }
+
+// An output may meet no other and no input but its own, which may be itself.
+bool may_gather(const std::vector<Stretch>& outputs, const std::vector<Stretch>& inputs, std::size_t own) {
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    for (std::size_t k = 0; k < i; ++k) {
+      if (meet(outputs[i], outputs[k])) return false;
+    }
+    for (std::size_t k = 0; k < inputs.size(); ++k) {
+      if (i == own + k && outputs[i] == inputs[k]) continue;
+      if (meet(outputs[i], inputs[k])) return false;
+    }
+  }
+  return true;
+}
+
+// Against each pair of them.
+TEST(RefusedCalls, AnyStretchesOfOneBuffer) {
+  int gathered = 0;
+  EXPECT_TRUE(rc::check([&] {
+    constexpr std::int64_t kSize = 40;
+    std::vector<Stretch> inputs, outputs;
+    const auto of_length = [](std::int64_t length) {
+      const auto begin = *rc::gen::inRange<std::int64_t>(0, kSize - length + 1);
+      return Stretch(begin, begin + length);
+    };
+    const auto lengths = *rc::gen::nonEmpty(
+        rc::gen::resize(3, rc::gen::container<std::vector<std::int64_t>>(rc::gen::inRange<std::int64_t>(0, 7))));
+    for (const auto length : lengths) inputs.push_back(of_length(length));
+    for (const int rank : {0, 1}) {
+      const bool in_place = *rc::gen::arbitrary<bool>();
+      for (std::size_t k = 0; k < lengths.size(); ++k) {
+        outputs.push_back(rank == 0 && in_place ? inputs[k] : of_length(lengths[k]));
+      }
+    }
+    // Of ranks with one input after the other, so that each has the same ones in place.
+    std::vector<char> ran(2, 0), may(2, 0);
+    run_local(2, [&](Communicator world) {
+      const auto me = static_cast<std::size_t>(world.rank());
+      auto mine = outputs;
+      if (me == 1) std::rotate(mine.begin(), mine.begin() + static_cast<std::ptrdiff_t>(inputs.size()), mine.end());
+      const at::Tensor buffer = at::ones({kSize});
+      const auto part = [&](const Stretch& s) { return buffer.narrow(0, s.first, s.second - s.first); };
+      std::vector<at::Tensor> in, out;
+      for (const auto& s : inputs) in.push_back(part(s));
+      for (const auto& s : mine) out.push_back(part(s));
+      may[me] = may_gather(mine, inputs, me * inputs.size());
+      try {
+        world.all_gather_list(out, in).wait();
+        ran[me] = 1;
+      } catch (const c10::Error&) {
+      }
+    });
+    RC_ASSERT(ran == may);
+    gathered += ran[0];
+  }));
+  EXPECT_GT(gathered, 0);
 }
 
 TEST(RefusedCalls, OutputsBesideEachOtherAreNot) {
