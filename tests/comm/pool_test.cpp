@@ -10,6 +10,15 @@
 namespace dtensor::test {
 namespace {
 
+// Another rank's would be in the caches of another core.
+TEST(BufferPool, GivesAThreadItsOwnBlocksFirst) {
+  at::Tensor mine = pooled_empty({1 << 17}, at::kFloat), theirs = pooled_empty({1 << 17}, at::kFloat);
+  const void* own = mine.const_data_ptr();
+  mine.reset();
+  std::thread([&] { theirs.reset(); }).join();
+  EXPECT_EQ(pooled_empty({1 << 17}, at::kFloat).const_data_ptr(), own);
+}
+
 TEST(BufferPool, AFreedBlockComesBack) {
   void* first = nullptr;
   {

@@ -1,7 +1,7 @@
-// The pool: free blocks by size class. Of a class the latest one given is the next taken, since the processor's caches
-// hold it; the oldest of all go back to the system when more than the limit is kept. A class is a power
-// of two in eight steps, so at most 1/8 of a block is unused. Small requests are left to the C library, which caches
-// them.
+// The pool: free blocks by size class. Of a class the latest one that this thread gave is the next taken, since the
+// caches of its core hold it, and any other thread's only where there is none; the oldest of all go back to the system
+// when more than the limit is kept. A class is a power of two in eight steps, so at most 1/8 of a block is unused.
+// Small requests are left to the C library, which caches them.
 #include "comm/memory/buffer_pool.h"
 
 #include <ATen/ATen.h>
@@ -15,6 +15,7 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <thread>
 
 #include "comm/memory/available_memory.h"
 
@@ -46,6 +47,7 @@ void* system_block(std::size_t size) {
 struct Block {
   void* data;
   std::size_t size;
+  std::thread::id giver;
 };
 
 class Pool {
@@ -53,9 +55,11 @@ class Pool {
   void* take(std::size_t size) {
     {
       std::lock_guard lock(mutex_);
-      if (auto found = by_size_.find(size); found != by_size_.end()) {
+      if (auto [first, last] = by_size_.equal_range(size); first != last) {
         ++stats_.hits;
-        return forget(found);
+        const auto me = std::this_thread::get_id();
+        const auto mine = std::find_if(first, last, [&](const auto& e) { return e.second->giver == me; });
+        return forget(mine != last ? mine : first);
       }
       ++stats_.misses;
     }
@@ -69,7 +73,7 @@ class Pool {
 
   void give(void* data, std::size_t size) {
     std::lock_guard lock(mutex_);
-    blocks_.push_back({data, size});
+    blocks_.push_back({data, size, std::this_thread::get_id()});
     by_size_.emplace_hint(by_size_.lower_bound(size), size, std::prev(blocks_.end()));  // first of its size
     stats_.cached_bytes += size;
     shrink(limit_);
