@@ -131,7 +131,7 @@ bool may_gather(const std::vector<Stretch>& outputs, const std::vector<Stretch>&
   return true;
 }
 
-// Against each pair of them.
+// Against a look at each pair of them.
 TEST(RefusedCalls, AnyStretchesOfOneBuffer) {
   int gathered = 0;
   EXPECT_TRUE(rc::check([&] {
@@ -150,7 +150,7 @@ TEST(RefusedCalls, AnyStretchesOfOneBuffer) {
         outputs.push_back(rank == 0 && in_place ? inputs[k] : of_length(lengths[k]));
       }
     }
-    // Of ranks with one input after the other, so that each has the same ones in place.
+    // Each rank has the same inputs, and as its own outputs those that may be in place: both refuse, or neither does.
     std::vector<char> ran(2, 0), may(2, 0);
     run_local(2, [&](Communicator world) {
       const auto me = static_cast<std::size_t>(world.rank());
