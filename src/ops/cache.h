@@ -36,8 +36,8 @@ struct ThreadCache {
   // difference.
   bool is_current() const { return book == book_version.load(std::memory_order_acquire); }
 
-  ThreadCache() { thread_state.cache = this; }
-  ~ThreadCache() { thread_state.cache = nullptr; }
+  ThreadCache() { thread_state().cache = this; }
+  ~ThreadCache() { thread_state().cache = nullptr; }
   ThreadCache(const ThreadCache&) = delete;
   ThreadCache& operator=(const ThreadCache&) = delete;
 };

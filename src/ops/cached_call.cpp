@@ -13,10 +13,9 @@ void bump_versions(const CachedCall& call, c10::ArrayRef<c10::TensorImpl*> opera
   }
 }
 
-void check_local_sizes(const OpEntry& entry, const CachedCall& call, const TensorSpec& spec, const at::Tensor& local) {
-  TORCH_CHECK(local.sizes().equals(spec.local_sizes), entry.name(), ": the local result has sizes ", local.sizes(),
-              " where ", spec.str(), " asks for [", c10::Join(", ", spec.local_sizes),
-              "]: its sharding rule is wrong (", call.decision.why, ")");
+void refuse_local_sizes(const OpEntry& entry, const CachedCall& call, const TensorSpec& spec, const at::Tensor& local) {
+  TORCH_CHECK(false, entry.name(), ": the local result has sizes ", local.sizes(), " where ", spec.str(), " asks for [",
+              c10::Join(", ", spec.local_sizes), "]: its sharding rule is wrong (", call.decision.why, ")");
 }
 
 }  // namespace dtensor

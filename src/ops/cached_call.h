@@ -104,7 +104,15 @@ struct CachedCall : std::enable_shared_from_this<CachedCall> {
 
 // The same for all operands that the call wrote to.
 void bump_versions(const CachedCall& call, c10::ArrayRef<c10::TensorImpl*> operands);
+[[noreturn]] void refuse_local_sizes(const OpEntry& entry, const CachedCall& call, const TensorSpec& spec,
+                                     const at::Tensor& local);
 // An error unless `local` has the sizes that `spec` asks for: a wrong rule must not become a wrong number.
-void check_local_sizes(const OpEntry& entry, const CachedCall& call, const TensorSpec& spec, const at::Tensor& local);
+inline void check_local_sizes(const OpEntry& entry, const CachedCall& call, const TensorSpec& spec,
+                              const at::Tensor& local) {
+  const at::IntArrayRef sizes = local.sizes();
+  bool same = sizes.size() == spec.local_sizes.size();
+  for (std::size_t i = 0; same && i < sizes.size(); ++i) same = sizes[i] == spec.local_sizes[i];
+  if (C10_UNLIKELY(!same)) refuse_local_sizes(entry, call, spec, local);
+}
 
 }  // namespace dtensor

@@ -24,9 +24,9 @@ bool operators_watched();
 [[noreturn]] void refuse_call(const OpEntry& entry, const MeshInfo& mesh);
 
 // Every call, before anything of it runs: in the rank's record, and only by the rank's own threads.
-inline void enter_call(const OpEntry& entry, const MeshInfo& mesh) {
+inline void enter_call(const OpEntry& entry, const MeshInfo& mesh, const ThreadState& thread = thread_state()) {
   auto& record = acting(mesh).record();
-  if (C10_UNLIKELY(!record.is_mine())) refuse_call(entry, mesh);
+  if (C10_UNLIKELY(!record.is_of(thread))) refuse_call(entry, mesh);
   record.note(entry.text());
 }
 

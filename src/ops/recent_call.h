@@ -36,7 +36,8 @@ class KeyMatch : public KeyWords<KeyMatch> {
 // say (scopes, moved views, leaves without a reducer) makes it differ, so that the whole way is gone.
 class RecentCall {
  public:
-  C10_ALWAYS_INLINE RecentCall(const OpEntry& entry, const at::Tensor& first) : scalars(entry.rule().reads_scalars) {
+  C10_ALWAYS_INLINE RecentCall(const OpEntry& entry, const ThreadState& thread, const at::Tensor& first)
+      : scalars(entry.rule().reads_scalars), thread_(thread.cache) {
     const auto* tensor = dtensor_or_null(first);
     if (tensor == nullptr || scopes_watched()) return;
     if (thread_ == nullptr || entry.index >= thread_->ops.size() || !thread_->is_current()) return;
@@ -89,7 +90,7 @@ class RecentCall {
     operands_[count_++] = impl;
   }
 
-  ThreadCache* const thread_ = thread_state.cache;
+  ThreadCache* const thread_;
   const OpCache* cache_ = nullptr;
   const CachedCall* call_ = nullptr;
   std::uint64_t first_ = 0;

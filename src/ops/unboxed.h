@@ -172,25 +172,33 @@ decltype(auto) call_local(Args&&... args) {
   return Op::call(std::forward<Args>(args)...);
 }
 
+// What was found for a call: all that carrying it out asks for.
+struct Hit {
+  const OpEntry& entry;
+  const CachedCall& call;
+  Operands operands;
+  ThreadState& thread;
+};
+
 // --- results ---
 
-inline at::Tensor wrap(const OpEntry& entry, const CachedCall& call, Operands operands, std::size_t index,
-                       at::Tensor&& local) {
+inline at::Tensor wrap(const Hit& hit, std::size_t index, at::Tensor&& local) {
+  const auto& [entry, call, operands, thread] = hit;
   const auto& action = call.outputs[index];
   if (!action.spec || !local.defined()) return action.absent ? at::Tensor() : std::move(local);
   check_local_sizes(entry, call, *action.spec, local);
   if (C10_UNLIKELY(out_of_order(action, local))) local = in_order_of(std::move(local), *action.spec);
   const auto offset = action.base < 0 ? 0 : operands[action.base]->storage_offset() + action.offset_delta;
-  auto impl = c10::make_intrusive<DTensorImpl>(*action.prototype, std::move(local), offset);
+  auto* result = new (thread) DTensorImpl(*action.prototype, std::move(local), offset);
+  auto impl = c10::intrusive_ptr<DTensorImpl>::unsafe_steal_from_new(result);
   if (action.base >= 0) impl->become_view_of(*as_dtensor(operands[action.base]));
   if (action.source >= 0) inherit_source(*impl, *as_dtensor(operands[action.source]));
   return at::Tensor(std::move(impl));
 }
 
 template <class Tuple, std::size_t... I>
-Tuple wrap_all(const OpEntry& entry, const CachedCall& call, Operands operands, Tuple&& locals,
-               std::index_sequence<I...>) {
-  return Tuple(wrap(entry, call, operands, I, std::get<I>(std::move(locals)))...);
+Tuple wrap_all(const Hit& hit, Tuple&& locals, std::index_sequence<I...>) {
+  return Tuple(wrap(hit, I, std::get<I>(std::move(locals)))...);
 }
 
 // A simple hit, or null.
@@ -229,38 +237,38 @@ const First& first_of(const First& first, const Rest&...) {
 
 // The local operator, and what becomes of its results.
 template <class Op, class Ret, std::size_t... I, class... Args>
-Ret run_here(const OpEntry& entry, const CachedCall& call, Operands operands, std::index_sequence<I...>,
-             Args&... args) {
+Ret run_here(const Hit& hit, std::index_sequence<I...>, Args&... args) {
+  const CachedCall& call = hit.call;
   if constexpr (std::is_same_v<Ret, at::Tensor>) {
-    return wrap(entry, call, operands, 0, call_local<Op>(local_argument<I>(call, args)...));
+    return wrap(hit, 0, call_local<Op>(local_argument<I>(call, args)...));
   } else if constexpr (std::is_same_v<Ret, at::Tensor&>) {
     call_local<Op>(local_argument<I>(call, args)...);
-    bump_versions(call, operands);
+    bump_versions(call, hit.operands);
     return first_mutable(args...);
   } else if constexpr (std::is_void_v<Ret>) {
     call_local<Op>(local_argument<I>(call, args)...);
-    bump_versions(call, operands);
+    bump_versions(call, hit.operands);
   } else if constexpr (std::is_same_v<Ret, std::vector<at::Tensor>>) {
     auto locals = call_local<Op>(local_argument<I>(call, args)...);
-    for (std::size_t i = 0; i < locals.size(); ++i) locals[i] = wrap(entry, call, operands, i, std::move(locals[i]));
+    for (std::size_t i = 0; i < locals.size(); ++i) locals[i] = wrap(hit, i, std::move(locals[i]));
     return locals;
   } else {
-    return wrap_all(entry, call, operands, call_local<Op>(local_argument<I>(call, args)...),
+    return wrap_all(hit, call_local<Op>(local_argument<I>(call, args)...),
                     std::make_index_sequence<std::tuple_size_v<Ret>>());
   }
 }
 
 // The same with what schedules have gathered in the place of those operands.
 template <class Op, class Ret, class... Args, std::size_t... I>
-C10_NOINLINE Ret run_gathered(const OpEntry& entry, const CachedCall& call, Operands operands,
-                              std::index_sequence<I...> all, Args... args) {
+C10_NOINLINE Ret run_gathered(const Hit& hit, std::index_sequence<I...> all, Args... args) {
+  const auto& [entry, call, operands, thread] = hit;
   const auto kept = call.shared_from_this();  // hooks may run operators, for which the cache may forget this one
   const Caller caller(entry.text());
   try {
-    enter_call(entry, *call.mesh);
+    enter_call(entry, *call.mesh, thread);
     const GatheredOperands gathered(call, operands);
     if (C10_LIKELY(gathered.complete())) {
-      return run_here<Op, Ret>(entry, call, operands, all, gathered.in_place_of(operand_index<I, Args...>(), args)...);
+      return run_here<Op, Ret>(hit, all, gathered.in_place_of(operand_index<I, Args...>(), args)...);
     }
   } catch (...) {
     rethrow_from_call(entry, call);
@@ -280,10 +288,11 @@ struct Kernel<Op, Ret(Args...)> {
     if (C10_UNLIKELY((asks_for_meta(args) || ...))) return run_boxed<Ret, Args...>(*entry, args...);
     c10::impl::ExcludeDispatchKeyGuard guard(engine_excluded_keys());
     if constexpr (begins_with_tensor<Args...>) {
-      RecentCall recent(*entry, first_of(args...));
+      ThreadState& thread = thread_state();
+      RecentCall recent(*entry, thread, first_of(args...));
       while (recent.next()) {
         (note(recent, args), ...);
-        if (const auto* call = recent.found()) return run_found(*call, recent.operands(), args...);
+        if (const auto* call = recent.found()) return run_found({*entry, *call, recent.operands(), thread}, args...);
       }
     }
     return run_by_key(args...);
@@ -294,18 +303,18 @@ struct Kernel<Op, Ret(Args...)> {
     (note(view, args), ...);
     const auto* call = view.exchanged ? nullptr : find_simple(*entry, view);
     if (C10_UNLIKELY(call == nullptr)) return run_boxed<Ret, Args...>(*entry, args...);
-    return run_found(*call, view.operands, args...);
+    return run_found({*entry, *call, view.operands, thread_state()}, args...);
   }
 
-  C10_ALWAYS_INLINE static Ret run_found(const CachedCall& call, Operands operands, Args... args) {
-    if (C10_UNLIKELY(call.gathers)) {
-      return run_gathered<Op, Ret, Args...>(*entry, call, operands, std::index_sequence_for<Args...>(), args...);
+  C10_ALWAYS_INLINE static Ret run_found(const Hit& hit, Args... args) {
+    if (C10_UNLIKELY(hit.call.gathers)) {
+      return run_gathered<Op, Ret, Args...>(hit, std::index_sequence_for<Args...>(), args...);
     }
     try {
-      enter_call(*entry, *call.mesh);
-      return run_here<Op, Ret>(*entry, call, operands, std::index_sequence_for<Args...>(), args...);
+      enter_call(hit.entry, *hit.call.mesh, hit.thread);
+      return run_here<Op, Ret>(hit, std::index_sequence_for<Args...>(), args...);
     } catch (...) {
-      rethrow_from_call(*entry, call);
+      rethrow_from_call(hit.entry, hit.call);
     }
   }
 };

@@ -13,7 +13,7 @@ bool KeptBlocks::begin() {
 #endif
   if (std::exchange(begun_, true)) return false;
   struct AtEndOfThread {
-    ~AtEndOfThread() { thread_state.tensors.end(); }
+    ~AtEndOfThread() { thread_state().tensors.end(); }
   };
   static thread_local const AtEndOfThread at_end;
   static_cast<void>(&at_end);

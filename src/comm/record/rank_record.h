@@ -39,8 +39,9 @@ class RankRecord : public std::enable_shared_from_this<RankRecord> {
   std::string last_error() const;  // empty: none. Callable from any thread
 
   // Whether this thread may act for this rank: it is the rank's own, or none of a thread rank's (a helper, autograd's).
-  bool is_mine() const { return of_this_thread() == nullptr || of_this_thread() == this; }
-  static const RankRecord* of_this_thread() { return thread_state.rank; }
+  bool is_mine() const { return is_of(thread_state()); }
+  bool is_of(const ThreadState& thread) const { return thread.rank == nullptr || thread.rank == this; }
+  static const RankRecord* of_this_thread() { return thread_state().rank; }
   std::shared_ptr<RankRecord> shared() const { return const_cast<RankRecord*>(this)->shared_from_this(); }
 
  private:
@@ -75,8 +76,8 @@ std::string failed_before(const std::vector<std::pair<std::int64_t, std::string>
 // While it lives, this thread is that rank.
 class RankThread {
  public:
-  explicit RankThread(const RankRecord& rank) : former_(thread_state.rank) { thread_state.rank = &rank; }
-  ~RankThread() { thread_state.rank = former_; }
+  explicit RankThread(const RankRecord& rank) : former_(thread_state().rank) { thread_state().rank = &rank; }
+  ~RankThread() { thread_state().rank = former_; }
   RankThread(const RankThread&) = delete;
   RankThread& operator=(const RankThread&) = delete;
 

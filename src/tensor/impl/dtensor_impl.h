@@ -27,8 +27,10 @@ class DTensorImpl final : public c10::TensorImpl {
   // The hit path: metadata copied from a prototype with the same spec.
   DTensorImpl(const DTensorImpl& prototype, at::Tensor local, std::int64_t offset);
   ~DTensorImpl() override;
-  static void* operator new(std::size_t size) { return thread_state.tensors.take(size); }
-  static void operator delete(void* memory) { thread_state.tensors.give(memory); }
+  static void* operator new(std::size_t size) { return thread_state().tensors.take(size); }
+  static void* operator new(std::size_t size, ThreadState& thread) { return thread.tensors.take(size); }
+  static void operator delete(void* memory) { thread_state().tensors.give(memory); }
+  static void operator delete(void* memory, ThreadState& thread) { thread.tensors.give(memory); }
 
   const SpecPtr& spec() const { return spec_; }
   const at::Tensor& local() const { return local_; }
