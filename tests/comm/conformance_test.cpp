@@ -1,5 +1,7 @@
 // What every backend must do: every collective, dtype, uneven and empty sizes, views of any strides. Values are
 // compared with what a loop over plain tensors gives.
+#include <limits>
+
 #include "comm/fixture.h"
 
 namespace dtensor::test {
@@ -117,6 +119,33 @@ at::Tensor rough(at::IntArrayRef sizes, at::ScalarType dtype, std::int64_t seed)
   if (dtype == at::kBool) return base.gt(0);
   if (c10::isFloatingType(dtype) || c10::isComplexType(dtype)) return (base / 3 + 0.1 * seed).to(dtype);
   return base.to(dtype);
+}
+
+// As ATen's: no overflow is undefined, also where a type is shorter than int.
+template <class T>
+void expect_wrapping(const Communicator& world) {
+  const auto dtype = c10::CppTypeToScalarType<T>::value;
+  const auto value = [](int rank) { return static_cast<T>(std::numeric_limits<T>::max() - 2 * rank); };
+  std::uint64_t sum = 0, product = 1;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    sum += static_cast<std::uint64_t>(value(rank));
+    product *= static_cast<std::uint64_t>(value(rank));
+  }
+  for (const auto& [op, expected] : {std::pair{ReduceOp::sum, sum}, std::pair{ReduceOp::product, product}}) {
+    const at::Tensor mine = at::full({65}, value(world.rank()), dtype);
+    world.all_reduce(mine, op).wait();
+    EXPECT_TRUE(at::equal(mine, at::full({65}, static_cast<T>(expected), dtype))) << dtype << mine;
+  }
+}
+
+TEST_P(Conformance, SumsAndProductsOfIntegersWrap) {
+  on_ranks(ranks(), [](Communicator world) {
+    expect_wrapping<std::int64_t>(world);
+    expect_wrapping<std::int32_t>(world);
+    expect_wrapping<std::int16_t>(world);
+    expect_wrapping<std::int8_t>(world);
+    expect_wrapping<std::uint8_t>(world);
+  });
 }
 
 TEST_P(Conformance, AllReduceGivesTheSameBitsOnEveryRank) {

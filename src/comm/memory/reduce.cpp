@@ -12,6 +12,7 @@
 #include <bit>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 
 #include "comm/memory/half_blocks.h"
 
@@ -44,18 +45,29 @@ struct Accumulator<at::Half> {
   using type = float;
 };
 
-// Sums of integers wrap, as everywhere in ATen; bool sums are "any", products "all".
+// Sums and products of integers wrap, as everywhere in ATen, which in C++ only those of unsigned ones do: not of types
+// shorter than int either, which are computed as int.
+template <class A>
+auto wrapping(A value) {
+  if constexpr (std::is_integral_v<A>) {
+    return static_cast<std::common_type_t<std::make_unsigned_t<A>, unsigned>>(value);
+  } else {
+    return value;
+  }
+}
+
+// Of bools sums are "any", products "all".
 struct Add {
   template <class A>
   static A apply(A a, A b) {
-    return static_cast<A>(a + b);
+    return static_cast<A>(wrapping(a) + wrapping(b));
   }
   static bool apply(bool a, bool b) { return a | b; }
 };
 struct Multiply {
   template <class A>
   static A apply(A a, A b) {
-    return static_cast<A>(a * b);
+    return static_cast<A>(wrapping(a) * wrapping(b));
   }
   static bool apply(bool a, bool b) { return a & b; }
 };
