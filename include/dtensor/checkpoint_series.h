@@ -43,6 +43,8 @@ class DTENSOR_API CheckpointSeries {
 
  private:
   struct Impl;
+  Impl& impl() const;  // throws where this was moved from
+
   std::unique_ptr<Impl> impl_;
 };
 

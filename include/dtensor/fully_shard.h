@@ -88,6 +88,8 @@ class DTENSOR_API FsdpUnit {
   void reset_peaks() const;
 
  private:
+  Impl& impl() const;  // throws where this was moved from
+
   std::shared_ptr<Impl> impl_;
 };
 

@@ -128,6 +128,8 @@ class DTENSOR_API Pipeline {
 
  private:
   struct Impl;
+  Impl& impl() const;  // throws where this was moved from
+
   std::unique_ptr<Impl> impl_;
 };
 

@@ -222,28 +222,33 @@ CheckpointSeries::CheckpointSeries(CheckpointSeries&&) noexcept = default;
 CheckpointSeries& CheckpointSeries::operator=(CheckpointSeries&&) noexcept = default;
 CheckpointSeries::~CheckpointSeries() = default;
 
+CheckpointSeries::Impl& CheckpointSeries::impl() const {
+  TORCH_CHECK(impl_ != nullptr, "CheckpointSeries: one that was moved from");
+  return *impl_;
+}
+
 LoadedCheckpoint CheckpointSeries::load_newest(Checkpoint& state, const LoadOptions& options) {
   std::vector<std::string> damaged;
-  LoadedCheckpoint loaded = files::take_newest(state, impl_->root, impl_->ranks, options, damaged);
+  LoadedCheckpoint loaded = files::take_newest(state, impl().root, impl().ranks, options, damaged);
   for (const std::string& path : damaged) {
-    impl_->damaged.insert(files::step_of(std::filesystem::path(path).filename().string()));
+    impl().damaged.insert(files::step_of(std::filesystem::path(path).filename().string()));
   }
   return loaded;
 }
 
 void CheckpointSeries::save(const Checkpoint& state, std::int64_t step, const SaveOptions& options) {
-  impl_->finish();
-  state.save(checkpoint_of_step(impl_->root, step), impl_->ranks, options);
-  impl_->settle(step);
+  impl().finish();
+  state.save(checkpoint_of_step(impl().root, step), impl().ranks, options);
+  impl().settle(step);
 }
 
 void CheckpointSeries::save_async(const Checkpoint& state, std::int64_t step, const SaveOptions& options) {
-  impl_->finish();
-  impl_->pending.emplace(state.save_async(checkpoint_of_step(impl_->root, step), impl_->ranks, options));
-  impl_->pending_step = step;
+  impl().finish();
+  impl().pending.emplace(state.save_async(checkpoint_of_step(impl().root, step), impl().ranks, options));
+  impl().pending_step = step;
 }
 
-void CheckpointSeries::finish() { impl_->finish(); }
+void CheckpointSeries::finish() { impl().finish(); }
 
 std::string checkpoint_of_step(const std::string& root, std::int64_t step) {
   TORCH_CHECK(step >= 0, "there is no step ", step);

@@ -90,7 +90,7 @@ struct Pipeline::Impl {
 
 Pipeline::Pipeline(const DeviceMesh& mesh, Schedule schedule, LossFunction loss, PipelineOptions options)
     : impl_(std::make_unique<Impl>()) {
-  Impl& p = *impl_;
+  Impl& p = impl();
   p.mesh = mesh;
   p.options = std::move(options);
   p.loss = std::move(loss);
@@ -119,19 +119,24 @@ Pipeline::Pipeline(const DeviceMesh& mesh, Schedule schedule, LossFunction loss,
 Pipeline::~Pipeline() = default;
 Pipeline::Pipeline(Pipeline&&) noexcept = default;
 
-const std::vector<int>& Pipeline::stages() const { return impl_->own; }
-int Pipeline::last_stage() const { return impl_->last; }
-DeviceMesh Pipeline::stage_mesh() const { return impl_->slice; }
-DeviceMesh Pipeline::stage_mesh(int stage) const {
-  return slice_of(impl_->mesh, impl_->options.axis, impl_->schedule.rank_of(stage));
+Pipeline::Impl& Pipeline::impl() const {
+  TORCH_CHECK(impl_ != nullptr, "pipeline: one that was moved from");
+  return *impl_;
 }
-const Schedule& Pipeline::schedule() const { return impl_->schedule; }
+
+const std::vector<int>& Pipeline::stages() const { return impl().own; }
+int Pipeline::last_stage() const { return impl().last; }
+DeviceMesh Pipeline::stage_mesh() const { return impl().slice; }
+DeviceMesh Pipeline::stage_mesh(int stage) const {
+  return slice_of(impl().mesh, impl().options.axis, impl().schedule.rank_of(stage));
+}
+const Schedule& Pipeline::schedule() const { return impl().schedule; }
 
 void Pipeline::set_stage(int stage, StageFunction forward, std::vector<at::Tensor> parameters) {
-  impl_->set_stage(stage, {std::move(forward), std::move(parameters)});
+  impl().set_stage(stage, {std::move(forward), std::move(parameters)});
 }
 void Pipeline::set_stage(int stage, StageFunction forward) {
-  impl_->set_stage(stage, {std::move(forward), std::nullopt});
+  impl().set_stage(stage, {std::move(forward), std::nullopt});
 }
 
 void Pipeline::Impl::set_stage(int stage, Stage what) {
@@ -146,14 +151,14 @@ void Pipeline::Impl::set_stage(int stage, Stage what) {
 }
 
 void Pipeline::tie(const std::string& name, const std::vector<at::Tensor>& copies) {
-  if (!impl_->mesh.is_member()) return;
+  if (!impl().mesh.is_member()) return;
   std::string error;  // it would be summed up once for each of its names
-  for (const TiedParameter& other : impl_->tied) {
+  for (const TiedParameter& other : impl().tied) {
     if (std::any_of(copies.begin(), copies.end(), [&](const at::Tensor& copy) { return other.is_copy(copy); }))
       error = c10::str("pipeline: a copy of ", name, " is one of ", other.name(), " already; tie all copies at once");
   }
-  raise_everywhere(error, impl_->mesh.communicator());
-  impl_->tied.emplace_back(name, impl_->line, copies);
+  raise_everywhere(error, impl().mesh.communicator());
+  impl().tied.emplace_back(name, impl().line, copies);
 }
 
 void Pipeline::Impl::check_step(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets) const {
@@ -243,29 +248,29 @@ StepResult Pipeline::Impl::run(const Schedule& what, const std::vector<Tensors>&
 
 StepResult Pipeline::step(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets,
                           StepOptions options) {
-  if (!impl_->mesh.is_member()) return {};
-  const auto part = impl_->checked_shares(inputs, targets, true);  // before anything is put aside
-  for (TiedParameter& parameter : impl_->tied) parameter.begin_step();
+  if (!impl().mesh.is_member()) return {};
+  const auto part = impl().checked_shares(inputs, targets, true);  // before anything is put aside
+  for (TiedParameter& parameter : impl().tied) parameter.begin_step();
   try {
-    StepResult result = impl_->run(impl_->schedule, inputs, targets, part, options.loss_scale);
-    for (TiedParameter& parameter : impl_->tied) parameter.end_step();
+    StepResult result = impl().run(impl().schedule, inputs, targets, part, options.loss_scale);
+    for (TiedParameter& parameter : impl().tied) parameter.end_step();
     return result;
   } catch (...) {
-    for (TiedParameter& parameter : impl_->tied) parameter.abandon_step();
+    for (TiedParameter& parameter : impl().tied) parameter.abandon_step();
     throw;
   }
 }
 
 at::Tensor Pipeline::evaluate(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets) {
-  if (!impl_->mesh.is_member()) return {};
-  const auto part = impl_->checked_shares(inputs, targets, false);
+  if (!impl().mesh.is_member()) return {};
+  const auto part = impl().checked_shares(inputs, targets, false);
   const at::NoGradGuard no_grad;
-  return impl_->run(impl_->evaluation, inputs, targets, part, 1).loss;
+  return impl().run(impl().evaluation, inputs, targets, part, 1).loss;
 }
 
 // Each parameter's norm has a place in one list, the model's order, which every rank then adds up alike.
 at::Tensor Pipeline::clip_grad_norm_(double max_norm) {
-  const Impl& p = *impl_;
+  const Impl& p = impl();
   if (!p.mesh.is_member()) return {};
   const PlainScope scope;
   const auto device = p.mesh.device_type();
@@ -296,7 +301,7 @@ void Pipeline::give_gradients_elsewhere(const std::vector<at::Tensor>& parameter
 }
 
 std::vector<std::vector<TimedAction>> Pipeline::gather_actions(const std::vector<TimedAction>& own) const {
-  const Impl& p = *impl_;
+  const Impl& p = impl();
   if (!p.mesh.is_member()) return {};
   const PlainScope scope;
   std::vector<at::Tensor> times;

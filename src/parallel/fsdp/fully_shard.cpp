@@ -300,20 +300,25 @@ std::vector<FsdpUnit> units_of(at::TensorList parameters) {
   return {found.begin(), found.end()};
 }
 
+FsdpUnit::Impl& FsdpUnit::impl() const {
+  TORCH_CHECK(impl_ != nullptr, "FsdpUnit: one that was moved from");
+  return *impl_;
+}
+
 std::vector<std::string> FsdpUnit::names() const {
   std::vector<std::string> names;
-  for (const auto& p : impl_->parameters) names.push_back(p.name);
+  for (const auto& p : impl().parameters) names.push_back(p.name);
   return names;
 }
 
-const FsdpOptions& FsdpUnit::options() const { return impl_->options; }
-std::int64_t FsdpUnit::gathered_bytes() const { return impl_->flat_bytes; }
-void FsdpUnit::unshard() const { impl_->schedule->hold(*impl_); }
-void FsdpUnit::reshard() const { impl_->schedule->let_go(*impl_); }
-FsdpStats FsdpUnit::stats() const { return impl_->schedule->stats; }
+const FsdpOptions& FsdpUnit::options() const { return impl().options; }
+std::int64_t FsdpUnit::gathered_bytes() const { return impl().flat_bytes; }
+void FsdpUnit::unshard() const { impl().schedule->hold(impl()); }
+void FsdpUnit::reshard() const { impl().schedule->let_go(impl()); }
+FsdpStats FsdpUnit::stats() const { return impl().schedule->stats; }
 
 void FsdpUnit::reset_peaks() const {
-  auto& stats = impl_->schedule->stats;
+  auto& stats = impl().schedule->stats;
   stats.peak_gathered_bytes = stats.gathered_bytes;
   stats.peak_unreduced_bytes = stats.unreduced_bytes;
 }

@@ -18,23 +18,23 @@ std::int64_t local_bytes(const at::Tensor& parameter) {
 
 std::int64_t FsdpUnit::shard_bytes() const {
   std::int64_t bytes = 0;
-  if (!impl_->mesh.is_member()) return 0;
-  for (const auto& p : impl_->parameters) bytes += local_bytes(p.lock());
+  if (!impl().mesh.is_member()) return 0;
+  for (const auto& p : impl().parameters) bytes += local_bytes(p.lock());
   return bytes;
 }
 
 std::int64_t FsdpUnit::gradient_bytes() const {
   std::int64_t bytes = 0;
-  if (!impl_->mesh.is_member()) return 0;
-  if (impl_->mesh.size() == 1 && !impl_->is_offloaded()) return 0;  // none is a sum over ranks
-  for (const auto& p : impl_->parameters) {
+  if (!impl().mesh.is_member()) return 0;
+  if (impl().mesh.size() == 1 && !impl().is_offloaded()) return 0;  // none is a sum over ranks
+  for (const auto& p : impl().parameters) {
     const auto element = static_cast<std::int64_t>(c10::elementSize(p.dtype));
     bytes += p.sharded ? p.layout.numel() * element : local_bytes(p.lock());
   }
   return bytes;
 }
 
-std::int64_t FsdpUnit::kept_bytes() const { return impl_->share_bytes(); }
+std::int64_t FsdpUnit::kept_bytes() const { return impl().share_bytes(); }
 
 FsdpMemory predict_memory(const std::vector<FsdpUnit>& units, int states_per_parameter) {
   FsdpMemory memory;
