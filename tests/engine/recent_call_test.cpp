@@ -122,7 +122,7 @@ TEST(RecentCall, ARepeatedCallIsFoundAndRecordedOnce) {
     set_use_hook(parameter, [](const DTensor&, const Placements&, at::ScalarType) { return at::Tensor(); });
     const auto& entry = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::neg", ""));
     const auto is_found = [&](const at::Tensor& t) {
-      RecentCall recent(entry, t);
+      RecentCall recent(entry, thread_state(), t);
       while (recent.next()) {
         recent.add(t.unsafeGetTensorImpl());
         if (recent.found() != nullptr) return true;
@@ -160,7 +160,7 @@ TEST(RecentCall, CallsWithOneFirstOperandTakeTurns) {
     EXPECT_TRUE(DTensor(at::gelu(x, "tanh")).full_tensor().equal(at::gelu(at::ones({4, 2, 3, 2}), "tanh")));
     const auto& entry = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::gelu", ""));
     for (const std::string_view how : {"tanh", "none", "nane"}) {
-      RecentCall recent(entry, x);
+      RecentCall recent(entry, thread_state(), x);
       bool found = false;
       while (!found && recent.next()) {
         recent.add(x.unsafeGetTensorImpl());
@@ -310,13 +310,13 @@ TEST(RecentCall, MemoryKeptForResultsIsBounded) {
     const auto x = distribute_tensor(at::ones({4}), mesh, {Replicate()});
     std::vector<at::Tensor> results;
     for (std::size_t i = 0; i < 3 * KeptBlocks::kMost; ++i) results.push_back(at::neg(x));
-    const auto few = thread_state.tensors.count();
+    const auto few = thread_state().tensors.count();
     results.clear();
 #if C10_ASAN_ENABLED || defined(__SANITIZE_THREAD__)
-    EXPECT_EQ(thread_state.tensors.count(), few);
+    EXPECT_EQ(thread_state().tensors.count(), few);
 #else
     EXPECT_LT(few, KeptBlocks::kMost);
-    EXPECT_EQ(thread_state.tensors.count(), KeptBlocks::kMost);
+    EXPECT_EQ(thread_state().tensors.count(), KeptBlocks::kMost);
 #endif
     std::thread([results = std::vector<at::Tensor>(100, at::neg(x))]() mutable { results.clear(); }).join();
   });
