@@ -185,7 +185,7 @@ bool operators_watched() {
 }
 
 void run_operator(const OpEntry& entry, torch::jit::Stack& stack) {
-  c10::impl::ExcludeDispatchKeyGuard guard(engine_excluded_keys());
+  const EngineGuard guard;
   if (C10_UNLIKELY(entry.special != nullptr)) return run_special(entry, stack);
   run_by_rule(entry, stack);
 }

@@ -5,6 +5,7 @@
 #include "dtensor/plain_scope.h"
 #include "mesh/mesh_impl.h"
 #include "ops/cached_call.h"
+#include "ops/engine_guard.h"
 #include "ops/op_entry.h"
 
 namespace dtensor {
@@ -28,11 +29,6 @@ inline void enter_call(const OpEntry& entry, const MeshInfo& mesh, const ThreadS
   auto& record = acting(mesh).record();
   if (C10_UNLIKELY(!record.is_of(thread))) refuse_call(entry, mesh);
   record.note(entry.text());
-}
-
-// Below autograd, and outside a MeshScope: temporaries of a local computation are plain tensors.
-inline c10::DispatchKeySet engine_excluded_keys() {
-  return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(kMeshScopeKey);
 }
 
 // Registers the kernels. Idempotent, thread-safe; every public entry point that makes a DTensor calls it (in a static

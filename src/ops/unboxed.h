@@ -286,8 +286,9 @@ struct Kernel<Op, Ret(Args...)> {
 
   static Ret run(Args... args) {
     if (C10_UNLIKELY((asks_for_meta(args) || ...))) return run_boxed<Ret, Args...>(*entry, args...);
-    c10::impl::ExcludeDispatchKeyGuard guard(engine_excluded_keys());
+    const EngineGuard guard;
     if constexpr (begins_with_tensor<Args...>) {
+      if (C10_UNLIKELY(guard.scopes_watched())) return run_by_key(args...);
       ThreadState& thread = thread_state();
       RecentCall recent(*entry, thread, first_of(args...));
       while (recent.next()) {

@@ -236,7 +236,7 @@ class CacheOfARank {
  private:
   static void warm(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
     if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return;
-    const c10::impl::ExcludeDispatchKeyGuard guard(engine_excluded_keys());
+    const EngineGuard guard;
     const auto& entry = entry_of(op);
     const CallView view(entry, stack);
     if (entry.special != nullptr || view.mesh == nullptr || cache_find(entry.index, view.key)) return;

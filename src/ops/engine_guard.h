@@ -1,0 +1,38 @@
+// Where an operator's kernel runs: below autograd, and outside a MeshScope, since temporaries of a local computation
+// are plain tensors.
+#pragma once
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "dtensor/plain_scope.h"
+#include "scope/scoped_value.h"
+
+namespace dtensor {
+
+// c10::impl::ExcludeDispatchKeyGuard in line, with one look at the thread's keys for all that is asked of them: every
+// operator passes here, and that one is a call into another library on the way in and on the way out.
+class EngineGuard {
+ public:
+  EngineGuard() : keys_(&c10::impl::raw_local_dispatch_key_set) {
+    const auto before = keys_->excluded();
+    watched_ = before.has(kWatchedScopesKey);
+    added_ = excluded_keys() - before;
+    keys_->set_excluded(before | added_);
+  }
+  ~EngineGuard() { keys_->set_excluded(keys_->excluded() - added_); }
+  EngineGuard(const EngineGuard&) = delete;
+  EngineGuard& operator=(const EngineGuard&) = delete;
+
+  bool scopes_watched() const { return watched_; }
+
+ private:
+  static c10::DispatchKeySet excluded_keys() {
+    return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(kMeshScopeKey);
+  }
+
+  c10::impl::PODLocalDispatchKeySet* keys_;
+  c10::DispatchKeySet added_;
+  bool watched_ = false;
+};
+
+}  // namespace dtensor
