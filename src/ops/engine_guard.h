@@ -13,26 +13,20 @@ namespace dtensor {
 // operator passes here, and that one is a call into another library on the way in and on the way out.
 class EngineGuard {
  public:
-  EngineGuard() : keys_(&c10::impl::raw_local_dispatch_key_set) {
-    const auto before = keys_->excluded();
-    watched_ = before.has(kWatchedScopesKey);
-    added_ = excluded_keys() - before;
-    keys_->set_excluded(before | added_);
+  C10_ALWAYS_INLINE EngineGuard() : keys_(&c10::impl::raw_local_dispatch_key_set), before_(keys_->excluded()) {
+    keys_->set_excluded(before_ | c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                        c10::DispatchKeySet(kMeshScopeKey));
   }
-  ~EngineGuard() { keys_->set_excluded(keys_->excluded() - added_); }
+  C10_ALWAYS_INLINE ~EngineGuard() { keys_->set_excluded(before_); }
   EngineGuard(const EngineGuard&) = delete;
   EngineGuard& operator=(const EngineGuard&) = delete;
 
-  bool scopes_watched() const { return watched_; }
+  // As the caller has them.
+  bool scopes_watched() const { return before_.has(kWatchedScopesKey); }
 
  private:
-  static c10::DispatchKeySet excluded_keys() {
-    return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(kMeshScopeKey);
-  }
-
   c10::impl::PODLocalDispatchKeySet* keys_;
-  c10::DispatchKeySet added_;
-  bool watched_ = false;
+  c10::DispatchKeySet before_;
 };
 
 }  // namespace dtensor
