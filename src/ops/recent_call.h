@@ -5,6 +5,7 @@
 #include <array>
 
 #include "ops/cache.h"
+#include "ops/engine_guard.h"
 
 namespace dtensor {
 
@@ -31,15 +32,15 @@ class KeyMatch : public KeyWords<KeyMatch> {
   bool differs_ = true;
 };
 
-// Used as a CallView is, once for each of the last calls with this first operand, while next(), where no scope is
-// watched. What else a key does not say (moved views, leaves without a reducer) makes it differ, so that the whole way
-// is gone.
+// Used as a CallView is, once for each of the last calls with this first operand, while next(). Whatever a key does not
+// say (scopes, moved views, leaves without a reducer) makes it differ, so that the whole way is gone.
 class RecentCall {
  public:
-  C10_ALWAYS_INLINE RecentCall(const OpEntry& entry, const ThreadState& thread, const at::Tensor& first)
+  C10_ALWAYS_INLINE RecentCall(const OpEntry& entry, const EngineGuard& guard, const ThreadState& thread,
+                               const at::Tensor& first)
       : scalars(entry.rule().reads_scalars), thread_(thread.cache) {
     const auto* tensor = dtensor_or_null(first);
-    if (tensor == nullptr) return;
+    if (tensor == nullptr || guard.scopes_watched()) return;
     if (thread_ == nullptr || entry.index >= thread_->ops.size() || !thread_->is_current()) return;
     cache_ = &thread_->ops[entry.index];
     first_ = CallKey::word_of(tensor->spec().get());

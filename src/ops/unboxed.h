@@ -288,9 +288,8 @@ struct Kernel<Op, Ret(Args...)> {
     if (C10_UNLIKELY((asks_for_meta(args) || ...))) return run_boxed<Ret, Args...>(*entry, args...);
     const EngineGuard guard;
     if constexpr (begins_with_tensor<Args...>) {
-      if (C10_UNLIKELY(guard.scopes_watched())) return run_by_key(args...);
       ThreadState& thread = thread_state();
-      RecentCall recent(*entry, thread, first_of(args...));
+      RecentCall recent(*entry, guard, thread, first_of(args...));
       while (recent.next()) {
         (note(recent, args), ...);
         if (const auto* call = recent.found()) return run_found({*entry, *call, recent.operands(), thread}, args...);

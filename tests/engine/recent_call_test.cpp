@@ -122,7 +122,8 @@ TEST(RecentCall, ARepeatedCallIsFoundAndRecordedOnce) {
     set_use_hook(parameter, [](const DTensor&, const Placements&, at::ScalarType) { return at::Tensor(); });
     const auto& entry = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::neg", ""));
     const auto is_found = [&](const at::Tensor& t) {
-      RecentCall recent(entry, thread_state(), t);
+      const EngineGuard guard;
+      RecentCall recent(entry, guard, thread_state(), t);
       while (recent.next()) {
         recent.add(t.unsafeGetTensorImpl());
         if (recent.found() != nullptr) return true;
@@ -160,7 +161,8 @@ TEST(RecentCall, CallsWithOneFirstOperandTakeTurns) {
     EXPECT_TRUE(DTensor(at::gelu(x, "tanh")).full_tensor().equal(at::gelu(at::ones({4, 2, 3, 2}), "tanh")));
     const auto& entry = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::gelu", ""));
     for (const std::string_view how : {"tanh", "none", "nane"}) {
-      RecentCall recent(entry, thread_state(), x);
+      const EngineGuard guard;
+      RecentCall recent(entry, guard, thread_state(), x);
       bool found = false;
       while (!found && recent.next()) {
         recent.add(x.unsafeGetTensorImpl());
