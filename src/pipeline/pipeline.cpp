@@ -90,7 +90,7 @@ struct Pipeline::Impl {
 
 Pipeline::Pipeline(const DeviceMesh& mesh, Schedule schedule, LossFunction loss, PipelineOptions options)
     : impl_(std::make_unique<Impl>()) {
-  Impl& p = impl();
+  Impl& p = *impl_;
   p.mesh = mesh;
   p.options = std::move(options);
   p.loss = std::move(loss);
@@ -151,14 +151,15 @@ void Pipeline::Impl::set_stage(int stage, Stage what) {
 }
 
 void Pipeline::tie(const std::string& name, const std::vector<at::Tensor>& copies) {
-  if (!impl().mesh.is_member()) return;
+  Impl& p = impl();
+  if (!p.mesh.is_member()) return;
   std::string error;  // it would be summed up once for each of its names
-  for (const TiedParameter& other : impl().tied) {
+  for (const TiedParameter& other : p.tied) {
     if (std::any_of(copies.begin(), copies.end(), [&](const at::Tensor& copy) { return other.is_copy(copy); }))
       error = c10::str("pipeline: a copy of ", name, " is one of ", other.name(), " already; tie all copies at once");
   }
-  raise_everywhere(error, impl().mesh.communicator());
-  impl().tied.emplace_back(name, impl().line, copies);
+  raise_everywhere(error, p.mesh.communicator());
+  p.tied.emplace_back(name, p.line, copies);
 }
 
 void Pipeline::Impl::check_step(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets) const {
@@ -248,24 +249,26 @@ StepResult Pipeline::Impl::run(const Schedule& what, const std::vector<Tensors>&
 
 StepResult Pipeline::step(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets,
                           StepOptions options) {
-  if (!impl().mesh.is_member()) return {};
-  const auto part = impl().checked_shares(inputs, targets, true);  // before anything is put aside
-  for (TiedParameter& parameter : impl().tied) parameter.begin_step();
+  Impl& p = impl();
+  if (!p.mesh.is_member()) return {};
+  const auto part = p.checked_shares(inputs, targets, true);  // before anything is put aside
+  for (TiedParameter& parameter : p.tied) parameter.begin_step();
   try {
-    StepResult result = impl().run(impl().schedule, inputs, targets, part, options.loss_scale);
-    for (TiedParameter& parameter : impl().tied) parameter.end_step();
+    StepResult result = p.run(p.schedule, inputs, targets, part, options.loss_scale);
+    for (TiedParameter& parameter : p.tied) parameter.end_step();
     return result;
   } catch (...) {
-    for (TiedParameter& parameter : impl().tied) parameter.abandon_step();
+    for (TiedParameter& parameter : p.tied) parameter.abandon_step();
     throw;
   }
 }
 
 at::Tensor Pipeline::evaluate(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets) {
-  if (!impl().mesh.is_member()) return {};
-  const auto part = impl().checked_shares(inputs, targets, false);
+  Impl& p = impl();
+  if (!p.mesh.is_member()) return {};
+  const auto part = p.checked_shares(inputs, targets, false);
   const at::NoGradGuard no_grad;
-  return impl().run(impl().evaluation, inputs, targets, part, 1).loss;
+  return p.run(p.evaluation, inputs, targets, part, 1).loss;
 }
 
 // Each parameter's norm has a place in one list, the model's order, which every rank then adds up alike.

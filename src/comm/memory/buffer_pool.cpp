@@ -1,7 +1,7 @@
 // The pool: free blocks by size class. Of a class the latest one that this thread gave is the next taken, since the
-// caches of its core hold it, and any other thread's only where there is none; the oldest of all go back to the system
-// when more than the limit is kept. A class is a power of two in eight steps, so at most 1/8 of a block is unused.
-// Small requests are left to the C library, which caches them.
+// caches of its core hold it, and any other thread's where there is none among the latest few; the oldest of all go
+// back to the system when more than the limit is kept. A class is a power of two in eight steps, so at most 1/8 of a
+// block is unused. Small requests are left to the C library, which caches them.
 #include "comm/memory/buffer_pool.h"
 
 #include <ATen/ATen.h>
