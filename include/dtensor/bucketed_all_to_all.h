@@ -15,7 +15,7 @@ namespace dtensor {
 // Pieces that one rank sends to another arrive in the order in which the other receives them, in equal sizes. All
 // members of a communicator open the same buckets in the same order. One piece between two ranks travels from where it
 // is to where it belongs; several are packed, which costs a copy on either side. A piece may lie in the memory of a
-// target: all are read before any is filled.
+// target: all pieces, of every bucket, are read before any target is filled.
 class DTENSOR_API BucketedAllToAll {
  public:
   // Returns the bucket: one per communicator and dtype. kByte: pieces of any dtypes, as bytes. `remote`: whether any

@@ -1,5 +1,5 @@
-// Communicators: who talks to whom. A Communicator is a cheap handle; the backends (threads, MPI, NCCL) implement
-// CommBackend (dtensor/comm_backend.h).
+// Communicators: who talks to whom. A Communicator is a cheap handle; the backends (threads, MPI, sockets, NCCL)
+// implement CommBackend (dtensor/comm_backend.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -66,7 +66,7 @@ class DTENSOR_API Communicator {
   // This rank in the group, from 0; and the number of its ranks.
   int rank() const;
   int size() const;
-  const char* backend_name() const;                // "local", "mpi", "nccl"
+  const char* backend_name() const;                // "local", "mpi", "socket", "nccl"
   const std::vector<std::int64_t>& ranks() const;  // world rank of each member
 
   // Tensors may be views of any strides, conjugated ones too; all members give equal dtypes, and sizes that match
@@ -139,7 +139,7 @@ struct RunOptions {
   std::chrono::milliseconds timeout{std::chrono::minutes(5)};  // of one wait in a collective; max(): none
   bool set_threads = true;  // give each rank cores/ranks intra-op threads; else thread ranks have as many as the caller
   // Compare the members' calls (kind, dtype, sizes, operation) before their data is used, in the backends where that
-  // costs messages (MPI; they travel with the data). Thread ranks always compare.
+  // costs messages (MPI, sockets; they travel with the data). Thread ranks always compare.
   bool check_calls = true;
 };
 

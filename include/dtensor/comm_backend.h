@@ -51,7 +51,7 @@ struct CollectiveCall {
   std::uint64_t sequence = 0;        // 1 for the first on this communicator; send and recv are counted apart
   std::shared_ptr<const std::string> label = {};  // of the handle (a mesh axis), may be null
   // Under Checked: how many operators this rank has called on the communicator's mesh, a hash over them, and where they
-  // can be looked up. A hash of 0: none, not compared.
+  // can be looked up. A hash of 0: not under Checked, not compared.
   std::uint64_t operators = 0, signature = 0;
   std::shared_ptr<const CallHistory> history = {};
   // The operator that it is called for, and the module; null: none. They live for the program. Not compared.

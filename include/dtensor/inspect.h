@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "dtensor/scoped_value.h"
@@ -80,6 +81,20 @@ class DTENSOR_API Checked {
 
  private:
   ScopedValue<Mode> scope_;
+};
+
+// DTENSOR_CHECKED=calls or values; none: not set. A c10::ValueError for anything else.
+DTENSOR_API std::optional<Checks> checks_of_environment();
+
+// While it lives, this rank's thread is under what the environment asks for. launch() and run_local() have one.
+class CheckedByEnvironment {
+ public:
+  CheckedByEnvironment() {
+    if (const auto checks = checks_of_environment()) checked_.emplace(*checks);
+  }
+
+ private:
+  std::optional<Checked> checked_;
 };
 
 // Of this thread's decision cache.

@@ -33,16 +33,11 @@ bool goes_alone(const std::vector<at::Tensor>& pieces, at::ScalarType dtype) {
   return pieces.size() == 1 && pieces[0].scalar_type() == dtype;
 }
 
-// What lies in the memory of a target is copied: every piece is read before any target is written.
-void read_before_writing(std::vector<std::vector<at::Tensor>>& out, const std::vector<std::vector<at::Tensor>>& in) {
-  const auto storage_of = [](const at::Tensor& t) {
-    return t.has_storage() ? t.storage().unsafeGetStorageImpl() : nullptr;
-  };
-  std::vector<const void*> written;
-  for (const auto& targets : in) {
-    for (const at::Tensor& target : targets) written.push_back(storage_of(target));
-  }
-  std::sort(written.begin(), written.end());
+const void* storage_of(const at::Tensor& t) { return t.has_storage() ? t.storage().unsafeGetStorageImpl() : nullptr; }
+
+// What lies in memory that is `written` (sorted storages, of the targets of all buckets) is copied: every piece is read
+// before any target is filled.
+void read_before_writing(std::vector<std::vector<at::Tensor>>& out, const std::vector<const void*>& written) {
   for (auto& pieces : out) {
     for (at::Tensor& piece : pieces) {
       if (std::binary_search(written.begin(), written.end(), storage_of(piece))) piece = plain(piece).clone();
@@ -124,10 +119,7 @@ void BucketedAllToAll::receive(std::size_t bucket, int peer, const at::Tensor& t
 }
 
 std::function<void()> BucketedAllToAll::begin(Bucket bucket) {
-  const LocalScope scope;
   const auto self = static_cast<std::size_t>(bucket.members.rank());
-  check(bucket.out, bucket.in, self, bucket.remote);
-  read_before_writing(bucket.out, bucket.in);
   for (std::size_t k = 0; k < bucket.in[self].size(); ++k) put(bucket.in[self][k], bucket.out[self][k]);
   if (!bucket.remote || bucket.members.size() == 1) return [] {};
   bucket.in[self].clear();
@@ -151,8 +143,19 @@ std::function<void()> BucketedAllToAll::begin(Bucket bucket) {
 }
 
 std::function<void()> BucketedAllToAll::start() {
+  const LocalScope scope;
+  auto buckets = std::exchange(buckets_, {});
+  std::vector<const void*> written;
+  for (const Bucket& bucket : buckets) {
+    check(bucket.out, bucket.in, static_cast<std::size_t>(bucket.members.rank()), bucket.remote);
+    for (const auto& targets : bucket.in) {
+      for (const at::Tensor& target : targets) written.push_back(storage_of(target));
+    }
+  }
+  std::sort(written.begin(), written.end());
+  for (Bucket& bucket : buckets) read_before_writing(bucket.out, written);
   std::vector<std::function<void()>> under_way;
-  for (Bucket& bucket : std::exchange(buckets_, {})) under_way.push_back(begin(std::move(bucket)));
+  for (Bucket& bucket : buckets) under_way.push_back(begin(std::move(bucket)));
   return [under_way = std::move(under_way)] {
     for (const auto& finish : under_way) finish();
   };

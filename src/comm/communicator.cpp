@@ -16,7 +16,9 @@
 #include "comm/record/rank_record.h"
 #include "comm/values.h"
 #include "dtensor/comm_backend.h"
+#include "dtensor/inspect.h"
 #include "dtensor/plain_scope.h"
+#include "scope/scoped_value.h"
 
 namespace dtensor {
 namespace {
@@ -74,6 +76,12 @@ Communicator::Communicator(std::shared_ptr<CommBackend> backend) : backend_(std:
   backend_->set_record(mine != nullptr ? mine->shared() : std::make_shared<RankRecord>(ranks()[rank], size()));
 }
 
+namespace {
+
+bool is_checked() { return scopes_watched() && ScopedValue<Checked::Mode>::current() != nullptr; }
+
+}  // namespace
+
 CollectiveCall Communicator::start_call(CollectiveKind kind, const at::Tensor& like) const {
   auto& record = backend().record();
   if (C10_UNLIKELY(!record.is_mine())) {
@@ -86,11 +94,11 @@ CollectiveCall Communicator::start_call(CollectiveKind kind, const at::Tensor& l
   call.caller = Caller::current();
   call.module = calling_module();
   const bool message = kind == CollectiveKind::send || kind == CollectiveKind::recv;  // each end is elsewhere
-  if (!message && history_ && history_->signature() != 0) {
-    call.operators = history_->operators();
-    call.signature = history_->signature();
-    call.history = history_;
-  }
+  if (message || !history_) return call;
+  call.operators = history_->operators();
+  call.signature = history_->signature();
+  if (call.signature == 0 && is_checked()) call.signature = CallHistory::kNone;  // others may have called some
+  if (call.signature != 0) call.history = history_;
   return call;
 }
 
@@ -186,15 +194,15 @@ namespace {
 
 using CheckTensor = decltype(&check_input);
 
-// `all` has the tensors of `one` for each member; tensor k has its own dtype, the same on every member. Returns where
-// this member's are.
+// `all` has the tensors of `one` for each member. What is gathered has its own dtype in tensor k, the same on every
+// member; what is reduced has the call's. Returns where this member's are.
 std::size_t check_lists(const CommBackend& backend, const CollectiveCall& call, at::TensorList all, at::TensorList one,
                         CheckTensor check_of_all, CheckTensor check_of_one, const char* what) {
   TORCH_CHECK(all.size() == one.size() * static_cast<std::size_t>(backend.size()), to_string(call.kind), ": ",
               all.size(), ' ', what, " for ", one.size(), " tensors of ", backend.size(), " ranks");
   const std::size_t mine = static_cast<std::size_t>(backend.rank()) * one.size();
   for (std::size_t k = 0; k < one.size(); ++k) {
-    const auto dtype = one[k].scalar_type();
+    const auto dtype = call.kind == CollectiveKind::all_gather ? one[k].scalar_type() : call.dtype;
     check_of_one(backend, call, one[k], dtype);
     for (std::size_t i = k; i < all.size(); i += one.size()) check_of_all(backend, call, all[i], dtype);
     check_same_sizes(call, all[mine + k], one[k]);

@@ -59,6 +59,17 @@ std::string describe_group(const std::string& label, const std::vector<std::int6
   return out.str();
 }
 
+std::string ranks_text(const std::vector<std::int64_t>& ranks) {
+  std::string out = ranks.size() > 1 ? "ranks" : "rank";
+  for (std::size_t i = 0; i < ranks.size(); ++i) out += (i > 0 ? ", " : " ") + std::to_string(ranks[i]);
+  return out;
+}
+
+std::string duration_text(std::chrono::milliseconds time) {
+  const auto ms = time.count();
+  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
+}
+
 std::string last_of(std::int64_t rank, const RankRecord* record) {
   const std::string recent = record == nullptr ? "" : record->recent();
   return recent.empty() ? "" : "; last of rank " + std::to_string(rank) + ": " + recent;

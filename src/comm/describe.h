@@ -1,7 +1,9 @@
 // Texts for messages about collectives. Exported for the CUDA library.
 #pragma once
 
+#include <chrono>
 #include <string>
+#include <vector>
 
 #include "dtensor/comm_backend.h"
 
@@ -15,6 +17,12 @@ DTENSOR_API const char* reduce_op_name(ReduceOp op);
 
 // tp {0, 2}: the label, if any, and the world ranks.
 DTENSOR_API std::string describe_group(const std::string& label, const std::vector<std::int64_t>& ranks);
+
+// rank 0; ranks 0, 2.
+std::string ranks_text(const std::vector<std::int64_t>& ranks);
+
+// 1500 ms; 2 s.
+std::string duration_text(std::chrono::milliseconds time);
 
 // ; last of rank 1: aten::mm, all_reduce #3 on tp. Empty where there is no record, or nothing in it. Of any thread.
 DTENSOR_API std::string last_of(std::int64_t rank, const RankRecord* record);

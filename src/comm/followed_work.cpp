@@ -4,29 +4,36 @@
 #include <exception>
 #include <utility>
 
+#include "comm/record/rank_record.h"
+
 namespace dtensor {
 namespace {
 
 class FollowedWork final : public Work::Impl {
  public:
-  FollowedWork(Work work, std::function<void()> then) : work_(std::move(work)), then_(std::move(then)) {}
+  FollowedWork(Work work, std::function<void()> then, std::shared_ptr<RankRecord> record)
+      : work_(std::move(work)), then_(std::move(then)), record_(std::move(record)) {}
   ~FollowedWork() override {
     try {
-      wait();
-    } catch (...) {  // the next call throws the same
+      finish();
+    } catch (...) {
+      const bool unwinding = std::uncaught_exceptions() > 0;  // because of an error that somebody is told of
+      if (!told_ && !unwinding) record_->miss_failure();
     }
   }
   void wait() override {
-    if (failure_) std::rethrow_exception(failure_);
-    const auto then = std::exchange(then_, nullptr);
-    work_.wait();
-    if (then) then();
+    try {
+      finish();
+    } catch (...) {
+      told_ = true;
+      throw;
+    }
   }
   // Who polls never waits, so what follows runs here.
   bool done() override {
     if (!work_.done()) return false;
     try {
-      wait();
+      finish();
     } catch (...) {
       failure_ = std::current_exception();
     }
@@ -35,15 +42,24 @@ class FollowedWork final : public Work::Impl {
   bool failed() const { return failure_ != nullptr; }
 
  private:
+  void finish() {
+    if (failure_) std::rethrow_exception(failure_);
+    const auto then = std::exchange(then_, nullptr);
+    work_.wait();
+    if (then) then();
+  }
+
   Work work_;
   std::function<void()> then_;
+  std::shared_ptr<RankRecord> record_;
   std::exception_ptr failure_;  // met by who polled, for who waits
+  bool told_ = false;           // wait() has thrown
 };
 
 }  // namespace
 
-Work followed(Work work, std::function<void()> then) {
-  auto impl = std::make_shared<FollowedWork>(std::move(work), std::move(then));
+Work followed(Work work, std::function<void()> then, std::shared_ptr<RankRecord> record) {
+  auto impl = std::make_shared<FollowedWork>(std::move(work), std::move(then), std::move(record));
   return impl->done() && !impl->failed() ? Work() : Work(std::move(impl));
 }
 

@@ -14,11 +14,12 @@ struct Unpacking {
   Packed from;
 };
 
-Work unpacking(Work work, std::vector<Unpacking> rest) {
-  return followed(std::move(work), [rest = std::move(rest)] {
+Work unpacking(const CommBackend& backend, Work work, std::vector<Unpacking> rest) {
+  auto unpack = [rest = std::move(rest)] {
     const at::AutoDispatchBelowADInplaceOrView below;
     for (const auto& [to, from] : rest) from.unpack(to);
-  });
+  };
+  return followed(std::move(work), std::move(unpack), backend.shared_record());
 }
 
 }  // namespace
@@ -36,14 +37,14 @@ Work CommBackend::all_gather_list(const CollectiveCall& call, at::TensorList out
   for (int i = 0; i < size(); ++i) {
     const auto theirs = outputs.slice(static_cast<std::size_t>(i) * n, n);
     if (i == rank()) {
-      for (std::size_t k = 0; k < n; ++k) copy_part(theirs[k], inputs[k]);
+      for (std::size_t k = 0; k < n; ++k) copy_on_device(theirs[k], inputs[k]);
       flats.push_back(mine.flat);  // already in place
       continue;
     }
     rest.push_back({theirs.vec(), Packed::bytes(theirs)});
     flats.push_back(rest.back().from.flat);
   }
-  return unpacking(all_gather(flat_call, flats, mine.flat), std::move(rest));
+  return unpacking(*this, all_gather(flat_call, flats, mine.flat), std::move(rest));
 }
 
 Work CommBackend::reduce_scatter_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) {
@@ -58,7 +59,7 @@ Work CommBackend::reduce_scatter_list(const CollectiveCall& call, at::TensorList
     flats.push_back(packed.flat);
   }
   const auto mine = Packed::numbers(outputs);
-  return unpacking(reduce_scatter(call, mine.flat, flats), {{outputs.vec(), mine}});
+  return unpacking(*this, reduce_scatter(call, mine.flat, flats), {{outputs.vec(), mine}});
 }
 
 Work CommBackend::all_reduce_list(const CollectiveCall& call, at::TensorList tensors) {
@@ -66,7 +67,7 @@ Work CommBackend::all_reduce_list(const CollectiveCall& call, at::TensorList ten
   const LocalScope scope;
   const auto packed = Packed::numbers(tensors);
   packed.fill(tensors);
-  return unpacking(all_reduce(call, packed.flat), {{tensors.vec(), packed}});
+  return unpacking(*this, all_reduce(call, packed.flat), {{tensors.vec(), packed}});
 }
 
 }  // namespace dtensor

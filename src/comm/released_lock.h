@@ -1,9 +1,12 @@
 // Around a wait for other ranks: gives up the lock of the language that called, where it set wait hooks.
+// Exported for the CUDA library.
 #pragma once
+
+#include "dtensor/export.h"
 
 namespace dtensor {
 
-class ReleasedLock {
+class DTENSOR_API ReleasedLock {
  public:
   ReleasedLock();
   ~ReleasedLock();

@@ -8,6 +8,7 @@
 
 #include "comm/followed_work.h"
 #include "comm/memory/packed.h"
+#include "dtensor/comm_backend.h"
 #include "dtensor/plain_scope.h"
 
 namespace dtensor {
@@ -23,7 +24,7 @@ at::Tensor stand_in(const Communicator& comm, const at::Tensor& output, bool rea
               "a collective's output whose elements share memory or have none, sizes ", output.sizes(), ", strides ",
               output.strides());
   const at::Tensor memory = comm.empty(output.sizes(), output.options());
-  if (read) copy_part(memory, output);
+  if (read) copy_on_device(memory, output);
   return memory;
 }
 
@@ -56,15 +57,17 @@ Work into_plain(const Communicator& comm, at::TensorList outputs, bool read,
   }
   auto work = call(written);
   touched(to);
-  return followed(std::move(work), [to = std::move(to), from = std::move(from)] {
+  auto put_back = [to = std::move(to), from = std::move(from)] {
     const LocalScope scope;
-    for (std::size_t k = 0; k < to.size(); ++k) copy_part(to[k], from[k]);
-  });
+    for (std::size_t k = 0; k < to.size(); ++k) copy_on_device(to[k], from[k]);
+  };
+  return followed(std::move(work), std::move(put_back), backend_of(comm)->shared_record());
 }
 
 void touched(at::TensorList outputs) {
   for (const auto& t : outputs) {
     if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
+    if (t.has_storage() && !t._is_zerotensor()) t.mutable_data_ptr();
   }
 }
 

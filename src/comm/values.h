@@ -22,7 +22,8 @@ std::vector<at::Tensor> plain(at::TensorList list);
 Work into_plain(const Communicator& comm, at::TensorList outputs, bool read,
                 c10::function_ref<Work(at::TensorList)> call);
 
-// Autograd counts in-place changes by version; what is written behind its back is counted here.
+// Autograd counts in-place changes by version; what is written behind its back is counted here. Memory that lazy clones
+// share until one is written becomes the tensor's own, before peers write there on threads of theirs.
 void touched(at::TensorList outputs);
 
 }  // namespace dtensor

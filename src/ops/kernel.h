@@ -2,7 +2,6 @@
 #pragma once
 
 #include "comm/record/rank_record.h"
-#include "dtensor/plain_scope.h"
 #include "mesh/mesh_impl.h"
 #include "ops/cached_call.h"
 #include "ops/engine_guard.h"
@@ -27,7 +26,7 @@ bool operators_watched();
 // Every call, before anything of it runs: in the rank's record, and only by the rank's own threads.
 inline void enter_call(const OpEntry& entry, const MeshInfo& mesh, const ThreadState& thread = thread_state()) {
   auto& record = acting(mesh).record();
-  if (C10_UNLIKELY(!record.is_of(thread))) refuse_call(entry, mesh);
+  if (C10_UNLIKELY(!record.is_mine(thread))) refuse_call(entry, mesh);
   record.note(entry.text());
 }
 

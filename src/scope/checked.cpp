@@ -1,5 +1,5 @@
 // Checked, and the one that the environment asks for.
-#include "scope/checked.h"
+#include "dtensor/inspect.h"
 
 #include <c10/util/Exception.h>
 

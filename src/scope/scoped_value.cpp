@@ -3,6 +3,7 @@
 // that ends before an inner one is marked, and its entry goes when it comes to lie on top.
 #include "scope/scoped_value.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <atomic>
@@ -26,6 +27,14 @@ Kind own_kind() {
   }
 }
 
+// Once for the program; volatile, so that it is stored, and no leak checker takes it for lost.
+void let_calls_fall_through() {
+  static c10::RegistrationHandleRAII* volatile handle =
+      new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerFallback(
+          kWatchedScopesKey, c10::KernelFunction::makeFallthrough(), "dtensor: scopes that operators look for"));
+  (void)handle;
+}
+
 }  // namespace
 
 struct ScopeFrame::State final : c10::DebugInfoBase {
@@ -40,7 +49,7 @@ struct ScopeFrame::State final : c10::DebugInfoBase {
   static void mark_thread() {
     bool any = false;
     for (const auto* s = top(); s != nullptr && !any; s = s->outer) any = s->watched && s->open;
-    c10::impl::tls_set_dispatch_key_excluded(kWatchedScopesKey, any);
+    c10::impl::tls_set_dispatch_key_included(kWatchedScopesKey, any);
   }
   static void drop_closed() {
     for (auto* s = top(); s != nullptr && !s->open && s->entry.lock() == DebugInfo::current(); s = top()) {
@@ -59,6 +68,7 @@ struct ScopeFrame::State final : c10::DebugInfoBase {
 
 ScopeFrame::ScopeFrame(const std::type_info& type, std::shared_ptr<const void> value, bool watched)
     : state_(std::make_shared<State>(type, std::move(value), watched)) {
+  if (watched) let_calls_fall_through();
   DebugInfo::_push(own_kind<c10::DebugInfoKind>(), state_);
   state_->entry = DebugInfo::current();
   State::mark_thread();

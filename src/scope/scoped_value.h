@@ -7,10 +7,12 @@
 
 namespace dtensor {
 
-// No tensor has this key, so excluding it changes no dispatch. Excluded keys go with the rest of a thread's state to
-// autograd's threads, and every operator reads them anyway.
+// Calls fall through this key, so including it changes no dispatch. Included keys go with the rest of a thread's state
+// to autograd's threads and lie beside the excluded ones, which every operator reads anyway. The guards under which
+// operators run leave them alone, while they put the excluded ones back as they were: a scope may be opened or closed
+// while an operator runs.
 inline constexpr auto kWatchedScopesKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
-inline bool scopes_watched() { return c10::impl::tls_local_dispatch_key_set().excluded_.has(kWatchedScopesKey); }
+inline bool scopes_watched() { return c10::impl::tls_local_dispatch_key_set().included_.has(kWatchedScopesKey); }
 
 }  // namespace dtensor

@@ -126,6 +126,44 @@ TEST(Bucketed, PiecesMayLieWhereSomethingArrives) {
   });
 }
 
+// Four ranks in a square: x arrives along one side while what it was travels along the other.
+TEST(Bucketed, PiecesMayLieWhereSomethingOfAnotherBucketArrives) {
+  run_local(4, [](Communicator world) {
+    const int me = world.rank(), row = me / 2, column = me % 2;
+    const Communicator across = world.split(row, me), down = world.split(2 + column, me);
+    const auto value = [](int rank, int what) { return at::full({3}, 10.0 * rank + what); };
+    for (const bool alone : {true, false}) {  // as a rank's own piece, or from the neighbour
+      const int there = alone ? column : 1 - column, below = alone ? row : 1 - row;
+      const at::Tensor x = value(me, 1), y = value(me, 2), z = at::zeros({3});
+      BucketedAllToAll exchange;
+      const auto first = exchange.bucket(across, at::kFloat), second = exchange.bucket(down, at::kFloat);
+      exchange.send(first, there, y);
+      exchange.receive(first, there, x);
+      exchange.send(second, below, x);
+      exchange.receive(second, below, z);
+      exchange.run();
+      EXPECT_TRUE(at::equal(x, value(2 * row + there, 2))) << alone << "\n" << x;
+      EXPECT_TRUE(at::equal(z, value(2 * below + column, 1))) << alone << "\n" << z;
+    }
+  });
+}
+
+// A misfit of the second bucket is told before the first one's targets are filled.
+TEST(Bucketed, WritesNothingWhereALaterBucketDoesNotFit) {
+  run_local(2, [](Communicator world) {
+    BucketedAllToAll exchange;
+    const auto good = exchange.bucket(world, at::kFloat), bad = exchange.bucket(world, at::kLong);
+    const at::Tensor target = at::zeros({2});
+    exchange.send(good, world.rank(), at::ones({2}));
+    exchange.receive(good, world.rank(), target);
+    exchange.send(bad, world.rank(), at::ones({2}, at::kLong));
+    exchange.receive(bad, world.rank(), at::zeros({3}, at::kLong));
+    EXPECT_THROW(exchange.run(), c10::Error);
+    EXPECT_TRUE(target.eq(0).all().item<bool>());
+    EXPECT_TRUE(swapped(exchange, world, at::ones({3})).eq(1).all().item<bool>());
+  });
+}
+
 TEST(Bucketed, RefusesWhatWouldBeLost) {
   run_local(2, [](Communicator world) {
     BucketedAllToAll exchange;

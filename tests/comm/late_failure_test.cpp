@@ -68,10 +68,58 @@ TEST(LateFailure, AMessageThatCannotComeIsDone) {
   }
 }
 
-// Whoever drops a receive goes on with what the tensor held before: that cannot be a success.
+// Whoever drops a receive goes on with what the tensor held before: that cannot be a success. Into a conjugated view it
+// goes by way of another tensor.
 TEST(LateFailure, ADroppedMessageThatNeverCameIsNoSuccess) {
-  const auto body = [](Communicator world) {
-    if (world.rank() == 0) world.recv(at::zeros({2}), 1);
+  const at::Tensor plain = at::zeros({2}), conjugated = at::zeros({2}, at::kComplexFloat).conj();
+  for (const at::Tensor& target : {plain, conjugated}) {
+    for (const bool polls : {false, true}) {
+      const auto body = [&](Communicator world) {
+        if (world.rank() == 1) return;
+        const Work work = world.recv(target, 1);
+        EXPECT_TRUE(!polls || within(milliseconds(3000), [&] { return work.done(); }));
+      };
+      EXPECT_THROW(run_local(2, body), CommError);
+    }
+  }
+}
+
+// Of the first to come and of the second. Who is told and goes on has been told.
+TEST(LateFailure, ADroppedMessageThatDidNotFitIsNoSuccess) {
+  for (const bool told : {false, true}) {
+    for (const int first : {0, 1}) {
+      std::atomic<bool> posted{false}, met{false};
+      const auto body = [&](Communicator world) {
+        if (world.rank() != first) within(milliseconds(5000), [&] { return posted.load(); });
+        Work half = world.rank() == 0 ? world.send(at::ones({4}), 1) : world.recv(at::zeros({5}), 0);
+        (world.rank() == first ? posted : met) = true;
+        within(milliseconds(5000), [&] { return met.load(); });
+        if (told) {
+          EXPECT_THROW(half.wait(), CommError);
+        }
+      };
+      if (told) {
+        EXPECT_NO_THROW(run_local(2, body));
+      } else {
+        EXPECT_THROW(run_local(2, body), CommError);
+      }
+    }
+  }
+}
+
+// One rank is told and goes on, the other is not.
+TEST(LateFailure, ADroppedMessageIsNoSuccessBecauseTheOtherEndWasTold) {
+  std::atomic<bool> posted{false}, met{false};
+  const auto body = [&](Communicator world) {
+    if (world.rank() == 0) {
+      const Work dropped = world.send(at::ones({4}), 1);
+      posted = true;
+      within(milliseconds(5000), [&] { return met.load(); });
+      return;
+    }
+    within(milliseconds(5000), [&] { return posted.load(); });
+    EXPECT_THROW(world.recv(at::zeros({5}), 0).wait(), CommError);
+    met = true;
   };
   EXPECT_THROW(run_local(2, body), CommError);
 }

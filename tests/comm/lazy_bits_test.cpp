@@ -1,4 +1,5 @@
-// Tensors whose bits in memory are not their values: conjugated and negated views, zeros without memory.
+// Tensors whose bits in memory are not their values: conjugated and negated views, zeros without memory. And those
+// whose memory is another's until it is written.
 #include "comm/fixture.h"
 
 namespace dtensor::test {
@@ -106,6 +107,22 @@ TEST_P(LazyBits, ZerosWithoutMemoryAreRead) {
     for (auto& t : gathered) t = at::ones({2, 3});
     world.all_gather(gathered, zeros).wait();
     for (const auto& t : gathered) EXPECT_TRUE(same(t, at::zeros({2, 3})));
+  });
+}
+
+// They share memory until one of them is written: by whichever rank comes first, or never.
+TEST_P(LazyBits, LazyClonesPartFromTheirSourceOnce) {
+  on_ranks(ranks(), [&](Communicator world) {
+    const double me = world.rank() + 1.0, n = world.size();
+    for (int trial = 0; trial < 100; ++trial) {
+      const at::Tensor source = at::full({1000}, me), sum = at::_lazy_clone(source);
+      world.all_reduce(sum, ReduceOp::sum).wait();
+      EXPECT_TRUE(same(sum, at::full({1000}, n * (n + 1) / 2)));
+      EXPECT_TRUE(same(source, at::full({1000}, me)));
+    }
+    const at::Tensor source = at::full({1000}, me), read = at::_lazy_clone(source), sum = at::zeros({1000});
+    world.all_reduce(sum, read, ReduceOp::sum).wait();
+    EXPECT_EQ(read.const_data_ptr(), source.const_data_ptr());
   });
 }
 

@@ -44,6 +44,19 @@ TEST(Divergence, EveryKindIsToldOnEveryRankWithOperatorRanksAndModule) {
   }
 }
 
+TEST(Divergence, ARankThatHasCalledNothingYetIsToldOfTheOthers) {
+  const auto errors = errors_of(2, [](Communicator world) {
+    const Checked checked(Checks::calls);
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
+    const DTensor x = distribute_tensor(at::ones({4}), mesh, {Shard(0)});
+    if (world.rank() == 1) x + 1;
+    x.full_tensor();
+  });
+  for (const auto& text : errors) {
+    EXPECT_TRUE(contains(text, "first in call 1: rank 0 called none; rank 1 called aten::add")) << text;
+  }
+}
+
 TEST(Divergence, ProgramsThatDoNotPartAreLeftAlone) {
   for (const auto& kind : divergences()) {
     for (const bool astray : {false, true}) {

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <numeric>
 
 #include "comm/nccl/backend.h"
 #include "support/idle_backend.h"
@@ -20,13 +19,10 @@ std::atomic<int> devices_used{0};  // a bit for each
 
 }  // namespace
 
-std::shared_ptr<CommBackend> make_world_backend(std::shared_ptr<IdExchange>, int rank, int size, int device, RunOptions,
-                                                std::shared_ptr<RankRecord> record) {
+std::shared_ptr<CommBackend> make_world_backend(const Communicator& cpu, int device, RunOptions) {
   devices_used |= 1 << device;
-  std::vector<std::int64_t> ranks(static_cast<std::size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  auto backend = std::make_shared<test::IdleBackend>(rank, std::move(ranks));
-  backend->set_record(std::move(record));
+  auto backend = std::make_shared<test::IdleBackend>(cpu.rank(), cpu.ranks());
+  backend->set_record(backend_of(cpu)->shared_record());
   return backend;
 }
 

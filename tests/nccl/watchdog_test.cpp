@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "comm/record/rank_record.h"
+#include "support/idle_backend.h"
 
 namespace {
 
@@ -36,13 +37,6 @@ namespace {
 
 const std::string kLast = "; last of rank 1: all_gather #1, aten::mm, all_reduce #2";
 
-class NoExchange final : public IdExchange {
- public:
-  void share(void*, std::size_t, const std::vector<std::int64_t>&, const std::string&) override {}
-  void abort(const std::string&) override {}
-  std::string failure() override { return ""; }
-};
-
 // As rank 1 has come to its second collective. Lives as long as the process, as the watchdog does.
 Watchdog& watching(std::chrono::milliseconds timeout) {
   static const std::string mm = "aten::mm";
@@ -50,8 +44,10 @@ Watchdog& watching(std::chrono::milliseconds timeout) {
   record->note(CollectiveKind::all_gather, 1, nullptr);
   record->note(mm);
   record->note(CollectiveKind::all_reduce, 2, nullptr);
+  const auto backend = std::make_shared<test::IdleBackend>(1, std::vector<std::int64_t>{0, 1});
+  backend->set_record(record);
   static auto& all = *new std::vector<Watchdog*>;
-  auto* watchdog = all.emplace_back(new Watchdog(1, timeout, std::make_shared<NoExchange>(), record));
+  auto* watchdog = all.emplace_back(new Watchdog(Communicator(backend), timeout));
   const auto comm = reinterpret_cast<ncclComm_t>(&comm_of_test);
   watchdog->open(comm);
   watchdog->watch(std::make_shared<Event>(), comm, "all_reduce #2 (sum, Float [4]) on {0, 1}");

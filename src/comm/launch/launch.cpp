@@ -10,7 +10,7 @@
 #include "comm/launch/launch_flags.h"
 #include "comm/local/run_local.h"
 #include "comm/no_timeout.h"
-#include "scope/checked.h"
+#include "dtensor/inspect.h"
 
 namespace dtensor {
 namespace {

@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
-#include <optional>
-#include <string_view>
+#include <vector>
 
 namespace dtensor {
 namespace {
@@ -14,37 +13,39 @@ namespace {
 constexpr int kMaxRanks = 4096;  // of one process
 
 std::int64_t positive(std::string_view text, std::string_view flag) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || value < 1 || value > kMaxRanks) {
-    throw LaunchError(std::string(flag) + ": \"" + std::string(text) + "\" is not a number from 1 to " +
-                      std::to_string(kMaxRanks));
-  }
-  return value;
+  const auto value = number(text);
+  if (value && *value >= 1 && *value <= kMaxRanks) return *value;
+  throw LaunchError(std::string(flag) + ": \"" + std::string(text) + "\" is not a number from 1 to " +
+                    std::to_string(kMaxRanks));
 }
+
+// What stands between the commas: `name=number`, or a number.
+std::vector<std::string_view> axes_of(std::string_view text) {
+  std::vector<std::string_view> axes;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    axes.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return axes;
+}
+
+std::string_view size_of(std::string_view axis) { return axis.substr(axis.find('=') + 1); }
 
 // Whether this is meant as the sizes of a mesh: a number or `name=number` somewhere, or a name without its number.
 bool is_mesh(std::string_view text) {
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string_view axis = text.substr(begin, end - begin);
-    const std::string_view size = axis.substr(axis.find('=') + 1);  // all of it where there is no '='
-    const bool digits = std::all_of(size.begin(), size.end(), [](char c) { return c >= '0' && c <= '9'; });
-    if (digits && !axis.empty()) return true;
-    begin = end + 1;
-  }
-  return false;
+  const auto axes = axes_of(text);
+  return std::any_of(axes.begin(), axes.end(), [](std::string_view axis) {
+    const auto size = size_of(axis);
+    return !axis.empty() && std::all_of(size.begin(), size.end(), [](char c) { return c >= '0' && c <= '9'; });
+  });
 }
 
 std::int64_t mesh_size(std::string_view text) {
   std::int64_t product = 1;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    std::string_view axis = text.substr(begin, end - begin);
-    if (const auto equals = axis.find('='); equals != std::string_view::npos) axis = axis.substr(equals + 1);
-    product *= positive(axis, "--mesh " + std::string(text));
+  for (const auto axis : axes_of(text)) {
+    product *= positive(size_of(axis), "--mesh " + std::string(text));
     if (product > kMaxRanks) throw LaunchError("--mesh " + std::string(text) + ": more than 4096 ranks");
-    begin = end + 1;
   }
   return product;
 }
@@ -58,18 +59,6 @@ std::optional<std::string_view> value_of(std::string_view flag, int argc, const 
   if (arg != flag) return std::nullopt;
   if (i + 1 >= argc || std::string_view(argv[i + 1]).starts_with("--")) return "";
   return argv[++i];
-}
-
-std::string_view text_of(const char* name) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? "" : text;
-}
-
-std::optional<int> number(std::string_view text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
-  return value;
 }
 
 // Half of a pair of variables, or numbers that do not go together, would start every process as the only one.
@@ -93,6 +82,18 @@ std::optional<LauncherEnvironment> from_slurm() {
 }
 
 }  // namespace
+
+std::string text_of(const char* name) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? "" : text;
+}
+
+std::optional<int> number(std::string_view text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
 
 LaunchFlags parse_launch_flags(int argc, const char* const* argv) {
   LaunchFlags flags;

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "comm/launch/launchers.h"
 
@@ -13,6 +15,11 @@ namespace dtensor {
 class LaunchError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+
+// A variable of the environment; empty where it is not set.
+std::string text_of(const char* name);
+// All of `text` as a number, if it is one.
+std::optional<int> number(std::string_view text);
 
 struct LaunchFlags {
   int ranks = 0;          // --ranks; 0: not given

@@ -38,7 +38,8 @@ std::shared_ptr<Message> Mailbox::match(const std::shared_ptr<Message>& mine) {
   return other;
 }
 
-void Mailbox::deliver(Group& group, Message& mine, Message& other) {
+// Whether it arrived; else the world has failed.
+bool Mailbox::deliver(Group& group, const Message& mine, const Message& other) {
   const Message& from = is_send(mine) ? mine : other;
   const Message& to = is_send(mine) ? other : mine;
   if (from.call.dtype != to.call.dtype || from.tensor.sizes() != to.tensor.sizes()) {
@@ -46,13 +47,15 @@ void Mailbox::deliver(Group& group, Message& mine, Message& other) {
     group.world().fail(group.world().failed_before(both) + "ranks disagree: rank " + std::to_string(both[0]) +
                        " called " + text(group, from) + "; rank " + std::to_string(both[1]) + " called " +
                        text(group, to) + group.world().recent(both));
-    return;
+    return false;
   }
   try {
     copy_tensor(to.tensor, from.tensor);
+    return true;
   } catch (...) {
     group.world().fail("rank " + std::to_string(group.ranks()[mine.me]) + " failed in " + text(group, mine) + ": " +
                        current_exception_text());
+    return false;
   }
 }
 
@@ -63,7 +66,7 @@ std::shared_ptr<Message> Mailbox::post(Group& group, int me, const CollectiveCal
   mine->tensor = tensor;
   mine->me = me;
   if (auto other = match(mine)) {
-    deliver(group, *mine, *other);
+    mine->lost = other->lost = !deliver(group, *mine, *other);
     other->state.store(Message::State::done);
     mine->state.store(Message::State::done);
     group.waits().wake();
@@ -71,16 +74,21 @@ std::shared_ptr<Message> Mailbox::post(Group& group, int me, const CollectiveCal
   return mine;
 }
 
-void Mailbox::wait(Group& group, const Message& message) {
+void Mailbox::wait(Group& group, Message& message) {
   const auto place = [&] { return text(group, message); };
   // Nobody is missing from a message that has been met, whether or not its waiter has seen it: it waits for no one.
   const auto peer = [&] {
     const bool alone = message.state.load() == Message::State::posted;
     return alone ? std::vector<std::int64_t>{group.ranks()[message.call.peer]} : std::vector<std::int64_t>();
   };
-  group.waits().wait({group.ranks()[message.me], place, peer},
-                     [&] { return message.state.load() == Message::State::done; });
-  if (group.world().failed()) group.world().throw_failure();
+  try {
+    group.waits().wait({group.ranks()[message.me], place, peer},
+                       [&] { return message.state.load() == Message::State::done; });
+    if (group.world().failed()) group.world().throw_failure();
+  } catch (...) {
+    message.told = true;
+    throw;
+  }
 }
 
 bool Mailbox::is_over(Group& group, const Message& message) const {
@@ -88,19 +96,21 @@ bool Mailbox::is_over(Group& group, const Message& message) const {
   return group.world().left(group.ranks()[message.call.peer]);  // which has taken its half before, or never will
 }
 
+// The next call on any communicator throws what is noted here, and if there is none, the end of the rank.
 void Mailbox::finish(Group& group, Message& message) noexcept {
-  if (message.state.load() == Message::State::done) return;
-  const bool known = group.world().failed();
+  const bool told = message.told, known = group.world().failed();
+  bool missed = false;
   try {
-    wait(group, message);
-  } catch (...) {  // the next call on any communicator throws the same, and if there is none, the end of the rank
-    if (!known) group.world().miss_failure(group.ranks()[message.me]);
+    if (message.state.load() != Message::State::done) wait(group, message);
+  } catch (...) {
+    missed = !known;
     std::lock_guard lock(mutex_);
     auto& queue = (is_send(message) ? sends_ : recvs_)[key(message.me, message.call)];
     std::erase_if(queue, [&](const auto& m) { return m.get() == &message; });
     if (message.state.load() == Message::State::posted) message.state.store(Message::State::done);
   }
   while (message.state.load() != Message::State::done) std::this_thread::yield();
+  if ((missed || message.lost) && !told) group.world().record(group.ranks()[message.me])->miss_failure();
 }
 
 }  // namespace dtensor::local

@@ -17,6 +17,8 @@ struct Message {
   at::Tensor tensor;
   int me = 0;
   std::atomic<State> state{State::posted};
+  bool lost = false;  // set before done: the halves did not fit, or could not be copied
+  bool told = false;  // wait() has thrown
 };
 
 class Mailbox {
@@ -24,10 +26,11 @@ class Mailbox {
   // Posts one half of a message; if the other half waits, copies at once.
   std::shared_ptr<Message> post(Group& group, int me, const CollectiveCall& call, const at::Tensor& tensor);
   // Blocks until the message is through. Throws CommError.
-  void wait(Group& group, const Message& message);
+  void wait(Group& group, Message& message);
   // Whether wait() would not block: also where it would throw, or who polls would poll for ever.
   bool is_over(Group& group, const Message& message) const;
-  // For a Work that dies: waits, and on failure takes the message back, so that nobody touches its tensor.
+  // For a Work that dies: waits, and on failure takes the message back, so that nobody touches its tensor. A failure
+  // that nobody has been told of is noted.
   void finish(Group& group, Message& message) noexcept;
 
  private:
@@ -35,7 +38,7 @@ class Mailbox {
   using Queue = std::deque<std::shared_ptr<Message>>;
   static Key key(int me, const CollectiveCall& call);
   std::shared_ptr<Message> match(const std::shared_ptr<Message>& mine);
-  void deliver(Group& group, Message& mine, Message& other);
+  bool deliver(Group& group, const Message& mine, const Message& other);
 
   std::mutex mutex_;
   std::map<Key, Queue> sends_, recvs_;

@@ -13,7 +13,7 @@
 #include "comm/local/backend.h"
 #include "comm/local/thread_pool.h"
 #include "comm/no_timeout.h"
-#include "scope/checked.h"
+#include "dtensor/inspect.h"
 
 namespace dtensor {
 namespace local {
@@ -84,10 +84,12 @@ RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunO
       backend->set_record(world->record(rank));
       const CheckedByEnvironment checked;
       fn(Communicator(std::move(backend)));
-      if (world->missed_failure(rank)) world->throw_failure();
+      if (world->failed() && world->record(rank)->missed_failure()) world->throw_failure();
     } catch (...) {
+      // Read before it is recorded: another rank's error may take its place there, and the last reference with it.
+      const std::string text = current_exception_text();
       first.record_current(rank);
-      world->fail("rank " + std::to_string(rank) + " failed: " + current_exception_text());
+      world->fail("rank " + std::to_string(rank) + " failed: " + text);
     }
     run_rank_exit_hooks();
     world->leave(rank);

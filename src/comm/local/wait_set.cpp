@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "comm/describe.h"
 #include "comm/no_timeout.h"
 #include "comm/released_lock.h"
 
@@ -49,11 +50,6 @@ class PostedPlace {
   bool posted_ = false;
 };
 
-std::string seconds(std::chrono::milliseconds time) {
-  const auto ms = time.count();
-  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
-}
-
 }  // namespace
 
 void WaitSet::patiently(const WaitText& text, c10::function_ref<bool()> ready) {
@@ -80,7 +76,7 @@ void WaitSet::asleep(const WaitText& text, c10::function_ref<bool()> ready) {
     const auto left = deadline - std::chrono::steady_clock::now();
     const bool late = left <= left.zero();
     if (late && !timeouts_suspended()) {
-      fail("timeout after " + seconds(world_.timeout()), text);
+      fail("timeout after " + duration_text(world_.timeout()), text);
       continue;
     }
     const auto slice = late ? std::chrono::steady_clock::duration(kSlice)
@@ -100,10 +96,9 @@ void WaitSet::check(const WaitText& text, c10::function_ref<bool()> ready) {
 }
 
 void WaitSet::fail(const std::string& what, const WaitText& text) const {
-  std::string out = what + ": rank " + std::to_string(text.rank) + " waits in " + text.place() + " for rank";
   const auto missing = text.missing();
-  out += missing.size() > 1 ? "s" : "";
-  for (std::size_t i = 0; i < missing.size(); ++i) out += (i > 0 ? ", " : " ") + std::to_string(missing[i]);
+  std::string out =
+      what + ": rank " + std::to_string(text.rank) + " waits in " + text.place() + " for " + ranks_text(missing);
   for (auto rank : missing) out += "; " + world_.whereabouts(rank);
   std::vector<std::int64_t> concerned{text.rank};
   concerned.insert(concerned.end(), missing.begin(), missing.end());

@@ -35,10 +35,6 @@ class World {
   void leave(std::int64_t rank) { ranks_[rank].left.store(true, std::memory_order_release); }
   bool left(std::int64_t rank) const { return ranks_[rank].left.load(std::memory_order_acquire); }
 
-  // A wait of this rank has failed and nobody was told, since its Work was dropped.
-  void miss_failure(std::int64_t rank) { ranks_[rank].missed.store(true); }
-  bool missed_failure(std::int64_t rank) const { return ranks_[rank].missed.load(); }
-
   // What each rank did last, for reports.
   void set_record(std::int64_t rank, std::shared_ptr<RankRecord> record) { ranks_[rank].record = std::move(record); }
   const std::shared_ptr<RankRecord>& record(std::int64_t rank) const { return ranks_[rank].record; }
@@ -56,7 +52,7 @@ class World {
 
  private:
   struct Rank {
-    std::atomic<bool> left{false}, missed{false};
+    std::atomic<bool> left{false};
     std::string place;                  // empty: not waiting
     std::vector<std::int64_t> missing;  // for whom, at its last look
     std::uint64_t first_look = 0, last_look = 0;

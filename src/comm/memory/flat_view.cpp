@@ -57,7 +57,9 @@ DimOrder memory_order(const at::Tensor& tensor) {
 }
 
 FlatView::FlatView(const at::Tensor& tensor, const DimOrder& order)
-    : data_(static_cast<char*>(tensor.data_ptr())), element_size_(tensor.element_size()), numel_(tensor.numel()) {
+    : data_(static_cast<char*>(const_cast<void*>(tensor.const_data_ptr()))),
+      element_size_(tensor.element_size()),
+      numel_(tensor.numel()) {
   TORCH_CHECK(tensor.dim() <= static_cast<std::int64_t>(kMaxDims), "a tensor of ", tensor.dim(), " dimensions");
   for (std::int64_t i = 0; i < tensor.dim(); ++i) {
     const std::int64_t d = order.empty() ? i : order[i];

@@ -14,7 +14,8 @@ using DimOrder = c10::SmallVector<std::int64_t, 6>;
 // The dimensions from the largest stride to the smallest: the order in which a permuted dense tensor lies in memory.
 DimOrder memory_order(const at::Tensor& tensor);
 
-// Does not own the tensor.
+// Does not own the tensor. What is written through it must have memory of its own by then (values.h, touched): several
+// threads look at one tensor, and none of them may be the one that parts it from its lazy clones.
 class FlatView {
  public:
   explicit FlatView(const at::Tensor& tensor, const DimOrder& order = {});

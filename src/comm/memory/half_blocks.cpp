@@ -1,8 +1,5 @@
-// bfloat16 is integer arithmetic that the compiler vectorises anywhere; half uses the processor's conversion where it
-// has one (asked at run time) and c10's otherwise.
+// By the processor's conversion where it has one (asked at run time) and c10's otherwise.
 #include "comm/memory/half_blocks.h"
-
-#include <bit>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -12,12 +9,6 @@
 
 namespace dtensor {
 namespace {
-
-std::uint32_t bf16_bits(std::uint32_t bits) {
-  const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
-  const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  return nan ? 0x7fc0u : rounded;
-}
 
 #if defined(__x86_64__)
 bool has_f16c() {
@@ -49,15 +40,6 @@ std::int64_t from_float_f16c(const float*, at::Half*, std::int64_t) { return 0; 
 #endif
 
 }  // namespace
-
-void to_float(const at::BFloat16* in, float* out, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) out[i] = std::bit_cast<float>(static_cast<std::uint32_t>(in[i].x) << 16);
-}
-
-void from_float(const float* in, at::BFloat16* out, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i)
-    out[i].x = static_cast<std::uint16_t>(bf16_bits(std::bit_cast<std::uint32_t>(in[i])));
-}
 
 void to_float(const at::Half* in, float* out, std::int64_t n) {
   for (std::int64_t i = has_f16c() ? to_float_f16c(in, out, n) : 0; i < n; ++i) out[i] = static_cast<float>(in[i]);

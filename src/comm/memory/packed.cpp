@@ -22,7 +22,7 @@ at::Tensor buffer_for(std::int64_t numel, const at::Tensor& like, at::ScalarType
 
 }  // namespace
 
-void copy_part(const at::Tensor& to, const at::Tensor& from) {
+void copy_on_device(const at::Tensor& to, const at::Tensor& from) {
   if (to.numel() == 0) return;
   to.is_cpu() ? copy_tensor(to, from) : static_cast<void>(to.copy_(from));
 }
@@ -33,14 +33,14 @@ Packed Packed::numbers(at::TensorList list) { return make(list, list[0].scalar_t
 void Packed::fill(at::TensorList list) const {
   for (std::size_t k = 0; k < list.size(); ++k) {
     is_block(list[k]) ? copy_bytes(place(k), list[k].const_data_ptr(), list[k].nbytes())
-                      : copy_part(part(k, list[k]), list[k]);
+                      : copy_on_device(part(k, list[k]), list[k]);
   }
 }
 
 void Packed::unpack(at::TensorList list) const {
   for (std::size_t k = 0; k < list.size(); ++k) {
     is_block(list[k]) ? copy_bytes(list[k].data_ptr(), place(k), list[k].nbytes())
-                      : copy_part(list[k], part(k, list[k]));
+                      : copy_on_device(list[k], part(k, list[k]));
   }
 }
 

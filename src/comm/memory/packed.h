@@ -8,7 +8,7 @@
 namespace dtensor {
 
 // to[...] = from[...] on one device.
-void copy_part(const at::Tensor& to, const at::Tensor& from);
+void copy_on_device(const at::Tensor& to, const at::Tensor& from);
 
 // Of bytes, where dtypes may differ, or of numbers that can be reduced. What lies in one block is copied without a
 // tensor that stands for its place: a list has dozens of entries, and a view costs as much as copying a few kilobytes.

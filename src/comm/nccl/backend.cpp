@@ -5,26 +5,29 @@
 #include "comm/nccl/backend.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <map>
+#include <algorithm>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include "comm/describe.h"
 #include "comm/nccl/check.h"
+#include "comm/nccl/staging.h"
 #include "comm/nccl/types.h"
 #include "comm/nccl/watchdog.h"
+#include "comm/released_lock.h"
+#include "dtensor/plain_scope.h"
 
 namespace dtensor::nccl {
 namespace {
 
 // What this rank's communicators share.
 struct Device {
-  std::shared_ptr<IdExchange> ids;
+  Communicator cpu;
   int index;
   Watchdog* watchdog;  // lives as long as the process
 };
@@ -49,15 +52,18 @@ class StreamWork final : public Work::Impl {
   Watchdog* watchdog_;
 };
 
-bool adjacent(at::TensorList list) {
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    if (!list[i].is_contiguous() || list[i].numel() != list[0].numel()) return false;
-    if (i > 0 &&
-        static_cast<char*>(list[i].data_ptr()) != static_cast<char*>(list[i - 1].data_ptr()) + list[i].nbytes()) {
-      return false;
-    }
+// The id of a new communicator of these world ranks, which its first member makes and tells the others.
+ncclUniqueId shared_id(const Communicator& cpu, const std::vector<std::int64_t>& members) {
+  constexpr int kTag = kMessageTags - 1;
+  ncclUniqueId id{};
+  const at::Tensor bytes = at::from_blob(&id, {sizeof id}, at::kByte);
+  if (cpu.rank() != members[0]) {
+    cpu.recv(bytes, static_cast<int>(members[0]), kTag).wait();
+    return id;
   }
-  return true;
+  check(ncclGetUniqueId(&id), "ncclGetUniqueId");
+  for (std::size_t i = 1; i < members.size(); ++i) cpu.send(bytes, static_cast<int>(members[i]), kTag).wait();
+  return id;
 }
 
 bool on_cpu(at::TensorList list) {
@@ -69,18 +75,14 @@ bool on_cpu(at::TensorList list) {
 
 class NcclBackend final : public CommBackend {
  public:
-  NcclBackend(std::shared_ptr<Device> device, std::vector<std::int64_t> ranks, int me, const std::string& key,
-              std::string label)
+  NcclBackend(std::shared_ptr<Device> device, std::vector<std::int64_t> ranks, int me, std::string label)
       : CommBackend(me, std::move(ranks)),
         device_(std::move(device)),
-        key_(key),
         label_(std::move(label)),
         stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, static_cast<c10::DeviceIndex>(device_->index))) {
     const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device_->index));
-    ncclUniqueId id{};
-    if (me == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
-    device_->ids->share(&id, sizeof id, this->ranks(), key);
-    check(ncclCommInitRank(&comm_, size(), id, rank()), "ncclCommInitRank");
+    const ReleasedLock others_may_run;
+    check(ncclCommInitRank(&comm_, size(), shared_id(device_->cpu, this->ranks()), rank()), "ncclCommInitRank");
     device_->watchdog->open(comm_);
   }
 
@@ -96,14 +98,13 @@ class NcclBackend final : public CommBackend {
   }
 
   Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) override {
-    return run(call, outputs, input, [&](at::TensorList out, at::TensorList in) {
-      if (adjacent(out)) {
-        return check(
-            ncclAllGather(in[0].const_data_ptr(), out[0].data_ptr(), in[0].nbytes(), ncclInt8, comm_, stream()),
+    const auto adjacent = equal_pieces(outputs) ? Adjacent::outputs : Adjacent::none;
+    const auto enqueue = [&](at::TensorList out, at::TensorList in) {
+      if (adjacent == Adjacent::none) return pairwise(out, [&](int) { return in[0]; });
+      check(ncclAllGather(in[0].const_data_ptr(), out[0].data_ptr(), in[0].nbytes(), ncclInt8, comm_, stream()),
             "ncclAllGather");
-      }
-      pairwise(out, [&](int) { return in[0]; });
-    });
+    };
+    return run(call, outputs, input, enqueue, adjacent);
   }
 
   Work all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
@@ -113,8 +114,9 @@ class NcclBackend final : public CommBackend {
 
   Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) override {
     const Reduction r = nccl_reduction(call.dtype, call.op);
-    return run(call, output, inputs, [&](at::TensorList out, at::TensorList in) {
-      if (adjacent(in)) {
+    const auto adjacent = equal_pieces(inputs) ? Adjacent::inputs : Adjacent::none;
+    const auto enqueue = [&](at::TensorList out, at::TensorList in) {
+      if (adjacent == Adjacent::inputs) {
         return check(ncclReduceScatter(in[0].const_data_ptr(), out[0].data_ptr(), out[0].numel() * r.count, r.type,
                                        r.op, comm_, stream()),
                      "ncclReduceScatter");
@@ -126,7 +128,8 @@ class NcclBackend final : public CommBackend {
               "ncclReduce");
       }
       check(ncclGroupEnd(), "ncclGroupEnd");
-    });
+    };
+    return run(call, output, inputs, enqueue, adjacent);
   }
 
   Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) override {
@@ -160,30 +163,33 @@ class NcclBackend final : public CommBackend {
 
   // The only call for which the host waits, besides those with CPU tensors.
   void barrier(const CollectiveCall& call) override {
+    const NoMeshScope plain;
     const at::Tensor one = at::ones({1}, at::TensorOptions().dtype(at::kInt).device(device()));
     CollectiveCall as_sum = call;
     as_sum.dtype = at::kInt;
     Work work = all_reduce(as_sum, one);
+    const ReleasedLock others_may_run;
     while (!work.done()) std::this_thread::yield();
   }
 
   std::shared_ptr<CommBackend> subgroup(at::IntArrayRef members, const std::string& label) override {
-    const std::vector<std::int64_t> list = members.vec();
-    std::string key = key_ + "/" + describe_group("", list) + "#" + std::to_string(made_[list]++);
     std::vector<std::int64_t> world_ranks;
-    for (auto m : list) world_ranks.push_back(ranks()[m]);
-    const auto me = static_cast<int>(std::find(list.begin(), list.end(), rank()) - list.begin());
-    return std::make_shared<NcclBackend>(device_, std::move(world_ranks), me, key, label);
+    for (auto m : members) world_ranks.push_back(ranks()[m]);
+    const auto me = static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
+    return std::make_shared<NcclBackend>(device_, std::move(world_ranks), me, label);
   }
 
   void abort(const std::string& reason) override {
     const std::string text = "rank " + std::to_string(ranks()[rank()]) + " aborted: " + reason;
-    device_->ids->abort(text);
+    device_->cpu.abort(text);
     device_->watchdog->fail(text);
   }
-  std::string failure() override { return device_->ids->failure(); }
+  std::string failure() override { return backend_of(device_->cpu)->failure(); }
 
  private:
+  // Which tensors NCCL wants one behind the other.
+  enum class Adjacent : std::uint8_t { none, outputs, inputs };
+
   c10::Device device() const { return {c10::kCUDA, static_cast<c10::DeviceIndex>(device_->index)}; }
   cudaStream_t stream() const { return stream_.stream(); }
 
@@ -200,17 +206,6 @@ class NcclBackend final : public CommBackend {
     check(ncclGroupEnd(), "ncclGroupEnd");
   }
 
-  // Contiguous tensors on the device for `list`: its own where they are, else copies (packed where `filled`).
-  std::vector<at::Tensor> staged(at::TensorList list, bool filled) const {
-    std::vector<at::Tensor> out;
-    for (const auto& t : list) {
-      const bool as_is = t.is_cuda() && t.is_contiguous() && !t.is_conj() && !t.is_neg();
-      out.push_back(as_is ? t : at::empty(t.sizes(), t.options().device(device())));
-      if (!as_is && filled) out.back().copy_(t);
-    }
-    return out;
-  }
-
   void uses(at::TensorList list) const {
     for (const auto& t : list) {
       if (t.numel() > 0) c10::cuda::CUDACachingAllocator::recordStream(t.storage().data_ptr(), stream_);
@@ -219,12 +214,13 @@ class NcclBackend final : public CommBackend {
 
   // Packs, queues `enqueue(outputs, inputs)` behind the caller's stream, unpacks.
   template <class Enqueue>
-  Work run(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs, Enqueue&& enqueue) {
-    at::AutoDispatchBelowADInplaceOrView below;
+  Work run(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs, const Enqueue& enqueue,
+           Adjacent adjacent = Adjacent::none) {
+    const LocalScope scope;
     const c10::cuda::CUDAGuard guard(device());
     const bool cpu = on_cpu(outputs.empty() ? inputs : outputs);
-    const auto in = staged(inputs, true);
-    const auto out = staged(outputs, false);
+    const auto in = staged(inputs, device(), /*filled=*/true, adjacent == Adjacent::inputs);
+    const auto out = staged(outputs, device(), /*filled=*/false, adjacent == Adjacent::outputs);
     Event before;
     check(cudaEventRecord(before.get(), c10::cuda::getCurrentCUDAStream(device().index()).stream()), "cudaEventRecord");
     check(cudaStreamWaitEvent(stream(), before.get(), 0), "cudaStreamWaitEvent");
@@ -236,6 +232,8 @@ class NcclBackend final : public CommBackend {
     uses(out);
     {
       const c10::cuda::CUDAStreamGuard on_ours(stream_);
+      std::optional<ReleasedLock> others_may_run;
+      if (cpu) others_may_run.emplace();
       for (std::size_t i = 0; i < out.size(); ++i) {
         if (!out[i].is_same(outputs[i])) outputs[i].copy_(out[i]);  // waits where it goes to the CPU
       }
@@ -250,23 +248,20 @@ class NcclBackend final : public CommBackend {
   }
 
   std::shared_ptr<Device> device_;
-  std::string key_, label_;
+  std::string label_;
   c10::cuda::CUDAStream stream_;
   ncclComm_t comm_ = nullptr;
-  std::map<std::vector<std::int64_t>, int> made_;
 };
 
 }  // namespace
 
-std::shared_ptr<CommBackend> make_world_backend(std::shared_ptr<IdExchange> ids, int rank, int size, int device,
-                                                RunOptions options, std::shared_ptr<RankRecord> record) {
+std::shared_ptr<CommBackend> make_world_backend(const Communicator& cpu, int device, RunOptions options) {
   check(cudaSetDevice(device), "cudaSetDevice");
-  std::vector<std::int64_t> ranks(size);
+  std::vector<std::int64_t> ranks(cpu.size());
   std::iota(ranks.begin(), ranks.end(), 0);
-  auto* watchdog = new Watchdog(rank, options.timeout, ids, record);
-  auto shared = std::make_shared<Device>(Device{std::move(ids), device, watchdog});
-  auto backend = std::make_shared<NcclBackend>(std::move(shared), std::move(ranks), rank, "world", "");
-  backend->set_record(std::move(record));
+  auto shared = std::make_shared<Device>(Device{cpu, device, new Watchdog(cpu, options.timeout)});
+  auto backend = std::make_shared<NcclBackend>(std::move(shared), std::move(ranks), cpu.rank(), "");
+  backend->set_record(backend_of(cpu)->shared_record());
   return backend;
 }
 

@@ -3,14 +3,13 @@
 
 #include <memory>
 
-#include "comm/nccl/id_exchange.h"
 #include "dtensor/comm_backend.h"
 
 namespace dtensor::nccl {
 
-// The world of `size` ranks, of which this is `rank`, on CUDA device `device` of this machine. `record`: of what this
-// rank does, on whatever backend. Collective.
-std::shared_ptr<CommBackend> make_world_backend(std::shared_ptr<IdExchange> ids, int rank, int size, int device,
-                                                RunOptions options, std::shared_ptr<RankRecord> record);
+// The ranks of `cpu`, on CUDA device `device` of this machine. `cpu` moves CPU tensors: it carries the ids of NCCL's
+// communicators, and tells ranks that wait on their GPUs when one aborts. Shares its record of what this rank does.
+// Collective.
+std::shared_ptr<CommBackend> make_world_backend(const Communicator& cpu, int device, RunOptions options);
 
 }  // namespace dtensor::nccl

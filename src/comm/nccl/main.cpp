@@ -67,8 +67,7 @@ int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunO
 }  // namespace nccl
 
 Communicator nccl_communicator(const Communicator& cpu, int device, RunOptions options) {
-  return Communicator(nccl::make_world_backend(nccl::exchange_over(cpu), cpu.rank(), cpu.size(), device, options,
-                                               backend_of(cpu)->shared_record()));
+  return Communicator(nccl::make_world_backend(cpu, device, options));
 }
 
 }  // namespace dtensor

@@ -53,9 +53,8 @@ bool Event::passed() const {
   return true;
 }
 
-Watchdog::Watchdog(int rank, std::chrono::milliseconds timeout, std::shared_ptr<IdExchange> ids,
-                   std::shared_ptr<RankRecord> record)
-    : rank_(rank), timeout_(countable(timeout)), ids_(std::move(ids)), record_(std::move(record)) {
+Watchdog::Watchdog(Communicator cpu, std::chrono::milliseconds timeout)
+    : cpu_(std::move(cpu)), timeout_(countable(timeout)) {
   stop_at_exit();
   std::thread([this] { loop(); }).detach();  // lives as long as the process
 }
@@ -105,14 +104,14 @@ void Watchdog::fail(const std::string& text) {
     failure_ = text + last();  // no further call begins
   }
   std::unique_lock calls(calls_, kCallEnds);
-  if (!calls.owns_lock()) end_process(rank_, text + last());
+  if (!calls.owns_lock()) end_process(cpu_.rank(), text + last());
   std::lock_guard lock(mutex_);
   for (ncclComm_t comm : open_) ncclCommAbort(comm);
   open_.clear();
   watched_.clear();
 }
 
-std::string Watchdog::last() const { return last_of(rank_, record_.get()); }
+std::string Watchdog::last() const { return last_of(cpu_.rank(), &backend_of(cpu_)->record()); }
 
 std::string Watchdog::trouble() {
   std::lock_guard lock(mutex_);
@@ -148,7 +147,7 @@ void Watchdog::loop() {
     if (exiting) return;
     std::string text;
     try {
-      if (const std::string told = ids_->failure(); !told.empty()) {
+      if (const std::string told = backend_of(cpu_)->failure(); !told.empty()) {
         fail(told);
       } else {
         text = trouble();
@@ -156,7 +155,7 @@ void Watchdog::loop() {
     } catch (const std::exception& e) {
       text = e.what();
     }
-    if (!text.empty()) end_process(rank_, text + last());
+    if (!text.empty()) end_process(cpu_.rank(), text + last());
   }
 }
 

@@ -14,7 +14,6 @@
 #include <shared_mutex>
 #include <string>
 
-#include "comm/nccl/id_exchange.h"
 #include "dtensor/comm_backend.h"
 
 namespace dtensor::nccl {
@@ -35,9 +34,8 @@ class Event {
 
 class Watchdog {
  public:
-  // `ids` tells when another rank aborts; every error ends with what `record` says that this rank did last.
-  Watchdog(int rank, std::chrono::milliseconds timeout, std::shared_ptr<IdExchange> ids,
-           std::shared_ptr<RankRecord> record);
+  // `cpu` tells when another rank aborts; every error ends with what its record says that this rank did last.
+  Watchdog(Communicator cpu, std::chrono::milliseconds timeout);
 
   void open(ncclComm_t comm);
   // Aborts the communicator (which, unlike ncclCommDestroy, never waits for peers) as soon as what is queued on it has
@@ -64,10 +62,8 @@ class Watchdog {
   std::string trouble();  // that ends the process; empty: none
   std::string last() const;
 
-  int rank_;
+  Communicator cpu_;
   std::chrono::milliseconds timeout_;
-  std::shared_ptr<IdExchange> ids_;
-  std::shared_ptr<RankRecord> record_;
   std::shared_timed_mutex calls_;
   std::mutex mutex_;
   std::condition_variable condition_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "comm/describe.h"
 #include "comm/no_timeout.h"
 #include "comm/pairwise/termination.h"
 #include "comm/released_lock.h"
@@ -18,11 +19,6 @@ constexpr int kWatchEvery = 64;                     // tests between two looks a
 constexpr std::chrono::milliseconds kTelling{200};  // after which a wait is told to the others
 constexpr std::chrono::milliseconds kLeaving{300};  // for data of a rank that has left to arrive
 
-std::string seconds(std::chrono::milliseconds time) {
-  const auto ms = time.count();
-  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
-}
-
 }  // namespace
 
 Exchange::~Exchange() {
@@ -35,9 +31,7 @@ Exchange::~Exchange() {
 
 std::string Exchange::report(c10::function_ref<std::string()> place) const {
   const auto ranks = batch_->missing();
-  std::string out =
-      "rank " + std::to_string(job_.rank()) + " waits in " + place() + " for rank" + (ranks.size() > 1 ? "s" : "");
-  for (std::size_t i = 0; i < ranks.size(); ++i) out += (i > 0 ? ", " : " ") + std::to_string(ranks[i]);
+  std::string out = "rank " + std::to_string(job_.rank()) + " waits in " + place() + " for " + ranks_text(ranks);
   for (const auto rank : ranks) out += job_.whereabouts(rank);
   return out;
 }
@@ -55,7 +49,7 @@ void Exchange::watch(c10::function_ref<std::string()> place, Clock::time_point b
   const auto now = Clock::now();
   const bool late = now - begin > job_.options().timeout && !timeouts_suspended();
   watch_leavers(place, now, late);
-  if (late) fail("timeout after " + seconds(job_.options().timeout), place);
+  if (late) fail("timeout after " + duration_text(job_.options().timeout), place);
   const bool told = what != For::data && now - begin > kTelling && !timeouts_suspended();
   if (told && job_.post_wait(place(), batch_->missing(), sent_tag)) fail("ranks wait for each other", place);
 }

@@ -67,9 +67,9 @@ class Job {
   std::string whereabouts(std::int64_t rank);
 
   // This rank has been waiting in `place` for ranks that have not come, or that do not take what it sends them under
-  // `sent_tag` (-1: nothing); called again as long as it waits. True where that can never end: those it waits for wait
-  // for it, directly or by way of others, and have done so for a while. Nothing is told or found where several threads
-  // of a rank communicate, of which one may wait while others go on.
+  // `sent_tag` (-1: nothing); called again as long as it waits, after looks at what has come. True where that can never
+  // end: those it waits for wait for it, directly or by way of others, and have told again since that they still do.
+  // Nothing is told or found where several threads of a rank communicate, of which one may wait while others go on.
   bool post_wait(const std::string& place, const std::vector<std::int64_t>& missing, std::int64_t sent_tag);
   void end_wait();
 
@@ -88,6 +88,7 @@ class Job {
   enum Tag : int { kFailed = 1, kLeft = 2, kPrinted = 3, kWaits = 4, kAsked = 5, kPrints = 6 };
   struct Wait {
     std::uint64_t number = 0;           // of this rank's waits; 0: it waits for nobody
+    std::uint64_t looks = 0;            // how often it has told since that it still does
     std::int64_t sent_tag = -1;         // of a message that those may be taking; -1: none
     std::vector<std::int64_t> missing;  // for whom
     std::vector<MessageKey> taking;     // what it receives meanwhile
@@ -98,11 +99,13 @@ class Job {
   struct Peer {
     std::atomic<bool> left{false}, printed{false}, asked{false}, announced{false};
     Wait wait;
+    std::uint64_t suspected_at = 0;  // the looks of `wait` when it was first seen on the cycle that is suspected
     std::string prints;
   };
   using Cycle = std::vector<std::pair<std::int64_t, std::uint64_t>>;  // ranks that wait for each other, and their waits
   Cycle cycle() const;
   bool may_take(std::int64_t from, std::int64_t to) const;
+  bool is_certain(const Cycle& found);
   bool several_threads();
   void tell(Tag tag, const std::string& text);
   void hear(const Word& word);
@@ -126,7 +129,7 @@ class Job {
   std::shared_ptr<RankRecord> record_;
   std::uint64_t waits_ = 0;
   Cycle suspected_;
-  std::chrono::steady_clock::time_point suspected_since_{};
+  std::chrono::steady_clock::time_point told_at_{}, suspected_since_{};
   const std::thread::id thread_;  // the one that made this, and runs the rank's function
   std::thread::id waited_first_;
   bool several_threads_ = false;

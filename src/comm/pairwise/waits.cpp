@@ -4,12 +4,14 @@
 // A wait is for headers, which are small and on their way as soon as their sender has come; what a rank tells of itself
 // comes after all headers that it has sent. Or it is for a message to be taken by a rank that receives nothing from
 // this one, and cannot begin to while it waits itself. So ranks on a cycle that stays as it is are waiting for good;
-// the delay before it is believed is for messages that overtake each other.
+// the delay before it is believed is for messages that overtake each other. A rank that was stopped after it told of
+// its wait may find that what it waited for has come: each must have told again meanwhile that it still waits.
 #include <unistd.h>
 
 #include <algorithm>
 #include <sstream>
 
+#include "comm/describe.h"
 #include "comm/pairwise/job.h"
 #include "comm/pairwise/termination.h"
 
@@ -19,6 +21,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kCertain{500};  // for which a cycle must stay as it is
+constexpr std::chrono::milliseconds kAgain{100};    // after which a rank on a cycle tells that it still waits
+// So often must each have told: one that was stopped may do so once before it looks at what came meanwhile.
+constexpr std::uint64_t kLooks = 2;
 // For others to say that they were asked to end, too. Open MPI kills a second after it asked, so on a loaded machine a
 // longer wait loses the lines of ranks that had something to say.
 constexpr std::chrono::milliseconds kAnswer{200};
@@ -27,7 +32,7 @@ constexpr std::chrono::milliseconds kAnswer{200};
 
 std::string Job::Wait::str() const {
   std::ostringstream out;
-  out << number << ' ' << sent_tag << ' ' << missing.size();
+  out << number << ' ' << looks << ' ' << sent_tag << ' ' << missing.size();
   for (const auto rank : missing) out << ' ' << rank;
   out << ' ' << taking.size();
   for (const auto& [from, tag] : taking) out << ' ' << from << ' ' << tag;
@@ -39,7 +44,7 @@ Job::Wait Job::Wait::read(const std::string& text) {
   Wait wait;
   std::istringstream in(text);
   std::size_t count = 0;
-  in >> wait.number >> wait.sent_tag >> count;
+  in >> wait.number >> wait.looks >> wait.sent_tag >> count;
   for (std::int64_t rank = 0; count > 0 && in >> rank; --count) wait.missing.push_back(rank);
   in >> count;
   for (MessageKey key; count > 0 && in >> key.first >> key.second; --count) wait.taking.push_back(key);
@@ -61,14 +66,26 @@ bool Job::post_wait(const std::string& place, const std::vector<std::int64_t>& m
   const std::lock_guard lock(mutex_);
   if (several_threads()) return false;
   Wait& mine = peers_[rank_].wait;
-  if (mine.number == 0 || mine.missing != missing || mine.taking != taking) {
-    mine = {++waits_, sent_tag, missing, taking, place};
-    tell(kWaits, mine.str());
-  }
+  const bool fresh = mine.number == 0 || mine.missing != missing || mine.taking != taking;
+  if (fresh) mine = {++waits_, 0, sent_tag, missing, taking, place};
   const auto found = cycle();
-  if (found != suspected_) suspected_since_ = Clock::now();
-  suspected_ = found;
-  return !found.empty() && Clock::now() - suspected_since_ > kCertain;
+  const bool again = !fresh && !found.empty() && Clock::now() - told_at_ > kAgain;
+  if (again) ++mine.looks;
+  if (fresh || again) tell(kWaits, mine.str()), told_at_ = Clock::now();
+  return is_certain(found);
+}
+
+bool Job::is_certain(const Cycle& found) {
+  if (found != suspected_) {
+    suspected_ = found;
+    suspected_since_ = Clock::now();
+    for (const auto& [rank, number] : found) peers_[rank].suspected_at = peers_[rank].wait.looks;
+  }
+  if (found.empty() || Clock::now() - suspected_since_ <= kCertain) return false;
+  return std::all_of(found.begin(), found.end(), [&](const auto& waiting) {
+    const Peer& peer = peers_[waiting.first];
+    return peer.wait.looks >= peer.suspected_at + kLooks;
+  });
 }
 
 void Job::end_wait() {
@@ -110,9 +127,7 @@ std::string Job::whereabouts(std::int64_t rank) {
   const Wait& wait = peers_[rank].wait;
   const std::string who = "; rank " + std::to_string(rank);
   if (wait.number == 0) return left(rank) ? who + " has returned from its function" : "";
-  std::string out = who + " waits in " + wait.place + " for rank" + (wait.missing.size() > 1 ? "s" : "");
-  for (std::size_t i = 0; i < wait.missing.size(); ++i) out += (i > 0 ? ", " : " ") + std::to_string(wait.missing[i]);
-  return out;
+  return who + " waits in " + wait.place + " for " + ranks_text(wait.missing);
 }
 
 std::string Job::ended_by_signal(const std::vector<std::int64_t>& missing) {
@@ -134,10 +149,8 @@ std::string Job::ended_by_signal(const std::vector<std::int64_t>& missing) {
   }
   const auto ranks = silent();
   if (ranks.empty()) return "ended by SIGTERM, as those it waits for were: the run was interrupted; ";
-  std::string out = "ended by SIGTERM: the launcher was interrupted or has lost a rank, and rank";
-  out += ranks.size() > 1 ? "s" : "";
-  for (std::size_t i = 0; i < ranks.size(); ++i) out += (i > 0 ? ", " : " ") + std::to_string(ranks[i]);
-  return out + (ranks.size() > 1 ? " do" : " does") + " not answer; ";
+  return "ended by SIGTERM: the launcher was interrupted or has lost a rank, and " + ranks_text(ranks) +
+         (ranks.size() > 1 ? " do" : " does") + " not answer; ";
 }
 
 }  // namespace dtensor::pairwise

@@ -6,6 +6,7 @@
 #include <memory>
 #include <sstream>
 
+#include "comm/describe.h"
 #include "comm/record/hash.h"
 
 namespace dtensor {
@@ -32,18 +33,15 @@ std::vector<Doing> doings_at(const std::vector<MemberCalls>& members, std::uint6
     const auto signature = line == nullptr ? 0 : line->signature;
     auto it = std::find_if(doings.begin(), doings.end(), [&](const auto& d) { return d.signature == signature; });
     if (it == doings.end()) {
-      doings.push_back({signature, line == nullptr ? "called none after it" : "called " + line->text, {}});
+      doings.push_back(
+          {signature,
+           line == nullptr ? (number == 1 ? "called none" : "called none after it") : "called " + line->text,
+           {}});
       it = doings.end() - 1;
     }
     it->ranks.push_back(member.rank);
   }
   return doings;
-}
-
-std::string ranks_text(const std::vector<std::int64_t>& ranks) {
-  std::string out = ranks.size() > 1 ? "ranks" : "rank";
-  for (std::size_t i = 0; i < ranks.size(); ++i) out += (i > 0 ? ", " : " ") + std::to_string(ranks[i]);
-  return out;
 }
 
 // The oldest call that every member still knows, or has not come to.
@@ -68,7 +66,8 @@ T& made(std::atomic<T*>& place) {
 
 void CallHistory::add(const CallNote& call) {
   const auto number = operators_.load(std::memory_order_relaxed) + 1;
-  const auto signature = std::max<std::uint64_t>(mixed(signature_.load(std::memory_order_relaxed), call.hash), 1);
+  const auto signature =
+      std::max<std::uint64_t>(mixed(signature_.load(std::memory_order_relaxed), call.hash), kNone + 1);
   Entry& entry = made(entries_)[number % kKept];
   entry.number.store(0, std::memory_order_relaxed);
   entry.text.store(call.text, std::memory_order_release);

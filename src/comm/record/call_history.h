@@ -27,6 +27,7 @@ struct CallNote {
 class CallHistory {
  public:
   static constexpr std::size_t kKept = 128;
+  static constexpr std::uint64_t kNone = 1;  // the signature of a rank under Checked that has called no operator
 
   CallHistory() = default;
   ~CallHistory() { delete entries_.load(), delete nodes_.load(); }

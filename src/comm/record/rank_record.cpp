@@ -25,6 +25,7 @@ std::string RankRecord::recent() const {
     const auto* name = entry.name.load(std::memory_order_acquire);
     const auto collective = entry.collective.load(std::memory_order_relaxed);
     if (next_.load(std::memory_order_acquire) >= at + kKept) continue;  // written anew meanwhile
+    if (collective == 0 && name == nullptr) continue;                   // half of it by another thread of the rank
     out += out.empty() ? "" : ", ";
     if (collective == 0) {
       out += *name;

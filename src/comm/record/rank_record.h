@@ -38,9 +38,14 @@ class RankRecord : public std::enable_shared_from_this<RankRecord> {
   void note_error(std::string text);
   std::string last_error() const;  // empty: none. Callable from any thread
 
+  // What this rank waited for did not come and nobody was told, since its Work was dropped.
+  void miss_failure() { missed_failure_.store(true); }
+  bool missed_failure() const { return missed_failure_.load(); }
+
   // Whether this thread may act for this rank: it is the rank's own, or none of a thread rank's (a helper, autograd's).
-  bool is_mine() const { return is_of(thread_state()); }
-  bool is_of(const ThreadState& thread) const { return thread.rank == nullptr || thread.rank == this; }
+  bool is_mine(const ThreadState& thread = thread_state()) const {
+    return thread.rank == nullptr || thread.rank == this;
+  }
   static const RankRecord* of_this_thread() { return thread_state().rank; }
   std::shared_ptr<RankRecord> shared() const { return const_cast<RankRecord*>(this)->shared_from_this(); }
 
@@ -67,6 +72,7 @@ class RankRecord : public std::enable_shared_from_this<RankRecord> {
   mutable std::mutex error_mutex_;
   std::string error_;
   std::atomic<std::uint64_t> error_at_{0};  // the entries before it, and one more; 0: none
+  std::atomic<bool> missed_failure_{false};
 };
 
 // "rank 1 failed: index 7 is out of bounds ...; then ", of ranks with their last errors; empty where all had the same,

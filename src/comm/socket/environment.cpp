@@ -1,8 +1,6 @@
 #include "comm/socket/environment.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cstdlib>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -16,15 +14,9 @@ namespace {
 constexpr int kFirstSlurmPort = 20000, kSlurmPorts = 10000;
 constexpr std::chrono::seconds kPatience{60};  // processes of one job do not start at one moment
 
-std::string text_of(const char* name) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? "" : text;
-}
-
 int port(const std::string& text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error == std::errc{} && end == text.data() + text.size() && value > 0 && value < 65526) return value;
+  const auto value = number(text);
+  if (value && *value > 0 && *value < 65526) return *value;
   throw LaunchError("MASTER_PORT=" + text + " is not a port from 1 to 65525");
 }
 

@@ -54,16 +54,16 @@ class Server {
 
   void begin(const Place& place) {
     const std::lock_guard lock(mutex_);
-    tables_.try_emplace(Job(place.size, place.job));
+    tables_.try_emplace(JobKey(place.size, place.job));
   }
 
  private:
   using Table = std::map<std::string, std::string>;
-  using Job = std::pair<std::uint32_t, std::uint64_t>;  // the size of its world, and its number
+  using JobKey = std::pair<std::uint32_t, std::uint64_t>;  // the size of its world, and its number
 
   Table* table_of(const Request& request) {
     const std::lock_guard lock(mutex_);
-    const auto found = tables_.find(Job(request.world, request.job));
+    const auto found = tables_.find(JobKey(request.world, request.job));
     return found == tables_.end() ? nullptr : &found->second;  // they stay where they are
   }
 
@@ -101,7 +101,7 @@ class Server {
   Stream listener_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<Job, Table> tables_;
+  std::map<JobKey, Table> tables_;
 };
 
 // This process's server at that port, begun where there is none; null where the port is not free.
