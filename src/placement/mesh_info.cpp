@@ -31,15 +31,6 @@ MeshLayout checked(MeshLayout layout) {
   return layout;
 }
 
-Coordinate coordinate_of_rank(const MeshLayout& layout, std::int64_t world_rank) {
-  const auto found = std::find(layout.ranks.begin(), layout.ranks.end(), world_rank);
-  return found == layout.ranks.end() ? Coordinate() : coordinate_of_index(layout, found - layout.ranks.begin());
-}
-
-bool contains(const std::vector<std::int64_t>& ranks, std::int64_t rank) {
-  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-}
-
 }  // namespace
 
 std::int64_t ranks_along(c10::IntArrayRef mesh_shape, AxisMask axes) {
@@ -61,13 +52,19 @@ Coordinate coordinate_of_index(const MeshLayout& layout, std::int64_t index) {
   return coordinate_along(layout.shape, ~AxisMask{0}, index, Coordinate(layout.shape.size()));
 }
 
+std::optional<Coordinate> coordinate_of_rank(const MeshLayout& layout, std::int64_t world_rank) {
+  const auto found = std::find(layout.ranks.begin(), layout.ranks.end(), world_rank);
+  if (found == layout.ranks.end()) return std::nullopt;
+  return coordinate_of_index(layout, found - layout.ranks.begin());
+}
+
 MeshInfo::MeshInfo(MeshLayout mesh_layout, std::int64_t rank, c10::DeviceType device_type,
                    c10::intrusive_ptr<const MeshInfo> computes)
     : layout(checked(std::move(mesh_layout))),
       device(device_type),
       world_rank(rank),
-      is_member(contains(layout.ranks, rank)),
-      coordinate(coordinate_of_rank(layout, rank)),
+      is_member(coordinate_of_rank(layout, rank).has_value()),
+      coordinate(coordinate_of_rank(layout, rank).value_or(Coordinate())),
       several(axes_where(layout.shape.size(), [&](std::size_t a) { return layout.shape[a] > 1; })),
       computes_(std::move(computes)) {}
 

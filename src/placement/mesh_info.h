@@ -8,6 +8,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,8 +41,9 @@ using Coordinate = c10::SmallVector<std::int64_t, 4>;
 
 // `at` moved to the `index`-th rank along `axes`, row-major.
 Coordinate coordinate_along(c10::IntArrayRef mesh_shape, AxisMask axes, std::int64_t index, Coordinate at);
-// Coordinate of the `index`-th entry of MeshLayout::ranks.
+// Coordinate of the `index`-th entry of MeshLayout::ranks; of the entry that is `world_rank`, if there is one.
 Coordinate coordinate_of_index(const MeshLayout& layout, std::int64_t index);
+std::optional<Coordinate> coordinate_of_rank(const MeshLayout& layout, std::int64_t world_rank);
 
 struct MeshInfo : c10::intrusive_ptr_target {
   MeshInfo(MeshLayout layout, std::int64_t world_rank, c10::DeviceType device,

@@ -11,10 +11,8 @@ namespace dtensor {
 namespace {
 
 constexpr const char* kGrammar =
-    "expected R, S(dim), SS(dim, split factor), RS(dim, size of each rank's part), Z(dim) or "
-    "P(sum|avg|max|min|product), "
-    "shards with an "
-    "optional *; a list as [R, S(0)]";
+    "expected R, S(dim), SS(dim, split factor), RS(dim, size of each rank's part), Z(dim), Z(dim, pieces) or "
+    "P(sum|avg|max|min|product), shards with an optional *; a list as [R, S(0)]";
 
 class Reader {
  public:

@@ -68,7 +68,8 @@ Segments parts_of_piece(std::int64_t n, const SplitStep& step, std::int64_t part
 Segments split(const Segments& held, const SplitStep& step, std::int64_t parts, std::int64_t index) {
   const std::int64_t n = total_length(held);
   Segments out;
-  for (std::int64_t piece = 0; piece < step.pieces; ++piece) {
+  // Of more pieces than elements the first ones have one each.
+  for (std::int64_t piece = 0; piece < std::min<std::int64_t>(step.pieces, n); ++piece) {
     const Segment outer = chunk(n, step.pieces, piece);
     for (const Segment& inner : parts_of_piece(outer.length, step, parts, index)) {
       append_range(held, outer.offset + inner.offset, outer.offset + inner.offset + inner.length, out);

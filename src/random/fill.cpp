@@ -37,6 +37,18 @@ std::pair<at::Tensor, GlobalRegion> as_real(const at::Tensor& local, const Globa
   return {at::view_as_real(local), std::move(pairs)};
 }
 
+// As ATen asks for: ends that the dtype holds, no further apart than its largest number.
+void check_interval(at::ScalarType dtype, double from, double to) {
+  TORCH_CHECK(from <= to, "uniform_ expects from <= to, got from = ", from, " and to = ", to);
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "uniform_", [&] {
+    const auto largest = static_cast<double>(std::numeric_limits<scalar_t>::max());
+    TORCH_CHECK(std::abs(from) <= largest, "uniform_: from = ", from, " is out of range for ", dtype);
+    TORCH_CHECK(std::abs(to) <= largest, "uniform_: to = ", to, " is out of range for ", dtype);
+    TORCH_CHECK(to - from <= largest, "uniform_ expects to - from <= ", largest, " for ", dtype, ", got from = ", from,
+                " and to = ", to);
+  });
+}
+
 // The largest value of the dtype below `to`, or `from` where the interval is empty.
 double largest_below(at::ScalarType dtype, double from, double to) {
   double limit = 0;
@@ -75,6 +87,19 @@ void check_holds(at::ScalarType dtype, std::int64_t value, const char* what) {
   });
 }
 
+// Those integers of [from, last] that the dtype rounds to none outside of it.
+std::pair<std::int64_t, std::int64_t> rounded_within(at::ScalarType dtype, std::int64_t from, std::int64_t last) {
+  if (!c10::isFloatingType(dtype)) return {from, last};
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "random_", [&] {
+    __extension__ using Wide = __int128;  // a rounded integer may lie beyond 64 bits
+    constexpr auto kInfinity = std::numeric_limits<scalar_t>::infinity();
+    const auto low = static_cast<scalar_t>(from), high = static_cast<scalar_t>(last);
+    if (static_cast<Wide>(low) < from) from = static_cast<std::int64_t>(std::nextafter(low, kInfinity));
+    if (static_cast<Wide>(high) > last) last = static_cast<std::int64_t>(std::nextafter(high, -kInfinity));
+  });
+  return {from, last};
+}
+
 void fill_range(const at::Tensor& local, const GlobalRegion& region, RandomKey key, std::int64_t from,
                 std::int64_t last) {
   // 0 where all 2^64 values are asked for.
@@ -95,8 +120,8 @@ bool fill_dense(const at::Tensor& dense, const GlobalRegion& region, RandomKey k
 
 void fill_uniform(const at::Tensor& local, const GlobalRegion& region, RandomKey key, double from, double to) {
   check_floating(local, "uniform_");
-  TORCH_CHECK(from <= to, "uniform_ expects from <= to, got from = ", from, " and to = ", to);
   const auto [real, real_region] = as_real(local, region);
+  check_interval(real.scalar_type(), from, to);
   const auto limit = largest_below(real.scalar_type(), from, to);
   if (is_double(real)) {
     return fill(real, real_region, key, dist::Uniform<double>{from, to - from, limit});
@@ -140,12 +165,14 @@ void fill_bernoulli(const at::Tensor& local, const GlobalRegion& region, RandomK
 void fill_integers(const at::Tensor& local, const GlobalRegion& region, RandomKey key, std::int64_t from,
                    std::optional<std::int64_t> to) {
   const auto dtype = local.scalar_type();
-  const auto last = to ? *to - 1 : largest_integer(dtype);
   TORCH_CHECK(!to || from < *to, "random_ expects from < to, got from = ", from, " and to = ", *to);
+  const auto last = to ? *to - 1 : largest_integer(dtype);
   TORCH_CHECK(from <= last, "random_ expects from <= ", last, " for ", dtype, ", got from = ", from);
   check_holds(dtype, from, "from");
   check_holds(dtype, last, "to - 1");
-  fill_range(local, region, key, from, last);
+  const auto [first, end] = rounded_within(dtype, from, last);
+  TORCH_CHECK(first <= end, "random_: ", dtype, " holds none of the integers from ", from, " to ", last);
+  fill_range(local, region, key, first, end);
 }
 
 void fill_integers(const at::Tensor& local, const GlobalRegion& region, RandomKey key) {

@@ -27,7 +27,7 @@ const Edge& edge_of(const Pending& p) { return p.plan->edges[p.next]; }
 bool arrived(const Pending& p) { return !p.packed || p.next == p.plan->edges.size(); }
 ReduceOp op_of(const Pending& p) { return edge_of(p).from[std::countr_zero(edge_of(p).axes)].reduce_op(); }
 EdgeCall call_of(const Pending& p) {
-  return EdgeCall(edge_of(p), acting(*p.from->mesh), p.geometry, p.at, !p.at.is_alias_of(p.given));
+  return EdgeCall(edge_of(p), acting(*p.from->mesh), p.geometry, p.at, p.at.scalar_type(), !p.at.is_alias_of(p.given));
 }
 std::vector<EdgeCall> calls_of(const Group& group) {
   std::vector<EdgeCall> calls;

@@ -52,7 +52,7 @@ at::Tensor run_edges(const RedistributePlan& plan, const at::Tensor& local, cons
   const Geometry geometry{from.sizes, from.mesh->layout.shape, static_cast<std::int64_t>(c10::elementSize(type))};
   at::Tensor current = plain_bits(local.to(type));
   for (const Edge& edge : plan.edges) {
-    current = run(EdgeCall(edge, acting(*from.mesh), geometry, current, !current.is_alias_of(local)));
+    current = run(EdgeCall(edge, acting(*from.mesh), geometry, current, own, !current.is_alias_of(local)));
     if (type != own && &edge == &*last) current = current.to(own);
   }
   return current;

@@ -16,12 +16,6 @@ int operand_of(const OpCall& call, int arg, int list_index) {
   return -1;
 }
 
-int list_length(const OpCall& call) {
-  int length = 0;
-  for (const Operand& operand : call.operands) length = std::max(length, operand.list_index + 1);
-  return length;
-}
-
 // Number of flattened outputs of each return.
 std::vector<int> return_lengths(const OpCall& call) {
   const OpInfo& info = *call.info;
@@ -210,6 +204,12 @@ Signature signature_of(const OpCall& call, const Piece& piece) {
 }
 
 }  // namespace
+
+int list_length(const OpCall& call) {
+  int length = 0;
+  for (const Operand& operand : call.operands) length = std::max(length, operand.list_index + 1);
+  return length;
+}
 
 std::vector<ResultAlias> result_aliases(const OpCall& call) {
   const std::vector<int> lengths = return_lengths(call);

@@ -18,6 +18,9 @@ struct Piece {
   Problem problem;
 };
 
+// Of its longest list of tensors.
+int list_length(const OpCall& call);
+
 // Operand that return `result` (flattened) is, or is a view of; -1: fresh.
 struct ResultAlias {
   int operand = -1;

@@ -59,16 +59,18 @@ bool goes_on(c10::ScalarType from, c10::ScalarType to) {
   return few && (!c10::isIntegralType(to, false) || c10::elementSize(to) > c10::elementSize(from));
 }
 
-// Partial sums of whole numbers or of truth values do not survive a change of type; neither does an average.
+// Whether shares that change type one by one are shares of the whole that does. A sum is none of truth values, nor of
+// fractions that were cut; and shares may lie where eight bits do not reach, though their sum does not.
 bool survives_types(const Problem& p, const Operand& operand, ReduceOp op) {
   const bool additive = op == ReduceOp::sum || op == ReduceOp::avg;
-  const bool floating = c10::isFloatingType(operand.dtype) || c10::isComplexType(operand.dtype);
+  const auto fractional = [](c10::ScalarType type) { return c10::isFloatingType(type) || c10::isComplexType(type); };
+  const c10::ScalarType from = operand.dtype;
   for (const ResultState& result : p.results) {
-    if (!result.meta->defined || result.meta->dtype == operand.dtype) continue;
-    const bool to_floating = c10::isFloatingType(result.meta->dtype) || c10::isComplexType(result.meta->dtype);
-    if (operand.dtype == c10::ScalarType::Bool || (additive && floating && !to_floating)) return false;
-    if (additive && goes_on(operand.dtype, result.meta->dtype)) return false;
-    if (!additive && result.meta->dtype != c10::ScalarType::Undefined) return false;
+    const c10::ScalarType to = result.meta->dtype;
+    if (!result.meta->defined || to == from) continue;
+    if (from == c10::ScalarType::Bool || to == c10::ScalarType::Bool) return false;
+    if (additive && ((fractional(from) && !fractional(to)) || goes_on(from, to) || c10::isFloat8Type(to))) return false;
+    if (!additive && to != c10::ScalarType::Undefined) return false;
   }
   return true;
 }
@@ -114,7 +116,7 @@ bool may_shard(const Problem& p, const Assignment& with_choice) {
   const std::int64_t equal_parts = parts * c.split.split_factor() * (c.split.is_zigzag() ? 2 : 1);
   if (factor.even && !c.split.is_ragged() && factor.size % equal_parts != 0) return false;
   if (parts == 1) return true;
-  return factor.smallest == 0 || smallest_part(p, c.index, with_choice) >= factor.smallest;
+  return !factor.nonempty || smallest_part(p, c.index, with_choice) > 0;
 }
 
 std::vector<AxisChoice> choices_on(const Problem& p, std::size_t axis) {

@@ -6,10 +6,9 @@
 #include <ATen/native/TypeProperties.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/util/strides.h>
 
-#include <set>
-
-#include "sharding_prop/problem.h"
+#include "sharding_prop/build.h"
 
 namespace dtensor {
 namespace {
@@ -40,6 +39,7 @@ c10::ScalarType result_type(const std::string& name, const OpCall& call, std::si
     return c10::ScalarType::Bool;
   }
   if (among(name, {"count_nonzero", "argmax", "argmin"})) return c10::ScalarType::Long;
+  if (name == "_int_mm") return c10::ScalarType::Int;
   if (among(name, {"complex", "polar"})) return c10::toComplexType(type);
   if (among(name, {"abs", "var", "std", "powsum", "linalg__powsum"})) return c10::toRealValueType(type);
   if (among(name, {"var_mean", "std_mean"})) return r == 0 ? c10::toRealValueType(type) : type;
@@ -52,8 +52,10 @@ c10::ScalarType result_type(const std::string& name, const OpCall& call, std::si
 }
 
 std::optional<c10::ScalarType> dtype_argument(const OpCall& call) {
-  if (!call.has_arg("dtype") || call.arg("dtype").isNone()) return std::nullopt;
-  return call.arg("dtype").toScalarType();
+  for (const char* name : {"dtype", "out_dtype"}) {
+    if (call.has_arg(name) && !call.arg(name).isNone()) return call.arg(name).toScalarType();
+  }
+  return std::nullopt;
 }
 
 // Of the operands but a condition, as TensorIterator promotes them.
@@ -99,12 +101,6 @@ bool is_elementwise(const RuleData& data) {
          std::all_of(data.results.begin(), data.results.end(), plain);
 }
 
-at::DimVector contiguous_strides(const at::DimVector& sizes) {
-  at::DimVector strides(sizes.size(), 1);
-  for (std::size_t i = sizes.size(); i-- > 1;) strides[i - 1] = strides[i] * std::max<std::int64_t>(sizes[i], 1);
-  return strides;
-}
-
 // Factor sizes by the operands alone.
 Problem bind_operands(const OpCall& call, const Rule& rule) {
   Problem p;
@@ -145,7 +141,7 @@ bool factor_outputs(OpCall& call, const Rule& rule) {
   for (std::size_t r = 0; r < returns.size(); ++r) {
     OutputMeta& meta = outputs.emplace_back();
     if (!add_term_sizes(p, rule.data().results[r], meta)) return false;
-    meta.strides = contiguous_strides(meta.sizes);
+    meta.strides = c10::contiguous_strides(meta.sizes);
     meta.dtype = dtype_argument(call).value_or(result_type(name, call, r, call.operands[0].dtype));
   }
   call.outputs = std::move(outputs);
@@ -155,10 +151,8 @@ bool factor_outputs(OpCall& call, const Rule& rule) {
 // A list of results: each position by itself.
 bool list_outputs(OpCall& call) {
   if (call.info->returns.size() != 1) return false;
-  int length = 0;
-  for (const Operand& operand : call.operands) length = std::max(length, operand.list_index + 1);
   std::vector<OutputMeta> outputs;
-  for (int k = 0; k < length; ++k) {
+  for (int k = 0, length = list_length(call); k < length; ++k) {
     OpCall position;
     position.info = call.info;
     position.args = call.args;

@@ -18,10 +18,10 @@ class Binder {
   explicit Binder(Problem& problem) : p_(problem), data_(*problem.data) {}
 
   void bind() {
-    for (const Factor& factor : data_.factors) add_factor(factor);
+    for (const Factor& factor : data_.factors) p_.factors.push_back({factor});
     batch_rank_ = std::max(batch_rank(p_.operands, data_.operands), batch_rank(p_.results, data_.results));
     first_batch_ = static_cast<int>(p_.factors.size());
-    for (std::int64_t i = 0; i < batch_rank_; ++i) add_factor(data_.batch);
+    for (std::int64_t i = 0; i < batch_rank_; ++i) p_.factors.push_back({data_.batch});
     bind_terms(p_.operands, data_.operands);
     bind_terms(p_.results, data_.results);
     bind_outs();
@@ -31,7 +31,7 @@ class Binder {
     bind_optional(p_.results, data_.results);
     for (std::size_t r = 0; r < p_.results.size(); ++r) {
       const Term* term = term_for(data_.results, r);
-      p_.results[r].free = term != nullptr && (term->absent || (term->optional && p_.results[r].absent));
+      p_.results[r].always_whole = term != nullptr && (term->absent || (term->optional && p_.results[r].absent));
       if (term != nullptr) p_.results[r].reads = term->reads;
     }
     each([&](auto& tensor) { drop_units(tensor); });
@@ -40,16 +40,6 @@ class Binder {
   }
 
  private:
-  void add_factor(const Factor& factor) {
-    FactorState state;
-    state.size = factor.size;
-    state.whole = factor.whole;
-    state.handled = factor.handled;
-    state.elastic = factor.elastic;
-    state.smallest = factor.smallest;
-    p_.factors.push_back(state);
-  }
-
   template <class Fn>
   void each(Fn fn) {
     for (OperandState& tensor : p_.operands) {
@@ -223,7 +213,7 @@ class Binder {
   void mark_contracted() {
     for (std::size_t f = 0; f < p_.factors.size(); ++f) {
       p_.factors[f].contracted = std::any_of(p_.results.begin(), p_.results.end(), [&](const ResultState& result) {
-        return result.used && !result.free && !result.has(static_cast<int>(f));
+        return result.used && !result.always_whole && !result.has(static_cast<int>(f));
       });
     }
   }

@@ -10,12 +10,7 @@ namespace dtensor {
 // The term of a tensor; null: it has none.
 const Term* term_for(const std::vector<Term>& terms, std::size_t index);
 
-struct FactorState {
-  std::int64_t size = -1;
-  bool whole = false;
-  bool handled = false;
-  bool elastic = false;     // each tensor has its own size of it
-  int smallest = 0;         // of a rank's part
+struct FactorState : Factor {
   bool even = false;        // major part of a compound dimension somewhere: parts must be equal
   bool contracted = false;  // absent from a result
 };
@@ -45,7 +40,7 @@ struct OperandState : TensorState {
 struct ResultState : TensorState {
   const OutputMeta* meta = nullptr;
   int alias = -1;             // operand that it is (in-place, out=)
-  bool free = false;          // the rule says that it is Replicate whatever is sharded
+  bool always_whole = false;  // the rule says that it is Replicate whatever is sharded
   std::uint32_t reads = ~0u;  // bit i: it is computed of operand i
 };
 

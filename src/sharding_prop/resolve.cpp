@@ -12,16 +12,18 @@ bool ends_with(const std::string& text, std::string_view suffix) {
   return text.size() > suffix.size() && text.ends_with(suffix);
 }
 
-// All registered operators by name; read once, since a base operator comes with the library that derives from it.
-const std::vector<c10::OperatorName>& overloads_of(const std::string& name) {
-  static const auto* table = [] {
-    auto* map = new std::unordered_map<std::string, std::vector<c10::OperatorName>>;
-    for (const c10::OperatorName& op : c10::Dispatcher::singleton().getAllOpNames()) (*map)[op.name].push_back(op);
-    return map;
-  }();
-  static const std::vector<c10::OperatorName> none;
-  const auto it = table->find(name);
-  return it == table->end() ? none : it->second;
+// The overloads of the operator `base`, from which `derived` may derive. All registered operators are read once, and
+// again where `derived` is none of them: a base comes with the library that derives from it.
+std::vector<c10::OperatorName> overloads_of(const std::string& base, const c10::OperatorName& derived) {
+  static std::mutex mutex;
+  static auto& table = *new std::unordered_map<std::string, std::vector<c10::OperatorName>>;
+  const std::lock_guard lock(mutex);
+  const auto& known = table[derived.name];
+  if (std::find(known.begin(), known.end(), derived) == known.end()) {
+    table.clear();
+    for (const c10::OperatorName& op : c10::Dispatcher::singleton().getAllOpNames()) table[op.name].push_back(op);
+  }
+  return table[base];
 }
 
 // Whether `base` takes what `derived` takes, but for out arguments and for options with defaults (dtype, layout, ...).
@@ -52,7 +54,7 @@ std::string base_name(const OpInfo& info) {
 
 RuleEntryPtr find_derived(const OpInfo& info, const std::string& base, std::string& derived_from) {
   const c10::FunctionSchema& schema = info.schema();
-  for (const c10::OperatorName& candidate : overloads_of(base)) {
+  for (const c10::OperatorName& candidate : overloads_of(base, schema.operator_name())) {
     if (candidate == schema.operator_name()) continue;
     const auto handle = c10::Dispatcher::singleton().findSchema(candidate);
     if (!handle || !same_inputs(handle->schema(), schema, info)) continue;

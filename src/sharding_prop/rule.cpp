@@ -60,7 +60,7 @@ Rule& Rule::whole(std::string_view names) {
 Rule& Rule::reduce(ReduceOp op) { return edit().reduce = op, *this; }
 
 Rule& Rule::nonempty(std::string_view names) {
-  each_named(edit(), names, [](Factor& factor) { factor.smallest = std::max(factor.smallest, 1); });
+  each_named(edit(), names, [](Factor& factor) { factor.nonempty = true; });
   return *this;
 }
 

@@ -16,7 +16,7 @@ enum class HandledResult : std::uint8_t { partial, replicate_scalars, replicate 
 struct Factor {
   std::string name;
   bool whole = false;
-  int smallest = 0;  // sharded only where every rank's part has at least this length
+  bool nonempty = false;  // sharded only where every rank holds an element
   bool handled = false;
   bool elastic = false;    // tensors may differ in its size: each is split by its own
   std::int64_t size = -1;  // -1: taken from the tensors

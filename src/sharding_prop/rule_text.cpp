@@ -252,7 +252,7 @@ class Permissions {
     if (factor.whole && !in_text) add("{} whole", name);
     if (factor.handled) add("{} handled", name);
     if (factor.elastic) add("{} elastic", name);
-    if (factor.smallest > 0) add("{} >= {}", name, factor.smallest);
+    if (factor.nonempty) add("{} >= 1", name);
   }
 
   void add_bits(const char* what, std::uint32_t bits) {

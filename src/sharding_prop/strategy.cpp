@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "placement/shard_map.h"
+#include "redistribute/plan/cost.h"
 #include "sharding_prop/choices.h"
 #include "sharding_prop/layout.h"
 
@@ -73,7 +74,7 @@ Placement contracted_placement(const Problem& p, std::size_t result, int factor,
 Placement result_placement(const Problem& p, std::size_t result, const Assignment& chosen, std::size_t axis,
                            bool& valid) {
   const AxisChoice& c = chosen[axis];
-  if (c.kind == Kind::replicate || p.results[result].free) return Replicate();
+  if (c.kind == Kind::replicate || p.results[result].always_whole) return Replicate();
   if (c.kind == Kind::group && !depends_on_group(p, p.results[result], c.index)) return Replicate();
   if (c.kind == Kind::group) return Partial(c.op);
   if (auto shard = shard_of_factor(p, p.results[result], chosen, axis, valid)) return *shard;
@@ -97,7 +98,6 @@ bool results_valid(const Problem& p, const Assignment& chosen, const Placements&
   return true;
 }
 
-// Bit i of `unpinned`: the i-th written operand, the first one weighing most.
 void note_written(const Problem& p, const std::vector<std::optional<Placements>>& results, std::size_t axis,
                   Candidate& candidate) {
   int bit_index = 30;
@@ -159,7 +159,6 @@ double deferred_price(const Problem& p, const AxisChoice& choice, std::size_t ax
 
 // What brings result 0 to where it is wanted. A replicated one is cut for nothing, but was made whole.
 double preference_price(const Problem& p, const std::vector<std::optional<Placements>>& results, std::size_t axis) {
-  constexpr double kBytesPerSecond = 1e10;
   const Placement* wanted = preferred_output(p, axis);
   if (wanted == nullptr || !results[0] || (*results[0])[axis] == *wanted) return 0;
   const OutputMeta& meta = *p.results[0].meta;
@@ -172,15 +171,28 @@ double preference_price(const Problem& p, const std::vector<std::optional<Placem
   return redistribute_cost(*intern_spec(p.mesh, *results[0], meta.sizes, meta.strides, meta.dtype), to) + whole;
 }
 
+// Operands that an operator writes and does not return are after the call what they were taken for.
+bool leaves_what_it_takes(const Problem& p, const std::vector<std::optional<Placements>>& results, std::size_t axis,
+                          const Candidate& candidate) {
+  if (!p.call->info->returns.empty()) return true;
+  for (std::size_t r = 0; r < results.size(); ++r) {
+    const int operand = p.results[r].alias;
+    if (operand < 0 || !results[r] || p.operands[static_cast<std::size_t>(operand)].out) continue;
+    const Placements& taken = candidate.operands[static_cast<std::size_t>(operand)];  // empty: plain
+    if ((*results[r])[axis] != (taken.empty() ? Replicate() : taken[axis])) return false;
+  }
+  return true;
+}
+
 bool evaluate(const Problem& p, const Assignment& chosen, Candidate& candidate) {
   if (chosen.back().kind == Kind::factor && !may_shard(p, chosen)) return false;
   std::vector<std::optional<Placements>> results;
   if (!results_valid(p, chosen, Placements(p.mesh_shape().size()), results)) return false;
-  if (!price_operands(p, chosen, candidate)) return false;
   const std::size_t axis = chosen.size() - 1;
+  if (!price_operands(p, chosen, candidate) || !leaves_what_it_takes(p, results, axis, candidate)) return false;
   candidate.price += preferred_output(p, axis) != nullptr ? preference_price(p, results, axis)
                                                           : deferred_price(p, chosen.back(), axis);
-  if (p.pinned) note_written(p, results, chosen.size() - 1, candidate);
+  if (p.pinned) note_written(p, results, axis, candidate);
   return true;
 }
 

@@ -33,7 +33,7 @@ struct Candidate {
   AxisChoice choice;
   double price = 0;
   int changes = 0;                   // operands whose placement on this axis changes
-  int unpinned = 0;                  // bit i: the i-th written operand would change its placement
+  int unpinned = 0;                  // a bit for each written operand that would change; the first weighs most
   std::vector<Placements> operands;  // with the axes to the right as they are now
 };
 

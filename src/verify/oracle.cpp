@@ -44,33 +44,6 @@ void each_operand(const Sample& sample, Fn fn) {
   }
 }
 
-// The sample's arguments with other tensors.
-std::vector<c10::IValue> with_tensors(const Sample& sample, const std::vector<at::Tensor>& tensors) {
-  std::vector<c10::IValue> args;
-  std::size_t next = 0;
-  for (std::size_t i = 0; i < sample.args.size(); ++i) {
-    const c10::IValue& value = sample.args[i];
-    const c10::Argument& argument = sample.op.schema().arguments()[i];
-    if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (std::size_t k = 0; k < value.toListRef().size(); ++k) list.push_back(tensors[next++]);
-      args.emplace_back(std::move(list));
-    } else if (is_tensor_list(value, argument)) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (std::size_t k = 0; k < value.toListRef().size(); ++k, ++next) {
-        list.push_back(tensors[next].defined() ? std::optional(tensors[next]) : std::nullopt);
-      }
-      args.emplace_back(std::move(list));
-    } else if (is_tensor(argument)) {
-      const at::Tensor& tensor = tensors[next++];
-      tensor.defined() ? args.emplace_back(tensor) : args.emplace_back();
-    } else {
-      args.push_back(value);
-    }
-  }
-  return args;
-}
-
 void append_tensors(const c10::IValue& value, std::vector<at::Tensor>& out) {
   if (value.isTensor()) {
     out.push_back(value.toTensor());
@@ -129,10 +102,6 @@ std::string decision_text(const Decision& d) {
 }
 
 // Runs every rank as the decision says.
-struct RankRuns {
-  std::vector<Outcome> outcomes;
-};
-
 class Verifier {
  public:
   Verifier(const Sample& sample, at::IntArrayRef shape, const std::vector<Placements>& placements, Chooser chooser)
@@ -248,31 +217,6 @@ class Verifier {
   Decision decision_;
 };
 
-// Replicate everywhere but the first operand with a dimension, so that factors are offered.
-std::vector<Placements> some_shard(const std::vector<at::Tensor>& operands) {
-  std::vector<Placements> placements;
-  bool sharded = false;
-  for (const at::Tensor& tensor : operands) {
-    placements.emplace_back();
-    if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) continue;
-    const bool here = !sharded && tensor.dim() > 0;
-    placements.back() = {here ? Shard(0) : Replicate()};
-    sharded |= here;
-  }
-  return placements;
-}
-
-std::size_t offer_count(const Sample& sample, std::int64_t ranks, const std::vector<Placements>& placements) {
-  std::size_t count = 0;
-  MeshCall mc = mesh_call(sample, {ranks}, 0, placements);
-  infer_outputs(mc.call);
-  decide(mc.call, [&](const Problem& p) {
-    count = std::max(count, candidates(p, {}).size());
-    return choose(p);
-  });
-  return count;
-}
-
 }  // namespace
 
 std::vector<at::Tensor> sample_operands(const Sample& sample) {
@@ -281,11 +225,49 @@ std::vector<at::Tensor> sample_operands(const Sample& sample) {
   return tensors;
 }
 
-std::vector<c10::IValue> run_with(const Sample& sample, const std::vector<at::Tensor>& operands) {
-  const std::vector<c10::IValue> args = with_tensors(sample, cloned(operands));
-  torch::jit::Stack stack(args.begin(), args.end());
-  sample.op.callBoxed(stack);
-  return stack;
+std::vector<c10::IValue> with_tensors(const Sample& sample, const std::vector<at::Tensor>& tensors) {
+  std::vector<c10::IValue> args;
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < sample.args.size(); ++i) {
+    const c10::IValue& value = sample.args[i];
+    const c10::Argument& argument = sample.op.schema().arguments()[i];
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (std::size_t k = 0; k < value.toListRef().size(); ++k) list.push_back(tensors[next++]);
+      args.emplace_back(std::move(list));
+    } else if (is_tensor_list(value, argument)) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (std::size_t k = 0; k < value.toListRef().size(); ++k, ++next) {
+        list.push_back(tensors[next].defined() ? std::optional(tensors[next]) : std::nullopt);
+      }
+      args.emplace_back(std::move(list));
+    } else if (is_tensor(argument)) {
+      const at::Tensor& tensor = tensors[next++];
+      tensor.defined() ? args.emplace_back(tensor) : args.emplace_back();
+    } else {
+      args.push_back(value);
+    }
+  }
+  return args;
+}
+
+bool is_placed(const at::Tensor& tensor) {
+  return tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+}
+
+std::vector<at::Tensor> results_of(const Sample& sample, const std::vector<at::Tensor>& operands) {
+  std::vector<at::Tensor> results = run(sample.op, with_tensors(sample, cloned(operands)), {}, {}).results;
+  std::erase_if(results, [](const at::Tensor& tensor) { return !tensor.defined(); });
+  return results;
+}
+
+bool gives_finite_numbers(const Sample& sample) {
+  const std::vector<at::Tensor> tensors = cloned(sample_operands(sample));
+  const auto finite = [](const at::Tensor& tensor) { return !tensor.defined() || all_finite(tensor); };
+  if (!std::all_of(tensors.begin(), tensors.end(), finite)) return false;
+  const Outcome outcome = run(sample.op, with_tensors(sample, tensors), {}, {});
+  return std::all_of(tensors.begin(), tensors.end(), finite) &&
+         std::all_of(outcome.results.begin(), outcome.results.end(), finite);
 }
 
 MeshCall mesh_call(const Sample& sample, at::IntArrayRef mesh_shape, std::int64_t rank,
@@ -313,22 +295,13 @@ MeshCall mesh_call(const Sample& sample, at::IntArrayRef mesh_shape, std::int64_
   return mc;
 }
 
-Verdict verify_decision(const Sample& sample, at::IntArrayRef mesh_shape, const std::vector<Placements>& placements) {
-  return Verifier(sample, mesh_shape, placements, [](const Problem& p) { return choose(p); }).verify();
+Verdict verify_strategy(const Sample& sample, at::IntArrayRef mesh_shape, const std::vector<Placements>& placements,
+                        const Chooser& chooser) {
+  return Verifier(sample, mesh_shape, placements, chooser).verify();
 }
 
-std::vector<Verdict> verify_offers(const Sample& sample, std::int64_t ranks) {
-  const std::vector<Placements> placements = some_shard(sample_operands(sample));
-  std::vector<Verdict> verdicts;
-  const std::size_t count = offer_count(sample, ranks, placements);
-  for (std::size_t k = 0; k < count; ++k) {
-    const auto nth = [k](const Problem& p) {
-      const std::vector<Candidate> list = candidates(p, {});
-      return Assignment{list[std::min(k, list.size() - 1)].choice};
-    };
-    verdicts.push_back(Verifier(sample, {ranks}, placements, nth).verify());
-  }
-  return verdicts;
+Verdict verify_decision(const Sample& sample, at::IntArrayRef mesh_shape, const std::vector<Placements>& placements) {
+  return verify_strategy(sample, mesh_shape, placements, [](const Problem& p) { return choose(p); });
 }
 
 }  // namespace dtensor

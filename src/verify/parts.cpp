@@ -8,23 +8,34 @@
 namespace dtensor {
 namespace {
 
-MeshLayout layout_of(at::IntArrayRef shape) {
-  MeshLayout layout;
-  layout.shape = shape.vec();
-  layout.ranks.resize(static_cast<std::size_t>(c10::multiply_integers(shape)));
-  return layout;
+Coordinate coordinate_at(at::IntArrayRef shape, std::int64_t rank) {
+  return coordinate_along(shape, ~AxisMask{0}, rank, Coordinate(shape.size()));
 }
 
-at::Tensor noise(const at::Tensor& like, std::uint64_t seed) {
+at::Tensor noise(at::IntArrayRef sizes, std::uint64_t seed) {
   const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  const at::Tensor whole = at::randint(-4, 5, like.sizes(), generator, at::TensorOptions(at::kLong));
-  return whole.to(like.scalar_type());
+  return at::randint(-4, 5, sizes, generator, at::TensorOptions(at::kLong));
+}
+
+// The product of these is `whole`: numbers of either sign, in fractions twice as much, whose inverses are exact.
+at::Tensor product_share(const at::Tensor& whole, std::int64_t parts, std::int64_t index, std::uint64_t seed) {
+  const bool fractions = whole.is_floating_point() || whole.is_complex();
+  const auto factor = [&](std::int64_t r) {
+    const at::Tensor negative = noise(whole.sizes(), seed + static_cast<std::uint64_t>(r)).lt(0);
+    return at::where(negative, fractions ? -2 : -1, fractions ? 2 : 1).to(whole.scalar_type());
+  };
+  if (index > 0) return factor(index);
+  at::Tensor rest = whole;
+  for (std::int64_t r = 1; r < parts; ++r) rest = fractions ? rest / factor(r) : rest * factor(r);
+  return rest;
 }
 
 // Rank `index` of `parts` contributes this; the contributions differ and their combination is `whole`.
 at::Tensor contribution(const at::Tensor& whole, ReduceOp op, std::int64_t parts, std::int64_t index,
                         std::uint64_t seed) {
-  const auto at_rank = [&](std::int64_t r) { return noise(whole, seed * 31 + static_cast<std::uint64_t>(r)); };
+  const auto at_rank = [&](std::int64_t r) {
+    return noise(whole.sizes(), seed * 31 + static_cast<std::uint64_t>(r)).to(whole.scalar_type());
+  };
   if (whole.scalar_type() == at::kBool) return whole;
   switch (op) {
     case ReduceOp::sum:
@@ -39,10 +50,13 @@ at::Tensor contribution(const at::Tensor& whole, ReduceOp op, std::int64_t parts
     case ReduceOp::min: {
       const at::Tensor away = at_rank(index).abs();
       const at::Tensor holder = at_rank(parts).abs().to(at::kLong).remainder(parts).eq(index);
-      return at::where(holder, whole, op == ReduceOp::max ? whole - away : whole + away);
+      // Of whole numbers, the difference may lie on the other side.
+      const at::Tensor other =
+          op == ReduceOp::max ? at::minimum(whole - away, whole) : at::maximum(whole + away, whole);
+      return at::where(holder, whole, other);
     }
     case ReduceOp::product:
-      return index == 0 ? whole : at::ones_like(whole);
+      return product_share(whole, parts, index, seed * 31);
   }
   return whole;
 }
@@ -106,18 +120,24 @@ double rounding(c10::ScalarType type) {
   return type == at::kHalf ? 0.01 : 1e-4;
 }
 
+// Types of 8 bits have no arithmetic.
+at::Tensor wide(const at::Tensor& t) { return c10::isFloat8Type(t.scalar_type()) ? t.to(at::kFloat) : t; }
+
 }  // namespace
+
+bool all_finite(const at::Tensor& tensor) {
+  return (!tensor.is_floating_point() && !tensor.is_complex()) || wide(tensor).isfinite().all().item<bool>();
+}
 
 bool same_values(const at::Tensor& a, const at::Tensor& b) {
   if (!a.is_floating_point() && !a.is_complex()) return at::equal(a, b);
   const double tolerance = rounding(a.scalar_type());
-  const auto wide = [](const at::Tensor& t) { return c10::isFloat8Type(t.scalar_type()) ? t.to(at::kFloat) : t; };
   return at::allclose(wide(a), wide(b), tolerance, tolerance, true);
 }
 
 at::Tensor take_part(const at::Tensor& whole, const Placements& placements, at::IntArrayRef mesh_shape,
                      std::int64_t rank, std::uint64_t seed) {
-  const Coordinate coordinate = coordinate_of_index(layout_of(mesh_shape), rank);
+  const Coordinate coordinate = coordinate_at(mesh_shape, rank);
   at::Tensor part = whole;
   for (std::size_t a = 0; a < placements.size(); ++a) {
     if (!placements[a].is_partial()) continue;
@@ -142,7 +162,7 @@ at::Tensor put_together(const std::vector<at::Tensor>& parts, at::IntArrayRef si
     canvases.push_back({at::zeros(sizes, first.options()), at::zeros(sizes, at::kBool)});
   }
   for (std::size_t r = 0; r < parts.size(); ++r) {
-    const Coordinate coordinate = coordinate_of_index(layout_of(mesh_shape), static_cast<std::int64_t>(r));
+    const Coordinate coordinate = coordinate_at(mesh_shape, static_cast<std::int64_t>(r));
     std::int64_t index = 0;
     for (std::size_t a = 0; a < placements.size(); ++a) {
       index = index * partial_shape[a] + (placements[a].is_partial() ? coordinate[a] : 0);

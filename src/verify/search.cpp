@@ -7,7 +7,6 @@
 #include <set>
 
 #include "redistribute/plan/plan.h"
-#include "sharding_prop/propagate.h"
 #include "verify/traffic.h"
 
 namespace dtensor::verify {
@@ -16,10 +15,6 @@ namespace {
 using Inputs = std::vector<Placements>;  // per operand; empty: plain
 
 constexpr std::size_t kMostCombinations = 256;
-
-bool is_placed(const at::Tensor& tensor) {
-  return tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
-}
 
 std::string text_of(const Inputs& inputs) {
   std::string text;
@@ -78,16 +73,6 @@ bool has_placement(const std::vector<at::Tensor>& parts, const at::Tensor& whole
   return whole.is_floating_point() && fits(parts, whole, {Partial()}, ranks);
 }
 
-std::vector<at::Tensor> results_of(const Sample& sample, const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> results;
-  for (const c10::IValue& value : run_with(sample, tensors)) {
-    if (value.isTensor()) results.push_back(value.toTensor());
-    if (!value.isTensorList()) continue;
-    for (const at::Tensor& tensor : value.toTensorVector()) results.push_back(tensor);
-  }
-  return results;
-}
-
 bool is_true(const Sample& sample, const Inputs& inputs, std::int64_t ranks) {
   const auto operands = sample_operands(sample);
   try {
@@ -102,7 +87,7 @@ bool is_true(const Sample& sample, const Inputs& inputs, std::int64_t ranks) {
       for (std::size_t k = 0; k < whole.size(); ++k) parts[k].push_back(results.at(k));
     }
     for (std::size_t k = 0; k < whole.size(); ++k) {
-      if (whole[k].defined() && !has_placement(parts[k], whole[k], ranks)) return false;
+      if (!has_placement(parts[k], whole[k], ranks)) return false;
     }
     return !whole.empty();
   } catch (const std::exception&) {
@@ -142,11 +127,7 @@ std::vector<Decision> offers(const Sample& sample, std::int64_t ranks, const Inp
   for (std::size_t k = 0, count = 1; k < count; ++k) {
     MeshCall mc = mesh_call(sample, {ranks}, 0, start);
     infer_outputs(mc.call);
-    list.push_back(decide(mc.call, [&](const Problem& p) {
-      const auto candidates_now = candidates(p, {});
-      count = std::max(count, candidates_now.size());
-      return Assignment{candidates_now[std::min(k, candidates_now.size() - 1)].choice};
-    }));
+    list.push_back(decide(mc.call, nth_candidate(k, count)));
   }
   return list;
 }

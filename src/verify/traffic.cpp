@@ -9,38 +9,9 @@
 #include "dtensor/events.h"
 #include "dtensor/mesh.h"
 #include "dtensor/tensor.h"
-#include "ops/op_entry.h"
 
 namespace dtensor::verify {
 namespace {
-
-c10::IValue list_of(const c10::IValue& like, at::TensorList tensors) {
-  if (like.isTensorList()) return c10::List<at::Tensor>(tensors);
-  c10::List<std::optional<at::Tensor>> list;
-  for (const auto& t : tensors) list.push_back(t.defined() ? std::optional(t) : std::nullopt);
-  return list;
-}
-
-// The sample's arguments with these operands in place of its own.
-torch::jit::Stack with_operands(const Sample& sample, at::TensorList operands) {
-  torch::jit::Stack stack;
-  std::size_t next = 0;
-  const auto& infos = entry_of(sample.op).args;
-  for (std::size_t i = 0; i < sample.args.size(); ++i) {
-    const auto& value = sample.args[i];
-    if (infos[i].kind == ArgKind::tensor_list && value.isList()) {
-      const auto count = value.toListRef().size();
-      stack.push_back(list_of(value, operands.slice(next, count)));
-      next += count;
-    } else if (infos[i].kind == ArgKind::tensor) {
-      const auto& tensor = operands[next++];
-      stack.push_back(tensor.defined() ? c10::IValue(tensor) : value);
-    } else {
-      stack.push_back(value);
-    }
-  }
-  return stack;
-}
 
 std::int64_t received_on(const Communicator& world, const Sample& sample, const std::vector<at::Tensor>& operands,
                          const std::vector<Placements>& inputs) {
@@ -49,7 +20,7 @@ std::int64_t received_on(const Communicator& world, const Sample& sample, const 
   for (std::size_t i = 0; i < operands.size(); ++i) {
     placed.push_back(inputs[i].empty() ? operands[i] : distribute_tensor(operands[i].clone(), mesh, inputs[i]));
   }
-  auto stack = with_operands(sample, placed);
+  torch::jit::Stack stack = with_tensors(sample, placed);
   std::int64_t bytes = 0;
   const EventListener listener([&](const Event& event) { bytes += event.bytes; }, {Event::Kind::collective});
   sample.op.callBoxed(stack);

@@ -74,6 +74,8 @@ TEST(Placement, BadTextIsNamed) {
                            "S(99999999999)", "RS(0)", "RS(0, )", "RS(0, 1 -1)", "RS(0, 1"}) {
     EXPECT_NE(error_of(text).find("\"" + std::string(text) + "\""), std::string::npos) << text;
   }
+  const char* grammar = "Z(dim), Z(dim, pieces) or P(sum|avg|max|min|product), shards with an optional *;";
+  EXPECT_NE(error_of("Z(0, 0)").find(grammar), std::string::npos);
   for (const char* text : {"R", "[R", "[R,]", "[R] R", "[R S(0)]"}) {
     EXPECT_NE(error_of(text, true).find("\"" + std::string(text) + "\""), std::string::npos) << text;
   }

@@ -292,6 +292,20 @@ TEST(ShardSegments, UnmatchedStridedShardHoldsAPartOfEachPiece) {
   }
 }
 
+// More pieces than elements are as many as these, and are counted no further: two thousand million would take a minute.
+TEST(ShardSegments, PiecesBeyondTheElementsAreEmpty) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  for (const std::int64_t n : {0, 1, 5, 6}) {
+    const std::int64_t pieces = std::max<std::int64_t>(n, 1);
+    for (const Coordinate& at : all_coordinates({3})) {
+      EXPECT_EQ(shard_segments(n, 0, {StridedShard(0, kMost)}, {3}, at),
+                shard_segments(n, 0, {StridedShard(0, pieces)}, {3}, at));
+      EXPECT_EQ(indices(shard_segments(n, 0, {ZigzagShard(0, kMost)}, {3}, at)),
+                indices(shard_segments(n, 0, {ZigzagShard(0, pieces)}, {3}, at)));
+    }
+  }
+}
+
 TEST(LocalSizes, CountTheSegments) {
   for_each_layout([](const Shape& mesh, const Placements& placements, std::int64_t n) {
     for (const Coordinate& at : all_coordinates(mesh)) {

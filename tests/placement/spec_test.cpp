@@ -88,6 +88,9 @@ TEST(MeshInfo, CoordinatesAreRowMajor) {
   const MeshInfo mesh(layout, 21, c10::DeviceType::CPU);
   EXPECT_EQ(mesh.coordinate, (Coordinate{1, 1}));
   EXPECT_EQ(coordinate_of_index(layout, 2), (Coordinate{0, 2}));
+  EXPECT_EQ(coordinate_of_rank(layout, 20), (Coordinate{1, 0}));
+  EXPECT_EQ(coordinate_of_rank(layout, 13), std::nullopt);
+  EXPECT_FALSE(MeshInfo(layout, 13, c10::DeviceType::CPU).is_member);
 }
 
 TEST(MeshInfo, RefusesBadLayouts) {

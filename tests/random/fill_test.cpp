@@ -150,6 +150,18 @@ TEST(RandomFill, FirstUniformsAreTheKnownWords) {
   EXPECT_EQ(d[0].item<double>(), std::ldexp(static_cast<double>(0xe169c58d6627e8d5ULL >> 11), -53));
 }
 
+// Each product is rounded before it is added to: a machine that can do both at once would give other bits.
+TEST(RandomFill, ProductsAreRoundedBeforeTheyAreAdded) {
+  auto unit = at::empty({1 << 12}, at::kFloat), t = at::empty({1 << 12}, at::kFloat);
+  fill_uniform(unit, whole_region({1 << 12}), kKey);
+  fill_uniform(t, whole_region({1 << 12}), kKey, 0.1F, 0.7F);
+  for (std::int64_t i = 0; i < t.numel(); ++i) {
+    const volatile float product = unit.const_data_ptr<float>()[i] * (0.7F - 0.1F);
+    const volatile float sum = product + 0.1F;
+    ASSERT_EQ(t.const_data_ptr<float>()[i], sum) << i;
+  }
+}
+
 TEST(RandomFill, KeysGiveDifferentNumbers) {
   const auto draw = [](RandomKey key) {
     auto t = at::empty({64}, at::kFloat);

@@ -100,6 +100,19 @@ TEST(Random, DropoutScalesAndItsGradientUsesTheSameMask) {
   });
 }
 
+// A call that is known is judged by its values all the same.
+TEST(Random, RangesOfUniformNumbersAreJudgedAtEachCall) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    auto x = at::Tensor(zeros({4}, mesh, {Shard(0)}));
+    for (int i = 0; i < 2; ++i) {
+      x.uniform_(-1, 1);
+      EXPECT_THROW(x.uniform_(-3e38, 3e38), c10::Error);
+      EXPECT_THROW(x.uniform_(0, INFINITY), c10::Error);
+      EXPECT_THROW(x.uniform_(2, 1), c10::Error);
+    }
+  });
+}
+
 TEST(Random, StateSavedAndRestoredRepeatsTheDraws) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     manual_seed(mesh, 4);

@@ -46,6 +46,22 @@ TEST(PartialValues, AreMadeInTheTensorsOwnTypeAfterASum) {
   });
 }
 
+// Made on one axis before another is reduced, which costs no more; the sum travels in float meanwhile.
+TEST(PartialValues, AreMadeInTheTensorsOwnTypeBeforeAReduction) {
+  on_mesh({2, 2}, [](const DeviceMesh& mesh) {
+    for (const auto type : kTypesOf8Bits) {
+      for (const auto op : {ReduceOp::max, ReduceOp::min}) {
+        for (const at::Tensor& whole : {at::tensor({-2.0f}).to(type), at::tensor({1.0f, -2.0f, 3.0f}).to(type)}) {
+          const DTensor x = distribute_tensor(whole, mesh, {Shard(0), Partial(op)});
+          const std::string what = c10::str(type, " over ", to_string(op), " of ", whole.numel());
+          expect_bits(x.redistribute({Partial(op), Replicate()}).full_tensor(), whole, what);
+          expect_bits(x.redistribute({Partial(op), Shard(0)}).full_tensor(), whole, what);
+        }
+      }
+    }
+  });
+}
+
 TEST(PartialValues, KeepNegativeZerosOfComplexNumbers) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor parts = at::tensor({-0.0, 0.0, -0.0, 1.0}), whole = at::complex(parts, parts.flip(0));

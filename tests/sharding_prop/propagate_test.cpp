@@ -136,6 +136,82 @@ TEST(Propagate, ViewPatchesTheSize) {
   EXPECT_EQ(d.outputs[0].alias, 0);
 }
 
+// Shares that are cast are no shares of truth values, nor of what reaches less far than they do.
+TEST(Propagate, SumsAreReducedBeforeTheyBecomeTruthValuesOrOf8Bits) {
+  const auto cast = [](at::ScalarType from, at::ScalarType to) {
+    return CallBuilder("aten::_to_copy", one())
+        .tensor({3}, "[P(sum)]", from)
+        .value(static_cast<std::int64_t>(to))
+        .text();
+  };
+  for (const auto from : {at::kLong, at::kInt, at::kFloat}) EXPECT_EQ(cast(from, at::kBool), "[R] -> [R]") << from;
+  for (const auto to : {at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kFloat8_e4m3fnuz, at::kFloat8_e5m2fnuz}) {
+    EXPECT_EQ(cast(at::kFloat, to), "[R] -> [R]") << to;
+    EXPECT_EQ(cast(to, at::kFloat), "[P(sum)] -> [P(sum)]") << to;
+  }
+  EXPECT_EQ(cast(at::kFloat8_e5m2, at::kFloat8_e4m3fn), "[R] -> [R]");
+  EXPECT_EQ(cast(at::kLong, at::kFloat), "[P(sum)] -> [P(sum)]");
+  EXPECT_EQ(cast(at::kFloat, at::kBFloat16), "[P(sum)] -> [P(sum)]");
+  CallBuilder sum("aten::sum", one());
+  sum.tensor({3}, "[P(sum)]", at::kLong).value(static_cast<std::int64_t>(at::kBool));
+  EXPECT_EQ(sum.text(), "[R] -> [R]");
+}
+
+// Averages and interpolations of whole numbers are rounded.
+TEST(Propagate, WhatIsRoundedIsNotLinear) {
+  const auto pool = [](at::ScalarType type) {
+    return CallBuilder("aten::avg_pool2d", one()).tensor({2, 3, 4, 4}, "[P(sum)]", type).value(Ints{2, 2}).text();
+  };
+  EXPECT_EQ(pool(at::kLong), "[R] -> [R]");
+  EXPECT_EQ(pool(at::kFloat), "[P(sum)] -> [P(sum)]");
+  const auto resample = [](const char* op, at::ScalarType type) {
+    CallBuilder call(op, one());
+    call.tensor({2, 3, 4, 4}, "[P(sum)]", type).value(Ints{3, 3});
+    if (std::string(op).find("nearest") == std::string::npos) call.value(false);
+    return call.text();
+  };
+  for (const char* op : {"aten::upsample_bilinear2d", "aten::upsample_bicubic2d", "aten::_upsample_bilinear2d_aa"}) {
+    EXPECT_EQ(resample(op, at::kByte), "[R] -> [R]") << op;
+    EXPECT_EQ(resample(op, at::kFloat), "[P(sum)] -> [P(sum)]") << op;
+  }
+  EXPECT_EQ(resample("aten::upsample_nearest2d", at::kByte), "[P(sum)] -> [P(sum)]");
+}
+
+TEST(Propagate, ScalesOfRowsAreSplitWithTheRows) {
+  const auto product = [](const Ints& scale) {
+    return CallBuilder("aten::_scaled_mm", one())
+        .tensor({16, 32}, "[S(0)]", at::kFloat8_e4m3fn)
+        .tensor({32, 8}, "[R]", at::kFloat8_e4m3fn)
+        .tensor(scale, "[R]")
+        .tensor({1, 8}, "[R]")
+        .none_tensor()
+        .none_tensor()
+        .text();
+  };
+  EXPECT_EQ(product({16, 1}), "[S(0)], [R], [S(0)], [R], -, - -> [S(0)]");
+  EXPECT_EQ(product({1, 1}), "[S(0)], [R], [R], [R], -, - -> [S(0)]");
+  EXPECT_EQ(product({}), "[S(0)], [R], [R], [R], -, - -> [S(0)]");
+  EXPECT_EQ(product({64}), "[R], [R], [R], [R], -, - -> [R]");  // in blocks
+}
+
+// All operators' names are looked up once; a library may come later.
+TEST(Propagate, OperatorsOfALateLibraryDeriveByOverloadAndByTag) {
+  EXPECT_EQ(CallBuilder("aten::relu_", one()).tensor({4, 4}, "[S(0)]").text(), "[S(0)] -> [S(0)]");
+  torch::Library library(torch::Library::DEF, "late_library", std::nullopt, __FILE__, __LINE__);
+  library.def("tagged(Tensor x) -> Tensor", {at::Tag::pointwise});
+  library.def("tagged_(Tensor(a!) x) -> Tensor(a!)");
+  library.def("named.rows(Tensor x, int n) -> Tensor");
+  library.def("named_.rows(Tensor(a!) x, int n) -> Tensor(a!)");
+  RuleBook::get().rule("late_library::named.rows", "ab! -> ab");
+  EXPECT_EQ(CallBuilder("late_library::tagged_", one()).tensor({4, 4}, "[S(0)]").text(), "[S(0)] -> [S(0)]");
+  EXPECT_EQ(CallBuilder("late_library::named_.rows", one()).tensor({4, 4}, "[S(0)]").value(2).text(),
+            "[S(0)] -> [S(0)]");
+  library.def("named.columns(Tensor x, bool b) -> Tensor", {at::Tag::pointwise});
+  library.def("named_.columns(Tensor(a!) x, bool b) -> Tensor(a!)");
+  EXPECT_EQ(CallBuilder("late_library::named_.columns", one()).tensor({4, 4}, "[S(1)]").value(true).text(),
+            "[S(1)] -> [S(1)]");
+}
+
 TEST(Propagate, OperatorsWithoutARuleRunReplicated) {
   torch::Library library(torch::Library::DEF, "propagate_test", std::nullopt, __FILE__, __LINE__);
   library.def("unknown(Tensor x) -> Tensor");
@@ -194,6 +270,17 @@ TEST(Propagate, ListsDecidePerPosition) {
   const std::vector<at::Tensor> p{at::empty({6, 4}, at::kMeta), at::empty({3}, at::kMeta)};
   const auto text = CallBuilder("aten::_foreach_add_.List", one()).list(p, "[S(0)]").list(p, "[P(sum)]").text();
   EXPECT_EQ(text, "[S(0)], [S(0)], [S(0)], [S(0)] ->");
+}
+
+// A list operator returns nothing that could say that its first operand has become a sum of shares.
+TEST(Propagate, ListsThatReturnNothingLeaveWhatTheyTake) {
+  const std::vector<at::Tensor> p{at::empty({6, 4}, at::kMeta)};
+  for (const char* own : {"[P(max)]", "[R]"}) {
+    const auto text = CallBuilder("aten::_foreach_mul_.List", one()).list(p, own).list(p, "[P(sum)]").text();
+    EXPECT_EQ(text, "[R], [R] ->") << own;
+  }
+  EXPECT_EQ(CallBuilder("aten::_foreach_mul_.List", one()).list(p, "[P(sum)]").list(p, "[R]").text(),
+            "[P(sum)], [R] ->");
 }
 
 TEST(Propagate, NewTensorsTakeTheShardAndNotTheFlag) {

@@ -1,6 +1,7 @@
 // A sample of the recorded calls through the verifier: every offered strategy holds, and nearly all decisions move no
 // more than 1.25 times the least bytes.
 #include <gtest/gtest.h>
+#include <torch/library.h>
 
 #include "aten_cases/case_file.h"
 #include "ops/op_entry.h"
@@ -33,6 +34,34 @@ TEST(VerifyRules, FindsWhatIsMissing) {
   const auto missing = verify_sample(sample, 2, true).missing;
   RuleBook::get().rule("aten::mm", "mk, kn -> mn").linear({0}, {1});
   EXPECT_EQ(missing, (std::vector<std::string>{"[S(0)], [R]"}));
+}
+
+at::Tensor square(const at::Tensor& x) { return x * x; }
+at::Tensor line(const at::Tensor& x) { return x * 2 - 1; }
+at::Tensor negative(const at::Tensor& x) { return -x; }
+
+// A sum's square is no sum of squares, the greatest of negatives is no greatest's negative, and 2 x - 1 is a product's
+// where its other factors are 1.
+TEST(VerifyRules, FindsGroupsThatMayNotBePartial) {
+  torch::Library library(torch::Library::DEF, "wrong_groups", std::nullopt, __FILE__, __LINE__);
+  const std::pair<const char*, at::Tensor (*)(const at::Tensor&)> operators[] = {
+      {"square", square}, {"line", line}, {"negative", negative}};
+  for (const auto& [name, kernel] : operators) {
+    library.def((std::string(name) + "(Tensor x) -> Tensor").c_str());
+    library.impl(name, c10::DispatchKey::CPU, kernel);
+  }
+  const auto unsound = [](const std::string& op, const Rule& rule) {
+    RuleBook::get().rule("wrong_groups::" + op, Rule(rule).no_meta());
+    return verify_rule("wrong_groups::" + op, {at::randn({8})}, 2).unsound.size();
+  };
+  const Rule plain("X -> X");
+  EXPECT_EQ(unsound("square", plain), 0U);
+  EXPECT_EQ(unsound("square", Rule(plain).linear({0})), 2U);  // sum and avg
+  EXPECT_EQ(unsound("square", Rule(plain).monotone({0}, ReduceOp::product)), 0U);
+  EXPECT_EQ(unsound("line", Rule(plain).monotone({0}, ReduceOp::product)), 1U);
+  EXPECT_EQ(unsound("line", Rule(plain).monotone({0}, ReduceOp::max)), 0U);
+  EXPECT_EQ(unsound("negative", Rule(plain).monotone({0}, ReduceOp::max)), 1U);
+  EXPECT_EQ(unsound("negative", Rule(plain).linear({0})), 0U);
 }
 
 // Two all_reduces of a number for each of 16 rows, of which a rank receives 2 (n - 1) / n; none where rows are split.

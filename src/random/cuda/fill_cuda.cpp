@@ -3,6 +3,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include "dtensor/contiguous_ranges.h"
 #include "random/cuda/fill_kernel.h"
 #include "random/fill.h"
 
@@ -36,23 +37,6 @@ std::optional<cuda::Type> type_of(at::ScalarType dtype) {
   }
 }
 
-bool is_whole(const GlobalRegion& region, std::size_t d) {
-  return region.segments[d].size() == 1 && region.segments[d][0] == Segment{0, region.sizes[d]};
-}
-
-// One run: dimensions behind some split one are whole, those before it hold a single index.
-void find_single_run(const GlobalRegion& region, cuda::Layout& layout) {
-  std::size_t split = region.sizes.size();
-  while (split > 0 && is_whole(region, split - 1)) --split;
-  layout.one_run = true;
-  layout.first = 0;
-  for (std::size_t d = 0; d < split; ++d) {
-    const auto& segments = region.segments[d];
-    layout.one_run = layout.one_run && segments.size() == 1 && (d + 1 == split || segments[0].length == 1);
-    layout.first += static_cast<std::uint64_t>(segments[0].offset * layout.strides[d]);
-  }
-}
-
 std::optional<cuda::Layout> layout_of(const at::Tensor& local, const GlobalRegion& region) {
   cuda::Layout layout;
   layout.ndim = static_cast<int>(region.sizes.size());
@@ -70,7 +54,9 @@ std::optional<cuda::Layout> layout_of(const at::Tensor& local, const GlobalRegio
       layout.lengths[d][s] = segments[s].length;
     }
   }
-  find_single_run(region, layout);
+  const auto run = ContiguousRanges(region.sizes, region.segments).at(0);
+  layout.one_run = run.length == local.numel();
+  layout.first = static_cast<std::uint64_t>(run.global);
   return layout;
 }
 

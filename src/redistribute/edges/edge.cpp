@@ -6,11 +6,12 @@
 namespace dtensor {
 
 EdgeCall::EdgeCall(const Edge& the_edge, const MeshImpl& the_mesh, const Geometry& the_geometry, at::Tensor input,
-                   bool is_owned)
+                   at::ScalarType own_dtype, bool is_owned)
     : edge(the_edge),
       mesh(the_mesh),
       geometry(the_geometry),
       local(std::move(input)),
+      dtype(own_dtype),
       owned(is_owned),
       from(edge.from, geometry),
       to(edge.to, geometry),

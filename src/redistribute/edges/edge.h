@@ -8,13 +8,15 @@
 namespace dtensor {
 
 struct EdgeCall {
-  EdgeCall(const Edge& edge, const MeshImpl& mesh, const Geometry& geometry, at::Tensor local, bool owned);
+  EdgeCall(const Edge& edge, const MeshImpl& mesh, const Geometry& geometry, at::Tensor local, at::ScalarType dtype,
+           bool owned);
 
   const Edge& edge;
   const MeshImpl& mesh;
   const Geometry& geometry;
   const at::Tensor local;
-  const bool owned;  // local is ours to overwrite: an intermediate result
+  const at::ScalarType dtype;  // the tensor's own, where `local` travels in a wider one
+  const bool owned;            // local is ours to overwrite: an intermediate result
   const Layout from, to;
   const Region held, wanted;  // this rank's part before and after
 

@@ -85,7 +85,7 @@ at::Tensor run_make_partial(const EdgeCall& call) {
   }
   if (keeps && !padded) return call.owned ? call.local : copied(call.local);
   at::Tensor result = result_buffer(call.wanted.sizes(), call.local);
-  result.fill_(identity(op, call.local.scalar_type()));
+  result.fill_(identity(op, call.dtype));
   if (keeps) write_part(result, call.wanted, call.held, call.local);
   return result;
 }

@@ -11,7 +11,6 @@
 namespace dtensor {
 namespace {
 
-bool has(AxisMask axes, std::size_t axis) { return (axes >> axis & 1) != 0; }
 AxisMask bit(std::size_t axis) { return AxisMask{1} << axis; }
 
 bool commute(const Placement& a, const Placement& b) {
@@ -23,8 +22,8 @@ bool commute(const Placement& a, const Placement& b) {
 // each are nested inside it.
 bool reorderable(const Placements& inner, const Placements& outer, AxisMask axes) {
   for (std::size_t i = 0; i < outer.size(); ++i) {
-    for (std::size_t j = i + 1; has(axes, i) && j < inner.size(); ++j) {
-      if (!has(axes, j) && inner[j].is_partial() && !commute(outer[i], inner[j])) return false;
+    for (std::size_t j = i + 1; has_axis(axes, i) && j < inner.size(); ++j) {
+      if (!has_axis(axes, j) && inner[j].is_partial() && !commute(outer[i], inner[j])) return false;
     }
   }
   return true;
@@ -33,7 +32,7 @@ bool reorderable(const Placements& inner, const Placements& outer, AxisMask axes
 bool same_op(const Placements& placements, AxisMask axes) {
   const Placement& first = placements[std::countr_zero(axes)];
   for (std::size_t i = 0; i < placements.size(); ++i) {
-    if (has(axes, i) && placements[i] != first) return false;
+    if (has_axis(axes, i) && placements[i] != first) return false;
   }
   return true;
 }
@@ -103,11 +102,11 @@ void Moves::add_exchanges(const State& state) const {
   Placements jump = goal_;
   for (Placement& p : jump) p = p.is_partial() ? Replicate() : p;
   const AxisMask moving = axes_where(jump.size(), [&](std::size_t i) {
-    return !has(state.partial, i) && jump[i] != state.at[i] && (!goal_[i].is_partial() || state.at[i].is_shard());
+    return !has_axis(state.partial, i) && jump[i] != state.at[i] && (!goal_[i].is_partial() || state.at[i].is_shard());
   });
   for (AxisMask some = moving; some != 0; some = (some - 1) & moving) {
     Placements to = state.at;
-    for (std::size_t i = 0; i < to.size(); ++i) to[i] = has(some, i) ? jump[i] : to[i];
+    for (std::size_t i = 0; i < to.size(); ++i) to[i] = has_axis(some, i) ? jump[i] : to[i];
     if (at_most_one_ragged(to)) state.moves.push_back(exchange_move(state.at, state.layout, to, geometry_));
   }
 }
@@ -142,7 +141,7 @@ AxisMask Moves::to_reduce(const Placements& at) const {
   for (std::size_t i = 0; i < goal_.size(); ++i) {
     bool changes = at[i] != goal_[i];
     for (std::size_t j = 0; j < i && at[i].is_partial(); ++j) {
-      if (!has(changing, j)) continue;
+      if (!has_axis(changing, j)) continue;
       changes |= at[j].is_partial() && !commute(at[j], at[i]);
       changes |= goal_[j].is_partial() && !commute(goal_[j], at[i]);
     }
@@ -156,7 +155,7 @@ void Moves::add_reductions(const State& state) const {
   for (AxisMask some = state.to_reduce; some != 0; some = (some - 1) & state.to_reduce) {
     if (!same_op(state.at, some) || !reorderable(state.at, state.at, some)) continue;
     Placements to = state.at;
-    for (std::size_t i = 0; i < to.size(); ++i) to[i] = has(some, i) ? Replicate() : to[i];
+    for (std::size_t i = 0; i < to.size(); ++i) to[i] = has_axis(some, i) ? Replicate() : to[i];
     const std::int64_t elements = largest_part(state.layout, geometry_);
     state.moves.push_back({EdgeKind::all_reduce, some, std::move(to), all_reduce_price(elements, some, geometry_)});
     add_reduce_scatters(state, some);
@@ -173,7 +172,7 @@ void Moves::add_reduce_scatters(const State& state, AxisMask axes) const {
     bool possible = true;
     std::int64_t rest = choice;
     for (std::size_t i = 0; i < to.size(); ++i) {
-      if (!has(axes, i)) continue;
+      if (!has_axis(axes, i)) continue;
       const std::int64_t mine = rest % choices;
       if (combine) rest /= choices;
       possible &= mine > 0 || goal_[i].is_shard();
@@ -200,7 +199,7 @@ void Moves::add_partials(const State& state) const {
   for (AxisMask some = open; some != 0; some = (some - 1) & open) {
     if (!same_op(goal_, some) || !reorderable(state.at, goal_, some)) continue;
     Placements to = state.at;
-    for (std::size_t i = 0; i < to.size(); ++i) to[i] = has(some, i) ? goal_[i] : to[i];
+    for (std::size_t i = 0; i < to.size(); ++i) to[i] = has_axis(some, i) ? goal_[i] : to[i];
     if (refines(state.layout, Layout(to, geometry_))) {
       state.moves.push_back({EdgeKind::make_partial, some, std::move(to), {}});
     }

@@ -34,7 +34,8 @@ class Moves {
 
   const Placements& goal_;
   const Geometry& geometry_;
-  c10::SmallVector<std::int64_t, 4> dims_;  // tensor dimensions that intermediate states may shard
+  // What intermediate states may shard: dimensions that start and goal shard; the longest, where these are below two.
+  c10::SmallVector<std::int64_t, 4> dims_;
 };
 
 }  // namespace dtensor

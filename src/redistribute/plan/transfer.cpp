@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 
 namespace dtensor {
 namespace {
@@ -15,12 +14,6 @@ struct Replicas {
   Region part;
   std::vector<std::int64_t> ranks;  // of the world
 };
-
-std::optional<Coordinate> coordinate_of_rank(const MeshLayout& mesh, std::int64_t rank) {
-  const auto found = std::find(mesh.ranks.begin(), mesh.ranks.end(), rank);
-  if (found == mesh.ranks.end()) return std::nullopt;
-  return coordinate_of_index(mesh, found - mesh.ranks.begin());
-}
 
 class Planner {
  public:

@@ -103,12 +103,13 @@ void add_convolution_rules(RuleBook& book) {
   for (const char* op : {"aten::convolution_backward", "aten::convolution_backward_overrideable"}) {
     book.rule(op, convolution_backward, "by groups and transposed").outputs(backward_outputs);
   }
-  // Batches alone.
-  book.rule("aten::conv_tbc", "_n_, ~* -> _n_").handled("n", kSkipEmpty);
+  book.rule("aten::conv_tbc", "_n_, ~* -> _n_").handled("n", kSkipEmpty);  // batches alone
+  book.rule("aten::slow_conv_transpose2d", "nS!, ~* -> nS").handled("n", kSkipEmpty);
+  // Kernels of aten::convolution's own, of which nothing tells the results' sizes; called by themselves they run whole.
   for (const char* op : {"aten::_slow_conv2d_forward", "aten::slow_conv3d_forward", "aten::slow_conv_dilated2d",
-                         "aten::slow_conv_dilated3d", "aten::slow_conv_transpose2d", "aten::slow_conv_transpose3d",
-                         "aten::_conv_depthwise2d", "aten::conv_depthwise3d"}) {
-    book.rule(op, "nS!, ~* -> nS, ~*").handled("n", kSkipEmpty);
+                         "aten::slow_conv_dilated3d", "aten::slow_conv_transpose3d", "aten::_conv_depthwise2d",
+                         "aten::conv_depthwise3d"}) {
+    book.rule(op, Rule());
   }
   // w = v g / |v|, the norm over all dimensions but `dim`. Gains have the same rank, or one dimension.
   book.rule("aten::_weight_norm_interface",

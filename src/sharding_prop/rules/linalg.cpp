@@ -41,6 +41,13 @@ std::vector<OutputMeta> geqrf_outputs(const OpArgs& op) {
   return {by_columns(op.sizes(0), op.dtype(0)), dense_meta(tau, op.dtype(0))};
 }
 
+// A row of coefficients for each result.
+std::vector<OutputMeta> combined_outputs(const OpArgs& op) {
+  at::DimVector sizes(op.sizes(0).require(1));
+  sizes[0] = op.sizes(1).require(1)[0];
+  return {dense_meta(sizes, op.dtype(0))};
+}
+
 std::vector<OutputMeta> transposed_output(const OpArgs& op) {
   at::DimVector sizes(op.sizes(0).require(2));
   std::swap(sizes.end()[-1], sizes.end()[-2]);
@@ -70,11 +77,15 @@ void add_outputs(RuleBook& book) {
   };
   add("aten::linalg_householder_product", "...__, ..._ -> ...__", reflected(0));
   add("aten::ormqr", "...__, ..._, ...__ -> ...__", reflected(2));
+  add("aten::_cholesky_solve_helper", "...__, ...__ -> ...__", columns(0));
   add("aten::cholesky_solve", "...__, ...__ -> ...__", [](const OpArgs& op) { return broadcast_solution(op, 0); });
   add("aten::linalg_solve_triangular", "...__, ...__ -> ...__",
       [](const OpArgs& op) { return broadcast_solution(op, 1); });
   add("aten::geqrf", "...__ -> ...__, ..._", geqrf_outputs);
   add("aten::linalg_eig", "...__ -> ..._, ...__", eigen_outputs);
+  for (const char* op : {"aten::linalg_eigvals", "aten::_linalg_eigvals"}) {
+    add(op, "...__ -> ..._", [](const OpArgs& call) { return std::vector{eigen_outputs(call)[0]}; });
+  }
   add("aten::linalg_pinv.atol_rtol_tensor", "...__, ..., ... -> ...__", transposed_output);
 }
 
@@ -143,8 +154,6 @@ void add_linalg_rules(RuleBook& book) {
   book.rule("aten::_linalg_det", factored("...__ -> ..., ...__, ..._"));
   book.rule("aten::_linalg_slogdet", factored("...__ -> ..., ..., ...__, ..._"));
   constexpr std::pair<const char*, const char*> kTexts[] = {{"aten::_linalg_eigh", "...__ -> ..._, ...__"},
-                                                            {"aten::_linalg_eigvals", "...__ -> ..._"},
-                                                            {"aten::linalg_eigvals", "...__ -> ..._"},
                                                             {"aten::_linalg_svd", "...__ -> ...__, ..._, ...__"},
                                                             {"aten::linalg_cholesky_ex", "...__ -> ...__, ..."},
                                                             {"aten::linalg_inv_ex", "...__ -> ...__, ..."},
@@ -153,16 +162,18 @@ void add_linalg_rules(RuleBook& book) {
                                                             {"aten::linalg_lu_factor_ex", "...__ -> ...__, ..._, ..."},
                                                             {"aten::linalg_qr", "...__ -> ...__, ...__"},
                                                             {"aten::linalg_polar", "...__ -> ...__, ...__"},
-                                                            {"aten::_compute_linear_combination", "...__, ~ -> ...__"},
                                                             {"aten::linalg_ldl_solve", "...__, ..._, ...__ -> ...__"},
                                                             {"aten::linalg_lu_solve", "...__, ..._, ...__ -> ...__"},
                                                             {"aten::lu_unpack", "...__, ..._ -> ...__, ...__, ...__"},
-                                                            {"aten::triangular_solve", "...__, ...__ -> ...__, ...__"},
-                                                            {"aten::_cholesky_solve_helper", "...__, ...__ -> ...__"}};
+                                                            {"aten::triangular_solve", "...__, ...__ -> ...__, ...__"}};
   for (const auto& [op, text] : kTexts) book.rule(op, batches(text));
   add_outputs(book);
   book.rule("aten::_linalg_solve_ex", solve_ex, "...__, ..._ or ...__");
   book.rule("aten::linalg_lstsq", lstsq, "...__, ..._ or ...__");
+  book.rule("aten::_compute_linear_combination", "j!X, ij! -> iX")
+      .linear({0}, {1})
+      .nonempty("X")
+      .outputs(combined_outputs);
   book.rule("aten::linalg_cross", "X[dim!], X[dim] -> X[dim]").linear({0}, {1});
   book.rule("aten::renorm", "X![dim] -> X[dim]").reads_scalars();  // norms over all dimensions but one
   book.rule("aten::_trilinear", trilinear, "by expand1, expand2, expand3, sumdim");

@@ -54,6 +54,15 @@ void add_moves(RuleBook& book) {
   book.rule("aten::minimum", elementwise().monotone({0, 1}, ReduceOp::min));
 }
 
+// What was rounded, and whether it was in range.
+std::vector<OutputMeta> quantized_outputs(const OpArgs& op) {
+  OutputMeta output = dense_meta(op.sizes(0), op.dtype(0));
+  output.strides = at::infer_dense_strides(op.sizes(0), op.strides(0));
+  OutputMeta mask = output;
+  mask.dtype = at::kBool;
+  return {output, mask};
+}
+
 // Elementwise, but not tagged.
 void add_untagged(RuleBook& book) {
   for (const char* op : {"aten::fill", "aten::hardswish", "aten::masked_fill", "aten::_prelu_kernel",
@@ -64,9 +73,10 @@ void add_untagged(RuleBook& book) {
   }
   for (const char* op : {"aten::fake_quantize_per_tensor_affine_cachemask",
                          "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"}) {
-    book.rule(op, "..., ~, ~, ~ -> ..., ...");
+    book.rule(op, "..., ~, ~, ~ -> ..., ...").outputs(quantized_outputs);
   }
-  book.rule("aten::fake_quantize_per_channel_affine_cachemask", "X[axis!], ~, ~ -> X[axis], X[axis]");
+  book.rule("aten::fake_quantize_per_channel_affine_cachemask", "X[axis!], ~, ~ -> X[axis], X[axis]")
+      .outputs(quantized_outputs);
   // The buffer that CPU kernels keep for backward has the input's sizes; CUDA's is empty. Both are contiguous on CPUs.
   book.rule("aten::log_sigmoid_forward", "... -> ..., ...").outputs([](const OpArgs& op) {
     OutputMeta meta = dense_meta(op.sizes(0), op.dtype(0));

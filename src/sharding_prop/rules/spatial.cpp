@@ -16,6 +16,17 @@ Rule window_places(std::size_t count, const char* kernel) {
   return elastic(Rule("N S* -> N S*; S = " + std::to_string(count)).handled("N", kernel).handled("S", kernel), "S");
 }
 
+// Kernels that round their results to whole numbers are linear in fractions alone.
+RuleFunction linear_in_fractions(const Rule& rule) {
+  return [rule, linear = Rule(rule).linear({0})](const OpArgs& call) {
+    return c10::isIntegralType(call.dtype(0), true) ? rule : linear;
+  };
+}
+
+void add_rounding(RuleBook& book, const std::string& op, const Rule& rule) {
+  book.rule(op, linear_in_fractions(rule), Rule(rule).linear({0}).str() + ", linear in fractions");
+}
+
 // Kernels write where the indices say, one for each element of the gradient, and trust the dimensions.
 void check_gradient(const OpArgs& call, std::size_t count) {
   TORCH_CHECK(call.sizes(1).size() <= count + 2, "the gradient of a pooling of ", count,
@@ -31,10 +42,12 @@ void check_gradient(const OpArgs& call, std::size_t count) {
 
 // Gradients of operators that pick or average: linear in the incoming gradient, of operand 1's sizes.
 void add_gradients(RuleBook& book, const Rule& whole, std::size_t count, std::initializer_list<const char*> ops) {
-  const Rule rule = Rule(whole).linear({0});
-  const auto checked = [rule, count](const OpArgs& call) { return check_gradient(call, count), rule; };
+  const auto checked = [rule = linear_in_fractions(whole), count](const OpArgs& call) {
+    return check_gradient(call, count), rule(call);
+  };
   for (const char* op : ops) {
-    book.rule(std::string("aten::") + op, checked, rule.str() + ", indices of the gradient's sizes")
+    book.rule(std::string("aten::") + op, checked,
+              Rule(whole).linear({0}).str() + ", indices of the gradient's sizes, linear in fractions")
         .outputs([](const OpArgs& call) { return like_operands(call, {1}); });
   }
 }
@@ -122,9 +135,10 @@ std::vector<OutputMeta> shuffled_outputs(const OpArgs& op) {
 
 void add_pooling(RuleBook& book) {
   for (const auto& [op, count] : {std::pair{"avg_pool2d", 2}, {"avg_pool3d", 3}}) {
-    book.rule(std::string("aten::") + op, window_places(count, "avg_pool_split").linear({0}));
+    add_rounding(book, std::string("aten::") + op, window_places(count, "avg_pool_split"));
   }
-  for (const char* op : {"aten::avg_pool1d", "aten::adaptive_avg_pool1d"}) book.rule(op, places(1).linear({0}));
+  add_rounding(book, "aten::avg_pool1d", places(1));
+  book.rule("aten::adaptive_avg_pool1d", places(1).linear({0}));
   book.rule("aten::max_pool2d_with_indices", window_places(2, "max_pool_split"));
   book.rule("aten::max_pool3d_with_indices", window_places(3, "max_pool_split")).outputs(max_pool3d_outputs);
   book.rule("aten::adaptive_max_pool2d", places(2));
@@ -170,15 +184,20 @@ void add_padding(RuleBook& book) {
   }
 }
 
+// Those that pick one place move elements; the others weigh places, and round bytes.
 void add_resampling(RuleBook& book) {
   const std::pair<const char*, std::size_t> kinds[] = {
       {"nearest1d", 1},    {"nearest2d", 2},       {"nearest3d", 3},       {"linear1d", 1},       {"bilinear2d", 2},
       {"bicubic2d", 2},    {"trilinear3d", 3},     {"lanczos2d", 2},       {"bilinear2d_aa", 2},  {"bicubic2d_aa", 2},
       {"lanczos2d_aa", 2}, {"nearest_exact1d", 1}, {"nearest_exact2d", 2}, {"nearest_exact3d", 3}};
   for (const auto& [kind, count] : kinds) {
+    const bool picks = std::string_view(kind).starts_with("nearest");
     for (const char* prefix : {"aten::upsample_", "aten::_upsample_"}) {
       const std::string name = std::string(prefix) + kind;
-      book.rule(name, places(count).linear({0}));
+      if (picks)
+        book.rule(name, places(count).linear({0}));
+      else
+        add_rounding(book, name, places(count));
       book.rule(name + "_backward", places(count).linear({0})).local_size("input_size");
     }
   }

@@ -84,12 +84,39 @@ Rule masked_softmax(const OpArgs& op, int input) {
   });
 }
 
+// What GRU cells keep of each row for backward: as many numbers as five states have.
+constexpr std::int64_t kGruKept = 5, kGruGates = 3;
+
+std::vector<OutputMeta> gru_outputs(const OpArgs& op) {
+  const auto hx = op.sizes(2).require(2);
+  return {dense_meta(hx, op.dtype(2)), dense_meta({hx[0], kGruKept * hx[1]}, op.dtype(2))};
+}
+
+OutputMeta bias_gradient(const OpArgs& op, std::int64_t gates, c10::ScalarType dtype) {
+  return op.boolean("has_bias") ? dense_meta({gates}, dtype) : undefined_meta();
+}
+
+// grad_hy, workspace -> of the input's gates, of the state's, of the state, of both biases.
+std::vector<OutputMeta> gru_gradients(const OpArgs& op) {
+  const auto kept = op.sizes(1).require(2);
+  const OutputMeta gates = dense_meta({kept[0], kept[1] / kGruKept * kGruGates}, op.dtype(1));
+  const OutputMeta bias = bias_gradient(op, gates.sizes[1], op.dtype(1));
+  return {gates, gates, dense_meta(op.sizes(0), op.dtype(0)), bias, bias};
+}
+
+// grad_hy, grad_cy, cx, cy, workspace -> of the gates, of cx, of the bias.
+std::vector<OutputMeta> lstm_gradients(const OpArgs& op) {
+  auto outputs = like_operands(op, {4, 2});
+  outputs.push_back(bias_gradient(op, op.sizes(4).back(), op.dtype(4)));
+  return outputs;
+}
+
 void add_recurrent(RuleBook& book) {
   // Gates, state and biases of a batch of rows.
-  book.rule("aten::_thnn_fused_lstm_cell", "n_, n_, n_, ~, ~ -> n_, n_, n_");
-  book.rule("aten::_thnn_fused_gru_cell", "n_, n_, n_, ~, ~ -> n_, n_");
-  book.rule("aten::_thnn_fused_lstm_cell_backward_impl", "n_, n_, n_, n_, n_ -> n_, n_, _");
-  book.rule("aten::_thnn_fused_gru_cell_backward", Rule("n_, n_ -> n_, n_, n_, _, _").linear({0}));
+  book.rule("aten::_thnn_fused_lstm_cell", "ng!, ng!, nh!, ~, ~ -> nh, nh, ng");
+  book.rule("aten::_thnn_fused_gru_cell", "n_, n_, n_, ~, ~ -> n_, n_").outputs(gru_outputs);
+  book.rule("aten::_thnn_fused_lstm_cell_backward_impl", "n_, n_, n_, n_, n_ -> n_, n_, _").outputs(lstm_gradients);
+  book.rule("aten::_thnn_fused_gru_cell_backward", "n_, n_ -> n_, n_, n_, _, _").linear({0}).outputs(gru_gradients);
   for (const char* op : {"aten::_cudnn_rnn", "aten::_cudnn_rnn_backward", "aten::_cudnn_rnn_flatten_weight",
                          "aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward"}) {
     book.replicate(op, "a recurrent kernel with packed weights and sequences");
@@ -97,8 +124,8 @@ void add_recurrent(RuleBook& book) {
 }
 
 void add_quantised_products(RuleBook& book) {
-  // Scales per tensor have one element, those per row or column a matrix's sizes but for 1.
-  book.rule("aten::_scaled_mm", "mk!, k!n!, ~, ~, ~, ~ -> mn");
+  // A scale for each row is split with the rows; one for all of them is a number, and others leave the rows whole.
+  book.rule("aten::_scaled_mm", "mk!, k!n!, m_?, ~, ~, ~ -> mn");
   book.rule("aten::_int_mm", "mk!, k!n! -> mn");
   book.rule("aten::_weight_int8pack_mm", "mk!, n!k!, ~ -> mn");
   book.rule(

@@ -1,0 +1,143 @@
+// Every strategy that a rule offers: those of operands that are sharded, and each group of operands that may be Partial
+// together, for each reduction that the rule allows it.
+#include <ATen/ATen.h>
+
+#include <set>
+
+#include "verify/oracle.h"
+
+namespace dtensor {
+namespace {
+
+// Replicate everywhere but the first operand with a dimension, so that factors are offered.
+std::vector<Placements> some_shard(const std::vector<at::Tensor>& operands) {
+  std::vector<Placements> placements;
+  bool sharded = false;
+  for (const at::Tensor& tensor : operands) {
+    placements.emplace_back();
+    if (!is_placed(tensor)) continue;
+    const bool here = !sharded && tensor.dim() > 0;
+    placements.back() = {here ? Shard(0) : Replicate()};
+    sharded |= here;
+  }
+  return placements;
+}
+
+// A group of the rule by the arguments that its operands stand in: lists are in it as a whole.
+struct Sharing {
+  int group;
+  ReduceOp op;
+  std::set<int> args;
+};
+
+Sharing sharing_of(const Problem& p, std::size_t group, ReduceOp op) {
+  Sharing sharing{static_cast<int>(group), op, {}};
+  for (const int i : p.data->groups[group].operands) {
+    if (i < static_cast<int>(p.operands.size())) {
+      sharing.args.insert(p.operands[static_cast<std::size_t>(i)].operand->arg);
+    }
+  }
+  return sharing;
+}
+
+// Whether shares of the type can be made here, and what they come to differs only where a rule is wrong: sums in types
+// of 16 bits show their rounding, and nothing computes an average of whole numbers.
+bool has_shares(c10::ScalarType type, ReduceOp op) {
+  const bool whole = c10::isIntegralType(type, true) && !c10::isBarebonesUnsignedType(type);
+  const bool summed = op == ReduceOp::sum || op == ReduceOp::avg, ordered = op == ReduceOp::max || op == ReduceOp::min;
+  if (type == at::kComplexFloat || type == at::kComplexDouble) return !ordered;
+  if (type == at::kHalf || type == at::kBFloat16) return !summed;
+  return type == at::kFloat || type == at::kDouble || (whole && op != ReduceOp::avg);
+}
+
+class Trial {
+ public:
+  Trial(const Sample& sample, std::int64_t ranks)
+      : sample_(sample), ranks_(ranks), operands_(sample_operands(sample)), shards_(some_shard(operands_)) {}
+
+  std::vector<Verdict> run() {
+    find_groups();
+    for (std::size_t k = 0; k < count_; ++k) {
+      verdicts_.push_back(verify_strategy(sample_, {ranks_}, shards_, nth_candidate(k, count_)));
+    }
+    for (const Sharing& sharing : groups_) {
+      if (can_share(sharing)) share(sharing);
+    }
+    return std::move(verdicts_);
+  }
+
+ private:
+  // Of the first position of a list: the others are decided by the same rule.
+  void find_groups() {
+    MeshCall mc = mesh_call(sample_, {ranks_}, 0, shards_);
+    for (const Operand& operand : mc.call.operands) args_.push_back(operand.arg);
+    infer_outputs(mc.call);
+    decide(mc.call, [&](const Problem& p) {
+      count_ = std::max(count_, candidates(p, {}).size());
+      for (std::size_t g = 0; first_ && g < p.data->groups.size(); ++g) {
+        for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max, ReduceOp::min, ReduceOp::product}) {
+          if ((p.data->groups[g].ops & bit(op)) != 0) groups_.push_back(sharing_of(p, g, op));
+        }
+      }
+      first_ = false;
+      return choose(p);
+    });
+  }
+
+  bool in(const Sharing& sharing, std::size_t operand) const { return sharing.args.contains(args_[operand]); }
+
+  // Shares of numbers that are not finite are none of them, and sums of shares come to NaN.
+  bool can_share(const Sharing& sharing) {
+    for (std::size_t i = 0; i < operands_.size(); ++i) {
+      if (in(sharing, i) && operands_[i].defined() && !has_shares(operands_[i].scalar_type(), sharing.op)) return false;
+    }
+    if (sharing.op != ReduceOp::sum && sharing.op != ReduceOp::avg) return true;
+    if (!finite_) finite_ = gives_finite_numbers(sample_);
+    return *finite_;
+  }
+
+  void share(const Sharing& sharing) {
+    std::vector<Placements> placements;
+    for (std::size_t i = 0; i < operands_.size(); ++i) {
+      placements.emplace_back();
+      if (is_placed(operands_[i])) placements.back() = {in(sharing, i) ? Partial(sharing.op) : Placement(Replicate())};
+    }
+    bool offered = false;
+    const auto chooser = [&](const Problem& p) {
+      for (const Candidate& candidate : candidates(p, {})) {
+        const AxisChoice& c = candidate.choice;
+        if (c.kind != AxisChoice::Kind::group || c.index != sharing.group || c.op != sharing.op) continue;
+        offered = true;
+        return Assignment{c};
+      }
+      return choose(p);
+    };
+    Verdict verdict = verify_strategy(sample_, {ranks_}, placements, chooser);
+    if (offered) verdicts_.push_back(std::move(verdict));
+  }
+
+  const Sample& sample_;
+  std::int64_t ranks_;
+  std::vector<at::Tensor> operands_;
+  std::vector<Placements> shards_;
+  std::vector<int> args_;  // per operand
+  std::vector<Sharing> groups_;
+  bool first_ = true;
+  std::size_t count_ = 0;
+  std::optional<bool> finite_;
+  std::vector<Verdict> verdicts_;
+};
+
+}  // namespace
+
+Chooser nth_candidate(std::size_t k, std::size_t& count) {
+  return [k, &count](const Problem& p) {
+    const std::vector<Candidate> list = candidates(p, {});
+    count = std::max(count, list.size());
+    return Assignment{list[std::min(k, list.size() - 1)].choice};
+  };
+}
+
+std::vector<Verdict> verify_offers(const Sample& sample, std::int64_t ranks) { return Trial(sample, ranks).run(); }
+
+}  // namespace dtensor
