@@ -13,13 +13,15 @@ namespace dtensor {
 // A std::shared_ptr in older releases of LibTorch, an intrusive_ptr in newer ones.
 using NodePtr = decltype(torch::autograd::Edge::function);
 
-// A NodeType (derived from torch::autograd::Node) made of these arguments; its edges are yet to be set.
+// A pointer to a NodeType (derived from torch::autograd::Node) made of these arguments, of which a NodePtr can be made;
+// its edges are yet to be set.
 template <class NodeType, class... Args>
-NodePtr make_node(Args&&... args) {
+auto make_node(Args&&... args) {
   if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>) {
-    return NodePtr(new NodeType(std::forward<Args>(args)...));
+    // As LibTorch lets go of its own, so that a long graph does not exhaust the stack.
+    return std::shared_ptr<NodeType>(new NodeType(std::forward<Args>(args)...), [](auto* node) { deleteNode(node); });
   } else {
-    return NodePtr(c10::make_intrusive<NodeType>(std::forward<Args>(args)...));
+    return c10::make_intrusive<NodeType>(std::forward<Args>(args)...);
   }
 }
 

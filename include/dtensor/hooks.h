@@ -43,6 +43,25 @@ DTENSOR_API void accumulate_gradient(const DTensor& parameter, const DTensor& gr
 // part is taken over. Throws where its sizes or dtype are others.
 DTENSOR_API void accumulate_gradient(const DTensor& parameter, at::Tensor local, const Placements& placements);
 
+// What NoGradientSync or NoReplicaSync left in a leaf's .grad, taken out to be reduced together with a new gradient. It
+// comes back where that fails: where this ends without done().
+class DTENSOR_API EarlierGradient {
+ public:
+  EarlierGradient() = default;
+  explicit EarlierGradient(const DTensor& leaf);
+  ~EarlierGradient();
+  EarlierGradient(EarlierGradient&&) noexcept = default;
+  EarlierGradient& operator=(EarlierGradient&&) noexcept = default;  // gives nothing back
+
+  const at::Tensor& sum() const { return sum_; }  // undefined: there was none
+  // It is part of what is accumulated next.
+  void done() { sum_.reset(); }
+
+ private:
+  DTensor leaf_;
+  at::Tensor sum_;
+};
+
 // The number of the backward pass that runs on this thread (the innermost, where they nest); -1: none.
 DTENSOR_API int current_backward();
 // Calls `callback` on this thread when that pass ends, once its gradients are accumulated.

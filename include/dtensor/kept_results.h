@@ -21,12 +21,12 @@ class DTENSOR_API KeptResults {
   // While it lives, results are kept.
   struct Recording {
     // For the library itself.
-    State* state;
+    std::shared_ptr<State> state;
   };
   // While it lives, they are given back in their order.
   struct Replaying {
     // For the library itself.
-    State* state;
+    std::shared_ptr<State> state;
   };
 
   // While it lives, this thread's results of the operators are kept, instead of those of an earlier run.

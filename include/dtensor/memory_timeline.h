@@ -16,7 +16,8 @@ namespace dtensor {
 
 // Follows what this thread allocates and frees while it lives (with thread ranks: this rank). Bytes count from its
 // start: what was there before and is freed now counts negative. Nests, and ends in any order; all hear. Not while a
-// profiler runs.
+// profiler runs. Hears the threads of backward passes that start meanwhile, too; what peak() and samples() refer to is
+// to be read when these have ended.
 class DTENSOR_API MemoryTimeline {
  public:
   // Memory at one moment.

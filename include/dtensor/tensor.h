@@ -40,7 +40,8 @@ class DTENSOR_API DTensor : public at::Tensor {
   const Placements& placements() const;
 
   // This rank's part. Differentiable: `grad_placements` are those of the gradient that arrives at the local tensor; by
-  // default the forward ones, except that Partial takes Replicate.
+  // default the forward ones, except that Partial takes Replicate, and an average (ReduceOp::avg) Partial: its ranks'
+  // gradients add up, since from_local has given each of them its part.
   at::Tensor to_local(Placements grad_placements = {}) const;
   // The whole tensor on every rank. Collective. Differentiable.
   at::Tensor full_tensor(Placements grad_placements = {}) const;

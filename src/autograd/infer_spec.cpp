@@ -133,7 +133,7 @@ bool all_show_order(const MeshImpl& mesh, const Placements& placements, at::IntA
 // Without asking: the local order where no rank can take another for its own, else row-major.
 at::DimVector strides_alone(const at::Tensor& local, const MeshImpl& mesh, const Placements& placements,
                             at::IntArrayRef sizes) {
-  if (!local.defined() || !all_show_order(mesh, placements, sizes)) return c10::contiguous_strides(sizes);
+  if (!all_show_order(mesh, placements, sizes)) return c10::contiguous_strides(sizes);
   return strides_like(local.sizes(), local.strides(), sizes);
 }
 

@@ -113,6 +113,13 @@ Placements without_partial(Placements placements) {
   return placements;
 }
 
+Placements local_gradient_placements(Placements placements) {
+  for (auto& p : placements) {
+    p = p.is_partial(ReduceOp::avg) ? Partial() : p.is_partial() ? Replicate() : p.as_storage(false);
+  }
+  return placements;
+}
+
 Placements gathered_placements(Placements placements) {
   for (auto& p : placements) {
     if (p.is_storage()) p = Replicate();
@@ -144,10 +151,7 @@ at::Tensor unwrap_local(const at::Tensor& tensor, Placements grad_placements, bo
   AxisMask check = 0;
   if (grad_placements.empty()) {
     check = trust_replicate ? 0 : spec->replicated_axes();
-    grad_placements = without_partial(spec->placements);
-    for (std::size_t i = 0; i < grad_placements.size(); ++i) {
-      if (spec->placements[i].is_partial(ReduceOp::avg)) grad_placements[i] = Partial();
-    }
+    grad_placements = local_gradient_placements(spec->placements);
   }
   grad_placements = normalize_placements(std::move(grad_placements), tensor.dim(), spec->mesh->layout.shape);
   return with_history<ToLocalBackward>(impl->local().detach(), tensor, spec, std::move(grad_placements), check);

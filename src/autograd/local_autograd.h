@@ -9,6 +9,9 @@ namespace dtensor {
 
 // Placements of a gradient: Partial taken by Replicate, storage flags dropped.
 Placements without_partial(Placements placements);
+// Those of the gradient of a tensor's local part: the same, but where ranks hold shares of an average their gradients
+// add up, since from_local gives each of them its part.
+Placements local_gradient_placements(Placements placements);
 // Placements of a parameter where an operator needs it: storage shards are whole.
 Placements gathered_placements(Placements placements);
 
@@ -26,9 +29,8 @@ at::Tensor synchronise_content(const at::Tensor& tensor, const MeshImpl& mesh);
 // from_local. Gradient: in the forward placements, Partial taking Replicate (Partial(avg): divided by the ranks).
 at::Tensor wrap_local(const at::Tensor& local, SpecPtr spec);
 
-// to_local. Gradient: wrapped with grad_placements; by default the forward ones, with Partial taking Replicate. A
-// default Replicate is checked: where the ranks' gradients differ, only the user knows how they combine, and the error
-// says so.
+// to_local. Gradient: wrapped with grad_placements; by default local_gradient_placements of the forward ones. A default
+// Replicate is checked: where the ranks' gradients differ, only the user knows how they combine, and the error says so.
 at::Tensor unwrap_local(const at::Tensor& tensor, Placements grad_placements, bool trust_replicate = false);
 
 // Throws where the tensor is undefined.

@@ -7,17 +7,21 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <utility>
 
+#include "debug/escaped.h"
 #include "scope/module_scope.h"
 
 namespace dtensor {
 
 using DebugInfo = c10::ThreadLocalDebugInfo;
 
+// Several threads report where a backward pass runs on some of its own.
 struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
   explicit State(std::int64_t r) : resolution(r) {}
 
@@ -26,6 +30,7 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
     if (outer != nullptr) outer->reportMemoryUsage(ptr, change, 0, 0, c10::Device(c10::kCPU));
     if (closed) return;
     const Place place = current_place();
+    const std::lock_guard lock(mutex);
     if (change < 0) keep_peak_holders();
     attribute(ptr, change, place);
     live += change;
@@ -80,6 +85,7 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
     }
   }
 
+  std::mutex mutex;  // of all that reports change
   std::int64_t resolution, live = 0;
   using Maker = std::pair<std::string, Phase>;
   struct Made {
@@ -94,7 +100,7 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
   std::vector<Sample> samples;
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   State* outer = nullptr;  // kept alive by what lies below
-  bool closed = false;
+  std::atomic<bool> closed = false;
   std::optional<NodeRecorder> recorder{std::in_place};
   std::shared_ptr<DebugInfo> below;
   std::weak_ptr<DebugInfo> entry;
@@ -116,16 +122,21 @@ MemoryTimeline::~MemoryTimeline() {
   State::drop_closed();
 }
 
-std::int64_t MemoryTimeline::live() const { return state_->live; }
+std::int64_t MemoryTimeline::live() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->live;
+}
 const MemoryTimeline::Sample& MemoryTimeline::peak() const { return state_->peak; }
 
 const std::vector<MemoryTimeline::Sample>& MemoryTimeline::samples() const {
+  const std::lock_guard lock(state_->mutex);
   state_->note_peak();
   return state_->samples;
 }
 
 void MemoryTimeline::reset_peak() {
   const Place place = current_place();
+  const std::lock_guard lock(state_->mutex);
   state_->note_peak();
   state_->peak = {std::chrono::steady_clock::now(), state_->live, place.module, place.phase};
   state_->at_peak = true;
@@ -133,6 +144,7 @@ void MemoryTimeline::reset_peak() {
 
 std::vector<MemoryTimeline::Holder> MemoryTimeline::holders_at_peak() const {
   std::vector<Holder> list;
+  const std::lock_guard lock(state_->mutex);
   for (const auto& [by, bytes] : state_->at_peak ? state_->holders : state_->peak_holders) {
     if (bytes > 0) list.push_back({by.first, by.second, bytes});
   }
@@ -175,9 +187,7 @@ class Drawing {
   double key_left() const { return width_ - kKey + 16; }
 
   void text(double x, double y, const char* anchor, const std::string& what) {
-    std::string escaped;
-    for (const char c : what) escaped += c == '<' ? "&lt;" : c == '&' ? "&amp;" : std::string(1, c);
-    svg_ += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, escaped);
+    svg_ += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, escaped(what));
   }
   void shade(double from, double to) {
     svg_ += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"#f3e3c8\"/>\n",

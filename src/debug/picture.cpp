@@ -10,13 +10,13 @@
 #include <map>
 #include <set>
 
+#include "debug/escaped.h"
 #include "dtensor/tensor.h"
+#include "placement/mesh_info.h"
 #include "placement/shard_map.h"
 
 namespace dtensor {
 namespace {
-
-using Coordinate = std::vector<std::int64_t>;
 
 struct RankPart {
   std::int64_t rank;
@@ -29,17 +29,11 @@ struct Grid {
   std::vector<RankPart> ranks;
 };
 
-Coordinate coordinate_of(std::int64_t index, at::IntArrayRef shape) {
-  Coordinate c(shape.size());
-  for (std::size_t a = shape.size(); a-- > 0; index /= shape[a]) c[a] = index % shape[a];
-  return c;
-}
-
 std::vector<RankPart> parts_of(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements) {
   std::vector<RankPart> ranks;
   for (std::int64_t i = 0; i < mesh.size(); ++i) {
     RankPart part{mesh.ranks()[static_cast<std::size_t>(i)], {}};
-    const Coordinate c = coordinate_of(i, mesh.shape());
+    const auto c = coordinate_along(mesh.shape(), ~AxisMask{0}, i, Coordinate(mesh.shape().size()));
     for (std::size_t d = 0; d < sizes.size(); ++d) {
       part.parts.push_back(shard_segments(sizes[d], static_cast<std::int64_t>(d), placements, mesh.shape(), c));
     }
@@ -115,13 +109,6 @@ std::string title(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placement
   const bool partial =
       std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
   return partial ? text + ", ranks hold shares of the values" : text;
-}
-
-// Names of meshes' dimensions are whatever the program calls them.
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) out += c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '&' ? "&amp;" : std::string(1, c);
-  return out;
 }
 
 // Dimensions that are sharded and not drawn, rank by rank.

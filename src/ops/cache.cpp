@@ -75,8 +75,9 @@ CachedCallPtr cache_find(std::uint32_t op_index, const CallKey& key) {
   return *call;
 }
 
-CachedCallPtr cache_insert(std::uint32_t op_index, std::unique_ptr<CachedCall> call) {
+CachedCallPtr cache_insert(std::uint32_t op_index, std::unique_ptr<CachedCall> call, std::uint64_t book) {
   auto& thread = current_cache();
+  if (C10_UNLIKELY(thread.book != book)) return CachedCallPtr(std::move(call));
   if (op_index >= thread.ops.size()) thread.ops.resize(op_index + 1);
   OpCache former;  // the destructors of cached meshes may run code that asks for the cache
   auto& cache = thread.ops[op_index];

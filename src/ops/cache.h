@@ -48,6 +48,7 @@ CachedCallPtr cache_find(std::uint32_t op_index, const CallKey& key);
 // go on to cache_find; nor is what they find they cannot take after all (uncount_hit).
 const CachedCall* find_unboxable(std::uint32_t op_index, const CallKey& key);
 void uncount_hit();
-CachedCallPtr cache_insert(std::uint32_t op_index, std::unique_ptr<CachedCall> call);
+// `book`: the version of the rule book before it was decided; where that is another by now, the call is not kept.
+CachedCallPtr cache_insert(std::uint32_t op_index, std::unique_ptr<CachedCall> call, std::uint64_t book);
 
 }  // namespace dtensor

@@ -37,7 +37,7 @@ struct OutputAction {
   bool ordered = false;     // fresh result, global strides a dense permutation
   bool dynamic = false;     // sizes are those of the (replicated) local result
   bool detached = false;    // view of an operand that had to be redistributed
-  bool absent = false;      // undefined on one device, whatever the local kernel gives
+  bool undefined = false;   // on one device, whatever the local kernel gives
 };
 
 // A fresh local result whose memory order is not that of its spec (placement/stride_order.h).
@@ -54,7 +54,7 @@ enum class Executor : std::uint8_t {
   simple,        // local tensors in, plain operator, wrapped tensors out: nothing else to do
   wide,          // under a ReducePolicy (ops/wide_call.h)
   inplace_view,  // t_, squeeze_, ...: changes the operand's metadata
-  absent,        // on a rank outside the mesh, which takes part in nothing
+  outside,       // on a rank outside the mesh, which takes part in nothing
 };
 
 // A call in words, with a mark for each number that is no part of the key; and a hash over all but those.
@@ -92,10 +92,10 @@ struct CachedCall : std::enable_shared_from_this<CachedCall> {
   bool gathers = false;  // of an unboxable one: operands in storage shards, which a schedule may have gathered
   Executor executor = Executor::general;
   std::vector<IndexBound> bounds;
-  std::vector<bool> absent;  // list positions on meshes without this rank, while others are here; empty: none
-  bool reduces = false;      // one of the inputs does
-  bool reshards = false;     // one of the inputs does
-  bool moves_list = false;   // entries of a list are redistributed, more than one
+  std::vector<bool> absent_positions;    // of lists: on meshes without this rank, while others are here; empty: none
+  bool reduces = false;                  // one of the inputs does
+  bool reshards = false;                 // one of the inputs does
+  bool moves_list = false;               // entries of a list are redistributed, more than one
   std::shared_ptr<const WideCall> wide;  // Executor::wide only
   // Received by the rank that receives most, for operands that the program did not ask to move.
   std::int64_t implicit_bytes = 0;

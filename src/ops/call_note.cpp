@@ -18,6 +18,7 @@
 #include "comm/record/kept_text.h"
 #include "dtensor/debug.h"
 #include "mesh/world_state.h"
+#include "ops/each_tensor.h"
 #include "tensor/impl/call_order.h"
 
 namespace dtensor {
@@ -193,19 +194,15 @@ void note(const OpEntry& entry, Args args, Operands operands, const MeshImpl& me
   history.add({numbers.hash, words.text, current_module(history), numbers.shown});
 }
 
-void count_result(const c10::IValue& value) {
-  if (value.isTensor()) {
-    auto* impl = value.toTensor().defined() ? dtensor_or_null(value.toTensor()) : nullptr;
-    if (impl != nullptr && impl->origin() == 0) impl->count_origin();
-  } else if (value.isTensorList()) {
-    for (const auto& item : value.toListRef()) count_result(item);
-  }
+void count_result(const at::Tensor& result) {
+  auto* impl = dtensor_or_null(result);
+  if (impl != nullptr && impl->origin() == 0) impl->count_origin();
 }
 
 }  // namespace
 
 void count_results(const OpEntry& entry, const torch::jit::Stack& stack) {
-  for (auto r = stack.size() - entry.returns.size(); r < stack.size(); ++r) count_result(stack[r]);
+  for (auto r = stack.size() - entry.returns.size(); r < stack.size(); ++r) for_each_tensor(stack[r], count_result);
 }
 
 void note_checked_call(const OpEntry& entry, Args args, const CallView& view, const CachedCall& call) {

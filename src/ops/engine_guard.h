@@ -21,8 +21,7 @@ class EngineGuard {
   EngineGuard(const EngineGuard&) = delete;
   EngineGuard& operator=(const EngineGuard&) = delete;
 
-  // As the caller has them.
-  bool scopes_watched() const { return before_.has(kWatchedScopesKey); }
+  bool scopes_watched() const { return keys_->included().has(kWatchedScopesKey); }
 
  private:
   c10::impl::PODLocalDispatchKeySet* keys_;

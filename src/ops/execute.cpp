@@ -1,12 +1,17 @@
 // Run, write back, wrap; ops/unwrap.cpp comes before.
 #include "ops/execute.h"
 
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/tensor.h>
+
 #include "autograd/leaf_hook.h"
 #include "autograd/moved_view.h"
 #include "autograd/source.h"
+#include "ops/each_tensor.h"
 #include "ops/frame.h"
 #include "ops/index_bounds.h"
 #include "ops/inspect_state.h"
+#include "ops/list_order.h"
 #include "ops/wide_call.h"
 #include "random/state.h"
 #include "redistribute/execute.h"
@@ -17,43 +22,46 @@ namespace {
 using torch::jit::Stack;
 
 // A list over several meshes: the local call gets the positions that are here.
-void drop_absent_positions(const Frame& frame, Stack& stack, std::size_t first) {
-  const auto& absent = frame.call.absent;
+void keep_positions(const OpEntry& entry, const std::vector<std::int64_t>& present, std::size_t length, Stack& stack,
+                    std::size_t first) {
   for (auto i = first; i < stack.size(); ++i) {
+    if (has_number_for_each(entry, i - first, stack[i], length)) {
+      const auto numbers = stack[i].toTensor();
+      stack[i] = numbers.index_select(0, at::tensor(present, numbers.options().dtype(at::kLong)));
+    }
     if (!stack[i].isList()) continue;
     const auto items = stack[i].toList();
     auto kept = c10::impl::GenericList(items.elementType());
-    for (std::size_t k = 0; k < items.size(); ++k) {
-      if (k >= absent.size() || !absent[k]) kept.push_back(items.get(k));
+    for (const auto k : present) {
+      if (static_cast<std::size_t>(k) < items.size()) kept.push_back(items.get(static_cast<std::size_t>(k)));
     }
     stack[i] = kept;
   }
 }
 
 // And its results take their old positions again.
-void restore_absent_positions(const Frame& frame, Stack& stack, std::size_t first, std::size_t length) {
-  const auto& absent = frame.call.absent;
+void restore_positions(const std::vector<std::int64_t>& present, std::size_t length, Stack& stack, std::size_t first) {
   for (auto i = first; i < stack.size(); ++i) {
     if (!stack[i].isTensorList()) continue;
     auto next = stack[i].toTensorVector();
     if (next.empty()) continue;
     std::vector<at::Tensor> all(length);
     auto from = next.begin();
-    for (std::size_t k = 0; k < length; ++k) {
-      if (k >= absent.size() || !absent[k]) all[k] = std::move(*from++);
-    }
+    for (const auto k : present) all[static_cast<std::size_t>(k)] = std::move(*from++);
     stack[i] = std::move(all);
   }
 }
 
 void run_present_positions(const Frame& frame, Stack& stack, std::size_t first) {
-  std::size_t length = 0;
-  for (auto i = first; i < stack.size(); ++i) {
-    if (stack[i].isList()) length = std::max(length, stack[i].toListRef().size());
+  const auto length = length_of_lists(torch::jit::last(stack, stack.size() - first));
+  const auto& absent = frame.call.absent_positions;
+  std::vector<std::int64_t> present;
+  for (std::size_t k = 0; k < length; ++k) {
+    if (k >= absent.size() || !absent[k]) present.push_back(static_cast<std::int64_t>(k));
   }
-  drop_absent_positions(frame, stack, first);
+  keep_positions(frame.entry, present, length, stack, first);
   frame.entry.op.callBoxed(stack);
-  restore_absent_positions(frame, stack, first, length);
+  restore_positions(present, length, stack, first);
 }
 
 void run_kernel(const Frame& frame, Stack& stack, const std::vector<SpecPtr>& inputs,
@@ -64,7 +72,7 @@ void run_kernel(const Frame& frame, Stack& stack, const std::vector<SpecPtr>& in
 }
 
 void run_local_call(const Frame& frame, Stack& stack, std::size_t first) {
-  if (!frame.call.absent.empty() && frame.call.local_kernel == nullptr) {
+  if (!frame.call.absent_positions.empty() && frame.call.local_kernel == nullptr) {
     return run_present_positions(frame, stack, first);
   }
   run_kernel(frame, stack, frame.call.input_specs, frame.call.output_specs);
@@ -131,7 +139,7 @@ void after_writes(const Frame& frame) {
 
 at::Tensor wrap(const Frame& frame, const OutputAction& action, const at::Tensor& local) {
   if (action.alias >= 0) return frame.operands[action.alias];
-  if (action.absent) return {};
+  if (action.undefined) return {};
   if (!action.spec || (!local.defined() && action.spec->mesh->is_member)) return local;
   if (action.dynamic) {
     TORCH_CHECK(local.defined(), frame.entry.name(), ": only the data tell how large its result is, and world rank ",
@@ -175,14 +183,11 @@ void wrap_results(const Frame& frame, Stack& stack, std::size_t first) {
 }
 
 bool is_result(const Stack& stack, std::size_t first, const at::Tensor& local) {
+  bool found = false;
   for (std::size_t r = first; r < stack.size(); ++r) {
-    if (stack[r].isTensor() && stack[r].toTensor().defined() && stack[r].toTensor().is_alias_of(local)) return true;
-    if (!stack[r].isTensorList()) continue;
-    for (const auto& item : stack[r].toListRef()) {
-      if (item.toTensor().defined() && item.toTensor().is_alias_of(local)) return true;
-    }
+    for_each_tensor(stack[r], [&](const at::Tensor& result) { found = found || result.is_alias_of(local); });
   }
-  return false;
+  return found;
 }
 
 // What was reduced for this call is kept for the operand's next readers, unless the caller may write to it as a result.
@@ -197,7 +202,7 @@ void remember_reduced(const Frame& frame, const Stack& stack, std::size_t first)
 }
 
 // Ranks outside the mesh take part in nothing: results without data.
-void push_absent_results(const Frame& frame, Stack& stack) {
+void push_results_outside(const Frame& frame, Stack& stack) {
   std::size_t next = 0;
   for (const ReturnInfo& ret : frame.entry.returns) {
     TORCH_CHECK(ret.is_tensor, frame.entry.name(), ": asks for a value on world rank ", frame.call.mesh->world_rank,
@@ -273,7 +278,7 @@ void execute_wide(Frame& frame, Stack& stack, std::size_t first) {
 }
 
 // On ranks outside the mesh.
-void execute_absent(Frame& frame, Stack& stack, std::size_t first) {
+void execute_outside(Frame& frame, Stack& stack, std::size_t first) {
   for (auto* impl : frame.view.operands) {
     frame.operands.push_back(impl == nullptr ? at::Tensor()
                                              : at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(impl)));
@@ -285,7 +290,7 @@ void execute_absent(Frame& frame, Stack& stack, std::size_t first) {
   stack.resize(first);
   // The members' local kernel counts one random operator; the count is the world's.
   if (frame.entry.is_random && frame.call.local_kernel != nullptr) (void)next_random_key(acting(*frame.call.mesh));
-  push_absent_results(frame, stack);
+  push_results_outside(frame, stack);
 }
 
 void execute_simple(Frame& frame, Stack& stack, std::size_t first) {
@@ -302,11 +307,12 @@ void execute_call(const OpEntry& entry, const CachedCall& call, const CallView& 
   const auto first = stack.size() - entry.args.size();
   if (call.executor == Executor::simple) return execute_simple(frame, stack, first);
   if (call.executor == Executor::inplace_view) return execute_inplace_view(frame, stack, first);
-  if (call.executor == Executor::absent) return execute_absent(frame, stack, first);
+  if (call.executor == Executor::outside) return execute_outside(frame, stack, first);
   if (!call.bounds.empty()) check_index_bounds(frame, /*before=*/true);
   unwrap_arguments(frame, stack, first);
   if (!call.bounds.empty()) check_index_bounds(frame, /*before=*/false);
-  if (call.executor == Executor::wide && worth_widening(call, view)) return execute_wide(frame, stack, first);
+  const bool wide = call.executor == Executor::wide && (!call.wide->view || has_unrounded_operand(call, view));
+  if (wide) return execute_wide(frame, stack, first);
   run_local_call(frame, stack, first);
   write_back_operands(frame);
   if (entry.mutates) after_writes(frame);

@@ -12,8 +12,18 @@
 namespace dtensor {
 namespace {
 
-struct Explanation {
-  std::string* text;
+// What was told of calls so far. Autograd's threads may tell at the same time.
+class Explanation {
+ public:
+  void add(const std::string& told) {
+    const std::lock_guard lock(mutex_);
+    text_ += told + "\n";
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::mutex mutex_;
+  std::string text_;
 };
 
 template <class T>
@@ -52,14 +62,14 @@ bool checked_values() {
   ScopedValue<Checked::Mode>::for_each([&](const auto& mode) { found = found || mode.checks == Checks::values; });
   return found;
 }
-bool recording_explanations() { return scopes_watched() && ScopedValue<Explanation>::current() != nullptr; }
+bool recording_explanations() { return scopes_watched() && ScopedValue<Explanation*>::current() != nullptr; }
 
 void record_explanation(const OpCall& call) {
-  if (recording_explanations()) *ScopedValue<Explanation>::current()->text += explain_decision(call) + "\n";
+  if (recording_explanations()) record_explanation(explain_decision(call));
 }
 
 void record_explanation(const std::string& text) {
-  if (recording_explanations()) *ScopedValue<Explanation>::current()->text += text + "\n";
+  if (recording_explanations()) (*ScopedValue<Explanation*>::current())->add(text);
 }
 
 void report_replicated(const OpEntry& entry, const CachedCall& call, bool fresh) {
@@ -91,10 +101,10 @@ void report_moves(const OpEntry& entry, const CachedCall& call) {
 }
 
 std::string explain_calls(const std::function<void()>& fn) {
-  std::string text;
-  const ScopedValue<Explanation> scope({&text}, true);
+  Explanation told;
+  const ScopedValue<Explanation*> scope(&told, true);
   fn();
-  return text;
+  return told.text();
 }
 
 }  // namespace dtensor

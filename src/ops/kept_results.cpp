@@ -25,7 +25,7 @@ namespace {
 template <class Role>
 KeptResults::State* state_of() {
   const auto* role = ScopedValue<Role>::current();
-  return role == nullptr ? nullptr : role->state;
+  return role == nullptr ? nullptr : role->state.get();
 }
 
 KeptResults::State* recording() { return state_of<KeptResults::Recording>(); }
@@ -68,12 +68,12 @@ KeptResults::KeptResults(std::set<std::string> operators) {
 
 // What an earlier run left, one that threw perhaps, is not this one's.
 KeptResults::Record::Record(const KeptResults& results)
-    : scope_({results.state_.get()}, /*watched=*/results.state_ != nullptr) {
+    : scope_({results.state_}, /*watched=*/results.state_ != nullptr) {
   if (results.state_) results.state_->results.clear();
 }
 
 KeptResults::Replay::Replay(const KeptResults& results)
-    : scope_({results.state_.get()}, /*watched=*/results.state_ != nullptr), no_record_({nullptr}) {
+    : scope_({results.state_}, /*watched=*/results.state_ != nullptr), no_record_({nullptr}) {
   if (results.state_) results.state_->next = 0;
 }
 

@@ -8,6 +8,7 @@
 #include "comm/events.h"
 #include "ops/cache.h"
 #include "ops/call_note.h"
+#include "ops/each_tensor.h"
 #include "ops/execute.h"
 #include "ops/inspect_state.h"
 #include "ops/kept_results.h"
@@ -50,7 +51,8 @@ CachedCallPtr decide(const OpEntry& entry, const torch::jit::Stack& stack, const
   auto call = cache_find(entry.index, view.key);
   fresh = call == nullptr;
   if (fresh) {
-    call = cache_insert(entry.index, prepare_call(entry, arguments(entry, stack), view));
+    const auto book = book_version.load(std::memory_order_acquire);
+    call = cache_insert(entry.index, prepare_call(entry, arguments(entry, stack), view), book);
   } else if (C10_UNLIKELY(recording_explanations())) {
     record_explanation(describe_call(entry, arguments(entry, stack), view));
   }
@@ -63,13 +65,8 @@ using HeldTensors = c10::SmallVector<at::Tensor, 4>;
 
 HeldTensors tensors_of(c10::ArrayRef<c10::IValue> args) {
   HeldTensors tensors;
-  const auto add = [&](const c10::IValue& value) {
-    if (value.isTensor() && value.toTensor().defined()) tensors.push_back(value.toTensor());
-  };
   for (const auto& arg : args) {
-    add(arg);
-    if (!arg.isList()) continue;
-    for (const auto& item : arg.toListRef()) add(item);
+    for_each_tensor(arg, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
   }
   return tensors;
 }
@@ -137,14 +134,8 @@ void run_decided(const OpEntry& entry, const CachedCall& call, const CallView& v
   }
 }
 
-void say_where_memory_is(const c10::IValue& result) {
-  if (result.isTensorList()) {
-    for (const auto& item : result.toListRef()) say_where_memory_is(item);
-  }
-  if (!result.isTensor() || !result.toTensor().defined()) return;
-  if (auto* impl = dtensor_or_null(result.toTensor()); impl != nullptr && !impl->has_storage()) {
-    say_where_memory_is(*impl);
-  }
+void say_where_memory_is(const at::Tensor& result) {
+  if (auto* impl = dtensor_or_null(result); impl != nullptr && !impl->has_storage()) say_where_memory_is(*impl);
 }
 
 void begin_call(const OpEntry& entry, const CallView& view) {
@@ -205,7 +196,9 @@ void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
   if (C10_UNLIKELY(order_matters(entry, *call, view, arguments(entry, stack)))) return run_in_order(entry, stack);
   run_decided(entry, *call, view, stack);
   if (C10_LIKELY(!fresh)) return;
-  for (auto r = stack.size() - entry.returns.size(); r < stack.size(); ++r) say_where_memory_is(stack[r]);
+  for (auto r = stack.size() - entry.returns.size(); r < stack.size(); ++r) {
+    for_each_tensor(stack[r], [](const at::Tensor& result) { say_where_memory_is(result); });
+  }
 }
 
 }  // namespace dtensor

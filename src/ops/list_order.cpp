@@ -26,17 +26,9 @@ bool moves_any(const CachedCall& call) {
                      [](const InputAction& input) { return input.write_back || !input.plan.empty(); });
 }
 
-std::size_t length_of(c10::ArrayRef<c10::IValue> args) {
-  std::size_t length = 0;
-  for (const auto& arg : args) length = std::max(length, arg.isList() ? arg.toListRef().size() : 0);
-  return length;
-}
-
-// One number for each position may come as a tensor of them.
 c10::IValue at_position(const OpEntry& entry, std::size_t arg, const c10::IValue& value, std::size_t k,
                         std::size_t length) {
-  const bool numbers = entry.schema().arguments()[arg].name() == "scalars" && value.isTensor();
-  if (numbers && value.toTensor().dim() == 1 && value.toTensor().size(0) == static_cast<std::int64_t>(length)) {
+  if (has_number_for_each(entry, arg, value, length)) {
     return value.toTensor().narrow(0, static_cast<std::int64_t>(k), 1);
   }
   if (!value.isList() || value.toListRef().size() != length) return value;
@@ -47,6 +39,17 @@ c10::IValue at_position(const OpEntry& entry, std::size_t arg, const c10::IValue
 }
 
 }  // namespace
+
+std::size_t length_of_lists(c10::ArrayRef<c10::IValue> args) {
+  std::size_t length = 0;
+  for (const auto& arg : args) length = std::max(length, arg.isList() ? arg.toListRef().size() : 0);
+  return length;
+}
+
+bool has_number_for_each(const OpEntry& entry, std::size_t arg, const c10::IValue& value, std::size_t length) {
+  const bool numbers = entry.schema().arguments()[arg].name() == "scalars" && value.isTensor();
+  return numbers && value.toTensor().dim() == 1 && value.toTensor().size(0) == static_cast<std::int64_t>(length);
+}
 
 bool order_matters(const OpEntry& entry, const CachedCall& call, const CallView& view,
                    c10::ArrayRef<c10::IValue> args) {
@@ -67,7 +70,7 @@ bool order_matters(const OpEntry& entry, const CachedCall& call, const CallView&
 
 void run_in_order(const OpEntry& entry, torch::jit::Stack& stack) {
   const auto args = torch::jit::pop(stack, entry.args.size());
-  const auto length = length_of(args);
+  const auto length = length_of_lists(args);
   for (std::size_t k = 0; k < length; ++k) {
     torch::jit::Stack one;
     for (std::size_t i = 0; i < args.size(); ++i) one.push_back(at_position(entry, i, args[i], k, length));

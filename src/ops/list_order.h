@@ -13,4 +13,9 @@ bool order_matters(const OpEntry& entry, const CachedCall& call, const CallView&
 // One call of the operator for each position.
 void run_in_order(const OpEntry& entry, torch::jit::Stack& stack);
 
+// How many positions a call has: the length of its longest list.
+std::size_t length_of_lists(c10::ArrayRef<c10::IValue> args);
+// Whether an argument gives each of `length` positions a number of its own, in one tensor.
+bool has_number_for_each(const OpEntry& entry, std::size_t arg, const c10::IValue& value, std::size_t length);
+
 }  // namespace dtensor

@@ -7,6 +7,7 @@
 #include "mesh/mesh_impl.h"
 #include "ops/index_bounds.h"
 #include "ops/inspect_state.h"
+#include "ops/special/special.h"
 #include "ops/whole_call_check.h"
 #include "ops/wide_call.h"
 
@@ -85,8 +86,8 @@ bool sent_by_kernel(const Decision& decision, const SpecPtr& from, const TensorS
 OutputAction make_output(const OutputDecision& decision, const CachedCall& call) {
   OutputAction action;
   action.alias = decision.alias;
-  action.absent = decision.mesh && !decision.meta.defined;
-  if (!decision.mesh || action.absent) return action;
+  action.undefined = decision.mesh && !decision.meta.defined;
+  if (!decision.mesh || action.undefined) return action;
   const auto& meta = decision.meta;
   action.dynamic = meta.from_local;
   if (action.dynamic) {
@@ -157,7 +158,7 @@ std::int64_t count_implicit_bytes(const OpEntry& entry, const CachedCall& call) 
 // Of the local operator and its results; what becomes of operands is another question.
 bool is_plain_call(const OpEntry& entry, const CachedCall& call) {
   const auto remakes = [](const OutputAction& o) { return o.detached || o.dynamic; };
-  return call.local_kernel == nullptr && call.absent.empty() && call.bounds.empty() && !entry.is_random &&
+  return call.local_kernel == nullptr && call.absent_positions.empty() && call.bounds.empty() && !entry.is_random &&
          std::none_of(call.outputs.begin(), call.outputs.end(), remakes);
 }
 
@@ -165,7 +166,7 @@ bool moves(const InputAction& i) { return i.write_back || i.out || !i.plan.empty
 
 Executor executor_of(const OpEntry& entry, const CachedCall& call, bool member) {
   if (entry.inplace_view) return Executor::inplace_view;
-  if (!member) return Executor::absent;
+  if (!member) return Executor::outside;
   if (call.wide != nullptr) return Executor::wide;
   const bool simple = is_plain_call(entry, call) && std::none_of(call.inputs.begin(), call.inputs.end(), moves);
   return simple ? Executor::simple : Executor::general;
@@ -227,22 +228,25 @@ std::vector<bool> absent_positions(const OpCall& call) {
   return absent;
 }
 
-void check_shared_are_here(const OpEntry& entry, const OpCall& call) {
-  for (const auto& operand : call.operands) {
+// A plain tensor is, whatever mesh it counts as Replicate on.
+void check_shared_are_here(const OpEntry& entry, const OpCall& call, const CallView& view) {
+  for (std::size_t i = 0; i < call.operands.size(); ++i) {
+    const auto& operand = call.operands[i];
     if (operand.list_index >= 0 || !operand.spec || operand.spec->mesh->is_member) continue;
+    if (!has_dtensor_key(view.operands[i])) continue;
     TORCH_CHECK(false, entry.name(), ": `", entry.schema().arguments()[static_cast<std::size_t>(operand.arg)].name(),
                 "` is needed on world rank ", call.mesh->world_rank, ", which is outside its mesh");
   }
 }
 
 // Whether this rank takes part; of a list, in some positions.
-bool takes_part(const OpEntry& entry, const OpCall& described, CachedCall& call) {
+bool takes_part(const OpEntry& entry, const OpCall& described, const CallView& view, CachedCall& call) {
   if (!entry.by_position()) return on_any_member_mesh(described);
   auto absent = absent_positions(described);
   const auto missing = static_cast<std::size_t>(std::count(absent.begin(), absent.end(), true));
   if (missing == 0 || missing == absent.size()) return missing < absent.size();
-  check_shared_are_here(entry, described);
-  call.absent = std::move(absent);
+  check_shared_are_here(entry, described, view);
+  call.absent_positions = std::move(absent);
   return true;
 }
 
@@ -299,6 +303,7 @@ void prepare_outputs(const OpEntry& entry, CachedCall& call) {
 }  // namespace
 
 std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view) {
+  check_no_generator(entry, args);
   const auto described = describe_call(entry, args, view);
   auto call = std::make_unique<CachedCall>();
   call->key = view.key;
@@ -313,7 +318,7 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
   const auto handler = handler_of(entry, call->decision);
   if (!handler.empty()) call->local_kernel = find_local_kernel(handler);
   check_whole_call(entry, args, *call);
-  const bool member = takes_part(entry, described, *call);
+  const bool member = takes_part(entry, described, view, *call);
   call->moves_list = moves_list(described, *call);
   if (member) call->wide = plan_wide_call(entry, *call, handler);
   call->implicit_bytes = count_implicit_bytes(entry, *call);

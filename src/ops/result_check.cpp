@@ -5,22 +5,13 @@
 
 #include "autograd/moved_view.h"
 #include "mesh/same_content.h"
+#include "ops/each_tensor.h"
 #include "ops/plain_operand.h"
 
 namespace dtensor {
 namespace {
 
 using torch::jit::Stack;
-
-// Each tensor of a value, be it one or a list.
-template <class F>
-void for_each_tensor(const c10::IValue& value, const F& visit) {
-  if (value.isTensor() && value.toTensor().defined()) visit(value.toTensor());
-  if (!value.isTensorList()) return;
-  for (const auto& tensor : value.toTensorVector()) {
-    if (tensor.defined()) visit(tensor);
-  }
-}
 
 c10::IValue whole_argument(const c10::IValue& value, bool written) {
   const auto own = [&](const at::Tensor& t) {
@@ -76,7 +67,7 @@ ResultCheck::ResultCheck(const OpEntry& entry, const CachedCall& call, const Cal
     : entry_(entry), call_(call), content_counts_(!entry.rule().data().leaves_memory) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   const auto first = stack.size() - entry.args.size();
-  if (call.executor == Executor::absent || !content_counts_) return;
+  if (call.executor == Executor::outside || !content_counts_) return;
   for (std::size_t i = 0; i < entry.args.size() && !entry.gives_view; ++i) {
     if (entry.args[i].mutated || entry.args[i].kind == ArgKind::other) continue;  // what is written may hold anything
     const auto what = c10::str(entry.name(), ": operand `", entry.schema().arguments()[i].name(), "`");
@@ -91,7 +82,7 @@ ResultCheck::ResultCheck(const OpEntry& entry, const CachedCall& call, const Cal
 void ResultCheck::compare(const Stack& stack) const {
   const at::AutoDispatchBelowADInplaceOrView guard;
   const auto count = entry_.returns.size(), first = stack.size() - count;
-  if (call_.executor == Executor::absent || !content_counts_) return;
+  if (call_.executor == Executor::outside || !content_counts_) return;
   const bool fresh = !entry_.gives_view && !entry_.mutates;  // not of memory that the program has yet to fill
   for (std::size_t r = 0; r < count && fresh; ++r) {
     const auto what = c10::str(entry_.name(), ": result ", r);

@@ -15,6 +15,7 @@
 #include "ops/inspect_state.h"
 #include "ops/kernel.h"
 #include "ops/recent_call.h"
+#include "scope/scoped_value.h"
 
 namespace dtensor::unboxed {
 
@@ -92,13 +93,6 @@ void note(View& view, const std::optional<T>& value) {
 template <class View>
 void note(View& view, std::string_view value) {
   view.key.text(value);
-}
-
-// A copy to the meta device is no DTensor's business (special/to_copy.cpp), and the key does not hold devices.
-inline bool asks_for_meta(const std::optional<at::Device>& value) { return value.has_value() && value->is_meta(); }
-template <class T>
-bool asks_for_meta(const T&) {
-  return false;
 }
 
 // --- local arguments ---
@@ -185,7 +179,7 @@ struct Hit {
 inline at::Tensor wrap(const Hit& hit, std::size_t index, at::Tensor&& local) {
   const auto& [entry, call, operands, thread] = hit;
   const auto& action = call.outputs[index];
-  if (!action.spec || !local.defined()) return action.absent ? at::Tensor() : std::move(local);
+  if (!action.spec || !local.defined()) return action.undefined ? at::Tensor() : std::move(local);
   check_local_sizes(entry, call, *action.spec, local);
   if (C10_UNLIKELY(out_of_order(action, local))) local = in_order_of(std::move(local), *action.spec);
   const auto offset = action.base < 0 ? 0 : operands[action.base]->storage_offset() + action.offset_delta;
@@ -202,7 +196,11 @@ Tuple wrap_all(const Hit& hit, Tuple&& locals, std::index_sequence<I...>) {
 }
 
 // A simple hit, or null.
-const CachedCall* find_simple(const OpEntry& entry, const CallView& view);
+inline const CachedCall* find_simple(const OpEntry& entry, const CallView& view) {
+  if (scopes_watched() && operators_watched()) return nullptr;
+  if (view.has_moved_view) return nullptr;  // the boxed kernel brings it up to date
+  return find_unboxable(entry.index, view.key);
+}
 
 template <class... Args>
 at::Tensor& first_mutable(at::Tensor& first, Args&&...) {
@@ -285,7 +283,6 @@ struct Kernel<Op, Ret(Args...)> {
   static inline const OpEntry* entry = nullptr;
 
   static Ret run(Args... args) {
-    if (C10_UNLIKELY((asks_for_meta(args) || ...))) return run_boxed<Ret, Args...>(*entry, args...);
     const EngineGuard guard;
     if constexpr (begins_with_tensor<Args...>) {
       ThreadState& thread = thread_state();
@@ -327,7 +324,7 @@ c10::KernelFunction kernel_of(const OpEntry& entry) {
   return c10::KernelFunction::makeFromUnboxedRuntimeFunction(&K::run);
 }
 
-// Fills `kernels` with the unboxed kernels by operator name.
+// The unboxed kernel of an operator, which few have.
 std::optional<c10::KernelFunction> find_kernel(const OpEntry& entry);
 
 }  // namespace dtensor::unboxed

@@ -48,8 +48,7 @@ std::unique_ptr<WideCall> plan_wide_call(const OpEntry& entry, const CachedCall&
   return wide;
 }
 
-bool worth_widening(const CachedCall& call, const CallView& view) {
-  if (!call.wide->view) return true;
+bool has_unrounded_operand(const CachedCall& call, const CallView& view) {
   for (std::size_t i = 0; i < call.inputs.size(); ++i) {
     if (unrounded_of(call, view, i) != nullptr) return true;
   }

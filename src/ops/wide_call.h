@@ -15,8 +15,7 @@ struct WideCall {
 // Null where no result is a Partial sum of a type that the policy carries in another, and where the operator writes.
 std::unique_ptr<WideCall> plan_wide_call(const OpEntry& entry, const CachedCall& call, std::string_view kernel);
 
-// Whether any operand of a call that only moves elements has unrounded values.
-bool worth_widening(const CachedCall& call, const CallView& view);
+bool has_unrounded_operand(const CachedCall& call, const CallView& view);
 
 // The local arguments (from `first` on) in the wider type.
 torch::jit::Stack widened(const OpEntry& entry, const CachedCall& call, const CallView& view,

@@ -23,11 +23,12 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
                             at::IntArrayRef sizes, at::IntArrayRef strides) {
   ensure_registered();
   TORCH_CHECK(mesh, "from_local: no mesh");
-  TORCH_CHECK(local.defined() || !mesh.is_member(),
-              "from_local: an undefined tensor; a rank that holds nothing of the whole gives one without elements");
+  TORCH_CHECK(local.defined(),
+              "from_local: an undefined tensor; a rank that holds nothing of the whole gives one without elements, "
+              "which outside the mesh tells the dtype");
   TORCH_CHECK(!is_dtensor(local), "from_local: the local tensor is a DTensor already: ", DTensor(local).spec_str());
-  TORCH_CHECK(!local.defined() || local.is_meta() || local.device().type() == mesh.device_type(),
-              "from_local: the local tensor is on ", local.device(), ", and tensors of ", mesh.str(), " are not");
+  TORCH_CHECK(local.is_meta() || local.device().type() == mesh.device_type(), "from_local: the local tensor is on ",
+              local.device(), ", and tensors of ", mesh.str(), " are not");
   static const std::string name = "from_local";
   return run_as(name, local, impl_of(mesh).get(), [&] {
     // What is given outside the mesh has no dimensions that count.

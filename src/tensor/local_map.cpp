@@ -1,6 +1,8 @@
 // local_map: hand-written per-rank code between DTensors.
 #include "dtensor/tensor.h"
 
+#include "autograd/local_autograd.h"
+
 namespace dtensor {
 namespace {
 
@@ -8,9 +10,8 @@ namespace {
 // unreduced there), each rank's gradient is a share of the sum.
 Placements gradient_of_input(std::size_t index, const std::vector<Placements>& inputs,
                              const std::vector<Placements>& outputs) {
-  auto result = inputs[index];
+  auto result = local_gradient_placements(inputs[index]);
   for (std::size_t axis = 0; axis < result.size(); ++axis) {
-    if (result[axis].is_partial()) result[axis] = Replicate();
     if (!inputs[index][axis].is_replicate()) continue;
     bool differs = false;
     for (const auto& p : inputs) differs = differs || (!p.empty() && !p[axis].is_replicate());

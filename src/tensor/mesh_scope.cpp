@@ -119,8 +119,7 @@ at::Tensor make_permutation(const Scope& scope, const SpecPtr& spec) {
 }
 
 at::Tensor make_random(const Scope& scope, const OpInfo& op, const Stack& stack, const SpecPtr& spec) {
-  TORCH_CHECK(op.generator_arg < 0 || stack[op.generator_arg].isNone(), op.name(),
-              ": a generator has no meaning in a MeshScope; seed the mesh with manual_seed(mesh, seed)");
+  check_no_generator(op, stack);
   if (op.name().name == "aten::randperm") return make_permutation(scope, spec);
   auto result = make_dtensor(spec, spec->mesh->is_member ? empty_local(*spec) : at::Tensor());
   draw_as(op, stack, result);

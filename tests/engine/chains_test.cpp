@@ -240,7 +240,7 @@ class CacheOfARank {
     const auto& entry = entry_of(op);
     const CallView view(entry, stack);
     if (entry.special != nullptr || view.mesh == nullptr || cache_find(entry.index, view.key)) return;
-    cache_insert(entry.index, prepare_call(entry, stack, view));
+    cache_insert(entry.index, prepare_call(entry, stack, view), book_version);
   }
 
   Draw draw_;

@@ -32,6 +32,28 @@ TEST(KeptResults, AreThoseOfTheLastRun) {
   });
 }
 
+// Scopes hold what they record into and replay, whatever becomes of the handle.
+TEST(KeptResults, ScopesOutliveTheirHandle) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(at::arange(16, at::kDouble).view({4, 4}), mesh, {Shard(0)});
+    const auto product = at::mm(x, x);
+    KeptResults kept({"aten::mm"});
+    {
+      const KeptResults::Record record(kept);
+      kept = KeptResults({"aten::mm"});
+      EXPECT_TRUE(at::equal(at::mm(x, x), product));
+    }
+    {
+      const KeptResults::Record record(kept);
+      at::mm(x, x);
+    }
+    const KeptResults::Replay replay(kept);
+    kept = KeptResults();
+    EXPECT_TRUE(at::equal(at::mm(x, x), product));
+    EXPECT_NE(error_of([&] { at::mm(x, x); }).find("fewer"), std::string::npos) << "one was recorded";
+  });
+}
+
 // One that makes a product only the first time is given that of the other, which has the same sizes.
 TEST(KeptResults, AFunctionThatLeavesOutACallIsAnError) {
   on_mesh({2}, [](const DeviceMesh& mesh) {

@@ -5,6 +5,8 @@
 
 #include "dtensor/inspect.h"
 #include "dtensor/rule.h"
+#include "ops/cache.h"
+#include "ops/prepare.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -12,7 +14,7 @@ namespace dtensor::test {
 namespace {
 
 TORCH_LIBRARY(known_calls, m) {
-  for (const char* name : {"unruled", "late", "refused"}) {
+  for (const char* name : {"unruled", "late", "refused", "between"}) {
     m.def(c10::str(name, "(Tensor x) -> Tensor").c_str());
     m.impl(name, c10::DispatchKey::CPU, [](const at::Tensor& x) { return x * 2; });
   }
@@ -72,6 +74,27 @@ TEST(KnownCalls, RulesThatComeLaterCount) {
     everyone();
     EXPECT_EQ(DTensor(call("late", x)).placements(), (Placements{Shard(0)}));
     EXPECT_NE(error_of([&] { call("refused", x); }).find("it is no longer served"), std::string::npos);
+  });
+}
+
+// Another thread changes the book while a call is decided: nobody is to find what was decided before.
+TEST(KnownCalls, ADecisionByAFormerBookIsNotKept) {
+  on_mesh({1}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = shards(mesh);
+    const auto& entry = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("known_calls::between", ""));
+    const std::vector<c10::IValue> args{x};
+    const CallView view(entry, args);
+    ASSERT_EQ(cache_find(entry.index, view.key), nullptr);
+    const auto insert = [&](const std::function<void()>& meanwhile) {
+      const std::uint64_t book = book_version;
+      auto decided = prepare_call(entry, args, view);
+      meanwhile();
+      return cache_insert(entry.index, std::move(decided), book);
+    };
+    EXPECT_NE(insert([] { RuleBook::get().rule("known_calls::between", "X -> X").no_meta(); }), nullptr);
+    EXPECT_EQ(cache_find(entry.index, view.key), nullptr);
+    const auto kept = insert([] {});
+    EXPECT_EQ(cache_find(entry.index, view.key), kept);
   });
 }
 

@@ -51,6 +51,31 @@ TEST(ListOrder, OfAFusedStepToo) {
   });
 }
 
+// A rank that is on the meshes of some positions takes their numbers, whichever mesh comes first.
+TEST(ListOrder, NumbersForPositionsOnSeveralMeshes) {
+  run_local(2, [](Communicator world) {
+    const auto both = init_device_mesh(world, at::kCPU, {2}), first = device_mesh(world, at::kCPU, {0}, {1});
+    const at::Tensor numbers = at::tensor({0.5, 2.0}, at::kDouble);
+    for (const auto& meshes : {std::vector{both, first}, std::vector{first, both}}) {
+      const auto filled = [&](double value) {
+        Tensors all;
+        for (const auto& mesh : meshes) {
+          all.push_back(distribute_tensor(at::full({3}, value, at::kDouble), mesh, {Replicate()}));
+        }
+        return all;
+      };
+      const Tensors sums = filled(1), quotients = at::_foreach_addcdiv(filled(1), filled(6), filled(3), numbers);
+      at::_foreach_addcmul_(sums, filled(2), filled(5), numbers);
+      for (std::size_t k = 0; k < meshes.size(); ++k) {
+        if (!meshes[k].is_member()) continue;
+        const auto factor = numbers[static_cast<std::int64_t>(k)].item<double>();
+        require_close(sums[k], at::full({3}, 1 + factor * 10, at::kDouble), c10::str("addcmul_ ", k));
+        require_close(quotients[k], at::full({3}, 1 + factor * 2, at::kDouble), c10::str("addcdiv ", k));
+      }
+    }
+  });
+}
+
 // Outside the mesh nothing is written, and nobody waits.
 TEST(ListOrder, OnPartOfTheWorldToo) {
   run_local(3, [](Communicator world) {

@@ -1,5 +1,7 @@
 // Views that had to be moved, and a base that is given other data or is resized: they keep what they were made of, are
 // brought up to date before they are looked at, and gathers are told.
+#include <c10/core/InferenceMode.h>
+
 #include "dtensor/inspect.h"
 #include "dtensor/views.h"
 #include "support/errors.h"
@@ -73,6 +75,35 @@ TEST(MovedBases, UnscalingReachesTheBase) {
     expect_close(rows[0], expected.narrow(0, 1, 2), "view");
     expect_close(x, expected, "base");
     EXPECT_EQ(found.item<float>(), 0);
+  });
+}
+
+// In a view that had to be moved, and in a tensor that is written where it is.
+TEST(MovedBases, WhatUnscalingFoundIsAWrite) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor base = distribute_tensor(at::zeros({4}), mesh, {Shard(0)}), view = base.narrow(0, 1, 1);
+    EXPECT_TRUE(is_materialised_view(view));
+    const std::vector<at::Tensor> infinite{shards(mesh, (eight(at::kFloat) + 1) / 0)};
+    for (at::Tensor found : {view, at::Tensor(distribute_tensor(at::zeros({1}), mesh, {Replicate()}))}) {
+      const auto before = DTensor(found).generation();
+      at::_amp_foreach_non_finite_check_and_unscale_(infinite, found, at::ones({1}));
+      EXPECT_GT(DTensor(found).generation(), before);
+      expect_close(found, at::ones({1}), "found");
+    }
+    expect_close(base, at::tensor({0.f, 1.f, 0.f, 0.f}), "base");
+  });
+}
+
+TEST(MovedBases, UnscalingInferenceTensorsIsAWrite) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const c10::InferenceMode mode;
+    const std::vector<at::Tensor> gradients{shards(mesh, eight(at::kFloat))};
+    EXPECT_TRUE(DTensor(gradients[0]).to_local().is_inference());
+    const auto before = DTensor(gradients[0]).generation();
+    at::Tensor found = at::zeros({1});
+    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found, at::full({1}, 0.5));
+    EXPECT_GT(DTensor(gradients[0]).generation(), before);
+    expect_close(gradients[0], eight(at::kFloat) / 2, "unscaled");
   });
 }
 

@@ -82,15 +82,22 @@ TEST(Layouts, LocalSizesAreAgreedOrRefusedA4) {
           {{1}, {2}, {3}, {4}});
 }
 
+// Where ranks hold shares, of what is linear.
 TEST(Layouts, LocalMapKeepsGlobalSizesA5) {
   for_all("local_map", [](const DeviceMesh& mesh, Draw& draw) {
     const auto x = draw.normal(any_sizes(draw));
-    const auto where = Draw(draw).placements(mesh, x.dim(), false);
-    const auto twice = [&](const std::vector<at::Tensor>& t) {
-      if (!is_dtensor(t[0])) return t[0] * t[0];
-      return local_map([](const auto& in) { return std::vector<at::Tensor>{in[0] * in[0]}; }, {t[0]}, {where})[0];
+    auto where = draw.placements(mesh, x.dim());
+    bool shares = false;
+    for (auto& p : where) {
+      shares = shares || p.is_partial();
+      if (p.is_partial() && draw.coin()) p = Partial(ReduceOp::avg);
+    }
+    const auto mapped = [&](const at::Tensor& t) { return shares ? t * 3 : t * t; };
+    const auto everywhere = [&](const std::vector<at::Tensor>& t) {
+      if (!is_dtensor(t[0])) return mapped(t[0]);
+      return local_map([&](const auto& in) { return std::vector<at::Tensor>{mapped(in[0])}; }, {t[0]}, {where})[0];
     };
-    equal_placed(mesh, draw, "local_map", {x}, twice, [&](const at::Tensor&) { return where; });
+    equal_placed(mesh, draw, "local_map", {x}, everywhere, [&](const at::Tensor&) { return where; });
   });
 }
 

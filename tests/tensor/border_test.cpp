@@ -93,6 +93,22 @@ TEST(Border, LocalMapKeepsGlobalSizesAndSumsSharesOfReplicatedInputs) {
   }
 }
 
+// Of shares in, of shares out: each rank's gradient is its part of the whole's, whatever way shares are combined.
+TEST(Border, LocalMapOfSharesGivesTheGradientOfTheWhole) {
+  for (const auto& placement : {Partial(), Partial(ReduceOp::avg)}) {
+    on_mesh({3}, [&](const DeviceMesh& mesh) {
+      const auto whole = at::arange(8, at::kDouble).reshape({4, 2});
+      auto x = distribute_tensor(whole, mesh, {Shard(0)}).requires_grad_();
+      const auto shares = DTensor(x).redistribute({placement});
+      const auto y =
+          local_map([](const auto& in) { return std::vector<at::Tensor>{in[0] * 2}; }, {shares}, {{placement}})[0];
+      expect_close(y.detach(), whole * 2, "twice " + placement.str());
+      y.sum().backward();
+      expect_close(x.grad(), at::full({4, 2}, 2.0, at::kDouble), "gradient " + placement.str());
+    });
+  }
+}
+
 TEST(Border, RedistributeInPlaceIsSeenByEveryHandle) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     const auto whole = at::arange(12, at::kDouble).reshape({4, 3});

@@ -1,4 +1,6 @@
 // Ranks outside a mesh run the same program and take part in nothing: what they hold has the members' sizes and specs.
+#include <ATen/CPUGeneratorImpl.h>
+
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -77,6 +79,36 @@ TEST(Outside, FromLocalTakesThePlacementsOfTheWhole) {
     const auto local = mesh.is_member() ? numbers({4, 3}) : at::empty({0}, at::kDouble);
     for (const std::int64_t dim : {1, -1}) {
       EXPECT_EQ(DTensor::from_local(local, mesh, {Shard(dim)}, {4, 6}).spec_str(), "f64[4, 6] on [2] [S(1)]");
+    }
+  });
+}
+
+TEST(Outside, FromLocalIsToldTheDtype) {
+  with_outsider([](const DeviceMesh& mesh) {
+    const auto local = mesh.is_member() ? numbers({2, 2}) : at::Tensor();
+    const auto error = error_of([&] { DTensor::from_local(local, mesh, {Shard(0)}, {4, 2}); });
+    EXPECT_EQ(error.find("from_local: an undefined tensor") != std::string::npos, !mesh.is_member()) << error;
+  });
+}
+
+// Else the count of random operators, which is the world's, would differ between ranks.
+TEST(Outside, AGeneratorIsRefusedOnEveryRankAndCountsNothing) {
+  with_outsider([](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(numbers({4, 2}), mesh, {Shard(0)});
+    at::Tensor out = distribute_tensor(at::zeros({4}, at::kDouble), mesh, {Shard(0)});
+    const auto generator = at::detail::createCPUGenerator(1);
+    const auto before = get_rng_state(mesh);
+    const std::vector<std::function<void()>> calls{
+        [&] { x.normal_(0, 1, generator); },
+        [&] { at::bernoulli(x / 10, generator); },
+        [&] { at::multinomial(x, 1, false, generator); },
+        [&] { at::normal_out(out, 0., 1., {4}, generator); },
+        [&] { at::randint_out(out, 10, {4}, generator); },
+    };
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      const auto error = error_of(calls[i]);
+      EXPECT_NE(error.find("a generator has no meaning"), std::string::npos) << i << ": " << error;
+      EXPECT_EQ(get_rng_state(mesh), before) << i;
     }
   });
 }

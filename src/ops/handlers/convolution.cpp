@@ -6,11 +6,6 @@
 namespace dtensor {
 namespace {
 
-void set(LocalCall& call, const char* name, c10::IValue value) {
-  const auto& schema = call.info.schema();
-  torch::jit::peek(call.stack, *schema.argumentIndexWithName(name), schema.arguments().size()) = std::move(value);
-}
-
 // Groups of this part: its input channels over those of a group.
 std::int64_t own_groups(const LocalArgs& args) {
   if (args.integer("groups") == 1) return 1;
@@ -29,7 +24,7 @@ void convolution(LocalCall& call) {
                                    : convolve_split_places(call, own_groups(args));
   }
   if (give_zeros_if_empty(call)) return;
-  set(call, "groups", own_groups(args));
+  set_argument(call, "groups", own_groups(args));
   call.info.op.callBoxed(call.stack);
 }
 
@@ -41,8 +36,10 @@ void convolution_backward(LocalCall& call) {
     return args.flag("transposed") ? convolve_transposed_places_backward(call, own_groups(args))
                                    : convolve_split_places_backward(call, own_groups(args));
   }
-  set(call, "groups", own_groups(args));
-  if (!args.value("bias_sizes").isNone()) set(call, "bias_sizes", std::vector{args.tensor("grad_output").size(1)});
+  set_argument(call, "groups", own_groups(args));
+  if (!args.value("bias_sizes").isNone()) {
+    set_argument(call, "bias_sizes", std::vector{args.tensor("grad_output").size(1)});
+  }
   call.info.op.callBoxed(call.stack);
 }
 
@@ -54,10 +51,10 @@ void group_norm(LocalCall& call) {
   const auto channels = input.size(1);
   std::int64_t places = 1;
   for (std::int64_t d = 2; d < input.dim(); ++d) places *= input.size(d);
-  set(call, "group", args.integer("group") * channels / args.integer("C"));
-  set(call, "N", input.size(0));
-  set(call, "C", channels);
-  set(call, "HxW", places);
+  set_argument(call, "group", args.integer("group") * channels / args.integer("C"));
+  set_argument(call, "N", input.size(0));
+  set_argument(call, "C", channels);
+  set_argument(call, "HxW", places);
   call.info.op.callBoxed(call.stack);
 }
 

@@ -149,6 +149,14 @@ at::Tensor reduce_contribution(const LocalCall& call, at::Tensor tensor, ReduceO
   return all_reduce(call.mesh, std::move(tensor), op, axes);
 }
 
+std::int64_t index_of(const LocalCall& call, const char* name) {
+  return *call.info.schema().argumentIndexWithName(name);
+}
+
+void set_argument(LocalCall& call, const char* name, c10::IValue value) {
+  torch::jit::peek(call.stack, index_of(call, name), call.info.args.size()) = std::move(value);
+}
+
 void give(LocalCall& call, std::vector<at::Tensor> results) {
   const auto& args = call.info.args;
   for (std::size_t i = 0, r = 0; i < args.size(); ++i) {

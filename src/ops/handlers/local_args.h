@@ -70,6 +70,10 @@ at::Tensor all_reduce(const MeshImpl& mesh, at::Tensor tensor, ReduceOp op, Axis
 // The same, but contributions stay as they are on the axes where output `index` is to be Partial(op).
 at::Tensor reduce_contribution(const LocalCall& call, at::Tensor tensor, ReduceOp op, AxisMask axes, int index = 0);
 
+// Of an argument, on a stack of the call's arguments alone.
+std::int64_t index_of(const LocalCall& call, const char* name);
+// Gives an argument of the call another value.
+void set_argument(LocalCall& call, const char* name, c10::IValue value);
 // Replaces the arguments on the stack by the results: returned, or written to the out= or mutated argument.
 void give(LocalCall& call, std::vector<at::Tensor> results);
 // Whether this rank's part has no elements along a dimension that has some in the whole.

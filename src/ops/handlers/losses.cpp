@@ -85,15 +85,11 @@ double row_count(const LocalArgs& args) {
 }
 
 void sum_instead_of_mean(LocalCall& call) {
-  const auto& schema = call.info.schema();
-  const auto index = *schema.argumentIndexWithName("reduction");
-  torch::jit::peek(call.stack, index, schema.arguments().size()) = static_cast<std::int64_t>(at::Reduction::Sum);
+  set_argument(call, "reduction", static_cast<std::int64_t>(at::Reduction::Sum));
 }
 
 void margin_loss_backward(LocalCall& call, const LocalArgs& args) {
-  const auto& schema = call.info.schema();
-  auto& grad = torch::jit::peek(call.stack, *schema.argumentIndexWithName("grad_output"), schema.arguments().size());
-  grad = grad.toTensor() / row_count(args);
+  set_argument(call, "grad_output", args.tensor("grad_output") / row_count(args));
   sum_instead_of_mean(call);
   call.info.op.callBoxed(call.stack);
 }

@@ -5,13 +5,9 @@
 
 namespace dtensor {
 
-std::int64_t entry(const LocalArgs& args, const char* name, std::size_t place) {
+std::int64_t number_at(const LocalArgs& args, const char* name, std::size_t place) {
   const auto list = args.value(name).toIntVector();
   return list[list.size() == 1 ? 0 : place];
-}
-
-std::int64_t index_of(const LocalCall& call, const char* name) {
-  return *call.info.schema().argumentIndexWithName(name);
 }
 
 at::Tensor looked_at(const at::Tensor& fetched, std::int64_t dim, const Piece& piece, const at::Scalar& value) {
@@ -55,10 +51,10 @@ Exchanges exchanges_of_convolution(const LocalCall& call, const LocalArgs& args,
   for (std::int64_t d = 2; d < std::ssize(operand.sizes); ++d) {
     if (shard_axes(&operand, d) == 0) continue;
     const auto i = static_cast<std::size_t>(d - 2);
-    const auto length = entry(args, "dilation", i) * (weight.size(d) - 1) + 1;
+    const auto length = number_at(args, "dilation", i) * (weight.size(d) - 1) + 1;
     all.emplace_back(
         call.mesh, operand, result, d,
-        Window{entry(args, "stride", i), entry(args, "padding", i), length, /*mirrored=*/false, transposed});
+        Window{number_at(args, "stride", i), number_at(args, "padding", i), length, /*mirrored=*/false, transposed});
   }
   return all;
 }
@@ -70,7 +66,7 @@ torch::jit::Stack arguments_of_convolution(const LocalCall& call, const LocalArg
   for (const char* name : {"padding", "output_padding"}) {
     std::vector<std::int64_t> amounts;
     for (std::int64_t d = 2; d < args.tensor("input").dim(); ++d) {
-      amounts.push_back(entry(args, name, static_cast<std::size_t>(d - 2)));
+      amounts.push_back(number_at(args, name, static_cast<std::size_t>(d - 2)));
     }
     for (const auto& place : places) amounts[static_cast<std::size_t>(place.dim() - 2)] = 0;
     stack[index_of(call, name)] = c10::IValue(amounts);

@@ -11,8 +11,7 @@ using Exchanges = std::vector<WindowExchange>;
 using Piece = WindowExchange::Piece;
 
 // An int[] argument that may name one number for all places.
-std::int64_t entry(const LocalArgs& args, const char* name, std::size_t place);
-std::int64_t index_of(const LocalCall& call, const char* name);  // of the argument, on a stack of them alone
+std::int64_t number_at(const LocalArgs& args, const char* name, std::size_t place);
 
 // The rows of a piece, `value` where its windows look at padding.
 at::Tensor looked_at(const at::Tensor& fetched, std::int64_t dim, const Piece& piece, const at::Scalar& value = 0);

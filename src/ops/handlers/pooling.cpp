@@ -16,13 +16,13 @@ struct Pool {
   std::int64_t rank, count;
 
   Pool(const LocalCall& call, const LocalArgs& args, std::int64_t dims)
-      : rank(dims), count(call.info.schema().arguments()[argument(call, "kernel_size")].N().value()) {
+      : rank(dims), count(call.info.schema().arguments()[index_of(call, "kernel_size")].N().value()) {
     const bool strides = !args.value("stride").toIntVector().empty();
     for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
-      kernel.push_back(entry(args, "kernel_size", i));
-      stride.push_back(strides ? entry(args, "stride", i) : kernel.back());
-      padding.push_back(entry(args, "padding", i));
-      dilation.push_back(args.has("dilation") ? entry(args, "dilation", i) : 1);
+      kernel.push_back(number_at(args, "kernel_size", i));
+      stride.push_back(strides ? number_at(args, "stride", i) : kernel.back());
+      padding.push_back(number_at(args, "padding", i));
+      dilation.push_back(args.has("dilation") ? number_at(args, "dilation", i) : 1);
     }
   }
   std::int64_t dim(std::size_t place) const { return rank - count + static_cast<std::int64_t>(place); }
@@ -31,11 +31,6 @@ struct Pool {
     return sizes.slice(sizes.size() - static_cast<std::size_t>(count));
   }
   Window window(std::size_t i) const { return {stride[i], padding[i], dilation[i] * (kernel[i] - 1) + 1}; }
-
- private:
-  static std::size_t argument(const LocalCall& call, const char* name) {
-    return static_cast<std::size_t>(index_of(call, name));
-  }
 };
 
 Exchanges exchanges(const LocalCall& call, const Pool& pool, const TensorSpec* input, const TensorSpec* windows) {

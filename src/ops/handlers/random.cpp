@@ -73,12 +73,6 @@ void geometric(const Fill& f) { fill_geometric(f.target, f.region, f.key, f.numb
 void cauchy(const Fill& f) { fill_cauchy(f.target, f.region, f.key, f.number("median"), f.number("sigma", 1)); }
 void log_normal(const Fill& f) { fill_log_normal(f.target, f.region, f.key, f.number("mean", 1), f.number("std", 2)); }
 
-void check_no_generator(const LocalCall& call, const LocalArgs& args) {
-  TORCH_CHECK(!args.has("generator") || args.value("generator").isNone(), call.info.name(),
-              ": a generator has no meaning for a DTensor, whose values depend on the mesh's random state; seed that "
-              "with manual_seed(mesh, seed)");
-}
-
 bool is_inplace(const LocalCall& call) { return call.info.inplace; }
 
 at::Tensor fresh(const LocalCall& call, const TensorSpec& spec) {
@@ -88,7 +82,6 @@ at::Tensor fresh(const LocalCall& call, const TensorSpec& spec) {
 template <void (*fill)(const Fill&)>
 void random_fill(LocalCall& call) {
   const LocalArgs args(call);
-  check_no_generator(call, args);
   const auto& spec = *call.outputs[0];
   const auto key = next_random_key(call.mesh);
   const auto target = is_inplace(call) ? args.tensor("self") : fresh(call, spec);
@@ -117,7 +110,6 @@ void dropout_global(LocalCall& call) {
 // device type, not on the mesh.
 void random_replicated(LocalCall& call) {
   const LocalArgs args(call);
-  check_no_generator(call, args);
   const auto key = next_random_key(call.mesh);
   TORCH_CHECK(args.has("generator") && call.mesh.device == at::kCPU, call.info.name(),
               ": draws from the device's own generator, which differs between ranks; there is no form of it for a mesh "

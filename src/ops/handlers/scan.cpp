@@ -80,7 +80,7 @@ struct Turn {
   std::size_t segment;
 };
 
-std::vector<Turn> in_order(const std::vector<Segments>& segments) {
+std::vector<Turn> turns_of(const std::vector<Segments>& segments) {
   std::vector<Turn> turns;
   for (std::size_t m = 0; m < segments.size(); ++m) {
     for (std::size_t i = 0; i < segments[m].size(); ++i) {
@@ -105,7 +105,7 @@ at::Tensor products_in_turn(const Communicator& comm, const at::Tensor& x, std::
   std::int64_t begin = 0;
   for (const auto& s : own) found.push_back(x.narrow(dim, std::exchange(begin, begin + s.length), s.length));
   at::Tensor before;
-  const auto turns = in_order(segments);
+  const auto turns = turns_of(segments);
   for (const Turn& turn : turns) {
     const bool mine = turn.member == comm.rank();
     if (mine) found[turn.segment] = products_after(before, found[turn.segment], dim);

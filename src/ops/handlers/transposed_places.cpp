@@ -34,7 +34,7 @@ void over_pieces(const LocalArgs& args, const Exchanges& places, const at::Tenso
   for (const Piece& piece : place.pieces()) {
     if (piece.length == 0) continue;
     auto inner = offsets;
-    inner.emplace_back(dim, piece.begin * entry(args, "stride", i) - entry(args, "padding", i) - piece.row);
+    inner.emplace_back(dim, piece.begin * number_at(args, "stride", i) - number_at(args, "padding", i) - piece.row);
     over_pieces(args, places, out.narrow(dim, piece.first, piece.rows), looked_at(fetched, dim, piece), inner, run);
   }
 }

@@ -8,6 +8,12 @@
 namespace dtensor {
 namespace {
 
+void check_reaches_base(const DTensorImpl& written, const char* what) {
+  TORCH_CHECK(
+      !written.is_detached_view() || reaches_base(written), "_amp_foreach_non_finite_check_and_unscale_: ", what,
+      " is a view whose base had to be redistributed, so what is written to it would be lost, ", written.spec()->str());
+}
+
 // Undefined outside the mesh. Shares of a gradient may be finite where their sum is not.
 at::Tensor local_gradient(const at::Tensor& tensor) {
   auto* impl = dtensor_or_null(tensor);
@@ -16,13 +22,9 @@ at::Tensor local_gradient(const at::Tensor& tensor) {
     TORCH_CHECK(!p.is_partial(), "_amp_foreach_non_finite_check_and_unscale_: a gradient is not reduced yet, ",
                 impl->spec()->str());
   }
-  TORCH_CHECK(!impl->is_detached_view() || reaches_base(*impl),
-              "_amp_foreach_non_finite_check_and_unscale_: a gradient is a view whose base had to be redistributed, so "
-              "what is written to it would be lost, ",
-              impl->spec()->str());
+  check_reaches_base(*impl, "a gradient");
   const at::Tensor& local = fresh_local(*impl);
-  // to_local() handed it out: whoever saved it for backward must notice the write.
-  if (local.defined() && !local.is_inference()) local.unsafeGetTensorImpl()->bump_version();
+  count_local_write(*impl);
   return local;
 }
 
@@ -34,19 +36,24 @@ void note_mesh(const at::Tensor& tensor, std::vector<MeshRef>& meshes) {
   if (std::find(meshes.begin(), meshes.end(), mesh) == meshes.end()) meshes.push_back(mesh);
 }
 
-void write_whole(const at::Tensor& tensor, const at::Tensor& value) {
-  auto* impl = dtensor_or_null(tensor);
-  if (impl == nullptr || value.is_same(impl->local())) return;
-  const auto replicate = with_placements(*impl->spec(), Placements(impl->spec()->placements.size()));
-  impl->local().copy_(redistribute_local(value, *replicate, impl->spec()->placements));
-}
-
 // What was written to views that had to be moved.
 void write_bases(at::TensorList tensors) {
   for (const at::Tensor& tensor : tensors) {
     auto* impl = dtensor_or_null(tensor);
     if (impl != nullptr && impl->is_detached_view()) write_through(*impl);
   }
+}
+
+// `value` may be the local tensor itself.
+void write_whole(const at::Tensor& tensor, const at::Tensor& value) {
+  auto* impl = dtensor_or_null(tensor);
+  if (impl == nullptr) return;
+  if (!value.is_same(impl->local())) {
+    const auto replicate = with_placements(*impl->spec(), Placements(impl->spec()->placements.size()));
+    impl->local().copy_(redistribute_local(value, *replicate, impl->spec()->placements));
+  }
+  count_local_write(*impl);
+  write_bases(tensor);
 }
 
 void agree(const at::Tensor& found, const MeshInfo& mesh) {
@@ -63,6 +70,7 @@ void amp_unscale_special(const OpEntry& entry, torch::jit::Stack& stack) {
   std::vector<MeshRef> meshes;
   c10::List<at::Tensor> parts;
   const auto tensors = arguments[0].toTensorVector();
+  if (const auto* impl = dtensor_or_null(arguments[1].toTensor())) check_reaches_base(*impl, "found_inf");
   for (const at::Tensor& tensor : tensors) {
     note_mesh(tensor, meshes);
     const at::Tensor local = local_gradient(tensor);

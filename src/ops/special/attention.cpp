@@ -3,6 +3,7 @@
 #include "dtensor/attention.h"
 
 #include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 
@@ -42,7 +43,7 @@ const OpEntry& entry_of_attention() {
   return entry;
 }
 
-// As a call of ATen's operator; `mask` may be another operand that tells which keys are seen.
+// As a call of ATen's operator; in the mask's place may be another operand of the options.
 std::vector<c10::IValue> call_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const at::Tensor& mask) {
   return {q, k, v, mask.defined() ? c10::IValue(mask) : c10::IValue(), 0.0, false, c10::IValue(), false};
@@ -101,7 +102,9 @@ at::Tensor attend_checked(const at::Tensor& q, const at::Tensor& k, const at::Te
                           const AttentionOptions& options) {
   const Caller caller(attention_parts::caller_name());
   check_plain(q, k, v, options.mask);
-  if (options.row_documents.defined()) check_plain(q, k, v, options.row_documents);
+  for (const auto* more : {&options.sinks, &options.row_documents}) {
+    if (more->defined()) check_plain(q, k, v, *more);
+  }
   const auto strategy = AttentionStrategyScope::in_force();
   const auto moved = report_moves_of(q, k, v, options, strategy);
   const auto check = check_before(q, k, v, options);
@@ -154,6 +157,14 @@ at::Tensor attention_special(const at::Tensor& q, const at::Tensor& k, const at:
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
+  const auto device = q.device().type();
+  // Autocast casts once what ATen's operator is given. It knows no meta device.
+  if (at::autocast::is_autocast_available(device) && at::autocast::is_autocast_enabled(device)) {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const auto type = at::autocast::get_autocast_dtype(device);
+    const auto cast = [&](const at::Tensor& t) { return at::autocast::cached_cast(type, t, device); };
+    return attention(cast(q), cast(k), cast(v), options);
+  }
   attention_parts::check_call(q, k, v, options);
   const bool learnt_mask = options.mask.defined() && options.mask.requires_grad() && at::GradMode::is_enabled();
   const bool ours = one_mesh({&q, &k, &v}) != nullptr &&

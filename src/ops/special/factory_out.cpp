@@ -23,6 +23,12 @@ const c10::IValue* argument(const OpInfo& op, c10::ArrayRef<c10::IValue> args, c
 
 }  // namespace
 
+void check_no_generator(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  TORCH_CHECK(op.generator_arg < 0 || args[static_cast<std::size_t>(op.generator_arg)].isNone(), op.name(),
+              ": a generator has no meaning for a DTensor, whose values depend on the mesh's random state; seed that "
+              "with manual_seed(mesh, seed)");
+}
+
 void draw_as(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const at::Tensor& out) {
   const std::string& name = op.name().name;
   const auto given = [&](const char* what) { return argument(op, args, what); };
@@ -39,6 +45,7 @@ void draw_as(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const at::Tensor
 void factory_out_special(const OpEntry& entry, torch::jit::Stack& stack) {
   const at::Tensor out = stack.back().toTensor();
   const auto args = torch::jit::last(stack, entry.args.size());
+  check_no_generator(entry, args);
   if (entry.is_random || entry.name().name == "aten::normal") {
     const auto* sizes = argument(entry, args, "size");
     TORCH_CHECK_NOT_IMPLEMENTED(sizes != nullptr, entry.name(), " on a DTensor: a permutation has no out= form; call ",

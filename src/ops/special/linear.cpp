@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include "dtensor/autograd_node.h"
 #include "ops/special/special.h"
 #include "tensor/impl/dtensor_impl.h"
 
@@ -66,16 +67,6 @@ struct LinearBackward final : Node {
   }
 };
 
-// Nodes are held by shared_ptrs in LibTorch up to 2.14, by intrusive ones since.
-template <class T>
-auto make_node() {
-  if constexpr (std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<Node>>) {
-    return std::shared_ptr<T>(new T(), [](auto* node) { deleteNode(node); });
-  } else {
-    return c10::make_intrusive<T>();
-  }
-}
-
 auto node_of(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   using namespace torch::autograd;
   decltype(make_node<LinearBackward>()) node;
@@ -87,12 +78,10 @@ auto node_of(const at::Tensor& x, const at::Tensor& weight, const std::optional<
   return node;
 }
 
-bool is_dtensor(const at::Tensor& t) { return dtensor_or_null(t) != nullptr; }
-
 // ATen's composite kernel judges calls that do not fit, and serves forward-mode derivatives.
 bool takes(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   const bool biased = bias.has_value() && bias->defined();
-  if (!is_dtensor(x) || !is_dtensor(weight) || (biased && !is_dtensor(*bias))) return false;
+  if (!dtensor_or_null(x) || !dtensor_or_null(weight) || (biased && !dtensor_or_null(*bias))) return false;
   if (x.dim() < 2 || weight.dim() != 2 || x.sizes().back() != weight.sizes()[1]) return false;
   if (biased && (bias->dim() != 1 || bias->sizes()[0] != weight.sizes()[0])) return false;
   using torch::autograd::isFwGradDefined;

@@ -30,6 +30,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward_kernel(const at::
                                                                       const at::Tensor& weight,
                                                                       std::array<bool, 3> mask);
 
+// Refuses a generator, on every rank and before a random operator is counted: what a DTensor holds depends on the
+// random state of its mesh's world alone.
+void check_no_generator(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
 // Fills `out` by global index with what the random factory `op` would make, called with `args` (rand, randint, ...).
 void draw_as(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const at::Tensor& out);
 

@@ -163,7 +163,7 @@ void DTensorImpl::materialise_view_of(DTensorImpl& base) {
   moved.base = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(&base);
   moved.left = base.local_.unsafeGetTensorImpl()->version_counter();
   moved.generation = base.generation();
-  moved.data = base.make_extras().data;
+  moved.data_changes = base.make_extras().data_changes;
 }
 
 void DTensorImpl::leave_behind(const at::Tensor& left) {
@@ -174,7 +174,7 @@ void DTensorImpl::leave_behind(const at::Tensor& left) {
 
 bool DTensorImpl::base_has_left() const {
   const auto& moved = *extras_->moved;
-  return moved.base && moved.base->extras_->data != moved.data;
+  return moved.base && moved.base->extras_->data_changes != moved.data_changes;
 }
 
 namespace {
@@ -182,7 +182,7 @@ namespace {
 // Whether nothing had been written to the base, and it had not been re-placed, by when set_data took its data away.
 bool was_fresh_then(const MaterialisedView& view, const DTensorImpl& base) {
   const auto replaced = base.replacements() - static_cast<std::uint32_t>(view.generation >> 32);
-  return replaced == base.extras()->data - view.data &&
+  return replaced == base.extras()->data_changes - view.data_changes &&
          writes_to(view.left, *base.spec()->mesh) == static_cast<std::uint32_t>(view.generation);
 }
 
@@ -233,7 +233,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   auto* other = as_dtensor(impl.get());
   storage_offset_ = other->storage_offset_;
   reset(other->spec_, other->local_);
-  if (extras_ != nullptr) ++extras_->data;
+  if (extras_ != nullptr) ++extras_->data_changes;
   if (other->is_detached_view()) make_extras().moved = other->extras_->moved;
 }
 

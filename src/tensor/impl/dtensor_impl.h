@@ -132,7 +132,7 @@ struct MaterialisedView {
   c10::VariableVersion left{
       c10::VariableVersion::DISABLED};  // counts the writes to the base's memory, or to what was left
   std::uint64_t generation = 0;         // of the base, or of what was left behind
-  std::uint32_t data = 0;               // of the base (TensorExtras::data)
+  std::uint32_t data_changes = 0;       // of the base
 };
 
 // The parameter that a tensor is, or is a view or cast of (autograd/source.h).
@@ -151,7 +151,7 @@ struct TensorExtras {
   std::optional<MaterialisedView> moved = {};
   DerivedCopy<c10::intrusive_ptr<DTensorImpl>> reduced = {};
   DerivedCopy<at::Tensor> unrounded = {};
-  std::uint32_t data = 0;  // how often set_data gave the tensor other data: views that moved before keep the former
+  std::uint32_t data_changes = 0;  // by set_data: views that moved before keep the former data
 };
 
 inline bool DTensorImpl::keeps_other_forms() const {
