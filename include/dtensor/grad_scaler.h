@@ -42,7 +42,8 @@ class DTENSOR_API GradScaler {
   // ranks found them finite. Collective over their meshes (over the world, where plain ones are among DTensors that do
   // not cover it): every rank gives the same list, parameters included that have no gradient here or whose mesh it is
   // not in; a rank outside all of the meshes is not told. With options.mesh collective over that, and each of its ranks
-  // may give a list of its own, of parameters on these ranks. At most once before update() for a parameter.
+  // may give a list of its own, of parameters on these ranks. At most once before update() for a parameter. A gradient
+  // that is not reduced yet is an error on all of these ranks, and then none is changed.
   bool unscale_(const std::vector<at::Tensor>& parameters);
   // Unscales those for which that was not done (each optimizer of several has parameters of its own), and runs `step`
   // if the gradients were finite; whether it did.

@@ -25,11 +25,11 @@ struct CrossEntropyOptions {
   double z_loss = 0;
 };
 
-// logits [..., classes], targets [...] of whole numbers; both plain or DTensors on one mesh. Half types are computed
-// and returned in float. `none`: [...], zero for ignored tokens. With no valid token, `mean` is NaN as in PyTorch. A
-// target that is no class and not ignore_index is an error (on the ranks that hold it, which ends the run of all).
-// Targets and weights are copied: their tensors may be filled anew before backward. On ranks outside the mesh the loss
-// is a handle without data, as an operator's result is.
+// logits [..., classes] of floating point, targets [...] of whole numbers; both plain or DTensors on one mesh. Half
+// types are computed and returned in float. `none`: [...], zero for ignored tokens. With no valid token, `mean` is NaN
+// as in PyTorch. A target that is no class and not ignore_index is an error (on the ranks that hold it, which ends the
+// run of all). Targets and weights are copied: their tensors may be filled anew before backward. On ranks outside the
+// mesh the loss is a handle without data, as an operator's result is.
 // Differentiable with respect to the logits; the gradient of that gradient is ATen's (create_graph).
 DTENSOR_API at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                      const CrossEntropyOptions& options = {});

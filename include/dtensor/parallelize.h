@@ -84,8 +84,7 @@ using ParallelStyle = std::variant<ColwiseParallel, RowwiseParallel, SequencePar
                                    PrepareModuleOutput, ShardParameter, ReplicateParameter, ConstrainActivation>;
 
 // Patterns over full names of modules, parameters and activation points; "*" stands for any part of a name between
-// dots,
-// "**" for any part: {"h.*.attn.q_proj", ColwiseParallel()}. An empty pattern is the model itself.
+// dots, "**" for any part: {"h.*.attn.q_proj", ColwiseParallel()}. An empty pattern is the model itself.
 using ParallelPlan = std::vector<std::pair<std::string, ParallelStyle>>;
 
 // Where a plan applies.

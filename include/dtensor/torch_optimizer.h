@@ -7,6 +7,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <type_traits>
 
 #include "dtensor/optim/optimizer.h"
@@ -132,19 +133,18 @@ class TorchOptimizer final : public Optimizer {
       }
     }
     for (const auto& [name, parameter] : parameters_) {
-      const auto steps = numbers.extract(name + ".step");
+      const auto number = numbers.extract(name + ".step");
+      const std::optional<double> steps = number.empty() ? std::nullopt : std::optional(number.mapped());
       auto state = fresh_state(name, parameter, saved, targets.tensors);
       if (state == nullptr) {
-        TORCH_CHECK(!kCounts || steps.empty() || steps.mapped() == 0, "load_state_dict: the state has ", name,
+        TORCH_CHECK(!kCounts || steps.value_or(0) == 0, "load_state_dict: the state has ", name,
                     ".step, but none of the tensors that this optimizer keeps; was it saved by another one?");
         commits.emplace_back([this, parameter = parameter] {  // it had none yet
           optimizer_.state().erase(parameter.unsafeGetTensorImpl());
         });
         continue;
       }
-      if constexpr (kCounts) {
-        if (!steps.empty()) state->step(static_cast<std::int64_t>(steps.mapped()));
-      }
+      if constexpr (kCounts) state->step(detail::step_count(name + ".step", steps));
       commits.emplace_back([this, parameter = parameter, state] {
         optimizer_.state()[parameter.unsafeGetTensorImpl()] = std::make_unique<State>(*state);
       });

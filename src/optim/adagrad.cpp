@@ -52,15 +52,12 @@ Adagrad::Adagrad(std::vector<at::Tensor> parameters, AdagradOptions options)
 Adagrad::Adagrad(const std::vector<Group>& groups) : GroupOptimizer(groups, {"sum"}, false, {"Adagrad", check}) {}
 
 void Adagrad::update(const std::vector<Entry*>& active) {
-  std::vector<Entry*> fused, listed;
-  for (Entry* entry : active) (optim::fits_fused(entry->parameter) ? fused : listed).push_back(entry);
-  // What communicates, before any parameter has changed.
-  const auto whole = optim::make_buckets(fused, true), lists = optim::make_buckets(listed, false);
-  for (const Bucket& b : whole) {
+  const auto calls = optim::make_calls(active, [](std::size_t /*group*/) { return true; });
+  for (const Bucket& b : calls.fused) {
     start_sums(b, options(b.group).initial_sum);
     fused_step(b, options(b.group));
   }
-  for (const Bucket& b : lists) {
+  for (const Bucket& b : calls.listed) {
     start_sums(b, options(b.group).initial_sum);
     foreach_step(b, options(b.group));
   }

@@ -51,15 +51,9 @@ AdamW::AdamW(const std::vector<Group>& groups)
     : GroupOptimizer(groups, {"exp_avg", "exp_avg_sq"}, false, {"AdamW", check}) {}
 
 void AdamW::update(const std::vector<Entry*>& active) {
-  std::vector<Entry*> fused, listed;
-  for (Entry* entry : active) {
-    const bool fits = options(entry->group).fused && optim::fits_fused(entry->parameter);
-    (fits ? fused : listed).push_back(entry);
-  }
-  // What communicates, before any parameter has changed.
-  const auto whole = optim::make_buckets(fused, true), lists = optim::make_buckets(listed, false);
-  for (const Bucket& b : whole) fused_step(b, options(b.group));
-  for (const Bucket& b : lists) foreach_step(b, options(b.group));
+  const auto calls = optim::make_calls(active, [&](std::size_t group) { return options(group).fused; });
+  for (const Bucket& b : calls.fused) fused_step(b, options(b.group));
+  for (const Bucket& b : calls.listed) foreach_step(b, options(b.group));
 }
 
 }  // namespace dtensor

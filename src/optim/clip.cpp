@@ -50,11 +50,23 @@ at::ScalarType result_type(at::TensorList tensors) {
   return type;
 }
 
-c10::Device device_of(at::TensorList tensors) {
-  for (const at::Tensor& t : tensors) {
-    if (t.defined()) return optim::device_of_data(t);
+// Where the ranks exchange: where the tensors are, of which this rank may have none.
+c10::Device device_of(at::TensorList tensors, at::TensorList described) {
+  for (const at::TensorList list : {tensors, described}) {
+    for (const at::Tensor& t : list) {
+      if (t.defined()) return optim::device_of_data(t);
+    }
   }
   return at::kCPU;
+}
+
+// Before anything is exchanged, and of all tensors: a rank with an empty part would find nothing wrong with it.
+void check_norm(at::TensorList tensors, double p) {
+  TORCH_CHECK(p > 0, "get_total_norm: norm_type must be positive, not ", p);
+  for (const at::Tensor& t : tensors) {
+    TORCH_CHECK(!t.defined() || t.is_floating_point() || t.is_complex(), "the total norm: a tensor of sizes ",
+                t.sizes(), " is ", t.scalar_type(), ", and norms are of floating point or complex tensors");
+  }
 }
 
 // What a rank knows of each tensor: a sum of p-th powers (for infinity: the largest value) that the ranks add up, or
@@ -89,7 +101,7 @@ Known::Known(at::TensorList tensors, const NormGroup& group, double p, c10::Devi
       without_mesh.push_back(own[i] = t);
       continue;
     }
-    if (const auto kind = group.copies(t); kind >= 0) kinds.back() = kind;
+    if (const auto kind = group.copy_kind(t); kind >= 0) kinds.back() = kind;
     const Share share = group.share(t, i);
     const bool added_up = share == Share::here || kinds.back() != none;
     if (share != Share::elsewhere) (added_up ? own : alike)[i] = DTensor(t).to_local();
@@ -163,11 +175,11 @@ at::Tensor exchange_largest(const Known& known, const NormGroup& group) {
   return known.common.defined() ? at::maximum(largest, known.common) : largest;
 }
 
-// By tensor: the sums of p-th powers; for infinity the norms themselves.
-at::Tensor powers_of(at::TensorList tensors, const NormGroup& group, double p) {
-  TORCH_CHECK(p > 0, "get_total_norm: norm_type must be positive, not ", p);
+// By tensor: the sums of p-th powers; for infinity the norms themselves. `described`: tensors of the same dtypes and
+// meshes, where a rank holds nothing of some too.
+at::Tensor powers_of(at::TensorList tensors, at::TensorList described, const NormGroup& group, double p) {
   if (tensors.empty()) return at::zeros({0}, at::kDouble);
-  const Known known(tensors, group, p, device_of(tensors));
+  const Known known(tensors, group, p, device_of(tensors, described));
   return std::isinf(p) ? exchange_largest(known, group) : exchange(known, group);
 }
 
@@ -180,11 +192,10 @@ double total_on_host(const at::Tensor& powers, double p) {
   return p == 2 ? std::sqrt(sum) : std::pow(sum, 1 / p);
 }
 
-// `described`: tensors of the same dtypes, on ranks that hold nothing of some too.
 at::Tensor total_norm(at::TensorList tensors, at::TensorList described, const NormGroup& group,
                       const NormOptions& options) {
   const double p = options.norm_type;
-  const at::Tensor powers = powers_of(tensors, group, p);
+  const at::Tensor powers = powers_of(tensors, described, group, p);
   const at::TensorOptions result(result_type(described));
   const at::Tensor total = powers.is_cpu() ? at::scalar_tensor(total_on_host(powers, p), result)
                                            : total_of(powers, p).to(result.device(powers.device()));
@@ -209,7 +220,7 @@ void scale(const std::vector<at::Tensor>& gradients, const at::Tensor& norm, dou
   if (!elsewhere.empty()) at::_foreach_mul_(elsewhere, factor.to(optim::device_of_data(elsewhere.front())));
 }
 
-// A rank outside all meshes has no total norm, and nothing to scale.
+// A rank outside all meshes, or outside the one that calls, has no total norm, and nothing to scale.
 void check_elsewhere(const std::vector<at::Tensor>& gradients) {
   for (const at::Tensor& g : gradients) {
     TORCH_CHECK(is_dtensor(g) && !DTensor(g).mesh().is_member(),
@@ -220,8 +231,9 @@ void check_elsewhere(const std::vector<at::Tensor>& gradients) {
 
 // Without a gradient here, a parameter still names its mesh. Undefined parameters have none.
 struct Gradients {
-  explicit Gradients(at::TensorList parameters) {
+  Gradients(at::TensorList parameters, double norm_type) {
     for (const at::Tensor& p : parameters) reduced.push_back(p.defined() ? p.grad() : p);
+    check_norm(reduced, norm_type);
     reduced = without_partials(std::move(reduced));
     for (std::size_t i = 0; i < reduced.size(); ++i)
       described.push_back(reduced[i].defined() ? reduced[i] : parameters[i]);
@@ -233,17 +245,19 @@ struct Gradients {
 
 at::Tensor get_norms(at::TensorList tensors, NormOptions options) {
   const PlainScope scope;
+  check_norm(tensors, options.norm_type);
   const auto reduced = without_partials(tensors.vec());
   const NormGroup group(reduced, options.mesh);
-  return group.outside() ? at::Tensor() : root(powers_of(reduced, group, options.norm_type), options.norm_type);
+  if (group.outside()) return {};
+  return root(powers_of(reduced, reduced, group, options.norm_type), options.norm_type);
 }
 
 at::Tensor get_grad_norms(at::TensorList parameters, NormOptions options) {
   const PlainScope scope;
-  const Gradients gradients(parameters);
+  const Gradients gradients(parameters, options.norm_type);
   const NormGroup group(gradients.described, options.mesh);
   if (group.outside()) return {};
-  return root(powers_of(gradients.reduced, group, options.norm_type), options.norm_type);
+  return root(powers_of(gradients.reduced, gradients.described, group, options.norm_type), options.norm_type);
 }
 
 void clip_grads_with_norm_(at::TensorList parameters, double max_norm, const at::Tensor& total_norm) {
@@ -258,6 +272,7 @@ void clip_grads_with_norm_(at::TensorList parameters, double max_norm, const at:
 
 at::Tensor get_total_norm(at::TensorList tensors, NormOptions options) {
   const PlainScope scope;
+  check_norm(tensors, options.norm_type);
   const auto reduced = without_partials(tensors.vec());
   const NormGroup group(reduced, options.mesh);
   return group.outside() ? at::Tensor() : total_norm(reduced, reduced, group, options);
@@ -266,14 +281,14 @@ at::Tensor get_total_norm(at::TensorList tensors, NormOptions options) {
 at::Tensor clip_grad_norm_(at::TensorList listed, double max_norm, NormOptions options) {
   const PlainScope scope;
   const std::vector<at::Tensor> parameters = each_once(listed);
-  const Gradients gradients(parameters);
+  const Gradients gradients(parameters, options.norm_type);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& reduced = gradients.reduced[i];
     if (reduced.defined() && !reduced.is_same(parameters[i].grad())) parameters[i].mutable_grad() = reduced;
   }
   const NormGroup group(gradients.described, options.mesh);
-  if (group.outside()) return {};
-  const at::Tensor norm = total_norm(gradients.reduced, gradients.described, group, options);
+  const at::Tensor norm =
+      group.outside() ? at::Tensor() : total_norm(gradients.reduced, gradients.described, group, options);
   clip_grads_with_norm_(parameters, max_norm, norm);
   return norm;
 }

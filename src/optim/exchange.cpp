@@ -88,7 +88,10 @@ std::size_t Exchange::add(const at::Tensor& tensor, Region region, double cost) 
   block.tensor = tensor;
   block.region = std::move(region);
   block.cost = cost;
-  if (is_dtensor(tensor)) block.member = DTensor(tensor).mesh().is_member();
+  if (is_dtensor(tensor)) {
+    block.mesh = DTensor(tensor).mesh();
+    block.member = block.mesh.is_member();
+  }
   blocks_.push_back(std::move(block));
   return blocks_.size() - 1;
 }
@@ -107,6 +110,17 @@ void Exchange::assign() {
     load[blocks_[i].owner] += blocks_[i].cost;
     blocks_[i].owned = blocks_[i].member && blocks_[i].owner == mesh.world().rank();
   }
+}
+
+// Parts of a tensor that was on a slice of its mesh then may have an owner on each.
+void Exchange::check_ranks(std::size_t index) const {
+  const Entry& block = blocks_[index];
+  if (!is_dtensor(block.tensor)) return;
+  const DeviceMesh mesh = DTensor(block.tensor).mesh();
+  TORCH_CHECK(mesh == block.mesh || mesh.ranks() == block.mesh.ranks(), "optimizer: a parameter of sizes ",
+              block.tensor.sizes(), " has moved from ", block.mesh.str(), " to ", mesh.str(),
+              " since the optimizer was made, whose work is shared among the ranks of the first; make the optimizer ",
+              "after fully_shard and parallelize");
 }
 
 std::vector<Exchange::Piece> Exchange::pieces(const Entry& block, const DeviceMesh* mesh, at::IntArrayRef coordinate) {
@@ -139,11 +153,11 @@ std::vector<Exchange::Piece> Exchange::pieces(const Entry& block, const DeviceMe
 Communicator Exchange::communicator_of(const DeviceMesh& mesh) {
   std::vector<std::int64_t> ranks = mesh.ranks().vec();
   std::sort(ranks.begin(), ranks.end());
-  for (const auto& [known, communicator] : rooms_) {
+  for (const auto& [known, communicator] : communicators_) {
     if (known == ranks) return communicator;
   }
-  rooms_.emplace_back(std::move(ranks), mesh.communicator());
-  return rooms_.back().second;
+  communicators_.emplace_back(std::move(ranks), mesh.communicator());
+  return communicators_.back().second;
 }
 
 void Exchange::route(Entry& block) {
@@ -152,7 +166,7 @@ void Exchange::route(Entry& block) {
     return;
   }
   const DTensor tensor(block.tensor);
-  const DeviceMesh mesh = tensor.mesh();
+  const DeviceMesh mesh = block.mesh = tensor.mesh();
   block.placements = tensor.placements();
   for (std::size_t a = 0; a < block.placements.size(); ++a) {
     block.split = block.split || (block.placements[a].is_shard() && mesh.shape()[a] > 1);
@@ -176,7 +190,10 @@ void Exchange::route(Entry& block) {
 Exchange::Entry& Exchange::routed(std::size_t index) {
   Entry& block = blocks_[index];
   const bool known = !block.mine.empty() || block.members;
-  if (known && (!is_dtensor(block.tensor) || DTensor(block.tensor).placements() == block.placements)) return block;
+  const auto stayed = [&](const DTensor& tensor) {
+    return tensor.mesh() == block.mesh && tensor.placements() == block.placements;
+  };
+  if (known && (!is_dtensor(block.tensor) || stayed(DTensor(block.tensor)))) return block;
   block.split = false;
   route(block);
   return block;

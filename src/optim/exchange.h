@@ -20,6 +20,8 @@ class Exchange {
 
   bool owned(std::size_t block) const { return blocks_[block].owned; }
   std::int64_t owner(std::size_t block) const { return blocks_[block].owner; }  // world rank; -1: every rank
+  // Throws where the block's tensor has moved to other ranks than those among which its owner was chosen.
+  void check_ranks(std::size_t block) const;
 
   struct Wanted {
     std::size_t block;
@@ -55,8 +57,9 @@ class Exchange {
     double cost;
     bool member = true, owned = true;
     std::int64_t owner = -1;
-    Placements placements;             // for which the following was computed
-    std::vector<Piece> mine;           // of this rank
+    DeviceMesh mesh = {};              // of a DTensor: on whose ranks the owner is
+    Placements placements = {};        // on it, for which the following was computed
+    std::vector<Piece> mine = {};      // of this rank
     bool sends = true;                 // this rank
     std::vector<Holder> holders = {};  // the owner's list of all ranks with a part
     int owner_peer = 0;
@@ -74,7 +77,7 @@ class Exchange {
                    at::Tensor& result);
 
   std::vector<Entry> blocks_;
-  std::vector<std::pair<std::vector<std::int64_t>, Communicator>> rooms_;  // by set of ranks
+  std::vector<std::pair<std::vector<std::int64_t>, Communicator>> communicators_;  // by set of ranks
 };
 
 }  // namespace dtensor::optim

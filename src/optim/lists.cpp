@@ -61,9 +61,21 @@ void check_sizes(const char* what, const at::Tensor& tensor, const OptimizerEntr
               " (was it replaced by one of other sizes after the gradient or the optimizer's state was made?)");
 }
 
+// Fused kernels walk the memory of all their operands alike.
+bool fits_fused(const at::Tensor& parameter) { return parameter.is_non_overlapping_and_dense(); }
+
 at::Tensor laid_out_like(at::Tensor tensor, const at::Tensor& parameter) {
   return tensor.strides().equals(parameter.strides()) ? tensor
                                                       : at::empty_like(parameter, tensor.options()).copy_(tensor);
+}
+
+// The parameter may have been re-placed, or laid out anew, since its slots were made.
+void bring_slots(OptimizerEntry& entry, bool dense) {
+  for (at::Tensor& slot : entry.slots) {
+    if (!slot.defined()) continue;
+    slot = placed_like(std::move(slot), entry.parameter);
+    if (dense) slot = laid_out_like(std::move(slot), entry.parameter);
+  }
 }
 
 // Not the order in which they were met: that is another one on ranks where some parameter of another mesh has no
@@ -94,18 +106,12 @@ at::Tensor gradient_of(const OptimizerEntry& entry) {
   return gradient.scalar_type() == entry.dtype ? gradient : gradient.to(entry.dtype);
 }
 
-bool fits_fused(const at::Tensor& parameter) {
-  return parameter.is_non_overlapping_and_dense() && !parameter.is_complex();
-}
-
 std::vector<at::Tensor> Bucket::slots(std::size_t index) const {
   std::vector<at::Tensor> result;
   result.reserve(entries.size());
   for (OptimizerEntry* entry : entries) {
     at::Tensor& slot = entry->slots[index];
     if (!slot.defined()) slot = at::zeros_like(entry->parameter, entry->parameter.options().dtype(entry->dtype));
-    slot = placed_like(std::move(slot), entry->parameter);  // the parameter may have been re-placed
-    if (dense) slot = laid_out_like(std::move(slot), entry->parameter);
     result.push_back(slot);
   }
   return result;
@@ -133,14 +139,22 @@ std::vector<Bucket> make_buckets(const std::vector<OptimizerEntry*>& active, boo
     const at::Tensor& parameter = entry->parameter;
     at::Tensor gradient = gradient_of(*entry);
     if (dense) gradient = laid_out_like(std::move(gradient), parameter);
+    bring_slots(*entry, dense);
     Bucket& bucket = bucket_of(buckets, *entry);
-    bucket.dense = dense;
     bucket.entries.push_back(entry);
     bucket.parameters.push_back(parameter);
     bucket.gradients.push_back(std::move(gradient));
   }
   sort_alike_on_all_ranks(buckets);
   return buckets;
+}
+
+Calls make_calls(const std::vector<OptimizerEntry*>& active, const std::function<bool(std::size_t group)>& fused) {
+  std::vector<OptimizerEntry*> together, listed;
+  for (OptimizerEntry* entry : active) {
+    (fused(entry->group) && fits_fused(entry->parameter) ? together : listed).push_back(entry);
+  }
+  return {make_buckets(together, true), make_buckets(listed, false)};
 }
 
 }  // namespace dtensor::optim

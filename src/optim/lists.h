@@ -14,12 +14,10 @@ namespace dtensor::optim {
 
 struct Bucket {
   std::size_t group = 0;
-  bool dense = false;
   std::vector<OptimizerEntry*> entries;
   std::vector<at::Tensor> parameters, gradients;
 
-  // Slot `index` of each entry; zeros like the parameter where it has none yet. Where the bucket is dense, in the
-  // parameter's strides, which may have changed since the step before.
+  // Slot `index` of each entry; zeros like the parameter where it has none yet.
   std::vector<at::Tensor> slots(std::size_t index) const;
   // The step count of each entry as a number on the parameter's device, shared where equal.
   std::vector<at::Tensor> steps() const;
@@ -39,11 +37,16 @@ void check_entry(const OptimizerEntry& entry);
 // communicate.
 at::Tensor gradient_of(const OptimizerEntry& entry);
 
-// Fused kernels walk the memory of all their operands alike.
-bool fits_fused(const at::Tensor& parameter);
-
 // Of entries that are checked. By group, dtype and device, in an order that all ranks share whichever of the parameters
-// have a gradient there. `dense`: gradients and slots take their parameter's strides.
+// have a gradient there. Gradients and slots are brought to where the parameters are, so that nothing moves afterwards,
+// when parameters change. `dense`: they take their parameter's strides, too.
 std::vector<Bucket> make_buckets(const std::vector<OptimizerEntry*>& active, bool dense);
+
+// The same, of those that a fused kernel takes and of the others.
+struct Calls {
+  std::vector<Bucket> fused, listed;
+};
+// `fused`: whether a group's options want such a kernel.
+Calls make_calls(const std::vector<OptimizerEntry*>& active, const std::function<bool(std::size_t group)>& fused);
 
 }  // namespace dtensor::optim

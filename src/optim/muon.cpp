@@ -36,7 +36,7 @@ std::vector<at::Tensor> momenta(const optim::Bucket& b, const MuonOptions& o) {
 }
 
 void check(const MuonOptions& o) {
-  optim::check_not_negative("Muon", "momentum", o.momentum);
+  optim::check_decay("Muon", "momentum", o.momentum);
   optim::check_not_negative("Muon", "weight_decay", o.weight_decay);
   TORCH_CHECK_VALUE(o.iterations >= 0, "Muon: iterations must not be negative, and are ", o.iterations);
 }
@@ -66,6 +66,8 @@ Muon::Muon(const std::vector<Group>& groups)
 Muon::~Muon() = default;
 
 void Muon::update(const std::vector<Entry*>& active) {
+  // Before momenta change.
+  for (const Entry* entry : active) state_->exchange.check_ranks(static_cast<std::size_t>(entry - entries().data()));
   std::vector<Entry*> moving;
   std::vector<Exchange::Wanted> wanted;
   for (const optim::Bucket& b : optim::make_buckets(active, false)) {

@@ -124,17 +124,17 @@ void NormGroup::find_slices(const DeviceMesh& callers) {
       return all.size() > ranks[i].size() && all.size() % ranks[i].size() == 0 &&
              std::includes(all.begin(), all.end(), ranks[i].begin(), ranks[i].end());
     });
-    if (inside) members_[i].copies = kinds_++;
+    if (inside) members_[i].copy_kind = kinds_++;
   }
 }
 
-std::int64_t NormGroup::copies(const at::Tensor& tensor) const {
-  return is_dtensor(tensor) ? find(DTensor(tensor).mesh())->copies : -1;
+std::int64_t NormGroup::copy_kind(const at::Tensor& tensor) const {
+  return is_dtensor(tensor) ? find(DTensor(tensor).mesh())->copy_kind : -1;
 }
 
 bool NormGroup::holds_copy(std::int64_t kind) const {
   return std::any_of(members_.begin(), members_.end(), [&](const Member& m) {
-    return m.copies == kind && !m.coordinate.empty() &&
+    return m.copy_kind == kind && !m.coordinate.empty() &&
            std::all_of(m.coordinate.begin(), m.coordinate.end(), [](auto c) { return c == 0; });
   });
 }

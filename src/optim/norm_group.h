@@ -28,7 +28,7 @@ class NormGroup {
   // A tensor on a slice of the ranks of another tensor's mesh may be one tensor, which ranks outside hold as a handle,
   // or one on each of the slices (a router beside experts that are split over the other axis): only the exchange tells
   // how many copies there are. Such tensors have a number from 0 on, others -1.
-  std::int64_t copies(const at::Tensor& tensor) const;
+  std::int64_t copy_kind(const at::Tensor& tensor) const;
   std::int64_t kinds_of_copies() const { return kinds_; }
   // Whether this rank counts as the one that holds a copy of that number.
   bool holds_copy(std::int64_t kind) const;
@@ -43,7 +43,7 @@ class NormGroup {
     DeviceMesh mesh;
     std::vector<std::int64_t> coordinate;  // empty outside the mesh
     std::vector<bool> split;               // axes on which some tensor is sharded
-    std::int64_t copies = -1;
+    std::int64_t copy_kind = -1;
   };
   Member& member_of(const DeviceMesh& mesh);
   const Member* find(const DeviceMesh& mesh) const;

@@ -4,7 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <optional>
+#include <cmath>
 #include <unordered_set>
 
 #include "dtensor/named_tensors.h"
@@ -68,15 +68,30 @@ void Optimizer::zero_grad(bool set_to_none) {
 
 void Optimizer::load_state_dict(const OptimizerState& state) {
   const at::NoGradGuard no_grad;
-  const auto tensors = by_name(state.tensors);
+  auto tensors = by_name(state.tensors);
   const StateTargets targets =
       state_targets(state.scalars, [&](const std::string& name) { return tensors.contains(name); });
   for (const auto& [name, target] : targets.tensors) {
-    const auto found = tensors.find(name);
-    TORCH_CHECK(found != tensors.end(), "load_state_dict: ", name, " is missing");
-    copy_into(target, found->second, name);
+    const auto found = tensors.extract(name);
+    TORCH_CHECK(!found.empty(), "load_state_dict: ", name, " is missing");
+    copy_into(target, found.mapped(), name);
   }
+  std::vector<std::string> unknown;
+  for (const auto& [name, tensor] : state.tensors) {
+    if (tensors.contains(name)) unknown.push_back(name);
+  }
+  TORCH_CHECK(unknown.empty(), "load_state_dict: the state has ", c10::Join(", ", unknown),
+              ", which this optimizer does not keep (saved by another one, or with other options?)");
   targets.commit();
+}
+
+std::int64_t detail::step_count(const std::string& name, std::optional<double> saved) {
+  TORCH_CHECK(saved, "load_state_dict: ", name, " is missing among the scalars: without the count of its steps the ",
+              "state of a parameter would be taken for that of its first");
+  constexpr auto kMost = static_cast<double>(std::int64_t{1} << 53);  // beyond, doubles do not count on
+  TORCH_CHECK(*saved >= 0 && *saved <= kMost && *saved == std::floor(*saved), "load_state_dict: ", name, " is ", *saved,
+              ", which is no count of steps");
+  return static_cast<std::int64_t>(*saved);
 }
 
 void SlotOptimizer::add_parameters(std::size_t group, const std::vector<at::Tensor>& parameters,
@@ -194,6 +209,14 @@ std::vector<at::Tensor> SlotOptimizer::slot_targets(const Entry& entry, std::int
   return slots;
 }
 
+std::int64_t SlotOptimizer::saved_steps(const Entry& entry, std::optional<double> count, const Saved& saved) const {
+  bool counted = count.has_value();
+  for (std::size_t i = 0; i < slot_names_.size(); ++i) {
+    counted = counted || (always_has(entry, i) && saved(entry.name + "." + slot_names_[i]));
+  }
+  return counted ? detail::step_count(entry.name + ".step", count) : 0;
+}
+
 void SlotOptimizer::check_known(const StateScalars& scalars) const {
   std::unordered_set<std::string> names;
   for (const Entry& entry : entries_) names.insert(entry.name + ".step");
@@ -222,7 +245,7 @@ StateTargets SlotOptimizer::state_targets(const StateScalars& scalars, const Sav
     }
   }
   for (Entry& entry : entries_) {
-    const auto steps = static_cast<std::int64_t>(number(entry.name + ".step").value_or(0));
+    const std::int64_t steps = saved_steps(entry, number(entry.name + ".step"), saved);
     commits.emplace_back([&entry, steps, slots = slot_targets(entry, steps, saved, targets.tensors)] {
       entry.steps = steps;
       entry.slots = slots;

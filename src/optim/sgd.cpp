@@ -52,20 +52,17 @@ SGD::SGD(const std::vector<Group>& groups) : GroupOptimizer(groups, {"momentum_b
 
 // A parameter's first step starts its momentum, so it is another call.
 void SGD::update(const std::vector<Entry*>& active) {
-  std::vector<Entry*> kinds[4];
+  std::vector<Entry*> starting, going;
   for (Entry* entry : active) {
     const bool first = options(entry->group).momentum != 0 && !entry->slots[0].defined();
-    const bool fused = options(entry->group).fused && optim::fits_fused(entry->parameter);
-    kinds[(fused ? 0 : 2) + (first ? 1 : 0)].push_back(entry);
+    (first ? starting : going).push_back(entry);
   }
-  // What communicates, before any parameter has changed.
-  std::vector<Bucket> buckets[4];
-  for (int kind = 0; kind < 4; ++kind) buckets[kind] = optim::make_buckets(kinds[kind], kind < 2);
-  for (int kind = 0; kind < 4; ++kind) {
-    const bool fused = kind < 2, first = kind % 2 == 1;
-    for (const Bucket& b : buckets[kind]) {
-      fused ? fused_step(b, options(b.group), first) : foreach_step(b, options(b.group), first);
-    }
+  const auto fused = [&](std::size_t group) { return options(group).fused; };
+  const optim::Calls start = optim::make_calls(starting, fused), rest = optim::make_calls(going, fused);
+  for (const bool first : {true, false}) {
+    const optim::Calls& calls = first ? start : rest;
+    for (const Bucket& b : calls.fused) fused_step(b, options(b.group), first);
+    for (const Bucket& b : calls.listed) foreach_step(b, options(b.group), first);
   }
 }
 

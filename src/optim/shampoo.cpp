@@ -117,7 +117,9 @@ struct Shampoo::State {
   std::vector<std::vector<Preconditioner>> blocks;  // by entry
 
   std::vector<Preconditioner>& of(const OptimizerEntry& entry, const std::vector<OptimizerEntry>& entries) {
-    return blocks[static_cast<std::size_t>(&entry - entries.data())];
+    auto& own = blocks[static_cast<std::size_t>(&entry - entries.data())];
+    if (!own.empty()) exchange.check_ranks(own.front().block);
+    return own;
   }
 };
 
@@ -191,6 +193,7 @@ std::int64_t Shampoo::predicted_bytes() const {
 }
 
 void Shampoo::update(const std::vector<Entry*>& active) {
+  for (const Entry* entry : active) state_->of(*entry, entries());  // an error, if any, before averages change
   std::vector<Moving> moving;
   for (const optim::Bucket& b : optim::make_buckets(active, false)) average(b, options(b.group), moving);
   std::vector<Exchange::Wanted> wanted;
@@ -216,16 +219,17 @@ void Shampoo::update(const std::vector<Entry*>& active) {
       if (state_->exchange.owned(p.block)) {
         accumulate(p, gradient.reshape(p.shape.shape), o);
         result.failed = result.may_fail && !take_roots(p, m.entry->steps, o);
-        if (mean.defined()) {
+        if (mean.defined())
           result.value = direction(p, mean.reshape(p.shape.shape), squares).reshape(p.shape.region.sizes);
-        }
       }
       if (m.preconditioned) results.push_back(std::move(result)), of.push_back(m.entry);
     }
-    const at::Tensor step = m.preconditioned ? optim::placed(buffer, *m.entry) : m.graft;
-    updates.push_back({m.entry->parameter, step, o.lr * o.weight_decay, -o.lr});
+    updates.push_back({m.entry->parameter, m.preconditioned ? buffer : m.graft, o.lr * o.weight_decay, -o.lr});
   }
   check_roots(state_->exchange.scatter(results), of);
+  for (std::size_t i = 0; i < moving.size(); ++i) {
+    if (moving[i].preconditioned) updates[i].update = optim::placed(updates[i].update, *moving[i].entry);
+  }
   optim::apply(updates);
 }
 

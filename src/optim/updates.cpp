@@ -9,10 +9,12 @@
 namespace dtensor::optim {
 
 at::Tensor local_buffer(const OptimizerEntry& entry, at::ScalarType dtype) {
-  const bool outside = is_dtensor(entry.parameter) && !DTensor(entry.parameter).mesh().is_member();
-  if (outside) return at::empty(at::DimVector(entry.parameter.dim(), 0), at::TensorOptions(dtype));
+  if (is_dtensor(entry.parameter) && !DTensor(entry.parameter).mesh().is_member()) {
+    const auto options = at::TensorOptions(dtype).device(DTensor(entry.parameter).mesh().device_type());
+    return at::empty(at::DimVector(entry.parameter.dim(), 0), options);
+  }
   const at::Tensor local = is_dtensor(entry.parameter) ? DTensor(entry.parameter).to_local() : entry.parameter;
-  return at::empty(local.sizes(), local.options().dtype(dtype));
+  return at::empty_like(local, local.options().dtype(dtype));
 }
 
 at::Tensor placed(const at::Tensor& local, const OptimizerEntry& entry) {

@@ -9,7 +9,7 @@ namespace dtensor::optim {
 
 // Room for this rank's part of a tensor like the entry's parameter. Outside its mesh: something for placed() to take.
 at::Tensor local_buffer(const OptimizerEntry& entry, at::ScalarType dtype);
-// That part as a tensor placed as the parameter.
+// That part, filled, as a tensor placed as the parameter: in another order of memory than the parameter's it is copied.
 at::Tensor placed(const at::Tensor& local, const OptimizerEntry& entry);
 
 // parameter = parameter (1 - decay) + factor * update; one list call for all parameters that share both numbers.

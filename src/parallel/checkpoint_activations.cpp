@@ -176,16 +176,28 @@ void refuse_captured(const variable_list& outputs, const Asked& asked) {
   }
 }
 
-// Reduces the gradients of a segment's inputs at once: those of other leaves may wait, as sums, for the end of the
-// outer pass, which goes on with these before.
-void take_gradients(const variable_list& inputs, variable_list& taken) {
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (!is_dtensor(inputs[i]) || !inputs[i].requires_grad()) continue;
-    set_reduce_hook(DTensor(inputs[i]), [&gradient = taken[i]](const DTensor& input, const at::Tensor& given) {
-      gradient = DTensor(given).redistribute(gradient_placements(input));
-    });
+// While it lives, reduces the gradients of a segment's inputs at once: those of other leaves may wait, as sums, for the
+// end of the outer pass, which goes on with these before. A segment may keep its inputs for longer.
+class TakenGradients {
+ public:
+  TakenGradients(const variable_list& inputs, variable_list& taken) {
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      if (!is_dtensor(inputs[i]) || !inputs[i].requires_grad()) continue;
+      inputs_.emplace_back(inputs[i]);
+      set_reduce_hook(inputs_.back(), [&gradient = taken[i]](const DTensor& input, const at::Tensor& given) {
+        gradient = DTensor(given).redistribute(gradient_placements(input));
+      });
+    }
   }
-}
+  ~TakenGradients() {
+    for (const DTensor& input : inputs_) set_reduce_hook(input, {});
+  }
+  TakenGradients(const TakenGradients&) = delete;
+  TakenGradients& operator=(const TakenGradients&) = delete;
+
+ private:
+  std::vector<DTensor> inputs_;
+};
 
 // Differentiates what the second run gave, as far as the first run's results were used; the inputs' gradients.
 variable_list run_backward(const variable_list& outputs, const variable_list& grads, const variable_list& inputs) {
@@ -205,7 +217,7 @@ variable_list run_backward(const variable_list& outputs, const variable_list& gr
   }
   const PartOfBackward part;
   if (asked == nullptr) {
-    take_gradients(inputs, result);
+    const TakenGradients taken(inputs, result);
     torch::autograd::backward(roots, root_grads);
     for (const auto i : wanted) {
       if (!result[i].defined()) result[i] = inputs[i].grad();  // plain tensors; DTensors under NoGradientSync

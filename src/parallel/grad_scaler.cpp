@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <iterator>
 #include <limits>
 #include <set>
@@ -100,41 +101,60 @@ void agree(const at::Tensor& found, const Members& members) {
   }
 }
 
-// This rank's part, to be written to; undefined outside the mesh. Shares of a gradient may be finite where their sum is
-// not.
+constexpr float kRefused = 2;  // of what is found; 1: a gradient that is not finite
+
+// This rank's part; undefined outside the mesh. Shares of a gradient may be finite where their sum is not.
 at::Tensor local_gradient(const at::Tensor& gradient) {
   if (!is_dtensor(gradient)) return gradient;
   const DTensor d(gradient);
   for (const Placement& p : d.placements()) {
     TORCH_CHECK(!p.is_partial(), "GradScaler: a gradient is not reduced yet, ", d.spec_str());
   }
-  if (!d.mesh().is_member()) return {};
-  if (!gradient.is_inference()) gradient.unsafeGetTensorImpl()->bump_version();  // whoever saved it notices
-  return d.to_local();
+  return d.mesh().is_member() ? d.to_local() : at::Tensor();
 }
 
-// Whether all gradients were finite.
+void multiply(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& locals, double factor) {
+  for (const at::Tensor& p : parameters) {
+    const at::Tensor& gradient = p.grad();
+    if (!is_dtensor(gradient) || gradient.is_inference()) continue;
+    gradient.unsafeGetTensorImpl()->bump_version();  // whoever saved it notices
+  }
+  if (!locals.empty()) at::_foreach_mul_(locals, factor);
+}
+
+// Whether all gradients were finite. What one rank refuses, which another may have no gradient of, all refuse, and none
+// is changed: it can be unscaled later.
 bool unscale(const std::vector<at::Tensor>& parameters, double inverse, const DeviceMesh& mesh) {
   const at::NoGradGuard no_grad;
   const NoMeshScope plain;
   Members members{mesh, {}};
   std::vector<at::Tensor> locals;
-  for (const at::Tensor& p : parameters) {
-    members.add(p.grad().defined() ? p.grad() : p);
-    const at::Tensor local = p.grad().defined() ? local_gradient(p.grad()) : at::Tensor();
-    if (local.defined()) locals.push_back(local);
+  std::exception_ptr refused;
+  try {
+    for (const at::Tensor& p : parameters) members.add(p.grad().defined() ? p.grad() : p);
+    for (const at::Tensor& p : parameters) {
+      const at::Tensor local = p.grad().defined() ? local_gradient(p.grad()) : at::Tensor();
+      if (local.defined()) locals.push_back(local);
+    }
+  } catch (const c10::Error&) {
+    refused = std::current_exception();
   }
   const auto device = !locals.empty()          ? locals.front().device()
                       : mesh                   ? c10::Device(mesh.device_type())
                       : members.meshes.empty() ? c10::Device(at::kCPU)
                                                : c10::Device(members.meshes.front().device_type());
   const auto options = at::TensorOptions(at::kFloat).device(device);
-  at::Tensor found = at::zeros({1}, options);
-  if (!locals.empty()) {
-    at::_amp_foreach_non_finite_check_and_unscale_(locals, found, at::full({1}, inverse, options));
+  at::Tensor found = at::full({1}, refused ? kRefused : 0, options);
+  if (!refused && !locals.empty()) {  // by 1: looks only
+    at::_amp_foreach_non_finite_check_and_unscale_(locals, found, at::ones({1}, options));
   }
   agree(found, members);
-  return found.item<float>() == 0;
+  if (refused) std::rethrow_exception(refused);
+  const float most = found.item<float>();
+  TORCH_CHECK(most < kRefused, "GradScaler: another rank refuses a gradient that is not reduced yet, or a parameter ",
+              "on other ranks than those that skip steps together; its own message says which");
+  multiply(parameters, locals, inverse);
+  return most == 0;
 }
 
 }  // namespace

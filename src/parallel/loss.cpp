@@ -101,17 +101,11 @@ struct Scales {
 };
 
 Scales scales_of(const Call& call, const at::Tensor& grad) {
-  Scales scales;
-  if (call.options.reduction == LossReduction::none) {
-    const at::Tensor wanted = call.shard.mesh ? brought(grad, call.shard.mesh, call.shard.tokens) : grad;
-    scales.loss = local_part(wanted).reshape({-1});
-    if (call.options.z_loss > 0) scales.z = scales.loss * call.options.z_loss;
-    return scales;
-  }
-  const at::Tensor wanted =
-      call.shard.mesh ? brought(grad, call.shard.mesh, Placements(call.shard.tokens.size())) : grad;
-  scales.loss = local_part(wanted) / call.divisor;
-  if (call.options.z_loss > 0) scales.z = local_part(wanted) / call.z_divisor * call.options.z_loss;
+  const bool none = call.options.reduction == LossReduction::none;
+  const Placements placements = none ? call.shard.tokens : Placements(call.shard.tokens.size());
+  const at::Tensor own = local_part(call.shard.mesh ? brought(grad, call.shard.mesh, placements) : grad);
+  Scales scales{none ? own.reshape({-1}) : own / call.divisor, {}};
+  if (call.options.z_loss > 0) scales.z = (none ? scales.loss : own / call.z_divisor) * call.options.z_loss;
   return scales;
 }
 
@@ -231,6 +225,8 @@ void check_sizes(const at::Tensor& values, const at::Tensor& targets, const Cros
                  std::int64_t classes) {
   TORCH_CHECK(values.dim() >= 1 && targets.sizes() == values.sizes().slice(0, values.dim() - 1),
               "cross_entropy: targets have sizes ", targets.sizes(), ", values ", values.sizes());
+  TORCH_CHECK(values.is_floating_point(), "cross_entropy: values are ", values.scalar_type(),
+              "; they must be of floating point");
   TORCH_CHECK(c10::isIntegralType(targets.scalar_type(), false), "cross_entropy: targets are ", targets.scalar_type(),
               "; they must be indices");
   TORCH_CHECK(o.label_smoothing >= 0 && o.label_smoothing <= 1, "cross_entropy: label_smoothing ", o.label_smoothing);
@@ -327,6 +323,8 @@ at::Tensor linear_cross_entropy(const at::Tensor& given_hidden, const at::Tensor
               "linear_cross_entropy: hidden ", given_hidden.sizes(), " against weight ", given_weight.sizes());
   const at::Tensor hidden = as_autocast(given_hidden), weight = as_autocast(given_weight);
   TORCH_CHECK(chunk > 0, "linear_cross_entropy: chunks of ", chunk, " tokens");
+  TORCH_CHECK(hidden.scalar_type() == weight.scalar_type(), "linear_cross_entropy: hidden is ", hidden.scalar_type(),
+              ", weight ", weight.scalar_type());
   check_sizes(hidden, targets, options, weight.size(0));
   Call call{.options = options, .chunk = chunk, .linear = true, .token_sizes = targets.sizes().vec()};
   const DeviceMesh mesh = mesh_of(hidden, weight, targets);

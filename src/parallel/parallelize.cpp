@@ -94,28 +94,24 @@ void check_has_parameters(const Matcher& m, std::size_t count) {
               "' names modules without parameters of their own; name the layers below them");
 }
 
-// One overload a style.
-void apply(Matcher& m, const ColwiseParallel& s) {
+// Features are along dimension `dim`, unless a parameter's module says otherwise.
+template <class Style>
+void split_features(Matcher& m, const Style& s, std::int64_t dim,
+                    std::int64_t (nn::Module::*dim_of)(const std::string&) const) {
   m.each_module([&](const std::string& name) {
     m.activation(name, "in", s.in, false);
     m.activation(name, "out", s.out, false);
   });
   check_has_parameters(m, m.each_parameter(true, [&](const std::string& name, const at::Tensor& tensor) {
     const nn::Module* module = m.module_of(name);
-    return split(m, module == nullptr ? 0 : module->output_dim(last_name(name)), tensor, s.block);
+    return split(m, module == nullptr ? dim : (module->*dim_of)(last_name(name)), tensor, s.block);
   }));
 }
 
-void apply(Matcher& m, const RowwiseParallel& s) {
-  m.each_module([&](const std::string& name) {
-    m.activation(name, "in", s.in, false);
-    m.activation(name, "out", s.out, false);
-  });
-  check_has_parameters(m, m.each_parameter(true, [&](const std::string& name, const at::Tensor& tensor) {
-    const nn::Module* module = m.module_of(name);
-    return split(m, module == nullptr ? 1 : module->input_dim(last_name(name)), tensor, s.block);
-  }));
-}
+// One overload a style.
+void apply(Matcher& m, const ColwiseParallel& s) { split_features(m, s, 0, &nn::Module::output_dim); }
+
+void apply(Matcher& m, const RowwiseParallel& s) { split_features(m, s, 1, &nn::Module::input_dim); }
 
 Placement whole(const std::string&, const at::Tensor&) { return Replicate(); }
 

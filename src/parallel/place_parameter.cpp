@@ -11,6 +11,7 @@
 
 #include "dtensor/factories.h"
 #include "dtensor/tensor.h"
+#include "parallel/slice.h"
 
 namespace dtensor {
 namespace {
@@ -51,21 +52,12 @@ bool lives_elsewhere(const at::Tensor& tensor, const DeviceMesh& mesh) {
                       [&](const auto& name) { return std::find(known.begin(), known.end(), name) != known.end(); });
 }
 
-// A tensor on a slice of the mesh, seen on all of it: whole on the axes that the slice lacks.
+// A tensor on a slice of the mesh, seen on all of it.
 DTensor lifted(const DTensor& tensor, const DeviceMesh& mesh, const std::string& name) {
-  const DeviceMesh slice = tensor.mesh();
-  Placements placements(at(mesh.ndim()));
-  const auto known = mesh.names();
-  for (std::int64_t a = 0; a < slice.ndim(); ++a) {
-    const bool has =
-        !slice.names().empty() && std::find(known.begin(), known.end(), slice.names()[at(a)]) != known.end();
-    TORCH_CHECK(has, "parallelize: parameter '", name, "' lives on ", slice.str(), ", which is no slice of ",
-                mesh.str());
-    placements[at(mesh.dim(slice.names()[at(a)]))] = tensor.placements()[at(a)];
-  }
-  TORCH_CHECK(mesh[slice.names()] == slice, "parallelize: parameter '", name, "' lives on ", slice.str(),
+  TORCH_CHECK(is_slice(tensor.mesh(), mesh), "parallelize: parameter '", name, "' lives on ", tensor.mesh().str(),
               ", which is no slice of ", mesh.str());
-  return DTensor::from_local(tensor.to_local(), mesh, placements, tensor.sizes(), tensor.strides());
+  return DTensor::from_local(tensor.to_local(), mesh, lifted_placements(tensor, mesh), tensor.sizes(),
+                             tensor.strides());
 }
 
 at::Tensor placed(const at::Tensor& tensor, const DeviceMesh& mesh, std::int64_t axis, Placement placement,

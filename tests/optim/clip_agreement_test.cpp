@@ -66,6 +66,34 @@ TEST(ClipAgreement, ARankOutsideScalesNothingByTheNormThatItDoesNotHave) {
   });
 }
 
+TEST(ClipAgreement, ARankThatIsNotAmongTheCallersIsToldOfTheGradientsThatItHolds) {
+  run_local(2, [](Communicator world) {
+    const DeviceMesh first = device_mesh(world, at::kCPU, {0}, {1});
+    const at::Tensor placed = distribute_tensor(at::ones({4}), first, {Shard(0)}).requires_grad_();
+    const at::Tensor plain = at::ones({2}).requires_grad_();
+    placed.mutable_grad() = placed.detach() * 4;
+    plain.mutable_grad() = at::ones({2});
+    const std::string error = error_of([&] { clip_grad_norm_({placed, plain}, 1, {.mesh = first}); });
+    if (first.is_member()) {
+      EXPECT_EQ(error, "no error");
+    } else {
+      EXPECT_NE(error.find("no total norm"), std::string::npos) << error;
+    }
+  });
+}
+
+// A rank with an empty part would find nothing wrong with it, and wait for the others.
+TEST(ClipAgreement, TensorsOfWholeNumbersAreOneErrorOnAllRanks) {
+  on_mesh({3}, [](const DeviceMesh& mesh) {
+    for (const auto dtype : {at::kLong, at::kBool}) {
+      const at::Tensor few = distribute_tensor(at::ones({2}, dtype), mesh, {Shard(0)});  // rank 2 has none
+      for (const std::string& error : {error_of([&] { get_total_norm({few}); }), error_of([&] { get_norms({few}); })}) {
+        EXPECT_NE(error.find("floating point or complex"), std::string::npos) << error;
+      }
+    }
+  });
+}
+
 // Large tensors are summed by ATen in single precision; a shard of them may be small.
 TEST(ClipAgreement, SquaresThatOverflowDoSoOnNoLayout) {
   on_mesh({4}, [](const DeviceMesh& mesh) {

@@ -30,7 +30,8 @@ at::Tensor place_partial(const Item& item, const std::vector<DeviceMesh>& meshes
   const auto n = static_cast<double>(mesh.size());
   const double share = mesh.is_member() ? 2 * static_cast<double>(mesh.coordinate()->at(0) + 1) / (n * (n + 1)) : 0;
   const at::Tensor local = mesh.is_member() ? (item.whole * share).to(item.whole.scalar_type()) : at::Tensor();
-  return mesh.is_member() ? at::Tensor(DTensor::from_local(local, mesh, {Partial()}, item.whole.sizes())) : placed;
+  if (!mesh.is_member()) return placed;
+  return DTensor::from_local(local, mesh, {Partial()}, item.whole.sizes(), item.whole.strides());
 }
 
 struct Count {

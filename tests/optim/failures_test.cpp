@@ -92,6 +92,7 @@ TEST(Failures, OptionsOutOfTheirRangeAreAnError) {
   }
   for (const double bad : {-0.1, 1.0, nan}) {
     EXPECT_TRUE(refused([&] { AdamW({p}, {.beta1 = bad}); }) && refused([&] { AdamW({p}, {.beta2 = bad}); }));
+    EXPECT_TRUE(refused([&] { Muon({p}, {.momentum = bad}); }));
     EXPECT_TRUE(refused([&] { Shampoo({p}, {.beta1 = bad}); }) && refused([&] { Shampoo({p}, {.graft_beta2 = bad}); }));
   }
   AdamW adamw({p}, {});

@@ -73,6 +73,40 @@ TEST(Lists, ParametersMayChangeTheirOrderInMemory) {
   }
 }
 
+// A collective that fails finds all of them as they were. Two dtypes: two calls of ATen.
+TEST(Lists, ParametersThatWereRePlacedChangeWhenNothingMovesAnyMore) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const auto& [name, make] : elementwise()) {
+      List parameters, locals, before;
+      for (const auto dtype : {at::kFloat, at::kDouble}) {
+        const DTensor placed = distribute_tensor(Draw(1).normal({4, 6}, dtype), mesh, {Shard(0)});
+        parameters.push_back(placed.requires_grad_());
+      }
+      const auto optimizer = make(parameters);
+      const auto step = [&] {
+        for (const at::Tensor& p : parameters) p.mutable_grad() = at::ones_like(p);
+        optimizer->step();
+      };
+      step();
+      for (const at::Tensor& p : parameters) {
+        DTensor(p).redistribute_({Shard(1)});
+        locals.push_back(DTensor(p.detach()).to_local());
+        before.push_back(locals.back().clone());
+      }
+      int moved = 0;
+      const EventListener listener(
+          [&](const Event&) {
+            ++moved;
+            for (std::size_t i = 0; i < 2; ++i) EXPECT_TRUE(at::equal(locals[i], before[i])) << name;
+          },
+          {Event::Kind::collective});
+      step();
+      EXPECT_GT(moved, 0) << name;
+      for (std::size_t i = 0; i < 2; ++i) EXPECT_FALSE(at::equal(locals[i], before[i])) << name;
+    }
+  });
+}
+
 // Which were read and written beyond their ends.
 TEST(Lists, GradientsAndStateOfOtherSizesAreErrors) {
   for (const auto& [name, make] : elementwise()) {

@@ -34,6 +34,7 @@ inline Item any_item(Draw& draw, at::ScalarType dtype, bool plain = true) {
   Item item;
   const auto ndim = draw.integer(0, 3);
   item.whole = draw.normal(draw.sizes(ndim), dtype);
+  if (ndim > 1 && draw.coin()) item.whole = item.whole.transpose(0, -1);  // not row-major
   item.mesh = static_cast<int>(draw.integer(0, plain ? kPlain : kPlain - 1));
   item.placements = any_shards(draw, item.mesh == 0 ? 2 : 1, ndim, true);
   return item;

@@ -1,7 +1,9 @@
 // Shampoo and Muon: what each rank works on and what travels; blocks that follow the global tensor; half precision;
 // state that moves between layouts; parameters on several meshes with ranks outside.
+#include "dtensor/fully_shard.h"
 #include "optim/blocks.h"
 #include "optim/mixture.h"
+#include "support/errors.h"
 
 namespace dtensor::test {
 namespace {
@@ -232,6 +234,48 @@ TEST(Spread, ParametersMayMove) {
     DTensor(run.parameters[0]).redistribute_({Shard(1)});
     for (std::size_t step = 2; step < 4; ++step) step_placed(items, {mesh}, run, step);
     expect_close(whole_of(run.parameters[0]), expected.detach(), "moved", 1e-9);
+  });
+}
+
+// Directions arrive in memory of the parameter's order.
+TEST(Spread, ParametersMayBeInAnyOrderOfMemory) {
+  const std::vector<Item> items{{Draw(1).normal({5, 3}).t(), 0, {Shard(0)}},
+                                {Draw(2).normal({2, 3, 4}).transpose(0, 2), 0, {Shard(1)}}};
+  for (const Make& make : {shampoo(1024), muon()}) {
+    const auto expected = expected_after(items, make, 2);
+    for (const Shape& shape : {Shape{1}, Shape{2}}) {
+      on_mesh(shape, [&](const DeviceMesh& mesh) {
+        Training run;
+        for (const Item& item : items) run.parameters.push_back(place(item, item.whole, {mesh}).requires_grad_());
+        run.optimizer = make(run.parameters);
+        for (std::size_t step = 0; step < 2; ++step) step_placed(items, {mesh}, run, step);
+        for (std::size_t i = 0; i < items.size(); ++i) {
+          EXPECT_EQ(run.parameters[i].strides(), items[i].whole.strides());
+          expect_close(whole_of(run.parameters[i]), expected[i].detach(), "item " + std::to_string(i), 1e-9);
+        }
+      });
+    }
+  }
+}
+
+// Made of a parameter that each rank has on its slice; then it is split over the other axis, too, where each slice has
+// chosen another owner.
+TEST(Spread, AParameterOnMoreRanksThanTheOptimizerWasMadeForIsAnError) {
+  run_local(4, [](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"shard", "tp"});
+    for (const Make& make : {shampoo(4), muon()}) {
+      at::Tensor p = distribute_tensor(Draw(1).normal({6, 5}), mesh["tp"], {Shard(0)}).requires_grad_();
+      const auto optimizer = make({p});
+      const auto step = [&] {
+        p.mutable_grad() = at::ones_like(p);
+        optimizer->step();
+      };
+      step();
+      p.mutable_grad().reset();
+      fully_shard({{"p", &p}}, mesh);
+      const std::string error = error_of(step);
+      EXPECT_NE(error.find("has moved from DeviceMesh(cpu, tp=2"), std::string::npos) << error;
+    }
   });
 }
 

@@ -1,5 +1,7 @@
 // Saved state is that of the optimizer that takes it, whole: what another one saved, what lacks a part and what two
 // parameters would share is refused; options that changed on the way change nothing that was saved.
+#include <cmath>
+
 #include "optim/mixture.h"
 #include "support/errors.h"
 
@@ -49,6 +51,39 @@ TEST(State, OfAnotherOptimizerOrLackingAPartIsRefused) {
     state.tensors.erase(state.tensors.begin());
     EXPECT_TRUE(refuses(*optimizer, state, name + " is missing")) << name;
   }
+}
+
+// Whole moments would be corrected as those of a first step.
+TEST(State, WithoutItsCountOfStepsIsRefused) {
+  const at::Tensor p = trained({3, 2});
+  AdamW adamw({p});
+  Adagrad adagrad({p});
+  Muon muon({p});
+  Shampoo shampoo({p});
+  for (Optimizer* optimizer : std::vector<Optimizer*>{&adamw, &adagrad, &muon, &shampoo}) {
+    optimizer->step();
+    OptimizerState state = optimizer->state_dict();
+    std::erase_if(state.scalars, [](const auto& scalar) { return scalar.first == "0.step"; });
+    EXPECT_TRUE(refuses(*optimizer, state, "0.step is missing"));
+    for (const double steps : {-1.0, 0.5, std::nan(""), std::numeric_limits<double>::infinity()}) {
+      OptimizerState other = state;
+      other.scalars.emplace_back("0.step", steps);
+      EXPECT_TRUE(refuses(*optimizer, other, "which is no count of steps")) << steps;
+    }
+    state.tensors.emplace_back("0.step", at::scalar_tensor(1000.0));  // as torch.optim keeps it
+    EXPECT_TRUE(refuses(*optimizer, state, "0.step is missing"));
+  }
+}
+
+TEST(State, TensorsThatAnOptimizerDoesNotKeepAreRefused) {
+  const at::Tensor p = trained({3, 2});
+  AdamW adamw({p});
+  SGD sgd({p}, {.momentum = 0.9});
+  adamw.step();
+  EXPECT_TRUE(refuses(sgd, adamw.state_dict(), "the state has 0.exp_avg, 0.exp_avg_sq, which"));
+  OptimizerState more = adamw.state_dict();
+  more.tensors.emplace_back("0.max_exp_avg_sq", at::ones({3, 2}));
+  EXPECT_TRUE(refuses(adamw, more, "0.max_exp_avg_sq"));
 }
 
 // Not so what a setting leaves out, or was left out when it was saved.

@@ -104,6 +104,40 @@ TEST(OtherDevice, AModelTrains) {
   }
 }
 
+// A rank that is in no mesh of a matrix has handles to it and to its gradient.
+TEST(OtherDevice, MatricesStepOnMeshesThatLeaveARankOut) {
+  using Step = std::function<void(const at::Tensor&)>;
+  const at::Tensor start = Draw(1).normal({4, 3}), gradient = Draw(2).normal({4, 3});
+  const Step muon = [](const at::Tensor& p) { Muon({p}, {.bfloat16 = false}).step(); };
+  const Step shampoo = [](const at::Tensor& p) { Shampoo({p}, {.eps = 1e-4, .start = 1}).step(); };
+  for (const Step& step : {muon, shampoo}) {
+    const at::Tensor expected = start.clone().requires_grad_();
+    expected.mutable_grad() = gradient.clone();
+    step(expected);
+    on_device_mesh({3}, [&](const DeviceMesh& all) {
+      const DeviceMesh two = device_mesh(all.world(), fake::kDevice, {0, 1}, {2});
+      const at::Tensor p = distribute_tensor(start, two, {Shard(0)}).requires_grad_();
+      p.mutable_grad() = distribute_tensor(gradient, two, {Shard(0)});
+      step(p);
+      if (two.is_member()) expect_close(host_value(p), expected.detach(), "parameter");
+    });
+  }
+}
+
+// What it adds to the sum is where the others' is.
+TEST(OtherDevice, ARankWithoutAnyGradientLearnsTheNormOnTheDevice) {
+  on_device_mesh({3}, [](const DeviceMesh& all) {
+    const DeviceMesh two = device_mesh(all.world(), fake::kDevice, {0, 1}, {2});
+    const at::Tensor a = distribute_tensor(at::ones({4}), two, {Shard(0)}).requires_grad_();
+    const at::Tensor b = distribute_tensor(at::ones({3}), all, {Shard(0)}).requires_grad_();
+    if (two.is_member()) a.mutable_grad() = a.detach() * 2;
+    for (const at::Tensor& norm : {get_grad_norms({a, b}), clip_grad_norm_({a, b}, 1)}) {
+      EXPECT_EQ(norm.device().type(), fake::kDevice);
+      EXPECT_NEAR(norm.sum().item<double>(), 4, 1e-6);
+    }
+  });
+}
+
 // Where autograd has threads of its own for devices, a backward pass runs there; what was said where it started holds.
 TEST(OtherDevice, ScopesHoldOnAutogradsThreads) {
   on_device_mesh({1, 1}, [](const DeviceMesh& mesh) {

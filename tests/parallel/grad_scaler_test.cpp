@@ -129,6 +129,38 @@ TEST(GradScaler, AGradientThatWasRefusedIsUnscaledLater) {
   });
 }
 
+// The third rank has no gradient of the other parameter, and none of its own is divided before the error.
+TEST(GradScaler, AGradientThatSomeRanksRefuseIsRefusedByAll) {
+  run_local(3, [](Communicator world) {
+    const DeviceMesh all = init_device_mesh(world, at::kCPU, {3}), two = device_mesh(world, at::kCPU, {0, 1}, {2});
+    const at::Tensor a = with_gradient(at::ones({4}), all, {Shard(0)});
+    const at::Tensor b = distribute_tensor(at::ones({4}), two, {Replicate()}).requires_grad_();
+    if (two.is_member()) b.mutable_grad() = DTensor::from_local(at::full({4}, 8.f), two, {Partial()}, {4});
+    GradScaler scaler({.init_scale = 8});
+    const std::string error = test::error_of([&] { scaler.step({a, b}, [] {}); });
+    EXPECT_NE(error.find("not reduced yet"), std::string::npos) << error;
+    test::expect_close(a.grad(), at::full({4}, 16.f), "as it was");
+    reduce_gradients({b});
+    EXPECT_TRUE(scaler.step({a, b}, [] {}));
+    test::expect_close(a.grad(), at::full({4}, 2.f), "unscaled once");
+    if (two.is_member()) test::expect_close(b.grad(), at::full({4}, 2.f), "reduced and unscaled");
+  });
+}
+
+TEST(GradScaler, AGradientThatOneStageRefusesIsRefusedByAllRanksOfTheMesh) {
+  run_local(4, [](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {4}), last = device_mesh(world, at::kCPU, {2, 3}, {2});
+    const at::Tensor own = distribute_tensor(at::ones({4}), last, {Replicate()}).requires_grad_();
+    if (last.is_member()) own.mutable_grad() = DTensor::from_local(at::full({4}, 8.f), last, {Partial()}, {4});
+    const at::Tensor plain = at::ones({2}).requires_grad_();
+    plain.mutable_grad() = at::full({2}, 16.f);
+    GradScaler scaler({.init_scale = 8, .mesh = mesh});
+    const std::string error = test::error_of([&] { scaler.unscale_({last.is_member() ? own : plain}); });
+    EXPECT_NE(error.find("not reduced yet"), std::string::npos) << error;
+    test::expect_close(plain.grad(), at::full({2}, 16.f), "as it was");
+  });
+}
+
 TEST(GradScaler, EachOfSeveralOptimizersHasItsGradientsUnscaled) {
   const at::Tensor a = at::ones({2}).requires_grad_(), b = at::ones({2}).requires_grad_();
   GradScaler scaler({.init_scale = 8});

@@ -148,6 +148,21 @@ TEST(CrossEntropy, WeightsThatDifferBetweenRanksAreThoseOfTheFirst) {
   });
 }
 
+// As PyTorch's are: weights of classes would be rounded to whole numbers. One rank has no class, and one no token.
+TEST(CrossEntropy, LogitsOfWholeNumbersAreAnErrorOnAllRanks) {
+  test::on_mesh({3}, [](const DeviceMesh& mesh) {
+    const at::Tensor targets = at::zeros({2}, at::kLong), weight = at::tensor({0.5, 2.0});
+    const at::Tensor classes = distribute_tensor(at::ones({2, 2}, at::kLong), mesh, {Shard(1)});
+    const at::Tensor hidden = distribute_tensor(at::ones({2, 4}), mesh, {Shard(0)}), head = at::ones({2, 4}, at::kLong);
+    const std::string logits = test::error_of([&] { cross_entropy(classes, targets, {.weight = weight}); });
+    EXPECT_NE(logits.find("values are Long"), std::string::npos) << logits;
+    const std::string linear = test::error_of([&] { linear_cross_entropy(hidden.to(at::kLong), head, targets); });
+    EXPECT_NE(linear.find("values are Long"), std::string::npos) << linear;
+    const std::string mixed = test::error_of([&] { linear_cross_entropy(hidden, head, targets); });
+    EXPECT_NE(mixed.find("hidden is Float, weight Long"), std::string::npos) << mixed;
+  });
+}
+
 TEST(CrossEntropy, WeightsMayLieOnMoreRanksThanTheLogits) {
   run_local(3, [](Communicator world) {
     const DeviceMesh mesh = device_mesh(world, at::kCPU, {0, 1}, {2}),

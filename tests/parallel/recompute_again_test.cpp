@@ -176,6 +176,31 @@ TEST(Checkpoint, NestedSegmentsSayWhichGradientsTheyCannotGive) {
   });
 }
 
+// Of the second run: a leaf like any other once the pass is over, or has failed.
+TEST(Checkpoint, AnInputThatASegmentKeepsHasItsOwnGradientAfterwards) {
+  test::on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const bool fails : {false, true}) {
+      const at::Tensor x = distribute_tensor(at::ones({4, 3}, at::kDouble), mesh, {Shard(0)}).requires_grad_();
+      at::Tensor kept;
+      const auto segment = [&](const at::Tensor& in) {
+        kept = in;
+        const at::Tensor result = in * 3;
+        if (result.requires_grad()) {
+          result.register_hook([&](const at::Tensor&) { TORCH_CHECK(!fails, "stop"); });
+        }
+        return result;
+      };
+      const auto error = error_of([&] { checkpoint(segment, x).sum().backward(); });
+      EXPECT_EQ(error.find("stop") != std::string::npos, fails) << error;
+      EXPECT_FALSE(kept.grad().defined());
+      (kept * 2).sum().backward();
+      ASSERT_TRUE(kept.grad().defined());
+      test::expect_close(kept.grad(), at::full({4, 3}, 2.0, at::kDouble), "kept");
+      if (!fails) test::expect_close(x.grad(), at::full({4, 3}, 3.0, at::kDouble), "input");
+    }
+  });
+}
+
 // A mask or a weight that the segment hands on: tensors of the model, which are the same in the next step.
 TEST(Checkpoint, WhatASegmentCapturesMayBeItsResult) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {

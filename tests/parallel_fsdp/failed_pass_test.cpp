@@ -102,6 +102,27 @@ TEST(FsdpFailedPass, GivesBackWhatItsReductionTook) {
   });
 }
 
+// The first unit's collective fails when the second one's leftovers were taken already.
+TEST(FsdpFailedPass, GivesBackWhatReductionsOfSeveralUnitsTook) {
+  run_local(2, [](const Communicator& world) {
+    const auto mesh = init_device_mesh(delayed(world), at::kCPU, {2}, {"shard"});
+    Tower plain(3), tower(3);
+    const auto units = tower.shard(mesh);
+    {
+      const NoGradientSync later;
+      tower.loss(sharded(input(), mesh)).backward();
+    }
+    plain.loss(input()).backward();
+    delayed_failures = 1;
+    EXPECT_THROW(reduce_gradients(tower.w), c10::Error);
+    EXPECT_EQ(delayed_failures, 0);
+    EXPECT_EQ(units[0].stats().unreduced_bytes, 0);
+    reduce_gradients(tower.w);
+    expect_same_gradients(tower.w, plain.w);
+    EXPECT_EQ(units[0].stats().unreduced_bytes, 0);
+  });
+}
+
 TEST(FsdpFailedPass, AGatherThatFailsInTheBackgroundCountsForNothing) {
   run_local(2, [](const Communicator& world) {
     const auto mesh = init_device_mesh(delayed(world), at::kCPU, {2}, {"shard"});

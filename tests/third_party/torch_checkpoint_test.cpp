@@ -168,6 +168,18 @@ TEST(TorchOptimizer, RefusesStepsWithoutMoments) {
   sgd.step();
 }
 
+TEST(TorchOptimizer, RefusesMomentsWithoutSteps) {
+  const at::Tensor p = values({5}).requires_grad_();
+  p.mutable_grad() = at::ones_like(p);
+  AdamW ours({{{p}, {}, {"p"}}});
+  ours.step();
+  OptimizerState state = ours.state_dict();
+  std::erase_if(state.scalars, [](const auto& scalar) { return scalar.first == "p.step"; });
+  torch::optim::AdamW adamw(std::vector<at::Tensor>{p});
+  EXPECT_THROW(TorchOptimizer(adamw, StateTensors{{"p", p}}).load_state_dict(state), c10::Error);
+  EXPECT_TRUE(adamw.state().empty());
+}
+
 // A module of torch::nn names its parameters itself.
 TEST(TorchOptimizer, TakesTheNamesOfATorchModule) {
   run_local(2, [](Communicator world) {

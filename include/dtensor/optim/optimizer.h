@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -34,6 +35,13 @@ struct StateTargets {
   StateTensors tensors;          // placed as the optimizer keeps them, or on their parameter's mesh
   std::function<void()> commit;  // collective, as state_dict(). Until then the optimizer is as it was
 };
+
+namespace detail {
+
+// The count of steps that a state has under this name. Throws where it has none, or one that cannot be.
+DTENSOR_API std::int64_t step_count(const std::string& name, std::optional<double> saved);
+
+}  // namespace detail
 
 // Every rank makes the same optimizer over the same list of parameters, those on meshes that it is not in included,
 // and calls the same methods in the same order.
@@ -66,7 +74,7 @@ class DTENSOR_API Optimizer {
   // and communicates nothing.
   virtual void check_step() const {}
   // Takes a state of the same parameters, on any layout: DTensors on the parameter's mesh with any placements, or
-  // whole plain tensors. Errors name what is missing or has another shape.
+  // whole plain tensors. Errors name what is missing, has another shape or is not kept by this optimizer.
   void load_state_dict(const OptimizerState& state);
 
   // Forgets the gradients, or fills them with zeros.
@@ -161,6 +169,8 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
   StateTensors slots_of(const Entry& entry, const std::string& prefix) const;
   std::vector<at::Tensor> slot_targets(const Entry& entry, std::int64_t steps, const Saved& saved,
                                        StateTensors& tensors) const;
+  // Of a parameter without state none.
+  std::int64_t saved_steps(const Entry& entry, std::optional<double> count, const Saved& saved) const;
   void check_known(const StateScalars& scalars) const;
 
   std::vector<std::string> slot_names_;

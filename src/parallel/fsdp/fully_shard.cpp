@@ -9,6 +9,7 @@
 
 #include "dtensor/factories.h"
 #include "dtensor/hooks.h"
+#include "dtensor/plain_scope.h"
 #include "parallel/fsdp/precision.h"
 #include "parallel/fsdp/schedule.h"
 
@@ -62,10 +63,16 @@ at::Tensor materialise(const at::Tensor& meta, const DeviceMesh& mesh, const Pla
   return full(meta.sizes(), value, mesh, placements, at::TensorOptions(meta.scalar_type()));
 }
 
+// What from_local takes on a rank outside the mesh.
+at::Tensor no_part(const DTensor& tensor, at::DeviceType device) {
+  const NoMeshScope plain;
+  return at::empty(at::DimVector(tensor.dim(), 0), at::TensorOptions(tensor.scalar_type()).device(device));
+}
+
 // Pinned, so that copies to the device need no detour.
 at::Tensor kept_at(const DeviceMesh& home, const DTensor& placed) {
-  at::Tensor local;
-  if (home.is_member()) local = placed.to_local().to(at::kCPU).pin_memory();
+  const at::Tensor local =
+      home.is_member() ? placed.to_local().to(at::kCPU).pin_memory() : no_part(placed, home.device_type());
   return DTensor::from_local(local, home, placed.placements(), placed.sizes(), placed.strides());
 }
 
@@ -90,7 +97,7 @@ void place_dtensor(const std::string& name, DTensor tensor, const DeviceMesh& me
   }
   TORCH_CHECK(!tensor.grad().defined(), "fully_shard: parameter '", name, "' has a gradient on ", tensor.mesh().str(),
               ", and moves to ", home.str(), "; shard a model before it is used");
-  const auto local = mesh.is_member() ? tensor.to_local() : at::Tensor();
+  const auto local = mesh.is_member() ? tensor.to_local() : no_part(tensor, mesh.device_type());
   auto placed = DTensor::from_local(local, mesh, lifted, tensor.sizes(), tensor.strides()).redistribute(placements);
   tensor.set_data(home == mesh ? placed : kept_at(home, placed));
 }

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "dtensor/shards.h"
+#include "parallel/slice.h"
 
 namespace dtensor::fsdp {
 namespace {
@@ -17,14 +18,6 @@ std::int64_t axis_named(const DeviceMesh& mesh, const std::string& name) {
   const auto& names = mesh.names();
   const auto found = std::find(names.begin(), names.end(), name);
   return found == names.end() ? -1 : found - names.begin();
-}
-
-bool is_slice(const DeviceMesh& part, const DeviceMesh& mesh) {
-  if (part.names().empty()) return false;
-  for (const auto& name : part.names()) {
-    if (axis_named(mesh, name) < 0) return false;
-  }
-  return mesh[part.names()] == part;
 }
 
 }  // namespace
@@ -76,12 +69,7 @@ Placements lift_placements(const std::string& name, const DTensor& tensor, const
   if (own == mesh) return tensor.placements();
   TORCH_CHECK(is_slice(own, mesh), "fully_shard: parameter '", name, "' is on ", own.str(), ", which is no slice of ",
               mesh.str(), ". Give parameters of another mesh a unit of their own, with their mesh, first");
-  Placements lifted(static_cast<std::size_t>(mesh.ndim()));
-  for (std::int64_t i = 0; i < own.ndim(); ++i) {
-    lifted[static_cast<std::size_t>(mesh.dim(own.names()[static_cast<std::size_t>(i)]))] =
-        tensor.placements()[static_cast<std::size_t>(i)];
-  }
-  return lifted;
+  return lifted_placements(tensor, mesh);
 }
 
 Placements add_shard(Placements placements, const DeviceMesh& mesh, const Axes& axes, std::int64_t dim) {

@@ -24,8 +24,7 @@ Axes find_axes(const DeviceMesh& mesh, const FsdpOptions& options);
 // Whether a parameter on `own` is on ranks of `mesh` in another arrangement: no slice of it, but some of its ranks.
 bool has_own_mesh(const DeviceMesh& own, const DeviceMesh& mesh);
 
-// Placements of a DTensor's mesh as placements of `mesh`, of which it is a slice (Replicate on the other axes). Throws,
-// naming the parameter, where it is not.
+// A parameter's placements as placements on `mesh`. Throws, naming it, where its mesh is no slice of that.
 Placements lift_placements(const std::string& name, const DTensor& tensor, const DeviceMesh& mesh);
 
 // With the shard axes added: they split what the other axes leave of dimension `dim`. -1: stays whole.

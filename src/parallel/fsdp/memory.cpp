@@ -6,20 +6,11 @@
 #include "parallel/fsdp/unit.h"
 
 namespace dtensor {
-namespace {
-
-std::int64_t local_bytes(const at::Tensor& parameter) {
-  if (!parameter.defined()) return 0;
-  const at::NoGradGuard no_grad;
-  return static_cast<std::int64_t>(DTensor(parameter).to_local().nbytes());
-}
-
-}  // namespace
 
 std::int64_t FsdpUnit::shard_bytes() const {
   std::int64_t bytes = 0;
   if (!impl().mesh.is_member()) return 0;
-  for (const auto& p : impl().parameters) bytes += local_bytes(p.lock());
+  for (const auto& p : impl().parameters) bytes += fsdp::local_bytes(p.lock());
   return bytes;
 }
 
@@ -29,7 +20,7 @@ std::int64_t FsdpUnit::gradient_bytes() const {
   if (impl().mesh.size() == 1 && !impl().is_offloaded()) return 0;  // none is a sum over ranks
   for (const auto& p : impl().parameters) {
     const auto element = static_cast<std::int64_t>(c10::elementSize(p.dtype));
-    bytes += p.sharded ? p.layout.numel() * element : local_bytes(p.lock());
+    bytes += p.sharded ? p.layout.numel() * element : fsdp::local_bytes(p.lock());
   }
   return bytes;
 }

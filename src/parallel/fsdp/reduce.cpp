@@ -4,7 +4,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "dtensor/hooks.h"
-#include "parallel/fsdp/precision.h"
 #include "parallel/fsdp/reduction.h"
 #include "parallel/fsdp/schedule.h"
 
@@ -15,10 +14,6 @@ bool NoReplicaSync::active() { return ScopedValue<Flag>::current() != nullptr; }
 
 namespace fsdp {
 namespace {
-
-std::int64_t bytes_of(const at::Tensor& gradient) {
-  return static_cast<std::int64_t>(DTensor(gradient).to_local().nbytes());
-}
 
 // What NoReplicaSync left in host memory goes back to be summed.
 at::Tensor on_mesh(const DeviceMesh& mesh, const DTensor& sum) {
@@ -78,12 +73,12 @@ void Schedule::gradient(Unit& unit, std::size_t k, const DTensor& parameter, con
 void Schedule::add_pending(Parameter& p, at::Tensor gradient) {
   if (gradient.requires_grad()) gradient = gradient.detach();
   if (p.pending.defined()) {  // of another segment
-    count_unreduced(-bytes_of(p.pending));
+    count_unreduced(-local_bytes(p.pending));
     gradient = named_alike(p, DTensor(p.pending)).add(named_alike(p, DTensor(gradient)));
   }
   p.pending = std::move(gradient);
   p.arrived = true;
-  count_unreduced(bytes_of(p.pending));
+  count_unreduced(local_bytes(p.pending));
 }
 
 // Where collectives run in the background, two reductions are under way at most: the reduce-scatter of the unit that
@@ -99,8 +94,8 @@ void Schedule::advance_reductions() {
   if (const auto done = std::move(summing_)) done->finish();
   if (!scattering_) return;
   auto next = std::move(scattering_);
-  stats.all_reduces += next->sum_up(!NoReplicaSync::active());
   count_unreduced(-next->bytes);
+  stats.all_reduces += next->sum_up(!NoReplicaSync::active());
   summing_ = std::move(next);
 }
 
@@ -121,16 +116,21 @@ bool Schedule::take_leftovers(const Unit& unit, Parameter& p) {
   if (reduced) return false;
   p.pending = on_mesh(unit.mesh, sum);
   p.earlier = EarlierGradient(DTensor(tensor));
-  count_unreduced(bytes_of(p.pending));
+  count_unreduced(local_bytes(p.pending));
   return true;
 }
 
 // Gradients that an earlier pass left unreduced, of parameters that had none in this one.
 void Schedule::reduce_leftovers(Unit& unit) {
   forget_failed_passes();
-  bool any = false;
-  for (auto& p : unit.parameters) any |= take_leftovers(unit, p);
-  if (any) reduce(unit);
+  try {
+    bool any = false;
+    for (auto& p : unit.parameters) any |= take_leftovers(unit, p);
+    if (any) reduce(unit);
+  } catch (...) {  // the unit's own reduction may not have begun: one before it failed
+    abandon(unit);
+    throw;
+  }
 }
 
 }  // namespace fsdp

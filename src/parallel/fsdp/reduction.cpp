@@ -64,7 +64,7 @@ void join_earlier(const Unit& unit, const Parameter& p, const DTensor& parameter
                   EarlierGradient& earlier) {
   if (!is_dtensor(parameter.grad()) || !is_unreduced(unit, p, DTensor(parameter.grad()))) return;
   earlier = EarlierGradient(parameter);
-  gradient = added(p, earlier.sum(), gradient);
+  gradient = added(p, DTensor(earlier.sum()), gradient);
 }
 
 // Whether nobody else sees the memory of a gradient, of which others have that many handles. A view keeps alive what it
@@ -174,7 +174,7 @@ void join_accumulated(const Unit& unit, Item& item, std::size_t axis) {
   const bool mine = item.placements[axis].is_partial() || unit.replicas.rank() == 0;
   item.earlier = EarlierGradient(item.parameter);
   item.placements = as_sum;
-  const auto sum = item.earlier.sum().to_local().to(item.local.device());
+  const auto sum = DTensor(item.earlier.sum()).to_local().to(item.local.device());
   item.local = mine ? in_dtype(item.local, item.p->dtype) + sum : sum.clone();
 }
 
@@ -227,10 +227,6 @@ void accumulate(const Item& item, const DeviceMesh& home) {
   accumulate_gradient(item.parameter, std::move(local), item.placements);
 }
 
-std::int64_t local_bytes(const at::Tensor& gradient) {
-  return static_cast<std::int64_t>(DTensor(gradient).to_local().nbytes());
-}
-
 }  // namespace
 
 Placements names_of(const Parameter& p, const DTensor& gradient) {
@@ -249,7 +245,7 @@ DTensor named_alike(const Parameter& p, const DTensor& gradient) {
 }
 
 Reduction::Reduction(Unit& of, const at::Tensor& arriving) : unit(of) {
-  for (const auto& p : unit.parameters) bytes += p.pending.defined() ? local_bytes(p.pending) : 0;
+  for (const auto& p : unit.parameters) bytes += local_bytes(p.pending);
   const CollectivesOf parameters([this] { return unit.local_parts(); });
   items = take_pending(unit, arriving);
   const at::AutoDispatchBelowADInplaceOrView below;

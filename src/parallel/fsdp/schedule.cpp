@@ -120,7 +120,7 @@ void Schedule::release(Unit& unit) {
   if (kept_ == &unit) kept_ = nullptr;
   if (!unit.is_gathered()) return;
   if (unit.uses > 0 && is_untold(unit)) {
-    unit.untold.push_back(unit.uses);
+    unit.untold_uses.push_back(unit.uses);
   } else if (unit.uses > 0) {
     unit.recorded[phase_].note(unit.uses);
   }
@@ -248,7 +248,7 @@ void Schedule::enter_pass(int pass) {
 
 // Dropped once: those were all.
 void Schedule::learn_untold(Unit& unit) {
-  const auto uses = std::exchange(unit.untold, {});
+  const auto uses = std::exchange(unit.untold_uses, {});
   if (uses.size() == 1) unit.recorded[kBackward].note(uses[0]);
 }
 
@@ -303,10 +303,12 @@ void Schedule::forget_failed_passes() {
 void Schedule::abandon(Unit& unit) {
   unit.pending_pass = -1;
   unit.arrivals = unit.reductions = 0;
-  unit.untold.clear();
+  unit.untold_uses.clear();
   for (auto& p : unit.parameters) {
     p.expected = p.arrived = p.came = false;
+    count_unreduced(-local_bytes(p.pending));
     p.pending.reset();
+    const auto goes_back = std::exchange(p.earlier, EarlierGradient());  // into .grad, now
   }
 }
 

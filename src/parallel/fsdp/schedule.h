@@ -38,7 +38,7 @@ class Schedule {
   void end_pass(int pass);
   void forget_failed_passes();
   void abandon_passes();
-  static void abandon(Unit& unit);
+  void abandon(Unit& unit);
   static void forget_expected(Unit& unit);
   static void learn_segments(Unit& unit);
   static void learn_untold(Unit& unit);

@@ -1,14 +1,17 @@
 // One unit: parameters that are gathered together. Knows its gathered copy; when to make and drop it is the schedule's.
 #pragma once
 
+#include <ATen/core/grad_mode.h>
 #include <c10/core/UndefinedTensorImpl.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "dtensor/fully_shard.h"
+#include "dtensor/hooks.h"
 #include "parallel/fsdp/layout.h"
 
 namespace dtensor::fsdp {
@@ -32,27 +35,6 @@ class UseCounts {
  private:
   std::array<std::int64_t, 16> last_ = {};
   std::size_t passes_ = 0;
-};
-
-// What NoGradientSync or NoReplicaSync left in .grad, taken out to be reduced together with a new gradient. It comes
-// back where that fails.
-class EarlierGradient {
- public:
-  EarlierGradient() = default;
-  explicit EarlierGradient(const DTensor& parameter)
-      : parameter_(parameter), sum_(std::exchange(parameter.mutable_grad(), at::Tensor())) {}
-  EarlierGradient(EarlierGradient&&) noexcept = default;
-  EarlierGradient& operator=(EarlierGradient&&) noexcept = default;
-  ~EarlierGradient() {
-    if (sum_.defined() && !parameter_.grad().defined()) parameter_.mutable_grad() = std::move(sum_);
-  }
-  DTensor sum() const { return DTensor(sum_); }
-  // It is part of what is accumulated next.
-  void done() { sum_.reset(); }
-
- private:
-  DTensor parameter_;
-  at::Tensor sum_;
 };
 
 struct Parameter {
@@ -87,6 +69,13 @@ struct Parameter {
   std::uint64_t compared_ = UINT64_MAX;  // generation of the parameter when that was found out
   bool where_put_ = false;
 };
+
+// Of this rank's part; 0 of an undefined tensor.
+inline std::int64_t local_bytes(const at::Tensor& tensor) {
+  if (!tensor.defined()) return 0;
+  const at::NoGradGuard no_grad;
+  return static_cast<std::int64_t>(DTensor(tensor).to_local().nbytes());
+}
 
 }  // namespace dtensor::fsdp
 
@@ -141,11 +130,13 @@ struct FsdpUnit::Impl {
   std::shared_ptr<fsdp::Schedule> schedule;
   std::int64_t uses = 0;                                     // of the gathered copy, in this phase
   std::array<fsdp::UseCounts, fsdp::kPhases> recorded = {};  // how many there were
-  std::vector<std::int64_t> untold;  // the same of this backward pass, each time that it was dropped without being told
-  bool warned = false;               // that its param_dtype has no effect
-  bool prefetched = false;           // gathered, but not used yet
-  bool held = false;                 // by unshard(): release() keeps the copy
-  int pending_pass = -1;             // backward pass of the first pending gradient
+  // The uses in this backward pass up to each time that it was dropped although nothing told that it was through. They
+  // are recorded where there was one such time: then those were all.
+  std::vector<std::int64_t> untold_uses;
+  bool warned = false;      // that its param_dtype has no effect
+  bool prefetched = false;  // gathered, but not used yet
+  bool held = false;        // by unshard(): release() keeps the copy
+  int pending_pass = -1;    // backward pass of the first pending gradient
   // In this pass: gradients that came, reductions. How many must come before they are reduced, where the pass before
   // reduced more than once (several recomputed segments); 0: as soon as the expected ones are there.
   std::int64_t arrivals = 0, reductions = 0, awaited = 0;
@@ -162,4 +153,10 @@ struct FsdpUnit::Impl {
   std::vector<at::Tensor> shares_of(const at::Tensor& bytes) const;
 };
 
+namespace fsdp {
+
+// The unit of a parameter, and its place there; null: none.
+FsdpUnit::Impl* unit_of(const at::Tensor& tensor, std::size_t& k);
+
+}  // namespace fsdp
 }  // namespace dtensor

@@ -1,0 +1,15 @@
+// Tensors on a slice of a mesh, as that mesh sees them.
+#pragma once
+
+#include "dtensor/mesh.h"
+#include "dtensor/tensor.h"
+
+namespace dtensor {
+
+// Whether `part` is the sub-mesh of `mesh` through this rank along some of its axes, by their names.
+bool is_slice(const DeviceMesh& part, const DeviceMesh& mesh);
+
+// Placements on a slice of `mesh` as placements on all of it: whole on the axes that the slice lacks.
+Placements lifted_placements(const DTensor& tensor, const DeviceMesh& mesh);
+
+}  // namespace dtensor
