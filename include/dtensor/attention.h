@@ -50,7 +50,8 @@ struct AttentionOptions {
   std::int64_t window = 0;           // > 0: query i sees keys with |i - j| < window
   // Position of each document's first token, ascending from 0: tokens see their own document. Needs L = S.
   std::vector<std::int64_t> documents = {};
-  // [H]: a further score for each head that takes part in the softmax and has no value (attention sinks).
+  // [H]: a further score for each head that takes part in the softmax and has no value (attention sinks). Plain tensors
+  // count as Replicate.
   at::Tensor sinks = {};
   // Documents of each row of the batch, instead of `documents`: int64 [B, D], the positions of row b's documents and
   // then S, as often as it takes to fill the row. Plain tensors count as Replicate. No row's scores are ever a matrix
@@ -60,8 +61,9 @@ struct AttentionOptions {
 
 // Softmax(q k^T scale + masks) v. q: [B, H, L, E], k: [B, G, S, E], v: [B, G, S, F] with H a multiple of G (groups of
 // query heads share a head of keys and values); the result: [B, H, L, F] in q's dtype and placements. Floating dtypes;
-// half types are merged in float. A query that sees nothing gets zeros. Plain tensors are computed by plain ATen, which
-// is what the result on DTensors equals. Differentiable, by recomputation twice; not with respect to a bool mask.
+// half types are merged in float. Autocast casts q, k and v as those of ATen's operator. A query that sees nothing gets
+// zeros. Plain tensors are computed by plain ATen, which is what the result on DTensors equals. Differentiable, by
+// recomputation twice; not with respect to a bool mask.
 DTENSOR_API at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const AttentionOptions& options = {});
 

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -134,6 +135,10 @@ class DTENSOR_API Checkpoint {
   Checkpoint& add(const std::string& name, double& value);
   Checkpoint& add(const std::string& name, bool& value);
   Checkpoint& add(const std::string& name, std::string& value);
+  // Values `prefix.<name>`. What it holds must be there, of whatever kind; other values of the prefix that no other
+  // part asks for are added where `takes` says so of their names (without the prefix), or all of them without it.
+  Checkpoint& add(const std::string& prefix, CheckpointValues& values,
+                  const std::function<bool(const std::string&)>& takes = {});
   Checkpoint& add(const std::string& prefix, GradScaler& scaler);  // values `prefix.scale`, `prefix.good_steps`
   // The state of the mesh's world's random numbers, as `prefix.seed` and `prefix.counter`.
   Checkpoint& add_random(const std::string& prefix, const DeviceMesh& mesh);
@@ -168,6 +173,7 @@ class DTENSOR_API Checkpoint {
 
  private:
   Checkpoint& add(std::unique_ptr<Part> part);
+  std::pair<StateTensors, CheckpointValues> collect() const;
   std::vector<std::shared_ptr<Part>> parts_;
 };
 

@@ -34,6 +34,8 @@ class DTENSOR_API TokenFiles {
 
  private:
   struct State;
+  State& state() const;  // throws where this was moved from
+
   std::shared_ptr<State> state_;
 };
 
@@ -62,7 +64,7 @@ class DTENSOR_API TokenBatches {
     // [batch, sequence] int64.
     at::Tensor ids, targets;
   };
-  // Whole, as plain tensors.
+  // Whole, as plain tensors. Throws c10::Error for a step below 0, or beyond which sequences could not be counted.
   Batch at(std::int64_t step) const;
   // As DTensors, of which each rank reads what it holds. Not collective.
   Batch at(std::int64_t step, const DeviceMesh& mesh, const Placements& placements) const;

@@ -77,6 +77,10 @@ class DTENSOR_API Module {
   void register_module(std::string name, Module& child);
   void register_activation(std::string point);
   at::Tensor constrain(const char* point, const at::Tensor& x) const;  // x itself where no plan says more
+  // For reset_parameters(): uniform(-1/sqrt(inputs), 1/sqrt(inputs)), and one value everywhere. Tensors that are
+  // undefined or on the meta device stay as they are.
+  static void reset_uniform(const at::Tensor& tensor, std::int64_t inputs);
+  static void reset_to(const at::Tensor& tensor, double value);
 
  private:
   Constraint& own_constraint(const std::string& point);

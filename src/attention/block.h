@@ -28,8 +28,8 @@ struct Inputs {
   at::Tensor q, k, v;  // [b, h, l, e], [b, g, s, e], [b, g, s, f]; the last dimension dense
 };
 
-// A row whose scores are all far from zero, as a mask of large negative numbers makes them, has no room for the
-// logarithm of a sum beside its largest score (-1e9 + log 2 is -1e9 in float): there the largest score is kept apart.
+// A row whose largest score is far from zero, as large queries or a mask of large negative numbers make it, has no room
+// for the logarithm of a sum beside that score (-1e9 + log 2 is -1e9 in float): there the largest score is kept apart.
 struct Partial {
   at::Tensor out;       // [b, h, l, f]
   at::Tensor lse;       // [b, h, l], -inf where nothing is seen
@@ -41,10 +41,6 @@ Partial attend_tile(const Scores& scores, const Tile& tile, const Inputs& in);
 // The same by products, with the largest scores of far rows apart.
 Partial attend_tile_apart(const Scores& scores, const Tile& tile, const Inputs& in);
 
-// Whether what is added to scores may take them far from zero.
-inline bool adds_numbers(const Scores& scores) {
-  return scores.mask.defined() && scores.mask.scalar_type() != c10::ScalarType::Bool;
-}
 // Elementwise: numbers beside which float has no room for the logarithm of a sum.
 at::Tensor are_far(const at::Tensor& numbers);
 

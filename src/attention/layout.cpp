@@ -190,7 +190,9 @@ struct Candidate {
   Price price;
 };
 
-enum class Way : std::uint8_t { ring, ulysses, gather, merge };  // preferred in this order where prices are equal
+// What one axis does. An AttentionStrategy is what a user asks of all axes; merge, which is chosen by its price alone,
+// is none. Preferred in this order where prices are equal.
+enum class Way : std::uint8_t { ring, ulysses, gather, merge };
 constexpr std::size_t kWays = 4;
 
 bool is_offered(Way way, const Operands& o, std::size_t axis, AttentionStrategy strategy) {

@@ -61,16 +61,16 @@ class Merger {
     lse.copy_(sum);
   }
 
-  // With what other ranks found for the same queries among other keys. `apart`: some may have rows far from zero.
-  void combine(const Communicator& comm, bool apart) {
-    const auto top = apart ? meet(comm) : lse_.clone();
-    if (!apart) comm.all_reduce(top, ReduceOp::max).wait();
+  // With what other ranks found for the same queries among other keys.
+  void combine(const Communicator& comm) {
+    const auto top = meet(comm);
     const auto nothing = top.eq(kUnmerged);
     const auto share = (lse_ - top).exp_().masked_fill_(nothing, 0);
     out_.mul_(share.unsqueeze(3));
     comm.all_reduce_list({out_, share}, ReduceOp::sum).wait();
     out_.div_(share.masked_fill(nothing, 1).unsqueeze_(3));
     lse_ = top + share.log();
+    if (!top_.ne(0).any().item<bool>()) top_ = at::Tensor();
   }
 
   Forward finish(const at::Tensor& sinks, at::ScalarType type) {
@@ -110,7 +110,7 @@ class Merger {
   }
 
   at::Tensor out_, lse_;
-  at::Tensor top_;  // to be added to lse_; undefined: zeros
+  at::Tensor top_;  // as Partial's: what lse_ is counted from, the largest score of a row far from zero and 0 of others
   std::vector<char> touched_;
 };
 
@@ -129,7 +129,7 @@ void attend(const Scores& scores, const Tile& tile, const Inputs& in, Merger& me
     if (some.mask.defined() && some.mask.size(1) > 1) some.mask = some.mask.narrow(1, g * share, count * share);
     const Inputs part{in.q.narrow(1, g * share, count * share), in.k.narrow(1, g, count), in.v.narrow(1, g, count)};
     auto found = attend_tile(some, tile, part);
-    if (adds_numbers(some) && merger.loses_sums(tile, g * share, found)) found = attend_tile_apart(some, tile, part);
+    if (merger.loses_sums(tile, g * share, found)) found = attend_tile_apart(some, tile, part);
     merger.add(tile, g * share, found, first);
   }
 }
@@ -157,7 +157,7 @@ Forward forward_pass(const Scores& scores, const Blocks& blocks, const Inputs& i
       compute(in_buffer(plan.computed(plan.before(turn)), block.runs), block.k, block.v);
     }
     finish(sent);
-    if (blocks.merge) merger.combine(blocks.merge, adds_numbers(scores));
+    if (blocks.merge) merger.combine(blocks.merge);
   }
   return merger.finish(sinks, in.q.scalar_type());
 }

@@ -156,10 +156,4 @@ double pairs_in(const std::vector<Tile>& tiles) {
   return pairs;
 }
 
-bool sees(const Pattern& pattern, std::int64_t i, std::int64_t j) {
-  if (pattern.causal && j > i) return false;
-  if (pattern.window > 0 && (i - j >= pattern.window || j - i >= pattern.window)) return false;
-  return document_of(pattern, i) == document_of(pattern, j);
-}
-
 }  // namespace dtensor::attention_parts

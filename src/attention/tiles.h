@@ -45,7 +45,5 @@ std::vector<Tile> merged(std::vector<Tile> tiles);
 std::vector<Rows> keys_read(const std::vector<Tile>& tiles);
 // Pairs of a query and a key that are computed.
 double pairs_in(const std::vector<Tile>& tiles);
-// Whether the query at position i sees the key at position j.
-bool sees(const Pattern& pattern, std::int64_t i, std::int64_t j);
 
 }  // namespace dtensor::attention_parts

@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <bit>
+#include <limits>
 
 #include "dtensor/data.h"
 #include "dtensor/plain_scope.h"
@@ -50,6 +51,13 @@ Placements resolved(Placements placements, const DeviceMesh& mesh) {
   return placements;
 }
 
+// The numbers of the step's sequences are below that.
+void check_step(std::int64_t step, std::int64_t batch) {
+  const std::int64_t end = std::numeric_limits<std::int64_t>::max() / batch;
+  TORCH_CHECK(step >= 0 && step < end, "TokenBatches: step ", step, " is not in [0, ", end, ") for ", batch,
+              " sequences a step");
+}
+
 }  // namespace
 
 TokenBatches::TokenBatches(TokenFiles files, TokenBatchOptions options) : files_(std::move(files)), options_(options) {
@@ -68,7 +76,7 @@ std::int64_t TokenBatches::first_token(std::int64_t step, std::int64_t row) cons
 }
 
 TokenBatches::Batch TokenBatches::at(std::int64_t step) const {
-  TORCH_CHECK(step >= 0, "TokenBatches: step ", step, " is negative");
+  check_step(step, options_.batch);
   const NoMeshScope scope;
   const std::int64_t length = options_.sequence;
   Batch batch{at::empty({options_.batch, length}, at::kLong), {}};
@@ -83,7 +91,7 @@ TokenBatches::Batch TokenBatches::at(std::int64_t step) const {
 }
 
 TokenBatches::Batch TokenBatches::at(std::int64_t step, const DeviceMesh& mesh, const Placements& given) const {
-  TORCH_CHECK(step >= 0, "TokenBatches: step ", step, " is negative");
+  check_step(step, options_.batch);
   const NoMeshScope scope;
   const Placements placements = resolved(given, mesh);
   const std::vector<std::int64_t> sizes{options_.batch, options_.sequence};

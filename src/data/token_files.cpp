@@ -96,16 +96,21 @@ TokenFiles::TokenFiles(const std::vector<std::string>& paths, TokenDtype dtype) 
   }
 }
 
-std::int64_t TokenFiles::size() const { return state_->size; }
-std::int64_t TokenFiles::tokens_read() const { return state_->tokens_read; }
+TokenFiles::State& TokenFiles::state() const {
+  TORCH_CHECK(state_ != nullptr, "TokenFiles: one that was moved from");
+  return *state_;
+}
+
+std::int64_t TokenFiles::size() const { return state().size; }
+std::int64_t TokenFiles::tokens_read() const { return state().tokens_read; }
 
 void TokenFiles::read(std::int64_t first, std::int64_t count, std::int64_t* to) const {
   TORCH_CHECK(first >= 0 && count >= 0 && first <= size() - count, "TokenFiles: tokens [", first, ", ", first + count,
               ") of ", size());
-  state_->tokens_read += count;
-  for (const File& file : state_->files) {
+  state().tokens_read += count;
+  for (const File& file : state().files) {
     const std::int64_t from = std::max(first, file.first), end = std::min(first + count, file.first + file.count);
-    if (from < end) state_->read(file, from, end - from, to + (from - first));
+    if (from < end) state().read(file, from, end - from, to + (from - first));
   }
 }
 

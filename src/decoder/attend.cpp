@@ -23,21 +23,22 @@ at::Tensor mask_of(const at::Tensor& q, const at::Tensor& k, std::int64_t window
 at::Tensor grouped(const at::Tensor& q, std::int64_t groups) {
   return q.unflatten(1, {groups, q.size(1) / groups}).flatten(2, 3);
 }
-at::Tensor ungrouped(const at::Tensor& y, std::int64_t queries) {
-  return y.unflatten(2, {y.size(2) / queries, queries}).flatten(1, 2);
+// share: heads of a group. There may be no query.
+at::Tensor ungrouped(const at::Tensor& y, std::int64_t share, std::int64_t queries) {
+  return y.unflatten(2, {share, queries}).flatten(1, 2);
 }
 
 at::Tensor capped(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttendOptions& o) {
-  const std::int64_t groups = k.size(1), queries = q.size(2);
+  const std::int64_t groups = k.size(1), share = q.size(1) / groups, queries = q.size(2);
   at::Tensor scores = at::matmul(grouped(q, groups), k.transpose(2, 3)) * (o.scale / o.softcap);
   scores = at::tanh(scores) * o.softcap;
   if (queries > 1) {
     const double never = -std::numeric_limits<double>::infinity();
     const at::Tensor unseen = mask_of(q, k, o.window).logical_not();
-    scores = scores.unflatten(2, {q.size(1) / groups, queries}).masked_fill(unseen, never).flatten(2, 3);
+    scores = scores.unflatten(2, {share, queries}).masked_fill(unseen, never).flatten(2, 3);
   }
   const auto wide = scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return ungrouped(at::matmul(at::softmax(scores, -1, wide).to(q.scalar_type()), v), queries);
+  return ungrouped(at::matmul(at::softmax(scores, -1, wide).to(q.scalar_type()), v), share, queries);
 }
 
 // [L, own]: whether a query sees a key of this rank's; undefined where it sees each.
@@ -83,13 +84,15 @@ at::Tensor sdpa(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, c
 }  // namespace
 
 at::Tensor attend(const at::Tensor& q, at::Tensor k, at::Tensor v, const AttendOptions& o) {
-  const std::int64_t queries = q.size(2);
+  const std::int64_t queries = q.size(2), groups = k.size(1);
   if (queries == 1 && o.window > 0 && k.size(2) > o.window) {  // the last token sees the last of the keys
     k = k.narrow(2, k.size(2) - o.window, o.window);
     v = v.narrow(2, v.size(2) - o.window, o.window);
   }
   if (o.softcap > 0) return capped(q, k, v, o);
-  if (queries == 1) return ungrouped(sdpa(grouped(q, k.size(1)), k, v, std::nullopt, false, o.scale), 1);
+  if (queries == 1) {
+    return ungrouped(sdpa(grouped(q, groups), k, v, std::nullopt, false, o.scale), q.size(1) / groups, queries);
+  }
   const bool first = k.size(2) == queries, windowed = o.window > 0 && k.size(2) > o.window;
   if (first && !windowed) return sdpa(q, k, v, std::nullopt, /*causal=*/true, o.scale);
   if (first && is_dtensor(q)) {
@@ -110,7 +113,7 @@ at::Tensor attend_shared(const at::Tensor& q, const at::Tensor& k, const at::Ten
   const at::Tensor scaled = all.narrow(4, 0, size + 1) * (largest - largest.amax(0)).exp();
   const at::Tensor sum = scaled.sum(0);
   const at::Tensor y = sum.narrow(3, 0, size) / sum.narrow(3, size, 1);
-  return ungrouped(y.to(q.scalar_type()), queries);
+  return ungrouped(y.to(q.scalar_type()), q.size(1) / k.size(1), queries);
 }
 
 }  // namespace dtensor::nn

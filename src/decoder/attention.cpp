@@ -91,7 +91,7 @@ DecoderAttention::Projected DecoderAttention::project(const at::Tensor& x) const
   return {q, kv_b_proj_->forward(inner), {}, both.narrow(2, l.kv_rank, l.rope_size)};
 }
 
-at::Tensor DecoderAttention::over_heads(const Projected& p, const DecoderPass& pass, bool local) const {
+at::Tensor DecoderAttention::over_heads(const Projected& p, const DecoderPass& pass) const {
   const DecoderConfig& c = config_;
   const DecoderConfig::Layer& layer = c.layer[static_cast<std::size_t>(layer_)];
   at::Tensor q = by_heads(p.q, c.head_size), k, v;
@@ -107,7 +107,7 @@ at::Tensor DecoderAttention::over_heads(const Projected& p, const DecoderPass& p
   } else {
     q = turned(q), k = turned(by_heads(p.k, c.head_size)), v = by_heads(p.v, c.head_size);
   }
-  const bool cached = local && pass.cache != nullptr;
+  const bool cached = pass.cache != nullptr;
   if (cached) std::tie(k, v) = pass.cache->append(layer_, k, v);
   const AttendOptions options{c.attention_scale, c.attention_softcap, layer.window};
   at::Tensor y;
@@ -164,7 +164,10 @@ at::Tensor local_at(const at::Tensor& x, const Placements& placements, bool spli
 
 at::Tensor DecoderAttention::with_cache(const Projected& p, const DecoderPass& pass) const {
   const NoMeshScope plain;  // masks are this rank's
-  if (!is_dtensor(p.q)) return over_heads(p, pass, /*local=*/true);
+  if (!is_dtensor(p.q)) {
+    pass.cache->set_layout(layer_);
+    return over_heads(p, pass);
+  }
   const DecoderConfig& c = config_;
   const DTensor q(p.q);
   const HeadLayout layout = layout_of({q, DTensor(p.k)});
@@ -175,7 +178,7 @@ at::Tensor DecoderAttention::with_cache(const Projected& p, const DecoderPass& p
                         local_at(p.v, layout.split(2, groups, kv_size), /*split=*/true),
                         local_at(p.shared, layout.rest, /*split=*/false)};
   pass.cache->set_layout(layer_, q.mesh(), layout.split(1, groups, 1), q.size(0), groups);
-  const at::Tensor y = over_heads(local, pass, /*local=*/true);
+  const at::Tensor y = over_heads(local, pass);
   const std::int64_t size = value_size(c);
   return DTensor::from_local(y, q.mesh(), layout.split(2, groups, group * size),
                              {q.size(0), q.size(1), c.heads * size});
@@ -184,7 +187,7 @@ at::Tensor DecoderAttention::with_cache(const Projected& p, const DecoderPass& p
 at::Tensor DecoderAttention::forward(const at::Tensor& input, const DecoderPass& pass) const {
   const ModuleScope scope(name());
   const Projected p = project(constrain("in", input));
-  const at::Tensor y = pass.cache != nullptr ? with_cache(p, pass) : over_heads(p, pass, /*local=*/false);
+  const at::Tensor y = pass.cache != nullptr ? with_cache(p, pass) : over_heads(p, pass);
   return constrain("out", o_proj_.forward(y));
 }
 

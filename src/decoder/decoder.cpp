@@ -7,6 +7,18 @@
 #include "dtensor/nn/decoder.h"
 
 namespace dtensor::nn {
+namespace {
+
+std::int64_t size_of_head(const LatentAttention& l) {
+  TORCH_CHECK(l.kv_rank > 0 && l.value_size > 0 && l.q_rank >= 0 && l.rope_size >= 0 && l.nope_size >= 0 &&
+                  l.rope_size + l.nope_size > 0,
+              "Decoder: latent attention of kv_rank ", l.kv_rank, " and value_size ", l.value_size,
+              ", both at least 1, q_rank ", l.q_rank, ", rope_size ", l.rope_size, " and nope_size ", l.nope_size,
+              ", none negative and one of the last two at least 1");
+  return l.nope_size + l.rope_size;
+}
+
+}  // namespace
 
 DecoderConfig DecoderConfig::checked() const {
   DecoderConfig c = *this;
@@ -15,9 +27,11 @@ DecoderConfig DecoderConfig::checked() const {
   if (c.kv_heads == 0) c.kv_heads = c.heads;
   TORCH_CHECK(c.kv_heads > 0 && c.heads % c.kv_heads == 0, "Decoder: heads ", c.heads, " in groups of kv_heads ",
               c.kv_heads);
-  if (c.latent) c.head_size = c.latent->nope_size + c.latent->rope_size;
+  if (c.latent) c.head_size = size_of_head(*c.latent);
   TORCH_CHECK(!c.latent || c.kv_heads == c.heads, "Decoder: latent attention has keys for each head, not ", c.kv_heads,
               " for ", c.heads);
+  TORCH_CHECK(c.head_size > 0 || (c.head_size == 0 && c.hidden % c.heads == 0), "Decoder: hidden ", c.hidden,
+              " in heads ", c.heads, " of head_size ", c.head_size, " (0: equal parts of hidden)");
   if (c.head_size == 0) c.head_size = c.hidden / c.heads;
   if (c.attention_scale == 0) c.attention_scale = 1 / std::sqrt(static_cast<double>(c.head_size));
   if (c.layer.empty()) c.layer.assign(static_cast<std::size_t>(c.layers), {.rope = c.ropes.empty() ? -1 : 0});

@@ -139,6 +139,14 @@ void KVCache::set_layout(std::int64_t layer, const DeviceMesh& mesh, Placements 
   e = {{}, {}, mesh, std::move(placements), batch, heads, std::move(sharers)};
 }
 
+void KVCache::set_layout(std::int64_t layer) {
+  Entry& e = entries_[position(layer)];
+  if (!e.mesh) return;
+  TORCH_CHECK(length_ == 0, "KVCache: it has ", length_, " tokens, ", to_string(e.placements), " on ", e.mesh.str(),
+              ", and further ones are plain");
+  e = {};
+}
+
 at::Tensor KVCache::whole(const Entry& e, const at::Tensor& kept) const {
   TORCH_CHECK(kept.defined(), "KVCache: nothing was appended yet");
   const at::Tensor own = kept.narrow(2, 0, own_count(length_, e.sharers));

@@ -1,26 +1,11 @@
 // Norms, projections with adapters, and the MLP.
 #include <ATen/ATen.h>
 
-#include <cmath>
-
 #include "dtensor/debug.h"
 #include "dtensor/nn/decoder.h"
 
 namespace dtensor::nn {
 namespace {
-
-void fill(const at::Tensor& tensor, double value) {
-  if (!tensor.defined() || tensor.is_meta()) return;
-  const at::NoGradGuard no_grad;
-  tensor.fill_(value);
-}
-
-void fill_uniform(const at::Tensor& tensor, std::int64_t inputs) {
-  if (!tensor.defined() || tensor.is_meta()) return;
-  const at::NoGradGuard no_grad;
-  const double bound = inputs > 0 ? 1 / std::sqrt(static_cast<double>(inputs)) : 0;
-  tensor.uniform_(-bound, bound);
-}
 
 at::Tensor activated(Nonlinearity kind, const at::Tensor& x) {
   switch (kind) {
@@ -47,8 +32,8 @@ Norm::Norm(std::int64_t size, NormKind kind, double eps, at::TensorOptions optio
 }
 
 void Norm::reset_parameters() {
-  fill(weight, kind_ == NormKind::rms_offset ? 0 : 1);
-  fill(bias, 0);
+  reset_to(weight, kind_ == NormKind::rms_offset ? 0 : 1);
+  reset_to(bias, 0);
 }
 
 at::Tensor Norm::forward(const at::Tensor& input) const {
@@ -78,13 +63,13 @@ void Projection::adapt(std::int64_t rank, double alpha) {
 }
 
 void Projection::reset_adapter() {
-  fill_uniform(lora_a, weight.size(1));
-  fill(lora_b, 0);
+  reset_uniform(lora_a, weight.size(1));
+  reset_to(lora_b, 0);
 }
 
 void Projection::reset_parameters() {
-  fill_uniform(weight, weight.size(1));
-  fill_uniform(bias, weight.size(1));
+  reset_uniform(weight, weight.size(1));
+  reset_uniform(bias, weight.size(1));
   reset_adapter();
 }
 

@@ -3,8 +3,6 @@
 
 #include <ATen/ATen.h>
 
-#include <cmath>
-
 #include "dtensor/debug.h"
 #include "dtensor/moe/exchange.h"
 #include "dtensor/moe/routed_experts.h"
@@ -15,16 +13,6 @@
 #include "moe/token_mapping.h"
 
 namespace dtensor {
-namespace {
-
-void fill_uniform(const at::Tensor& tensor, std::int64_t inputs) {
-  if (!tensor.defined() || tensor.is_meta()) return;
-  const at::NoGradGuard no_grad;
-  const double bound = inputs > 0 ? 1 / std::sqrt(static_cast<double>(inputs)) : 0;
-  tensor.uniform_(-bound, bound);
-}
-
-}  // namespace
 
 Experts::Experts(std::int64_t experts, std::int64_t hidden, std::int64_t ffn, bool gated, at::TensorOptions options)
     : w1(at::empty({experts, ffn, hidden}, options)), w2(at::empty({experts, hidden, ffn}, options)) {
@@ -36,9 +24,9 @@ Experts::Experts(std::int64_t experts, std::int64_t hidden, std::int64_t ffn, bo
 }
 
 void Experts::reset_parameters() {
-  fill_uniform(w1, w1.size(2));
-  fill_uniform(w2, w2.size(2));
-  fill_uniform(w3, w1.size(2));
+  reset_uniform(w1, w1.size(2));
+  reset_uniform(w2, w2.size(2));
+  reset_uniform(w3, w1.size(2));
 }
 
 SharedExpert::SharedExpert(std::int64_t hidden, std::int64_t ffn, bool gated, at::TensorOptions options)
@@ -51,9 +39,9 @@ SharedExpert::SharedExpert(std::int64_t hidden, std::int64_t ffn, bool gated, at
 }
 
 void SharedExpert::reset_parameters() {
-  fill_uniform(w1, w1.size(1));
-  fill_uniform(w2, w2.size(1));
-  fill_uniform(w3, w1.size(1));
+  reset_uniform(w1, w1.size(1));
+  reset_uniform(w2, w2.size(1));
+  reset_uniform(w3, w1.size(1));
 }
 
 struct MixtureOfExperts::Seen {

@@ -31,10 +31,10 @@ bool is_axis_of(const DeviceMesh& mesh, std::int64_t axis, at::IntArrayRef ranks
   return !ranks.empty() && slice_of(mesh, {axis_name(mesh, axis)}).ranks() == ranks;
 }
 
-std::vector<std::string> axes_that(const TokenMapping& b, const std::function<bool(std::int64_t)>& wanted) {
+std::vector<std::string> axes_that(const TokenMapping& mapping, const std::function<bool(std::int64_t)>& wanted) {
   std::vector<std::string> names;
-  for (std::int64_t a = 0; a < b.mesh.ndim(); ++a) {
-    if (b.mesh.size(a) > 1 && wanted(a)) names.push_back(axis_name(b.mesh, a));
+  for (std::int64_t a = 0; a < mapping.mesh.ndim(); ++a) {
+    if (mapping.mesh.size(a) > 1 && wanted(a)) names.push_back(axis_name(mapping.mesh, a));
   }
   return names;
 }
@@ -44,42 +44,44 @@ Communicator communicator_over(const DeviceMesh& mesh, const std::vector<std::st
 }
 
 // Numbers of the tokens here, without communication: each rank cuts its part out of 0, 1, 2, ...
-at::Tensor token_numbers(const TokenMapping& b) {
-  const at::IntArrayRef sizes = at::IntArrayRef(b.sizes).slice(0, b.sizes.size() - 1);
+at::Tensor token_numbers(const TokenMapping& mapping) {
+  const at::IntArrayRef sizes = at::IntArrayRef(mapping.sizes).slice(0, mapping.sizes.size() - 1);
   const at::NoGradGuard no_grad;
-  const auto all = arange(c10::multiply_integers(sizes), b.mesh, {}, at::kLong).view(sizes);
-  return DTensor(all).redistribute(b.tokens).to_local();
+  const auto all = arange(c10::multiply_integers(sizes), mapping.mesh, {}, at::kLong).view(sizes);
+  return DTensor(all).redistribute(mapping.tokens).to_local();
 }
 
-void fill_layout(TokenMapping& b, bool in_order) {
-  auto& layout = b.layout;
-  const auto is_cut = [&](std::int64_t a) { return b.tokens[a].is_shard(); };
-  layout.ranks = communicator_over(b.mesh, axes_that(b, is_cut));
-  layout.total = c10::multiply_integers(at::IntArrayRef(b.sizes).slice(0, b.sizes.size() - 1));
-  const auto numbers = token_numbers(b);
+void fill_layout(TokenMapping& mapping, bool in_order) {
+  auto& layout = mapping.layout;
+  const auto is_cut = [&](std::int64_t a) { return mapping.tokens[a].is_shard(); };
+  layout.ranks = communicator_over(mapping.mesh, axes_that(mapping, is_cut));
+  layout.total = c10::multiply_integers(at::IntArrayRef(mapping.sizes).slice(0, mapping.sizes.size() - 1));
+  const auto numbers = token_numbers(mapping);
   const auto flat = numbers.flatten();
   layout.first = flat.numel() > 0 ? flat[0].item<std::int64_t>() : 0;
   if (!in_order) layout.index = flat;
-  const bool one_sequence = b.sizes.size() == 2;
-  layout.sequences = one_sequence ? 1 : b.sizes[0];
+  const bool one_sequence = mapping.sizes.size() == 2;
+  layout.sequences = one_sequence ? 1 : mapping.sizes[0];
   layout.sequences_here = one_sequence ? 1 : numbers.size(0);
-  layout.sequence_ranks = communicator_over(
-      b.mesh, axes_that(b, [&](std::int64_t a) { return is_cut(a) && (one_sequence || b.tokens[a].dim() > 0); }));
+  const auto cuts = [&](std::int64_t a) { return is_cut(a) && (one_sequence || mapping.tokens[a].dim() > 0); };
+  layout.sequence_ranks = communicator_over(mapping.mesh, axes_that(mapping, cuts));
 }
 
 // The fewest and the most tokens that a rank has.
-std::pair<std::int64_t, std::int64_t> extremes_of(const TokenMapping& b) {
+std::pair<std::int64_t, std::int64_t> extremes_of(const TokenMapping& mapping) {
   std::int64_t least = std::numeric_limits<std::int64_t>::max(), most = 0;
-  for (std::int64_t rank = 0; rank < b.mesh.size(); ++rank) {
-    std::vector<std::int64_t> coordinate(static_cast<std::size_t>(b.mesh.ndim()));
-    for (auto [a, rest] = std::pair(b.mesh.ndim() - 1, rank); a >= 0; rest /= b.mesh.size(a), --a) {
-      coordinate[static_cast<std::size_t>(a)] = rest % b.mesh.size(a);
+  for (std::int64_t rank = 0; rank < mapping.mesh.size(); ++rank) {
+    std::vector<std::int64_t> coordinate(static_cast<std::size_t>(mapping.mesh.ndim()));
+    for (auto [a, rest] = std::pair(mapping.mesh.ndim() - 1, rank); a >= 0; rest /= mapping.mesh.size(a), --a) {
+      coordinate[static_cast<std::size_t>(a)] = rest % mapping.mesh.size(a);
     }
     std::int64_t tokens = 1;
-    for (std::size_t d = 0; d + 1 < b.sizes.size(); ++d) {
+    for (std::size_t d = 0; d + 1 < mapping.sizes.size(); ++d) {
       std::int64_t length = 0;
       const auto dim = static_cast<std::int64_t>(d);
-      for (const auto& s : shard_segments(b.sizes[d], dim, b.tokens, b.mesh.shape(), coordinate)) length += s.length;
+      for (const auto& s : shard_segments(mapping.sizes[d], dim, mapping.tokens, mapping.mesh.shape(), coordinate)) {
+        length += s.length;
+      }
       tokens *= length;
     }
     least = std::min(least, tokens), most = std::max(most, tokens);
@@ -97,12 +99,12 @@ Placement gradient_of_whole(const DeviceMesh& mesh, std::int64_t axis) {
   return mesh.size(axis) > 1 ? Partial() : Replicate();
 }
 
-at::Tensor plain_parameter(const at::Tensor& parameter, const TokenMapping& b) {
-  if (!b.mesh) return parameter;
-  const Placements whole(b.mesh.ndim());
+at::Tensor plain_parameter(const at::Tensor& parameter, const TokenMapping& mapping) {
+  if (!mapping.mesh) return parameter;
+  const Placements whole(mapping.mesh.ndim());
   Placements gradient;
-  for (std::int64_t a = 0; a < b.mesh.ndim(); ++a) gradient.push_back(gradient_of_whole(b.mesh, a));
-  return DTensor::from_local(parameter, b.mesh, whole, parameter.sizes()).to_local(gradient);
+  for (std::int64_t a = 0; a < mapping.mesh.ndim(); ++a) gradient.push_back(gradient_of_whole(mapping.mesh, a));
+  return DTensor::from_local(parameter, mapping.mesh, whole, parameter.sizes()).to_local(gradient);
 }
 
 }  // namespace
@@ -118,57 +120,59 @@ DeviceMesh slice_of(const DeviceMesh& mesh, const std::vector<std::string>& axes
 }
 
 TokenMapping make_token_mapping(const DTensor& x, at::IntArrayRef etp) {
-  TokenMapping b;
-  b.mesh = b.token_mesh = x.mesh();
-  b.sizes = x.sizes().vec();
-  b.came = b.tokens = x.placements();
+  TokenMapping mapping;
+  mapping.mesh = mapping.token_mesh = x.mesh();
+  mapping.sizes = x.sizes().vec();
+  mapping.came = mapping.tokens = x.placements();
   bool in_order = true, cut_before = false;
-  for (std::int64_t a = 0; a < b.mesh.ndim(); ++a) {
-    auto& p = b.tokens[a];
+  for (std::int64_t a = 0; a < mapping.mesh.ndim(); ++a) {
+    auto& p = mapping.tokens[a];
     const bool cuts_tokens = p.is_shard() && p.dim() < x.dim() - 1;
     if (!cuts_tokens) p = Replicate();
-    if (b.mesh.size(a) > 1 && !cuts_tokens) {
-      if (is_axis_of(b.mesh, a, etp)) {
-        b.etp_shares = true;
-        b.layout.share = 1 / static_cast<double>(b.mesh.size(a));
+    if (mapping.mesh.size(a) > 1 && !cuts_tokens) {
+      if (is_axis_of(mapping.mesh, a, etp)) {
+        mapping.etp_shares = true;
+        mapping.layout.share = 1 / static_cast<double>(mapping.mesh.size(a));
       } else {
-        p = Shard(dim_to_cut(x, b.tokens, b.mesh.size(a)));
+        p = Shard(dim_to_cut(x, mapping.tokens, mapping.mesh.size(a)));
       }
     }
-    if (b.mesh.size(a) == 1 || p.is_replicate()) continue;
+    if (mapping.mesh.size(a) == 1 || p.is_replicate()) continue;
     // A ragged shard splits first, wherever its axis stands.
     in_order = in_order && p.dim() == 0 && p.split_factor() == 1 && !p.is_zigzag() && !(p.is_ragged() && cut_before);
     cut_before = true;
   }
-  b.result = b.tokens;
-  for (std::int64_t a = 0; a < b.mesh.ndim(); ++a) {
-    if (b.mesh.size(a) > 1 && b.tokens[a].is_replicate()) b.result[a] = Partial();
+  mapping.result = mapping.tokens;
+  for (std::int64_t a = 0; a < mapping.mesh.ndim(); ++a) {
+    if (mapping.mesh.size(a) > 1 && mapping.tokens[a].is_replicate()) mapping.result[a] = Partial();
   }
-  fill_layout(b, in_order);
-  std::tie(b.fewest, b.most) = extremes_of(b);
-  return b;
+  fill_layout(mapping, in_order);
+  std::tie(mapping.fewest, mapping.most) = extremes_of(mapping);
+  return mapping;
 }
 
 TokenMapping make_plain_mapping(const at::Tensor& x, const DeviceMesh& mesh) {
-  TokenMapping b;
+  TokenMapping mapping;
   const auto ranks = mesh && mesh.size() > 1 ? mesh.communicator() : Communicator();
-  b.token_mesh = mesh;
-  b.layout.ranks = ranks;
-  b.layout.sequence_ranks = x.dim() == 2 ? ranks : Communicator();
-  b.layout.sequences_here = x.dim() == 2 ? 1 : x.size(0);
-  b.layout.sequences = x.dim() == 2 || !ranks ? b.layout.sequences_here : -1;  // others may have other numbers of them
-  return b;
+  mapping.token_mesh = mesh;
+  mapping.layout.ranks = ranks;
+  mapping.layout.sequence_ranks = x.dim() == 2 ? ranks : Communicator();
+  mapping.layout.sequences_here = x.dim() == 2 ? 1 : x.size(0);
+  // Others may have other numbers of them.
+  mapping.layout.sequences = x.dim() == 2 || !ranks ? mapping.layout.sequences_here : -1;
+  return mapping;
 }
 
 const TokenMapping& TokenMappings::of(const at::Tensor& x, const DeviceMesh& experts, at::IntArrayRef etp) {
   constexpr std::size_t kKinds = 16;
   if (!is_dtensor(x)) {
-    std::erase_if(seen_, [](const auto& b) { return !b.mesh; });
+    std::erase_if(seen_, [](const auto& mapping) { return !mapping.mesh; });
     return seen_.emplace_back(make_plain_mapping(x, experts));
   }
   const DTensor tensor(x);
-  for (const auto& b : seen_) {
-    if (b.mesh && x.sizes() == b.sizes && b.came == tensor.placements() && b.mesh == tensor.mesh()) return b;
+  for (const auto& mapping : seen_) {
+    const bool same = mapping.mesh && x.sizes() == mapping.sizes && mapping.came == tensor.placements();
+    if (same && mapping.mesh == tensor.mesh()) return mapping;
   }
   if (seen_.size() >= kKinds) seen_.clear();
   return seen_.emplace_back(make_token_mapping(tensor, etp));
@@ -176,22 +180,24 @@ const TokenMapping& TokenMappings::of(const at::Tensor& x, const DeviceMesh& exp
 
 at::Tensor local_view(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).to_local() : t; }
 
-at::Tensor to_tokens(const at::Tensor& x, const TokenMapping& b) {
-  return b.mesh ? DTensor(x).redistribute(b.tokens) : x;
+at::Tensor to_tokens(const at::Tensor& x, const TokenMapping& mapping) {
+  return mapping.mesh ? DTensor(x).redistribute(mapping.tokens) : x;
 }
 
-at::Tensor local_part(const at::Tensor& x, const TokenMapping& b) { return b.mesh ? DTensor(x).to_local(b.result) : x; }
-
-at::Tensor from_part(const at::Tensor& part, const TokenMapping& b) {
-  if (!b.mesh) return part;
-  return DTensor::from_local(part, b.mesh, b.result, b.sizes).redistribute(reduced(b.came));
+at::Tensor local_part(const at::Tensor& x, const TokenMapping& mapping) {
+  return mapping.mesh ? DTensor(x).to_local(mapping.result) : x;
 }
 
-at::Tensor from_share(const at::Tensor& share, const TokenMapping& b) {
-  if (!b.mesh || !share.defined()) return share;
+at::Tensor from_part(const at::Tensor& part, const TokenMapping& mapping) {
+  if (!mapping.mesh) return part;
+  return DTensor::from_local(part, mapping.mesh, mapping.result, mapping.sizes).redistribute(reduced(mapping.came));
+}
+
+at::Tensor from_share(const at::Tensor& share, const TokenMapping& mapping) {
+  if (!mapping.mesh || !share.defined()) return share;
   Placements sum;
-  for (std::int64_t a = 0; a < b.mesh.ndim(); ++a) sum.push_back(gradient_of_whole(b.mesh, a));
-  return DTensor::from_local(share, b.mesh, sum, at::IntArrayRef());
+  for (std::int64_t a = 0; a < mapping.mesh.ndim(); ++a) sum.push_back(gradient_of_whole(mapping.mesh, a));
+  return DTensor::from_local(share, mapping.mesh, sum, at::IntArrayRef());
 }
 
 namespace {
@@ -266,9 +272,9 @@ Communicator copies_of(const DeviceMesh& mesh, const DeviceMesh& tokens) {
   return communicator_over(tokens, lacking);
 }
 
-at::Tensor sum_copies(at::Tensor local, const DeviceMesh& mesh, const TokenMapping& b) {
+at::Tensor sum_copies(at::Tensor local, const DeviceMesh& mesh, const TokenMapping& mapping) {
   if (!needs_graph(local)) return local;
-  const auto copies = copies_of(mesh, b.token_mesh);
+  const auto copies = copies_of(mesh, mapping.token_mesh);
   if (!copies) return local;
   at::Tensor result;
   {
@@ -280,23 +286,24 @@ at::Tensor sum_copies(at::Tensor local, const DeviceMesh& mesh, const TokenMappi
 
 }  // namespace
 
-at::Tensor whole_parameter(const at::Tensor& parameter, const TokenMapping& b) {
+at::Tensor whole_parameter(const at::Tensor& parameter, const TokenMapping& mapping) {
   // A copy: what autograd keeps of it must not hold the gathered parameters of a whole unit.
-  if (!is_dtensor(parameter) || !plan_gathering(parameter, {}).moves) return expert_parameter(parameter, {}, b);
-  return expert_parameter(parameter, {}, b).clone();
+  if (!is_dtensor(parameter) || !plan_gathering(parameter, {}).moves) return expert_parameter(parameter, {}, mapping);
+  return expert_parameter(parameter, {}, mapping).clone();
 }
 
-at::Tensor expert_parameter(const at::Tensor& parameter, const std::vector<std::string>& split, const TokenMapping& b) {
+at::Tensor expert_parameter(const at::Tensor& parameter, const std::vector<std::string>& split,
+                            const TokenMapping& mapping) {
   if (!parameter.defined()) return parameter;
-  if (!is_dtensor(parameter)) return plain_parameter(parameter, b);
+  if (!is_dtensor(parameter)) return plain_parameter(parameter, mapping);
   const auto g = plan_gathering(parameter, split);
-  if (!g.moves) return sum_copies(g.stored.redistribute(g.used).to_local(g.gradient), g.stored.mesh(), b);
+  if (!g.moves) return sum_copies(g.stored.redistribute(g.used).to_local(g.gradient), g.stored.mesh(), mapping);
   auto local = gathered_local(g.stored, g.used);
   if (!needs_graph(parameter)) return local;
   g.stored.to_local(g.gradient);  // the leaf's own hooks are set where an operator or to_local first sees it
   local = local.view(local.sizes());
   local = with_node(local, make_node<GatherBackward>(g.stored.mesh(), g.gradient, g.stored.sizes()), parameter);
-  return sum_copies(local, g.stored.mesh(), b);
+  return sum_copies(local, g.stored.mesh(), mapping);
 }
 
 std::function<at::Tensor()> gather_again(const at::Tensor& parameter, const std::vector<std::string>& split) {

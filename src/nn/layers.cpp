@@ -1,27 +1,10 @@
 // Linear, embedding and the norms: ATen's operators and torch.nn's initial values.
 #include <ATen/ATen.h>
 
-#include <cmath>
-
 #include "dtensor/debug.h"
 #include "dtensor/nn.h"
 
 namespace dtensor::nn {
-namespace {
-
-void fill_uniform(const at::Tensor& tensor, double bound) {
-  if (!tensor.defined() || tensor.is_meta()) return;
-  at::NoGradGuard no_grad;
-  tensor.uniform_(-bound, bound);
-}
-
-void fill(const at::Tensor& tensor, double value) {
-  if (!tensor.defined() || tensor.is_meta()) return;
-  at::NoGradGuard no_grad;
-  tensor.fill_(value);
-}
-
-}  // namespace
 
 Linear::Linear(std::int64_t in, std::int64_t out, bool with_bias, at::TensorOptions options)
     : weight(at::empty({out, in}, options)) {
@@ -32,9 +15,8 @@ Linear::Linear(std::int64_t in, std::int64_t out, bool with_bias, at::TensorOpti
 }
 
 void Linear::reset_parameters() {
-  const double bound = weight.size(1) > 0 ? 1 / std::sqrt(static_cast<double>(weight.size(1))) : 0;
-  fill_uniform(weight, bound);
-  fill_uniform(bias, bound);
+  reset_uniform(weight, weight.size(1));
+  reset_uniform(bias, weight.size(1));
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
@@ -73,8 +55,8 @@ LayerNorm::LayerNorm(std::int64_t size, double eps, bool with_bias, at::TensorOp
 }
 
 void LayerNorm::reset_parameters() {
-  fill(weight, 1);
-  fill(bias, 0);
+  reset_to(weight, 1);
+  reset_to(bias, 0);
 }
 
 at::Tensor LayerNorm::forward(const at::Tensor& x) const {
@@ -88,7 +70,7 @@ RMSNorm::RMSNorm(std::int64_t size, double eps, at::TensorOptions options)
   RMSNorm::reset_parameters();
 }
 
-void RMSNorm::reset_parameters() { fill(weight, 1); }
+void RMSNorm::reset_parameters() { reset_to(weight, 1); }
 
 at::Tensor RMSNorm::forward(const at::Tensor& x) const {
   const ModuleScope scope(name());

@@ -1,5 +1,8 @@
 // The registry of a module: tensors and children by name, in the order of registration.
+#include <ATen/ATen.h>
+
 #include <algorithm>
+#include <cmath>
 #include <unordered_set>
 
 #include "dtensor/nn.h"
@@ -90,6 +93,19 @@ Module& Module::train(bool on) {
 
 void Module::reset() {
   for (const auto& [name, module] : named_modules()) module->reset_parameters();
+}
+
+void Module::reset_uniform(const at::Tensor& tensor, std::int64_t inputs) {
+  if (!tensor.defined() || tensor.is_meta()) return;
+  const at::NoGradGuard no_grad;
+  const double bound = inputs > 0 ? 1 / std::sqrt(static_cast<double>(inputs)) : 0;
+  tensor.uniform_(-bound, bound);
+}
+
+void Module::reset_to(const at::Tensor& tensor, double value) {
+  if (!tensor.defined() || tensor.is_meta()) return;
+  const at::NoGradGuard no_grad;
+  tensor.fill_(value);
 }
 
 std::int64_t Module::output_dim(const std::string&) const { return 0; }

@@ -63,6 +63,19 @@ void raise_everywhere(const std::string& error, const Communicator& ranks) {
   TORCH_CHECK(false, text);
 }
 
+// What `fn` says of a mistake; "": there is none.
+template <class Fn>
+std::string mistake_in(const Fn& fn) {
+  try {
+    fn();
+  } catch (const c10::Error& e) {
+    return e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    return c10::str("pipeline: the weight of a microbatch: ", e.what());
+  }
+  return "";
+}
+
 }  // namespace
 
 struct Pipeline::Impl {
@@ -80,6 +93,7 @@ struct Pipeline::Impl {
   void set_stage(int stage, Stage what);
   void check_step(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets) const;
   void check_leaves(const std::vector<Tensors>& inputs) const;
+  bool stage_agrees(bool right) const;
   std::vector<double> shares(const std::vector<Tensors>& targets) const;
   std::vector<double> checked_shares(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets,
                                      bool trains) const;
@@ -180,6 +194,15 @@ void Pipeline::Impl::check_leaves(const std::vector<Tensors>& inputs) const {
   }
 }
 
+// Whether all ranks of the last stage say so, where weights may be collective over their mesh. On other ranks: `right`.
+bool Pipeline::Impl::stage_agrees(bool right) const {
+  if (schedule.rank_of(last) != rank || !slice || slice.size() == 1) return right;
+  const PlainScope scope;
+  const at::Tensor all = at::full({1}, right ? 1 : 0, at::kLong);
+  slice.communicator().all_reduce(all, ReduceOp::min).wait();
+  return all.item<std::int64_t>() == 1;
+}
+
 std::vector<double> Pipeline::Impl::shares(const std::vector<Tensors>& targets) const {
   if (!has_last()) return {};
   std::vector<double> weights;
@@ -199,19 +222,14 @@ std::vector<double> Pipeline::Impl::shares(const std::vector<Tensors>& targets) 
 std::vector<double> Pipeline::Impl::checked_shares(const std::vector<Tensors>& inputs,
                                                    const std::vector<Tensors>& targets, bool trains) const {
   std::vector<double> result;
-  std::string error;
-  try {
+  std::string error = mistake_in([&] {
     TORCH_CHECK(!trains || (at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled()),
                 "pipeline: step() computes gradients, which NoGradGuard or InferenceMode forbids here; evaluate() ",
                 "computes the loss alone");
     check_step(inputs, targets);
     if (trains) check_leaves(inputs);
-    result = shares(targets);
-  } catch (const c10::Error& e) {
-    error = e.what_without_backtrace();
-  } catch (const std::exception& e) {
-    error = c10::str("pipeline: the weight of a microbatch: ", e.what());
-  }
+  });
+  if (stage_agrees(error.empty())) error = mistake_in([&] { result = shares(targets); });
   raise_everywhere(error, mesh.communicator());
   return result;
 }
@@ -307,36 +325,22 @@ std::vector<std::vector<TimedAction>> Pipeline::gather_actions(const std::vector
   const Impl& p = impl();
   if (!p.mesh.is_member()) return {};
   const PlainScope scope;
-  std::vector<at::Tensor> times;
-  for (const auto& actions : p.schedule.ranks) {
-    times.push_back(at::empty({static_cast<std::int64_t>(actions.size()), 2}, at::kDouble));
-  }
-  at::Tensor mine = at::empty_like(times[static_cast<std::size_t>(p.rank)]);
-  const bool known = static_cast<std::int64_t>(own.size()) == mine.size(0);
-  raise_everywhere(known
-                       ? ""
-                       : c10::str("gather_actions: ", own.size(),
-                                  " actions, not those of a step of this pipeline, which has ", mine.size(0), " here"),
-                   p.mesh.communicator());
-  for (std::size_t i = 0; i < own.size(); ++i) {
-    mine[static_cast<std::int64_t>(i)][0] = own[i].begin;
-    mine[static_cast<std::int64_t>(i)][1] = own[i].end;
-  }
-  const at::Tensor longest = at::zeros(
-      {std::max_element(times.begin(), times.end(), [](const auto& a, const auto& b) { return a.size(0) < b.size(0); })
-           ->size(0),
-       2},
-      at::kDouble);
-  longest.narrow(0, 0, mine.size(0)).copy_(mine);
-  std::vector<at::Tensor> all;
-  for (std::size_t r = 0; r < times.size(); ++r) all.push_back(at::empty_like(longest));
-  p.line.all_gather(all, longest).wait();
-  std::vector<std::vector<TimedAction>> result(times.size());
-  for (std::size_t r = 0; r < times.size(); ++r) {
-    for (std::size_t i = 0; i < p.schedule.ranks[r].size(); ++i) {
-      const double* row = all[r].const_data_ptr<double>() + 2 * i;
-      result[r].push_back({p.schedule.ranks[r][i], row[0], row[1]});
-    }
+  const auto& ranks = p.schedule.ranks;
+  const std::size_t here = ranks[static_cast<std::size_t>(p.rank)].size();
+  const std::string others = c10::str("gather_actions: ", own.size(),
+                                      " actions, not those of a step of this pipeline, which has ", here, " here");
+  raise_everywhere(own.size() == here ? "" : others, p.mesh.communicator());
+  std::size_t most = 0;
+  for (const auto& actions : ranks) most = std::max(most, actions.size());
+  const at::Tensor mine = at::zeros({static_cast<std::int64_t>(most), 2}, at::kDouble);
+  double* to = mine.mutable_data_ptr<double>();
+  for (const TimedAction& action : own) *to++ = action.begin, *to++ = action.end;
+  const at::Tensor all = mine.new_empty({p.line.size(), mine.size(0), 2});
+  p.line.all_gather(all.unbind(), mine).wait();
+  std::vector<std::vector<TimedAction>> result(ranks.size());
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const double* times = all.const_data_ptr<double>() + 2 * most * r;
+    for (const Action& action : ranks[r]) result[r].push_back({action, times[0], times[1]}), times += 2;
   }
   return result;
 }

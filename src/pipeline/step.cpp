@@ -64,14 +64,14 @@ Step::Step(const StepContext& context, Messages& messages)
       random_(get_rng_state(context.mesh)) {
   for (const Action& action : context.schedule.ranks[static_cast<std::size_t>(context.rank)]) {
     const bool whole = action.kind == ActionKind::backward;
-    Count& count = counts_[action.stage];
-    count.name = "stage " + std::to_string(action.stage);
-    count.inputs_left += whole || action.kind == ActionKind::backward_input;
-    count.weights_left += whole || action.kind == ActionKind::backward_weight;
-    count.unshards |= action.kind == ActionKind::unshard;
-    count.reduces |= action.kind == ActionKind::reduce_grad;
+    StageState& state = states_[action.stage];
+    state.name = "stage " + std::to_string(action.stage);
+    state.inputs_left += whole || action.kind == ActionKind::backward_input;
+    state.weights_left += whole || action.kind == ActionKind::backward_weight;
+    state.unshards |= action.kind == ActionKind::unshard;
+    state.reduces |= action.kind == ActionKind::reduce_grad;
   }
-  for (auto& [stage, count] : counts_) count.units = units_of(context.stages.at(stage).list());
+  for (auto& [stage, state] : states_) state.units = units_of(context.stages.at(stage).list());
 }
 
 void Step::run() {
@@ -88,7 +88,7 @@ void Step::run() {
 
 std::vector<int> Step::live_activations() const {
   std::vector<int> most;
-  for (const auto& [stage, count] : counts_) most.push_back(count.most);
+  for (const auto& [stage, state] : states_) most.push_back(state.most);
   return most;
 }
 
@@ -119,10 +119,10 @@ void Step::run(const Action& action) {
       slot(action).output_gradients = messages_.receive(peer, channel).first;
       return;
     case ActionKind::unshard:
-      for (const FsdpUnit& unit : counts_[s].units) unit.unshard();
+      for (const FsdpUnit& unit : states_[s].units) unit.unshard();
       return;
     case ActionKind::reshard:
-      for (const FsdpUnit& unit : counts_[s].units) unit.reshard();
+      for (const FsdpUnit& unit : states_[s].units) unit.reshard();
       return;
     case ActionKind::reduce_grad:
       if (!NoGradientSync::active()) reduce_gradients(context_.stages.at(s).list());
@@ -158,7 +158,7 @@ Whereabouts Step::first_whereabouts(int microbatch) const {
 }
 
 void Step::forward(const Action& action) {
-  const ModuleScope scope(counts_[action.stage].name);
+  const ModuleScope scope(states_[action.stage].name);
   Slot& mine = slot(action);
   if (action.stage == 0) {
     mine.inputs = context_.inputs.at(static_cast<std::size_t>(action.microbatch));
@@ -173,8 +173,8 @@ void Step::forward(const Action& action) {
     random_operators_ = std::max(random_operators_, mine.where.random_operators);
   }
   reshard_after_forward(action.stage);
-  Count& count = counts_[action.stage];
-  count.most = std::max(count.most, ++count.now);
+  StageState& state = states_[action.stage];
+  state.most = std::max(state.most, ++state.now);
   if (is_local(action.stage + 1)) {
     Slot& next = slots_[{action.stage + 1, action.microbatch}];
     next.inputs = as_leaves(mine.outputs);
@@ -200,7 +200,7 @@ void Step::add_loss(Slot& mine, int microbatch) {
 }
 
 void Step::backward(const Action& action) {
-  const ModuleScope scope(counts_[action.stage].name);
+  const ModuleScope scope(states_[action.stage].name);
   const bool splits = action.kind == ActionKind::backward_input;
   Slot& mine = slot(action);
   {
@@ -211,9 +211,9 @@ void Step::backward(const Action& action) {
     const BatchRows rows(mine.where.rows);  // for what is computed again
     mine.input_gradients = run_backward(mine, splits, reduces);
   }
-  Count& count = counts_[action.stage];
-  --count.inputs_left;
-  count.halves += mine.split && !mine.split->empty();
+  StageState& state = states_[action.stage];
+  --state.inputs_left;
+  state.halves += mine.split && !mine.split->empty();
   if (action.stage == 0) keep_input_gradients(mine, splits);
   mine.inputs.clear();
   mine.outputs.clear();
@@ -273,15 +273,15 @@ void Step::reduce_input_gradients() {
 
 // What is gathered does not outlive its action, unless its owner or the schedule says so.
 void Step::reshard_after_forward(int stage) {
-  if (counts_[stage].unshards) return;
-  for (const FsdpUnit& unit : counts_[stage].units) {
+  if (states_[stage].unshards) return;
+  for (const FsdpUnit& unit : states_[stage].units) {
     const bool* reshards = std::get_if<bool>(&unit.options().reshard_after_forward);
     if (reshards == nullptr || *reshards) unit.reshard();
   }
 }
 
 void Step::weight(const Action& action) {
-  const ModuleScope scope(counts_[action.stage].name);
+  const ModuleScope scope(states_[action.stage].name);
   Slot& mine = slot(action);
   {
     const WithoutAutocast wide(context_.mesh.device_type());
@@ -289,7 +289,7 @@ void Step::weight(const Action& action) {
     if (!synchronises(action)) later.emplace();
     if (mine.split && !mine.split->empty()) {
       mine.split->backward_weight();
-      --counts_[action.stage].halves;
+      --states_[action.stage].halves;
     }
     mine.split.reset();
   }
@@ -298,22 +298,22 @@ void Step::weight(const Action& action) {
 
 // Gradients are reduced where the stage computes them, unless the schedule says when, or the caller that a later step
 // does.
-bool Step::reduces_here(int stage) { return !counts_[stage].reduces && !NoGradientSync::active(); }
+bool Step::reduces_here(int stage) { return !states_[stage].reduces && !NoGradientSync::active(); }
 
 // In the last backward of the step that computes gradients of the stage's weights. That is the last I where segments
 // are recomputed, which leave nothing to W; an I that leaves them reduces nothing.
 bool Step::synchronises(const Action& action) {
-  const Count& count = counts_[action.stage];
-  const bool last = action.kind == ActionKind::backward_weight ? count.inputs_left == 0 && count.halves == 1
-                                                               : count.inputs_left == 1 && count.halves == 0;
+  const StageState& state = states_[action.stage];
+  const bool last = action.kind == ActionKind::backward_weight ? state.inputs_left == 0 && state.halves == 1
+                                                               : state.inputs_left == 1 && state.halves == 0;
   return last && reduces_here(action.stage);
 }
 
 void Step::end_of_microbatch(int stage) {
-  Count& count = counts_[stage];
-  const bool last = --count.weights_left == 0;
+  StageState& state = states_[stage];
+  const bool last = --state.weights_left == 0;
   if (last && reduces_here(stage)) reduce_gradients(context_.stages.at(stage).list());  // what backward did not reach
-  --count.now;
+  --state.now;
 }
 
 }  // namespace dtensor::pipeline

@@ -62,7 +62,7 @@ class Step {
     Whereabouts where;         // before the stage has run, and after it
     std::optional<SplitBackward> split;
   };
-  struct Count {
+  struct StageState {
     std::string name;  // for messages and traces
     int now = 0, most = 0;
     int inputs_left = 0, weights_left = 0;   // B and I, B and W that are still to come
@@ -101,7 +101,7 @@ class Step {
   const int last_;
   const bool trains_;
   std::map<std::pair<int, int>, Slot> slots_;
-  std::map<int, Count> counts_;
+  std::map<int, StageState> states_;
   const RngState random_;  // as the step begins
   std::uint64_t random_operators_ = 0;
   at::Tensor loss_;

@@ -127,6 +127,14 @@ TEST(AttentionInPrograms, HalfTypesAreMergedInFloat) {
   }
 }
 
+struct Autocast {
+  Autocast() { at::autocast::set_autocast_enabled(at::kCPU, true); }
+  ~Autocast() {
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+  }
+};
+
 TEST(AttentionInPrograms, AutocastGoesThroughOnce) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto c = small(AttentionStrategy::ring);
@@ -134,12 +142,39 @@ TEST(AttentionInPrograms, AutocastGoesThroughOnce) {
     c.options.dropout = 0.1;  // by products, which autocast would cast again
     const auto in = distributed(c, tensors_of(c), mesh);
     const AttentionStrategyScope scope(c.strategy);
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    const auto y = attend(c, in, {});
-    at::autocast::set_autocast_enabled(at::kCPU, false);
+    const auto y = [&] {
+      const Autocast autocast;
+      return attend(c, in, {});
+    }();
     EXPECT_EQ(y.scalar_type(), at::kBFloat16);
     y.sum().backward();
     EXPECT_EQ(in[0].grad().scalar_type(), at::kFloat);
+  });
+}
+
+// What ATen's operator does; rotated queries and keys beside values that a linear layer made differ in type by then.
+TEST(AttentionInPrograms, AutocastCastsWhatAttentionIsGiven) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    auto c = small(AttentionStrategy::ring);
+    c.dtype = at::kFloat;
+    c.by_aten = false;
+    c.options.window = 3;
+    const auto t = tensors_of(c);
+    const auto in = distributed(c, t, mesh);
+    const AttentionStrategyScope scope(c.strategy);
+    at::Tensor plain, found, mixed;
+    {
+      const Autocast autocast;
+      plain = attend(c, {t.q, t.k, t.v}, {});
+      found = attend(c, in, {});
+      mixed = attend(c, {in[0], in[1], in[2].to(at::kBFloat16)}, {});
+    }
+    for (const auto& y : {plain, found, mixed}) EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+    const auto wide = plain.to(at::kDouble), far = DTensor(found).full_tensor().detach().to(at::kDouble) - wide;
+    EXPECT_LT(far.norm().item<double>(), 0.05 * wide.norm().item<double>());
+    EXPECT_TRUE(at::equal(DTensor(found).full_tensor(), DTensor(mixed).full_tensor()));
+    found.sum().backward();
+    EXPECT_EQ(in[2].grad().scalar_type(), at::kFloat);
   });
 }
 

@@ -24,5 +24,24 @@ TEST(AttentionOfPlainOperands, HasOneOrderOnAllRanks) {
   }
 }
 
+// Each rank would have a softmax of its own.
+TEST(AttentionOfPlainOperands, SinksAreComparedAsMasksAre) {
+  const auto whole = Draw(1).normal({2, 4, 6, 4});
+  const auto split = [&](const DeviceMesh& mesh) { return distribute_tensor(whole, mesh, {Shard(2)}); };
+  EXPECT_THROW(on_mesh({2},
+                       [&](const DeviceMesh& mesh) {
+                         const at::Tensor x = split(mesh);
+                         const auto mine = at::full({4}, mesh.coordinate()->front(), at::kDouble);
+                         attention(x, x, x, {.sinks = mine});
+                       }),
+               std::exception);
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const at::Tensor x = split(mesh), sinks = at::zeros({4}, at::kDouble);
+    expect_close(attention(x, x, x, {.sinks = sinks}), attention(whole, whole, whole, {.sinks = sinks}), "sinks");
+    const Strict strict;
+    EXPECT_THROW(attention(x, x, x, {.sinks = sinks}), c10::Error);
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test

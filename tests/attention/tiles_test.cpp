@@ -40,6 +40,17 @@ std::vector<std::int64_t> positions(const Segments& segments) {
   return all;
 }
 
+std::int64_t document_of(const Pattern& p, std::int64_t position) {
+  return std::count_if(p.documents.begin(), p.documents.end(), [&](auto start) { return start <= position; });
+}
+
+// Whether the query at position i sees the key at position j.
+bool sees(const Pattern& p, std::int64_t i, std::int64_t j) {
+  if (p.causal && j > i) return false;
+  if (p.window > 0 && std::abs(i - j) >= p.window) return false;
+  return document_of(p, i) == document_of(p, j);
+}
+
 // How often the tiles compute each pair.
 std::vector<std::vector<int>> computed(const std::vector<Tile>& tiles, const Pattern& p, std::size_t q,
                                        std::size_t kv) {

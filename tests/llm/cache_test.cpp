@@ -135,6 +135,25 @@ TEST(KvCache, ABatchThatIsSplitOtherwiseIsOneErrorOnAllRanks) {
   }
 }
 
+// Plain tokens are one rank's: it waited for those with whom it had shared out the tokens of a mesh.
+TEST(KvCache, TakesPlainTokensAfterThoseOfAMeshOnceItIsEmpty) {
+  run_local(2, [&](Communicator world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"sp"});
+    const Model model(mesh), plain;
+    KVCache cache(2, 8, "sp"), whole(2, 8);
+    model(distribute_tensor(prompt(), mesh, {Replicate()}), cache);
+    const auto error = error_of([&] { plain({4}, cache); });
+    EXPECT_NE(error.find("it has 3 tokens"), std::string::npos) << error;
+    EXPECT_NE(error.find("further ones are plain"), std::string::npos) << error;
+    cache.truncate(0);
+    if (world.rank() == 1) return;
+    for (const auto& tokens : std::vector<std::vector<std::int64_t>>{{1, 2, 3}, {4}}) {
+      EXPECT_TRUE(near(plain(tokens, cache), plain(tokens, whole)));
+    }
+    EXPECT_TRUE(at::equal(cache.keys(1), whole.keys(1)));
+  });
+}
+
 TEST(KvCache, RanksOutsideTheMeshTakeNoPart) {
   for (const bool latent : {false, true}) {
     run_local(3, [&](Communicator world) {

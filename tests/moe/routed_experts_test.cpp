@@ -224,6 +224,43 @@ TEST(RoutedExperts, StepsAndClipsAsOneDevice) {
   });
 }
 
+// An id of size() is no expert, and any other beyond them gave nothing in silence.
+TEST(RoutedExperts, IdsBeyondTheExpertsAreAnError) {
+  const auto rows = tokens().view({12, 8});
+  const auto weights = at::ones({12, 2}, at::kDouble);
+  const auto ids_with = [](std::int64_t id) {
+    auto ids = at::arange(24).remainder(4).view({12, 2});
+    ids[11][1] = id;
+    return ids;
+  };
+  Block plain;
+  EXPECT_EQ(error_of([&] { plain.experts.forward(rows, ids_with(4), weights); }), "no error");
+  for (const std::int64_t id : {-1, 5, 9}) {
+    const auto text =
+        c10::str("ids from ", std::min<std::int64_t>(id, 0), " to ", std::max<std::int64_t>(id, 3), " for 4 experts");
+    const auto error = error_of([&] { plain.experts.forward(rows, ids_with(id), weights); });
+    EXPECT_NE(error.find(text), std::string::npos) << error;
+    run_local(2, [&](Communicator world) {
+      const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"ep"});
+      Block block;
+      apply_expert_parallel(block, mesh);
+      const auto on_all = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, {Replicate()}); };
+      // Ranks share out the tokens that both have; each has seen the id.
+      const auto told = error_of([&] { block.experts.forward(on_all(rows), on_all(ids_with(id)), on_all(weights)); });
+      EXPECT_NE(told.find(text), std::string::npos) << "rank " << world.rank() << ": " << told;
+      EXPECT_EQ(error_of([&] { block.experts.forward(on_all(rows), on_all(ids_with(4)), on_all(weights)); }),
+                "no error");
+    });
+    EXPECT_ANY_THROW(run_local(2, [&](Communicator world) {  // of one rank's part
+      const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"ep"});
+      Block block;
+      apply_expert_parallel(block, mesh);
+      const auto split = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, {Shard(0)}); };
+      block.experts.forward(split(rows), split(ids_with(id)), split(weights));
+    }));
+  }
+}
+
 TEST(RoutedExperts, WhatCannotBeIsAnError) {
   run_local(2, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"ep"});

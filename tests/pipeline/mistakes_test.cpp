@@ -100,6 +100,59 @@ TEST(PipelineMistakes, AreOneErrorOnAllRanksAndLeaveNothingBehind) {
   });
 }
 
+// Two ranks a stage. Targets are DTensors, whose valid ones the ranks of the last stage count together: of a mistake
+// that one of them makes the others heard while they counted.
+struct Replicas {
+  at::Tensor weight;
+  Pipeline pipe;
+  Replicas(const Communicator& world, const std::string& schedule, std::int64_t stages)
+      : pipe(init_device_mesh(world, at::kCPU, {stages, 2}, {"pp", "dp"}),
+             pipeline::make_schedule(schedule, static_cast<int>(stages), 2),
+             [](const Tensors& out, const Tensors& targets) { return at::cross_entropy_loss(out[0], targets[0]); },
+             {.weight = pipeline::valid_targets()}) {
+    weight = distribute_tensor(Draw(1).normal({4, 4}), pipe.stage_mesh(), {Replicate()}).requires_grad_();
+    for (const int stage : pipe.stages()) {
+      pipe.set_stage(stage, [this](const Tensors& in) { return Tensors{at::mm(in[0], weight)}; });
+    }
+  }
+  List placed(const at::Tensor& batch) const {
+    List result = parts(batch, 2);
+    for (Tensors& part : result) part[0] = distribute_tensor(part[0], pipe.stage_mesh(), {Shard(0)});
+    return result;
+  }
+};
+
+TEST(PipelineMistakes, OfOneRankOfAStageAreToldByAllRanks) {
+  const at::Tensor x = Draw(5).normal({8, 4}), y = at::arange(8).remainder(4);
+  for (const auto& [schedule, stages] : std::vector<std::pair<std::string, std::int64_t>>{{"1f1b", 2}, {"zbv", 1}}) {
+    run_local(static_cast<int>(stages) * 2, [&, schedule = schedule, stages = stages](const Communicator& world) {
+      Replicas replicas(world, schedule, stages);
+      const bool mistaken = world.rank() == (stages - 1) * 2;
+      const List inputs = replicas.placed(x), targets = replicas.placed(y);
+      const double expected = replicas.pipe.evaluate(inputs, targets).item<double>();
+      List more = targets, computed = inputs;
+      more.push_back(targets[0]);
+      for (Tensors& part : computed) part[0] = part[0].detach().requires_grad_() * 2;
+      const auto& own_targets = mistaken ? more : targets;
+      const std::vector<std::pair<const char*, std::function<void()>>> mistakes{
+          {"3 targets for 2 microbatches", [&] { replicas.pipe.step(inputs, own_targets); }},
+          {"3 targets for 2 microbatches", [&] { replicas.pipe.evaluate(inputs, own_targets); }},
+          {"step() computes gradients",
+           [&] {
+             const at::AutoGradMode mode(!mistaken);
+             replicas.pipe.step(inputs, targets);
+           }},
+          {"is the result of operators", [&] { replicas.pipe.step(mistaken ? computed : inputs, targets); }}};
+      for (std::size_t i = 0; i < mistakes.size(); ++i) {
+        if (i == 3 && stages > 1) continue;  // that rank has no inputs
+        const std::string error = error_of(mistakes[i].second);
+        EXPECT_NE(error.find(mistakes[i].first), std::string::npos) << "rank " << world.rank() << ": " << error;
+        EXPECT_EQ(replicas.pipe.evaluate(inputs, targets).item<double>(), expected) << mistakes[i].first;
+      }
+    });
+  }
+}
+
 TEST(PipelineMistakes, AStageThatWasNeverSetIsToldByAllRanks) {
   run_local(2, [](const Communicator& world) {
     Line line(world);

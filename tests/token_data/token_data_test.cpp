@@ -6,10 +6,12 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <limits>
 #include <numeric>
 #include <set>
 
 #include "dtensor/data.h"
+#include "support/errors.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {
@@ -136,6 +138,44 @@ TEST(TokenBatches, AMeshScopePlacesNothing) {
     EXPECT_EQ(DTensor(placed.targets).placements(), Placements{Shard(0)});
     EXPECT_TRUE(at::equal(DTensor(placed.targets).full_tensor(), expected.targets));
   });
+}
+
+// Sequences are counted from the first epoch on: the number of a sequence that does not fit its type came out negative.
+RC_GTEST_PROP(TokenBatches, AreOfAnyStepWhoseSequencesCanBeCounted, ()) {
+  const auto batch = *rc::gen::inRange<std::int64_t>(1, 9);
+  const auto back = *rc::gen::inRange<std::int64_t>(1, 1000);
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max(), end = most / batch;
+  const auto paths = counting({61}, TokenDtype::uint16);
+  run_local(1, [&](const Communicator& world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {1});
+    const TokenBatches batches(TokenFiles(paths), {batch, 3});
+    for (const std::int64_t step : {end, most, -back}) {
+      for (const auto& error : {error_of([&] { (void)batches.at(step); }),
+                                error_of([&] { (void)batches.at(step, mesh, {Replicate()}); })}) {
+        EXPECT_NE(error.find(c10::str("step ", step, " is not in [0, ", end, ")")), std::string::npos) << error;
+      }
+    }
+    const auto last = batches.at(end - back);
+    EXPECT_TRUE(at::equal(last.targets, last.ids + 1));
+  });
+  RC_ASSERT(!::testing::Test::HasFailure());
+}
+
+TEST(TokenBatches, AndTheirFilesSayThatTheyWereMovedFrom) {
+  TokenFiles files(counting({9}, TokenDtype::uint16));
+  TokenBatches batches(files, {1, 3});
+  const TokenFiles taken(std::move(files));
+  const TokenBatches others(std::move(batches));
+  std::int64_t token = 0;
+  for (const auto& error : {error_of([&] { (void)files.size(); }), error_of([&] { (void)files.tokens_read(); }),
+                            error_of([&] { files.read(0, 1, &token); }), error_of([&] {
+                              (void)TokenBatches(files, {1, 3});
+                            }),
+                            error_of([&] { (void)batches.at(0); })}) {
+    EXPECT_NE(error.find("moved from"), std::string::npos) << error;
+  }
+  EXPECT_EQ(taken.size(), 9);
+  EXPECT_EQ(others.at(0).ids.sizes(), at::IntArrayRef({1, 3}));
 }
 
 TEST(TokenFiles, MistakesAreNamed) {

@@ -37,7 +37,8 @@ class DTENSOR_API RoutedExperts final : public nn::Module {
   std::int64_t size() const;
 
   // sum_j weights[t, j] * expert ids[t, j] (x[t]), for x [tokens, D] or [batch, sequence, D], ids (int64) and weights
-  // with D replaced by the number of choices; an id of size() is no expert. All three plain, or DTensors on one mesh.
+  // with D replaced by the number of choices; an id of size() is no expert, one beyond an error (where ids are on the
+  // CPU). All three plain, or DTensors on one mesh.
   // On several ranks: each has its part of the tokens (plain), or x's placements say who has which; one all-gather of
   // counts and one exchange of rows there and back.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& ids, const at::Tensor& weights);

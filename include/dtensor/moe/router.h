@@ -126,6 +126,7 @@ struct Routing {
   bool by_experts = false;                       // each rank has its own number of choices
   std::shared_ptr<const SortedBins> order = {};  // of the entries, where the strategy knows it
   std::int64_t empty = 0;                        // entries without an expert, here; -1: not known to the host
+  bool complete = false;                         // every place has an expert, on all ranks
 };
 
 // x [tokens, D], gate [experts, D] (computed in float at least). `bias` [experts]: added to the scores for the choice

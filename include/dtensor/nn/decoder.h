@@ -142,7 +142,7 @@ class DTENSOR_API DecoderAttention final : public Module {
   struct Projected;
   Projected project(const at::Tensor& x) const;
   at::Tensor with_cache(const Projected& p, const DecoderPass& pass) const;
-  at::Tensor over_heads(const Projected& p, const DecoderPass& pass, bool local) const;
+  at::Tensor over_heads(const Projected& p, const DecoderPass& pass) const;
   at::Tensor normed(const Norm* norm, const at::Tensor& x) const;
 
   DecoderConfig config_;

@@ -55,6 +55,8 @@ class DTENSOR_API KVCache {
   // ranks, where tokens that are kept stand otherwise.
   void set_layout(std::int64_t layer, const DeviceMesh& mesh, Placements placements, std::int64_t batch,
                   std::int64_t heads);
+  // Told by attention of plain tokens: this rank has all of them. An error where tokens of a mesh are kept.
+  void set_layout(std::int64_t layer);
   // Among whom the layer's tokens are shared out; none: each rank has all.
   const Communicator& sharers(std::int64_t layer) const;
 

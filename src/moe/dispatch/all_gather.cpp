@@ -32,7 +32,7 @@ class AllGather final : public Dispatcher {
                 " ranks");
     DispatchPlan plan;
     TORCH_CHECK(size() == 1 || !routing.by_experts, "AllGather: not for RouterChoice::experts");
-    plan.details = std::make_shared<TokensOfRanks>(moe::tokens_of_ranks(routing, ranks_));
+    plan.details = std::make_shared<TokensOfRanks>(moe::tokens_of_ranks(routing, ranks_).of_each);
     auto experts = routing.experts;
     plan.weights = routing.weights;
     if (size() > 1) {

@@ -130,6 +130,27 @@ at::Tensor RoutedExperts::Impl::run(std::int64_t expert, const at::Tensor& rows,
   return DTensor(made).redistribute({placement}).to_local();
 }
 
+namespace {
+
+// Judged are those that this rank was given, so that ranks which have the same ones find the same; shares of a sum by
+// what they are together, `part`. Not on a device, where the host would wait.
+void check_ids(const at::Tensor& given, const at::Tensor& part, std::int64_t experts) {
+  const auto is_share = [](const Placement& p) { return p.is_partial(); };
+  bool shares = false;
+  if (is_dtensor(given)) {
+    const auto& placements = DTensor(given).placements();
+    shares = std::any_of(placements.begin(), placements.end(), is_share);
+  }
+  const auto ids = shares ? part : moe::local_view(given);
+  if (!ids.is_cpu() || ids.numel() == 0) return;
+  const auto [least, most] = at::aminmax(ids);
+  TORCH_CHECK(least.item<std::int64_t>() >= 0 && most.item<std::int64_t>() <= experts, "RoutedExperts: ids from ",
+              least.item<std::int64_t>(), " to ", most.item<std::int64_t>(), " for ", experts,
+              " experts; they begin at 0, and ", experts, " is no expert");
+}
+
+}  // namespace
+
 at::Tensor RoutedExperts::forward(const at::Tensor& input, const at::Tensor& ids, const at::Tensor& weights) {
   const ModuleScope scope(name());
   auto& p = *impl_;
@@ -150,6 +171,7 @@ at::Tensor RoutedExperts::forward(const at::Tensor& input, const at::Tensor& ids
   Routing routing;
   routing.expert_count = size();
   routing.experts = moe::local_part(moe::to_tokens(ids, mapping), mapping).reshape({-1, ids.size(-1)}).contiguous();
+  check_ids(ids, routing.experts, size());
   routing.weights = moe::local_part(moe::to_tokens(weights, mapping), mapping).reshape({-1, ids.size(-1)});
   routing.counts = std::make_shared<SharedCounts>(count_bins(routing.experts, size()));
   routing.empty = -1;

@@ -5,6 +5,7 @@
 #include "dtensor/moe/dispatch.h"
 #include "dtensor/moe/exchange.h"
 #include "dtensor/plain_scope.h"
+#include "moe/routing/router_parts.h"
 
 namespace dtensor {
 namespace {
@@ -44,9 +45,9 @@ at::Tensor places_by_key(const Routing& routing, const at::Tensor& experts, cons
   Entries all{experts, routing.weights.detach().flatten(), number};
   std::int64_t before = 0;
   if (several(layout.ranks)) {
-    const auto rows = exchange_splits(std::vector<std::int64_t>(layout.ranks.size(), here), layout.ranks);
-    for (int r = 0; r < layout.ranks.rank(); ++r) before += rows[r];
-    all = gather(all, rows, layout.ranks);
+    const auto rows = moe::rows_of_ranks(here, layout.ranks);
+    before = rows.before;
+    all = gather(all, rows.of_each, layout.ranks);
   }
   auto order = all.number.argsort();
   if (by_weight) {
@@ -79,11 +80,9 @@ std::int64_t drop_over_capacity(Routing& routing, const TokenLayout& layout, con
   routing.order.reset();
   routing.counts = std::make_shared<SharedCounts>(count_bins(routing.experts, routing.expert_count));
   const auto dropped = over.sum().item<std::int64_t>();
-  if (routing.empty == 0) {  // which would go on saying that every place has an expert, on all ranks alike
-    routing.empty = dropped > 0 ? dropped : -1;
-  } else {
-    routing.empty = routing.experts.eq(routing.expert_count).sum().item<std::int64_t>();
-  }
+  routing.complete = false;  // others may have dropped some
+  const auto none = [&] { return routing.experts.eq(routing.expert_count).sum().item<std::int64_t>(); };
+  routing.empty = routing.empty < 0 ? none() : routing.empty + dropped;
   return dropped;
 }
 

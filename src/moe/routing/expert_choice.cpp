@@ -16,14 +16,11 @@ Gathered gather_scores(const at::Tensor& scores, const TokenLayout& layout) {
   const auto here = scores.size(0);
   const auto longs = scores.options().dtype(at::kLong);
   if (!layout.ranks || layout.ranks.size() == 1) return {scores, at::arange(here, longs)};
-  const std::vector<std::int64_t> told(layout.ranks.size(), here);
-  const auto rows = exchange_splits(told, layout.ranks);
-  std::int64_t before = 0;
-  for (int r = 0; r < layout.ranks.rank(); ++r) before += rows[r];
-  const auto all = gather_rows_of_ranks(scores, rows, layout.ranks);
-  if (!layout.index.defined()) return {all, at::arange(before, before + here, longs)};
-  const auto order = gather_rows_of_ranks(layout.index, rows, layout.ranks).argsort();
-  return {all.index_select(0, order), order.argsort().narrow(0, before, here)};
+  const auto rows = rows_of_ranks(here, layout.ranks);
+  const auto all = gather_rows_of_ranks(scores, rows.of_each, layout.ranks);
+  if (!layout.index.defined()) return {all, at::arange(rows.before, rows.before + here, longs)};
+  const auto order = gather_rows_of_ranks(layout.index, rows.of_each, layout.ranks).argsort();
+  return {all.index_select(0, order), order.argsort().narrow(0, rows.before, here)};
 }
 
 // [tokens, experts] bool to [tokens, choices]: a token's experts in order, then `none`.

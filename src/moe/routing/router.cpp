@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 
+#include <numeric>
+
 #include "dtensor/moe/exchange.h"
 #include "dtensor/plain_scope.h"
 #include "moe/routing/router_parts.h"
@@ -21,13 +23,29 @@ std::vector<std::int64_t> places_among(const Communicator& some, const Communica
   return places;
 }
 
-std::vector<std::int64_t> tokens_of_ranks(const Routing& routing, const Communicator& ranks) {
-  const auto here = routing.experts.size(0);
-  if (!ranks || ranks.size() == 1) return {here};
-  const bool complete = routing.empty == 0 && !routing.by_experts;  // alike on all ranks
-  if (!complete) return exchange_splits(std::vector<std::int64_t>(static_cast<std::size_t>(ranks.size()), here), ranks);
+namespace {
+
+RowsOfRanks added_up(std::vector<std::int64_t> rows, int me) {
+  RowsOfRanks all{std::move(rows)};
+  all.before = std::accumulate(all.of_each.begin(), all.of_each.begin() + me, std::int64_t{0});
+  all.total = std::accumulate(all.of_each.begin() + me, all.of_each.end(), all.before);
+  return all;
+}
+
+}  // namespace
+
+RowsOfRanks rows_of_ranks(std::int64_t here, const Communicator& ranks) {
+  if (!ranks || ranks.size() == 1) return {{here}, 0, here};
+  const std::vector<std::int64_t> told(static_cast<std::size_t>(ranks.size()), here);
+  return added_up(exchange_splits(told, ranks), ranks.rank());
+}
+
+RowsOfRanks tokens_of_ranks(const Routing& routing, const Communicator& ranks) {
+  const bool counts_tell = routing.complete && !routing.by_experts && ranks && ranks.size() > 1;
+  if (!counts_tell) return rows_of_ranks(routing.experts.size(0), ranks);
   const auto tokens = routing.counts->of_ranks(ranks).sum(1).div(routing.experts.size(1), "floor");
-  return {tokens.const_data_ptr<std::int64_t>(), tokens.const_data_ptr<std::int64_t>() + ranks.size()};
+  const auto* count = tokens.const_data_ptr<std::int64_t>();
+  return added_up({count, count + ranks.size()}, ranks.rank());
 }
 
 }  // namespace moe
@@ -145,6 +163,7 @@ Routing route(const at::Tensor& x, const at::Tensor& gate, const RouterOptions& 
                                                                : count_bins(routing.experts, options.experts));
   routing.round_robin = choice.in_turn;
   routing.by_experts = !choice.same_width;
+  routing.complete = choice.complete;
   routing.empty = choice.complete ? 0 : -1;
   routing.loss = router_loss(logits, routing, options, layout);
   return routing;
@@ -155,12 +174,7 @@ TokenRange token_range(const Routing& routing, const TokenLayout& layout) {
   if (!layout.ranks || layout.ranks.size() == 1) return {here, 0};
   if (layout.total >= 0 && layout.first >= 0) return {layout.total, layout.first};
   const auto tokens = moe::tokens_of_ranks(routing, layout.ranks);
-  TokenRange range;
-  for (std::size_t r = 0; r < tokens.size(); ++r) {
-    range.total += tokens[r];
-    if (static_cast<int>(r) < layout.ranks.rank()) range.first += tokens[r];
-  }
-  return range;
+  return {tokens.total, tokens.before};
 }
 
 }  // namespace dtensor

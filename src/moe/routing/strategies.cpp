@@ -6,7 +6,6 @@
 #include <limits>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <tuple>
 
 #include "moe/counting.h"
@@ -66,12 +65,10 @@ class ForceLoadBalance final : public RoutingStrategy {
 
   // Plain tokens tell nobody how many there are before them: ranks tell each other.
   static Place place_of(std::int64_t here, const TokenLayout& layout) {
-    if (layout.first >= 0 || !layout.ranks || layout.ranks.size() == 1)
-      return {std::max<std::int64_t>(layout.first, 0)};
-    const std::vector<std::int64_t> told(static_cast<std::size_t>(layout.ranks.size()), here);
-    const auto tokens = exchange_splits(told, layout.ranks);
-    const bool equal = std::all_of(tokens.begin(), tokens.end(), [&](auto count) { return count == tokens[0]; });
-    return {std::accumulate(tokens.begin(), tokens.begin() + layout.ranks.rank(), std::int64_t{0}), equal};
+    if (layout.first >= 0) return {layout.first};
+    const auto tokens = moe::rows_of_ranks(here, layout.ranks);
+    const auto as_here = [&](auto count) { return count == here; };
+    return {tokens.before, std::all_of(tokens.of_each.begin(), tokens.of_each.end(), as_here)};
   }
 
   Choice kept_for(const at::Tensor& scores, const RouterOptions& o, std::int64_t first) const {

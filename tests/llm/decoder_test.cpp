@@ -1,0 +1,110 @@
+// A decoder at its edges: no tokens, sizes that do not fit each other, autocast.
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <gtest/gtest.h>
+
+#include "dtensor/nn/decoder.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace dtensor::test {
+namespace {
+
+nn::DecoderConfig config() {
+  nn::DecoderConfig c;
+  c.vocabulary = 11, c.hidden = 8, c.layers = 2, c.ffn = 12, c.heads = 2, c.kv_heads = 1;
+  c.ropes = {{.size = 4}};
+  return c;
+}
+
+// Whole on each rank of the mesh, if there is one.
+void fill_and_place(nn::Decoder& decoder, const DeviceMesh& mesh) {
+  Draw draw(5);
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, t] : decoder.named_parameters()) {
+    t->copy_(draw.normal(t->sizes().vec(), at::kFloat) * 0.3);
+    if (mesh) *t = distribute_tensor(*t, mesh, {Replicate()});
+  }
+}
+
+TEST(DecoderEdges, NoTokensGiveNoLogits) {
+  const at::NoGradGuard no_grad;
+  const auto none = at::empty({1, 0}, at::kLong), some = at::arange(3).unsqueeze(0);
+  const Shape sizes{1, 0, 11};
+  for (const double cap : {0.0, 5.0}) {
+    auto c = config();
+    c.attention_softcap = cap;
+    nn::Decoder plain(c);
+    EXPECT_EQ(plain.forward(none).sizes(), at::IntArrayRef(sizes)) << cap;
+    run_local(2, [&](Communicator world) {
+      const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"sp"});
+      nn::Decoder decoder(c);
+      fill_and_place(decoder, mesh);
+      const auto placed = [&](const at::Tensor& ids) { return distribute_tensor(ids, mesh, {Replicate()}); };
+      for (const char* axis : {"", "sp"}) {
+        nn::KVCache cache(2, 8, axis);
+        const at::NoGradGuard here;
+        decoder.forward(placed(some), &cache);
+        EXPECT_EQ(decoder.forward(placed(none), &cache).sizes(), at::IntArrayRef(sizes)) << cap << axis;
+        EXPECT_EQ(cache.length(), 3);
+      }
+    });
+  }
+}
+
+TEST(DecoderEdges, SizesThatDoNotFitAreNamed) {
+  const auto told = [](const std::function<void(nn::DecoderConfig&)>& change) {
+    auto c = config();
+    change(c);
+    return error_of([&] { (void)c.checked(); });
+  };
+  const auto heads = [&](std::int64_t hidden, std::int64_t count, std::int64_t size) {
+    return told([&](nn::DecoderConfig& c) { c.hidden = hidden, c.heads = count, c.head_size = size; });
+  };
+  EXPECT_NE(heads(4, 8, 0).find("hidden 4 in heads 8 of head_size 0"), std::string::npos) << heads(4, 8, 0);
+  EXPECT_NE(heads(10, 4, 0).find("hidden 10 in heads 4 of head_size 0"), std::string::npos) << heads(10, 4, 0);
+  EXPECT_NE(heads(8, 2, -2).find("head_size -2"), std::string::npos) << heads(8, 2, -2);
+  EXPECT_EQ(heads(10, 4, 4), "no error");
+  const auto latent = [&](const nn::LatentAttention& l) {
+    return told([&](nn::DecoderConfig& c) { c.kv_heads = 2, c.ropes[0].size = 2, c.latent = l; });
+  };
+  const nn::LatentAttention fits{.kv_rank = 4, .rope_size = 2, .nope_size = 2, .value_size = 3};
+  EXPECT_EQ(latent(fits), "no error");
+  auto l = fits;
+  l.kv_rank = 0;
+  EXPECT_NE(latent(l).find("kv_rank 0 and value_size 3"), std::string::npos) << latent(l);
+  l = fits, l.value_size = 0;
+  EXPECT_NE(latent(l).find("kv_rank 4 and value_size 0"), std::string::npos) << latent(l);
+  l = fits, l.nope_size = -2;
+  EXPECT_NE(latent(l).find("nope_size -2"), std::string::npos) << latent(l);
+}
+
+// Rotated queries and keys are float by then, values are not.
+TEST(DecoderEdges, AWindowUnderAutocastIsAsOnOneDevice) {
+  auto c = config();
+  for (int i = 0; i < 2; ++i) c.layer.push_back({.window = 2});
+  const auto ids = at::arange(6).unsqueeze(0);
+  const auto logits = [&](const DeviceMesh& mesh, const at::Tensor& given) {
+    nn::Decoder decoder(c);
+    fill_and_place(decoder, mesh);
+    const at::NoGradGuard no_grad;
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::Tensor y;
+    const auto error = error_of([&] { y = decoder.forward(given); });
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    EXPECT_EQ(error, "no error");
+    return error == "no error" ? y : at::zeros({1, 6, 11}, at::kBFloat16);
+  };
+  const auto wanted = logits({}, ids).to(at::kDouble);
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    for (const auto& placement : {Replicate(), Shard(1)}) {
+      const auto y = logits(mesh, distribute_tensor(ids, mesh, {placement}));
+      const auto found = (is_dtensor(y) ? DTensor(y).full_tensor() : y).to(at::kDouble);
+      EXPECT_LT((found - wanted).norm().item<double>(), 0.1 * wanted.norm().item<double>()) << placement.str();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test
