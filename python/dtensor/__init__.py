@@ -26,12 +26,12 @@ _tensor.install()
 from ._api import (  # noqa: E402
     DTensor, arange, distribute_module, distribute_tensor, empty, full, ones, rand, randn, redistribute, zeros,
 )  # fmt: skip
-from ._C import Checked, Communicator, DeviceMesh, ExplicitRedistribution, MeshScope, Strict  # noqa: E402
+from ._C import Checked, Communicator, DeviceMesh, ExplicitRedistribution, MeshScope, NoTimeout, Strict  # noqa: E402
 from ._C import CommError, PeerError  # noqa: E402
 from ._C import attention, attention_strategy, init_device_mesh, placement_svg, placement_text  # noqa: E402
 from ._local_map import local_map  # noqa: E402
 from ._random import get_rng_state, manual_seed, set_rng_state  # noqa: E402
-from ._world import barrier, is_thread_rank, rank, run, world, world_size  # noqa: E402
+from ._world import barrier, is_thread_rank, rank, run, set_timeout, world, world_size  # noqa: E402
 from .debug import CommDebugMode, EventListener, MemoryTimeline, explain  # noqa: E402
 from .experimental import implicit_replication  # noqa: E402
 from .placement_types import (  # noqa: E402

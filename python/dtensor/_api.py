@@ -8,7 +8,7 @@ the implementation.
 from __future__ import annotations
 
 import operator
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -162,7 +162,7 @@ def distribute_module(
     What is tied stays so: what is put in one of its places counts for all.
     ``input_fn(module, inputs, mesh)`` and ``output_fn(module, outputs, mesh)`` run before and after ``forward``.
     """
-    mesh, ties = _mesh(device_mesh), Ties(module)
+    mesh, ties, former = _mesh(device_mesh), Ties(module), list(module.parameters())
     for name, submodule in module.named_modules():
         if partition_fn is not None:
             partition_fn(name, submodule, mesh)
@@ -170,6 +170,7 @@ def distribute_module(
     for submodule in module.modules():
         replace_tensors(submodule, lambda _, t: t if _C.is_dtensor(t) else distribute_tensor(t.detach(), mesh))
     ties.restore()
+    note_replaced(former, module)
     if input_fn is not None:
         module.register_forward_pre_hook(lambda m, inputs: input_fn(m, inputs, mesh))
     if output_fn is not None:
@@ -187,6 +188,14 @@ def replace_tensors(module: nn.Module, make: Callable[[str, torch.Tensor], torch
     for name, buffer in module._buffers.items() if buffers else ():
         if buffer is not None:
             module._buffers[name] = make(name, buffer)
+
+
+def note_replaced(former: Iterable[torch.Tensor], module: nn.Module) -> None:
+    """The library's optimizers that were made of a parameter which ``module`` no longer has raise in their next step."""
+    kept = {id(parameter) for parameter in module.parameters()}
+    for parameter in former:
+        if id(parameter) not in kept:
+            _C.note_replaced(parameter)
 
 
 class Ties:

@@ -24,6 +24,7 @@ def local_map(
 
     ``fn`` returns a tensor or a tuple of tensors; ``out_placements`` says how each is placed, or how a single one is on
     each dimension of the mesh. None: an input or its gradient as it is, an output that stays what ``fn`` returned.
+    Tensors within lists or dictionaries among the arguments reach ``fn`` as they are.
     """
     ins = None if in_placements is None else [as_placements(p) for p in in_placements]
     grads = None if in_grad_placements is None else [as_placements(p) for p in in_grad_placements]
@@ -39,7 +40,11 @@ def local_map(
             results = _as_tuple(returned)
             if len(results) != len(outs):
                 raise RuntimeError(f"local_map: the function returned {len(results)} values for {len(outs)} out_placements")
-            return [result for result, placements in zip(results, outs) if placements is not None]
+            placed_ = [(result, p) for result, p in zip(results, outs) if p is not None]
+            for result, p in placed_:
+                if not isinstance(result, torch.Tensor):
+                    raise TypeError(f"local_map: out_placements says {p} of {result!r}, which is no tensor; None keeps it as it is")
+            return [result for result, _ in placed_]
 
         tensors, placed = [args[i] for i in at], [p for p in outs if p is not None]
         wanted, gradients = _of_tensors("in_placements", ins, args), _of_tensors("in_grad_placements", grads, args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import sys
 import traceback
@@ -11,7 +12,7 @@ from typing import Any, Callable
 from . import _C
 from ._C import Communicator
 
-__all__ = ["run", "world", "rank", "world_size", "barrier", "is_thread_rank"]
+__all__ = ["run", "world", "rank", "world_size", "barrier", "is_thread_rank", "set_timeout"]
 
 
 def run(ranks: int, fn: Callable[..., Any], *args: Any, timeout: float = 300.0, **kwargs: Any) -> list[Any]:
@@ -57,6 +58,14 @@ def world() -> Communicator:
     return _C.world()
 
 
+def set_timeout(seconds: float) -> None:
+    """How long processes that a launcher started wait for each other, 300 seconds unless told; infinity is no limit.
+
+    To be called on all before the first mesh or :func:`world`. For a part of a program: ``with dtensor.NoTimeout():``.
+    """
+    _C.set_timeout(seconds)
+
+
 def rank() -> int:
     """This rank's number in the world, from 0."""
     return _C.world().rank
@@ -86,8 +95,16 @@ def _end_other_ranks(kind: type[BaseException], error: BaseException, trace: Any
     if hasattr(sys, "ps1") or sys.flags.inspect:  # a prompt comes next, of a process that is a rank still
         return
     text = "".join(traceback.format_exception_only(kind, error)).strip()
-    _C.close_world(text or kind.__name__)
+    _close_world(text or kind.__name__)
+
+
+def _close_world(failure: str) -> None:
+    """Where a rank has failed, its own or another, this ends the process: what it has printed is written before."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # None, closed, or a pipe that nobody reads
+            stream.flush()
+    _C.close_world(failure)
 
 
 sys.excepthook = _end_other_ranks
-atexit.register(_C.close_world, "")
+atexit.register(_close_world, "")

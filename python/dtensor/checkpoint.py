@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import array
 import os
-from typing import Any, Callable, Iterator, MutableMapping, NamedTuple, TypeVar
+from typing import Any, Callable, Iterable, Iterator, MutableMapping, NamedTuple, TypeVar
 
 import torch
 
@@ -21,15 +21,33 @@ __all__ = [
 ]  # fmt: skip
 
 
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, (dict, MutableMapping, list, tuple))
+
+
+def _items(state: Any) -> Iterable[tuple[Any, Any]]:
+    return state.items() if isinstance(state, (dict, MutableMapping)) else enumerate(state)
+
+
 def _flat(state: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Names joined by dots, and what stands there; None is nothing."""
-    items = state.items() if isinstance(state, (dict, MutableMapping)) else enumerate(state)
-    for key, value in items:
+    for key, value in _items(state):
         name = f"{prefix}{key}"
-        if isinstance(value, (dict, MutableMapping, list, tuple)):
+        if _is_nested(value):
             yield from _flat(value, name + ".")
         elif value is not None:
             yield name, value
+
+
+def _open_names(state: Any, prefix: str = "") -> Iterator[str]:
+    """Where any value is taken: the names of None, and of lists, which grow, what precedes the number (``losses.``)."""
+    if isinstance(state, list):
+        yield prefix
+    for key, value in _items(state):
+        if _is_nested(value):
+            yield from _open_names(value, f"{prefix}{key}.")
+        elif value is None:
+            yield f"{prefix}{key}"
 
 
 def _parts(state: Any) -> tuple[list[tuple[str, torch.Tensor]], dict[str, Any]]:
@@ -49,9 +67,22 @@ def _parts(state: Any) -> tuple[list[tuple[str, torch.Tensor]], dict[str, Any]]:
     return tensors, values
 
 
-def _state_and_parts(state_dict: Any, index: Any) -> tuple[Any, list[tuple[str, torch.Tensor]], dict[str, Any]]:
-    state = opened(state_dict, index)
-    return state, *_parts(state)
+class _Wanted(NamedTuple):
+    """What a load is to fill, and where it puts the values."""
+
+    state: Any
+    tensors: list[tuple[str, torch.Tensor]]
+    values: dict[str, Any]
+    open_names: set[str]
+
+    @classmethod
+    def of(cls, state_dict: Any, index: Any) -> _Wanted:
+        state = opened(state_dict, index)
+        return cls(state, *_parts(state), set(_open_names(state)))
+
+    def put(self, values: dict[str, Any]) -> None:
+        for name in sorted(values, key=lambda name: (len(name), name)):  # lists grow from 9 to 10
+            _put(self.state, name, values[name])
 
 
 Prepared = TypeVar("Prepared")
@@ -90,7 +121,7 @@ def save(
     """Writes the folder ``checkpoint_id``, replacing a checkpoint of that name when all is written. Collective.
 
     ``state_dict``: nested dictionaries and lists of DTensors, and of plain tensors, numbers and texts that are equal on
-    all ranks; among its own values modules, optimizers and whatever else has a ``state_dict`` and a ``load_state_dict``.
+    all ranks (None and what is empty is not kept); among its own values modules, optimizers and whatever else has a ``state_dict`` and a ``load_state_dict``.
     ``sync``: wait until the disk has it. ``keep_foreign``: files of others in the folder (a ``config.json``, a
     tokenizer) stay; without it they are an error. An error anywhere is an error on every rank, and the former
     checkpoint stands.
@@ -118,6 +149,7 @@ def load(
 ) -> None:
     """Fills the tensors of ``state_dict`` in place, and puts the saved numbers and texts where it has some. Collective.
 
+    None takes whatever number or text was saved there, and a list as many as were saved.
     Objects as in :func:`save` take their states; an optimizer that has not taken a step yet has none to fill, so give
     the optimizer, not its ``state_dict()``.
 
@@ -127,26 +159,17 @@ def load(
     """
     path = os.fspath(checkpoint_id)
     index = index_for(state_dict, lambda: read_index(path))
-    state, tensors, values = _together(lambda: _state_and_parts(state_dict, index))
-    if values and not allow_missing:  # told before a tensor is written
-        there = _C.load_state(path, [], False, True, True, False)
-        _together(lambda: _check_there(path, values, there))
+    wanted = _together(lambda: _Wanted.of(state_dict, index))
     with torch.no_grad():
-        found = _C.load_state(path, tensors, verify, allow_missing, allow_unexpected, allow_cast)
-    for name in values:
-        if name in found:
-            _put(state, name, found[name])
-    take(state_dict, state)
-
-
-def _check_there(path: str, values: dict[str, Any], there: dict[str, Any]) -> None:
-    for name in values:
-        if name not in there:
-            raise ValueError(f"load: {path} has no value {name!r}")
+        found = _C.load_state(path, *wanted[1:], verify, allow_missing, allow_unexpected, allow_cast)
+    wanted.put(found)
+    take(state_dict, wanted.state)
 
 
 def _put(state: Any, name: str, value: Any) -> None:
-    """Sets what :func:`_flat` calls ``name``."""
+    """Sets what :func:`_flat` calls ``name``; a list becomes as long as that takes."""
+    if isinstance(state, list) and name.isdecimal():
+        state.extend([None] * (int(name) + 1 - len(state)))
     for key in list(state.keys()) if isinstance(state, (dict, MutableMapping)) else range(len(state)):
         if name == str(key):
             state[key] = value
@@ -173,13 +196,12 @@ class LoadedCheckpoint(NamedTuple):
 
 def _load_newest(state_dict: dict[str, Any], root: str, load_parts: Callable[..., Any], allow_cast: bool) -> LoadedCheckpoint:
     index = index_for(state_dict, lambda: _newest_index(root))
-    state, tensors, values = _together(lambda: _state_and_parts(state_dict, index))
+    wanted = _together(lambda: _Wanted.of(state_dict, index))
     with torch.no_grad():
-        path, passed_over, values = load_parts(tensors, values, allow_cast)
-    for name, value in values.items():
-        _put(state, name, value)
+        path, passed_over, values = load_parts(*wanted[1:], allow_cast)
     if path:
-        take(state_dict, state)
+        wanted.put(values)
+        take(state_dict, wanted.state)
     return LoadedCheckpoint(path, passed_over)
 
 

@@ -53,7 +53,16 @@ class UnshardHandle:
         """Nothing is under way."""
 
 
-_of_thread = threading.local()  # no_sync: the scope that set_requires_gradient_sync(False) opened, whichever module's
+_of_thread = threading.local()  # the scopes that set_requires_gradient_sync(False) and its like opened, whichever module's
+
+
+def _hold_open(name: str, scope: Any) -> None:
+    """In the place of the one of that name that this thread has open; None: none."""
+    former = _of_thread.__dict__.pop(name, None)
+    if former is not None:
+        former.__exit__()
+    if scope is not None:
+        setattr(_of_thread, name, scope.__enter__())
 
 
 class FSDPModule:
@@ -109,11 +118,11 @@ class FSDPModule:
         Gradients left unreduced join those of the next pass that does. It counts for all modules: ``recurse`` is taken
         for true.
         """
-        scope = _of_thread.__dict__.pop("no_sync", None)
-        if scope is not None:
-            scope.__exit__()
-        if not requires_gradient_sync:
-            _of_thread.no_sync = _C.NoGradientSync().__enter__()
+        _hold_open("no_gradient_sync", None if requires_gradient_sync else _C.NoGradientSync())
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """The same for the sum over replicas alone (HSDP): gradients are still split over the ranks that shard."""
+        _hold_open("no_replica_sync", None if requires_all_reduce else _C.NoReplicaSync())
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Nothing to do: every pass finishes its own reductions."""

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from . import _C
-from ._api import Ties, distribute_tensor, replace_tensors
+from ._api import Ties, distribute_tensor, note_replaced, replace_tensors
 from ._border import placed
 from ._C import DeviceMesh, Placement
 from .placement_types import Replicate, Shard
@@ -239,6 +239,11 @@ class PrepareModuleOutput(ParallelStyle):
                     f"{type(m).__name__}, {len(self.layouts)} layouts (None for one that stays as it is)"
                 )
             for value, layout, desired in zip(values, self.layouts, self.desired):
+                if not isinstance(value, torch.Tensor) and (layout, desired) != (None, None):
+                    raise TypeError(
+                        f"{type(m).__name__} returns a {type(value).__name__}, for which the layouts {layout} and {desired} say "
+                        "nothing: tensors, or tuples of them, are placed (None for one that stays as it is)"
+                    )
                 value = _arrive(value, mesh, layout, desired)
                 results.append(value.to_local() if self.use_local_output and _C.is_dtensor(value) else value)
             return tuple(results) if several else results[0]
@@ -296,7 +301,7 @@ def parallelize_module(
     mesh = _C.init_device_mesh("cpu", [_C.world().size]) if device_mesh is None else device_mesh
     if mesh.ndim != 1:
         raise ValueError(f"parallelize_module needs a mesh of one dimension, such as mesh['tp'], not {mesh}")
-    ties, result = Ties(module), module
+    ties, former, result = Ties(module), list(module.parameters()), module
     if isinstance(parallelize_plan, ParallelStyle):
         parallelize_plan.src_data_rank = src_data_rank
         result, parallelize_plan = parallelize_plan.apply(module, mesh), None
@@ -308,6 +313,7 @@ def parallelize_module(
         for submodule in found:
             style.apply(submodule, mesh)
     ties.restore()
+    note_replaced(former, module)
     return result
 
 

@@ -31,6 +31,8 @@ auto unlocked(Result (*make)(Args...)) {
   };
 }
 
+using Named = std::vector<std::pair<std::string, at::Tensor>>;
+
 void bind_errors(py::module_& module);
 void bind_placement(py::module_& module);
 void bind_mesh(py::module_& module);

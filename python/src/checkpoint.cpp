@@ -1,4 +1,6 @@
 // Checkpoints: lists of named tensors and plain values; nested dictionaries are flattened in checkpoint.py.
+#include <unordered_set>
+
 #include "bind.h"
 #include "dtensor/checkpoint_series.h"
 
@@ -31,14 +33,20 @@ py::dict describe_index(const std::string& path) {
   return py::dict(py::arg("tensors") = tensors, py::arg("values") = index.values);
 }
 
+// The names of places that take whatever value is saved; "losses." stands for "losses.0", "losses.1" and so on.
+using OpenNames = std::unordered_set<std::string>;
+
+bool is_open(const OpenNames& open, const std::string& name) {
+  const auto digits = name.find_last_not_of("0123456789") + 1;
+  return open.contains(name) || (digits < name.size() && open.contains(name.substr(0, digits)));
+}
+
 // A state dictionary as a Checkpoint, which keeps references: to tensors, and to values that stand here.
 class State {
  public:
-  State(const StateTensors& tensors, CheckpointValues values) : values_(std::move(values)) {
+  State(const StateTensors& tensors, CheckpointValues values, OpenNames open = {}) : values_(std::move(values)) {
     state_.add("", tensors);
-    for (auto& [name, value] : values_) {
-      std::visit([&, &name = name](auto& v) { state_.add(name, v); }, value);
-    }
+    state_.add("", values_, [open = std::move(open)](const std::string& name) { return is_open(open, name); });
   }
   Checkpoint& get() { return state_; }
   const CheckpointValues& values() const { return values_; }
@@ -72,15 +80,17 @@ void bind_series(py::module_& module) {
       .def("finish", &CheckpointSeries::finish, NoLock())
       .def(
           "load_newest",
-          [](CheckpointSeries& series, const StateTensors& tensors, const CheckpointValues& values, bool allow_cast) {
-            State state(tensors, values);
+          [](CheckpointSeries& series, const StateTensors& tensors, const CheckpointValues& values,
+             const OpenNames& open, bool allow_cast) {
+            State state(tensors, values, open);
             return loaded(series.load_newest(state.get(), load_options(true, false, false, allow_cast)), state);
           },
           NoLock());
   module.def(
       "load_newest",
-      [](const std::string& root, const StateTensors& tensors, const CheckpointValues& values, bool allow_cast) {
-        State state(tensors, values);
+      [](const std::string& root, const StateTensors& tensors, const CheckpointValues& values, const OpenNames& open,
+         bool allow_cast) {
+        State state(tensors, values, open);
         const auto options = load_options(true, false, false, allow_cast);
         return loaded(load_newest(state.get(), root, current_world(), options), state);
       },
@@ -111,10 +121,11 @@ void bind_checkpoint(py::module_& module) {
       NoLock());
   module.def(
       "load_state",
-      [](const std::string& path, const StateTensors& targets, bool verify, bool allow_missing, bool allow_unexpected,
-         bool allow_cast) {
-        return load_state(path, current_world(), targets,
-                          load_options(verify, allow_missing, allow_unexpected, allow_cast));
+      [](const std::string& path, const StateTensors& tensors, const CheckpointValues& values, const OpenNames& open,
+         bool verify, bool allow_missing, bool allow_unexpected, bool allow_cast) {
+        State state(tensors, values, open);
+        state.get().load(path, current_world(), load_options(verify, allow_missing, allow_unexpected, allow_cast));
+        return state.values();
       },
       NoLock());
   module.def("read_checkpoint_index", &describe_index);

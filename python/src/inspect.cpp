@@ -154,6 +154,12 @@ ImplicitMoves implicit_moves(const std::string& moves) {
   return ImplicitMoves::refused;
 }
 
+Checks checks_called(const std::string& checks) {
+  if (checks == "calls") return Checks::calls;
+  TORCH_CHECK_VALUE(checks == "values", "Checked(\"", checks, "\"): not one of calls, values");
+  return Checks::values;
+}
+
 void bind_scopes(py::module_& module) {
   bind_scope<Strict>(module, "Strict", "While open, operators without a rule and plain operands are errors.")
       .def(py::init([](bool strict) {
@@ -170,8 +176,15 @@ void bind_scopes(py::module_& module) {
            }),
            py::arg("moves") = "refused");
   bind_scope<Checked>(module, "Checked",
-                      "While open, replicas are compared, and operators with themselves on whole operands.")
-      .def(py::init([] { return Managed<Checked>([] { return std::make_unique<Checked>(); }); }));
+                      "While open, ranks must call the same operators (\"calls\"); replicas are compared, too, and "
+                      "operators with themselves on whole operands (\"values\").")
+      .def(py::init([](const std::string& checks) {
+             const Checks wanted = checks_called(checks);
+             return Managed<Checked>([=] { return std::make_unique<Checked>(wanted); });
+           }),
+           py::arg("checks") = "values");
+  bind_scope<NoTimeout>(module, "NoTimeout", "While one is open in this process, waiting for other ranks has no limit.")
+      .def(py::init([] { return Managed<NoTimeout>([] { return std::make_unique<NoTimeout>(); }); }));
   bind_scope<EventListener>(module, "EventListener",
                             "While open, fn(kind, name, axis, bytes, seconds) is called for each event of this rank.")
       .def(py::init([](const py::function& fn) { return Managed<EventListener>([=] { return listen(fn); }); }),

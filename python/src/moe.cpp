@@ -7,8 +7,6 @@
 namespace dtensor::python {
 namespace {
 
-using Named = std::vector<std::pair<std::string, at::Tensor>>;
-
 template <class Value>
 Value one_of(const char* what, const std::string& name, const std::vector<std::pair<const char*, Value>>& all) {
   std::string known;

@@ -5,8 +5,6 @@
 namespace dtensor::python {
 namespace {
 
-using Named = std::vector<std::pair<std::string, at::Tensor>>;
-
 NamedTensors slots_of(Named& named) {
   NamedTensors slots;
   for (auto& [name, tensor] : named) slots.emplace_back(name, &tensor);
@@ -50,14 +48,11 @@ void bind_options(py::module_& module) {
   py::class_<MixedPrecision>(module, "MixedPrecision")
       .def(py::init<>())
       .def_readwrite("param_dtype", &MixedPrecision::param_dtype)
-      .def_readwrite("reduce_dtype", &MixedPrecision::reduce_dtype)
-      .def_readwrite("output_dtype", &MixedPrecision::output_dtype)
-      .def_readwrite("param_dtype_of", &MixedPrecision::param_dtype_of);
+      .def_readwrite("reduce_dtype", &MixedPrecision::reduce_dtype);
   py::class_<FsdpOptions>(module, "FsdpOptions")
       .def(py::init<>())
       .def_readwrite("reshard_after_forward", &FsdpOptions::reshard_after_forward)
       .def_readwrite("precision", &FsdpOptions::precision)
-      .def_readwrite("prefetch_bytes", &FsdpOptions::prefetch_bytes)
       .def_readwrite("shard_axis", &FsdpOptions::shard_axis)
       .def_readwrite("replicate_axis", &FsdpOptions::replicate_axis)
       .def_readwrite("cpu_offload", &FsdpOptions::cpu_offload)
@@ -74,17 +69,12 @@ void bind_options(py::module_& module) {
 void bind_parallel(py::module_& module) {
   bind_options(module);
   py::class_<FsdpUnit>(module, "FsdpUnit", "Parameters that are gathered and reduced together.")
-      .def("names", &FsdpUnit::names)
-      .def("shard_bytes", &FsdpUnit::shard_bytes)
-      .def("gathered_bytes", &FsdpUnit::gathered_bytes)
       .def("unshard", &FsdpUnit::unshard, NoLock())
       .def("reshard", &FsdpUnit::reshard)
-      .def("stats", &stats_of)
-      .def("reset_peaks", &FsdpUnit::reset_peaks);
+      .def("stats", &stats_of);
   py::class_<Casts>(module, "Casts")
       .def(py::init(unlocked(+[](Named tensors) { return std::make_unique<Casts>(std::move(tensors)); })))
       .def("tensors", &Casts::tensors)
-      .def("output", &Casts::output, NoLock())
       .def("close", &Casts::close);
   module.def("fully_shard", &shard, NoLock());
   module.def(

@@ -7,8 +7,6 @@
 namespace dtensor::python {
 namespace {
 
-using Named = std::vector<std::pair<std::string, at::Tensor>>;
-
 // The parameters of one expert, by their names in Python.
 class Expert final : public nn::Module {
  public:

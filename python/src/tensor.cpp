@@ -1,8 +1,6 @@
 // DTensors: how they are made, moved and read.
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <sstream>
-
 #include "bind.h"
 
 namespace dtensor::python {
@@ -51,12 +49,6 @@ std::vector<at::Tensor> redistribute_list(const std::vector<at::Tensor>& tensors
   const std::vector<DTensor> list = as_dtensors(tensors);
   return as_tensors(mesh ? redistribute(list, *mesh, std::move(placements))
                          : redistribute(list, std::move(placements)));
-}
-
-std::string describe(const at::Tensor& tensor) {
-  std::ostringstream out;
-  out << DTensor(tensor);
-  return out.str();
 }
 
 struct Kind {
@@ -112,7 +104,7 @@ void bind_conversions(py::module_& module) {
   module.def("mesh_of", [](const at::Tensor& t) { return DTensor(t).mesh(); });
   module.def("spec_of", [](const at::Tensor& t) { return DTensor(t).spec_str(); });
   module.def("generation_of", [](const at::Tensor& t) { return DTensor(t).generation(); });
-  module.def("describe", &describe, NoLock());
+  module.def("note_replaced", [](const at::Tensor& former) { note_replaced(former); });
   module.def("from_local", &from_local, NoLock());
   module.def(
       "to_local", [](const at::Tensor& t, Placements grad) { return DTensor(t).to_local(std::move(grad)); }, NoLock());

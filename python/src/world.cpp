@@ -21,6 +21,15 @@ thread_local std::optional<Communicator> rank_world;  // of a thread rank
 thread_local bool of_process = false;  // this thread has asked, or run, where it cannot be a rank's helper
 std::atomic<int> runs_under_way{0};
 
+RunOptions options_of(double timeout) {
+  RunOptions options;
+  TORCH_CHECK_VALUE(timeout > 0, "a timeout of ", timeout, " seconds");
+  constexpr double kForever = 1e12;  // seconds; infinity is no number of milliseconds
+  options.timeout = timeout < kForever ? std::chrono::milliseconds(static_cast<std::int64_t>(timeout * 1000))
+                                       : std::chrono::milliseconds::max();
+  return options;
+}
+
 class ProcessWorld {
  public:
   Communicator get() {
@@ -32,8 +41,19 @@ class ProcessWorld {
                 ended_ ? "the world of this process has ended"
                        : "this process could not join the other ranks; see the line above",
                 " (status ", status_, ")");
-    if (threads_ > 0) at::set_num_threads(std::exchange(threads_, 0));
+    const int threads = std::exchange(threads_, 0);
+    if (threads > 0 && at::get_num_threads() == threads_before_) at::set_num_threads(threads);
+    // launch() has one on the thread that holds the world, which computes nothing. Left open: at a thread's end, what
+    // closing it would look at may be gone.
+    thread_local const auto* const checked = new CheckedByEnvironment;
+    static_cast<void>(checked);
     return *world_;
+  }
+
+  void set_timeout(double seconds) {
+    const std::lock_guard lock(mutex_);
+    TORCH_CHECK(!started_, "set_timeout(", seconds, "): the ranks have joined already; call it before the first mesh");
+    options_ = options_of(seconds);
   }
 
   // The exit status. `failure`: what this rank died of, which ends the others.
@@ -64,7 +84,8 @@ class ProcessWorld {
     thread_ = std::thread([this] {
       std::string name = "python";
       char* argv[] = {name.data(), nullptr};
-      const int status = launch(1, argv, [this](const Communicator& world) { hold(world); });
+      const int status = launch(
+          1, argv, [this](const Communicator& world) { hold(world); }, options_);
       const std::lock_guard lock(mutex_);
       status_ = status;
       over_ = true;
@@ -87,6 +108,9 @@ class ProcessWorld {
   std::atomic<pid_t> process_{0};  // that started it
   std::optional<Communicator> world_;
   std::string failure_;
+  RunOptions options_;
+  // Made when the module is imported: a program that sets its threads itself is not overruled.
+  const int threads_before_ = at::get_num_threads();
   int threads_ = 0, status_ = 0;
   bool started_ = false, ended_ = false, over_ = false;
 };
@@ -178,15 +202,6 @@ struct UnderWay {
   UnderWay& operator=(const UnderWay&) = delete;
 };
 
-RunOptions options_of(double timeout) {
-  RunOptions options;
-  TORCH_CHECK_VALUE(timeout > 0, "run: a timeout of ", timeout, " seconds");
-  constexpr double kForever = 1e12;  // seconds; infinity is no number of milliseconds
-  options.timeout = timeout < kForever ? std::chrono::milliseconds(static_cast<std::int64_t>(timeout * 1000))
-                                       : std::chrono::milliseconds::max();
-  return options;
-}
-
 py::list run(int ranks, const py::object& fn, double timeout) {
   if (!rank_world) of_process = true;
   Outcome outcome;
@@ -262,9 +277,12 @@ Communicator current_world() {
 }
 
 void bind_world(py::module_& module) {
+  process_world();
   bind_communicator(module);
   module.def("run", &run, py::arg("ranks"), py::arg("fn"), py::arg("timeout"));
   module.def("world", &current_world, NoLock());
+  module.def(
+      "set_timeout", [](double seconds) { process_world().set_timeout(seconds); }, py::arg("seconds"));
   module.def("is_thread_rank", [] { return rank_world.has_value(); });
   module.def(
       "close_world", [](const std::string& failure) { return process_world().close(failure); }, py::arg("failure"),

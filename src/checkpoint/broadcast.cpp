@@ -1,7 +1,9 @@
 // One rank's whole tensors for all, in pieces: each rank copies from a piece what lies in its shard.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <c10/util/accumulate.h>
 
+#include <algorithm>
 #include <cstring>
 #include <unordered_map>
 #include <unordered_set>
@@ -69,9 +71,18 @@ at::Tensor row_major_on_host(const at::Tensor& local) {
   return at::detail::empty_cpu(local.sizes(), local.scalar_type());
 }
 
+// The bytes of one piece after the other, of all tensors.
+at::Tensor piece_buffer(const std::vector<CheckpointEntry>& entries) {
+  std::int64_t most = 0;
+  for (const CheckpointEntry& e : entries) {
+    most = std::max(most, c10::multiply_integers(e.sizes) * static_cast<std::int64_t>(c10::elementSize(e.dtype)));
+  }
+  return at::detail::empty_cpu({std::min(most, kBufferBytes)}, at::kByte);
+}
+
 // What fails on one rank is kept, so that nobody is left waiting for it.
-void broadcast_one(const at::Tensor& full, const at::Tensor& target, const Communicator& ranks, int source,
-                   std::string& error) {
+void broadcast_one(const at::Tensor& full, const at::Tensor& target, const at::Tensor& buffer,
+                   const Communicator& ranks, int source, std::string& error) {
   const auto keep = [&](const auto& fn) {
     const std::string own = error_of(fn);
     if (error.empty()) error = own;
@@ -81,21 +92,22 @@ void broadcast_one(const at::Tensor& full, const at::Tensor& target, const Commu
   const Part part = part_of(landing, 0);
   const auto item = static_cast<std::int64_t>(target.element_size());
   const std::int64_t numel = target.numel(), most = kBufferBytes / item;
-  const at::Tensor host = part.local.defined() ? row_major_on_host(part.local) : at::Tensor();
+  at::Tensor host;
+  keep([&] { host = part.local.defined() ? row_major_on_host(part.local) : at::Tensor(); });
   char* to = host.defined() ? static_cast<char*>(host.mutable_data_ptr()) : nullptr;
-  const at::Tensor buffer = at::detail::empty_cpu({std::min(numel, most)}, target.scalar_type());
   std::int64_t next = 0;
   for (std::int64_t first = 0; first < numel; first += most) {
-    const at::Tensor piece = buffer.narrow(0, 0, std::min(most, numel - first));
+    const std::int64_t count = std::min(most, numel - first);
+    const at::Tensor piece = buffer.narrow(0, 0, count * item);
     char* data = static_cast<char*>(piece.mutable_data_ptr());
     if (ranks.rank() == source) {
-      const auto put = [&](std::int64_t at, const char* from, std::int64_t count) {
-        std::memcpy(data + (at - first) * item, from, static_cast<std::size_t>(count * item));
+      const auto put = [&](std::int64_t at, const char* from, std::int64_t length) {
+        std::memcpy(data + (at - first) * item, from, static_cast<std::size_t>(length * item));
       };
-      keep([&] { for_each_piece(full, first, first + piece.numel(), put); });
+      keep([&] { for_each_piece(full, first, first + count, put); });
     }
     ranks.broadcast(piece, source).wait();
-    if (to != nullptr) take(part.ranges, first, piece.numel(), data, item, to, next);
+    if (to != nullptr) take(part.ranges, first, count, data, item, to, next);
   }
   if (host.defined() && !host.is_same(part.local)) keep([&] { part.local.copy_(host); });
   mark_written(landing);
@@ -137,17 +149,19 @@ void compare(const std::vector<CheckpointEntry>& entries, const StateTensors& ta
 void broadcast_state(const StateTensors& full, const Communicator& ranks, const StateTensors& targets, int source) {
   using namespace files;
   const std::vector<CheckpointEntry> entries = agree_on_source(full, ranks, source);
+  Problems problems;
+  at::Tensor buffer;
   run_on_all(ranks, kWhat, [&] {
-    Problems problems;
     compare(entries, targets, problems);
-    problems.raise("what the source has and what is asked for");
+    buffer = piece_buffer(entries);
   });
+  problems.raise(ranks, std::string(kWhat) + ": what the source has and what is asked for");
   const std::unordered_map<std::string, at::Tensor> given(full.begin(), full.end()),
       wanted(targets.begin(), targets.end());
   std::string error;
   for (const CheckpointEntry& e : entries) {
     const auto found = given.find(e.name);
-    broadcast_one(found == given.end() ? at::Tensor() : found->second, wanted.at(e.name), ranks, source, error);
+    broadcast_one(found == given.end() ? at::Tensor() : found->second, wanted.at(e.name), buffer, ranks, source, error);
   }
   raise_on_all(ranks, kWhat, error);
 }

@@ -48,11 +48,15 @@ std::vector<Checksum> sum_over_ranks(const Communicator& ranks, const std::vecto
   return all;
 }
 
-void raise_on_all(const Communicator& ranks, const std::string& what, const std::string& error) {
+std::string errors_of_all(const Communicator& ranks, const std::string& error) {
   std::vector<std::int64_t> failed{error.empty() ? 0 : 1};
   reduce_numbers(ranks, failed, ReduceOp::max);
-  if (failed[0] == 0) return;
-  TORCH_CHECK(false, what, ": ", list_errors(gather_texts(ranks, error)));
+  return failed[0] == 0 ? "" : list_errors(gather_texts(ranks, error));
+}
+
+void raise_on_all(const Communicator& ranks, const std::string& what, const std::string& error) {
+  const std::string errors = errors_of_all(ranks, error);
+  TORCH_CHECK(errors.empty(), what, ": ", errors);
 }
 
 }  // namespace dtensor::files

@@ -16,6 +16,9 @@ void reduce_numbers(const Communicator& ranks, std::vector<std::int64_t>& number
 // The checksums of all ranks, added up.
 std::vector<Checksum> sum_over_ranks(const Communicator& ranks, const std::vector<Checksum>& own);
 
+// What ranks give that is not empty, the same text on all: "rank 2: ...; rank 3: ...", or what all say alike.
+std::string errors_of_all(const Communicator& ranks, const std::string& error);
+
 // Throws on every rank where any gives an error, with all of them: "WHAT: rank 2: ...".
 void raise_on_all(const Communicator& ranks, const std::string& what, const std::string& error);
 

@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "checkpoint/collective_errors.h"
 #include "names/names.h"
 
 namespace dtensor::files {
@@ -27,11 +28,14 @@ std::string list(const char* title, const std::vector<std::string>& names, const
 
 }  // namespace
 
-void Problems::raise(const std::string& what) const {
-  TORCH_CHECK_VALUE(missing.empty() && unexpected.empty() && mismatched.empty(), what, ":",
-                    list("missing in the checkpoint", missing, &there),
-                    list("in the checkpoint but not asked for", unexpected, &here),
-                    list("of another kind", mismatched, nullptr));
+std::string Problems::str() const {
+  return list("missing in the checkpoint", missing, &there) +
+         list("in the checkpoint but not asked for", unexpected, &here) + list("of another kind", mismatched, nullptr);
+}
+
+void Problems::raise(const Communicator& ranks, const std::string& what) const {
+  const std::string text = errors_of_all(ranks, str());
+  TORCH_CHECK_VALUE(text.empty(), what, ":", text.starts_with("\n") ? "" : " ", text);
 }
 
 }  // namespace dtensor::files

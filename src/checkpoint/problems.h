@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "dtensor/comm.h"
+
 namespace dtensor::files {
 
 struct Problems {
@@ -11,7 +13,12 @@ struct Problems {
   std::vector<std::string> mismatched;           // sentences
   std::vector<std::string> here, there;          // all names, for near misses
 
-  void raise(const std::string& what) const;  // throws c10::ValueError where there are any
+  // Throws a c10::ValueError on every rank where there are any on one: ranks may have asked for other names.
+  // Collective.
+  void raise(const Communicator& ranks, const std::string& what) const;
+
+ private:
+  std::string str() const;  // empty: none
 };
 
 }  // namespace dtensor::files

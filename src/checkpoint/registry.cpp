@@ -1,5 +1,6 @@
 // The parts of a training state: each tells what it has to save, and takes back what was read.
 #include <bit>
+#include <cmath>
 #include <utility>
 
 #include "checkpoint/load/load.h"
@@ -22,8 +23,10 @@ struct Reading {
   // Parts that take all values of a prefix which no other part asks for: after those, the longest prefix first.
   std::multimap<std::size_t, std::function<void()>, std::greater<>> by_prefix = {};
 
+  // `fits`: whether such a value can be taken; empty: any.
   template <class Value>
-  void value(const std::string& name, std::function<void(const Value&)> take);
+  void value(const std::string& name, std::function<void(const Value&)> take,
+             const std::function<bool(const Value&)>& fits = {});
 };
 
 }  // namespace
@@ -51,7 +54,8 @@ void put(CheckpointValues& values, const std::string& name, const CheckpointValu
 }
 
 template <class Value>
-void Reading::value(const std::string& name, std::function<void(const Value&)> take) {
+void Reading::value(const std::string& name, std::function<void(const Value&)> take,
+                    const std::function<bool(const Value&)>& fits) {
   known[name] = true;
   const auto found = loader.values().find(name);
   if (found == loader.values().end()) {
@@ -63,6 +67,10 @@ void Reading::value(const std::string& name, std::function<void(const Value&)> t
     problems.mismatched.push_back("value '" + name + "' is of another type there");
     return;
   }
+  if (fits && !fits(std::get<Value>(*value))) {
+    problems.mismatched.push_back(c10::str("value '", name, "' cannot be ", std::get<Value>(*value)));
+    return;
+  }
   of_values.emplace_back([take = std::move(take), v = std::get<Value>(*value)] { take(v); });
 }
 
@@ -71,6 +79,38 @@ Checkpoint::Part value_part(const std::string& name, Value& value) {
   return {
       [name, &value](StateTensors&, CheckpointValues& values) { put(values, name, value); },
       [name, &value](Reading& reading) { reading.value<Value>(name, [&value](const Value& read) { value = read; }); }};
+}
+
+// `list(to)` adds a part's tensors.
+Checkpoint::Part tensors_part(std::function<void(StateTensors&)> list) {
+  return {[list](StateTensors& out, CheckpointValues&) { list(out); },
+          [list](Reading& reading) { list(reading.targets); }};
+}
+
+// Of the values that begin with the prefix those which `values` holds, and of others those that it takes. Kinds are as
+// saved, but for whole numbers where fractions stand.
+void load_values(Reading& reading, const std::string& begin, CheckpointValues& values,
+                 const std::function<bool(const std::string&)>& takes) {
+  CheckpointValues read;
+  for (const auto& [name, value] : reading.loader.values()) {
+    if (!name.starts_with(begin) || reading.known.contains(name)) continue;
+    const std::string own = name.substr(begin.size());
+    const auto former = values.find(own);
+    if (former != values.end()) {
+      read.emplace(own, converted(value, former->second).value_or(value));
+    } else if (!takes || takes(own)) {
+      read.emplace(own, value);
+    } else {
+      continue;
+    }
+    reading.known.emplace(name, true);
+  }
+  for (const auto& [own, value] : values) {
+    if (!read.contains(own) && !reading.allow_missing) reading.problems.missing.push_back(begin + own);
+  }
+  reading.of_values.emplace_back([&values, read] {
+    for (const auto& [name, value] : read) values.insert_or_assign(name, value);
+  });
 }
 
 // Of the scalars that begin with the prefix; an optimizer saves some always, its learning rates at least.
@@ -107,18 +147,14 @@ Checkpoint& Checkpoint::add(const std::string& name, at::Tensor& tensor) {
   return add("", NamedTensors{{name, &tensor}});
 }
 Checkpoint& Checkpoint::add(const std::string& prefix, const NamedTensors& tensors) {
-  const auto list = [prefix, tensors](StateTensors& to) {
+  return add(std::make_unique<Part>(tensors_part([prefix, tensors](StateTensors& to) {
     for (const auto& [name, tensor] : tensors) to.emplace_back(joined(prefix, name), *tensor);
-  };
-  return add(std::make_unique<Part>(Part{[list](StateTensors& out, CheckpointValues&) { list(out); },
-                                         [list](Reading& reading) { list(reading.targets); }}));
+  })));
 }
 Checkpoint& Checkpoint::add(const std::string& prefix, const StateTensors& handles) {
-  const auto list = [prefix, handles](StateTensors& to) {
+  return add(std::make_unique<Part>(tensors_part([prefix, handles](StateTensors& to) {
     for (const auto& [name, tensor] : handles) to.emplace_back(joined(prefix, name), tensor);
-  };
-  return add(std::make_unique<Part>(Part{[list](StateTensors& out, CheckpointValues&) { list(out); },
-                                         [list](Reading& reading) { list(reading.targets); }}));
+  })));
 }
 Checkpoint& Checkpoint::add(const std::string& prefix, Optimizer& optimizer) {
   const auto save = [prefix, &optimizer](StateTensors& tensors, CheckpointValues& values) {
@@ -138,8 +174,29 @@ Checkpoint& Checkpoint::add(const std::string& prefix, GradScaler& scaler) {
     put(values, good_steps, scaler.state().good_steps);
   };
   const auto load = [=, &scaler](Reading& reading) {
-    reading.value<double>(scale, [&](double read) { scaler.set_state({read, scaler.state().good_steps}); });
-    reading.value<std::int64_t>(good_steps, [&](std::int64_t n) { scaler.set_state({scaler.state().scale, n}); });
+    // What set_state() would refuse, so that it cannot once other parts have changed.
+    reading.value<double>(
+        scale,
+        [&](double read) {
+          scaler.set_state({read, scaler.state().good_steps});
+        },
+        [](double read) { return read > 0 && std::isfinite(read); });
+    reading.value<std::int64_t>(
+        good_steps,
+        [&](std::int64_t n) {
+          scaler.set_state({scaler.state().scale, n});
+        },
+        [](std::int64_t n) { return n >= 0; });
+  };
+  return add(std::make_unique<Part>(Part{save, load}));
+}
+Checkpoint& Checkpoint::add(const std::string& prefix, CheckpointValues& values,
+                            const std::function<bool(const std::string&)>& takes) {
+  const auto save = [prefix, &values](StateTensors&, CheckpointValues& to) {
+    for (const auto& [name, value] : values) put(to, joined(prefix, name), value);
+  };
+  const auto load = [begin = joined(prefix, ""), &values, takes](Reading& reading) {
+    reading.by_prefix.emplace(begin.size(), [&] { load_values(reading, begin, values, takes); });
   };
   return add(std::make_unique<Part>(Part{save, load}));
 }
@@ -175,18 +232,20 @@ Checkpoint& Checkpoint::add_random(const std::string& prefix, const DeviceMesh& 
   return add(std::make_unique<Part>(Part{save, load}));
 }
 
+std::pair<StateTensors, CheckpointValues> Checkpoint::collect() const {
+  std::pair<StateTensors, CheckpointValues> state;
+  for (const auto& part : parts_) part->save(state.first, state.second);
+  return state;
+}
+
 void Checkpoint::save(const std::string& directory, const Communicator& ranks, const SaveOptions& options) const {
-  StateTensors tensors;
-  CheckpointValues values;
-  for (const auto& part : parts_) part->save(tensors, values);
+  const auto [tensors, values] = collect();
   save_state(directory, ranks, tensors, values, options);
 }
 
 PendingSave Checkpoint::save_async(const std::string& directory, const Communicator& ranks,
                                    const SaveOptions& options) const {
-  StateTensors tensors;
-  CheckpointValues values;
-  for (const auto& part : parts_) part->save(tensors, values);
+  const auto [tensors, values] = collect();
   return save_state_async(directory, ranks, tensors, values, options);
 }
 

@@ -14,12 +14,13 @@ namespace {
 namespace fs = std::filesystem;
 
 thread_local bool no_memory = false;
+thread_local std::size_t most_bytes = 100'000;
 
-// Large blocks cannot be had on a rank that says so.
+// Larger blocks cannot be had on a rank that says so.
 struct Failing final : c10::Allocator {
   c10::Allocator* real = c10::GetCPUAllocator();
   at::DataPtr allocate(std::size_t bytes) override {
-    if (no_memory && bytes > 100'000) TORCH_CHECK_WITH(OutOfMemoryError, false, "no memory for ", bytes);
+    if (no_memory && bytes > most_bytes) TORCH_CHECK_WITH(OutOfMemoryError, false, "no memory for ", bytes);
     return real->allocate(bytes);
   }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
@@ -32,7 +33,7 @@ void expect_out_of_memory(const std::function<void(const DeviceMesh&)>& fn) {
   const auto errors = errors_on(2, [&](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
     const struct Enough {
-      ~Enough() { no_memory = false; }  // the thread goes on to serve other tests
+      ~Enough() { no_memory = false, most_bytes = 100'000; }  // the thread goes on to serve other tests
     } afterwards;
     fn(mesh);
   });
@@ -64,6 +65,19 @@ TEST(Broadcast, ASourceOnMetaAndNamesThatStandTwiceAreOneError) {
                   broadcast_state({{"w", at::ones({2})}}, world, {{"w", at::zeros({2})}, {"w", at::ones({2})}});
                 }),
       {"two targets are called 'w'"});
+}
+
+// For the pieces that travel, or for what is gathered of them where a target is not row-major.
+TEST(Broadcast, ARankWithoutMemoryIsOneError) {
+  for (const bool for_pieces : {true, false}) {
+    expect_out_of_memory([&](const DeviceMesh& mesh) {
+      const at::Tensor target = for_pieces ? at::zeros({500, 400}) : at::zeros({1000, 1500}).t();
+      const at::Tensor full = at::ones(target.sizes());
+      most_bytes = for_pieces ? 100'000 : 5'000'000;  // a buffer for pieces has 4 MiB at most
+      no_memory = mesh.world().rank() == 1;
+      broadcast_state({{"w", full}}, mesh.world(), {{"w", target}});
+    });
+  }
 }
 
 TEST(Broadcast, AConjugateViewTakesTheValues) {

@@ -65,5 +65,26 @@ class Switch(unittest.TestCase):
         self.assertEqual(dtensor.run(2, on_rank), [False, False])
 
 
+class Replicas(unittest.TestCase):
+    """set_requires_all_reduce: gradients stay split over the ranks that shard, and are summed over replicas by the last pass."""
+
+    def test_only_the_last_pass_reduces_over_replicas(self):
+        def on_rank():
+            net, mesh = copy.deepcopy(NET), dtensor.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+            for part in (*net, net):
+                fully_shard(part, mesh=mesh)
+            counts = []
+            for last in [False, False, True]:
+                net.set_requires_all_reduce(last)
+                before = net.fsdp_stats()
+                net(ROWS.chunk(4)[dtensor.rank()]).square().mean().backward()
+                after = net.fsdp_stats()
+                counts.append([after[kind] - before[kind] for kind in ("reduce_scatters", "all_reduces")])
+            torch.testing.assert_close(net[0].weight.grad.full_tensor(), 3 * EXPECTED)
+            return counts
+
+        self.assertEqual(dtensor.run(4, on_rank), [[[2, 0], [2, 0], [2, 2]]] * 4)
+
+
 if __name__ == "__main__":
     unittest.main()

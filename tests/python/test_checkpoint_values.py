@@ -53,6 +53,53 @@ class Values(unittest.TestCase):
         self.assertEqual(found, state)
         self.assertEqual((found["progress"].inner[1].best, type(found["size"])), (2.0, torch.Size))
 
+    def loads(self):
+        """Every way to take up what is saved at ``self.path``."""
+        series = lambda blank: dtensor.checkpoint.CheckpointSeries(self.path + "-series").load_newest(blank)
+        return [
+            lambda blank: dtensor.load(blank, self.path),
+            lambda blank: dtensor.checkpoint.load_newest(blank, self.path),
+            series,
+        ]
+
+    def save(self, state):
+        dtensor.save(state, self.path)
+        dtensor.checkpoint.CheckpointSeries(self.path + "-series").save(state, 1)
+
+    def test_what_has_no_value_yet_takes_the_saved_one(self):
+        losses = [i / 2 for i in range(12)]
+        state = {"best": 0.37, "note": "x", "losses": losses, "of": [{"m": 1}, 2, None, 4], "pair": (1, 2.5), "w": torch.ones(2)}
+        self.save(state)
+        for load in self.loads():
+            for best in [None, 0, 0.0, "none yet"]:
+                blank = {"best": best, "note": None, "losses": [7.0], "of": [{"m": None}], "pair": (None, 0), "w": torch.zeros(2)}
+                load(blank)
+                self.assertEqual(blank.pop("w").tolist(), [1, 1])
+                self.assertEqual(blank, {name: value for name, value in state.items() if name != "w"})
+        self.save({"whole": 3, "w": torch.ones(2)})
+        for load in self.loads():
+            blank = {"whole": 0.5, "nothing": None, "w": torch.zeros(2)}
+            load(blank)
+            self.assertEqual((blank["whole"], type(blank["whole"]), blank["nothing"]), (3.0, float, None))
+
+    def test_what_finds_no_place_is_an_error(self):
+        self.save({"metrics": {"loss": 1.5}, "losses": [1, 2], "size": (1, 2), "w": torch.ones(2)})
+        whole = {"metrics": {"loss": 0}, "losses": [], "size": (0, 0)}
+        for part, why in [
+            ({"metrics": {}}, "not asked for: 'metrics.loss'"),
+            ({"metrics": None}, "not asked for: 'metrics.loss'"),
+            ({"size": (0,)}, "not asked for: 'size.1'"),
+            ({"losses": [0, 0, 0]}, "missing in the checkpoint: 'losses.2'"),
+            ({"other": 1}, "missing in the checkpoint: 'other'"),
+        ]:
+            for load in self.loads():
+                tensor = torch.zeros(2)
+                with self.assertRaisesRegex(ValueError, why):
+                    load({**whole, **part, "w": tensor})
+                self.assertEqual(tensor.tolist(), [0, 0])
+        dtensor.load({**whole, "metrics": {}, "w": tensor}, self.path, allow_unexpected=True)
+        self.assertEqual(tensor.tolist(), [1, 1])
+
 
 class Errors(unittest.TestCase):
     """What one rank alone cannot save or take is an error on every rank, and all can go on."""
@@ -74,10 +121,13 @@ class Errors(unittest.TestCase):
             (lambda: series.save(wrong, 2), TypeError, "'value' is a object"),
             (lambda: dtensor.load(fails, f"{folder}/good"), KeyError, "no state"),
             (lambda: series.load_newest(fails), KeyError, "no state"),
-            (lambda: dtensor.load({"value" if not mine else "other": 0}, f"{folder}/good", allow_unexpected=True), ValueError, "no value 'other'"),
         ]:
             with self.assertRaisesRegex(kind if mine else RuntimeError, why if mine else f"rank 1 failed: {kind.__name__}: .*{why}"):
                 call()
+            dtensor.barrier()
+        for call in [dtensor.load, dtensor.checkpoint.load_newest]:  # other names on one rank
+            with self.assertRaisesRegex(ValueError, r"rank 1:\s+missing in the checkpoint: 'other'"):
+                call({"other" if mine else "value": 0, "tensor": torch.zeros(2)}, f"{folder}/good")
             dtensor.barrier()
         back = {"value": 0, "tensor": torch.zeros(2)}
         dtensor.load(back, f"{folder}/good")

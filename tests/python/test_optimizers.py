@@ -44,6 +44,33 @@ class Numbers(unittest.TestCase):
                 steps(lambda ps: dtensor.optim.AdamW(ps, weight_decay=value))
 
 
+class Replaced(unittest.TestCase):
+    """An optimizer that was made of parameters which a module no longer has says so, instead of training the rest."""
+
+    def test_by_what_places_a_module(self):
+        def parallelized(net, mesh):
+            dtensor.parallel.parallelize_module(net, mesh, {"0": dtensor.parallel.ColwiseParallel()})
+
+        def distributed(net, mesh):
+            dtensor.distribute_module(net, mesh)
+
+        def split(net, mesh):
+            def by_hand(name, module, on):
+                for key, parameter in module._parameters.items():
+                    module._parameters[key] = torch.nn.Parameter(dtensor.distribute_tensor(parameter.detach(), on))
+
+            dtensor.distribute_module(net, mesh, by_hand)
+
+        for place in [parallelized, distributed, split]:
+            net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+            early = dtensor.optim.SGD(net.named_parameters(), lr=0.1)
+            place(net, dtensor.init_device_mesh("cpu", (1,), mesh_dim_names=("tp",)))
+            net(torch.ones(3, 4)).sum().backward()
+            with self.assertRaisesRegex(RuntimeError, "0.weight .*was replaced by a DTensor in its model"):
+                early.step()
+            dtensor.optim.SGD(net.named_parameters(), lr=0.1).step()
+
+
 class Groups(unittest.TestCase):
     """What is changed in a group counts from the next step on, as with torch's."""
 

@@ -116,7 +116,7 @@ void Loader::read(const StateTensors& targets, Problems problems) {
   if (!options_.names.empty()) return read_named(targets, std::move(problems));
   const Manifest manifest = agree_on(targets, ranks_, Purpose::load, what_);
   std::vector<Wanted> wanted = match(manifest, targets, problems);
-  problems.raise(what_);
+  problems.raise(ranks_, what_);
   std::vector<std::string> texts;
   std::vector<Part> parts;
   run_on_all(ranks_, what_, [&] {

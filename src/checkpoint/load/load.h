@@ -22,7 +22,7 @@ class Loader {
   const CheckpointValues& values() const { return index_.values; }
   const CheckpointEntry* find(const std::string& name) const;
 
-  // Collective. `problems`: what else does not fit, the same on every rank; one error together with the tensors'.
+  // Collective. `problems`: what else does not fit; one error on all ranks together with the tensors'.
   void read(const StateTensors& targets, Problems problems = {});
 
  private:

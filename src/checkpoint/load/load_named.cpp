@@ -113,7 +113,7 @@ void Loader::read_named(const StateTensors& targets, Problems problems) {
   const Manifest manifest = agree_on(targets, ranks_, Purpose::load, what_);
   std::vector<NamedTarget> found;
   run_on_all(ranks_, what_, [&] { found = match_names(manifest, targets, problems); });
-  problems.raise(what_);
+  problems.raise(ranks_, what_);
   NamedChecksums sums(index_, options_.verify);
   std::vector<Destination> there;
   std::vector<std::string> parts;

@@ -1,0 +1,78 @@
+// Dictionaries of values whose names are known only when they are read, and values that cannot be taken.
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "checkpoint/folder.h"
+#include "dtensor/grad_scaler.h"
+
+namespace dtensor::test {
+namespace {
+
+TEST(Values, ADictionaryTakesWhatWasSavedUnderItsPrefix) {
+  const Folder folder;
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    CheckpointValues saved{{"loss", 0.5}, {"steps", std::int64_t{3}}, {"note", std::string("x")}, {"done", true}};
+    std::int64_t step = 7, inner = 8;
+    Checkpoint()
+        .add("metrics", saved)
+        .add("step", step)
+        .add("metrics.inner", inner)
+        .save(folder / "all", mesh.world(), kQuick);
+
+    CheckpointValues read{{"steps", 0.0},
+                          {"note", std::int64_t{0}}};  // of other kinds: a whole number becomes a fraction
+    step = inner = 0;
+    Checkpoint().add("metrics", read).add("step", step).add("metrics.inner", inner).load(folder / "all", mesh.world());
+    auto expected = saved;
+    expected["steps"] = 3.0;
+    EXPECT_EQ(read, expected);
+    EXPECT_EQ(step, 7);
+    EXPECT_EQ(inner, 8);  // another part's
+
+    CheckpointValues some{{"loss", 0.0}};
+    const auto load_some = [&](bool all) {
+      Checkpoint state;
+      state.add("", some, [&](const std::string& name) { return all || name.starts_with("metrics.n"); });
+      state.load(folder / "all", mesh.world(), {.allow_missing = true});
+    };
+    EXPECT_THROW(load_some(false), c10::ValueError);
+    EXPECT_EQ(some, (CheckpointValues{{"loss", 0.0}}));
+    load_some(true);
+    EXPECT_EQ(some.size(), 7U);
+    EXPECT_EQ(some.at("loss"), CheckpointValue(0.0));  // not there, which was allowed
+  });
+}
+
+TEST(Values, NamesOfOneRankAloneAreAnErrorOnAll) {
+  const Folder folder;
+  const auto errors = errors_on(3, [&](const Communicator& world) {
+    CheckpointValues saved{{"a", 1.0}};
+    Checkpoint().add("", saved).save(folder / "one", world, kQuick);
+    CheckpointValues read{{world.rank() == 1 ? "b" : "a", 0.0}};
+    Checkpoint().add("", read).load(folder / "one", world);
+  });
+  expect_error(errors, {"rank 1: ", "missing in the checkpoint: 'b'"});
+}
+
+TEST(Values, AScaleThatIsNoneIsFoundBeforeAnythingChanges) {
+  const Folder folder;
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    for (const double scale : {0.0, -1.0, std::numeric_limits<double>::infinity()}) {
+      CheckpointValues saved{
+          {"step", std::int64_t{5}}, {"scaler.scale", scale}, {"scaler.good_steps", std::int64_t{2}}};
+      Checkpoint().add("", saved).save(folder / "bad", mesh.world(), kQuick);
+      std::int64_t step = 1;
+      GradScaler scaler;
+      const double former = scaler.state().scale;
+      Checkpoint state;
+      state.add("step", step).add("scaler", scaler);
+      EXPECT_THROW(state.load(folder / "bad", mesh.world()), c10::ValueError);
+      EXPECT_EQ(step, 1);
+      EXPECT_EQ(scaler.state().scale, former);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test

@@ -1,0 +1,28 @@
+"""Under a launcher, by ``python -m``: what becomes of a rank that prints and fails, of ranks that part, of one that is late.
+
+Each way ends in an error, whose text the test expects.
+"""
+
+import sys
+import time
+
+import torch
+
+import dtensor
+from dtensor import Replicate, Shard
+
+way = sys.argv[1]
+if way == "late":
+    dtensor.set_timeout(2)
+mesh = dtensor.init_device_mesh("cpu", (dtensor.world_size(),), mesh_dim_names=("dp",))
+last = dtensor.rank() == dtensor.world_size() - 1
+x = dtensor.distribute_tensor(torch.ones(4), mesh, [Replicate()])
+if way == "printed" and last:
+    print("printed before the failure")  # by a buffer, where this is no terminal
+    raise KeyError("on purpose")
+if way == "parted" and last:
+    x + 1
+if way == "late" and last:
+    time.sleep(20)
+x.redistribute(placements=[Shard(0)]).full_tensor()
+dtensor.barrier()
