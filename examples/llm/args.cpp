@@ -123,6 +123,15 @@ void check_train(const CLI::App& train, const TrainOptions& t) {
   if (t.eval_every > 0 && t.eval.empty()) throw UsageError("--eval-every needs --eval");
 }
 
+void check_generate(const CLI::App& generate, const SampleOptions& s) {
+  for (const char* flag : {"--top-p", "--seed"}) {
+    if (s.temperature == 0 && generate.count(flag) > 0) {
+      throw UsageError(
+          fmt::format("{} needs a --temperature above 0: without one, the likeliest token is taken", flag));
+    }
+  }
+}
+
 at::ScalarType dtype_of(const std::string& name) {
   static const std::map<std::string, at::ScalarType> known = {
       {"float32", at::kFloat}, {"float64", at::kDouble}, {"bfloat16", at::kBFloat16}, {"float16", at::kHalf}};
@@ -164,6 +173,7 @@ Options parse_args(int argc, char** argv, std::optional<int>& exit_status) {
   }
   check(o);
   check_train(*train, o.train);
+  check_generate(*generate, o.sample);
   return o;
 }
 

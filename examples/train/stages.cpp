@@ -32,8 +32,14 @@ pipeline::Schedule schedule_of(const Options& options, int ranks) {
     text << file.rdbuf();
     auto schedule = pipeline::Schedule::parse(text.str());
     pipeline::check(schedule);
-    if (static_cast<int>(schedule.ranks.size()) == ranks && schedule.microbatches() == options.microbatches)
+    const bool chunks_fit = options.chunks == 0 || schedule.stages() == ranks * options.chunks;
+    if (static_cast<int>(schedule.ranks.size()) == ranks && schedule.microbatches() == options.microbatches &&
+        chunks_fit)
       return schedule;
+    if (!chunks_fit) {
+      throw UsageError(fmt::format("--schedule {}: {} stages, not --chunks {} of each of {} ranks", options.schedule,
+                                   schedule.stages(), options.chunks, ranks));
+    }
     throw UsageError(fmt::format("--schedule {}: for {} ranks and {} microbatches, not {} and {}", options.schedule,
                                  schedule.ranks.size(), schedule.microbatches(), ranks, options.microbatches));
   } catch (const c10::Error& error) {
