@@ -121,7 +121,8 @@ def save(
     """Writes the folder ``checkpoint_id``, replacing a checkpoint of that name when all is written. Collective.
 
     ``state_dict``: nested dictionaries and lists of DTensors, and of plain tensors, numbers and texts that are equal on
-    all ranks (None and what is empty is not kept); among its own values modules, optimizers and whatever else has a ``state_dict`` and a ``load_state_dict``.
+    all ranks (None and what is empty is not kept); among its own values modules, optimizers and whatever else has a
+    ``state_dict`` and a ``load_state_dict``.
     ``sync``: wait until the disk has it. ``keep_foreign``: files of others in the folder (a ``config.json``, a
     tokenizer) stay; without it they are an error. An error anywhere is an error on every rank, and the former
     checkpoint stands.

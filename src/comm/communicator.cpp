@@ -16,9 +16,8 @@
 #include "comm/record/rank_record.h"
 #include "comm/values.h"
 #include "dtensor/comm_backend.h"
-#include "dtensor/inspect.h"
 #include "dtensor/plain_scope.h"
-#include "scope/scoped_value.h"
+#include "scope/checked.h"
 
 namespace dtensor {
 namespace {
@@ -76,12 +75,6 @@ Communicator::Communicator(std::shared_ptr<CommBackend> backend) : backend_(std:
   backend_->set_record(mine != nullptr ? mine->shared() : std::make_shared<RankRecord>(ranks()[rank], size()));
 }
 
-namespace {
-
-bool is_checked() { return scopes_watched() && ScopedValue<Checked::Mode>::current() != nullptr; }
-
-}  // namespace
-
 CollectiveCall Communicator::start_call(CollectiveKind kind, const at::Tensor& like) const {
   auto& record = backend().record();
   if (C10_UNLIKELY(!record.is_mine())) {
@@ -97,7 +90,7 @@ CollectiveCall Communicator::start_call(CollectiveKind kind, const at::Tensor& l
   if (message || !history_) return call;
   call.operators = history_->operators();
   call.signature = history_->signature();
-  if (call.signature == 0 && is_checked()) call.signature = CallHistory::kNone;  // others may have called some
+  if (call.signature == 0 && checked_calls()) call.signature = CallHistory::kNone;  // others may have called some
   if (call.signature != 0) call.history = history_;
   return call;
 }

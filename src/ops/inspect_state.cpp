@@ -55,13 +55,6 @@ std::string moves_text(const OpEntry& entry, const CachedCall& call) {
 }  // namespace
 
 bool strict_mode() { return holds(Strictness::strict); }
-bool checked_calls() { return scopes_watched() && ScopedValue<Checked::Mode>::current() != nullptr; }
-bool checked_values() {
-  if (!scopes_watched()) return false;
-  bool found = false;
-  ScopedValue<Checked::Mode>::for_each([&](const auto& mode) { found = found || mode.checks == Checks::values; });
-  return found;
-}
 bool recording_explanations() { return scopes_watched() && ScopedValue<Explanation*>::current() != nullptr; }
 
 void record_explanation(const OpCall& call) {

@@ -6,13 +6,12 @@
 
 #include "ops/cached_call.h"
 #include "ops/op_entry.h"
+#include "scope/checked.h"
 #include "sharding_prop/decision.h"
 
 namespace dtensor {
 
 bool strict_mode();
-bool checked_calls();   // any Checked
-bool checked_values();  // one that compares values too
 
 // Whether ExplicitRedistribution warns of moves that were not asked for, or refuses them.
 bool moves_judged();

@@ -1,14 +1,25 @@
 // Checked, and the one that the environment asks for.
-#include "dtensor/inspect.h"
+#include "scope/checked.h"
 
 #include <c10/util/Exception.h>
 
 #include <cstdlib>
 #include <string_view>
 
+#include "dtensor/inspect.h"
+#include "scope/scoped_value.h"
+
 namespace dtensor {
 
 Checked::Checked(Checks checks) : scope_({checks}, true) {}
+
+bool checked_calls() { return scopes_watched() && ScopedValue<Checked::Mode>::current() != nullptr; }
+bool checked_values() {
+  if (!scopes_watched()) return false;
+  bool found = false;
+  ScopedValue<Checked::Mode>::for_each([&](const auto& mode) { found = found || mode.checks == Checks::values; });
+  return found;
+}
 
 std::optional<Checks> checks_of_environment() {
   const char* const value = std::getenv("DTENSOR_CHECKED");

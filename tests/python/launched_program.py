@@ -1,6 +1,5 @@
-"""Under a launcher, by ``python -m``: what becomes of a rank that prints and fails, of ranks that part, of one that is late.
-
-Each way ends in an error, whose text the test expects.
+"""Under a launcher, by ``python -m``: what becomes of a rank that prints and fails, of ranks that part, of one that is late,
+of threads that the program has chosen. The test expects the text that each way ends with.
 """
 
 import sys
@@ -14,6 +13,8 @@ from dtensor import Replicate, Shard
 way = sys.argv[1]
 if way == "late":
     dtensor.set_timeout(2)
+if way == "threads":
+    torch.set_num_threads(3)
 mesh = dtensor.init_device_mesh("cpu", (dtensor.world_size(),), mesh_dim_names=("dp",))
 last = dtensor.rank() == dtensor.world_size() - 1
 x = dtensor.distribute_tensor(torch.ones(4), mesh, [Replicate()])
@@ -24,5 +25,7 @@ if way == "parted" and last:
     x + 1
 if way == "late" and last:
     time.sleep(20)
+if way == "threads":
+    print(f"threads {torch.get_num_threads()}")
 x.redistribute(placements=[Shard(0)]).full_tensor()
 dtensor.barrier()
