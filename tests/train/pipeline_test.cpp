@@ -8,6 +8,7 @@
 #include "dtensor/pipeline_schedule.h"
 #include "resume.h"
 #include "train/compare.h"
+#include "train/stages.h"
 
 namespace {
 
@@ -193,6 +194,10 @@ TEST(Stages, AScheduleFromAFile) {
   Options o = options();
   o.schedule = path;
   expect_one_device({.pp = 2}, o);
+  o.chunks = 1;
+  EXPECT_EQ(train::schedule_of(o, 2).stages(), 2);
+  o.chunks = 2;  // not the file's
+  EXPECT_THROW(train::schedule_of(o, 2), train::UsageError);
   std::filesystem::remove(path);
 }
 
