@@ -61,10 +61,22 @@ void check_output(const CommBackend& backend, const CollectiveCall& call, const 
               ": an output whose elements share memory, sizes ", tensor.sizes(), ", strides ", tensor.strides());
 }
 
+void check_one_device(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) {
+  if (outputs.empty() && inputs.empty()) return;
+  const auto device = (outputs.empty() ? inputs : outputs)[0].device();
+  for (const auto list : {outputs, inputs}) {
+    for (const auto& t : list) {
+      TORCH_CHECK(t.device().type() == device.type(), to_string(call.kind), ": tensors on ", device, " and on ",
+                  t.device(), " in one call");
+    }
+  }
+}
+
 void check_tensors(const CommBackend& backend, const CollectiveCall& call, at::TensorList outputs,
                    at::TensorList inputs) {
   for (const auto& input : inputs) check_input(backend, call, input, call.dtype);
   for (const auto& output : outputs) check_output(backend, call, output, call.dtype);
+  check_one_device(call, outputs, inputs);
   const auto rank = static_cast<std::size_t>(backend.rank());
   check_apart(call, outputs, inputs, call.kind == CollectiveKind::all_gather ? rank : outputs.size());
 }

@@ -13,6 +13,8 @@ void check_output(const CommBackend& backend, const CollectiveCall& call, const 
 // All of the call's dtype, and apart from each other; only the input of a gather may be this member's own output.
 void check_tensors(const CommBackend& backend, const CollectiveCall& call, at::TensorList outputs,
                    at::TensorList inputs);
+// All in memory of one kind: the host's and a device's are read in different ways.
+void check_one_device(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs);
 // No output has memory in common with another or with an input, except that inputs[k] may be outputs[own + k] itself.
 void check_apart(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs, std::size_t own);
 void check_list(const CommBackend& backend, const CollectiveCall& call, at::TensorList list, const char* what);

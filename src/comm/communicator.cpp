@@ -200,6 +200,7 @@ std::size_t check_lists(const CommBackend& backend, const CollectiveCall& call, 
     for (std::size_t i = k; i < all.size(); i += one.size()) check_of_all(backend, call, all[i], dtype);
     check_same_sizes(call, all[mine + k], one[k]);
   }
+  check_one_device(call, all, one);
   return mine;
 }
 

@@ -40,7 +40,9 @@ std::string describe(const CollectiveCall& call, at::TensorList outputs, at::Ten
   if (call.kind == CollectiveKind::send) out << "to " << call.peer << ", tag " << call.tag << ", ";
   if (call.kind == CollectiveKind::recv) out << "from " << call.peer << ", tag " << call.tag << ", ";
   out << c10::toString(call.dtype);
-  write_sizes(out, inputs.empty() ? outputs : inputs);
+  const auto shown = inputs.empty() ? outputs : inputs;
+  write_sizes(out, shown);
+  if (!shown.empty() && !shown[0].is_cpu()) out << " on " << shown[0].device();
   out << ')';
   return out.str();
 }

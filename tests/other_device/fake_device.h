@@ -55,6 +55,9 @@ struct Pinned final : c10::Allocator {
 };
 inline Pinned pinned;
 
+// How often the host waited for a stream, by all threads.
+inline std::atomic<int> stream_waits = 0;
+
 // One device, one stream, on which everything is done when the call returns.
 struct Guard final : c10::impl::NoOpDeviceGuardImpl<kDevice> {
   static c10::Device only() { return {kDevice, 0}; }
@@ -67,6 +70,7 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<kDevice> {
   void record(void**, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override {}
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
+  void synchronizeStream(const c10::Stream&) const override { ++stream_waits; }
 };
 
 struct Hooks final : at::PrivateUse1HooksInterface {
@@ -156,6 +160,19 @@ inline void on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const bool outer = std::exchange(in_kernel, true);
   at::native::cpu_fallback(op, stack);
   in_kernel = outer;
+}
+
+// As kernels of GPUs, which take tensors of one floating type.
+inline void of_one_type(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  auto type = c10::ScalarType::Undefined;
+  for (const c10::IValue& value : torch::jit::last(*stack, op.schema().arguments().size())) {
+    if (!value.isTensor() || !value.toTensor().defined() || !value.toTensor().is_floating_point()) continue;
+    const auto its = value.toTensor().scalar_type();
+    TORCH_CHECK(type == c10::ScalarType::Undefined || type == its, "fake: expected scalar type ", type, " but found ",
+                its);
+    type = its;
+  }
+  on_cpu(op, stack);
 }
 
 }  // namespace dtensor::test::fake

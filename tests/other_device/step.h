@@ -11,7 +11,6 @@ namespace dtensor::test {
 // Axes "replicate" and "shard".
 inline void on_device_mesh(const Shape& shape, const std::function<void(const DeviceMesh&)>& body) {
   fake::start();
-  declare_host_memory(fake::kDevice);
   run_local(count(shape), [&](Communicator world) {
     std::vector<std::string> names = {"replicate", "shard"};
     if (shape.size() == 1) names = {"shard"};

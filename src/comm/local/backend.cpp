@@ -1,13 +1,14 @@
 // Collectives of thread ranks: each is one pass over memory between the members' own tensors, with nothing in between.
+// Tensors in the memory of GPUs go by ATen's kernels (device_memory.h).
 #include "comm/local/backend.h"
 
 #include <algorithm>
 #include <numeric>
 
+#include "comm/local/device_memory.h"
 #include "comm/local/mailbox.h"
-#include "comm/memory/copy.h"
-#include "comm/memory/host_memory.h"
 #include "comm/memory/reduce.h"
+#include "comm/memory/reduce_tensors.h"
 
 namespace dtensor::local {
 namespace {
@@ -31,18 +32,16 @@ class LocalBackend final : public CommBackend {
   LocalBackend(std::shared_ptr<Group> group, int me) : CommBackend(me, group->ranks()), group_(std::move(group)) {}
 
   const char* name() const override { return "local"; }
-  bool supports(c10::DeviceType device) const override { return in_host_memory(device); }
+  bool supports(c10::DeviceType device) const override { return serves(device); }
 
   Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) override {
     const Published mine{call, outputs, input};
-    group_->exchange(rank(), mine,
-                     [&] { for_members([&](int i) { copy_tensor(outputs[i], peer(call, i).inputs[0]); }); });
+    exchange(mine, [&] { for_members([&](int i) { copy_between(outputs[i], peer(call, i).inputs[0]); }); });
     return {};
   }
 
   Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) override {
-    group_->exchange(rank(), {call, output, inputs},
-                     [&] { reduce_from_all(call, output, static_cast<std::size_t>(rank())); });
+    exchange({call, output, inputs}, [&] { reduce_from_all(call, output, static_cast<std::size_t>(rank())); });
     return {};
   }
 
@@ -55,9 +54,9 @@ class LocalBackend final : public CommBackend {
 
   Work all_gather_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
     const auto n = inputs.size();
-    group_->exchange(rank(), {call, outputs, inputs}, [&] {
+    exchange({call, outputs, inputs}, [&] {
       for_members([&](int i) {
-        for (std::size_t k = 0; k < n; ++k) copy_tensor(outputs[i * n + k], peer(call, i).inputs[k]);
+        for (std::size_t k = 0; k < n; ++k) copy_between(outputs[i * n + k], peer(call, i).inputs[k]);
       });
     });
     return {};
@@ -65,7 +64,7 @@ class LocalBackend final : public CommBackend {
 
   Work reduce_scatter_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
     const auto n = outputs.size();
-    group_->exchange(rank(), {call, outputs, inputs}, [&] {
+    exchange({call, outputs, inputs}, [&] {
       for (std::size_t k = 0; k < n; ++k) reduce_from_all(call, outputs[k], rank() * n + k);
     });
     return {};
@@ -77,15 +76,14 @@ class LocalBackend final : public CommBackend {
 
   Work all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
     const Published mine{call, outputs, inputs};
-    group_->exchange(rank(), mine,
-                     [&] { for_members([&](int i) { copy_tensor(outputs[i], peer(call, i).inputs[rank()]); }); });
+    exchange(mine, [&] { for_members([&](int i) { copy_between(outputs[i], peer(call, i).inputs[rank()]); }); });
     return {};
   }
 
   Work broadcast(const CollectiveCall& call, const at::Tensor& tensor) override {
     const Published mine{call, tensor, {}};
-    group_->exchange(rank(), mine, [&] {
-      if (rank() != call.peer) copy_tensor(tensor, peer(call, call.peer).outputs[0]);
+    exchange(mine, [&] {
+      if (rank() != call.peer) copy_between(tensor, peer(call, call.peer).outputs[0]);
     });
     return {};
   }
@@ -110,8 +108,23 @@ class LocalBackend final : public CommBackend {
   std::string failure() override { return group_->world().failure(); }
 
  private:
+  void exchange(const Published& mine, c10::function_ref<void()> move) {
+    settle(mine.outputs);
+    settle(mine.inputs);
+    const auto move_and_settle = [&] {
+      move();
+      settle(mine.outputs);
+    };
+    group_->exchange(rank(), mine, move_and_settle);
+  }
+
   // What every member published as its inputs[at].
   void reduce_from_all(const CollectiveCall& call, const at::Tensor& output, std::size_t at) {
+    if (on_device(output)) {
+      std::vector<at::Tensor> sources;
+      for (int i = 0; i < size(); ++i) sources.push_back(peer(call, i).inputs[at]);
+      return copy_between(output, reduce_tensors(output.device(), sources, call.op));
+    }
     const DimOrder order = memory_order(output);
     c10::SmallVector<FlatView, 8> sources;
     for (int i = 0; i < size(); ++i) sources.emplace_back(peer(call, i).inputs[at], order);
@@ -122,7 +135,8 @@ class LocalBackend final : public CommBackend {
   // Each rank reduces its share of the elements, of all tensors one after the other, and writes the result into
   // everybody's.
   Work reduce_everywhere(const Published& mine) {
-    group_->exchange(rank(), mine, [&] {
+    if (on_device(mine.outputs)) return reduce_apart(mine);
+    exchange(mine, [&] {
       std::int64_t total = 0, before = 0;
       for (const auto& t : mine.outputs) total += t.numel();
       const Share share = share_of(total, rank(), size());
@@ -137,6 +151,22 @@ class LocalBackend final : public CommBackend {
     return {};
   }
 
+  // Each rank reduces all elements for itself, and writes its own tensors once nobody reads them any more.
+  Work reduce_apart(const Published& mine) {
+    std::vector<at::Tensor> results(mine.outputs.size());
+    exchange(mine, [&] {
+      for (std::size_t k = 0; k < results.size(); ++k) {
+        std::vector<at::Tensor> sources;
+        for (int i = 0; i < size(); ++i) sources.push_back(read_by_reduction(peer(mine.call, i))[k]);
+        results[k] = reduce_tensors(mine.outputs[k].device(), sources, mine.call.op);
+      }
+    });
+    for (std::size_t k = 0; k < results.size(); ++k) copy_between(mine.outputs[k], results[k]);
+    return {};
+  }
+
+  static at::TensorList read_by_reduction(const Published& p) { return p.inputs.empty() ? p.outputs : p.inputs; }
+
   // Elements [begin, end) of tensor k.
   void reduce_everywhere(const CollectiveCall& call, std::size_t k, std::int64_t begin, std::int64_t end) {
     const DimOrder order = memory_order(peer(call, 0).outputs[k]);  // the same on all ranks
@@ -146,7 +176,7 @@ class LocalBackend final : public CommBackend {
       const Published& p = peer(call, i);
       apart |= !p.inputs.empty();
       targets.emplace_back(p.outputs[k], order);
-      sources.emplace_back(p.inputs.empty() ? p.outputs[k] : p.inputs[k], order);
+      sources.emplace_back(read_by_reduction(p)[k], order);
     }
     reduce_views(targets, apart ? sources : targets, begin, end, call.dtype, call.op);
   }
@@ -160,6 +190,7 @@ class LocalBackend final : public CommBackend {
   }
 
   Work post(const CollectiveCall& call, const at::Tensor& tensor) {
+    settle(tensor);
     auto message = group_->mail()->post(*group_, rank(), call, tensor);
     return Work(std::make_shared<LocalWork>(group_, group_->mail(), std::move(message)));
   }

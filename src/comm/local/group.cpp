@@ -63,6 +63,17 @@ bool same_sizes(at::TensorList a, at::TensorList b) {
 }
 }  // namespace
 
+namespace {
+// Memory of the host is read as such; a device's is not.
+bool same_device_types(const Published& a, const Published& b) {
+  const auto device = [](const Published& p) {
+    const auto list = p.outputs.empty() ? p.inputs : p.outputs;
+    return list.empty() ? c10::kCPU : list[0].device().type();
+  };
+  return device(a) == device(b);
+}
+}  // namespace
+
 // Members that have counted differently published in slots of either parity, beside what is left of calls that are
 // over.
 const Published& Group::latest(int i) const {
@@ -93,7 +104,7 @@ void Group::compare(int me, const Published& mine) {
   bool good = true;
   for (int i = 0; i < size() && good; ++i) {
     const Published& p = published(i, sequence);
-    good = agree(mine.call, p.call) && mine.outputs.size() == p.outputs.size();
+    good = agree(mine.call, p.call) && mine.outputs.size() == p.outputs.size() && same_device_types(mine, p);
     if (!good) break;
     switch (mine.call.kind) {
       case CollectiveKind::all_gather:

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "comm/describe.h"
-#include "comm/memory/copy.h"
+#include "comm/local/device_memory.h"
 
 namespace dtensor::local {
 namespace {
@@ -50,7 +50,8 @@ bool Mailbox::deliver(Group& group, const Message& mine, const Message& other) {
     return false;
   }
   try {
-    copy_tensor(to.tensor, from.tensor);
+    copy_between(to.tensor, from.tensor);
+    settle({to.tensor, from.tensor});
     return true;
   } catch (...) {
     group.world().fail("rank " + std::to_string(group.ranks()[mine.me]) + " failed in " + text(group, mine) + ": " +

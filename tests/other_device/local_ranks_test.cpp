@@ -1,0 +1,84 @@
+// What thread ranks do with tensors in a device's memory, beside the numbers (conformance_test.cpp).
+#include <gtest/gtest.h>
+
+#include "dtensor/comm_backend.h"
+#include "other_device/fake_device.h"
+#include "support/errors.h"
+
+namespace dtensor::test {
+namespace {
+
+at::Tensor on_fake(at::Tensor t) { return t.to(c10::Device(fake::kDevice, 0)); }
+
+// How often all ranks together waited for their streams in `body`.
+int waits_in(const std::function<void(const Communicator&)>& body) {
+  fake::start();
+  std::atomic<int> waits = 0;
+  run_local(2, [&](const Communicator& world) {
+    world.barrier();
+    if (world.rank() == 0) fake::stream_waits = 0;
+    world.barrier();
+    body(world);
+    world.barrier();
+    if (world.rank() == 0) waits = fake::stream_waits.load();
+    world.barrier();
+  });
+  return waits;
+}
+
+// Before peers look at what a rank has queued, and before they may write over what it reads.
+TEST(DeviceRanks, WaitForTheirStreamsBeforeAndAfter) {
+  const auto x = [] { return on_fake(at::ones({4})); };
+  const auto gathers = [&](const Communicator& world) { world.all_gather({x(), x()}, x()).wait(); };
+  const auto reduces = [&](const Communicator& world) { world.all_reduce(x(), ReduceOp::sum).wait(); };
+  const auto messages = [&](const Communicator& world) {
+    const at::Tensor t = x();
+    (world.rank() == 0 ? world.send(t, 1) : world.recv(t, 0)).wait();
+  };
+  EXPECT_EQ(waits_in(gathers), 2 * 3);   // outputs, inputs; outputs again
+  EXPECT_EQ(waits_in(reduces), 2 * 2);   // in place
+  EXPECT_EQ(waits_in(messages), 2 + 1);  // each its own, and whoever came second the copy
+  EXPECT_EQ(waits_in([](const Communicator& world) { world.all_reduce(at::ones({4}), ReduceOp::sum).wait(); }), 0);
+}
+
+// What lies on the host and on a device is read in different ways: one call, on all ranks, has one of them.
+TEST(DeviceRanks, DevicesAreNotMixed) {
+  fake::start();
+  run_local(2, [](const Communicator& world) {
+    const at::Tensor here = at::ones({4}), there = on_fake(here);
+    const auto mixed = error_of([&] { world.all_reduce(there, here, ReduceOp::sum); });
+    EXPECT_NE(mixed.find("all_reduce: tensors on fake:0 and on cpu in one call"), std::string::npos) << mixed;
+    const auto lists = error_of([&] { world.all_gather_list({here, there, here, there}, {here, there}); });
+    EXPECT_NE(lists.find("all_gather: tensors on cpu and on fake:0 in one call"), std::string::npos) << lists;
+  });
+  std::string parted;
+  try {
+    run_local(2, [](const Communicator& world) {
+      const at::Tensor here = at::ones({4});
+      world.all_reduce(world.rank() == 0 ? here : on_fake(here), ReduceOp::sum).wait();
+    });
+  } catch (const CommError& error) {
+    parted = error.what();
+  }
+  EXPECT_NE(parted.find("ranks disagree"), std::string::npos) << parted;
+  EXPECT_NE(parted.find("Float [4] on fake:0)"), std::string::npos) << parted;
+}
+
+// A device whose memory is the host's is served as the CPU is.
+TEST(DeviceRanks, DeclaredMemoryIsTheHosts) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";  // in a process of its own: a declaration is for good
+  const auto child = [] {
+    fake::start();
+    declare_host_memory(fake::kDevice);
+    const int waits = waits_in([](const Communicator& world) {
+      const at::Tensor t = on_fake(at::full({4}, world.rank() + 1));
+      world.all_reduce(t, ReduceOp::sum).wait();
+      TORCH_CHECK(at::equal(t.cpu(), at::full({4}, 3)));
+    });
+    std::_Exit(waits == 0 ? 0 : 1);
+  };
+  EXPECT_EXIT(child(), testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
+}  // namespace dtensor::test
