@@ -10,6 +10,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
+#include <deque>
 #include <numeric>
 #include <optional>
 #include <thread>
@@ -19,6 +20,7 @@
 #include "comm/nccl/staging.h"
 #include "comm/nccl/types.h"
 #include "comm/nccl/watchdog.h"
+#include "comm/reduce_by_parts.h"
 #include "comm/released_lock.h"
 #include "dtensor/plain_scope.h"
 
@@ -113,6 +115,8 @@ class NcclBackend final : public CommBackend {
   }
 
   Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) override {
+    if (!has_reduction(call.dtype, call.op))
+      return reduce_scatter_by_parts(*this, call, output, inputs, device()), Work();
     const Reduction r = nccl_reduction(call.dtype, call.op);
     const auto adjacent = equal_pieces(inputs) ? Adjacent::inputs : Adjacent::none;
     const auto enqueue = [&](at::TensorList out, at::TensorList in) {
@@ -133,6 +137,7 @@ class NcclBackend final : public CommBackend {
   }
 
   Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) override {
+    if (!has_reduction(call.dtype, call.op)) return all_reduce_by_parts(*this, call, tensor, device()), Work();
     const Reduction r = nccl_reduction(call.dtype, call.op);
     return run(call, tensor, tensor, [&](at::TensorList out, at::TensorList in) {
       check(ncclAllReduce(in[0].const_data_ptr(), out[0].data_ptr(), in[0].numel() * r.count, r.type, r.op, comm_,
@@ -149,13 +154,32 @@ class NcclBackend final : public CommBackend {
     });
   }
 
+  // NCCL takes a message to oneself only together with its receipt: it waits here, on this communicator's stream.
   Work send(const CollectiveCall& call, const at::Tensor& tensor) override {
+    if (call.peer == rank()) {
+      return run(call, {}, tensor, [&](at::TensorList, at::TensorList in) {
+        const c10::cuda::CUDAStreamGuard on_ours(stream_);
+        to_self_.push_back(in[0].clone());
+      });
+    }
     return run(call, {}, tensor, [&](at::TensorList, at::TensorList in) {
       check(ncclSend(in[0].const_data_ptr(), in[0].nbytes(), ncclInt8, call.peer, comm_, stream()), "ncclSend");
     });
   }
 
   Work recv(const CollectiveCall& call, const at::Tensor& tensor) override {
+    if (call.peer == rank()) {
+      TORCH_CHECK(!to_self_.empty(), "nccl: a message of a rank to itself is sent before it is received");
+      const at::Tensor message = to_self_.front();
+      TORCH_CHECK(message.sizes() == tensor.sizes() && message.scalar_type() == tensor.scalar_type(),
+                  "nccl: a message of ", message.scalar_type(), ' ', message.sizes(), " is received as ",
+                  tensor.scalar_type(), ' ', tensor.sizes());
+      to_self_.pop_front();
+      return run(call, tensor, {}, [&](at::TensorList out, at::TensorList) {
+        const c10::cuda::CUDAStreamGuard on_ours(stream_);
+        out[0].copy_(message);
+      });
+    }
     return run(call, tensor, {}, [&](at::TensorList out, at::TensorList) {
       check(ncclRecv(out[0].data_ptr(), out[0].nbytes(), ncclInt8, call.peer, comm_, stream()), "ncclRecv");
     });
@@ -251,6 +275,7 @@ class NcclBackend final : public CommBackend {
   std::string label_;
   c10::cuda::CUDAStream stream_;
   ncclComm_t comm_ = nullptr;
+  std::deque<at::Tensor> to_self_;
 };
 
 }  // namespace

@@ -21,9 +21,17 @@ inline ncclRedOp_t nccl_op(ReduceOp op) {
   return kOps[static_cast<int>(op)];
 }
 
-// Bools reduce as bytes of 0 and 1; complex sums as twice as many real ones.
+// Whether NCCL reduces them, and to ATen's values: it has no integers of 16 bits and no products of complex numbers,
+// and its largest and smallest of floating numbers pass NaN over.
+inline bool has_reduction(at::ScalarType dtype, ReduceOp op) {
+  const bool order = op == ReduceOp::max || op == ReduceOp::min;
+  if (dtype == at::kShort || dtype == at::kUInt16) return false;
+  if (c10::isComplexType(dtype)) return op != ReduceOp::product;
+  return !order || !c10::isFloatingType(dtype);
+}
+
+// Of what has_reduction. Bools reduce as bytes of 0 and 1; complex sums as twice as many real ones.
 inline Reduction nccl_reduction(at::ScalarType dtype, ReduceOp op) {
-  const bool sum = op == ReduceOp::sum || op == ReduceOp::avg;
   switch (dtype) {
     case at::kFloat:
       return {ncclFloat32, nccl_op(op)};
@@ -41,11 +49,14 @@ inline Reduction nccl_reduction(at::ScalarType dtype, ReduceOp op) {
       return {ncclInt32, nccl_op(op)};
     case at::kLong:
       return {ncclInt64, nccl_op(op)};
+    case at::kUInt32:
+      return {ncclUint32, nccl_op(op)};
+    case at::kUInt64:
+      return {ncclUint64, nccl_op(op)};
     case at::kBool:
       return {ncclUint8, op == ReduceOp::sum || op == ReduceOp::max ? ncclMax : ncclMin};
     case at::kComplexFloat:
     case at::kComplexDouble:
-      TORCH_CHECK(sum, "nccl: only sum and avg of complex numbers");
       return {dtype == at::kComplexFloat ? ncclFloat32 : ncclFloat64, nccl_op(op), 2};
     default:
       TORCH_CHECK(false, "nccl: no reduction of ", c10::toString(dtype), "; cast first");
