@@ -1,4 +1,5 @@
-// Calls the plain operator on tensors of the global sizes, once for a decision.
+// Calls the plain operator on tensors of the global sizes, once for a decision. On the CPU, whatever the mesh's device:
+// where an element is no index, a kernel of a GPU ends all work of the process on it.
 #include "ops/whole_call_check.h"
 
 #include <ATen/ops/full.h>
@@ -47,11 +48,13 @@ bool is_small(const CachedCall& call) {
   return elements <= kMostElements;
 }
 
-// Lengths sum up to a size.
+// Lengths sum up to a size, and with a pivot of 0 LAPACK writes in front of a matrix.
 bool takes_any_values(const OpEntry& entry) {
   const auto& arguments = entry.schema().arguments();
   return std::none_of(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
-    return argument.name().find("lengths") != std::string::npos;
+    const std::string& name = argument.name();
+    return !argument.is_out() &&
+           (name.find("lengths") != std::string::npos || name.find("pivots") != std::string::npos);
   });
 }
 
@@ -60,8 +63,12 @@ bool has_stand_ins(const CachedCall& call) {
   return std::all_of(call.inputs.begin(), call.inputs.end(), [](const InputAction& input) { return bool(input.to); });
 }
 
+// What a device's kernel kept for a backward pass, another's does not take.
+bool takes_kept_results(const OpEntry& entry) { return entry.name().name.find("_backward") != std::string::npos; }
+
 bool must_be_checked(const OpEntry& entry, const CachedCall& call) {
   if (entry.is_random || entry.gives_view || entry.inplace_view) return false;
+  if (call.mesh->device != c10::kCPU && takes_kept_results(entry)) return false;
   if (entry.by_position() && !has_stand_ins(call)) return false;
   const bool replaced = call.local_kernel != nullptr && !has_usual_types(call);
   return (replaced || has_other_parts(call)) && is_small(call) && takes_any_values(entry);
@@ -72,6 +79,7 @@ class StandIns {
   StandIns(const CachedCall& call, int value) : call_(call), value_(value) {}
 
   c10::IValue replace(const c10::IValue& value, ArgKind kind) {
+    if (value.isDevice()) return c10::Device(c10::kCPU);
     if (kind == ArgKind::tensor) return next(value);
     if (kind != ArgKind::tensor_list || !value.isList()) return value;
     const auto items = value.toListRef();
@@ -82,8 +90,8 @@ class StandIns {
  private:
   c10::IValue next(const c10::IValue& value) {
     const auto& input = call_.inputs[next_++];
-    if (!input.to) return value;
-    return at::full(input.to->sizes, value_, at::TensorOptions(input.to->dtype).device(call_.mesh->device));
+    if (!input.to) return value.isTensor() && value.toTensor().defined() ? value.toTensor().cpu() : value;
+    return at::full(input.to->sizes, value_, at::TensorOptions(input.to->dtype));
   }
   template <class List>
   c10::IValue fill(at::ArrayRef<c10::IValue> items, List list) {
@@ -106,7 +114,9 @@ std::exception_ptr error_with(int value, const OpEntry& entry, c10::ArrayRef<c10
   for (std::size_t i = 0; i < args.size(); ++i) stack.push_back(stand_ins.replace(args[i], entry.args[i].kind));
   try {
     entry.op.callBoxed(stack);
-  } catch (const c10::LinAlgError&) {  // of the values of matrices
+  } catch (const c10::LinAlgError&) {          // of the values of matrices
+  } catch (const c10::NotImplementedError&) {  // the CPU has no such kernel: it may be one of the mesh's device alone
+    if (call.mesh->device == c10::kCPU) return std::current_exception();
   } catch (const c10::Error&) {
     return std::current_exception();
   }

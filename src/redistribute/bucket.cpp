@@ -53,16 +53,25 @@ const Communicator& communicator_of(const Group& group) {
   return acting(*group[0]->from->mesh).communicator(edge_of(*group[0]).axes);
 }
 
+// Elements that a tensor takes of a buffer: where kernels of GPUs load 16 bytes at once, and refuse what does not begin
+// there, up to the next such place.
+std::int64_t room_of(const at::Tensor& t) {
+  const auto step = t.is_cpu() ? 1 : std::max<std::int64_t>(1, 16 / static_cast<std::int64_t>(t.element_size()));
+  return (t.numel() + step - 1) / step * step;
+}
+
 // The sums are views of one buffer in their specs' order of dimensions.
 Finish all_reduce(const Group& group) {
-  std::int64_t count = 0, offset = 0;
-  for (const auto* p : group) count += p->at.numel();
+  std::int64_t count = 0, used = 0, offset = 0;
+  for (const auto* p : group) count += room_of(p->at), used += p->at.numel();
+  if (group.size() == 1) count = used;
   const auto flat = result_buffer({count}, group[0]->at);
+  if (count > used) flat.zero_();
   std::vector<at::Tensor> sums;
   for (const auto* p : group) {
     sums.push_back(flat.as_strided(p->at.sizes(), at::infer_dense_strides(p->at.sizes(), p->from->strides), offset));
     sums.back().copy_(p->at);
-    offset += p->at.numel();
+    offset += room_of(p->at);
   }
   // One by itself goes as execute_plan sends it, element by element of the tensor: other ranks may have more tensors,
   // on meshes of theirs, or this one alone.

@@ -244,7 +244,8 @@ void batch_norm(LocalCall& call) {
   if (const auto bias = vector(args, "bias", l); bias.defined()) y.add_(bias);
   const auto saved = [&](const at::Tensor& value, std::size_t i) {
     const auto type = call.outputs[i]->dtype;
-    return training ? value.flatten().to(type) : at::empty({0}, input.options().dtype(type));
+    const bool kept = training || c10::multiply_integers(call.outputs[i]->sizes) > 0;
+    return kept ? value.flatten().to(type) : at::empty({0}, input.options().dtype(type));
   };
   finish(call, {y.to(call.outputs[0]->dtype), saved(s.mean, 1), saved(s.rstd, 2)});
 }

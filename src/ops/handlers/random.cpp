@@ -106,17 +106,22 @@ void dropout_global(LocalCall& call) {
   give(call, {std::move(output), std::move(mask)});
 }
 
+at::Generator generator_on(c10::DeviceType device, std::uint64_t seed) {
+  if (device == at::kCPU) return at::detail::createCPUGenerator(seed);
+  auto generator = at::globalContext().getAcceleratorHooksInterface(device).getNewGenerator();
+  generator.set_current_seed(seed);
+  return generator;
+}
+
 // The plain operator on operands that every rank holds whole, with a generator of its own. The values depend on the
 // device type, not on the mesh.
 void random_replicated(LocalCall& call) {
   const LocalArgs args(call);
   const auto key = next_random_key(call.mesh);
-  TORCH_CHECK(args.has("generator") && call.mesh.device == at::kCPU, call.info.name(),
-              ": draws from the device's own generator, which differs between ranks; there is no form of it for a mesh "
-              "of ",
-              call.mesh.device, " devices yet");
+  TORCH_CHECK(args.has("generator"), call.info.name(),
+              ": draws from the device's own generator, which differs between ranks; it takes none for a mesh");
   const auto seed = philox::word64(philox::block(key, 0), 0);
-  torch::jit::peek(call.stack, call.info.generator_arg, call.info.args.size()) = at::detail::createCPUGenerator(seed);
+  torch::jit::peek(call.stack, call.info.generator_arg, call.info.args.size()) = generator_on(call.mesh.device, seed);
   call.info.op.callBoxed(call.stack);
 }
 

@@ -4,12 +4,17 @@
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
+
+#include <mutex>
 
 #include "attention/attend.h"
 #include "comm/events.h"
 #include "comm/record/caller.h"
+#include "dtensor/plain_scope.h"
 #include "ops/explain.h"
 #include "ops/inspect_state.h"
 #include "ops/kept_results.h"
@@ -134,6 +139,18 @@ bool takes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const 
   return attention_parts::sequence_axes(q, k, v) != 0;
 }
 
+// Which of a GPU's kernels are tried first ATen settles when it is first asked, without a lock: thread ranks that ask
+// at once may be told differently.
+void settle_order_of_kernels(const at::Tensor& q) {
+  static std::once_flag once;
+  if (q.device().type() != c10::kCUDA) return;
+  std::call_once(once, [&] {
+    const LocalScope plain;
+    const at::Tensor any = at::empty({1, 1, 8, 8}, at::TensorOptions(at::kHalf).device(q.device()));
+    at::_fused_sdp_choice(any, any, any);
+  });
+}
+
 }  // namespace
 
 at::Tensor attention_special(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -145,6 +162,7 @@ at::Tensor attention_special(const at::Tensor& q, const at::Tensor& k, const at:
         .squeeze(0);
   }
   if (!takes(q, k, v, mask, dropout, causal, gqa)) {
+    settle_order_of_kernels(q);
     return at::native::scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale, gqa);
   }
   AttentionOptions options;

@@ -26,6 +26,9 @@ OutputMeta suggested_meta(at::IntArrayRef sizes, at::IntArrayRef strides, c10::S
 OutputMeta undefined_meta();
 OutputMeta unknown_meta(c10::ScalarType dtype = c10::ScalarType::Undefined);  // the kernel's own affair
 
+// Whether CUDA's kernels give the results, which for some operators are others than the CPU's.
+inline bool on_cuda(const OpArgs& op) { return op.device() == c10::DeviceType::CUDA; }
+
 at::DimVector joined(at::IntArrayRef lead, at::IntArrayRef tail);
 
 // Those that the bool[] argument does not ask for become undefined.

@@ -11,13 +11,15 @@ at::DimVector stats_sizes(const OpArgs& op, int input) {
   return joined(op.sizes(input).drop_back(count), at::DimVector(count, 1));
 }
 
+c10::ScalarType type_of_parameters(const OpArgs& op) { return op.defined(1) ? op.dtype(1) : op.dtype(0); }
+
 // CPU keeps the statistics of half types in the parameters' type, CUDA in float.
 c10::ScalarType stats_dtype(const OpArgs& op) {
   const c10::ScalarType input = op.dtype(0);
   const bool half = input == c10::ScalarType::Half || input == c10::ScalarType::BFloat16;
   if (!half) return input;
   if (op.device() != c10::DeviceType::CPU) return c10::ScalarType::Float;
-  return op.defined(1) ? op.dtype(1) : input;
+  return type_of_parameters(op);
 }
 
 std::vector<OutputMeta> layer_norm_outputs(const OpArgs& op) {
@@ -71,7 +73,8 @@ bool trains(const OpArgs& op, bool by_name) {
 }
 
 // The running statistics are written in training, though the schema does not say so; saved ones have no elements in
-// evaluation. `by_name`: what operators without a flag do.
+// evaluation, but from CUDA's own kernels, which put there what they normalised by. `by_name`: what operators without a
+// flag do.
 Rule batch_norm(const OpArgs& op, bool by_name) {
   Rule rule("ncS, c?* -> ncS, c?, c?, ~*");
   rule.handled("nS", "batch_norm_global").kernel("batch_norm_global").handled_gives_replicate();
@@ -89,10 +92,11 @@ Rule batch_norm(const OpArgs& op, bool by_name) {
   return trains(op, by_name) && mean >= 0 ? rule.writes({mean, variance}) : rule;
 }
 
-std::vector<OutputMeta> batch_norm_outputs(const OpArgs& op, bool by_name) {
+std::vector<OutputMeta> batch_norm_outputs(const OpArgs& op, bool by_name, bool of_cudnn) {
   TORCH_CHECK(!trains(op, by_name) || c10::multiply_integers(op.sizes(0)) != 0,
               "input tensor must have at least one element, but got input_sizes = ", op.sizes(0));
-  const std::int64_t channels = trains(op, by_name) ? op.sizes(0)[1] : 0;
+  const bool saved = trains(op, by_name) || (on_cuda(op) && !of_cudnn);
+  const std::int64_t channels = saved ? op.sizes(0)[1] : 0;
   const OutputMeta stats = dense_meta({channels}, stats_dtype(op));
   std::vector<OutputMeta> outputs{suggested_meta(op.sizes(0), op.strides(0), op.dtype(0)), stats, stats};
   if (op.result_count() > 3) outputs.push_back(dense_meta({0}, c10::ScalarType::Byte));
@@ -108,13 +112,14 @@ std::vector<OutputMeta> batch_norm_gradients(const OpArgs& op) {
 }
 
 void add_batch_norm(RuleBook& book) {
-  const auto add = [&](const char* name, bool by_name) -> Rule& {
+  const auto add = [&](const std::string& name, bool by_name) -> Rule& {
+    const bool of_cudnn = name.find("cudnn") != std::string::npos;
     return book
         .rule(
             name, [by_name](const OpArgs& op) { return batch_norm(op, by_name); },
             "ncS, c?* -> ncS, c?, c?, ~*, written in training")
         .own_state()
-        .outputs([by_name](const OpArgs& op) { return batch_norm_outputs(op, by_name); });
+        .outputs([=](const OpArgs& op) { return batch_norm_outputs(op, by_name, of_cudnn); });
   };
   for (const char* name : {"aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update",
                            "aten::cudnn_batch_norm"}) {
@@ -135,8 +140,9 @@ void add_batch_norm(RuleBook& book) {
   }
 }
 
+// Of every device's kernel, the statistics of half types are in the parameters' type.
 std::vector<OutputMeta> group_norm_outputs(const OpArgs& op) {
-  const OutputMeta stats = dense_meta({op.integer("N"), op.integer("group")}, stats_dtype(op));
+  const OutputMeta stats = dense_meta({op.integer("N"), op.integer("group")}, type_of_parameters(op));
   const bool ordered = op.device() == c10::DeviceType::CPU;
   const OutputMeta out =
       ordered ? suggested_meta(op.sizes(0), op.strides(0), op.dtype(0)) : dense_meta(op.sizes(0), op.dtype(0));

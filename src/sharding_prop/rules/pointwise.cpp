@@ -39,7 +39,10 @@ void add_backward(RuleBook& book) {
     book.rule(op, elementwise().linear({0}));
   }
   // The buffer of CPU kernels has the input's sizes, CUDA's none.
-  book.rule("aten::log_sigmoid_backward", "X, X, X? -> X").linear({0});
+  const auto log_sigmoid = [](const OpArgs& op) {
+    return Rule(on_cuda(op) ? "X, X, ~ -> X" : "X, X, X? -> X").linear({0});
+  };
+  book.rule("aten::log_sigmoid_backward", log_sigmoid, "X, X, X? -> X, linear in X; on CUDA X, X, ~ -> X");
 }
 
 void add_moves(RuleBook& book) {
@@ -78,11 +81,13 @@ void add_untagged(RuleBook& book) {
   book.rule("aten::fake_quantize_per_channel_affine_cachemask", "X[axis!], ~, ~ -> X[axis], X[axis]")
       .outputs(quantized_outputs);
   // The buffer that CPU kernels keep for backward has the input's sizes; CUDA's is empty. Both are contiguous on CPUs.
-  book.rule("aten::log_sigmoid_forward", "... -> ..., ...").outputs([](const OpArgs& op) {
-    OutputMeta meta = dense_meta(op.sizes(0), op.dtype(0));
-    if (op.device() != c10::DeviceType::CPU) meta.strides = at::infer_dense_strides(op.sizes(0), op.strides(0));
-    return std::vector{meta, meta};
-  });
+  const auto log_sigmoid = [](const OpArgs& op) { return Rule(on_cuda(op) ? "... -> ..., ~" : "... -> ..., ..."); };
+  book.rule("aten::log_sigmoid_forward", log_sigmoid, "... -> ..., ...; on CUDA ... -> ..., ~")
+      .outputs([](const OpArgs& op) {
+        OutputMeta meta = dense_meta(op.sizes(0), op.dtype(0));
+        if (op.device() != c10::DeviceType::CPU) meta.strides = at::infer_dense_strides(op.sizes(0), op.strides(0));
+        return std::vector{meta, on_cuda(op) ? dense_meta({0}, op.dtype(0)) : meta};
+      });
 }
 
 }  // namespace
