@@ -122,6 +122,11 @@ class DTENSOR_API Embedding final : public Module {
   std::int64_t padding_idx_;
 };
 
+// at::layer_norm over the last dimension, of that size, where x may be narrower than weight and bias (which mixed
+// precision keeps in float): computed in their type and given in x's, as the CPU's kernel does; a GPU's refuses that.
+DTENSOR_API at::Tensor layer_norm(const at::Tensor& x, std::int64_t size, const at::Tensor& weight,
+                                  const at::Tensor& bias, double eps);
+
 // Mean and variance over the last dimension, as torch.nn.LayerNorm.
 class DTENSOR_API LayerNorm final : public Module {
  public:

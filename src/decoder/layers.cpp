@@ -39,7 +39,7 @@ void Norm::reset_parameters() {
 at::Tensor Norm::forward(const at::Tensor& input) const {
   const ModuleScope scope(name());
   const at::Tensor x = constrain("in", input);
-  if (kind_ == NormKind::layer) return constrain("out", at::layer_norm(x, {size_}, weight, bias, eps_));
+  if (kind_ == NormKind::layer) return constrain("out", layer_norm(x, size_, weight, bias, eps_));
   return constrain("out", at::rms_norm(x, {size_}, kind_ == NormKind::rms ? weight : weight + 1, eps_));
 }
 

@@ -59,9 +59,16 @@ void LayerNorm::reset_parameters() {
   reset_to(bias, 0);
 }
 
+at::Tensor layer_norm(const at::Tensor& x, std::int64_t size, const at::Tensor& weight, const at::Tensor& bias,
+                      double eps) {
+  const bool mixed = !x.is_cpu() && weight.defined() && weight.scalar_type() != x.scalar_type();
+  if (!mixed) return at::layer_norm(x, {size}, weight, bias, eps);
+  return at::layer_norm(x.to(weight.scalar_type()), {size}, weight, bias, eps).to(x.scalar_type());
+}
+
 at::Tensor LayerNorm::forward(const at::Tensor& x) const {
   const ModuleScope scope(name());
-  return constrain("out", at::layer_norm(constrain("in", x), {size_}, weight, bias, eps_));
+  return constrain("out", layer_norm(constrain("in", x), size_, weight, bias, eps_));
 }
 
 RMSNorm::RMSNorm(std::int64_t size, double eps, at::TensorOptions options)
