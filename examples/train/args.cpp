@@ -29,6 +29,12 @@ void add_job_flags(CLI::App& app, Options& o, std::string& mesh, std::string& dt
   app.add_option("--mesh", mesh, "sizes of the mesh axes, e.g. replicate=1,shard=2,tp=2");
   app.add_option("--ranks", o.ranks, "thread ranks of a single process")->check(CLI::Range(1, 1024));
   app.add_option("--backend", o.backend, "insist on one")->check(CLI::IsMember({"local", "mpi", "nccl", "socket"}));
+  app.add_option("--device", o.device, "where tensors live: cpu or cuda; default: cuda over NCCL, else cpu")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option(
+         "--peak-tflops", o.peak_tflops,
+         "what all devices together can do in a second, of 1e12 operations: prints what part of it was used (MFU)")
+      ->check(CLI::PositiveNumber);
   app.add_option("--dtype", dtype, "float32, float64 or bfloat16")
       ->check(CLI::IsMember({"float32", "float64", "bfloat16"}));
   app.add_flag("--compare", o.compare, "train on one device too and compare the loss curves");
@@ -251,6 +257,11 @@ void settle_sizes(Options& o) {
 }
 
 }  // namespace
+
+Options settle_device(Options options, const std::string& backend) {
+  if (options.device.empty()) options.device = backend == "nccl" ? "cuda" : "cpu";
+  return options;
+}
 
 std::string model_flags(const Options& options) {
   std::string flags = options.rope ? "--rope" : "no --rope";

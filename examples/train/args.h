@@ -54,6 +54,7 @@ struct Options : RunFlags {
   std::optional<MeshShape> mesh = {};  // default: every rank on `shard`
   std::optional<int> ranks = {};
   std::string backend = {}, model = "tiny", optimizer = "adamw";
+  std::string device = {};  // cpu or cuda; empty: as settle_device says
   Dtype dtype = Dtype::float32;
   std::string parallel = "fsdp";  // or plain: placements alone, every parameter gathered where it is used
   std::string reshard = "true";   // after forward: true, false or a number of ranks
@@ -70,6 +71,7 @@ struct Options : RunFlags {
   int microbatches = 4, chunks = 0;  // chunks: stages of a rank; 0: the schedule's own number
   ShampooFlags shampoo = {};
   double dropout = 0, lr = 1e-3, clip = 1;
+  double peak_tflops = 0;  // of all devices together; 0: not said
   std::int64_t warmup = 10;
   std::int64_t hidden = 0, layers = 0;  // 0: the model's default, as of batch and seq
   std::vector<std::string> data = {};
@@ -89,6 +91,10 @@ const char* to_string(Kind kind);  // the program's name: train, moe
 // Both programs take the same flags, moe those about experts too. Throws UsageError; `exit_status` is set where the
 // program should end at once (--help).
 Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_status);
+
+// The device that ranks of this backend compute on: the one that was asked for, else cuda over NCCL and the CPU
+// elsewhere.
+Options settle_device(Options options, const std::string& backend);
 
 // The flags that change what the model computes, but no parameter's name or size.
 std::string model_flags(const Options& options);

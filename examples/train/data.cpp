@@ -151,7 +151,7 @@ Batch Corpus::batch(std::uint64_t seed, std::int64_t step, const BatchShape& sha
 
 at::Tensor place_batch(const at::Tensor& whole, const dtensor::DeviceMesh& mesh, const dtensor::Placements& where) {
   const dtensor::Placements everywhere(static_cast<std::size_t>(mesh.ndim()));
-  const auto placed = dtensor::DTensor::from_local(whole, mesh, everywhere, whole.sizes());
+  const auto placed = dtensor::DTensor::from_local(whole.to(mesh.device_type()), mesh, everywhere, whole.sizes());
   return where == everywhere ? placed : placed.redistribute(where);
 }
 

@@ -19,7 +19,7 @@ void LoadCount::add(dtensor::nn::Module& part) {
   for (const auto* layer : dtensor::moe_layers(part)) {
     const auto at = std::find(layers_.begin(), layers_.end(), layer) - layers_.begin();
     const at::Tensor row = table_[at];
-    row.narrow(0, 0, row.size(0) - 1).add_(layer->stats().load);
+    row.narrow(0, 0, row.size(0) - 1).add_(layer->stats().load.cpu());
     row[-1].add_(layer->stats().dropped);
   }
 }

@@ -12,8 +12,10 @@ using dtensor::Replicate;
 using dtensor::RowwiseParallel;
 using dtensor::Shard;
 
-dtensor::DeviceMesh make_mesh(const dtensor::Communicator& world, const MeshShape& shape) {
-  return dtensor::init_device_mesh(world, c10::kCPU, {shape.replicate, shape.shard, shape.cp, shape.tp},
+c10::DeviceType device_type(const Options& options) { return options.device == "cuda" ? c10::kCUDA : c10::kCPU; }
+
+dtensor::DeviceMesh make_mesh(const dtensor::Communicator& world, const MeshShape& shape, c10::DeviceType device) {
+  return dtensor::init_device_mesh(world, device, {shape.replicate, shape.shard, shape.cp, shape.tp},
                                    {"replicate", "shard", "cp", "tp"});
 }
 

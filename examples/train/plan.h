@@ -13,7 +13,11 @@
 
 namespace train {
 
-dtensor::DeviceMesh make_mesh(const dtensor::Communicator& world, const MeshShape& shape);
+// Of --device.
+c10::DeviceType device_type(const Options& options);
+
+dtensor::DeviceMesh make_mesh(const dtensor::Communicator& world, const MeshShape& shape,
+                              c10::DeviceType device = c10::kCPU);
 
 // What is split over tp: parameters, and with --sequence-parallel the activations between the parallel parts, along the
 // sequence (all-gather into them, reduce-scatter out of them). Without --loss-parallel the head's output is gathered,

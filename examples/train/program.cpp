@@ -1,6 +1,7 @@
 // The programs train and moe: read the command line, start the ranks, train, report.
 #include "program.h"
 
+#include <ATen/Context.h>
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -55,7 +56,7 @@ namespace {
 
 // What rank 0 has to tell after its peers are gone.
 struct Outcome {
-  std::string where, usage_error;
+  std::string where, usage_error, device;
   std::vector<StepRecord> records;
   MemoryUse memory;
   dtensor::MoeCounters counters;
@@ -74,12 +75,22 @@ std::vector<StepRecord> train_and_show(const dtensor::Communicator& world, const
   return records;
 }
 
+// Why the ranks cannot compute on --device; empty where they can.
+std::string find_device_error(const std::string& backend, const Options& options) {
+  if (options.device == "cpu") return backend == "nccl" ? "--device cpu: NCCL is for --device cuda" : "";
+  if (!at::hasCUDA()) return "--device cuda: no GPU, or a build without CUDA (make build PRESET=cuda)";
+  if (backend == "nccl" || backend == "local") return "";
+  return fmt::format("--device cuda: {} ranks move tensors of the CPU only; use --backend nccl or thread ranks",
+                     backend);
+}
+
 // Every rank comes to the same answer, so none waits for one that left.
 std::string find_usage_error(const dtensor::Communicator& world, const Options& options) {
   if (!options.backend.empty() && options.backend != world.backend_name()) {
     return fmt::format("--backend {}: the program was started on the {} backend{}", options.backend,
                        world.backend_name(), options.backend == "mpi" ? "; use mpirun -n RANKS" : "");
   }
+  if (auto error = find_device_error(world.backend_name(), options); !error.empty()) return error;
   try {
     const auto shape = fit_mesh(options, world.size());
     check_heads(options);
@@ -108,8 +119,9 @@ std::string shape_text(const Options& options, int ranks) {
   return fmt::format("{}; edp={}, ep={}, etp={}", dense.str(), sparse.edp, sparse.ep, sparse.etp);
 }
 
-void run_rank(const dtensor::Communicator& world, const Options& options, const Corpus& corpus, Outcome& outcome) {
+void run_rank(const dtensor::Communicator& world, const Options& asked, const Corpus& corpus, Outcome& outcome) {
   const std::string backend = world.backend_name();
+  const Options options = settle_device(asked, backend);
   const bool only_rank_here = backend != "local";
   std::string usage_error = find_usage_error(world, options);
   std::vector<StepRecord> records;
@@ -127,6 +139,7 @@ void run_rank(const dtensor::Communicator& world, const Options& options, const 
   if (only_rank_here) memory.ranks_here = 1;
   if (world.rank() != 0 && !only_rank_here) return;  // thread ranks share `outcome`
   outcome.usage_error = usage_error;
+  outcome.device = options.device;
   outcome.records = std::move(records);
   outcome.memory = memory;
   outcome.counters = counters;
@@ -204,6 +217,7 @@ int run(Kind program, int argc, char** argv) {
   if (!outcome.usage_error.empty()) return report_usage_error(to_string(program), outcome.usage_error);
   if (status != 0) return status;
   if (!outcome.records.empty() && outcome.records.back().left_by != 0) return kLeft;
+  options.device = outcome.device;
   return outcome.reports ? dtensor::finish_output(report(options, corpus, outcome)) : 0;
 }
 

@@ -10,6 +10,8 @@
 #include <cstdio>
 #include <numeric>
 
+#include "flops.h"
+
 namespace train {
 
 std::string bytes_text(double bytes) {
@@ -83,20 +85,30 @@ BytesByAxis total_moved(const std::vector<StepRecord>& records) {
   return total;
 }
 
+// What part of the devices' arithmetic the model itself needed.
+std::string utilisation(const Options& options, double tokens_a_second) {
+  const double rate = tokens_a_second * flops_per_token(gpt_config(options), options.seq) / 1e12;
+  return fmt::format("{:.2f} TFLOP/s, {:.1f} % of {:g} (MFU)", rate, 100 * rate / options.peak_tflops,
+                     options.peak_tflops);
+}
+
 }  // namespace
 
 Table summary(const Options& options, const std::string& where, const std::vector<StepRecord>& records) {
   const std::int64_t parameters = parameter_count(gpt_config(options));
-  return {
+  const double speed = tokens_per_second(records);
+  Table table = {
       {"ranks", where},
       {"model", fmt::format("{}, {:.2f} M parameters, {}", options.model, static_cast<double>(parameters) / 1e6,
                             to_string(options.dtype))},
       {"batch", fmt::format("{} x {} tokens", options.batch, options.seq)},
       {"loss", fmt::format("{:.4f} -> {:.4f} in {} steps", records.front().loss, records.back().loss, records.size())},
-      {"speed", fmt::format("{:.0f} tokens/s", tokens_per_second(records))},
+      {"speed", fmt::format("{:.0f} tokens/s", speed)},
       {"received a step", moved_text(total_moved(records), records.size())},
       {"peak memory", bytes_text(peak_memory()) + " (this process)"},
   };
+  if (options.peak_tflops > 0) table.push_back({"arithmetic", utilisation(options, speed)});
+  return table;
 }
 
 namespace {

@@ -124,7 +124,8 @@ double to_number(const at::Tensor& scalar) {
 }
 
 at::Tensor placed(const Job& job, const at::Tensor& t, const dtensor::Placements& where) {
-  return job.batch_mesh && t.defined() ? place_batch(t, job.batch_mesh, where) : t;
+  if (!t.defined()) return t;
+  return job.batch_mesh ? place_batch(t, job.batch_mesh, where) : t.to(device_type(job.options));
 }
 
 // Forward and backward of one piece of the batch; its share of the mean loss.
@@ -277,7 +278,7 @@ std::vector<StepRecord> run_job(Job job, const OnStep& on_step) {
 
 std::vector<StepRecord> train_in_stages(const dtensor::Communicator& world, const Options& options,
                                         const Corpus& corpus, const OnStep& on_step, MemoryUse* memory) {
-  const dtensor::DeviceMesh mesh = make_pipeline_mesh(world, fit_mesh(options, world.size()));
+  const dtensor::DeviceMesh mesh = make_pipeline_mesh(world, fit_mesh(options, world.size()), device_type(options));
   Gpt model(meta_config(options));
   Stages stages(model, mesh, options);
   const auto units = distribute(stages, options);
@@ -298,7 +299,7 @@ std::vector<StepRecord> train_in_stages(const dtensor::Communicator& world, cons
 std::vector<StepRecord> train_on_mesh(const dtensor::Communicator& world, const Options& options, const Corpus& corpus,
                                       const OnStep& on_step, MemoryUse* memory) {
   if (options.mesh && options.mesh->pp > 1) return train_in_stages(world, options, corpus, on_step, memory);
-  const dtensor::DeviceMesh mesh = make_mesh(world, fit_mesh(options, world.size()));
+  const dtensor::DeviceMesh mesh = make_mesh(world, fit_mesh(options, world.size()), device_type(options));
   Gpt model(meta_config(options));
   Job job{.options = options, .corpus = corpus, .model = model, .batch_mesh = mesh, .mesh = mesh, .memory = memory};
   const auto units = distribute(model, mesh, options);
@@ -311,7 +312,7 @@ std::vector<StepRecord> train_on_mesh(const dtensor::Communicator& world, const 
 std::vector<StepRecord> train_on_one_device(const Options& options, const Corpus& corpus, std::int64_t pieces) {
   std::vector<StepRecord> records;
   dtensor::run_local(1, [&](dtensor::Communicator world) {
-    const dtensor::DeviceMesh mesh = make_mesh(world, {});
+    const dtensor::DeviceMesh mesh = make_mesh(world, {}, device_type(options));
     Gpt model(meta_config(options));
     parallelize(model, mesh, {});
     dtensor::manual_seed(mesh, options.seed);

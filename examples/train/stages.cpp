@@ -15,8 +15,9 @@ namespace train {
 
 namespace pipeline = dtensor::pipeline;
 
-dtensor::DeviceMesh make_pipeline_mesh(const dtensor::Communicator& world, const MeshShape& shape) {
-  return dtensor::init_device_mesh(world, c10::kCPU, {shape.pp, shape.replicate, shape.shard, shape.cp, shape.tp},
+dtensor::DeviceMesh make_pipeline_mesh(const dtensor::Communicator& world, const MeshShape& shape,
+                                       c10::DeviceType device) {
+  return dtensor::init_device_mesh(world, device, {shape.pp, shape.replicate, shape.shard, shape.cp, shape.tp},
                                    {"pp", "replicate", "shard", "cp", "tp"});
 }
 

@@ -13,7 +13,8 @@
 namespace train {
 
 // The mesh with the axis pp before the others. Collective over `world`.
-dtensor::DeviceMesh make_pipeline_mesh(const dtensor::Communicator& world, const MeshShape& shape);
+dtensor::DeviceMesh make_pipeline_mesh(const dtensor::Communicator& world, const MeshShape& shape,
+                                       c10::DeviceType device);
 
 class Stages {
  public:

@@ -113,6 +113,8 @@ std::vector<Row> rows_of_both() {
       {"--documents", {}, loss_at_once},
       {"--ranks", {"2"}, says("2 thread ranks")},
       {"--backend", {"nccl"}, says("nccl")},
+      {"--device", {"cuda"}, says("--device cuda: no GPU")},  // where there is one: scripts/gpu_check.sh
+      {"--peak-tflops", {"0.001"}, says("of 0.001 (MFU)")},
       {"--model", {"gpt-153m"}, loss_at_once, {"--hidden", "16", "--layers", "1"}},
       {"--hidden", {"32"}, loss_at_once},
       {"--layers", {"2"}, loss_at_once},

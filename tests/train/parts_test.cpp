@@ -9,11 +9,13 @@
 #include "train/args.h"
 #include "train/compare.h"
 #include "train/data.h"
+#include "train/flops.h"
 #include "train/log.h"
 #include "train/output.h"
 #include "train/plan.h"
 #include "train/plot.h"
 #include "train/progress.h"
+#include "train/run.h"
 
 namespace {
 
@@ -42,6 +44,41 @@ fs::path temporary_folder(const char* name) {
   fs::remove_all(folder);
   fs::create_directories(folder);
   return folder;
+}
+
+TEST(Args, RanksOfNcclComputeOnGpus) {
+  const auto device = [](std::vector<std::string> words, const char* backend) {
+    return device_type(settle_device(parse(std::move(words)), backend));
+  };
+  EXPECT_EQ(device({}, "nccl"), c10::kCUDA);
+  EXPECT_EQ(device({}, "local"), c10::kCPU);
+  EXPECT_EQ(device({"--device", "cuda"}, "local"), c10::kCUDA);
+  EXPECT_EQ(device({"--device", "cpu"}, "nccl"), c10::kCPU);
+}
+
+// By the formula of PaLM, written out: 6 for each weight that a token meets, and attention's two products of a row.
+TEST(Flops, AreThoseOfTheWeightsThatATokenMeets) {
+  const auto dense = gpt_config(parse({"--hidden", "64", "--layers", "3"}));
+  const double block = 4.0 * 64 * 64 + 2.0 * 64 * 256, head = 64.0 * 257;
+  EXPECT_DOUBLE_EQ(flops_per_token(dense, 128), 6 * (3 * block + head) + 12.0 * 3 * 64 * 128);
+  const auto experts = gpt_config(
+      parse({"--hidden", "64", "--layers", "3", "--experts", "8", "--top-k", "2", "--ffn", "32"}, Kind::experts));
+  const double expert = 3.0 * 64 * 32, sparse = 4.0 * 64 * 64 + 64.0 * 8 + 2 * expert;
+  EXPECT_DOUBLE_EQ(flops_per_token(experts, 128), 6 * (3 * sparse + head) + 12.0 * 3 * 64 * 128);
+}
+
+TEST(Flops, AreShownBesideWhatTheDevicesCanDo) {
+  auto options = parse({"--hidden", "64", "--batch", "2", "--seq", "8"});
+  const std::vector<StepRecord> records = {{.tokens = 16, .seconds = 1}, {.step = 1, .tokens = 16, .seconds = 0.5}};
+  const auto row_of = [&] {
+    for (const auto& [key, value] : summary(options, "here", records)) {
+      if (key == "arithmetic") return value;
+    }
+    return std::string();
+  };
+  EXPECT_EQ(row_of(), "");
+  options.peak_tflops = 32 * flops_per_token(gpt_config(options), 8) / 1e12 * 4;  // 32 tokens a second are a quarter
+  EXPECT_NE(row_of().find(", 25.0 % of "), std::string::npos) << row_of();
 }
 
 TEST(Args, MeshNamesComeInAnyOrderAndDefaultToOne) {

@@ -49,6 +49,7 @@ TEST(Usage, OfWhatTheRanksFindOutIsToldByTheProgram) {
   expect_refused(Kind::dense, with({"2", "--mesh", "pp=2", "--schedule", "interleaved", "--chunks", "8"}),
                  "--schedule: 16 stages for a model of 3 layers");
   expect_refused(Kind::dense, {"--hidden", "18"}, "--hidden 18 is no multiple of the 4 heads");
+  expect_refused(Kind::dense, with({"1", "--device", "cuda"}), "--device cuda: no GPU, or a build without CUDA");
   fs::remove_all(saved);
 }
 
