@@ -2,7 +2,9 @@
 // rank, in turn, on one thread; layers with gathered parameters on two. Overhead is per returned tensor. A miss is a
 // call that the decision cache has not seen.
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <benchmark/benchmark.h>
 #include <dtensor/dtensor.h>
 #include <dtensor/fully_shard.h>
@@ -23,6 +25,8 @@ struct Options {
   std::int64_t size = 64;
   int calls = 2000, blocks = 41;
   bool json = false;
+  std::string device = "cpu";
+  c10::DeviceType device_type() const { return device == "cuda" ? at::kCUDA : at::kCPU; }
 };
 
 // The operands of one kind: plain, or distributed.
@@ -33,12 +37,13 @@ struct Operands {
 
 Operands make_plain(const Options& options) {
   const std::int64_t n = options.size;
-  Operands o{
-      at::randn({n, n}), at::randn({n, n}), at::randn({n}), at::randn({n, n}), at::randn({n, n}), {}, {}, {}, {}, {}};
+  const at::TensorOptions there(options.device_type());
+  const auto normal = [&](at::IntArrayRef sizes) { return at::randn(sizes, there); };
+  Operands o{normal({n, n}), normal({n, n}), normal({n}), normal({n, n}), normal({n, n}), {}, {}, {}, {}, {}};
   for (int i = 0; i < 100; ++i) {
-    for (auto* list : {&o.params, &o.grads, &o.averages}) list->push_back(at::randn({n, 16}));
-    o.squares.push_back(at::rand({n, 16}));
-    o.steps.push_back(at::ones({}));
+    for (auto* list : {&o.params, &o.grads, &o.averages}) list->push_back(normal({n, 16}));
+    o.squares.push_back(at::rand({n, 16}, there));
+    o.steps.push_back(at::ones({}, there));
   }
   return o;
 }
@@ -231,7 +236,7 @@ void gathered(const Options& options, const Communicator& world) {
 
 void run(const Options& options, const Communicator& world) {
   at::set_num_threads(1);
-  const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {1}, {"dp"});
+  const DeviceMesh mesh = init_device_mesh(world, options.device_type(), {1}, {"dp"});
   const Report report(options);
   report.head();
   const Operands plain = make_plain(options);
@@ -254,9 +259,16 @@ int main(int argc, char** argv) {
   app.add_option("--size", options.size, "operands are SIZE x SIZE")->check(CLI::PositiveNumber);
   app.add_option("--calls", options.calls, "calls of a block")->check(CLI::PositiveNumber);
   app.add_option("--blocks", options.blocks, "blocks of each kind, in turn")->check(CLI::PositiveNumber);
+  app.add_option("--device", options.device,
+                 "cpu, or cuda: the host's time alone, where blocks of --calls fit the queue")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_flag("--wall", bench::wall_clock, "time by the wall clock, not in processor time of the thread");
   app.add_flag("--json", options.json, "one JSON object a line");
   CLI11_PARSE(app, argc, argv);
+  if (options.device == "cuda") {
+    TORCH_CHECK(at::hasCUDA(), "--device cuda: no GPU, or a build without CUDA (PRESET=cuda)");
+    bench::before_block = [] { at::detail::getCUDAHooks().deviceSynchronize(0); };
+  }
   run_local(1, [&](const Communicator& world) { run(options, world); });
-  run_local(2, [&](const Communicator& world) { gathered(options, world); });
+  if (options.device == "cpu") run_local(2, [&](const Communicator& world) { gathered(options, world); });
 }

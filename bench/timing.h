@@ -37,8 +37,12 @@ inline double now_microseconds() {
   return 1e6 * static_cast<double>(t.tv_sec) + 1e-3 * static_cast<double>(t.tv_nsec);
 }
 
+// Called before a block is timed: waits until a device has done what the block before queued.
+inline std::function<void()> before_block;
+
 template <class F>
 double time_block(const F& call, int calls) {
+  if (before_block) before_block();
   const double begin = now_microseconds();
   for (int i = 0; i < calls; ++i) call();
   return (now_microseconds() - begin) / calls;

@@ -17,7 +17,7 @@ void run(const Communicator& world) {
     if (c.id() % kOneIn != 0) continue;
     for (const cases::Config* config : cases::distinct_configs(c)) {
       try {
-        cases::run_on_rank(c, *config, world);
+        cases::run_on_rank(c, *config, world, cases::recorded(c));
       } catch (const std::exception& e) {
         throw std::runtime_error(config->name + " " + c.text() + ": " + e.what());
       }

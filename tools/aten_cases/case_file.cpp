@@ -203,11 +203,25 @@ std::string Case::text() const {
   return text;
 }
 
+namespace {
+
+// Name and overload, as the dispatcher asks for them.
+std::pair<std::string, std::string> parts_of(const std::string& op) {
+  const auto dot = op.find('.');
+  const std::string overload = op.substr(dot + 1);
+  return {op.substr(0, dot), overload == "default" ? "" : overload};
+}
+
+}  // namespace
+
+bool Case::exists() const {
+  const auto [name, overload] = parts_of(op());
+  return c10::Dispatcher::singleton().findSchema({name, overload}).has_value();
+}
+
 c10::OperatorHandle Case::handle() const {
-  const auto dot = op().find('.');
-  const std::string overload = op().substr(dot + 1);
-  return c10::Dispatcher::singleton().findSchemaOrThrow(op().substr(0, dot).c_str(),
-                                                        overload == "default" ? "" : overload.c_str());
+  const auto [name, overload] = parts_of(op());
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
 }
 
 std::vector<c10::IValue> Case::arguments(const MakeTensor& make) const {

@@ -24,6 +24,7 @@ class Case {
   int id() const;
   const std::string& op() const;  // aten::add.Tensor; the empty overload is .default
   std::string text() const;       // operator and shapes, for messages
+  bool exists() const;            // whether this LibTorch has the operator
   c10::OperatorHandle handle() const;
   // One value per schema argument; `make` gets each tensor once, fresh and plain (wrapped numbers stay as they are).
   std::vector<c10::IValue> arguments(const MakeTensor& make) const;

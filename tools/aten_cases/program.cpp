@@ -1,12 +1,15 @@
 // The command line of aten_cases, and the walk over the cases.
 #include "aten_cases/program.h"
 
+#include <ATen/Context.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstring>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <thread>
 
@@ -20,17 +23,30 @@ namespace {
 struct Flags {
   Selection selection = {.data = DTENSOR_CASES};
   std::string config;
-  int id = -1, ranks = 4, from = 0;
+  int id = -1, ranks = 4, from = 0, to = std::numeric_limits<int>::max();
+  std::string device = "cpu";
+  std::vector<int> except = {};
+
+  bool takes(const Case& c) const {
+    const bool excepted = std::find(except.begin(), except.end(), c.id()) != except.end();
+    return selection.takes(c) && !excepted && (id < 0 || c.id() == id) && c.id() >= from && c.id() <= to;
+  }
   double seconds = 60;
   bool table = false;
 };
 
 struct Counts {
-  int pass = 0, wrong = 0, raise = 0;
+  int pass = 0, wrong = 0, raise = 0, elsewhere = 0;
+  bool broken = false;
   void add(Outcome::Kind kind) {
     if (kind == Outcome::Kind::pass) ++pass;
     if (kind == Outcome::Kind::wrong) ++wrong;
     if (kind == Outcome::Kind::raise) ++raise;
+    if (kind == Outcome::Kind::elsewhere) ++elsewhere;
+  }
+  void add(const Counts& other) {
+    pass += other.pass, wrong += other.wrong, raise += other.raise, elsewhere += other.elsewhere;
+    broken |= other.broken;
   }
 };
 
@@ -75,35 +91,67 @@ void on_crash(int) {
   std::_Exit(4);
 }
 
+// Whether the device does nothing more for this process.
+bool breaks_device(const std::string& text) { return text.find("CUDA error") != std::string::npos; }
+
 std::string first_line(const std::string& text) { return text.substr(0, text.find("\nException raised")); }
 
-int run(const Flags& flags, const std::vector<Case>& cases) {
-  std::signal(SIGSEGV, on_crash);
-  std::signal(SIGABRT, on_crash);
-  Watchdog watchdog(flags.seconds);
-  std::map<std::string, Counts> per_op;
-  Counts all;
-  for (const Case& c : cases) {
-    if (!flags.selection.takes(c) || (flags.id >= 0 && c.id() != flags.id) || c.id() < flags.from) continue;
-    for (const Config* config : distinct_configs(c)) {
-      if (!flags.config.empty() && config->name != flags.config) continue;
-      const std::string text = config->name + " " + c.text();
-      watchdog.start(text);
-      std::strncpy(current, text.c_str(), sizeof current - 1);
-      const Outcome outcome = run_case(c, *config, flags.ranks);
-      per_op[c.op()].add(outcome.kind);
-      all.add(outcome.kind);
-      if (outcome.kind == Outcome::Kind::pass) continue;
-      std::cout << (outcome.kind == Outcome::Kind::wrong ? "WRONG " : "RAISE ") << config->name << " " << c.text()
-                << "\n    " << first_line(outcome.text) << std::endl;
-    }
+c10::DeviceType device_type(const Flags& flags) {
+  if (flags.device == "cpu") return c10::kCPU;
+  TORCH_CHECK(at::hasCUDA(), "--device cuda: no GPU, or a build without CUDA (PRESET=cuda)");
+  at::globalContext().setAllowTF32CuDNN(false);  // whose convolutions round to ten bits
+  return c10::kCUDA;
+}
+
+// In each placement that the flags take; adds to the counts of the operator.
+void run_placements(const Case& c, const Flags& flags, c10::DeviceType device, Watchdog& watchdog, Counts& counts) {
+  // What was recorded may be of a newer LibTorch than the device's.
+  if (device != c10::kCPU && !c.exists()) return counts.add(Outcome::Kind::elsewhere);
+  for (const Config* config : distinct_configs(c)) {
+    if (!flags.config.empty() && config->name != flags.config) continue;
+    const std::string text = config->name + " " + c.text();
+    watchdog.start(text);
+    std::strncpy(current, text.c_str(), sizeof current - 1);
+    const Outcome outcome = run_case(c, *config, flags.ranks, device);
+    counts.add(outcome.kind);
+    if (outcome.kind == Outcome::Kind::elsewhere) return;
+    if (outcome.kind == Outcome::Kind::pass) continue;
+    std::cout << (outcome.kind == Outcome::Kind::wrong ? "WRONG " : "RAISE ") << text << "\n    "
+              << first_line(outcome.text) << std::endl;
+    counts.broken = breaks_device(outcome.text);
+    if (counts.broken) return;
   }
-  flags.selection.check_any(!per_op.empty());
+}
+
+void print_counts(const std::map<std::string, Counts>& per_op, const Counts& all, const Flags& flags) {
   for (const auto& [op, counts] : per_op) {
     if (!flags.table && counts.wrong + counts.raise == 0) continue;
     std::cout << op << ": " << counts.pass << " pass, " << counts.wrong << " wrong, " << counts.raise << " raise\n";
   }
-  std::cout << all.pass << " pass, " << all.wrong << " wrong, " << all.raise << " raise" << std::endl;
+  std::cout << all.pass << " pass, " << all.wrong << " wrong, " << all.raise << " raise";
+  if (flags.device != "cpu")
+    std::cout << "; " << all.elsewhere << " cases that " << flags.device << " has no kernel for";
+  std::cout << std::endl;
+}
+
+int run(const Flags& flags, const std::vector<Case>& cases) {
+  std::signal(SIGSEGV, on_crash);
+  std::signal(SIGABRT, on_crash);
+  const auto device = device_type(flags);
+  Watchdog watchdog(flags.seconds);
+  std::map<std::string, Counts> per_op;
+  Counts all;
+  for (const Case& c : cases) {
+    if (!flags.takes(c)) continue;
+    Counts counts;
+    run_placements(c, flags, device, watchdog, counts);
+    per_op[c.op()].add(counts);
+    all.add(counts);
+    if (all.broken) break;
+  }
+  flags.selection.check_any(!per_op.empty());
+  print_counts(per_op, all, flags);
+  if (all.broken) return 5;
   return all.wrong + all.raise == 0 ? 0 : 1;
 }
 
@@ -116,6 +164,10 @@ int run_program(int argc, char** argv) {
   app.add_option("--config", flags.config, "only this placement: R S0 Sl S0_first Sl_first P 2d_S0_Sl 2d_P_S0");
   app.add_option("--id", flags.id, "only this case");
   app.add_option("--from", flags.from, "only cases from this number on (after a crash)");
+  app.add_option("--except", flags.except, "none of these cases");
+  app.add_option("--to", flags.to, "only cases up to this number");
+  app.add_option("--device", flags.device, "cpu: beside what was recorded; cuda: beside the plain call there")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--ranks", flags.ranks, "thread ranks")->check(CLI::Range(1, 1024));
   app.add_option("--seconds", flags.seconds, "a case that takes longer ends the program")->check(CLI::PositiveNumber);
   app.add_flag("--table", flags.table, "all operators, not only those that fail");

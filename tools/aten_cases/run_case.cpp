@@ -3,6 +3,7 @@
 #include "aten_cases/run_case.h"
 
 #include <ATen/ATen.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 
 namespace dtensor::cases {
 namespace {
@@ -75,7 +76,7 @@ void compare(const at::Tensor& actual, const at::Tensor& expected, const std::st
       throw Mismatch(what + ": defined where it should not be, or the reverse");
     return;
   }
-  const at::Tensor whole = is_dtensor(actual) ? DTensor(actual).full_tensor() : actual;
+  const at::Tensor whole = (is_dtensor(actual) ? DTensor(actual).full_tensor() : actual).cpu();
   if (whole.sizes() != expected.sizes() || actual.sizes() != expected.sizes()) {
     throw Mismatch(c10::str(what, ": sizes ", whole.sizes(), " for ", expected.sizes()));
   }
@@ -130,9 +131,9 @@ std::vector<Placements> all_placements(const c10::IValue& value) {
   return placements;
 }
 
-void compare_mutated(const Case& c, const c10::OperatorHandle& op, const std::vector<c10::IValue>& args,
+void compare_mutated(const Expected& expected, const c10::OperatorHandle& op, const std::vector<c10::IValue>& args,
                      const std::vector<std::vector<Placements>>& before) {
-  for (const auto& [name, value] : c.mutated()) {
+  for (const auto& [name, value] : expected.mutated) {
     const auto index = static_cast<std::size_t>(*op.schema().argumentIndexWithName(name));
     compare_values(args[index], value, "argument " + name);
     if (!op.hasTag(at::Tag::inplace_view) && all_placements(args[index]) != before[index]) {
@@ -171,11 +172,47 @@ std::vector<const Config*> distinct_configs(const Case& c) {
   return result;
 }
 
-void run_on_rank(const Case& c, const Config& config, const Communicator& world) {
+// Until the device has done all that was asked of it: copies to the host may not be waited for otherwise.
+void settle(c10::DeviceType device) {
+  if (device == c10::kCUDA) at::detail::getCUDAHooks().deviceSynchronize(0);
+}
+
+Expected recorded(const Case& c) { return {c.results(), c.mutated()}; }
+
+namespace {
+
+// Tensors of the CPU, also within lists.
+c10::IValue on_host(const c10::IValue& value) {
+  if (value.isTensor()) return value.toTensor().defined() ? value.toTensor().cpu() : value;
+  if (!value.isTensorList()) return value;
+  c10::List<at::Tensor> list;
+  for (const at::Tensor& t : value.toTensorVector()) list.push_back(t.cpu());
+  return list;
+}
+
+}  // namespace
+
+Expected computed(const Case& c, c10::DeviceType device) {
+  const auto op = c.handle();
+  const auto args = c.arguments([&](const at::Tensor& tensor) { return tensor.to(device); });
+  torch::jit::Stack stack(args.begin(), args.end());
+  op.callBoxed(stack);
+  settle(device);
+  Expected expected;
+  for (const auto& value : stack) expected.results.push_back(on_host(value));
+  for (const auto& [name, value] : c.mutated()) {
+    const auto index = static_cast<std::size_t>(*op.schema().argumentIndexWithName(name));
+    expected.mutated.emplace_back(name, on_host(args[index]));
+  }
+  return expected;
+}
+
+void run_on_rank(const Case& c, const Config& config, const Communicator& world, const Expected& expected,
+                 c10::DeviceType device) {
   const int half = world.size() >= 2 ? 2 : 1;
   const std::vector<std::int64_t> shape =
       config.two_dims ? std::vector<std::int64_t>{half, world.size() / half} : std::vector<std::int64_t>{world.size()};
-  const DeviceMesh mesh = init_device_mesh(world, at::kCPU, shape);
+  const DeviceMesh mesh = init_device_mesh(world, device, shape);
   int index = 0;
   const std::vector<c10::IValue> args = c.arguments(
       [&](const at::Tensor& tensor) { return place(tensor, mesh, placements_for(config, tensor, index++)); });
@@ -184,13 +221,21 @@ void run_on_rank(const Case& c, const Config& config, const Communicator& world)
   const auto op = c.handle();
   torch::jit::Stack stack(args.begin(), args.end());
   op.callBoxed(stack);
-  const auto expected = c.results();
-  TORCH_CHECK(stack.size() == expected.size(), stack.size(), " results for ", expected.size());
-  for (std::size_t i = 0; i < stack.size(); ++i) compare_values(stack[i], expected[i], "result " + std::to_string(i));
-  compare_mutated(c, op, args, before);
+  settle(device);
+  const auto& results = expected.results;
+  TORCH_CHECK(stack.size() == results.size(), stack.size(), " results for ", results.size());
+  for (std::size_t i = 0; i < stack.size(); ++i) compare_values(stack[i], results[i], "result " + std::to_string(i));
+  compare_mutated(expected, op, args, before);
 }
 
-Outcome run_case(const Case& c, const Config& config, int ranks) {
+Outcome run_case(const Case& c, const Config& config, int ranks, c10::DeviceType device) {
+  Expected expected;
+  try {
+    expected = device == c10::kCPU ? recorded(c) : computed(c, device);
+  } catch (const std::exception& e) {
+    const bool broken = std::string(e.what()).find("CUDA error") != std::string::npos;  // for the rest of the process
+    return {broken ? Outcome::Kind::raise : Outcome::Kind::elsewhere, e.what()};
+  }
   RunOptions options;
   options.timeout = std::chrono::minutes(1);
   std::atomic<bool> mismatch = false;
@@ -199,7 +244,7 @@ Outcome run_case(const Case& c, const Config& config, int ranks) {
         ranks,
         [&](const Communicator& world) {
           try {
-            run_on_rank(c, config, world);
+            run_on_rank(c, config, world, expected, device);
           } catch (const Mismatch&) {
             mismatch = true;
             throw;

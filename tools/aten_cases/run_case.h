@@ -21,7 +21,7 @@ struct Config {
 const std::vector<Config>& configs();
 
 struct Outcome {
-  enum class Kind { pass, wrong, raise };
+  enum class Kind { pass, wrong, raise, elsewhere };  // elsewhere: the device has no such call, even without DTensors
   Kind kind = Kind::pass;
   std::string text;
 };
@@ -29,13 +29,24 @@ struct Outcome {
 // Configurations that differ for this case: not twice the same placements, and all-Replicate once.
 std::vector<const Config*> distinct_configs(const Case& c);
 
+// What a call gives on one device: its results, and the arguments that it writes.
+struct Expected {
+  std::vector<c10::IValue> results;
+  std::vector<std::pair<std::string, c10::IValue>> mutated;
+};
+Expected recorded(const Case& c);
+// Of the plain call on a device of that type, as its own kernels compute it. Throws what the call throws.
+Expected computed(const Case& c, c10::DeviceType device);
+
 // On this rank; throws Mismatch where the result differs.
 struct Mismatch : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-void run_on_rank(const Case& c, const Config& config, const Communicator& world);
+void run_on_rank(const Case& c, const Config& config, const Communicator& world, const Expected& expected,
+                 c10::DeviceType device = c10::kCPU);
 
-// On `ranks` thread ranks; never hangs longer than a minute in one wait.
-Outcome run_case(const Case& c, const Config& config, int ranks = 4);
+// On `ranks` thread ranks; never hangs longer than a minute in one wait. Compared with what is recorded, off the CPU
+// with what is computed.
+Outcome run_case(const Case& c, const Config& config, int ranks = 4, c10::DeviceType device = c10::kCPU);
 
 }  // namespace dtensor::cases
