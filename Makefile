@@ -7,13 +7,14 @@ JOBS := $(shell nproc)
 # What the configuration was made from; cmake notices changes of its own files by itself.
 INPUTS := $(shell { cat CMakePresets.json; echo "$$LIBTORCH|$$CMAKE_PREFIX_PATH|$$XDG_CACHE_HOME"; } | sha256sum | cut -c1-16)
 
-.PHONY: help setup configure build demo test bench docs install clean format format-check tidy
+.PHONY: help setup configure build demo test bench gpu-check docs install clean format format-check tidy
 help:
 	@echo 'make setup           packages and LibTorch, only what is missing'
 	@echo 'make build           everything, into $(BUILD)'
 	@echo 'make demo            train a tiny transformer on one device and on a mesh; the curves coincide. Builds no more than that'
 	@echo 'make test            all tests'
 	@echo 'make bench           ratios against plain ATen, memcpy and PyTorch where it is installed'
+	@echo 'make gpu-check       all that wants a GPU: collectives, kernels, recorded calls, training, speed beside PyTorch'
 	@echo 'make docs            the docs site, into $(BUILD)/docs/html'
 	@echo 'make install PREFIX=...   then find_package(dtensor CONFIG)'
 	@echo 'make format, format-check, tidy, clean'
@@ -38,6 +39,12 @@ test: build
 
 bench: build
 	@scripts/bench.sh $(BUILD)
+
+# On a machine with a GPU; no more is built than is run.
+gpu-check:
+	@$(MAKE) configure PRESET=cuda
+	@cmake --build --preset cuda --target test_gpu aten_cases train moe inside wiring bench_dispatch
+	@scripts/gpu_check.sh build/cuda
 
 docs:
 	@scripts/docs.sh $(BUILD)

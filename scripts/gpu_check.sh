@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# All that wants a GPU, on a machine with one: gpu_check.sh BUILD_FOLDER [LOG_FOLDER]. Programs of the preset cuda (make gpu-check
+# builds them). NCCL runs with one rank, for each wants a GPU of its own; meshes of several ranks are threads that share it. A
+# part that takes longer than PART_SECONDS (240) is ended. PEAK_TFLOPS: of the GPU, in bf16 (default: an H100's). PARTS picks some by
+# name. Those that are not timed run side by side. Prints a line a part last; exit status 1 where one failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+build=$1
+logs=${2:-$build/gpu_check}
+mkdir -p "$logs"
+limit=${PART_SECONDS:-240}
+peak=${PEAK_TFLOPS:-989}
+text=(--data tests/data README.md)
+export DTENSOR_CHECKED=calls RC_PARAMS=${RC_PARAMS:-max_success=20}
+
+rm -f "$logs"/*.said
+part() {  # NAME command...
+  local name=$1 begin code last
+  shift
+  [[ " ${PARTS:-$name} " == *" $name "* ]] || return 0
+  begin=$(date +%s)
+  timeout "$limit" "$@" > "$logs/$name.log" 2>&1
+  code=$?
+  last=$(grep -vE '^\s*$' "$logs/$name.log" | tail -n 1 | cut -c1-150)
+  [ $code -eq 0 ] || last="FAILED ($code): $last"
+  printf '%-12s %s\n' "$name" "$(($(date +%s) - begin)) s: $last" > "$logs/$name.said"
+}
+
+# The recorded calls, in as many processes as there are processors but one, each a slice. But for those whose results are each
+# kernel's own affair: which of equal numbers topk names (2466), pivots of an LU of complex numbers (1594), what _fused_adagrad_ leaves
+# in gradients that it unscales (2118, 2132: its kernel for long rows leaves them, the one for short rows does not); and for one whose
+# plain call reads memory that is not there (1098, 1256, 1870: embedding bags without their map of entries).
+export except="2466 1594 2118 2132 1098 1256 1870"
+slice() {  # I OF; where a case ends a process, another goes on behind it
+  local code=0 data last from to out ended
+  for data in tests/data/aten_cases tests/data/aten_cases/more; do
+    last=$(grep -oE '"id": *[0-9]+' $data/cases.json | grep -oE '[0-9]+' | sort -n | tail -n 1)
+    from=$(($1 * (last + 1) / $2)) to=$((($1 + 1) * (last + 1) / $2 - 1))
+    while [ $from -le $to ]; do
+      out=$("$build/tools/aten_cases" --data $data --device cuda --ranks 2 --except $except --from $from --to $to 2>&1)
+      ended=$?
+      printf '%s\n' "$out"
+      case $ended in 0) ;; 2) [[ $out == *"no recorded call"* ]] || code=1 ;; *) code=1 ;; esac
+      [ $ended -ge 3 ] || break
+      from=$(($(grep -aoE '^(RAISE|WRONG|CRASHES|HANGS) [^ ]+ #[0-9]+' <<< "$out" | grep -oE '[0-9]+$' | tail -n 1) + 1))
+    done
+  done
+  return $code
+}
+operators() {
+  local slices=$(($(nproc) > 1 ? $(nproc) - 1 : 1)) pids=() code=0 i
+  unset DTENSOR_CHECKED
+  for ((i = 0; i < slices; ++i)); do
+    OMP_NUM_THREADS=1 slice $i $slices > "$logs/operators.$i" &
+    pids+=($!)
+  done
+  for i in "${pids[@]}"; do wait "$i" || code=1; done
+  cat "$logs"/operators.[0-9]*
+  rm -f "$logs"/operators.[0-9]*
+  awk '/^[0-9]+ pass, /{for (i = 1; i < NF; ++i) if ($(i + 1) ~ /^(pass|wrong|raise|cases)/) n[$(i + 1)] += $i}
+       END {printf "%d pass, %d wrong, %d raise; %d cases without a kernel\n", n["pass,"], n["wrong,"], n["raise;"], n["cases"]}' \
+    "$logs/operators.log"
+  return $code
+}
+
+# "equal to one device" on each layout: the curves coincide, or the program says so and fails.
+train() { "$build/examples/train" --device cuda --steps 20 --compare "${text[@]}" "$@"; }
+moe() { "$build/examples/moe" --device cuda --steps 20 --compare "${text[@]}" "$@"; }
+trains() {
+  train --mesh shard=2 && train --mesh replicate=2,shard=2,tp=2 --sequence-parallel --loss-parallel &&
+    train --mesh shard=2,tp=2 --mixed-precision bf16 --checkpoint-activations && train --mesh shard=2 --dtype float64 --dropout 0.1 &&
+    train --mesh pp=2,shard=2 --schedule 1f1b && train --mesh cp=2,shard=2 && train --backend nccl --ranks 1
+}
+examples() {
+  "$build/examples/wiring" --backend nccl --ranks 1 && "$build/examples/inside" --device cuda --ranks 2 --comms &&
+    "$build/examples/inside" --device cuda --ranks 2 --loss-scale 1024 && "$build/examples/inside" --device cuda --ranks 2 --cpu-offload
+}
+moes() {
+  moe --mesh shard=2 --ep 2 && moe --mesh shard=2,tp=2 --ep 2 --etp 2 && moe --mesh shard=2 --balance forced --dispatcher equal &&
+    moe --mesh shard=2 --dispatcher capacity && moe --mesh shard=2 --mixed-precision bf16 && moe --backend nccl --ranks 1
+}
+speed() {  # PROGRAM flags...
+  local program=$1
+  unset DTENSOR_CHECKED
+  shift
+  "$build/examples/$program" --backend nccl --ranks 1 --model gpt-153m --hidden 2048 --layers 12 --seq 1024 --batch 16 --steps 12 \
+    --mixed-precision bf16 --peak-tflops "$peak" "${text[@]}" "$@"
+}
+
+nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader || exit 77
+export -f train moe trains moes examples speed operators slice
+export build logs limit peak text_words="${text[*]}"
+part threads "$build/tests/test_gpu" &
+part nccl env DTENSOR_TEST_BACKEND=nccl "$build/tests/test_gpu" --gtest_filter=-Ranks/Lists.LongTensorsAreNotPacked* & # packs
+for name in trains moes examples operators; do part $name bash -c "text=(\$text_words); $name" & done
+wait
+part dispatch env -u DTENSOR_CHECKED "$build/bench/bench_dispatch" --device cuda --calls 200
+if python3 -c 'import torch' 2> /dev/null; then part speed_peer python3 bench/peers/train_gpu.py --peak-tflops "$peak"; fi
+part speed_train bash -c 'text=($text_words); speed train'
+part speed_moe bash -c 'text=($text_words); speed moe --experts 8 --top-k 2'
+cat "$logs"/*.said
+! grep -q FAILED "$logs"/*.said

@@ -1,0 +1,20 @@
+// Meshes of thread ranks that share a GPU.
+#pragma once
+
+#include <c10/cuda/CUDAFunctions.h>
+#include <gtest/gtest.h>
+
+#include "dtensor/comm.h"
+#include "dtensor/mesh.h"
+
+namespace dtensor::test {
+
+// Passes a test over where there is no GPU.
+class Gpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (c10::cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
+  }
+};
+
+}  // namespace dtensor::test

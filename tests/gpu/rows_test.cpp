@@ -1,0 +1,72 @@
+// The CUDA loops below the permutations of a mixture of experts, beside the CPU's.
+#include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
+
+#include "gpu/gpu.h"
+#include "moe/row_kernels.h"
+#include "support/ranks.h"
+
+namespace dtensor::moe {
+namespace {
+
+using GpuRows = test::Gpu;
+
+struct Entries {
+  at::Tensor ids, counts, position, weight, rows;
+  std::int64_t kept = 0;
+};
+
+// Of tokens that choose among bins; ids of `bins` are dropped.
+Entries draw(std::uint64_t seed, at::ScalarType dtype) {
+  test::Draw draw(seed);
+  const auto tokens = draw.integer(0, 40), choices = draw.integer(1, 4), bins = draw.integer(1, 9);
+  const auto width = draw.integer(1, 700);
+  Entries e;
+  e.ids = at::empty({tokens, choices}, at::kLong);
+  for (std::int64_t i = 0; i < e.ids.numel(); ++i) e.ids.view(-1)[i] = draw.integer(0, draw.coin() ? bins : bins - 1);
+  e.counts = count_kernel(e.ids.flatten(), bins);
+  const auto sorted = sort_kernel(e.ids.flatten(), e.counts, -1);
+  e.position = sorted.position.view({tokens, choices});
+  e.kept = sorted.order.numel();
+  e.weight = draw.normal({tokens, choices}).to(at::toOpMathType(dtype));
+  e.rows = draw.normal({e.kept, width}).to(dtype);
+  return e;
+}
+
+void expect_near(const at::Tensor& gpu, const at::Tensor& cpu, const char* what) {
+  ASSERT_EQ(gpu.sizes(), cpu.sizes()) << what;
+  const bool half = cpu.element_size() == 2;
+  const double tolerance = half ? 2e-2 : cpu.scalar_type() == at::kDouble ? 1e-12 : 2e-5;
+  EXPECT_TRUE(at::allclose(gpu.cpu().to(at::kDouble), cpu.to(at::kDouble), tolerance, tolerance)) << what;
+}
+
+TEST_F(GpuRows, AreTheCpus) {
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+    for (std::uint64_t seed = 0; seed < 25; ++seed) {
+      const Entries e = draw(seed, dtype);
+      const auto up = [](const at::Tensor& t) { return t.cuda(); };
+      const auto bins = e.counts.numel();
+      const at::Tensor counts = count_kernel(up(e.ids.flatten()), bins);
+      EXPECT_TRUE(at::equal(counts.cpu(), e.counts));
+      const auto sorted = sort_kernel(up(e.ids.flatten()), counts, -1);
+      EXPECT_TRUE(at::equal(sorted.position.cpu().view_as(e.position), e.position));
+
+      const at::Tensor x = test::Draw(seed + 1).normal({e.position.size(0), e.rows.size(1)}).to(dtype);
+      EXPECT_TRUE(at::equal(expand_kernel(up(x), up(e.position), e.kept).cpu(), expand_kernel(x, e.position, e.kept)));
+      const at::Tensor combined = combine_kernel(e.rows, e.position, e.weight);
+      expect_near(combine_kernel(up(e.rows), up(e.position), up(e.weight)), combined, "combine");
+      expect_near(combine_kernel(up(e.rows), up(e.position), {}), combine_kernel(e.rows, e.position, {}), "sum");
+      const at::Tensor base = x.clone(), there = up(x);
+      add_combined_kernel(base, e.rows, e.position, e.weight);
+      add_combined_kernel(there, up(e.rows), up(e.position), up(e.weight));
+      expect_near(there, base, "added");
+      const auto cpu = combine_backward_kernel(x, e.rows, e.position, e.weight);
+      const auto gpu = combine_backward_kernel(up(x), up(e.rows), up(e.position), up(e.weight));
+      expect_near(gpu.first, cpu.first, "gradient of rows");
+      expect_near(gpu.second, cpu.second, "gradient of weights");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dtensor::moe
