@@ -16,7 +16,11 @@ struct Outcome {
   std::vector<at::Tensor> tensors;
 };
 
-at::Tensor fresh(const at::Tensor& tensor) { return tensor.is_meta() ? tensor : tensor.detach().clone(); }
+// One of its own for each rank: in-place operators write sizes, too, and some have nothing else to write.
+at::Tensor fresh(const at::Tensor& tensor) {
+  if (tensor.is_meta()) return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options());
+  return tensor.detach().clone();
+}
 
 Placements placements_for(const at::Tensor& tensor, std::size_t axes, Random& random) {
   Placements placements;
