@@ -229,6 +229,14 @@ TEST(Mistakes, ParametersOfNormsHaveTheirSizesAndType) {
                                        split(m, {1, 2, 1}), {}, {}, {true, false, false});
       },
       "expected scalar type Float but found Long");
+  const auto statistics = [](at::ScalarType mean, at::ScalarType rstd) {
+    return [=](const DeviceMesh& m) {
+      at::native_layer_norm_backward(split(m, {1, 2, 3}), split(m, {1, 2, 3}), {1, 2, 3}, split(m, {1, 1, 1}, mean),
+                                     split(m, {1, 1, 1}, rstd), {}, {}, {true, false, false});
+    };
+  };
+  expect_same_error(statistics(at::kLong, at::kFloat), "expected scalar type Float but found Long");
+  expect_same_error(statistics(at::kFloat, at::kDouble), "expected scalar type Float but found Double");
   const auto batch_norm = [](std::int64_t variances, at::ScalarType type, const Shape& saved) {
     return [=](const DeviceMesh& m) {
       at::Tensor out = split(m, {0}), mean = split(m, saved), deviation = split(m, {0});

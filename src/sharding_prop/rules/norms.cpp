@@ -27,16 +27,20 @@ std::vector<OutputMeta> layer_norm_outputs(const OpArgs& op) {
   return {dense_meta(op.sizes(0), op.dtype(0)), stats, stats};
 }
 
-// Kernels take a parameter's memory as it is: of these sizes, and of the input's type or float beside half types.
+// Kernels take an operand's memory as it is: of the input's type, or float beside half types.
+bool is_type_beside(c10::ScalarType type, c10::ScalarType input) {
+  const bool half = input == c10::ScalarType::Half || input == c10::ScalarType::BFloat16;
+  return type == input || (half && type == c10::ScalarType::Float);
+}
+
 void check_parameter(const OpArgs& op, const char* name, int input, at::IntArrayRef sizes) {
   const int i = op.operand(name);
   if (i < 0 || !op.defined(i)) return;
   const c10::ScalarType type = op.dtype(input);
-  const bool half = type == c10::ScalarType::Half || type == c10::ScalarType::BFloat16;
   TORCH_CHECK(op.sizes(i).equals(sizes), "norm of an input of sizes ", op.sizes(input), ": `", name, "` of sizes ",
               op.sizes(i), ", expected ", sizes);
-  TORCH_CHECK(op.dtype(i) == type || (half && op.dtype(i) == c10::ScalarType::Float), "norm of an input of type ", type,
-              ": expected scalar type ", type, " but found ", op.dtype(i), " (`", name, "`)");
+  TORCH_CHECK(is_type_beside(op.dtype(i), type), "norm of an input of type ", type, ": expected scalar type ", type,
+              " but found ", op.dtype(i), " (`", name, "`)");
 }
 
 // The kernel reads as many as there are elements and rows, whatever their sizes.
@@ -49,9 +53,11 @@ void check_of_input(const OpArgs& op) {
   const at::DimVector expected = stats_sizes(op, 1);
   for (const char* name : {"mean", "rstd"}) {
     const int i = op.operand(name);
-    TORCH_CHECK(i < 0 || !op.defined(i) || op.sizes(i).equals(expected), "the gradient of a norm: `", name,
-                "` of sizes ", op.sizes(i), " does not belong to an input of sizes ", op.sizes(1), ", whose are ",
-                at::IntArrayRef(expected));
+    if (i < 0 || !op.defined(i)) continue;
+    TORCH_CHECK(op.sizes(i).equals(expected), "the gradient of a norm: `", name, "` of sizes ", op.sizes(i),
+                " does not belong to an input of sizes ", op.sizes(1), ", whose are ", at::IntArrayRef(expected));
+    TORCH_CHECK(is_type_beside(op.dtype(i), op.dtype(1)), "the gradient of a norm: expected scalar type ", op.dtype(1),
+                " but found ", op.dtype(i), " (`", name, "`)");
   }
 }
 
