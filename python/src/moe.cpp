@@ -106,23 +106,13 @@ void update_balancers(const std::vector<Layer*>& layers, const Communicator& ran
   update_load_balancers(balancers, ranks);
 }
 
-MoeOptions moe_options(const py::dict& given) {
-  MoeOptions options;
-  const auto text = [&](const char* name) { return given[name].cast<std::string>(); };
-  options.hidden = given["hidden"].cast<std::int64_t>();
-  options.ffn = given["ffn"].cast<std::int64_t>();
-  options.shared_ffn = given["shared_ffn"].cast<std::int64_t>();
-  options.balance_rate = given["balance_rate"].cast<double>();
-  options.score_before_experts = given["score_before_experts"].cast<bool>();
-  options.scale_expert_gradients = given["scale_expert_gradients"].cast<bool>();
-  options.tensor = at::TensorOptions(given["dtype"].cast<at::ScalarType>())
-                       .device(c10::Device(text("device")));  // meta: for tensors that are there already
-  auto& router = options.router;
+RouterOptions router_options(const py::dict& given) {
+  RouterOptions router;
   router.experts = given["experts"].cast<std::int64_t>();
   router.top_k = given["top_k"].cast<std::int64_t>();
-  router.score = one_of<RouterScore>("score", text("score"),
+  router.score = one_of<RouterScore>("score", given["score"].cast<std::string>(),
                                      {{"softmax", RouterScore::softmax}, {"sigmoid", RouterScore::sigmoid}});
-  router.choice = one_of<RouterChoice>("choice", text("choice"),
+  router.choice = one_of<RouterChoice>("choice", given["choice"].cast<std::string>(),
                                        {{"tokens", RouterChoice::tokens},
                                         {"experts", RouterChoice::experts},
                                         {"round_robin", RouterChoice::round_robin}});
@@ -135,18 +125,40 @@ MoeOptions moe_options(const py::dict& given) {
   router.sequence_aux_loss = given["sequence_aux_loss"].cast<double>();
   router.z_loss = given["z_loss"].cast<double>();
   router.expert_capacity_factor = given["expert_capacity_factor"].cast<double>();
-  options.experts.activation = one_of<ExpertActivation>("activation", text("activation"),
-                                                        {{"swiglu", ExpertActivation::swiglu},
-                                                         {"geglu", ExpertActivation::geglu},
-                                                         {"glu", ExpertActivation::glu},
-                                                         {"gelu", ExpertActivation::gelu},
-                                                         {"silu", ExpertActivation::silu},
-                                                         {"relu", ExpertActivation::relu}});
-  options.experts.backend = one_of<ExpertBackend>("backend", text("backend"),
-                                                  {{"automatic", ExpertBackend::automatic},
-                                                   {"loop", ExpertBackend::loop},
-                                                   {"batched", ExpertBackend::batched},
-                                                   {"grouped", ExpertBackend::grouped}});
+  return router;
+}
+
+ExpertActivation activation(const std::string& name) {
+  return one_of<ExpertActivation>("activation", name,
+                                  {{"swiglu", ExpertActivation::swiglu},
+                                   {"geglu", ExpertActivation::geglu},
+                                   {"glu", ExpertActivation::glu},
+                                   {"gelu", ExpertActivation::gelu},
+                                   {"silu", ExpertActivation::silu},
+                                   {"relu", ExpertActivation::relu}});
+}
+
+ExpertBackend backend(const std::string& name) {
+  return one_of<ExpertBackend>("backend", name,
+                               {{"automatic", ExpertBackend::automatic},
+                                {"loop", ExpertBackend::loop},
+                                {"batched", ExpertBackend::batched},
+                                {"grouped", ExpertBackend::grouped}});
+}
+
+MoeOptions moe_options(const py::dict& given) {
+  MoeOptions options;
+  options.hidden = given["hidden"].cast<std::int64_t>();
+  options.ffn = given["ffn"].cast<std::int64_t>();
+  options.shared_ffn = given["shared_ffn"].cast<std::int64_t>();
+  options.balance_rate = given["balance_rate"].cast<double>();
+  options.score_before_experts = given["score_before_experts"].cast<bool>();
+  options.scale_expert_gradients = given["scale_expert_gradients"].cast<bool>();
+  options.tensor = at::TensorOptions(given["dtype"].cast<at::ScalarType>())
+                       .device(c10::Device(given["device"].cast<std::string>()));  // meta: for tensors that are there
+  options.router = router_options(given);
+  options.experts.activation = activation(given["activation"].cast<std::string>());
+  options.experts.backend = backend(given["backend"].cast<std::string>());
   return options;
 }
 

@@ -43,11 +43,10 @@ std::string python_text(const Placement& p) {
   return "RaggedShard(dim=" + dim + ", sizes=[" + sizes + "]" + end;
 }
 
-}  // namespace
+using PlacementClass = py::class_<Placement>;
 
-void bind_placement(py::module_& module) {
-  py::class_<Placement>(module, "Placement", "How one mesh dimension holds a tensor. A value: comparable, hashable.")
-      .def_static("replicate", &Placement::replicate)
+void bind_makers(PlacementClass& type) {
+  type.def_static("replicate", &Placement::replicate)
       .def_static("shard", &Placement::shard, py::arg("dim"))
       .def_static("strided_shard", &Placement::strided_shard, py::arg("dim"), py::arg("split_factor"))
       .def_static(
@@ -61,8 +60,11 @@ void bind_placement(py::module_& module) {
           py::arg("reduce_op") = "sum")
       .def_static(
           "parse", [](const std::string& text) { return parse_placement(text); }, py::arg("text"),
-          "Inverse of str(): S(0), R, P(sum), ...")
-      .def("is_replicate", &Placement::is_replicate)
+          "Inverse of str(): S(0), R, P(sum), ...");
+}
+
+void bind_predicates(PlacementClass& type) {
+  type.def("is_replicate", &Placement::is_replicate)
       .def(
           "is_shard",
           [](const Placement& p, std::optional<std::int64_t> dim) { return p.is_shard() && (!dim || p.dim() == *dim); },
@@ -75,15 +77,22 @@ void bind_placement(py::module_& module) {
           py::arg("reduce_op") = py::none())
       .def("is_strided", &Placement::is_strided)
       .def("is_ragged", &Placement::is_ragged)
-      .def("is_zigzag", &Placement::is_zigzag)
-      .def_property_readonly("dim", &Placement::dim, "The sharded tensor dimension; -1 unless is_shard().")
+      .def("is_zigzag", &Placement::is_zigzag);
+}
+
+void bind_properties(PlacementClass& type) {
+  type.def_property_readonly("dim", &Placement::dim, "The sharded tensor dimension; -1 unless is_shard().")
       .def_property_readonly("split_factor", &Placement::split_factor)
       .def_property_readonly("ragged_sizes", [](const Placement& p) { return p.ragged_sizes().vec(); })
       .def_property_readonly("reduce_op", [](const Placement& p) { return std::string(to_string(p.reduce_op())); })
       .def_property_readonly("is_storage", &Placement::is_storage)
       .def("as_storage", &Placement::as_storage, py::arg("storage") = true,
-           "Stored split, gathered where operators compute with it (fully sharded parameters).")
-      .def("__eq__",
+           "Stored split, gathered where operators compute with it (fully sharded parameters).");
+}
+
+// What makes it a value in Python: compared, hashed, printed and pickled.
+void bind_value(PlacementClass& type) {
+  type.def("__eq__",
            [](const Placement& a, const py::object& b) {
              return py::isinstance<Placement>(b) && a == b.cast<const Placement&>();
            })
@@ -92,6 +101,16 @@ void bind_placement(py::module_& module) {
       .def("__repr__", &python_text)
       .def(py::pickle([](const Placement& p) { return p.str(); },
                       [](const std::string& text) { return parse_placement(text); }));
+}
+
+}  // namespace
+
+void bind_placement(py::module_& module) {
+  PlacementClass type(module, "Placement", "How one mesh dimension holds a tensor. A value: comparable, hashable.");
+  bind_makers(type);
+  bind_predicates(type);
+  bind_properties(type);
+  bind_value(type);
 }
 
 }  // namespace dtensor::python
