@@ -1,6 +1,7 @@
 # Which LibTorch to build against. One answer for CMake (FindLibTorch.cmake) and for scripts/setup.sh, which runs this file
 # with `cmake -P`: prints the folder that holds include/ and lib/, or nothing, and tells on stderr what was passed over.
 #   order: LIBTORCH (variable or environment; must be usable), CMAKE_PREFIX_PATH, the active Python's torch, the user's cache
+# A build folder remembers the environment's LIBTORCH as it does its compiler: what ninja configures again finds the same one.
 set(DTENSOR_LIBTORCH_MINIMUM 2.11)
 set(DTENSOR_LIBTORCH_PINNED 2.15.0)
 
@@ -96,8 +97,11 @@ endfunction()
 function(dtensor_locate_libtorch out)
   set(${out} "" PARENT_SCOPE)
   set(wanted "${LIBTORCH}")
+  if(NOT wanted AND NOT "$ENV{LIBTORCH}" STREQUAL "")
+    set(DTENSOR_LIBTORCH_OF_ENVIRONMENT "$ENV{LIBTORCH}" CACHE INTERNAL "LIBTORCH when this folder was configured")
+  endif()
   if(NOT wanted)
-    set(wanted "$ENV{LIBTORCH}")
+    set(wanted "${DTENSOR_LIBTORCH_OF_ENVIRONMENT}")
   endif()
   if(wanted)
     dtensor_libtorch_problem("${wanted}" why)
