@@ -90,7 +90,9 @@ void elementwise_outputs(OpCall& call) {
   for (std::size_t r = 0; r < call.info->schema().returns().size(); ++r) {
     OutputMeta& meta = call.outputs.emplace_back();
     meta.sizes = shape.sizes();
-    meta.strides = shape.strides();
+    // ATen puts the angles of complex numbers into a new tensor of its own order.
+    const bool contiguous = name == "angle" && c10::isComplexType(type);
+    meta.strides = contiguous ? at::DimVector(c10::contiguous_strides(meta.sizes)) : at::DimVector(shape.strides());
     meta.dtype = dtype_argument(call).value_or(result_type(name, call, r, type));
   }
 }

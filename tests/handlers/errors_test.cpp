@@ -247,43 +247,5 @@ TEST(Errors, RaggedResultsAreWrittenToOtherSizes) {
   });
 }
 
-// What a program reads of the strides is what one device says.
-TEST(Strides, OfTransformsAndPoolsAreOneDevices) {
-  const at::Tensor x = at::arange(2 * 3 * 4 * 6, at::kDouble).reshape({2, 3, 4, 6});
-  const at::Tensor last = x.contiguous(at::MemoryFormat::ChannelsLast);
-  const at::Tensor complex = at::complex(x, x);
-  const at::Tensor places = at::zeros({2, 3, 4, 6}, at::kLong).contiguous(at::MemoryFormat::ChannelsLast);
-  using Run = std::function<at::Tensor(const std::function<at::Tensor(const at::Tensor&)>&)>;
-  const std::vector<std::pair<const char*, Run>> calls = {
-      {"fft", [&](auto& place) { return at::_fft_c2c(place(complex), {1}, 0, true); }},
-      {"fft of two",
-       [&](auto& place) {
-         return at::_fft_c2c(place(complex), {1, 2}, 0, true);
-       }},
-      {"transposed", [&](auto& place) { return at::_fft_c2c(place(complex.transpose(1, 3)), {2}, 0, true); }},
-      {"rfft", [&](auto& place) { return at::_fft_r2c(place(x), {2}, 0, true); }},
-      {"irfft", [&](auto& place) { return at::_fft_c2r(place(complex), {1}, 0, 4); }},
-      {"max_unpool2d",
-       [&](auto& place) {
-         return at::max_unpool2d(place(last), place(places), {8, 12});
-       }},
-      {"max_pool2d_backward",
-       [&](auto& place) {
-         const auto input = place(last);
-         const auto [values, indices] = at::max_pool2d_with_indices(input, {2, 2});
-         return at::max_pool2d_with_indices_backward(values, input, {2, 2}, {2, 2}, {0, 0}, {1, 1}, false, indices);
-       }},
-  };
-  on_mesh({2}, [&](const DeviceMesh& mesh) {
-    for (const auto& [name, run] : calls) {
-      const at::Tensor expected = run([](const at::Tensor& t) { return t; });
-      const at::Tensor actual =
-          run([&](const at::Tensor& t) { return at::Tensor(distribute_tensor(t, mesh, {Shard(0)})); });
-      EXPECT_EQ(actual.strides(), expected.strides()) << name;
-      EXPECT_TRUE(at::equal(DTensor(actual).full_tensor(), expected)) << name;
-    }
-  });
-}
-
 }  // namespace
 }  // namespace dtensor::test

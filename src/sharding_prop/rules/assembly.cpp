@@ -15,7 +15,8 @@ void add_moves(RuleBook& book) {
   book.rule("aten::flip", "X[flipped] -> X[flipped]")
       .structural({0})
       .handled("flipped", "flip_split")
-      .dims("flipped", flipped);
+      .dims("flipped", flipped)
+      .outputs([](const OpArgs& op) { return std::vector{preserved_meta(op)}; });
   book.rule("aten::roll", "X[dims!] -> X[dims]").structural({0});
   book.rule("aten::repeat", "... -> ...").structural({0});
   book.rule("aten::constant_pad_nd",

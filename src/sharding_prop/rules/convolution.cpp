@@ -43,7 +43,11 @@ Channels channels(const OpArgs& op) {
   return {op.has_arg("transposed") && op.boolean("transposed"), op.has_arg("groups") && op.integer("groups") != 1};
 }
 
+// One device gives no channels then, whatever the weight's are, and no rank has a part of a sum.
+bool has_no_channels(const OpArgs& op, int input) { return op.sizes(input).size() > 1 && op.sizes(input)[1] == 0; }
+
 Rule convolution(const OpArgs& op) {
+  if (has_no_channels(op, 0)) return {};
   const auto [transposed, groups] = channels(op);
   const char* text = transposed ? (groups ? "n(gi!)S, (gi)o!T, +(go) -> n(go)S" : "niS, ioT, +o -> noS")
                                 : (groups ? "n(gi!)S, (go!)iT, +(go) -> n(go)S" : "niS, oiT, +o -> noS");
@@ -53,6 +57,7 @@ Rule convolution(const OpArgs& op) {
 
 // The bias' gradient is that of the results alone: split input channels leave it whole.
 Rule convolution_backward(const OpArgs& op) {
+  if (has_no_channels(op, 1)) return {};
   const auto [transposed, groups] = channels(op);
   const char* text =
       transposed ? (groups ? "n(go!)S, n(gi!)S, (gi)oT -> n(gi)S, (gi)oT, (go)@0" : "noS, niS, ioT -> niS, ioT, o@0")
@@ -71,6 +76,7 @@ at::DimVector sizes_after(const OpArgs& op, int input_at, int weight_at) {
   TORCH_CHECK(c10::multiply_integers(weight.slice(2)) != 0,
               "kernel size should be greater than zero, but got a weight of sizes ", weight);
   at::DimVector sizes{input[0], transposed ? weight[1] * op.integer("groups") : weight[0]};
+  if (has_no_channels(op, input_at)) sizes[1] = 0;
   for (std::size_t d = 0; d < places; ++d) {
     const auto window = dilation[d] * (weight[d + 2] - 1) + 1, size = input[d + 2];
     sizes.push_back(transposed ? (size - 1) * stride[d] - 2 * padding[d] + window + extra[d]

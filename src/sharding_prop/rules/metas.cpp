@@ -1,6 +1,8 @@
 // What several families share.
 #include "sharding_prop/rules/metas.h"
 
+#include <ATen/ExpandUtils.h>
+#include <c10/core/Contiguity.h>
 #include <c10/core/MemoryFormat.h>
 #include <c10/util/strides.h>
 
@@ -34,12 +36,24 @@ OutputMeta dense_meta(at::IntArrayRef sizes, c10::ScalarType dtype) {
   return {true, false, at::DimVector(sizes), c10::contiguous_strides(sizes), 0, dtype};
 }
 
-OutputMeta suggested_meta(at::IntArrayRef sizes, at::IntArrayRef strides, c10::ScalarType dtype) {
-  OutputMeta meta = dense_meta(sizes, dtype);
-  if (c10::is_channels_last_strides_2d(sizes, strides))
+OutputMeta suggested_meta(const OpArgs& op, at::IntArrayRef sizes, int like) {
+  OutputMeta meta = dense_meta(sizes, op.dtype(like));
+  if (c10::is_channels_last_strides_2d(op.sizes(like), op.strides(like)))
     meta.strides = at::DimVector(c10::get_channels_last_strides_2d(sizes));
-  if (c10::is_channels_last_strides_3d(sizes, strides))
+  if (c10::is_channels_last_strides_3d(op.sizes(like), op.strides(like)))
     meta.strides = at::DimVector(c10::get_channels_last_strides_3d(sizes));
+  return meta;
+}
+
+OutputMeta suggested_on_cpu(const OpArgs& op, at::IntArrayRef sizes, int like) {
+  return op.device() == c10::DeviceType::CPU ? suggested_meta(op, sizes, like) : dense_meta(sizes, op.dtype(like));
+}
+
+OutputMeta preserved_meta(const OpArgs& op) {
+  OutputMeta meta = dense_meta(op.sizes(0), op.dtype(0));
+  const bool dense = c10::_compute_non_overlapping_and_dense<std::int64_t>(op.sizes(0), op.strides(0));
+  meta.strides =
+      dense ? at::DimVector(op.strides(0)) : at::DimVector(at::infer_dense_strides(op.sizes(0), op.strides(0)));
   return meta;
 }
 

@@ -20,9 +20,13 @@ Rule elastic(const Rule& rule, std::string_view names);
 Rule::Dims padded_by(const char* arg);
 
 OutputMeta dense_meta(at::IntArrayRef sizes, c10::ScalarType dtype);  // contiguous
-// In the order of memory that one device suggests for a tensor of these sizes and strides: that of channels last, where
-// it has it, else contiguous.
-OutputMeta suggested_meta(at::IntArrayRef sizes, at::IntArrayRef strides, c10::ScalarType dtype);
+// In the order of memory that one device suggests for operand `like`: that of channels last, where it has it, else
+// contiguous.
+OutputMeta suggested_meta(const OpArgs& op, at::IntArrayRef sizes, int like = 0);
+// The same where the CPU's kernel gives the result; those of other devices give a contiguous one.
+OutputMeta suggested_on_cpu(const OpArgs& op, at::IntArrayRef sizes, int like = 0);
+// Of operand 0's sizes, and its strides where they are dense, as at::empty_like.
+OutputMeta preserved_meta(const OpArgs& op);
 OutputMeta undefined_meta();
 OutputMeta unknown_meta(c10::ScalarType dtype = c10::ScalarType::Undefined);  // the kernel's own affair
 

@@ -104,7 +104,7 @@ std::vector<OutputMeta> batch_norm_outputs(const OpArgs& op, bool by_name, bool 
   const bool saved = trains(op, by_name) || (on_cuda(op) && !of_cudnn);
   const std::int64_t channels = saved ? op.sizes(0)[1] : 0;
   const OutputMeta stats = dense_meta({channels}, stats_dtype(op));
-  std::vector<OutputMeta> outputs{suggested_meta(op.sizes(0), op.strides(0), op.dtype(0)), stats, stats};
+  std::vector<OutputMeta> outputs{suggested_meta(op, op.sizes(0)), stats, stats};
   if (op.result_count() > 3) outputs.push_back(dense_meta({0}, c10::ScalarType::Byte));
   return outputs;
 }
@@ -149,10 +149,7 @@ void add_batch_norm(RuleBook& book) {
 // Of every device's kernel, the statistics of half types are in the parameters' type.
 std::vector<OutputMeta> group_norm_outputs(const OpArgs& op) {
   const OutputMeta stats = dense_meta({op.integer("N"), op.integer("group")}, type_of_parameters(op));
-  const bool ordered = op.device() == c10::DeviceType::CPU;
-  const OutputMeta out =
-      ordered ? suggested_meta(op.sizes(0), op.strides(0), op.dtype(0)) : dense_meta(op.sizes(0), op.dtype(0));
-  return {out, stats, stats};
+  return {suggested_on_cpu(op, op.sizes(0)), stats, stats};
 }
 
 std::vector<OutputMeta> group_norm_gradients(const OpArgs& op) {

@@ -40,32 +40,39 @@ void check_gradient(const OpArgs& call, std::size_t count) {
               call.sizes(indices), " for a gradient of sizes ", call.sizes(0));
 }
 
+std::vector<OutputMeta> suggested_gradient(const OpArgs& op) { return {suggested_meta(op, op.sizes(1), 1)}; }
+std::vector<OutputMeta> contiguous_gradient(const OpArgs& op) { return like_operands(op, {1}); }
+
 // Gradients of operators that pick or average: linear in the incoming gradient, of operand 1's sizes.
-void add_gradients(RuleBook& book, const Rule& whole, std::size_t count, std::initializer_list<const char*> ops) {
+void add_gradients(RuleBook& book, const Rule& whole, std::size_t count, std::initializer_list<const char*> ops,
+                   Rule::Outputs outputs = suggested_gradient) {
   const auto checked = [rule = linear_in_fractions(whole), count](const OpArgs& call) {
     return check_gradient(call, count), rule(call);
   };
   for (const char* op : ops) {
     book.rule(std::string("aten::") + op, checked,
               Rule(whole).linear({0}).str() + ", indices of the gradient's sizes, linear in fractions")
-        .outputs([](const OpArgs& call) { return like_operands(call, {1}); });
+        .outputs(outputs);
   }
 }
 
-OutputMeta with_places(const OpArgs& op, const std::vector<std::int64_t>& places) {
-  return dense_meta(joined(op.sizes(0).drop_back(places.size()), places), op.dtype(0));
+at::DimVector with_places(const OpArgs& op, const std::vector<std::int64_t>& places) {
+  return joined(op.sizes(0).drop_back(places.size()), places);
 }
 
-std::vector<OutputMeta> output_size(const OpArgs& op) { return {with_places(op, op.integers("output_size"))}; }
+std::vector<OutputMeta> output_size(const OpArgs& op) {
+  return {dense_meta(with_places(op, op.integers("output_size")), op.dtype(0))};
+}
+
+std::vector<OutputMeta> suggested_output_size(const OpArgs& op) {
+  return {suggested_meta(op, with_places(op, op.integers("output_size")))};
+}
 
 std::vector<OutputMeta> unpooled_outputs(const OpArgs& op) {
   TORCH_CHECK(op.sizes(0).equals(op.sizes(1)), "Expected shape of indices to be same as that of the input tensor (",
               op.sizes(0), ") but got indices tensor with shape: ", op.sizes(1));
-  auto outputs = output_size(op);
-  OutputMeta& meta = outputs[0];
-  const bool channels_last = meta.sizes.size() == 4 && c10::is_channels_last_strides_2d(op.sizes(0), op.strides(0));
-  if (channels_last) meta.strides = at::DimVector(c10::get_channels_last_strides_2d(meta.sizes));
-  return outputs;
+  const bool of_images = op.integers("output_size").size() == 2;
+  return of_images ? suggested_output_size(op) : output_size(op);
 }
 
 std::vector<OutputMeta> max_pool3d_outputs(const OpArgs& op) {
@@ -85,7 +92,7 @@ std::vector<OutputMeta> max_pool3d_outputs(const OpArgs& op) {
   TORCH_CHECK(std::all_of(places.begin(), places.end(), [](std::int64_t size) { return size > 0; }),
               "max_pool3d: given input size ", input, ", calculated output size ", at::IntArrayRef(places),
               ": output size is too small");
-  OutputMeta values = with_places(op, places), indices = values;
+  OutputMeta values = suggested_meta(op, with_places(op, places)), indices = values;
   indices.dtype = c10::ScalarType::Long;
   return {values, indices};
 }
@@ -94,7 +101,7 @@ std::vector<OutputMeta> padded_outputs(const OpArgs& op) {
   const auto padding = op.integers("padding");
   at::DimVector sizes(op.sizes(0).require(padding.size() / 2));
   for (std::size_t i = 0; i < padding.size(); ++i) sizes[sizes.size() - 1 - i / 2] += padding[i];
-  return {dense_meta(sizes, op.dtype(0))};
+  return {suggested_on_cpu(op, sizes)};
 }
 
 // [N, C, H, W] to [N, C kernel, windows]
@@ -119,18 +126,18 @@ std::vector<OutputMeta> col2im_outputs(const OpArgs& op) {
   return {dense_meta(joined(sizes, places), op.dtype(0))};
 }
 
-// On the CPU, nothing is given back as it is.
+// The CPU's kernel that takes channels apart gives nothing back as it is.
 std::vector<OutputMeta> shuffled_outputs(const OpArgs& op) {
   at::DimVector sizes(op.sizes(0).require(3).drop_back(3));
   const bool nothing = c10::multiply_integers(op.sizes(0)) == 0 && op.device() == c10::DeviceType::CPU;
-  if (nothing) return like_operands(op, {0});
   const bool together = op.has_arg("upscale_factor");
+  if (nothing && !together) return like_operands(op, {0});
   const auto factor = op.integer(together ? "upscale_factor" : "downscale_factor"), places = factor * factor;
   sizes.push_back(together ? op.sizes(0).from_end(3) / places : op.sizes(0).from_end(3) * places);
   for (const std::size_t d : {2, 1}) {
     sizes.push_back(together ? op.sizes(0).from_end(d) * factor : op.sizes(0).from_end(d) / factor);
   }
-  return {dense_meta(sizes, op.dtype(0))};
+  return {suggested_on_cpu(op, sizes)};
 }
 
 void add_pooling(RuleBook& book) {
@@ -144,7 +151,7 @@ void add_pooling(RuleBook& book) {
   book.rule("aten::adaptive_max_pool2d", places(2));
   book.rule("aten::adaptive_max_pool3d", places(3));
   for (const char* op : {"aten::_adaptive_avg_pool2d", "aten::adaptive_avg_pool2d"}) {
-    book.rule(op, places(2).linear({0})).outputs(output_size);
+    book.rule(op, places(2).linear({0})).outputs(suggested_output_size);
   }
   for (const char* op : {"aten::_adaptive_avg_pool3d", "aten::adaptive_avg_pool3d"}) {
     book.rule(op, places(3).linear({0})).outputs(output_size);
@@ -163,7 +170,8 @@ void add_pooling(RuleBook& book) {
                   {adaptive.c_str(), fractional.c_str()});
   }
   add_gradients(book, places(2), 2, {"_adaptive_avg_pool2d_backward"});
-  add_gradients(book, places(3), 3, {"_adaptive_avg_pool3d_backward", "adaptive_avg_pool3d_backward"});
+  add_gradients(book, places(3), 3, {"_adaptive_avg_pool3d_backward", "adaptive_avg_pool3d_backward"},
+                contiguous_gradient);
   // The samples are [batch, channel, places].
   for (const char* count : {"2", "3"}) {
     book.rule(std::string("aten::fractional_max_pool") + count + "d",
@@ -179,7 +187,9 @@ void add_padding(RuleBook& book) {
     for (const char* dims : {"1d", "2d", "3d"}) {
       const std::string name = std::string("aten::") + kind + dims;
       book.rule(name, pad).outputs(padded_outputs);
-      book.rule(name + "_backward", pad).outputs([](const OpArgs& op) { return like_operands(op, {1}); });
+      book.rule(name + "_backward", pad).outputs([](const OpArgs& op) {
+        return std::vector{suggested_on_cpu(op, op.sizes(1), 1)};
+      });
     }
   }
 }
@@ -252,9 +262,10 @@ void add_spatial_rules(RuleBook& book) {
   }
   batches("aten::im2col", "...___ -> ...__").outputs(im2col_outputs);
   batches("aten::col2im", "...__ -> ...___").outputs(col2im_outputs);
-  for (const char* op : {"aten::channel_shuffle", "aten::native_channel_shuffle"}) {
-    book.rule(op, "nc!S -> ncS").structural({0});
-  }
+  book.rule("aten::native_channel_shuffle", "nc!S -> ncS").structural({0});
+  book.rule("aten::channel_shuffle", "nc!S -> ncS").structural({0}).outputs([](const OpArgs& call) {
+    return std::vector{suggested_on_cpu(call, call.sizes(0))};
+  });
 }
 
 }  // namespace dtensor
