@@ -19,7 +19,6 @@ struct ClassShard {
   std::int64_t count = 0;           // classes
   std::int64_t first = 0, own = 0;  // this rank's run of them
 
-  bool is_split() const { return !class_axes.empty(); }
   bool is_absent() const { return mesh && !mesh.is_member(); }  // this rank has no part of the loss
   // In place, over the axes that split the classes (tokens).
   void reduce_classes(const at::Tensor& local, ReduceOp op) const;
