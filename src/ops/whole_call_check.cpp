@@ -29,11 +29,12 @@ bool has_other_parts(const CachedCall& call) {
                      [](const InputAction& input) { return input.to && !input.out && parts_differ(*input.to); });
 }
 
-// Of float or double all, or of integers beside them.
+// Of float or double all, or of integers beside them; what comes first is what is computed with.
 bool has_usual_types(const CachedCall& call) {
   auto floating = c10::ScalarType::Undefined;
   for (const auto& input : call.inputs) {
-    if (!input.to || input.to->dtype == c10::ScalarType::Long) continue;
+    const bool first = &input == &call.inputs.front();
+    if (!input.to || (input.to->dtype == c10::ScalarType::Long && !first)) continue;
     if (input.to->dtype != c10::ScalarType::Float && input.to->dtype != c10::ScalarType::Double) return false;
     if (floating != c10::ScalarType::Undefined && floating != input.to->dtype) return false;
     floating = input.to->dtype;

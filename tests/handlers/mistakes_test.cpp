@@ -306,6 +306,26 @@ TEST(Mistakes, ATargetOutOfBoundsIsOneErrorWhereTargetsAreSplit) {
   }
 }
 
+TEST(Mistakes, ATargetAmongNoClassesIsOutOfBounds) {
+  const auto loss = [](std::int64_t target) {
+    return [target](const DeviceMesh& m) {
+      const at::Tensor targets = distribute_tensor(at::full({6}, target, at::kLong), m, {Shard(0)});
+      at::nll_loss_forward(split(m, {6, 0}), targets, {}, at::Reduction::Mean, -100);
+    };
+  };
+  expect_same_error(loss(0), "a target is out of bounds");
+  expect_same_error(loss(-100), "no error");
+}
+
+TEST(Mistakes, AGradientOfWholeNumbersIsRefusedWhereTheOperatorRefusesIt) {
+  expect_same_error(
+      [](const DeviceMesh& m) {
+        const auto x = [&] { return split(m, {3, 2}, at::kLong); };
+        at::_softmax_backward_data(x(), split(m, {3, 2}), 0, at::kFloat);
+      },
+      "Long");
+}
+
 TEST(Mistakes, TargetsOfOtherSizesAreRefusedWhateverTheirValues) {
   expect_same_error(
       [](const DeviceMesh& m) {

@@ -141,14 +141,14 @@ at::Tensor own_weight(const LocalArgs& args, const Segments& classes, AxisMask c
 // In host memory in one pass, since each operator costs as much as a look at some thousand targets.
 bool are_classes(const at::Tensor& target, std::int64_t ignored, std::int64_t classes) {
   if (target.numel() == 0) return true;
-  const std::int64_t size = std::max<std::int64_t>(classes, 1);
+  if (classes == 0) return target.eq(ignored).all().item<bool>();
   if (!target.is_cpu()) {
-    return check_indices(target.masked_fill(target.eq(ignored), 0), size, "nll_loss: target"), true;
+    return check_indices(target.masked_fill(target.eq(ignored), 0), classes, "nll_loss: target"), true;
   }
   const at::Tensor dense = target.contiguous();
   const auto* begin = dense.const_data_ptr<std::int64_t>();
   bool fit = true;
-  for (const auto* t = begin; t != begin + dense.numel(); ++t) fit &= *t == ignored || (*t >= 0 && *t < size);
+  for (const auto* t = begin; t != begin + dense.numel(); ++t) fit &= *t == ignored || (*t >= 0 && *t < classes);
   return fit;
 }
 
