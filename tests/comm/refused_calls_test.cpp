@@ -195,7 +195,8 @@ TEST(RefusedCalls, AnyStretchesOfOneBuffer) {
     RC_ASSERT(ran == may);
     ++(ran[0] != 0 ? gathered : refused);
   }));
-  EXPECT_GT(10 * gathered, refused);  // whatever RC_PARAMS makes of the number of draws
+  if (gathered + refused < 50) return;  // RC_PARAMS may ask for few draws, which say nothing of their mix
+  EXPECT_GT(10 * gathered, refused);
   EXPECT_GT(10 * refused, gathered);
 }
 
