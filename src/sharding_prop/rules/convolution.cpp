@@ -43,7 +43,7 @@ Channels channels(const OpArgs& op) {
   return {op.has_arg("transposed") && op.boolean("transposed"), op.has_arg("groups") && op.integer("groups") != 1};
 }
 
-// One device gives no channels then, whatever the weight's are, and no rank has a part of a sum.
+// One device gives no channels then, however many the weight has. Nothing is there to split: it runs whole.
 bool has_no_channels(const OpArgs& op, int input) { return op.sizes(input).size() > 1 && op.sizes(input)[1] == 0; }
 
 Rule convolution(const OpArgs& op) {
