@@ -84,6 +84,15 @@ class DTENSOR_API FsdpUnit {
   // the caller's own (a pipeline's UNSHARD and RESHARD). A copy that is there and up to date is kept without a gather.
   void unshard() const;
   void reshard() const;  // drops the gathered copy, if there is one
+  // false: backward passes leave this unit's gradients unreduced (over replicas alone), as under NoGradientSync
+  // (NoReplicaSync); the next pass that reduces takes them along.
+  void set_requires_gradient_sync(bool on) const;
+  void set_requires_all_reduce(bool on) const;
+  // Whether the gathered copy is dropped after forward (FsdpOptions::reshard_after_forward), and after backward.
+  void set_reshard_after_forward(bool on) const;
+  void set_reshard_after_backward(bool on) const;
+  // What gradients of calls on the ranks' own data are divided by; default: the number of ranks (an average).
+  void set_gradient_divide_factor(double factor) const;
   FsdpStats stats() const;
   void reset_peaks() const;
 
@@ -91,6 +100,38 @@ class DTENSOR_API FsdpUnit {
   Impl& impl() const;  // throws where this was moved from
 
   std::shared_ptr<Impl> impl_;
+};
+
+namespace fsdp {
+class LocalCall;
+}
+
+// One call of a module on this rank's own data, with regular tensors in the place of its parameters: the module
+// computes with plain ATen, and gradients of the parameters are averages over the shard and replicate axes. Gathers the
+// units of the parameters (collective); backward gathers them again when it reaches the outputs.
+class DTENSOR_API FsdpCall {
+ public:
+  // Called with true when a backward pass reaches the module, with false when it has all gradients of the parameters.
+  using OnBackward = std::function<void(bool inside)>;
+
+  // Of `parameters`, those of units on `mesh` are lent; others stay as they are.
+  explicit FsdpCall(const DeviceMesh& mesh, at::TensorList parameters, OnBackward on_backward = {});
+  ~FsdpCall();  // finishes without outputs: the module threw
+  FsdpCall(const FsdpCall&) = delete;
+  FsdpCall& operator=(const FsdpCall&) = delete;
+
+  // For each parameter the gathered one: a regular tensor in the dtype that the unit computes with. Where the parameter
+  // is placed on axes besides the unit's (tensor parallelism), a DTensor of their mesh.
+  const std::vector<at::Tensor>& tensors() const;
+  // More of what the module gives, before it is left.
+  void watch(at::TensorList outputs);
+  // The module is left, and the units are resharded. `outputs`: what it gives, from where backward comes. `keep`:
+  // nothing else is called before backward, which begins with these units.
+  void finish(at::TensorList outputs, bool keep = false);
+
+ private:
+  std::shared_ptr<fsdp::LocalCall> call_;
+  bool finished_ = false;
 };
 
 // Makes one unit of those parameters that are in none yet, and joins its schedule with theirs: call it for each block,

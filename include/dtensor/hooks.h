@@ -35,6 +35,12 @@ DTENSOR_API void set_gradient_hook(const DTensor& parameter, GradientHook hook);
 // reduces, with others of its unit, and calls accumulate_gradient.
 using ReduceHook = std::function<void(const DTensor& parameter, const at::Tensor& gradient)>;
 DTENSOR_API void set_reduce_hook(const DTensor& parameter, ReduceHook hook);
+// Makes a leaf's gradient one that the functions above and below see. Operators do so for their operands; for code that
+// computes with a parameter's local tensor and gives its gradient by a node of its own.
+DTENSOR_API void watch_gradient(const DTensor& leaf);
+// Whether backward passes reduce this leaf's gradient; false: they accumulate it as under NoGradientSync. Default:
+// true.
+DTENSOR_API void set_gradient_sync(const DTensor& parameter, bool on);
 // What a gradient is reduced to: the parameter's placements without storage flags, Partial made Replicate.
 DTENSOR_API Placements gradient_placements(const DTensor& parameter);
 // Adds to parameter.grad(), or sets it, and calls the gradient hook.

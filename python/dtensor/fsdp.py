@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-import threading
 from typing import Any, Callable, Sequence
 
 import torch
@@ -13,10 +13,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from . import _C
 from ._api import as_parameter
-from ._border import LocalBatches, map_tensors
 from ._C import DeviceMesh, Placement, reduce_gradients
+from ._fsdp_call import Slot, Slots, Unit, calls_under_way, close_calls, put_parameter
 
-__all__ = ["fully_shard", "FSDPModule", "UnshardHandle", "MixedPrecisionPolicy", "OffloadPolicy", "CPUOffloadPolicy", "reduce_gradients"]
+__all__ = [
+    "fully_shard", "FSDPModule", "UnshardHandle", "MixedPrecisionPolicy", "OffloadPolicy", "CPUOffloadPolicy",
+    "register_fsdp_forward_method", "share_comm_ctx", "reduce_gradients",
+]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,38 +56,36 @@ class UnshardHandle:
         """Nothing is under way."""
 
 
-_of_thread = threading.local()  # the scopes that set_requires_gradient_sync(False) and its like opened, whichever module's
-
-
-def _hold_open(name: str, scope: Any) -> None:
-    """In the place of the one of that name that this thread has open; None: none."""
-    former = _of_thread.__dict__.pop(name, None)
-    if former is not None:
-        former.__exit__()
-    if scope is not None:
-        setattr(_of_thread, name, scope.__enter__())
-
-
 class FSDPModule:
     """What ``fully_shard`` adds to a module's class."""
 
-    _fsdp_units: list[Any]  # one, or those of several calls
-    _fsdp_casts: set[tuple[int, str]]  # where casts stand while forward runs: the module's id and the parameter's key
-    _fsdp_calls: list[list[Any]]  # what calls that are under way have opened, the innermost last
+    _fsdp_units: list[Unit]  # one, or those of several calls
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A new module of such a class (a slice of an ``nn.Sequential``) is no unit: it gets the class before."""
+        original = cls.__mro__[2]
+        module = original.__new__(original)
+        module.__init__(*args, **kwargs)
+        return module
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Gathers this unit's parameters now, and keeps them until :meth:`reshard`. Collective.
 
         ``async_op``: returns a handle to be waited for; they are gathered when it is there.
         """
-        for unit in self._fsdp_units:
-            unit.unshard()
+        for handle in self._handles(recurse=False):
+            handle.unshard()
         return UnshardHandle() if async_op else None
 
     def reshard(self) -> None:
         """Drops the gathered copy."""
-        for unit in self._fsdp_units:
-            unit.reshard()
+        for handle in self._handles(recurse=False):
+            handle.reshard()
+
+    def _handles(self, recurse: bool) -> list[_C.FsdpUnit]:
+        """Units of this module, and of those below it."""
+        modules = self.modules() if recurse else [self]  # type: ignore[attr-defined]
+        return [h for m in modules if isinstance(m, FSDPModule) for unit in m._fsdp_units for h in unit.handles()]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise TypeError(
@@ -93,14 +94,12 @@ class FSDPModule:
         )
 
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
-        """A call that raises leaves nothing open: calls of a module within itself would take it for theirs."""
-        before = [len(calls) for calls in self._fsdp_calls]
+        """A call that raises leaves nothing open."""
+        before = calls_under_way()
         try:
             return super()._call_impl(*args, **kwargs)  # type: ignore[misc]
         finally:
-            for calls, count in zip(self._fsdp_calls, before):
-                while len(calls) > count:
-                    calls.pop().close()
+            close_calls(before)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         """What makes new data like the old (``to_empty``) says nothing of gathering: the parameters stay the unit's."""
@@ -113,35 +112,135 @@ class FSDPModule:
         return result
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """Whether backward passes that start from now on, on this thread, reduce gradients over ranks.
+        """Whether backward passes reduce gradients over ranks, of this module's unit and (``recurse``) those below it.
 
-        Gradients left unreduced join those of the next pass that does. It counts for all modules: ``recurse`` is taken
-        for true.
+        Gradients left unreduced join those of the next pass that reduces.
         """
-        _hold_open("no_gradient_sync", None if requires_gradient_sync else _C.NoGradientSync())
+        for handle in self._handles(recurse):
+            handle.set_requires_gradient_sync(requires_gradient_sync)
+            handle.set_requires_all_reduce(requires_gradient_sync)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """The same for the sum over replicas alone (HSDP): gradients are still split over the ranks that shard."""
-        _hold_open("no_replica_sync", None if requires_all_reduce else _C.NoReplicaSync())
+        for handle in self._handles(recurse):
+            handle.set_requires_all_reduce(requires_all_reduce)
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Whether gathered parameters are dropped after forward, and gathered again in backward."""
+        if not isinstance(reshard_after_forward, bool):
+            raise ValueError(f"reshard_after_forward should be a bool, got {type(reshard_after_forward)}")
+        for handle in self._handles(recurse):
+            handle.set_reshard_after_forward(reshard_after_forward)
+        for module in self.modules() if recurse else [self]:  # type: ignore[attr-defined]
+            for unit in getattr(module, "_fsdp_units", ()):
+                unit.keeps_outermost = False
+
+    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
+        """Whether gathered parameters are dropped after backward; they are gathered again where parameters changed."""
+        for handle in self._handles(recurse):
+            handle.set_reshard_after_backward(reshard_after_backward)
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """What gradients of regular tensors are divided by, in the place of the number of data-parallel ranks."""
+        for handle in self._handles(recurse=False):
+            handle.set_gradient_divide_factor(factor)
+
+    set_reduce_scatter_divide_factor = set_gradient_divide_factor
+
+    def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
+        """Checks its argument. What is gathered ahead is recorded from the step before, in forward and in backward."""
+        _check_units(modules)
+
+    def set_modules_to_backward_prefetch(self, modules: list[FSDPModule]) -> None:
+        """As :meth:`set_modules_to_forward_prefetch`."""
+        _check_units(modules)
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Nothing to do: every pass finishes its own reductions."""
 
+    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
+        """Nothing to do: a unit that backward does not compute with costs a gather, never a wrong number."""
+
+    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
+        """Nothing to do: averages are sums that are divided."""
+
+    def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
+        """Nothing to do: buffers are the communicator's anyway."""
+
+    def set_post_optim_event(self, event: Any) -> None:
+        """Has the current stream wait for ``event``, recorded after the optimizer's step."""
+        event.wait()
+
     def fsdp_stats(self) -> dict[str, int]:
         """Collectives and bytes since the model's first unit was made, on this rank, over all its units."""
-        return self._fsdp_units[0].stats()
+        return self._fsdp_units[0].handle.stats()
+
+
+def _not_supported(name: str, instead: str) -> Callable[..., None]:
+    def method(self: FSDPModule, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(f"{name} is not supported: {instead}")
+
+    method.__name__ = name
+    method.__doc__ = f"Not supported: {instead}."
+    return method
+
+
+for _name, _instead in {
+    "set_all_reduce_hook": "a further axis of the mesh replicates (HSDP), and Tensor.register_post_accumulate_grad_hook sees reduced gradients",
+    "set_custom_all_gather": "collectives are those of the mesh's communicators (dtensor/comm_backend.h is where one is added)",
+    "set_custom_reduce_scatter": "collectives are those of the mesh's communicators (dtensor/comm_backend.h is where one is added)",
+}.items():
+    setattr(FSDPModule, _name, _not_supported(_name, _instead))
+
+
+def _check_units(modules: Sequence[Any]) -> None:
+    for module in modules:
+        if not isinstance(module, FSDPModule):
+            raise ValueError(f"Expects FSDPModule but got {type(module)}: {module}")
+
+
+def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
+    """Makes a method of a unit's module one that computes, as ``forward`` does: parameters are gathered for it.
+
+    A module that is no unit is left as it is.
+    """
+    if not isinstance(module, FSDPModule):
+        return
+    if not hasattr(module, method_name):
+        raise ValueError(f"{type(module)} does not have a method {method_name}")
+    method = getattr(module, method_name)
+
+    @functools.wraps(method)
+    def forward(self: FSDPModule, *args: Any, **kwargs: Any) -> Any:
+        before = calls_under_way()
+        try:
+            for unit in reversed(self._fsdp_units):
+                args, kwargs = unit.enter(self, args, kwargs)
+            outputs = method(*args, **kwargs)
+            for unit in self._fsdp_units:
+                outputs = unit.leave(self, outputs)
+            return outputs
+        finally:
+            close_calls(before)
+
+    setattr(module, method_name, forward.__get__(module, type(module)))
+
+
+def share_comm_ctx(modules: list[FSDPModule]) -> None:
+    """Checks its argument. Streams and buffers are shared by all units of a rank."""
+    _check_units(modules)
 
 
 # What stands for a parameter that a unit took, for other modules that have it, too: they meet fully_shard later.
 _taken = WeakTensorKeyDictionary()
 
 
-def _tie_again(slots: list[tuple[str, nn.Module, str]]) -> None:
+def _tie_again(slots: list[Slot]) -> None:
     for _, module, key in slots:
         module._parameters[key] = _taken.get(module._parameters[key], module._parameters[key])
 
 
-def _slots(modules: Sequence[nn.Module], ignored: set[Any]) -> list[tuple[str, nn.Module, str]]:
+def _slots(modules: Sequence[nn.Module], ignored: set[Any]) -> list[Slot]:
     """Full names, and where each parameter hangs; a tied one under each of its names."""
     slots = []
     for number, root in enumerate(modules):
@@ -153,12 +252,17 @@ def _slots(modules: Sequence[nn.Module], ignored: set[Any]) -> list[tuple[str, n
     return slots
 
 
-def _whole_mesh(mesh: DeviceMesh, slots: list[tuple[str, nn.Module, str]]) -> DeviceMesh:
-    """``mesh``, or the mesh that it is a slice of where parameters are placed on other axes of that one."""
+def _whole_mesh(mesh: DeviceMesh, slots: list[Slot]) -> DeviceMesh:
+    """``mesh``, or with the axes on which parameters are placed already: part of the mesh that it is a slice of."""
     root = getattr(mesh, "_root", None)
-    placed = (module._parameters[key] for _, module, key in slots)
-    elsewhere = any(_C.is_dtensor(p) and p.device_mesh != mesh for p in placed)
-    return _with_axes(root, mesh) if root is not None and elsewhere else mesh
+    placed = [m._parameters[key] for _, m, key in slots]
+    meshes = {str(p.device_mesh): p.device_mesh for p in placed if _C.is_dtensor(p) and p.device_mesh != mesh}
+    if root is None or not meshes:
+        return mesh
+    root = _with_axes(root, mesh)
+    wanted = {name for other in (mesh, *meshes.values()) for name in other.mesh_dim_names or ()}
+    names = [name for name in root.mesh_dim_names or () if name in wanted]
+    return root if len(names) == root.ndim else root[names]
 
 
 def _with_axes(root: DeviceMesh, mesh: DeviceMesh) -> DeviceMesh:
@@ -214,8 +318,10 @@ def fully_shard(
     function meets it: make the optimizer afterwards. ``mesh`` may be a slice of a larger mesh on whose other axes parameters are placed already (tensor
     parallelism); units without such parameters lie on the slice, and take activations of the larger mesh. ``reshard_after_forward``: False keeps gathered parameters until backward ends.
 
-    The module takes DTensors, or plain tensors, which are each rank's own rows: then outputs are plain too, and gradients
-    are means over ranks, as with PyTorch's ``fully_shard``.
+    Called with DTensors, a module computes with global semantics. Called with regular tensors, it computes on this
+    rank's own data with plain ATen: parameters are gathered to regular tensors (on a tensor-parallel mesh to DTensors of
+    that mesh alone), and gradients are averaged over the ranks of ``mesh``, as with PyTorch's ``fully_shard``. The
+    outermost call decides for those within it.
     """
     modules = module if isinstance(module, list) else [module]
     slots = _slots(modules, ignored_params or set())
@@ -229,18 +335,15 @@ def fully_shard(
     unit, tensors = _C.fully_shard([(name, m._parameters[key]) for name, m, key in slots], whole, options)
     for (_, m, key), tensor in zip(slots, tensors):
         former = m._parameters[key]
-        m._parameters[key] = as_parameter(tensor, former.requires_grad)
+        put_parameter(m, key, as_parameter(tensor, former.requires_grad))
         if former is not tensor:
             _taken[former] = m._parameters[key]
     for slot_module in {id(slot_module): slot_module for _, slot_module, _ in slots}.values():
         slot_module.register_load_state_dict_pre_hook(_fill_assigned)
-    cast = _to_cast(modules, slots)
+    made = Unit(modules, Slots(_own_slots(modules, slots)), (mesh, whole), mp_policy, unit)
+    made.keeps_outermost = reshard_after_forward is None
     for m in modules:
-        _add_methods(m, unit)
-        _add_border(m, mesh, whole)
-        if mp_policy.param_dtype is not None or mp_policy.output_dtype is not None:
-            m._fsdp_casts |= {(id(slot_module), key) for _, slot_module, key in cast}
-            _add_casts(m, cast, mp_policy)
+        _add_unit(m, made)
     return module
 
 
@@ -258,7 +361,7 @@ def _fill_assigned(module: nn.Module, state: dict[str, Any], prefix: str, metada
             state[prefix + key] = own  # of the copy of the dictionary that load_state_dict makes
 
 
-def _shard_dims(fn: Callable[[nn.Parameter], Placement | None], slots: list[tuple[str, nn.Module, str]]) -> dict[str, int]:
+def _shard_dims(fn: Callable[[nn.Parameter], Placement | None], slots: list[Slot]) -> dict[str, int]:
     dims = {}
     for name, module, key in slots:
         placement = fn(module._parameters[key])
@@ -269,65 +372,18 @@ def _shard_dims(fn: Callable[[nn.Parameter], Placement | None], slots: list[tupl
     return dims
 
 
-def _to_cast(modules: Sequence[nn.Module], slots: list[tuple[str, nn.Module, str]]) -> list[tuple[str, nn.Module, str]]:
-    """All but those at which units within see to it themselves: a tied parameter is of one unit, but used at each name."""
-    within = [inner for m in modules for inner in m.modules() if isinstance(inner, FSDPModule)]
-    seen_to = set().union(*(inner._fsdp_casts for inner in within))
+def _own_slots(modules: Sequence[nn.Module], slots: list[Slot]) -> list[Slot]:
+    """All but those that units within see to: a tied parameter is of one unit, but used at each name."""
+    within = {id(inner): inner for m in modules for inner in m.modules() if isinstance(inner, FSDPModule)}
+    seen_to = {(id(m), key) for inner in within.values() for u in inner._fsdp_units for _, m, key in u.slots.slots}
     return [slot for slot in slots if (id(slot[1]), slot[2]) not in seen_to]
 
 
-def _add_methods(module: nn.Module, unit: Any) -> None:
+def _add_unit(module: nn.Module, unit: Unit) -> None:
     cls = type(module)
     if not isinstance(module, FSDPModule):
         module.__class__ = type(f"FSDP{cls.__name__}", (FSDPModule, cls), {"__module__": cls.__module__})
-        module._fsdp_units, module._fsdp_casts, module._fsdp_calls = [], set(), []
+        module._fsdp_units = []
     module._fsdp_units.append(unit)
-
-
-def _add_border(module: nn.Module, mesh: DeviceMesh, whole: DeviceMesh) -> None:
-    names = whole.mesh_dim_names or ()
-    axes = list(range(mesh.ndim)) if whole == mesh else [names.index(name) for name in mesh.mesh_dim_names]
-    border = LocalBatches(whole, axes)
-    module._fsdp_calls.append(border.calls)
-    module.register_forward_pre_hook(lambda m, args, kwargs: border.enter(args, kwargs), with_kwargs=True)
-    module.register_forward_hook(lambda m, args, outputs: border.leave(outputs))
-
-
-class _OpenCasts:
-    """Casts in the places of parameters, until it is closed."""
-
-    def __init__(self, slots: list[tuple[str, nn.Module, str]]) -> None:
-        self._slots = slots
-        self._kept = [module._parameters[key] for _, module, key in slots]
-        self._casts = _C.Casts([(name, tensor) for (name, _, _), tensor in zip(slots, self._kept)])
-        self._put(self._casts.tensors())
-
-    def _put(self, tensors: list[Any]) -> None:
-        for (_, module, key), tensor in zip(self._slots, tensors):
-            module._parameters[key] = tensor
-
-    def close(self) -> None:
-        self._put(self._kept)
-        self._casts.close()
-
-
-def _add_casts(module: nn.Module, slots: list[tuple[str, nn.Module, str]], policy: MixedPrecisionPolicy) -> None:
-    """While ``forward`` runs, casts stand in the places of the unit's parameters."""
-    open_casts: list[_OpenCasts] = []
-    module._fsdp_calls.append(open_casts)
-
-    def cast(t: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-        return t.to(dtype) if dtype is not None and t.is_floating_point() else t
-
-    def enter(m: nn.Module, args: Any, kwargs: Any) -> Any:
-        open_casts.append(_OpenCasts(slots))
-        if not policy.cast_forward_inputs:
-            return args, kwargs
-        return map_tensors(lambda t: cast(t, policy.param_dtype), (args, kwargs))
-
-    def leave(m: nn.Module, args: Any, outputs: Any) -> Any:
-        open_casts.pop().close()
-        return map_tensors(lambda t: cast(t, policy.output_dtype), outputs)
-
-    module.register_forward_pre_hook(enter, with_kwargs=True)
-    module.register_forward_hook(leave)
+    module.register_forward_pre_hook(unit.enter, prepend=True, with_kwargs=True)
+    module.register_forward_hook(lambda m, args, outputs: unit.leave(m, outputs))

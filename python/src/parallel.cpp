@@ -71,11 +71,28 @@ void bind_parallel(py::module_& module) {
   py::class_<FsdpUnit>(module, "FsdpUnit", "Parameters that are gathered and reduced together.")
       .def("unshard", &FsdpUnit::unshard, NoLock())
       .def("reshard", &FsdpUnit::reshard)
+      .def("set_requires_gradient_sync", &FsdpUnit::set_requires_gradient_sync)
+      .def("set_requires_all_reduce", &FsdpUnit::set_requires_all_reduce)
+      .def("set_reshard_after_forward", &FsdpUnit::set_reshard_after_forward)
+      .def("set_reshard_after_backward", &FsdpUnit::set_reshard_after_backward)
+      .def("set_gradient_divide_factor", &FsdpUnit::set_gradient_divide_factor)
       .def("stats", &stats_of);
   py::class_<Casts>(module, "Casts")
       .def(py::init(unlocked(+[](Named tensors) { return std::make_unique<Casts>(std::move(tensors)); })))
       .def("tensors", &Casts::tensors)
       .def("close", &Casts::close);
+  py::class_<FsdpCall>(module, "FsdpCall", "One call of a module on this rank's own data.")
+      .def(py::init(unlocked(+[](std::optional<DeviceMesh> mesh, std::vector<at::Tensor> parameters,
+                                 std::function<void(bool)> on_backward) {
+        return std::make_unique<FsdpCall>(mesh.value_or(DeviceMesh()), parameters, std::move(on_backward));
+      })))
+      .def("tensors", &FsdpCall::tensors)
+      .def("watch", [](FsdpCall& call, const std::vector<at::Tensor>& outputs) { call.watch(outputs); })
+      .def(
+          "finish",
+          [](FsdpCall& call, const std::vector<at::Tensor>& outputs, bool keep) { call.finish(outputs, keep); },
+          NoLock());
+  module.def("units_of", [](const std::vector<at::Tensor>& parameters) { return units_of(parameters); });
   module.def("fully_shard", &shard, NoLock());
   module.def(
       "reduce_gradients", [](const std::vector<at::Tensor>& tensors) { reduce_gradients(tensors); }, NoLock());

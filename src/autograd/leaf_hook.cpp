@@ -129,9 +129,10 @@ class LeafReducer final : public torch::autograd::FunctionPreHook {
     const auto gradient = as_dtensor_of(leaf, given);
     hook_after_accumulation(leaf);
     if (is_captured(leaf)) return {brought_home(gradient.redistribute(wanted), leaf)};
-    if (NoGradientSync::active()) {
+    const auto* hooks = hooks_on(leaf_);
+    if (NoGradientSync::active() || (hooks != nullptr && !hooks->syncs)) {
       accumulate_gradient(leaf, owned(gradient, leaf, given, sole));
-    } else if (const auto* hooks = hooks_on(leaf_); hooks != nullptr && hooks->reduce) {
+    } else if (hooks != nullptr && hooks->reduce) {
       hooks->reduce(leaf, gradient);
     } else {
       reduce(leaf, gradient, given, sole);
@@ -189,6 +190,8 @@ const DerivedSpecs& TensorHooks::specs(const DTensorImpl& parameter) {
 void set_use_hook(const DTensor& parameter, UseHook hook) { hooks_of(parameter).use = std::move(hook); }
 void set_gradient_hook(const DTensor& parameter, GradientHook hook) { hooks_of(parameter).gradient = std::move(hook); }
 void set_reduce_hook(const DTensor& parameter, ReduceHook hook) { hooks_of(parameter).reduce = std::move(hook); }
+void watch_gradient(const DTensor& leaf) { watch_leaf(*dtensor_or_null(leaf)); }
+void set_gradient_sync(const DTensor& parameter, bool on) { hooks_of(parameter).syncs = on; }
 
 const UseHook* use_hook(const DTensor& parameter) {
   auto* impl = dtensor_or_null(parameter);

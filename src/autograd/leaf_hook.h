@@ -22,6 +22,7 @@ struct TensorHooks {
   UseHook use;
   GradientHook gradient;
   ReduceHook reduce;
+  bool syncs = true;
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> owner;
 
  private:

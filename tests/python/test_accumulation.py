@@ -1,4 +1,4 @@
-"""set_requires_gradient_sync: one switch for the backward passes of a thread, whichever module is asked."""
+"""Gradient accumulation under fully_shard: set_requires_gradient_sync and set_requires_all_reduce."""
 
 import copy
 import random
@@ -23,46 +23,34 @@ def units():
     return net
 
 
-def reduces(net):
-    """Whether a pass brings gradients to their parameters' placements, and what they come to."""
-    net.zero_grad()
-    net(ROWS.chunk(2)[dtensor.rank()]).square().mean().backward()
-    placements = {p.grad.placements for p in net.parameters()}
-    torch.testing.assert_close(net[0].weight.grad.full_tensor(), EXPECTED)
-    return placements == {(Shard(0),)} if placements != {(Partial(),)} else False
-
-
 plain = copy.deepcopy(NET)
 plain(ROWS).square().mean().backward()
 EXPECTED = plain[0].weight.grad
 
 
-class Switch(unittest.TestCase):
-    def test_the_last_call_counts(self):
+class PerUnit(unittest.TestCase):
+    """set_requires_gradient_sync is a flag of each unit; what a unit left unreduced joins its next reduction."""
+
+    def test_each_unit_follows_its_own_flag(self):
         draw = random.Random(0)
-        calls = [(draw.randrange(4), draw.random() < 0.5) for _ in range(12)]
+        calls = [(draw.randrange(3), draw.random() < 0.5, draw.random() < 0.5) for _ in range(16)]
 
-        def on_rank():
-            net, other = units(), units()
-            parts = [*net, net, other]
-            for index, sync in calls:
-                parts[index].set_requires_gradient_sync(sync)
-                self.assertEqual(reduces(net), sync)
-            parts[0].set_requires_gradient_sync(False)
-            return net  # ends with its rank: not with the module, which may live on
-
-        kept = dtensor.run(2, on_rank)
-        self.assertEqual(dtensor.run(2, lambda: reduces(units())), [True, True])
-        del kept
-
-    def test_a_module_that_is_gone_leaves_it(self):
         def on_rank():
             net, other = units(), units()
             other.set_requires_gradient_sync(False)
-            del other
-            return reduces(net)
+            syncs, count, expected = [True, True], 0, [(Partial("avg"),)] * 2
+            for index, sync, recurse in calls:
+                [*net, net][index].set_requires_gradient_sync(sync, recurse=recurse)
+                for k in [0, 1] if index == 2 and recurse else [index] if index < 2 else []:
+                    syncs[k] = sync
+                net(ROWS.chunk(2)[dtensor.rank()]).square().mean().backward()
+                count += 1
+                placements = [{p.grad.placements for p in part.parameters()} for part in net]
+                expected = [(Shard(0),) if on else kept for on, kept in zip(syncs, expected)]
+                self.assertEqual(placements, [{one} for one in expected])
+                torch.testing.assert_close(net[0].weight.grad.full_tensor(), count * EXPECTED)
 
-        self.assertEqual(dtensor.run(2, on_rank), [False, False])
+        dtensor.run(2, on_rank)
 
 
 class Replicas(unittest.TestCase):

@@ -60,7 +60,8 @@ class Flattened(unittest.TestCase):
         dtensor.run(4, on_rank)
 
     def test_beside_tensor_parallelism(self):
-        whole, half = {"parts.up": ColwiseParallel(), "parts.down": RowwiseParallel()}, {"parts.up": ColwiseParallel()}
+        whole = {"parts.up": ColwiseParallel(), "parts.down": RowwiseParallel()}
+        half = {"parts.up": ColwiseParallel(output_layouts=dtensor.Replicate())}
         self.check((2, 2, 1), ("dp", "cp"), whole)
         self.check((2, 1, 2), ("dp", "cp"), whole)
         self.check((1, 2, 2), ("dp", "cp"), half)

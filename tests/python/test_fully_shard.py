@@ -76,31 +76,6 @@ class PlainRows(unittest.TestCase):
                 for grad, p in zip(grads, plain.parameters()):
                     torch.testing.assert_close(grad, p.grad / ranks)
 
-    def test_rows_that_operators_moved_are_given_back(self):
-        class Moves(nn.Module):
-            def __init__(self, move):
-                super().__init__()
-                self.layer, self.move = copy.deepcopy(LAYERS[0]), move
-
-            def forward(self, x):
-                return self.move(self.layer(x))
-
-        def on_rank(move):
-            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
-            module = fully_shard(Moves(move), mesh=mesh)
-            y = module(ROWS[:n].chunk(2)[dtensor.rank()])
-            torch.testing.assert_close(y, move(LAYERS[0](ROWS[:n])).chunk(2)[dtensor.rank()])
-            y.square().mean().backward()
-            return module.layer[0].weight.grad.full_tensor()
-
-        for move in [lambda y: y[torch.arange(n - 1, -1, -1)], lambda y: y.sort(0).values, lambda y: y.roll(1, 0)]:
-            for n in (8, 7):
-                plain = Moves(move)
-                parts = plain(ROWS[:n]).chunk(2)
-                (sum(part.square().mean() for part in parts) / 2).backward()
-                for grad in dtensor.run(2, on_rank, move):
-                    torch.testing.assert_close(grad, plain.layer[0].weight.grad)
-
 
 class Tied(nn.Module):
     def __init__(self):
@@ -172,7 +147,8 @@ class BesideTensorParallelism(unittest.TestCase):
             mesh = dtensor.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
             module = copy.deepcopy(plain)
             module.zero_grad()
-            parallelize_module(module, mesh["tp"], {"up": ColwiseParallel()})
+            style = ColwiseParallel(output_layouts=Replicate(), use_local_output=wraps)
+            parallelize_module(module, mesh["tp"], {"up": style})
             for part in [*(module.get_submodule(name) for name in units), module]:
                 fully_shard(part, mesh=mesh["dp"])
             own = IDS.chunk(2)[mesh.get_local_rank("dp")]

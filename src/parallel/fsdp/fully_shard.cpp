@@ -18,9 +18,7 @@ namespace fsdp {
 namespace {
 
 // The use hook of a parameter; by its type, a parameter's unit is found again.
-struct Member {
-  std::shared_ptr<Unit> unit;
-  std::size_t k;
+struct MemberHook : Member {
   at::Tensor operator()(const DTensor& parameter, const Placements& gathered, at::ScalarType dtype) const {
     return unit->schedule->use(*unit, k, parameter, gathered, dtype);
   }
@@ -29,7 +27,24 @@ struct Member {
 const Member* member_of(const at::Tensor& tensor) {
   if (!is_dtensor(tensor)) return nullptr;
   const auto* hook = use_hook(DTensor(tensor));
-  return hook == nullptr ? nullptr : hook->target<Member>();
+  return hook == nullptr ? nullptr : hook->target<MemberHook>();
+}
+
+// Names of the axes of a DTensor's mesh.
+std::vector<std::string> axes_of(const at::Tensor& tensor) {
+  return is_dtensor(tensor) ? DTensor(tensor).mesh().names() : std::vector<std::string>();
+}
+
+// Of the axes that a parameter came with, those that the unit neither shards nor replicates over.
+FurtherAxes find_further(const Parameter& p, const DeviceMesh& mesh, const Axes& axes, std::vector<std::string> names) {
+  std::erase_if(names, [&](const std::string& name) {
+    const auto axis = mesh.dim(name);
+    return axes.splits(axis) || axis == axes.replicate;
+  });
+  if (names.empty()) return {};
+  FurtherAxes further{mesh[names], {}};
+  for (const auto& name : names) further.placements.push_back(p.gathered[static_cast<std::size_t>(mesh.dim(name))]);
+  return further;
 }
 
 std::int64_t dim_to_shard(const std::string& name, const at::Tensor& tensor, const FsdpOptions& options) {
@@ -161,7 +176,7 @@ void hang_on(const std::shared_ptr<Unit>& unit) {
   const bool reduces = unit->mesh.is_member() && unit->has_work();
   for (std::size_t k = 0; k < unit->parameters.size(); ++k) {
     const DTensor parameter(unit->parameters[k].lock());
-    set_use_hook(parameter, Member{unit, k});
+    set_use_hook(parameter, MemberHook{{unit, k}});
     if (!reduces) continue;
     set_reduce_hook(parameter, [unit, k](const DTensor& leaf, const at::Tensor& gradient) {
       unit->schedule->gradient(*unit, k, leaf, gradient);
@@ -170,6 +185,11 @@ void hang_on(const std::shared_ptr<Unit>& unit) {
 }
 
 }  // namespace
+
+Member find_member(const at::Tensor& tensor) {
+  const auto* member = member_of(tensor);
+  return member == nullptr ? Member{nullptr, 0} : *member;
+}
 
 Unit* unit_of(const at::Tensor& tensor, std::size_t& k) {
   const auto* member = member_of(tensor);
@@ -281,9 +301,12 @@ FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh, con
     auto& known = placed[slot->unsafeGetTensorImpl()];
     if (!known.defined()) {
       former.push_back(*slot);
+      const auto came_with = fsdp::axes_of(*slot);
       known = fsdp::place(name, *slot, mesh, axes, options);
       if (!known.is_same(*slot)) note_replaced(*slot, known);
       list.push_back(fsdp::describe(name, known, mesh, axes, options));
+      list.back().further = fsdp::find_further(list.back(), mesh, axes, came_with);
+      if (slot->is_meta()) list.back().unfilled = DTensor(known).generation();
     }
     *slot = known;
   }
@@ -305,29 +328,6 @@ std::vector<FsdpUnit> units_of(at::TensorList parameters) {
       found.push_back(member->unit);
   }
   return {found.begin(), found.end()};
-}
-
-FsdpUnit::Impl& FsdpUnit::impl() const {
-  TORCH_CHECK(impl_ != nullptr, "FsdpUnit: one that was moved from");
-  return *impl_;
-}
-
-std::vector<std::string> FsdpUnit::names() const {
-  std::vector<std::string> names;
-  for (const auto& p : impl().parameters) names.push_back(p.name);
-  return names;
-}
-
-const FsdpOptions& FsdpUnit::options() const { return impl().options; }
-std::int64_t FsdpUnit::gathered_bytes() const { return impl().flat_bytes; }
-void FsdpUnit::unshard() const { impl().schedule->hold(impl()); }
-void FsdpUnit::reshard() const { impl().schedule->let_go(impl()); }
-FsdpStats FsdpUnit::stats() const { return impl().schedule->stats; }
-
-void FsdpUnit::reset_peaks() const {
-  auto& stats = impl().schedule->stats;
-  stats.peak_gathered_bytes = stats.gathered_bytes;
-  stats.peak_unreduced_bytes = stats.unreduced_bytes;
 }
 
 }  // namespace dtensor

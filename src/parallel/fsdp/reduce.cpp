@@ -21,6 +21,8 @@ at::Tensor on_mesh(const DeviceMesh& mesh, const DTensor& sum) {
   return DTensor::from_local(sum.to_local().to(mesh.device_type()), mesh, sum.placements(), sum.sizes(), sum.strides());
 }
 
+bool sums_replicas(const Unit& unit) { return unit.sums_replicas && !NoReplicaSync::active(); }
+
 // As the engine reduces what has no schedule: in a graph where the backward pass makes one, and to where the parameter
 // is now.
 void reduce_alone(const DTensor& parameter, const DTensor& gradient) {
@@ -95,7 +97,7 @@ void Schedule::advance_reductions() {
   if (!scattering_) return;
   auto next = std::move(scattering_);
   count_unreduced(-next->bytes);
-  stats.all_reduces += next->sum_up(!NoReplicaSync::active());
+  stats.all_reduces += next->sum_up(sums_replicas(next->unit));
   summing_ = std::move(next);
 }
 
@@ -108,7 +110,7 @@ bool Schedule::take_leftovers(const Unit& unit, Parameter& p) {
   const auto tensor = p.lock();
   if (!tensor.defined() || !is_dtensor(tensor.grad()) || !p.is_where_put(DTensor(tensor))) return false;
   const DTensor sum(tensor.grad());
-  const auto left = NoReplicaSync::active() ? unit.axes.replicate : -1;
+  const auto left = sums_replicas(unit) ? -1 : unit.axes.replicate;
   bool reduced = sum.mesh() == unit.home;
   for (std::size_t axis = 0; reduced && axis < p.reduced.size(); ++axis) {
     reduced = static_cast<std::int64_t>(axis) == left || sum.placements()[axis] == p.reduced[axis];
@@ -125,6 +127,7 @@ void Schedule::reduce_leftovers(Unit& unit) {
   forget_failed_passes();
   try {
     bool any = false;
+    if (!unit.syncs) return;
     for (auto& p : unit.parameters) any |= take_leftovers(unit, p);
     if (any) reduce(unit);
   } catch (...) {  // the unit's own reduction may not have begun: one before it failed

@@ -6,6 +6,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <map>
+#include <optional>
 
 #include "dtensor/events.h"
 #include "dtensor/hooks.h"
@@ -15,22 +16,30 @@ namespace {
 
 using Unit = FsdpUnit::Impl;
 
-bool is_sum_on_shards(const Unit& unit, const Placements& placements) {
-  return std::any_of(unit.axes.shard.begin(), unit.axes.shard.end(), [&](std::int64_t axis) {
-    return placements[static_cast<std::size_t>(axis)].is_partial(ReduceOp::sum);
-  });
+// Sums and averages are what the unit's collectives reduce.
+bool is_reducible(const Placement& placement) {
+  return placement.is_partial(ReduceOp::sum) || placement.is_partial(ReduceOp::avg);
 }
 
-// Sums that one collective of the unit reduces stay sums; whatever else is not as it should be is put right alone. The
-// collective runs over all shard axes: what is a sum on one of them becomes one on the others.
+// How the shard axes reduce a gradient of these placements; nothing: they do not.
+std::optional<ReduceOp> op_on_shards(const Unit& unit, const Placements& placements) {
+  for (const auto axis : unit.axes.shard) {
+    const auto& placement = placements[static_cast<std::size_t>(axis)];
+    if (is_reducible(placement)) return placement.reduce_op();
+  }
+  return std::nullopt;
+}
+
+// What one collective of the unit reduces stays unreduced; whatever else is not as it should be is put right alone. The
+// collective runs over all shard axes: what is a sum (an average) on one of them becomes one on the others.
 Placements before_reduction(const Unit& unit, const Parameter& p, const Placements& given) {
   auto result = p.reduced;
-  const bool scattered = p.sharded && is_sum_on_shards(unit, given);
+  const auto scattered = p.sharded ? op_on_shards(unit, given) : std::nullopt;
   for (std::size_t i = 0; i < result.size(); ++i) {
     const auto axis = static_cast<std::int64_t>(i);
     if (scattered && unit.axes.splits(axis)) {
-      if (unit.mesh.size(axis) > 1) result[i] = Partial();
-    } else if (given[i].is_partial(ReduceOp::sum) && result[i].is_replicate()) {
+      if (unit.mesh.size(axis) > 1) result[i] = Partial(*scattered);
+    } else if (is_reducible(given[i]) && result[i].is_replicate()) {
       result[i] = given[i];
     }
   }
@@ -84,10 +93,18 @@ at::Tensor local_to_reduce(const Unit& unit, const Parameter& p, const DTensor& 
   const bool as_is = wanted == names_of(p, gradient);
   auto local = (as_is ? gradient : named_alike(p, gradient).redistribute(wanted)).to_local();
   if (C10_UNLIKELY(local.is_conj() || local.is_neg())) return local.resolve_conj().resolve_neg();
-  if (p.sharded && is_sum_on_shards(unit, wanted)) return local;
+  if (p.sharded && op_on_shards(unit, wanted)) return local;
   if (!local.is_alias_of(gradient.to_local())) return local;
   local = gradient.to_local();
   return is_sole(gradient, gradient.is_same(arriving) ? kHandlesOfHook : 0, local) ? local : local.clone();
+}
+
+// Averages over the ranks' own data may be divided by another number (FsdpUnit::set_gradient_divide_factor).
+double scale_of(const Unit& unit, const DTensor& gradient) {
+  if (!unit.divide_factor || !op_on_shards(unit, gradient.placements()).has_value()) return 1;
+  if (*op_on_shards(unit, gradient.placements()) != ReduceOp::avg) return 1;
+  const auto copies = unit.axes.replicate < 0 ? 1 : unit.mesh.size(unit.axes.replicate);
+  return static_cast<double>(shard_ranks(unit.mesh, unit.axes) * copies) / *unit.divide_factor;
 }
 
 std::vector<Item> take_pending(Unit& unit, const at::Tensor& arriving) {
@@ -102,9 +119,10 @@ std::vector<Item> take_pending(Unit& unit, const at::Tensor& arriving) {
     if (!tensor.defined()) continue;
     const DTensor parameter(tensor);
     join_earlier(unit, p, parameter, gradient, earlier);
+    const double scale = scale_of(unit, gradient);
     auto wanted = before_reduction(unit, p, names_of(p, gradient));
     auto local = local_to_reduce(unit, p, gradient, wanted, arriving);
-    items.push_back({&p, parameter, std::move(local), std::move(wanted), std::move(earlier)});
+    items.push_back({&p, parameter, std::move(local), std::move(wanted), scale, std::move(earlier)});
   }
   unit.pending_pass = -1;
   return items;
@@ -135,19 +153,19 @@ std::vector<at::Tensor> shard_buffers(const Unit& unit, const std::vector<Item*>
   return buffers;
 }
 
-Scatter start_scatter(const Unit& unit, std::vector<Item*> items, at::ScalarType dtype) {
+Scatter start_scatter(const Unit& unit, std::vector<Item*> items, const Kind& kind) {
   Scatter scatter{std::move(items), {}, {}, {}};
-  scatter.outputs = shard_buffers(unit, scatter.items, dtype);
+  scatter.outputs = shard_buffers(unit, scatter.items, kind.dtype);
   std::vector<at::Tensor> wide;
   wide.reserve(scatter.items.size());
   scatter.inputs.reserve(scatter.items.size() * static_cast<std::size_t>(unit.reduces.size()));
-  for (const auto* item : scatter.items) wide.push_back(in_dtype(item->local, dtype));
+  for (const auto* item : scatter.items) wide.push_back(in_dtype(item->local, kind.dtype));
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(unit.reduces.size()); ++rank) {
     for (std::size_t k = 0; k < wide.size(); ++k) {
       scatter.inputs.push_back(scatter.items[k]->p->layout.piece(wide[k], rank));
     }
   }
-  scatter.work = unit.reduces.reduce_scatter_list(scatter.outputs, scatter.inputs, ReduceOp::sum);
+  scatter.work = unit.reduces.reduce_scatter_list(scatter.outputs, scatter.inputs, kind.op);
   return scatter;
 }
 
@@ -182,40 +200,42 @@ bool any_sum_on(std::size_t axis, const std::vector<Item>& items) {
   return std::any_of(items.begin(), items.end(), [&](const Item& item) { return item.placements[axis].is_partial(); });
 }
 
-// Those that are sums on the axis, by the dtype in which they are summed.
-std::map<at::ScalarType, std::vector<Item*>> sums_on(const Unit& unit, std::size_t axis, std::vector<Item>& items) {
-  std::map<at::ScalarType, std::vector<Item*>> result;
+// Those that are unreduced on the axis.
+std::map<Kind, std::vector<Item*>> sums_on(const Unit& unit, std::size_t axis, std::vector<Item>& items) {
+  std::map<Kind, std::vector<Item*>> result;
   for (auto& item : items) {
-    if (item.placements[axis].is_partial()) result[reduce_dtype(unit, item)].push_back(&item);
+    const auto& placement = item.placements[axis];
+    if (placement.is_partial()) result[{reduce_dtype(unit, item), placement.reduce_op()}].push_back(&item);
   }
   return result;
 }
 
 std::vector<Scatter> start_scatters(const Unit& unit, std::vector<Item>& items) {
-  std::map<at::ScalarType, std::vector<Item*>> by_dtype;
+  std::map<Kind, std::vector<Item*>> by_kind;
   for (auto& item : items) {
-    if (item.p->sharded && is_sum_on_shards(unit, item.placements)) by_dtype[reduce_dtype(unit, item)].push_back(&item);
+    const auto op = item.p->sharded ? op_on_shards(unit, item.placements) : std::nullopt;
+    if (op) by_kind[{reduce_dtype(unit, item), *op}].push_back(&item);
   }
   std::vector<Scatter> scatters;
-  for (auto& [dtype, group] : by_dtype) scatters.push_back(start_scatter(unit, std::move(group), dtype));
+  for (auto& [kind, group] : by_kind) scatters.push_back(start_scatter(unit, std::move(group), kind));
   return scatters;
 }
 
-Sum start_sum(const Communicator& comm, std::size_t axis, std::vector<Item*> items, at::ScalarType dtype) {
+Sum start_sum(const Communicator& comm, std::size_t axis, std::vector<Item*> items, const Kind& kind) {
   Sum sum{std::move(items), {}, {}};
   for (auto* item : sum.items) {
-    item->local = in_dtype(item->local, dtype);
+    item->local = in_dtype(item->local, kind.dtype);
     item->placements[axis] = Replicate();
     sum.locals.push_back(item->local);
   }
-  if (comm.size() > 1) sum.work = comm.all_reduce_list(sum.locals, ReduceOp::sum);
+  if (comm.size() > 1) sum.work = comm.all_reduce_list(sum.locals, kind.op);
   return sum;
 }
 
 std::vector<Sum> start_sums(const Unit& unit, const Communicator& comm, std::size_t axis, std::vector<Item>& items) {
   std::vector<Sum> sums;
-  for (auto& [dtype, group] : sums_on(unit, axis, items)) {
-    sums.push_back(start_sum(comm, axis, std::move(group), dtype));
+  for (auto& [kind, group] : sums_on(unit, axis, items)) {
+    sums.push_back(start_sum(comm, axis, std::move(group), kind));
   }
   return sums;
 }
@@ -223,6 +243,7 @@ std::vector<Sum> start_sums(const Unit& unit, const Communicator& comm, std::siz
 void accumulate(const Item& item, const DeviceMesh& home) {
   const auto& p = *item.p;
   auto local = in_dtype(item.local, p.dtype);
+  if (item.scale != 1) local = local * item.scale;
   if (local.device().type() != home.device_type()) local = local.to(home.device_type());
   accumulate_gradient(item.parameter, std::move(local), item.placements);
 }

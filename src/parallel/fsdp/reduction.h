@@ -1,6 +1,7 @@
 // The gradients of one unit on their way.
 #pragma once
 
+#include <compare>
 #include <vector>
 
 #include "parallel/fsdp/unit.h"
@@ -17,17 +18,25 @@ struct Item {
   DTensor parameter;
   at::Tensor local;       // of the gradient
   Placements placements;  // of the gradient, as far as it is
+  double scale;           // of the reduced gradient
   EarlierGradient earlier;
 };
 
-// One reduce-scatter: gradients of one dtype.
+// How gradients are reduced together.
+struct Kind {
+  at::ScalarType dtype;
+  ReduceOp op;
+  auto operator<=>(const Kind&) const = default;
+};
+
+// One reduce-scatter: gradients of one kind.
 struct Scatter {
   std::vector<Item*> items;
   std::vector<at::Tensor> outputs, inputs;
   Work work;
 };
 
-// One all-reduce: gradients that are summed in one dtype.
+// One all-reduce: gradients of one kind.
 struct Sum {
   std::vector<Item*> items;
   std::vector<at::Tensor> locals;

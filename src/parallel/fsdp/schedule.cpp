@@ -51,6 +51,7 @@ void Schedule::leave(Unit& unit) {
   for (auto& order : order_) std::erase(order, &unit);
   std::erase(running_, &unit);
   if (current_ == &unit) current_ = nullptr;
+  if (recomputed_ == &unit) recomputed_ = nullptr;
   if (kept_ == &unit || kept_at_ == &unit) kept_ = nullptr;
   if (scattering_ && &scattering_->unit == &unit) scattering_.reset();
   if (summing_ && &summing_->unit == &unit) summing_.reset();
@@ -59,8 +60,18 @@ void Schedule::leave(Unit& unit) {
 at::Tensor Schedule::use(Unit& unit, std::size_t k, const DTensor& parameter, const Placements& gathered,
                          at::ScalarType dtype) {
   auto& p = unit.parameters[k];
+  p.check_filled(parameter);
   if (!p.fetched || gathered != p.gathered || !p.is_where_put(parameter)) return {};
   if (!serves(p, dtype)) return warn_of_dtype(unit, p, parameter, dtype), at::Tensor();
+  begin_use(unit);
+  if (!unit.is_fresh(p, parameter)) gather(unit);
+  finish_gather(unit);
+  note_use(unit, p, parameter);
+  return p.full;
+}
+
+// Which pass and phase this is; what is finished with, now that `unit` is used, is dropped.
+void Schedule::begin_use(Unit& unit) {
   const int pass = current_backward();
   if (pass >= 0) {
     enter_pass(pass);
@@ -71,10 +82,6 @@ at::Tensor Schedule::use(Unit& unit, std::size_t k, const DTensor& parameter, co
   switch_phase(pass >= 0 ? kBackward : trains ? kForward : kInference);
   if (current_ != &unit) release_finished(unit);
   current_ = &unit;
-  if (!unit.is_fresh(p, parameter)) gather(unit);
-  finish_gather(unit);
-  note_use(unit, p, parameter);
-  return p.full;
 }
 
 void Schedule::note_use(Unit& unit, Parameter& p, const DTensor& parameter) {
@@ -125,7 +132,7 @@ void Schedule::release(Unit& unit) {
     unit.recorded[phase_].note(unit.uses);
   }
   unit.uses = 0;
-  if (unit.held) return;
+  if (unit.held || unit.open > 0 || unit.kept_for_graph) return;
   count_gathered(-unit.flat_bytes);  // whatever comes of a gather that is under way still
   if (phase_ != kForward || !unit.wants_shrinking()) return unit.drop();
   const auto before = unit.kept_bytes();
@@ -237,13 +244,12 @@ void Schedule::prefetch(const Unit& unit) {
 void Schedule::enter_pass(int pass) {
   forget_failed_passes();
   if (std::any_of(passes_.begin(), passes_.end(), [&](const Pass& open) { return open.id == pass; })) return;
-  // The last unit could go while its gradients are on their way.
-  const auto alive = std::make_shared<std::vector<at::Tensor>>();
+  const auto end = std::make_shared<PassEnd>(*this, pass);
   for (const auto* unit : units_) {
-    for (const auto& p : unit->parameters) alive->push_back(p.lock());
+    for (const auto& p : unit->parameters) end->parameters.push_back(p.lock());
   }
-  passes_.push_back({pass, alive});
-  at_backward_end([this, pass, alive] { end_pass(pass); });
+  passes_.push_back({pass, end});
+  at_backward_end([this, pass, end] { end_pass(pass); });
 }
 
 // Dropped once: those were all.
@@ -266,6 +272,8 @@ void Schedule::learn_segments(Unit& unit) {
 
 void Schedule::end_pass(int pass) {
   const at::NoGradGuard no_grad;
+  keep_for_graph(pass);
+  leave_calls(pass);
   for (auto* unit : units_) {
     if (unit->pending_pass == pass) reduce(*unit);
   }
@@ -284,7 +292,7 @@ void Schedule::end_pass(int pass) {
     learn_segments(*unit);
   }
   switch_phase(kForward);
-  current_ = nullptr;
+  current_ = recomputed_ = nullptr;
 }
 
 // A pass that threw never ended. What it left is of no use, least of all to a later pass over a graph that was there
@@ -301,6 +309,7 @@ void Schedule::forget_failed_passes() {
 }
 
 void Schedule::abandon(Unit& unit) {
+  unit.kept_for_graph = false;
   unit.pending_pass = -1;
   unit.arrivals = unit.reductions = 0;
   unit.untold_uses.clear();

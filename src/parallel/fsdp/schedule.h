@@ -20,6 +20,13 @@ class Schedule {
 
   // An operator uses parameter k of `unit`: its gathered local tensor, or undefined where that does not serve.
   at::Tensor use(Unit& unit, std::size_t k, const DTensor& parameter, const Placements& gathered, at::ScalarType dtype);
+  // A call on a rank's own data begins, or backward reaches it: gathers, and keeps until the call leaves.
+  void enter(Unit& unit);
+  // The call's forward pass is over. `keep`: the unit is what backward begins with.
+  void leave(Unit& unit, bool keep);
+  // Backward has reached the call's module; has all gradients of its parameters, or ends.
+  void enter_backward(Unit& unit);
+  void leave_backward(Unit& unit);
   // The gradient of parameter k of this backward pass has come.
   void gradient(Unit& unit, std::size_t k, const DTensor& parameter, const at::Tensor& gradient);
   void release(Unit& unit);
@@ -34,7 +41,10 @@ class Schedule {
 
  private:
   void add_counts(Schedule& former);
+  void begin_use(Unit& unit);
   void enter_pass(int pass);
+  void leave_calls(int pass);
+  void keep_for_graph(int pass);
   void end_pass(int pass);
   void forget_failed_passes();
   void abandon_passes();
@@ -46,6 +56,7 @@ class Schedule {
   void release_finished(const Unit& next);
   void limit_inference();
   bool begins_backward(const Unit& unit, const Unit& next) const;
+  bool is_first_in_backward(const Unit& unit) const;
   void keep_for_backward(Unit& unit, const Unit& next);
   void drop_kept(const Unit& next);
   bool is_finished(const Unit& unit) const;
@@ -62,16 +73,26 @@ class Schedule {
   void count_gathered(std::int64_t bytes);
   void count_unreduced(std::int64_t bytes);
 
+  // Owned by the end callback of a backward pass, also where the pass throws and its callback never runs.
+  struct PassEnd {
+    Schedule& schedule;
+    int pass;
+    std::vector<at::Tensor> parameters;  // the last unit could go while its gradients are on their way
+    ~PassEnd();
+  };
+
   std::vector<Unit*> units_;
   struct Pass {
     int id;
     std::weak_ptr<const void> lives;  // what its end callback owns: gone where it threw
+    bool makes_graph = false;         // create_graph
   };
   std::vector<Pass> passes_;  // backward passes under way
   Phase phase_ = kForward;
   Unit* current_ = nullptr;                          // the last one used
   Unit* kept_ = nullptr;                             // finished in forward, but backward begins with it
   const Unit* kept_at_ = nullptr;                    // the unit whose use ended forward's use of that one
+  Unit* recomputed_ = nullptr;                       // left last by a forward pass within backward
   std::array<std::vector<Unit*>, kPhases> order_;    // first uses, in the last phase of that kind
   std::unique_ptr<Reduction> scattering_, summing_;  // under way
   std::vector<Unit*> running_;                       // in this phase

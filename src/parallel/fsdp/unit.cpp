@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/InferenceMode.h>
 
 #include "dtensor/events.h"
 #include "parallel/fsdp/schedule.h"
@@ -21,6 +22,26 @@ at::Tensor local_of(const at::Tensor& parameter) {
   return DTensor(parameter).to_local();
 }
 
+// `lent`: graphs may refer to it. To read it is an error then, not a crash, in releases of LibTorch that can say so.
+template <class Storage>
+void empty_storage(Storage& storage, bool lent) {
+  storage.set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
+  if (!lent) return;
+  if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
+    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
+        "fully_shard: a gathered parameter is used while its unit is resharded. Backward gathers a unit when it "
+        "reaches "
+        "the outputs of the unit's module: return what backward starts from (tensors in lists, dictionaries and data "
+        "classes are found), or give the unit reshard_after_forward = false");
+  }
+}
+
+template <class Storage>
+void fill_storage(Storage& storage, c10::DataPtr memory) {
+  if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) storage.clear_data_ptr_access_error_msg_();
+  storage.set_data_ptr_noswap(std::move(memory));
+}
+
 // The same members, with an order of their own.
 Communicator twin_of(const Communicator& comm) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
@@ -31,6 +52,13 @@ Communicator twin_of(const Communicator& comm) {
 }  // namespace
 
 at::Tensor fsdp::Parameter::lock() const { return at::Tensor(tensor.lock()); }
+
+void fsdp::Parameter::check_unfilled(const DTensor& parameter) {
+  TORCH_CHECK(parameter.generation() != *unfilled, "fully_shard: parameter '", name,
+              "' was made on the meta device and is used before it was filled. Fill it first: nn::Module::reset(), ",
+              "reset_parameters() of its module, or a checkpoint");
+  unfilled.reset();
+}
 
 // Compared once a generation: a parameter is used several times in each.
 bool fsdp::Parameter::is_where_put(const DTensor& parameter) {
@@ -128,10 +156,11 @@ void FsdpUnit::Impl::make_views() {
 // A view costs as much as gathering a small parameter, and a unit has some for each parameter and rank: they are made
 // once, and a storage that nobody else knows changes its memory.
 void FsdpUnit::Impl::take_memory() {
+  const c10::InferenceMode off(false);  // a later training step uses the same tensors
   auto fresh = gathers.empty({flat_bytes}, at::TensorOptions(at::kByte).device(mesh.device_type()));
   if (emptied.defined()) {
     flat = std::exchange(emptied, at::Tensor());
-    flat.storage().set_data_ptr_noswap(std::move(fresh.storage().mutable_data_ptr()));
+    fill_storage(*flat.storage().unsafeGetStorageImpl(), std::move(fresh.storage().mutable_data_ptr()));
   } else {
     flat = std::move(fresh);
     make_views();
@@ -236,14 +265,14 @@ void FsdpUnit::Impl::abandon_gather() {
 
 void FsdpUnit::Impl::drop() {
   finish_gather();
-  if (flat.defined() && holds_views_alone()) {
-    flat.storage().set_data_ptr_noswap(c10::DataPtr(nullptr, flat.device()));
+  if (flat.defined() && !in_results && (lent || holds_views_alone())) {
+    empty_storage(*flat.storage().unsafeGetStorageImpl(), lent);
     emptied = std::move(flat);
   } else if (flat.defined()) {
     for (auto& p : parameters) p.full.reset(), p.pieces.clear();
   }
   flat.reset();
-  prefetched = false;
+  prefetched = in_results = false;
 }
 
 void FsdpUnit::Impl::shrink() {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 
 namespace dtensor::fsdp {
 
+class LocalCall;
 class Schedule;
 
 enum Phase : std::uint8_t { kForward, kBackward, kInference, kPhases };
@@ -37,6 +39,12 @@ class UseCounts {
   std::size_t passes_ = 0;
 };
 
+// Where a parameter is placed besides the axes of its unit (tensor parallelism). No mesh: nowhere.
+struct FurtherAxes {
+  DeviceMesh mesh;
+  Placements placements;
+};
+
 struct Parameter {
   std::string name;
   using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
@@ -44,6 +52,7 @@ struct Parameter {
   Placements own, gathered, reduced;  // as stored, as computed with, as its gradient ends
   Shape sizes, strides;               // global
   DeviceMesh home;                    // where it is stored
+  FurtherAxes further;
   at::ScalarType dtype, gather_dtype;
   bool sharded = false;     // over more than one rank: there is something to gather
   bool fetched = false;     // part of the unit's gathered copy: sharded ones, and whatever is kept in host memory
@@ -59,13 +68,21 @@ struct Parameter {
   bool came = false;               // in the last one that reduced any of the unit's
   at::Tensor pending;              // its gradient, not reduced yet
   EarlierGradient earlier;         // where that is only what NoGradientSync left
+  // Generation of a parameter that came from the meta device and has not been filled since.
+  std::optional<std::uint64_t> unfilled;
 
+  // Throws where it was made on the meta device and nobody has filled it.
+  void check_filled(const DTensor& parameter) {
+    if (C10_UNLIKELY(unfilled.has_value())) check_unfilled(parameter);
+  }
   at::Tensor lock() const;  // undefined if it is gone
   // Whether it is placed and laid out as when it came to the unit. What its owner has put elsewhere since then is
   // neither gathered with the unit nor served by it.
   bool is_where_put(const DTensor& parameter);
 
  private:
+  void check_unfilled(const DTensor& parameter);
+
   std::uint64_t compared_ = UINT64_MAX;  // generation of the parameter when that was found out
   bool where_put_ = false;
 };
@@ -136,7 +153,16 @@ struct FsdpUnit::Impl {
   bool warned = false;      // that its param_dtype has no effect
   bool prefetched = false;  // gathered, but not used yet
   bool held = false;        // by unshard(): release() keeps the copy
-  int pending_pass = -1;    // backward pass of the first pending gradient
+  // Calls on a rank's own data (local_call.h): how many are under way, in forward or backward; those in backward.
+  int open = 0;
+  std::vector<std::shared_ptr<fsdp::LocalCall>> in_backward;
+  bool lent = false;            // their graphs refer to the memory: it is emptied for all of them, and filled again
+  bool in_results = false;      // a result shares the memory, which then stays with it
+  bool kept_for_graph = false;  // by a backward pass that made a graph, until one that makes none
+  bool reshards_after_backward = true;
+  bool syncs = true, sums_replicas = true;  // as NoGradientSync and NoReplicaSync, for this unit
+  std::optional<double> divide_factor;      // of gradients of such calls; default: the number of ranks
+  int pending_pass = -1;                    // backward pass of the first pending gradient
   // In this pass: gradients that came, reductions. How many must come before they are reduced, where the pass before
   // reduced more than once (several recomputed segments); 0: as soon as the expected ones are there.
   std::int64_t arrivals = 0, reductions = 0, awaited = 0;
@@ -155,6 +181,15 @@ struct FsdpUnit::Impl {
 
 namespace fsdp {
 
+// A parameter of a unit.
+struct Member {
+  std::shared_ptr<FsdpUnit::Impl> unit;
+  std::size_t k;
+  Parameter& parameter() const { return unit->parameters[k]; }
+};
+
+// Where a tensor is a parameter; no unit: nowhere.
+Member find_member(const at::Tensor& tensor);
 // The unit of a parameter, and its place there; null: none.
 FsdpUnit::Impl* unit_of(const at::Tensor& tensor, std::size_t& k);
 

@@ -1,11 +1,51 @@
-// Memory of a step, predicted from the units.
+// What a FsdpUnit says of its unit and sets there, and the memory of a step, predicted from the units.
 #include <ATen/ATen.h>
 
 #include <algorithm>
 
+#include "parallel/fsdp/schedule.h"
 #include "parallel/fsdp/unit.h"
 
 namespace dtensor {
+
+FsdpUnit::Impl& FsdpUnit::impl() const {
+  TORCH_CHECK(impl_ != nullptr, "FsdpUnit: one that was moved from");
+  return *impl_;
+}
+
+std::vector<std::string> FsdpUnit::names() const {
+  std::vector<std::string> names;
+  for (const auto& p : impl().parameters) names.push_back(p.name);
+  return names;
+}
+
+const FsdpOptions& FsdpUnit::options() const { return impl().options; }
+std::int64_t FsdpUnit::gathered_bytes() const { return impl().flat_bytes; }
+void FsdpUnit::unshard() const { impl().schedule->hold(impl()); }
+void FsdpUnit::reshard() const { impl().schedule->let_go(impl()); }
+FsdpStats FsdpUnit::stats() const { return impl().schedule->stats; }
+
+void FsdpUnit::reset_peaks() const {
+  auto& stats = impl().schedule->stats;
+  stats.peak_gathered_bytes = stats.gathered_bytes;
+  stats.peak_unreduced_bytes = stats.unreduced_bytes;
+}
+
+void FsdpUnit::set_requires_gradient_sync(bool on) const {
+  impl().syncs = on;
+  for (const auto& p : impl().parameters) {
+    if (const auto tensor = p.lock(); tensor.defined()) set_gradient_sync(DTensor(tensor), on);
+  }
+}
+
+void FsdpUnit::set_requires_all_reduce(bool on) const { impl().sums_replicas = on; }
+void FsdpUnit::set_reshard_after_forward(bool on) const { impl().reshards = on; }
+void FsdpUnit::set_reshard_after_backward(bool on) const { impl().reshards_after_backward = on; }
+
+void FsdpUnit::set_gradient_divide_factor(double factor) const {
+  TORCH_CHECK(factor > 0, "fully_shard: a gradient divide factor above 0 is needed, got ", factor);
+  impl().divide_factor = factor;
+}
 
 std::int64_t FsdpUnit::shard_bytes() const {
   std::int64_t bytes = 0;

@@ -1,0 +1,235 @@
+"""Calls of modules under ``fully_shard``.
+
+A call that gets DTensors computes with global semantics: parameters stay DTensors, and the engine gathers them. A call
+that gets regular tensors, or none, computes on this rank's own data: regular tensors stand in the places of the
+parameters while ``forward`` runs, and while backward is within the module, since a part of it may be recomputed there.
+The outermost call decides for those within it. docs/design/fsdp.md says more.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Sequence
+
+import torch
+from torch import nn
+
+from . import _C
+from ._border import SliceBorder, map_tensors, tensors_in
+from ._C import DeviceMesh
+
+Slot = tuple[str, nn.Module, str]  # full name; where a parameter hangs
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.calls: list[Call] = []  # under way, the outermost first
+        self.waiting: list[tuple[Unit, _Group]] = []  # groups of which some modules have not run
+
+
+_thread = _Thread()
+
+
+class Slots:
+    """Places of parameters, in which other tensors stand for a while."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self.slots = list(slots)
+        self._owners: list[torch.Tensor] = []
+        self._count = 0  # how many calls have put something there
+
+    def parameters(self) -> list[torch.Tensor]:
+        return self._owners if self._count else [module._parameters[key] for _, module, key in self.slots]
+
+    def put(self, tensors: Sequence[torch.Tensor]) -> None:
+        if self._count == 0:
+            self._owners = self.parameters()
+        self._count += 1
+        self._write(tensors)
+
+    def restore(self) -> None:
+        self._count -= 1
+        if self._count == 0:
+            self._write(self._owners)
+            self._owners = []
+
+    def _write(self, tensors: Sequence[torch.Tensor]) -> None:
+        for (_, module, key), tensor in zip(self.slots, tensors):
+            put_parameter(module, key, tensor)
+
+
+def put_parameter(module: nn.Module, key: str, tensor: torch.Tensor) -> None:
+    """Puts ``tensor`` in the place of a parameter, and where recurrent modules keep a second reference."""
+    module._parameters[key] = tensor  # type: ignore[assignment]
+    flat_names = module.__dict__.get("_flat_weights_names", ())
+    if key in flat_names:
+        module._flat_weights[flat_names.index(key)] = tensor  # type: ignore[index,union-attr]
+
+
+class _Group:
+    """Parameters of a unit while its modules, mostly one, run on this rank's own data, one after the other."""
+
+    def __init__(self, unit: Unit) -> None:
+        self.slots = unit.slots
+        self.to_run = {id(module) for module in unit.modules}
+        self.running: Call | None = None
+        self._call = _C.FsdpCall(unit.whole, self.slots.parameters(), self._on_backward)
+        self._tensors = self._call.tensors()
+        self.slots.put(self._tensors)
+
+    def watch(self, outputs: Any) -> None:
+        self._call.watch(tensors_in(outputs))
+
+    def finish(self, outputs: Any, keep: bool) -> None:
+        self.slots.restore()
+        call, self._call = self._call, None
+        call.finish(tensors_in(outputs), keep)
+
+    def _on_backward(self, inside: bool) -> None:
+        if inside:
+            self.slots.put(self._tensors)
+        else:
+            self.slots.restore()
+
+
+class _Casts:
+    """Parameters in the dtype of computation, under global semantics: casts of their shards."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._casts = _C.Casts(list(zip((name for name, _, _ in slots.slots), slots.parameters())))
+        self._tensors = self._casts.tensors()
+        slots.put(self._tensors)
+
+    def close(self, outputs: Any = ()) -> None:
+        self._slots.restore()
+        self._casts.close()
+        call = _C.FsdpCall(None, [], self._on_backward)
+        call.finish(tensors_in(outputs), False)
+
+    def _on_backward(self, inside: bool) -> None:
+        if inside:
+            self._slots.put(self._tensors)
+        else:
+            self._slots.restore()
+
+
+class Call:
+    """A call of one module that is under way."""
+
+    def __init__(self, unit: Unit, module: nn.Module, own_data: bool) -> None:
+        self.unit, self.module, self.own_data = unit, module, own_data
+        self.around: DeviceMesh | None = None  # see SliceBorder
+        self.casts: _Casts | None = None
+        self.group: _Group | None = None
+
+    def close(self, outputs: Any = ()) -> None:
+        if self.group is not None:
+            self.unit.leave_group(self, outputs)
+        if self.casts is not None:
+            self.casts.close(outputs)
+
+
+class Unit:
+    """What one call of ``fully_shard`` made of its modules."""
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        slots: Slots,
+        meshes: tuple[DeviceMesh, DeviceMesh],
+        policy: Any,
+        handle: _C.FsdpUnit,
+    ) -> None:
+        self.modules = list(modules)
+        self.slots = slots
+        self.handle = handle
+        self.mesh, self.whole = meshes  # as given; with the axes on which parameters were placed before
+        self.policy = policy
+        self.keeps_outermost = True  # reshard_after_forward was not given: the outermost unit stays until backward
+        self._border = SliceBorder(self.whole)
+        self._groups: list[_Group] = []
+        self._ranks = set(self.mesh.mesh.flatten().tolist())
+        self._own_data = True  # how the last call computed
+
+    def handles(self) -> list[_C.FsdpUnit]:
+        """The unit, and those of parameters on meshes of their own (experts)."""
+        return _C.units_of(self.slots.parameters())
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Before ``forward`` of ``module``: its arguments as the call takes them."""
+        self._own_data = self._computes_on_own_data((args, kwargs))
+        call = Call(self, module, self._own_data)
+        _thread.calls.append(call)
+        values = (args, kwargs)
+        if call.own_data:
+            self._enter_group(call)
+        else:
+            values, call.around = self._border.enter(values)
+            if self.policy.param_dtype is not None or self.policy.output_dtype is not None:
+                call.casts = _Casts(self.slots)
+        return self._cast(values, self.policy.param_dtype) if self.policy.cast_forward_inputs else values
+
+    def leave(self, module: nn.Module, outputs: Any) -> Any:
+        """After ``forward``: what the call gives."""
+        call = _thread.calls.pop()
+        call.close(outputs)
+        return self._cast(self._border.leave(outputs, call.around), self.policy.output_dtype)
+
+    def _computes_on_own_data(self, values: Any) -> bool:
+        if _thread.calls:
+            return _thread.calls[0].own_data
+        if torch._C._current_graph_task_id() != -1:  # recomputed in backward, as in the forward pass before
+            return self._own_data
+        return not any(_C.is_dtensor(t) and self._has_ranks_of(t.device_mesh) for t in tensors_in(values))
+
+    def _has_ranks_of(self, mesh: DeviceMesh) -> bool:
+        """Whether a tensor on ``mesh`` is one of all ranks' data, rather than of one rank's (tensor parallelism alone)."""
+        if mesh in (self.mesh, self.whole):
+            return True
+        return len(self._ranks.intersection(mesh.mesh.flatten().tolist())) > 1
+
+    def _enter_group(self, call: Call) -> None:
+        group = self._groups[-1] if self._groups else None
+        if group is not None and group.running is None and id(call.module) not in group.to_run:
+            self._finish_group(group)  # whose other modules were not called
+            group = None
+        if group is None or group.running is not None:
+            group = _Group(self)
+            self._groups.append(group)
+        call.group, group.running = group, call
+
+    def leave_group(self, call: Call, outputs: Any) -> None:
+        group = call.group
+        assert group is not None
+        group.running = None
+        group.to_run.discard(id(call.module))
+        if group.to_run and _thread.calls:
+            group.watch(outputs)
+            _thread.waiting.append((self, group))
+        else:
+            self._finish_group(group, outputs, keep=self.keeps_outermost and not _thread.calls)
+        while not _thread.calls and _thread.waiting:
+            unit, left_out = _thread.waiting[-1]
+            unit._finish_group(left_out)
+
+    def _finish_group(self, group: _Group, outputs: Any = (), keep: bool = False) -> None:
+        self._groups.remove(group)
+        _thread.waiting[:] = [entry for entry in _thread.waiting if entry[1] is not group]
+        group.finish(outputs, keep)
+
+    @staticmethod
+    def _cast(values: Any, dtype: torch.dtype | None) -> Any:
+        if dtype is None:
+            return values
+        return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, values)
+
+
+def calls_under_way() -> int:
+    return len(_thread.calls)
+
+
+def close_calls(count: int) -> None:
+    """Closes all but the first ``count`` calls: a module raised, and its hooks do not run."""
+    while len(_thread.calls) > count:
+        _thread.calls.pop().close()

@@ -1,0 +1,275 @@
+// Calls on each rank's own data. Forward: units are gathered when their module is entered and resharded when it is
+// left. Backward: a hook on the module's outputs gathers them again; the node that lent the parameters runs when
+// autograd has all their gradients, so the units are resharded there. See docs/design/fsdp.md, "Local semantics".
+#include "parallel/fsdp/local_call.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <algorithm>
+
+#include "dtensor/autograd_node.h"
+#include "dtensor/hooks.h"
+#include "parallel/fsdp/schedule.h"
+#include "parallel/slice.h"
+
+namespace dtensor::fsdp {
+namespace {
+
+using torch::autograd::variable_list;
+
+// Gradients of the tensors of one call, on their way to the parameters.
+class UnshardBackward final : public torch::autograd::Node {
+ public:
+  UnshardBackward(std::vector<Member> members, std::weak_ptr<LocalCall> call)
+      : members_(std::move(members)), call_(std::move(call)) {}
+
+  std::string name() const override { return "UnshardBackward"; }
+
+  variable_list apply(variable_list&& gradients) override {
+    variable_list result(members_.size());
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      if (members_[i].unit == nullptr || !gradients[i].defined() || !task_should_compute_output(i)) continue;
+      result[i] = gradient_of_lent(members_[i], gradients[i]);
+      members_[i].parameter().expected |= members_[i].unit->syncs && !NoGradientSync::active();
+    }
+    const auto call = call_.lock();
+    // A pass that makes a graph may need the parameters again; a pass within another one (recomputation) goes on there.
+    if (call && call->pass() == current_backward() && !at::GradMode::is_enabled()) call->leave_backward();
+    return result;
+  }
+
+ private:
+  std::vector<Member> members_;
+  std::weak_ptr<LocalCall> call_;  // which holds this node's outputs
+};
+
+// On the node that made an output of the module: backward reaches the module.
+class BackwardEntered final : public torch::autograd::FunctionPreHook {
+ public:
+  BackwardEntered(std::shared_ptr<LocalCall> call, std::size_t output) : call_(std::move(call)), output_(output) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    if (gradients.at(output_).defined()) call_->enter_backward();
+    return gradients;
+  }
+
+ private:
+  std::shared_ptr<LocalCall> call_;
+  std::size_t output_;
+};
+
+// When a backward pass is over, also where it throws: for calls without units, whose schedules know the end.
+struct CallEnd {
+  std::shared_ptr<LocalCall> call;
+  ~CallEnd() { call->leave_backward(); }
+};
+
+at::Tensor gathered_memory(const Member& member, const DTensor& parameter) {
+  auto& p = member.parameter();
+  if (p.fetched && p.is_where_put(parameter)) {
+    if (!member.unit->is_gathered())
+      return at::empty(p.layout.sizes, at::TensorOptions(p.gather_dtype));  // no elements
+    return view_of(member.unit->flat, p.gather_dtype, p.layout.sizes, p.layout.strides, p.offset);
+  }
+  const auto local = gathered_local(parameter, p.gathered);
+  return local.scalar_type() == p.gather_dtype ? local.alias() : local.to(p.gather_dtype);
+}
+
+}  // namespace
+
+at::Tensor lend(const Member& member) {
+  const at::NoGradGuard no_grad;
+  auto& p = member.parameter();
+  const auto tensor = p.lock();
+  TORCH_CHECK(tensor.defined(), "fully_shard: parameter '", p.name, "' is gone, but others of its unit are used");
+  p.check_filled(DTensor(tensor));
+  auto local = gathered_memory(member, DTensor(tensor));
+  if (!p.further.mesh) return local;
+  return DTensor::from_local(local, p.further.mesh, p.further.placements, p.sizes, p.strides);
+}
+
+at::Tensor gradient_of_lent(const Member& member, const at::Tensor& gradient) {
+  const auto& unit = *member.unit;
+  const auto& p = member.parameter();
+  Placements placements = p.gathered;
+  at::Tensor local = gradient;
+  if (is_dtensor(gradient)) {
+    const DTensor further(gradient);
+    placements = lifted_placements(further, unit.mesh);
+    local = further.to_local();
+  }
+  for (const auto axis : unit.axes.shard) placements[static_cast<std::size_t>(axis)] = Partial(ReduceOp::avg);
+  if (unit.axes.replicate >= 0) placements[static_cast<std::size_t>(unit.axes.replicate)] = Partial(ReduceOp::avg);
+  return DTensor::from_local(local, unit.mesh, placements, p.sizes, p.strides);
+}
+
+LocalCall::LocalCall(const DeviceMesh& mesh, at::TensorList parameters, FsdpCall::OnBackward on_backward)
+    : tensors(parameters.vec()), on_backward_(std::move(on_backward)) {
+  for (const auto& parameter : parameters) {
+    members_.push_back(find_member(parameter));
+    auto& unit = members_.back().unit;
+    if (unit != nullptr && unit->mesh != mesh) unit.reset();
+    if (unit != nullptr && std::find(units_.begin(), units_.end(), unit) == units_.end()) units_.push_back(unit);
+  }
+}
+
+void LocalCall::enter_forward() {
+  for (const auto& unit : units_) unit->schedule->enter(*unit);
+  const auto parameters = tensors;
+  bool trains = false;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (members_[i].unit == nullptr) continue;
+    tensors[i] = lend(members_[i]);
+    trains |= parameters[i].requires_grad();
+  }
+  if (!trains || !at::GradMode::is_enabled()) return;
+  auto node = make_node<UnshardBackward>(members_, weak_from_this());
+  node->set_next_edges(torch::autograd::collect_next_edges(parameters));
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto nr = node->add_input_metadata(tensors[i]);
+    if (members_[i].unit == nullptr || !parameters[i].requires_grad()) continue;
+    watch_gradient(DTensor(parameters[i]));
+    torch::autograd::impl::set_gradient_edge(tensors[i], {NodePtr(node), nr});
+  }
+}
+
+// What the module gave may be a view of gathered memory, which then stays with whoever has it.
+void LocalCall::keep_memory_of(at::TensorList outputs) {
+  for (const auto& output : outputs) {
+    if (!output.defined() || is_dtensor(output) || !output.has_storage()) continue;
+    for (const auto& unit : units_) {
+      if (unit->is_gathered() && output.is_alias_of(unit->flat)) unit->in_results = true;
+    }
+  }
+}
+
+void LocalCall::watch(at::TensorList outputs) {
+  keep_memory_of(outputs);
+  for (const auto& output : outputs) {
+    if (!output.defined() || !output.requires_grad() || output.grad_fn() == nullptr) continue;
+    const auto nr = static_cast<std::size_t>(output.output_nr());
+    output.grad_fn()->add_tensor_pre_hook(std::make_unique<BackwardEntered>(shared_from_this(), nr));
+  }
+}
+
+void LocalCall::leave_forward(at::TensorList outputs, bool keep) {
+  watch(outputs);
+  for (const auto& unit : units_) unit->schedule->leave(*unit, keep);
+}
+
+void LocalCall::enter_backward() {
+  if (pass_ >= 0) return;
+  pass_ = current_backward();
+  if (units_.empty()) at_backward_end([end = std::make_shared<CallEnd>(shared_from_this())] {});
+  for (const auto& unit : units_) {
+    unit->schedule->enter_backward(*unit);
+    unit->in_backward.push_back(shared_from_this());
+  }
+  if (on_backward_) on_backward_(true);
+}
+
+void LocalCall::leave_backward() {
+  if (std::exchange(pass_, -1) < 0) return;
+  const auto alive = shared_from_this();
+  if (on_backward_) on_backward_(false);
+  for (const auto& unit : units_) {
+    std::erase(unit->in_backward, alive);
+    unit->schedule->leave_backward(*unit);
+  }
+}
+
+void Schedule::enter(Unit& unit) {
+  TORCH_CHECK(unit.mesh.is_member(), "fully_shard: a module is called on a rank outside ", unit.mesh.str());
+  begin_use(unit);
+  if (recomputed_ != nullptr && recomputed_ != &unit) release(*std::exchange(recomputed_, nullptr));
+  if (unit.flat_bytes > 0) {
+    if (!unit.is_gathered() || !unit.all_fresh()) gather(unit);
+    finish_gather(unit);
+  }
+  ++unit.open;
+  unit.lent = true;
+  unit.prefetched = false;
+  if (std::find(running_.begin(), running_.end(), &unit) != running_.end()) return;
+  running_.push_back(&unit);
+  prefetch(unit);
+}
+
+// Whether the last backward pass began with this unit, apart from those whose calls are under way around it.
+bool Schedule::is_first_in_backward(const Unit& unit) const {
+  const auto& order = order_[kBackward];
+  const auto first = std::find_if(order.begin(), order.end(), [](const Unit* other) { return other->open == 0; });
+  return first != order.end() && *first == &unit;
+}
+
+// What backward begins with stays. Within backward that is what was recomputed last.
+void Schedule::leave(Unit& unit, bool keep) {
+  if (--unit.open > 0 || !unit.reshards) return;
+  if (!at::GradMode::is_enabled() && !RunsAgain::active()) return release(unit);
+  if (current_backward() >= 0) {
+    recomputed_ = &unit;
+  } else if (!keep && is_first_in_backward(unit)) {
+    kept_ = &unit;
+    kept_at_ = nullptr;
+  } else if (!keep) {
+    release(unit);
+  }
+}
+
+void Schedule::enter_backward(Unit& unit) {
+  enter(unit);
+  for (auto& pass : passes_) pass.makes_graph |= pass.id == current_backward() && at::GradMode::is_enabled();
+}
+
+void Schedule::leave_backward(Unit& unit) {
+  if (--unit.open == 0 && unit.reshards_after_backward) release(unit);
+}
+
+void Schedule::leave_calls(int pass) {
+  for (auto* unit : units_) {
+    const auto calls = unit->in_backward;
+    for (const auto& call : calls) {
+      if (call->pass() == pass) call->leave_backward();
+    }
+  }
+}
+
+// The graph that a pass made reads the parameters again, before any hook on outputs of a module is reached.
+void Schedule::keep_for_graph(int pass) {
+  const auto makes_graph = [&](const Pass& open) { return open.id == pass && open.makes_graph; };
+  const bool keep = std::any_of(passes_.begin(), passes_.end(), makes_graph);
+  for (auto* unit : units_) {
+    if (keep && !unit->in_backward.empty()) unit->kept_for_graph = true;
+    if (!keep && (unit->arrivals > 0 || unit->frozen())) unit->kept_for_graph = false;
+  }
+}
+
+Schedule::PassEnd::~PassEnd() {
+  try {
+    schedule.leave_calls(pass);
+  } catch (...) {  // a gather that fails: the pass has failed already
+  }
+}
+
+}  // namespace dtensor::fsdp
+
+namespace dtensor {
+
+FsdpCall::FsdpCall(const DeviceMesh& mesh, at::TensorList parameters, OnBackward on_backward)
+    : call_(std::make_shared<fsdp::LocalCall>(mesh, parameters, std::move(on_backward))) {
+  call_->enter_forward();
+}
+
+FsdpCall::~FsdpCall() { finish({}); }
+
+const std::vector<at::Tensor>& FsdpCall::tensors() const { return call_->tensors; }
+
+void FsdpCall::watch(at::TensorList outputs) { call_->watch(outputs); }
+
+void FsdpCall::finish(at::TensorList outputs, bool keep) {
+  if (!std::exchange(finished_, true)) call_->leave_forward(outputs, keep);
+}
+
+}  // namespace dtensor

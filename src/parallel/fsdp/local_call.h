@@ -1,0 +1,48 @@
+// A call of a module on each rank's own data: its parameters are lent as regular tensors.
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "dtensor/fully_shard.h"
+#include "parallel/fsdp/unit.h"
+
+namespace dtensor::fsdp {
+
+// What one call has open. Hooks on the module's outputs keep it until backward has passed them.
+class LocalCall : public std::enable_shared_from_this<LocalCall> {
+ public:
+  // A tensor that is no parameter of a unit on `mesh` is lent as it is.
+  LocalCall(const DeviceMesh& mesh, at::TensorList parameters, FsdpCall::OnBackward on_backward);
+
+  // Gathers the units and makes the tensors; `trains`: with a graph, in which gradients reach the parameters.
+  void enter_forward();
+  void watch(at::TensorList outputs);
+  void leave_forward(at::TensorList outputs, bool keep);
+  void enter_backward();
+  void leave_backward();
+
+  // The backward pass that has reached the module; -1: none.
+  int pass() const { return pass_; }
+
+  std::vector<at::Tensor> tensors;  // of the constructor's parameters, what is lent
+
+ private:
+  void keep_memory_of(at::TensorList outputs);
+
+  std::vector<Member> members_;                         // no unit: lent as it is
+  std::vector<std::shared_ptr<FsdpUnit::Impl>> units_;  // each once
+  FsdpCall::OnBackward on_backward_;
+  int pass_ = -1;
+};
+
+// Parameter `member` as a regular tensor that shares the gathered memory (or, where it is placed on further axes, a
+// DTensor of their mesh), without a graph.
+at::Tensor lend(const Member& member);
+// A gradient of what lend() gave, as a gradient of the parameter: an average over the axes that the unit reduces over.
+at::Tensor gradient_of_lent(const Member& member, const at::Tensor& gradient);
+
+}  // namespace dtensor::fsdp
