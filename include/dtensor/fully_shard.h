@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -114,8 +115,9 @@ class DTENSOR_API FsdpCall {
   // Called with true when a backward pass reaches the module, with false when it has all gradients of the parameters.
   using OnBackward = std::function<void(bool inside)>;
 
-  // Of `parameters`, those of units on `mesh` are lent; others stay as they are.
-  explicit FsdpCall(const DeviceMesh& mesh, at::TensorList parameters, OnBackward on_backward = {});
+  // Parameters of units are lent. Others stay as they are, and so do those that were put on a mesh of their own before
+  // fully_shard (experts).
+  explicit FsdpCall(at::TensorList parameters, OnBackward on_backward = {});
   ~FsdpCall();  // finishes without outputs: the module threw
   FsdpCall(const FsdpCall&) = delete;
   FsdpCall& operator=(const FsdpCall&) = delete;
@@ -147,6 +149,45 @@ class DTENSOR_API FsdpCall {
 // under another name of the list. Ranks outside the mesh take part in nothing.
 DTENSOR_API FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh,
                                  const FsdpOptions& options = {});
+
+// What call() does around forward().
+class DTENSOR_API ModuleCall {
+ public:
+  ModuleCall(const NamedTensors& parameters, at::TensorList inputs);
+  ~ModuleCall();
+  ModuleCall(const ModuleCall&) = delete;
+  ModuleCall& operator=(const ModuleCall&) = delete;
+
+  void leave(at::TensorList outputs);
+
+ private:
+  struct State;
+  struct Semantics;
+  std::unique_ptr<State> state_;  // null: global semantics
+  std::unique_ptr<ScopedValue<Semantics>> scope_;
+  bool outermost_ = false;
+};
+
+// module.forward(inputs...), for units that are called on this rank's own data. Where an input is a DTensor, that is
+// all (global semantics). Where none is, the module's parameters are regular tensors while it runs (see FsdpCall). The
+// outermost call decides for those within it, so call the module of each unit by this function. Inputs and results are
+// tensors or vectors of tensors; other inputs are passed on. The module must live until backward is over.
+template <class Module, class... Inputs>
+auto call(Module& module, const Inputs&... inputs) {
+  std::vector<at::Tensor> given;
+  const auto add = [&given](const auto& value) {
+    using Value = std::decay_t<decltype(value)>;
+    if constexpr (std::is_convertible_v<const Value&, at::Tensor>) given.push_back(value);
+    if constexpr (std::is_same_v<Value, std::vector<at::Tensor>>) given.insert(given.end(), value.begin(), value.end());
+  };
+  (add(inputs), ...);
+  ModuleCall scope(module.named_parameters(), given);
+  auto result = module.forward(inputs...);
+  given.clear();
+  add(result);
+  scope.leave(given);
+  return result;
+}
 
 // A model that lists its parameters: an nn::Module, or a torch::nn::Module, which hands out copies of its handles, so
 // that its tensors cannot be exchanged: it must have been built in a MeshScope (on this mesh), and is re-placed in

@@ -73,7 +73,7 @@ class _Group:
         self.slots = unit.slots
         self.to_run = {id(module) for module in unit.modules}
         self.running: Call | None = None
-        self._call = _C.FsdpCall(unit.whole, self.slots.parameters(), self._on_backward)
+        self._call = _C.FsdpCall(self.slots.parameters(), self._on_backward)
         self._tensors = self._call.tensors()
         self.slots.put(self._tensors)
 
@@ -104,7 +104,7 @@ class _Casts:
     def close(self, outputs: Any = ()) -> None:
         self._slots.restore()
         self._casts.close()
-        call = _C.FsdpCall(None, [], self._on_backward)
+        call = _C.FsdpCall([], self._on_backward)
         call.finish(tensors_in(outputs), False)
 
     def _on_backward(self, inside: bool) -> None:

@@ -1,7 +1,6 @@
 // The views of a gathered copy are made once; its memory comes and goes.
 #include <gtest/gtest.h>
 
-#include "parallel/fsdp/precision.h"
 #include "parallel/fsdp/unit.h"
 #include "parallel_fsdp/tower.h"
 

@@ -10,7 +10,6 @@
 #include "dtensor/factories.h"
 #include "dtensor/hooks.h"
 #include "dtensor/plain_scope.h"
-#include "parallel/fsdp/precision.h"
 #include "parallel/fsdp/schedule.h"
 
 namespace dtensor {
@@ -267,7 +266,9 @@ void shard_elsewhere(const std::vector<OnMesh>& groups, const FsdpOptions& optio
     }
     if (fresh.empty()) continue;
     const auto there = options_there(own, DTensor(*fresh.front().second), options);
-    if (there) fully_shard(fresh, own, *there);
+    if (!there) continue;
+    fully_shard(fresh, own, *there);
+    find_member(*fresh.front().second).unit->elsewhere = true;
   }
 }
 
@@ -311,6 +312,7 @@ FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh, con
     *slot = known;
   }
   auto unit = std::make_shared<fsdp::Unit>(std::move(list), mesh, options, axes);
+  for (const auto& item : parameters) unit->slots.push_back(item.second);
   for (const auto& other : joined) {
     if (other->schedule) schedule = other->schedule;
   }

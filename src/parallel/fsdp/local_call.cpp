@@ -106,12 +106,12 @@ at::Tensor gradient_of_lent(const Member& member, const at::Tensor& gradient) {
   return DTensor::from_local(local, unit.mesh, placements, p.sizes, p.strides);
 }
 
-LocalCall::LocalCall(const DeviceMesh& mesh, at::TensorList parameters, FsdpCall::OnBackward on_backward)
+LocalCall::LocalCall(at::TensorList parameters, FsdpCall::OnBackward on_backward)
     : tensors(parameters.vec()), on_backward_(std::move(on_backward)) {
   for (const auto& parameter : parameters) {
     members_.push_back(find_member(parameter));
     auto& unit = members_.back().unit;
-    if (unit != nullptr && unit->mesh != mesh) unit.reset();
+    if (unit != nullptr && unit->elsewhere) unit.reset();
     if (unit != nullptr && std::find(units_.begin(), units_.end(), unit) == units_.end()) units_.push_back(unit);
   }
 }
@@ -254,22 +254,3 @@ Schedule::PassEnd::~PassEnd() {
 }
 
 }  // namespace dtensor::fsdp
-
-namespace dtensor {
-
-FsdpCall::FsdpCall(const DeviceMesh& mesh, at::TensorList parameters, OnBackward on_backward)
-    : call_(std::make_shared<fsdp::LocalCall>(mesh, parameters, std::move(on_backward))) {
-  call_->enter_forward();
-}
-
-FsdpCall::~FsdpCall() { finish({}); }
-
-const std::vector<at::Tensor>& FsdpCall::tensors() const { return call_->tensors; }
-
-void FsdpCall::watch(at::TensorList outputs) { call_->watch(outputs); }
-
-void FsdpCall::finish(at::TensorList outputs, bool keep) {
-  if (!std::exchange(finished_, true)) call_->leave_forward(outputs, keep);
-}
-
-}  // namespace dtensor

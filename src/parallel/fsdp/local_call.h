@@ -15,8 +15,8 @@ namespace dtensor::fsdp {
 // What one call has open. Hooks on the module's outputs keep it until backward has passed them.
 class LocalCall : public std::enable_shared_from_this<LocalCall> {
  public:
-  // A tensor that is no parameter of a unit on `mesh` is lent as it is.
-  LocalCall(const DeviceMesh& mesh, at::TensorList parameters, FsdpCall::OnBackward on_backward);
+  // What is no parameter of a unit, or put on a mesh of its own, is lent as it is.
+  LocalCall(at::TensorList parameters, FsdpCall::OnBackward on_backward);
 
   // Gathers the units and makes the tensors; `trains`: with a graph, in which gradients reach the parameters.
   void enter_forward();

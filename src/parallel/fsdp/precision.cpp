@@ -1,14 +1,14 @@
 // Mixed precision: casts in the place of parameters while a forward pass runs. A cast keeps its shards, so what is
 // gathered is the narrow dtype, and autograd brings the gradient back to the parameter's own.
-#include "parallel/fsdp/precision.h"
-
 #include <ATen/ATen.h>
 
 #include <algorithm>
 #include <map>
 
 #include "dtensor/autograd_node.h"
+#include "dtensor/fully_shard.h"
 #include "names/names.h"
+#include "parallel/fsdp/unit.h"
 
 namespace dtensor {
 namespace fsdp {

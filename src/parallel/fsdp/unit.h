@@ -150,9 +150,11 @@ struct FsdpUnit::Impl {
   // The uses in this backward pass up to each time that it was dropped although nothing told that it was through. They
   // are recorded where there was one such time: then those were all.
   std::vector<std::int64_t> untold_uses;
-  bool warned = false;      // that its param_dtype has no effect
-  bool prefetched = false;  // gathered, but not used yet
-  bool held = false;        // by unshard(): release() keeps the copy
+  bool warned = false;                   // that its param_dtype has no effect
+  bool prefetched = false;               // gathered, but not used yet
+  std::vector<const at::Tensor*> slots;  // where its list had parameters, those of other units too; never followed
+  bool elsewhere = false;                // made for parameters that were put on a mesh of their own (experts)
+  bool held = false;                     // by unshard(): release() keeps the copy
   // Calls on a rank's own data (local_call.h): how many are under way, in forward or backward; those in backward.
   int open = 0;
   std::vector<std::shared_ptr<fsdp::LocalCall>> in_backward;
@@ -180,6 +182,9 @@ struct FsdpUnit::Impl {
 };
 
 namespace fsdp {
+
+// Which dtype a parameter is computed with in.
+at::ScalarType compute_dtype(const MixedPrecision& precision, const std::string& name, at::ScalarType own);
 
 // A parameter of a unit.
 struct Member {
