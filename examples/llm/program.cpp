@@ -62,14 +62,14 @@ void run_export(const Options& options, const Family& family, const dtensor::Com
 
 // The signal on which training was left; else 0.
 int run_command(const Options& options, const Family& family, const dtensor::Communicator& world,
-                const tokenizer::Tokenizer* tokenizer) {
+                const tokenizer::Tokenizer* tokenizer, const std::optional<TrainTexts>& texts) {
   switch (options.command) {
     case Command::logits:
       return run_logits(options, family, world), 0;
     case Command::generate:
       return run_generate(options, family, world, tokenizer), 0;
     case Command::train:
-      return run_train(options, family, world);
+      return run_train(options, family, *texts, world);
     case Command::exports:
       return run_export(options, family, world), 0;
   }
@@ -90,7 +90,11 @@ int run(int argc, char** argv) {
   if (exit_status) return dtensor::finish_output(*exit_status);
   const Family family = read_family(options.model);
   check_outputs(options);
-  if (options.command == Command::train) check_lora_targets(options.train, family.config);
+  std::optional<TrainTexts> texts;
+  if (options.command == Command::train) {
+    check_lora_targets(options.train, family.config);
+    texts = read_texts(options, family);
+  }
   std::optional<tokenizer::Tokenizer> tokenizer;
   if (!options.prompt.empty()) {
     tokenizer = read_tokenizer(options.model);
@@ -103,7 +107,7 @@ int run(int argc, char** argv) {
   if (!options.train.save.empty()) signals.emplace();
   const int status = dtensor::launch(argc, argv, [&](dtensor::Communicator world) {
     try {
-      left = run_command(options, family, world, tokenizer ? &*tokenizer : nullptr);
+      left = run_command(options, family, world, tokenizer ? &*tokenizer : nullptr, texts);
     } catch (const UsageError& error) {  // the same on every rank
       if (world.rank() == 0) usage_error = error.what();
     }

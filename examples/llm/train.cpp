@@ -52,13 +52,19 @@ void plot(const TrainOptions& o, const std::string& model, const train::RunOutpu
 
 }  // namespace
 
-int run_train(const Options& options, const Family& family, const dtensor::Communicator& world) {
+TrainTexts read_texts(const Options& options, const Family& family) {
   const TrainOptions& o = options.train;
   auto tokens = read_tokens(o.data, o.field, family, options.model);
   check_tokens_of(tokens, "--data", o);
-  const auto corpus = train::Corpus::of(std::move(tokens), o.seq);
-  const auto held_out = read_tokens(o.eval, o.field, family, options.model, "--eval");
+  auto held_out = read_tokens(o.eval, o.field, family, options.model, "--eval");
   if (!o.eval.empty()) check_tokens_of(held_out, "--eval", o);
+  return {train::Corpus::of(std::move(tokens), o.seq), std::move(held_out)};
+}
+
+int run_train(const Options& options, const Family& family, const TrainTexts& texts,
+              const dtensor::Communicator& world) {
+  const TrainOptions& o = options.train;
+  const auto& [corpus, held_out] = texts;
   corpus.check_same(world);  // batches are placed without being compared
   if (!held_out.empty()) train::Corpus::of(held_out, o.seq).check_same(world);
   const MeshSizes sizes = fit_mesh(options.mesh, world.size(), family);

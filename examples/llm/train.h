@@ -55,8 +55,17 @@ class Trainer {
 // The mean loss over all of a corpus, in batches of sequences that follow each other. Collective.
 double evaluate(const Trainer& trainer, const std::vector<std::int32_t>& tokens, const TrainOptions& options);
 
-// All of it: reads texts and model, trains, tells rank 0's terminal and files, saves, exports. Returns the signal on
-// which the run was saved and left, before it was through; else 0.
-int run_train(const Options& options, const Family& family, const dtensor::Communicator& world);
+struct TrainTexts {
+  train::Corpus corpus;                // --data
+  std::vector<std::int32_t> held_out;  // --eval
+};
+
+// Tokenizes --data and --eval. Called once per process, before its ranks start. Throws UsageError.
+TrainTexts read_texts(const Options& options, const Family& family);
+
+// All of it: reads the model, trains, tells rank 0's terminal and files, saves, exports. Returns the signal on which
+// the run was saved and left, before it was through; else 0.
+int run_train(const Options& options, const Family& family, const TrainTexts& texts,
+              const dtensor::Communicator& world);
 
 }  // namespace llm

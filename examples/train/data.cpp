@@ -2,6 +2,7 @@
 #include "data.h"
 
 #include <ATen/ATen.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -69,27 +70,24 @@ Corpus Corpus::read(const std::vector<std::string>& paths, std::int64_t sequence
     corpus.tokens_ = tokenizer->encode(corpus.text_);
     corpus.text_.clear();
   }
-  corpus.check_length(sequence);
+  corpus.finish(sequence);
   return corpus;
 }
 
 Corpus Corpus::of(std::vector<std::int32_t> tokens, std::int64_t sequence) {
   Corpus corpus;
   corpus.tokens_ = std::move(tokens);
-  corpus.check_length(sequence);
+  corpus.finish(sequence);
   return corpus;
 }
 
-void Corpus::check_length(std::int64_t sequence) const {
-  if (tokens() > static_cast<std::size_t>(sequence)) return;
-  throw UsageError("--data: " + std::to_string(tokens()) + (tokens_.empty() ? " bytes of text" : " tokens") +
-                   " are too few for --seq " + std::to_string(sequence));
-}
-
-std::uint64_t Corpus::fingerprint() const {
-  std::uint64_t hash = 0;
-  for (std::size_t i = 0; i < tokens(); ++i) hash = hash64(0, hash + static_cast<std::uint64_t>(token(i)));
-  return hash;
+void Corpus::finish(std::int64_t sequence) {
+  if (tokens() <= static_cast<std::size_t>(sequence)) {
+    throw UsageError("--data: " + std::to_string(tokens()) + (tokens_.empty() ? " bytes of text" : " tokens") +
+                     " are too few for --seq " + std::to_string(sequence));
+  }
+  fingerprint_ = text_.empty() ? XXH3_64bits(tokens_.data(), tokens_.size() * sizeof(std::int32_t))
+                               : XXH3_64bits(text_.data(), text_.size());
 }
 
 void Corpus::check_same(const dtensor::Communicator& world) const {

@@ -60,10 +60,11 @@ class Corpus {
   std::size_t bytes() const { return bytes_; }
   std::size_t tokens() const { return text_.empty() ? tokens_.size() : text_.size(); }
   std::size_t files() const { return files_; }
-  std::uint64_t fingerprint() const;  // of all tokens, in their order
+  // A hash of all tokens in their order. Computed once, when the corpus is made: thread ranks share the corpus.
+  std::uint64_t fingerprint() const { return fingerprint_; }
 
  private:
-  void check_length(std::int64_t sequence) const;
+  void finish(std::int64_t sequence);  // checks the length, computes the fingerprint
   std::int64_t token(std::uint64_t at) const {
     return text_.empty() ? tokens_[at] : static_cast<unsigned char>(text_[at]);
   }
@@ -72,6 +73,7 @@ class Corpus {
   std::string text_;                  // empty where there are
   std::vector<std::int32_t> tokens_;  // these
   std::size_t files_ = 0, bytes_ = 0;
+  std::uint64_t fingerprint_ = 0;
 };
 
 // A tensor of a batch, which each rank has whole and the same: nothing is agreed, so there is no collective.

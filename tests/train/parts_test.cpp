@@ -120,6 +120,31 @@ TEST(Data, FoldersAreReadInSortedOrder) {
   EXPECT_EQ(batch.targets[0][9].item<int>(), 'd');
 }
 
+RC_GTEST_PROP(Data, FingerprintsAreEqualWhereAllTokensAre, ()) {
+  auto tokens =
+      *rc::gen::container<std::vector<std::int32_t>>(*rc::gen::inRange<std::size_t>(3, 50), rc::gen::inRange(0, 4));
+  const auto fingerprint = [&] { return Corpus::of(tokens, 2).fingerprint(); };
+  const auto before = fingerprint();
+  RC_ASSERT(fingerprint() == before);
+  const auto first = *rc::gen::inRange<std::size_t>(0, tokens.size()),
+             other = *rc::gen::inRange<std::size_t>(0, tokens.size());
+  const bool same = tokens[first] == tokens[other];
+  std::swap(tokens[first], tokens[other]);
+  RC_ASSERT((fingerprint() == before) == same);
+  tokens.push_back(0);
+  RC_ASSERT(fingerprint() != before);
+}
+
+// Thread ranks share a corpus; each of them asks for its fingerprint.
+TEST(Data, FingerprintIsComputedOncePerCorpus) {
+  const auto corpus = Corpus::of(std::vector<std::int32_t>(1 << 22, 7), 2);
+  const auto begin = std::chrono::steady_clock::now();
+  std::uint64_t all = 0;
+  for (int rank = 0; rank < 1000; ++rank) all |= corpus.fingerprint();
+  EXPECT_EQ(all, corpus.fingerprint());
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+}
+
 // Batches are placed as each rank has them, so that ranks of other texts would train on a mixture.
 TEST(Data, RanksWithOtherTextsAreToldOnEachOfThem) {
   const auto corpus_of = [](int last) { return train::Corpus::of({1, 2, 3, 4, last}, 2); };
