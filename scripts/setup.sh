@@ -8,7 +8,8 @@ cd "$(dirname "$0")/.."
 torch_version=2.15.0
 cuda_wheels=(nvidia-cuda-runtime==13.2.86 nvidia-cuda-cupti==13.2.86)  # libtorch_cpu.so links both, even without a GPU
 packages=(g++ cmake ninja-build ccache git python3 python3-venv nlohmann-json3-dev libcli11-dev libgtest-dev librapidcheck-dev
-  libbenchmark-dev libopenmpi-dev openmpi-bin gnuplot-nox libxxhash-dev pkg-config)
+  libbenchmark-dev libopenmpi-dev openmpi-bin gnuplot-nox libxxhash-dev libonig-dev libutf8proc-dev
+  pkg-config)
 python=${PYTHON:-python3}
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/dtensor
 home=$cache/libtorch-$torch_version
@@ -36,7 +37,7 @@ as_root() {
 check_without_apt() {
   local missing=() name
   for name in g++ cmake ninja git "$python"; do command -v "$name" > /dev/null || missing+=("$name"); done
-  for name in nlohmann/json.hpp CLI/CLI.hpp gtest/gtest.h rapidcheck.h benchmark/benchmark.h xxhash.h; do
+  for name in nlohmann/json.hpp CLI/CLI.hpp gtest/gtest.h rapidcheck.h benchmark/benchmark.h xxhash.h oniguruma.h utf8proc.h; do
     echo "#include <$name>" | g++ -std=c++20 -fsyntax-only -x c++ - 2> /dev/null || missing+=("$name")
   done
   [ ${#missing[@]} = 0 ] || fail "this is not a Debian system; please install: ${missing[*]}"

@@ -35,9 +35,9 @@ std::string replace_all(const std::string& text, const Regex& regex, const std::
 }
 
 std::string stripped(const std::string& text, bool left, bool right) {
-  static const Regex first("^\\s+"), last("\\s+$");
-  std::string result = left ? replace_all(text, first, "") : text;
-  return right ? replace_all(result, last, "") : result;
+  const std::size_t begin = left ? end_of_spaces(text, 0) : 0;
+  const std::size_t end = right ? begin_of_spaces(text, begin, text.size()) : text.size();
+  return text.substr(begin, end - begin);
 }
 
 }  // namespace

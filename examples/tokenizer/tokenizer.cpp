@@ -24,30 +24,6 @@ json read_json(const std::string& path) {
   return value;
 }
 
-bool is_space(std::uint32_t code) {
-  static const std::uint32_t separators = category_mask("Z");
-  return (category_bit(code) & separators) != 0 || (code >= 9 && code <= 13) || code == 0x85;
-}
-
-std::size_t end_of_spaces(std::string_view text, std::size_t at) {
-  while (at < text.size()) {
-    const Character c = character_at(text, at);
-    if (!is_space(c.code)) break;
-    at = c.end;
-  }
-  return at;
-}
-
-std::size_t begin_of_spaces(std::string_view text, std::size_t from, std::size_t end) {
-  std::size_t begin = end;
-  for (std::size_t at = from; at < end;) {
-    const Character c = character_at(text, at);
-    begin = !is_space(c.code) ? end : std::min(begin, at);
-    at = c.end;
-  }
-  return begin;
-}
-
 }  // namespace
 
 const Tokenizer::Added* Tokenizer::AddedTokens::find(std::string_view text, std::size_t from,

@@ -1,10 +1,15 @@
-// Regular expressions: against std::regex where that has the same, and what it has not.
+// Regular expressions: against std::regex where that has the same, and against the Python package `tokenizers`.
 #include "tokenizer/regex.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <regex>
+
+#include "support/data.h"
+#include "tokenizer/error.h"
 
 namespace {
 
@@ -55,8 +60,38 @@ TEST(Regex, HasClassesOfUnicodeAndPossessiveRepeats) {
   EXPECT_EQ(found("a+a", "aaa"), (Found{"aaa"}));
   EXPECT_EQ(found("\\x61\\u0062\\x{1F600}", "ab😀"), (Found{"ab😀"}));
   EXPECT_EQ(found("^a|c$", "abcac"), (Found{"a", "c"}));
-  EXPECT_EQ(found("\\S+", "a\xff b"), (Found{"a\xff", "b"}));  // a stray byte is a character of no category
+  EXPECT_EQ(found("\\S+", "a\xff b"), (Found{"a\xff", "b"}));  // a stray byte is a character
+  EXPECT_EQ(found("b",
+                  "\xe6"
+                  "b\xf0"),
+            (Found{"b"}));  // and hides none of those after it
   EXPECT_EQ(found("\\s+(?!\\S)", std::string(100000, ' ') + "x").front().size(), 99999U);
+}
+
+// tools/tokenizer/make.py patterns
+TEST(Regex, FindsWhatThePythonPackageFinds) {
+  const auto cases = nlohmann::json::parse(std::ifstream(dtensor::test::data_path("tokenizer/patterns.json")));
+  ASSERT_GT(cases.size(), 30U);
+  for (const auto& one : cases) {
+    const std::string pattern = one.at("pattern"), text = one.at("text");
+    if (one.at("found").is_null()) {
+      EXPECT_THROW(tokenizer::Regex{pattern}, tokenizer::Error) << pattern;
+    } else {
+      EXPECT_EQ(found(pattern, text), one.at("found").get<Found>()) << pattern;
+    }
+  }
+}
+
+// Exponentially many ways are not tried for ever.
+TEST(Regex, TooManyRetriesOfAMatchAreAnError) {
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += "ab";
+  try {
+    found("^(?:a|b|ab)*$", text + "!");
+    FAIL() << "no error";
+  } catch (const tokenizer::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("retry-limit"), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace

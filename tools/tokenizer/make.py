@@ -6,6 +6,8 @@
                                                   train is LibTorch's include/ATen); writes examples/train/tokenizer.json
     tools/tokenizer/make.py record                writes tests/data/tokenizer: a small tokenizer.json made as each family of
                                                   models has it, and cases.json with texts, their ids and what these decode to
+    tools/tokenizer/make.py patterns              writes tests/data/tokenizer/patterns.json: regular expressions and what they
+                                                  match, or null where they are refused
 """
 import json
 import pathlib
@@ -173,11 +175,39 @@ def record():
     (DATA / "cases.json").write_text(json.dumps(recorded, separators=(",", ":")) + "\n")
 
 
+PATTERNS = [
+    (r"(?<=a)b", "ab bb aab"), (r"(?<!a)b", "ab bb aab"), (r"(?<=a+|bc)d", "ad bcd d"), (r"(a*)*b", "aab b"),
+    (r"\bword\b", "a word swords word"), (r"^a|c$", "ab\nac\nabc"), (r"\Aa|c\z", "ab\nac\nabc"), (r"[a-z&&[^b]]+", "abcab"),
+    (r"[[:alpha:]]+", "é1a"), (r"\S+[^\S\n]", "ab c\nd e "), (r"(?>a+)b|a", "aab aac"), (r"(\w)\1", "aabbc"),
+    (r"\R", "a\r\nb\nc"), (r"\X", "e\u0301a"), (r"a{3,2}", "aaaaa"), (r"a{2}+", "aaaaa"), (r"a*|b", "baab"),
+    (r"(?i:straße)", "STRASSE straße"), (r"(?i:ÄÖ)", "äö ÄÖ"), (r"\d{1,3}(?=(\d{3})*\b)", "1234567 12"),
+    (r"\p{Han}+|\p{Script=Greek}+|\p{^L}", "漢字αβ1"), (r"(?m:a.b)", "a\nb"), (r".+", "ab\ncd"), (r"a**b", "aab"), (r"a{1001}", "a"),
+    ("(a", ""), ("a)", ""), ("[a", ""), (r"\p{Q}", ""), ("*a", ""), (r"\k<x>", ""), ("(?s).", ""), ("a{100001}", ""),
+]
+
+
+def record_patterns():
+    from tokenizers import Regex, pre_tokenizers
+
+    recorded = []
+    for pattern, text in PATTERNS:
+        try:
+            split = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
+            found = [piece for piece, _ in split.pre_tokenize_str(text)]
+        except Exception:
+            found = None
+        recorded.append({"pattern": pattern, "text": text, "found": found})
+    lines = (json.dumps(case, ensure_ascii=False) for case in recorded)
+    (DATA / "patterns.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
+
+
 if __name__ == "__main__":
     command = sys.argv[1] if len(sys.argv) > 1 else ""
     if command == "train":
         train(sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 1024)
     elif command == "record":
         record()
+    elif command == "patterns":
+        record_patterns()
     else:
         sys.exit(__doc__)
