@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # make demo: trains the tiny model on four thread ranks and on one device, shows that the two loss curves are one curve, and
-# writes the picture. Ends with a non-zero status where they differ by more than rounding (docs/design.md) allows.
+# writes the plot. Ends with a non-zero status where they differ by more than rounding (docs/design.md) allows.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build/release}

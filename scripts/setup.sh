@@ -8,8 +8,7 @@ cd "$(dirname "$0")/.."
 torch_version=2.15.0
 cuda_wheels=(nvidia-cuda-runtime==13.2.86 nvidia-cuda-cupti==13.2.86)  # libtorch_cpu.so links both, even without a GPU
 packages=(g++ cmake ninja-build ccache git python3 python3-venv nlohmann-json3-dev libcli11-dev libgtest-dev librapidcheck-dev
-  libbenchmark-dev libopenmpi-dev openmpi-bin gnuplot-nox libxxhash-dev libonig-dev libutf8proc-dev
-  pkg-config)
+  libbenchmark-dev libopenmpi-dev openmpi-bin libxxhash-dev libonig-dev libutf8proc-dev pkg-config)
 python=${PYTHON:-python3}
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/dtensor
 home=$cache/libtorch-$torch_version

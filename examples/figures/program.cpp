@@ -7,7 +7,9 @@
 #include <iostream>
 
 #include "dtensor/launch.h"
-#include "long_sequence/picture.h"
+#include "dtensor/picture.h"
+#include "dtensor/pipeline_schedule.h"
+#include "long_sequence/plot.h"
 #include "long_sequence/tokens.h"
 #include "train/compare.h"
 #include "train/layouts.h"
@@ -21,7 +23,9 @@ namespace {
 using train::UsageError;
 namespace fs = std::filesystem;
 
-constexpr const char* kUsage = "usage: figures FOLDER [flags of train], or figures --long-sequences FOLDER [TOKENS]";
+constexpr const char* kUsage =
+    "usage: figures FOLDER [flags of train], "
+    "figures --long-sequences FOLDER [TOKENS], or figures --diagrams FOLDER";
 
 // Before the work.
 std::string file_in(const std::string& folder, const char* name) {
@@ -90,12 +94,31 @@ int draw_long_sequences(const std::string& folder, const std::string& longest_te
   return 0;
 }
 
+// Of the library's own: where a tensor lives, and a pipeline's schedule as simulated.
+int draw_diagrams(const std::string& folder) {
+  const std::string placement = file_in(folder, "placement.svg"), pipeline = file_in(folder, "pipeline.svg");
+  dtensor::run_local(4, [&](const dtensor::Communicator& world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"});
+    const auto drawing = dtensor::placement_svg({6, 7}, mesh, {dtensor::Shard(0), dtensor::Shard(1)});
+    if (world.rank() == 0) train::write_file(placement, drawing);
+  });
+  namespace pl = dtensor::pipeline;
+  const auto schedule = pl::with_communication(pl::make_schedule("zbv", /*ranks=*/4, /*microbatches=*/8));
+  train::write_file(pipeline, pl::schedule_svg(pl::simulate(schedule).ranks));
+  fmt::print("figures: {}, {}\n", placement, pipeline);
+  return 0;
+}
+
 int run(int argc, char** argv) {
   const std::string first = argc > 1 ? argv[1] : "";
   if (first == "--help" || first == "-h") return std::puts(kUsage), 0;
   if (first == "--long-sequences") {
     if (argc < 3 || argc > 4) throw UsageError(kUsage);
     return draw_long_sequences(argv[2], argc > 3 ? argv[3] : "8192");
+  }
+  if (first == "--diagrams") {
+    if (argc != 3) throw UsageError(kUsage);
+    return draw_diagrams(argv[2]);
   }
   if (first.empty() || first.starts_with("-")) throw UsageError(kUsage);
   return draw(first, argc - 1, argv + 1);

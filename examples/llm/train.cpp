@@ -47,7 +47,7 @@ void plot(const TrainOptions& o, const std::string& model, const train::RunOutpu
   train::write_svg(o.plot, {.title = fmt::format("{}: {} steps of adamw", model, losses.size()),
                             .curves = {{"loss", losses}},
                             .first_step = output.first_step()});
-  fmt::print("picture: {}\n", o.plot);
+  fmt::print("plot: {}\n", o.plot);
 }
 
 }  // namespace

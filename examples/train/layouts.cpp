@@ -40,10 +40,11 @@ std::vector<LayoutRun> run_layouts(Options options, const Corpus& corpus, const 
 
 void write_figures(const std::string& folder, const Options& options, const std::vector<double>& one_device,
                    const std::vector<LayoutRun>& runs) {
-  Picture loss{.title = fmt::format("loss of {} under each layout, {}", options.model, to_string(options.dtype)),
-               .curves = {{"one device", one_device}},
-               .difference = std::vector<double>(one_device.size()),
-               .bound = options.dtype == Dtype::float64 ? 1e-9 : 1e-5};
+  Plot loss{.title = fmt::format("loss of {} under each layout, {}", options.model, to_string(options.dtype)),
+            .curves = {{"one device", one_device}},
+            .difference = std::vector<double>(one_device.size()),
+            .bound = options.dtype == Dtype::float64 ? 1e-9 : 1e-5,
+            .coincide = true};
   std::vector<MemoryPanel> panels;
   for (const auto& run : runs) {
     loss.curves.push_back({run.name, run.losses});

@@ -71,17 +71,17 @@ Table counters_table(const dtensor::MoeCounters& c) {
 void write_load(const Options& options, const std::vector<StepRecord>& records) {
   const auto& e = *options.experts;
   if (e.load_plot.empty()) return;
-  Picture picture{.title = fmt::format("load of the busiest of {} experts over the mean, {} with balance {}", e.experts,
-                                       e.dispatcher, e.balance),
-                  .y_name = "busiest over mean",
-                  .first_step = records.front().step};
+  Plot plot{.title = fmt::format("load of the busiest of {} experts over the mean, {} with balance {}", e.experts,
+                                 e.dispatcher, e.balance),
+            .y_name = "tokens of the busiest expert / mean",
+            .first_step = records.front().step};
   for (std::size_t layer = 0; layer < records.front().imbalance.size(); ++layer) {
     Curve curve{fmt::format("layer {}", layer), {}};
     for (const auto& r : records) curve.values.push_back(r.imbalance[layer]);
-    picture.curves.push_back(std::move(curve));
+    plot.curves.push_back(std::move(curve));
   }
-  write_svg(e.load_plot, picture);
-  fmt::print("load picture: {}\n", e.load_plot);
+  write_svg(e.load_plot, plot);
+  fmt::print("load plot: {}\n", e.load_plot);
 }
 
 }  // namespace train

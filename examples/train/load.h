@@ -1,4 +1,4 @@
-// The load of the experts over a run: counted over ranks each step, shown in the table and in a picture.
+// The load of the experts over a run: counted over ranks each step, shown in the table and in a plot.
 #pragma once
 
 #include "dtensor/moe.h"
@@ -21,7 +21,7 @@ class LoadCount {
   at::Tensor table_;  // int64 [layers, experts + 1]: entries of each expert, and dropped ones
 };
 
-// Rows about the experts, and the picture of --load-plot where it was asked for.
+// Rows about the experts, and the plot of --load-plot where it was asked for.
 Table load_table(const Options& options, const std::vector<StepRecord>& records);
 // How often rank 0 took the ways that save work.
 Table counters_table(const dtensor::MoeCounters& counters);

@@ -1,4 +1,4 @@
-// The picture of a step's memory on one rank: what it goes to, from the first operator of forward to the optimizer.
+// The plot of a step's memory on one rank: what it goes to, from the first operator of forward to the optimizer.
 #pragma once
 
 #include <chrono>
@@ -42,15 +42,13 @@ class MemoryRecord {
   dtensor::EventListener listener_;
 };
 
-// Layers one above the other over the time of the step, and the bytes of each at the highest moment. `top`: bytes at
-// the upper edge; 0: as many as the highest moment has.
-std::string memory_svg(const std::string& title, const std::vector<MemorySample>& samples, std::int64_t top = 0);
-
-// Such pictures of one or several runs side by side, two in a row, on one scale.
 struct MemoryPanel {
   std::string title;
   std::vector<MemorySample> samples;
 };
+
+// A panel for each run, two in a row, on one scale: what memory goes to over the time of a step, stacked, and the bytes
+// of each part at the peak.
 std::string memory_svg(const std::vector<MemoryPanel>& panels);
 
 }  // namespace train

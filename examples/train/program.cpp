@@ -151,17 +151,18 @@ void run_rank(const dtensor::Communicator& world, const Options& asked, const Co
 
 void write_plot(const Options& options, const Outcome& outcome, const Comparison* comparison) {
   if (options.plot.empty()) return;
-  Picture picture{.title = fmt::format("{}: {} steps of {}, {}", options.model, outcome.records.size(),
-                                       options.optimizer, to_string(options.dtype)),
-                  .first_step = outcome.records.front().step};
+  Plot plot{.title = fmt::format("{}: {} steps of {}, {}", options.model, outcome.records.size(), options.optimizer,
+                                 to_string(options.dtype)),
+            .first_step = outcome.records.front().step};
   if (comparison != nullptr) {
-    picture.curves.push_back({"one device", comparison->reference});
-    picture.difference = comparison->difference;
-    picture.bound = comparison->bound;
+    plot.curves.push_back({"one device", comparison->reference});
+    plot.difference = comparison->difference;
+    plot.bound = comparison->bound;
+    plot.coincide = true;
   }
-  picture.curves.push_back({outcome.where, losses(outcome.records)});
-  write_svg(options.plot, picture);
-  fmt::print("picture: {}\n", options.plot);
+  plot.curves.push_back({outcome.where, losses(outcome.records)});
+  write_svg(options.plot, plot);
+  fmt::print("plot: {}\n", options.plot);
 }
 
 int report(const Options& options, const Corpus& corpus, const Outcome& outcome) {
@@ -176,8 +177,8 @@ int report(const Options& options, const Corpus& corpus, const Outcome& outcome)
   if (options.experts) write_load(options, outcome.records);
   if (options.memory) print(memory_table(outcome.memory));
   if (!options.memory_plot.empty()) {
-    write_file(options.memory_plot, memory_svg("memory of rank 0: " + outcome.where, outcome.memory.samples));
-    fmt::print("memory picture: {}\n", options.memory_plot);
+    write_file(options.memory_plot, memory_svg({{"memory of rank 0, " + outcome.where, outcome.memory.samples}}));
+    fmt::print("memory plot: {}\n", options.memory_plot);
   }
   if (!options.compare) {
     write_plot(options, outcome, nullptr);

@@ -1,5 +1,5 @@
 // What is told of a run's steps while it goes on, the same of every program: a line on the terminal, the log, an event
-// file; and its picture at the end.
+// file; and its plot at the end.
 #pragma once
 
 #include "log.h"

@@ -8,13 +8,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <utility>
 
-#include "debug/escaped.h"
+#include "dtensor/chart.h"
 #include "scope/module_scope.h"
 
 namespace dtensor {
@@ -159,68 +158,7 @@ double seconds(std::chrono::steady_clock::duration d) { return std::chrono::dura
 const char* name_of(Phase phase) { return phase == Phase::forward ? "forward" : "backward"; }
 std::string name_of(const std::string& module) { return module.empty() ? "no module" : module; }
 
-// 1, 2 or 5 times a power of ten, such that `count` of them cover `range`.
-double tick_step(double range, int count) {
-  const double rough = range / count, power = std::pow(10.0, std::floor(std::log10(rough)));
-  for (const double factor : {1.0, 2.0, 5.0}) {
-    if (factor * power >= rough) return factor * power;
-  }
-  return 10 * power;
-}
-
-// The drawing: dark on white, whatever the page around it is.
-class Drawing {
- public:
-  static constexpr double kLeft = 70, kTop = 34, kBottom = 40, kKey = 270;
-
-  Drawing(int width, int height, double end, double low, double high)
-      : width_(width), height_(height), end_(end), low_(low), high_(high) {
-    svg_ = fmt::format(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" "
-        "font-family=\"sans-serif\" font-size=\"12\" fill=\"#222\"><rect width=\"{0}\" height=\"{1}\" "
-        "fill=\"white\"/>\n",
-        width, height);
-  }
-  double x(double seconds) const { return kLeft + seconds / end_ * (width_ - kLeft - kKey); }
-  double y(double bytes) const { return height_ - kBottom - (bytes - low_) / (high_ - low_) * plot_height(); }
-  double plot_height() const { return height_ - kTop - kBottom; }
-  double key_left() const { return width_ - kKey + 16; }
-
-  void text(double x, double y, const char* anchor, const std::string& what) {
-    svg_ += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, escaped(what));
-  }
-  void shade(double from, double to) {
-    svg_ += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"#f3e3c8\"/>\n",
-                        x(from), kTop, x(to) - x(from), plot_height());
-  }
-  void axes() {
-    const double right = width_ - kKey, bottom = height_ - kBottom;
-    const double step = tick_step((high_ - low_) / 1e6, 4), from = std::ceil(low_ / 1e6 / step) * step;
-    for (double mb = from; mb <= high_ / 1e6; mb += step) {
-      line(kLeft, y(mb * 1e6), right, y(mb * 1e6), "#ddd");
-      text(kLeft - 6, y(mb * 1e6) + 4, "end", fmt::format("{:.4g}", std::abs(mb) < step / 2 ? 0 : mb));
-    }
-    const double every = tick_step(end_ * 1e3, 6);
-    for (double ms = 0; ms <= end_ * 1e3; ms += every) {
-      line(x(ms / 1e3), bottom, x(ms / 1e3), bottom + 4, "#555");
-      text(x(ms / 1e3), bottom + 17, "middle", fmt::format("{:.4g}", ms));
-    }
-    line(kLeft, bottom, right, bottom, "#555");
-    line(kLeft, kTop, kLeft, bottom, "#555");
-    text((kLeft + right) / 2, bottom + 33, "middle", "ms");
-    text(kLeft - 6, kTop - 8, "end", "MB");
-  }
-  void line(double x1, double y1, double x2, double y2, const char* colour) {
-    svg_ += fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\"/>\n", x1, y1, x2,
-                        y2, colour);
-  }
-  void add(const std::string& element) { svg_ += element + "\n"; }
-  std::string str() const { return svg_ + "</svg>\n"; }
-
- private:
-  double width_, height_, end_, low_, high_;
-  std::string svg_;
-};
+double megabytes(std::int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
 
 }  // namespace
 
@@ -233,36 +171,29 @@ std::string MemoryTimeline::csv() const {
 }
 
 std::string MemoryTimeline::svg(int width, int height) const {
+  constexpr int kAround = 122;  // pixels above and below the plot
+  const auto ms = [&](const Sample& s) { return 1e3 * seconds(s.when - state_->begin); };
+  ChartPanel panel{.title = fmt::format("peak {:.3f} MB in {} ({})", megabytes(peak().bytes), name_of(peak().module),
+                                        name_of(peak().phase)),
+                   .x_label = "time, ms",
+                   .y_label = "memory, MB",
+                   .notes = {"held at the peak, MB"},
+                   .height = static_cast<double>(std::max(height - kAround, 80))};
+  ChartSeries live{.x = {0}, .y = {0}, .style = ChartSeries::Style::steps};
   const auto& all = samples();
-  const auto when = [&](const Sample& s) { return seconds(s.when - state_->begin); };
-  const double end = std::max({all.empty() ? 0 : when(all.back()), when(peak()), 1e-6});
-  double low = 0, high = std::max<double>(1, static_cast<double>(peak().bytes));
-  for (const Sample& s : all) low = std::min(low, static_cast<double>(s.bytes));
-  Drawing drawing(width, height, end, low, high);
   for (std::size_t i = 0; i < all.size(); ++i) {
-    if (all[i].phase == Phase::backward) drawing.shade(when(all[i]), i + 1 < all.size() ? when(all[i + 1]) : end);
+    live.x.push_back(ms(all[i])), live.y.push_back(megabytes(all[i].bytes));
+    if (all[i].phase != Phase::backward) continue;
+    const double end = ms(all[std::min(i + 1, all.size() - 1)]);
+    const bool goes_on = i > 0 && all[i - 1].phase == Phase::backward;
+    goes_on ? void(panel.bands.back().end = end) : panel.bands.push_back({ms(all[i]), end, "backward"});
   }
-  drawing.axes();
-  std::string path = fmt::format("M{:.1f},{:.1f}", drawing.x(0), drawing.y(0));
-  for (const Sample& s : all) {
-    path += fmt::format("H{:.1f}V{:.1f}", drawing.x(when(s)), drawing.y(static_cast<double>(s.bytes)));
-  }
-  drawing.add(fmt::format("<path d=\"{}\" fill=\"none\" stroke=\"#1f77b4\" stroke-width=\"1.5\"/>", path));
-  drawing.add(fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"#d62728\"/>", drawing.x(when(peak())),
-                          drawing.y(static_cast<double>(peak().bytes))));
-  drawing.text(Drawing::kLeft + 8, 18, "start",
-               fmt::format("peak {:.3f} MB in {} ({}); backward is shaded", static_cast<double>(peak().bytes) / 1e6,
-                           name_of(peak().module), name_of(peak().phase)));
-  double key = Drawing::kTop + 12;
-  drawing.text(drawing.key_left(), key, "start", "held at the peak, MB");
+  panel.series = {live, {.x = {ms(peak())}, .y = {megabytes(peak().bytes)}, .style = ChartSeries::Style::points}};
   for (const Holder& holder : holders_at_peak()) {
-    key += 18;
-    if (key > height - 8) break;
-    drawing.text(drawing.key_left(), key, "start",
-                 fmt::format("{:.3f} {} ({})", static_cast<double>(holder.bytes) / 1e6, name_of(holder.module),
-                             name_of(holder.phase)));
+    panel.notes.push_back(
+        fmt::format("{:.3f} {} ({})", megabytes(holder.bytes), name_of(holder.module), name_of(holder.phase)));
   }
-  return drawing.str();
+  return to_svg({.panels = {panel}, .width = static_cast<double>(width)});
 }
 
 }  // namespace dtensor

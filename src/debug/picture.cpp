@@ -10,7 +10,7 @@
 #include <map>
 #include <set>
 
-#include "debug/escaped.h"
+#include "chart/canvas.h"
 #include "dtensor/tensor.h"
 #include "placement/mesh_info.h"
 #include "placement/shard_map.h"
@@ -168,7 +168,7 @@ std::string placement_text(at::IntArrayRef sizes, const DeviceMesh& mesh, const 
 
 std::string placement_svg(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements) {
   const Grid grid = grid_of(sizes, mesh, placements);
-  constexpr double kSide = 320, kLeft = 60, kTop = 50;
+  constexpr double kSide = 320, kLeft = 60, kTop = 50, kFont = 12;
   Colours colours;
   const auto scaled = [&](std::size_t which, std::int64_t index) {
     if (which >= grid.cuts.size()) return static_cast<double>(index) * kSide;
@@ -176,26 +176,21 @@ std::string placement_svg(at::IntArrayRef sizes, const DeviceMesh& mesh, const P
     return kSide * static_cast<double>(cuts[static_cast<std::size_t>(index)]) /
            static_cast<double>(std::max<std::int64_t>(cuts.back(), 1));
   };
-  std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" font-family=\"sans-serif\" "
-      "font-size=\"12\" fill=\"#222\">"
-      "<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/><text x=\"8\" y=\"18\">{2}</text>\n",
-      kLeft + kSide + 300, kTop + kSide + 20, escaped(title(sizes, mesh, placements)));
+  SvgCanvas canvas(kFont);
+  const std::string heading = title(sizes, mesh, placements);
+  canvas.text(8, 18, Anchor::start, heading);
   for (std::int64_t r = 0; r < cell_count(grid, 0); ++r) {
     const double y = kTop + scaled(0, r), height = kTop + scaled(0, r + 1) - y;
-    svg += fmt::format("<text x=\"8\" y=\"{:.1f}\">{}</text>\n", y + height / 2, range_text(grid, 0, r));
+    canvas.text(8, y + height / 2, Anchor::start, range_text(grid, 0, r));
     for (std::int64_t c = 0; c < cell_count(grid, 1); ++c) {
       const double x = kLeft + scaled(1, c), width = kLeft + scaled(1, c + 1) - x;
       const std::string ranks = ranks_of_cell(grid, r, c);
-      if (r == 0)
-        svg += fmt::format("<text x=\"{:.1f}\" y=\"{}\">{}</text>\n", x + 2, kTop - 6, range_text(grid, 1, c));
-      svg += fmt::format(
-          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"{}\" stroke=\"black\"/>"
-          "<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>\n",
-          x, y, width, height, colours.of(ranks), x + width / 2, y + height / 2, ranks);
+      if (r == 0) canvas.text(x + 2, kTop - 6, Anchor::start, range_text(grid, 1, c));
+      canvas.rect(x, y, width, height, "fill=\"" + colours.of(ranks) + "\" stroke=\"black\"");
+      canvas.text(x + width / 2, y + height / 2, Anchor::middle, ranks);
     }
   }
-  return svg + "</svg>\n";
+  return canvas.str(std::max(kLeft + kSide, text_width(heading, kFont)) + 20, kTop + kSide + 20);
 }
 
 std::string placement_text(const at::Tensor& t) {

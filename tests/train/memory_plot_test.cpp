@@ -1,9 +1,10 @@
-// The picture of memory shows what the step held, by kind: known bytes as predicted, and nothing gathered where nothing
+// The plot of memory shows what the step held, by kind: known bytes as predicted, and nothing gathered where nothing
 // is.
 #include "train/memory_plot.h"
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 
@@ -108,30 +109,39 @@ TEST(MemoryPlot, LayoutsAreDrawnSideBySide) {
   std::filesystem::remove_all(folder);
 }
 
+std::string svg_of(const std::string& title, const std::vector<MemorySample>& samples) {
+  return train::memory_svg({{title, samples}});
+}
+
 // A panel that holds a quarter as much is drawn a quarter as high.
 TEST(MemoryPlot, PanelsHaveOneScale) {
   const std::vector<MemorySample> low{{.seconds = 1, .parameters = 1000}}, high{{.seconds = 1, .parameters = 4000}};
   const auto svg = train::memory_svg({{"low", low}, {"high", high}});
-  EXPECT_NE(svg.find(train::memory_svg("low", low, 4000)), std::string::npos);
-  EXPECT_NE(svg.find(train::memory_svg("high", high)), std::string::npos);
-  EXPECT_NE(train::memory_svg("low", low, 4000), train::memory_svg("low", low));
+  std::vector<double> heights;
+  for (auto at = svg.find("<polygon"); at != std::string::npos; at = svg.find("<polygon", at + 1)) {
+    double upper = 0, lower = 0;
+    ASSERT_EQ(std::sscanf(svg.c_str() + svg.find("points", at), "points=\"%*f,%lf %*f,%lf", &upper, &lower), 2);
+    if (lower > upper) heights.push_back(lower - upper);
+  }
+  ASSERT_EQ(heights.size(), 2U);
+  EXPECT_NEAR(heights[0] * 4, heights[1], 0.5);
 }
 
 TEST(MemoryPlot, DrawsEachKindAndItsBytes) {
-  const auto svg =
-      train::memory_svg("a title", {{.seconds = 0.5, .parameters = 2000000}, {.seconds = 1, .rest = 1000}});
-  for (const char* text : {"a title", "parameters: 2.0 MB", "gathered units: 0", "</svg>"}) {
+  const auto svg = svg_of("a title", {{.seconds = 0.5, .parameters = 2000000}, {.seconds = 1, .rest = 1000}});
+  for (const char* text : {"a title, peak 2.0 MB", "parameters: 2.0 MB", "gathered units: 0", "</svg>"}) {
     EXPECT_NE(svg.find(text), std::string::npos) << text << svg;
   }
-  EXPECT_NE(train::memory_svg("none", {}).find("</svg>"), std::string::npos);
+  EXPECT_NE(svg_of("none", {}).find("</svg>"), std::string::npos);
 }
 
 TEST(MemoryPlot, HasAxesUnitsAndPhases) {
-  const auto svg = train::memory_svg("t", {{.seconds = 0.001, .parameters = 3000000},
-                                           {.seconds = 0.002, .phase = dtensor::Phase::backward, .parameters = 3000000},
-                                           {.seconds = 0.003, .phase = dtensor::Phase::backward, .parameters = 3000000},
-                                           {.seconds = 0.004, .parameters = 3000000}});
-  for (const char* text : {">MB<", ">ms of one step<", ">forward<", ">backward<", ">optimizer<", ">3<", ">4<"}) {
+  const auto svg = svg_of("t", {{.seconds = 0.001, .parameters = 3000000},
+                                {.seconds = 0.002, .phase = dtensor::Phase::backward, .parameters = 3000000},
+                                {.seconds = 0.003, .phase = dtensor::Phase::backward, .parameters = 3000000},
+                                {.seconds = 0.004, .parameters = 3000000}});
+  for (const char* text :
+       {">memory, MB<", ">time of one step, ms<", ">forward<", ">backward<", ">optimizer<", ">3<", ">4<"}) {
     EXPECT_NE(svg.find(text), std::string::npos) << text << svg;
   }
 }

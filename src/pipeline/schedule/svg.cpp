@@ -5,12 +5,13 @@
 
 #include <algorithm>
 
+#include "chart/canvas.h"
 #include "dtensor/pipeline_schedule.h"
 
 namespace dtensor::pipeline {
 namespace {
 
-constexpr double kLeft = 60, kTop = 30, kWidth = 1200, kRow = 30, kBox = 20, kThin = 6;
+constexpr double kLeft = 60, kTop = 30, kWidth = 1200, kRow = 30, kBox = 20, kThin = 6, kFont = 10;
 
 // Forward, backward (with its two halves) and others, a little apart by stage, so that the chunks of a rank can be
 // told.
@@ -20,21 +21,15 @@ std::string colour(const Action& action, int stages) {
   return fmt::format("hsl({}, 60%, {}%)", kHues[static_cast<std::size_t>(action.kind)], light);
 }
 
-std::string box(const TimedAction& timed, double x, double y, double width, int stages) {
+void draw_box(SvgCanvas& canvas, const TimedAction& timed, double x, double y, double width, int stages) {
   const bool compute = is_compute(timed.action.kind);
   const std::string name = to_string(timed.action);
-  std::string svg = fmt::format(
-      "<rect x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{}\" fill=\"{}\" stroke=\"black\" "
-      "stroke-width=\"0.5\">"
-      "<title>{} {:.6g} to {:.6g}</title></rect>",
-      x, compute ? y : y + kBox, width, compute ? kBox : kThin, colour(timed.action, stages), name, timed.begin,
-      timed.end);
-  constexpr double kLetter = 7;
-  if (compute && width > kLetter * static_cast<double>(name.size())) {
-    svg += fmt::format("<text x=\"{:.2f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>", x + width / 2,
-                       y + kBox * 0.7, name);
+  canvas.rect(x, compute ? y : y + kBox, width, compute ? kBox : kThin,
+              "fill=\"" + colour(timed.action, stages) + "\" stroke=\"black\" stroke-width=\"0.5\"",
+              fmt::format("{} {:.6g} to {:.6g}", name, timed.begin, timed.end));
+  if (compute && width > text_width(name, kFont)) {
+    canvas.text(x + width / 2, y + kBox * 0.7, Anchor::middle, name);
   }
-  return svg + "\n";
 }
 
 }  // namespace
@@ -52,19 +47,17 @@ std::string schedule_svg(const std::vector<std::vector<TimedAction>>& ranks) {
     }
   }
   const double scale = last > first ? kWidth / (last - first) : 0;
-  std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" font-family=\"sans-serif\" "
-      "font-size=\"11\" fill=\"#222\"><rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>"
-      "<text x=\"8\" y=\"18\">{2} ranks, {3} stages, {4:.6g} long</text>\n",
-      kLeft + kWidth + 20, kTop + kRow * static_cast<double>(ranks.size()) + 10, ranks.size(), stages, last - first);
+  SvgCanvas canvas(kFont);
+  canvas.text(8, 18, Anchor::start,
+              fmt::format("{} ranks, {} stages, {:.6g} long", ranks.size(), stages, last - first));
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const double y = kTop + kRow * static_cast<double>(rank);
-    svg += fmt::format("<text x=\"8\" y=\"{:.1f}\">rank {}</text>\n", y + kBox * 0.7, rank);
+    canvas.text(8, y + kBox * 0.7, Anchor::start, fmt::format("rank {}", rank));
     for (const TimedAction& timed : ranks[rank]) {
-      svg += box(timed, kLeft + scale * (timed.begin - first), y, scale * (timed.end - timed.begin), stages);
+      draw_box(canvas, timed, kLeft + scale * (timed.begin - first), y, scale * (timed.end - timed.begin), stages);
     }
   }
-  return svg + "</svg>\n";
+  return canvas.str(kLeft + kWidth + 20, kTop + kRow * static_cast<double>(ranks.size()) + 10);
 }
 
 }  // namespace dtensor::pipeline
