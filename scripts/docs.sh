@@ -1,16 +1,21 @@
 #!/usr/bin/env bash
 # The docs site: docs.sh BUILD_FOLDER writes BUILD_FOLDER/docs/html/index.html. Needs doxygen, Sphinx, Breathe, MyST and Furo, which Debian
-# packages (doxygen python3-sphinx python3-breathe python3-myst-parser furo). A warning is an error, and so is a public name without a description.
+# packages. A warning is an error, and so is a public name without a description. Exit 77 (skipped) where a program is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(realpath -m "$1")/docs
+skip() { echo "docs: $1: apt-get install doxygen python3-sphinx python3-breathe python3-myst-parser furo" >&2; exit 77; }
 for program in doxygen sphinx-build; do
-  command -v $program > /dev/null || { echo "docs: no $program: apt-get install doxygen python3-sphinx python3-breathe python3-myst-parser furo" >&2; exit 1; }
+  command -v $program > /dev/null || skip "no $program"
 done
-rm -rf "$out" && mkdir -p "$out/source/reference"
-cp -r docs/. "$out/source" && cp CHANGELOG.md "$out/source/changelog.md"
+python=$(sed -n '1s/^#! *//p' "$(command -v sphinx-build)")  # the one that Sphinx runs in
+for module in breathe myst_parser furo; do
+  $python -c "import $module" 2> /dev/null || skip "$python has no module $module"
+done
+rm -rf "$out" && mkdir -p "$out/source"
+cp -r docs/. "$out/source" && cp CHANGELOG.md "$out/source/changelog.md" && cp README.md "$out/source/readme.md"
 # A fence's first line says more than the lexer's name; links to what the site has elsewhere, or not at all.
-sed -i -E 's/^```cpp global$/```cpp/; s#\((\.\./)+CHANGELOG\.md\)#(/changelog.md)#; s#\[([^]]*)\]\((\.\./)+(examples|include|packaging|scripts|src|tests|tools)/[^)]*\)#\1#g' "$out"/source/*.md "$out"/source/*/*.md
+sed -i -E 's/^```cpp global$/```cpp/; s#\((\.\./)+CHANGELOG\.md\)#(/changelog.md)#; s#\]\(docs/#](#g; s#\[([^]]*)\]\((\.\./)+(examples|include|packaging|scripts|src|tests|tools)/[^)]*\)#\1#g' "$out"/source/*.md "$out"/source/*/*.md
 
 chmod +x docs/site/comments.py
 { cat docs/site/Doxyfile
@@ -19,19 +24,11 @@ chmod +x docs/site/comments.py
   echo "INPUT_FILTER = \"python3 docs/site/comments.py\""
   echo "OUTPUT_DIRECTORY = $out"; } > "$out/Doxyfile"
 # Constructors, assignment and comparison say what they are; every other public name has a description.
-doxygen "$out/Doxyfile" 2>&1 | { grep 'is not documented' || true; } | { grep -vE "Member (operator|~)|Member ([A-Za-z0-9]+)\(.*(class|struct) ([A-Za-z0-9]+::)*\2 is not" || true; } | sort -u > "$out/doxygen.log"
-
-# A page for each header.
-pages=$out/source/reference
-printf '# Public headers\n\n```{toctree}\n:maxdepth: 1\n\n' > "$pages/index.md"
-(cd include/dtensor && find . -name '*.h' | sed 's#^\./##' | sort) | while read -r header; do
-  grep -q 'DTENSOR_API\|struct \|class ' "include/dtensor/$header" || continue
-  name=${header%.h}
-  echo "${name//\//_}" >> "$pages/index.md"
-  printf '# dtensor/%s\n\n```{doxygenfile} dtensor/%s\n```\n' "$header" "$header" > "$pages/${name//\//_}.md"
-done
-printf '```\n' >> "$pages/index.md"
-DTENSOR_DOXYGEN_XML="$out/xml" sphinx-build -q -b html -c docs/site "$out/source" "$out/html" 2>&1 | { grep -v "^Declaration is\|Duplicate C++ declaration" || true; } > "$out/sphinx.log"  # a namespace is on every page
-cat "$out/sphinx.log" "$out/doxygen.log"
+doxygen "$out/Doxyfile" 2>&1 | { grep 'is not documented' || true; } | { grep -vE "Member (operator|~)|Member ([A-Za-z0-9]+)\(.*(class|struct) ([A-Za-z0-9]+::)*\2 is not" || true; } | sort -u > "$out/errors.log"
+python3 docs/site/cpp_reference.py include/dtensor "$out/source/reference" >> "$out/errors.log"
+python3 docs/site/python_reference.py python/dtensor "$out/source/python_reference" >> "$out/errors.log"
+DTENSOR_DOXYGEN_XML="$out/xml" sphinx-build -q -b html -c docs/site "$out/source" "$out/html" 2>&1 |
+  { grep -v "^Declaration is\|Duplicate C++ declaration" || true; } >> "$out/errors.log"  # a namespace is on every page
+cat "$out/errors.log"
 echo "docs: $out/html/index.html"
-[ ! -s "$out/sphinx.log" ] && [ ! -s "$out/doxygen.log" ]
+[ ! -s "$out/errors.log" ]

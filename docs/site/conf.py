@@ -12,9 +12,11 @@ myst_heading_anchors = 3
 # MyST takes a fence's whole first line for the lexer's name.
 html_theme = "furo"
 html_title = "dtensor"
+html_static_path = ["static"]
+html_css_files = ["wide.css"]
 html_copy_source = False
 highlight_language = "none"
-exclude_patterns = ["site"]
+exclude_patterns = ["site", "readme.md"]
 primary_domain = "cpp"
 # Macros that stand before names.
 cpp_id_attributes = ["DTENSOR_API"]

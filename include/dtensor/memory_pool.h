@@ -15,7 +15,7 @@ struct MemoryPoolStats {
   std::size_t hits = 0;          // requests of 64 KiB and more that it served
   std::size_t misses = 0;        // those that went to the system
 };
-DTENSOR_API MemoryPoolStats memory_pool_stats();
+DTENSOR_API MemoryPoolStats memory_pool_stats();  // as it is now
 
 // How many bytes the pool keeps at most while nobody uses them; 0: none. Before it is called: 1/8 of what this process
 // may have, at most 4 GiB, where processes of one job on one host share the host's memory alike and the limit of a

@@ -12,20 +12,20 @@ inline constexpr auto kMeshScopeKey = c10::DispatchKey::DeferredInit;
 
 // Factories make plain tensors while it lives, whatever MeshScope is open.
 struct NoMeshScope {
-  c10::impl::ExcludeDispatchKeyGuard no_mesh_scope{kMeshScopeKey};
+  c10::impl::ExcludeDispatchKeyGuard no_mesh_scope{kMeshScopeKey};  // holds the key off
 };
 
 // The same without a graph, and numbers keep their width under autocast: what surrounds a step, a norm, a message.
 struct PlainScope : NoMeshScope {
-  at::NoGradGuard no_grad;
-  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+  at::NoGradGuard no_grad;                                                        // records no graph
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};  // keeps dtypes
 };
 
 // The same below autograd, where not even versions count: kernels of a function that has a node of its own, and copies
 // that are no part of anybody's graph, mode or mesh.
 struct LocalScope : NoMeshScope {
-  at::AutoDispatchBelowADInplaceOrView below;
-  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+  at::AutoDispatchBelowADInplaceOrView below;                                     // skips autograd
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};  // keeps dtypes
 };
 
 }  // namespace dtensor

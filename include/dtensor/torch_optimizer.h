@@ -62,6 +62,12 @@ void visit_tensors(State& state, const Visit& visit) {
   if constexpr (requires { state.grad_avg(); }) visit("grad_avg", state.grad_avg());
 }
 
+// States that count their steps.
+template <class State>
+concept CountsSteps = requires(State& state) {
+  state.step();
+};
+
 }  // namespace detail
 
 // A view of `optimizer`, which must outlive it, as it is itself to outlive the Checkpoint that it is added to:
@@ -159,7 +165,7 @@ class TorchOptimizer final : public Optimizer {
 
  private:
   using State = typename detail::TorchParamState<Optim>::type;
-  static constexpr bool kCounts = requires(State & state) { state.step(); };
+  static constexpr bool kCounts = detail::CountsSteps<State>;
 
   static std::string rate_name(std::size_t group) { return "group" + std::to_string(group) + ".lr"; }
 

@@ -167,7 +167,7 @@ def attention(
 ) -> torch.Tensor:
     """softmax(q k^T scale + mask) v of q [B, H, L, E], k [B, G, S, E], v [B, G, S, F]: [B, H, L, F] as q.
 
-    ``window``: query i sees keys with |i - j| < window; ``documents``: each one's first position; ``sinks``: [H].
+    ``window``: query i sees keys with ``|i - j| < window``; ``documents``: each one's first position; ``sinks``: [H].
     ``row_documents``: int64 [B, D], documents of each row of the batch instead, filled up with S; no mask is made of them.
     """
 
@@ -185,9 +185,13 @@ def placement_svg(sizes: Sequence[int], mesh: DeviceMesh, placements: Sequence[P
 
 def cache_stats() -> dict[str, int]: ...
 def clear_cache() -> None: ...
-def memory_pool_stats() -> dict[str, int]: ...
-def set_memory_pool_limit(bytes: int) -> None: ...
-def empty_memory_pool() -> None: ...
+def memory_pool_stats() -> dict[str, int]:
+    """What this process keeps of the memory of collectives' results: cached_bytes, limit_bytes, hits, misses."""
+def set_memory_pool_limit(bytes: int) -> None:
+    """Bytes that the pool keeps at most while nobody uses them; 0: none."""
+def empty_memory_pool() -> None:
+    """Gives what is free in the pool back to the system."""
+
 def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> str: ...
 
 class CommCounts:
@@ -334,7 +338,8 @@ class Casts:
 
 def fully_shard(named: _Named, mesh: DeviceMesh, options: FsdpOptions, /) -> tuple[FsdpUnit, list[torch.Tensor]]: ...
 def units_of(parameters: Sequence[torch.Tensor], /) -> list[FsdpUnit]: ...
-def reduce_gradients(tensors: Sequence[torch.Tensor], /) -> None: ...
+def reduce_gradients(tensors: Sequence[torch.Tensor], /) -> None:
+    """Reduces gradients that ``NoGradientSync`` left unreduced. Collective."""
 
 class NoGradientSync(_Scope):
     def __init__(self) -> None: ...
@@ -416,8 +421,12 @@ class Schedule:
     def actions(self) -> list[list[str]]: ...
     def rank_of(self, stage: int) -> int: ...
 
-def schedule_names() -> list[str]: ...
-def make_schedule(name: str, ranks: int, microbatches: int, chunks: int = 0) -> Schedule: ...
+def schedule_names() -> list[str]:
+    """Names that ``make_schedule`` takes."""
+
+def make_schedule(name: str, ranks: int, microbatches: int, chunks: int = 0) -> Schedule:
+    """A schedule by its name. ``chunks``: stages of a rank; 0: the schedule's own number."""
+
 def schedule_with_communication(
     schedule: Schedule, unsharded_stages: int | None = 1, reduce_grad: bool = True, rendezvous: bool = False
 ) -> Schedule: ...
@@ -428,7 +437,9 @@ def check_schedule(
     live_microbatches: int = 0,
     forward_only: bool = False,
 ) -> dict[str, Any]: ...
-def live_activations(schedule: Schedule) -> list[int]: ...
+def live_activations(schedule: Schedule) -> list[int]:
+    """The most microbatch activations that each rank of a valid schedule holds at once."""
+
 def simulate_schedule(
     schedule: Schedule,
     forward: float,

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Pages of the public headers, grouped by topic: cpp_reference.py INCLUDE FOLDER writes FOLDER/index.md and a page for each topic and
+header of INCLUDE. Every header is in one topic; one that is in none, or a topic's that is not there, is printed."""
+import pathlib
+import re
+import sys
+
+TOPICS = {
+    "Tensors and placements": "tensor placement factories views shards contiguous_ranges picture",
+    "Ranks and meshes": "launch mesh mesh_scope comm cuda debug_rank memory_pool",
+    "Parallel modules": "parallelize fully_shard loss attention checkpoint_activations hooks named_tensors nn reduce_policy",
+    "Mixture of experts": "moe moe/layer moe/router moe/experts moe/routed_experts moe/dispatch moe/exchange moe/counters",
+    "Pipelines": "pipeline pipeline_schedule",
+    "Language models": "nn/decoder nn/rope nn/kv_cache stored_names",
+    "Optimizers": "optim optim/optimizer optim/adamw optim/sgd optim/adagrad optim/muon optim/shampoo optim/clip optim/learning_rate "
+                  "grad_scaler torch_optimizer",
+    "Random numbers, data and checkpoints": "random data checkpoint checkpoint_series",
+    "Debugging and plots": "debug inspect events find_nonfinite memory_timeline phase chart",
+    "Operators and backends of your own": "rule verify_rules plain_scope autograd_node kept_results scoped_value bucketed_all_to_all "
+                                          "comm_backend wait_hooks",
+}
+NO_PAGE = {"dtensor", "export"}  # include others, or hold one macro
+
+
+def summary(path):
+    """The first sentence of a header's opening comment."""
+    lines = []
+    for line in path.read_text().split("\n"):
+        if not line.startswith("//"):
+            break
+        lines.append(line[2:].strip())
+    text = re.match(r".*?(?:[.:](?= [A-Z`])|\.$|$)", " ".join(lines))[0]
+    return re.sub(r":$", ".", text).replace("|", "\\|").replace("<", "&lt;")
+
+
+def page_of(header):
+    return header.replace("/", "_")
+
+
+def topic_page(title, headers, include):
+    text = f"# {title}\n\n| header | what it is |\n|---|---|\n"
+    for header in headers:
+        text += f"| [dtensor/{header}.h]({page_of(header)}.md) | {summary(include / f'{header}.h')} |\n"
+    pages = "".join(f"dtensor/{header}.h <{page_of(header)}>\n" for header in headers)
+    return text + f"\n```{{toctree}}\n:hidden:\n\n{pages}```\n"
+
+
+def declares(path):
+    return re.search(r"DTENSOR_API|struct |class ", path.read_text()) is not None
+
+
+def main(include, folder):
+    include, folder = pathlib.Path(include), pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    there = {str(p.relative_to(include))[:-2] for p in include.rglob("*.h")} - NO_PAGE
+    index = "# C++ reference\n\nThe public headers by topic; `#include <dtensor/dtensor.h>` includes what most programs need.\n\n"
+    index += "```{toctree}\n:maxdepth: 2\n\n"
+    for title, names in TOPICS.items():
+        headers = [name for name in names.split() if name in there]
+        for name in set(names.split()) - there:
+            print(f"docs/site/cpp_reference.py: no header include/dtensor/{name}.h, of topic {title}")
+        topic = "topic_" + title.lower().replace(" ", "_").replace(",", "")
+        index += topic + "\n"
+        (folder / f"{topic}.md").write_text(topic_page(title, headers, include))
+        there -= set(headers)
+        for header in headers:
+            path = include / f"{header}.h"
+            body = f"```{{doxygenfile}} dtensor/{header}.h\n```\n" if declares(path) else summary(path) + " It includes the others of its topic.\n"
+            (folder / f"{page_of(header)}.md").write_text(f"# dtensor/{header}.h\n\n{body}")
+    for header in sorted(there):
+        print(f"docs/site/cpp_reference.py: include/dtensor/{header}.h is in no topic; add it to TOPICS")
+    (folder / "index.md").write_text(index + "```\n")
+
+
+main(*sys.argv[1:])
