@@ -52,8 +52,9 @@ struct LoadOptions {
 
 // Writes `directory` (and its parents), replacing a checkpoint of that name when all is written. Called by every rank
 // of `ranks`, which holds the ranks of all meshes concerned. Tensors are DTensors on any meshes, those without this
-// rank included, and plain tensors and values, equal on every rank. Partial ones are reduced. An error anywhere is an
-// error on every rank and leaves the previous checkpoint as it was.
+// rank included, and plain tensors and values, equal on every rank that lists them; what is a rank's own has a name of
+// its own there. Partial ones are reduced. An error anywhere is an error on every rank and leaves the previous
+// checkpoint as it was.
 DTENSOR_API void save_state(const std::string& directory, const Communicator& ranks, const StateTensors& tensors,
                             const CheckpointValues& values = {}, const SaveOptions& options = {});
 

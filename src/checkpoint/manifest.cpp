@@ -88,8 +88,8 @@ class Merger {
     }
   }
 
-  Manifest finish() const {
-    Manifest manifest;
+  Manifest finish(CheckpointValues values) const {
+    Manifest manifest{.tensors = {}, .aliases = {}, .values = std::move(values)};
     for (const std::string& name : order_) {
       const Tensor& t = seen_.at(name);
       if (t.alias) {
@@ -169,28 +169,37 @@ bool all_equal(const Communicator& ranks, const std::string& text) {
   return low == high;
 }
 
-void compare_values(const Communicator& ranks, const std::string& text) {
-  const auto texts = gather_texts(ranks, text);
-  for (std::size_t rank = 1; rank < texts.size(); ++rank) {
-    TORCH_CHECK(texts[rank] == texts[0], "the values differ between ranks: ", texts[0], " on rank 0, ", texts[rank],
-                " on rank ", rank);
+// The values of all ranks. What is a rank's own has a name of its own.
+CheckpointValues merge_values(const Communicator& ranks, const std::string& own) {
+  Json merged = Json::object();
+  std::unordered_map<std::string, std::size_t> first;
+  const auto texts = gather_texts(ranks, own);
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    const Json given = Json::parse(texts[rank]);
+    for (const auto& [name, value] : given.items()) {
+      const auto [by, fresh] = first.emplace(name, rank);
+      if (fresh) merged[name] = value;
+      TORCH_CHECK(merged[name].dump() == value.dump(), "the values differ between ranks: '", name, "' is ",
+                  merged[name].dump(), " on rank ", by->second, " and ", value.dump(), " on rank ", rank, kOwnOfRank);
+    }
   }
+  return parse_values(merged.dump());
 }
 
-Manifest merge(const Communicator& ranks, const Json& own, const std::string& values) {
+Manifest merge(const Communicator& ranks, const Json& own, const CheckpointValues& values) {
   Merger merger(ranks);
-  const std::string text = own.dump();
-  if (all_equal(ranks, text + values)) {
+  const std::string text = own.dump(), text_of_values = values_text(values);
+  if (all_equal(ranks, text + text_of_values)) {
     std::vector<int> all(static_cast<std::size_t>(ranks.size()));
     for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int>(i);
     merger.add(own, all);
-    return merger.finish();
+    return merger.finish(values);
   }
-  compare_values(ranks, values);
+  auto merged = merge_values(ranks, text_of_values);
   const auto texts = gather_texts(ranks, text);
   for (std::size_t rank = 0; rank < texts.size(); ++rank)
     merger.add(Json::parse(texts[rank]), {static_cast<int>(rank)});
-  return merger.finish();
+  return merger.finish(std::move(merged));
 }
 
 }  // namespace
@@ -204,14 +213,13 @@ bool needs_reduction(const at::Tensor& tensor) {
 Manifest agree_on(const StateTensors& mine, const Communicator& ranks, Purpose purpose, const std::string& what,
                   const CheckpointValues& values) {
   Json own;
-  std::string text;
   run_on_all(ranks, what, [&] {
     own = describe(mine, purpose);
     own.dump();  // names that are no UTF-8
-    text = values_text(values);
+    values_text(values);
   });
   try {
-    return merge(ranks, own, text);
+    return merge(ranks, own, values);
   } catch (const c10::Error& error) {  // the same on every rank
     TORCH_CHECK(false, what, ": ", error.what_without_backtrace());
   }

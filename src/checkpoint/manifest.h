@@ -24,7 +24,12 @@ struct Listed {
 struct Manifest {
   std::vector<Listed> tensors;  // rank 0's first, in its order
   std::vector<Alias> aliases;   // further names of one and the same tensor
+  CheckpointValues values;      // of all ranks
 };
+
+// What an error adds where ranks give one name to things that differ.
+inline constexpr const char* kOwnOfRank =
+    "; what is a rank's own needs a name of its own (in Python, dtensor.checkpoint.PerRank gives it one)";
 
 enum class Purpose : std::uint8_t {
   save,  // every rank of a tensor's mesh must list it
@@ -34,7 +39,7 @@ enum class Purpose : std::uint8_t {
 bool needs_reduction(const at::Tensor& tensor);  // it has a Partial placement
 
 // Collective. Errors (a tensor that cannot be saved, lists that contradict each other) are the same on every rank.
-// `values` must be equal on all ranks.
+// `values` may have other names on other ranks; a name that several have is of one value.
 Manifest agree_on(const StateTensors& mine, const Communicator& ranks, Purpose purpose, const std::string& what,
                   const CheckpointValues& values = {});
 

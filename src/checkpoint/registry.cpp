@@ -1,8 +1,10 @@
 // The parts of a training state: each tells what it has to save, and takes back what was read.
 #include <bit>
 #include <cmath>
+#include <set>
 #include <utility>
 
+#include "checkpoint/collective_errors.h"
 #include "checkpoint/load/load.h"
 #include "dtensor/random.h"
 
@@ -136,6 +138,24 @@ void load_optimizer(Reading& reading, const std::string& begin, Optimizer& optim
   }
 }
 
+// Of the names that ranks do not ask for, those that none asks for. Collective.
+std::set<std::string> unasked_by_all(const Communicator& ranks, std::set<std::string> own) {
+  std::vector<std::int64_t> count{std::ssize(own)};
+  files::reduce_numbers(ranks, count, ReduceOp::max);
+  if (count[0] == 0) return own;
+  std::string text;
+  for (const auto& name : own) text += name + '\0';
+  for (const std::string& names : gather_texts(ranks, text)) {
+    std::set<std::string> theirs;
+    for (std::size_t at = 0, end; at < names.size(); at = end + 1) {
+      end = names.find('\0', at);
+      theirs.insert(names.substr(at, end - at));
+    }
+    std::erase_if(own, [&](const std::string& name) { return !theirs.contains(name); });
+  }
+  return own;
+}
+
 }  // namespace
 
 Checkpoint& Checkpoint::add(std::unique_ptr<Part> part) {
@@ -255,10 +275,12 @@ void Checkpoint::load(const std::string& path, const Communicator& ranks, const 
   Reading reading{loader, problems, options.allow_missing};
   for (const auto& part : parts_) part->load(reading);
   for (const auto& [length, load] : reading.by_prefix) load();
+  std::set<std::string> unasked;
   for (const auto& [name, value] : loader.values()) {
-    if (!options.allow_unexpected && !reading.known.contains(name)) problems.unexpected.push_back(name);
+    if (!options.allow_unexpected && !reading.known.contains(name)) unasked.insert(name);
     problems.there.push_back(name);
   }
+  for (const auto& name : unasked_by_all(ranks, std::move(unasked))) problems.unexpected.push_back(name);
   for (const auto& [name, known] : reading.known) problems.here.push_back(name);
   loader.read(reading.targets, std::move(problems));
   for (const auto& finish : reading.of_optimizers) finish();

@@ -56,10 +56,10 @@ Part copy_of(const Part& part) {
 
 }  // namespace
 
-Saver::Saver(std::string directory, const Communicator& ranks, const StateTensors& tensors, CheckpointValues values,
-             const SaveOptions& options)
-    : what_("save " + directory), ranks_(ranks), values_(std::move(values)), options_(options) {
-  manifest_ = agree_on(tensors, ranks_, Purpose::save, what_, values_);
+Saver::Saver(std::string directory, const Communicator& ranks, const StateTensors& tensors,
+             const CheckpointValues& values, const SaveOptions& options)
+    : what_("save " + directory), ranks_(ranks), options_(options) {
+  manifest_ = agree_on(tensors, ranks_, Purpose::save, what_, values);
   layout_ = lay_out(entries_of(manifest_), options_.max_file_bytes);
   tensors_ = by_manifest(manifest_, tensors);
   own_.resize(tensors_.size());
@@ -155,7 +155,7 @@ void Saver::check_sums() {
     TORCH_CHECK(written[i].count == numel, what_, ": ", written[i].count, " of the ", numel, " elements of tensor '",
                 t.name, "' were written");
     TORCH_CHECK(all[i] == times(written[i], t.homes), what_, ": tensor '", t.name, "' is on ", t.homes,
-                " ranks or meshes, and not the same on all of them");
+                " ranks or meshes, and not the same on all of them", kOwnOfRank);
     layout_.entries[i].checksum = written[i].sum;
   }
 }
@@ -175,7 +175,7 @@ void Saver::finish(const std::function<void()>& before_waiting) {
   if (!error.empty()) drop();
   TORCH_CHECK(error.empty(), error);
   error = ranks_.rank() != 0 ? "" : error_of([&] {
-    write_text(temporary_ + "/" + kValuesFile, checkpoint_text(values_, layout_.entries, manifest_.aliases),
+    write_text(temporary_ + "/" + kValuesFile, checkpoint_text(manifest_.values, layout_.entries, manifest_.aliases),
                options_.sync);
     if (!layout_.index.empty()) write_text(temporary_ + "/" + kIndexFile, layout_.index, options_.sync);
     lock_->check_held();

@@ -18,7 +18,7 @@ namespace dtensor::files {
 class Saver {
  public:
   // Collective: agrees, lays out, takes the folder's lock, makes the temporary folder.
-  Saver(std::string directory, const Communicator& ranks, const StateTensors& tensors, CheckpointValues values,
+  Saver(std::string directory, const Communicator& ranks, const StateTensors& tensors, const CheckpointValues& values,
         const SaveOptions& options);
 
   // Replaces the tensors by copies of what this rank will write. Collective where to_be_written is. What fails is told
@@ -43,7 +43,6 @@ class Saver {
   std::string directory_, temporary_, what_;
   std::unique_ptr<FolderLock> lock_;  // on the rank that makes the folder
   Communicator ranks_;
-  CheckpointValues values_;
   SaveOptions options_;
   Manifest manifest_;
   Layout layout_;

@@ -55,6 +55,38 @@ TEST(Values, NamesOfOneRankAloneAreAnErrorOnAll) {
   expect_error(errors, {"rank 1: ", "missing in the checkpoint: 'b'"});
 }
 
+TEST(Values, RanksKeepValuesAndTensorsOfTheirOwnUnderNamesOfTheirOwn) {
+  const Folder folder;
+  const auto name = [](int rank) { return "loader.rank" + std::to_string(rank); };
+  const auto load = [&](const std::vector<int>& as, const LoadOptions& options) {
+    return errors_on(static_cast<int>(as.size()), [&](const Communicator& world) {
+      const int rank = as[static_cast<std::size_t>(world.rank())];
+      CheckpointValues values{{"step", std::int64_t{0}}, {name(rank), std::int64_t{0}}};
+      const at::Tensor bytes = at::zeros({rank + 1}, at::kByte);
+      const auto none = [](const std::string&) { return false; };
+      Checkpoint state;
+      state.add("", values, none).add("", StateTensors{{name(rank) + ".state", bytes}});
+      state.load(folder / "c", world, options);
+      EXPECT_EQ(values, (CheckpointValues{{"step", std::int64_t{7}}, {name(rank), std::int64_t{100 + rank}}}));
+      EXPECT_TRUE(bytes.equal(at::full({rank + 1}, 10 + rank, at::kByte)));
+    });
+  };
+  run_local(3, [&](const Communicator& world) {
+    const int rank = world.rank();
+    CheckpointValues values{{"step", std::int64_t{7}}, {name(rank), std::int64_t{100 + rank}}};
+    const at::Tensor bytes = at::full({rank + 1}, 10 + rank, at::kByte);
+    Checkpoint()
+        .add("", values)
+        .add("", StateTensors{{name(rank) + ".state", bytes}})
+        .save(folder / "c", world, kQuick);
+  });
+  EXPECT_EQ(load({0, 1, 2}, {}), std::vector<std::string>(3));
+  EXPECT_EQ(load({2, 0, 1}, {}), std::vector<std::string>(3));
+  expect_error(load({0, 1}, {}), {"in the checkpoint but not asked for: 'loader.rank2'", "'loader.rank2.state'"});
+  EXPECT_EQ(load({2, 0}, {.allow_unexpected = true}), std::vector<std::string>(2));
+  expect_error(load({0, 1, 2, 3}, {}), {"rank 3: ", "missing in the checkpoint: 'loader.rank3'"});
+}
+
 TEST(Values, AScaleThatIsNoneIsFoundBeforeAnythingChanges) {
   const Folder folder;
   on_mesh({2}, [&](const DeviceMesh& mesh) {

@@ -105,6 +105,7 @@ const Json& object(const Json& json, const char* name, const std::string& path) 
 }  // namespace
 
 std::string values_text(const CheckpointValues& values) { return to_json(values).dump(); }
+CheckpointValues parse_values(const std::string& text) { return values_of(Json::parse(text), "a list of values"); }
 
 std::string checkpoint_text(const CheckpointValues& values, const std::vector<CheckpointEntry>& entries,
                             const std::vector<Alias>& aliases) {

@@ -17,6 +17,7 @@ struct Alias {
 
 // JSON with all values in their types; infinities and NaN included.
 std::string values_text(const CheckpointValues& values);
+CheckpointValues parse_values(const std::string& text);
 
 // checkpoint.json.
 std::string checkpoint_text(const CheckpointValues& values, const std::vector<CheckpointEntry>& entries,
