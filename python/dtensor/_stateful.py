@@ -22,11 +22,44 @@ def is_stateful(value: Any) -> bool:
     return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
-def opened(state: Any, index: Index | None = None) -> Any:
+class PerRank:
+    """What is a rank's own in a checkpoint: a generator's state, a loader's position.
+
+    ``value``: tensors, numbers, texts, bytes, dictionaries, lists and tuples of these, or an object that has a
+    ``state_dict`` and a ``load_state_dict``. A load puts what the rank of this number saved into ``value``, or into the
+    object; another number of ranks than saved it is an error.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        world = _C.world()
+        return {"ranks": world.size, f"rank{world.rank}": self.value.state_dict() if is_stateful(self.value) else self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        read = state[f"rank{_C.world().rank}"]
+        if is_stateful(self.value):
+            self.value.load_state_dict(read)
+        else:
+            self.value = read
+
+    def __repr__(self) -> str:
+        return f"PerRank({self.value!r})"
+
+
+def _has_objects(state: Any) -> bool:
+    return isinstance(state, dict) and any(is_stateful(value) or _has_objects(value) for value in state.values())
+
+
+def opened(state: Any, index: Index | None = None, prefix: str = "") -> Any:
     """``state`` with objects replaced by what their ``state_dict`` gives; those of optimizers as in ``index``."""
-    if not isinstance(state, dict):
+    if not _has_objects(state):
         return state
-    return {key: _state_of(value, f"{key}.", index) if is_stateful(value) else value for key, value in state.items()}
+    return {
+        key: (_state_of if is_stateful(value) else opened)(value, index=index, prefix=f"{prefix}{key}.")
+        for key, value in state.items()
+    }
 
 
 def take(state: Any, read: Any) -> None:
@@ -34,13 +67,22 @@ def take(state: Any, read: Any) -> None:
     for key, value in list(state.items()) if isinstance(state, dict) else ():
         if is_stateful(value):
             value.load_state_dict(read[key])
+        elif _has_objects(value):
+            take(value, read[key])
         else:
             state[key] = read[key]
 
 
+def _needs_index(state: Any) -> bool:
+    """Whether there are optimizers to make room for, or values of ranks whose number is compared."""
+    if isinstance(state, (torch.optim.Optimizer, PerRank)):
+        return True
+    return isinstance(state, dict) and any(map(_needs_index, state.values()))
+
+
 def index_for(state: Any, read: Callable[[], Index]) -> Index | None:
-    """What the checkpoint holds, where there are optimizers to make room for; on all ranks, or on none."""
-    if not isinstance(state, dict) or not any(isinstance(value, torch.optim.Optimizer) for value in state.values()):
+    """What the checkpoint holds, where it has to be known before; on all ranks, or on none."""
+    if not _needs_index(state):
         return None
     index, whole = None, array.array("q", [0])
     try:
@@ -51,7 +93,17 @@ def index_for(state: Any, read: Callable[[], Index]) -> Index | None:
     return index if whole[0] else None
 
 
+def _check_ranks(saved: int, prefix: str) -> None:
+    if saved != _C.world().size:
+        raise ValueError(
+            f"{prefix[:-1]!r} is what each of {saved} ranks saved for itself, and {_C.world().size} ranks load it: run as many, "
+            "or leave it out and load with allow_unexpected=True"
+        )
+
+
 def _state_of(value: Any, prefix: str, index: Index | None) -> Any:
+    if index is not None and isinstance(value, PerRank):
+        _check_ranks(index["values"].get(f"{prefix}ranks", _C.world().size), prefix)
     state = value.state_dict()
     if index is None or not isinstance(value, torch.optim.Optimizer):
         return state
@@ -75,6 +127,8 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 def _room(like: torch.Tensor, sizes: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
     """As ``like``, where it has these sizes; otherwise split evenly over its ranks."""
     sizes = tuple(sizes)
+    if like.dtype == torch.complex128 and sizes == (*like.shape, 2):  # the format's pairs of numbers
+        return torch.zeros_like(like, requires_grad=False)
     if sizes == tuple(like.shape):
         return torch.zeros_like(like, dtype=dtype, requires_grad=False)
     if not _C.is_dtensor(like):

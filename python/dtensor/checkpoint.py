@@ -6,6 +6,7 @@ Written by all ranks from any layout, read by all ranks into any other, one proc
 from __future__ import annotations
 
 import array
+import base64
 import os
 from typing import Any, Callable, Iterable, Iterator, MutableMapping, NamedTuple, TypeVar
 
@@ -13,11 +14,11 @@ import torch
 
 from . import _C
 from ._C import PendingSave
-from ._stateful import index_for, opened, take
+from ._stateful import PerRank, index_for, opened, take
 
 __all__ = [
     "save", "async_save", "load", "load_newest", "read_index", "load_safetensors", "CheckpointSeries", "LoadedCheckpoint",
-    "PendingSave", "steps",
+    "PendingSave", "PerRank", "steps",
 ]  # fmt: skip
 
 
@@ -50,6 +51,32 @@ def _open_names(state: Any, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
+_BYTES = "data:application/octet-stream;base64,"  # a data URL, since JSON holds no bytes
+
+
+def _as_value(name: str, value: Any) -> bool | int | float | str:
+    """As checkpoint.json holds it."""
+    if isinstance(value, (bytes, bytearray)):
+        return _BYTES + base64.b64encode(value).decode()
+    if isinstance(value, str) and value.startswith(_BYTES):
+        raise ValueError(f"a checkpoint holds bytes as texts that begin with {_BYTES!r}, as {name!r} does: give bytes")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"a checkpoint holds integers of 64 bits; {name!r} is {value} (as a text it fits)")
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"a checkpoint holds tensors, numbers, texts and bytes; {name!r} is a {type(value).__name__}")
+
+
+def _of_value(value: Any) -> Any:
+    is_bytes = isinstance(value, str) and value.startswith(_BYTES)
+    return base64.b64decode(value[len(_BYTES) :]) if is_bytes else value
+
+
+def _as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory; in pairs of numbers where the format has no name for complex ones."""
+    return torch.view_as_real(tensor.detach()) if tensor.dtype == torch.complex128 else tensor.detach()
+
+
 def _parts(state: Any) -> tuple[list[tuple[str, torch.Tensor]], dict[str, Any]]:
     tensors, values, seen = [], {}, set()
     for name, value in _flat(state):
@@ -57,13 +84,9 @@ def _parts(state: Any) -> tuple[list[tuple[str, torch.Tensor]], dict[str, Any]]:
             raise ValueError(f"a checkpoint has one entry of a name; {name!r} is there twice, since dots join the keys")
         seen.add(name)
         if isinstance(value, torch.Tensor):
-            tensors.append((name, value.detach()))
-        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise ValueError(f"a checkpoint holds integers of 64 bits; {name!r} is {value} (as a text it fits)")
-        elif isinstance(value, (bool, int, float, str)):
-            values[name] = value
+            tensors.append((name, _as_stored(value)))
         else:
-            raise TypeError(f"a checkpoint holds tensors, numbers and texts; {name!r} is a {type(value).__name__}")
+            values[name] = _as_value(name, value)
     return tensors, values
 
 
@@ -82,7 +105,7 @@ class _Wanted(NamedTuple):
 
     def put(self, values: dict[str, Any]) -> None:
         for name in sorted(values, key=lambda name: (len(name), name)):  # lists grow from 9 to 10
-            _put(self.state, name, values[name])
+            _put(self.state, name, _of_value(values[name]))
 
 
 Prepared = TypeVar("Prepared")
@@ -120,9 +143,10 @@ def save(
 ) -> None:
     """Writes the folder ``checkpoint_id``, replacing a checkpoint of that name when all is written. Collective.
 
-    ``state_dict``: nested dictionaries and lists of DTensors, and of plain tensors, numbers and texts that are equal on
-    all ranks (None and what is empty is not kept); among its own values modules, optimizers and whatever else has a
-    ``state_dict`` and a ``load_state_dict``.
+    ``state_dict``: nested dictionaries and lists of DTensors, and of plain tensors, numbers, texts and bytes that are equal
+    on all ranks that have that name (None and what is empty is not kept); modules, optimizers and whatever else has a
+    ``state_dict`` and a ``load_state_dict``. What is each rank's own stands in a :class:`PerRank`. Tensors of complex128,
+    for which the format has no name, are pairs of float64 there.
     ``sync``: wait until the disk has it. ``keep_foreign``: files of others in the folder (a ``config.json``, a
     tokenizer) stay; without it they are an error. An error anywhere is an error on every rank, and the former
     checkpoint stands.

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 import dtensor
+from dtensor import Replicate, Shard
 
 
 class Progress(NamedTuple):
@@ -99,6 +100,157 @@ class Values(unittest.TestCase):
                 self.assertEqual(tensor.tolist(), [0, 0])
         dtensor.load({**whole, "metrics": {}, "w": tensor}, self.path, allow_unexpected=True)
         self.assertEqual(tensor.tolist(), [1, 1])
+
+
+class Loader:
+    """As a data loader that can be resumed."""
+
+    def __init__(self, position):
+        self.position = position
+
+    def state_dict(self):
+        return {"position": self.position, "buffer": torch.full((self.position,), self.position)}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+        assert state["buffer"].eq(self.position).all()
+
+
+class Ranks(unittest.TestCase):
+    """What is a rank's own comes back to the rank of the same number."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = os.path.join(folder.name, "run")
+
+    def state(self, rank):
+        """Of every kind; sizes as on all ranks, since a load fills tensors."""
+        own = dtensor.checkpoint.PerRank
+        generator = torch.Generator().manual_seed(rank)
+        return {
+            "step": 3,
+            "offset": own(100 + rank),
+            "torch": own(generator.get_state()),
+            "random": own(random.Random(rank).getstate()),
+            "pickled": own(bytes([rank, 255, 0])),
+            "nested": {"deep": own({"list": [rank, 0.5 * rank], "text": f"of {rank}", "nothing": None}), "shared": 7},
+        }
+
+    def assert_same(self, got, want):
+        for name, value in want.items():
+            if isinstance(value, dict):
+                self.assert_same(got[name], value)
+            else:
+                value, found = (getattr(v, "value", v) for v in (value, got[name]))
+                same = torch.equal(found, value) if isinstance(value, torch.Tensor) else found == value
+                self.assertTrue(same, (name, found, value))
+
+    def ways(self):
+        """Every way to save, and to load."""
+        def series():
+            return dtensor.checkpoint.CheckpointSeries(self.path + "-series")
+
+        yield lambda state: dtensor.save(state, self.path), lambda state: dtensor.load(state, self.path)
+        yield lambda state: dtensor.checkpoint.async_save(state, self.path).wait(), lambda state: dtensor.load(state, self.path)
+        yield lambda state: series().save(state, 1), lambda state: series().load_newest(state)
+        yield lambda state: None, lambda state: dtensor.checkpoint.load_newest(state, self.path)
+
+    def test_get_back_what_is_their_own(self):
+        def on_rank(save, load):
+            rank = dtensor.rank()
+            save(self.state(rank))
+            blank = self.state(rank + 5)
+            load(blank)
+            self.assert_same(blank, self.state(rank))
+
+        for save, load in self.ways():
+            dtensor.run(3, on_rank, save, load)
+
+    def test_of_objects(self):
+        def on_rank():
+            rank, loader = dtensor.rank(), Loader(dtensor.rank() + 2)
+            dtensor.save({"data": {"loader": dtensor.checkpoint.PerRank(loader)}}, self.path)
+            loader.position = rank + 2
+            room = Loader(rank + 2)
+            room.position, kept = rank + 2, dtensor.checkpoint.PerRank(room)
+            dtensor.load({"data": {"loader": kept}}, self.path)
+            self.assertIs(kept.value, room)
+            self.assertEqual(room.position, rank + 2)
+
+        dtensor.run(2, on_rank)
+
+    def test_of_another_number_are_an_error(self):
+        dtensor.run(2, lambda: dtensor.save({"a": 1, "own": dtensor.checkpoint.PerRank(dtensor.rank())}, self.path))
+
+        def on_rank():
+            own = dtensor.checkpoint.PerRank(0)
+            with self.assertRaisesRegex((ValueError, RuntimeError), "'own' is what each of 2 ranks saved .* 3 ranks load it"):
+                dtensor.load({"a": 0, "own": own}, self.path)
+            state = {"a": 0}
+            dtensor.load(state, self.path, allow_unexpected=True)
+            self.assertEqual(state, {"a": 1})
+
+        dtensor.run(3, on_rank)
+
+    def test_that_give_one_name_to_different_values_are_told_how_to_keep_them(self):
+        def on_rank():
+            for state in ({"offset": dtensor.rank()}, {"state": torch.tensor([dtensor.rank()])}):
+                with self.assertRaisesRegex(RuntimeError, "dtensor.checkpoint.PerRank gives it one"):
+                    dtensor.save(state, self.path)
+            names = {f"rank{dtensor.rank()}": dtensor.rank()}  # names of their own
+            dtensor.save(names, self.path)
+            back = dict.fromkeys(names, 9)
+            dtensor.load(back, self.path)
+            self.assertEqual(back, names)
+
+        dtensor.run(2, on_rank)
+
+
+class Kinds(unittest.TestCase):
+    def test_that_the_format_has_no_name_for(self):
+        torch.manual_seed(0)
+        plain = torch.randn(5, 3, dtype=torch.complex128)
+        with tempfile.TemporaryDirectory() as folder:
+
+            def on_rank():
+                mesh = dtensor.init_device_mesh("cpu", (2,))
+                for source, target in [(Shard(0), Shard(1)), (Replicate(), Shard(0)), (None, Shard(1)), (Shard(1), None)]:
+                    def place(tensor, placement):
+                        return tensor.clone() if placement is None else dtensor.distribute_tensor(tensor, mesh, [placement])
+
+                    state = {"w": place(torch.zeros_like(plain), target)}
+                    dtensor.save({"w": place(plain, source), "raw": b"\0\xff"}, f"{folder}/run")
+                    dtensor.load({**state, "raw": b""}, f"{folder}/run")
+                    found = state["w"]
+                    self.assertTrue(torch.equal(found if target is None else found.full_tensor(), plain))
+
+            dtensor.run(2, on_rank)
+            with self.assertRaisesRegex(ValueError, "give bytes"):
+                dtensor.save({"text": "data:application/octet-stream;base64,AA=="}, f"{folder}/run")
+
+    def test_of_optimizer_states(self):
+        with tempfile.TemporaryDirectory() as folder:
+
+            def on_rank():
+                mesh = dtensor.init_device_mesh("cpu", (2,))
+
+                def make():
+                    numbers = torch.arange(6).view(3, 2).to(torch.complex128)
+                    weight = torch.nn.Parameter(dtensor.distribute_tensor(numbers, mesh, [Shard(0)]))
+                    return weight, torch.optim.Adam([weight])
+
+                weight, optimizer = make()
+                weight.abs().square().sum().backward()
+                optimizer.step()
+                dtensor.save({"optimizer": optimizer}, f"{folder}/run")
+                other, fresh = make()
+                dtensor.load({"optimizer": fresh}, f"{folder}/run")
+                got, want = (o.state[w]["exp_avg"] for o, w in ((fresh, other), (optimizer, weight)))
+                self.assertEqual(got.dtype, torch.complex128)
+                self.assertTrue(torch.equal(got.full_tensor(), want.full_tensor()))
+
+            dtensor.run(2, on_rank)
 
 
 class Errors(unittest.TestCase):
