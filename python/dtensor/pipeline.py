@@ -68,8 +68,30 @@ class StepResult(NamedTuple):
     live_activations: list[int]
 
 
-def _list(tensors: Tensors) -> list[torch.Tensor]:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+def _kind(value: Any) -> str:
+    if not isinstance(value, (list, tuple)):
+        return type(value).__name__
+    return f"{type(value).__name__} of {', '.join(type(entry).__name__ for entry in value)}"
+
+
+def _list(tensors: Tensors, what: str) -> list[torch.Tensor]:
+    """``what`` gave them: for the error where they are something else."""
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    if isinstance(tensors, (list, tuple)) and all(isinstance(entry, torch.Tensor) for entry in tensors):
+        return list(tensors)
+    fields = ": take the tensors out of it, in the order of the next function's arguments" if isinstance(tensors, dict) else ""
+    raise TypeError(f"{what} must be a tensor or a list or tuple of tensors, got {_kind(tensors)}{fields}")
+
+
+def _loss_of(value: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"the loss of a pipeline must be a tensor of one element, got {_kind(value)}")
+    return value
+
+
+def _microbatches(batch: Sequence[Tensors], what: str) -> list[list[torch.Tensor]]:
+    return [_list(tensors, f"{what} of microbatch {number}") for number, tensors in enumerate(batch)]
 
 
 class Pipeline:
@@ -97,7 +119,7 @@ class Pipeline:
         counted = None if weight is None else lambda targets: float(own()._weight(*targets))  # type: ignore[union-attr,misc]
         if ignore_index is not None:
             counted = _C.valid_targets(ignore_index)
-        mean: Any = lambda outs, targets: own()._loss(*outs, *targets)  # type: ignore[union-attr] # noqa: E731
+        mean: Any = lambda outs, targets: _loss_of(own()._loss(*outs, *targets))  # type: ignore[union-attr] # noqa: E731
         self._pipeline = _C.Pipeline(mesh, schedule, mean, axis, counted)
         self._modules: dict[int, tuple[torch.nn.Module, list[torch.Tensor]]] = {}  # stages that are modules, and what they had
 
@@ -131,8 +153,8 @@ class Pipeline:
         given = None if parameters is None else list(parameters)
         if given is None and isinstance(forward, torch.nn.Module):
             given = list(forward.parameters())
-        own = weakref.ref(self)
-        self._pipeline.set_stage(stage, lambda inputs: _list(own()._forwards[stage](*inputs)), given)  # type: ignore[union-attr]
+        own, what = weakref.ref(self), f"what stage {stage} returns"
+        self._pipeline.set_stage(stage, lambda inputs: _list(own()._forwards[stage](*inputs), what), given)  # type: ignore[union-attr]
         self._forwards[stage] = forward
         self._modules.pop(stage, None)
         if parameters is None and isinstance(forward, torch.nn.Module):
@@ -155,11 +177,12 @@ class Pipeline:
         ``inputs``: one entry a microbatch on the ranks of stage 0, ``targets``: on those of the last; elsewhere empty.
         """
         self._look_again()
-        return StepResult(*self._pipeline.step([_list(t) for t in inputs], [_list(t) for t in targets], loss_scale))
+        given = _microbatches(inputs, "the input"), _microbatches(targets, "the target")
+        return StepResult(*self._pipeline.step(*given, loss_scale))
 
     def evaluate(self, inputs: Sequence[Tensors], targets: Sequence[Tensors]) -> torch.Tensor:
         """The mean loss alone. Collective."""
-        return self._pipeline.evaluate([_list(t) for t in inputs], [_list(t) for t in targets])
+        return self._pipeline.evaluate(_microbatches(inputs, "the input"), _microbatches(targets, "the target"))
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Over the parameters of all stages; the total norm, float64. Collective."""

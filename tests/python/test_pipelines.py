@@ -67,6 +67,34 @@ class Parameters(unittest.TestCase):
         self.assertAlmostEqual(sum(sum(squares) for _, squares in results) ** 0.5, 1e-3, places=6)
 
 
+class Results(unittest.TestCase):
+    """What a stage, a loss or a microbatch is that is no tensor: named, and an error on every rank."""
+
+    def step(self, forward, loss=nn.functional.mse_loss, batch=ROWS[0]):
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))
+            schedule = pipeline.make_schedule("1f1b", 2, 2)
+            line = pipeline.Pipeline(mesh, schedule, loss)
+            for stage in line.stages:
+                line.set_stage(stage, forward if stage == 0 else (lambda x: x * 1), [])
+            first, last = 0 in line.stages, line.last_stage in line.stages
+            with self.assertRaises((TypeError, dtensor.PeerError)) as raised:
+                line.step([batch[:3], batch[3:]] if first else [], [ROWS[1][:3], ROWS[1][3:]] if last else [])
+            return str(raised.exception)
+
+        return dtensor.run(2, on_rank)
+
+    def test_of_a_stage(self):
+        for result, kind in [(None, "NoneType"), ({"x": ROWS[0]}, "dict"), (3.0, "float"), ([ROWS[0], None], "list of Tensor, NoneType")]:
+            for text in self.step(lambda x, result=result: result):
+                self.assertIn(f"what stage 0 returns must be a tensor or a list or tuple of tensors, got {kind}", text)
+            self.assertEqual("take the tensors out of it" in text, kind == "dict")
+
+    def test_of_a_loss(self):
+        for text in self.step(lambda x: x * 1, loss=lambda outputs, targets: None):
+            self.assertIn("the loss of a pipeline must be a tensor of one element, got NoneType", text)
+
+
 class Schedules(unittest.TestCase):
     def test_are_values(self):
         schedule, same = (pipeline.make_schedule("1f1b", 2, 4) for _ in range(2))
