@@ -19,9 +19,10 @@ def _check_torch() -> None:
 
 
 _check_torch()
-from . import _C, _tensor  # noqa: E402
+from . import _C, _tensor, _torch_distributed  # noqa: E402
 
 _tensor.install()
+_torch_distributed.install()
 
 from ._api import (  # noqa: E402
     DTensor, arange, distribute_module, distribute_tensor, empty, full, ones, rand, randn, redistribute, zeros,

@@ -12,6 +12,8 @@
 #include <ATen/ops/select.h>
 #include <ATen/ops/tensor_split.h>
 
+#include <algorithm>
+#include <string_view>
 #include <unordered_map>
 
 #include "autograd/moved_view.h"
@@ -113,6 +115,25 @@ void cholesky_inverse(const OpEntry& entry, Stack& stack) {
   run_by_rule(entry, stack);
 }
 
+// The libraries whose operators torch.distributed calls. Their schemas do not say that most of them write, and none
+// knows a mesh: they would send this rank's part, or what the engine gathered for them, and drop what came.
+constexpr std::string_view kTorchDistributed[] = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"};
+
+bool is_of_torch_distributed(const OpInfo& op) {
+  const auto library = op.name().getNamespace();
+  return library &&
+         std::find(std::begin(kTorchDistributed), std::end(kTorchDistributed), *library) != std::end(kTorchDistributed);
+}
+
+void refuse_communication(const OpEntry& entry, Stack&) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, entry.text(),
+      ", an operator of torch.distributed, got a DTensor, which is one tensor on all ranks of its ",
+      "mesh already: take item() or full_tensor() for its value, redistribute() to move or reduce it, and to_local() "
+      "to ",
+      "communicate this rank's part as a regular tensor");
+}
+
 using Table = std::unordered_map<std::string, SpecialKernel>;
 
 void add_decomposed(Table& table) {
@@ -183,6 +204,7 @@ SpecialKernel find_special(const OpInfo& op) {
   static const Table table = make_table();
   const auto it = table.find(c10::toString(op.name()));
   if (it != table.end()) return it->second;
+  if (is_of_torch_distributed(op)) return refuse_communication;
   return is_factory_out(op) && op.rule().entry->source != RuleSource::refuse ? factory_out_special : nullptr;
 }
 
