@@ -240,13 +240,17 @@ def _redirect(owner: type, name: str, for_dtensors: Callable[..., Any]) -> None:
     setattr(owner, name, method)
 
 
+def add_attribute(name: str, attribute: _OfDTensors) -> None:
+    attribute.__set_name__(torch.Tensor, name)
+    setattr(torch.Tensor, name, attribute)
+
+
 def install() -> None:
     """Once, on import."""
     torch.Tensor.__deepcopy__ = _plain_stays_plain(torch.Tensor.__deepcopy__)  # type: ignore[method-assign]
     torch._utils._rebuild_tensor = _plain_stays_plain(torch._utils._rebuild_tensor)  # of all that is unpickled
     for name, attribute in _ATTRIBUTES.items():
-        attribute.__set_name__(torch.Tensor, name)
-        setattr(torch.Tensor, name, attribute)
+        add_attribute(name, attribute)
     for name, for_dtensors in _ELSEWHERE.items():
         _redirect(torch.Tensor, name, for_dtensors)
     for name in ("__repr__", "__deepcopy__"):

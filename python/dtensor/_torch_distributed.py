@@ -1,14 +1,26 @@
-"""Where Python code of ``torch.distributed`` meets DTensors. Its collectives are refused by the engine; see there."""
+"""Where Python code of ``torch.distributed`` meets DTensors: DistributedDataParallel, and PyTorch's checkpoints.
+
+Its collectives are refused by the engine. The state dictionary helpers of ``torch.distributed.checkpoint`` know PyTorch's
+DTensor alone: what they gather, broadcast and distribute goes through functions of this module first. They are imported
+late, since importing them takes longer than importing this package; a finder waits for the import.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib.abc
+import importlib.util
 import itertools
-from typing import Any, Callable
+import sys
+from types import ModuleType
+from typing import Any, Callable, Iterator, NamedTuple
 
 import torch
 
 from . import _C
+from ._tensor import _method, add_attribute
+
+State = dict[str, Any]
 
 
 def refuse_ddp(init: Callable[..., None]) -> Callable[..., None]:
@@ -49,15 +61,170 @@ def _refuse_nested(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Calls ``then(module)`` once ``name`` has been imported."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader.exec_module = self._followed(spec.loader.exec_module)  # type: ignore[method-assign]
+        return spec
+
+    def _followed(self, execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+        def both(module: ModuleType) -> None:
+            execute(module)
+            self._then(module)
+
+        return both
+
+
+def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
+    if name in sys.modules:
+        then(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, then))
+
+
+def _replace(module: ModuleType, name: str, wrap: Callable[[Any], Any]) -> None:
+    """In ``module``, and in those that have imported the function from it."""
+    original = getattr(module, name)
+    replaced = functools.wraps(original)(wrap(original))
+    for other in [module, *sys.modules.values()]:
+        if getattr(other, "__dict__", {}).get(name) is original:
+            setattr(other, name, replaced)
+
+
+def _full(value: Any, keep: bool) -> Any:
+    """``value`` with full tensors for DTensors, None for them where the rank keeps none. Collective."""
+    if _C.is_dtensor(value):
+        full = value.detach().full_tensor()
+        return full if keep else None
+    if isinstance(value, dict):
+        return {key: _full(entry, keep) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        entries = [_full(entry, keep) for entry in value]
+        return tuple(entries) if isinstance(value, tuple) else entries
+    return value
+
+
+def _gathering(gather: Callable[..., State]) -> Callable[..., State]:
+    def gather_full(state_dict: State, *, ranks_only: tuple[int, ...] = (), **options: Any) -> State:
+        keep = not ranks_only or torch.distributed.get_rank(options.get("pg")) in ranks_only
+        return gather(_full(state_dict, keep), ranks_only=ranks_only, **options)
+
+    return gather_full
+
+
+def _placed(target: torch.Tensor, full: Any) -> Any:
+    """``full`` in ``target``, or placed as it where that is on meta."""
+    if not isinstance(full, torch.Tensor) or full.dim() == 0:
+        return full
+    if target.is_meta:
+        return _C.distribute_tensor(full, target.device_mesh, list(target.placements), None)
+    with torch.no_grad():
+        return target.copy_(full)
+
+
+def _placing(fill: Callable[..., None]) -> Callable[..., None]:
+    """``fill(full_state_dict, local_state_dict, ...)`` leaves full tensors where DTensors were."""
+
+    def fill_and_place(full_state_dict: State, local_state_dict: State, *args: Any, **options: Any) -> None:
+        before = {key: value for key, value in local_state_dict.items() if _C.is_dtensor(value)}
+        fill(full_state_dict, local_state_dict, *args, **options)
+        for key, target in before.items():
+            if local_state_dict[key] is not target:
+                local_state_dict[key] = _placed(target, local_state_dict[key])
+
+    return fill_and_place
+
+
+def _adapt_state_dict_helpers(module: ModuleType) -> None:
+    _replace(module, "_gather_state_dict", _gathering)
+    _replace(module, "_distribute_state_dict", _placing)
+    _replace(module, "_broadcast_tensors", _placing)
+
+
+class _Chunk(NamedTuple):
+    """A box of the global tensor that this rank holds."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    elements: torch.Tensor
+
+
+def _chunks(tensor: torch.Tensor) -> Iterator[_Chunk]:
+    """Those of this rank; empty ones only of a tensor without elements."""
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise ValueError(f"torch.distributed.checkpoint got a DTensor placed as {tensor.placements}: redistribute Partial first")
+    segments = _C.local_segments(tensor)
+    local = None if segments is None else tensor.detach().to_local()
+    for box in [] if segments is None else itertools.product(*map(_with_starts, segments)):
+        elements: Any = local
+        for dim, (_, size, start) in enumerate(box):
+            elements = elements.narrow(dim, start, size)
+        if elements.numel() or not tensor.numel():
+            yield _Chunk(tuple(offset for offset, _, _ in box), tuple(size for _, size, _ in box), elements)
+
+
+def _with_starts(segments: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """(global offset, size, local offset)."""
+    starts = itertools.accumulate([0] + [size for _, size in segments])
+    return [(offset, size, start) for (offset, size), start in zip(segments, starts)]
+
+
+def chunk_list(tensor: torch.Tensor) -> list[Any]:
+    """``__create_chunk_list__`` of ``torch.distributed._checkpointable``."""
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+    return [ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)) for chunk in _chunks(tensor)]
+
+
+def write_items(tensor: torch.Tensor, fqn: str, _: object = None) -> list[Any]:
+    """``__create_write_items__``."""
+    from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+    from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+    properties = TensorProperties(dtype=tensor.dtype)
+    return [
+        WriteItem(
+            MetadataIndex(fqn, chunk.offsets), WriteItemType.SHARD,
+            tensor_data=TensorWriteData(chunk, properties, torch.Size(tensor.shape)),
+        )
+        for chunk in chunk_list(tensor)
+    ]  # fmt: skip
+
+
+def tensor_shard(tensor: torch.Tensor, index: Any) -> torch.Tensor:
+    """``__get_tensor_shard__``: shares the DTensor's memory."""
+    for chunk in _chunks(tensor):
+        if index.offset is None or chunk.offsets == tuple(index.offset):
+            return chunk.elements
+    raise ValueError(f"this rank holds no part of {index.fqn!r} that begins at {index.offset}")
+
+
 _NESTED = ("allgather", "allgather_coalesced", "gather", "reduce_scatter", "scatter")
+_CHECKPOINTABLE = {
+    "__create_chunk_list__": chunk_list,
+    "__create_write_items__": write_items,
+    "__get_tensor_shard__": tensor_shard,
+}
 
 
 def install() -> None:
     """Once, on import."""
     if not torch.distributed.is_available():
         return
+    for name, method in _CHECKPOINTABLE.items():
+        add_attribute(name, _method(method))
     group = torch.distributed.ProcessGroup
     for name in _NESTED:
         setattr(group, name, _refuse_nested(name, getattr(group, name)))
     ddp = torch.nn.parallel.DistributedDataParallel
     ddp.__init__ = refuse_ddp(ddp.__init__)  # type: ignore[method-assign]
+    after_import("torch.distributed._state_dict_utils", _adapt_state_dict_helpers)

@@ -46,6 +46,7 @@ void bind_pipeline(py::module_& module);
 void bind_moe(py::module_& module);
 void bind_routed_experts(py::module_& module);
 void bind_attention(py::module_& module);
+void bind_interop(py::module_& module);
 
 // What Python code raised, of the library's own; see errors.cpp.
 bool is_comm_error(const py::error_already_set& error);

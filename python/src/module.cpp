@@ -29,4 +29,5 @@ PYBIND11_MODULE(_C, module) {
   bind_moe(module);
   bind_routed_experts(module);
   bind_attention(module);
+  bind_interop(module);
 }

@@ -1,5 +1,10 @@
-"""``torch.distributed`` where DTensors are: its collectives refuse them."""
+"""``torch.distributed`` where DTensors are: its collectives refuse them, its state dictionary helpers and checkpoints take them."""
 
+import os
+import socket
+import subprocess
+import sys
+import tempfile
 import unittest
 
 import torch
@@ -8,6 +13,8 @@ from torch import nn
 
 import dtensor
 from dtensor import Partial, Replicate, Shard
+
+PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_distributed_program.py")
 
 
 def gloo():
@@ -104,6 +111,60 @@ class OneProcess(unittest.TestCase):
         model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
         model(torch.ones(1, 4)).sum().backward()
         self.assertEqual(model.module.weight.grad.sum().item(), 16)
+
+
+@unittest.skipUnless(dist.is_available(), "this torch has no torch.distributed")
+class Threads(unittest.TestCase):
+    def test_full_state_dicts_need_no_process_group(self):
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        plain = nn.Linear(3, 5)
+
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,))
+            model = nn.Linear(3, 5)
+            for name, tensor in list(plain.named_parameters()):
+                setattr(model, name, nn.Parameter(dtensor.distribute_tensor(tensor.detach(), mesh, [Shard(0)])))
+            state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+            for name, tensor in plain.named_parameters():
+                self.assertFalse(isinstance(state[name], dtensor.DTensor))
+                self.assertTrue(torch.equal(state[name], tensor))
+
+        dtensor.run(2, on_rank)
+
+
+@unittest.skipUnless(gloo(), "this torch has no gloo")
+class Processes(unittest.TestCase):
+    def launch(self, case, ranks):
+        with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+            free.close()
+            environment = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+            started = [
+                subprocess.Popen(
+                    [sys.executable, PROGRAM, case, folder], env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                )
+                for rank in range(ranks)
+            ]  # fmt: skip
+            for process in started:
+                self.assertIn(f"{case} done", process.communicate(timeout=300)[0])
+
+    def test_full_state_dicts_are_gathered(self):
+        self.launch("gather", 2)
+        self.launch("gather", 4)
+
+    def test_full_state_dicts_are_distributed(self):
+        self.launch("scatter", 2)
+        self.launch("scatter", 4)
+
+    def test_optimizer_states_are_gathered_and_distributed(self):
+        self.launch("optimizers", 2)
+
+    def test_distributed_checkpoints_of_any_layout(self):
+        self.launch("checkpoints", 2)
+        self.launch("checkpoints", 4)
 
 
 if __name__ == "__main__":

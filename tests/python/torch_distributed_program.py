@@ -1,0 +1,161 @@
+"""Under a launcher, beside a group of torch.distributed: PyTorch's state dictionary helpers and checkpoints on DTensors of random
+layouts, compared with regular tensors. ``torch_distributed_program.py CASE FOLDER`` prints ``CASE done`` on each rank.
+"""
+
+import copy
+import os
+import random
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import dtensor
+from dtensor import DTensor, Replicate, Shard, StridedShard
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+DRAW = random.Random(7)  # the same on all ranks
+
+
+def layout(mesh, dims):
+    placements = [DRAW.choice([Replicate(), *map(Shard, range(dims))]) for _ in range(mesh.ndim)]
+    if mesh.ndim == 2 and dims and DRAW.random() < 0.3:
+        placements = [StridedShard(0, split_factor=mesh.size(1)), Shard(0)]
+    return placements
+
+
+def meshes():
+    yield dtensor.init_device_mesh("cpu", (SIZE,))
+    if SIZE == 4:
+        yield dtensor.init_device_mesh("cpu", (2, 2))
+
+
+class Model(nn.Module):
+    def __init__(self, rows, columns):
+        super().__init__()
+        self.first = nn.Linear(columns, rows)
+        self.second = nn.Linear(rows, columns, bias=False)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("steps", torch.arange(columns))
+
+    def forward(self, x):
+        return self.second(self.first(x)) * self.scale
+
+
+def placed(model, mesh):
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        for name, tensor in list(module.named_parameters(recurse=False)):
+            value = dtensor.distribute_tensor(tensor.detach(), mesh, layout(mesh, tensor.dim()))
+            setattr(module, name, nn.Parameter(value))
+    return model
+
+
+def draws(count):
+    """A model of regular tensors, and two of its kind on random layouts."""
+    for mesh in meshes():
+        for _ in range(count):
+            torch.manual_seed(DRAW.randint(0, 1 << 30))
+            sizes = DRAW.randint(1, 9), DRAW.randint(1, 9)
+            plain = Model(*sizes)
+            yield plain, placed(plain, mesh), placed(Model(*sizes), mesh)
+
+
+def full(value):
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def check_same(got, want):
+    assert got.keys() == want.keys(), (got.keys(), want.keys())
+    for name, value in want.items():
+        assert torch.equal(full(got[name]), value), name
+
+
+def check_full(got, want):
+    assert not any(isinstance(value, DTensor) for value in got.values())
+    check_same(got, want)
+
+
+def gather():
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    for plain, model, _ in draws(4):
+        check_full(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)), plain.state_dict())
+        offloaded = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        check_full(offloaded, plain.state_dict() if RANK == 0 else {})
+        sharded = get_model_state_dict(model)
+        assert isinstance(sharded["first.weight"], DTensor)
+
+
+def scatter():
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+
+    everywhere = StateDictOptions(full_state_dict=True)
+    from_first = StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
+    for plain, model, other in draws(4):
+        before = [p.placements for p in other.parameters()]
+        with torch.no_grad():
+            torch._foreach_zero_(list(other.parameters()))
+        set_model_state_dict(other, get_model_state_dict(model, options=from_first), options=from_first)
+        check_same(other.state_dict(), plain.state_dict())
+        with torch.no_grad():
+            torch._foreach_zero_(list(other.parameters()))
+        set_model_state_dict(other, get_model_state_dict(model, options=everywhere), options=everywhere)
+        check_same(other.state_dict(), plain.state_dict())
+        assert before == [p.placements for p in other.parameters()]
+
+
+def optimizers():
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict,
+    )  # fmt: skip
+
+    def stepped(model, steps):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(3, model.first.in_features)).square().sum().backward()
+            optimizer.step()
+        return optimizer
+
+    for from_first in (False, True):
+        options = StateDictOptions(full_state_dict=True, cpu_offload=from_first, broadcast_from_rank0=from_first)
+        for plain, model, other in draws(2):
+            other.load_state_dict(plain.state_dict())
+            want = get_optimizer_state_dict(plain, stepped(plain, 2), options=StateDictOptions())
+            state = get_optimizer_state_dict(model, stepped(model, 2), options=options)
+            if RANK == 0 or not from_first:
+                for name, entry in want["state"].items():
+                    assert not isinstance(state["state"][name]["exp_avg"], DTensor)
+                    torch.testing.assert_close(state["state"][name]["exp_avg"], entry["exp_avg"])
+            restored = torch.optim.AdamW(other.parameters(), lr=0.3)
+            set_optimizer_state_dict(other, restored, state, options=options)
+            assert restored.param_groups[0]["lr"] == 0.1
+            for parameter, entry in zip(other.parameters(), want["state"].values()):
+                torch.testing.assert_close(full(restored.state[parameter]["exp_avg"]), entry["exp_avg"])
+                if parameter.dim():
+                    assert isinstance(restored.state[parameter]["exp_avg"], DTensor)
+
+
+def checkpoints():
+    import torch.distributed.checkpoint as dcp
+
+    for number, (plain, model, other) in enumerate(draws(4)):
+        folder = f"{sys.argv[2]}/{number}"
+        dcp.save({"model": model.state_dict(), "step": 3}, checkpoint_id=folder)
+        state = {"model": other.state_dict(), "step": 0}
+        dcp.load(state, checkpoint_id=folder)
+        check_same(other.state_dict(), plain.state_dict())
+        assert state["step"] == 3
+        regular = {"model": {name: torch.zeros_like(value) for name, value in plain.state_dict().items()}}
+        dcp.load(regular, checkpoint_id=folder)
+        check_same(regular["model"], plain.state_dict())
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}/store", rank=RANK, world_size=SIZE)
+    globals()[sys.argv[1]]()
+    print(f"{sys.argv[1]} done", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
