@@ -247,6 +247,7 @@ def add_attribute(name: str, attribute: _OfDTensors) -> None:
 
 def install() -> None:
     """Once, on import."""
+    _C.install_data_ptr()
     torch.Tensor.__deepcopy__ = _plain_stays_plain(torch.Tensor.__deepcopy__)  # type: ignore[method-assign]
     torch._utils._rebuild_tensor = _plain_stays_plain(torch._utils._rebuild_tensor)  # of all that is unpickled
     for name, attribute in _ATTRIBUTES.items():

@@ -1,9 +1,34 @@
-// What libraries ask that do not know DTensors: which elements a rank holds.
+// What libraries ask that do not know DTensors: the address of a tensor's memory, and which elements a rank holds.
+#include <torch/csrc/autograd/python_variable.h>
+
 #include "bind.h"
 #include "dtensor/shards.h"
 
 namespace dtensor::python {
 namespace {
+
+PyObject* torch_data_ptr = nullptr;  // torch's own method
+
+constexpr const char* kNoAddress =
+    "data_ptr: a DTensor is spread over ranks: save full_tensor(), or use dtensor.save (dtensor.load_safetensors "
+    "reads it back); to_local() is this rank's part, which has an address";
+
+// A C function, since libraries call it for each argument of each kernel that they start: nothing to measure over
+// torch's.
+PyObject* data_ptr(PyObject* self, PyObject*) {
+  if (!is_dtensor(THPVariable_Unpack(self))) return PyObject_CallOneArg(torch_data_ptr, self);
+  PyErr_SetString(PyExc_RuntimeError, kNoAddress);
+  return nullptr;
+}
+
+void install_data_ptr() {
+  static PyMethodDef method = {"data_ptr", &data_ptr, METH_NOARGS,
+                               "data_ptr() -> int\n\nAddress of the first element."};
+  const auto tensor = py::reinterpret_borrow<py::object>(THPVariableClass);
+  if (torch_data_ptr == nullptr) torch_data_ptr = py::object(tensor.attr("data_ptr")).release().ptr();
+  auto* type = reinterpret_cast<PyTypeObject*>(THPVariableClass);
+  tensor.attr("data_ptr") = py::reinterpret_steal<py::object>(PyDescr_NewMethod(type, &method));
+}
 
 using Pairs = std::vector<std::pair<std::int64_t, std::int64_t>>;  // offset, length
 
@@ -26,6 +51,7 @@ std::optional<std::vector<Pairs>> local_segments(const at::Tensor& tensor) {
 }  // namespace
 
 void bind_interop(py::module_& module) {
+  module.def("install_data_ptr", &install_data_ptr);
   module.def("local_segments", &local_segments);
 }
 

@@ -1,5 +1,8 @@
 """What torch does with plain tensors and modules where dtensor was imported: what it did before."""
 
+import importlib.util
+import os
+import tempfile
 import unittest
 
 import torch
@@ -36,6 +39,45 @@ class Plain(unittest.TestCase):
                     del tensor.generation
 
         dtensor.run(2, on_rank)
+
+    def test_addresses_are_those_of_regular_tensors(self):
+        for tensor in (torch.ones(3), torch.nn.Parameter(torch.ones(3)), torch.ones(3, 2)[1]):
+            self.assertEqual(tensor.data_ptr(), tensor.untyped_storage().data_ptr() + 4 * tensor.storage_offset())
+        self.assertEqual(torch.empty(0).data_ptr(), 0)
+
+
+class Memory(unittest.TestCase):
+    """Of DTensors: whoever asks for it is told what to do, whichever way the tensor was made."""
+
+    def made(self, mesh):
+        tensor = dtensor.distribute_tensor(torch.ones(4, 4), mesh, [dtensor.Shard(0)])
+        weight = nn.Parameter(tensor)
+        for _ in range(3):  # known calls
+            yield from (tensor, weight, tensor.detach(), tensor + 1, tensor[1:], weight.t(), weight.data)
+
+    def test_is_asked_for(self):
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,))
+            for tensor in self.made(mesh):
+                with self.assertRaisesRegex(RuntimeError, r"full_tensor\(\), or use dtensor.save"):
+                    tensor.data_ptr()
+                with self.assertRaisesRegex(RuntimeError, r"full_tensor\(\).*dtensor.save"):
+                    tensor.untyped_storage()
+
+        dtensor.run(2, on_rank)
+
+    @unittest.skipUnless(importlib.util.find_spec("safetensors"), "safetensors is not installed")
+    def test_is_written_by_safetensors(self):
+        import safetensors.torch
+
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,))
+            for tensor in filter(torch.Tensor.is_contiguous, self.made(mesh)):
+                with self.assertRaisesRegex(RuntimeError, r"full_tensor\(\).*dtensor.save"):
+                    safetensors.torch.save_file({"w": tensor}, os.path.join(folder, f"{dtensor.rank()}"))
+
+        with tempfile.TemporaryDirectory() as folder:
+            dtensor.run(2, on_rank)
 
 
 if __name__ == "__main__":

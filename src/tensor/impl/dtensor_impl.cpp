@@ -237,6 +237,11 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   if (other->is_detached_view()) make_extras().moved = other->extras_->moved;
 }
 
+const char* DTensorImpl::tensorimpl_type_name() const {
+  return "DTensor (it is spread over ranks): take full_tensor(), or to_local() for this rank's part; "
+         "dtensor.save (save_state in C++) writes it from all ranks";
+}
+
 void DTensorImpl::release_resources() {
   local_.reset();
   extras_.reset();

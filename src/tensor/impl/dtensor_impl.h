@@ -101,7 +101,8 @@ class DTensorImpl final : public c10::TensorImpl {
   void release_resources() override;
 
  private:
-  const char* tensorimpl_type_name() const override { return "DTensor"; }
+  // What LibTorch says after "Cannot access storage of ".
+  const char* tensorimpl_type_name() const override;
   void be_ordinary_as(const DTensorImpl& base);
   void take_metadata(std::int64_t offset);
   std::uint32_t writes() const;
