@@ -1,13 +1,19 @@
-"""The examples run: the fine-tuning script has one loss on every mesh, the notebook's cells run one after the other."""
+"""The examples run: the fine-tuning script has one loss on every mesh, the one with each library that of DistributedDataParallel,
+the notebook's cells run one after the other.
+"""
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
+
+import torch
 
 EXAMPLES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "examples", "python")
 
@@ -28,6 +34,51 @@ class Examples(unittest.TestCase):
         self.assertEqual(len(one), 3)
         for threads, mesh in (("4", "dp=2,tp=2"), ("2", "tp=2"), ("2", "dp=2")):
             self.assertEqual(self.losses("--threads", threads, "--mesh", mesh), one)
+
+    def with_libraries(self, *flags):
+        """The losses of two processes under torchrun."""
+        program = os.path.join(EXAMPLES, "with_libraries.py")
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        with tempfile.TemporaryDirectory() as folder:  # the trainer makes one
+            out = subprocess.run([*launcher, program, *flags], capture_output=True, text=True, cwd=folder,
+                                 env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+        self.assertEqual(out.returncode, 0, out.stderr)
+        return [float(loss) for loss in re.search("losses (.*)", out.stdout)[1].split()]
+
+    def check_library(self, use, *packages):
+        for package in (*packages, "transformers"):
+            if importlib.util.find_spec(package) is None:
+                self.skipTest(f"{package} is not installed")
+        losses, replicated = self.with_libraries("--use", use), self.with_libraries("--use", use, "--ddp")
+        self.assertEqual(len(losses), 4)
+        torch.testing.assert_close(losses, replicated, rtol=0, atol=1e-4)
+
+    def test_accelerate(self):
+        self.check_library("accelerate", "accelerate")
+
+    def test_trainer(self):
+        self.check_library("trainer", "accelerate")
+
+    def test_fabric(self):
+        self.check_library("fabric", "lightning")
+
+    def test_peft(self):
+        self.check_library("peft", "accelerate", "peft")
+
+    def test_full_state_dict_is_saved(self):
+        for package in ("accelerate", "transformers"):
+            if importlib.util.find_spec(package) is None:
+                self.skipTest(f"{package} is not installed")
+        import transformers
+
+        with tempfile.TemporaryDirectory() as folder:
+            losses = self.with_libraries("--save", folder)
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+            torch.manual_seed(0)
+            fresh = transformers.LlamaForCausalLM(model.config)
+        self.assertEqual(len(losses), 4)
+        for (name, trained), before in zip(model.named_parameters(), fresh.parameters()):
+            self.assertGreater((trained - before).abs().max().item(), 1e-3, name)
 
     def test_notebook(self):
         with open(os.path.join(EXAMPLES, "placements.ipynb")) as file:
