@@ -106,7 +106,8 @@ class FSDPModule:
         former = [(p, p.placements) for p in self.parameters(recurse) if _C.is_dtensor(p)]  # type: ignore[attr-defined]
         result = super()._apply(fn, recurse)  # type: ignore[misc]
         for parameter, own in former:
-            if parameter.placements == tuple(p.as_storage(False) for p in own) != own:
+            lost = [p.is_storage for p in parameter.placements] != [p.is_storage for p in own]
+            if lost and parameter.placements == own:
                 with torch.no_grad():
                     parameter.redistribute_(own)
         return result
