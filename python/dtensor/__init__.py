@@ -25,7 +25,8 @@ _tensor.install()
 _torch_distributed.install()
 
 from ._api import (  # noqa: E402
-    DTensor, arange, distribute_module, distribute_tensor, empty, full, ones, rand, randn, redistribute, zeros,
+    DTensor, arange, distribute_module, distribute_tensor, empty, full, linspace, logspace, ones, rand, randn, redistribute,
+    zeros,
 )  # fmt: skip
 from ._C import Checked, Communicator, DeviceMesh, ExplicitRedistribution, MeshScope, NoTimeout, Strict  # noqa: E402
 from ._C import CommError, PeerError  # noqa: E402

@@ -7,7 +7,9 @@ the implementation.
 
 from __future__ import annotations
 
+import inspect
 import operator
+import warnings
 from typing import Any, Callable, Iterable, Sequence
 
 import torch
@@ -15,11 +17,12 @@ from torch import nn
 
 from . import _C
 from ._C import DeviceMesh, Placement
+from ._mesh import as_mesh
 from .placement_types import Replicate, as_placements
 
 __all__ = [
     "DTensor", "distribute_tensor", "distribute_module", "redistribute",
-    "zeros", "ones", "empty", "full", "rand", "randn", "arange",
+    "zeros", "ones", "empty", "full", "rand", "randn", "arange", "linspace", "logspace",
 ]  # fmt: skip
 
 Placements = Sequence[Placement] | Placement | str | None
@@ -54,7 +57,7 @@ class DTensor(torch.Tensor, metaclass=_DTensorMeta):
         on every rank. ``run_check``: replicas are compared with the mesh's first rank's, and take its values.
         Differentiable. ``grad_placements``: what the gradient is brought to before it reaches ``local_tensor``.
         """
-        mesh = _mesh(device_mesh)
+        mesh = as_mesh(device_mesh)
         wanted = as_placements(placements)
         result = _C.from_local(local_tensor, mesh, wanted, _ints(shape), _ints(stride))
         if run_check:
@@ -83,16 +86,12 @@ def _ints(sizes: Sequence[int] | None) -> list[int] | None:
     return None if sizes is None else [operator.index(n) for n in sizes]
 
 
-def _mesh(mesh: DeviceMesh | None) -> DeviceMesh:
-    return _C.init_device_mesh("cpu", [_C.world().size]) if mesh is None else mesh
-
-
 def _check_replicas(tensor: torch.Tensor) -> None:
     local = tensor.to_local()
     for axis, placement in enumerate(tensor.placements):
         if placement.is_replicate() and tensor.device_mesh.get_coordinate() is not None:
             with torch.no_grad():
-                tensor.device_mesh.get_group(axis).broadcast(local.detach(), 0)
+                tensor.device_mesh.communicator(axis).broadcast(local.detach(), 0)
 
 
 class _GradPlacements(torch.autograd.Function):
@@ -129,7 +128,7 @@ def distribute_tensor(
     """
     wanted = as_placements(placements)
     leaf = tensor.is_leaf and tensor.requires_grad and not _C.is_dtensor(tensor)
-    mesh = _mesh(device_mesh)
+    mesh = as_mesh(device_mesh)
     source = _world_rank(mesh, src_data_rank) if src_data_rank else None
     result = _C.distribute_tensor(tensor.detach() if leaf else tensor, mesh, wanted, source)
     return result.requires_grad_() if leaf else result
@@ -160,9 +159,16 @@ def distribute_module(
 
     ``partition_fn(name, submodule, mesh)`` may replace parameters of a submodule; what it leaves plain is replicated.
     What is tied stays so: what is put in one of its places counts for all.
-    ``input_fn(module, inputs, mesh)`` and ``output_fn(module, outputs, mesh)`` run before and after ``forward``.
+    ``input_fn(module, inputs, mesh)`` and ``output_fn(module, outputs, mesh)`` run before and after ``forward``; those of
+    two arguments, without the module, are taken as in PyTorch, with a warning.
     """
-    mesh, ties, former = _mesh(device_mesh), Ties(module), list(module.parameters())
+    if getattr(module, "_distribute_module_applied", False):
+        raise RuntimeError(
+            "distribute_module should only be called once on a module, but it has already been called on this "
+            f"{type(module).__name__}!"
+        )
+    before, after = _with_module("input_fn", input_fn), _with_module("output_fn", output_fn)
+    mesh, ties, former = as_mesh(device_mesh), Ties(module), list(module.parameters())
     for name, submodule in module.named_modules():
         if partition_fn is not None:
             partition_fn(name, submodule, mesh)
@@ -171,11 +177,30 @@ def distribute_module(
         replace_tensors(submodule, lambda _, t: t if _C.is_dtensor(t) else distribute_tensor(t.detach(), mesh))
     ties.restore()
     note_replaced(former, module)
-    if input_fn is not None:
-        module.register_forward_pre_hook(lambda m, inputs: input_fn(m, inputs, mesh))
-    if output_fn is not None:
-        module.register_forward_hook(lambda m, _, outputs: output_fn(m, outputs, mesh))
+    if before is not None:
+        module.register_forward_pre_hook(lambda m, inputs: before(m, inputs, mesh))
+    if after is not None:
+        module.register_forward_hook(lambda m, _, outputs: after(m, outputs, mesh))
+    module._distribute_module_applied = True
     return module
+
+
+def _with_module(name: str, fn: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    """``fn(module, values, mesh)``, also of one that takes no module."""
+    if fn is None:
+        return None
+    count = len(inspect.signature(fn).parameters)
+    if count == 3:
+        return fn
+    if count != 2:
+        raise ValueError(f"{name} should take in 3 arguments, but got {count} arguments!")
+    warnings.warn(
+        f"Deprecating {name} that takes two arguments (values, device_mesh), please use {name} that takes in (module, "
+        "values, device_mesh) instead!",
+        FutureWarning,
+        stacklevel=3,
+    )
+    return lambda module, values, mesh: fn(values, mesh)
 
 
 def replace_tensors(module: nn.Module, make: Callable[[str, torch.Tensor], torch.Tensor], buffers: bool = True) -> None:
@@ -253,6 +278,11 @@ def _sizes(size: tuple[Any, ...]) -> list[int]:
     return [operator.index(n) for n in (size[0] if len(size) == 1 and isinstance(size[0], (list, tuple)) else size)]
 
 
+def _check_layout(name: str, layout: torch.layout) -> None:
+    if layout is not torch.strided:
+        raise NotImplementedError(f"dtensor.{name}: layout {layout} has no placements, only torch.strided has")
+
+
 def _factory(name: str, doc: str) -> Callable[..., DTensor]:
     make = getattr(_C, name)
 
@@ -264,10 +294,9 @@ def _factory(name: str, doc: str) -> Callable[..., DTensor]:
         device_mesh: DeviceMesh | None = None,
         placements: Placements = None,
     ) -> DTensor:
-        if layout is not torch.strided:
-            raise NotImplementedError(f"dtensor.{name}: layout {layout} has no placements, only torch.strided has")
+        _check_layout(name, layout)
         dtype = dtype or torch.get_default_dtype()
-        return make(_sizes(size), _mesh(device_mesh), as_placements(placements), dtype, requires_grad)
+        return make(_sizes(size), as_mesh(device_mesh), as_placements(placements), dtype, requires_grad)
 
     factory.__name__ = factory.__qualname__ = name
     factory.__doc__ = f"{doc} ``size``: the global one. Each rank makes its own part; None: replicated."
@@ -286,12 +315,14 @@ def full(
     fill_value: float | int | bool,
     *,
     dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
     requires_grad: bool = False,
     device_mesh: DeviceMesh | None = None,
     placements: Placements = None,
 ) -> DTensor:
     """``fill_value`` everywhere."""
-    return _C.full(_sizes((size,)), _number(fill_value), _mesh(device_mesh), as_placements(placements), dtype, requires_grad)
+    _check_layout("full", layout)
+    return _C.full(_sizes((size,)), _number(fill_value), as_mesh(device_mesh), as_placements(placements), dtype, requires_grad)
 
 
 def arange(
@@ -302,4 +333,39 @@ def arange(
     placements: Placements = None,
 ) -> DTensor:
     """0, 1, ..., below ``end``."""
-    return _C.arange(_number(end), _mesh(device_mesh), as_placements(placements), dtype)
+    return _C.arange(_number(end), as_mesh(device_mesh), as_placements(placements), dtype)
+
+
+def linspace(
+    start: float,
+    end: float,
+    steps: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: DeviceMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """``steps`` numbers from ``start`` to ``end``, evenly spaced."""
+    _check_layout("linspace", layout)
+    with _C.MeshScope(as_mesh(device_mesh), as_placements(placements)):
+        return torch.linspace(start, end, steps, dtype=dtype, requires_grad=requires_grad)
+
+
+def logspace(
+    start: float,
+    end: float,
+    steps: int,
+    base: float = 10.0,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: DeviceMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """``base`` to the power of ``linspace(start, end, steps)``."""
+    _check_layout("logspace", layout)
+    with _C.MeshScope(as_mesh(device_mesh), as_placements(placements)):
+        return torch.logspace(start, end, steps, base, dtype=dtype, requires_grad=requires_grad)

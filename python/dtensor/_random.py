@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from . import _C
 from ._C import DeviceMesh
+from ._mesh import as_mesh
 
 __all__ = ["manual_seed", "get_rng_state", "set_rng_state"]
-
-
-def _any_mesh(mesh: DeviceMesh | None) -> DeviceMesh:
-    return _C.init_device_mesh("cpu", [_C.world().size]) if mesh is None else mesh
 
 
 def manual_seed(seed: int, device_mesh: DeviceMesh | None = None) -> None:
@@ -17,14 +14,14 @@ def manual_seed(seed: int, device_mesh: DeviceMesh | None = None) -> None:
 
     Plain tensors have torch's generator: ``torch.manual_seed``.
     """
-    _C.manual_seed(_any_mesh(device_mesh), seed)
+    _C.manual_seed(as_mesh(device_mesh), seed)
 
 
 def get_rng_state(device_mesh: DeviceMesh | None = None) -> tuple[int, int]:
     """Seed, and how many random operators have run since."""
-    return _C.get_rng_state(_any_mesh(device_mesh))
+    return _C.get_rng_state(as_mesh(device_mesh))
 
 
 def set_rng_state(state: tuple[int, int], device_mesh: DeviceMesh | None = None) -> None:
     """Goes on as from there, on every rank."""
-    _C.set_rng_state(_any_mesh(device_mesh), state)
+    _C.set_rng_state(as_mesh(device_mesh), state)

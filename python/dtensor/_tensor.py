@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 import torch
 
-from . import _C
+from . import _C, _mesh
 from .placement_types import as_placements
 
 
@@ -137,23 +137,6 @@ def _schedule(text: str) -> Any:
     return _C.Schedule.parse(text)
 
 
-def _know_flattened(cls: Any) -> None:
-    """``mesh["dp_cp"]`` is what ``mesh["dp", "cp"]._flatten("dp_cp")`` made, as in ``torch.distributed.device_mesh``."""
-    slices, flattens = cls.__getitem__, cls._flatten
-
-    def get(mesh: Any, names: Any) -> Any:
-        made = mesh.__dict__.get("_flattened", {}).get(names) if isinstance(names, str) else None
-        return slices(mesh, names) if made is None else made
-
-    def flatten(mesh: Any, mesh_dim_name: str = "") -> Any:
-        flat = flattens(mesh, mesh_dim_name)
-        if mesh_dim_name and mesh_dim_name not in (flat._root.mesh_dim_names or ()):
-            flat._root.__dict__.setdefault("_flattened", {})[mesh_dim_name] = flat
-        return flat
-
-    cls.__getitem__, cls._flatten = functools.wraps(slices)(get), functools.wraps(flattens)(flatten)
-
-
 def _rebuild(
     local: torch.Tensor, mesh_state: Any, placements: Any, size: Any, stride: Any, requires_grad: bool,
     attributes: Any = None,
@@ -261,5 +244,5 @@ def install() -> None:
         value.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
     _C.Schedule.__reduce__ = lambda schedule: (_schedule, (str(schedule),))  # type: ignore[assignment,method-assign]
     _C.DeviceMesh.__reduce__ = _reduce_mesh  # type: ignore[assignment,method-assign]
-    _know_flattened(_C.DeviceMesh)
+    _mesh.install()
     torch.serialization.add_safe_globals([_rebuild, _rebuild_mesh, _schedule, _C.DeviceMesh, _C.Placement])

@@ -81,19 +81,20 @@ def BlockShard(dim: int, size: int, block: int, ranks: int) -> Placement:
     return Placement.block_shard(dim, size, block, ranks)
 
 
+def as_placement(placement: Any) -> Placement:
+    """The same, if it is one of ``torch.distributed.tensor`` too; anything else is an error."""
+    return placement if isinstance(placement, Placement) else Placement(placement)
+
+
 def as_placements(placements: Any) -> list[Placement] | None:
     """One placement, a sequence of them, or a text like ``"[S(0), R]"``."""
     if placements is None:
         return None
-    if isinstance(placements, Placement):
-        return [placements]
     if isinstance(placements, str):
         return [Placement.parse(part) for part in _split(placements)]
-    result = list(placements)
-    for placement in result:
-        if not isinstance(placement, Placement):
-            raise TypeError(f"a placement is needed, not {placement!r}: Shard(dim), Replicate(), Partial(op)")
-    return result
+    if isinstance(placements, (list, tuple)) or not hasattr(placements, "is_shard"):
+        return [as_placement(placement) for placement in placements]
+    return [as_placement(placements)]
 
 
 def _split(text: str) -> list[str]:

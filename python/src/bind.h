@@ -48,6 +48,19 @@ void bind_routed_experts(py::module_& module);
 void bind_attention(py::module_& module);
 void bind_interop(py::module_& module);
 
+// Wherever a bound function takes a `Type`, it takes values for which `accepts` holds too: the constructor of one
+// argument converts them. Unlike py::implicitly_convertible it holds on several threads at once.
+template <class Type, class Accepts>
+void accept_as(Accepts) {
+  py::detail::get_type_info(typeid(Type), true)
+      ->implicit_conversions.push_back([](PyObject* value, PyTypeObject* type) {
+        if (!Accepts{}(py::handle(value))) return static_cast<PyObject*>(nullptr);
+        PyObject* result = PyObject_CallOneArg(reinterpret_cast<PyObject*>(type), value);
+        if (result == nullptr) PyErr_Clear();
+        return result;
+      });
+}
+
 // What Python code raised, of the library's own; see errors.cpp.
 bool is_comm_error(const py::error_already_set& error);
 bool is_peer_error(const py::error_already_set& error);

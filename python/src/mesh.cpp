@@ -38,6 +38,22 @@ DeviceMesh from_ranks(const std::string& device, const py::object& ranks,
                      names ? std::move(*names) : std::vector<std::string>{});
 }
 
+// Whether it is a mesh of torch.distributed.device_mesh, which a program that made one has imported.
+bool is_torchs_mesh(py::handle value) {
+  const py::dict modules = py::module_::import("sys").attr("modules");
+  const py::str name("torch.distributed.device_mesh");
+  return modules.contains(name) && py::isinstance(value, modules[name].attr("DeviceMesh"));
+}
+
+// The same mesh; ranks of torch.distributed are those of the world.
+DeviceMesh mesh_of(const py::object& value) {
+  if (py::isinstance<DeviceMesh>(value)) return value.cast<DeviceMesh>();
+  TORCH_CHECK_TYPE(is_torchs_mesh(value), "a mesh is needed, not ", py::repr(value).cast<std::string>(),
+                   ": init_device_mesh(device_type, shape) or DeviceMesh(device_type, ranks)");
+  return from_ranks(value.attr("device_type").cast<std::string>(), value.attr("mesh"),
+                    value.attr("mesh_dim_names").cast<std::optional<std::vector<std::string>>>());
+}
+
 DeviceMesh init(const std::string& device, const std::vector<std::int64_t>& shape,
                 std::optional<std::vector<std::string>> names, std::optional<Communicator> world) {
   return init_device_mesh(world ? *world : current_world(), device_type(device), shape,
@@ -49,7 +65,8 @@ std::int64_t size_of(const DeviceMesh& mesh, const std::optional<Axis>& dim) {
 }
 
 std::int64_t local_rank(const DeviceMesh& mesh, const std::optional<Axis>& dim) {
-  TORCH_CHECK(dim || mesh.ndim() == 1, "get_local_rank needs the dimension of ", mesh.str());
+  TORCH_CHECK(dim || mesh.ndim() == 1, "get_local_rank: Optional kwarg `mesh_dim` needs to be specified when ",
+              "device_mesh.ndim > 1, as it is for ", mesh.str());
   const auto at = mesh.coordinate();
   TORCH_CHECK(at, "this rank is not in ", mesh.str());
   return (*at)[static_cast<std::size_t>(axis_index(mesh, dim.value_or(Axis(std::int64_t{0}))))];
@@ -78,7 +95,8 @@ void bind_values(py::class_<DeviceMesh>& mesh) {
       .def("__repr__", &DeviceMesh::str)
       .def("__eq__",
            [](const DeviceMesh& a, const py::object& b) {
-             return py::isinstance<DeviceMesh>(b) && a == b.cast<const DeviceMesh&>();
+             return py::isinstance<DeviceMesh>(b) ? a == b.cast<const DeviceMesh&>()
+                                                  : is_torchs_mesh(b) && a == mesh_of(b);
            })
       .def("__hash__", [](const DeviceMesh& m) { return std::hash<std::string>{}(m.str()); });
 }
@@ -103,6 +121,8 @@ void bind_mesh(py::module_& module) {
       module, "DeviceMesh", py::dynamic_attr(),
       "An n-dimensional, named arrangement of ranks. `mesh`: world ranks, nested lists or a tensor.");
   mesh.def(py::init(&from_ranks), py::arg("device_type"), py::arg("mesh"), py::arg("mesh_dim_names") = py::none());
+  mesh.def(py::init(&mesh_of), py::arg("mesh"), "The same, from one of torch.distributed.device_mesh too.");
+  accept_as<DeviceMesh>([](py::handle value) { return is_torchs_mesh(value); });
   bind_values(mesh);
   mesh.def("__getitem__", &slice, "The sub-mesh through this rank along the named dimensions.")
       .def(
@@ -119,7 +139,7 @@ void bind_mesh(py::module_& module) {
           py::arg("mesh_shape"), py::arg("mesh_dim_names") = std::vector<std::string>{},
           "Another shape over the same ranks, row by row.")
       .def(
-          "get_group",
+          "communicator",
           [](const DeviceMesh& m, const std::optional<Axis>& dim) {
             return dim ? m.communicator(axis_index(m, *dim)) : m.communicator();
           },

@@ -1,4 +1,4 @@
-// Placements: one value type; Shard, Replicate and Partial are predicates and makers in Python (placement.py).
+// Placements: one value type; Shard, Replicate and Partial are predicates and makers in Python (placement_types.py).
 #include <map>
 
 #include "bind.h"
@@ -41,6 +41,33 @@ std::string python_text(const Placement& p) {
   std::string sizes;
   for (auto size : p.ragged_sizes()) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
   return "RaggedShard(dim=" + dim + ", sizes=[" + sizes + "]" + end;
+}
+
+// The module of PyTorch's placement classes, from which those of torch.distributed.tensor derive; never destroyed.
+py::handle torchs_placements;
+
+// Whether `value` is an instance of PyTorch's class of that name.
+bool is_torchs(py::handle value, const char* name) { return py::isinstance(value, torchs_placements.attr(name)); }
+
+// A placement of torch.distributed.tensor as one of this library; nothing for any other value.
+std::optional<Placement> from_torch(py::handle value) {
+  if (is_torchs(value, "Replicate")) return Replicate();
+  if (is_torchs(value, "Partial")) return Partial(reduce_op(value.attr("reduce_op").cast<std::string>()));
+  const auto integer = [&](const char* name) { return value.attr(name).cast<std::int64_t>(); };
+  if (is_torchs(value, "StridedShard")) return StridedShard(integer("dim"), integer("split_factor"));
+  if (is_torchs(value, "Shard")) return Shard(integer("dim"));
+  return std::nullopt;
+}
+
+std::optional<Placement> as_placement(py::handle value) {
+  return py::isinstance<Placement>(value) ? value.cast<Placement>() : from_torch(value);
+}
+
+Placement placement_of(const py::object& value) {
+  const auto placement = as_placement(value);
+  TORCH_CHECK_TYPE(placement, "a placement is needed, not ", py::repr(value).cast<std::string>(),
+                   ": Shard(dim), Replicate(), Partial(op)");
+  return *placement;
 }
 
 using PlacementClass = py::class_<Placement>;
@@ -90,13 +117,15 @@ void bind_properties(PlacementClass& type) {
            "Stored split, gathered where operators compute with it (fully sharded parameters).");
 }
 
-// What makes it a value in Python: compared, hashed, printed and pickled.
+// What makes it a value in Python: compared, hashed, printed and pickled. Equality says where elements are, as in
+// PyTorch: whether a shard is gathered where it is used (is_storage) is no part of it.
 void bind_value(PlacementClass& type) {
   type.def("__eq__",
            [](const Placement& a, const py::object& b) {
-             return py::isinstance<Placement>(b) && a == b.cast<const Placement&>();
+             const auto other = as_placement(b);
+             return other && a.as_storage(false) == other->as_storage(false);
            })
-      .def("__hash__", &Placement::hash)
+      .def("__hash__", [](const Placement& p) { return p.as_storage(false).hash(); })
       .def("__str__", &Placement::str)
       .def("__repr__", &python_text)
       .def(py::pickle([](const Placement& p) { return p.str(); },
@@ -106,7 +135,10 @@ void bind_value(PlacementClass& type) {
 }  // namespace
 
 void bind_placement(py::module_& module) {
+  torchs_placements = py::object(py::module_::import("torch._C").attr("_distributed")).release();
   PlacementClass type(module, "Placement", "How one mesh dimension holds a tensor. A value: comparable, hashable.");
+  type.def(py::init(&placement_of), py::arg("placement"), "The same, from one of torch.distributed.tensor too.");
+  accept_as<Placement>([](py::handle value) { return from_torch(value).has_value(); });
   bind_makers(type);
   bind_predicates(type);
   bind_properties(type);

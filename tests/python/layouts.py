@@ -73,7 +73,7 @@ def spread(tensor: torch.Tensor, mesh: dtensor.DeviceMesh, placements: list[dten
     local = whole.to_local().clone()
     for axis, kind in enumerate(kinds):
         if kind:
-            group = mesh.get_group(axis)
+            group = mesh.communicator(axis)
             local += noise_of(kind, local, group.rank, group.size)
     return dtensor.DTensor.from_local(local, mesh, placements, shape=tensor.shape, stride=tensor.stride())
 

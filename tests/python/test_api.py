@@ -19,8 +19,7 @@ def parameters(fn):
 
 class Names(unittest.TestCase):
     def test_all_of_theirs_are_here(self):
-        missing = [name for name in theirs.__all__ if not hasattr(dtensor, name)]
-        self.assertEqual(missing, ["linspace", "logspace"])  # a MeshScope makes them
+        self.assertEqual([name for name in theirs.__all__ if not hasattr(dtensor, name)], [])
 
     def test_signatures_take_their_arguments(self):
         for name in ["distribute_tensor", "distribute_module"]:
@@ -52,7 +51,7 @@ class Names(unittest.TestCase):
             self.assertEqual(mesh._flatten("all").shape, (4,))
             self.assertEqual(hash(mesh), hash(dtensor.DeviceMesh("cpu", [[0, 1], [2, 3]], ["dp", "tp"])))
             self.assertIn("tp=2", repr(mesh))
-            with self.assertRaisesRegex(RuntimeError, "ep"):
+            with self.assertRaisesRegex(KeyError, "ep"):
                 mesh["ep"]
             with self.assertRaises(IndexError):
                 mesh.size(2)
@@ -157,8 +156,18 @@ class Tensors(unittest.TestCase):
             self.assertEqual(dtensor.zeros(torch.tensor(3), torch.Size([2])[0], **at).shape, (3, 2))
             with self.assertRaises(TypeError):
                 DTensor.from_local(torch.ones(1), mesh, [Shard(0)], shape=[2.7], stride=[1])
-            with self.assertRaisesRegex(NotImplementedError, "sparse"):
-                dtensor.ones(3, layout=torch.sparse_coo, device_mesh=mesh)
+            for make in (lambda **at: dtensor.ones(3, **at), lambda **at: dtensor.full((3,), 1, **at)):
+                with self.assertRaisesRegex(NotImplementedError, "sparse"):
+                    make(layout=torch.sparse_coo, device_mesh=mesh)
+            for placements in ([Shard(0)], [Replicate()], [Partial()], None):
+                on = {"device_mesh": mesh, "placements": placements, "dtype": torch.float64, "requires_grad": True}
+                for made, whole in [
+                    (dtensor.linspace(-1, 2, 5, **on), torch.linspace(-1, 2, 5, dtype=torch.float64)),
+                    (dtensor.logspace(0, 2, 5, **on), torch.logspace(0, 2, 5, dtype=torch.float64)),
+                    (dtensor.logspace(0, 4, 5, 2.0, **on), torch.logspace(0, 4, 5, 2.0, dtype=torch.float64)),
+                ]:
+                    self.assertEqual((made.placements, made.requires_grad), (tuple(placements or [Replicate()]), True))
+                    torch.testing.assert_close(made.detach().full_tensor(), whole)
             with dtensor.MeshScope(mesh, [Shard(0)]):
                 self.assertEqual(torch.nn.Linear(4, 6).weight.placements, (Shard(0),))
             self.assertNotIsInstance(torch.ones(2), DTensor)
@@ -183,8 +192,27 @@ class Tensors(unittest.TestCase):
             y = module(torch.ones(2, 3))
             self.assertEqual(y.placements, (Replicate(),))
             self.assertEqual(weight.shape, (4, 3))
+            with self.assertRaisesRegex(RuntimeError, "should only be called once on a module"):
+                dtensor.distribute_module(module, mesh)
+            with self.assertRaisesRegex(ValueError, "input_fn should take in 3 arguments, but got 1 arguments!"):
+                dtensor.distribute_module(torch.nn.Linear(3, 4), mesh, input_fn=lambda inputs: inputs)
 
         dtensor.run(2, check)
+
+    def test_functions_of_inputs_and_outputs_without_the_module(self):
+        def check():
+            mesh = mesh_of((1,))
+            two = {"input_fn": lambda inputs, on: (2 * inputs[0],), "output_fn": lambda y, on: y.full_tensor()}
+            for name, fn in two.items():
+                with self.assertWarnsRegex(FutureWarning, f"Deprecating {name} that takes two arguments"):
+                    linear = dtensor.distribute_module(torch.nn.Linear(3, 4, bias=False), mesh, **{name: fn})
+                y = linear(torch.ones(2, 3))
+                self.assertEqual(isinstance(y, DTensor), name == "input_fn")
+                weight = linear.weight.detach().full_tensor()
+                whole = y.full_tensor() if isinstance(y, DTensor) else y
+                torch.testing.assert_close(whole, (2 if name == "input_fn" else 1) * torch.ones(2, 3) @ weight.T)
+
+        dtensor.run(1, check)
 
 
 if __name__ == "__main__":
