@@ -123,7 +123,9 @@ def step_of(library, kind):
     else:
         plan = {}
         for i in range(len(model)):
-            plan[f"{i}.up"], plan[f"{i}.down"] = ColwiseParallel(), RowwiseParallel()
+            local = library == "theirs"  # a program of ours keeps DTensors between layers
+            plan[f"{i}.up"] = ColwiseParallel(use_local_output=local)
+            plan[f"{i}.down"] = RowwiseParallel(use_local_output=local)
         parallelize_module(model, mesh, plan)
     if library == "ours":  # a program of ours hands in DTensors, theirs local tensors
         if kind == "tp":

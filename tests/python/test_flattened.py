@@ -25,6 +25,8 @@ class Net(nn.Module):
     def forward(self, x):
         return x + self.parts["down"](torch.tanh(self.parts["up"](self.parts["norm"](x))))
 
+UP, DOWN = ColwiseParallel(use_local_output=False), RowwiseParallel(use_local_output=False)
+
 
 class Flattened(unittest.TestCase):
     def test_by_its_name(self):

@@ -13,7 +13,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import dtensor
 from dtensor import DTensor, Partial, Replicate, Shard, StridedShard
-from dtensor.parallel import ColwiseParallel, parallelize_module
+from dtensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
 from processes import run_processes
 
 X = torch.arange(24.0).reshape(4, 6)
@@ -48,6 +48,13 @@ class PlacementsOfTorch(unittest.TestCase):
                 self.assertEqual(torch.ones(4).placements, (Shard(0),))
             doubled = dtensor.local_map(lambda x: 2 * x, [theirs.Shard(0)], ([theirs.Shard(0)],))(t)
             torch.testing.assert_close(doubled.full_tensor(), 2 * X)
+            net = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 6))
+            plan = {
+                "0": ColwiseParallel(input_layouts=theirs.Replicate()),
+                "1": RowwiseParallel(output_layouts=theirs.Shard(0)),
+                "": PrepareModuleInput(input_layouts=(theirs.Shard(0),), desired_input_layouts=(theirs.Replicate(),)),
+            }
+            self.assertEqual(parallelize_module(net, mesh, plan)(X[:2]).shape, (2, 6))
 
         dtensor.run(2, on_rank)
 
@@ -165,6 +172,8 @@ class Meshes(unittest.TestCase):
             with mesh["dp"]:
                 with mesh["tp"] as inner:
                     self.assertEqual(dtensor.distribute_tensor(X).device_mesh, inner)
+                    net = parallelize_module(nn.Linear(6, 4), parallelize_plan=ColwiseParallel())
+                    self.assertEqual(net.weight.device_mesh, inner)
                 self.assertEqual(DTensor.from_local(X).device_mesh, mesh["dp"])
                 self.assertEqual(dtensor.ones(3).device_mesh, mesh["dp"])
             self.assertEqual(dtensor.distribute_tensor(X).device_mesh.shape, (4,))

@@ -4,13 +4,14 @@ import copy
 import unittest
 
 import torch
+import torch.distributed.tensor.parallel
 from torch import nn
 
 import dtensor
 from dtensor import Replicate, Shard
 from dtensor.parallel import (
-    ColwiseParallel, PrepareModuleInput, PrepareModuleInputOutput, PrepareModuleOutput, RowwiseParallel, SequenceParallel,
-    parallelize_module,
+    ColwiseParallel, ParallelStyle, PrepareModuleInput, PrepareModuleInputOutput, PrepareModuleOutput, RowwiseParallel,
+    SequenceParallel, parallelize_module,
 )  # fmt: skip
 from test_fully_shard import IDS, TIED
 
@@ -146,8 +147,24 @@ class Inputs(unittest.TestCase):
             torch.testing.assert_close(parallelize_module(Scale(), mesh, style)(own, factor=own), own * own)
 
         dtensor.run(2, on_rank)
-        with self.assertRaisesRegex(NotImplementedError, "local_map"):
-            PrepareModuleInputOutput(output_layouts=Shard(0), desired_output_layouts=Shard(0), use_local_input=True)
+
+    def test_as_parts_of_each_rank(self):
+        class Rows(nn.Module):
+            def forward(self, x, y):
+                return x.shape, isinstance(x, dtensor.DTensor), y
+
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+            layouts = {"input_layouts": (Shard(0), None), "desired_input_layouts": (Shard(1), None)}
+            module = parallelize_module(Rows(), mesh, PrepareModuleInput(**layouts, use_local_output=True))
+            x = torch.ones(2, 6)
+            self.assertEqual(module(x, 3), ((4, 3), False, 3))
+            self.assertEqual(module(dtensor.distribute_tensor(x, mesh, [Replicate()]), 3), ((2, 3), False, 3))
+            for inputs in [(x,), (x, 3, 4)]:
+                with self.assertRaisesRegex(ValueError, "module inputs and input_layouts should have same length!"):
+                    module(*inputs)
+
+        dtensor.run(2, on_rank)
 
 
 class Outputs(unittest.TestCase):
@@ -167,6 +184,109 @@ class Outputs(unittest.TestCase):
             self.assertEqual((x.shape[0], y.tolist(), text), (4, [2, 2], "text"))
 
         dtensor.run(2, on_rank)
+
+
+class Attention(nn.Module):
+    """As models for PyTorch's tensor parallelism are written: a rank has its heads, and views say how many."""
+
+    def __init__(self, heads, width):
+        super().__init__()
+        self.width, self.norm = width, nn.LayerNorm(heads * width)
+        self.q, self.k, self.v, self.o = (nn.Linear(heads * width, heads * width) for _ in range(4))
+
+    def forward(self, x):
+        return x + self.attend(self.norm(x))
+
+    def attend(self, x):
+        q, k, v = (part(x).unflatten(-1, (-1, self.width)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        return self.o(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+class LocalOutputs(unittest.TestCase):
+    """use_local_output=True gives regular tensors, whatever came in."""
+
+    def train(self, ranks, plan, split):
+        torch.manual_seed(ranks)
+        plain = Attention(4, 2).double()
+        x = torch.randn(2, 8, 8, dtype=torch.float64)
+        expected = plain(x)
+        expected.square().sum().backward()
+
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
+            module = parallelize_module(copy.deepcopy(plain), mesh, plan)
+            module.zero_grad()
+            part = (lambda t: t.chunk(ranks, 1)[dtensor.rank()]) if split else (lambda t: t)
+            y = module(part(x))
+            self.assertNotIsInstance(y, dtensor.DTensor)
+            torch.testing.assert_close(y, part(expected))
+            y.square().sum().backward()
+            for (name, p), q in zip(module.named_parameters(), plain.parameters()):
+                grad = p.grad.full_tensor() if isinstance(p.grad, dtensor.DTensor) else p.grad
+                torch.testing.assert_close(grad, q.grad, msg=name)
+
+        dtensor.run(ranks, on_rank)
+
+    def test_views_of_a_ranks_heads_and_residuals(self):
+        heads = {name: ColwiseParallel() for name in "qkv"}
+        for ranks in (1, 2, 4):
+            self.train(ranks, {**heads, "o": RowwiseParallel()}, False)
+
+    def test_a_split_sequence(self):
+        heads = {name: ColwiseParallel(input_layouts=Shard(1)) for name in "qkv"}
+        for ranks in (1, 2, 4):
+            self.train(ranks, {"norm": SequenceParallel(), **heads, "o": RowwiseParallel(output_layouts=Shard(1))}, True)
+
+    def test_of_inputs_that_are_dtensors(self):
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+            x = dtensor.distribute_tensor(torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), mesh["tp"])
+            for local in (True, False):
+                column, row = ColwiseParallel(use_local_output=local), RowwiseParallel(use_local_output=local)
+                up, down = parallelize_module(nn.Linear(6, 8), mesh["tp"], column), parallelize_module(nn.Linear(8, 6), mesh["tp"], row)
+                y = up(x)
+                self.assertEqual((y.shape, isinstance(y, dtensor.DTensor)), ((4, 4) if local else (4, 8), not local))
+                z = down(y)
+                self.assertEqual((z.shape, isinstance(z, dtensor.DTensor)), ((4, 6), not local))
+
+        dtensor.run(4, on_rank)
+
+
+class Styles(unittest.TestCase):
+    def test_of_ones_own_implement_apply(self):
+        class Frozen(ParallelStyle):
+            def _apply(self, module, device_mesh):
+                return dtensor.distribute_module(module, device_mesh).requires_grad_(False)
+
+        class Nothing(ParallelStyle):
+            pass
+
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,))
+            module = parallelize_module(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), mesh, {"0": Frozen()})
+            self.assertEqual([p.requires_grad for p in module.parameters()], [False, False, True, True])
+            with self.assertRaisesRegex(TypeError, "parallelize_plan"):
+                parallelize_module(module, mesh, {"0": torch.nn.Linear})
+
+        dtensor.run(2, on_rank)
+        with self.assertRaisesRegex(TypeError, "_apply"):
+            Nothing()
+
+    def test_without_a_plan(self):
+        def on_rank():
+            with self.assertWarnsRegex(UserWarning, "do nothing"):
+                parallelize_module(nn.Linear(2, 2), dtensor.init_device_mesh("cpu", (1,)))
+
+        dtensor.run(1, on_rank)
+
+    def test_say_their_options(self):
+        for style in (ColwiseParallel(), RowwiseParallel(use_local_output=False), SequenceParallel(sequence_dim=2)):
+            theirs = repr(getattr(torch.distributed.tensor.parallel, type(style).__name__)(**options_of(style)))
+            self.assertEqual(repr(style), theirs)
+
+
+def options_of(style):
+    return {name: getattr(style, name) for name in ("sequence_dim", "use_local_output") if hasattr(style, name)}
 
 
 if __name__ == "__main__":
