@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterable, Sequence
 import torch
 from torch import nn
 
-from . import _C
+from . import _C, _tensor
 from ._C import DeviceMesh, Placement
 from ._mesh import as_mesh
 from .placement_types import Replicate, as_placements
@@ -65,21 +65,12 @@ class DTensor(torch.Tensor, metaclass=_DTensorMeta):
         grad = as_placements(grad_placements)
         return result if grad is None else _with_grad_placements(result, grad)
 
-    # What follows is documentation for readers and type checkers: the methods are those that every tensor gets (below).
-
-    @property
-    def device_mesh(self) -> DeviceMesh: ...  # type: ignore[empty-body]
-
-    @property
-    def placements(self) -> tuple[Placement, ...]: ...  # type: ignore[empty-body]
-
-    def to_local(self, *, grad_placements: Placements = None) -> torch.Tensor: ...  # type: ignore[empty-body]
-
-    def full_tensor(self, *, grad_placements: Placements = None) -> torch.Tensor: ...  # type: ignore[empty-body]
-
-    def redistribute(
-        self, device_mesh: DeviceMesh | None = None, placements: Placements = None, *, async_op: bool = False
-    ) -> "DTensor": ...  # type: ignore[empty-body]
+    # By their class, as ``DTensor.to_local(t)``; of a tensor they are the attributes that every DTensor has.
+    device_mesh = property(_C.mesh_of)
+    placements = property(_C.placements_of)
+    to_local = _tensor.to_local
+    full_tensor = _tensor.full_tensor
+    redistribute = _tensor.redistribute
 
 
 def _ints(sizes: Sequence[int] | None) -> list[int] | None:
@@ -102,10 +93,7 @@ class _GradPlacements(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        gradient = gradients[0]
-        if not _C.is_dtensor(gradient):  # whole, as a plain tensor among DTensors is
-            gradient = _C.from_local(gradient, ctx.mesh, None, list(gradient.shape), list(gradient.stride()))
-        return gradient.redistribute(placements=ctx.placements), None
+        return _tensor.as_dtensor(gradients[0], ctx.mesh).redistribute(placements=ctx.placements), None
 
 
 def _with_grad_placements(tensor: torch.Tensor, placements: list[Placement]) -> torch.Tensor:

@@ -14,6 +14,7 @@ from typing import Any, Callable
 import torch
 
 from . import _C, _mesh
+from ._C import Placement
 from .placement_types import as_placements
 
 
@@ -51,27 +52,78 @@ def _method(fn: Callable[..., Any]) -> _OfDTensors:
     return _OfDTensors(lambda tensor: functools.partial(fn, tensor))
 
 
-def to_local(tensor: torch.Tensor, *, grad_placements: Any = None) -> torch.Tensor:
+def to_local(self: torch.Tensor, *, grad_placements: Any = None) -> torch.Tensor:
     """This rank's part, which shares the DTensor's memory. Local. Differentiable.
 
     ``grad_placements``: how the gradient that comes back to the local tensor is placed; by default as the tensor, with
     Partial taken for Replicate.
     """
-    return _C.to_local(tensor, as_placements(grad_placements) or [])
+    return _C.to_local(self, as_placements(grad_placements) or [])
 
 
-def full_tensor(tensor: torch.Tensor, *, grad_placements: Any = None) -> torch.Tensor:
+def full_tensor(self: torch.Tensor, *, grad_placements: Any = None) -> torch.Tensor:
     """The whole tensor, plain, on every rank. Collective. Differentiable."""
-    return _C.full_tensor(tensor, as_placements(grad_placements) or [])
+    return _C.full_tensor(self, as_placements(grad_placements) or [])
+
+
+class _CastRedistribute(torch.autograd.Function):
+    """Values and gradients that are moved in a dtype of their own."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, tensor: torch.Tensor, mesh: Any, placements: Any, forward_dtype: Any, backward_dtype: Any
+    ) -> torch.Tensor:
+        ctx.spec = tensor.device_mesh, _reduced(tensor.placements), tensor.dtype
+        ctx.backward_dtype = backward_dtype or tensor.dtype
+        return _C.redistribute(_cast(tensor, forward_dtype or tensor.dtype), mesh, placements)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        mesh, placements, dtype = ctx.spec
+        gradient = as_dtensor(gradients[0], mesh)
+        return _cast(_C.redistribute(_cast(gradient, ctx.backward_dtype), mesh, placements), dtype), None, None, None, None
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Each rank's part in ``dtype``; shares of a sum, too, stay what they are."""
+    if tensor.dtype == dtype or not tensor.device_mesh.is_member():
+        return tensor.to(dtype)
+    local = _C.to_local(tensor, list(tensor.placements)).to(dtype)
+    return _C.from_local(local, tensor.device_mesh, tensor.placements, list(tensor.shape), list(tensor.stride()))
+
+
+def _reduced(placements: Any) -> list[Any]:
+    return [Placement.replicate() if p.is_partial() else p.as_storage(False) for p in placements]
+
+
+def as_dtensor(gradient: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """A gradient that came as a regular tensor is the full one on every rank."""
+    if _C.is_dtensor(gradient):
+        return gradient
+    return _C.from_local(gradient, mesh, None, list(gradient.shape), list(gradient.stride()))
 
 
 def redistribute(
-    tensor: torch.Tensor, device_mesh: Any = None, placements: Any = None, *, async_op: bool = False
+    self: torch.Tensor,
+    device_mesh: Any = None,
+    placements: Any = None,
+    *,
+    async_op: bool = False,
+    forward_dtype: torch.dtype | None = None,
+    backward_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The same values, placed otherwise, on another mesh too. Collective. Differentiable."""
+    """The same values with other placements, on another mesh too. Collective. Differentiable.
+
+    ``forward_dtype``: what each rank's part is cast to before it is moved, and the dtype of the result.
+    ``backward_dtype``: in which the gradient is moved, by default this tensor's; it comes back in this tensor's.
+    ``async_op``: taken as in PyTorch; the result is complete in any case.
+    """
     if isinstance(device_mesh, (list, tuple, str)) and placements is None:
         device_mesh, placements = None, device_mesh
-    return _C.redistribute(tensor, device_mesh, as_placements(placements))
+    wanted = as_placements(placements)
+    if forward_dtype is None and backward_dtype is None:
+        return _C.redistribute(self, device_mesh, wanted)
+    return _CastRedistribute.apply(self, device_mesh, wanted, forward_dtype, backward_dtype)
 
 
 def redistribute_(tensor: torch.Tensor, placements: Any) -> torch.Tensor:

@@ -30,7 +30,10 @@ def _be_a_rank(rank, ranks, port, folder, fn, args):
 
 
 def run_processes(ranks, fn, *args, seconds=60):
-    """What ``fn(*args)`` returns on each of ``ranks`` forked processes; an error with its text if one fails or hangs."""
+    """What ``fn(*args)`` returns on each of ``ranks`` processes; an error with its text if one fails or hangs.
+
+    They are forked: call it in a process that has not computed a gradient.
+    """
     with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
         probe.bind(("127.0.0.1", 0))
         port, pids = probe.getsockname()[1], []

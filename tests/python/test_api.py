@@ -29,8 +29,7 @@ class Names(unittest.TestCase):
             self.assertLessEqual(lacks, {"layout"}, name)
         self.assertEqual(parameters(DTensor.from_local), parameters(theirs.DTensor.from_local))
         for name in ["to_local", "full_tensor", "redistribute"]:
-            lacks = set(parameters(getattr(theirs.DTensor, name))) - set(parameters(getattr(DTensor, name)))
-            self.assertLessEqual(lacks, {"forward_dtype", "backward_dtype"}, name)
+            self.assertEqual(parameters(getattr(DTensor, name)), parameters(getattr(theirs.DTensor, name)), name)
         self.assertTrue(hasattr(their_experiments, "implicit_replication"))
         with dtensor.implicit_replication():
             pass
@@ -121,6 +120,53 @@ class Tensors(unittest.TestCase):
             self.assertTrue(torch.equal(b.to_local(), 2 * a.to_local()))
 
         dtensor.run(2, check)
+
+    def test_methods_by_their_class(self):
+        def check():
+            t = dtensor.distribute_tensor(torch.arange(4.0), mesh_of((2,)), [Shard(0)])
+            self.assertEqual(DTensor.full_tensor(t).tolist(), [0, 1, 2, 3])
+            self.assertEqual(DTensor.to_local(t).tolist(), t.to_local().tolist())
+            self.assertEqual(DTensor.redistribute(t, placements=[Replicate()]).placements, (Replicate(),))
+            self.assertEqual(DTensor.placements.fget(t), (Shard(0),))
+
+        dtensor.run(2, check)
+
+    def test_dtypes_of_what_is_moved(self):
+        """Values are cast before they are moved, gradients in turn, and come back in the tensor's own dtype."""
+        x = torch.linspace(-3, 3, 20, dtype=torch.float64).reshape(5, 4)
+        scale = torch.linspace(1, 2, 20, dtype=torch.float64).reshape(5, 4)
+        low, single, double = torch.bfloat16, torch.float32, torch.float64
+
+        def check(ranks):
+            mesh = mesh_of((ranks,))
+            for source in ([Shard(0)], [Shard(1)], [Replicate()]):
+                for to in ([Replicate()], [Shard(0)], [Shard(1)]):
+                    for forward, backward in ((low, None), (low, low), (None, single), (single, low), (None, None)):
+                        t = dtensor.distribute_tensor(x, mesh, source).requires_grad_()
+                        with dtensor.CommDebugMode() as comm:
+                            y = t.redistribute(placements=to, forward_dtype=forward, backward_dtype=backward, async_op=True)
+                        moved = comm.get_total_bytes()
+                        self.assertEqual(y.dtype, forward or double)
+                        self.assertIn(y.placements, [tuple(to)] + [(Replicate(),)] * (ranks == 1))
+                        torch.testing.assert_close(y.detach().full_tensor(), x.to(forward or double), rtol=0, atol=0)
+                        (y * scale.to(y.dtype)).sum().backward()
+                        self.assertEqual(t.grad.dtype, double)
+                        self.assertIn(t.grad.placements, [tuple(source)] + [(Replicate(),)] * (ranks == 1))
+                        expected = scale.to(y.dtype).to(backward or double).double()
+                        torch.testing.assert_close(t.grad.full_tensor(), expected, rtol=0, atol=0)
+                        with dtensor.CommDebugMode() as comm:
+                            x_ = dtensor.distribute_tensor(x.to(forward or double), mesh, source)
+                            comm_before = comm.get_total_bytes()
+                            x_.redistribute(placements=to)
+                        self.assertEqual(moved, comm.get_total_bytes() - comm_before)
+            share = DTensor.from_local(x * (mesh.get_local_rank() + 1), mesh, [Partial()])
+            with dtensor.CommDebugMode() as comm:
+                y = share.redistribute(placements=[Shard(0)], forward_dtype=single)
+            self.assertEqual((y.dtype, comm.get_total_counts()), (single, int(ranks > 1)))
+            torch.testing.assert_close(y.full_tensor(), (x * ranks * (ranks + 1) / 2).float())
+
+        for ranks in (1, 2, 3):
+            dtensor.run(ranks, check, ranks)
 
     def test_gradients_at_the_border(self):
         def check():
