@@ -1,81 +1,151 @@
-"""``local_map``: code of one's own on each rank's part, between DTensors."""
+"""``local_map``: a function of local tensors as a function of DTensors."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Sequence
 
 import torch
+from torch.utils import _pytree
 
 from . import _C
 from ._api import Placements
-from ._C import Placement
+from ._C import DeviceMesh, Placement
+from ._mesh import as_mesh
 from .placement_types import as_placements
 
 __all__ = ["local_map"]
 
+Lists = list[list[Placement] | None]
+
 
 def local_map(
-    fn: Callable[..., Any],
-    out_placements: Sequence[Placements],
+    func: Callable[..., Any] | None = None,
+    out_placements: Placements | tuple[Placements, ...] = None,
     in_placements: Sequence[Placements] | None = None,
     in_grad_placements: Sequence[Placements] | None = None,
+    device_mesh: DeviceMesh | None = None,
+    *,
+    redistribute_inputs: bool = False,
 ) -> Callable[..., Any]:
-    """``fn`` on local tensors as a function of DTensors: inputs are brought to ``in_placements`` first, where given.
+    """``func`` on local tensors as a function of DTensors; without ``func``: a decorator that makes it so.
 
-    ``fn`` returns a tensor or a tuple of tensors; ``out_placements`` says how each is placed, or how a single one is on
-    each dimension of the mesh. None: an input or its gradient as it is, an output that stays what ``fn`` returned.
-    Tensors within lists or dictionaries among the arguments reach ``fn`` as they are.
+    Positional arguments and results may be nested in lists, tuples and dictionaries; placements count their leaves.
+    ``out_placements``: of a single result its placements, one for each dimension of the mesh; of several a tuple, with an
+    entry for each. None: a result stays what ``func`` returned. ``in_placements``: those that the DTensors must have (None:
+    any); others are an error, or redistributed with ``redistribute_inputs=True``. ``in_grad_placements``: how each rank's
+    gradient of a local input is placed; None: inferred. ``device_mesh``: of the results, by default that of the inputs.
+    Keyword arguments reach ``func`` as they are. Called without DTensors, ``func`` is called and nothing else.
     """
-    ins = None if in_placements is None else [as_placements(p) for p in in_placements]
-    grads = None if in_grad_placements is None else [as_placements(p) for p in in_grad_placements]
+    if func is None:
+        return lambda fn: local_map(
+            fn, out_placements, in_placements, in_grad_placements, device_mesh, redistribute_inputs=redistribute_inputs
+        )
+    ins, grads = _of_leaves(in_placements), _of_leaves(in_grad_placements)
 
-    def call(*args: Any) -> Any:
-        at = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
-        outs, returned = _out_placements(out_placements, args), None
+    @functools.wraps(func)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = _pytree.tree_flatten(args)
+        mesh = next((leaf.device_mesh for leaf in leaves if _C.is_dtensor(leaf)), None)
+        if mesh is None:
+            return func(*args, **kwargs)
+        on = mesh if device_mesh is None else as_mesh(device_mesh)
+        wanted = _inputs("in_placements", ins, leaves)
+        if not redistribute_inputs:
+            _check_placements(leaves, wanted)
+        at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        results = _Results(out_placements, on)
 
         def on_locals(*locals_: torch.Tensor) -> list[torch.Tensor]:
-            nonlocal returned
             given = dict(zip(at, locals_))
-            returned = fn(*(given.get(i, arg) for i, arg in enumerate(args)))
-            results = _as_tuple(returned)
-            if len(results) != len(outs):
-                raise RuntimeError(f"local_map: the function returned {len(results)} values for {len(outs)} out_placements")
-            placed_ = [(result, p) for result, p in zip(results, outs) if p is not None]
-            for result, p in placed_:
-                if not isinstance(result, torch.Tensor):
-                    raise TypeError(f"local_map: out_placements says {p} of {result!r}, which is no tensor; None keeps it as it is")
-            return [result for result, _ in placed_]
+            own = [given.get(i, leaf) for i, leaf in enumerate(leaves)]
+            return results.take(func(*_pytree.tree_unflatten(own, tree), **kwargs))
 
-        tensors, placed = [args[i] for i in at], [p for p in outs if p is not None]
-        wanted, gradients = _of_tensors("in_placements", ins, args), _of_tensors("in_grad_placements", grads, args)
-        wanted = [_own(t) if p is None else p for t, p in zip(tensors, wanted)]
-        wrapped = iter(_C.local_map(on_locals, tensors, placed, wanted, [p or [] for p in gradients]))
-        results = tuple(r if p is None else next(wrapped) for r, p in zip(_as_tuple(returned), outs))
-        return results if isinstance(returned, (list, tuple)) else results[0]
+        gradients = _inputs("in_grad_placements", grads, leaves)
+        tensors, each = [leaves[i] for i in at], [wanted[i] or _own(leaves[i]) for i in at]
+        told = [] if grads is None else [gradients[i] or [] for i in at]
+        if on == mesh:
+            return results.give(_C.local_map(on_locals, tensors, results.placements, each, told))
+        locals_ = [_local(*item) for item in zip(tensors, each, told or [None] * len(at))]
+        placed = [_C.from_local(r, on, p, None, None) for r, p in zip(on_locals(*locals_), results.placements)]
+        return results.give(placed)
 
     return call
 
 
-def _as_tuple(values: Any) -> tuple[Any, ...]:
-    return tuple(values) if isinstance(values, (list, tuple)) else (values,)
+def _local(tensor: torch.Tensor, placements: list[Placement], gradient: list[Placement] | None) -> torch.Tensor:
+    if not _C.is_dtensor(tensor):
+        return tensor
+    return _C.to_local(_C.redistribute(tensor, None, placements), gradient or [])
+
+
+class _Results:
+    """What the function returned: leaves, and which of them become DTensors."""
+
+    def __init__(self, out_placements: Any, mesh: DeviceMesh) -> None:
+        self._wanted = _of_results(out_placements, mesh)
+        self.placements = [p for p in self._wanted if p is not None]
+
+    def take(self, returned: Any) -> list[torch.Tensor]:
+        self._leaves, self._tree = _pytree.tree_flatten(returned)
+        if len(self._leaves) != len(self._wanted):
+            raise RuntimeError(
+                f"local_map: the function returned {len(self._leaves)} values for {len(self._wanted)} out_placements"
+            )
+        for leaf, placements in zip(self._leaves, self._wanted):
+            if placements is not None and not isinstance(leaf, torch.Tensor):
+                raise TypeError(
+                    f"local_map: out_placements says {placements} of {leaf!r}, which is no tensor; None keeps it as it is"
+                )
+        return [leaf for leaf, placements in zip(self._leaves, self._wanted) if placements is not None]
+
+    def give(self, placed: list[torch.Tensor]) -> Any:
+        tensors = iter(placed)
+        leaves = [leaf if p is None else next(tensors) for leaf, p in zip(self._leaves, self._wanted)]
+        return _pytree.tree_unflatten(leaves, self._tree)
+
+
+def _of_leaves(given: Sequence[Placements] | None) -> Lists | None:
+    return None if given is None else [as_placements(placements) for placements in given]
+
+
+def _inputs(what: str, given: Lists | None, leaves: Sequence[Any]) -> Lists:
+    """Of each leaf; None where nothing is said."""
+    if given is None:
+        return [None] * len(leaves)
+    if len(given) != len(leaves):
+        raise RuntimeError(f"local_map: {len(given)} {what} for {len(leaves)} inputs")
+    return given
 
 
 def _own(tensor: torch.Tensor) -> list[Placement]:
     return list(tensor.placements) if _C.is_dtensor(tensor) else []
 
 
-def _of_tensors(what: str, given: list[Any] | None, args: Sequence[Any]) -> list[Any]:
-    """Those of the arguments that are tensors; none where none were given."""
+def _check_placements(leaves: Sequence[Any], wanted: Lists) -> None:
+    for leaf, placements in zip(leaves, wanted):
+        if placements is None or not _C.is_dtensor(leaf):
+            continue
+        computed = [Placement.replicate() if p.is_storage else p for p in leaf.placements]
+        normalized = [_with_positive_dim(p, leaf.dim()) for p in placements]
+        if normalized not in (list(leaf.placements), computed):
+            raise ValueError(
+                f"local_map: an input {_C.spec_of(leaf)} has a mismatched placements: {placements} are wanted. If "
+                "redistribute_inputs is wanted, set redistribute_inputs=True to local_map."
+            )
+
+
+def _with_positive_dim(placement: Placement, ndim: int) -> Placement:
+    return Placement.shard(placement.dim + ndim) if placement.is_shard() and placement.dim < 0 else placement
+
+
+def _of_results(given: Any, mesh: DeviceMesh) -> Lists:
+    """Of each result. On a mesh of several dimensions bare placements are those of one result, one for each dimension."""
     if given is None:
-        return []
-    if len(given) != len(args):
-        raise RuntimeError(f"local_map: {len(given)} {what} for {len(args)} inputs")
-    return [placements for placements, arg in zip(given, args) if isinstance(arg, torch.Tensor)]
-
-
-def _out_placements(given: Sequence[Placements], args: Sequence[Any]) -> list[list[Placement] | None]:
-    """Of each output. On a mesh of several dimensions bare placements are those of one output, one for each dimension."""
-    axes = next((arg.device_mesh.ndim for arg in args if _C.is_dtensor(arg)), 1)
-    if axes > 1 and all(isinstance(p, Placement) for p in given):
+        return [None]
+    if not isinstance(given, (list, tuple)):
+        return [as_placements(given)]
+    bare = all(hasattr(p, "is_shard") for p in given)
+    if bare and (not isinstance(given, tuple) or mesh.ndim > 1):
         return [as_placements(given)]
     return [as_placements(p) for p in given]

@@ -71,6 +71,72 @@ class LocalMap(unittest.TestCase):
 
         self.everywhere(check, (2, 2))
 
+    def test_as_a_decorator_with_keyword_arguments(self):
+        def check(mesh):
+            x = dtensor.distribute_tensor(X, mesh, [Shard(0)])
+
+            @local_map(out_placements=[Shard(0)], in_placements=([Shard(0)],))
+            def scaled(x, *, factor=1):
+                return x * factor
+
+            self.assertEqual(scaled.__name__, "scaled")
+            torch.testing.assert_close(scaled(x, factor=3).full_tensor(), 3 * X)
+            named = local_map(func=lambda x: x + 1, out_placements=[Shard(0)])
+            torch.testing.assert_close(named(x).full_tensor(), X + 1)
+            torch.testing.assert_close(named(X), X + 1)  # without DTensors the function alone
+            self.assertIs(local_map(lambda x: bool((x >= 0).all()))(x), True)  # nothing to place
+
+        self.everywhere(check)
+
+    def test_nested_arguments_and_results(self):
+        def check(mesh):
+            x = dtensor.distribute_tensor(X, mesh, [Shard(0)])
+            placements = ([Shard(0)], None, [Shard(0)])
+
+            def swapped(pair, other):
+                return {"b": pair[0], "note": other["note"], "x": other["x"] * 2}
+
+            found = local_map(swapped, ([Shard(0)], None, [Shard(0)]), placements)((x, "n")[:1], {"note": "text", "x": x})
+            self.assertEqual(found["note"], "text")
+            torch.testing.assert_close(found["b"].full_tensor(), X)
+            torch.testing.assert_close(found["x"].full_tensor(), 2 * X)
+
+        self.everywhere(check)
+
+    def test_inputs_are_redistributed_where_that_is_wanted(self):
+        def check(mesh):
+            x = dtensor.distribute_tensor(X, mesh, [Shard(0)]).requires_grad_()
+            total = {"out_placements": [Shard(1)], "in_placements": ([Shard(1)],)}
+            with self.assertRaisesRegex(ValueError, "If redistribute_inputs is wanted, set redistribute_inputs=True"):
+                local_map(lambda x: x.cumsum(0), **total)(x)
+            found = local_map(lambda x: x.cumsum(0), **total, redistribute_inputs=True)(x)
+            torch.testing.assert_close(found.full_tensor(), X.cumsum(0))
+            found.sum().backward()
+            torch.testing.assert_close(x.grad.full_tensor(), torch.arange(4.0, 0, -1).double()[:, None].expand(4, 6))
+            last = local_map(lambda x: x.cumsum(-1), [Shard(-2)], ([Shard(-2)],))
+            torch.testing.assert_close(last(x).full_tensor(), X.cumsum(-1))
+
+        self.everywhere(check)
+
+    def test_parameters_of_units_count_as_gathered(self):
+        def check(mesh):
+            weight = dtensor.fully_shard(torch.nn.Linear(4, 6).double(), mesh=mesh).weight
+            gathered = local_map(lambda w: w * 2, [Replicate()], ([Replicate()],))(weight)
+            torch.testing.assert_close(gathered.full_tensor(), 2 * weight.full_tensor())
+
+        self.everywhere(check)
+
+    def test_results_on_another_mesh(self):
+        def check(mesh):
+            x = dtensor.distribute_tensor(X, mesh["a"], [Shard(0)]).requires_grad_()
+            y = local_map(lambda x: x * 2, [Shard(0), Replicate()], device_mesh=mesh)(x)
+            self.assertEqual((y.device_mesh, y.placements), (mesh, (Shard(0), Replicate())))
+            torch.testing.assert_close(y.full_tensor(), 2 * X)
+            y.sum().backward()
+            torch.testing.assert_close(x.grad.full_tensor(), torch.full_like(X, 2))
+
+        self.everywhere(check, (2, 2))
+
 
 if __name__ == "__main__":
     unittest.main()
