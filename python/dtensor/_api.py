@@ -14,6 +14,7 @@ from typing import Any, Callable, Iterable, Sequence
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _C, _tensor
 from ._C import DeviceMesh, Placement
@@ -59,7 +60,10 @@ class DTensor(torch.Tensor, metaclass=_DTensorMeta):
         """
         mesh = as_mesh(device_mesh)
         wanted = as_placements(placements)
-        result = _C.from_local(local_tensor, mesh, wanted, _ints(shape), _ints(stride))
+        local = _tensor.complete(local_tensor)
+        if local.device.type != mesh.device_type and not local.is_meta:
+            local = local.to(mesh.device_type)
+        result = _C.from_local(local, mesh, wanted, _ints(shape), _ints(stride))
         if run_check:
             _check_replicas(result)
         grad = as_placements(grad_placements)
@@ -114,6 +118,11 @@ def distribute_tensor(
     all the same.
     Collective. Differentiable, but a leaf that requires a gradient gives a leaf, as in ``torch.distributed.tensor``.
     """
+    if is_traceable_wrapper_subclass(tensor):
+        raise TypeError(
+            f"distribute_tensor: a {type(tensor).__name__} wraps other tensors ({', '.join(tensor.__tensor_flatten__()[0])}): "
+            "distribute those, or distribute a regular tensor and convert it"
+        )
     wanted = as_placements(placements)
     leaf = tensor.is_leaf and tensor.requires_grad and not _C.is_dtensor(tensor)
     mesh = as_mesh(device_mesh)

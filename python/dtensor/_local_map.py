@@ -12,6 +12,7 @@ from . import _C
 from ._api import Placements
 from ._C import DeviceMesh, Placement
 from ._mesh import as_mesh
+from ._tensor import complete
 from .placement_types import as_placements
 
 __all__ = ["local_map"]
@@ -97,7 +98,7 @@ class _Results:
                 raise TypeError(
                     f"local_map: out_placements says {placements} of {leaf!r}, which is no tensor; None keeps it as it is"
                 )
-        return [leaf for leaf, placements in zip(self._leaves, self._wanted) if placements is not None]
+        return [complete(leaf) for leaf, placements in zip(self._leaves, self._wanted) if placements is not None]
 
     def give(self, placed: list[torch.Tensor]) -> Any:
         tensors = iter(placed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 from typing import Any, Callable
 
 import torch
@@ -94,6 +95,12 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _reduced(placements: Any) -> list[Any]:
     return [Placement.replicate() if p.is_partial() else p.as_storage(False) for p in placements]
+
+
+def complete(tensor: torch.Tensor) -> torch.Tensor:
+    """What a collective of ``torch.distributed._functional_collectives`` returns is waited for."""
+    theirs = sys.modules.get("torch.distributed._functional_collectives")
+    return tensor.wait() if theirs and isinstance(tensor, theirs.AsyncCollectiveTensor) else tensor
 
 
 def as_dtensor(gradient: torch.Tensor, mesh: Any) -> torch.Tensor:

@@ -11,7 +11,19 @@ NamedTensors slots_of(Named& named) {
   return slots;
 }
 
+// A wrapper subclass (torch.Tensor._make_wrapper_subclass), whose values are in other tensors.
+void check_is_no_wrapper(const std::string& name, const at::Tensor& tensor) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  if (is_dtensor(tensor) || !impl->key_set().has(c10::DispatchKey::Python)) return;
+  if (!tensor.is_meta() && impl->has_storage() && impl->unsafe_storage().data() != nullptr) return;
+  const py::gil_scoped_acquire lock;
+  const auto type = py::type::of(py::cast(tensor)).attr("__name__").cast<std::string>();
+  TORCH_CHECK_TYPE(false, "fully_shard: parameter '", name, "' is a ", type, ", a wrapper of other tensors: shard a ",
+                   "module of regular parameters, then convert it, or name it in ignored_params");
+}
+
 std::pair<FsdpUnit, std::vector<at::Tensor>> shard(Named named, const DeviceMesh& mesh, const FsdpOptions& options) {
+  for (const auto& [name, tensor] : named) check_is_no_wrapper(name, tensor);
   FsdpUnit unit = fully_shard(slots_of(named), mesh, options);
   std::vector<at::Tensor> tensors;
   for (const auto& item : named) tensors.push_back(item.second);

@@ -19,6 +19,20 @@ bool is_materialised_view(const at::Tensor& tensor) {
   return is_dtensor(tensor) && checked_impl(tensor).is_detached_view();
 }
 
+namespace {
+
+// Kernels and collectives read memory: wrapper subclasses of Python and sparse tensors have none that is theirs.
+void check_has_memory(const at::Tensor& tensor, const char* caller) {
+  if (tensor.is_meta() || is_dtensor(tensor) || tensor._is_zerotensor()) return;
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  const bool has_memory = impl->has_storage() && (tensor.numel() == 0 || impl->unsafe_storage().data() != nullptr);
+  TORCH_CHECK_TYPE(has_memory, caller, ": expected a tensor with memory of its own, got a ", tensor.layout(),
+                   " tensor of sizes ", tensor.sizes(), " without; place the tensors that a wrapper subclass ",
+                   "(__tensor_flatten__) or a sparse tensor holds");
+}
+
+}  // namespace
+
 DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements,
                             at::IntArrayRef sizes, at::IntArrayRef strides) {
   ensure_registered();
@@ -26,7 +40,9 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
   TORCH_CHECK(local.defined(),
               "from_local: an undefined tensor; a rank that holds nothing of the whole gives one without elements, "
               "which outside the mesh tells the dtype");
-  TORCH_CHECK(!is_dtensor(local), "from_local: the local tensor is a DTensor already: ", DTensor(local).spec_str());
+  TORCH_CHECK(!is_dtensor(local), "from_local: the local_tensor argument only accepts torch.Tensor but got a DTensor: ",
+              DTensor(local).spec_str());
+  check_has_memory(local, "from_local");
   TORCH_CHECK(local.is_meta() || local.device().type() == mesh.device_type(), "from_local: the local tensor is on ",
               local.device(), ", and tensors of ", mesh.str(), " are not");
   static const std::string name = "from_local";
@@ -82,6 +98,7 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Plac
   ensure_registered();
   TORCH_CHECK(tensor.defined(), "distribute_tensor: undefined tensor");
   TORCH_CHECK(mesh, "distribute_tensor: no mesh");
+  check_has_memory(tensor, "distribute_tensor");
   static const std::string name = "distribute_tensor";
   return run_as(name, tensor, impl_of(mesh).get(), [&] {
     placements = normalize_placements(std::move(placements), tensor.dim(), mesh.shape());
@@ -94,6 +111,7 @@ DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh,
   ensure_registered();
   TORCH_CHECK(tensor.defined(), "distribute_tensor_from: undefined tensor");
   TORCH_CHECK(mesh, "distribute_tensor_from: no mesh");
+  check_has_memory(tensor, "distribute_tensor_from");
   const auto ranks = mesh.ranks();
   const auto root = std::find(ranks.begin(), ranks.end(), source);
   TORCH_CHECK(root != ranks.end(), "distribute_tensor_from: source rank ", source, " is not in ", mesh.str());

@@ -17,6 +17,30 @@ def parameters(fn):
     return list(inspect.signature(fn).parameters)
 
 
+class Wrapper(torch.Tensor):
+    """A tensor that holds another, as quantised ones do."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.size(), inner.stride(), dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, meta, size, stride):
+        return Wrapper(inner["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        take = lambda t: t.inner if isinstance(t, Wrapper) else t
+        result = func(*torch.utils._pytree.tree_map(take, args), **torch.utils._pytree.tree_map(take, kwargs or {}))
+        return torch.utils._pytree.tree_map(lambda t: Wrapper(t) if isinstance(t, torch.Tensor) else t, result)
+
+
 class Names(unittest.TestCase):
     def test_all_of_theirs_are_here(self):
         self.assertEqual([name for name in theirs.__all__ if not hasattr(dtensor, name)], [])
@@ -167,6 +191,22 @@ class Tensors(unittest.TestCase):
 
         for ranks in (1, 2, 3):
             dtensor.run(ranks, check, ranks)
+
+    def test_wrapper_subclasses_are_refused_by_name(self):
+        def check():
+            mesh, wrapped = mesh_of((2,)), Wrapper(torch.ones(4, 4))
+            with self.assertRaisesRegex(TypeError, "distribute_tensor: a Wrapper wraps other tensors \\(inner\\)"):
+                dtensor.distribute_tensor(wrapped, mesh, [Shard(0)])
+            with self.assertRaisesRegex(TypeError, "expected a tensor with memory of its own"):
+                DTensor.from_local(wrapped, mesh, [Shard(0)])
+            linear = torch.nn.Linear(4, 4, bias=False)
+            linear.weight = torch.nn.Parameter(wrapped)
+            with self.assertRaisesRegex(TypeError, "parameter 'weight' is a Wrapper"):
+                dtensor.fully_shard(linear, mesh=mesh)
+            with self.assertRaisesRegex(TypeError, "a Wrapper wraps other tensors"):
+                dtensor.parallelize_module(linear, mesh, dtensor.parallel.ColwiseParallel())
+
+        dtensor.run(2, check)
 
     def test_gradients_at_the_border(self):
         def check():

@@ -1,5 +1,6 @@
 // What is asked of the border between local tensors and DTensors and does not fit is an error of one text on every
 // rank, and leaves everything as it was.
+#include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
 #include "support/errors.h"
 #include "support/ranks.h"
@@ -45,6 +46,34 @@ TEST(BorderMistakes, PartsAreTensorsAndStridesGoForward) {
     const auto backwards = [&] { DTensor::from_local(at::ones({2, 2}), mesh, {Shard(0)}, {4, 2}, {-2, 1}); };
     EXPECT_NE(error_of(backwards).find("from_local: a negative stride in [-2, 1]"), std::string::npos);
     EXPECT_EQ(DTensor::from_local(at::ones({first ? 1 : 0}), mesh, {Shard(0)}, {1}).numel(), 1);
+  });
+}
+
+// As a wrapper subclass of Python is: sizes, and a storage that holds no memory.
+at::Tensor without_memory() {
+  const at::Tensor like = numbers();
+  c10::Storage storage(c10::Storage::use_byte_size_t(), like.nbytes(), at::DataPtr(nullptr, at::kCPU));
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), like.key_set(), like.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides());
+  return tensor;
+}
+
+TEST(BorderMistakes, TensorsHaveMemoryOfTheirOwn) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const at::Tensor& tensor : {without_memory(), numbers().to_sparse()}) {
+      for (const auto& error : {error_of([&] {
+                                  DTensor::from_local(tensor, mesh, {Shard(0)}, {8, 2});
+                                }),
+                                error_of([&] { distribute_tensor(tensor, mesh, {Shard(0)}); }),
+                                error_of([&] { distribute_tensor_from(tensor, mesh, {Shard(0)}, 0); }), error_of([&] {
+                                  auto weight = tensor;
+                                  fully_shard({{"weight", &weight}}, mesh);
+                                })}) {
+        EXPECT_NE(error.find("expected a tensor with memory of its own"), std::string::npos) << error;
+      }
+    }
+    EXPECT_EQ(distribute_tensor(at::_efficientzerotensor({4}, at::kFloat), mesh, {Shard(0)}).numel(), 4);
+    EXPECT_EQ(distribute_tensor(at::empty({0, 3}), mesh, {Shard(0)}).numel(), 0);
   });
 }
 
