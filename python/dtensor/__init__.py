@@ -24,10 +24,8 @@ from . import _C, _tensor, _torch_distributed  # noqa: E402
 _tensor.install()
 _torch_distributed.install()
 
-from ._api import (  # noqa: E402
-    DTensor, arange, distribute_module, distribute_tensor, empty, full, linspace, logspace, ones, rand, randn, redistribute,
-    zeros,
-)  # fmt: skip
+from ._api import DTensor, distribute_module, distribute_tensor, redistribute  # noqa: E402
+from ._factories import arange, empty, full, linspace, logspace, ones, rand, randn, zeros  # noqa: E402
 from ._C import Checked, Communicator, DeviceMesh, ExplicitRedistribution, MeshScope, NoTimeout, Strict  # noqa: E402
 from ._C import CommError, PeerError  # noqa: E402
 from ._C import attention, attention_strategy, init_device_mesh, placement_svg, placement_text  # noqa: E402

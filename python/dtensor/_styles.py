@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import inspect
+from functools import partial
 from typing import Any, Mapping, Sequence
 
 import torch
@@ -78,35 +79,40 @@ def _parameter_names(fn: Any) -> list[str]:
         return []
 
 
+# Hooks are functions of the module with what they need bound to them, so that modules can be pickled.
+def _input_hook(
+    mesh: DeviceMesh, pairs: Sequence[Pair], named: Mapping[str, Pair], local: bool, module: nn.Module, args: Any, kwargs: Any
+) -> Any:
+    every = [*pairs, *[(None, None)] * (len(args) - len(pairs))]
+    own = tuple(_prepared(value, mesh, pair, local) for value, pair in zip(args, every))
+    return own, {key: _prepared(v, mesh, named.get(key, (None, None)), local) for key, v in kwargs.items()}
+
+
 def _prepare_inputs(
     module: nn.Module, mesh: DeviceMesh, pairs: Sequence[Pair], named: Mapping[str, Pair] = {}, local: bool = False
 ) -> None:
     """The first inputs, which may come by their names, too, and those of ``named``."""
     by_name = {**dict(zip(_parameter_names(module.forward), pairs)), **named}
-
-    def prepare(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        every = [*pairs, *[(None, None)] * (len(args) - len(pairs))]
-        own = tuple(_prepared(value, mesh, pair, local) for value, pair in zip(args, every))
-        return own, {key: _prepared(v, mesh, by_name.get(key, (None, None)), local) for key, v in kwargs.items()}
-
-    module.register_forward_pre_hook(prepare, with_kwargs=True)
+    module.register_forward_pre_hook(partial(_input_hook, mesh, pairs, by_name, local), with_kwargs=True)
 
 
-def _prepare_outputs(module: nn.Module, mesh: DeviceMesh, layout: Placement | None, use_local_output: bool) -> None:
-    """The first output; of others their parts where they are wanted."""
-
-    def prepare_one(value: Any, layout: Placement | None) -> Any:
+def _output_hook(
+    mesh: DeviceMesh, layout: Placement | None, use_local_output: bool, module: nn.Module, args: Any, outputs: Any
+) -> Any:
+    def prepared(value: Any, layout: Placement | None) -> Any:
         if not _C.is_dtensor(value):
             return value
         value = value if layout is None else placed(value, mesh, layout)
         return value.to_local() if use_local_output else value
 
-    def prepare(_: nn.Module, args: Any, outputs: Any) -> Any:
-        if not isinstance(outputs, tuple):
-            return prepare_one(outputs, layout)
-        return tuple(prepare_one(value, None if i else layout) for i, value in enumerate(outputs))
+    if not isinstance(outputs, tuple):
+        return prepared(outputs, layout)
+    return tuple(prepared(value, None if i else layout) for i, value in enumerate(outputs))
 
-    module.register_forward_hook(prepare)
+
+def _prepare_outputs(module: nn.Module, mesh: DeviceMesh, layout: Placement | None, use_local_output: bool) -> None:
+    """The first output; of others their parts where they are wanted."""
+    module.register_forward_hook(partial(_output_hook, mesh, layout, use_local_output))
 
 
 def _check_is_here(tensor: torch.Tensor, name: str, mesh: DeviceMesh) -> None:
@@ -233,17 +239,18 @@ class PrepareModuleInput(ParallelStyle):
         wanted, desired = self.input_kwarg_layouts, self.desired_input_kwarg_layouts
         named = {key: (as_placement(layout), _layouts(desired.get(key))[0]) for key, layout in wanted.items()}
 
-        def check(m: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-            by_name = sum(name in kwargs for name in _parameter_names(m.forward)[: len(pairs)])
-            if pairs and len(args) + by_name != len(pairs):
-                raise ValueError(
-                    f"module inputs and input_layouts should have same length! {len(args)} inputs of {type(m).__name__}, "
-                    f"{len(pairs)} layouts (None for one that stays as it is)"
-                )
-
-        module.register_forward_pre_hook(check, with_kwargs=True)
+        module.register_forward_pre_hook(partial(_check_inputs, len(pairs)), with_kwargs=True)
         _prepare_inputs(module, device_mesh, pairs, named, self.use_local_output)
         return module
+
+
+def _check_inputs(layouts: int, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    by_name = sum(name in kwargs for name in _parameter_names(module.forward)[:layouts])
+    if layouts and len(args) + by_name != layouts:
+        raise ValueError(
+            f"module inputs and input_layouts should have same length! {len(args)} inputs of {type(module).__name__}, "
+            f"{layouts} layouts (None for one that stays as it is)"
+        )
 
 
 class PrepareModuleOutput(ParallelStyle):
@@ -261,25 +268,28 @@ class PrepareModuleOutput(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         pairs = list(zip(self.output_layouts, self.desired_output_layouts))
-
-        def prepare(m: nn.Module, args: Any, outputs: Any) -> Any:
-            values = outputs if isinstance(outputs, tuple) else (outputs,)
-            if len(values) != len(pairs):
-                raise ValueError(
-                    f"module outputs and output_layouts should have same length! {len(values)} outputs of "
-                    f"{type(m).__name__}, {len(pairs)} layouts (None for one that stays as it is)"
-                )
-            for value, (layout, desired) in zip(values, pairs):
-                if layout is not None and not isinstance(value, torch.Tensor):
-                    raise TypeError(
-                        f"{type(m).__name__} returns a {type(value).__name__}, for which the layouts {layout} and {desired} say "
-                        "nothing: tensors, or tuples of them, are placed (None for one that stays as it is)"
-                    )
-            results = tuple(_prepared(v, device_mesh, pair, self.use_local_output) for v, pair in zip(values, pairs))
-            return results if isinstance(outputs, tuple) else results[0]
-
-        module.register_forward_hook(prepare)
+        module.register_forward_hook(partial(_all_outputs_hook, device_mesh, pairs, self.use_local_output))
         return module
+
+
+def _all_outputs_hook(
+    mesh: DeviceMesh, pairs: Sequence[Pair], local: bool, module: nn.Module, args: Any, outputs: Any
+) -> Any:
+    values = outputs if isinstance(outputs, tuple) else (outputs,)
+    name = type(module).__name__
+    if len(values) != len(pairs):
+        raise ValueError(
+            f"module outputs and output_layouts should have same length! {len(values)} outputs of {name}, {len(pairs)} "
+            "layouts (None for one that stays as it is)"
+        )
+    for value, (layout, desired) in zip(values, pairs):
+        if layout is not None and not isinstance(value, torch.Tensor):
+            raise TypeError(
+                f"{name} returns a {type(value).__name__}, for which the layouts {layout} and {desired} say nothing: "
+                "tensors, or tuples of them, are placed (None for one that stays as it is)"
+            )
+    results = tuple(_prepared(value, mesh, pair, local) for value, pair in zip(values, pairs))
+    return results if isinstance(outputs, tuple) else results[0]
 
 
 class PrepareModuleInputOutput(ParallelStyle):

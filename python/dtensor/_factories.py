@@ -1,0 +1,121 @@
+"""Factories of DTensors: each rank makes its own part only."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Callable, Sequence
+
+import torch
+
+from . import _C
+from ._api import DTensor, Placements
+from ._C import DeviceMesh
+from ._mesh import as_mesh
+from .placement_types import as_placements
+
+__all__ = ["zeros", "ones", "empty", "full", "rand", "randn", "arange", "linspace", "logspace"]
+
+
+def _number(value: Any) -> Any:
+    """A number of Python's own: those of NumPy, and tensors of one element, would be taken for complex ones."""
+    number = value.item() if hasattr(value, "item") else value
+    if isinstance(number, int) and not -(2**63) <= number < 2**63:
+        raise OverflowError(f"{number} is beyond the integers of 64 bits")
+    return number
+
+
+def _sizes(size: tuple[Any, ...]) -> list[int]:
+    return [operator.index(n) for n in (size[0] if len(size) == 1 and isinstance(size[0], (list, tuple)) else size)]
+
+
+def _check_layout(name: str, layout: torch.layout) -> None:
+    if layout is not torch.strided:
+        raise NotImplementedError(f"dtensor.{name}: layout {layout} has no placements, only torch.strided has")
+
+
+def _factory(name: str, doc: str) -> Callable[..., DTensor]:
+    make = getattr(_C, name)
+
+    def factory(
+        *size: Any,
+        dtype: torch.dtype | None = None,
+        layout: torch.layout = torch.strided,
+        requires_grad: bool = False,
+        device_mesh: DeviceMesh | None = None,
+        placements: Placements = None,
+    ) -> DTensor:
+        _check_layout(name, layout)
+        dtype = dtype or torch.get_default_dtype()
+        return make(_sizes(size), as_mesh(device_mesh), as_placements(placements), dtype, requires_grad)
+
+    factory.__name__ = factory.__qualname__ = name
+    factory.__doc__ = f"{doc} ``size``: the global one. Each rank makes its own part; None: replicated."
+    return factory
+
+
+zeros = _factory("zeros", "Zeros on a mesh.")
+ones = _factory("ones", "Ones on a mesh.")
+empty = _factory("empty", "Uninitialised memory on a mesh.")
+rand = _factory("rand", "Uniform numbers in [0, 1), the same global tensor on every mesh (see manual_seed).")
+randn = _factory("randn", "Normal numbers, the same global tensor on every mesh (see manual_seed).")
+
+
+def full(
+    size: Sequence[int],
+    fill_value: float | int | bool,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: DeviceMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """``fill_value`` everywhere."""
+    _check_layout("full", layout)
+    return _C.full(_sizes((size,)), _number(fill_value), as_mesh(device_mesh), as_placements(placements), dtype, requires_grad)
+
+
+def arange(
+    end: float | int,
+    *,
+    dtype: torch.dtype | None = None,
+    device_mesh: DeviceMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """0, 1, ..., below ``end``."""
+    return _C.arange(_number(end), as_mesh(device_mesh), as_placements(placements), dtype)
+
+
+def linspace(
+    start: float,
+    end: float,
+    steps: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: DeviceMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """``steps`` numbers from ``start`` to ``end``, evenly spaced."""
+    _check_layout("linspace", layout)
+    with _C.MeshScope(as_mesh(device_mesh), as_placements(placements)):
+        return torch.linspace(start, end, steps, dtype=dtype, requires_grad=requires_grad)
+
+
+def logspace(
+    start: float,
+    end: float,
+    steps: int,
+    base: float = 10.0,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: DeviceMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """``base`` to the power of ``linspace(start, end, steps)``."""
+    _check_layout("logspace", layout)
+    with _C.MeshScope(as_mesh(device_mesh), as_placements(placements)):
+        return torch.logspace(start, end, steps, base, dtype=dtype, requires_grad=requires_grad)
