@@ -33,7 +33,7 @@ from ._local_map import local_map  # noqa: E402
 from ._random import get_rng_state, manual_seed, set_rng_state  # noqa: E402
 from ._world import barrier, is_thread_rank, rank, run, set_timeout, world, world_size  # noqa: E402
 from .debug import CommDebugMode, EventListener, MemoryTimeline, explain, visualize_sharding  # noqa: E402
-from .experimental import implicit_replication  # noqa: E402
+from .experimental import context_parallel, implicit_replication  # noqa: E402
 from .placement_types import (  # noqa: E402
     BlockShard, Partial, Placement, RaggedShard, Replicate, Shard, StridedShard, ZigzagShard,
 )  # fmt: skip

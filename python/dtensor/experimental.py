@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from typing import Iterator
 
+from ._context_parallel import context_parallel, context_parallel_unshard
 from ._local_map import local_map
 
-__all__ = ["implicit_replication", "local_map"]
+__all__ = ["context_parallel", "context_parallel_unshard", "implicit_replication", "local_map"]
 
 
 @contextlib.contextmanager
 def implicit_replication() -> Iterator[None]:
-    """Changes nothing: a plain tensor among DTensors counts as replicated everywhere (see Strict for the contrary)."""
+    """Changes nothing: a regular tensor among DTensors counts as replicated everywhere (see Strict for the contrary)."""
     yield
