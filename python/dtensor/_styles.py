@@ -60,13 +60,21 @@ def placed(tensor: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> torc
     return tensor.redistribute(placements=wanted)
 
 
+def _from_local(value: torch.Tensor, mesh: DeviceMesh, layout: Placement) -> torch.Tensor:
+    """Parts may be uneven, so ranks agree on the sizes of what is split; nothing else is communicated."""
+    if layout.is_shard():
+        return _C.from_local(value, mesh, [layout], None, None)
+    value = value.contiguous()
+    return _C.from_local(value, mesh, [layout], list(value.shape), list(value.stride()))
+
+
 def _prepared(value: Any, mesh: DeviceMesh, pair: Pair, local: bool = False) -> Any:
     """Without a layout, and where it is no tensor, ``value`` itself; ``local``: this rank's part of the result."""
     layout, desired = pair
     if layout is None or not isinstance(value, torch.Tensor):
         return value
     if not _C.is_dtensor(value):
-        value = _C.from_local(value, mesh, [layout], None, None)
+        value = _from_local(value, mesh, layout)
     if desired is not None:
         value = placed(value, mesh, desired)
     return value.to_local() if local else value

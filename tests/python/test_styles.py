@@ -252,6 +252,21 @@ class LocalOutputs(unittest.TestCase):
         dtensor.run(4, on_rank)
 
 
+    def test_collectives_are_those_of_the_layers(self):
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+            net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6))
+            parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel(input_layouts=Shard(-1))})
+            with dtensor.CommDebugMode() as comm:
+                hidden = net[1](net[0](torch.ones(3, 6).t().contiguous().t()))
+            self.assertEqual((hidden.shape, comm.get_total_counts()), ((3, 4), 0))
+            with dtensor.CommDebugMode() as comm:
+                net[2](dtensor.DTensor.from_local(hidden, mesh, [Shard(1)], shape=(3, 8), stride=(8, 1)))
+            self.assertEqual(comm.get_comm_counts(), {"all_reduce": 1})
+
+        dtensor.run(2, on_rank)
+
+
 class Styles(unittest.TestCase):
     def test_of_ones_own_implement_apply(self):
         class Frozen(ParallelStyle):
