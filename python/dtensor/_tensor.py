@@ -235,6 +235,39 @@ def _new_tensor(tensor: torch.Tensor, data: Any, **options: Any) -> torch.Tensor
     return torch.tensor(data, **options)
 
 
+def _set(tensor: torch.Tensor, source: Any = None, *rest: Any, **named: Any) -> torch.Tensor:
+    """The data of another DTensor, as ``.data`` takes it."""
+    if rest or named or not _C.is_dtensor(source):
+        return _ORIGINAL["set_"](tensor, *(() if source is None else (source,)), *rest, **named)  # says why not
+    with torch.no_grad():
+        tensor.data = source.detach()
+    return tensor
+
+
+def _swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
+    """``torch.utils.swap_tensors`` of DTensors exchanges what they hold: optimizers, hooks and units know the handle."""
+    former, requires_grad, grad = first.data, first.requires_grad, first.grad
+    first.grad = None
+    first.data = second.data
+    first.requires_grad_(second.requires_grad).grad = second.grad
+    second.grad = None
+    second.data = former
+    second.requires_grad_(requires_grad).grad = grad
+    first.__class__, second.__class__ = second.__class__, first.__class__
+    first.__dict__, second.__dict__ = second.__dict__, first.__dict__
+
+
+def _redirect_swap() -> None:
+    original = torch.utils.swap_tensors
+
+    @functools.wraps(original)
+    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        both = _C.is_dtensor(t1) and _C.is_dtensor(t2)
+        (_swap_tensors if both else original)(t1, t2)
+
+    torch.utils.swap_tensors = swap_tensors
+
+
 def _register_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
     handle = _ORIGINAL["register_hook"](tensor, hook)
     if tensor.is_leaf:  # the first hook drops the one that reduces a leaf's gradient; it comes back with the next operator
@@ -252,6 +285,7 @@ _ELSEWHERE: dict[str, Callable[..., Any]] = {
     "tolist": lambda tensor: tensor.full_tensor().tolist(),
     "new_tensor": _new_tensor,
     "register_hook": _register_hook,
+    "set_": _set,
 }
 _ORIGINAL: dict[str, Callable[..., Any]] = {}
 
@@ -296,6 +330,7 @@ def install() -> None:
         add_attribute(name, attribute)
     for name, for_dtensors in _ELSEWHERE.items():
         _redirect(torch.Tensor, name, for_dtensors)
+    _redirect_swap()
     for name in ("__repr__", "__deepcopy__"):
         _redirect(torch.nn.Parameter, name, _ELSEWHERE[name])
     for value in (_C.DeviceMesh, _C.Communicator, _C.Schedule):  # of which a copy is the same

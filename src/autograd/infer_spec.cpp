@@ -180,6 +180,8 @@ at::Tensor synchronise_content(const at::Tensor& tensor, const MeshImpl& mesh) {
                                       tensor.is_meta() ? 0 : static_cast<std::int64_t>(content_hash(tensor)));
   bool equal = true, laid_out_alike = true;
   for (const auto& shape : shapes) {
+    TORCH_CHECK((shape.hash == 0) == (shapes[0].hash == 0),
+                "distribute_tensor: every rank gives the whole tensor, but some give one without values (on meta)");
     TORCH_CHECK(shape.sizes == shapes[0].sizes && shape.dtype == shapes[0].dtype,
                 "distribute_tensor: every rank gives the whole tensor, but their sizes or dtypes differ: ",
                 list_shapes(mesh.layout, shapes));

@@ -217,7 +217,24 @@ std::vector<at::Tensor> redistribute_tensors(const std::vector<at::Tensor>& tens
   return results;
 }
 
+namespace {
+
+// This rank's part, which has no values either.
+at::Tensor split_meta(const at::Tensor& tensor, const c10::intrusive_ptr<MeshImpl>& mesh, Placements placements) {
+  at::Tensor local;
+  if (mesh->is_member) {
+    const LocalScope plain;
+    local = at::empty(local_sizes(tensor.sizes(), placements, mesh->layout.shape, mesh->coordinate), tensor.options());
+  }
+  auto spec = intern_spec(mesh, std::move(placements), tensor.sizes(), c10::contiguous_strides(tensor.sizes()),
+                          tensor.scalar_type());
+  return make_dtensor(std::move(spec), std::move(local));
+}
+
+}  // namespace
+
 at::Tensor split_plain(const at::Tensor& tensor, const c10::intrusive_ptr<MeshImpl>& mesh, Placements placements) {
+  if (tensor.is_meta()) return split_meta(tensor, mesh, std::move(placements));
   auto whole = tensor.device().type() == mesh->device ? tensor : tensor.to(mesh->device);
   if (!whole.is_non_overlapping_and_dense()) whole = whole.contiguous();
   auto replicated =

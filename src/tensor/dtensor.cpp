@@ -118,6 +118,7 @@ DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh,
   static const std::string name = "distribute_tensor_from";
   return run_as(name, tensor, impl_of(mesh).get(), [&] {
     placements = normalize_placements(std::move(placements), tensor.dim(), mesh.shape());
+    if (tensor.is_meta()) return DTensor(split_plain(tensor, impl_of(mesh), std::move(placements)));
     auto whole = tensor.detach().to(mesh.device_type()).clone(at::MemoryFormat::Contiguous);
     if (mesh.is_member()) mesh.communicator().broadcast(whole, static_cast<int>(root - ranks.begin())).wait();
     return DTensor(split_plain(whole, impl_of(mesh), std::move(placements)));

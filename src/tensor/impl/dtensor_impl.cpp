@@ -63,6 +63,7 @@ DTensorImpl::DTensorImpl(const DTensorImpl& prototype, at::Tensor local, std::in
   is_non_overlapping_and_dense_ = prototype.is_non_overlapping_and_dense_;
   storage_access_should_throw_ = true;
   if (local_.defined()) {
+    if (C10_UNLIKELY(local_.is_meta())) device_opt_ = local_.device();
     const auto keys = local_.unsafeGetTensorImpl()->key_set();
     if (keys.has_any(c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}))) {
       _set_conj(keys.has(c10::DispatchKey::Conjugate));
@@ -232,6 +233,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
               to_string(spec_->placements), ")");
   auto* other = as_dtensor(impl.get());
   storage_offset_ = other->storage_offset_;
+  device_opt_ = other->device_opt_;  // of a tensor on meta that gets memory
   reset(other->spec_, other->local_);
   if (extras_ != nullptr) ++extras_->data_changes;
   if (other->is_detached_view()) make_extras().moved = other->extras_->moved;
