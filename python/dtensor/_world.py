@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import sys
+import threading
 import traceback
 from typing import Any, Callable
 
@@ -28,6 +29,7 @@ def run(ranks: int, fn: Callable[..., Any], *args: Any, timeout: float = 300.0, 
     Threads that it starts are no ranks: give them the rank's number, mesh or tensors.
     """
     _unlock_cached_properties()
+    _trace_in_turn()
     if not callable(fn):
         raise TypeError(f"run({ranks}, fn): fn must be callable, not {fn!r}")
     return _C.run(ranks, functools.partial(fn, *args, **kwargs), timeout)
@@ -51,6 +53,36 @@ def _unlock_cached_properties() -> None:
 
     functools.cached_property.__get__ = get  # type: ignore[method-assign]
     functools.cached_property._without_lock = True  # type: ignore[attr-defined]
+
+
+def _trace_in_turn() -> None:
+    """``torch.fx`` traces by putting functions of its own in the place of the process's ``nn.Module.__call__`` and
+    ``__getattr__``. Of ranks that trace at once the last would put back another's: they take turns, and what stands there
+    meanwhile serves the thread that traces only. A rank that waits for others while it traces would keep them waiting.
+    """
+    from torch.fx import _symbolic_trace as fx
+
+    if getattr(fx, "_in_turn", False):
+        return
+    turn, trace, patch_method = threading.RLock(), fx.Tracer.trace, fx._Patcher.patch_method
+
+    @functools.wraps(trace)
+    def trace_in_turn(*args: Any, **kwargs: Any) -> Any:
+        with turn:
+            return trace(*args, **kwargs)
+
+    @functools.wraps(patch_method)
+    def patch_for_this_thread(self: Any, cls: type, name: str, new_fn: Callable[..., Any], deduplicate: bool = True) -> None:
+        original, thread = getattr(cls, name), threading.get_ident()
+
+        @functools.wraps(new_fn)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return (new_fn if threading.get_ident() == thread else original)(*args, **kwargs)
+
+        patch_method(self, cls, name, method, deduplicate)
+
+    fx.Tracer.trace, fx._Patcher.patch_method = trace_in_turn, patch_for_this_thread  # type: ignore[method-assign]
+    fx._in_turn = True  # type: ignore[attr-defined]
 
 
 def world() -> Communicator:

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import time
 import unittest
 import warnings
 
@@ -342,6 +343,34 @@ class Optimizers(Ranks):
             torch.testing.assert_close(module.weight.detach().full_tensor(), plain.weight.detach(), rtol=2e-2, atol=2e-2)
 
         self.everywhere(check)
+
+
+class Tracing(unittest.TestCase):
+    def test_ranks_trace_with_fx_at_once(self):
+        called, got = nn.Module.__call__, nn.Module.__getattr__
+
+        class Inner(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+            def forward(self, x):
+                for layer in self.layers:
+                    time.sleep(0.002)  # the others come in between
+                    x = layer(x).relu()
+                return x
+
+        def on_rank():
+            module, eager = Inner(), nn.Linear(4, 4)
+            for _ in range(5):
+                graph = torch.fx.symbolic_trace(module)
+                self.assertEqual(sum(node.op == "call_module" for node in graph.graph.nodes), 4)
+                torch.testing.assert_close(graph(torch.ones(2, 4)), module(torch.ones(2, 4)))
+                eager(torch.ones(2, 4))
+
+        dtensor.run(4, on_rank)
+        self.assertIs(nn.Module.__call__, called)
+        self.assertIs(nn.Module.__getattr__, got)
 
 
 class Refusals(Ranks):
