@@ -13,6 +13,8 @@ import sys
 from typing import Any, Callable
 
 import torch
+from torch._subclasses.fake_tensor import UnsupportedFakeTensorException
+from torch._subclasses.meta_utils import MetaTensorDescriber
 
 from . import _C, _mesh
 from ._C import Placement
@@ -321,9 +323,32 @@ def add_attribute(name: str, attribute: _OfDTensors) -> None:
     setattr(torch.Tensor, name, attribute)
 
 
+_NOT_COMPILED = (
+    "torch.compile, torch.export and torch.cond do not support DTensors: call "
+    'torch.compiler.set_stance("force_eager") to run what a library compiles as it is written, or compile functions of '
+    "to_local() tensors"
+)
+
+
+def _refuse_to_trace(describer: type) -> None:
+    """Tracers describe a tensor before they make a fake one of it. They pass on what they cannot describe: Dynamo runs such
+    a function as it is written, or, where it must not (``fullgraph=True``), raises with the reason.
+    """
+    describe = describer.describe_tensor  # type: ignore[attr-defined]
+
+    @functools.wraps(describe)
+    def describe_tensor(self: Any, tensor: torch.Tensor, **options: Any) -> Any:
+        if _C.is_dtensor(tensor):
+            raise UnsupportedFakeTensorException(_NOT_COMPILED)
+        return describe(self, tensor, **options)
+
+    describer.describe_tensor = describe_tensor  # type: ignore[attr-defined]
+
+
 def install() -> None:
     """Once, on import."""
     _C.install_data_ptr()
+    _refuse_to_trace(MetaTensorDescriber)
     torch.Tensor.__deepcopy__ = _plain_stays_plain(torch.Tensor.__deepcopy__)  # type: ignore[method-assign]
     torch._utils._rebuild_tensor = _plain_stays_plain(torch._utils._rebuild_tensor)  # of all that is unpickled
     for name, attribute in _ATTRIBUTES.items():

@@ -372,6 +372,28 @@ class Tracing(unittest.TestCase):
         self.assertIs(nn.Module.__call__, called)
         self.assertIs(nn.Module.__getattr__, got)
 
+    def test_compilers_say_what_to_do(self):
+        try:
+            import torch._dynamo
+            from torch.export import export
+        except ImportError as error:
+            self.skipTest(str(error))
+
+        def on_rank():
+            x = dtensor.distribute_tensor(torch.ones(4, 2), mesh_of((2,)), [Shard(0)])
+            program = torch.compile(lambda t: t.sin() * 2, backend="eager")
+            self.assertEqual(program(x).placements, (Shard(0),))  # as it is written
+            module = on_mesh(nn.Linear(2, 3), x.device_mesh)
+            for refused in [
+                lambda: torch.compile(lambda t: t.cos() * 2, backend="eager", fullgraph=True)(x),
+                lambda: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
+                lambda: export(module, (x,)),
+            ]:
+                with self.assertRaisesRegex(Exception, "do not support DTensors: call torch.compiler.set_stance"):
+                    refused()
+
+        dtensor.run(2, on_rank)
+
 
 class Refusals(Ranks):
     def test_name_the_operator(self):
