@@ -130,12 +130,13 @@ class DTENSOR_API Rule {
   Rule& outputs(Outputs fn);                             // sizes of results, for operators without a meta kernel
   Rule& no_meta();  // the same, sizes by the text's letters, contiguous, operand 0's dtype
   // What holds for the operator, whatever the call (also where a function gives the rule).
-  Rule& by_position();       // each position of its lists is a call of its own, perhaps on a mesh of its own
-  Rule& overwrites();        // operand 0 is written and not read: its content may be anything
-  Rule& asks_destination();  // result 0 is laid out as the parameter is whose gradient it becomes
-  Rule& leaves_memory();     // results hold whatever the memory held
-  Rule& own_state();         // results after the first are for the operator's own backward: nobody else compares them
-  Rule& draws_nothing();     // though it is tagged as random
+  Rule& by_position();  // each position of its lists is a call of its own, perhaps on a mesh of its own
+  Rule& overwrites();   // operand 0 is written and not read: its content may be anything
+  Rule& unread_if_zero(std::string number);  // so it is, written or not, where the argument of that name is 0
+  Rule& asks_destination();                  // result 0 is laid out as the parameter is whose gradient it becomes
+  Rule& leaves_memory();                     // results hold whatever the memory held
+  Rule& own_state();      // results after the first are for the operator's own backward: nobody else compares them
+  Rule& draws_nothing();  // though it is tagged as random
   // The second argument of tensors holds indices into operand 0: `along` the dimension that an argument of that name or
   // a number gives, "flat", or "each" for a list with an entry per dimension. `from_end`: -1 is the last one;
   // `ignored`: the argument whose value is no index.

@@ -16,6 +16,14 @@ bool OpEntry::is_cast() const {
   return dtype_arg >= 0 && !mutates && !gives_view && rule().data().storage == StorageView::keep;
 }
 
+bool OpEntry::is_unread(std::size_t arg, c10::ArrayRef<c10::IValue> arguments) const {
+  const auto& data = rule().data();
+  if (args[arg].out) return true;
+  if (arg != 0 || data.unread_if_zero.empty()) return arg == 0 && data.overwrites;
+  const auto factor = schema().argumentIndexWithName(data.unread_if_zero);
+  return factor && arguments[static_cast<std::size_t>(*factor)].toScalar().equal(0);
+}
+
 const OpEntry& entry_of(const c10::OperatorHandle& op) {
   static std::mutex mutex;
   static auto& entries = *new std::unordered_map<c10::OperatorName, std::unique_ptr<OpEntry>>();

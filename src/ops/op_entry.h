@@ -23,6 +23,8 @@ struct OpEntry : OpInfo {
   // An operand may be exchanged for its equal.
   bool reads_only() const { return special == nullptr && rule().reads_only; }
   bool by_position() const { return rule().data().by_position; }
+  // Whether the content of argument `arg` may be anything: it is only written, or multiplied by nothing.
+  bool is_unread(std::size_t arg, c10::ArrayRef<c10::IValue> arguments) const;
   // To another type, shard by shard.
   bool is_cast() const;
 

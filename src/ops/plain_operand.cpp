@@ -38,7 +38,7 @@ bool is_picked(std::uint64_t count) {
   return (mixed >> 32) % count < 2;
 }
 
-// Those whose content counts: destinations that are wholly overwritten may hold anything.
+// Those whose content counts.
 std::vector<std::pair<std::size_t, at::Tensor>> plain_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
   std::vector<std::pair<std::size_t, at::Tensor>> found;
   const auto add = [&](std::size_t arg, const c10::IValue& value) {
@@ -46,8 +46,7 @@ std::vector<std::pair<std::size_t, at::Tensor>> plain_operands(const OpEntry& en
     if (!has_dtensor_key(value.unsafeToTensorImpl())) found.emplace_back(arg, value.toTensor());
   };
   for (std::size_t i = 0; i < args.size(); ++i) {
-    const bool overwritten = entry.args[i].out || (i == 0 && entry.rule().data().overwrites);
-    if (overwritten && !strict_mode()) continue;
+    if (entry.is_unread(i, args) && !strict_mode()) continue;
     if (entry.args[i].kind == ArgKind::tensor) add(i, args[i]);
     if (entry.args[i].kind != ArgKind::tensor_list || !args[i].isList()) continue;
     for (const auto& item : args[i].toListRef()) add(i, item);
@@ -64,7 +63,8 @@ bool pick_call(const OpEntry& entry, const CallView& view) {
 }
 
 void check_plain_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view) {
-  const bool picked = is_picked(acting(*view.mesh).count(kind_of_call(entry, view)));
+  const auto kind = mixed(kind_of_call(entry, view), entry.is_unread(0, args) ? 1 : 0);
+  const bool picked = is_picked(acting(*view.mesh).count(kind));
   if (!picked && !checked_values() && !strict_mode()) return;
   const auto operands = plain_operands(entry, args);
   const auto what = [&](std::size_t i) {

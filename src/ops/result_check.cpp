@@ -70,6 +70,7 @@ ResultCheck::ResultCheck(const OpEntry& entry, const CachedCall& call, const Cal
   if (call.executor == Executor::outside || !content_counts_) return;
   for (std::size_t i = 0; i < entry.args.size() && !entry.gives_view; ++i) {
     if (entry.args[i].mutated || entry.args[i].kind == ArgKind::other) continue;  // what is written may hold anything
+    if (entry.is_unread(i, torch::jit::last(stack, entry.args.size()))) continue;
     const auto what = c10::str(entry.name(), ": operand `", entry.schema().arguments()[i].name(), "`");
     for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) { check_replicas(what, tensor); });
   }

@@ -112,6 +112,7 @@ Rule& Rule::outputs(Outputs fn) { return edit().outputs = std::move(fn), *this; 
 Rule& Rule::no_meta() { return edit().letters_give_sizes = true, *this; }
 Rule& Rule::by_position() { return edit().by_position = true, *this; }
 Rule& Rule::overwrites() { return edit().overwrites = true, *this; }
+Rule& Rule::unread_if_zero(std::string number) { return edit().unread_if_zero = std::move(number), *this; }
 Rule& Rule::asks_destination() { return edit().asks_destination = true, *this; }
 Rule& Rule::leaves_memory() { return edit().leaves_memory = true, *this; }
 Rule& Rule::own_state() { return edit().own_state = true, *this; }

@@ -103,6 +103,7 @@ struct RuleData : Terms {
   Rule::Outputs outputs;
   bool letters_give_sizes = false;
   bool by_position = false, overwrites = false, asks_destination = false;  // of the operator, as Rule says
+  std::string unread_if_zero;
   bool leaves_memory = false, own_state = false, draws_nothing = false;
   Indexing indexing;
 };

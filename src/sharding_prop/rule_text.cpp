@@ -270,6 +270,7 @@ class Permissions {
     if (data_.letters_give_sizes) add("outputs by letters");
     if (data_.by_position) add("by position");
     if (data_.overwrites) add("overwrites");
+    if (!data_.unread_if_zero.empty()) add("unread if {} is 0", data_.unread_if_zero);
     if (data_.asks_destination) add("asks destination");
     if (data_.leaves_memory) add("leaves memory");
     if (data_.own_state) add("own state");

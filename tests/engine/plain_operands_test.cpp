@@ -33,6 +33,40 @@ TEST(PlainOperands, ACacheClearedOnOneRankChangesNoCollective) {
   });
 }
 
+// As one device reads it, which may be uninitialised memory: `out` of a product is often its `self`, too.
+TEST(PlainOperands, SelfOfAProductMayBeAnythingWhereBetaIsZero) {
+  const auto whole = Draw(1).normal({4, 6});
+  const auto product = whole.mm(whole.t());
+  for (const bool checked : {false, true}) {
+    on_mesh({2}, [&](const DeviceMesh& mesh) {
+      const auto mode = checked ? std::make_unique<Checked>() : nullptr;
+      const at::Tensor x = distribute_tensor(whole, mesh, {Shard(0)}), xt = x.t();
+      const double nothing = mesh.coordinate()->front() == 1 ? NAN : 1;
+      const auto self = at::full({4, 4}, nothing, at::kDouble), row = at::full({4}, nothing, at::kDouble);
+      expect_close(at::addmm(self, x, xt, 0), product, "addmm");
+      expect_close(at::baddbmm(self[0], x.unsqueeze(0), xt.unsqueeze(0), 0), product.unsqueeze(0),
+                   "baddbmm, self broadcast");
+      expect_close(at::addbmm(self, x.unsqueeze(0), xt.unsqueeze(0), 0), product, "addbmm");
+      expect_close(at::addmv(row, x, whole[0], 0), product[0], "addmv");
+      expect_close(at::addr(self, x.select(1, 0), x.select(1, 0), 0), whole.select(1, 0).outer(whole.select(1, 0)),
+                   "addr");
+      auto out = self.clone();
+      at::addmm_out(out, out, x, xt, 0);
+      expect_close(out, product, "addmm, out is self");
+      expect_close(self.clone().addmm_(x, xt, 0), product, "addmm_");
+    });
+  }
+}
+
+TEST(PlainOperands, SelfOfAProductIsComparedWhereBetaIsNotZero) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto x = zeros({4, 4}, mesh, {Shard(0)});
+    const auto self = at::full({4, 4}, static_cast<float>(mesh.coordinate()->front()));
+    EXPECT_EQ(error_of([&] { at::addmm(self, x, x, 0); }), "no error");
+    EXPECT_NE(error_of([&] { at::addmm(self, x, x, 2); }).find("differ between ranks"), std::string::npos);
+  });
+}
+
 TEST(PlainOperands, OtherSizesOnOneRankAreOneErrorThatNamesTheOperand) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = zeros({4, 4}, mesh, {Shard(0)});
