@@ -332,6 +332,21 @@ class Optimizers(Ranks):
             self.assertEqual(p.placements, (Shard(0),))
             torch.testing.assert_close(p.detach().full_tensor(), q.detach(), rtol=1e-9, atol=1e-11)
 
+    def test_a_learning_rate_of_one_element(self):
+        def check(mesh):
+            for name in ("Adam", "AdamW", "SGD", "Adagrad"):
+                for rate in (torch.tensor([0.1]), torch.tensor(0.1), torch.tensor([[0.1]])):
+                    plain = nn.Parameter(DATA[0].clone())
+                    parts = [nn.Parameter(dtensor.distribute_tensor(DATA[0], mesh, [p])) for p in (Shard(0), Shard(1), Replicate())]
+                    for group in [[plain], parts]:
+                        optimizer = getattr(torch.optim, name)(group, lr=rate.clone(), fused=True)
+                        sum(p.square().sum() for p in group).backward()
+                        optimizer.step()
+                    for p in parts:
+                        torch.testing.assert_close(p.detach().full_tensor(), plain.detach(), rtol=1e-9, atol=1e-11)
+
+        self.everywhere(check)
+
     def test_muon(self):
         def check(mesh):
             plain, module = copy.deepcopy(MATRIX), on_mesh(copy.deepcopy(MATRIX), mesh)
