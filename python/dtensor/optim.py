@@ -217,7 +217,7 @@ class Adagrad(_Optimizer):
 
 
 class Muon(_Optimizer):
-    """Muon for matrices; give the rest to AdamW."""
+    """Muon for matrices ``[m, n]`` and stacks of matrices ``[k, m, n]``, each matrix by itself; give the rest to AdamW."""
 
     _kind = "Muon"
 

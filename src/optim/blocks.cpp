@@ -69,10 +69,11 @@ std::vector<Block> cut(at::IntArrayRef sizes, std::int64_t block_size, std::int6
   return blocks;
 }
 
-Block whole_matrix(at::IntArrayRef sizes) {
-  Block block = whole(sizes);
-  block.shape = {sizes[0], c10::multiply_integers(sizes.slice(1))};
-  return block;
+std::vector<Block> matrices(at::IntArrayRef sizes) {
+  std::vector<Block> blocks{whole(sizes)};
+  for (std::size_t d = 0; d + 2 < sizes.size(); ++d) blocks = cut_along(blocks, {{d}, sizes[d]}, 1);
+  for (Block& block : blocks) block.shape = at::DimVector(sizes.slice(sizes.size() - 2));
+  return blocks;
 }
 
 }  // namespace dtensor::optim

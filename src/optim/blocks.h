@@ -20,7 +20,7 @@ struct Block {
 // Blocks of at most `block_size` along each dimension, in row-major order. Merging as in ShampooOptions.
 std::vector<Block> cut(at::IntArrayRef sizes, std::int64_t block_size, std::int64_t merge_to);
 
-// The whole tensor as a matrix of size(0) rows.
-Block whole_matrix(at::IntArrayRef sizes);
+// The matrices [m, n] of a tensor [..., m, n], in row-major order.
+std::vector<Block> matrices(at::IntArrayRef sizes);
 
 }  // namespace dtensor::optim

@@ -20,13 +20,18 @@ double cost(const optim::Block& matrix) {
   return rows * columns * std::min(rows, columns);
 }
 
-double scale(const optim::Block& matrix, const MuonOptions& o) {
-  const auto rows = static_cast<double>(matrix.shape[0]), columns = static_cast<double>(matrix.shape[1]);
+// Of the parameter's matrices, which all have the same sizes.
+double scale(const at::Tensor& parameter, const MuonOptions& o) {
+  const auto rows = static_cast<double>(parameter.size(-2)), columns = static_cast<double>(parameter.size(-1));
   return o.match_adamw_rms ? 0.2 * std::sqrt(std::max(rows, columns)) : std::sqrt(std::max(1.0, rows / columns));
 }
 
 at::ScalarType working_type(const OptimizerEntry& entry, const MuonOptions& o) {
   return o.bfloat16 ? at::kBFloat16 : entry.dtype;
+}
+
+at::Tensor orthogonal(const at::Tensor& momentum, const optim::Block& matrix, const MuonOptions& o) {
+  return optim::newton_schulz(momentum.reshape(matrix.shape), o.iterations).reshape(matrix.region.sizes);
 }
 
 std::vector<at::Tensor> momenta(const optim::Bucket& b, const MuonOptions& o) {
@@ -41,11 +46,28 @@ void check(const MuonOptions& o) {
   TORCH_CHECK_VALUE(o.iterations >= 0, "Muon: iterations must not be negative, and are ", o.iterations);
 }
 
+// A matrix of a parameter.
+struct Matrix {
+  std::size_t block;  // in the exchange
+  optim::Block shape;
+};
+
+void check_is_matrix(const OptimizerEntry& entry) {
+  const auto dims = entry.parameter.dim();
+  TORCH_CHECK_VALUE(dims == 2 || dims == 3, "Muon: expected matrices [m, n] or stacks of matrices [k, m, n], got ",
+                    "parameter ", entry.name, " of sizes ", entry.parameter.sizes(), "; give it to AdamW ",
+                    "(muon_with_adamw)", dims < 2 ? "" : ", or make the parameter of its flatten(1) or flatten(0, -3)");
+}
+
 }  // namespace
 
 struct Muon::State {
   Exchange exchange;
-  std::vector<optim::Block> matrices;  // by entry, as in the exchange
+  std::vector<std::vector<Matrix>> matrices;  // by entry
+
+  const std::vector<Matrix>& of(const OptimizerEntry& entry, const std::vector<OptimizerEntry>& entries) const {
+    return matrices[static_cast<std::size_t>(&entry - entries.data())];
+  }
 };
 
 Muon::Muon(std::vector<at::Tensor> parameters, MuonOptions options)
@@ -54,11 +76,12 @@ Muon::Muon(std::vector<at::Tensor> parameters, MuonOptions options)
 Muon::Muon(const std::vector<Group>& groups)
     : GroupOptimizer(groups, {"momentum_buffer"}, true, {"Muon", check}), state_(std::make_unique<State>()) {
   for (const Entry& entry : entries()) {
-    TORCH_CHECK(entry.parameter.dim() >= 2, "Muon: parameter ", entry.name, " of sizes ", entry.parameter.sizes(),
-                " is no matrix; give it to AdamW (muon_with_adamw)");
-    state_->matrices.push_back(optim::whole_matrix(entry.parameter.sizes()));
-    const optim::Block& matrix = state_->matrices.back();
-    state_->exchange.add(entry.parameter, matrix.region, cost(matrix));
+    check_is_matrix(entry);
+    auto& own = state_->matrices.emplace_back();
+    for (optim::Block& matrix : optim::matrices(entry.parameter.sizes())) {
+      const std::size_t number = state_->exchange.add(entry.parameter, matrix.region, cost(matrix));
+      own.push_back({number, std::move(matrix)});
+    }
   }
   state_->exchange.assign();
 }
@@ -66,8 +89,9 @@ Muon::Muon(const std::vector<Group>& groups)
 Muon::~Muon() = default;
 
 void Muon::update(const std::vector<Entry*>& active) {
-  // Before momenta change.
-  for (const Entry* entry : active) state_->exchange.check_ranks(static_cast<std::size_t>(entry - entries().data()));
+  for (const Entry* entry : active) {  // before momenta change
+    for (const Matrix& matrix : state_->of(*entry, entries())) state_->exchange.check_ranks(matrix.block);
+  }
   std::vector<Entry*> moving;
   std::vector<Exchange::Wanted> wanted;
   for (const optim::Bucket& b : optim::make_buckets(active, false)) {
@@ -75,28 +99,27 @@ void Muon::update(const std::vector<Entry*>& active) {
     for (std::size_t i = 0; i < all.size(); ++i) {
       if (b.parameters[i].numel() == 0) continue;
       moving.push_back(b.entries[i]);
-      const auto number = static_cast<std::size_t>(b.entries[i] - entries().data());
-      wanted.push_back({number, all[i].to(working_type(*b.entries[i], options(b.group)))});
+      const at::Tensor value = all[i].to(working_type(*b.entries[i], options(b.group)));
+      for (const Matrix& matrix : state_->of(*b.entries[i], entries())) wanted.push_back({matrix.block, value});
     }
   }
   const auto gathered = state_->exchange.gather(wanted);
+  auto next = gathered.begin();
   std::vector<Exchange::Result> results;
   std::vector<optim::Update> updates;
-  for (std::size_t i = 0; i < moving.size(); ++i) {
-    const Entry& entry = *moving[i];
-    const MuonOptions& o = options(entry.group);
-    const std::size_t number = wanted[i].block;
-    const optim::Block& matrix = state_->matrices[number];
-    at::Tensor result;
-    if (state_->exchange.owned(number)) {
-      result = optim::newton_schulz(gathered[i].reshape(matrix.shape), o.iterations).reshape(matrix.region.sizes);
+  for (const Entry* entry : moving) {
+    const MuonOptions& o = options(entry->group);
+    const at::Tensor target = optim::local_buffer(*entry, working_type(*entry, o));
+    for (const Matrix& matrix : state_->of(*entry, entries())) {
+      const at::Tensor& momentum = *next++;
+      results.push_back({matrix.block, {}, target});
+      if (state_->exchange.owned(matrix.block)) results.back().value = orthogonal(momentum, matrix.shape, o);
     }
-    results.push_back({number, result, optim::local_buffer(entry, working_type(entry, o))});
-    updates.push_back({entry.parameter, {}, o.lr * o.weight_decay, -o.lr * scale(matrix, o)});
+    updates.push_back({entry->parameter, target, o.lr * o.weight_decay, -o.lr * scale(entry->parameter, o)});
   }
   state_->exchange.scatter(results);
   for (std::size_t i = 0; i < moving.size(); ++i) {
-    updates[i].update = optim::placed(results[i].target.to(moving[i]->dtype), *moving[i]);
+    updates[i].update = optim::placed(updates[i].update.to(moving[i]->dtype), *moving[i]);
   }
   optim::apply(updates);
 }

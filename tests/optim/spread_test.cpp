@@ -121,10 +121,47 @@ TEST(Spread, MuonOnThreeMeshesAndPlain) {
   EXPECT_TRUE(rc::check("matrices are orthogonalised whole", [] {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     auto items = any_items(draw, at::kDouble, 5);
-    std::erase_if(items, [](const Item& i) { return i.whole.dim() < 2; });
+    std::erase_if(items, [](const Item& i) { return i.whole.dim() != 2 && i.whole.dim() != 3; });
     check_mixture(items, muon(), 1e-9);
     RC_ASSERT(!::testing::Test::HasFailure());
   }));
+}
+
+TEST(Blocks, MatricesOfAStack) {
+  EXPECT_EQ(optim::matrices({4, 6}).size(), 1u);
+  const auto blocks = optim::matrices({3, 4, 6});
+  ASSERT_EQ(blocks.size(), 3u);
+  EXPECT_EQ(shape_of(blocks[2]), (Shape{4, 6}));
+  EXPECT_EQ(at::IntArrayRef(blocks[2].region.begin), (at::IntArrayRef{2, 0, 0}));
+  EXPECT_EQ(at::IntArrayRef(blocks[2].region.sizes), (at::IntArrayRef{1, 4, 6}));
+  EXPECT_TRUE(optim::matrices({0, 4, 6}).empty());
+}
+
+// On every split, along the stack included.
+TEST(Spread, MuonTakesEachMatrixOfAStackByItself) {
+  const at::Tensor stack = Draw(1).normal({5, 4, 6});
+  std::vector<at::Tensor> expected;
+  for (const at::Tensor& matrix : stack.unbind()) expected.push_back(matrix.clone().requires_grad_());
+  const auto one_by_one = muon()(expected);
+  for (std::size_t i = 0; i < expected.size(); ++i) expected[i].mutable_grad() = expected[i].detach().square();
+  one_by_one->step();
+  for (const Placement& placement :
+       {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1)), Placement(Shard(2))}) {
+    on_mesh({2}, [&](const DeviceMesh& mesh) {
+      const at::Tensor p = distribute_tensor(stack, mesh, {placement}).requires_grad_();
+      const auto optimizer = muon()({p});
+      p.mutable_grad() = p.detach().square();
+      optimizer->step();
+      expect_close(whole_of(p), at::stack(expected).detach(), placement.str(), 1e-9);
+    });
+  }
+}
+
+TEST(Spread, MuonRefusesWhatIsNeitherAMatrixNorAStack) {
+  for (const Shape& sizes : {Shape{}, Shape{5}, Shape{2, 3, 3, 3}}) {
+    const std::string error = error_of([&] { Muon({at::ones(sizes).requires_grad_()}); });
+    EXPECT_NE(error.find("expected matrices [m, n] or stacks of matrices [k, m, n]"), std::string::npos) << error;
+  }
 }
 
 int collectives_of_second_step(const DeviceMesh& mesh, const Placements& placements, const Make& make) {

@@ -21,9 +21,10 @@ struct MuonOptions {
   bool match_adamw_rms = false;  // the second scale (Liu et al., arXiv 2502.16982)
 };
 
-// Parameters of at least 2 dimensions; those with more count as size(0) x the rest. One rank of a parameter's mesh
-// orthogonalises it, the dearest matrices first, each on the least loaded rank: one all-to-all to gather, one to hand
-// back, for all parameters on the same ranks together. State: momentum_buffer.
+// Parameters are matrices [m, n] or stacks of matrices [k, m, n] (experts), of which each matrix is orthogonalised by
+// itself; others are refused. One rank of a parameter's mesh orthogonalises a matrix, the most expensive matrices
+// first, each on the least loaded rank: one all-to-all to gather, one to hand back, for all parameters on the same
+// ranks together. State: momentum_buffer.
 class DTENSOR_API Muon final : public GroupOptimizer<MuonOptions> {
  public:
   explicit Muon(std::vector<at::Tensor> parameters, MuonOptions options = {});
