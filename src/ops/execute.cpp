@@ -137,17 +137,22 @@ void after_writes(const Frame& frame) {
   write_moved_views(frame);
 }
 
+// The local result tells what it is, Replicate. What no placement can say (a sparse layout, numbers in host memory
+// beside a device) is a regular tensor, the same on every rank.
+at::Tensor described(const Frame& frame, const OutputAction& action, const at::Tensor& local) {
+  const TensorSpec& spec = *action.spec;
+  TORCH_CHECK(local.defined(), frame.entry.name(), ": only the data tell how large its result is, and world rank ",
+              spec.mesh->world_rank, ", which is outside the mesh, has none");
+  if (local.layout() != at::kStrided || local.device().type() != spec.mesh->device) return local;
+  return make_dtensor(
+      intern_spec(action.spec->mesh, spec.placements, local.sizes(), local.strides(), local.scalar_type()), local);
+}
+
 at::Tensor wrap(const Frame& frame, const OutputAction& action, const at::Tensor& local) {
   if (action.alias >= 0) return frame.operands[action.alias];
   if (action.undefined) return {};
   if (!action.spec || (!local.defined() && action.spec->mesh->is_member)) return local;
-  if (action.dynamic) {
-    TORCH_CHECK(local.defined(), frame.entry.name(), ": only the data tell how large its result is, and world rank ",
-                action.spec->mesh->world_rank, ", which is outside the mesh, has none");
-    return make_dtensor(
-        intern_spec(action.spec->mesh, action.spec->placements, local.sizes(), local.strides(), local.scalar_type()),
-        local);
-  }
+  if (action.dynamic) return described(frame, action, local);
   std::int64_t offset = 0;
   if (local.defined()) check_local_sizes(frame.entry, frame.call, *action.spec, local);
   if (action.base >= 0) offset = frame.operands[action.base].storage_offset() + action.offset_delta;

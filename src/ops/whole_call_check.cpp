@@ -69,6 +69,8 @@ bool takes_kept_results(const OpEntry& entry) { return entry.name().name.find("_
 
 bool must_be_checked(const OpEntry& entry, const CachedCall& call) {
   if (entry.is_random || entry.gives_view || entry.inplace_view) return false;
+  const auto& rule = entry.rule().data();
+  if (rule.letters_give_sizes && rule.outputs) return false;  // the rule judges the call, not the operator
   if (call.mesh->device != c10::kCPU && takes_kept_results(entry)) return false;
   if (entry.by_position() && !has_stand_ins(call)) return false;
   const bool replaced = call.local_kernel != nullptr && !has_usual_types(call);

@@ -117,21 +117,32 @@ void run_on_meta(OpCall& call) {
   read_outputs(meta.stack, call.outputs);
 }
 
+// An operator that runs on full operands in any case judges the call there, alike on every rank, and its results are
+// described when they are there: a failure on meta tensors, which may lack a value, says nothing of the call.
+bool is_judged_by_results(const OpCall& call) { return call.info->rule().entry->source != RuleSource::rule; }
+
+// Whether a failure on meta tensors says nothing of the call.
+bool is_no_verdict(const OpCall& call, const std::exception& error) {
+  if (is_judged_by_results(call)) return true;
+  const bool own_sizes = static_cast<bool>(call.info->rule().data().outputs);
+  // Meta kernels that look at entry 0 (index_add, index_reduce), which an empty operand has not.
+  if (dynamic_cast<const c10::IndexError*>(&error) != nullptr) return own_sizes && has_empty_operand(call);
+  const auto* own = dynamic_cast<const c10::Error*>(&error);
+  return own != nullptr && ended_without_kernel(*own);
+}
+
 // Lets the operator itself judge the call, the same on every rank, and fills call.outputs; its errors are the user's.
-// False where it has no kernel for meta tensors.
+// False where it cannot on meta tensors.
 bool judge(OpCall& call) {
   const OpRule& rule = call.info->rule();
-  const bool own_sizes = static_cast<bool>(rule.data().outputs);
   try {
     run_on_meta(call);
     return true;
-  } catch (const c10::IndexError&) {
-    // Meta kernels that look at entry 0 (index_add, index_reduce), which an empty operand has not.
-    if (!own_sizes || !has_empty_operand(call)) throw;
-  } catch (const c10::Error& error) {
-    if (!ended_without_kernel(error)) throw;
+  } catch (const std::exception& error) {  // Python's, too
+    if (!is_no_verdict(call, error)) throw;
+    const auto* own = dynamic_cast<const c10::Error*>(&error);
     // Some check a call before they come to such an operator: those with sizes of their own are asked again.
-    rule.lacks_meta = !own_sizes;
+    if (own != nullptr && ended_without_kernel(*own)) rule.lacks_meta = !rule.data().outputs;
   }
   return false;
 }

@@ -105,6 +105,10 @@ void add_data_dependent(RuleBook& book) {
         "aten::nonzero_static", "aten::masked_scatter_backward"}) {
     book.replicate(op, "the result's size depends on the data");
   }
+  // The numbers of sequences at each step are for the host, which takes a packed sequence apart by them.
+  book.rule("aten::_pack_padded_sequence", "~, ~ -> ~, ~").no_meta().outputs([](const OpArgs& op) {
+    return std::vector{unknown_meta(op.dtype(0)), undefined_meta()};
+  });
   for (const char* op : {"aten::_local_scalar_dense", "aten::_assert_async", "aten::_assert_async.msg",
                          "aten::_functional_assert_async.msg", "aten::_is_all_true", "aten::_is_any_true",
                          "aten::is_nonzero", "aten::equal"}) {

@@ -26,7 +26,7 @@ constexpr Reason kReasons[] = {
      "_fused_moving_avg_obs* _dyn_quant* _convert_weight_to_int4pack* _weight_int4pack* _mixed_dtypes_linear* "
      "_fake_quantize_learnable* int_repr qscheme"},
     {"nested tensors have no placement",
-     "_nested_* _jagged_* _padded_dense_to_jagged* to_padded_tensor _pack_padded_sequence"},
+     "_nested_* _jagged_* _padded_dense_to_jagged* to_padded_tensor"},
     {"a kernel of one vendor, which the general operator calls by itself",
      "miopen_* mkldnn_* _mkldnn_* _mps_* mps_* cudnn_convolution* _nnpack_* cudnn_affine_grid* _triton_* "
      "_cudnn_attention* _efficient_attention* _flash_attention* _cudnn_init* "
