@@ -1,8 +1,8 @@
 // Hashes are compared instead of bytes: eight bytes a tensor are exchanged, whatever its size.
 #include "mesh/same_content.h"
 
+#include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cstring>
@@ -11,10 +11,36 @@
 
 namespace dtensor {
 
+namespace {
+
+// What the tensor's layout keeps: its values, and where they are.
+std::vector<at::Tensor> parts_of(const at::Tensor& t) {
+  switch (t.layout()) {
+    case at::kSparse:
+      return {t._indices(), t._values()};
+    case at::kSparseCsr:
+    case at::kSparseBsr:
+      return {t.crow_indices(), t.col_indices(), t.values()};
+    case at::kSparseCsc:
+    case at::kSparseBsc:
+      return {t.ccol_indices(), t.row_indices(), t.values()};
+    default:
+      TORCH_CHECK(false, "expected a strided or sparse tensor among DTensors, got one of layout ", t.layout(),
+                  ", whose content cannot be compared between ranks; convert it to a strided one");
+  }
+}
+
+}  // namespace
+
 // FNV-1a over eight bytes at a time, each word mixed down first (its low bits alone would never see the high ones).
 std::uint64_t content_hash(const at::Tensor& tensor) {
   constexpr std::uint64_t kPrime = 1099511628211ull;
   at::AutoDispatchBelowADInplaceOrView guard;
+  if (tensor.layout() != at::kStrided) {
+    std::uint64_t hash = 0;
+    for (const auto& part : parts_of(tensor)) hash = hash * kPrime ^ content_hash(part);
+    return hash;
+  }
   // Zeros that autograd makes have no memory at all.
   const auto stored = tensor._is_zerotensor() ? tensor.clone() : tensor;
   const auto flat = stored.resolve_conj().resolve_neg().contiguous().cpu();

@@ -12,8 +12,10 @@ namespace dtensor {
 void CallKey::plain(const c10::TensorImpl& impl) {
   const auto sizes = impl.sizes();
   push_back(kPlain | static_cast<std::uint64_t>(impl.is_wrapped_number()) << 8 |
-            static_cast<std::uint64_t>(c10::typeMetaToScalarType(impl.dtype())) << 16 | sizes.size() << 32);
+            static_cast<std::uint64_t>(c10::typeMetaToScalarType(impl.dtype())) << 16 | sizes.size() << 32 |
+            static_cast<std::uint64_t>(impl.layout()) << 48);
   for (auto size : sizes) push_back(static_cast<std::uint64_t>(size));
+  if (C10_UNLIKELY(impl.layout() != c10::kStrided)) return;
   for (auto stride : impl.strides()) push_back(static_cast<std::uint64_t>(stride));
 }
 

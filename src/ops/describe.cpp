@@ -5,11 +5,11 @@
 namespace dtensor {
 namespace {
 
-// A plain tensor counts as Replicate; numbers (0-dim and only read) and list positions without a mesh are passed on as
-// they are.
+// A plain tensor counts as Replicate; numbers (0-dim and only read), list positions without a mesh and tensors of other
+// layouts are passed on as they are.
 SpecPtr spec_of(c10::TensorImpl* impl, const MeshRef& mesh, bool mutated) {
   if (has_dtensor_key(impl)) return as_dtensor(impl)->spec();
-  if ((impl->dim() == 0 && !mutated) || !mesh) return nullptr;
+  if ((impl->dim() == 0 && !mutated) || !mesh || impl->layout() != c10::kStrided) return nullptr;
   return intern_spec(mesh, Placements(mesh->layout.shape.size()), impl->sizes(), impl->strides(),
                      c10::typeMetaToScalarType(impl->dtype()));
 }
@@ -29,6 +29,7 @@ Operand describe_operand(c10::TensorImpl* impl, int arg, int list_index, const M
   operand.spec = spec_of(impl, mesh, mutated);
   operand.sizes = impl->sizes();
   operand.strides = seen_strides(impl);
+  operand.strided = impl->layout() == c10::kStrided;
   operand.dtype = c10::typeMetaToScalarType(impl->dtype());
   return operand;
 }

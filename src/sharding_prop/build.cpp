@@ -134,6 +134,7 @@ void fill_piece(const OpCall& call, int position, const std::vector<ResultAlias>
   piece.call.args = call.args;
   piece.call.wanted = call.wanted;
   piece.call.runs_whole = call.runs_whole;
+  piece.call.meets_other_layout = call.meets_other_layout;
   for (const int i : piece.operands) piece.call.operands.push_back(call.operands[static_cast<std::size_t>(i)]);
   piece.call.mesh = mesh_of(piece.call, position);
   std::vector<ResultAlias> aliases;

@@ -180,11 +180,20 @@ void outputs_without_meta(OpCall& call) {
   call.runs_whole = call.info->has_out;
 }
 
+// Beside a sparse tensor the operator is another one, which runs on full operands, whatever is said of it by name.
+void outputs_beside_other_layout(OpCall& call) {
+  call.runs_whole = call.meets_other_layout = true;
+  from_local_outputs(call);
+  take_written_outputs(call);
+}
+
 }  // namespace
 
 void infer_outputs(OpCall& call) {
   const OpInfo& info = *call.info;
   call.outputs.clear();
+  const auto other = [](const Operand& operand) { return operand.defined && !operand.strided; };
+  if (std::any_of(call.operands.begin(), call.operands.end(), other)) return outputs_beside_other_layout(call);
   if (!info.returns_tensor) return from_local_outputs(call);
   const bool own_kernel = native_kernel(info.op, c10::DispatchKey::Meta) != nullptr;
   const RuleData& rule = info.rule().data();

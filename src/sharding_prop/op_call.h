@@ -18,6 +18,7 @@ struct Operand {
   int list_index = -1;  // position in a list argument, else -1
   bool defined = false;
   bool wrapped_number = false;
+  bool strided = true;    // a plain tensor may be sparse
   SpecPtr spec;           // null for a plain tensor, which counts as Replicate on the call's mesh
   at::DimVector sizes;    // global
   at::DimVector strides;  // global
@@ -34,7 +35,8 @@ struct OpCall : OpArgs {
   // One per return, list returns flattened, in order; returns that are no tensors have an entry with defined = false.
   // Operators that return nothing have none. Filled by infer_outputs.
   std::vector<OutputMeta> outputs;
-  bool runs_whole = false;  // the results' sizes are not known, so that no rule can be bound to them
+  bool runs_whole = false;          // the results' sizes are not known, so that no rule can be bound to them
+  bool meets_other_layout = false;  // a plain operand is sparse, of which no rule speaks
   // Where result 0 will go (the shards of the parameter whose gradient it is); Replicate: no preference. Empty: not
   // known.
   Placements wanted;

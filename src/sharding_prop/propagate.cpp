@@ -13,10 +13,11 @@ namespace dtensor {
 namespace {
 
 const char* const kNoRule = "no rule: runs replicated";
+const char* const kOtherLayout = "replicated: an operand is sparse";
 
 void check_allowed(const OpCall& call) {
   const RuleEntry& entry = *call.info->rule().entry;
-  if (entry.source == RuleSource::refuse) {
+  if (entry.source == RuleSource::refuse && !call.meets_other_layout) {
     TORCH_CHECK_NOT_IMPLEMENTED(false, call.info->name(), " is refused on DTensors: ", entry.why);
   }
   TORCH_CHECK_NOT_IMPLEMENTED(entry.source != RuleSource::none || !call.info->is_random, call.info->name(),
@@ -151,6 +152,7 @@ std::string inputs_text(const OpCall& call) {
 
 std::string why_text(const OpCall& call, const Piece* piece) {
   const RuleEntry& entry = *call.info->rule().entry;
+  if (call.meets_other_layout) return kOtherLayout;
   if (entry.source == RuleSource::none) return kNoRule;
   if (entry.source == RuleSource::replicate) return "replicated: " + entry.why;
   return piece == nullptr || !piece->problem.data ? "" : piece->problem.rule.text();
@@ -174,7 +176,7 @@ Decision decide(const OpCall& call, const Chooser& chooser) {
     }
   }
   decision.why = why_text(call, pieces.empty() ? nullptr : &pieces.front());
-  decision.warn_replicated = call.info->rule().entry->source == RuleSource::none;
+  decision.warn_replicated = call.info->rule().entry->source == RuleSource::none && !call.meets_other_layout;
   return decision;
 }
 

@@ -26,6 +26,7 @@ MASK = X > 0
 VECTOR = torch.tensor([2.0, 0.0, 0.0, 3.0, 3.0, 0.0], dtype=torch.float64)
 COUNTS = torch.tensor([2, 0, 3, 1, 1])
 CUBE = torch.randn(4, 3, 6, generator=GENERATOR, dtype=torch.float64)
+ADJACENCY = torch.tensor([[0.0, 1, 0, 2, 0], [1, 0, 0, 0, 0], [0, 0, 0, 3, 0]], dtype=torch.float64)
 LSTM, GRU = nn.LSTM(6, 5, 2, bidirectional=True, batch_first=True).double(), nn.GRU(6, 5, batch_first=True).double()
 
 
@@ -124,6 +125,13 @@ CASES = {
         lambda d: recurrent(GRU, d),
     ],
     "custom operators": [lambda d: positive_rows(d(X), 0.0), lambda d: kept(d(VECTOR), 1.0), lambda d: largest(d(X)), lambda d: filled(d(X))],
+    "sparse": [
+        lambda d: torch.sparse.mm(ADJACENCY.to_sparse(), d(X)),
+        lambda d: ADJACENCY.to_sparse() @ d(X),
+        lambda d: ADJACENCY.to_sparse_csr() @ d(X),
+        lambda d: torch.addmm(d(X[:3]), ADJACENCY.to_sparse(), d(X)),
+        lambda d: d(ADJACENCY).sparse_mask(ADJACENCY.to_sparse().coalesce()).to_dense(),
+    ],
     "numbers": [lambda d: torch.linspace(d(X)[0, 0], d(X)[1, 1], 3), lambda d: torch.full((2,), d(X)[0, 0].item())],
 }
 if torchvision is not None:
@@ -226,6 +234,28 @@ class ValueReaders(unittest.TestCase):
             self.assertEqual(positive_rows(x, 0.0).placements, (Replicate(),))  # which it has not spoilt
             with self.assertRaisesRegex(RuntimeError, "batch_first|length"):
                 rnn.pack_padded_sequence(dtensor.distribute_tensor(CUBE, mesh, [Shard(0)]), [3, 2], batch_first=True)
+
+        dtensor.run(2, on_rank)
+
+    def test_sparse_results_are_regular_tensors(self):
+        def on_rank():
+            x = dtensor.distribute_tensor(ADJACENCY, mesh_of((2,)), [Shard(0)])
+            masked = x.sparse_mask(ADJACENCY.to_sparse().coalesce())
+            self.assertTrue(masked.is_sparse and not isinstance(masked, DTensor))
+            weights = ADJACENCY.to_sparse().requires_grad_()
+            (weights @ dtensor.distribute_tensor(X, mesh_of((2,)), [Shard(1)])).sum().backward()
+            return weights.grad.full_tensor()
+
+        plain = ADJACENCY.to_sparse().requires_grad_()
+        (plain @ X).sum().backward()
+        for grad in dtensor.run(2, on_rank):
+            torch.testing.assert_close(grad, plain.grad.to_dense())
+
+    def test_sparse_operands_are_compared_between_ranks(self):
+        def on_rank():
+            x = dtensor.distribute_tensor(X, mesh_of((2,)), [Replicate()])
+            with self.assertRaisesRegex(RuntimeError, "differ between ranks"):
+                (ADJACENCY + dtensor.rank()).to_sparse() @ x
 
         dtensor.run(2, on_rank)
 
