@@ -72,7 +72,6 @@ struct CallView {
   CallKey key;
   c10::SmallVector<c10::TensorImpl*, 8> operands;  // flattened; null: absent
   const MeshInfo* mesh = nullptr;                  // of the first DTensor
-  SpecPtr destination;                             // of the result, where it matters and is known (ops/kernel.cpp)
   bool has_plain = false;                          // a plain operand of dimension >= 1
   bool reads_only;                                 // operands may be exchanged for their reduced forms
   bool scalars;                                    // values of floats are part of the key

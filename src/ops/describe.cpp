@@ -1,5 +1,6 @@
 // A call as the propagation sees it.
 #include "mesh/mesh_impl.h"
+#include "ops/destination.h"
 #include "ops/prepare.h"
 
 namespace dtensor {
@@ -63,11 +64,16 @@ void check_one_mesh(const OpEntry& entry, const OpCall& call) {
   }
 }
 
-// Stored shards are gathered for use, and their gradients reduced by who stores them: no preference.
-void set_destination(const TensorSpec& leaf, OpCall& call) {
-  if (leaf.mesh != call.mesh || call.outputs.empty() || at::IntArrayRef(leaf.sizes) != call.outputs[0].sizes) return;
-  call.wanted = leaf.placements;
-  for (auto& p : call.wanted) p = p.is_shard() && !p.is_storage() ? p : Replicate();
+// Of the leaves that the node computes gradients of, the one of the result's sizes is where it goes. Stored shards are
+// gathered for use, and their gradients reduced by who stores them: no preference.
+void set_destination(OpCall& call) {
+  for (const SpecPtr& leaf : leaves_of_gradients()) {
+    const bool fits = leaf->mesh == call.mesh && !call.outputs.empty() && call.outputs[0].sizes == leaf->sizes;
+    if (!fits) continue;
+    call.wanted = leaf->placements;
+    for (auto& p : call.wanted) p = p.is_shard() && !p.is_storage() ? p : Replicate();
+    return;
+  }
 }
 
 }  // namespace
@@ -93,7 +99,7 @@ OpCall describe_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, cons
   }
   check_one_mesh(entry, call);
   infer_outputs(call);
-  if (view.destination) set_destination(*view.destination, call);
+  if (entry.rule().data().asks_destination) set_destination(call);
   return call;
 }
 

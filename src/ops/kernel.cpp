@@ -2,12 +2,11 @@
 #include "ops/kernel.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include "comm/events.h"
 #include "ops/cache.h"
 #include "ops/call_note.h"
+#include "ops/destination.h"
 #include "ops/each_tensor.h"
 #include "ops/execute.h"
 #include "ops/inspect_state.h"
@@ -23,27 +22,6 @@ namespace {
 
 c10::ArrayRef<c10::IValue> arguments(const OpEntry& entry, const torch::jit::Stack& stack) {
   return c10::ArrayRef<c10::IValue>(stack.data() + (stack.size() - entry.args.size()), entry.args.size());
-}
-
-constexpr int kMostCasts = 3;
-
-// Nodes that give the gradient on in the same sizes.
-bool passes_on(const torch::autograd::Node& node) {
-  const auto name = node.name();
-  return node.num_outputs() == 1 && (name == "ToCopyBackward0" || name == "AliasBackward0");
-}
-
-// Where the gradient goes that the running autograd node computes: the spec of the leaf behind the node's first edge,
-// perhaps through casts; null where there is none, or none that is known. Lets an operator that would build the
-// gradient of a whole table build only the rows that the parameter's shard wants.
-SpecPtr destination_of_gradient() {
-  const auto running = torch::autograd::get_current_node();
-  if (!running || running->num_outputs() == 0) return {};
-  auto* node = running->next_edge(0).function.get();
-  for (int i = 0; i < kMostCasts && node != nullptr && passes_on(*node); ++i) node = node->next_edge(0).function.get();
-  auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node);
-  auto* impl = leaf == nullptr ? nullptr : dtensor_or_null(leaf->variable);
-  return impl == nullptr ? SpecPtr() : impl->spec();
 }
 
 // `fresh`: whether it was not known.
@@ -183,8 +161,8 @@ void run_operator(const OpEntry& entry, torch::jit::Stack& stack) {
 
 void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
   CallView view(entry, arguments(entry, stack));
-  if (C10_UNLIKELY(entry.rule().data().asks_destination) && (view.destination = destination_of_gradient())) {
-    view.key.spec(view.destination.get());
+  if (C10_UNLIKELY(entry.rule().data().asks_destination)) {
+    for (const auto& leaf : leaves_of_gradients()) view.key.spec(leaf.get());
   }
   if (C10_UNLIKELY(view.mesh == nullptr)) return entry.op.callBoxed(stack);  // a list without DTensors
   note_default_type(view);

@@ -5,6 +5,7 @@
 
 #include "autograd/gradient_home.h"
 #include "mesh/mesh_impl.h"
+#include "ops/destination.h"
 #include "ops/index_bounds.h"
 #include "ops/inspect_state.h"
 #include "ops/special/special.h"
@@ -309,7 +310,9 @@ std::unique_ptr<CachedCall> prepare_call(const OpEntry& entry, c10::ArrayRef<c10
   call->key = view.key;
   call->hash = view.key.hash();
   call->mesh = described.mesh;
-  if (view.destination) call->key_specs.push_back(view.destination);
+  if (entry.rule().data().asks_destination) {
+    for (auto& leaf : leaves_of_gradients()) call->key_specs.push_back(std::move(leaf));
+  }
   call->decision = propagate(described);
   place_on_device(entry, args, *call);
   record_explanation(described);

@@ -1,7 +1,9 @@
 """A dozen families of the transformers package; families.py --all by hand runs every one."""
 
 import copy
+import random
 import unittest
+import unittest.mock
 import warnings
 
 try:
@@ -11,8 +13,11 @@ try:
 except ImportError:
     transformers = None
 
+import torch
+
 import dtensor
-from dtensor import Shard
+from dtensor import Replicate, Shard
+from layouts import mesh_of, ranks_of
 
 
 @unittest.skipIf(transformers is None, "transformers is not installed")
@@ -46,6 +51,42 @@ class Families(unittest.TestCase):
         tiny, options = tiny_models.make("llama"), families.GENERATION["sampling"]
         first, again, other = (families.generated(tiny, (1,), "dp", options, seed) for seed in (5, 5, 6))
         self.assertEqual((first.tolist() == again.tolist(), first.tolist() == other.tolist()), (True, False))
+
+    def test_default_experts_equal_one_device(self):
+        """Grouped products, which know no float64: compared as far as float32 goes."""
+
+        def make(family):
+            tiny = tiny_models.make(family)
+            tiny.model.float()
+            for module in tiny.model.modules():
+                if hasattr(module, "config"):
+                    module.config._experts_implementation = "grouped_mm"
+            return tiny
+
+        def trained(tiny, place):
+            out = tiny.model(**{key: place(t) for key, t in tiny.inputs.items()}, **tiny.told)
+            out.loss.backward()
+            named = {"loss": out.loss, "logits": out.logits, **{n: p.grad for n, p in tiny.model.named_parameters()}}
+            return {name: families.Result.whole(t) for name, t in named.items() if t is not None}
+
+        def on_rank(tiny, layout, shape, expected):
+            mesh, draw = mesh_of(shape), random.Random(f"{layout} {shape}")
+            placed = copy.deepcopy(tiny)
+            families.place_parameters(placed.model, mesh, layout, draw)
+            rows = [Shard(0) if layout == "fsdp" else draw.choice([Shard(0), Replicate()]) for _ in shape]
+            torch.testing.assert_close(
+                trained(placed, lambda t: dtensor.distribute_tensor(t, mesh, rows)), expected, rtol=1e-3, atol=1e-5
+            )
+
+        for family in ("mixtral", "qwen3_moe", "gpt_oss"):
+            tiny = make(family)
+            with unittest.mock.patch.object(torch.nn.functional, "grouped_mm", wraps=torch.nn.functional.grouped_mm) as grouped:
+                expected = trained(copy.deepcopy(tiny), lambda t: t)
+                self.assertTrue(grouped.called)
+            for layout in ("fsdp", "last", "mixed"):
+                for shape in ((2,), (2, 2)):
+                    with self.subTest(family, layout=layout, shape=shape):
+                        dtensor.run(ranks_of(shape), on_rank, tiny, layout, shape, expected)
 
     def test_fully_shard_takes_a_model(self):
         tiny = tiny_models.make("llama")

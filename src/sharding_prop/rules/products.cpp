@@ -3,6 +3,57 @@
 #include "sharding_prop/rules/rules.h"
 
 namespace dtensor {
+namespace {
+
+// What _grouped_mm says of its operands, on every rank: self and mat2 are matrices whose groups end where offs says, or
+// stacks with a matrix for each group.
+void check_grouped(const OpArgs& op) {
+  const auto a = op.sizes(0), b = op.sizes(1);
+  const auto is_matrix = [](const Extents& sizes) { return sizes.size() == 2; };
+  TORCH_CHECK((is_matrix(a) || a.size() == 3) && (is_matrix(b) || b.size() == 3),
+              "_grouped_mm: expected operands of 2 or 3 dimensions, got ", a, " and ", b);
+  const auto type = op.dtype(0);
+  TORCH_CHECK(type == op.dtype(1) && (type == c10::kBFloat16 || type == c10::kHalf || type == c10::kFloat),
+              "_grouped_mm: expected two operands of float32, bfloat16 or float16, got ", type, " and ", op.dtype(1));
+  TORCH_CHECK(a.back() == b.from_end(2), "_grouped_mm: expected as many columns as rows, got ", a, " and ", b);
+  TORCH_CHECK(op.defined(2) == (is_matrix(a) || is_matrix(b)), "_grouped_mm: expected `offs` where an operand is a ",
+              "matrix, and none where both are stacks, got ", a, " and ", b, op.defined(2) ? " with" : " without",
+              " it");
+  TORCH_CHECK(!op.defined(2) || (op.sizes(2).size() == 1 && op.dtype(2) == c10::kInt),
+              "_grouped_mm: expected `offs` of one dimension and int32, got ", op.sizes(2), " of ", op.dtype(2));
+  for (const int stack : {0, 1}) {
+    if (is_matrix(op.sizes(stack))) continue;
+    const auto groups = op.defined(2) ? op.sizes(2)[0] : a[0];
+    TORCH_CHECK(op.sizes(stack)[0] == groups, "_grouped_mm: expected ", groups, " matrices, got ", op.sizes(stack));
+  }
+  TORCH_CHECK(!op.defined(3), "_grouped_mm: `bias` is not supported by ATen");
+  const auto& out_type = op.arg("out_dtype");
+  TORCH_CHECK(out_type.isNone() || out_type.toScalarType() == type, "_grouped_mm: expected an out_dtype of ", type);
+}
+
+std::vector<OutputMeta> grouped_outputs(const OpArgs& op) {
+  check_grouped(op);
+  const auto a = op.sizes(0), b = op.sizes(1);
+  const bool one_matrix = a.size() != b.size();
+  at::DimVector sizes{a.from_end(2), b.back()};
+  if (!one_matrix) sizes.insert(sizes.begin(), a.size() == 3 ? a[0] : op.sizes(2)[0]);
+  return {dense_meta(sizes, op.dtype(0))};
+}
+
+// m, n and k are those of a product. The dimension along which groups lie (m, n or k), and the groups e themselves,
+// need the local kernel, which knows where groups end. The rows of a rank's own groups are what it knows of the result.
+Rule grouped_mm(const OpArgs& op) {
+  const bool stack = op.sizes(0).size() == 3;
+  if (op.sizes(1).size() == 3) {
+    if (stack) return Rule("emk, ekn, ~, ~ -> emn").linear({0}, {1}).kernel("grouped_mm");
+    return Rule("mk, ekn, ~, ~ -> mn").linear({0}, {1}).handled("me", "grouped_mm").kernel("grouped_mm");
+  }
+  if (stack) return Rule("emk, kn, ~, ~ -> mn").linear({0}, {1}).handled("ne", "grouped_mm").kernel("grouped_mm");
+  return Rule("mk, kn, ~, ~ -> emn").linear({0}, {1}).handled("ke", "grouped_mm").kernel("grouped_mm");
+}
+
+}  // namespace
+
 void add_product_rules(RuleBook& book) {
   // beta * self + alpha * a * b. A kernel without products multiplies self by beta, which integers refuse where beta is
   // none: every rank needs some.
@@ -44,6 +95,10 @@ void add_product_rules(RuleBook& book) {
   biased("aten::linear", Rule("...k, nk, +n -> ...n").linear({0, 2}, {1, 2}), "k");
   book.rule("aten::linear_backward", "...k, ...n, nk -> ...k@12, nk@01, n@1").linear({0}, {1}, {2});
   book.rule("aten::trace", "i!j! -> ");
+  book.rule("aten::_grouped_mm", grouped_mm, "products of groups of rows, columns or both")
+      .asks_destination()
+      .no_meta()
+      .outputs(grouped_outputs);
 }
 
 }  // namespace dtensor

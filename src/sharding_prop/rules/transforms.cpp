@@ -128,13 +128,6 @@ void add_quantised_products(RuleBook& book) {
   book.rule("aten::_scaled_mm", "mk!, k!n!, m_?, ~, ~, ~ -> mn");
   book.rule("aten::_int_mm", "mk!, k!n! -> mn");
   book.rule("aten::_weight_int8pack_mm", "mk!, n!k!, ~ -> mn");
-  book.rule(
-      "aten::_grouped_mm",
-      [](const OpArgs& op) {
-        const bool batch = op.sizes(0).size() == 3 && op.sizes(1).size() == 3;
-        return batch ? Rule("bmk!, bk!n!, ~, ~ -> bmn") : Rule();
-      },
-      "bmk!, bk!n!, ~, ~ -> bmn where both are batches");
   book.replicate("aten::_scaled_mm_v2", "its scales are laid out in blocks");
   book.replicate("aten::_scaled_addmm", "its scales are laid out in blocks");
 }

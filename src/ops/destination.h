@@ -1,0 +1,15 @@
+// Where the gradient goes that an operator computes within a backward pass. Lets one that would build the gradient of a
+// whole table build only the rows that the parameter's shard wants.
+#pragma once
+
+#include <c10/util/SmallVector.h>
+
+#include "placement/spec.h"
+
+namespace dtensor {
+
+// Specs of the leaves behind the edges of the running autograd node, through casts and transposes. Those that are not
+// known, or no DTensors, are left out; empty where no node runs.
+c10::SmallVector<SpecPtr, 2> leaves_of_gradients();
+
+}  // namespace dtensor
