@@ -270,6 +270,19 @@ def _redirect_swap() -> None:
     torch.utils.swap_tensors = swap_tensors
 
 
+def _new(tensor: torch.Tensor, *args: Any, device: Any = None) -> torch.Tensor:
+    """The legacy constructor: ``new_empty`` of sizes, ``new_tensor`` of data; a tensor is returned as it is."""
+    if len(args) != 1 or isinstance(args[0], (int, torch.SymInt, torch.Size)):
+        sizes = args[0] if args and isinstance(args[0], torch.Size) else args
+        return tensor.new_empty(sizes or (0,), device=device)
+    data = args[0]
+    if not isinstance(data, torch.Tensor):
+        return tensor.new_tensor(data, device=device)
+    if data.dtype != tensor.dtype:
+        raise TypeError(f"new(tensor): expected a tensor of {tensor.dtype}, got one of {data.dtype}; convert it with to()")
+    return data.detach()
+
+
 def _register_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
     handle = _ORIGINAL["register_hook"](tensor, hook)
     if tensor.is_leaf:  # the first hook drops the one that reduces a leaf's gradient; it comes back with the next operator
@@ -285,6 +298,7 @@ _ELSEWHERE: dict[str, Callable[..., Any]] = {
     "__array__": _array,
     "numpy": _numpy,
     "tolist": lambda tensor: tensor.full_tensor().tolist(),
+    "new": _new,
     "new_tensor": _new_tensor,
     "register_hook": _register_hook,
     "set_": _set,

@@ -60,6 +60,52 @@ class Values(Ranks):
 
         self.everywhere(check)
 
+    def test_the_legacy_constructor(self):
+        def check(mesh):
+            t = dtensor.distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])
+            for made, sizes in [(t.new(2, 3), (2, 3)), (t.new(torch.Size([5])), (5,)), (t.new(3), (3,)), (t.new(), (0,))]:
+                self.assertEqual((tuple(made.shape), made.dtype), (sizes, torch.float32))
+                self.assertEqual(made.placements, t.new_empty(sizes).placements)
+            for data in ([1.0, 2.0], (1, 2)):
+                self.assertEqual(t.new(data).tolist(), [1.0, 2.0])
+            self.assertTrue(torch.equal(t.new(t), t))
+            with self.assertRaisesRegex(TypeError, "expected a tensor of torch.float32, got one of torch.int64"):
+                t.new(torch.arange(2))
+            self.assertEqual(torch.zeros(1).new(2).shape, (2,))
+            self.assertIs(t.is_pinned(), False)
+
+        self.everywhere(check)
+
+    def test_distributions_sample_one_tensor(self):
+        """The same on every rank and layout; of the right shape, where the density has its support."""
+        from torch import distributions as ds
+
+        makes = {
+            "Laplace": lambda x: ds.Laplace(x, x.abs() + 1),
+            "Cauchy": lambda x: ds.Cauchy(x, x.abs() + 1),
+            "Multinomial": lambda x: ds.Multinomial(3, logits=x),
+            "Normal": lambda x: ds.Normal(x, x.abs() + 1),
+            "Categorical": lambda x: ds.Categorical(logits=x),
+            "OneHotCategorical": lambda x: ds.OneHotCategorical(logits=x),
+            "Bernoulli": lambda x: ds.Bernoulli(logits=x),
+            "Exponential": lambda x: ds.Exponential(x.abs() + 1),
+        }
+
+        def samples(make, shape, placement):
+            mesh = mesh_of(shape)
+            dtensor.manual_seed(3)
+            found = make(dtensor.distribute_tensor(DATA[0], mesh, [placement])).sample((5,))
+            return found.full_tensor() if isinstance(found, DTensor) else found
+
+        for name, make in makes.items():
+            wanted = dtensor.run(1, samples, make, (1,), Replicate())[0]
+            plain = make(DATA[0])
+            self.assertEqual(wanted.shape, plain.sample((5,)).shape, name)
+            self.assertTrue(bool(plain.log_prob(wanted).isfinite().all()), name)
+            for placement in (Replicate(), Shard(0), Shard(1)):
+                for found in dtensor.run(2, samples, make, (2,), placement):
+                    self.assertTrue(torch.equal(found, wanted), (name, placement))
+
     def test_deepcopy(self):
         def check(mesh):
             module = on_mesh(model(), mesh)

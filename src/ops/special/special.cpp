@@ -53,6 +53,19 @@ void has_same_storage_numel(const OpEntry&, Stack& stack) {
   stack.emplace_back(spanned(self) == spanned(other));
 }
 
+// Of the memory of this rank's part; outside the mesh there is none.
+void is_pinned(const OpEntry& entry, Stack& stack) {
+  c10::IValue& operand = torch::jit::peek(stack, 0, entry.args.size());
+  const at::Tensor tensor = operand.toTensor();
+  const auto* impl = dtensor_or_null(tensor);
+  if (impl != nullptr && !impl->spec()->mesh->is_member) {
+    torch::jit::drop(stack, entry.args.size());
+    return stack.emplace_back(false), void();
+  }
+  if (impl != nullptr) operand = impl->local();
+  entry.op.callBoxed(stack);
+}
+
 // Never read: on the CPU its pages are never touched. On a GPU the part stands for the whole; what the choice reads
 // (types, features, lengths) does not depend on the rank.
 at::Tensor shape_of(const at::Tensor& tensor) {
@@ -162,6 +175,7 @@ Table make_table() {
       {"aten::_fused_sdp_choice", choose_attention},
       {"aten::_to_copy", to_copy},
       {"aten::_has_same_storage_numel", has_same_storage_numel},
+      {"aten::is_pinned", is_pinned},
       {"aten::_linalg_check_errors", check_linalg_errors},
       {"aten::cholesky_inverse", cholesky_inverse},
       {"aten::cholesky_inverse.out", cholesky_inverse},

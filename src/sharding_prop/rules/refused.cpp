@@ -25,8 +25,7 @@ constexpr Reason kReasons[] = {
      "quantize* dequantize* q_per_channel* q_scale* q_zero* _make_per_* _empty_affine* _empty_per_* empty_quantized* "
      "_fused_moving_avg_obs* _dyn_quant* _convert_weight_to_int4pack* _weight_int4pack* _mixed_dtypes_linear* "
      "_fake_quantize_learnable* int_repr qscheme"},
-    {"nested tensors have no placement",
-     "_nested_* _jagged_* _padded_dense_to_jagged* to_padded_tensor"},
+    {"nested tensors have no placement", "_nested_* _jagged_* _padded_dense_to_jagged* to_padded_tensor"},
     {"a kernel of one vendor, which the general operator calls by itself",
      "miopen_* mkldnn_* _mkldnn_* _mps_* mps_* cudnn_convolution* _nnpack_* cudnn_affine_grid* _triton_* "
      "_cudnn_attention* _efficient_attention* _flash_attention* _cudnn_init* "
@@ -39,7 +38,7 @@ constexpr Reason kReasons[] = {
      "_make_dual* _new_zeros_with_same_feature_meta glu_jvp glu_backward_jvp"},
     {"a DTensor has no storage of its own",
      "set.* set_* _resize_output* _copy_from* set shallow_copy_data_ is_set_to _has_same_storage_numel slice_inverse "
-     "from_file _pin_memory record_stream is_pinned"},
+     "from_file _pin_memory record_stream"},
     {"the library's own tests", "_test_* _foobar*"},
     {"random numbers of DTensors come from the mesh's own generator", "_philox_* rrelu_with_noise_functional"},
 };
