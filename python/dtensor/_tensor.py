@@ -359,10 +359,26 @@ def _refuse_to_trace(describer: type) -> None:
     describer.describe_tensor = describe_tensor  # type: ignore[attr-defined]
 
 
+def _in_one_sentence(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn`` compiles what it is given: of what Dynamo reports where that meets a DTensor, the reason alone."""
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        except Exception as error:
+            if _NOT_COMPILED in str(error):
+                raise NotImplementedError(_NOT_COMPILED) from error
+            raise
+
+    return call
+
+
 def install() -> None:
     """Once, on import."""
     _C.install_data_ptr()
     _refuse_to_trace(MetaTensorDescriber)
+    torch.cond = _in_one_sentence(torch.cond)
     torch.Tensor.__deepcopy__ = _plain_stays_plain(torch.Tensor.__deepcopy__)  # type: ignore[method-assign]
     torch._utils._rebuild_tensor = _plain_stays_plain(torch._utils._rebuild_tensor)  # of all that is unpickled
     for name, attribute in _ATTRIBUTES.items():

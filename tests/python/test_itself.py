@@ -447,11 +447,12 @@ class Tracing(unittest.TestCase):
             module = on_mesh(nn.Linear(2, 3), x.device_mesh)
             for refused in [
                 lambda: torch.compile(lambda t: t.cos() * 2, backend="eager", fullgraph=True)(x),
-                lambda: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
                 lambda: export(module, (x,)),
             ]:
                 with self.assertRaisesRegex(Exception, "do not support DTensors: call torch.compiler.set_stance"):
                     refused()
+            with self.assertRaisesRegex(NotImplementedError, "^torch.compile, torch.export and torch.cond do not support DTensors"):
+                torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
 
         dtensor.run(2, on_rank)
 
