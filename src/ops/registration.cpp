@@ -7,8 +7,8 @@
 
 #include "comm/launch/rank_exit.h"
 #include "dtensor/inspect.h"
-#include "ops/each_tensor.h"
 #include "ops/kernel.h"
+#include "ops/registration.h"
 #include "ops/special/special.h"
 #include "ops/unboxed.h"
 #include "placement/spec.h"
@@ -33,23 +33,10 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
   run_operator(entry_of(op), *stack);
 }
 
-// Of a sparse tensor among DTensors, which dispatch as meta tensors there.
-void beside_sparse(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  bool found = false;
-  for (const auto& value : torch::jit::last(*stack, op.schema().arguments().size())) {
-    for_each_tensor(value, [&](const at::Tensor& t) { found = found || has_dtensor_key(t.unsafeGetTensorImpl()); });
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(found, "Could not run '", op.operator_name(), "' with arguments from the '",
-                              keys.highestPriorityTypeId(), "' backend.");
-  run_operator(entry_of(op), *stack);
-}
-
 c10::KernelFunction kernel_of(const OpEntry& entry) {
   if (auto unboxed = unboxed::find_kernel(entry)) return *std::move(unboxed);
   return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<OperatorFunctor>(entry));
 }
-
-using Handles = std::vector<c10::RegistrationHandleRAII>;
 
 void register_kernel(const char* name, const char* overload, c10::DispatchKey key, c10::KernelFunction kernel,
                      Handles& handles) {
@@ -99,10 +86,7 @@ void register_all() {
   static auto& handles = *new Handles();  // for the program's life
   handles.push_back(dispatcher.registerFallback(kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(),
                                                 "dtensor fallback"));
-  for (const auto key : {c10::DispatchKey::SparseMeta, c10::DispatchKey::SparseCsrMeta}) {
-    handles.push_back(dispatcher.registerFallback(key, c10::KernelFunction::makeFromBoxedFunction<&beside_sparse>(),
-                                                  "dtensor: sparse tensors among DTensors"));
-  }
+  register_beside_sparse(handles);
   register_composites(handles);
   register_linear(handles);
   for (const auto& name : dispatcher.getAllOpNames()) {

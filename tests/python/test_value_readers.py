@@ -129,6 +129,11 @@ CASES = {
         lambda d: torch.sparse.mm(ADJACENCY.to_sparse(), d(X)),
         lambda d: ADJACENCY.to_sparse() @ d(X),
         lambda d: ADJACENCY.to_sparse_csr() @ d(X),
+        lambda d: ADJACENCY.to_sparse() @ d(X[:, 0]),
+        lambda d: ADJACENCY.to_sparse_csr() * d(ADJACENCY + 1).detach(),
+        lambda d: d(ADJACENCY) + ADJACENCY.to_sparse(),
+        lambda d: d(ADJACENCY.clone()).detach().add_(ADJACENCY.to_sparse()),
+        lambda d: d(X.t().contiguous()) @ ADJACENCY.t().to_sparse(),
         lambda d: torch.addmm(d(X[:3]), ADJACENCY.to_sparse(), d(X)),
         lambda d: d(ADJACENCY).sparse_mask(ADJACENCY.to_sparse().coalesce()).to_dense(),
     ],
@@ -146,7 +151,8 @@ REFUSED = {
 def values(result):
     found = result if isinstance(result, (tuple, list)) else [result]
     flat = [v for item in found for v in (item if isinstance(item, (tuple, list)) else [item])]
-    return [(v.full_tensor() if isinstance(v, DTensor) else v) for v in flat]
+    whole = [(v.full_tensor() if isinstance(v, DTensor) else v) for v in flat]
+    return [v.to_dense() if isinstance(v, torch.Tensor) and v.layout != torch.strided else v for v in whole]
 
 
 def run(case, place, differentiable=True):
@@ -250,6 +256,13 @@ class ValueReaders(unittest.TestCase):
         (plain @ X).sum().backward()
         for grad in dtensor.run(2, on_rank):
             torch.testing.assert_close(grad, plain.grad.to_dense())
+
+    def test_sparse_meta_tensors_are_those_of_pytorch(self):
+        dtensor.run(2, lambda: mesh_of((2,)))  # the engine is up
+        sparse = ADJACENCY.to_sparse().to("meta")
+        self.assertEqual((sparse + sparse).shape, sparse.shape)
+        with self.assertRaisesRegex(NotImplementedError, "'aten::mm' with arguments from the 'SparseMeta' backend"):
+            sparse @ X.to("meta")
 
     def test_sparse_operands_are_compared_between_ranks(self):
         def on_rank():
