@@ -4,7 +4,9 @@
 namespace dtensor {
 
 void bump_versions(const CachedCall& call, c10::ArrayRef<c10::TensorImpl*> operands) {
+  const bool returned = !call.outputs.empty();
   for (const auto i : call.written) {
+    if (!returned) advance_version(*operands[i]);
     if (!has_dtensor_key(operands[i])) continue;
     const auto& tensor = *as_dtensor(operands[i]);
     const bool counts = tensor.local().defined() && tensor.local().unsafeGetTensorImpl()->version_counter().enabled();

@@ -102,7 +102,13 @@ struct CachedCall : std::enable_shared_from_this<CachedCall> {
   mutable CallWords words;  // made when Checked first asks; the cache is this thread's
 };
 
-// The same for all operands that the call wrote to.
+// The version by which autograd notices writes to what it saved; inference tensors have none.
+inline void advance_version(c10::TensorImpl& tensor) {
+  if (tensor.version_counter().enabled()) tensor.bump_version();
+}
+// count_local_write for all operands that the call wrote to. ATen's kernels above the engine advance the versions of
+// the tensors that an operator returns; the versions of what an operator without results writes (lists) are advanced
+// here.
 void bump_versions(const CachedCall& call, c10::ArrayRef<c10::TensorImpl*> operands);
 [[noreturn]] void refuse_local_sizes(const OpEntry& entry, const CachedCall& call, const TensorSpec& spec,
                                      const at::Tensor& local);

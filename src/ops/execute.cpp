@@ -292,6 +292,7 @@ void execute_outside(Frame& frame, Stack& stack, std::size_t first) {
   for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
     take_sizes_outside(frame.view.operands[i], frame.call.inputs[i]);
   }
+  if (frame.entry.mutates) bump_versions(frame.call, frame.view.operands);
   stack.resize(first);
   // The members' local kernel counts one random operator; the count is the world's.
   if (frame.entry.is_random && frame.call.local_kernel != nullptr) (void)next_random_key(acting(*frame.call.mesh));

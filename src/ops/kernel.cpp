@@ -91,13 +91,27 @@ void run_checked(const OpEntry& entry, const CachedCall& call, const CallView& v
   count_results(entry, stack);
 }
 
+// What an operator without results writes: ATen's kernels above the engine do not advance its version.
+HeldTensors written_unreturned(const OpEntry& entry, const torch::jit::Stack& stack) {
+  HeldTensors tensors;
+  if (!entry.mutates || !entry.returns.empty()) return tensors;
+  const auto args = arguments(entry, stack);
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    if (!entry.args[i].mutated) continue;
+    for_each_tensor(args[i], [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+  }
+  return tensors;
+}
+
 // The kernel may have taken the arguments from the stack by when it throws.
 void run_special(const OpEntry& entry, torch::jit::Stack& stack) {
   if (C10_UNLIKELY(checked_calls())) note_special_call(entry, arguments(entry, stack));
   const Caller caller(entry.text());
   const auto given = tensors_of(arguments(entry, stack));
+  const auto written = written_unreturned(entry, stack);
   try {
     entry.special(entry, stack);
+    for (const at::Tensor& tensor : written) advance_version(*tensor.unsafeGetTensorImpl());
   } catch (...) {
     rethrow_from(entry.text(), impls_of(given));
   }

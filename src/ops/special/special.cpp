@@ -2,6 +2,7 @@
 #include "ops/special/special.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_linalg_check_errors.h>
 #include <ATen/ops/any.h>
 #include <ATen/ops/argmax.h>
@@ -20,6 +21,7 @@
 #include "ops/explain.h"
 #include "ops/inspect_state.h"
 #include "ops/kernel.h"
+#include "ops/returning_overload.h"
 #include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor {
@@ -105,6 +107,13 @@ void step_on_copies(const OpEntry& entry, Stack& stack) {
   for (auto& list : results) stack.emplace_back(std::move(list));
 }
 
+// A local kernel, which gives its results as a list, knows no out=.
+void list_to_out(const OpEntry& entry, Stack& stack) {
+  const auto out = torch::jit::pop(stack).toTensorVector();
+  returning_overload(entry.op).callBoxed(stack);
+  at::_foreach_copy_(out, torch::jit::pop(stack).toTensorVector());
+}
+
 // Raises where an element of the first operand is not zero. ATen's kernel then looks for it in memory: it gets the
 // whole.
 void check_linalg_errors(const OpEntry& entry, Stack& stack) {
@@ -179,6 +188,7 @@ Table make_table() {
       {"aten::_linalg_check_errors", check_linalg_errors},
       {"aten::cholesky_inverse", cholesky_inverse},
       {"aten::cholesky_inverse.out", cholesky_inverse},
+      {"aten::_foreach_norm.Scalar_out", list_to_out},
       {"aten::linalg_eigvals.out", [](const OpEntry& entry, Stack& stack) { copied_out(entry.op, stack); }},
   };
   add_decomposed(table);
