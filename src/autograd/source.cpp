@@ -9,6 +9,7 @@
 #include "autograd/leaf_hook.h"
 #include "autograd/local_autograd.h"
 #include "dtensor/hooks.h"
+#include "placement/stride_order.h"
 #include "redistribute/execute.h"
 
 namespace dtensor {
@@ -108,7 +109,7 @@ at::Tensor provided_by_schedule(const DTensorImpl& operand, const TensorSpec& to
   const auto& own = *operand.spec();
   const auto from = &own == parameter.spec().get() ? whole : with_placements(own, gathered_placements(own.placements));
   auto local = view_in(gathered, *parameter.spec(), operand, *from);
-  return same_data(*from, to) ? local : redistribute_local(local, *from, to.placements);
+  return same_data(*from, to) ? local : in_order_of(redistribute_local(local, *from, to.placements), to);
 }
 
 at::Tensor gathered_local(const DTensor& operand, const Placements& wanted) {

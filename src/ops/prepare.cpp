@@ -99,7 +99,7 @@ OutputAction make_output(const OutputDecision& decision, const CachedCall& call)
   if (action.alias >= 0 && !decision.is_view) return action;
   action.prototype = c10::make_intrusive<DTensorImpl>(action.spec, at::Tensor());
   action.contiguous = !decision.is_view && action.prototype->is_contiguous();
-  action.ordered = !decision.is_view && has_dense_order(*action.spec);
+  action.ordered = !decision.is_view;
   if (decision.is_view) {
     action.base = std::max(action.alias, 0);
     action.alias = -1;

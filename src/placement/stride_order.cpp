@@ -39,18 +39,22 @@ bool has_dense_order(const TensorSpec& spec) {
 
 bool follows_order(const at::Tensor& local, const TensorSpec& spec) {
   if (local.numel() < 2) return true;
-  std::int64_t step = 1;
+  std::int64_t step = 1, local_step = 1;
+  bool gap = false;  // of the global strides since the last dimension that the local tensor shows
   const auto order = dimension_order(spec.sizes, spec.strides);
   for (auto it = order.rbegin(); it != order.rend(); ++it) {
+    gap = gap || spec.strides[*it] != step;
+    step = spec.strides[*it] * spec.sizes[*it];
     if (local.size(*it) == 1) continue;
-    if (local.stride(*it) != step) return false;
-    step *= local.size(*it);
+    if (!gap && local.stride(*it) != local_step) return false;
+    local_step = local.stride(*it) * local.size(*it);
+    gap = false;
   }
   return true;
 }
 
 at::Tensor in_order_of(at::Tensor local, const TensorSpec& spec) {
-  if (!local.defined() || !has_dense_order(spec) || follows_order(local, spec)) return local;
+  if (!local.defined() || follows_order(local, spec)) return local;
   at::DimVector strides(local.dim(), 1);
   std::int64_t step = 1;
   const auto order = dimension_order(spec.sizes, spec.strides);

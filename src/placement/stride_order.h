@@ -1,5 +1,6 @@
 // The memory order of local tensors. A local tensor steps through its dimensions in the order of its spec's global
-// strides, so that an operator which is a view of the global tensor (reshape, flatten) is one of the local tensor too.
+// strides, and two dimensions that lie in one step of memory globally do so locally, so that an operator which is a
+// view of the global tensor (reshape, flatten) is one of the local tensor too.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,8 +9,9 @@
 
 namespace dtensor {
 
-// Whether the global strides are a dense permutation (else no order is asked for).
+// Whether the global strides are a dense permutation; so are then those of local tensors that follow the order.
 bool has_dense_order(const TensorSpec& spec);
+// Views of local tensors that follow the order of their specs do.
 bool follows_order(const at::Tensor& local, const TensorSpec& spec);
 // `local` itself, or a dense copy in the spec's order. Below autograd.
 at::Tensor in_order_of(at::Tensor local, const TensorSpec& spec);
