@@ -1,6 +1,6 @@
 // A training step beside the same transformer distributed by hand (bench/by_hand), in turns: one JSON line a mode and a
 // size.
-//   bench_by_hand [--mode fsdp,tp] [--hidden 64,256,512] [--runs 5] [--steps 20] [--warmup 5] [--ranks N]
+//   bench_by_hand [--mode fsdp,own_data,tp] [--hidden 64,256,512] [--runs 5] [--steps 20] [--warmup 5] [--ranks N]
 //   [--one-device]
 // Under mpirun the ranks are processes.
 #include "by_hand/training.h"
@@ -22,7 +22,7 @@ struct Bench : bench::Training {
 };
 
 void add_flags(CLI::App& app, Bench& bench) {
-  bench.modes = {"fsdp", "tp"};
+  bench.modes = {"fsdp", "own_data", "tp"};
   bench::add_training_flags(app, bench, bench.job);
   app.remove_option(app.get_option("--hidden"));
   app.add_option("--hidden", bench.hidden, "widths of the model")->delimiter(',');
@@ -47,26 +47,35 @@ Outcome of_records(const std::vector<train::StepRecord>& records, std::int64_t w
   return outcome(std::move(seconds), records.back().loss, warmup);
 }
 
+Outcome outcome_of(const by_hand::Losses& losses, std::int64_t warmup) {
+  return outcome(losses.seconds, losses.loss.back(), warmup);
+}
+
+Outcome ours_on(const Bench& bench, const std::string& mode, const dtensor::Communicator& world,
+                const train::Options& options, const train::Corpus& corpus) {
+  if (mode != "own_data") return of_records(train::train_on_mesh(world, options, corpus, {}), bench.warmup);
+  return outcome_of(by_hand::own_data(world, options)->run(options, corpus), bench.warmup);
+}
+
 Outcome by_hand_on(const Bench& bench, const std::string& mode, const dtensor::Communicator& world,
                    const train::Options& options, const train::Corpus& corpus) {
   const auto training =
-      mode == "fsdp" ? by_hand::fully_sharded(world, options) : by_hand::tensor_parallel(world, options);
-  const auto losses = training->run(options, corpus);
-  return outcome(losses.seconds, losses.loss.back(), bench.warmup);
+      mode == "tp" ? by_hand::tensor_parallel(world, options) : by_hand::fully_sharded(world, options);
+  return outcome_of(training->run(options, corpus), bench.warmup);
 }
 
 train::Options options_of(const Bench& bench, const std::string& mode, std::int64_t hidden, int ranks) {
   train::Options options = bench.job;
   options.hidden = hidden;
   options.steps += bench.warmup;
-  options.mesh = mode == "fsdp" ? train::MeshShape{1, ranks, 1} : train::MeshShape{1, 1, ranks};
+  options.mesh = mode == "tp" ? train::MeshShape{1, 1, ranks} : train::MeshShape{1, ranks, 1};
   return options;
 }
 
 void run_one(const Bench& bench, const std::string& mode, std::int64_t hidden, const dtensor::Communicator& world,
              const train::Corpus& corpus) {
   const auto options = options_of(bench, mode, hidden, world.size());
-  const auto result = bench.only == "ours" ? of_records(train::train_on_mesh(world, options, corpus, {}), bench.warmup)
+  const auto result = bench.only == "ours" ? ours_on(bench, mode, world, options, corpus)
                                            : by_hand_on(bench, mode, world, options, corpus);
   if (world.rank() == 0) std::cout << nlohmann::json{{"mode", mode}, {bench.only, result.ms}}.dump() << std::endl;
 }
@@ -81,7 +90,7 @@ struct Comparison {
 // On rank 0.
 void run_both(const Bench& bench, const std::string& mode, const train::Options& options,
               const dtensor::Communicator& world, const train::Corpus& corpus, Comparison& comparison) {
-  const auto a = of_records(train::train_on_mesh(world, options, corpus, {}), bench.warmup);
+  const auto a = ours_on(bench, mode, world, options, corpus);
   const auto b = by_hand_on(bench, mode, world, options, corpus);
   if (world.rank() != 0) return;
   comparison.ours.push_back(a.ms), comparison.by_hand.push_back(b.ms), comparison.to_hand.push_back(a.ms / b.ms);

@@ -1,0 +1,86 @@
+// Not by hand: the same transformer under fully_shard, called on each rank's own part of the batch.
+#include "by_hand/transformer.h"
+#include "dtensor/dtensor.h"
+
+namespace by_hand {
+namespace {
+
+struct Layer : dtensor::nn::Module {
+  Layer(std::vector<at::Tensor> weights, std::int64_t heads) : w(std::move(weights)), heads_(heads) {
+    for (std::size_t i = 0; i < w.size(); ++i) register_parameter(std::to_string(i), w[i]);
+  }
+  at::Tensor forward(const at::Tensor& x) { return block(x, w, heads_, {}); }
+  std::vector<at::Tensor> w;
+
+ private:
+  std::int64_t heads_;
+};
+
+struct Transformer : dtensor::nn::Module {
+  Transformer(Weights weights, std::int64_t heads)
+      : rest{weights.embedding, weights.norm, weights.norm_bias, weights.head} {
+    for (std::size_t i = 0; i < rest.size(); ++i) register_parameter("rest." + std::to_string(i), rest[i]);
+    for (std::size_t i = 0; i < weights.blocks.size(); ++i) {
+      layers.push_back(std::make_unique<Layer>(weights.blocks[i], heads));
+      register_module(std::to_string(i), *layers.back());
+    }
+  }
+  at::Tensor forward(const at::Tensor& ids, const at::Tensor& targets) {
+    at::Tensor x = at::embedding(rest[0], ids);
+    for (auto& layer : layers) x = dtensor::call(*layer, x);
+    return cross_entropy(at::linear(at::layer_norm(x, {x.size(-1)}, rest[1], rest[2]), rest[3]), targets);
+  }
+  std::vector<at::Tensor> rest;
+  std::vector<std::unique_ptr<Layer>> layers;
+};
+
+class OwnData final : public Training {
+ public:
+  OwnData(const dtensor::Communicator& world, const train::Options& options)
+      : world_(world), model_(make_weights(options), train::gpt_config(options).heads) {
+    const auto mesh = dtensor::init_device_mesh(world, at::kCPU, {world.size()}, {"shard"});
+    for (auto& layer : model_.layers) dtensor::fully_shard(*layer, mesh);
+    dtensor::fully_shard(model_, mesh);
+  }
+
+ private:
+  double forward_backward(const train::Batch& batch) override {
+    const auto part = [&](const at::Tensor& t) { return t.chunk(world_.size())[world_.rank()]; };
+    const at::Tensor loss = dtensor::call(model_, part(batch.ids), part(batch.targets));
+    loss.backward();
+    const at::Tensor mean = loss.detach().clone();
+    world_.all_reduce(mean, dtensor::ReduceOp::avg).wait();
+    return mean.item<double>();
+  }
+  std::vector<at::Tensor> parameters() override { return locals(model_.parameters()); }
+  std::vector<at::Tensor> gradients() override {
+    std::vector<at::Tensor> all;
+    for (const auto& p : model_.parameters()) all.push_back(p.grad());
+    return locals(all);
+  }
+  double total_norm(const std::vector<at::Tensor>& gradients) override {
+    const at::Tensor squares = at::stack(at::_foreach_norm(gradients)).square().sum();
+    world_.all_reduce(squares, dtensor::ReduceOp::sum).wait();
+    return std::sqrt(squares.item<double>());
+  }
+  void forget_gradients() override {
+    for (auto& p : model_.parameters()) p.mutable_grad().reset();
+  }
+  static std::vector<at::Tensor> locals(const std::vector<at::Tensor>& tensors) {
+    const at::NoGradGuard no_grad;
+    std::vector<at::Tensor> all;
+    for (const auto& t : tensors) all.push_back(dtensor::DTensor(t).to_local());
+    return all;
+  }
+
+  dtensor::Communicator world_;
+  Transformer model_;
+};
+
+}  // namespace
+
+std::unique_ptr<Training> own_data(const dtensor::Communicator& world, const train::Options& options) {
+  return std::make_unique<OwnData>(world, options);
+}
+
+}  // namespace by_hand
