@@ -319,6 +319,7 @@ def arange(
 class MixedPrecision:
     param_dtype: torch.dtype | None
     reduce_dtype: torch.dtype | None
+    param_dtype_of: Sequence[tuple[str, torch.dtype]]
     def __init__(self) -> None: ...
 
 class FsdpOptions:

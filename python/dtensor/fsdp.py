@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Any, Callable, Sequence
 
@@ -14,11 +13,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from . import _C
 from ._api import as_parameter
 from ._C import DeviceMesh, Placement, reduce_gradients
-from ._fsdp_call import Slot, Slots, Unit, calls_under_way, close_calls, put_parameter
+from ._fsdp_call import Slot, Slots, Unit, put_parameter
+from ._fsdp_module import FSDPModule, UnshardHandle, register_fsdp_forward_method, share_comm_ctx
 
 __all__ = [
     "fully_shard", "FSDPModule", "UnshardHandle", "MixedPrecisionPolicy", "OffloadPolicy", "CPUOffloadPolicy",
-    "register_fsdp_forward_method", "share_comm_ctx", "reduce_gradients",
+    "DataParallelMeshDims", "register_fsdp_forward_method", "share_comm_ctx", "reduce_gradients",
 ]  # fmt: skip
 
 
@@ -28,13 +28,15 @@ class MixedPrecisionPolicy:
 
     ``param_dtype``: parameters are gathered and computed with in it. ``reduce_dtype``: gradients are summed over ranks in
     it (None: the parameter's own). ``output_dtype``: of the module's floating-point outputs. ``cast_forward_inputs``:
-    floating-point inputs are brought to ``param_dtype``.
+    floating-point inputs are brought to ``param_dtype``. ``param_dtype_override_fn``: of a parameter, its own dtype (it
+    keeps that), or ``param_dtype`` or None.
     """
 
     param_dtype: torch.dtype | None = None
     reduce_dtype: torch.dtype | None = None
     output_dtype: torch.dtype | None = None
     cast_forward_inputs: bool = True
+    param_dtype_override_fn: Callable[[nn.Parameter], torch.dtype | None] | None = dataclasses.field(default=None, kw_only=True)
 
 
 @dataclasses.dataclass
@@ -49,187 +51,28 @@ class CPUOffloadPolicy(OffloadPolicy):
     pin_memory: bool = True
 
 
-class UnshardHandle:
-    """Of :meth:`FSDPModule.unshard`."""
+@dataclasses.dataclass(frozen=True)
+class DataParallelMeshDims:
+    """Names of the axes of a mesh with further axes that shard, and that replicate; several count as one."""
 
-    def wait(self) -> None:
-        """Nothing is under way."""
+    shard: str | tuple[str, ...] | None = None
+    replicate: str | tuple[str, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if self.shard is None and self.replicate is None:
+            raise ValueError("At least one of shard or replicate must be set in DataParallelMeshDims")
 
-class FSDPModule:
-    """What ``fully_shard`` adds to a module's class."""
-
-    _fsdp_units: list[Unit]  # one, or those of several calls
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """A new module of such a class (a slice of an ``nn.Sequential``) is no unit: it gets the class before."""
-        original = cls.__mro__[2]
-        module = original.__new__(original)
-        module.__init__(*args, **kwargs)
-        return module
-
-    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
-        """Gathers this unit's parameters now, and keeps them until :meth:`reshard`. Collective.
-
-        ``async_op``: returns a handle to be waited for; they are gathered when it is there.
-        """
-        for handle in self._handles(recurse=False):
-            handle.unshard()
-        return UnshardHandle() if async_op else None
-
-    def reshard(self) -> None:
-        """Drops the gathered copy."""
-        for handle in self._handles(recurse=False):
-            handle.reshard()
-
-    def _handles(self, recurse: bool) -> list[_C.FsdpUnit]:
-        """Units of this module, and of those below it."""
-        modules = self.modules() if recurse else [self]  # type: ignore[attr-defined]
-        return [h for m in modules if isinstance(m, FSDPModule) for unit in m._fsdp_units for h in unit.handles()]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        raise TypeError(
-            "a module under fully_shard cannot be copied, since its parameters are gathered by schedules of their own: "
-            "copy it before fully_shard, or load its state_dict() into another; its parameters alone can be copied"
-        )
-
-    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
-        """A call that raises leaves nothing open."""
-        before = calls_under_way()
-        try:
-            return super()._call_impl(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            close_calls(before)
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        """What makes new data like the old (``to_empty``) says nothing of gathering: the parameters stay the unit's."""
-        former = [(p, p.placements) for p in self.parameters(recurse) if _C.is_dtensor(p)]  # type: ignore[attr-defined]
-        result = super()._apply(fn, recurse)  # type: ignore[misc]
-        for parameter, own in former:
-            lost = [p.is_storage for p in parameter.placements] != [p.is_storage for p in own]
-            if lost and parameter.placements == own:
-                with torch.no_grad():
-                    parameter.redistribute_(own)
-        return result
-
-    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """Whether backward passes reduce gradients over ranks, of this module's unit and (``recurse``) those below it.
-
-        Gradients left unreduced join those of the next pass that reduces.
-        """
-        for handle in self._handles(recurse):
-            handle.set_requires_gradient_sync(requires_gradient_sync)
-            handle.set_requires_all_reduce(requires_gradient_sync)
-
-    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """The same for the sum over replicas alone (HSDP): gradients are still split over the ranks that shard."""
-        for handle in self._handles(recurse):
-            handle.set_requires_all_reduce(requires_all_reduce)
-
-    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
-        """Whether gathered parameters are dropped after forward, and gathered again in backward."""
-        if not isinstance(reshard_after_forward, bool):
-            raise ValueError(f"reshard_after_forward should be a bool, got {type(reshard_after_forward)}")
-        for handle in self._handles(recurse):
-            handle.set_reshard_after_forward(reshard_after_forward)
-        for module in self.modules() if recurse else [self]:  # type: ignore[attr-defined]
-            for unit in getattr(module, "_fsdp_units", ()):
-                unit.keeps_outermost = False
-
-    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
-        """Whether gathered parameters are dropped after backward; they are gathered again where parameters changed."""
-        for handle in self._handles(recurse):
-            handle.set_reshard_after_backward(reshard_after_backward)
-
-    def set_gradient_divide_factor(self, factor: float) -> None:
-        """What gradients of regular tensors are divided by, in the place of the number of data-parallel ranks."""
-        for handle in self._handles(recurse=False):
-            handle.set_gradient_divide_factor(factor)
-
-    set_reduce_scatter_divide_factor = set_gradient_divide_factor
-
-    def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
-        """Checks its argument. What is gathered ahead is recorded from the step before, in forward and in backward."""
-        _check_units(modules)
-
-    def set_modules_to_backward_prefetch(self, modules: list[FSDPModule]) -> None:
-        """As :meth:`set_modules_to_forward_prefetch`."""
-        _check_units(modules)
-
-    def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """Nothing to do: every pass finishes its own reductions."""
-
-    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
-        """Nothing to do: a unit that backward does not compute with costs a gather, never a wrong number."""
-
-    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
-        """Nothing to do: averages are sums that are divided."""
-
-    def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
-        """Nothing to do: buffers are the communicator's anyway."""
-
-    def set_post_optim_event(self, event: Any) -> None:
-        """Has the current stream wait for ``event``, recorded after the optimizer's step."""
-        event.wait()
-
-    def fsdp_stats(self) -> dict[str, int]:
-        """Collectives and bytes since the model's first unit was made, on this rank, over all its units."""
-        return self._fsdp_units[0].handle.stats()
-
-
-def _not_supported(name: str, instead: str) -> Callable[..., None]:
-    def method(self: FSDPModule, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError(f"{name} is not supported: {instead}")
-
-    method.__name__ = name
-    method.__doc__ = f"Not supported: {instead}."
-    return method
-
-
-for _name, _instead in {
-    "set_all_reduce_hook": "a further axis of the mesh replicates (HSDP), and Tensor.register_post_accumulate_grad_hook sees reduced gradients",
-    "set_custom_all_gather": "collectives are those of the mesh's communicators (dtensor/comm_backend.h is where one is added)",
-    "set_custom_reduce_scatter": "collectives are those of the mesh's communicators (dtensor/comm_backend.h is where one is added)",
-}.items():
-    setattr(FSDPModule, _name, _not_supported(_name, _instead))
-
-
-def _check_units(modules: Sequence[Any]) -> None:
-    for module in modules:
-        if not isinstance(module, FSDPModule):
-            raise ValueError(f"Expects FSDPModule but got {type(module)}: {module}")
-
-
-def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
-    """Makes a method of a unit's module one that computes, as ``forward`` does: parameters are gathered for it.
-
-    A module that is no unit is left as it is.
-    """
-    if not isinstance(module, FSDPModule):
-        return
-    if not hasattr(module, method_name):
-        raise ValueError(f"{type(module)} does not have a method {method_name}")
-    method = getattr(module, method_name)
-
-    @functools.wraps(method)
-    def forward(self: FSDPModule, *args: Any, **kwargs: Any) -> Any:
-        before = calls_under_way()
-        try:
-            for unit in reversed(self._fsdp_units):
-                args, kwargs = unit.enter(self, args, kwargs)
-            outputs = method(*args, **kwargs)
-            for unit in self._fsdp_units:
-                outputs = unit.leave(self, outputs)
-            return outputs
-        finally:
-            close_calls(before)
-
-    setattr(module, method_name, forward.__get__(module, type(module)))
-
-
-def share_comm_ctx(modules: list[FSDPModule]) -> None:
-    """Checks its argument. Streams and buffers are shared by all units of a rank."""
-    _check_units(modules)
+    def of(self, mesh: DeviceMesh) -> DeviceMesh:
+        """The slice of ``mesh`` to shard over: replicas first."""
+        if self.shard is None:
+            raise NotImplementedError("DataParallelMeshDims without shard: distribute_module replicates parameters")
+        names = []
+        for axes in (self.replicate, self.shard):
+            axes = (axes,) if isinstance(axes, str) else axes or ()
+            if len(axes) > 1:
+                mesh[tuple(axes)]._flatten("_".join(axes))
+            names += ["_".join(axes)] if axes else []
+        return mesh[tuple(names)]
 
 
 # What stands for a parameter that a unit took, for other modules that have it, too: they meet fully_shard later.
@@ -311,6 +154,7 @@ def fully_shard(
     mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),
     offload_policy: OffloadPolicy = OffloadPolicy(),
     ignored_params: set[nn.Parameter] | None = None,
+    dp_mesh_dims: DataParallelMeshDims | None = None,
 ) -> Any:
     """Makes one unit of those parameters of ``module`` that are in none yet; call it for each block, then for the model.
 
@@ -329,8 +173,12 @@ def fully_shard(
     _tie_again(slots)
     if mesh is None:
         mesh = _C.init_device_mesh("cpu", [_C.world().size], mesh_dim_names=["shard"])
+    if dp_mesh_dims is not None:
+        mesh = dp_mesh_dims.of(mesh)
     whole = _whole_mesh(mesh, slots)
     options = _options(mesh, mp_policy, reshard_after_forward, offload_policy)
+    if mp_policy.param_dtype_override_fn is not None:
+        options.precision = _with_overrides(options.precision, mp_policy, slots)
     if shard_placement_fn is not None:
         options.set_shard_dims(_shard_dims(shard_placement_fn, slots))
     unit, tensors = _C.fully_shard([(name, m._parameters[key]) for name, m, key in slots], whole, options)
@@ -360,6 +208,21 @@ def _fill_assigned(module: nn.Module, state: dict[str, Any], prefix: str, metada
             with torch.no_grad():
                 own.copy_(given)
             state[prefix + key] = own  # of the copy of the dictionary that load_state_dict makes
+
+
+def _with_overrides(precision: Any, policy: MixedPrecisionPolicy, slots: list[Slot]) -> Any:
+    overrides = []
+    for name, module, key in slots:
+        parameter = module._parameters[key]
+        dtype = policy.param_dtype_override_fn(parameter)  # type: ignore[misc,arg-type]
+        if dtype not in (None, policy.param_dtype, parameter.dtype):  # type: ignore[union-attr]
+            raise ValueError(
+                f"param_dtype_override_fn: expected None, {policy.param_dtype} or the dtype of {name!r}, got {dtype}"
+            )
+        if dtype is not None:
+            overrides.append((name, dtype))
+    precision.param_dtype_of = overrides
+    return precision
 
 
 def _shard_dims(fn: Callable[[nn.Parameter], Placement | None], slots: list[Slot]) -> dict[str, int]:

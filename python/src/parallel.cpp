@@ -60,7 +60,8 @@ void bind_options(py::module_& module) {
   py::class_<MixedPrecision>(module, "MixedPrecision")
       .def(py::init<>())
       .def_readwrite("param_dtype", &MixedPrecision::param_dtype)
-      .def_readwrite("reduce_dtype", &MixedPrecision::reduce_dtype);
+      .def_readwrite("reduce_dtype", &MixedPrecision::reduce_dtype)
+      .def_readwrite("param_dtype_of", &MixedPrecision::param_dtype_of);
   py::class_<FsdpOptions>(module, "FsdpOptions")
       .def(py::init<>())
       .def_readwrite("reshard_after_forward", &FsdpOptions::reshard_after_forward)

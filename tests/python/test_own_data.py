@@ -5,16 +5,18 @@ The reference is FSDP2's semantics on one device: each rank's inputs through a p
 
 import copy
 import dataclasses
+import inspect
 import random
 import unittest
 
 import torch
+import torch.distributed.fsdp as theirs
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import dtensor
 from dtensor import DTensor, Replicate, Shard
-from dtensor.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from dtensor.fsdp import DataParallelMeshDims, FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from dtensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 WIDTH = 6
@@ -412,6 +414,40 @@ class Precision(unittest.TestCase):
             for own in (True, False):
                 with self.subTest(reentrant=reentrant, own=own):
                     dtensor.run(2, on_rank, reentrant, own)
+
+
+class Names(unittest.TestCase):
+    def test_all_of_torchs_are_here(self):
+        ours = set(dir(FSDPModule))
+        self.assertEqual([name for name in dir(theirs.FSDPModule) if not name.startswith("_") and name not in ours], [])
+        for ours_, theirs_ in [(fully_shard, theirs.fully_shard), (MixedPrecisionPolicy, theirs.MixedPrecisionPolicy)]:
+            lacks = set(inspect.signature(theirs_).parameters) - set(inspect.signature(ours_).parameters)
+            self.assertEqual(lacks, set())
+
+    def test_dtypes_of_single_parameters(self):
+        def on_rank():
+            net, seen = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)), []
+            for layer in net:
+                layer.register_forward_hook(lambda m, args, y: seen.append(m.weight.dtype))
+            keep = set(net[0].parameters())
+            override = lambda p: p.dtype if p in keep else None  # noqa: E731
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, cast_forward_inputs=False, param_dtype_override_fn=override)
+            fully_shard(net, mp_policy=policy)
+            with torch.autocast("cpu", torch.bfloat16):
+                net(torch.ones(2, 4)).sum().backward()
+            return seen
+
+        self.assertEqual(dtensor.run(2, on_rank)[0], [torch.float32, torch.bfloat16])
+
+    def test_axes_of_a_full_mesh(self):
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "cp", "tp"))
+            dims = DataParallelMeshDims(shard=("dp", "cp"))
+            net = fully_shard(nn.Linear(8, 4), mesh=mesh, dp_mesh_dims=dims)
+            both = fully_shard(nn.Linear(8, 4), mesh=mesh, dp_mesh_dims=DataParallelMeshDims("cp", "dp"))
+            return net.weight.device_mesh.shape, both.weight.device_mesh.mesh_dim_names
+
+        self.assertEqual(dtensor.run(8, on_rank)[0], ((4,), ("dp", "cp")))
 
 
 class WithTensorParallelism(unittest.TestCase):
