@@ -144,10 +144,36 @@ def _placing(fill: Callable[..., None]) -> Callable[..., None]:
     return fill_and_place
 
 
+def _iterating(iterate: Callable[..., Any]) -> Callable[..., Any]:
+    """Where room for a copy is made (of ``dcp.async_save``): for a DTensor another one."""
+
+    def iterate_over(item: Any, sharded: Any, of_dtensors: Callable[..., Any], of_tensors: Any, **options: Any) -> Any:
+        makes_room = of_dtensors.__name__ != "_identity_func" and options.get("companion_obj") is None
+        if makes_room and _C.is_dtensor(item):
+            return torch.empty_like(item, requires_grad=False)
+        return iterate(item, sharded, of_dtensors, of_tensors, **options)
+
+    return iterate_over
+
+
 def _adapt_state_dict_helpers(module: ModuleType) -> None:
+    _replace(module, "_iterate_state_dict", _iterating)
     _replace(module, "_gather_state_dict", _gathering)
     _replace(module, "_distribute_state_dict", _placing)
     _replace(module, "_broadcast_tensors", _placing)
+
+
+def _adapt_stager(module: ModuleType) -> None:
+    """What ``dcp.async_save`` writes while the program goes on is a copy; it copies memory, which a DTensor has not."""
+    offload = module.StateDictStager._offload_tensor
+
+    @functools.wraps(offload)
+    def copied(stager: Any, tensor: torch.Tensor, memo: dict[int, Any], non_blocking: bool = False) -> torch.Tensor:
+        if not _C.is_dtensor(tensor):
+            return offload(stager, tensor, memo, non_blocking)
+        return memo.setdefault(id(tensor), tensor.detach().clone())
+
+    module.StateDictStager._offload_tensor = copied
 
 
 class _Chunk(NamedTuple):
@@ -228,3 +254,4 @@ def install() -> None:
     ddp = torch.nn.parallel.DistributedDataParallel
     ddp.__init__ = refuse_ddp(ddp.__init__)  # type: ignore[method-assign]
     after_import("torch.distributed._state_dict_utils", _adapt_state_dict_helpers)
+    after_import("torch.distributed.checkpoint._state_dict_stager", _adapt_stager)

@@ -159,6 +159,9 @@ class Processes(unittest.TestCase):
         self.launch("scatter", 2)
         self.launch("scatter", 4)
 
+    def test_models_on_meta_are_filled(self):
+        self.launch("on_meta", 2)
+
     def test_optimizer_states_are_gathered_and_distributed(self):
         self.launch("optimizers", 2)
 

@@ -138,12 +138,44 @@ def optimizers():
                     assert isinstance(restored.state[parameter]["exp_avg"], DTensor)
 
 
+def torch_dtensor(tensor):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard as TorchShard
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor, init_device_mesh("cpu", (SIZE,)), [TorchShard(0)])
+
+
+def on_meta():
+    """Sharded before it has values, which only one process has, or all."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    mesh = dtensor.init_device_mesh("cpu", (SIZE,))
+    for from_first in (False, True):
+        sizes = DRAW.randint(1, 9), DRAW.randint(1, 9)
+        torch.manual_seed(3)
+        want = Model(*sizes)
+        with torch.device("meta"):
+            model = nn.ModuleDict({"model": Model(*sizes)})
+        model["model"].steps = want.steps.clone()
+        dtensor.fully_shard(model, mesh=mesh)
+        state = {f"model.{name}": value for name, value in want.state_dict().items()}
+        given = dict(state) if RANK == 0 or not from_first else {}
+        set_model_state_dict(model, given, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=from_first))
+        check_same(model.state_dict(), state)
+        assert isinstance(model["model"].first.weight, DTensor)
+
+
 def checkpoints():
     import torch.distributed.checkpoint as dcp
 
+    torch.set_grad_enabled(False)
     for number, (plain, model, other) in enumerate(draws(4)):
         folder = f"{sys.argv[2]}/{number}"
-        dcp.save({"model": model.state_dict(), "step": 3}, checkpoint_id=folder)
+        if number % 2:
+            dcp.async_save({"model": model.state_dict(), "step": 3}, checkpoint_id=folder).result()
+        else:
+            dcp.save({"model": model.state_dict(), "step": 3}, checkpoint_id=folder)
         state = {"model": other.state_dict(), "step": 0}
         dcp.load(state, checkpoint_id=folder)
         check_same(other.state_dict(), plain.state_dict())
@@ -151,6 +183,12 @@ def checkpoints():
         regular = {"model": {name: torch.zeros_like(value) for name, value in plain.state_dict().items()}}
         dcp.load(regular, checkpoint_id=folder)
         check_same(regular["model"], plain.state_dict())
+        beside = {"weight": torch_dtensor(plain.first.weight.detach())}  # PyTorch's
+        dcp.save(beside, checkpoint_id=folder + "-torch")
+        dcp.load({"weight": other.first.weight.zero_()}, checkpoint_id=folder + "-torch")
+        check_same({"weight": other.first.weight}, {"weight": plain.first.weight})
+        dcp.load({"model": {"first.weight": beside["weight"].zero_()}}, checkpoint_id=folder)
+        assert torch.equal(beside["weight"].full_tensor(), plain.first.weight)
 
 
 if __name__ == "__main__":
