@@ -10,7 +10,7 @@ namespace {
 PyObject* torch_data_ptr = nullptr;  // torch's own method
 
 constexpr const char* kNoAddress =
-    "data_ptr: a DTensor is spread over ranks: save full_tensor(), or use dtensor.save (dtensor.load_safetensors "
+    "data_ptr: a DTensor has no memory of its own: save full_tensor(), or use dtensor.save (dtensor.load_safetensors "
     "reads it back); to_local() is this rank's part, which has an address";
 
 // A C function, since libraries call it for each argument of each kernel that they start: nothing to measure over

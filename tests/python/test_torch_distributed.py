@@ -1,4 +1,4 @@
-"""``torch.distributed`` where DTensors are: its collectives refuse them, its state dictionary helpers and checkpoints take them."""
+"""``torch.distributed`` where DTensors are: collectives refuse them, state dictionary helpers and checkpoints take them."""
 
 import os
 import socket
@@ -140,7 +140,8 @@ class Processes(unittest.TestCase):
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
             free.close()
-            environment = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+            world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            environment = {**os.environ, **world, "OMP_NUM_THREADS": "1"}
             started = [
                 subprocess.Popen(
                     [sys.executable, PROGRAM, case, folder], env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},

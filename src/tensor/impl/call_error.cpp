@@ -82,9 +82,8 @@ std::string operands_text(SpecList operands) { return words_of(operands).operand
 void say_where_memory_is(DTensorImpl& tensor) {
   static const std::string text =
       "Cannot access the data of a DTensor, which has no memory of its own (data_ptr, accessors, printing, "
-      "torch::save): "
-      "take full_tensor(), or to_local() for this rank's part; dtensor.save (save_state in C++) writes it from all "
-      "ranks";
+      "torch::save): take this rank's part, DTensor(t).to_local(), or the whole, DTensor(t).full_tensor(); "
+      "Checkpoint saves DTensors, in Python dtensor.save";
   tensor.release_storage_and_set_meta_custom_data_ptr_error_msg_(text);
 }
 

@@ -240,7 +240,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
 }
 
 const char* DTensorImpl::tensorimpl_type_name() const {
-  return "DTensor (it is spread over ranks): take full_tensor(), or to_local() for this rank's part; "
+  return "DTensor, which has no memory of its own: take full_tensor(), or to_local() for this rank's part; "
          "dtensor.save (save_state in C++) writes it from all ranks";
 }
 
