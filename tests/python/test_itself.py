@@ -80,6 +80,17 @@ class Values(Ranks):
         """The same on every rank and layout; of the right shape, where the density has its support."""
         from torch import distributions as ds
 
+        class Shifted(ds.Distribution):
+            def __init__(self, by):
+                self.by = by
+                super().__init__(by.shape, validate_args=False)
+
+            def sample(self, sizes=torch.Size()):
+                return self.by + torch.rand(self._extended_shape(sizes), dtype=self.by.dtype)
+
+            def log_prob(self, value):
+                return torch.where((value - self.by - 0.5).abs() <= 0.5, 0.0, -torch.inf)
+
         makes = {
             "Laplace": lambda x: ds.Laplace(x, x.abs() + 1),
             "Cauchy": lambda x: ds.Cauchy(x, x.abs() + 1),
@@ -89,6 +100,12 @@ class Values(Ranks):
             "OneHotCategorical": lambda x: ds.OneHotCategorical(logits=x),
             "Bernoulli": lambda x: ds.Bernoulli(logits=x),
             "Exponential": lambda x: ds.Exponential(x.abs() + 1),
+            "Uniform": lambda x: ds.Uniform(x, x + 1),
+            "Gumbel": lambda x: ds.Gumbel(x, x.abs() + 1),
+            "StudentT": lambda x: ds.StudentT(x.abs() + 1, x),
+            "MultivariateNormal": lambda x: ds.MultivariateNormal(x, torch.eye(6, dtype=x.dtype)),
+            "a mixture": lambda x: ds.MixtureSameFamily(ds.Categorical(logits=x), ds.StudentT(x.abs() + 1)),
+            "a class of one's own": lambda x: Shifted(x),
         }
 
         def samples(make, shape, placement):
