@@ -1,5 +1,5 @@
-// Where the gradient goes that an operator computes within a backward pass. Lets one that would build the gradient of a
-// whole table build only the rows that the parameter's shard wants.
+// Where the gradient goes that an operator computes within a backward pass. With it an operator that would compute the
+// gradient of a full table computes only the rows of the parameter's shard.
 #pragma once
 
 #include <c10/util/SmallVector.h>

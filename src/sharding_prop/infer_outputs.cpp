@@ -117,8 +117,8 @@ void run_on_meta(OpCall& call) {
   read_outputs(meta.stack, call.outputs);
 }
 
-// An operator that runs on full operands in any case judges the call there, alike on every rank, and its results are
-// described when they are there: a failure on meta tensors, which may lack a value, says nothing of the call.
+// An operator that runs on full operands in any case judges the call there, the same on every rank, and its results are
+// described by what came. A failure on meta tensors, which lack values, says nothing of such a call.
 bool is_judged_by_results(const OpCall& call) { return call.info->rule().entry->source != RuleSource::rule; }
 
 // Whether a failure on meta tensors says nothing of the call.

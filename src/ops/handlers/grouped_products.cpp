@@ -1,6 +1,6 @@
-// Products of groups of rows with matrices of their own (experts). `offs` says where groups end in the whole tensor: a
-// rank with a part of the rows finds where they end among its own; one with a part of the groups multiplies their rows
-// alone, and its share of the result is zero elsewhere.
+// Products of groups of rows with one matrix each (experts). `offs` says where groups end in the global tensor. A rank
+// with a part of the rows finds the ends of groups among its own rows. A rank with a part of the groups multiplies the
+// rows of those groups; its share of the result is zero elsewhere.
 #include <ATen/ATen.h>
 
 #include "ops/handlers/local_args.h"
@@ -28,8 +28,7 @@ at::Tensor aligned(const at::Tensor& t) {
   return at::empty(sizes, t.options()).narrow(-1, 0, columns).copy_(t);
 }
 
-// One call, in the whole tensor's terms: which dimension of each tensor groups lie along, or is one of groups (-1:
-// none).
+// One call. For each tensor: the dimension along which groups lie, and the dimension that counts groups; -1 for none.
 struct Grouped {
   at::Tensor a, b, ends;
   at::DimVector sizes;  // of the result
@@ -65,7 +64,7 @@ at::Tensor sliced(const at::Tensor& t, std::int64_t dim, std::int64_t begin, std
   return dim < 0 ? t : t.slice(dim, begin, end);
 }
 
-// Some of the groups, each segment by itself.
+// The product of this rank's groups, one segment of them at a time.
 at::Tensor product_of_groups(const Grouped& g, const Segments& groups) {
   const auto on_host = g.ends.cpu().to(at::kLong);
   const auto* ends = on_host.const_data_ptr<std::int64_t>();
@@ -84,7 +83,7 @@ at::Tensor product_of_groups(const Grouped& g, const Segments& groups) {
   return result;
 }
 
-// What lies behind the last group is nobody's memory on one device. Where looking costs nothing, it is zero.
+// ATen leaves what lies behind the last group uninitialised. It is zero where the host can read `offs` for free.
 void clear_behind(const Grouped& g, const at::Tensor& result) {
   if (g.along_result < 0 || !result.is_cpu() || g.ends.numel() == 0) return;
   result.slice(g.along_result, g.ends[-1].item<std::int64_t>()).zero_();
@@ -111,9 +110,9 @@ void grouped_mm(LocalCall& call) {
   if (groups != nullptr && g.ends.defined()) {
     return give(call, {product_of_groups(g, own_segments(groups, dim, groups->sizes[static_cast<std::size_t>(dim)]))});
   }
-  auto whole = product(g.a, g.b, g.ends, g.sizes);
-  clear_behind(g, whole);
-  give(call, {whole});
+  const auto result_of_all = product(g.a, g.b, g.ends, g.sizes);
+  clear_behind(g, result_of_all);
+  give(call, {result_of_all});
 }
 
 }  // namespace
