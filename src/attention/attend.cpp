@@ -10,7 +10,9 @@
 #include "autograd/leaf_hook.h"
 #include "comm/record/caller.h"
 #include "dtensor/autograd_node.h"
+#include "dtensor/hidden_from_modes.h"
 #include "placement/stride_order.h"
+#include "scope/shown_call.h"
 
 namespace dtensor::attention_parts {
 namespace {
@@ -21,6 +23,33 @@ using torch::autograd::variable_list;
 
 c10::intrusive_ptr<MeshImpl> mesh_of(const TensorSpec& spec) {
   return c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&acting(*spec.mesh)));
+}
+
+// What dispatch modes see in the place of the passes: ATen's operator on one device, each way.
+c10::OperatorHandle operator_shown(const char* way) {
+  const std::string name = std::string("aten::_scaled_dot_product_flash_attention_for_cpu") + way;
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "");
+}
+
+torch::jit::Stack call_shown(const Setup& s, const variable_list& in, const at::Tensor& mask) {
+  return {in[0],
+          in[1],
+          in[2],
+          s.scores.dropout,
+          s.options.causal,
+          mask.defined() ? c10::IValue(mask) : c10::IValue(),
+          s.options.scale};
+}
+
+// Of [B, H, L, 2]: the logarithm of each row's sum, and the score kept apart from it.
+SpecPtr sums_spec(const Setup& s) {
+  const at::DimVector sizes{s.q->sizes[0], s.q->sizes[1], s.q->sizes[2], 2};
+  return intern_spec(s.q->mesh, s.layout.q, sizes, c10::contiguous_strides(sizes), accumulate_type(s.q->dtype));
+}
+
+at::Tensor sums_shown(const Forward& result) {
+  if (!result.lse.defined()) return {};
+  return at::stack({result.lse, result.top.defined() ? result.top : at::zeros_like(result.lse)}, 3);
 }
 
 struct AttentionBackward final : Node {
@@ -43,10 +72,31 @@ struct AttentionBackward final : Node {
 
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return variable_list(4);
-    const Caller caller(caller_name());
+    // Unpacking may run the forward pass again, of which modes see what they saw before.
     const variable_list in{q.unpack(), k.unpack(), v.unpack(), sinks.unpack()};
+    const Forward forward{out.unpack(), lse.unpack(), top.unpack()};
+    const Caller caller(caller_name());
+    const bool shown = modes_see();
+    const HiddenFromModes hidden;
     if (at::GradMode::is_enabled()) return again(in, grads[0]);
     const auto grad = redistribute_tensors({as_dtensor_like(grads[0], *setup.out)}, {setup.layout.q})[0];
+    if (!shown || in[3].defined()) return gradients(in, forward, grad);
+    const auto call = call_shown(setup, in, whole_mask.unpack());
+    torch::jit::Stack stack{grad,
+                            call[0],
+                            call[1],
+                            call[2],
+                            make_dtensor(setup.out, forward.out),
+                            make_dtensor(sums_spec(setup), sums_shown(forward))};
+    stack.insert(stack.end(), call.begin() + 3, call.end());
+    run_shown_as(operator_shown("_backward"), stack, shown, [&](torch::jit::Stack& results) {
+      const auto found = gradients(in, forward, grad);
+      results = {found[0], found[1], found[2]};
+    });
+    return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor(), at::Tensor()};
+  }
+
+  variable_list gradients(const variable_list& in, const Forward& forward, const at::Tensor& grad) const {
     const LocalScope scope;
     Backward found;
     if (setup.q->mesh->is_member) {
@@ -54,7 +104,7 @@ struct AttentionBackward final : Node {
       scores.mask = local_mask.unpack();
       scores.own_rows = own_rows;
       found = backward_of_rows(scores, setup.documents, setup.blocks, local_inputs(setup, in[0], in[1], in[2]),
-                               {last_dense(out.unpack()), lse.unpack(), top.unpack()}, last_dense(local_of(grad)),
+                               {last_dense(forward.out), forward.lse, forward.top}, last_dense(local_of(grad)),
                                in[3].defined() ? local_of(in[3]) : in[3]);
     }
     variable_list result(4);
@@ -122,6 +172,23 @@ Forward run_forward(const Setup& setup, const variable_list& in, const LocalMask
   return result;
 }
 
+// run_forward, of which modes see the operator of one device. Sinks are in none of ATen's.
+at::Tensor forward_as_shown(const Setup& setup, const variable_list& in, const at::Tensor& mask, const LocalMask& local,
+                            bool shown, Forward& result) {
+  shown = shown && !in[3].defined();
+  auto call = shown ? call_shown(setup, in, mask) : torch::jit::Stack();
+  run_shown_as(operator_shown(""), call, shown, [&](torch::jit::Stack& stack) {
+    if (setup.q->mesh->is_member) result = run_forward(setup, in, local);
+    stack = {make_dtensor(setup.out, result.out)};
+    if (shown) stack.emplace_back(make_dtensor(sums_spec(setup), sums_shown(result)));
+  });
+  at::Tensor out = call[0].toTensor();
+  if (call.size() == 1) return out;
+  const at::Tensor sums = local_of(call[1].toTensor());
+  result = {local_of(out), sums.defined() ? sums.select(3, 0) : sums, sums.defined() ? sums.select(3, 1) : sums};
+  return out;
+}
+
 // What a row's sum is made of, as one tensor to be kept.
 at::Tensor packed(const Forward& result) {
   return result.top.defined() ? at::stack({result.lse, result.top}, 3) : result.lse;
@@ -131,15 +198,14 @@ Forward unpacked(const at::Tensor& out, const at::Tensor& kept) {
   return {out, kept.select(3, 0), kept.select(3, 1)};
 }
 
-at::Tensor run(Setup setup, const variable_list& in, const at::Tensor& mask, const KeptForward& kept) {
+at::Tensor run(Setup setup, const variable_list& in, const at::Tensor& mask, const KeptForward& kept, bool shown) {
   const auto local = local_mask(mask, setup);
   Forward result;
   at::Tensor out;
   if (kept.take && kept.take(out, result.lse)) {
     result = unpacked(local_of(out), result.lse);
   } else {
-    if (setup.q->mesh->is_member) result = run_forward(setup, in, local);
-    out = make_dtensor(setup.out, result.out);
+    out = forward_as_shown(setup, in, mask, local, shown, result);
     if (kept.keep) kept.keep(out, packed(result));
   }
   const bool graph = at::GradMode::is_enabled() && std::any_of(in.begin(), in.end(), [](const at::Tensor& t) {
@@ -196,7 +262,7 @@ Moves moves_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, co
 }
 
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options,
-                  AttentionStrategy strategy, std::string* text, const KeptForward& kept) {
+                  AttentionStrategy strategy, std::string* text, const KeptForward& kept, bool shown) {
   const auto* first = first_spec(q, k, v);
   // Ranks may lay out a plain tensor as they like, and the result's strides are one on all of them.
   const auto as_dtensor_here = [&](const at::Tensor& t) {
@@ -211,7 +277,7 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
       text == nullptr ? find_layout(operands, pattern, strategy) : search_layout(operands, pattern, strategy, text);
   const auto in = laid_out(query, key, value, sinks, layout);
   const auto back = layout.result;
-  const auto out = run(setup_of(in[0], in[1], in[2], std::move(layout), options), in, options.mask, kept);
+  const auto out = run(setup_of(in[0], in[1], in[2], std::move(layout), options), in, options.mask, kept, shown);
   return redistribute_tensors({out}, {back})[0];
 }
 

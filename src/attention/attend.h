@@ -36,9 +36,9 @@ struct KeptForward {
 };
 
 // At least one operand is a DTensor of a mesh of CPUs; plain ones count as Replicate. `text`, if given, receives the
-// strategies and their prices. Collective over the mesh.
+// strategies and their prices. `shown`: dispatch modes see the operator that one device runs. Collective over the mesh.
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options,
-                  AttentionStrategy strategy, std::string* text, const KeptForward& kept = {});
+                  AttentionStrategy strategy, std::string* text, const KeptForward& kept = {}, bool shown = false);
 
 // The same by plain ATen, of plain tensors or DTensors. `kept`: [B, H, L, S], true where dropout keeps a weight;
 // undefined: at::dropout draws.

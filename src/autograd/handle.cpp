@@ -52,6 +52,7 @@ template <class Run>
 auto run_redistribute(const std::vector<DTensor>& tensors, const MeshInfo* mesh, Run&& run) {
   static const std::string name = "redistribute";
   const Caller caller(name);
+  const HiddenFromModes hidden;
   const CollectivesOf of([&] {
     std::vector<at::Tensor> locals;
     for (const auto& tensor : tensors) locals.push_back(tensor.defined() ? checked_impl(tensor).local() : at::Tensor());

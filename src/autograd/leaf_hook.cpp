@@ -11,6 +11,7 @@
 #include "autograd/leaf_reduction.h"
 #include "autograd/local_autograd.h"
 #include "dtensor/events.h"
+#include "dtensor/hidden_from_modes.h"
 #include "dtensor/plain_scope.h"
 #include "placement/stride_order.h"
 
@@ -122,6 +123,7 @@ class LeafReducer final : public torch::autograd::FunctionPreHook {
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
     const auto& given = grads.at(0);
     if (!given.defined()) return {given};
+    const HiddenFromModes hidden;
     const bool sole = is_sole(given);
     const auto leaf = handle_of(leaf_);
     const CollectivesOf of([this] { return std::vector<at::Tensor>{leaf_.local()}; });

@@ -9,6 +9,7 @@
 
 #include "comm/reduce_policy.h"
 #include "dtensor/events.h"
+#include "dtensor/hidden_from_modes.h"
 #include "dtensor/hooks.h"
 #include "mesh/mesh_impl.h"
 #include "placement/stride_order.h"
@@ -149,6 +150,7 @@ void Pass::reduce(std::vector<Waiting> list) {
 }
 
 void Pass::finish() {
+  const HiddenFromModes hidden;
   const at::NoGradGuard no_grad;
   reduce(std::exchange(waiting_, {}));
   for (const auto& flight : std::exchange(flights_, {})) flight->land();

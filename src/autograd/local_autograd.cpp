@@ -6,6 +6,7 @@
 #include "autograd/leaf_hook.h"
 #include "autograd/moved_view.h"
 #include "dtensor/autograd_node.h"
+#include "dtensor/hidden_from_modes.h"
 #include "dtensor/tensor.h"
 #include "mesh/same_content.h"
 #include "placement/shard_map.h"
@@ -48,6 +49,7 @@ struct FromLocalBackward final : Node {
   variable_list apply(variable_list&& grads) override {
     // Outside the mesh there is no part of it.
     if (!grads[0].defined() || !spec->mesh->is_member) return {at::Tensor()};
+    const HiddenFromModes hidden;
     const auto wanted = without_partial(spec->placements);
     auto local = as_dtensor_like(grads[0], *spec).redistribute(wanted).to_local(wanted);
     return {share == 1 ? local : local.mul(share)};
@@ -77,6 +79,7 @@ struct ToLocalBackward final : Node {
       : spec(std::move(s)), placements(std::move(p)), checked_axes(check) {}
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return {at::Tensor()};
+    const HiddenFromModes hidden;
     const bool met_dtensors = is_dtensor(grads[0]);
     const at::Tensor grad = local_gradient(grads[0], *spec);
     if (checked_axes != 0 && !met_dtensors) {
@@ -100,6 +103,7 @@ struct RedistributeBackward final : Node {
   explicit RedistributeBackward(SpecPtr s) : spec(std::move(s)) {}
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return {at::Tensor()};
+    const HiddenFromModes hidden;
     return {as_dtensor_like(grads[0], *spec).redistribute(without_partial(spec->placements))};
   }
   std::string name() const override { return "RedistributeBackward"; }

@@ -16,6 +16,7 @@
 #include "comm/record/rank_record.h"
 #include "comm/values.h"
 #include "dtensor/comm_backend.h"
+#include "dtensor/hidden_from_modes.h"
 #include "dtensor/plain_scope.h"
 #include "scope/checked.h"
 
@@ -30,9 +31,10 @@ std::int64_t bytes_from_others(at::TensorList outputs, int me) {
   return bytes;
 }
 
-// Runs the backend's part, timed if somebody listens.
+// Runs the backend's part, timed if somebody listens, out of the sight of dispatch modes.
 template <class Run>
 auto report(const CommBackend& backend, const CollectiveCall& call, std::int64_t bytes, Run&& run) {
+  const HiddenFromModes hidden;
   if (!events_on(Event::Kind::collective)) return run();
   Event event;
   event.kind = Event::Kind::collective;

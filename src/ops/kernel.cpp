@@ -15,6 +15,7 @@
 #include "ops/plain_operand.h"
 #include "ops/prepare.h"
 #include "ops/result_check.h"
+#include "scope/shown_call.h"
 #include "tensor/impl/call_error.h"
 
 namespace dtensor {
@@ -181,7 +182,9 @@ void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
   if (C10_UNLIKELY(view.mesh == nullptr)) return entry.op.callBoxed(stack);  // a list without DTensors
   note_default_type(view);
   begin_call(entry, view);
-  if (C10_UNLIKELY(keeping_results()) && take_kept_result(entry, stack)) return;
+  if (C10_UNLIKELY(scopes_watched())) {
+    if (run_shown_call(entry.op, stack) || (keeping_results() && take_kept_result(entry, stack))) return;
+  }
   const Caller caller(entry.text());
   bool fresh = false;
   const auto call = decide_for(entry, stack, view, fresh);

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "dtensor/bucketed_all_to_all.h"
+#include "dtensor/hidden_from_modes.h"
 #include "dtensor/plain_scope.h"
 #include "mesh/mesh_impl.h"
 #include "mesh/world_state.h"
@@ -93,6 +94,7 @@ std::vector<at::Tensor> move_between_meshes(const std::vector<MeshMove>& moves) 
   if (!std::binary_search(ranks.begin(), ranks.end(), self)) return results;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const NoMeshScope plain;
+  const HiddenFromModes hidden;
   WorldState& state = acting(*moves.front().to->mesh).state();
   BucketedAllToAll exchange;
   const auto bucket = exchange.bucket(state.communicator(world, ranks, "meshes"), common_dtype(moves));

@@ -11,6 +11,7 @@
 #include "comm/events.h"
 #include "comm/reduce_policy.h"
 #include "dtensor/bucketed_all_to_all.h"
+#include "dtensor/hidden_from_modes.h"
 #include "dtensor/plain_scope.h"
 #include "redistribute/buffers.h"
 #include "redistribute/edges/edge.h"
@@ -206,6 +207,7 @@ void Bucket::add(const RedistributePlan& plan, const TensorSpec& from, at::Tenso
 
 bool Bucket::advance() {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const HiddenFromModes hidden;
   const NoMeshScope plain;
   if (under_way_.empty()) begin_ = std::chrono::steady_clock::now();
   for (const auto& finish : std::exchange(under_way_, {})) finish();

@@ -7,6 +7,7 @@
 #include "comm/events.h"
 #include "comm/reduce_policy.h"
 #include "dtensor/comm_backend.h"
+#include "dtensor/hidden_from_modes.h"
 #include "dtensor/plain_scope.h"
 #include "redistribute/edges/edge.h"
 
@@ -80,6 +81,7 @@ at::Tensor execute_plan(const RedistributePlan& plan, const at::Tensor& local, c
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   // A MeshScope would turn buffers into DTensors.
   const NoMeshScope plain;
+  const HiddenFromModes hidden;
   if (!events_on(Event::Kind::redistribute)) return run_edges(plan, local, from);
   Event event{Event::Kind::redistribute, one_line(plan), "", plan.bytes_moved, std::chrono::steady_clock::now(), {}};
   at::Tensor result = run_edges(plan, local, from);

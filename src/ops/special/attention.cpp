@@ -14,6 +14,7 @@
 #include "attention/attend.h"
 #include "comm/events.h"
 #include "comm/record/caller.h"
+#include "dtensor/hidden_from_modes.h"
 #include "dtensor/plain_scope.h"
 #include "ops/explain.h"
 #include "ops/inspect_state.h"
@@ -106,6 +107,8 @@ KeptForward kept_forward() {
 at::Tensor attend_checked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options) {
   const Caller caller(attention_parts::caller_name());
+  const bool shown = modes_see();
+  const HiddenFromModes hidden;
   check_plain(q, k, v, options.mask);
   for (const auto* more : {&options.sinks, &options.row_documents}) {
     if (more->defined()) check_plain(q, k, v, *more);
@@ -115,7 +118,8 @@ at::Tensor attend_checked(const at::Tensor& q, const at::Tensor& k, const at::Te
   const auto check = check_before(q, k, v, options);
   std::string text;
   const auto begin = std::chrono::steady_clock::now();
-  const auto out = attend(q, k, v, options, strategy, recording_explanations() ? &text : nullptr, kept_forward());
+  const auto out =
+      attend(q, k, v, options, strategy, recording_explanations() ? &text : nullptr, kept_forward(), shown);
   if (events_on(Event::Kind::op))
     emit_event({Event::Kind::op, attention_parts::caller_name(), "", moved, begin, std::chrono::steady_clock::now()});
   if (!text.empty()) record_explanation("attention\n" + text);

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include "dtensor/autograd_node.h"
+#include "dtensor/hidden_from_modes.h"
 #include "ops/special/special.h"
 #include "tensor/impl/dtensor_impl.h"
 
@@ -61,8 +62,9 @@ struct LinearBackward final : Node {
     const at::Tensor matrix = mask[0] ? weight.unpack() : at::Tensor();
     constexpr c10::DispatchKeySet kEngine(kDTensorKey);
     auto [to_x, to_weight, to_bias] =
-        at::GradMode::is_enabled() ? differentiable(input, grads[0], matrix, mask)
-                                   : at::_ops::linear_backward::redispatch(kEngine, input, grads[0], matrix, mask);
+        at::GradMode::is_enabled() || modes_see()
+            ? differentiable(input, grads[0], matrix, mask)
+            : at::_ops::linear_backward::redispatch(kEngine, input, grads[0], matrix, mask);
     return {std::move(to_x), std::move(to_weight), std::move(to_bias)};
   }
 };
@@ -78,11 +80,12 @@ auto node_of(const at::Tensor& x, const at::Tensor& weight, const std::optional<
   return node;
 }
 
-// ATen's composite kernel judges calls that do not fit, and serves forward-mode derivatives.
+// ATen's composite kernel judges calls that do not fit, serves forward-mode derivatives and shows dispatch modes the
+// operators that they know.
 bool takes(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   const bool biased = bias.has_value() && bias->defined();
   if (!dtensor_or_null(x) || !dtensor_or_null(weight) || (biased && !dtensor_or_null(*bias))) return false;
-  if (x.dim() < 2 || weight.dim() != 2 || x.sizes().back() != weight.sizes()[1]) return false;
+  if (modes_see() || x.dim() < 2 || weight.dim() != 2 || x.sizes().back() != weight.sizes()[1]) return false;
   if (biased && (bias->dim() != 1 || bias->sizes()[0] != weight.sizes()[0])) return false;
   using torch::autograd::isFwGradDefined;
   return !isFwGradDefined(x) && !isFwGradDefined(weight) && !isFwGradDefined(bias);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "comm/record/caller.h"
+#include "dtensor/hidden_from_modes.h"
 #include "mesh/mesh_impl.h"
 #include "tensor/impl/dtensor_impl.h"
 
@@ -25,10 +26,11 @@ std::string operands_text(SpecList operands);
 void say_where_memory_is(DTensorImpl& tensor);
 
 // Runs a function of this library: what it communicates, and what it throws, is told to be of `name`, which lives for
-// the program.
+// the program. Dispatch modes see none of it.
 template <class Run>
 auto run_as(const std::string& name, const at::Tensor& operand, const MeshInfo* mesh, Run&& run) {
   const Caller caller(name);
+  const HiddenFromModes hidden;
   try {
     return run();
   } catch (...) {
