@@ -19,10 +19,11 @@ def _check_torch() -> None:
 
 
 _check_torch()
-from . import _C, _distributions, _tensor, _torch_distributed  # noqa: E402
+from . import _C, _distributions, _flops, _tensor, _torch_distributed  # noqa: E402
 
 _tensor.install()
 _distributions.install()
+_flops.install()
 _torch_distributed.install()
 
 from ._api import DTensor, distribute_module, distribute_tensor, redistribute  # noqa: E402

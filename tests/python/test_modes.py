@@ -1,5 +1,5 @@
-"""What tools see of DTensors: dispatch modes the operators of one device, selective checkpoints what
-they know."""
+"""What tools see of DTensors: dispatch modes the operators of one device, selective checkpoints and counters of operations
+what they know."""
 
 import collections
 import copy
@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
 
 import dtensor
 import op_samples
@@ -151,6 +152,48 @@ class Modes(unittest.TestCase):
         for name, kept, dim in itertools.product(MODULES, KEPT.values(), range(-1, 3)):
             with self.subTest(name=name, dim=dim):
                 dtensor.run(2, on_rank, made(name), kept, dim)
+
+    def test_counters_count_a_ranks_share(self):
+        def count(fn):
+            with FlopCounterMode(display=False) as counter:
+                fn()
+            return counter.get_total_flops()
+
+        def of(*sizes):
+            return torch.ones(*sizes, dtype=torch.float64)
+
+        # Of two ranks: function, sizes, placements, and how many ranks share it.
+        cases = [
+            (torch.mm, [(4, 6), (6, 8)], [Shard(0), Replicate()], 2),
+            (torch.mm, [(4, 6), (6, 8)], [Replicate(), Shard(1)], 2),
+            (torch.mm, [(4, 6), (6, 8)], [Shard(1), Shard(0)], 2),
+            (torch.mm, [(4, 6), (6, 8)], [Replicate(), Replicate()], 1),
+            (torch.mm, [(4, 6), (6, 8)], [Partial(), Replicate()], 1),
+            (torch.bmm, [(2, 4, 6), (2, 6, 8)], [Shard(0), Shard(0)], 2),
+            (nn.functional.linear, [(2, 4, 6), (8, 6), (8,)], [Shard(1), Replicate(), Replicate()], 2),
+            (nn.functional.linear, [(2, 4, 6), (8, 6), (8,)], [Replicate(), Shard(0), Shard(0)], 2),
+            (nn.functional.conv1d, [(2, 4, 6), (8, 4, 3)], [Shard(0), Replicate()], 2),
+            (nn.functional.conv1d, [(2, 4, 6), (8, 4, 3)], [Replicate(), Shard(0)], 2),
+            (attention, [(2, 4, 6, 8)] * 3, [Shard(0)] * 3, 2),
+            (attention, [(2, 4, 6, 8)] * 3, [Shard(1)] * 3, 2),
+            (attention, [(2, 4, 6, 8)] * 3, [Shard(2)] * 3, 2),
+        ]
+
+        def passes(fn, tensors):
+            def run():
+                fn(*tensors).square().sum().backward()
+
+            return count(lambda: fn(*tensors)), count(run)
+
+        def on_rank():
+            mesh = mesh_of((2,))
+            for fn, sizes, placements, ranks in cases:
+                one = passes(fn, [of(*s).requires_grad_() for s in sizes])
+                given = [distribute_tensor(of(*s), mesh, [p]).requires_grad_() for s, p in zip(sizes, placements)]
+                for _ in range(2):
+                    self.assertEqual(passes(fn, given), tuple(n // ranks for n in one), f"{fn} {placements}")
+
+        dtensor.run(2, on_rank)
 
 
 if __name__ == "__main__":
