@@ -180,7 +180,9 @@ struct Outcome {
   // Ctrl-C would have no effect before they end.
   void run_ranks(int ranks, const py::object& fn, const RunOptions& options) {
     const int threads = at::get_num_threads();
+    const at::ThreadLocalState caller;
     auto over = std::async(std::launch::async, [&] {
+      const at::ThreadLocalStateGuard profiled_as_caller(caller);
       at::get_num_threads();  // until it has run on a thread, set_num_threads changes the whole process
       at::set_num_threads(threads);
       run_local(

@@ -3,9 +3,12 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
+#include <ATen/record_function.h>
 #include <c10/core/AutogradState.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <atomic>
+#include <optional>
 #include <thread>
 
 #include "comm/describe.h"
@@ -27,6 +30,26 @@ void set_up_thread(int intra_op_threads) {
   at::get_num_threads();  // until it has run on a thread, set_num_threads changes the whole process
   at::set_num_threads(intra_op_threads);
 }
+
+// The profiler of the thread that starts the ranks sees them, too.
+class Profiler {
+ public:
+  Profiler() {
+    auto* state = c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE);
+    if (state != nullptr) state_ = {c10::ThreadLocalDebugInfo::current(), state};
+  }
+  // On the thread of a rank, which is left as it was.
+  void run(const std::function<void()>& rank) const {
+    if (!state_) return rank();
+    at::set_record_function_tls_(callbacks_);
+    const c10::DebugInfoGuard seen(c10::DebugInfoKind::PROFILER_STATE, state_);
+    rank();
+  }
+
+ private:
+  at::RecordFunctionTLS callbacks_ = at::get_record_function_tls_();
+  std::shared_ptr<c10::DebugInfoBase> state_;
+};
 
 enum class Origin { own, peer, communication };
 
@@ -74,6 +97,7 @@ RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunO
   static std::atomic<std::uint64_t> runs{0};
   const auto run = ++runs;
   for (int r = 0; r < ranks; ++r) world->set_record(r, std::make_shared<RankRecord>(r, ranks, run));
+  const Profiler profiler;
   FirstError first;
   run_on_threads(ranks, [&](int rank) {
     const RankThread thread(*world->record(rank));
@@ -83,7 +107,7 @@ RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunO
       auto backend = make_backend(group, rank);
       backend->set_record(world->record(rank));
       const CheckedByEnvironment checked;
-      fn(Communicator(std::move(backend)));
+      profiler.run([&] { fn(Communicator(std::move(backend))); });
       if (world->failed() && world->record(rank)->missed_failure()) world->throw_failure();
     } catch (...) {
       // Read before it is recorded: another rank's error may take its place there, and the last reference with it.
