@@ -47,6 +47,7 @@ void bind_moe(py::module_& module);
 void bind_routed_experts(py::module_& module);
 void bind_attention(py::module_& module);
 void bind_interop(py::module_& module);
+void bind_register_sharding(py::module_& module);
 
 // Wherever a bound function takes a `Type`, it takes values for which `accepts` holds too: the constructor of one
 // argument converts them. Unlike py::implicitly_convertible it holds on several threads at once.

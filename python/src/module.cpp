@@ -30,4 +30,5 @@ PYBIND11_MODULE(_C, module) {
   bind_routed_experts(module);
   bind_attention(module);
   bind_interop(module);
+  bind_register_sharding(module);
 }

@@ -1,0 +1,154 @@
+"""``register_sharding``: acceptable placements of an operator, as a sharding rule.
+
+Each entry says how one mesh dimension may hold results and operands. Entries become factors of one rule (docs/rules.md):
+dimensions that an entry shards together share a factor, so one dimension cannot occur in entries that differ.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Sequence
+
+import torch
+from torch.utils import _pytree
+
+from . import _C
+from ._C import Placement
+from .placement_types import as_placement
+
+__all__ = ["register_sharding"]
+
+Entry = tuple[list[Placement | None], list[Placement | None]]
+
+
+class TensorMeta(NamedTuple):
+    """What a sharding function sees of a tensor: the global sizes."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+
+def register_sharding(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator of functions that say for ``op``, an overload or a list of them, which placements it may run with.
+
+    The function takes the operator's arguments, with sizes and dtypes in place of tensors, and returns
+    [([placements of the results], [placements of the arguments, None for those that are no tensors]), ...], each for one
+    mesh dimension. It replaces the rule that the operator has. All operands replicated is always possible. Register before
+    ranks run.
+    """
+
+    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+        for overload in op if isinstance(op, (list, tuple)) else [op]:
+            _register(overload, fn)
+        return fn
+
+    return register
+
+
+def _register(overload: Any, fn: Callable[..., Any]) -> None:
+    schema = overload._schema
+    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    positional = [a.name for a in schema.arguments if not a.kwarg_only]
+    named = [a.name for a in schema.arguments if a.kwarg_only]
+
+    def call(fn_: Callable[..., Any], values: dict[str, Any]) -> Any:
+        return fn_(*(values.get(n) for n in positional), **{n: values[n] for n in named if n in values})
+
+    def outputs(operands: list[Any], plain: dict[str, Any]) -> list[Any]:
+        values = {**plain, **_tensors(operands)}
+        with torch.no_grad():
+            on_meta = {n: _pytree.tree_map_only(TensorMeta, _on_meta, v, is_leaf=_is_meta) for n, v in values.items()}
+            results = call(overload, on_meta)
+        return [(list(t.shape), list(t.stride()), t.dtype) for t in _pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
+
+    def rule(operands: list[Any], plain: dict[str, Any], ranks: list[int]) -> Any:
+        values = {**plain, **_tensors(operands)}
+        return _parts(_Factors(name, operands, ranks), operands, positional + named, values, call(fn, values))
+
+    _C.register_sharding(name, positional + named, rule, outputs)
+
+
+def _is_meta(value: Any) -> bool:
+    return isinstance(value, TensorMeta)
+
+
+def _on_meta(meta: TensorMeta) -> torch.Tensor:
+    return torch.empty(meta.shape, dtype=meta.dtype, device="meta")
+
+
+def _tensors(operands: list[Any]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for argument, shape, dtype in operands:
+        meta = None if shape is None else TensorMeta(tuple(shape), dtype)
+        if argument in result:
+            former = result[argument]
+            result[argument] = [*former, meta] if isinstance(former, list) else [former, meta]
+        else:
+            result[argument] = meta
+    return result
+
+
+def _placements_of_operands(name: str, operands: list[Any], arguments: list[str], values: dict[str, Any], given: Any) -> Any:
+    """Of each tensor; an entry has one placement for each argument, in which those of a list stand one after the other."""
+    flat = [a for a in arguments for _ in range(len(values[a]) if isinstance(values.get(a), list) else 1)]
+    if len(given) > len(flat) or any(p is not None for p in given[len(flat) :]):
+        raise ValueError(f"register_sharding({name}): {len(given)} placements for the arguments {arguments}")
+    placed: dict[str, list[Any]] = {}
+    for argument, placement in zip(flat, given):
+        placed.setdefault(argument, []).append(None if placement is None else as_placement(placement))
+    return [placed.get(argument, [None]).pop(0) if placed.get(argument) else None for argument, _, _ in operands]
+
+
+class _Factors:
+    """One rule, made of entries."""
+
+    def __init__(self, name: str, operands: list[Any], ranks: list[int]) -> None:
+        self.name, self.count = name, 0
+        self.ins: list[list[list[int]]] = [[[] for _ in shape or ()] for _, shape, _ in operands]
+        self.outs: list[list[list[int]]] = [[[] for _ in range(rank)] for rank in ranks]
+        self.linear: list[list[int]] = []
+
+    def refuse(self, entry: Any, why: str) -> None:
+        raise NotImplementedError(f"register_sharding({self.name}): {entry} {why}")
+
+    def add(self, outs: list[Placement], ins: list[Placement | None], entry: Any) -> None:
+        shards = [p for p in (*outs, *ins) if p is not None and p.is_shard()]
+        shares = [i for i, p in enumerate(ins) if p is not None and p.is_partial()]
+        if shards:
+            self._add_factor(outs, ins, shares, entry)
+        elif shares:
+            if not all(p.is_partial("sum") for p in outs) or not all(ins[i].is_partial("sum") for i in shares):
+                self.refuse(entry, "has shares that are not of sums")
+            self.linear.append(shares)
+        elif any(p.is_partial() for p in outs):
+            self.refuse(entry, "makes shares of replicated operands")
+
+    def _add_factor(self, outs: list[Placement], ins: list[Placement | None], shares: list[int], entry: Any) -> None:
+        split_ins = [(self.ins[i], p) for i, p in enumerate(ins) if p is not None and p.is_shard()]
+        if not split_ins or shares:
+            self.refuse(entry, "shards results without operands, or operands beside shares")
+        if any(p.is_replicate() or (p.is_partial() and not p.is_partial("sum")) for p in outs):
+            self.refuse(entry, "has results that are neither sharded nor shares of a sum")
+        for dims, placement in [*split_ins, *((o, p) for o, p in zip(self.outs, outs) if p.is_shard())]:
+            if not -len(dims) <= placement.dim < len(dims) or dims[placement.dim]:
+                self.refuse(entry, f"shards dimension {placement.dim}, which is missing or sharded by another entry")
+            dims[placement.dim].append(self.count)
+        self.count += 1
+
+
+def _parts(
+    factors: _Factors, operands: list[Any], arguments: list[str], values: dict[str, Any], entries: Sequence[Any]
+) -> Any:
+    for outs, ins in entries:
+        placed = _placements_of_operands(factors.name, operands, arguments, values, ins)
+        factors.add([as_placement(p) for p in outs], placed, (outs, ins))
+    return factors.count, factors.ins, factors.outs, factors.linear

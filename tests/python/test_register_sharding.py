@@ -1,0 +1,129 @@
+"""register_sharding: rules of operators, written in Python."""
+
+import unittest
+
+import torch
+
+import dtensor
+from dtensor import Partial, Replicate, Shard
+from dtensor.experimental import register_sharding
+
+LIBRARY = torch.library.Library("names_test", "DEF")
+LIBRARY.define("scaled_rows(Tensor x, Tensor? scale, int dim, float factor=1.0) -> (Tensor, Tensor)")
+LIBRARY.define("product(Tensor a, Tensor b) -> Tensor")
+LIBRARY.define("joined(Tensor[] parts) -> Tensor")
+
+
+def scaled_rows(x, scale, dim, factor=1.0):
+    y = x * factor if scale is None else x * scale * factor
+    return y - y.sum(dim, keepdim=True), y.sum(dim)
+
+
+for name, fn in {
+    "scaled_rows": scaled_rows, "product": lambda a, b: a @ b, "joined": lambda parts: sum(parts),
+}.items():  # fmt: skip
+    LIBRARY.impl(name, fn, "CPU")
+    LIBRARY.impl(name, fn, "Meta")
+
+
+@register_sharding(torch.ops.names_test.scaled_rows.default)
+def _(x, scale, dim, factor=1.0):
+    entries = [([Replicate(), Replicate()], [Replicate(), None if scale is None else Replicate(), None, None])]
+    for d in range(x.ndim):
+        if d != dim % x.ndim:
+            rest = d - (d > dim % x.ndim)
+            entries.append(([Shard(d), Shard(rest)], [Shard(d), None if scale is None else Shard(d), None, None]))
+    return entries
+
+
+@register_sharding([torch.ops.names_test.product.default])
+def _(a, b):
+    return [
+        ([Shard(0)], [Shard(0), Replicate()]), ([Shard(1)], [Replicate(), Shard(1)]), ([Partial()], [Shard(1), Shard(0)]),
+        ([Partial()], [Partial(), Replicate()]), ([Partial()], [Replicate(), Partial()]),
+    ]  # fmt: skip
+
+
+@register_sharding(torch.ops.names_test.joined.default)
+def _(parts):
+    return [([Shard(0)], [Shard(0)] * len(parts)), ([Partial()], [Partial()] * len(parts))]
+
+
+ops = torch.ops.names_test
+X, W = torch.linspace(-1, 1, 20, dtype=torch.float64).reshape(5, 4), torch.linspace(0, 1, 12, dtype=torch.float64).reshape(4, 3)
+
+
+class Registered(unittest.TestCase):
+    def check(self, call, tensors, expected_placements):
+        """On every placement of the operands one device's numbers, and without communication those that were registered."""
+        expected = call(*tensors)
+        every = [[Replicate()], [Shard(0)], [Shard(1)], [Partial()]]
+
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,))
+            for first in every:
+                for second in every if len(tensors) > 1 else [None]:
+                    given = [dtensor.distribute_tensor(t, mesh, p) for t, p in zip(tensors, (first, second))]
+                    with dtensor.CommDebugMode() as comm:
+                        found = call(*given)
+                    for a, b in zip(*[[r] if isinstance(r, torch.Tensor) else r for r in (found, expected)]):
+                        torch.testing.assert_close(a.full_tensor(), b)
+                    free = expected_placements.get(tuple(p[0] for p in (first, second) if p))
+                    if free is not None:
+                        self.assertEqual(comm.get_total_counts(), 0)
+                        self.assertEqual([a.placements[0] for a in ([found] if len(free) == 1 else found)], free)
+
+        dtensor.run(2, on_rank)
+
+    def test_results_arguments_and_defaults(self):
+        self.check(lambda x: ops.scaled_rows(x, None, 1), [X], {(Shard(0),): [Shard(0), Shard(0)]})
+        self.check(lambda x: ops.scaled_rows(x, None, 0, 2.0), [X], {(Shard(1),): [Shard(1), Shard(0)]})
+        self.check(lambda x, s: ops.scaled_rows(x, s, -1, 3.0), [X, X.cos()], {(Shard(0), Shard(0)): [Shard(0), Shard(0)]})
+
+    def test_shares_of_sums(self):
+        self.check(ops.product, [X, W], {
+            (Shard(0), Replicate()): [Shard(0)], (Replicate(), Shard(1)): [Shard(1)], (Shard(1), Shard(0)): [Partial()],
+            (Partial(), Replicate()): [Partial()],
+        })  # fmt: skip
+
+    def test_lists(self):
+        self.check(lambda a, b: ops.joined([a, b]), [X, X.sin()], {
+            (Shard(0), Shard(0)): [Shard(0)], (Partial(), Partial()): [Partial()],
+        })  # fmt: skip
+
+    def test_the_function_of_pytorchs_documentation(self):
+        @register_sharding(torch.ops.aten._softmax.default)
+        def custom_softmax_sharding(x, dim, half_to_float):
+            softmax_dim = dim if dim >= 0 else dim + x.ndim
+            acceptable = [([Replicate()], [Replicate(), None, None])]
+            for d in range(x.ndim):
+                if d != softmax_dim:
+                    acceptable.append(([Shard(d)], [Shard(d), None, None]))
+            return acceptable
+
+        self.check(lambda x: torch.softmax(x, -1), [X], {(Shard(0),): [Shard(0)], (Replicate(),): [Replicate()]})
+        self.check(lambda x: torch.softmax(x, 0), [X], {(Shard(1),): [Shard(1)]})
+
+    def test_what_no_rule_can_say_is_refused(self):
+        cases = {
+            "twice": [([Shard(0)], [Shard(0), Replicate()]), ([Partial()], [Shard(0), Shard(0)])],
+            "missing": [([Shard(5)], [Shard(0), Replicate()])],
+            "unsplit": [([Replicate()], [Shard(0), Replicate()])],
+        }
+        for name, entries in cases.items():
+            LIBRARY.define(f"{name}(Tensor a, Tensor b) -> Tensor")
+            for key in ("CPU", "Meta"):
+                LIBRARY.impl(name, lambda a, b: a @ b, key)
+            op = getattr(ops, name).default
+            register_sharding(op)(lambda a, b, entries=entries: entries)
+
+            def on_rank():
+                mesh = dtensor.init_device_mesh("cpu", (2,))
+                with self.assertRaisesRegex(Exception, f"register_sharding\\(names_test::{name}"):
+                    op(dtensor.distribute_tensor(X, mesh, [Shard(0)]), dtensor.distribute_tensor(W, mesh))
+
+            dtensor.run(2, on_rank)
+
+
+if __name__ == "__main__":
+    unittest.main()
