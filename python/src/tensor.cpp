@@ -23,10 +23,24 @@ at::Tensor redistribute_one(const at::Tensor& tensor, const std::optional<Device
   return source.redistribute(placements ? std::move(*placements) : source.placements());
 }
 
+// What torch.distributed.tensor takes a DTensor's sizes for. A rank outside the mesh, which the others do not ask, has
+// no better answer; it holds nothing of the tensor.
+Sizes sizes_of_even_parts(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements) {
+  Sizes sizes = local.sizes().vec();
+  for (std::size_t axis = 0; axis < placements.size(); ++axis) {
+    if (!placements[axis].is_shard()) continue;
+    const std::int64_t dim = at::maybe_wrap_dim(placements[axis].dim(), local.dim());
+    sizes[static_cast<std::size_t>(dim)] *= mesh.size(static_cast<std::int64_t>(axis));
+  }
+  return sizes;
+}
+
 at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, MaybePlacements placements,
                       const std::optional<Sizes>& shape, const std::optional<Sizes>& stride) {
-  return DTensor::from_local(local, mesh, placements_or_whole(mesh, std::move(placements)), shape.value_or(Sizes{}),
-                             stride.value_or(Sizes{}));
+  Placements wanted = placements_or_whole(mesh, std::move(placements));
+  Sizes sizes = shape.value_or(Sizes{});
+  if (!shape && !mesh.is_member()) sizes = sizes_of_even_parts(local, mesh, wanted);
+  return DTensor::from_local(local, mesh, std::move(wanted), sizes, stride.value_or(Sizes{}));
 }
 
 at::Tensor distribute(const at::Tensor& tensor, const DeviceMesh& mesh, MaybePlacements placements,
@@ -34,6 +48,14 @@ at::Tensor distribute(const at::Tensor& tensor, const DeviceMesh& mesh, MaybePla
   Placements wanted = placements_or_whole(mesh, std::move(placements));
   return source ? distribute_tensor_from(tensor, mesh, std::move(wanted), *source)
                 : distribute_tensor(tensor, mesh, std::move(wanted));
+}
+
+// Outside the mesh a tensor without elements, as in torch.distributed.tensor.
+at::Tensor to_local(const at::Tensor& tensor, Placements grad_placements) {
+  const DTensor source(tensor);
+  if (C10_LIKELY(source.mesh().is_member())) return source.to_local(std::move(grad_placements));
+  const NoMeshScope plain;
+  return at::empty({0}, at::TensorOptions(tensor.dtype()).device(source.mesh().device_type()));
 }
 
 std::vector<DTensor> as_dtensors(const std::vector<at::Tensor>& tensors) {
@@ -106,8 +128,7 @@ void bind_conversions(py::module_& module) {
   module.def("generation_of", [](const at::Tensor& t) { return DTensor(t).generation(); });
   module.def("note_replaced", [](const at::Tensor& former) { note_replaced(former); });
   module.def("from_local", &from_local, NoLock());
-  module.def(
-      "to_local", [](const at::Tensor& t, Placements grad) { return DTensor(t).to_local(std::move(grad)); }, NoLock());
+  module.def("to_local", &to_local, NoLock());
   module.def(
       "full_tensor", [](const at::Tensor& t, Placements grad) { return DTensor(t).full_tensor(std::move(grad)); },
       NoLock());

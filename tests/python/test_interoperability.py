@@ -91,7 +91,8 @@ def _groups():
     distributed = torch.distributed
     mesh = dtensor.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     sums = []
-    for group in (*mesh.get_all_groups(), mesh["tp"].get_group(), mesh["dp", "tp"]._flatten("all").get_group(), mesh.get_group("all")):
+    flat = mesh["dp", "tp"]._flatten("all")
+    for group in (*mesh.get_all_groups(), mesh["tp"].get_group(), flat.get_group(), mesh.get_group("all")):
         value = torch.tensor(float(dtensor.rank()))
         distributed.all_reduce(value, group=group)
         sums.append((isinstance(group, distributed.ProcessGroup), value.item()))
@@ -111,7 +112,24 @@ def _groups():
     return sums, same, errors
 
 
+def _functional_collectives():
+    from torch.distributed import _functional_collectives as collectives
+
+    mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    x = dtensor.distribute_tensor(X, mesh, [Shard(0)])
+
+    @dtensor.local_map(out_placements=[Replicate()], in_placements=([Shard(0)],))
+    def total(part):
+        return collectives.all_reduce(part.sum(), "sum", mesh.get_group("tp"))
+
+    gathered = collectives.all_gather_tensor(x.to_local(), 0, mesh.get_group())
+    return total(x).item(), DTensor.from_local(gathered, mesh).sum().item()
+
+
 class Processes(unittest.TestCase):
+    def test_functional_collectives_within_local_map(self):
+        self.assertEqual(run_processes(2, _functional_collectives), [(X.sum().item(),) * 2] * 2)
+
     def test_meshes_of_torch(self):
         for rank, found in enumerate(run_processes(4, _meshes)):
             self.assertEqual(found, (True, True, True, (4, 3), 2, True, True), rank)
@@ -163,6 +181,22 @@ class Meshes(unittest.TestCase):
             self.assertEqual(again, mesh["tp"])
             with self.assertRaisesRegex(ValueError, "has the ranks"):
                 dtensor.DeviceMesh.from_group(mesh.get_all_groups()[::-1], "cpu", mesh.mesh, mesh_dim_names=("dp", "tp"))
+
+        dtensor.run(4, on_rank)
+
+    def test_ranks_outside_hold_tensors_without_elements(self):
+        def on_rank():
+            mesh, outside = dtensor.DeviceMesh("cpu", [0, 2]), dtensor.rank() in (1, 3)
+            t = DTensor.from_local(torch.ones(3, 4), mesh, [Shard(-2)])
+            self.assertEqual((t.shape, mesh.get_coordinate()), ((6, 4), None if outside else [dtensor.rank() // 2]))
+            for found, whole in [
+                (t, (3, 4)), (t + 2, (3, 4)), (t.redistribute(placements=[Replicate()]), (6, 4)), (t.split([2, 2], 1)[0], (3, 2)),
+                (dtensor.distribute_tensor(X, mesh, [Shard(0)]), (2, 6)), (dtensor.zeros(4, device_mesh=mesh), (4,)),
+            ]:  # fmt: skip
+                self.assertEqual((found.to_local().shape, found.to_local().dtype), ((0,) if outside else whole, found.dtype))
+            if outside:
+                with self.assertRaisesRegex(RuntimeError, "not in"):
+                    mesh.get_local_rank()
 
         dtensor.run(4, on_rank)
 
