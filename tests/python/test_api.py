@@ -1,16 +1,22 @@
 """Names and signatures are those of torch.distributed.tensor, so that a program changes its imports."""
 
 import inspect
+import os
+import re
+import types
 import unittest
 
 import torch
 import torch.distributed.device_mesh
 import torch.distributed.tensor as theirs
+import torch.distributed.tensor.debug
+import torch.distributed.tensor.parallel
 from torch.distributed.tensor import experimental as their_experiments
 
 import dtensor
 from dtensor import DTensor, Partial, Replicate, Shard
 from layouts import mesh_of
+from test_stubs import bound_parameters
 
 
 def parameters(fn):
@@ -41,7 +47,68 @@ class Wrapper(torch.Tensor):
         return torch.utils._pytree.tree_map(lambda t: Wrapper(t) if isinstance(t, torch.Tensor) else t, result)
 
 
+DOCS = os.path.join(os.path.dirname(os.path.realpath(__file__)), "../../docs/python.md")
+
+
+def left_out():
+    """What docs/python.md lists: `module.Class.name`, `module.function(argument=)`."""
+    with open(DOCS) as file:
+        section = file.read().split("## Left out on purpose")[1].split("What has the same name and differs")[0]
+    first = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    return {name for column in first for name in re.findall(r"`([^`]+)`", column)}
+
+
+def signature(fn):
+    """Names of parameters; of functions of C++ what pybind11 tells in their documentation. None: nothing is told."""
+    overloads = [bound_parameters(re.sub(r"^\d+\. ", "", line)) for line in (getattr(fn, "__doc__", None) or "").splitlines()]
+    told = [name for overload in overloads if overload is not None for name, _ in overload]
+    if told:
+        return told
+    try:
+        return [name for name in inspect.signature(fn).parameters if name not in ("self", "args", "kwargs")]
+    except (TypeError, ValueError):
+        return None
+
+
+def lacking(path, their, our):
+    """What ``our`` object has not of their public names and arguments, as paths."""
+    if isinstance(their, type):
+        constructor = their.__init__ if isinstance(their.__init__, types.FunctionType) else None
+        wanted = [p for p in (signature(constructor) if constructor else []) if not p.startswith("_")]
+        ours = signature(our.__init__) if not inspect.isfunction(vars(our).get("__new__")) else signature(our.__new__)
+        found = {f"{path}({name}=)" for name in wanted if ours is not None and name not in ours}
+        for name in vars(their):
+            if not name.startswith("_"):
+                found |= lacking_member(f"{path}.{name}", getattr(their, name), our, name)
+        return found
+    wanted, ours = signature(their), signature(our)
+    return {f"{path}({name}=)" for name in wanted or [] if ours is not None and name not in ours}
+
+
+def lacking_member(path, their, our, name):
+    if not hasattr(our, name):
+        return {path}
+    return lacking(path, their, getattr(our, name)) if callable(their) else set()
+
+
 class Names(unittest.TestCase):
+    MODULES = {
+        "tensor": (theirs, dtensor),
+        "tensor.parallel": (torch.distributed.tensor.parallel, dtensor.parallel),
+        "tensor.experimental": (their_experiments, dtensor.experimental),
+        "tensor.debug": (torch.distributed.tensor.debug, dtensor.debug),
+        "device_mesh": (torch.distributed.device_mesh, dtensor),
+    }
+    VALUES = {"tensor.DTensor"}  # made by functions, not by their class
+
+    def test_what_is_lacking_is_listed(self):
+        found = set()
+        for path, (their, our) in self.MODULES.items():
+            for name in their.__all__:
+                found |= lacking_member(f"{path}.{name}", getattr(their, name), our, name)
+        found = {name for name in found if not name.startswith(tuple(f"{value}(" for value in self.VALUES))}
+        self.assertEqual(found, {name for name in left_out() if name.startswith(tuple(self.MODULES))})
+
     def test_all_of_theirs_are_here(self):
         self.assertEqual([name for name in theirs.__all__ if not hasattr(dtensor, name)], [])
 
