@@ -173,6 +173,7 @@ class DTENSOR_API ModuleCall {
 // outermost call decides for those within it, so call the module of each unit by this function. Inputs and results are
 // tensors or vectors of tensors; other inputs are passed on. The module must live until backward is over.
 template <class Module, class... Inputs>
+requires requires(Module& m) { m.named_parameters(); }
 auto call(Module& module, const Inputs&... inputs) {
   std::vector<at::Tensor> given;
   const auto add = [&given](const auto& value) {
