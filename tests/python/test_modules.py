@@ -88,6 +88,20 @@ class OnMeta(unittest.TestCase):
 
 
 class Converted(unittest.TestCase):
+    def test_units_compute_in_the_dtype_of_now(self):
+        def check(mesh):
+            plain, module = net().float(), dtensor.fully_shard(net(), mesh=mesh).float()
+            x = X.float() * (dtensor.rank() + 1)
+            y, expected = module(x), plain(x)
+            torch.testing.assert_close(y, expected)
+            y.pow(3).sum().backward()
+            (sum(plain(X.float() * (rank + 1)).pow(3).sum() for rank in range(mesh.size())) / mesh.size()).backward()
+            for p, q in zip(module.parameters(), plain.parameters()):
+                self.assertEqual((p.dtype, p.grad.dtype), (torch.float32, torch.float32))
+                torch.testing.assert_close(p.grad.full_tensor(), q.grad)
+
+        everywhere(check)
+
     def test_with_swapped_parameters(self):
         """set_swap_module_params_on_conversion: optimizers and hooks know the parameters, which stay the same objects."""
         torch.__future__.set_swap_module_params_on_conversion(True)

@@ -74,8 +74,9 @@ at::Tensor gathered_memory(const Member& member, const DTensor& parameter) {
       return at::empty(p.layout.sizes, at::TensorOptions(p.gather_dtype));  // no elements
     return view_of(member.unit->flat, p.gather_dtype, p.layout.sizes, p.layout.strides, p.offset);
   }
+  // What was converted since (module.to(dtype)) computes in its own dtype, unless the unit has a param_dtype.
   const auto local = gathered_local(parameter, p.gathered);
-  return local.scalar_type() == p.gather_dtype ? local.alias() : local.to(p.gather_dtype);
+  return p.gather_dtype == p.dtype || local.scalar_type() == p.gather_dtype ? local.alias() : local.to(p.gather_dtype);
 }
 
 }  // namespace
