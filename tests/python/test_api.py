@@ -8,6 +8,7 @@ import unittest
 
 import torch
 import torch.distributed.device_mesh
+import torch.distributed.fsdp
 import torch.distributed.tensor as theirs
 import torch.distributed.tensor.debug
 import torch.distributed.tensor.parallel
@@ -86,7 +87,7 @@ def lacking(path, their, our):
 
 
 def lacking_member(path, their, our, name):
-    if not hasattr(our, name):
+    if not hasattr(our, name) or (getattr(our, name).__doc__ or "").startswith("Not supported"):
         return {path}
     return lacking(path, their, getattr(our, name)) if callable(their) else set()
 
@@ -98,8 +99,9 @@ class Names(unittest.TestCase):
         "tensor.experimental": (their_experiments, dtensor.experimental),
         "tensor.debug": (torch.distributed.tensor.debug, dtensor.debug),
         "device_mesh": (torch.distributed.device_mesh, dtensor),
+        "fsdp": (torch.distributed.fsdp, dtensor.fsdp),
     }
-    VALUES = {"tensor.DTensor"}  # made by functions, not by their class
+    VALUES = {"tensor.DTensor", "fsdp.FSDPModule"}  # made by functions, not by their class
 
     def test_what_is_lacking_is_listed(self):
         found = set()
