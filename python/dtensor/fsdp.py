@@ -15,6 +15,7 @@ from ._api import as_parameter
 from ._C import DeviceMesh, Placement, reduce_gradients
 from ._fsdp_call import Slot, Slots, Unit, put_parameter
 from ._fsdp_module import FSDPModule, UnshardHandle, register_fsdp_forward_method, share_comm_ctx
+from ._mesh import as_mesh
 
 __all__ = [
     "fully_shard", "FSDPModule", "UnshardHandle", "MixedPrecisionPolicy", "OffloadPolicy", "CPUOffloadPolicy",
@@ -171,8 +172,7 @@ def fully_shard(
     modules = module if isinstance(module, list) else [module]
     slots = _slots(modules, ignored_params or set())
     _tie_again(slots)
-    if mesh is None:
-        mesh = _C.init_device_mesh("cpu", [_C.world().size], mesh_dim_names=["shard"])
+    mesh = as_mesh(mesh)
     if dp_mesh_dims is not None:
         mesh = dp_mesh_dims.of(mesh)
     whole = _whole_mesh(mesh, slots)
