@@ -44,9 +44,17 @@ c10::DispatchKeySet registered_mode() {
   return c10::DispatchKeySet(kMode);
 }
 
+// Not excluded either, as all keys above Python's are while a dispatch mode of Python runs an operator.
+c10::impl::LocalDispatchKeySet keys_with(c10::DispatchKeySet mode) {
+  auto keys = c10::impl::tls_local_dispatch_key_set();
+  keys.included_ = keys.included_ | mode;
+  keys.excluded_ = keys.excluded_ - mode;
+  return keys;
+}
+
 }  // namespace
 
-NativeMetaKernels::NativeMetaKernels() : mode_(registered_mode()) {}
+NativeMetaKernels::NativeMetaKernels() : mode_(keys_with(registered_mode())) {}
 
 const c10::KernelFunction* native_kernel(const c10::OperatorHandle& op, c10::DispatchKey key) {
   const auto& all = (op.*opened(Definition{}))->op.*opened(Kernels{});

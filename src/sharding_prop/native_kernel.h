@@ -23,7 +23,7 @@ class NativeMetaKernels {
 
  private:
   at::AutoDispatchBelowADInplaceOrView below_autograd_;
-  c10::impl::IncludeDispatchKeyGuard mode_;
+  c10::impl::ForceDispatchKeyGuard mode_;
 };
 
 }  // namespace dtensor

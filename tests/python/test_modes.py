@@ -124,6 +124,14 @@ class Modes(unittest.TestCase):
         for names, _, _ in dtensor.run(2, on_rank):
             self.assertEqual(names, [])
 
+    def test_leave_the_first_call_of_an_operator_as_it_is(self):
+        def on_rank():
+            mask = distribute_tensor(torch.tensor([True, False, True]), mesh_of((2,)), [Shard(0)])
+            with Seen():  # where results' sizes depend on values, no meta kernel of Python's is asked
+                return distribute_tensor(torch.arange(3.0), mesh_of((2,)), [Shard(0)])[mask].full_tensor().tolist()
+
+        self.assertEqual(dtensor.run(2, on_rank), [[0.0, 2.0]] * 2)
+
     def test_selective_checkpoints_are_those_of_one_device(self):
         x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1)).double()
 
