@@ -117,7 +117,8 @@ class DTENSOR_API FsdpCall {
 
   // Parameters of units are lent. Others stay as they are, and so do those that were put on a mesh of their own before
   // fully_shard (experts).
-  explicit FsdpCall(at::TensorList parameters, OnBackward on_backward = {});
+  // `inputs` of the module: where backward leaves a call whose parameters get no gradients.
+  explicit FsdpCall(at::TensorList parameters, at::TensorList inputs = {}, OnBackward on_backward = {});
   ~FsdpCall();  // finishes without outputs: the module threw
   FsdpCall(const FsdpCall&) = delete;
   FsdpCall& operator=(const FsdpCall&) = delete;

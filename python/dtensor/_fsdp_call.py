@@ -69,12 +69,14 @@ def put_parameter(module: nn.Module, key: str, tensor: torch.Tensor) -> None:
 class _Group:
     """Parameters of a unit while its modules, mostly one, run on this rank's own data, one after the other."""
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, unit: Unit, inputs: Any) -> None:
         self.slots = unit.slots
         self.to_run = {id(module) for module in unit.modules}
         self.running: Call | None = None
-        self._call = _C.FsdpCall(self.slots.parameters(), self._on_backward)
+        self._call = _C.FsdpCall(self.slots.parameters(), tensors_in(inputs), self._on_backward)
         self._tensors = self._call.tensors()
+        for tensor in self._tensors:
+            tensor.__class__ = nn.Parameter  # as what it stands for
         self.slots.put(self._tensors)
 
     def watch(self, outputs: Any) -> None:
@@ -104,7 +106,7 @@ class _Casts:
     def close(self, outputs: Any = ()) -> None:
         self._slots.restore()
         self._casts.close()
-        call = _C.FsdpCall([], self._on_backward)
+        call = _C.FsdpCall([], [], self._on_backward)
         call.finish(tensors_in(outputs), False)
 
     def _on_backward(self, inside: bool) -> None:
@@ -163,7 +165,7 @@ class Unit:
         _thread.calls.append(call)
         values = (args, kwargs)
         if call.own_data:
-            self._enter_group(call)
+            self._enter_group(call, values)
         else:
             values, call.around = self._border.enter(values)
             if self.policy.param_dtype is not None or self.policy.output_dtype is not None:
@@ -189,13 +191,13 @@ class Unit:
             return True
         return len(self._ranks.intersection(mesh.mesh.flatten().tolist())) > 1
 
-    def _enter_group(self, call: Call) -> None:
+    def _enter_group(self, call: Call, inputs: Any) -> None:
         group = self._groups[-1] if self._groups else None
         if group is not None and group.running is None and id(call.module) not in group.to_run:
             self._finish_group(group)  # whose other modules were not called
             group = None
         if group is None or group.running is not None:
-            group = _Group(self)
+            group = _Group(self, inputs)
             self._groups.append(group)
         call.group, group.running = group, call
 

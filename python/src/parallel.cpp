@@ -95,8 +95,9 @@ void bind_parallel(py::module_& module) {
       .def("tensors", &Casts::tensors)
       .def("close", &Casts::close);
   py::class_<FsdpCall>(module, "FsdpCall", "One call of a module on this rank's own data.")
-      .def(py::init(unlocked(+[](std::vector<at::Tensor> parameters, std::function<void(bool)> on_backward) {
-        return std::make_unique<FsdpCall>(parameters, std::move(on_backward));
+      .def(py::init(unlocked(+[](std::vector<at::Tensor> parameters, std::vector<at::Tensor> inputs,
+                                 std::function<void(bool)> on_backward) {
+        return std::make_unique<FsdpCall>(parameters, inputs, std::move(on_backward));
       })))
       .def("tensors", &FsdpCall::tensors)
       .def("watch", [](FsdpCall& call, const std::vector<at::Tensor>& outputs) { call.watch(outputs); })

@@ -1,7 +1,11 @@
 // Which plain operands are compared over the mesh, and at which calls.
 #include "ops/plain_operand.h"
 
+#include "autograd/leaf_hook.h"
+#include "autograd/source.h"
 #include "comm/record/hash.h"
+#include "dtensor/own_data.h"
+#include "dtensor/scoped_value.h"
 #include "mesh/same_content.h"
 #include "ops/inspect_state.h"
 
@@ -54,6 +58,22 @@ std::vector<std::pair<std::size_t, at::Tensor>> plain_operands(const OpEntry& en
   return found;
 }
 
+// A parameter of a unit, or a view of one.
+bool is_of_unit(const c10::TensorImpl* operand) {
+  if (operand == nullptr || !has_dtensor_key(operand)) return false;
+  const auto& tensor = *static_cast<const DTensorImpl*>(operand);
+  return has_source(tensor) && tensor.extras()->source.hooks->use;
+}
+
+// Whether regular operands are each rank's own. Told by the call under way, not by values.
+bool is_own_data(const CallView& view) {
+  const auto* own = ScopedValue<OwnData>::current();
+  if (own == nullptr) return false;
+  if (std::any_of(view.operands.begin(), view.operands.end(), is_of_unit)) return true;
+  const auto mesh = c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&acting(*view.mesh)));
+  return own->mesh && own->mesh == DeviceMesh(mesh);
+}
+
 AxisMask all_axes(const MeshInfo& mesh) { return static_cast<AxisMask>((1u << mesh.layout.ndim()) - 1); }
 
 }  // namespace
@@ -65,7 +85,8 @@ bool pick_call(const OpEntry& entry, const CallView& view) {
 void check_plain_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view) {
   const auto kind = mixed(kind_of_call(entry, view), entry.is_unread(0, args) ? 1 : 0);
   const bool picked = is_picked(acting(*view.mesh).count(kind));
-  if (!picked && !checked_values() && !strict_mode()) return;
+  const bool own_data = is_own_data(view);
+  if (!picked && !own_data && !checked_values() && !strict_mode()) return;
   const auto operands = plain_operands(entry, args);
   const auto what = [&](std::size_t i) {
     return c10::str(entry.name(), ": operand `", argument_name(entry, operands[i].first), "` of sizes ",
@@ -73,6 +94,10 @@ void check_plain_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args,
   };
   if (operands.empty()) return;
   TORCH_CHECK(!strict_mode(), what(0), " is a plain tensor among DTensors, which Strict refuses.");
+  TORCH_CHECK(!own_data, what(0),
+              " is this rank's own data beside a DTensor on the mesh of a unit under fully_shard, whose ",
+              "module was called with regular tensors. A parameter is gathered within the call of its unit's module: ",
+              "call that module (in C++ by call()), give the parameter no unit of its own, or take full_tensor()");
   if (!view.mesh->is_member) return;
   std::vector<at::Tensor> tensors;
   for (const auto& operand : operands) tensors.push_back(operand.second);

@@ -229,7 +229,109 @@ class Batch:
     x: torch.Tensor
 
 
+class Layers(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x):
+        x = torch.tanh(x)
+        for layer in self.layers:
+            y = layer(x)
+            kept, y = y if isinstance(y, tuple) else (0, y)
+            x = kept + torch.tanh(y)
+        return x
+
+
+class Peak(unittest.TestCase):
+    """Units that backward passes through leave it one by one, whatever gets gradients."""
+
+    def peak(self, make, run):
+        def on_rank():
+            net = Layers([make() for _ in range(6)])
+            for layer in net.layers:
+                fully_shard(layer)
+            fully_shard(net)
+            run(net, torch.randn(3, 8, requires_grad=True))
+            return net.fsdp_stats()["peak_gathered_bytes"] / (8 * 8 * 4 + 64)  # a unit, aligned
+
+        return dtensor.run(2, on_rank)[0]
+
+    def test_frozen_units(self):
+        make = lambda: nn.Linear(8, 8).requires_grad_(False)  # noqa: E731
+        self.assertLessEqual(self.peak(make, lambda net, x: net(x).sum().backward()), 2)
+
+    def test_gradients_of_inputs_alone(self):
+        run = lambda net, x: torch.autograd.grad(net(x).sum(), x)  # noqa: E731
+        self.assertLessEqual(self.peak(lambda: nn.Linear(8, 8), run), 2)
+
+    def test_modules_that_return_their_input_beside_their_result(self):
+        class Both(nn.Linear):
+            def forward(self, x):
+                return x, super().forward(x)
+
+        self.assertLessEqual(self.peak(lambda: Both(8, 8), lambda net, x: net(x).sum().backward()), 2)
+
+
 class Boundary(unittest.TestCase):
+    def test_a_weight_used_outside_its_units_call_is_refused(self):
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(4, 4)
+
+            def forward(self, x):
+                return self.layer(x) @ self.layer.weight
+
+        def on_rank(rows):
+            net = Net()
+            fully_shard(net.layer)
+            fully_shard(net)
+            net(torch.ones(rows[dtensor.rank()], 4))
+
+        for rows in ([2, 2], [2, 3]):  # equal data, too
+            with self.assertRaisesRegex(RuntimeError, "gathered within the call of its unit's module"):
+                dtensor.run(2, on_rank, rows)
+
+    def test_lent_parameters_are_parameters(self):
+        class Tied(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.one, self.two = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+                self.two.weight = self.one.weight
+
+            def forward(self, x):
+                self.seen = (self.one.weight is self.two.weight, isinstance(self.one.weight, nn.Parameter), len(list(self.parameters())))
+                return self.two(self.one(x))
+
+        def on_rank():
+            net = fully_shard(Tied())
+            net(torch.ones(2, 4)).sum().backward()
+            return net.seen
+
+        self.assertEqual(dtensor.run(2, on_rank)[0], (True, True, 1))
+
+    def test_gradients_within_a_call_without_them(self):
+        """Fast weights: a module called under no_grad differentiates on its own."""
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.eye(3))
+
+            def forward(self, x):
+                with torch.enable_grad():
+                    return torch.autograd.grad((x @ self.weight).square().sum(), self.weight)[0]
+
+        def on_rank():
+            net = fully_shard(Net())
+            with torch.no_grad():
+                return net(torch.full((2, 3), 1.0 + dtensor.rank()))
+
+        plain = Net()
+        for rank, found in enumerate(dtensor.run(2, on_rank)):
+            torch.testing.assert_close(found, plain(torch.full((2, 3), 1.0 + rank)))
+
     def test_containers_that_are_no_pytree_nodes(self):
         class Net(nn.Module):
             def __init__(self):
@@ -378,6 +480,24 @@ class Groups(unittest.TestCase):
 
         for last in (True, False):
             self.assertEqual(dtensor.run(2, on_rank, last)[0][1], 1)
+
+
+    def test_members_may_run_with_and_without_gradients(self):
+        def on_rank():
+            layers = nn.ModuleList([copy.deepcopy(one), copy.deepcopy(two)])
+            fully_shard([layers[0], layers[1]])
+            x = torch.ones(2 + dtensor.rank(), 4)
+            with torch.no_grad():
+                y = layers[0](x)
+            layers[1](y).sum().backward()
+            return layers[1].weight.grad.full_tensor(), layers[0].weight.grad
+
+        one, two = nn.Linear(4, 4), nn.Linear(4, 4)
+        plain = copy.deepcopy(two)
+        (sum(plain(one(torch.ones(n, 4)).detach()).sum() for n in (2, 3)) / 2).backward()
+        found, none = dtensor.run(2, on_rank)[0]
+        torch.testing.assert_close(found, plain.weight.grad)
+        self.assertIsNone(none)
 
 
 class Precision(unittest.TestCase):

@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 
@@ -67,6 +68,20 @@ struct CallEnd {
   ~CallEnd() { call->leave_backward(); }
 };
 
+// On the node that made an input of the module.
+class InputDone final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit InputDone(std::weak_ptr<LocalCall> call) : call_(std::move(call)) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    if (const auto call = call_.lock()) call->input_done();
+    return gradients;
+  }
+
+ private:
+  std::weak_ptr<LocalCall> call_;
+};
+
 at::Tensor gathered_memory(const Member& member, const DTensor& parameter) {
   auto& p = member.parameter();
   if (p.fetched && p.is_where_put(parameter)) {
@@ -107,7 +122,7 @@ at::Tensor gradient_of_lent(const Member& member, const at::Tensor& gradient) {
   return DTensor::from_local(local, unit.mesh, placements, p.sizes, p.strides);
 }
 
-LocalCall::LocalCall(at::TensorList parameters, FsdpCall::OnBackward on_backward)
+LocalCall::LocalCall(at::TensorList parameters, at::TensorList inputs, FsdpCall::OnBackward on_backward)
     : tensors(parameters.vec()), on_backward_(std::move(on_backward)) {
   for (const auto& parameter : parameters) {
     members_.push_back(find_member(parameter));
@@ -115,19 +130,31 @@ LocalCall::LocalCall(at::TensorList parameters, FsdpCall::OnBackward on_backward
     if (unit != nullptr && unit->elsewhere) unit.reset();
     if (unit != nullptr && std::find(units_.begin(), units_.end(), unit) == units_.end()) units_.push_back(unit);
   }
+  for (const auto& input : inputs) {
+    if (input.defined() && !is_input(input))
+      inputs_.push_back({Parameter::Weak(input.getIntrusivePtr()), input.grad_fn().get()});
+  }
 }
 
 void LocalCall::enter_forward() {
   for (const auto& unit : units_) unit->schedule->enter(*unit);
+  own_data_ = std::make_unique<ScopedValue<OwnData>>(OwnData{units_.empty() ? DeviceMesh() : units_.front()->mesh});
+  watch_inputs();
   const auto parameters = tensors;
   bool trains = false;
   for (std::size_t i = 0; i < members_.size(); ++i) {
     if (members_[i].unit == nullptr) continue;
-    tensors[i] = lend(members_[i]);
+    const auto same = [&](const at::Tensor& other) { return other.is_same(parameters[i]); };
+    const auto first = std::find_if(parameters.begin(), parameters.end(), same) - parameters.begin();
+    const bool tied = static_cast<std::size_t>(first) < i;
+    tensors[i] = tied ? tensors[static_cast<std::size_t>(first)] : lend(members_[i]);
+    if (tied) members_[i].unit.reset();
     trains |= parameters[i].requires_grad();
   }
-  if (!trains || !at::GradMode::is_enabled()) return;
+  // Whatever the mode of gradients: another module of the unit, or a part of this one, may compute in another.
+  if (!trains) return;
   auto node = make_node<UnshardBackward>(members_, weak_from_this());
+  unshard_backward_ = node.get();
   node->set_next_edges(torch::autograd::collect_next_edges(parameters));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto nr = node->add_input_metadata(tensors[i]);
@@ -147,10 +174,30 @@ void LocalCall::keep_memory_of(at::TensorList outputs) {
   }
 }
 
+bool LocalCall::is_input(const at::Tensor& tensor) const {
+  const auto is = [&](const Input& input) {
+    return input.tensor._unsafe_get_target() == tensor.unsafeGetTensorImpl() && input.node == tensor.grad_fn().get();
+  };
+  return std::any_of(inputs_.begin(), inputs_.end(), is);
+}
+
+// Leaves are left out: their hooks belong to their owner, and what they are inputs of is the first of a model.
+void LocalCall::watch_inputs() {
+  if (!at::GradMode::is_enabled()) return;
+  for (const auto& input : inputs_) {
+    const at::Tensor tensor(input.tensor.lock());
+    if (!tensor.requires_grad()) continue;
+    ++watched_inputs_;  // of a leaf never done: the end of the pass tells
+    if (tensor.grad_fn() != nullptr) {
+      tensor.grad_fn()->add_tensor_pre_hook(std::make_unique<InputDone>(weak_from_this()));
+    }
+  }
+}
+
 void LocalCall::watch(at::TensorList outputs) {
   keep_memory_of(outputs);
   for (const auto& output : outputs) {
-    if (!output.defined() || !output.requires_grad() || output.grad_fn() == nullptr) continue;
+    if (!output.defined() || !output.requires_grad() || output.grad_fn() == nullptr || is_input(output)) continue;
     const auto nr = static_cast<std::size_t>(output.output_nr());
     output.grad_fn()->add_tensor_pre_hook(std::make_unique<BackwardEntered>(shared_from_this(), nr));
   }
@@ -158,18 +205,34 @@ void LocalCall::watch(at::TensorList outputs) {
 
 void LocalCall::leave_forward(at::TensorList outputs, bool keep) {
   watch(outputs);
+  own_data_.reset();
   for (const auto& unit : units_) unit->schedule->leave(*unit, keep);
 }
 
 void LocalCall::enter_backward() {
   if (pass_ >= 0) return;
   pass_ = current_backward();
+  inputs_done_ = 0;
   if (units_.empty()) at_backward_end([end = std::make_shared<CallEnd>(shared_from_this())] {});
   for (const auto& unit : units_) {
     unit->schedule->enter_backward(*unit);
     unit->in_backward.push_back(shared_from_this());
   }
   if (on_backward_) on_backward_(true);
+}
+
+// Whether this pass brings gradients of the parameters, so that UnshardBackward tells when all are there.
+bool LocalCall::reduces_here() const {
+  if (unshard_backward_ == nullptr) return false;
+  const auto* asked = torch::autograd::get_current_graph_task_exec_info();
+  if (asked == nullptr || asked->empty()) return true;
+  const auto found = asked->find(unshard_backward_);
+  return found != asked->end() && found->second.should_execute();
+}
+
+void LocalCall::input_done() {
+  if (pass_ < 0 || pass_ != current_backward() || ++inputs_done_ < watched_inputs_) return;
+  if (!at::GradMode::is_enabled() && !reduces_here()) leave_backward();
 }
 
 void LocalCall::leave_backward() {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dtensor/fully_shard.h"
+#include "dtensor/own_data.h"
 #include "parallel/fsdp/unit.h"
 
 namespace dtensor::fsdp {
@@ -16,13 +17,15 @@ namespace dtensor::fsdp {
 class LocalCall : public std::enable_shared_from_this<LocalCall> {
  public:
   // What is no parameter of a unit, or put on a mesh of its own, is lent as it is.
-  LocalCall(at::TensorList parameters, FsdpCall::OnBackward on_backward);
+  LocalCall(at::TensorList parameters, at::TensorList inputs, FsdpCall::OnBackward on_backward);
 
   // Gathers the units and makes the tensors; `trains`: with a graph, in which gradients reach the parameters.
   void enter_forward();
   void watch(at::TensorList outputs);
   void leave_forward(at::TensorList outputs, bool keep);
   void enter_backward();
+  // The gradient of one more input is complete.
+  void input_done();
   void leave_backward();
 
   // The backward pass that has reached the module; -1: none.
@@ -32,10 +35,21 @@ class LocalCall : public std::enable_shared_from_this<LocalCall> {
 
  private:
   void keep_memory_of(at::TensorList outputs);
+  void watch_inputs();
+  bool is_input(const at::Tensor& tensor) const;
+  bool reduces_here() const;
 
   std::vector<Member> members_;                         // no unit: lent as it is
   std::vector<std::shared_ptr<FsdpUnit::Impl>> units_;  // each once
   FsdpCall::OnBackward on_backward_;
+  struct Input {
+    Parameter::Weak tensor;
+    const torch::autograd::Node* node;  // that made it, when the module was entered
+  };
+  std::vector<Input> inputs_;
+  std::size_t watched_inputs_ = 0, inputs_done_ = 0;
+  std::unique_ptr<ScopedValue<OwnData>> own_data_;     // while forward runs
+  torch::autograd::Node* unshard_backward_ = nullptr;  // what the lent tensors hold; null: nothing requires grad
   int pass_ = -1;
 };
 

@@ -10,8 +10,8 @@
 
 namespace dtensor {
 
-FsdpCall::FsdpCall(at::TensorList parameters, OnBackward on_backward)
-    : call_(std::make_shared<fsdp::LocalCall>(parameters, std::move(on_backward))) {
+FsdpCall::FsdpCall(at::TensorList parameters, at::TensorList inputs, OnBackward on_backward)
+    : call_(std::make_shared<fsdp::LocalCall>(parameters, inputs, std::move(on_backward))) {
   call_->enter_forward();
 }
 
@@ -85,9 +85,9 @@ struct ModuleCall::Semantics {
 };
 
 struct ModuleCall::State {
-  explicit State(fsdp::Slots slots) : places(std::make_shared<fsdp::Places>(std::move(slots))) {
+  State(fsdp::Slots slots, at::TensorList inputs) : places(std::make_shared<fsdp::Places>(std::move(slots))) {
     auto lent = std::make_shared<std::vector<at::Tensor>>();
-    call.emplace(places->owners(),
+    call.emplace(places->owners(), inputs,
                  [places = places, lent](bool inside) { inside ? places->put(*lent) : places->restore(); });
     *lent = call->tensors();
     places->put(*lent);
@@ -112,7 +112,7 @@ ModuleCall::ModuleCall(const NamedTensors& parameters, at::TensorList inputs) {
   const bool own_data = around != nullptr ? around->own_data : !global;
   outermost_ = around == nullptr;
   scope_ = std::make_unique<ScopedValue<Semantics>>(Semantics{own_data});
-  if (own_data && !slots.empty()) state_ = std::make_unique<State>(std::move(slots));
+  if (own_data && !slots.empty()) state_ = std::make_unique<State>(std::move(slots), inputs);
 }
 
 ModuleCall::~ModuleCall() = default;
