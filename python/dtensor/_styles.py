@@ -77,7 +77,14 @@ def _prepared(value: Any, mesh: DeviceMesh, pair: Pair, local: bool = False) -> 
         value = _from_local(value, mesh, layout)
     if desired is not None:
         value = placed(value, mesh, desired)
-    return value.to_local() if local else value
+    return _local(value, mesh) if local else value
+
+
+def _local(value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """The rank's part of a DTensor on ``mesh``. On a larger mesh (global semantics under ``fully_shard``) a DTensor stays one:
+    its part would be one of the other axes' ranks, too.
+    """
+    return value.to_local() if value.device_mesh == mesh else value
 
 
 def _parameter_names(fn: Any) -> list[str]:
@@ -111,7 +118,7 @@ def _output_hook(
         if not _C.is_dtensor(value):
             return value
         value = value if layout is None else placed(value, mesh, layout)
-        return value.to_local() if use_local_output else value
+        return _local(value, mesh) if use_local_output else value
 
     if not isinstance(outputs, tuple):
         return prepared(outputs, layout)
