@@ -16,7 +16,7 @@ TOPICS = {
                   "grad_scaler torch_optimizer",
     "Random numbers, data and checkpoints": "random data checkpoint checkpoint_series",
     "Debugging and plots": "debug inspect events find_nonfinite memory_timeline phase chart",
-    "Operators and backends of your own": "rule verify_rules plain_scope autograd_node kept_results scoped_value bucketed_all_to_all "
+    "Operators and backends of your own": "rule verify_rules plain_scope autograd_node kept_results scoped_value hidden_from_modes own_data bucketed_all_to_all "
                                           "comm_backend wait_hooks",
 }
 NO_PAGE = {"dtensor", "export"}  # include others, or hold one macro

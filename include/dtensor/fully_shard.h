@@ -159,7 +159,7 @@ class DTENSOR_API ModuleCall {
   ModuleCall(const ModuleCall&) = delete;
   ModuleCall& operator=(const ModuleCall&) = delete;
 
-  void leave(at::TensorList outputs);
+  void leave(at::TensorList outputs);  // after forward(), with its results
 
  private:
   struct State;

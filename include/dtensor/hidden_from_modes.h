@@ -7,11 +7,12 @@
 
 namespace dtensor {
 
-inline constexpr c10::DispatchKeySet kModeKeys({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
+// The dispatch keys by which modes see operators.
+inline constexpr auto kModeKeys = c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
 
 // While it lives, no mode sees what this thread runs.
-struct HiddenFromModes {
-  c10::impl::ExcludeDispatchKeyGuard no_modes{kModeKeys};
+class HiddenFromModes {
+  c10::impl::ExcludeDispatchKeyGuard no_modes_{kModeKeys};
 };
 
 // Whether a mode sees what this thread runs now.
