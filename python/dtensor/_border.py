@@ -40,18 +40,6 @@ def _tensors_in(values: Any, seen: set[int], depth: int) -> Iterator[torch.Tenso
             yield from _tensors_in([*getattr(leaf, "__dict__", {}).values(), *slots], seen, depth - 1)
 
 
-def placed(tensor: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> torch.Tensor:
-    """``tensor`` with this placement on the one axis of ``mesh``, which is the tensor's mesh or a slice of it."""
-    if tensor.device_mesh == mesh:
-        return tensor.redistribute(placements=[placement])
-    names, mine = tensor.device_mesh.mesh_dim_names, mesh.mesh_dim_names
-    if not names or not mine or mine[0] not in names:
-        raise ValueError(f"an activation on {tensor.device_mesh} came to a module that is parallel over {mesh}")
-    wanted = list(tensor.placements)
-    wanted[names.index(mine[0])] = placement
-    return tensor.redistribute(placements=wanted)
-
-
 class SliceBorder:
     """Activations of a larger mesh at a module whose parameters are on ``mesh``, a slice of it.
 

@@ -9,7 +9,7 @@ The outermost call decides for those within it. docs/design/fsdp.md says more.
 from __future__ import annotations
 
 import threading
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 from torch import nn
@@ -53,6 +53,10 @@ class Slots:
             self._write(self._owners)
             self._owners = []
 
+    def in_backward(self, tensors: Sequence[torch.Tensor]) -> Callable[[bool], None]:
+        """What puts ``tensors`` there when backward enters the module, and takes them out when it leaves."""
+        return lambda inside: self.put(tensors) if inside else self.restore()
+
     def _write(self, tensors: Sequence[torch.Tensor]) -> None:
         for (_, module, key), tensor in zip(self.slots, tensors):
             put_parameter(module, key, tensor)
@@ -73,11 +77,12 @@ class _Group:
         self.slots = unit.slots
         self.to_run = {id(module) for module in unit.modules}
         self.running: Call | None = None
-        self._call = _C.FsdpCall(self.slots.parameters(), tensors_in(inputs), self._on_backward)
-        self._tensors = self._call.tensors()
-        for tensor in self._tensors:
+        lent: list[torch.Tensor] = []
+        self._call = _C.FsdpCall(self.slots.parameters(), tensors_in(inputs), self.slots.in_backward(lent))
+        lent += self._call.tensors()
+        for tensor in lent:
             tensor.__class__ = nn.Parameter  # as what it stands for
-        self.slots.put(self._tensors)
+        self.slots.put(lent)
 
     def watch(self, outputs: Any) -> None:
         self._call.watch(tensors_in(outputs))
@@ -86,12 +91,6 @@ class _Group:
         self.slots.restore()
         call, self._call = self._call, None
         call.finish(tensors_in(outputs), keep)
-
-    def _on_backward(self, inside: bool) -> None:
-        if inside:
-            self.slots.put(self._tensors)
-        else:
-            self.slots.restore()
 
 
 class _Casts:
@@ -106,14 +105,8 @@ class _Casts:
     def close(self, outputs: Any = ()) -> None:
         self._slots.restore()
         self._casts.close()
-        call = _C.FsdpCall([], [], self._on_backward)
+        call = _C.FsdpCall([], [], self._slots.in_backward(self._tensors))
         call.finish(tensors_in(outputs), False)
-
-    def _on_backward(self, inside: bool) -> None:
-        if inside:
-            self._slots.put(self._tensors)
-        else:
-            self._slots.restore()
 
 
 class Call:
