@@ -52,6 +52,20 @@ Rule grouped_mm(const OpArgs& op) {
   return Rule("mk, kn, ~, ~ -> emn").linear({0}, {1}).handled("ke", "grouped_mm").kernel("grouped_mm");
 }
 
+Rule dot(const OpArgs& op) {
+  TORCH_CHECK(op.sizes(0).equals(op.sizes(1)), "inconsistent tensor size, expected vectors of the same length, got ",
+              op.sizes(0), " and ", op.sizes(1));
+  return Rule("k, k -> ").linear({0}, {1});
+}
+
+// The kernel returns a self that is expanded as it is where a rank has no rows or no products.
+Rule addmv(const OpArgs& op) {
+  const bool expanded = op.sizes(0).empty() || op.sizes(0)[0] == 1;
+  Rule rule = Rule("+m, mk, k -> m").linear({0, 1}, {0, 2});
+  if (expanded) return rule.nonempty("mk");
+  return c10::isIntegralType(op.dtype(1), true) ? rule.nonempty("k") : rule;
+}
+
 }  // namespace
 
 void add_product_rules(RuleBook& book) {
@@ -66,11 +80,6 @@ void add_product_rules(RuleBook& book) {
   book.rule("aten::mm", "mk, kn -> mn").linear({0}, {1});
   book.rule("aten::bmm", "bmk, bkn -> bmn").linear({0}, {1});
   book.rule("aten::mv", "mk, k -> m").linear({0}, {1});
-  const auto dot = [](const OpArgs& op) {
-    TORCH_CHECK(op.sizes(0).equals(op.sizes(1)), "inconsistent tensor size, expected vectors of the same length, got ",
-                op.sizes(0), " and ", op.sizes(1));
-    return Rule("k, k -> ").linear({0}, {1});
-  };
   for (const char* op : {"aten::dot", "aten::vdot"}) book.rule(op, dot, "k, k -> ");
   biased("aten::addmm", Rule("+mn, mk, kn -> mn").linear({0, 1}, {0, 2}), "k").unread_if_zero("beta");
   book.rule("aten::_addmm_activation", "+mn, mk!, k!n -> mn").unread_if_zero("beta");
@@ -82,13 +91,6 @@ void add_product_rules(RuleBook& book) {
   biased("aten::addbmm", Rule("+mn, bmk, bkn -> mn").linear({0, 1}, {0, 2}), "bk")
       .unread_if_zero("beta")
       .outputs(added_up);
-  // The kernel returns a self that is expanded as it is where a rank has no rows or no products.
-  const auto addmv = [](const OpArgs& op) {
-    const bool expanded = op.sizes(0).empty() || op.sizes(0)[0] == 1;
-    Rule rule = Rule("+m, mk, k -> m").linear({0, 1}, {0, 2});
-    if (expanded) return rule.nonempty("mk");
-    return c10::isIntegralType(op.dtype(1), true) ? rule.nonempty("k") : rule;
-  };
   book.rule("aten::addmv", addmv, "+m, mk, k -> m, nonempty for integers and an expanded self").unread_if_zero("beta");
   book.rule("aten::addr", "+mn, m, n -> mn").linear({0, 1}, {0, 2}).unread_if_zero("beta");
   book.rule("aten::ger", "m, n -> mn").linear({0}, {1});
