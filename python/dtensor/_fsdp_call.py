@@ -174,9 +174,12 @@ class Unit:
     def _computes_on_own_data(self, values: Any) -> bool:
         if _thread.calls:
             return _thread.calls[0].own_data
-        if torch._C._current_graph_task_id() != -1:  # recomputed in backward, as in the forward pass before
-            return self._own_data
-        return not any(_C.is_dtensor(t) and self._has_ranks_of(t.device_mesh) for t in tensors_in(values))
+        tensors = tensors_in(values)
+        if any(_C.is_dtensor(t) and self._has_ranks_of(t.device_mesh) for t in tensors):
+            return False
+        if torch._C._current_graph_task_id() != -1 and not any(t.requires_grad for t in tensors):
+            return self._own_data  # recomputed in backward from constants: as in the last forward pass
+        return True
 
     def _has_ranks_of(self, mesh: DeviceMesh) -> bool:
         """Whether a tensor on ``mesh`` is one of all ranks' data, rather than of one rank's (tensor parallelism alone)."""

@@ -400,6 +400,24 @@ class Boundary(unittest.TestCase):
 
         dtensor.run(2, on_rank)
 
+    def test_recomputation_has_the_semantics_of_its_forward(self):
+        """Whatever a later call, of an evaluation say, computed with."""
+        net, x = nn.Sequential(nn.Linear(4, 4), nn.Softmax(0)).double(), torch.randn(6, 4).double()
+        expected = reference(net, x.chunk(2), steps=1)[0][0][1]
+
+        def on_rank(reentrant):
+            mine, mesh = copy.deepcopy(net), dtensor.init_device_mesh("cpu", (2,))
+            fully_shard(mine, mesh=mesh)
+            own = x.chunk(2)[dtensor.rank()].requires_grad_()
+            y = checkpoint(mine, own, use_reentrant=reentrant)
+            with torch.no_grad():
+                mine(dtensor.distribute_tensor(x, mesh, [Shard(0)]))
+            y.square().mean().backward()
+            return [p.grad.full_tensor() for p in mine.parameters()]
+
+        for reentrant in (False, True):
+            torch.testing.assert_close(dtensor.run(2, on_rank, reentrant)[0], expected)
+
     def test_other_methods_are_calls(self):
         class Net(nn.Module):
             def __init__(self):
