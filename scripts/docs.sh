@@ -15,7 +15,7 @@ done
 rm -rf "$out" && mkdir -p "$out/source"
 cp -r docs/. "$out/source" && cp CHANGELOG.md "$out/source/changelog.md" && cp README.md "$out/source/readme.md"
 # A fence's first line says more than the lexer's name; links to what the site has elsewhere, or not at all.
-sed -i -E 's/^```cpp global$/```cpp/; s#\((\.\./)+CHANGELOG\.md\)#(/changelog.md)#; s#\]\(docs/#](#g; s#\[([^]]*)\]\((\.\./)+(examples|include|packaging|scripts|src|tests|tools)/[^)]*\)#\1#g' "$out"/source/*.md "$out"/source/*/*.md
+sed -i -E 's/^```cpp global$/```cpp/; s#\((\.\./)+CHANGELOG\.md\)#(/changelog.md)#; s#\]\(docs/#](#g; s#\[([^]]*)\]\((\.\./)+(examples|include|packaging|scripts|src|tests|tools)/[^)]*\)#\1#g' "$out"/source/*.md "$out"/source/*/*.md "$out"/source/*/*/*.md
 
 chmod +x docs/site/comments.py
 { cat docs/site/Doxyfile
