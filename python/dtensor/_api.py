@@ -54,18 +54,22 @@ class DTensor(torch.Tensor, metaclass=_DTensorMeta):
         ``local_tensor``: this rank's part, of any shape that the placements give it. ``shape``, ``stride``: of the whole;
         without them the ranks agree on them (collective), and parts that are not the chunks of one tensor are an error
         on every rank. ``run_check``: replicas are compared with the mesh's first rank's, and take its values.
-        Differentiable. ``grad_placements``: what the gradient is brought to before it reaches ``local_tensor``.
+        Differentiable. ``grad_placements``: how the gradient is placed that reaches ``local_tensor``. Partial on an axis
+        where the tensor is not sharded leaves a partial gradient unreduced: each rank gets its own share.
         """
         mesh = as_mesh(device_mesh)
         wanted = as_placements(placements)
         local = _tensor.complete(local_tensor)
         if local.device.type != mesh.device_type and not local.is_meta:
             local = local.to(mesh.device_type)
-        result = _C.from_local(local, mesh, wanted, _ints(shape), _ints(stride))
+        grad = as_placements(grad_placements)
+        if grad is None:
+            result = _C.from_local(local, mesh, wanted, _ints(shape), _ints(stride))
+        else:
+            result = _FromLocal.apply(local, mesh, wanted, _ints(shape), _ints(stride), grad)
         if run_check:
             _check_replicas(result)
-        grad = as_placements(grad_placements)
-        return result if grad is None else _with_grad_placements(result, grad)
+        return result
 
     # By their class, as ``DTensor.to_local(t)``; of a tensor they are the attributes that every DTensor has.
     device_mesh = property(_C.mesh_of)
@@ -87,19 +91,30 @@ def _check_replicas(tensor: torch.Tensor) -> None:
                 tensor.device_mesh.communicator(axis).broadcast(local.detach(), 0)
 
 
-class _GradPlacements(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, placements: list[Placement]) -> torch.Tensor:
-        ctx.mesh, ctx.placements = tensor.device_mesh, placements
-        return tensor.view_as(tensor)
+class _FromLocal(torch.autograd.Function):
+    """``from_local`` with ``grad_placements``."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _tensor.as_dtensor(gradients[0], ctx.mesh).redistribute(placements=ctx.placements), None
+    def forward(
+        ctx: Any, local: torch.Tensor, mesh: DeviceMesh, placements: Any, shape: Any, stride: Any, grad: list[Placement]
+    ) -> torch.Tensor:
+        result = _C.from_local(local, mesh, placements, shape, stride)
+        ctx.mesh, ctx.placements, ctx.grad_placements = mesh, result.placements, grad
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:
+        gradient = _tensor.as_dtensor(gradients[0], ctx.mesh)
+        wanted = [_of_gradient(*axis) for axis in zip(ctx.placements, ctx.grad_placements, gradient.placements)]
+        local = gradient.redistribute(placements=wanted).to_local(grad_placements=wanted)
+        return local, None, None, None, None, None
 
 
-def _with_grad_placements(tensor: torch.Tensor, placements: list[Placement]) -> torch.Tensor:
-    return _GradPlacements.apply(tensor, placements) if tensor.requires_grad else tensor
+def _of_gradient(forward: Placement, wanted: Placement, gradient: Placement) -> Placement:
+    """How a gradient is placed on one axis, such that its local tensor has the sizes of the forward one."""
+    if not (forward.is_replicate() or forward.is_partial()):
+        return forward
+    return gradient if wanted.is_partial() and gradient.is_partial() else Replicate()
 
 
 def distribute_tensor(

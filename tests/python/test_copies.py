@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import pickle
 import unittest
 
@@ -117,6 +118,23 @@ class LikeTorch(unittest.TestCase):
 
         for rank, found in enumerate(dtensor.run(2, on_rank)):
             self.assertEqual(found, [[0, 1]] * 3 + [[2 * rank, 2 * rank + 1]] * 3 + [[0, 1]] * 3)
+
+    def test_partial_gradients_stay_partial_where_asked(self):
+        def on_rank():
+            mesh, own, found = mesh_of((2,)), float(dtensor.rank() + 1), []
+            for placement, wanted in itertools.product([Replicate(), Partial()], [None, [Replicate()], [Partial()]]):
+                local = torch.ones(3, requires_grad=True)
+                full = DTensor.from_local(local, mesh, [placement], grad_placements=wanted) * 2
+                full.backward(DTensor.from_local(torch.full((3,), own), mesh, [Partial()]))
+                found.append(local.grad.tolist())
+            uneven = torch.ones(3 - dtensor.rank(), requires_grad=True)
+            rows = DTensor.from_local(uneven, mesh, [Shard(0)], grad_placements=[Partial()])
+            rows.backward(torch.arange(5.0))
+            return found, uneven.grad.tolist()
+
+        for rank, (found, rows) in enumerate(dtensor.run(2, on_rank)):
+            self.assertEqual(found, [[6] * 3, [6] * 3, [2 * (rank + 1)] * 3] * 2)
+            self.assertEqual(rows, [[0, 1, 2], [3, 4]][rank])
 
     def test_pickles_have_the_attributes(self):
         def on_rank():
