@@ -127,9 +127,9 @@ def distribute_tensor(
     """Splits a tensor of which every rank gives the whole; each rank keeps its part, a copy.
 
     Where the ranks' values differ, those of ``src_data_rank`` count, counted among the ranks of the mesh, row by row;
-    shapes or dtypes that differ are an error on every rank. None: the values are known to be equal, which is checked
-    all the same.
-    Collective. Differentiable, but a leaf that requires a gradient gives a leaf, as in ``torch.distributed.tensor``.
+    shapes or dtypes that differ are an error on every rank. None: each rank keeps its part of its own values, without
+    communication.
+    Collective unless ``src_data_rank`` is None. Differentiable, but a leaf that requires a gradient gives a leaf, as in ``torch.distributed.tensor``.
     """
     if is_traceable_wrapper_subclass(tensor):
         raise TypeError(
@@ -139,9 +139,21 @@ def distribute_tensor(
     wanted = as_placements(placements)
     leaf = tensor.is_leaf and tensor.requires_grad and not _C.is_dtensor(tensor)
     mesh = as_mesh(device_mesh)
-    source = _world_rank(mesh, src_data_rank) if src_data_rank else None
-    result = _C.distribute_tensor(tensor.detach() if leaf else tensor, mesh, wanted, source)
+    given = tensor.detach() if leaf else tensor
+    if src_data_rank is None and not (given.is_meta or _C.is_dtensor(given)):
+        result = _part_of_own(given, mesh, wanted)
+    else:
+        source = _world_rank(mesh, src_data_rank) if src_data_rank else None
+        result = _C.distribute_tensor(given, mesh, wanted, source)
     return result.requires_grad_() if leaf else result
+
+
+def _part_of_own(tensor: torch.Tensor, mesh: DeviceMesh, placements: list[Placement] | None) -> torch.Tensor:
+    """A copy of this rank's part of its own values. No communication."""
+    full = _C.from_local(tensor.to(mesh.device_type), mesh, None, list(tensor.shape), list(tensor.stride()))
+    part = full.redistribute(placements=placements or [Replicate()] * mesh.ndim)
+    shares = part.to_local().untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+    return part.clone() if shares else part
 
 
 def _world_rank(mesh: DeviceMesh, index: int) -> int:

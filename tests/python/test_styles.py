@@ -78,7 +78,7 @@ class Sources(unittest.TestCase):
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
             found = []
             for style in [ColwiseParallel(), RowwiseParallel(), SequenceParallel()]:
-                for source in [0, 1, None]:
+                for source in [0, 1]:
                     module = nn.Linear(4, 4)
                     nn.init.constant_(module.weight, dtensor.rank())
                     nn.init.constant_(module.bias, dtensor.rank())
@@ -88,7 +88,26 @@ class Sources(unittest.TestCase):
                     found.append((module.weight.sum().item(), module.bias.sum().item()))
             return found
 
-        self.assertEqual(dtensor.run(2, on_rank), [[(0, 0), (16, 4), (0, 0)] * 3] * 2)
+        self.assertEqual(dtensor.run(2, on_rank), [[(0, 0), (16, 4)] * 3] * 2)
+
+    def test_none_is_each_ranks_own_without_communication(self):
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+            mine = torch.arange(12.0).view(4, 3) + 100 * dtensor.rank()
+            for placements in ([Shard(0), Replicate()], [Replicate(), Shard(1)], [Shard(0), Shard(0)], None):
+                same = dtensor.distribute_tensor(torch.arange(12.0).view(4, 3), mesh, placements)
+                with dtensor.CommDebugMode() as counts:
+                    part = dtensor.distribute_tensor(mine, mesh, placements, src_data_rank=None)
+                self.assertEqual(counts.get_total_counts(), 0)
+                self.assertEqual((part.shape, part.placements), (same.shape, same.placements))
+                self.assertTrue(torch.equal(part.to_local(), same.to_local() + 100 * dtensor.rank()))
+                self.assertNotEqual(part.to_local().untyped_storage().data_ptr(), mine.untyped_storage().data_ptr())
+            module = nn.Linear(4, 4)
+            with dtensor.CommDebugMode() as counts:
+                parallelize_module(module, mesh["tp"], ColwiseParallel(), src_data_rank=None)
+            self.assertEqual(counts.get_total_counts(), 0)
+
+        dtensor.run(4, on_rank, timeout=20)
 
     def test_are_counted_within_the_mesh(self):
         """Of a slice, and of a mesh in another order than the world."""
