@@ -148,8 +148,9 @@ class FSDPModule:
         """Nothing to do: a pass that raised is forgotten when the next one begins."""
 
     def set_post_optim_event(self, event: Any) -> None:
-        """Has the current stream wait for ``event``, recorded after the optimizer's step."""
-        event.wait()
+        """Has the current stream wait for ``event``, recorded after the optimizer's step; None on the CPU, which has none."""
+        if event is not None:
+            event.wait()
 
     def fsdp_stats(self) -> dict[str, int]:
         """Collectives and bytes since the model's first unit was made, on this rank, over all its units."""

@@ -181,6 +181,16 @@ class Calls(unittest.TestCase):
 
         dtensor.run(2, on_rank)
 
+    def test_the_event_after_the_optimizer_may_be_none(self):
+        """What the CPU's streams record."""
+
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+            module = fully_shard(copy.deepcopy(LAYERS[0]), mesh=mesh)
+            module.set_post_optim_event(torch.cpu.current_stream().record_event())
+
+        dtensor.run(2, on_rank)
+
     def test_memory_that_is_made_anew_is_the_units(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
