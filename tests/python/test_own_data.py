@@ -553,6 +553,23 @@ class Precision(unittest.TestCase):
                 with self.subTest(reentrant=reentrant, own=own):
                     dtensor.run(2, on_rank, reentrant, own)
 
+    def test_converted_parameters_compute_in_the_param_dtype(self):
+        """Also where the param_dtype is the dtype that they had before; without one, in their own."""
+
+        def on_rank(param_dtype, own):
+            net, mesh = nn.Linear(4, 4, dtype=torch.bfloat16), dtensor.init_device_mesh("cpu", (2,))
+            fully_shard(net, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=param_dtype))
+            net.to(torch.float32)
+            x = torch.ones(2, 4)
+            y = net(x if own else dtensor.distribute_tensor(x, mesh, [Shard(0)]))
+            y.float().sum().backward()
+            self.assertEqual((y.dtype, net.weight.grad.dtype), (param_dtype or torch.float32, torch.float32))
+
+        for param_dtype in (torch.bfloat16, None):
+            for own in (True, False):
+                with self.subTest(param_dtype=param_dtype, own=own):
+                    dtensor.run(2, on_rank, param_dtype, own)
+
 
 class Names(unittest.TestCase):
     def test_all_of_torchs_are_here(self):

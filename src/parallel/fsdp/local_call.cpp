@@ -91,7 +91,8 @@ at::Tensor gathered_memory(const Member& member, const DTensor& parameter) {
   }
   // What was converted since (module.to(dtype)) computes in its own dtype, unless the unit has a param_dtype.
   const auto local = gathered_local(parameter, p.gathered);
-  return p.gather_dtype == p.dtype || local.scalar_type() == p.gather_dtype ? local.alias() : local.to(p.gather_dtype);
+  const auto dtype = p.param_dtype.value_or(local.scalar_type());
+  return local.scalar_type() == dtype ? local.alias() : local.to(dtype);
 }
 
 }  // namespace

@@ -13,12 +13,13 @@
 namespace dtensor {
 namespace fsdp {
 
-at::ScalarType compute_dtype(const MixedPrecision& precision, const std::string& name, at::ScalarType own) {
-  if (!at::isFloatingType(own)) return own;
+std::optional<at::ScalarType> param_dtype_of(const MixedPrecision& precision, const std::string& name,
+                                             at::ScalarType own) {
+  if (!at::isFloatingType(own)) return {};
   for (const auto& [pattern, dtype] : precision.param_dtype_of) {
     if (matches(pattern, name, /*across_dots=*/true)) return dtype;
   }
-  return precision.param_dtype.value_or(own);
+  return precision.param_dtype;
 }
 
 }  // namespace fsdp
@@ -56,10 +57,10 @@ ComputeScope::ComputeScope(const NamedTensors& parameters) {
     const auto* unit = fsdp::unit_of(*slot, k);
     if (unit == nullptr) continue;
     if (unit->options.precision.output_dtype) output_dtype_ = unit->options.precision.output_dtype;
-    const auto dtype = unit->parameters[k].gather_dtype;
-    if (dtype == slot->scalar_type()) continue;
+    const auto dtype = unit->parameters[k].param_dtype;
+    if (!dtype || *dtype == slot->scalar_type()) continue;
     auto& cast = casts[slot->unsafeGetTensorImpl()];
-    if (!cast.defined()) cast = cast_of(*slot, dtype);
+    if (!cast.defined()) cast = cast_of(*slot, *dtype);
     state->casts.push_back({slot, *slot, cast});
   }
   enter(*state);

@@ -54,7 +54,8 @@ struct Parameter {
   DeviceMesh home;                    // where it is stored
   FurtherAxes further;
   at::ScalarType dtype, gather_dtype;
-  bool sharded = false;     // over more than one rank: there is something to gather
+  std::optional<at::ScalarType> param_dtype;  // holds for whatever dtype the parameter is converted to later
+  bool sharded = false;                       // over more than one rank: there is something to gather
   bool fetched = false;     // part of the unit's gathered copy: sharded ones, and whatever is kept in host memory
   Layout layout, shard;     // fetched ones: gathered; this rank's part alone
   std::int64_t offset = 0;  // in the unit's flat buffer, in elements of gather_dtype
@@ -183,8 +184,9 @@ struct FsdpUnit::Impl {
 
 namespace fsdp {
 
-// Which dtype a parameter is computed with in.
-at::ScalarType compute_dtype(const MixedPrecision& precision, const std::string& name, at::ScalarType own);
+// The param_dtype of a parameter; none: it is computed with in its own dtype.
+std::optional<at::ScalarType> param_dtype_of(const MixedPrecision& precision, const std::string& name,
+                                             at::ScalarType own);
 
 // A parameter of a unit.
 struct Member {
