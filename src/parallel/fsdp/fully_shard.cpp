@@ -160,7 +160,6 @@ Parameter describe(const std::string& name, const at::Tensor& tensor, const Devi
   p.home = placed.mesh();
   p.dtype = tensor.scalar_type();
   p.param_dtype = param_dtype_of(options.precision, name, p.dtype);
-  p.gather_dtype = p.param_dtype.value_or(p.dtype);
   p.sharded = shard.is_shard() && shard_ranks(mesh, axes) > 1 && mesh.is_member();
   p.fetched = p.sharded || (placed.mesh() != mesh && mesh.is_member());
   if (!p.fetched) return p;

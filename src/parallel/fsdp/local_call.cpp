@@ -86,8 +86,8 @@ at::Tensor gathered_memory(const Member& member, const DTensor& parameter) {
   auto& p = member.parameter();
   if (p.fetched && p.is_where_put(parameter)) {
     if (!member.unit->is_gathered())
-      return at::empty(p.layout.sizes, at::TensorOptions(p.gather_dtype));  // no elements
-    return view_of(member.unit->flat, p.gather_dtype, p.layout.sizes, p.layout.strides, p.offset);
+      return at::empty(p.layout.sizes, at::TensorOptions(p.gather_dtype()));  // no elements
+    return view_of(member.unit->flat, p.gather_dtype(), p.layout.sizes, p.layout.strides, p.offset);
   }
   // What was converted since (module.to(dtype)) computes in its own dtype, unless the unit has a param_dtype.
   const auto local = gathered_local(parameter, p.gathered);

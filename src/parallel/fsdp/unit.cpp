@@ -86,7 +86,7 @@ FsdpUnit::Impl::~Impl() {
 void FsdpUnit::Impl::place_in_flat() {
   for (auto& p : parameters) {
     if (!p.fetched) continue;
-    const auto element = static_cast<std::int64_t>(c10::elementSize(p.gather_dtype));
+    const auto element = static_cast<std::int64_t>(c10::elementSize(p.gather_dtype()));
     p.offset = flat_bytes / element;
     flat_bytes += aligned(p.layout.numel() * element);
   }
@@ -146,7 +146,7 @@ std::vector<at::Tensor> FsdpUnit::Impl::local_parts() const {
 void FsdpUnit::Impl::make_views() {
   for (auto& p : parameters) {
     if (!p.fetched) continue;
-    p.full = fsdp::view_of(flat, p.gather_dtype, p.layout.sizes, p.layout.strides, p.offset);
+    p.full = fsdp::view_of(flat, p.gather_dtype(), p.layout.sizes, p.layout.strides, p.offset);
     p.pieces.clear();
     if (!p.sharded) continue;
     for (std::size_t rank = 0; rank < p.layout.pieces.size(); ++rank) p.pieces.push_back(p.layout.piece(p.full, rank));
@@ -193,7 +193,7 @@ void FsdpUnit::Impl::start_gather() {
 at::Tensor FsdpUnit::Impl::shard_on_device(const Parameter& p, const at::Tensor& tensor) const {
   auto local = local_of(tensor);
   if (is_offloaded()) local = local.to(flat.device(), /*non_blocking=*/true);
-  return local.scalar_type() == p.gather_dtype ? local : local.to(p.gather_dtype);
+  return local.scalar_type() == p.gather_dtype() ? local : local.to(p.gather_dtype());
 }
 
 void FsdpUnit::Impl::gather_shards() {

@@ -53,7 +53,7 @@ struct Parameter {
   Shape sizes, strides;               // global
   DeviceMesh home;                    // where it is stored
   FurtherAxes further;
-  at::ScalarType dtype, gather_dtype;
+  at::ScalarType dtype;
   std::optional<at::ScalarType> param_dtype;  // holds for whatever dtype the parameter is converted to later
   bool sharded = false;                       // over more than one rank: there is something to gather
   bool fetched = false;     // part of the unit's gathered copy: sharded ones, and whatever is kept in host memory
@@ -72,6 +72,7 @@ struct Parameter {
   // Generation of a parameter that came from the meta device and has not been filled since.
   std::optional<std::uint64_t> unfilled;
 
+  at::ScalarType gather_dtype() const { return param_dtype.value_or(dtype); }
   // Throws where it was made on the meta device and nobody has filled it.
   void check_filled(const DTensor& parameter) {
     if (C10_UNLIKELY(unfilled.has_value())) check_unfilled(parameter);
