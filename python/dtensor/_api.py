@@ -129,7 +129,8 @@ def distribute_tensor(
     Where the ranks' values differ, those of ``src_data_rank`` count, counted among the ranks of the mesh, row by row;
     shapes or dtypes that differ are an error on every rank. None: each rank keeps its part of its own values, without
     communication.
-    Collective unless ``src_data_rank`` is None. Differentiable, but a leaf that requires a gradient gives a leaf, as in ``torch.distributed.tensor``.
+    Collective unless ``src_data_rank`` is None. Differentiable, but a leaf that requires a gradient gives a leaf, as in
+    ``torch.distributed.tensor``.
     """
     if is_traceable_wrapper_subclass(tensor):
         raise TypeError(
