@@ -10,19 +10,13 @@
 namespace dtensor::fsdp {
 namespace {
 
-// What was gathered in a narrower dtype than the parameter's serves that dtype only.
-bool serves(const Parameter& p, at::ScalarType dtype) {
-  return p.gather_dtype() == p.dtype || p.gather_dtype() == dtype;
-}
-
 // A model that computes in the parameters' own dtype has forgotten its ComputeScope.
 void warn_of_dtype(Unit& unit, const Parameter& p, const DTensor& parameter, at::ScalarType dtype) {
   if (dtype != p.dtype || !at::GradMode::is_enabled() || !parameter.requires_grad()) return;
   if (std::exchange(unit.warned, true)) return;
-  TORCH_WARN(
-      "fully_shard: parameter '", p.name, "' is computed with in ", dtype, ", although the param_dtype of its ",
-      "unit is ", p.gather_dtype(),
-      ". A param_dtype takes effect within a ComputeScope (or an autocast of it): ", "put the forward pass in one");
+  TORCH_WARN("fully_shard: parameter '", p.name, "' is computed with in ", dtype, ", although the param_dtype of its ",
+             "unit is ", p.gather_dtype(), ". A param_dtype takes effect within a ComputeScope ",
+             "(or an autocast of it): put the forward pass in one");
 }
 
 }  // namespace
@@ -65,7 +59,7 @@ at::Tensor Schedule::use(Unit& unit, std::size_t k, const DTensor& parameter, co
   auto& p = unit.parameters[k];
   p.check_filled(parameter);
   if (!p.fetched || gathered != p.gathered || !p.is_where_put(parameter)) return {};
-  if (!serves(p, dtype)) return warn_of_dtype(unit, p, parameter, dtype), at::Tensor();
+  if (!p.serves(dtype)) return warn_of_dtype(unit, p, parameter, dtype), at::Tensor();
   begin_use(unit);
   if (!unit.is_fresh(p, parameter)) gather(unit);
   finish_gather(unit);

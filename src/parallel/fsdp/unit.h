@@ -73,6 +73,8 @@ struct Parameter {
   std::optional<std::uint64_t> unfilled;
 
   at::ScalarType gather_dtype() const { return param_dtype.value_or(dtype); }
+  // What is gathered in another dtype than the parameter's serves computation in that dtype only.
+  bool serves(at::ScalarType asked) const { return gather_dtype() == dtype || gather_dtype() == asked; }
   // Throws where it was made on the meta device and nobody has filled it.
   void check_filled(const DTensor& parameter) {
     if (C10_UNLIKELY(unfilled.has_value())) check_unfilled(parameter);
