@@ -47,20 +47,20 @@ Outcome of_records(const std::vector<train::StepRecord>& records, std::int64_t w
   return outcome(std::move(seconds), records.back().loss, warmup);
 }
 
-Outcome outcome_of(const by_hand::Losses& losses, std::int64_t warmup) {
+Outcome outcome_of(const manual_spmd::Losses& losses, std::int64_t warmup) {
   return outcome(losses.seconds, losses.loss.back(), warmup);
 }
 
-Outcome ours_on(const Bench& bench, const std::string& mode, const dtensor::Communicator& world,
-                const train::Options& options, const train::Corpus& corpus) {
+Outcome run_dtensor(const Bench& bench, const std::string& mode, const dtensor::Communicator& world,
+                    const train::Options& options, const train::Corpus& corpus) {
   if (mode != "own_data") return of_records(train::train_on_mesh(world, options, corpus, {}), bench.warmup);
-  return outcome_of(by_hand::own_data(world, options)->run(options, corpus), bench.warmup);
+  return outcome_of(manual_spmd::own_data(world, options)->run(options, corpus), bench.warmup);
 }
 
-Outcome by_hand_on(const Bench& bench, const std::string& mode, const dtensor::Communicator& world,
-                   const train::Options& options, const train::Corpus& corpus) {
+Outcome run_manual_spmd(const Bench& bench, const std::string& mode, const dtensor::Communicator& world,
+                        const train::Options& options, const train::Corpus& corpus) {
   const auto training =
-      mode == "tp" ? by_hand::tensor_parallel(world, options) : by_hand::fully_sharded(world, options);
+      mode == "tp" ? manual_spmd::tensor_parallel(world, options) : manual_spmd::fully_sharded(world, options);
   return outcome_of(training->run(options, corpus), bench.warmup);
 }
 
@@ -75,14 +75,14 @@ train::Options options_of(const Bench& bench, const std::string& mode, std::int6
 void run_one(const Bench& bench, const std::string& mode, std::int64_t hidden, const dtensor::Communicator& world,
              const train::Corpus& corpus) {
   const auto options = options_of(bench, mode, hidden, world.size());
-  const auto result = bench.only == "ours" ? ours_on(bench, mode, world, options, corpus)
-                                           : by_hand_on(bench, mode, world, options, corpus);
+  const auto result = bench.only == "ours" ? run_dtensor(bench, mode, world, options, corpus)
+                                           : run_manual_spmd(bench, mode, world, options, corpus);
   if (world.rank() == 0) std::cout << nlohmann::json{{"mode", mode}, {bench.only, result.ms}}.dump() << std::endl;
 }
 
 // What was measured of one mode and size, a value a run.
 struct Comparison {
-  std::vector<double> ours, by_hand, one_device, to_hand, to_one_device;
+  std::vector<double> ours, manual, one_device, ratio_to_manual, ratio_to_one_device;
   double loss_difference = 0;
   std::string backend;
 };
@@ -90,10 +90,10 @@ struct Comparison {
 // On rank 0.
 void run_both(const Bench& bench, const std::string& mode, const train::Options& options,
               const dtensor::Communicator& world, const train::Corpus& corpus, Comparison& comparison) {
-  const auto a = ours_on(bench, mode, world, options, corpus);
-  const auto b = by_hand_on(bench, mode, world, options, corpus);
+  const auto a = run_dtensor(bench, mode, world, options, corpus);
+  const auto b = run_manual_spmd(bench, mode, world, options, corpus);
   if (world.rank() != 0) return;
-  comparison.ours.push_back(a.ms), comparison.by_hand.push_back(b.ms), comparison.to_hand.push_back(a.ms / b.ms);
+  comparison.ours.push_back(a.ms), comparison.manual.push_back(b.ms), comparison.ratio_to_manual.push_back(a.ms / b.ms);
   comparison.loss_difference = std::max(comparison.loss_difference, std::abs(a.loss - b.loss));
   comparison.backend = world.backend_name();
 }
@@ -105,12 +105,12 @@ void print(const Bench& bench, const std::string& mode, std::int64_t hidden, con
                          {"ranks", bench.ranks},
                          {"hidden", hidden},
                          {"ms", bench::median(comparison.ours)},
-                         {"ms_by_hand", bench::median(comparison.by_hand)},
-                         {"ratio", bench::median(comparison.to_hand)},
+                         {"ms_by_hand", bench::median(comparison.manual)},
+                         {"ratio", bench::median(comparison.ratio_to_manual)},
                          {"loss_difference", comparison.loss_difference}};
   if (!comparison.one_device.empty()) {
     line["ms_one_device"] = bench::median(comparison.one_device);
-    line["ratio_one_device"] = bench::median(comparison.to_one_device);
+    line["ratio_one_device"] = bench::median(comparison.ratio_to_one_device);
   }
   std::cout << line.dump() << std::endl;
 }
@@ -125,7 +125,7 @@ void compare_in_threads(const Bench& bench, const std::string& mode, std::int64_
       run_both(bench, mode, options, world, corpus, comparison);
     });
     comparison.one_device.push_back(of_records(train::train_on_one_device(options, corpus), bench.warmup).ms);
-    comparison.to_one_device.push_back(comparison.ours.back() / comparison.one_device.back());
+    comparison.ratio_to_one_device.push_back(comparison.ours.back() / comparison.one_device.back());
   }
   print(bench, mode, hidden, comparison);
 }

@@ -28,9 +28,10 @@ DecoderConfig config_of(std::int64_t hidden) {
 }
 
 // What one would write for this model by hand.
-class ByHand {
+class ManualDecoder {
  public:
-  ByHand(const DecoderConfig& config, std::map<std::string, at::Tensor> weights) : c_(config), w_(std::move(weights)) {
+  ManualDecoder(const DecoderConfig& config, std::map<std::string, at::Tensor> weights)
+      : c_(config), w_(std::move(weights)) {
     const std::int64_t size = c_.hidden / kHeads, half = size / 2;
     const auto position = at::arange(kCapacity, at::kDouble).unsqueeze(1);
     const auto angle = position * at::pow(10000.0, at::arange(half, at::kDouble) / -static_cast<double>(half));
@@ -49,8 +50,8 @@ class ByHand {
     at::Tensor x = at::embedding(w_.at("embed.weight"), ids);
     for (Layer& l : layers_) {
       const auto h = at::rms_norm(x, {c_.hidden}, l.attn_norm, 1e-6);
-      const auto q = turned(heads(at::linear(h, l.q), kHeads));
-      l.keys.narrow(2, length_, n).copy_(turned(heads(at::linear(h, l.k), kKvHeads)));
+      const auto q = rotated(heads(at::linear(h, l.q), kHeads));
+      l.keys.narrow(2, length_, n).copy_(rotated(heads(at::linear(h, l.k), kKvHeads)));
       l.values.narrow(2, length_, n).copy_(heads(at::linear(h, l.v), kKvHeads));
       const auto k = l.keys.narrow(2, 0, length_ + n), v = l.values.narrow(2, 0, length_ + n);
       const auto grouped = n > 1 ? q : q.view({1, kKvHeads, kHeads / kKvHeads, q.size(3)});
@@ -71,7 +72,7 @@ class ByHand {
   at::Tensor heads(const at::Tensor& x, std::int64_t count) const {
     return x.view({1, x.size(1), count, x.size(2) / count}).transpose(1, 2);
   }
-  at::Tensor turned(const at::Tensor& x) const {
+  at::Tensor rotated(const at::Tensor& x) const {
     const std::int64_t half = x.size(3) / 2;
     const auto cos = cos_.narrow(0, length_, x.size(2)), sin = sin_.narrow(0, length_, x.size(2));
     const auto a = x.narrow(3, 0, half), b = x.narrow(3, half, half);
@@ -90,7 +91,7 @@ void measure(const dtensor::Communicator& world, std::int64_t hidden) {
   Decoder ours(config_of(hidden));
   std::map<std::string, at::Tensor> weights;
   for (const auto& [name, slot] : ours.named_parameters()) weights[name] = slot->detach().clone();
-  ByHand by_hand(ours.config(), weights);
+  ManualDecoder manual(ours.config(), weights);
   const auto mesh = dtensor::init_device_mesh(world, at::kCPU, {1}, {"tp"});
   parallelize(ours, mesh, tensor_parallel_plan(ours.config()));
   dtensor::nn::KVCache cache(ours.config().layers, kCapacity);
@@ -99,7 +100,7 @@ void measure(const dtensor::Communicator& world, std::int64_t hidden) {
   };
   const auto prompt = at::arange(kPrompt, at::kLong).unsqueeze(0), token = at::ones({1, 1}, at::kLong);
   const auto difference =
-      (dtensor::DTensor(ours.forward(placed(prompt), &cache)).to_local() - by_hand.forward(prompt)).abs().max();
+      (dtensor::DTensor(ours.forward(placed(prompt), &cache)).to_local() - manual.forward(prompt)).abs().max();
   TORCH_CHECK(difference.item<double>() < 1e-4, "the two models differ by ", difference.item<double>());
   ours.forward(placed(token), &cache);
   const auto misses = dtensor::cache_stats().misses;
@@ -108,7 +109,7 @@ void measure(const dtensor::Communicator& world, std::int64_t hidden) {
     for (std::int64_t i = 0; i < kTokens; ++i) forward();
   };
   const bench::Pair pair =
-      bench::side_by_side([&] { decode([&] { by_hand.forward(token); }, by_hand); },
+      bench::side_by_side([&] { decode([&] { manual.forward(token); }, manual); },
                           [&] { decode([&] { ours.forward(placed(token), &cache); }, cache); }, 1, kRounds);
   std::printf("hidden %4ld: %.1f us a token, by hand %.1f us, ratio %.3f; decisions made after the first token: %lu\n",
               static_cast<long>(hidden), pair.ours / kTokens, pair.plain / kTokens, 1 + pair.overhead / pair.plain,

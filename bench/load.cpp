@@ -11,8 +11,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "dtensor/debug.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/memory_timeline.h"
 
 namespace {
 

@@ -8,7 +8,7 @@ foreach(backend MPI NCCL)
 endforeach()
 
 # Ends the configuration where the user asked for a backend that cannot be built.
-macro(_dtensor_settle backend found what missing)
+macro(_dtensor_resolve_backend backend found what missing)
   if(${found})
     set(DTENSOR_${backend} TRUE)
     set(DTENSOR_${backend}_WHY "${what}")
@@ -23,7 +23,7 @@ endmacro()
 if(DTENSOR_WITH_MPI)
   set(MPI_CXX_SKIP_MPICXX TRUE)  # the C interface only
   find_package(MPI QUIET COMPONENTS CXX)
-  _dtensor_settle(MPI MPI_CXX_FOUND "MPI ${MPI_CXX_VERSION}, ${MPIEXEC_EXECUTABLE}" "an MPI compiler (libopenmpi-dev)")
+  _dtensor_resolve_backend(MPI MPI_CXX_FOUND "MPI ${MPI_CXX_VERSION}, ${MPIEXEC_EXECUTABLE}" "an MPI compiler (libopenmpi-dev)")
 endif()
 
 # The wheel's NCCL comes before the toolkit's: LibTorch's own libtorch_cuda.so may need a newer one, and a process has one.
@@ -54,5 +54,5 @@ if(DTENSOR_WITH_NCCL)
     endif()
   endif()
   string(REPLACE ";" ", " _missing "${_missing}")
-  _dtensor_settle(NCCL _ready "CUDA ${CUDAToolkit_VERSION}, ${NCCL_LIBRARY}" "${_missing}")
+  _dtensor_resolve_backend(NCCL _ready "CUDA ${CUDAToolkit_VERSION}, ${NCCL_LIBRARY}" "${_missing}")
 endif()

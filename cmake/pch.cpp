@@ -1,1 +1,1 @@
-// Host of the precompiled header; see cmake/rooms.cmake.
+// Host of the precompiled header; see cmake/modules.cmake.

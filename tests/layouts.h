@@ -69,7 +69,7 @@ std::vector<std::int64_t> random_cut(std::int64_t n, std::int64_t parts, Random&
 // A third of the plain shards become ragged ones, at most one of each dimension, and a third zigzag ones, some of them
 // of pieces.
 template <class Sizes, class Random>
-Placements with_other_shards(Placements placements, const Sizes& sizes, at::IntArrayRef mesh, Random& random) {
+Placements replace_some_shards_of(Placements placements, const Sizes& sizes, at::IntArrayRef mesh, Random& random) {
   std::set<std::int64_t> ragged;
   for (std::size_t axis = 0; axis < placements.size(); ++axis) {
     const Placement p = placements[axis];

@@ -3,7 +3,7 @@
 // leave when it ends.
 #include "by_hand/transformer.h"
 
-namespace by_hand {
+namespace manual_spmd {
 namespace {
 
 // Whole parameters of one block at a time lie in `memory`, which blocks share in turns.
@@ -109,7 +109,7 @@ class FullySharded final : public Training {
     world_.all_reduce(squares, dtensor::ReduceOp::sum).wait();
     return std::sqrt(squares.item<double>());
   }
-  void forget_gradients() override {}
+  void zero_grad() override {}
 
   dtensor::Communicator world_;
   std::int64_t heads_;
@@ -122,4 +122,4 @@ std::unique_ptr<Training> fully_sharded(const dtensor::Communicator& world, cons
   return std::make_unique<FullySharded>(world, options);
 }
 
-}  // namespace by_hand
+}  // namespace manual_spmd

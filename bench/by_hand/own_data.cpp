@@ -2,7 +2,7 @@
 #include "by_hand/transformer.h"
 #include "dtensor/dtensor.h"
 
-namespace by_hand {
+namespace manual_spmd {
 namespace {
 
 struct Layer : dtensor::nn::Module {
@@ -63,7 +63,7 @@ class OwnData final : public Training {
     world_.all_reduce(squares, dtensor::ReduceOp::sum).wait();
     return std::sqrt(squares.item<double>());
   }
-  void forget_gradients() override {
+  void zero_grad() override {
     for (auto& p : model_.parameters()) p.mutable_grad().reset();
   }
   static std::vector<at::Tensor> locals(const std::vector<at::Tensor>& tensors) {
@@ -83,4 +83,4 @@ std::unique_ptr<Training> own_data(const dtensor::Communicator& world, const tra
   return std::make_unique<OwnData>(world, options);
 }
 
-}  // namespace by_hand
+}  // namespace manual_spmd

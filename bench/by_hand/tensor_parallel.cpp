@@ -4,7 +4,7 @@
 
 #include "by_hand/transformer.h"
 
-namespace by_hand {
+namespace manual_spmd {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -73,8 +73,8 @@ class TensorParallel final : public Training {
         mine.push_back(own(block[i], rows ? 0 : columns ? 1 : -1));
       }
     }
-    crossing_.enter = [this](const at::Tensor& x) { return Enter::apply(x, &world_); };
-    crossing_.leave = [this](const at::Tensor& x) { return Leave::apply(x, &world_); };
+    tp_comm_.enter = [this](const at::Tensor& x) { return Enter::apply(x, &world_); };
+    tp_comm_.leave = [this](const at::Tensor& x) { return Leave::apply(x, &world_); };
   }
 
  private:
@@ -90,13 +90,13 @@ class TensorParallel final : public Training {
     const std::int64_t begin = (vocabulary_ + world_.size() - 1) / world_.size() * world_.rank();
     const at::Tensor other = at::lt(ids, begin).logical_or(at::ge(ids, begin + embedding_.size(0)));
     const at::Tensor rows = at::embedding(embedding_, (ids - begin).masked_fill(other, 0));
-    return crossing_.leave(rows.masked_fill(other.unsqueeze(-1), 0));
+    return tp_comm_.leave(rows.masked_fill(other.unsqueeze(-1), 0));
   }
 
   double forward_backward(const train::Batch& batch) override {
     at::Tensor x = embed(batch.ids);
-    for (const auto& weights : blocks_) x = block(x, weights, heads_, crossing_);
-    const at::Tensor normal = crossing_.enter(at::layer_norm(x, {x.size(-1)}, norm_, norm_bias_));
+    for (const auto& weights : blocks_) x = block(x, weights, heads_, tp_comm_);
+    const at::Tensor normal = tp_comm_.enter(at::layer_norm(x, {x.size(-1)}, norm_, norm_bias_));
     const at::Tensor logits = Gather::apply(at::linear(normal, head_), &world_, vocabulary_);
     const at::Tensor loss = cross_entropy(logits, batch.targets);
     loss.backward();
@@ -120,7 +120,7 @@ class TensorParallel final : public Training {
     world_.all_reduce(squares, dtensor::ReduceOp::sum).wait();
     return std::sqrt((squares + norms.narrow(0, splits, norms.size(0) - splits).sum()).item<double>());
   }
-  void forget_gradients() override {
+  void zero_grad() override {
     for (const auto& p : parameters()) p.mutable_grad().reset();
   }
 
@@ -129,7 +129,7 @@ class TensorParallel final : public Training {
   std::vector<at::Tensor> split_, whole_;  // parameters
   at::Tensor embedding_, norm_, norm_bias_, head_;
   std::vector<std::vector<at::Tensor>> blocks_;
-  Crossing crossing_;
+  TensorParallelComm tp_comm_;
 };
 
 }  // namespace
@@ -138,4 +138,4 @@ std::unique_ptr<Training> tensor_parallel(const dtensor::Communicator& world, co
   return std::make_unique<TensorParallel>(world, options);
 }
 
-}  // namespace by_hand
+}  // namespace manual_spmd

@@ -6,7 +6,7 @@
 
 #include "dtensor/dtensor.h"
 
-namespace by_hand {
+namespace manual_spmd {
 
 Weights make_weights(const train::Options& options) {
   Weights weights;
@@ -68,10 +68,10 @@ Losses Training::run(const train::Options& o, const train::Corpus& corpus) {
     if (norm > o.clip) at::_foreach_mul_(slices, o.clip / (norm + 1e-6));
     const double reached = o.warmup == 0 ? 1.0 : static_cast<double>(step + 1) / static_cast<double>(o.warmup);
     adamw.step(parameters(), slices, o.lr * std::min(1.0, reached));
-    forget_gradients();
+    zero_grad();
     losses.seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
   }
   return losses;
 }
 
-}  // namespace by_hand
+}  // namespace manual_spmd

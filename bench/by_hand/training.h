@@ -12,7 +12,7 @@
 #include "train/data.h"
 #include "train/run.h"
 
-namespace by_hand {
+namespace manual_spmd {
 
 // Of one device: all ranks begin with the same.
 struct Weights {
@@ -44,7 +44,7 @@ class Training {
   virtual std::vector<at::Tensor> parameters() = 0;
   virtual std::vector<at::Tensor> gradients() = 0;
   virtual double total_norm(const std::vector<at::Tensor>& gradients) = 0;
-  virtual void forget_gradients() = 0;
+  virtual void zero_grad() = 0;
 };
 
 // Fully sharded: one flat buffer for each block, gathered for forward and for backward, reduced as it is done.
@@ -54,4 +54,4 @@ std::unique_ptr<Training> tensor_parallel(const dtensor::Communicator& world, co
 // The library's fully_shard, called on each rank's own part of the batch (regular tensors): beside fully_sharded().
 std::unique_ptr<Training> own_data(const dtensor::Communicator& world, const train::Options& options);
 
-}  // namespace by_hand
+}  // namespace manual_spmd

@@ -5,31 +5,31 @@
 
 #include "by_hand/training.h"
 
-namespace by_hand {
+namespace manual_spmd {
 
 // How activations cross between ranks, where they do.
-struct Crossing {
+struct TensorParallelComm {
   std::function<at::Tensor(const at::Tensor&)> enter = [](const at::Tensor& x) { return x; };  // whole, to split layers
   std::function<at::Tensor(const at::Tensor&)> leave = [](const at::Tensor& x) { return x; };  // partial sums, to whole
 };
 
 // [batch, sequence, hidden]; `heads`: those that this rank computes.
 inline at::Tensor block(const at::Tensor& x, const std::vector<at::Tensor>& w, std::int64_t heads,
-                        const Crossing& crossing) {
+                        const TensorParallelComm& tp_comm) {
   const auto norm = [&](const at::Tensor& t, int weight) {
-    return crossing.enter(at::layer_norm(t, {t.size(-1)}, w[weight], w[weight + 1]));
+    return tp_comm.enter(at::layer_norm(t, {t.size(-1)}, w[weight], w[weight + 1]));
   };
   const at::Tensor normal = norm(x, kNorm1);
   const auto split = [&](int weight) {
     return at::linear(normal, w[weight]).unflatten(-1, {heads, -1}).transpose(1, 2);
   };
   const at::Tensor y = at::scaled_dot_product_attention(split(kQ), split(kK), split(kV), {}, 0.0, true);
-  const at::Tensor h = x + crossing.leave(at::linear(y.transpose(1, 2).flatten(2, 3), w[kO]));
-  return h + crossing.leave(at::linear(at::gelu(at::linear(norm(h, kNorm2), w[kUp])), w[kDown]));
+  const at::Tensor h = x + tp_comm.leave(at::linear(y.transpose(1, 2).flatten(2, 3), w[kO]));
+  return h + tp_comm.leave(at::linear(at::gelu(at::linear(norm(h, kNorm2), w[kUp])), w[kDown]));
 }
 
 inline at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets) {
   return at::cross_entropy_loss(logits.flatten(0, 1), targets.flatten());
 }
 
-}  // namespace by_hand
+}  // namespace manual_spmd

@@ -6,18 +6,16 @@ import re
 import sys
 
 TOPICS = {
-    "Tensors and placements": "tensor placement factories views shards contiguous_ranges picture",
-    "Ranks and meshes": "launch mesh mesh_scope comm cuda debug_rank memory_pool",
-    "Parallel modules": "parallelize fully_shard loss attention checkpoint_activations hooks named_tensors nn reduce_policy",
-    "Mixture of experts": "moe moe/layer moe/router moe/experts moe/routed_experts moe/dispatch moe/exchange moe/counters",
+    "Tensors and placements": "tensor placement factories",
+    "Ranks and meshes": "launch mesh mesh_scope comm debug_rank",
+    "Parallel modules": "parallelize fully_shard loss attention checkpoint_activations hooks named_tensors nn",
+    "Mixture of experts": "moe moe/layer moe/router moe/experts moe/dispatch",
     "Pipelines": "pipeline pipeline_schedule",
-    "Language models": "nn/decoder nn/rope nn/kv_cache stored_names",
-    "Optimizers": "optim optim/optimizer optim/adamw optim/sgd optim/adagrad optim/muon optim/shampoo optim/clip optim/learning_rate "
-                  "grad_scaler torch_optimizer",
-    "Random numbers, data and checkpoints": "random data checkpoint checkpoint_series",
-    "Debugging and plots": "debug inspect events find_nonfinite memory_timeline phase chart",
-    "Operators and backends of your own": "rule verify_rules plain_scope autograd_node kept_results scoped_value hidden_from_modes own_data bucketed_all_to_all "
-                                          "comm_backend wait_hooks",
+    "Language models": "nn/decoder",
+    "Optimizers": "optim optim/optimizer optim/adamw optim/sgd optim/adagrad optim/muon optim/shampoo optim/clip grad_scaler torch_optimizer",
+    "Random numbers, data and checkpoints": "random data checkpoint",
+    "Debugging and plots": "debug inspect events chart",
+    "Operators and backends of your own": "rule comm_backend",
 }
 NO_PAGE = {"dtensor", "export"}  # include others, or hold one macro
 

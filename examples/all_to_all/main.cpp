@@ -21,7 +21,7 @@ std::string text(const at::Tensor& values) {
 }
 
 // One rank after the other, so that lines do not mix.
-void print_in_turn(const Communicator& world, const std::string& line) {
+void print_in_rank_order(const Communicator& world, const std::string& line) {
   for (int turn = 0; turn < world.size(); ++turn) {
     if (turn == world.rank()) std::cout << "rank " << turn << ": " << line << std::endl;
     world.barrier();
@@ -38,7 +38,7 @@ void exchange(const Communicator& world) {
   const at::Tensor x = mine.to(at::kDouble).requires_grad_();
   const at::Tensor y = dtensor::all_to_all(x, send, world);
   (y * (world.rank() + 1)).sum().backward();  // an element's gradient says where it went
-  print_in_turn(world, "sent [" + text(mine) + "], holds [" + text(got) + "], gradient [" + text(x.grad()) + "]");
+  print_in_rank_order(world, "sent [" + text(mine) + "], holds [" + text(got) + "], gradient [" + text(x.grad()) + "]");
 }
 
 }  // namespace

@@ -18,7 +18,7 @@
 namespace {
 
 bool compare(const dtensor::Communicator& world, at::ScalarType dtype) {
-  const auto reference = dmoe::run(world, dmoe::Form::one_device, dtype);
+  const auto reference = dmoe::run(world, dmoe::Variant::one_device, dtype);
   const bool shows = world.rank() == 0;
   if (shows) {
     std::printf("%s, %d ranks (norm of the first step %.6g, bound %.0e)\n%-30s %10s %10s %10s %10s\n",
@@ -26,7 +26,7 @@ bool compare(const dtensor::Communicator& world, at::ScalarType dtype) {
                 "output", "gradient", "norm", "parameter");
   }
   bool equal = true;
-  for (const auto form : dmoe::distributed_forms()) {
+  for (const auto form : dmoe::distributed_variants()) {
     const auto d = dmoe::difference(dmoe::run(world, form, dtype), reference);
     if (shows) {
       std::printf("%-30s %10.1e %10.1e %10.1e %10.1e\n", dmoe::name_of(form).c_str(), d.output, d.gradient, d.norm,

@@ -16,7 +16,7 @@
 namespace dmoe {
 
 using namespace dtensor;
-using train::larger;
+using train::max_propagate_nan;
 
 namespace {
 
@@ -78,9 +78,9 @@ struct Job {
   std::function<void()> after_backward;
 };
 
-Course train(const Job& job, int ranks, at::ScalarType dtype) {
+TrainingRun train(const Job& job, int ranks, at::ScalarType dtype) {
   AdamW optimizer(job.parameters, {.lr = 1e-2});
-  Course course;
+  TrainingRun course;
   for (int step = 0; step < kSteps; ++step) {
     const auto y = job.forward(batch(step, ranks, dtype));
     loss_of(y, ranks).backward();
@@ -97,13 +97,13 @@ Course train(const Job& job, int ranks, at::ScalarType dtype) {
   return course;
 }
 
-Course run_formulas(const Communicator& world, bool parallel, at::ScalarType dtype) {
+TrainingRun run_formulas(const Communicator& world, bool parallel, at::ScalarType dtype) {
   const Formulas formulas(dtype);
   Job job{formulas.parameters, formulas, whole, {}};
   if (parallel) {
     job.forward = [&](const at::Tensor& x) { return formulas(x.chunk(world.size())[world.rank()]); };
     job.gather = [&](const at::Tensor& y) {
-      return gather_rows_of_ranks(y, std::vector<std::int64_t>(world.size(), y.size(0)), world).to(at::kDouble);
+      return all_gather_rows(y, std::vector<std::int64_t>(world.size(), y.size(0)), world).to(at::kDouble);
     };
     job.after_backward = [&] {
       for (const auto& p : formulas.parameters) {
@@ -126,12 +126,12 @@ MoeOptions layer_options(at::ScalarType dtype) {
   return o;
 }
 
-void place(MixtureOfExperts& layer, Form form, const DeviceMesh& mesh) {
-  if (form == Form::one_mesh) {
+void place(MixtureOfExperts& layer, Variant form, const DeviceMesh& mesh) {
+  if (form == Variant::one_mesh) {
     return layer.distribute(mesh.flatten("fsdp"),
                             [](const auto&, const auto&) { return Placements{Shard(0).as_storage()}; });
   }
-  const bool slices = form == Form::slices;
+  const bool slices = form == Variant::slices;
   apply_expert_parallel(layer, slices ? mesh["expert_parallel"] : mesh,
                         {.ep = "expert_parallel", .edp = "weight_parallel"});
   nn::distribute({{"gate.weight", &layer.gate.weight}}, slices ? mesh["weight_parallel"] : mesh,
@@ -140,7 +140,7 @@ void place(MixtureOfExperts& layer, Form form, const DeviceMesh& mesh) {
                  });
 }
 
-Course run_layer(const Communicator& world, Form form, at::ScalarType dtype) {
+TrainingRun run_layer(const Communicator& world, Variant form, at::ScalarType dtype) {
   const auto mesh = init_device_mesh(world, at::kCPU, {1, world.size()}, {"weight_parallel", "expert_parallel"});
   MixtureOfExperts layer(layer_options(dtype));
   const Formulas values(dtype);
@@ -149,13 +149,13 @@ Course run_layer(const Communicator& world, Form form, at::ScalarType dtype) {
     *p = values.parameters.at(i++).detach().clone().requires_grad_();
   place(layer, form, mesh);
   const auto forward = [&](const at::Tensor& x) -> at::Tensor {
-    if (form == Form::slices) return layer.forward(x.chunk(world.size())[world.rank()].clone());
-    if (form == Form::one_mesh) return layer.forward(distribute_tensor(x, mesh.flatten("fsdp"), {Shard(0)}));
+    if (form == Variant::slices) return layer.forward(x.chunk(world.size())[world.rank()].clone());
+    if (form == Variant::one_mesh) return layer.forward(distribute_tensor(x, mesh.flatten("fsdp"), {Shard(0)}));
     return layer.forward(distribute_tensor(x, mesh, {Shard(0), Shard(0)}));
   };
   const auto gather = [&](const at::Tensor& y) {
     if (is_dtensor(y)) return whole(y);
-    return gather_rows_of_ranks(y, std::vector<std::int64_t>(world.size(), y.size(0)), world).to(at::kDouble);
+    return all_gather_rows(y, std::vector<std::int64_t>(world.size(), y.size(0)), world).to(at::kDouble);
   };
   return train({layer.parameters(), forward, gather, {}}, world.size(), dtype);
 }
@@ -166,44 +166,45 @@ double apart(const at::Tensor& got, const at::Tensor& wanted) {
 
 }  // namespace
 
-const std::vector<Form>& distributed_forms() {
-  static const std::vector<Form> forms = {Form::data_parallel, Form::two_axes, Form::one_mesh, Form::slices};
+const std::vector<Variant>& distributed_variants() {
+  static const std::vector<Variant> forms = {Variant::data_parallel, Variant::two_axes, Variant::one_mesh,
+                                             Variant::slices};
   return forms;
 }
 
-std::string name_of(Form form) {
+std::string name_of(Variant form) {
   switch (form) {
-    case Form::one_device:
+    case Variant::one_device:
       return "formulas, one device";
-    case Form::data_parallel:
+    case Variant::data_parallel:
       return "formulas, data parallel";
-    case Form::two_axes:
+    case Variant::two_axes:
       return "experts split, router whole";
-    case Form::one_mesh:
+    case Variant::one_mesh:
       return "all Shard(0) on one mesh";
-    case Form::slices:
+    case Variant::slices:
       return "router and experts on slices";
   }
   return "?";
 }
 
-Course run(const Communicator& world, Form form, at::ScalarType dtype) {
+TrainingRun run(const Communicator& world, Variant form, at::ScalarType dtype) {
   TORCH_CHECK(kExperts % world.size() == 0, "dmoe: ", kExperts, " experts on ", world.size(), " ranks");
-  const bool formulas = form == Form::one_device || form == Form::data_parallel;
-  return formulas ? run_formulas(world, form == Form::data_parallel, dtype) : run_layer(world, form, dtype);
+  const bool formulas = form == Variant::one_device || form == Variant::data_parallel;
+  return formulas ? run_formulas(world, form == Variant::data_parallel, dtype) : run_layer(world, form, dtype);
 }
 
-double Difference::largest() const { return larger(larger(output, gradient), larger(norm, parameter)); }
+double Difference::largest() const { return max_propagate_nan(max_propagate_nan(output, gradient), max_propagate_nan(norm, parameter)); }
 
-Difference difference(const Course& course, const Course& reference) {
+Difference difference(const TrainingRun& course, const TrainingRun& reference) {
   Difference d;
   for (std::size_t i = 0; i < reference.outputs.size(); ++i) {
-    d.output = larger(d.output, apart(course.outputs.at(i), reference.outputs[i]));
-    d.norm = larger(d.norm, std::abs(course.norms.at(i) / reference.norms[i] - 1));
+    d.output = max_propagate_nan(d.output, apart(course.outputs.at(i), reference.outputs[i]));
+    d.norm = max_propagate_nan(d.norm, std::abs(course.norms.at(i) / reference.norms[i] - 1));
   }
   for (std::size_t i = 0; i < reference.gradients.size(); ++i) {
-    d.gradient = larger(d.gradient, apart(course.gradients.at(i), reference.gradients[i]));
-    d.parameter = larger(d.parameter, apart(course.parameters.at(i), reference.parameters[i]));
+    d.gradient = max_propagate_nan(d.gradient, apart(course.gradients.at(i), reference.gradients[i]));
+    d.parameter = max_propagate_nan(d.parameter, apart(course.parameters.at(i), reference.parameters[i]));
   }
   return d;
 }

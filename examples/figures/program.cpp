@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <iostream>
 
+#include "dtensor/debug.h"
 #include "dtensor/launch.h"
-#include "dtensor/picture.h"
 #include "dtensor/pipeline_schedule.h"
 #include "long_sequence/plot.h"
 #include "long_sequence/tokens.h"
@@ -99,7 +99,7 @@ int draw_diagrams(const std::string& folder) {
   const std::string placement = file_in(folder, "placement.svg"), pipeline = file_in(folder, "pipeline.svg");
   dtensor::run_local(4, [&](const dtensor::Communicator& world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"});
-    const auto drawing = dtensor::placement_svg({6, 7}, mesh, {dtensor::Shard(0), dtensor::Shard(1)});
+    const auto drawing = dtensor::visualize_sharding_svg({6, 7}, mesh, {dtensor::Shard(0), dtensor::Shard(1)});
     if (world.rank() == 0) train::write_file(placement, drawing);
   });
   namespace pl = dtensor::pipeline;

@@ -63,7 +63,7 @@ Report train(const dtensor::Communicator& world, c10::DeviceType device, const F
   Report report;
   {
     const at::NoGradGuard no_grad;
-    report.explained = dtensor::explain([&] { loss_of(); }, dtensor::Explain::calls);
+    report.explanation = dtensor::explain([&] { loss_of(); }, dtensor::Explain::decisions);
   }
   dtensor::AdamW optimizer(net.parameters(), {.lr = 1e-2});
   const bool scales = flags.loss_scale > 0;
@@ -76,7 +76,7 @@ Report train(const dtensor::Communicator& world, c10::DeviceType device, const F
     scaler.update();
     optimizer.zero_grad();
     report.losses.push_back(dtensor::DTensor(loss.detach()).full_tensor().item<double>());
-    report.communicated = comms.table();
+    report.comm_table = comms.table();
   }
   report.scale = scaler.get_scale();
   return report;

@@ -19,10 +19,10 @@ struct Flags {
 
 struct Report {
   std::vector<double> losses;
-  std::string explained;     // the operators of a forward pass: candidates, prices and the choice
-  std::string communicated;  // a table of the last step's collectives, by module, axis and phase
-  double scale = 1;          // of the loss, at the end
-  int skipped = 0;           // steps whose gradients overflowed
+  std::string explanation;  // the operators of a forward pass: candidates, prices and the choice
+  std::string comm_table;   // a table of the last step's collectives, by module, axis and phase
+  double scale = 1;         // of the loss, at the end
+  int skipped = 0;          // steps whose gradients overflowed
 };
 
 // On all ranks of `world`, half of them split each layer and half the batch where there are four. Collective.

@@ -14,7 +14,7 @@
 namespace inside {
 namespace {
 
-struct Asked {
+struct ProgramFlags {
   Flags flags;
   std::int64_t ranks = 0;
   bool explains = false, comms = false;
@@ -22,7 +22,7 @@ struct Asked {
   std::string device = "cpu";
 };
 
-void add_flags(CLI::App& app, Asked& asked) {
+void add_flags(CLI::App& app, ProgramFlags& asked) {
   app.add_option("--ranks", asked.ranks, "thread ranks of a single process")->check(CLI::Range(1, 1024));
   app.add_option("--steps", asked.flags.steps, "optimizer steps")
       ->check(CLI::Range(1, 1'000'000))
@@ -43,12 +43,12 @@ void add_flags(CLI::App& app, Asked& asked) {
       ->check(CLI::Range(-1, 1023));
 }
 
-void run_rank(const dtensor::Communicator& world, const Asked& asked) {
+void run_rank(const dtensor::Communicator& world, const ProgramFlags& asked) {
   if (asked.stops) dtensor::debug_rank(world, *asked.stops);
   const auto report = train(world, asked.device == "cuda" ? at::kCUDA : at::kCPU, asked.flags);
   if (world.rank() != 0) return;
-  if (asked.explains) std::printf("%s\n", report.explained.c_str());
-  if (asked.comms) std::printf("%s\n", report.communicated.c_str());
+  if (asked.explains) std::printf("%s\n", report.explanation.c_str());
+  if (asked.comms) std::printf("%s\n", report.comm_table.c_str());
   std::printf("loss %.4f -> %.4f in %zu steps, %d of them skipped, scale %g\n", report.losses.front(),
               report.losses.back(), report.losses.size(), report.skipped, report.scale);
 }
@@ -56,7 +56,7 @@ void run_rank(const dtensor::Communicator& world, const Asked& asked) {
 }  // namespace
 
 int run_program(int argc, char** argv) {
-  Asked asked;
+  ProgramFlags asked;
   CLI::App app("Trains a small network and shows what happens inside.", "inside");
   add_flags(app, asked);
   try {

@@ -98,7 +98,7 @@ at::ScalarType widest_stored(const std::string& folder) {
 void export_folder(const Model& model, const Family& family, const std::string& source, const std::string& out,
                    const dtensor::Communicator& world, std::optional<at::ScalarType> dtype) {
   const at::NoGradGuard no_grad;
-  const auto tensors = as_stored(merged_state(model), family.names);
+  const auto tensors = map_state_dict_keys(merged_state(model), family.names);
   save_state(out, world, converted(tensors, source, dtype), {}, {.keep_foreign = true});
   if (world.rank() == 0) {
     copy_other_files(source, out);

@@ -227,11 +227,11 @@ bool has_prefix(const std::string& folder) {
 
 struct Known {
   std::function<DecoderConfig(const Json&)> config;
-  std::function<dtensor::StoredNames(const DecoderConfig&, const std::string& folder)> names;
+  std::function<dtensor::StateDictKeyMapping(const DecoderConfig&, const std::string& folder)> names;
 };
 
 const std::map<std::string, Known>& families() {
-  const auto fixed = [](dtensor::StoredNames (*names)()) {
+  const auto fixed = [](dtensor::StateDictKeyMapping (*names)()) {
     return [names](const DecoderConfig&, const std::string&) { return names(); };
   };
   static const std::map<std::string, Known> known = {

@@ -5,15 +5,15 @@
 #include <string>
 #include <vector>
 
+#include "dtensor/checkpoint.h"
 #include "dtensor/nn/decoder.h"
-#include "dtensor/stored_names.h"
 
 namespace llm {
 
 struct Family {
   std::string name;  // config.json's model_type
   dtensor::nn::DecoderConfig config;
-  dtensor::StoredNames names;
+  dtensor::StateDictKeyMapping names;
   std::vector<std::int64_t> end_tokens;  // that end a text; none is fine
   std::int64_t max_positions = 0;
 };

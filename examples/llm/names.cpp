@@ -6,21 +6,22 @@
 namespace llm {
 namespace {
 
-using dtensor::StoredName;
-using dtensor::StoredNames;
+using dtensor::StateDictKeyMapping;
+using dtensor::StateDictKeyRule;
 
 // Rows of `rest` that are about the same tensors give way.
-StoredNames before(StoredNames first, const StoredNames& rest) {
-  const StoredNames own = first;
-  for (const StoredName& row : rest) {
-    const auto same = [&](const StoredName& other) { return !row.tensor.empty() && other.tensor == row.tensor; };
+StateDictKeyMapping before(StateDictKeyMapping first, const StateDictKeyMapping& rest) {
+  const StateDictKeyMapping own = first;
+  for (const StateDictKeyRule& row : rest) {
+    const auto same = [&](const StateDictKeyRule& other) { return !row.tensor.empty() && other.tensor == row.tensor; };
     if (std::none_of(own.begin(), own.end(), same)) first.push_back(row);
   }
   return first;
 }
 
 // Packed experts of ours, one by one there.
-StoredNames experts(const std::string& block, const std::string& w1, const std::string& w2, const std::string& w3) {
+StateDictKeyMapping experts(const std::string& block, const std::string& w1, const std::string& w2,
+                            const std::string& w3) {
   const std::string moe = "layers.*.moe.", there = "model.layers.*." + block + ".";
   return {{moe + "gate.weight", there + "gate.weight"},
           {moe + "experts.w1", there + "experts.#." + w1 + ".weight"},
@@ -30,7 +31,7 @@ StoredNames experts(const std::string& block, const std::string& w1, const std::
 
 }  // namespace
 
-StoredNames llama_names() {
+StateDictKeyMapping llama_names() {
   return {{"embed.weight", "model.embed_tokens.weight"},
           {"layers.*.attn_norm.weight", "model.layers.*.input_layernorm.weight"},
           {"layers.*.attn.**", "model.layers.*.self_attn.**"},
@@ -41,7 +42,7 @@ StoredNames llama_names() {
           {"", "**.rotary_emb.inv_freq"}};
 }
 
-StoredNames gemma_names() {
+StateDictKeyMapping gemma_names() {
   const std::string there = "model.layers.*.";
   return before({{"layers.*.attn_post_norm.weight", there + "post_attention_layernorm.weight"},
                  {"layers.*.mlp_norm.weight", there + "pre_feedforward_layernorm.weight"},
@@ -49,14 +50,16 @@ StoredNames gemma_names() {
                 llama_names());
 }
 
-StoredNames mixtral_names() { return before(experts("block_sparse_moe", "w1", "w2", "w3"), llama_names()); }
+StateDictKeyMapping mixtral_names() { return before(experts("block_sparse_moe", "w1", "w2", "w3"), llama_names()); }
 
-StoredNames qwen3_moe_names() { return before(experts("mlp", "gate_proj", "down_proj", "up_proj"), llama_names()); }
+StateDictKeyMapping qwen3_moe_names() {
+  return before(experts("mlp", "gate_proj", "down_proj", "up_proj"), llama_names());
+}
 
-StoredNames deepseek_v3_names(const dtensor::nn::DecoderConfig& config) {
+StateDictKeyMapping deepseek_v3_names(const dtensor::nn::DecoderConfig& config) {
   const std::string attn = "layers.*.attn.", there = "model.layers.*.self_attn.", moe = "layers.*.moe.";
   const std::string shared = "model.layers.*.mlp.shared_experts.";
-  StoredNames names = {
+  StateDictKeyMapping names = {
       {attn + "q_a_norm.weight", there + "q_a_layernorm.weight"},
       {attn + "kv_a_proj.*", there + "kv_a_proj_with_mqa.*"},
       {attn + "kv_a_norm.weight", there + "kv_a_layernorm.weight"},
@@ -69,9 +72,9 @@ StoredNames deepseek_v3_names(const dtensor::nn::DecoderConfig& config) {
   return before(std::move(names), qwen3_moe_names());
 }
 
-StoredNames gpt2_names(const dtensor::nn::DecoderConfig& config, const std::string& prefix) {
+StateDictKeyMapping gpt2_names(const dtensor::nn::DecoderConfig& config, const std::string& prefix) {
   const std::string h = prefix + "h.*.", layer = "layers.*.";
-  StoredNames names = {
+  StateDictKeyMapping names = {
       {"embed.weight", prefix + "wte.weight"},
       {"lm_head.weight", "lm_head.weight"},
       {"positions.weight", prefix + "wpe.weight"},

@@ -103,7 +103,8 @@ int run(int argc, char** argv) {
   }
   std::string usage_error;
   std::atomic<int> left{0};
-  std::optional<train::LeaveSignals> signals;  // without a place to save to, they end the program as they do any other
+  std::optional<train::TerminationSignals>
+      signals;  // without a place to save to, they end the program as they do any other
   if (!options.train.save.empty()) signals.emplace();
   const int status = dtensor::launch(argc, argv, [&](dtensor::Communicator world) {
     try {
@@ -113,7 +114,7 @@ int run(int argc, char** argv) {
     }
   });
   if (!usage_error.empty()) return train::report_usage_error("llm", usage_error);
-  return status == 0 && left != 0 ? train::kLeft : status;
+  return status == 0 && left != 0 ? train::kExitRequeue : status;
 }
 
 }  // namespace

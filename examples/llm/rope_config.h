@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "dtensor/nn/rope.h"
+#include "dtensor/nn.h"
 
 namespace llm {
 

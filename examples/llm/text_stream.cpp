@@ -18,7 +18,7 @@ bool ends_within_character(const std::string& text) {
 }  // namespace
 
 TextStream::TextStream(const tokenizer::Tokenizer& tokenizer, const std::vector<std::int64_t>& prompt)
-    : tokenizer_(tokenizer), window_(prompt.begin(), prompt.end()), told_(prompt.size()) {}
+    : tokenizer_(tokenizer), window_(prompt.begin(), prompt.end()), emitted_(prompt.size()) {}
 
 std::string TextStream::add(std::int64_t token) {
   window_.push_back(static_cast<std::int32_t>(token));
@@ -28,12 +28,12 @@ std::string TextStream::add(std::int64_t token) {
 std::string TextStream::finish() { return take(/*only_whole=*/false); }
 
 std::string TextStream::take(bool only_whole) {
-  const auto end_of_told = window_.begin() + static_cast<std::ptrdiff_t>(told_);
+  const auto end_of_told = window_.begin() + static_cast<std::ptrdiff_t>(emitted_);
   const std::string before = tokenizer_.decode({window_.begin(), end_of_told}, /*with_special=*/false);
   const std::string all = tokenizer_.decode(window_, /*with_special=*/false);
   if (all.size() <= before.size() || (only_whole && ends_within_character(all))) return "";
   window_.erase(window_.begin(), end_of_told);
-  told_ = window_.size();
+  emitted_ = window_.size();
   return all.substr(before.size());
 }
 

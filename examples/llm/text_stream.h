@@ -23,7 +23,7 @@ class TextStream {
   const tokenizer::Tokenizer& tokenizer_;
   // The tokens since the text before the last one that was told; those after it are not told yet.
   tokenizer::Ids window_;
-  std::size_t told_ = 0;
+  std::size_t emitted_ = 0;
 };
 
 }  // namespace llm

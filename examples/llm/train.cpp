@@ -78,7 +78,7 @@ int run_train(const Options& options, const Family& family, const TrainTexts& te
                             .fingerprint = static_cast<std::int64_t>(corpus.fingerprint())};
   train::RunState state(o, text, model_flags(model, how.lora), world);
   trainer.add_to(state.parts());
-  trainer.go_on_after(state.begin());
+  trainer.set_steps_done(state.begin());
   train::RunOutput output(o, world.rank() == 0);
   const int left = train_steps(trainer, state, output, corpus, held_out, o);
   output.close();

@@ -7,7 +7,7 @@
 #include "args.h"
 #include "dtensor/checkpoint.h"
 #include "dtensor/optim.h"
-#include "dtensor/optim/learning_rate.h"
+#include "dtensor/optim/optimizer.h"
 #include "model.h"
 #include "train/data.h"
 #include "train/step_record.h"
@@ -36,7 +36,7 @@ class Trainer {
   std::int64_t steps_done() const { return steps_done_; }
 
   // After so many steps of a run that is taken up.
-  void go_on_after(std::int64_t steps) { steps_done_ = steps; }
+  void set_steps_done(std::int64_t steps) { steps_done_ = steps; }
   // What is trained and the optimizer, which must outlive the checkpoint; on any mesh.
   void add_to(dtensor::Checkpoint& checkpoint);
 

@@ -7,8 +7,8 @@
 #include <set>
 #include <unordered_set>
 
+#include "dtensor/debug.h"
 #include "dtensor/events.h"
-#include "dtensor/find_nonfinite.h"
 #include "dtensor/tensor.h"
 #include "train.h"
 #include "train/model.h"

@@ -4,8 +4,8 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <dtensor/debug.h>
 #include <dtensor/dtensor.h>
-#include <dtensor/memory_timeline.h>
 #include <dtensor/nn.h>
 #include <dtensor/parallelize.h>
 #include <time.h>

@@ -40,7 +40,7 @@ bool compare(const dtensor::Communicator& world, const Experiment& base) {
   }
   const double bound = base.dtype == at::kDouble ? 1e-9 : std::max(1e-5, 5 * spread);
   bool equal = true;
-  for (const Layout& layout : layouts(world.size())) {
+  for (const MeshLayout& layout : layouts(world.size())) {
     const std::string sizes =
         std::to_string(layout.replicate) + "x" + std::to_string(layout.shard) + "x" + std::to_string(layout.tp);
     const double differs = show(layout.name + " " + sizes, train(world, layout, base));
@@ -51,7 +51,7 @@ bool compare(const dtensor::Communicator& world, const Experiment& base) {
     equal = differs <= bound && equal;
   }
   Experiment wrong = base;
-  const Layout sharded{"SHARD", 1, world.size(), 1};
+  const MeshLayout sharded{"SHARD", 1, world.size(), 1};
   wrong.method = Method::shard_blocks;
   show("control: blocks of shards", train(world, sharded, wrong));
   wrong.method = Method::first_shard_only;
@@ -70,7 +70,8 @@ bool run(const dtensor::Communicator& world) {
     if (shows) std::printf("%s\n", title);
     equal = compare(world, e) && equal;
   };
-  part("grafted, roots every 20 steps, float64", {.options = rare_roots(), .dtype = at::kDouble, .birth = Birth::meta});
+  part("grafted, roots every 20 steps, float64",
+       {.options = rare_roots(), .dtype = at::kDouble, .initialization = Initialization::meta});
   part("grafted, roots every 20 steps, float32", {.options = rare_roots()});
   part("no grafting, roots each step, float32", {.options = no_grafting()});
   return equal;

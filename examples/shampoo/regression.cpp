@@ -80,7 +80,7 @@ Placements place(const std::string& name) {
 std::unique_ptr<Network> make_network(const DeviceMesh& mesh, const Experiment& e) {
   const auto options = at::TensorOptions(e.dtype);
   std::unique_ptr<Network> network;
-  if (e.birth == Birth::meta) {
+  if (e.initialization == Initialization::meta) {
     network = std::make_unique<Network>(options.device(at::kMeta));
   } else {
     const dtensor::MeshScope scope(mesh, {dtensor::Replicate(), dtensor::Shard(0).as_storage(), dtensor::Replicate()});
@@ -157,8 +157,8 @@ std::vector<double> run(Network& network, const Data& d, const Experiment& e, bo
 
 }  // namespace
 
-std::vector<Layout> layouts(std::int64_t ranks) {
-  std::vector<Layout> result{{"DP", ranks, 1, 1}, {"SHARD", 1, ranks, 1}};
+std::vector<MeshLayout> layouts(std::int64_t ranks) {
+  std::vector<MeshLayout> result{{"DP", ranks, 1, 1}, {"SHARD", 1, ranks, 1}};
   if (ranks % 2 != 0) return result;
   result.push_back({"HSDP", 2, ranks / 2, 1});
   result.push_back({"DP+TP", ranks / 2, 1, 2});
@@ -166,7 +166,7 @@ std::vector<Layout> layouts(std::int64_t ranks) {
   return result;
 }
 
-std::vector<double> train(const dtensor::Communicator& world, const Layout& layout, const Experiment& e) {
+std::vector<double> train(const dtensor::Communicator& world, const MeshLayout& layout, const Experiment& e) {
   const DeviceMesh mesh = dtensor::init_device_mesh(world, at::kCPU, {layout.replicate, layout.shard, layout.tp},
                                                     {"replicate", "shard", "tp"});
   const auto network = make_network(mesh, e);
@@ -186,7 +186,7 @@ std::vector<double> train_on_one_device(const Experiment& e, std::int64_t pieces
 double deviation(const std::vector<double>& curve, const std::vector<double>& reference) {
   double largest = 0;
   for (std::size_t i = 0; i < curve.size(); ++i) {
-    largest = train::larger(largest, std::abs(curve[i] - reference[i]) / std::abs(reference[i]));
+    largest = train::max_propagate_nan(largest, std::abs(curve[i] - reference[i]) / std::abs(reference[i]));
   }
   return largest;
 }

@@ -12,13 +12,13 @@
 namespace shampoo {
 
 // Sizes of the axes (replicate, shard, tp).
-struct Layout {
+struct MeshLayout {
   std::string name;
   std::int64_t replicate = 1, shard = 1, tp = 1;
   std::int64_t size() const { return replicate * shard * tp; }
 };
 
-enum class Birth : std::uint8_t {
+enum class Initialization : std::uint8_t {
   scope,  // the modules are made inside a MeshScope: born sharded
   meta,   // on the meta device; placed, given memory for this rank's part, filled
 };
@@ -34,7 +34,7 @@ struct Experiment {
   dtensor::ShampooOptions options;
   at::ScalarType dtype = at::kFloat;
   std::int64_t steps = 100;
-  Birth birth = Birth::scope;
+  Initialization initialization = Initialization::scope;
   Method method = Method::whole_blocks;
 };
 
@@ -44,10 +44,10 @@ dtensor::ShampooOptions frequent_roots();
 dtensor::ShampooOptions no_grafting();
 
 // The layouts that fit: DP, SHARD, HSDP, TP, FSDP on TP.
-std::vector<Layout> layouts(std::int64_t ranks);
+std::vector<MeshLayout> layouts(std::int64_t ranks);
 
 // The loss before each step and after the last. Collective over `world`, whose size is the layout's.
-std::vector<double> train(const dtensor::Communicator& world, const Layout& layout, const Experiment& experiment);
+std::vector<double> train(const dtensor::Communicator& world, const MeshLayout& layout, const Experiment& experiment);
 // Plain tensors, no mesh. The batch is summed in `pieces` parts, which changes rounding only.
 std::vector<double> train_on_one_device(const Experiment& experiment, std::int64_t pieces = 1);
 

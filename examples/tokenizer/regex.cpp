@@ -27,7 +27,7 @@ std::string valid_utf8(std::string_view text) {
   std::string valid(text);
   for (std::size_t at = 0; at < text.size();) {
     const Character c = character_at(text, at);
-    if (c.code >= kStrayByte) valid[at] = kSubstitute;
+    if (c.code >= kInvalidByte) valid[at] = kSubstitute;
     at = c.end;
   }
   return valid;

@@ -58,12 +58,12 @@ void Tokenizer::add_token(const json& d) {
   all.insert(std::find_if(all.begin(), all.end(), shorter), std::move(token));
 }
 
-void Tokenizer::read_frame(const json& d) {
+void Tokenizer::read_template(const json& d) {
   if (d.is_null()) return;
   const std::string type = d.at("type");
   if (type == "ByteLevel") return;  // about offsets, which nobody asks for here
   if (type == "Sequence") {
-    for (const json& part : d.at("processors")) read_frame(part);
+    for (const json& part : d.at("processors")) read_template(part);
     return;
   }
   if (type != "TemplateProcessing") throw Error("a post-processor of type " + type + " is not served");
@@ -80,12 +80,12 @@ void Tokenizer::read_frame(const json& d) {
 
 Tokenizer::Tokenizer(const json& file)
     : normalize_(make_normalizer(file.value("normalizer", json()))),
-      cut_(make_pre_tokenizer(file.value("pre_tokenizer", json()))),
+      pre_tokenize_(make_pre_tokenizer(file.value("pre_tokenizer", json()))),
       model_(make_model(file.at("model"))),
       decode_(make_decoder(file.value("decoder", json()))) {
   for (const auto& [token, id] : model_->vocabulary()) set_token(token, id);
   for (const json& token : file.value("added_tokens", json::array())) add_token(token);
-  read_frame(file.value("post_processor", json()));
+  read_template(file.value("post_processor", json()));
 }
 
 Tokenizer Tokenizer::read(const std::string& path) {
@@ -157,7 +157,7 @@ void Tokenizer::cut_at(const AddedTokens& added, std::string_view text, Ids& ids
 
 void Tokenizer::encode_between(std::string_view text, bool begins, Ids& ids,
                                std::unordered_map<std::string, Ids>& known) const {
-  for (const Piece& piece : cut_({std::string(text), begins})) {
+  for (const Piece& piece : pre_tokenize_({std::string(text), begins})) {
     if (piece.text.empty()) continue;
     const auto [entry, first] = known.try_emplace(piece.text);
     if (first) entry->second = model_->encode(piece.text);

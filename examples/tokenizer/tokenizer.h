@@ -48,7 +48,7 @@ class Tokenizer {
   explicit Tokenizer(const nlohmann::json& file);
   static nlohmann::json from_merges(const std::string& path);
   void add_token(const nlohmann::json& description);
-  void read_frame(const nlohmann::json& post_processor);
+  void read_template(const nlohmann::json& post_processor);
   void set_token(const std::string& token, std::int64_t id);
   void encode_between(std::string_view text, bool begins, Ids& ids, std::unordered_map<std::string, Ids>& known) const;
   template <class Between>
@@ -58,7 +58,7 @@ class Tokenizer {
   std::unordered_set<std::int32_t> special_;
   AddedTokens added_, added_to_normal_;  // found in the text as it is; found when it is normal
   Normalizer normalize_;
-  PreTokenizer cut_;
+  PreTokenizer pre_tokenize_;
   std::shared_ptr<const Model> model_;
   Decoder decode_;
   Ids before_, after_;  // the frame

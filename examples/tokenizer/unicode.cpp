@@ -28,7 +28,7 @@ std::string mapped(std::string_view valid, int form) {
 std::size_t end_of_valid(std::string_view text, std::size_t at) {
   while (at < text.size()) {
     const Character c = character_at(text, at);
-    if (c.code >= kStrayByte) break;
+    if (c.code >= kInvalidByte) break;
     at = c.end;
   }
   return at;
@@ -63,7 +63,7 @@ Character character_at(std::string_view text, std::size_t at) {
   if (lead < 0x80) return {lead, at + 1};
   utf8proc_int32_t code = 0;
   const auto length = utf8proc_iterate(bytes_of(text) + at, static_cast<utf8proc_ssize_t>(text.size() - at), &code);
-  if (length <= 0) return {kStrayByte + lead, at + 1};
+  if (length <= 0) return {kInvalidByte + lead, at + 1};
   return {static_cast<std::uint32_t>(code), at + static_cast<std::size_t>(length)};
 }
 
@@ -78,8 +78,8 @@ std::vector<std::uint32_t> codes_of(std::string_view text) {
 }
 
 void append(std::string& text, std::uint32_t code) {
-  if (code >= kStrayByte) {
-    text.push_back(static_cast<char>(static_cast<unsigned char>(code - kStrayByte)));
+  if (code >= kInvalidByte) {
+    text.push_back(static_cast<char>(static_cast<unsigned char>(code - kInvalidByte)));
     return;
   }
   utf8proc_uint8_t bytes[4];

@@ -10,7 +10,7 @@
 namespace tokenizer {
 
 // A byte that is part of no UTF-8 counts as a character of its own: this much more than its value.
-constexpr std::uint32_t kStrayByte = 0x110000;
+constexpr std::uint32_t kInvalidByte = 0x110000;
 
 struct Character {
   std::uint32_t code;

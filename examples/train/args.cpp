@@ -57,7 +57,7 @@ void add_model_flags(CLI::App& app, Options& o) {
 }
 
 // A number is read as it is written here, in decimal digits; CLI11 would take one of another base too.
-std::string fault_of_reshard(const std::string& text) {
+std::string reshard_error(const std::string& text) {
   if (text == "true" || text == "false") return "";
   const bool digits = !text.empty() && text.size() < 8 && text.find_first_not_of("0123456789") == std::string::npos;
   return digits && std::stoll(text) > 0 ? "" : "'" + text + "' is not true, false or a number of ranks";
@@ -68,7 +68,7 @@ void add_parallel_flags(CLI::App& app, Options& o) {
       ->check(CLI::IsMember({"fsdp", "plain"}))
       ->capture_default_str();
   app.add_option("--reshard-after-forward", o.reshard, "fsdp: true, false, or the number of ranks that keep a copy")
-      ->check(fault_of_reshard)
+      ->check(reshard_error)
       ->capture_default_str();
   app.add_option_function<std::string>(
          "--mixed-precision", [&o](const std::string& text) { o.bf16 = text == "bf16"; },
@@ -243,7 +243,7 @@ void check_optimizer(const CLI::App& app, const Options& o) {
   }
 }
 
-void settle_sizes(Options& o) {
+void resolve_sizes(Options& o) {
   const bool tiny = o.model == "tiny";
   if (o.batch == 0) o.batch = tiny ? 8 : 4;
   if (o.seq == 0) o.seq = tiny ? 64 : 32;
@@ -258,7 +258,7 @@ void settle_sizes(Options& o) {
 
 }  // namespace
 
-Options settle_device(Options options, const std::string& backend) {
+Options resolve_device(Options options, const std::string& backend) {
   if (options.device.empty()) options.device = backend == "nccl" ? "cuda" : "cpu";
   return options;
 }
@@ -300,7 +300,7 @@ Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_st
   check_given(app);
   if (app.count("--mesh") > 0) options.mesh = parse_mesh(mesh);
   options.dtype = parse_dtype(dtype);
-  settle_sizes(options);
+  resolve_sizes(options);
   check_pipeline(app, options);
   check_sequence(app, options);
   check_optimizer(app, options);

@@ -54,7 +54,7 @@ struct Options : RunFlags {
   std::optional<MeshShape> mesh = {};  // default: every rank on `shard`
   std::optional<int> ranks = {};
   std::string backend = {}, model = "tiny", optimizer = "adamw";
-  std::string device = {};  // cpu or cuda; empty: as settle_device says
+  std::string device = {};  // cpu or cuda; empty: as resolve_device says
   Dtype dtype = Dtype::float32;
   std::string parallel = "fsdp";  // or plain: placements alone, every parameter gathered where it is used
   std::string reshard = "true";   // after forward: true, false or a number of ranks
@@ -94,7 +94,7 @@ Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_st
 
 // The device that ranks of this backend compute on: the one that was asked for, else cuda over NCCL and the CPU
 // elsewhere.
-Options settle_device(Options options, const std::string& backend);
+Options resolve_device(Options options, const std::string& backend);
 
 // The flags that change what the model computes, but no parameter's name or size.
 std::string model_flags(const Options& options);

@@ -27,7 +27,7 @@ namespace {
 
 double largest(const std::vector<double>& values) {
   double result = 0;
-  for (const double value : values) result = larger(result, value);
+  for (const double value : values) result = max_propagate_nan(result, value);
   return result;
 }
 

@@ -4,7 +4,7 @@ namespace train {
 namespace {
 
 // Weights of this parameter that one token is multiplied with.
-double weights_met(const std::string& name, const at::Tensor& parameter, const GptConfig& config) {
+double weights_per_token(const std::string& name, const at::Tensor& parameter, const GptConfig& config) {
   if (parameter.dim() < 2 || name == "wte.weight") return 0;
   const auto all = static_cast<double>(parameter.numel());
   if (parameter.dim() == 2) return all;
@@ -18,7 +18,7 @@ double flops_per_token(GptConfig config, std::int64_t sequence) {
   config.tensor = config.tensor.device(at::kMeta);
   Gpt model(config);
   double weights = 0;
-  for (const auto& [name, parameter] : model.named_parameters()) weights += weights_met(name, *parameter, config);
+  for (const auto& [name, parameter] : model.named_parameters()) weights += weights_per_token(name, *parameter, config);
   return 6 * weights + 12.0 * static_cast<double>(config.layers * config.hidden * sequence);
 }
 

@@ -7,6 +7,6 @@
 namespace train {
 
 // NaN where either is.
-inline double larger(double a, double b) { return std::isnan(a) || b <= a ? a : b; }
+inline double max_propagate_nan(double a, double b) { return std::isnan(a) || b <= a ? a : b; }
 
 }  // namespace train

@@ -15,7 +15,7 @@
 
 namespace train {
 
-std::vector<Layout> usual_layouts() {
+std::vector<MeshLayout> usual_layouts() {
   return {{"DP", {.replicate = 4}},
           {"FSDP", {.shard = 4}},
           {"HSDP", {.replicate = 2, .shard = 2}},
@@ -23,7 +23,7 @@ std::vector<Layout> usual_layouts() {
           {"2x2x2", {.replicate = 2, .shard = 2, .tp = 2}}};
 }
 
-std::vector<LayoutRun> run_layouts(Options options, const Corpus& corpus, const std::vector<Layout>& layouts) {
+std::vector<LayoutRun> run_layouts(Options options, const Corpus& corpus, const std::vector<MeshLayout>& layouts) {
   std::vector<LayoutRun> runs;
   for (const auto& [name, shape] : layouts) {
     options.mesh = shape;
@@ -50,7 +50,7 @@ void write_figures(const std::string& folder, const Options& options, const std:
     loss.curves.push_back({run.name, run.losses});
     panels.push_back({run.name, run.memory});
     const auto apart = relative_difference(run.losses, one_device);
-    for (std::size_t i = 0; i < apart.size(); ++i) loss.difference[i] = larger(loss.difference[i], apart[i]);
+    for (std::size_t i = 0; i < apart.size(); ++i) loss.difference[i] = max_propagate_nan(loss.difference[i], apart[i]);
   }
   const std::filesystem::path path(folder);
   write_svg((path / "layouts_loss.svg").string(), loss);

@@ -10,12 +10,12 @@
 
 namespace train {
 
-struct Layout {
+struct MeshLayout {
   std::string name;
   MeshShape shape;
 };
 // Data parallel, fully sharded, hybrid and tensor parallel on 4 ranks, and all of them on 8.
-std::vector<Layout> usual_layouts();
+std::vector<MeshLayout> usual_layouts();
 
 struct LayoutRun {
   std::string name;
@@ -23,7 +23,7 @@ struct LayoutRun {
   std::vector<MemorySample> memory;  // of the last step, on rank 0
 };
 // Trains on thread ranks, one layout after the other.
-std::vector<LayoutRun> run_layouts(Options options, const Corpus& corpus, const std::vector<Layout>& layouts);
+std::vector<LayoutRun> run_layouts(Options options, const Corpus& corpus, const std::vector<MeshLayout>& layouts);
 
 // FOLDER/layouts_loss.svg, with one device's curve beneath and the largest difference from it, and
 // FOLDER/layouts_memory.svg.

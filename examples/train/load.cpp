@@ -60,7 +60,7 @@ Table load_table(const Options& options, const std::vector<StepRecord>& records)
 Table counters_table(const dtensor::MoeCounters& c) {
   return {
       {"layer passes", fmt::format("{}; entries counted {}, sorted {} times", c.passes, c.histograms, c.sorts)},
-      {"kept", fmt::format("choices {}, plans {} times", c.kept_choices, c.kept_plans)},
+      {"kept", fmt::format("choices {}, plans {} times", c.cached_routings, c.cached_plans)},
       {"equal exchanges", fmt::format("{}", c.equal_exchanges)},
       {"padded groups", fmt::format("{} passes, {} rows", c.aligned_passes, c.aligned_rows)},
       {"without gradients",

@@ -46,14 +46,15 @@ void StepLog::add(const StepRecord& record) {
   line["bytes_received"] = record.moved;
   out_ << line.dump() << std::endl;  // flushed, so that it can be followed
   if (out_) return;
-  if (!lacks_) std::fprintf(stderr, "--log: %s cannot be written (a full disk?); training goes on\n", path_.c_str());
-  lacks_ = true;
+  if (!write_failed_)
+    std::fprintf(stderr, "--log: %s cannot be written (a full disk?); training goes on\n", path_.c_str());
+  write_failed_ = true;
   out_.clear();  // there may be room again
 }
 
 void StepLog::close() {
-  if (!out_.is_open() && !lacks_) return;
-  if (lacks_) out_.setstate(std::ios::failbit);
+  if (!out_.is_open() && !write_failed_) return;
+  if (write_failed_) out_.setstate(std::ios::failbit);
   close_written(out_, path_);
 }
 

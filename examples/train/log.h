@@ -24,7 +24,7 @@ class StepLog {
 
   std::string path_;
   std::ofstream out_;
-  bool lacks_ = false;
+  bool write_failed_ = false;
 };
 
 }  // namespace train

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "args.h"
+#include "dtensor/comm.h"
 #include "dtensor/events.h"
 #include "dtensor/fully_shard.h"
-#include "dtensor/memory_pool.h"
 #include "dtensor/mesh.h"
 #include "dtensor/pipeline_schedule.h"
 #include "memory_plot.h"

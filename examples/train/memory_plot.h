@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "dtensor/debug.h"
 #include "dtensor/events.h"
 #include "dtensor/fully_shard.h"
-#include "dtensor/memory_timeline.h"
 #include "dtensor/named_tensors.h"
 
 namespace train {

@@ -21,14 +21,14 @@ std::vector<double> steps_of(const Plot& plot, std::size_t count) {
 constexpr double kWidth = 1.8;  // of a curve, in pixels
 
 // By which a curve is broader than the one on top of it.
-double stripe_of(const Plot& plot) {
+double dash_pattern_of(const Plot& plot) {
   const auto others = static_cast<double>(plot.curves.size()) - 1;
   return plot.coincide && others > 0 ? std::min(4.5, 11 / others) : 0;
 }
 
 dtensor::ChartPanel curves_panel(const Plot& plot) {
   dtensor::ChartPanel panel{.x_label = "step", .y_label = plot.y_name};
-  const double stripe = stripe_of(plot);
+  const double stripe = dash_pattern_of(plot);
   double width = kWidth + stripe * (static_cast<double>(plot.curves.size()) - 1);
   for (const Curve& curve : plot.curves) {
     const auto name = plot.curves.size() == 1 && curve.name == plot.y_name ? "" : curve.name;

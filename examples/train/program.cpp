@@ -121,14 +121,14 @@ std::string shape_text(const Options& options, int ranks) {
 
 void run_rank(const dtensor::Communicator& world, const Options& asked, const Corpus& corpus, Outcome& outcome) {
   const std::string backend = world.backend_name();
-  const Options options = settle_device(asked, backend);
+  const Options options = resolve_device(asked, backend);
   const bool only_rank_here = backend != "local";
   std::string usage_error = find_usage_error(world, options);
   std::vector<StepRecord> records;
   MemoryUse memory;
   dtensor::MoeCounters counters;
   if (usage_error.empty()) {
-    std::optional<dtensor::MoeCounting> counting;
+    std::optional<dtensor::MoeCountersScope> counting;
     if (options.experts && options.experts->counters) counting.emplace(counters);
     try {
       records = train_and_trace(world, options, corpus, memory);
@@ -210,14 +210,14 @@ int run(Kind program, int argc, char** argv) {
   check_files(options);
   const Corpus corpus = read_corpus(options);
   Outcome outcome;
-  std::optional<LeaveSignals> signals;  // without a place to save to, they end the program as they do any other
+  std::optional<TerminationSignals> signals;  // without a place to save to, they end the program as they do any other
   if (!options.save.empty()) signals.emplace();
   const int status =
       dtensor::launch(argc, argv, [&](dtensor::Communicator world) { run_rank(world, options, corpus, outcome); });
   signals.reset();  // nobody looks for them any more: the comparison may take as long as the run
   if (!outcome.usage_error.empty()) return report_usage_error(to_string(program), outcome.usage_error);
   if (status != 0) return status;
-  if (!outcome.records.empty() && outcome.records.back().left_by != 0) return kLeft;
+  if (!outcome.records.empty() && outcome.records.back().stop_signal != 0) return kExitRequeue;
   options.device = outcome.device;
   return outcome.reports ? dtensor::finish_output(report(options, corpus, outcome)) : 0;
 }

@@ -7,7 +7,7 @@
 namespace train {
 
 // Exit status: 0; 1 where training failed or the curves differ; 2 where the user asked for something that cannot be;
-// kLeft (signals.h) where the run was left.
+// kExitRequeue (signals.h) where the run was left.
 int run_program(Kind program, int argc, char** argv);
 
 // Throws UsageError where the model's sizes do not go together.

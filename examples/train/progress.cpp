@@ -21,7 +21,7 @@ std::string bytes_text(double bytes) {
   return fmt::format("{:.{}f} {}", bytes, unit == 0 ? 0 : 1, units[unit]);
 }
 
-std::string moved_text(const BytesByAxis& moved, std::size_t steps) {
+std::string received_bytes_text(const BytesByAxis& moved, std::size_t steps) {
   std::string text;
   for (const auto& [axis, bytes] : moved) {
     if (!text.empty()) text += ", ";
@@ -48,10 +48,10 @@ void Progress::show(const StepRecord& record) {
   if (!terminal_ && !last && record.step % std::max<std::int64_t>(1, steps_ / 10) != 0) return;
   constexpr std::int64_t kWidth = 24;
   const std::string bar = fmt::format("{:=<{}}", "", kWidth * done / steps_);
-  const std::string line =
-      fmt::format("step {:>{}}/{} [{:<{}}] loss {:.4f}  {:.0f} tokens/s  received {}", done,
-                  std::to_string(steps_).size(), steps_, bar, kWidth, record.loss,
-                  static_cast<double>(record.tokens) / std::max(smooth_seconds_, 1e-9), moved_text(record.moved));
+  const std::string line = fmt::format("step {:>{}}/{} [{:<{}}] loss {:.4f}  {:.0f} tokens/s  received {}", done,
+                                       std::to_string(steps_).size(), steps_, bar, kWidth, record.loss,
+                                       static_cast<double>(record.tokens) / std::max(smooth_seconds_, 1e-9),
+                                       received_bytes_text(record.moved));
   const std::string shown =
       terminal_ ? "\r\033[K" + cut_to_terminal(line, STDERR_FILENO) + (last ? "\n" : "") : line + "\n";
   std::fputs(shown.c_str(), stderr);
@@ -77,7 +77,7 @@ double tokens_per_second(const std::vector<StepRecord>& records) {
   return tokens / std::max(seconds, 1e-9);
 }
 
-BytesByAxis total_moved(const std::vector<StepRecord>& records) {
+BytesByAxis total_received(const std::vector<StepRecord>& records) {
   BytesByAxis total;
   for (const StepRecord& record : records) {
     for (const auto& [axis, bytes] : record.moved) total[axis] += bytes;
@@ -104,7 +104,7 @@ Table summary(const Options& options, const std::string& where, const std::vecto
       {"batch", fmt::format("{} x {} tokens", options.batch, options.seq)},
       {"loss", fmt::format("{:.4f} -> {:.4f} in {} steps", records.front().loss, records.back().loss, records.size())},
       {"speed", fmt::format("{:.0f} tokens/s", speed)},
-      {"received a step", moved_text(total_moved(records), records.size())},
+      {"received a step", received_bytes_text(total_received(records), records.size())},
       {"peak memory", bytes_text(peak_memory()) + " (this process)"},
   };
   if (options.peak_tflops > 0) table.push_back({"arithmetic", utilisation(options, speed)});

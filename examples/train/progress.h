@@ -28,8 +28,8 @@ Table summary(const Options& options, const std::string& where, const std::vecto
 Table memory_table(const MemoryUse& memory);
 void print(const Table& table);  // on stdout
 
-std::string cut_to_terminal(std::string line, int descriptor);            // to the width of the terminal there, else 79
-std::string bytes_text(double bytes);                                     // 1.5 MB
-std::string moved_text(const BytesByAxis& moved, std::size_t steps = 1);  // shard 1.5 MB, tp 0.3 MB (a step)
+std::string cut_to_terminal(std::string line, int descriptor);  // to the width of the terminal there, else 79
+std::string bytes_text(double bytes);                           // 1.5 MB
+std::string received_bytes_text(const BytesByAxis& moved, std::size_t steps = 1);  // shard 1.5 MB, tp 0.3 MB (a step)
 
 }  // namespace train

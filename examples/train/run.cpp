@@ -7,8 +7,8 @@
 #include <optional>
 
 #include "dtensor/attention.h"
+#include "dtensor/debug.h"
 #include "dtensor/events.h"
-#include "dtensor/find_nonfinite.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
 #include "dtensor/random.h"
@@ -158,7 +158,7 @@ double run_batch(const Job& job, const Batch& batch) {
   std::int64_t first = 0;
   for (std::size_t i = 0; i < job.pieces.size(); ++i) {
     const auto count = job.pieces[i];
-    const dtensor::BatchRows rows({first, count, batch.ids.size(0)});  // dropout is that of the whole batch
+    const dtensor::MicrobatchRandomGuard rows({first, count, batch.ids.size(0)});  // dropout is that of the whole batch
     if (draws) set_rng_state(draws, random);
     std::optional<dtensor::NoGradientSync> later;
     if (i + 1 < job.pieces.size()) later.emplace();
@@ -231,8 +231,8 @@ std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
     if (memory) job.memory->samples = memory->samples();
     memory.reset();
     if (on_step) on_step(records.back());
-    records.back().left_by = state.after(step);
-    if (records.back().left_by != 0) break;
+    records.back().stop_signal = state.after(step);
+    if (records.back().stop_signal != 0) break;
   }
   if (job.memory != nullptr) job.memory->measured.optimizer = optimizer.state_bytes();
   return records;
@@ -289,7 +289,7 @@ std::vector<StepRecord> train_in_stages(const dtensor::Communicator& world, cons
   if (memory != nullptr) memory->predict_in_stages(units, stages.own(), stages.schedule(), options);
   auto records = run_job(job, on_step);
   if (options.schedule_plot.empty()) return records;
-  const std::string picture = stages.picture();
+  const std::string picture = stages.diagram();
   if (world.rank() == 0) write_file(options.schedule_plot, picture);
   return records;
 }

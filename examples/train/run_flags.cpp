@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <iostream>
 
-#include "dtensor/checkpoint_series.h"
+#include "dtensor/checkpoint.h"
 #include "output.h"
 
 namespace train {

@@ -6,15 +6,15 @@
 namespace train {
 namespace {
 
-std::atomic<int> noted{0};
+std::atomic<int> received_signal{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 
-void note(int signal) { noted = signal; }
+void note(int signal) { received_signal = signal; }
 
 }  // namespace
 
-LeaveSignals::LeaveSignals() {
-  noted = 0;
+TerminationSignals::TerminationSignals() {
+  received_signal = 0;
   struct sigaction mine = {};
   mine.sa_handler = note;
   mine.sa_flags = SA_RESTART;
@@ -22,15 +22,15 @@ LeaveSignals::LeaveSignals() {
   sigaction(SIGUSR1, &mine, &usr1_);
 }
 
-LeaveSignals::~LeaveSignals() {
+TerminationSignals::~TerminationSignals() {
   sigaction(SIGTERM, &term_, nullptr);
   sigaction(SIGUSR1, &usr1_, nullptr);
-  noted = 0;
+  received_signal = 0;
 }
 
-int LeaveSignals::received() { return noted; }
+int TerminationSignals::received() { return received_signal; }
 
-std::string LeaveSignals::name(int signal) {
+std::string TerminationSignals::name(int signal) {
   if (signal == SIGTERM) return "SIGTERM";
   return signal == SIGUSR1 ? "SIGUSR1" : "signal " + std::to_string(signal);
 }

@@ -9,15 +9,15 @@ namespace train {
 
 // Exit status of a run that saves (--save) and was asked to leave by SIGTERM or SIGUSR1: it saved after the step under
 // way, and --resume goes on.
-inline constexpr int kLeft = 75;  // EX_TEMPFAIL of sysexits.h: to be tried again
+inline constexpr int kExitRequeue = 75;  // EX_TEMPFAIL of sysexits.h: to be tried again
 
 // Notes the signals while it lives, for the whole process; one at a time.
-class LeaveSignals {
+class TerminationSignals {
  public:
-  LeaveSignals();
-  LeaveSignals(const LeaveSignals&) = delete;
-  LeaveSignals& operator=(const LeaveSignals&) = delete;
-  ~LeaveSignals();
+  TerminationSignals();
+  TerminationSignals(const TerminationSignals&) = delete;
+  TerminationSignals& operator=(const TerminationSignals&) = delete;
+  ~TerminationSignals();
 
   static int received();  // the last one; 0: none, or nobody listens
   static std::string name(int signal);

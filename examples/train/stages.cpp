@@ -133,7 +133,7 @@ double Stages::run(const Batch& piece, double share) {
   if (actions_.empty()) began_ = last_step_.begin;
   const auto later = std::chrono::duration<double>(last_step_.begin - began_).count();
   for (const auto& [action, begin, end] : last_step_.actions) actions_.push_back({action, begin + later, end + later});
-  pipeline_.give_gradients_elsewhere(model_.parameters());
+  pipeline_.set_placeholder_gradients(model_.parameters());
   return last_step_.loss.item<double>() * share;
 }
 
@@ -141,7 +141,7 @@ std::pair<std::chrono::steady_clock::time_point, Stages::Actions> Stages::take_a
   return {began_, std::exchange(actions_, {})};
 }
 
-std::string Stages::picture() const { return pipeline::schedule_svg(pipeline_.gather_actions(last_step_.actions)); }
+std::string Stages::diagram() const { return pipeline::schedule_svg(pipeline_.gather_actions(last_step_.actions)); }
 
 void Stages::update_load_balancers() {
   for (const Part& part : parts_) {

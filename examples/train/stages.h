@@ -51,7 +51,7 @@ class Stages {
   // schedule leaves such ranks.
   double on_every_rank(const at::Tensor& number) const;
   // The last step as measured, as a picture. Collective.
-  std::string picture() const;
+  std::string diagram() const;
 
  private:
   dtensor::NamedTensors parameters_of(int stage) const;

@@ -30,7 +30,7 @@ void RunState::say(const std::string& line) const {
   if (world_.rank() == 0) std::fputs((line + "\n").c_str(), stderr);
 }
 
-std::string RunState::take_up() {
+std::string RunState::resume_run() {
   if (!flags_.load.empty()) {
     parts_.load(flags_.load, world_);
     return flags_.load;
@@ -39,7 +39,7 @@ std::string RunState::take_up() {
   const std::string from = flags_.resume == "latest" ? flags_.save : flags_.resume;
   const bool own = series_ && flags_.resume == "latest";
   const auto loaded = own ? series_->load_newest(parts_) : dtensor::load_newest(parts_, from, world_);
-  for (const std::string& why : loaded.passed_over) say("passed over, damaged: " + why);
+  for (const std::string& why : loaded.skipped_checkpoints) say("passed over, damaged: " + why);
   say(loaded.path.empty() ? "nothing to resume in " + from + ": beginning at step 0"
                           : fmt::format("going on after step {} from {}", step_, loaded.path));
   return loaded.path;
@@ -70,7 +70,7 @@ void RunState::check_model(const std::string& from) const {
 std::int64_t RunState::begin() {
   if (!world_) return 0;
   if (flags_.keep > 0) series_.emplace(flags_.save, world_, flags_.keep);
-  const std::string from = take_up();
+  const std::string from = resume_run();
   if (from.empty()) return 0;
   check_batches(from);
   check_model(from);
@@ -83,7 +83,7 @@ std::int64_t RunState::begin() {
 
 // A signal may have reached one process only, or each at another step.
 int RunState::requested() const {
-  const at::Tensor signal = at::full({1}, LeaveSignals::received(), at::kInt);
+  const at::Tensor signal = at::full({1}, TerminationSignals::received(), at::kInt);
   world_.all_reduce(signal, dtensor::ReduceOp::max).wait();
   return signal.item<int>();
 }
@@ -96,7 +96,7 @@ int RunState::after(std::int64_t step) {
   const bool due = flags_.save_every > 0 && step_ % flags_.save_every == 0;
   if (last || signal != 0 || due) save(last || signal != 0);
   if (signal != 0) {
-    say(fmt::format("{}: saved to {} after step {} of {}; --resume goes on", LeaveSignals::name(signal),
+    say(fmt::format("{}: saved to {} after step {} of {}; --resume goes on", TerminationSignals::name(signal),
                     flags_.keep > 0 ? dtensor::checkpoint_of_step(flags_.save, step_) : flags_.save, step_,
                     flags_.steps));
   }

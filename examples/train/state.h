@@ -6,7 +6,6 @@
 #include <string>
 
 #include "dtensor/checkpoint.h"
-#include "dtensor/checkpoint_series.h"
 #include "run_flags.h"
 
 namespace train {
@@ -33,7 +32,7 @@ class RunState {
   int after(std::int64_t step);
 
  private:
-  std::string take_up();  // what was loaded; empty: nothing
+  std::string resume_run();  // what was loaded; empty: nothing
   void check_batches(const std::string& from) const;
   void check_model(const std::string& from) const;
   int requested() const;

@@ -19,7 +19,7 @@ struct StepRecord {
   BytesByAxis moved = {};                               // what this rank received from others, by mesh axis
   std::vector<double> imbalance = {};  // of each layer of experts: the largest load of one over the mean
   std::int64_t dropped = 0;            // entries, all layers and ranks
-  int left_by = 0;                     // the signal on which the run was saved and left after this step
+  int stop_signal = 0;                 // the signal on which the run was saved and left after this step
   std::chrono::steady_clock::time_point start = {};
   // Of a pipeline, on this rank: since when, and what it did in which of the seconds from then.
   std::chrono::steady_clock::time_point began = {};

@@ -10,7 +10,6 @@
 #include "dtensor/comm.h"
 #include "dtensor/debug.h"
 #include "dtensor/events.h"
-#include "dtensor/memory_timeline.h"
 #include "run.h"
 
 namespace train {

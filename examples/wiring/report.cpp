@@ -189,7 +189,7 @@ Report check(const DeviceMesh& mesh) {
   TORCH_CHECK(!mesh.names().empty(), "the dimensions of the mesh need names");
   auto rows = gather_rows(mesh);
   rows.insert(rows.begin(), header(mesh));
-  Report report{mesh.picture() + "\n" + table(rows), true};
+  Report report{mesh.diagram() + "\n" + table(rows), true};
   report.ok = report.text.find("BROKEN") == std::string::npos;
   return report;
 }

@@ -5,12 +5,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
 
 #include "dtensor/export.h"
-#include "dtensor/scoped_value.h"
 
 namespace dtensor {
 
@@ -31,13 +31,13 @@ DTENSOR_API AttentionStrategy parse_attention_strategy(std::string_view name);
 // does what forward did.
 class DTENSOR_API AttentionStrategyScope {
  public:
-  explicit AttentionStrategyScope(AttentionStrategy strategy) : scope_(strategy) {}
+  explicit AttentionStrategyScope(AttentionStrategy strategy);
 
   // The innermost of this thread.
-  static AttentionStrategy in_force();
+  static AttentionStrategy current();
 
  private:
-  ScopedValue<AttentionStrategy> scope_;
+  std::shared_ptr<const void> scope_;
 };
 
 // What attention() takes beside queries, keys and values.
@@ -56,7 +56,7 @@ struct AttentionOptions {
   // Documents of each row of the batch, instead of `documents`: int64 [B, D], the positions of row b's documents and
   // then S, as often as it takes to fill the row. Plain tensors count as Replicate. No row's scores are ever a matrix
   // of S x S in memory because of them, as those of a mask are.
-  at::Tensor row_documents = {};
+  at::Tensor row_cu_seqlens = {};
 };
 
 // Softmax(q k^T scale + masks) v. q: [B, H, L, E], k: [B, G, S, E], v: [B, G, S, F] with H a multiple of G (groups of

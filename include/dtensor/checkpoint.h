@@ -21,9 +21,47 @@
 #include "dtensor/named_tensors.h"
 #include "dtensor/optim/optimizer.h"
 #include "dtensor/placement.h"
-#include "dtensor/stored_names.h"
 
 namespace dtensor {
+
+// What a folder of another program calls the tensors of a model, and how it cuts, joins and turns them: a table, read
+// forwards to load such a folder and backwards to write one.
+//
+//   StateDictKeyMapping gpt2 = {
+//     {.tensor = "layers.*.attn.q_proj.weight", .stored = "h.*.attn.c_attn.weight", .transposed = true,
+//      .stored_slice = {.dim = 1, .begin = 0, .count = 768}},                     // a part of a fused tensor
+//     {.tensor = "layers.*.moe.experts.w1", .stored = "layers.*.experts.#.w1.weight"},  // a stack of many
+//     {.tensor = "**", .stored = "model.**"}};                                 // a rename
+
+// Some indices of one dimension; by default all.
+struct IndexRange {
+  // The dimension, and the first index.
+  std::int64_t dim = 0, begin = 0;
+  std::int64_t count = -1;  // -1: to the end
+};
+
+// A row of the table.
+struct StateDictKeyRule {
+  // A pattern over the model's names: "*" is any part of a name between dots, "**" any part. Empty: what is stored
+  // under names that match `stored` is passed over (masks, what a later program left there).
+  std::string tensor;
+  // The name there. Its n-th "*" or "**" is what the pattern's n-th one was; "#" counts the indices of the model's
+  // tensor along its first dimension, each of which is a tensor of its own there.
+  std::string stored;
+  bool transposed = false;       // the last two dimensions are exchanged there
+  IndexRange stored_slice = {};  // it is these indices of what is stored, in dimensions as stored
+  IndexRange tensor_slice = {};  // it fills these indices of the model's tensor (a fusion here)
+};
+// Of rows with the same `tensor` all count, together they fill it. Of different patterns that match a name the first
+// one counts.
+using StateDictKeyMapping = std::vector<StateDictKeyRule>;
+
+// The names and tensors that such a folder has: splits are joined, stacks taken apart, turned ones turned back. Renamed
+// tensors are the given ones; the others are new, on the mesh of what they are made of. Tensors that no row names are
+// an error, and so are parts that do not make a whole. Collective over the meshes of tensors that are joined or
+// unstacked.
+DTENSOR_API std::vector<std::pair<std::string, at::Tensor>> map_state_dict_keys(
+    const std::vector<std::pair<std::string, at::Tensor>>& tensors, const StateDictKeyMapping& names);
 
 // What is no tensor: step counts, learning rates, notes.
 using CheckpointValue = std::variant<bool, std::int64_t, double, std::string>;
@@ -47,7 +85,7 @@ struct LoadOptions {
   bool allow_cast = false;        // other dtypes are converted
   // A folder of another program: how its tensors are called and cut. A tied tensor is there if any of its names is.
   // Each rank reads the ranges of its own parts. Empty: as save_state() wrote them.
-  StoredNames names = {};
+  StateDictKeyMapping names = {};
 };
 
 // Writes `directory` (and its parents), replacing a checkpoint of that name when all is written. Called by every rank
@@ -184,8 +222,56 @@ class DTENSOR_API Checkpoint {
 DTENSOR_API void broadcast_state(const StateTensors& full, const Communicator& ranks, const StateTensors& targets,
                                  int source = 0);
 // The same into new DTensors on `mesh`, placed as `place` says; in the order of `full`, on every rank.
-using PlaceState = std::function<Placements(const std::string& name, at::IntArrayRef sizes)>;
-DTENSOR_API StateTensors broadcast_state(const StateTensors& full, const DeviceMesh& mesh, const PlaceState& place,
-                                         int source = 0);
+using StatePlacementFn = std::function<Placements(const std::string& name, at::IntArrayRef sizes)>;
+DTENSOR_API StateTensors broadcast_state(const StateTensors& full, const DeviceMesh& mesh,
+                                         const StatePlacementFn& place, int source = 0);
+
+// The checkpoints of one run: ROOT/step-00000050 and so on, the newest few of them, and ROOT/latest, a link to the
+// newest. See docs/design/checkpoint.md.
+
+// What was taken up.
+struct LoadedCheckpoint {
+  std::string path = {};                              // empty: there was none
+  std::vector<std::string> skipped_checkpoints = {};  // newer ones that are damaged, each with why, on one line
+};
+
+// Saves a run's checkpoints. While it lives no other program has a series in that folder. Every function is collective
+// over `ranks`, and an error on one rank is the same error on all.
+class DTENSOR_API CheckpointSeries {
+ public:
+  // Makes `root`, its parents too. `keep` >= 1: how many stay, the one being saved not counted until it is whole.
+  // Throws where another program saves there, and where `root` is itself a checkpoint.
+  CheckpointSeries(const std::string& root, const Communicator& ranks, std::int64_t keep);
+  CheckpointSeries(CheckpointSeries&&) noexcept;
+  CheckpointSeries& operator=(CheckpointSeries&&) noexcept;
+  // Without finish() before: what is being saved in the background is given up.
+  ~CheckpointSeries();
+
+  // As the function below. The damaged ones do not count among those to keep, and go with the next save.
+  LoadedCheckpoint load_newest(Checkpoint& state, const LoadOptions& options = {});
+
+  // Saves `state` as that of `step`, then points `latest` at it and removes what is more than `keep` of its past. In
+  // the background: a later save or finish() does the rest.
+  void save(const Checkpoint& state, std::int64_t step, const SaveOptions& options = {});
+  void save_async(const Checkpoint& state, std::int64_t step, const SaveOptions& options = {});
+  void finish();
+
+ private:
+  struct Impl;
+  Impl& impl() const;  // throws where this was moved from
+
+  std::unique_ptr<Impl> impl_;
+};
+
+// ROOT/step-00000050.
+DTENSOR_API std::string checkpoint_of_step(const std::string& root, std::int64_t step);
+// The steps that ROOT has folders of, whole or not, the newest first. Not collective.
+DTENSOR_API std::vector<std::int64_t> checkpoint_steps(const std::string& root);
+
+// Loads the newest whole checkpoint below `root`, or `root` itself where it is a checkpoint; a damaged one is passed
+// over for the one before. What does not fit (another model) is an error as in load_state, and so is a folder in which
+// all are damaged. Nothing there: an empty path, and `state` is as it was. Collective.
+DTENSOR_API LoadedCheckpoint load_newest(Checkpoint& state, const std::string& root, const Communicator& ranks,
+                                         const LoadOptions& options = {});
 
 }  // namespace dtensor

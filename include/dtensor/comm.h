@@ -3,12 +3,15 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -130,7 +133,7 @@ class DTENSOR_API Communicator {
 
   std::shared_ptr<CommBackend> backend_;
   std::shared_ptr<const std::string> label_;
-  const std::string* recorded_as_ = nullptr;  // the label, for records; null: none
+  const std::string* recorded_label_ = nullptr;  // the label, for records; null: none
   std::shared_ptr<const CallHistory> history_;
 };
 
@@ -147,5 +150,50 @@ struct RunOptions {
 // rank in the message (of a PeerError, the exception that it told of); the other ranks are woken. May be nested.
 // Threads are pooled between calls.
 DTENSOR_API void run_local(int ranks, const std::function<void(Communicator)>& fn, RunOptions options = {});
+
+// Host memory for the results of collectives, which a process keeps when it is freed and hands out again: the page
+// faults of a fresh block of 64 MB cost several times what filling it does.
+
+// Of this process, all of its thread ranks together.
+struct MemoryPoolStats {
+  std::size_t cached_bytes = 0;  // free, in the pool
+  std::size_t limit_bytes = 0;   // of those, at most
+  std::size_t hits = 0;          // requests of 64 KiB and more that it served
+  std::size_t misses = 0;        // those that went to the system
+};
+DTENSOR_API MemoryPoolStats memory_pool_stats();  // as it is now
+
+// How many bytes the pool keeps at most while nobody uses them; 0: none. Before it is called: 1/8 of what this process
+// may have, at most 4 GiB, where processes of one job on one host share the host's memory alike and the limit of a
+// container (cgroup) counts where it is lower.
+DTENSOR_API void set_memory_pool_limit(std::size_t bytes);
+// Gives what is free back to the system: before another library needs the memory, or after a phase that will not come
+// again. What is in use stays.
+DTENSOR_API void empty_memory_pool();
+
+// In which type sums over ranks are formed. By default a bf16 product that is split over its inner dimension is rounded
+// to bf16 on each rank, and the shares are added (in float) and rounded again; a policy rounds once, at the end.
+
+// How reductions over ranks are done.
+struct ReducePolicy {
+  // kFloat: half types are carried in float until they are reduced; kDouble: float too. Nothing: as the tensors are.
+  std::optional<c10::ScalarType> accumulate = {};
+};
+
+// For this thread, while it lives: operators whose results are Partial (a contracted dimension that is split, sums,
+// means) compute in the wider type, and their results keep the unrounded shares beside those in their own dtype until
+// they are reduced. Views and operators that read such results see the unrounded shares too. Costs their memory, and
+// the bytes of the wider type where such a share is reduced. Backward passes count if they start inside the
+// scope. All ranks must agree.
+class DTENSOR_API ReduceScope {
+ public:
+  explicit ReduceScope(ReducePolicy policy);
+
+  // The one in force on this thread.
+  static ReducePolicy current();
+
+ private:
+  std::shared_ptr<const void> scope_;
+};
 
 }  // namespace dtensor

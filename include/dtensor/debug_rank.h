@@ -11,7 +11,7 @@
 namespace dtensor {
 
 // For debug_rank: each rank stops, one after the other.
-constexpr int kAllRanksInTurn = -1;
+constexpr int kAllRanksSequentially = -1;
 
 // Called by every rank of `comm`: rank `rank` stops at this line, the others wait, however long it takes, or until the
 // run fails, which all ranks then throw. The stopped rank prints where it is and how to attach to it. As soon as a

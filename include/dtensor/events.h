@@ -13,9 +13,11 @@
 #include <vector>
 
 #include "dtensor/export.h"
-#include "dtensor/phase.h"
 
 namespace dtensor {
+
+// Of a training step.
+enum class Phase : std::uint8_t { forward, backward };
 
 // Something that a rank did: an operator, a collective, a redistribution.
 struct Event {
@@ -39,22 +41,22 @@ struct Event {
 
 // While it lives, collectives of this thread are for these tensors, beside those of outer ones; so CommDebugMode can
 // name them. The library says so of operands that it moves, of gradients of leaves and of the units of fully_shard.
-class DTENSOR_API CollectivesOf {
+class DTENSOR_API CollectiveTag {
  public:
   // Local parts; called where somebody asks for storages(), and only then.
-  using LocalParts = std::function<std::vector<at::Tensor>()>;
-  explicit CollectivesOf(LocalParts parts);
-  ~CollectivesOf();
-  CollectivesOf(const CollectivesOf&) = delete;
-  CollectivesOf& operator=(const CollectivesOf&) = delete;
+  using LocalTensorsFn = std::function<std::vector<at::Tensor>()>;
+  explicit CollectiveTag(LocalTensorsFn parts);
+  ~CollectiveTag();
+  CollectiveTag(const CollectiveTag&) = delete;
+  CollectiveTag& operator=(const CollectiveTag&) = delete;
 
   // Of all that live on this thread the storages of the local parts. For a listener that hears a collective: the
-  // parameters that it gathers or whose gradients it reduces; none for activations, and what no CollectivesOf names.
+  // parameters that it gathers or whose gradients it reduces; none for activations, and what no CollectiveTag names.
   static std::vector<const void*> storages();
 
  private:
-  LocalParts parts_;
-  const CollectivesOf* outer_;
+  LocalTensorsFn parts_;
+  const CollectiveTag* outer_;
 };
 
 // Calls `listener` for each event of these kinds on this thread while it lives, and of backward passes that start

@@ -18,7 +18,6 @@
 #include "dtensor/export.h"
 #include "dtensor/mesh.h"
 #include "dtensor/named_tensors.h"
-#include "dtensor/scoped_value.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor {
@@ -77,10 +76,10 @@ class DTENSOR_API FsdpUnit {
   // Names of its parameters, and how it was made.
   std::vector<std::string> names() const;
   const FsdpOptions& options() const;
-  std::int64_t shard_bytes() const;     // of the parameters, on this rank
-  std::int64_t gathered_bytes() const;  // of its gathered copy, in the dtypes that are gathered
-  std::int64_t kept_bytes() const;      // of that, between forward and backward, where neighbours keep shares
-  std::int64_t gradient_bytes() const;  // of its unreduced gradients
+  std::int64_t shard_bytes() const;       // of the parameters, on this rank
+  std::int64_t gathered_bytes() const;    // of its gathered copy, in the dtypes that are gathered
+  std::int64_t kept_shard_bytes() const;  // of that, between forward and backward, where neighbours keep shares
+  std::int64_t gradient_bytes() const;    // of its unreduced gradients
   // Gathers the parameters, in the background where the backend can, and keeps them until reshard(): for schedules of
   // the caller's own (a pipeline's UNSHARD and RESHARD). A copy that is there and up to date is kept without a gather.
   void unshard() const;
@@ -163,9 +162,9 @@ class DTENSOR_API ModuleCall {
 
  private:
   struct State;
-  struct Semantics;
+  struct CallSemantics;
   std::unique_ptr<State> state_;  // null: global semantics
-  std::unique_ptr<ScopedValue<Semantics>> scope_;
+  std::shared_ptr<const void> scope_;
   bool outermost_ = false;
 };
 
@@ -220,10 +219,10 @@ class DTENSOR_API ComputeScope {
  public:
   struct State;
   explicit ComputeScope(const NamedTensors& parameters);
-  explicit ComputeScope(const std::shared_ptr<const State>& again);  // those that were in_force()
+  explicit ComputeScope(const std::shared_ptr<const State>& again);  // those that were current()
   ~ComputeScope();
   // The scopes of this thread.
-  static std::shared_ptr<const State> in_force();
+  static std::shared_ptr<const State> current();
   ComputeScope(const ComputeScope&) = delete;
   ComputeScope& operator=(const ComputeScope&) = delete;
 
@@ -234,7 +233,7 @@ class DTENSOR_API ComputeScope {
 
   std::vector<std::pair<at::Tensor*, at::Tensor>> kept_;
   std::optional<at::ScalarType> output_dtype_;
-  std::optional<ScopedValue<std::shared_ptr<const State>>> scope_;
+  std::shared_ptr<const void> scope_;
 };
 
 // For this thread, while it lives: backward reduces gradients over the shard axis only and leaves the sum over replicas
@@ -243,12 +242,12 @@ class DTENSOR_API NoReplicaSync {
  public:
   NoReplicaSync();
   // Whether one lives on this thread.
-  static bool active();
+  static bool current();
 
   struct Flag {};
 
  private:
-  ScopedValue<Flag> scope_;
+  std::shared_ptr<const void> scope_;
 };
 
 // The units that the parameters are in, each once, in the order of the list.

@@ -5,21 +5,22 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
-#include "dtensor/scoped_value.h"
+#include "dtensor/export.h"
 
 namespace dtensor {
 
 // What explain() tells.
 enum class Explain : std::uint8_t {
-  moves,  // what this rank received, by module and operator, in bytes, and which placements would avoid it
-  calls,  // of each operator on DTensors the candidates, their prices and the choice
+  communication,  // what this rank received, by module and operator, in bytes, and which placements would avoid it
+  decisions,      // of each operator on DTensors the candidates, their prices and the choice
 };
 
 // Runs fn and says what its operators did, and why.
-DTENSOR_API std::string explain(const std::function<void()>& fn, Explain what = Explain::moves);
+DTENSOR_API std::string explain(const std::function<void()>& fn, Explain what = Explain::communication);
 
 // What Strict refuses.
 enum class Strictness : std::uint8_t {
@@ -30,29 +31,29 @@ enum class Strictness : std::uint8_t {
 // Scopes hold for this thread while they live, and for backward passes that start meanwhile.
 class DTENSOR_API Strict {
  public:
-  explicit Strict(Strictness strictness = Strictness::strict) : scope_(strictness) {}
+  explicit Strict(Strictness strictness = Strictness::strict);
 
  private:
-  ScopedValue<Strictness> scope_;
+  std::shared_ptr<const void> scope_;
 };
 
-// What ExplicitRedistribution does.
-enum class ImplicitMoves : std::uint8_t {
-  allowed,
-  warned,   // each call says the operator, its operands and the bytes
-  refused,  // an error on every rank, before anything moves
+// What ImplicitRedistributionScope does.
+enum class ImplicitRedistribution : std::uint8_t {
+  allow,
+  warn,   // each call says the operator, its operands and the bytes
+  error,  // an error on every rank, before anything moves
 };
 
 // While it lives: what happens where an operator needs an operand in other placements, so that ranks
 // would exchange data that the program did not ask to move (redistribute, full_tensor and the gather of a storage shard
 // were asked for; slices move nothing; reading a number moves what it must). To log them, listen to operators
 // (dtensor/events.h): Event::bytes is what an operator's operands received. Nests: the innermost counts.
-class DTENSOR_API ExplicitRedistribution {
+class DTENSOR_API ImplicitRedistributionScope {
  public:
-  explicit ExplicitRedistribution(ImplicitMoves moves = ImplicitMoves::refused) : scope_(moves) {}
+  explicit ImplicitRedistributionScope(ImplicitRedistribution policy = ImplicitRedistribution::error);
 
  private:
-  ScopedValue<ImplicitMoves> scope_;
+  std::shared_ptr<const void> scope_;
 };
 
 // What Checked compares.
@@ -80,17 +81,17 @@ class DTENSOR_API Checked {
   };
 
  private:
-  ScopedValue<Mode> scope_;
+  std::shared_ptr<const void> scope_;
 };
 
 // DTENSOR_CHECKED=calls or values; none: not set. A c10::ValueError for anything else.
-DTENSOR_API std::optional<Checks> checks_of_environment();
+DTENSOR_API std::optional<Checks> checks_from_environment();
 
 // While it lives, this rank's thread is under what the environment asks for. launch() and run_local() have one.
-class CheckedByEnvironment {
+class CheckedFromEnvironment {
  public:
-  CheckedByEnvironment() {
-    if (const auto checks = checks_of_environment()) checked_.emplace(*checks);
+  CheckedFromEnvironment() {
+    if (const auto checks = checks_from_environment()) checked_.emplace(*checks);
   }
 
  private:
@@ -103,7 +104,7 @@ struct CacheStats {
   std::uint64_t hits = 0, misses = 0, entries = 0, evictions = 0;
   // Hits that took longer ways than a comparison with the operator's last calls: keys that were built (of lists, of
   // calls in more ways than are remembered), and among them those of boxed kernels, about a microsecond each.
-  std::uint64_t keyed = 0, boxed = 0;
+  std::uint64_t key_lookups = 0, boxed_hits = 0;
 };
 // The decision cache is this thread's, and only saves time: clearing or bounding it on one rank changes no result and
 // no collective.

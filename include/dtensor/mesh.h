@@ -74,7 +74,7 @@ class DTENSOR_API DeviceMesh {
   // Equal by ranks, shape, names and device.
   friend DTENSOR_API bool operator==(const DeviceMesh& a, const DeviceMesh& b);
   std::string str() const;      // DeviceMesh(cpu, replicate=2, tp=2, ranks=[0, 1, 2, 3])
-  std::string picture() const;  // drawn as nested boxes, rows and columns named
+  std::string diagram() const;  // drawn as nested boxes, rows and columns named
 
  private:
   // For the library itself.

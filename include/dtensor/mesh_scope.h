@@ -14,10 +14,10 @@ namespace dtensor {
 class DTENSOR_API MeshScope {
  public:
   explicit MeshScope(DeviceMesh mesh, Placements placements = {});
-  // What was in_force() where a function ran, for when it runs again; null: factories make plain tensors.
+  // What was current() where a function ran, for when it runs again; null: factories make plain tensors.
   struct Setting;
   explicit MeshScope(std::shared_ptr<const Setting> again);
-  static std::shared_ptr<const Setting> in_force();
+  static std::shared_ptr<const Setting> current();
   ~MeshScope();
   MeshScope(const MeshScope&) = delete;
   MeshScope& operator=(const MeshScope&) = delete;

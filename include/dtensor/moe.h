@@ -1,10 +1,7 @@
 // Mixture of experts: everything.
 #pragma once
 
-#include "dtensor/moe/counters.h"
 #include "dtensor/moe/dispatch.h"
-#include "dtensor/moe/exchange.h"
 #include "dtensor/moe/experts.h"
 #include "dtensor/moe/layer.h"
-#include "dtensor/moe/routed_experts.h"
 #include "dtensor/moe/router.h"

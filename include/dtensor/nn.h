@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorOptions.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -54,8 +55,8 @@ class DTENSOR_API Module {
   // Makes every plain parameter and buffer a DTensor there; each rank keeps its part. Tensors on the meta device get
   // memory for their part only and are to be filled by reset(). DTensors are redistributed in place. Tied tensors stay
   // tied.
-  using Place = std::function<Placements(const std::string& name, const at::Tensor& tensor)>;
-  void distribute(const DeviceMesh& mesh, const Place& place);
+  using PlacementFn = std::function<Placements(const std::string& name, const at::Tensor& tensor)>;
+  void distribute(const DeviceMesh& mesh, const PlacementFn& place);
 
   // The dimension of a parameter that indexes output (input) features, for column-wise (row-wise) parallelism; -1:
   // none. By default 0 and 1, as Linear and convolutions have it.
@@ -93,7 +94,7 @@ class DTENSOR_API Module {
 };
 
 // Replaces each tensor of `tensors` as Module::distribute does, whoever keeps it.
-DTENSOR_API void distribute(const NamedTensors& tensors, const DeviceMesh& mesh, const Module::Place& place);
+DTENSOR_API void distribute(const NamedTensors& tensors, const DeviceMesh& mesh, const Module::PlacementFn& place);
 
 // y = x W^T + b; weight [out, in], both uniform(-1/sqrt(in), 1/sqrt(in)) as torch.nn.Linear.
 class DTENSOR_API Linear final : public Module {
@@ -159,7 +160,8 @@ class DTENSOR_API RMSNorm final : public Module {
 
 // Scaled dot-product attention on [batch, sequence, hidden]. kv_heads < heads: grouped queries. A mask (true: seen), of
 // any shape that broadcasts to [batch, heads, sequence, sequence], says all that may be seen: `causal` is not added.
-// Documents (AttentionOptions::row_documents, int64 [batch, D]) do not see each other; `causal` and a mask hold beside.
+// Documents (AttentionOptions::row_cu_seqlens, int64 [batch, D]) do not see each other; `causal` and a mask hold
+// beside.
 class DTENSOR_API Attention final : public Module {
  public:
   // Of the layer.
@@ -216,6 +218,66 @@ class DTENSOR_API Block final : public Module {
   Attention attn;
   LayerNorm ln2;
   MLP mlp;
+};
+
+// Rotary positions (RoFormer, arXiv:2104.09864): pairs of elements of a head are turned by angles that grow with the
+// token's position, and the usual ways to reach beyond the positions that a model was trained on.
+
+// How far positions reach.
+enum class RopeScaling : std::uint8_t {
+  none,
+  linear,    // positions are divided by `factor` (arXiv:2306.15595)
+  dynamic,   // the base grows with the sequence once it exceeds max_positions ("dynamic NTK")
+  yarn,      // low frequencies are divided by `factor`, high ones are not, between them a ramp (arXiv:2309.00071)
+  longrope,  // a divisor for each frequency, one list for short and one for long sequences (arXiv:2402.13753)
+  llama3,    // as yarn, the ramp over wavelengths (Llama 3.1)
+};
+
+// Which elements are turned, and how fast.
+struct RopeOptions {
+  std::int64_t size = 0;  // elements of a head that are turned, its first ones; even
+  // Pair i turns by position * base ** (-2 i / size).
+  double base = 10000;
+  bool interleaved = false;        // elements 2 i and 2 i + 1 are a pair; else i and i + size / 2
+  std::int64_t max_positions = 0;  // of the model, scaling included (dynamic)
+  // How far positions reach, and by what factor.
+  RopeScaling scaling = RopeScaling::none;
+  double factor = 1;
+  std::int64_t original_positions = 0;           // trained on, without scaling (yarn, longrope, llama3)
+  double beta_fast = 32, beta_slow = 1;          // yarn: turns over the original positions where the ramp ends
+  bool truncate = true;                          // yarn: the ramp's ends are whole numbers
+  double mscale = 0, mscale_all_dim = 0;         // yarn: both set, of the attention factor
+  double low_frequency = 1, high_frequency = 4;  // llama3: original_positions over wavelength, the ramp's ends
+  std::vector<double> short_factors = {}, long_factors = {};  // longrope: [size / 2]
+  std::optional<double> attention_factor = {};  // multiplies sine and cosine; by default the scaling's own
+};
+
+// The angles of positions, and turning by them.
+class DTENSOR_API Rope {
+ public:
+  explicit Rope(RopeOptions options);  // an error where the options contradict each other
+  // As given.
+  const RopeOptions& options() const { return options_; }
+
+  // [size / 2] float64 on the CPU: radians from one position to the next, for a sequence of `length` tokens.
+  at::Tensor frequencies(std::int64_t length) const;
+  double attention_factor() const;
+
+  // Of a run of positions.
+  struct Angles {
+    at::Tensor cos, sin;  // [count, size / 2], the attention factor in them
+  };
+  // Of the positions first .. first + count - 1. Plain tensors: ranks that hold part of a sequence or of the heads take
+  // what they need.
+  Angles angles(std::int64_t first, std::int64_t count, at::TensorOptions like) const;
+  // x: [batch, heads, count, E] with E >= size.
+  at::Tensor rotate(const at::Tensor& x, const Angles& angles) const;
+
+ private:
+  Angles make(std::int64_t first, std::int64_t count, std::int64_t length, at::TensorOptions like) const;
+
+  RopeOptions options_;
+  mutable Angles kept_;  // of the positions from 0 on, where they do not depend on the length
 };
 
 }  // namespace nn

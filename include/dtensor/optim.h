@@ -4,7 +4,6 @@
 #include "dtensor/optim/adagrad.h"
 #include "dtensor/optim/adamw.h"
 #include "dtensor/optim/clip.h"
-#include "dtensor/optim/learning_rate.h"
 #include "dtensor/optim/muon.h"
 #include "dtensor/optim/optimizer.h"
 #include "dtensor/optim/sgd.h"

@@ -17,7 +17,6 @@
 #include "dtensor/mesh.h"
 #include "dtensor/nn.h"
 #include "dtensor/placement.h"
-#include "dtensor/scoped_value.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor {
@@ -112,7 +111,7 @@ class DTENSOR_API ParallelModel {
 
   // What is in force on this thread, that of all scopes around; the plan of none, which changes nothing, outside any
   // scope. Put in force elsewhere, it holds there as it does here, alone.
-  static ParallelModel in_force();
+  static ParallelModel current();
 
   struct State;
   // While it lives, named activation points of this thread follow the plan, and those of the scopes around: of plans
@@ -122,7 +121,7 @@ class DTENSOR_API ParallelModel {
     explicit Scope(const ParallelModel& model);
 
    private:
-    ScopedValue<std::shared_ptr<const State>> scope_;
+    std::shared_ptr<const void> scope_;
   };
 
  private:

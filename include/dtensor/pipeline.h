@@ -121,7 +121,7 @@ class DTENSOR_API Pipeline {
   // Gives parameters on the meshes of other ranks' stages a gradient: a handle without data, as they have one in a
   // program in which every rank runs every operator. Optimizers, clipping and checkpoints over the whole model then go
   // the same way on all ranks. Every parameter that wants a gradient must get one on its own ranks.
-  void give_gradients_elsewhere(const std::vector<at::Tensor>& parameters) const;
+  void set_placeholder_gradients(const std::vector<at::Tensor>& parameters) const;
 
   // The actions of all ranks of this rank's line, as schedule_svg() takes them. Collective.
   std::vector<std::vector<TimedAction>> gather_actions(const std::vector<TimedAction>& own) const;

@@ -4,12 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "dtensor/export.h"
 #include "dtensor/mesh.h"
-#include "dtensor/scoped_value.h"
 
 namespace dtensor {
 
@@ -32,10 +32,10 @@ class DTENSOR_API RandomDraws {
   // While it lives, this thread's draws are noted.
   class DTENSOR_API Record {
    public:
-    explicit Record(RandomDraws& draws) : scope_(&draws) {}
+    explicit Record(RandomDraws& draws);
 
    private:
-    ScopedValue<RandomDraws*> scope_;
+    std::shared_ptr<const void> scope_;
   };
   // While it lives, those worlds stand where they stood before the first draw; then where they stood until now.
   class DTENSOR_API Replay {
@@ -58,20 +58,20 @@ class DTENSOR_API RandomDraws {
 // While it lives, random tensors of `count` rows, or of a multiple where rows were flattened with dimensions behind
 // them, count as rows [first, first + count) of a batch of `total`: a microbatch gets the values that its rows would
 // get in the whole batch. Other sizes along dim 0 are as ever.
-class DTENSOR_API BatchRows {
+class DTENSOR_API MicrobatchRandomGuard {
  public:
   // Rows of a batch.
   struct Range {
     // In rows of dim 0.
     std::int64_t first = 0, count = 0, total = 0;
   };
-  explicit BatchRows(Range range) : scope_(range) {}
+  explicit MicrobatchRandomGuard(Range range);
 
   // The innermost of this thread; of no rows outside any, which changes nothing.
-  static Range in_force();
+  static Range current();
 
  private:
-  ScopedValue<Range> scope_;
+  std::shared_ptr<const void> scope_;
 };
 
 }  // namespace dtensor

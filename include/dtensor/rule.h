@@ -7,6 +7,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/ScalarType.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -110,33 +111,33 @@ class DTENSOR_API Rule {
   Rule& structural(Operands a);             // any Partial: the operator only moves elements
   Rule& structural();                       // the same of all operands together; for texts with packs
   // `names` below: letters of factors and packs, "..." for the batch, or the one name of a place ("dim").
-  Rule& whole(std::string_view names);     // never sharded
-  Rule& reduce(ReduceOp op);               // what a contracted factor leaves: Partial(op) instead of Partial(sum)
-  Rule& nonempty(std::string_view names);  // sharded only if every rank holds an element
+  Rule& unsharded(std::string_view names);  // never sharded
+  Rule& reduce(ReduceOp op);                // what a contracted factor leaves: Partial(op) instead of Partial(sum)
+  Rule& nonempty(std::string_view names);   // sharded only if every rank holds an element
   // Factors that may be sharded provided that the named local kernel runs; results without them are Partial(sum).
-  Rule& handled(std::string_view names, std::string kernel);
-  Rule& handled_gives(ReduceOp op);
-  Rule& handled_gives_replicate();
-  Rule& handled_gives_replicate_scalars();  // results of no dimensions are Replicate, others Partial
-  Rule& kernel(std::string name);           // the local kernel runs always
-  Rule& writes(Operands operands);          // written, though the schema does not say so: they keep their placements
-  Rule& unread(int operand);                // its values do not matter, only its sizes: a Partial need not be reduced
-  Rule& ignored(int operand);               // neither: it is given as it is
+  Rule& sharded_by_kernel(std::string_view names, std::string kernel);
+  Rule& kernel_gives(ReduceOp op);
+  Rule& kernel_gives_replicate();
+  Rule& kernel_gives_replicate_scalars();  // results of no dimensions are Replicate, others Partial
+  Rule& kernel(std::string name);          // the local kernel runs always
+  Rule& writes(Operands operands);         // written, though the schema does not say so: they keep their placements
+  Rule& values_unused(int operand);        // its values do not matter, only its sizes: a Partial need not be reduced
+  Rule& ignored(int operand);              // neither: it is given as it is
   Rule& local_strides(std::string arg, int result = 0);  // int[] argument replaced by dense local strides
   Rule& local_size(std::string arg, int result = 0);     // int[] argument replaced by the result's local sizes
-  Rule& sees_storage();                                  // storage shards count as what they are
-  Rule& keeps_storage();                                 // the same, and results keep the flag
+  Rule& reads_storage_shards();                          // storage shards count as what they are
+  Rule& keeps_storage_shards();                          // the same, and results keep the flag
   Rule& reads_scalars();                                 // the rule's function reads float or Scalar arguments
   Rule& outputs(Outputs fn);                             // sizes of results, for operators without a meta kernel
   Rule& no_meta();  // the same, sizes by the text's letters, contiguous, operand 0's dtype
   // What holds for the operator, whatever the call (also where a function gives the rule).
-  Rule& by_position();  // each position of its lists is a call of its own, perhaps on a mesh of its own
-  Rule& overwrites();   // operand 0 is written and not read: its content may be anything
-  Rule& unread_if_zero(std::string number);  // so it is, written or not, where the argument of that name is 0
-  Rule& asks_destination();                  // result 0 is laid out as the parameter is whose gradient it becomes
-  Rule& leaves_memory();                     // results hold whatever the memory held
-  Rule& own_state();      // results after the first are for the operator's own backward: nobody else compares them
-  Rule& draws_nothing();  // though it is tagged as random
+  Rule& foreach_op();  // each position of its lists is a call of its own, perhaps on a mesh of its own
+  Rule& overwrites();  // operand 0 is written and not read: its content may be anything
+  Rule& values_unused_if_zero(std::string number);  // so it is, written or not, where the argument of that name is 0
+  Rule& follows_parameter_placement();  // result 0 is laid out as the parameter is whose gradient it becomes
+  Rule& uninitialized_results();        // results hold whatever the memory held
+  Rule& saved_for_backward();  // results after the first are for the operator's own backward: nobody else compares them
+  Rule& not_random();          // though it is tagged as random
   // The second argument of tensors holds indices into operand 0: `along` the dimension that an argument of that name or
   // a number gives, "flat", or "each" for a list with an entry per dimension. `from_end`: -1 is the last one;
   // `ignored`: the argument whose value is no index.
@@ -149,12 +150,12 @@ class DTENSOR_API Rule {
   // Adds an operand, a result; makes a factor whole.
   Rule& operand(RuleTerm term);
   Rule& result(RuleTerm term);
-  Rule& whole_factor(int factor);
+  Rule& unsharded_factor(int factor);
 
   // For the engine.
   const RuleData& data() const { return *data_; }
-  std::string text() const;  // the terms alone
-  std::string str() const;   // and every permission
+  std::string notation() const;  // the terms alone
+  std::string str() const;       // and every permission
 
  private:
   RuleData& edit();  // its own from now on
@@ -188,5 +189,35 @@ class DTENSOR_API RuleBook {
  private:
   RuleBook();
 };
+
+// Proving sharding rules by trial, without a communicator: the operands of a call are cut as each strategy that the
+// operator's rule offers asks, the plain operator runs on the parts rank by rank in this thread, and what it gives is
+// put together and compared with one device.
+
+// What a rule offers for one call on a one-dimensional mesh, against what is true.
+struct RuleReport {
+  // False: the engine takes the operator apart itself, and no rule decides it.
+  bool by_rule = true;
+  // Strategies that the rule offers; those that hold; those that a local kernel carries out, which only ranks can run.
+  int offered = 0, sound = 0, by_kernel = 0;
+  // Offered and wrong: operands, results, and what differs. True and not offered (search only): placements of the
+  // operands, "[S(0)], [R]".
+  std::vector<std::string> unsound = {}, missing = {};
+  // For operands split by their first and by their last dimension: bytes moved over the least.
+  std::vector<double> bytes = {};
+};
+
+// Tries the rule of `op` ("my::scale_rows", "aten::add.Tensor": with its overload) on the call `args` (plain CPU
+// tensors and whatever else the schema asks for, in its order, defaults filled in; not changed) for `ranks` ranks.
+// `search`: looks for what is not offered as well. That runs the operator on parts which do not belong together, and a
+// kernel that does not check its operands may write past its results then: do it in a process that may die. Throws
+// where the call itself does.
+DTENSOR_API RuleReport verify_rule(const std::string& op, const std::vector<c10::IValue>& args, std::int64_t ranks,
+                                   bool search = false);
+
+// The decisions on a mesh of several dimensions for `tries` placements of the operands, drawn alike each time; the
+// wrong ones as text.
+DTENSOR_API std::vector<std::string> verify_rule_on_mesh(const std::string& op, const std::vector<c10::IValue>& args,
+                                                         at::IntArrayRef mesh_shape, int tries = 8);
 
 }  // namespace dtensor

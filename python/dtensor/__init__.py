@@ -28,9 +28,9 @@ _torch_distributed.install()
 
 from ._api import DTensor, distribute_module, distribute_tensor, redistribute  # noqa: E402
 from ._factories import arange, empty, full, linspace, logspace, ones, rand, randn, zeros  # noqa: E402
-from ._C import Checked, Communicator, DeviceMesh, ExplicitRedistribution, MeshScope, NoTimeout, Strict  # noqa: E402
+from ._C import Checked, Communicator, DeviceMesh, ImplicitRedistributionScope, MeshScope, NoTimeout, Strict  # noqa: E402
 from ._C import CommError, PeerError  # noqa: E402
-from ._C import attention, attention_strategy, init_device_mesh, placement_svg, placement_text  # noqa: E402
+from ._C import attention, attention_strategy, init_device_mesh, visualize_sharding_svg, visualize_sharding_text  # noqa: E402
 from ._local_map import local_map  # noqa: E402
 from ._random import get_rng_state, manual_seed, set_rng_state  # noqa: E402
 from ._world import barrier, is_thread_rank, rank, run, set_timeout, world, world_size  # noqa: E402

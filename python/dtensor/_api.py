@@ -59,7 +59,7 @@ class DTensor(torch.Tensor, metaclass=_DTensorMeta):
         """
         mesh = as_mesh(device_mesh)
         wanted = as_placements(placements)
-        local = _tensor.complete(local_tensor)
+        local = _tensor.wait_if_async(local_tensor)
         if local.device.type != mesh.device_type and not local.is_meta:
             local = local.to(mesh.device_type)
         grad = as_placements(grad_placements)
@@ -191,15 +191,15 @@ def distribute_module(
             f"{type(module).__name__}!"
         )
     before, after = _with_module("input_fn", input_fn), _with_module("output_fn", output_fn)
-    mesh, ties, former = as_mesh(device_mesh), Ties(module), list(module.parameters())
+    mesh, shared, former = as_mesh(device_mesh), SharedParameters(module), list(module.parameters())
     for name, submodule in module.named_modules():
         if partition_fn is not None:
             partition_fn(name, submodule, mesh)
-    ties.restore()
+    shared.restore()
     for submodule in module.modules():
         replace_tensors(submodule, lambda _, t: t if _C.is_dtensor(t) else distribute_tensor(t.detach(), mesh))
-    ties.restore()
-    note_replaced(former, module)
+    shared.restore()
+    record_parameter_swap(former, module)
     if before is not None:
         module.register_forward_pre_hook(functools.partial(_call_with_mesh, before, mesh))
     if after is not None:
@@ -247,15 +247,15 @@ def replace_tensors(module: nn.Module, make: Callable[[str, torch.Tensor], torch
             module._buffers[name] = make(name, buffer)
 
 
-def note_replaced(former: Iterable[torch.Tensor], module: nn.Module) -> None:
+def record_parameter_swap(former: Iterable[torch.Tensor], module: nn.Module) -> None:
     """The library's optimizers that were made of a parameter which ``module`` no longer has raise in their next step."""
     kept = {id(parameter) for parameter in module.parameters()}
     for parameter in former:
         if id(parameter) not in kept:
-            _C.note_replaced(parameter)
+            _C.record_parameter_swap(parameter)
 
 
-class Ties:
+class SharedParameters:
     """Parameters and buffers of a module that are one tensor under several names, to be so when others stand in their places."""
 
     def __init__(self, module: nn.Module) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from . import _C
-from ._border import SliceBorder, map_tensors, tensors_in
+from ._module_boundary import SubmeshBoundary, map_tensors, tensors_in
 from ._C import DeviceMesh
 
 Slot = tuple[str, nn.Module, str]  # full name; where a parameter hangs
@@ -75,14 +75,14 @@ class _Group:
 
     def __init__(self, unit: Unit, inputs: Any) -> None:
         self.slots = unit.slots
-        self.to_run = {id(module) for module in unit.modules}
+        self.pending_modules = {id(module) for module in unit.modules}
         self.running: Call | None = None
-        lent: list[torch.Tensor] = []
-        self._call = _C.FsdpCall(self.slots.parameters(), tensors_in(inputs), self.slots.in_backward(lent))
-        lent += self._call.tensors()
-        for tensor in lent:
+        local_parameters: list[torch.Tensor] = []
+        self._call = _C.FsdpCall(self.slots.parameters(), tensors_in(inputs), self.slots.in_backward(local_parameters))
+        local_parameters += self._call.tensors()
+        for tensor in local_parameters:
             tensor.__class__ = nn.Parameter  # as what it stands for
-        self.slots.put(lent)
+        self.slots.put(local_parameters)
 
     def watch(self, outputs: Any) -> None:
         self._call.watch(tensors_in(outputs))
@@ -112,9 +112,9 @@ class _Casts:
 class Call:
     """A call of one module that is under way."""
 
-    def __init__(self, unit: Unit, module: nn.Module, own_data: bool) -> None:
-        self.unit, self.module, self.own_data = unit, module, own_data
-        self.around: DeviceMesh | None = None  # see SliceBorder
+    def __init__(self, unit: Unit, module: nn.Module, on_local_data: bool) -> None:
+        self.unit, self.module, self.on_local_data = unit, module, on_local_data
+        self.outer_mesh: DeviceMesh | None = None  # see SubmeshBoundary
         self.casts: _Casts | None = None
         self.group: _Group | None = None
 
@@ -139,13 +139,13 @@ class Unit:
         self.modules = list(modules)
         self.slots = slots
         self.handle = handle
-        self.mesh, self.whole = meshes  # as given; with the axes on which parameters were placed before
+        self.mesh, self.full_mesh = meshes  # as given; with the axes on which parameters were placed before
         self.policy = policy
-        self.keeps_outermost = True  # reshard_after_forward was not given: the outermost unit stays until backward
-        self._border = SliceBorder(self.whole)
+        self.keep_outermost_unsharded = True  # reshard_after_forward was not given: the outermost unit stays until backward
+        self._boundary = SubmeshBoundary(self.full_mesh)
         self._groups: list[_Group] = []
         self._ranks = set(self.mesh.mesh.flatten().tolist())
-        self._own_data = True  # how the last call computed
+        self._on_local_data = True  # how the last call computed
 
     def handles(self) -> list[_C.FsdpUnit]:
         """The unit, and those of parameters on meshes of their own (experts)."""
@@ -153,14 +153,14 @@ class Unit:
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Before ``forward`` of ``module``: its arguments as the call takes them."""
-        self._own_data = self._computes_on_own_data((args, kwargs))
-        call = Call(self, module, self._own_data)
+        self._on_local_data = self._computes_on_local_data((args, kwargs))
+        call = Call(self, module, self._on_local_data)
         _thread.calls.append(call)
         values = (args, kwargs)
-        if call.own_data:
+        if call.on_local_data:
             self._enter_group(call, values)
         else:
-            values, call.around = self._border.enter(values)
+            values, call.outer_mesh = self._boundary.enter(values)
             if self.policy.param_dtype is not None or self.policy.output_dtype is not None:
                 call.casts = _Casts(self.slots)
         return self._cast(values, self.policy.param_dtype) if self.policy.cast_forward_inputs else values
@@ -169,27 +169,27 @@ class Unit:
         """After ``forward``: what the call gives."""
         call = _thread.calls.pop()
         call.close(outputs)
-        return self._cast(self._border.leave(outputs, call.around), self.policy.output_dtype)
+        return self._cast(self._boundary.leave(outputs, call.outer_mesh), self.policy.output_dtype)
 
-    def _computes_on_own_data(self, values: Any) -> bool:
+    def _computes_on_local_data(self, values: Any) -> bool:
         if _thread.calls:
-            return _thread.calls[0].own_data
+            return _thread.calls[0].on_local_data
         tensors = tensors_in(values)
         if any(_C.is_dtensor(t) and self._has_ranks_of(t.device_mesh) for t in tensors):
             return False
         if torch._C._current_graph_task_id() != -1 and not any(t.requires_grad for t in tensors):
-            return self._own_data  # recomputed in backward from constants: as in the last forward pass
+            return self._on_local_data  # recomputed in backward from constants: as in the last forward pass
         return True
 
     def _has_ranks_of(self, mesh: DeviceMesh) -> bool:
         """Whether a tensor on ``mesh`` is one of all ranks' data, rather than of one rank's (tensor parallelism alone)."""
-        if mesh in (self.mesh, self.whole):
+        if mesh in (self.mesh, self.full_mesh):
             return True
         return len(self._ranks.intersection(mesh.mesh.flatten().tolist())) > 1
 
     def _enter_group(self, call: Call, inputs: Any) -> None:
         group = self._groups[-1] if self._groups else None
-        if group is not None and group.running is None and id(call.module) not in group.to_run:
+        if group is not None and group.running is None and id(call.module) not in group.pending_modules:
             self._finish_group(group)  # whose other modules were not called
             group = None
         if group is None or group.running is not None:
@@ -201,12 +201,12 @@ class Unit:
         group = call.group
         assert group is not None
         group.running = None
-        group.to_run.discard(id(call.module))
-        if group.to_run and _thread.calls:
+        group.pending_modules.discard(id(call.module))
+        if group.pending_modules and _thread.calls:
             group.watch(outputs)
             _thread.waiting.append((self, group))
         else:
-            self._finish_group(group, outputs, keep=self.keeps_outermost and not _thread.calls)
+            self._finish_group(group, outputs, keep=self.keep_outermost_unsharded and not _thread.calls)
         while not _thread.calls and _thread.waiting:
             unit, left_out = _thread.waiting[-1]
             unit._finish_group(left_out)
@@ -223,7 +223,7 @@ class Unit:
         return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, values)
 
 
-def calls_under_way() -> int:
+def open_call_count() -> int:
     return len(_thread.calls)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from . import _C
-from ._fsdp_call import Unit, calls_under_way, close_calls
+from ._fsdp_call import Unit, open_call_count, close_calls
 
 
 class UnshardHandle:
@@ -58,7 +58,7 @@ class FSDPModule:
 
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
         """A call that raises leaves nothing open."""
-        before = calls_under_way()
+        before = open_call_count()
         try:
             return super()._call_impl(*args, **kwargs)  # type: ignore[misc]
         finally:
@@ -97,7 +97,7 @@ class FSDPModule:
             handle.set_reshard_after_forward(reshard_after_forward)
         for module in self.modules() if recurse else [self]:  # type: ignore[attr-defined]
             for unit in getattr(module, "_fsdp_units", ()):
-                unit.keeps_outermost = False
+                unit.keep_outermost_unsharded = False
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         """Whether gathered parameters are dropped after backward; they are gathered again where parameters changed."""
@@ -197,7 +197,7 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
 
     @functools.wraps(method)
     def forward(self: FSDPModule, *args: Any, **kwargs: Any) -> Any:
-        before = calls_under_way()
+        before = open_call_count()
         try:
             for unit in reversed(self._fsdp_units):
                 args, kwargs = unit.enter(self, args, kwargs)

@@ -12,7 +12,7 @@ from . import _C
 from ._api import Placements
 from ._C import DeviceMesh, Placement
 from ._mesh import as_mesh
-from ._tensor import complete
+from ._tensor import wait_if_async
 from .placement_types import as_placements
 
 __all__ = ["local_map"]
@@ -60,16 +60,16 @@ def local_map(
         def on_locals(*locals_: torch.Tensor) -> list[torch.Tensor]:
             given = dict(zip(at, locals_))
             own = [given.get(i, leaf) for i, leaf in enumerate(leaves)]
-            return results.take(func(*_pytree.tree_unflatten(own, tree), **kwargs))
+            return results.flatten(func(*_pytree.tree_unflatten(own, tree), **kwargs))
 
         gradients = _inputs("in_grad_placements", grads, leaves)
         tensors, each = [leaves[i] for i in at], [wanted[i] or _own(leaves[i]) for i in at]
-        told = [] if grads is None else [gradients[i] or [] for i in at]
+        grad_placements = [] if grads is None else [gradients[i] or [] for i in at]
         if on == mesh:
-            return results.give(_C.local_map(on_locals, tensors, results.placements, each, told))
-        locals_ = [_local(*item) for item in zip(tensors, each, told or [None] * len(at))]
+            return results.unflatten(_C.local_map(on_locals, tensors, results.placements, each, grad_placements))
+        locals_ = [_local(*item) for item in zip(tensors, each, grad_placements or [None] * len(at))]
         placed = [_C.from_local(r, on, p, None, None) for r, p in zip(on_locals(*locals_), results.placements)]
-        return results.give(placed)
+        return results.unflatten(placed)
 
     return call
 
@@ -87,7 +87,7 @@ class _Results:
         self._wanted = _of_results(out_placements, mesh)
         self.placements = [p for p in self._wanted if p is not None]
 
-    def take(self, returned: Any) -> list[torch.Tensor]:
+    def flatten(self, returned: Any) -> list[torch.Tensor]:
         self._leaves, self._tree = _pytree.tree_flatten(returned)
         if len(self._leaves) != len(self._wanted):
             raise RuntimeError(
@@ -98,9 +98,9 @@ class _Results:
                 raise TypeError(
                     f"local_map: out_placements says {placements} of {leaf!r}, which is no tensor; None keeps it as it is"
                 )
-        return [complete(leaf) for leaf, placements in zip(self._leaves, self._wanted) if placements is not None]
+        return [wait_if_async(leaf) for leaf, placements in zip(self._leaves, self._wanted) if placements is not None]
 
-    def give(self, placed: list[torch.Tensor]) -> Any:
+    def unflatten(self, placed: list[torch.Tensor]) -> Any:
         tensors = iter(placed)
         leaves = [leaf if p is None else next(tensors) for leaf, p in zip(self._leaves, self._wanted)]
         return _pytree.tree_unflatten(leaves, self._tree)

@@ -52,23 +52,23 @@ def _has_objects(state: Any) -> bool:
     return isinstance(state, dict) and any(is_stateful(value) or _has_objects(value) for value in state.values())
 
 
-def opened(state: Any, index: Index | None = None, prefix: str = "") -> Any:
+def expand_stateful(state: Any, index: Index | None = None, prefix: str = "") -> Any:
     """``state`` with objects replaced by what their ``state_dict`` gives; those of optimizers as in ``index``."""
     if not _has_objects(state):
         return state
     return {
-        key: (_state_of if is_stateful(value) else opened)(value, index=index, prefix=f"{prefix}{key}.")
+        key: (_state_of if is_stateful(value) else expand_stateful)(value, index=index, prefix=f"{prefix}{key}.")
         for key, value in state.items()
     }
 
 
-def take(state: Any, read: Any) -> None:
+def load_stateful(state: Any, read: Any) -> None:
     """Objects take what was read into their states; numbers and texts stand where they stood."""
     for key, value in list(state.items()) if isinstance(state, dict) else ():
         if is_stateful(value):
             value.load_state_dict(read[key])
         elif _has_objects(value):
-            take(value, read[key])
+            load_stateful(value, read[key])
         else:
             state[key] = read[key]
 
@@ -84,13 +84,13 @@ def index_for(state: Any, read: Callable[[], Index]) -> Index | None:
     """What the checkpoint holds, where it has to be known before; on all ranks, or on none."""
     if not _needs_index(state):
         return None
-    index, whole = None, array.array("q", [0])
+    index, readable = None, array.array("q", [0])
     try:
-        index, whole[0] = read(), 1
+        index, readable[0] = read(), 1
     except (RuntimeError, ValueError, OSError):  # which load() will find, too, and tell on every rank
         pass
-    _C.world().all_reduce(torch.frombuffer(whole, dtype=torch.int64), "min")
-    return index if whole[0] else None
+    _C.world().all_reduce(torch.frombuffer(readable, dtype=torch.int64), "min")
+    return index if readable[0] else None
 
 
 def _check_ranks(saved: int, prefix: str) -> None:
@@ -108,7 +108,7 @@ def _state_of(value: Any, prefix: str, index: Index | None) -> Any:
     if index is None or not isinstance(value, torch.optim.Optimizer):
         return state
     own = {kind: {n[len(prefix) :]: v for n, v in index[kind].items() if n.startswith(prefix)} for kind in ("tensors", "values")}
-    (_fill_ours if isinstance(value, _Optimizer) else _fill_torchs)(value, state, own)
+    (_fill_dtensor_state if isinstance(value, _Optimizer) else _fill_torch_state)(value, state, own)
     for number, group in enumerate(state.get("param_groups", ())):
         for name, saved in _below(own["values"], f"param_groups.{number}."):
             group.setdefault(name, saved)  # what a scheduler keeps there
@@ -124,7 +124,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _room(like: torch.Tensor, sizes: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
+def _empty_state_like(like: torch.Tensor, sizes: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
     """As ``like``, where it has these sizes; otherwise split evenly over its ranks."""
     sizes = tuple(sizes)
     if like.dtype == torch.complex128 and sizes == (*like.shape, 2):  # the format's pairs of numbers
@@ -137,7 +137,7 @@ def _room(like: torch.Tensor, sizes: Iterable[int], dtype: torch.dtype) -> torch
     return _C.zeros(list(sizes), like.device_mesh, [placement] * like.device_mesh.ndim, dtype, False)
 
 
-def _fill_ours(optimizer: Any, state: dict[str, Any], own: Index) -> None:
+def _fill_dtensor_state(optimizer: Any, state: dict[str, Any], own: Index) -> None:
     names = [name for group in optimizer.param_groups for name in group.get("param_names", ())]
     parameters = _parameters(optimizer)
     by_name = dict(zip(names or map(str, range(len(parameters))), parameters))
@@ -146,7 +146,7 @@ def _fill_ours(optimizer: Any, state: dict[str, Any], own: Index) -> None:
         parts = name.split(".")
         owner = next((".".join(parts[:n]) for n in range(len(parts) - 1, 0, -1) if ".".join(parts[:n]) in by_name), None)
         if path.startswith("tensors.") and name not in state["tensors"] and owner is not None:
-            state["tensors"][name] = _room(by_name[owner], sizes, dtype)
+            state["tensors"][name] = _empty_state_like(by_name[owner], sizes, dtype)
     for path, value in own["values"].items():
         if path.startswith("scalars."):
             state["scalars"].setdefault(path.partition(".")[2], value)
@@ -154,11 +154,11 @@ def _fill_ours(optimizer: Any, state: dict[str, Any], own: Index) -> None:
         del state["param_groups"]
 
 
-def _fill_torchs(optimizer: torch.optim.Optimizer, state: dict[str, Any], own: Index) -> None:
+def _fill_torch_state(optimizer: torch.optim.Optimizer, state: dict[str, Any], own: Index) -> None:
     for number, parameter in enumerate(_parameters(optimizer)):
-        room = dict(_below(own["values"], f"state.{number}."))
+        saved_state = dict(_below(own["values"], f"state.{number}."))
         for name, (sizes, dtype) in _below(own["tensors"], f"state.{number}."):
             counts = name == "step" or math.prod(sizes) <= 1 and tuple(sizes) != tuple(parameter.shape)  # plain, of all
-            room[name] = torch.zeros(sizes, dtype=dtype) if counts else _room(parameter, sizes, dtype)
-        if room:
-            state["state"][number] = {**room, **state["state"].get(number, {})}
+            saved_state[name] = torch.zeros(sizes, dtype=dtype) if counts else _empty_state_like(parameter, sizes, dtype)
+        if saved_state:
+            state["state"][number] = {**saved_state, **state["state"].get(number, {})}

@@ -153,8 +153,8 @@ def _place_parameters(module: nn.Module, mesh: DeviceMesh, place: dict[str, Plac
 class _SplitStyle(ParallelStyle):
     """Parameters that are split; one input and one output."""
 
-    _taken_as: Placement  # regular inputs, unless told
-    _given_as: Placement  # outputs, unless told
+    _default_input_layout: Placement  # regular inputs, unless told
+    _default_output_layout: Placement  # outputs, unless told
 
     def __init__(
         self,
@@ -163,8 +163,8 @@ class _SplitStyle(ParallelStyle):
         output_layouts: Placement | None = None,
         use_local_output: bool = True,
     ) -> None:
-        self.input_layouts = _layouts(input_layouts or self._taken_as)
-        self.output_layouts = _layouts(output_layouts or self._given_as)
+        self.input_layouts = _layouts(input_layouts or self._default_input_layout)
+        self.output_layouts = _layouts(output_layouts or self._default_output_layout)
         self.use_local_output = use_local_output
 
     def _split(self, module: nn.Module) -> dict[str, Placement]:
@@ -185,7 +185,7 @@ class _SplitStyle(ParallelStyle):
 class ColwiseParallel(_SplitStyle):
     """``nn.Linear`` split by output features, ``nn.Embedding`` by the size of a row."""
 
-    _taken_as, _given_as = Replicate(), Shard(-1)
+    _default_input_layout, _default_output_layout = Replicate(), Shard(-1)
 
     def _split(self, module: nn.Module) -> dict[str, Placement]:
         return {"weight": Shard(1 if isinstance(module, nn.Embedding) else 0), "bias": Shard(0)}
@@ -197,7 +197,7 @@ class ColwiseParallel(_SplitStyle):
 class RowwiseParallel(_SplitStyle):
     """``nn.Linear`` split by input features, ``nn.Embedding`` by rows; outputs are sums over the ranks."""
 
-    _taken_as, _given_as = Shard(-1), Replicate()
+    _default_input_layout, _default_output_layout = Shard(-1), Replicate()
 
     def _split(self, module: nn.Module) -> dict[str, Placement]:
         return {"weight": Shard(0 if isinstance(module, nn.Embedding) else 1)}

@@ -21,7 +21,7 @@ from ._C import Placement
 from .placement_types import as_placements
 
 
-class _OfDTensors:
+class _DTensorAttribute:
     """An attribute that only DTensors have; ``hasattr(plain, name)`` stays false.
 
     It can be set and deleted, as torch (``torch.overrides``, and so ``torch.fx``) wants of all that is no method; what
@@ -51,8 +51,8 @@ class _OfDTensors:
             raise AttributeError(self._name)
 
 
-def _method(fn: Callable[..., Any]) -> _OfDTensors:
-    return _OfDTensors(lambda tensor: functools.partial(fn, tensor))
+def _method(fn: Callable[..., Any]) -> _DTensorAttribute:
+    return _DTensorAttribute(lambda tensor: functools.partial(fn, tensor))
 
 
 def to_local(self: torch.Tensor, *, grad_placements: Any = None) -> torch.Tensor:
@@ -99,7 +99,7 @@ def _reduced(placements: Any) -> list[Any]:
     return [Placement.replicate() if p.is_partial() else p.as_storage(False) for p in placements]
 
 
-def complete(tensor: torch.Tensor) -> torch.Tensor:
+def wait_if_async(tensor: torch.Tensor) -> torch.Tensor:
     """What a collective of ``torch.distributed._functional_collectives`` returns is waited for."""
     theirs = sys.modules.get("torch.distributed._functional_collectives")
     return tensor.wait() if theirs and isinstance(tensor, theirs.AsyncCollectiveTensor) else tensor
@@ -142,8 +142,8 @@ def redistribute_(tensor: torch.Tensor, placements: Any) -> torch.Tensor:
 
 
 _ATTRIBUTES = {
-    "device_mesh": _OfDTensors(_C.mesh_of),
-    "placements": _OfDTensors(_C.placements_of),
+    "device_mesh": _DTensorAttribute(_C.mesh_of),
+    "placements": _DTensorAttribute(_C.placements_of),
     "to_local": _method(to_local),
     "full_tensor": _method(full_tensor),
     "redistribute": _method(redistribute),
@@ -291,7 +291,7 @@ def _register_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
     return handle
 
 
-_ELSEWHERE: dict[str, Callable[..., Any]] = {
+_DTENSOR_METHODS: dict[str, Callable[..., Any]] = {
     "__repr__": _repr,
     "__deepcopy__": _deepcopy,
     "__reduce_ex__": _reduce,
@@ -306,7 +306,7 @@ _ELSEWHERE: dict[str, Callable[..., Any]] = {
 _ORIGINAL: dict[str, Callable[..., Any]] = {}
 
 
-def _plain_stays_plain(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _without_mesh_scope(fn: Callable[..., Any]) -> Callable[..., Any]:
     """``fn`` makes a tensor to be filled with the memory of another, which is plain: within a MeshScope, too."""
     of_scopes = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("DeferredInit"))
 
@@ -332,7 +332,7 @@ def _redirect(owner: type, name: str, for_dtensors: Callable[..., Any]) -> None:
     setattr(owner, name, method)
 
 
-def add_attribute(name: str, attribute: _OfDTensors) -> None:
+def add_attribute(name: str, attribute: _DTensorAttribute) -> None:
     attribute.__set_name__(torch.Tensor, name)
     setattr(torch.Tensor, name, attribute)
 
@@ -359,7 +359,7 @@ def _refuse_to_trace(describer: type) -> None:
     describer.describe_tensor = describe_tensor  # type: ignore[attr-defined]
 
 
-def _in_one_sentence(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _with_short_error(fn: Callable[..., Any]) -> Callable[..., Any]:
     """``fn`` compiles what it is given: of what Dynamo reports where that meets a DTensor, the reason alone."""
 
     @functools.wraps(fn)
@@ -378,16 +378,16 @@ def install() -> None:
     """Once, on import."""
     _C.install_data_ptr()
     _refuse_to_trace(MetaTensorDescriber)
-    torch.cond = _in_one_sentence(torch.cond)
-    torch.Tensor.__deepcopy__ = _plain_stays_plain(torch.Tensor.__deepcopy__)  # type: ignore[method-assign]
-    torch._utils._rebuild_tensor = _plain_stays_plain(torch._utils._rebuild_tensor)  # of all that is unpickled
+    torch.cond = _with_short_error(torch.cond)
+    torch.Tensor.__deepcopy__ = _without_mesh_scope(torch.Tensor.__deepcopy__)  # type: ignore[method-assign]
+    torch._utils._rebuild_tensor = _without_mesh_scope(torch._utils._rebuild_tensor)  # of all that is unpickled
     for name, attribute in _ATTRIBUTES.items():
         add_attribute(name, attribute)
-    for name, for_dtensors in _ELSEWHERE.items():
+    for name, for_dtensors in _DTENSOR_METHODS.items():
         _redirect(torch.Tensor, name, for_dtensors)
     _redirect_swap()
     for name in ("__repr__", "__deepcopy__"):
-        _redirect(torch.nn.Parameter, name, _ELSEWHERE[name])
+        _redirect(torch.nn.Parameter, name, _DTENSOR_METHODS[name])
     for value in (_C.DeviceMesh, _C.Communicator, _C.Schedule):  # of which a copy is the same
         value.__copy__ = lambda self: self  # type: ignore[attr-defined]
         value.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]

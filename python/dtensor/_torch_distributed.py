@@ -148,8 +148,8 @@ def _iterating(iterate: Callable[..., Any]) -> Callable[..., Any]:
     """Where room for a copy is made (of ``dcp.async_save``): for a DTensor another one."""
 
     def iterate_over(item: Any, sharded: Any, of_dtensors: Callable[..., Any], of_tensors: Any, **options: Any) -> Any:
-        makes_room = of_dtensors.__name__ != "_identity_func" and options.get("companion_obj") is None
-        if makes_room and _C.is_dtensor(item):
+        allocates_copy = of_dtensors.__name__ != "_identity_func" and options.get("companion_obj") is None
+        if allocates_copy and _C.is_dtensor(item):
             return torch.empty_like(item, requires_grad=False)
         return iterate(item, sharded, of_dtensors, of_tensors, **options)
 

@@ -29,7 +29,7 @@ def run(ranks: int, fn: Callable[..., Any], *args: Any, timeout: float = 300.0, 
     Threads that it starts are no ranks: give them the rank's number, mesh or tensors.
     """
     _unlock_cached_properties()
-    _trace_in_turn()
+    _serialize_fx_tracing()
     if not callable(fn):
         raise TypeError(f"run({ranks}, fn): fn must be callable, not {fn!r}")
     return _C.run(ranks, functools.partial(fn, *args, **kwargs), timeout)
@@ -55,20 +55,20 @@ def _unlock_cached_properties() -> None:
     functools.cached_property._without_lock = True  # type: ignore[attr-defined]
 
 
-def _trace_in_turn() -> None:
+def _serialize_fx_tracing() -> None:
     """``torch.fx`` traces by putting functions of its own in the place of the process's ``nn.Module.__call__`` and
     ``__getattr__``. Of ranks that trace at once the last would put back another's: they take turns, and what stands there
     meanwhile serves the thread that traces only. A rank that waits for others while it traces would keep them waiting.
     """
     from torch.fx import _symbolic_trace as fx
 
-    if getattr(fx, "_in_turn", False):
+    if getattr(fx, "_is_serialized", False):
         return
-    turn, trace, patch_method = threading.RLock(), fx.Tracer.trace, fx._Patcher.patch_method
+    lock, trace, patch_method = threading.RLock(), fx.Tracer.trace, fx._Patcher.patch_method
 
     @functools.wraps(trace)
-    def trace_in_turn(*args: Any, **kwargs: Any) -> Any:
-        with turn:
+    def serialized_trace(*args: Any, **kwargs: Any) -> Any:
+        with lock:
             return trace(*args, **kwargs)
 
     @functools.wraps(patch_method)
@@ -81,8 +81,8 @@ def _trace_in_turn() -> None:
 
         patch_method(self, cls, name, method, deduplicate)
 
-    fx.Tracer.trace, fx._Patcher.patch_method = trace_in_turn, patch_for_this_thread  # type: ignore[method-assign]
-    fx._in_turn = True  # type: ignore[attr-defined]
+    fx.Tracer.trace, fx._Patcher.patch_method = serialized_trace, patch_for_this_thread  # type: ignore[method-assign]
+    fx._is_serialized = True  # type: ignore[attr-defined]
 
 
 def world() -> Communicator:

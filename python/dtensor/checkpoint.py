@@ -14,7 +14,7 @@ import torch
 
 from . import _C
 from ._C import PendingSave
-from ._stateful import PerRank, index_for, opened, take
+from ._stateful import PerRank, index_for, expand_stateful, load_stateful
 
 __all__ = [
     "save", "async_save", "load", "load_newest", "read_index", "load_safetensors", "CheckpointSeries", "LoadedCheckpoint",
@@ -72,7 +72,7 @@ def _of_value(value: Any) -> Any:
     return base64.b64decode(value[len(_BYTES) :]) if is_bytes else value
 
 
-def _as_stored(tensor: torch.Tensor) -> torch.Tensor:
+def _storable_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory; in pairs of numbers where the format has no name for complex ones."""
     return torch.view_as_real(tensor.detach()) if tensor.dtype == torch.complex128 else tensor.detach()
 
@@ -84,13 +84,13 @@ def _parts(state: Any) -> tuple[list[tuple[str, torch.Tensor]], dict[str, Any]]:
             raise ValueError(f"a checkpoint has one entry of a name; {name!r} is there twice, since dots join the keys")
         seen.add(name)
         if isinstance(value, torch.Tensor):
-            tensors.append((name, _as_stored(value)))
+            tensors.append((name, _storable_tensor(value)))
         else:
             values[name] = _as_value(name, value)
     return tensors, values
 
 
-class _Wanted(NamedTuple):
+class _LoadTargets(NamedTuple):
     """What a load is to fill, and where it puts the values."""
 
     state: Any
@@ -99,8 +99,8 @@ class _Wanted(NamedTuple):
     open_names: set[str]
 
     @classmethod
-    def of(cls, state_dict: Any, index: Any) -> _Wanted:
-        state = opened(state_dict, index)
+    def of(cls, state_dict: Any, index: Any) -> _LoadTargets:
+        state = expand_stateful(state_dict, index)
         return cls(state, *_parts(state), set(_open_names(state)))
 
     def put(self, values: dict[str, Any]) -> None:
@@ -111,7 +111,7 @@ class _Wanted(NamedTuple):
 Prepared = TypeVar("Prepared")
 
 
-def _together(prepare: Callable[[], Prepared]) -> Prepared:
+def _raise_on_all_ranks(prepare: Callable[[], Prepared]) -> Prepared:
     """What ``prepare`` gives; an error of it on one rank is one on all: others would wait for that one in what follows."""
     error, result = None, None
     try:
@@ -122,12 +122,12 @@ def _together(prepare: Callable[[], Prepared]) -> Prepared:
     first = array.array("q", [world.size if error is None else world.rank])
     world.all_reduce(torch.frombuffer(first, dtype=torch.int64), "min")  # plain within a MeshScope, too
     if first[0] < world.size:
-        text = _text_of(world, first[0], f"{type(error).__name__}: {error}")
+        text = _broadcast_text(world, first[0], f"{type(error).__name__}: {error}")
         raise error or RuntimeError(f"rank {first[0]} failed: {text}")
     return result  # type: ignore[return-value]
 
 
-def _text_of(world: Any, rank: int, own: str) -> str:
+def _broadcast_text(world: Any, rank: int, own: str) -> str:
     """That rank's text, on all. Collective."""
     data = bytearray(own.encode(errors="replace"))
     size = array.array("q", [len(data)])
@@ -151,7 +151,7 @@ def save(
     tokenizer) stay; without it they are an error. An error anywhere is an error on every rank, and the former
     checkpoint stands.
     """
-    tensors, values = _together(lambda: _parts(opened(state_dict)))
+    tensors, values = _raise_on_all_ranks(lambda: _parts(expand_stateful(state_dict)))
     _C.save_state(os.fspath(checkpoint_id), tensors, values, sync, keep_foreign)
 
 
@@ -159,7 +159,7 @@ def async_save(
     state_dict: dict[str, Any], checkpoint_id: str | os.PathLike[str], *, sync: bool = True, keep_foreign: bool = False
 ) -> PendingSave:
     """The same in the background: tensors may be changed at once; ``wait()`` finishes it. Collective, both."""
-    tensors, values = _together(lambda: _parts(opened(state_dict)))
+    tensors, values = _raise_on_all_ranks(lambda: _parts(expand_stateful(state_dict)))
     return _C.save_state_async(os.fspath(checkpoint_id), tensors, values, sync, keep_foreign)
 
 
@@ -184,11 +184,11 @@ def load(
     """
     path = os.fspath(checkpoint_id)
     index = index_for(state_dict, lambda: read_index(path))
-    wanted = _together(lambda: _Wanted.of(state_dict, index))
+    wanted = _raise_on_all_ranks(lambda: _LoadTargets.of(state_dict, index))
     with torch.no_grad():
         found = _C.load_state(path, *wanted[1:], verify, allow_missing, allow_unexpected, allow_cast)
     wanted.put(found)
-    take(state_dict, wanted.state)
+    load_stateful(state_dict, wanted.state)
 
 
 def _put(state: Any, name: str, value: Any) -> None:
@@ -216,18 +216,18 @@ class LoadedCheckpoint(NamedTuple):
     """What was taken up: its folder, empty where there was none; newer ones that are damaged, each with why."""
 
     path: str
-    passed_over: list[str]
+    skipped_checkpoints: list[str]
 
 
 def _load_newest(state_dict: dict[str, Any], root: str, load_parts: Callable[..., Any], allow_cast: bool) -> LoadedCheckpoint:
     index = index_for(state_dict, lambda: _newest_index(root))
-    wanted = _together(lambda: _Wanted.of(state_dict, index))
+    wanted = _raise_on_all_ranks(lambda: _LoadTargets.of(state_dict, index))
     with torch.no_grad():
-        path, passed_over, values = load_parts(*wanted[1:], allow_cast)
+        path, skipped_checkpoints, values = load_parts(*wanted[1:], allow_cast)
     if path:
         wanted.put(values)
-        take(state_dict, wanted.state)
-    return LoadedCheckpoint(path, passed_over)
+        load_stateful(state_dict, wanted.state)
+    return LoadedCheckpoint(path, skipped_checkpoints)
 
 
 def _newest_index(root: str) -> dict[str, Any]:
@@ -256,11 +256,11 @@ class CheckpointSeries:
 
     def save(self, state_dict: dict[str, Any], step: int, *, sync: bool = True) -> None:
         """As :func:`save`; then ``latest`` is that of ``step``, and what is more than ``keep`` is removed."""
-        self._series.save(*_together(lambda: _parts(opened(state_dict))), step, sync, False)
+        self._series.save(*_raise_on_all_ranks(lambda: _parts(expand_stateful(state_dict))), step, sync, False)
 
     def async_save(self, state_dict: dict[str, Any], step: int, *, sync: bool = True) -> None:
         """The same in the background: a later save or :meth:`finish` does the rest."""
-        self._series.save(*_together(lambda: _parts(opened(state_dict))), step, sync, True)
+        self._series.save(*_raise_on_all_ranks(lambda: _parts(expand_stateful(state_dict))), step, sync, True)
 
     def finish(self) -> None:
         """What is being saved is whole afterwards."""

@@ -11,11 +11,11 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from . import _C
 from ._C import Placement
-from ._C import Checked, ExplicitRedistribution, MemoryTimeline, Strict, cache_stats, clear_cache  # noqa: F401
+from ._C import Checked, ImplicitRedistributionScope, MemoryTimeline, Strict, cache_stats, clear_cache  # noqa: F401
 from ._C import empty_memory_pool, memory_pool_stats, set_memory_pool_limit
 
 __all__ = [
-    "CommDebugMode", "explain", "Strict", "Checked", "ExplicitRedistribution", "EventListener", "MemoryTimeline",
+    "CommDebugMode", "explain", "Strict", "Checked", "ImplicitRedistributionScope", "EventListener", "MemoryTimeline",
     "empty_memory_pool", "memory_pool_stats", "set_memory_pool_limit", "visualize_sharding",
 ]  # fmt: skip
 
@@ -121,13 +121,13 @@ class _CalledModules:
 
     def enter(self) -> None:
         self._thread = threading.get_ident()
-        self._hook = register_module_forward_pre_hook(self._see)
+        self._hook = register_module_forward_pre_hook(self._record_module)
 
     def leave(self) -> None:
         self._hook.remove()
         self._names.clear()
 
-    def _see(self, module: torch.nn.Module, inputs: Any) -> None:
+    def _record_module(self, module: torch.nn.Module, inputs: Any) -> None:
         if threading.get_ident() != self._thread:
             return
         if id(module) not in self._names:
@@ -173,4 +173,4 @@ def visualize_sharding(dtensor: torch.Tensor, header: str = "", use_rich: bool =
         raise RuntimeError(f"visualize sharding supports only 1D or 2D DTensor, got {_C.spec_of(dtensor)}")
     at = dtensor.device_mesh.get_coordinate()
     if at is not None and not any(at):
-        print(header + _C.placement_text(list(dtensor.shape), dtensor.device_mesh, list(dtensor.placements)))
+        print(header + _C.visualize_sharding_text(list(dtensor.shape), dtensor.device_mesh, list(dtensor.placements)))

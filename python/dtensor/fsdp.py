@@ -77,12 +77,12 @@ class DataParallelMeshDims:
 
 
 # What stands for a parameter that a unit took, for other modules that have it, too: they meet fully_shard later.
-_taken = WeakTensorKeyDictionary()
+_sharded_parameters = WeakTensorKeyDictionary()
 
 
-def _tie_again(slots: list[Slot]) -> None:
+def _retie_shared_parameters(slots: list[Slot]) -> None:
     for _, module, key in slots:
-        module._parameters[key] = _taken.get(module._parameters[key], module._parameters[key])
+        module._parameters[key] = _sharded_parameters.get(module._parameters[key], module._parameters[key])
 
 
 def _slots(modules: Sequence[nn.Module], ignored: set[Any]) -> list[Slot]:
@@ -97,7 +97,7 @@ def _slots(modules: Sequence[nn.Module], ignored: set[Any]) -> list[Slot]:
     return slots
 
 
-def _whole_mesh(mesh: DeviceMesh, slots: list[Slot]) -> DeviceMesh:
+def _mesh_with_placed_axes(mesh: DeviceMesh, slots: list[Slot]) -> DeviceMesh:
     """``mesh``, or with the axes on which parameters are placed already: part of the mesh that it is a slice of."""
     root = getattr(mesh, "_root", None)
     placed = [m._parameters[key] for _, m, key in slots]
@@ -171,26 +171,26 @@ def fully_shard(
     """
     modules = module if isinstance(module, list) else [module]
     slots = _slots(modules, ignored_params or set())
-    _tie_again(slots)
+    _retie_shared_parameters(slots)
     mesh = as_mesh(mesh)
     if dp_mesh_dims is not None:
         mesh = dp_mesh_dims.of(mesh)
-    whole = _whole_mesh(mesh, slots)
+    full_mesh = _mesh_with_placed_axes(mesh, slots)
     options = _options(mesh, mp_policy, reshard_after_forward, offload_policy)
     if mp_policy.param_dtype_override_fn is not None:
         options.precision = _with_overrides(options.precision, mp_policy, slots)
     if shard_placement_fn is not None:
         options.set_shard_dims(_shard_dims(shard_placement_fn, slots))
-    unit, tensors = _C.fully_shard([(name, m._parameters[key]) for name, m, key in slots], whole, options)
+    unit, tensors = _C.fully_shard([(name, m._parameters[key]) for name, m, key in slots], full_mesh, options)
     for (_, m, key), tensor in zip(slots, tensors):
         former = m._parameters[key]
         put_parameter(m, key, as_parameter(tensor, former.requires_grad))
         if former is not tensor:
-            _taken[former] = m._parameters[key]
+            _sharded_parameters[former] = m._parameters[key]
     for slot_module in {id(slot_module): slot_module for _, slot_module, _ in slots}.values():
         slot_module.register_load_state_dict_pre_hook(_fill_assigned)
-    made = Unit(modules, Slots(_own_slots(modules, slots)), (mesh, whole), mp_policy, unit)
-    made.keeps_outermost = reshard_after_forward is None
+    made = Unit(modules, Slots(_own_slots(modules, slots)), (mesh, full_mesh), mp_policy, unit)
+    made.keep_outermost_unsharded = reshard_after_forward is None
     for m in modules:
         _add_unit(m, made)
     return module

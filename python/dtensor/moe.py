@@ -70,12 +70,12 @@ class MixtureOfExperts(nn.Module):
         options["dtype"] = dtype or torch.get_default_dtype()
         self._arguments = options, strategy
         self._dispatch: tuple[Any, ...] | None = None
-        self._spread: tuple[Any, ...] | None = None
+        self._expert_parallel_args: tuple[Any, ...] | None = None
         self._layer = self._make()
         self.loss: torch.Tensor | None = None
         for name, tensor in self._layer.buffers():
             self.register_buffer(name, tensor)
-        self._take_parameters()
+        self._adopt_parameters()
 
     def _make(self, device: str = "cpu") -> Any:
         options, strategy = {**self._arguments[0], "device": device}, self._arguments[1]
@@ -85,7 +85,7 @@ class MixtureOfExperts(nn.Module):
         choose: Any = lambda *given: own()._arguments[1].choose(*given)  # type: ignore[union-attr] # noqa: E731
         return _C.MoeLayer(options, choose, type(strategy).__name__)
 
-    def _take_parameters(self) -> None:
+    def _adopt_parameters(self) -> None:
         """The layer's tensors become parameters of modules by their names: gate.weight, experts.w1, ..."""
         self._names = []
         for name, tensor in self._layer.parameters():
@@ -103,10 +103,10 @@ class MixtureOfExperts(nn.Module):
     def _tensors(self) -> list[torch.Tensor]:
         return [operator.attrgetter(name)(self) for name in self._names]
 
-    def _give_parameters(self) -> None:
+    def _assign_parameters(self) -> None:
         self._layer.assign(self._tensors())
 
-    def _check_can_spread(self) -> None:
+    def _check_expert_parallel(self) -> None:
         """Each parameter is one of the layer's."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class MixtureOfExperts(nn.Module):
         self._layer = self._make("meta")  # its tensors are here: none are drawn anew
         if self._dispatch is not None:
             self._layer.set_dispatch(*self._dispatch)
-        _spread_again(self)
+        _restore_expert_parallel(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [tokens, hidden] or [batch, sequence, hidden]: a DTensor, or this rank's own tokens."""
@@ -154,7 +154,7 @@ class RoutedExperts(nn.Module):
         for number, expert in enumerate(experts):
             self.add_module(str(number), expert)
             self._expert_names.append(str(number))
-        self._spread: tuple[Any, ...] | None = None
+        self._expert_parallel_args: tuple[Any, ...] | None = None
         self._layer = self._make()
 
     def _slots(self) -> list[list[tuple[nn.Module, str]]]:
@@ -175,10 +175,10 @@ class RoutedExperts(nn.Module):
             layer.add(list(self.get_submodule(name).named_parameters()), forward(name))
         return layer
 
-    def _give_parameters(self) -> None:
+    def _assign_parameters(self) -> None:
         self._layer.assign([[module._parameters[key] for module, key in slots] for slots in self._slots()])
 
-    def _check_can_spread(self) -> None:
+    def _check_expert_parallel(self) -> None:
         owners: dict[torch.Tensor, str] = {}
         for name in self._expert_names:
             for key, parameter in self.get_submodule(name).named_parameters():
@@ -189,7 +189,7 @@ class RoutedExperts(nn.Module):
                         f"may be on other ranks: untie them before apply_expert_parallel"
                     )
 
-    def _take_parameters(self) -> None:
+    def _adopt_parameters(self) -> None:
         for slots, tensors in zip(self._slots(), self._layer.parameters()):
             for (module, key), tensor in zip(slots, tensors):
                 module._parameters[key] = as_parameter(tensor, module._parameters[key].requires_grad)
@@ -200,7 +200,7 @@ class RoutedExperts(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._layer = self._make()
-        _spread_again(self)
+        _restore_expert_parallel(self)
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The sum of ``weights[t, j]`` times expert ``ids[t, j]`` of ``x[t]``, as ``x``.
@@ -208,7 +208,7 @@ class RoutedExperts(nn.Module):
         ``x`` [tokens, D] or [batch, sequence, D]; ``ids`` (int64; the number of experts stands for none) and
         ``weights`` with D replaced by the number of choices. All plain (each rank its own tokens), or all DTensors.
         """
-        self._give_parameters()
+        self._assign_parameters()
         return self._layer.run(x, ids, weights)
 
     @property
@@ -222,12 +222,12 @@ def _without_layer(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in module.__dict__.items() if name != "_layer"}
 
 
-def _spread_again(layer: Any) -> None:
+def _restore_expert_parallel(layer: Any) -> None:
     """What a layer in C++ is told of experts that lie on their mesh already."""
-    if layer._spread is not None:
-        layer._give_parameters()
-        layer._layer.spread(*layer._spread)
-        layer._take_parameters()
+    if layer._expert_parallel_args is not None:
+        layer._assign_parameters()
+        layer._layer.set_expert_parallel(*layer._expert_parallel_args)
+        layer._adopt_parameters()
 
 
 def _layers(model: nn.Module, kind: Any) -> list[Any]:
@@ -245,12 +245,12 @@ def apply_expert_parallel(
     """
     layers = _layers(model, (MixtureOfExperts, RoutedExperts))
     for layer in layers:
-        layer._check_can_spread()
+        layer._check_expert_parallel()
     for layer in layers:
-        layer._give_parameters()
-        layer._layer.spread(mesh, ep, edp, etp)
-        layer._spread = mesh, ep, edp, etp
-        layer._take_parameters()
+        layer._assign_parameters()
+        layer._layer.set_expert_parallel(mesh, ep, edp, etp)
+        layer._expert_parallel_args = mesh, ep, edp, etp
+        layer._adopt_parameters()
     return len(layers)
 
 
@@ -261,5 +261,5 @@ def update_load_balancers(model: nn.Module, ranks: Communicator) -> None:
     """
     layers = _layers(model, MixtureOfExperts)
     for layer in layers:
-        layer._give_parameters()
+        layer._assign_parameters()
     _C.update_load_balancers([layer._layer for layer in layers], ranks)

@@ -15,7 +15,7 @@ from . import _C
 __all__ = ["AdamW", "SGD", "Adagrad", "Muon", "Shampoo", "clip_grad_norm_", "get_total_norm"]
 
 
-def _plain(name: str, value: Any) -> bool | int | float | str:
+def _python_scalar(name: str, value: Any) -> bool | int | float | str:
     """Numbers of NumPy and tensors of one element are numbers, too."""
     if isinstance(value, (bool, int, float, str)):
         return value
@@ -37,7 +37,7 @@ def _to_save(group: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, (tuple, list)):
             return type(value)(plain(item) for item in value)
         try:
-            return _plain("", value)
+            return _python_scalar("", value)
         except TypeError:  # a note of the program's own
             return value
 
@@ -57,7 +57,7 @@ class _Optimizer(torch.optim.Optimizer):
         options = {key: group[key] for key in self.defaults if key != "differentiable"}  # which torch adds to a copy's
         if "betas" in options:
             options["beta1"], options["beta2"] = options.pop("betas")
-        return {key: _plain(key, value) for key, value in options.items()}
+        return {key: _python_scalar(key, value) for key, value in options.items()}
 
     def _core(self) -> Any:
         if self._made is None:
@@ -81,7 +81,7 @@ class _Optimizer(torch.optim.Optimizer):
         self._core().load_state_dict(list(state["tensors"].items()), list(state["scalars"].items()))
         self._given = [None] * len(self.param_groups)  # the state's rates are in force there
 
-    def _take_options(self) -> None:
+    def _sync_options(self) -> None:
         """What a scheduler, or the program, has changed in a group counts from the next step on."""
         core = self._core()
         for index, group in enumerate(self.param_groups):
@@ -107,7 +107,7 @@ class _Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._take_options()
+        self._sync_options()
         self._made.step()
         return loss
 
@@ -135,11 +135,11 @@ class _Optimizer(torch.optim.Optimizer):
         """Takes a state of the same parameters, saved on any layout, and the groups' options with it. Collective."""
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = _or(before(self, state_dict), state_dict)
-        self._take_state(state_dict)
+        self._restore_state(state_dict)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
-    def _take_state(self, state_dict: dict[str, Any]) -> None:
+    def _restore_state(self, state_dict: dict[str, Any]) -> None:
         saved = state_dict.get("param_groups") or [{} for _ in self.param_groups]  # states of before have rates alone
         if not len(saved) == len(state_dict["lr"]) == len(self.param_groups):
             raise ValueError(f"the state is one of {len(saved)} parameter groups; there are {len(self.param_groups)}")
@@ -147,7 +147,7 @@ class _Optimizer(torch.optim.Optimizer):
         try:  # the options first: they say what a parameter's state is made of
             for group, options, lr in zip(self.param_groups, saved, state_dict["lr"]):
                 group.update(options, lr=lr)
-            self._take_options()
+            self._sync_options()
             self._load(state_dict)
         except BaseException:
             for group, options in zip(self.param_groups, former):

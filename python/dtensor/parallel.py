@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from . import _C
-from ._api import Ties, note_replaced
+from ._api import SharedParameters, record_parameter_swap
 from ._C import DeviceMesh
 from ._mesh import as_mesh
 from ._styles import (
@@ -64,7 +64,7 @@ def parallelize_module(
     mesh = as_mesh(device_mesh)
     if mesh.ndim != 1:
         raise ValueError(f"parallelize_module needs a mesh of one dimension, such as mesh['tp'], not {mesh}")
-    ties, former, result = Ties(module), list(module.parameters()), module
+    shared, former, result = SharedParameters(module), list(module.parameters()), module
     if isinstance(parallelize_plan, ParallelStyle):
         parallelize_plan.src_data_rank = src_data_rank
         result, parallelize_plan = parallelize_plan._apply(module, mesh), None
@@ -75,8 +75,8 @@ def parallelize_module(
         style.src_data_rank = src_data_rank
         for submodule in found:
             style._apply(submodule, mesh)
-    ties.restore()
-    note_replaced(former, module)
+    shared.restore()
+    record_parameter_swap(former, module)
     return result
 
 

@@ -160,11 +160,11 @@ class Pipeline:
         if parameters is None and isinstance(forward, torch.nn.Module):
             self._modules[stage] = forward, given or []
 
-    def _look_again(self) -> None:
+    def _refresh_module_parameters(self) -> None:
         """Parameters of modules may have been replaced (``fully_shard``) since they were told."""
-        for stage, (module, told) in list(self._modules.items()):
+        for stage, (module, known) in list(self._modules.items()):
             now = list(module.parameters())
-            if len(now) != len(told) or any(a is not b for a, b in zip(now, told)):
+            if len(now) != len(known) or any(a is not b for a, b in zip(now, known)):
                 self.set_stage(stage, module)
 
     def tie(self, name: str, copies: Sequence[torch.Tensor]) -> None:
@@ -176,7 +176,7 @@ class Pipeline:
 
         ``inputs``: one entry a microbatch on the ranks of stage 0, ``targets``: on those of the last; elsewhere empty.
         """
-        self._look_again()
+        self._refresh_module_parameters()
         given = _microbatches(inputs, "the input"), _microbatches(targets, "the target")
         return StepResult(*self._pipeline.step(*given, loss_scale))
 
@@ -186,5 +186,5 @@ class Pipeline:
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Over the parameters of all stages; the total norm, float64. Collective."""
-        self._look_again()
+        self._refresh_module_parameters()
         return self._pipeline.clip_grad_norm_(max_norm)

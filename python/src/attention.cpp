@@ -12,7 +12,8 @@ void bind_attention(py::module_& module) {
                                      "sequence, in place of the cheapest (\"auto\"). Backward does what forward did.")
       .def(py::init([](const std::string& name) {
              const AttentionStrategy strategy = parse_attention_strategy(name);
-             return Managed<AttentionStrategyScope>([=] { return std::make_unique<AttentionStrategyScope>(strategy); });
+             return ScopeContextManager<AttentionStrategyScope>(
+                 [=] { return std::make_unique<AttentionStrategyScope>(strategy); });
            }),
            py::arg("name"));
   module.def(
@@ -20,18 +21,18 @@ void bind_attention(py::module_& module) {
       [](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& mask,
          bool causal, double dropout, std::optional<double> scale, std::int64_t window,
          std::vector<std::int64_t> documents, const std::optional<at::Tensor>& sinks,
-         const std::optional<at::Tensor>& row_documents) {
+         const std::optional<at::Tensor>& row_cu_seqlens) {
         return attention(q, k, v,
                          {mask.value_or(at::Tensor()), causal, dropout, scale, window, std::move(documents),
-                          sinks.value_or(at::Tensor()), row_documents.value_or(at::Tensor())});
+                          sinks.value_or(at::Tensor()), row_cu_seqlens.value_or(at::Tensor())});
       },
       py::arg("q"), py::arg("k"), py::arg("v"), py::kw_only(), py::arg("mask") = py::none(), py::arg("causal") = false,
       py::arg("dropout") = 0.0, py::arg("scale") = py::none(), py::arg("window") = 0,
       py::arg("documents") = std::vector<std::int64_t>(), py::arg("sinks") = py::none(),
-      py::arg("row_documents") = py::none(), NoLock(),
+      py::arg("row_cu_seqlens") = py::none(), ReleaseGil(),
       "softmax(q k^T scale + mask) v of q [B, H, L, E], k [B, G, S, E], v [B, G, S, F]: [B, H, L, F] as q. window: "
       "query i\n"
-      "sees keys with |i - j| < window; documents: each one's first position; sinks: [H]; row_documents: int64 [B, "
+      "sees keys with |i - j| < window; documents: each one's first position; sinks: [H]; row_cu_seqlens: int64 [B, "
       "D],\n"
       "documents of each row of the batch, filled up with S.");
 }

@@ -19,14 +19,14 @@ namespace py = pybind11;
 
 // Whatever may wait for other ranks or compute gives up the interpreter lock: a rank that held it would keep the other
 // thread ranks from getting where it waits for them.
-using NoLock = py::call_guard<py::gil_scoped_release>;
+using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
-// The same for what py::init takes. NoLock beside py::init would also let pybind11 enter the new object into its table
-// of all objects without the lock, which thread ranks then write at once ("deallocate unregistered instance").
+// The same for what py::init takes. ReleaseGil beside py::init would also let pybind11 enter the new object into its
+// table of all objects without the lock, which thread ranks then write at once ("deallocate unregistered instance").
 template <class Result, class... Args>
-auto unlocked(Result (*make)(Args...)) {
+auto without_gil(Result (*make)(Args...)) {
   return [make](Args... args) {
-    const py::gil_scoped_release no_lock;
+    const py::gil_scoped_release no_gil;
     return make(std::forward<Args>(args)...);
   };
 }
@@ -71,9 +71,9 @@ Communicator current_world();
 
 // A scope of the library as a context manager: made on entry, on the thread that enters, gone on exit.
 template <class Scope>
-class Managed {
+class ScopeContextManager {
  public:
-  explicit Managed(std::function<std::unique_ptr<Scope>()> make) : make_(std::move(make)) {}
+  explicit ScopeContextManager(std::function<std::unique_ptr<Scope>()> make) : make_(std::move(make)) {}
   void enter() {
     TORCH_CHECK(!scope_, "this scope is open already; make another one");
     scope_ = make_();
@@ -87,15 +87,15 @@ class Managed {
 };
 
 template <class Scope>
-py::class_<Managed<Scope>> bind_scope(py::module_& module, const char* name, const char* doc) {
-  py::class_<Managed<Scope>> scope(module, name, doc);
+py::class_<ScopeContextManager<Scope>> bind_scope(py::module_& module, const char* name, const char* doc) {
+  py::class_<ScopeContextManager<Scope>> scope(module, name, doc);
   scope
       .def("__enter__",
            [](py::object self) {
-             self.cast<Managed<Scope>&>().enter();
+             self.cast<ScopeContextManager<Scope>&>().enter();
              return self;
            })
-      .def("__exit__", [](Managed<Scope>& self, const py::args&) { self.leave(); });
+      .def("__exit__", [](ScopeContextManager<Scope>& self, const py::args&) { self.leave(); });
   return scope;
 }
 

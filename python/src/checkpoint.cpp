@@ -2,7 +2,7 @@
 #include <unordered_set>
 
 #include "bind.h"
-#include "dtensor/checkpoint_series.h"
+#include "dtensor/checkpoint.h"
 
 namespace dtensor::python {
 namespace {
@@ -60,12 +60,12 @@ class State {
 using Loaded = std::tuple<std::string, std::vector<std::string>, CheckpointValues>;
 
 Loaded loaded(LoadedCheckpoint found, const State& state) {
-  return {std::move(found.path), std::move(found.passed_over), state.values()};
+  return {std::move(found.path), std::move(found.skipped_checkpoints), state.values()};
 }
 
 void bind_series(py::module_& module) {
   py::class_<CheckpointSeries>(module, "CheckpointSeries")
-      .def(py::init(unlocked(+[](const std::string& root, std::int64_t keep) {
+      .def(py::init(without_gil(+[](const std::string& root, std::int64_t keep) {
         return std::make_unique<CheckpointSeries>(root, current_world(), keep);
       })))
       .def(
@@ -76,8 +76,8 @@ void bind_series(py::module_& module) {
             const auto options = save_options(sync, false);
             background ? series.save_async(state.get(), step, options) : series.save(state.get(), step, options);
           },
-          NoLock())
-      .def("finish", &CheckpointSeries::finish, NoLock())
+          ReleaseGil())
+      .def("finish", &CheckpointSeries::finish, ReleaseGil())
       .def(
           "load_newest",
           [](CheckpointSeries& series, const StateTensors& tensors, const CheckpointValues& values,
@@ -85,7 +85,7 @@ void bind_series(py::module_& module) {
             State state(tensors, values, open);
             return loaded(series.load_newest(state.get(), load_options(true, false, false, allow_cast)), state);
           },
-          NoLock());
+          ReleaseGil());
   module.def(
       "load_newest",
       [](const std::string& root, const StateTensors& tensors, const CheckpointValues& values, const OpenNames& open,
@@ -94,7 +94,7 @@ void bind_series(py::module_& module) {
         const auto options = load_options(true, false, false, allow_cast);
         return loaded(load_newest(state.get(), root, current_world(), options), state);
       },
-      NoLock());
+      ReleaseGil());
   module.def("checkpoint_steps", &checkpoint_steps, py::arg("root"));
 }
 
@@ -103,7 +103,7 @@ void bind_series(py::module_& module) {
 void bind_checkpoint(py::module_& module) {
   py::class_<PendingSave>(module, "PendingSave", "A save under way: tensors may be changed again.")
       .def("done", &PendingSave::done, "Whether this rank has written its part.")
-      .def("wait", &PendingSave::wait, NoLock(),
+      .def("wait", &PendingSave::wait, ReleaseGil(),
            "Finishes the save. Collective. Without it the folder stays as it was.");
   module.def(
       "save_state",
@@ -111,14 +111,14 @@ void bind_checkpoint(py::module_& module) {
          bool keep_foreign) {
         save_state(directory, current_world(), tensors, values, save_options(sync, keep_foreign));
       },
-      NoLock());
+      ReleaseGil());
   module.def(
       "save_state_async",
       [](const std::string& directory, const StateTensors& tensors, const CheckpointValues& values, bool sync,
          bool keep_foreign) {
         return save_state_async(directory, current_world(), tensors, values, save_options(sync, keep_foreign));
       },
-      NoLock());
+      ReleaseGil());
   module.def(
       "load_state",
       [](const std::string& path, const StateTensors& tensors, const CheckpointValues& values, const OpenNames& open,
@@ -127,7 +127,7 @@ void bind_checkpoint(py::module_& module) {
         state.get().load(path, current_world(), load_options(verify, allow_missing, allow_unexpected, allow_cast));
         return state.values();
       },
-      NoLock());
+      ReleaseGil());
   module.def("read_checkpoint_index", &describe_index);
   bind_series(module);
 }

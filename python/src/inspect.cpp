@@ -1,18 +1,18 @@
 // Asking the engine what it does: explanations, counts of collectives, events, strictness, drawings.
 #include "bind.h"
-#include "dtensor/memory_timeline.h"
+#include "dtensor/debug.h"
 
 namespace dtensor::python {
 namespace {
 
 std::string explain_call(const py::function& fn, const py::args& args, const py::kwargs& kwargs) {
-  const py::gil_scoped_release no_lock;
+  const py::gil_scoped_release no_gil;
   return explain(
       [&] {
         const py::gil_scoped_acquire lock;
         fn(*args, **kwargs);
       },
-      Explain::calls);
+      Explain::decisions);
 }
 
 const char* phase_name(Phase phase) { return phase == Phase::forward ? "forward" : "backward"; }
@@ -132,7 +132,7 @@ const char* kind_name(Event::Kind kind) {
 }
 
 // Whoever was told of the scope last lets go of the function: a backward pass that ends without the interpreter lock.
-std::shared_ptr<py::function> kept(const py::function& fn) {
+std::shared_ptr<py::function> keep_alive(const py::function& fn) {
   return {new py::function(fn), [](py::function* last) {
             const py::gil_scoped_acquire lock;
             delete last;
@@ -140,21 +140,21 @@ std::shared_ptr<py::function> kept(const py::function& fn) {
 }
 
 std::unique_ptr<EventListener> listen(const py::function& fn) {
-  return std::make_unique<EventListener>([fn = kept(fn)](const Event& event) {
+  return std::make_unique<EventListener>([fn = keep_alive(fn)](const Event& event) {
     const py::gil_scoped_acquire lock;
     const double seconds = std::chrono::duration<double>(event.end - event.begin).count();
     (*fn)(kind_name(event.kind), event.name, event.axis, event.bytes, seconds);
   });
 }
 
-ImplicitMoves implicit_moves(const std::string& moves) {
-  if (moves == "allowed") return ImplicitMoves::allowed;
-  if (moves == "warned") return ImplicitMoves::warned;
-  TORCH_CHECK_VALUE(moves == "refused", "ExplicitRedistribution(\"", moves, "\"): not one of allowed, warned, refused");
-  return ImplicitMoves::refused;
+ImplicitRedistribution parse_implicit_redistribution(const std::string& policy) {
+  if (policy == "allow") return ImplicitRedistribution::allow;
+  if (policy == "warn") return ImplicitRedistribution::warn;
+  TORCH_CHECK_VALUE(policy == "error", "ImplicitRedistributionScope(\"", policy, "\"): not one of allow, warn, error");
+  return ImplicitRedistribution::error;
 }
 
-Checks checks_called(const std::string& checks) {
+Checks parse_checks(const std::string& checks) {
   if (checks == "calls") return Checks::calls;
   TORCH_CHECK_VALUE(checks == "values", "Checked(\"", checks, "\"): not one of calls, values");
   return Checks::values;
@@ -163,31 +163,33 @@ Checks checks_called(const std::string& checks) {
 void bind_scopes(py::module_& module) {
   bind_scope<Strict>(module, "Strict", "While open, operators without a rule and plain operands are errors.")
       .def(py::init([](bool strict) {
-             return Managed<Strict>(
+             return ScopeContextManager<Strict>(
                  [=] { return std::make_unique<Strict>(strict ? Strictness::strict : Strictness::relaxed); });
            }),
            py::arg("strict") = true);
-  bind_scope<ExplicitRedistribution>(
-      module, "ExplicitRedistribution",
+  bind_scope<ImplicitRedistributionScope>(
+      module, "ImplicitRedistributionScope",
       "While open, operators that would move operands unasked are refused, or warned of.")
-      .def(py::init([](const std::string& moves) {
-             const ImplicitMoves wanted = implicit_moves(moves);
-             return Managed<ExplicitRedistribution>([=] { return std::make_unique<ExplicitRedistribution>(wanted); });
+      .def(py::init([](const std::string& policy) {
+             const ImplicitRedistribution wanted = parse_implicit_redistribution(policy);
+             return ScopeContextManager<ImplicitRedistributionScope>(
+                 [=] { return std::make_unique<ImplicitRedistributionScope>(wanted); });
            }),
-           py::arg("moves") = "refused");
+           py::arg("policy") = "error");
   bind_scope<Checked>(module, "Checked",
                       "While open, ranks must call the same operators (\"calls\"); replicas are compared, too, and "
                       "operators with themselves on whole operands (\"values\").")
       .def(py::init([](const std::string& checks) {
-             const Checks wanted = checks_called(checks);
-             return Managed<Checked>([=] { return std::make_unique<Checked>(wanted); });
+             const Checks wanted = parse_checks(checks);
+             return ScopeContextManager<Checked>([=] { return std::make_unique<Checked>(wanted); });
            }),
            py::arg("checks") = "values");
   bind_scope<NoTimeout>(module, "NoTimeout", "While one is open in this process, waiting for other ranks has no limit.")
-      .def(py::init([] { return Managed<NoTimeout>([] { return std::make_unique<NoTimeout>(); }); }));
+      .def(py::init([] { return ScopeContextManager<NoTimeout>([] { return std::make_unique<NoTimeout>(); }); }));
   bind_scope<EventListener>(module, "EventListener",
                             "While open, fn(kind, name, axis, bytes, seconds) is called for each event of this rank.")
-      .def(py::init([](const py::function& fn) { return Managed<EventListener>([=] { return listen(fn); }); }),
+      .def(py::init(
+               [](const py::function& fn) { return ScopeContextManager<EventListener>([=] { return listen(fn); }); }),
            py::arg("fn"));
 }
 
@@ -211,20 +213,20 @@ void bind_inspect(py::module_& module) {
         const CacheStats stats = cache_stats();
         return py::dict(py::arg("hits") = stats.hits, py::arg("misses") = stats.misses,
                         py::arg("entries") = stats.entries, py::arg("evictions") = stats.evictions,
-                        py::arg("keyed") = stats.keyed, py::arg("boxed") = stats.boxed);
+                        py::arg("key_lookups") = stats.key_lookups, py::arg("boxed_hits") = stats.boxed_hits);
       },
       "Counts of this thread's cache of decisions.");
   module.def("clear_cache", &clear_cache);
   module.def(
-      "placement_text",
+      "visualize_sharding_text",
       [](const std::vector<std::int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements) {
-        return placement_text(sizes, mesh, placements);
+        return visualize_sharding(sizes, mesh, placements);
       },
       py::arg("sizes"), py::arg("mesh"), py::arg("placements"), "Which ranks hold which part, drawn as text.");
   module.def(
-      "placement_svg",
+      "visualize_sharding_svg",
       [](const std::vector<std::int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements) {
-        return placement_svg(sizes, mesh, placements);
+        return visualize_sharding_svg(sizes, mesh, placements);
       },
       py::arg("sizes"), py::arg("mesh"), py::arg("placements"), "The same as an SVG drawing.");
 }

@@ -2,7 +2,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "bind.h"
-#include "dtensor/shards.h"
+#include "internal/shard_segments.h"
 
 namespace dtensor::python {
 namespace {

@@ -1,6 +1,7 @@
 // DeviceMesh with the names of torch.distributed.device_mesh.
 
 #include "bind.h"
+#include "internal/aten_scopes.h"
 
 namespace dtensor::python {
 namespace {
@@ -30,16 +31,16 @@ DeviceMesh from_ranks(const std::string& device, const py::object& ranks,
   const auto given = py::module_::import("torch").attr("as_tensor")(ranks).cast<at::Tensor>();
   TORCH_CHECK_TYPE(given.numel() == 0 || at::isIntegralType(given.scalar_type(), /*includeBool=*/false),
                    "DeviceMesh: ranks are integers, not ", given.scalar_type());
-  const auto whole = given.to(at::kCPU, at::kLong);
-  const at::Tensor rows = whole.contiguous();
+  const auto all_ranks = given.to(at::kCPU, at::kLong);
+  const at::Tensor rows = all_ranks.contiguous();
   const at::IntArrayRef list(rows.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(rows.numel()));
-  const py::gil_scoped_release no_lock;
+  const py::gil_scoped_release no_gil;
   return device_mesh(current_world(), device_type(device), list, rows.sizes(),
                      names ? std::move(*names) : std::vector<std::string>{});
 }
 
 // Whether it is a mesh of torch.distributed.device_mesh, which a program that made one has imported.
-bool is_torchs_mesh(py::handle value) {
+bool is_torch_mesh(py::handle value) {
   const py::dict modules = py::module_::import("sys").attr("modules");
   const py::str name("torch.distributed.device_mesh");
   return modules.contains(name) && py::isinstance(value, modules[name].attr("DeviceMesh"));
@@ -48,7 +49,7 @@ bool is_torchs_mesh(py::handle value) {
 // The same mesh; ranks of torch.distributed are those of the world.
 DeviceMesh mesh_of(const py::object& value) {
   if (py::isinstance<DeviceMesh>(value)) return value.cast<DeviceMesh>();
-  TORCH_CHECK_TYPE(is_torchs_mesh(value), "a mesh is needed, not ", py::repr(value).cast<std::string>(),
+  TORCH_CHECK_TYPE(is_torch_mesh(value), "a mesh is needed, not ", py::repr(value).cast<std::string>(),
                    ": init_device_mesh(device_type, shape) or DeviceMesh(device_type, ranks)");
   return from_ranks(value.attr("device_type").cast<std::string>(), value.attr("mesh"),
                     value.attr("mesh_dim_names").cast<std::optional<std::vector<std::string>>>());
@@ -81,7 +82,7 @@ void bind_values(py::class_<DeviceMesh>& mesh) {
       .def_property_readonly(
           "mesh",
           [](const DeviceMesh& m) {
-            const NoMeshScope plain;  // within a MeshScope, too
+            const NoMeshScopeGuard plain;  // within a MeshScope, too
             return at::tensor(m.ranks(), at::kLong).reshape(m.shape());
           },
           "World ranks, an int64 tensor of the mesh's shape.")
@@ -91,12 +92,12 @@ void bind_values(py::class_<DeviceMesh>& mesh) {
       .def(
           "get_rank", [](const DeviceMesh& m) { return m.world().rank(); }, "This rank's number in the world.")
       .def("is_member", &DeviceMesh::is_member)
-      .def("picture", &DeviceMesh::picture, "The mesh drawn as nested boxes.")
+      .def("diagram", &DeviceMesh::diagram, "The mesh drawn as nested boxes.")
       .def("__repr__", &DeviceMesh::str)
       .def("__eq__",
            [](const DeviceMesh& a, const py::object& b) {
              return py::isinstance<DeviceMesh>(b) ? a == b.cast<const DeviceMesh&>()
-                                                  : is_torchs_mesh(b) && a == mesh_of(b);
+                                                  : is_torch_mesh(b) && a == mesh_of(b);
            })
       .def("__hash__", [](const DeviceMesh& m) { return std::hash<std::string>{}(m.str()); });
 }
@@ -122,7 +123,7 @@ void bind_mesh(py::module_& module) {
       "An n-dimensional, named arrangement of ranks. `mesh`: world ranks, nested lists or a tensor.");
   mesh.def(py::init(&from_ranks), py::arg("device_type"), py::arg("mesh"), py::arg("mesh_dim_names") = py::none());
   mesh.def(py::init(&mesh_of), py::arg("mesh"), "The same, from one of torch.distributed.device_mesh too.");
-  accept_as<DeviceMesh>([](py::handle value) { return is_torchs_mesh(value); });
+  accept_as<DeviceMesh>([](py::handle value) { return is_torch_mesh(value); });
   bind_values(mesh);
   mesh.def("__getitem__", &slice, "The sub-mesh through this rank along the named dimensions.")
       .def(
@@ -143,9 +144,10 @@ void bind_mesh(py::module_& module) {
           [](const DeviceMesh& m, const std::optional<Axis>& dim) {
             return dim ? m.communicator(axis_index(m, *dim)) : m.communicator();
           },
-          py::arg("mesh_dim") = py::none(), NoLock(), "The communicator of a dimension, or of all ranks of the mesh.");
+          py::arg("mesh_dim") = py::none(), ReleaseGil(),
+          "The communicator of a dimension, or of all ranks of the mesh.");
   module.def("init_device_mesh", &init, py::arg("device_type"), py::arg("mesh_shape"), py::kw_only(),
-             py::arg("mesh_dim_names") = py::none(), py::arg("world") = py::none(), NoLock(),
+             py::arg("mesh_dim_names") = py::none(), py::arg("world") = py::none(), ReleaseGil(),
              "A mesh over the first prod(mesh_shape) ranks, row by row. Called by every rank; no communication.\n\n"
              "`world`: the communicator to take ranks of; by default all ranks that the program was started as.");
 }

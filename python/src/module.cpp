@@ -1,19 +1,19 @@
 // The module dtensor._C: the public headers as Python sees them. What is written in Python is in python/dtensor.
 #include "bind.h"
-#include "dtensor/wait_hooks.h"
+#include "internal/gil_hooks.h"
 
 namespace dtensor::python {
 namespace {
 
-void* give_up_interpreter() { return PyGILState_Check() ? PyEval_SaveThread() : nullptr; }
-void take_interpreter(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
+void* release_gil() { return PyGILState_Check() ? PyEval_SaveThread() : nullptr; }
+void acquire_gil(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
 
 }  // namespace
 }  // namespace dtensor::python
 
 PYBIND11_MODULE(_C, module) {
   using namespace dtensor::python;
-  dtensor::set_wait_hooks({&give_up_interpreter, &take_interpreter});
+  dtensor::set_gil_release_hooks({&release_gil, &acquire_gil});
   module.attr("torch_version") = DTENSOR_TORCH_VERSION;
   module.attr("version") = DTENSOR_VERSION;
   bind_errors(module);

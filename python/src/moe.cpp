@@ -89,7 +89,7 @@ class Layer {
                          capacity);
   }
   std::pair<at::Tensor, std::int64_t> stats() const { return {module_.stats().load, module_.stats().dropped}; }
-  void spread(const DeviceMesh& mesh, const ExpertParallelOptions& options) {
+  void set_expert_parallel(const DeviceMesh& mesh, const ExpertParallelOptions& options) {
     apply_expert_parallel(module_, mesh, options);
   }
   LoadBalancer* balancer() { return module_.balancer(); }
@@ -176,17 +176,17 @@ void bind_moe(py::module_& module) {
       }))
       .def("parameters", &Layer::parameters)
       .def("buffers", &Layer::buffers)
-      .def("run", &Layer::run, NoLock())
+      .def("run", &Layer::run, ReleaseGil())
       .def("assign", &Layer::assign)
       .def("set_dispatch", &Layer::set_dispatch)
       .def("stats", &Layer::stats)
       .def(
-          "spread",
+          "set_expert_parallel",
           [](Layer& layer, const DeviceMesh& mesh, std::string ep, std::string edp, std::string etp) {
-            layer.spread(mesh, {std::move(ep), std::move(edp), std::move(etp)});
+            layer.set_expert_parallel(mesh, {std::move(ep), std::move(edp), std::move(etp)});
           },
-          NoLock());
-  module.def("update_load_balancers", &update_balancers, NoLock());
+          ReleaseGil());
+  module.def("update_load_balancers", &update_balancers, ReleaseGil());
 }
 
 }  // namespace dtensor::python

@@ -110,7 +110,7 @@ std::unique_ptr<Optimizer> make_optimizer(const std::string& kind, Groups groups
 
 void bind_optim(py::module_& module) {
   py::class_<Optimizer>(module, "Optimizer")
-      .def("step", &Optimizer::step, NoLock())
+      .def("step", &Optimizer::step, ReleaseGil())
       .def("set_options", &set_options)
       .def(
           "state_dict",
@@ -118,26 +118,26 @@ void bind_optim(py::module_& module) {
             OptimizerState state = o.state_dict();
             return std::pair(std::move(state.tensors), std::move(state.scalars));
           },
-          NoLock())
+          ReleaseGil())
       .def(
           "load_state_dict",
           [](Optimizer& o, StateTensors tensors, StateScalars scalars) {
             o.load_state_dict({std::move(tensors), std::move(scalars)});
           },
-          NoLock());
-  module.def("make_optimizer", &make_optimizer, NoLock());
+          ReleaseGil());
+  module.def("make_optimizer", &make_optimizer, ReleaseGil());
   module.def(
       "get_total_norm",
       [](const std::vector<at::Tensor>& tensors, double norm_type, bool error_if_nonfinite) {
         return get_total_norm(tensors, {norm_type, error_if_nonfinite});
       },
-      NoLock());
+      ReleaseGil());
   module.def(
       "clip_grad_norm_",
       [](const std::vector<at::Tensor>& parameters, double max_norm, double norm_type, bool error_if_nonfinite) {
         return clip_grad_norm_(parameters, max_norm, {norm_type, error_if_nonfinite});
       },
-      NoLock());
+      ReleaseGil());
 }
 
 }  // namespace dtensor::python

@@ -82,7 +82,7 @@ void bind_options(py::module_& module) {
 void bind_parallel(py::module_& module) {
   bind_options(module);
   py::class_<FsdpUnit>(module, "FsdpUnit", "Parameters that are gathered and reduced together.")
-      .def("unshard", &FsdpUnit::unshard, NoLock())
+      .def("unshard", &FsdpUnit::unshard, ReleaseGil())
       .def("reshard", &FsdpUnit::reshard)
       .def("set_requires_gradient_sync", &FsdpUnit::set_requires_gradient_sync)
       .def("set_requires_all_reduce", &FsdpUnit::set_requires_all_reduce)
@@ -91,12 +91,12 @@ void bind_parallel(py::module_& module) {
       .def("set_gradient_divide_factor", &FsdpUnit::set_gradient_divide_factor)
       .def("stats", &stats_of);
   py::class_<Casts>(module, "Casts")
-      .def(py::init(unlocked(+[](Named tensors) { return std::make_unique<Casts>(std::move(tensors)); })))
+      .def(py::init(without_gil(+[](Named tensors) { return std::make_unique<Casts>(std::move(tensors)); })))
       .def("tensors", &Casts::tensors)
       .def("close", &Casts::close);
   py::class_<FsdpCall>(module, "FsdpCall", "One call of a module on this rank's own data.")
-      .def(py::init(unlocked(+[](std::vector<at::Tensor> parameters, std::vector<at::Tensor> inputs,
-                                 std::function<void(bool)> on_backward) {
+      .def(py::init(without_gil(+[](std::vector<at::Tensor> parameters, std::vector<at::Tensor> inputs,
+                                    std::function<void(bool)> on_backward) {
         return std::make_unique<FsdpCall>(parameters, inputs, std::move(on_backward));
       })))
       .def("tensors", &FsdpCall::tensors)
@@ -104,16 +104,18 @@ void bind_parallel(py::module_& module) {
       .def(
           "finish",
           [](FsdpCall& call, const std::vector<at::Tensor>& outputs, bool keep) { call.finish(outputs, keep); },
-          NoLock());
+          ReleaseGil());
   module.def("units_of", [](const std::vector<at::Tensor>& parameters) { return units_of(parameters); });
-  module.def("fully_shard", &shard, NoLock());
+  module.def("fully_shard", &shard, ReleaseGil());
   module.def(
-      "reduce_gradients", [](const std::vector<at::Tensor>& tensors) { reduce_gradients(tensors); }, NoLock());
+      "reduce_gradients", [](const std::vector<at::Tensor>& tensors) { reduce_gradients(tensors); }, ReleaseGil());
   bind_scope<NoGradientSync>(module, "NoGradientSync",
                              "While open, backward passes leave gradients unreduced; the next one without it reduces.")
-      .def(py::init([] { return Managed<NoGradientSync>([] { return std::make_unique<NoGradientSync>(); }); }));
+      .def(py::init(
+          [] { return ScopeContextManager<NoGradientSync>([] { return std::make_unique<NoGradientSync>(); }); }));
   bind_scope<NoReplicaSync>(module, "NoReplicaSync", "The same for the sum over replicas alone (HSDP).")
-      .def(py::init([] { return Managed<NoReplicaSync>([] { return std::make_unique<NoReplicaSync>(); }); }));
+      .def(py::init(
+          [] { return ScopeContextManager<NoReplicaSync>([] { return std::make_unique<NoReplicaSync>(); }); }));
   module.def(
       "linear_cross_entropy",
       [](const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets, std::int64_t ignore_index,
@@ -124,7 +126,7 @@ void bind_parallel(py::module_& module) {
         options.z_loss = z_loss;
         return linear_cross_entropy(hidden, weight, targets, options, chunk);
       },
-      NoLock());
+      ReleaseGil());
 }
 
 }  // namespace dtensor::python

@@ -97,11 +97,11 @@ std::pair<at::Tensor, std::vector<int>> step(pl::Pipeline& pipeline, const std::
 void bind_pipeline(py::module_& module) {
   bind_schedule(module);
   module.def("valid_targets", &pl::valid_targets, py::arg("ignore_index") = -100);
-  module.def("microbatches", &pl::microbatches, py::arg("batch"), py::arg("count"), NoLock(),
+  module.def("microbatches", &pl::microbatches, py::arg("batch"), py::arg("count"), ReleaseGil(),
              "The batch in `count` parts along dimension 0, whose sizes differ by one at most.");
   py::class_<pl::Pipeline>(module, "Pipeline")
-      .def(py::init(unlocked(&make_pipeline)), py::arg("mesh"), py::arg("schedule"), py::arg("loss"), py::arg("axis"),
-           py::arg("weight"))
+      .def(py::init(without_gil(&make_pipeline)), py::arg("mesh"), py::arg("schedule"), py::arg("loss"),
+           py::arg("axis"), py::arg("weight"))
       .def("stages", &pl::Pipeline::stages)
       .def("last_stage", &pl::Pipeline::last_stage)
       .def("stage_mesh",
@@ -118,11 +118,11 @@ void bind_pipeline(py::module_& module) {
             if (!parameters) return pipeline.set_stage(stage, std::move(forward));
             pipeline.set_stage(stage, std::move(forward), std::move(*parameters));
           },
-          NoLock())
-      .def("tie", &pl::Pipeline::tie, NoLock())
-      .def("step", &step, NoLock())
-      .def("evaluate", &pl::Pipeline::evaluate, NoLock())
-      .def("clip_grad_norm_", &pl::Pipeline::clip_grad_norm_, NoLock());
+          ReleaseGil())
+      .def("tie", &pl::Pipeline::tie, ReleaseGil())
+      .def("step", &step, ReleaseGil())
+      .def("evaluate", &pl::Pipeline::evaluate, ReleaseGil())
+      .def("clip_grad_norm_", &pl::Pipeline::clip_grad_norm_, ReleaseGil());
 }
 
 }  // namespace dtensor::python

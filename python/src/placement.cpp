@@ -21,7 +21,7 @@ ReduceOp reduce_op(const std::string& name) {
   return found->second;
 }
 
-std::string python_text(const Placement& p) {
+std::string python_repr(const Placement& p) {
   const std::string dim = std::to_string(p.dim()), factor = std::to_string(p.split_factor());
   const std::string end = p.is_storage() ? ").as_storage()" : ")";
   switch (p.kind()) {
@@ -44,18 +44,20 @@ std::string python_text(const Placement& p) {
 }
 
 // The module of PyTorch's placement classes, from which those of torch.distributed.tensor derive; never destroyed.
-py::handle torchs_placements;
+py::handle torch_placement_classes;
 
 // Whether `value` is an instance of PyTorch's class of that name.
-bool is_torchs(py::handle value, const char* name) { return py::isinstance(value, torchs_placements.attr(name)); }
+bool is_torch_placement(py::handle value, const char* name) {
+  return py::isinstance(value, torch_placement_classes.attr(name));
+}
 
 // A placement of torch.distributed.tensor as one of this library; nothing for any other value.
 std::optional<Placement> from_torch(py::handle value) {
-  if (is_torchs(value, "Replicate")) return Replicate();
-  if (is_torchs(value, "Partial")) return Partial(reduce_op(value.attr("reduce_op").cast<std::string>()));
+  if (is_torch_placement(value, "Replicate")) return Replicate();
+  if (is_torch_placement(value, "Partial")) return Partial(reduce_op(value.attr("reduce_op").cast<std::string>()));
   const auto integer = [&](const char* name) { return value.attr(name).cast<std::int64_t>(); };
-  if (is_torchs(value, "StridedShard")) return StridedShard(integer("dim"), integer("split_factor"));
-  if (is_torchs(value, "Shard")) return Shard(integer("dim"));
+  if (is_torch_placement(value, "StridedShard")) return StridedShard(integer("dim"), integer("split_factor"));
+  if (is_torch_placement(value, "Shard")) return Shard(integer("dim"));
   return std::nullopt;
 }
 
@@ -127,7 +129,7 @@ void bind_value(PlacementClass& type) {
            })
       .def("__hash__", [](const Placement& p) { return p.as_storage(false).hash(); })
       .def("__str__", &Placement::str)
-      .def("__repr__", &python_text)
+      .def("__repr__", &python_repr)
       .def(py::pickle([](const Placement& p) { return p.str(); },
                       [](const std::string& text) { return parse_placement(text); }));
 }
@@ -135,7 +137,7 @@ void bind_value(PlacementClass& type) {
 }  // namespace
 
 void bind_placement(py::module_& module) {
-  torchs_placements = py::object(py::module_::import("torch._C").attr("_distributed")).release();
+  torch_placement_classes = py::object(py::module_::import("torch._C").attr("_distributed")).release();
   PlacementClass type(module, "Placement", "How one mesh dimension holds a tensor. A value: comparable, hashable.");
   type.def(py::init(&placement_of), py::arg("placement"), "The same, from one of torch.distributed.tensor too.");
   accept_as<Placement>([](py::handle value) { return from_torch(value).has_value(); });

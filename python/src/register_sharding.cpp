@@ -10,7 +10,7 @@ namespace {
 using Term = std::vector<std::vector<int>>;  // of each dimension its factors
 
 // Arguments that are no tensors, by name.
-py::dict plain_arguments(const OpArgs& op, const std::vector<std::string>& names) {
+py::dict non_tensor_arguments(const OpArgs& op, const std::vector<std::string>& names) {
   py::dict result;
   for (const auto& name : names) {
     if (op.operand(name) < 0 && op.has_arg(name)) result[py::str(name)] = torch::jit::toPyObject(op.arg(name));
@@ -76,11 +76,11 @@ void register_sharding(const std::string& op, const std::vector<std::string>& na
   const py::handle function = py::object(fn).release(), sizes = py::object(describe).release();
   const auto rule = [names, function](const OpArgs& call) {
     const py::gil_scoped_acquire lock;
-    return rule_of(function(operands(call), plain_arguments(call, names), ranks_of_results(call)).cast<Parts>());
+    return rule_of(function(operands(call), non_tensor_arguments(call, names), ranks_of_results(call)).cast<Parts>());
   };
   const auto outputs = [names, sizes](const OpArgs& call) {
     const py::gil_scoped_acquire lock;
-    return outputs_of(sizes(operands(call), plain_arguments(call, names)).cast<Described>());
+    return outputs_of(sizes(operands(call), non_tensor_arguments(call, names)).cast<Described>());
   };
   RuleBook::get().rule(op, rule, "registered in Python").reads_scalars().outputs(outputs);
 }

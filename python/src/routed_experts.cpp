@@ -1,5 +1,5 @@
 // Experts that are modules written in Python. Their parameters stay there; C++ sees them where it moves them.
-#include "dtensor/moe/routed_experts.h"
+#include "dtensor/moe/experts.h"
 
 #include "bind.h"
 #include "dtensor/moe.h"
@@ -51,7 +51,7 @@ class RoutedLayer {
     return module_.forward(x, ids, weights);
   }
   at::Tensor load() const { return module_.load(); }
-  void spread(const DeviceMesh& mesh, const ExpertParallelOptions& options) {
+  void set_expert_parallel(const DeviceMesh& mesh, const ExpertParallelOptions& options) {
     apply_expert_parallel(module_, mesh, options);
   }
 
@@ -68,14 +68,14 @@ void bind_routed_experts(py::module_& module) {
       .def("add", &RoutedLayer::add)
       .def("parameters", &RoutedLayer::parameters)
       .def("assign", &RoutedLayer::assign)
-      .def("run", &RoutedLayer::run, NoLock())
+      .def("run", &RoutedLayer::run, ReleaseGil())
       .def("load", &RoutedLayer::load)
       .def(
-          "spread",
+          "set_expert_parallel",
           [](RoutedLayer& layer, const DeviceMesh& mesh, std::string ep, std::string edp, std::string etp) {
-            layer.spread(mesh, {std::move(ep), std::move(edp), std::move(etp)});
+            layer.set_expert_parallel(mesh, {std::move(ep), std::move(edp), std::move(etp)});
           },
-          NoLock());
+          ReleaseGil());
 }
 
 }  // namespace dtensor::python

@@ -2,6 +2,8 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "bind.h"
+#include "internal/aten_scopes.h"
+#include "internal/parameter_swap.h"
 
 namespace dtensor::python {
 namespace {
@@ -10,7 +12,7 @@ using Sizes = std::vector<std::int64_t>;
 using MaybePlacements = std::optional<Placements>;
 
 // None: whole on every dimension of the mesh, as in torch.distributed.tensor.
-Placements placements_or_whole(const DeviceMesh& mesh, MaybePlacements placements) {
+Placements placements_or_replicate(const DeviceMesh& mesh, MaybePlacements placements) {
   return placements ? std::move(*placements) : Placements(static_cast<std::size_t>(mesh.ndim()), Replicate());
 }
 
@@ -18,7 +20,7 @@ at::Tensor redistribute_one(const at::Tensor& tensor, const std::optional<Device
                             MaybePlacements placements) {
   const DTensor source(tensor);
   if (mesh && *mesh != source.mesh()) {
-    return source.redistribute(*mesh, placements_or_whole(*mesh, std::move(placements)));
+    return source.redistribute(*mesh, placements_or_replicate(*mesh, std::move(placements)));
   }
   return source.redistribute(placements ? std::move(*placements) : source.placements());
 }
@@ -37,7 +39,7 @@ Sizes sizes_of_even_parts(const at::Tensor& local, const DeviceMesh& mesh, const
 
 at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, MaybePlacements placements,
                       const std::optional<Sizes>& shape, const std::optional<Sizes>& stride) {
-  Placements wanted = placements_or_whole(mesh, std::move(placements));
+  Placements wanted = placements_or_replicate(mesh, std::move(placements));
   Sizes sizes = shape.value_or(Sizes{});
   if (!shape && !mesh.is_member()) sizes = sizes_of_even_parts(local, mesh, wanted);
   return DTensor::from_local(local, mesh, std::move(wanted), sizes, stride.value_or(Sizes{}));
@@ -45,7 +47,7 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, MaybePlac
 
 at::Tensor distribute(const at::Tensor& tensor, const DeviceMesh& mesh, MaybePlacements placements,
                       std::optional<int> source) {
-  Placements wanted = placements_or_whole(mesh, std::move(placements));
+  Placements wanted = placements_or_replicate(mesh, std::move(placements));
   return source ? distribute_tensor_from(tensor, mesh, std::move(wanted), *source)
                 : distribute_tensor(tensor, mesh, std::move(wanted));
 }
@@ -54,7 +56,7 @@ at::Tensor distribute(const at::Tensor& tensor, const DeviceMesh& mesh, MaybePla
 at::Tensor to_local(const at::Tensor& tensor, Placements grad_placements) {
   const DTensor source(tensor);
   if (C10_LIKELY(source.mesh().is_member())) return source.to_local(std::move(grad_placements));
-  const NoMeshScope plain;
+  const NoMeshScopeGuard plain;
   return at::empty({0}, at::TensorOptions(tensor.dtype()).device(source.mesh().device_type()));
 }
 
@@ -98,10 +100,10 @@ void bind_factory(py::module_& module, const char* name, Factory make) {
       [make](const Sizes& size, const DeviceMesh& mesh, MaybePlacements placements, std::optional<at::ScalarType> dtype,
              bool requires_grad) {
         const Kind kind{dtype, requires_grad};
-        return made(make(size, mesh, placements_or_whole(mesh, std::move(placements)), options(kind)), kind);
+        return made(make(size, mesh, placements_or_replicate(mesh, std::move(placements)), options(kind)), kind);
       },
       py::arg("size"), py::arg("device_mesh"), py::arg("placements"), py::arg("dtype"), py::arg("requires_grad"),
-      NoLock());
+      ReleaseGil());
 }
 
 std::vector<at::Tensor> map_local(const py::function& fn, const std::vector<at::Tensor>& inputs,
@@ -114,7 +116,7 @@ std::vector<at::Tensor> map_local(const py::function& fn, const std::vector<at::
   LocalMapOptions options;
   options.in_placements = std::move(in_placements);
   options.in_grad_placements = std::move(in_grad_placements);
-  const py::gil_scoped_release no_lock;
+  const py::gil_scoped_release no_gil;
   return local_map(call, inputs, out_placements, options);
 }
 
@@ -126,28 +128,28 @@ void bind_conversions(py::module_& module) {
   module.def("mesh_of", [](const at::Tensor& t) { return DTensor(t).mesh(); });
   module.def("spec_of", [](const at::Tensor& t) { return DTensor(t).spec_str(); });
   module.def("generation_of", [](const at::Tensor& t) { return DTensor(t).generation(); });
-  module.def("note_replaced", [](const at::Tensor& former) { note_replaced(former); });
-  module.def("from_local", &from_local, NoLock());
-  module.def("to_local", &to_local, NoLock());
+  module.def("record_parameter_swap", [](const at::Tensor& former) { record_parameter_swap(former); });
+  module.def("from_local", &from_local, ReleaseGil());
+  module.def("to_local", &to_local, ReleaseGil());
   module.def(
       "full_tensor", [](const at::Tensor& t, Placements grad) { return DTensor(t).full_tensor(std::move(grad)); },
-      NoLock());
-  module.def("redistribute", &redistribute_one, NoLock());
+      ReleaseGil());
+  module.def("redistribute", &redistribute_one, ReleaseGil());
   module.def(
       "redistribute_in_place",
       [](const at::Tensor& t, Placements placements) {
         DTensor view(t);
         view.redistribute_(std::move(placements));
       },
-      NoLock());
-  module.def("redistribute_list", &redistribute_list, NoLock());
-  module.def("distribute_tensor", &distribute, NoLock());
+      ReleaseGil());
+  module.def("redistribute_list", &redistribute_list, ReleaseGil());
+  module.def("distribute_tensor", &distribute, ReleaseGil());
   module.def("local_map", &map_local);
 }
 
 void bind_random(py::module_& module) {
   module.def(
-      "manual_seed", [](const DeviceMesh& mesh, std::uint64_t seed) { manual_seed(mesh, seed); }, NoLock());
+      "manual_seed", [](const DeviceMesh& mesh, std::uint64_t seed) { manual_seed(mesh, seed); }, ReleaseGil());
   module.def("get_rng_state", [](const DeviceMesh& mesh) {
     const RngState state = get_rng_state(mesh);
     return std::pair(state.seed, state.counter);
@@ -172,21 +174,21 @@ void bind_tensor(py::module_& module) {
       [](const Sizes& size, const Number& value, const DeviceMesh& mesh, MaybePlacements placements,
          std::optional<at::ScalarType> dtype, bool requires_grad) {
         const Kind kind{dtype, requires_grad};
-        return made(full(size, scalar(value), mesh, placements_or_whole(mesh, std::move(placements)), options(kind)),
-                    kind);
+        return made(
+            full(size, scalar(value), mesh, placements_or_replicate(mesh, std::move(placements)), options(kind)), kind);
       },
-      NoLock());
+      ReleaseGil());
   module.def(
       "arange",
       [](const Number& end, const DeviceMesh& mesh, MaybePlacements placements, std::optional<at::ScalarType> dtype) {
         return at::Tensor(
-            arange(scalar(end), mesh, placements_or_whole(mesh, std::move(placements)), options({dtype})));
+            arange(scalar(end), mesh, placements_or_replicate(mesh, std::move(placements)), options({dtype})));
       },
-      NoLock());
+      ReleaseGil());
   bind_scope<MeshScope>(module, "MeshScope",
                         "While open, tensors that factory functions make on this thread are DTensors on `mesh`.")
       .def(py::init([](DeviceMesh mesh, MaybePlacements placements) {
-             return Managed<MeshScope>(
+             return ScopeContextManager<MeshScope>(
                  [=] { return std::make_unique<MeshScope>(mesh, placements.value_or(Placements{})); });
            }),
            py::arg("mesh"), py::arg("placements") = py::none());

@@ -18,8 +18,8 @@ namespace dtensor::python {
 namespace {
 
 thread_local std::optional<Communicator> rank_world;  // of a thread rank
-thread_local bool of_process = false;  // this thread has asked, or run, where it cannot be a rank's helper
-std::atomic<int> runs_under_way{0};
+thread_local bool is_process_rank = false;  // this thread has asked, or run, where it cannot be a rank's helper
+std::atomic<int> active_runs{0};
 
 RunOptions options_of(double timeout) {
   RunOptions options;
@@ -45,7 +45,7 @@ class ProcessWorld {
     if (threads > 0 && at::get_num_threads() == threads_before_) at::set_num_threads(threads);
     // launch() has one on the thread that holds the world, which computes nothing. Left open: at a thread's end, what
     // closing it would look at may be gone.
-    thread_local const auto* const checked = new CheckedByEnvironment;
+    thread_local const auto* const checked = new CheckedFromEnvironment;
     static_cast<void>(checked);
     return *world_;
   }
@@ -85,7 +85,7 @@ class ProcessWorld {
       std::string name = "python";
       char* argv[] = {name.data(), nullptr};
       const int status = launch(
-          1, argv, [this](const Communicator& world) { hold(world); }, options_);
+          1, argv, [this](const Communicator& world) { serve_world(world); }, options_);
       const std::lock_guard lock(mutex_);
       status_ = status;
       over_ = true;
@@ -93,7 +93,7 @@ class ProcessWorld {
     });
   }
 
-  void hold(const Communicator& world) {
+  void serve_world(const Communicator& world) {
     std::unique_lock lock(mutex_);
     world_ = world;
     threads_ = world.size() > 1 ? at::get_num_threads() : 0;  // what launch() gave this process of the machine
@@ -121,12 +121,12 @@ ProcessWorld& process_world() {
   return *world;
 }
 
-class AsRank {
+class ThreadRankGuard {
  public:
-  explicit AsRank(Communicator world) : former_(std::exchange(rank_world, std::move(world))) {}
-  ~AsRank() { rank_world = std::move(former_); }
-  AsRank(const AsRank&) = delete;
-  AsRank& operator=(const AsRank&) = delete;
+  explicit ThreadRankGuard(Communicator world) : former_(std::exchange(rank_world, std::move(world))) {}
+  ~ThreadRankGuard() { rank_world = std::move(former_); }
+  ThreadRankGuard(const ThreadRankGuard&) = delete;
+  ThreadRankGuard& operator=(const ThreadRankGuard&) = delete;
 
  private:
   std::optional<Communicator> former_;
@@ -149,7 +149,7 @@ struct Outcome {
     const at::ThreadLocalStateGuard put_back{at::ThreadLocalState()};  // pooled threads: what fn set ends with it
     const py::gil_scoped_acquire lock;
     if (interrupted) throw std::runtime_error("interrupted");
-    const AsRank as(world);
+    const ThreadRankGuard as(world);
     under_way[world.rank()] = {PyThread_get_thread_ident(), world};
     try {
       results[static_cast<std::size_t>(world.rank())] = fn();
@@ -172,7 +172,7 @@ struct Outcome {
     for (const auto& [number, rank] : under_way) PyThreadState_SetAsyncExc(rank.thread, interrupted->type().ptr());
     if (under_way.empty()) return;
     const Communicator world = under_way.begin()->second.world;
-    const py::gil_scoped_release no_lock;
+    const py::gil_scoped_release no_gil;
     world.abort("interrupted");
   }
 
@@ -197,22 +197,22 @@ struct Outcome {
   }
 };
 
-struct UnderWay {
-  UnderWay() { ++runs_under_way; }
-  ~UnderWay() { --runs_under_way; }
-  UnderWay(const UnderWay&) = delete;
-  UnderWay& operator=(const UnderWay&) = delete;
+struct ActiveRunGuard {
+  ActiveRunGuard() { ++active_runs; }
+  ~ActiveRunGuard() { --active_runs; }
+  ActiveRunGuard(const ActiveRunGuard&) = delete;
+  ActiveRunGuard& operator=(const ActiveRunGuard&) = delete;
 };
 
 py::list run(int ranks, const py::object& fn, double timeout) {
-  if (!rank_world) of_process = true;
+  if (!rank_world) is_process_rank = true;
   Outcome outcome;
   outcome.results.resize(static_cast<std::size_t>(std::max(ranks, 0)));
   const RunOptions options = options_of(timeout);
   std::exception_ptr other;
   {
-    const UnderWay counted;
-    const py::gil_scoped_release no_lock;
+    const ActiveRunGuard counted;
+    const py::gil_scoped_release no_gil;
     try {
       outcome.run_ranks(ranks, fn, options);
     } catch (...) {
@@ -237,17 +237,17 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly("size", &Communicator::size)
       .def_property_readonly("backend", [](const Communicator& c) { return std::string(c.backend_name()); })
       .def_property_readonly("ranks", &Communicator::ranks, "World rank of each member.")
-      .def("barrier", &Communicator::barrier, NoLock())
+      .def("barrier", &Communicator::barrier, ReleaseGil())
       .def(
           "all_reduce",
           [](const Communicator& c, const at::Tensor& t, const std::string& op) {
             const Placement partial = parse_placement("P(" + op + ")");
             c.all_reduce(t, partial.reduce_op()).wait();
           },
-          py::arg("tensor"), py::arg("op") = "sum", NoLock(), "In place, over all members. Collective.")
+          py::arg("tensor"), py::arg("op") = "sum", ReleaseGil(), "In place, over all members. Collective.")
       .def(
           "broadcast", [](const Communicator& c, const at::Tensor& t, int root) { c.broadcast(t, root).wait(); },
-          py::arg("tensor"), py::arg("root") = 0, NoLock(), "In place, from member `root`. Collective.")
+          py::arg("tensor"), py::arg("root") = 0, ReleaseGil(), "In place, from member `root`. Collective.")
       .def(
           "all_gather",
           [](const Communicator& c, const at::Tensor& t) {
@@ -256,8 +256,9 @@ void bind_communicator(py::module_& module) {
             c.all_gather(parts, t).wait();
             return parts;
           },
-          py::arg("tensor"), NoLock(), "The members' tensors, of equal sizes and dtype. Collective.")
-      .def("abort", &Communicator::abort, py::arg("reason"), NoLock(), "Ends every wait of the run with this reason.")
+          py::arg("tensor"), ReleaseGil(), "The members' tensors, of equal sizes and dtype. Collective.")
+      .def("abort", &Communicator::abort, py::arg("reason"), ReleaseGil(),
+           "Ends every wait of the run with this reason.")
       .def("__repr__", [](const Communicator& c) {
         return "Communicator(rank " + std::to_string(c.rank()) + " of " + std::to_string(c.size()) + ", " +
                c.backend_name() + ")";
@@ -269,9 +270,9 @@ void bind_communicator(py::module_& module) {
 // A thread that a thread rank started would be rank 0 of a world of one: its share of the data would be rank 0's.
 Communicator current_world() {
   if (rank_world) return *rank_world;
-  if (runs_under_way == 0) of_process = true;
+  if (active_runs == 0) is_process_rank = true;
   Communicator world = process_world().get();
-  TORCH_CHECK(of_process || world.size() > 1,
+  TORCH_CHECK(is_process_rank || world.size() > 1,
               "this thread is no rank: run() is under way, whose ranks are threads, and ",
               "threads that these start (threading.Thread, ThreadPoolExecutor) belong to none; give them the rank's ",
               "number, mesh or tensors");
@@ -282,13 +283,13 @@ void bind_world(py::module_& module) {
   process_world();
   bind_communicator(module);
   module.def("run", &run, py::arg("ranks"), py::arg("fn"), py::arg("timeout"));
-  module.def("world", &current_world, NoLock());
+  module.def("world", &current_world, ReleaseGil());
   module.def(
       "set_timeout", [](double seconds) { process_world().set_timeout(seconds); }, py::arg("seconds"));
   module.def("is_thread_rank", [] { return rank_world.has_value(); });
   module.def(
       "close_world", [](const std::string& failure) { return process_world().close(failure); }, py::arg("failure"),
-      NoLock());
+      ReleaseGil());
 }
 
 }  // namespace dtensor::python

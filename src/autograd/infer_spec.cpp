@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "autograd/local_autograd.h"
-#include "dtensor/plain_scope.h"
-#include "mesh/same_content.h"
+#include "autograd/conversion_nodes.h"
+#include "internal/aten_scopes.h"
+#include "mesh/content_hash.h"
 #include "placement/shard_map.h"
 
 namespace dtensor {
@@ -34,7 +34,7 @@ std::vector<LocalShape> exchange_shapes(const MeshImpl& mesh, const at::Tensor& 
                                         std::int64_t hash = 0) {
   constexpr std::int64_t kHeader = 3, kRow = kHeader + 2 * kMaxDims;
   const auto& comm = all_ranks(mesh);
-  const LocalScope plain;
+  const LocalBelowAutogradGuard plain;
   auto mine = at::full({kRow}, -1, at::kLong);
   auto* out = mine.mutable_data_ptr<std::int64_t>();
   out[0] = local.dim();
@@ -138,7 +138,7 @@ at::DimVector strides_alone(const at::Tensor& local, const MeshImpl& mesh, const
 }
 
 // The same tensor with the bytes of the mesh's first rank; gradients flow to the tensor given here.
-at::Tensor take_from_first_rank(const MeshImpl& mesh, const at::Tensor& tensor) {
+at::Tensor broadcast_from_first_rank(const MeshImpl& mesh, const at::Tensor& tensor) {
   auto result = tensor.clone(at::MemoryFormat::Contiguous);
   at::AutoDispatchBelowADInplaceOrView guard;
   all_ranks(mesh).broadcast(result.detach(), 0).wait();
@@ -174,11 +174,11 @@ SpecPtr infer_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& 
   return intern_spec(mesh, std::move(placements), global, global_strides, local.scalar_type());
 }
 
-at::Tensor synchronise_content(const at::Tensor& tensor, const MeshImpl& mesh) {
+at::Tensor broadcast_if_different(const at::Tensor& tensor, const MeshImpl& mesh) {
   if (!mesh.is_member || mesh.layout.size() == 1) return tensor;
   const auto shapes = exchange_shapes(mesh, tensor, "distribute_tensor",
                                       tensor.is_meta() ? 0 : static_cast<std::int64_t>(content_hash(tensor)));
-  bool equal = true, laid_out_alike = true;
+  bool equal = true, have_same_layout = true;
   for (const auto& shape : shapes) {
     TORCH_CHECK((shape.hash == 0) == (shapes[0].hash == 0),
                 "distribute_tensor: every rank gives the whole tensor, but some give one without values (on meta)");
@@ -186,10 +186,10 @@ at::Tensor synchronise_content(const at::Tensor& tensor, const MeshImpl& mesh) {
                 "distribute_tensor: every rank gives the whole tensor, but their sizes or dtypes differ: ",
                 list_shapes(mesh.layout, shapes));
     equal = equal && shape.hash == shapes[0].hash;
-    laid_out_alike = laid_out_alike && shape.strides == shapes[0].strides;
+    have_same_layout = have_same_layout && shape.strides == shapes[0].strides;
   }
-  if (!equal) return take_from_first_rank(mesh, tensor);
-  return laid_out_alike ? tensor : tensor.clone(at::MemoryFormat::Contiguous);
+  if (!equal) return broadcast_from_first_rank(mesh, tensor);
+  return have_same_layout ? tensor : tensor.clone(at::MemoryFormat::Contiguous);
 }
 
 }  // namespace dtensor

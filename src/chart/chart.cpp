@@ -29,7 +29,7 @@ void check(const Chart& chart) {
 }
 
 // The first panel at `place`, the others right of it. The height of the row.
-double draw_row(SvgCanvas& canvas, std::span<const ChartPanel> panels, PanelPlace place) {
+double draw_row(SvgCanvas& canvas, std::span<const ChartPanel> panels, PanelPosition place) {
   double height = 0;
   for (const auto& panel : panels)
     place.header = std::max(place.header, PanelDrawing::header_height(panel, place.width - place.axis));
@@ -47,7 +47,7 @@ std::string to_svg(const Chart& chart) {
   check(chart);
   double width = chart.width, axis = 0;  // of a panel; plots that stand one above the other begin at one place
   for (const auto& panel : chart.panels) axis = std::max(axis, PanelDrawing::axis_width(panel));
-  for (const auto& panel : chart.panels) width = std::max(width, axis + PanelDrawing::least_width(panel));
+  for (const auto& panel : chart.panels) width = std::max(width, axis + PanelDrawing::min_width(panel));
   const std::size_t columns = std::max<std::size_t>(1, std::min(chart.columns, chart.panels.size()));
   const double full = std::max(width * static_cast<double>(columns), text_width(chart.title, kTitle) + 2 * kEdge);
   SvgCanvas canvas;

@@ -140,7 +140,7 @@ double PanelDrawing::header_height(const ChartPanel& panel, double width) {
   return (panel.title.empty() ? 0 : kNameRow) + kRow * rows + (labels_bands(panel) ? kRow : 0) + kMark;
 }
 
-double PanelDrawing::least_width(const ChartPanel& panel) {
+double PanelDrawing::min_width(const ChartPanel& panel) {
   double widest = std::max(1.1 * text_width(panel.title, kFont), 240 + notes_width(panel));
   for (const auto& series : panel.series) widest = std::max(widest, entry_width(series));
   return widest + kMargin;
@@ -148,9 +148,9 @@ double PanelDrawing::least_width(const ChartPanel& panel) {
 
 double PanelDrawing::height(const ChartPanel& panel, double header) { return header + panel.height + kBelow; }
 
-PanelDrawing::PanelDrawing(const ChartPanel& panel, const PanelPlace& place)
+PanelDrawing::PanelDrawing(const ChartPanel& panel, const PanelPosition& place)
     : panel_(panel),
-      place_(place),
+      position_(place),
       left_(place.left + place.axis),
       right_(place.left + place.width - notes_width(panel)),
       top_(place.top + place.header),
@@ -171,12 +171,12 @@ void PanelDrawing::draw(SvgCanvas& canvas) const {
 
 void PanelDrawing::draw_title(SvgCanvas& canvas) const {
   if (!panel_.title.empty())
-    canvas.text(left_, place_.top + kFont, Anchor::start, panel_.title, "font-weight=\"bold\"");
+    canvas.text(left_, position_.top + kFont, Anchor::start, panel_.title, "font-weight=\"bold\"");
 }
 
 void PanelDrawing::draw_legend(SvgCanvas& canvas) const {
-  const double top = place_.top + (panel_.title.empty() ? 0 : kNameRow) + kRow / 2;
-  for (const auto& entry : legend_of(panel_, place_.width - place_.axis - kMargin)) {
+  const double top = position_.top + (panel_.title.empty() ? 0 : kNameRow) + kRow / 2;
+  for (const auto& entry : legend_of(panel_, position_.width - position_.axis - kMargin)) {
     draw_entry(canvas, entry.series, left_ + entry.x, top + kRow * entry.row);
   }
 }
@@ -216,7 +216,7 @@ void PanelDrawing::draw_axes(SvgCanvas& canvas) const {
   canvas.line(left_, bottom_, right_, bottom_, kFrame);
   canvas.line(left_, top_, left_, bottom_, kFrame);
   canvas.text((left_ + right_) / 2, bottom_ + 40, Anchor::middle, panel_.x_label);
-  const double x = place_.left + kMargin, y = (top_ + bottom_) / 2;
+  const double x = position_.left + kMargin, y = (top_ + bottom_) / 2;
   canvas.text(x, y, Anchor::middle, panel_.y_label,
               "transform=\"rotate(-90 " + tick_label(x) + " " + tick_label(y) + ")\"");
 }

@@ -12,13 +12,13 @@
 namespace dtensor {
 
 // Pixels of the document. The plot lies `axis` right of `left` and `header` below `top`.
-struct PanelPlace {
+struct PanelPosition {
   double left, top, width, axis, header;
 };
 
 class PanelDrawing {
  public:
-  PanelDrawing(const ChartPanel& panel, const PanelPlace& place);
+  PanelDrawing(const ChartPanel& panel, const PanelPosition& place);
   void draw(SvgCanvas& canvas) const;
 
   // Of the name and the marks of the vertical axis.
@@ -26,7 +26,7 @@ class PanelDrawing {
   // Of title, legend and labels of bands, at a width of the panel without its axis.
   static double header_height(const ChartPanel& panel, double width);
   // Without its axis: title, notes and the widest entry of the legend fit.
-  static double least_width(const ChartPanel& panel);
+  static double min_width(const ChartPanel& panel);
   static double height(const ChartPanel& panel, double header);
 
  private:
@@ -41,7 +41,7 @@ class PanelDrawing {
   void draw_notes(SvgCanvas& canvas) const;
 
   const ChartPanel& panel_;
-  const PanelPlace place_;
+  const PanelPosition position_;
   double left_, right_, top_, bottom_;  // of the plot
   Scale x_, y_;
 };

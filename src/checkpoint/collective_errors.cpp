@@ -48,14 +48,14 @@ std::vector<Checksum> sum_over_ranks(const Communicator& ranks, const std::vecto
   return all;
 }
 
-std::string errors_of_all(const Communicator& ranks, const std::string& error) {
+std::string gather_errors(const Communicator& ranks, const std::string& error) {
   std::vector<std::int64_t> failed{error.empty() ? 0 : 1};
   reduce_numbers(ranks, failed, ReduceOp::max);
-  return failed[0] == 0 ? "" : list_errors(gather_texts(ranks, error));
+  return failed[0] == 0 ? "" : list_errors(all_gather_strings(ranks, error));
 }
 
 void raise_on_all(const Communicator& ranks, const std::string& what, const std::string& error) {
-  const std::string errors = errors_of_all(ranks, error);
+  const std::string errors = gather_errors(ranks, error);
   TORCH_CHECK(errors.empty(), what, ": ", errors);
 }
 

@@ -8,7 +8,7 @@
 
 #include "checkpoint/format/checksum.h"
 #include "dtensor/comm.h"
-#include "texts/texts.h"
+#include "object_collectives/object_collectives.h"
 
 namespace dtensor::files {
 
@@ -17,7 +17,7 @@ void reduce_numbers(const Communicator& ranks, std::vector<std::int64_t>& number
 std::vector<Checksum> sum_over_ranks(const Communicator& ranks, const std::vector<Checksum>& own);
 
 // What ranks give that is not empty, the same text on all: "rank 2: ...; rank 3: ...", or what all say alike.
-std::string errors_of_all(const Communicator& ranks, const std::string& error);
+std::string gather_errors(const Communicator& ranks, const std::string& error);
 
 // Throws on every rank where any gives an error, with all of them: "WHAT: rank 2: ...".
 void raise_on_all(const Communicator& ranks, const std::string& what, const std::string& error);

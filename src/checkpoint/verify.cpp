@@ -3,10 +3,10 @@
 
 #include "checkpoint/collective_errors.h"
 #include "checkpoint/format/checksum.h"
-#include "checkpoint/format/file.h"
+#include "checkpoint/format/files/file.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/load/read_ranges.h"
-#include "checkpoint/part.h"
+#include "checkpoint/local_part.h"
 
 namespace dtensor {
 namespace files {
@@ -15,7 +15,7 @@ namespace {
 std::string problem_of(const CheckpointEntry& entry, std::vector<char>& buffer) {
   const File file = File::open_to_read(entry.file);
   const std::int64_t numel = numel_of(entry.sizes);
-  const std::int64_t item = entry.dtype == at::ScalarType::Undefined ? 1 : item_of(entry);
+  const std::int64_t item = entry.dtype == at::ScalarType::Undefined ? 1 : element_bytes(entry);
   Checksum sum;
   for (std::int64_t at = 0; at < entry.bytes;) {
     const std::int64_t bytes = std::min(entry.bytes - at, kBufferBytes);

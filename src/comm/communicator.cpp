@@ -6,19 +6,19 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
 
-#include "comm/check.h"
-#include "comm/describe.h"
-#include "comm/events.h"
-#include "comm/memory/buffer_pool.h"
+#include "comm/argument_checks.h"
+#include "comm/error_messages.h"
+#include "comm/event_listeners.h"
 #include "comm/memory/copy.h"
+#include "comm/memory/pool/buffer_pool.h"
 #include "comm/record/call_history.h"
 #include "comm/record/caller.h"
-#include "comm/record/kept_text.h"
+#include "comm/record/interned_text.h"
 #include "comm/record/rank_record.h"
-#include "comm/values.h"
+#include "comm/resolved_values.h"
 #include "dtensor/comm_backend.h"
-#include "dtensor/hidden_from_modes.h"
-#include "dtensor/plain_scope.h"
+#include "internal/aten_scopes.h"
+#include "internal/dispatch_modes.h"
 #include "scope/checked.h"
 
 namespace dtensor {
@@ -26,7 +26,7 @@ namespace {
 
 std::int64_t bytes_of(const at::Tensor& t) { return static_cast<std::int64_t>(t.nbytes()); }
 
-std::int64_t bytes_from_others(at::TensorList outputs, int me) {
+std::int64_t bytes_received(at::TensorList outputs, int me) {
   std::int64_t bytes = 0;
   for (int i = 0; i < static_cast<int>(outputs.size()); ++i) bytes += i == me ? 0 : bytes_of(outputs[i]);
   return bytes;
@@ -41,10 +41,10 @@ std::string profiled_name(const CollectiveCall& call, std::int64_t bytes) {
 // Runs the backend's part, timed if somebody listens, out of the sight of dispatch modes.
 template <class Run>
 auto report(const CommBackend& backend, const CollectiveCall& call, std::int64_t bytes, Run&& run) {
-  const HiddenFromModes hidden;
+  const DisableDispatchModesGuard hidden;
   at::RecordFunction profiled(at::RecordScope::USER_SCOPE);
   if (C10_UNLIKELY(profiled.isActive())) profiled.before(profiled_name(call, bytes));
-  if (!events_on(Event::Kind::collective)) return run();
+  if (!is_listening(Event::Kind::collective)) return run();
   Event event;
   event.kind = Event::Kind::collective;
   event.name = to_string(call.kind);
@@ -81,21 +81,21 @@ std::uint64_t CommBackend::next_sequence(CollectiveKind kind) {
 // What a thread rank makes is its own, under whatever backend.
 Communicator::Communicator(std::shared_ptr<CommBackend> backend) : backend_(std::move(backend)) {
   if (!backend_ || backend_->shared_record()) return;
-  const auto* mine = RankRecord::of_this_thread();
+  const auto* mine = RankRecord::current();
   const auto rank = static_cast<std::size_t>(backend_->rank());
   backend_->set_record(mine != nullptr ? mine->shared() : std::make_shared<RankRecord>(ranks()[rank], size()));
 }
 
 CollectiveCall Communicator::start_call(CollectiveKind kind, const at::Tensor& like) const {
   auto& record = backend().record();
-  if (C10_UNLIKELY(!record.is_mine())) {
-    refuse_other_rank(record, std::string(to_string(kind)) + ": a communicator " + describe_group(label(), ranks()));
+  if (C10_UNLIKELY(!record.belongs_to_this_thread())) {
+    throw_wrong_rank(record, std::string(to_string(kind)) + ": a communicator " + describe_group(label(), ranks()));
   }
   CollectiveCall call;
   call.kind = kind;
   call.dtype = like.defined() ? like.scalar_type() : at::kByte;
   call.label = label_;
-  call.caller = Caller::current();
+  call.caller = CallerScope::current();
   call.module = calling_module();
   const bool message = kind == CollectiveKind::send || kind == CollectiveKind::recv;  // each end is elsewhere
   if (message || !history_) return call;
@@ -109,7 +109,7 @@ CollectiveCall Communicator::start_call(CollectiveKind kind, const at::Tensor& l
 // A call whose arguments are refused is none: other ranks do not hear of it, so it must not move this one's numbers.
 void Communicator::number(CollectiveCall& call) const {
   call.sequence = backend().next_sequence(call.kind);
-  backend().record().note(call.kind, call.sequence, recorded_as_);
+  backend().record().note(call.kind, call.sequence, recorded_label_);
 }
 
 CommBackend& Communicator::backend() const {
@@ -123,22 +123,23 @@ const char* Communicator::backend_name() const { return backend().name(); }
 const std::vector<std::int64_t>& Communicator::ranks() const { return backend().ranks(); }
 
 Work Communicator::all_gather(at::TensorList outputs, const at::Tensor& input) const {
-  if (!all_plain(input)) return all_gather(outputs, plain(input));
-  if (!all_plain(outputs)) return into_plain(*this, outputs, false, [&](auto out) { return all_gather(out, input); });
+  if (!all_resolved(input)) return all_gather(outputs, resolved(input));
+  if (!all_resolved(outputs))
+    return with_resolved_outputs(*this, outputs, false, [&](auto out) { return all_gather(out, input); });
   auto call = start_call(CollectiveKind::all_gather, input);
   check_list(backend(), call, outputs, "outputs");
   check_tensors(backend(), call, outputs, input);
   check_same_sizes(call, outputs[rank()], input);
   number(call);
-  touched(outputs);
-  return report(backend(), call, bytes_from_others(outputs, rank()),
+  mark_outputs_written(outputs);
+  return report(backend(), call, bytes_received(outputs, rank()),
                 [&] { return backend().all_gather(call, outputs, input); });
 }
 
 Work Communicator::reduce_scatter(const at::Tensor& output, at::TensorList inputs, ReduceOp op) const {
-  if (!all_plain(inputs)) return reduce_scatter(output, plain(inputs), op);
-  if (!all_plain(output)) {
-    return into_plain(*this, output, false, [&](auto out) { return reduce_scatter(out[0], inputs, op); });
+  if (!all_resolved(inputs)) return reduce_scatter(output, resolved(inputs), op);
+  if (!all_resolved(output)) {
+    return with_resolved_outputs(*this, output, false, [&](auto out) { return reduce_scatter(out[0], inputs, op); });
   }
   auto call = start_call(CollectiveKind::reduce_scatter, output);
   call.op = op;
@@ -147,27 +148,28 @@ Work Communicator::reduce_scatter(const at::Tensor& output, at::TensorList input
   check_same_sizes(call, output, inputs[rank()]);
   check_reduction(call);
   number(call);
-  touched(output);
+  mark_outputs_written(output);
   return report(backend(), call, bytes_of(output) * (size() - 1),
                 [&] { return backend().reduce_scatter(call, output, inputs); });
 }
 
 Work Communicator::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
-  if (!all_plain(tensor)) return into_plain(*this, tensor, true, [&](auto t) { return all_reduce(t[0], op); });
+  if (!all_resolved(tensor))
+    return with_resolved_outputs(*this, tensor, true, [&](auto t) { return all_reduce(t[0], op); });
   auto call = start_call(CollectiveKind::all_reduce, tensor);
   call.op = op;
   check_tensors(backend(), call, tensor, {});
   check_reduction(call);
   number(call);
-  touched(tensor);
+  mark_outputs_written(tensor);
   return report(backend(), call, 2 * bytes_of(tensor) * (size() - 1) / size(),
                 [&] { return backend().all_reduce(call, tensor); });
 }
 
 Work Communicator::all_reduce(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const {
-  if (!all_plain(input)) return all_reduce(output, plain(input), op);
-  if (!all_plain(output)) {
-    return into_plain(*this, output, false, [&](auto out) { return all_reduce(out[0], input, op); });
+  if (!all_resolved(input)) return all_reduce(output, resolved(input), op);
+  if (!all_resolved(output)) {
+    return with_resolved_outputs(*this, output, false, [&](auto out) { return all_reduce(out[0], input, op); });
   }
   auto call = start_call(CollectiveKind::all_reduce, output);
   call.op = op;
@@ -175,22 +177,23 @@ Work Communicator::all_reduce(const at::Tensor& output, const at::Tensor& input,
   check_same_sizes(call, output, input);
   check_reduction(call);
   number(call);
-  touched(output);
+  mark_outputs_written(output);
   return report(backend(), call, 2 * bytes_of(output) * (size() - 1) / size(),
                 [&] { return backend().all_reduce(call, output, input); });
 }
 
 Work Communicator::all_to_all(at::TensorList outputs, at::TensorList inputs) const {
-  if (!all_plain(inputs)) return all_to_all(outputs, plain(inputs));
-  if (!all_plain(outputs)) return into_plain(*this, outputs, false, [&](auto out) { return all_to_all(out, inputs); });
+  if (!all_resolved(inputs)) return all_to_all(outputs, resolved(inputs));
+  if (!all_resolved(outputs))
+    return with_resolved_outputs(*this, outputs, false, [&](auto out) { return all_to_all(out, inputs); });
   auto call = start_call(CollectiveKind::all_to_all, inputs.empty() ? at::Tensor() : inputs[0]);
   check_list(backend(), call, outputs, "outputs");
   check_list(backend(), call, inputs, "inputs");
   check_tensors(backend(), call, outputs, inputs);
   check_same_sizes(call, outputs[rank()], inputs[rank()]);
   number(call);
-  touched(outputs);
-  return report(backend(), call, bytes_from_others(outputs, rank()),
+  mark_outputs_written(outputs);
+  return report(backend(), call, bytes_received(outputs, rank()),
                 [&] { return backend().all_to_all(call, outputs, inputs); });
 }
 
@@ -225,45 +228,46 @@ std::int64_t bytes_of_list(at::TensorList list) {
 
 Work Communicator::all_gather_list(at::TensorList outputs, at::TensorList inputs) const {
   TORCH_CHECK(!inputs.empty(), "all_gather: an empty list");
-  if (!all_plain(inputs)) return all_gather_list(outputs, plain(inputs));
-  if (!all_plain(outputs)) {
-    return into_plain(*this, outputs, false, [&](auto out) { return all_gather_list(out, inputs); });
+  if (!all_resolved(inputs)) return all_gather_list(outputs, resolved(inputs));
+  if (!all_resolved(outputs)) {
+    return with_resolved_outputs(*this, outputs, false, [&](auto out) { return all_gather_list(out, inputs); });
   }
   auto call = start_call(CollectiveKind::all_gather, inputs[0]);
   const auto own = check_lists(backend(), call, outputs, inputs, check_output, check_input, "outputs");
-  check_apart(call, outputs, inputs, own);
+  check_no_overlap(call, outputs, inputs, own);
   number(call);
-  touched(outputs);
+  mark_outputs_written(outputs);
   return report(backend(), call, bytes_of_list(outputs) - bytes_of_list(outputs.slice(own, inputs.size())),
                 [&] { return backend().all_gather_list(call, outputs, inputs); });
 }
 
 Work Communicator::reduce_scatter_list(at::TensorList outputs, at::TensorList inputs, ReduceOp op) const {
   TORCH_CHECK(!outputs.empty(), "reduce_scatter: an empty list");
-  if (!all_plain(inputs)) return reduce_scatter_list(outputs, plain(inputs), op);
-  if (!all_plain(outputs)) {
-    return into_plain(*this, outputs, false, [&](auto out) { return reduce_scatter_list(out, inputs, op); });
+  if (!all_resolved(inputs)) return reduce_scatter_list(outputs, resolved(inputs), op);
+  if (!all_resolved(outputs)) {
+    return with_resolved_outputs(*this, outputs, false, [&](auto out) { return reduce_scatter_list(out, inputs, op); });
   }
   auto call = start_call(CollectiveKind::reduce_scatter, outputs[0]);
   call.op = op;
   check_lists(backend(), call, inputs, outputs, check_input, check_output, "inputs");
-  check_apart(call, outputs, inputs, outputs.size());
+  check_no_overlap(call, outputs, inputs, outputs.size());
   check_reduction(call);
   number(call);
-  touched(outputs);
+  mark_outputs_written(outputs);
   return report(backend(), call, bytes_of_list(outputs) * (size() - 1),
                 [&] { return backend().reduce_scatter_list(call, outputs, inputs); });
 }
 
 Work Communicator::all_reduce_list(at::TensorList tensors, ReduceOp op) const {
   TORCH_CHECK(!tensors.empty(), "all_reduce: an empty list");
-  if (!all_plain(tensors)) return into_plain(*this, tensors, true, [&](auto t) { return all_reduce_list(t, op); });
+  if (!all_resolved(tensors))
+    return with_resolved_outputs(*this, tensors, true, [&](auto t) { return all_reduce_list(t, op); });
   auto call = start_call(CollectiveKind::all_reduce, tensors[0]);
   call.op = op;
   check_tensors(backend(), call, tensors, {});
   check_reduction(call);
   number(call);
-  touched(tensors);
+  mark_outputs_written(tensors);
   return report(backend(), call, 2 * bytes_of_list(tensors) * (size() - 1) / size(),
                 [&] { return backend().all_reduce_list(call, tensors); });
 }
@@ -271,32 +275,33 @@ Work Communicator::all_reduce_list(at::TensorList tensors, ReduceOp op) const {
 at::Tensor Communicator::empty(at::IntArrayRef sizes, at::TensorOptions options) const {
   if (options.device().is_cpu()) return pooled_empty(sizes, c10::typeMetaToScalarType(options.dtype()));
   const at::AutoDispatchBelowADInplaceOrView below;
-  const NoMeshScope plain;
+  const NoMeshScopeGuard plain;
   return at::empty(sizes, options);
 }
 
 bool Communicator::asynchronous() const { return backend().asynchronous(); }
 
 Work Communicator::broadcast(const at::Tensor& tensor, int root) const {
-  if (!all_plain(tensor)) {
+  if (!all_resolved(tensor)) {
     if (rank() == root) {
-      const auto work = broadcast(plain(tensor), root);
-      return touched(tensor), work;
+      const auto work = broadcast(resolved(tensor), root);
+      return mark_outputs_written(tensor), work;
     }
-    return into_plain(*this, tensor, false, [&](auto t) { return broadcast(t[0], root); });
+    return with_resolved_outputs(*this, tensor, false, [&](auto t) { return broadcast(t[0], root); });
   }
   auto call = start_call(CollectiveKind::broadcast, tensor);
   call.peer = root;
   check_peer(backend(), call);
   check_tensors(backend(), call, tensor, {});
   number(call);
-  touched(tensor);  // on the root too, where nothing is written: what is kept of the tensor is then old on every rank
+  mark_outputs_written(
+      tensor);  // on the root too, where nothing is written: what is kept of the tensor is then old on every rank
   const auto bytes = rank() == root ? 0 : bytes_of(tensor);
   return report(backend(), call, bytes, [&] { return backend().broadcast(call, tensor); });
 }
 
 Work Communicator::send(const at::Tensor& tensor, int peer, int tag) const {
-  if (!all_plain(tensor)) return send(plain(tensor), peer, tag);
+  if (!all_resolved(tensor)) return send(resolved(tensor), peer, tag);
   auto call = start_call(CollectiveKind::send, tensor);
   call.peer = peer;
   call.tag = tag;
@@ -307,14 +312,15 @@ Work Communicator::send(const at::Tensor& tensor, int peer, int tag) const {
 }
 
 Work Communicator::recv(const at::Tensor& tensor, int peer, int tag) const {
-  if (!all_plain(tensor)) return into_plain(*this, tensor, false, [&](auto t) { return recv(t[0], peer, tag); });
+  if (!all_resolved(tensor))
+    return with_resolved_outputs(*this, tensor, false, [&](auto t) { return recv(t[0], peer, tag); });
   auto call = start_call(CollectiveKind::recv, tensor);
   call.peer = peer;
   call.tag = tag;
   check_message(backend(), call);
   check_tensors(backend(), call, tensor, {});
   number(call);
-  touched(tensor);
+  mark_outputs_written(tensor);
   return report(backend(), call, bytes_of(tensor), [&] { return backend().recv(call, tensor); });
 }
 
@@ -326,7 +332,7 @@ void Communicator::barrier() const {
 
 Communicator Communicator::with_label(std::string label) const {
   Communicator named = *this;
-  named.recorded_as_ = label.empty() ? nullptr : &kept_text(label);
+  named.recorded_label_ = label.empty() ? nullptr : &interned_string(label);
   named.label_ = label.empty() ? nullptr : std::make_shared<const std::string>(std::move(label));
   return named;
 }

@@ -20,7 +20,7 @@ c10::ScalarType detail::accumulation_type() {
   return policy == nullptr ? c10::ScalarType::Undefined : policy->accumulate.value_or(c10::ScalarType::Undefined);
 }
 
-c10::ScalarType carried_type(c10::ScalarType dtype) {
+c10::ScalarType communication_dtype(c10::ScalarType dtype) {
   using enum c10::ScalarType;
   const bool half = dtype == Half || dtype == BFloat16;
   if (!half && dtype != Float) return Undefined;
@@ -29,7 +29,8 @@ c10::ScalarType carried_type(c10::ScalarType dtype) {
 }
 
 // A scope of the usual policy only hides the one around it, by which operators look already.
-ReduceScope::ReduceScope(ReducePolicy policy) : scope_(checked(policy), /*watched=*/policy.accumulate.has_value()) {}
+ReduceScope::ReduceScope(ReducePolicy policy)
+    : scope_(open_scope(checked(policy), /*watched=*/policy.accumulate.has_value())) {}
 
 ReducePolicy ReduceScope::current() {
   const auto* policy = ScopedValue<ReducePolicy>::current();

@@ -7,9 +7,9 @@
 #include <limits>
 
 #include "dtensor/data.h"
-#include "dtensor/plain_scope.h"
-#include "dtensor/shards.h"
 #include "dtensor/tensor.h"
+#include "internal/aten_scopes.h"
+#include "internal/shard_segments.h"
 
 namespace dtensor {
 namespace {
@@ -77,7 +77,7 @@ std::int64_t TokenBatches::first_token(std::int64_t step, std::int64_t row) cons
 
 TokenBatches::Batch TokenBatches::at(std::int64_t step) const {
   check_step(step, options_.batch);
-  const NoMeshScope scope;
+  const NoMeshScopeGuard scope;
   const std::int64_t length = options_.sequence;
   Batch batch{at::empty({options_.batch, length}, at::kLong), {}};
   batch.targets = at::empty_like(batch.ids);
@@ -92,7 +92,7 @@ TokenBatches::Batch TokenBatches::at(std::int64_t step) const {
 
 TokenBatches::Batch TokenBatches::at(std::int64_t step, const DeviceMesh& mesh, const Placements& given) const {
   check_step(step, options_.batch);
-  const NoMeshScope scope;
+  const NoMeshScopeGuard scope;
   const Placements placements = resolved(given, mesh);
   const std::vector<std::int64_t> sizes{options_.batch, options_.sequence};
   std::vector<std::int64_t> ids, targets;

@@ -61,12 +61,12 @@ struct CommDebugMode::State {
   const ParameterNames names;
   NodeRecorder recorder;
   std::map<CommKey, CommCount> counts;
-  EventListener listener{[this](const Event& event) { hear(event); }};
+  EventListener listener{[this](const Event& event) { on_event(event); }};
 
-  void hear(const Event& event) {
-    const Place place = current_place();  // operators too: they move the place of a backward pass
+  void on_event(const Event& event) {
+    const ModuleAndPhase place = current_module_and_phase();  // operators too: they move the place of a backward pass
     if (event.kind != Event::Kind::collective) return;
-    CommCount& count = counts[{event.name, event.axis, place.module, place.phase, names.of(CollectivesOf::storages())}];
+    CommCount& count = counts[{event.name, event.axis, place.module, place.phase, names.of(CollectiveTag::storages())}];
     ++count.calls;
     count.bytes += event.bytes;
   }

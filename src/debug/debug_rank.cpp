@@ -34,7 +34,7 @@ void wait_for_debugger(const Communicator& comm) {
 }
 
 void check_rank(const Communicator& comm, int rank) {
-  TORCH_CHECK(rank >= kAllRanksInTurn && rank < comm.size(), "debug_rank: rank ", rank, " of ", comm.size());
+  TORCH_CHECK(rank >= kAllRanksSequentially && rank < comm.size(), "debug_rank: rank ", rank, " of ", comm.size());
 }
 
 }  // namespace
@@ -50,7 +50,8 @@ std::string attach_hint(const Communicator& comm, std::source_location where) {
 void debug_rank(const Communicator& comm, int rank, const std::function<void()>& stop, std::source_location where) {
   check_rank(comm, rank);
   const NoTimeout patience;
-  const int first = rank == kAllRanksInTurn ? 0 : rank, last = rank == kAllRanksInTurn ? comm.size() - 1 : rank;
+  const int first = rank == kAllRanksSequentially ? 0 : rank,
+            last = rank == kAllRanksSequentially ? comm.size() - 1 : rank;
   for (int turn = first; turn <= last; ++turn) {
     if (comm.rank() == turn) {
       if (!stop) std::cerr << attach_hint(comm, where) << std::endl;

@@ -1,8 +1,8 @@
 // Listens where ATen's profiler would, to each operator that a pass calls: its operands as it starts, its results as it
 // ends. Ranks then agree whose came first. Rejected: a dispatch mode, of which LibTorch has one to give
 // (native_kernel).
-#include "dtensor/find_nonfinite.h"
-#include "dtensor/plain_scope.h"
+#include "dtensor/debug.h"
+#include "internal/aten_scopes.h"
 
 #define FMT_HEADER_ONLY
 #include <ATen/ATen.h>
@@ -21,9 +21,9 @@
 #include <vector>
 
 #include "dtensor/tensor.h"
+#include "object_collectives/object_collectives.h"
 #include "scope/module_scope.h"
-#include "sharding_prop/op_info.h"
-#include "texts/texts.h"
+#include "sharding_prop/operators/op_info.h"
 
 namespace dtensor {
 namespace {
@@ -63,7 +63,7 @@ std::int64_t name_of_call(const at::RecordFunction& op, const at::Tensor& dtenso
          1;  // 0 is an operator of plain tensors, which is this rank's own
 }
 
-void look_at(const at::Tensor& tensor, Values& values) {
+void inspect(const at::Tensor& tensor, Values& values) {
   if (!tensor.defined()) return;
   values.any_tensor = true;
   if (!values.dtensor.defined() && is_dtensor(tensor)) values.dtensor = tensor;
@@ -77,11 +77,11 @@ void look_at(const at::Tensor& tensor, Values& values) {
   if (!is_share_of_extreme(tensor) || std::isnan(from)) values.add(from, to);
 }
 
-void look_at(const c10::IValue& value, Values& values) {
-  if (value.isTensor()) return look_at(value.toTensor(), values);
+void inspect(const c10::IValue& value, Values& values) {
+  if (value.isTensor()) return inspect(value.toTensor(), values);
   if (value.isDouble()) return values.add(value.toDouble(), value.toDouble());
   if (!value.isList() || value.isIntList()) return;
-  for (const c10::IValue& item : value.toListRef()) look_at(item, values);
+  for (const c10::IValue& item : value.toListRef()) inspect(item, values);
 }
 
 std::optional<c10::OperatorHandle> operator_of(const at::RecordFunction& call) {
@@ -89,13 +89,13 @@ std::optional<c10::OperatorHandle> operator_of(const at::RecordFunction& call) {
   return name ? c10::Dispatcher::singleton().findSchema(*name) : std::nullopt;
 }
 
-bool leaves_memory(const at::RecordFunction& call) {
+bool uninitialized_results(const at::RecordFunction& call) {
   const auto op = operator_of(call);
-  return op && OpInfo(*op).rule().data().leaves_memory;
+  return op && OpInfo(*op).rule().data().uninitialized_results;
 }
 
 // What this rank saw. `call` counts the operators that the pass called, from 0.
-struct Seen {
+struct SeenValue {
   std::int64_t call = 0;
   std::int64_t name = 0;  // of the call
   NonFinite what = {};
@@ -103,11 +103,11 @@ struct Seen {
 
 // What one rank has to say of one kind, NaN or infinite values.
 struct Findings {
-  std::vector<Seen> made;                                // of finite operands, in order
-  std::optional<Seen> given;                             // the first that had such an operand
+  std::vector<SeenValue> made;                           // of finite operands, in order
+  std::optional<SeenValue> given;                        // the first that had such an operand
   std::unordered_map<std::int64_t, std::int64_t> reads;  // the names of the calls that had one
 
-  void add(const Seen& seen, bool read, bool put) {
+  void add(const SeenValue& seen, bool read, bool put) {
     if (read) reads.emplace(seen.call, seen.name);
     if (!put) return;
     if (!read) made.push_back(seen);
@@ -115,13 +115,13 @@ struct Findings {
   }
 };
 
-class Watch {
+class NonfiniteRecorder {
  public:
-  void add(const at::RecordFunction& op, std::int64_t call, const Place& place, const Values& read, const Values& put) {
+  void add(const at::RecordFunction& op, std::int64_t call, const ModuleAndPhase& place, const Values& read, const Values& put) {
     if (!read.any_tensor || (!read.nan && !read.infinite && !put.nan && !put.infinite)) return;
-    if ((put.nan || put.infinite) && leaves_memory(op)) return;
+    if ((put.nan || put.infinite) && uninitialized_results(op)) return;
     const std::int64_t name = read.dtensor.defined() ? name_of_call(op, read.dtensor) : 0;
-    const Seen seen{call, name, {.module = place.module, .op = op.name(), .phase = place.phase}};
+    const SeenValue seen{call, name, {.module = place.module, .op = op.name(), .phase = place.phase}};
     const std::lock_guard lock(mutex_);
     nan_.add(seen, read.nan, put.nan);
     infinite_.add(seen, read.infinite || read.nan, put.infinite);
@@ -137,7 +137,7 @@ class Watch {
 };
 
 // RecordFunction::inputs() says in a program without NDEBUG that it is called outside a callback, since LibTorch itself
-// is built with it and sets no such flag. What it would return, as in sharding_prop/native_kernel.cpp.
+// is built with it and sets no such flag. What it would return, as in sharding_prop/operators/native_kernel.cpp.
 template <class Tag, auto Member>
 struct Opened {
   friend constexpr auto opened(Tag) { return Member; }
@@ -158,7 +158,7 @@ struct Call final : at::ObserverContext {
   Depth outer;
   bool looks = false;
   std::int64_t number = 0;
-  Place place;
+  ModuleAndPhase place;
   Values read;
   std::vector<c10::IValue> written;  // operands, where nothing is returned
 };
@@ -181,14 +181,14 @@ std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& op) {
   if (!op.operator_name()) return call;  // autograd tells of its nodes, too
   const int pass = torch::autograd::get_current_graph_task_id();
   depth = {pass, depth.pass == pass ? depth.operators + 1 : 1};
-  const auto* watch = ScopedValue<Watch*>::current();
+  const auto* watch = ScopedValue<NonfiniteRecorder*>::current();
   call->looks = depth.operators == 1 && watch != nullptr;
   if (!call->looks) return call;
   const at::DisableRecordFunctionGuard own_operators;
   const at::NoGradGuard no_grad;
   call->number = (*watch)->next_call();
-  call->place = current_place();
-  for (const c10::IValue& value : op.*opened(Inputs{})) look_at(value, call->read);
+  call->place = current_module_and_phase();
+  for (const c10::IValue& value : op.*opened(Inputs{})) inspect(value, call->read);
   call->written = written_operands(op, op.*opened(Inputs{}));
   return call;
 }
@@ -196,26 +196,26 @@ std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& op) {
 void finish(const at::RecordFunction& op, at::ObserverContext* started) {
   const auto& call = *static_cast<const Call*>(started);
   depth = call.outer;
-  const auto* watch = ScopedValue<Watch*>::current();
+  const auto* watch = ScopedValue<NonfiniteRecorder*>::current();
   if (!call.looks || watch == nullptr) return;
   const at::DisableRecordFunctionGuard own_operators;
   const at::NoGradGuard no_grad;
   Values put;
-  for (const c10::IValue& value : op.outputs()) look_at(value, put);
-  for (const c10::IValue& value : call.written) look_at(value, put);
+  for (const c10::IValue& value : op.outputs()) inspect(value, put);
+  for (const c10::IValue& value : call.written) inspect(value, put);
   (*watch)->add(op, call.number, call.place, call.read, put);
 }
 
-class Listening {
+class ListenerRegistration {
  public:
-  Listening()
+  ListenerRegistration()
       : handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(start, finish)
                                                .needsInputs(true)
                                                .needsOutputs(true)
                                                .scopes({at::RecordScope::FUNCTION}))) {}
-  ~Listening() { at::removeCallback(handle_); }
-  Listening(const Listening&) = delete;
-  Listening& operator=(const Listening&) = delete;
+  ~ListenerRegistration() { at::removeCallback(handle_); }
+  ListenerRegistration(const ListenerRegistration&) = delete;
+  ListenerRegistration& operator=(const ListenerRegistration&) = delete;
 
  private:
   at::CallbackHandle handle_;
@@ -231,17 +231,18 @@ std::int64_t over_ranks(const Communicator& ranks, std::int64_t mine, ReduceOp o
 }
 
 // Of all ranks the one that saw one after the fewest calls; kNothing: nobody did. Call and rank in one number.
-std::int64_t first_order(const Communicator& ranks, const Seen* mine) {
+std::int64_t first_order(const Communicator& ranks, const SeenValue* mine) {
   return over_ranks(ranks, mine == nullptr ? kNothing : mine->call * kRanks + ranks.rank(), ReduceOp::min);
 }
 
 // What rank `first % kRanks` saw, told to all.
-Seen told(const Communicator& ranks, std::int64_t first, const Seen* mine) {
-  Seen seen{first / kRanks, 0, {.rank = static_cast<int>(first % kRanks)}};
+SeenValue broadcast_seen(const Communicator& ranks, std::int64_t first, const SeenValue* mine) {
+  SeenValue seen{first / kRanks, 0, {.rank = static_cast<int>(first % kRanks)}};
   const bool here = ranks.rank() == seen.what.rank;
   seen.name = over_ranks(ranks, here ? mine->name : 0, ReduceOp::max);
   const std::string phase = here && mine->what.phase == Phase::backward ? "b" : "f";
-  const auto text = broadcast_text(ranks, here ? phase + mine->what.op + "\n" + mine->what.module : "", seen.what.rank);
+  const auto text =
+      broadcast_string(ranks, here ? phase + mine->what.op + "\n" + mine->what.module : "", seen.what.rank);
   const auto line = text.find('\n');
   seen.what.phase = text.front() == 'f' ? Phase::forward : Phase::backward;
   seen.what.op = text.substr(1, line - 1);
@@ -250,7 +251,7 @@ Seen told(const Communicator& ranks, std::int64_t first, const Seen* mine) {
 }
 
 // Whether a rank of the operator's mesh had such an operand in the same call, so that it may have come from there.
-bool came_from_another(const Communicator& ranks, const Seen& seen, const Findings& mine) {
+bool originates_on_other_rank(const Communicator& ranks, const SeenValue& seen, const Findings& mine) {
   const auto read = mine.reads.find(seen.call);
   const bool same = seen.name != 0 && read != mine.reads.end() && read->second == seen.name;
   return over_ranks(ranks, same ? 1 : 0, ReduceOp::max) != 0;
@@ -259,30 +260,30 @@ bool came_from_another(const Communicator& ranks, const Seen& seen, const Findin
 // Who made it comes before all that were given it.
 std::optional<NonFinite> first_of_all(const Findings& mine, bool also_given, const Communicator& ranks) {
   const auto as_given = [](NonFinite what) {
-    what.given = true;
+    what.from_operand = true;
     return what;
   };
-  const Seen* given = mine.given && also_given ? &*mine.given : nullptr;
+  const SeenValue* given = mine.given && also_given ? &*mine.given : nullptr;
   if (!ranks) {
     if (!mine.made.empty()) return mine.made.front().what;
     return given == nullptr ? std::nullopt : std::optional(as_given(given->what));
   }
   // What a MeshScope makes DTensors of is the program's.
-  const NoMeshScope plain;
+  const NoMeshScopeGuard plain;
   for (std::size_t next = 0;;) {
-    const Seen* made = next < mine.made.size() ? &mine.made[next] : nullptr;
+    const SeenValue* made = next < mine.made.size() ? &mine.made[next] : nullptr;
     const std::int64_t first = first_order(ranks, made);
     if (first == kNothing) break;
-    const Seen seen = told(ranks, first, made);
-    if (!came_from_another(ranks, seen, mine)) return seen.what;
+    const SeenValue seen = broadcast_seen(ranks, first, made);
+    if (!originates_on_other_rank(ranks, seen, mine)) return seen.what;
     while (next < mine.made.size() && mine.made[next].call <= seen.call && mine.made[next].name == seen.name) ++next;
   }
   const std::int64_t first = first_order(ranks, given);
   if (first == kNothing) return std::nullopt;
-  return as_given(told(ranks, first, given).what);
+  return as_given(broadcast_seen(ranks, first, given).what);
 }
 
-std::string words_of(double value) { return std::isnan(value) ? "NaN" : value > 0 ? "inf" : "-inf"; }
+std::string nonfinite_name(double value) { return std::isnan(value) ? "NaN" : value > 0 ? "inf" : "-inf"; }
 
 }  // namespace
 
@@ -295,16 +296,16 @@ std::string NonFiniteReport::str() const {
   if (!nan && !infinite) return "a second pass over the same batch had finite values only";
   const auto infinite_text = infinite ? "infinite values first " + infinite->str() : std::string();
   if (!nan) return infinite_text;
-  const auto text = (nan->given ? "NaN was there already, first read " : "NaN first ") + nan->str();
+  const auto text = (nan->from_operand ? "NaN was there already, first read " : "NaN first ") + nan->str();
   return infinite ? text + "; " + infinite_text : text;
 }
 
 NonFiniteReport find_nonfinite(const std::function<void()>& pass, const Communicator& ranks) {
-  Watch watch;
+  NonfiniteRecorder watch;
   {
     const NodeRecorder modules;
-    const ScopedValue<Watch*> watching(&watch);
-    const Listening listening;
+    const ScopedValue<NonfiniteRecorder*> watching(&watch);
+    const ListenerRegistration listening;
     pass();
   }
   return {.nan = first_of_all(watch.nan(), /*also_given=*/true, ranks),
@@ -314,8 +315,8 @@ NonFiniteReport find_nonfinite(const std::function<void()>& pass, const Communic
 void check_step_finite(const StepNumbers& numbers, const std::function<void()>& pass, const Communicator& ranks) {
   const bool loss_ends = !std::isfinite(numbers.loss);
   if (!loss_ends && std::isfinite(numbers.gradient_norm)) return;
-  const auto what = loss_ends ? "the loss is " + words_of(numbers.loss)
-                              : "the norm of the gradients is " + words_of(numbers.gradient_norm);
+  const auto what = loss_ends ? "the loss is " + nonfinite_name(numbers.loss)
+                              : "the norm of the gradients is " + nonfinite_name(numbers.gradient_norm);
   throw NonFiniteError(
       fmt::format("step {}: {}: {}. No parameter was changed.", numbers.step, what, find_nonfinite(pass, ranks).str()));
 }

@@ -1,5 +1,5 @@
 // Listens where ATen's profiler would: allocators report each allocation and release to the thread's profiler state.
-#include "dtensor/memory_timeline.h"
+#include "dtensor/debug.h"
 
 #define FMT_HEADER_ONLY
 #include <c10/core/Allocator.h>
@@ -28,16 +28,16 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
                          c10::Device /*device*/) override {
     if (outer != nullptr) outer->reportMemoryUsage(ptr, change, 0, 0, c10::Device(c10::kCPU));
     if (closed) return;
-    const Place place = current_place();
+    const ModuleAndPhase place = current_module_and_phase();
     const std::lock_guard lock(mutex);
-    if (change < 0) keep_peak_holders();
+    if (change < 0) record_peak_holders();
     attribute(ptr, change, place);
     live += change;
     const bool highest = live > peak.bytes;
     const bool far = samples.empty() || std::abs(live - samples.back().bytes) >= resolution;
     if (!highest && !far) return;
     Sample sample{std::chrono::steady_clock::now(), live, place.module, place.phase};
-    if (highest) peak = sample, at_peak = true, peak_noted = far;
+    if (highest) peak = sample, is_at_peak = true, peak_noted = far;
     if (far) samples.push_back(std::move(sample));
   }
 
@@ -49,14 +49,14 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
   }
 
   // The holders at the peak are those when memory is first given back after it.
-  void keep_peak_holders() {
-    if (std::exchange(at_peak, false)) peak_holders = holders;
+  void record_peak_holders() {
+    if (std::exchange(is_at_peak, false)) peak_holders = holders;
   }
 
   // What is given back was made by whoever is known by its address; memory from before the start by nobody.
-  void attribute(void* ptr, std::int64_t change, const Place& place) {
+  void attribute(void* ptr, std::int64_t change, const ModuleAndPhase& place) {
     if (change > 0) {
-      const Made made{change, {place.module, place.phase}};
+      const MemoryBlock made{change, {place.module, place.phase}};
       const auto [block, fresh] = blocks.try_emplace(ptr, made);
       if (!fresh) holders[block->second.by] -= block->second.bytes;  // given back unseen, on another thread
       block->second = made;
@@ -86,16 +86,16 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
 
   std::mutex mutex;  // of all that reports change
   std::int64_t resolution, live = 0;
-  using Maker = std::pair<std::string, Phase>;
-  struct Made {
+  using BlockOwner = std::pair<std::string, Phase>;
+  struct MemoryBlock {
     std::int64_t bytes;
-    Maker by;
+    BlockOwner by;
   };
   Sample peak;
-  bool at_peak = false;    // nothing was given back since
-  bool peak_noted = true;  // among the samples
-  std::unordered_map<void*, Made> blocks;
-  std::map<Maker, std::int64_t> holders, peak_holders;
+  bool is_at_peak = false;  // nothing was given back since
+  bool peak_noted = true;   // among the samples
+  std::unordered_map<void*, MemoryBlock> blocks;
+  std::map<BlockOwner, std::int64_t> holders, peak_holders;
   std::vector<Sample> samples;
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   State* outer = nullptr;  // kept alive by what lies below
@@ -134,17 +134,17 @@ const std::vector<MemoryTimeline::Sample>& MemoryTimeline::samples() const {
 }
 
 void MemoryTimeline::reset_peak() {
-  const Place place = current_place();
+  const ModuleAndPhase place = current_module_and_phase();
   const std::lock_guard lock(state_->mutex);
   state_->note_peak();
   state_->peak = {std::chrono::steady_clock::now(), state_->live, place.module, place.phase};
-  state_->at_peak = true;
+  state_->is_at_peak = true;
 }
 
 std::vector<MemoryTimeline::Holder> MemoryTimeline::holders_at_peak() const {
   std::vector<Holder> list;
   const std::lock_guard lock(state_->mutex);
-  for (const auto& [by, bytes] : state_->at_peak ? state_->holders : state_->peak_holders) {
+  for (const auto& [by, bytes] : state_->is_at_peak ? state_->holders : state_->peak_holders) {
     if (bytes > 0) list.push_back({by.first, by.second, bytes});
   }
   std::stable_sort(list.begin(), list.end(), [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });

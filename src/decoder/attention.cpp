@@ -3,11 +3,11 @@
 
 #include <cmath>
 
-#include "decoder/attend.h"
+#include "decoder/causal_attention.h"
 #include "dtensor/debug.h"
 #include "dtensor/nn/decoder.h"
-#include "dtensor/plain_scope.h"
 #include "dtensor/tensor.h"
+#include "internal/aten_scopes.h"
 
 namespace dtensor::nn {
 namespace {
@@ -91,7 +91,7 @@ DecoderAttention::Projected DecoderAttention::project(const at::Tensor& x) const
   return {q, kv_b_proj_->forward(inner), {}, both.narrow(2, l.kv_rank, l.rope_size)};
 }
 
-at::Tensor DecoderAttention::over_heads(const Projected& p, const DecoderPass& pass) const {
+at::Tensor DecoderAttention::fold_heads_into_batch(const Projected& p, const DecoderPass& pass) const {
   const DecoderConfig& c = config_;
   const DecoderConfig::Layer& layer = c.layer[static_cast<std::size_t>(layer_)];
   at::Tensor q = by_heads(p.q, c.head_size), k, v;
@@ -113,8 +113,8 @@ at::Tensor DecoderAttention::over_heads(const Projected& p, const DecoderPass& p
   at::Tensor y;
   if (q.size(1) == 0) {
     y = at::empty({q.size(0), 0, q.size(2), v.size(3)}, q.options());
-  } else if (cached && pass.cache->sharers(layer_)) {
-    y = attend_shared(q, k, v, pass.first, pass.cache->sharers(layer_), options);
+  } else if (cached && pass.cache->sequence_group(layer_)) {
+    y = attend_split_cache(q, k, v, pass.first, pass.cache->sequence_group(layer_), options);
   } else {
     y = attend(q, k, v, options);
   }
@@ -124,7 +124,7 @@ at::Tensor DecoderAttention::over_heads(const Projected& p, const DecoderPass& p
 namespace {
 
 // Where the projections are while each rank works on heads of its own.
-struct HeadLayout {
+struct HeadSizes {
   Placements rest;         // of what all heads share
   std::int64_t axis = -1;  // the mesh axis that splits heads; -1: none
   std::int64_t ranks = 1;
@@ -139,8 +139,8 @@ struct HeadLayout {
   }
 };
 
-HeadLayout layout_of(const std::vector<DTensor>& projections) {
-  HeadLayout layout;
+HeadSizes layout_of(const std::vector<DTensor>& projections) {
+  HeadSizes layout;
   const DeviceMesh mesh = projections[0].mesh();
   for (std::int64_t a = 0; a < mesh.ndim(); ++a) {
     const auto placement = [&](const DTensor& t) { return t.placements()[static_cast<std::size_t>(a)]; };
@@ -163,14 +163,14 @@ at::Tensor local_at(const at::Tensor& x, const Placements& placements, bool spli
 }  // namespace
 
 at::Tensor DecoderAttention::with_cache(const Projected& p, const DecoderPass& pass) const {
-  const NoMeshScope plain;  // masks are this rank's
+  const NoMeshScopeGuard plain;  // masks are this rank's
   if (!is_dtensor(p.q)) {
     pass.cache->set_layout(layer_);
-    return over_heads(p, pass);
+    return fold_heads_into_batch(p, pass);
   }
   const DecoderConfig& c = config_;
   const DTensor q(p.q);
-  const HeadLayout layout = layout_of({q, DTensor(p.k)});
+  const HeadSizes layout = layout_of({q, DTensor(p.k)});
   const std::int64_t groups = c.kv_heads, group = c.heads / groups;
   const std::int64_t kv_size = c.latent ? c.latent->nope_size + c.latent->value_size : c.head_size;
   const Projected local{local_at(p.q, layout.split(2, groups, group * c.head_size), /*split=*/true),
@@ -178,7 +178,7 @@ at::Tensor DecoderAttention::with_cache(const Projected& p, const DecoderPass& p
                         local_at(p.v, layout.split(2, groups, kv_size), /*split=*/true),
                         local_at(p.shared, layout.rest, /*split=*/false)};
   pass.cache->set_layout(layer_, q.mesh(), layout.split(1, groups, 1), q.size(0), groups);
-  const at::Tensor y = over_heads(local, pass);
+  const at::Tensor y = fold_heads_into_batch(local, pass);
   const std::int64_t size = value_size(c);
   return DTensor::from_local(y, q.mesh(), layout.split(2, groups, group * size),
                              {q.size(0), q.size(1), c.heads * size});
@@ -187,7 +187,7 @@ at::Tensor DecoderAttention::with_cache(const Projected& p, const DecoderPass& p
 at::Tensor DecoderAttention::forward(const at::Tensor& input, const DecoderPass& pass) const {
   const ModuleScope scope(name());
   const Projected p = project(constrain("in", input));
-  const at::Tensor y = pass.cache != nullptr ? with_cache(p, pass) : over_heads(p, pass);
+  const at::Tensor y = pass.cache != nullptr ? with_cache(p, pass) : fold_heads_into_batch(p, pass);
   return constrain("out", o_proj_.forward(y));
 }
 

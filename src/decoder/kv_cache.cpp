@@ -1,42 +1,42 @@
 // Keys and values of the tokens before.
-#include "dtensor/nn/kv_cache.h"
+#include "dtensor/nn/decoder.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 
-#include "dtensor/plain_scope.h"
 #include "dtensor/tensor.h"
+#include "internal/aten_scopes.h"
 
 namespace dtensor::nn {
 namespace {
 
 // What is kept serves tokens that come in any mode, and no MeshScope makes DTensors of it.
-struct PlainMemory : NoMeshScope {
+struct RegularTensorScope : NoMeshScopeGuard {
   const c10::InferenceMode no_inference{false};
   const at::NoGradGuard no_grad;
 };
 
 // Of the first `count` tokens, how many a rank holds where they are shared out in turn.
-std::int64_t own_count(std::int64_t count, const Communicator& sharers) {
-  return sharers ? (count - sharers.rank() + sharers.size() - 1) / sharers.size() : count;
+std::int64_t own_count(std::int64_t count, const Communicator& sequence_group) {
+  return sequence_group ? (count - sequence_group.rank() + sequence_group.size() - 1) / sequence_group.size() : count;
 }
 
 // This rank's of the tokens from `first` on.
-at::Tensor own_of(const at::Tensor& x, std::int64_t first, const Communicator& sharers) {
-  if (!sharers) return x;
-  const std::int64_t n = sharers.size(), skip = ((sharers.rank() - first) % n + n) % n;
+at::Tensor own_of(const at::Tensor& x, std::int64_t first, const Communicator& sequence_group) {
+  if (!sequence_group) return x;
+  const std::int64_t n = sequence_group.size(), skip = ((sequence_group.rank() - first) % n + n) % n;
   return x.slice(2, std::min(skip, x.size(2)), std::nullopt, n);
 }
 
 // [batch, heads, own, E] of each rank to all tokens' in their order.
-at::Tensor in_order(const at::Tensor& own, std::int64_t length, const Communicator& sharers) {
-  const std::int64_t n = sharers.size(), most = (length + n - 1) / n;
+at::Tensor in_order(const at::Tensor& own, std::int64_t length, const Communicator& sequence_group) {
+  const std::int64_t n = sequence_group.size(), most = (length + n - 1) / n;
   const at::Tensor mine = at::constant_pad_nd(own, {0, 0, 0, most - own.size(2)}).contiguous();
   std::vector<at::Tensor> all;
   for (std::int64_t r = 0; r < n; ++r) all.push_back(at::empty_like(mine));
-  sharers.all_gather(all, mine).wait();
+  sequence_group.all_gather(all, mine).wait();
   return at::stack(all, 3).flatten(2, 3).narrow(2, 0, length);
 }
 
@@ -52,7 +52,7 @@ KVCache::KVCache(const KVCache& other)
       capacity_(other.capacity_),
       length_(other.length_),
       sequence_axis_(other.sequence_axis_) {
-  const PlainMemory plain;
+  const RegularTensorScope plain;
   for (Entry& e : entries_) {
     if (!e.keys.defined()) continue;
     e.keys = e.keys.clone();
@@ -97,17 +97,20 @@ std::pair<at::Tensor, at::Tensor> KVCache::append(std::int64_t layer, const at::
   TORCH_CHECK(length_ + n <= capacity_, "KVCache: ", length_, " tokens and ", n, " more are beyond its capacity of ",
               capacity_);
   const auto make = [&](const at::Tensor& like) {
-    const PlainMemory plain;
-    return at::empty({like.size(0), like.size(1), own_count(capacity_, e.sharers), like.size(3)}, like.options());
+    const RegularTensorScope plain;
+    return at::empty({like.size(0), like.size(1), own_count(capacity_, e.sequence_group), like.size(3)},
+                     like.options());
   };
   if (!kept) std::tie(e.keys, e.values) = std::pair(make(keys), make(values));
-  const std::int64_t before = own_count(length_, e.sharers), after = own_count(length_ + n, e.sharers);
-  e.keys.narrow(2, before, after - before).copy_(own_of(keys, length_, e.sharers));
-  e.values.narrow(2, before, after - before).copy_(own_of(values, length_, e.sharers));
+  const std::int64_t before = own_count(length_, e.sequence_group), after = own_count(length_ + n, e.sequence_group);
+  e.keys.narrow(2, before, after - before).copy_(own_of(keys, length_, e.sequence_group));
+  e.values.narrow(2, before, after - before).copy_(own_of(values, length_, e.sequence_group));
   return {e.keys.narrow(2, 0, after), e.values.narrow(2, 0, after)};
 }
 
-const Communicator& KVCache::sharers(std::int64_t layer) const { return entries_[position(layer)].sharers; }
+const Communicator& KVCache::sequence_group(std::int64_t layer) const {
+  return entries_[position(layer)].sequence_group;
+}
 
 void KVCache::truncate(std::int64_t length) {
   TORCH_CHECK(length >= 0 && length <= length_, "KVCache: truncate to ", length, " of ", length_, " tokens");
@@ -127,16 +130,16 @@ void KVCache::set_layout(std::int64_t layer, const DeviceMesh& mesh, Placements 
   TORCH_CHECK(!e.mesh || length_ == 0, "KVCache: it has ", length_, " tokens of ", e.batch, " sequences and ", e.heads,
               " heads, ", to_string(e.placements), " on ", e.mesh.str(), ", and further ones are of ", batch,
               " sequences and ", heads, " heads, ", to_string(placements), " on ", mesh.str());
-  Communicator sharers;
+  Communicator sequence_group;
   if (!sequence_axis_.empty()) {
     const std::int64_t axis = mesh.dim(sequence_axis_);
     const Placement& placement = placements[static_cast<std::size_t>(axis)];
     TORCH_CHECK(mesh.size(axis) == 1 || placement.is_replicate(), "KVCache: tokens cannot be shared out over axis '",
                 sequence_axis_, "' of ", mesh.str(), ", which splits ", placement.is_shard(0) ? "the batch" : "heads",
                 " already");
-    if (mesh.size(axis) > 1 && mesh.is_member()) sharers = mesh.communicator(axis);
+    if (mesh.size(axis) > 1 && mesh.is_member()) sequence_group = mesh.communicator(axis);
   }
-  e = {{}, {}, mesh, std::move(placements), batch, heads, std::move(sharers)};
+  e = {{}, {}, mesh, std::move(placements), batch, heads, std::move(sequence_group)};
 }
 
 void KVCache::set_layout(std::int64_t layer) {
@@ -147,19 +150,19 @@ void KVCache::set_layout(std::int64_t layer) {
   e = {};
 }
 
-at::Tensor KVCache::whole(const Entry& e, const at::Tensor& kept) const {
+at::Tensor KVCache::full(const Entry& e, const at::Tensor& kept) const {
   TORCH_CHECK(kept.defined(), "KVCache: nothing was appended yet");
-  const at::Tensor own = kept.narrow(2, 0, own_count(length_, e.sharers));
-  const at::Tensor seen = e.sharers ? in_order(own, length_, e.sharers) : own;
+  const at::Tensor own = kept.narrow(2, 0, own_count(length_, e.sequence_group));
+  const at::Tensor seen = e.sequence_group ? in_order(own, length_, e.sequence_group) : own;
   if (!e.mesh) return seen;
   return DTensor::from_local(seen, e.mesh, e.placements, {e.batch, e.heads, length_, kept.size(3)});
 }
 
 at::Tensor KVCache::keys(std::int64_t layer) const {
-  return whole(entries_[position(layer)], entries_[position(layer)].keys);
+  return full(entries_[position(layer)], entries_[position(layer)].keys);
 }
 at::Tensor KVCache::values(std::int64_t layer) const {
-  return whole(entries_[position(layer)], entries_[position(layer)].values);
+  return full(entries_[position(layer)], entries_[position(layer)].values);
 }
 
 }  // namespace dtensor::nn

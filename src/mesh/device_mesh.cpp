@@ -4,8 +4,8 @@
 
 #include <c10/util/Exception.h>
 
-#include "mesh/layout.h"
 #include "mesh/mesh_impl.h"
+#include "mesh/mesh_layout.h"
 
 namespace dtensor {
 namespace {
@@ -16,8 +16,8 @@ const MeshImpl& checked(const c10::intrusive_ptr<MeshImpl>& impl) {
 }
 
 DeviceMesh sibling(const MeshImpl& mesh, MeshLayout layout) {
-  const auto seen = intern_mesh(std::move(layout), mesh.world(), mesh.seen_device());
-  return DeviceMesh(mesh.computes() != nullptr ? intern_offloaded(seen) : seen);
+  const auto seen = intern_mesh(std::move(layout), mesh.world(), mesh.reported_device());
+  return DeviceMesh(mesh.compute_mesh() != nullptr ? intern_host_mesh(seen) : seen);
 }
 
 const Coordinate& checked_coordinate(const MeshImpl& mesh) {
@@ -83,7 +83,7 @@ DeviceMesh DeviceMesh::view(at::IntArrayRef shape, std::vector<std::string> name
 
 DeviceMesh DeviceMesh::offloaded() const {
   (void)checked(impl_);
-  return DeviceMesh(intern_offloaded(impl_));
+  return DeviceMesh(intern_host_mesh(impl_));
 }
 
 Communicator DeviceMesh::communicator(std::int64_t dim) const {
@@ -105,15 +105,15 @@ Communicator DeviceMesh::world() const { return checked(impl_).world(); }
 
 bool operator==(const DeviceMesh& a, const DeviceMesh& b) {
   if (a.impl_ == b.impl_ || !a.impl_ || !b.impl_) return a.impl_ == b.impl_;
-  return a.impl_->device == b.impl_->device && a.impl_->seen_device() == b.impl_->seen_device() &&
+  return a.impl_->device == b.impl_->device && a.impl_->reported_device() == b.impl_->reported_device() &&
          a.impl_->layout == b.impl_->layout;
 }
 
 std::string DeviceMesh::str() const { return impl_ ? impl_->str() : "DeviceMesh()"; }
 
-std::string DeviceMesh::picture() const {
+std::string DeviceMesh::diagram() const {
   const auto& mesh = checked(impl_);
-  return layout_picture(mesh.layout, mesh.device, mesh.world_rank);
+  return draw_layout(mesh.layout, mesh.device, mesh.world_rank);
 }
 
 DeviceMesh init_device_mesh(const Communicator& world, c10::DeviceType device, at::IntArrayRef shape,

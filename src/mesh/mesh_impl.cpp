@@ -7,25 +7,25 @@
 
 #include "comm/record/call_history.h"
 #include "comm/record/rank_record.h"
-#include "mesh/layout.h"
+#include "mesh/mesh_layout.h"
 #include "mesh/world_state.h"
 
 namespace dtensor {
 
-MeshImpl::MeshImpl(MeshLayout layout, Communicator world, c10::DeviceType device, MeshRef computes,
+MeshImpl::MeshImpl(MeshLayout layout, Communicator world, c10::DeviceType device, MeshRef compute_mesh,
                    std::shared_ptr<WorldState> state)
-    : MeshInfo(std::move(layout), world.rank(), device, std::move(computes)),
+    : MeshInfo(std::move(layout), world.rank(), device, std::move(compute_mesh)),
       world_(std::move(world)),
       state_(std::move(state)),
       record_(backend_of(world_)->shared_record()),
       history_(std::make_shared<CallHistory>()),
-      by_mask_(std::size_t{1} << this->layout.ndim()) {}
+      communicators_by_axes_(std::size_t{1} << this->layout.ndim()) {}
 
 MeshImpl::~MeshImpl() = default;
 
 const Communicator& MeshImpl::communicator(AxisMask axes) const {
-  if (axes < by_mask_.size()) {
-    if (const auto* known = by_mask_[axes].load(std::memory_order_acquire)) return *known;
+  if (axes < communicators_by_axes_.size()) {
+    if (const auto* known = communicators_by_axes_[axes].load(std::memory_order_acquire)) return *known;
   }
   return make_communicator(axes);
 }
@@ -37,10 +37,10 @@ const Communicator& MeshImpl::make_communicator(AxisMask axes) const {
   std::iota(whole_world.begin(), whole_world.end(), 0);
   const auto label = axes_label(layout, axes);
   const auto shared = ranks == whole_world ? world_ : state_->communicator(world_, ranks, label);
-  const std::lock_guard lock(made_mutex_);
-  made_.push_back(std::make_unique<Communicator>(shared.with_label(label).with_history(history_)));
-  by_mask_[axes].store(made_.back().get(), std::memory_order_release);
-  return *made_.back();
+  const std::lock_guard lock(owned_communicators_mutex_);
+  owned_communicators_.push_back(std::make_unique<Communicator>(shared.with_label(label).with_history(history_)));
+  communicators_by_axes_[axes].store(owned_communicators_.back().get(), std::memory_order_release);
+  return *owned_communicators_.back();
 }
 
 std::uint64_t MeshImpl::count(std::uint64_t kind) const {
@@ -51,22 +51,22 @@ std::uint64_t MeshImpl::count(std::uint64_t kind) const {
 }
 
 void MeshImpl::release_resources() {
-  made_.clear();
+  owned_communicators_.clear();
   state_.reset();
   world_ = Communicator();
-  computes_.reset();
+  compute_mesh_.reset();
 }
 
 std::string MeshImpl::str() const {
-  const auto text = layout_str(layout, seen_device());
-  return computes() != nullptr ? text + " offloaded" : text;
+  const auto text = layout_str(layout, reported_device());
+  return compute_mesh() != nullptr ? text + " offloaded" : text;
 }
 
 c10::intrusive_ptr<MeshImpl> intern_mesh(MeshLayout layout, const Communicator& world, c10::DeviceType device) {
   return WorldState::of(world)->intern(std::move(layout), world, device, {});
 }
 
-c10::intrusive_ptr<MeshImpl> intern_offloaded(const c10::intrusive_ptr<MeshImpl>& mesh) {
+c10::intrusive_ptr<MeshImpl> intern_host_mesh(const c10::intrusive_ptr<MeshImpl>& mesh) {
   if (mesh->device == c10::DeviceType::CPU) return mesh;
   return mesh->state().intern(mesh->layout, mesh->world(), c10::DeviceType::CPU, mesh);
 }

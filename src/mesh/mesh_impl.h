@@ -20,7 +20,7 @@ class WorldState;  // shared by all meshes of one rank's world communicator (mes
 // Made by intern_mesh only, so that pointer equality is equality of layouts.
 class MeshImpl final : public MeshInfo {
  public:
-  MeshImpl(MeshLayout layout, Communicator world, c10::DeviceType device, MeshRef computes,
+  MeshImpl(MeshLayout layout, Communicator world, c10::DeviceType device, MeshRef compute_mesh,
            std::shared_ptr<WorldState> state);
   ~MeshImpl() override;
 
@@ -52,19 +52,19 @@ class MeshImpl final : public MeshInfo {
   std::shared_ptr<RankRecord> record_;
   std::shared_ptr<CallHistory> history_;
   // Handles of the shared communicators, labelled with this mesh's axes.
-  mutable std::vector<std::atomic<const Communicator*>> by_mask_;  // indexed by AxisMask
+  mutable std::vector<std::atomic<const Communicator*>> communicators_by_axes_;  // indexed by AxisMask
   mutable std::mutex count_mutex_;
   mutable std::unordered_map<std::uint64_t, std::uint64_t> counts_;
-  mutable std::mutex made_mutex_;
-  mutable std::vector<std::unique_ptr<const Communicator>> made_;  // owns them
+  mutable std::mutex owned_communicators_mutex_;
+  mutable std::vector<std::unique_ptr<const Communicator>> owned_communicators_;  // owns them
 };
 
 // The one mesh with this layout on this rank of the world. Thread-safe, no communication.
 c10::intrusive_ptr<MeshImpl> intern_mesh(MeshLayout layout, const Communicator& world, c10::DeviceType device);
 // The same layout in host memory, for what `mesh` computes with; `mesh` itself where it is of CPUs, or is that already.
-c10::intrusive_ptr<MeshImpl> intern_offloaded(const c10::intrusive_ptr<MeshImpl>& mesh);
+c10::intrusive_ptr<MeshImpl> intern_host_mesh(const c10::intrusive_ptr<MeshImpl>& mesh);
 
 // Every MeshInfo that is reached from a DTensor is a MeshImpl.
-inline const MeshImpl& acting(const MeshInfo& mesh) { return static_cast<const MeshImpl&>(mesh); }
+inline const MeshImpl& as_mesh_impl(const MeshInfo& mesh) { return static_cast<const MeshImpl&>(mesh); }
 
 }  // namespace dtensor

@@ -24,7 +24,7 @@ Registry& registry() {
 }
 
 // The states of worlds that are gone; destroyed by the caller outside the lock, since that closes communicators.
-std::vector<std::shared_ptr<WorldState>> take_expired(Registry& worlds) {
+std::vector<std::shared_ptr<WorldState>> remove_expired_meshes(Registry& worlds) {
   std::vector<std::shared_ptr<WorldState>> gone;
   for (auto it = worlds.begin(); it != worlds.end();) {
     if (it->first.expired()) {
@@ -46,15 +46,15 @@ std::shared_ptr<WorldState> WorldState::of(const Communicator& world) {
   auto& worlds = registry();
   auto it = worlds.find(backend_of(world));
   if (it == worlds.end()) {
-    gone = take_expired(worlds);
+    gone = remove_expired_meshes(worlds);
     it = worlds.emplace(backend_of(world), std::make_shared<WorldState>()).first;
   }
   return it->second;
 }
 
 c10::intrusive_ptr<MeshImpl> WorldState::intern(MeshLayout layout, const Communicator& world, c10::DeviceType device,
-                                                MeshRef computes) {
-  const auto seen = computes ? computes->device : device;
+                                                MeshRef compute_mesh) {
+  const auto seen = compute_mesh ? compute_mesh->device : device;
   const Key key{layout.shape, layout.ranks, layout.names, static_cast<int>(device), static_cast<int>(seen)};
   const std::lock_guard lock(mesh_mutex_);
   const auto it = meshes_.find(key);
@@ -66,7 +66,7 @@ c10::intrusive_ptr<MeshImpl> WorldState::intern(MeshLayout layout, const Communi
     std::erase_if(meshes_, [](const auto& entry) { return entry.second.expired(); });
     sweep_at_ = std::max(kSweepAt, 2 * meshes_.size());
   }
-  auto mesh = c10::make_intrusive<MeshImpl>(std::move(layout), world, device, std::move(computes), of(world));
+  auto mesh = c10::make_intrusive<MeshImpl>(std::move(layout), world, device, std::move(compute_mesh), of(world));
   meshes_.emplace(key, c10::weak_intrusive_ptr<MeshImpl>(mesh));
   return mesh;
 }

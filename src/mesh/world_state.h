@@ -26,7 +26,7 @@ class WorldState {
   static std::shared_ptr<WorldState> of(const Communicator& world);
 
   c10::intrusive_ptr<MeshImpl> intern(MeshLayout layout, const Communicator& world, c10::DeviceType device,
-                                      MeshRef computes);
+                                      MeshRef compute_mesh);
 
   // The communicator of these ranks of the world, in this order; this rank is one of them. Made by the first call,
   // which is collective over them; `label` is for messages.

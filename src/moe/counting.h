@@ -1,7 +1,8 @@
 // Counts where somebody listens.
 #pragma once
 
-#include "dtensor/moe/counters.h"
+#include "dtensor/moe/layer.h"
+#include "internal/scoped_value.h"
 
 namespace dtensor::moe {
 

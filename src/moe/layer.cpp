@@ -4,12 +4,12 @@
 #include <ATen/ATen.h>
 
 #include "dtensor/debug.h"
-#include "dtensor/moe/exchange.h"
-#include "dtensor/moe/routed_experts.h"
-#include "dtensor/plain_scope.h"
+#include "dtensor/moe/experts.h"
+#include "internal/aten_scopes.h"
 #include "moe/counting.h"
 #include "moe/dispatch/dispatch_details.h"
-#include "moe/experts/parallel.h"
+#include "moe/dispatch/permute.h"
+#include "moe/experts/expert_parallel.h"
 #include "moe/token_mapping.h"
 
 namespace dtensor {
@@ -133,15 +133,16 @@ void MixtureOfExperts::set_parallel(std::shared_ptr<const Parallel> parallel) {
 namespace {
 
 // What the gate sees in training: noise by the global index of each element, where there is one.
-at::Tensor jittered(const at::Tensor& x, double jitter) {
+at::Tensor with_jitter(const at::Tensor& x, double jitter) {
   const at::NoGradGuard no_grad;
   return at::rand_like(x.detach(), x.options().dtype(at::kFloat)).mul_(2 * jitter).add_(1 - jitter);
 }
 
 void check_equal_tokens(const Dispatcher& dispatcher, const moe::TokenMapping& mapping) {
-  if (mapping.fewest == mapping.most || dynamic_cast<const moe::NeedsEqualTokens*>(&dispatcher) == nullptr) return;
+  if (mapping.min_tokens == mapping.max_tokens || dynamic_cast<const moe::NeedsEqualTokens*>(&dispatcher) == nullptr)
+    return;
   TORCH_CHECK(false, dispatcher.name(), ": ", mapping.layout.total, " tokens on ", mapping.layout.ranks.size(),
-              " ranks, ", mapping.fewest, " to ", mapping.most,
+              " ranks, ", mapping.min_tokens, " to ", mapping.max_tokens,
               " on each; all ranks must have equally many (all_to_all_dispatcher takes any)");
 }
 
@@ -174,7 +175,7 @@ MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
 MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::vector<at::Tensor> keep) {
   const auto& mapping = seen_->mappings.of(x, parallel_ ? parallel_->mesh : DeviceMesh(),
                                            parallel_ ? parallel_->etp_ranks : std::vector<std::int64_t>());
-  const NoMeshScope plain;  // strategies and dispatchers of the user's own see local tensors, too
+  const NoMeshScopeGuard plain;  // strategies and dispatchers of the user's own see local tensors, too
   check_equal_tokens(*dispatcher_, mapping);
   const auto tokens = moe::to_tokens(x, mapping);
   const auto part = moe::local_part(tokens, mapping);
@@ -182,14 +183,14 @@ MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::
   auto gate_input = rows;
   if (options_.router.jitter != 0 && is_training()) {
     gate_input =
-        rows * moe::local_view(jittered(tokens, options_.router.jitter)).reshape(rows.sizes()).to(rows.dtype());
+        rows * moe::local_view(with_jitter(tokens, options_.router.jitter)).reshape(rows.sizes()).to(rows.dtype());
   }
   const auto bias = balancer_ ? moe::local_view(balancer_->bias) : at::Tensor();
   const auto routing =
-      route(gate_input, moe::whole_parameter(gate.weight, mapping), options_.router, mapping.layout, bias);
+      route(gate_input, moe::replicated_parameter(gate.weight, mapping), options_.router, mapping.layout, bias);
   if (balancer_ && is_training()) balancer_->count(routing);
   auto plan = dispatcher_->prepare(routing, mapping.layout);
-  plan.weighs_before = options_.score_before_experts;
+  plan.apply_probs_before_experts = options_.score_before_experts;
   at::Tensor from_shared;  // computed while rows are under way
   const auto sent = dispatcher_->dispatch(rows, plan, [&] { from_shared = run_shared(x, mapping); });
   if (!from_shared.defined()) from_shared = run_shared(x, mapping);  // by a dispatcher that does not call it
@@ -198,15 +199,15 @@ MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::
   const auto made = run_experts_here(sent, plan, {mapping, routing});
   const auto base = shared_rows(from_shared, mapping, rows.sizes());
   keep.push_back(rows);
-  auto y = moe::from_part(dispatcher_->combine(made, plan, base, keep).view(part.sizes()), mapping);
+  auto y = moe::from_local_tokens(dispatcher_->combine(made, plan, base, keep).view(part.sizes()), mapping);
   if (from_shared.defined() && !base.defined()) y = from_shared + y;
-  return {y, moe::from_share(routing.loss, mapping)};
+  return {y, moe::from_partial_scalar(routing.loss, mapping)};
 }
 
 // Plain tokens are this rank's own; an operator would take them for the same on all ranks beside DTensors.
 at::Tensor MixtureOfExperts::run_shared(const at::Tensor& x, const moe::TokenMapping& mapping) const {
   if (!shared) return {};
-  const auto used = [&](const at::Tensor& w) { return mapping.mesh ? w : moe::whole_parameter(w, mapping); };
+  const auto used = [&](const at::Tensor& w) { return mapping.mesh ? w : moe::replicated_parameter(w, mapping); };
   return run_expert(x, {used(shared->w1), used(shared->w2), used(shared->w3)}, options_.experts.activation);
 }
 
@@ -218,9 +219,9 @@ ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {
     if (parameter.defined() && is_dtensor(parameter)) w.parameters.push_back(parameter);
   }
   if (at::GradMode::is_enabled()) {
-    w.again1 = moe::gather_again(experts.w1, split);
-    w.again2 = moe::gather_again(experts.w2, split);
-    w.again3 = moe::gather_again(experts.w3, split);
+    w.regather1 = moe::regather_function(experts.w1, split);
+    w.regather2 = moe::regather_function(experts.w2, split);
+    w.regather3 = moe::regather_function(experts.w3, split);
   }
   if (!options_.scale_expert_gradients) return w;
   const auto load = pass.routing.counts->of_ranks(pass.mapping.layout.ranks).sum(0);
@@ -239,8 +240,8 @@ at::Tensor MixtureOfExperts::run_experts_here(const at::Tensor& rows, DispatchPl
   const auto run = [&](const at::Tensor& all, at::IntArrayRef counts) {
     return run_experts(all, counts, weights, options_.experts, cache);
   };
-  const bool own_tokens = parallel_ && parallel_->etp && !pass.mapping.etp_shares;
-  if (own_tokens) return moe::over_etp(rows, plan.host_rows(), parallel_->etp, run);
+  const bool own_tokens = parallel_ && parallel_->etp && !pass.mapping.etp_ranks_share_tokens;
+  if (own_tokens) return moe::run_over_etp(rows, plan.host_rows(), parallel_->etp, run);
   if (options_.experts.backend != ExpertBackend::grouped) return run(rows, plan.host_rows());
   return run_grouped_experts(rows, plan.counts, weights, options_.experts);
 }
@@ -270,5 +271,7 @@ void update_load_balancers(nn::Module& model, const Communicator& ranks) {
   }
   update_load_balancers(balancers, ranks);
 }
+
+MoeCountersScope::MoeCountersScope(MoeCounters& counters) : scope_(open_scope(&counters)) {}
 
 }  // namespace dtensor

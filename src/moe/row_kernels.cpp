@@ -14,15 +14,15 @@ namespace dtensor::moe {
 namespace {
 
 // By device; filled while libraries are loaded, read afterwards.
-std::array<RowLoops, c10::COMPILE_TIME_MAX_DEVICE_TYPES>& all_loops() {
-  static std::array<RowLoops, c10::COMPILE_TIME_MAX_DEVICE_TYPES> loops;
+std::array<RowKernels, c10::COMPILE_TIME_MAX_DEVICE_TYPES>& all_row_kernels() {
+  static std::array<RowKernels, c10::COMPILE_TIME_MAX_DEVICE_TYPES> loops;
   return loops;
 }
 
 // Null: none there.
-const RowLoops* loops_of(const at::Tensor& t) {
-  const auto& loops = all_loops()[static_cast<std::size_t>(t.device().type())];
-  return loops.expand != nullptr ? &loops : nullptr;
+const RowKernels* row_kernels_for(const at::Tensor& t) {
+  const auto& loops = all_row_kernels()[static_cast<std::size_t>(t.device().type())];
+  return loops.permute != nullptr ? &loops : nullptr;
 }
 
 constexpr std::int64_t kGrain = 1 << 14;  // elements a thread should have at least
@@ -32,7 +32,7 @@ std::int64_t grain_rows(std::int64_t width) {
 }
 
 // Elsewhere than on the CPU a row of zeros at the end stands for what is left out.
-at::Tensor or_last(const at::Tensor& position, std::int64_t last) {
+at::Tensor clamp_to_last(const at::Tensor& position, std::int64_t last) {
   return at::where(position < 0, last, position).flatten();
 }
 at::Tensor with_zero_row(const at::Tensor& rows) { return at::constant_pad_nd(rows, {0, 0, 0, 1}); }
@@ -51,7 +51,8 @@ struct Extent {
 
 // `adds`: to what is there already, after the sum was rounded to T, as a separate addition would.
 template <class T, class Sum>
-void combine_loop(const Extent& e, const T* rows, const std::int64_t* position, const Sum* weight, T* out, bool adds) {
+void unpermute_loop(const Extent& e, const T* rows, const std::int64_t* position, const Sum* weight, T* out,
+                    bool adds) {
   at::parallel_for(0, e.tokens, grain_rows(e.width * e.choices), [&](std::int64_t begin, std::int64_t end) {
     std::vector<Sum> sum(e.width);
     for (std::int64_t t = begin; t < end; ++t) {
@@ -72,8 +73,8 @@ void combine_loop(const Extent& e, const T* rows, const std::int64_t* position, 
 }
 
 template <class T, class Sum>
-void combine_backward_loop(const Extent& e, const T* grad, const T* rows, const std::int64_t* position,
-                           const Sum* weight, T* d_rows, Sum* d_weight) {
+void unpermute_backward_loop(const Extent& e, const T* grad, const T* rows, const std::int64_t* position,
+                             const Sum* weight, T* d_rows, Sum* d_weight) {
   at::parallel_for(0, e.tokens * e.choices, grain_rows(e.width), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t entry = begin; entry < end; ++entry) {
       Sum dot = 0;
@@ -91,24 +92,24 @@ void combine_backward_loop(const Extent& e, const T* grad, const T* rows, const 
   });
 }
 
-at::Tensor combine_elsewhere(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight) {
+at::Tensor unpermute_with_aten(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight) {
   const auto each = with_zero_row(rows)
-                        .index_select(0, or_last(position, rows.size(0)))
+                        .index_select(0, clamp_to_last(position, rows.size(0)))
                         .view({position.size(0), position.size(1), rows.size(1)})
                         .to(sum_type(rows));
   return (weight.defined() ? each * weight.to(sum_type(rows)).unsqueeze(2) : each).sum(1).to(rows.scalar_type());
 }
 
 // The entry at each sorted place; one beyond the last where none names it.
-at::Tensor entry_of_place(const at::Tensor& position, std::int64_t kept) {
+at::Tensor entry_of_row(const at::Tensor& position, std::int64_t kept) {
   const auto entries = at::arange(position.numel(), position.options());
   return at::full({kept + 1}, position.numel(), position.options())
-      .scatter_(0, or_last(position, kept), entries)
+      .scatter_(0, clamp_to_last(position, kept), entries)
       .narrow(0, 0, kept);
 }
 
 // Of rows [tokens, D], for each sorted place the one of its token; zeros where none names it.
-at::Tensor rows_of_places(const at::Tensor& rows, const at::Tensor& entry, std::int64_t choices) {
+at::Tensor rows_of_entries(const at::Tensor& rows, const at::Tensor& entry, std::int64_t choices) {
   return with_zero_row(rows).index_select(0, at::div(entry, choices, "floor"));
 }
 
@@ -121,7 +122,7 @@ at::Tensor rows_to_fill(const at::Tensor& position, std::int64_t kept, std::int6
   return all ? at::empty({kept, width}, options) : at::zeros({kept, width}, options);
 }
 
-SortedBins sort_elsewhere(const at::Tensor& ids, const at::Tensor& counts, std::int64_t kept) {
+SortedBins sort_with_aten(const at::Tensor& ids, const at::Tensor& counts, std::int64_t kept) {
   const auto [sorted, by_bin] = at::sort(at::clamp_max(ids, counts.size(0)), /*stable=*/true, 0, /*descending=*/false);
   if (kept < 0) kept = counts.sum().item<std::int64_t>();
   const auto places = at::arange(ids.numel(), ids.options());
@@ -131,13 +132,13 @@ SortedBins sort_elsewhere(const at::Tensor& ids, const at::Tensor& counts, std::
 
 }  // namespace
 
-void register_row_loops(c10::DeviceType device, const RowLoops& loops) {
-  all_loops()[static_cast<std::size_t>(device)] = loops;
+void register_row_kernels(c10::DeviceType device, const RowKernels& loops) {
+  all_row_kernels()[static_cast<std::size_t>(device)] = loops;
 }
 
 at::Tensor count_kernel(const at::Tensor& ids, std::int64_t bins) {
   auto counts = at::zeros({bins}, ids.options());
-  if (const auto* loops = loops_of(ids)) {
+  if (const auto* loops = row_kernels_for(ids)) {
     loops->count(ids, counts);
     return counts;
   }
@@ -155,7 +156,7 @@ at::Tensor count_kernel(const at::Tensor& ids, std::int64_t bins) {
 }
 
 SortedBins sort_kernel(const at::Tensor& ids, const at::Tensor& counts, std::int64_t kept) {
-  if (!ids.is_cpu()) return sort_elsewhere(ids, counts, kept);
+  if (!ids.is_cpu()) return sort_with_aten(ids, counts, kept);
   const auto bins = counts.size(0);
   SortedBins result{{}, at::empty_like(ids), counts};
   const auto* count = result.counts.const_data_ptr<std::int64_t>();
@@ -172,13 +173,13 @@ SortedBins sort_kernel(const at::Tensor& ids, const at::Tensor& counts, std::int
   return result;
 }
 
-at::Tensor expand_kernel(const at::Tensor& x, const at::Tensor& position, std::int64_t kept) {
-  if (const auto* loops = loops_of(x)) {
+at::Tensor permute_kernel(const at::Tensor& x, const at::Tensor& position, std::int64_t kept) {
+  if (const auto* loops = row_kernels_for(x)) {
     auto result = at::zeros({kept, x.size(1)}, x.options());
-    loops->expand(x.contiguous(), position.contiguous(), result);
+    loops->permute(x.contiguous(), position.contiguous(), result);
     return result;
   }
-  if (!x.is_cpu()) return rows_of_places(x, entry_of_place(position, kept), position.size(1));
+  if (!x.is_cpu()) return rows_of_entries(x, entry_of_row(position, kept), position.size(1));
   const auto from = x.contiguous(), places = position.contiguous();
   auto result = rows_to_fill(places, kept, x.size(1), x.options());
   const auto bytes = static_cast<std::int64_t>(x.size(1) * x.element_size());
@@ -196,27 +197,28 @@ at::Tensor expand_kernel(const at::Tensor& x, const at::Tensor& position, std::i
 
 namespace {
 
-void combine_on_cpu(const at::Tensor& result, const at::Tensor& rows, const at::Tensor& position,
-                    const at::Tensor& weight, bool adds) {
+void unpermute_on_cpu(const at::Tensor& result, const at::Tensor& rows, const at::Tensor& position,
+                      const at::Tensor& weight, bool adds) {
   const auto from = rows.contiguous(), places = position.contiguous();
   const auto factor = in_sum_type(weight, rows);
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "combine_rows", [&] {
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "unpermute_tokens", [&] {
     using Sum = at::opmath_type<scalar_t>;
-    combine_loop(Extent(position, rows), from.const_data_ptr<scalar_t>(), places.const_data_ptr<std::int64_t>(),
-                 factor.defined() ? factor.const_data_ptr<Sum>() : nullptr, result.mutable_data_ptr<scalar_t>(), adds);
+    unpermute_loop(Extent(position, rows), from.const_data_ptr<scalar_t>(), places.const_data_ptr<std::int64_t>(),
+                   factor.defined() ? factor.const_data_ptr<Sum>() : nullptr, result.mutable_data_ptr<scalar_t>(),
+                   adds);
   });
 }
 
 }  // namespace
 
-at::Tensor combine_kernel(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight) {
-  const auto* loops = loops_of(rows);
-  if (!rows.is_cpu() && loops == nullptr) return combine_elsewhere(rows, position, weight);
+at::Tensor unpermute_kernel(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight) {
+  const auto* loops = row_kernels_for(rows);
+  if (!rows.is_cpu() && loops == nullptr) return unpermute_with_aten(rows, position, weight);
   auto result = at::empty({position.size(0), rows.size(1)}, rows.options());
   if (loops != nullptr) {
-    loops->combine(rows.contiguous(), position.contiguous(), in_sum_type(weight, rows), result, /*adds=*/false);
+    loops->unpermute(rows.contiguous(), position.contiguous(), in_sum_type(weight, rows), result, /*adds=*/false);
   } else {
-    combine_on_cpu(result, rows, position, weight, /*adds=*/false);
+    unpermute_on_cpu(result, rows, position, weight, /*adds=*/false);
   }
   return result;
 }
@@ -224,30 +226,30 @@ at::Tensor combine_kernel(const at::Tensor& rows, const at::Tensor& position, co
 void add_combined_kernel(const at::Tensor& base, const at::Tensor& rows, const at::Tensor& position,
                          const at::Tensor& weight) {
   TORCH_CHECK(base.scalar_type() == rows.scalar_type() && base.size(0) == position.size(0),
-              "add_combined: ", base.sizes(), " of ", base.scalar_type(), " and rows of ", rows.scalar_type());
-  if (const auto* loops = loops_of(rows)) {
-    loops->combine(rows.contiguous(), position.contiguous(), in_sum_type(weight, rows), base, /*adds=*/true);
+              "add_unpermuted_tokens: ", base.sizes(), " of ", base.scalar_type(), " and rows of ", rows.scalar_type());
+  if (const auto* loops = row_kernels_for(rows)) {
+    loops->unpermute(rows.contiguous(), position.contiguous(), in_sum_type(weight, rows), base, /*adds=*/true);
   } else if (!rows.is_cpu()) {
-    base.add_(combine_elsewhere(rows, position, weight));
+    base.add_(unpermute_with_aten(rows, position, weight));
   } else {
-    combine_on_cpu(base, rows, position, weight, /*adds=*/true);
+    unpermute_on_cpu(base, rows, position, weight, /*adds=*/true);
   }
 }
 
-std::pair<at::Tensor, at::Tensor> combine_backward_kernel(const at::Tensor& grad, const at::Tensor& rows,
-                                                          const at::Tensor& position, const at::Tensor& weight) {
-  if (const auto* loops = loops_of(rows)) {
+std::pair<at::Tensor, at::Tensor> unpermute_backward_kernel(const at::Tensor& grad, const at::Tensor& rows,
+                                                            const at::Tensor& position, const at::Tensor& weight) {
+  if (const auto* loops = row_kernels_for(rows)) {
     auto d_rows = at::zeros(rows.sizes(), rows.options());
     auto d_weight = at::empty(weight.sizes(), weight.options().dtype(sum_type(rows)));
-    loops->combine_backward(grad.contiguous(), rows.contiguous(), position.contiguous(), in_sum_type(weight, rows),
-                            d_rows, d_weight);
+    loops->unpermute_backward(grad.contiguous(), rows.contiguous(), position.contiguous(), in_sum_type(weight, rows),
+                              d_rows, d_weight);
     return {d_rows, d_weight.to(weight.scalar_type())};
   }
   if (!rows.is_cpu()) {
-    const auto entry = entry_of_place(position, rows.size(0));
-    const auto spread = rows_of_places(grad, entry, position.size(1)).to(sum_type(rows));
+    const auto entry = entry_of_row(position, rows.size(0));
+    const auto spread = rows_of_entries(grad, entry, position.size(1)).to(sum_type(rows));
     const auto dots = at::constant_pad_nd((rows.to(sum_type(rows)) * spread).sum(1), {0, 1});
-    const auto by_entry = dots.index_select(0, or_last(position, rows.size(0))).view(weight.sizes());
+    const auto by_entry = dots.index_select(0, clamp_to_last(position, rows.size(0))).view(weight.sizes());
     const auto weights = at::constant_pad_nd(weight.flatten(), {0, 1});
     const auto factor = weights.index_select(0, entry).to(sum_type(rows)).unsqueeze(1);
     return {(spread * factor).to(rows.scalar_type()), by_entry.to(weight.scalar_type())};
@@ -257,9 +259,9 @@ std::pair<at::Tensor, at::Tensor> combine_backward_kernel(const at::Tensor& grad
   auto d_rows = rows_to_fill(places, rows.size(0), rows.size(1), rows.options()), d_weight = at::empty_like(factor);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "combine_rows_backward", [&] {
     using Sum = at::opmath_type<scalar_t>;
-    combine_backward_loop(Extent(position, rows), g.const_data_ptr<scalar_t>(), from.const_data_ptr<scalar_t>(),
-                          places.const_data_ptr<std::int64_t>(), factor.const_data_ptr<Sum>(),
-                          d_rows.mutable_data_ptr<scalar_t>(), d_weight.mutable_data_ptr<Sum>());
+    unpermute_backward_loop(Extent(position, rows), g.const_data_ptr<scalar_t>(), from.const_data_ptr<scalar_t>(),
+                            places.const_data_ptr<std::int64_t>(), factor.const_data_ptr<Sum>(),
+                            d_rows.mutable_data_ptr<scalar_t>(), d_weight.mutable_data_ptr<Sum>());
   });
   return {d_rows, d_weight.to(weight.scalar_type())};
 }

@@ -6,21 +6,21 @@
 #include <algorithm>
 #include <utility>
 
-#include "dtensor/moe/exchange.h"
+#include "moe/dispatch/permute.h"
 
 namespace dtensor::moe {
 
 // What a library for another device brings: the same loops over contiguous tensors of that device. Without it, ATen's
 // operators do.
-struct RowLoops {
-  void (*expand)(const at::Tensor& x, const at::Tensor& position, const at::Tensor& out) = nullptr;
-  void (*combine)(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight, const at::Tensor& out,
-                  bool adds) = nullptr;
-  void (*combine_backward)(const at::Tensor& grad, const at::Tensor& rows, const at::Tensor& position,
-                           const at::Tensor& weight, const at::Tensor& d_rows, const at::Tensor& d_weight) = nullptr;
+struct RowKernels {
+  void (*permute)(const at::Tensor& x, const at::Tensor& position, const at::Tensor& out) = nullptr;
+  void (*unpermute)(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight, const at::Tensor& out,
+                    bool adds) = nullptr;
+  void (*unpermute_backward)(const at::Tensor& grad, const at::Tensor& rows, const at::Tensor& position,
+                             const at::Tensor& weight, const at::Tensor& d_rows, const at::Tensor& d_weight) = nullptr;
   void (*count)(const at::Tensor& ids, const at::Tensor& counts) = nullptr;
 };
-DTENSOR_API void register_row_loops(c10::DeviceType device, const RowLoops& loops);
+DTENSOR_API void register_row_kernels(c10::DeviceType device, const RowKernels& loops);
 
 // Whether experts have equally many rows, so that one batched product serves them.
 inline bool all_equal(at::IntArrayRef rows) {
@@ -33,13 +33,13 @@ inline std::int64_t row_alignment(const at::Tensor& x) { return 16 / static_cast
 at::Tensor count_kernel(const at::Tensor& ids, std::int64_t bins);
 // `kept`: the sum of `counts`; -1: not known.
 SortedBins sort_kernel(const at::Tensor& ids, const at::Tensor& counts, std::int64_t kept);
-at::Tensor expand_kernel(const at::Tensor& x, const at::Tensor& position, std::int64_t kept);
-at::Tensor combine_kernel(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight);
+at::Tensor permute_kernel(const at::Tensor& x, const at::Tensor& position, std::int64_t kept);
+at::Tensor unpermute_kernel(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight);
 // Adds to `base`, contiguous.
 void add_combined_kernel(const at::Tensor& base, const at::Tensor& rows, const at::Tensor& position,
                          const at::Tensor& weight);
 // The gradients of rows and weight.
-std::pair<at::Tensor, at::Tensor> combine_backward_kernel(const at::Tensor& grad, const at::Tensor& rows,
-                                                          const at::Tensor& position, const at::Tensor& weight);
+std::pair<at::Tensor, at::Tensor> unpermute_backward_kernel(const at::Tensor& grad, const at::Tensor& rows,
+                                                            const at::Tensor& position, const at::Tensor& weight);
 
 }  // namespace dtensor::moe

@@ -11,15 +11,16 @@
 
 #include "dtensor/factories.h"
 #include "dtensor/hooks.h"
-#include "dtensor/shards.h"
-#include "moe/node.h"
+#include "internal/gradient_hooks.h"
+#include "internal/shard_segments.h"
+#include "moe/local_function.h"
 
 namespace dtensor::moe {
 namespace {
 
 // Where an input that is whole on an axis is cut there: by rows of the first dimension if they divide, else along the
 // second.
-std::int64_t dim_to_cut(const DTensor& x, const Placements& tokens, std::int64_t axis_size) {
+std::int64_t dim_to_shard(const DTensor& x, const Placements& tokens, std::int64_t axis_size) {
   std::int64_t parts = axis_size;
   for (std::size_t a = 0; a < tokens.size(); ++a) {
     if (tokens[a].is_shard() && tokens[a].dim() == 0) parts *= x.mesh().size(static_cast<std::int64_t>(a));
@@ -31,7 +32,7 @@ bool is_axis_of(const DeviceMesh& mesh, std::int64_t axis, at::IntArrayRef ranks
   return !ranks.empty() && slice_of(mesh, {axis_name(mesh, axis)}).ranks() == ranks;
 }
 
-std::vector<std::string> axes_that(const TokenMapping& mapping, const std::function<bool(std::int64_t)>& wanted) {
+std::vector<std::string> axes_where(const TokenMapping& mapping, const std::function<bool(std::int64_t)>& wanted) {
   std::vector<std::string> names;
   for (std::int64_t a = 0; a < mapping.mesh.ndim(); ++a) {
     if (mapping.mesh.size(a) > 1 && wanted(a)) names.push_back(axis_name(mapping.mesh, a));
@@ -54,7 +55,7 @@ at::Tensor token_numbers(const TokenMapping& mapping) {
 void fill_layout(TokenMapping& mapping, bool in_order) {
   auto& layout = mapping.layout;
   const auto is_cut = [&](std::int64_t a) { return mapping.tokens[a].is_shard(); };
-  layout.ranks = communicator_over(mapping.mesh, axes_that(mapping, is_cut));
+  layout.ranks = communicator_over(mapping.mesh, axes_where(mapping, is_cut));
   layout.total = c10::multiply_integers(at::IntArrayRef(mapping.sizes).slice(0, mapping.sizes.size() - 1));
   const auto numbers = token_numbers(mapping);
   const auto flat = numbers.flatten();
@@ -64,11 +65,11 @@ void fill_layout(TokenMapping& mapping, bool in_order) {
   layout.sequences = one_sequence ? 1 : mapping.sizes[0];
   layout.sequences_here = one_sequence ? 1 : numbers.size(0);
   const auto cuts = [&](std::int64_t a) { return is_cut(a) && (one_sequence || mapping.tokens[a].dim() > 0); };
-  layout.sequence_ranks = communicator_over(mapping.mesh, axes_that(mapping, cuts));
+  layout.sequence_ranks = communicator_over(mapping.mesh, axes_where(mapping, cuts));
 }
 
 // The fewest and the most tokens that a rank has.
-std::pair<std::int64_t, std::int64_t> extremes_of(const TokenMapping& mapping) {
+std::pair<std::int64_t, std::int64_t> min_max_of(const TokenMapping& mapping) {
   std::int64_t least = std::numeric_limits<std::int64_t>::max(), most = 0;
   for (std::int64_t rank = 0; rank < mapping.mesh.size(); ++rank) {
     std::vector<std::int64_t> coordinate(static_cast<std::size_t>(mapping.mesh.ndim()));
@@ -95,15 +96,15 @@ Placements reduced(Placements placements) {
 }
 
 // Of a parameter's gradient, where it is computed whole: a sum over ranks with different tokens.
-Placement gradient_of_whole(const DeviceMesh& mesh, std::int64_t axis) {
+Placement gradient_of_replicated(const DeviceMesh& mesh, std::int64_t axis) {
   return mesh.size(axis) > 1 ? Partial() : Replicate();
 }
 
-at::Tensor plain_parameter(const at::Tensor& parameter, const TokenMapping& mapping) {
+at::Tensor regular_parameter(const at::Tensor& parameter, const TokenMapping& mapping) {
   if (!mapping.mesh) return parameter;
   const Placements whole(mapping.mesh.ndim());
   Placements gradient;
-  for (std::int64_t a = 0; a < mapping.mesh.ndim(); ++a) gradient.push_back(gradient_of_whole(mapping.mesh, a));
+  for (std::int64_t a = 0; a < mapping.mesh.ndim(); ++a) gradient.push_back(gradient_of_replicated(mapping.mesh, a));
   return DTensor::from_local(parameter, mapping.mesh, whole, parameter.sizes()).to_local(gradient);
 }
 
@@ -123,7 +124,7 @@ TokenMapping make_token_mapping(const DTensor& x, at::IntArrayRef etp) {
   TokenMapping mapping;
   mapping.mesh = mapping.token_mesh = x.mesh();
   mapping.sizes = x.sizes().vec();
-  mapping.came = mapping.tokens = x.placements();
+  mapping.input_placements = mapping.tokens = x.placements();
   bool in_order = true, cut_before = false;
   for (std::int64_t a = 0; a < mapping.mesh.ndim(); ++a) {
     auto& p = mapping.tokens[a];
@@ -131,10 +132,10 @@ TokenMapping make_token_mapping(const DTensor& x, at::IntArrayRef etp) {
     if (!cuts_tokens) p = Replicate();
     if (mapping.mesh.size(a) > 1 && !cuts_tokens) {
       if (is_axis_of(mapping.mesh, a, etp)) {
-        mapping.etp_shares = true;
+        mapping.etp_ranks_share_tokens = true;
         mapping.layout.share = 1 / static_cast<double>(mapping.mesh.size(a));
       } else {
-        p = Shard(dim_to_cut(x, mapping.tokens, mapping.mesh.size(a)));
+        p = Shard(dim_to_shard(x, mapping.tokens, mapping.mesh.size(a)));
       }
     }
     if (mapping.mesh.size(a) == 1 || p.is_replicate()) continue;
@@ -147,11 +148,11 @@ TokenMapping make_token_mapping(const DTensor& x, at::IntArrayRef etp) {
     if (mapping.mesh.size(a) > 1 && mapping.tokens[a].is_replicate()) mapping.result[a] = Partial();
   }
   fill_layout(mapping, in_order);
-  std::tie(mapping.fewest, mapping.most) = extremes_of(mapping);
+  std::tie(mapping.min_tokens, mapping.max_tokens) = min_max_of(mapping);
   return mapping;
 }
 
-TokenMapping make_plain_mapping(const at::Tensor& x, const DeviceMesh& mesh) {
+TokenMapping make_regular_mapping(const at::Tensor& x, const DeviceMesh& mesh) {
   TokenMapping mapping;
   const auto ranks = mesh && mesh.size() > 1 ? mesh.communicator() : Communicator();
   mapping.token_mesh = mesh;
@@ -166,16 +167,16 @@ TokenMapping make_plain_mapping(const at::Tensor& x, const DeviceMesh& mesh) {
 const TokenMapping& TokenMappings::of(const at::Tensor& x, const DeviceMesh& experts, at::IntArrayRef etp) {
   constexpr std::size_t kKinds = 16;
   if (!is_dtensor(x)) {
-    std::erase_if(seen_, [](const auto& mapping) { return !mapping.mesh; });
-    return seen_.emplace_back(make_plain_mapping(x, experts));
+    std::erase_if(cache_, [](const auto& mapping) { return !mapping.mesh; });
+    return cache_.emplace_back(make_regular_mapping(x, experts));
   }
   const DTensor tensor(x);
-  for (const auto& mapping : seen_) {
-    const bool same = mapping.mesh && x.sizes() == mapping.sizes && mapping.came == tensor.placements();
+  for (const auto& mapping : cache_) {
+    const bool same = mapping.mesh && x.sizes() == mapping.sizes && mapping.input_placements == tensor.placements();
     if (same && mapping.mesh == tensor.mesh()) return mapping;
   }
-  if (seen_.size() >= kKinds) seen_.clear();
-  return seen_.emplace_back(make_token_mapping(tensor, etp));
+  if (cache_.size() >= kKinds) cache_.clear();
+  return cache_.emplace_back(make_token_mapping(tensor, etp));
 }
 
 at::Tensor local_view(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).to_local() : t; }
@@ -188,36 +189,37 @@ at::Tensor local_part(const at::Tensor& x, const TokenMapping& mapping) {
   return mapping.mesh ? DTensor(x).to_local(mapping.result) : x;
 }
 
-at::Tensor from_part(const at::Tensor& part, const TokenMapping& mapping) {
+at::Tensor from_local_tokens(const at::Tensor& part, const TokenMapping& mapping) {
   if (!mapping.mesh) return part;
-  return DTensor::from_local(part, mapping.mesh, mapping.result, mapping.sizes).redistribute(reduced(mapping.came));
+  return DTensor::from_local(part, mapping.mesh, mapping.result, mapping.sizes)
+      .redistribute(reduced(mapping.input_placements));
 }
 
-at::Tensor from_share(const at::Tensor& share, const TokenMapping& mapping) {
+at::Tensor from_partial_scalar(const at::Tensor& share, const TokenMapping& mapping) {
   if (!mapping.mesh || !share.defined()) return share;
   Placements sum;
-  for (std::int64_t a = 0; a < mapping.mesh.ndim(); ++a) sum.push_back(gradient_of_whole(mapping.mesh, a));
+  for (std::int64_t a = 0; a < mapping.mesh.ndim(); ++a) sum.push_back(gradient_of_replicated(mapping.mesh, a));
   return DTensor::from_local(share, mapping.mesh, sum, at::IntArrayRef());
 }
 
 namespace {
 
 // A parameter as it is stored, in placements that gather it on all axes but `split`.
-struct Gathering {
+struct GatherPlan {
   DTensor stored;
   Placements used, gradient;
   bool moves = false;  // somebody else holds a part
 };
 
-Gathering plan_gathering(const at::Tensor& parameter, const std::vector<std::string>& split) {
-  Gathering g{DTensor(parameter), {}, {}};
+GatherPlan plan_gather(const at::Tensor& parameter, const std::vector<std::string>& split) {
+  GatherPlan g{DTensor(parameter), {}, {}};
   const auto mesh = g.stored.mesh();
   g.used = g.gradient = g.stored.placements();
   for (std::int64_t a = 0; a < mesh.ndim(); ++a) {
     const bool keeps = std::find(split.begin(), split.end(), axis_name(mesh, a)) != split.end();
     g.moves = g.moves || (!keeps && !g.used[a].is_replicate() && mesh.size(a) > 1);
     g.used[a] = keeps ? g.used[a].as_storage(false) : Replicate();
-    g.gradient[a] = keeps ? g.used[a] : gradient_of_whole(mesh, a);
+    g.gradient[a] = keeps ? g.used[a] : gradient_of_replicated(mesh, a);
   }
   return g;
 }
@@ -240,21 +242,21 @@ struct GatherBackward final : Node {
 
 namespace {
 
-struct SumCopiesBackward final : Node {
-  explicit SumCopiesBackward(Communicator c) : copies(std::move(c)) {}
+struct SumReplicasBackward final : Node {
+  explicit SumReplicasBackward(Communicator c) : copies(std::move(c)) {}
   variable_list apply(variable_list&& grads) override {
     const at::NoGradGuard no_grad;
-    const NoMeshScope plain;
+    const NoMeshScopeGuard plain;
     auto sum = grads[0].defined() ? grads[0].clone(at::MemoryFormat::Contiguous) : input_metadata(0).zeros_like();
     copies.all_reduce(sum, ReduceOp::sum).wait();
     return {sum};
   }
-  std::string name() const override { return "SumCopiesBackward"; }
+  std::string name() const override { return "SumReplicasBackward"; }
   Communicator copies;
 };
 
 // This rank's line through the copies of a parameter: the axes of `tokens` that its mesh lacks.
-Communicator copies_of(const DeviceMesh& mesh, const DeviceMesh& tokens) {
+Communicator replicas_of(const DeviceMesh& mesh, const DeviceMesh& tokens) {
   if (!tokens || mesh.size() >= tokens.size()) return {};
   const auto holds = [&](std::int64_t rank) {
     return std::find(mesh.ranks().begin(), mesh.ranks().end(), rank) != mesh.ranks().end();
@@ -272,43 +274,43 @@ Communicator copies_of(const DeviceMesh& mesh, const DeviceMesh& tokens) {
   return communicator_over(tokens, lacking);
 }
 
-at::Tensor sum_copies(at::Tensor local, const DeviceMesh& mesh, const TokenMapping& mapping) {
+at::Tensor sum_replicas(at::Tensor local, const DeviceMesh& mesh, const TokenMapping& mapping) {
   if (!needs_graph(local)) return local;
-  const auto copies = copies_of(mesh, mapping.token_mesh);
+  const auto copies = replicas_of(mesh, mapping.token_mesh);
   if (!copies) return local;
   at::Tensor result;
   {
-    const LocalScope guard;
+    const LocalBelowAutogradGuard guard;
     result = local.view(local.sizes());
   }
-  return with_node(result, make_node<SumCopiesBackward>(copies), local);
+  return with_node(result, make_node<SumReplicasBackward>(copies), local);
 }
 
 }  // namespace
 
-at::Tensor whole_parameter(const at::Tensor& parameter, const TokenMapping& mapping) {
+at::Tensor replicated_parameter(const at::Tensor& parameter, const TokenMapping& mapping) {
   // A copy: what autograd keeps of it must not hold the gathered parameters of a whole unit.
-  if (!is_dtensor(parameter) || !plan_gathering(parameter, {}).moves) return expert_parameter(parameter, {}, mapping);
+  if (!is_dtensor(parameter) || !plan_gather(parameter, {}).moves) return expert_parameter(parameter, {}, mapping);
   return expert_parameter(parameter, {}, mapping).clone();
 }
 
 at::Tensor expert_parameter(const at::Tensor& parameter, const std::vector<std::string>& split,
                             const TokenMapping& mapping) {
   if (!parameter.defined()) return parameter;
-  if (!is_dtensor(parameter)) return plain_parameter(parameter, mapping);
-  const auto g = plan_gathering(parameter, split);
-  if (!g.moves) return sum_copies(g.stored.redistribute(g.used).to_local(g.gradient), g.stored.mesh(), mapping);
+  if (!is_dtensor(parameter)) return regular_parameter(parameter, mapping);
+  const auto g = plan_gather(parameter, split);
+  if (!g.moves) return sum_replicas(g.stored.redistribute(g.used).to_local(g.gradient), g.stored.mesh(), mapping);
   auto local = gathered_local(g.stored, g.used);
   if (!needs_graph(parameter)) return local;
   g.stored.to_local(g.gradient);  // the leaf's own hooks are set where an operator or to_local first sees it
   local = local.view(local.sizes());
   local = with_node(local, make_node<GatherBackward>(g.stored.mesh(), g.gradient, g.stored.sizes()), parameter);
-  return sum_copies(local, g.stored.mesh(), mapping);
+  return sum_replicas(local, g.stored.mesh(), mapping);
 }
 
-std::function<at::Tensor()> gather_again(const at::Tensor& parameter, const std::vector<std::string>& split) {
+std::function<at::Tensor()> regather_function(const at::Tensor& parameter, const std::vector<std::string>& split) {
   if (!parameter.defined() || !is_dtensor(parameter)) return {};
-  auto g = plan_gathering(parameter, split);
+  auto g = plan_gather(parameter, split);
   if (!g.moves) return {};
   return [g, generation = g.stored.generation()] {
     TORCH_CHECK(g.stored.generation() == generation, "an expert parameter was written to between forward and backward");

@@ -7,6 +7,7 @@
 #include "dtensor/factories.h"
 #include "dtensor/nn.h"
 #include "dtensor/tensor.h"
+#include "internal/parameter_swap.h"
 
 namespace dtensor::nn {
 namespace {
@@ -26,8 +27,8 @@ at::Tensor placed(const at::Tensor& tensor, const DeviceMesh& mesh, Placements p
 
 }  // namespace
 
-void distribute(const NamedTensors& tensors, const DeviceMesh& mesh, const Module::Place& place) {
-  tie_again(tensors);
+void distribute(const NamedTensors& tensors, const DeviceMesh& mesh, const Module::PlacementFn& place) {
+  retie_shared_parameters(tensors);
   std::unordered_map<const c10::TensorImpl*, at::Tensor> done;  // tied tensors: once; keeps the old ones alive
   std::unordered_set<const at::Tensor*> seen;  // a module that is registered twice lists its members twice
   std::vector<at::Tensor> old;
@@ -37,14 +38,14 @@ void distribute(const NamedTensors& tensors, const DeviceMesh& mesh, const Modul
     if (found == done.end()) {
       old.push_back(*tensor);
       *tensor = done[old.back().unsafeGetTensorImpl()] = placed(*tensor, mesh, place(name, *tensor));
-      if (!tensor->is_same(old.back())) note_replaced(old.back(), *tensor);
+      if (!tensor->is_same(old.back())) record_parameter_swap(old.back(), *tensor);
     } else {
       *tensor = found->second;
     }
   }
 }
 
-void Module::distribute(const DeviceMesh& mesh, const Place& place) {
+void Module::distribute(const DeviceMesh& mesh, const PlacementFn& place) {
   NamedTensors all = named_parameters();
   const NamedTensors buffers = named_buffers();
   all.insert(all.end(), buffers.begin(), buffers.end());

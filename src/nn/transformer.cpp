@@ -61,7 +61,7 @@ at::Tensor Attention::forward(const at::Tensor& input, const at::Tensor& mask, c
   const auto given = mask.defined() ? std::optional(mask) : std::nullopt;
   const bool causal = options_.causal && !mask.defined(), grouped = options_.kv_heads < options_.heads;
   const at::Tensor y = documents.defined()
-                           ? attention(q, k, v, {.mask = mask, .causal = causal, .row_documents = documents})
+                           ? attention(q, k, v, {.mask = mask, .causal = causal, .row_cu_seqlens = documents})
                            : at::scaled_dot_product_attention(q, k, v, given, 0.0, causal, std::nullopt, grouped);
   return constrain("out", o_proj.forward(y.transpose(1, 2).flatten(2, 3)));
 }

@@ -3,8 +3,8 @@
 
 #include <ATen/ATen.h>
 
-#include "optim/lists.h"
-#include "optim/options.h"
+#include "optim/option_checks.h"
+#include "optim/parameter_lists.h"
 
 namespace dtensor {
 namespace {

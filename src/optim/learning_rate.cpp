@@ -1,5 +1,5 @@
 // Schedules of the learning rate.
-#include "dtensor/optim/learning_rate.h"
+#include "dtensor/optim/optimizer.h"
 
 #include <c10/util/Exception.h>
 

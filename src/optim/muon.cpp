@@ -4,16 +4,16 @@
 #include <ATen/ATen.h>
 
 #include "dtensor/tensor.h"
-#include "optim/exchange.h"
-#include "optim/lists.h"
-#include "optim/options.h"
-#include "optim/roots.h"
-#include "optim/updates.h"
+#include "optim/blocks/block_exchange.h"
+#include "optim/blocks/matrix_functions.h"
+#include "optim/blocks/updates.h"
+#include "optim/option_checks.h"
+#include "optim/parameter_lists.h"
 
 namespace dtensor {
 namespace {
 
-using optim::Exchange;
+using optim::BlockExchange;
 
 double cost(const optim::Block& matrix) {
   const auto rows = static_cast<double>(matrix.shape[0]), columns = static_cast<double>(matrix.shape[1]);
@@ -62,7 +62,7 @@ void check_is_matrix(const OptimizerEntry& entry) {
 }  // namespace
 
 struct Muon::State {
-  Exchange exchange;
+  BlockExchange exchange;
   std::vector<std::vector<Matrix>> matrices;  // by entry
 
   const std::vector<Matrix>& of(const OptimizerEntry& entry, const std::vector<OptimizerEntry>& entries) const {
@@ -93,7 +93,7 @@ void Muon::update(const std::vector<Entry*>& active) {
     for (const Matrix& matrix : state_->of(*entry, entries())) state_->exchange.check_ranks(matrix.block);
   }
   std::vector<Entry*> moving;
-  std::vector<Exchange::Wanted> wanted;
+  std::vector<BlockExchange::GatherRequest> wanted;
   for (const optim::Bucket& b : optim::make_buckets(active, false)) {
     const auto all = momenta(b, options(b.group));
     for (std::size_t i = 0; i < all.size(); ++i) {
@@ -105,7 +105,7 @@ void Muon::update(const std::vector<Entry*>& active) {
   }
   const auto gathered = state_->exchange.gather(wanted);
   auto next = gathered.begin();
-  std::vector<Exchange::Result> results;
+  std::vector<BlockExchange::Result> results;
   std::vector<optim::Update> updates;
   for (const Entry* entry : moving) {
     const MuonOptions& o = options(entry->group);

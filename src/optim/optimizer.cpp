@@ -8,9 +8,10 @@
 #include <unordered_set>
 
 #include "dtensor/named_tensors.h"
-#include "dtensor/plain_scope.h"
 #include "dtensor/tensor.h"
-#include "optim/lists.h"
+#include "internal/aten_scopes.h"
+#include "internal/parameter_swap.h"
+#include "optim/parameter_lists.h"
 
 namespace dtensor {
 namespace {
@@ -115,13 +116,13 @@ void SlotOptimizer::add_parameters(std::size_t group, const std::vector<at::Tens
 }
 
 void SlotOptimizer::step() {
-  const PlainScope scope;
+  const LocalNoGradGuard scope;
   std::vector<Entry*> active;
   for (Entry& entry : entries_) {
     if (entry.parameter.grad().defined()) active.push_back(&entry);
   }
   check_step();
-  if (active.empty()) warn_of_untrained();
+  if (active.empty()) warn_without_gradients();
   for (Entry* entry : active) ++entry->steps;
   try {
     if (!active.empty()) update(active);
@@ -139,13 +140,13 @@ void SlotOptimizer::check_step() const {
       optim::check_entry(entry);
       continue;
     }
-    TORCH_CHECK(!was_replaced(entry.parameter), "optimizer: parameter ", entry.name, " of sizes ",
+    TORCH_CHECK(!is_swapped_out(entry.parameter), "optimizer: parameter ", entry.name, " of sizes ",
                 entry.parameter.sizes(), " was replaced by a DTensor in its model after the optimizer was made of it, ",
                 "so a step does not train the model; make the optimizer after fully_shard and parallelize");
   }
 }
 
-void SlotOptimizer::warn_of_untrained() {
+void SlotOptimizer::warn_without_gradients() {
   const bool any_here = std::any_of(entries_.begin(), entries_.end(), [](const Entry& entry) {
     return !is_dtensor(entry.parameter) || DTensor(entry.parameter).mesh().is_member();
   });
@@ -170,19 +171,19 @@ StateTensors SlotOptimizer::slots_of(const Entry& entry, const std::string& pref
 }
 
 StateTensors SlotOptimizer::state(const at::Tensor& parameter) const {
-  const PlainScope scope;
+  const LocalNoGradGuard scope;
   const auto found = index_.find(parameter.unsafeGetTensorImpl());
   TORCH_CHECK(found != index_.end(), "optimizer: asked for the state of a tensor that is not among its parameters");
   const Entry& entry = entries_[found->second];
   OptimizerState more;
-  save_more(entry, "", more);
+  save_extra_state(entry, "", more);
   StateTensors result = slots_of(entry, "");
   result.insert(result.end(), more.tensors.begin(), more.tensors.end());
   return result;
 }
 
 OptimizerState SlotOptimizer::state_dict() const {
-  const PlainScope scope;
+  const LocalNoGradGuard scope;
   OptimizerState state;
   for (std::size_t g = 0; g < group_count(); ++g)
     state.scalars.emplace_back("group" + std::to_string(g) + ".lr", lr(g));
@@ -192,7 +193,7 @@ OptimizerState SlotOptimizer::state_dict() const {
     state.scalars.emplace_back(entry.name + ".step", static_cast<double>(entry.steps));
     const StateTensors slots = slots_of(entry, entry.name + ".");
     state.tensors.insert(state.tensors.end(), slots.begin(), slots.end());
-    save_more(entry, entry.name + ".", state);
+    save_extra_state(entry, entry.name + ".", state);
   }
   return state;
 }
@@ -202,7 +203,7 @@ std::vector<at::Tensor> SlotOptimizer::slot_targets(const Entry& entry, std::int
   std::vector<at::Tensor> slots(slot_names_.size());
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const std::string name = entry.name + "." + slot_names_[i];
-    if (!saved(name) && (steps == 0 || !always_has(entry, i))) continue;
+    if (!saved(name) && (steps == 0 || !is_slot_required(entry, i))) continue;
     slots[i] = at::zeros_like(entry.parameter, entry.parameter.options().dtype(entry.dtype));
     tensors.emplace_back(name, slots[i]);
   }
@@ -212,7 +213,7 @@ std::vector<at::Tensor> SlotOptimizer::slot_targets(const Entry& entry, std::int
 std::int64_t SlotOptimizer::saved_steps(const Entry& entry, std::optional<double> count, const Saved& saved) const {
   bool counted = count.has_value();
   for (std::size_t i = 0; i < slot_names_.size(); ++i) {
-    counted = counted || (always_has(entry, i) && saved(entry.name + "." + slot_names_[i]));
+    counted = counted || (is_slot_required(entry, i) && saved(entry.name + "." + slot_names_[i]));
   }
   return counted ? detail::step_count(entry.name + ".step", count) : 0;
 }
@@ -250,7 +251,7 @@ StateTargets SlotOptimizer::state_targets(const StateScalars& scalars, const Sav
       entry.steps = steps;
       entry.slots = slots;
     });
-    more_targets(entry, steps, entry.name + ".", targets.tensors, commits);
+    extra_state_targets(entry, steps, entry.name + ".", targets.tensors, commits);
   }
   targets.commit = [commits = std::move(commits)] {
     for (const auto& commit : commits) commit();

@@ -6,18 +6,18 @@
 #include <algorithm>
 
 #include "dtensor/factories.h"
-#include "dtensor/plain_scope.h"
 #include "dtensor/tensor.h"
-#include "optim/exchange.h"
-#include "optim/lists.h"
-#include "optim/options.h"
-#include "optim/roots.h"
-#include "optim/updates.h"
+#include "internal/aten_scopes.h"
+#include "optim/blocks/block_exchange.h"
+#include "optim/blocks/matrix_functions.h"
+#include "optim/blocks/updates.h"
+#include "optim/option_checks.h"
+#include "optim/parameter_lists.h"
 
 namespace dtensor {
 namespace {
 
-using optim::Exchange;
+using optim::BlockExchange;
 
 // What the owner of a block keeps.
 struct Preconditioner {
@@ -37,7 +37,7 @@ double cost(const optim::Block& block) {
 }
 
 // A parameter within one step, in the dtype of the state.
-struct Moving {
+struct PendingMove {
   OptimizerEntry* entry;
   at::Tensor gradient, average, graft;  // graft: undefined without grafting
   bool preconditioned;
@@ -54,7 +54,7 @@ void accumulate(Preconditioner& p, const at::Tensor& gradient, const ShampooOpti
   }
 }
 
-bool takes_roots(std::int64_t t, const ShampooOptions& o) {
+bool uses_roots(std::int64_t t, const ShampooOptions& o) {
   return t == o.start || (t > o.start && t % o.frequency == 0);
 }
 
@@ -81,7 +81,7 @@ at::Tensor direction(const Preconditioner& p, const at::Tensor& average, const a
 }
 
 // The elementwise part, of all parameters of a bucket at once.
-void average(const optim::Bucket& b, const ShampooOptions& o, std::vector<Moving>& moving) {
+void average(const optim::Bucket& b, const ShampooOptions& o, std::vector<PendingMove>& moving) {
   std::vector<at::Scalar> first, second;
   for (const OptimizerEntry* entry : b.entries) {
     const auto t = static_cast<double>(entry->steps);
@@ -113,7 +113,7 @@ void average(const optim::Bucket& b, const ShampooOptions& o, std::vector<Moving
 }  // namespace
 
 struct Shampoo::State {
-  Exchange exchange;
+  BlockExchange exchange;
   std::vector<std::vector<Preconditioner>> blocks;  // by entry
 
   std::vector<Preconditioner>& of(const OptimizerEntry& entry, const std::vector<OptimizerEntry>& entries) {
@@ -159,7 +159,7 @@ Shampoo::Shampoo(const std::vector<Group>& groups)
   for (const Entry& entry : entries()) {
     const ShampooOptions& o = options(entry.group);
     auto& own = state_->blocks.emplace_back();
-    for (optim::Block& block : optim::cut(entry.parameter.sizes(), o.block_size, o.merge_to)) {
+    for (optim::Block& block : optim::split_into_blocks(entry.parameter.sizes(), o.block_size, o.merge_to)) {
       const std::size_t number = state_->exchange.add(entry.parameter, block.region, cost(block));
       own.push_back({number, std::move(block), {}, {}});
     }
@@ -194,10 +194,10 @@ std::int64_t Shampoo::predicted_bytes() const {
 
 void Shampoo::update(const std::vector<Entry*>& active) {
   for (const Entry* entry : active) state_->of(*entry, entries());  // an error, if any, before averages change
-  std::vector<Moving> moving;
+  std::vector<PendingMove> moving;
   for (const optim::Bucket& b : optim::make_buckets(active, false)) average(b, options(b.group), moving);
-  std::vector<Exchange::Wanted> wanted;
-  for (const Moving& m : moving) {
+  std::vector<BlockExchange::GatherRequest> wanted;
+  for (const PendingMove& m : moving) {
     for (const Preconditioner& p : state_->of(*m.entry, entries())) {
       wanted.push_back({p.block, m.gradient});
       if (m.preconditioned) wanted.push_back({p.block, m.average});
@@ -206,16 +206,16 @@ void Shampoo::update(const std::vector<Entry*>& active) {
   }
   const std::vector<at::Tensor> gathered = state_->exchange.gather(wanted);
   auto next = gathered.begin();
-  std::vector<Exchange::Result> results;
+  std::vector<BlockExchange::Result> results;
   std::vector<const Entry*> of;  // each
   std::vector<optim::Update> updates;
-  for (const Moving& m : moving) {
+  for (const PendingMove& m : moving) {
     const ShampooOptions& o = options(m.entry->group);
     const at::Tensor buffer = m.preconditioned ? optim::local_buffer(*m.entry, m.entry->dtype) : at::Tensor();
     for (Preconditioner& p : state_->of(*m.entry, entries())) {
       const at::Tensor gradient = *next++, mean = m.preconditioned ? *next++ : at::Tensor();
       const at::Tensor squares = m.preconditioned && m.graft.defined() ? *next++ : at::Tensor();
-      Exchange::Result result{p.block, {}, buffer, takes_roots(m.entry->steps, o)};
+      BlockExchange::Result result{p.block, {}, buffer, uses_roots(m.entry->steps, o)};
       if (state_->exchange.owned(p.block)) {
         accumulate(p, gradient.reshape(p.shape.shape), o);
         result.failed = result.may_fail && !take_roots(p, m.entry->steps, o);
@@ -249,7 +249,7 @@ at::Tensor spread(const at::Tensor& owned, std::int64_t size, const OptimizerEnt
 // Where such a matrix is to be read into; spread likewise.
 at::Tensor spread_target(std::int64_t size, const OptimizerEntry& entry) {
   if (!is_dtensor(entry.parameter)) {
-    const PlainScope scope;
+    const LocalNoGradGuard scope;
     return at::zeros({size, size}, entry.parameter.options().dtype(entry.dtype));
   }
   const DeviceMesh mesh = DTensor(entry.parameter).mesh();
@@ -275,7 +275,7 @@ std::string name_of(const std::string& prefix, const char* what, std::size_t blo
 
 }  // namespace
 
-void Shampoo::save_more(const Entry& entry, const std::string& prefix, OptimizerState& state) const {
+void Shampoo::save_extra_state(const Entry& entry, const std::string& prefix, OptimizerState& state) const {
   const auto& blocks = state_->of(entry, entries());
   for (std::size_t b = 0; b < blocks.size() && entry.steps > 0; ++b) {
     for (std::size_t k = 0; k < blocks[b].shape.shape.size(); ++k) {
@@ -291,13 +291,13 @@ void Shampoo::save_more(const Entry& entry, const std::string& prefix, Optimizer
   }
 }
 
-bool Shampoo::always_has(const Entry& entry, std::size_t slot) const {
+bool Shampoo::is_slot_required(const Entry& entry, std::size_t slot) const {
   const ShampooOptions& o = options(entry.group);
   return slot == 0 ? o.beta1 != 0 : o.grafting == Grafting::adam;
 }
 
-void Shampoo::more_targets(Entry& entry, std::int64_t steps, const std::string& prefix, StateTensors& tensors,
-                           std::vector<std::function<void()>>& commits) {
+void Shampoo::extra_state_targets(Entry& entry, std::int64_t steps, const std::string& prefix, StateTensors& tensors,
+                                  std::vector<std::function<void()>>& commits) {
   auto& blocks = state_->of(entry, entries());
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     std::vector<at::Tensor> factors, roots;
@@ -310,7 +310,7 @@ void Shampoo::more_targets(Entry& entry, std::int64_t steps, const std::string& 
       if (steps >= options(entry.group).start) one("root", roots);
     }
     commits.emplace_back([this, &block = blocks[b], factors, roots] {
-      const PlainScope scope;
+      const LocalNoGradGuard scope;
       const auto take = [&](const std::vector<at::Tensor>& from, std::vector<at::Tensor>& to) {
         to.clear();
         for (const at::Tensor& target : from) {

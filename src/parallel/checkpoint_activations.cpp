@@ -13,16 +13,17 @@
 #include <unordered_set>
 
 #include "dtensor/attention.h"
+#include "dtensor/comm.h"
 #include "dtensor/debug.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
-#include "dtensor/kept_results.h"
 #include "dtensor/mesh_scope.h"
 #include "dtensor/parallelize.h"
 #include "dtensor/random.h"
-#include "dtensor/reduce_policy.h"
-#include "dtensor/scoped_value.h"
 #include "dtensor/tensor.h"
+#include "internal/gradient_hooks.h"
+#include "internal/scoped_value.h"
+#include "internal/selective_checkpoint_cache.h"
 
 namespace dtensor {
 namespace {
@@ -31,13 +32,13 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // Autocast is a setting of the thread.
-struct Autocast {
+struct AutocastState {
   bool on[2];
   at::ScalarType dtype[2];
   static constexpr c10::DeviceType kDevices[2] = {at::kCPU, at::kCUDA};
 
-  static Autocast now() {
-    Autocast a{};
+  static AutocastState current() {
+    AutocastState a{};
     for (int i = 0; i < 2; ++i) {
       a.on[i] = at::autocast::is_autocast_enabled(kDevices[i]);
       a.dtype[i] = at::autocast::get_autocast_dtype(kDevices[i]);
@@ -52,18 +53,18 @@ struct Autocast {
   }
 };
 
-struct Call {
+struct CheckpointedCall {
   CheckpointedFunction fn;
   std::string module;  // path of the ModuleScopes around it
-  ParallelModel plan = ParallelModel::in_force();
-  Autocast autocast = Autocast::now();
+  ParallelModel plan = ParallelModel::current();
+  AutocastState autocast = AutocastState::current();
   RandomDraws random;
-  KeptResults kept;
-  std::shared_ptr<const ComputeScope::State> compute = ComputeScope::in_force();
+  SelectiveCheckpointCache kept;
+  std::shared_ptr<const ComputeScope::State> compute = ComputeScope::current();
   ReducePolicy reduce = ReduceScope::current();
-  AttentionStrategy strategy = AttentionStrategyScope::in_force();
-  BatchRows::Range rows = BatchRows::in_force();
-  std::shared_ptr<const MeshScope::Setting> factories = MeshScope::in_force();
+  AttentionStrategy strategy = AttentionStrategyScope::current();
+  MicrobatchRandomGuard::Range rows = MicrobatchRandomGuard::current();
+  std::shared_ptr<const MeshScope::Setting> factories = MeshScope::current();
   std::vector<std::string> results;  // what fn gave
 };
 
@@ -72,28 +73,30 @@ std::string described(const at::Tensor& t) {
 }
 
 struct Holder : torch::CustomClassHolder {
-  explicit Holder(std::shared_ptr<Call> c) : call(std::move(c)) {}
-  std::shared_ptr<Call> call;
+  explicit Holder(std::shared_ptr<CheckpointedCall> c) : call(std::move(c)) {}
+  std::shared_ptr<CheckpointedCall> call;
 };
 
 // Both runs make casts of their own: those that autocast keeps of weights would be without a graph after the first run,
 // which has none, and those of the second, which nobody clears, would serve the next step with weights of this one.
-class OwnCasts {
+class AutocastCacheDisabled {
  public:
-  OwnCasts() : kept_(at::autocast::is_autocast_cache_enabled()) { at::autocast::set_autocast_cache_enabled(false); }
-  ~OwnCasts() { at::autocast::set_autocast_cache_enabled(kept_); }
-  OwnCasts(const OwnCasts&) = delete;
-  OwnCasts& operator=(const OwnCasts&) = delete;
+  AutocastCacheDisabled() : kept_(at::autocast::is_autocast_cache_enabled()) {
+    at::autocast::set_autocast_cache_enabled(false);
+  }
+  ~AutocastCacheDisabled() { at::autocast::set_autocast_cache_enabled(kept_); }
+  AutocastCacheDisabled(const AutocastCacheDisabled&) = delete;
+  AutocastCacheDisabled& operator=(const AutocastCacheDisabled&) = delete;
 
  private:
   bool kept_;
 };
 
 // The surroundings of the first run, while it lives.
-class AsBefore {
+class RestoredForwardState {
  public:
-  explicit AsBefore(Call& call)
-      : autocast_(Autocast::now()),
+  explicit RestoredForwardState(CheckpointedCall& call)
+      : autocast_(AutocastState::current()),
         module_(call.module),
         plan_(call.plan),
         kept_(call.kept),
@@ -105,20 +108,20 @@ class AsBefore {
         random_(call.random) {
     call.autocast.set();
   }
-  ~AsBefore() { autocast_.set(); }
-  AsBefore(const AsBefore&) = delete;
-  AsBefore& operator=(const AsBefore&) = delete;
+  ~RestoredForwardState() { autocast_.set(); }
+  RestoredForwardState(const RestoredForwardState&) = delete;
+  RestoredForwardState& operator=(const RestoredForwardState&) = delete;
 
  private:
-  Autocast autocast_;
-  OwnCasts casts_;
+  AutocastState autocast_;
+  AutocastCacheDisabled casts_;
   ModuleScope module_;
   ParallelModel::Scope plan_;
-  KeptResults::Replay kept_;
+  SelectiveCheckpointCache::Replay kept_;
   ComputeScope compute_;
   ReduceScope reduce_;
   AttentionStrategyScope strategy_;
-  BatchRows rows_;
+  MicrobatchRandomGuard rows_;
   MeshScope factories_;
   RandomDraws::Replay random_;
 };
@@ -132,33 +135,34 @@ variable_list detached(const variable_list& saved) {
   return inputs;
 }
 
-using Asked = std::unordered_map<torch::autograd::Node*, torch::autograd::GraphTask::ExecInfo>;
+using ExecInfoMap = std::unordered_map<torch::autograd::Node*, torch::autograd::GraphTask::ExecInfo>;
 // What the pass around a segment's own one was told, for segments within it.
-struct AskedAround {
-  const Asked* asked;
+struct RequestedGradients {
+  const ExecInfoMap* asked;
 };
 
 // Null: every leaf's gradient is accumulated. Else the pass was told which gradients it is for (autograd::grad,
 // backward with inputs).
-const Asked* asked_by_name() {
+const ExecInfoMap* requested_by_name() {
   const auto* asked = torch::autograd::get_current_graph_task_exec_info();
   return asked != nullptr && !asked->empty() ? asked : nullptr;
 }
 
-bool wants(const Asked& asked, torch::autograd::Node* node) {
+bool wants(const ExecInfoMap& asked, torch::autograd::Node* node) {
   const auto found = asked.find(node);
   return found != asked.end() && (found->second.needed_ || found->second.captures_);
 }
 
 // By the pass that runs, or by one around it: segments nest.
-bool is_asked(const Asked& asked, torch::autograd::Node* node) {
+bool is_requested(const ExecInfoMap& asked, torch::autograd::Node* node) {
   bool is = wants(asked, node);
-  ScopedValue<AskedAround>::for_each([&](const AskedAround& around) { is = is || wants(*around.asked, node); });
+  ScopedValue<RequestedGradients>::for_each(
+      [&](const RequestedGradients& around) { is = is || wants(*around.asked, node); });
   return is;
 }
 
 // The pass does not know that a captured parameter is part of its graph: it would find no gradient of it.
-void refuse_captured(const variable_list& outputs, const Asked& asked) {
+void refuse_captured(const variable_list& outputs, const ExecInfoMap& asked) {
   std::vector<torch::autograd::Node*> open;
   std::unordered_set<torch::autograd::Node*> seen;
   const auto visit = [&](torch::autograd::Node* node) {
@@ -168,7 +172,7 @@ void refuse_captured(const variable_list& outputs, const Asked& asked) {
   while (!open.empty()) {
     auto* node = open.back();
     open.pop_back();
-    TORCH_CHECK(!is_asked(asked, node),
+    TORCH_CHECK(!is_requested(asked, node),
                 "checkpoint: autograd::grad, or backward with inputs, asks for the gradient of a parameter that a "
                 "recomputed segment captures. The segment's graph is made anew in backward, where the pass does not "
                 "look for it: give the parameter to the segment as an input, or call backward without inputs");
@@ -178,9 +182,9 @@ void refuse_captured(const variable_list& outputs, const Asked& asked) {
 
 // While it lives, reduces the gradients of a segment's inputs at once: those of other leaves may wait, as sums, for the
 // end of the outer pass, which goes on with these before. A segment may keep its inputs for longer.
-class TakenGradients {
+class StashedGradients {
  public:
-  TakenGradients(const variable_list& inputs, variable_list& taken) {
+  StashedGradients(const variable_list& inputs, variable_list& taken) {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       if (!is_dtensor(inputs[i]) || !inputs[i].requires_grad()) continue;
       inputs_.emplace_back(inputs[i]);
@@ -189,11 +193,11 @@ class TakenGradients {
       });
     }
   }
-  ~TakenGradients() {
+  ~StashedGradients() {
     for (const DTensor& input : inputs_) set_reduce_hook(input, {});
   }
-  TakenGradients(const TakenGradients&) = delete;
-  TakenGradients& operator=(const TakenGradients&) = delete;
+  StashedGradients(const StashedGradients&) = delete;
+  StashedGradients& operator=(const StashedGradients&) = delete;
 
  private:
   std::vector<DTensor> inputs_;
@@ -209,15 +213,15 @@ variable_list run_backward(const variable_list& outputs, const variable_list& gr
   }
   variable_list result(inputs.size());
   if (roots.empty()) return result;
-  const auto* asked = asked_by_name();
+  const auto* asked = requested_by_name();
   if (asked != nullptr) refuse_captured(outputs, *asked);
   std::vector<std::size_t> wanted;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].defined() && inputs[i].requires_grad()) wanted.push_back(i);
   }
-  const PartOfBackward part;
+  const NestedBackwardGuard part;
   if (asked == nullptr) {
-    const TakenGradients taken(inputs, result);
+    const StashedGradients taken(inputs, result);
     torch::autograd::backward(roots, root_grads);
     for (const auto i : wanted) {
       if (!result[i].defined()) result[i] = inputs[i].grad();  // plain tensors; DTensors under NoGradientSync
@@ -225,7 +229,7 @@ variable_list run_backward(const variable_list& outputs, const variable_list& gr
   } else if (!wanted.empty()) {
     variable_list leaves;
     for (const auto i : wanted) leaves.push_back(inputs[i]);
-    const ScopedValue<AskedAround> around({asked});
+    const ScopedValue<RequestedGradients> around({asked});
     const auto found = torch::autograd::grad(roots, leaves, root_grads, {}, false, /*allow_unused=*/true);
     for (std::size_t k = 0; k < wanted.size(); ++k) result[wanted[k]] = found[k];
   }
@@ -234,7 +238,7 @@ variable_list run_backward(const variable_list& outputs, const variable_list& gr
 
 // A result that somebody else holds (a parameter, a constant that the segment captures) would itself become part of the
 // graph, for good: its next use would lead into this pass's. A handle of its own does so in its place.
-void give_own_handles(variable_list& results, at::TensorList inputs) {
+void copy_handles(variable_list& results, at::TensorList inputs) {
   for (at::Tensor& t : results) {
     const auto is_this = [&](const at::Tensor& input) { return input.is_same(t); };
     if (t.defined() && t.use_count() > 1 && std::none_of(inputs.begin(), inputs.end(), is_this)) t = t.detach();
@@ -242,17 +246,17 @@ void give_own_handles(variable_list& results, at::TensorList inputs) {
 }
 
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
-  static variable_list forward(AutogradContext* ctx, std::shared_ptr<Call> call, const at::Tensor& /*always*/,
-                               at::TensorList inputs) {
+  static variable_list forward(AutogradContext* ctx, std::shared_ptr<CheckpointedCall> call,
+                               const at::Tensor& /*always*/, at::TensorList inputs) {
     ctx->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(call));
     ctx->save_for_backward(inputs.vec());
     ctx->set_materialize_grads(false);  // results that nobody used give no gradients, not even zeros
-    const KeptResults::Record record(call->kept);
+    const SelectiveCheckpointCache::Record record(call->kept);
     const RandomDraws::Record draws(call->random);
-    const RunsAgain again;
-    const OwnCasts casts;
+    const RecomputeGuard again;
+    const AutocastCacheDisabled casts;
     auto results = call->fn(inputs.vec());
-    give_own_handles(results, inputs);
+    copy_handles(results, inputs);
     for (const at::Tensor& t : results) call->results.push_back(described(t));
     return results;
   }
@@ -264,13 +268,13 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
                 "checkpoint where its gradient is differentiated");
     const variable_list inputs = detached(ctx->get_saved_variables());
     auto& kept_call = static_cast<Holder*>(ctx->saved_data["call"].toCapsule().get())->call;
-    Call& call = *kept_call;
+    CheckpointedCall& call = *kept_call;
     variable_list outputs;
     {
-      const AsBefore as_before(call);
+      const RestoredForwardState as_before(call);
       const at::AutoGradMode with_grad(true);
       outputs = call.fn(inputs);
-      call.kept.check_given();
+      call.kept.check_all_replayed();
     }
     TORCH_CHECK(outputs.size() == grads.size(), "checkpoint: the segment gave ", grads.size(),
                 " tensors in forward and ", outputs.size(), " in backward");
@@ -292,10 +296,10 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
 std::vector<at::Tensor> checkpoint(const CheckpointedFunction& fn, const std::vector<at::Tensor>& inputs,
                                    const CheckpointOptions& options) {
   if (!at::GradMode::is_enabled()) return fn(inputs);
-  auto call = std::make_shared<Call>();
+  auto call = std::make_shared<CheckpointedCall>();
   call->fn = fn;
   call->module = ModuleScope::path();
-  call->kept = KeptResults(options.keep);
+  call->kept = SelectiveCheckpointCache(options.keep);
   // Results must require grad even where only captured parameters do.
   const at::Tensor always = at::empty({0}).requires_grad_();
   return Checkpoint::apply(call, always, at::TensorList(inputs));

@@ -1,7 +1,7 @@
 // The scale is a number of the program, the same on every rank because found-inf is. Local parts are looked at, and one
 // number is agreed on over the ranks of all meshes.
 #include "dtensor/grad_scaler.h"
-#include "dtensor/plain_scope.h"
+#include "internal/aten_scopes.h"
 
 #include <ATen/ATen.h>
 
@@ -14,6 +14,7 @@
 
 #include "dtensor/named_tensors.h"
 #include "dtensor/tensor.h"
+#include "internal/parameter_swap.h"
 
 namespace dtensor {
 namespace {
@@ -126,7 +127,7 @@ void multiply(const std::vector<at::Tensor>& parameters, const std::vector<at::T
 // is changed: it can be unscaled later.
 bool unscale(const std::vector<at::Tensor>& parameters, double inverse, const DeviceMesh& mesh) {
   const at::NoGradGuard no_grad;
-  const NoMeshScope plain;
+  const NoMeshScopeGuard plain;
   Members members{mesh, {}};
   std::vector<at::Tensor> locals;
   std::exception_ptr refused;
@@ -182,7 +183,7 @@ void GradScaler::set_state(State state) {
 
 // What is found of an empty list is noted under null: with options.mesh it is what the other ranks have found.
 bool GradScaler::unscale_(const std::vector<at::Tensor>& parameters) {
-  const std::vector<at::Tensor> once = each_once(parameters);
+  const std::vector<at::Tensor> once = unique_tensors(parameters);
   for (const at::Tensor& p : once) {
     TORCH_CHECK(!unscaled_.contains(p.unsafeGetTensorImpl()), "GradScaler: unscale_ was called before for a parameter ",
                 "of sizes ", p.sizes(), ", without update() since");

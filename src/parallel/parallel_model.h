@@ -14,13 +14,13 @@ struct ActivationRule {
   std::int64_t axis = 0;
   std::string axis_name;  // for activations on another mesh that has it
   Placement placement;
-  bool pins = false;  // the gradient too, even where the activation is there already
+  bool pins_gradient = false;  // the gradient too, even where the activation is there already
 };
 
 // Whether both are about one axis, so that the later one counts.
 bool same_axis(const ActivationRule& a, const ActivationRule& b);
 // Those of one activation point, of several plans perhaps: each an axis of its own.
-at::Tensor follow(const std::vector<ActivationRule>& rules, const at::Tensor& x);
+at::Tensor apply_rules(const std::vector<ActivationRule>& rules, const at::Tensor& x);
 
 struct ParallelModel::State {
   std::vector<Decision> parameters, activations;

@@ -6,7 +6,8 @@
 #include <algorithm>
 #include <map>
 
-#include "names/names.h"
+#include "internal/parameter_swap.h"
+#include "name_patterns/name_patterns.h"
 #include "parallel/parallel_model.h"
 #include "parallel/place_parameter.h"
 
@@ -23,7 +24,7 @@ struct Names {
 struct Claim {
   std::string entry;
   Placement placement;
-  bool pins = false;
+  bool pins_gradient = false;
 };
 using Claims = std::map<std::string, Claim>;
 
@@ -46,14 +47,15 @@ struct Matcher {
   Claims& points;
   bool found = false;
 
-  void activation(const std::string& module, const char* point, const std::optional<Placement>& wanted, bool pins) {
-    if (wanted) claim(points, point_of(module, point), {pattern, *wanted, pins});
+  void activation(const std::string& module, const char* point, const std::optional<Placement>& wanted,
+                  bool pins_gradient) {
+    if (wanted) claim(points, point_of(module, point), {pattern, *wanted, pins_gradient});
   }
 
   template <class Activations>
   void each_module(const Activations& activations) {
     for (const auto& [name, module] : names.modules) {
-      if (!matches(pattern, name)) continue;
+      if (!matches_pattern(pattern, name)) continue;
       found = true;
       activations(name);
     }
@@ -65,8 +67,8 @@ struct Matcher {
     std::size_t count = 0;
     for (const auto& [name, tensor] : names.parameters) {
       const bool own = name.find('.') == std::string::npos;  // the model's, which only an empty pattern names
-      const bool by_module = of_modules && (own ? pattern.empty() : matches(pattern, parent_name(name)));
-      if (!by_module && !matches(pattern, name)) continue;
+      const bool by_module = of_modules && (own ? pattern.empty() : matches_pattern(pattern, parent_name(name)));
+      if (!by_module && !matches_pattern(pattern, name)) continue;
       claim(parameters, name, {pattern, placement_of(name, *tensor)});
       ++count;
     }
@@ -143,7 +145,7 @@ void apply(Matcher& m, const ReplicateParameter&) { m.each_parameter(true, whole
 
 void apply(Matcher& m, const ConstrainActivation& s) {
   for (const std::string& name : m.names.points) {
-    if (!matches(m.pattern, name)) continue;
+    if (!matches_pattern(m.pattern, name)) continue;
     m.found = true;
     claim(m.points, name, {m.pattern, s.placement, true});
   }
@@ -162,7 +164,7 @@ void match_plan(const Names& names, const ParallelPlan& plan, std::int64_t ranks
     Matcher matcher{names, pattern, ranks, parameters, points};
     std::visit([&](const auto& s) { apply(matcher, s); }, style);
     TORCH_CHECK(matcher.found, "parallelize: entry '", pattern, "' matches nothing; the nearest names are ",
-                c10::Join(", ", nearest_names(pattern, all_names(names))));
+                c10::Join(", ", closest_names(pattern, all_names(names))));
   }
 }
 
@@ -172,9 +174,10 @@ std::int64_t axis_of(const DeviceMesh& mesh, const ParallelizeOptions& options) 
   return mesh.ndim() == 1 && !named ? 0 : mesh.dim(options.axis);
 }
 
-std::shared_ptr<const ParallelModel::State> carry_out(const Names& names, const DeviceMesh& mesh,
-                                                      const ParallelPlan& plan, const ParallelizeOptions& options) {
-  tie_again(names.parameters);
+std::shared_ptr<const ParallelModel::State> apply_decisions(const Names& names, const DeviceMesh& mesh,
+                                                            const ParallelPlan& plan,
+                                                            const ParallelizeOptions& options) {
+  retie_shared_parameters(names.parameters);
   Claims parameters, points;
   const std::int64_t axis = axis_of(mesh, options);
   match_plan(names, plan, mesh.size(axis), parameters, points);
@@ -192,7 +195,7 @@ std::shared_ptr<const ParallelModel::State> carry_out(const Names& names, const 
   const std::string axis_name = mesh.names().empty() ? "" : mesh.names()[static_cast<std::size_t>(axis)];
   for (const auto& [name, by] : points) {
     state->activations.push_back({name, by.placement, by.entry});
-    state->rules[name] = {ActivationRule{mesh, axis, axis_name, by.placement, by.pins}};
+    state->rules[name] = {ActivationRule{mesh, axis, axis_name, by.placement, by.pins_gradient}};
   }
   return state;
 }
@@ -200,7 +203,7 @@ std::shared_ptr<const ParallelModel::State> carry_out(const Names& names, const 
 // What a plan puts at an activation point of a module. A further plan, for another axis, adds to it.
 struct Follows {
   std::vector<ActivationRule> rules;
-  at::Tensor operator()(const at::Tensor& x) const { return follow(rules, x); }
+  at::Tensor operator()(const at::Tensor& x) const { return apply_rules(rules, x); }
 };
 
 void add_rules(nn::Module& module, const std::string& point, const std::vector<ActivationRule>& rules) {
@@ -223,7 +226,7 @@ ParallelModel parallelize(nn::Module& model, const DeviceMesh& mesh, const Paral
     names.modules[name] = module;
     add_points(name, module->activation_points(), names);
   }
-  auto state = carry_out(names, mesh, plan, options);
+  auto state = apply_decisions(names, mesh, plan, options);
   for (const auto& [name, module] : names.modules) {
     for (const std::string& point : module->activation_points()) {
       const auto rules = state->rules.find(point_of(name, point.c_str()));
@@ -241,7 +244,7 @@ ParallelModel parallelize(const NamedTensors& parameters, const DeviceMesh& mesh
       if (names.modules.emplace(module, nullptr).second) add_points(module, {"in", "out"}, names);
     }
   }
-  return ParallelModel(carry_out(names, mesh, plan, options));
+  return ParallelModel(apply_decisions(names, mesh, plan, options));
 }
 
 namespace {

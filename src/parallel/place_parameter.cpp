@@ -11,7 +11,8 @@
 
 #include "dtensor/factories.h"
 #include "dtensor/tensor.h"
-#include "parallel/slice.h"
+#include "internal/parameter_swap.h"
+#include "parallel/mesh_slice.h"
 
 namespace dtensor {
 namespace {
@@ -44,7 +45,7 @@ Placements without_axis(Placements placements, const DeviceMesh& mesh, std::int6
 }
 
 // Parameters of another mesh over these ranks (experts on their sparse view) have no such axis.
-bool lives_elsewhere(const at::Tensor& tensor, const DeviceMesh& mesh) {
+bool is_on_other_mesh(const at::Tensor& tensor, const DeviceMesh& mesh) {
   if (!is_dtensor(tensor) || DTensor(tensor).mesh() == mesh) return false;
   const auto own = DTensor(tensor).mesh();
   const auto& known = mesh.names();
@@ -76,7 +77,7 @@ at::Tensor placed(const at::Tensor& tensor, const DeviceMesh& mesh, std::int64_t
 
 // Tied tensors are one: what an entry says of one name counts for all.
 std::map<const c10::TensorImpl*, Placement> placement_by_tensor(const NamedTensors& parameters,
-                                                                const PlaceOnAxis& place) {
+                                                                const AxisPlacementFunction& place) {
   std::map<const c10::TensorImpl*, Placement> placements;
   for (const auto& [name, tensor] : parameters) {
     const std::optional<Placement> placement = place(name);
@@ -92,7 +93,7 @@ std::map<const c10::TensorImpl*, Placement> placement_by_tensor(const NamedTenso
 }  // namespace
 
 void place_parameters(const NamedTensors& parameters, const DeviceMesh& mesh, std::int64_t axis,
-                      const PlaceOnAxis& place) {
+                      const AxisPlacementFunction& place) {
   at::NoGradGuard no_grad;
   const auto placements = placement_by_tensor(parameters, place);
   std::map<const c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> done;  // old and new; the old one kept alive
@@ -103,11 +104,11 @@ void place_parameters(const NamedTensors& parameters, const DeviceMesh& mesh, st
     if (!fresh.defined()) {
       old = *tensor;
       const auto it = placements.find(tensor->unsafeGetTensorImpl());
-      const bool stays = it == placements.end() && lives_elsewhere(old, mesh);
+      const bool stays = it == placements.end() && is_on_other_mesh(old, mesh);
       fresh = stays ? old : placed(old, mesh, axis, it == placements.end() ? Replicate() : it->second, name);
       if (!fresh.is_same(old)) {
         fresh.requires_grad_(old.requires_grad());
-        note_replaced(old, fresh);
+        record_parameter_swap(old, fresh);
       }
     }
     *tensor = fresh;

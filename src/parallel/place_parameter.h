@@ -10,8 +10,8 @@
 namespace dtensor {
 
 // The placement on the axis; none: whole unless the tensor has another name that says more. Tied tensors must agree.
-using PlaceOnAxis = std::function<std::optional<Placement>(const std::string& name)>;
+using AxisPlacementFunction = std::function<std::optional<Placement>(const std::string& name)>;
 void place_parameters(const NamedTensors& parameters, const DeviceMesh& mesh, std::int64_t axis,
-                      const PlaceOnAxis& place);
+                      const AxisPlacementFunction& place);
 
 }  // namespace dtensor

@@ -8,12 +8,12 @@
 #include <cmath>
 
 #include "dtensor/optim/clip.h"
-#include "dtensor/plain_scope.h"
 #include "dtensor/tensor.h"
-#include "pipeline/norms.h"
+#include "internal/aten_scopes.h"
+#include "object_collectives/object_collectives.h"
+#include "pipeline/grad_norm.h"
 #include "pipeline/step.h"
-#include "pipeline/tied.h"
-#include "texts/texts.h"
+#include "pipeline/tied_parameters.h"
 
 namespace dtensor::pipeline {
 namespace {
@@ -53,12 +53,12 @@ Schedule complete(Schedule schedule) {
 // What only some ranks can see is an error on all of them: the others would wait for messages, and take those of the
 // next step for this one's. `error`: this rank's, or nothing, which makes it a PeerError. Collective.
 void raise_everywhere(const std::string& error, const Communicator& ranks) {
-  const PlainScope scope;
+  const LocalNoGradGuard scope;
   const at::Tensor first = at::full({1}, error.empty() ? ranks.size() : ranks.rank(), at::kLong);
   ranks.all_reduce(first, ReduceOp::min).wait();
   const auto who = static_cast<int>(first.item<std::int64_t>());
   if (who == ranks.size()) return;
-  const std::string text = broadcast_text(ranks, error, who);
+  const std::string text = broadcast_string(ranks, error, who);
   if (error.empty()) throw PeerError({__func__, __FILE__, __LINE__}, text);
   TORCH_CHECK(false, text);
 }
@@ -197,7 +197,7 @@ void Pipeline::Impl::check_leaves(const std::vector<Tensors>& inputs) const {
 // Whether all ranks of the last stage say so, where weights may be collective over their mesh. On other ranks: `right`.
 bool Pipeline::Impl::stage_agrees(bool right) const {
   if (schedule.rank_of(last) != rank || !slice || slice.size() == 1) return right;
-  const PlainScope scope;
+  const LocalNoGradGuard scope;
   const at::Tensor all = at::full({1}, right ? 1 : 0, at::kLong);
   slice.communicator().all_reduce(all, ReduceOp::min).wait();
   return all.item<std::int64_t>() == 1;
@@ -248,7 +248,7 @@ at::Tensor Pipeline::Impl::agree(const Step& step, const RngState& before) const
 StepResult Pipeline::Impl::run(const Schedule& what, const std::vector<Tensors>& inputs,
                                const std::vector<Tensors>& targets, const std::vector<double>& part,
                                double loss_scale) {
-  Messages messages(line, slice);
+  StageMessages messages(line, slice);
   const RngState before = get_rng_state(mesh);
   const StepContext context{mesh, what, rank, stages, loss, inputs, targets, part, loss_scale};
   Step step(context, messages);
@@ -261,7 +261,7 @@ StepResult Pipeline::Impl::run(const Schedule& what, const std::vector<Tensors>&
     if (step.thrown()) std::rethrow_exception(step.thrown());
     throw;
   }
-  const PlainScope scope;
+  const LocalNoGradGuard scope;
   return {agree(step, before), step.live_activations(), step.actions(), step.begin()};
 }
 
@@ -293,10 +293,10 @@ at::Tensor Pipeline::evaluate(const std::vector<Tensors>& inputs, const std::vec
 at::Tensor Pipeline::clip_grad_norm_(double max_norm) {
   const Impl& p = impl();
   if (!p.mesh.is_member()) return {};
-  const PlainScope scope;
+  const LocalNoGradGuard scope;
   const auto device = p.mesh.device_type();
-  const at::Tensor ends = norm_ends(p.own, p.stages, p.last, p.line, device);
-  CountedOnce once(p.tied, p.stages, p.last, p.line, device);
+  const at::Tensor ends = norm_list_offsets(p.own, p.stages, p.last, p.line, device);
+  UniqueParameterCounter once(p.tied, p.stages, p.last, p.line, device);
   at::Tensor norms = at::zeros({ends[-1].item<std::int64_t>()}, at::TensorOptions(at::kDouble).device(device));
   for (const auto& [index, stage] : p.stages) {
     if (stage.list().empty()) continue;
@@ -313,7 +313,7 @@ at::Tensor Pipeline::clip_grad_norm_(double max_norm) {
   return total;
 }
 
-void Pipeline::give_gradients_elsewhere(const std::vector<at::Tensor>& parameters) const {
+void Pipeline::set_placeholder_gradients(const std::vector<at::Tensor>& parameters) const {
   const at::NoGradGuard no_grad;
   for (const at::Tensor& parameter : parameters) {
     if (!parameter.requires_grad() || parameter.grad().defined() || !is_dtensor(parameter)) continue;
@@ -324,7 +324,7 @@ void Pipeline::give_gradients_elsewhere(const std::vector<at::Tensor>& parameter
 std::vector<std::vector<TimedAction>> Pipeline::gather_actions(const std::vector<TimedAction>& own) const {
   const Impl& p = impl();
   if (!p.mesh.is_member()) return {};
-  const PlainScope scope;
+  const LocalNoGradGuard scope;
   const auto& ranks = p.schedule.ranks;
   const std::size_t here = ranks[static_cast<std::size_t>(p.rank)].size();
   const std::string others = c10::str("gather_actions: ", own.size(),

@@ -58,16 +58,16 @@ class Between {
     for (const at::Tensor& input : inputs) ends_.insert(torch::autograd::impl::gradient_edge(input).function.get());
     for (const Edge& root : roots) visit(root.function.get());
   }
-  bool leads_to_inputs(Node* node) const { return leads_.at(node); }
+  bool reaches_inputs(Node* node) const { return reaches_inputs_.at(node); }
   bool recomputes() const { return recomputes_; }
-  const std::vector<Node*>& on_the_way() const { return on_the_way_; }
+  const std::vector<Node*>& path_to_inputs() const { return path_to_inputs_; }
 
  private:
   // Depth first, without recursion: graphs are as deep as models. A node is finished after all below it.
   void visit(Node* root) {
     std::vector<std::pair<Node*, std::size_t>> open;
     const auto enter = [&](Node* node) {
-      if (node != nullptr && leads_.try_emplace(node, ends_.contains(node)).second) open.emplace_back(node, 0);
+      if (node != nullptr && reaches_inputs_.try_emplace(node, ends_.contains(node)).second) open.emplace_back(node, 0);
     };
     enter(root);
     while (!open.empty()) {
@@ -83,16 +83,17 @@ class Between {
   }
 
   void finish(Node* node) {
-    bool leads = leads_.at(node);
-    for (const Edge& edge : node->next_edges()) leads = leads || (edge.is_valid() && leads_.at(edge.function.get()));
-    leads_[node] = leads;
-    if (leads) on_the_way_.push_back(node);
+    bool leads = reaches_inputs_.at(node);
+    for (const Edge& edge : node->next_edges())
+      leads = leads || (edge.is_valid() && reaches_inputs_.at(edge.function.get()));
+    reaches_inputs_[node] = leads;
+    if (leads) path_to_inputs_.push_back(node);
     recomputes_ = recomputes_ || node->name().find("Checkpoint") != std::string::npos;
   }
 
   std::unordered_set<Node*> ends_;
-  std::unordered_map<Node*, bool> leads_;
-  std::vector<Node*> on_the_way_;
+  std::unordered_map<Node*, bool> reaches_inputs_;
+  std::vector<Node*> path_to_inputs_;
   bool recomputes_ = false;
 };
 
@@ -127,21 +128,21 @@ Tensors SplitBackward::backward_input(const Tensors& outputs, const Tensors& gra
   const NoGradientSync later;  // to a schedule, this is no pass that should have brought gradients
   std::unordered_map<Node*, variable_list> arrived;
   Tensors results(inputs.size());
-  if (!graph.on_the_way().empty()) {
-    Keepers keepers(graph.on_the_way());
+  if (!graph.path_to_inputs().empty()) {
+    Keepers keepers(graph.path_to_inputs());
     results = torch::autograd::grad(outputs, inputs, gradients, /*retain_graph=*/true, false, /*allow_unused=*/true);
     arrived = keepers.take();
   }
   for (std::size_t i = 0; i < roots.size(); ++i) {  // ways to weights that no input leads to
-    if (graph.leads_to_inputs(roots[i].function.get())) continue;
+    if (graph.reaches_inputs(roots[i].function.get())) continue;
     roots_.push_back(roots[i]);
     arrived_.push_back(gradients[i]);
   }
-  for (Node* node : graph.on_the_way()) {
+  for (Node* node : graph.path_to_inputs()) {
     bool open = false;
     for (Edge& edge : node->next_edges()) {
       if (!edge.is_valid()) continue;
-      if (graph.leads_to_inputs(edge.function.get())) edge = Edge();
+      if (graph.reaches_inputs(edge.function.get())) edge = Edge();
       open = open || edge.is_valid();
     }
     if (!open) continue;

@@ -11,6 +11,7 @@
 #include "dtensor/debug.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/tensor.h"
+#include "internal/scoped_value.h"
 
 namespace dtensor::pipeline {
 namespace {
@@ -38,25 +39,26 @@ std::pair<Tensors, Tensors> with_gradients(const Tensors& outputs, const Tensors
 
 // A step runs forward and backward in one call, which autocast may surround; backward is not to be under it, or what a
 // stage computes in full width would have narrow gradients.
-class WithoutAutocast {
+class AutocastDisabled {
  public:
-  explicit WithoutAutocast(c10::DeviceType device) : device_(device), was_(at::autocast::is_autocast_enabled(device)) {
-    if (was_) at::autocast::set_autocast_enabled(device_, false);
+  explicit AutocastDisabled(c10::DeviceType device)
+      : device_(device), outer_state_(at::autocast::is_autocast_enabled(device)) {
+    if (outer_state_) at::autocast::set_autocast_enabled(device_, false);
   }
-  ~WithoutAutocast() {
-    if (was_) at::autocast::set_autocast_enabled(device_, true);
+  ~AutocastDisabled() {
+    if (outer_state_) at::autocast::set_autocast_enabled(device_, true);
   }
-  WithoutAutocast(const WithoutAutocast&) = delete;
-  WithoutAutocast& operator=(const WithoutAutocast&) = delete;
+  AutocastDisabled(const AutocastDisabled&) = delete;
+  AutocastDisabled& operator=(const AutocastDisabled&) = delete;
 
  private:
   c10::DeviceType device_;
-  bool was_;
+  bool outer_state_;
 };
 
 }  // namespace
 
-Step::Step(const StepContext& context, Messages& messages)
+Step::Step(const StepContext& context, StageMessages& messages)
     : context_(context),
       messages_(messages),
       last_(context.schedule.stages() - 1),
@@ -125,7 +127,7 @@ void Step::run(const Action& action) {
       for (const FsdpUnit& unit : states_[s].units) unit.reshard();
       return;
     case ActionKind::reduce_grad:
-      if (!NoGradientSync::active()) reduce_gradients(context_.stages.at(s).list());
+      if (!NoGradientSync::current()) reduce_gradients(context_.stages.at(s).list());
       return;
   }
 }
@@ -138,20 +140,21 @@ void Step::forget(const Action& action) {
   if (sent || stays) slot(action).outputs.clear();
 }
 
-Whereabouts Step::first_whereabouts(int microbatch) const {
+MicrobatchState Step::initial_microbatch_state(int microbatch) const {
   const auto rows_of = [](const Tensors& inputs) {  // an input that is left out has none
     const auto has_rows = [](const at::Tensor& input) { return input.defined() && input.dim() > 0; };
     const auto first = std::find_if(inputs.begin(), inputs.end(), has_rows);
     return first == inputs.end() ? std::int64_t{0} : first->size(0);
   };
-  Whereabouts where;
+  MicrobatchState where;
   for (std::size_t m = 0; m < context_.inputs.size(); ++m) {
     const std::int64_t rows = rows_of(context_.inputs[m]);
     if (m == static_cast<std::size_t>(microbatch)) where.rows.first = where.rows.total, where.rows.count = rows;
     where.rows.total += rows;
   }
   // A step on some of a batch's rows (gradient accumulation over steps).
-  if (const auto* piece = ScopedValue<BatchRows::Range>::current(); piece && piece->count == where.rows.total) {
+  if (const auto* piece = ScopedValue<MicrobatchRandomGuard::Range>::current();
+      piece && piece->count == where.rows.total) {
     where.rows = {piece->first + where.rows.first, where.rows.count, piece->total};
   }
   return where;
@@ -162,10 +165,10 @@ void Step::forward(const Action& action) {
   Slot& mine = slot(action);
   if (action.stage == 0) {
     mine.inputs = context_.inputs.at(static_cast<std::size_t>(action.microbatch));
-    mine.where = first_whereabouts(action.microbatch);
+    mine.where = initial_microbatch_state(action.microbatch);
   }
   {
-    const BatchRows rows(mine.where.rows);
+    const MicrobatchRandomGuard rows(mine.where.rows);
     set_rng_state(context_.mesh, {random_.seed, random_.counter + mine.where.random_operators});
     mine.outputs = context_.stages.at(action.stage).forward(mine.inputs);
     if (action.stage == last_) add_loss(mine, action.microbatch);  // which may draw random numbers, too
@@ -204,11 +207,11 @@ void Step::backward(const Action& action) {
   const bool splits = action.kind == ActionKind::backward_input;
   Slot& mine = slot(action);
   {
-    const WithoutAutocast wide(context_.mesh.device_type());
+    const AutocastDisabled wide(context_.mesh.device_type());
     const bool reduces = synchronises(action);
     std::optional<NoGradientSync> later;
     if (!splits && !reduces) later.emplace();
-    const BatchRows rows(mine.where.rows);  // for what is computed again
+    const MicrobatchRandomGuard rows(mine.where.rows);  // for what is computed again
     mine.input_gradients = run_backward(mine, splits, reduces);
   }
   StageState& state = states_[action.stage];
@@ -261,7 +264,7 @@ void Step::keep_input_gradients(Slot& mine, bool splits) {
 
 // The last microbatch's are reduced in its backward; those of the others were not.
 void Step::reduce_input_gradients() {
-  if (!trains_ || !is_local(0) || NoGradientSync::active()) return;
+  if (!trains_ || !is_local(0) || NoGradientSync::current()) return;
   Tensors wanted;
   for (const Tensors& inputs : context_.inputs) {
     for (const at::Tensor& input : inputs) {
@@ -284,7 +287,7 @@ void Step::weight(const Action& action) {
   const ModuleScope scope(states_[action.stage].name);
   Slot& mine = slot(action);
   {
-    const WithoutAutocast wide(context_.mesh.device_type());
+    const AutocastDisabled wide(context_.mesh.device_type());
     std::optional<NoGradientSync> later;
     if (!synchronises(action)) later.emplace();
     if (mine.split && !mine.split->empty()) {
@@ -298,7 +301,7 @@ void Step::weight(const Action& action) {
 
 // Gradients are reduced where the stage computes them, unless the schedule says when, or the caller that a later step
 // does.
-bool Step::reduces_here(int stage) { return !states_[stage].reduces && !NoGradientSync::active(); }
+bool Step::reduces_here(int stage) { return !states_[stage].reduces && !NoGradientSync::current(); }
 
 // In the last backward of the step that computes gradients of the stage's weights. That is the last I where segments
 // are recomputed, which leave nothing to W; an I that leaves them reduces nothing.

@@ -8,8 +8,8 @@
 
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
-#include "pipeline/messages.h"
 #include "pipeline/split_backward.h"
+#include "pipeline/stage_messages.h"
 
 namespace dtensor::pipeline {
 
@@ -35,7 +35,7 @@ struct StepContext {
 
 class Step {
  public:
-  Step(const StepContext& context, Messages& messages);
+  Step(const StepContext& context, StageMessages& messages);
   // Where a stage throws, on this rank or on one whose messages are due here, the rest of the list is run without
   // computing, so that no rank waits for another: each then comes to its end.
   void run();
@@ -59,7 +59,7 @@ class Step {
     Tensors inputs, outputs;   // outputs are kept until backward
     Tensors output_gradients;  // that have arrived
     Tensors input_gradients;   // that are to be sent
-    Whereabouts where;         // before the stage has run, and after it
+    MicrobatchState where;     // before the stage has run, and after it
     std::optional<SplitBackward> split;
   };
   struct StageState {
@@ -84,7 +84,7 @@ class Step {
   void run(const Action& action);
   void forward(const Action& action);
   void forget(const Action& action);
-  Whereabouts first_whereabouts(int microbatch) const;
+  MicrobatchState initial_microbatch_state(int microbatch) const;
   void add_loss(Slot& slot, int microbatch);
   void backward(const Action& action);
   static Tensors run_backward(Slot& slot, bool splits, bool reduces);
@@ -97,7 +97,7 @@ class Step {
   void end_of_microbatch(int stage);
 
   const StepContext& context_;
-  Messages& messages_;
+  StageMessages& messages_;
   const int last_;
   const bool trains_;
   std::map<std::pair<int, int>, Slot> slots_;

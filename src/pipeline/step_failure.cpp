@@ -19,7 +19,7 @@ void Step::attempt(const Action& action) {
   try {
     run(action);
     if (!trains_) forget(action);
-  } catch (const NoMessage& refused) {
+  } catch (const MessageRefused& refused) {
     failure_ = refused.reason;
   } catch (const CommError&) {
     throw;
@@ -43,12 +43,12 @@ void Step::skip(const Action& action) {
   switch (action.kind) {
     case ActionKind::send_forward:
     case ActionKind::send_backward:
-      return messages_.refuse(failure_, peer, channel);
+      return messages_.send_failure(failure_, peer, channel);
     case ActionKind::recv_forward:
     case ActionKind::recv_backward:
       try {
         messages_.receive(peer, channel);
-      } catch (const NoMessage&) {  // for the same reason, or another
+      } catch (const MessageRefused&) {  // for the same reason, or another
       }
       return;
     case ActionKind::reshard:

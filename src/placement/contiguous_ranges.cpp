@@ -1,5 +1,5 @@
 // Behind the last dimension that is split everything is held, so that one segment of that dimension is one range.
-#include "dtensor/contiguous_ranges.h"
+#include "internal/contiguous_ranges.h"
 
 namespace dtensor {
 namespace {

@@ -59,13 +59,13 @@ std::optional<Coordinate> coordinate_of_rank(const MeshLayout& layout, std::int6
 }
 
 MeshInfo::MeshInfo(MeshLayout mesh_layout, std::int64_t rank, c10::DeviceType device_type,
-                   c10::intrusive_ptr<const MeshInfo> computes)
+                   c10::intrusive_ptr<const MeshInfo> compute_mesh)
     : layout(checked(std::move(mesh_layout))),
       device(device_type),
       world_rank(rank),
       is_member(coordinate_of_rank(layout, rank).has_value()),
       coordinate(coordinate_of_rank(layout, rank).value_or(Coordinate())),
-      several(axes_where(layout.shape.size(), [&](std::size_t a) { return layout.shape[a] > 1; })),
-      computes_(std::move(computes)) {}
+      nontrivial_axes(axes_where(layout.shape.size(), [&](std::size_t a) { return layout.shape[a] > 1; })),
+      compute_mesh_(std::move(compute_mesh)) {}
 
 }  // namespace dtensor

@@ -47,29 +47,29 @@ std::optional<Coordinate> coordinate_of_rank(const MeshLayout& layout, std::int6
 
 struct MeshInfo : c10::intrusive_ptr_target {
   MeshInfo(MeshLayout layout, std::int64_t world_rank, c10::DeviceType device,
-           c10::intrusive_ptr<const MeshInfo> computes = {});
+           c10::intrusive_ptr<const MeshInfo> compute_mesh = {});
 
   const MeshLayout layout;
   const c10::DeviceType device;  // where local tensors are
   const std::int64_t world_rank;
-  const bool is_member;         // whether world_rank is in layout.ranks
-  const Coordinate coordinate;  // empty unless is_member
-  const AxisMask several;       // axes of more than one rank
+  const bool is_member;            // whether world_rank is in layout.ranks
+  const Coordinate coordinate;     // empty unless is_member
+  const AxisMask nontrivial_axes;  // axes of more than one rank
 
   // Writes to inference tensors, which have no versions of their own: the same number on all ranks of the mesh.
-  std::uint32_t writes() const { return writes_; }
-  void count_write() const { ++writes_; }
+  std::uint32_t inference_version() const { return inference_version_; }
+  void bump_inference_version() const { ++inference_version_; }
 
   // The same ranks on their device, for tensors that are only stored here, in host memory; null: of an ordinary mesh.
-  const MeshInfo* computes() const { return computes_.get(); }
+  const MeshInfo* compute_mesh() const { return compute_mesh_.get(); }
   // What tensors say of themselves: stored ones are of the device that computes with them.
-  c10::DeviceType seen_device() const { return computes_ ? computes_->device : device; }
+  c10::DeviceType reported_device() const { return compute_mesh_ ? compute_mesh_->device : device; }
 
  protected:
-  c10::intrusive_ptr<const MeshInfo> computes_;
+  c10::intrusive_ptr<const MeshInfo> compute_mesh_;
 
  private:
-  mutable std::uint32_t writes_ = 0;
+  mutable std::uint32_t inference_version_ = 0;
 };
 
 // Meshes are interned by whoever makes them (per world communicator), so pointer equality is equality of layouts.

@@ -19,7 +19,7 @@ class Reader {
   explicit Reader(std::string_view text) : text_(text) {}
 
   bool accept(char c) {
-    skip_blanks();
+    skip_whitespace();
     const bool found = at_ < text_.size() && text_[at_] == c;
     at_ += found;
     return found;
@@ -28,18 +28,18 @@ class Reader {
     if (!accept(c)) fail(std::string("'") + c + "'");
   }
   void expect_end() {
-    skip_blanks();
+    skip_whitespace();
     if (at_ != text_.size()) fail("the end");
   }
   std::string_view word() {
-    skip_blanks();
+    skip_whitespace();
     const std::size_t begin = at_;
     while (at_ < text_.size() && std::isalpha(static_cast<unsigned char>(text_[at_]))) ++at_;
     return text_.substr(begin, at_ - begin);
   }
   template <class Integer>
   Integer number() {
-    skip_blanks();
+    skip_whitespace();
     Integer value = 0;
     const char* end = text_.data() + text_.size();
     const auto [rest, error] = std::from_chars(text_.data() + at_, end, value);
@@ -53,7 +53,7 @@ class Reader {
   }
 
  private:
-  void skip_blanks() {
+  void skip_whitespace() {
     while (at_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[at_]))) ++at_;
   }
 

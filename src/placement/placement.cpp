@@ -8,7 +8,7 @@
 #include <limits>
 #include <ostream>
 
-#include "placement/ragged.h"
+#include "placement/ragged_sizes.h"
 
 namespace dtensor {
 namespace {
@@ -56,7 +56,7 @@ Placement Placement::strided_shard(std::int64_t dim, std::int64_t split_factor) 
 Placement Placement::ragged_shard(std::int64_t dim, c10::IntArrayRef sizes) {
   Placement p = shard(dim);
   p.kind_ = Kind::ragged_shard;
-  p.ragged_ = number_of_sizes(sizes);
+  p.ragged_ = intern_ragged_sizes(sizes);
   return p;
 }
 
@@ -69,7 +69,9 @@ Placement Placement::zigzag_shard(std::int64_t dim, std::int64_t split_factor) {
   return p;
 }
 
-c10::IntArrayRef Placement::ragged_sizes() const { return is_ragged() ? sizes_of_number(ragged_) : c10::IntArrayRef(); }
+c10::IntArrayRef Placement::ragged_sizes() const {
+  return is_ragged() ? ragged_sizes_by_id(ragged_) : c10::IntArrayRef();
+}
 
 // Only shards are stored apart from how they are computed with, so the flag stays off elsewhere and equality is simple.
 Placement Placement::as_storage(bool storage) const {

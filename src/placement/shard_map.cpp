@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "dtensor/contiguous_ranges.h"
+#include "internal/contiguous_ranges.h"
 
 namespace dtensor {
 namespace {
@@ -40,7 +40,7 @@ std::int64_t offset_at(const Segments& segments, std::int64_t position) {
 }
 
 // Ragged parts come first, so they always cut a whole dimension.
-Segment ragged_part(std::int64_t n, at::IntArrayRef lengths, std::int64_t index) {
+Segment ragged_shard_at(std::int64_t n, at::IntArrayRef lengths, std::int64_t index) {
   const std::int64_t total = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
   TORCH_CHECK(total == n, "a RaggedShard of parts ", lengths, " splits ", total, " elements, but the dimension has ",
               n);
@@ -49,8 +49,8 @@ Segment ragged_part(std::int64_t n, at::IntArrayRef lengths, std::int64_t index)
   return {std::accumulate(lengths.begin(), mine, std::int64_t{0}), *mine};
 }
 
-Segment part_of(std::int64_t n, const SplitStep& step, std::int64_t parts, std::int64_t index) {
-  return step.ragged.empty() ? chunk(n, parts, index) : ragged_part(n, step.ragged, index);
+Segment shard_of(std::int64_t n, const SplitStep& step, std::int64_t parts, std::int64_t index) {
+  return step.ragged.empty() ? chunk(n, parts, index) : ragged_shard_at(n, step.ragged, index);
 }
 
 // Chunk `index` of `n` elements in `parts` chunks, of which the first n mod parts have one more.
@@ -60,7 +60,7 @@ Segment even_chunk(std::int64_t n, std::int64_t parts, std::int64_t index) {
 }
 
 // What the rank at `index` takes of one piece of `n` elements.
-Segments parts_of_piece(std::int64_t n, const SplitStep& step, std::int64_t parts, std::int64_t index) {
+Segments shards_of_block(std::int64_t n, const SplitStep& step, std::int64_t parts, std::int64_t index) {
   if (!step.zigzag) return {chunk(n, parts, index)};
   return {even_chunk(n, 2 * parts, index), even_chunk(n, 2 * parts, 2 * parts - 1 - index)};
 }
@@ -71,12 +71,12 @@ Segments split(const Segments& held, const SplitStep& step, std::int64_t parts, 
   // Of more pieces than elements the first ones have one each.
   for (std::int64_t piece = 0; piece < std::min<std::int64_t>(step.pieces, n); ++piece) {
     const Segment outer = chunk(n, step.pieces, piece);
-    for (const Segment& inner : parts_of_piece(outer.length, step, parts, index)) {
+    for (const Segment& inner : shards_of_block(outer.length, step, parts, index)) {
       append_range(held, outer.offset + inner.offset, outer.offset + inner.offset + inner.length, out);
     }
   }
   if (!out.empty()) return out;
-  const std::int64_t first = parts_of_piece(chunk(n, step.pieces, 0).length, step, parts, index)[0].offset;
+  const std::int64_t first = shards_of_block(chunk(n, step.pieces, 0).length, step, parts, index)[0].offset;
   return {{offset_at(held, first), 0}};
 }
 
@@ -127,8 +127,8 @@ Segments shard_segments(std::int64_t n, const SplitOrder& order, at::IntArrayRef
                         at::IntArrayRef coordinate) {
   Segments held{{0, n}};
   for (const SplitStep& step : order) {
-    if (step.in_one_range() && held.size() == 1) {
-      const Segment part = part_of(held[0].length, step, mesh_shape[step.axis], coordinate[step.axis]);
+    if (step.is_contiguous_range() && held.size() == 1) {
+      const Segment part = shard_of(held[0].length, step, mesh_shape[step.axis], coordinate[step.axis]);
       held[0] = {held[0].offset + part.offset, part.length};
     } else {
       held = split(held, step, mesh_shape[step.axis], coordinate[step.axis]);
@@ -148,8 +148,8 @@ Segments own_segments(const MeshInfo& mesh, std::int64_t n, std::int64_t dim, co
   return shard_segments(n, dim, placements, mesh.layout.shape, mesh.coordinate);
 }
 
-std::vector<Segments> segments_of_members(const MeshInfo& mesh, std::int64_t n, std::int64_t dim,
-                                          const Placements& placements, AxisMask axes) {
+std::vector<Segments> segments_of_ranks(const MeshInfo& mesh, std::int64_t n, std::int64_t dim,
+                                        const Placements& placements, AxisMask axes) {
   const auto& shape = mesh.layout.shape;
   std::vector<Segments> all;
   for (std::int64_t m = 0; m < ranks_along(shape, axes); ++m) {

@@ -9,7 +9,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "dtensor/placement.h"
-#include "dtensor/shards.h"
+#include "internal/shard_segments.h"
 #include "placement/mesh_info.h"
 
 namespace dtensor {
@@ -26,7 +26,7 @@ struct SplitStep {
   std::int32_t pieces;
   c10::IntArrayRef ragged = {};  // of a RaggedShard, else empty
   bool zigzag = false;           // of a ZigzagShard: a part is two chunks
-  bool in_one_range() const { return pieces == 1 && !zigzag; }
+  bool is_contiguous_range() const { return pieces == 1 && !zigzag; }
   friend bool operator==(const SplitStep&, const SplitStep&) = default;
 };
 using SplitOrder = c10::SmallVector<SplitStep, 4>;
@@ -37,8 +37,8 @@ Segments shard_segments(std::int64_t n, const SplitOrder& order, at::IntArrayRef
 
 // What this rank holds of a dimension; and each rank along `axes` through it, in the order of their communicator.
 Segments own_segments(const MeshInfo& mesh, std::int64_t n, std::int64_t dim, const Placements& placements);
-std::vector<Segments> segments_of_members(const MeshInfo& mesh, std::int64_t n, std::int64_t dim,
-                                          const Placements& placements, AxisMask axes);
+std::vector<Segments> segments_of_ranks(const MeshInfo& mesh, std::int64_t n, std::int64_t dim,
+                                        const Placements& placements, AxisMask axes);
 
 at::DimVector local_sizes(at::IntArrayRef sizes, const Placements& placements, at::IntArrayRef mesh_shape,
                           at::IntArrayRef coordinate);

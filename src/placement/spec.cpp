@@ -12,8 +12,8 @@
 #include <sstream>
 #include <unordered_map>
 
+#include "placement/dtype_name.h"
 #include "placement/shard_map.h"
-#include "placement/short_name.h"
 
 namespace dtensor {
 namespace {
@@ -102,7 +102,7 @@ std::array<TableShard, kTableShards>& shards_of_table() {
 
 }  // namespace
 
-const char* short_name(c10::ScalarType dtype) {
+const char* dtype_abbreviation(c10::ScalarType dtype) {
   switch (dtype) {
     case c10::ScalarType::Float:
       return "f32";
@@ -149,12 +149,13 @@ TensorSpec::TensorSpec(MeshRef mesh_ref, Placements placements_given, at::DimVec
 }
 
 AxisMask TensorSpec::replicated_axes() const {
-  return mesh->several & axes_where(placements.size(), [&](std::size_t a) { return placements[a].is_replicate(); });
+  return mesh->nontrivial_axes &
+         axes_where(placements.size(), [&](std::size_t a) { return placements[a].is_replicate(); });
 }
 
 std::string TensorSpec::str() const {
   std::ostringstream out;
-  out << short_name(dtype) << at::IntArrayRef(sizes) << " on " << at::IntArrayRef(mesh->layout.shape) << ' '
+  out << dtype_abbreviation(dtype) << at::IntArrayRef(sizes) << " on " << at::IntArrayRef(mesh->layout.shape) << ' '
       << to_string(placements);
   return out.str();
 }
@@ -175,7 +176,7 @@ void drop_unused_specs() {
   for (TableShard& shard : shards_of_table()) shard.drop_unused();
 }
 
-std::size_t interned_specs() {
+std::size_t interned_spec_count() {
   std::size_t count = 0;
   for (TableShard& shard : shards_of_table()) count += shard.size();
   return count;

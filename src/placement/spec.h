@@ -45,18 +45,18 @@ SpecPtr with_placements(const TensorSpec& spec, Placements placements);
 // Axes on which the two (on one mesh) do not hold the same data, and `test(one placement, the other)` besides. On an
 // axis of one rank every placement is everything.
 template <class Test>
-AxisMask axes_apart(const TensorSpec& a, const TensorSpec& b, Test test) {
+AxisMask differing_axes(const TensorSpec& a, const TensorSpec& b, Test test) {
   return axes_where(a.placements.size(), [&](std::size_t i) {
     const Placement &one = a.placements[i], &other = b.placements[i];
-    return has_axis(a.mesh->several, i) && one != other && test(one, other);
+    return has_axis(a.mesh->nontrivial_axes, i) && one != other && test(one, other);
   });
 }
 inline bool same_data(const TensorSpec& a, const TensorSpec& b) {
-  return &a == &b || axes_apart(a, b, [](const auto&, const auto&) { return true; }) == 0;
+  return &a == &b || differing_axes(a, b, [](const auto&, const auto&) { return true; }) == 0;
 }
 
 // Forgets the specs that nobody else holds, and with them their meshes and communicators. For whoever ends a world.
 void drop_unused_specs();
-std::size_t interned_specs();  // how many there are
+std::size_t interned_spec_count();  // how many there are
 
 }  // namespace dtensor

@@ -1,6 +1,6 @@
 // Compares and restores the memory order of local tensors.
 #include "placement/stride_order.h"
-#include "dtensor/plain_scope.h"
+#include "internal/aten_scopes.h"
 
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -53,7 +53,7 @@ bool follows_order(const at::Tensor& local, const TensorSpec& spec) {
   return true;
 }
 
-at::Tensor in_order_of(at::Tensor local, const TensorSpec& spec) {
+at::Tensor to_stride_order(at::Tensor local, const TensorSpec& spec) {
   if (!local.defined() || follows_order(local, spec)) return local;
   at::DimVector strides(local.dim(), 1);
   std::int64_t step = 1;
@@ -63,7 +63,7 @@ at::Tensor in_order_of(at::Tensor local, const TensorSpec& spec) {
     step *= std::max<std::int64_t>(local.size(*it), 1);
   }
   // A MeshScope would make a DTensor of it.
-  const NoMeshScope plain;
+  const NoMeshScopeGuard plain;
   auto dense = at::empty_strided(local.sizes(), strides, local.options());
   return dense.copy_(local);
 }

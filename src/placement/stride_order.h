@@ -14,6 +14,6 @@ bool has_dense_order(const TensorSpec& spec);
 // Views of local tensors that follow the order of their specs do.
 bool follows_order(const at::Tensor& local, const TensorSpec& spec);
 // `local` itself, or a dense copy in the spec's order. Below autograd.
-at::Tensor in_order_of(at::Tensor local, const TensorSpec& spec);
+at::Tensor to_stride_order(at::Tensor local, const TensorSpec& spec);
 
 }  // namespace dtensor

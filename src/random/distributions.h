@@ -12,7 +12,7 @@
 namespace dtensor::dist {
 
 // The most significant half of a 128-bit product.
-DTENSOR_HD std::uint64_t mul_high(std::uint64_t a, std::uint64_t b) {
+DTENSOR_HD std::uint64_t multiply_high(std::uint64_t a, std::uint64_t b) {
 #if defined(__CUDA_ARCH__)
   return __umul64hi(a, b);
 #else
@@ -71,7 +71,7 @@ DTENSOR_HD void normal_pair(std::uint32_t a, std::uint32_t b, float& x, float& y
   const float radius = square_root(-2.0F * log_unit(open_unit(a)));
   float sine = 0;
   float cosine = 0;
-  turn(b, sine, cosine);
+  sin_cos(b, sine, cosine);
   x = radius * cosine;
   y = radius * sine;
 }
@@ -150,7 +150,7 @@ struct Integer {
   DTENSOR_HD void operator()(const philox::Words& words, std::int64_t* out) const {
     for (int i = 0; i < kPerBlock; ++i) {
       const auto x = philox::word64(words, i);
-      out[i] = static_cast<std::int64_t>(static_cast<std::uint64_t>(from) + (range == 0 ? x : mul_high(x, range)));
+      out[i] = static_cast<std::int64_t>(static_cast<std::uint64_t>(from) + (range == 0 ? x : multiply_high(x, range)));
     }
   }
 };

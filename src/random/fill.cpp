@@ -202,7 +202,7 @@ at::Tensor random_permutation(std::int64_t n, RandomKey key, at::TensorOptions o
   auto* p = permutation.mutable_data_ptr<std::int64_t>();
   for (auto i = n - 1; i > 0; --i) {  // Fisher and Yates; step i draws from its own block
     const auto word = philox::word64(philox::block(key, static_cast<std::uint64_t>(i)), 0);
-    std::swap(p[i], p[dist::mul_high(word, static_cast<std::uint64_t>(i) + 1)]);
+    std::swap(p[i], p[dist::multiply_high(word, static_cast<std::uint64_t>(i) + 1)]);
   }
   return permutation.to(options.has_dtype() ? options : options.dtype(at::kLong));
 }

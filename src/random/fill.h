@@ -9,8 +9,8 @@
 
 #include "dtensor/export.h"
 #include "random/distribution.h"
+#include "random/global_indices.h"
 #include "random/philox.h"
-#include "random/region.h"
 
 namespace dtensor {
 

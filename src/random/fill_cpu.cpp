@@ -10,7 +10,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "dtensor/contiguous_ranges.h"
+#include "internal/contiguous_ranges.h"
 #include "random/fill.h"
 
 namespace dtensor {

@@ -73,7 +73,7 @@ DTENSOR_HD float square_root(float x) {
 }
 
 // Sine and cosine of turns / 2^32 of a full turn: the quadrant is in the two highest bits after rounding.
-DTENSOR_HD void turn(std::uint32_t turns, float& sine, float& cosine) {
+DTENSOR_HD void sin_cos(std::uint32_t turns, float& sine, float& cosine) {
   const std::uint32_t quadrant = (turns + 0x20000000U) >> 30;
   const auto rest = static_cast<std::int32_t>(turns - (quadrant << 30));
   const float t = static_cast<float>(rest) * 1.4629180792671596E-9F;  // 2 pi / 2^32; within pi / 4

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "dtensor/random.h"
+#include "internal/scoped_value.h"
 #include "mesh/world_state.h"
 
 namespace dtensor {
@@ -30,6 +31,8 @@ void manual_seed(const DeviceMesh& mesh, std::uint64_t seed) { state_of(mesh).se
 RngState get_rng_state(const DeviceMesh& mesh) { return state_of(mesh).rng(); }
 void set_rng_state(const DeviceMesh& mesh, RngState state) { state_of(mesh).set_rng(state); }
 
+RandomDraws::Record::Record(RandomDraws& draws) : scope_(open_scope(&draws)) {}
+
 void RandomDraws::note(const DeviceMesh& mesh, RngState before) {
   const auto known = [&](const auto& entry) { return &state_of(entry.first) == &state_of(mesh); };
   if (std::none_of(before_.begin(), before_.end(), known)) before_.emplace_back(mesh, before);
@@ -46,7 +49,9 @@ RandomDraws::Replay::~Replay() {
   for (const auto& [mesh, now] : now_) set_rng_state(mesh, now);
 }
 
-BatchRows::Range BatchRows::in_force() {
+MicrobatchRandomGuard::MicrobatchRandomGuard(Range range) : scope_(open_scope(range)) {}
+
+MicrobatchRandomGuard::Range MicrobatchRandomGuard::current() {
   const auto* rows = ScopedValue<Range>::current();
   return rows == nullptr ? Range{} : *rows;
 }

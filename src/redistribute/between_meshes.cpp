@@ -8,22 +8,22 @@
 #include <deque>
 #include <optional>
 
-#include "dtensor/bucketed_all_to_all.h"
-#include "dtensor/hidden_from_modes.h"
-#include "dtensor/plain_scope.h"
+#include "internal/aten_scopes.h"
+#include "internal/bucketed_all_to_all.h"
+#include "internal/dispatch_modes.h"
 #include "mesh/mesh_impl.h"
 #include "mesh/world_state.h"
-#include "redistribute/buffers.h"
 #include "redistribute/edges/edge.h"
 #include "redistribute/execute.h"
 #include "redistribute/plan/transfer.h"
+#include "redistribute/result_buffers.h"
 
 namespace dtensor {
 namespace {
 
-std::vector<std::int64_t> ranks_of(const std::vector<MeshMove>& moves) {
+std::vector<std::int64_t> ranks_of(const std::vector<CrossMeshMove>& moves) {
   std::vector<std::int64_t> ranks;
-  for (const MeshMove& move : moves) {
+  for (const CrossMeshMove& move : moves) {
     for (const auto* spec : {&move.from, &move.to}) {
       const auto& more = (*spec)->mesh->layout.ranks;
       ranks.insert(ranks.end(), more.begin(), more.end());
@@ -35,24 +35,25 @@ std::vector<std::int64_t> ranks_of(const std::vector<MeshMove>& moves) {
 }
 
 // kByte where the list has several dtypes: on every rank alike, for all know all specs.
-at::ScalarType common_dtype(const std::vector<MeshMove>& moves) {
+at::ScalarType common_dtype(const std::vector<CrossMeshMove>& moves) {
   const auto first = moves.front().from->dtype;
-  const bool same = std::all_of(moves.begin(), moves.end(), [&](const MeshMove& m) { return m.from->dtype == first; });
+  const bool same =
+      std::all_of(moves.begin(), moves.end(), [&](const CrossMeshMove& m) { return m.from->dtype == first; });
   return same ? first : at::kByte;
 }
 
 class MovingTensor {
  public:
-  MovingTensor(const MeshMove& move, std::int64_t world_rank)
+  MovingTensor(const CrossMeshMove& move, std::int64_t world_rank)
       : plan_(plan_transfer(move.from->sizes, static_cast<std::int64_t>(c10::elementSize(move.from->dtype)),
                             {move.from->mesh->layout, move.from->placements},
                             {move.to->mesh->layout, move.to->placements}, world_rank)),
-        local_(move.from->mesh->is_member ? plain_bits(move.local.to(move.to->mesh->device)) : at::Tensor()) {
+        local_(move.from->mesh->is_member ? resolve_conj_and_neg(move.local.to(move.to->mesh->device)) : at::Tensor()) {
     if (!move.to->mesh->is_member) return;
     const auto like = at::empty({0}, at::TensorOptions(move.to->dtype).device(move.to->mesh->device));
     result_ = result_buffer(move.to->local_sizes, like);
     if (!local_.defined()) return;
-    const Region kept = common(plan_.held, plan_.wanted);
+    const Region kept = intersection(plan_.held, plan_.wanted);
     if (kept.numel() > 0) write_part(result_, plan_.wanted, kept, read_part(local_, plan_.held, kept));
   }
 
@@ -81,11 +82,11 @@ class MovingTensor {
 
 }  // namespace
 
-std::vector<at::Tensor> move_between_meshes(const std::vector<MeshMove>& moves) {
+std::vector<at::Tensor> move_between_meshes(const std::vector<CrossMeshMove>& moves) {
   if (moves.empty()) return {};
-  const Communicator& world = acting(*moves.front().to->mesh).world();
-  for (const MeshMove& move : moves) {
-    TORCH_CHECK(acting(*move.from->mesh).world() == world && acting(*move.to->mesh).world() == world,
+  const Communicator& world = as_mesh_impl(*moves.front().to->mesh).world();
+  for (const CrossMeshMove& move : moves) {
+    TORCH_CHECK(as_mesh_impl(*move.from->mesh).world() == world && as_mesh_impl(*move.to->mesh).world() == world,
                 "redistribute: ", move.from->str(), " and ", move.to->str(), " are on meshes of different worlds");
   }
   const auto ranks = ranks_of(moves);
@@ -93,16 +94,16 @@ std::vector<at::Tensor> move_between_meshes(const std::vector<MeshMove>& moves) 
   const std::int64_t self = moves.front().to->mesh->world_rank;
   if (!std::binary_search(ranks.begin(), ranks.end(), self)) return results;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const NoMeshScope plain;
-  const HiddenFromModes hidden;
-  WorldState& state = acting(*moves.front().to->mesh).state();
+  const NoMeshScopeGuard plain;
+  const DisableDispatchModesGuard hidden;
+  WorldState& state = as_mesh_impl(*moves.front().to->mesh).state();
   BucketedAllToAll exchange;
   const auto bucket = exchange.bucket(state.communicator(world, ranks, "meshes"), common_dtype(moves));
   const auto peer_of = [&](std::int64_t rank) {
     return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
   };
   std::deque<MovingTensor> moving;
-  for (const MeshMove& move : moves) moving.emplace_back(move, self).join(exchange, bucket, peer_of);
+  for (const CrossMeshMove& move : moves) moving.emplace_back(move, self).join(exchange, bucket, peer_of);
   exchange.run();
   for (std::size_t i = 0; i < moves.size(); ++i) results[i] = moving[i].finish();
   return results;

@@ -11,13 +11,13 @@
 namespace dtensor {
 
 // Differs in mesh and placements; neither is Partial.
-struct MeshMove {
+struct CrossMeshMove {
   SpecPtr from, to;
   at::Tensor local;  // undefined outside the mesh of `from`
 };
 
 // The local tensors, contiguous; undefined outside the mesh of `to`. Collective over the ranks of all meshes in the
 // list, which must be of one world; ranks in none of them need not call.
-std::vector<at::Tensor> move_between_meshes(const std::vector<MeshMove>& moves);
+std::vector<at::Tensor> move_between_meshes(const std::vector<CrossMeshMove>& moves);
 
 }  // namespace dtensor

@@ -4,11 +4,11 @@
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include "comm/events.h"
+#include "comm/event_listeners.h"
 #include "comm/reduce_policy.h"
 #include "dtensor/comm_backend.h"
-#include "dtensor/hidden_from_modes.h"
-#include "dtensor/plain_scope.h"
+#include "internal/aten_scopes.h"
+#include "internal/dispatch_modes.h"
 #include "redistribute/edges/edge.h"
 
 namespace dtensor {
@@ -35,25 +35,25 @@ at::Tensor run(const EdgeCall& call) {
 bool reduces(const Edge& edge) { return edge.kind == EdgeKind::all_reduce || edge.kind == EdgeKind::reduce_scatter; }
 
 // The type in which the tensor travels; its own where that is right.
-at::ScalarType travelling_type(const RedistributePlan& plan, at::ScalarType own, const MeshImpl& mesh) {
+at::ScalarType wire_dtype(const RedistributePlan& plan, at::ScalarType own, const MeshImpl& mesh) {
   const auto first = std::find_if(plan.edges.begin(), plan.edges.end(), reduces);
   if (first == plan.edges.end()) return own;
   if (c10::isFloat8Type(own)) return at::kFloat;  // types of 8 bits have no sums of their own
-  const auto asked = carried_type(own);
+  const auto asked = communication_dtype(own);
   if (asked == at::ScalarType::Undefined) return own;
   // One reduction is rounded once by most backends: then it travels in half the bytes.
   const bool alone = std::none_of(first + 1, plan.edges.end(), reduces);
-  return alone && backend_of(mesh.communicator(first->axes))->accumulates_in(own) == asked ? own : asked;
+  return alone && backend_of(mesh.communicator(first->axes))->accumulation_dtype(own) == asked ? own : asked;
 }
 
 // Only as far as the last reduction does the tensor travel in another type.
 at::Tensor run_edges(const RedistributePlan& plan, const at::Tensor& local, const TensorSpec& from) {
-  const auto own = local.scalar_type(), type = travelling_type(plan, own, acting(*from.mesh));
+  const auto own = local.scalar_type(), type = wire_dtype(plan, own, as_mesh_impl(*from.mesh));
   const auto last = std::find_if(plan.edges.rbegin(), plan.edges.rend(), reduces);
-  const Geometry geometry{from.sizes, from.mesh->layout.shape, static_cast<std::int64_t>(c10::elementSize(type))};
-  at::Tensor current = plain_bits(local.to(type));
+  const TensorGeometry geometry{from.sizes, from.mesh->layout.shape, static_cast<std::int64_t>(c10::elementSize(type))};
+  at::Tensor current = resolve_conj_and_neg(local.to(type));
   for (const Edge& edge : plan.edges) {
-    current = run(EdgeCall(edge, acting(*from.mesh), geometry, current, own, !current.is_alias_of(local)));
+    current = run(EdgeCall(edge, as_mesh_impl(*from.mesh), geometry, current, own, !current.is_alias_of(local)));
     if (type != own && &edge == &*last) current = current.to(own);
   }
   return current;
@@ -67,7 +67,7 @@ std::string one_line(const RedistributePlan& plan) {
 
 }  // namespace
 
-at::Tensor plain_bits(const at::Tensor& tensor) {
+at::Tensor resolve_conj_and_neg(const at::Tensor& tensor) {
   if (tensor._is_zerotensor()) return tensor.clone();  // has no memory at all
   return tensor.is_conj() || tensor.is_neg() ? tensor.resolve_conj().resolve_neg() : tensor;
 }
@@ -80,9 +80,9 @@ at::Tensor execute_plan(const RedistributePlan& plan, const at::Tensor& local, c
               local.layout());
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   // A MeshScope would turn buffers into DTensors.
-  const NoMeshScope plain;
-  const HiddenFromModes hidden;
-  if (!events_on(Event::Kind::redistribute)) return run_edges(plan, local, from);
+  const NoMeshScopeGuard plain;
+  const DisableDispatchModesGuard hidden;
+  if (!is_listening(Event::Kind::redistribute)) return run_edges(plan, local, from);
   Event event{Event::Kind::redistribute, one_line(plan), "", plan.bytes_moved, std::chrono::steady_clock::now(), {}};
   at::Tensor result = run_edges(plan, local, from);
   event.end = std::chrono::steady_clock::now();

@@ -12,7 +12,7 @@ namespace dtensor {
 at::Tensor execute_plan(const RedistributePlan& plan, const at::Tensor& local, const TensorSpec& from);
 
 // The tensor without conjugate and negative bits: collectives and views see what is in memory.
-at::Tensor plain_bits(const at::Tensor& tensor);
+at::Tensor resolve_conj_and_neg(const at::Tensor& tensor);
 
 at::Tensor redistribute_local(const at::Tensor& local, const TensorSpec& from, const Placements& to);
 

@@ -7,21 +7,21 @@
 #include <string_view>
 
 #include "dtensor/inspect.h"
-#include "scope/scoped_value.h"
+#include "scope/scope_frames.h"
 
 namespace dtensor {
 
-Checked::Checked(Checks checks) : scope_({checks}, true) {}
+Checked::Checked(Checks checks) : scope_(open_scope(Mode{checks}, true)) {}
 
-bool checked_calls() { return scopes_watched() && ScopedValue<Checked::Mode>::current() != nullptr; }
+bool checked_calls() { return any_observing_scope() && ScopedValue<Checked::Mode>::current() != nullptr; }
 bool checked_values() {
-  if (!scopes_watched()) return false;
+  if (!any_observing_scope()) return false;
   bool found = false;
   ScopedValue<Checked::Mode>::for_each([&](const auto& mode) { found = found || mode.checks == Checks::values; });
   return found;
 }
 
-std::optional<Checks> checks_of_environment() {
+std::optional<Checks> checks_from_environment() {
   const char* const value = std::getenv("DTENSOR_CHECKED");
   if (value == nullptr || std::string_view(value).empty()) return std::nullopt;
   if (value == std::string_view("calls")) return Checks::calls;

@@ -28,7 +28,7 @@ struct OpenScope {
 std::atomic<int> recorders = 0;
 
 // The module of the node that ran last on this thread, and its pass.
-struct LastNode {
+struct LastExecutedNode {
   int pass = -1;
   std::string module;
 };
@@ -82,7 +82,7 @@ NodeRecorder::NodeRecorder() : scope_(current() ? current() : std::make_shared<R
 NodeRecorder::~NodeRecorder() { --recorders; }
 
 std::string NodeRecorder::module_of_node(int pass) {
-  static thread_local LastNode last;
+  static thread_local LastExecutedNode last;
   if (std::exchange(last.pass, pass) != pass) last.module.clear();
   const auto node = torch::autograd::get_current_node();
   if (!node || node->sequence_nr() == UINT64_MAX) return last.module;
@@ -107,7 +107,7 @@ ModuleScope::~ModuleScope() {
 
 std::string ModuleScope::path() { return path_of(open_scopes(), torch::autograd::get_current_graph_task_id()); }
 
-Place current_place() {
+ModuleAndPhase current_module_and_phase() {
   const auto& open = open_scopes();
   const int pass = torch::autograd::get_current_graph_task_id();
   if (pass < 0) return {path_of(open, pass), Phase::forward};

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "dtensor/debug.h"
-#include "dtensor/scoped_value.h"
+#include "internal/scoped_value.h"
 
 namespace dtensor {
 
@@ -27,13 +27,13 @@ class NodeRecorder {
   ScopedValue<RangesPtr> scope_;
 };
 
-struct Place {
+struct ModuleAndPhase {
   std::string module;
   Phase phase = Phase::forward;
 };
 
 // Where this thread is: in a backward pass the module whose forward made the node that runs now (or ran last: the
 // reduction of a leaf's gradient follows its last node), otherwise the innermost scope.
-Place current_place();
+ModuleAndPhase current_module_and_phase();
 
 }  // namespace dtensor

@@ -3,7 +3,7 @@
 // hands on what it got.
 #pragma once
 
-#include "scope/kept_blocks.h"
+#include "scope/free_blocks.h"
 
 namespace dtensor {
 
@@ -13,8 +13,8 @@ struct ThreadCache;
 struct ThreadState {
   const RankRecord* rank =
       nullptr;                   // which rank this thread is (comm/record/rank_record.h); null: none of a thread rank's
-  ThreadCache* cache = nullptr;  // the decisions made on it (ops/cache.h); null: none yet
-  KeptBlocks tensors;            // memory of DTensorImpls
+  ThreadCache* cache = nullptr;  // the decisions made on it (ops/cache/decision_cache.h); null: none yet
+  FreeListAllocator tensors;     // memory of DTensorImpls
 };
 
 namespace detail {

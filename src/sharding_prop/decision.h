@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "redistribute/plan/plan.h"
-#include "sharding_prop/op_call.h"
+#include "sharding_prop/operators/op_call.h"
 
 namespace dtensor {
 
@@ -37,8 +37,8 @@ struct Decision {
   std::vector<int> mutated;
   // Name of the local computation that replaces the plain operator, or empty; and the mesh axes on which it must
   // communicate (those that shard a factor that the rule marked as handled).
-  std::string handler;
-  AxisMask handled_axes = 0;
+  std::string local_kernel;
+  AxisMask local_kernel_axes = 0;
   // For messages and explain(): the rule text, or why it is replicated.
   std::string why;
   bool warn_replicated = false;  // operator without a rule: ran replicated

@@ -1,4 +1,4 @@
-// Assembles the decision of a call from the choices of its pieces.
+// Assembles the decision of a call from the choices of its parts.
 #include "sharding_prop/propagate.h"
 
 #include <ATen/ExpandUtils.h>
@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "placement/shard_map.h"
-#include "sharding_prop/build.h"
+#include "sharding_prop/strategies/build_problems.h"
 
 namespace dtensor {
 namespace {
@@ -17,7 +17,7 @@ const char* const kOtherLayout = "replicated: an operand is sparse";
 
 void check_allowed(const OpCall& call) {
   const RuleEntry& entry = *call.info->rule().entry;
-  if (entry.source == RuleSource::refuse && !call.meets_other_layout) {
+  if (entry.source == RuleSource::refuse && !call.has_sparse_operand) {
     TORCH_CHECK_NOT_IMPLEMENTED(false, call.info->name(), " is refused on DTensors: ", entry.why);
   }
   TORCH_CHECK_NOT_IMPLEMENTED(entry.source != RuleSource::none || !call.info->is_random, call.info->name(),
@@ -27,21 +27,21 @@ void check_allowed(const OpCall& call) {
 // What the operator writes behind the schema's back.
 bool hidden_write(const Problem& p, std::size_t index) { return index < 32 && (p.data->written >> index & 1u) != 0; }
 
-void decide_operands(const Piece& piece, const Assignment& chosen, Decision& decision) {
-  const Problem& p = piece.problem;
+void decide_operands(const CallPart& part, const Assignment& chosen, Decision& decision) {
+  const Problem& p = part.problem;
   const Placements plain(p.mesh_shape().size());
-  for (std::size_t i = 0; i < piece.operands.size(); ++i) {
+  for (std::size_t i = 0; i < part.operands.size(); ++i) {
     const OperandState& state = p.operands[i];
     if (!state.operand->defined || !state.operand->spec) continue;
-    Placements& target = decision.inputs[static_cast<std::size_t>(piece.operands[i])];
+    Placements& target = decision.inputs[static_cast<std::size_t>(part.operands[i])];
     if (state.out && state.out_result >= 0) {
       target = result_placements(p, static_cast<std::size_t>(state.out_result), chosen, plain).value();
     } else {
       const std::size_t axes = state.operand->spec->mesh->layout.shape.size();
       target = state.spec ? operand_placements(p, state, chosen, plain).value() : Placements(axes);
     }
-    restore_own(p, i, target);
-    if (hidden_write(p, i)) decision.mutated.push_back(piece.operands[i]);
+    restore_operand_placements(p, i, target);
+    if (hidden_write(p, i)) decision.mutated.push_back(part.operands[i]);
   }
 }
 
@@ -53,26 +53,26 @@ void keep_storage_flags(const Problem& p, const Placements& input, Placements& r
   }
 }
 
-void decide_results(const Piece& piece, const Assignment& chosen, Decision& decision) {
-  const Problem& p = piece.problem;
-  for (std::size_t r = 0; r < piece.results.size(); ++r) {
-    if (piece.results[r] < 0 || !p.results[r].used) continue;
-    OutputDecision& output = decision.outputs[static_cast<std::size_t>(piece.results[r])];
+void decide_results(const CallPart& part, const Assignment& chosen, Decision& decision) {
+  const Problem& p = part.problem;
+  for (std::size_t r = 0; r < part.results.size(); ++r) {
+    if (part.results[r] < 0 || !p.results[r].used) continue;
+    OutputDecision& output = decision.outputs[static_cast<std::size_t>(part.results[r])];
     output.mesh = p.mesh;
     output.placements = result_placements(p, r, chosen, Placements(p.mesh_shape().size())).value();
     if (p.results[r].alias >= 0 && p.pinned) {
-      restore_own(p, static_cast<std::size_t>(p.results[r].alias), output.placements);
+      restore_operand_placements(p, static_cast<std::size_t>(p.results[r].alias), output.placements);
     } else if (!p.operands.empty()) {
-      keep_storage_flags(p, decision.inputs[static_cast<std::size_t>(piece.operands[0])], output.placements);
+      keep_storage_flags(p, decision.inputs[static_cast<std::size_t>(part.operands[0])], output.placements);
     }
   }
 }
 
-AxisMask handled_axes(const Problem& p, const Assignment& chosen) {
+AxisMask local_kernel_axes(const Problem& p, const Assignment& chosen) {
   AxisMask mask = 0;
   for (std::size_t a = 0; a < chosen.size(); ++a) {
     const bool factor = chosen[a].kind == AxisChoice::Kind::factor;
-    if (factor && p.factors[static_cast<std::size_t>(chosen[a].index)].handled) mask |= 1u << a;
+    if (factor && p.factors[static_cast<std::size_t>(chosen[a].index)].sharded_by_kernel) mask |= 1u << a;
   }
   return mask;
 }
@@ -99,25 +99,25 @@ void add_patches(const Problem& p, Decision& decision) {
   for (const auto& [name, result] : p.data->stride_patches) add_size_patch(p, name, result, true, decision);
 }
 
-void decide_piece(const Piece& piece, const Chooser& chooser, Decision& decision) {
-  const Problem& p = piece.problem;
+void decide_part(const CallPart& part, const Chooser& chooser, Decision& decision) {
+  const Problem& p = part.problem;
   const Assignment chosen = chooser(p);
-  decide_operands(piece, chosen, decision);
-  decide_results(piece, chosen, decision);
-  const AxisMask axes = handled_axes(p, chosen);
-  decision.handled_axes |= axes;
-  if (axes != 0 || p.data->handler_always) decision.handler = p.data->handler;
+  decide_operands(part, chosen, decision);
+  decide_results(part, chosen, decision);
+  const AxisMask axes = local_kernel_axes(p, chosen);
+  decision.local_kernel_axes |= axes;
+  if (axes != 0 || p.data->local_kernel_always) decision.local_kernel = p.data->local_kernel;
   add_patches(p, decision);
 }
 
-// As the equal piece was decided.
-void decide_like(const Piece& first, const Piece& piece, Decision& decision) {
-  for (std::size_t i = 0; i < piece.operands.size(); ++i) {
-    decision.inputs[static_cast<std::size_t>(piece.operands[i])] =
+// As the equal part was decided.
+void decide_like(const CallPart& first, const CallPart& part, Decision& decision) {
+  for (std::size_t i = 0; i < part.operands.size(); ++i) {
+    decision.inputs[static_cast<std::size_t>(part.operands[i])] =
         decision.inputs[static_cast<std::size_t>(first.operands[i])];
   }
-  for (std::size_t r = 0; r < piece.results.size(); ++r) {
-    OutputDecision& output = decision.outputs[static_cast<std::size_t>(piece.results[r])];
+  for (std::size_t r = 0; r < part.results.size(); ++r) {
+    OutputDecision& output = decision.outputs[static_cast<std::size_t>(part.results[r])];
     const OutputDecision& known = decision.outputs[static_cast<std::size_t>(first.results[r])];
     output.mesh = known.mesh;
     output.placements = known.placements;
@@ -150,12 +150,12 @@ std::string inputs_text(const OpCall& call) {
   return text;
 }
 
-std::string why_text(const OpCall& call, const Piece* piece) {
+std::string why_text(const OpCall& call, const CallPart* part) {
   const RuleEntry& entry = *call.info->rule().entry;
-  if (call.meets_other_layout) return kOtherLayout;
+  if (call.has_sparse_operand) return kOtherLayout;
   if (entry.source == RuleSource::none) return kNoRule;
   if (entry.source == RuleSource::replicate) return "replicated: " + entry.why;
-  return piece == nullptr || !piece->problem.data ? "" : piece->problem.rule.text();
+  return part == nullptr || !part->problem.data ? "" : part->problem.rule.notation();
 }
 
 }  // namespace
@@ -167,27 +167,27 @@ Decision propagate(const OpCall& call) {
 Decision decide(const OpCall& call, const Chooser& chooser) {
   check_allowed(call);
   Decision decision = empty_decision(call);
-  const std::deque<Piece> pieces = make_pieces(call);
-  for (const Piece& piece : pieces) {
-    if (piece.like >= 0) {
-      decide_like(pieces[static_cast<std::size_t>(piece.like)], piece, decision);
-    } else if (piece.call.mesh) {
-      decide_piece(piece, chooser, decision);
+  const std::deque<CallPart> parts = split_call(call);
+  for (const CallPart& part : parts) {
+    if (part.like >= 0) {
+      decide_like(parts[static_cast<std::size_t>(part.like)], part, decision);
+    } else if (part.call.mesh) {
+      decide_part(part, chooser, decision);
     }
   }
-  decision.why = why_text(call, pieces.empty() ? nullptr : &pieces.front());
-  decision.warn_replicated = call.info->rule().entry->source == RuleSource::none && !call.meets_other_layout;
+  decision.why = why_text(call, parts.empty() ? nullptr : &parts.front());
+  decision.warn_replicated = call.info->rule().entry->source == RuleSource::none && !call.has_sparse_operand;
   return decision;
 }
 
 std::string explain_decision(const OpCall& call) {
   const std::string& derived_from = call.info->rule().derived_from;
   std::string text = fmt::format("{}({})\n", c10::str(call.info->name()), inputs_text(call));
-  for (const Piece& piece : make_pieces(call)) {
-    if (piece.like >= 0) continue;
+  for (const CallPart& part : split_call(call)) {
+    if (part.like >= 0) continue;
     text +=
-        fmt::format("  rule {}{}\n", why_text(call, &piece), derived_from.empty() ? "" : " (of " + derived_from + ")");
-    if (piece.call.mesh) choose(piece.problem, &text);
+        fmt::format("  rule {}{}\n", why_text(call, &part), derived_from.empty() ? "" : " (of " + derived_from + ")");
+    if (part.call.mesh) choose(part.problem, &text);
   }
   const Decision decision = propagate(call);
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
@@ -197,7 +197,7 @@ std::string explain_decision(const OpCall& call) {
     }
   }
   for (const OutputDecision& output : decision.outputs) text += "  result " + to_string(output.placements) + '\n';
-  if (!decision.handler.empty()) text += "  local kernel " + decision.handler + '\n';
+  if (!decision.local_kernel.empty()) text += "  local kernel " + decision.local_kernel + '\n';
   return text;
 }
 

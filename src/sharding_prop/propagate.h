@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "sharding_prop/decision.h"
-#include "sharding_prop/strategy.h"
+#include "sharding_prop/strategies/strategy.h"
 
 namespace dtensor {
 

@@ -5,10 +5,10 @@
 
 #include <ostream>
 
-#include "autograd/local_autograd.h"
-#include "dtensor/views.h"
+#include "autograd/conversion_nodes.h"
+#include "internal/materialized_views.h"
 #include "mesh/mesh_impl.h"
-#include "ops/kernel.h"
+#include "ops/dispatch/boxed_kernel.h"
 #include "placement/shard_map.h"
 #include "tensor/impl/call_error.h"
 #include "tensor/impl/dtensor_impl.h"
@@ -46,7 +46,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
   TORCH_CHECK(local.is_meta() || local.device().type() == mesh.device_type(), "from_local: the local tensor is on ",
               local.device(), ", and tensors of ", mesh.str(), " are not");
   static const std::string name = "from_local";
-  return run_as(name, local, impl_of(mesh).get(), [&] {
+  return run_as_call(name, local, impl_of(mesh).get(), [&] {
     // What is given outside the mesh has no dimensions that count.
     const bool told = !mesh.is_member() && !sizes.empty();
     const auto ndim = told ? static_cast<std::int64_t>(sizes.size()) : local.dim();
@@ -62,7 +62,7 @@ at::Tensor DTensor::full_tensor(Placements grad_placements) const {
   // Every rank then holds the same values and, unless told otherwise, the same gradient.
   const bool told = !grad_placements.empty();
   static const std::string name = "full_tensor";
-  return run_as(name, *this, nullptr, [&] {
+  return run_as_call(name, *this, nullptr, [&] {
     return unwrap_local(redistribute(Placements(placements().size())), std::move(grad_placements), !told);
   });
 }
@@ -88,8 +88,8 @@ DTensor& DTensor::redistribute_(Placements placements) {
               spec_str(), "); use redistribute");
   placements = normalize_placements(std::move(placements), dim(), impl->spec()->mesh->layout.shape);
   auto to = with_placements(*impl->spec(), placements);
-  auto local = move_local(*impl, placements);
-  if (is_dtensor(grad())) move_gradient(*this, without_partial(std::move(placements)));
+  auto local = redistribute_local_of(*impl, placements);
+  if (is_dtensor(grad())) move_gradient(*this, replicate_partials(std::move(placements)));
   impl->reset(std::move(to), std::move(local));
   return *this;
 }
@@ -100,10 +100,11 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Plac
   TORCH_CHECK(mesh, "distribute_tensor: no mesh");
   check_has_memory(tensor, "distribute_tensor");
   static const std::string name = "distribute_tensor";
-  return run_as(name, tensor, impl_of(mesh).get(), [&] {
+  return run_as_call(name, tensor, impl_of(mesh).get(), [&] {
     placements = normalize_placements(std::move(placements), tensor.dim(), mesh.shape());
     if (is_dtensor(tensor)) return DTensor(tensor).redistribute(mesh, std::move(placements));
-    return DTensor(split_plain(synchronise_content(tensor, *impl_of(mesh)), impl_of(mesh), std::move(placements)));
+    return DTensor(distribute_regular_tensor(broadcast_if_different(tensor, *impl_of(mesh)), impl_of(mesh),
+                                             std::move(placements)));
   });
 }
 
@@ -116,12 +117,12 @@ DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh,
   const auto root = std::find(ranks.begin(), ranks.end(), source);
   TORCH_CHECK(root != ranks.end(), "distribute_tensor_from: source rank ", source, " is not in ", mesh.str());
   static const std::string name = "distribute_tensor_from";
-  return run_as(name, tensor, impl_of(mesh).get(), [&] {
+  return run_as_call(name, tensor, impl_of(mesh).get(), [&] {
     placements = normalize_placements(std::move(placements), tensor.dim(), mesh.shape());
-    if (tensor.is_meta()) return DTensor(split_plain(tensor, impl_of(mesh), std::move(placements)));
+    if (tensor.is_meta()) return DTensor(distribute_regular_tensor(tensor, impl_of(mesh), std::move(placements)));
     auto whole = tensor.detach().to(mesh.device_type()).clone(at::MemoryFormat::Contiguous);
     if (mesh.is_member()) mesh.communicator().broadcast(whole, static_cast<int>(root - ranks.begin())).wait();
-    return DTensor(split_plain(whole, impl_of(mesh), std::move(placements)));
+    return DTensor(distribute_regular_tensor(whole, impl_of(mesh), std::move(placements)));
   });
 }
 

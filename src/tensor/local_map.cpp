@@ -1,7 +1,7 @@
 // local_map: hand-written per-rank code between DTensors.
 #include "dtensor/tensor.h"
 
-#include "autograd/local_autograd.h"
+#include "autograd/conversion_nodes.h"
 
 namespace dtensor {
 namespace {

@@ -11,13 +11,13 @@
 
 #include <mutex>
 
-#include "autograd/local_autograd.h"
-#include "dtensor/plain_scope.h"
-#include "dtensor/scoped_value.h"
+#include "autograd/conversion_nodes.h"
 #include "dtensor/tensor.h"
+#include "internal/aten_scopes.h"
+#include "internal/scoped_value.h"
 #include "mesh/mesh_impl.h"
-#include "ops/kernel.h"
-#include "ops/special/special.h"
+#include "ops/dispatch/boxed_kernel.h"
+#include "ops/local_kernels/special/special_kernel.h"
 #include "placement/shard_map.h"
 #include "random/fill.h"
 #include "random/state.h"
@@ -92,14 +92,14 @@ at::Tensor make_writable(const OpInfo& op, const Stack& stack, const SpecPtr& sp
   const bool asked = op.name().name == "aten::empty" && spec->dim() == 1;
   if (!asked || stack[op.dtype_arg].isNone()) return {};
   const auto& mesh = *spec->mesh;
-  if (mesh.device != c10::kCPU || mesh.computes() != nullptr || spec->has_partial) return {};
+  if (mesh.device != c10::kCPU || mesh.compute_mesh() != nullptr || spec->has_partial) return {};
   Segments mine{{0, 0}};
   if (mesh.is_member) mine = shard_segments(spec->sizes[0], 0, spec->placements, mesh.layout.shape, mesh.coordinate);
   if (mine.size() != 1) return {};
   const auto whole = call(op, stack);
   const auto part = whole.narrow(0, mine[0].offset, mine[0].length);
   auto result = make_dtensor(spec, mesh.is_member ? part : at::Tensor());
-  dtensor_or_null(result)->lend_memory(whole.storage());
+  dtensor_or_null(result)->set_temporary_storage(whole.storage());
   return result;
 }
 
@@ -114,8 +114,8 @@ at::Tensor make_constant(const OpInfo& op, const Stack& stack, const TensorSpec&
 // Every rank draws the whole of it and keeps its part.
 at::Tensor make_permutation(const Scope& scope, const SpecPtr& spec) {
   const auto options = at::TensorOptions(spec->dtype).device(at::Device(spec->mesh->device));
-  const auto key = next_random_key(acting(*spec->mesh));
-  return split_plain(random_permutation(spec->sizes[0], key, options), scope.mesh, spec->placements);
+  const auto key = next_random_key(as_mesh_impl(*spec->mesh));
+  return distribute_regular_tensor(random_permutation(spec->sizes[0], key, options), scope.mesh, spec->placements);
 }
 
 at::Tensor make_random(const Scope& scope, const OpInfo& op, const Stack& stack, const SpecPtr& spec) {
@@ -130,7 +130,7 @@ at::Tensor make_whole(const Scope& scope, const OpInfo& op, const Stack& args) {
   const auto kind = kind_of(op);
   if (kind == Factory::positional) {
     const auto whole = call(op, on_device(scope.mesh->device, op, args));
-    return split_plain(whole, scope.mesh, placements_for(scope, whole.dim()));
+    return distribute_regular_tensor(whole, scope.mesh, placements_for(scope, whole.dim()));
   }
   const auto shape = global_shape(op, args);
   const auto spec =
@@ -152,7 +152,7 @@ at::Tensor make_in_scope(const Scope& scope, const OpInfo& op, const Stack& args
 
 void factory_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard guard(kMeshScopeKey);
-  const auto scope = MeshScope::in_force();
+  const auto scope = MeshScope::current();
   if (scope == nullptr) return op.callBoxed(*stack);
   auto result = make_in_scope(*scope, entry_of(op), torch::jit::pop(*stack, op.schema().arguments().size()));
   stack->emplace_back(std::move(result));
@@ -195,13 +195,13 @@ struct MeshScope::State : ScopedValue<ScopePtr> {
   using ScopedValue::ScopedValue;
 };
 
-ScopePtr MeshScope::in_force() {
+ScopePtr MeshScope::current() {
   const auto* scope = ScopedValue<ScopePtr>::current();
   return scope == nullptr ? nullptr : *scope;
 }
 
 MeshScope::MeshScope(std::shared_ptr<const Setting> again) {
-  const bool none = again == nullptr && in_force() == nullptr;
+  const bool none = again == nullptr && current() == nullptr;
   if (none) return;
   state_ = std::make_unique<State>(std::move(again));
   c10::impl::tls_set_dispatch_key_included(kMeshScopeKey, true);

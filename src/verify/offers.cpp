@@ -24,14 +24,14 @@ std::vector<Placements> some_shard(const std::vector<at::Tensor>& operands) {
 }
 
 // A group of the rule by the arguments that its operands stand in: lists are in it as a whole.
-struct Sharing {
+struct PartialGroup {
   int group;
   ReduceOp op;
   std::set<int> args;
 };
 
-Sharing sharing_of(const Problem& p, std::size_t group, ReduceOp op) {
-  Sharing sharing{static_cast<int>(group), op, {}};
+PartialGroup partial_group_of(const Problem& p, std::size_t group, ReduceOp op) {
+  PartialGroup sharing{static_cast<int>(group), op, {}};
   for (const int i : p.data->groups[group].operands) {
     if (i < static_cast<int>(p.operands.size())) {
       sharing.args.insert(p.operands[static_cast<std::size_t>(i)].operand->arg);
@@ -50,9 +50,9 @@ bool has_shares(c10::ScalarType type, ReduceOp op) {
   return type == at::kFloat || type == at::kDouble || (whole && op != ReduceOp::avg);
 }
 
-class Trial {
+class StrategyTrial {
  public:
-  Trial(const Sample& sample, std::int64_t ranks)
+  StrategyTrial(const Sample& sample, std::int64_t ranks)
       : sample_(sample), ranks_(ranks), operands_(sample_operands(sample)), shards_(some_shard(operands_)) {}
 
   std::vector<Verdict> run() {
@@ -60,8 +60,8 @@ class Trial {
     for (std::size_t k = 0; k < count_; ++k) {
       verdicts_.push_back(verify_strategy(sample_, {ranks_}, shards_, nth_candidate(k, count_)));
     }
-    for (const Sharing& sharing : groups_) {
-      if (can_share(sharing)) share(sharing);
+    for (const PartialGroup& sharing : groups_) {
+      if (can_be_partial(sharing)) share(sharing);
     }
     return std::move(verdicts_);
   }
@@ -76,7 +76,7 @@ class Trial {
       count_ = std::max(count_, candidates(p, {}).size());
       for (std::size_t g = 0; first_ && g < p.data->groups.size(); ++g) {
         for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max, ReduceOp::min, ReduceOp::product}) {
-          if ((p.data->groups[g].ops & bit(op)) != 0) groups_.push_back(sharing_of(p, g, op));
+          if ((p.data->groups[g].ops & bit(op)) != 0) groups_.push_back(partial_group_of(p, g, op));
         }
       }
       first_ = false;
@@ -84,19 +84,19 @@ class Trial {
     });
   }
 
-  bool in(const Sharing& sharing, std::size_t operand) const { return sharing.args.contains(args_[operand]); }
+  bool in(const PartialGroup& sharing, std::size_t operand) const { return sharing.args.contains(args_[operand]); }
 
   // Shares of numbers that are not finite are none of them, and sums of shares come to NaN.
-  bool can_share(const Sharing& sharing) {
+  bool can_be_partial(const PartialGroup& sharing) {
     for (std::size_t i = 0; i < operands_.size(); ++i) {
       if (in(sharing, i) && operands_[i].defined() && !has_shares(operands_[i].scalar_type(), sharing.op)) return false;
     }
     if (sharing.op != ReduceOp::sum && sharing.op != ReduceOp::avg) return true;
-    if (!finite_) finite_ = gives_finite_numbers(sample_);
+    if (!finite_) finite_ = has_finite_results(sample_);
     return *finite_;
   }
 
-  void share(const Sharing& sharing) {
+  void share(const PartialGroup& sharing) {
     std::vector<Placements> placements;
     for (std::size_t i = 0; i < operands_.size(); ++i) {
       placements.emplace_back();
@@ -121,7 +121,7 @@ class Trial {
   std::vector<at::Tensor> operands_;
   std::vector<Placements> shards_;
   std::vector<int> args_;  // per operand
-  std::vector<Sharing> groups_;
+  std::vector<PartialGroup> groups_;
   bool first_ = true;
   std::size_t count_ = 0;
   std::optional<bool> finite_;
@@ -138,6 +138,8 @@ Chooser nth_candidate(std::size_t k, std::size_t& count) {
   };
 }
 
-std::vector<Verdict> verify_offers(const Sample& sample, std::int64_t ranks) { return Trial(sample, ranks).run(); }
+std::vector<Verdict> verify_all_strategies(const Sample& sample, std::int64_t ranks) {
+  return StrategyTrial(sample, ranks).run();
+}
 
 }  // namespace dtensor

@@ -3,10 +3,10 @@
 
 #include <ATen/ATen.h>
 
-#include "ops/op_entry.h"
+#include "ops/dispatch/operator_entry.h"
 #include "placement/stride_order.h"
-#include "sharding_prop/build.h"
 #include "sharding_prop/propagate.h"
+#include "sharding_prop/strategies/build_problems.h"
 
 namespace dtensor {
 namespace {
@@ -112,7 +112,7 @@ class Verifier {
     try {
       whole_ = sample_operands(sample_);
       decision_ = decide_at(0);
-      if (!decision_.handler.empty()) return {Verdict::Kind::needs_kernel, decision_text(decision_)};
+      if (!decision_.local_kernel.empty()) return {Verdict::Kind::needs_kernel, decision_text(decision_)};
     } catch (const c10::NotImplementedError& e) {
       return {Verdict::Kind::refused, e.what_without_backtrace()};
     } catch (const c10::Error& e) {
@@ -156,8 +156,9 @@ class Verifier {
     std::vector<at::Tensor> local;
     for (std::size_t i = 0; i < whole_.size(); ++i) {
       const bool placed = !decision.inputs[i].empty() && whole_[i].defined();
-      local.push_back(placed ? in_order_of(take_part(whole_[i], decision.inputs[i], shape_, rank, 17 + i), *specs_[i])
-                             : whole_[i]);
+      local.push_back(
+          placed ? to_stride_order(part_of_rank(whole_[i], decision.inputs[i], shape_, rank, 17 + i), *specs_[i])
+                 : whole_[i]);
     }
     local = cloned(local);
     std::vector<c10::IValue> args = with_tensors(sample_, local);
@@ -203,7 +204,7 @@ class Verifier {
 
   void check(const at::Tensor& expected, const std::vector<at::Tensor>& parts, const Placements& placements,
              const char* what, std::size_t index) {
-    const at::Tensor got = put_together(parts, expected.sizes(), placements, shape_);
+    const at::Tensor got = assemble_parts(parts, expected.sizes(), placements, shape_);
     TORCH_CHECK(close(got, expected), what, " ", index, " differs: ", got.flatten().slice(0, 0, 8), " instead of ",
                 expected.flatten().slice(0, 0, 8));
   }
@@ -261,7 +262,7 @@ std::vector<at::Tensor> results_of(const Sample& sample, const std::vector<at::T
   return results;
 }
 
-bool gives_finite_numbers(const Sample& sample) {
+bool has_finite_results(const Sample& sample) {
   const std::vector<at::Tensor> tensors = cloned(sample_operands(sample));
   const auto finite = [](const at::Tensor& tensor) { return !tensor.defined() || all_finite(tensor); };
   if (!std::all_of(tensors.begin(), tensors.end(), finite)) return false;

@@ -40,7 +40,7 @@ bool is_placed(const at::Tensor& operand);
 std::vector<at::Tensor> results_of(const Sample& sample, const std::vector<at::Tensor>& operands);
 
 // Whether operands and results, and what is written, are finite.
-bool gives_finite_numbers(const Sample& sample);
+bool has_finite_results(const Sample& sample);
 
 struct Verdict {
   enum class Kind { sound, unsound, needs_kernel, refused };
@@ -56,19 +56,19 @@ Verdict verify_strategy(const Sample& sample, at::IntArrayRef mesh_shape, const 
                         const Chooser& chooser);
 
 // Every strategy that is offered on a one-dimensional mesh of `ranks`, whatever it costs.
-std::vector<Verdict> verify_offers(const Sample& sample, std::int64_t ranks);
+std::vector<Verdict> verify_all_strategies(const Sample& sample, std::int64_t ranks);
 
 // Takes the k-th candidate of the first mesh axis, or the last one; raises `count` to how many there are.
 Chooser nth_candidate(std::size_t k, std::size_t& count);
 
 // What a rank holds of a tensor, and the inverse. `seed` varies the contributions of Partials.
-at::Tensor take_part(const at::Tensor& whole, const Placements& placements, at::IntArrayRef mesh_shape,
-                     std::int64_t rank, std::uint64_t seed);
+at::Tensor part_of_rank(const at::Tensor& whole, const Placements& placements, at::IntArrayRef mesh_shape,
+                        std::int64_t rank, std::uint64_t seed);
 bool all_finite(const at::Tensor& tensor);
 // Equal but for the rounding of the type; of whole numbers, equal. NaN equals NaN.
 bool same_values(const at::Tensor& a, const at::Tensor& b);
 // Throws with the reason where the parts do not fit the placements.
-at::Tensor put_together(const std::vector<at::Tensor>& parts, at::IntArrayRef sizes, const Placements& placements,
-                        at::IntArrayRef mesh_shape);
+at::Tensor assemble_parts(const std::vector<at::Tensor>& parts, at::IntArrayRef sizes, const Placements& placements,
+                          at::IntArrayRef mesh_shape);
 
 }  // namespace dtensor

@@ -2,7 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "placement/shard_map.h"
-#include "redistribute/region.h"
+#include "redistribute/part_views.h"
 #include "verify/oracle.h"
 
 namespace dtensor {
@@ -71,7 +71,7 @@ Places places_of(at::IntArrayRef sizes, const Placements& placements, at::IntArr
   for (std::size_t d = 0; d < sizes.size(); ++d) {
     const at::Tensor all = at::arange(sizes[d], at::kLong);
     places.index.push_back(
-        take(all, 0, shard_segments(sizes[d], static_cast<std::int64_t>(d), placements, shape, coordinate)));
+        select_segments(all, 0, shard_segments(sizes[d], static_cast<std::int64_t>(d), placements, shape, coordinate)));
   }
   return places;
 }
@@ -135,8 +135,8 @@ bool same_values(const at::Tensor& a, const at::Tensor& b) {
   return at::allclose(wide(a), wide(b), tolerance, tolerance, true);
 }
 
-at::Tensor take_part(const at::Tensor& whole, const Placements& placements, at::IntArrayRef mesh_shape,
-                     std::int64_t rank, std::uint64_t seed) {
+at::Tensor part_of_rank(const at::Tensor& whole, const Placements& placements, at::IntArrayRef mesh_shape,
+                        std::int64_t rank, std::uint64_t seed) {
   const Coordinate coordinate = coordinate_at(mesh_shape, rank);
   at::Tensor part = whole;
   for (std::size_t a = 0; a < placements.size(); ++a) {
@@ -145,13 +145,13 @@ at::Tensor take_part(const at::Tensor& whole, const Placements& placements, at::
     part = contribution(part, placements[a].reduce_op(), mesh_shape[a], coordinate[a], seed * 7 + a);
   }
   for (std::int64_t d = 0; d < whole.dim(); ++d) {
-    part = take(part, d, shard_segments(whole.size(d), d, placements, mesh_shape, coordinate));
+    part = select_segments(part, d, shard_segments(whole.size(d), d, placements, mesh_shape, coordinate));
   }
   return part;
 }
 
-at::Tensor put_together(const std::vector<at::Tensor>& parts, at::IntArrayRef sizes, const Placements& placements,
-                        at::IntArrayRef mesh_shape) {
+at::Tensor assemble_parts(const std::vector<at::Tensor>& parts, at::IntArrayRef sizes, const Placements& placements,
+                          at::IntArrayRef mesh_shape) {
   // One canvas for each coordinate along the Partial axes, reduced axis by axis from the right.
   std::vector<std::int64_t> partial_shape;
   for (std::size_t a = 0; a < placements.size(); ++a)

@@ -58,7 +58,7 @@ bool close(const at::Tensor& a, const at::Tensor& b) {
 bool fits(const std::vector<at::Tensor>& parts, const at::Tensor& whole, const Placements& placements,
           std::int64_t ranks) {
   try {
-    return close(put_together(parts, whole.sizes(), placements, {ranks}), whole);
+    return close(assemble_parts(parts, whole.sizes(), placements, {ranks}), whole);
   } catch (const std::exception&) {
     return false;
   }
@@ -81,7 +81,7 @@ bool is_true(const Sample& sample, const Inputs& inputs, std::int64_t ranks) {
     for (std::int64_t r = 0; r < ranks; ++r) {
       std::vector<at::Tensor> local;
       for (std::size_t i = 0; i < operands.size(); ++i) {
-        local.push_back(inputs[i].empty() ? operands[i] : take_part(operands[i], inputs[i], {ranks}, r, i));
+        local.push_back(inputs[i].empty() ? operands[i] : part_of_rank(operands[i], inputs[i], {ranks}, r, i));
       }
       const auto results = results_of(sample, local);
       for (std::size_t k = 0; k < whole.size(); ++k) parts[k].push_back(results.at(k));
@@ -118,11 +118,11 @@ double bytes_between(const MeshCall& mc, const Inputs& to) {
 // Bytes of the operands' redistributions and of the local kernel's own collectives.
 double bytes_of(const Sample& sample, std::int64_t ranks, const MeshCall& mc, const Decision& decision) {
   const double moved = bytes_between(mc, decision.inputs);
-  return decision.handler.empty() ? moved : moved + kernel_traffic(sample, ranks, decision.inputs);
+  return decision.local_kernel.empty() ? moved : moved + kernel_traffic(sample, ranks, decision.inputs);
 }
 
 // The offered strategies, whatever they cost.
-std::vector<Decision> offers(const Sample& sample, std::int64_t ranks, const Inputs& start) {
+std::vector<Decision> strategies(const Sample& sample, std::int64_t ranks, const Inputs& start) {
   std::vector<Decision> list;
   for (std::size_t k = 0, count = 1; k < count; ++k) {
     MeshCall mc = mesh_call(sample, {ranks}, 0, start);
@@ -144,15 +144,15 @@ void compare_bytes(const Sample& sample, std::int64_t ranks, const std::vector<I
     const double moved = bytes_of(sample, ranks, mc, propagate(mc.call));
     double least = moved;
     for (const Inputs& other : truths) least = std::min(least, bytes_between(mc, other));
-    for (const Decision& other : offers(sample, ranks, start)) {
+    for (const Decision& other : strategies(sample, ranks, start)) {
       if (bytes_between(mc, other.inputs) < least) least = std::min(least, bytes_of(sample, ranks, mc, other));
     }
     report.bytes.push_back(moved == 0 ? 1 : moved / std::max(least, 1.0));
   }
 }
 
-void count_offers(const Sample& sample, std::int64_t ranks, Report& report) {
-  for (const Verdict& v : verify_offers(sample, ranks)) {
+void count_strategies(const Sample& sample, std::int64_t ranks, Report& report) {
+  for (const Verdict& v : verify_all_strategies(sample, ranks)) {
     ++report.offered;
     if (v.kind == Verdict::Kind::sound) ++report.sound;
     if (v.kind == Verdict::Kind::needs_kernel) ++report.by_kernel;
@@ -164,7 +164,7 @@ void count_offers(const Sample& sample, std::int64_t ranks, Report& report) {
 
 Report verify_sample(const Sample& sample, std::int64_t ranks, bool search) {
   Report report;
-  count_offers(sample, ranks, report);
+  count_strategies(sample, ranks, report);
   const auto operands = sample_operands(sample);
   std::vector<Inputs> truths;
   // Positions of lists are decided one by one: their combinations are no strategies.
@@ -172,7 +172,7 @@ Report verify_sample(const Sample& sample, std::int64_t ranks, bool search) {
   for (const Inputs& inputs : search ? combinations(operands, ranks) : std::vector<Inputs>()) {
     if (is_true(sample, inputs, ranks)) truths.push_back(inputs);
   }
-  const auto offered = offers(sample, ranks, start_of(operands, first_dim));
+  const auto offered = strategies(sample, ranks, start_of(operands, first_dim));
   for (const Inputs& inputs : truths) {
     const auto is_it = [&](const Decision& decision) { return decision.inputs == inputs; };
     if (std::none_of(offered.begin(), offered.end(), is_it)) report.missing.push_back(text_of(inputs));

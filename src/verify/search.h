@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "dtensor/verify_rules.h"
+#include "dtensor/rule.h"
 #include "verify/oracle.h"
 
 namespace dtensor::verify {

@@ -1,8 +1,8 @@
 // The door: a call of an operator, in whatever library it is defined.
-#include "dtensor/verify_rules.h"
+#include "dtensor/rule.h"
 
-#include "ops/kernel.h"
-#include "ops/op_entry.h"
+#include "ops/dispatch/boxed_kernel.h"
+#include "ops/dispatch/operator_entry.h"
 #include "verify/search.h"
 
 namespace dtensor {

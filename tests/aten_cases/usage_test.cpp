@@ -17,7 +17,7 @@ TEST(AtenCasesUsage, MistakesEndWithStatusTwo) {
                                                {"--id", "x"},
                                                {"--op", "no_such_operator"},
                                                {"--nonsense", "1"}}) {
-    expect_refused({"aten_cases", words[0], words[1]}, words[0] == "--data" ? words[1] : words[0], cases::run_program);
+    expect_rejected({"aten_cases", words[0], words[1]}, words[0] == "--data" ? words[1] : words[0], cases::run_program);
   }
 }
 

@@ -85,7 +85,7 @@ inline at::Tensor seen_in(const Case& c) {
 }
 
 // As attention() takes them.
-inline at::Tensor row_documents(const Case& c) {
+inline at::Tensor row_cu_seqlens(const Case& c) {
   if (c.rows.empty()) return {};
   std::size_t most = 0;
   for (const auto& row : c.rows) most = std::max(most, row.size());
@@ -155,9 +155,9 @@ inline at::Tensor attend(const Case& c, const std::vector<at::Tensor>& in, const
   AttentionOptions options = c.options;
   options.mask = mask;
   options.sinks = in.size() == 4 ? in[3] : at::Tensor();
-  options.row_documents = row_documents(c);
+  options.row_cu_seqlens = row_cu_seqlens(c);
   if (!c.rows_where.empty() && is_dtensor(in[0])) {
-    options.row_documents = distribute_tensor(options.row_documents, DTensor(in[0]).mesh(), c.rows_where);
+    options.row_cu_seqlens = distribute_tensor(options.row_cu_seqlens, DTensor(in[0]).mesh(), c.rows_where);
   }
   return attention(in[0], in[1], in[2], options);
 }

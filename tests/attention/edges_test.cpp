@@ -15,7 +15,7 @@ Case small(AttentionStrategy strategy = AttentionStrategy::ring) {
 }
 
 // They hold nothing, and count the random operator.
-TEST(AttentionEdges, RanksOutsideTheMeshRunAlong) {
+TEST(AttentionEdgeCases, RanksOutsideTheMeshRunAlong) {
   run_local(3, [](Communicator world) {
     const auto mesh = device_mesh(world, at::kCPU, {0, 1}, {2});
     for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {
@@ -33,7 +33,7 @@ TEST(AttentionEdges, RanksOutsideTheMeshRunAlong) {
   });
 }
 
-TEST(AttentionEdges, NoKeysGiveZeros) {
+TEST(AttentionEdgeCases, NoKeysGiveZeros) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto c = small();
     c.keys = 0;
@@ -47,7 +47,7 @@ TEST(AttentionEdges, NoKeysGiveZeros) {
 }
 
 // Queries and keys each bring a ragged split of the batch, of which a tensor can have one.
-TEST(AttentionEdges, RaggedSplitsOfOneDimensionOnTwoAxes) {
+TEST(AttentionEdgeCases, RaggedSplitsOfOneDimensionOnTwoAxes) {
   Case c;
   c.mesh = {2, 2};
   c.batch = 3;
@@ -58,7 +58,7 @@ TEST(AttentionEdges, RaggedSplitsOfOneDimensionOnTwoAxes) {
   check_case(c);
 }
 
-TEST(AttentionEdges, GradientsOfSomeOperands) {
+TEST(AttentionEdgeCases, GradientsOfSomeOperands) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const std::size_t which : {0, 1, 2}) {
       const auto c = small();
@@ -76,7 +76,7 @@ TEST(AttentionEdges, GradientsOfSomeOperands) {
 }
 
 // Each of the operands plain in turn, and all of them beside sinks that are not.
-TEST(AttentionEdges, PlainOperandsCountAsReplicate) {
+TEST(AttentionEdgeCases, RegularOperandsCountAsReplicate) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (std::size_t which = 0; which < 4; ++which) {
       auto c = small();
@@ -105,7 +105,7 @@ TEST(AttentionEdges, PlainOperandsCountAsReplicate) {
   });
 }
 
-TEST(AttentionEdges, WithoutGradients) {
+TEST(AttentionEdgeCases, WithoutGradients) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto c = small();
     const auto t = tensors_of(c);
@@ -127,7 +127,7 @@ TEST(AttentionEdges, WithoutGradients) {
   });
 }
 
-TEST(AttentionEdges, BackwardTwiceAndInAMeshScope) {
+TEST(AttentionEdgeCases, BackwardTwiceAndInAMeshScope) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto c = small();
     const auto in = distributed(c, tensors_of(c), mesh);
@@ -143,7 +143,7 @@ TEST(AttentionEdges, BackwardTwiceAndInAMeshScope) {
 }
 
 // A plain mask that differs between ranks would make them wait for blocks that nobody sends.
-TEST(AttentionEdges, PlainMasksAreCompared) {
+TEST(AttentionEdgeCases, RegularMasksAreCompared) {
   EXPECT_THROW(on_mesh({2},
                        [](const DeviceMesh& mesh) {
                          auto c = small();
@@ -164,7 +164,7 @@ TEST(AttentionEdges, PlainMasksAreCompared) {
 }
 
 // Documents of rows, plain and of the mesh: equal to plain ATen, twice differentiable, mistakes named.
-TEST(AttentionEdges, DocumentsOfRows) {
+TEST(AttentionEdgeCases, DocumentsOfRows) {
   Case c = small();
   c.batch = 3, c.by_aten = false;
   c.rows = {{0, 4}, {0}, {0, 1, 2, 9}};
@@ -190,13 +190,13 @@ TEST(AttentionEdges, DocumentsOfRows) {
   });
 }
 
-TEST(AttentionEdges, MistakesInDocumentsOfRowsAreNamed) {
+TEST(AttentionEdgeCases, MistakesInDocumentsOfRowsAreNamed) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto c = small();
     const auto in = distributed(c, tensors_of(c), mesh);
     const auto says = [&](const at::Tensor& rows, const std::string& part) {
       try {
-        attention(in[0], in[1], in[2], {.row_documents = rows});
+        attention(in[0], in[1], in[2], {.row_cu_seqlens = rows});
         ADD_FAILURE() << "no error about " << part;
       } catch (const c10::Error& e) {
         EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
@@ -207,7 +207,7 @@ TEST(AttentionEdges, MistakesInDocumentsOfRowsAreNamed) {
     says(rows({0, 5, 3}), "from 0 up to 10, not at [0, 5, 3]");
     says(rows({0, 11}), "from 0 up to 10, not at [0, 11]");
     const auto plain = at::zeros({2, 4, 10, 4});
-    EXPECT_THROW(attention(plain, plain, plain, {.row_documents = rows({1, 5})}), c10::Error);
+    EXPECT_THROW(attention(plain, plain, plain, {.row_cu_seqlens = rows({1, 5})}), c10::Error);
     EXPECT_THROW(attention(in[0], in[1], in[2], {.documents = {0, 11}}), c10::Error);
     says(at::zeros({3, 1}, at::kLong), "are int64 [2, D], not Long[3, 1]");
     says(at::zeros({2, 1}), "are int64 [2, D], not Float[2, 1]");
@@ -215,7 +215,7 @@ TEST(AttentionEdges, MistakesInDocumentsOfRowsAreNamed) {
 }
 
 // What the operands' disagreement moves is refused and counted; what attention itself exchanges is what was asked for.
-TEST(AttentionEdges, MovesBeforeAttentionAreRefusedOnRequest) {
+TEST(AttentionEdgeCases, MovesBeforeAttentionAreRefusedOnRequest) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {
       auto c = small(strategy);
@@ -223,14 +223,14 @@ TEST(AttentionEdges, MovesBeforeAttentionAreRefusedOnRequest) {
       {
         auto other = c;
         other.where[1] = {Shard(3)};
-        const ExplicitRedistribution explicitly;  // with nobody who listens
+        const ImplicitRedistributionScope explicitly;  // with nobody who listens
         EXPECT_THROW(attend(other, distributed(other, tensors_of(other), mesh), {}), c10::Error);
       }
       std::int64_t counted = 0;
       const EventListener listener([&](const Event& e) { counted += e.name == "dtensor::attention" ? e.bytes : 0; },
                                    {Event::Kind::op});
       {
-        const ExplicitRedistribution explicitly;
+        const ImplicitRedistributionScope explicitly;
         attend(c, distributed(c, tensors_of(c), mesh), {});
         EXPECT_EQ(counted, 0) << to_string(strategy);
         c.where[1] = {Shard(3)};  // k, whose rows are split as v's are
@@ -245,7 +245,7 @@ TEST(AttentionEdges, MovesBeforeAttentionAreRefusedOnRequest) {
 
 // Checked runs plain ATen on the whole beside: a tensor that is labelled Replicate and is not, and nothing else,
 // throws.
-TEST(AttentionEdges, CheckedComparesWithTheWhole) {
+TEST(AttentionEdgeCases, CheckedComparesWithTheFullTensor) {
   for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {
     auto c = small(strategy);
     c.by_aten = false;
@@ -276,7 +276,7 @@ TEST(AttentionEdges, CheckedComparesWithTheWhole) {
                std::exception);
 }
 
-TEST(AttentionEdges, ThreeDimensions) {
+TEST(AttentionEdgeCases, ThreeDimensions) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = Draw(4).normal({4, 9, 6});
     const auto d = distribute_tensor(x, mesh, {Shard(1)});
@@ -287,7 +287,7 @@ TEST(AttentionEdges, ThreeDimensions) {
   });
 }
 
-TEST(AttentionEdges, ListenersHearOfIt) {
+TEST(AttentionEdgeCases, ListenersReceiveEvents) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto c = small();
     const auto in = distributed(c, tensors_of(c), mesh);
@@ -300,7 +300,7 @@ TEST(AttentionEdges, ListenersHearOfIt) {
 }
 
 // The math backend, asked for by name, keeps its way: products and a softmax that are rules' affair.
-TEST(AttentionEdges, TheMathBackendStaysRight) {
+TEST(AttentionEdgeCases, TheMathBackendStaysRight) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto c = small();
     const auto t = tensors_of(c);
@@ -314,7 +314,7 @@ TEST(AttentionEdges, TheMathBackendStaysRight) {
 
 // explain()'s list of moves: what a ring moves is counted by attention, forward and backward; queries that lie
 // otherwise are what placements would avoid.
-TEST(AttentionEdges, ExplainsListOfMovesHoldsWhatAttentionMoves) {
+TEST(AttentionEdgeCases, ExplainsListOfMovesHoldsWhatAttentionMoves) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto c = split_case(2, AttentionStrategy::ring);
     const auto t = tensors_of(c);

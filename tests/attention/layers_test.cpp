@@ -205,7 +205,7 @@ void any_layers_have_the_gradients_of_one_device() {
 }
 
 TEST(AttentionLayers, InUnitsAndStagesEqualOneDevice) {
-  check_draws("layers of attention on split sequences", any_layers_have_the_gradients_of_one_device, 40);
+  check_property("layers of attention on split sequences", any_layers_have_the_gradients_of_one_device, 40);
 }
 
 }  // namespace

@@ -107,7 +107,7 @@ void check_plain_gradients(const Case& c) {
 }
 
 // Plain tensors hold the scores of one document at a time, whatever else masks them, and give what the formula does.
-TEST(AttentionMemory, DocumentsOfPlainTensorsTakeTheirOwnMatrices) {
+TEST(AttentionMemory, DocumentsOfRegularTensorsUseTheirOwnMatrices) {
   constexpr std::int64_t kLength = 512, kDocument = 64, kHeads = 4;
   Case c = split_case(1, AttentionStrategy::automatic);
   c.batch = 2, c.heads = kHeads, c.groups = 2, c.features = c.values = 8, c.queries = c.keys = kLength;

@@ -111,7 +111,7 @@ Case draw_case(std::uint64_t seed) {
 }
 
 // RC_PARAMS="max_success=3000" for more.
-void check_draws(const char* name) {
+void check_property(const char* name) {
   EXPECT_TRUE(rc::check(name, [](std::uint64_t seed) {
     const Case c = draw_case(seed);
     RC_LOG() << c.str();
@@ -119,9 +119,9 @@ void check_draws(const char* name) {
   }));
 }
 
-TEST(Attention, EqualsOneDevice) { check_draws("attention on split sequences"); }
-TEST(Attention, EqualsOneDeviceAgain) { check_draws("attention on split sequences, further draws"); }
-TEST(Attention, EqualsOneDeviceOnceMore) { check_draws("attention on split sequences, still others"); }
+TEST(Attention, EqualsOneDevice) { check_property("attention on split sequences"); }
+TEST(Attention, EqualsOneDeviceAgain) { check_property("attention on split sequences, further draws"); }
+TEST(Attention, EqualsOneDeviceOnceMore) { check_property("attention on split sequences, still others"); }
 
 }  // namespace
 }  // namespace dtensor::test

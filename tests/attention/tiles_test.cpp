@@ -1,12 +1,12 @@
 // Tiles cover each pair of a query and a key that is seen, once, and no tile is empty.
-#include "attention/tiles.h"
+#include "attention/passes/tiles.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
 #include "support/ranks.h"
 
-namespace dtensor::attention_parts {
+namespace dtensor::attention_impl {
 namespace {
 
 using test::Draw;
@@ -58,8 +58,8 @@ std::vector<std::vector<int>> computed(const std::vector<Tile>& tiles, const Pat
   for (const Tile& t : tiles) {
     for (std::int64_t i = 0; i < t.q.length; ++i) {
       for (std::int64_t j = 0; j < t.kv.length; ++j) {
-        const bool seen = t.cover == Cover::full || (t.cover == Cover::causal && j <= i) ||
-                          (t.cover == Cover::masked && sees(p, t.q.global + i, t.kv.global + j));
+        const bool seen = t.mask_kind == TileMask::full || (t.mask_kind == TileMask::causal && j <= i) ||
+                          (t.mask_kind == TileMask::masked && sees(p, t.q.global + i, t.kv.global + j));
         times[static_cast<std::size_t>(t.q.local + i)][static_cast<std::size_t>(t.kv.local + j)] += seen ? 1 : 0;
       }
     }
@@ -76,7 +76,7 @@ TEST(Tiles, CoverWhatIsSeenOnce) {
     const auto rows = positions(q), columns = positions(kv);
     const auto tiles = tiles_of(q, kv, p);
     for (const Tile& t : tiles) RC_ASSERT(t.q.length > 0 && t.kv.length > 0);
-    for (const auto& list : {tiles, p.window == 0 ? merged(tiles) : tiles}) {
+    for (const auto& list : {tiles, p.window == 0 ? merge_full_tiles(tiles) : tiles}) {
       const auto times = computed(list, p, rows.size(), columns.size());
       for (std::size_t i = 0; i < rows.size(); ++i) {
         for (std::size_t j = 0; j < columns.size(); ++j)
@@ -100,7 +100,7 @@ TEST(Tiles, HeadAndTailChunksAreBalanced) {
   const auto most_over_mean = [&](const std::function<Segments(std::int64_t)>& part) {
     double most = 0, sum = 0;
     for (std::int64_t r = 0; r < ranks; ++r) {
-      const double pairs = pairs_in(tiles_of(part(r), {{0, n}}, {true, 0, {}}));
+      const double pairs = count_pairs(tiles_of(part(r), {{0, n}}, {true, 0, {}}));
       most = std::max(most, pairs);
       sum += pairs;
     }
@@ -115,4 +115,4 @@ TEST(Tiles, HeadAndTailChunksAreBalanced) {
 }
 
 }  // namespace
-}  // namespace dtensor::attention_parts
+}  // namespace dtensor::attention_impl

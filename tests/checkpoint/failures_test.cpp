@@ -35,7 +35,7 @@ std::vector<std::string> load_errors(const std::string& folder, int ranks = 3) {
   });
 }
 
-void expect_stands(const std::string& folder, double value) {
+void expect_checkpoint_value(const std::string& folder, double value) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const auto targets = model(mesh, 0);
     load_state(folder, mesh.world(), targets);
@@ -95,7 +95,7 @@ TEST(G8, AFlippedBitIsAnErrorThatNamesTheTensor) {
     file.seekp(entry.offset + entry.bytes - 1);
     file.put(byte).flush();
   }
-  expect_stands(folder / "c", 1);
+  expect_checkpoint_value(folder / "c", 1);
 }
 
 TEST(G8, ATruncatedFileIsAnError) {
@@ -182,7 +182,7 @@ TEST(G9, AFailureOnOneRankIsAnErrorOnAllAndLeavesThePreviousCheckpoint) {
       spoil(tensors, values, world.rank());
       save_state(folder / "c", world, tensors, values, kQuick);
     });
-    expect_stands(folder / "c", 1);
+    expect_checkpoint_value(folder / "c", 1);
     return errors;
   };
   expect_error(fails([](StateTensors& t, CheckpointValues&, int rank) {
@@ -226,7 +226,7 @@ TEST(G9, AFolderThatCannotBeWrittenIsAnErrorOnEveryRank) {
   fs::create_directories(folder / "c.saving");  // what an interrupted save left
   std::ofstream(folder / "c.saving/model.safetensors") << "half";
   save_model(folder / "c/", 3, 2);
-  expect_stands(folder / "c", 2);
+  expect_checkpoint_value(folder / "c", 2);
 }
 
 TEST(G10, WhatTheFormatCannotHoldIsRefused) {

@@ -1,5 +1,5 @@
 // One program saves to a folder at a time: who holds it, who takes it over, what is left behind.
-#include "checkpoint/format/lock.h"
+#include "checkpoint/format/files/folder_lock.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -89,7 +89,7 @@ TEST(Lock, OfAnotherHostIsTakenOverWhenItIsNotTouched) {
   alive = {};
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(refusal(folder / "c"), "");
-  EXPECT_GE(std::chrono::steady_clock::now() - begin, kShort.patience);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, kShort.stale_after);
 }
 
 // The system cuts names at 15 bytes: perhaps within a character, which is no UTF-8 then.

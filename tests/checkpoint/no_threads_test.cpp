@@ -42,7 +42,7 @@ int save_after_a_lock_without_a_thread() {
   run_local(1, [&](Communicator world) {
     const auto state = state_of(world);
     try {
-      const LittleAddressSpace little(stack_of_a_thread() / 2);
+      const AddressSpaceLimit little(stack_of_a_thread() / 2);
       save_state(folder / "saved", world, state, {}, kQuick);
     } catch (const c10::Error&) {
       ++refused;
@@ -57,7 +57,7 @@ int save_in_the_background_without_a_thread() {
   const Folder folder;
   run_local(1, [&](Communicator world) {
     const auto state = state_of(world);
-    const LittleAddressSpace little(stack_of_a_thread() / 2 * 3);
+    const AddressSpaceLimit little(stack_of_a_thread() / 2 * 3);
     auto pending = save_state_async(folder / "saved", world, state, {}, kQuick);
     pending.wait();
   });

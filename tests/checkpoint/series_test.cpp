@@ -1,5 +1,5 @@
 // The checkpoints of a run: which stay, which is taken, what is passed over.
-#include "dtensor/checkpoint_series.h"
+#include "dtensor/checkpoint.h"
 
 #include <gtest/gtest.h>
 // After GoogleTest.
@@ -63,7 +63,7 @@ std::pair<std::int64_t, std::size_t> newest(const std::string& root) {
     Trained run(init_device_mesh(world, at::kCPU, {3}));
     const LoadedCheckpoint loaded = load_newest(run.state, root, world);
     EXPECT_TRUE(run.is_at(run.step));  // at step 0 where there was none
-    if (world.rank() == 0) result = {loaded.path.empty() ? -1 : run.step, loaded.passed_over.size()};
+    if (world.rank() == 0) result = {loaded.path.empty() ? -1 : run.step, loaded.skipped_checkpoints.size()};
   });
   return result;
 }
@@ -111,9 +111,9 @@ TEST(Series, ADamagedOneIsNotKeptInAGoodOnesPlace) {
   on_series(folder / "run", 2, [](Trained& run, CheckpointSeries& series) {
     const LoadedCheckpoint loaded = series.load_newest(run.state);
     EXPECT_TRUE(run.is_at(10));
-    ASSERT_EQ(loaded.passed_over.size(), 1U);
-    EXPECT_NE(loaded.passed_over[0].find("step-00000020"), std::string::npos);
-    EXPECT_EQ(loaded.passed_over[0].find('\n'), std::string::npos);
+    ASSERT_EQ(loaded.skipped_checkpoints.size(), 1U);
+    EXPECT_NE(loaded.skipped_checkpoints[0].find("step-00000020"), std::string::npos);
+    EXPECT_EQ(loaded.skipped_checkpoints[0].find('\n'), std::string::npos);
     run.go_to(15);
     series.save(run.state, 15, kQuick);
   });

@@ -6,7 +6,7 @@
 #include <atomic>
 
 #include "checkpoint/load/shared_reads.h"
-#include "dtensor/memory_timeline.h"
+#include "dtensor/debug.h"
 #include "folder.h"
 #include "support/bytes_read.h"
 #include "support/errors.h"

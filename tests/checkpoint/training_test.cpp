@@ -56,24 +56,24 @@ struct Training {
   }
 };
 
-struct Layout {
+struct MeshLayout {
   Shape mesh;
   Placements placements;
 };
 
-const std::vector<Layout>& layouts() {
-  static const std::vector<Layout> all = {{{1}, {Shard(0)}},
-                                          {{3}, {Shard(0)}},
-                                          {{2}, {Shard(1)}},
-                                          {{2, 2}, {StridedShard(0, 2).as_storage(), Shard(0)}},
-                                          {{2, 2}, {Replicate(), Shard(1)}}};
+const std::vector<MeshLayout>& layouts() {
+  static const std::vector<MeshLayout> all = {{{1}, {Shard(0)}},
+                                              {{3}, {Shard(0)}},
+                                              {{2}, {Shard(1)}},
+                                              {{2, 2}, {StridedShard(0, 2).as_storage(), Shard(0)}},
+                                              {{2, 2}, {Replicate(), Shard(1)}}};
   return all;
 }
 
 TEST(G8, OptimizersGoOnWhereTheyStopped) {
   for (const auto& [name, make] : optimizers()) {
     for (std::size_t i = 0; i < layouts().size(); ++i) {
-      const Layout &from = layouts()[i], &to = layouts()[(i + 1) % layouts().size()];
+      const MeshLayout &from = layouts()[i], &to = layouts()[(i + 1) % layouts().size()];
       SCOPED_TRACE(name + " from " + to_string(from.placements) + " to " + to_string(to.placements));
       const Folder folder;
       std::vector<double> expected(3);
@@ -85,7 +85,7 @@ TEST(G8, OptimizersGoOnWhereTheyStopped) {
         for (int step = 0; step < 3; ++step) losses.push_back(training.advance(mesh));
         if (mesh.world().rank() == 0) expected = losses;
       });
-      const auto resumed = [&, &make = make](const Layout& layout, double tolerance) {
+      const auto resumed = [&, &make = make](const MeshLayout& layout, double tolerance) {
         on_mesh(layout.mesh, [&](const DeviceMesh& mesh) {
           Training training(mesh, layout.placements, make);
           manual_seed(mesh, 99);

@@ -31,9 +31,9 @@ class SoonWork final : public Work::Impl {
   int looks_ = 3;
 };
 
-class SoonBackend final : public IdleBackend {
+class SoonBackend final : public NoopBackend {
  public:
-  explicit SoonBackend(Communicator inner) : IdleBackend(inner.rank(), inner.ranks()), inner_(std::move(inner)) {}
+  explicit SoonBackend(Communicator inner) : NoopBackend(inner.rank(), inner.ranks()), inner_(std::move(inner)) {}
   bool asynchronous() const override { return true; }
   Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) override {
     inner_.all_reduce(tensor, call.op).wait();

@@ -39,7 +39,7 @@ void poll_for_message(const Communicator& world, int peer) {
 volatile sig_atomic_t asked = 0;
 
 // A program with a handler of its own, which every rank enters while the others wait for rank 1.
-void save_when_asked(const Communicator& world) {
+void save_on_signal(const Communicator& world) {
   signal(SIGTERM, [](int) { asked = 1; });
   end_soon(SIGTERM, 100);
   for (;;) {
@@ -135,7 +135,7 @@ const std::map<std::string, Body>& cases() {
          helper.join();
        }},
       {"everybody", [](Communicator) { TORCH_CHECK(false, "no such file"); }},
-      {"own handler", save_when_asked},
+      {"own handler", save_on_signal},
       {"interrupted",
        [](Communicator world) {
          world.barrier();

@@ -5,9 +5,9 @@
 
 #include "comm/cases_mpi.h"
 #include "comm/fixture.h"
-#include "comm/memory/available_memory.h"
+#include "comm/memory/pool/available_memory.h"
+#include "dtensor/comm.h"
 #include "dtensor/launch.h"
-#include "dtensor/memory_pool.h"
 
 namespace dtensor::test {
 namespace {
@@ -24,7 +24,7 @@ void on_ranks(int ranks, const std::function<void(Communicator)>& body) {
 }  // namespace dtensor::test
 
 namespace dtensor::mpi {
-extern std::int64_t largest_message;
+extern std::int64_t max_message_bytes;
 }
 
 namespace dtensor::test {
@@ -32,7 +32,7 @@ namespace {
 
 // More than 2^31 bytes go as several messages; here a kilobyte is too long already.
 TEST(MpiMessages, LongOnesAreCut) {
-  const auto usual = std::exchange(mpi::largest_message, 1000);
+  const auto usual = std::exchange(mpi::max_message_bytes, 1000);
   const Communicator world = world_of_this_run;
   const int n = world.size(), next = (world.rank() + 1) % n, previous = (world.rank() + n - 1) % n;
   for (std::int64_t count : {249, 250, 251, 5003}) {
@@ -46,7 +46,7 @@ TEST(MpiMessages, LongOnesAreCut) {
     sent.wait();
     EXPECT_TRUE(at::equal(taken, at::arange(count, at::kFloat) * previous));
   }
-  mpi::largest_message = usual;
+  mpi::max_message_bytes = usual;
 }
 
 // All of these processes are on one host.
@@ -69,8 +69,8 @@ TEST(MpiMessages, DISABLED_MoreThanTwoToThe31Elements) {
 #include "comm/conformance_test.cpp"  // the same tests
 #include "comm/fixture_test.cpp"
 #include "comm/groups_test.cpp"
-#include "comm/lazy_bits_test.cpp"
 #include "comm/lists_test.cpp"
+#include "comm/resolved_values_test.cpp"
 
 int main(int argc, char** argv) {
   if (argc > 2 && std::string(argv[1]) == "--case") return dtensor::test::run_case(argv[2], argc, argv);

@@ -1,7 +1,7 @@
 // Lists in one collective: tensors of different dtypes and sizes, uneven between members, views of any strides. Between
 // processes long ones are messages of their own, short ones are packed.
 #include "comm/fixture.h"
-#include "comm/memory/buffer_pool.h"
+#include "comm/memory/pool/buffer_pool.h"
 
 namespace dtensor::test {
 namespace {

@@ -11,7 +11,7 @@ namespace dtensor::test {
 namespace {
 
 [[noreturn]] void launch_without_threads() {
-  leave_address_space(std::uint64_t{4} << 20);  // less than the stack of a thread
+  limit_address_space(std::uint64_t{4} << 20);  // less than the stack of a thread
   char program[] = "program", flag[] = "--backend", socket[] = "socket";
   char* argv[] = {program, flag, socket};
   std::_Exit(launch(3, argv, [](Communicator) {}));

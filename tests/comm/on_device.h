@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "dtensor/comm_backend.h"
-#include "dtensor/plain_scope.h"
+#include "internal/aten_scopes.h"
 
 namespace dtensor::test {
 
@@ -22,13 +22,14 @@ class OnDevice final : public CommBackend {
 
   const char* name() const override { return inner_->name(); }
   bool supports(c10::DeviceType device) const override { return device == c10::kCPU; }
-  at::ScalarType accumulates_in(at::ScalarType dtype) const override { return inner_->accumulates_in(dtype); }
+  at::ScalarType accumulation_dtype(at::ScalarType dtype) const override { return inner_->accumulation_dtype(dtype); }
 
   Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) override {
     return ends(outputs, [&](at::TensorList out) { return inner_->all_gather(call, out, there(input)); });
   }
   Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) override {
-    return ends(output, [&](at::TensorList out) { return inner_->reduce_scatter(call, out[0], all_there(inputs)); });
+    return ends(output,
+                [&](at::TensorList out) { return inner_->reduce_scatter(call, out[0], on_device_list(inputs)); });
   }
   Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) override {
     return ends(tensor, [&](at::TensorList out) { return inner_->all_reduce(call, out[0]); });
@@ -37,13 +38,15 @@ class OnDevice final : public CommBackend {
     return ends(output, [&](at::TensorList out) { return inner_->all_reduce(call, out[0], there(input)); });
   }
   Work all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
-    return ends(outputs, [&](at::TensorList out) { return inner_->all_to_all(call, out, all_there(inputs)); });
+    return ends(outputs, [&](at::TensorList out) { return inner_->all_to_all(call, out, on_device_list(inputs)); });
   }
   Work all_gather_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
-    return ends(outputs, [&](at::TensorList out) { return inner_->all_gather_list(call, out, all_there(inputs)); });
+    return ends(outputs,
+                [&](at::TensorList out) { return inner_->all_gather_list(call, out, on_device_list(inputs)); });
   }
   Work reduce_scatter_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
-    return ends(outputs, [&](at::TensorList out) { return inner_->reduce_scatter_list(call, out, all_there(inputs)); });
+    return ends(outputs,
+                [&](at::TensorList out) { return inner_->reduce_scatter_list(call, out, on_device_list(inputs)); });
   }
   Work all_reduce_list(const CollectiveCall& call, at::TensorList tensors) override {
     return ends(tensors, [&](at::TensorList out) { return inner_->all_reduce_list(call, out); });
@@ -70,10 +73,10 @@ class OnDevice final : public CommBackend {
 
   // Of the same strides.
   at::Tensor there(const at::Tensor& t) const {
-    const LocalScope plain;
+    const LocalBelowAutogradGuard plain;
     return at::empty_strided(t.sizes(), t.strides(), t.options().device(device_)).copy_(t);
   }
-  Tensors all_there(at::TensorList list) const {
+  Tensors on_device_list(at::TensorList list) const {
     Tensors copies;
     for (const at::Tensor& t : list) copies.push_back(there(t));
     return copies;
@@ -85,7 +88,7 @@ class OnDevice final : public CommBackend {
     Work work;
     void wait() override {
       work.wait();
-      const LocalScope plain;
+      const LocalBelowAutogradGuard plain;
       for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
       to.clear();
     }
@@ -101,7 +104,7 @@ class OnDevice final : public CommBackend {
   }
   template <class Call>
   Work ends(at::TensorList outputs, const Call& call) const {
-    Work work = started(outputs.vec(), all_there(outputs), call);
+    Work work = started(outputs.vec(), on_device_list(outputs), call);
     work.wait();
     return {};
   }

@@ -3,9 +3,9 @@
 
 #include <thread>
 
-#include "comm/events.h"
+#include "comm/event_listeners.h"
 #include "comm/fixture.h"
-#include "comm/memory/buffer_pool.h"
+#include "comm/memory/pool/buffer_pool.h"
 
 namespace dtensor::test {
 namespace {
@@ -103,7 +103,7 @@ Event named(const char* name) {
 }
 
 TEST(Events, EveryListenerHearsAndOthersDoNot) {
-  EXPECT_FALSE(events_on(Event::Kind::collective));
+  EXPECT_FALSE(is_listening(Event::Kind::collective));
   std::vector<std::string> outer, inner;
   {
     EventListener first([&](const Event& e) { outer.push_back(e.name); });
@@ -112,10 +112,10 @@ TEST(Events, EveryListenerHearsAndOthersDoNot) {
       EventListener second([&](const Event& e) { inner.push_back(e.name); });
       emit_event(named("b"));
     }
-    std::thread([] { EXPECT_FALSE(events_on(Event::Kind::collective)); }).join();
+    std::thread([] { EXPECT_FALSE(is_listening(Event::Kind::collective)); }).join();
     emit_event(named("c"));
   }
-  EXPECT_FALSE(events_on(Event::Kind::collective));
+  EXPECT_FALSE(is_listening(Event::Kind::collective));
   EXPECT_EQ(outer, (std::vector<std::string>{"a", "b", "c"}));
   EXPECT_EQ(inner, (std::vector<std::string>{"b"}));
 }
@@ -132,11 +132,11 @@ TEST(Events, AListenerMayDieBeforeAnInnerOne) {
 TEST(Events, AListenerHearsOnlyTheKindsItAskedFor) {
   std::vector<std::string> heard;
   EventListener collectives([&](const Event& e) { heard.push_back(e.name); }, {Event::Kind::collective});
-  EXPECT_FALSE(events_on(Event::Kind::op));
-  EXPECT_TRUE(events_on(Event::Kind::collective));
+  EXPECT_FALSE(is_listening(Event::Kind::op));
+  EXPECT_TRUE(is_listening(Event::Kind::collective));
   {
     EventListener all([](const Event&) {});
-    EXPECT_TRUE(events_on(Event::Kind::op));
+    EXPECT_TRUE(is_listening(Event::Kind::op));
     Event event = named("an operator");
     event.kind = Event::Kind::op;
     emit_event(event);
@@ -144,7 +144,7 @@ TEST(Events, AListenerHearsOnlyTheKindsItAskedFor) {
     event.kind = Event::Kind::collective;
     emit_event(event);
   }
-  EXPECT_FALSE(events_on(Event::Kind::op));
+  EXPECT_FALSE(is_listening(Event::Kind::op));
   EXPECT_EQ(heard, (std::vector<std::string>{"a collective"}));
 }
 

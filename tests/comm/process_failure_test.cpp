@@ -7,11 +7,11 @@
 namespace dtensor::test {
 namespace {
 
-const std::filesystem::path program = sibling("test_mpi_comm");
+const std::filesystem::path program = sibling_program("test_mpi_comm");
 
 struct Launcher {
   const char* name;
-  Ended (*run)(int ranks, const std::filesystem::path& program, const std::string& name);
+  ProcessResult (*run)(int ranks, const std::filesystem::path& program, const std::string& name);
 };
 
 class ProcessFailure : public ::testing::TestWithParam<Launcher> {
@@ -21,11 +21,11 @@ class ProcessFailure : public ::testing::TestWithParam<Launcher> {
   }
   // Every rank in `ranks` says all of `parts`, and the job ends with an error.
   void ends(const std::string& name, std::vector<int> ranks, std::vector<std::string> parts) {
-    const Ended out = GetParam().run(3, program, name);
+    const ProcessResult out = GetParam().run(3, program, name);
     EXPECT_NE(out.status, 0) << name;
     EXPECT_TRUE(out.in_time) << name;
     for (int r : ranks) {
-      const std::string line = line_of(out.output, r);
+      const std::string line = rank_line(out.output, r);
       for (const auto& part : parts)
         EXPECT_NE(line.find(part), std::string::npos) << name << ", rank " << r << ":\n" << out.output;
     }
@@ -33,7 +33,7 @@ class ProcessFailure : public ::testing::TestWithParam<Launcher> {
 };
 
 TEST_P(ProcessFailure, NoneIsStatusZero) {
-  const Ended out = GetParam().run(3, program, "fine");
+  const ProcessResult out = GetParam().run(3, program, "fine");
   EXPECT_EQ(out.status, 0) << out.output;
   EXPECT_EQ(out.output, "");
 }
@@ -75,7 +75,7 @@ TEST_P(ProcessFailure, AbortCarriesTheReason) { ends("abort", {0, 1, 2}, {"rank 
 TEST(MpiFailure, VariablesOfAnotherLauncher) {
   if (!std::filesystem::exists(program)) GTEST_SKIP() << "built without MPI";
   for (const std::string set : {"PMI_RANK=0 PMI_SIZE=2", "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2"}) {
-    const Ended out = shell("env " + set + " " + program.string() + " --case fine");
+    const ProcessResult out = run_shell("env " + set + " " + program.string() + " --case fine");
     EXPECT_EQ(WEXITSTATUS(out.status), 2) << out.output;
     EXPECT_NE(out.output.find("of 2, but MPI says rank 0 of 1"), std::string::npos) << out.output;
   }
@@ -91,13 +91,13 @@ TEST_P(ProcessFailure, WhoPollsHearsOfIt) {
 
 TEST(SocketFailure, AJobThatIsStartedAgainMeetsAgain) {
   if (!std::filesystem::exists(program)) GTEST_SKIP() << "built without MPI";
-  const Ended out = processes(3, program, "twice");
+  const ProcessResult out = run_processes(3, program, "twice");
   EXPECT_EQ(out.status, 0) << out.output;
 }
 
 // Of one rank its own thread waits, of the others a helper: each for those who are about to come.
 TEST_P(ProcessFailure, HelpersThatWaitAreNone) {
-  const Ended out = GetParam().run(3, program, "helpers");
+  const ProcessResult out = GetParam().run(3, program, "helpers");
   EXPECT_EQ(out.status, 0) << out.output;
 }
 
@@ -106,17 +106,17 @@ TEST_P(ProcessFailure, RanksThatWaitForEachOtherAcrossCommunicatorsEndAtOnce) {
 }
 
 TEST_P(ProcessFailure, WhatEveryRankSaysIsSaidOnce) {
-  const Ended out = GetParam().run(3, program, "everybody");
+  const ProcessResult out = GetParam().run(3, program, "everybody");
   EXPECT_NE(out.status, 0);
   const auto first = out.output.find("no such file");
-  EXPECT_NE(line_of(out.output, 0).find("no such file"), std::string::npos) << out.output;
+  EXPECT_NE(rank_line(out.output, 0).find("no such file"), std::string::npos) << out.output;
   EXPECT_EQ(out.output.find("no such file", first + 1), std::string::npos) << out.output;
   EXPECT_EQ(out.output.find("frame #"), std::string::npos) << out.output;  // no backtrace unless it is asked for
 }
 
 TEST_P(ProcessFailure, ABacktraceFollowsWhereItIsAskedFor) {
   setenv("TORCH_SHOW_CPP_STACKTRACES", "1", 1);
-  const Ended with = GetParam().run(3, program, "everybody");
+  const ProcessResult with = GetParam().run(3, program, "everybody");
   unsetenv("TORCH_SHOW_CPP_STACKTRACES");
   EXPECT_NE(with.status, 0);
   const auto frame = with.output.find("rank 0:   frame #0: ");
@@ -126,7 +126,7 @@ TEST_P(ProcessFailure, ABacktraceFollowsWhereItIsAskedFor) {
 
 TEST_P(ProcessFailure, AHandlerOfTheProgramIsLeftToItself) {
   for (int trial = 0; trial < 3; ++trial) {
-    const Ended out = GetParam().run(3, program, "own handler");
+    const ProcessResult out = GetParam().run(3, program, "own handler");
     EXPECT_EQ(out.status, 0) << out.output;
     for (int r = 0; r < 3; ++r) {
       EXPECT_NE(out.output.find("rank " + std::to_string(r) + " saved"), std::string::npos) << out.output;
@@ -135,7 +135,7 @@ TEST_P(ProcessFailure, AHandlerOfTheProgramIsLeftToItself) {
 }
 
 TEST_P(ProcessFailure, AnInterruptedRunLosesNoRank) {
-  const Ended out = GetParam().run(3, program, "interrupted");
+  const ProcessResult out = GetParam().run(3, program, "interrupted");
   EXPECT_NE(out.status, 0);
   EXPECT_TRUE(out.in_time);
   // Not asked for of every rank: on a loaded machine one may hear of it too late, and is then said not to answer.
@@ -143,14 +143,15 @@ TEST_P(ProcessFailure, AnInterruptedRunLosesNoRank) {
 }
 
 TEST_P(ProcessFailure, AKilledRank) {
-  const Ended out = GetParam().run(3, program, "kill");
+  const ProcessResult out = GetParam().run(3, program, "kill");
   EXPECT_NE(out.status, 0);
   EXPECT_TRUE(out.in_time);
   EXPECT_NE(out.output.find("rank 1"), std::string::npos) << out.output;
-  for (int r : {0, 2}) EXPECT_NE(line_of(out.output, r).find("in all_reduce #2"), std::string::npos) << out.output;
+  for (int r : {0, 2}) EXPECT_NE(rank_line(out.output, r).find("in all_reduce #2"), std::string::npos) << out.output;
 }
 
-INSTANTIATE_TEST_SUITE_P(, ProcessFailure, ::testing::Values(Launcher{"Mpi", mpirun}, Launcher{"Sockets", processes}),
+INSTANTIATE_TEST_SUITE_P(, ProcessFailure,
+                         ::testing::Values(Launcher{"Mpi", mpirun}, Launcher{"Sockets", run_processes}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

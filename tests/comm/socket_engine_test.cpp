@@ -15,13 +15,13 @@
 namespace dtensor::sockets {
 namespace {
 
-using pairwise::Batch;
-using pairwise::Channel;
-using pairwise::Transport;
+using p2p::Batch;
+using p2p::Channel;
+using p2p::Transport;
 
 // Transports of `size` ranks in this process.
 std::vector<std::unique_ptr<Transport>> world(int size, bool copies) {
-  std::vector<std::vector<Met>> met(size);
+  std::vector<std::vector<Peer>> met(size);
   for (auto& m : met) m.resize(size);
   for (int i = 0; i < size; ++i) {
     for (int j = 0; j < i; ++j) {
@@ -81,7 +81,7 @@ void play(int me, Transport& transport, const std::vector<Sent>& messages, bool 
     sends.push_back(transport.batch(m.channel, m.tag));
     sends.back()->send(m.bytes.data(), static_cast<std::int64_t>(m.bytes.size()), m.to);
   }
-  for (int i = 0; i < 100 && late; ++i) transport.hear();
+  for (int i = 0; i < 100 && late; ++i) transport.poll_control();
   if (late) post_receives();
   finish(transport, receives);
   finish(transport, sends);
@@ -119,15 +119,15 @@ TEST(SocketEngine, AMessageOfAnotherSizeIsAnError) {
 
 TEST(SocketEngine, WordsAreHeardBeforeTheEndOfWhoSaidThem) {
   auto all = world(2, true);
-  all[0]->tell(1, 3, "the disk is full");
+  all[0]->send_control(1, 3, "the disk is full");
   all[0].reset();
-  EXPECT_EQ(all[1]->lost(0), "");
-  const auto word = all[1]->hear();
+  EXPECT_EQ(all[1]->disconnect_reason(0), "");
+  const auto word = all[1]->poll_control();
   ASSERT_TRUE(word.has_value());
   EXPECT_EQ(word->text, "the disk is full");
   EXPECT_EQ(word->tag, 3);
-  EXPECT_FALSE(all[1]->hear().has_value());
-  EXPECT_EQ(all[1]->lost(0), "its connection closed");
+  EXPECT_FALSE(all[1]->poll_control().has_value());
+  EXPECT_EQ(all[1]->disconnect_reason(0), "its connection closed");
 }
 
 }  // namespace

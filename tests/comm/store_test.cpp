@@ -1,5 +1,5 @@
 // The table with which processes find each other, and how they connect.
-#include "comm/socket/store.h"
+#include "comm/socket/rendezvous/store.h"
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "comm/launch/launch_flags.h"
-#include "comm/socket/environment.h"
-#include "comm/socket/meet.h"
+#include "comm/socket/rendezvous/environment.h"
+#include "comm/socket/rendezvous/rendezvous.h"
 #include "comm/socket/stream.h"
 #include "dtensor/comm.h"
 
@@ -20,19 +20,19 @@ namespace {
 
 using std::chrono::milliseconds;
 
-Place place_at(int port, int rank, int size, int timeout = 20000) {
+RendezvousOptions rendezvous_options_at(int port, int rank, int size, int timeout = 20000) {
   return {"127.0.0.1", port, rank, size, 7, milliseconds(timeout)};
 }
 
 int free_port() { return port_of(listen_tcp(0)); }
 
 // Every rank of a world puts a word and gets all of them.
-void expect_all_heard(int port, int size) {
+void expect_exchange(int port, int size) {
   std::vector<std::thread> ranks;
   std::vector<std::string> heard(size);
   for (int r = size - 1; r >= 0; --r) {
     ranks.emplace_back([&heard, port, size, r] {
-      Store store(place_at(port, r, size));
+      Store store(rendezvous_options_at(port, r, size));
       store.put("word " + std::to_string(r), std::string(r * 300, 'a'));
       for (int i = 0; i < size; ++i) heard[r] += std::to_string(store.get("word " + std::to_string(i)).size()) + " ";
     });
@@ -43,26 +43,26 @@ void expect_all_heard(int port, int size) {
   for (const auto& h : heard) EXPECT_EQ(h, expected);
 }
 
-TEST(SocketStore, EveryRankGetsWhatTheOthersPut) { expect_all_heard(free_port(), 4); }
+TEST(SocketStore, EveryRankGetsWhatTheOthersPut) { expect_exchange(free_port(), 4); }
 
 TEST(SocketStore, PassesOverAnotherServiceOnThePort) {
   const Stream other = listen_tcp(0);  // accepts, and never answers
-  expect_all_heard(port_of(other), 2);
+  expect_exchange(port_of(other), 2);
 }
 
 // Two jobs of one size whose ports are neighbours do not take each other's words.
 TEST(SocketStore, PassesOverAnotherJob) {
   const int port = free_port();
-  Place other = place_at(port, 0, 2);
+  RendezvousOptions other = rendezvous_options_at(port, 0, 2);
   other.job = 8;
   Store(other).put("word 0", "of another job");
-  expect_all_heard(port, 2);
+  expect_exchange(port, 2);
 }
 
 TEST(SocketStore, SaysWhereItLooked) {
   const int port = free_port();
   try {
-    Store(place_at(port, 1, 2, 300)).get("word");
+    Store(rendezvous_options_at(port, 1, 2, 300)).get("word");
     ADD_FAILURE();
   } catch (const CommError& e) {
     EXPECT_NE(std::string(e.what()).find("127.0.0.1:" + std::to_string(port)), std::string::npos);
@@ -71,7 +71,7 @@ TEST(SocketStore, SaysWhereItLooked) {
 
 TEST(SocketMeet, SaysWhoDidNotCome) {
   try {
-    meet(place_at(free_port(), 0, 2, 300));
+    rendezvous(rendezvous_options_at(free_port(), 0, 2, 300));
     ADD_FAILURE();
   } catch (const CommError& e) {
     EXPECT_NE(std::string(e.what()).find("for rank 1 to connect"), std::string::npos) << e.what();
@@ -82,18 +82,18 @@ TEST(SocketEnvironment, SlurmsFirstHostAndAPortOfTheJob) {
   setenv("SLURM_STEP_NODELIST", "node[07-09,12],gpu3", 1);
   setenv("SLURM_JOB_ID", "123", 1);
   LauncherEnvironment e{"srun", 1, 4, false, 0};
-  const Place place = meeting_place(e, milliseconds(1));
+  const RendezvousOptions place = rendezvous_options(e, milliseconds(1));
   EXPECT_EQ(place.host, "node07");
   EXPECT_GE(place.port, 20000);
   setenv("SLURM_JOB_ID", "124", 1);
-  EXPECT_NE(meeting_place(e, milliseconds(1)).job, place.job);
+  EXPECT_NE(rendezvous_options(e, milliseconds(1)).job, place.job);
   setenv("SLURM_STEP_NODELIST", "a,b", 1);
-  EXPECT_EQ(meeting_place(e, milliseconds(1)).host, "a");
+  EXPECT_EQ(rendezvous_options(e, milliseconds(1)).host, "a");
   unsetenv("SLURM_STEP_NODELIST"), unsetenv("SLURM_JOB_ID");
   e.launcher = "torchrun";
-  EXPECT_THROW(meeting_place(e, milliseconds(1)), LaunchError);
+  EXPECT_THROW(rendezvous_options(e, milliseconds(1)), LaunchError);
   setenv("MASTER_ADDR", "localhost", 1), setenv("MASTER_PORT", "x", 1);
-  EXPECT_THROW(meeting_place(e, milliseconds(1)), LaunchError);
+  EXPECT_THROW(rendezvous_options(e, milliseconds(1)), LaunchError);
   unsetenv("MASTER_ADDR"), unsetenv("MASTER_PORT");
 }
 
@@ -101,7 +101,7 @@ TEST(SocketEnvironment, SlurmsFirstHostAndAPortOfTheJob) {
 TEST(SocketStore, ServesAnyNumberOfJobsOneAfterTheOther) {
   const int port = free_port();
   for (std::uint64_t job = 1; job <= 12; ++job) {
-    Place place = place_at(port, 0, 2);
+    RendezvousOptions place = rendezvous_options_at(port, 0, 2);
     place.job = job;
     Store first(place);
     place.rank = 1;
@@ -126,7 +126,7 @@ TEST(SocketStore, DoesNotWaitLongerForAHostThatDoesNotAnswer) {
     (void)connect(waiting.back().fd(), name, sizeof address);
   }
   const auto begin = std::chrono::steady_clock::now();
-  EXPECT_THROW(Store(place_at(port_of(silent), 1, 2, 300)).get("word"), CommError);
+  EXPECT_THROW(Store(rendezvous_options_at(port_of(silent), 1, 2, 300)).get("word"), CommError);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 
@@ -135,7 +135,7 @@ TEST(SocketEnvironment, TheFirstHostOfSeveralRanges) {
   for (const auto& [list, first] : {std::pair("rack[2-3,7]_node[04-09],login", "rack2_node04"),
                                     std::pair("n[1,3]-ib", "n1-ib"), std::pair("login,n[1-2]", "login")}) {
     setenv("SLURM_STEP_NODELIST", list, 1);
-    EXPECT_EQ(meeting_place(e, milliseconds(1)).host, first);
+    EXPECT_EQ(rendezvous_options(e, milliseconds(1)).host, first);
   }
   unsetenv("SLURM_STEP_NODELIST");
 }

@@ -1,5 +1,5 @@
 // The threads of thread ranks where the system gives no more of them.
-#include "comm/local/thread_pool.h"
+#include "comm/local/threads/thread_pool.h"
 
 #include <pthread.h>
 

@@ -79,10 +79,10 @@ TEST(Costs, LayersOfAStepTakeTheShortWay) {
     const auto again = options.checkpoint_activations ? layers : 0;
     // Keys are built of the lists that are clipped and updated, of the inputs that are detached to be recomputed from,
     // and of parameters, whose memory is looked at one by one; in bf16 each is cast, of more kinds than are remembered.
-    EXPECT_LE(calls.keyed - calls.boxed, (options.bf16 ? 2 : 1) * parameters + again + 3) << name;
+    EXPECT_LE(calls.key_lookups - calls.boxed_hits, (options.bf16 ? 2 : 1) * parameters + again + 3) << name;
     if (options.mesh->tp > 1 || options.experts) continue;  // what is summed over tp is no simple call
     // There and back: each layer's attention (recomputed: there again), embedding and loss.
-    EXPECT_EQ(calls.boxed, 2 * (layers + 2) + again) << name;
+    EXPECT_EQ(calls.boxed_hits, 2 * (layers + 2) + again) << name;
   }
 }
 

@@ -28,7 +28,7 @@ struct Step {
 };
 
 inline dtensor::CacheStats operator-(dtensor::CacheStats a, const dtensor::CacheStats& b) {
-  a.hits -= b.hits, a.misses -= b.misses, a.keyed -= b.keyed, a.boxed -= b.boxed;
+  a.hits -= b.hits, a.misses -= b.misses, a.key_lookups -= b.key_lookups, a.boxed_hits -= b.boxed_hits;
   return a;
 }
 

@@ -5,7 +5,7 @@
 #include <fstream>
 #include <set>
 
-#include "sharding_prop/rule_list.h"
+#include "sharding_prop/rule_book/rule_list.h"
 #include "support/data.h"
 
 namespace dtensor::test {
@@ -18,7 +18,7 @@ TEST(RulesGolden, Texts) {
   std::ifstream file(path);
   std::set<std::string> want;
   for (std::string line; std::getline(file, line);) want.insert(line);
-  std::vector<std::string> now = rules_as_text();
+  std::vector<std::string> now = rule_strings();
   std::erase_if(now,
                 [](const std::string& line) { return line.rfind("aten::", 0) != 0 && line.rfind("tag ", 0) != 0; });
   std::string difference;

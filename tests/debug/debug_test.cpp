@@ -9,8 +9,6 @@
 #include "dtensor/debug.h"
 #include "dtensor/debug_rank.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/memory_timeline.h"
-#include "dtensor/picture.h"
 #include "support/ranks.h"
 
 namespace {
@@ -196,7 +194,7 @@ TEST(Explain, TellsOnlyWhatMovesByModuleAndWhatWouldAvoidIt) {
               "outside any module: 96 bytes\n  full_tensor: 1 all_gather over tp, 96 bytes\n"
               "h.0: 96 bytes\n  aten::gelu: 1 all_reduce over dp, 96 bytes\n"
               "    avoided by operand 0 in [R, R] (it is f32[4, 6] on [2, 2] [P(sum), R])\ntogether: 192 bytes\n");
-    const auto calls = explain([&] { at::mm(x, w); }, Explain::calls);
+    const auto calls = explain([&] { at::mm(x, w); }, Explain::decisions);
     EXPECT_NE(calls.find("rule mk, kn -> mn"), std::string::npos) << calls;
   });
 }
@@ -229,7 +227,7 @@ TEST(Events, CarryOperandsModulesPhasesAndMembers) {
 // Dark words on pale ground, whatever the page: the page's own colour is not inherited.
 TEST(Picture, ColoursItsWordsItself) {
   on_2x2([](const DeviceMesh& mesh) {
-    const auto svg = placement_svg(ones({8, 8}, mesh, {Shard(0), Shard(1)}));
+    const auto svg = visualize_sharding_svg(ones({8, 8}, mesh, {Shard(0), Shard(1)}));
     EXPECT_NE(svg.find("fill=\"#222\""), std::string::npos);
     EXPECT_NE(svg.find("fill=\"#fff\""), std::string::npos);
     std::set<std::string> colours;
@@ -242,22 +240,22 @@ TEST(Picture, ColoursItsWordsItself) {
 
 TEST(Picture, NamesTheRanksOfEachPart) {
   on_2x2([](const DeviceMesh& mesh) {
-    EXPECT_EQ(placement_text({5, 4}, mesh, {Shard(0), Shard(1)}),
+    EXPECT_EQ(visualize_sharding({5, 4}, mesh, {Shard(0), Shard(1)}),
               "[5, 4] on DeviceMesh(cpu, dp=2, tp=2, ranks=[0, 1, 2, 3]) [S(0), S(1)]\n"
               "    | 0:2  2:4\n"
               "0:3 | 0    1\n"
               "3:5 | 2    3\n");
-    EXPECT_EQ(placement_text({4}, mesh, {Replicate(), Shard(0)}),
+    EXPECT_EQ(visualize_sharding({4}, mesh, {Replicate(), Shard(0)}),
               "[4] on DeviceMesh(cpu, dp=2, tp=2, ranks=[0, 1, 2, 3]) [R, S(0)]\n"
               "    |\n"
               "0:2 | 0 2\n"
               "2:4 | 1 3\n");
-    const std::string strided = placement_text({8, 2}, mesh, {StridedShard(0, 2), Shard(0)});
+    const std::string strided = visualize_sharding({8, 2}, mesh, {StridedShard(0, 2), Shard(0)});
     EXPECT_NE(strided.find("0:2 | 0\n2:4 | 2\n4:6 | 1\n6:8 | 3\n"), std::string::npos) << strided;
-    EXPECT_NE(placement_text({}, mesh, {Replicate(), Partial()}).find("shares of the values\n"), std::string::npos);
+    EXPECT_NE(visualize_sharding({}, mesh, {Replicate(), Partial()}).find("shares of the values\n"), std::string::npos);
     const at::Tensor t = distribute_tensor(at::ones({3, 2}), mesh, {Shard(0), Shard(1)});
-    EXPECT_EQ(placement_text(t), placement_text({3, 2}, mesh, {Shard(0), Shard(1)}));
-    EXPECT_NE(placement_svg(t).find(">3</text>"), std::string::npos);
+    EXPECT_EQ(visualize_sharding(t), visualize_sharding({3, 2}, mesh, {Shard(0), Shard(1)}));
+    EXPECT_NE(visualize_sharding_svg(t).find(">3</text>"), std::string::npos);
   });
 }
 
@@ -270,7 +268,7 @@ TEST(Picture, AgreesWithTheLocalParts) {
         const test::Shape sizes = draw.sizes(2, 1);
         const Placements placements = draw.placements(mesh, 2, false);
         const at::Tensor t = distribute_tensor(at::arange(sizes[0] * sizes[1]).view(sizes), mesh, placements);
-        const std::string text = placement_text(t);
+        const std::string text = visualize_sharding(t);
         const at::Tensor local = DTensor(t).to_local();
         const std::string rank = std::to_string(mesh.world().rank());
         if (local.numel() == 0) continue;
@@ -301,7 +299,7 @@ TEST(DebugRank, OthersWaitWithoutTimingOut) {
       options);
   std::vector<int> order;
   run_local(3, [&](Communicator world) {
-    debug_rank(world, kAllRanksInTurn, [&] { order.push_back(world.rank()); });
+    debug_rank(world, kAllRanksSequentially, [&] { order.push_back(world.rank()); });
     EXPECT_NE(attach_hint(world, std::source_location::current()).find("gdb -p"), std::string::npos);
     EXPECT_THROW(debug_rank(world, 3), c10::Error);
   });

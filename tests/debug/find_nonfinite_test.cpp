@@ -1,6 +1,6 @@
 // The operator and the module that first made a value that is not finite, the same on every rank; what merely passed
 // it on, or was told to make it, is not named.
-#include "dtensor/find_nonfinite.h"
+#include "dtensor/debug.h"
 
 #include <gtest/gtest.h>
 
@@ -64,7 +64,7 @@ TEST(FindNonfinite, AllRanksNameTheModuleThatOneRanksShardMadeNan) {
     EXPECT_EQ(report.nan->op, "aten::sqrt");
     EXPECT_EQ(report.nan->phase, Phase::forward);
     EXPECT_EQ(report.nan->rank, 2);
-    EXPECT_FALSE(report.nan->given);
+    EXPECT_FALSE(report.nan->from_operand);
     EXPECT_FALSE(report.infinite);
     const std::lock_guard lock(mutex);
     told.insert(report.str());
@@ -72,7 +72,7 @@ TEST(FindNonfinite, AllRanksNameTheModuleThatOneRanksShardMadeNan) {
   EXPECT_EQ(told, std::set<std::string>({"NaN first in net.root, forward, by aten::sqrt on rank 2"}));
 }
 
-TEST(FindNonfinite, BackwardIsToldByTheModuleOfItsForward) {
+TEST(FindNonfinite, BackwardIsAttributedToTheModuleOfItsForward) {
   run_local(4, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"});
     const Net net = net_on(mesh);
@@ -87,7 +87,7 @@ TEST(FindNonfinite, BackwardIsToldByTheModuleOfItsForward) {
   });
 }
 
-TEST(FindNonfinite, WhatIsGivenOrWantedIsNobodysDoing) {
+TEST(FindNonfinite, GivenValuesAreAttributedToNoOperator) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"dp"});
     const at::Tensor x = rand({4, 4}, mesh, {Shard(0)});
@@ -105,7 +105,7 @@ TEST(FindNonfinite, WhatIsGivenOrWantedIsNobodysDoing) {
     const at::Tensor bad = distribute_tensor(at::full({4, 4}, std::nan("")), mesh, {Shard(0)});
     const auto given = find_nonfinite([&] { at::add(bad, x).sum(); }, world);
     ASSERT_TRUE(given.nan);
-    EXPECT_TRUE(given.nan->given);
+    EXPECT_TRUE(given.nan->from_operand);
     EXPECT_EQ(given.str(), "NaN was there already, first read outside any module, forward, by aten::add on rank 0");
 
     const auto made = find_nonfinite([&] { at::add(bad, x), at::log(at::mul(x, -1)); }, world);
@@ -114,7 +114,7 @@ TEST(FindNonfinite, WhatIsGivenOrWantedIsNobodysDoing) {
   });
 }
 
-TEST(FindNonfinite, OverflowIsToldBesideTheNanThatItBecame) {
+TEST(FindNonfinite, OverflowIsReportedWithTheNanThatItBecame) {
   const at::Tensor x = at::full({3}, 1000.0f);  // plain tensors, no ranks
   const auto report = find_nonfinite([&] {
     const at::Tensor e = at::exp(x);
@@ -127,7 +127,7 @@ TEST(FindNonfinite, OverflowIsToldBesideTheNanThatItBecame) {
 }
 
 // One rank's shard of a parameter has NaN, or infinity; the product gathers it on all.
-TEST(FindNonfinite, WhatAnotherRanksShardBringsIsNotThisRanksDoing) {
+TEST(FindNonfinite, ValuesOfAnotherRankAreNotAttributedToThisRank) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"dp"});
     const at::Tensor x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)});

@@ -1,5 +1,5 @@
 // A coarse timeline thins out what it keeps, but never the highest moment.
-#include "dtensor/memory_timeline.h"
+#include "dtensor/debug.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "dtensor/dtensor.h"
-#include "dtensor/scoped_value.h"
+#include "internal/scoped_value.h"
 
 namespace dtensor {
 namespace {

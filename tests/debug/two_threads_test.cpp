@@ -5,9 +5,9 @@
 
 #include <thread>
 
+#include "dtensor/debug.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/inspect.h"
-#include "dtensor/memory_timeline.h"
 
 namespace dtensor {
 namespace {
@@ -23,7 +23,7 @@ void on_two_threads(const std::function<void()>& run) {
   other.join();
 }
 
-TEST(TwoThreads, ATimelineHearsBoth) {
+TEST(TwoThreads, ATimelineReceivesEventsOfBoth) {
   constexpr std::size_t kTensors = 3000;
   const MemoryTimeline memory;
   on_two_threads([] {
@@ -43,14 +43,14 @@ TEST(TwoThreads, CallsOfBothAreExplained) {
   run_local(1, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {1});
     const at::Tensor x = distribute_tensor(at::ones({4}), mesh, {Replicate()});
-    const auto once = explain([&] { at::neg(x); }, Explain::calls);
+    const auto once = explain([&] { at::neg(x); }, Explain::decisions);
     const auto text = explain(
         [&] {
           on_two_threads([&] {
             for (int i = 0; i < 300; ++i) at::neg(x);
           });
         },
-        Explain::calls);
+        Explain::decisions);
     EXPECT_EQ(times(text, once), 600u) << once;
   });
 }

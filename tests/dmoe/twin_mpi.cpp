@@ -9,8 +9,8 @@
 int main(int argc, char** argv) {
   return dtensor::launch(argc, argv, [](const dtensor::Communicator& world) {
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-      const auto reference = dmoe::run(world, dmoe::Form::one_device, dtype);
-      for (const auto form : dmoe::distributed_forms()) {
+      const auto reference = dmoe::run(world, dmoe::Variant::one_device, dtype);
+      for (const auto form : dmoe::distributed_variants()) {
         const double apart = dmoe::difference(dmoe::run(world, form, dtype), reference).largest();
         TORCH_CHECK(apart <= dmoe::bound(dtype), dmoe::name_of(form), ", ", dtype, ": differs by ", apart);
         if (world.rank() == 0)

@@ -11,9 +11,9 @@ class Twin : public testing::TestWithParam<at::ScalarType> {};
 
 TEST_P(Twin, EveryFormIsItsFormulas) {
   dtensor::run_local(2, [&](const dtensor::Communicator& world) {
-    const auto reference = run(world, Form::one_device, GetParam());
+    const auto reference = run(world, Variant::one_device, GetParam());
     EXPECT_GT(reference.norms[0], 1) << "nothing would be clipped";
-    for (const auto form : distributed_forms()) {
+    for (const auto form : distributed_variants()) {
       const auto d = difference(run(world, form, GetParam()), reference);
       EXPECT_LE(d.output, bound(GetParam())) << name_of(form);
       EXPECT_LE(d.gradient, bound(GetParam())) << name_of(form);
@@ -25,16 +25,16 @@ TEST_P(Twin, EveryFormIsItsFormulas) {
 
 // Wherever it comes: NaN is within no bound.
 TEST(TwinDifference, OfWhatIsNoNumberIsNoEquality) {
-  const Course fine{
+  const TrainingRun fine{
       {at::ones({2}), at::ones({2})}, {at::ones({2}), at::ones({2})}, {at::ones({2}), at::ones({2})}, {1, 1}};
   EXPECT_EQ(difference(fine, fine).largest(), 0);
   for (const std::size_t at : {0, 1}) {
-    for (const auto member : {&Course::outputs, &Course::gradients, &Course::parameters}) {
-      Course broken = fine;
+    for (const auto member : {&TrainingRun::outputs, &TrainingRun::gradients, &TrainingRun::parameters}) {
+      TrainingRun broken = fine;
       (broken.*member)[at] = at::full({2}, NAN);
       EXPECT_FALSE(difference(broken, fine).largest() <= bound(at::kFloat)) << at;
     }
-    Course broken = fine;
+    TrainingRun broken = fine;
     broken.norms[at] = NAN;
     EXPECT_FALSE(difference(broken, fine).largest() <= bound(at::kFloat)) << at;
   }

@@ -1,15 +1,15 @@
 // An object that was moved from says so, and does not end the program.
 #include "checkpoint/folder.h"
-#include "dtensor/checkpoint_series.h"
+#include "dtensor/checkpoint.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/pipeline.h"
-#include "told.h"
+#include "reported_errors.h"
 
 namespace dtensor {
 namespace {
 
 template <class Use>
-void expect_refused(Use&& use) {
+void expect_rejected(Use&& use) {
   const std::string text = test::error_of(use);
   EXPECT_NE(text.find("moved from"), std::string::npos) << text;
 }
@@ -20,9 +20,9 @@ TEST(MovedFrom, Pipeline) {
     const auto loss = [](const pipeline::Tensors& outputs, const pipeline::Tensors&) { return outputs[0].sum(); };
     pipeline::Pipeline pipeline(mesh, pipeline::make_schedule("1f1b", 2, 2), loss);
     const pipeline::Pipeline taken(std::move(pipeline));
-    expect_refused([&] { (void)pipeline.stages(); });
-    expect_refused([&] { pipeline.step({}, {}); });
-    expect_refused([&] { pipeline.set_stage(0, [](const pipeline::Tensors& inputs) { return inputs; }); });
+    expect_rejected([&] { (void)pipeline.stages(); });
+    expect_rejected([&] { pipeline.step({}, {}); });
+    expect_rejected([&] { pipeline.set_stage(0, [](const pipeline::Tensors& inputs) { return inputs; }); });
     EXPECT_EQ(taken.stages().size(), 1U);
   });
 }
@@ -32,8 +32,8 @@ TEST(MovedFrom, FsdpUnit) {
     at::Tensor weight = at::ones({4, 4}).requires_grad_();
     FsdpUnit unit = fully_shard(NamedTensors{{"weight", &weight}}, init_device_mesh(world, at::kCPU, {2}, {"shard"}));
     const FsdpUnit taken(std::move(unit));
-    expect_refused([&] { (void)unit.shard_bytes(); });
-    expect_refused([&] { unit.unshard(); });
+    expect_rejected([&] { (void)unit.shard_bytes(); });
+    expect_rejected([&] { unit.unshard(); });
     EXPECT_EQ(taken.shard_bytes(), 32);
   });
 }
@@ -43,7 +43,7 @@ TEST(MovedFrom, CheckpointSeries) {
   run_local(2, [&](const Communicator& world) {
     CheckpointSeries series(folder / "moved_from", world, 1);
     const CheckpointSeries taken(std::move(series));
-    expect_refused([&] { series.finish(); });
+    expect_rejected([&] { series.finish(); });
   });
 }
 

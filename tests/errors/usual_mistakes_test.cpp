@@ -5,14 +5,14 @@
 
 #include <sstream>
 
-#include "told.h"
+#include "reported_errors.h"
 
 namespace dtensor {
 namespace {
 
 using test::Alike;
 using test::expect_error;
-using test::expect_told;
+using test::expect_reported;
 using test::texts_of;
 
 const std::string kMesh = "DeviceMesh(";
@@ -81,10 +81,10 @@ TEST(UsualMistakes, OperatorWithoutARuleUnderStrict) {
 }
 
 TEST(UsualMistakes, DataThatWouldMoveUnasked) {
-  expect_error({"ExplicitRedistribution refuses that", "aten::mm moves ", "Redistribute the operands first",
+  expect_error({"ImplicitRedistributionScope refuses that", "aten::mm moves ", "Redistribute the operands first",
                 "in aten::mm(f32[4, 8] [S(0), R], f32[8, 4] [S(0), R])", kModule},
                [](const DeviceMesh& mesh) {
-                 const ExplicitRedistribution refuse;
+                 const ImplicitRedistributionScope refuse;
                  at::mm(rows(mesh), ones({8, 4}, mesh, {Shard(0), Replicate()}));
                });
 }
@@ -163,11 +163,11 @@ TEST(UsualMistakes, ShardOfADimensionThatIsNotThere) {
 }
 
 TEST(UsualMistakes, MeshOfMoreRanksThanThereAre) {
-  expect_told(texts_of(2,
-                       [](const Communicator& world) {
-                         init_device_mesh(world, at::kCPU, {2, 2});
-                       }),
-              {"ranks, but the world has", "needs 4", "has 2"});
+  expect_reported(texts_of(2,
+                           [](const Communicator& world) {
+                             init_device_mesh(world, at::kCPU, {2, 2});
+                           }),
+                  {"ranks, but the world has", "needs 4", "has 2"});
 }
 
 TEST(UsualMistakes, AxisThatTheMeshHasNot) {

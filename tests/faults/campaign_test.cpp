@@ -17,17 +17,17 @@ class Campaign : public ::testing::Test {
   void SetUp() override {
     if (!std::filesystem::exists(program_)) GTEST_SKIP() << "built without MPI";
   }
-  Ended run(int ranks, const std::string& arguments) {
+  ProcessResult run(int ranks, const std::string& arguments) {
     const auto sockets = "bash " + data_path("../../scripts/processes.sh") + " ";
     const auto launcher = (jobs_++ % 2 == 0 ? "mpirun -n " : sockets) + std::to_string(ranks) + " ";
-    const auto out = shell(launcher + program_.string() + " " + arguments);
+    const auto out = run_shell(launcher + program_.string() + " " + arguments);
     EXPECT_NE(out.status, 0) << arguments;
     EXPECT_TRUE(out.in_time) << arguments << out.output;
     EXPECT_FALSE(contains(out.output, "timeout after")) << arguments << out.output;
     return out;
   }
 
-  std::filesystem::path program_ = sibling("test_mpi_faults");
+  std::filesystem::path program_ = sibling_program("test_mpi_faults");
   std::mt19937 draw_{2026};
   int jobs_ = 0;
 };
@@ -40,7 +40,7 @@ TEST_F(Campaign, DivergencesAreToldBetweenProcesses) {
     const int ranks = 2 + static_cast<int>(i / 2 % 2);
     const auto out = run(ranks, "--divergence " + std::to_string(at));
     for (int r = 0; r < ranks; ++r) {
-      const auto line = line_of(out.output, r);
+      const auto line = rank_line(out.output, r);
       for (const auto& part : {std::string("their operators differ, first in call"), kinds[at].says,
                                std::string("rank 1 called"), std::string("block.layer")}) {
         EXPECT_TRUE(contains(line, part)) << kinds[at].name << " lacks " << part << ":\n" << out.output;
@@ -66,7 +66,7 @@ TEST_F(Campaign, PairsOfCollectivesAreToldBetweenProcesses) {
 TEST_F(Campaign, AnIndexBeyondItsDimensionEndsAllProcessesWithTheReason) {
   const auto out = run(2, "--index");
   for (int r = 0; r < 2; ++r) {
-    const auto line = line_of(out.output, r);
+    const auto line = rank_line(out.output, r);
     EXPECT_TRUE(contains(line, "index 9 is out of bounds for dimension 0 with size 5")) << out.output;
     EXPECT_TRUE(contains(line, "in aten::gather(")) << out.output;
   }

@@ -24,7 +24,7 @@ class CheckedVariable {
       std::getenv(kName) ? std::optional<std::string>(std::getenv(kName)) : std::nullopt;
 };
 
-void expect_told(const Divergence& kind, const std::string& text, int rank) {
+void expect_reported(const Divergence& kind, const std::string& text, int rank) {
   for (const auto& part : {std::string("their operators differ, first in call"), kind.says,
                            std::string("rank 1 called"), std::string("block.layer")}) {
     EXPECT_TRUE(contains(text, part)) << kind.name << ", rank " << rank << ", lacks " << part << ": " << text;
@@ -39,7 +39,7 @@ TEST(Divergence, EveryKindIsToldOnEveryRankWithOperatorRanksAndModule) {
         const Checked checked(Checks::calls);
         run_divergence(kind, world, world.rank() == 1);
       });
-      for (int r = 0; r < ranks; ++r) expect_told(kind, errors[static_cast<std::size_t>(r)], r);
+      for (int r = 0; r < ranks; ++r) expect_reported(kind, errors[static_cast<std::size_t>(r)], r);
     }
   }
 }
@@ -82,7 +82,7 @@ TEST(Divergence, IsToldOfProgramsThatDoNotAskWhereTheEnvironmentDoes) {
   for (const char* value : {"calls", "values"}) {
     const CheckedVariable variable(value);
     const auto errors = errors_of(2, [&](Communicator world) { run_divergence(kind, world, world.rank() == 1); });
-    for (int r = 0; r < 2; ++r) expect_told(kind, errors[static_cast<std::size_t>(r)], r);
+    for (int r = 0; r < 2; ++r) expect_reported(kind, errors[static_cast<std::size_t>(r)], r);
   }
   const CheckedVariable variable("call");
   try {

@@ -4,11 +4,11 @@
 
 #include <filesystem>
 
+#include "faults/concurrent_saves.h"
 #include "faults/corruptions.h"
 #include "faults/errors.h"
 #include "faults/headers.h"
 #include "faults/kills.h"
-#include "faults/rivals.h"
 #include "support/mpirun.h"
 
 namespace dtensor::test {
@@ -26,7 +26,7 @@ class Files : public testing::Test {
   }
   const std::string name_ = "dtensor_faults_" + std::to_string(::getpid());
   const std::string folder_ = (fs::temp_directory_path() / name_).string();
-  const std::string program_ = (sibling("").parent_path().parent_path() / "tools/faults").string();
+  const std::string program_ = (sibling_program("").parent_path().parent_path() / "tools/faults").string();
 };
 
 TEST_F(Files, WhatASaveReturnedForIsThereAfterAnyKill) {
@@ -39,8 +39,8 @@ TEST_F(Files, WhatASaveReturnedForIsThereAfterAnyKill) {
 
 // Of which one is killed most times: what it saved is there, the others end, and say which rank is missing.
 TEST_F(Files, ProcessesLeaveWhatTheySavedAndEndWithTheOneThatIsKilled) {
-  for (const Over over : {Over::sockets, Over::mpi}) {
-    if (over == Over::mpi && !fs::exists(sibling("test_mpi_faults"))) continue;  // built without MPI
+  for (const Backend over : {Backend::sockets, Backend::mpi}) {
+    if (over == Backend::mpi && !fs::exists(sibling_program("test_mpi_faults"))) continue;  // built without MPI
     const KillReport report = run_kills({program_, folder_, campaign(1), 2, 2, 512, 16, over});
     EXPECT_EQ(report.trials, campaign(1));
     EXPECT_TRUE(report.good()) << to_string(over) << ": " << report.first_problem;

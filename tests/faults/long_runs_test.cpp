@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "comm/record/kept_text.h"
+#include "comm/record/interned_text.h"
 #include "dtensor/dtensor.h"
 #include "faults/errors.h"
 #include "placement/spec.h"
@@ -89,7 +89,7 @@ TEST(LongRuns, Shapes) {
         DTensor::from_local(at::ones({1 + at % 37, 1 + at / 37 % 37, 1 + at / (37 * 37)}), mesh, {Shard(0)});
     (x * 2 + x).sum(0);
   });
-  EXPECT_LT(interned_specs(), 20000u);
+  EXPECT_LT(interned_spec_count(), 20000u);
 }
 
 TEST(LongRuns, Meshes) {
@@ -98,7 +98,7 @@ TEST(LongRuns, Meshes) {
     const at::Tensor x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)});
     DTensor((x * 2 + x).sum()).full_tensor();
   });
-  EXPECT_LE(kept_texts(), 8192u);
+  EXPECT_LE(interned_string_count(), 8192u);
 }
 
 TEST(LongRuns, Communicators) {

@@ -14,7 +14,7 @@ at::Tensor shard_of(const Communicator& world) {
   return distribute_tensor(at::arange(8, at::kDouble), mesh, {Shard(0)});
 }
 
-void expect_refused(const std::string& text) {
+void expect_rejected(const std::string& text) {
   EXPECT_TRUE(contains(text, "of rank 0 of 2")) << text;
   EXPECT_TRUE(contains(text, "is used by a thread of rank 1 of 2")) << text;
 }
@@ -29,7 +29,7 @@ TEST(Owner, ATensorOfAnotherRankIsRefused) {
     if (world.rank() == 1) global.sum();
     if (world.rank() == 0) world.barrier();
   });
-  expect_refused(errors[1]);
+  expect_rejected(errors[1]);
   EXPECT_TRUE(contains(errors[1], "aten::sum")) << errors[1];
   EXPECT_TRUE(contains(errors[0], "rank 1 failed")) << errors[0];
 }
@@ -57,7 +57,7 @@ TEST(Owner, WhateverTouchesAnotherRanksTensorIsRefused) {
       if (world.rank() == 1) use(global);
       if (world.rank() == 0) world.barrier();
     });
-    expect_refused(errors[1]);
+    expect_rejected(errors[1]);
   }
 }
 

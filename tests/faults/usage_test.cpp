@@ -18,14 +18,14 @@ TEST(FaultsUsage, MistakesEndWithStatusTwo) {
                                                {"--keep", "-1"},
                                                {"--rows", "0"},
                                                {"--nonsense", "1"}}) {
-    expect_refused({"faults", "kills", words[0], words[1]}, words[0], faults::run_program);
+    expect_rejected({"faults", "kills", words[0], words[1]}, words[0], faults::run_program);
   }
-  EXPECT_EQ(captured({"faults"}, faults::run_program).status, 2);
-  EXPECT_EQ(captured({"faults", "--help"}, faults::run_program).status, 0);
+  EXPECT_EQ(run_captured({"faults"}, faults::run_program).status, 2);
+  EXPECT_EQ(run_captured({"faults", "--help"}, faults::run_program).status, 0);
 }
 
 TEST(FaultsUsage, WhatCannotBeRunIsALine) {
-  expect_refused({"faults", "corruptions", "/proc/no_such_folder", "--trials", "1"}, "faults: ", faults::run_program);
+  expect_rejected({"faults", "corruptions", "/proc/no_such_folder", "--trials", "1"}, "faults: ", faults::run_program);
 }
 
 }  // namespace

@@ -19,11 +19,11 @@ class Figures : public testing::Test {
   Figures() { fs::remove_all(folder_), fs::create_directories(folder_); }
   ~Figures() override { fs::remove_all(folder_); }
 
-  dtensor::test::Captured run(Words words) const {
+  dtensor::test::ProgramOutput run(Words words) const {
     words.insert(words.begin(), "figures");
-    return dtensor::test::captured(words, figures::run_program);
+    return dtensor::test::run_captured(words, figures::run_program);
   }
-  dtensor::test::Captured draw(const Words& more) const {
+  dtensor::test::ProgramOutput draw(const Words& more) const {
     Words words = {folder_.string(),
                    "--hidden",
                    "16",
@@ -36,7 +36,7 @@ class Figures : public testing::Test {
     words.insert(words.end(), more.begin(), more.end());
     return run(words);
   }
-  void expect_refused(const dtensor::test::Captured& ended, const std::string& message) const {
+  void expect_rejected(const dtensor::test::ProgramOutput& ended, const std::string& message) const {
     EXPECT_EQ(ended.status, 2) << message << ": " << ended.error;
     EXPECT_TRUE(ended.error.starts_with("figures: " + message)) << ended.error;
     EXPECT_TRUE(fs::is_empty(folder_)) << message;
@@ -65,25 +65,25 @@ TEST_F(Figures, RefusesWhatIsOfOneRun) {
                                                {"--log", elsewhere},
                                                {"--plot", elsewhere},
                                                {"--tensorboard", elsewhere}}) {
-    expect_refused(draw(words), words[0] + " is of one run");
+    expect_rejected(draw(words), words[0] + " is of one run");
     EXPECT_FALSE(fs::exists(elsewhere)) << words[0];
   }
 }
 
 TEST_F(Figures, RefusesWhatCannotBe) {
-  expect_refused(run({folder_.string(), "--hidden", "18"}), "--hidden 18 is no multiple of the 4 heads");
-  expect_refused(draw({"--reshard-after-forward", "3"}), "--reshard-after-forward 3 does not divide");
-  expect_refused(draw({"--tokenizer", folder_.string() + "_not"}), "--tokenizer: ");
+  expect_rejected(run({folder_.string(), "--hidden", "18"}), "--hidden 18 is no multiple of the 4 heads");
+  expect_rejected(draw({"--reshard-after-forward", "3"}), "--reshard-after-forward 3 does not divide");
+  expect_rejected(draw({"--tokenizer", folder_.string() + "_not"}), "--tokenizer: ");
   const auto no_folder = (folder_ / "none").string();
-  expect_refused(run({no_folder, "--steps", "1"}), "no folder " + no_folder);
-  expect_refused(run({"--long-sequences", no_folder, "8"}), "no folder " + no_folder);
+  expect_rejected(run({no_folder, "--steps", "1"}), "no folder " + no_folder);
+  expect_rejected(run({"--long-sequences", no_folder, "8"}), "no folder " + no_folder);
   for (const char* tokens : {"7", "12abc", "", "-8", "99999999999999999999", "0x20"}) {
-    expect_refused(run({"--long-sequences", folder_.string(), tokens}), "--long-sequences: TOKENS");
+    expect_rejected(run({"--long-sequences", folder_.string(), tokens}), "--long-sequences: TOKENS");
   }
-  expect_refused(run({"--long-sequences", folder_.string(), "8", "9"}), "usage: ");
-  expect_refused(run({"--long-sequences"}), "usage: ");
-  expect_refused(run({"--steps", "1"}), "usage: ");
-  expect_refused(run({}), "usage: ");
+  expect_rejected(run({"--long-sequences", folder_.string(), "8", "9"}), "usage: ");
+  expect_rejected(run({"--long-sequences"}), "usage: ");
+  expect_rejected(run({"--steps", "1"}), "usage: ");
+  expect_rejected(run({}), "usage: ");
   const auto help = run({"--help"});
   EXPECT_EQ(help.status, 0);
   EXPECT_TRUE(help.out.starts_with("usage: ")) << help.out << help.error;

@@ -8,10 +8,10 @@
 
 #include "comm/fixture_test.cpp"
 #include "comm/groups_test.cpp"
-#include "comm/lazy_bits_test.cpp"
 #include "comm/lists_test.cpp"
 #include "comm/on_device.h"
-#include "dtensor/cuda.h"
+#include "comm/resolved_values_test.cpp"
+#include "dtensor/launch.h"
 
 namespace dtensor::test {
 namespace {

@@ -52,16 +52,17 @@ TEST_F(GpuRows, AreTheCpus) {
       EXPECT_TRUE(at::equal(sorted.position.cpu().view_as(e.position), e.position));
 
       const at::Tensor x = test::Draw(seed + 1).normal({e.position.size(0), e.rows.size(1)}).to(dtype);
-      EXPECT_TRUE(at::equal(expand_kernel(up(x), up(e.position), e.kept).cpu(), expand_kernel(x, e.position, e.kept)));
-      const at::Tensor combined = combine_kernel(e.rows, e.position, e.weight);
-      expect_near(combine_kernel(up(e.rows), up(e.position), up(e.weight)), combined, "combine");
-      expect_near(combine_kernel(up(e.rows), up(e.position), {}), combine_kernel(e.rows, e.position, {}), "sum");
+      EXPECT_TRUE(
+          at::equal(permute_kernel(up(x), up(e.position), e.kept).cpu(), permute_kernel(x, e.position, e.kept)));
+      const at::Tensor combined = unpermute_kernel(e.rows, e.position, e.weight);
+      expect_near(unpermute_kernel(up(e.rows), up(e.position), up(e.weight)), combined, "combine");
+      expect_near(unpermute_kernel(up(e.rows), up(e.position), {}), unpermute_kernel(e.rows, e.position, {}), "sum");
       const at::Tensor base = x.clone(), there = up(x);
       add_combined_kernel(base, e.rows, e.position, e.weight);
       add_combined_kernel(there, up(e.rows), up(e.position), up(e.weight));
       expect_near(there, base, "added");
-      const auto cpu = combine_backward_kernel(x, e.rows, e.position, e.weight);
-      const auto gpu = combine_backward_kernel(up(x), up(e.rows), up(e.position), up(e.weight));
+      const auto cpu = unpermute_backward_kernel(x, e.rows, e.position, e.weight);
+      const auto gpu = unpermute_backward_kernel(up(x), up(e.rows), up(e.position), up(e.weight));
       expect_near(gpu.first, cpu.first, "gradient of rows");
       expect_near(gpu.second, cpu.second, "gradient of weights");
     }

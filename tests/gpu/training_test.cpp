@@ -1,5 +1,5 @@
 // A model trains on thread ranks that share a GPU, and over NCCL, as on one CPU.
-#include "dtensor/cuda.h"
+#include "dtensor/launch.h"
 #include "gpu/gpu.h"
 #include "other_device/step.h"
 

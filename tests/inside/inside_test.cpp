@@ -30,9 +30,9 @@ TEST(Inside, EveryMeshHasOneCurve) {
 
 TEST(Inside, EachQuestionIsAnswered) {
   const auto report = on(4, {.steps = 2});
-  EXPECT_NE(report.explained.find("aten::linear"), std::string::npos) << report.explained;
+  EXPECT_NE(report.explanation.find("aten::linear"), std::string::npos) << report.explanation;
   for (const char* collective : {"all_gather", "reduce_scatter", "all_reduce"}) {
-    EXPECT_NE(report.communicated.find(collective), std::string::npos) << report.communicated;
+    EXPECT_NE(report.comm_table.find(collective), std::string::npos) << report.comm_table;
   }
 }
 

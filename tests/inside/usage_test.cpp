@@ -15,12 +15,12 @@ TEST(InsideUsage, MistakesEndWithStatusTwo) {
                                                {"inside", "--device", "tpu"},
                                                {"inside", "--ranks", "x"},
                                                {"inside", "--nonsense"}}) {
-    dtensor::test::expect_refused(words, words[1], inside::run_program);
+    dtensor::test::expect_rejected(words, words[1], inside::run_program);
   }
-  const auto help = dtensor::test::captured({"inside", "--help"}, inside::run_program);
+  const auto help = dtensor::test::run_captured({"inside", "--help"}, inside::run_program);
   EXPECT_EQ(help.status, 0);
   EXPECT_NE(help.out.find("--loss-scale"), std::string::npos) << help.out;
-  EXPECT_EQ(dtensor::test::captured({"inside", "--steps", "1"}, inside::run_program).status, 0);
+  EXPECT_EQ(dtensor::test::run_captured({"inside", "--steps", "1"}, inside::run_program).status, 0);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <thread>
 
-#include "dtensor/checkpoint_series.h"
+#include "dtensor/checkpoint.h"
 #include "llm/program.h"
 #include "recorded.h"
 #include "support/captured.h"
@@ -39,7 +39,7 @@ class LlmTrain : public testing::Test {
     Words words = {"llm",    "train", "--model", model, "--data",  path("text.jsonl"),
                    "--mesh", mesh,    "--seq",   "8",   "--dtype", "float64"};
     words.insert(words.end(), more.begin(), more.end());
-    const auto ended = dtensor::test::captured(words, llm::run_program);
+    const auto ended = dtensor::test::run_captured(words, llm::run_program);
     error_ = ended.error;
     return ended.status;
   }
@@ -106,7 +106,7 @@ TEST_F(LlmTrain, SavesAndLeavesWhenItIsAsked) {
   const int status = run("tp=2", {"--steps", "1000000", "--save", path("left"), "--log", path("log.jsonl")});
   over = true;
   asks.join();
-  EXPECT_EQ(status, train::kLeft) << error_;
+  EXPECT_EQ(status, train::kExitRequeue) << error_;
   EXPECT_NE(error_.find("SIGTERM: saved to"), std::string::npos) << error_;
   const auto steps = std::to_string(losses("log.jsonl").size());
   EXPECT_EQ(run("tp=2", {"--steps", steps, "--load", path("left")}), 2);  // so many are behind it

@@ -186,7 +186,7 @@ bool ends_whole(const std::string& text) {
     const auto c = tokenizer::character_at(text, at);
     last = c.code, at = c.end;
   }
-  return last < tokenizer::kStrayByte;
+  return last < tokenizer::kInvalidByte;
 }
 
 // Whatever the tokens: the parts are the whole; where the text is all characters, each part is.

@@ -2,7 +2,7 @@
 // taken up on another mesh, and what a trained model is exported as.
 #include <gtest/gtest.h>
 
-#include "dtensor/find_nonfinite.h"
+#include "dtensor/debug.h"
 #include "llm/export.h"
 #include "llm/train.h"
 #include "recorded.h"
@@ -259,7 +259,7 @@ TEST(Run, IsLeftAndTakenUpOnAnotherMesh) {
     train::RunState state(options, {}, "", world);
     trainer.add_to(state.parts());
     EXPECT_EQ(state.begin(), 3);
-    trainer.go_on_after(3);
+    trainer.set_steps_done(3);
     expect_losses(trainer, batch, {losses[3], losses[4]});
     options.seed = 1;  // other batches
     train::RunState refuses(options, {}, "", world);

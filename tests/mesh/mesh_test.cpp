@@ -125,7 +125,7 @@ TEST(DeviceMesh, RanksOutside) {
     EXPECT_EQ(mesh.is_member(), world.rank() < 2);
     EXPECT_EQ(mesh["dp"].is_member(), world.rank() < 2);  // a slice is taken outside too
     EXPECT_EQ(mesh.flatten().size(), 2);
-    EXPECT_NE(mesh.picture().find("dp=1"), std::string::npos);
+    EXPECT_NE(mesh.diagram().find("dp=1"), std::string::npos);
     if (world.rank() == 2) {
       EXPECT_FALSE(mesh.coordinate().has_value());
       EXPECT_ERROR(mesh.communicator(), "rank 2 is not in DeviceMesh(cpu, dp=2, tp=1, ranks=[0, 1])");

@@ -1,6 +1,7 @@
 // Experts by every backend, their weight cache and gradients; the balancer, the router's options and capacities.
 #include <gtest/gtest.h>
 #include "dtensor/checkpoint_activations.h"
+#include "moe/dispatch/permute.h"
 #include "small_layer.h"
 
 namespace dtensor::test {
@@ -58,9 +59,9 @@ TEST(Experts, AlignedGroupsKeepRowsInOrderBetweenZeros) {
     const auto m = counts.sum().item<std::int64_t>();
     const auto x = Draw(3).normal({m, 2}).abs() + 1;
     const auto groups = align_groups(counts, m, 4);
-    const auto spread = groups.spread(x);
+    const auto spread = groups.pad(x);
     EXPECT_EQ(spread.size(0) % 4, 0);
-    EXPECT_TRUE(at::equal(groups.gather(spread), x));
+    EXPECT_TRUE(at::equal(groups.unpad(spread), x));
     std::int64_t first = 0, begin = 0;
     for (std::size_t e = 0; e < rows.size(); ++e) {
       const auto end = groups.ends[static_cast<std::int64_t>(e)].item<std::int64_t>();
@@ -114,7 +115,7 @@ TEST(Experts, TheWeightCacheIsKeyedByIdentityAndVersion) {
   EXPECT_EQ(cache.misses(), 4u);
 }
 
-TEST(AddCombined, WritesIntoItsBaseOnlyWhereNobodyElseSeesIt) {
+TEST(AddUnpermutedTokens, WritesIntoItsBaseOnlyWhereNobodyElseSeesIt) {
   for (const auto dtype : {at::kDouble, at::kBFloat16}) {
     Draw draw(5);
     const auto x = draw.normal({4, 6}, dtype), rows = draw.normal({8, 6}, dtype);
@@ -122,19 +123,19 @@ TEST(AddCombined, WritesIntoItsBaseOnlyWhereNobodyElseSeesIt) {
     const auto weight = draw.normal({4, 2}, dtype == at::kDouble ? at::kDouble : at::kFloat);
     const at::NoGradGuard no_grad;
     const auto base = draw.normal({4, 6}, dtype);
-    const auto wanted = base + combine_rows(rows, position, weight);
+    const auto wanted = base + unpermute_tokens(rows, position, weight);
     const auto own = base.clone();
-    const auto result = add_combined(own, rows, position, weight, {x});
+    const auto result = add_unpermuted_tokens(own, rows, position, weight, {x});
     EXPECT_TRUE(result.is_same(own));
     EXPECT_TRUE(at::equal(result, wanted));
     const auto view = x.flatten().narrow(0, 6, 12).view({2, 6});  // a view of what must stay, with an offset
     const auto before = x.clone();
-    add_combined(view, rows, position.narrow(0, 0, 2), weight.narrow(0, 0, 2), {x});
-    add_combined(x, rows, position, weight, {x});
+    add_unpermuted_tokens(view, rows, position.narrow(0, 0, 2), weight.narrow(0, 0, 2), {x});
+    add_unpermuted_tokens(x, rows, position, weight, {x});
     EXPECT_TRUE(at::equal(x, before));
   }
   auto base = at::zeros({2, 3}).requires_grad_();
-  const auto y = add_combined(base, at::ones({2, 3}), at::tensor({0, 1}, at::kLong).view({2, 1}), {}, {});
+  const auto y = add_unpermuted_tokens(base, at::ones({2, 3}), at::tensor({0, 1}, at::kLong).view({2, 1}), {}, {});
   EXPECT_FALSE(y.is_same(base));
   EXPECT_TRUE(y.requires_grad());
 }

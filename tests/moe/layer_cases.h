@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "dtensor/moe/exchange.h"
+#include "moe/dispatch/permute.h"
 #include "support/ranks.h"
 
 namespace dtensor::test::layer {

@@ -114,7 +114,7 @@ inline at::Tensor summed(const Communicator& ranks, at::Tensor t) {
 
 inline at::Tensor gathered(const Communicator& ranks, const at::Tensor& t) {
   const at::NoGradGuard no_grad;
-  return gather_rows_of_ranks(t, exchange_splits(std::vector<std::int64_t>(ranks.size(), t.size(0)), ranks), ranks);
+  return all_gather_rows(t, exchange_splits(std::vector<std::int64_t>(ranks.size(), t.size(0)), ranks), ranks);
 }
 
 // One rank's share of a variant.

@@ -2,19 +2,20 @@
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 
+#include "moe/dispatch/permute.h"
 #include "small_layer.h"
 
 namespace dtensor::test {
 namespace {
 
-MoeOptions in_turn() {
+MoeOptions round_robin() {
   auto options = small_options();
   options.router.choice = RouterChoice::round_robin;
   return options;
 }
 
 TEST(MoeState, WritesThroughDataAreSeen) {
-  MixtureOfExperts layer(in_turn()), other(in_turn());
+  MixtureOfExperts layer(round_robin()), other(round_robin());
   fill(layer, 3), fill(other, 3);
   const at::NoGradGuard no_grad;
   const auto x = Draw(7).normal({8, 8});
@@ -25,7 +26,7 @@ TEST(MoeState, WritesThroughDataAreSeen) {
 }
 
 TEST(MoeState, StatisticsAreTheUsers) {
-  MixtureOfExperts layer(in_turn());
+  MixtureOfExperts layer(round_robin());
   fill(layer, 3);
   const at::NoGradGuard no_grad;
   const auto x = Draw(7).normal({8, 8});
@@ -52,18 +53,18 @@ TEST(MoeState, ADispatcherThatCannotBeMadeLeavesTheOneBefore) {
 }
 
 // Without anything to do while rows are under way.
-class NothingMeanwhile final : public Dispatcher {
+class NoOverlapDispatcher final : public Dispatcher {
  public:
-  NothingMeanwhile() : Dispatcher({}) {}
+  NoOverlapDispatcher() : Dispatcher({}) {}
   DispatchPlan prepare(const Routing& r, const TokenLayout& l) const override { return inner_->prepare(r, l); }
-  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const Meanwhile&) const override {
+  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const OverlapFn&) const override {
     return inner_->dispatch(x, plan);
   }
   at::Tensor combine(const at::Tensor& rows, const DispatchPlan& plan, const at::Tensor& base,
                      at::TensorList keep) const override {
     return inner_->combine(rows, plan, base, keep);
   }
-  const char* name() const override { return "NothingMeanwhile"; }
+  const char* name() const override { return "NoOverlapDispatcher"; }
 
  private:
   DispatcherPtr inner_ = local_dispatcher();
@@ -76,7 +77,7 @@ TEST(MoeState, ASharedExpertRunsWhateverTheDispatcherDoesMeanwhile) {
   fill(layer, 3);
   const auto x = Draw(1).normal({4, 8});
   const auto y = layer.forward(x).detach();
-  layer.set_dispatcher([](const Communicator&) { return std::make_shared<NothingMeanwhile>(); });
+  layer.set_dispatcher([](const Communicator&) { return std::make_shared<NoOverlapDispatcher>(); });
   expect_close(layer.forward(x).detach(), y, "y");
 }
 
@@ -106,21 +107,21 @@ TEST(MoeState, RowsWithoutANameAreZero) {
   const auto unnamed = at::tensor({1, 3}, at::kLong);
   for (const bool weighted : {false, true}) {
     const auto rows = at::ones({4, 64}, at::kDouble).requires_grad_();
-    combine_rows(rows, position, weighted ? at::ones({2, 2}, at::kDouble) : at::Tensor()).sum().backward();
+    unpermute_tokens(rows, position, weighted ? at::ones({2, 2}, at::kDouble) : at::Tensor()).sum().backward();
     EXPECT_EQ(rows.grad().index_select(0, unnamed).abs().max().item<double>(), 0) << weighted;
   }
-  const auto spread = expand_rows(at::ones({2, 64}, at::kDouble), position, 4);
+  const auto spread = permute_tokens(at::ones({2, 64}, at::kDouble), position, 4);
   EXPECT_EQ(spread.index_select(0, unnamed).abs().max().item<double>(), 0);
 }
 
 // A block may be named twice, or none, and rows may have any sizes.
 TEST(MoeState, BlocksMayBeNamedTwice) {
   const auto x = Draw(1).normal({3, 2, 2}).requires_grad_();
-  const auto twice = reorder_blocks(x, {1, 2}, {0, 0});
+  const auto twice = gather_blocks(x, {1, 2}, {0, 0});
   EXPECT_TRUE(at::equal(twice, at::cat({x.narrow(0, 0, 1), x.narrow(0, 0, 1)})));
   twice.sum().backward();
   EXPECT_TRUE(at::equal(x.grad(), at::cat({at::full({1, 2, 2}, 2, at::kDouble), at::zeros({2, 2, 2}, at::kDouble)})));
-  EXPECT_EQ(reorder_blocks(x, {1, 2}, {}).sizes(), at::IntArrayRef({0, 2, 2}));
+  EXPECT_EQ(gather_blocks(x, {1, 2}, {}).sizes(), at::IntArrayRef({0, 2, 2}));
 }
 
 }  // namespace

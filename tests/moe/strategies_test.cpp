@@ -14,7 +14,7 @@ struct Pass {
 
 Pass count_pass(MixtureOfExperts& layer, const at::Tensor& x) {
   Pass pass;
-  const MoeCounting counting(pass.counters);
+  const MoeCountersScope counting(pass.counters);
   pass.y = layer.forward(x);
   return pass;
 }
@@ -60,15 +60,15 @@ TEST(Strategies, ForcedBalanceKeepsChoiceAndPlanForEachSize) {
         const bool first = layer.stats().load.defined() ? false : true;
         const auto c = count_pass(layer, place(tokens(count))).counters;
         if (first) {
-          EXPECT_EQ(c.kept_choices, 0);
+          EXPECT_EQ(c.cached_routings, 0);
         }
-        EXPECT_EQ(c.histograms, c.kept_choices == 1 ? 0 : 1);
+        EXPECT_EQ(c.histograms, c.cached_routings == 1 ? 0 : 1);
         EXPECT_EQ(c.sorts, c.histograms);
         EXPECT_EQ(c.equal_exchanges, equal ? 1 : 0);
       }
       const auto again = count_pass(layer, place(tokens(12))).counters;  // the size of the pass before
-      EXPECT_EQ(again.kept_choices, 1);
-      EXPECT_EQ(again.kept_plans, equal ? 1 : 0);
+      EXPECT_EQ(again.cached_routings, 1);
+      EXPECT_EQ(again.cached_plans, equal ? 1 : 0);
     });
   }
 }
@@ -146,8 +146,8 @@ class Counting final : public Dispatcher {
     ++calls_;
     return inner_->prepare(routing, layout);
   }
-  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const Meanwhile& meanwhile) const override {
-    return inner_->dispatch(x, plan, meanwhile);
+  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const OverlapFn& overlap_fn) const override {
+    return inner_->dispatch(x, plan, overlap_fn);
   }
   at::Tensor combine(const at::Tensor& rows, const DispatchPlan& plan, const at::Tensor& base,
                      at::TensorList keep) const override {

@@ -24,7 +24,7 @@ Options options_of(train::Dtype dtype) {
   return o;
 }
 
-struct Layout {
+struct MeshLayout {
   train::MeshShape mesh;
   std::int64_t ep, etp;
 };
@@ -44,7 +44,7 @@ double largest_difference(const std::vector<StepRecord>& a, const std::vector<St
   return largest;
 }
 
-void expect_same_curve(Options o, const std::vector<StepRecord>& reference, const Layout& layout, double bound) {
+void expect_same_curve(Options o, const std::vector<StepRecord>& reference, const MeshLayout& layout, double bound) {
   o.mesh = layout.mesh;
   o.experts->ep = layout.ep;
   o.experts->etp = layout.etp;
@@ -61,8 +61,9 @@ TEST(MoeTraining, ExpertParallelIsOneDeviceInDouble) {
   auto o = options_of(train::Dtype::float64);
   const auto reference = train::train_on_one_device(o, corpus());
   EXPECT_LT(reference.back().loss, reference.front().loss - 1);
-  for (const Layout& layout : {Layout{{1, 2, 1}, 1, 1}, Layout{{1, 2, 1}, 2, 1}, Layout{{1, 2, 2}, 2, 1},
-                               Layout{{1, 2, 2}, 2, 2}, Layout{{2, 2, 2}, 4, 1}}) {
+  for (const MeshLayout& layout :
+       {MeshLayout{{1, 2, 1}, 1, 1}, MeshLayout{{1, 2, 1}, 2, 1}, MeshLayout{{1, 2, 2}, 2, 1},
+        MeshLayout{{1, 2, 2}, 2, 2}, MeshLayout{{2, 2, 2}, 4, 1}}) {
     expect_same_curve(o, reference, layout, 1e-9);
   }
   o.parallel = "plain";  // without units, each parameter gathered where it is used
@@ -106,7 +107,7 @@ TEST(MoeTraining, ExpertParallelIsOneDeviceInBfloat16) {
   auto o = options_of(train::Dtype::bfloat16);
   o.steps = 20;
   const auto reference = train::losses(train::train_on_one_device(o, corpus()));
-  for (const Layout& layout : {Layout{{1, 2, 1}, 2, 1}, Layout{{1, 2, 2}, 4, 1}}) {
+  for (const MeshLayout& layout : {MeshLayout{{1, 2, 1}, 2, 1}, MeshLayout{{1, 2, 2}, 4, 1}}) {
     o.mesh = layout.mesh;
     o.experts->ep = layout.ep;
     dtensor::run_local(static_cast<int>(layout.mesh.size()), [&](dtensor::Communicator world) {
@@ -122,7 +123,7 @@ TEST(MoeTraining, G8GoesOnAtAnotherExpertParallelism) {
   auto o = options_of(train::Dtype::float64);
   o.steps = 8;
   o.experts->balance = "bias";
-  const auto run = [&](const Layout& layout, const char* load, const char* save, std::int64_t steps) {
+  const auto run = [&](const MeshLayout& layout, const char* load, const char* save, std::int64_t steps) {
     Options own = o;
     own.mesh = layout.mesh;
     own.experts->ep = layout.ep, own.experts->etp = layout.etp;
@@ -135,10 +136,10 @@ TEST(MoeTraining, G8GoesOnAtAnotherExpertParallelism) {
     });
     return records;
   };
-  const std::vector<Layout> layouts = {{{1, 2, 2}, 4, 1}, {{1, 2, 1}, 1, 1}, {{1, 2, 2}, 2, 2}, {{2, 1, 1}, 2, 1}};
+  const std::vector<MeshLayout> layouts = {{{1, 2, 2}, 4, 1}, {{1, 2, 1}, 1, 1}, {{1, 2, 2}, 2, 2}, {{2, 1, 1}, 2, 1}};
   const auto whole = run(layouts[0], "", "", 8);
   run(layouts[0], "", folder.c_str(), 4);
-  for (const Layout& layout : layouts) {
+  for (const MeshLayout& layout : layouts) {
     const auto rest = run(layout, folder.c_str(), "", 8);
     ASSERT_EQ(rest.front().step, 4);
     EXPECT_LE(largest_difference(rest, {whole.begin() + 4, whole.end()}), 1e-9) << layout.mesh.str();

@@ -21,7 +21,7 @@ std::atomic<int> devices_used{0};  // a bit for each
 
 std::shared_ptr<CommBackend> make_world_backend(const Communicator& cpu, int device, RunOptions) {
   devices_used |= 1 << device;
-  auto backend = std::make_shared<test::IdleBackend>(cpu.rank(), cpu.ranks());
+  auto backend = std::make_shared<test::NoopBackend>(cpu.rank(), cpu.ranks());
   backend->set_record(backend_of(cpu)->shared_record());
   return backend;
 }

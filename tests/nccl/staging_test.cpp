@@ -51,7 +51,7 @@ RC_GTEST_PROP(NcclStaging, PiecesAreEqualBySizesAlone, ()) {
   std::vector<at::Tensor> values;
   for (const auto n : lengths) values.push_back(at::ones({n}));
   const bool equal = std::all_of(lengths.begin(), lengths.end(), [&](auto n) { return n == lengths[0]; });
-  for (const int how : {0, 1, 2}) RC_ASSERT(equal_pieces(laid(values, how)) == equal);
+  for (const int how : {0, 1, 2}) RC_ASSERT(have_equal_numel(laid(values, how)) == equal);
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ Watchdog& watching(std::chrono::milliseconds timeout) {
   record->note(CollectiveKind::all_gather, 1, nullptr);
   record->note(mm);
   record->note(CollectiveKind::all_reduce, 2, nullptr);
-  const auto backend = std::make_shared<test::IdleBackend>(1, std::vector<std::int64_t>{0, 1});
+  const auto backend = std::make_shared<test::NoopBackend>(1, std::vector<std::int64_t>{0, 1});
   backend->set_record(record);
   static auto& all = *new std::vector<Watchdog*>;
   auto* watchdog = all.emplace_back(new Watchdog(Communicator(backend), timeout));

@@ -59,7 +59,7 @@ TEST(TotalNorm, EqualsOneDeviceOnMixedMeshesF1F3) {
       for (const Item& item : items) {
         tensors.push_back(partial ? place_partial(item, meshes) : place(item, item.whole, meshes));
       }
-      const bool here = plain || std::any_of(tensors.begin(), tensors.end(), is_here);
+      const bool here = plain || std::any_of(tensors.begin(), tensors.end(), is_local_member);
       Count count;
       const at::Tensor norm = get_total_norm(tensors, {.norm_type = p});
       EXPECT_EQ(norm.defined(), here);
@@ -107,7 +107,8 @@ TEST(ClipGradNorm, EqualsOneDeviceF1F3) {
         EXPECT_NEAR(got.item<double>(), norm, 1e-9 * (1 + norm));
       }
       for (std::size_t i = 0; i < items.size(); ++i) {
-        if (is_here(parameters[i])) expect_close(parameters[i].grad(), items[i].whole * factor, "gradient", 1e-9);
+        if (is_local_member(parameters[i]))
+          expect_close(parameters[i].grad(), items[i].whole * factor, "gradient", 1e-9);
       }
     });
     RC_ASSERT(!::testing::Test::HasFailure());

@@ -1,4 +1,5 @@
 // Several optimizers as one: they step together, or none does.
+#include "internal/parameter_swap.h"
 #include "optim/mixture.h"
 #include "support/errors.h"
 
@@ -19,7 +20,7 @@ const std::vector<std::pair<const char*, Mistake>>& mistakes() {
       {"was replaced",
        [](SGD&, at::Tensor& p, const DeviceMesh&) {
          p.mutable_grad().reset();
-         note_replaced(p);
+         record_parameter_swap(p);
        }},
       {"Nesterov's momentum", [](SGD& sgd, at::Tensor&, const DeviceMesh&) { sgd.options().dampening = 0.5; }}};
   return all;

@@ -101,7 +101,7 @@ void run_on_rank(const Case& c, const Make& make, const std::vector<at::Tensor>&
     EXPECT_TRUE(collectives == 0 || plain);  // a new list with plain tensors is compared over the ranks once
   }
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (!is_here(parameters[i])) continue;
+    if (!is_local_member(parameters[i])) continue;
     EXPECT_TRUE(same(whole_of(parameters[i]), expected[i].detach(), exact))
         << "item " << i << " " << (is_dtensor(parameters[i]) ? DTensor(parameters[i]).spec_str() : "plain") << "\n"
         << whole_of(parameters[i]) << "\nexpected\n"
@@ -138,7 +138,7 @@ void check_list_operators(const std::vector<Item>& items, const Communicator& wo
   const auto same_as = [&](const std::vector<at::Tensor>& lists, const std::vector<at::Tensor>& wholes,
                            const char* op) {
     for (std::size_t i = 0; i < wholes.size(); ++i) {
-      if (is_here(lists[i])) {
+      if (is_local_member(lists[i])) {
         EXPECT_TRUE(at::equal(whole_of(lists[i]), wholes[i])) << op << " " << i;
       }
     }

@@ -1,5 +1,5 @@
 // Schedules beside their formulas, and what they refuse.
-#include "dtensor/optim/learning_rate.h"
+#include "dtensor/optim/optimizer.h"
 
 #include <gtest/gtest.h>
 

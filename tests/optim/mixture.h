@@ -54,7 +54,7 @@ inline at::Tensor place(const Item& item, const at::Tensor& whole, const std::ve
   return distribute_tensor(whole, meshes[static_cast<std::size_t>(item.mesh)], placements);
 }
 
-inline bool is_here(const at::Tensor& t) { return !is_dtensor(t) || DTensor(t).mesh().is_member(); }
+inline bool is_local_member(const at::Tensor& t) { return !is_dtensor(t) || DTensor(t).mesh().is_member(); }
 
 inline at::Tensor whole_of(const at::Tensor& t) {
   return is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t.detach();

@@ -1,7 +1,7 @@
 // Shampoo and Muon: what each rank works on and what travels; blocks that follow the global tensor; half precision;
 // state that moves between layouts; parameters on several meshes with ranks outside.
 #include "dtensor/fully_shard.h"
-#include "optim/blocks.h"
+#include "optim/blocks/parameter_blocks.h"
 #include "optim/mixture.h"
 #include "support/errors.h"
 
@@ -101,7 +101,7 @@ void check_mixture(const std::vector<Item>& items, const Make& make, double tole
       run.optimizer->load_state_dict(state);
     }
     for (std::size_t i = 0; i < items.size(); ++i) {
-      if (is_here(run.parameters[i])) {
+      if (is_local_member(run.parameters[i])) {
         expect_close(whole_of(run.parameters[i]), expected[i].detach(), "item " + std::to_string(i), tolerance);
       }
     }

@@ -1,7 +1,7 @@
 // The stored trajectories, on one device and, the same to rounding, on meshes with any placements.
+#include "optim/blocks/matrix_functions.h"
 #include "optim/mixture.h"
 #include "optim/oracle.h"
-#include "optim/roots.h"
 
 namespace dtensor::test {
 namespace {

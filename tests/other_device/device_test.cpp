@@ -148,9 +148,9 @@ TEST(OtherDevice, ScopesHoldOnAutogradsThreads) {
     const auto x = distribute_tensor(at::ones({4, 3}), mesh, {Replicate(), Shard(0)});
     std::thread::id thread;
     bool replicas_off = false;
-    set_gradient_hook(DTensor(w), [&](const DTensor&) {
+    set_gradient_ready_hook(DTensor(w), [&](const DTensor&) {
       thread = std::this_thread::get_id();
-      replicas_off = NoReplicaSync::active();
+      replicas_off = NoReplicaSync::current();
     });
     {
       const NoGradientSync off;
@@ -221,7 +221,7 @@ TEST(OtherDevice, WhatABackwardDoesOnAutogradsThreadsKnowsItsModule) {
     std::vector<std::string> seen;
     const EventListener listener([&](const Event& event) {
       if (event.kind == Event::Kind::op && std::this_thread::get_id() != outside)
-        seen.push_back(event.name + " in " + current_place().module);
+        seen.push_back(event.name + " in " + current_module_and_phase().module);
     });
     y.sum().backward();
     EXPECT_EQ(std::count(seen.begin(), seen.end(), "aten::mul.Scalar in block"), 1) << c10::Join(", ", seen);

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "dtensor/debug.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/memory_timeline.h"
 #include "support/ranks.h"
 
 namespace {

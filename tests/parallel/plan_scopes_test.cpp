@@ -39,10 +39,10 @@ TEST(PlanScopes, OfTwoAxesBothCountAndOfOneTheInner) {
     {
       const ParallelModel::Scope inner(plans.second);
       EXPECT_EQ(placements_of(run(x, weight)), (Placements{Shard(0), Shard(1)}));
-      EXPECT_EQ(ParallelModel::in_force().activations().size(), 2U);
+      EXPECT_EQ(ParallelModel::current().activations().size(), 2U);
       const ParallelModel::Scope again(plans.first);
       EXPECT_EQ(placements_of(run(x, weight)), (Placements{Shard(0), Shard(1)}));
-      EXPECT_EQ(ParallelModel::in_force().activations().size(), 2U);
+      EXPECT_EQ(ParallelModel::current().activations().size(), 2U);
     }
     EXPECT_EQ(placements_of(run(x, weight)), (Placements{Shard(0), Replicate()}));
   });

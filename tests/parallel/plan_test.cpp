@@ -1,7 +1,7 @@
 // Plans: what they match, what they refuse, and how parameters are placed on a mesh that other axes share.
 #include "dtensor/parallelize.h"
 
-#include "names/names.h"
+#include "name_patterns/name_patterns.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -11,15 +11,15 @@ using namespace dtensor;
 using dtensor::test::error_of;
 
 TEST(Names, PatternsMatchPartsBetweenDots) {
-  EXPECT_TRUE(matches("h.*.attn.q_proj", "h.0.attn.q_proj"));
-  EXPECT_FALSE(matches("h.*.q_proj", "h.0.attn.q_proj"));
-  EXPECT_TRUE(matches("h.**.q_proj", "h.0.attn.q_proj"));
-  EXPECT_TRUE(matches("**", "a.b"));
-  EXPECT_TRUE(matches("*_proj", "q_proj"));
-  EXPECT_FALSE(matches("*_proj", "a.q_proj"));
-  EXPECT_FALSE(matches("h", "h.0"));
-  EXPECT_TRUE(matches("", ""));
-  EXPECT_EQ(nearest_names("atn.q", {"mlp.up", "attn.q", "ln"}, 1), std::vector<std::string>{"attn.q"});
+  EXPECT_TRUE(matches_pattern("h.*.attn.q_proj", "h.0.attn.q_proj"));
+  EXPECT_FALSE(matches_pattern("h.*.q_proj", "h.0.attn.q_proj"));
+  EXPECT_TRUE(matches_pattern("h.**.q_proj", "h.0.attn.q_proj"));
+  EXPECT_TRUE(matches_pattern("**", "a.b"));
+  EXPECT_TRUE(matches_pattern("*_proj", "q_proj"));
+  EXPECT_FALSE(matches_pattern("*_proj", "a.q_proj"));
+  EXPECT_FALSE(matches_pattern("h", "h.0"));
+  EXPECT_TRUE(matches_pattern("", ""));
+  EXPECT_EQ(closest_names("atn.q", {"mlp.up", "attn.q", "ln"}, 1), std::vector<std::string>{"attn.q"});
 }
 
 nn::Block block() {

@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "dtensor/debug.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/fully_shard.h"
-#include "dtensor/memory_timeline.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 

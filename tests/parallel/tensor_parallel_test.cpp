@@ -66,7 +66,7 @@ struct Curve {
   std::vector<double> loss;
 };
 
-struct Layout {
+struct MeshLayout {
   test::Shape mesh;
   bool sequence = false, loss = false;
 };
@@ -76,7 +76,7 @@ DeviceMesh make_mesh(const Communicator& world, const test::Shape& shape) {
   return init_device_mesh(world, at::kCPU, shape, {names.end() - static_cast<long>(shape.size()), names.end()});
 }
 
-Curve train(const Layout& layout, int steps, at::ScalarType dtype) {
+Curve train(const MeshLayout& layout, int steps, at::ScalarType dtype) {
   Curve curve;
   run_local(test::count(layout.mesh), [&](Communicator world) {
     const DeviceMesh mesh = make_mesh(world, layout.mesh);
@@ -106,7 +106,7 @@ Curve train(const Layout& layout, int steps, at::ScalarType dtype) {
   return curve;
 }
 
-void expect_equal(const Layout& layout, int steps, at::ScalarType dtype, double tolerance) {
+void expect_equal(const MeshLayout& layout, int steps, at::ScalarType dtype, double tolerance) {
   static std::map<std::pair<int, at::ScalarType>, Curve> one;
   Curve& expected = one[{steps, dtype}];
   if (expected.loss.empty()) expected = train({.mesh = {1}}, steps, dtype);

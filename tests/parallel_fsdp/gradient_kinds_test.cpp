@@ -1,5 +1,6 @@
 // Gradients with a graph, gradients of several kinds, and what collectives in the background must not part.
 #include "dtensor/hooks.h"
+#include "internal/gradient_hooks.h"
 #include "parallel_fsdp/delayed.h"
 #include "parallel_fsdp/tower.h"
 
@@ -31,8 +32,8 @@ TEST(FsdpGradients, UnreducedOnesOfOtherPlacementsJoin) {
     Draw draw(1);
     at::Tensor plain = draw.normal({5, 4}).requires_grad_(), w = plain.detach().clone().requires_grad_();
     fully_shard({{"w", &w}}, mesh);
-    set_gradient_hook(DTensor(w), [](const DTensor& p) {
-      if (NoGradientSync::active() || NoReplicaSync::active()) return;
+    set_gradient_ready_hook(DTensor(w), [](const DTensor& p) {
+      if (NoGradientSync::current() || NoReplicaSync::current()) return;
       EXPECT_EQ(DTensor(p.grad()).placements(), gradient_placements(p)) << DTensor(p.grad()).spec_str();
     });
     const auto x = draw.normal({8, 5});

@@ -15,7 +15,7 @@ List parameters(const std::vector<Shape>& sizes) {
   return list;
 }
 
-List in_a_unit(const List& plain, const DeviceMesh& mesh) {
+List sharded_as_one_unit(const List& plain, const DeviceMesh& mesh) {
   List copy;
   NamedTensors list;
   for (const auto& t : plain) copy.push_back(t.detach().clone().requires_grad_());
@@ -32,7 +32,7 @@ DeviceMesh hsdp(const Communicator& world, std::int64_t replicas, std::int64_t s
 // plain autograd would not give it.
 void expect_as_on_one_device(const DeviceMesh& mesh, const List& plain, const Loss& loss, Loss one_device = {}) {
   if (!one_device) one_device = loss;
-  const auto mine = in_a_unit(plain, mesh);
+  const auto mine = sharded_as_one_unit(plain, mesh);
   const auto x = Draw(5).normal({8, 4});
   const auto on = distribute_tensor(x, mesh, {Shard(0), Shard(0)});
   for (int pass = 0; pass < 3; ++pass) {
@@ -88,7 +88,7 @@ TEST(FsdpSharedGradients, AHookKeepsItsGradient) {
     run_local(2, [&](const Communicator& world) {
       const auto on = hsdp(world, mesh[0], mesh[1]);
       const auto plain = parameters({{4, 4}, {}});
-      const auto mine = in_a_unit(plain, on);
+      const auto mine = sharded_as_one_unit(plain, on);
       const auto x = Draw(5).normal({8, 4});
       at::Tensor kept[2], want[2];
       for (std::size_t i = 0; i < 2; ++i) {

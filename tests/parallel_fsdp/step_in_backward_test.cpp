@@ -19,7 +19,7 @@ TEST(FsdpSchedule, AStepWithinBackwardEqualsOneAfterItAndHoldsOneUnitsGradients)
     std::int64_t most = 0;
     for (const at::Tensor& w : tower.w) {
       each.push_back(std::make_unique<AdamW>(std::vector{w}));
-      set_gradient_hook(DTensor(w), [&, own = each.back().get()](const DTensor& parameter) {
+      set_gradient_ready_hook(DTensor(w), [&, own = each.back().get()](const DTensor& parameter) {
         most = std::max(most, live_gradients(tower));
         own->step();
         parameter.mutable_grad() = at::Tensor();

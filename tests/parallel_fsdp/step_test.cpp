@@ -1,5 +1,6 @@
 // Training steps of a model in units equal one device's: losses, gradients, parameters; on every mesh and for every way
 // to run the schedule. Collectives are as few as they can be.
+#include "internal/gradient_hooks.h"
 #include "parallel_fsdp/delayed.h"
 #include "parallel_fsdp/model.h"
 

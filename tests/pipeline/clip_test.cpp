@@ -107,7 +107,7 @@ TEST(PipelineClip, RanksOutsideTheMeshTakePartInNothing) {
     pipe.tie("weight", pipe.stages().empty() ? Tensors{} : Tensors{weight});
     const std::vector<Tensors> parts(2, {at::full({1, 2}, 3, at::kDouble)});
     const auto result = pipe.step(parts, parts);
-    pipe.give_gradients_elsewhere({weight});
+    pipe.set_placeholder_gradients({weight});
     EXPECT_EQ(pipe.clip_grad_norm_(kMaxNorm).defined(), mesh.is_member());
     EXPECT_EQ(pipe.gather_actions(result.actions).size(), mesh.is_member() ? 2 : 0);
   });

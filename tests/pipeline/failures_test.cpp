@@ -94,7 +94,7 @@ Outcome outcome(Model& model) {
   return result;
 }
 
-void expect_survived(const std::string& schedule, const Fault& fault, Weights kind = Weights::whole) {
+void expect_recovers(const std::string& schedule, const Fault& fault, Weights kind = Weights::whole) {
   run_local(4,
             [&](const Communicator& world) {
               const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"pp", "dp"});
@@ -118,10 +118,10 @@ TEST(PipelineFailures, AnExceptionOfAStageIsOneErrorOnAllRanksAndTheNextStepIsRi
   for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zbv"}) {
     const int last = pipeline::make_schedule(schedule, 2, kMicrobatches).stages() - 1;
     for (const int stage : {0, last}) {
-      expect_survived(schedule, {"forward", stage, 2});
-      expect_survived(schedule, {"backward", stage, 3});
+      expect_recovers(schedule, {"forward", stage, 2});
+      expect_recovers(schedule, {"backward", stage, 3});
     }
-    expect_survived(schedule, {"loss", last, 4});
+    expect_recovers(schedule, {"loss", last, 4});
   }
 }
 
@@ -130,8 +130,8 @@ TEST(PipelineFailures, WhatTheStepHadGatheredIsDroppedAndGatheredAgain) {
     const int last = pipeline::make_schedule(schedule, 2, kMicrobatches).stages() - 1;
     for (const Weights kind : {Weights::sharded, Weights::scheduled}) {
       for (const int stage : {0, last}) {
-        expect_survived(schedule, {"forward", stage, 3}, kind);
-        expect_survived(schedule, {"backward", stage, 2}, kind);
+        expect_recovers(schedule, {"forward", stage, 3}, kind);
+        expect_recovers(schedule, {"backward", stage, 2}, kind);
       }
     }
   }

@@ -1,6 +1,6 @@
 // What a step holds at its peak: activations as the schedule's table says, one set of gradients whatever the number of
 // microbatches, and nothing that stays behind.
-#include "dtensor/memory_timeline.h"
+#include "dtensor/debug.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -6,7 +6,7 @@
 namespace dtensor::test {
 namespace {
 
-const std::filesystem::path program = sibling("test_mpi_pipeline");
+const std::filesystem::path program = sibling_program("test_mpi_pipeline");
 
 class PipelineMpiFailure : public ::testing::TestWithParam<const char*> {
  protected:
@@ -16,23 +16,23 @@ class PipelineMpiFailure : public ::testing::TestWithParam<const char*> {
 };
 
 TEST_F(PipelineMpiFailure, AStageThatThrowsTellsAllRanks) {
-  const Ended out = mpirun(3, program, "throw");
+  const ProcessResult out = mpirun(3, program, "throw");
   EXPECT_NE(out.status, 0);
   EXPECT_TRUE(out.in_time);
   for (const int rank : {0, 1})
-    EXPECT_NE(line_of(out.output, rank).find("no more of this"), std::string::npos) << out.output;
+    EXPECT_NE(rank_line(out.output, rank).find("no more of this"), std::string::npos) << out.output;
   // What several ranks would say alike the first of them says.
-  const std::string last = line_of(out.output, 2);
+  const std::string last = rank_line(out.output, 2);
   EXPECT_TRUE(last.empty() || last.find("pipeline: in 1F2: no more of this") != std::string::npos) << out.output;
 }
 
 TEST_F(PipelineMpiFailure, AKilledRankEndsTheOthers) {
-  const Ended out = mpirun(3, program, "kill");
+  const ProcessResult out = mpirun(3, program, "kill");
   EXPECT_NE(out.status, 0);
   EXPECT_TRUE(out.in_time);
   EXPECT_NE(out.output.find("rank 1"), std::string::npos) << out.output;
   for (const int rank : {0, 2}) {  // who was computing when mpirun ended it says nothing
-    const std::string line = line_of(out.output, rank);
+    const std::string line = rank_line(out.output, rank);
     EXPECT_TRUE(line.empty() || line.find("waits in recv") != std::string::npos) << out.output;
   }
 }

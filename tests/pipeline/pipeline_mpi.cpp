@@ -36,9 +36,9 @@ int main(int argc, char** argv) {
   return launch(argc, argv, [](const Communicator& world) {
     int trials = 0;
     for (const std::string& schedule : pipeline::schedule_names()) {
-      for (const Inside inside : {Inside::nothing, Inside::fsdp, Inside::tp}) {
+      for (const StageParallelism inside : {StageParallelism::nothing, StageParallelism::fsdp, StageParallelism::tp}) {
         for (const int count : {1, 2, 5}) {
-          const int ranks = world.size() / (inside == Inside::nothing ? 1 : 2);
+          const int ranks = world.size() / (inside == StageParallelism::nothing ? 1 : 2);
           const Trial trial{.schedule = schedule,
                             .ranks = ranks,
                             .microbatches = count,

@@ -35,7 +35,8 @@ TEST(Pipeline, EverySchedule) {
 
 TEST(Pipeline, EveryScheduleWithParallelStages) {
   for (const std::string& schedule : pipeline::schedule_names()) {
-    for (const Inside inside : {Inside::replicate, Inside::fsdp, Inside::tp, Inside::hsdp}) {
+    for (const StageParallelism inside :
+         {StageParallelism::replicate, StageParallelism::fsdp, StageParallelism::tp, StageParallelism::hsdp}) {
       for (const int count : {1, 3}) run_trial({schedule, 2, count, 8, inside});
     }
   }
@@ -44,7 +45,7 @@ TEST(Pipeline, EveryScheduleWithParallelStages) {
 RC_GTEST_PROP(Pipeline, AnyTrialIsThatOfOneDevice, ()) {
   const auto& names = pipeline::schedule_names();
   const int count = *rc::gen::element(1, 2, 3, 5, 8);
-  const auto inside = static_cast<Inside>(*rc::gen::inRange(0, 5));
+  const auto inside = static_cast<StageParallelism>(*rc::gen::inRange(0, 5));
   const Trial trial{*rc::gen::elementOf(names),
                     *rc::gen::inRange(1, 5),
                     count,
@@ -52,7 +53,7 @@ RC_GTEST_PROP(Pipeline, AnyTrialIsThatOfOneDevice, ()) {
                     inside,
                     *rc::gen::arbitrary<bool>(),
                     *rc::gen::arbitrary<bool>(),
-                    inside == Inside::nothing ? 0 : *rc::gen::element(0.0, 0.3),
+                    inside == StageParallelism::nothing ? 0 : *rc::gen::element(0.0, 0.3),
                     *rc::gen::element(1.0, 1024.0),
                     *rc::gen::arbitrary<std::uint32_t>()};
   run_trial(trial);

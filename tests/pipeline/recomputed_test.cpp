@@ -21,12 +21,12 @@ constexpr int kMicrobatches = 4;
 at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
 
 // Which segments of a stage run again: none, that of some microbatches, all.
-enum class Again { none, some, all };
+enum class Recompute { none, some, all };
 
 struct Trial {
   std::string schedule;
   bool sharded, told;
-  Again again;
+  Recompute again;
   std::string str() const {
     return c10::str(schedule, sharded ? ", sharded" : ", whole", told ? ", told" : ", not told", ", again ",
                     static_cast<int>(again));
@@ -57,7 +57,7 @@ void run_trial(const Trial& trial, const Communicator& world) {
     own[stage] = placed_weight(whole, pipe.stage_mesh(), trial.sharded);
     const auto forward = [&, stage](const Tensors& in) {
       const bool odd = calls[stage]++ % 2 == 1;
-      return layer(in[0], own[stage], trial.again == Again::all || (trial.again == Again::some && odd));
+      return layer(in[0], own[stage], trial.again == Recompute::all || (trial.again == Recompute::some && odd));
     };
     trial.told ? pipe.set_stage(stage, forward, {own[stage]}) : pipe.set_stage(stage, forward);
   }
@@ -84,7 +84,7 @@ TEST(PipelineRecomputed, GradientsAreReducedWhetherOrNotParametersWereTold) {
   for (const std::string schedule : {"1f1b", "zb-h1", "zbv", "dualpipev"}) {
     for (const bool sharded : {false, true}) {
       for (const bool told : {false, true}) {
-        for (const Again again : {Again::none, Again::some, Again::all}) {
+        for (const Recompute again : {Recompute::none, Recompute::some, Recompute::all}) {
           const Trial trial{schedule, sharded, told, again};
           run_local(4, [&](const Communicator& world) { run_trial(trial, world); });
         }

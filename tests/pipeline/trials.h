@@ -83,16 +83,18 @@ inline Reference one_device(std::uint64_t seed, int layers, const at::Tensor& x,
   return reference;
 }
 
-enum class Inside { nothing, replicate, fsdp, tp, hsdp };
+enum class StageParallelism { nothing, replicate, fsdp, tp, hsdp };
 
 struct Trial {
   std::string schedule;
   int ranks, microbatches, rows;
-  Inside inside = Inside::nothing;
+  StageParallelism inside = StageParallelism::nothing;
   bool recompute = false, frozen = false;
   double dropout = 0, scale = 1;  // dropout needs something inside: plain tensors draw from one generator
   std::uint64_t seed = 1;
-  int world_size() const { return ranks * (inside == Inside::nothing ? 1 : inside == Inside::hsdp ? 4 : 2); }
+  int world_size() const {
+    return ranks * (inside == StageParallelism::nothing ? 1 : inside == StageParallelism::hsdp ? 4 : 2);
+  }
   std::string str() const {
     return c10::str(schedule, " on ", ranks, " ranks, ", microbatches, " microbatches of ", rows, " rows, inside ",
                     static_cast<int>(inside), recompute ? ", recomputed" : "", frozen ? ", frozen" : "", ", dropout ",
@@ -100,9 +102,9 @@ struct Trial {
   }
 };
 
-inline void place(Model& model, int layer, const DeviceMesh& slice, Inside inside) {
+inline void place(Model& model, int layer, const DeviceMesh& slice, StageParallelism inside) {
   std::vector<at::Tensor*> parameters = model.parameters_of(layer);
-  if (inside == Inside::fsdp || inside == Inside::hsdp) {
+  if (inside == StageParallelism::fsdp || inside == StageParallelism::hsdp) {
     NamedTensors named;
     for (at::Tensor* p : parameters) {
       p->requires_grad_();
@@ -113,7 +115,7 @@ inline void place(Model& model, int layer, const DeviceMesh& slice, Inside insid
   }
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (slice) {
-      const bool tp = inside == Inside::tp && i < 2;
+      const bool tp = inside == StageParallelism::tp && i < 2;
       const Placement placement = tp ? Placement(Shard(i == 0 ? 1 : 0)) : Placement(Replicate());
       *parameters[i] = distribute_tensor(*parameters[i], slice, {placement});
     }
@@ -121,16 +123,17 @@ inline void place(Model& model, int layer, const DeviceMesh& slice, Inside insid
   }
 }
 
-inline at::Tensor on_slice(const at::Tensor& plain, const DeviceMesh& slice, Inside inside) {
+inline at::Tensor on_slice(const at::Tensor& plain, const DeviceMesh& slice, StageParallelism inside) {
   if (!slice) return plain;
-  if (inside == Inside::hsdp) return distribute_tensor(plain, slice, {Shard(0), Shard(0)});
-  const bool split = inside == Inside::fsdp || inside == Inside::replicate;
+  if (inside == StageParallelism::hsdp) return distribute_tensor(plain, slice, {Shard(0), Shard(0)});
+  const bool split = inside == StageParallelism::fsdp || inside == StageParallelism::replicate;
   return distribute_tensor(plain, slice, {split ? Placement(Shard(0)) : Placement(Replicate())});
 }
 
 inline DeviceMesh mesh_of(const Trial& trial, const Communicator& world) {
-  if (trial.inside == Inside::nothing) return init_device_mesh(world, at::kCPU, {trial.ranks}, {"pp"});
-  if (trial.inside != Inside::hsdp) return init_device_mesh(world, at::kCPU, {trial.ranks, 2}, {"pp", "inner"});
+  if (trial.inside == StageParallelism::nothing) return init_device_mesh(world, at::kCPU, {trial.ranks}, {"pp"});
+  if (trial.inside != StageParallelism::hsdp)
+    return init_device_mesh(world, at::kCPU, {trial.ranks, 2}, {"pp", "inner"});
   return init_device_mesh(world, at::kCPU, {trial.ranks, 2, 2}, {"pp", "outer", "inner"});
 }
 

@@ -136,8 +136,8 @@ TEST(ScheduleCheck, ReportsWaitingSendsAsAPlainJudgeDoes) {
                                          .rendezvous = random() % 4 == 0};
       const Schedule schedule = with_communication(computation, options);
       const ScheduleReport report = check(schedule);
-      const bool batched = reference::runs_with_waiting_sends(schedule, true),
-                 rendezvous = reference::runs_with_waiting_sends(schedule, false);
+      const bool batched = reference::runs_with_rendezvous_sends(schedule, true),
+                 rendezvous = reference::runs_with_rendezvous_sends(schedule, false);
       RC_LOG() << schedule.str() << report.batched << "\n" << report.rendezvous;
       RC_ASSERT(report.batched.empty() == batched);
       RC_ASSERT(report.rendezvous.empty() == rendezvous);
@@ -199,7 +199,7 @@ void mutate(Schedule& schedule, Mutation mutation, std::mt19937_64& random) {
   }
 }
 
-bool names_two_actions(const std::string& error) {
+bool mentions_two_actions(const std::string& error) {
   static const std::regex kWord(
       "[0-9]+(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)[0-9]*( |,|$|\n)");
   return std::distance(std::sregex_iterator(error.begin(), error.end(), kWord), std::sregex_iterator()) >= 2;
@@ -220,7 +220,7 @@ TEST(ScheduleCheck, RefusesExactlyTheMutationsThatAreInvalid) {
       RC_LOG() << schedule.str() << error;
       RC_ASSERT(error.empty() == reference::is_valid(schedule));
       const bool emptied = schedule.microbatches() == 0;
-      RC_ASSERT(error.empty() || emptied || names_two_actions(error));
+      RC_ASSERT(error.empty() || emptied || mentions_two_actions(error));
       (error.empty() ? seen[mutation].second : seen[mutation].first) += 1;
     }
   }));

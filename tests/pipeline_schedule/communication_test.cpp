@@ -23,8 +23,8 @@ Schedule only_computation(Schedule schedule) {
 }
 
 // When each action ends if a message is there `latency` after the end of what makes it, and nobody receives.
-std::vector<std::vector<double>> ends_by_themselves(const Schedule& schedule, const CostFunction& cost,
-                                                    double latency) {
+std::vector<std::vector<double>> independent_end_times(const Schedule& schedule, const CostFunction& cost,
+                                                       double latency) {
   std::vector<std::vector<double>> end;
   for (const auto& actions : schedule.ranks) end.emplace_back(actions.size(), 0.);
   std::vector<int> rank_of;
@@ -61,7 +61,7 @@ TEST(Communication, KeepsTheComputationAndCostsNoWait) {
     Costs costs{.forward = 1. + static_cast<double>(random() % 4), .backward = 1. + static_cast<double>(random() % 5)};
     costs.communication = static_cast<double>(random() % 3) / 2;
     for (int s = 0; s < schedule.stages(); ++s) costs.stages.push_back(1 + static_cast<double>(random() % 3));
-    const auto expected = ends_by_themselves(schedule, costs, costs.communication);
+    const auto expected = independent_end_times(schedule, costs, costs.communication);
     const Timeline timeline = simulate(complete, costs);
     for (std::size_t rank = 0; rank < expected.size(); ++rank) {
       std::vector<double> ends;

@@ -97,7 +97,7 @@ inline std::optional<Facts> facts_of(const Schedule& schedule) {
   return facts;
 }
 
-inline bool counts_are_right(Facts& facts) {
+inline bool has_right_counts(Facts& facts) {
   const int stages = static_cast<int>(facts.rank_of.size());
   if (facts.microbatches == 0) return false;
   for (int s = 0; s < stages; ++s) {
@@ -140,7 +140,7 @@ inline bool order_can_be_kept(const Schedule& schedule, const Facts& facts) {
 }
 
 // Each stage's own words must spell: (UNSHARD, computation, RESHARD)* where it is sharded; no B or W after REDUCE_GRAD.
-inline bool stages_are_right(const Schedule& schedule, const Facts& facts) {
+inline bool has_right_stages(const Schedule& schedule, const Facts& facts) {
   for (int stage = 0; stage < static_cast<int>(facts.rank_of.size()); ++stage) {
     bool open = facts.sharded.count(stage) == 0, reduced = false;
     const bool sharded = !open;
@@ -161,12 +161,12 @@ inline bool stages_are_right(const Schedule& schedule, const Facts& facts) {
 
 inline bool is_valid(const Schedule& schedule) {
   std::optional<Facts> facts = facts_of(schedule);
-  return facts && counts_are_right(*facts) && order_can_be_kept(schedule, *facts) && stages_are_right(schedule, *facts);
+  return facts && has_right_counts(*facts) && order_can_be_kept(schedule, *facts) && has_right_stages(schedule, *facts);
 }
 
 // Whether a valid schedule with communication runs where both ends of a message wait for each other. Batched: all
 // messages up to the next other action are on offer at once, else one.
-inline bool runs_with_waiting_sends(const Schedule& schedule, bool batched) {
+inline bool runs_with_rendezvous_sends(const Schedule& schedule, bool batched) {
   const Facts facts = *facts_of(schedule);
   std::set<std::string> done;  // messages too: words are unique, but for those of whole stages, which nobody waits for
   std::vector<std::size_t> at(schedule.ranks.size());

@@ -3,7 +3,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/library.h>
 
-#include "pitfalls/everywhere.h"
+#include "pitfalls/all_placements.h"
 
 namespace dtensor::test {
 namespace {

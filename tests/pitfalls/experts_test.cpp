@@ -1,7 +1,7 @@
 // Experts spread over ranks, some of which have no tokens: gradients and steps are those of one device (PITFALLS E3,
 // H6).
 #include "dtensor/moe.h"
-#include "pitfalls/everywhere.h"
+#include "pitfalls/all_placements.h"
 
 namespace dtensor::test {
 namespace {

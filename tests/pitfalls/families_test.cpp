@@ -2,7 +2,7 @@
 // pitfalls C and D of other libraries by their numbers.
 #include <ATen/core/Reduction.h>
 
-#include "pitfalls/everywhere.h"
+#include "pitfalls/all_placements.h"
 
 namespace dtensor::test {
 namespace {

@@ -1,7 +1,7 @@
 // Uneven, empty, nested and strided layouts and the border to local tensors: PITFALLS A and E2 by number.
 #include <ATen/core/Reduction.h>
 
-#include "pitfalls/everywhere.h"
+#include "pitfalls/all_placements.h"
 
 namespace dtensor::test {
 namespace {

@@ -2,9 +2,9 @@
 // communication where they would keep chunks, and fully_shard stores parameters so.
 #include <rapidcheck.h>
 
+#include "all_placements.h"
 #include "dtensor/debug.h"
 #include "dtensor/fully_shard.h"
-#include "everywhere.h"
 
 namespace dtensor::test {
 namespace {

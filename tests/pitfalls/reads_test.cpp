@@ -1,5 +1,5 @@
 // What is read, drawn and remembered: scalar reads (C8), random numbers (D9), the decision cache (C10, F6, H11).
-#include "pitfalls/everywhere.h"
+#include "pitfalls/all_placements.h"
 
 namespace dtensor::test {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <set>
 
-#include "pitfalls/everywhere.h"
+#include "pitfalls/all_placements.h"
 
 namespace dtensor::test {
 namespace {

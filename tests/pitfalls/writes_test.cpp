@@ -1,5 +1,5 @@
 // Writes, views, scalar reads and data-dependent sizes: pitfalls A, B, C and H by their numbers.
-#include "pitfalls/everywhere.h"
+#include "pitfalls/all_placements.h"
 
 namespace dtensor::test {
 namespace {

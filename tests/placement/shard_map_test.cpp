@@ -100,7 +100,7 @@ TEST(ShardSegments, EveryElementIsHeldOncePerReplica) {
 TEST(ShardSegments, RaggedPartsAreAsLongAsTheySay) {
   std::mt19937 random(5);
   for_each_layout([&](const Shape& mesh, const Placements& chunks, std::int64_t n) {
-    const Placements placements = test::with_other_shards(chunks, Shape{n, n}, mesh, random);
+    const Placements placements = test::replace_some_shards_of(chunks, Shape{n, n}, mesh, random);
     std::map<std::int64_t, std::int64_t> holders;
     for (const Coordinate& at : all_coordinates(mesh)) {
       for (const std::int64_t i : indices(shard_segments(n, 0, placements, mesh, at))) ++holders[i];

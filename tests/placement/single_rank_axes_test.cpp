@@ -39,7 +39,7 @@ TEST(SingleRankAxes, SplitNothing) {
   }
 }
 
-TEST(SingleRankAxes, RaggedPartsOfThemMustBeTheWhole) {
+TEST(SingleRankAxes, RaggedShardsMustCoverTheDimension) {
   EXPECT_TRUE(shard_segments(5, 0, {RaggedShard(0, {5}), Shard(0)}, {1, 2}, {0, 1}) == (Segments{{3, 2}}));
   EXPECT_THROW(shard_segments(5, 0, {RaggedShard(0, {4}), Shard(0)}, {1, 2}, {0, 1}), c10::Error);
 }

@@ -58,16 +58,16 @@ TEST(Spec, RankOutsideTheMeshHoldsNothing) {
   EXPECT_EQ(spec_of(mesh, {Replicate()})->local_sizes, (at::DimVector{0, 0}));
 }
 
-TEST(Spec, TableDropsWhatNobodyHolds) {
+TEST(Spec, TableDropsUnusedSpecs) {
   const MeshRef mesh = mesh_of({2});
   const SpecPtr kept = spec_of(mesh, {Shard(0)}, {7, 7}, {7, 1});
   drop_unused_specs();
-  const std::size_t before = interned_specs();
+  const std::size_t before = interned_spec_count();
   for (std::int64_t n = 0; n < 100000; ++n) spec_of(mesh, {Shard(0)}, {n + 100, 4}, {4, 1});
-  EXPECT_LE(interned_specs(), before + 16 * 256);
+  EXPECT_LE(interned_spec_count(), before + 16 * 256);
   EXPECT_EQ(spec_of(mesh, {Shard(0)}, {7, 7}, {7, 1}), kept);
   drop_unused_specs();
-  EXPECT_EQ(interned_specs(), before);
+  EXPECT_EQ(interned_spec_count(), before);
 }
 
 TEST(Spec, ThreadsAgree) {

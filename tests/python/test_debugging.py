@@ -96,7 +96,7 @@ class Visualized(unittest.TestCase):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             dtensor.run(2, check)
-        text = dtensor.run(2, lambda: dtensor.placement_text([4, 2], dtensor.init_device_mesh("cpu", (2,)), [Shard(0)]))[0]
+        text = dtensor.run(2, lambda: dtensor.visualize_sharding_text([4, 2], dtensor.init_device_mesh("cpu", (2,)), [Shard(0)]))[0]
         self.assertEqual(printed.getvalue(), "weight\n" + text + "\n")
 
 

@@ -55,11 +55,11 @@ class Replaced(unittest.TestCase):
             dtensor.distribute_module(net, mesh)
 
         def split(net, mesh):
-            def by_hand(name, module, on):
+            def hand_written(name, module, on):
                 for key, parameter in module._parameters.items():
                     module._parameters[key] = torch.nn.Parameter(dtensor.distribute_tensor(parameter.detach(), on))
 
-            dtensor.distribute_module(net, mesh, by_hand)
+            dtensor.distribute_module(net, mesh, hand_written)
 
         for place in [parallelized, distributed, split]:
             net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))

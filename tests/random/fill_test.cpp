@@ -7,7 +7,7 @@
 
 #include <cmath>
 
-#include "dtensor/contiguous_ranges.h"
+#include "internal/contiguous_ranges.h"
 #include "support/errors.h"
 
 namespace dtensor {

@@ -101,7 +101,7 @@ TEST(Random, DropoutScalesAndItsGradientUsesTheSameMask) {
 }
 
 // A call that is known is judged by its values all the same.
-TEST(Random, RangesOfUniformNumbersAreJudgedAtEachCall) {
+TEST(Random, UniformRangesAreCheckedAtEachCall) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto x = at::Tensor(zeros({4}, mesh, {Shard(0)}));
     for (int i = 0; i < 2; ++i) {

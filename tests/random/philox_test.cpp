@@ -57,7 +57,7 @@ TEST(Polynomials, AgreeWithTheLibrary) {
     EXPECT_NEAR(dist::square_root(static_cast<float>(u)), std::sqrt(u), 2.5e-7 * std::sqrt(u));
     float sine = 0;
     float cosine = 0;
-    dist::turn(a, sine, cosine);
+    dist::sin_cos(a, sine, cosine);
     const double angle = 6.283185307179586 * a / 4294967296.0;
     EXPECT_NEAR(sine, std::sin(angle), 1.5e-7);
     EXPECT_NEAR(cosine, std::cos(angle), 1.5e-7);
@@ -68,8 +68,8 @@ TEST(Polynomials, AgreeWithTheLibrary) {
 }
 
 TEST(Philox, HighHalfOfAProduct) {
-  EXPECT_EQ(dist::mul_high(~std::uint64_t{0}, ~std::uint64_t{0}), ~std::uint64_t{0} - 1);
-  EXPECT_EQ(dist::mul_high(std::uint64_t{1} << 63, 6), 3U);
+  EXPECT_EQ(dist::multiply_high(~std::uint64_t{0}, ~std::uint64_t{0}), ~std::uint64_t{0} - 1);
+  EXPECT_EQ(dist::multiply_high(std::uint64_t{1} << 63, 6), 3U);
 }
 
 }  // namespace

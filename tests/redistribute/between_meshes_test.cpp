@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "dtensor/events.h"
-#include "dtensor/shards.h"
+#include "internal/shard_segments.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -168,7 +168,7 @@ TEST(BetweenMeshes, SecondDerivativesGoThere) {
   });
 }
 
-TEST(BetweenMeshes, APlainGradientGoesBackToo) {
+TEST(BetweenMeshes, ARegularGradientGoesBackToo) {
   run_local(3, [](const Communicator& world) {
     const DeviceMesh left = device_mesh(world, at::kCPU, {0, 1}, {2}),
                      right = device_mesh(world, at::kCPU, {1, 2}, {2});

@@ -43,7 +43,7 @@ TEST(Lists, EntriesLaidOutOtherwiseMeetThoseOfRanksThatHoldMore) {
 }
 
 // What a rank's own tensor is like decides nothing about what ranks send together.
-TEST(Lists, ConjugateBitsOfOneRankDoNotPartIt) {
+TEST(Lists, ConjugateBitsOfOneRankDoNotDivergeCalls) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     const bool first = mesh.coordinate()->at(0) == 0;
     const at::Tensor a = at::complex(numbers(0), numbers(5)).t();

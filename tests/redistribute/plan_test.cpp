@@ -107,7 +107,9 @@ TEST(Plan, RaggedPairsAreRight) {
     for (int i = 0; i < 1400; ++i) {
       const auto& lists = i % 2 == 0 ? shards : with_partials;
       const Shape sizes{static_cast<std::int64_t>(random() % 10), static_cast<std::int64_t>(random() % 5)};
-      const auto draw = [&] { return test::with_other_shards(lists[random() % lists.size()], sizes, mesh, random); };
+      const auto draw = [&] {
+        return test::replace_some_shards_of(lists[random() % lists.size()], sizes, mesh, random);
+      };
       const Placements from = draw();
       check_pair(mesh, sizes, from, draw());
     }

@@ -10,7 +10,7 @@ int main(int argc, char** argv) {
   return dtensor::launch(argc, argv, [](const dtensor::Communicator& world) {
     const shampoo::Experiment exact{.options = shampoo::rare_roots(), .dtype = at::kDouble, .steps = 50};
     const auto reference = shampoo::train_on_one_device(exact);
-    for (const shampoo::Layout& layout : shampoo::layouts(world.size())) {
+    for (const shampoo::MeshLayout& layout : shampoo::layouts(world.size())) {
       const double deviation = shampoo::deviation(shampoo::train(world, layout, exact), reference);
       TORCH_CHECK(deviation < 1e-8, layout.name, " differs from one device by ", deviation);
       if (world.rank() == 0) std::printf("ok %s (%s)\n", layout.name.c_str(), world.backend_name());

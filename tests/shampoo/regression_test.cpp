@@ -16,7 +16,7 @@ std::vector<double> stored(const char* name) {
   return json["shampoo_regression"]["loss_before_each_step_plus_final"][name].get<std::vector<double>>();
 }
 
-std::vector<double> on(const Layout& layout, const Experiment& experiment) {
+std::vector<double> on(const MeshLayout& layout, const Experiment& experiment) {
   std::vector<double> curve;
   dtensor::run_local(static_cast<int>(layout.size()), [&](const dtensor::Communicator& world) {
     auto own = train(world, layout, experiment);
@@ -46,15 +46,16 @@ TEST(Regression, ACurveThatIsNoNumberDiffers) {
   EXPECT_EQ(deviation({1, 1, 1}, {1, 1, 1}), 0);
 }
 
-void expect_same(const dtensor::ShampooOptions& options, const std::vector<Layout>& layouts) {
+void expect_same(const dtensor::ShampooOptions& options, const std::vector<MeshLayout>& layouts) {
   const Experiment exact{.options = options, .dtype = at::kDouble};
   const auto reference = train_on_one_device(exact);
-  for (const Layout& layout : layouts) EXPECT_LT(deviation(on(layout, exact), reference), 1e-9) << layout.name;
+  for (const MeshLayout& layout : layouts) EXPECT_LT(deviation(on(layout, exact), reference), 1e-9) << layout.name;
 }
 
 TEST(Regression, SameOnEveryLayout) {
-  std::vector<Layout> all{{"uneven DP", 3, 1, 1}, {"uneven SHARD", 1, 3, 1}, {"all three", 2, 2, 2}, {"TP", 1, 1, 2}};
-  for (const Layout& layout : layouts(4)) all.push_back(layout);
+  std::vector<MeshLayout> all{
+      {"uneven DP", 3, 1, 1}, {"uneven SHARD", 1, 3, 1}, {"all three", 2, 2, 2}, {"TP", 1, 1, 2}};
+  for (const MeshLayout& layout : layouts(4)) all.push_back(layout);
   expect_same(rare_roots(), all);
   expect_same(frequent_roots(), {all[2]});
   expect_same(no_grafting(), {all[2]});
@@ -67,7 +68,7 @@ TEST(Regression, SinglePrecisionWithinItsOwnSpread) {
     double spread = 0;
     for (const std::int64_t pieces : {2, 4, 8})
       spread = std::max(spread, deviation(train_on_one_device(single, pieces), reference));
-    for (const Layout& layout : layouts(4)) {
+    for (const MeshLayout& layout : layouts(4)) {
       EXPECT_LT(deviation(on(layout, single), reference), std::max(1e-5, 5 * spread)) << layout.name;
     }
   }
@@ -76,13 +77,13 @@ TEST(Regression, SinglePrecisionWithinItsOwnSpread) {
 TEST(Regression, BornInAScopeOrOnMeta) {
   Experiment e{.options = no_grafting(), .dtype = at::kDouble, .steps = 5};
   const auto scope = on({"", 2, 2, 1}, e);
-  e.birth = Birth::meta;
+  e.initialization = Initialization::meta;
   EXPECT_EQ(on({"", 2, 2, 1}, e), scope);
 }
 
 // Blocks of shards converge too, along another curve; updating the first shard only does not.
 TEST(Regression, WrongWaysDiffer) {
-  const Layout sharded{"SHARD", 1, 4, 1};
+  const MeshLayout sharded{"SHARD", 1, 4, 1};
   Experiment e{.options = rare_roots()};
   const auto reference = train_on_one_device(e);
   e.method = Method::shard_blocks;

@@ -1,5 +1,5 @@
 // Kernels for meta tensors that another language put before ATen's, as importing torch in Python does.
-#include "sharding_prop/native_kernel.h"
+#include "sharding_prop/operators/native_kernel.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

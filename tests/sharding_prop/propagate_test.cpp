@@ -101,10 +101,10 @@ TEST(Propagate, Reductions) {
 
 TEST(Propagate, MeanRunsAKernelOverUnevenShards) {
   const Decision d = CallBuilder("aten::mean", two()).tensor({5, 3}, "[S(0), R]").decide();
-  EXPECT_EQ(d.handler, "mean_global_count");
-  EXPECT_EQ(d.handled_axes, 1u);
+  EXPECT_EQ(d.local_kernel, "mean_global_count");
+  EXPECT_EQ(d.local_kernel_axes, 1u);
   EXPECT_EQ(to_string(d.outputs[0].placements), "[P(sum), R]");
-  EXPECT_EQ(CallBuilder("aten::mean", two()).tensor({5, 3}, "[R, R]").decide().handler, "");
+  EXPECT_EQ(CallBuilder("aten::mean", two()).tensor({5, 3}, "[R, R]").decide().local_kernel, "");
 }
 
 std::string view(const std::vector<std::int64_t>& from, const std::vector<std::int64_t>& to, const std::string& p,

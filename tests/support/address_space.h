@@ -16,23 +16,23 @@ inline std::uint64_t mapped_bytes() {
 }
 
 // This process may map `bytes` more than it has, and never more again.
-inline void leave_address_space(std::uint64_t bytes) {
+inline void limit_address_space(std::uint64_t bytes) {
   const rlim_t most = mapped_bytes() + bytes;
   const rlimit limit{most, most};
   setrlimit(RLIMIT_AS, &limit);
 }
 
 // The same while it lives.
-class LittleAddressSpace {
+class AddressSpaceLimit {
  public:
-  explicit LittleAddressSpace(std::uint64_t bytes) {
+  explicit AddressSpaceLimit(std::uint64_t bytes) {
     getrlimit(RLIMIT_AS, &before_);
     const rlimit limit{mapped_bytes() + bytes, before_.rlim_max};
     setrlimit(RLIMIT_AS, &limit);
   }
-  LittleAddressSpace(const LittleAddressSpace&) = delete;
-  LittleAddressSpace& operator=(const LittleAddressSpace&) = delete;
-  ~LittleAddressSpace() { setrlimit(RLIMIT_AS, &before_); }
+  AddressSpaceLimit(const AddressSpaceLimit&) = delete;
+  AddressSpaceLimit& operator=(const AddressSpaceLimit&) = delete;
+  ~AddressSpaceLimit() { setrlimit(RLIMIT_AS, &before_); }
 
  private:
   rlimit before_{};

@@ -8,14 +8,14 @@
 
 namespace dtensor::test {
 
-struct Captured {
+struct ProgramOutput {
   int status;
   std::string out, error;
 };
 
 // `main(argc, argv)` with `words`, of which the first is the program's name.
 template <class Main>
-Captured captured(std::vector<std::string> words, const Main& main) {
+ProgramOutput run_captured(std::vector<std::string> words, const Main& main) {
   std::vector<char*> argv;
   for (auto& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
@@ -28,8 +28,8 @@ Captured captured(std::vector<std::string> words, const Main& main) {
 
 // Words that a program cannot take: status 2, and an error that names `part`.
 template <class Main>
-void expect_refused(const std::vector<std::string>& words, const std::string& part, const Main& main) {
-  const Captured ended = captured(words, main);
+void expect_rejected(const std::vector<std::string>& words, const std::string& part, const Main& main) {
+  const ProgramOutput ended = run_captured(words, main);
   EXPECT_EQ(ended.status, 2) << part << ": " << ended.error;
   EXPECT_NE(ended.error.find(part), std::string::npos) << ended.error;
   EXPECT_EQ(ended.out, "") << part;

@@ -11,15 +11,15 @@
 namespace dtensor::test {
 
 // Fails where one of `draws` does; RC_PARAMS="max_success=3000" asks for more. `name` is part of what a failure prints.
-inline void check_draws(const char* name, void (*property)(), int draws) {
+inline void check_property(const char* name, void (*property)(), int draws) {
   auto params = rc::detail::configuration().testParams;
   if (std::getenv("RC_PARAMS") == nullptr) params.maxSuccess = draws;
   rc::detail::TestMetadata metadata;
   metadata.id = name;
   const auto result = rc::detail::checkTestable(property, metadata, params);
-  std::ostringstream told;
-  rc::detail::printResultMessage(result, told);
-  EXPECT_TRUE(result.is<rc::detail::SuccessResult>()) << told.str();
+  std::ostringstream message;
+  rc::detail::printResultMessage(result, message);
+  EXPECT_TRUE(result.is<rc::detail::SuccessResult>()) << message.str();
 }
 
 }  // namespace dtensor::test

@@ -5,7 +5,7 @@
 
 namespace dtensor::test {
 
-class IdleBackend : public CommBackend {
+class NoopBackend : public CommBackend {
  public:
   using CommBackend::CommBackend;
   const char* name() const override { return "idle"; }

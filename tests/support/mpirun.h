@@ -11,25 +11,25 @@
 
 namespace dtensor::test {
 
-struct Ended {
+struct ProcessResult {
   int status = -1;
   std::string output;
   bool in_time = false;  // not killed by timeout(1)
 };
 
 // A program beside this one.
-inline std::filesystem::path sibling(const std::string& name) {
+inline std::filesystem::path sibling_program(const std::string& name) {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
 }
 
-inline Ended shell(const std::string& command) {
+inline ProcessResult run_shell(const std::string& command) {
   const std::string all =
       "ASAN_OPTIONS=detect_leaks=0 "  // OpenMPI keeps what it allocates
       "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
       "OMPI_MCA_hwloc_base_binding_policy=none timeout -k 1 60 " +
       command + " 2>&1";
   const auto begin = std::chrono::steady_clock::now();
-  Ended out;
+  ProcessResult out;
   FILE* pipe = popen(all.c_str(), "r");
   char buffer[4096];
   while (std::fgets(buffer, sizeof buffer, pipe) != nullptr) out.output += buffer;
@@ -38,18 +38,18 @@ inline Ended shell(const std::string& command) {
   return out;
 }
 
-inline Ended mpirun(int ranks, const std::filesystem::path& program, const std::string& name) {
-  return shell("mpirun -n " + std::to_string(ranks) + " " + program.string() + " --case '" + name + "'");
+inline ProcessResult mpirun(int ranks, const std::filesystem::path& program, const std::string& name) {
+  return run_shell("mpirun -n " + std::to_string(ranks) + " " + program.string() + " --case '" + name + "'");
 }
 
 // The same without MPI.
-inline Ended processes(int ranks, const std::filesystem::path& program, const std::string& name) {
-  return shell("bash " + data_path("../../scripts/processes.sh") + " " + std::to_string(ranks) + " " +
-               program.string() + " --case '" + name + "'");
+inline ProcessResult run_processes(int ranks, const std::filesystem::path& program, const std::string& name) {
+  return run_shell("bash " + data_path("../../scripts/processes.sh") + " " + std::to_string(ranks) + " " +
+                   program.string() + " --case '" + name + "'");
 }
 
 // The line that a rank printed, by its beginning.
-inline std::string line_of(const std::string& output, int rank) {
+inline std::string rank_line(const std::string& output, int rank) {
   const std::string head = "rank " + std::to_string(rank) + ": ";
   for (std::size_t at = 0; at < output.size(); at = output.find('\n', at) + 1) {
     if (output.compare(at, head.size(), head) == 0) return output.substr(at, output.find('\n', at) - at);

@@ -65,10 +65,10 @@ class Draw {
 
   // The same for a tensor of these sizes, with ragged and zigzag shards among them.
   Placements placements_of(const DeviceMesh& mesh, at::IntArrayRef sizes, bool partial = true) {
-    return other_shards(placements(mesh, static_cast<std::int64_t>(sizes.size()), partial), mesh, sizes);
+    return replace_some_shards(placements(mesh, static_cast<std::int64_t>(sizes.size()), partial), mesh, sizes);
   }
-  Placements other_shards(const Placements& chunks, const DeviceMesh& mesh, at::IntArrayRef sizes) {
-    return with_other_shards(chunks, sizes, mesh.shape(), engine_);
+  Placements replace_some_shards(const Placements& chunks, const DeviceMesh& mesh, at::IntArrayRef sizes) {
+    return replace_some_shards_of(chunks, sizes, mesh.shape(), engine_);
   }
 
  private:

@@ -85,7 +85,7 @@ TEST(Distribute, MoreDimensionsThanATenTakesAreAnErrorOnEveryRank) {
   EXPECT_EQ(errors, 2);
 }
 
-TEST(Distribute, DtypesThatDifferAreTold) {
+TEST(Distribute, DifferentDtypesAreReported) {
   std::atomic<int> errors{0};
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     try {

@@ -1,6 +1,7 @@
 // Hooks of schedules: first use, gradient complete, accumulation without synchronisation; and the reducer of a leaf.
 #include <torch/csrc/autograd/autograd.h>
 
+#include "internal/gradient_hooks.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {
@@ -19,7 +20,7 @@ TEST(Hooks, UseIsAskedBeforeEachGatherAndMayProvideIt) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto step = make_step(mesh);
     int asked = 0;
-    set_use_hook(DTensor(step.w), [&](const DTensor& w, const Placements& needed, at::ScalarType) {
+    set_gather_hook(DTensor(step.w), [&](const DTensor& w, const Placements& needed, at::ScalarType) {
       ++asked;
       EXPECT_EQ(needed, Placements{Replicate()});
       return at::full(w.sizes(), 2.0, at::kDouble);
@@ -27,7 +28,7 @@ TEST(Hooks, UseIsAskedBeforeEachGatherAndMayProvideIt) {
     const auto y = at::mm(step.x, step.w);
     EXPECT_EQ(asked, 1);
     expect_close(y.detach(), at::full({6, 3}, 8.0, at::kDouble), "provided");
-    set_use_hook(DTensor(step.w), {});
+    set_gather_hook(DTensor(step.w), {});
     expect_close(at::mm(step.x, step.w).detach(), at::full({6, 3}, 4.0, at::kDouble), "gathered");
   });
 }
@@ -36,7 +37,7 @@ TEST(Hooks, GradientHookSeesTheReducedGradientOncePerBackward) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto step = make_step(mesh);
     std::vector<Placements> seen;
-    set_gradient_hook(DTensor(step.w), [&](const DTensor& w) { seen.push_back(DTensor(w.grad()).placements()); });
+    set_gradient_ready_hook(DTensor(step.w), [&](const DTensor& w) { seen.push_back(DTensor(w.grad()).placements()); });
     at::mm(step.x, step.w).sum().backward();
     at::mm(step.x, step.w).sum().backward();
     EXPECT_EQ(seen, (std::vector<Placements>(2, {Shard(0)})));
@@ -51,7 +52,7 @@ TEST(Hooks, ALocalGradientIsAccumulatedOrRefused) {
     const auto step = make_step(mesh);
     const DTensor w(step.w);
     int told = 0;
-    set_gradient_hook(w, [&](const DTensor&) { ++told; });
+    set_gradient_ready_hook(w, [&](const DTensor&) { ++told; });
     const auto part = at::ones({2, 3}, at::kDouble);
     accumulate_gradient(w, part, gradient_placements(w));
     EXPECT_EQ(DTensor(w.grad()).to_local().data_ptr(), part.data_ptr());

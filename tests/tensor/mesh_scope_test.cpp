@@ -1,6 +1,7 @@
 // MeshScope: tensors are born on the mesh, third-party modules included, with one device's values.
 #include <torch/nn.h>
 
+#include "internal/aten_scopes.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {
@@ -97,7 +98,7 @@ TEST(MeshScope, AThirdPartyModuleIsBornShardedAndTrains) {
   }
 }
 
-TEST(MeshScope, PlainOperatorsInsideKeepTheirTemporariesPlain) {
+TEST(MeshScope, OperatorsInsideKeepTemporariesRegular) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto a = at::ones({3, 3}), b = at::ones({3, 3});
     const MeshScope scope(mesh);
@@ -143,7 +144,7 @@ TEST(MeshScope, WrittenOutTensorsAndIndicesOfTriangles) {
         for (std::size_t i = 0; i < expected.size(); ++i) {
           ASSERT_TRUE(is_dtensor(actual[i])) << i;
           EXPECT_EQ(actual[i].scalar_type(), expected[i].scalar_type()) << i;
-          const NoMeshScope plain;
+          const NoMeshScopeGuard plain;
           expect_close(actual[i] * 2, expected[i] * 2, c10::str("tensor ", i, " ", placement.str()));
         }
       }

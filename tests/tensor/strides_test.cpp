@@ -17,7 +17,7 @@ at::Tensor column_major(const at::Tensor& t) { return t.t().contiguous().t(); }
 
 bool odd(const DeviceMesh& mesh) { return mesh.world().rank() % 2 == 1; }
 
-TEST(Strides, OfPlainTensorsThatRanksLayOutOtherwise) {
+TEST(Strides, OfRegularTensorsWithDifferentStridesPerRank) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto whole = at::arange(6, at::kDouble).view({2, 3});
     const auto given = odd(mesh) ? column_major(whole) : whole;

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "dtensor/data.h"
+#include "internal/shard_segments.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 

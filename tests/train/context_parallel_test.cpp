@@ -4,8 +4,8 @@
 
 #include <map>
 
+#include "dtensor/debug.h"
 #include "dtensor/events.h"
-#include "dtensor/memory_timeline.h"
 #include "mesh_run.h"
 #include "train/compare.h"
 #include "train/run.h"

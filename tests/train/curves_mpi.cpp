@@ -82,21 +82,21 @@ void check_leave(const dtensor::Communicator& world, int signal) {
   options.save = resume::folder("mpi_left_" + std::to_string(n));
   options.keep = 1;
   options.resume = "latest";
-  const train::LeaveSignals signals;
+  const train::TerminationSignals signals;
   const auto first = train::train_on_mesh(world, options, resume::corpus(), [&](const train::StepRecord& record) {
     if (record.step == 3 && world.rank() == n - 1) ::raise(signal);
   });
-  TORCH_CHECK(first.size() == 4 && first.back().left_by == signal, "left after ", first.size(), " steps by ",
-              first.back().left_by);
+  TORCH_CHECK(first.size() == 4 && first.back().stop_signal == signal, "left after ", first.size(), " steps by ",
+              first.back().stop_signal);
   {
-    const train::LeaveSignals again;  // forgets the signal
+    const train::TerminationSignals again;  // forgets the signal
     const auto rest = train::train_on_mesh(world, options, resume::corpus(), {});
     TORCH_CHECK(rest.size() == 6 && resume::largest_difference(rest, whole) == 0, "went on for ", rest.size(),
                 " steps");
   }
   world.barrier();
   if (world.rank() == 0) std::filesystem::remove_all(options.save);
-  if (world.rank() == 0) std::printf("ok left by %s on %d ranks\n", train::LeaveSignals::name(signal).c_str(), n);
+  if (world.rank() == 0) std::printf("ok left by %s on %d ranks\n", train::TerminationSignals::name(signal).c_str(), n);
 }
 
 }  // namespace

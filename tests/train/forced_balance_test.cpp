@@ -30,7 +30,7 @@ TEST(ForcedBalance, IsComparedWithOneDeviceInTheSamePieces) {
                    "--compare"};
     words.insert(words.end(), pieces.begin(), pieces.end());
     const auto run = [](int argc, char** argv) { return train::run_program(train::Kind::experts, argc, argv); };
-    const auto ended = dtensor::test::captured(words, run);
+    const auto ended = dtensor::test::run_captured(words, run);
     EXPECT_EQ(ended.status, 0) << pieces[0] << ended.error;
     EXPECT_NE(ended.out.find("the curves coincide"), std::string::npos) << pieces[0] << ": " << ended.out;
   }

@@ -4,7 +4,7 @@
 #include <mutex>
 #include <set>
 
-#include "dtensor/find_nonfinite.h"
+#include "dtensor/debug.h"
 #include "resume.h"
 
 namespace {

@@ -48,7 +48,7 @@ fs::path temporary_folder(const char* name) {
 
 TEST(Args, RanksOfNcclComputeOnGpus) {
   const auto device = [](std::vector<std::string> words, const char* backend) {
-    return device_type(settle_device(parse(std::move(words)), backend));
+    return device_type(resolve_device(parse(std::move(words)), backend));
   };
   EXPECT_EQ(device({}, "nccl"), c10::kCUDA);
   EXPECT_EQ(device({}, "local"), c10::kCPU);

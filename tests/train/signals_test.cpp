@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "dtensor/checkpoint_series.h"
+#include "dtensor/checkpoint.h"
 #include "resume.h"
 #include "train/program.h"
 #include "train/signals.h"
@@ -25,7 +25,7 @@ class Leave : public testing::Test {
   std::vector<StepRecord> run(int ranks, Options options, std::int64_t at = -1, int signal = SIGTERM) {
     options.mesh = train::MeshShape{.shard = ranks};
     std::vector<StepRecord> records;
-    const train::LeaveSignals signals;
+    const train::TerminationSignals signals;
     dtensor::run_local(ranks, [&](dtensor::Communicator world) {
       const auto mine = train::train_on_mesh(world, options, resume::corpus(), [&](const StepRecord& record) {
         if (record.step == at && world.rank() == ranks - 1) ::raise(signal);
@@ -55,7 +55,7 @@ TEST_F(Leave, ARunLeftOnEitherSignalGoesOnOnOtherRanks) {
       const auto first = run(2, saving(keep), 4, signal);
       // Ranks look after the step; the other one may have looked before the signal came.
       ASSERT_TRUE(first.size() == 5 || first.size() == 6) << first.size();
-      EXPECT_EQ(first.back().left_by, signal);
+      EXPECT_EQ(first.back().stop_signal, signal);
       EXPECT_LE(resume::largest_difference(first, whole), 1e-9);
       if (keep > 0) {
         EXPECT_EQ(dtensor::checkpoint_steps(folder_).front(), std::ssize(first));
@@ -63,7 +63,7 @@ TEST_F(Leave, ARunLeftOnEitherSignalGoesOnOnOtherRanks) {
       const auto rest = run(3, saving(keep));
       EXPECT_EQ(rest.front().step, std::ssize(first));
       EXPECT_EQ(rest.size(), 10 - first.size());
-      EXPECT_EQ(rest.back().left_by, 0);
+      EXPECT_EQ(rest.back().stop_signal, 0);
       EXPECT_LE(resume::largest_difference(rest, whole), 1e-9);
     }
   }
@@ -72,7 +72,7 @@ TEST_F(Leave, ARunLeftOnEitherSignalGoesOnOnOtherRanks) {
 TEST_F(Leave, OnTheLastStepItIsDone) {
   const auto records = run(2, saving(0), 9);
   EXPECT_EQ(records.size(), 10U);
-  EXPECT_EQ(records.back().left_by, 0);
+  EXPECT_EQ(records.back().stop_signal, 0);
 }
 
 TEST_F(Leave, RotatesAndPassesOverWhatIsDamaged) {
@@ -149,8 +149,8 @@ TEST_F(Leave, TheProgramEndsWithAStatusOfItsOwn) {
   const int status = train::run_program(train::Kind::dense, static_cast<int>(words.size()), argv.data());
   scheduler.join();
   const std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_EQ(status, train::kLeft);
-  EXPECT_EQ(train::kLeft, 75);
+  EXPECT_EQ(status, train::kExitRequeue);
+  EXPECT_EQ(train::kExitRequeue, 75);
   EXPECT_NE(said.find("SIGTERM: saved to " + folder_), std::string::npos) << said;
   EXPECT_TRUE(dtensor::verify_checkpoint(folder_ + "/latest").empty());
 }

@@ -15,15 +15,16 @@ namespace fs = std::filesystem;
 using train::Kind;
 using Words = std::vector<std::string>;
 
-dtensor::test::Captured run(Kind program, const Words& more) {
+dtensor::test::ProgramOutput run(Kind program, const Words& more) {
   Words words = {
       train::to_string(program), "--batch", "4", "--seq", "8", "--data", dtensor::test::data_path("transformer.json")};
   words.insert(words.end(), more.begin(), more.end());
-  return dtensor::test::captured(words, [&](int argc, char** argv) { return train::run_program(program, argc, argv); });
+  return dtensor::test::run_captured(words,
+                                     [&](int argc, char** argv) { return train::run_program(program, argc, argv); });
 }
 
 // The last line is the program's, with its name.
-void expect_refused(Kind program, const Words& words, const std::string& message) {
+void expect_rejected(Kind program, const Words& words, const std::string& message) {
   const auto [status, out, error] = run(program, words);
   EXPECT_EQ(status, 2) << message << ": " << error;
   EXPECT_NE(error.find(train::to_string(program) + (": " + message)), std::string::npos) << error;
@@ -38,18 +39,18 @@ TEST(Usage, OfWhatTheRanksFindOutIsToldByTheProgram) {
     return more;
   };
   ASSERT_EQ(run(Kind::dense, with({"2", "--save", saved})).status, 0);
-  expect_refused(Kind::dense, with({"2", "--load", saved}),
-                 saved + " has 2 steps behind it, and --steps 2 asks for no more");
-  expect_refused(Kind::dense, with({"2", "--save", saved, "--resume", "--ranks", "2"}),
-                 saved + " has 2 steps behind it");
-  expect_refused(Kind::dense, with({"3", "--load", saved, "--seed", "1"}), saved + " was trained with --seed 0");
-  expect_refused(Kind::dense, with({"3", "--load", saved + "_not"}), "--load: no checkpoint " + saved + "_not");
-  expect_refused(Kind::dense, with({"3", "--save", saved, "--keep", "2", "--resume"}),
-                 "--keep: --save " + saved + " is a checkpoint itself");
-  expect_refused(Kind::dense, with({"2", "--mesh", "pp=2", "--schedule", "interleaved", "--chunks", "8"}),
-                 "--schedule: 16 stages for a model of 3 layers");
-  expect_refused(Kind::dense, {"--hidden", "18"}, "--hidden 18 is no multiple of the 4 heads");
-  expect_refused(Kind::dense, with({"1", "--device", "cuda"}), "--device cuda: no GPU, or a build without CUDA");
+  expect_rejected(Kind::dense, with({"2", "--load", saved}),
+                  saved + " has 2 steps behind it, and --steps 2 asks for no more");
+  expect_rejected(Kind::dense, with({"2", "--save", saved, "--resume", "--ranks", "2"}),
+                  saved + " has 2 steps behind it");
+  expect_rejected(Kind::dense, with({"3", "--load", saved, "--seed", "1"}), saved + " was trained with --seed 0");
+  expect_rejected(Kind::dense, with({"3", "--load", saved + "_not"}), "--load: no checkpoint " + saved + "_not");
+  expect_rejected(Kind::dense, with({"3", "--save", saved, "--keep", "2", "--resume"}),
+                  "--keep: --save " + saved + " is a checkpoint itself");
+  expect_rejected(Kind::dense, with({"2", "--mesh", "pp=2", "--schedule", "interleaved", "--chunks", "8"}),
+                  "--schedule: 16 stages for a model of 3 layers");
+  expect_rejected(Kind::dense, {"--hidden", "18"}, "--hidden 18 is no multiple of the 4 heads");
+  expect_rejected(Kind::dense, with({"1", "--device", "cuda"}), "--device cuda: no GPU, or a build without CUDA");
   fs::remove_all(saved);
 }
 
@@ -64,7 +65,7 @@ TEST(Usage, ARunThatIsTakenUpElsewhereDoesNotMixWithAnother) {
   };
   ASSERT_EQ(run(Kind::dense, train(a, "2", {})).status, 0);
   ASSERT_EQ(run(Kind::dense, train(b, "6", {"--lr", "0.5"})).status, 0);
-  expect_refused(Kind::dense, train(b, "3", {"--resume", a}), "--save " + b + " has checkpoints of a run");
+  expect_rejected(Kind::dense, train(b, "3", {"--resume", a}), "--save " + b + " has checkpoints of a run");
   EXPECT_EQ(run(Kind::dense, train(a, "3", {"--resume", a})).status, 0);
   EXPECT_EQ(run(Kind::dense, train((root / "c").string(), "4", {"--resume", a})).status, 0);
   fs::remove_all(root);
@@ -83,7 +84,7 @@ TEST(Usage, ARunGoesOnWithTheTextThatItBeganWith) {
     words.push_back((root / text).string());
     words.insert(words.end(), more.begin(), more.end());
     const auto run = [&](int argc, char** argv) { return train::run_program(Kind::dense, argc, argv); };
-    const auto ended = dtensor::test::captured(words, run);
+    const auto ended = dtensor::test::run_captured(words, run);
     EXPECT_EQ(ended.status, refused ? 2 : 0) << ended.error;
     return ended.error;
   };
@@ -137,7 +138,7 @@ TEST(Usage, ARunGoesOnWithTheModelThatItBeganWith) {
   };
   for (const Change& c : changes) {
     ASSERT_EQ(run(c.kind, words(c.kind, "--save", "1", c.begun)).status, 0);
-    expect_refused(c.kind, words(c.kind, "--load", "2", c.taken_up), saved + " was trained with " + c.told);
+    expect_rejected(c.kind, words(c.kind, "--load", "2", c.taken_up), saved + " was trained with " + c.told);
     EXPECT_EQ(run(c.kind, words(c.kind, "--load", "2", c.begun)).status, 0) << c.told;
     fs::remove_all(saved);
   }
@@ -148,22 +149,22 @@ TEST(Usage, ARunGoesOnWithTheModelThatItBeganWith) {
 TEST(Usage, EmptyTextsAreRefused) {
   for (const char* flag : {"--save", "--load", "--resume", "--log", "--plot", "--tensorboard", "--mesh", "--tokenizer",
                            "--trace", "--memory-plot", "--data"}) {
-    expect_refused(Kind::dense, {"--steps", "1", flag, ""}, std::string(flag) + ": nothing is given");
+    expect_rejected(Kind::dense, {"--steps", "1", flag, ""}, std::string(flag) + ": nothing is given");
   }
-  expect_refused(Kind::experts, {"--steps", "1", "--load-plot", ""}, "--load-plot: nothing is given");
+  expect_rejected(Kind::experts, {"--steps", "1", "--load-plot", ""}, "--load-plot: nothing is given");
 }
 
 TEST(Usage, NoRangeHoldsNaN) {
   for (const char* flag : {"--lr", "--clip", "--dropout"}) {
-    expect_refused(Kind::dense, {"--steps", "1", flag, "nan"}, std::string(flag) + ": nan is no number");
+    expect_rejected(Kind::dense, {"--steps", "1", flag, "nan"}, std::string(flag) + ": nan is no number");
   }
-  expect_refused(Kind::experts, {"--steps", "1", "--jitter", "-NaN"}, "--jitter: -NaN is no number");
+  expect_rejected(Kind::experts, {"--steps", "1", "--jitter", "-NaN"}, "--jitter: -NaN is no number");
 }
 
 // 0x2 was taken for 2 by one reader and for 0 by the next, which divided by it.
 TEST(Usage, OfReshardAfterForwardIsDecimal) {
   for (const char* text : {"0x2", "0b10", "2.0", "-1", "0", "", "yes", "99999999999"}) {
-    expect_refused(Kind::dense, {"--mesh", "shard=2", "--reshard-after-forward", text}, "--reshard-after-forward: '");
+    expect_rejected(Kind::dense, {"--mesh", "shard=2", "--reshard-after-forward", text}, "--reshard-after-forward: '");
   }
   const Words two = {"--hidden", "16", "--layers", "1", "--steps", "1", "--mesh", "shard=2", "--reshard-after-forward"};
   for (const char* text : {"1", "2", "02", "true", "false"}) {
@@ -175,9 +176,9 @@ TEST(Usage, OfReshardAfterForwardIsDecimal) {
 
 TEST(Usage, WidthsAndCapacitiesBelowNothingAreRefused) {
   for (const Words& words : std::vector<Words>{{"--ffn", "-3"}, {"--ffn", "0"}, {"--shared", "-3"}}) {
-    expect_refused(Kind::experts, words, words[0]);
+    expect_rejected(Kind::experts, words, words[0]);
   }
-  expect_refused(Kind::experts, {"--dispatcher", "capacity", "--capacity", "-1"}, "--capacity");
+  expect_rejected(Kind::experts, {"--dispatcher", "capacity", "--capacity", "-1"}, "--capacity");
 }
 
 TEST(Usage, EveryBackendCanBeInsistedOn) {

@@ -4,7 +4,7 @@
 #include <torch/library.h>
 
 #include "aten_cases/case_file.h"
-#include "ops/op_entry.h"
+#include "ops/dispatch/operator_entry.h"
 #include "support/data.h"
 #include "verify/search.h"
 #include "verify/traffic.h"

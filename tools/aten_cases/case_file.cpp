@@ -165,7 +165,7 @@ struct Builder {
   }
 };
 
-const MakeTensor as_it_is = [](const at::Tensor& tensor) { return tensor; };
+const MakeTensor identity = [](const at::Tensor& tensor) { return tensor; };
 
 std::vector<json> read_array(const std::string& path) {
   std::ifstream in(path);
@@ -239,7 +239,7 @@ std::vector<c10::IValue> Case::results() const {
   const auto& schema = op_handle.schema().returns();
   std::vector<c10::IValue> values;
   for (std::size_t i = 0; i < schema.size(); ++i) {
-    values.push_back(Builder{*data_->file, as_it_is}.value(data_->value["out"][i], *schema[i].type()));
+    values.push_back(Builder{*data_->file, identity}.value(data_->value["out"][i], *schema[i].type()));
   }
   return values;
 }
@@ -251,7 +251,7 @@ std::vector<std::pair<std::string, c10::IValue>> Case::mutated() const {
   for (const auto& argument : op_handle.schema().arguments()) {
     const auto it = data_->value["mut"].find(argument.name());
     if (it == data_->value["mut"].end()) continue;
-    values.emplace_back(argument.name(), Builder{*data_->file, as_it_is}.value(*it, *argument.type()));
+    values.emplace_back(argument.name(), Builder{*data_->file, identity}.value(*it, *argument.type()));
   }
   return values;
 }

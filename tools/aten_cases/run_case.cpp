@@ -64,7 +64,7 @@ double tolerance(c10::ScalarType type) {
 }
 
 // What lies beyond the range of a float8 is its largest number in some of ATen's kernels, and NaN in others.
-at::Tensor with_overflow_as(const at::Tensor& expected, const at::Tensor& actual) {
+at::Tensor normalize_overflow(const at::Tensor& expected, const at::Tensor& actual) {
   if (!c10::isFloat8Type(expected.scalar_type())) return actual;
   const at::Tensor wide = expected.to(at::kDouble), got = actual.to(at::kDouble);
   return at::where(at::isnan(got) & (wide.abs() >= 448), wide, got);
@@ -88,9 +88,9 @@ void compare(const at::Tensor& actual, const at::Tensor& expected, const std::st
   const auto wide = c10::isComplexType(type) ? at::kComplexDouble : at::kDouble;
   const bool exact = c10::isIntegralType(type, true);
   const double tol = tolerance(type);
-  const bool same =
-      exact ? at::equal(whole, expected)
-            : at::allclose(with_overflow_as(expected, whole).to(wide), expected.to(wide), tol, tol, /*equal_nan=*/true);
+  const bool same = exact ? at::equal(whole, expected)
+                          : at::allclose(normalize_overflow(expected, whole).to(wide), expected.to(wide), tol, tol,
+                                         /*equal_nan=*/true);
   if (!same) {
     throw Mismatch(c10::str(what, " differs: ", whole.flatten().slice(0, 0, 6), "\ninstead of ",
                             expected.flatten().slice(0, 0, 6)));

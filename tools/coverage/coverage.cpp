@@ -4,7 +4,7 @@
 #include <map>
 #include <sstream>
 
-#include "ops/op_entry.h"
+#include "ops/dispatch/operator_entry.h"
 
 namespace dtensor::coverage {
 namespace {
@@ -20,7 +20,7 @@ Entry classify(const c10::OperatorHandle& op) {
   entry.op = c10::toString(op.operator_name());
   if (!takes_tensors(op.schema())) return entry.kind = Kind::factory, entry;
   if (!needs_kernel(op)) return entry.kind = Kind::implicit, entry;
-  if (entry_of(op).special != nullptr) return entry.kind = Kind::handler, entry;
+  if (entry_of(op).special != nullptr) return entry.kind = Kind::special_kernel, entry;
   const OpRule& rule = entry_of(op).rule();
   const bool derived = !rule.derived_from.empty();
   entry.replicated = rule.entry->source == RuleSource::replicate;
@@ -101,7 +101,7 @@ std::string page(const std::vector<Entry>& entries) {
       {Kind::factory, "no tensor operand: plain, or born on the mesh of a MeshScope"},
       {Kind::rule, "a sharding rule, its own or its tag's"},
       {Kind::derived, "in-place, out=, copy or list form: follows another operator's entry"},
-      {Kind::handler, "taken over as a whole"},
+      {Kind::special_kernel, "taken over as a whole"},
       {Kind::replicate, "runs on gathered operands, for a reason"},
       {Kind::refuse, "an error that names the reason"},
       {Kind::none, "nothing known: runs replicated, with a warning"}};
@@ -113,7 +113,7 @@ std::string page(const std::vector<Entry>& entries) {
   out << "\n## Refused\n";
   list_by_text(entries, Kind::refuse, out);
   out << "\n## Handlers\n\n";
-  list_names(by_name(entries, Kind::handler), out);
+  list_names(by_name(entries, Kind::special_kernel), out);
   if (counts[Kind::none] != 0) out << "\n## Nothing known\n\n", list_names(by_name(entries, Kind::none), out);
   out << "\n## Rules\n\n";
   list_names(by_name(entries, Kind::rule), out);

@@ -11,9 +11,9 @@ namespace {
 int write_to(const std::string& file, const std::string& page) {
   std::ostringstream before;
   before << std::ifstream(file).rdbuf();
-  const auto by_hand = before.str().find(dtensor::coverage::kByHand);
+  const auto hand_written = before.str().find(dtensor::coverage::kHandWrittenSection);
   std::ofstream out(file);
-  out << page << (by_hand == std::string::npos ? "" : before.str().substr(by_hand));
+  out << page << (hand_written == std::string::npos ? "" : before.str().substr(hand_written));
   out.flush();
   TORCH_CHECK(out, "cannot write ", file);
   return 0;

@@ -55,9 +55,10 @@ std::size_t data_begin(const std::string& file) {
 }
 
 // Draws one damage of each class.
-class Vandal {
+class Corruptor {
  public:
-  Vandal(Files own, Files other, std::uint64_t seed) : own_(std::move(own)), other_(std::move(other)), random_(seed) {
+  Corruptor(Files own, Files other, std::uint64_t seed)
+      : own_(std::move(own)), other_(std::move(other)), random_(seed) {
     for (const auto& [name, content] : own_) {
       if (name.ends_with(".safetensors")) tensors_.push_back(name);
     }
@@ -185,7 +186,7 @@ Verdict verdict_of(const std::string& folder, std::string& problem) {
 CorruptionReport run_corruptions(const CorruptionOptions& options) {
   const std::string good = options.folder + "/good", bad = options.folder + "/bad";
   fs::remove_all(options.folder);
-  Vandal vandal(saved(good, kStep), saved(options.folder + "/other", kOtherStep), options.seed);
+  Corruptor vandal(saved(good, kStep), saved(options.folder + "/other", kOtherStep), options.seed);
   CorruptionReport report;
   for (int trial = 0; trial < options.trials; ++trial) {
     const auto [what, files] = vandal.draw();

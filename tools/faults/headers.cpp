@@ -45,7 +45,7 @@ std::string joined(const Tokens& tokens) {
   return text;
 }
 
-const Tokens& unpleasant() {
+const Tokens& malformed_tokens() {
   static const Tokens tokens = {"0",
                                 "-1",
                                 "1.5",
@@ -102,7 +102,7 @@ void change(Tokens& tokens, std::mt19937_64& random) {
       tokens[at] = "[" + tokens[at] + "]";
       break;
     default:
-      tokens[at] = unpleasant()[below(unpleasant().size())];
+      tokens[at] = malformed_tokens()[below(malformed_tokens().size())];
   }
 }
 
@@ -125,7 +125,7 @@ std::string changed(const std::string& name, const std::string& content, std::mt
 }
 
 // Without checkpoint.json and the mark that asks for it.
-Files as_of_another_program(Files files) {
+Files with_foreign_metadata(Files files) {
   const std::string mark = "\"dtensor_checkpoint\"";
   files.erase("checkpoint.json");
   for (auto& [name, content] : files) {
@@ -170,7 +170,7 @@ HeaderReport run_headers(const HeaderOptions& options) {
   std::mt19937_64 random(options.seed);
   HeaderReport report;
   for (; report.trials < options.trials && report.first_problem.empty(); ++report.trials) {
-    auto damaged = random() % 2 == 0 ? files : as_of_another_program(files);
+    auto damaged = random() % 2 == 0 ? files : with_foreign_metadata(files);
     const auto target = std::next(damaged.begin(), static_cast<std::ptrdiff_t>(random() % damaged.size()));
     target->second = changed(target->first, target->second, random);
     fs::remove_all(bad);

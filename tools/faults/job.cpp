@@ -73,24 +73,25 @@ Words as_rank(const Words& words, int rank, int ranks, int port) {
 
 }  // namespace
 
-Over over_of(const std::string& name) {
-  for (const Over over : {Over::threads, Over::sockets, Over::mpi}) {
-    if (name == to_string(over)) return over;
+Backend backend_of_name(const std::string& name) {
+  for (const Backend backend : {Backend::threads, Backend::sockets, Backend::mpi}) {
+    if (name == to_string(backend)) return backend;
   }
   TORCH_CHECK(false, "ranks are threads, or processes over sockets or mpi, not ", name);
 }
 
-const char* to_string(Over over) {
-  return over == Over::threads ? "threads" : over == Over::sockets ? "sockets" : "mpi";
+const char* to_string(Backend backend) {
+  return backend == Backend::threads ? "threads" : backend == Backend::sockets ? "sockets" : "mpi";
 }
 
-StartedJob::StartedJob(const Words& words, Over over, int ranks, std::string output) : output_(std::move(output)) {
-  const int port = over == Over::sockets ? free_port() : 0;
-  const int processes = over == Over::sockets ? ranks : 1;
+StartedJob::StartedJob(const Words& words, Backend backend, int ranks, std::string output)
+    : output_(std::move(output)) {
+  const int port = backend == Backend::sockets ? free_port() : 0;
+  const int processes = backend == Backend::sockets ? ranks : 1;
   for (int p = 0; p < processes; ++p) {
-    children_.push_back(std::make_unique<Child>(over == Over::sockets ? as_rank(words, p, ranks, port)
-                                                : over == Over::mpi   ? under_mpirun(words, ranks)
-                                                                      : words,
+    children_.push_back(std::make_unique<Child>(backend == Backend::sockets ? as_rank(words, p, ranks, port)
+                                                : backend == Backend::mpi   ? under_mpirun(words, ranks)
+                                                                            : words,
                                                 p == 0 ? output_ : output_ + "." + std::to_string(p)));
   }
 }

@@ -11,16 +11,16 @@
 
 namespace dtensor::faults {
 
-enum class Over : std::uint8_t { threads, sockets, mpi };
+enum class Backend : std::uint8_t { threads, sockets, mpi };
 // Throws for another name.
-Over over_of(const std::string& name);
-const char* to_string(Over over);
+Backend backend_of_name(const std::string& name);
+const char* to_string(Backend backend);
 
 class StartedJob {
  public:
   // `words`: the program and its arguments; it launches `ranks` ranks. What they print goes to `output` and, for
   // further processes, to `output`.1 and so on.
-  StartedJob(const std::vector<std::string>& words, Over over, int ranks, std::string output);
+  StartedJob(const std::vector<std::string>& words, Backend backend, int ranks, std::string output);
 
   // Whether a process that was started here (a rank, mpirun) has ended.
   bool any_ended();

@@ -13,7 +13,7 @@
 #include <regex>
 #include <thread>
 
-#include "dtensor/checkpoint_series.h"
+#include "dtensor/checkpoint.h"
 #include "dtensor/mesh.h"
 #include "faults/state.h"
 #include "faults/victim.h"
@@ -50,9 +50,9 @@ class Campaign {
   }
 
   void kill_once();
-  bool comes_to(StartedJob& job, const Progress::Process& victim, std::int64_t phase);
+  bool reaches_phase(StartedJob& job, const Progress::Process& victim, std::int64_t phase);
   void kill(const StartedJob& job, const Progress::Process& victim);
-  void see_the_others_end(StartedJob& job, std::int64_t rank);
+  void wait_for_survivors(StartedJob& job, std::int64_t rank);
   void look();
 
   const KillOptions o_;
@@ -63,13 +63,13 @@ class Campaign {
 };
 
 // Until it is in the phase that this trial is about, then a while longer: from microseconds to a tenth of a second.
-bool Campaign::comes_to(StartedJob& job, const Progress::Process& victim, std::int64_t phase) {
+bool Campaign::reaches_phase(StartedJob& job, const Progress::Process& victim, std::int64_t phase) {
   const auto deadline = Clock::now() + kHung;
   while (victim.entered < phase && !job.any_ended() && Clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
   if (Clock::now() > deadline) note(report_.hung, "it did not come to phase " + std::to_string(phase));
-  const double starting = o_.over == Over::mpi ? 1e6 : 3e5;
+  const double starting = o_.backend == Backend::mpi ? 1e6 : 3e5;
   const double log = std::uniform_real_distribution<double>(1.5, 5)(random_);
   const double micros = phase == 0 ? starting * static_cast<double>(below(1000)) / 1000 : std::pow(10, log);
   std::this_thread::sleep_for(std::chrono::microseconds(static_cast<std::int64_t>(micros)));
@@ -79,8 +79,8 @@ bool Campaign::comes_to(StartedJob& job, const Progress::Process& victim, std::i
 }
 
 void Campaign::kill(const StartedJob& job, const Progress::Process& victim) {
-  kill_ = o_.over == Over::threads || victim.one_more_than_rank == 0 || below(8) == 0 ? Kill::all : Kill::one;
-  if (o_.over == Over::mpi && kill_ == Kill::one && below(8) == 0) kill_ = Kill::launcher;
+  kill_ = o_.backend == Backend::threads || victim.rank_plus_one == 0 || below(8) == 0 ? Kill::all : Kill::one;
+  if (o_.backend == Backend::mpi && kill_ == Kill::one && below(8) == 0) kill_ = Kill::launcher;
   if (kill_ == Kill::one) {
     ::kill(static_cast<pid_t>(victim.process.load()), SIGKILL);
   } else if (kill_ == Kill::launcher) {
@@ -91,7 +91,7 @@ void Campaign::kill(const StartedJob& job, const Progress::Process& victim) {
   ++(kill_ == Kill::one ? report_.one : kill_ == Kill::launcher ? report_.launcher : report_.all);
 }
 
-void Campaign::see_the_others_end(StartedJob& job, std::int64_t rank) {
+void Campaign::wait_for_survivors(StartedJob& job, std::int64_t rank) {
   const auto took = job.all_gone(kHung.count());
   if (!took) return note(report_.hung, "processes are left: " + job.output());
   report_.slowest = std::max(report_.slowest, *took);
@@ -104,7 +104,7 @@ void Campaign::see_the_others_end(StartedJob& job, std::int64_t rank) {
   const std::string said = job.output(), who = "rank " + std::to_string(rank);
   const std::regex by_a_rank("rank [0-9]+: [^\n]*" + who + "[^\n]*\\[rank|rank [0-9]+: [^\n]*" + who +
                              "[^\n]* waits in|rank [0-9]+: [^\n]*waits in [^\n]*" + who);
-  if (std::regex_search(said, by_a_rank)) ++report_.told;
+  if (std::regex_search(said, by_a_rank)) ++report_.reported;
   if (said.find(who) == std::string::npos) note(report_.unclear, "nobody says that " + who + " is missing: " + said);
 }
 
@@ -112,19 +112,19 @@ void Campaign::kill_once() {
   progress_->trial = report_.trials;
   progress_->processes = 0;
   for (auto& process : progress_->all) {
-    process.process = process.one_more_than_rank = process.at = process.entered = 0;
+    process.process = process.rank_plus_one = process.at = process.entered = 0;
   }
   StartedJob job({o_.program, "run", o_.folder, "--ranks", std::to_string(o_.ranks), "--keep", std::to_string(o_.keep),
                   "--rows", std::to_string(o_.rows), "--trial", std::to_string(report_.trials)},
-                 o_.over, o_.ranks, o_.folder + ".output");
-  const auto& victim = progress_->all[o_.over == Over::threads ? 0 : static_cast<std::size_t>(below(o_.ranks))];
+                 o_.backend, o_.ranks, o_.folder + ".output");
+  const auto& victim = progress_->all[o_.backend == Backend::threads ? 0 : static_cast<std::size_t>(below(o_.ranks))];
   // Starting and loading in two of twelve trials each, else in one of the first steps and saves.
   const std::int64_t draw = below(12), phase = draw < 4 ? draw / 2 : draw - 2;
-  if (!comes_to(job, victim, phase)) return;
+  if (!reaches_phase(job, victim, phase)) return;
   report_.at_last = victim.at;
   ++report_.at.at(static_cast<std::size_t>(report_.at_last));
   kill(job, victim);
-  see_the_others_end(job, victim.one_more_than_rank - 1);
+  wait_for_survivors(job, victim.rank_plus_one - 1);
 }
 
 // What is there now, on one to three ranks.

@@ -17,7 +17,7 @@ struct KillOptions {
   std::int64_t rows = 4096;
   std::uint64_t seed = 0;
   // Between processes most trials kill one of them and watch the others, some the launcher, some all at once.
-  Over over = Over::threads;
+  Backend backend = Backend::threads;
 };
 
 struct KillReport {
@@ -25,7 +25,7 @@ struct KillReport {
   std::array<int, 6> at = {};          // what the victim was at when it was killed (victim.h)
   std::int64_t at_last = 0;            // in the last trial
   int one = 0, launcher = 0, all = 0;  // what was killed
-  int told = 0;                        // a rank that was left said which one was missing and what it waited in
+  int reported = 0;                    // a rank that was left said which one was missing and what it waited in
   int late = 0;                        // what was left was there for more than 5 s
   double slowest = 0;                  // seconds until the last process was gone
   int lost = 0;                        // less was there than a save had returned for

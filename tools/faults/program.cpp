@@ -5,10 +5,10 @@
 #include <filesystem>
 #include <iostream>
 
+#include "faults/concurrent_saves.h"
 #include "faults/corruptions.h"
 #include "faults/headers.h"
 #include "faults/kills.h"
-#include "faults/rivals.h"
 #include "faults/victim.h"
 #include "run_tool.h"
 
@@ -16,7 +16,7 @@ namespace dtensor::faults {
 namespace {
 
 struct Flags {
-  std::string over = "threads";
+  std::string backend = "threads";
   std::string folder = (std::filesystem::temp_directory_path() / "dtensor_faults").string();
   int trials = 100, ranks = 2;
   std::int64_t keep = 2, rows = 4096, step = 0, trial = 0;
@@ -25,26 +25,26 @@ struct Flags {
 
 std::string own_path() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
 
-int tell(const std::string& problem) {
+int print_problem(const std::string& problem) {
   if (!problem.empty()) std::printf("FIRST PROBLEM: %s\n", problem.c_str());
   return problem.empty() ? 0 : 1;
 }
 
 int kills(const Flags& f) {
-  const Over over = over_of(f.over);
-  const KillReport r = run_kills({own_path(), f.folder, f.trials, f.ranks, f.keep, f.rows, f.seed, over});
+  const Backend backend = backend_of_name(f.backend);
+  const KillReport r = run_kills({own_path(), f.folder, f.trials, f.ranks, f.keep, f.rows, f.seed, backend});
   std::printf(
       "| kills, %s, %d %s | %d | %d starting, %d loading, %d in a step, %d saving, %d saving in the background, %d in "
       "the step meanwhile | lost %d, wrong %d, hung %d, unclear %d |\n",
-      f.keep > 0 ? "a series" : "one folder", f.ranks, f.over.c_str(), r.trials, r.at[0], r.at[1], r.at[2], r.at[3],
+      f.keep > 0 ? "a series" : "one folder", f.ranks, f.backend.c_str(), r.trials, r.at[0], r.at[1], r.at[2], r.at[3],
       r.at[4], r.at[5], r.lost, r.wrong, r.hung, r.unclear);
   std::printf("the run came to step %lld\n", static_cast<long long>(r.last_step));
-  if (over != Over::threads) {
+  if (backend != Backend::threads) {
     std::printf("killed: one process %d times (a rank said so with its place %d times), the launcher %d, all %d\n",
-                r.one, r.told, r.launcher, r.all);
+                r.one, r.reported, r.launcher, r.all);
     std::printf("all processes gone after %.2f s at most; after more than 5 s: %d\n", r.slowest, r.late);
   }
-  return tell(r.first_problem);
+  return print_problem(r.first_problem);
 }
 
 int corruptions(const Flags& f) {
@@ -53,21 +53,21 @@ int corruptions(const Flags& f) {
     std::printf("| %s | %d | found %d, harmless %d | silent %d |\n", what.c_str(), c.found + c.harmless + c.silent,
                 c.found, c.harmless, c.silent);
   }
-  return tell(r.first_problem);
+  return print_problem(r.first_problem);
 }
 
 int headers(const Flags& f) {
   const HeaderReport r = run_headers({f.folder, f.trials, f.seed});
   std::printf("| hostile headers and JSON | %d | refused %d, read %d | %s |\n", r.trials, r.refused, r.read,
               r.first_problem.empty() ? "each with a sentence that names the file" : "a problem");
-  return tell(r.first_problem);
+  return print_problem(r.first_problem);
 }
 
 int rivals(const Flags& f) {
   const RivalReport r = run_rivals({own_path(), f.folder, f.trials, f.ranks, f.rows});
   std::printf("| two programs, one folder | %d | both saved %d, one %d, none %d | damaged %d, without the line %d |\n",
               r.trials, r.both, r.one, r.none, r.damaged, r.unclear);
-  return tell(r.first_problem);
+  return print_problem(r.first_problem);
 }
 
 // Of every campaign, and of what they start.
@@ -77,7 +77,7 @@ void add_flags(CLI::App& command, Flags& f) {
   command.add_option("--ranks", f.ranks, "of each run")
       ->check(CLI::Range(1, static_cast<int>(std::tuple_size_v<decltype(Progress::all)>)))
       ->capture_default_str();
-  command.add_option("--over", f.over, "ranks of `kills` are threads, or processes over sockets or mpi")
+  command.add_option("--over", f.backend, "ranks of `kills` are threads, or processes over sockets or mpi")
       ->check(CLI::IsMember({"threads", "sockets", "mpi"}))
       ->capture_default_str();
   command.add_option("--trial", f.trial)->check(CLI::NonNegativeNumber);

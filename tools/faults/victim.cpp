@@ -8,7 +8,7 @@
 
 #include <optional>
 
-#include "dtensor/checkpoint_series.h"
+#include "dtensor/checkpoint.h"
 #include "dtensor/launch.h"
 #include "dtensor/tensor.h"
 #include "faults/state.h"
@@ -45,25 +45,25 @@ class Saves {
   std::int64_t pending_step_ = 0;
 };
 
-void be_a_victim(const Communicator& world, const std::string& folder, std::int64_t keep, std::int64_t rows,
-                 const SharedProgress& progress, Progress::Process* told_in) {
-  if (told_in != nullptr) told_in->one_more_than_rank = world.rank() + 1;
-  const auto enter = [&](At at) {
+void run_victim_rank(const Communicator& world, const std::string& folder, std::int64_t keep, std::int64_t rows,
+                     const SharedProgress& progress, Progress::Process* told_in) {
+  if (told_in != nullptr) told_in->rank_plus_one = world.rank() + 1;
+  const auto enter = [&](Phase at) {
     if (told_in == nullptr) return;
     told_in->at = static_cast<std::int64_t>(at);
     ++told_in->entered;
   };
-  enter(At::load);
+  enter(Phase::load);
   KnownState state(init_device_mesh(world, at::kCPU, {world.size()}), rows);
   Saves saves(folder, world, keep);
   load_newest(state.checkpoint(), folder, world);
   TORCH_CHECK(state.problem().empty(), state.problem());
   for (bool background = false;; background = !background) {
     TORCH_CHECK(::kill(static_cast<pid_t>(progress->campaign), 0) == 0, "the campaign has ended");
-    enter(background ? At::step : At::step_meanwhile);
+    enter(background ? Phase::step : Phase::step_during_save);
     state.go_to(state.step() + 1);
     TORCH_CHECK(state.problem().empty(), state.problem());  // with a collective for each tensor
-    enter(background ? At::save_async : At::save);
+    enter(background ? Phase::save_async : Phase::save);
     const std::int64_t certain = saves.save(state, background);
     if (world.rank() == 0 && certain > progress->saved) progress->saved = certain;
   }
@@ -91,7 +91,7 @@ int run_victim(const std::string& folder, int ranks, std::int64_t keep, std::int
   char* argv[] = {words[0].data(), words[1].data(), words[2].data(), nullptr};
   return launch(3, argv, [&](Communicator world) {
     const bool is_told = world.backend_name() != std::string("local") || world.rank() == 0;
-    be_a_victim(world, folder, keep, rows, progress, is_told ? &own : nullptr);
+    run_victim_rank(world, folder, keep, rows, progress, is_told ? &own : nullptr);
   });
 }
 

@@ -9,12 +9,12 @@
 namespace dtensor::faults {
 
 // What a process is at. Every second save is one in the background, so that the step after it runs meanwhile.
-enum class At : std::int64_t { start, load, step, save, save_async, step_meanwhile };
+enum class Phase : std::int64_t { start, load, step, save, save_async, step_during_save };
 
 // Shared between processes, so that what a victim wrote last is there after SIGKILL. Zero bytes are the beginning.
 struct Progress {
   struct Process {
-    std::atomic<std::int64_t> process, one_more_than_rank, at,
+    std::atomic<std::int64_t> process, rank_plus_one, at,
         entered;  // `entered`: how many phases, loading being the first
   };
   std::atomic<std::int64_t> campaign;  // the process that kills: without it no victim goes on

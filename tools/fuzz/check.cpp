@@ -173,7 +173,7 @@ std::string list_of(const std::vector<Outcome>& outcomes) {
 
 // The error itself: without the sizes of the part that a rank holds, nor who had it first, nor what he was in when he
 // had it or heard of it.
-std::string essence(std::string text) {
+std::string error_signature(std::string text) {
   text.erase(std::min(text.size(), text.find(" (in ")));
   if (const auto at = text.rfind(" [rank "); at != std::string::npos) text.erase(at);
   text.erase(std::remove_if(text.begin(), text.end(), [](char c) { return std::isdigit(c) != 0; }), text.end());
@@ -192,12 +192,12 @@ bool contains(const std::vector<Outcome>& outcomes, const char* part) {
 }
 
 // The library has the operator where ATen has none for the device.
-bool is_missing(const Ending& plain) { return plain.text.rfind("Could not run '", 0) == 0; }
-bool accepts(const Ending& plain) { return plain.word == "ok" || plain.word == "unsteady"; }
+bool is_missing(const DrawResult& plain) { return plain.text.rfind("Could not run '", 0) == 0; }
+bool accepts(const DrawResult& plain) { return plain.word == "ok" || plain.word == "unsteady"; }
 
 // Whether one device raises for the values: it takes other ones, or zeros. A value is known only on the ranks that
 // hold it, and the others are told.
-bool is_of_values(const Draw& draw) {
+bool depends_on_values(const Draw& draw) {
   const PlainCall& plain = draw.mistaken;
   if (plain.str() == draw.valid.str()) return true;
   const auto zeros = replace_tensors(plain.args, [](const at::Tensor& t) { return at::zeros_like(t); });
@@ -209,14 +209,14 @@ bool is_documented_refusal(const std::vector<Outcome>& outcomes) {
   return contains(outcomes, "an index lies outside of its window");
 }
 
-Ending judge_alike(const Draw& draw, const Ending& plain, const std::vector<Outcome>& outcomes) {
+DrawResult compare_outcomes(const Draw& draw, const DrawResult& plain, const std::vector<Outcome>& outcomes) {
   const std::size_t raised = count_raised(outcomes);
   const bool told = raised != 0 && contains(outcomes, " failed: ");
   for (const auto& outcome : outcomes) {
-    if (essence(outcome.error) != essence(outcomes[0].error)) return {"parted", list_of(outcomes)};
+    if (error_signature(outcome.error) != error_signature(outcomes[0].error)) return {"diverged", list_of(outcomes)};
   }
   if (told && accepts(plain) && is_documented_refusal(outcomes)) return {"refused", list_of({outcomes[0]})};
-  if (told && (accepts(plain) || !is_of_values(draw))) return {"parted", list_of(outcomes)};
+  if (told && (accepts(plain) || !depends_on_values(draw))) return {"diverged", list_of(outcomes)};
   if (raised != 0) return {accepts(plain) ? "refused" : "raises", list_of({outcomes[0]})};
   if (!accepts(plain)) return {is_missing(plain) ? "ok" : "accepted", plain.text};
   if (plain.word != "ok" || is_decided_by_rounding(draw.mistaken.op)) return {"ok", ""};
@@ -227,16 +227,16 @@ Ending judge_alike(const Draw& draw, const Ending& plain, const std::vector<Outc
 
 // Ranks whose calls need each other end together; what is complete on each rank alone tells no other. Of a whole tensor
 // a rank looks at its part alone: values of other parts may be what one device refuses.
-Ending judge_one(const Draw& draw, const Ending& plain, const std::vector<Outcome>& outcomes) {
+DrawResult judge_outcome(const Draw& draw, const DrawResult& plain, const std::vector<Outcome>& outcomes) {
   const std::size_t raised = count_raised(outcomes);
-  if (raised != 0 && raised != outcomes.size()) return {"parted", list_of(outcomes)};
-  if (raised == 0 && !accepts(plain) && !is_missing(plain) && !is_of_values(draw)) return {"accepted", plain.text};
+  if (raised != 0 && raised != outcomes.size()) return {"diverged", list_of(outcomes)};
+  if (raised == 0 && !accepts(plain) && !is_missing(plain) && !depends_on_values(draw)) return {"accepted", plain.text};
   return {raised != 0 ? "raises" : "ok", ""};
 }
 
 // The operator's valid call still gives what one device gives.
-std::string wrong_afterwards(const Draw& draw) {
-  const Ending plain = run_plain(draw.valid);
+std::string find_changed_operands(const Draw& draw) {
+  const DrawResult plain = run_plain(draw.valid);
   if (plain.word != "ok" || is_decided_by_rounding(draw.valid.op)) return "";
   const auto expected = outcome_of([&] { return call(draw.valid.op, replace_tensors(draw.valid.args, fresh)); });
   const auto outcomes = on_ranks(
@@ -265,33 +265,34 @@ Draw draw_call(const CallSource& source, std::uint64_t seed, std::uint64_t index
   return d;
 }
 
-Ending run_plain(const PlainCall& plain) {
+DrawResult run_plain(const PlainCall& plain) {
   const auto once = [&](unsigned char byte) {
     fill_memory_with(byte);
     return outcome_of([&] { return call(plain.op, replace_tensors(plain.args, fresh)); });
   };
   const Outcome first = once(0x40), second = once(0xc1);
-  if (wrote_beside()) return {"beside", ""};
+  if (wrote_out_of_bounds()) return {"beside", ""};
   if (!first.error.empty() && !second.error.empty()) return {"raises", first.error};
   const bool same = first.error.empty() == second.error.empty() && difference(first, second).empty() &&
                     !plain.op.hasTag(at::Tag::nondeterministic_seeded);
   return {same ? "ok" : "unsteady", ""};
 }
 
-Ending run_on_ranks(const Draw& draw, const Ending& plain) {
+DrawResult run_on_ranks(const Draw& draw, const DrawResult& plain) {
   const auto args_of = [&](int rank) -> Values {
     return draw.only_rank < 0 || draw.only_rank == rank ? draw.mistaken.args : draw.valid.args;
   };
   const auto outcomes = on_ranks(draw.mesh, args_of, draw.mistaken.op, draw.seed);
-  if (wrote_beside()) return {"beside", list_of(outcomes)};
+  if (wrote_out_of_bounds()) return {"beside", list_of(outcomes)};
   if (contains(outcomes, "timeout after")) return {"hang", list_of(outcomes)};
-  const Ending ending = draw.only_rank < 0 ? judge_alike(draw, plain, outcomes) : judge_one(draw, plain, outcomes);
+  const DrawResult ending =
+      draw.only_rank < 0 ? compare_outcomes(draw, plain, outcomes) : judge_outcome(draw, plain, outcomes);
   if (!is_fine(ending)) return ending;
-  const std::string after = wrong_afterwards(draw);
-  return after.empty() ? ending : Ending{"after", after};
+  const std::string after = find_changed_operands(draw);
+  return after.empty() ? ending : DrawResult{"after", after};
 }
 
-bool is_fine(const Ending& ending) {
+bool is_fine(const DrawResult& ending) {
   return ending.word == "ok" || ending.word == "raises" || ending.word == "refused" || ending.word == "left out";
 }
 

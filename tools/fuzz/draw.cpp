@@ -6,7 +6,7 @@
 
 #include <map>
 
-#include "ops/op_entry.h"
+#include "ops/dispatch/operator_entry.h"
 
 namespace dtensor::fuzz {
 namespace {
@@ -120,7 +120,7 @@ at::Tensor mistaken(const at::Tensor& tensor, bool out, Random& random) {
 
 }  // namespace
 
-bool is_left_out(const std::string& name) {
+bool is_excluded(const std::string& name) {
   for (const char* part : {"aten::set_", "aten::_fused_moving_avg", "quantize", "mkldnn", "cudnn", "miopen", "sparse",
                            "_nested", "to_padded", "aten::record_stream", "aten::_resize_output", "aten::resize",
                            "aten::_nnpack"}) {  // which crashes on plain tensors of 5 dimensions
@@ -154,13 +154,13 @@ CallSource::CallSource(const std::string& folder) {
     PlainCall call{c.handle(), c.arguments([](const at::Tensor& t) { return t; })};
     std::int64_t elements = 0;
     for (const auto& t : tensors_of(call.args)) elements += t.numel();
-    if (elements > 10000 || is_left_out(name_of(call.op))) continue;
+    if (elements > 10000 || is_excluded(name_of(call.op))) continue;
     by_base[base_of(call.op.schema().name())].push_back({call, tensors_of(c.results())});
     by_name[name_of(call.op)].push_back(std::move(call));
   }
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
-    if (!op || name.name.rfind("aten::", 0) != 0 || !needs_kernel(*op) || is_left_out(name_of(*op))) continue;
+    if (!op || name.name.rfind("aten::", 0) != 0 || !needs_kernel(*op) || is_excluded(name_of(*op))) continue;
     auto& calls = by_name[name_of(*op)];
     for (const auto& known : by_base[base_of(name.name)]) {
       if (calls.size() >= 8) break;

@@ -15,7 +15,7 @@ inline std::int64_t draw(Random& random, std::int64_t low, std::int64_t high) { 
 }
 
 // Operators whose calls would never end, or change what the next call finds.
-bool is_left_out(const std::string& name);
+bool is_excluded(const std::string& name);
 
 // One call on plain tensors.
 struct PlainCall {

@@ -74,7 +74,7 @@ void guard_memory() {
 
 void fill_memory_with(unsigned char byte) { fill = byte; }
 
-bool wrote_beside() {
+bool wrote_out_of_bounds() {
   const std::lock_guard lock(mutex);
   for (const char* block : live()) look_at(block);
   live().clear();

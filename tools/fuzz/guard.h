@@ -11,6 +11,6 @@ void guard_memory();
 void fill_memory_with(unsigned char byte);
 
 // Whether the room around any tensor was written to since the last question.
-bool wrote_beside();
+bool wrote_out_of_bounds();
 
 }  // namespace dtensor::fuzz

@@ -10,11 +10,12 @@ constexpr int kSecondsPerDraw = 40;
 
 void run_block(const DrawAt& draw_at, int first, int count, Report& report) {
   const auto at = [&](int i) { return draw_at(first + i); };
-  const auto plain = run_apart(count, kSecondsPerDraw, [&](int i, const Note&) { return run_plain(at(i).mistaken); });
-  const auto endings = run_apart(count, kSecondsPerDraw, [&](int i, const Note& note) {
+  const auto plain =
+      run_isolated(count, kSecondsPerDraw, [&](int i, const Note&) { return run_plain(at(i).mistaken); });
+  const auto endings = run_isolated(count, kSecondsPerDraw, [&](int i, const Note& note) {
     const auto& one_device = plain[static_cast<std::size_t>(i)];
     const std::string& word = one_device.word;
-    if (word == "crash" || word == "hang" || word == "beside") return Ending{"left out", ""};
+    if (word == "crash" || word == "hang" || word == "beside") return DrawResult{"left out", ""};
     const Draw draw = at(i);
     note(draw.str());
     return run_on_ranks(draw, one_device);
@@ -35,8 +36,8 @@ void keep_valid(CallSource& source) {
   for (std::size_t i = 0; i < source.overloads(); ++i) {
     for (const auto& call : source.calls(i)) all.push_back(&call);
   }
-  const auto endings = run_apart(static_cast<int>(all.size()), kSecondsPerDraw,
-                                 [&](int i, const Note&) { return run_plain(*all[static_cast<std::size_t>(i)]); });
+  const auto endings = run_isolated(static_cast<int>(all.size()), kSecondsPerDraw,
+                                    [&](int i, const Note&) { return run_plain(*all[static_cast<std::size_t>(i)]); });
   std::set<const PlainCall*> valid;
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (endings[i].word == "ok") valid.insert(all[i]);

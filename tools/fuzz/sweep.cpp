@@ -4,7 +4,7 @@
 
 #include <ATen/ATen.h>
 
-#include "ops/op_entry.h"
+#include "ops/dispatch/operator_entry.h"
 
 namespace dtensor::fuzz {
 namespace {
@@ -133,7 +133,7 @@ std::vector<PlainCall> sweep_calls() {
   std::vector<PlainCall> calls;
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
-    if (op && name.name.rfind("aten::", 0) == 0 && needs_kernel(*op) && !is_left_out(c10::toString(name)) &&
+    if (op && name.name.rfind("aten::", 0) == 0 && needs_kernel(*op) && !is_excluded(c10::toString(name)) &&
         !keeps_sizes(c10::toString(name)))
       add_calls(*op, calls);
   }

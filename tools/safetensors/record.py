@@ -34,7 +34,7 @@ def one(text, data=4):
     return file_of('{"a":%s}' % text, b"x" * data)
 
 
-def by_hand():
+def hand_written():
     pair = lambda a, b, n: file_of('{"a":%s,"b":%s}' % (a, b), b"x" * n)
     yield from (file_of(h) for h in ("", "{}", " {} ", "[]", "null", "3", '""', "{", "{}x", "{}\0", "\f{}", "\ufeff{}"))
     yield from (file_of('{"__metadata__":%s}' % m) for m in (
@@ -137,7 +137,7 @@ def verdict(path, file):
 
 def main():
     draw = random.Random(16)
-    files = list(by_hand()) + [changed(draw) for _ in range(300)]
+    files = list(hand_written()) + [changed(draw) for _ in range(300)]
     with tempfile.NamedTemporaryFile(suffix=".safetensors") as scratch:
         cases = [{"file": f.decode("latin-1"), **verdict(scratch.name, f)} for f in files]
     lines = ",\n".join(json.dumps(c) for c in cases)

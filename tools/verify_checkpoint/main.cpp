@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "dtensor/checkpoint.h"
-#include "dtensor/checkpoint_series.h"
 
 namespace {
 

@@ -13,7 +13,7 @@
 #include <optional>
 
 #include "aten_cases/selection.h"
-#include "dtensor/verify_rules.h"
+#include "dtensor/rule.h"
 #include "run_tool.h"
 
 namespace {
@@ -67,7 +67,7 @@ Totals verify_case(const cases::Case& c, const Flags& flags, bool search) {
 }
 
 // In a child process; nothing where it died.
-std::optional<Totals> verify_apart(const cases::Case& c, const Flags& flags, bool search) {
+std::optional<Totals> verify_isolated(const cases::Case& c, const Flags& flags, bool search) {
   int ends[2];
   TORCH_CHECK(pipe(ends) == 0, "no pipe");
   std::cout.flush();
@@ -99,8 +99,8 @@ int run(const Flags& flags) {
   for (const auto& c : cases::load_cases(flags.selection.data)) {
     if (!flags.selection.takes(c)) continue;
     any = true;
-    auto totals = verify_apart(c, flags, true);
-    if (!totals) totals = verify_apart(c, flags, false);
+    auto totals = verify_isolated(c, flags, true);
+    if (!totals) totals = verify_isolated(c, flags, false);
     if (!totals) {
       std::cout << "NOT VERIFIED " << c.text() << "\n";
       continue;

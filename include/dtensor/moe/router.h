@@ -12,7 +12,6 @@
 #include "dtensor/comm.h"
 #include "dtensor/export.h"
 #include "dtensor/mesh.h"
-#include "dtensor/moe/exchange.h"
 
 namespace dtensor {
 
@@ -26,6 +25,9 @@ enum class RouterChoice : std::uint8_t {
 };
 
 class RoutingStrategy;
+
+// Entries in the order of their experts, as the library keeps it.
+struct SortedBins;
 
 // How experts are chosen.
 struct RouterOptions {
@@ -91,9 +93,9 @@ class DTENSOR_API RoutingStrategy {
     at::Tensor experts;  // [tokens, choices] int64, on the scores' device; RouterOptions::experts: none
     // Counts and order of these experts, where they are known already; else they are found, once for all who need them.
     std::shared_ptr<const SortedBins> order = {};
-    bool complete = true;    // every place has an expert
-    bool in_turn = false;    // entry i of the batch has expert i modulo experts: what EqualAllToAll relies on
-    bool same_width = true;  // every rank has as many choices a token
+    bool complete = true;      // every place has an expert
+    bool round_robin = false;  // entry i of the batch has expert i modulo experts: what EqualAllToAll relies on
+    bool same_width = true;    // every rank has as many choices a token
   };
   virtual ~RoutingStrategy() = default;
   // scores [tokens, experts] of this rank's tokens, as the router's score function gives them; `bias` [experts], or

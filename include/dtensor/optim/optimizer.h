@@ -154,12 +154,13 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
   // Options may have changed since the optimizer was made: throws where a step cannot take them.
   virtual void check_options() const {}
   // State besides the slots, for one entry, under names that begin with `prefix`.
-  virtual void save_more(const Entry& /*entry*/, const std::string& /*prefix*/, OptimizerState& /*state*/) const {}
+  virtual void save_extra_state(const Entry& /*entry*/, const std::string& /*prefix*/,
+                                OptimizerState& /*state*/) const {}
   // Targets for it; commits take them. `steps`: the entry's in the saved state.
-  virtual void more_targets(Entry& /*entry*/, std::int64_t /*steps*/, const std::string& /*prefix*/,
-                            StateTensors& /*tensors*/, std::vector<std::function<void()>>& /*commits*/) {}
+  virtual void extra_state_targets(Entry& /*entry*/, std::int64_t /*steps*/, const std::string& /*prefix*/,
+                                   StateTensors& /*tensors*/, std::vector<std::function<void()>>& /*commits*/) {}
   // Whether each parameter that has taken a step has this slot, so that a saved state without it is an error.
-  virtual bool always_has(const Entry& /*entry*/, std::size_t /*slot*/) const { return true; }
+  virtual bool is_slot_required(const Entry& /*entry*/, std::size_t /*slot*/) const { return true; }
 
   // In the order of the groups.
   const std::vector<Entry>& entries() const { return entries_; }
@@ -174,7 +175,7 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
   void check_known(const StateScalars& scalars) const;
 
   std::vector<std::string> slot_names_;
-  void warn_of_untrained();
+  void warn_without_gradients();
 
   bool wide_, warned_ = false;
   std::vector<Entry> entries_;
@@ -183,7 +184,7 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
 
 // What an optimizer says of the options of a group.
 template <class Options>
-struct OptionRules {
+struct OptionValidator {
   const char* optimizer = nullptr;          // its name, for errors
   void (*check)(const Options&) = nullptr;  // throws where they are out of their range, but for the rate
 };
@@ -207,7 +208,7 @@ class GroupOptimizer : public SlotOptimizer {
  protected:
   // With rules the groups' options are checked here, rates included, and at each step. Without, by nobody.
   GroupOptimizer(const std::vector<Group>& groups, std::vector<std::string> slot_names, bool wide = false,
-                 OptionRules<Options> rules = {})
+                 OptionValidator<Options> rules = {})
       : SlotOptimizer(std::move(slot_names), wide), rules_(rules) {
     for (const Group& group : groups) {
       add_parameters(options_.size(), group.parameters, group.names);
@@ -225,8 +226,39 @@ class GroupOptimizer : public SlotOptimizer {
   }
 
  private:
-  OptionRules<Options> rules_;
+  OptionValidator<Options> rules_;
   std::vector<Options> options_;
+};
+
+// The learning rate of each step as an object: a function of the step alone, so that a run may be left and taken up at
+// any step, on any number of ranks.
+//
+//   const LearningRate rate = LearningRate::cosine(3e-4, 900).after_warmup(100);  // 1000 steps
+//   optimizer.set_lr(rate(step));
+
+// The learning rate of a step, to be given to Optimizer::set_lr.
+class DTENSOR_API LearningRate {
+ public:
+  using Function = std::function<double(std::int64_t step)>;  // steps count from 0
+  explicit LearningRate(Function rate);                       // one of the user's own
+
+  // The same at every step.
+  static LearningRate constant(double lr);
+  // From lr at step 0 to `last` at step `steps` and from there on: along a line, or half a period of a cosine
+  // (Loshchilov and Hutter, arXiv:1608.03983).
+  static LearningRate linear(double lr, std::int64_t steps, double last = 0);
+  static LearningRate cosine(double lr, std::int64_t steps, double last = 0);
+  // Warm-up, stable, decay (Hu et al., arXiv:2404.06395): lr up to `decay` steps before the end, then along a line.
+  static LearningRate wsd(double lr, std::int64_t steps, std::int64_t decay, double last = 0);
+
+  // Rises along a line over the first `steps` steps, from 1 / (steps + 1) of this rate's first value; then this rate
+  // from its beginning.
+  LearningRate after_warmup(std::int64_t steps) const;
+
+  double operator()(std::int64_t step) const;
+
+ private:
+  Function rate_;
 };
 
 }  // namespace dtensor

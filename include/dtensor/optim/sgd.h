@@ -20,7 +20,7 @@ class DTENSOR_API SGD final : public GroupOptimizer<SGDOptions> {
 
  private:
   void update(const std::vector<Entry*>& active) override;
-  bool always_has(const Entry& /*entry*/, std::size_t /*slot*/) const override { return false; }
+  bool is_slot_required(const Entry& /*entry*/, std::size_t /*slot*/) const override { return false; }
 };
 
 }  // namespace dtensor

@@ -51,10 +51,10 @@ class DTENSOR_API Shampoo final : public GroupOptimizer<ShampooOptions> {
 
  private:
   void update(const std::vector<Entry*>& active) override;
-  void save_more(const Entry& entry, const std::string& prefix, OptimizerState& state) const override;
-  void more_targets(Entry& entry, std::int64_t steps, const std::string& prefix, StateTensors& tensors,
-                    std::vector<std::function<void()>>& commits) override;
-  bool always_has(const Entry& entry, std::size_t slot) const override;
+  void save_extra_state(const Entry& entry, const std::string& prefix, OptimizerState& state) const override;
+  void extra_state_targets(Entry& entry, std::int64_t steps, const std::string& prefix, StateTensors& tensors,
+                           std::vector<std::function<void()>>& commits) override;
+  bool is_slot_required(const Entry& entry, std::size_t slot) const override;
 
   struct State;
   std::unique_ptr<State> state_;

@@ -4,7 +4,7 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/format/file.h"
+#include "checkpoint/format/files/file.h"
 #include "checkpoint/format/json.h"
 #include "checkpoint/format/safetensors.h"
 
@@ -45,7 +45,7 @@ constexpr std::array<FormatDtype, 22> kDtypes = {{{"F64", at::kDouble, 64},
 // {"U8": null} is "U8", to serde.
 const FormatDtype& dtype_of(const Json& json, const std::string& path, const std::string& what) {
   const bool variant = json.is_object() && json.size() == 1 && json.begin()->is_null();
-  const std::string name = variant ? json.begin().key() : text_of(json, path, "the dtype of " + what);
+  const std::string name = variant ? json.begin().key() : string_value(json, path, "the dtype of " + what);
   const auto found = std::find_if(kDtypes.begin(), kDtypes.end(), [&](const auto& d) { return name == d.name; });
   TORCH_CHECK(found != kDtypes.end(), path, " is damaged: the dtype of ", what, " is '", name,
               "', which the format does not have");
@@ -97,11 +97,11 @@ CheckpointEntry parse_entry(const std::string& name, const Json& json, const std
   e.format_dtype = dtype.name;
   const Json &shape = field(json, 1, "shape", path, what), &offsets = field(json, 2, "data_offsets", path, what);
   TORCH_CHECK(shape.is_array(), path, " is damaged: the shape of ", what, " is ", excerpt(shape), ", which is no list");
-  for (const Json& n : shape) e.sizes.push_back(whole_number(n, path, "a size of " + what));
+  for (const Json& n : shape) e.sizes.push_back(non_negative_integer(n, path, "a size of " + what));
   TORCH_CHECK(is_pair(offsets), path, " is damaged: the data_offsets of ", what, " are ", excerpt(offsets),
               ", not two numbers");
-  e.offset = whole_number(offsets[0], path, "where " + what + " begins");
-  const std::int64_t end = whole_number(offsets[1], path, "where " + what + " ends");
+  e.offset = non_negative_integer(offsets[0], path, "where " + what + " begins");
+  const std::int64_t end = non_negative_integer(offsets[1], path, "where " + what + " ends");
   TORCH_CHECK(end >= e.offset, path, " is damaged: ", what, " is from ", e.offset, " to ", end);
   e.bytes = end - e.offset;
   const std::int64_t bits = bits_of(e.sizes, dtype.bits, path, what);
@@ -135,7 +135,7 @@ std::string header_text(const File& file, std::int64_t bytes, const std::string&
   TORCH_CHECK(bytes >= static_cast<std::int64_t>(sizeof length), path, " is truncated or no safetensors file: it has ",
               bytes, " bytes");
   file.read(&length, sizeof length, 0);
-  TORCH_CHECK(length <= static_cast<std::uint64_t>(kLongestHeader) &&
+  TORCH_CHECK(length <= static_cast<std::uint64_t>(kMaxHeaderBytes) &&
                   length <= static_cast<std::uint64_t>(bytes) - sizeof length,
               path, " is truncated or no safetensors file: it says that its header has ", length, " bytes, and has ",
               bytes);
@@ -148,8 +148,8 @@ bool is_marked(const Json& all, const std::string& path) {
   const auto metadata = all.find("__metadata__");
   if (metadata == all.end() || metadata->is_null()) return false;
   TORCH_CHECK(metadata->is_object(), path, " is damaged: its metadata is ", excerpt(*metadata), ", which is no object");
-  for (const auto& [name, value] : metadata->items()) text_of(value, path, "'" + name + "' of its metadata");
-  return metadata->contains(kMark);
+  for (const auto& [name, value] : metadata->items()) string_value(value, path, "'" + name + "' of its metadata");
+  return metadata->contains(kMarker);
 }
 
 }  // namespace

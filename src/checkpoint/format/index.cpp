@@ -4,10 +4,10 @@
 #include <set>
 #include <unordered_map>
 
-#include "checkpoint/format/file.h"
+#include "checkpoint/format/files/file.h"
+#include "checkpoint/format/files/saved_folder.h"
 #include "checkpoint/format/json.h"
 #include "checkpoint/format/safetensors.h"
-#include "checkpoint/format/saved_folder.h"
 #include "checkpoint/format/values.h"
 
 namespace dtensor {
@@ -22,7 +22,7 @@ std::unordered_map<std::string, std::string> read_weight_map(const std::string& 
   TORCH_CHECK(map.is_object(), path, " is damaged: its weight_map is ", excerpt(map), ", which is no object");
   std::unordered_map<std::string, std::string> file_of;
   for (const auto& [name, file] : map.items()) {
-    const std::string& text = text_of(file, path, "the file of '" + name + "'");
+    const std::string& text = string_value(file, path, "the file of '" + name + "'");
     const bool plain = !text.empty() && text.find('/') == std::string::npos && text != "." && text != "..";
     TORCH_CHECK(plain, path, " says that '", name, "' is in '", text, "', which is no file in the same folder");
     file_of[name] = text;
@@ -57,23 +57,25 @@ FileContent content_of_folder(const fs::path& folder) {
 
 std::string said(const std::string& dtype, at::IntArrayRef sizes) { return c10::str(dtype, " ", sizes); }
 
-void take_notes(const CheckpointNotes& notes, const std::string& path, bool marked, CheckpointIndex& index) {
-  TORCH_CHECK(marked || !notes.has_types, path, ": the files beside it are not those that were saved with it");
+void apply_metadata(const CheckpointMetadata& file_metadata, const std::string& path, bool marked,
+                    CheckpointIndex& index) {
+  TORCH_CHECK(marked || !file_metadata.has_types, path, ": the files beside it are not those that were saved with it");
   std::unordered_map<std::string, CheckpointEntry> entries;
   for (CheckpointEntry& e : index.entries) {
-    const auto note = notes.tensors.find(e.name);
-    const bool listed = note != notes.tensors.end();
-    TORCH_CHECK(listed || !notes.has_types, path, " does not list tensor '", e.name, "', which is in ", e.file);
+    const auto note = file_metadata.tensors.find(e.name);
+    const bool listed = note != file_metadata.tensors.end();
+    TORCH_CHECK(listed || !file_metadata.has_types, path, " does not list tensor '", e.name, "', which is in ", e.file);
     if (listed) e.checksum = note->second.checksum;
-    const bool same = !notes.has_types || (note->second.dtype == e.format_dtype && note->second.sizes == e.sizes);
+    const bool same =
+        !file_metadata.has_types || (note->second.dtype == e.format_dtype && note->second.sizes == e.sizes);
     TORCH_CHECK(same, e.file, " is damaged: '", e.name, "' is ", said(e.format_dtype, e.sizes), " there, and ",
                 said(note->second.dtype, note->second.sizes), " in ", path);
     entries.emplace(e.name, e);
   }
-  for (const auto& [name, note] : notes.tensors) {
+  for (const auto& [name, note] : file_metadata.tensors) {
     TORCH_CHECK(entries.contains(name), path, " lists tensor '", name, "', which is in no file beside it");
   }
-  for (const Alias& alias : notes.aliases) {
+  for (const Alias& alias : file_metadata.aliases) {
     const auto found = entries.find(alias.entry);
     TORCH_CHECK(found != entries.end() && !entries.contains(alias.name), path, " is damaged: '", alias.name,
                 "' is another name of '", alias.entry, "', ",
@@ -81,15 +83,15 @@ void take_notes(const CheckpointNotes& notes, const std::string& path, bool mark
     index.entries.push_back(found->second);
     index.entries.back().name = alias.name;
   }
-  index.values = notes.values;
+  index.values = file_metadata.values;
 }
 
 CheckpointIndex index_of_folder(const fs::path& folder) {
   FileContent content = content_of_folder(folder);
   CheckpointIndex index{std::move(content.entries), {}};
-  const std::string notes = (folder / kValuesFile).string();
-  if (fs::exists(fs::symlink_status(notes))) {
-    take_notes(parse_checkpoint(read_text(notes), notes), notes, content.marked, index);
+  const std::string file_metadata = (folder / kValuesFile).string();
+  if (fs::exists(fs::symlink_status(file_metadata))) {
+    apply_metadata(parse_checkpoint(read_text(file_metadata), file_metadata), file_metadata, content.marked, index);
     return index;
   }
   TORCH_CHECK(!content.marked, folder.string(), " is a checkpoint whose ", kValuesFile,
@@ -115,7 +117,7 @@ CheckpointIndex index_of_file(const fs::path& file) {
 CheckpointIndex read_checkpoint_index(const std::string& path) {
   using namespace files;
   if (!fs::exists(path)) {
-    const auto aside = set_aside(path);
+    const auto aside = find_moved_aside(path);
     TORCH_CHECK(false, "there is no checkpoint ", path,
                 aside.empty() ? std::string() : "; " + aside.back() + " is the one before an interrupted save");
   }

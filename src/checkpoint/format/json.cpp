@@ -11,20 +11,20 @@
 namespace dtensor::files {
 namespace {
 
-constexpr int kDeepest = 127;
+constexpr int kMaxDepth = 127;
 
 }  // namespace
 
 // The parser keeps its own stack, so only the depth of what it builds has to be bounded. It takes a NUL for the end and
 // passes over a byte order mark, which no file may have.
-nlohmann::json parse_json(const std::string& text, const std::string& path, const Once& once) {
+nlohmann::json parse_json(const std::string& text, const std::string& path, const UniqueKeyCheck& once) {
   TORCH_CHECK(text.find('\0') == std::string::npos && !text.starts_with("\xEF\xBB\xBF"), path,
               " is damaged: its JSON has bytes that JSON has not");
   std::array<std::set<std::string>, 2> seen;  // of the objects that are open
   const auto look = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
     using Event = nlohmann::json::parse_event_t;
     const bool begins = event == Event::object_start || event == Event::array_start;
-    TORCH_CHECK(!begins || depth < kDeepest, path, " is damaged: its JSON is nested deeper than ", kDeepest);
+    TORCH_CHECK(!begins || depth < kMaxDepth, path, " is damaged: its JSON is nested deeper than ", kMaxDepth);
     if (!once || depth > 2) return true;
     if (event == Event::object_start && depth < 2) seen.at(static_cast<std::size_t>(depth)).clear();
     if (event == Event::key) {
@@ -54,14 +54,14 @@ const nlohmann::json& member(const nlohmann::json& json, const char* name, const
   return json.at(name);
 }
 
-std::int64_t whole_number(const nlohmann::json& json, const std::string& path, const std::string& what) {
+std::int64_t non_negative_integer(const nlohmann::json& json, const std::string& path, const std::string& what) {
   constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
   TORCH_CHECK(json.is_number_unsigned() && json.get<std::uint64_t>() <= kMost, path, " is damaged: ", what, " is ",
               excerpt(json), ", which is no whole number from 0 to ", kMost);
   return json.get<std::int64_t>();
 }
 
-const std::string& text_of(const nlohmann::json& json, const std::string& path, const std::string& what) {
+const std::string& string_value(const nlohmann::json& json, const std::string& path, const std::string& what) {
   TORCH_CHECK(json.is_string(), path, " is damaged: ", what, " is ", excerpt(json), ", which is no text");
   return json.get_ref<const std::string&>();
 }

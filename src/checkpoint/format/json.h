@@ -12,15 +12,15 @@ namespace dtensor::files {
 // Throws with `path` in the message where `text` is no JSON, has a byte order mark or a NUL, or is nested deeper than
 // 127. Of equal names in an object the last counts; where `once` says so of one in the outermost object (depth 1) or in
 // one that this holds (depth 2), a second one is an error.
-using Once = std::function<bool(int depth, const std::string& name)>;
-nlohmann::json parse_json(const std::string& text, const std::string& path, const Once& once = {});
+using UniqueKeyCheck = std::function<bool(int depth, const std::string& name)>;
+nlohmann::json parse_json(const std::string& text, const std::string& path, const UniqueKeyCheck& once = {});
 
 // The member of that name; throws a sentence with `path` and `what` where there is none.
 const nlohmann::json& member(const nlohmann::json& json, const char* name, const std::string& path,
                              const std::string& what);
 // A whole number from 0 to 2^63 - 1, written as one.
-std::int64_t whole_number(const nlohmann::json& json, const std::string& path, const std::string& what);
-const std::string& text_of(const nlohmann::json& json, const std::string& path, const std::string& what);
+std::int64_t non_negative_integer(const nlohmann::json& json, const std::string& path, const std::string& what);
+const std::string& string_value(const nlohmann::json& json, const std::string& path, const std::string& what);
 // At most 80 characters of it, for messages.
 std::string excerpt(const nlohmann::json& json);
 

@@ -19,7 +19,7 @@ using Group = std::vector<std::size_t>;  // of one file
 std::int64_t described_bytes(const CheckpointEntry& entry) {
   constexpr std::int64_t kNumber = 20, kRest = 100;
   const std::int64_t bytes = std::ssize(Json(entry.name).dump()) + kNumber * (std::ssize(entry.sizes) + 2) + kRest;
-  TORCH_CHECK(bytes <= kLongestHeader - 2 * kRest, "a tensor whose name has ", entry.name.size(), " bytes (",
+  TORCH_CHECK(bytes <= kMaxHeaderBytes - 2 * kRest, "a tensor whose name has ", entry.name.size(), " bytes (",
               entry.name.substr(0, 40), "...) does not fit into a header");
   return bytes;
 }
@@ -30,7 +30,7 @@ std::vector<Group> split_into_files(const std::vector<CheckpointEntry>& tensors,
   std::int64_t filled = 0, header = kMetadata;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const std::int64_t described = described_bytes(tensors[i]);
-    const bool full = filled + tensors[i].bytes > max_file_bytes || header + described > kLongestHeader;
+    const bool full = filled + tensors[i].bytes > max_file_bytes || header + described > kMaxHeaderBytes;
     if (!files.back().empty() && full) {
       files.emplace_back();
       filled = 0, header = kMetadata;
@@ -54,7 +54,7 @@ Header place(const std::string& file, Group group, std::vector<CheckpointEntry>&
     return c10::elementSize(entries[a].dtype) > c10::elementSize(entries[b].dtype);
   });
   Json json;
-  json["__metadata__"] = {{"format", "pt"}, {kMark, std::to_string(kVersion)}};
+  json["__metadata__"] = {{"format", "pt"}, {kMarker, std::to_string(kVersion)}};
   std::int64_t position = 0;
   for (const std::size_t i : group) {
     CheckpointEntry& e = entries[i];
@@ -93,8 +93,8 @@ std::int64_t numel_of(at::IntArrayRef sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
 }
 
-Layout lay_out(std::vector<CheckpointEntry> tensors, std::int64_t max_file_bytes) {
-  Layout layout;
+FileLayout make_file_layout(std::vector<CheckpointEntry> tensors, std::int64_t max_file_bytes) {
+  FileLayout layout;
   for (CheckpointEntry& e : tensors) {
     e.bytes = numel_of(e.sizes) * static_cast<std::int64_t>(c10::elementSize(e.dtype));
     e.format_dtype = format_name(e.dtype);

@@ -11,11 +11,11 @@
 namespace dtensor::files {
 
 // In the metadata of each file of a checkpoint: there must be a checkpoint.json beside it, of this version.
-inline constexpr const char* kMark = "dtensor_checkpoint";
+inline constexpr const char* kMarker = "dtensor_checkpoint";
 inline constexpr int kVersion = 2;
 
 // Bytes of JSON at the beginning of a file at most; the format's reference refuses more.
-inline constexpr std::int64_t kLongestHeader = 100'000'000;
+inline constexpr std::int64_t kMaxHeaderBytes = 100'000'000;
 
 // "F32", ...; null where the format has no name for it.
 const char* format_name(at::ScalarType dtype);
@@ -29,7 +29,7 @@ struct Header {
   std::int64_t bytes;  // of the whole file
 };
 
-struct Layout {
+struct FileLayout {
   std::vector<CheckpointEntry> entries;  // in the order given, `file` a name
   std::vector<Header> headers;           // one a file
   std::string index;                     // model.safetensors.index.json; empty for one file
@@ -37,7 +37,7 @@ struct Layout {
 
 // Tensors in the order given, but wider elements first within a file so that each is aligned; a new file where the next
 // tensor would exceed `max_file_bytes`, or its description the longest header. Throws where one description alone does.
-Layout lay_out(std::vector<CheckpointEntry> tensors, std::int64_t max_file_bytes);
+FileLayout make_file_layout(std::vector<CheckpointEntry> tensors, std::int64_t max_file_bytes);
 
 std::int64_t numel_of(at::IntArrayRef sizes);
 

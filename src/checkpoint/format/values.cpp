@@ -25,7 +25,7 @@ Json to_json(const CheckpointValue& value) {
 CheckpointValue value_of(const std::string& name, const Json& json, const std::string& path) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   if (json.is_boolean()) return json.get<bool>();
-  if (json.is_number_unsigned()) return whole_number(json, path, "value '" + name + "'");
+  if (json.is_number_unsigned()) return non_negative_integer(json, path, "value '" + name + "'");
   if (json.is_number_integer()) return json.get<std::int64_t>();
   if (json.is_number()) return json.get<double>();
   if (json.is_string()) return json.get<std::string>();
@@ -56,7 +56,7 @@ std::string hex(std::uint64_t number) {
 }
 
 std::uint64_t number_of(const Json& json, const std::string& path, const std::string& what) {
-  const std::string& text = text_of(json, path, what);
+  const std::string& text = string_value(json, path, what);
   std::uint64_t number = 0;
   const auto end = text.data() + text.size();
   const auto parsed = std::from_chars(text.data(), end, number, 16);
@@ -74,7 +74,7 @@ std::uint64_t checksum_of(const Json& json) {
 }
 
 void check_version(const Json& json, const std::string& path) {
-  const std::int64_t version = whole_number(member(json, "version", path, "it"), path, "its version");
+  const std::int64_t version = non_negative_integer(member(json, "version", path, "it"), path, "its version");
   // No damage: another library can read it.
   TORCH_CHECK_VALUE(version >= 1 && version <= kVersion, path, " has version ", version, "; this library reads up to ",
                     kVersion);
@@ -85,14 +85,14 @@ void check_version(const Json& json, const std::string& path) {
   TORCH_CHECK(said == is, path, " is damaged: its checksum is ", hex(is), ", and it says ", hex(said));
 }
 
-TensorNote note_of(const std::string& name, const Json& about, const std::string& path, bool with_type) {
+TensorMetadata metadata_of(const std::string& name, const Json& about, const std::string& path, bool with_type) {
   const std::string what = "tensor '" + name + "'";
-  TensorNote note{number_of(member(about, "checksum", path, what), path, "the checksum of " + what), {}, {}};
+  TensorMetadata note{number_of(member(about, "checksum", path, what), path, "the checksum of " + what), {}, {}};
   if (!with_type) return note;
-  note.dtype = text_of(member(about, "dtype", path, what), path, "the dtype of " + what);
+  note.dtype = string_value(member(about, "dtype", path, what), path, "the dtype of " + what);
   const Json& shape = member(about, "shape", path, what);
   TORCH_CHECK(shape.is_array(), path, " is damaged: the shape of ", what, " is ", excerpt(shape));
-  for (const Json& n : shape) note.sizes.push_back(whole_number(n, path, "a size of " + what));
+  for (const Json& n : shape) note.sizes.push_back(non_negative_integer(n, path, "a size of " + what));
   return note;
 }
 
@@ -122,17 +122,18 @@ std::string checkpoint_text(const CheckpointValues& values, const std::vector<Ch
   return json.dump(1) + "\n";
 }
 
-CheckpointNotes parse_checkpoint(const std::string& text, const std::string& path) {
+CheckpointMetadata parse_checkpoint(const std::string& text, const std::string& path) {
   const Json json = parse_json(text, path);
   check_version(json, path);
-  CheckpointNotes notes{.has_types = json.at("version") > 1, .values = values_of(object(json, "values", path), path)};
+  CheckpointMetadata file_metadata{.has_types = json.at("version") > 1,
+                                   .values = values_of(object(json, "values", path), path)};
   for (const auto& [name, about] : object(json, "tensors", path).items()) {
-    notes.tensors.emplace(name, note_of(name, about, path, notes.has_types));
+    file_metadata.tensors.emplace(name, metadata_of(name, about, path, file_metadata.has_types));
   }
   for (const auto& [name, of] : object(json, "aliases", path).items()) {
-    notes.aliases.push_back({name, text_of(of, path, "what '" + name + "' is another name of")});
+    file_metadata.aliases.push_back({name, string_value(of, path, "what '" + name + "' is another name of")});
   }
-  return notes;
+  return file_metadata;
 }
 
 std::string index_text(const CheckpointIndex& index) {

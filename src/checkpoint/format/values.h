@@ -24,19 +24,19 @@ std::string checkpoint_text(const CheckpointValues& values, const std::vector<Ch
                             const std::vector<Alias>& aliases);
 
 // What it says of a tensor: its checksum, and from version 2 on what the file's header must say too.
-struct TensorNote {
+struct TensorMetadata {
   std::uint64_t checksum = 0;
   std::string dtype;  // as the format calls it
   std::vector<std::int64_t> sizes;
 };
-struct CheckpointNotes {
+struct CheckpointMetadata {
   bool has_types = false;  // version 2: dtypes, sizes, and a checksum of all that is said
   CheckpointValues values = {};
-  std::map<std::string, TensorNote> tensors = {};
+  std::map<std::string, TensorMetadata> tensors = {};
   std::vector<Alias> aliases = {};
 };
 // Throws with `path` where it is damaged.
-CheckpointNotes parse_checkpoint(const std::string& text, const std::string& path);
+CheckpointMetadata parse_checkpoint(const std::string& text, const std::string& path);
 
 // One text for the whole index, to be sent to other ranks, and back.
 std::string index_text(const CheckpointIndex& index);

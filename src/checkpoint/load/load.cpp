@@ -9,7 +9,7 @@
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/load/read_ranges.h"
 #include "checkpoint/load/shared_reads.h"
-#include "checkpoint/part.h"
+#include "checkpoint/local_part.h"
 #include "dtensor/debug_rank.h"
 
 namespace dtensor::files {
@@ -29,9 +29,9 @@ CheckpointIndex shared_index(const std::string& path, const Communicator& ranks,
     });
   }
   raise_on_all(ranks, what, error);
-  refused = broadcast_text(ranks, refused, 0);
+  refused = broadcast_string(ranks, refused, 0);
   TORCH_CHECK_VALUE(refused.empty(), what, ": ", refused);
-  return parse_index(broadcast_text(ranks, text, 0));
+  return parse_index(broadcast_string(ranks, text, 0));
 }
 
 // The part's elements from the file, and the checksum of those that this rank answers for.
@@ -45,7 +45,8 @@ Checksum read_part(const Part& part, const CheckpointEntry& entry, Files& files,
       },
       [&](std::int64_t first, const char* data, std::int64_t count) {
         const std::int64_t from = std::max(first, part.begin), to = std::min(first + count, part.end);
-        if (verify) sum += checksum_of(part.ranges, entry, from, data + (from - first) * item_of(entry), to - from);
+        if (verify)
+          sum += checksum_of(part.ranges, entry, from, data + (from - first) * element_bytes(entry), to - from);
       });
   return sum;
 }
@@ -63,7 +64,7 @@ const CheckpointEntry* Loader::find(const std::string& name) const {
 }
 
 // The entry's name counts: the tensor may have several.
-void Loader::compare(const Listed& tensor, const CheckpointEntry& entry, Problems& problems) const {
+void Loader::compare(const ManifestEntry& tensor, const CheckpointEntry& entry, LoadProblems& problems) const {
   if (at::IntArrayRef(tensor.sizes) != entry.sizes) {
     problems.mismatched.push_back(c10::str("'", entry.name, "' has sizes ", at::IntArrayRef(entry.sizes), " there, ",
                                            at::IntArrayRef(tensor.sizes), " here"));
@@ -72,7 +73,7 @@ void Loader::compare(const Listed& tensor, const CheckpointEntry& entry, Problem
   }
 }
 
-void Loader::compare_dtype(const Listed& tensor, const CheckpointEntry& entry, Problems& problems) const {
+void Loader::compare_dtype(const ManifestEntry& tensor, const CheckpointEntry& entry, LoadProblems& problems) const {
   // Not those that ATen does not have, or has for storage only.
   const bool castable = entry.dtype != at::ScalarType::Undefined && entry.dtype != at::ScalarType::Float4_e2m1fn_x2;
   if (tensor.dtype == entry.dtype || (options_.allow_cast && castable)) return;
@@ -81,11 +82,11 @@ void Loader::compare_dtype(const Listed& tensor, const CheckpointEntry& entry, P
                                          tensor.dtype, " here", castable ? " (allow_cast converts)" : ""));
 }
 
-std::vector<Loader::Wanted> Loader::match(const Manifest& manifest, const StateTensors& targets,
-                                          Problems& problems) const {
+std::vector<Loader::LoadRequest> Loader::match(const Manifest& manifest, const StateTensors& targets,
+                                               LoadProblems& problems) const {
   const std::unordered_map<std::string, at::Tensor> mine(targets.begin(), targets.end());
   std::unordered_map<std::string, std::size_t> listed;
-  std::vector<Wanted> wanted;
+  std::vector<LoadRequest> requests;
   std::unordered_set<std::string> names;
   const auto want = [&](const std::string& name, std::size_t tensor) {
     names.insert(name);
@@ -94,10 +95,10 @@ std::vector<Loader::Wanted> Loader::match(const Manifest& manifest, const StateT
       if (!options_.allow_missing) problems.missing.push_back(name);
       return;
     }
-    const Listed& as = manifest.tensors[tensor];
+    const ManifestEntry& as = manifest.tensors[tensor];
     compare(as, *entry, problems);
     const auto found = mine.find(name);
-    wanted.push_back({name, entry, as.homes, tensor, found == mine.end() ? at::Tensor() : found->second, {}});
+    requests.push_back({name, entry, as.owner_groups, tensor, found == mine.end() ? at::Tensor() : found->second, {}});
   };
   for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
     listed.emplace(manifest.tensors[i].name, i);
@@ -105,73 +106,73 @@ std::vector<Loader::Wanted> Loader::match(const Manifest& manifest, const StateT
   }
   for (const Alias& alias : manifest.aliases) want(alias.name, listed.at(alias.entry));
   for (const CheckpointEntry& entry : index_.entries) {
-    problems.there.push_back(entry.name);
+    problems.available.push_back(entry.name);
     if (!options_.allow_unexpected && !names.contains(entry.name)) problems.unexpected.push_back(entry.name);
   }
-  problems.here.insert(problems.here.end(), names.begin(), names.end());
-  return wanted;
+  problems.requested.insert(problems.requested.end(), names.begin(), names.end());
+  return requests;
 }
 
-void Loader::read(const StateTensors& targets, Problems problems) {
+void Loader::read(const StateTensors& targets, LoadProblems problems) {
   if (!options_.names.empty()) return read_named(targets, std::move(problems));
-  const Manifest manifest = agree_on(targets, ranks_, Purpose::load, what_);
-  std::vector<Wanted> wanted = match(manifest, targets, problems);
+  const Manifest manifest = build_manifest(targets, ranks_, Purpose::load, what_);
+  std::vector<LoadRequest> requests = match(manifest, targets, problems);
   problems.raise(ranks_, what_);
   std::vector<std::string> texts;
   std::vector<Part> parts;
   run_on_all(ranks_, what_, [&] {
-    for (Wanted& w : wanted) {
-      if (w.target.defined()) w.landing = landing_of(w.target);
-      texts.push_back(part_text(w.landing));
-      parts.push_back(part_of(w.landing, std::ssize(parts)));
+    for (LoadRequest& w : requests) {
+      if (w.target.defined()) w.read_buffer = read_buffer_for(w.target);
+      texts.push_back(part_text(w.read_buffer));
+      parts.push_back(part_of(w.read_buffer, std::ssize(parts)));
     }
   });
   SharedReads reads(ranks_, texts);
   run_on_all(ranks_, what_, [&] {
-    for (std::size_t i = 0; i < wanted.size(); ++i) {
-      if (parts[i].local.defined()) reads.prepare(i, parts[i].local, wanted[i].entry->dtype);
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      if (parts[i].local.defined()) reads.prepare(i, parts[i].local, requests[i].entry->dtype);
     }
   });
-  std::vector<Checksum> sums(wanted.size());
+  std::vector<Checksum> sums(requests.size());
   Files files;
   const NoTimeout patience;  // as for the index
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
+  for (std::size_t i = 0; i < requests.size(); ++i) {
     if (!parts[i].local.defined()) continue;
-    sums[i] = read_part(parts[i], *wanted[i].entry, files, reads, i, options_.verify);
-    mark_written(wanted[i].landing);
+    sums[i] = read_part(parts[i], *requests[i].entry, files, reads, i, options_.verify);
+    mark_written(requests[i].read_buffer);
   }
   raise_on_all(ranks_, what_, reads.error());
-  if (options_.verify) verify(wanted, sums);
-  for (const Wanted& w : wanted) {
-    if (w.target.defined()) take_landing(w.target, w.landing);
+  if (options_.verify) verify(requests, sums);
+  for (const LoadRequest& w : requests) {
+    if (w.target.defined()) copy_from_read_buffer(w.target, w.read_buffer);
   }
 }
 
-void Loader::verify(const std::vector<Wanted>& wanted, const std::vector<Checksum>& own) const {
+void Loader::verify(const std::vector<LoadRequest>& requests, const std::vector<Checksum>& own) const {
   const std::vector<Checksum> all = sum_over_ranks(ranks_, own);
   std::vector<std::string> damaged;
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    const Wanted& w = wanted[i];
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const LoadRequest& w = requests[i];
     const std::int64_t numel = numel_of(w.entry->sizes);
-    const bool whole = all[i].count == w.homes * numel;  // else some rank of its mesh did not ask for it
+    const bool whole = all[i].count == w.owner_groups * numel;  // else some rank of its mesh did not ask for it
     if (!whole || !w.entry->checksum) continue;
-    if (all[i] != times({*w.entry->checksum, numel}, w.homes)) damaged.push_back("'" + w.name + "'");
+    if (all[i] != times({*w.entry->checksum, numel}, w.owner_groups)) damaged.push_back("'" + w.name + "'");
   }
   TORCH_CHECK(damaged.empty(), what_, ": the checksum of ", c10::Join(", ", damaged),
               " is not that of what was read: the file is damaged");
-  check_tied(wanted, all);
+  check_tied(requests, all);
 }
 
 // Names of one tensor here may be several tensors there, of which the last one read would win. What was read is only
 // comparable where it is the same part: a rank need not ask for each name.
-void Loader::check_tied(const std::vector<Wanted>& wanted, const std::vector<Checksum>& all) const {
+void Loader::check_tied(const std::vector<LoadRequest>& requests, const std::vector<Checksum>& all) const {
   std::unordered_map<std::size_t, std::size_t> first;
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    const std::size_t other = first.emplace(wanted[i].tensor, i).first->second;
-    const auto &said = wanted[i].entry->checksum, &said_of_other = wanted[other].entry->checksum;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const std::size_t other = first.emplace(requests[i].tensor, i).first->second;
+    const auto &said = requests[i].entry->checksum, &said_of_other = requests[other].entry->checksum;
     const bool told = said && said_of_other;
     const bool same = told ? *said == *said_of_other : all[i].count != all[other].count || all[i] == all[other];
-    TORCH_CHECK(same, what_, ": '", wanted[other].name, "' and '", wanted[i].name,
+    TORCH_CHECK(same, what_, ": '", requests[other].name, "' and '", requests[i].name,
                 "' are one tensor here and differ there");
   }
 }

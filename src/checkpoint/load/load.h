@@ -8,8 +8,8 @@
 
 #include "checkpoint/format/checksum.h"
 #include "checkpoint/load/stored_pieces.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/problems.h"
+#include "checkpoint/mismatches.h"
+#include "checkpoint/save/manifest.h"
 #include "dtensor/checkpoint.h"
 
 namespace dtensor::files {
@@ -23,32 +23,33 @@ class Loader {
   const CheckpointEntry* find(const std::string& name) const;
 
   // Collective. `problems`: what else does not fit; one error on all ranks together with the tensors'.
-  void read(const StateTensors& targets, Problems problems = {});
+  void read(const StateTensors& targets, LoadProblems problems = {});
 
  private:
   // A name that is wanted, and the tensor that stands for it (tied tensors: one for several names).
-  struct Wanted {
+  struct LoadRequest {
     std::string name;
     const CheckpointEntry* entry;
-    std::int64_t homes;
-    std::size_t tensor;  // in the manifest
-    at::Tensor target;   // undefined where this rank does not want it
-    at::Tensor landing;  // what is read into, for the target
+    std::int64_t owner_groups;
+    std::size_t tensor;      // in the manifest
+    at::Tensor target;       // undefined where this rank does not want it
+    at::Tensor read_buffer;  // what is read into, for the target
   };
-  std::vector<Wanted> match(const Manifest& manifest, const StateTensors& targets, Problems& problems) const;
-  void compare(const Listed& tensor, const CheckpointEntry& entry, Problems& problems) const;
-  void compare_dtype(const Listed& tensor, const CheckpointEntry& entry, Problems& problems) const;
-  void verify(const std::vector<Wanted>& wanted, const std::vector<Checksum>& own) const;
-  void check_tied(const std::vector<Wanted>& wanted, const std::vector<Checksum>& all) const;
+  std::vector<LoadRequest> match(const Manifest& manifest, const StateTensors& targets, LoadProblems& problems) const;
+  void compare(const ManifestEntry& tensor, const CheckpointEntry& entry, LoadProblems& problems) const;
+  void compare_dtype(const ManifestEntry& tensor, const CheckpointEntry& entry, LoadProblems& problems) const;
+  void verify(const std::vector<LoadRequest>& requests, const std::vector<Checksum>& own) const;
+  void check_tied(const std::vector<LoadRequest>& requests, const std::vector<Checksum>& all) const;
 
   // By a table of names.
   struct NamedTarget;
-  void read_named(const StateTensors& targets, Problems problems);
-  NamedTarget named_target(const Listed& listed, const std::vector<std::string>& names,
-                           std::unordered_set<std::string>& used, Problems& problems) const;
-  std::vector<NamedTarget> match_names(const Manifest& manifest, const StateTensors& targets, Problems& problems) const;
-  void compare_piece(const StoredPiece& piece, const CheckpointEntry& entry, const Listed& tensor,
-                     Problems& problems) const;
+  void read_named(const StateTensors& targets, LoadProblems problems);
+  NamedTarget named_target(const ManifestEntry& listed, const std::vector<std::string>& names,
+                           std::unordered_set<std::string>& used, LoadProblems& problems) const;
+  std::vector<NamedTarget> match_names(const Manifest& manifest, const StateTensors& targets,
+                                       LoadProblems& problems) const;
+  void compare_piece(const StoredPiece& piece, const CheckpointEntry& entry, const ManifestEntry& tensor,
+                     LoadProblems& problems) const;
 
   std::string what_;
   Communicator ranks_;

@@ -3,13 +3,13 @@
 
 #include <algorithm>
 
-#include "checkpoint/format/coalesced_reader.h"
+#include "checkpoint/format/files/coalesced_reader.h"
 
 namespace dtensor::files {
 
 namespace {
 
-constexpr std::size_t kMostOpen = 16;  // of each rank, of which a process may have many
+constexpr std::size_t kMaxOpenFiles = 16;  // of each rank, of which a process may have many
 
 }  // namespace
 
@@ -18,27 +18,29 @@ const File& Files::of(const std::string& path) {
   if (found != open_.end()) {
     open_.splice(open_.begin(), open_, found);
   } else {
-    if (open_.size() == kMostOpen) open_.pop_back();
+    if (open_.size() == kMaxOpenFiles) open_.pop_back();
     open_.emplace_front(path, File::open_to_read(path));
   }
   return open_.front().second;
 }
 
-std::int64_t item_of(const CheckpointEntry& entry) { return static_cast<std::int64_t>(c10::elementSize(entry.dtype)); }
+std::int64_t element_bytes(const CheckpointEntry& entry) {
+  return static_cast<std::int64_t>(c10::elementSize(entry.dtype));
+}
 
 void read_ranges(const ContiguousRanges& ranges, const CheckpointEntry& entry, const File& file, std::int64_t first,
                  char* data, std::int64_t count) {
-  const std::int64_t item = item_of(entry);
+  const std::int64_t item = element_bytes(entry);
   CoalescedReader reader(file);
   ranges.each(first, first + count, [&](std::int64_t local, const ContiguousRanges::Range& range) {
-    reader.want(entry.offset + range.global * item, range.length * item, data + (local - first) * item);
+    reader.request(entry.offset + range.global * item, range.length * item, data + (local - first) * item);
   });
   reader.flush();
 }
 
 Checksum checksum_of(const ContiguousRanges& ranges, const CheckpointEntry& entry, std::int64_t first, const char* data,
                      std::int64_t count) {
-  const std::int64_t item = item_of(entry);
+  const std::int64_t item = element_bytes(entry);
   Checksum sum;
   ranges.each(first, first + count, [&](std::int64_t local, const ContiguousRanges::Range& range) {
     sum += checksum(data + (local - first) * item, item, range.length, range.global);

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "checkpoint/format/checksum.h"
-#include "checkpoint/format/file.h"
+#include "checkpoint/format/files/file.h"
 #include "dtensor/checkpoint.h"
-#include "dtensor/contiguous_ranges.h"
+#include "internal/contiguous_ranges.h"
 
 namespace dtensor::files {
 
@@ -22,7 +22,7 @@ class Files {
   std::list<std::pair<std::string, File>> open_;  // the last one first
 };
 
-std::int64_t item_of(const CheckpointEntry& entry);  // bytes of an element
+std::int64_t element_bytes(const CheckpointEntry& entry);  // bytes of an element
 
 // The elements [first, first + count) of the part that `ranges` is, to `data`, as they are stored.
 void read_ranges(const ContiguousRanges& ranges, const CheckpointEntry& entry, const File& file, std::int64_t first,

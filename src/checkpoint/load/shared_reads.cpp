@@ -7,16 +7,16 @@
 #include <algorithm>
 
 #include "checkpoint/collective_errors.h"
-#include "checkpoint/format/lock.h"
-#include "checkpoint/part.h"
-#include "dtensor/shards.h"
+#include "checkpoint/format/files/folder_lock.h"
+#include "checkpoint/local_part.h"
 #include "dtensor/tensor.h"
+#include "internal/shard_segments.h"
 
 namespace dtensor::files {
 namespace {
 
 // One text for all parts: lines.
-std::string one_text(const std::vector<std::string>& lines) {
+std::string common_text(const std::vector<std::string>& lines) {
   std::string text;
   for (const auto& line : lines) text += line + "\n";
   return text;
@@ -40,7 +40,7 @@ SharedReads::SharedReads(const Communicator& ranks, const std::vector<std::strin
   if (ranks.size() == 1) return;
   const std::string machine = machine_name();
   std::vector<std::vector<std::string>> all;
-  for (const auto& text : gather_texts(ranks, machine + "\n" + one_text(parts))) all.push_back(lines_of(text));
+  for (const auto& text : all_gather_strings(ranks, machine + "\n" + common_text(parts))) all.push_back(lines_of(text));
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (parts[i].empty()) continue;
     std::vector<std::int64_t> members;
@@ -48,9 +48,9 @@ SharedReads::SharedReads(const Communicator& ranks, const std::vector<std::strin
       if (all[rank][0] == machine && all[rank][i + 1] == parts[i]) members.push_back(static_cast<std::int64_t>(rank));
     }
     if (members.size() < 2) continue;
-    auto found = made_.find(members);
+    auto found = communicators_.find(members);
     // All members meet the tensors in the same order, so they make their groups in the same order.
-    if (found == made_.end()) found = made_.emplace(members, ranks.subgroup(members, "file")).first;
+    if (found == communicators_.end()) found = communicators_.emplace(members, ranks.subgroup(members, "file")).first;
     groups_[i] = &found->second;
   }
 }
@@ -74,7 +74,7 @@ void SharedReads::reserve(std::size_t i, std::int64_t numel, at::ScalarType stor
 }
 
 void SharedReads::prepare(std::size_t i, const at::Tensor& to, at::ScalarType stored) {
-  if (!is_plain_memory(to, stored)) reserve(i, to.numel(), stored);
+  if (!is_contiguous_host_memory(to, stored)) reserve(i, to.numel(), stored);
 }
 
 // Of the buffer, what follows the pieces of this round.
@@ -108,7 +108,7 @@ void SharedReads::fill(std::size_t i, const at::Tensor& to, at::ScalarType store
                        const OnElements& filled) {
   if (to.numel() == 0) return;
   const at::NoGradGuard no_grad;
-  const bool direct = is_plain_memory(to, stored);
+  const bool direct = is_contiguous_host_memory(to, stored);
   prepare(i, to, stored);
   std::vector<Piece> round;
   const auto finish = [&] {
@@ -121,7 +121,7 @@ void SharedReads::fill(std::size_t i, const at::Tensor& to, at::ScalarType store
     });
     round.clear();
   };
-  cut_by_sizes(to.detach(), most(i, stored), [&](const at::Tensor& part, std::int64_t first) {
+  split_by_sizes(to.detach(), most(i, stored), [&](const at::Tensor& part, std::int64_t first) {
     round.push_back({part, direct ? part : memory_after(round, part.sizes(), stored), first});
     if (round.size() == readers(i)) finish();
   });
@@ -156,7 +156,7 @@ std::string segments_text(const Segments& segments) {
 }
 
 std::string part_text(const at::Tensor& tensor) {
-  const Held held = held_by(tensor);
+  const LocalShard held = local_shard_of(tensor);
   if (!held.local.defined()) return "";
   std::string text;
   bool all = true;

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "dtensor/comm.h"
-#include "dtensor/shards.h"
+#include "internal/shard_segments.h"
 
 namespace dtensor::files {
 
@@ -51,7 +51,7 @@ class SharedReads {
   void fill_round(std::size_t i, const std::vector<Piece>& pieces, const OnElements& read);
 
   std::vector<const Communicator*> groups_;  // of each tensor; null: this rank alone
-  std::map<std::vector<std::int64_t>, Communicator> made_;
+  std::map<std::vector<std::int64_t>, Communicator> communicators_;
   at::Tensor buffer_;  // of one round
   std::string error_;
 };

@@ -6,12 +6,12 @@
 #include <algorithm>
 
 #include "checkpoint/format/safetensors.h"
-#include "names/names.h"
+#include "name_patterns/name_patterns.h"
 
 namespace dtensor::files {
 namespace {
 
-std::string filled_in(const StoredName& row, const std::vector<std::string>& stars, std::int64_t index) {
+std::string filled_in(const StateDictKeyRule& row, const std::vector<std::string>& stars, std::int64_t index) {
   std::string text;
   std::size_t star = 0;
   for (std::size_t i = 0; i < row.stored.size(); ++i) {
@@ -28,15 +28,15 @@ std::string filled_in(const StoredName& row, const std::vector<std::string>& sta
   return text;
 }
 
-StoredPiece piece_of(const std::string& name, at::IntArrayRef sizes, const StoredName& row) {
-  StoredPiece piece{{}, row.transposed, -1, row.of_stored, {}};
-  for (const std::int64_t n : sizes) piece.in.push_back({0, n});
-  const IndexRange& here = row.of_tensor;
+StoredPiece piece_of(const std::string& name, at::IntArrayRef sizes, const StateDictKeyRule& row) {
+  StoredPiece piece{{}, row.transposed, -1, row.stored_slice, {}};
+  for (const std::int64_t n : sizes) piece.target_segments.push_back({0, n});
+  const IndexRange& here = row.tensor_slice;
   if (here.begin != 0 || here.count >= 0) {
     const auto dims = static_cast<std::int64_t>(sizes.size());
     TORCH_CHECK(here.dim >= 0 && here.dim < dims, "'", row.tensor, "': dimension ", here.dim, " of '", name,
                 "', which has sizes ", sizes);
-    Segment& range = piece.in[static_cast<std::size_t>(here.dim)];
+    Segment& range = piece.target_segments[static_cast<std::size_t>(here.dim)];
     const std::int64_t count = here.count < 0 ? range.length - here.begin : here.count;
     TORCH_CHECK(here.begin >= 0 && count >= 0 && here.begin + count <= range.length, "'", row.tensor, "': indices ",
                 here.begin, " to ", here.begin + count, " of '", name, "', which has sizes ", sizes);
@@ -60,18 +60,19 @@ void check_filled(const std::string& name, at::IntArrayRef sizes, const std::vec
               filled, " of its ", numel_of(sizes), " elements");
   // As many as there are may still be some of them twice.
   for (auto a = pieces.begin(); a != pieces.end(); ++a) {
-    const auto again = std::find_if(a + 1, pieces.end(), [&](const StoredPiece& b) { return overlap(a->in, b.in); });
+    const auto again = std::find_if(
+        a + 1, pieces.end(), [&](const StoredPiece& b) { return overlap(a->target_segments, b.target_segments); });
     TORCH_CHECK(again == pieces.end(), "the rows for '", name, "' of sizes ", sizes, " fill elements twice: '",
                 a->stored, "' and '", again->stored, "' go to the same");
   }
 }
 
-void check_row(const StoredName& row, const std::string& name, at::IntArrayRef sizes, bool stacked) {
+void check_row(const StateDictKeyRule& row, const std::string& name, at::IntArrayRef sizes, bool stacked) {
   const std::int64_t dims = std::ssize(sizes) - (stacked ? 1 : 0);
   TORCH_CHECK(dims >= 0, "'", row.stored, "' stacks tensors, and '", name, "' has no dimension");
   TORCH_CHECK(!row.transposed || dims >= 2, "'", row.tensor, "' is transposed there, and '", name, "' has sizes ",
               sizes);
-  const IndexRange& there = row.of_stored;
+  const IndexRange& there = row.stored_slice;
   if (there.begin == 0 && there.count < 0) return;
   TORCH_CHECK(there.begin >= 0 && there.dim >= 0 && there.dim < dims, "'", row.tensor, "' is what '", row.stored,
               "' has from index ", there.begin, " of dimension ", there.dim, " on, and '", name, "' has sizes ", sizes);
@@ -87,27 +88,28 @@ std::int64_t StoredPiece::dim_of_tensor(std::int64_t d) const {
 
 std::int64_t StoredPiece::numel() const {
   std::int64_t product = 1;
-  for (const Segment& range : in) product *= range.length;
+  for (const Segment& range : target_segments) product *= range.length;
   return product;
 }
 
-std::vector<StoredPiece> stored_pieces(const std::string& name, at::IntArrayRef sizes, const StoredNames& names) {
+std::vector<StoredPiece> stored_pieces(const std::string& name, at::IntArrayRef sizes,
+                                       const StateDictKeyMapping& names) {
   std::vector<StoredPiece> pieces;
   const std::string* pattern = nullptr;
-  for (const StoredName& row : names) {
+  for (const StateDictKeyRule& row : names) {
     if (row.tensor.empty()) continue;  // what is passed over
     std::vector<std::string> stars;
-    if (!matches(row.tensor, name, false, &stars) || (pattern != nullptr && *pattern != row.tensor)) continue;
+    if (!matches_pattern(row.tensor, name, false, &stars) || (pattern != nullptr && *pattern != row.tensor)) continue;
     pattern = &row.tensor;
     StoredPiece piece = piece_of(name, sizes, row);
     const bool stacked = row.stored.find('#') != std::string::npos;
     check_row(row, name, sizes, stacked);
-    piece.renamed = !stacked && !row.transposed && row.of_stored.begin == 0 && row.of_stored.count < 0 &&
+    piece.renamed = !stacked && !row.transposed && row.stored_slice.begin == 0 && row.stored_slice.count < 0 &&
                     piece.numel() == numel_of(sizes);
-    const Segment first = stacked ? piece.in[0] : Segment{-1, 1};
+    const Segment first = stacked ? piece.target_segments[0] : Segment{-1, 1};
     for (std::int64_t i = first.offset; i < first.offset + first.length; ++i) {
       piece.index = i;
-      if (stacked) piece.in[0] = {i, 1};
+      if (stacked) piece.target_segments[0] = {i, 1};
       piece.stored = filled_in(row, stars, i);
       pieces.push_back(piece);
     }

@@ -6,10 +6,10 @@
 #include <iostream>
 #include <sstream>
 
-#include "comm/describe.h"
+#include "comm/error_messages.h"
 #include "comm/launch/launch_flags.h"
-#include "comm/local/run_local.h"
-#include "comm/no_timeout.h"
+#include "comm/local/threads/run_local.h"
+#include "comm/waiting/no_timeout.h"
 #include "dtensor/inspect.h"
 
 namespace dtensor {
@@ -72,7 +72,7 @@ void print_failure(int rank, const std::string& text, const std::string& trace) 
   std::fflush(stderr);
 }
 
-void write_out_printed() {
+void flush_standard_output() {
   if (ftrylockfile(stdout) != 0) return;
   std::fflush(stdout);
   funlockfile(stdout);
@@ -93,10 +93,10 @@ int launch(int argc, char** argv, const std::function<void(Communicator)>& fn, R
     environment.threads = flags.ranks != 0 ? flags.ranks : static_cast<int>(flags.mesh);
     if (const ProcessMain run = choose(flags, environment)) {
       const auto checked_fn = [&](const Communicator& world) {
-        const CheckedByEnvironment checked;
+        const CheckedFromEnvironment checked;
         fn(world);
       };
-      options.timeout = countable(options.timeout);
+      options.timeout = clamp_timeout(options.timeout);
       return finish_output(run(argc, argv, checked_fn, options, environment));
     }
     return finish_output(launch_threads(std::max(environment.threads, 1), fn, options));

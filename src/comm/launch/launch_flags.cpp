@@ -63,7 +63,7 @@ std::optional<std::string_view> value_of(std::string_view flag, int argc, const 
 
 // Half of a pair of variables, or numbers that do not go together, would start every process as the only one.
 std::optional<LauncherEnvironment> from(const char* launcher, const char* rank, const char* size, bool mpi) {
-  const auto rank_text = text_of(rank), size_text = text_of(size);
+  const auto rank_text = environment_variable(rank), size_text = environment_variable(size);
   if (rank_text.empty() && size_text.empty()) return std::nullopt;
   const auto r = number(rank_text), s = number(size_text);
   if (r && s && *r >= 0 && *r < *s) return LauncherEnvironment{launcher, *r, *s, mpi};
@@ -76,14 +76,14 @@ std::optional<LauncherEnvironment> from(const char* launcher, const char* rank, 
 
 // An allocation sets some of them for programs that are not its steps.
 std::optional<LauncherEnvironment> from_slurm() {
-  const char* step = text_of("SLURM_STEP_NUM_TASKS").empty() ? "SLURM_NTASKS" : "SLURM_STEP_NUM_TASKS";
-  if (text_of("SLURM_PROCID").empty() || text_of(step).empty()) return std::nullopt;
-  return from("srun", "SLURM_PROCID", step, !text_of("PMIX_RANK").empty());
+  const char* step = environment_variable("SLURM_STEP_NUM_TASKS").empty() ? "SLURM_NTASKS" : "SLURM_STEP_NUM_TASKS";
+  if (environment_variable("SLURM_PROCID").empty() || environment_variable(step).empty()) return std::nullopt;
+  return from("srun", "SLURM_PROCID", step, !environment_variable("PMIX_RANK").empty());
 }
 
 }  // namespace
 
-std::string text_of(const char* name) {
+std::string environment_variable(const char* name) {
   const char* text = std::getenv(name);
   return text == nullptr ? "" : text;
 }

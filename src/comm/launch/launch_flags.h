@@ -17,7 +17,7 @@ class LaunchError : public std::runtime_error {
 };
 
 // A variable of the environment; empty where it is not set.
-std::string text_of(const char* name);
+std::string environment_variable(const char* name);
 // All of `text` as a number, if it is one.
 std::optional<int> number(std::string_view text);
 

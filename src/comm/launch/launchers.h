@@ -28,12 +28,12 @@ DTENSOR_API ProcessMain mpi_main();
 // src/comm/socket.
 DTENSOR_API ProcessMain socket_main();
 
-// Registered by the CUDA library (include/dtensor/cuda.h); null without it.
+// Registered by the CUDA library (include/dtensor/launch.h); null without it.
 ProcessMain nccl_main();
 DTENSOR_API void register_nccl_main(ProcessMain main);
 
 // Writes out what this process has printed, before it ends without doing so; not where another thread is printing.
-DTENSOR_API void write_out_printed();
+DTENSOR_API void flush_standard_output();
 
 // Prints "rank r: text" on stderr, as one line, and behind it, where there is one, a backtrace, a line for each frame.
 DTENSOR_API void print_failure(int rank, const std::string& text, const std::string& trace = "");

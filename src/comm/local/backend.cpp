@@ -7,8 +7,8 @@
 
 #include "comm/local/device_memory.h"
 #include "comm/local/mailbox.h"
-#include "comm/memory/reduce.h"
-#include "comm/memory/reduce_tensors.h"
+#include "comm/memory/reduce/reduce.h"
+#include "comm/memory/reduce/reduce_tensors.h"
 
 namespace dtensor::local {
 namespace {
@@ -16,14 +16,14 @@ namespace {
 class LocalWork final : public Work::Impl {
  public:
   LocalWork(std::shared_ptr<Group> group, std::shared_ptr<Mailbox> mail, std::shared_ptr<Message> message)
-      : group_(std::move(group)), mail_(std::move(mail)), message_(std::move(message)) {}
-  ~LocalWork() override { mail_->finish(*group_, *message_); }
-  void wait() override { mail_->wait(*group_, *message_); }
-  bool done() override { return mail_->is_over(*group_, *message_); }
+      : group_(std::move(group)), mailbox_(std::move(mail)), message_(std::move(message)) {}
+  ~LocalWork() override { mailbox_->finish(*group_, *message_); }
+  void wait() override { mailbox_->wait(*group_, *message_); }
+  bool done() override { return mailbox_->is_complete(*group_, *message_); }
 
  private:
   std::shared_ptr<Group> group_;
-  std::shared_ptr<Mailbox> mail_;
+  std::shared_ptr<Mailbox> mailbox_;
   std::shared_ptr<Message> message_;
 };
 
@@ -32,11 +32,11 @@ class LocalBackend final : public CommBackend {
   LocalBackend(std::shared_ptr<Group> group, int me) : CommBackend(me, group->ranks()), group_(std::move(group)) {}
 
   const char* name() const override { return "local"; }
-  bool supports(c10::DeviceType device) const override { return serves(device); }
+  bool supports(c10::DeviceType device) const override { return supports_device(device); }
 
   Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) override {
-    const Published mine{call, outputs, input};
-    exchange(mine, [&] { for_members([&](int i) { copy_between(outputs[i], peer(call, i).inputs[0]); }); });
+    const PublishedCall mine{call, outputs, input};
+    exchange(mine, [&] { for_members([&](int i) { copy_across_devices(outputs[i], peer(call, i).inputs[0]); }); });
     return {};
   }
 
@@ -56,7 +56,7 @@ class LocalBackend final : public CommBackend {
     const auto n = inputs.size();
     exchange({call, outputs, inputs}, [&] {
       for_members([&](int i) {
-        for (std::size_t k = 0; k < n; ++k) copy_between(outputs[i * n + k], peer(call, i).inputs[k]);
+        for (std::size_t k = 0; k < n; ++k) copy_across_devices(outputs[i * n + k], peer(call, i).inputs[k]);
       });
     });
     return {};
@@ -75,15 +75,15 @@ class LocalBackend final : public CommBackend {
   }
 
   Work all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
-    const Published mine{call, outputs, inputs};
-    exchange(mine, [&] { for_members([&](int i) { copy_between(outputs[i], peer(call, i).inputs[rank()]); }); });
+    const PublishedCall mine{call, outputs, inputs};
+    exchange(mine, [&] { for_members([&](int i) { copy_across_devices(outputs[i], peer(call, i).inputs[rank()]); }); });
     return {};
   }
 
   Work broadcast(const CollectiveCall& call, const at::Tensor& tensor) override {
-    const Published mine{call, tensor, {}};
+    const PublishedCall mine{call, tensor, {}};
     exchange(mine, [&] {
-      if (rank() != call.peer) copy_between(tensor, peer(call, call.peer).outputs[0]);
+      if (rank() != call.peer) copy_across_devices(tensor, peer(call, call.peer).outputs[0]);
     });
     return {};
   }
@@ -92,7 +92,7 @@ class LocalBackend final : public CommBackend {
   Work recv(const CollectiveCall& call, const at::Tensor& tensor) override { return post(call, tensor); }
 
   void barrier(const CollectiveCall& call) override {
-    group_->exchange(
+    group_->run_collective(
         rank(), {call, {}, {}}, [] {}, /*again=*/false);
   }
 
@@ -108,14 +108,14 @@ class LocalBackend final : public CommBackend {
   std::string failure() override { return group_->world().failure(); }
 
  private:
-  void exchange(const Published& mine, c10::function_ref<void()> move) {
-    settle(mine.outputs);
-    settle(mine.inputs);
+  void exchange(const PublishedCall& mine, c10::function_ref<void()> move) {
+    synchronize_streams(mine.outputs);
+    synchronize_streams(mine.inputs);
     const auto move_and_settle = [&] {
       move();
-      settle(mine.outputs);
+      synchronize_streams(mine.outputs);
     };
-    group_->exchange(rank(), mine, move_and_settle);
+    group_->run_collective(rank(), mine, move_and_settle);
   }
 
   // What every member published as its inputs[at].
@@ -123,7 +123,7 @@ class LocalBackend final : public CommBackend {
     if (on_device(output)) {
       std::vector<at::Tensor> sources;
       for (int i = 0; i < size(); ++i) sources.push_back(peer(call, i).inputs[at]);
-      return copy_between(output, reduce_tensors(output.device(), sources, call.op));
+      return copy_across_devices(output, reduce_tensors(output.device(), sources, call.op));
     }
     const DimOrder order = memory_order(output);
     c10::SmallVector<FlatView, 8> sources;
@@ -134,12 +134,12 @@ class LocalBackend final : public CommBackend {
 
   // Each rank reduces its share of the elements, of all tensors one after the other, and writes the result into
   // everybody's.
-  Work reduce_everywhere(const Published& mine) {
+  Work reduce_everywhere(const PublishedCall& mine) {
     if (on_device(mine.outputs)) return reduce_apart(mine);
     exchange(mine, [&] {
       std::int64_t total = 0, before = 0;
       for (const auto& t : mine.outputs) total += t.numel();
-      const Share share = share_of(total, rank(), size());
+      const ReduceSlice share = reduce_slice_of(total, rank(), size());
       for (std::size_t k = 0; k < mine.outputs.size(); ++k) {
         const auto numel = mine.outputs[k].numel();
         const auto begin = std::clamp<std::int64_t>(share.begin - before, 0, numel);
@@ -152,7 +152,7 @@ class LocalBackend final : public CommBackend {
   }
 
   // Each rank reduces all elements for itself, and writes its own tensors once nobody reads them any more.
-  Work reduce_apart(const Published& mine) {
+  Work reduce_apart(const PublishedCall& mine) {
     std::vector<at::Tensor> results(mine.outputs.size());
     exchange(mine, [&] {
       for (std::size_t k = 0; k < results.size(); ++k) {
@@ -161,11 +161,11 @@ class LocalBackend final : public CommBackend {
         results[k] = reduce_tensors(mine.outputs[k].device(), sources, mine.call.op);
       }
     });
-    for (std::size_t k = 0; k < results.size(); ++k) copy_between(mine.outputs[k], results[k]);
+    for (std::size_t k = 0; k < results.size(); ++k) copy_across_devices(mine.outputs[k], results[k]);
     return {};
   }
 
-  static at::TensorList read_by_reduction(const Published& p) { return p.inputs.empty() ? p.outputs : p.inputs; }
+  static at::TensorList read_by_reduction(const PublishedCall& p) { return p.inputs.empty() ? p.outputs : p.inputs; }
 
   // Elements [begin, end) of tensor k.
   void reduce_everywhere(const CollectiveCall& call, std::size_t k, std::int64_t begin, std::int64_t end) {
@@ -173,7 +173,7 @@ class LocalBackend final : public CommBackend {
     c10::SmallVector<FlatView, 8> targets, sources;
     bool apart = false;
     for (int i = 0; i < size(); ++i) {
-      const Published& p = peer(call, i);
+      const PublishedCall& p = peer(call, i);
       apart |= !p.inputs.empty();
       targets.emplace_back(p.outputs[k], order);
       sources.emplace_back(read_by_reduction(p)[k], order);
@@ -181,7 +181,7 @@ class LocalBackend final : public CommBackend {
     reduce_views(targets, apart ? sources : targets, begin, end, call.dtype, call.op);
   }
 
-  const Published& peer(const CollectiveCall& call, int i) const { return group_->published(i, call.sequence); }
+  const PublishedCall& peer(const CollectiveCall& call, int i) const { return group_->published(i, call.sequence); }
 
   // Starting with this rank, so that not all read the same peer at once.
   template <class Visit>
@@ -190,9 +190,9 @@ class LocalBackend final : public CommBackend {
   }
 
   Work post(const CollectiveCall& call, const at::Tensor& tensor) {
-    settle(tensor);
-    auto message = group_->mail()->post(*group_, rank(), call, tensor);
-    return Work(std::make_shared<LocalWork>(group_, group_->mail(), std::move(message)));
+    synchronize_streams(tensor);
+    auto message = group_->mailbox()->post(*group_, rank(), call, tensor);
+    return Work(std::make_shared<LocalWork>(group_, group_->mailbox(), std::move(message)));
   }
 
   std::shared_ptr<Group> group_;

@@ -9,14 +9,14 @@ namespace dtensor::local {
 
 // Whether thread ranks move tensors of this device type: the host's memory, or a device whose streams can be waited
 // for.
-bool serves(c10::DeviceType device);
+bool supports_device(c10::DeviceType device);
 
 // Waits until the current streams of the tensors' devices have done what they were given; at once for the host's
 // memory.
-void settle(at::TensorList tensors);
+void synchronize_streams(at::TensorList tensors);
 
 // to[...] = from[...], any strides, also between two devices. Not recorded by autograd.
-void copy_between(const at::Tensor& to, const at::Tensor& from);
+void copy_across_devices(const at::Tensor& to, const at::Tensor& from);
 
 // Whether the first of them, and so all, lie in a device's memory; no for none.
 bool on_device(at::TensorList tensors);

@@ -5,11 +5,11 @@
 
 #include <thread>
 
-#include "comm/describe.h"
+#include "comm/error_messages.h"
 #include "comm/local/mailbox.h"
 #include "comm/record/call_history.h"
 #include "comm/record/caller.h"
-#include "comm/released_lock.h"
+#include "comm/waiting/gil_release.h"
 
 namespace dtensor::local {
 
@@ -18,10 +18,10 @@ Group::Group(std::shared_ptr<World> world, std::vector<std::int64_t> ranks, std:
       ranks_(std::move(ranks)),
       label_(std::move(label)),
       waits_(*world_),
-      mail_(std::make_shared<Mailbox>()),
+      mailbox_(std::make_shared<Mailbox>()),
       members_(ranks_.size()) {}
 
-std::string Group::describe_call(const Published& p) const {
+std::string Group::describe_call(const PublishedCall& p) const {
   return describe(p.call, p.outputs, p.inputs) + " on " +
          describe_group(p.call.label ? *p.call.label : label_, ranks_) + caller_text(p.call);
 }
@@ -34,7 +34,7 @@ std::vector<std::int64_t> Group::missing(std::uint64_t arrivals) const {
   return ranks;
 }
 
-void Group::rendezvous(int me, const Published& mine) {
+void Group::rendezvous(int me, const PublishedCall& mine) {
   const std::uint64_t generation = generation_.load();
   const std::uint64_t arrivals = members_[me].arrivals.fetch_add(1) + 1;
   if (arrived_.fetch_add(1) + 1 == size()) {
@@ -43,9 +43,9 @@ void Group::rendezvous(int me, const Published& mine) {
     waits_.wake();
     return;
   }
-  const auto place = [&] { return describe_call(mine); };
+  const auto operation = [&] { return describe_call(mine); };
   const auto absent = [&] { return missing(arrivals); };
-  waits_.wait({ranks_[me], place, absent}, [&] { return generation_.load() != generation; });
+  waits_.wait({ranks_[me], operation, absent}, [&] { return generation_.load() != generation; });
 }
 
 namespace {
@@ -65,8 +65,8 @@ bool same_sizes(at::TensorList a, at::TensorList b) {
 
 namespace {
 // Memory of the host is read as such; a device's is not.
-bool same_device_types(const Published& a, const Published& b) {
-  const auto device = [](const Published& p) {
+bool same_device_types(const PublishedCall& a, const PublishedCall& b) {
+  const auto device = [](const PublishedCall& p) {
     const auto list = p.outputs.empty() ? p.inputs : p.outputs;
     return list.empty() ? c10::kCPU : list[0].device().type();
   };
@@ -76,22 +76,22 @@ bool same_device_types(const Published& a, const Published& b) {
 
 // Members that have counted differently published in slots of either parity, beside what is left of calls that are
 // over.
-const Published& Group::latest(int i) const {
+const PublishedCall& Group::latest(int i) const {
   const auto& [even, odd] = members_[i].slots;
   return even.call.sequence > odd.call.sequence ? even : odd;
 }
 
-std::string Group::disagreement() const {
+std::string Group::describe_mismatch() const {
   const auto& label = latest(0).call.label;
   std::string out =
       world_->failed_before(ranks_) + "ranks disagree on " + describe_group(label ? *label : label_, ranks_) + ": ";
-  std::vector<MemberCalls> members;
+  std::vector<RankCalls> members;
   for (int i = 0; i < size(); ++i) members.push_back(calls_of(ranks_[i], latest(i).call));
   if (const auto difference = first_difference(members); !difference.empty()) {
     out += "their operators differ, " + difference + "; ";
   }
   for (int i = 0; i < size(); ++i) {
-    const Published& p = latest(i);
+    const PublishedCall& p = latest(i);
     out += (i > 0 ? "; rank " : "rank ") + std::to_string(ranks_[i]) + " called ";
     out += describe(p.call, p.outputs, p.inputs) + caller_text(p.call);
   }
@@ -99,11 +99,11 @@ std::string Group::disagreement() const {
 }
 
 // The sizes that each kind pairs up; each member looks at what it is going to read.
-void Group::compare(int me, const Published& mine) {
+void Group::compare(int me, const PublishedCall& mine) {
   const std::uint64_t sequence = mine.call.sequence;
   bool good = true;
   for (int i = 0; i < size() && good; ++i) {
-    const Published& p = published(i, sequence);
+    const PublishedCall& p = published(i, sequence);
     good = agree(mine.call, p.call) && mine.outputs.size() == p.outputs.size() && same_device_types(mine, p);
     if (!good) break;
     switch (mine.call.kind) {
@@ -125,42 +125,42 @@ void Group::compare(int me, const Published& mine) {
     }
   }
   if (good) return;
-  world_->fail(disagreement());
+  world_->fail(describe_mismatch());
   world_->throw_failure();
 }
 
-void Group::withdraw(int me, const Published& mine) {
+void Group::withdraw_call(int me, const PublishedCall& mine) {
   world_->fail("rank " + std::to_string(ranks_[me]) + " failed in " + describe_call(mine) + ": " +
                current_exception_text());
-  members_[me].inside.store(false);
+  members_[me].in_collective.store(false);
   waits_.wake();
-  const ReleasedLock others_may_run;  // some need it to get out
+  const GilRelease others_may_run;  // some need it to get out
   for (const auto& member : members_) {
-    while (member.inside.load()) std::this_thread::yield();
+    while (member.in_collective.load()) std::this_thread::yield();
   }
 }
 
-void Group::exchange(int me, const Published& mine, c10::function_ref<void()> move, bool again) {
+void Group::run_collective(int me, const PublishedCall& mine, c10::function_ref<void()> move, bool again) {
   Member& member = members_[me];
   // Before the look at the failure: a member that leaves because of it waits for all who are inside, so none may go in
   // unseen after it has found nobody.
-  member.inside.store(true);
+  member.in_collective.store(true);
   try {
     if (world_->failed()) world_->throw_failure();
     member.slots[mine.call.sequence & 1] = mine;
     rendezvous(me, mine);
     compare(me, mine);
     move();
-    member.inside.store(false);
+    member.in_collective.store(false);
     if (again) rendezvous(me, mine);
   } catch (...) {
-    withdraw(me, mine);
+    withdraw_call(me, mine);
     throw;
   }
 }
 
 std::shared_ptr<Group> Group::subgroup(int me, const std::vector<int>& members, const std::string& label) {
-  const int nth = members_[me].made[members]++;
+  const int nth = members_[me].subgroup_requests[members]++;
   std::lock_guard lock(subgroups_mutex_);
   auto [entry, fresh] = subgroups_.try_emplace({members, nth});
   Pending& pending = entry->second;

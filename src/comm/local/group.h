@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "comm/local/wait_set.h"
-#include "comm/local/world.h"
+#include "comm/local/threads/wait_set.h"
+#include "comm/local/threads/world.h"
 #include "dtensor/comm_backend.h"
 
 namespace dtensor::local {
@@ -20,7 +20,7 @@ namespace dtensor::local {
 class Mailbox;
 
 // A member's call, published for the others: they copy straight out of (and, in all_reduce, into) its tensors.
-struct Published {
+struct PublishedCall {
   CollectiveCall call;
   at::TensorList outputs, inputs;
 };
@@ -34,45 +34,45 @@ class Group {
   const std::vector<std::int64_t>& ranks() const { return ranks_; }
   const std::string& label() const { return label_; }
   WaitSet& waits() { return waits_; }
-  const std::shared_ptr<Mailbox>& mail() const { return mail_; }
+  const std::shared_ptr<Mailbox>& mailbox() const { return mailbox_; }
 
   // One collective as member `me`: publishes `mine`, waits for everybody, compares the calls, runs `move` (which may
   // read and write the tensors of peers) and, if `again`, waits until all are through. An exception fails the world,
   // and leaves only when no peer touches this member's tensors any more.
-  void exchange(int me, const Published& mine, c10::function_ref<void()> move, bool again = true);
+  void run_collective(int me, const PublishedCall& mine, c10::function_ref<void()> move, bool again = true);
 
   // In `move`: what member `i` published for this collective.
-  const Published& published(int i, std::uint64_t sequence) const { return members_[i].slots[sequence & 1]; }
+  const PublishedCall& published(int i, std::uint64_t sequence) const { return members_[i].slots[sequence & 1]; }
 
   // The group of these members; the n-th request for the same list by each of them gives the same group.
   std::shared_ptr<Group> subgroup(int me, const std::vector<int>& members, const std::string& label);
 
-  std::string describe_call(const Published& p) const;
+  std::string describe_call(const PublishedCall& p) const;
 
  private:
   struct alignas(64) Member {
     std::atomic<std::uint64_t> arrivals{0};
-    std::atomic<bool> inside{false};       // may touch the tensors of peers
-    std::array<Published, 2> slots;        // by parity: a peer may still read the last one while the next is written
-    std::map<std::vector<int>, int> made;  // how often this member asked for a subgroup
+    std::atomic<bool> in_collective{false};  // may touch the tensors of peers
+    std::array<PublishedCall, 2> slots;      // by parity: a peer may still read the last one while the next is written
+    std::map<std::vector<int>, int> subgroup_requests;  // how often this member asked for a subgroup
   };
   struct Pending {
     std::shared_ptr<Group> group;
     std::size_t fetched = 0;
   };
 
-  void rendezvous(int me, const Published& mine);
-  void compare(int me, const Published& mine);
-  const Published& latest(int i) const;
-  std::string disagreement() const;
+  void rendezvous(int me, const PublishedCall& mine);
+  void compare(int me, const PublishedCall& mine);
+  const PublishedCall& latest(int i) const;
+  std::string describe_mismatch() const;
   std::vector<std::int64_t> missing(std::uint64_t arrivals) const;
-  void withdraw(int me, const Published& mine);
+  void withdraw_call(int me, const PublishedCall& mine);
 
   std::shared_ptr<World> world_;
   std::vector<std::int64_t> ranks_;
   std::string label_;
   WaitSet waits_;
-  std::shared_ptr<Mailbox> mail_;
+  std::shared_ptr<Mailbox> mailbox_;
   std::vector<Member> members_;
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<std::uint64_t> generation_{0};

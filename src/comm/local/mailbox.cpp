@@ -5,7 +5,7 @@
 #include <array>
 #include <thread>
 
-#include "comm/describe.h"
+#include "comm/error_messages.h"
 #include "comm/local/device_memory.h"
 
 namespace dtensor::local {
@@ -50,8 +50,8 @@ bool Mailbox::deliver(Group& group, const Message& mine, const Message& other) {
     return false;
   }
   try {
-    copy_between(to.tensor, from.tensor);
-    settle({to.tensor, from.tensor});
+    copy_across_devices(to.tensor, from.tensor);
+    synchronize_streams({to.tensor, from.tensor});
     return true;
   } catch (...) {
     group.world().fail("rank " + std::to_string(group.ranks()[mine.me]) + " failed in " + text(group, mine) + ": " +
@@ -76,30 +76,30 @@ std::shared_ptr<Message> Mailbox::post(Group& group, int me, const CollectiveCal
 }
 
 void Mailbox::wait(Group& group, Message& message) {
-  const auto place = [&] { return text(group, message); };
+  const auto operation = [&] { return text(group, message); };
   // Nobody is missing from a message that has been met, whether or not its waiter has seen it: it waits for no one.
   const auto peer = [&] {
     const bool alone = message.state.load() == Message::State::posted;
     return alone ? std::vector<std::int64_t>{group.ranks()[message.call.peer]} : std::vector<std::int64_t>();
   };
   try {
-    group.waits().wait({group.ranks()[message.me], place, peer},
+    group.waits().wait({group.ranks()[message.me], operation, peer},
                        [&] { return message.state.load() == Message::State::done; });
     if (group.world().failed()) group.world().throw_failure();
   } catch (...) {
-    message.told = true;
+    message.reported = true;
     throw;
   }
 }
 
-bool Mailbox::is_over(Group& group, const Message& message) const {
+bool Mailbox::is_complete(Group& group, const Message& message) const {
   if (message.state.load() == Message::State::done || group.world().failed()) return true;
   return group.world().left(group.ranks()[message.call.peer]);  // which has taken its half before, or never will
 }
 
 // The next call on any communicator throws what is noted here, and if there is none, the end of the rank.
 void Mailbox::finish(Group& group, Message& message) noexcept {
-  const bool told = message.told, known = group.world().failed();
+  const bool reported = message.reported, known = group.world().failed();
   bool missed = false;
   try {
     if (message.state.load() != Message::State::done) wait(group, message);
@@ -111,7 +111,7 @@ void Mailbox::finish(Group& group, Message& message) noexcept {
     if (message.state.load() == Message::State::posted) message.state.store(Message::State::done);
   }
   while (message.state.load() != Message::State::done) std::this_thread::yield();
-  if ((missed || message.lost) && !told) group.world().record(group.ranks()[message.me])->miss_failure();
+  if ((missed || message.lost) && !reported) group.world().record(group.ranks()[message.me])->mark_unreported_failure();
 }
 
 }  // namespace dtensor::local

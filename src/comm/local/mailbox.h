@@ -17,8 +17,8 @@ struct Message {
   at::Tensor tensor;
   int me = 0;
   std::atomic<State> state{State::posted};
-  bool lost = false;  // set before done: the halves did not fit, or could not be copied
-  bool told = false;  // wait() has thrown
+  bool lost = false;      // set before done: the halves did not fit, or could not be copied
+  bool reported = false;  // wait() has thrown
 };
 
 class Mailbox {
@@ -28,7 +28,7 @@ class Mailbox {
   // Blocks until the message is through. Throws CommError.
   void wait(Group& group, Message& message);
   // Whether wait() would not block: also where it would throw, or who polls would poll for ever.
-  bool is_over(Group& group, const Message& message) const;
+  bool is_complete(Group& group, const Message& message) const;
   // For a Work that dies: waits, and on failure takes the message back, so that nobody touches its tensor. A failure
   // that nobody has been told of is noted.
   void finish(Group& group, Message& message) noexcept;

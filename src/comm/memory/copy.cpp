@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "comm/memory/stream.h"
+#include "comm/memory/streaming_stores.h"
 
 namespace dtensor {
 namespace {
@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kShortRow = 256;  // bytes; ATen's kernels win below
 
 struct Loop {
-  std::int64_t size, to_stride, from_stride;
+  std::int64_t size, target_stride, source_stride;
 };
 using Loops = c10::SmallVector<Loop, 6>;
 
@@ -27,10 +27,10 @@ Loops merged_loops(const at::Tensor& to, const at::Tensor& from) {
   for (std::int64_t d = 0; d < to.dim(); ++d) {
     const Loop loop{to.size(d), to.stride(d), from.stride(d)};
     if (loop.size == 1) continue;
-    const bool adjacent = !loops.empty() && loops.back().to_stride == loop.to_stride * loop.size &&
-                          loops.back().from_stride == loop.from_stride * loop.size;
+    const bool adjacent = !loops.empty() && loops.back().target_stride == loop.target_stride * loop.size &&
+                          loops.back().source_stride == loop.source_stride * loop.size;
     if (adjacent) {
-      loops.back() = {loops.back().size * loop.size, loop.to_stride, loop.from_stride};
+      loops.back() = {loops.back().size * loop.size, loop.target_stride, loop.source_stride};
     } else {
       loops.push_back(loop);
     }
@@ -42,18 +42,18 @@ Loops merged_loops(const at::Tensor& to, const at::Tensor& from) {
 void stream_bytes(void* to, const void* from, std::size_t bytes, const void* next) {
   auto* target = static_cast<char*>(to);
   const auto* source = static_cast<const char*>(from);
-  std::size_t i = std::min(bytes, -reinterpret_cast<std::uintptr_t>(target) % kStreamLine);
+  std::size_t i = std::min(bytes, -reinterpret_cast<std::uintptr_t>(target) % kCacheLineBytes);
   std::memcpy(target, source, i);
-  for (; i + kStreamLine <= bytes; i += kStreamLine) {
-    if (next != nullptr) expect_read(source, next, i, bytes);
-    stream_line(target + i, source + i);
+  for (; i + kCacheLineBytes <= bytes; i += kCacheLineBytes) {
+    if (next != nullptr) prefetch_ahead(source, next, i, bytes);
+    stream_cache_line(target + i, source + i);
   }
   std::memcpy(target + i, source + i, bytes - i);
 }
 
 void copy_rows(const Loops& loops, std::size_t depth, char* to, const char* from, std::int64_t element, bool streamed) {
   const Loop& loop = loops[depth];
-  const auto to_step = loop.to_stride * element, from_step = loop.from_stride * element;
+  const auto to_step = loop.target_stride * element, from_step = loop.source_stride * element;
   if (depth + 2 < loops.size()) {
     for (std::int64_t i = 0; i < loop.size; ++i) {
       copy_rows(loops, depth + 1, to + i * to_step, from + i * from_step, element, streamed);
@@ -65,7 +65,8 @@ void copy_rows(const Loops& loops, std::size_t depth, char* to, const char* from
     char* row = to + i * to_step;
     const char* source = from + i * from_step;
     if (streamed) {
-      stream_bytes(row, source, bytes, bytes < kForeseen ? source + (i + 1 < loop.size ? from_step : 0) : nullptr);
+      stream_bytes(row, source, bytes,
+                   bytes < kHardwarePrefetchBytes ? source + (i + 1 < loop.size ? from_step : 0) : nullptr);
     } else {
       std::memcpy(row, source, bytes);
     }
@@ -75,7 +76,7 @@ void copy_rows(const Loops& loops, std::size_t depth, char* to, const char* from
 bool in_long_rows(const Loops& loops, std::int64_t element) {
   if (loops.empty()) return false;
   const Loop& row = loops.back();
-  return row.to_stride == 1 && row.from_stride == 1 &&
+  return row.target_stride == 1 && row.source_stride == 1 &&
          (loops.size() == 1 || row.size * element >= std::int64_t{kShortRow});
 }
 
@@ -87,7 +88,7 @@ void copy_bytes(void* to, const void* from, std::size_t bytes) {
     std::memcpy(to, from, bytes);
   } else {
     stream_bytes(to, from, bytes, nullptr);
-    end_stream();
+    stream_fence();
   }
 }
 
@@ -106,7 +107,7 @@ void copy_tensor(const at::Tensor& to, const at::Tensor& from) {
     if (in_long_rows(loops, element)) {
       const bool streamed = to.nbytes() >= kStreamBytes;
       copy_rows(loops, 0, target, source, element, streamed);
-      return streamed ? end_stream() : void();
+      return streamed ? stream_fence() : void();
     }
   }
   at::AutoDispatchBelowADInplaceOrView guard;

@@ -3,13 +3,13 @@
 
 #include <ATen/ATen.h>
 
-#include "comm/memory/buffer_pool.h"
 #include "comm/memory/copy.h"
+#include "comm/memory/pool/buffer_pool.h"
 
 namespace dtensor {
 namespace {
 
-constexpr std::int64_t kAlignment = 16;  // of each tensor in the packed bytes: any dtype may live there
+constexpr std::int64_t kPackedAlignment = 16;  // of each tensor in the packed bytes: any dtype may live there
 
 std::int64_t aligned(std::int64_t bytes, std::int64_t alignment) {
   return (bytes + alignment - 1) / alignment * alignment;
@@ -27,7 +27,7 @@ void copy_on_device(const at::Tensor& to, const at::Tensor& from) {
   to.is_cpu() ? copy_tensor(to, from) : static_cast<void>(to.copy_(from));
 }
 
-Packed Packed::bytes(at::TensorList list) { return make(list, at::kByte, kAlignment); }
+Packed Packed::bytes(at::TensorList list) { return make(list, at::kByte, kPackedAlignment); }
 Packed Packed::numbers(at::TensorList list) { return make(list, list[0].scalar_type(), 1); }
 
 void Packed::fill(at::TensorList list) const {

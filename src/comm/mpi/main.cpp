@@ -1,10 +1,10 @@
 // One MPI process of a launched program.
 #include <c10/util/Exception.h>
 
-#include "comm/describe.h"
+#include "comm/error_messages.h"
 #include "comm/launch/launchers.h"
 #include "comm/mpi/transport.h"
-#include "comm/pairwise/process.h"
+#include "comm/p2p/job/process.h"
 
 namespace dtensor {
 namespace mpi {
@@ -25,7 +25,7 @@ bool start_mpi(int argc, char** argv) {
 
 // Another MPI's launcher, or variables set by hand, start this MPI in each process anew: every one would be rank 0
 // of 1.
-std::string mismatch(const pairwise::Transport& job, const LauncherEnvironment& e) {
+std::string mismatch(const p2p::Transport& job, const LauncherEnvironment& e) {
   if (e.launcher.empty() || (job.size() == e.size && job.rank() == e.rank)) return "";
   const auto said = [](int rank, int size) { return "rank " + std::to_string(rank) + " of " + std::to_string(size); };
   return e.launcher + "'s variables say " + said(e.rank, e.size) + ", but MPI says " + said(job.rank(), job.size()) +
@@ -35,7 +35,7 @@ std::string mismatch(const pairwise::Transport& job, const LauncherEnvironment& 
 int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunOptions options,
         const LauncherEnvironment& environment) {
   if (const std::string trouble = load_api(); !trouble.empty()) return print_failure(environment.rank, trouble), 2;
-  std::unique_ptr<pairwise::Transport> transport;
+  std::unique_ptr<p2p::Transport> transport;
   try {
     transport = make_transport(start_mpi(argc, argv));
   } catch (...) {
@@ -46,7 +46,7 @@ int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunO
     transport->finish();
     return 2;
   }
-  return pairwise::run_process(std::move(transport), fn, options);
+  return p2p::run_process(std::move(transport), fn, options);
 }
 
 }  // namespace

@@ -10,16 +10,16 @@
 
 namespace dtensor::mpi {
 
-using pairwise::Batch;
-using pairwise::Channel;
-using pairwise::Word;
+using p2p::Batch;
+using p2p::Channel;
+using p2p::ControlMessage;
 
-std::int64_t largest_message = std::int64_t{1} << 30;
+std::int64_t max_message_bytes = std::int64_t{1} << 30;
 
 namespace {
 
-constexpr std::chrono::milliseconds kPatience{5};  // then this rank sleeps between tests
-constexpr std::chrono::microseconds kNap{50};
+constexpr std::chrono::milliseconds kSpinTime{5};  // then this rank sleeps between tests
+constexpr std::chrono::microseconds kSleep{50};
 
 // Throws CommError with MPI's own text where `code` is an error.
 void check(int code, const char* what) {
@@ -35,7 +35,7 @@ class MpiBatch final : public Batch {
   MpiBatch(MPI_Comm comm, int tag) : comm_(comm), tag_(tag) {}
 
   void send(const void* data, std::int64_t bytes, int peer) override {
-    for (std::int64_t at = 0; at < bytes; at += largest_message) {
+    for (std::int64_t at = 0; at < bytes; at += max_message_bytes) {
       check(api().isend(static_cast<const char*>(data) + at, count(bytes - at), api().byte, peer, tag_, comm_,
                         next(peer)),
             "MPI_Isend");
@@ -43,7 +43,7 @@ class MpiBatch final : public Batch {
   }
 
   void recv(void* data, std::int64_t bytes, int peer) override {
-    for (std::int64_t at = 0; at < bytes; at += largest_message) {
+    for (std::int64_t at = 0; at < bytes; at += max_message_bytes) {
       check(api().irecv(static_cast<char*>(data) + at, count(bytes - at), api().byte, peer, tag_, comm_, next(peer)),
             "MPI_Irecv");
     }
@@ -76,7 +76,7 @@ class MpiBatch final : public Batch {
   }
 
  private:
-  static int count(std::int64_t left) { return static_cast<int>(std::min(largest_message, left)); }
+  static int count(std::int64_t left) { return static_cast<int>(std::min(max_message_bytes, left)); }
   MPI_Request* next(int peer) {
     requests_.push_back(api().no_request);
     peers_.push_back(peer);
@@ -91,7 +91,7 @@ class MpiBatch final : public Batch {
   int open_ = 0;
 };
 
-class MpiTransport final : public pairwise::Transport {
+class MpiTransport final : public p2p::Transport {
  public:
   explicit MpiTransport(bool finalize) : finalize_(finalize) {
     api().comm_rank(api().world, &rank_);
@@ -103,7 +103,7 @@ class MpiTransport final : public pairwise::Transport {
     void* bound = nullptr;
     int found = 0;
     api().comm_get_attr(api().world, MPI_TAG_UB, &bound, &found);
-    largest_tag_ = found != 0 ? *static_cast<int*>(bound) : 32767;
+    max_tag_ = found != 0 ? *static_cast<int*>(bound) : 32767;
   }
 
   const char* name() const override { return "mpi"; }
@@ -113,34 +113,34 @@ class MpiTransport final : public pairwise::Transport {
     const char* text = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
     return text != nullptr ? std::max(1, std::atoi(text)) : 0;
   }
-  int largest_tag() const override { return largest_tag_; }
+  int max_tag() const override { return max_tag_; }
 
   std::unique_ptr<Batch> batch(Channel channel, int tag) override {
     return std::make_unique<MpiBatch>(channels_[static_cast<std::size_t>(channel)], tag);
   }
 
-  void tell(int peer, int tag, const std::string& text) override {
+  void send_control(int peer, int tag, const std::string& text) override {
     const std::lock_guard lock(mutex_);
     forget_sent();
     auto& [kept, request] = told_.emplace_back(text, api().no_request);
     api().isend(kept.data(), static_cast<int>(kept.size()), api().byte, peer, tag, control_, &request);
   }
 
-  std::optional<Word> hear() override {
+  std::optional<ControlMessage> poll_control() override {
     const std::lock_guard lock(mutex_);  // between the look and the receipt
     int there = 0, length = 0;
     MPI_Status status;
     check(api().iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &there, &status), "MPI_Iprobe");
     if (there == 0) return std::nullopt;
     api().get_count(&status, api().byte, &length);
-    Word word{status.MPI_SOURCE, status.MPI_TAG, std::string(length, '\0')};
+    ControlMessage word{status.MPI_SOURCE, status.MPI_TAG, std::string(length, '\0')};
     api().recv(word.text.data(), length, api().byte, word.from, word.tag, control_, MPI_STATUS_IGNORE);
     return word;
   }
 
-  void pause(std::chrono::nanoseconds waited, bool crowded) override {
-    if (crowded) std::this_thread::yield();
-    if (waited > kPatience) std::this_thread::sleep_for(kNap);
+  void pause(std::chrono::nanoseconds waited, bool oversubscribed) override {
+    if (oversubscribed) std::this_thread::yield();
+    if (waited > kSpinTime) std::this_thread::sleep_for(kSleep);
   }
 
   void finish() override {
@@ -164,7 +164,7 @@ class MpiTransport final : public pairwise::Transport {
   }
 
   bool finalize_;
-  int rank_ = 0, size_ = 1, largest_tag_ = 0;
+  int rank_ = 0, size_ = 1, max_tag_ = 0;
   MPI_Comm control_{};
   MPI_Comm channels_[4] = {};  // by Channel
   std::mutex mutex_;
@@ -173,6 +173,6 @@ class MpiTransport final : public pairwise::Transport {
 
 }  // namespace
 
-std::unique_ptr<pairwise::Transport> make_transport(bool finalize) { return std::make_unique<MpiTransport>(finalize); }
+std::unique_ptr<p2p::Transport> make_transport(bool finalize) { return std::make_unique<MpiTransport>(finalize); }
 
 }  // namespace dtensor::mpi

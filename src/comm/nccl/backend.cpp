@@ -15,14 +15,14 @@
 #include <optional>
 #include <thread>
 
-#include "comm/describe.h"
-#include "comm/nccl/check.h"
+#include "comm/composite/reduce_by_exchange.h"
+#include "comm/error_messages.h"
+#include "comm/nccl/error_checks.h"
 #include "comm/nccl/staging.h"
 #include "comm/nccl/types.h"
 #include "comm/nccl/watchdog.h"
-#include "comm/reduce_by_parts.h"
-#include "comm/released_lock.h"
-#include "dtensor/plain_scope.h"
+#include "comm/waiting/gil_release.h"
+#include "internal/aten_scopes.h"
 
 namespace dtensor::nccl {
 namespace {
@@ -45,7 +45,7 @@ class StreamWork final : public Work::Impl {
   }
   bool done() override {
     watchdog_->check();
-    return event_->passed();
+    return event_->is_complete();
   }
 
  private:
@@ -83,7 +83,7 @@ class NcclBackend final : public CommBackend {
         label_(std::move(label)),
         stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, static_cast<c10::DeviceIndex>(device_->index))) {
     const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device_->index));
-    const ReleasedLock others_may_run;
+    const GilRelease others_may_run;
     check(ncclCommInitRank(&comm_, size(), shared_id(device_->cpu, this->ranks()), rank()), "ncclCommInitRank");
     device_->watchdog->open(comm_);
   }
@@ -94,15 +94,15 @@ class NcclBackend final : public CommBackend {
   const char* name() const override { return "nccl"; }
   bool asynchronous() const override { return true; }
   // Rounds at every hop.
-  at::ScalarType accumulates_in(at::ScalarType dtype) const override { return dtype; }
+  at::ScalarType accumulation_dtype(at::ScalarType dtype) const override { return dtype; }
   bool supports(c10::DeviceType device) const override {
     return device == c10::DeviceType::CUDA || device == c10::DeviceType::CPU;
   }
 
   Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) override {
-    const auto adjacent = equal_pieces(outputs) ? Adjacent::outputs : Adjacent::none;
+    const auto adjacent = have_equal_numel(outputs) ? Adjacent::outputs : Adjacent::none;
     const auto enqueue = [&](at::TensorList out, at::TensorList in) {
-      if (adjacent == Adjacent::none) return pairwise(out, [&](int) { return in[0]; });
+      if (adjacent == Adjacent::none) return send_recv_pairs(out, [&](int) { return in[0]; });
       check(ncclAllGather(in[0].const_data_ptr(), out[0].data_ptr(), in[0].nbytes(), ncclInt8, comm_, stream()),
             "ncclAllGather");
     };
@@ -111,14 +111,14 @@ class NcclBackend final : public CommBackend {
 
   Work all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
     return run(call, outputs, inputs,
-               [&](at::TensorList out, at::TensorList in) { pairwise(out, [&](int i) { return in[i]; }); });
+               [&](at::TensorList out, at::TensorList in) { send_recv_pairs(out, [&](int i) { return in[i]; }); });
   }
 
   Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) override {
-    if (!has_reduction(call.dtype, call.op))
-      return reduce_scatter_by_parts(*this, call, output, inputs, device()), Work();
+    if (!supports_reduction(call.dtype, call.op))
+      return reduce_scatter_via_all_to_all(*this, call, output, inputs, device()), Work();
     const Reduction r = nccl_reduction(call.dtype, call.op);
-    const auto adjacent = equal_pieces(inputs) ? Adjacent::inputs : Adjacent::none;
+    const auto adjacent = have_equal_numel(inputs) ? Adjacent::inputs : Adjacent::none;
     const auto enqueue = [&](at::TensorList out, at::TensorList in) {
       if (adjacent == Adjacent::inputs) {
         return check(ncclReduceScatter(in[0].const_data_ptr(), out[0].data_ptr(), out[0].numel() * r.count, r.type,
@@ -137,7 +137,8 @@ class NcclBackend final : public CommBackend {
   }
 
   Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) override {
-    if (!has_reduction(call.dtype, call.op)) return all_reduce_by_parts(*this, call, tensor, device()), Work();
+    if (!supports_reduction(call.dtype, call.op))
+      return all_reduce_via_all_to_all(*this, call, tensor, device()), Work();
     const Reduction r = nccl_reduction(call.dtype, call.op);
     return run(call, tensor, tensor, [&](at::TensorList out, at::TensorList in) {
       check(ncclAllReduce(in[0].const_data_ptr(), out[0].data_ptr(), in[0].numel() * r.count, r.type, r.op, comm_,
@@ -187,12 +188,12 @@ class NcclBackend final : public CommBackend {
 
   // The only call for which the host waits, besides those with CPU tensors.
   void barrier(const CollectiveCall& call) override {
-    const NoMeshScope plain;
+    const NoMeshScopeGuard plain;
     const at::Tensor one = at::ones({1}, at::TensorOptions().dtype(at::kInt).device(device()));
     CollectiveCall as_sum = call;
     as_sum.dtype = at::kInt;
     Work work = all_reduce(as_sum, one);
-    const ReleasedLock others_may_run;
+    const GilRelease others_may_run;
     while (!work.done()) std::this_thread::yield();
   }
 
@@ -218,7 +219,7 @@ class NcclBackend final : public CommBackend {
   cudaStream_t stream() const { return stream_.stream(); }
 
   template <class GiveTo>
-  void pairwise(at::TensorList out, GiveTo&& give_to) {
+  void send_recv_pairs(at::TensorList out, GiveTo&& give_to) {
     check(ncclGroupStart(), "ncclGroupStart");
     for (int i = 0; i < size(); ++i) {
       const at::Tensor give = give_to(i);
@@ -240,11 +241,11 @@ class NcclBackend final : public CommBackend {
   template <class Enqueue>
   Work run(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs, const Enqueue& enqueue,
            Adjacent adjacent = Adjacent::none) {
-    const LocalScope scope;
+    const LocalBelowAutogradGuard scope;
     const c10::cuda::CUDAGuard guard(device());
     const bool cpu = on_cpu(outputs.empty() ? inputs : outputs);
-    const auto in = staged(inputs, device(), /*filled=*/true, adjacent == Adjacent::inputs);
-    const auto out = staged(outputs, device(), /*filled=*/false, adjacent == Adjacent::outputs);
+    const auto in = staged_tensors(inputs, device(), /*filled=*/true, adjacent == Adjacent::inputs);
+    const auto out = staged_tensors(outputs, device(), /*filled=*/false, adjacent == Adjacent::outputs);
     Event before;
     check(cudaEventRecord(before.get(), c10::cuda::getCurrentCUDAStream(device().index()).stream()), "cudaEventRecord");
     check(cudaStreamWaitEvent(stream(), before.get(), 0), "cudaStreamWaitEvent");
@@ -256,7 +257,7 @@ class NcclBackend final : public CommBackend {
     uses(out);
     {
       const c10::cuda::CUDAStreamGuard on_ours(stream_);
-      std::optional<ReleasedLock> others_may_run;
+      std::optional<GilRelease> others_may_run;
       if (cpu) others_may_run.emplace();
       for (std::size_t i = 0; i < out.size(); ++i) {
         if (!out[i].is_same(outputs[i])) outputs[i].copy_(out[i]);  // waits where it goes to the CPU

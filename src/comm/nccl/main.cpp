@@ -3,11 +3,11 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "comm/describe.h"
+#include "comm/error_messages.h"
 #include "comm/launch/launchers.h"
 #include "comm/nccl/backend.h"
-#include "comm/nccl/check.h"
-#include "dtensor/cuda.h"
+#include "comm/nccl/error_checks.h"
+#include "dtensor/launch.h"
 
 namespace dtensor {
 namespace nccl {

@@ -22,11 +22,11 @@ bool are_adjacent(at::TensorList list, c10::Device device) {
 
 }  // namespace
 
-bool equal_pieces(at::TensorList list) {
+bool have_equal_numel(at::TensorList list) {
   return std::all_of(list.begin(), list.end(), [&](const at::Tensor& t) { return t.numel() == list[0].numel(); });
 }
 
-std::vector<at::Tensor> staged(at::TensorList list, c10::Device device, bool filled, bool adjacent) {
+std::vector<at::Tensor> staged_tensors(at::TensorList list, c10::Device device, bool filled, bool adjacent) {
   const bool together = adjacent && !are_adjacent(list, device);
   at::Tensor flat;
   if (together) flat = at::empty({std::ssize(list), list[0].numel()}, list[0].options().device(device));

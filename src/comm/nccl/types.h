@@ -23,14 +23,14 @@ inline ncclRedOp_t nccl_op(ReduceOp op) {
 
 // Whether NCCL reduces them, and to ATen's values: it has no integers of 16 bits and no products of complex numbers,
 // and its largest and smallest of floating numbers pass NaN over.
-inline bool has_reduction(at::ScalarType dtype, ReduceOp op) {
+inline bool supports_reduction(at::ScalarType dtype, ReduceOp op) {
   const bool order = op == ReduceOp::max || op == ReduceOp::min;
   if (dtype == at::kShort || dtype == at::kUInt16) return false;
   if (c10::isComplexType(dtype)) return op != ReduceOp::product;
   return !order || !c10::isFloatingType(dtype);
 }
 
-// Of what has_reduction. Bools reduce as bytes of 0 and 1; complex sums as twice as many real ones.
+// Of what supports_reduction. Bools reduce as bytes of 0 and 1; complex sums as twice as many real ones.
 inline Reduction nccl_reduction(at::ScalarType dtype, ReduceOp op) {
   switch (dtype) {
     case at::kFloat:

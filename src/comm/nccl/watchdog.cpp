@@ -5,37 +5,37 @@
 #include <cstdlib>
 #include <thread>
 
-#include "comm/describe.h"
+#include "comm/error_messages.h"
 #include "comm/launch/launchers.h"
-#include "comm/nccl/check.h"
-#include "comm/no_timeout.h"
+#include "comm/nccl/error_checks.h"
+#include "comm/waiting/no_timeout.h"
 
 namespace dtensor::nccl {
 namespace {
 
-constexpr std::chrono::milliseconds kLook{50};
+constexpr std::chrono::milliseconds kPollInterval{50};
 constexpr std::chrono::seconds kCallEnds{5};  // a call of NCCL that takes longer waits for a peer
 
 // CUDA must not be called once it is being torn down at the process's end.
-std::mutex at_work;
+std::mutex exit_mutex;
 bool exiting = false;
 
 void stop_at_exit() {
   [[maybe_unused]] static const int once = std::atexit([] {
-    std::lock_guard lock(at_work);
+    std::lock_guard lock(exit_mutex);
     exiting = true;
   });
 }
 
 [[noreturn]] void end_process(int rank, const std::string& text) {
   print_failure(rank, text);
-  write_out_printed();
+  flush_standard_output();
   std::_Exit(1);  // the launcher ends the others; their own watchdogs speak for them
 }
 
-bool is_over(const Event& event) {
+bool is_complete(const Event& event) {
   try {
-    return event.passed();
+    return event.is_complete();
   } catch (const CommError&) {  // the device failed: nothing runs any more
     return true;
   }
@@ -46,7 +46,7 @@ bool is_over(const Event& event) {
 Event::Event() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate"); }
 Event::~Event() { cudaEventDestroy(event_); }
 
-bool Event::passed() const {
+bool Event::is_complete() const {
   const cudaError_t state = cudaEventQuery(event_);
   if (state == cudaErrorNotReady) return false;
   nccl::check(state, "a collective on the GPU");
@@ -54,7 +54,7 @@ bool Event::passed() const {
 }
 
 Watchdog::Watchdog(Communicator cpu, std::chrono::milliseconds timeout)
-    : cpu_(std::move(cpu)), timeout_(countable(timeout)) {
+    : cpu_(std::move(cpu)), timeout_(clamp_timeout(timeout)) {
   stop_at_exit();
   std::thread([this] { loop(); }).detach();  // lives as long as the process
 }
@@ -68,7 +68,7 @@ void Watchdog::close(ncclComm_t comm) {
   std::lock_guard lock(mutex_);
   if (open_.count(comm) == 0) return;  // gone with a failure
   const bool busy = std::any_of(watched_.begin(), watched_.end(),
-                                [&](const Watched& w) { return w.comm == comm && !is_over(*w.event); });
+                                [&](const Watched& w) { return w.comm == comm && !is_complete(*w.event); });
   if (busy) {
     watched_.push_back({nullptr, comm, "", std::chrono::steady_clock::now()});
     condition_.notify_one();
@@ -111,9 +111,9 @@ void Watchdog::fail(const std::string& text) {
   watched_.clear();
 }
 
-std::string Watchdog::last() const { return last_of(cpu_.rank(), &backend_of(cpu_)->record()); }
+std::string Watchdog::last() const { return describe_recent_calls(cpu_.rank(), &backend_of(cpu_)->record()); }
 
-std::string Watchdog::trouble() {
+std::string Watchdog::find_failure() {
   std::lock_guard lock(mutex_);
   while (!watched_.empty()) {
     const Watched& oldest = watched_.front();
@@ -127,7 +127,7 @@ std::string Watchdog::trouble() {
     ncclCommGetAsyncError(oldest.comm, &state);
     if (state != ncclSuccess && state != ncclInProgress)
       return std::string(ncclGetErrorString(state)) + " in " + oldest.text;
-    if (!oldest.event->passed()) {
+    if (!oldest.event->is_complete()) {
       if (std::chrono::steady_clock::now() - oldest.since < timeout_) return "";
       return "timeout after " + std::to_string(timeout_.count()) + " ms: waits in " + oldest.text;
     }
@@ -142,15 +142,15 @@ void Watchdog::loop() {
       std::unique_lock lock(mutex_);
       condition_.wait(lock, [&] { return !watched_.empty(); });
     }
-    std::this_thread::sleep_for(kLook);
-    std::lock_guard working(at_work);
+    std::this_thread::sleep_for(kPollInterval);
+    std::lock_guard working(exit_mutex);
     if (exiting) return;
     std::string text;
     try {
       if (const std::string told = backend_of(cpu_)->failure(); !told.empty()) {
         fail(told);
       } else {
-        text = trouble();
+        text = find_failure();
       }
     } catch (const std::exception& e) {
       text = e.what();

@@ -26,7 +26,7 @@ class Event {
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   cudaEvent_t get() const { return event_; }
-  bool passed() const;  // throws CommError where the device failed
+  bool is_complete() const;  // throws CommError where the device failed
 
  private:
   cudaEvent_t event_ = nullptr;
@@ -59,7 +59,7 @@ class Watchdog {
     std::chrono::steady_clock::time_point since;
   };
   void loop();
-  std::string trouble();  // that ends the process; empty: none
+  std::string find_failure();  // that ends the process; empty: none
   std::string last() const;
 
   Communicator cpu_;

@@ -6,27 +6,27 @@
 #include <memory>
 #include <sstream>
 
-#include "comm/describe.h"
+#include "comm/error_messages.h"
 #include "comm/record/hash.h"
 
 namespace dtensor {
 namespace {
 
-const CallHistory::Line* line_at(const MemberCalls& member, std::uint64_t number) {
+const CallHistory::Line* line_at(const RankCalls& member, std::uint64_t number) {
   const auto it =
       std::find_if(member.lines.begin(), member.lines.end(), [&](const auto& l) { return l.number == number; });
   return it == member.lines.end() ? nullptr : &*it;
 }
 
 // What the members did at this number, each with its ranks; those that are not known any more are left out.
-struct Doing {
+struct OperatorsAt {
   std::uint64_t signature;
   std::string text;
   std::vector<std::int64_t> ranks;
 };
 
-std::vector<Doing> doings_at(const std::vector<MemberCalls>& members, std::uint64_t number) {
-  std::vector<Doing> doings;
+std::vector<OperatorsAt> operators_at(const std::vector<RankCalls>& members, std::uint64_t number) {
+  std::vector<OperatorsAt> doings;
   for (const auto& member : members) {
     const auto* line = line_at(member, number);
     if (line == nullptr && member.operators >= number) continue;
@@ -45,7 +45,7 @@ std::vector<Doing> doings_at(const std::vector<MemberCalls>& members, std::uint6
 }
 
 // The oldest call that every member still knows, or has not come to.
-std::uint64_t oldest_known(const std::vector<MemberCalls>& members) {
+std::uint64_t oldest_known(const std::vector<RankCalls>& members) {
   std::uint64_t oldest = 1;
   for (const auto& member : members) {
     if (!member.lines.empty()) oldest = std::max(oldest, member.lines.front().number);
@@ -64,16 +64,16 @@ T& made(std::atomic<T*>& place) {
 
 }  // namespace
 
-void CallHistory::add(const CallNote& call) {
+void CallHistory::add(const OperatorCall& call) {
   const auto number = operators_.load(std::memory_order_relaxed) + 1;
   const auto signature =
-      std::max<std::uint64_t>(mixed(signature_.load(std::memory_order_relaxed), call.hash), kNone + 1);
+      std::max<std::uint64_t>(hash_combine(signature_.load(std::memory_order_relaxed), call.hash), kNone + 1);
   Entry& entry = made(entries_)[number % kKept];
   entry.number.store(0, std::memory_order_relaxed);
   entry.text.store(call.text, std::memory_order_release);
   entry.module.store(call.module, std::memory_order_release);
   entry.signature.store(signature, std::memory_order_release);
-  for (std::size_t i = 0; i < std::min(call.numbers.size(), CallNote::kMostNumbers); ++i) {
+  for (std::size_t i = 0; i < std::min(call.numbers.size(), OperatorCall::kMaxNumbers); ++i) {
     entry.numbers[i].store(call.numbers[i], std::memory_order_relaxed);
   }
   entry.number.store(number, std::memory_order_release);
@@ -85,7 +85,7 @@ std::string CallHistory::text_of(const Entry& entry) {
   std::ostringstream out;
   std::size_t next = 0;
   for (const char c : *entry.text.load(std::memory_order_acquire)) {
-    const bool number = c == '%' && next < CallNote::kMostNumbers;
+    const bool number = c == '%' && next < OperatorCall::kMaxNumbers;
     number ? out << entry.numbers[next++].load(std::memory_order_relaxed) : out << c;
   }
   if (const auto* module = entry.module.load(std::memory_order_acquire)) out << " in " << *module;
@@ -121,18 +121,18 @@ const std::string* CallHistory::module_of_node(std::uint64_t node) const {
                                                                   : nullptr;
 }
 
-MemberCalls calls_of(std::int64_t rank, const CollectiveCall& call) {
+RankCalls calls_of(std::int64_t rank, const CollectiveCall& call) {
   return {rank, call.operators, call.signature,
           call.history ? call.history->lines() : std::vector<CallHistory::Line>()};
 }
 
-std::string first_difference(const std::vector<MemberCalls>& members) {
+std::string first_difference(const std::vector<RankCalls>& members) {
   std::uint64_t last = 0;
   for (const auto& member : members) last = std::max(last, member.operators);
   if (std::any_of(members.begin(), members.end(), [](const auto& m) { return m.signature == 0; })) return "";
   const auto oldest = oldest_known(members);
   for (auto number = oldest; number <= last; ++number) {
-    const auto doings = doings_at(members, number);
+    const auto doings = operators_at(members, number);
     if (doings.size() < 2) continue;
     std::string out = number == oldest && number > 1 ? "before or in call " : "first in call ";
     out += std::to_string(number) + ":";

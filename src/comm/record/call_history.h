@@ -16,8 +16,8 @@
 namespace dtensor {
 
 // One operator as it was called. `text` has a '%' for each of `numbers`, whose values count and change.
-struct CallNote {
-  static constexpr std::size_t kMostNumbers = 4;
+struct OperatorCall {
+  static constexpr std::size_t kMaxNumbers = 4;
   std::uint64_t hash = 0;  // of everything that must be equal, the numbers included
   const std::string* text = nullptr;
   const std::string* module = nullptr;  // null: none
@@ -34,7 +34,7 @@ class CallHistory {
   CallHistory(const CallHistory&) = delete;
   CallHistory& operator=(const CallHistory&) = delete;
 
-  void add(const CallNote& call);
+  void add(const OperatorCall& call);
   std::uint64_t operators() const { return operators_.load(std::memory_order_relaxed); }
   std::uint64_t signature() const { return signature_.load(std::memory_order_relaxed); }
 
@@ -61,7 +61,7 @@ class CallHistory {
   struct Entry {
     std::atomic<std::uint64_t> number{0}, signature{0};
     std::atomic<const std::string*> text{nullptr}, module{nullptr};
-    std::array<std::atomic<double>, CallNote::kMostNumbers> numbers{};
+    std::array<std::atomic<double>, OperatorCall::kMaxNumbers> numbers{};
   };
   struct Node {
     std::atomic<std::uint64_t> number{0};
@@ -80,14 +80,14 @@ class CallHistory {
 };
 
 // What one member of a communicator says of its calls.
-struct MemberCalls {
+struct RankCalls {
   std::int64_t rank = 0;
   std::uint64_t operators = 0, signature = 0;
   std::vector<CallHistory::Line> lines;
 };
 
 // Of this rank, as the call says; of all that are remembered.
-MemberCalls calls_of(std::int64_t rank, const CollectiveCall& call);
+RankCalls calls_of(std::int64_t rank, const CollectiveCall& call);
 // Whether both ends have called the same operators, as far as they say.
 inline bool same_operators(const CollectiveCall& a, const CollectiveCall& b) {
   return a.signature == b.signature || a.signature == 0 || b.signature == 0;
@@ -95,6 +95,6 @@ inline bool same_operators(const CollectiveCall& a, const CollectiveCall& b) {
 
 // "first in call 17: rank 0 called aten::sum(...) in h.0; ranks 1, 2 called aten::mean(...) in h.0"; empty where all
 // are equal.
-std::string first_difference(const std::vector<MemberCalls>& members);
+std::string first_difference(const std::vector<RankCalls>& members);
 
 }  // namespace dtensor

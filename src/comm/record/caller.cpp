@@ -1,24 +1,24 @@
 // Modules are looked up when a collective starts: other ranks may ask for them while this one runs on.
 #include "comm/record/caller.h"
 
-#include "comm/record/kept_text.h"
+#include "comm/record/interned_text.h"
 #include "scope/module_scope.h"
 
 namespace dtensor {
 
 // Most calls come from the module of the call before.
-const std::string* kept_module(const std::string& path) {
+const std::string* interned_module_path(const std::string& path) {
   static thread_local const std::string* last = nullptr;
   if (path.empty()) return nullptr;
-  if (last == nullptr || *last != path) last = &kept_text(path);
+  if (last == nullptr || *last != path) last = &interned_string(path);
   return last;
 }
 
 const std::string* calling_module() {
-  const Place place = current_place();
-  if (place.phase == Phase::forward) return kept_module(place.module);
+  const ModuleAndPhase place = current_module_and_phase();
+  if (place.phase == Phase::forward) return interned_module_path(place.module);
   static const std::string backward = "the backward pass";
-  return place.module.empty() ? &backward : kept_module(backward + " of " + place.module);
+  return place.module.empty() ? &backward : interned_module_path(backward + " of " + place.module);
 }
 
 std::string caller_text(const CollectiveCall& call) {

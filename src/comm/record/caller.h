@@ -9,14 +9,14 @@ namespace dtensor {
 
 // While it lives, what this thread communicates is for `name` (an operator, redistribute), which lives for the program.
 // The outermost counts: what the program called.
-class Caller {
+class CallerScope {
  public:
-  explicit Caller(const std::string& name) : outer_(current_) {
+  explicit CallerScope(const std::string& name) : outer_(current_) {
     if (outer_ == nullptr) current_ = &name;
   }
-  ~Caller() { current_ = outer_; }
-  Caller(const Caller&) = delete;
-  Caller& operator=(const Caller&) = delete;
+  ~CallerScope() { current_ = outer_; }
+  CallerScope(const CallerScope&) = delete;
+  CallerScope& operator=(const CallerScope&) = delete;
 
   static const std::string* current() { return current_; }  // null: none
 
@@ -25,10 +25,10 @@ class Caller {
   static thread_local const std::string* current_;
 };
 
-inline constinit thread_local const std::string* Caller::current_ = nullptr;
+inline constinit thread_local const std::string* CallerScope::current_ = nullptr;
 
 // `path` as a text that lives for the program; null where it is empty.
-const std::string* kept_module(const std::string& path);
+const std::string* interned_module_path(const std::string& path);
 
 // The module that runs on this thread, "the backward pass of h.0" and the like in backward; null: none.
 const std::string* calling_module();

@@ -7,7 +7,7 @@
 namespace dtensor {
 
 // `hash` with one more word: a multiplication (of MurmurHash3's finalizer) and a shift that brings high bits down.
-inline std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) {
+inline std::uint64_t hash_combine(std::uint64_t hash, std::uint64_t word) {
   hash = (hash ^ word) * 0xff51afd7ed558ccdull;
   return hash ^ (hash >> 32);
 }

@@ -38,7 +38,7 @@ std::string RankRecord::recent() const {
   return out;
 }
 
-void RankRecord::note_error(std::string text) {
+void RankRecord::record_error(std::string text) {
   const std::lock_guard lock(error_mutex_);
   error_ = std::move(text);
   error_at_.store(next_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
@@ -62,9 +62,9 @@ std::string failed_before(const std::vector<std::pair<std::int64_t, std::string>
   return differ ? out + "; then " : "";
 }
 
-void refuse_other_rank(const RankRecord& owner, const std::string& what) {
+void throw_wrong_rank(const RankRecord& owner, const std::string& what) {
   TORCH_CHECK(
-      false, what, " of ", owner.str(), " is used by a thread of ", RankRecord::of_this_thread()->str(),
+      false, what, " of ", owner.str(), " is used by a thread of ", RankRecord::current()->str(),
       ". Each rank has its own tensors, meshes and communicators: make them inside its function. What ranks, or "
       "an enclosing run_local, share must be plain tensors (full_tensor(), to_local()).");
 }

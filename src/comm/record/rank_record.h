@@ -35,18 +35,18 @@ class RankRecord : public std::enable_shared_from_this<RankRecord> {
 
   // An operator of this rank threw. A program that catches that and goes on may part from ranks on which it did not
   // throw, and they are then told of it. Forgotten when some more operators have been called.
-  void note_error(std::string text);
+  void record_error(std::string text);
   std::string last_error() const;  // empty: none. Callable from any thread
 
   // What this rank waited for did not come and nobody was told, since its Work was dropped.
-  void miss_failure() { missed_failure_.store(true); }
-  bool missed_failure() const { return missed_failure_.load(); }
+  void mark_unreported_failure() { unreported_failure_.store(true); }
+  bool has_unreported_failure() const { return unreported_failure_.load(); }
 
   // Whether this thread may act for this rank: it is the rank's own, or none of a thread rank's (a helper, autograd's).
-  bool is_mine(const ThreadState& thread = thread_state()) const {
+  bool belongs_to_this_thread(const ThreadState& thread = thread_state()) const {
     return thread.rank == nullptr || thread.rank == this;
   }
-  static const RankRecord* of_this_thread() { return thread_state().rank; }
+  static const RankRecord* current() { return thread_state().rank; }
   std::shared_ptr<RankRecord> shared() const { return const_cast<RankRecord*>(this)->shared_from_this(); }
 
  private:
@@ -72,7 +72,7 @@ class RankRecord : public std::enable_shared_from_this<RankRecord> {
   mutable std::mutex error_mutex_;
   std::string error_;
   std::atomic<std::uint64_t> error_at_{0};  // the entries before it, and one more; 0: none
-  std::atomic<bool> missed_failure_{false};
+  std::atomic<bool> unreported_failure_{false};
 };
 
 // "rank 1 failed: index 7 is out of bounds ...; then ", of ranks with their last errors; empty where all had the same,
@@ -80,18 +80,18 @@ class RankRecord : public std::enable_shared_from_this<RankRecord> {
 std::string failed_before(const std::vector<std::pair<std::int64_t, std::string>>& errors);
 
 // While it lives, this thread is that rank.
-class RankThread {
+class RankThreadScope {
  public:
-  explicit RankThread(const RankRecord& rank) : former_(thread_state().rank) { thread_state().rank = &rank; }
-  ~RankThread() { thread_state().rank = former_; }
-  RankThread(const RankThread&) = delete;
-  RankThread& operator=(const RankThread&) = delete;
+  explicit RankThreadScope(const RankRecord& rank) : former_(thread_state().rank) { thread_state().rank = &rank; }
+  ~RankThreadScope() { thread_state().rank = former_; }
+  RankThreadScope(const RankThreadScope&) = delete;
+  RankThreadScope& operator=(const RankThreadScope&) = delete;
 
  private:
   const RankRecord* former_;
 };
 
 // Throws, naming both ranks, for `what` that belongs to `owner` and is used by a thread of another rank.
-[[noreturn]] void refuse_other_rank(const RankRecord& owner, const std::string& what);
+[[noreturn]] void throw_wrong_rank(const RankRecord& owner, const std::string& what);
 
 }  // namespace dtensor

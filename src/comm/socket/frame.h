@@ -8,20 +8,20 @@ namespace dtensor::sockets {
 
 struct Frame {
   enum Kind : std::uint8_t {
-    whole,   // a short message, with its bytes
-    offer,   // a long one: `id` of the sender, and where its bytes are in the sender's memory
-    accept,  // the answer where that memory cannot be read: send it as `address` (the receiver's id)
-    bytes,   // the long message, to the receiver's `id`, with its bytes
-    taken,   // the receiver has read the sender's memory
-    word     // of the side channel, with its text
+    eager,            // a short message, with its bytes
+    request_to_send,  // a long one: `id` of the sender, and where its bytes are in the sender's memory
+    clear_to_send,    // the answer where that memory cannot be read: send it as `address` (the receiver's id)
+    data,             // the long message, to the receiver's `id`, with its bytes
+    acknowledge,      // the receiver has read the sender's memory
+    control           // of the side channel, with its text
   };
-  Kind kind = whole;
+  Kind kind = eager;
   std::uint8_t channel = 0;
   std::int32_t tag = 0;
   std::uint64_t size = 0;
   std::uint64_t id = 0;
   std::uint64_t address = 0;
-  bool has_bytes() const { return kind == whole || kind == bytes || kind == word; }
+  bool has_bytes() const { return kind == eager || kind == data || kind == control; }
 };
 static_assert(std::is_trivially_copyable_v<Frame> && sizeof(Frame) == 32);
 

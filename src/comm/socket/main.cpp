@@ -1,12 +1,12 @@
 // One process of a launched program, connected to the others by sockets: no MPI and no GPU.
 #include <atomic>
 
-#include "comm/describe.h"
+#include "comm/error_messages.h"
 #include "comm/launch/launch_flags.h"
 #include "comm/launch/launchers.h"
-#include "comm/pairwise/process.h"
+#include "comm/p2p/job/process.h"
 #include "comm/record/hash.h"
-#include "comm/socket/environment.h"
+#include "comm/socket/rendezvous/environment.h"
 #include "comm/socket/transport.h"
 
 namespace dtensor {
@@ -17,15 +17,15 @@ int run(int, char**, const std::function<void(Communicator)>& fn, RunOptions opt
         const LauncherEnvironment& environment) {
   // The table of a job that this process was part of before is still there, with the addresses of that time.
   static std::atomic<std::uint64_t> starts{0};
-  Place place = meeting_place(environment, options.timeout);
-  place.job = mixed(place.job, ++starts);
-  std::unique_ptr<pairwise::Transport> transport;
+  RendezvousOptions where = rendezvous_options(environment, options.timeout);
+  where.job = hash_combine(where.job, ++starts);
+  std::unique_ptr<p2p::Transport> transport;
   try {
-    transport = make_transport(environment.rank, meet(place));
+    transport = make_transport(environment.rank, rendezvous(where));
   } catch (...) {
     return print_failure(environment.rank, current_exception_text()), 1;
   }
-  return pairwise::run_process(std::move(transport), fn, options);
+  return p2p::run_process(std::move(transport), fn, options);
 }
 
 }  // namespace

@@ -67,7 +67,7 @@ void Stream::reset() {
   fd_ = -1;
 }
 
-void Stream::set_patience(std::chrono::milliseconds time) const {
+void Stream::set_timeout(std::chrono::milliseconds time) const {
   const timeval tv{time.count() / 1000, time.count() % 1000 * 1000};
   setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof tv);
   setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof tv);
@@ -133,7 +133,7 @@ Stream connect_tcp(const std::string& host, int port, std::chrono::milliseconds 
   Stream stream;
   for (addrinfo* a = found; a != nullptr && !stream.open(); a = a->ai_next) {
     stream = Stream(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
-    if (stream.open()) stream.set_patience(time);
+    if (stream.open()) stream.set_timeout(time);
     if (stream.open() && connect(stream.fd(), a->ai_addr, a->ai_addrlen) != 0) stream.reset();
   }
   freeaddrinfo(found);

@@ -24,7 +24,7 @@ class Stream {
   void reset();
 
   // Of each read and write below; 0: for ever.
-  void set_patience(std::chrono::milliseconds time) const;
+  void set_timeout(std::chrono::milliseconds time) const;
   bool write_all(const void* data, std::size_t bytes) const;
   bool read_all(void* data, std::size_t bytes) const;
   void make_nonblocking() const;

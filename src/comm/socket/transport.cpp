@@ -6,17 +6,17 @@
 #include <cstdlib>
 #include <limits>
 
-#include "comm/socket/engine.h"
+#include "comm/socket/progress_engine.h"
 #include "dtensor/comm.h"
 
 namespace dtensor::sockets {
 namespace {
 
-using pairwise::Batch;
-using pairwise::Channel;
-using pairwise::Word;
+using p2p::Batch;
+using p2p::Channel;
+using p2p::ControlMessage;
 
-constexpr int kNapMilliseconds = 1;  // another thread of this process may read what this one waits for
+constexpr int kSleepMilliseconds = 1;  // another thread of this process may read what this one waits for
 
 class SocketBatch final : public Batch {
  public:
@@ -65,33 +65,33 @@ class SocketBatch final : public Batch {
   std::size_t first_open_ = 0;
 };
 
-class SocketTransport final : public pairwise::Transport {
+class SocketTransport final : public p2p::Transport {
  public:
-  SocketTransport(int rank, int here, std::vector<Met> met) : here_(here), engine_(rank, std::move(met)) {}
+  SocketTransport(int rank, int here, std::vector<Peer> peers) : here_(here), engine_(rank, std::move(peers)) {}
 
   const char* name() const override { return "socket"; }
   int rank() const override { return engine_.rank(); }
   int size() const override { return engine_.size(); }
   int local_size() const override { return here_; }
-  int largest_tag() const override { return std::numeric_limits<int>::max(); }
+  int max_tag() const override { return std::numeric_limits<int>::max(); }
   std::unique_ptr<Batch> batch(Channel channel, int tag) override {
     return std::make_unique<SocketBatch>(engine_, channel, tag);
   }
-  void tell(int peer, int tag, const std::string& text) override {
+  void send_control(int peer, int tag, const std::string& text) override {
     Frame frame;
-    frame.kind = Frame::word;
+    frame.kind = Frame::control;
     frame.tag = tag;
     frame.size = text.size();
-    engine_.tell(peer, frame, text);
+    engine_.send_control(peer, frame, text);
   }
-  std::optional<Word> hear() override { return engine_.hear(); }
-  std::string lost(int peer) override { return engine_.lost(peer); }
+  std::optional<ControlMessage> poll_control() override { return engine_.poll_control(); }
+  std::string disconnect_reason(int peer) override { return engine_.disconnect_reason(peer); }
 
   // Asleep until something comes, so that others have the cores.
-  void pause(std::chrono::nanoseconds waited, bool crowded) override {
-    if (!crowded && waited.count() == 0) return;
+  void pause(std::chrono::nanoseconds waited, bool oversubscribed) override {
+    if (!oversubscribed && waited.count() == 0) return;
     epoll_event event;
-    epoll_wait(engine_.poll_fd(), &event, 1, kNapMilliseconds);
+    epoll_wait(engine_.poll_fd(), &event, 1, kSleepMilliseconds);
   }
 
   void finish() override { engine_.settle(); }
@@ -108,9 +108,9 @@ class SocketTransport final : public pairwise::Transport {
 
 }  // namespace
 
-std::unique_ptr<pairwise::Transport> make_transport(int rank, std::vector<Met> met) {
-  const auto here = 1 + std::count_if(met.begin(), met.end(), [](const Met& m) { return m.same_host; });
-  return std::make_unique<SocketTransport>(rank, static_cast<int>(here), std::move(met));
+std::unique_ptr<p2p::Transport> make_transport(int rank, std::vector<Peer> peers) {
+  const auto here = 1 + std::count_if(peers.begin(), peers.end(), [](const Peer& m) { return m.same_host; });
+  return std::make_unique<SocketTransport>(rank, static_cast<int>(here), std::move(peers));
 }
 
 }  // namespace dtensor::sockets

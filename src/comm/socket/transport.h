@@ -4,11 +4,11 @@
 #include <memory>
 #include <vector>
 
-#include "comm/pairwise/transport.h"
-#include "comm/socket/meet.h"
+#include "comm/p2p/transport.h"
+#include "comm/socket/rendezvous/rendezvous.h"
 
 namespace dtensor::sockets {
 
-std::unique_ptr<pairwise::Transport> make_transport(int rank, std::vector<Met> met);
+std::unique_ptr<p2p::Transport> make_transport(int rank, std::vector<Peer> peers);
 
 }  // namespace dtensor::sockets

@@ -37,31 +37,31 @@ void run(const char* what, const at::Tensor& on, const Launch& launch) {
 
 const std::int64_t* longs(const at::Tensor& t) { return t.const_data_ptr<std::int64_t>(); }
 
-void expand(const at::Tensor& x, const at::Tensor& position, const at::Tensor& out) {
+void permute(const at::Tensor& x, const at::Tensor& position, const at::Tensor& out) {
   if (position.numel() == 0) return;
-  run("expand_rows", x, [&](auto stream) {
-    return cuda::launch_expand(extent(position, x), x.const_data_ptr(), longs(position), out.mutable_data_ptr(),
-                               x.size(1) * static_cast<std::int64_t>(x.element_size()), stream);
+  run("permute_tokens", x, [&](auto stream) {
+    return cuda::launch_permute(extent(position, x), x.const_data_ptr(), longs(position), out.mutable_data_ptr(),
+                                x.size(1) * static_cast<std::int64_t>(x.element_size()), stream);
   });
 }
 
-void combine(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight, const at::Tensor& out,
-             bool adds) {
+void unpermute(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight, const at::Tensor& out,
+               bool adds) {
   if (out.numel() == 0) return;
-  run("combine_rows", rows, [&](auto stream) {
-    return cuda::launch_combine(extent(position, rows), type_of(rows), rows.const_data_ptr(), longs(position),
-                                weight.defined() ? weight.const_data_ptr() : nullptr, out.mutable_data_ptr(), adds,
-                                stream);
+  run("unpermute_tokens", rows, [&](auto stream) {
+    return cuda::launch_unpermute(extent(position, rows), type_of(rows), rows.const_data_ptr(), longs(position),
+                                  weight.defined() ? weight.const_data_ptr() : nullptr, out.mutable_data_ptr(), adds,
+                                  stream);
   });
 }
 
-void combine_backward(const at::Tensor& grad, const at::Tensor& rows, const at::Tensor& position,
-                      const at::Tensor& weight, const at::Tensor& d_rows, const at::Tensor& d_weight) {
+void unpermute_backward(const at::Tensor& grad, const at::Tensor& rows, const at::Tensor& position,
+                        const at::Tensor& weight, const at::Tensor& d_rows, const at::Tensor& d_weight) {
   if (position.numel() == 0) return;
-  run("combine_rows backward", rows, [&](auto stream) {
-    return cuda::launch_combine_backward(extent(position, rows), type_of(rows), grad.const_data_ptr(),
-                                         rows.const_data_ptr(), longs(position), weight.const_data_ptr(),
-                                         d_rows.mutable_data_ptr(), d_weight.mutable_data_ptr(), stream);
+  run("unpermute_tokens backward", rows, [&](auto stream) {
+    return cuda::launch_unpermute_backward(extent(position, rows), type_of(rows), grad.const_data_ptr(),
+                                           rows.const_data_ptr(), longs(position), weight.const_data_ptr(),
+                                           d_rows.mutable_data_ptr(), d_weight.mutable_data_ptr(), stream);
   });
 }
 
@@ -72,7 +72,8 @@ void count(const at::Tensor& ids, const at::Tensor& counts) {
   });
 }
 
-const bool registered = (register_row_loops(c10::DeviceType::CUDA, {expand, combine, combine_backward, count}), true);
+const bool registered =
+    (register_row_kernels(c10::DeviceType::CUDA, {permute, unpermute, unpermute_backward, count}), true);
 
 }  // namespace
 }  // namespace dtensor::moe

@@ -40,8 +40,8 @@ __device__ __nv_bfloat16 narrow<__nv_bfloat16>(float v) {
 }
 
 template <class Word>
-__global__ void expand(std::int64_t entries, std::int64_t choices, std::int64_t words, const Word* x,
-                       const std::int64_t* position, Word* out) {
+__global__ void permute(std::int64_t entries, std::int64_t choices, std::int64_t words, const Word* x,
+                        const std::int64_t* position, Word* out) {
   for (std::int64_t entry = blockIdx.x; entry < entries; entry += gridDim.x) {
     const std::int64_t to = position[entry];
     if (to < 0) continue;
@@ -51,7 +51,7 @@ __global__ void expand(std::int64_t entries, std::int64_t choices, std::int64_t 
 }
 
 template <class T, class Sum>
-__global__ void combine(Extent e, const T* rows, const std::int64_t* position, const Sum* weight, T* out, bool adds) {
+__global__ void unpermute(Extent e, const T* rows, const std::int64_t* position, const Sum* weight, T* out, bool adds) {
   for (std::int64_t t = blockIdx.x; t < e.tokens; t += gridDim.x) {
     for (std::int64_t d = threadIdx.x; d < e.width; d += blockDim.x) {
       Sum sum = 0;
@@ -68,8 +68,8 @@ __global__ void combine(Extent e, const T* rows, const std::int64_t* position, c
 }
 
 template <class T, class Sum>
-__global__ void combine_backward(Extent e, const T* grad, const T* rows, const std::int64_t* position,
-                                 const Sum* weight, T* d_rows, Sum* d_weight) {
+__global__ void unpermute_backward(Extent e, const T* grad, const T* rows, const std::int64_t* position,
+                                   const Sum* weight, T* d_rows, Sum* d_weight) {
   __shared__ Sum partial[kThreads];
   for (std::int64_t entry = blockIdx.x; entry < e.tokens * e.choices; entry += gridDim.x) {
     const std::int64_t at = position[entry];
@@ -134,38 +134,38 @@ bool aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % sizeo
 
 }  // namespace
 
-const char* launch_expand(const Extent& e, const void* x, const std::int64_t* position, void* out,
-                          std::int64_t row_bytes, cudaStream_t stream) {
+const char* launch_permute(const Extent& e, const void* x, const std::int64_t* position, void* out,
+                           std::int64_t row_bytes, cudaStream_t stream) {
   const std::int64_t entries = e.tokens * e.choices;
   if (row_bytes % sizeof(uint4) == 0 && aligned(x) && aligned(out)) {
-    expand<<<blocks_for(entries), kThreads, 0, stream>>>(entries, e.choices,
-                                                         row_bytes / static_cast<std::int64_t>(sizeof(uint4)),
-                                                         as<uint4>(x), position, as<uint4>(out));
+    permute<<<blocks_for(entries), kThreads, 0, stream>>>(entries, e.choices,
+                                                          row_bytes / static_cast<std::int64_t>(sizeof(uint4)),
+                                                          as<uint4>(x), position, as<uint4>(out));
   } else {
-    expand<<<blocks_for(entries), kThreads, 0, stream>>>(entries, e.choices, row_bytes, as<char>(x), position,
-                                                         as<char>(out));
+    permute<<<blocks_for(entries), kThreads, 0, stream>>>(entries, e.choices, row_bytes, as<char>(x), position,
+                                                          as<char>(out));
   }
   return outcome();
 }
 
-const char* launch_combine(const Extent& e, Type type, const void* rows, const std::int64_t* position,
-                           const void* weight, void* out, bool adds, cudaStream_t stream) {
+const char* launch_unpermute(const Extent& e, Type type, const void* rows, const std::int64_t* position,
+                             const void* weight, void* out, bool adds, cudaStream_t stream) {
   with_type(type, [&](auto* null) {
     using T = std::remove_pointer_t<decltype(null)>;
     using Sum = typename SumOf<T>::type;
-    combine<T, Sum>
+    unpermute<T, Sum>
         <<<blocks_for(e.tokens), kThreads, 0, stream>>>(e, as<T>(rows), position, as<Sum>(weight), as<T>(out), adds);
   });
   return outcome();
 }
 
-const char* launch_combine_backward(const Extent& e, Type type, const void* grad, const void* rows,
-                                    const std::int64_t* position, const void* weight, void* d_rows, void* d_weight,
-                                    cudaStream_t stream) {
+const char* launch_unpermute_backward(const Extent& e, Type type, const void* grad, const void* rows,
+                                      const std::int64_t* position, const void* weight, void* d_rows, void* d_weight,
+                                      cudaStream_t stream) {
   with_type(type, [&](auto* null) {
     using T = std::remove_pointer_t<decltype(null)>;
     using Sum = typename SumOf<T>::type;
-    combine_backward<T, Sum><<<blocks_for(e.tokens * e.choices), kThreads, 0, stream>>>(
+    unpermute_backward<T, Sum><<<blocks_for(e.tokens * e.choices), kThreads, 0, stream>>>(
         e, as<T>(grad), as<T>(rows), position, as<Sum>(weight), as<T>(d_rows), as<Sum>(d_weight));
   });
   return outcome();

@@ -15,14 +15,14 @@ struct Extent {
 
 // Each returns null, or what went wrong. `position` is [tokens, choices], -1: none. Weights have the type that sums are
 // taken in: double for f64, else float.
-const char* launch_expand(const Extent& e, const void* x, const std::int64_t* position, void* out,
-                          std::int64_t row_bytes, cudaStream_t stream);
+const char* launch_permute(const Extent& e, const void* x, const std::int64_t* position, void* out,
+                           std::int64_t row_bytes, cudaStream_t stream);
 // `adds`: to what is in `out`. `weight` may be null: ones.
-const char* launch_combine(const Extent& e, Type type, const void* rows, const std::int64_t* position,
-                           const void* weight, void* out, bool adds, cudaStream_t stream);
-const char* launch_combine_backward(const Extent& e, Type type, const void* grad, const void* rows,
-                                    const std::int64_t* position, const void* weight, void* d_rows, void* d_weight,
-                                    cudaStream_t stream);
+const char* launch_unpermute(const Extent& e, Type type, const void* rows, const std::int64_t* position,
+                             const void* weight, void* out, bool adds, cudaStream_t stream);
+const char* launch_unpermute_backward(const Extent& e, Type type, const void* grad, const void* rows,
+                                      const std::int64_t* position, const void* weight, void* d_rows, void* d_weight,
+                                      cudaStream_t stream);
 // counts: [bins], zero before.
 const char* launch_count(const std::int64_t* ids, std::int64_t entries, std::int64_t bins, std::int64_t* counts,
                          cudaStream_t stream);

@@ -9,9 +9,9 @@
 
 #include <numeric>
 
-#include "dtensor/moe/exchange.h"
 #include "moe/counting.h"
-#include "moe/node.h"
+#include "moe/dispatch/permute.h"
+#include "moe/local_function.h"
 #include "moe/row_kernels.h"
 
 namespace dtensor {
@@ -26,7 +26,7 @@ using Sizes = std::vector<std::int64_t>;
 struct ReorderBackward final : Node {
   ReorderBackward(Sizes s, Sizes o) : sizes(std::move(s)), order(std::move(o)) {}
   variable_list apply(variable_list&& grads) override {
-    return {grads[0].defined() ? spread_blocks(grads[0], sizes, order) : at::Tensor()};
+    return {grads[0].defined() ? scatter_blocks(grads[0], sizes, order) : at::Tensor()};
   }
   std::string name() const override { return "ReorderBlocksBackward"; }
   Sizes sizes, order;
@@ -35,7 +35,7 @@ struct ReorderBackward final : Node {
 struct SpreadBackward final : Node {
   SpreadBackward(Sizes s, Sizes o) : sizes(std::move(s)), order(std::move(o)) {}
   variable_list apply(variable_list&& grads) override {
-    return {grads[0].defined() ? reorder_blocks(grads[0], sizes, order) : at::Tensor()};
+    return {grads[0].defined() ? gather_blocks(grads[0], sizes, order) : at::Tensor()};
   }
   std::string name() const override { return "SpreadBlocksBackward"; }
   Sizes sizes, order;
@@ -56,18 +56,18 @@ Sizes sizes_in_order(at::IntArrayRef sizes, at::IntArrayRef order) {
 }
 
 // Of the plain expansion, and of the unweighted combination: the other one.
-struct ExpandBackward final : Node {
-  explicit ExpandBackward(at::Tensor p) : position(std::move(p)) {}
+struct PermuteBackward final : Node {
+  explicit PermuteBackward(at::Tensor p) : position(std::move(p)) {}
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return {at::Tensor()};
-    return {combine_rows(grads[0], position)};
+    return {unpermute_tokens(grads[0], position)};
   }
   std::string name() const override { return "ExpandRowsBackward"; }
   at::Tensor position;
 };
 
-struct CombineBackward final : Node {
-  CombineBackward(const at::Tensor& r, at::Tensor p, const at::Tensor& w)
+struct UnpermuteBackward final : Node {
+  UnpermuteBackward(const at::Tensor& r, at::Tensor p, const at::Tensor& w)
       : rows(w.defined() ? SavedVariable(r, false) : SavedVariable()),
         weight(w, false),
         position(std::move(p)),
@@ -76,11 +76,11 @@ struct CombineBackward final : Node {
 
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
-    if (!weighted) return {expand_rows(grads[0], position, kept), at::Tensor()};
-    const NoMeshScope plain;
+    if (!weighted) return {permute_tokens(grads[0], position, kept), at::Tensor()};
+    const NoMeshScopeGuard plain;
     const auto y = rows.unpack(), w = weight.unpack();
     if (at::GradMode::is_enabled()) return twice(grads[0], y, w);
-    auto [dy, dw] = moe::combine_backward_kernel(grads[0], y, position, w);
+    auto [dy, dw] = moe::unpermute_backward_kernel(grads[0], y, position, w);
     return {dy, dw};
   }
   void release_variables() override {
@@ -91,15 +91,15 @@ struct CombineBackward final : Node {
 
   // The same from differentiable pieces.
   variable_list twice(const at::Tensor& grad, const at::Tensor& y, const at::Tensor& w) const {
-    const auto spread = expand_rows(grad, position, kept);
-    const auto row_weight = expand_entries(w);
+    const auto spread = permute_tokens(grad, position, kept);
+    const auto row_weight = permute_entries(w);
     const auto dots = (y * spread).sum(1).to(w.scalar_type());
     const auto padded = at::cat({dots, at::zeros({1}, dots.options())});
     const auto dw = padded.index_select(0, at::where(position < 0, kept, position).flatten()).view(w.sizes());
     return {spread * row_weight.unsqueeze(1).to(spread.scalar_type()), dw};
   }
   // [tokens, choices] to [kept]
-  at::Tensor expand_entries(const at::Tensor& w) const {
+  at::Tensor permute_entries(const at::Tensor& w) const {
     const auto each = at::arange(position.numel(), position.options());
     const auto row = at::zeros({kept + 1}, position.options())
                          .scatter(0, at::where(position < 0, kept, position).flatten(), each)
@@ -116,25 +116,25 @@ struct CombineBackward final : Node {
 }  // namespace
 
 at::Tensor count_bins(const at::Tensor& ids, std::int64_t bins) {
-  const LocalScope guard;
+  const LocalBelowAutogradGuard guard;
   TORCH_CHECK(ids.scalar_type() == at::kLong, "count_bins: ids are int64, not ", ids.scalar_type());
   moe::count(&MoeCounters::histograms);
   return moe::count_kernel(ids.contiguous(), bins);
 }
 
 SortedBins sort_by_bin(const at::Tensor& ids, std::int64_t bins, const at::Tensor& counts, std::int64_t kept) {
-  const LocalScope guard;
+  const LocalBelowAutogradGuard guard;
   TORCH_CHECK(ids.scalar_type() == at::kLong, "sort_by_bin: ids are int64, not ", ids.scalar_type());
   const auto entries = ids.contiguous().flatten();
   moe::count(&MoeCounters::sorts);
   return moe::sort_kernel(entries, counts.defined() ? counts : count_bins(entries, bins), kept);
 }
 
-at::Tensor reorder_blocks(const at::Tensor& input, at::IntArrayRef sizes, at::IntArrayRef order) {
+at::Tensor gather_blocks(const at::Tensor& input, at::IntArrayRef sizes, at::IntArrayRef order) {
   if (is_identity(sizes, order)) return input;
   at::Tensor result;
   {
-    const LocalScope guard;
+    const LocalBelowAutogradGuard guard;
     const auto blocks = input.split_with_sizes(sizes, 0);
     std::vector<at::Tensor> placed;
     for (const auto block : order) placed.push_back(blocks.at(block));
@@ -144,11 +144,11 @@ at::Tensor reorder_blocks(const at::Tensor& input, at::IntArrayRef sizes, at::In
   return moe::with_node(result, moe::make_node<ReorderBackward>(sizes.vec(), order.vec()), input);
 }
 
-at::Tensor spread_blocks(const at::Tensor& input, at::IntArrayRef sizes, at::IntArrayRef order) {
+at::Tensor scatter_blocks(const at::Tensor& input, at::IntArrayRef sizes, at::IntArrayRef order) {
   if (is_identity(sizes, order)) return input;
   at::Tensor result;
   {
-    const LocalScope guard;
+    const LocalBelowAutogradGuard guard;
     std::vector<at::Tensor> blocks(sizes.size());
     const auto pieces = input.split_with_sizes(sizes_in_order(sizes, order), 0);
     for (std::size_t i = 0; i < order.size(); ++i) {
@@ -166,39 +166,39 @@ at::Tensor spread_blocks(const at::Tensor& input, at::IntArrayRef sizes, at::Int
   return moe::with_node(result, moe::make_node<SpreadBackward>(sizes.vec(), order.vec()), input);
 }
 
-at::Tensor expand_rows(const at::Tensor& x, const at::Tensor& position, std::int64_t kept) {
-  TORCH_CHECK(position.dim() == 2 && position.size(0) == x.size(0), "expand_rows: positions ", position.sizes(),
+at::Tensor permute_tokens(const at::Tensor& x, const at::Tensor& position, std::int64_t kept) {
+  TORCH_CHECK(position.dim() == 2 && position.size(0) == x.size(0), "permute_tokens: positions ", position.sizes(),
               " for ", x.size(0), " tokens");
   at::Tensor result;
   {
-    const LocalScope guard;
-    result = moe::expand_kernel(x, position, kept);
+    const LocalBelowAutogradGuard guard;
+    result = moe::permute_kernel(x, position, kept);
   }
   if (!moe::needs_graph(x)) return result;
-  return moe::with_node(result, moe::make_node<ExpandBackward>(position), x);
+  return moe::with_node(result, moe::make_node<PermuteBackward>(position), x);
 }
 
-at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight) {
-  TORCH_CHECK(position.dim() == 2, "combine_rows: positions are [tokens, choices], not ", position.sizes());
-  TORCH_CHECK(!weight.defined() || weight.sizes() == position.sizes(), "combine_rows: weights ", weight.sizes(),
+at::Tensor unpermute_tokens(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight) {
+  TORCH_CHECK(position.dim() == 2, "unpermute_tokens: positions are [tokens, choices], not ", position.sizes());
+  TORCH_CHECK(!weight.defined() || weight.sizes() == position.sizes(), "unpermute_tokens: weights ", weight.sizes(),
               " for positions ", position.sizes());
   at::Tensor result;
   {
-    const LocalScope guard;
-    result = moe::combine_kernel(rows, position, weight);
+    const LocalBelowAutogradGuard guard;
+    result = moe::unpermute_kernel(rows, position, weight);
   }
   if (!moe::needs_graph(rows, weight)) return result;
-  return moe::with_node(result, moe::make_node<CombineBackward>(rows, position, weight), rows, weight);
+  return moe::with_node(result, moe::make_node<UnpermuteBackward>(rows, position, weight), rows, weight);
 }
 
-at::Tensor add_combined(const at::Tensor& base, const at::Tensor& rows, const at::Tensor& position,
-                        const at::Tensor& weight, at::TensorList keep) {
+at::Tensor add_unpermuted_tokens(const at::Tensor& base, const at::Tensor& rows, const at::Tensor& position,
+                                 const at::Tensor& weight, at::TensorList keep) {
   const bool seen = std::any_of(keep.begin(), keep.end(), [&](const auto& t) { return t.is_alias_of(base); });
   if (seen || moe::needs_graph(base, rows, weight) || !base.is_contiguous()) {
-    return base + combine_rows(rows, position, weight);
+    return base + unpermute_tokens(rows, position, weight);
   }
   {
-    const LocalScope guard;
+    const LocalBelowAutogradGuard guard;
     moe::add_combined_kernel(base, rows, position, weight);
   }
   moe::count(&MoeCounters::in_place_combines);

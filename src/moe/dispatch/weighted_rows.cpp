@@ -3,15 +3,15 @@
 
 #include <ATen/ATen.h>
 
-#include "dtensor/moe/exchange.h"
+#include "moe/dispatch/permute.h"
 
 namespace dtensor::moe {
 
 at::Tensor sent_rows(const at::Tensor& x, const DispatchPlan& plan) {
-  const auto rows = expand_rows(x, plan.position, plan.sent);
-  if (!plan.weighs_before) return rows;
+  const auto rows = permute_tokens(x, plan.position, plan.sent);
+  if (!plan.apply_probs_before_experts) return rows;
   // As rows of one number, of which entry i is token i.
-  const auto weight = expand_rows(plan.weights.reshape({-1, 1}), plan.position.reshape({-1, 1}), plan.sent);
+  const auto weight = permute_tokens(plan.weights.reshape({-1, 1}), plan.position.reshape({-1, 1}), plan.sent);
   return (rows.to(at::promote_types(rows.scalar_type(), weight.scalar_type())) * weight).to(rows.scalar_type());
 }
 

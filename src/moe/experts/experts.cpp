@@ -8,7 +8,7 @@
 
 #include "dtensor/tensor.h"
 #include "moe/counting.h"
-#include "moe/node.h"
+#include "moe/local_function.h"
 #include "moe/row_kernels.h"
 
 namespace dtensor {
@@ -83,12 +83,12 @@ at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const ExpertWe
     return run_packed(x, rows, cache->get(w), options.activation);
   }
   if (options.backend == ExpertBackend::grouped) {
-    const NoMeshScope plain;
+    const NoMeshScopeGuard plain;
     return run_grouped_experts(x, at::tensor(rows, at::kLong).to(x.device()), w, options);
   }
-  auto h = activate(grouped_mm(x, w.w1, rows, options.backend, w.again1), options.activation);
-  if (w.w3.defined()) h = h * grouped_mm(x, w.w3, rows, options.backend, w.again3);
-  return grouped_mm(h, w.w2, rows, options.backend, w.again2);
+  auto h = activate(grouped_mm(x, w.w1, rows, options.backend, w.regather1), options.activation);
+  if (w.w3.defined()) h = h * grouped_mm(x, w.w3, rows, options.backend, w.regather3);
+  return grouped_mm(h, w.w2, rows, options.backend, w.regather2);
 }
 
 at::Tensor run_grouped_experts(const at::Tensor& x, const at::Tensor& counts, const ExpertWeights& w,
@@ -104,10 +104,10 @@ at::Tensor run_grouped_experts(const at::Tensor& x, const at::Tensor& counts, co
   const auto groups = align_groups(counts, x.size(0), block);
   moe::count(&MoeCounters::aligned_passes);
   moe::count(&MoeCounters::aligned_rows, groups.rows);
-  const auto spread = groups.spread(x);
-  auto h = activate(grouped_mm(spread, w.w1, groups, w.again1), options.activation);
-  if (w.w3.defined()) h = h * grouped_mm(spread, w.w3, groups, w.again3);
-  return groups.gather(grouped_mm(h, w.w2, groups, w.again2));
+  const auto spread = groups.pad(x);
+  auto h = activate(grouped_mm(spread, w.w1, groups, w.regather1), options.activation);
+  if (w.w3.defined()) h = h * grouped_mm(spread, w.w3, groups, w.regather3);
+  return groups.unpad(grouped_mm(h, w.w2, groups, w.regather2));
 }
 
 at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const std::vector<ExpertWeights>& experts,
@@ -203,7 +203,7 @@ at::Tensor scale_expert_gradients(const at::Tensor& weight, const at::Tensor& lo
   if (!moe::needs_graph(weight)) return weight;
   at::Tensor factor, result;
   {
-    const LocalScope guard;
+    const LocalBelowAutogradGuard guard;
     const auto loads = load.to(at::kDouble);
     factor = at::where(loads > 0, mean.to(at::kDouble) / loads, 1.0).view({-1, 1, 1}).to(weight.device());
     result = weight.view(weight.sizes());

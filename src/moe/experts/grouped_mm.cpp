@@ -2,9 +2,9 @@
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 
-#include "dtensor/moe/exchange.h"
 #include "dtensor/moe/experts.h"
-#include "moe/node.h"
+#include "moe/dispatch/permute.h"
+#include "moe/local_function.h"
 #include "moe/row_kernels.h"
 
 namespace dtensor {
@@ -17,11 +17,11 @@ using Rows = std::vector<std::int64_t>;
 
 struct Operands {
   at::Tensor x, weight;
-  WeightAgain again;
+  RegatherWeight again;
 };
 
 // What autocast makes of the operands of a linear layer, by whatever backend they are multiplied.
-Operands as_autocast(const at::Tensor& x, const at::Tensor& weight, WeightAgain again) {
+Operands as_autocast(const at::Tensor& x, const at::Tensor& weight, RegatherWeight again) {
   const auto device = x.device().type();
   if (!at::autocast::is_autocast_enabled(device)) return {x, weight, std::move(again)};
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -82,12 +82,12 @@ at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& x, at::IntA
 }
 
 struct GroupedMmBackward final : Node {
-  GroupedMmBackward(const at::Tensor& x_, const at::Tensor& w, Rows r, ExpertBackend b, WeightAgain a)
+  GroupedMmBackward(const at::Tensor& x_, const at::Tensor& w, Rows r, ExpertBackend b, RegatherWeight a)
       : x(x_, false), weight(a ? at::Tensor() : w, false), rows(std::move(r)), backend(b), again(std::move(a)) {}
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
     TORCH_CHECK(!at::GradMode::is_enabled(), "grouped_mm: not differentiable twice; use the list of experts");
-    const LocalScope guard;
+    const LocalBelowAutogradGuard guard;
     const auto grad = grads[0].contiguous();
     const auto from = x.unpack();
     at::Tensor dx, dw;
@@ -103,16 +103,16 @@ struct GroupedMmBackward final : Node {
   SavedVariable x, weight;
   Rows rows;
   ExpertBackend backend;
-  WeightAgain again;
+  RegatherWeight again;
 };
 
 struct AlignedMmBackward final : Node {
-  AlignedMmBackward(const at::Tensor& x_, const at::Tensor& w, AlignedGroups g, WeightAgain a)
+  AlignedMmBackward(const at::Tensor& x_, const at::Tensor& w, AlignedGroups g, RegatherWeight a)
       : x(x_, false), weight(a ? at::Tensor() : w, false), groups(std::move(g)), again(std::move(a)) {}
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
     TORCH_CHECK(!at::GradMode::is_enabled(), "grouped_mm: not differentiable twice; use the list of experts");
-    const LocalScope guard;
+    const LocalBelowAutogradGuard guard;
     const auto grad = grads[0].contiguous();
     at::Tensor dx, dw;
     if (task_should_compute_output(0)) dx = at::_grouped_mm(grad, again ? again() : weight.unpack(), groups.ends);
@@ -129,14 +129,14 @@ struct AlignedMmBackward final : Node {
   std::string name() const override { return "AlignedMmBackward"; }
   SavedVariable x, weight;
   AlignedGroups groups;
-  WeightAgain again;
+  RegatherWeight again;
 };
 
 }  // namespace
 
 AlignedGroups align_groups(const at::Tensor& counts, std::int64_t rows, std::int64_t alignment) {
   TORCH_CHECK(alignment >= 1 && counts.dim() == 1, "align_groups: counts ", counts.sizes(), ", alignment ", alignment);
-  const NoMeshScope plain;
+  const NoMeshScopeGuard plain;
   const auto ends = counts.cumsum(0);
   const auto padded_ends = counts.add(alignment - 1).div(alignment, "floor").mul(alignment).cumsum(0);
   const auto row = at::arange(rows, counts.options());
@@ -151,12 +151,12 @@ AlignedGroups align_groups(const at::Tensor& counts, std::int64_t rows, std::int
   return result;
 }
 
-at::Tensor AlignedGroups::spread(const at::Tensor& x) const { return expand_rows(x, place.unsqueeze(1), rows); }
+at::Tensor AlignedGroups::pad(const at::Tensor& x) const { return permute_tokens(x, place.unsqueeze(1), rows); }
 
-at::Tensor AlignedGroups::gather(const at::Tensor& y) const { return combine_rows(y, place.unsqueeze(1)); }
+at::Tensor AlignedGroups::unpad(const at::Tensor& y) const { return unpermute_tokens(y, place.unsqueeze(1)); }
 
 at::Tensor grouped_mm(const at::Tensor& rows, const at::Tensor& weights, const AlignedGroups& groups,
-                      WeightAgain gather) {
+                      RegatherWeight gather) {
   TORCH_CHECK(rows.dim() == 2 && weights.dim() == 3 && rows.size(1) == weights.size(2) && rows.size(0) == groups.rows &&
                   weights.size(0) == groups.counts.size(0),
               "grouped_mm: rows ", rows.sizes(), ", weights ", weights.sizes(), " and ", groups.counts.size(0),
@@ -164,7 +164,7 @@ at::Tensor grouped_mm(const at::Tensor& rows, const at::Tensor& weights, const A
   auto [x, weight, again] = as_autocast(rows, weights, std::move(gather));
   at::Tensor result;
   {
-    const LocalScope guard;
+    const LocalBelowAutogradGuard guard;
     result = at::_grouped_mm(x.contiguous(), weight.transpose(1, 2), groups.ends);
   }
   if (!moe::needs_graph(x, weight)) return result;
@@ -172,21 +172,21 @@ at::Tensor grouped_mm(const at::Tensor& rows, const at::Tensor& weights, const A
 }
 
 at::Tensor grouped_mm(const at::Tensor& input, const at::Tensor& weights, at::IntArrayRef rows, ExpertBackend backend,
-                      WeightAgain gather) {
+                      RegatherWeight gather) {
   TORCH_CHECK(input.dim() == 2 && weights.dim() == 3 && input.size(1) == weights.size(2), "grouped_mm: rows ",
               input.sizes(), " and weights ", weights.sizes(), " disagree");
   TORCH_CHECK(static_cast<std::int64_t>(rows.size()) == weights.size(0) && c10::sum_integers(rows) == input.size(0),
               "grouped_mm: rows ", rows, " of ", input.sizes(), " for weights ", weights.sizes());
   auto [x, weight, again] = as_autocast(input, weights, std::move(gather));
   if (backend == ExpertBackend::grouped && x.size(0) > 0) {
-    const NoMeshScope plain;
+    const NoMeshScopeGuard plain;
     const auto groups = align_groups(at::tensor(rows, at::kLong).to(x.device()), x.size(0), moe::row_alignment(x));
-    return groups.gather(grouped_mm(groups.spread(x), weight, groups, std::move(again)));
+    return groups.unpad(grouped_mm(groups.pad(x), weight, groups, std::move(again)));
   }
   const auto settled = settle(backend, rows);
   at::Tensor result;
   {
-    const LocalScope guard;
+    const LocalBelowAutogradGuard guard;
     result = multiply(x.contiguous(), weight.transpose(1, 2), rows, settled);
   }
   if (!moe::needs_graph(x, weight)) return result;

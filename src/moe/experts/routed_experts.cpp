@@ -1,6 +1,6 @@
 // Experts of any kind: rows go to the rank that holds their module, which runs on a DTensor of the rows of all ranks
 // that hold it too.
-#include "dtensor/moe/routed_experts.h"
+#include "dtensor/moe/experts.h"
 
 #include <ATen/ATen.h>
 
@@ -9,6 +9,8 @@
 #include "dtensor/debug.h"
 #include "dtensor/moe/dispatch.h"
 #include "dtensor/tensor.h"
+#include "internal/parameter_swap.h"
+#include "moe/dispatch/permute.h"
 #include "moe/token_mapping.h"
 
 namespace dtensor {
@@ -65,7 +67,7 @@ void make_plain(nn::Module& expert, const DeviceMesh& there) {
     if (!whole.defined()) {
       former = *slot;
       whole = DTensor(former.detach()).full_tensor().requires_grad_(former.requires_grad());
-      note_replaced(former);
+      record_parameter_swap(former);
     }
     *slot = whole;
   }
@@ -73,7 +75,7 @@ void make_plain(nn::Module& expert, const DeviceMesh& there) {
 
 }  // namespace
 
-void RoutedExperts::spread(const DeviceMesh& mesh, std::int64_t ep_axis, std::int64_t edp_axis) {
+void RoutedExperts::set_expert_parallel(const DeviceMesh& mesh, std::int64_t ep_axis, std::int64_t edp_axis) {
   auto& p = *impl_;
   const auto ep = mesh.size(ep_axis), here = size() / ep;
   TORCH_CHECK(!p.mesh, "RoutedExperts: spread over ", p.mesh.str(), " already");
@@ -185,7 +187,8 @@ at::Tensor RoutedExperts::forward(const at::Tensor& input, const at::Tensor& ids
   std::vector<at::Tensor> made;
   for (std::size_t e = 0; e < pieces.size(); ++e)
     made.push_back(p.run(p.first + static_cast<std::int64_t>(e), pieces[e], counts));
-  return constrain("out", moe::from_part(p.dispatcher->combine(at::cat(made), plan).view(part.sizes()), mapping));
+  return constrain("out",
+                   moe::from_local_tokens(p.dispatcher->combine(at::cat(made), plan).view(part.sizes()), mapping));
 }
 
 }  // namespace dtensor

@@ -3,8 +3,8 @@
 #include <ATen/ATen.h>
 
 #include "dtensor/moe/dispatch.h"
-#include "dtensor/moe/exchange.h"
-#include "dtensor/plain_scope.h"
+#include "internal/aten_scopes.h"
+#include "moe/dispatch/permute.h"
 #include "moe/routing/router_parts.h"
 
 namespace dtensor {
@@ -19,7 +19,7 @@ at::Tensor rank_in_bin(const SortedBins& sorted, const at::Tensor& experts) {
 }
 
 // By position where tokens stand in order of ranks: the counts of the ranks before this one are enough.
-at::Tensor places_in_order(const Routing& routing, const at::Tensor& experts, const Communicator& ranks) {
+at::Tensor ranks_in_order(const Routing& routing, const at::Tensor& experts, const Communicator& ranks) {
   auto place = rank_in_bin(sort_by_bin(experts, routing.expert_count), experts);
   if (!several(ranks)) return place;
   const auto before = routing.counts->of_ranks(ranks).narrow(0, 0, ranks.rank()).sum(0).to(experts.device());
@@ -31,12 +31,12 @@ struct Entries {
 };
 
 Entries gather(const Entries& mine, const std::vector<std::int64_t>& rows, const Communicator& ranks) {
-  return {gather_rows_of_ranks(mine.experts, rows, ranks), gather_rows_of_ranks(mine.weights, rows, ranks),
-          gather_rows_of_ranks(mine.number, rows, ranks)};
+  return {all_gather_rows(mine.experts, rows, ranks), all_gather_rows(mine.weights, rows, ranks),
+          all_gather_rows(mine.number, rows, ranks)};
 }
 
 // In general: everybody sees all entries and sorts them alike.
-at::Tensor places_by_key(const Routing& routing, const at::Tensor& experts, const TokenLayout& layout, bool by_weight) {
+at::Tensor ranks_by_key(const Routing& routing, const at::Tensor& experts, const TokenLayout& layout, bool by_weight) {
   const auto choices = routing.experts.size(1), here = experts.size(0);
   const auto longs = experts.options();
   const auto token =
@@ -66,15 +66,15 @@ std::int64_t drop_over_capacity(Routing& routing, const TokenLayout& layout, con
   TORCH_CHECK(!routing.by_experts, "capacity: experts that choose have one already (expert_capacity_factor)");
   TORCH_CHECK(options.factor > 0, "capacity: factor ", options.factor);
   const at::NoGradGuard no_grad;
-  const NoMeshScope plain;
+  const NoMeshScopeGuard plain;
   const auto choices = routing.experts.size(1);
   const auto tokens = token_range(routing, layout).total;
   const auto capacity = static_cast<std::int64_t>(options.factor * static_cast<double>(choices * tokens) /
                                                   static_cast<double>(routing.expert_count));
   const auto experts = routing.experts.flatten();
   const bool by_weight = options.drop == DropPolicy::probability;
-  const auto place = by_weight || layout.index.defined() ? places_by_key(routing, experts, layout, by_weight)
-                                                         : places_in_order(routing, experts, layout.ranks);
+  const auto place = by_weight || layout.index.defined() ? ranks_by_key(routing, experts, layout, by_weight)
+                                                         : ranks_in_order(routing, experts, layout.ranks);
   const auto over = (place >= capacity).logical_and_(experts < routing.expert_count);
   routing.experts = experts.masked_fill(over, routing.expert_count).view_as(routing.experts);
   routing.order.reset();

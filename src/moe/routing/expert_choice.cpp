@@ -1,7 +1,8 @@
 // Experts choose: each takes its best tokens of the whole batch, so all ranks see all scores and choose alike.
 #include <ATen/ATen.h>
 
-#include "dtensor/moe/exchange.h"
+#include "dtensor/moe/dispatch.h"
+#include "moe/dispatch/permute.h"
 #include "moe/routing/router_parts.h"
 
 namespace dtensor::moe {
@@ -17,9 +18,9 @@ Gathered gather_scores(const at::Tensor& scores, const TokenLayout& layout) {
   const auto longs = scores.options().dtype(at::kLong);
   if (!layout.ranks || layout.ranks.size() == 1) return {scores, at::arange(here, longs)};
   const auto rows = rows_of_ranks(here, layout.ranks);
-  const auto all = gather_rows_of_ranks(scores, rows.of_each, layout.ranks);
+  const auto all = all_gather_rows(scores, rows.of_each, layout.ranks);
   if (!layout.index.defined()) return {all, at::arange(rows.before, rows.before + here, longs)};
-  const auto order = gather_rows_of_ranks(layout.index, rows.of_each, layout.ranks).argsort();
+  const auto order = all_gather_rows(layout.index, rows.of_each, layout.ranks).argsort();
   return {all.index_select(0, order), order.argsort().narrow(0, rows.before, here)};
 }
 

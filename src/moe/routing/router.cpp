@@ -6,15 +6,16 @@
 
 #include <numeric>
 
-#include "dtensor/moe/exchange.h"
-#include "dtensor/plain_scope.h"
+#include "dtensor/moe/dispatch.h"
+#include "internal/aten_scopes.h"
+#include "moe/dispatch/permute.h"
 #include "moe/routing/router_parts.h"
 
 namespace dtensor {
 
 namespace moe {
 
-std::vector<std::int64_t> places_among(const Communicator& some, const Communicator& all) {
+std::vector<std::int64_t> indices_among(const Communicator& some, const Communicator& all) {
   std::vector<std::int64_t> places;
   for (const auto rank : some.ranks()) {
     const auto found = std::find(all.ranks().begin(), all.ranks().end(), rank);
@@ -25,8 +26,8 @@ std::vector<std::int64_t> places_among(const Communicator& some, const Communica
 
 namespace {
 
-RowsOfRanks added_up(std::vector<std::int64_t> rows, int me) {
-  RowsOfRanks all{std::move(rows)};
+RowCounts sum_losses(std::vector<std::int64_t> rows, int me) {
+  RowCounts all{std::move(rows)};
   all.before = std::accumulate(all.of_each.begin(), all.of_each.begin() + me, std::int64_t{0});
   all.total = std::accumulate(all.of_each.begin() + me, all.of_each.end(), all.before);
   return all;
@@ -34,29 +35,29 @@ RowsOfRanks added_up(std::vector<std::int64_t> rows, int me) {
 
 }  // namespace
 
-RowsOfRanks rows_of_ranks(std::int64_t here, const Communicator& ranks) {
+RowCounts rows_of_ranks(std::int64_t here, const Communicator& ranks) {
   if (!ranks || ranks.size() == 1) return {{here}, 0, here};
   const std::vector<std::int64_t> told(static_cast<std::size_t>(ranks.size()), here);
-  return added_up(exchange_splits(told, ranks), ranks.rank());
+  return sum_losses(exchange_splits(told, ranks), ranks.rank());
 }
 
-RowsOfRanks tokens_of_ranks(const Routing& routing, const Communicator& ranks) {
+RowCounts tokens_of_ranks(const Routing& routing, const Communicator& ranks) {
   const bool counts_tell = routing.complete && !routing.by_experts && ranks && ranks.size() > 1;
   if (!counts_tell) return rows_of_ranks(routing.experts.size(0), ranks);
   const auto tokens = routing.counts->of_ranks(ranks).sum(1).div(routing.experts.size(1), "floor");
   const auto* count = tokens.const_data_ptr<std::int64_t>();
-  return added_up({count, count + ranks.size()}, ranks.rank());
+  return sum_losses({count, count + ranks.size()}, ranks.rank());
 }
 
 }  // namespace moe
 
 namespace {
 
-using moe::places_among;
+using moe::indices_among;
 
 bool serves(const Communicator& all, const Communicator& some) {
   if (all == some) return true;
-  return all && some && places_among(some, all).size() == some.ranks().size();
+  return all && some && indices_among(some, all).size() == some.ranks().size();
 }
 
 }  // namespace
@@ -67,7 +68,7 @@ SharedCounts::Exchange& SharedCounts::exchange(const Communicator& ranks) {
     if (serves(done.ranks, ranks)) return done;
   }
   const at::NoGradGuard no_grad;
-  const NoMeshScope plain;
+  const NoMeshScopeGuard plain;
   Exchange fresh{ranks, local_.unsqueeze(0), {}, {}};
   if (ranks && ranks.size() > 1) {
     fresh.counts = at::empty({ranks.size(), local_.size(0)}, local_.options());
@@ -80,8 +81,8 @@ void SharedCounts::begin(const Communicator& ranks) { exchange(ranks); }
 
 at::Tensor SharedCounts::rows_of(const at::Tensor& counts, const Exchange& done, const Communicator& ranks) {
   if (done.ranks == ranks || counts.size(0) == 1) return counts;
-  const NoMeshScope plain;
-  return counts.index_select(0, at::tensor(places_among(ranks, done.ranks)).to(counts.device()));
+  const NoMeshScopeGuard plain;
+  return counts.index_select(0, at::tensor(indices_among(ranks, done.ranks)).to(counts.device()));
 }
 
 at::Tensor SharedCounts::of_ranks(const Communicator& ranks) {
@@ -107,7 +108,7 @@ at::Tensor gate_logits(const at::Tensor& x, const at::Tensor& gate) {
   return at::linear(x.to(type), gate.to(type));
 }
 
-at::Tensor weigh(const at::Tensor& scores, const at::Tensor& experts, bool complete, const RouterOptions& o) {
+at::Tensor apply_weights(const at::Tensor& scores, const at::Tensor& experts, bool complete, const RouterOptions& o) {
   at::Tensor weights;
   if (!complete) {
     const auto none = experts == o.experts;
@@ -150,18 +151,18 @@ RoutingStrategy::Choice choose(const at::Tensor& scores, const RouterOptions& o,
 Routing route(const at::Tensor& x, const at::Tensor& gate, const RouterOptions& options, const TokenLayout& layout,
               const at::Tensor& bias) {
   check_options(x, gate, options);
-  const NoMeshScope plain;
+  const NoMeshScopeGuard plain;
   Routing routing;
   routing.expert_count = options.experts;
   const auto logits = gate_logits(x, gate);
   routing.scores = options.score == RouterScore::softmax ? at::softmax(logits, 1) : at::sigmoid(logits);
   const auto choice = choose(routing.scores, options, layout, bias);
   routing.experts = choice.experts;
-  routing.weights = weigh(routing.scores, routing.experts, choice.complete, options);
+  routing.weights = apply_weights(routing.scores, routing.experts, choice.complete, options);
   routing.order = choice.order;
   routing.counts = std::make_shared<SharedCounts>(choice.order ? choice.order->counts
                                                                : count_bins(routing.experts, options.experts));
-  routing.round_robin = choice.in_turn;
+  routing.round_robin = choice.round_robin;
   routing.by_experts = !choice.same_width;
   routing.complete = choice.complete;
   routing.empty = choice.complete ? 0 : -1;

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "moe/counting.h"
+#include "moe/dispatch/permute.h"
 #include "moe/routing/router_parts.h"
 
 namespace dtensor {
@@ -46,10 +47,10 @@ class ForceLoadBalance final : public RoutingStrategy {
  public:
   Choice choose(const at::Tensor& scores, const RouterOptions& o, const TokenLayout& layout,
                 const at::Tensor&) const override {
-    if (layout.index.defined()) return {.experts = in_turn(scores, o, layout.index), .in_turn = true};
-    const Place place = place_of(scores.size(0), layout);
+    if (layout.index.defined()) return {.experts = round_robin(scores, o, layout.index), .round_robin = true};
+    const TokenPosition place = position_of(scores.size(0), layout);
     auto choice = kept_for(scores, o, place.first % o.experts);
-    choice.in_turn = place.equal;
+    choice.round_robin = place.equal;
     return choice;
   }
   const char* name() const override { return "ForceLoadBalance"; }
@@ -58,13 +59,13 @@ class ForceLoadBalance final : public RoutingStrategy {
   using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, c10::DeviceType, c10::DeviceIndex>;
   static constexpr std::size_t kMost = 64;  // sizes of inputs kept
 
-  struct Place {
+  struct TokenPosition {
     std::int64_t first = 0;  // token of the batch
     bool equal = true;       // all ranks have equally many, as far as anybody knows
   };
 
   // Plain tokens tell nobody how many there are before them: ranks tell each other.
-  static Place place_of(std::int64_t here, const TokenLayout& layout) {
+  static TokenPosition position_of(std::int64_t here, const TokenLayout& layout) {
     if (layout.first >= 0) return {layout.first};
     const auto tokens = moe::rows_of_ranks(here, layout.ranks);
     const auto as_here = [&](auto count) { return count == here; };
@@ -76,14 +77,14 @@ class ForceLoadBalance final : public RoutingStrategy {
     const Key key{scores.size(0), first, o.experts, o.top_k, device.type(), device.index()};
     const std::lock_guard lock(mutex_);  // layers and thread ranks may share it
     if (const auto found = kept_.find(key); found != kept_.end()) {
-      moe::count(&MoeCounters::kept_choices);
+      moe::count(&MoeCounters::cached_routings);
       return found->second;
     }
     if (kept_.size() >= kMost) kept_.clear();
     return kept_.emplace(key, make(scores, o, first)).first->second;
   }
 
-  static at::Tensor in_turn(const at::Tensor& scores, const RouterOptions& o, const at::Tensor& token) {
+  static at::Tensor round_robin(const at::Tensor& scores, const RouterOptions& o, const at::Tensor& token) {
     const auto longs = scores.options().dtype(at::kLong);
     return (token.unsqueeze(1) * o.top_k + at::arange(o.top_k, longs)).remainder(o.experts);
   }
@@ -91,10 +92,10 @@ class ForceLoadBalance final : public RoutingStrategy {
   static Choice make(const at::Tensor& scores, const RouterOptions& o, std::int64_t first) {
     const c10::InferenceMode off(false);  // what is kept serves passes with gradients, too
     const auto longs = scores.options().dtype(at::kLong);
-    const auto experts = in_turn(scores, o, at::arange(first, first + scores.size(0), longs));
+    const auto experts = round_robin(scores, o, at::arange(first, first + scores.size(0), longs));
     auto order = std::make_shared<const SortedBins>(
         sort_by_bin(experts, o.experts, count_bins(experts, o.experts), experts.numel()));
-    return {.experts = experts, .order = std::move(order), .in_turn = true};
+    return {.experts = experts, .order = std::move(order), .round_robin = true};
   }
 
   mutable std::mutex mutex_;

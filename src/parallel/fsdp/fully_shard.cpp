@@ -9,7 +9,8 @@
 
 #include "dtensor/factories.h"
 #include "dtensor/hooks.h"
-#include "dtensor/plain_scope.h"
+#include "internal/aten_scopes.h"
+#include "internal/parameter_swap.h"
 #include "parallel/fsdp/schedule.h"
 
 namespace dtensor {
@@ -17,16 +18,16 @@ namespace fsdp {
 namespace {
 
 // The use hook of a parameter; by its type, a parameter's unit is found again.
-struct MemberHook : Member {
+struct UnitParameterHook : UnitParameter {
   at::Tensor operator()(const DTensor& parameter, const Placements& gathered, at::ScalarType dtype) const {
     return unit->schedule->use(*unit, k, parameter, gathered, dtype);
   }
 };
 
-const Member* member_of(const at::Tensor& tensor) {
+const UnitParameter* member_of(const at::Tensor& tensor) {
   if (!is_dtensor(tensor)) return nullptr;
-  const auto* hook = use_hook(DTensor(tensor));
-  return hook == nullptr ? nullptr : hook->target<MemberHook>();
+  const auto* hook = gather_hook(DTensor(tensor));
+  return hook == nullptr ? nullptr : hook->target<UnitParameterHook>();
 }
 
 // Names of the axes of a DTensor's mesh.
@@ -35,15 +36,17 @@ std::vector<std::string> axes_of(const at::Tensor& tensor) {
 }
 
 // Of the axes that a parameter came with, those that the unit neither shards nor replicates over.
-FurtherAxes find_further(const Parameter& p, const DeviceMesh& mesh, const Axes& axes, std::vector<std::string> names) {
+TensorParallelAxes find_tp_axes(const Parameter& p, const DeviceMesh& mesh, const Axes& axes,
+                                std::vector<std::string> names) {
   std::erase_if(names, [&](const std::string& name) {
     const auto axis = mesh.dim(name);
     return axes.splits(axis) || axis == axes.replicate;
   });
   if (names.empty()) return {};
-  FurtherAxes further{mesh[names], {}};
-  for (const auto& name : names) further.placements.push_back(p.gathered[static_cast<std::size_t>(mesh.dim(name))]);
-  return further;
+  TensorParallelAxes tp_axes{mesh[names], {}};
+  for (const auto& name : names)
+    tp_axes.placements.push_back(p.unsharded_placements[static_cast<std::size_t>(mesh.dim(name))]);
+  return tp_axes;
 }
 
 std::int64_t dim_to_shard(const std::string& name, const at::Tensor& tensor, const FsdpOptions& options) {
@@ -55,8 +58,8 @@ std::int64_t dim_to_shard(const std::string& name, const at::Tensor& tensor, con
 }
 
 // What the shard axis becomes where the options ask for whole blocks.
-Placements keep_blocks(Placements placements, const std::string& name, const at::Tensor& tensor, const DeviceMesh& mesh,
-                       const Axes& axes, const FsdpOptions& options) {
+Placements keep_last_blocks(Placements placements, const std::string& name, const at::Tensor& tensor,
+                            const DeviceMesh& mesh, const Axes& axes, const FsdpOptions& options) {
   Placement& shard = placements[static_cast<std::size_t>(axes.shard[0])];
   const std::int64_t block = options.shard_block ? options.shard_block(name, tensor) : 1;
   TORCH_CHECK(block >= 1, "fully_shard: shard_block gives ", block, " for parameter '", name,
@@ -78,15 +81,15 @@ at::Tensor materialise(const at::Tensor& meta, const DeviceMesh& mesh, const Pla
 }
 
 // What from_local takes on a rank outside the mesh.
-at::Tensor no_part(const DTensor& tensor, at::DeviceType device) {
-  const NoMeshScope plain;
+at::Tensor is_outside_mesh(const DTensor& tensor, at::DeviceType device) {
+  const NoMeshScopeGuard plain;
   return at::empty(at::DimVector(tensor.dim(), 0), at::TensorOptions(tensor.scalar_type()).device(device));
 }
 
 // Pinned, so that copies to the device need no detour.
 at::Tensor kept_at(const DeviceMesh& home, const DTensor& placed) {
   const at::Tensor local =
-      home.is_member() ? placed.to_local().to(at::kCPU).pin_memory() : no_part(placed, home.device_type());
+      home.is_member() ? placed.to_local().to(at::kCPU).pin_memory() : is_outside_mesh(placed, home.device_type());
   return DTensor::from_local(local, home, placed.placements(), placed.sizes(), placed.strides());
 }
 
@@ -111,7 +114,7 @@ void place_dtensor(const std::string& name, DTensor tensor, const DeviceMesh& me
   }
   TORCH_CHECK(!tensor.grad().defined(), "fully_shard: parameter '", name, "' has a gradient on ", tensor.mesh().str(),
               ", and moves to ", home.str(), "; shard a model before it is used");
-  const auto local = mesh.is_member() ? tensor.to_local() : no_part(tensor, mesh.device_type());
+  const auto local = mesh.is_member() ? tensor.to_local() : is_outside_mesh(tensor, mesh.device_type());
   auto placed = DTensor::from_local(local, mesh, lifted, tensor.sizes(), tensor.strides()).redistribute(placements);
   tensor.set_data(home == mesh ? placed : kept_at(home, placed));
 }
@@ -128,7 +131,7 @@ at::Tensor place(const std::string& name, const at::Tensor& tensor, const Device
   auto dim = dim_to_shard(name, tensor, options);
   if (!is_dtensor(tensor)) {
     const Placements whole(static_cast<std::size_t>(mesh.ndim()));
-    const auto own = keep_blocks(add_shard(whole, mesh, axes, dim), name, tensor, mesh, axes, options);
+    const auto own = keep_last_blocks(add_shard(whole, mesh, axes, dim), name, tensor, mesh, axes, options);
     return place_plain(name, tensor, mesh, home, own).requires_grad_(tensor.requires_grad());
   }
   auto lifted = lift_placements(name, DTensor(tensor), mesh);
@@ -140,7 +143,8 @@ at::Tensor place(const std::string& name, const at::Tensor& tensor, const Device
     if (given.is_storage() && !options.shard_dim) dim = given.dim();
     stays |= given.is_ragged() && axes.shard.size() == 1 && !options.shard_dim && !options.shard_block;
   }
-  const auto own = stays ? lifted : keep_blocks(add_shard(lifted, mesh, axes, dim), name, tensor, mesh, axes, options);
+  const auto own =
+      stays ? lifted : keep_last_blocks(add_shard(lifted, mesh, axes, dim), name, tensor, mesh, axes, options);
   place_dtensor(name, DTensor(tensor), mesh, home, lifted, own);
   return tensor;
 }
@@ -152,30 +156,32 @@ Parameter describe(const std::string& name, const at::Tensor& tensor, const Devi
   Parameter p;
   p.name = name;
   p.tensor = tensor.getIntrusivePtr();
-  p.own = placed.placements();
-  p.gathered = without_shards(p.own, axes);
-  p.reduced = gradient_placements(placed);
+  p.sharded_placements = placed.placements();
+  p.unsharded_placements = without_shards(p.sharded_placements, axes);
+  p.gradient_placements = gradient_placements(placed);
   p.sizes = tensor.sizes().vec();
   p.strides = tensor.strides().vec();
-  p.home = placed.mesh();
+  p.storage_mesh = placed.mesh();
   p.dtype = tensor.scalar_type();
   p.param_dtype = param_dtype_of(options.precision, name, p.dtype);
   p.sharded = shard.is_shard() && shard_ranks(mesh, axes) > 1 && mesh.is_member();
-  p.fetched = p.sharded || (placed.mesh() != mesh && mesh.is_member());
-  if (!p.fetched) return p;
+  p.in_flat_buffer = p.sharded || (placed.mesh() != mesh && mesh.is_member());
+  if (!p.in_flat_buffer) return p;
   const at::NoGradGuard no_grad;
-  const auto whole = empty(p.sizes, placed.mesh(), p.gathered, at::TensorOptions(p.dtype)).to_local().sizes().vec();
-  p.layout = p.sharded ? make_layout(whole, p.strides, shard.dim(), shard_shape(mesh, axes), shard.ragged_sizes())
-                       : make_layout(whole, p.strides);
+  const auto whole =
+      empty(p.sizes, placed.mesh(), p.unsharded_placements, at::TensorOptions(p.dtype)).to_local().sizes().vec();
+  p.layout = p.sharded
+                 ? make_parameter_layout(whole, p.strides, shard.dim(), shard_shape(mesh, axes), shard.ragged_sizes())
+                 : make_parameter_layout(whole, p.strides);
   return p;
 }
 
 // Outside the mesh the unit only says that its parameters are in one.
-void hang_on(const std::shared_ptr<Unit>& unit) {
+void attach_hook(const std::shared_ptr<Unit>& unit) {
   const bool reduces = unit->mesh.is_member() && unit->has_work();
   for (std::size_t k = 0; k < unit->parameters.size(); ++k) {
     const DTensor parameter(unit->parameters[k].lock());
-    set_use_hook(parameter, MemberHook{{unit, k}});
+    set_gather_hook(parameter, UnitParameterHook{{unit, k}});
     if (!reduces) continue;
     set_reduce_hook(parameter, [unit, k](const DTensor& leaf, const at::Tensor& gradient) {
       unit->schedule->gradient(*unit, k, leaf, gradient);
@@ -185,9 +191,9 @@ void hang_on(const std::shared_ptr<Unit>& unit) {
 
 }  // namespace
 
-Member find_member(const at::Tensor& tensor) {
+UnitParameter find_unit_parameter(const at::Tensor& tensor) {
   const auto* member = member_of(tensor);
-  return member == nullptr ? Member{nullptr, 0} : *member;
+  return member == nullptr ? UnitParameter{nullptr, 0} : *member;
 }
 
 Unit* unit_of(const at::Tensor& tensor, std::size_t& k) {
@@ -204,7 +210,8 @@ namespace {
 
 // Options for parameters that were put on a mesh of their own: along the axis on which they are stored split already,
 // else on one that they are whole on. None where there is no such axis: they are split as they are used.
-std::optional<FsdpOptions> options_there(const DeviceMesh& mesh, const DTensor& parameter, FsdpOptions options) {
+std::optional<FsdpOptions> options_on_other_mesh(const DeviceMesh& mesh, const DTensor& parameter,
+                                                 FsdpOptions options) {
   const auto& placements = parameter.placements();
   const auto& names = mesh.names();
   const auto axis_of = [&](const auto& wanted) {
@@ -223,9 +230,9 @@ std::optional<FsdpOptions> options_there(const DeviceMesh& mesh, const DTensor& 
   if (!names.empty()) options.shard_axis = names[static_cast<std::size_t>(axis)];
   options.more_shard_axes.clear();  // which are of the other mesh
   if (const auto* given = std::get_if<std::int64_t>(&options.reshard_after_forward)) {
-    const auto neighbours = *given, fitting = std::gcd(neighbours, mesh.size(axis));
+    const auto post_forward_ranks = *given, fitting = std::gcd(post_forward_ranks, mesh.size(axis));
     options.reshard_after_forward = true;  // of a number of neighbours, as many as divide the ranks there
-    if (neighbours == 1 || fitting > 1) options.reshard_after_forward = fitting;
+    if (post_forward_ranks == 1 || fitting > 1) options.reshard_after_forward = fitting;
   }
   return options;
 }
@@ -234,7 +241,7 @@ using OnMesh = std::pair<DeviceMesh, NamedTensors>;
 
 // Experts lie on other arrangements of these ranks, or each on some of them, so that all ranks have equally many: what
 // lies on a few ranks for another reason is an error, since nobody would sum its gradient over the others.
-std::vector<OnMesh> find_elsewhere(const NamedTensors& parameters, const DeviceMesh& mesh) {
+std::vector<OnMesh> find_on_other_meshes(const NamedTensors& parameters, const DeviceMesh& mesh) {
   std::vector<OnMesh> groups;
   std::map<std::int64_t, int> held;  // by each rank
   for (const auto rank : mesh.ranks()) held[rank] = 0;
@@ -258,17 +265,17 @@ std::vector<OnMesh> find_elsewhere(const NamedTensors& parameters, const DeviceM
 }
 
 // Each gets a unit of its own, before the rest does.
-void shard_elsewhere(const std::vector<OnMesh>& groups, const FsdpOptions& options) {
+void shard_on_other_meshes(const std::vector<OnMesh>& groups, const FsdpOptions& options) {
   for (const auto& [own, list] : groups) {
     NamedTensors fresh;
     for (const auto& item : list) {
       if (member_of(*item.second) == nullptr) fresh.push_back(item);
     }
     if (fresh.empty()) continue;
-    const auto there = options_there(own, DTensor(*fresh.front().second), options);
+    const auto there = options_on_other_mesh(own, DTensor(*fresh.front().second), options);
     if (!there) continue;
     fully_shard(fresh, own, *there);
-    find_member(*fresh.front().second).unit->elsewhere = true;
+    find_unit_parameter(*fresh.front().second).unit->on_other_mesh = true;
   }
 }
 
@@ -284,9 +291,9 @@ bool holds(const std::vector<OnMesh>& groups, const at::Tensor& tensor) {
 
 FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh, const FsdpOptions& options) {
   TORCH_CHECK(mesh, "fully_shard: no mesh");
-  tie_again(parameters);
-  const auto elsewhere = fsdp::find_elsewhere(parameters, mesh);
-  fsdp::shard_elsewhere(elsewhere, options);
+  retie_shared_parameters(parameters);
+  const auto elsewhere = fsdp::find_on_other_meshes(parameters, mesh);
+  fsdp::shard_on_other_meshes(elsewhere, options);
   const auto axes = fsdp::find_axes(mesh, options);
   auto schedule = std::make_shared<fsdp::Schedule>();
   std::vector<fsdp::Parameter> list;
@@ -304,10 +311,10 @@ FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh, con
       former.push_back(*slot);
       const auto came_with = fsdp::axes_of(*slot);
       known = fsdp::place(name, *slot, mesh, axes, options);
-      if (!known.is_same(*slot)) note_replaced(*slot, known);
+      if (!known.is_same(*slot)) record_parameter_swap(*slot, known);
       list.push_back(fsdp::describe(name, known, mesh, axes, options));
-      list.back().further = fsdp::find_further(list.back(), mesh, axes, came_with);
-      if (slot->is_meta()) list.back().unfilled = DTensor(known).generation();
+      list.back().tp_axes = fsdp::find_tp_axes(list.back(), mesh, axes, came_with);
+      if (slot->is_meta()) list.back().uninitialized_generation = DTensor(known).generation();
     }
     *slot = known;
   }
@@ -318,7 +325,7 @@ FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh, con
   }
   fsdp::Schedule::join(schedule, *unit);
   for (const auto& other : joined) fsdp::Schedule::join(schedule, *other);
-  fsdp::hang_on(unit);
+  fsdp::attach_hook(unit);
   return FsdpUnit(std::move(unit));
 }
 

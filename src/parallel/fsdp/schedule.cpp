@@ -49,16 +49,16 @@ void Schedule::leave(Unit& unit) {
   std::erase(running_, &unit);
   if (current_ == &unit) current_ = nullptr;
   if (recomputed_ == &unit) recomputed_ = nullptr;
-  if (kept_ == &unit || kept_at_ == &unit) kept_ = nullptr;
-  if (scattering_ && &scattering_->unit == &unit) scattering_.reset();
-  if (summing_ && &summing_->unit == &unit) summing_.reset();
+  if (kept_after_forward_ == &unit || first_used_after_kept_ == &unit) kept_after_forward_ = nullptr;
+  if (reduce_scattering_ && &reduce_scattering_->unit == &unit) reduce_scattering_.reset();
+  if (all_reducing_ && &all_reducing_->unit == &unit) all_reducing_.reset();
 }
 
 at::Tensor Schedule::use(Unit& unit, std::size_t k, const DTensor& parameter, const Placements& gathered,
                          at::ScalarType dtype) {
   auto& p = unit.parameters[k];
-  p.check_filled(parameter);
-  if (!p.fetched || gathered != p.gathered || !p.is_where_put(parameter)) return {};
+  p.check_initialized(parameter);
+  if (!p.in_flat_buffer || gathered != p.unsharded_placements || !p.has_original_layout(parameter)) return {};
   if (!p.serves(dtype)) return warn_of_dtype(unit, p, parameter, dtype), at::Tensor();
   begin_use(unit);
   if (!unit.is_fresh(p, parameter)) gather(unit);
@@ -69,21 +69,21 @@ at::Tensor Schedule::use(Unit& unit, std::size_t k, const DTensor& parameter, co
 
 // Which pass and phase this is; what is finished with, now that `unit` is used, is dropped.
 void Schedule::begin_use(Unit& unit) {
-  const int pass = current_backward();
+  const int pass = current_backward_id();
   if (pass >= 0) {
     enter_pass(pass);
   } else if (!passes_.empty()) {
     abandon_passes();
   }
-  const bool trains = at::GradMode::is_enabled() || RunsAgain::active();
-  switch_phase(pass >= 0 ? kBackward : trains ? kForward : kInference);
+  const bool trains = at::GradMode::is_enabled() || RecomputeGuard::current();
+  switch_pass_kind(pass >= 0 ? kBackward : trains ? kForward : kInference);
   if (current_ != &unit) release_finished(unit);
   current_ = &unit;
 }
 
 void Schedule::note_use(Unit& unit, Parameter& p, const DTensor& parameter) {
   p.used = true;
-  p.expected |= at::GradMode::is_enabled() && parameter.requires_grad();
+  p.gradient_expected |= at::GradMode::is_enabled() && parameter.requires_grad();
   unit.prefetched = false;
   if (unit.uses++ > 0) return;
   running_.push_back(&unit);
@@ -92,7 +92,7 @@ void Schedule::note_use(Unit& unit, Parameter& p, const DTensor& parameter) {
 
 void Schedule::gather(Unit& unit) {
   if (!unit.is_gathered()) count_gathered(unit.flat_bytes);
-  const auto before = unit.kept_bytes();
+  const auto before = unit.kept_shard_bytes();
   try {
     unit.drop();
     unit.start_gather();
@@ -101,7 +101,7 @@ void Schedule::gather(Unit& unit) {
     count_gathered(-unit.flat_bytes);
     throw;
   }
-  count_gathered(unit.kept_bytes() - before);
+  count_gathered(unit.kept_shard_bytes() - before);
   ++stats.all_gathers;
 }
 
@@ -116,35 +116,35 @@ void Schedule::finish_gather(Unit& unit) {
 
 // No gradient tells when an unsynchronised backward pass is through with a unit, nor does what was recorded, if this is
 // the first pass: it goes when another is used, and may have to be gathered again.
-bool Schedule::is_untold(const Unit& unit) const {
-  return phase_ == kBackward && unit.recorded[kBackward].none() && NoGradientSync::active();
+bool Schedule::ends_implicitly(const Unit& unit) const {
+  return pass_kind_ == kBackward && unit.recorded[kBackward].none() && NoGradientSync::current();
 }
 
 void Schedule::release(Unit& unit) {
-  if (kept_ == &unit) kept_ = nullptr;
+  if (kept_after_forward_ == &unit) kept_after_forward_ = nullptr;
   if (!unit.is_gathered()) return;
-  if (unit.uses > 0 && is_untold(unit)) {
-    unit.untold_uses.push_back(unit.uses);
+  if (unit.uses > 0 && ends_implicitly(unit)) {
+    unit.implicit_reshard_uses.push_back(unit.uses);
   } else if (unit.uses > 0) {
-    unit.recorded[phase_].note(unit.uses);
+    unit.recorded[pass_kind_].note(unit.uses);
   }
   unit.uses = 0;
-  if (unit.held || unit.open > 0 || unit.kept_for_graph) return;
+  if (unit.pinned || unit.active_calls > 0 || unit.kept_for_graph) return;
   count_gathered(-unit.flat_bytes);  // whatever comes of a gather that is under way still
-  if (phase_ != kForward || !unit.wants_shrinking()) return unit.drop();
-  const auto before = unit.kept_bytes();
-  unit.shrink();
-  count_gathered(unit.kept_bytes() - before);
+  if (pass_kind_ != kForward || !unit.has_post_forward_mesh()) return unit.drop();
+  const auto before = unit.kept_shard_bytes();
+  unit.reshard_after_forward_to_mesh();
+  count_gathered(unit.kept_shard_bytes() - before);
 }
 
-void Schedule::hold(Unit& unit) {
+void Schedule::pin(Unit& unit) {
   if (unit.flat_bytes == 0) return;
   if (!unit.is_gathered() || !unit.all_fresh()) gather(unit);
-  unit.held = true;
+  unit.pinned = true;
 }
 
-void Schedule::let_go(Unit& unit) {
-  unit.held = false;
+void Schedule::unpin(Unit& unit) {
+  unit.pinned = false;
   release(unit);
 }
 
@@ -153,41 +153,43 @@ void Schedule::let_go(Unit& unit) {
 // are reduced.
 bool Schedule::is_finished(const Unit& unit) const {
   if (unit.prefetched || unit.uses == 0) return false;
-  if (phase_ != kBackward && !unit.reshards) return false;
-  if (is_untold(unit)) return true;
-  if (!unit.recorded[phase_].none()) return unit.recorded[phase_].may_be_all(unit.uses);
-  return phase_ == kBackward ? unit.frozen() : unit.all_used();
+  if (pass_kind_ != kBackward && !unit.reshards) return false;
+  if (ends_implicitly(unit)) return true;
+  if (!unit.recorded[pass_kind_].none()) return unit.recorded[pass_kind_].may_be_all(unit.uses);
+  return pass_kind_ == kBackward ? unit.frozen() : unit.all_used();
 }
 
 // Whether forward goes on with a unit that it has used before, which backward will use first and `unit` then: what
 // forward ends with is not gathered again, and no more is there than before. The first time any second use is taken for
 // the end.
 bool Schedule::begins_backward(const Unit& unit, const Unit& next) const {
-  if (phase_ != kForward || next.uses == 0) return false;
+  if (pass_kind_ != kForward || next.uses == 0) return false;
   const auto& order = order_[kBackward];
   const auto first = std::find_if(order.begin(), order.end(), [&](const Unit* other) { return other != &next; });
   return order.empty() || (first != order.end() && *first == &unit);
 }
 
 void Schedule::keep_for_backward(Unit& unit, const Unit& next) {
-  unit.recorded[phase_].note(std::exchange(unit.uses, 0));
-  kept_ = &unit;
-  kept_at_ = &next;
+  unit.recorded[pass_kind_].note(std::exchange(unit.uses, 0));
+  kept_after_forward_ = &unit;
+  first_used_after_kept_ = &next;
 }
 
 // Forward goes on after all, or again: at most two units are there.
-void Schedule::drop_kept(const Unit& next) {
-  if (kept_ == nullptr || phase_ == kBackward || (phase_ == kForward && &next == kept_at_)) return;
-  kept_ == &next ? static_cast<void>(kept_ = nullptr) : release(*kept_);
+void Schedule::drop_kept_after_forward(const Unit& next) {
+  if (kept_after_forward_ == nullptr || pass_kind_ == kBackward ||
+      (pass_kind_ == kForward && &next == first_used_after_kept_))
+    return;
+  kept_after_forward_ == &next ? static_cast<void>(kept_after_forward_ = nullptr) : release(*kept_after_forward_);
 }
 
 void Schedule::release_finished(const Unit& next) {
-  drop_kept(next);
+  drop_kept_after_forward(next);
   for (auto* unit : units_) {
     if (unit == &next || !unit->is_gathered() || !is_finished(*unit)) continue;
     begins_backward(*unit, next) ? keep_for_backward(*unit, next) : release(*unit);
   }
-  if (phase_ == kInference) limit_inference();
+  if (pass_kind_ == kInference) limit_inference();
 }
 
 // Outside training anything may read parameters, a norm of each for a log perhaps: units of which a part was used must
@@ -203,17 +205,17 @@ void Schedule::limit_inference() {
   }
 }
 
-void Schedule::switch_phase(Phase phase) {
-  if (phase == phase_) return;
+void Schedule::switch_pass_kind(PassKind pass_kind) {
+  if (pass_kind == pass_kind_) return;
   for (auto* unit : units_) {
-    if (unit->uses > 0) unit->recorded[phase_].note(unit->uses);
+    if (unit->uses > 0) unit->recorded[pass_kind_].note(unit->uses);
     unit->uses = 0;
     for (auto& p : unit->parameters) p.used = false;
   }
-  if (!running_.empty()) order_[phase_] = std::exchange(running_, {});
-  phase_ = phase;
-  if (phase == kBackward) kept_ = nullptr;
-  if (phase == kBackward && order_[kBackward].empty()) {
+  if (!running_.empty()) order_[pass_kind_] = std::exchange(running_, {});
+  pass_kind_ = pass_kind;
+  if (pass_kind == kBackward) kept_after_forward_ = nullptr;
+  if (pass_kind == kBackward && order_[kBackward].empty()) {
     order_[kBackward].assign(order_[kForward].rbegin(), order_[kForward].rend());
   }
 }
@@ -222,12 +224,12 @@ bool Schedule::may_prefetch(const Unit& by, const Unit& next) const {
   std::int64_t waiting = 0;
   for (const auto* unit : units_) waiting += unit->prefetched ? unit->flat_bytes : 0;
   if (by.options.prefetch_bytes) return waiting + next.flat_bytes <= *by.options.prefetch_bytes;
-  return by.gathers.asynchronous() && waiting == 0;
+  return by.all_gather_comm.asynchronous() && waiting == 0;
 }
 
 // As long as this phase goes as the last one of its kind did.
 void Schedule::prefetch(const Unit& unit) {
-  const auto& order = order_[phase_];
+  const auto& order = order_[pass_kind_];
   const auto next = running_.size();
   if (next > order.size() || order[next - 1] != &unit) return;
   for (auto i = next; i < order.size(); ++i) {
@@ -246,24 +248,24 @@ void Schedule::enter_pass(int pass) {
     for (const auto& p : unit->parameters) end->parameters.push_back(p.lock());
   }
   passes_.push_back({pass, end});
-  at_backward_end([this, pass, end] { end_pass(pass); });
+  queue_backward_callback([this, pass, end] { end_pass(pass); });
 }
 
 // Dropped once: those were all.
-void Schedule::learn_untold(Unit& unit) {
-  const auto uses = std::exchange(unit.untold_uses, {});
+void Schedule::learn_implicit_reshards(Unit& unit) {
+  const auto uses = std::exchange(unit.implicit_reshard_uses, {});
   if (uses.size() == 1) unit.recorded[kBackward].note(uses[0]);
 }
 
 void Schedule::forget_expected(Unit& unit) {
   for (auto& p : unit.parameters) {
-    p.expected = false;
-    if (unit.arrivals > 0) p.came = std::exchange(p.arrived, false);
+    p.gradient_expected = false;
+    if (unit.arrivals > 0) p.had_gradient = std::exchange(p.gradient_arrived, false);
   }
 }
 
 void Schedule::learn_segments(Unit& unit) {
-  if (unit.arrivals > 0 && (unit.awaited > 0 || unit.reductions > 1)) unit.awaited = unit.arrivals;
+  if (unit.arrivals > 0 && (unit.expected_arrivals > 0 || unit.reductions > 1)) unit.expected_arrivals = unit.arrivals;
   unit.arrivals = unit.reductions = 0;
 }
 
@@ -274,28 +276,28 @@ void Schedule::end_pass(int pass) {
   for (auto* unit : units_) {
     if (unit->pending_pass == pass) reduce(*unit);
   }
-  std::erase_if(passes_, [&](const Pass& open) { return open.id == pass || open.lives.expired(); });
+  std::erase_if(passes_, [&](const Pass& open) { return open.id == pass || open.owner_alive.expired(); });
   if (!passes_.empty()) return;  // an inner one: a recomputation
-  if (!NoGradientSync::active()) {
+  if (!NoGradientSync::current()) {
     for (auto* unit : units_) reduce_leftovers(*unit);
   }
   finish_reductions();
   for (auto* unit : units_) {
     release(*unit);
-    learn_untold(*unit);
-    count_gathered(-unit->kept_bytes());
-    unit->share.reset();
-    if (!NoGradientSync::active()) forget_expected(*unit);  // else a later microbatch may have its graph already
+    learn_implicit_reshards(*unit);
+    count_gathered(-unit->kept_shard_bytes());
+    unit->post_forward_shard.reset();
+    if (!NoGradientSync::current()) forget_expected(*unit);  // else a later microbatch may have its graph already
     learn_segments(*unit);
   }
-  switch_phase(kForward);
+  switch_pass_kind(kForward);
   current_ = recomputed_ = nullptr;
 }
 
 // A pass that threw never ended. What it left is of no use, least of all to a later pass over a graph that was there
 // before it.
 void Schedule::forget_failed_passes() {
-  const auto failed = [](const Pass& open) { return open.lives.expired(); };
+  const auto failed = [](const Pass& open) { return open.owner_alive.expired(); };
   if (C10_LIKELY(std::none_of(passes_.begin(), passes_.end(), failed))) return;
   std::erase_if(passes_, failed);
   if (passes_.empty()) return abandon_passes();
@@ -309,19 +311,19 @@ void Schedule::abandon(Unit& unit) {
   unit.kept_for_graph = false;
   unit.pending_pass = -1;
   unit.arrivals = unit.reductions = 0;
-  unit.untold_uses.clear();
+  unit.implicit_reshard_uses.clear();
   for (auto& p : unit.parameters) {
-    p.expected = p.arrived = p.came = false;
-    count_unreduced(-local_bytes(p.pending));
-    p.pending.reset();
-    const auto goes_back = std::exchange(p.earlier, EarlierGradient());  // into .grad, now
+    p.gradient_expected = p.gradient_arrived = p.had_gradient = false;
+    count_unreduced(-local_bytes(p.pending_gradient));
+    p.pending_gradient.reset();
+    const auto goes_back = std::exchange(p.earlier, UnsynchronizedGradient());  // into .grad, now
   }
 }
 
 void Schedule::abandon_passes() {
   const at::NoGradGuard no_grad;
   passes_.clear();
-  for (auto* under_way : {&summing_, &scattering_}) {
+  for (auto* under_way : {&all_reducing_, &reduce_scattering_}) {
     if (const auto reduction = std::move(*under_way)) reduction->discard();
   }
   for (auto* unit : units_) {
@@ -329,7 +331,7 @@ void Schedule::abandon_passes() {
     abandon(*unit);
   }
   stats.unreduced_bytes = 0;
-  switch_phase(kForward);
+  switch_pass_kind(kForward);
 }
 
 void Schedule::count_gathered(std::int64_t bytes) {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "parallel/fsdp/reduction.h"
+#include "parallel/fsdp/gradients/reduction.h"
 #include "parallel/fsdp/unit.h"
 
 namespace dtensor::fsdp {
@@ -30,9 +30,9 @@ class Schedule {
   // The gradient of parameter k of this backward pass has come.
   void gradient(Unit& unit, std::size_t k, const DTensor& parameter, const at::Tensor& gradient);
   void release(Unit& unit);
-  // Gathers and keeps until let_go().
-  void hold(Unit& unit);
-  void let_go(Unit& unit);
+  // Gathers and keeps until unpin().
+  void pin(Unit& unit);
+  void unpin(Unit& unit);
   // What passes under NoGradientSync left in .grad.
   void reduce_leftovers(Unit& unit);
   void finish_reductions();
@@ -51,16 +51,16 @@ class Schedule {
   void abandon(Unit& unit);
   static void forget_expected(Unit& unit);
   static void learn_segments(Unit& unit);
-  static void learn_untold(Unit& unit);
-  void switch_phase(Phase phase);
+  static void learn_implicit_reshards(Unit& unit);
+  void switch_pass_kind(PassKind pass_kind);
   void release_finished(const Unit& next);
   void limit_inference();
   bool begins_backward(const Unit& unit, const Unit& next) const;
   bool is_first_in_backward(const Unit& unit) const;
   void keep_for_backward(Unit& unit, const Unit& next);
-  void drop_kept(const Unit& next);
+  void drop_kept_after_forward(const Unit& next);
   bool is_finished(const Unit& unit) const;
-  bool is_untold(const Unit& unit) const;
+  bool ends_implicitly(const Unit& unit) const;
   void gather(Unit& unit);
   void note_use(Unit& unit, Parameter& p, const DTensor& parameter);
   void prefetch(const Unit& unit);
@@ -84,18 +84,18 @@ class Schedule {
   std::vector<Unit*> units_;
   struct Pass {
     int id;
-    std::weak_ptr<const void> lives;  // what its end callback owns: gone where it threw
-    bool makes_graph = false;         // create_graph
+    std::weak_ptr<const void> owner_alive;  // what its end callback owns: gone where it threw
+    bool makes_graph = false;               // create_graph
   };
   std::vector<Pass> passes_;  // backward passes under way
-  Phase phase_ = kForward;
-  Unit* current_ = nullptr;                          // the last one used
-  Unit* kept_ = nullptr;                             // finished in forward, but backward begins with it
-  const Unit* kept_at_ = nullptr;                    // the unit whose use ended forward's use of that one
-  Unit* recomputed_ = nullptr;                       // left last by a forward pass within backward
-  std::array<std::vector<Unit*>, kPhases> order_;    // first uses, in the last phase of that kind
-  std::unique_ptr<Reduction> scattering_, summing_;  // under way
-  std::vector<Unit*> running_;                       // in this phase
+  PassKind pass_kind_ = kForward;
+  Unit* current_ = nullptr;                           // the last one used
+  Unit* kept_after_forward_ = nullptr;                // finished in forward, but backward begins with it
+  const Unit* first_used_after_kept_ = nullptr;       // the unit whose use ended forward's use of that one
+  Unit* recomputed_ = nullptr;                        // left last by a forward pass within backward
+  std::array<std::vector<Unit*>, kPassKinds> order_;  // first uses, in the last phase of that kind
+  std::unique_ptr<GradientReduction> reduce_scattering_, all_reducing_;  // under way
+  std::vector<Unit*> running_;                                           // in this phase
 };
 
 }  // namespace dtensor::fsdp

@@ -22,11 +22,12 @@ at::Tensor local_of(const at::Tensor& parameter) {
   return DTensor(parameter).to_local();
 }
 
-// `lent`: graphs may refer to it. To read it is an error then, not a crash, in releases of LibTorch that can say so.
+// `unsharded_in_module`: graphs may refer to it. To read it is an error then, not a crash, in releases of LibTorch that
+// can say so.
 template <class Storage>
-void empty_storage(Storage& storage, bool lent) {
+void empty_storage(Storage& storage, bool unsharded_in_module) {
   storage.set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
-  if (!lent) return;
+  if (!unsharded_in_module) return;
   if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
     storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
         "fully_shard: a gathered parameter is used while its unit is resharded. Backward gathers a unit when it "
@@ -43,7 +44,7 @@ void fill_storage(Storage& storage, c10::DataPtr memory) {
 }
 
 // The same members, with an order of their own.
-Communicator twin_of(const Communicator& comm) {
+Communicator copy_with_shared_counter(const Communicator& comm) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int64_t>(i);
   return comm.subgroup(all, comm.label());
@@ -53,26 +54,31 @@ Communicator twin_of(const Communicator& comm) {
 
 at::Tensor fsdp::Parameter::lock() const { return at::Tensor(tensor.lock()); }
 
-void fsdp::Parameter::check_unfilled(const DTensor& parameter) {
-  TORCH_CHECK(parameter.generation() != *unfilled, "fully_shard: parameter '", name,
+void fsdp::Parameter::throw_uninitialized(const DTensor& parameter) {
+  TORCH_CHECK(parameter.generation() != *uninitialized_generation, "fully_shard: parameter '", name,
               "' was made on the meta device and is used before it was filled. Fill it first: nn::Module::reset(), ",
               "reset_parameters() of its module, or a checkpoint");
-  unfilled.reset();
+  uninitialized_generation.reset();
 }
 
 // Compared once a generation: a parameter is used several times in each.
-bool fsdp::Parameter::is_where_put(const DTensor& parameter) {
+bool fsdp::Parameter::has_original_layout(const DTensor& parameter) {
   const auto current = parameter.generation();
-  if (std::exchange(compared_, current) != current) {
-    where_put_ = parameter.placements() == own && parameter.sizes() == at::IntArrayRef(sizes) &&
-                 parameter.strides() == at::IntArrayRef(strides) && parameter.scalar_type() == dtype &&
-                 parameter.mesh() == home;
+  if (std::exchange(compared_generation_, current) != current) {
+    has_original_layout_ = parameter.placements() == sharded_placements &&
+                           parameter.sizes() == at::IntArrayRef(sizes) &&
+                           parameter.strides() == at::IntArrayRef(strides) && parameter.scalar_type() == dtype &&
+                           parameter.mesh() == storage_mesh;
   }
-  return where_put_;
+  return has_original_layout_;
 }
 
 FsdpUnit::Impl::Impl(std::vector<Parameter> list, const DeviceMesh& on, const FsdpOptions& how, fsdp::Axes where)
-    : mesh(on), home(how.cpu_offload ? on.offloaded() : on), options(how), axes(where), parameters(std::move(list)) {
+    : mesh(on),
+      storage_mesh(how.cpu_offload ? on.offloaded() : on),
+      options(how),
+      axes(where),
+      parameters(std::move(list)) {
   const auto* keep_or_drop = std::get_if<bool>(&options.reshard_after_forward);
   reshards = keep_or_drop == nullptr || *keep_or_drop;
   place_in_flat();
@@ -85,7 +91,7 @@ FsdpUnit::Impl::~Impl() {
 
 void FsdpUnit::Impl::place_in_flat() {
   for (auto& p : parameters) {
-    if (!p.fetched) continue;
+    if (!p.in_flat_buffer) continue;
     const auto element = static_cast<std::int64_t>(c10::elementSize(p.gather_dtype()));
     p.offset = flat_bytes / element;
     flat_bytes += aligned(p.layout.numel() * element);
@@ -93,30 +99,30 @@ void FsdpUnit::Impl::place_in_flat() {
 }
 
 void FsdpUnit::Impl::make_communicators() {
-  gathers = reduces = mesh.communicator(axes.shard);
+  all_gather_comm = reduce_scatter_comm = mesh.communicator(axes.shard);
   for (auto& p : parameters) {
-    if (p.sharded) p.shard = p.layout.of_rank(static_cast<std::size_t>(reduces.rank()));
+    if (p.sharded) p.shard = p.layout.shard_layout(static_cast<std::size_t>(reduce_scatter_comm.rank()));
   }
   const auto* group = std::get_if<std::int64_t>(&options.reshard_after_forward);
   if (group != nullptr) {
     reshards = *group > 1;
-    TORCH_CHECK(*group >= 1 && gathers.size() % *group == 0, "fully_shard: reshard_after_forward = ", *group,
-                " does not divide the ", gathers.size(), " ranks that parameters are split over");
-    const int first = gathers.rank() / static_cast<int>(*group) * static_cast<int>(*group);
-    if (*group < gathers.size()) {
-      for (int i = 0; i < *group; ++i) neighbours.push_back(first + i);
+    TORCH_CHECK(*group >= 1 && all_gather_comm.size() % *group == 0, "fully_shard: reshard_after_forward = ", *group,
+                " does not divide the ", all_gather_comm.size(), " ranks that parameters are split over");
+    const int first = all_gather_comm.rank() / static_cast<int>(*group) * static_cast<int>(*group);
+    if (*group < all_gather_comm.size()) {
+      for (int i = 0; i < *group; ++i) post_forward_ranks.push_back(first + i);
     }
   }
-  if (wants_shrinking()) {
-    const std::vector<std::int64_t> members(neighbours.begin(), neighbours.end());
-    neighbours_comm = gathers.subgroup(members, gathers.label());
+  if (has_post_forward_mesh()) {
+    const std::vector<std::int64_t> members(post_forward_ranks.begin(), post_forward_ranks.end());
+    post_forward_comm = all_gather_comm.subgroup(members, all_gather_comm.label());
   }
-  if (axes.replicate >= 0) replicas = mesh.communicator(axes.replicate);
-  if (!gathers.asynchronous()) return;
+  if (axes.replicate >= 0) all_reduce_comm = mesh.communicator(axes.replicate);
+  if (!all_gather_comm.asynchronous()) return;
   // Collectives of one communicator run one after the other: gathers must not wait for reductions, nor must the model's
   // own collectives for the sums over replicas.
-  gathers = twin_of(gathers);
-  if (replicas) replicas = twin_of(replicas);
+  all_gather_comm = copy_with_shared_counter(all_gather_comm);
+  if (all_reduce_comm) all_reduce_comm = copy_with_shared_counter(all_reduce_comm);
 }
 
 bool FsdpUnit::Impl::is_fresh(const Parameter& p, const DTensor& parameter) const {
@@ -125,7 +131,7 @@ bool FsdpUnit::Impl::is_fresh(const Parameter& p, const DTensor& parameter) cons
 
 bool FsdpUnit::Impl::all_fresh() const {
   for (const auto& p : parameters) {
-    if (!p.fetched) continue;
+    if (!p.in_flat_buffer) continue;
     const auto tensor = p.lock();
     if (!tensor.defined() || p.generation != DTensor(tensor).generation()) return false;
   }
@@ -137,7 +143,7 @@ std::vector<at::Tensor> FsdpUnit::Impl::local_parts() const {
   std::vector<at::Tensor> parts;
   parts.reserve(parameters.size());
   for (const auto& p : parameters) {
-    if (!p.fetched) continue;
+    if (!p.in_flat_buffer) continue;
     if (const auto tensor = p.lock(); tensor.defined()) parts.push_back(DTensor(tensor).to_local());
   }
   return parts;
@@ -145,21 +151,22 @@ std::vector<at::Tensor> FsdpUnit::Impl::local_parts() const {
 
 void FsdpUnit::Impl::make_views() {
   for (auto& p : parameters) {
-    if (!p.fetched) continue;
+    if (!p.in_flat_buffer) continue;
     p.full = fsdp::view_of(flat, p.gather_dtype(), p.layout.sizes, p.layout.strides, p.offset);
     p.pieces.clear();
     if (!p.sharded) continue;
-    for (std::size_t rank = 0; rank < p.layout.pieces.size(); ++rank) p.pieces.push_back(p.layout.piece(p.full, rank));
+    for (std::size_t rank = 0; rank < p.layout.pieces.size(); ++rank)
+      p.pieces.push_back(p.layout.shard_view(p.full, rank));
   }
 }
 
 // A view costs as much as gathering a small parameter, and a unit has some for each parameter and rank: they are made
 // once, and a storage that nobody else knows changes its memory.
-void FsdpUnit::Impl::take_memory() {
+void FsdpUnit::Impl::allocate_flat_buffer() {
   const c10::InferenceMode off(false);  // a later training step uses the same tensors
-  auto fresh = gathers.empty({flat_bytes}, at::TensorOptions(at::kByte).device(mesh.device_type()));
-  if (emptied.defined()) {
-    flat = std::exchange(emptied, at::Tensor());
+  auto fresh = all_gather_comm.empty({flat_bytes}, at::TensorOptions(at::kByte).device(mesh.device_type()));
+  if (freed_buffer.defined()) {
+    flat = std::exchange(freed_buffer, at::Tensor());
     fill_storage(*flat.storage().unsafeGetStorageImpl(), std::move(fresh.storage().mutable_data_ptr()));
   } else {
     flat = std::move(fresh);
@@ -173,7 +180,7 @@ bool FsdpUnit::Impl::holds_views_alone() const {
   std::size_t views = 1;  // flat itself
   const auto alone = [&](const at::Tensor& view) { return ++views, view.use_count() == 1; };
   for (const auto& p : parameters) {
-    if (p.fetched && !(alone(p.full) && std::all_of(p.pieces.begin(), p.pieces.end(), alone))) return false;
+    if (p.in_flat_buffer && !(alone(p.full) && std::all_of(p.pieces.begin(), p.pieces.end(), alone))) return false;
   }
   return flat.use_count() == 1 && flat.storage().use_count() == views;
 }
@@ -181,12 +188,12 @@ bool FsdpUnit::Impl::holds_views_alone() const {
 // Zero bytes are gathered too where every parameter is empty: nobody waits for anything.
 void FsdpUnit::Impl::start_gather() {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const CollectivesOf of([this] { return local_parts(); });
-  const bool from_shares = share.defined() && all_fresh();
-  take_memory();
+  const CollectiveTag of([this] { return local_parts(); });
+  const bool from_shares = post_forward_shard.defined() && all_fresh();
+  allocate_flat_buffer();
   uses = 0;
-  from_shares ? gather_shares() : gather_shards();
-  share.reset();
+  from_shares ? gather_post_forward_shards() : gather_shards();
+  post_forward_shard.reset();
 }
 
 // Out of host memory, only this rank's shard is copied.
@@ -200,13 +207,13 @@ void FsdpUnit::Impl::gather_shards() {
   std::vector<const Parameter*> gathered;
   std::vector<at::Tensor> outputs;
   inputs.reserve(parameters.size());
-  outputs.reserve(parameters.size() * static_cast<std::size_t>(gathers.size()));
+  outputs.reserve(parameters.size() * static_cast<std::size_t>(all_gather_comm.size()));
   for (auto& p : parameters) {
-    if (!p.fetched) continue;
+    if (!p.in_flat_buffer) continue;
     const auto tensor = p.lock();
     TORCH_CHECK(tensor.defined(), "fully_shard: parameter '", p.name, "' is gone, but others of its unit are used");
     p.generation = DTensor(tensor).generation();
-    if (!p.is_where_put(DTensor(tensor))) continue;
+    if (!p.has_original_layout(DTensor(tensor))) continue;
     auto shard = shard_on_device(p, tensor);
     if (p.sharded) {
       inputs.push_back(std::move(shard));
@@ -216,19 +223,19 @@ void FsdpUnit::Impl::gather_shards() {
     }
   }
   if (inputs.empty()) return;
-  for (std::size_t rank = 0; rank < static_cast<std::size_t>(gathers.size()); ++rank) {
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(all_gather_comm.size()); ++rank) {
     for (const auto* p : gathered) outputs.push_back(p->pieces[rank]);
   }
-  work = gathers.all_gather_list(outputs, inputs);
+  work = all_gather_comm.all_gather_list(outputs, inputs);
 }
 
-std::int64_t FsdpUnit::Impl::share_bytes() const {
-  const auto count = static_cast<std::int64_t>(neighbours.size());
-  return wants_shrinking() ? aligned((flat_bytes + count - 1) / count) : 0;
+std::int64_t FsdpUnit::Impl::post_forward_shard_bytes() const {
+  const auto count = static_cast<std::int64_t>(post_forward_ranks.size());
+  return has_post_forward_mesh() ? aligned((flat_bytes + count - 1) / count) : 0;
 }
 
-std::vector<at::Tensor> FsdpUnit::Impl::shares_of(const at::Tensor& bytes) const {
-  const auto count = static_cast<std::int64_t>(neighbours.size()), each = share_bytes();
+std::vector<at::Tensor> FsdpUnit::Impl::post_forward_shards_of(const at::Tensor& bytes) const {
+  const auto count = static_cast<std::int64_t>(post_forward_ranks.size()), each = post_forward_shard_bytes();
   std::vector<at::Tensor> shares;
   for (std::int64_t i = 0; i < count; ++i) {
     const auto begin = std::min(i * each, flat_bytes);
@@ -237,9 +244,9 @@ std::vector<at::Tensor> FsdpUnit::Impl::shares_of(const at::Tensor& bytes) const
   return shares;
 }
 
-void FsdpUnit::Impl::gather_shares() {
-  inputs = {share};
-  work = neighbours_comm.all_gather(shares_of(flat), share);
+void FsdpUnit::Impl::gather_post_forward_shards() {
+  inputs = {post_forward_shard};
+  work = post_forward_comm.all_gather(post_forward_shards_of(flat), post_forward_shard);
 }
 
 void FsdpUnit::Impl::finish_gather() {
@@ -259,29 +266,29 @@ void FsdpUnit::Impl::abandon_gather() {
   inputs.clear();
   for (auto& p : parameters) p.full.reset(), p.pieces.clear();
   flat.reset();
-  emptied.reset();  // whose views these were: there may have been no memory to put into it
+  freed_buffer.reset();  // whose views these were: there may have been no memory to put into it
   prefetched = false;
 }
 
 void FsdpUnit::Impl::drop() {
   finish_gather();
-  if (flat.defined() && !in_results && (lent || holds_views_alone())) {
-    empty_storage(*flat.storage().unsafeGetStorageImpl(), lent);
-    emptied = std::move(flat);
+  if (flat.defined() && !aliased_by_output && (unsharded_in_module || holds_views_alone())) {
+    empty_storage(*flat.storage().unsafeGetStorageImpl(), unsharded_in_module);
+    freed_buffer = std::move(flat);
   } else if (flat.defined()) {
     for (auto& p : parameters) p.full.reset(), p.pieces.clear();
   }
   flat.reset();
-  prefetched = in_results = false;
+  prefetched = aliased_by_output = false;
 }
 
-void FsdpUnit::Impl::shrink() {
+void FsdpUnit::Impl::reshard_after_forward_to_mesh() {
   const at::AutoDispatchBelowADInplaceOrView below;
   finish_gather();  // unshard() may have left it under way
   {
-    const auto mine = shares_of(flat)[static_cast<std::size_t>(neighbours_comm.rank())];
-    share = neighbours_comm.empty(mine.sizes(), mine.options());
-    share.copy_(mine);
+    const auto mine = post_forward_shards_of(flat)[static_cast<std::size_t>(post_forward_comm.rank())];
+    post_forward_shard = post_forward_comm.empty(mine.sizes(), mine.options());
+    post_forward_shard.copy_(mine);
   }
   drop();
 }
@@ -301,7 +308,7 @@ bool FsdpUnit::Impl::frozen() const {
 
 bool FsdpUnit::Impl::all_used() const {
   for (const auto& p : parameters) {
-    if (p.fetched && !p.used) return false;
+    if (p.in_flat_buffer && !p.used) return false;
   }
   return true;
 }
@@ -309,15 +316,15 @@ bool FsdpUnit::Impl::all_used() const {
 bool FsdpUnit::Impl::complete() const {
   bool any_fetched = false, any = false;
   for (const auto& p : parameters) {
-    any_fetched |= p.fetched;
-    if (p.fetched && p.expected && !p.pending.defined()) return false;
-    any |= p.fetched && p.pending.defined();
+    any_fetched |= p.in_flat_buffer;
+    if (p.in_flat_buffer && p.gradient_expected && !p.pending_gradient.defined()) return false;
+    any |= p.in_flat_buffer && p.pending_gradient.defined();
   }
   if (any_fetched) return any;
   // Nothing is gathered, so nothing tells what was used: all that can have a gradient.
   for (const auto& p : parameters) {
     const auto tensor = p.lock();
-    if (tensor.defined() && tensor.requires_grad() && !p.pending.defined()) return false;
+    if (tensor.defined() && tensor.requires_grad() && !p.pending_gradient.defined()) return false;
   }
   return true;
 }

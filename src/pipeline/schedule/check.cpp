@@ -18,10 +18,10 @@ template <class... Words>
 
 // What shows that an action of this stage and microbatch is expected: the last of both, else of the microbatch, else of
 // the stage.
-Place evidence(const ScheduleIndex& index, int stage, int microbatch) {
-  Place best;
+ActionPosition evidence(const ScheduleIndex& index, int stage, int microbatch) {
+  ActionPosition best;
   int score = 0;
-  index.for_each([&](Place place) {
+  index.for_each([&](ActionPosition place) {
     const Action& action = index.at(place);
     const int shows = 2 * (action.microbatch == microbatch) + (action.stage == stage);
     if (shows >= score) best = place;
@@ -50,10 +50,10 @@ void check_compute(const ScheduleIndex& index, int stage, int microbatch, bool f
            " is missing, but there is ", index.name(evidence(index, stage, microbatch)));
   };
   require(ActionKind::forward);
-  const Place fused = find(ActionKind::backward), input = find(ActionKind::backward_input),
-              weight = find(ActionKind::backward_weight);
+  const ActionPosition fused = find(ActionKind::backward), input = find(ActionKind::backward_input),
+                       weight = find(ActionKind::backward_weight);
   if (forward_only) {
-    for (const Place place : {fused, input, weight}) {
+    for (const ActionPosition place : {fused, input, weight}) {
       if (place)
         refuse("gradients in a forward-only schedule: ", index.name(find(ActionKind::forward)), " and ",
                index.name(place));
@@ -69,11 +69,11 @@ void check_compute(const ScheduleIndex& index, int stage, int microbatch, bool f
 }
 
 // Both ends of the message that carries what `place` makes, or neither where the neighbour is on the same rank.
-void check_message(const ScheduleIndex& index, Place place) {
+void check_message(const ScheduleIndex& index, ActionPosition place) {
   const std::optional<Action> send = send_of(index, index.at(place));
   if (!send) return;
   const Action receive = partner_of(*send);
-  const Place sent = index.find(*send), received = index.find(receive);
+  const ActionPosition sent = index.find(*send), received = index.find(receive);
   if (sent && received) return;
   refuse("unmatched: ", to_string(sent ? receive : *send), " of rank ",
          index.rank_of(sent ? receive.stage : send->stage), " is missing for ",
@@ -83,13 +83,13 @@ void check_message(const ScheduleIndex& index, Place place) {
 }
 
 // No message but those of check_message.
-void check_needed(const ScheduleIndex& index, Place place) {
+void check_needed(const ScheduleIndex& index, ActionPosition place) {
   const Action& action = index.at(place);
   const bool sends = action.kind == ActionKind::send_forward || action.kind == ActionKind::send_backward;
   const Action send = sends ? action : partner_of(action);
   const bool forward = send.kind == ActionKind::send_forward;
-  const Place producer = forward ? index.find(ActionKind::forward, send.stage, send.microbatch)
-                                 : index.find_backward(send.stage, send.microbatch);
+  const ActionPosition producer = forward ? index.find(ActionKind::forward, send.stage, send.microbatch)
+                                          : index.find_backward(send.stage, send.microbatch);
   if (producer && send_of(index, index.at(producer)) == send) return;
   const Action other = partner_of(action);
   refuse("unmatched: ", index.name(place), " and ", to_string(other),
@@ -112,7 +112,7 @@ class StageStates {
  public:
   StageStates(const ScheduleIndex& index, const ScheduleLimits& limits) : index_(index), limits_(limits) {}
 
-  void visit(Place place) {
+  void visit(ActionPosition place) {
     const Action& action = index_.at(place);
     if (is_compute(action.kind)) compute(place, stages_[action.stage]);
     if (is_communication(action.kind)) check_needed(index_, place);
@@ -134,14 +134,14 @@ class StageStates {
  private:
   struct State {
     bool unsharded = false;
-    Place sharding;  // the last UNSHARD or RESHARD
-    Place early;     // a computation before the first of them
-    Place last;      // computation
-    Place reduced;
-    std::vector<Place> live;  // forwards whose activations are held, oldest first
+    ActionPosition sharding;  // the last UNSHARD or RESHARD
+    ActionPosition early;     // a computation before the first of them
+    ActionPosition last;      // computation
+    ActionPosition reduced;
+    std::vector<ActionPosition> live;  // forwards whose activations are held, oldest first
   };
 
-  void compute(Place place, State& state) {
+  void compute(ActionPosition place, State& state) {
     const Action& action = index_.at(place);
     if (state.sharding && !state.unsharded) {
       refuse("computes with weights that are freed: ", index_.name(place), " after ", index_.name(state.sharding));
@@ -153,7 +153,7 @@ class StageStates {
     state.last = place;
     if (!limits_.forward_only) hold(place, state.live);
   }
-  void hold(Place place, std::vector<Place>& live) {
+  void hold(ActionPosition place, std::vector<ActionPosition>& live) {
     const Action& action = index_.at(place);
     if (action.kind == ActionKind::forward) {
       live.push_back(place);
@@ -164,10 +164,10 @@ class StageStates {
                limits_.live_microbatches);
       }
     } else if (action.kind != ActionKind::backward_input) {
-      std::erase_if(live, [&](Place forward) { return index_.at(forward).microbatch == action.microbatch; });
+      std::erase_if(live, [&](ActionPosition forward) { return index_.at(forward).microbatch == action.microbatch; });
     }
   }
-  void shard(Place place, State& state) {
+  void shard(ActionPosition place, State& state) {
     const bool unshards = index_.at(place).kind == ActionKind::unshard;
     if (state.early)
       refuse("computes before its weights are unsharded: ", index_.name(state.early), " and ", index_.name(place));
@@ -179,7 +179,7 @@ class StageStates {
     state.unsharded = unshards;
     state.sharding = place;
   }
-  void reduce(Place place, State& state) {
+  void reduce(ActionPosition place, State& state) {
     if (limits_.forward_only) refuse("gradients in a forward-only schedule: ", index_.name(place));
     if (state.reduced) refuse("reduces gradients twice: ", index_.name(state.reduced), " and ", index_.name(place));
     state.reduced = place;
@@ -193,7 +193,7 @@ class StageStates {
 void check_stage_states(const ScheduleIndex& index, const ScheduleLimits& limits) {
   const bool reduced = index.schedule().has(ActionKind::reduce_grad);
   StageStates states(index, limits);
-  index.for_each([&](Place place) { states.visit(place); });
+  index.for_each([&](ActionPosition place) { states.visit(place); });
   states.finish(reduced);
 }
 
@@ -201,10 +201,10 @@ void check_stage_states(const ScheduleIndex& index, const ScheduleLimits& limits
 bool received_in_order(const ScheduleIndex& index) {
   std::map<std::pair<int, int>, int> latest;  // by sender and receiver: the place of the last send that was received
   bool in_order = true;
-  index.for_each([&](Place place) {
+  index.for_each([&](ActionPosition place) {
     const Action& action = index.at(place);
     if (action.kind != ActionKind::recv_forward && action.kind != ActionKind::recv_backward) return;
-    const Place send = index.find(partner_of(action));
+    const ActionPosition send = index.find(partner_of(action));
     int& last = latest.try_emplace({send.rank, place.rank}, -1).first->second;
     in_order = in_order && last < send.at;
     last = send.at;
@@ -219,9 +219,9 @@ ScheduleReport check(const Schedule& schedule, const ScheduleLimits& limits) {
   check_size(index, limits);
   check_complete(index, limits.forward_only);
   check_stage_states(index, limits);
-  const std::string deadlock = follow(index, Sends::buffered);
+  const std::string deadlock = replay(index, SendMode::buffered);
   TORCH_CHECK(deadlock.empty(), "pipeline schedule: the order cannot be kept: ", deadlock);
-  return {received_in_order(index), follow(index, Sends::batched), follow(index, Sends::rendezvous),
+  return {received_in_order(index), replay(index, SendMode::batched), replay(index, SendMode::rendezvous),
           live_activations(schedule)};
 }
 

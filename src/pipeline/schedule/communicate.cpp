@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "pipeline/schedule/index.h"
+#include "pipeline/schedule/action_index.h"
 
 namespace dtensor::pipeline {
 namespace {
@@ -67,13 +67,13 @@ Gaps late_receives(const ScheduleIndex& index) {
     return channels[{index.rank_of(partner_of(receive).stage), index.rank_of(receive.stage)}];
   };
   Gaps gaps = no_messages(index.schedule());
-  index.for_each([&](Place place) {
+  index.for_each([&](ActionPosition place) {
     const std::optional<Action> send = send_of(index, index.at(place));
     if (!send) return;
     gap(gaps, place.rank, place.at + 1).push_back(*send);
     channel(partner_of(*send)).receives.push_back(partner_of(*send));
   });
-  index.for_each([&](Place place) {
+  index.for_each([&](ActionPosition place) {
     const std::optional<Action> needed = receive_of(index, index.at(place));
     if (!needed) return;
     Channel& from = channel(*needed);
@@ -91,8 +91,8 @@ Gaps late_receives(const ScheduleIndex& index) {
 // messages and computations which every rank keeps, so no rank ever waits for itself.
 Gaps simultaneous_ends(const ScheduleIndex& index) {
   const Timeline timeline = simulate(index.schedule());
-  std::vector<std::pair<double, Place>> made;  // what is sent, by time
-  index.for_each([&](Place place) {
+  std::vector<std::pair<double, ActionPosition>> made;  // what is sent, by time
+  index.for_each([&](ActionPosition place) {
     const auto& rank = timeline.ranks[static_cast<std::size_t>(place.rank)];
     if (send_of(index, index.at(place))) made.emplace_back(rank[static_cast<std::size_t>(place.at)].end, place);
   });
@@ -157,7 +157,7 @@ Schedule with_communication(const Schedule& schedule, const CommunicationOptions
   TORCH_CHECK(!options.unsharded_stages || *options.unsharded_stages >= 1, "pipeline schedule: unsharded_stages is ",
               options.unsharded_stages.value_or(0), "; a rank computes with one stage at least");
   const ScheduleIndex index(schedule);
-  index.for_each([&](Place place) {
+  index.for_each([&](ActionPosition place) {
     TORCH_CHECK(may_be_there(index.at(place).kind, options),
                 "pipeline schedule: it communicates already: ", index.name(place));
   });

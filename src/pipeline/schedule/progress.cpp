@@ -12,7 +12,7 @@ namespace {
 
 class Follower {
  public:
-  Follower(const ScheduleIndex& index, Sends sends, const std::function<void(Place)>& visit)
+  Follower(const ScheduleIndex& index, SendMode sends, const std::function<void(ActionPosition)>& visit)
       : index_(index), sends_(sends), visit_(visit), steps_(index.schedule().ranks.size()) {
     for (std::size_t rank = 0; rank < steps_.size(); ++rank) steps_[rank].end = step_end(rank, 0);
   }
@@ -38,7 +38,7 @@ class Follower {
     int begin = 0, end = 0;  // of actions on the rank; those before are done
   };
   struct Wait {
-    Place by, for_what;
+    ActionPosition by, waits_for;
   };
 
   const std::vector<Action>& actions(std::size_t rank) const { return index_.schedule().ranks[rank]; }
@@ -47,7 +47,7 @@ class Follower {
   int step_end(std::size_t rank, int begin) const {
     const auto first = actions(rank).begin() + begin;
     if (first == actions(rank).end()) return begin;
-    if (sends_ != Sends::batched || !is_communication(first->kind)) return begin + 1;
+    if (sends_ != SendMode::batched || !is_communication(first->kind)) return begin + 1;
     const auto last =
         std::find_if(first, actions(rank).end(), [](const Action& a) { return !is_communication(a.kind); });
     return static_cast<int>(last - actions(rank).begin());
@@ -62,22 +62,23 @@ class Follower {
   // The first action of the rank's step that waits, and for what.
   Wait waits(std::size_t rank) const {
     for (int at = steps_[rank].begin; at < steps_[rank].end; ++at) {
-      const Place place{static_cast<int>(rank), at};
+      const ActionPosition place{static_cast<int>(rank), at};
       const Action& action = index_.at(place);
-      for (const Place need : index_.needs(action)) {
+      for (const ActionPosition need : index_.needs(action)) {
         if (!fulfilled(need, action)) return {place, need};
       }
       const bool sends = action.kind == ActionKind::send_forward || action.kind == ActionKind::send_backward;
-      const Place receive = sends && sends_ != Sends::buffered ? index_.find(partner_of(action)) : Place();
+      const ActionPosition receive =
+          sends && sends_ != SendMode::buffered ? index_.find(partner_of(action)) : ActionPosition();
       if (receive && !started(receive)) return {place, receive};
     }
     return {};
   }
-  bool started(Place place) const { return place.at < steps_[static_cast<std::size_t>(place.rank)].end; }
+  bool started(ActionPosition place) const { return place.at < steps_[static_cast<std::size_t>(place.rank)].end; }
   // A message is on its way as soon as both ends have started, unless sends are buffered; then once it was sent.
-  bool fulfilled(Place need, const Action& action) const {
+  bool fulfilled(ActionPosition need, const Action& action) const {
     const bool receives = action.kind == ActionKind::recv_forward || action.kind == ActionKind::recv_backward;
-    if (receives && sends_ != Sends::buffered) return started(need);
+    if (receives && sends_ != SendMode::buffered) return started(need);
     return need.at < steps_[static_cast<std::size_t>(need.rank)].begin;
   }
 
@@ -86,25 +87,25 @@ class Follower {
     auto begin = seen.end();
     for (; (begin = std::find(seen.begin(), seen.end(), rank)) == seen.end();) {
       seen.push_back(rank);
-      rank = static_cast<std::size_t>(waits(rank).for_what.rank);
+      rank = static_cast<std::size_t>(waits(rank).waits_for.rank);
     }
     std::vector<std::string> words;
     for (; begin != seen.end(); ++begin) {
       const Wait wait = waits(*begin);
-      words.push_back(index_.name(wait.by) + " waits for " + index_.name(wait.for_what));
+      words.push_back(index_.name(wait.by) + " waits for " + index_.name(wait.waits_for));
     }
     return c10::Join(", on whose rank ", words);
   }
 
   const ScheduleIndex& index_;
-  Sends sends_;
-  const std::function<void(Place)>& visit_;
+  SendMode sends_;
+  const std::function<void(ActionPosition)>& visit_;
   std::vector<Step> steps_;
 };
 
 }  // namespace
 
-std::string follow(const ScheduleIndex& index, Sends sends, const std::function<void(Place)>& visit) {
+std::string replay(const ScheduleIndex& index, SendMode sends, const std::function<void(ActionPosition)>& visit) {
   return Follower(index, sends, visit).run();
 }
 

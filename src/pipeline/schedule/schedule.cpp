@@ -8,7 +8,7 @@
 namespace dtensor::pipeline {
 namespace {
 
-int one_more_than_highest(const Schedule& schedule, int Action::*number) {
+int count_from_highest(const Schedule& schedule, int Action::*number) {
   int highest = -1;
   for (const std::vector<Action>& actions : schedule.ranks) {
     for (const Action& action : actions) highest = std::max(highest, action.*number);
@@ -18,8 +18,8 @@ int one_more_than_highest(const Schedule& schedule, int Action::*number) {
 
 }  // namespace
 
-int Schedule::stages() const { return one_more_than_highest(*this, &Action::stage); }
-int Schedule::microbatches() const { return one_more_than_highest(*this, &Action::microbatch); }
+int Schedule::stages() const { return count_from_highest(*this, &Action::stage); }
+int Schedule::microbatches() const { return count_from_highest(*this, &Action::microbatch); }
 
 int Schedule::rank_of(int stage) const {
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {

@@ -18,15 +18,15 @@ class Simulation {
     }
   }
 
-  void visit(Place place) {
+  void visit(ActionPosition place) {
     const Action& action = index_.at(place);
     TimedAction& timed = at(place);
     timed.action = action;
-    Place& cause = causes_[static_cast<std::size_t>(place.rank)][static_cast<std::size_t>(place.at)];
+    ActionPosition& cause = causes_[static_cast<std::size_t>(place.rank)][static_cast<std::size_t>(place.at)];
     if (place.at > 0) cause = {place.rank, place.at - 1};
     timed.begin = cause ? at(cause).end : 0;
     double ready = timed.begin;
-    for (const Place need : index_.needs(action)) {
+    for (const ActionPosition need : index_.needs(action)) {
       const double there = at(need).end + (receives(action) ? cost(need) : 0);
       if (there > ready) cause = need;
       ready = std::max(ready, there);
@@ -42,7 +42,7 @@ class Simulation {
     timeline_.makespan = last_ ? at(last_).end : 0;
     const double room = timeline_.makespan * static_cast<double>(timeline_.ranks.size());
     timeline_.bubble = room > 0 ? 1 - computed_ / room : 0;
-    for (Place place = last_; place;
+    for (ActionPosition place = last_; place;
          place = causes_[static_cast<std::size_t>(place.rank)][static_cast<std::size_t>(place.at)]) {
       timeline_.critical_path.push_back(index_.at(place));
     }
@@ -54,10 +54,10 @@ class Simulation {
   static bool receives(const Action& action) {
     return action.kind == ActionKind::recv_forward || action.kind == ActionKind::recv_backward;
   }
-  TimedAction& at(Place place) {
+  TimedAction& at(ActionPosition place) {
     return timeline_.ranks[static_cast<std::size_t>(place.rank)][static_cast<std::size_t>(place.at)];
   }
-  double cost(Place place) const {
+  double cost(ActionPosition place) const {
     const double cost = cost_(index_.at(place));
     TORCH_CHECK(cost >= 0, "pipeline schedule: ", index_.name(place), " costs ", cost);
     return cost;
@@ -66,8 +66,8 @@ class Simulation {
   const ScheduleIndex& index_;
   const CostFunction& cost_;
   Timeline timeline_;
-  std::vector<std::vector<Place>> causes_;  // of each action: the one whose end it began at
-  Place last_;
+  std::vector<std::vector<ActionPosition>> causes_;  // of each action: the one whose end it began at
+  ActionPosition last_;
   double computed_ = 0;
 };
 
@@ -106,7 +106,8 @@ double Costs::operator()(const Action& action) const {
 Timeline simulate(const Schedule& schedule, const CostFunction& cost) {
   const ScheduleIndex index(schedule);
   Simulation simulation(index, cost);
-  const std::string deadlock = follow(index, Sends::buffered, [&](Place place) { simulation.visit(place); });
+  const std::string deadlock =
+      replay(index, SendMode::buffered, [&](ActionPosition place) { simulation.visit(place); });
   TORCH_CHECK(deadlock.empty(), "pipeline schedule: the order cannot be kept: ", deadlock);
   return simulation.finish();
 }

@@ -3,7 +3,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include "dtensor/contiguous_ranges.h"
+#include "internal/contiguous_ranges.h"
 #include "random/cuda/fill_kernel.h"
 #include "random/fill.h"
 
@@ -37,14 +37,14 @@ std::optional<cuda::Type> type_of(at::ScalarType dtype) {
   }
 }
 
-std::optional<cuda::Layout> layout_of(const at::Tensor& local, const GlobalRegion& region) {
-  cuda::Layout layout;
+std::optional<cuda::FillLayout> layout_of(const at::Tensor& local, const GlobalRegion& region) {
+  cuda::FillLayout layout;
   layout.ndim = static_cast<int>(region.sizes.size());
-  if (layout.ndim > cuda::Layout::kMaxDims) return std::nullopt;
+  if (layout.ndim > cuda::FillLayout::kMaxDims) return std::nullopt;
   std::int64_t stride = 1;
   for (int d = layout.ndim - 1; d >= 0; --d) {
     const auto& segments = region.segments[static_cast<std::size_t>(d)];
-    if (segments.size() > cuda::Layout::kMaxSegments) return std::nullopt;
+    if (segments.size() > cuda::FillLayout::kMaxSegments) return std::nullopt;
     layout.local_sizes[d] = local.size(d);
     layout.strides[d] = stride;
     stride *= region.sizes[static_cast<std::size_t>(d)];
@@ -55,7 +55,7 @@ std::optional<cuda::Layout> layout_of(const at::Tensor& local, const GlobalRegio
     }
   }
   const auto run = ContiguousRanges(region.sizes, region.segments).at(0);
-  layout.one_run = run.length == local.numel();
+  layout.is_one_range = run.length == local.numel();
   layout.first = static_cast<std::uint64_t>(run.global);
   return layout;
 }

@@ -60,7 +60,7 @@ __device__ void store(void* out, Type type, std::int64_t i, Value value) {
   }
 }
 
-__device__ std::uint64_t global_index(const Layout& layout, std::int64_t local) {
+__device__ std::uint64_t global_index(const FillLayout& layout, std::int64_t local) {
   std::int64_t index = 0;
   for (int d = layout.ndim - 1; d >= 0; --d) {
     std::int64_t at = local % layout.local_sizes[d];
@@ -89,7 +89,7 @@ __global__ void fill_run(void* out, Type type, std::int64_t count, std::uint64_t
 }
 
 template <class Dist>
-__global__ void fill_scattered(void* out, Type type, std::int64_t count, Layout layout, RandomKey key, Dist dist) {
+__global__ void fill_scattered(void* out, Type type, std::int64_t count, FillLayout layout, RandomKey key, Dist dist) {
   constexpr int kPer = Dist::kPerBlock;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
@@ -108,12 +108,12 @@ int grid_for(std::int64_t work) {
 
 }  // namespace
 
-const char* launch_fill(void* out, Type type, std::int64_t count, const Layout& layout, RandomKey key,
+const char* launch_fill(void* out, Type type, std::int64_t count, const FillLayout& layout, RandomKey key,
                         const Distribution& distribution, CUstream_st* stream) {
   std::visit(
       [&](const auto& dist) {
         constexpr int kPer = std::decay_t<decltype(dist)>::kPerBlock;
-        if (layout.one_run) {
+        if (layout.is_one_range) {
           fill_run<<<grid_for(count / kPer + 2), kThreads, 0, stream>>>(out, type, count, layout.first, key, dist);
         } else {
           fill_scattered<<<grid_for(count), kThreads, 0, stream>>>(out, type, count, layout, key, dist);

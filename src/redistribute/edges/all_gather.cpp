@@ -1,7 +1,7 @@
 // Shard to Replicate: every member's whole part lands where it belongs in the result, by its ranges: never assumed
 // flat.
-#include "redistribute/buffers.h"
 #include "redistribute/edges/edge.h"
+#include "redistribute/result_buffers.h"
 
 namespace dtensor {
 

@@ -1,6 +1,6 @@
 // Partial to Replicate.
-#include "redistribute/buffers.h"
 #include "redistribute/edges/edge.h"
+#include "redistribute/result_buffers.h"
 
 #include <bit>
 

@@ -1,6 +1,6 @@
 // Shards to other shards: members send each other what the one holds and the other wants.
-#include "redistribute/buffers.h"
 #include "redistribute/edges/edge.h"
+#include "redistribute/result_buffers.h"
 
 namespace dtensor {
 
@@ -10,8 +10,8 @@ at::Tensor run_all_to_all(const EdgeCall& call) {
   std::vector<at::Tensor> departures;
   for (const Coordinate& member : call.members()) {
     departures.push_back(
-        read_part(call.local, call.held, common(call.held, region_of(call.to, call.geometry, member))));
-    receives.expect(common(region_of(call.from, call.geometry, member), call.wanted));
+        read_part(call.local, call.held, intersection(call.held, region_of(call.to, call.geometry, member))));
+    receives.expect(intersection(region_of(call.from, call.geometry, member), call.wanted));
   }
   call.communicator().all_to_all(receives.views(), departures).wait();
   receives.finish();

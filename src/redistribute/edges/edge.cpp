@@ -1,11 +1,11 @@
 // What the edges share: who takes part, who holds what, and where arriving parts go.
 #include "redistribute/edges/edge.h"
 
-#include "redistribute/buffers.h"
+#include "redistribute/result_buffers.h"
 
 namespace dtensor {
 
-EdgeCall::EdgeCall(const Edge& the_edge, const MeshImpl& the_mesh, const Geometry& the_geometry, at::Tensor input,
+EdgeCall::EdgeCall(const Edge& the_edge, const MeshImpl& the_mesh, const TensorGeometry& the_geometry, at::Tensor input,
                    at::ScalarType own_dtype, bool is_owned)
     : edge(the_edge),
       mesh(the_mesh),

@@ -3,21 +3,21 @@
 #pragma once
 
 #include "mesh/mesh_impl.h"
-#include "redistribute/region.h"
+#include "redistribute/part_views.h"
 
 namespace dtensor {
 
 struct EdgeCall {
-  EdgeCall(const Edge& edge, const MeshImpl& mesh, const Geometry& geometry, at::Tensor local, at::ScalarType dtype,
-           bool owned);
+  EdgeCall(const Edge& edge, const MeshImpl& mesh, const TensorGeometry& geometry, at::Tensor local,
+           at::ScalarType dtype, bool owned);
 
   const Edge& edge;
   const MeshImpl& mesh;
-  const Geometry& geometry;
+  const TensorGeometry& geometry;
   const at::Tensor local;
   const at::ScalarType dtype;  // the tensor's own, where `local` travels in a wider one
   const bool owned;            // local is ours to overwrite: an intermediate result
-  const Layout from, to;
+  const SplitLayout from, to;
   const Region held, wanted;  // this rank's part before and after
 
   const Communicator& communicator() const { return mesh.communicator(edge.axes); }

@@ -5,8 +5,8 @@
 #include <bit>
 #include <limits>
 
-#include "redistribute/buffers.h"
 #include "redistribute/edges/edge.h"
+#include "redistribute/result_buffers.h"
 
 namespace dtensor {
 namespace {
@@ -71,7 +71,7 @@ at::Scalar identity(ReduceOp op, at::ScalarType dtype) {
   }
 }
 
-bool counted_once(ReduceOp op) { return op == ReduceOp::sum || op == ReduceOp::product; }
+bool contributing_rank_only(ReduceOp op) { return op == ReduceOp::sum || op == ReduceOp::product; }
 
 }  // namespace
 
@@ -81,7 +81,7 @@ at::Tensor run_make_partial(const EdgeCall& call) {
   for (std::size_t i = 0; i < call.edge.from.size(); ++i) {
     if (!(call.edge.axes >> i & 1)) continue;
     padded |= call.edge.from[i].is_shard();
-    keeps &= call.edge.from[i].is_shard() || !counted_once(op) || call.mesh.coordinate[i] == 0;
+    keeps &= call.edge.from[i].is_shard() || !contributing_rank_only(op) || call.mesh.coordinate[i] == 0;
   }
   if (keeps && !padded) return call.owned ? call.local : copied(call.local);
   at::Tensor result = result_buffer(call.wanted.sizes(), call.local);

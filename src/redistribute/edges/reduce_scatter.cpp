@@ -1,8 +1,8 @@
 // Partial to Shard: each member gets the reduced values of the part that it keeps.
 #include <bit>
 
-#include "redistribute/buffers.h"
 #include "redistribute/edges/edge.h"
+#include "redistribute/result_buffers.h"
 
 namespace dtensor {
 

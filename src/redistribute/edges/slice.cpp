@@ -2,8 +2,8 @@
 // keep a big buffer alive.
 #include <ATen/ATen.h>
 
-#include "redistribute/buffers.h"
 #include "redistribute/edges/edge.h"
+#include "redistribute/result_buffers.h"
 
 namespace dtensor {
 

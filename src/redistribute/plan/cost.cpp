@@ -6,13 +6,13 @@
 namespace dtensor {
 namespace {
 
-constexpr double kStartSecondsPerDoubling = 1e-6;
+constexpr double kLatencySecondsPerDoubling = 1e-6;
 // Two phases, of which the second starts without a new meeting: dearer than one collective, cheaper than two.
-constexpr double kAllReduceStarts = 1.5;
+constexpr double kAllReduceLatencyFactor = 1.5;
 
 // Whole doublings: the same number on every machine.
 double start(std::int64_t group) {
-  return kStartSeconds + kStartSecondsPerDoubling * std::bit_width(static_cast<std::uint64_t>(group - 1));
+  return kLatencySeconds + kLatencySecondsPerDoubling * std::bit_width(static_cast<std::uint64_t>(group - 1));
 }
 
 EdgePrice price(double starts, std::int64_t group, std::int64_t bytes) {
@@ -21,16 +21,16 @@ EdgePrice price(double starts, std::int64_t group, std::int64_t bytes) {
 
 }  // namespace
 
-EdgePrice exchange_price(std::int64_t elements, AxisMask axes, const Geometry& geometry) {
+EdgePrice exchange_price(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry) {
   return price(1, geometry.group_size(axes), elements * geometry.itemsize);
 }
 
-EdgePrice all_reduce_price(std::int64_t elements, AxisMask axes, const Geometry& geometry) {
+EdgePrice all_reduce_price(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry) {
   const std::int64_t group = geometry.group_size(axes);
-  return price(kAllReduceStarts, group, 2 * elements * geometry.itemsize * (group - 1) / group);
+  return price(kAllReduceLatencyFactor, group, 2 * elements * geometry.itemsize * (group - 1) / group);
 }
 
-EdgePrice reduce_scatter_price(std::int64_t elements, AxisMask axes, const Geometry& geometry) {
+EdgePrice reduce_scatter_price(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry) {
   const std::int64_t group = geometry.group_size(axes);
   return price(1, group, (group - 1) * elements * geometry.itemsize);
 }

@@ -3,11 +3,11 @@
 // detour at least that of the direct way, whatever the sizes (docs/design/redistribute.md).
 #pragma once
 
-#include "redistribute/plan/layout.h"
+#include "redistribute/plan/split_layout.h"
 
 namespace dtensor {
 
-constexpr double kStartSeconds = 5e-6;    // of one message, or of a collective but for its group's size
+constexpr double kLatencySeconds = 5e-6;  // of one message, or of a collective but for its group's size
 constexpr double kBytesPerSecond = 1e10;  // into one rank
 
 struct EdgePrice {
@@ -16,10 +16,10 @@ struct EdgePrice {
 };
 
 // Exchange of shards (slice, all_gather, all_to_all): elements received by the busiest rank.
-EdgePrice exchange_price(std::int64_t elements, AxisMask axes, const Geometry& geometry);
+EdgePrice exchange_price(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry);
 // `elements`: of the whole local contribution.
-EdgePrice all_reduce_price(std::int64_t elements, AxisMask axes, const Geometry& geometry);
+EdgePrice all_reduce_price(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry);
 // `elements`: of the largest part that a rank keeps.
-EdgePrice reduce_scatter_price(std::int64_t elements, AxisMask axes, const Geometry& geometry);
+EdgePrice reduce_scatter_price(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry);
 
 }  // namespace dtensor

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "dtensor/contiguous_ranges.h"
+#include "internal/contiguous_ranges.h"
 
 namespace dtensor {
 namespace {
@@ -51,7 +51,7 @@ std::int64_t Region::numel() const {
   return n;
 }
 
-Region region_of(const Layout& layout, const Geometry& geometry, at::IntArrayRef coordinate) {
+Region region_of(const SplitLayout& layout, const TensorGeometry& geometry, at::IntArrayRef coordinate) {
   Region region;
   for (std::size_t dim = 0; dim < layout.orders.size(); ++dim) {
     region.dims.push_back(shard_segments(geometry.sizes[dim], layout.orders[dim], geometry.mesh, coordinate));
@@ -59,25 +59,25 @@ Region region_of(const Layout& layout, const Geometry& geometry, at::IntArrayRef
   return region;
 }
 
-Region common(const Region& a, const Region& b) {
+Region intersection(const Region& a, const Region& b) {
   Region region;
-  for (std::size_t dim = 0; dim < a.dims.size(); ++dim) region.dims.push_back(common(a.dims[dim], b.dims[dim]));
+  for (std::size_t dim = 0; dim < a.dims.size(); ++dim) region.dims.push_back(intersection(a.dims[dim], b.dims[dim]));
   return region;
 }
 
-std::vector<Region> lacking(const Region& wanted, const Region& held) {
+std::vector<Region> region_difference(const Region& wanted, const Region& held) {
   std::vector<Region> parts;
   Region rest = wanted;  // what agrees with `held` in the dimensions before
   for (std::size_t dim = 0; dim < wanted.dims.size(); ++dim) {
     Region part = rest;
     part.dims[dim] = without(wanted.dims[dim], held.dims[dim]);
     if (part.numel() > 0) parts.push_back(std::move(part));
-    rest.dims[dim] = common(wanted.dims[dim], held.dims[dim]);
+    rest.dims[dim] = intersection(wanted.dims[dim], held.dims[dim]);
   }
   return parts;
 }
 
-std::vector<Region> in_parts(const Region& region, std::int64_t count) {
+std::vector<Region> split_region(const Region& region, std::int64_t count) {
   const auto sizes = region.sizes();
   if (sizes.empty() || count < 2) return {region};
   const auto dim = static_cast<std::size_t>(std::max_element(sizes.begin(), sizes.end()) - sizes.begin());

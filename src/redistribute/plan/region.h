@@ -1,7 +1,7 @@
 // Parts of a global tensor as products of ranges: what a rank holds, what two parts have in common, what one lacks.
 #pragma once
 
-#include "redistribute/plan/layout.h"
+#include "redistribute/plan/split_layout.h"
 
 namespace dtensor {
 
@@ -13,11 +13,11 @@ struct Region {
   std::int64_t numel() const;
 };
 
-Region region_of(const Layout& layout, const Geometry& geometry, at::IntArrayRef coordinate);
-Region common(const Region& a, const Region& b);
+Region region_of(const SplitLayout& layout, const TensorGeometry& geometry, at::IntArrayRef coordinate);
+Region intersection(const Region& a, const Region& b);
 // What `wanted` has and `held` lacks: parts that have nothing in common.
-std::vector<Region> lacking(const Region& wanted, const Region& held);
+std::vector<Region> region_difference(const Region& wanted, const Region& held);
 // The region in `count` parts along its longest dimension, which differ in length by one at most; some may be empty.
-std::vector<Region> in_parts(const Region& region, std::int64_t count);
+std::vector<Region> split_region(const Region& region, std::int64_t count);
 
 }  // namespace dtensor

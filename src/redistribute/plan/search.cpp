@@ -8,7 +8,7 @@
 #include <tuple>
 #include <unordered_map>
 
-#include "redistribute/plan/moves.h"
+#include "redistribute/plan/candidate_edges.h"
 
 namespace dtensor {
 namespace {
@@ -37,7 +37,7 @@ int effort(EdgeKind kind) {
 
 class Search {
  public:
-  Search(const Placements& from, const Placements& to, const Geometry& geometry)
+  Search(const Placements& from, const Placements& to, const TensorGeometry& geometry)
       : goal_(to), moves_(from, to, geometry) {
     reach(from, Node{0, 0, -1, {EdgeKind::slice, 0, from, {}}, false});
   }
@@ -59,13 +59,13 @@ class Search {
     double cost;
     int effort;
     std::int64_t parent;
-    Move move;  // that led here
+    CandidateEdge move;  // that led here
     bool done;
   };
   using Entry = std::tuple<double, int, std::size_t>;  // cost, effort, index in nodes_
 
   void expand(std::size_t index) {
-    for (Move& move : moves_.leaving(nodes_[index].move.to)) {
+    for (CandidateEdge& move : moves_.edges_from(nodes_[index].move.to)) {
       const double cost = nodes_[index].cost + move.price.seconds;
       const int total = nodes_[index].effort + effort(move.kind);
       const Placements to = move.to;
@@ -89,7 +89,7 @@ class Search {
     RedistributePlan plan;
     plan.cost = nodes_[index].cost;
     for (const Node* node = &nodes_[index]; node->parent >= 0; node = &nodes_[node->parent]) {
-      const Move& move = node->move;
+      const CandidateEdge& move = node->move;
       plan.edges.push_back({move.kind, move.axes, nodes_[node->parent].move.to, move.to});
       plan.bytes_moved += move.price.bytes;
     }
@@ -98,13 +98,13 @@ class Search {
   }
 
   const Placements& goal_;
-  Moves moves_;
+  EdgeGenerator moves_;
   std::vector<Node> nodes_;
   std::unordered_map<Placements, std::size_t, PlacementsHash> index_;
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue_;
 };
 
-void append(RedistributePlan& plan, const Placements& from, Move move) {
+void append(RedistributePlan& plan, const Placements& from, CandidateEdge move) {
   plan.edges.push_back({move.kind, move.axes, from, std::move(move.to)});
   plan.cost += move.price.seconds;
   plan.bytes_moved += move.price.bytes;
@@ -112,18 +112,18 @@ void append(RedistributePlan& plan, const Placements& from, Move move) {
 
 // Partial axes stay as they are: one exchange gives every rank exactly what it lacks, which no detour can better. Where
 // it is a slice followed by a gather it is said so, for a gather is the simpler collective.
-RedistributePlan plan_exchange(const Placements& from, const Placements& to, const Geometry& geometry) {
+RedistributePlan plan_exchange(const Placements& from, const Placements& to, const TensorGeometry& geometry) {
   RedistributePlan plan;
-  Move direct = exchange_move(from, Layout(from, geometry), to, geometry);
+  CandidateEdge direct = exchange_edge(from, SplitLayout(from, geometry), to, geometry);
   if (direct.kind == EdgeKind::all_to_all) {
     Placements sliced = from;
     for (std::size_t i = 0; i < to.size(); ++i) sliced[i] = from[i].is_replicate() ? to[i] : from[i];
-    const bool slices =
-        sliced != from && at_most_one_ragged(sliced) && refines(Layout(sliced, geometry), Layout(from, geometry));
+    const bool slices = sliced != from && at_most_one_ragged(sliced) &&
+                        refines(SplitLayout(sliced, geometry), SplitLayout(from, geometry));
     if (slices) {
-      Move rest = exchange_move(sliced, Layout(sliced, geometry), to, geometry);
+      CandidateEdge rest = exchange_edge(sliced, SplitLayout(sliced, geometry), to, geometry);
       if (rest.kind == EdgeKind::all_gather && rest.price.seconds <= direct.price.seconds) {
-        append(plan, from, exchange_move(from, Layout(from, geometry), sliced, geometry));
+        append(plan, from, exchange_edge(from, SplitLayout(from, geometry), sliced, geometry));
         append(plan, sliced, std::move(rest));
         return plan;
       }
@@ -135,7 +135,7 @@ RedistributePlan plan_exchange(const Placements& from, const Placements& to, con
 
 }  // namespace
 
-RedistributePlan search_plan(const Placements& from, const Placements& to, const Geometry& geometry) {
+RedistributePlan search_plan(const Placements& from, const Placements& to, const TensorGeometry& geometry) {
   if (from == to) return {};
   if (geometry.numel() == 0) {
     RedistributePlan relabel;

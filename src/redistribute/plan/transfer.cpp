@@ -17,17 +17,17 @@ struct Replicas {
 
 class Planner {
  public:
-  Planner(at::IntArrayRef sizes, std::int64_t itemsize, const Holders& from, const Holders& to)
+  Planner(at::IntArrayRef sizes, std::int64_t itemsize, const MeshPlacements& from, const MeshPlacements& to)
       : from_geometry_{sizes, from.mesh.shape, itemsize},
         to_geometry_{sizes, to.mesh.shape, itemsize},
         from_(from),
         to_(to),
         from_layout_(from.placements, from_geometry_),
         to_layout_(to.placements, to_geometry_) {
-    for (std::int64_t i = 0; i < from.mesh.size(); ++i) note_holder(coordinate_of_index(from.mesh, i), i);
+    for (std::int64_t i = 0; i < from.mesh.size(); ++i) add_holder(coordinate_of_index(from.mesh, i), i);
   }
 
-  Region held_by(std::int64_t rank) const {
+  Region local_shard_of(std::int64_t rank) const {
     const auto coordinate = coordinate_of_rank(from_.mesh, rank);
     return coordinate ? region_of(from_layout_, from_geometry_, *coordinate) : Region();
   }
@@ -40,17 +40,17 @@ class Planner {
   template <class Visit>
   void for_each_part(std::size_t index, const Visit& visit) const {
     const std::int64_t rank = to_.mesh.ranks[index];
-    const Region wanted = wanted_by(rank), held = held_by(rank);
+    const Region wanted = wanted_by(rank), held = local_shard_of(rank);
     const bool holds = coordinate_of_rank(from_.mesh, rank).has_value();
-    for (const Region& lack : holds ? lacking(wanted, held) : std::vector<Region>{wanted}) {
+    for (const Region& lack : holds ? region_difference(wanted, held) : std::vector<Region>{wanted}) {
       for (const Replicas& replicas : replicas_)
-        visit_shares(common(replicas.part, lack), index, replicas.ranks, visit);
+        visit_shares(intersection(replicas.part, lack), index, replicas.ranks, visit);
     }
   }
 
  private:
   // Ranks that differ only along axes that split nothing are replicas of each other.
-  void note_holder(Coordinate coordinate, std::int64_t index) {
+  void add_holder(Coordinate coordinate, std::int64_t index) {
     Region part = region_of(from_layout_, from_geometry_, coordinate);
     for (std::size_t a = 0; a < coordinate.size(); ++a) coordinate[a] *= from_.placements[a].is_shard();
     const auto [known, fresh] =
@@ -65,27 +65,27 @@ class Planner {
     const std::int64_t bytes = part.numel() * to_geometry_.itemsize;
     if (bytes == 0) return;
     const auto senders = static_cast<std::int64_t>(ranks.size());
-    const auto shares = in_parts(part, std::clamp(bytes / kSharedBytes, std::int64_t{1}, senders));
+    const auto shares = split_region(part, std::clamp(bytes / kSharedBytes, std::int64_t{1}, senders));
     for (std::size_t k = 0; k < shares.size(); ++k) {
       if (shares[k].numel() > 0) visit(ranks[(index + k) % ranks.size()], shares[k]);
     }
   }
 
-  Geometry from_geometry_, to_geometry_;
-  const Holders& from_;
-  const Holders& to_;
-  Layout from_layout_, to_layout_;
+  TensorGeometry from_geometry_, to_geometry_;
+  const MeshPlacements& from_;
+  const MeshPlacements& to_;
+  SplitLayout from_layout_, to_layout_;
   std::vector<Replicas> replicas_;
   std::map<std::vector<std::int64_t>, std::size_t> known_;  // where in replicas_, by coordinate
 };
 
 }  // namespace
 
-TransferPlan plan_transfer(at::IntArrayRef sizes, std::int64_t itemsize, const Holders& from, const Holders& to,
-                           std::int64_t world_rank) {
+TransferPlan plan_transfer(at::IntArrayRef sizes, std::int64_t itemsize, const MeshPlacements& from,
+                           const MeshPlacements& to, std::int64_t world_rank) {
   const Planner planner(sizes, itemsize, from, to);
   TransferPlan plan;
-  plan.held = planner.held_by(world_rank);
+  plan.held = planner.local_shard_of(world_rank);
   plan.wanted = planner.wanted_by(world_rank);
   const bool sends = coordinate_of_rank(from.mesh, world_rank).has_value();
   for (std::size_t i = 0; i < to.mesh.ranks.size(); ++i) {

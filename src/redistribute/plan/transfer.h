@@ -20,14 +20,14 @@ struct TransferPlan {
   Region held, wanted;  // by this rank, before and after; without dimensions where it is in no such mesh
 };
 
-struct Holders {
+struct MeshPlacements {
   const MeshLayout& mesh;
   const Placements& placements;  // none of them Partial
 };
 
 // Replicas share out what they send: each rank begins with another of them, and parts of more than kSharedBytes are cut
 // among several.
-TransferPlan plan_transfer(at::IntArrayRef sizes, std::int64_t itemsize, const Holders& from, const Holders& to,
-                           std::int64_t world_rank);
+TransferPlan plan_transfer(at::IntArrayRef sizes, std::int64_t itemsize, const MeshPlacements& from,
+                           const MeshPlacements& to, std::int64_t world_rank);
 
 }  // namespace dtensor

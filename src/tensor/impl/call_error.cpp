@@ -2,7 +2,7 @@
 #include "tensor/impl/call_error.h"
 
 #include "comm/record/rank_record.h"
-#include "placement/short_name.h"
+#include "placement/dtype_name.h"
 
 namespace dtensor {
 namespace {
@@ -10,7 +10,7 @@ namespace {
 constexpr std::size_t kShownOperands = 8;
 
 // Marks what has been told already.
-class CallError final : public CommError {
+class ContextualizedError final : public CommError {
   using CommError::CommError;
 };
 
@@ -21,8 +21,8 @@ class Words {
   // f32[4, 8] [S(0), R]; with its mesh where that is not the call's.
   void add(const TensorSpec& spec) {
     if (mesh_ == nullptr) mesh_ = spec.mesh.get();
-    auto text = c10::str(short_name(spec.dtype), at::IntArrayRef(spec.sizes), ' ', to_string(spec.placements));
-    add(spec.mesh.get() == mesh_ ? text : text + " on " + acting(*spec.mesh).str());
+    auto text = c10::str(dtype_abbreviation(spec.dtype), at::IntArrayRef(spec.sizes), ' ', to_string(spec.placements));
+    add(spec.mesh.get() == mesh_ ? text : text + " on " + as_mesh_impl(*spec.mesh).str());
   }
   void add(const c10::TensorImpl& impl) {
     if (has_dtensor_key(&impl)) return add(*static_cast<const DTensorImpl&>(impl).spec());
@@ -32,12 +32,12 @@ class Words {
     return count_ > kShownOperands ? c10::str(text_, ", ... of ", count_, " tensors") : text_;
   }
   // Other ranks are told of it, should this one part from them by it.
-  void note_error(const char* text) const {
-    if (mesh_ != nullptr) acting(*mesh_).record().note_error(text);
+  void record_error(const char* text) const {
+    if (mesh_ != nullptr) as_mesh_impl(*mesh_).record().record_error(text);
   }
   std::string str(const std::string& name) const {
     auto text = c10::str("in ", name, "(", operands(), ")");
-    if (mesh_ != nullptr) text += " on " + acting(*mesh_).str();
+    if (mesh_ != nullptr) text += " on " + as_mesh_impl(*mesh_).str();
     if (const auto* module = calling_module()) text += ", in " + *module;
     return text;
   }
@@ -66,20 +66,20 @@ Words words_of(SpecList operands) {
     throw;
   } catch (c10::Error& error) {
     if (error.context().empty()) error.add_context(words);
-    operands.note_error(error.what_without_backtrace());
+    operands.record_error(error.what_without_backtrace());
     throw;
-  } catch (const CallError&) {
+  } catch (const ContextualizedError&) {
     throw;
   } catch (const CommError& error) {
-    throw CallError(c10::str(error.what(), " (", words, ")"));
+    throw ContextualizedError(c10::str(error.what(), " (", words, ")"));
   }
 }
 
 }  // namespace
 
-std::string operands_text(SpecList operands) { return words_of(operands).operands(); }
+std::string describe_operands(SpecList operands) { return words_of(operands).operands(); }
 
-void say_where_memory_is(DTensorImpl& tensor) {
+void set_storage_error_message(DTensorImpl& tensor) {
   static const std::string text =
       "Cannot access the data of a DTensor, which has no memory of its own (data_ptr, accessors, printing, "
       "torch::save): take this rank's part, DTensor(t).to_local(), or the whole, DTensor(t).full_tensor(); "
@@ -87,7 +87,7 @@ void say_where_memory_is(DTensorImpl& tensor) {
   tensor.release_storage_and_set_meta_custom_data_ptr_error_msg_(text);
 }
 
-void rethrow_from(const std::string& name, c10::ArrayRef<c10::TensorImpl*> operands, const MeshInfo* mesh) {
+void rethrow_with_call(const std::string& name, c10::ArrayRef<c10::TensorImpl*> operands, const MeshInfo* mesh) {
   Words words(mesh);
   for (const auto* impl : operands) {
     if (impl != nullptr) words.add(*impl);
@@ -95,6 +95,6 @@ void rethrow_from(const std::string& name, c10::ArrayRef<c10::TensorImpl*> opera
   rethrow_with(name, words);
 }
 
-void rethrow_from(const std::string& name, SpecList operands) { rethrow_with(name, words_of(operands)); }
+void rethrow_with_call(const std::string& name, SpecList operands) { rethrow_with(name, words_of(operands)); }
 
 }  // namespace dtensor

@@ -16,7 +16,7 @@ struct Pass {
 
 }  // namespace
 
-bool in_call_order() {
+bool is_call_order_deterministic() {
   static std::array<Pass, 256> passes;  // under way on all ranks of the process
   const int number = torch::autograd::get_current_graph_task_id();
   if (number < 0) return true;

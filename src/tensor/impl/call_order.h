@@ -5,6 +5,6 @@ namespace dtensor {
 
 // Whether what this thread calls comes in an order that is the same on every rank. A backward pass over tensors on two
 // devices (parameters in host memory) runs on two threads: those of the one that asked first do.
-bool in_call_order();
+bool is_call_order_deterministic();
 
 }  // namespace dtensor

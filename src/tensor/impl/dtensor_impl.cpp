@@ -33,14 +33,14 @@ c10::Device current_device(c10::DeviceType type) {
 }
 
 c10::Device device_of(const TensorSpec& spec, const at::Tensor& local) {
-  const bool stored = spec.mesh->computes() != nullptr;
-  return local.defined() && !stored ? local.device() : current_device(spec.mesh->seen_device());
+  const bool stored = spec.mesh->compute_mesh() != nullptr;
+  return local.defined() && !stored ? local.device() : current_device(spec.mesh->reported_device());
 }
 
 }  // namespace
 
 DTensorImpl::DTensorImpl(SpecPtr spec, at::Tensor local, std::int64_t offset)
-    : TensorImpl(key_set_for(spec->mesh->seen_device()), c10::scalarTypeToTypeMeta(spec->dtype),
+    : TensorImpl(key_set_for(spec->mesh->reported_device()), c10::scalarTypeToTypeMeta(spec->dtype),
                  device_of(*spec, local)),
       spec_(std::move(spec)),
       local_(std::move(local)) {
@@ -89,7 +89,7 @@ TensorExtras& DTensorImpl::make_extras() {
 }
 
 void DTensorImpl::count_origin() {
-  if (in_call_order()) origin_ = acting(*spec_->mesh).history().count_tensor();
+  if (is_call_order_deterministic()) origin_ = as_mesh_impl(*spec_->mesh).history().count_tensor();
 }
 
 void DTensorImpl::reset(SpecPtr spec, at::Tensor local) {
@@ -106,7 +106,7 @@ void DTensorImpl::reset(SpecPtr spec, at::Tensor local) {
 namespace {
 
 std::uint32_t writes_to(const c10::VariableVersion& counter, const MeshInfo& mesh) {
-  return counter.enabled() ? counter.current_version() : mesh.writes();
+  return counter.enabled() ? counter.current_version() : mesh.inference_version();
 }
 
 }  // namespace
@@ -117,49 +117,49 @@ std::uint32_t DTensorImpl::writes() const {
 }
 
 // A view of an ordinary tensor is one in inference mode, too: autograd has it share the other's count of writes.
-void DTensorImpl::be_ordinary_as(const DTensorImpl& base) {
+void DTensorImpl::match_inference_mode(const DTensorImpl& base) {
   const auto keys = base.key_set() & c10::autograd_dispatch_keyset_with_ADInplaceOrView;
   if (keys.empty() || !is_inference()) return;
   key_set_ = key_set_ | keys;
   set_version_counter(c10::VariableVersion(/*version=*/0));
 }
 
-void DTensorImpl::become_view_of(const DTensorImpl& base) {
-  be_ordinary_as(base);
+void DTensorImpl::set_view_base(const DTensorImpl& base) {
+  match_inference_mode(base);
   if (C10_UNLIKELY(base.is_detached_view())) make_extras().moved = base.extras_->moved;
-  share_writes(local_, base.local_);
+  share_version_counter(local_, base.local_);
 }
 
-void DTensorImpl::keep_unrounded(at::Tensor values) {
+void DTensorImpl::store_unrounded(at::Tensor values) {
   if (local_.is_inference()) return;  // whoever has the local tensor may write to it unseen
   make_extras().unrounded = {std::move(values), generation()};
 }
 
-const at::Tensor* DTensorImpl::fresh_unrounded() const {
+const at::Tensor* DTensorImpl::valid_unrounded() const {
   const auto& kept = extras_->unrounded;
   return kept.value.defined() && kept.generation == generation() && !base_has_changed() ? &kept.value : nullptr;
 }
 
-void DTensorImpl::remember_reduced(SpecPtr spec, at::Tensor local) {
+void DTensorImpl::cache_reduced(SpecPtr spec, at::Tensor local) {
   if (local_.is_inference()) return;  // whoever has the local tensor may write to it unseen
   make_extras().reduced = {c10::make_intrusive<DTensorImpl>(std::move(spec), std::move(local), storage_offset_),
                            generation()};
 }
 
-DTensorImpl* DTensorImpl::fresh_reduced() {
+DTensorImpl* DTensorImpl::valid_reduced() {
   auto& kept = extras_->reduced;
   if (kept.value && kept.generation == generation() && !base_has_changed()) return kept.value.get();
   kept.value.reset();
   return this;
 }
 
-bool DTensorImpl::has_moved() const { return extras_->moved.has_value(); }
+bool DTensorImpl::is_materialised() const { return extras_->moved.has_value(); }
 DTensorImpl* DTensorImpl::base() const {
-  return is_detached_view() && !base_has_left() ? extras_->moved->base.get() : nullptr;
+  return is_detached_view() && !base_data_was_replaced() ? extras_->moved->base.get() : nullptr;
 }
 
-void DTensorImpl::materialise_view_of(DTensorImpl& base) {
-  be_ordinary_as(base);
+void DTensorImpl::detach_view_from(DTensorImpl& base) {
+  match_inference_mode(base);
   auto& moved = make_extras().moved.emplace();
   moved.base = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(&base);
   moved.left = base.local_.unsafeGetTensorImpl()->version_counter();
@@ -167,13 +167,13 @@ void DTensorImpl::materialise_view_of(DTensorImpl& base) {
   moved.data_changes = base.make_extras().data_changes;
 }
 
-void DTensorImpl::leave_behind(const at::Tensor& left) {
+void DTensorImpl::keep_former_data(const at::Tensor& left) {
   auto& moved = make_extras().moved.emplace();
   moved.left = left.unsafeGetTensorImpl()->version_counter();
   moved.generation = writes_to(moved.left, *spec_->mesh);
 }
 
-bool DTensorImpl::base_has_left() const {
+bool DTensorImpl::base_data_was_replaced() const {
   const auto& moved = *extras_->moved;
   return moved.base && moved.base->extras_->data_changes != moved.data_changes;
 }
@@ -192,12 +192,12 @@ bool was_fresh_then(const MaterialisedView& view, const DTensorImpl& base) {
 bool DTensorImpl::base_has_changed() const {
   if (!extras_->moved) return false;
   const auto& moved = *extras_->moved;
-  if (base_has_left()) return !was_fresh_then(moved, *moved.base);
+  if (base_data_was_replaced()) return !was_fresh_then(moved, *moved.base);
   if (moved.base && moved.base->is_stale()) return true;  // a materialised view itself
   return moved.generation != (moved.base ? moved.base->generation() : writes_to(moved.left, *spec_->mesh));
 }
 
-void DTensorImpl::take_fresh(at::Tensor local) {
+void DTensorImpl::refresh_local(at::Tensor local) {
   local_ = std::move(local);
   ++replacements_;
   auto& moved = *extras_->moved;
@@ -250,7 +250,7 @@ void DTensorImpl::release_resources() {
   TensorImpl::release_resources();
 }
 
-void share_writes(const at::Tensor& local, const at::Tensor& of) {
+void share_version_counter(const at::Tensor& local, const at::Tensor& of) {
   if (!local.defined() || !of.defined() || local.is_same(of) || local.is_inference() || of.is_inference()) return;
   local.unsafeGetTensorImpl()->set_version_counter(of.unsafeGetTensorImpl()->version_counter());
 }
@@ -258,14 +258,14 @@ void share_writes(const at::Tensor& local, const at::Tensor& of) {
 at::Tensor make_dtensor(SpecPtr spec, at::Tensor local, std::int64_t offset) {
   auto impl = c10::make_intrusive<DTensorImpl>(std::move(spec), std::move(local), offset);
   impl->count_origin();
-  say_where_memory_is(*impl);
+  set_storage_error_message(*impl);
   return at::Tensor(std::move(impl));
 }
 
-void count_local_write(const DTensorImpl& tensor) {
+void bump_local_version(const DTensorImpl& tensor) {
   const auto& local = tensor.local();
   if (!local.defined()) return;
-  local.is_inference() ? tensor.spec()->mesh->count_write() : local.unsafeGetTensorImpl()->bump_version();
+  local.is_inference() ? tensor.spec()->mesh->bump_inference_version() : local.unsafeGetTensorImpl()->bump_version();
 }
 
 }  // namespace dtensor

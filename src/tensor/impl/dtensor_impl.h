@@ -27,10 +27,10 @@ class DTensorImpl final : public c10::TensorImpl {
   // The hit path: metadata copied from a prototype with the same spec.
   DTensorImpl(const DTensorImpl& prototype, at::Tensor local, std::int64_t offset);
   ~DTensorImpl() override;
-  static void* operator new(std::size_t size) { return thread_state().tensors.take(size); }
-  static void* operator new(std::size_t size, ThreadState& thread) { return thread.tensors.take(size); }
-  static void operator delete(void* memory) { thread_state().tensors.give(memory); }
-  static void operator delete(void* memory, ThreadState& thread) { thread.tensors.give(memory); }
+  static void* operator new(std::size_t size) { return thread_state().tensors.allocate(size); }
+  static void* operator new(std::size_t size, ThreadState& thread) { return thread.tensors.allocate(size); }
+  static void operator delete(void* memory) { thread_state().tensors.deallocate(memory); }
+  static void operator delete(void* memory, ThreadState& thread) { thread.tensors.deallocate(memory); }
 
   const SpecPtr& spec() const { return spec_; }
   const at::Tensor& local() const { return local_; }
@@ -40,7 +40,7 @@ class DTensorImpl final : public c10::TensorImpl {
 
   // Lets the data pointer be asked for, which only makes sense to fill the whole of a new tensor: `memory` is laid out
   // as the global tensor, and the local tensor is a part of it (torch::tensor in a MeshScope).
-  void lend_memory(c10::Storage memory) {
+  void set_temporary_storage(c10::Storage memory) {
     storage_ = std::move(memory);
     storage_access_should_throw_ = false;
   }
@@ -54,35 +54,35 @@ class DTensorImpl final : public c10::TensorImpl {
   std::uint64_t generation() const { return (std::uint64_t{replacements_} << 32) | writes(); }
   std::uint32_t replacements() const { return replacements_; }
   // This tensor is a view of `base`: they count their writes together, and a view of a materialised view is one too.
-  void become_view_of(const DTensorImpl& base);
+  void set_view_base(const DTensorImpl& base);
 
   // What few tensors have; null for most.
   const TensorExtras* extras() const { return extras_.get(); }
   TensorExtras& make_extras();
   // Whether an operator may have to take other data than local(): a moved view's, a reduced form, values that were not
   // rounded, those on the device.
-  bool has_other_forms() const { return C10_UNLIKELY(extras_ != nullptr) && keeps_other_forms(); }
+  bool has_alternate_data() const { return C10_UNLIKELY(extras_ != nullptr) && stores_alternate_data(); }
 
-  // A view whose data was moved by a redistribution shares no memory with its base (autograd/moved_view.h): it is stale
-  // once the base has changed. `left`: of a view whose base has other data by now, what it held before it was moved in
-  // place.
-  void materialise_view_of(DTensorImpl& base);
-  void leave_behind(const at::Tensor& left);
-  bool is_detached_view() const { return C10_UNLIKELY(extras_ != nullptr) && has_moved(); }
+  // A view whose data was moved by a redistribution shares no memory with its base (autograd/materialized_view.h): it
+  // is stale once the base has changed. `left`: of a view whose base has other data by now, what it held before it was
+  // moved in place.
+  void detach_view_from(DTensorImpl& base);
+  void keep_former_data(const at::Tensor& left);
+  bool is_detached_view() const { return C10_UNLIKELY(extras_ != nullptr) && is_materialised(); }
   bool is_stale() const { return C10_UNLIKELY(extras_ != nullptr) && base_has_changed(); }
-  DTensorImpl* base() const;          // null: of no moved view, or of one whose base has other data now
-  void take_fresh(at::Tensor local);  // what the base holds now
+  DTensorImpl* base() const;             // null: of no moved view, or of one whose base has other data now
+  void refresh_local(at::Tensor local);  // what the base holds now
 
   // The reduced form of a Partial that an operator had to reduce: its next readers (backward too) take it instead of
   // reducing again.
-  void remember_reduced(SpecPtr spec, at::Tensor local);
+  void cache_reduced(SpecPtr spec, at::Tensor local);
   // The tensor that an operator which only reads should take: the reduced form, or this.
-  DTensorImpl* reader() { return C10_UNLIKELY(extras_ != nullptr) ? fresh_reduced() : this; }
+  DTensorImpl* read_source() { return C10_UNLIKELY(extras_ != nullptr) ? valid_reduced() : this; }
 
   // A Partial under a ReducePolicy: its local values before they were rounded to its dtype.
-  void keep_unrounded(at::Tensor values);
+  void store_unrounded(at::Tensor values);
   const at::Tensor* unrounded() const {  // null for most
-    return C10_UNLIKELY(extras_ != nullptr) ? fresh_unrounded() : nullptr;
+    return C10_UNLIKELY(extras_ != nullptr) ? valid_unrounded() : nullptr;
   }
 
   // The how many-th tensor of its mesh this is (detached copies: that of), the same number on all ranks that make the
@@ -90,7 +90,7 @@ class DTensorImpl final : public c10::TensorImpl {
   std::uint32_t origin() const { return origin_; }
   void count_origin();
 
-  bool has_reducer = false;  // among its gradient hooks (autograd/leaf_hook.h)
+  bool has_reducer = false;  // among its gradient hooks (autograd/gradients/leaf_gradient.h)
 
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version_counter,
                                                          bool allow_tensor_metadata_change) const override;
@@ -103,15 +103,15 @@ class DTensorImpl final : public c10::TensorImpl {
  private:
   // What LibTorch says after "Cannot access storage of ".
   const char* tensorimpl_type_name() const override;
-  void be_ordinary_as(const DTensorImpl& base);
+  void match_inference_mode(const DTensorImpl& base);
   void take_metadata(std::int64_t offset);
   std::uint32_t writes() const;
-  bool has_moved() const;
-  bool keeps_other_forms() const;
+  bool is_materialised() const;
+  bool stores_alternate_data() const;
   bool base_has_changed() const;
-  bool base_has_left() const;
-  DTensorImpl* fresh_reduced();
-  const at::Tensor* fresh_unrounded() const;
+  bool base_data_was_replaced() const;
+  DTensorImpl* valid_reduced();
+  const at::Tensor* valid_unrounded() const;
 
   SpecPtr spec_;
   at::Tensor local_;
@@ -136,7 +136,7 @@ struct MaterialisedView {
   std::uint32_t data_changes = 0;       // of the base
 };
 
-// The parameter that a tensor is, or is a view or cast of (autograd/source.h).
+// The parameter that a tensor is, or is a view or cast of (autograd/gradients/parameter_views.h).
 struct ParameterReference {
   std::shared_ptr<TensorHooks> hooks = {};
   std::uint64_t generation = 0;  // of the parameter when this was made of it
@@ -155,7 +155,7 @@ struct TensorExtras {
   std::uint32_t data_changes = 0;  // by set_data: views that moved before keep the former data
 };
 
-inline bool DTensorImpl::keeps_other_forms() const {
+inline bool DTensorImpl::stores_alternate_data() const {
   return extras_->moved.has_value() || extras_->reduced.value || extras_->unrounded.value.defined() || extras_->stored;
 }
 
@@ -167,17 +167,17 @@ inline DTensorImpl* dtensor_or_null(const at::Tensor& tensor) {
   return has_dtensor_key(impl) ? as_dtensor(impl) : nullptr;
 }
 
-inline bool is_stand_in(const DTensorImpl& tensor) {
+inline bool is_device_copy(const DTensorImpl& tensor) {
   return C10_UNLIKELY(tensor.extras() != nullptr) && tensor.extras()->stored;
 }
 
 // `local` was made of `of` below autograd and shares its memory: they count their writes together.
-void share_writes(const at::Tensor& local, const at::Tensor& of);
+void share_version_counter(const at::Tensor& local, const at::Tensor& of);
 
 // Counts its origin.
 at::Tensor make_dtensor(SpecPtr spec, at::Tensor local, std::int64_t offset = 0);
 
 // to_local() handed the local tensor out: whoever saved it for backward must notice the write. Moved views too.
-void count_local_write(const DTensorImpl& tensor);
+void bump_local_version(const DTensorImpl& tensor);
 
 }  // namespace dtensor

@@ -1,7 +1,7 @@
 // A stranger's program: knows the installed headers and nothing else. The ten-line program of the README, whose
 // numbers, forward and backward, must be those of plain ATen on one device.
 #include <dtensor/dtensor.h>
-#include <dtensor/verify_rules.h>
+#include <dtensor/rule.h>
 #include <torch/library.h>
 
 #include <cstdio>

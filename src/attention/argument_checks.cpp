@@ -1,0 +1,52 @@
+// What attention asks of its operands and options.
+#include "attention/dtensor_attention.h"
+
+namespace dtensor::attention_impl {
+namespace {
+
+void check_row_cu_seqlens(const at::Tensor& q, const at::Tensor& k, const AttentionOptions& o) {
+  const auto& rows = o.row_cu_seqlens;
+  if (!rows.defined()) return;
+  TORCH_CHECK(rows.dim() == 2 && rows.scalar_type() == at::kLong && rows.size(0) == q.size(0) && rows.size(1) > 0,
+              "attention: documents of rows are int64 [", q.size(0), ", D], not ", rows.scalar_type(), rows.sizes());
+  TORCH_CHECK(q.size(2) == k.size(2) && o.documents.empty(), "attention: documents of rows need as many queries as ",
+              "keys and no documents of the batch: ", q.size(2), " and ", k.size(2), ", ", o.documents.size());
+}
+
+}  // namespace
+
+void check_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& o) {
+  const auto sizes = [&] { return c10::str("q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes()); };
+  TORCH_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4, "attention: q, k and v need four dimensions: ", sizes());
+  TORCH_CHECK(q.size(0) == k.size(0) && k.size(0) == v.size(0) && k.size(1) == v.size(1) && k.size(2) == v.size(2) &&
+                  q.size(3) == k.size(3),
+              "attention: sizes do not fit: ", sizes());
+  TORCH_CHECK(k.size(1) == 0 ? q.size(1) == 0 : q.size(1) % k.size(1) == 0,
+              "attention: query heads are no multiple of heads of keys: ", sizes());
+  TORCH_CHECK(q.is_floating_point() && q.scalar_type() == k.scalar_type() && k.scalar_type() == v.scalar_type(),
+              "attention: q, k and v need one floating dtype: ", q.scalar_type(), ", ", k.scalar_type(), ", ",
+              v.scalar_type());
+  TORCH_CHECK(o.dropout >= 0 && o.dropout <= 1, "attention: dropout ", o.dropout, " is not in [0, 1]");
+  TORCH_CHECK(o.window >= 0, "attention: window ", o.window, " is negative");
+  TORCH_CHECK(
+      o.documents.empty() || (o.documents.front() == 0 && std::is_sorted(o.documents.begin(), o.documents.end())),
+      "attention: documents begin at ascending positions from 0, not at ", at::IntArrayRef(o.documents));
+  TORCH_CHECK(o.documents.empty() || q.size(2) == k.size(2),
+              "attention: documents need as many queries as keys: ", sizes());
+  TORCH_CHECK(o.documents.empty() || o.documents.back() <= q.size(2), "attention: documents begin at positions up to ",
+              q.size(2), ", not at ", at::IntArrayRef(o.documents));
+  check_row_cu_seqlens(q, k, o);
+  TORCH_CHECK(!o.sinks.defined() || (o.sinks.dim() == 1 && o.sinks.size(0) == q.size(1)),
+              "attention: sinks need one number for each of ", q.size(1), " heads");
+  if (!o.mask.defined()) return;
+  TORCH_CHECK(o.mask.scalar_type() == at::kBool || o.mask.is_floating_point(),
+              "attention: the mask is bool or floating, not ", o.mask.scalar_type());
+  const auto whole = std::vector<std::int64_t>{q.size(0), q.size(1), q.size(2), k.size(2)};
+  bool fits = o.mask.dim() <= 4;
+  for (std::int64_t d = 1; fits && d <= o.mask.dim(); ++d) {
+    fits = o.mask.size(-d) == 1 || o.mask.size(-d) == whole[static_cast<std::size_t>(4 - d)];
+  }
+  TORCH_CHECK(fits, "attention: a mask of sizes ", o.mask.sizes(), " does not broadcast to ", at::IntArrayRef(whole));
+}
+
+}  // namespace dtensor::attention_impl

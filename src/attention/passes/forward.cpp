@@ -1,0 +1,165 @@
+// The forward pass: while the block at hand is computed, the next arrives; results are merged by their log-sum-exp.
+#include "attention/passes/passes.h"
+
+#include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
+
+#include <limits>
+
+#include "attention/passes/key_value_exchange.h"
+
+namespace dtensor::attention_impl {
+namespace {
+
+constexpr double kUnmerged = -std::numeric_limits<double>::infinity();
+constexpr double kNegligible = 100;                            // exp(-100) of a sum is nothing, even in double
+constexpr std::int64_t kResultAtOnce = std::int64_t{1} << 20;  // bytes of a tile's result before it is merged
+
+// The result while blocks are still coming.
+class Merger {
+ public:
+  explicit Merger(const Inputs& in) {
+    at::DimVector sizes(in.q.sizes());
+    const auto options = in.q.options().dtype(accumulate_type(in.q.scalar_type()));
+    lse_ = at::full({sizes[0], sizes[1], sizes[2]}, kUnmerged, options);
+    sizes[3] = in.v.size(3);
+    out_ = at::empty_strided(sizes, at::infer_dense_strides(sizes, in.q.strides()), options).zero_();
+    touched_.resize(static_cast<std::size_t>(sizes[2]));
+  }
+
+  // Whether nothing was merged into these rows yet; from now on something was.
+  bool first_of(const Rows& rows) {
+    const auto begin = touched_.begin() + rows.local, end = begin + rows.length;
+    const bool first = std::none_of(begin, end, [](char touched) { return touched != 0; });
+    std::fill(begin, end, 1);
+    return first;
+  }
+
+  // Whether some row of the part is far from zero and not far below what its row has already.
+  bool loses_sums(const Tile& tile, std::int64_t head, const Partial& part) const {
+    const auto rows = [&](const at::Tensor& t) { return rows_of(t.narrow(1, head, part.out.size(1)), tile.q); };
+    const auto have = top_.defined() ? rows(lse_) + rows(top_) : rows(lse_);
+    return exceeds_log_precision(part.lse).logical_and_(part.lse.ge(have - kNegligible)).any().item<bool>();
+  }
+
+  void add(const Tile& tile, std::int64_t head, const Partial& part, bool first) {
+    const auto rows = [&](const at::Tensor& t) { return rows_of(t.narrow(1, head, part.out.size(1)), tile.q); };
+    const auto lse = rows(lse_), out = rows(out_);
+    if (part.top.defined() && !top_.defined()) top_ = at::zeros_like(lse_);
+    if (first && !part.top.defined()) {
+      out.copy_(part.out);
+      lse.copy_(part.lse);
+      return;
+    }
+    auto more = part.lse;
+    if (top_.defined()) more = rescale_to_common_max(lse, rows(top_), part);
+    const auto sum = at::logaddexp(lse, more);
+    const auto share = [&](const at::Tensor& of) {
+      return (of - sum).exp_().masked_fill_(sum.eq(kUnmerged), 0).unsqueeze_(3);
+    };
+    out.mul_(share(lse)).addcmul_(part.out.to(out.scalar_type()), share(more));
+    lse.copy_(sum);
+  }
+
+  // With what other ranks found for the same queries among other keys.
+  void combine(const Communicator& comm) {
+    const auto top = meet(comm);
+    const auto nothing = top.eq(kUnmerged);
+    const auto share = (lse_ - top).exp_().masked_fill_(nothing, 0);
+    out_.mul_(share.unsqueeze(3));
+    comm.all_reduce_list({out_, share}, ReduceOp::sum).wait();
+    out_.div_(share.masked_fill(nothing, 1).unsqueeze_(3));
+    lse_ = top + share.log();
+    if (!top_.ne(0).any().item<bool>()) top_ = at::Tensor();
+  }
+
+  Forward finish(const at::Tensor& sinks, at::ScalarType type) {
+    if (sinks.defined()) {
+      auto score = sinks.to(lse_.scalar_type()).view({1, -1, 1});
+      if (top_.defined()) {
+        const auto top = at::where((lse_ + top_).ge(score), top_, 0);
+        lse_ = lse_ + (top_ - top);
+        score = score - top;
+        top_ = top;
+      }
+      const auto sum = at::logaddexp(lse_, score);
+      out_.mul_((lse_ - sum).exp_().masked_fill_(sum.eq(kUnmerged), 0).unsqueeze_(3));
+      lse_ = sum;
+    }
+    return {out_.to(type), lse_, top_};
+  }
+
+ private:
+  // Rows here and in the part over the top of the greater sum; returns the part's.
+  static at::Tensor rescale_to_common_max(const at::Tensor& lse, const at::Tensor& top, const Partial& part) {
+    const auto other = part.top.defined() ? part.top : at::zeros_like(top);
+    const auto one = at::where((part.lse + other).gt(lse + top), other, top);
+    lse.add_(top - one);
+    top.copy_(one);
+    return part.lse + (other - one);
+  }
+
+  // Rows over one top on all ranks; returns what to take them over besides: the greatest sum, where no top is apart.
+  at::Tensor meet(const Communicator& comm) {
+    const auto own = top_.defined() ? top_ : at::zeros_like(lse_);
+    const auto both = at::stack({own.masked_fill(lse_.eq(kUnmerged), kUnmerged), lse_ + own});
+    comm.all_reduce(both, ReduceOp::max).wait();
+    top_ = both[0].masked_fill(both[0].eq(kUnmerged), 0);
+    lse_ = lse_ + (own - top_);
+    return both[1].masked_fill(top_.ne(0), 0);
+  }
+
+  at::Tensor out_, lse_;
+  at::Tensor top_;  // as Partial's: what lse_ is counted from, the largest score of a row far from zero and 0 of others
+  std::vector<char> touched_;
+};
+
+// Some heads at a time, so that a tile's result before the merge stays small beside the whole.
+void attend(const Scores& scores, const Tile& tile, const Inputs& in, Merger& merger) {
+  const auto groups = in.k.size(1), share = in.q.size(1) / groups;
+  const auto bytes =
+      in.q.size(0) * tile.q.length * in.v.size(3) * share * static_cast<std::int64_t>(in.q.element_size());
+  const bool split = scores.dropout == 0 && bytes * groups > kResultAtOnce;
+  const auto at_once =
+      split ? std::clamp<std::int64_t>(kResultAtOnce / std::max<std::int64_t>(bytes, 1), 1, groups) : groups;
+  const bool first = merger.first_of(tile.q);
+  for (std::int64_t g = 0; g < groups; g += at_once) {
+    const auto count = std::min(at_once, groups - g);
+    Scores some = scores;
+    if (some.mask.defined() && some.mask.size(1) > 1) some.mask = some.mask.narrow(1, g * share, count * share);
+    const Inputs part{in.q.narrow(1, g * share, count * share), in.k.narrow(1, g, count), in.v.narrow(1, g, count)};
+    auto found = attend_tile(some, tile, part);
+    if (merger.loses_sums(tile, g * share, found)) found = attend_tile_with_row_max(some, tile, part);
+    merger.add(tile, g * share, found, first);
+  }
+}
+
+}  // namespace
+
+Forward forward_pass(const Scores& scores, const SequenceParts& blocks, const Inputs& in, const at::Tensor& sinks) {
+  Merger merger(in);
+  ExchangePlan plan(scores, blocks);
+  const auto compute = [&](const std::vector<Tile>& tiles, const at::Tensor& k, const at::Tensor& v) {
+    if (tiles.empty()) return;
+    const GroupedHeads heads(blocks, in.q);
+    const auto keys = heads.expand_to_query_heads(k), values = heads.expand_to_query_heads(v);
+    for (const Tile& tile : tiles) attend(scores, tile, of_tile(tile, in.q, keys, values), merger);
+  };
+  if (!is_empty_problem(in)) {
+    PendingWorks sent = send_all_blocks(plan, blocks, in);
+    KeyValueBlock next;
+    if (plan.ranks() > 1) next = receive_next_block(plan, blocks, in, 1);
+    compute(plan.computed(blocks.me), in.k, in.v);
+    for (int turn = 1; turn < plan.ranks(); ++turn) {
+      finish(next.works);
+      const KeyValueBlock block = std::move(next);
+      if (turn + 1 < plan.ranks()) next = receive_next_block(plan, blocks, in, turn + 1);
+      compute(to_buffer_rows(plan.computed(plan.before(turn)), block.runs), block.k, block.v);
+    }
+    finish(sent);
+    if (blocks.merge) merger.combine(blocks.merge);
+  }
+  return merger.finish(sinks, in.q.scalar_type());
+}
+
+}  // namespace dtensor::attention_impl

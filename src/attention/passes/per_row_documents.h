@@ -1,0 +1,19 @@
+// Both passes where each row of the batch has documents of its own: row by row, each with its own tiles and exchanges.
+// Ranks that pass keys on have the same rows.
+#pragma once
+
+#include <vector>
+
+#include "attention/passes/passes.h"
+
+namespace dtensor::attention_impl {
+
+using Documents = std::vector<std::vector<std::int64_t>>;  // of each row of the batch
+
+// `documents` empty: those of the scores' pattern, for all rows at once.
+Forward forward_per_row(const Scores& scores, const Documents& documents, const SequenceParts& blocks, const Inputs& in,
+                        const at::Tensor& sinks);
+Backward backward_per_row(const Scores& scores, const Documents& documents, const SequenceParts& blocks,
+                          const Inputs& in, const Forward& result, const at::Tensor& grad, const at::Tensor& sinks);
+
+}  // namespace dtensor::attention_impl

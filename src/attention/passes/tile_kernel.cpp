@@ -1,0 +1,220 @@
+// A tile by ATen's flash kernel, which gives the log-sum-exp; by products and a softmax where that has no way: dropout,
+// values of other length than keys.
+#include "attention/passes/tile_kernel.h"
+
+#include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
+
+#include <limits>
+
+namespace dtensor::attention_impl {
+namespace {
+
+constexpr double kNothing = -std::numeric_limits<double>::infinity();
+constexpr double kFar = 1e3;  // beside it the logarithm of a sum is right to 6e-5 in float
+constexpr std::int64_t kScoresAtOnce = std::int64_t{1} << 20;  // elements of a part of the score matrix
+
+bool by_flash(const Scores& scores, const Inputs& in) {
+  return scores.dropout == 0 && in.q.size(3) == in.v.size(3) && in.q.size(3) > 0;
+}
+
+// [1, 1, l, s]
+at::Tensor visible_positions(const Pattern& pattern, const Tile& tile, const at::Tensor& like) {
+  const auto options = like.options().dtype(at::kLong);
+  const auto i = at::arange(tile.q.global, tile.q.global + tile.q.length, options).view({1, 1, -1, 1});
+  const auto j = at::arange(tile.kv.global, tile.kv.global + tile.kv.length, options).view({1, 1, 1, -1});
+  auto seen = pattern.causal ? j.le(i) : j.ge(0).expand({1, 1, tile.q.length, tile.kv.length});
+  if (pattern.window > 0) seen = seen.logical_and((i - j).abs_().lt(pattern.window));
+  return seen;  // a tile lies in one document
+}
+
+at::Tensor mask_part(const Scores& scores, const Tile& tile) {
+  at::Tensor part = scores.mask;
+  if (!part.defined()) return part;
+  if (part.size(2) > 1) part = part.narrow(2, scores.has_local_rows ? tile.q.local : tile.q.global, tile.q.length);
+  if (part.size(3) > 1) part = part.narrow(3, tile.kv.global, tile.kv.length);
+  return part;
+}
+
+// What is added to the scores; undefined: nothing.
+at::Tensor bias_of(const Scores& scores, const Tile& tile, const at::Tensor& q, bool causal_by_kernel) {
+  at::Tensor part = mask_part(scores, tile), seen;
+  const bool positions =
+      tile.mask_kind == TileMask::masked || (tile.mask_kind == TileMask::causal && !causal_by_kernel);
+  if (positions) seen = visible_positions(scores.pattern, tile, q);
+  if (part.defined() && part.scalar_type() == at::kBool) {
+    seen = seen.defined() ? seen.logical_and(part) : part;
+    part = at::Tensor();
+  }
+  if (!seen.defined()) return part;
+  const auto type = part.defined() ? part.scalar_type() : q.scalar_type();
+  auto bias = at::zeros(seen.sizes(), q.options().dtype(type)).masked_fill_(seen.logical_not(), kNothing);
+  return part.defined() ? part + bias : bias;
+}
+
+at::Tensor full_rows(const at::Tensor& bias, const Tile& tile) {
+  auto sizes = bias.sizes().vec();
+  sizes[2] = tile.q.length;
+  sizes[3] = tile.kv.length;
+  return bias.expand(sizes);
+}
+
+struct FlashBias {
+  bool causal;
+  std::optional<at::Tensor> bias;
+};
+
+FlashBias flash_bias(const Scores& scores, const Tile& tile, const at::Tensor& q) {
+  const bool by_kernel = !scores.mask.defined();
+  const auto bias = bias_of(scores, tile, q, by_kernel);
+  if (!bias.defined()) return {tile.mask_kind == TileMask::causal, std::nullopt};
+  const auto type = bias.scalar_type() == at::kFloat ? at::kFloat : q.scalar_type();
+  return {false, full_rows(bias.to(type), tile).contiguous()};
+}
+
+Partial flash_forward(const Scores& scores, const Tile& tile, const Inputs& in) {
+  const auto [causal, bias] = flash_bias(scores, tile, in.q);
+  auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(in.q, in.k, in.v, 0.0, causal, bias, scores.scale);
+  // The kernel gives 0 for rows that see nothing.
+  if (bias) lse = lse.masked_fill(bias->eq(kNothing).all(-1), kNothing);
+  return {out, lse};
+}
+
+Inputs flash_backward(const Scores& scores, const Tile& tile, const Inputs& in, const RowState& rows) {
+  const auto [causal, bias] = flash_bias(scores, tile, in.q);
+  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      rows.grad, in.q, in.k, in.v, rows.out, rows.lse, 0.0, causal, bias, scores.scale);
+  return {dq, dk, dv};
+}
+
+// Query heads that share a head of keys as more rows: [b, h, l, e] to [b, g, h / g * l, e].
+at::Tensor grouped(const at::Tensor& x, std::int64_t groups) {
+  return x.reshape({x.size(0), groups, x.size(1) / groups * x.size(2), x.size(3)});
+}
+
+// A few rows of the tile's score matrix.
+class Slice {
+ public:
+  Slice(const Scores& scores, const Tile& tile, const Inputs& in, std::int64_t first, std::int64_t rows)
+      : scores_(scores), tile_(tile), groups_(in.k.size(1)), type_(accumulate_type(in.q.scalar_type())) {
+    tile_.q = {tile.q.local + first, tile.q.global + first, rows};
+    q = in.q.narrow(2, first, rows).to(type_);
+    k = in.k.to(type_);
+    v = in.v.to(type_);
+  }
+
+  at::Tensor scores() const {
+    auto s = times(q, k.transpose(2, 3)).mul_(scores_.scale);
+    const auto bias = bias_of(scores_, tile_, q, false);
+    return bias.defined() ? s.add_(bias) : s;
+  }
+  // What dropout leaves of the weights, as a factor; undefined: all.
+  at::Tensor kept() const {
+    if (scores_.dropout == 0) return {};
+    GlobalRegion region = scores_.region;
+    region.segments.resize(2);
+    region.segments.push_back({Segment{tile_.q.global, tile_.q.length}});
+    region.segments.push_back({Segment{tile_.kv.global, tile_.kv.length}});
+    auto mask = at::empty({q.size(0), q.size(1), q.size(2), k.size(2)}, q.options());
+    const double keep = 1 - scores_.dropout;
+    fill_bernoulli(mask, region, scores_.key, keep);
+    return mask.mul_(keep == 0 ? 0 : 1 / keep);
+  }
+  // [b, h, l, x] and one matrix for each head of keys.
+  at::Tensor times(const at::Tensor& rows, const at::Tensor& columns) const {
+    return at::matmul(grouped(rows, groups_), columns).view({rows.size(0), rows.size(1), rows.size(2), -1});
+  }
+  // Summed over the rows, and over the query heads of a group.
+  at::Tensor over_rows(const at::Tensor& left, const at::Tensor& right) const {
+    return at::matmul(grouped(left, groups_).transpose(2, 3), grouped(right, groups_));
+  }
+
+  at::Tensor q, k, v;
+
+ private:
+  const Scores& scores_;
+  Tile tile_;
+  std::int64_t groups_;
+  at::ScalarType type_;
+};
+
+std::int64_t rows_at_once(const Tile& tile, const Inputs& in) {
+  const auto row = std::max<std::int64_t>(in.q.size(0) * in.q.size(1) * tile.kv.length, 1);
+  return std::clamp<std::int64_t>(kScoresAtOnce / row, 1, tile.q.length);
+}
+
+Partial math_forward(const Scores& scores, const Tile& tile, const Inputs& in, bool apart) {
+  const auto rows = rows_at_once(tile, in);
+  std::vector<at::Tensor> outs, sums, tops;
+  for (std::int64_t first = 0; first < tile.q.length; first += rows) {
+    const Slice slice(scores, tile, in, first, std::min(rows, tile.q.length - first));
+    auto weights = slice.scores();
+    if (apart) {
+      const auto top = weights.amax({3}, true);
+      tops.push_back(top.masked_fill(exceeds_log_precision(top).logical_not(), 0));
+      weights.sub_(tops.back());
+    }
+    const auto lse = at::logsumexp(weights, {3}, true);
+    weights.sub_(lse.masked_fill(lse.eq(kNothing), 0)).exp_();
+    if (const auto kept = slice.kept(); kept.defined()) weights.mul_(kept);
+    outs.push_back(slice.times(weights, slice.v));
+    sums.push_back(lse.squeeze(3));
+  }
+  return {at::cat(outs, 2), at::cat(sums, 2), apart ? at::cat(tops, 2).squeeze(3) : at::Tensor()};
+}
+
+Inputs math_backward(const Scores& scores, const Tile& tile, const Inputs& in, const RowState& rows) {
+  const auto at_once = rows_at_once(tile, in);
+  Inputs sum;
+  std::vector<at::Tensor> dq;
+  for (std::int64_t first = 0; first < tile.q.length; first += at_once) {
+    const auto count = std::min(at_once, tile.q.length - first);
+    const Slice slice(scores, tile, in, first, count);
+    const auto part = [&](const at::Tensor& t) { return t.narrow(2, first, count).to(slice.q.scalar_type()); };
+    const auto grad = part(rows.grad);
+    auto weights = slice.scores();
+    if (rows.top.defined()) weights.sub_(part(rows.top).unsqueeze(3));
+    weights.sub_(part(rows.lse).unsqueeze(3)).exp_();
+    auto dweights = slice.times(grad, slice.v.transpose(2, 3));
+    const auto kept = slice.kept();
+    const auto dv = slice.over_rows(kept.defined() ? weights * kept : weights, grad);
+    if (kept.defined()) dweights.mul_(kept);
+    const auto dscores = weights.mul_(dweights.sub_(part(rows.delta).unsqueeze(3))).mul_(scores.scale);
+    dq.push_back(slice.times(dscores, slice.k));
+    const auto dk = slice.over_rows(dscores, slice.q);
+    sum.k = sum.k.defined() ? sum.k.add_(dk) : dk;
+    sum.v = sum.v.defined() ? sum.v.add_(dv) : dv;
+  }
+  sum.q = at::cat(dq, 2);
+  return sum;
+}
+
+}  // namespace
+
+at::ScalarType accumulate_type(at::ScalarType type) { return at::toOpMathType(type); }
+
+Partial attend_tile(const Scores& scores, const Tile& tile, const Inputs& in) {
+  return by_flash(scores, in) ? flash_forward(scores, tile, in) : math_forward(scores, tile, in, /*apart=*/false);
+}
+
+Partial attend_tile_with_row_max(const Scores& scores, const Tile& tile, const Inputs& in) {
+  return math_forward(scores, tile, in, /*apart=*/true);
+}
+
+at::Tensor exceeds_log_precision(const at::Tensor& numbers) {
+  return numbers.abs().gt(kFar).logical_and_(numbers.isfinite());
+}
+
+Inputs tile_gradients(const Scores& scores, const Tile& tile, const Inputs& in, const RowState& rows) {
+  const bool apart = rows.top.defined() && rows.top.ne(0).any().item<bool>();
+  return by_flash(scores, in) && !apart ? flash_backward(scores, tile, in, rows)
+                                        : math_backward(scores, tile, in, rows);
+}
+
+bool mask_sees(const Scores& scores, const Tile& tile) {
+  const auto part = mask_part(scores, tile);
+  if (!part.defined()) return true;
+  return (part.scalar_type() == at::kBool ? part : part.ne(kNothing)).any().item<bool>();
+}
+
+}  // namespace dtensor::attention_impl

@@ -1,0 +1,258 @@
+// Autograd between local tensors and DTensors: three nodes, each the other's reverse.
+#include "autograd/conversion_nodes.h"
+
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include "autograd/gradients/leaf_gradient.h"
+#include "autograd/materialized_view.h"
+#include "dtensor/tensor.h"
+#include "internal/aten_scopes.h"
+#include "internal/autograd_node.h"
+#include "internal/dispatch_modes.h"
+#include "mesh/content_hash.h"
+#include "placement/shard_map.h"
+#include "placement/stride_order.h"
+#include "redistribute/batched.h"
+#include "redistribute/execute.h"
+#include "redistribute/result_buffers.h"
+
+namespace dtensor {
+namespace {
+
+using torch::autograd::collect_next_edges;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+bool needs_graph(const at::Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
+
+template <class NodeType, class... Args>
+at::Tensor with_history(at::Tensor result, const at::Tensor& input, Args&&... args) {
+  if (!needs_graph(input)) return result;
+  auto node = make_node<NodeType>(std::forward<Args>(args)...);
+  node->set_next_edges(collect_next_edges(input));
+  torch::autograd::set_history(result, node);
+  return result;
+}
+
+double average_share(const TensorSpec& spec) {
+  double share = 1;
+  for (std::size_t i = 0; i < spec.placements.size(); ++i) {
+    const auto& p = spec.placements[i];
+    if (p.is_partial(ReduceOp::avg)) share /= static_cast<double>(spec.mesh->layout.shape[i]);
+    TORCH_CHECK(!p.is_partial() || p.is_partial(ReduceOp::avg) || p.is_partial(ReduceOp::sum),
+                "from_local: no gradient through ", p.str(), "; reduce it with redistribute inside no_grad");
+  }
+  return share;
+}
+
+struct FromLocalBackward final : Node {
+  explicit FromLocalBackward(SpecPtr s) : spec(std::move(s)), share(average_share(*spec)) {}
+  variable_list apply(variable_list&& grads) override {
+    // Outside the mesh there is no part of it.
+    if (!grads[0].defined() || !spec->mesh->is_member) return {at::Tensor()};
+    const DisableDispatchModesGuard hidden;
+    const auto wanted = replicate_partials(spec->placements);
+    auto local = as_dtensor_like(grads[0], *spec).redistribute(wanted).to_local(wanted);
+    return {share == 1 ? local : local.mul(share)};
+  }
+  std::string name() const override { return "FromLocalBackward"; }
+  SpecPtr spec;
+  double share;
+};
+
+// Of a local tensor that met DTensors, and so counted as Replicate: its gradient is a DTensor too.
+at::Tensor local_gradient(const at::Tensor& grad, const TensorSpec& spec) {
+  if (!is_dtensor(grad)) return grad;
+  TORCH_CHECK(spec.replicated_axes() == spec.mesh->nontrivial_axes, "to_local: the local part of ", spec.str(),
+              " was used among DTensors, where it counts as the same tensor on every rank, and a gradient of it cannot "
+              "be told apart by rank; use the DTensor itself, or local tensors alone");
+  const DTensor whole(grad);
+  return whole.redistribute(Placements(whole.placements().size())).to_local();
+}
+
+// A rank's gradient lies in memory as its own computation left it; all take the order of the tensor that went out.
+at::DimVector strides_of_gradient(const TensorSpec& spec) {
+  return has_dense_order(spec) ? at::DimVector(spec.strides) : at::DimVector(c10::contiguous_strides(spec.sizes));
+}
+
+struct ToLocalBackward final : Node {
+  ToLocalBackward(SpecPtr s, Placements p, AxisMask check)
+      : spec(std::move(s)), placements(std::move(p)), checked_axes(check) {}
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) return {at::Tensor()};
+    const DisableDispatchModesGuard hidden;
+    const bool met_dtensors = is_dtensor(grads[0]);
+    const at::Tensor grad = local_gradient(grads[0], *spec);
+    if (checked_axes != 0 && !met_dtensors) {
+      check_equal_across_ranks(
+          as_mesh_impl(*spec->mesh), checked_axes, grad,
+          c10::str("to_local: the gradient that arrives at the local part of ", spec->str(),
+                   " differs between ranks that hold it replicated. If each rank's gradient is its share "
+                   "of a sum, pass grad_placements with Partial() there; if the differences are noise, "
+                   "pass Replicate()"));
+    }
+    auto mesh = c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&as_mesh_impl(*spec->mesh)));
+    return {wrap_local(grad, infer_spec(grad, mesh, placements, spec->sizes, strides_of_gradient(*spec)))};
+  }
+  std::string name() const override { return "ToLocalBackward"; }
+  SpecPtr spec;
+  Placements placements;
+  AxisMask checked_axes;
+};
+
+struct RedistributeBackward final : Node {
+  explicit RedistributeBackward(SpecPtr s) : spec(std::move(s)) {}
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) return {at::Tensor()};
+    const DisableDispatchModesGuard hidden;
+    return {as_dtensor_like(grads[0], *spec).redistribute(replicate_partials(spec->placements))};
+  }
+  std::string name() const override { return "RedistributeBackward"; }
+  SpecPtr spec;
+};
+
+}  // namespace
+
+Placements replicate_partials(Placements placements) {
+  for (auto& p : placements) p = p.is_partial() ? Replicate() : p.as_storage(false);
+  return placements;
+}
+
+Placements local_gradient_placements(Placements placements) {
+  for (auto& p : placements) {
+    p = p.is_partial(ReduceOp::avg) ? Partial() : p.is_partial() ? Replicate() : p.as_storage(false);
+  }
+  return placements;
+}
+
+Placements gathered_placements(Placements placements) {
+  for (auto& p : placements) {
+    if (p.is_storage()) p = Replicate();
+  }
+  return placements;
+}
+
+DTensor as_dtensor_like(const at::Tensor& grad, const TensorSpec& spec) {
+  if (is_dtensor(grad)) return DTensor(grad);
+  auto mesh = c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&as_mesh_impl(*spec.mesh)));
+  return DTensor(distribute_regular_tensor(grad, mesh, Placements(spec.placements.size())));
+}
+
+at::Tensor wrap_local(const at::Tensor& local, SpecPtr spec) {
+  // Shares memory with `local` where that is dense, as kernels expect of a tensor with dense global strides.
+  auto result = make_dtensor(spec, spec->mesh->is_member ? to_stride_order(local.detach(), *spec) : at::Tensor());
+  return with_history<FromLocalBackward>(std::move(result), local, std::move(spec));
+}
+
+at::Tensor unwrap_local(const at::Tensor& tensor, Placements grad_placements, bool skip_replicate_check) {
+  auto* impl = dtensor_or_null(tensor);
+  TORCH_CHECK(impl != nullptr, "to_local: undefined DTensor");
+  const auto& spec = impl->spec();
+  TORCH_CHECK(spec->mesh->is_member, "to_local: world rank ", spec->mesh->world_rank, " is outside the mesh of ",
+              spec->str());
+  up_to_date_local(*impl);
+  if (!needs_graph(tensor)) return impl->local();
+  install_leaf_reducer(*impl);
+  AxisMask check = 0;
+  if (grad_placements.empty()) {
+    check = skip_replicate_check ? 0 : spec->replicated_axes();
+    grad_placements = local_gradient_placements(spec->placements);
+  }
+  grad_placements = normalize_placements(std::move(grad_placements), tensor.dim(), spec->mesh->layout.shape);
+  return with_history<ToLocalBackward>(impl->local().detach(), tensor, spec, std::move(grad_placements), check);
+}
+
+namespace {
+
+// Under a ReducePolicy: the unrounded shares.
+const at::Tensor& moving_local(const DTensorImpl& tensor) {
+  const auto* unrounded = tensor.unrounded();
+  return unrounded == nullptr ? tensor.local() : *unrounded;
+}
+
+at::Tensor moved_local(at::Tensor moved, const DTensorImpl& tensor) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  moved = moved.to(tensor.spec()->dtype);
+  if (moved.is_alias_of(tensor.local())) moved = copied(moved);
+  return to_stride_order(std::move(moved), *tensor.spec());
+}
+
+at::Tensor moved_tensor(const at::Tensor& tensor, const Placements& placements, at::Tensor local) {
+  const auto from = dtensor_or_null(tensor)->spec();
+  return with_history<RedistributeBackward>(make_dtensor(with_placements(*from, placements), std::move(local)), tensor,
+                                            from);
+}
+
+}  // namespace
+
+at::Tensor redistribute_local_of(DTensorImpl& tensor, const Placements& placements) {
+  up_to_date_local(tensor);
+  if (!tensor.spec()->mesh->is_member) return {};
+  const auto plan = find_plan(*tensor.spec(), placements);
+  if (plan->empty()) return tensor.local();
+  return moved_local(execute_plan(*plan, moving_local(tensor), *tensor.spec()), tensor);
+}
+
+std::vector<at::Tensor> redistribute_tensors(const std::vector<at::Tensor>& tensors,
+                                             const std::vector<Placements>& placements) {
+  auto results = tensors;
+  std::vector<std::pair<std::size_t, PlanRef>> packed;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    auto& impl = *dtensor_or_null(tensors[i]);
+    if (impl.spec()->placements == placements[i]) continue;
+    if (needs_graph(tensors[i])) install_leaf_reducer(impl);
+    const bool packs = tensors.size() > 1 && impl.spec()->mesh->is_member;
+    if (auto plan = packs ? find_plan(*impl.spec(), placements[i]) : nullptr; plan && !plan->empty()) {
+      packed.emplace_back(i, std::move(plan));
+    } else {
+      results[i] = moved_tensor(tensors[i], placements[i], redistribute_local_of(impl, placements[i]));
+    }
+  }
+  RedistributeBucket bucket;
+  for (const auto& [i, plan] : packed) {
+    auto& impl = *dtensor_or_null(tensors[i]);
+    up_to_date_local(impl);
+    bucket.add(*plan, *impl.spec(), moving_local(impl));
+  }
+  bucket.finish();
+  for (std::size_t k = 0; k < packed.size(); ++k) {
+    const auto i = packed[k].first;
+    results[i] = moved_tensor(tensors[i], placements[i], moved_local(bucket[k], *dtensor_or_null(tensors[i])));
+  }
+  return results;
+}
+
+namespace {
+
+// This rank's part, which has no values either.
+at::Tensor split_meta(const at::Tensor& tensor, const c10::intrusive_ptr<MeshImpl>& mesh, Placements placements) {
+  at::Tensor local;
+  if (mesh->is_member) {
+    const LocalBelowAutogradGuard plain;
+    local = at::empty(local_sizes(tensor.sizes(), placements, mesh->layout.shape, mesh->coordinate), tensor.options());
+  }
+  auto spec = intern_spec(mesh, std::move(placements), tensor.sizes(), c10::contiguous_strides(tensor.sizes()),
+                          tensor.scalar_type());
+  return make_dtensor(std::move(spec), std::move(local));
+}
+
+}  // namespace
+
+at::Tensor distribute_regular_tensor(const at::Tensor& tensor, const c10::intrusive_ptr<MeshImpl>& mesh,
+                                     Placements placements) {
+  if (tensor.is_meta()) return split_meta(tensor, mesh, std::move(placements));
+  auto whole = tensor.device().type() == mesh->device ? tensor : tensor.to(mesh->device);
+  if (!whole.is_non_overlapping_and_dense()) whole = whole.contiguous();
+  auto replicated =
+      intern_spec(mesh, Placements(placements.size()), whole.sizes(), whole.strides(), whole.scalar_type());
+  auto result = redistribute_tensors({wrap_local(whole, std::move(replicated))}, {std::move(placements)})[0];
+  auto* impl = dtensor_or_null(result);
+  // Thread ranks are given one and the same tensor: each must own its part.
+  if (impl->local().defined() && impl->local().is_alias_of(tensor)) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    impl->reset(impl->spec(), impl->local().clone());
+  }
+  return result;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,199 @@
+// What waits belongs to the backward pass, not to a thread: its end callback owns it, so that nothing is left of a pass
+// that throws.
+#include "autograd/gradients/gradient_reduction.h"
+
+#include <ATen/ATen.h>
+
+#include <memory>
+#include <optional>
+
+#include "comm/reduce_policy.h"
+#include "dtensor/events.h"
+#include "dtensor/hooks.h"
+#include "internal/dispatch_modes.h"
+#include "mesh/mesh_impl.h"
+#include "placement/stride_order.h"
+#include "redistribute/batched.h"
+#include "tensor/impl/dtensor_impl.h"
+
+namespace dtensor {
+namespace {
+
+// That many bytes of gradients are reduced without waiting for more: what is in flight beside backward, and what is
+// packed, stays bounded. Counted in global sizes, and for each mesh, since every rank of a mesh knows those alike; what
+// else a rank waits for, on meshes that others are not in, must not move that moment.
+constexpr std::int64_t kEnough = std::int64_t{25} << 20;
+
+struct Waiting {
+  DTensor leaf, gradient;
+  Placements wanted;
+  UnsynchronizedGradient earlier = {};  // part of the gradient
+  std::shared_ptr<const RedistributePlan> plan = {};
+
+  const TensorSpec& spec() const { return *dtensor_or_null(gradient)->spec(); }
+  // Laid out as the leaf where that is dense: what autograd promises of .grad.
+  SpecPtr reduced() const {
+    const auto strides = leaf.is_non_overlapping_and_dense() ? leaf.strides() : at::IntArrayRef(spec().strides);
+    return intern_spec(spec().mesh, wanted, spec().sizes, strides, spec().dtype);
+  }
+  // Under a ReducePolicy: the unrounded shares.
+  const at::Tensor& local() const {
+    const auto* unrounded = dtensor_or_null(gradient)->unrounded();
+    return unrounded == nullptr ? dtensor_or_null(gradient)->local() : *unrounded;
+  }
+};
+
+struct Flight {
+  std::vector<Waiting> list;
+  RedistributeBucket bucket = {};
+
+  void start() {
+    const CollectiveTag of([this] { return leaves(); });
+    for (auto& w : list) {
+      w.plan = find_plan(w.spec(), w.wanted);
+      bucket.add(*w.plan, w.spec(), w.local());
+    }
+    bucket.advance();
+  }
+  void land() {
+    {
+      const CollectiveTag of([this] { return leaves(); });
+      bucket.finish();
+    }
+    for (std::size_t k = 0; k < list.size(); ++k) {
+      auto& w = list[k];
+      const auto spec = w.reduced();
+      const auto sum = to_stride_order(bucket[k].to(spec->dtype), *spec);
+      w.earlier.done();
+      accumulate_gradient(w.leaf, DTensor(make_dtensor(spec, sum)));
+    }
+  }
+  std::vector<at::Tensor> leaves() const {
+    std::vector<at::Tensor> locals;
+    for (const auto& w : list) locals.push_back(dtensor_or_null(w.leaf)->local());
+    return locals;
+  }
+};
+
+class Pass {
+ public:
+  static Pass& current();
+  void add(Waiting waiting);
+  void finish();
+
+ private:
+  std::int64_t& bytes_on(const DeviceMesh& mesh);
+  std::vector<Waiting> take(const DeviceMesh& mesh);
+  void reduce(std::vector<Waiting> list);
+
+  std::vector<Waiting> waiting_;
+  std::vector<std::pair<DeviceMesh, std::int64_t>> bytes_;  // that wait
+  std::vector<std::unique_ptr<Flight>> flights_;
+};
+
+struct Open {
+  int id;
+  std::weak_ptr<Pass> pass;
+};
+
+Pass& Pass::current() {
+  static thread_local std::vector<Open> open_passes;
+  const int id = current_backward_id();
+  std::erase_if(open_passes, [](const Open& open) { return open.pass.expired(); });
+  for (const auto& open : open_passes) {
+    if (open.id == id) return *open.pass.lock();
+  }
+  const auto pass = std::make_shared<Pass>();
+  open_passes.push_back({id, pass});
+  queue_backward_callback([pass] { pass->finish(); });
+  return *pass;
+}
+
+void Pass::add(Waiting waiting) {
+  const auto same = std::find_if(waiting_.begin(), waiting_.end(), [&](const Waiting& w) {
+    return w.leaf.is_same(waiting.leaf) && w.gradient.placements() == waiting.gradient.placements();
+  });
+  if (same != waiting_.end()) {  // of a segment that is recomputed
+    same->gradient = DTensor(same->gradient + waiting.gradient);
+    if (waiting.earlier.sum().defined()) same->earlier = std::move(waiting.earlier);
+    return;
+  }
+  const DeviceMesh mesh = waiting.gradient.mesh();
+  auto& bytes = bytes_on(mesh);
+  bytes += waiting.gradient.numel() * static_cast<std::int64_t>(waiting.gradient.element_size());
+  waiting_.push_back(std::move(waiting));
+  if (bytes < kEnough) return;
+  bytes = 0;
+  reduce(take(mesh));
+}
+
+std::int64_t& Pass::bytes_on(const DeviceMesh& mesh) {
+  const auto known = std::find_if(bytes_.begin(), bytes_.end(), [&](const auto& b) { return b.first == mesh; });
+  return (known == bytes_.end() ? bytes_.emplace_back(mesh, 0) : *known).second;
+}
+
+std::vector<Waiting> Pass::take(const DeviceMesh& mesh) {
+  const auto mine = std::stable_partition(waiting_.begin(), waiting_.end(),
+                                          [&](const Waiting& w) { return !(w.gradient.mesh() == mesh); });
+  std::vector<Waiting> list(std::make_move_iterator(mine), std::make_move_iterator(waiting_.end()));
+  waiting_.erase(mine, waiting_.end());
+  return list;
+}
+
+void Pass::reduce(std::vector<Waiting> list) {
+  if (list.empty()) return;
+  auto flight = std::make_unique<Flight>(Flight{std::move(list)});
+  flight->start();
+  if (!flight->bucket.in_background()) return flight->land();
+  for (auto& w : flight->list) w.earlier.done();  // rather than keep its memory until backward ends
+  flights_.push_back(std::move(flight));
+}
+
+void Pass::finish() {
+  const DisableDispatchModesGuard hidden;
+  const at::NoGradGuard no_grad;
+  reduce(std::exchange(waiting_, {}));
+  for (const auto& flight : std::exchange(flights_, {})) flight->land();
+}
+
+bool is_sum(const TensorSpec& spec, const Placements& wanted, std::size_t axis) {
+  return spec.placements[axis].is_partial() && wanted[axis].is_replicate() && spec.mesh->layout.shape[axis] > 1;
+}
+
+// The placements in which `gradient` may wait: sums of one kind stay sums on the axes where the leaf is whole.
+std::optional<Placements> waiting_placements(const DTensor& gradient, const Placements& wanted) {
+  const auto& spec = *dtensor_or_null(gradient)->spec();
+  const bool unrounded = dtensor_or_null(gradient)->unrounded() != nullptr;
+  if (!spec.mesh->is_member || c10::isFloat8Type(spec.dtype)) return std::nullopt;
+  if (communication_dtype(spec.dtype) != at::ScalarType::Undefined && !unrounded)
+    return std::nullopt;  // the plan knows how
+  Placements waits = wanted;
+  const Placement* sum = nullptr;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    if (!is_sum(spec, wanted, i)) continue;
+    if (sum == nullptr) sum = &spec.placements[i];
+    if (spec.placements[i] == *sum) waits[i] = *sum;
+  }
+  // Shares that are not rounded yet are moved once: here, or all the way.
+  if (sum == nullptr || (unrounded && waits != spec.placements)) return std::nullopt;
+  return waits;
+}
+
+}  // namespace
+
+UnsynchronizedGradient::UnsynchronizedGradient(const DTensor& leaf)
+    : leaf_(leaf), sum_(std::exchange(leaf.mutable_grad(), at::Tensor())) {}
+
+UnsynchronizedGradient::~UnsynchronizedGradient() {
+  if (sum_.defined() && !leaf_.grad().defined()) leaf_.mutable_grad() = std::move(sum_);
+}
+
+bool defer_reduction(const DTensor& leaf, const DTensor& gradient, const Placements& wanted,
+                     UnsynchronizedGradient& earlier) {
+  if (at::GradMode::is_enabled()) return false;  // the reduction is part of the gradient's own graph
+  const auto waits = waiting_placements(gradient, wanted);
+  if (waits) Pass::current().add({leaf, gradient.redistribute(*waits), wanted, std::move(earlier)});
+  return waits.has_value();
+}
+
+}  // namespace dtensor

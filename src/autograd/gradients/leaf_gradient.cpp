@@ -1,0 +1,276 @@
+// One reducer a leaf, and the hooks that schedules hang on tensors.
+#include "autograd/gradients/leaf_gradient.h"
+
+#include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "autograd/conversion_nodes.h"
+#include "autograd/gradients/gradient_reduction.h"
+#include "dtensor/events.h"
+#include "internal/aten_scopes.h"
+#include "internal/dispatch_modes.h"
+#include "placement/stride_order.h"
+
+namespace dtensor {
+namespace {
+
+DTensor handle_of(DTensorImpl& impl) {
+  return DTensor(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&impl)));
+}
+
+const TensorHooks* hooks_on(const DTensorImpl& impl) {
+  return impl.extras() == nullptr ? nullptr : impl.extras()->hooks.get();
+}
+
+// autograd::grad hands the gradient out when the reducer returns: it is reduced by then.
+bool is_captured(const at::Tensor& leaf) {
+  const auto* info = torch::autograd::get_current_graph_task_exec_info();
+  if (info == nullptr || info->empty()) return false;
+  const auto found = info->find(torch::autograd::impl::grad_accumulator(leaf).get());
+  return found != info->end() && found->second.captures_ != nullptr;
+}
+
+// Some second-order gradients come as plain tensors, equal on every rank.
+DTensor as_dtensor_of(const DTensor& leaf, const at::Tensor& grad) {
+  if (is_dtensor(grad)) return DTensor(grad);
+  const Placements replicated(leaf.placements().size());
+  return DTensor(wrap_local(grad, infer_spec(grad, impl_of(leaf.mesh()), replicated, grad.sizes(), grad.strides())));
+}
+
+// Gradients of what is kept in host memory end there.
+DTensor reshard_gradient(const DTensor& gradient, const DTensor& leaf) {
+  const auto& home = dtensor_or_null(leaf)->spec()->mesh;
+  if (home->compute_mesh() == nullptr || gradient.mesh() == leaf.mesh()) return gradient;
+  TORCH_CHECK(!at::GradMode::is_enabled(), "the gradient of a parameter in host memory (", leaf.spec_str(),
+              ") cannot have a graph (create_graph): its copy to the host would not be part of it");
+  const auto& spec = *dtensor_or_null(gradient)->spec();
+  const auto local = dtensor_or_null(gradient)->local().to(at::Device(leaf.mesh().device_type()));
+  return DTensor(make_dtensor(intern_spec(home, spec.placements, spec.sizes, spec.strides, spec.dtype), local));
+}
+
+// What NoGradientSync left unreduced joins the new gradient: all is reduced once.
+UnsynchronizedGradient take_unreduced(const DTensor& leaf, const Placements& wanted) {
+  const auto& sum = leaf.grad();
+  if (!is_dtensor(sum) || (DTensor(sum).placements() == wanted && DTensor(sum).mesh() == leaf.mesh())) return {};
+  return UnsynchronizedGradient(leaf);
+}
+
+// Whether nobody else sees the memory of a gradient that autograd gives once. A view keeps alive what it is a view of,
+// as other views of that do.
+bool is_sole(const at::Tensor& given) {
+  const auto* impl = dtensor_or_null(given);
+  if (impl == nullptr || given.use_count() > 1 || !impl->local().defined()) return false;
+  const bool view = given.is_view();
+  return !(view && given._base().use_count() > 1) && impl->local().use_count() == 1 &&
+         impl->local().storage().use_count() <= (view ? 2u : 1u);
+}
+
+// In memory of its own, laid out as the leaf where that is dense: what autograd promises of .grad. `sole`: nobody else
+// has the given gradient. Whether memory is shared is each rank's own matter (an empty part may be memory by itself),
+// so it changes neither strides nor which tensor this is in the comparison of calls.
+DTensor owned(const DTensor& gradient, const DTensor& leaf, const at::Tensor& given, bool sole) {
+  if (gradient.requires_grad()) return DTensor(gradient.clone()).redistribute(gradient.placements());
+  auto* impl = dtensor_or_null(gradient);
+  const auto& spec = *impl->spec();
+  const auto& local = impl->local();
+  if (!local.defined()) return gradient;
+  const bool shared = !sole && (!is_dtensor(given) || local.is_alias_of(dtensor_or_null(given)->local()));
+  const auto strides = leaf.is_non_overlapping_and_dense() ? leaf.strides().vec()
+                                                           : at::infer_dense_strides(gradient.sizes(), spec.strides);
+  if (!shared && gradient.strides() == strides) {
+    impl->count_origin();
+    return gradient;
+  }
+  const LocalBelowAutogradGuard plain;
+  const auto copy = at::empty_strided(local.sizes(), at::infer_dense_strides(local.sizes(), strides), local.options());
+  return DTensor(
+      make_dtensor(intern_spec(spec.mesh, spec.placements, spec.sizes, strides, spec.dtype), copy.copy_(local)));
+}
+
+// What waits for a leaf's gradient (Python's hooks) is called by who accumulates it. Autograd, which is given none to
+// accumulate, would call it all the same, perhaps before there is one.
+class AfterAccumulation final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit AfterAccumulation(std::unique_ptr<PostAccumulateGradHook> hook) : hook_(std::move(hook)) {}
+  void operator()(const at::Tensor&) override {}
+  void run(const at::Tensor& leaf) { (*hook_)(leaf); }
+
+ private:
+  std::unique_ptr<PostAccumulateGradHook> hook_;
+};
+
+AfterAccumulation* hook_after_accumulation(const at::Tensor& leaf) {
+  auto& hook = torch::autograd::impl::post_acc_grad_hooks(leaf);
+  if (hook == nullptr) return nullptr;
+  if (auto* ours = dynamic_cast<AfterAccumulation*>(hook.get())) return ours;
+  auto ours = std::make_unique<AfterAccumulation>(std::move(hook));
+  auto* result = ours.get();
+  torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::move(ours));
+  return result;
+}
+
+// The last of a leaf's gradient hooks. It accumulates itself, now, at the end of the pass or when a schedule says so,
+// and leaves nothing for autograd to accumulate.
+class LeafReducer final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit LeafReducer(DTensorImpl& leaf) : leaf_(leaf) { leaf_.has_reducer = true; }
+  ~LeafReducer() override { leaf_.has_reducer = false; }
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
+    const auto& given = grads.at(0);
+    if (!given.defined()) return {given};
+    const DisableDispatchModesGuard hidden;
+    const bool sole = is_sole(given);
+    const auto leaf = handle_of(leaf_);
+    const CollectiveTag of([this] { return std::vector<at::Tensor>{leaf_.local()}; });
+    const auto wanted = replicate_partials(leaf_.spec()->placements);
+    const auto gradient = as_dtensor_of(leaf, given);
+    hook_after_accumulation(leaf);
+    if (is_captured(leaf)) return {reshard_gradient(gradient.redistribute(wanted), leaf)};
+    const auto* hooks = hooks_on(leaf_);
+    if (NoGradientSync::current() || (hooks != nullptr && !hooks->syncs)) {
+      accumulate_gradient(leaf, owned(gradient, leaf, given, sole));
+    } else if (hooks != nullptr && hooks->reduce) {
+      hooks->reduce(leaf, gradient);
+    } else {
+      reduce(leaf, gradient, given, sole);
+    }
+    return {at::Tensor()};
+  }
+
+ private:
+  void reduce(const DTensor& leaf, const DTensor& gradient, const at::Tensor& given, bool sole) const {
+    const auto wanted = replicate_partials(leaf_.spec()->placements);
+    auto earlier = take_unreduced(leaf, wanted);
+    const DTensor all = earlier.sum().defined() ? DTensor(earlier.sum() + gradient) : gradient;
+    if (leaf_.spec()->mesh->compute_mesh() == nullptr && defer_reduction(leaf, all, wanted, earlier)) return;
+    const auto reduced = owned(reshard_gradient(all.redistribute(wanted), leaf), leaf, given, sole);
+    earlier.done();
+    accumulate_gradient(leaf, reduced);
+  }
+
+  DTensorImpl& leaf_;  // outlives its autograd metadata, where this is
+};
+
+TensorHooks& hooks_of(const DTensor& tensor) {
+  auto* impl = dtensor_or_null(tensor);
+  TORCH_CHECK(impl != nullptr, "hooks belong to DTensors; this one is undefined");
+  auto& extras = impl->make_extras();
+  if (!extras.hooks) extras.hooks = extras.source.hooks = std::make_shared<TensorHooks>(tensor.getIntrusivePtr());
+  return *extras.hooks;
+}
+
+}  // namespace
+
+// Behind the user's hooks. Registering the first of those in C++ drops all others: that was done here, and those of
+// other languages are put back.
+void install_leaf_reducer_slow(DTensorImpl& impl) {
+  auto* meta = static_cast<torch::autograd::AutogradMeta*>(impl.autograd_meta());
+  const at::Tensor tensor = handle_of(impl);
+  if (meta->cpp_hooks_list_ == nullptr) {
+    auto there = std::move(meta->hooks_);
+    tensor.register_hook([](const at::Tensor&) {});
+    meta->hooks_.insert(meta->hooks_.begin(), std::make_move_iterator(there.begin()),
+                        std::make_move_iterator(there.end()));
+  }
+  meta->hooks_.push_back(std::make_unique<LeafReducer>(impl));
+}
+
+const ParameterSpecs& TensorHooks::specs(const DTensorImpl& parameter) {
+  const auto& stored = parameter.spec();
+  if (specs_.stored != stored) {
+    specs_ = {stored, with_placements(*stored, gathered_placements(stored->placements)),
+              with_placements(*stored, replicate_partials(stored->placements))};
+  }
+  return specs_;
+}
+
+void set_gather_hook(const DTensor& parameter, GatherHook hook) { hooks_of(parameter).use = std::move(hook); }
+void set_gradient_ready_hook(const DTensor& parameter, GradientReadyHook hook) {
+  hooks_of(parameter).gradient = std::move(hook);
+}
+void set_reduce_hook(const DTensor& parameter, ReduceHook hook) { hooks_of(parameter).reduce = std::move(hook); }
+void watch_gradient(const DTensor& leaf) { install_leaf_reducer(*dtensor_or_null(leaf)); }
+void set_gradient_sync(const DTensor& parameter, bool on) { hooks_of(parameter).syncs = on; }
+
+const GatherHook* gather_hook(const DTensor& parameter) {
+  auto* impl = dtensor_or_null(parameter);
+  const auto* hooks = impl == nullptr ? nullptr : hooks_on(*impl);
+  return hooks != nullptr && hooks->use ? &hooks->use : nullptr;
+}
+
+Placements gradient_placements(const DTensor& parameter) {
+  return replicate_partials(checked_impl(parameter).spec()->placements);
+}
+
+void accumulate_gradient(const DTensor& parameter, const DTensor& gradient) {
+  auto& sum = parameter.mutable_grad();
+  if (!sum.defined()) {
+    // As in autograd's own accumulation: what is a view, which zero_grad could not detach in place, becomes none.
+    sum = gradient.is_view() && !gradient.requires_grad() ? gradient.variable_data() : at::Tensor(gradient);
+  } else if (gradient.requires_grad()) {  // create_graph
+    sum = DTensor(sum + gradient).redistribute(gradient.placements());
+  } else {
+    const at::NoGradGuard no_grad;
+    sum.add_(gradient);
+  }
+  const auto* hooks = hooks_on(*dtensor_or_null(parameter));
+  if (hooks != nullptr && hooks->gradient) hooks->gradient(parameter);
+  if (auto* after = hook_after_accumulation(parameter)) after->run(parameter);
+}
+
+void accumulate_gradient(const DTensor& parameter, at::Tensor local, const Placements& placements) {
+  auto& hooks = hooks_of(parameter);  // an error where it is undefined
+  const auto& impl = *dtensor_or_null(parameter);
+  const auto& reduced = hooks.specs(impl).reduced;
+  const SpecPtr spec = reduced->placements == placements ? reduced : with_placements(*impl.spec(), placements);
+  TORCH_CHECK(local.sizes().equals(spec->local_sizes) && local.scalar_type() == spec->dtype,
+              "accumulate_gradient: a local gradient of sizes ", local.sizes(), " and dtype ", local.scalar_type(),
+              " is no part of ", spec->str(), ", which has [", c10::Join(", ", spec->local_sizes), "] here");
+  accumulate_gradient(parameter, DTensor(make_dtensor(spec, to_stride_order(std::move(local), *spec))));
+}
+
+namespace {
+
+// Passes that are part of another one (recomputation), and what they asked to be done at the end of that one.
+thread_local int inner_passes = 0;
+thread_local int outer_pass = -1;
+
+std::vector<std::function<void()>>& waiting_for_outer_end() {
+  static thread_local std::vector<std::function<void()>> callbacks;
+  return callbacks;
+}
+
+}  // namespace
+
+NestedBackwardGuard::NestedBackwardGuard() {
+  if (inner_passes++ == 0) outer_pass = torch::autograd::get_current_graph_task_id();
+}
+
+NestedBackwardGuard::~NestedBackwardGuard() {
+  if (--inner_passes > 0) return;
+  // The autograd engine takes a callback for the pass that runs now, which is the outer one again.
+  for (auto& callback : std::exchange(waiting_for_outer_end(), {})) {
+    torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+  }
+}
+
+int current_backward_id() { return inner_passes > 0 ? outer_pass : torch::autograd::get_current_graph_task_id(); }
+
+void queue_backward_callback(std::function<void()> callback) {
+  TORCH_CHECK(current_backward_id() >= 0, "queue_backward_callback: no backward pass runs on this thread");
+  if (inner_passes > 0) return waiting_for_outer_end().push_back(std::move(callback));
+  torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+}
+
+RecomputeGuard::RecomputeGuard() : scope_({}) {}
+bool RecomputeGuard::current() { return ScopedValue<Flag>::current() != nullptr; }
+
+NoGradientSync::NoGradientSync() : scope_(open_scope(Flag{})) {}
+bool NoGradientSync::current() { return ScopedValue<Flag>::current() != nullptr; }
+
+}  // namespace dtensor

@@ -1,0 +1,126 @@
+// A view is found again in the gathered parameter by its global strides and offset: those speak of the parameter's
+// memory, and the gathered local tensor has its order. No operator is replayed.
+#include "autograd/gradients/parameter_views.h"
+
+#include <ATen/ops/as_strided.h>
+
+#include <numeric>
+
+#include "autograd/conversion_nodes.h"
+#include "autograd/gradients/leaf_gradient.h"
+#include "dtensor/hooks.h"
+#include "placement/stride_order.h"
+#include "redistribute/execute.h"
+
+namespace dtensor {
+namespace {
+
+const ParameterReference& source_of(const DTensorImpl& impl) { return impl.extras()->source; }
+
+// Undefined where the parameter is gone.
+at::Tensor owner_of(const DTensorImpl& impl) { return at::Tensor(source_of(impl).hooks->owner.lock()); }
+
+bool is_cast(const DTensorImpl& impl, const DTensorImpl& parameter) { return impl.dtype() != parameter.dtype(); }
+
+// Whether a result reads its operand's memory as something else: conjugated, negated, or in another dtype (bits, the
+// real part). No view of what was gathered is that.
+bool reads_otherwise(const DTensorImpl& result, const DTensorImpl& operand) {
+  if (result.is_conj() != operand.is_conj() || result.is_neg() != operand.is_neg()) return true;
+  return is_cast(result, operand) && result.local().defined() && operand.local().defined() &&
+         result.local().is_alias_of(operand.local());
+}
+
+// Whether the tensor, a stand-in or not, still has the parameter's values. A cast must be as old as they are; a view
+// sees what is written to the parameter, until that is given other data.
+bool holds(const DTensorImpl& operand, const DTensorImpl& parameter) {
+  const auto& tensor = is_device_copy(operand) ? *operand.extras()->stored : operand;
+  if (&tensor == &parameter) return true;
+  const auto& source = source_of(operand);
+  if (!is_cast(operand, parameter)) return source.generation >> 32 == parameter.replacements();
+  return source.generation == parameter.generation() && source.own == tensor.generation();
+}
+
+// Whether every storage shard of `from` is to be something else: only then is the whole parameter wanted.
+bool gathers(const TensorSpec& from, const TensorSpec& to) {
+  for (std::size_t i = 0; i < from.placements.size(); ++i) {
+    if (from.placements[i].is_storage() && from.placements[i] == to.placements[i]) return false;
+  }
+  return from.has_storage;
+}
+
+// Walks `distance` elements of memory laid out by `from` (global) in memory laid out by `to` (this rank's part of it):
+// the same step along each dimension.
+std::int64_t translate(std::int64_t distance, at::IntArrayRef sizes, at::IntArrayRef from, at::IntArrayRef to) {
+  c10::SmallVector<std::size_t, 6> order(from.size(), 0);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(), [&](auto a, auto b) { return from[a] > from[b]; });
+  std::int64_t result = 0;
+  for (const auto d : order) {
+    if (sizes[d] <= 1 || from[d] == 0) continue;
+    result += distance / from[d] * to[d];
+    distance %= from[d];
+  }
+  return result;
+}
+
+at::Tensor view_in(const at::Tensor& gathered, const TensorSpec& parameter, const DTensorImpl& view,
+                   const TensorSpec& local_as) {
+  const auto& spec = *view.spec();
+  const bool whole = spec.sizes == parameter.sizes && spec.strides == parameter.strides &&
+                     gathered.sizes() == at::IntArrayRef(local_as.local_sizes) && view.storage_offset() == 0;
+  if (whole) return gathered;
+  at::DimVector strides;
+  for (const auto stride : spec.strides) {
+    strides.push_back(translate(stride, parameter.sizes, parameter.strides, gathered.strides()));
+  }
+  const auto offset = translate(view.storage_offset(), parameter.sizes, parameter.strides, gathered.strides());
+  return at::as_strided(gathered, local_as.local_sizes, strides, gathered.storage_offset() + offset);
+}
+
+}  // namespace
+
+void inherit_source_slow(DTensorImpl& result, const DTensorImpl& operand) {
+  if (!result.spec()->has_storage || reads_otherwise(result, operand)) return;
+  const auto owner = owner_of(operand);
+  if (!owner.defined()) return;
+  const auto& parameter = *dtensor_or_null(owner);
+  if (!holds(operand, parameter)) return;
+  // A cast has memory of its own, in which only the whole parameter has the same strides and offset.
+  const bool whole = operand.storage_offset() == 0 && operand.numel() == parameter.numel();
+  if (is_cast(result, operand) && (is_cast(operand, parameter) || !whole)) return;
+  result.make_extras().source = {source_of(operand).hooks, parameter.generation(), result.generation()};
+}
+
+at::Tensor find_gathered_by_schedule(const DTensorImpl& operand, const TensorSpec& to) {
+  // What a schedule has is on the device: tensors in host memory that compute on the host gather for themselves.
+  const auto& use = source_of(operand).hooks->use;
+  const bool stored = is_device_copy(operand);
+  if (!stored && operand.spec()->mesh->compute_mesh() != nullptr) return {};
+  if (!use || (!stored && !gathers(*operand.spec(), to))) return {};
+  const auto owner = owner_of(operand);
+  if (!owner.defined()) return {};
+  const auto& parameter = *dtensor_or_null(owner);
+  if (!holds(operand, parameter)) return {};
+  const auto dtype = c10::typeMetaToScalarType(operand.dtype());
+  const auto& whole = source_of(operand).hooks->specs(parameter).gathered;
+  auto gathered = use(DTensor(owner), whole->placements, dtype);
+  if (!gathered.defined()) return {};
+  if (gathered.scalar_type() != dtype) gathered = gathered.to(dtype);
+  const auto& own = *operand.spec();
+  const auto from = &own == parameter.spec().get() ? whole : with_placements(own, gathered_placements(own.placements));
+  auto local = view_in(gathered, *parameter.spec(), operand, *from);
+  return same_data(*from, to) ? local : to_stride_order(redistribute_local(local, *from, to.placements), to);
+}
+
+at::Tensor gathered_local(const DTensor& operand, const Placements& wanted) {
+  const auto& impl = checked_impl(operand);
+  if (has_source(impl)) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    if (auto ready = find_gathered_by_schedule(impl, *with_placements(*impl.spec(), wanted)); ready.defined())
+      return ready;
+  }
+  const at::NoGradGuard no_grad;
+  return DTensor(operand.detach()).redistribute(wanted).to_local();
+}
+
+}  // namespace dtensor

@@ -1,0 +1,274 @@
+// The checkpoints of a run: which there are, which is the newest that is whole, and which may go.
+#include "dtensor/checkpoint.h"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <regex>
+#include <set>
+
+#include "checkpoint/collective_errors.h"
+#include "checkpoint/format/files/folder_lock.h"
+#include "checkpoint/format/files/saved_folder.h"
+#include "dtensor/debug_rank.h"
+
+namespace dtensor {
+namespace files {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kStep = "step-";
+constexpr const char* kLatest = "latest";
+constexpr int kDigits = 8;  // at least: names sort as numbers do
+
+std::string number_text(std::int64_t step) {
+  const std::string text = std::to_string(step);
+  return std::string(static_cast<std::size_t>(std::max<std::int64_t>(0, kDigits - std::ssize(text))), '0') + text;
+}
+
+// -1: no name of a step's folder.
+std::int64_t step_of(const std::string& name) {
+  if (!name.starts_with(kStep)) return -1;
+  const std::string digits = name.substr(std::string(kStep).size());
+  std::int64_t step = -1;
+  std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  return step >= 0 && digits == number_text(step) ? step : -1;
+}
+
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  const fs::directory_iterator entries(folder, error);
+  TORCH_CHECK(!error || is_absent(error), "cannot read the folder ", folder, ": ", error.message());
+  for (const auto& entry : entries) names.push_back(entry.path().filename().string());
+  return names;
+}
+
+// Whether `rest`, after "latest.", is what point_latest() adds. Anything else of such a name is somebody's.
+bool is_unfinished_link(const std::string& path, const std::string& rest) {
+  return fs::is_symlink(path) && std::regex_match(rest, std::regex(".+-[0-9]+-[0-9]+"));
+}
+
+// What a run that was killed left beside the folders of its steps. To be called while the series' lock is held.
+void clean_up_series(const std::string& root) {
+  for (const std::string& name : names_in(root)) {
+    const auto dot = name.find('.');
+    if (dot == std::string::npos) continue;
+    const std::string path = root + "/" + name, base = name.substr(0, dot), rest = name.substr(dot + 1);
+    const bool of_step = step_of(base) >= 0;
+    if (base == kLatest ? is_unfinished_link(path, rest) : of_step && rest == "lock") fs::remove(path);
+    if (of_step && rest.starts_with("saving")) clean_up(root + "/" + base);
+  }
+}
+
+// Under another name first, so that a run that dies meanwhile leaves no half of it. A link goes, and leaves what it
+// leads to.
+void remove_checkpoint(const std::string& folder) {
+  if (fs::is_symlink(folder)) {
+    fs::remove(folder);
+    return;
+  }
+  if (!only_checkpoint_files(folder)) return;
+  const std::string going = make_temporary(folder);
+  fs::rename(folder, going);
+  remove_folder(going);
+}
+
+// Names change at once; where the file system has no links there is none.
+void point_latest(const std::string& root, std::int64_t step) {
+  const std::string link = root + "/" + kLatest, fresh = link + "." + unique_name();
+  std::error_code error;
+  fs::create_symlink(kStep + number_text(step), fresh, error);
+  if (!error) fs::rename(fresh, link);
+}
+
+// What is newer than `step` is another's, unless it is known to be damaged.
+void rotate(const std::string& root, std::int64_t step, std::int64_t keep, const std::set<std::int64_t>& damaged) {
+  point_latest(root, step);
+  for (const std::int64_t old : checkpoint_steps(root)) {
+    const bool stays = old != step && damaged.contains(old) ? false : old > step || keep-- > 0;
+    if (!stays) remove_checkpoint(checkpoint_of_step(root, old));
+  }
+}
+
+void check_root(const std::string& root) {
+  std::error_code error;
+  fs::create_directories(root, error);
+  TORCH_CHECK(!error, "cannot make the folder ", root, ": ", error.message());
+  for (const std::string& name : names_in(root)) {
+    TORCH_CHECK(!is_checkpoint_file(name), root, " is a checkpoint itself (it holds '", name,
+                "'), not a folder of several; move it away or give another name");
+  }
+}
+
+// The newest first.
+std::vector<std::string> candidates(const std::string& root) {
+  std::vector<std::string> paths;
+  for (const std::int64_t step : checkpoint_steps(root)) paths.push_back(checkpoint_of_step(root, step));
+  if (!paths.empty()) return paths;
+  if (!fs::exists(root)) {
+    paths = find_moved_aside(root);
+    std::reverse(paths.begin(), paths.end());
+    return paths;
+  }
+  if (!fs::is_directory(root)) return {root};
+  const auto names = names_in(root);
+  if (std::any_of(names.begin(), names.end(), is_checkpoint_file)) paths.push_back(root);
+  return paths;
+}
+
+// Paths need not be UTF-8, which JSON's text would have to be.
+std::string joined_errors(const std::vector<std::string>& texts) {
+  const auto bytes = nlohmann::json::to_cbor(nlohmann::json(texts));
+  return {bytes.begin(), bytes.end()};
+}
+
+std::string one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+// Whether that is wrong with what `path` holds. A system that did not give it for now (too many open files, a server
+// that is away, no memory) says nothing of it, and what is gone comes back with its disk.
+bool is_damage_error(std::string why, const std::string& path) {
+  c10::ReplaceAll(why, path, "");
+  return why.find(" damaged") != std::string::npos || why.find(" is truncated") != std::string::npos;
+}
+
+// Empty where it was loaded, else why not. What does not fit, and a rank that is gone, are thrown on.
+std::string try_load(Checkpoint& state, const std::string& path, const Communicator& ranks,
+                     const LoadOptions& options) {
+  try {
+    state.load(path, ranks, options);
+    return "";
+  } catch (const c10::ValueError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    return one_line(error.what_without_backtrace());
+  }
+}
+
+// load_newest, and the folders among those passed over that are damaged.
+LoadedCheckpoint load_newest_readable(Checkpoint& state, const std::string& root, const Communicator& ranks,
+                                      const LoadOptions& options, std::vector<std::string>& damaged) {
+  const std::string what = "load the newest checkpoint of " + root;
+  std::string text, error;
+  if (ranks.rank() == 0) error = error_of([&] { text = joined_errors(candidates(strip_trailing_slash(root))); });
+  raise_on_all(ranks, what, error);
+  LoadedCheckpoint loaded;
+  for (const std::string path : nlohmann::json::from_cbor(broadcast_string(ranks, text, 0))) {
+    const std::string why = try_load(state, path, ranks, options);
+    if (why.empty()) {
+      loaded.path = path;
+      return loaded;
+    }
+    loaded.skipped_checkpoints.push_back(why);
+    if (is_damage_error(why, path)) damaged.push_back(path);
+  }
+  TORCH_CHECK(loaded.skipped_checkpoints.empty(), what,
+              ": none of them can be read: ", c10::Join("; ", loaded.skipped_checkpoints));
+  return loaded;
+}
+
+}  // namespace
+}  // namespace files
+
+struct CheckpointSeries::Impl {
+  std::string root, what;
+  Communicator ranks;
+  std::int64_t keep, pending_step = 0;
+  std::unique_ptr<files::FolderLock> lock = {};  // on rank 0
+  std::optional<PendingSave> pending = {};
+
+  std::set<std::int64_t> damaged = {};
+
+  void settle(std::int64_t step) {
+    const NoTimeout patience;  // all ranks have just met
+    std::string error;
+    if (ranks.rank() == 0) error = files::error_of([&] { files::rotate(root, step, keep, damaged); });
+    files::raise_on_all(ranks, what, error);
+    damaged.clear();
+  }
+  void finish() {
+    if (!pending) return;
+    PendingSave save = *std::exchange(pending, std::nullopt);
+    save.wait();
+    settle(pending_step);
+  }
+};
+
+CheckpointSeries::CheckpointSeries(const std::string& root, const Communicator& ranks, std::int64_t keep)
+    : impl_(new Impl{root, "save to " + root, ranks, keep}) {
+  using namespace files;
+  TORCH_CHECK(keep >= 1, "a series of checkpoints keeps at least 1, not ", keep);
+  std::string error;
+  ranks.barrier();
+  const NoTimeout patience;  // all ranks are here; rank 0 may have to wait for a lock or a disk
+  if (ranks.rank() == 0) {
+    error = error_of([&] {
+      impl_->root = resolve(root);
+      check_root(impl_->root);
+      impl_->lock = std::make_unique<FolderLock>(impl_->root);
+      clean_up_series(impl_->root);
+    });
+  }
+  raise_on_all(ranks, impl_->what, error);
+  impl_->root = broadcast_string(ranks, impl_->root, 0);  // all speak of the same folder, links followed
+}
+
+CheckpointSeries::CheckpointSeries(CheckpointSeries&&) noexcept = default;
+CheckpointSeries& CheckpointSeries::operator=(CheckpointSeries&&) noexcept = default;
+CheckpointSeries::~CheckpointSeries() = default;
+
+CheckpointSeries::Impl& CheckpointSeries::impl() const {
+  TORCH_CHECK(impl_ != nullptr, "CheckpointSeries: one that was moved from");
+  return *impl_;
+}
+
+LoadedCheckpoint CheckpointSeries::load_newest(Checkpoint& state, const LoadOptions& options) {
+  std::vector<std::string> damaged;
+  LoadedCheckpoint loaded = files::load_newest_readable(state, impl().root, impl().ranks, options, damaged);
+  for (const std::string& path : damaged) {
+    impl().damaged.insert(files::step_of(std::filesystem::path(path).filename().string()));
+  }
+  return loaded;
+}
+
+void CheckpointSeries::save(const Checkpoint& state, std::int64_t step, const SaveOptions& options) {
+  impl().finish();
+  state.save(checkpoint_of_step(impl().root, step), impl().ranks, options);
+  impl().settle(step);
+}
+
+void CheckpointSeries::save_async(const Checkpoint& state, std::int64_t step, const SaveOptions& options) {
+  impl().finish();
+  impl().pending.emplace(state.save_async(checkpoint_of_step(impl().root, step), impl().ranks, options));
+  impl().pending_step = step;
+}
+
+void CheckpointSeries::finish() { impl().finish(); }
+
+std::string checkpoint_of_step(const std::string& root, std::int64_t step) {
+  TORCH_CHECK(step >= 0, "there is no step ", step);
+  return files::strip_trailing_slash(root) + "/" + files::kStep + files::number_text(step);
+}
+
+std::vector<std::int64_t> checkpoint_steps(const std::string& root) {
+  std::vector<std::int64_t> steps;
+  for (const std::string& name : files::names_in(root)) {
+    if (const std::int64_t step = files::step_of(name); step >= 0) steps.push_back(step);
+  }
+  std::sort(steps.rbegin(), steps.rend());
+  return steps;
+}
+
+LoadedCheckpoint load_newest(Checkpoint& state, const std::string& root, const Communicator& ranks,
+                             const LoadOptions& options) {
+  std::vector<std::string> damaged;
+  return files::load_newest_readable(state, root, ranks, options, damaged);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,104 @@
+// How a collective and its members are named in every message, whatever the backend.
+#include "comm/error_messages.h"
+
+#include <c10/util/Exception.h>
+
+#include <cstdlib>
+#include <sstream>
+#include <string_view>
+
+#include "comm/record/rank_record.h"
+
+namespace dtensor {
+namespace {
+
+// Long lists are cut: a message is one line.
+constexpr std::size_t kShownTensors = 8;
+
+void write_sizes(std::ostream& out, at::TensorList tensors) {
+  for (std::size_t i = 0; i < tensors.size() && i < kShownTensors; ++i) out << ' ' << tensors[i].sizes();
+  if (tensors.size() > kShownTensors) out << " ... (" << tensors.size() << " tensors)";
+}
+
+}  // namespace
+
+const char* to_string(CollectiveKind kind) {
+  static constexpr const char* kNames[] = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all",
+                                           "broadcast",  "send",           "recv",       "barrier"};
+  return kNames[static_cast<int>(kind)];
+}
+
+std::string describe(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) {
+  std::ostringstream out;
+  out << to_string(call.kind) << " #" << call.sequence;
+  if (call.kind == CollectiveKind::barrier) return out.str();
+  out << " (";
+  if (call.kind == CollectiveKind::all_reduce || call.kind == CollectiveKind::reduce_scatter) {
+    out << reduce_op_name(call.op) << ", ";
+  }
+  if (call.kind == CollectiveKind::broadcast) out << "root " << call.peer << ", ";
+  if (call.kind == CollectiveKind::send) out << "to " << call.peer << ", tag " << call.tag << ", ";
+  if (call.kind == CollectiveKind::recv) out << "from " << call.peer << ", tag " << call.tag << ", ";
+  out << c10::toString(call.dtype);
+  const auto shown = inputs.empty() ? outputs : inputs;
+  write_sizes(out, shown);
+  if (!shown.empty() && !shown[0].is_cpu()) out << " on " << shown[0].device();
+  out << ')';
+  return out.str();
+}
+
+const char* reduce_op_name(ReduceOp op) {
+  static constexpr const char* kNames[] = {"sum", "avg", "max", "min", "product"};
+  return kNames[static_cast<int>(op)];
+}
+
+std::string describe_group(const std::string& label, const std::vector<std::int64_t>& ranks) {
+  std::ostringstream out;
+  if (!label.empty()) out << label << ' ';
+  out << '{';
+  for (std::size_t i = 0; i < ranks.size(); ++i) out << (i > 0 ? ", " : "") << ranks[i];
+  out << '}';
+  return out.str();
+}
+
+std::string ranks_text(const std::vector<std::int64_t>& ranks) {
+  std::string out = ranks.size() > 1 ? "ranks" : "rank";
+  for (std::size_t i = 0; i < ranks.size(); ++i) out += (i > 0 ? ", " : " ") + std::to_string(ranks[i]);
+  return out;
+}
+
+std::string duration_text(std::chrono::milliseconds time) {
+  const auto ms = time.count();
+  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
+}
+
+std::string describe_recent_calls(std::int64_t rank, const RankRecord* record) {
+  const std::string recent = record == nullptr ? "" : record->recent();
+  return recent.empty() ? "" : "; last of rank " + std::to_string(rank) + ": " + recent;
+}
+
+std::string current_exception_text() {
+  try {
+    throw;
+  } catch (const c10::Error& e) {
+    return e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+std::string current_exception_trace() {
+  const char* asked = std::getenv("TORCH_SHOW_CPP_STACKTRACES");
+  if (asked == nullptr || std::string_view(asked) != "1") return "";
+  try {
+    throw;
+  } catch (const c10::Error& e) {
+    return std::string(e.what()).substr(std::string_view(e.what_without_backtrace()).size());
+  } catch (...) {
+    return "";
+  }
+}
+
+}  // namespace dtensor

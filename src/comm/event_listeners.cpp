@@ -1,0 +1,78 @@
+// Listeners are scoped values; one test tells where nobody listens to anything.
+#include "comm/event_listeners.h"
+
+#include <mutex>
+#include <utility>
+
+#include "scope/module_scope.h"
+
+namespace dtensor {
+namespace {
+
+struct Listener {
+  std::shared_ptr<const std::function<void(const Event&)>> hear;
+  std::uint8_t kinds;
+  // Autograd's threads tell of their part of a pass at the same time; a listener may run operators of its own.
+  std::shared_ptr<std::recursive_mutex> mutex = std::make_shared<std::recursive_mutex>();
+};
+
+std::uint8_t bit_of(Event::Kind kind) { return static_cast<std::uint8_t>(1u << static_cast<unsigned>(kind)); }
+
+}  // namespace
+
+struct EventListener::State : ScopedValue<Listener> {
+  using ScopedValue::ScopedValue;
+};
+
+EventListener::EventListener(std::function<void(const Event&)> listener, Kinds kinds) {
+  std::uint8_t bits = 0;
+  for (const auto kind : kinds) bits |= bit_of(kind);
+  const bool hears_operators = (bits & bit_of(Event::Kind::op)) != 0;
+  auto hear = std::make_shared<const std::function<void(const Event&)>>(std::move(listener));
+  state_ = std::make_unique<State>(Listener{std::move(hear), bits}, hears_operators);
+}
+
+EventListener::~EventListener() = default;
+
+namespace {
+
+constinit thread_local const CollectiveTag* innermost_labels = nullptr;
+
+}  // namespace
+
+CollectiveTag::CollectiveTag(LocalTensorsFn parts) : parts_(std::move(parts)), outer_(innermost_labels) {
+  innermost_labels = this;
+}
+
+CollectiveTag::~CollectiveTag() { innermost_labels = outer_; }
+
+std::vector<const void*> CollectiveTag::storages() {
+  std::vector<const void*> all;
+  for (const auto* of = innermost_labels; of != nullptr; of = of->outer_) {
+    for (const at::Tensor& part : of->parts_()) {
+      if (part.defined() && part.has_storage()) all.push_back(part.storage().unsafeGetStorageImpl());
+    }
+  }
+  return all;
+}
+
+bool detail::has_listeners(Event::Kind kind) {
+  bool found = false;
+  ScopedValue<Listener>::for_each([&](const Listener& l) { found = found || (l.kinds & bit_of(kind)) != 0; });
+  return found;
+}
+
+void emit_event(Event event) {
+  ModuleAndPhase place = current_module_and_phase();
+  event.module = std::move(place.module);
+  event.phase = place.phase;
+  ScopedValue<Listener>::for_each([&](const Listener& listener) {
+    if ((listener.kinds & bit_of(event.kind)) == 0) return;
+    const auto hear = listener.hear;  // which may close itself
+    const auto mutex = listener.mutex;
+    const std::lock_guard lock(*mutex);
+    (*hear)(event);
+  });
+}
+
+}  // namespace dtensor

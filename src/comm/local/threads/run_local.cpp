@@ -1,0 +1,151 @@
+// Runs a function as thread ranks: sets each thread up, and makes of several failures the one that came first.
+#include "comm/local/threads/run_local.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
+#include <ATen/record_function.h>
+#include <c10/core/AutogradState.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <atomic>
+#include <optional>
+#include <thread>
+
+#include "comm/error_messages.h"
+#include "comm/launch/rank_exit.h"
+#include "comm/local/backend.h"
+#include "comm/local/threads/thread_pool.h"
+#include "comm/waiting/no_timeout.h"
+#include "dtensor/inspect.h"
+
+namespace dtensor {
+namespace local {
+namespace {
+
+// Fresh autograd state, with backward on the rank's own thread: autograd's worker threads are shared by all ranks, and
+// two ranks that wait for each other on one of them never finish.
+void set_up_thread(int intra_op_threads) {
+  c10::AutogradState::set_tls_state(c10::AutogradState(/*grad_mode=*/true, /*inference_mode=*/false,
+                                                       /*fw_grad_mode=*/true, /*multithreading_enabled=*/false));
+  at::get_num_threads();  // until it has run on a thread, set_num_threads changes the whole process
+  at::set_num_threads(intra_op_threads);
+}
+
+// The profiler of the thread that starts the ranks sees them, too.
+class Profiler {
+ public:
+  Profiler() {
+    auto* state = c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE);
+    if (state != nullptr) state_ = {c10::ThreadLocalDebugInfo::current(), state};
+  }
+  // On the thread of a rank, which is left as it was.
+  void run(const std::function<void()>& rank) const {
+    if (!state_) return rank();
+    at::set_record_function_tls_(callbacks_);
+    const c10::DebugInfoGuard seen(c10::DebugInfoKind::PROFILER_STATE, state_);
+    rank();
+  }
+
+ private:
+  at::RecordFunctionTLS callbacks_ = at::get_record_function_tls_();
+  std::shared_ptr<c10::DebugInfoBase> state_;
+};
+
+enum class Origin { own, peer, communication };
+
+// Within a handler.
+Origin current_origin() {
+  try {
+    throw;
+  } catch (const PeerError&) {
+    return Origin::peer;
+  } catch (const CommError&) {
+    return Origin::communication;
+  } catch (...) {
+    return Origin::own;
+  }
+}
+
+// The others are its consequences. Of an exception that other ranks were told of, they may be the first to end.
+class FirstFailure {
+ public:
+  void record_current(int rank) {
+    std::lock_guard lock(mutex_);
+    const Origin origin = current_origin();
+    if (result_.error && !(told_ && origin == Origin::own)) return;
+    result_ = {rank, std::current_exception()};
+    told_ = origin == Origin::peer;
+  }
+  RunResult result() const { return result_; }
+
+ private:
+  std::mutex mutex_;
+  RunResult result_;
+  bool told_ = false;  // by another rank
+};
+
+}  // namespace
+
+RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunOptions options) {
+  TORCH_CHECK(ranks >= 1, "run_local: ", ranks, " ranks");
+  options.timeout = clamp_timeout(options.timeout);
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  auto world = std::make_shared<World>(ranks, options, ranks + running_threads() > cores);
+  const auto group = make_world_group(world);
+  const int threads = at::get_num_threads();
+  const int intra_op = options.set_threads ? std::max(1, threads / ranks) : threads;
+  static std::atomic<std::uint64_t> runs{0};
+  const auto run = ++runs;
+  for (int r = 0; r < ranks; ++r) world->set_record(r, std::make_shared<RankRecord>(r, ranks, run));
+  const Profiler profiler;
+  FirstFailure first;
+  run_on_threads(ranks, [&](int rank) {
+    const RankThreadScope thread(*world->record(rank));
+    const at::ThreadLocalStateGuard left_as_found{at::ThreadLocalState()};  // the next run's rank is another's
+    try {
+      set_up_thread(intra_op);
+      auto backend = make_backend(group, rank);
+      backend->set_record(world->record(rank));
+      const CheckedFromEnvironment checked;
+      profiler.run([&] { fn(Communicator(std::move(backend))); });
+      if (world->failed() && world->record(rank)->has_unreported_failure()) world->throw_failure();
+    } catch (...) {
+      // Read before it is recorded: another rank's error may take its place there, and the last reference with it.
+      const std::string text = current_exception_text();
+      first.record_current(rank);
+      world->fail("rank " + std::to_string(rank) + " failed: " + text);
+    }
+    run_rank_exit_hooks();
+    world->leave(rank);
+  });
+  at::set_num_threads(threads);  // ATen gives new threads of the process what was set last on any
+  return first.result();
+}
+
+}  // namespace local
+
+namespace {
+
+// The type is kept where the message can be changed: CommError and c10::Error with all its kinds.
+[[noreturn]] void rethrow(const local::RunResult& failed) {
+  const std::string who = "rank " + std::to_string(failed.rank);
+  try {
+    std::rethrow_exception(failed.error);
+  } catch (c10::Error& e) {
+    e.add_context("on " + who);
+    throw;
+  } catch (const CommError& e) {
+    throw CommError(who + ": " + e.what());
+  } catch (...) {
+    throw std::runtime_error(who + ": " + current_exception_text());
+  }
+}
+
+}  // namespace
+
+void run_local(int ranks, const std::function<void(Communicator)>& fn, RunOptions options) {
+  const auto result = local::run_ranks(ranks, fn, options);
+  if (result.error) rethrow(result);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,197 @@
+// Pairwise messages: each rank sends its header and its data at once, and receives data only after the header was
+// right, so that comparing calls costs no round of its own, and no message meets a buffer of another size (OpenMPI 4.1
+// writes past the end of one that is too short when it copies from process to process).
+#include "comm/p2p/collective.h"
+
+#include <array>
+
+#include "comm/error_messages.h"
+#include "comm/memory/copy.h"
+#include "comm/memory/pool/buffer_pool.h"
+#include "comm/record/call_history.h"
+#include "comm/record/caller.h"
+
+namespace dtensor::p2p {
+namespace {
+
+bool is_dense(const at::Tensor& t) { return t.is_contiguous() && !t.is_conj() && !t.is_neg(); }
+
+}  // namespace
+
+std::string ProcessGroup::describe(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) const {
+  return dtensor::describe(call, outputs, inputs) + " on " + describe_group(call.label ? *call.label : label, ranks) +
+         caller_text(call);
+}
+
+Collective::Collective(ProcessGroup& members, const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs)
+    : group_(members), call_(call), outputs_(outputs), inputs_(inputs) {
+  for (const auto& t : outputs) kept_.push_back(t);
+  for (const auto& t : inputs) kept_.push_back(t);
+  if (members.job.failed()) members.job.throw_failure(operation());
+}
+
+at::Tensor Collective::dense(const at::Tensor& t) {
+  if (is_dense(t)) return t;
+  at::Tensor copy = receive_buffer(t);
+  copy_tensor(copy, t);
+  return copy;
+}
+
+at::Tensor Collective::receive_buffer(const at::Tensor& t) {
+  if (is_dense(t)) return t;
+  at::Tensor buffer = pooled_empty(t.sizes(), t.scalar_type());
+  keep(buffer);
+  return buffer;
+}
+
+void copy_received(const at::Tensor& to, const at::Tensor& buffer) {
+  if (!buffer.is_same(to)) copy_tensor(to, buffer);
+}
+
+// Lists have a tensor or several for each member that they are of.
+Sizes Collective::gives(int i) const {
+  switch (call_.kind) {
+    case CollectiveKind::all_gather:
+      return Sizes(inputs_);
+    case CollectiveKind::reduce_scatter:
+      return Sizes(inputs_.slice(static_cast<std::size_t>(i) * outputs_.size(), outputs_.size()));
+    case CollectiveKind::all_to_all:
+      return Sizes(inputs_[i]);
+    case CollectiveKind::all_reduce:
+    case CollectiveKind::broadcast:
+      return Sizes(outputs_);
+    default:
+      return {};
+  }
+}
+
+Sizes Collective::expects(int i) const {
+  switch (call_.kind) {
+    case CollectiveKind::all_gather:
+      return Sizes(outputs_.slice(static_cast<std::size_t>(i) * inputs_.size(), inputs_.size()));
+    case CollectiveKind::all_to_all:
+      return Sizes(outputs_[i]);
+    case CollectiveKind::reduce_scatter:
+    case CollectiveKind::all_reduce:
+    case CollectiveKind::broadcast:
+      return Sizes(outputs_);
+    default:
+      return {};
+  }
+}
+
+namespace {
+
+// The latest calls of a rank in a message of one size.
+struct PackedHistory {
+  struct Line {
+    std::uint64_t number, signature;
+    char text[256];
+  };
+  Line lines[CallHistory::kKept];
+  std::int64_t count = 0;
+};
+
+PackedHistory packed_history(const CollectiveCall& call) {
+  PackedHistory sent{};
+  for (const auto& line : calls_of(0, call).lines) {
+    auto& to = sent.lines[sent.count++];
+    to.number = line.number;
+    to.signature = line.signature;
+    line.text.copy(to.text, sizeof to.text - 1);
+  }
+  return sent;
+}
+
+RankCalls unpacked(std::int64_t rank, const CallHeader& header, const PackedHistory& sent) {
+  RankCalls calls{rank, header.operators, header.signature, {}};
+  for (int i = 0; i < sent.count; ++i)
+    calls.lines.push_back({sent.lines[i].number, sent.lines[i].signature, sent.lines[i].text});
+  return calls;
+}
+
+}  // namespace
+
+// Whether the members have parted is known to each of them alike, from the headers; then they tell each other what they
+// called. On a channel of its own: the data of the failed collective are on their way.
+std::string Collective::different_operators(const CallHeader& mine, const std::vector<CallHeader>& theirs) {
+  bool all_told = mine.signature != 0, differ = false;
+  for (int i = 0; i < group_.size(); ++i) {
+    if (i == group_.me) continue;
+    all_told = all_told && theirs[i].signature != 0;
+    differ = differ || theirs[i].signature != mine.signature;
+  }
+  if (!all_told || !differ) return "";
+  const auto sent = std::make_shared<PackedHistory>(packed_history(call_));
+  const auto received = std::make_shared<std::vector<PackedHistory>>(group_.size());
+  const int tag = static_cast<int>(group_.id % static_cast<std::uint64_t>(group_.job.max_tag()));
+  MessageBatch exchange(group_.job, Channel::histories, tag);
+  exchange.keep(sent), exchange.keep(received);
+  for (int i = 0; i < group_.size(); ++i) {
+    if (i == group_.me) continue;
+    exchange.recv(&(*received)[i], sizeof(PackedHistory), group_.ranks[i]);
+    exchange.send(sent.get(), sizeof(PackedHistory), group_.ranks[i]);
+  }
+  exchange.wait([&] { return operation(); });
+  std::vector<RankCalls> members;
+  for (int i = 0; i < group_.size(); ++i) {
+    const bool me = i == group_.me;
+    members.push_back(unpacked(group_.ranks[i], me ? mine : theirs[i], me ? *sent : (*received)[i]));
+  }
+  return "their operators differ, " + first_difference(members) + "; ";
+}
+
+void Collective::compare(const std::vector<CallHeader>& mine, const std::vector<CallHeader>& theirs) {
+  int bad = -1;
+  for (int i = 0; i < group_.size() && bad < 0; ++i) {
+    if (i != group_.me && !fits(mine[i], theirs[i])) bad = i;
+  }
+  if (bad < 0) return;
+  std::vector<std::pair<std::int64_t, std::string>> errors;
+  for (int i = 0; i < group_.size(); ++i)
+    errors.emplace_back(group_.ranks[i], i == group_.me ? mine[bad].error : theirs[i].error);
+  std::string text = failed_before(errors) + "ranks disagree on " +
+                     describe_group(call_.label ? *call_.label : group_.label, group_.ranks) + ": ";
+  text += different_operators(mine[bad], theirs);
+  for (int i = 0; i < group_.size(); ++i) {
+    const CallHeader& header = i == group_.me ? mine[bad] : theirs[i];
+    text += (i > 0 ? "; rank " : "rank ") + std::to_string(group_.ranks[i]) + " called " + header.str();
+  }
+  group_.job.fail(text);
+  group_.job.throw_failure(operation());
+}
+
+void Collective::run_transfers(const std::vector<Transfers>& parts) {
+  const int n = group_.size(), me = group_.me;
+  const bool with_headers = group_.job.options().check_calls && !compared_;
+  compared_ = true;
+  const auto both = std::make_shared<std::array<std::vector<CallHeader>, 2>>();  // outlives an abandoned exchange
+  auto& [mine, theirs] = *both;
+  mine.resize(n);
+  theirs.resize(n);
+  const int tag = static_cast<int>(group_.id % static_cast<std::uint64_t>(group_.job.max_tag()));
+  MessageBatch headers(group_.job, Channel::collectives, tag), data(group_.job, Channel::collectives, tag);
+  for (const auto& t : kept_) data.keep(t);
+  headers.keep(both);
+  const auto from = [&](int k) { return (me + n - k) % n; };  // not all ranks turn to the same one at once
+  const auto to = [&](int k) { return (me + k) % n; };
+  const auto error = with_headers ? group_.job.last_error() : std::string();
+  for (int k = 1; k < n && with_headers; ++k) headers.recv(&theirs[from(k)], sizeof(CallHeader), group_.ranks[from(k)]);
+  for (int k = 1; k < n && with_headers; ++k) {
+    mine[to(k)] = CallHeader(call_, group_.id, gives(to(k)), expects(to(k)));
+    mine[to(k)].record_error(error);
+    headers.send(&mine[to(k)], sizeof(CallHeader), group_.ranks[to(k)]);
+  }
+  for (int k = 1; k < n; ++k) {
+    for (const Transfer& part : parts[to(k)]) data.send(part.send_data, part.send_bytes, group_.ranks[to(k)]);
+  }
+  const auto where = [&] { return operation(); };
+  headers.wait(where, MessageBatch::WaitReason::peer_arrival);
+  if (with_headers) compare(mine, theirs);
+  for (int k = 1; k < n; ++k) {
+    for (const Transfer& part : parts[from(k)]) data.recv(part.recv_data, part.recv_bytes, group_.ranks[from(k)]);
+  }
+  data.wait(where);
+}
+
+}  // namespace dtensor::p2p

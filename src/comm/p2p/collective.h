@@ -1,0 +1,82 @@
+// One collective of this process with each of its peers.
+#pragma once
+
+#include <c10/util/SmallVector.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/p2p/call_header.h"
+#include "comm/p2p/pending_messages.h"
+
+namespace dtensor::p2p {
+
+struct ProcessGroup {
+  Job& job;
+  std::vector<std::int64_t> ranks;  // world ranks
+  int me;                           // index in ranks
+  std::uint64_t id;                 // the same on all members, different for other groups
+  std::string label;
+
+  int size() const { return static_cast<int>(ranks.size()); }
+  std::string describe(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) const;
+};
+
+// Bytes to and from one peer in one message each; null: none.
+struct Transfer {
+  const void* send_data = nullptr;
+  std::int64_t send_bytes = 0;
+  void* recv_data = nullptr;
+  std::int64_t recv_bytes = 0;
+};
+
+using Transfers = c10::SmallVector<Transfer, 1>;
+
+inline Transfer to_send(const at::Tensor& dense) {
+  return {dense.const_data_ptr(), static_cast<std::int64_t>(dense.nbytes()), nullptr, 0};
+}
+inline Transfer to_receive(const at::Tensor& dense) {
+  return {nullptr, 0, dense.data_ptr(), static_cast<std::int64_t>(dense.nbytes())};
+}
+
+class Collective {
+ public:
+  Collective(ProcessGroup& members, const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs);
+
+  // Sends what transfers_of(i) gives to and receives what it takes from each other member i, in the order of the parts,
+  // headers first where calls are compared.
+  template <class PartsOf>
+  void run(PartsOf&& transfers_of) {
+    std::vector<Transfers> parts(group_.size());
+    for (int i = 0; i < group_.size(); ++i) {
+      if (i != group_.me) parts[i] = transfers_of(i);
+    }
+    run_transfers(parts);
+  }
+  // `tensor` owns memory that is used until the collective is over.
+  void keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
+
+  // `t` itself if its bytes lie in row-major order, else a copy where they do, which is kept.
+  at::Tensor dense(const at::Tensor& t);
+  // `t` itself in that case, else memory of its size to receive into, from where copy_received takes it.
+  at::Tensor receive_buffer(const at::Tensor& t);
+
+ private:
+  void run_transfers(const std::vector<Transfers>& parts);
+  Sizes gives(int i) const;
+  Sizes expects(int i) const;
+  void compare(const std::vector<CallHeader>& mine, const std::vector<CallHeader>& theirs);
+  std::string different_operators(const CallHeader& mine, const std::vector<CallHeader>& theirs);
+  std::string operation() const { return group_.describe(call_, outputs_, inputs_); }
+
+  ProcessGroup& group_;
+  const CollectiveCall& call_;
+  at::TensorList outputs_, inputs_;
+  std::vector<at::Tensor> kept_;
+  bool compared_ = false;
+};
+
+void copy_received(const at::Tensor& to, const at::Tensor& buffer);
+
+}  // namespace dtensor::p2p

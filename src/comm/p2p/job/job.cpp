@@ -1,0 +1,175 @@
+// The side channel: small messages beside all others, sent to everybody when a rank fails or returns, and
+// heard by whoever waits. With them an error anywhere is an error everywhere within moments, and a rank that has left
+// is known.
+#include "comm/p2p/job/job.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+#include <utility>
+
+#include "comm/error_messages.h"
+#include "comm/memory/pool/buffer_pool.h"
+#include "comm/p2p/job/termination.h"
+
+namespace dtensor::p2p {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kLongestText = 3500;             // sent at once, without the receiver's help
+constexpr std::chrono::seconds kGrace{2};              // for the others to print their line
+constexpr std::chrono::milliseconds kOthersText{300};  // for them to say what they will print
+
+}  // namespace
+
+Job::Job(std::unique_ptr<Transport> transport, RunOptions options)
+    : transport_(std::move(transport)),
+      options_(options),
+      rank_(transport_->rank()),
+      size_(transport_->size()),
+      thread_(std::this_thread::get_id()) {
+  const int here = transport_->local_size() > 0 ? transport_->local_size() : size_;
+  share_pool_limit(here);
+  oversubscribed_ = here > static_cast<int>(std::thread::hardware_concurrency());
+  peers_ = std::vector<Peer>(size_);
+  watch_for_termination(true);
+}
+
+void Job::send_control(Tag tag, const std::string& text) {
+  for (int to = 0; to < size_; ++to) {
+    if (to != rank_) transport_->send_control(to, tag, text.substr(0, kLongestText));
+  }
+}
+
+void Job::fail(const std::string& text) {
+  std::lock_guard lock(mutex_);
+  if (failed_) return;
+  failure_ = text;
+  failed_ = true;
+  send_control(kFailed, text);
+}
+
+std::string Job::failure() {
+  std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void Job::throw_failure(const std::string& operation) {
+  throw CommError(failure() + " [rank " + std::to_string(rank_) + " was in " + operation + last() + "]");
+}
+
+std::string Job::last() const { return describe_recent_calls(rank_, record_.get()); }
+
+void Job::handle_control(const ControlMessage& word) {
+  Peer& peer = peers_[word.from];
+  if (word.tag == kLeft) peer.left = true;
+  if (word.tag == kFailurePrinted) peer.failure_printed = true;
+  if (word.tag == kWaits) peer.wait = Wait::read(word.text);
+  if (word.tag == kTerminationRequested) peer.termination_requested = true;
+  if (word.tag == kFailureText) peer.failure_text = word.text, peer.failure_announced = true;
+  if (word.tag == kFailed && !failed_) {
+    failure_ = word.text;
+    failed_ = true;
+  }
+}
+
+void Job::poll() {
+  std::lock_guard lock(mutex_);
+  if (closed_) return;
+  while (const auto word = transport_->poll_control()) handle_control(*word);
+  for (int from = 0; from < size_ && !failed_; ++from) {
+    // A rank that left or printed why it failed may go.
+    if (from == rank_ || peers_[from].left || peers_[from].failure_printed) continue;
+    const std::string why = transport_->disconnect_reason(from);
+    if (!why.empty()) fail("rank " + std::to_string(from) + " has died: " + why);
+  }
+}
+
+void Job::add_receive(std::weak_ptr<PendingReceive> receive) {
+  const std::lock_guard lock(receives_mutex_);
+  std::erase_if(receives_, [](const auto& known) { return known.expired(); });
+  receives_.push_back(std::move(receive));
+  has_receives_ = true;
+}
+
+void Job::poll_receives() {
+  std::vector<std::shared_ptr<PendingReceive>> open;
+  {
+    const std::lock_guard lock(receives_mutex_);
+    for (const auto& known : receives_) {
+      if (auto receive = known.lock(); receive && !receive->is_finished()) open.push_back(std::move(receive));
+    }
+    receives_.assign(open.begin(), open.end());
+    has_receives_ = !open.empty();
+  }
+  for (const auto& receive : open) receive->progress();
+}
+
+std::vector<MessageKey> Job::receiving() {
+  const std::lock_guard lock(receives_mutex_);
+  std::vector<MessageKey> keys;
+  for (const auto& known : receives_) {
+    if (const auto receive = known.lock(); receive && !receive->is_finished()) keys.push_back(receive->key());
+  }
+  return keys;
+}
+
+void Job::close() {
+  std::lock_guard lock(mutex_);
+  if (closed_.exchange(true)) return;
+  watch_for_termination(false);
+  transport_->finish();
+}
+
+bool Job::is_first_to_print(const std::string& text) {
+  std::unique_lock lock(mutex_);
+  send_control(kFailureText, text);
+  lock.unlock();
+  const auto deadline = Clock::now() + kOthersText;
+  for (;;) {
+    poll();
+    bool all_known = true;
+    lock.lock();
+    for (int r = 0; r < rank_; ++r) {
+      if (peers_[r].failure_announced && peers_[r].failure_text == text.substr(0, kLongestText)) return false;
+      all_known = all_known && peers_[r].failure_announced;
+    }
+    lock.unlock();
+    if (all_known || Clock::now() > deadline) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+bool Job::all(std::atomic<bool> Peer::*flag) const {
+  return std::all_of(peers_.begin(), peers_.end(), [&](const Peer& p) { return (p.*flag).load(); });
+}
+
+void Job::leave() {
+  {
+    std::lock_guard lock(mutex_);
+    peers_[rank_].left = true;
+    send_control(kLeft, "");
+  }
+  for (;;) {
+    poll();
+    if (failed()) throw CommError(failure());
+    if (all(&Peer::left)) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void Job::end() {
+  peers_[rank_].failure_printed = true;
+  send_control(kFailurePrinted, "");
+  const auto deadline = Clock::now() + kGrace;
+  while (!all(&Peer::failure_printed) && Clock::now() < deadline) {
+    poll();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  transport_->abort();
+  std::abort();  // GCC does not see that a virtual function never returns
+}
+
+}  // namespace dtensor::p2p

@@ -1,0 +1,70 @@
+#include "comm/p2p/job/process.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "comm/error_messages.h"
+#include "comm/launch/launchers.h"
+#include "comm/launch/rank_exit.h"
+#include "comm/p2p/backend.h"
+
+namespace dtensor::p2p {
+namespace {
+
+constexpr std::chrono::milliseconds kPollInterval{200};
+constexpr std::chrono::milliseconds kAfterFailure{3000};
+
+void share_cores(const RunOptions& options, int processes_here) {
+  if (!options.set_threads || std::getenv("OMP_NUM_THREADS") != nullptr) return;
+  at::set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / std::max(1, processes_here)));
+}
+
+// A rank that computes, sleeps or waits for something else does not hear that the run is over: it has a while to come
+// and say where it was, and is ended then.
+void exit_if_others_failed(Job& job) {
+  while (!job.closed()) {
+    std::this_thread::sleep_for(kPollInterval);
+    job.poll();
+    if (!job.failed()) continue;
+    std::this_thread::sleep_for(kAfterFailure);
+    if (job.closed() || job.ending()) return;
+    print_failure(job.rank(),
+                  job.failure() + " [rank " + std::to_string(job.rank()) + " did not notice: it was in no collective]");
+    flush_standard_output();
+    job.end();
+  }
+}
+
+}  // namespace
+
+int run_process(std::unique_ptr<Transport> transport, const std::function<void(Communicator)>& fn, RunOptions options) {
+  static auto& jobs = *new std::vector<std::unique_ptr<Job>>;  // kept: communicators may outlive this call
+  auto* job = jobs.emplace_back(std::make_unique<Job>(std::move(transport), options)).get();
+  try {
+    if (!job->transport().abort_ends_all()) std::thread([job] { exit_if_others_failed(*job); }).detach();
+    share_cores(options, job->transport().local_size());
+    const Communicator world(make_world_backend(*job));
+    job->set_record(backend_of(world)->shared_record());
+    fn(world);
+    run_rank_exit_hooks();
+    job->leave();
+  } catch (...) {
+    const std::string text = current_exception_text();
+    const std::string trace = current_exception_trace();  // takes a while, which others would not wait for later
+    job->fail("rank " + std::to_string(job->rank()) + " failed: " + text);
+    if (job->is_first_to_print(text)) print_failure(job->rank(), text, trace);
+    std::cout.flush();
+    flush_standard_output();
+    job->end();
+  }
+  job->close();
+  return 0;
+}
+
+}  // namespace dtensor::p2p

@@ -1,0 +1,16 @@
+// One process of a launched program, connected to the others: from its first call to the end that all ranks share, good
+// or bad.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "comm/p2p/transport.h"
+#include "dtensor/comm.h"
+
+namespace dtensor::p2p {
+
+// Runs fn and returns the exit status; does not return where a rank failed.
+int run_process(std::unique_ptr<Transport> transport, const std::function<void(Communicator)>& fn, RunOptions options);
+
+}  // namespace dtensor::p2p

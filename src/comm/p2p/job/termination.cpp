@@ -1,0 +1,47 @@
+// One handler for the process, set once: changing it around each wait would undo what the program sets meanwhile.
+#include "comm/p2p/job/termination.h"
+
+#include <signal.h>
+
+#include <atomic>
+#include <exception>
+
+namespace dtensor::p2p {
+namespace {
+
+volatile sig_atomic_t termination_requested = 0;
+std::atomic<int> waits{0};
+static_assert(std::atomic<int>::is_always_lock_free);
+
+void reraise_default() {
+  signal(SIGTERM, SIG_DFL);
+  raise(SIGTERM);
+}
+
+void on_termination_signal(int) {
+  termination_requested = 1;
+  if (waits.load() == 0) reraise_default();
+}
+
+bool is_set_to(void (*handler)(int)) {
+  struct sigaction now = {};
+  return sigaction(SIGTERM, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == handler;
+}
+
+}  // namespace
+
+void watch_for_termination(bool watch) {
+  if (watch && is_set_to(SIG_DFL)) signal(SIGTERM, on_termination_signal);
+  if (!watch && is_set_to(on_termination_signal)) signal(SIGTERM, SIG_DFL);
+}
+
+TerminationWatch::TerminationWatch() { ++waits; }
+
+// A request that came while the wait ended well.
+TerminationWatch::~TerminationWatch() {
+  if (--waits == 0 && termination_requested != 0 && std::uncaught_exceptions() == 0) reraise_default();
+}
+
+bool TerminationWatch::requested() { return termination_requested != 0; }
+
+}  // namespace dtensor::p2p

@@ -1,0 +1,99 @@
+#include "comm/socket/peer_link.h"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace dtensor::sockets {
+namespace {
+
+constexpr std::size_t kPieces = 16;  // written by one call
+
+// The system's memory may be short for a moment, which is no end of the stream.
+bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM; }
+
+}  // namespace
+
+void Connection::disconnect(const std::string& why) {
+  if (!disconnect_reason_.empty()) return;
+  disconnect_reason_ = why;
+  out_.clear();
+  peer_.stream.reset();
+}
+
+void Connection::put(const Frame& frame, std::string owned) {
+  if (!disconnect_reason_.empty()) return;
+  Piece piece;
+  piece.owned.reserve(sizeof frame + owned.size());
+  piece.owned.assign(reinterpret_cast<const char*>(&frame), sizeof frame).append(owned);
+  piece.size = piece.owned.size();
+  out_.push_back(std::move(piece));
+}
+
+void Connection::put(const Frame& frame, const char* data, std::uint64_t size, std::function<void()> sent) {
+  put(frame);
+  if (!disconnect_reason_.empty()) return;
+  Piece piece;
+  piece.data = data;
+  piece.size = size;
+  piece.sent = std::move(sent);
+  out_.push_back(std::move(piece));
+}
+
+void Connection::flush() {
+  while (!out_.empty() && disconnect_reason_.empty()) {
+    iovec parts[kPieces];
+    msghdr message{};
+    message.msg_iov = parts;
+    for (const Piece& piece : out_) {
+      if (message.msg_iovlen == kPieces) break;
+      parts[message.msg_iovlen++] = {const_cast<char*>(piece.begin()), piece.size - piece.at};
+    }
+    const ssize_t n = sendmsg(fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && would_block()) return;
+    // What it said before it went is still to be read: drain() finds the end.
+    if (n < 0) return out_.clear();
+    for (auto left = static_cast<std::uint64_t>(n); left > 0;) {
+      Piece& piece = out_.front();
+      const std::uint64_t part = std::min(left, piece.size - piece.at);
+      piece.at += part, left -= part;
+      if (piece.at < piece.size) break;
+      if (piece.sent) piece.sent();
+      out_.pop_front();
+    }
+  }
+}
+
+// Whether `at` has reached `size`.
+bool Connection::fill(char* to, std::uint64_t size, std::uint64_t& at) {
+  while (at < size) {
+    const ssize_t n = ::recv(fd(), to + at, size - at, MSG_DONTWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && would_block()) return false;
+    if (n == 0) return disconnect("its connection closed"), false;
+    if (n < 0) return disconnect(std::string("its connection failed: ") + std::strerror(errno)), false;
+    at += static_cast<std::uint64_t>(n);
+  }
+  return true;
+}
+
+void Connection::drain(const std::function<ReceiveTarget(const Frame&)>& receive_target) {
+  while (disconnect_reason_.empty()) {
+    if (!frame_complete_) {
+      if (!fill(reinterpret_cast<char*>(&frame_), sizeof frame_, frame_at_)) return;
+      target_ = receive_target(frame_);
+      frame_complete_ = true;
+      bytes_at_ = 0;
+    }
+    if (frame_.has_bytes() && !fill(target_.data, frame_.size, bytes_at_)) return;
+    frame_complete_ = false;
+    frame_at_ = 0;
+    if (target_.done) std::exchange(target_.done, nullptr)();
+  }
+}
+
+}  // namespace dtensor::sockets

@@ -1,0 +1,57 @@
+// This process's end of the stream to one peer: frames out, in order; frames in, with their bytes where they belong.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <string>
+
+#include "comm/socket/frame.h"
+#include "comm/socket/rendezvous/rendezvous.h"
+
+namespace dtensor::sockets {
+
+// Where the bytes of a frame go, and what is done when they are all there.
+struct ReceiveTarget {
+  char* data = nullptr;
+  std::function<void()> done;
+};
+
+class Connection {
+ public:
+  explicit Connection(Peer peers) : peer_(std::move(peers)) {}
+
+  int fd() const { return peer_.stream.fd(); }
+  pid_t readable() const { return peer_.readable; }
+  // Why nothing comes any more; empty: it may.
+  const std::string& disconnect_reason() const { return disconnect_reason_; }
+  void disconnect(const std::string& why);
+
+  // Queues a frame. `owned` goes with it, or the `size` bytes at `data`, which stay until `sent` is called.
+  void put(const Frame& frame, std::string owned = {});
+  void put(const Frame& frame, const char* data, std::uint64_t size, std::function<void()> sent);
+  void flush();
+  bool has_pending_output() const { return !out_.empty(); }
+
+  // Reads what is there. `receive_target` is asked once for each frame.
+  void drain(const std::function<ReceiveTarget(const Frame&)>& receive_target);
+
+ private:
+  struct Piece {
+    std::string owned;
+    const char* data = nullptr;  // null: owned
+    std::uint64_t size = 0, at = 0;
+    std::function<void()> sent;
+    const char* begin() const { return (data != nullptr ? data : owned.data()) + at; }
+  };
+  bool fill(char* to, std::uint64_t size, std::uint64_t& at);
+
+  Peer peer_;
+  std::string disconnect_reason_;
+  std::deque<Piece> out_;
+  Frame frame_;
+  std::uint64_t frame_at_ = 0, bytes_at_ = 0;
+  bool frame_complete_ = false;  // the frame is there, and its bytes are coming
+  ReceiveTarget target_;
+};
+
+}  // namespace dtensor::sockets

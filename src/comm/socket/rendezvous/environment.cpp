@@ -1,0 +1,65 @@
+#include "comm/socket/rendezvous/environment.h"
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "comm/launch/launch_flags.h"
+#include "comm/record/hash.h"
+
+namespace dtensor::sockets {
+namespace {
+
+constexpr int kFirstSlurmPort = 20000, kSlurmPorts = 10000;
+constexpr std::chrono::seconds kMinTimeout{60};  // processes of one job do not start at one moment
+
+int port(const std::string& text) {
+  const auto value = number(text);
+  if (value && *value > 0 && *value < 65526) return *value;
+  throw LaunchError("MASTER_PORT=" + text + " is not a port from 1 to 65525");
+}
+
+// The first of a list of hosts as Slurm writes it: "rack[2-3]_node[07-09,12],gpu3" is rack2_node07.
+std::string first_host(const std::string& list) {
+  std::string host;
+  for (std::size_t at = 0; at < list.size() && list[at] != ','; ++at) {
+    if (list[at] != '[') {
+      host += list[at];
+      continue;
+    }
+    const auto end = list.find_first_of("-,]", at);
+    host += list.substr(at + 1, end - at - 1);
+    at = std::min(list.find(']', at), list.size());
+  }
+  return host;
+}
+
+}  // namespace
+
+RendezvousOptions rendezvous_options(const LauncherEnvironment& e, std::chrono::milliseconds timeout) {
+  RendezvousOptions options;
+  options.rank = e.rank;
+  options.size = e.size;
+  options.timeout = std::max<std::chrono::milliseconds>(timeout, kMinTimeout);
+  if (e.size == 1) return options;
+  const std::string slurm_job = environment_variable("SLURM_JOB_ID") + "." + environment_variable("SLURM_STEP_ID");
+  std::string host = environment_variable("MASTER_ADDR"), number = environment_variable("MASTER_PORT");
+  if (e.launcher == "srun") {
+    if (host.empty()) {
+      host = first_host(environment_variable(environment_variable("SLURM_STEP_NODELIST").empty() ? "SLURM_NODELIST" : "SLURM_STEP_NODELIST"));
+    }
+    if (number.empty()) number = std::to_string(kFirstSlurmPort + hash_of(slurm_job) % kSlurmPorts);
+  }
+  if (host.empty() || number.empty()) {
+    throw LaunchError(e.launcher + " gives no MASTER_ADDR and MASTER_PORT, where the " + std::to_string(e.size) +
+                      " processes can meet; set them");
+  }
+  options.host = host;
+  options.port = port(number);
+  options.job = hash_of(number + "|" + environment_variable("TORCHELASTIC_RUN_ID") + "|" + environment_variable("TORCHELASTIC_RESTART_COUNT") +
+                        "|" + (e.launcher == "srun" ? slurm_job : ""));
+  return options;
+}
+
+}  // namespace dtensor::sockets

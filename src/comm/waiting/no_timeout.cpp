@@ -1,0 +1,23 @@
+// A count for the whole process: what a debugger stops is the process.
+#include "comm/waiting/no_timeout.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "dtensor/debug_rank.h"
+
+namespace dtensor {
+namespace {
+std::atomic<int> suspended{0};
+}
+
+bool timeouts_suspended() { return suspended.load(std::memory_order_relaxed) > 0; }
+
+std::chrono::milliseconds clamp_timeout(std::chrono::milliseconds timeout) {
+  return std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365 * 100));
+}
+
+NoTimeout::NoTimeout() { ++suspended; }
+NoTimeout::~NoTimeout() { --suspended; }
+
+}  // namespace dtensor

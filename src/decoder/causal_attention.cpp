@@ -1,0 +1,121 @@
+// Causal attention: ATen's kernels where they know the case, products and a softmax where scores are capped.
+#include "decoder/causal_attention.h"
+
+#include <ATen/ATen.h>
+
+#include <limits>
+
+#include "dtensor/attention.h"
+#include "dtensor/tensor.h"
+
+namespace dtensor::nn {
+namespace {
+
+// [L, S]: whether a query sees a key.
+at::Tensor mask_of(const at::Tensor& q, const at::Tensor& k, std::int64_t window) {
+  const auto options = at::TensorOptions(at::kLong).device(q.device());
+  const std::int64_t queries = q.size(2), keys = k.size(2);
+  const at::Tensor behind = at::arange(keys - queries, keys, options).unsqueeze(1) - at::arange(keys, options);
+  return window > 0 ? at::logical_and(behind >= 0, behind < window) : behind >= 0;
+}
+
+// Heads of a group stand beside each other as rows of one matrix, so that its keys are read once.
+at::Tensor grouped(const at::Tensor& q, std::int64_t groups) {
+  return q.unflatten(1, {groups, q.size(1) / groups}).flatten(2, 3);
+}
+// share: heads of a group. There may be no query.
+at::Tensor ungrouped(const at::Tensor& y, std::int64_t share, std::int64_t queries) {
+  return y.unflatten(2, {share, queries}).flatten(1, 2);
+}
+
+at::Tensor capped(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttendOptions& o) {
+  const std::int64_t groups = k.size(1), share = q.size(1) / groups, queries = q.size(2);
+  at::Tensor scores = at::matmul(grouped(q, groups), k.transpose(2, 3)) * (o.scale / o.softcap);
+  scores = at::tanh(scores) * o.softcap;
+  if (queries > 1) {
+    const double never = -std::numeric_limits<double>::infinity();
+    const at::Tensor unseen = mask_of(q, k, o.window).logical_not();
+    scores = scores.unflatten(2, {share, queries}).masked_fill(unseen, never).flatten(2, 3);
+  }
+  const auto wide = scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return ungrouped(at::matmul(at::softmax(scores, -1, wide).to(q.scalar_type()), v), share, queries);
+}
+
+// [L, own]: whether a query sees a key of this rank's; undefined where it sees each.
+at::Tensor shared_mask(std::int64_t first, std::int64_t queries, const at::Tensor& k,
+                       const Communicator& sequence_group, std::int64_t window) {
+  if (queries == 1 && window == 0) return {};
+  const auto options = at::TensorOptions(at::kLong).device(k.device());
+  const at::Tensor places = at::arange(k.size(2), options) * sequence_group.size() + sequence_group.rank();
+  const at::Tensor behind = at::arange(first, first + queries, options).unsqueeze(1) - places;
+  return window > 0 ? at::logical_and(behind >= 0, behind < window) : behind >= 0;
+}
+
+// Of this rank's keys, side by side as rows [B, G, H / G * L, F + 2]: weighted values, the sum of weights, the largest
+// score; of no key: zeros, zero, minus infinity.
+at::Tensor local_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask,
+                           const AttendOptions& o) {
+  const std::int64_t groups = k.size(1), queries = q.size(2);
+  const double never = -std::numeric_limits<double>::infinity();
+  const auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor rows = grouped(q, groups);
+  if (k.size(2) == 0) {
+    const at::Tensor none = at::zeros({q.size(0), groups, rows.size(2), v.size(3) + 2}, q.options().dtype(wide));
+    none.select(3, v.size(3) + 1).fill_(never);
+    return none;
+  }
+  at::Tensor scores = at::matmul(rows, k.transpose(2, 3)).to(wide) * o.scale;
+  if (o.softcap > 0) scores = at::tanh(scores / o.softcap) * o.softcap;
+  if (mask.defined()) {
+    scores = scores.unflatten(2, {q.size(1) / groups, queries}).masked_fill(mask.logical_not(), never).flatten(2, 3);
+  }
+  const at::Tensor largest = scores.amax(-1, /*keepdim=*/true);
+  // Where a query sees none of them, the weights are exp(-inf - 0).
+  const at::Tensor weights = (scores - largest.masked_fill(largest == never, 0)).exp();
+  const at::Tensor values = at::matmul(weights.to(v.scalar_type()), v).to(wide);
+  return at::cat({values, weights.sum(-1, /*keepdim=*/true), largest}, 3);
+}
+
+at::Tensor sdpa(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& mask,
+                bool causal, double scale) {
+  return at::scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale, q.size(1) != k.size(1));
+}
+
+}  // namespace
+
+at::Tensor attend(const at::Tensor& q, at::Tensor k, at::Tensor v, const AttendOptions& o) {
+  const std::int64_t queries = q.size(2), groups = k.size(1);
+  if (queries == 1 && o.window > 0 && k.size(2) > o.window) {  // the last token sees the last of the keys
+    k = k.narrow(2, k.size(2) - o.window, o.window);
+    v = v.narrow(2, v.size(2) - o.window, o.window);
+  }
+  if (o.softcap > 0) return capped(q, k, v, o);
+  if (queries == 1) {
+    return ungrouped(sdpa(grouped(q, groups), k, v, std::nullopt, false, o.scale), q.size(1) / groups, queries);
+  }
+  const bool first = k.size(2) == queries, windowed = o.window > 0 && k.size(2) > o.window;
+  if (first && !windowed) return sdpa(q, k, v, std::nullopt, /*causal=*/true, o.scale);
+  if (first && is_dtensor(q)) {
+    AttentionOptions options;
+    options.causal = true, options.scale = o.scale, options.window = o.window;
+    return attention(q, k, v, options);
+  }
+  return sdpa(q, k, v, mask_of(q, k, o.window), false, o.scale);
+}
+
+at::Tensor attend_split_cache(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t first,
+                              const Communicator& sequence_group, const AttendOptions& o) {
+  const std::int64_t queries = q.size(2), size = v.size(3);
+  const at::Tensor mine =
+      local_attention(q, k, v, shared_mask(first, queries, k, sequence_group, o.window), o).contiguous();
+  const at::Tensor all =
+      mine.new_empty({sequence_group.size(), mine.size(0), mine.size(1), mine.size(2), mine.size(3)});
+  sequence_group.all_gather(all.unbind(0), mine).wait();
+  const at::Tensor largest = all.narrow(4, size + 1, 1);
+  const at::Tensor scaled = all.narrow(4, 0, size + 1) * (largest - largest.amax(0)).exp();
+  const at::Tensor sum = scaled.sum(0);
+  const at::Tensor y = sum.narrow(3, 0, size) / sum.narrow(3, size, 1);
+  return ungrouped(y.to(q.scalar_type()), q.size(1) / k.size(1), queries);
+}
+
+}  // namespace dtensor::nn

@@ -1,0 +1,293 @@
+// Dispatchers by all-to-all: rows sorted by expert, exchanged, put in order of local experts, and back. They differ in
+// how they come to know the numbers of rows.
+#include "dtensor/moe/dispatch.h"
+
+#include <ATen/ATen.h>
+
+#include <c10/core/InferenceMode.h>
+
+#include <mutex>
+#include <numeric>
+#include <utility>
+
+#include "internal/aten_scopes.h"
+#include "moe/counting.h"
+#include "moe/dispatch/dispatch_details.h"
+#include "moe/dispatch/permute.h"
+#include "moe/dispatch/weighted_rows.h"
+#include "moe/routing/router_parts.h"
+
+namespace dtensor {
+namespace {
+
+using Sizes = std::vector<std::int64_t>;
+
+int size_of(const Communicator& ranks) { return ranks ? ranks.size() : 1; }
+int rank_of(const Communicator& ranks) { return ranks ? ranks.rank() : 0; }
+
+// Of an exchange of rows.
+struct RowDetails final : DispatchDetails {
+  Sizes send_splits, take_splits;         // rows to and from each rank
+  Sizes blocks, order;                    // of the rows taken; how they are put in order of local experts
+  std::shared_ptr<SharedCounts> pending;  // counts still on their way
+};
+
+RowDetails& details_of(const DispatchPlan& plan) { return moe::details_of<RowDetails>(plan, "an exchange of rows"); }
+
+// Completes a plan from counts [ranks, experts]: what each rank has for each expert.
+void plan_rows(DispatchPlan& plan, const at::Tensor& counts, int me) {
+  auto& details = details_of(plan);
+  const auto ranks = counts.size(0), experts = counts.size(1), local = experts / ranks;
+  const auto* count = counts.const_data_ptr<std::int64_t>();
+  plan.rows.assign(local, 0);
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    const auto* to_me = count + r * experts + me * local;
+    const auto* mine = count + me * experts + r * local;
+    details.send_splits.push_back(std::accumulate(mine, mine + local, std::int64_t{0}));
+    details.take_splits.push_back(std::accumulate(to_me, to_me + local, std::int64_t{0}));
+    details.blocks.insert(details.blocks.end(), to_me, to_me + local);
+    for (std::int64_t e = 0; e < local; ++e) plan.rows[e] += to_me[e];
+  }
+  for (std::int64_t e = 0; e < local; ++e) {
+    for (std::int64_t r = 0; r < ranks; ++r) details.order.push_back(r * local + e);
+  }
+}
+
+// By all-to-all of rows; of one rank: none.
+class RowExchange : public Dispatcher {
+ public:
+  RowExchange(Communicator ranks, const char* name) : Dispatcher(std::move(ranks)), name_(name) {}
+
+  DispatchPlan prepare(const Routing& routing, const TokenLayout&) const override {
+    check_experts(routing);
+    auto plan = sort_entries(routing);
+    details_of(plan).pending = routing.counts;
+    routing.counts->begin(ranks_);  // on its way while dispatch() copies rows
+    return plan;
+  }
+
+  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const OverlapFn& overlap_fn) const override {
+    const auto& details = details_of(plan);
+    const auto sorted = moe::sent_rows(x, plan);
+    if (size_of(ranks_) == 1) {  // the host need not know how many rows an expert has
+      if (details.pending) plan.counts = details.pending->local();
+      if (plan.counts.is_cpu()) plan.host_rows();
+      if (overlap_fn) overlap_fn();
+      return sorted;
+    }
+    if (details.pending) take_counts(plan);
+    const auto taken = all_to_all(sorted, details.take_splits, details.send_splits, ranks_, overlap_fn);
+    return gather_blocks(taken, details.blocks, details.order);
+  }
+
+  at::Tensor combine(const at::Tensor& rows, const DispatchPlan& plan, const at::Tensor& base,
+                     at::TensorList keep) const override {
+    auto back = rows;
+    if (size_of(ranks_) > 1) {
+      const auto& details = details_of(plan);
+      const auto spread = scatter_blocks(rows, details.blocks, details.order);
+      back = all_to_all(spread, details.send_splits, details.take_splits, ranks_);
+    }
+    const auto weights = plan.apply_probs_before_experts ? at::Tensor() : plan.weights;
+    return base.defined() ? add_unpermuted_tokens(base, back, plan.position, weights, keep)
+                          : unpermute_tokens(back, plan.position, weights);
+  }
+
+  const char* name() const override { return name_; }
+
+ protected:
+  void check_experts(const Routing& routing) const {
+    TORCH_CHECK(routing.expert_count % size_of(ranks_) == 0, name_, ": ", routing.expert_count, " experts on ",
+                size_of(ranks_), " ranks");
+  }
+
+  void take_counts(DispatchPlan& plan) const {
+    const auto pending = std::exchange(details_of(plan).pending, nullptr);
+    const auto local = pending->local().size(0) / size_of(ranks_);
+    plan_rows(plan, pending->of_ranks(ranks_), rank_of(ranks_));
+    plan.counts = pending->on_device(ranks_).narrow(1, rank_of(ranks_) * local, local).sum(0);
+  }
+
+  static DispatchPlan sort_entries(const Routing& routing) {
+    const auto kept = routing.empty < 0 ? -1 : routing.experts.numel() - routing.empty;
+    const auto sorted = routing.order
+                            ? *routing.order
+                            : sort_by_bin(routing.experts, routing.expert_count, routing.counts->local(), kept);
+    DispatchPlan plan;
+    plan.position = sorted.position.view(routing.experts.sizes());
+    plan.weights = routing.weights;
+    plan.sent = sorted.order.size(0);
+    plan.details = std::make_shared<RowDetails>();
+    return plan;
+  }
+
+ private:
+  const char* name_;
+};
+
+class CapacityExchange final : public RowExchange {
+ public:
+  CapacityExchange(Communicator ranks, CapacityOptions options)
+      : RowExchange(std::move(ranks), "CapacityAllToAll"), options_(options) {}
+
+  DispatchPlan prepare(const Routing& routing, const TokenLayout& layout) const override {
+    Routing kept = routing;
+    const auto dropped = drop_over_capacity(kept, layout, options_);
+    auto plan = RowExchange::prepare(kept, layout);
+    plan.dropped = dropped;
+    return plan;
+  }
+
+ private:
+  CapacityOptions options_;
+};
+
+// The numbers of rows follow from the rule by which experts were chosen. Segments to all ranks have one size: rows
+// first, then zero rows, which are left out on arrival.
+class EqualExchange final : public RowExchange, public moe::NeedsEqualTokens {
+ public:
+  explicit EqualExchange(Communicator ranks) : RowExchange(std::move(ranks), "EqualAllToAll") {}
+
+  DispatchPlan prepare(const Routing& routing, const TokenLayout& layout) const override {
+    TORCH_CHECK(routing.round_robin, "EqualAllToAll: the router must choose in turn (RouterChoice::round_robin) with ",
+                "equally many tokens on all ranks (all_to_all_dispatcher takes any)");
+    TORCH_CHECK(!layout.index.defined(), "EqualAllToAll: tokens of a rank must follow each other in the batch");
+    const auto here = routing.experts.size(0);
+    const std::int64_t spread = layout.ranks ? layout.ranks.size() : 1;
+    TORCH_CHECK(layout.total < 0 || layout.total == here * spread, "EqualAllToAll: ", layout.total, " tokens on ",
+                spread, " ranks, ", here,
+                " on this one; all ranks must have equally many (all_to_all_dispatcher takes any)");
+    check_experts(routing);
+    moe::count(&MoeCounters::equal_exchanges);
+    const std::lock_guard lock(mutex_);
+    if (!cached_for_ || cached_for_ != routing.order || !(cached_layout_ == layout.ranks) ||
+        cached_first_ != layout.first) {
+      kept_ = make_plan(routing, layout);
+      cached_for_ = routing.order;
+      cached_layout_ = layout.ranks;
+      cached_first_ = layout.first;
+    } else {
+      moe::count(&MoeCounters::cached_plans);
+    }
+    auto plan = kept_;
+    plan.weights = routing.weights;
+    return plan;
+  }
+
+  // Tokens that a rank has more than others change its segments, which nobody announced.
+  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const OverlapFn& overlap_fn) const override {
+    try {
+      return RowExchange::dispatch(x, plan, overlap_fn);
+    } catch (const CommError& error) {
+      throw CommError(c10::str(error.what(), "; EqualAllToAll needs equally many tokens on all ranks, this one has ",
+                               x.size(0), " (all_to_all_dispatcher takes any)"));
+    }
+  }
+
+ private:
+  DispatchPlan make_plan(const Routing& routing, const TokenLayout& layout) const {
+    const c10::InferenceMode off(false);  // it serves passes with gradients, too
+    const NoMeshScopeGuard plain;
+    auto plan = sort_entries(routing);
+    plan.weights = at::Tensor();
+    plan_rows(plan, counts_for_equal_tokens(routing, layout), rank_of(ranks_));
+    plan.counts = at::tensor(plan.rows, at::kLong).to(plan.position.device());
+    if (size_of(ranks_) > 1) pad_segments(plan);
+    return plan;
+  }
+
+  at::Tensor counts_for_equal_tokens(const Routing& routing, const TokenLayout& layout) const {
+    const auto experts = routing.expert_count, entries = routing.experts.numel();
+    const auto places = indices_of_members(layout);
+    auto counts = at::empty({size_of(ranks_), experts}, at::kLong);
+    auto* count = counts.mutable_data_ptr<std::int64_t>();
+    for (int r = 0; r < size_of(ranks_); ++r) {
+      const auto first = places[static_cast<std::size_t>(r)] * entries % experts;
+      for (std::int64_t e = 0; e < experts; ++e) {
+        const auto turn = (e - first + experts) % experts;  // when it is first taken
+        count[r * experts + e] = entries > turn ? (entries - turn - 1) / experts + 1 : 0;
+      }
+    }
+    return counts;
+  }
+
+  // Which part of the batch each of the ranks that share the experts has. Where nobody else has other tokens, each has
+  // a batch of its own.
+  Sizes indices_of_members(const TokenLayout& layout) const {
+    const auto members = static_cast<std::size_t>(size_of(ranks_));
+    if (!layout.ranks || !ranks_) return Sizes(members, layout.ranks ? layout.ranks.rank() : 0);
+    auto places = moe::indices_among(ranks_, layout.ranks);
+    TORCH_CHECK(places.size() == members, "EqualAllToAll: of the ", members, " ranks that share the experts ",
+                members - places.size(), " have no tokens of their own (all_to_all_dispatcher takes any)");
+    return places;
+  }
+
+  void pad_segments(DispatchPlan& plan) const {
+    auto& details = details_of(plan);
+    const auto ranks = static_cast<std::int64_t>(size_of(ranks_));
+    const auto local = static_cast<std::int64_t>(plan.rows.size());
+    const auto segment = segment_size(plan, ranks);
+    const bool exact =
+        std::all_of(details.send_splits.begin(), details.send_splits.end(), [&](auto s) { return s == segment; }) &&
+        std::all_of(details.take_splits.begin(), details.take_splits.end(), [&](auto s) { return s == segment; });
+    if (exact) return;
+    shift_positions(plan, segment);
+    Sizes blocks, order;
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      blocks.insert(blocks.end(), details.blocks.begin() + r * local, details.blocks.begin() + (r + 1) * local);
+      blocks.push_back(segment - details.take_splits[r]);
+    }
+    for (const auto b : details.order) order.push_back(b / local * (local + 1) + b % local);
+    details.blocks = blocks;
+    details.order = order;
+    details.send_splits.assign(ranks, segment);
+    details.take_splits.assign(ranks, segment);
+    plan.sent = ranks * segment;
+  }
+
+  // The largest that any rank sends to any other, which all ranks know without asking: ceil(entries / experts) rows an
+  // expert at most.
+  std::int64_t segment_size(const DispatchPlan& plan, std::int64_t ranks) const {
+    const auto entries = plan.position.numel(), local = static_cast<std::int64_t>(plan.rows.size());
+    const auto experts = local * ranks, rounds = entries / experts, rest = entries % experts;
+    return rounds * local + std::min(rest, local);
+  }
+
+  // The plan of the last order, without weights. (Layers are run by one thread; recomputation may be on another.)
+  mutable std::mutex mutex_;
+  mutable DispatchPlan kept_;
+  mutable std::shared_ptr<const SortedBins> cached_for_;
+  mutable Communicator cached_layout_;
+  mutable std::int64_t cached_first_ = -1;
+
+  static void shift_positions(DispatchPlan& plan, std::int64_t segment) {
+    const Sizes& splits = details_of(plan).send_splits;
+    Sizes ends(splits.size());
+    std::partial_sum(splits.begin(), splits.end(), ends.begin());
+    const auto bounds = at::tensor(ends, plan.position.options());
+    const auto target = at::bucketize(plan.position, bounds, false, /*right=*/true);
+    const auto starts = bounds - at::tensor(splits, plan.position.options());
+    plan.position = plan.position - starts.index_select(0, target.flatten()).view_as(target) + target * segment;
+  }
+};
+
+}  // namespace
+
+at::IntArrayRef DispatchPlan::host_rows() {
+  if (rows.empty() && counts.defined()) {
+    const auto host = counts.cpu();
+    rows.assign(host.const_data_ptr<std::int64_t>(), host.const_data_ptr<std::int64_t>() + host.numel());
+  }
+  return rows;
+}
+
+DispatcherPtr local_dispatcher() { return std::make_shared<RowExchange>(Communicator(), "Local"); }
+DispatcherPtr all_to_all_dispatcher(const Communicator& ranks) {
+  return std::make_shared<RowExchange>(ranks, "AllToAll");
+}
+DispatcherPtr capacity_all_to_all_dispatcher(const Communicator& ranks, CapacityOptions options) {
+  return std::make_shared<CapacityExchange>(ranks, options);
+}
+DispatcherPtr equal_all_to_all_dispatcher(const Communicator& ranks) { return std::make_shared<EqualExchange>(ranks); }
+
+}  // namespace dtensor

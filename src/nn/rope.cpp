@@ -1,0 +1,135 @@
+// Frequencies of each scaling, in float64, and the rotation.
+#include "dtensor/nn.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "internal/aten_scopes.h"
+
+namespace dtensor::nn {
+namespace {
+
+// Where the ramp of yarn begins or ends: the frequency that makes `turns` turns over the original positions.
+double yarn_bound(const RopeOptions& o, double turns) {
+  const auto positions = static_cast<double>(o.original_positions);
+  return static_cast<double>(o.size) * std::log(positions / (turns * 2 * std::numbers::pi)) / (2 * std::log(o.base));
+}
+
+double yarn_frequency(const RopeOptions& o, double plain, std::int64_t i) {
+  double low = yarn_bound(o, o.beta_fast), high = yarn_bound(o, o.beta_slow);
+  if (o.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0), high = std::min(high, static_cast<double>(o.size - 1));
+  if (low == high) high += 0.001;
+  const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+  return plain / o.factor * ramp + plain * (1 - ramp);
+}
+
+double llama3_frequency(const RopeOptions& o, double plain) {
+  const double turns = static_cast<double>(o.original_positions) * plain / (2 * std::numbers::pi);
+  if (turns < o.low_frequency) return plain / o.factor;
+  if (turns > o.high_frequency) return plain;
+  const double smooth = (turns - o.low_frequency) / (o.high_frequency - o.low_frequency);
+  return (1 - smooth) * plain / o.factor + smooth * plain;
+}
+
+double base_of(const RopeOptions& o, std::int64_t length) {
+  if (o.scaling != RopeScaling::dynamic || length <= o.max_positions) return o.base;
+  const double ratio = static_cast<double>(length) / static_cast<double>(o.max_positions);
+  const auto size = static_cast<double>(o.size);
+  return o.base * std::pow(o.factor * ratio - (o.factor - 1), size / (size - 2));
+}
+
+double frequency(const RopeOptions& o, std::int64_t i, std::int64_t length) {
+  const double plain = std::pow(base_of(o, length), -2 * static_cast<double>(i) / static_cast<double>(o.size));
+  switch (o.scaling) {
+    case RopeScaling::linear:
+      return plain / o.factor;
+    case RopeScaling::yarn:
+      return yarn_frequency(o, plain, i);
+    case RopeScaling::longrope:
+      return plain / (length > o.original_positions ? o.long_factors : o.short_factors)[static_cast<std::size_t>(i)];
+    case RopeScaling::llama3:
+      return llama3_frequency(o, plain);
+    default:
+      return plain;
+  }
+}
+
+double yarn_mscale(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1; }
+
+bool depends_on_length(RopeScaling scaling) {
+  return scaling == RopeScaling::dynamic || scaling == RopeScaling::longrope;
+}
+
+void check(const RopeOptions& o) {
+  TORCH_CHECK(o.size > 0 && o.size % 2 == 0, "Rope: size ", o.size, "; the elements that are turned come in pairs");
+  TORCH_CHECK(o.base > 0 && o.factor > 0, "Rope: base ", o.base, " and factor ", o.factor, " must be positive");
+  const bool from_original =
+      o.scaling == RopeScaling::yarn || o.scaling == RopeScaling::longrope || o.scaling == RopeScaling::llama3;
+  TORCH_CHECK(!from_original || o.original_positions > 0, "Rope: this scaling needs original_positions");
+  TORCH_CHECK(o.scaling != RopeScaling::dynamic || (o.max_positions > 0 && o.size > 2),
+              "Rope: dynamic scaling needs max_positions and a size above 2");
+  const auto half = static_cast<std::size_t>(o.size / 2);
+  TORCH_CHECK(o.scaling != RopeScaling::longrope || (o.short_factors.size() == half && o.long_factors.size() == half),
+              "Rope: longrope needs ", half, " short and long factors, not ", o.short_factors.size(), " and ",
+              o.long_factors.size());
+}
+
+}  // namespace
+
+Rope::Rope(RopeOptions options) : options_(std::move(options)) { check(options_); }
+
+at::Tensor Rope::frequencies(std::int64_t length) const {
+  const NoMeshScopeGuard plain;  // angles serve every mesh, within a MeshScope and after it
+  std::vector<double> values;
+  for (std::int64_t i = 0; i < options_.size / 2; ++i) values.push_back(frequency(options_, i, length));
+  return at::tensor(values, at::kDouble);
+}
+
+double Rope::attention_factor() const {
+  const RopeOptions& o = options_;
+  if (o.attention_factor) return *o.attention_factor;
+  if (o.scaling == RopeScaling::yarn) {
+    const bool both = o.mscale != 0 && o.mscale_all_dim != 0;
+    return both ? yarn_mscale(o.factor, o.mscale) / yarn_mscale(o.factor, o.mscale_all_dim) : yarn_mscale(o.factor, 1);
+  }
+  if (o.scaling != RopeScaling::longrope || o.factor <= 1) return 1;
+  return std::sqrt(1 + std::log(o.factor) / std::log(static_cast<double>(o.original_positions)));
+}
+
+Rope::Angles Rope::make(std::int64_t first, std::int64_t count, std::int64_t length, at::TensorOptions like) const {
+  const at::Tensor position = at::arange(first, first + count, at::kDouble);
+  const at::Tensor angle = position.unsqueeze(1) * frequencies(length);
+  const double factor = attention_factor();
+  return {(angle.cos() * factor).to(like), (angle.sin() * factor).to(like)};
+}
+
+Rope::Angles Rope::angles(std::int64_t first, std::int64_t count, at::TensorOptions like) const {
+  const NoMeshScopeGuard plain;  // angles serve every mesh, within a MeshScope and after it
+  const std::int64_t length = first + count;
+  if (depends_on_length(options_.scaling)) return make(first, count, length, like);
+  const bool kept = kept_.cos.defined() && kept_.cos.size(0) >= length && kept_.cos.scalar_type() == like.dtype() &&
+                    kept_.cos.device() == like.device();
+  if (!kept) {
+    const c10::InferenceMode off(false);  // what is kept serves passes with gradients, too
+    kept_ = make(0, std::max<std::int64_t>(2 * length, 64), length, like);
+  }
+  return {kept_.cos.narrow(0, first, count), kept_.sin.narrow(0, first, count)};
+}
+
+at::Tensor Rope::rotate(const at::Tensor& x, const Angles& angles) const {
+  const std::int64_t size = options_.size, half = size / 2;
+  const at::Tensor turned = x.size(3) == size ? x : x.narrow(3, 0, size);
+  const at::Tensor first = options_.interleaved ? turned.slice(3, 0, size, 2) : turned.narrow(3, 0, half);
+  const at::Tensor second = options_.interleaved ? turned.slice(3, 1, size, 2) : turned.narrow(3, half, half);
+  // Interleaved pairs come out as halves: queries and keys alike, so that their products are the same.
+  std::vector<at::Tensor> parts{first * angles.cos - second * angles.sin, second * angles.cos + first * angles.sin};
+  if (x.size(3) > size) parts.push_back(x.narrow(3, size, x.size(3) - size));
+  return at::cat(parts, 3);
+}
+
+}  // namespace dtensor::nn

@@ -1,0 +1,196 @@
+// Builds cache keys.
+#include "ops/cache/call_view.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/UndefinedTensorImpl.h>
+
+#include "comm/record/hash.h"
+#include "comm/reduce_policy.h"
+
+namespace dtensor {
+
+void CallKey::plain(const c10::TensorImpl& impl) {
+  const auto sizes = impl.sizes();
+  push_back(kPlain | static_cast<std::uint64_t>(impl.is_wrapped_number()) << 8 |
+            static_cast<std::uint64_t>(c10::typeMetaToScalarType(impl.dtype())) << 16 | sizes.size() << 32 |
+            static_cast<std::uint64_t>(impl.layout()) << 48);
+  for (auto size : sizes) push_back(static_cast<std::uint64_t>(size));
+  if (C10_UNLIKELY(impl.layout() != c10::kStrided)) return;
+  for (auto stride : impl.strides()) push_back(static_cast<std::uint64_t>(stride));
+}
+
+void CallKey::value(const c10::IValue& value_in, bool values) {
+  if (value_in.isInt()) {
+    integer(value_in.toInt(), values);
+  } else if (value_in.isNone()) {
+    none();
+  } else if (value_in.isBool()) {
+    boolean(value_in.toBool(), values);
+  } else if (value_in.isDouble()) {
+    real(value_in.toDouble(), values);
+  } else if (value_in.isList()) {
+    const auto items = value_in.toListRef();
+    list(items.size());
+    for (const auto& item : items) value(item, values);
+  } else if (value_in.isComplexDouble()) {
+    number(kComplex, std::bit_cast<std::uint64_t>(value_in.toComplexDouble().real()), values);
+    number(kComplex, std::bit_cast<std::uint64_t>(value_in.toComplexDouble().imag()), values);
+  } else if (value_in.isString()) {
+    text(value_in.toStringRef());
+  } else if (value_in.isDevice()) {
+    device(value_in.toDevice());
+  } else {
+    push_back(kOther);  // generators do not change a decision
+  }
+}
+
+std::uint64_t CallKey::hash() const {
+  std::uint64_t hash = 0x9E3779B97F4A7C15ull ^ size();
+  for (auto word : *this) hash = hash_combine(hash, word);
+  return hash;
+}
+
+CallView::CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) : CallView(entry) {
+  walk(entry, args);
+  if (C10_UNLIKELY(has_host_operand())) move_operands_to_device(entry, args);
+}
+
+void CallView::add_reduce_policy() {
+  const auto type = accumulation_type();
+  if (type != c10::ScalarType::Undefined) key.policy(type);
+}
+
+// The DTensors at the beginning of a long list of which nothing has to be asked but their specs: how many there are.
+// Written without a look at capacities, since a fused step has five hundred.
+std::size_t CallView::add_common_prefix(at::TensorList values) {
+  constexpr std::size_t kLong = 16, kLists = 6;
+  const std::size_t count = values.size(), first = operands.size(), first_word = key.size();
+  if (count < kLong || !device_copies_.empty()) return 0;
+  if (key.capacity() < first_word + count) key.reserve(first_word + kLists * count);
+  if (operands.capacity() < first + count) operands.reserve(first + kLists * count);
+  key.resize_for_overwrite(first_word + count);
+  operands.resize_for_overwrite(first + count);
+  const TensorSpec* known = nullptr;  // to be on the call's mesh, or noted not to be
+  std::size_t i = 0;
+  for (; i < count; ++i) {
+    auto* impl = values[i].unsafeGetTensorImpl();
+    if (!has_dtensor_key(impl)) break;
+    auto* tensor = as_dtensor(impl);
+    if (tensor->has_alternate_data() || !has_reducer_or_needs_none(*tensor)) break;
+    const auto* spec = tensor->spec().get();
+    if (spec != known) {
+      if (mesh == nullptr) mesh = spec->mesh.get();
+      mixed = mixed || spec->mesh.get() != mesh;
+      known = spec;
+    }
+    operands[first + i] = tensor;
+    key[first_word + i] = reinterpret_cast<std::uint64_t>(spec);
+  }
+  key.resize(first_word + i);
+  operands.resize(first + i);
+  return i;
+}
+
+void CallView::add_regular(c10::TensorImpl* impl) {
+  const bool absent = impl == nullptr || impl == c10::UndefinedTensorImpl::singleton();
+  operands.push_back(absent ? nullptr : impl);
+  if (absent) return key.absent();
+  has_regular = has_regular || impl->dim() > 0;
+  key.plain(*impl);
+}
+
+// By its reduced form, or by what stands for it on the device.
+DTensorImpl* CallView::substitute_operand(DTensorImpl& operand) {
+  has_moved_view = has_moved_view || operand.is_detached_view();
+  auto* found = device_copy_of(reads_only ? operand.read_source() : &operand);
+  has_substituted_operand = has_substituted_operand || found != &operand;
+  return found;
+}
+
+void CallView::walk(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
+  const auto tensor = [](const c10::IValue& value) { return value.isTensor() ? value.unsafeToTensorImpl() : nullptr; };
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    const auto& value = args[i];
+    switch (entry.args[i].kind) {
+      case ArgKind::tensor:
+        add(tensor(value));
+        break;
+      case ArgKind::tensor_list:
+        if (!value.isList()) {
+          key.none();
+          break;
+        }
+        key.list(value.toListRef().size());
+        for (const auto& item : value.toListRef()) add(tensor(item));
+        break;
+      case ArgKind::scalar:
+        key.value(value, scalars);
+        break;
+      default:
+        key.value(value, true);
+    }
+  }
+}
+
+namespace {
+
+bool is_stored(const c10::TensorImpl* impl) {
+  return impl != nullptr && has_dtensor_key(impl) &&
+         static_cast<const DTensorImpl*>(impl)->spec()->mesh->compute_mesh() != nullptr;
+}
+
+// A computation that autograd records is the model's. What an optimizer does, it does on the host; so do casts, which
+// keep their shards.
+bool belongs_to_model(const OpEntry& entry, const CallView& view) {
+  if (!at::GradMode::is_enabled() || entry.is_cast()) return false;
+  return std::any_of(view.operands.begin(), view.operands.end(),
+                     [](auto* impl) { return impl != nullptr && impl->requires_grad(); });
+}
+
+c10::intrusive_ptr<DTensorImpl> device_copy(DTensorImpl& stored) {
+  install_leaf_reducer(stored);
+  const auto& spec = *stored.spec();
+  const auto mesh = MeshRef::reclaim_copy(const_cast<MeshInfo*>(spec.mesh->compute_mesh()));
+  auto on_device = intern_spec(mesh, spec.placements, spec.sizes, spec.strides, spec.dtype);
+  auto impl = c10::make_intrusive<DTensorImpl>(std::move(on_device), at::Tensor(), stored.storage_offset());
+  if (!impl->is_inference() && !stored.is_inference()) impl->set_version_counter(stored.version_counter());
+  auto& extras = impl->make_extras();
+  if (stored.extras() != nullptr) extras.source = stored.extras()->source;
+  extras.stored = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(&stored);
+  return impl;
+}
+
+}  // namespace
+
+bool CallView::has_no_floating_operand() const {
+  return std::none_of(operands.begin(), operands.end(), [](const auto* impl) {
+    if (impl == nullptr || impl->is_wrapped_number()) return false;
+    const auto type = c10::typeMetaToScalarType(impl->dtype());
+    return c10::isFloatingType(type) || c10::isComplexType(type);
+  });
+}
+
+DTensorImpl* CallView::device_copy_of(DTensorImpl* operand) const {
+  for (const auto& impl : device_copies_) {
+    if (impl->extras()->stored.get() == operand) return impl.get();
+  }
+  return operand;
+}
+
+// The key is made again, of the operands that the call then has.
+void CallView::move_operands_to_device(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
+  if (!reads_only || entry.foreach_op()) return;
+  if (!mixed && !belongs_to_model(entry, *this)) return;
+  const auto former = std::exchange(operands, {});
+  for (auto* impl : former) {
+    if (is_stored(impl)) device_copies_.push_back(device_copy(*as_dtensor(impl)));
+  }
+  if (device_copies_.empty()) return static_cast<void>(operands = former);
+  key.clear();
+  mesh = nullptr;
+  mixed = has_regular = has_moved_view = false;
+  walk(entry, args);
+  has_substituted_operand = true;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,127 @@
+// One pass over a call's arguments: the cache key and the tensor operands. The key holds, per argument, the interned
+// spec of a DTensor, the description of a plain tensor, or the value of anything else (floats only where the rule reads
+// them). Boxed and unboxed kernels give the same key for the same call.
+#pragma once
+
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
+
+#include <bit>
+#include <string_view>
+
+#include "autograd/gradients/leaf_gradient.h"
+#include "ops/dispatch/operator_entry.h"
+#include "scope/scope_frames.h"
+#include "tensor/impl/dtensor_impl.h"
+
+namespace dtensor {
+
+// The words of a key, by kind of argument. Self has word(std::uint64_t).
+template <class Self>
+class KeyBuilder {
+ public:
+  // `values`: whether numbers count, or only their kinds (which decide type promotion).
+  void integer(std::int64_t value, bool values = true) { number(kInt, static_cast<std::uint64_t>(value), values); }
+  void boolean(bool value, bool values = true) { number(kBool, value ? 1 : 0, values); }
+  void real(double value, bool values) { number(kDouble, std::bit_cast<std::uint64_t>(value), values); }
+  void list(std::size_t count) { word(kList | count << 8); }
+  void none() { word(kNone); }
+  void absent() { word(kAbsent); }
+  void device(c10::Device device) { word(kDevice | static_cast<std::uint64_t>(device.type()) << 8); }  // of results
+  void text(std::string_view text) {
+    word(kString | text.size() << 8);
+    for (const char c : text) word(static_cast<std::uint64_t>(c));
+  }
+  void spec(const TensorSpec* spec) { word(spec_word(spec)); }
+  static std::uint64_t spec_word(const TensorSpec* spec) { return reinterpret_cast<std::uint64_t>(spec); }
+
+ protected:
+  enum Tag : std::uint64_t {
+    kAbsent = 1,
+    kPlain,
+    kInt,
+    kBool,
+    kDouble,
+    kComplex,
+    kNone,
+    kList,
+    kString,
+    kDevice,
+    kOther,
+    kPolicy
+  };
+  void number(Tag tag, std::uint64_t bits, bool values) {
+    word(tag);
+    if (values) word(bits);
+  }
+  void word(std::uint64_t word) { static_cast<Self*>(this)->word(word); }
+};
+
+class CallKey : public c10::SmallVector<std::uint64_t, 40>, public KeyBuilder<CallKey> {
+ public:
+  void word(std::uint64_t word) { push_back(word); }
+  void plain(const c10::TensorImpl& impl);
+  void policy(c10::ScalarType accumulate) { push_back(kPolicy | static_cast<std::uint64_t>(accumulate) << 8); }
+  void value(const c10::IValue& value, bool values);
+  std::uint64_t hash() const;
+};
+
+struct CallView {
+  CallKey key;
+  c10::SmallVector<c10::TensorImpl*, 8> operands;  // flattened; null: absent
+  const MeshInfo* mesh = nullptr;                  // of the first DTensor
+  bool has_regular = false;                        // a plain operand of dimension >= 1
+  bool reads_only;                                 // operands may be exchanged for their reduced forms
+  bool scalars;                                    // values of floats are part of the key
+  bool has_substituted_operand = false;            // and one was: `operands` is not what the arguments say
+  bool mixed = false;                              // DTensors of more than one mesh
+  bool has_moved_view = false;  // an operand's data may have to be fetched (autograd/materialized_view.h)
+
+  explicit CallView(const OpEntry& entry) : CallView(entry.rule(), entry.special == nullptr) {}
+  CallView(const OpRule& rule, bool plain) : reads_only(plain && rule.reads_only), scalars(rule.reads_scalars) {
+    if (C10_UNLIKELY(any_observing_scope())) add_reduce_policy();
+  }
+  CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
+
+  // A list, which may be of hundreds.
+  void add(at::TensorList values) {
+    key.list(values.size());
+    for (const auto& value : values.slice(add_common_prefix(values))) add(value.unsafeGetTensorImpl());
+  }
+
+  // All that a call asks of an operand is asked here: a list's operands do not fit into the nearest cache, so that each
+  // further look at them would cost as much.
+  void add(c10::TensorImpl* impl) {
+    if (impl == nullptr || !has_dtensor_key(impl)) return add_regular(impl);
+    auto* tensor = as_dtensor(impl);
+    install_leaf_reducer(*tensor);
+    if (C10_UNLIKELY(tensor->has_alternate_data() || !device_copies_.empty())) tensor = substitute_operand(*tensor);
+    operands.push_back(tensor);
+    const auto* spec = tensor->spec().get();
+    if (mesh == nullptr) mesh = spec->mesh.get();
+    mixed = mixed || spec->mesh.get() != mesh;
+    key.spec(spec);
+  }
+
+  // Whether no operand says in which type fractions are: numbers beside tensors do not. A result that is one is then in
+  // the default type, which no argument tells.
+  bool has_no_floating_operand() const;
+
+  // Whether tensors in host memory take part, perhaps beside others.
+  bool has_host_operand() const { return mixed || (mesh != nullptr && mesh->compute_mesh() != nullptr); }
+
+ private:
+  void add_reduce_policy();
+  std::size_t add_common_prefix(at::TensorList values);
+  void add_regular(c10::TensorImpl* impl);
+  DTensorImpl* substitute_operand(DTensorImpl& operand);
+  void walk(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
+  DTensorImpl* device_copy_of(DTensorImpl* operand) const;
+  void move_operands_to_device(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
+
+  c10::SmallVector<c10::intrusive_ptr<DTensorImpl>, 1> device_copies_;
+};
+
+}  // namespace dtensor

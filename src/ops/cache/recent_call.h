@@ -1,0 +1,102 @@
+// The usual case of a hit: a call as one of the last. Its arguments are compared with the keys of those as they come,
+// and no key is built.
+#pragma once
+
+#include <array>
+
+#include "ops/cache/decision_cache.h"
+#include "ops/dispatch/kernel_guard.h"
+
+namespace dtensor {
+
+// Takes the words of a key and says whether they are those of another.
+class KeyMatch : public KeyBuilder<KeyMatch> {
+ public:
+  KeyMatch() = default;  // of no key
+  explicit KeyMatch(const CallKey& key) : next_(key.begin()), end_(key.end()), differs_(false) {}
+
+  void word(std::uint64_t word) {
+    if (C10_LIKELY(next_ != end_ && *next_ == word)) {
+      ++next_;
+    } else {
+      differ();
+    }
+  }
+  void value(const c10::IValue& /*value*/, bool /*values*/) { differ(); }  // of kinds that are rare
+  void differ() { next_ = end_ = nullptr, differs_ = true; }
+  bool is_whole() const { return !differs_ && next_ == end_; }
+
+ private:
+  const std::uint64_t* next_ = nullptr;
+  const std::uint64_t* end_ = nullptr;
+  bool differs_ = true;
+};
+
+// Used as a CallView is, once for each of the last calls with this first operand, while next(). Whatever a key does not
+// say (scopes, moved views, leaves without a reducer) makes it differ, so that the whole way is gone.
+class RecentCall {
+ public:
+  C10_ALWAYS_INLINE RecentCall(const OpEntry& entry, const EngineGuard& guard, const ThreadState& thread,
+                               const at::Tensor& first)
+      : scalars(entry.rule().reads_scalars), thread_(thread.cache) {
+    const auto* tensor = dtensor_or_null(first);
+    if (tensor == nullptr || guard.any_observing_scope()) return;
+    if (thread_ == nullptr || entry.index >= thread_->ops.size() || !thread_->is_current()) return;
+    cache_ = &thread_->ops[entry.index];
+    first_ = CallKey::spec_word(tensor->spec().get());
+  }
+
+  // Takes the next of those calls to compare with; false: there is none.
+  bool next() {
+    if (cache_ == nullptr) return false;
+    while (at_ < OpCache::kRecent) {
+      const auto i = at_++;
+      if (cache_->first_words[i] != first_ || !cache_->recent[i]->unboxable) continue;
+      call_ = cache_->recent[i].get();
+      key = KeyMatch(call_->key);
+      count_ = 0;
+      return true;
+    }
+    return false;
+  }
+
+  KeyMatch key;
+  const bool scalars;  // values of floats are part of the key
+
+  void add(c10::TensorImpl* impl) {
+    if (impl == nullptr || !has_dtensor_key(impl)) return add_regular(impl);
+    auto* tensor = as_dtensor(impl);
+    if (C10_UNLIKELY(tensor->has_alternate_data() || !has_reducer_or_needs_none(*tensor))) return key.differ();
+    keep(tensor);
+    key.spec(tensor->spec().get());
+  }
+  void add(at::TensorList /*values*/) { key.differ(); }
+
+  // The call, or null.
+  const CachedCall* found() {
+    if (C10_UNLIKELY(!key.is_whole())) return nullptr;
+    ++thread_->stats.hits;
+    return call_;
+  }
+  c10::ArrayRef<c10::TensorImpl*> operands() const { return {operands_.data(), count_}; }
+
+ private:
+  void add_regular(c10::TensorImpl* impl) {
+    if (impl != nullptr && impl != c10::UndefinedTensorImpl::singleton()) return key.differ();
+    keep(nullptr);
+    key.absent();
+  }
+  void keep(c10::TensorImpl* impl) {
+    if (count_ == operands_.size()) return key.differ();
+    operands_[count_++] = impl;
+  }
+
+  ThreadCache* const thread_;
+  const OpCache* cache_ = nullptr;
+  const CachedCall* call_ = nullptr;
+  std::uint64_t first_ = 0;
+  std::size_t at_ = 0, count_ = 0;
+  std::array<c10::TensorImpl*, 10> operands_;
+};
+
+}  // namespace dtensor

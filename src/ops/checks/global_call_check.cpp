@@ -1,0 +1,140 @@
+// Calls the plain operator on tensors of the global sizes, once for a decision. On the CPU, whatever the mesh's device:
+// where an element is no index, a kernel of a GPU ends all work of the process on it.
+#include "ops/checks/global_call_check.h"
+
+#include <ATen/ops/full.h>
+
+namespace dtensor {
+namespace {
+
+constexpr std::int64_t kMaxCheckedElements = 1 << 16;  // of operands and results together
+
+// Not divided evenly, so that ranks hold parts of other sizes.
+bool parts_differ(const TensorSpec& spec) {
+  at::DimVector parts(spec.sizes.size(), 1);
+  for (std::size_t a = 0; a < spec.placements.size(); ++a) {
+    const auto& p = spec.placements[a];
+    if (p.is_ragged()) return true;
+    const std::int64_t chunks = spec.mesh->layout.shape[a] * (p.is_zigzag() ? 2 : 1);
+    if (p.is_shard()) parts[static_cast<std::size_t>(p.dim())] *= chunks;
+  }
+  for (std::size_t d = 0; d < parts.size(); ++d) {
+    if (spec.sizes[d] % parts[d] != 0) return true;
+  }
+  return false;
+}
+
+bool has_other_parts(const CachedCall& call) {
+  return std::any_of(call.inputs.begin(), call.inputs.end(),
+                     [](const InputAction& input) { return input.to && !input.out && parts_differ(*input.to); });
+}
+
+// Of float or double all, or of integers beside them; what comes first is what is computed with.
+bool has_common_types(const CachedCall& call) {
+  auto floating = c10::ScalarType::Undefined;
+  for (const auto& input : call.inputs) {
+    const bool first = &input == &call.inputs.front();
+    if (!input.to || (input.to->dtype == c10::ScalarType::Long && !first)) continue;
+    if (input.to->dtype != c10::ScalarType::Float && input.to->dtype != c10::ScalarType::Double) return false;
+    if (floating != c10::ScalarType::Undefined && floating != input.to->dtype) return false;
+    floating = input.to->dtype;
+  }
+  return floating != c10::ScalarType::Undefined;
+}
+
+bool is_small(const CachedCall& call) {
+  std::int64_t elements = 0;
+  for (const auto& input : call.inputs) elements += input.to ? c10::multiply_integers(input.to->sizes) : 0;
+  for (const auto& output : call.decision.outputs) elements += c10::multiply_integers(output.meta.sizes);
+  return elements <= kMaxCheckedElements;
+}
+
+// Lengths sum up to a size, and with a pivot of 0 LAPACK writes in front of a matrix.
+bool takes_any_values(const OpEntry& entry) {
+  const auto& arguments = entry.schema().arguments();
+  return std::none_of(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
+    const std::string& name = argument.name();
+    return !argument.is_out() &&
+           (name.find("lengths") != std::string::npos || name.find("pivots") != std::string::npos);
+  });
+}
+
+// Lists may hold plain tensors, which an in-place call would change, and tensors of other meshes.
+bool has_device_copies(const CachedCall& call) {
+  return std::all_of(call.inputs.begin(), call.inputs.end(), [](const InputAction& input) { return bool(input.to); });
+}
+
+// What a device's kernel kept for a backward pass, another's does not take.
+bool uses_selective_checkpoint_cache(const OpEntry& entry) {
+  return entry.name().name.find("_backward") != std::string::npos;
+}
+
+bool requires_check(const OpEntry& entry, const CachedCall& call) {
+  if (entry.is_random || entry.gives_view || entry.inplace_view) return false;
+  const auto& rule = entry.rule().data();
+  if (rule.sizes_from_factors && rule.outputs) return false;  // the rule judges the call, not the operator
+  if (call.mesh->device != c10::kCPU && uses_selective_checkpoint_cache(entry)) return false;
+  if (entry.foreach_op() && !has_device_copies(call)) return false;
+  const bool replaced = call.local_kernel != nullptr && !has_common_types(call);
+  return (replaced || has_other_parts(call)) && is_small(call) && takes_any_values(entry);
+}
+
+class DeviceCopies {
+ public:
+  DeviceCopies(const CachedCall& call, int value) : call_(call), value_(value) {}
+
+  c10::IValue replace(const c10::IValue& value, ArgKind kind) {
+    if (value.isDevice()) return c10::Device(c10::kCPU);
+    if (kind == ArgKind::tensor) return next(value);
+    if (kind != ArgKind::tensor_list || !value.isList()) return value;
+    const auto items = value.toListRef();
+    if (value.isTensorList()) return fill(items, c10::List<at::Tensor>());
+    return fill(items, c10::List<std::optional<at::Tensor>>());
+  }
+
+ private:
+  c10::IValue next(const c10::IValue& value) {
+    const auto& input = call_.inputs[next_++];
+    if (!input.to) return value.isTensor() && value.toTensor().defined() ? value.toTensor().cpu() : value;
+    return at::full(input.to->sizes, value_, at::TensorOptions(input.to->dtype));
+  }
+  template <class List>
+  c10::IValue fill(at::ArrayRef<c10::IValue> items, List list) {
+    for (const auto& item : items) {
+      const auto value = next(item);
+      list.push_back(value.isTensor() ? value.toTensor() : at::Tensor());
+    }
+    return list;
+  }
+
+  const CachedCall& call_;
+  int value_;
+  std::size_t next_ = 0;
+};
+
+std::exception_ptr error_with(int value, const OpEntry& entry, c10::ArrayRef<c10::IValue> args,
+                              const CachedCall& call) {
+  DeviceCopies stand_ins(call, value);
+  torch::jit::Stack stack;
+  for (std::size_t i = 0; i < args.size(); ++i) stack.push_back(stand_ins.replace(args[i], entry.args[i].kind));
+  try {
+    entry.op.callBoxed(stack);
+  } catch (const c10::LinAlgError&) {          // of the values of matrices
+  } catch (const c10::NotImplementedError&) {  // the CPU has no such kernel: it may be one of the mesh's device alone
+    if (call.mesh->device == c10::kCPU) return std::current_exception();
+  } catch (const c10::Error&) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void validate_full_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CachedCall& call) {
+  if (!requires_check(entry, call)) return;
+  const auto error = error_with(0, entry, args, call);
+  // Zero is no divisor and no pivot, one is not always an index: an error of values is not that of both.
+  if (error && error_with(1, entry, args, call)) std::rethrow_exception(error);
+}
+
+}  // namespace dtensor

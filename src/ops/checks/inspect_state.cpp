@@ -1,0 +1,107 @@
+// Strict and checked mode, explanations, warnings about operators without a rule.
+#include "ops/checks/inspect_state.h"
+
+#include <mutex>
+#include <set>
+
+#include "dtensor/inspect.h"
+#include "ops/checks/explain.h"
+#include "scope/scope_frames.h"
+#include "sharding_prop/propagate.h"
+
+namespace dtensor {
+namespace {
+
+// What was told of calls so far. Autograd's threads may tell at the same time.
+class Explanation {
+ public:
+  void add(const std::string& told) {
+    const std::lock_guard lock(mutex_);
+    text_ += told + "\n";
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::mutex mutex_;
+  std::string text_;
+};
+
+template <class T>
+bool holds(T value) {
+  const auto* now = ScopedValue<T>::current();
+  return now != nullptr && *now == value;
+}
+
+bool first_report_of(const c10::OperatorName& name) {
+  static std::mutex mutex;
+  static std::set<std::string> reported;
+  std::lock_guard lock(mutex);
+  return reported.insert(c10::toString(name)).second;
+}
+
+// What all ranks of a mesh would say is said by its first.
+bool represents_operator(const MeshInfo& mesh) { return mesh.world_rank == mesh.layout.ranks[0]; }
+
+std::string moves_text(const OpEntry& entry, const CachedCall& call) {
+  auto text = c10::str(entry.name(), " moves ", call.implicit_bytes, " bytes to the rank that receives most:");
+  for (std::size_t i = 0; i < call.inputs.size(); ++i) {
+    const auto& input = call.inputs[i];
+    if (!input.plan.empty()) text += c10::str(" operand ", i, " ", input.from->str(), " -> ", input.to->str(), ";");
+    if (!input.write_back_plan.empty()) text += c10::str(" and back to ", input.from->str(), ";");
+  }
+  return text;
+}
+
+}  // namespace
+
+Strict::Strict(Strictness strictness) : scope_(open_scope(strictness)) {}
+
+ImplicitRedistributionScope::ImplicitRedistributionScope(ImplicitRedistribution moves) : scope_(open_scope(moves)) {}
+
+bool strict_mode() { return holds(Strictness::strict); }
+bool recording_explanations() { return any_observing_scope() && ScopedValue<Explanation*>::current() != nullptr; }
+
+void record_explanation(const OpCall& call) {
+  if (recording_explanations()) record_explanation(explain_decision(call));
+}
+
+void record_explanation(const std::string& text) {
+  if (recording_explanations()) (*ScopedValue<Explanation*>::current())->add(text);
+}
+
+void report_replicated(const OpEntry& entry, const CachedCall& call, bool fresh) {
+  if (C10_LIKELY(!call.decision.warn_replicated)) return;
+  TORCH_CHECK(!strict_mode(), entry.name(),
+              " has no sharding rule and would run replicated, which Strict refuses. Add a rule (docs/rules.md).");
+  if (!fresh || !represents_operator(*call.mesh) || !first_report_of(entry.name())) return;
+  TORCH_WARN(entry.name(),
+             " has no sharding rule: it runs replicated, on gathered operands. Add a rule "
+             "(docs/rules.md) to keep it sharded. (Said once per operator.)");
+}
+
+bool is_implicit_redistribution_restricted() {
+  const auto* moves = ScopedValue<ImplicitRedistribution>::current();
+  return moves != nullptr && *moves != ImplicitRedistribution::allow;
+}
+
+void report_implicit_redistributions(const MeshInfo& mesh, const std::function<std::string()>& text) {
+  if (!is_implicit_redistribution_restricted()) return;
+  TORCH_CHECK(!holds(ImplicitRedistribution::error), text(),
+              " ImplicitRedistributionScope refuses that. Redistribute the operands first.");
+  if (represents_operator(mesh)) TORCH_WARN(text());
+}
+
+void report_implicit_redistributions(const OpEntry& entry, const CachedCall& call) {
+  if (call.implicit_bytes == 0) return;
+  record_redistributions(call);
+  report_implicit_redistributions(*call.mesh, [&] { return moves_text(entry, call); });
+}
+
+std::string explain_calls(const std::function<void()>& fn) {
+  Explanation told;
+  const ScopedValue<Explanation*> scope(&told, true);
+  fn();
+  return told.text();
+}
+
+}  // namespace dtensor

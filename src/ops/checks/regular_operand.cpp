@@ -1,0 +1,112 @@
+// Which plain operands are compared over the mesh, and at which calls.
+#include "ops/checks/regular_operand.h"
+
+#include "autograd/gradients/leaf_gradient.h"
+#include "autograd/gradients/parameter_views.h"
+#include "comm/record/hash.h"
+#include "internal/local_data.h"
+#include "internal/scoped_value.h"
+#include "mesh/content_hash.h"
+#include "ops/checks/inspect_state.h"
+
+namespace dtensor {
+namespace {
+
+const char* argument_name(const OpEntry& entry, std::size_t arg) {
+  return entry.schema().arguments()[arg].name().c_str();
+}
+
+// Calls that ask for one decision, told by what ranks share: the operator, the DTensors' specs (nothing of them that
+// belongs to one rank), sizes and types of plain operands, never their strides.
+std::uint64_t kind_of_call(const OpEntry& entry, const CallView& view) {
+  std::uint64_t hash = entry.index + 1;
+  const auto add = [&](std::uint64_t word) { hash = hash_combine(hash, word); };
+  for (const auto* impl : view.operands) {
+    add(impl == nullptr ? 0 : 1);
+    if (impl == nullptr) continue;
+    add(static_cast<std::uint64_t>(c10::typeMetaToScalarType(impl->dtype())));
+    for (const auto size : impl->sizes()) add(static_cast<std::uint64_t>(size));
+    if (!has_dtensor_key(impl)) continue;
+    for (const auto& p : static_cast<const DTensorImpl*>(impl)->spec()->placements) add(p.hash());
+  }
+  return hash;
+}
+
+// The first of a kind, and of many ever fewer, about 2 ln(n) of n: their gaps follow no period, so that of several
+// operands that take turns in one kind of call none stays unseen.
+bool is_sampled(std::uint64_t count) {
+  constexpr std::uint64_t kSampledFrom = 256;
+  if (count < kSampledFrom) return count == 1;
+  std::uint64_t mixed = count * 0x9E3779B97F4A7C15ull;
+  mixed = (mixed ^ (mixed >> 29)) * 0xff51afd7ed558ccdull;
+  return (mixed >> 32) % count < 2;
+}
+
+// Those whose content counts.
+std::vector<std::pair<std::size_t, at::Tensor>> regular_operands(const OpEntry& entry,
+                                                                 c10::ArrayRef<c10::IValue> args) {
+  std::vector<std::pair<std::size_t, at::Tensor>> found;
+  const auto add = [&](std::size_t arg, const c10::IValue& value) {
+    if (!value.isTensor() || !value.toTensor().defined() || value.toTensor().dim() == 0) return;
+    if (!has_dtensor_key(value.unsafeToTensorImpl())) found.emplace_back(arg, value.toTensor());
+  };
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    if (entry.is_unread(i, args) && !strict_mode()) continue;
+    if (entry.args[i].kind == ArgKind::tensor) add(i, args[i]);
+    if (entry.args[i].kind != ArgKind::tensor_list || !args[i].isList()) continue;
+    for (const auto& item : args[i].toListRef()) add(i, item);
+  }
+  return found;
+}
+
+// A parameter of a unit, or a view of one.
+bool is_of_unit(const c10::TensorImpl* operand) {
+  if (operand == nullptr || !has_dtensor_key(operand)) return false;
+  const auto& tensor = *static_cast<const DTensorImpl*>(operand);
+  return has_source(tensor) && tensor.extras()->source.hooks->use;
+}
+
+// Whether regular operands are each rank's own. Told by the call under way, not by values.
+bool is_local_data_call(const CallView& view) {
+  const auto* own = ScopedValue<LocalDataCall>::current();
+  if (own == nullptr) return false;
+  if (std::any_of(view.operands.begin(), view.operands.end(), is_of_unit)) return true;
+  const auto mesh = c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&as_mesh_impl(*view.mesh)));
+  return own->mesh && own->mesh == DeviceMesh(mesh);
+}
+
+AxisMask all_axes(const MeshInfo& mesh) { return static_cast<AxisMask>((1u << mesh.layout.ndim()) - 1); }
+
+}  // namespace
+
+bool should_sample_call(const OpEntry& entry, const CallView& view) {
+  return is_sampled(as_mesh_impl(*view.mesh).count(~kind_of_call(entry, view)));
+}
+
+void check_regular_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view) {
+  const auto kind = hash_combine(kind_of_call(entry, view), entry.is_unread(0, args) ? 1 : 0);
+  const bool picked = is_sampled(as_mesh_impl(*view.mesh).count(kind));
+  const bool on_local_data = is_local_data_call(view);
+  if (!picked && !on_local_data && !checked_values() && !strict_mode()) return;
+  const auto operands = regular_operands(entry, args);
+  const auto what = [&](std::size_t i) {
+    return c10::str(entry.name(), ": operand `", argument_name(entry, operands[i].first), "` of sizes ",
+                    operands[i].second.sizes());
+  };
+  if (operands.empty()) return;
+  TORCH_CHECK(!strict_mode(), what(0), " is a plain tensor among DTensors, which Strict refuses.");
+  TORCH_CHECK(!on_local_data, what(0),
+              " is this rank's own data beside a DTensor on the mesh of a unit under fully_shard, whose ",
+              "module was called with regular tensors. A parameter is gathered within the call of its unit's module: ",
+              "call that module (in C++ by call()), give the parameter no unit of its own, or take full_tensor()");
+  if (!view.mesh->is_member) return;
+  std::vector<at::Tensor> tensors;
+  for (const auto& operand : operands) tensors.push_back(operand.second);
+  check_all_equal_across_ranks(as_mesh_impl(*view.mesh), all_axes(*view.mesh), tensors, [&](std::size_t i) {
+    return what(i) +
+           " is a plain tensor whose values differ between ranks; a plain tensor among DTensors counts as Replicate. "
+           "Distribute it (distribute_tensor) or wrap the local parts (DTensor::from_local).";
+  });
+}
+
+}  // namespace dtensor

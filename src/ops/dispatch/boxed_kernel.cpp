@@ -1,0 +1,202 @@
+// The boxed kernel: the hit path is key, look-up, local call, wrap.
+#include "ops/dispatch/boxed_kernel.h"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "comm/event_listeners.h"
+#include "ops/cache/decision_cache.h"
+#include "ops/checks/call_fingerprint.h"
+#include "ops/checks/inspect_state.h"
+#include "ops/checks/regular_operand.h"
+#include "ops/checks/result_check.h"
+#include "ops/dispatch/for_each_tensor.h"
+#include "ops/execute/execute_call.h"
+#include "ops/execute/gradient_target.h"
+#include "ops/execute/selective_checkpoint.h"
+#include "ops/plan/compile_call.h"
+#include "ops/plan/list_dependencies.h"
+#include "scope/visible_operator.h"
+#include "tensor/impl/call_error.h"
+
+namespace dtensor {
+namespace {
+
+c10::ArrayRef<c10::IValue> arguments(const OpEntry& entry, const torch::jit::Stack& stack) {
+  return c10::ArrayRef<c10::IValue>(stack.data() + (stack.size() - entry.args.size()), entry.args.size());
+}
+
+// `fresh`: whether it was not known.
+CachedCallPtr decide(const OpEntry& entry, const torch::jit::Stack& stack, const CallView& view, bool& fresh) {
+  auto call = cache_find(entry.index, view.key);
+  fresh = call == nullptr;
+  if (fresh) {
+    const auto book = book_version.load(std::memory_order_acquire);
+    call = cache_insert(entry.index, compile_call(entry, arguments(entry, stack), view), book);
+  } else if (C10_UNLIKELY(recording_explanations())) {
+    record_explanation(describe_call(entry, arguments(entry, stack), view));
+  }
+  report_replicated(entry, *call, fresh);
+  return call;
+}
+
+// Those of a call, lists flattened, each held.
+using KeptAliveTensors = c10::SmallVector<at::Tensor, 4>;
+
+KeptAliveTensors tensors_of(c10::ArrayRef<c10::IValue> args) {
+  KeptAliveTensors tensors;
+  for (const auto& arg : args) {
+    for_each_tensor(arg, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+  }
+  return tensors;
+}
+
+std::vector<c10::TensorImpl*> impls_of(at::TensorList tensors) {
+  std::vector<c10::TensorImpl*> impls;
+  for (const auto& tensor : tensors) impls.push_back(tensor.unsafeGetTensorImpl());
+  return impls;
+}
+
+std::vector<const TensorSpec*> specs_of(const CachedCall& call) {
+  std::vector<const TensorSpec*> specs;
+  for (const auto& input : call.inputs) specs.push_back(input.from.get());
+  return specs;
+}
+
+void run_with_event(const OpEntry& entry, const CachedCall& call, const CallView& view, torch::jit::Stack& stack) {
+  Event event;
+  event.kind = Event::Kind::op;
+  event.name = c10::toString(entry.name());
+  event.bytes = call.implicit_bytes;
+  event.operands = describe_operands(specs_of(call));
+  event.begin = std::chrono::steady_clock::now();
+  execute_call(entry, call, view, stack);
+  event.end = std::chrono::steady_clock::now();
+  emit_event(std::move(event));
+}
+
+void run_call(const OpEntry& entry, const CachedCall& call, const CallView& view, torch::jit::Stack& stack) {
+  C10_UNLIKELY(is_listening(Event::Kind::op)) ? run_with_event(entry, call, view, stack)
+                                              : execute_call(entry, call, view, stack);
+  if (C10_UNLIKELY(is_caching_results())) cache_result(entry, stack);
+}
+
+void run_checked(const OpEntry& entry, const CachedCall& call, const CallView& view, torch::jit::Stack& stack) {
+  record_call_fingerprint(entry, arguments(entry, stack), view, call);
+  if (checked_values()) {
+    const ResultCheck check(entry, call, view, stack);
+    run_call(entry, call, view, stack);
+    check.compare(stack);
+  } else {
+    run_call(entry, call, view, stack);
+  }
+  count_call_results(entry, stack);
+}
+
+// What an operator without results writes: ATen's kernels above the engine do not advance its version.
+KeptAliveTensors written_unreturned(const OpEntry& entry, const torch::jit::Stack& stack) {
+  KeptAliveTensors tensors;
+  if (!entry.mutates || !entry.returns.empty()) return tensors;
+  const auto args = arguments(entry, stack);
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    if (!entry.args[i].mutated) continue;
+    for_each_tensor(args[i], [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+  }
+  return tensors;
+}
+
+// The kernel may have taken the arguments from the stack by when it throws.
+void run_special(const OpEntry& entry, torch::jit::Stack& stack) {
+  if (C10_UNLIKELY(checked_calls())) record_special_call_fingerprint(entry, arguments(entry, stack));
+  const CallerScope caller(entry.text());
+  const auto given = tensors_of(arguments(entry, stack));
+  const auto written = written_unreturned(entry, stack);
+  try {
+    entry.special(entry, stack);
+    for (const at::Tensor& tensor : written) advance_version(*tensor.unsafeGetTensorImpl());
+  } catch (...) {
+    rethrow_with_call(entry.text(), impls_of(given));
+  }
+}
+
+void run_decided(const OpEntry& entry, const CachedCall& call, const CallView& view, torch::jit::Stack& stack) {
+  try {
+    if (C10_UNLIKELY(call.implicit_bytes != 0)) report_implicit_redistributions(entry, call);
+    checked_calls() ? run_checked(entry, call, view, stack) : run_call(entry, call, view, stack);
+  } catch (...) {
+    rethrow_with_cached_call(entry, call);
+  }
+}
+
+void set_storage_error_message(const at::Tensor& result) {
+  if (auto* impl = dtensor_or_null(result); impl != nullptr && !impl->has_storage()) set_storage_error_message(*impl);
+}
+
+void begin_call(const OpEntry& entry, const CallView& view) {
+  try {
+    enter_call(entry, *view.mesh);
+  } catch (...) {
+    rethrow_with_call(entry.text(), view.operands);
+  }
+}
+
+// Integers that become fractions do so in this type.
+void note_default_type(CallView& view) {
+  const auto type = c10::get_default_dtype_as_scalartype();
+  if (C10_UNLIKELY(type != c10::ScalarType::Float) && view.has_no_floating_operand()) {
+    view.key.integer(static_cast<std::int64_t>(type));
+  }
+}
+
+CachedCallPtr decide_for(const OpEntry& entry, torch::jit::Stack& stack, const CallView& view, bool& fresh) {
+  try {
+    if (C10_UNLIKELY(view.has_regular)) check_regular_operands(entry, arguments(entry, stack), view);
+    return decide(entry, stack, view, fresh);
+  } catch (...) {
+    rethrow_with_call(entry.text(), view.operands);
+  }
+}
+
+}  // namespace
+
+void rethrow_with_cached_call(const OpEntry& entry, const CachedCall& call) {
+  rethrow_with_call(entry.text(), specs_of(call));
+}
+
+void throw_wrong_thread(const OpEntry& entry, const MeshInfo& mesh) {
+  throw_wrong_rank(as_mesh_impl(mesh).record(), c10::str(entry.text(), ": a DTensor on ", as_mesh_impl(mesh).str()));
+}
+
+bool any_operator_observer() {
+  return is_listening(Event::Kind::op) || recording_explanations() || is_caching_results() || checked_calls();
+}
+
+void run_operator(const OpEntry& entry, torch::jit::Stack& stack) {
+  const EngineGuard guard;
+  if (C10_UNLIKELY(entry.special != nullptr)) return run_special(entry, stack);
+  run_by_rule(entry, stack);
+}
+
+void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
+  CallView view(entry, arguments(entry, stack));
+  if (C10_UNLIKELY(entry.rule().data().follows_parameter_placement)) {
+    for (const auto& leaf : gradient_leaf_specs()) view.key.spec(leaf.get());
+  }
+  if (C10_UNLIKELY(view.mesh == nullptr)) return entry.op.callBoxed(stack);  // a list without DTensors
+  note_default_type(view);
+  begin_call(entry, view);
+  if (C10_UNLIKELY(any_observing_scope())) {
+    if (run_visible_call(entry.op, stack) || (is_caching_results() && replay_cached_result(entry, stack))) return;
+  }
+  const CallerScope caller(entry.text());
+  bool fresh = false;
+  const auto call = decide_for(entry, stack, view, fresh);
+  if (C10_UNLIKELY(positions_depend_on_each_other(entry, *call, view, arguments(entry, stack))))
+    return run_positions_sequentially(entry, stack);
+  run_decided(entry, *call, view, stack);
+  if (C10_LIKELY(!fresh)) return;
+  for (auto r = stack.size() - entry.returns.size(); r < stack.size(); ++r) {
+    for_each_tensor(stack[r], [](const at::Tensor& result) { set_storage_error_message(result); });
+  }
+}
+
+}  // namespace dtensor

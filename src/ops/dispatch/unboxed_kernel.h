@@ -1,0 +1,330 @@
+// Unboxed kernels for the hottest operators: the hit path without a stack of IValues. A template over the operator's
+// signature; anything but a simple cache hit goes through the boxed kernel.
+#pragma once
+
+#include <ATen/core/boxing/impl/boxing.h>
+#include <c10/core/SymIntArrayRef.h>
+
+#include <tuple>
+
+#include "autograd/gradients/parameter_views.h"
+#include "comm/event_listeners.h"
+#include "comm/record/caller.h"
+#include "ops/cache/decision_cache.h"
+#include "ops/cache/recent_call.h"
+#include "ops/checks/inspect_state.h"
+#include "ops/dispatch/boxed_kernel.h"
+#include "ops/execute/gathered_parameters.h"
+#include "scope/scope_frames.h"
+
+namespace dtensor::unboxed {
+
+// --- key: one overload per argument type; View: CallView or RecentCall ---
+template <class View>
+void note(View& view, const at::Tensor& value) {
+  view.add(value.unsafeGetTensorImpl());
+}
+template <class View>
+void note(View& view, const std::optional<at::Tensor>& value) {
+  view.add(value.has_value() ? value->unsafeGetTensorImpl() : nullptr);
+}
+template <class View>
+void note(View& view, at::TensorList values) {
+  view.add(values);
+}
+template <class View>
+void note(View& view, std::int64_t value) {
+  view.key.integer(value);
+}
+template <class View>
+void note(View& view, const c10::SymInt& value) {
+  view.key.integer(value.expect_int());
+}
+template <class View>
+void note(View& view, bool value) {
+  view.key.boolean(value);
+}
+template <class View>
+void note(View& view, double value) {
+  view.key.real(value, view.scalars);
+}
+template <class View>
+void note(View& view, const at::Scalar& value) {
+  if (value.isFloatingPoint()) return view.key.real(value.toDouble(), view.scalars);
+  if (value.isIntegral(false)) return view.key.integer(value.toLong(), view.scalars);
+  view.key.value(c10::IValue(value), view.scalars);
+}
+template <class View>
+void note(View& view, c10::SymIntArrayRef values) {
+  view.key.list(values.size());
+  for (const auto& value : values) view.key.integer(value.expect_int());
+}
+template <class View>
+void note(View& view, at::IntArrayRef values) {
+  view.key.list(values.size());
+  for (auto value : values) view.key.integer(value);
+}
+template <class View>
+void note(View& view, at::OptionalIntArrayRef values) {
+  values.has_value() ? note(view, *values) : view.key.none();
+}
+template <class View>
+void note(View& view, at::ScalarType value) {
+  view.key.integer(static_cast<std::int64_t>(value));
+}
+template <class View, std::size_t N>
+void note(View& view, const std::array<bool, N>& values) {
+  view.key.list(N);
+  for (bool value : values) view.key.boolean(value);
+}
+template <class View, class T>
+void note(View& view, const std::optional<T>& value) {
+  if (!value.has_value()) return view.key.none();
+  if constexpr (std::is_enum_v<T>) {
+    view.key.integer(static_cast<std::int64_t>(*value));
+  } else if constexpr (std::is_same_v<T, c10::Device>) {
+    view.key.device(*value);
+  } else if constexpr (std::is_same_v<T, c10::SymInt> || std::is_arithmetic_v<T> || std::is_same_v<T, at::Scalar>) {
+    note(view, *value);
+  } else {
+    view.key.value(c10::IValue(*value), true);
+  }
+}
+template <class View>
+void note(View& view, std::string_view value) {
+  view.key.text(value);
+}
+
+// --- local arguments ---
+inline const at::Tensor& localize(const at::Tensor& value) {
+  auto* impl = dtensor_or_null(value);
+  return impl == nullptr ? value : impl->local();
+}
+inline at::Tensor& localize(at::Tensor& value) {
+  auto* impl = dtensor_or_null(value);
+  return impl == nullptr ? value : const_cast<at::Tensor&>(impl->local());
+}
+inline std::optional<at::Tensor> localize(const std::optional<at::Tensor>& value) {
+  return value.has_value() ? std::optional<at::Tensor>(localize(*value)) : std::nullopt;
+}
+// The DTensors of a list own their local tensors for as long as the call lasts: counting references to hundreds would
+// cost as much as a fused step does. A tensor is a pointer, so a list of pointers is a list of tensors that owns none.
+class BorrowedTensors {
+ public:
+  explicit BorrowedTensors(at::TensorList values) : pointers_(values.size()) {
+    static_assert(sizeof(at::Tensor) == sizeof(c10::TensorImpl*) && std::is_standard_layout_v<at::Tensor>);
+    for (std::size_t i = 0; i < values.size(); ++i) pointers_[i] = localize(values[i]).unsafeGetTensorImpl();
+  }
+
+  operator at::TensorList() const { return {reinterpret_cast<const at::Tensor*>(pointers_.data()), pointers_.size()}; }
+
+ private:
+  std::vector<c10::TensorImpl*> pointers_;
+};
+inline BorrowedTensors localize(at::TensorList values) { return BorrowedTensors(values); }
+template <class T>
+const T& localize(const T& value) {
+  return value;
+}
+
+// Argument `I` of the local call: a size list may be replaced by its local value.
+template <std::size_t I, class T>
+decltype(auto) local_argument(const CachedCall& call, T& value) {
+  if constexpr (std::is_same_v<std::remove_cv_t<T>, c10::SymIntArrayRef>) {
+    return call.size_patch_arg == static_cast<int>(I) ? c10::SymIntArrayRef(call.size_patch) : value;
+  } else {
+    (void)call;
+    return localize(value);
+  }
+}
+
+// --- the local call ---
+
+template <class T>
+c10::DispatchKeySet keys_of(const T&) {
+  return {};
+}
+inline c10::DispatchKeySet keys_of(const at::Tensor& value) { return value.key_set(); }
+inline c10::DispatchKeySet keys_of(const std::optional<at::Tensor>& value) {
+  return value.has_value() ? value->key_set() : c10::DispatchKeySet();
+}
+// Of lists nothing is asked: the usual way is as fast.
+inline c10::DispatchKeySet keys_of(const BorrowedTensors&) { return c10::DispatchKeySet(c10::DispatchKeySet::FULL); }
+
+// What stands above a backend has seen the call on DTensors, and is not asked again about plain dense tensors.
+inline constexpr auto kKeysAbove = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
+
+inline bool is_dense(c10::DispatchKeySet keys) {
+  const auto below = keys - kKeysAbove;
+  return below == c10::DispatchKeySet(c10::DispatchKey::CPU) || below == c10::DispatchKeySet(c10::DispatchKey::CUDA);
+}
+
+template <class Op, class... Args>
+decltype(auto) call_local(Args&&... args) {
+  const auto keys = (keys_of(args) | ... | c10::DispatchKeySet());
+  if (C10_LIKELY(is_dense(keys))) return Op::redispatch(keys - kKeysAbove, std::forward<Args>(args)...);
+  return Op::call(std::forward<Args>(args)...);
+}
+
+// What was found for a call: all that carrying it out asks for.
+struct Hit {
+  const OpEntry& entry;
+  const CachedCall& call;
+  Operands operands;
+  ThreadState& thread;
+};
+
+// --- results ---
+
+inline at::Tensor wrap(const Hit& hit, std::size_t index, at::Tensor&& local) {
+  const auto& [entry, call, operands, thread] = hit;
+  const auto& action = call.outputs[index];
+  if (!action.spec || !local.defined()) return action.undefined ? at::Tensor() : std::move(local);
+  check_local_sizes(entry, call, *action.spec, local);
+  if (C10_UNLIKELY(has_wrong_stride_order(action, local))) local = to_stride_order(std::move(local), *action.spec);
+  const auto offset = action.base < 0 ? 0 : operands[action.base]->storage_offset() + action.offset_delta;
+  auto* result = new (thread) DTensorImpl(*action.prototype, std::move(local), offset);
+  auto impl = c10::intrusive_ptr<DTensorImpl>::unsafe_steal_from_new(result);
+  if (action.base >= 0) impl->set_view_base(*as_dtensor(operands[action.base]));
+  if (action.source >= 0) inherit_source(*impl, *as_dtensor(operands[action.source]));
+  return at::Tensor(std::move(impl));
+}
+
+template <class Tuple, std::size_t... I>
+Tuple wrap_all(const Hit& hit, Tuple&& locals, std::index_sequence<I...>) {
+  return Tuple(wrap(hit, I, std::get<I>(std::move(locals)))...);
+}
+
+// A simple hit, or null.
+inline const CachedCall* find_simple(const OpEntry& entry, const CallView& view) {
+  if (any_observing_scope() && any_operator_observer()) return nullptr;
+  if (view.has_moved_view) return nullptr;  // the boxed kernel brings it up to date
+  return find_unboxable(entry.index, view.key);
+}
+
+template <class... Args>
+at::Tensor& first_mutable(at::Tensor& first, Args&&...) {
+  return first;
+}
+template <class... Args>
+at::Tensor& first_mutable(const at::Tensor&, Args&&... rest) {
+  return first_mutable(std::forward<Args>(rest)...);
+}
+
+// The boxed kernel, for whatever is no simple hit.
+template <class Ret, class... Args>
+Ret run_boxed(const OpEntry& entry, Args... args) {
+  auto stack = c10::impl::boxArgs<Args...>(args...);
+  run_operator(entry, stack);
+  if constexpr (std::is_same_v<Ret, at::Tensor&>) {
+    return first_mutable(args...);
+  } else if constexpr (!std::is_void_v<Ret>) {
+    return c10::impl::PopResult<Ret>::call(stack);
+  }
+}
+
+template <class... Args>
+constexpr bool begins_with_tensor = false;
+template <class First, class... Rest>
+constexpr bool begins_with_tensor<First, Rest...> = std::is_same_v<std::remove_cvref_t<First>, at::Tensor>;
+
+template <class First, class... Rest>
+const First& first_of(const First& first, const Rest&...) {
+  return first;
+}
+
+// The local operator, and what becomes of its results.
+template <class Op, class Ret, std::size_t... I, class... Args>
+Ret run_local_op(const Hit& hit, std::index_sequence<I...>, Args&... args) {
+  const CachedCall& call = hit.call;
+  if constexpr (std::is_same_v<Ret, at::Tensor>) {
+    return wrap(hit, 0, call_local<Op>(local_argument<I>(call, args)...));
+  } else if constexpr (std::is_same_v<Ret, at::Tensor&>) {
+    call_local<Op>(local_argument<I>(call, args)...);
+    bump_versions(call, hit.operands);
+    return first_mutable(args...);
+  } else if constexpr (std::is_void_v<Ret>) {
+    call_local<Op>(local_argument<I>(call, args)...);
+    bump_versions(call, hit.operands);
+  } else if constexpr (std::is_same_v<Ret, std::vector<at::Tensor>>) {
+    auto locals = call_local<Op>(local_argument<I>(call, args)...);
+    for (std::size_t i = 0; i < locals.size(); ++i) locals[i] = wrap(hit, i, std::move(locals[i]));
+    return locals;
+  } else {
+    return wrap_all(hit, call_local<Op>(local_argument<I>(call, args)...),
+                    std::make_index_sequence<std::tuple_size_v<Ret>>());
+  }
+}
+
+// The same with what schedules have gathered in the place of those operands.
+template <class Op, class Ret, class... Args, std::size_t... I>
+C10_NOINLINE Ret run_gathered(const Hit& hit, std::index_sequence<I...> all, Args... args) {
+  const auto& [entry, call, operands, thread] = hit;
+  const auto kept = call.shared_from_this();  // hooks may run operators, for which the cache may forget this one
+  const CallerScope caller(entry.text());
+  try {
+    enter_call(entry, *call.mesh, thread);
+    const GatheredOperands gathered(call, operands);
+    if (C10_LIKELY(gathered.complete())) {
+      return run_local_op<Op, Ret>(hit, all, gathered.in_place_of(operand_index<I, Args...>(), args)...);
+    }
+  } catch (...) {
+    rethrow_with_cached_call(entry, call);
+  }
+  undo_hit_count();  // the boxed kernel counts it
+  return run_boxed<Ret, Args...>(entry, args...);
+}
+
+template <class Op, class Signature>
+struct Kernel;
+
+template <class Op, class Ret, class... Args>
+struct Kernel<Op, Ret(Args...)> {
+  static inline const OpEntry* entry = nullptr;
+
+  static Ret run(Args... args) {
+    const EngineGuard guard;
+    if constexpr (begins_with_tensor<Args...>) {
+      ThreadState& thread = thread_state();
+      RecentCall recent(*entry, guard, thread, first_of(args...));
+      while (recent.next()) {
+        (note(recent, args), ...);
+        if (const auto* call = recent.found()) return run_found({*entry, *call, recent.operands(), thread}, args...);
+      }
+    }
+    return run_by_key(args...);
+  }
+
+  C10_NOINLINE static Ret run_by_key(Args... args) {
+    CallView view(*entry);
+    (note(view, args), ...);
+    const auto* call = view.has_substituted_operand ? nullptr : find_simple(*entry, view);
+    if (C10_UNLIKELY(call == nullptr)) return run_boxed<Ret, Args...>(*entry, args...);
+    return run_found({*entry, *call, view.operands, thread_state()}, args...);
+  }
+
+  C10_ALWAYS_INLINE static Ret run_found(const Hit& hit, Args... args) {
+    if (C10_UNLIKELY(hit.call.gathers)) {
+      return run_gathered<Op, Ret, Args...>(hit, std::index_sequence_for<Args...>(), args...);
+    }
+    try {
+      enter_call(hit.entry, *hit.call.mesh, hit.thread);
+      return run_local_op<Op, Ret>(hit, std::index_sequence_for<Args...>(), args...);
+    } catch (...) {
+      rethrow_with_cached_call(hit.entry, hit.call);
+    }
+  }
+};
+
+// The operator's unboxed kernel as the dispatcher wants it.
+template <class Op>
+c10::KernelFunction kernel_of(const OpEntry& entry) {
+  using K = Kernel<Op, typename Op::schema>;
+  K::entry = &entry;
+  return c10::KernelFunction::makeFromUnboxedRuntimeFunction(&K::run);
+}
+
+// The unboxed kernel of an operator, which few have.
+std::optional<c10::KernelFunction> find_kernel(const OpEntry& entry);
+
+}  // namespace dtensor::unboxed

@@ -1,0 +1,332 @@
+// Run, write back, wrap; ops/execute/unwrap_operands.cpp comes before.
+#include "ops/execute/execute_call.h"
+
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/tensor.h>
+
+#include "autograd/gradients/leaf_gradient.h"
+#include "autograd/gradients/parameter_views.h"
+#include "autograd/materialized_view.h"
+#include "ops/checks/index_bounds.h"
+#include "ops/checks/inspect_state.h"
+#include "ops/dispatch/for_each_tensor.h"
+#include "ops/execute/call_frame.h"
+#include "ops/execute/fp32_accumulation.h"
+#include "ops/plan/list_dependencies.h"
+#include "random/state.h"
+#include "redistribute/execute.h"
+
+namespace dtensor {
+namespace {
+
+using torch::jit::Stack;
+
+// A list over several meshes: the local call gets the positions that are here.
+void keep_positions(const OpEntry& entry, const std::vector<std::int64_t>& present, std::size_t length, Stack& stack,
+                    std::size_t first) {
+  for (auto i = first; i < stack.size(); ++i) {
+    if (has_value_per_position(entry, i - first, stack[i], length)) {
+      const auto numbers = stack[i].toTensor();
+      stack[i] = numbers.index_select(0, at::tensor(present, numbers.options().dtype(at::kLong)));
+    }
+    if (!stack[i].isList()) continue;
+    const auto items = stack[i].toList();
+    auto kept = c10::impl::GenericList(items.elementType());
+    for (const auto k : present) {
+      if (static_cast<std::size_t>(k) < items.size()) kept.push_back(items.get(static_cast<std::size_t>(k)));
+    }
+    stack[i] = kept;
+  }
+}
+
+// And its results take their old positions again.
+void restore_positions(const std::vector<std::int64_t>& present, std::size_t length, Stack& stack, std::size_t first) {
+  for (auto i = first; i < stack.size(); ++i) {
+    if (!stack[i].isTensorList()) continue;
+    auto next = stack[i].toTensorVector();
+    if (next.empty()) continue;
+    std::vector<at::Tensor> all(length);
+    auto from = next.begin();
+    for (const auto k : present) all[static_cast<std::size_t>(k)] = std::move(*from++);
+    stack[i] = std::move(all);
+  }
+}
+
+void run_present_positions(const ExecutionFrame& frame, Stack& stack, std::size_t first) {
+  const auto length = list_argument_length(torch::jit::last(stack, stack.size() - first));
+  const auto& absent = frame.call.absent_positions;
+  std::vector<std::int64_t> present;
+  for (std::size_t k = 0; k < length; ++k) {
+    if (k >= absent.size() || !absent[k]) present.push_back(static_cast<std::int64_t>(k));
+  }
+  keep_positions(frame.entry, present, length, stack, first);
+  frame.entry.op.callBoxed(stack);
+  restore_positions(present, length, stack, first);
+}
+
+void run_kernel(const ExecutionFrame& frame, Stack& stack, const std::vector<SpecPtr>& inputs,
+                const std::vector<SpecPtr>& outputs) {
+  if (frame.call.local_kernel == nullptr) return frame.entry.op.callBoxed(stack);
+  LocalCall call{frame.entry, stack, frame.call.decision, inputs, outputs, as_mesh_impl(*frame.call.mesh)};
+  frame.call.local_kernel(call);
+}
+
+void run_local_call(const ExecutionFrame& frame, Stack& stack, std::size_t first) {
+  if (!frame.call.absent_positions.empty() && frame.call.local_kernel == nullptr) {
+    return run_present_positions(frame, stack, first);
+  }
+  run_kernel(frame, stack, frame.call.input_specs, frame.call.output_specs);
+}
+
+// The operator gave its destination other sizes: known beforehand, or with the data (then it ran replicated).
+bool took_other_sizes(const InputAction& action, const at::Tensor& local) {
+  return action.resized || (action.out && !local.sizes().equals(action.result->local_sizes));
+}
+
+// A plain destination counts as Replicate: each rank writes the whole of it.
+void overwrite(c10::TensorImpl& operand, SpecPtr spec, const at::Tensor& local) {
+  if (has_dtensor_key(&operand)) return as_dtensor(&operand)->reset(std::move(spec), local);
+  const at::Tensor plain(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&operand));
+  plain.resize_(local.sizes()).copy_(local);
+}
+
+// On a rank outside its mesh, which has nothing to write: a destination takes the sizes that it takes there.
+void take_sizes_outside(c10::TensorImpl* operand, const InputAction& action) {
+  if (action.resized && has_dtensor_key(operand)) as_dtensor(operand)->reset(action.resized, at::Tensor());
+}
+
+void take_sizes(c10::TensorImpl& operand, const InputAction& action, const at::Tensor& local) {
+  const TensorSpec& spec = *action.result;
+  if (action.resized) {
+    return overwrite(operand, action.resized, execute_plan(action.write_back_plan, local, spec));
+  }
+  TORCH_CHECK(!spec.has_shard && !spec.has_partial, "an out= tensor of ", spec.str(), " got a local result of sizes ",
+              local.sizes());
+  overwrite(operand, intern_spec(spec.mesh, spec.placements, local.sizes(), local.strides(), spec.dtype), local);
+}
+
+void write_back_operands(const ExecutionFrame& frame) {
+  for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
+    const auto& action = frame.call.inputs[i];
+    if (!action.write_back) continue;
+    auto* impl = frame.view.operands[i];
+    if (!action.from->mesh->is_member) {
+      take_sizes_outside(impl, action);
+      continue;
+    }
+    if (took_other_sizes(action, frame.locals[i])) {
+      take_sizes(*impl, action, frame.locals[i]);
+      continue;
+    }
+    const auto from = with_placements(*action.from, action.result->placements);
+    const auto result = execute_plan(action.write_back_plan, frame.locals[i], *from);
+    (has_dtensor_key(impl) ? as_dtensor(impl)->local() : frame.operands[i]).copy_(result);
+  }
+}
+
+void write_moved_views(const ExecutionFrame& frame) {
+  for (const auto i : frame.call.written) {
+    auto* impl = frame.view.operands[i];
+    if (!has_dtensor_key(impl)) continue;
+    if (C10_UNLIKELY(as_dtensor(impl)->is_detached_view())) write_to_base(*as_dtensor(impl));
+  }
+}
+
+void after_writes(const ExecutionFrame& frame) {
+  bump_versions(frame.call, frame.view.operands);
+  write_moved_views(frame);
+}
+
+// The local result tells what it is, Replicate. What no placement can say (a sparse layout, numbers in host memory
+// beside a device) is a regular tensor, the same on every rank.
+at::Tensor described(const ExecutionFrame& frame, const OutputAction& action, const at::Tensor& local) {
+  const TensorSpec& spec = *action.spec;
+  TORCH_CHECK(local.defined(), frame.entry.name(), ": only the data tell how large its result is, and world rank ",
+              spec.mesh->world_rank, ", which is outside the mesh, has none");
+  if (local.layout() != at::kStrided || local.device().type() != spec.mesh->device) return local;
+  return make_dtensor(
+      intern_spec(action.spec->mesh, spec.placements, local.sizes(), local.strides(), local.scalar_type()), local);
+}
+
+at::Tensor wrap(const ExecutionFrame& frame, const OutputAction& action, const at::Tensor& local) {
+  if (action.alias >= 0) return frame.operands[action.alias];
+  if (action.undefined) return {};
+  if (!action.spec || (!local.defined() && action.spec->mesh->is_member)) return local;
+  if (action.dynamic) return described(frame, action, local);
+  std::int64_t offset = 0;
+  if (local.defined()) check_local_sizes(frame.entry, frame.call, *action.spec, local);
+  if (action.base >= 0) offset = frame.operands[action.base].storage_offset() + action.offset_delta;
+  auto ordered =
+      local.defined() && has_wrong_stride_order(action, local) ? to_stride_order(local, *action.spec) : local;
+  auto impl = c10::make_intrusive<DTensorImpl>(*action.prototype, std::move(ordered), offset);
+  auto* base = action.base < 0 ? nullptr : frame.view.operands[action.base];
+  if (base != nullptr && has_dtensor_key(base)) {
+    action.detached ? impl->detach_view_from(*as_dtensor(base)) : impl->set_view_base(*as_dtensor(base));
+  }
+  if (action.source >= 0) inherit_source(*impl, *as_dtensor(frame.view.operands[action.source]));
+  return at::Tensor(std::move(impl));
+}
+
+void wrap_results(const ExecutionFrame& frame, Stack& stack, std::size_t first) {
+  std::size_t next = 0;
+  const auto& outputs = frame.call.outputs;
+  for (std::size_t r = first; r < stack.size(); ++r) {
+    auto& value = stack[r];
+    if (value.isTensor()) {
+      value = wrap(frame, outputs[next++], value.toTensor());
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      const bool dynamic = next < outputs.size() && outputs[next].dynamic;  // one entry for all of the list
+      for (const auto& item : value.toListRef()) {
+        list.push_back(wrap(frame, outputs[dynamic ? next : next++], item.toTensor()));
+      }
+      if (dynamic) ++next;
+      value = std::move(list);
+    } else {
+      ++next;
+    }
+  }
+}
+
+bool is_result(const Stack& stack, std::size_t first, const at::Tensor& local) {
+  bool found = false;
+  for (std::size_t r = first; r < stack.size(); ++r) {
+    for_each_tensor(stack[r], [&](const at::Tensor& result) { found = found || result.is_alias_of(local); });
+  }
+  return found;
+}
+
+// What was reduced for this call is kept for the operand's next readers, unless the caller may write to it as a result.
+void cache_reduced(const ExecutionFrame& frame, const Stack& stack, std::size_t first) {
+  for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
+    const auto& action = frame.call.inputs[i];
+    if (!action.reduces || !has_dtensor_key(frame.view.operands[i])) continue;
+    if (is_device_copy(*as_dtensor(frame.view.operands[i])) || !action.from->mesh->is_member) continue;
+    if (is_result(stack, first, frame.locals[i])) continue;
+    as_dtensor(frame.view.operands[i])->cache_reduced(action.to, frame.locals[i]);
+  }
+}
+
+// Ranks outside the mesh take part in nothing: results without data.
+void push_results_outside(const ExecutionFrame& frame, Stack& stack) {
+  std::size_t next = 0;
+  for (const ReturnInfo& ret : frame.entry.returns) {
+    TORCH_CHECK(ret.is_tensor, frame.entry.name(), ": asks for a value on world rank ", frame.call.mesh->world_rank,
+                ", which is outside the mesh");
+    if (!ret.is_list) {
+      stack.emplace_back(wrap(frame, frame.call.outputs[next++], at::Tensor()));
+      continue;
+    }
+    c10::List<at::Tensor> list;
+    while (next < frame.call.outputs.size()) list.push_back(wrap(frame, frame.call.outputs[next++], at::Tensor()));
+    stack.emplace_back(std::move(list));
+  }
+}
+
+// What becomes of the local tensor: of an alias, since to_local() may have handed it out. Undefined outside the mesh.
+at::Tensor view_in_place(const ExecutionFrame& frame, Stack& stack, std::size_t first, const at::Tensor& left) {
+  const auto& input = frame.call.inputs[0];
+  if (!left.defined()) return left;
+  auto local = input.plan.empty() ? left : to_stride_order(execute_plan(input.plan, left, *input.from), *input.to);
+  local = local.alias();
+  stack[first] = local;
+  for (const auto& patch : frame.call.decision.patches) stack[first + patch.arg] = patch.value;
+  run_local_call(frame, stack, first);
+  return local;
+}
+
+// A tensor that holds the memory which `self` leaves when it is moved in place.
+c10::intrusive_ptr<DTensorImpl> former(const DTensorImpl& self) {
+  return c10::make_intrusive<DTensorImpl>(self.spec(), self.local(), self.storage_offset());
+}
+
+// t_, squeeze_, ...: the local operator changes the metadata of its operand. Where that had to be moved it becomes a
+// view of what it was: whether others share that memory, each rank sees otherwise (who holds to_local()'s tensor, parts
+// without elements), and they are to see later writes.
+void execute_inplace_view(ExecutionFrame& frame, Stack& stack, std::size_t first) {
+  auto* self = as_dtensor(frame.view.operands[0]);
+  up_to_date_local(*self);
+  frame.operands.push_back(stack[first].toTensor());
+  const bool moves = !frame.call.inputs[0].plan.empty(), was_moved = self->is_detached_view();
+  const at::Tensor left = self->local();
+  auto local = view_in_place(frame, stack, first, left);
+  auto base = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(self->base());
+  if (moves && !was_moved) base = former(*self);
+  const auto& output = frame.call.decision.outputs[0];
+  self->reset(intern_spec(output.mesh, output.placements, output.meta.sizes, output.meta.strides, output.meta.dtype),
+              std::move(local));
+  if (!moves) share_version_counter(self->local(), left);
+  if (base) {
+    self->detach_view_from(*base);
+  } else if (was_moved) {
+    self->keep_former_data(left);
+  }
+  stack.resize(first);
+  stack.emplace_back(frame.operands[0]);
+}
+
+// Under a ReducePolicy: in the wider type, rounded, and the unrounded values kept beside.
+// A view moves both: its own memory is the base's.
+void execute_fp32_accumulation(ExecutionFrame& frame, Stack& stack, std::size_t first) {
+  const auto& wide = *frame.call.fp32_accumulation;
+  auto results = to_accumulation_dtype(frame.entry, frame.call, frame.view, stack, first);
+  run_kernel(frame, results, wide.inputs, wide.outputs);
+  const auto unrounded = round_to_result_dtype(frame.call, results);
+  if (wide.view) {
+    run_local_call(frame, stack, first);
+  } else {
+    stack.resize(first);
+    for (auto& result : results) stack.push_back(std::move(result));
+  }
+  if (frame.call.reduces) cache_reduced(frame, stack, first);
+  wrap_results(frame, stack, first);
+  store_unrounded(unrounded, stack, first);
+}
+
+// On ranks outside the mesh.
+void execute_outside(ExecutionFrame& frame, Stack& stack, std::size_t first) {
+  for (auto* impl : frame.view.operands) {
+    frame.operands.push_back(impl == nullptr ? at::Tensor()
+                                             : at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(impl)));
+  }
+  if (frame.call.reshards) register_gradient_resharding(frame);
+  for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
+    take_sizes_outside(frame.view.operands[i], frame.call.inputs[i]);
+  }
+  if (frame.entry.mutates) bump_versions(frame.call, frame.view.operands);
+  stack.resize(first);
+  // The members' local kernel counts one random operator; the count is the world's.
+  if (frame.entry.is_random && frame.call.local_kernel != nullptr)
+    (void)next_random_key(as_mesh_impl(*frame.call.mesh));
+  push_results_outside(frame, stack);
+}
+
+void execute_simple(ExecutionFrame& frame, Stack& stack, std::size_t first) {
+  unwrap_arguments(frame, stack, first);
+  frame.entry.op.callBoxed(stack);
+  if (frame.entry.mutates) after_writes(frame);
+  wrap_results(frame, stack, first);
+}
+
+}  // namespace
+
+void execute_call(const OpEntry& entry, const CachedCall& call, const CallView& view, Stack& stack) {
+  ExecutionFrame frame{entry, call, view, {}, {}, {}};
+  const auto first = stack.size() - entry.args.size();
+  if (call.executor == Executor::simple) return execute_simple(frame, stack, first);
+  if (call.executor == Executor::inplace_view) return execute_inplace_view(frame, stack, first);
+  if (call.executor == Executor::outside) return execute_outside(frame, stack, first);
+  if (!call.bounds.empty()) check_index_bounds(frame, /*before=*/true);
+  unwrap_arguments(frame, stack, first);
+  if (!call.bounds.empty()) check_index_bounds(frame, /*before=*/false);
+  const bool wide = call.executor == Executor::fp32_accumulation &&
+                    (!call.fp32_accumulation->view || has_unrounded_operand(call, view));
+  if (wide) return execute_fp32_accumulation(frame, stack, first);
+  run_local_call(frame, stack, first);
+  write_back_operands(frame);
+  if (entry.mutates) after_writes(frame);
+  if (call.reduces) cache_reduced(frame, stack, first);
+  wrap_results(frame, stack, first);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,78 @@
+// Exchanges one after the other, and pieces of what they brought.
+#include "ops/local_kernels/exchanged_pieces.h"
+
+#include "ops/dispatch/functional_overload.h"
+
+namespace dtensor {
+
+std::int64_t number_at(const LocalArgs& args, const char* name, std::size_t place) {
+  const auto list = args.value(name).toIntVector();
+  return list[list.size() == 1 ? 0 : place];
+}
+
+at::Tensor padded_rows(const at::Tensor& fetched, std::int64_t dim, const Piece& piece, const at::Scalar& value) {
+  const auto rows = fetched.narrow(dim, piece.from, piece.length);
+  if (piece.before == 0 && piece.after == 0) return rows;
+  std::vector<std::int64_t> amounts(static_cast<std::size_t>(2 * (fetched.dim() - dim)), 0);
+  amounts[amounts.size() - 2] = piece.before;
+  amounts[amounts.size() - 1] = piece.after;
+  return at::constant_pad_nd(rows, amounts, value);
+}
+
+at::Tensor joined(const std::vector<at::Tensor>& parts, std::int64_t dim) {
+  return parts.size() == 1 ? parts.front() : at::cat(parts, dim);
+}
+
+at::Tensor zeros_of(const LocalCall& call, const SpecPtr& spec) {
+  if (!spec) return {};
+  return at::zeros(spec->local_sizes, at::TensorOptions(spec->dtype).device(at::Device(call.mesh.device)));
+}
+
+void run_piece(const LocalCall& call, torch::jit::Stack& piece) {
+  if (!call.info.has_out) return call.info.op.callBoxed(piece);
+  while (call.info.args[piece.size() - 1].out) piece.pop_back();
+  functional_overload(call.info.op).callBoxed(piece);
+}
+
+at::Tensor fetch_halo(const HaloExchanges& halos, at::Tensor local) {
+  for (const auto& place : halos) local = place.fetch_halo(local);
+  return local;
+}
+
+at::Tensor reduce_halo(const HaloExchanges& halos, at::Tensor shares) {
+  for (auto place = halos.rbegin(); place != halos.rend(); ++place) shares = place->reduce_halo(shares);
+  return shares;
+}
+
+HaloExchanges halo_exchanges_of_convolution(const LocalCall& call, const LocalArgs& args, const TensorSpec& operand,
+                                            const TensorSpec& result, bool transposed) {
+  HaloExchanges all;
+  const auto weight = args.tensor("weight");
+  for (std::int64_t d = 2; d < std::ssize(operand.sizes); ++d) {
+    if (shard_axes(&operand, d) == 0) continue;
+    const auto i = static_cast<std::size_t>(d - 2);
+    const auto length = number_at(args, "dilation", i) * (weight.size(d) - 1) + 1;
+    all.emplace_back(
+        call.mesh, operand, result, d,
+        Window{number_at(args, "stride", i), number_at(args, "padding", i), length, /*mirrored=*/false, transposed});
+  }
+  return all;
+}
+
+torch::jit::Stack convolution_piece_arguments(const LocalCall& call, const LocalArgs& args, const HaloExchanges& halos,
+                                              std::int64_t groups) {
+  const auto arguments = torch::jit::last(call.stack, call.info.args.size());
+  torch::jit::Stack stack(arguments.begin(), arguments.end());
+  for (const char* name : {"padding", "output_padding"}) {
+    std::vector<std::int64_t> amounts;
+    for (std::int64_t d = 2; d < args.tensor("input").dim(); ++d) {
+      amounts.push_back(number_at(args, name, static_cast<std::size_t>(d - 2)));
+    }
+    for (const auto& place : halos) amounts[static_cast<std::size_t>(place.dim() - 2)] = 0;
+    stack[index_of(call, name)] = c10::IValue(amounts);
+  }
+  stack[index_of(call, "groups")] = groups;
+  return stack;
+}
+
+}  // namespace dtensor

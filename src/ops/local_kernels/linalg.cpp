@@ -1,0 +1,32 @@
+// det, slogdet and solve factor A or, where A is contiguous, its transpose. Their formulas of derivatives ask A again
+// which of both it was: the whole one, of whose batch a rank's part may be contiguous by itself (a single matrix is).
+#include <ATen/ATen.h>
+#include <c10/core/Contiguity.h>
+
+#include "ops/local_kernels/local_args.h"
+
+namespace dtensor {
+namespace {
+
+at::Tensor laid_out(const at::Tensor& local, bool contiguous) {
+  if (local.dim() < 2 || local.is_contiguous() == contiguous) return local;
+  return contiguous ? local.contiguous() : local.mT().contiguous().mT();
+}
+
+void factor_full_matrix(LocalCall& call) {
+  if (return_zeros_if_empty(call)) return;
+  const LocalArgs args(call);
+  if (const auto* whole = args.spec("A"); whole != nullptr) {
+    c10::IValue& matrices = torch::jit::peek(call.stack, 0, call.info.args.size());
+    const auto numel = c10::multiply_integers(whole->sizes);
+    matrices =
+        laid_out(matrices.toTensor(), c10::_compute_contiguous<std::int64_t>(whole->sizes, whole->strides, numel));
+  }
+  call.info.op.callBoxed(call.stack);
+}
+
+}  // namespace
+
+void add_linalg_kernels(LocalKernels& kernels) { kernels.emplace("factor_full_matrix", factor_full_matrix); }
+
+}  // namespace dtensor

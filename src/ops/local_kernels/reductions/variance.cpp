@@ -1,0 +1,290 @@
+// Moments over split dimensions: variances, layer norm, batch norm.
+#include "ops/local_kernels/local_args.h"
+#include "redistribute/part_views.h"
+
+namespace dtensor {
+namespace {
+
+// var, std, var_mean and std_mean over split dimensions. Each rank's mean and sum of squared deviations are combined in
+// double by the pairwise update of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing
+// sample variances", 1979), exact for uneven and empty shards: two all_reduces of one value per output element.
+
+struct VarianceAccumulator {
+  at::Tensor mean;     // double (complex double for complex inputs)
+  at::Tensor squares;  // sum of squared deviations from the mean, double
+};
+
+double count_of(at::IntArrayRef sizes, at::IntArrayRef dims) {
+  double count = 1;
+  for (const auto d : dims) count *= static_cast<double>(sizes[d]);
+  return count;
+}
+
+VarianceAccumulator local_moments(const at::Tensor& self, at::IntArrayRef dims, double count, bool keepdim) {
+  // A mean rounded to float would put its error, times the ranks' distance, into the squares.
+  const auto x = self.to(self.is_complex() ? at::kComplexDouble : at::kDouble);
+  if (count == 0) {
+    const auto zero = at::sum(x, dims, keepdim);
+    return {zero, zero.abs()};
+  }
+  const auto [variance, mean] = at::var_mean(x, dims, at::Scalar(0), keepdim);
+  return {mean, variance * count};
+}
+
+// Of the whole, on every rank of `axes`; `count` is the global number of elements per mean. Two small all_reduces.
+VarianceAccumulator global_variance(const LocalCall& call, const at::Tensor& self, at::IntArrayRef dims, double count,
+                                    bool keepdim, AxisMask axes) {
+  const double own_count = count_of(self.sizes(), dims);
+  const auto own = local_moments(self, dims, own_count, keepdim);
+  auto mean = all_reduce(call.mesh, own.mean * (own_count / count), ReduceOp::sum, axes);
+  const auto shift = (own.mean - mean).abs().square();
+  return {mean, all_reduce(call.mesh, own.squares + shift * own_count, ReduceOp::sum, axes)};
+}
+
+template <bool root>
+void variance(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto self = args.tensor("self");
+  TORCH_CHECK(self.is_floating_point() || self.is_complex(),
+              "std and var only support floating point and complex dtypes");
+  const auto dims = args.reduced_dims();
+  const double count = count_of(args.global_sizes("self"), dims);
+  const auto given = args.value("correction");
+  const double correction = given.isNone() ? 1 : given.toScalar().toDouble();
+  const AxisMask axes = shard_axes(args.spec("self"), dims);
+  const auto [mean, squares] = global_variance(call, self, dims, count, args.flag("keepdim"), axes);
+  auto result = squares / std::max(count - correction, 0.0);
+  if (root) result = result.sqrt();
+  std::vector<at::Tensor> results{result.to(call.outputs[0]->dtype)};
+  if (call.outputs.size() > 1) results.push_back(mean.to(call.outputs[1]->dtype));
+  set_results(call, std::move(results));
+}
+
+// Layer norm whose normalised dimensions are split: the moments of a row are combined over the ranks that hold it,
+// forward (two small all_reduces) and backward (one). Weight and bias may be split like the row or whole.
+
+struct Shape {
+  std::vector<std::int64_t> outer, inner;  // dimensions of the input
+  double count;                            // elements of a whole row
+  AxisMask axes;                           // that split a row
+  at::ScalarType type;                     // of the computation
+};
+
+Shape shape_of(const LocalArgs& args) {
+  Shape s{{}, {}, 1, 0, accumulate_type(args.tensor("input").scalar_type())};
+  const auto sizes = args.global_sizes("input");
+  const auto ndim = static_cast<std::int64_t>(sizes.size());
+  const auto first = ndim - static_cast<std::int64_t>(args.value("normalized_shape").toListRef().size());
+  for (std::int64_t d = 0; d < ndim; ++d) {
+    (d < first ? s.outer : s.inner).push_back(d);
+    if (d >= first) s.count *= static_cast<double>(sizes[d]);
+  }
+  s.axes = shard_axes(args.spec("input"), s.inner);
+  return s;
+}
+
+// This rank's part of a weight or bias, in the type of the computation; undefined where absent.
+at::Tensor own_parameter(const LocalArgs& args, const char* name, const Shape& s) {
+  auto parameter = args.tensor(name);
+  if (!parameter.defined()) return parameter;
+  if (shard_axes(args.spec(name)) == 0) {
+    for (std::size_t d = 0; d < s.inner.size(); ++d) {
+      const auto n = parameter.size(static_cast<std::int64_t>(d));
+      parameter =
+          select_segments(parameter, static_cast<std::int64_t>(d), own_segments(args.spec("input"), s.inner[d], n));
+    }
+  }
+  return parameter.to(s.type);
+}
+
+void layer_norm(LocalCall& call) {
+  const LocalArgs args(call);
+  const Shape s = shape_of(args);
+  const auto x = args.tensor("input").to(s.type);
+  const auto [mean, squares] = global_variance(call, x, s.inner, s.count, true, s.axes);
+  const auto rstd = (squares / s.count).add_(args.value("eps").toDouble()).rsqrt_();
+  auto y = (x - mean.to(s.type)).mul_(rstd.to(s.type));
+  if (const auto weight = own_parameter(args, "weight", s); weight.defined()) y.mul_(weight);
+  if (const auto bias = own_parameter(args, "bias", s); bias.defined()) y.add_(bias);
+  set_results(call, {y.to(call.outputs[0]->dtype), mean.to(call.outputs[1]->dtype), rstd.to(call.outputs[2]->dtype)});
+}
+
+// Sum over the rows of this rank, Partial on the axes that split the rows.
+at::Tensor sum_of_rows(const LocalCall& call, const LocalArgs& args, const at::Tensor& x, const Shape& s, int output) {
+  const auto sum = s.outer.empty() ? x : x.sum(s.outer);
+  return reduce_contribution(call, sum, ReduceOp::sum, shard_axes(args.spec("input"), s.outer), output)
+      .to(call.outputs[output]->dtype);
+}
+
+// d/dx of (x - mean) rstd: rstd (g - mean(g) - xhat mean(g xhat)), the means over whole rows.
+at::Tensor grad_input(const LocalCall& call, const at::Tensor& g, const at::Tensor& xhat, const at::Tensor& rstd,
+                      const Shape& s) {
+  const auto own = at::stack({g.sum(s.inner, true), (g * xhat).sum(s.inner, true)}).div_(s.count);
+  const auto means = all_reduce(call.mesh, own, ReduceOp::sum, s.axes);
+  return (g - means[0]).sub_(xhat * means[1]).mul_(rstd).to(call.outputs[0]->dtype);
+}
+
+void layer_norm_backward(LocalCall& call) {
+  const LocalArgs args(call);
+  const Shape s = shape_of(args);
+  const auto mask = args.value("output_mask").toBoolList();
+  const auto grad = args.tensor("grad_out").to(s.type);
+  const auto rstd = args.tensor("rstd").to(s.type);
+  const auto xhat = (args.tensor("input").to(s.type) - args.tensor("mean").to(s.type)).mul_(rstd);
+  const auto weight = own_parameter(args, "weight", s);
+  std::vector<at::Tensor> grads(3);
+  if (mask[0]) grads[0] = grad_input(call, weight.defined() ? grad * weight : grad, xhat, rstd, s);
+  if (mask[1]) grads[1] = sum_of_rows(call, args, grad * xhat, s, 1);
+  if (mask[2]) grads[2] = sum_of_rows(call, args, grad, s, 2);
+  set_results(call, std::move(grads));
+}
+
+// Batch norm whose batch or places are split: moments and gradient sums over the whole batch (two small all_reduces
+// forward, one backward), running statistics updated alike on every rank. Variance as one device computes it: biased
+// for the output, unbiased for the running one. One kernel for all operators that have these arguments.
+
+struct NormLayout {
+  std::vector<std::int64_t> reduced;  // all dimensions but the channels'
+  std::vector<std::int64_t> channel;  // shape in which a vector of channels broadcasts
+  double count;                       // elements of a whole channel
+  AxisMask axes;                      // that split what is reduced
+};
+
+NormLayout layout_of(const LocalArgs& args, const at::Tensor& input) {
+  NormLayout l{{}, std::vector<std::int64_t>(static_cast<std::size_t>(input.dim()), 1), 1, 0};
+  const auto sizes = args.global_sizes("input");
+  for (std::int64_t d = 0; d < input.dim(); ++d) {
+    if (d == 1) continue;
+    l.reduced.push_back(d);
+    l.count *= static_cast<double>(sizes[d]);
+  }
+  l.channel[1] = input.size(1);
+  l.axes = shard_axes(args.spec("input"), l.reduced);
+  return l;
+}
+
+// As the input's channels lie, in double.
+at::Tensor vector(const LocalArgs& args, const char* name, const NormLayout& l) {
+  const auto tensor = args.has(name) ? args.tensor(name) : at::Tensor();
+  return tensor.defined() && tensor.numel() == l.channel[1] ? tensor.to(at::kDouble).view(l.channel) : at::Tensor();
+}
+
+void update(const LocalArgs& args, const char* name, const at::Tensor& value, double momentum) {
+  const auto running = args.tensor(name);
+  if (running.defined()) running.copy_(running.to(at::kDouble) * (1 - momentum) + value.flatten() * momentum);
+}
+
+// `unsaid`: what operators without a flag do.
+bool is_training(const LocalArgs& args, bool unsaid) {
+  for (const char* flag : {"training", "train", "update"}) {
+    if (args.has(flag)) return args.flag(flag);
+  }
+  return unsaid;
+}
+
+double epsilon(const LocalArgs& args) {
+  for (const char* name : {"eps", "epsilon"}) {
+    if (args.has(name)) return args.value(name).toDouble();
+  }
+  return 0;
+}
+
+double momentum_of(const LocalArgs& args) {
+  return args.value(args.has("momentum") ? "momentum" : "exponential_average_factor").toDouble();
+}
+
+// Returned, or written to out=; the running statistics are written already. Results that nobody asked for are
+// undefined.
+void finish(LocalCall& call, std::vector<at::Tensor> results) {
+  const auto& arguments = call.info.args;
+  const auto reserve = LocalArgs(call).tensor("input").options().dtype(at::kByte);
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (!arguments[i].out || next >= results.size()) continue;
+    results[next] = torch::jit::peek(call.stack, i, arguments.size()).toTensor().copy_(results[next]);
+    ++next;
+  }
+  torch::jit::drop(call.stack, arguments.size());
+  for (std::size_t i = 0; i < call.info.returns.size(); ++i) {
+    if (i >= results.size()) results.push_back(at::empty({0}, reserve));
+    call.stack.emplace_back(std::move(results[i]));
+  }
+}
+
+struct Statistics {
+  at::Tensor mean, rstd;  // in the channels' shape, double
+};
+
+Statistics batch_statistics(LocalCall& call, const LocalArgs& args, const at::Tensor& x, const NormLayout& l) {
+  const auto [mean, squares] = global_variance(call, x, l.reduced, l.count, true, l.axes);
+  if (args.has("running_mean")) {
+    const double momentum = momentum_of(args);
+    update(args, "running_mean", mean, momentum);
+    update(args, "running_var", squares / (l.count - 1), momentum);
+  }
+  return {mean, (squares / l.count).add_(epsilon(args)).rsqrt_()};
+}
+
+// Nothing is split that the plain kernel looks at as a whole.
+bool can_run_plain_operator(const at::Tensor& input, const NormLayout& l, bool training) {
+  return input.numel() > 0 && (l.axes == 0 || !training);
+}
+
+void batch_norm(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto input = args.tensor("input");
+  const NormLayout l = layout_of(args, input);
+  const bool training = is_training(args, call.info.rule().data().written != 0);
+  if (can_run_plain_operator(input, l, training)) return call.info.op.callBoxed(call.stack);
+  const auto x = input.to(at::kDouble);
+  const Statistics s =
+      training ? batch_statistics(call, args, x, l)
+               : Statistics{vector(args, "running_mean", l), (vector(args, "running_var", l) + epsilon(args)).rsqrt()};
+  auto y = (x - s.mean).mul_(s.rstd);
+  if (const auto weight = vector(args, "weight", l); weight.defined()) y.mul_(weight);
+  if (const auto bias = vector(args, "bias", l); bias.defined()) y.add_(bias);
+  const auto saved = [&](const at::Tensor& value, std::size_t i) {
+    const auto type = call.outputs[i]->dtype;
+    const bool kept = training || c10::multiply_integers(call.outputs[i]->sizes) > 0;
+    return kept ? value.flatten().to(type) : at::empty({0}, input.options().dtype(type));
+  };
+  finish(call, {y.to(call.outputs[0]->dtype), saved(s.mean, 1), saved(s.rstd, 2)});
+}
+
+// d/dx of rstd (x - mean) w: w rstd (g - mean(g) - xhat mean(g xhat)) while training, w rstd g else.
+void batch_norm_backward(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto input = args.tensor("input");
+  const NormLayout l = layout_of(args, input);
+  const bool training = is_training(args, true);
+  if (input.numel() > 0 && l.axes == 0) return call.info.op.callBoxed(call.stack);
+  const bool cudnn = args.has("grad_output");
+  const auto g = args.tensor(cudnn ? "grad_output" : "grad_out").to(at::kDouble);
+  const char* saved_rstd = args.has("save_invstd") ? "save_invstd" : "save_var";
+  const Statistics s =
+      training ? Statistics{vector(args, "save_mean", l), vector(args, saved_rstd, l)}
+               : Statistics{vector(args, "running_mean", l), (vector(args, "running_var", l) + epsilon(args)).rsqrt()};
+  const auto xhat = (input.to(at::kDouble) - s.mean).mul_(s.rstd);
+  const auto own = at::stack({g.sum(l.reduced, true), (g * xhat).sum(l.reduced, true)});
+  const auto sums = all_reduce(call.mesh, own, ReduceOp::sum, l.axes);
+  auto grad = training ? (g - sums[0] / l.count).sub_(xhat * (sums[1] / l.count)) : g;
+  grad = grad * s.rstd;
+  if (const auto weight = vector(args, "weight", l); weight.defined()) grad.mul_(weight);
+  const auto typed = [&](const at::Tensor& value, std::size_t i) {
+    return call.outputs[i] ? value.to(call.outputs[i]->dtype) : at::Tensor();
+  };
+  finish(call, {typed(grad, 0), typed(sums[1].flatten(), 1), typed(sums[0].flatten(), 2)});
+}
+
+}  // namespace
+
+void add_variance_kernels(LocalKernels& kernels) {
+  kernels.emplace("var_sharded", variance<false>);
+  kernels.emplace("std_sharded", variance<true>);
+  kernels.emplace("layer_norm_sharded", layer_norm);
+  kernels.emplace("layer_norm_backward_sharded", layer_norm_backward);
+  kernels.emplace("batch_norm_global", batch_norm);
+  kernels.emplace("batch_norm_backward_global", batch_norm_backward);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,53 @@
+// One entry of a split dimension: its owner sends it to those that the dimension is split over, and in backward puts
+// its gradient into its own part. Nothing else moves, and nobody holds the whole.
+#include <algorithm>
+
+#include "ops/local_kernels/local_args.h"
+#include "redistribute/part_views.h"
+#include "redistribute/plan/split_layout.h"
+
+namespace dtensor {
+namespace {
+
+bool holds(const Segments& segments, std::int64_t index) {
+  return intersection_size(segments, {Segment{index, 1}}) > 0;
+}
+
+std::int64_t wrapped(std::int64_t index, std::int64_t size) { return index < 0 ? index + size : index; }
+
+void select_row(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto& spec = *args.spec("self");
+  const auto dim = args.dim();
+  const auto index = wrapped(args.integer("index"), spec.sizes[static_cast<std::size_t>(dim)]);
+  const auto& comm = call.communicator();
+  const auto segments = segments_of_ranks(spec, dim, call.decision.local_kernel_axes);
+  const auto owner = std::find_if(segments.begin(), segments.end(), [&](const auto& s) { return holds(s, index); });
+  const auto root = static_cast<int>(owner - segments.begin());
+  auto row = root == comm.rank() ? args.tensor("self").select(dim, concatenated_index(*owner, index)).clone()
+                                 : at::empty(call.outputs[0]->local_sizes, args.tensor("self").options());
+  comm.broadcast(row, root).wait();
+  set_results(call, {row});
+}
+
+void select_row_backward(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto& out = *call.outputs[0];
+  const auto grad = args.tensor("grad_output");
+  const auto dim = args.integer("dim") < 0 ? args.integer("dim") + out.dim() : args.integer("dim");
+  const auto size = out.sizes[static_cast<std::size_t>(dim)];
+  auto result = at::zeros(out.local_sizes, grad.options());
+  const auto own = own_segments(&out, dim, size);
+  const auto index = wrapped(args.integer("index"), size);
+  if (holds(own, index)) result.select(dim, concatenated_index(own, index)).copy_(grad);
+  set_results(call, {result});
+}
+
+}  // namespace
+
+void add_row_kernels(LocalKernels& kernels) {
+  kernels.emplace("select_row", select_row);
+  kernels.emplace("select_row_backward", select_row_backward);
+}
+
+}  // namespace dtensor

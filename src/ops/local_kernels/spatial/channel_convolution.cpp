@@ -1,0 +1,72 @@
+// Convolutions and group norms on part of the channels or groups: the plain operator, with the counts of the part in
+// place of the global ones.
+#include "ops/local_kernels/local_args.h"
+#include "ops/local_kernels/spatial/spatial_convolution.h"
+
+namespace dtensor {
+namespace {
+
+// Groups of this part: its input channels over those of a group.
+std::int64_t local_groups(const LocalArgs& args) {
+  if (args.integer("groups") == 1) return 1;
+  const auto in_part = args.tensor("input").size(1), in_whole = args.global_sizes("input")[1];
+  return args.integer("groups") * in_part / in_whole;
+}
+
+void skip_empty(LocalCall& call) {
+  if (!return_zeros_if_empty(call)) call.info.op.callBoxed(call.stack);
+}
+
+void convolution(LocalCall& call) {
+  const LocalArgs args(call);
+  if (shards_spatial_dims(args.spec("input"))) {
+    return args.flag("transposed") ? conv_transpose_sharded_spatial(call, local_groups(args))
+                                   : convolve_sharded_spatial(call, local_groups(args));
+  }
+  if (return_zeros_if_empty(call)) return;
+  set_argument(call, "groups", local_groups(args));
+  call.info.op.callBoxed(call.stack);
+}
+
+void convolution_backward(LocalCall& call) {
+  const LocalArgs args(call);
+  const bool split = shards_spatial_dims(args.spec("input"));
+  if (!split && return_zeros_if_empty(call)) return;
+  if (split) {
+    return args.flag("transposed") ? conv_transpose_sharded_spatial_backward(call, local_groups(args))
+                                   : convolve_sharded_spatial_backward(call, local_groups(args));
+  }
+  set_argument(call, "groups", local_groups(args));
+  if (!args.value("bias_sizes").isNone()) {
+    set_argument(call, "bias_sizes", std::vector{args.tensor("grad_output").size(1)});
+  }
+  call.info.op.callBoxed(call.stack);
+}
+
+// N, C, HxW and the group count are arguments.
+void group_norm(LocalCall& call) {
+  if (return_zeros_if_empty(call)) return;
+  const LocalArgs args(call);
+  const auto input = args.tensor("input");
+  const auto channels = input.size(1);
+  std::int64_t spatial_numel = 1;
+  for (std::int64_t d = 2; d < input.dim(); ++d) spatial_numel *= input.size(d);
+  set_argument(call, "group", args.integer("group") * channels / args.integer("C"));
+  set_argument(call, "N", input.size(0));
+  set_argument(call, "C", channels);
+  set_argument(call, "HxW", spatial_numel);
+  call.info.op.callBoxed(call.stack);
+}
+
+}  // namespace
+
+void add_convolution_kernels(LocalKernels& kernels) {
+  kernels.emplace("skip_empty", skip_empty);
+  kernels.emplace("convolution_local", convolution);
+  kernels.emplace("convolution_backward_local", convolution_backward);
+  kernels.emplace("group_norm_local", group_norm);
+  kernels.emplace("pad_split", pad_split);
+  kernels.emplace("flip_split", flip_split);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,138 @@
+// Which rows windows look at, and their exchange.
+#include "ops/local_kernels/spatial/halo_exchange.h"
+
+#include <algorithm>
+
+#include "ops/local_kernels/local_args.h"
+#include "redistribute/part_views.h"
+
+namespace dtensor {
+namespace {
+
+struct Range {
+  std::int64_t begin, end;
+};
+
+std::int64_t rounded_down(std::int64_t a, std::int64_t b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
+
+// What the windows of these rows of the result span, within the operand's n rows and beyond.
+Range span_of(const Segment& rows, const Window& w) {
+  if (w.transposed) {
+    const std::int64_t last = rows.offset + rows.length - 1 + w.before;
+    return {rounded_down(rows.offset + w.before - w.length, w.stride) + 1, rounded_down(last, w.stride) + 1};
+  }
+  return {rows.offset * w.stride - w.before, (rows.offset + rows.length - 1) * w.stride - w.before + w.length};
+}
+
+Range clipped(Range range, std::int64_t n) {
+  const std::int64_t begin = std::clamp(range.begin, std::int64_t{0}, n);
+  return {begin, std::clamp(range.end, begin, n)};
+}
+
+Segments mirrored(const Segments& rows, std::int64_t n) {
+  Segments all;
+  for (auto s = rows.rbegin(); s != rows.rend(); ++s) {
+    if (s->length > 0) all.push_back({n - s->offset - s->length, s->length});
+  }
+  return all;
+}
+
+// In rising order, without overlaps.
+Segments indexed_rows(const Segments& rows, const Window& window, std::int64_t n) {
+  if (window.mirrored) return mirrored(rows, n);
+  Segments all;
+  for (const Segment& s : rows) {
+    if (s.length == 0) continue;
+    const Range range = clipped(span_of(s, window), n);
+    if (range.begin == range.end) continue;
+    const bool meets = !all.empty() && range.begin <= all.back().offset + all.back().length;
+    if (!meets) {
+      all.push_back({range.begin, range.end - range.begin});
+    } else {
+      all.back().length = std::max(all.back().length, range.end - all.back().offset);
+    }
+  }
+  return all;
+}
+
+std::vector<HaloExchange::Piece> pieces_of(const Segments& rows, const Segments& fetched, const Window& window,
+                                           std::int64_t n) {
+  std::vector<HaloExchange::Piece> pieces;
+  std::int64_t first = 0;
+  for (const Segment& s : rows) {
+    if (s.length == 0) continue;
+    const Range span = span_of(s, window), inside = clipped(span, n);
+    // A span that lies in the padding altogether is all before it.
+    const std::int64_t length = inside.end - inside.begin, before = length > 0 ? inside.begin - span.begin : 0;
+    const std::int64_t after = span.end - span.begin - length - before;
+    pieces.push_back({first, s.length, length > 0 ? concatenated_index(fetched, inside.begin) : 0, length,
+                      window.transposed ? 0 : before, window.transposed ? 0 : after, s.offset, inside.begin});
+    first += s.length;
+  }
+  return pieces;
+}
+
+}  // namespace
+
+HaloExchange::HaloExchange(const MeshImpl& mesh, const TensorSpec& operand, const TensorSpec& result, std::int64_t dim,
+                           const Window& window)
+    : members_(mesh.communicator(shard_axes(&operand, dim))), dim_(dim) {
+  const AxisMask axes = shard_axes(&operand, dim);
+  const auto n = operand.sizes[static_cast<std::size_t>(dim)];
+  held_ = segments_of_ranks(operand, dim, axes);
+  const auto rows = segments_of_ranks(result, dim, axes);
+  for (const Segments& of_member : rows) fetched_.push_back(indexed_rows(of_member, window, n));
+  const auto me = static_cast<std::size_t>(members_.rank());
+  if (!window.mirrored) pieces_ = pieces_of(rows[me], fetched_[me], window, n);
+}
+
+const Segments& HaloExchange::fetched() const { return fetched_[static_cast<std::size_t>(members_.rank())]; }
+
+Region HaloExchange::region(const at::Tensor& local, const Segments& rows) const {
+  Region region;
+  for (std::int64_t d = 0; d < local.dim(); ++d) {
+    region.dims.push_back(d == dim_ ? rows : Segments{Segment{0, local.size(d)}});
+  }
+  return region;
+}
+
+at::Tensor HaloExchange::fetch_halo(const at::Tensor& local) const {
+  const auto me = static_cast<std::size_t>(members_.rank());
+  const Region held = region(local, held_[me]), wanted = region(local, fetched_[me]);
+  const at::Tensor result = at::empty(wanted.sizes(), local.options());
+  std::vector<Region> parts;
+  std::vector<at::Tensor> outputs, inputs;
+  for (std::size_t m = 0; m < held_.size(); ++m) {
+    const Region sent = intersection(held, region(local, m == me ? Segments() : fetched_[m]));
+    inputs.push_back(read_part(local, held, sent));
+    parts.push_back(intersection(region(local, m == me ? Segments() : held_[m]), wanted));
+    outputs.push_back(at::empty(parts.back().sizes(), local.options()));
+  }
+  members_.all_to_all(outputs, inputs).wait();
+  const Region own = intersection(held, wanted);
+  write_part(result, wanted, own, read_part(local, held, own));
+  for (std::size_t m = 0; m < parts.size(); ++m) write_part(result, wanted, parts[m], outputs[m]);
+  return result;
+}
+
+at::Tensor HaloExchange::reduce_halo(const at::Tensor& shares) const {
+  const auto me = static_cast<std::size_t>(members_.rank());
+  const Region held = region(shares, held_[me]), wanted = region(shares, fetched_[me]);
+  const at::Tensor sum = at::zeros(held.sizes(), shares.options());
+  std::vector<Region> parts;
+  std::vector<at::Tensor> outputs, inputs;
+  for (std::size_t m = 0; m < held_.size(); ++m) {
+    inputs.push_back(read_part(shares, wanted, intersection(region(shares, m == me ? Segments() : held_[m]), wanted)));
+    parts.push_back(intersection(held, region(shares, m == me ? Segments() : fetched_[m])));
+    outputs.push_back(at::empty(parts.back().sizes(), shares.options()));
+  }
+  members_.all_to_all(outputs, inputs).wait();
+  parts[me] = intersection(held, wanted);
+  outputs[me] = read_part(shares, wanted, parts[me]);
+  for (std::size_t m = 0; m < parts.size(); ++m) {
+    if (outputs[m].numel() > 0) write_part(sum, held, parts[m], read_part(sum, held, parts[m]) + outputs[m]);
+  }
+  return sum;
+}
+
+}  // namespace dtensor

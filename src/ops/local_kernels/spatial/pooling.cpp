@@ -1,0 +1,287 @@
+// Pooling whose spatial dimensions are split: each rank brings the rows that the windows of its part look at. The
+// backward pass needs no row of the input: it gives what it found for rows of others back to them.
+#include <functional>
+#include <limits>
+
+#include "ops/local_kernels/exchanged_pieces.h"
+
+namespace dtensor {
+namespace {
+
+using Stack = torch::jit::Stack;
+
+// Lists of one number for each place, the last dimensions of `self`.
+struct Pool {
+  std::vector<std::int64_t> kernel, stride, padding, dilation;
+  std::int64_t rank, count;
+
+  Pool(const LocalCall& call, const LocalArgs& args, std::int64_t dims)
+      : rank(dims), count(call.info.schema().arguments()[index_of(call, "kernel_size")].N().value()) {
+    const bool strides = !args.value("stride").toIntVector().empty();
+    for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
+      kernel.push_back(number_at(args, "kernel_size", i));
+      stride.push_back(strides ? number_at(args, "stride", i) : kernel.back());
+      padding.push_back(number_at(args, "padding", i));
+      dilation.push_back(args.has("dilation") ? number_at(args, "dilation", i) : 1);
+    }
+  }
+  std::int64_t dim(std::size_t place) const { return rank - count + static_cast<std::int64_t>(place); }
+  std::size_t place(std::int64_t dim) const { return static_cast<std::size_t>(dim - rank + count); }
+  at::IntArrayRef describe_recent_calls(at::IntArrayRef sizes) const {
+    return sizes.slice(sizes.size() - static_cast<std::size_t>(count));
+  }
+  Window window(std::size_t i) const { return {stride[i], padding[i], dilation[i] * (kernel[i] - 1) + 1}; }
+};
+
+HaloExchanges exchanges(const LocalCall& call, const Pool& pool, const TensorSpec* input, const TensorSpec* windows) {
+  HaloExchanges all;
+  for (std::size_t i = 0; input != nullptr && i < pool.kernel.size(); ++i) {
+    if (shard_axes(input, pool.dim(i)) == 0) continue;
+    all.emplace_back(call.mesh, *input, *windows, pool.dim(i), pool.window(i));
+  }
+  return all;
+}
+
+// Without padding along the spatial dimensions that are split, which pieces bring along; sums in place of averages.
+Stack piece_arguments(const LocalCall& call, const LocalArgs& args, const Pool& pool, const HaloExchanges& halos) {
+  const auto arguments = torch::jit::last(call.stack, call.info.args.size());
+  Stack stack(arguments.begin(), arguments.end());
+  auto padding = pool.padding;
+  for (const auto& place : halos) padding[pool.place(place.dim())] = 0;
+  stack[index_of(call, "padding")] = c10::IValue(padding);
+  if (args.has("divisor_override")) stack[index_of(call, "divisor_override")] = 1;
+  return stack;
+}
+
+// Pieces of rows of the result, and where what they look at begins in the whole, along the spatial dimensions that are
+// split.
+using Begins = std::vector<std::int64_t>;
+using PieceKernel =
+    std::function<void(const std::vector<at::Tensor>& results, const at::Tensor& rows, const Begins& begins)>;
+
+void run_over_pieces(const HaloExchanges& halos, const Pool& pool, const std::vector<at::Tensor>& results,
+                     const at::Tensor& fetched, const at::Scalar& value, const Begins& begins, const PieceKernel& run) {
+  if (begins.size() == halos.size()) return run(results, fetched, begins);
+  const auto& place = halos[begins.size()];
+  const auto i = pool.place(place.dim());
+  for (const Piece& piece : place.pieces()) {
+    std::vector<at::Tensor> parts;
+    for (const auto& t : results) parts.push_back(t.narrow(place.dim(), piece.first, piece.rows));
+    auto inner = begins;
+    inner.push_back(piece.row * pool.stride[i] - pool.padding[i]);
+    run_over_pieces(halos, pool, parts, padded_rows(fetched, place.dim(), piece, value), value, inner, run);
+  }
+}
+
+// --- averages ---
+
+// Elements that each of this rank's windows averages, to be broadcast over the result.
+at::Tensor counts_of(const LocalArgs& args, const Pool& pool, const TensorSpec& input, const TensorSpec& windows,
+                     const at::TensorOptions& options) {
+  if (!args.value("divisor_override").isNone()) return at::full({}, args.integer("divisor_override"), options);
+  at::Tensor counts = at::ones({}, options);
+  for (std::size_t i = 0; i < pool.kernel.size(); ++i) {
+    const auto dim = static_cast<std::size_t>(pool.dim(i));
+    const auto n = input.sizes[dim];
+    std::vector<std::int64_t> found;
+    for (const Segment& s : own_segments(&windows, pool.dim(i), windows.sizes[dim])) {
+      for (std::int64_t row = s.offset; row < s.offset + s.length; ++row) {
+        auto begin = row * pool.stride[i] - pool.padding[i],
+             end = std::min(begin + pool.kernel[i], n + pool.padding[i]);
+        if (!args.flag("count_include_pad")) begin = std::max<std::int64_t>(begin, 0), end = std::min(end, n);
+        found.push_back(end - begin);
+      }
+    }
+    counts = counts.unsqueeze(-1) * at::tensor(found, at::kLong).to(options);
+  }
+  return counts;
+}
+
+at::Tensor divided(const at::Tensor& sums, const at::Tensor& counts) {
+  return at::isIntegralType(sums.scalar_type(), false) ? sums.div(counts, "trunc") : sums.div(counts);
+}
+
+void avg_pool_split(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto self = args.tensor("self");
+  const Pool pool(call, args, self.dim());
+  const auto* spec = args.spec("self");
+  const auto halos = exchanges(call, pool, spec, call.outputs[0].get());
+  if (halos.empty()) return return_zeros_if_empty(call) ? void() : call.info.op.callBoxed(call.stack);
+  const auto type = accumulate_type(self.scalar_type());
+  const auto fetched = fetch_halo(halos, self).to(type);
+  const auto sums = zeros_of(call, call.outputs[0]).to(type);
+  if (sums.numel() > 0) {
+    const Stack stack = piece_arguments(call, args, pool, halos);
+    run_over_pieces(halos, pool, {sums}, fetched, 0, {},
+                    [&](const auto& results, const at::Tensor& rows, const Begins&) {
+                      Stack piece = stack;
+                      piece[index_of(call, "self")] = rows;
+                      run_piece(call, piece);
+                      results[0].copy_(piece.back().toTensor());
+                    });
+  }
+  const auto counts = counts_of(args, pool, *spec, *call.outputs[0], sums.options());
+  set_results(call, {divided(sums, counts).to(self.scalar_type())});
+}
+
+// Zeros for the rows that this rank looks at.
+at::Tensor zeros_of_fetched(const at::Tensor& self, const HaloExchanges& halos, at::ScalarType type) {
+  auto sizes = self.sizes().vec();
+  for (const auto& place : halos) {
+    auto& size = sizes[static_cast<std::size_t>(place.dim())] = 0;
+    for (const Segment& s : place.fetched()) size += s.length;
+  }
+  return at::zeros(sizes, self.options().dtype(type));
+}
+
+// As run_over_pieces, with the shares of what is looked at. `run` gives them with the padding of the piece.
+void sum_over_pieces(const HaloExchanges& halos, std::size_t next, const at::Tensor& grad, const at::Tensor& shares,
+                     const std::vector<std::int64_t>& spans,
+                     const std::function<at::Tensor(const at::Tensor&, const std::vector<std::int64_t>&)>& run) {
+  if (next == halos.size()) {
+    shares.add_(run(grad, spans));
+    return;
+  }
+  const auto dim = halos[next].dim();
+  for (const Piece& piece : halos[next].pieces()) {
+    auto inner = spans;
+    inner[static_cast<std::size_t>(dim)] = piece.before + piece.length + piece.after;
+    const auto part = shares.narrow(dim, piece.from, piece.length);
+    sum_over_pieces(halos, next + 1, grad.narrow(dim, piece.first, piece.rows), part, inner,
+                    [&](const at::Tensor& of_rows, const std::vector<std::int64_t>& sizes) {
+                      return run(of_rows, sizes).narrow(dim, piece.before, piece.length);
+                    });
+  }
+}
+
+void avg_pool_split_backward(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto self = args.tensor("self"), grad = args.tensor("grad_output");
+  const Pool pool(call, args, self.dim());
+  const auto* windows = args.spec("grad_output");
+  const auto halos = exchanges(call, pool, args.spec("self"), windows);
+  if (halos.empty()) return return_zeros_if_empty(call) ? void() : call.info.op.callBoxed(call.stack);
+  const auto type = accumulate_type(grad.scalar_type());
+  const auto shares = zeros_of_fetched(self, halos, type);
+  if (grad.numel() > 0) {
+    const auto exact = grad.to(type);
+    const auto each = divided(exact, counts_of(args, pool, *args.spec("self"), *windows, exact.options()));
+    const Stack stack = piece_arguments(call, args, pool, halos);
+    sum_over_pieces(halos, 0, each, shares, self.sizes().vec(),
+                    [&](const at::Tensor& of_rows, const std::vector<std::int64_t>& sizes) {
+                      Stack piece = stack;
+                      piece[index_of(call, "grad_output")] = of_rows.contiguous();
+                      piece[index_of(call, "self")] = at::empty(sizes, shares.options());
+                      run_piece(call, piece);
+                      return piece.back().toTensor();
+                    });
+  }
+  set_results(call, {reduce_halo(halos, shares.to(grad.scalar_type()))});
+}
+
+// --- maxima ---
+
+// Coordinates of flat indices within planes of these sizes, from the last place on.
+std::vector<at::Tensor> coordinates(at::Tensor flat, at::IntArrayRef sizes) {
+  std::vector<at::Tensor> all(sizes.size());
+  for (std::size_t i = sizes.size(); i-- > 0;) {
+    all[i] = flat.remainder(std::max<std::int64_t>(sizes[i], 1));
+    flat = flat.div(std::max<std::int64_t>(sizes[i], 1), "floor");
+  }
+  return all;
+}
+
+at::Tensor flat_index(const std::vector<at::Tensor>& coordinates, at::IntArrayRef sizes) {
+  at::Tensor flat = coordinates[0];
+  for (std::size_t i = 1; i < sizes.size(); ++i) flat = flat * sizes[i] + coordinates[i];
+  return flat;
+}
+
+at::Scalar below_all(at::ScalarType type) {
+  if (at::isIntegralType(type, false)) return reduce_identity(type, ReduceOp::max);
+  return -std::numeric_limits<double>::infinity();
+}
+
+void max_pool_split(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto self = args.tensor("self");
+  const Pool pool(call, args, self.dim());
+  const auto halos = exchanges(call, pool, args.spec("self"), call.outputs[0].get());
+  if (halos.empty()) return return_zeros_if_empty(call) ? void() : call.info.op.callBoxed(call.stack);
+  const auto fetched = fetch_halo(halos, self);
+  const auto values = zeros_of(call, call.outputs[0]), indices = zeros_of(call, call.outputs[1]);
+  const auto whole = pool.describe_recent_calls(args.global_sizes("self"));
+  const PieceKernel run = [&, stack = piece_arguments(call, args, pool, halos)](
+                              const auto& results, const at::Tensor& rows, const Begins& begins) {
+    Stack piece = stack;
+    piece[index_of(call, "self")] = rows;
+    run_piece(call, piece);
+    results[0].copy_(piece[0].toTensor());
+    auto found = coordinates(piece[1].toTensor(), pool.describe_recent_calls(rows.sizes()));
+    for (std::size_t k = 0; k < halos.size(); ++k) {
+      const auto i = pool.place(halos[k].dim());
+      found[i] = found[i] + begins[k];
+      // Where all that a window sees is -inf, ATen names its first element that is no padding.
+      found[i] = at::where(found[i].lt(0), found[i].remainder(pool.dilation[i]), found[i]);
+    }
+    results[1].copy_(flat_index(found, whole));
+  };
+  if (values.numel() > 0)
+    run_over_pieces(halos, pool, {values, indices}, fetched, below_all(self.scalar_type()), {}, run);
+  set_results(call, {values, indices});
+}
+
+// ATen's kernels write where the indices say, whether a plane of the input has that place or not.
+void run_if_within_planes(LocalCall& call, std::size_t count) {
+  const LocalArgs args(call);
+  const auto sizes = args.global_sizes("self");
+  const auto plane = c10::multiply_integers(sizes.slice(sizes.size() - std::min(count, sizes.size())));
+  check_indices(args.tensor("indices"), plane, "the gradient of a pooling: index");
+  if (!return_zeros_if_empty(call)) call.info.op.callBoxed(call.stack);
+}
+
+// Ranks bring each other what lies within their windows, and no more.
+void check_within_windows(const at::Tensor& within) {
+  if (!within.is_cpu()) return at::_assert_async(within.all(), "an index lies outside of its window");
+  TORCH_CHECK_INDEX(within.all().item<bool>(), "the gradient of a pooling: an index lies outside of its window");
+}
+
+void max_pool_split_backward(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto self = args.tensor("self"), grad = args.tensor("grad_output");
+  const Pool pool(call, args, self.dim());
+  const auto halos = exchanges(call, pool, args.spec("self"), args.spec("grad_output"));
+  if (halos.empty()) return run_if_within_planes(call, pool.kernel.size());
+  const auto shares = zeros_of_fetched(self, halos, accumulate_type(grad.scalar_type()));
+  if (grad.numel() > 0) {
+    const auto plane = pool.describe_recent_calls(args.global_sizes("self"));
+    const auto indices = args.tensor("indices");
+    auto within = indices.ge(0).logical_and_(indices.lt(c10::multiply_integers(plane)));
+    auto found = coordinates(indices, plane);
+    for (const auto& place : halos) {
+      auto& rows = found[pool.place(place.dim())];
+      const auto index = to_local_index(rows, place.fetched());
+      within.logical_and_(index.own);
+      rows = index.local;
+    }
+    check_within_windows(within);
+    const auto flat = flat_index(found, pool.describe_recent_calls(shares.sizes()));
+    const auto first = static_cast<std::int64_t>(self.dim() - pool.count);
+    shares.flatten(first).scatter_add_(first, flat.flatten(first), grad.to(shares.scalar_type()).flatten(first));
+  }
+  set_results(call, {reduce_halo(halos, shares.to(grad.scalar_type()))});
+}
+
+}  // namespace
+
+void add_pooling_kernels(LocalKernels& kernels) {
+  kernels.emplace("avg_pool_split", avg_pool_split);
+  kernels.emplace("avg_pool_split_backward", avg_pool_split_backward);
+  kernels.emplace("max_pool_split", max_pool_split);
+  kernels.emplace("max_pool_split_backward", max_pool_split_backward);
+  kernels.emplace("pool2d_backward_by_indices", [](LocalCall& call) { run_if_within_planes(call, 2); });
+  kernels.emplace("pool3d_backward_by_indices", [](LocalCall& call) { run_if_within_planes(call, 3); });
+}
+
+}  // namespace dtensor

@@ -1,0 +1,66 @@
+// Factories that write to out=: every rank makes the whole, which has no operands, and keeps its part; random ones fill
+// the DTensor in place, by global index.
+#include <ATen/ATen.h>
+
+#include "ops/local_kernels/special/special_kernel.h"
+#include "tensor/impl/dtensor_impl.h"
+
+namespace dtensor {
+namespace {
+
+void copy_full(const at::Tensor& whole, const at::Tensor& out) {
+  if (out.sizes() != whole.sizes()) resize_global(out, whole.sizes());
+  const auto& spec = *as_dtensor(out.unsafeGetTensorImpl())->spec();
+  out.copy_(make_dtensor(
+      intern_spec(spec.mesh, Placements(spec.placements.size()), whole.sizes(), whole.strides(), whole.scalar_type()),
+      whole));
+}
+
+const c10::IValue* argument(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const char* name) {
+  const auto index = op.schema().argumentIndexWithName(name);
+  return index ? &args[static_cast<std::size_t>(*index)] : nullptr;
+}
+
+}  // namespace
+
+void check_no_generator(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  TORCH_CHECK(op.generator_arg < 0 || args[static_cast<std::size_t>(op.generator_arg)].isNone(), op.name(),
+              ": a generator has no meaning for a DTensor, whose values depend on the mesh's random state; seed that "
+              "with manual_seed(mesh, seed)");
+}
+
+void draw_as(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const at::Tensor& out) {
+  const std::string& name = op.name().name;
+  const auto given = [&](const char* what) { return argument(op, args, what); };
+  if (name == "aten::rand") return out.uniform_(), void();
+  if (name == "aten::randn") return out.normal_(), void();
+  if (name == "aten::normal") return out.normal_(given("mean")->toDouble(), given("std")->toDouble()), void();
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      name == "aten::randint", op.name(),
+      " has no placement-independent form; make it outside the mesh's tensors, on one rank, and "
+      "use distribute_tensor_from");
+  out.random_(given("low") == nullptr ? 0 : given("low")->toInt(), given("high")->toInt());
+}
+
+void factory_out_special(const OpEntry& entry, torch::jit::Stack& stack) {
+  const at::Tensor out = stack.back().toTensor();
+  const auto args = torch::jit::last(stack, entry.args.size());
+  check_no_generator(entry, args);
+  if (entry.is_random || entry.name().name == "aten::normal") {
+    const auto* sizes = argument(entry, args, "size");
+    TORCH_CHECK_NOT_IMPLEMENTED(sizes != nullptr, entry.name(), " on a DTensor: a permutation has no out= form; call ",
+                                "randperm in a MeshScope");
+    resize_global(out, sizes->toIntVector());
+    draw_as(entry, args, out);
+  } else {
+    const auto* impl = as_dtensor(out.unsafeGetTensorImpl());
+    torch::jit::Stack call = args.vec();
+    call.back() = at::empty({0}, at::TensorOptions(out.scalar_type()).device(at::Device(impl->spec()->mesh->device)));
+    entry.op.callBoxed(call);
+    copy_full(call.back().toTensor(), out);
+  }
+  torch::jit::drop(stack, entry.args.size());
+  stack.emplace_back(out);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,71 @@
+// resize_ and resize_as_ speak of memory too: the elements as they lie there, cut or followed by whatever. Where the
+// sizes change the tensor becomes Replicate, since its shards have nothing to do with the new shape.
+#include <ATen/ATen.h>
+
+#include <optional>
+
+#include "autograd/materialized_view.h"
+#include "ops/local_kernels/special/special_kernel.h"
+#include "placement/stride_order.h"
+#include "redistribute/execute.h"
+#include "tensor/impl/dtensor_impl.h"
+
+namespace dtensor {
+namespace {
+
+// A copy that lies as the global tensor does; row-major where that is expanded.
+at::Tensor memory_of(const at::Tensor& whole, const TensorSpec& spec) {
+  if (!has_dense_order(spec)) return whole.clone(at::MemoryFormat::Contiguous);
+  return at::empty_strided(spec.sizes, spec.strides, whole.options()).copy_(whole);
+}
+
+std::optional<at::MemoryFormat> asked_format(const c10::IValue& format, const c10::IValue& shape) {
+  if (format.isNone()) return std::nullopt;
+  const auto asked = format.toMemoryFormat();
+  const bool preserved = asked == at::MemoryFormat::Preserve;
+  TORCH_CHECK(!preserved || shape.isTensor(), "resize_: unsupported memory format ", asked);
+  return preserved ? shape.toTensor().suggest_memory_format() : asked;
+}
+
+// The elements stay where they are in memory, and another order of dimensions is read from it.
+void restride_global(const at::Tensor& tensor, at::MemoryFormat format) {
+  auto* impl = as_dtensor(tensor.unsafeGetTensorImpl());
+  const auto& spec = *impl->spec();
+  const auto wanted = at::empty({0}, at::kMeta).resize_(spec.sizes, format).strides().vec();
+  if (wanted == at::IntArrayRef(spec.strides)) return;
+  const Placements replicate(spec.placements.size());
+  report_gather("resize_", spec, replicate);
+  at::Tensor whole = redistribute_local(up_to_date_local(*impl), spec, replicate);
+  if (whole.defined()) whole = memory_of(whole, spec).as_strided(spec.sizes, wanted);
+  impl->reset(intern_spec(spec.mesh, replicate, spec.sizes, wanted, spec.dtype), whole);
+}
+
+}  // namespace
+
+void resize_global(const at::Tensor& tensor, at::IntArrayRef sizes) {
+  if (tensor.sizes() == sizes) return;
+  auto* impl = as_dtensor(tensor.unsafeGetTensorImpl());
+  const auto& spec = *impl->spec();
+  const Placements replicate(spec.placements.size());
+  report_gather("resize_", spec, replicate);
+  at::Tensor whole = redistribute_local(up_to_date_local(*impl), spec, replicate);
+  if (whole.defined()) whole = memory_of(whole, spec).resize_(sizes);
+  const at::DimVector strides = c10::contiguous_strides(sizes);
+  impl->reset(intern_spec(spec.mesh, replicate, sizes, strides, spec.dtype), whole);
+}
+
+void resize_special(const OpEntry& entry, torch::jit::Stack& stack) {
+  const std::size_t count = entry.args.size();
+  const auto tensor = torch::jit::peek(stack, 0, count).toTensor();
+  TORCH_CHECK(dtensor_or_null(tensor) != nullptr, entry.name(),
+              ": a plain tensor does not take a DTensor's shape this way; call resize_ with its sizes");
+  const auto& shape = torch::jit::peek(stack, 1, count);
+  const auto sizes = shape.isTensor() ? shape.toTensor().sizes().vec() : shape.toIntVector();
+  const auto format = asked_format(torch::jit::peek(stack, 2, count), shape);
+  resize_global(tensor, sizes);
+  if (format) restride_global(tensor, *format);
+  torch::jit::drop(stack, count);
+  stack.emplace_back(tensor);
+}
+
+}  // namespace dtensor

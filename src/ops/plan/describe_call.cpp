@@ -1,0 +1,107 @@
+// A call as the propagation sees it.
+#include "mesh/mesh_impl.h"
+#include "ops/execute/gradient_target.h"
+#include "ops/plan/compile_call.h"
+
+namespace dtensor {
+namespace {
+
+// A plain tensor counts as Replicate; numbers (0-dim and only read), list positions without a mesh and tensors of other
+// layouts are passed on as they are.
+SpecPtr spec_of(c10::TensorImpl* impl, const MeshRef& mesh, bool mutated) {
+  if (has_dtensor_key(impl)) return as_dtensor(impl)->spec();
+  if ((impl->dim() == 0 && !mutated) || !mesh || impl->layout() != c10::kStrided) return nullptr;
+  return intern_spec(mesh, Placements(mesh->layout.shape.size()), impl->sizes(), impl->strides(),
+                     c10::typeMetaToScalarType(impl->dtype()));
+}
+
+// Ranks may lay out a plain tensor as they like, and all come to one decision, results' strides included.
+at::DimVector seen_strides(const c10::TensorImpl* impl) {
+  return has_dtensor_key(impl) ? at::DimVector(impl->strides()) : c10::contiguous_strides(impl->sizes());
+}
+
+Operand describe_operand(c10::TensorImpl* impl, int arg, int list_index, const MeshRef& mesh, bool mutated) {
+  Operand operand;
+  operand.arg = arg;
+  operand.list_index = list_index;
+  if (impl == nullptr) return operand;
+  operand.defined = true;
+  operand.wrapped_number = impl->is_wrapped_number();
+  operand.spec = spec_of(impl, mesh, mutated);
+  operand.sizes = impl->sizes();
+  operand.strides = seen_strides(impl);
+  operand.strided = impl->layout() == c10::kStrided;
+  operand.dtype = c10::typeMetaToScalarType(impl->dtype());
+  return operand;
+}
+
+MeshRef mesh_ref(const CallView& view) {
+  for (auto* impl : view.operands) {
+    if (impl != nullptr && has_dtensor_key(impl)) return as_dtensor(impl)->spec()->mesh;
+  }
+  return {};
+}
+
+// For list operators with a mesh per position: the mesh of the first DTensor at that position; none if all are plain.
+MeshRef mesh_at(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, int position, const MeshRef& fallback) {
+  if (position < 0 || !entry.foreach_op()) return fallback;
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    if (entry.args[i].kind != ArgKind::tensor_list || !args[i].isList()) continue;
+    const auto list = args[i].toListRef();
+    if (static_cast<std::size_t>(position) >= list.size() || !list[position].isTensor()) continue;
+    auto* impl = list[position].unsafeToTensorImpl();
+    if (has_dtensor_key(impl)) return as_dtensor(impl)->spec()->mesh;
+  }
+  return {};
+}
+
+void check_one_mesh(const OpEntry& entry, const OpCall& call) {
+  if (entry.foreach_op()) return;
+  for (const auto& operand : call.operands) {
+    TORCH_CHECK(!operand.spec || operand.spec->mesh == call.mesh, entry.name(),
+                ": operands on two meshes: ", as_mesh_impl(*call.mesh).str(), " and ",
+                as_mesh_impl(*operand.spec->mesh).str(),
+                ". Redistribute one of them onto the other's mesh: redistribute(mesh, placements).");
+  }
+}
+
+// Of the leaves that the node computes gradients of, the one of the result's sizes is where it goes. Stored shards are
+// gathered for use, and their gradients reduced by who stores them: no preference.
+void set_destination(OpCall& call) {
+  for (const SpecPtr& leaf : gradient_leaf_specs()) {
+    const bool fits = leaf->mesh == call.mesh && !call.outputs.empty() && call.outputs[0].sizes == leaf->sizes;
+    if (!fits) continue;
+    call.preferred_result = leaf->placements;
+    for (auto& p : call.preferred_result) p = p.is_shard() && !p.is_storage() ? p : Replicate();
+    return;
+  }
+}
+
+}  // namespace
+
+OpCall describe_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view) {
+  OpCall call;
+  call.info = &entry;
+  call.args = args;
+  call.mesh = mesh_ref(view);
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    const int arg = static_cast<int>(i);
+    const bool mutated = entry.args[i].mutated;
+    if (entry.args[i].kind == ArgKind::tensor) {
+      call.operands.push_back(describe_operand(view.operands[next++], arg, -1, call.mesh, mutated));
+    } else if (entry.args[i].kind == ArgKind::tensor_list && args[i].isList()) {
+      const int count = static_cast<int>(args[i].toListRef().size());
+      for (int k = 0; k < count; ++k) {
+        const auto mesh = mesh_at(entry, args, k, call.mesh);
+        call.operands.push_back(describe_operand(view.operands[next++], arg, k, mesh, mutated));
+      }
+    }
+  }
+  check_one_mesh(entry, call);
+  infer_outputs(call);
+  if (entry.rule().data().follows_parameter_placement) set_destination(call);
+  return call;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,298 @@
+// The total norm: of each tensor the p-th powers of the parts that this rank counts, summed in double, one exchange.
+#include "dtensor/optim/clip.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "dtensor/named_tensors.h"
+#include "dtensor/tensor.h"
+#include "internal/aten_scopes.h"
+#include "internal/parameter_swap.h"
+#include "optim/grad_norm/norm_group.h"
+#include "optim/grad_norm/power_sums.h"
+#include "optim/parameter_lists.h"
+
+namespace dtensor {
+namespace {
+
+// Partial tensors are reduced (Replicate on those axes), in few collectives and as full_tensor() would.
+std::vector<at::Tensor> without_partials(std::vector<at::Tensor> tensors) {
+  const auto is_partial = [](const Placement& p) { return p.is_partial(); };
+  std::vector<DTensor> partial;
+  std::vector<Placements> whole;
+  std::vector<std::size_t> positions;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!is_dtensor(tensors[i])) continue;
+    const DTensor tensor(tensors[i]);
+    Placements placements = tensor.placements();
+    if (std::none_of(placements.begin(), placements.end(), is_partial)) continue;
+    std::replace_if(placements.begin(), placements.end(), is_partial, Replicate());
+    partial.push_back(tensor);
+    whole.push_back(std::move(placements));
+    positions.push_back(i);
+  }
+  const auto reduced = redistribute(partial, std::move(whole));
+  for (std::size_t k = 0; k < positions.size(); ++k) tensors[positions[k]] = reduced[k];
+  return tensors;
+}
+
+using optim::CountedBy;
+using optim::NormGroup;
+
+// At least single precision; what the user reads and gradients are scaled by.
+at::ScalarType result_type(at::TensorList tensors) {
+  auto type = at::kFloat;
+  for (const at::Tensor& t : tensors) {
+    if (t.defined() && c10::toRealValueType(t.scalar_type()) == at::kDouble) type = at::kDouble;
+  }
+  return type;
+}
+
+// Where the ranks exchange: where the tensors are, of which this rank may have none.
+c10::Device device_of(at::TensorList tensors, at::TensorList described) {
+  for (const at::TensorList list : {tensors, described}) {
+    for (const at::Tensor& t : list) {
+      if (t.defined()) return optim::device_of_data(t);
+    }
+  }
+  return at::kCPU;
+}
+
+// Before anything is exchanged, and of all tensors: a rank with an empty part would find nothing wrong with it.
+void check_norm(at::TensorList tensors, double p) {
+  TORCH_CHECK(p > 0, "get_total_norm: norm_type must be positive, not ", p);
+  for (const at::Tensor& t : tensors) {
+    TORCH_CHECK(!t.defined() || t.is_floating_point() || t.is_complex(), "the total norm: a tensor of sizes ",
+                t.sizes(), " is ", t.scalar_type(), ", and norms are of floating point or complex tensors");
+  }
+}
+
+// What a rank knows of each tensor: a sum of p-th powers (for infinity: the largest value) that the ranks add up, or
+// one that every rank has alike. Of a kind of copies (NormGroup), or of plain tensors, each rank or slice adds the
+// same.
+struct Known {
+  Known(at::TensorList tensors, const NormGroup& group, double p, c10::Device device);
+  at::Tensor added, common;         // by tensor; undefined: the ranks have none alike
+  at::Tensor plain;                 // the norm of all plain tensors together; undefined: there are none
+  std::vector<std::int64_t> kinds;  // by tensor; that after the last: no copies
+};
+
+at::Tensor root(const at::Tensor& powers, double p) { return std::isinf(p) ? powers : powers.pow(1 / p); }
+
+// Sums are added up one after the other, so that the result has the same bits however the tensors are spread over
+// groups of ranks (the stages of a pipeline).
+at::Tensor total_of(const at::Tensor& powers, double p) {
+  if (powers.numel() == 0) return at::zeros({}, powers.options());
+  return std::isinf(p) ? powers.amax() : root(powers.cumsum(0).select(0, -1), p);
+}
+
+Known::Known(at::TensorList tensors, const NormGroup& group, double p, c10::Device device) {
+  std::vector<at::Tensor> own(tensors.size()), alike(tensors.size()), without_mesh;
+  const std::int64_t none = group.slice_copy_count() + 1;
+  bool any_alike = false;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& t = tensors[i];
+    kinds.push_back(none);
+    if (!t.defined()) continue;
+    if (!is_dtensor(t)) {
+      kinds.back() = none - 1;
+      without_mesh.push_back(own[i] = t);
+      continue;
+    }
+    if (const auto kind = group.slice_copy_id(t); kind >= 0) kinds.back() = kind;
+    const CountedBy share = group.counted_by(t, i);
+    const bool added_up = share == CountedBy::this_rank || kinds.back() != none;
+    if (share != CountedBy::other_rank) (added_up ? own : alike)[i] = DTensor(t).to_local();
+    any_alike |= !added_up;
+  }
+  added = optim::power_sums(own, p, device);
+  if (any_alike) common = optim::power_sums(alike, p, device);
+  if (group.has_regular_tensors()) plain = total_of(optim::power_sums(without_mesh, p, device), p);
+}
+
+// Plain tensors have no mesh that says who sums them: where ranks hold different ones, each would be clipped by another
+// norm and go its own way.
+void check_plain(bool same, double typical, const at::Tensor& mine) {
+  TORCH_CHECK(same, "the total norm: plain tensors must be the same on every rank, and are not (their norm is ",
+              typical, " on average, ", mine.item<double>(),
+              " on this rank); sum gradients over the ranks first, or make ", "the parameters DTensors");
+}
+
+// `sums`: over n ranks of the norm and of its square.
+void check_sums(const at::Tensor& mine, const at::Tensor& sums, std::int64_t n) {
+  const double count = static_cast<double>(n), mean = sums[0].item<double>() / count;
+  const double squares = sums[1].item<double>() / count;  // of doubles may overflow
+  check_plain(!std::isfinite(squares) || squares - mean * mean <= 1e-10 * mean * mean, mean, mine);
+}
+
+// `ends`: the largest norm and, negated, the smallest.
+void check_ends(const at::Tensor& mine, const at::Tensor& ends) {
+  const double most = ends[0].item<double>(), least = -ends[1].item<double>();
+  check_plain(!std::isfinite(most) || !std::isfinite(least) || most - least <= 1e-5 * most, (most + least) / 2, mine);
+}
+
+// 1 for each kind of copies that this rank holds; the last of the plain tensors, which every rank has.
+at::Tensor local_tensors_of(const NormGroup& group) {
+  at::Tensor held = at::ones({group.slice_copy_count() + 1}, at::kDouble);
+  for (std::int64_t k = 0; k < group.slice_copy_count(); ++k) held[k] = group.counts_slice_copy(k) ? 1 : 0;
+  return held;
+}
+
+// The sums by tensor, each logical element counted once. One exchange: the sums, how many hold each kind, and what
+// tells plain tensors apart.
+at::Tensor exchange(const Known& known, const NormGroup& group) {
+  const Communicator& comm = group.communicator();
+  if (!comm || comm.size() == 1) return known.common.defined() ? known.added + known.common : known.added;
+  const std::int64_t kinds = group.slice_copy_count();
+  const bool copies = kinds > 0 || group.has_regular_tensors();
+  std::vector<at::Tensor> parts{known.added};
+  if (copies) parts.push_back(local_tensors_of(group).to(known.added.device()));
+  if (group.has_regular_tensors()) parts.push_back(at::stack({known.plain, known.plain.square()}));
+  const at::Tensor all = parts.size() == 1 ? known.added : at::cat(parts);
+  comm.all_reduce(all, ReduceOp::sum).wait();
+  at::Tensor sums = parts.size() == 1 ? all : all.narrow(0, 0, known.added.size(0));
+  if (copies) {
+    const auto held = at::cat({all.narrow(0, sums.size(0), kinds + 1).clamp_min(1), at::ones({1}, all.options())});
+    sums = sums / held.index_select(0, at::tensor(known.kinds, at::kLong).to(all.device()));
+  }
+  if (group.has_regular_tensors() && all.is_cpu())
+    check_sums(known.plain, all.narrow(0, all.size(0) - 2, 2), comm.size());
+  return known.common.defined() ? sums + known.common : sums;
+}
+
+at::Tensor exchange_largest(const Known& known, const NormGroup& group) {
+  const Communicator& comm = group.communicator();
+  if (!comm || comm.size() == 1) {
+    return known.common.defined() ? at::maximum(known.added, known.common) : known.added;
+  }
+  const auto count = known.added.size(0);
+  at::Tensor all = known.added;
+  if (group.has_regular_tensors()) all = at::cat({all, at::stack({known.plain, known.plain.neg()})});
+  comm.all_reduce(all, ReduceOp::max).wait();
+  if (group.has_regular_tensors() && all.is_cpu()) check_ends(known.plain, all.narrow(0, count, 2));
+  const at::Tensor largest = all.narrow(0, 0, count);
+  return known.common.defined() ? at::maximum(largest, known.common) : largest;
+}
+
+// By tensor: the sums of p-th powers; for infinity the norms themselves. `described`: tensors of the same dtypes and
+// meshes, where a rank holds nothing of some too.
+at::Tensor powers_of(at::TensorList tensors, at::TensorList described, const NormGroup& group, double p) {
+  if (tensors.empty()) return at::zeros({0}, at::kDouble);
+  const Known known(tensors, group, p, device_of(tensors, described));
+  return std::isinf(p) ? exchange_largest(known, group) : exchange(known, group);
+}
+
+// The same in host memory, without operators, of which each costs as much as scaling a small tensor.
+double total_on_host(const at::Tensor& powers, double p) {
+  const auto* begin = powers.const_data_ptr<double>();
+  const auto* end = begin + powers.numel();
+  if (std::isinf(p)) return std::accumulate(begin, end, 0.0, optim::max_propagate_nan);
+  const double sum = std::accumulate(begin, end, 0.0);
+  return p == 2 ? std::sqrt(sum) : std::pow(sum, 1 / p);
+}
+
+at::Tensor total_norm(at::TensorList tensors, at::TensorList described, const NormGroup& group,
+                      const NormOptions& options) {
+  const double p = options.norm_type;
+  const at::Tensor powers = powers_of(tensors, described, group, p);
+  const at::TensorOptions result(result_type(described));
+  const at::Tensor total = powers.is_cpu() ? at::scalar_tensor(total_on_host(powers, p), result)
+                                           : total_of(powers, p).to(result.device(powers.device()));
+  TORCH_CHECK(!options.error_if_nonfinite || std::isfinite(total.item<double>()), "the total norm of order ", p, " of ",
+              tensors.size(), " tensors is ", total.item<double>());
+  return total;
+}
+
+at::Tensor factor_of(const at::Tensor& norm, double max_norm) {
+  constexpr double kEpsilon = 1e-6;  // as in torch.nn.utils.clip_grad_norm_
+  if (!norm.is_cpu()) return at::clamp_max(max_norm / (norm + kEpsilon), 1.0);
+  const double ratio = max_norm / (norm.item<double>() + kEpsilon);
+  return at::scalar_tensor(ratio > 1 ? 1.0 : ratio, norm.options());  // NaN stays
+}
+
+void scale(const std::vector<at::Tensor>& gradients, const at::Tensor& norm, double max_norm) {
+  const at::Tensor factor = factor_of(norm, max_norm);
+  if (factor.is_cpu() && factor.item<double>() == 1) return;
+  std::vector<at::Tensor> here, elsewhere;
+  for (const at::Tensor& g : gradients) (optim::device_of_data(g) == factor.device() ? here : elsewhere).push_back(g);
+  if (!here.empty()) at::_foreach_mul_(here, factor);
+  if (!elsewhere.empty()) at::_foreach_mul_(elsewhere, factor.to(optim::device_of_data(elsewhere.front())));
+}
+
+// A rank outside all meshes, or outside the one that calls, has no total norm, and nothing to scale.
+void check_elsewhere(const std::vector<at::Tensor>& gradients) {
+  for (const at::Tensor& g : gradients) {
+    TORCH_CHECK(is_dtensor(g) && !DTensor(g).mesh().is_member(),
+                "clip_grads_with_norm_: no total norm for a gradient of ", "sizes ", g.sizes(),
+                " that this rank holds");
+  }
+}
+
+// Without a gradient here, a parameter still names its mesh. Undefined parameters have none.
+struct Gradients {
+  Gradients(at::TensorList parameters, double norm_type) {
+    for (const at::Tensor& p : parameters) reduced.push_back(p.defined() ? p.grad() : p);
+    check_norm(reduced, norm_type);
+    reduced = without_partials(std::move(reduced));
+    for (std::size_t i = 0; i < reduced.size(); ++i)
+      described.push_back(reduced[i].defined() ? reduced[i] : parameters[i]);
+  }
+  std::vector<at::Tensor> reduced, described;
+};
+
+}  // namespace
+
+at::Tensor get_norms(at::TensorList tensors, NormOptions options) {
+  const LocalNoGradGuard scope;
+  check_norm(tensors, options.norm_type);
+  const auto reduced = without_partials(tensors.vec());
+  const NormGroup group(reduced, options.mesh);
+  if (group.is_outside_all_meshes()) return {};
+  return root(powers_of(reduced, reduced, group, options.norm_type), options.norm_type);
+}
+
+at::Tensor get_grad_norms(at::TensorList parameters, NormOptions options) {
+  const LocalNoGradGuard scope;
+  const Gradients gradients(parameters, options.norm_type);
+  const NormGroup group(gradients.described, options.mesh);
+  if (group.is_outside_all_meshes()) return {};
+  return root(powers_of(gradients.reduced, gradients.described, group, options.norm_type), options.norm_type);
+}
+
+void clip_grads_with_norm_(at::TensorList parameters, double max_norm, const at::Tensor& total_norm) {
+  const LocalNoGradGuard scope;
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& p : unique_tensors(parameters)) {
+    if (p.grad().defined()) gradients.push_back(p.grad());
+  }
+  if (!total_norm.defined()) return check_elsewhere(gradients);
+  if (!gradients.empty()) scale(gradients, total_norm, max_norm);
+}
+
+at::Tensor get_total_norm(at::TensorList tensors, NormOptions options) {
+  const LocalNoGradGuard scope;
+  check_norm(tensors, options.norm_type);
+  const auto reduced = without_partials(tensors.vec());
+  const NormGroup group(reduced, options.mesh);
+  return group.is_outside_all_meshes() ? at::Tensor() : total_norm(reduced, reduced, group, options);
+}
+
+at::Tensor clip_grad_norm_(at::TensorList listed, double max_norm, NormOptions options) {
+  const LocalNoGradGuard scope;
+  const std::vector<at::Tensor> parameters = unique_tensors(listed);
+  const Gradients gradients(parameters, options.norm_type);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& reduced = gradients.reduced[i];
+    if (reduced.defined() && !reduced.is_same(parameters[i].grad())) parameters[i].mutable_grad() = reduced;
+  }
+  const NormGroup group(gradients.described, options.mesh);
+  const at::Tensor norm =
+      group.is_outside_all_meshes() ? at::Tensor() : total_norm(gradients.reduced, gradients.described, group, options);
+  clip_grads_with_norm_(parameters, max_norm, norm);
+  return norm;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,138 @@
+// The loops over small tensors, and ATen's list norm for large ones.
+#include "optim/grad_norm/power_sums.h"
+
+#include <ATen/ATen.h>
+
+#include <limits>
+
+#pragma GCC optimize("O3")  // the sums over lanes become vector instructions
+
+namespace dtensor::optim {
+namespace {
+
+constexpr std::int64_t kSmallNumel = 1 << 14;  // elements; beyond, ATen's vectorised and threaded kernels win
+
+bool is_half(const at::Tensor& t) { return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16; }
+
+template <class T, class Term>
+[[gnu::always_inline]] inline double sum(const T* x, std::int64_t n, Term term) {
+  constexpr std::int64_t kLanes = 16;  // independent sums, so that additions need not wait for each other
+  double lanes[kLanes] = {};
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (std::int64_t k = 0; k < kLanes; ++k) lanes[k] += term(static_cast<double>(x[i + k]));
+  }
+  double total = 0;
+  for (; i < n; ++i) total += term(static_cast<double>(x[i]));
+  for (const double lane : lanes) total += lane;
+  return total;
+}
+
+template <class T>
+[[gnu::always_inline]] inline double squares_of(const T* x, std::int64_t n) {
+  return sum(
+      x, n, [](double v) __attribute__((always_inline)) { return v * v; });
+}
+
+template <class T>
+double squares(const T* x, std::int64_t n) {
+  return squares_of(x, n);
+}
+
+// The same text for wider registers. No fused products, so the same bits.
+#if defined(__x86_64__)
+template <class T>
+[[gnu::target("avx2")]] double squares_avx2(const T* x, std::int64_t n) {
+  return squares_of(x, n);
+}
+const bool wide = __builtin_cpu_supports("avx2") != 0;
+#else
+template <class T>
+double squares_avx2(const T* x, std::int64_t n) {
+  return squares_of(x, n);
+}
+constexpr bool wide = false;
+#endif
+
+template <class T>
+double powers(const T* x, std::int64_t n, double p) {
+  if (std::isinf(p)) {
+    double most = 0;
+    for (std::int64_t i = 0; i < n; ++i) most = max_propagate_nan(most, std::abs(static_cast<double>(x[i])));
+    return most;
+  }
+  if (p == 2) return wide ? squares_avx2(x, n) : squares(x, n);
+  if (p == 1) return sum(x, n, [](double v) { return std::abs(v); });
+  return sum(x, n, [p](double v) { return std::pow(std::abs(v), p); });
+}
+
+// False where the loops do not serve.
+bool small_powers(const at::Tensor& t, double p, double& result) {
+  if (!t.is_cpu() || t.numel() > kSmallNumel || !t.is_non_overlapping_and_dense()) return false;
+  switch (t.scalar_type()) {
+    case at::kFloat:
+      result = powers(t.const_data_ptr<float>(), t.numel(), p);
+      return true;
+    case at::kDouble:
+      result = powers(t.const_data_ptr<double>(), t.numel(), p);
+      return true;
+    case at::kBFloat16:
+      result = powers(t.const_data_ptr<at::BFloat16>(), t.numel(), p);
+      return true;
+    case at::kHalf:
+      result = powers(t.const_data_ptr<at::Half>(), t.numel(), p);
+      return true;
+    default:
+      return false;
+  }
+}
+
+using Positions = std::vector<std::int64_t>;
+
+// Whether powers of this norm's size overflow in single precision, or elements whose powers vanish there would count.
+bool needs_double(const at::Tensor& local, double norm, double p) {
+  constexpr double kSmallest = std::numeric_limits<float>::min() / std::numeric_limits<float>::epsilon();
+  if (!std::isfinite(norm)) return true;
+  if (std::pow(norm, p) > static_cast<double>(local.numel()) * kSmallest) return false;
+  return norm > 0 || at::linalg_vector_norm(local, std::numeric_limits<double>::infinity()).item<double>() > 0;
+}
+
+// ATen adds up in single precision what is no double; where that does not hold the powers, again in double, as the
+// loops do. Only host memory is looked at.
+at::Tensor wide_norm(const at::Tensor& local, const at::Tensor& norm, double p) {
+  if (!norm.is_cpu() || std::isinf(p) || norm.scalar_type() == at::kDouble) return norm;
+  if (!needs_double(local, norm.item<double>(), p)) return norm;
+  const auto wide = local.is_complex() ? at::kComplexDouble : at::kDouble;
+  return at::linalg_vector_norm(local, p, c10::nullopt, /*keepdim=*/false, wide);
+}
+
+// Fills the entries of `sums` at these positions from ATen's list norm.
+void add_norms(const std::vector<at::Tensor>& locals, const Positions& positions, double p,
+               std::optional<at::ScalarType> dtype, at::Tensor& sums) {
+  if (positions.empty()) return;
+  std::vector<at::Tensor> chosen;
+  for (const std::int64_t i : positions) chosen.push_back(locals[static_cast<std::size_t>(i)]);
+  std::vector<at::Tensor> norms = at::_foreach_norm(chosen, p, dtype);
+  for (std::size_t k = 0; k < norms.size(); ++k) norms[k] = wide_norm(chosen[k], norms[k], p).to(sums.options());
+  const at::Tensor all = at::stack(norms);
+  sums.index_copy_(0, at::tensor(positions).to(sums.device()), std::isinf(p) ? all : all.pow(p));
+}
+
+}  // namespace
+
+at::Tensor power_sums(const std::vector<at::Tensor>& locals, double p, c10::Device device) {
+  at::Tensor small = at::zeros({static_cast<std::int64_t>(locals.size())}, at::kDouble);
+  auto* values = small.mutable_data_ptr<double>();
+  Positions halves, others;
+  for (std::size_t i = 0; i < locals.size(); ++i) {
+    const at::Tensor& local = locals[i];
+    if (!local.defined() || local.numel() == 0 || small_powers(local, p, values[i])) continue;
+    (is_half(local) ? halves : others).push_back(static_cast<std::int64_t>(i));
+  }
+  at::Tensor sums = small.to(device);
+  add_norms(locals, halves, p, at::kFloat, sums);
+  add_norms(locals, others, p, std::nullopt, sums);
+  return sums;
+}
+
+}  // namespace dtensor::optim

@@ -1,0 +1,125 @@
+// call(): which of a module's parameters are lent while it runs on this rank's own data, and where they stand
+// meanwhile.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "internal/scoped_value.h"
+#include "parallel/fsdp/call/local_data_call.h"
+
+namespace dtensor {
+
+FsdpCall::FsdpCall(at::TensorList parameters, at::TensorList inputs, OnBackward on_backward)
+    : call_(std::make_shared<fsdp::LocalCall>(parameters, inputs, std::move(on_backward))) {
+  call_->enter_forward();
+}
+
+FsdpCall::~FsdpCall() { finish({}); }
+
+const std::vector<at::Tensor>& FsdpCall::tensors() const { return call_->tensors; }
+
+void FsdpCall::watch(at::TensorList outputs) { call_->watch(outputs); }
+
+void FsdpCall::finish(at::TensorList outputs, bool keep) {
+  if (!std::exchange(finished_, true)) call_->leave_forward(outputs, keep);
+}
+
+namespace fsdp {
+namespace {
+
+using Slots = std::vector<at::Tensor*>;
+
+// Those of parameters of units, but for units of parts of the model, whose own calls see to them. Where a call around
+// this one has lent a parameter, its slot is not listed.
+Slots own_slots(const NamedTensors& parameters) {
+  Slots all;
+  std::vector<std::shared_ptr<FsdpUnit::Impl>> parts;
+  for (const auto& item : parameters) {
+    const auto unit = find_unit_parameter(*item.second).unit;
+    if (unit == nullptr) continue;
+    all.push_back(item.second);
+    if (unit->slots.size() < parameters.size()) parts.push_back(unit);
+  }
+  std::erase_if(all, [&](const at::Tensor* slot) {
+    return std::any_of(parts.begin(), parts.end(), [&](const auto& unit) {
+      return std::find(unit->slots.begin(), unit->slots.end(), slot) != unit->slots.end();
+    });
+  });
+  return all;
+}
+
+// An activation of the further axes alone (tensor parallelism) is one data-parallel rank's.
+bool is_global(const at::Tensor& input, const Slots& slots) {
+  if (!is_dtensor(input)) return false;
+  const auto mesh = DTensor(input).mesh();
+  return std::none_of(slots.begin(), slots.end(), [&](const at::Tensor* slot) {
+    const auto member = find_unit_parameter(*slot);
+    return member.unit != nullptr && member.parameter().tp_axes.mesh == mesh;
+  });
+}
+
+// Lent tensors in the places of parameters, while any call of the module is in forward or backward.
+class ParameterSlots {
+ public:
+  explicit ParameterSlots(Slots slots) : slots_(std::move(slots)) {
+    for (const auto* slot : slots_) owners_.push_back(*slot);
+  }
+  const std::vector<at::Tensor>& owners() const { return owners_; }
+  void put(const std::vector<at::Tensor>& tensors) const {
+    for (std::size_t i = 0; i < slots_.size(); ++i) *slots_[i] = tensors[i];
+  }
+  void restore() const { put(owners_); }
+
+ private:
+  Slots slots_;
+  std::vector<at::Tensor> owners_;
+};
+
+}  // namespace
+}  // namespace fsdp
+
+// Of the calls that are under way on this thread; the outermost decides.
+struct ModuleCall::CallSemantics {
+  bool on_local_data;
+};
+
+struct ModuleCall::State {
+  State(fsdp::Slots slots, at::TensorList inputs) : places(std::make_shared<fsdp::ParameterSlots>(std::move(slots))) {
+    auto lent = std::make_shared<std::vector<at::Tensor>>();
+    call.emplace(places->owners(), inputs,
+                 [places = places, lent](bool inside) { inside ? places->put(*lent) : places->restore(); });
+    *lent = call->tensors();
+    places->put(*lent);
+  }
+  ~State() { finish({}, false); }
+  void finish(at::TensorList outputs, bool keep) {
+    if (!call) return;
+    places->restore();
+    call->finish(outputs, keep);
+    call.reset();
+  }
+
+  std::shared_ptr<fsdp::ParameterSlots> places;
+  std::optional<FsdpCall> call;
+};
+
+ModuleCall::ModuleCall(const NamedTensors& parameters, at::TensorList inputs) {
+  const auto* around = ScopedValue<CallSemantics>::current();
+  auto slots = fsdp::own_slots(parameters);
+  const bool global =
+      std::any_of(inputs.begin(), inputs.end(), [&](const auto& t) { return fsdp::is_global(t, slots); });
+  const bool on_local_data = around != nullptr ? around->on_local_data : !global;
+  outermost_ = around == nullptr;
+  scope_ = open_scope(CallSemantics{on_local_data});
+  if (on_local_data && !slots.empty()) state_ = std::make_unique<State>(std::move(slots), inputs);
+}
+
+ModuleCall::~ModuleCall() = default;
+
+void ModuleCall::leave(at::TensorList outputs) {
+  if (state_ != nullptr) state_->finish(outputs, outermost_);
+  scope_.reset();
+}
+
+}  // namespace dtensor

@@ -1,0 +1,99 @@
+// What a FsdpUnit says of its unit and sets there, and the memory of a step, predicted from the units.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "parallel/fsdp/schedule.h"
+#include "parallel/fsdp/unit.h"
+
+namespace dtensor {
+
+FsdpUnit::Impl& FsdpUnit::impl() const {
+  TORCH_CHECK(impl_ != nullptr, "FsdpUnit: one that was moved from");
+  return *impl_;
+}
+
+std::vector<std::string> FsdpUnit::names() const {
+  std::vector<std::string> names;
+  for (const auto& p : impl().parameters) names.push_back(p.name);
+  return names;
+}
+
+const FsdpOptions& FsdpUnit::options() const { return impl().options; }
+std::int64_t FsdpUnit::gathered_bytes() const { return impl().flat_bytes; }
+void FsdpUnit::unshard() const { impl().schedule->pin(impl()); }
+void FsdpUnit::reshard() const { impl().schedule->unpin(impl()); }
+FsdpStats FsdpUnit::stats() const { return impl().schedule->stats; }
+
+void FsdpUnit::reset_peaks() const {
+  auto& stats = impl().schedule->stats;
+  stats.peak_gathered_bytes = stats.gathered_bytes;
+  stats.peak_unreduced_bytes = stats.unreduced_bytes;
+}
+
+void FsdpUnit::set_requires_gradient_sync(bool on) const {
+  impl().requires_gradient_sync = on;
+  for (const auto& p : impl().parameters) {
+    if (const auto tensor = p.lock(); tensor.defined()) set_gradient_sync(DTensor(tensor), on);
+  }
+}
+
+void FsdpUnit::set_requires_all_reduce(bool on) const { impl().requires_all_reduce = on; }
+void FsdpUnit::set_reshard_after_forward(bool on) const { impl().reshards = on; }
+void FsdpUnit::set_reshard_after_backward(bool on) const { impl().reshards_after_backward = on; }
+
+void FsdpUnit::set_gradient_divide_factor(double factor) const {
+  TORCH_CHECK(factor > 0, "fully_shard: a gradient divide factor above 0 is needed, got ", factor);
+  impl().divide_factor = factor;
+}
+
+std::int64_t FsdpUnit::shard_bytes() const {
+  std::int64_t bytes = 0;
+  if (!impl().mesh.is_member()) return 0;
+  for (const auto& p : impl().parameters) bytes += fsdp::local_bytes(p.lock());
+  return bytes;
+}
+
+std::int64_t FsdpUnit::gradient_bytes() const {
+  std::int64_t bytes = 0;
+  if (!impl().mesh.is_member()) return 0;
+  if (impl().mesh.size() == 1 && !impl().is_offloaded()) return 0;  // none is a sum over ranks
+  for (const auto& p : impl().parameters) {
+    const auto element = static_cast<std::int64_t>(c10::elementSize(p.dtype));
+    bytes += p.sharded ? p.layout.numel() * element : fsdp::local_bytes(p.lock());
+  }
+  return bytes;
+}
+
+std::int64_t FsdpUnit::kept_shard_bytes() const { return impl().post_forward_shard_bytes(); }
+
+FsdpMemory predict_memory(const std::vector<FsdpUnit>& units, int states_per_parameter) {
+  FsdpMemory memory;
+  std::int64_t largest_gathered = 0, largest_gradient = 0, all_gathered = 0, ahead = 0, kept = 0, kept_of_largest = 0;
+  bool all_kept = true;
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    const auto& options = units[i].options();
+    const auto* reshard = std::get_if<bool>(&options.reshard_after_forward);
+    memory.parameters += units[i].shard_bytes();
+    all_gathered += units[i].gathered_bytes();
+    all_kept &= reshard != nullptr && !*reshard;
+    ahead = std::max(ahead, options.prefetch_bytes.value_or(0));
+    if (i + 1 == units.size()) continue;
+    kept += units[i].kept_shard_bytes();
+    if (units[i].gathered_bytes() > largest_gathered) {
+      largest_gathered = units[i].gathered_bytes();
+      kept_of_largest = units[i].kept_shard_bytes();
+    }
+    largest_gradient = std::max(largest_gradient, units[i].gradient_bytes());
+  }
+  memory.gradients = memory.parameters;
+  memory.optimizer = memory.parameters * states_per_parameter;
+  if (units.empty()) return memory;
+  // A unit that is in use keeps no share beside its copy.
+  const auto in_flight = units.back().gathered_bytes() + largest_gathered + ahead;
+  memory.gathered = all_kept ? all_gathered : std::min(all_gathered, in_flight + kept - kept_of_largest);
+  memory.unreduced = units.back().gradient_bytes() + largest_gradient;
+  return memory;
+}
+
+}  // namespace dtensor

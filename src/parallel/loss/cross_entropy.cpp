@@ -1,0 +1,347 @@
+// Cross entropy as one autograd node: the operands are brought to a layout in which each mesh axis splits tokens or
+// classes, the loss is computed on local parts, and the gradients are DTensors again (partial sums where the classes or
+// the tokens were split).
+#include "dtensor/loss.h"
+#include "internal/aten_scopes.h"
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "parallel/loss/class_shard.h"
+#include "parallel/loss/decomposed_loss.h"
+#include "parallel/loss/token_loss.h"
+
+namespace dtensor {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Everything about one call that is no differentiable tensor.
+struct Call {
+  CrossEntropyOptions options;
+  ClassShard shard = {};
+  std::int64_t chunk = 0;  // tokens; 0: all at once
+  bool linear = false;
+  at::Tensor weight = {};   // local [own classes]
+  at::Tensor targets = {};  // local [t]
+  at::Tensor given = {};    // the same as a whole, for who differentiates a gradient
+  double weight_sum = 0;
+  std::vector<std::int64_t> token_sizes = {};  // global
+  // After forward:
+  TokenState state = {};
+  at::Tensor divisor = {}, z_divisor = {};  // 0-dim
+
+  LossTerms terms() const { return {options, shard, weight, weight_sum}; }
+};
+using CallPtr = std::shared_ptr<Call>;
+using NoAutocast = c10::impl::ExcludeDispatchKeyGuard;
+
+at::ScalarType compute_type(at::ScalarType type) {
+  return type == at::kHalf || type == at::kBFloat16 ? at::kFloat : type;
+}
+
+// Local rows [t, last] of a [..., last] tensor.
+at::Tensor rows_of(const at::Tensor& tensor) {
+  const at::Tensor local = local_part(tensor);
+  return local.reshape({c10::multiply_integers(local.sizes().slice(0, local.dim() - 1)), local.size(-1)});
+}
+
+at::Tensor logits_of(const Call& call, const at::Tensor& rows, const at::Tensor& head) {
+  const at::Tensor logits = call.linear ? at::mm(rows, head.t()) : rows;
+  return logits.to(compute_type(logits.scalar_type()));
+}
+
+std::int64_t step_of(const Call& call, std::int64_t tokens) {
+  return call.chunk > 0 ? call.chunk : std::max<std::int64_t>(tokens, 1);
+}
+
+TokenLoss forward_chunks(Call& call, const at::Tensor& rows, const at::Tensor& head) {
+  const std::int64_t tokens = rows.size(0), step = step_of(call, tokens);
+  std::vector<at::Tensor> loss, z, lse, valid, weight;
+  // One chunk at least: ranks that hold the same tokens make the same reductions, and those without any make none.
+  for (std::int64_t begin = 0; begin == 0 || begin < tokens; begin += step) {
+    const std::int64_t count = std::min(step, tokens - begin);
+    const TokenLoss part = token_loss(call.terms(), logits_of(call, rows.narrow(0, begin, count), head),
+                                      call.targets.narrow(0, begin, count));
+    loss.push_back(part.loss);
+    if (part.z.defined()) z.push_back(part.z);
+    lse.push_back(part.state.lse);
+    valid.push_back(part.state.valid);
+    weight.push_back(part.state.target_weight);
+  }
+  return {at::cat(loss), z.empty() ? at::Tensor() : at::cat(z), {at::cat(lse), at::cat(valid), at::cat(weight)}};
+}
+
+// The reduced loss, on every rank; sets the divisors.
+at::Tensor reduced(Call& call, const TokenLoss& parts) {
+  std::vector<at::Tensor> sums = {parts.loss.sum(), parts.state.target_weight.sum(), parts.state.valid.sum()};
+  sums.push_back(parts.z.defined() ? parts.z.sum() : at::zeros_like(sums[0]));
+  const at::Tensor all = at::stack(sums);
+  call.shard.reduce_tokens(all, ReduceOp::sum);
+  const bool mean = call.options.reduction == LossReduction::mean;
+  call.divisor = mean ? all[1].clone() : at::ones_like(all[1]);
+  call.z_divisor = mean ? all[2].clone() : call.divisor;
+  const at::Tensor loss = all[0] / call.divisor;
+  return parts.z.defined() ? loss + all[3] / call.z_divisor * call.options.z_loss : loss;
+}
+
+at::Tensor wrapped(const Call& call, const at::Tensor& local, const Placements& placements, at::IntArrayRef sizes) {
+  return call.shard.mesh ? at::Tensor(DTensor::from_local(local, call.shard.mesh, placements, sizes)) : local;
+}
+
+at::Tensor unreduced(const Call& call, const TokenLoss& parts, at::IntArrayRef local_sizes) {
+  const at::Tensor loss = parts.z.defined() ? parts.loss + parts.z * call.options.z_loss : parts.loss;
+  return wrapped(call, loss.view(local_sizes), call.shard.tokens, call.token_sizes);
+}
+
+struct Scales {
+  at::Tensor loss, z;  // [t] or 0-dim
+};
+
+Scales scales_of(const Call& call, const at::Tensor& grad) {
+  const bool none = call.options.reduction == LossReduction::none;
+  const Placements placements = none ? call.shard.tokens : Placements(call.shard.tokens.size());
+  const at::Tensor own = local_part(call.shard.mesh ? to_placements(grad, call.shard.mesh, placements) : grad);
+  Scales scales{none ? own.reshape({-1}) : own / call.divisor, {}};
+  if (call.options.z_loss > 0) scales.z = (none ? scales.loss : own / call.z_divisor) * call.options.z_loss;
+  return scales;
+}
+
+at::Tensor narrowed(const at::Tensor& scale, std::int64_t begin, std::int64_t count) {
+  return scale.defined() && scale.dim() > 0 ? scale.narrow(0, begin, count) : scale;
+}
+
+struct Gradients {
+  at::Tensor rows, head;  // local
+};
+
+// A sum over many chunks is formed in float at least: one of a half type soon swallows what is added to it.
+void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+  if (!sum.defined()) {
+    sum = at::mm(a, b).to(compute_type(a.scalar_type()));
+  } else if (sum.scalar_type() == a.scalar_type()) {
+    sum.addmm_(a, b);
+  } else {
+    sum.add_(at::mm(a, b));
+  }
+}
+
+Gradients backward_chunks(const Call& call, const at::Tensor& rows, const at::Tensor& head, const Scales& scales) {
+  const std::int64_t tokens = rows.size(0), step = step_of(call, tokens);
+  Gradients result;
+  if (call.linear) result.rows = at::zeros_like(rows);
+  for (std::int64_t begin = 0; begin == 0 || begin < tokens; begin += step) {
+    const std::int64_t count = std::min(step, tokens - begin);
+    const auto cut = [&](const at::Tensor& t) { return t.narrow(0, begin, count); };
+    const TokenState state{cut(call.state.lse), cut(call.state.valid), cut(call.state.target_weight)};
+    const at::Tensor grad = token_gradient(call.terms(), logits_of(call, cut(rows), head), cut(call.targets), state,
+                                           narrowed(scales.loss, begin, count), narrowed(scales.z, begin, count))
+                                .to(rows.scalar_type());
+    if (!call.linear) return {grad, {}};
+    at::Tensor piece = cut(result.rows);
+    at::mm_out(piece, grad, head);
+    add_product(result.head, grad.t(), cut(rows));
+  }
+  if (call.linear) result.head = result.head.to(head.scalar_type());
+  return result;
+}
+
+// Partial on the given axes, otherwise as `placements`.
+Placements partial_on(Placements placements, const std::vector<std::int64_t>& axes) {
+  for (const std::int64_t axis : axes) placements[static_cast<std::size_t>(axis)] = Partial();
+  return placements;
+}
+
+// On a rank outside the mesh: what the members have, of which it has nothing.
+at::Tensor absent(const Call& call, const Placements& placements, at::IntArrayRef sizes, at::ScalarType type) {
+  const NoMeshScopeGuard plain;
+  const auto options = at::TensorOptions(type).device(call.shard.mesh.device_type());
+  const at::Tensor nothing =
+      sizes.empty() ? at::empty({}, options) : at::empty(std::vector<std::int64_t>(sizes.size()), options);
+  return DTensor::from_local(nothing, call.shard.mesh, placements, sizes);
+}
+
+struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& values, const std::optional<at::Tensor>& weight,
+                            CallPtr call) {
+    const at::Tensor head = weight.value_or(at::Tensor());
+    at::AutoDispatchBelowADInplaceOrView below;
+    const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
+    ctx->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(call));
+    ctx->save_for_backward({values, head});
+    if (call->shard.is_outside_mesh()) return absent_loss(*call, compute_type(values.scalar_type()));
+    const at::Tensor rows = rows_of(values);
+    const TokenLoss parts = forward_chunks(*call, rows, call->linear ? local_part(head) : at::Tensor());
+    call->state = parts.state;
+    if (call->options.reduction == LossReduction::none) {
+      return unreduced(*call, parts, local_part(values).sizes().slice(0, values.dim() - 1));
+    }
+    return wrapped(*call, reduced(*call, parts), Placements(call->shard.tokens.size()), {});
+  }
+
+  static at::Tensor absent_loss(const Call& call, at::ScalarType type) {
+    if (call.options.reduction == LossReduction::none) return absent(call, call.shard.tokens, call.token_sizes, type);
+    return absent(call, Placements(call.shard.tokens.size()), {}, type);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const Call& call = *static_cast<Holder*>(ctx->saved_data["call"].toCapsule().get())->call;
+    const auto saved = ctx->get_saved_variables();
+    if (at::GradMode::is_enabled()) {
+      return gradient_with_graph({saved[0], saved[1], call.given, call.options}, grads[0]);
+    }
+    const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
+    Gradients local;
+    if (!call.shard.is_outside_mesh()) {
+      const at::Tensor head = call.linear ? local_part(saved[1]) : at::Tensor();
+      local = backward_chunks(call, rows_of(saved[0]), head, scales_of(call, grads[0]));
+      local.rows = local.rows.view(local_part(saved[0]).sizes());
+    }
+    variable_list result(3);
+    result[0] =
+        as_gradient(call, local.rows, saved[0], call.linear ? call.shard.class_axes : std::vector<std::int64_t>());
+    if (call.linear) result[1] = as_gradient(call, local.head, saved[1], call.shard.token_axes);
+    return result;
+  }
+
+  // A sum over the axes on which the operand is whole and what it meets is split.
+  static at::Tensor as_gradient(const Call& call, const at::Tensor& local, const at::Tensor& operand,
+                                const std::vector<std::int64_t>& sums) {
+    if (!call.shard.mesh) return local;
+    const Placements placements = partial_on(DTensor(operand).placements(), sums);
+    if (call.shard.is_outside_mesh()) return absent(call, placements, operand.sizes(), operand.scalar_type());
+    return wrapped(call, local, placements, operand.sizes());
+  }
+
+  struct Holder : torch::CustomClassHolder {
+    explicit Holder(CallPtr c) : call(std::move(c)) {}
+    CallPtr call;
+  };
+};
+
+void check_sizes(const at::Tensor& values, const at::Tensor& targets, const CrossEntropyOptions& o,
+                 std::int64_t classes) {
+  TORCH_CHECK(values.dim() >= 1 && targets.sizes() == values.sizes().slice(0, values.dim() - 1),
+              "cross_entropy: targets have sizes ", targets.sizes(), ", values ", values.sizes());
+  TORCH_CHECK(values.is_floating_point(), "cross_entropy: values are ", values.scalar_type(),
+              "; they must be of floating point");
+  TORCH_CHECK(c10::isIntegralType(targets.scalar_type(), false), "cross_entropy: targets are ", targets.scalar_type(),
+              "; they must be indices");
+  TORCH_CHECK(o.label_smoothing >= 0 && o.label_smoothing <= 1, "cross_entropy: label_smoothing ", o.label_smoothing);
+  TORCH_CHECK(o.z_loss >= 0, "cross_entropy: z_loss ", o.z_loss);
+  TORCH_CHECK(!o.weight.defined() || (o.weight.dim() == 1 && o.weight.size(0) == classes), "cross_entropy: weight of ",
+              classes, " classes has sizes ", o.weight.defined() ? o.weight.sizes() : at::IntArrayRef());
+}
+
+void set_weight(Call& call, at::ScalarType type) {
+  call.weight_sum = static_cast<double>(call.shard.count);
+  if (!call.options.weight.defined()) return;
+  at::NoGradGuard no_grad;
+  // A copy, as of the targets: the user's may hold something else by the time of backward.
+  at::Tensor& weight = call.options.weight;
+  weight = weight.detach().to(compute_type(type), /*non_blocking=*/false, /*copy=*/true);
+  if (const auto& mesh = call.shard.mesh) {  // one for all ranks; ranks outside may hold a part of what is a DTensor
+    weight = distribute_tensor(weight, mesh, Placements(static_cast<std::size_t>(mesh.ndim())));
+  } else if (is_dtensor(weight)) {
+    weight = DTensor(weight).full_tensor();
+  }
+  if (call.shard.is_outside_mesh()) return;
+  const at::Tensor whole = local_part(weight);
+  call.weight_sum = whole.sum().item<double>();
+  call.weight = whole.narrow(0, call.shard.first, call.shard.own);
+}
+
+DeviceMesh mesh_of(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+  for (const at::Tensor& t : {a, b, c}) {
+    if (is_dtensor(t)) return DTensor(t).mesh();
+  }
+  return {};
+}
+
+// Where an axis splits the tokens; whole elsewhere.
+Placements token_placements(const at::Tensor& values, const DeviceMesh& mesh) {
+  Placements tokens(static_cast<std::size_t>(mesh.ndim()));
+  if (!is_dtensor(values)) return tokens;
+  for (std::size_t a = 0; a < tokens.size(); ++a) {
+    const Placement& p = DTensor(values).placements()[a];
+    if (p.is_shard() && p.dim() < values.dim() - 1) tokens[a] = p.as_storage(false);
+  }
+  return tokens;
+}
+
+at::Tensor on_one_device(const at::Tensor& values, const std::optional<at::Tensor>& head, const at::Tensor& targets,
+                         Call call) {
+  call.shard.own = call.shard.count = call.linear ? head->size(0) : values.size(-1);
+  set_weight(call, values.scalar_type());
+  call.given = targets.detach().clone();
+  call.targets = call.given.reshape({-1}).to(at::kLong);
+  return CrossEntropy::apply(values, head, std::make_shared<Call>(std::move(call)));
+}
+
+// What autocast makes of an operand of a linear layer. Here, since backward, which makes the logits again, may run
+// outside of it: both passes must see the same ones.
+at::Tensor as_autocast(const at::Tensor& operand) {
+  const auto device = operand.device().type();
+  if (!at::autocast::is_autocast_enabled(device)) return operand;
+  const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
+  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), operand, device);
+}
+
+void set_targets(Call& call, const at::Tensor& targets) {
+  at::NoGradGuard no_grad;
+  call.given = to_placements(targets, call.shard.mesh, call.shard.tokens).clone();
+  if (!call.shard.is_outside_mesh()) call.targets = local_part(call.given).reshape({-1}).to(at::kLong);
+}
+
+}  // namespace
+
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const CrossEntropyOptions& options) {
+  check_sizes(logits, targets, options, logits.size(-1));
+  Call call{.options = options, .token_sizes = targets.sizes().vec()};
+  const DeviceMesh mesh = mesh_of(logits, targets, options.weight);
+  if (!mesh) return on_one_device(logits, std::nullopt, targets, std::move(call));
+  const Placements tokens = token_placements(logits, mesh);
+  Placements classes(tokens.size()), wanted = tokens;
+  for (std::size_t a = 0; a < tokens.size(); ++a) {
+    const Placement p = is_dtensor(logits) ? DTensor(logits).placements()[a] : Replicate();
+    if (!p.is_shard(logits.dim() - 1) || p.is_strided() || p.is_zigzag()) continue;
+    classes[a] = Shard(0);
+    wanted[a] = Shard(logits.dim() - 1);
+  }
+  const at::Tensor values = to_placements(logits, mesh, wanted);
+  call.shard = class_shard(mesh, logits.size(-1), tokens, classes);
+  set_weight(call, logits.scalar_type());
+  set_targets(call, targets);
+  return CrossEntropy::apply(values, std::optional<at::Tensor>(), std::make_shared<Call>(std::move(call)));
+}
+
+at::Tensor linear_cross_entropy(const at::Tensor& given_hidden, const at::Tensor& given_weight,
+                                const at::Tensor& targets, const CrossEntropyOptions& options, std::int64_t chunk) {
+  TORCH_CHECK(given_weight.dim() == 2 && given_hidden.dim() >= 1 && given_hidden.size(-1) == given_weight.size(1),
+              "linear_cross_entropy: hidden ", given_hidden.sizes(), " against weight ", given_weight.sizes());
+  const at::Tensor hidden = as_autocast(given_hidden), weight = as_autocast(given_weight);
+  TORCH_CHECK(chunk > 0, "linear_cross_entropy: chunks of ", chunk, " tokens");
+  TORCH_CHECK(hidden.scalar_type() == weight.scalar_type(), "linear_cross_entropy: hidden is ", hidden.scalar_type(),
+              ", weight ", weight.scalar_type());
+  check_sizes(hidden, targets, options, weight.size(0));
+  Call call{.options = options, .chunk = chunk, .linear = true, .token_sizes = targets.sizes().vec()};
+  const DeviceMesh mesh = mesh_of(hidden, weight, targets);
+  if (!mesh) return on_one_device(hidden, weight, targets, std::move(call));
+  Placements tokens = token_placements(hidden, mesh), classes(tokens.size());
+  for (std::size_t a = 0; a < tokens.size(); ++a) {
+    const Placement p = is_dtensor(weight) ? DTensor(weight).placements()[a] : Replicate();
+    // A stored shard is gathered, once for all chunks. An axis that splits the classes cannot split the tokens as well.
+    if (!p.is_shard(0) || p.is_storage() || p.is_strided() || p.is_zigzag()) continue;
+    classes[a] = p;
+    tokens[a] = Replicate();
+  }
+  const at::Tensor rows = to_placements(hidden, mesh, tokens), head = to_placements(weight, mesh, classes);
+  call.shard = class_shard(mesh, weight.size(0), tokens, classes);
+  set_weight(call, hidden.scalar_type());
+  set_targets(call, targets);
+  return CrossEntropy::apply(rows, std::optional(head), std::make_shared<Call>(std::move(call)));
+}
+
+}  // namespace dtensor

@@ -1,0 +1,26 @@
+// Axes are found by their names.
+#include "parallel/mesh_slice.h"
+
+#include <algorithm>
+
+namespace dtensor {
+
+bool is_slice(const DeviceMesh& part, const DeviceMesh& mesh) {
+  if (part.names().empty()) return false;
+  const auto& known = mesh.names();
+  for (const auto& name : part.names()) {
+    if (std::find(known.begin(), known.end(), name) == known.end()) return false;
+  }
+  return mesh[part.names()] == part;
+}
+
+Placements lifted_placements(const DTensor& tensor, const DeviceMesh& mesh) {
+  const DeviceMesh slice = tensor.mesh();
+  Placements lifted(static_cast<std::size_t>(mesh.ndim()));
+  for (std::size_t axis = 0; axis < slice.names().size(); ++axis) {
+    lifted[static_cast<std::size_t>(mesh.dim(slice.names()[axis]))] = tensor.placements()[axis];
+  }
+  return lifted;
+}
+
+}  // namespace dtensor

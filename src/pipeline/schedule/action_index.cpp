@@ -1,0 +1,124 @@
+// Tables of places by kind, stage and microbatch; what an action needs is looked up in them.
+#include "pipeline/schedule/action_index.h"
+
+#include <c10/util/Exception.h>
+
+namespace dtensor::pipeline {
+namespace {
+
+bool is_backward_part(ActionKind kind) { return kind == ActionKind::backward || kind == ActionKind::backward_input; }
+
+}  // namespace
+
+ScheduleIndex::ScheduleIndex(const Schedule& schedule)
+    : schedule_(schedule), stages_(schedule.stages()), microbatches_(schedule.microbatches()) {
+  check_numbers();
+  stage_ranks_.resize(static_cast<std::size_t>(stages_));
+  for (std::vector<ActionPosition>& places : positions_) {
+    places.resize(static_cast<std::size_t>(stages_) * static_cast<std::size_t>(microbatches_));
+  }
+  for_each([&](ActionPosition place) { enter(place); });
+}
+
+// A schedule has at least an action for each stage and microbatch; that also bounds the tables.
+void ScheduleIndex::check_numbers() {
+  ActionPosition stage, microbatch;
+  std::int64_t actions = 0;
+  for_each([&](ActionPosition place) {
+    const Action& action = at(place);
+    const bool numbered = has_microbatch(action.kind) ? action.microbatch >= 0 : action.microbatch == -1;
+    TORCH_CHECK(action.stage >= 0 && numbered, "pipeline schedule: ", name(place), " has stage ", action.stage,
+                " and microbatch ", action.microbatch);
+    if (action.stage == stages_ - 1) stage = place;
+    if (action.microbatch == microbatches_ - 1) microbatch = place;
+    ++actions;
+  });
+  TORCH_CHECK(microbatches_ > 0, "pipeline schedule: nothing is computed in it");
+  TORCH_CHECK(std::int64_t{stages_} * microbatches_ <= actions, "pipeline schedule: incomplete: ", name(stage), " and ",
+              name(microbatch), " make ", stages_, " stages and ", microbatches_, " microbatches, more than its ",
+              actions, " actions can serve");
+}
+
+void ScheduleIndex::enter(ActionPosition place) {
+  const Action& action = at(place);
+  ActionPosition& first = stage_ranks_[static_cast<std::size_t>(action.stage)];
+  if (!first) first = place;
+  TORCH_CHECK(first.rank == place.rank, "pipeline schedule: stage ", action.stage, " is on two ranks: ", name(first),
+              " and ", name(place));
+  communicates_ |= is_communication(action.kind);
+  if (!has_microbatch(action.kind)) return;
+  ActionPosition& entry = positions_[static_cast<std::size_t>(action.kind)][number(action.stage, action.microbatch)];
+  TORCH_CHECK(!entry, "pipeline schedule: the same action twice: ", name(entry), " and ", name(place));
+  entry = place;
+}
+
+ActionPosition ScheduleIndex::find(ActionKind kind, int stage, int microbatch) const {
+  const bool there = stage >= 0 && stage < stages_ && microbatch >= 0 && microbatch < microbatches_;
+  return there ? positions_[static_cast<std::size_t>(kind)][number(stage, microbatch)] : ActionPosition();
+}
+
+ActionPosition ScheduleIndex::find_backward(int stage, int microbatch) const {
+  const ActionPosition fused = find(ActionKind::backward, stage, microbatch);
+  return fused ? fused : find(ActionKind::backward_input, stage, microbatch);
+}
+
+c10::SmallVector<ActionPosition, 2> ScheduleIndex::needs(const Action& action) const {
+  const auto [kind, stage, microbatch] = action;
+  c10::SmallVector<ActionPosition, 2> found;
+  const auto add = [&](ActionPosition place) {
+    if (place) found.push_back(place);
+  };
+  if (kind == ActionKind::backward_weight) add(find(ActionKind::backward_input, stage, microbatch));
+  if (kind == ActionKind::send_forward || is_backward_part(kind)) add(find(ActionKind::forward, stage, microbatch));
+  if (kind == ActionKind::send_backward) add(find_backward(stage, microbatch));
+  if (kind == ActionKind::recv_forward || kind == ActionKind::recv_backward) add(find(partner_of(action)));
+  const std::optional<Action> receive = communicates_ ? receive_of(*this, action) : std::nullopt;
+  if (receive) {
+    add(find(*receive));
+  } else if (kind == ActionKind::forward) {
+    add(find(ActionKind::forward, stage - 1, microbatch));
+  } else if (is_backward_part(kind)) {
+    add(find_backward(stage + 1, microbatch));
+  }
+  return found;
+}
+
+std::string ScheduleIndex::name(ActionPosition place) const {
+  return c10::str(at(place), " (rank ", place.rank, ", action ", place.at, ")");
+}
+
+std::optional<Action> send_of(const ScheduleIndex& index, const Action& compute) {
+  const bool forward = compute.kind == ActionKind::forward;
+  const int neighbour = compute.stage + (forward ? 1 : -1);
+  if (!forward && !is_backward_part(compute.kind)) return std::nullopt;
+  if (neighbour < 0 || neighbour == index.stages() || index.rank_of(neighbour) == index.rank_of(compute.stage)) {
+    return std::nullopt;
+  }
+  return Action{forward ? ActionKind::send_forward : ActionKind::send_backward, compute.stage, compute.microbatch};
+}
+
+std::optional<Action> receive_of(const ScheduleIndex& index, const Action& compute) {
+  Action producer = compute;
+  producer.stage += compute.kind == ActionKind::forward ? -1 : 1;
+  if (producer.stage < 0 || producer.stage == index.stages()) return std::nullopt;
+  const std::optional<Action> send = send_of(index, producer);
+  return send ? std::optional(partner_of(*send)) : std::nullopt;
+}
+
+Action partner_of(const Action& communication) {
+  const auto [kind, stage, microbatch] = communication;
+  switch (kind) {
+    case ActionKind::send_forward:
+      return {ActionKind::recv_forward, stage + 1, microbatch};
+    case ActionKind::recv_forward:
+      return {ActionKind::send_forward, stage - 1, microbatch};
+    case ActionKind::send_backward:
+      return {ActionKind::recv_backward, stage - 1, microbatch};
+    case ActionKind::recv_backward:
+      return {ActionKind::send_backward, stage + 1, microbatch};
+    default:
+      TORCH_CHECK(false, "pipeline schedule: ", to_string(communication), " has no other end");
+  }
+}
+
+}  // namespace dtensor::pipeline

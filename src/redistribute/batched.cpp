@@ -1,0 +1,240 @@
+// Rounds: each tensor goes as far as it can without communication, then what waits for the same kind of collective over
+// the same ranks goes together. Which tensors those are depends on plans and meshes only, so all members pack alike.
+#include "redistribute/batched.h"
+
+#include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <bit>
+
+#include "comm/event_listeners.h"
+#include "comm/reduce_policy.h"
+#include "internal/aten_scopes.h"
+#include "internal/bucketed_all_to_all.h"
+#include "internal/dispatch_modes.h"
+#include "redistribute/edges/edge.h"
+#include "redistribute/execute.h"
+#include "redistribute/result_buffers.h"
+
+namespace dtensor {
+namespace {
+
+using Pending = RedistributeBucket::Pending;
+using Group = std::vector<Pending*>;
+using Finish = std::function<void()>;  // waits, and brings the group to its next edge
+
+const Edge& edge_of(const Pending& p) { return p.plan->edges[p.next]; }
+bool arrived(const Pending& p) { return !p.packed || p.next == p.plan->edges.size(); }
+ReduceOp op_of(const Pending& p) { return edge_of(p).from[std::countr_zero(edge_of(p).axes)].reduce_op(); }
+EdgeCall call_of(const Pending& p) {
+  return EdgeCall(edge_of(p), as_mesh_impl(*p.from->mesh), p.geometry, p.current, p.current.scalar_type(),
+                  !p.current.is_alias_of(p.given));
+}
+std::vector<EdgeCall> calls_of(const Group& group) {
+  std::vector<EdgeCall> calls;
+  for (const auto* p : group) calls.push_back(call_of(*p));
+  return calls;
+}
+void step(Pending& p, at::Tensor to) {
+  p.current = std::move(to);
+  ++p.next;
+}
+void step(const Group& group, const std::vector<at::Tensor>& to) {
+  for (std::size_t k = 0; k < group.size(); ++k) step(*group[k], to[k]);
+}
+
+bool is_reduction(EdgeKind kind) { return kind == EdgeKind::all_reduce || kind == EdgeKind::reduce_scatter; }
+
+bool can_coalesce(const Pending& a, const Pending& b) {
+  return a.from->mesh == b.from->mesh && edge_of(a).kind == edge_of(b).kind && edge_of(a).axes == edge_of(b).axes &&
+         a.current.scalar_type() == b.current.scalar_type() && (!is_reduction(edge_of(a).kind) || op_of(a) == op_of(b));
+}
+
+const Communicator& communicator_of(const Group& group) {
+  return as_mesh_impl(*group[0]->from->mesh).communicator(edge_of(*group[0]).axes);
+}
+
+// Elements that a tensor takes of a buffer: where kernels of GPUs load 16 bytes at once, and refuse what does not begin
+// there, up to the next such place.
+std::int64_t padded_numel(const at::Tensor& t) {
+  const auto step = t.is_cpu() ? 1 : std::max<std::int64_t>(1, 16 / static_cast<std::int64_t>(t.element_size()));
+  return (t.numel() + step - 1) / step * step;
+}
+
+// The sums are views of one buffer in their specs' order of dimensions.
+Finish all_reduce(const Group& group) {
+  std::int64_t count = 0, used = 0, offset = 0;
+  for (const auto* p : group) count += padded_numel(p->current), used += p->current.numel();
+  if (group.size() == 1) count = used;
+  const auto flat = result_buffer({count}, group[0]->current);
+  if (count > used) flat.zero_();
+  std::vector<at::Tensor> sums;
+  for (const auto* p : group) {
+    sums.push_back(
+        flat.as_strided(p->current.sizes(), at::infer_dense_strides(p->current.sizes(), p->from->strides), offset));
+    sums.back().copy_(p->current);
+    offset += padded_numel(p->current);
+  }
+  // One by itself goes as execute_plan sends it, element by element of the tensor: other ranks may have more tensors,
+  // on meshes of theirs, or this one alone.
+  const auto& sent = group.size() == 1 ? sums[0] : flat;
+  return [group, sums, work = communicator_of(group).all_reduce(sent, op_of(*group[0]))]() mutable {
+    work.wait();
+    step(group, sums);
+  };
+}
+
+// What a group's calls receive.
+struct Incoming {
+  explicit Incoming(const Group& group) : calls(calls_of(group)) {
+    for (const auto& call : calls) results.push_back(result_buffer(call.wanted.sizes(), call.local));
+    for (std::size_t k = 0; k < calls.size(); ++k) receives.emplace_back(results[k], calls[k].wanted);
+  }
+  void finish(const Group& group) const {
+    for (const auto& pending : receives) pending.finish();
+    step(group, results);
+  }
+
+  const std::vector<EdgeCall> calls;
+  std::vector<at::Tensor> results;
+  std::vector<PendingReceives> receives;
+};
+
+// Lists for the communicator: position m * n + k is tensor k for (or from) member m.
+Finish all_gather(const Group& group) {
+  const auto members = call_of(*group[0]).members().size(), n = group.size();
+  const auto incoming = std::make_shared<Incoming>(group);
+  std::vector<at::Tensor> outputs(members * n), inputs;
+  for (std::size_t k = 0; k < n; ++k) {
+    const auto& call = incoming->calls[k];
+    auto& receives = incoming->receives[k];
+    for (const auto& member : call.members()) receives.expect(region_of(call.from, call.geometry, member));
+    for (std::size_t m = 0; m < members; ++m) outputs[m * n + k] = receives.views()[m];
+    inputs.push_back(call.local);
+  }
+  return [group, incoming, work = communicator_of(group).all_gather_list(outputs, inputs)]() mutable {
+    work.wait();
+    incoming->finish(group);
+  };
+}
+
+Finish reduce_scatter(const Group& group) {
+  const auto members = call_of(*group[0]).members().size(), n = group.size();
+  std::vector<at::Tensor> outputs, inputs(members * n);
+  for (std::size_t k = 0; k < n; ++k) {
+    const auto call = call_of(*group[k]);
+    const auto all = call.members();
+    for (std::size_t m = 0; m < members; ++m) {
+      inputs[m * n + k] = read_part(call.local, call.held, region_of(call.to, call.geometry, all[m]));
+    }
+    outputs.push_back(result_buffer(call.wanted.sizes(), call.local));
+  }
+  return
+      [group, outputs, work = communicator_of(group).reduce_scatter_list(outputs, inputs, op_of(*group[0]))]() mutable {
+        work.wait();
+        step(group, outputs);
+      };
+}
+
+Finish all_to_all(const Group& group) {
+  const auto incoming = std::make_shared<Incoming>(group);
+  BucketedAllToAll pieces;
+  const auto bucket = pieces.bucket(communicator_of(group), group[0]->current.scalar_type());
+  for (std::size_t k = 0; k < group.size(); ++k) {
+    const auto& call = incoming->calls[k];
+    auto& receives = incoming->receives[k];
+    const auto members = call.members();
+    for (std::size_t m = 0; m < members.size(); ++m) {
+      const auto theirs = intersection(call.held, region_of(call.to, call.geometry, members[m]));
+      pieces.send(bucket, static_cast<int>(m), read_part(call.local, call.held, theirs));
+      receives.expect(intersection(region_of(call.from, call.geometry, members[m]), call.wanted));
+      pieces.receive(bucket, static_cast<int>(m), receives.views()[m]);
+    }
+  }
+  return [group, incoming, finish = pieces.start()] {
+    finish();
+    incoming->finish(group);
+  };
+}
+
+void run_local(Pending& p) {
+  while (!arrived(p) && (edge_of(p).kind == EdgeKind::slice || edge_of(p).kind == EdgeKind::make_partial)) {
+    const auto call = call_of(p);
+    step(p, edge_of(p).kind == EdgeKind::slice ? run_slice(call) : run_make_partial(call));
+  }
+}
+
+Finish start(const Group& group) {
+  switch (edge_of(*group[0]).kind) {
+    case EdgeKind::all_reduce:
+      return all_reduce(group);
+    case EdgeKind::all_gather:
+      return all_gather(group);
+    case EdgeKind::reduce_scatter:
+      return reduce_scatter(group);
+    default:
+      return all_to_all(group);
+  }
+}
+
+std::vector<Group> groups_of(std::deque<Pending>& pending) {
+  std::vector<Group> groups;
+  for (auto& p : pending) {
+    run_local(p);
+    if (arrived(p)) continue;
+    const auto found =
+        std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return can_coalesce(*g[0], p); });
+    found == groups.end() ? groups.push_back({&p}) : found->push_back(&p);
+  }
+  return groups;
+}
+
+// Types that are carried in another while they are reduced go by themselves. A rank's own tensor decides nothing: those
+// of other ranks may have conjugate bits where this one has none.
+bool is_sent_separately(at::ScalarType type) {
+  return c10::isFloat8Type(type) || communication_dtype(type) != at::ScalarType::Undefined;
+}
+
+}  // namespace
+
+void RedistributeBucket::add(const RedistributePlan& plan, const TensorSpec& from, at::Tensor local) {
+  const bool alone = is_sent_separately(local.scalar_type());
+  const TensorGeometry geometry{from.sizes, from.mesh->layout.shape, static_cast<std::int64_t>(local.element_size())};
+  if (!alone && !plan.empty()) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    local = resolve_conj_and_neg(local);
+  }
+  pending_.push_back({&plan, &from, geometry, local, alone ? execute_plan(plan, local, from) : local, 0, !alone});
+}
+
+bool RedistributeBucket::advance() {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const DisableDispatchModesGuard hidden;
+  const NoMeshScopeGuard plain;
+  if (under_way_.empty()) begin_ = std::chrono::steady_clock::now();
+  for (const auto& finish : std::exchange(under_way_, {})) finish();
+  in_background_ = false;
+  for (const auto& group : groups_of(pending_)) {
+    in_background_ |= communicator_of(group).asynchronous();
+    under_way_.push_back(start(group));
+  }
+  if (under_way_.empty()) report();
+  return !under_way_.empty();
+}
+
+void RedistributeBucket::report() const {
+  if (!is_listening(Event::Kind::redistribute)) return;
+  Event event{Event::Kind::redistribute, {}, "", 0, begin_, std::chrono::steady_clock::now()};
+  std::size_t count = 0;
+  for (const auto& p : pending_) {
+    if (!p.packed) continue;
+    event.bytes += p.plan->bytes_moved;
+    if (count++ == 0) event.name = p.plan->str();
+  }
+  if (count == 0) return;
+  event.name = std::to_string(count) + " tensors of a list, as " + event.name;
+  emit_event(event);
+}
+
+}  // namespace dtensor

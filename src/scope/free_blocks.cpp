@@ -1,0 +1,31 @@
+#include "scope/free_blocks.h"
+
+#include <utility>
+
+#include "scope/thread_state.h"
+
+namespace dtensor {
+
+// False: there is no room, or keeping is over.
+bool FreeListAllocator::begin() {
+#if C10_ASAN_ENABLED || defined(__SANITIZE_THREAD__)
+  return false;
+#endif
+  if (std::exchange(begun_, true)) return false;
+  struct ThreadExitGuard {
+    ~ThreadExitGuard() { thread_state().tensors.end(); }
+  };
+  static thread_local const ThreadExitGuard at_end;
+  static_cast<void>(&at_end);
+  most_ = kMaxFreeBlocks;
+  return true;
+}
+
+// Later destructors of the thread may still free tensors.
+void FreeListAllocator::end() {
+  most_ = 0;
+  while (first_ != nullptr) ::operator delete(std::exchange(first_, first_->next));
+  count_ = 0;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,15 @@
+// The rules of the book as text, for listings.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "dtensor/export.h"
+
+namespace dtensor {
+
+// "aten::mm: mk, kn -> mn  [linear {0}; linear {1}]", "aten::take ...", sorted; operators that are refused are left
+// out.
+DTENSOR_API std::vector<std::string> rule_strings();
+
+}  // namespace dtensor

@@ -1,0 +1,188 @@
+// Layer, RMS and batch normalisation: the leading dimensions may be sharded, and gradients of weight and bias are sums
+// over them. What is normalised stays whole, but for layer norm, whose moments a local kernel exchanges.
+#include "sharding_prop/rules/rules.h"
+#include "sharding_prop/rules/shared_parts.h"
+
+namespace dtensor {
+namespace {
+
+at::DimVector stats_sizes(const OpArgs& op, int input) {
+  const std::size_t count = op.integers("normalized_shape").size();
+  return joined(op.sizes(input).drop_back(count), at::DimVector(count, 1));
+}
+
+c10::ScalarType type_of_parameters(const OpArgs& op) { return op.defined(1) ? op.dtype(1) : op.dtype(0); }
+
+// CPU keeps the statistics of half types in the parameters' type, CUDA in float.
+c10::ScalarType stats_dtype(const OpArgs& op) {
+  const c10::ScalarType input = op.dtype(0);
+  const bool half = input == c10::ScalarType::Half || input == c10::ScalarType::BFloat16;
+  if (!half) return input;
+  if (op.device() != c10::DeviceType::CPU) return c10::ScalarType::Float;
+  return type_of_parameters(op);
+}
+
+std::vector<OutputMeta> layer_norm_outputs(const OpArgs& op) {
+  const OutputMeta stats = dense_meta(stats_sizes(op, 0), stats_dtype(op));
+  return {dense_meta(op.sizes(0), op.dtype(0)), stats, stats};
+}
+
+// Kernels take an operand's memory as it is: of the input's type, or float beside half types.
+bool is_promoting_type(c10::ScalarType type, c10::ScalarType input) {
+  const bool half = input == c10::ScalarType::Half || input == c10::ScalarType::BFloat16;
+  return type == input || (half && type == c10::ScalarType::Float);
+}
+
+void check_parameter(const OpArgs& op, const char* name, int input, at::IntArrayRef sizes) {
+  const int i = op.operand(name);
+  if (i < 0 || !op.defined(i)) return;
+  const c10::ScalarType type = op.dtype(input);
+  TORCH_CHECK(op.sizes(i).equals(sizes), "norm of an input of sizes ", op.sizes(input), ": `", name, "` of sizes ",
+              op.sizes(i), ", expected ", sizes);
+  TORCH_CHECK(is_promoting_type(op.dtype(i), type), "norm of an input of type ", type, ": expected scalar type ", type,
+              " but found ", op.dtype(i), " (`", name, "`)");
+}
+
+// The kernel reads as many as there are elements and rows, whatever their sizes.
+void check_of_input(const OpArgs& op) {
+  for (const char* name : {"weight", "bias"}) check_parameter(op, name, 1, op.integers("normalized_shape"));
+  TORCH_CHECK(op.sizes(0).equals(op.sizes(1)), "the gradient of a norm: an upstream gradient of sizes ", op.sizes(0),
+              " does not belong to an input of sizes ", op.sizes(1));
+  TORCH_CHECK(op.dtype(0) == op.dtype(1), "the gradient of a norm: expected scalar type ", op.dtype(1), " but found ",
+              op.dtype(0), ", an upstream gradient of another type than the input");
+  const at::DimVector expected = stats_sizes(op, 1);
+  for (const char* name : {"mean", "rstd"}) {
+    const int i = op.operand(name);
+    if (i < 0 || !op.defined(i)) continue;
+    TORCH_CHECK(op.sizes(i).equals(expected), "the gradient of a norm: `", name, "` of sizes ", op.sizes(i),
+                " does not belong to an input of sizes ", op.sizes(1), ", whose are ", at::IntArrayRef(expected));
+    TORCH_CHECK(is_promoting_type(op.dtype(i), op.dtype(1)), "the gradient of a norm: expected scalar type ",
+                op.dtype(1), " but found ", op.dtype(i), " (`", name, "`)");
+  }
+}
+
+std::vector<OutputMeta> backward_outputs(const OpArgs& op, int first_parameter) {
+  check_of_input(op);
+  auto outputs = like_operands(op, {1});
+  const auto asked = static_cast<int>(op.arg("output_mask").toBoolList().size());
+  for (int i = first_parameter; i + 1 < first_parameter + asked; ++i) {
+    outputs.push_back(dense_meta(op.integers("normalized_shape"), op.defined(i) ? op.dtype(i) : op.dtype(1)));
+  }
+  return masked(op, "output_mask", std::move(outputs));
+}
+
+bool trains(const OpArgs& op, bool by_name) {
+  for (const char* flag : {"training", "train", "update"}) {
+    if (op.has_arg(flag)) return op.boolean(flag);
+  }
+  return by_name;
+}
+
+// The running statistics are written in training, though the schema does not say so; saved ones have no elements in
+// evaluation, but from CUDA's own kernels, which put there what they normalised by. `by_name`: what operators without a
+// flag do.
+Rule batch_norm(const OpArgs& op, bool by_name) {
+  Rule rule("ncS, c?* -> ncS, c?, c?, ~*");
+  rule.sharded_by_kernel("nS", "batch_norm_global").kernel("batch_norm_global").kernel_gives_replicate();
+  for (const char* name : {"weight", "bias", "running_mean", "running_var"}) {
+    check_parameter(op, name, 0, {op.sizes(0)[1]});
+  }
+  for (const char* name : {"save_mean", "save_invstd"}) {
+    const int out = op.operand(name);
+    TORCH_CHECK(out < 0 || op.sizes(out).size() == 1, "batch norm: `", name, "` has one dimension, got ",
+                op.sizes(out));
+  }
+  const int mean = op.operand("running_mean"), variance = op.operand("running_var");
+  const bool known = mean >= 0 && op.defined(mean) && op.defined(variance);
+  TORCH_CHECK(trains(op, by_name) || known, "batch norm in evaluation needs running_mean and running_var");
+  return trains(op, by_name) && mean >= 0 ? rule.writes({mean, variance}) : rule;
+}
+
+std::vector<OutputMeta> batch_norm_outputs(const OpArgs& op, bool by_name, bool of_cudnn) {
+  TORCH_CHECK(!trains(op, by_name) || c10::multiply_integers(op.sizes(0)) != 0,
+              "input tensor must have at least one element, but got input_sizes = ", op.sizes(0));
+  const bool saved = trains(op, by_name) || (is_cuda_call(op) && !of_cudnn);
+  const std::int64_t channels = saved ? op.sizes(0)[1] : 0;
+  const OutputMeta stats = dense_meta({channels}, stats_dtype(op));
+  std::vector<OutputMeta> outputs{suggested_meta(op, op.sizes(0)), stats, stats};
+  if (op.result_count() > 3) outputs.push_back(dense_meta({0}, c10::ScalarType::Byte));
+  return outputs;
+}
+
+std::vector<OutputMeta> batch_norm_gradients(const OpArgs& op) {
+  const int input = op.operand("input"), weight = op.operand("weight");
+  const c10::ScalarType dtype = weight >= 0 && op.defined(weight) ? op.dtype(weight) : op.dtype(input);
+  const OutputMeta channels = dense_meta({op.sizes(input)[1]}, dtype);
+  std::vector<OutputMeta> outputs{dense_meta(op.sizes(input), op.dtype(input)), channels, channels};
+  return op.has_arg("output_mask") ? masked(op, "output_mask", std::move(outputs)) : outputs;
+}
+
+void add_batch_norm(RuleBook& book) {
+  const auto add = [&](const std::string& name, bool by_name) -> Rule& {
+    const bool of_cudnn = name.find("cudnn") != std::string::npos;
+    return book
+        .rule(
+            name, [by_name](const OpArgs& op) { return batch_norm(op, by_name); },
+            "ncS, c?* -> ncS, c?, c?, ~*, written in training")
+        .saved_for_backward()
+        .outputs([=](const OpArgs& op) { return batch_norm_outputs(op, by_name, of_cudnn); });
+  };
+  for (const char* name : {"aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update",
+                           "aten::cudnn_batch_norm"}) {
+    add(name, true).writes({3, 4});
+  }
+  add("aten::_native_batch_norm_legit.no_stats", true);
+  for (const char* name : {"aten::_batch_norm_no_update", "aten::_native_batch_norm_legit_no_training"}) {
+    add(name, false);
+  }
+  for (const char* name :
+       {"aten::native_batch_norm_backward", "aten::batch_norm_backward", "aten::cudnn_batch_norm_backward"}) {
+    book.rule(name, "ncS, ncS, c?, c?, c?, c?, c?, ~ -> ncS, c, c")
+        .sharded_by_kernel("nS", "batch_norm_backward_global")
+        .kernel("batch_norm_backward_global")
+        .kernel_gives_replicate()
+        .saved_for_backward()
+        .outputs(batch_norm_gradients);
+  }
+}
+
+// Of every device's kernel, the statistics of half types are in the parameters' type.
+std::vector<OutputMeta> group_norm_outputs(const OpArgs& op) {
+  const OutputMeta stats = dense_meta({op.integer("N"), op.integer("group")}, type_of_parameters(op));
+  return {suggested_on_cpu(op, op.sizes(0)), stats, stats};
+}
+
+std::vector<OutputMeta> group_norm_gradients(const OpArgs& op) {
+  const OutputMeta channels = dense_meta({op.integer("C")}, op.defined(4) ? op.dtype(4) : op.dtype(1));
+  return masked(op, "output_mask", {dense_meta(op.sizes(1), op.dtype(1)), channels, channels});
+}
+
+}  // namespace
+
+void add_norm_rules(RuleBook& book) {
+  // Batch, groups, channels of a group. A local kernel sets the counts of the part.
+  book.rule("aten::native_group_norm", "n(gc!)S!, (gc), (gc) -> n(gc)S, ng, ng")
+      .sharded_by_kernel("ng", "group_norm_local")
+      .outputs(group_norm_outputs);
+  book.rule("aten::native_group_norm_backward", "n(gc!)S!, n(gc)S, ng, ng, (gc) -> n(gc)S, (gc), (gc)")
+      .sharded_by_kernel("ng", "group_norm_local")
+      .linear({0})
+      .outputs(group_norm_gradients);
+  add_batch_norm(book);
+  book.rule("aten::native_layer_norm", "N D, D, D -> N D, N D=_, N D=_; D = normalized_shape")
+      .sharded_by_kernel("D", "layer_norm_sharded")
+      .kernel_gives_replicate()
+      .outputs(layer_norm_outputs);
+  book.rule("aten::native_layer_norm_backward", "N D, N D, N D=_, N D=_, D, D -> N D, D, D; D = normalized_shape")
+      .sharded_by_kernel("D", "layer_norm_backward_sharded")
+      .linear({0})
+      .outputs([](const OpArgs& op) { return backward_outputs(op, 4); });
+  book.rule("aten::_fused_rms_norm", "N D!, D -> N D, N D=_; D = normalized_shape").outputs([](const OpArgs& op) {
+    return std::vector{dense_meta(op.sizes(0), op.dtype(0)), dense_meta(stats_sizes(op, 0), stats_dtype(op))};
+  });
+  book.rule("aten::_fused_rms_norm_backward", "N D!, N D, N D=_, D -> N D, D; D = normalized_shape")
+      .linear({0})
+      .outputs([](const OpArgs& op) { return backward_outputs(op, 3); });
+}
+
+}  // namespace dtensor

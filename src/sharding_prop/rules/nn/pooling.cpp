@@ -1,0 +1,279 @@
+// Pooling, padding, resampling and their backward: batch and channels shard; spatial dimensions where windows of fixed
+// sizes go over them, else they are whole.
+#include <ATen/native/Pool.h>
+
+#include "sharding_prop/rules/rules.h"
+#include "sharding_prop/rules/shared_parts.h"
+
+namespace dtensor {
+namespace {
+
+// `count` trailing dimensions are whole in every operand and result.
+Rule spatial_rule(std::size_t count) {
+  return Rule("N S!* -> N S*; S = " + std::to_string(count)).sharded_by_kernel("N", kSkipEmpty);
+}
+
+// The same where windows of fixed sizes go over the spatial dimensions: the kernel brings what a rank's windows look
+// at.
+Rule windowed_spatial_dims(std::size_t count, const char* kernel) {
+  return elastic(
+      Rule("N S* -> N S*; S = " + std::to_string(count)).sharded_by_kernel("N", kernel).sharded_by_kernel("S", kernel),
+      "S");
+}
+
+// Kernels that round their results to whole numbers are linear in fractions alone.
+RuleFunction linear_in_fractions(const Rule& rule) {
+  return [rule, linear = Rule(rule).linear({0})](const OpArgs& call) {
+    return c10::isIntegralType(call.dtype(0), true) ? rule : linear;
+  };
+}
+
+void add_rounding(RuleBook& book, const std::string& op, const Rule& rule) {
+  book.rule(op, linear_in_fractions(rule), Rule(rule).linear({0}).str() + ", linear in fractions");
+}
+
+// Kernels write where the indices say, one for each element of the gradient, and trust the dimensions.
+void check_gradient(const OpArgs& call, std::size_t count) {
+  TORCH_CHECK(call.sizes(1).size() <= count + 2, "the gradient of a pooling of ", count,
+              " dimensions: the input has sizes ", call.sizes(1), ", more than batch, channels and these");
+  TORCH_CHECK(call.sizes(0).size() == call.sizes(1).size() &&
+                  call.sizes(0).drop_back(count).equals(call.sizes(1).drop_back(count)),
+              "the gradient of a pooling: an upstream gradient of sizes ", call.sizes(0),
+              " does not belong to an input of sizes ", call.sizes(1));
+  const int indices = call.operand("indices");
+  TORCH_CHECK(indices < 0 || call.sizes(indices).equals(call.sizes(0)), "the gradient of a pooling: indices of sizes ",
+              call.sizes(indices), " for a gradient of sizes ", call.sizes(0));
+}
+
+std::vector<OutputMeta> suggested_gradient(const OpArgs& op) { return {suggested_meta(op, op.sizes(1), 1)}; }
+std::vector<OutputMeta> contiguous_gradient(const OpArgs& op) { return like_operands(op, {1}); }
+
+// Gradients of operators that pick or average: linear in the incoming gradient, of operand 1's sizes.
+void add_gradients(RuleBook& book, const Rule& whole, std::size_t count, std::initializer_list<const char*> ops,
+                   Rule::Outputs outputs = suggested_gradient) {
+  const auto checked = [rule = linear_in_fractions(whole), count](const OpArgs& call) {
+    return check_gradient(call, count), rule(call);
+  };
+  for (const char* op : ops) {
+    book.rule(std::string("aten::") + op, checked,
+              Rule(whole).linear({0}).str() + ", indices of the gradient's sizes, linear in fractions")
+        .outputs(outputs);
+  }
+}
+
+at::DimVector with_spatial_sizes(const OpArgs& op, const std::vector<std::int64_t>& spatial_sizes) {
+  return joined(op.sizes(0).drop_back(spatial_sizes.size()), spatial_sizes);
+}
+
+std::vector<OutputMeta> output_size(const OpArgs& op) {
+  return {dense_meta(with_spatial_sizes(op, op.integers("output_size")), op.dtype(0))};
+}
+
+std::vector<OutputMeta> suggested_output_size(const OpArgs& op) {
+  return {suggested_meta(op, with_spatial_sizes(op, op.integers("output_size")))};
+}
+
+std::vector<OutputMeta> unpooled_outputs(const OpArgs& op) {
+  TORCH_CHECK(op.sizes(0).equals(op.sizes(1)), "Expected shape of indices to be same as that of the input tensor (",
+              op.sizes(0), ") but got indices tensor with shape: ", op.sizes(1));
+  const bool of_images = op.integers("output_size").size() == 2;
+  return of_images ? suggested_output_size(op) : output_size(op);
+}
+
+std::vector<OutputMeta> max_pool3d_outputs(const OpArgs& op) {
+  const auto input = op.sizes(0);
+  TORCH_CHECK(input.size() == 4 || input.size() == 5,
+              "max_pool3d: non-empty 4D or 5D (batch mode) tensor expected for input, got sizes ", input);
+  TORCH_CHECK(c10::multiply_integers(input.slice(input.size() - 4)) != 0,
+              "max_pool3d: expected input to have non-zero size for non-batch dimensions, but input has sizes ", input);
+  const auto kernel = op.integers("kernel_size", 3), padding = op.integers("padding", 3);
+  const auto dilation = op.integers("dilation", 3);
+  const auto stride = op.integers("stride").empty() ? kernel : op.integers("stride", 3);
+  std::vector<std::int64_t> spatial_sizes;
+  for (std::size_t d = 0; d < 3; ++d) {
+    spatial_sizes.push_back(at::native::pooling_output_shape(op.sizes(0).from_end(3 - d), kernel[d], padding[d],
+                                                             stride[d], dilation[d], op.boolean("ceil_mode")));
+  }
+  TORCH_CHECK(std::all_of(spatial_sizes.begin(), spatial_sizes.end(), [](std::int64_t size) { return size > 0; }),
+              "max_pool3d: given input size ", input, ", calculated output size ", at::IntArrayRef(spatial_sizes),
+              ": output size is too small");
+  OutputMeta values = suggested_meta(op, with_spatial_sizes(op, spatial_sizes)), indices = values;
+  indices.dtype = c10::ScalarType::Long;
+  return {values, indices};
+}
+
+std::vector<OutputMeta> padded_outputs(const OpArgs& op) {
+  const auto padding = op.integers("padding");
+  at::DimVector sizes(op.sizes(0).require(padding.size() / 2));
+  for (std::size_t i = 0; i < padding.size(); ++i) sizes[sizes.size() - 1 - i / 2] += padding[i];
+  return {suggested_on_cpu(op, sizes)};
+}
+
+// [N, C, H, W] to [N, C kernel, windows]
+std::vector<OutputMeta> im2col_outputs(const OpArgs& op) {
+  const auto kernel = op.integers("kernel_size", 2), padding = op.integers("padding", 2);
+  const auto dilation = op.integers("dilation", 2), stride = op.integers("stride", 2);
+  at::DimVector sizes(op.sizes(0).require(3).drop_back(2));
+  std::int64_t windows = 1;
+  for (std::size_t d = 0; d < 2; ++d) {
+    sizes.back() *= kernel[d];
+    const auto span = dilation[d] * (kernel[d] - 1) + 1;
+    windows *= div_rtn<std::int64_t>(op.sizes(0).from_end(2 - d) + 2 * padding[d] - span, stride[d]) + 1;
+  }
+  sizes.push_back(windows);
+  return {dense_meta(sizes, op.dtype(0))};
+}
+
+std::vector<OutputMeta> col2im_outputs(const OpArgs& op) {
+  const auto kernel = op.integers("kernel_size", 2), spatial_sizes = op.integers("output_size", 2);
+  at::DimVector sizes(op.sizes(0).require(2).drop_back(1));
+  for (const auto length : kernel) sizes.back() /= length;
+  return {dense_meta(joined(sizes, spatial_sizes), op.dtype(0))};
+}
+
+// The CPU's kernel that takes channels apart gives nothing back as it is.
+std::vector<OutputMeta> shuffled_outputs(const OpArgs& op) {
+  at::DimVector sizes(op.sizes(0).require(3).drop_back(3));
+  const bool nothing = c10::multiply_integers(op.sizes(0)) == 0 && op.device() == c10::DeviceType::CPU;
+  const bool together = op.has_arg("upscale_factor");
+  if (nothing && !together) return like_operands(op, {0});
+  const auto factor = op.integer(together ? "upscale_factor" : "downscale_factor"), spatial_sizes = factor * factor;
+  sizes.push_back(together ? op.sizes(0).from_end(3) / spatial_sizes : op.sizes(0).from_end(3) * spatial_sizes);
+  for (const std::size_t d : {2, 1}) {
+    sizes.push_back(together ? op.sizes(0).from_end(d) * factor : op.sizes(0).from_end(d) / factor);
+  }
+  return {suggested_on_cpu(op, sizes)};
+}
+
+void add_pooling(RuleBook& book) {
+  for (const auto& [op, count] : {std::pair{"avg_pool2d", 2}, {"avg_pool3d", 3}}) {
+    add_rounding(book, std::string("aten::") + op, windowed_spatial_dims(count, "avg_pool_split"));
+  }
+  add_rounding(book, "aten::avg_pool1d", spatial_rule(1));
+  book.rule("aten::adaptive_avg_pool1d", spatial_rule(1).linear({0}));
+  book.rule("aten::max_pool2d_with_indices", windowed_spatial_dims(2, "max_pool_split"));
+  book.rule("aten::max_pool3d_with_indices", windowed_spatial_dims(3, "max_pool_split")).outputs(max_pool3d_outputs);
+  book.rule("aten::adaptive_max_pool2d", spatial_rule(2));
+  book.rule("aten::adaptive_max_pool3d", spatial_rule(3));
+  for (const char* op : {"aten::_adaptive_avg_pool2d", "aten::adaptive_avg_pool2d"}) {
+    book.rule(op, spatial_rule(2).linear({0})).outputs(suggested_output_size);
+  }
+  for (const char* op : {"aten::_adaptive_avg_pool3d", "aten::adaptive_avg_pool3d"}) {
+    book.rule(op, spatial_rule(3).linear({0})).outputs(output_size);
+  }
+  book.rule("aten::max_unpool2d", spatial_rule(2)).outputs(unpooled_outputs);
+  book.rule("aten::max_unpool3d", spatial_rule(3)).outputs(unpooled_outputs);
+  for (const std::size_t count : {2, 3}) {
+    const std::string name = "pool" + std::to_string(count) + "d", max = "max_" + name + "_with_indices_backward";
+    add_gradients(book, windowed_spatial_dims(count, "avg_pool_split_backward"), count,
+                  {("avg_" + name + "_backward").c_str()});
+    add_gradients(book, windowed_spatial_dims(count, "max_pool_split_backward").kernel("max_pool_split_backward"),
+                  count, {max.c_str()});
+    const std::string adaptive = "adaptive_max_" + name + "_backward",
+                      fractional = "fractional_max_" + name + "_backward", kernel = name + "_backward_by_indices";
+    add_gradients(book, spatial_rule(count).sharded_by_kernel("N", kernel).kernel(kernel), count,
+                  {adaptive.c_str(), fractional.c_str()});
+  }
+  add_gradients(book, spatial_rule(2), 2, {"_adaptive_avg_pool2d_backward"});
+  add_gradients(book, spatial_rule(3), 3, {"_adaptive_avg_pool3d_backward", "adaptive_avg_pool3d_backward"},
+                contiguous_gradient);
+  // The samples are [batch, channel, spatial dimensions].
+  for (const char* count : {"2", "3"}) {
+    book.rule(std::string("aten::fractional_max_pool") + count + "d",
+              Rule(std::string("ncS!, nc_ -> ncS, ncS | cS!, _c_ -> cS, cS; S = ") + count)
+                  .sharded_by_kernel("nc", kSkipEmpty));
+  }
+}
+
+// Only dimensions that are padded need be whole.
+void add_padding(RuleBook& book) {
+  const Rule pad = Rule("X[padded!]* -> X[padded]")
+                       .dims("padded", padded_by("padding"))
+                       .sharded_by_kernel("X", kSkipEmpty)
+                       .linear({0});
+  for (const char* kind : {"reflection_pad", "replication_pad"}) {
+    for (const char* dims : {"1d", "2d", "3d"}) {
+      const std::string name = std::string("aten::") + kind + dims;
+      book.rule(name, pad).outputs(padded_outputs);
+      book.rule(name + "_backward", pad).outputs([](const OpArgs& op) {
+        return std::vector{suggested_on_cpu(op, op.sizes(1), 1)};
+      });
+    }
+  }
+}
+
+// Those that pick one place move elements; the others weigh spatial dimensions, and round bytes.
+void add_resampling(RuleBook& book) {
+  const std::pair<const char*, std::size_t> kinds[] = {
+      {"nearest1d", 1},    {"nearest2d", 2},       {"nearest3d", 3},       {"linear1d", 1},       {"bilinear2d", 2},
+      {"bicubic2d", 2},    {"trilinear3d", 3},     {"lanczos2d", 2},       {"bilinear2d_aa", 2},  {"bicubic2d_aa", 2},
+      {"lanczos2d_aa", 2}, {"nearest_exact1d", 1}, {"nearest_exact2d", 2}, {"nearest_exact3d", 3}};
+  for (const auto& [kind, count] : kinds) {
+    const bool picks = std::string_view(kind).starts_with("nearest");
+    for (const char* prefix : {"aten::upsample_", "aten::_upsample_"}) {
+      const std::string name = std::string(prefix) + kind;
+      if (picks)
+        book.rule(name, spatial_rule(count).linear({0}));
+      else
+        add_rounding(book, name, spatial_rule(count));
+      book.rule(name + "_backward", spatial_rule(count).linear({0})).local_size("input_size");
+    }
+  }
+}
+
+// The grid's gradient is found with the input's: it is given asked for or not.
+std::vector<OutputMeta> grid_gradients(const OpArgs& op) {
+  auto outputs = like_operands(op, {1, 2});
+  if (op.has_arg("output_mask") && !op.arg("output_mask").toBoolList()[0]) outputs[0] = undefined_meta();
+  return outputs;
+}
+
+std::vector<OutputMeta> sampled_outputs(const OpArgs& op) {
+  const auto input = op.sizes(0).require(3), grid = op.sizes(1).require(2);
+  TORCH_CHECK(input[0] == grid[0],
+              "grid_sampler(): expected grid and input to have same batch size, but got input with sizes ", input,
+              " and grid with sizes ", grid);
+  at::DimVector sizes(grid.drop_back(1));
+  sizes.insert(sizes.begin() + 1, input[1]);
+  return {dense_meta(sizes, op.dtype(0))};
+}
+
+void add_grids(RuleBook& book) {
+  for (const char* op : {"aten::grid_sampler_2d", "aten::_grid_sampler_2d_cpu_fallback"}) {
+    book.rule(op, "nc__, nhw_ -> nchw").linear({0}).outputs(sampled_outputs);
+    book.rule(std::string(op) + "_backward", Rule("nchw, nc__, nhw_ -> nc__, nhw_").linear({0}))
+        .outputs(grid_gradients);
+  }
+  book.rule("aten::grid_sampler_3d", "nc___, ndhw_ -> ncdhw").linear({0}).outputs(sampled_outputs);
+  book.rule("aten::grid_sampler_3d_backward", Rule("ncdhw, nc___, ndhw_ -> nc___, ndhw_").linear({0}))
+      .outputs(grid_gradients);
+  book.rule("aten::cudnn_grid_sampler", "nc__, nhw_ -> nchw").linear({0});
+  book.rule("aten::cudnn_grid_sampler_backward", Rule("nc__, nhw_, nchw -> nc__, nhw_").linear({2}))
+      .outputs([](const OpArgs& call) {
+        return like_operands(call, {0, 1});
+      });
+}
+
+}  // namespace
+
+void add_spatial_rules(RuleBook& book) {
+  add_pooling(book);
+  add_padding(book);
+  add_resampling(book);
+  add_grids(book);
+  // Channels and spatial dimensions change into each other: batches shard.
+  const auto batches = [&](const char* op, const char* text) -> Rule& {
+    return book.rule(op, text).sharded_by_kernel("...", kSkipEmpty).linear({0});
+  };
+  for (const char* op : {"aten::pixel_shuffle", "aten::pixel_unshuffle"}) {
+    batches(op, "...___ -> ...___").outputs(shuffled_outputs);
+  }
+  batches("aten::im2col", "...___ -> ...__").outputs(im2col_outputs);
+  batches("aten::col2im", "...__ -> ...___").outputs(col2im_outputs);
+  book.rule("aten::native_channel_shuffle", "nc!S -> ncS").structural({0});
+  book.rule("aten::channel_shuffle", "nc!S -> ncS").structural({0}).outputs([](const OpArgs& call) {
+    return std::vector{suggested_on_cpu(call, call.sizes(0))};
+  });
+}
+
+}  // namespace dtensor

@@ -1,0 +1,89 @@
+// Views and slicing: which dimension of the result is which of the operand. Partials of any kind pass through. A
+// dimension that is cut has another size in the result, so it is whole.
+#include "sharding_prop/rules/rules.h"
+
+namespace dtensor {
+namespace {
+
+using Dims = std::vector<std::int64_t>;
+
+Rule view_rule(Rule rule) { return rule.structural({0}).keeps_storage_shards(); }
+
+// As "abc -> cab".
+Rule permute(const OpArgs& op) {
+  std::string in, out;
+  for (const std::int64_t d : op.sizes(0).empty() ? Dims() : op.dims("dims")) {
+    in += static_cast<char>('a' + in.size());
+    out += static_cast<char>('a' + d);
+  }
+  return view_rule(Rule(in + " -> " + out));
+}
+
+Rule view(const OpArgs& op) {
+  return view_rule(view_factors(op.sizes(0), op.result(0).sizes)).local_size(op.has_arg("size") ? "size" : "shape");
+}
+
+// Bits that are read in another type are no sum of those of the shares.
+Rule bits(const OpArgs& op) {
+  const bool other = op.arg("dtype").toScalarType() != op.dtype(0);
+  return other ? Rule("X -> X").keeps_storage_shards() : view_rule("X -> X");
+}
+
+// Which of the dimensions that a squeeze names have one element, and go; or which have others, and stay.
+Rule::Dims squeezed(bool goes) {
+  return [goes](const OpArgs& op) {
+    const auto rank = std::ssize(op.sizes(0));
+    Dims named, found;
+    if (op.has_arg("dim") && rank > 0) named = op.integers("dim").empty() ? Dims() : op.dims("dim");
+    for (std::int64_t d = 0; d < rank; ++d) {
+      const bool asked = !op.has_arg("dim") || std::find(named.begin(), named.end(), d) != named.end();
+      if (asked && (op.sizes(0)[static_cast<std::size_t>(d)] == 1) == goes) found.push_back(d);
+    }
+    return found;
+  };
+}
+
+void add(RuleBook& book, const char* text, std::initializer_list<const char*> ops) {
+  for (const char* op : ops) book.rule(op, view_rule(text));
+}
+
+void add_texts(RuleBook& book) {
+  add(book, "X -> X",
+      {"aten::alias", "aten::detach", "aten::lift", "aten::lift_fresh", "aten::contiguous", "aten::_fw_primal",
+       "aten::_conj", "aten::real", "aten::imag"});
+  // The greatest of what is negated is the negated least.
+  book.rule("aten::_neg_view", Rule("X -> X").linear({0}).keeps_storage_shards());
+  add(book, "ab -> ba | a -> a |  -> ", {"aten::t"});
+  add(book, "X[dim0=a,dim1=b] -> X[dim1=a,dim0=b]", {"aten::transpose"});
+  add(book, "X -> X[dim=_]", {"aten::unsqueeze"});
+  add(book, "X[dim!] -> X*", {"aten::unbind"});
+  // The owner of the entry sends it round: a copy, no view, where the dimension is split.
+  book.rule("aten::select", view_rule("X[dim] -> X")).sharded_by_kernel("dim", "select_row").kernel_gives_replicate();
+  add(book, "X -> X*", {"aten::slice", "aten::split", "aten::chunk", "aten::unsafe_split", "aten::unsafe_chunk"});
+  // The call gives lengths, which are not those of a part.
+  add(book, "X[dim!] -> X[dim]*", {"aten::narrow", "aten::split_with_sizes", "aten::unsafe_split_with_sizes"});
+  add(book, "X[dim1!,dim2!] -> X_", {"aten::diagonal"});
+  add(book, "X[dimension!] -> X[dimension=_]_", {"aten::unfold"});
+  add(book, "X -> X_", {"aten::view_as_real", "aten::_view_as_real_physical"});
+  add(book, "X_ -> X", {"aten::view_as_complex"});
+}
+
+}  // namespace
+
+void add_view_rules(RuleBook& book) {
+  add_texts(book);
+  for (const char* op :
+       {"aten::view", "aten::_unsafe_view", "aten::_reshape_alias", "aten::reshape", "aten::_reshape_copy"}) {
+    book.rule(op, view, "common factors of both shapes");
+  }
+  book.rule("aten::permute", permute, "abc -> cab by dims");
+  book.rule("aten::view.dtype", bits, "X -> X");
+  book.rule("aten::expand", view_rule("... -> ...")).local_size("size");
+  // A rank that holds just one element of a dimension that stays would squeeze it all the same.
+  book.rule("aten::squeeze", view_rule("X[ones!,others] -> X[ones=,others]"))
+      .dims("ones", squeezed(true))
+      .dims("others", squeezed(false))
+      .sharded_by_kernel("others", "squeeze_global");
+}
+
+}  // namespace dtensor

@@ -1,0 +1,136 @@
+// Which choices a mesh axis offers. A factor is offered only where some operand is sharded on the axis, or the result
+// is preferred so: an implicit redistribution never invents a sharding, and never makes a Partial but of an operand
+// that is added once.
+#include "sharding_prop/strategies/axis_choices.h"
+
+#include "sharding_prop/strategies/factor_placements.h"
+
+namespace dtensor {
+namespace {
+
+using Kind = AxisChoice::Kind;
+
+const Placements& own(const OperandState& operand) { return operand.spec->placements; }
+
+bool is_sharded_on(const Problem& p, std::size_t axis) {
+  return std::any_of(p.operands.begin(), p.operands.end(),
+                     [&](const OperandState& o) { return o.spec && own(o)[axis].is_shard(); });
+}
+
+bool occurs_in_operands(const Problem& p, int factor) {
+  return std::any_of(p.operands.begin(), p.operands.end(),
+                     [&](const OperandState& o) { return o.used && o.has(factor); });
+}
+
+// Only the result has it: splitting it costs nothing, and gains something only where the result is wanted so.
+bool is_preferred(const Problem& p, int factor, std::size_t axis) {
+  const Placement* wanted = preferred_output(p, axis);
+  if (wanted == nullptr) return false;
+  const RuleDim& dim = p.results[0].dims[static_cast<std::size_t>(wanted->dim())];
+  return std::find(dim.begin(), dim.end(), factor) != dim.end();
+}
+
+// A placement of a dimension as one of its factor: strided and ragged ones of the most major factor. Of more minor ones
+// a zigzag split, whose pieces are the more major factors.
+std::optional<Placement> split_of(const Problem& p, const RuleDim& dim, int factor, const Placement& placement) {
+  if (std::find(dim.begin(), dim.end(), factor) == dim.end()) return std::nullopt;
+  const bool major = dim[0] == factor;
+  if (placement.is_zigzag()) return ZigzagShard(0, major ? placement.split_factor() : 1);
+  if (!major) return std::nullopt;
+  return placement.is_ragged() ? ragged_split(p, dim, placement)
+                               : std::optional(StridedShard(0, placement.split_factor()));
+}
+
+// How this factor may be split on the axis: in chunks, and as the operands have it.
+c10::SmallVector<Placement, 4> split_kinds(const Problem& p, int factor, std::size_t axis) {
+  c10::SmallVector<Placement, 4> found{Shard(0)};
+  for (const OperandState& o : p.operands) {
+    if (!o.spec || !o.used || !own(o)[axis].is_shard() || own(o)[axis].kind() == Placement::Kind::shard) continue;
+    const Placement& placement = own(o)[axis];
+    const auto split = split_of(p, o.dims[static_cast<std::size_t>(placement.dim())], factor, placement);
+    if (split && std::find(found.begin(), found.end(), *split) == found.end()) found.push_back(*split);
+  }
+  return found;
+}
+
+// Sums of few bits begin anew at their end; shares in more bits, or in fractions, would go on.
+bool continues(c10::ScalarType from, c10::ScalarType to) {
+  const bool few = c10::isIntegralType(from, false) && c10::elementSize(from) < sizeof(std::int64_t);
+  return few && (!c10::isIntegralType(to, false) || c10::elementSize(to) > c10::elementSize(from));
+}
+
+// Whether shares that change type one by one are shares of the whole that does. A sum is none of truth values, nor of
+// fractions that were cut; and shares may lie where eight bits do not reach, though their sum does not.
+bool survives_types(const Problem& p, const Operand& operand, ReduceOp op) {
+  const bool additive = op == ReduceOp::sum || op == ReduceOp::avg;
+  const auto fractional = [](c10::ScalarType type) { return c10::isFloatingType(type) || c10::isComplexType(type); };
+  const c10::ScalarType from = operand.dtype;
+  for (const ResultState& result : p.results) {
+    const c10::ScalarType to = result.meta->dtype;
+    if (!result.meta->defined || to == from) continue;
+    if (from == c10::ScalarType::Bool || to == c10::ScalarType::Bool) return false;
+    if (additive && ((fractional(from) && !fractional(to)) || continues(from, to) || c10::isFloat8Type(to)))
+      return false;
+    if (!additive && to != c10::ScalarType::Undefined) return false;
+  }
+  return true;
+}
+
+bool group_fits(const Problem& p, const Group& group, ReduceOp op, std::size_t axis) {
+  if ((group.ops & bit(op)) == 0) return false;
+  bool any = false;
+  for (const int i : group.operands) {
+    if (i >= static_cast<int>(p.operands.size())) return false;
+    const OperandState& o = p.operands[static_cast<std::size_t>(i)];
+    if (o.operand == nullptr || !o.operand->defined) continue;
+    if (!survives_types(p, *o.operand, op)) return false;
+    const bool partial = o.spec && own(o)[axis].is_partial(op);
+    if (!partial && !o.once) return false;
+    any |= partial;
+  }
+  return any;
+}
+
+void add_group_choices(const Problem& p, std::size_t axis, std::vector<AxisChoice>& choices) {
+  for (std::size_t g = 0; g < p.data->groups.size(); ++g) {
+    for (unsigned op = 0; op < 5; ++op) {
+      if (!group_fits(p, p.data->groups[g], static_cast<ReduceOp>(op), axis)) continue;
+      choices.push_back({Kind::group, static_cast<int>(g), Shard(0), static_cast<ReduceOp>(op)});
+    }
+  }
+}
+
+}  // namespace
+
+const Placement* preferred_output(const Problem& p, std::size_t axis) {
+  if (p.call->preferred_result.empty() || !p.call->preferred_result[axis].is_shard() || p.results.empty())
+    return nullptr;
+  return &p.call->preferred_result[axis];
+}
+
+bool may_shard(const Problem& p, const Assignment& with_choice) {
+  const AxisChoice& c = with_choice.back();
+  const FactorState& factor = p.factors[static_cast<std::size_t>(c.index)];
+  if (factor.unsharded || factor.size < 0) return false;
+  if (!occurs_in_operands(p, c.index) && !is_preferred(p, c.index, with_choice.size() - 1)) return false;
+  const std::int64_t parts = parts_of_factor(p, c.index, with_choice, with_choice.size());
+  // Ragged parts of a compound dimension are scaled, so they need not be equal.
+  const std::int64_t equal_parts = parts * c.split.split_factor() * (c.split.is_zigzag() ? 2 : 1);
+  if (factor.even && !c.split.is_ragged() && factor.size % equal_parts != 0) return false;
+  if (parts == 1) return true;
+  return !factor.nonempty || smallest_part(p, c.index, with_choice) > 0;
+}
+
+std::vector<AxisChoice> choices_on(const Problem& p, std::size_t axis) {
+  std::vector<AxisChoice> choices(1);
+  if (is_sharded_on(p, axis) || preferred_output(p, axis) != nullptr) {
+    for (int f = 0; f < static_cast<int>(p.factors.size()); ++f) {
+      if (p.factors[static_cast<std::size_t>(f)].unsharded) continue;
+      for (const Placement& split : split_kinds(p, f, axis)) choices.push_back({Kind::factor, f, split});
+    }
+  }
+  add_group_choices(p, axis, choices);
+  return choices;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,223 @@
+// Placements of compound dimensions. Axes act in mesh order from the left: an axis that shards a factor with M elements
+// of more major factors left on this rank is a StridedShard of split factor M, a plain Shard where M is 1; a zigzag
+// split has that split factor itself. With several axes on one compound dimension, the placements' own meaning
+// (placement/shard_map.h) is compared with that of the factors.
+#include "sharding_prop/strategies/factor_placements.h"
+
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
+
+#include "placement/shard_map.h"
+
+namespace dtensor {
+namespace {
+
+constexpr std::size_t kMostSegments = 1 << 14;  // more are not compared: the strategy is not offered
+
+struct Place {
+  std::int64_t dim = -1;
+  std::size_t position = 0;
+};
+
+Place find_factor(const TensorState& tensor, int factor) {
+  for (std::size_t d = 0; d < tensor.dims.size(); ++d) {
+    for (std::size_t k = 0; k < tensor.dims[d].size(); ++k) {
+      if (tensor.dims[d][k] == factor) return {static_cast<std::int64_t>(d), k};
+    }
+  }
+  return {};
+}
+
+// Elements of the factors more major than `position` that one rank holds, by the axes before `axis`.
+std::int64_t major_length(const Problem& p, const RuleDim& dim, std::size_t position, const Assignment& chosen,
+                          std::size_t axis) {
+  std::int64_t length = 1;
+  for (std::size_t k = 0; k < position; ++k) {
+    length *= p.factors[static_cast<std::size_t>(dim[k])].size / parts_of_factor(p, dim[k], chosen, axis);
+  }
+  return length;
+}
+
+Segments join(Segments segments) {
+  Segments joined;
+  for (const Segment& s : segments) {
+    if (s.length == 0) continue;
+    if (!joined.empty() && joined.back().offset + joined.back().length == s.offset) {
+      joined.back().length += s.length;
+    } else {
+      joined.push_back(s);
+    }
+  }
+  return joined;
+}
+
+Placements factor_placements(const Assignment& chosen, int factor) {
+  Placements placements;
+  for (const AxisChoice& c : chosen) {
+    const bool here = c.kind == AxisChoice::Kind::factor && c.index == factor;
+    placements.push_back(here ? c.split : Replicate());
+  }
+  return placements;
+}
+
+// What the factors say: the segments of a compound dimension at a coordinate; nothing if there are too many.
+std::optional<Segments> factor_segments(const Problem& p, const RuleDim& dim, const Assignment& chosen,
+                                        at::IntArrayRef shape, at::IntArrayRef coordinate) {
+  Segments held{{0, 1}};
+  for (const int f : dim) {
+    const std::int64_t n = p.factors[static_cast<std::size_t>(f)].size;
+    const Segments parts = shard_segments(n, 0, factor_placements(chosen, f), shape, coordinate);
+    const bool all = parts.size() == 1 && parts[0].length == n;
+    Segments next;
+    for (const Segment& s : held) {
+      if (all) {
+        next.push_back({s.offset * n, s.length * n});
+        continue;
+      }
+      if (next.size() + static_cast<std::size_t>(s.length) * parts.size() > kMostSegments) return std::nullopt;
+      for (std::int64_t i = 0; i < s.length; ++i) {
+        for (const Segment& part : parts) next.push_back({(s.offset + i) * n + part.offset, part.length});
+      }
+    }
+    held = join(std::move(next));
+  }
+  return held;
+}
+
+bool same_segments(const Problem& p, const TensorState& tensor, std::size_t d, std::int64_t size,
+                   const Assignment& chosen, const Placements& placements, at::IntArrayRef shape,
+                   at::IntArrayRef coordinate) {
+  const auto wanted = factor_segments(p, tensor.dims[d], chosen, shape, coordinate);
+  if (!wanted) return false;
+  return join(shard_segments(size, static_cast<std::int64_t>(d), placements, shape, coordinate)) == *wanted;
+}
+
+int axes_on_dim(std::size_t d, std::size_t axes, const Placements& placements) {
+  int count = 0;
+  for (std::size_t a = 0; a < axes; ++a) count += placements[a].is_shard(static_cast<std::int64_t>(d)) ? 1 : 0;
+  return count;
+}
+
+bool shards(const AxisChoice& choice, const RuleDim& dim) {
+  return choice.kind == AxisChoice::Kind::factor && std::find(dim.begin(), dim.end(), choice.index) != dim.end();
+}
+
+// Parts of a compound dimension that are ragged in one factor and cut along another, or cut again, have no name.
+bool splits_along_ragged(const RuleDim& dim, const Assignment& chosen) {
+  int splits = 0;
+  bool ragged = false;
+  for (const AxisChoice& c : chosen) {
+    if (!shards(c, dim)) continue;
+    ++splits;
+    ragged |= c.split.is_ragged();
+  }
+  return dim.size() > 1 && ragged && splits > 1;
+}
+
+// Elements of a compound dimension for each one of its most major factor.
+std::int64_t minor_length(const Problem& p, const RuleDim& dim) {
+  std::int64_t length = 1;
+  for (std::size_t k = 1; k < dim.size(); ++k) length *= p.factors[static_cast<std::size_t>(dim[k])].size;
+  return length;
+}
+
+Placement ragged_shard_of(const Problem& p, const RuleDim& dim, std::int64_t at, const Placement& split) {
+  at::DimVector sizes(split.ragged_sizes());
+  for (auto& n : sizes) n *= minor_length(p, dim);
+  return RaggedShard(at, sizes);
+}
+
+bool ragged_sizes_fit(const Placements& placements, at::IntArrayRef sizes) {
+  return std::all_of(placements.begin(), placements.end(), [&](const Placement& p) {
+    const auto parts = p.ragged_sizes();
+    return !p.is_ragged() || c10::sum_integers(parts) == sizes[static_cast<std::size_t>(p.dim())];
+  });
+}
+
+// First and last rank of every axis: a wrong order or a wrong split shows there.
+bool fits_at_corners(const Problem& p, const TensorState& tensor, std::size_t d, std::int64_t size,
+                     const Assignment& chosen, const Placements& placements) {
+  const std::size_t axes = chosen.size();
+  const at::IntArrayRef shape = p.mesh_shape().slice(0, axes);
+  for (unsigned corner = 0; corner < 1u << axes; ++corner) {
+    Coordinate coordinate;
+    for (std::size_t a = 0; a < axes; ++a) coordinate.push_back((corner >> a & 1u) != 0 ? shape[a] - 1 : 0);
+    if (!same_segments(p, tensor, d, size, chosen, placements, shape, coordinate)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::int64_t parts_of_factor(const Problem& p, int factor, const Assignment& chosen, std::size_t axes) {
+  std::int64_t parts = 1;
+  for (std::size_t a = 0; a < std::min(axes, chosen.size()); ++a) {
+    const AxisChoice& c = chosen[a];
+    if (c.kind == AxisChoice::Kind::factor && c.index == factor) parts *= p.mesh_shape()[a];
+  }
+  return parts;
+}
+
+std::int64_t smallest_part(const Problem& p, int factor, const Assignment& chosen) {
+  std::int64_t n = p.factors[static_cast<std::size_t>(factor)].size;
+  const auto here = [&](const AxisChoice& c) { return c.kind == AxisChoice::Kind::factor && c.index == factor; };
+  for (const AxisChoice& c : chosen) {
+    const auto parts = c.split.ragged_sizes();
+    if (here(c) && !parts.empty()) n = *std::min_element(parts.begin(), parts.end());
+  }
+  for (std::size_t a = 0; a < chosen.size(); ++a) {
+    const Placement& split = chosen[a].split;
+    if (!here(chosen[a]) || split.is_ragged()) continue;
+    const std::int64_t parts = p.mesh_shape()[a], pieces = split.split_factor();
+    if (split.is_zigzag()) {
+      n = pieces > 1 && n % pieces != 0 ? 0 : pieces * 2 * (n / pieces / (2 * parts));
+      continue;
+    }
+    // The pieces of a strided shard are cut one by one, and the last may be cut to nothing.
+    n = pieces > 1 ? (n % (pieces * parts) == 0 ? n / parts : 0) : chunk(n, parts, parts - 1).length;
+  }
+  return n;
+}
+
+std::optional<Placement> shard_of_factor(const Problem& p, const TensorState& tensor, const Assignment& chosen,
+                                         std::size_t axis, bool& valid) {
+  const AxisChoice& choice = chosen[axis];
+  const Place place = find_factor(tensor, choice.index);
+  if (place.dim < 0) return std::nullopt;
+  const RuleDim& dim = tensor.dims[static_cast<std::size_t>(place.dim)];
+  if (splits_along_ragged(dim, chosen)) valid = false;
+  if (choice.split.is_ragged()) {
+    if (place.position > 0) valid = false;
+    return ragged_shard_of(p, dim, place.dim, choice.split);
+  }
+  const std::int64_t major = major_length(p, dim, place.position, chosen, axis);
+  if (major > 1 && choice.split.split_factor() > 1) valid = false;
+  const std::int64_t split = std::max<std::int64_t>(major, 1) * choice.split.split_factor();
+  if (choice.split.is_zigzag()) return ZigzagShard(place.dim, split);
+  return split > 1 ? StridedShard(place.dim, split) : Shard(place.dim);
+}
+
+std::optional<Placement> ragged_split(const Problem& p, const RuleDim& dim, const Placement& ragged) {
+  const std::int64_t minor = minor_length(p, dim);
+  at::DimVector sizes(ragged.ragged_sizes());
+  for (auto& n : sizes) {
+    if (minor < 1 || n % minor != 0) return std::nullopt;
+    n /= minor;
+  }
+  const bool fits = c10::sum_integers(sizes) == p.factors[static_cast<std::size_t>(dim[0])].size;
+  return fits ? std::optional(RaggedShard(0, sizes)) : std::nullopt;
+}
+
+bool placements_fit_factors(const Problem& p, const TensorState& tensor, at::IntArrayRef sizes,
+                            const Assignment& chosen, const Placements& placements) {
+  if (!at_most_one_ragged(placements) || !ragged_sizes_fit(placements, sizes)) return false;
+  Placements decided(placements.begin(), placements.begin() + static_cast<std::ptrdiff_t>(chosen.size()));
+  for (std::size_t d = 0; d < tensor.dims.size(); ++d) {
+    if (tensor.dims[d].size() < 2 || axes_on_dim(d, chosen.size(), placements) < 2) continue;
+    if (!fits_at_corners(p, tensor, d, sizes[d], chosen, decided)) return false;
+  }
+  return true;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,96 @@
+// Which tensors were parameters of a model that has others now. Known weakly, so that no address is mistaken for
+// another tensor's; for all threads, since a model may be made on one and trained on another.
+#include <c10/util/Exception.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+
+#include "dtensor/named_tensors.h"
+#include "internal/parameter_swap.h"
+
+namespace dtensor {
+namespace {
+
+using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+struct Replaced {
+  Weak former;
+  std::vector<Weak> by;  // of each model that had it, and each thread's
+
+  // What two names got in its place is to be told apart as long as both live.
+  bool is_over() const {
+    return former.expired() && std::count_if(by.begin(), by.end(), [](const Weak& t) { return !t.expired(); }) < 2;
+  }
+};
+
+struct Registry {
+  std::mutex mutex;
+  std::unordered_map<const c10::TensorImpl*, Replaced> tensors;
+};
+
+Registry& registry() {
+  static Registry all;
+  return all;
+}
+
+using Slots = std::unordered_map<const c10::TensorImpl*, const NamedTensors::value_type*>;
+
+// The slot that holds what replaced a tensor; null: none of these.
+const NamedTensors::value_type* successor(const Replaced& tensor, const Slots& slots) {
+  const NamedTensors::value_type* found = nullptr;
+  for (const Weak& by : tensor.by) {
+    const auto slot = slots.find(by._unsafe_get_target());
+    if (slot == slots.end()) continue;
+    TORCH_CHECK(found == nullptr, "parameters '", slot->second->first, "' and '", found == nullptr ? "" : found->first,
+                "' were one tensor, and each was placed without the other, so that they are two now. Name tied ",
+                "parameters in one call, or one of them alone before the call for the model");
+    found = slot->second;
+  }
+  return found;
+}
+
+}  // namespace
+
+void record_parameter_swap(const at::Tensor& former) {
+  auto& all = registry();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.tensors, [](const auto& entry) { return entry.second.is_over(); });
+  all.tensors.emplace(former.unsafeGetTensorImpl(), Replaced{Weak(former.getIntrusivePtr()), {}});
+}
+
+void record_parameter_swap(const at::Tensor& former, const at::Tensor& by) {
+  record_parameter_swap(former);
+  auto& all = registry();
+  const std::lock_guard lock(all.mutex);
+  auto& known = all.tensors.at(former.unsafeGetTensorImpl()).by;
+  std::erase_if(known, [](const Weak& each) { return each.expired(); });
+  known.emplace_back(by.getIntrusivePtr());
+}
+
+bool is_swapped_out(const at::Tensor& tensor) {
+  auto& all = registry();
+  const std::lock_guard lock(all.mutex);
+  return all.tensors.contains(tensor.unsafeGetTensorImpl());
+}
+
+void retie_shared_parameters(const NamedTensors& tensors) {
+  Slots slots;
+  for (const auto& item : tensors) {
+    if (item.second->defined()) slots.emplace(item.second->unsafeGetTensorImpl(), &item);
+  }
+  auto& all = registry();
+  const std::lock_guard lock(all.mutex);
+  std::vector<std::pair<const c10::TensorImpl*, at::Tensor>> ties;
+  for (const auto& [former, replaced] : all.tensors) {
+    if (const auto* by = successor(replaced, slots); by != nullptr) ties.emplace_back(former, *by->second);
+  }
+  for (const auto& [name, slot] : tensors) {
+    const auto tie = std::find_if(ties.begin(), ties.end(),
+                                  [&, held = slot->unsafeGetTensorImpl()](const auto& t) { return t.first == held; });
+    if (tie != ties.end()) *slot = tie->second;
+  }
+}
+
+}  // namespace dtensor

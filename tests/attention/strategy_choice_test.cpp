@@ -1,0 +1,141 @@
+// How the way of attention on split sequences is chosen, forced and told.
+#include <c10/util/strides.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include "attention/cases.h"
+#include "attention/strategy.h"
+#include "mesh/mesh_impl.h"
+#include "support/ranks.h"
+
+namespace dtensor::test {
+namespace {
+
+TEST(AttentionChoice, AScopeChoosesAndExplainTells) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses,
+                                AttentionStrategy::automatic}) {
+      const auto c = split_case(2, strategy);
+      const auto in = distributed(c, tensors_of(c), mesh);
+      const AttentionStrategyScope scope(strategy);
+      const auto text = explain([&] { attend(c, in, {}); }, Explain::decisions);
+      const bool all = strategy == AttentionStrategy::automatic;
+      for (const auto* name : {"ring", "gather", "ulysses"}) {
+        const bool offered = text.find(std::string(": ") + name + ":") != std::string::npos;
+        EXPECT_EQ(offered, all || std::string(name) == to_string(strategy)) << text;
+      }
+      EXPECT_NE(text.find("* "), std::string::npos) << text;
+    }
+  });
+}
+
+// A causal mask leaves the last of two contiguous parts three quarters of the work, heads are equal: at a length where
+// computing costs more than moving, heads are exchanged. With one head there is nothing to exchange for.
+TEST(AttentionChoice, TheChoiceWeighsBalanceAgainstBytes) {
+  const auto chosen = [](std::int64_t heads, std::int64_t length, bool causal) {
+    std::string text;
+    on_mesh({2}, [&](const DeviceMesh& mesh) {
+      const auto x = distribute_tensor(at::zeros({1, heads, length, 8}), mesh, {Shard(2)});
+      const auto told = explain([&] { at::scaled_dot_product_attention(x, x, x, {}, 0, causal); }, Explain::decisions);
+      if (mesh.coordinate()->front() == 0) text = told.substr(told.find("* "));
+    });
+    return text.substr(0, text.find('\n'));
+  };
+  EXPECT_NE(chosen(2, 2048, true).find("ulysses"), std::string::npos);
+  EXPECT_NE(chosen(1, 2048, true).find("ring"), std::string::npos);
+  EXPECT_NE(chosen(2, 2048, false).find("ring"), std::string::npos);
+}
+
+// Two heads on four ranks, contiguous and causal: heads over one axis for balance, blocks along the other.
+TEST(AttentionChoice, ARingWithinUlysses) {
+  Case c = split_case(2, AttentionStrategy::automatic);
+  c.mesh = {2, 2};
+  c.where = {{Shard(2), Shard(2)}, {Shard(2), Shard(2)}, {Shard(2), Shard(2)}};
+  c.batch = 1, c.heads = c.groups = 2, c.queries = c.keys = 512, c.features = c.values = 64;
+  c.options.causal = true;
+  on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
+    const auto in = distributed(c, tensors_of(c), mesh);
+    const auto told = explain([&] { attend(c, in, {}); }, Explain::decisions);
+    const auto chosen = told.substr(told.find("* "), told.find('\n', told.find("* ")) - told.find("* "));
+    EXPECT_NE(chosen.find(": ring"), std::string::npos) << told;
+    EXPECT_NE(chosen.find(": ulysses"), std::string::npos) << told;
+    const CommDebugMode comms;
+    attend(c, in, {});
+    EXPECT_GT(comms.total("all_to_all").calls, 0);
+    EXPECT_EQ(comms.total("all_gather").calls, 0);
+    check_case(c, mesh);
+  });
+}
+
+// One query that all ranks have, keys that are split (decoding): statistics and results are summed, no keys move.
+TEST(AttentionChoice, KeysOfAReplicatedQueryDoNotMove) {
+  for (const std::int64_t ranks : {2, 3}) {
+    auto c = split_case(ranks, AttentionStrategy::automatic);
+    c.queries = 1;
+    c.keys = 3000;
+    c.groups = 2;
+    c.where[0] = {Replicate()};
+    on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
+      const auto in = distributed(c, tensors_of(c), mesh);
+      attend(c, in, {});
+      const CommDebugMode comms;
+      const auto y = attend(c, in, {});
+      EXPECT_EQ(DTensor(y).placements(), Placements{Replicate()});
+      EXPECT_EQ(comms.total("all_reduce").calls + comms.total("all_reduce_list").calls, comms.total().calls)
+          << comms.table();
+      // Of the two largest, and of results and shares: an all_reduce is counted as twice what others have.
+      const std::int64_t rows = c.batch * c.heads, most = 2 * kItem * rows * (2 + c.values + 1);
+      EXPECT_LE(comms.total().bytes, most) << comms.table();
+      check_case(c, mesh);
+    });
+  }
+}
+
+// Balanced parts have nothing to gain from an exchange of heads.
+TEST(AttentionChoice, TheChoiceKnowsZigzagToBeBalanced) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto x = distribute_tensor(at::zeros({1, 2, 2048, 8}), mesh, {ZigzagShard(2)});
+    const auto told = explain([&] { at::scaled_dot_product_attention(x, x, x, {}, 0, true); }, Explain::decisions);
+    EXPECT_EQ(told.find("axis 0: ring", told.find("* ")), told.find("* ") + 2) << told;
+  });
+}
+
+TEST(AttentionChoice, NamesOfStrategies) {
+  EXPECT_EQ(parse_attention_strategy("auto"), AttentionStrategy::automatic);
+  EXPECT_EQ(parse_attention_strategy("ulysses"), AttentionStrategy::ulysses);
+  EXPECT_THROW(parse_attention_strategy("rings"), c10::Error);
+}
+
+// A remembered choice is the one that a search makes, whatever differs between two questions.
+RC_GTEST_PROP(AttentionChoice, RememberedIsSearched, ()) {
+  const auto seed = *rc::gen::inRange<std::uint64_t>(0, 1000000);
+  on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
+    Draw draw(seed);
+    const auto spec = [&](std::int64_t batch, std::int64_t heads, std::int64_t rows) {
+      const at::DimVector sizes{batch, heads, rows, 4};
+      return intern_spec(impl_of(mesh), draw.placements_of(mesh, sizes, false), sizes, c10::contiguous_strides(sizes),
+                         draw.coin() ? at::kFloat : at::kDouble);
+    };
+    for (int i = 0; i < 20; ++i) {
+      const auto batch = draw.integer(1, 3), heads = draw.integer(1, 2), rows = draw.integer(1, 4);
+      const auto keys = spec(batch, heads, rows);
+      const attention_impl::Operands o{spec(batch, 2 * heads, draw.coin() ? rows : 3), keys, keys};
+      const attention_impl::Pattern pattern{draw.coin(), draw.integer(0, 2), {}};
+      const auto strategy = draw.coin() ? AttentionStrategy::automatic : AttentionStrategy::ring;
+      const auto searched = attention_impl::search_layout(o, pattern, strategy);
+      for (int again = 0; again < 2; ++again) {
+        const auto found = attention_impl::cached_layout(o, pattern, strategy);
+        EXPECT_EQ(found.q, searched.q);
+        EXPECT_EQ(found.kv, searched.kv);
+        EXPECT_EQ(found.result, searched.result);
+        EXPECT_EQ(found.ring, searched.ring);
+        EXPECT_EQ(found.gather | found.ulysses << 8 | found.merge << 16,
+                  searched.gather | searched.ulysses << 8 | searched.merge << 16);
+      }
+    }
+  });
+  RC_ASSERT(!::testing::Test::HasFailure());
+}
+
+}  // namespace
+}  // namespace dtensor::test

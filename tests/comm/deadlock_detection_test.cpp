@@ -1,0 +1,97 @@
+// Ranks that wait for each other, as they hear of it: without messages, one step after the other.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <deque>
+#include <thread>
+
+#include "comm/p2p/job/job.h"
+
+namespace dtensor::p2p {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// What has been told to each rank and not been heard yet.
+using ControlQueues = std::vector<std::deque<ControlMessage>>;
+
+class FakeTransport final : public Transport {
+ public:
+  FakeTransport(ControlQueues& told, int rank) : told_(told), rank_(rank) {}
+  const char* name() const override { return "voice"; }
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(told_.size()); }
+  int local_size() const override { return 1; }
+  int max_tag() const override { return 1000; }
+  std::unique_ptr<Batch> batch(Channel, int) override { return nullptr; }
+  void send_control(int peer, int tag, const std::string& text) override {
+    told_[static_cast<std::size_t>(peer)].push_back({rank_, tag, text});
+  }
+  std::optional<ControlMessage> poll_control() override {
+    auto& mine = told_[static_cast<std::size_t>(rank_)];
+    if (mine.empty()) return std::nullopt;
+    ControlMessage word = mine.front();
+    mine.pop_front();
+    return word;
+  }
+  void pause(std::chrono::nanoseconds, bool) override {}
+  void finish() override {}
+  [[noreturn]] void abort() override { std::abort(); }
+  bool abort_ends_all() const override { return false; }
+
+ private:
+  ControlQueues& told_;
+  int rank_;
+};
+
+class Rank {
+ public:
+  Rank(ControlQueues& told, int rank) : job_(std::make_unique<FakeTransport>(told, rank), {}) {}
+  ~Rank() { job_.close(); }
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
+
+  // As while it waits in `place` for the other: whether it finds that this never ends.
+  bool looks(const std::string& place) {
+    job_.poll();
+    return job_.post_wait(place, {1 - job_.rank()}, -1);
+  }
+  void resume() {
+    job_.poll();
+    job_.end_wait();
+  }
+
+ private:
+  Job job_;
+};
+
+// What it told before is not what it does: the other has come since, and has gone on to the next barrier.
+TEST(Waits, ARankThatIsStoppedForAWhileIsNotOnACycle) {
+  ControlQueues told(2);
+  Rank stopped(told, 0), other(told, 1);
+  EXPECT_FALSE(stopped.looks("barrier #1"));
+  const auto end = Clock::now() + milliseconds(900);
+  for (; Clock::now() < end; std::this_thread::sleep_for(milliseconds(5))) EXPECT_FALSE(other.looks("barrier #2"));
+  EXPECT_FALSE(stopped.looks("barrier #1"));  // before it has seen what came
+  EXPECT_FALSE(other.looks("barrier #2"));
+  stopped.resume();
+  EXPECT_FALSE(other.looks("barrier #2"));
+}
+
+TEST(Waits, RanksThatGoOnWaitingForEachOtherFindOut) {
+  ControlQueues told(2);
+  Rank first(told, 0), second(told, 1);
+  const auto begin = Clock::now();
+  bool found = false;
+  while (!found && Clock::now() - begin < std::chrono::seconds(30)) {
+    found = first.looks("barrier #1 on tp {0, 1}") || second.looks("recv #1");
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  EXPECT_TRUE(found);
+  EXPECT_GT(Clock::now() - begin, milliseconds(500));  // for messages that overtake each other
+}
+
+}  // namespace
+}  // namespace dtensor::p2p

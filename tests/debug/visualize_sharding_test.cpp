@@ -1,0 +1,21 @@
+// Pictures of meshes whose dimensions have names that mean something in SVG.
+#include <gtest/gtest.h>
+
+#include "dtensor/debug.h"
+#include "support/ranks.h"
+
+namespace dtensor::test {
+namespace {
+
+TEST(PictureNames, AreEscaped) {
+  run_local(2, [](Communicator world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"a<b&c"});
+    const auto drawing = visualize_sharding_svg({4, 4}, mesh, {Shard(0)});
+    EXPECT_EQ(drawing.find("a<b&c"), std::string::npos);
+    EXPECT_NE(drawing.find("a&lt;b&amp;c"), std::string::npos);
+    EXPECT_NE(visualize_sharding({4, 4}, mesh, {Shard(0)}).find("a<b&c"), std::string::npos);
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test

@@ -1,0 +1,79 @@
+// What each thread rank is told of a mistake.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "dtensor/dtensor.h"
+#include "support/data.h"
+#include "support/errors.h"
+
+namespace dtensor::test {
+
+// The text that each rank meets; "no error" where it meets none. Nothing hangs: a rank that waits for one that has left
+// is told so, and whatever else there is ends after a minute.
+inline std::vector<std::string> texts_of(int ranks, const std::function<void(const Communicator&)>& mistake) {
+  std::vector<std::string> texts(static_cast<std::size_t>(ranks), "no error");
+  RunOptions options;
+  options.timeout = std::chrono::seconds(60);
+  run_local(
+      ranks,
+      [&](const Communicator& world) {
+        auto& text = texts[static_cast<std::size_t>(world.rank())];
+        try {
+          mistake(world);
+        } catch (const c10::Error& error) {
+          text = error.what_without_backtrace();
+        } catch (const std::exception& error) {
+          text = error.what();
+        }
+      },
+      options);
+  return texts;
+}
+
+// What of a text is compared across ranks.
+enum class Alike {
+  wholly,
+  message,  // not the brackets behind it, in which a rank says where it was itself and with what
+};
+
+inline std::string compared(const std::string& text, Alike alike) {
+  if (alike == Alike::wholly) return text;
+  return text.substr(0, std::min(text.find(" [rank "), text.find(" (in ")));
+}
+
+inline std::string page_of_errors() {
+  std::ifstream in(data_path("../../docs/errors.md"));
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// Every rank meets one text, which has all of `parts`; the first is how docs/errors.md quotes it.
+inline void expect_reported(const std::vector<std::string>& texts, const std::vector<std::string>& parts,
+                            Alike alike = Alike::wholly) {
+  static const std::string page = page_of_errors();
+  EXPECT_NE(page.find(parts[0]), std::string::npos) << "docs/errors.md does not have '" << parts[0] << "'";
+  for (const auto& text : texts) {
+    EXPECT_EQ(compared(text, alike), compared(texts[0], alike));
+    for (const auto& part : parts) EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' in: " << text;
+  }
+}
+
+// `mistake` on a mesh of 2 x 2 thread ranks, inside the modules h.0 and mlp.
+inline void expect_error(const std::vector<std::string>& parts, const std::function<void(const DeviceMesh&)>& mistake,
+                         Alike alike = Alike::wholly) {
+  static const std::string outer = "h.0", inner = "mlp";
+  const auto in_modules = [&](const Communicator& world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"});
+    const ModuleScope block(outer), mlp(inner);
+    mistake(mesh);
+  };
+  expect_reported(texts_of(4, in_modules), parts, alike);
+}
+
+}  // namespace dtensor::test

@@ -1,0 +1,72 @@
+// SelectiveCheckpointCache: what one run of a function gave is given out in another.
+#include "internal/selective_checkpoint_cache.h"
+
+#include "dtensor/checkpoint_activations.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace dtensor::test {
+namespace {
+
+// Of the run that was recorded last; of one that threw nothing is left.
+TEST(SelectiveCheckpointCache, AreThoseOfTheLastRun) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto whole = at::arange(16, at::kDouble).view({4, 4});
+    const at::Tensor x = distribute_tensor(whole, mesh, {Shard(0)}), y = x + 1;
+    const SelectiveCheckpointCache kept({"aten::mm"});
+    const auto run = [&](const at::Tensor& t, bool throws) {
+      const SelectiveCheckpointCache::Record record(kept);
+      const auto product = at::mm(t, t);
+      TORCH_CHECK(!throws, "the function ends here");
+      return at::mm(product, t);
+    };
+    EXPECT_EQ(error_of([&] { run(x, true); }), "the function ends here");
+    for (const auto& t : {x, y}) {
+      const auto expected = run(t, false);
+      for (int i = 0; i < 2; ++i) {
+        const SelectiveCheckpointCache::Replay replay(kept);
+        EXPECT_TRUE(at::equal(at::mm(at::mm(t, t), t), expected));
+        EXPECT_NE(error_of([&] { at::mm(t, t); }).find("fewer"), std::string::npos);
+      }
+    }
+  });
+}
+
+// Scopes hold what they record into and replay, whatever becomes of the handle.
+TEST(SelectiveCheckpointCache, ScopesOutliveTheirHandle) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(at::arange(16, at::kDouble).view({4, 4}), mesh, {Shard(0)});
+    const auto product = at::mm(x, x);
+    SelectiveCheckpointCache kept({"aten::mm"});
+    {
+      const SelectiveCheckpointCache::Record record(kept);
+      kept = SelectiveCheckpointCache({"aten::mm"});
+      EXPECT_TRUE(at::equal(at::mm(x, x), product));
+    }
+    {
+      const SelectiveCheckpointCache::Record record(kept);
+      at::mm(x, x);
+    }
+    const SelectiveCheckpointCache::Replay replay(kept);
+    kept = SelectiveCheckpointCache();
+    EXPECT_TRUE(at::equal(at::mm(x, x), product));
+    EXPECT_NE(error_of([&] { at::mm(x, x); }).find("fewer"), std::string::npos) << "one was recorded";
+  });
+}
+
+// One that makes a product only the first time is given that of the other, which has the same sizes.
+TEST(SelectiveCheckpointCache, AFunctionThatLeavesOutACallIsAnError) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)}).requires_grad_();
+    const auto once = [made = at::Tensor()](const at::Tensor& in) mutable {
+      if (!made.defined()) made = at::mm(in.detach(), in.detach());
+      return at::mm(in, made * 2).exp();
+    };
+    const auto y = checkpoint(once, x, {.keep = {"aten::mm"}});
+    const auto text = error_of([&] { y.sum().backward(); });
+    EXPECT_NE(text.find("it made 2 of those that are kept before, and 1 now"), std::string::npos) << text;
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test

@@ -1,0 +1,167 @@
+// How much of a model is gathered at a time, and how often.
+#include "parallel_fsdp/tower.h"
+
+namespace dtensor::test {
+namespace {
+
+TEST(FsdpSchedule, HoldsAsManyUnitsAsTheBudgetSays) {
+  const std::int64_t unit = 320;  // 6 * 6 * 8, aligned
+  for (std::int64_t ahead = 0; ahead < 4; ++ahead) {
+    on_mesh({2}, [&](const DeviceMesh& mesh) {
+      Tower tower(6);
+      const auto units = tower.shard(mesh, {.prefetch_bytes = ahead * unit});
+      ASSERT_EQ(units[0].gathered_bytes(), unit);
+      for (int step = 0; step < 3; ++step) {
+        units[0].reset_peaks();
+        const auto before = units[0].stats();
+        tower.loss(sharded(input(), mesh)).backward();
+        const auto after = units[0].stats();
+        // The unit in use and those that wait for theirs. 6 gathers, and again but for the last layer and, whose input
+        // needs no gradient, the first. A unit that is fetched ahead in the first step's backward may be in vain.
+        EXPECT_LE(after.peak_gathered_bytes, (1 + ahead) * unit);
+        if (step > 0) {
+          EXPECT_EQ(after.peak_gathered_bytes, (1 + ahead) * unit);
+          EXPECT_EQ(after.all_gathers - before.all_gathers, 6 + 4);
+        }
+        EXPECT_EQ(after.reduce_scatters - before.reduce_scatters, 6);
+        EXPECT_LE(after.peak_unreduced_bytes, units[0].gradient_bytes());  // never piled up
+        EXPECT_EQ(after.gathered_bytes, 0);
+      }
+    });
+  }
+}
+
+// Both ends of the tower are one unit, as embedding and head are: backward begins with it and then the unit that
+// forward has used before its second use. That stays, and is dropped where another forward pass follows instead.
+TEST(FsdpSchedule, WhatForwardEndsWithStaysForBackward) {
+  const std::int64_t layer = 320;
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    Tower plain(6), tower(6);
+    const auto ends = fully_shard({tower.layer(0)[0], tower.layer(5)[0]}, mesh);
+    for (int i = 1; i < 5; ++i) fully_shard(tower.layer(i), mesh);
+    fully_shard(tower.list(), mesh);  // joins them
+    const auto x = sharded(input(), mesh);
+    const auto gathers = [&](auto&& body) {
+      auto unit = ends;
+      unit.reset_peaks();
+      const auto before = ends.stats().all_gathers;
+      body();
+      EXPECT_LE(ends.stats().peak_gathered_bytes, 3 * layer);  // the ends and one layer
+      return ends.stats().all_gathers - before;
+    };
+    // All five units, and three layers again: the first time too.
+    for (int k = 0; k < 3; ++k) {
+      EXPECT_EQ(gathers([&] { tower.loss(x).backward(); }), 5 + 3);
+      plain.loss(input()).backward();
+      EXPECT_EQ(ends.stats().gathered_bytes, 0);
+    }
+    at::Tensor first, second;
+    EXPECT_EQ(gathers([&] { first = tower.loss(x); }), 5);
+    EXPECT_EQ(ends.stats().gathered_bytes, 3 * layer);
+    EXPECT_EQ(gathers([&] { second = tower.loss(x); }),
+              5);  // the ends were used too often to stay, the layer is not used
+    gathers([&] { (first + second).backward(); });
+    EXPECT_EQ(ends.stats().gathered_bytes, 0);
+    (plain.loss(input()) * 2).backward();
+    (void)tower.loss(x);
+    {
+      const at::NoGradGuard no_grad;
+      gathers([&] { (void)tower.loss(x); });
+    }
+    expect_same_gradients(tower.w, plain.w);
+  });
+}
+
+// Forward of what is recomputed runs without grad mode, and is no inference: units are dropped, kept, or reduced to the
+// share of some neighbours as they are in other steps, and backward gathers each once for recomputation and gradients.
+TEST(FsdpSchedule, RecomputationGathersNothingMore) {
+  for (const std::variant<bool, std::int64_t> reshard : {std::variant<bool, std::int64_t>(true), {false}, {2L}}) {
+    on_mesh({4}, [&](const DeviceMesh& mesh) {
+      std::vector<std::string> table;
+      for (const bool recomputes : {false, true}) {
+        Tower tower(6);
+        const auto units = tower.shard(mesh, {.reshard_after_forward = reshard});
+        const auto x = sharded(input(), mesh).requires_grad_();
+        for (int step = 0; step < 3; ++step) {
+          units[0].reset_peaks();
+          const CommDebugMode comms;
+          at::Tensor h = x;
+          for (const auto& w : tower.w) {
+            const auto layer = [&w](const at::Tensor& y) { return at::gelu(at::linear(y, w)); };
+            h = recomputes ? checkpoint(layer, h) : layer(h);
+          }
+          h.square().mean().backward();
+          const auto gathers = comms.total("all_gather");
+          table.push_back(c10::str(step, ": ", gathers.calls, " gathers, ", gathers.bytes, " bytes, peak ",
+                                   units[0].stats().peak_gathered_bytes));
+        }
+      }
+      EXPECT_EQ(std::vector(table.begin(), table.begin() + 3), std::vector(table.begin() + 3, table.end()));
+    });
+  }
+}
+
+TEST(FsdpSchedule, PredictedMemoryIsMeasuredMemory) {
+  for (const bool reshard : {true, false}) {
+    on_mesh({2}, [&](const DeviceMesh& mesh) {
+      Net net(3);
+      FsdpOptions options;
+      options.reshard_after_forward = reshard;
+      const std::vector<FsdpUnit> units = {fully_shard(net.list("a."), mesh, options),
+                                           fully_shard(net.list("b."), mesh, options),
+                                           fully_shard(net.list(), mesh, options)};
+      const auto predicted = predict_memory(units, 2);
+      std::int64_t shards = 0, gradients = 0;
+      for (const auto& [name, slot] : net.list()) shards += DTensor(slot->detach()).to_local().nbytes();
+      for (int step = 0; step < 2; ++step) {
+        const auto d = data(net, 1, 5);
+        net.loss(distribute_tensor(d.x, mesh, {Shard(0)}), distribute_tensor(d.ids, mesh, {Shard(0)})).backward();
+      }
+      for (const auto& [name, slot] : net.list()) {
+        if (slot->grad().defined()) gradients += DTensor(slot->grad()).to_local().nbytes();
+      }
+      EXPECT_EQ(predicted.parameters, shards);
+      EXPECT_EQ(predicted.optimizer, 2 * shards);
+      EXPECT_LE(gradients, predicted.gradients);  // one is not used
+      EXPECT_EQ(units[0].stats().peak_gathered_bytes, predicted.gathered);
+      EXPECT_LE(units[0].stats().peak_unreduced_bytes, predicted.unreduced);
+      EXPECT_GE(2 * units[0].stats().peak_unreduced_bytes, predicted.unreduced);
+    });
+  }
+}
+
+// Each rank's share among its neighbours stays from forward to backward, of every unit.
+TEST(FsdpSchedule, SharesOfNeighboursAreCountedAndPredicted) {
+  on_mesh({4}, [](const DeviceMesh& mesh) {
+    Tower tower(6, 64);
+    const auto units = tower.shard(mesh, {.reshard_after_forward = std::int64_t{2}, .prefetch_bytes = 0});
+    const auto one = units[0].gathered_bytes();
+    EXPECT_EQ(units[0].kept_shard_bytes(), one / 2);
+    for (int step = 0; step < 3; ++step) {
+      const auto loss = tower.loss(sharded(input(4, 64), mesh));
+      EXPECT_GE(units[0].stats().gathered_bytes, 5 * one / 2) << step;
+      loss.backward();
+      EXPECT_EQ(units[0].stats().gathered_bytes, 0) << step;
+    }
+    EXPECT_LE(units[0].stats().peak_gathered_bytes, predict_memory(units).gathered);
+    EXPECT_GE(2 * units[0].stats().peak_gathered_bytes, predict_memory(units).gathered);
+  });
+}
+
+// A norm of every parameter, say: units of which a part is read do not stay.
+TEST(FsdpSchedule, ReadingParametersOutsideTrainingHoldsLittle) {
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    Tower tower(8);
+    std::vector<FsdpUnit> units;
+    for (int i = 0; i < 8; i += 2) {
+      units.push_back(fully_shard({tower.layer(i)[0], tower.layer(i + 1)[0]}, mesh));
+    }
+    fully_shard(tower.list(), mesh);
+    const at::NoGradGuard no_grad;
+    for (int i = 0; i < 8; i += 2) (void)tower.w[static_cast<std::size_t>(i)].abs().sum();
+    EXPECT_LE(units[0].stats().peak_gathered_bytes, 3 * units[0].gathered_bytes());
+  });
+}
+
+}  // namespace
+}  // namespace dtensor::test
